@@ -1,0 +1,115 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Basic types of libnsa: version, status codes, tensors, streams.
+ *
+ * Rules that hold for every public header:
+ * - Handles are opaque. `_create` gives one, `_destroy` takes it back and accepts NULL.
+ * - Parameter structs carry `struct_size`, set by their `*_INIT` macro; a field left zero has its
+ * default. They need to live only during the call.
+ * - Tensors are borrowed for the call (a run call: until the stream has passed it); the library
+ * never owns them.
+ * - Every function that can fail returns an nsa_status; nsa_last_error() has the sentence. Nothing
+ * prints, exits or aborts.
+ */
+#ifndef NSA_BASE_H
+#define NSA_BASE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/* The version lives here and nowhere else; the build reads it from these lines. */
+#define NSA_VERSION_MAJOR 0
+#define NSA_VERSION_MINOR 1
+#define NSA_VERSION_PATCH 0
+#define NSA_VERSION                                                                                \
+  (((uint32_t)NSA_VERSION_MAJOR << 16) | ((uint32_t)NSA_VERSION_MINOR << 8) |                      \
+   (uint32_t)NSA_VERSION_PATCH)
+
+/* Raised when a struct or a function of this API changes its meaning. */
+#define NSA_API_VERSION 1u
+
+#if defined(__GNUC__) || defined(__clang__)
+#define NSA_API __attribute__((visibility("default")))
+#else
+#define NSA_API
+#endif
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Fixed width, so that the ABI is the same for C, Rust, Go and Python. 0 is success. */
+typedef int32_t nsa_status;
+
+/* The one list of status codes: X(name, value, meaning). */
+#define NSA_STATUS_LIST(X)                                                                         \
+  X(NSA_OK, 0, "success")                                                                          \
+  X(NSA_E_ARG, 1, "bad argument: pointer, shape, stride or dtype")                                 \
+  X(NSA_E_CONFIG, 2, "the configuration is invalid")                                               \
+  X(NSA_E_UNSUPPORTED, 3, "a valid request that no kernel can serve")                              \
+  X(NSA_E_NO_DRIVER, 4, "no usable NVIDIA driver")                                                 \
+  X(NSA_E_NO_DEVICE, 5, "no usable GPU")                                                           \
+  X(NSA_E_NO_COMPILER, 6, "NVRTC cannot be opened")                                                \
+  X(NSA_E_COMPILE, 7, "a kernel does not compile")                                                 \
+  X(NSA_E_CUDA, 8, "a CUDA call failed")                                                           \
+  X(NSA_E_NOMEM, 9, "out of host memory")                                                          \
+  X(NSA_E_WORKSPACE, 10, "the workspace is missing, too small or misaligned")                      \
+  X(NSA_E_CACHE, 11, "a cache operation failed")                                                   \
+  X(NSA_E_NOT_PREPARED, 12, "would have to compile, and policy forbids it")                        \
+  X(NSA_E_CANCELLED, 13, "cancelled by the progress callback")                                     \
+  X(NSA_E_VERIFY, 14, "a kernel computed a wrong result")                                          \
+  X(NSA_E_VERSION, 15, "struct or API version mismatch")                                           \
+  X(NSA_E_NO_CUBLASLT, 16, "cuBLASLt cannot be opened")                                            \
+  X(NSA_E_IO, 17, "a file cannot be read or written")                                              \
+  X(NSA_E_FORKED, 18, "the context was made before fork()")                                        \
+  X(NSA_E_INTERNAL, 99, "internal error")
+
+enum {
+#define NSA_STATUS_ENUM(name, value, text) name = value,
+  NSA_STATUS_LIST(NSA_STATUS_ENUM)
+#undef NSA_STATUS_ENUM
+};
+
+/* The name of a status ("NSA_E_ARG"), or "NSA_E_UNKNOWN". Static storage. Thread-safe. */
+NSA_API const char *nsa_status_name(nsa_status status);
+
+/* One sentence on what a status means in general. Static storage. Thread-safe. */
+NSA_API const char *nsa_status_text(nsa_status status);
+
+/* The detail of this thread's last failed call: what was wrong, where, and the remedy; then the
+ * trace of internal frames. Valid until this thread's next failing call. "" when nothing has failed
+ * yet. Never NULL. */
+NSA_API const char *nsa_last_error(void);
+
+/* The version of the library that is loaded, as NSA_VERSION. */
+NSA_API uint32_t nsa_version(void);
+
+/* One JSON object: version, compiler, build type, digest of the embedded kernel templates. Static
+ * storage. */
+NSA_API const char *nsa_build_info(void);
+
+/* The same tag as the driver's CUstream and the runtime's cudaStream_t: both can be passed without
+ * a cast and without a CUDA header here. NULL is the default stream. Ignored on the CPU device. */
+typedef struct CUstream_st *nsa_stream;
+
+enum { NSA_DTYPE_NONE = 0, NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, NSA_I64 = 5 };
+
+#define NSA_MAX_DIMS 5
+
+/* A borrowed view of memory. `data == NULL` means "absent". Strides count elements, as in DLPack;
+ * the last stride is 1, the others are free. GPU tensors of f16/bf16: data and every stride but the
+ * last are multiples of 16 bytes. */
+typedef struct nsa_tensor {
+  void *data;                   /* device memory; host memory on the CPU device */
+  int64_t shape[NSA_MAX_DIMS];  /* elements; the first `ndim` count */
+  int64_t stride[NSA_MAX_DIMS]; /* elements */
+  int32_t ndim;
+  int32_t dtype;       /* NSA_F16 ... */
+  int32_t reserved[2]; /* 0 */
+} nsa_tensor;
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* NSA_BASE_H */

@@ -1,0 +1,85 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The context: a configuration on a device. Holds the opened libraries, the kernel cache and the
+ * loaded kernels.
+ */
+#ifndef NSA_CONTEXT_H
+#define NSA_CONTEXT_H
+
+#include <nsa/base.h>
+#include <nsa/log.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Thread-safe. One per device and configuration. After fork() the child gets NSA_E_FORKED from
+ * every call but destroy. */
+typedef struct nsa_ctx nsa_ctx;
+
+typedef struct nsa_options {
+  uint32_t struct_size;  /* sizeof(nsa_options), set by NSA_OPTIONS_INIT */
+  uint32_t api_version;  /* NSA_API_VERSION, set by NSA_OPTIONS_INIT */
+  const char *yaml_text; /* configuration text, laid over the file; NULL: none */
+  size_t yaml_len;       /* bytes of yaml_text; 0: up to its NUL */
+  const char *const
+      *overrides;      /* "runtime.jit=never", NULL-terminated list, strongest; NULL: none */
+  int32_t device;      /* CUDA ordinal; -1: as runtime.device says */
+  int32_t deviceless;  /* 1: no driver is opened; plans compile for `arch` and cannot run */
+  const char *arch;    /* "sm_90a"; only when deviceless */
+  nsa_log_fn log;      /* NULL: lines of runtime.log_level and above go to stderr */
+  void *log_user;      /* passed to `log` */
+  int32_t log_level;   /* NSA_LOG_*; 0: as runtime.log_level says */
+  int32_t reserved[3]; /* 0 */
+} nsa_options;
+
+#define NSA_OPTIONS_INIT                                                                           \
+  {                                                                                                \
+    (uint32_t)sizeof(nsa_options), NSA_API_VERSION, NULL, 0, NULL, -1, 0, NULL, NULL, NULL, 0, {   \
+      0, 0, 0                                                                                      \
+    }                                                                                              \
+  }
+
+/* Makes a context from a YAML file.
+ *
+ * yaml_path  the configuration; NULL: `options->yaml_text` alone.
+ * options    NULL: defaults.
+ * out        receives the context; the caller owns it. Set to NULL on failure.
+ *
+ * Opens the driver (unless deviceless or `runtime.device: cpu`) and retains the device's primary
+ * CUDA context, or uses the one that is current when it belongs to the device. Opens neither NVRTC
+ * nor cuBLASLt. Blocking; thread-safe.
+ *
+ * NSA_E_CONFIG (all diagnostics in nsa_last_error), NSA_E_IO, NSA_E_NO_DRIVER, NSA_E_NO_DEVICE,
+ * NSA_E_UNSUPPORTED (architecture), NSA_E_VERSION, NSA_E_ARG, NSA_E_CUDA, NSA_E_NOMEM. */
+NSA_API nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out);
+
+/* Releases the context. NULL is fine. Its plans must have been destroyed before. */
+NSA_API void nsa_destroy(nsa_ctx *ctx);
+
+/* Writes the effective configuration as YAML; with `with_origin` every line says in a comment where
+ * its value came from. snprintf's rule: writes at most `size` bytes with the NUL, returns the
+ * length the whole text has. Thread-safe. */
+NSA_API size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_t size);
+
+/* Checks a configuration without making a context.
+ *
+ * yaml, len   the text; len 0: up to its NUL.
+ * name        what diagnostics call the text ("nsa.yaml"); NULL: "<text>".
+ * diag, size  receives all diagnostics, cut at `size`; may be NULL with size 0.
+ *
+ * NSA_OK (diag may then hold warnings), NSA_E_CONFIG, NSA_E_ARG, NSA_E_NOMEM. Thread-safe. */
+NSA_API nsa_status nsa_config_check(const char *yaml, size_t len, const char *name, char *diag,
+                                    size_t size);
+
+/* Writes what `nsa-autotune doctor --json` prints: device, driver, libraries with every path tried,
+ * cache tiers, what would be used. ctx NULL: looks at the machine without a configuration.
+ * snprintf's rule. Opens NVRTC and cuBLASLt to look at them. Never fails: what is missing is part
+ * of the report. */
+NSA_API size_t nsa_report(nsa_ctx *ctx, char *buf, size_t size);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* NSA_CONTEXT_H */
