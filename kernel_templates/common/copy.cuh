@@ -1,0 +1,22 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Copies between global and shared memory, one instruction per function.
+#pragma once
+#include "common/types.cuh"
+
+NSAI_DEVICE u32 shared_address(const void *p) { return (u32)__cvta_generic_to_shared(p); }
+
+// 16 bytes global to shared, past L1. With `present` false nothing is read and zeros are written.
+NSAI_DEVICE void copy_async_16(u32 to_shared, const void *from_global, bool present) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to_shared), "l"(from_global),
+               "r"(present ? 16 : 0)
+               : "memory");
+}
+
+NSAI_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+
+// Waits until at most kPending of this thread's newest groups are in flight.
+template <int kPending> NSAI_DEVICE void copy_async_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}

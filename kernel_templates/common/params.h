@@ -1,0 +1,173 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the host hands to the kernels. The only header that both sides include: plain C, no other include, so that NVRTC
+ * takes it without a header path. Sizes are asserted at the end, on both sides.
+ *
+ * Conventions: strides count elements; pointers are device addresses; NULL means "not wanted" or "absent". Letters as in
+ * include/nsa/attention.h: T query tokens, Hq, Hkv, G = Hq / Hkv, Dk, Dv, l, d, l', n, w.
+ */
+#ifndef NSAI_PARAMS_H
+#define NSAI_PARAMS_H
+
+/* A [tokens, heads, dim] tensor; the last stride is 1. */
+typedef struct NsaiView {
+  void *data;
+  long long token_stride;
+  long long head_stride;
+} NsaiView;
+
+/* How tokens fall into sequences. cu_q NULL: one sequence of q_tokens queries over kv_tokens keys. */
+typedef struct NsaiSequences {
+  const int *cu_q;      /* [num_seqs + 1] */
+  const int *cu_kv;     /* [num_seqs + 1]; equals cu_q where the caller gave none */
+  const int *cu_blocks; /* [num_seqs + 1] rows of compressed storage; NULL: sequence s begins at row cu_kv[s] / d */
+  int num_seqs;
+  int q_tokens;  /* rows of q */
+  int kv_tokens; /* rows of k */
+  int reserved;
+} NsaiSequences;
+
+/* What an attention kernel does with its branch's normalised output O_b, see common/epilogue.cuh:
+ *   o_branch = O_b;  lse = log sum exp;  sum = gate_b * O_b (+ partial when add_partial);
+ *   o = sum, rounded once, when o.data; else partial = sum. */
+typedef struct NsaiEpilogue {
+  NsaiView o;        /* dtype [T, Hq, Dv] */
+  NsaiView o_branch; /* dtype [T, Hq, Dv] */
+  float *lse;        /* f32 [T, Hq], natural log, -inf for an empty row */
+  long long lse_token_stride;
+  long long lse_head_stride;
+  float *partial; /* f32 [T, Hq, Dv] contiguous: the gated sum so far */
+  NsaiView gate;  /* [T, Hq, 3]: this branch's column is gate_branch; dtype or f32 by Config::kGateFloat */
+  int gate_branch;
+  int add_partial;
+} NsaiEpilogue;
+
+/* attend_compressed, attend_window, dense: flash attention over contiguous key ranges. */
+typedef struct NsaiAttend {
+  NsaiSequences seq;
+  NsaiView q; /* dtype [T, Hq, Dk] */
+  NsaiView k; /* dtype [rows, Hkv, Dk]: raw tokens, or compressed blocks */
+  NsaiView v; /* dtype [rows, Hkv, Dv] */
+  NsaiEpilogue out;
+  float scale_log2; /* softmax scale * log2(e) */
+  int kv_heads;
+} NsaiAttend;
+
+/* attend_selected: attention over each token's own sorted list of disjoint key ranges. */
+typedef struct NsaiAttendSelected {
+  NsaiSequences seq;
+  NsaiView q;
+  NsaiView k;
+  NsaiView v;
+  NsaiEpilogue out;
+  const int *lists; /* blocks: [T, Hkv, n] ascending, then -1. ranges: [T, Hkv, n, 2] ascending, disjoint, end > start,
+                       end <= t + 1, then -1, -1 */
+  long long list_token_stride; /* ints */
+  long long list_head_stride;  /* ints; 0: shared by all KV heads */
+  float scale_log2;
+  int kv_heads;
+} NsaiAttendSelected;
+
+/* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`. */
+typedef struct NsaiImportance {
+  NsaiSequences seq;
+  NsaiView q;
+  NsaiView k;       /* compressed keys */
+  const float *lse; /* f32 [T, Hq] of the compressed branch, natural log */
+  long long lse_token_stride;
+  long long lse_head_stride;
+  float *importance; /* f32 [token - token_begin or index in rows, Hkv, >= blocks] */
+  long long importance_token_stride;
+  long long importance_head_stride;
+  const int *rows; /* Config::kProbe: token rows */
+  int num_rows;    /* Config::kProbe */
+  int token_begin, token_end;
+  float scale_log2;
+  int kv_heads;
+} NsaiImportance;
+
+/* select: top-n by importance, with forced blocks. */
+typedef struct NsaiSelect {
+  NsaiSequences seq;
+  const float *importance; /* as above, tokens [token_begin, token_end) */
+  long long importance_token_stride;
+  long long importance_head_stride;
+  int *idx; /* [T, Hkv, n] ascending, then -1 */
+  long long idx_token_stride;
+  long long idx_head_stride;
+  int token_begin, token_end;
+  int kv_heads;
+  int reserved;
+} NsaiSelect;
+
+/* sort_blocks, sort_ranges: a caller's selection into the sorted lists attend_selected reads. */
+typedef struct NsaiSortSelection {
+  NsaiSequences seq;
+  const int *in; /* blocks [T, heads, n] or ranges [T, heads, n, 2] */
+  long long in_token_stride;
+  long long in_head_stride;
+  int *out; /* [T, heads, n] or [T, heads, n, 2], contiguous */
+  int heads; /* 1 or Hkv */
+  int reserved;
+} NsaiSortSelection;
+
+/* compress_mean: phi mean of K and V. */
+typedef struct NsaiCompress {
+  NsaiSequences seq;
+  NsaiView k, v;         /* raw */
+  NsaiView k_cmp, v_cmp; /* compressed, [rows, Hkv, D] */
+  int rows;              /* rows of compressed storage */
+  int kv_heads;
+} NsaiCompress;
+
+/* gather_rows: vec(x + pe) of every compressed block, zero beyond the true count. */
+typedef struct NsaiGatherRows {
+  NsaiSequences seq;
+  NsaiView x;                /* raw K or V */
+  const void *pe;            /* dtype [Hkv, l, D]; NULL: zeros */
+  long long pe_head_stride;  /* elements */
+  long long pe_token_stride; /* elements */
+  void *out;                 /* dtype [Hkv, rows, l*D] contiguous */
+  int rows;
+  int kv_heads;
+} NsaiGatherRows;
+
+/* activation: x = act(x) in place over `count` elements of dtype, count a multiple of 8. */
+typedef struct NsaiActivation {
+  void *x;
+  long long count;
+} NsaiActivation;
+
+/* causal_softmax: rows of fp32 scores into dtype probabilities, for sdpa_gemm. */
+typedef struct NsaiCausalSoftmax {
+  const float *scores; /* f32 [heads, rows, keys], natural units before scaling */
+  void *probs;         /* dtype [heads, rows, keys] */
+  float *lse;          /* f32 [T, Hq] from the first row and head of this call; NULL */
+  long long lse_token_stride;
+  long long lse_head_stride;
+  float scale_log2;
+  int heads, rows, keys; /* keys: leading dimension of both */
+  int first_position;    /* position t of row 0: row r sees keys 0 .. first_position + r */
+  int reserved;
+} NsaiCausalSoftmax;
+
+#ifdef __cplusplus
+#define NSAI_SIZE_IS(type, bytes) static_assert(sizeof(type) == bytes, "host and device disagree on " #type)
+#else
+#define NSAI_SIZE_IS(type, bytes) _Static_assert(sizeof(type) == bytes, "host and device disagree on " #type)
+#endif
+NSAI_SIZE_IS(NsaiView, 24);
+NSAI_SIZE_IS(NsaiSequences, 40);
+NSAI_SIZE_IS(NsaiEpilogue, 112);
+NSAI_SIZE_IS(NsaiAttend, 232);
+NSAI_SIZE_IS(NsaiAttendSelected, 256);
+NSAI_SIZE_IS(NsaiImportance, 168);
+NSAI_SIZE_IS(NsaiSelect, 104);
+NSAI_SIZE_IS(NsaiSortSelection, 80);
+NSAI_SIZE_IS(NsaiCompress, 144);
+NSAI_SIZE_IS(NsaiGatherRows, 104);
+NSAI_SIZE_IS(NsaiActivation, 16);
+NSAI_SIZE_IS(NsaiCausalSoftmax, 64);
+
+#endif /* NSAI_PARAMS_H */

@@ -1,0 +1,67 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Fixed-width names and the two element types. NVRTC gets no header of CUDA's: conversions are written here.
+#pragma once
+
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+
+#define NSAI_DEVICE __device__ __forceinline__
+
+// Natural-log and base-2 conversions.
+constexpr float kLn2 = 0.693147180559945309f;
+constexpr float kLog2e = 1.442695040888963407f;
+constexpr float kMinusInf = -__builtin_huge_valf();
+
+// The element types as tags: Config::Element is one of them.
+struct Bf16 {
+  // Two floats to packed bf16, `lo` in the low half, round to nearest even.
+  static NSAI_DEVICE u32 pack(float lo, float hi) {
+    u32 r;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+  }
+  static NSAI_DEVICE float low(u32 x) { return __uint_as_float(x << 16); }
+  static NSAI_DEVICE float high(u32 x) { return __uint_as_float(x & 0xffff0000u); }
+};
+
+struct Fp16 {
+  static NSAI_DEVICE u32 pack(float lo, float hi) {
+    u32 r;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
+    return r;
+  }
+  static NSAI_DEVICE float low(u32 x) {
+    float r;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, l;}" : "=f"(r) : "r"(x));
+    return r;
+  }
+  static NSAI_DEVICE float high(u32 x) {
+    float r;
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %1; cvt.f32.f16 %0, h;}" : "=f"(r) : "r"(x));
+    return r;
+  }
+};
+
+// 16 bytes: the unit of every global and asynchronous copy.
+struct __align__(16) Chunk {
+  u32 w[4];
+};
+
+// 2^x, about 2 ulp, 0 for -inf.
+NSAI_DEVICE float exp2_approx(float x) {
+  float r;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+NSAI_DEVICE float log2_approx(float x) {
+  float r;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
+  return r;
+}
+
+constexpr NSAI_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
