@@ -1,0 +1,238 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * phi: raw keys and values to compressed ones. Block i of a sequence covers its tokens
+ * [i*d, i*d + l). The result is float64 [Hkv, blocks of all sequences, D], not rounded.
+ */
+#include "internal.h"
+#include "tensor.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define CHUNK 32 /* blocks of one item: the weights are widened once for them */
+
+/* One of K and V. */
+typedef struct side {
+  const nsai_ref_problem *problem;
+  const nsa_tensor *source, *stored; /* raw tokens; compressed ones of the caller */
+  const nsa_phi_side *phi;
+  int64_t dim;
+  double *out;     /* [Hkv, blocks, dim] */
+  double *scratch; /* of all workers */
+  int64_t scratch_size;
+} side;
+
+/* A chunk of blocks of one KV head. */
+typedef struct chunk {
+  int64_t head, first, count; /* blocks over all sequences */
+  double *out;                /* [count, dim] */
+} chunk;
+
+/* One worker's doubles. */
+typedef struct buffers {
+  double *x;       /* [CHUNK, l * D]: vec(x + pe) */
+  double *hidden;  /* [CHUNK, H rounded up] */
+  double *y;       /* [CHUNK, D rounded up] */
+  double *weights; /* [WEIGHT_ROWS, the larger of the two] */
+  double *pe;      /* [D] */
+} buffers;
+
+/* Lays out one worker's doubles and returns how many there are. */
+static int64_t lay_out(const nsai_geometry *g, int64_t dim, double *memory, buffers *b) {
+  int64_t columns = nsai_ref_lanes(dim), used = 0;
+  int64_t hidden = g->phi == NSAI_PHI_MLP ? nsai_ref_lanes(g->phi_hidden) : 0;
+  b->x = nsai_ref_take(memory, &used, CHUNK * g->block * dim);
+  b->hidden = nsai_ref_take(memory, &used, CHUNK * hidden);
+  b->y = nsai_ref_take(memory, &used, CHUNK * columns);
+  b->weights =
+      nsai_ref_take(memory, &used, NSAI_REF_WEIGHT_ROWS * (hidden > columns ? hidden : columns));
+  b->pe = nsai_ref_take(memory, &used, dim);
+  return used;
+}
+
+/* First raw token (an index into the KV tensors) of block `at`, counted over all sequences. */
+static int64_t first_token(const nsai_ref_problem *problem, int64_t at) {
+  const nsai_ref_sequences *sequences = &problem->sequences;
+  int64_t s = nsai_ref_sequence_of(sequences->blocks, sequences->count, at);
+  return sequences->kv[s] + (at - sequences->blocks[s]) * problem->geometry->stride;
+}
+
+static void load_external(const side *self, const chunk *c) {
+  const nsai_ref_sequences *sequences = &self->problem->sequences;
+  for (int64_t i = 0; i < c->count; i++) {
+    int64_t s = nsai_ref_sequence_of(sequences->blocks, sequences->count, c->first + i);
+    int64_t row = sequences->stored[s] + c->first + i - sequences->blocks[s];
+    int64_t at = nsai_ref_offset2(self->stored, row, c->head);
+    self->problem->ops->widen(self->stored->dtype, nsai_ref_at(self->stored, at), self->dim,
+                              c->out + i * self->dim);
+  }
+}
+
+static void run_mean(const side *self, const chunk *c) {
+  int64_t length = self->problem->geometry->block;
+  for (int64_t i = 0; i < c->count; i++) {
+    int64_t token = first_token(self->problem, c->first + i);
+    double *out = c->out + i * self->dim;
+    memset(out, 0, (size_t)self->dim * sizeof *out);
+    for (int64_t r = 0; r < length; r++) {
+      int64_t at = nsai_ref_offset2(self->source, token + r, c->head);
+      for (int64_t e = 0; e < self->dim; e++) out[e] += nsai_ref_load(self->source, at + e);
+    }
+    for (int64_t e = 0; e < self->dim; e++) out[e] /= (double)length;
+  }
+}
+
+/* x [count, l * D] = vec(tokens + pe), token-major. */
+static void gather(const side *self, const chunk *c, const buffers *b) {
+  const nsai_ref_ops *ops = self->problem->ops;
+  const nsa_tensor *pe = &self->phi->pe;
+  int64_t length = self->problem->geometry->block, dim = self->dim;
+  for (int64_t i = 0; i < c->count; i++) {
+    int64_t token = first_token(self->problem, c->first + i);
+    for (int64_t r = 0; r < length; r++) {
+      double *x = b->x + (i * length + r) * dim;
+      int64_t at = nsai_ref_offset2(self->source, token + r, c->head);
+      ops->widen(self->source->dtype, nsai_ref_at(self->source, at), dim, x);
+      if (!pe->data) continue;
+      ops->widen(pe->dtype, nsai_ref_at(pe, nsai_ref_offset2(pe, c->head, r)), dim, b->pe);
+      for (int64_t e = 0; e < dim; e++) x[e] += b->pe[e];
+    }
+  }
+}
+
+static void run_dense(const side *self, const chunk *c, const buffers *b) {
+  static const nsa_tensor absent;
+  const nsai_geometry *g = self->problem->geometry;
+  int64_t flat = g->block * self->dim, columns = nsai_ref_lanes(self->dim);
+  gather(self, c, b);
+  nsai_ref_projection layer = { .ops = self->problem->ops,
+                                .weights = &self->phi->w,
+                                .head = c->head,
+                                .bias = &absent,
+                                .rows = c->count,
+                                .in = flat,
+                                .out = self->dim,
+                                .x = b->x,
+                                .x_row = flat,
+                                .y = b->y,
+                                .buffer = b->weights };
+  if (g->phi == NSAI_PHI_MLP) {
+    int64_t hidden = nsai_ref_lanes(g->phi_hidden);
+    layer.weights = &self->phi->w1;
+    layer.bias = &self->phi->b1;
+    layer.out = g->phi_hidden;
+    layer.y = b->hidden;
+    nsai_ref_project(&layer);
+    nsai_ref_activate(g->phi_activation, b->hidden, c->count * hidden);
+    layer.weights = &self->phi->w2;
+    layer.bias = &self->phi->b2;
+    layer.in = g->phi_hidden;
+    layer.out = self->dim;
+    layer.x = b->hidden;
+    layer.x_row = hidden;
+    layer.y = b->y;
+  }
+  nsai_ref_project(&layer);
+  for (int64_t i = 0; i < c->count; i++)
+    memcpy(c->out + i * self->dim, b->y + i * columns, (size_t)self->dim * sizeof(double));
+}
+
+static int64_t chunks_of(const nsai_ref_problem *problem) {
+  return (problem->sequences.blocks[problem->sequences.count] + CHUNK - 1) / CHUNK;
+}
+
+static void run_item(void *context, int worker, int64_t item) {
+  const side *self = context;
+  const nsai_ref_problem *problem = self->problem;
+  int64_t chunks = chunks_of(problem), total = problem->sequences.blocks[problem->sequences.count];
+  chunk c = { .head = item / chunks, .first = item % chunks * CHUNK };
+  c.count = total - c.first < CHUNK ? total - c.first : CHUNK;
+  c.out = self->out + (c.head * total + c.first) * self->dim;
+  switch (problem->geometry->phi) {
+  case NSAI_PHI_EXTERNAL: load_external(self, &c); return;
+  case NSAI_PHI_MEAN: run_mean(self, &c); return;
+  default: break;
+  }
+  buffers b;
+  lay_out(problem->geometry, self->dim, self->scratch + worker * self->scratch_size, &b);
+  run_dense(self, &c, &b);
+}
+
+static nsa_status run_side(side *self, double **out) {
+  const nsai_ref_problem *problem = self->problem;
+  const nsai_geometry *g = problem->geometry;
+  int64_t blocks = problem->sequences.blocks[problem->sequences.count];
+  int64_t size = g->kv_heads * blocks * self->dim, items = g->kv_heads * chunks_of(problem);
+  int workers = nsai_ref_worker_count(problem->threads, items);
+  *out = self->out = nsai_ref_doubles(size);
+  if (!self->out)
+    return nsai_fail_nomem("compressed keys in float64", (size_t)size * sizeof(double));
+  if (g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP) {
+    buffers sizes;
+    self->scratch_size = lay_out(g, self->dim, NULL, &sizes);
+    self->scratch = nsai_ref_doubles(self->scratch_size * workers);
+    if (!self->scratch)
+      return nsai_fail_nomem("the threads' scratch of phi",
+                             (size_t)(self->scratch_size * workers) * sizeof(double));
+  }
+  nsai_ref_parallel(workers, items, run_item, self);
+  free(self->scratch);
+  return NSA_OK;
+}
+
+nsa_status nsai_ref_compress(nsai_ref_problem *problem, bool want_v) {
+  const nsai_geometry *g = problem->geometry;
+  const nsa_io *io = problem->io;
+  side k = { .problem = problem,
+             .source = &io->kv.k[0],
+             .stored = &io->kv.k_cmp,
+             .phi = &io->phi.k,
+             .dim = g->head_dim_qk };
+  NSAI_TRY(run_side(&k, &problem->k_cmp));
+  if (!want_v) return NSA_OK;
+  side v = { .problem = problem,
+             .source = &io->kv.v[0],
+             .stored = &io->kv.v_cmp,
+             .phi = &io->phi.v,
+             .dim = g->head_dim_v };
+  NSAI_TRY(run_side(&v, &problem->v_cmp));
+  return NSA_OK;
+}
+
+/* Rounds what `values` [Hkv, blocks, dim] holds into `stored` [rows, Hkv, dim]. */
+static void store_side(const nsai_ref_problem *problem, const nsa_tensor *stored, int64_t dim,
+                       const double *values) {
+  const nsai_ref_sequences *sequences = &problem->sequences;
+  int64_t total = sequences->blocks[sequences->count];
+  for (int64_t at = 0; at < total; at++) {
+    int64_t s = nsai_ref_sequence_of(sequences->blocks, sequences->count, at);
+    int64_t row = sequences->stored[s] + at - sequences->blocks[s];
+    if (row >= stored->shape[0]) continue;
+    for (int64_t head = 0; head < problem->geometry->kv_heads; head++)
+      for (int64_t e = 0; e < dim; e++)
+        nsai_ref_store(stored, nsai_ref_offset2(stored, row, head) + e,
+                       values[(head * total + at) * dim + e]);
+  }
+}
+
+void nsai_ref_compress_store(const nsai_ref_problem *problem) {
+  const nsai_geometry *g = problem->geometry;
+  const nsa_kv *kv = &problem->io->kv;
+  if (kv->k_cmp.data && problem->k_cmp)
+    store_side(problem, &kv->k_cmp, g->head_dim_qk, problem->k_cmp);
+  if (kv->v_cmp.data && problem->v_cmp)
+    store_side(problem, &kv->v_cmp, g->head_dim_v, problem->v_cmp);
+}
+
+nsa_status nsai_reference_compress(const nsai_geometry *geometry, const nsa_batch *batch,
+                                   const nsa_io *io, int threads) {
+  nsai_ref_problem problem = { 0 };
+  nsa_status status;
+  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, geometry, batch, io, threads));
+  NSAI_TRY_TO(done, nsai_ref_compress(&problem, io->kv.v_cmp.data != NULL));
+  nsai_ref_compress_store(&problem);
+done:
+  nsai_ref_problem_fini(&problem);
+  return status;
+}

@@ -1,0 +1,201 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The whole forward and the dense baseline, for all rows into tensors or for a list of rows into
+ * float64: the same computation, with two ways out.
+ */
+#include "internal.h"
+#include "tensor.h"
+
+/* One call. An item is a slab of NSAI_REF_SLAB tokens, or of as many rows of the list. */
+typedef struct run {
+  nsai_ref_problem *problem;
+  const nsai_reference_rows *rows; /* NULL: all tokens, into io's tensors */
+  bool dense;
+  nsai_ref_scratch *scratch; /* of the workers */
+  int64_t count;             /* tokens or rows */
+} run;
+
+/* Element e of head h's output: dense, or the gated sum of the branches that ran. */
+static double output_of(const run *self, const nsai_ref_scratch *scratch, const double *gates,
+                        int64_t h, int64_t e) {
+  const nsai_ref_problem *problem = self->problem;
+  int64_t at = e * problem->lanes + h;
+  if (self->dense) return scratch->out[0][at];
+  double sum = 0;
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    if (problem->run[b]) sum += gates[b] * scratch->out[b][at];
+  return sum;
+}
+
+static void compute(const run *self, nsai_ref_scratch *scratch, int64_t token, int64_t group) {
+  nsai_ref_position position = nsai_ref_sequences_find(&self->problem->sequences, token);
+  if (self->dense)
+    nsai_ref_attend_dense(self->problem, scratch, token, position, group);
+  else
+    nsai_ref_attend(self->problem, scratch, token, position, group);
+}
+
+/* Rounds one group's results into io's tensors. `gates` are the token's. */
+static void store_tensors(const run *self, const nsai_ref_scratch *scratch, const double *gates,
+                          int64_t token, int64_t group) {
+  const nsai_ref_problem *problem = self->problem;
+  const nsa_io *io = problem->io;
+  int64_t heads = problem->geometry->heads / problem->geometry->kv_heads;
+  int64_t dim = problem->geometry->head_dim_v, lanes = problem->lanes;
+  int branches = self->dense ? 1 : NSA_BRANCHES;
+  for (int64_t h = 0; h < heads; h++) {
+    int64_t head = group * heads + h;
+    if (io->o.data)
+      for (int64_t e = 0; e < dim; e++)
+        nsai_ref_store(&io->o, nsai_ref_offset2(&io->o, token, head) + e,
+                       output_of(self, scratch, gates + head * NSA_BRANCHES, h, e));
+    for (int b = 0; b < branches; b++) {
+      const nsa_tensor *o = &io->o_branch[b], *lse = &io->lse[b];
+      if (lse->data) nsai_ref_store(lse, nsai_ref_offset2(lse, token, head), scratch->lse[b][h]);
+      if (!o->data || self->dense) continue;
+      for (int64_t e = 0; e < dim; e++)
+        nsai_ref_store(o, nsai_ref_offset2(o, token, head) + e, scratch->out[b][e * lanes + h]);
+    }
+  }
+  if (problem->select && io->block_idx.data) nsai_ref_store_idx(problem, scratch, token, group);
+}
+
+/* Copies one head's results into row r of the list. */
+static void store_row(const run *self, const nsai_ref_scratch *scratch, const double *gates,
+                      int64_t r) {
+  const nsai_ref_problem *problem = self->problem;
+  const nsai_reference_rows *rows = self->rows;
+  int64_t heads = problem->geometry->heads / problem->geometry->kv_heads;
+  int64_t dim = problem->geometry->head_dim_v, lanes = problem->lanes, h = rows->head[r] % heads;
+  int branches = self->dense ? 1 : NSA_BRANCHES;
+  if (rows->o)
+    for (int64_t e = 0; e < dim; e++)
+      rows->o[r * dim + e] = output_of(self, scratch, gates + rows->head[r] * NSA_BRANCHES, h, e);
+  for (int b = 0; b < branches; b++) {
+    if (rows->lse[b]) rows->lse[b][r] = scratch->lse[b][h];
+    if (!rows->o_branch[b] || self->dense) continue;
+    for (int64_t e = 0; e < dim; e++)
+      rows->o_branch[b][r * dim + e] = scratch->out[b][e * lanes + h];
+  }
+}
+
+static void run_tokens(void *context, int worker, int64_t item) {
+  const run *self = context;
+  const nsai_geometry *g = self->problem->geometry;
+  nsai_ref_scratch *scratch = &self->scratch[worker];
+  int64_t tokens[NSAI_REF_SLAB], begin = item * NSAI_REF_SLAB, count = 0;
+  for (; count < NSAI_REF_SLAB && begin + count < self->count; count++)
+    tokens[count] = begin + count;
+  if (self->problem->gated) nsai_ref_gates(self->problem, scratch, count, tokens);
+  for (int64_t group = 0; group < g->kv_heads; group++)
+    for (int64_t i = 0; i < count; i++) {
+      compute(self, scratch, tokens[i], group);
+      store_tensors(self, scratch, scratch->gates + i * nsai_ref_gate_row(g), tokens[i], group);
+    }
+}
+
+static void run_rows(void *context, int worker, int64_t item) {
+  const run *self = context;
+  const nsai_geometry *g = self->problem->geometry;
+  const nsai_reference_rows *rows = self->rows;
+  nsai_ref_scratch *scratch = &self->scratch[worker];
+  int64_t begin = item * NSAI_REF_SLAB, heads = g->heads / g->kv_heads;
+  int64_t count = self->count - begin < NSAI_REF_SLAB ? self->count - begin : NSAI_REF_SLAB;
+  if (self->problem->gated) nsai_ref_gates(self->problem, scratch, count, rows->token + begin);
+  for (int64_t i = 0; i < count; i++) {
+    int64_t r = begin + i;
+    bool same = i > 0 && rows->token[r] == rows->token[r - 1] &&
+                rows->head[r] / heads == rows->head[r - 1] / heads;
+    if (!same) compute(self, scratch, rows->token[r], rows->head[r] / heads);
+    store_row(self, scratch, scratch->gates + i * nsai_ref_gate_row(g), r);
+  }
+}
+
+/* The most keys that a branch of this call sees. */
+static int64_t most_keys(const run *self) {
+  const nsai_ref_problem *problem = self->problem;
+  const nsai_geometry *g = problem->geometry;
+  int64_t longest = problem->sequences.max_kv, most = problem->sequences.max_cmp;
+  if (self->dense) return longest;
+  int64_t selected = (int64_t)g->select_count * g->select_block;
+  if (problem->selection == NSA_SELECT_RANGES || selected > longest) selected = longest;
+  if (problem->run[NSA_SEL] && selected > most) most = selected;
+  int64_t window = g->window < longest ? g->window : longest;
+  if (problem->run[NSA_WIN] && window > most) most = window;
+  return most;
+}
+
+static nsa_status execute(run *self) {
+  nsai_ref_problem *problem = self->problem;
+  const nsa_io *io = problem->io;
+  bool probed = !self->dense && !self->rows && io->probe_rows.data && io->probe_importance.data;
+  bool want_v = problem->run[NSA_CMP];
+  /* A caller's k_cmp and v_cmp are filled whatever branches run. */
+  bool stored = !self->dense && !self->rows && problem->geometry->phi != NSAI_PHI_EXTERNAL &&
+                (io->kv.k_cmp.data || io->kv.v_cmp.data);
+  if (stored && io->kv.v_cmp.data) want_v = true;
+  if (problem->run[NSA_CMP] || problem->select || probed || stored)
+    NSAI_TRY(nsai_ref_compress(problem, want_v));
+  self->count = self->rows ? self->rows->count : problem->sequences.q[problem->sequences.count];
+  int64_t items = (self->count + NSAI_REF_SLAB - 1) / NSAI_REF_SLAB;
+  int64_t probes = probed ? io->probe_rows.shape[0] : 0;
+  int workers = nsai_ref_worker_count(problem->threads, items > probes ? items : probes);
+  NSAI_TRY(nsai_ref_scratch_create(problem, most_keys(self), workers, &self->scratch));
+  if (stored) nsai_ref_compress_store(problem);
+  nsai_ref_parallel(workers, items, self->rows ? run_rows : run_tokens, self);
+  if (probed) nsai_ref_probe(problem, self->scratch, workers);
+  return NSA_OK;
+}
+
+static nsa_status run_and_release(run *self) {
+  nsa_status status = execute(self);
+  nsai_ref_scratch_destroy(self->scratch);
+  nsai_ref_problem_fini(self->problem);
+  return status;
+}
+
+static nsa_status forward(const nsai_geometry *geometry, int32_t selection, uint32_t branches,
+                          const nsa_batch *batch, const nsa_io *io, run *self) {
+  nsai_ref_problem *problem = self->problem;
+  NSAI_TRY(nsai_ref_problem_init(problem, geometry, batch, io, problem->threads));
+  uint32_t mask = branches ? branches : ~0u;
+  problem->selection = selection;
+  problem->run[NSA_CMP] = mask & 1u << NSA_CMP;
+  problem->run[NSA_SEL] = mask & 1u << NSA_SEL && geometry->select_count > 0;
+  problem->run[NSA_WIN] = mask & 1u << NSA_WIN && geometry->window > 0;
+  bool wanted = problem->run[NSA_SEL] || (!self->rows && io->block_idx.data);
+  problem->select = selection == NSA_SELECT_OWN && geometry->select_count > 0 && wanted;
+  problem->gated = self->rows ? self->rows->o != NULL : io->o.data != NULL;
+  return run_and_release(self);
+}
+
+nsa_status nsai_reference_forward(const nsai_geometry *geometry, int32_t selection,
+                                  uint32_t branches, const nsa_batch *batch, const nsa_io *io,
+                                  int threads) {
+  nsai_ref_problem problem = { .threads = threads };
+  run self = { .problem = &problem };
+  return forward(geometry, selection, branches, batch, io, &self);
+}
+
+nsa_status nsai_reference_forward_rows(const nsai_geometry *geometry, int32_t selection,
+                                       uint32_t branches, const nsa_batch *batch, const nsa_io *io,
+                                       const nsai_reference_rows *rows, int threads) {
+  nsai_ref_problem problem = { .threads = threads };
+  run self = { .problem = &problem, .rows = rows };
+  return forward(geometry, selection, branches, batch, io, &self);
+}
+
+nsa_status nsai_reference_dense_rows(const nsai_geometry *geometry, const nsa_batch *batch,
+                                     const nsa_io *io, const nsai_reference_rows *rows,
+                                     int threads) {
+  nsai_ref_problem problem = { 0 };
+  run self = { .problem = &problem, .rows = rows, .dense = true };
+  NSAI_TRY(nsai_ref_problem_init(&problem, geometry, batch, io, threads));
+  return run_and_release(&self);
+}
+
+nsa_status nsai_reference_dense(const nsai_geometry *geometry, const nsa_batch *batch,
+                                const nsa_io *io, int threads) {
+  return nsai_reference_dense_rows(geometry, batch, io, NULL, threads);
+}

@@ -1,0 +1,248 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the files of the CPU device share: the problem of one call, the sequences of its batch, the
+ * compressed keys, a thread's scratch, and the steps over one (token, KV group).
+ *
+ * A call builds one nsai_ref_problem, which is read-only while threads run. Work is cut into items
+ * of a fixed size, and an item's result depends on nothing but its inputs: hence the independence
+ * of the thread count. All heads of a KV group go together, as the lanes of vectors:
+ *
+ *   scores [keys, lanes] = K [keys, Dk] . q [Dk, lanes]       lanes = G rounded up to 8, the rest 0
+ *   out    [Dv, lanes]   = V^T [Dv, keys] . scores [keys, lanes]
+ */
+#ifndef NSAI_REFERENCE_INTERNAL_H
+#define NSAI_REFERENCE_INTERNAL_H
+
+#include "reference/reference.h"
+#include "status.h"
+
+#include <stdbool.h>
+
+/* ---- parallel.c ---- */
+
+typedef void (*nsai_ref_item_fn)(void *context, int worker, int64_t item);
+
+/* How many workers `threads` and the number of items come to: at least 1. */
+int nsai_ref_worker_count(int threads, int64_t items);
+
+/* Runs items 0 .. items-1 on `workers` threads, the caller's included, and returns when all are
+ * done. `worker` tells the item which scratch is its own. */
+void nsai_ref_parallel(int workers, int64_t items, nsai_ref_item_fn run, void *context);
+
+/* ---- multiply.c: the two functions that the time goes into ---- */
+
+#define NSAI_REF_LANES 8 /* doubles of one AVX-512 register */
+
+/* c [m, n] += a [m, k] . b [k, n]; n is a multiple of NSAI_REF_LANES, strides are in doubles. */
+typedef struct nsai_ref_product {
+  int64_t m, k, n;
+  const double *a;
+  int64_t a_row, a_column;
+  const double *b;
+  int64_t b_row;
+  double *c;
+  int64_t c_row;
+} nsai_ref_product;
+
+typedef struct nsai_ref_ops {
+  void (*multiply)(const nsai_ref_product *product);
+  /* Widens `count` values of f32, bf16 or fp16 to double, exactly. */
+  void (*widen)(int32_t dtype, const void *source, int64_t count, double *target);
+} nsai_ref_ops;
+
+/* The fastest forms that this processor runs. */
+const nsai_ref_ops *nsai_ref_ops_get(void);
+
+static inline int64_t nsai_ref_lanes(int64_t count) {
+  return (count + NSAI_REF_LANES - 1) / NSAI_REF_LANES * NSAI_REF_LANES;
+}
+
+/* ---- sequence.c ---- */
+
+/* How the rows fall into sequences. Arrays of count + 1, one allocation that `q` owns. */
+typedef struct nsai_ref_sequences {
+  int64_t count;
+  int64_t *q, *kv; /* first token of each sequence in q and in the KV tensors */
+  int64_t *blocks; /* first compressed block, packed without gaps */
+  int64_t *stored; /* first compressed block in io.kv.k_cmp and v_cmp */
+  int64_t max_kv;  /* longest sequence, KV tokens */
+  int64_t max_cmp; /* most compressed blocks of a sequence */
+} nsai_ref_sequences;
+
+nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_geometry *geometry,
+                                   const nsa_batch *batch, const nsa_io *io);
+void nsai_ref_sequences_fini(nsai_ref_sequences *sequences);
+
+/* A query row: its sequence and its position there; t < 0 has no keys, nor has a row beyond the
+ * last sequence. */
+typedef struct nsai_ref_position {
+  int64_t sequence, t;
+} nsai_ref_position;
+
+nsai_ref_position nsai_ref_sequences_find(const nsai_ref_sequences *sequences, int64_t token);
+
+/* The sequence of element `at` of ascending `starts` [count + 1]; empty sequences are passed over.
+ */
+int64_t nsai_ref_sequence_of(const int64_t *starts, int64_t count, int64_t at);
+
+/* ---- problem.c: the problem of one call ---- */
+
+typedef struct nsai_ref_problem {
+  const nsai_geometry *geometry;
+  const nsa_io *io;
+  const nsai_ref_ops *ops;
+  int32_t selection;
+  bool run[NSA_BRANCHES];
+  bool select;   /* by the library: needs the importance */
+  bool gated;    /* o is wanted */
+  double scale;  /* of the softmax */
+  int64_t lanes; /* of a KV group */
+  nsai_ref_sequences sequences;
+  double *k_cmp, *v_cmp; /* [Hkv, blocks of all sequences, D], owned; NULL: not needed */
+  int threads;
+} nsai_ref_problem;
+
+/* Fills what every call needs. `problem` is zero before; fini is right after a failure too. */
+nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry *geometry,
+                                 const nsa_batch *batch, const nsa_io *io, int threads);
+void nsai_ref_problem_fini(nsai_ref_problem *problem);
+
+/* ---- scratch.c: a thread's memory ---- */
+
+#define NSAI_REF_TILE 32 /* keys widened at once: a tile of D 192 and the group's q fit into L2 */
+#define NSAI_REF_SLAB 16 /* rows of one item: gate weights are widened once for them */
+
+typedef struct nsai_ref_range {
+  int64_t begin, end; /* tokens or compressed blocks, within the sequence */
+} nsai_ref_range;
+
+typedef struct nsai_ref_scratch {
+  double *q;                                   /* [Dk, lanes], scaled */
+  double *scores;                              /* [most keys of a branch, lanes] */
+  double *tile;                                /* [TILE, max(Dk, Dv)] */
+  double *out[NSA_BRANCHES];                   /* [Dv, lanes] */
+  double *lse[NSA_BRANCHES];                   /* [lanes] */
+  double *inverse;                             /* [lanes]: 1 / sum of the softmax */
+  double *importance;                          /* [selection blocks of the longest sequence] */
+  double *gates;                               /* [SLAB, Hq * 3, rounded up to lanes] */
+  double *gate_x, *gate_hidden, *gate_weights; /* gate.c */
+  nsai_ref_range *ranges;                      /* [max(n, 1)] */
+  int32_t *idx;                                /* [n] */
+} nsai_ref_scratch;
+
+/* Allocates the scratch of `workers` threads, an array, zeroed; destroy takes NULL.
+ * `keys`: the most keys that a branch sees. */
+nsa_status nsai_ref_scratch_create(const nsai_ref_problem *problem, int64_t keys, int workers,
+                                   nsai_ref_scratch **out);
+void nsai_ref_scratch_destroy(nsai_ref_scratch *scratch);
+
+/* `count` doubles on a cache line boundary, zeroed; NULL without memory. Freed with free. */
+double *nsai_ref_doubles(int64_t count);
+
+/* Hands out the next `count` doubles of `memory` on a cache line boundary and adds them to `used`;
+ * with memory NULL it only counts, so that one layout gives both size and pointers. */
+double *nsai_ref_take(double *memory, int64_t *used, int64_t count);
+
+/* ---- compress.c ---- */
+
+/* Fills problem->k_cmp (and v_cmp) by phi, or from io with phi external. */
+nsa_status nsai_ref_compress(nsai_ref_problem *problem, bool want_v);
+
+/* Rounds k_cmp and v_cmp into those of io's that are present. */
+void nsai_ref_compress_store(const nsai_ref_problem *problem);
+
+/* ---- project.c: dense products with weights in storage dtype ---- */
+
+#define NSAI_REF_WEIGHT_ROWS 64 /* rows of a weight matrix widened at once */
+
+typedef struct nsai_ref_projection {
+  const nsai_ref_ops *ops;
+  const nsa_tensor *weights; /* [.., in, out] */
+  int64_t head;              /* index of the first of three dims; 0 with two dims */
+  const nsa_tensor *bias;    /* [.., out]; absent: zeros */
+  int64_t rows, in, out;
+  const double *x; /* [rows, in], row stride x_row */
+  int64_t x_row;
+  double *y;      /* out: [rows, out rounded up to lanes] */
+  double *buffer; /* [WEIGHT_ROWS, out rounded up to lanes] */
+} nsai_ref_projection;
+
+/* y = x . weights + bias */
+void nsai_ref_project(const nsai_ref_projection *projection);
+
+/* values [count] = act(values) */
+void nsai_ref_activate(nsai_activation activation, double *values, int64_t count);
+double nsai_ref_sigmoid(double value);
+
+/* ---- attend.c ---- */
+
+/* Keys and values of one (sequence, KV head), in storage dtype or already widened. */
+typedef struct nsai_ref_keys {
+  const nsa_tensor *k, *v; /* read when k64 is NULL */
+  int64_t first, head;     /* first token of the sequence, KV head */
+  const double *k64, *v64; /* [keys, D] without gaps */
+} nsai_ref_keys;
+
+/* Loads and scales the group's queries of one token. */
+void nsai_ref_load_query(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
+                         int64_t group);
+
+/* Leaves exp(score - max) of all keys of `ranges` in scratch->scores, the sums' reciprocals in
+ * scratch->inverse, and the log-sum-exp in `lse`. Returns the number of keys; with none, lse is
+ * -inf. */
+int64_t nsai_ref_probabilities(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                               const nsai_ref_keys *keys, int64_t range_count, double *lse);
+
+/* out = scores . V, normalised; zeros without keys. */
+void nsai_ref_values(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                     const nsai_ref_keys *keys, int64_t range_count, double *out);
+
+/* All branches of one (token, KV group) into scratch->out, lse and, where selected, idx. */
+void nsai_ref_attend(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
+                     nsai_ref_position position, int64_t group);
+
+/* Dense causal attention of the same into scratch->out[0], lse[0]. */
+void nsai_ref_attend_dense(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                           int64_t token, nsai_ref_position position, int64_t group);
+
+/* ---- importance.c ---- */
+
+/* The compressed keys and values of a (sequence, KV head). */
+nsai_ref_keys nsai_ref_compressed_keys(const nsai_ref_problem *problem, int64_t sequence,
+                                       int64_t group);
+
+/* How many compressed blocks the query at `position` sees. */
+int64_t nsai_ref_visible_blocks(const nsai_ref_problem *problem, nsai_ref_position position);
+
+/* scratch->importance [t / l' + 1] from the compressed branch's probabilities over `visible` blocks
+ * in scratch->scores. */
+void nsai_ref_importance(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t t,
+                         int64_t visible);
+
+/* Importance of the rows in io->probe_rows into io->probe_importance. */
+void nsai_ref_probe(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int workers);
+
+/* ---- select.c ---- */
+
+/* Writes scratch->idx to io->block_idx [T, Hkv, n]. */
+void nsai_ref_store_idx(const nsai_ref_problem *problem, const nsai_ref_scratch *scratch,
+                        int64_t token, int64_t group);
+
+/* The token ranges that a row attends to, ascending and apart, into scratch->ranges: from
+ * scratch->idx or the caller's blocks or ranges. Returns their number. */
+int64_t nsai_ref_selected_ranges(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                                 int64_t token, int64_t t, int64_t group);
+
+/* ---- gate.c ---- */
+
+/* Gates of `count` <= SLAB tokens into scratch->gates [count, Hq * 3]. */
+void nsai_ref_gates(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t count,
+                    const int64_t *tokens);
+
+/* Doubles between the rows of scratch->gates. */
+static inline int64_t nsai_ref_gate_row(const nsai_geometry *g) {
+  return nsai_ref_lanes((int64_t)g->heads * NSA_BRANCHES);
+}
+
+#endif /* NSAI_REFERENCE_INTERNAL_H */

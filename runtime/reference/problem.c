@@ -1,0 +1,27 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What every call of the CPU device sets up first.
+ */
+#include "internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry *geometry,
+                                 const nsa_batch *batch, const nsa_io *io, int threads) {
+  problem->geometry = geometry;
+  problem->io = io;
+  problem->ops = nsai_ref_ops_get();
+  problem->threads = threads;
+  problem->lanes = nsai_ref_lanes(geometry->heads / geometry->kv_heads);
+  problem->scale = io->softmax_scale != 0 ? io->softmax_scale : 1.0 / sqrt(geometry->head_dim_qk);
+  NSAI_TRY(nsai_ref_sequences_init(&problem->sequences, geometry, batch, io));
+  return NSA_OK;
+}
+
+void nsai_ref_problem_fini(nsai_ref_problem *problem) {
+  nsai_ref_sequences_fini(&problem->sequences);
+  free(problem->k_cmp);
+  free(problem->v_cmp);
+}

@@ -1,0 +1,86 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The CPU device: every stage and the whole forward in plain C and float64. It is the oracle of the
+ * tests, the backend of `device: cpu`, and the tuner's check of a candidate. It shares no code with
+ * the kernels.
+ *
+ * Rules for all functions:
+ * - Tensors and the batch's arrays lie in host memory; float tensors may be f32, bf16 or fp16 with
+ *   any outer strides. Values are widened exactly, everything is computed in float64, and a stored
+ *   result is rounded once.
+ * - Shapes are taken as valid: the API layer checks them.
+ * - `threads` < 1 means one per processor. Results do not depend on it, bit for bit.
+ * - NSA_OK, or NSA_E_NOMEM with nothing written. Thread-safe: no state outlives a call.
+ * - Memory: the compressed K and V in float64 (NULL batch or not), and per thread a few rows.
+ * - geometry.phi = NSAI_PHI_EXTERNAL makes io.kv.k_cmp and v_cmp inputs. A caller who wants a
+ *   kernel's later stages judged on the kernel's own compressed keys passes such a copy.
+ * - kv_len of a NULL batch is the first dimension of the first present of io.kv.k.
+ */
+#ifndef NSAI_REFERENCE_H
+#define NSAI_REFERENCE_H
+
+#include "geometry.h"
+
+#include <nsa/attention.h>
+
+/* A list of (token, head) rows and where their float64 results go. Rows of one token and KV group
+ * that stand next to each other are computed together: sort by token, then head. */
+typedef struct nsai_reference_rows {
+  int64_t count;
+  const int64_t *token;           /* [count]: rows of q, over all sequences */
+  const int32_t *head;            /* [count]: query heads */
+  double *o;                      /* [count, Dv], or NULL: not wanted, and then no gates are read */
+  double *o_branch[NSA_BRANCHES]; /* [count, Dv] each, ungated, or NULL */
+  double *lse[NSA_BRANCHES];      /* [count] each, or NULL */
+} nsai_reference_rows;
+
+/* Computes the whole forward into io's output tensors, as nsa_forward documents them.
+ *
+ * selection  NSA_SELECT_*
+ * branches   bit b: run branch b; 0: all. The others give zeros and lse -inf, and their gates count
+ *            as 0. The importance is computed all the same where selection needs it. */
+nsa_status nsai_reference_forward(const nsai_geometry *geometry, int32_t selection,
+                                  uint32_t branches, const nsa_batch *batch, const nsa_io *io,
+                                  int threads);
+
+/* Computes the same for a list of rows, in float64, and writes no tensor of io. With
+ * NSA_SELECT_BLOCKS the blocks are io->block_idx: so a kernel is judged on its own indices. */
+nsa_status nsai_reference_forward_rows(const nsai_geometry *geometry, int32_t selection,
+                                       uint32_t branches, const nsa_batch *batch, const nsa_io *io,
+                                       const nsai_reference_rows *rows, int threads);
+
+/* Computes the importance of `count` token rows, before forcing.
+ *
+ * tokens  [count]: rows of q
+ * out     [count, Hkv, blocks]: 0 for blocks that are no candidates */
+nsa_status nsai_reference_importance(const nsai_geometry *geometry, const nsa_batch *batch,
+                                     const nsa_io *io, int64_t count, const int64_t *tokens,
+                                     int64_t blocks, double *out, int threads);
+
+/* Chooses the top-n of the query at position t, with forced blocks and the tie rule. NaN ranks
+ * last.
+ *
+ * importance  [t / l' + 1] (not read when t < 0)
+ * idx         out, [n]: ascending, then -1 */
+void nsai_reference_select_row(const nsai_geometry *geometry, int64_t t, const double *importance,
+                               int32_t *idx);
+
+/* nsa_select: from a given importance [T, Hkv, blocks] to io->block_idx. */
+nsa_status nsai_reference_select(const nsai_geometry *geometry, const nsa_batch *batch,
+                                 const nsa_io *io, const nsa_tensor *importance, int threads);
+
+/* nsa_compress: phi of io's k[0], v[0] to those of io.kv.k_cmp, v_cmp that are present. */
+nsa_status nsai_reference_compress(const nsai_geometry *geometry, const nsa_batch *batch,
+                                   const nsa_io *io, int threads);
+
+/* nsa_dense: causal attention over k[0], v[0] into io's o and lse[0]. */
+nsa_status nsai_reference_dense(const nsai_geometry *geometry, const nsa_batch *batch,
+                                const nsa_io *io, int threads);
+
+/* The same for a list of rows into rows' o and lse[0], in float64. */
+nsa_status nsai_reference_dense_rows(const nsai_geometry *geometry, const nsa_batch *batch,
+                                     const nsa_io *io, const nsai_reference_rows *rows,
+                                     int threads);
+
+#endif /* NSAI_REFERENCE_H */

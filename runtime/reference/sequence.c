@@ -1,0 +1,82 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Rows to sequences: one packed view over a batch, a NULL batch, and stored compressed keys.
+ */
+#include "internal.h"
+#include "tensor.h"
+
+#include <stdlib.h>
+
+static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
+
+/* KV tokens of a NULL batch. With phi external and a pair per branch the first pair may be absent.
+ */
+static int64_t single_kv_len(const nsa_io *io) {
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    if (io->kv.k[b].data) return io->kv.k[b].shape[0];
+  return io->q.shape[0];
+}
+
+/* Compressed blocks of sequence s. External ones exist as far as the caller brought them. */
+static int64_t count_blocks(const nsai_geometry *geometry, const nsa_batch *batch, const nsa_io *io,
+                            const nsai_ref_sequences *sequences, int64_t s) {
+  int64_t count = nsai_block_count(geometry, sequences->kv[s + 1] - sequences->kv[s]);
+  if (geometry->phi != NSAI_PHI_EXTERNAL) return count;
+  int64_t begin = sequences->stored[s];
+  int64_t end = batch && batch->cu_blocks.data ? nsai_ref_load_i32(&batch->cu_blocks, s + 1)
+                                               : io->kv.k_cmp.shape[0];
+  return end - begin < count ? longer(end - begin, 0) : count;
+}
+
+nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_geometry *geometry,
+                                   const nsa_batch *batch, const nsa_io *io) {
+  int64_t count = batch ? batch->num_seqs : 1;
+  size_t bytes = (size_t)(count + 1) * 4 * sizeof(int64_t);
+  int64_t *memory = calloc(1, bytes);
+  if (!memory) return nsai_fail_nomem("the sequences of a batch", bytes);
+  *sequences = (nsai_ref_sequences){ .count = count,
+                                     .q = memory,
+                                     .kv = memory + (count + 1),
+                                     .blocks = memory + 2 * (count + 1),
+                                     .stored = memory + 3 * (count + 1) };
+  const nsa_tensor *cu_kv = batch && batch->cu_kv.data ? &batch->cu_kv : NULL;
+  for (int64_t s = 0; s < count; s++) {
+    int64_t q_end = batch ? nsai_ref_load_i32(&batch->cu_q, s + 1) : io->q.shape[0];
+    sequences->q[s + 1] = q_end;
+    if (!batch)
+      sequences->kv[s + 1] = single_kv_len(io);
+    else
+      sequences->kv[s + 1] = cu_kv ? nsai_ref_load_i32(cu_kv, s + 1) : q_end;
+    sequences->stored[s] = batch && batch->cu_blocks.data ? nsai_ref_load_i32(&batch->cu_blocks, s)
+                                                          : sequences->blocks[s];
+    int64_t blocks = count_blocks(geometry, batch, io, sequences, s);
+    sequences->blocks[s + 1] = sequences->blocks[s] + blocks;
+    sequences->max_cmp = longer(sequences->max_cmp, blocks);
+    sequences->max_kv = longer(sequences->max_kv, sequences->kv[s + 1] - sequences->kv[s]);
+  }
+  return NSA_OK;
+}
+
+void nsai_ref_sequences_fini(nsai_ref_sequences *sequences) { free(sequences->q); }
+
+int64_t nsai_ref_sequence_of(const int64_t *starts, int64_t count, int64_t at) {
+  int64_t low = 0, high = count; /* starts[low] <= at < starts[high] */
+  while (high - low > 1) {
+    int64_t middle = low + (high - low) / 2;
+    if (starts[middle] <= at)
+      low = middle;
+    else
+      high = middle;
+  }
+  return low;
+}
+
+nsai_ref_position nsai_ref_sequences_find(const nsai_ref_sequences *sequences, int64_t token) {
+  nsai_ref_position position = { 0, -1 };
+  if (token < 0 || token >= sequences->q[sequences->count]) return position;
+  int64_t s = nsai_ref_sequence_of(sequences->q, sequences->count, token);
+  position.sequence = s;
+  position.t = sequences->kv[s + 1] - sequences->kv[s] - sequences->q[s + 1] + token;
+  return position;
+}

@@ -1,0 +1,43 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Access to the elements of host tensors. Offsets are in elements, 64-bit, from tensor.data.
+ */
+#ifndef NSAI_REFERENCE_TENSOR_H
+#define NSAI_REFERENCE_TENSOR_H
+
+#include "convert.h"
+
+#include <nsa/base.h>
+
+static inline int64_t nsai_ref_offset2(const nsa_tensor *x, int64_t i, int64_t j) {
+  return i * x->stride[0] + j * x->stride[1];
+}
+
+static inline const void *nsai_ref_at(const nsa_tensor *x, int64_t offset) {
+  int64_t size = x->dtype == NSA_F32 || x->dtype == NSA_I32 ? 4 : 2;
+  return (const char *)x->data + offset * size;
+}
+
+static inline double nsai_ref_load(const nsa_tensor *x, int64_t offset) {
+  switch (x->dtype) {
+  case NSA_BF16: return nsai_float_from_bf16(((const uint16_t *)x->data)[offset]);
+  case NSA_F16: return nsai_float_from_f16(((const uint16_t *)x->data)[offset]);
+  default: return ((const float *)x->data)[offset];
+  }
+}
+
+static inline int32_t nsai_ref_load_i32(const nsa_tensor *x, int64_t offset) {
+  return ((const int32_t *)x->data)[offset];
+}
+
+/* Rounds to the tensor's dtype. */
+static inline void nsai_ref_store(const nsa_tensor *x, int64_t offset, double value) {
+  switch (x->dtype) {
+  case NSA_BF16: ((uint16_t *)x->data)[offset] = nsai_bf16_from_double(value); return;
+  case NSA_F16: ((uint16_t *)x->data)[offset] = nsai_f16_from_double(value); return;
+  default: ((float *)x->data)[offset] = (float)value;
+  }
+}
+
+#endif /* NSAI_REFERENCE_TENSOR_H */
