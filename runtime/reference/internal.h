@@ -51,8 +51,8 @@ typedef struct nsai_ref_ops {
   void (*widen)(int32_t dtype, const void *source, int64_t count, double *target);
 } nsai_ref_ops;
 
-/* The fastest forms that this processor runs. */
-const nsai_ref_ops *nsai_ref_ops_get(void);
+/* The forms that this processor runs, by speed: rank 0 the fastest, NULL beyond the last. */
+const nsai_ref_ops *nsai_ref_ops_get(int rank);
 
 static inline int64_t nsai_ref_lanes(int64_t count) {
   return (count + NSAI_REF_LANES - 1) / NSAI_REF_LANES * NSAI_REF_LANES;

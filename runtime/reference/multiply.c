@@ -146,14 +146,18 @@ __attribute__((target("avx2,fma"))) static void widen_avx2(int32_t dtype, const 
 
 static const nsai_ref_ops avx2_ops = { multiply_avx2, widen_avx2 };
 
-const nsai_ref_ops *nsai_ref_ops_get(void) {
-  if (__builtin_cpu_supports("avx512f")) return &avx512_ops;
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return &avx2_ops;
-  return &plain_ops;
+const nsai_ref_ops *nsai_ref_ops_get(int rank) {
+  const nsai_ref_ops *supported[4] = { NULL };
+  int count = 0;
+  if (__builtin_cpu_supports("avx512f")) supported[count++] = &avx512_ops;
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    supported[count++] = &avx2_ops;
+  supported[count++] = &plain_ops;
+  return rank < count ? supported[rank] : NULL;
 }
 
 #else
 
-const nsai_ref_ops *nsai_ref_ops_get(void) { return &plain_ops; }
+const nsai_ref_ops *nsai_ref_ops_get(int rank) { return rank == 0 ? &plain_ops : NULL; }
 
 #endif

@@ -12,7 +12,7 @@ nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry 
                                  const nsa_batch *batch, const nsa_io *io, int threads) {
   problem->geometry = geometry;
   problem->io = io;
-  problem->ops = nsai_ref_ops_get();
+  problem->ops = nsai_ref_ops_get(0);
   problem->threads = threads;
   problem->lanes = nsai_ref_lanes(geometry->heads / geometry->kv_heads);
   problem->scale = io->softmax_scale != 0 ? io->softmax_scale : 1.0 / sqrt(geometry->head_dim_qk);
