@@ -1,0 +1,63 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Small random problems for property tests: a geometry, a packed batch, and every tensor of a
+ * forward in host memory. Allocation failures end the test.
+ */
+#ifndef TEST_TOY_H
+#define TEST_TOY_H
+
+#include "geometry.h"
+
+#include <nsa/attention.h>
+#include <stddef.h>
+
+typedef struct toy {
+  nsai_geometry geometry;
+  nsa_batch batch;
+  nsa_io io;
+  int64_t tokens, kv_tokens;
+  uint64_t random;
+  void *owned[96];
+  int owned_count;
+} toy;
+
+/* Hq 6, Hkv 2, Dk 24, Dv 16, l 8, d 4, l' 16, n 4 (1 + 2 forced), w 20, shared K/V, weights, f32.
+ */
+nsai_geometry toy_geometry(nsai_phi_kind phi);
+
+/* One sequence per entry of the lengths. Inputs are random, outputs all NaN or -1. */
+void toy_init(toy *t, const nsai_geometry *geometry, int32_t seqs, const int32_t *q_len,
+              const int32_t *kv_len);
+void toy_free(toy *t);
+
+/* A contiguous tensor of the toy: filled with 0xff. */
+nsa_tensor toy_tensor(toy *t, int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c);
+
+/* Fills with sums of uniform numbers of unit variance; needs no strides but contiguous ones. */
+void toy_randomize(toy *t, const nsa_tensor *tensor);
+
+/* i32 [count + 1]: running sums of `lengths`. */
+nsa_tensor toy_offsets(toy *t, int32_t count, const int32_t *lengths);
+
+/* Fresh outputs (o, o_branch, lse, block_idx) of `tokens` rows for a copy of io. */
+void toy_outputs(toy *t, nsa_io *io, int64_t tokens);
+
+/* Rows begin .. begin+count-1 of a tensor. */
+nsa_tensor toy_slice(nsa_tensor tensor, int64_t begin, int64_t count);
+
+/* Fails with `what` unless the first `rows` rows of two contiguous tensors are the same bits. */
+void toy_same(const char *what, const nsa_tensor *a, const nsa_tensor *b, int64_t rows);
+
+/* The same of all outputs of two ios. */
+void toy_same_outputs(const char *what, const nsa_io *a, const nsa_io *b, int64_t rows);
+
+static inline float *toy_floats(const nsa_tensor *tensor) { return (float *)tensor->data; }
+static inline int32_t *toy_ints(const nsa_tensor *tensor) { return (int32_t *)tensor->data; }
+
+/* Elements of a contiguous tensor. */
+static inline int64_t toy_count(const nsa_tensor *tensor) {
+  return tensor->shape[0] * tensor->stride[0];
+}
+
+#endif /* TEST_TOY_H */
