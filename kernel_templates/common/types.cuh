@@ -14,7 +14,7 @@ typedef unsigned long long u64;
 // Natural-log and base-2 conversions.
 constexpr float kLn2 = 0.693147180559945309f;
 constexpr float kLog2e = 1.442695040888963407f;
-constexpr float kMinusInf = -__builtin_huge_valf();
+constexpr float kMinusInf = __builtin_bit_cast(float, 0xff800000u);
 
 // The element types as tags: Config::Element is one of them.
 struct Bf16 {
