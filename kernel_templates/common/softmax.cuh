@@ -1,0 +1,90 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Online softmax over the rows of an m16 tile, in base 2, on C fragments of mma.m16n8k16 (see common/mma.cuh): a lane
+// holds rows `group` and `group + 8`, its quad (the four lanes of a group) shares them.
+//
+// Every row keeps a reference exponent and a sum of 2^(score - reference). The usual form makes the running maximum the
+// reference, which costs a reduction over the quad and a multiplication of all of O per tile of keys. Here the reference
+// stays as long as no score exceeds it by more than kSlack: results are the same to rounding (P is rounded relatively,
+// sums are fp32), and after the first tiles neither the reduction nor the multiplication happens.
+#pragma once
+#include "common/types.cuh"
+
+// Largest growth, in powers of two, before the reference follows. P <= 2^8 keeps fp16 far from its limit of 2^16.
+constexpr float kSlack = 8.0f;
+
+// The lowest float and not -inf, so that no difference of references or masked scores (-inf) is ever NaN.
+constexpr float kNoReference = -3.402823466e+38f;
+
+struct SoftmaxRows {
+  float reference[2] = { kNoReference, kNoReference }; // rows group, group + 8: in powers of two
+  float sum[2] = { 0.0f, 0.0f };                       // over this lane's columns alone, see softmax_total
+};
+
+NSAI_DEVICE float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
+}
+
+NSAI_DEVICE float quad_sum(float x) {
+  x += __shfl_xor_sync(~0u, x, 1);
+  return x + __shfl_xor_sync(~0u, x, 2);
+}
+
+// Raw scores s [16, 8 * kN] become probabilities 2^(scale_log2 * s - reference); masked scores are -inf and become 0.
+// Where the reference must grow, o [16, 8 * kM] and the sums are brought to the new one. All 32 lanes take part.
+// scale_log2 > 0.
+template <int kN, int kM>
+NSAI_DEVICE void softmax_step(SoftmaxRows &rows, float (&s)[kN][4], float (&o)[kM][4], float scale_log2) {
+  float top[2]; // of this lane's columns
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    top[r] = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
+#pragma unroll
+    for (int j = 1; j < kN; ++j) top[r] = fmaxf(top[r], fmaxf(s[j][2 * r], s[j][2 * r + 1]));
+    top[r] *= scale_log2;
+  }
+  bool outgrown = top[0] > rows.reference[0] + kSlack || top[1] > rows.reference[1] + kSlack;
+  if (__any_sync(~0u, outgrown)) { // warp-uniform
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float grown = fmaxf(rows.reference[r], quad_max(top[r]));
+      float factor = exp2_approx(rows.reference[r] - grown); // 0 for the first keys of a row
+      rows.reference[r] = grown;
+      rows.sum[r] *= factor;
+#pragma unroll
+      for (int j = 0; j < kM; ++j) {
+        o[j][2 * r] *= factor;
+        o[j][2 * r + 1] *= factor;
+      }
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+#pragma unroll
+      for (int c = 2 * r; c < 2 * r + 2; ++c) {
+        s[j][c] = exp2_approx(fmaf(s[j][c], scale_log2, -rows.reference[r]));
+        rows.sum[r] += s[j][c];
+      }
+    }
+  }
+}
+
+// Probabilities of 16 keys, the C fragments of two neighbouring n8 tiles, as the A fragment of P V.
+template <class Element> NSAI_DEVICE void softmax_pack(u32 (&a)[4], const float (&p0)[4], const float (&p1)[4]) {
+  a[0] = Element::pack(p0[0], p0[1]);
+  a[1] = Element::pack(p0[2], p0[3]);
+  a[2] = Element::pack(p1[0], p1[1]);
+  a[3] = Element::pack(p1[2], p1[3]);
+}
+
+// Sum of row r (0: group, 1: group + 8) over all columns, 0 when the row saw no key. All 32 lanes take part.
+NSAI_DEVICE float softmax_total(const SoftmaxRows &rows, int r) { return quad_sum(rows.sum[r]); }
+
+// Natural log of the sum of exponentials, -inf for an empty row.
+NSAI_DEVICE float softmax_lse(float reference, float total) {
+  return total > 0.0f ? (reference + log2_approx(total)) * kLn2 : kMinusInf;
+}
