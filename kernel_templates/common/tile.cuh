@@ -24,4 +24,4 @@ template <int kRows, int kCols> struct Tile {
 };
 
 // Columns of a tile that holds head dim `d`.
-constexpr int padded_dim(int d) { return (d + 15) / 16 * 16; }
+constexpr NSAI_DEVICE int padded_dim(int d) { return (d + 15) / 16 * 16; }
