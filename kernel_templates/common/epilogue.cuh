@@ -31,9 +31,9 @@ template <class Config> NSAI_DEVICE float load_gate(const NsaiEpilogue &out, con
   return x;
 }
 
-// Of two n8 tiles a lane holds two columns each, of its quad's row. The lanes exchange halves so that each ends with
-// four adjacent columns of one tile, those that begin at column_of_lane(): 8-byte stores of 16-bit elements and 16-byte
-// stores of floats, and a quad fills whole 32-byte sectors.
+// Of two n8 tiles a lane holds two columns each, of its quad's row. Pairs of lanes exchange halves, so that each ends with
+// four adjacent columns of one tile, those from column_of_lane() on: 8-byte stores of 16-bit elements and 16-byte stores of
+// floats, and a quad fills whole 32-byte sectors. All 32 lanes take part.
 NSAI_DEVICE float4 gather_four(float a0, float a1, float b0, float b1) {
   bool odd = threadIdx.x & 1;
   float x0 = __shfl_xor_sync(~0u, odd ? a0 : b0, 1);
@@ -44,9 +44,40 @@ NSAI_DEVICE float4 gather_four(float a0, float a1, float b0, float b1) {
 // First of the lane's four columns, within the 16 of two n8 tiles.
 NSAI_DEVICE int column_of_lane() { return (threadIdx.x & 1) * 8 + (threadIdx.x & 2) * 2; }
 
-template <class Config> NSAI_DEVICE void store_four(const NsaiView &view, const OutputRow &row, int column, float4 x) {
-  u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride + column;
-  *(uint2 *)to = make_uint2(Config::Element::pack(x.x, x.y), Config::Element::pack(x.z, x.w));
+// Whether the lane's columns of tile pair j exist: all do but, where kDim % 16 == 8, the last 8.
+template <int kDim> NSAI_DEVICE bool has_columns(int j) { return 16 * j + 16 <= kDim || column_of_lane() < 8; }
+
+// One row in elements: x[j] at columns 16 * j + column_of_lane().
+template <class Config, int kJ>
+NSAI_DEVICE void store_row(const NsaiView &view, const OutputRow &row, const float4 (&x)[kJ]) {
+  u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride + column_of_lane();
+#pragma unroll
+  for (int j = 0; j < kJ; ++j)
+    if (has_columns<Config::kHeadDimV>(j))
+      *(uint2 *)(to + 16 * j) = make_uint2(Config::Element::pack(x[j].x, x[j].y), Config::Element::pack(x[j].z, x[j].w));
+}
+
+// One row, x = O_b, through the gate and onto the sum of the branches before.
+template <class Config, int kJ>
+NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row, float4 (&x)[kJ]) {
+  constexpr int kDim = Config::kHeadDimV;
+  float gate = load_gate<Config>(out, row);
+  long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
+  float *partial = out.partial + at * kDim + column_of_lane();
+#pragma unroll
+  for (int j = 0; j < kJ; ++j) {
+    float4 before = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (out.add_partial && has_columns<kDim>(j)) before = *(const float4 *)(partial + 16 * j);
+    x[j] = make_float4(fmaf(gate, x[j].x, before.x), fmaf(gate, x[j].y, before.y), fmaf(gate, x[j].z, before.z),
+                       fmaf(gate, x[j].w, before.w));
+  }
+  if (out.o.data) {
+    store_row<Config>(out.o, row, x);
+  } else if (out.partial) {
+#pragma unroll
+    for (int j = 0; j < kJ; ++j)
+      if (has_columns<kDim>(j)) *(float4 *)(partial + 16 * j) = x[j];
+  }
 }
 
 // Stores the 16 rows of a warp's tile: acc [16, 8 * kN] unnormalised, C fragments, kN = padded_dim(Dv) / 8;
@@ -54,38 +85,26 @@ template <class Config> NSAI_DEVICE void store_four(const NsaiView &view, const 
 template <class Config, int kN>
 NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
                               const SoftmaxRows &rows, const OutputRow (&place)[2]) {
-  constexpr int kDim = Config::kHeadDimV;
-  static_assert(kDim % 8 == 0 && kN % 2 == 0 && kN * 8 >= kDim && kN * 8 - kDim < 16, "tiles of 16 columns");
+  static_assert(Config::kHeadDimV % 8 == 0 && (Config::kHeadDimV + 15) / 16 == kN / 2, "acc is padded to 16 columns");
+  float total[2];
+  float4 x[2][kN / 2]; // O_b of rows group, group + 8
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    total[r] = softmax_total(rows, r);
+    float inverse = total[r] > 0.0f ? __fdividef(1.0f, total[r]) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kN / 2; ++j)
+      x[r][j] = gather_four(acc[2 * j][2 * r] * inverse, acc[2 * j][2 * r + 1] * inverse,
+                            acc[2 * j + 1][2 * r] * inverse, acc[2 * j + 1][2 * r + 1] * inverse);
+  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const OutputRow &row = place[r];
-    float total = softmax_total(rows, r);
-    float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
-    float gate = row.present ? load_gate<Config>(out, row) : 0.0f;
-    int column = column_of_lane();
-    float *partial = out.partial + ((long long)row.token * (Config::kGroup * kv_heads) + row.head) * kDim + column;
-
-    // All reads before the first write, for they may alias and would wait one by one.
-    float4 sum[kN / 2];
-#pragma unroll
-    for (int j = 0; j < kN / 2; ++j) {
-      sum[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      if (out.add_partial && row.present && column + 16 * j < kDim) sum[j] = *(const float4 *)(partial + 16 * j);
-    }
-
-    if (out.lse && row.present && (threadIdx.x & 3) == 0)
+    if (!row.present) continue;
+    if (out.lse && threadIdx.x % 4 == 0)
       out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
-          softmax_lse(rows.reference[r], total);
-#pragma unroll
-    for (int j = 0; j < kN / 2; ++j) {
-      float4 x = gather_four(acc[2 * j][2 * r] * inverse, acc[2 * j][2 * r + 1] * inverse,
-                             acc[2 * j + 1][2 * r] * inverse, acc[2 * j + 1][2 * r + 1] * inverse);
-      if (!row.present || column + 16 * j >= kDim) continue;
-      if (out.o_branch.data) store_four<Config>(out.o_branch, row, column + 16 * j, x);
-      sum[j] = make_float4(fmaf(gate, x.x, sum[j].x), fmaf(gate, x.y, sum[j].y), fmaf(gate, x.z, sum[j].z),
-                           fmaf(gate, x.w, sum[j].w));
-      if (out.o.data) store_four<Config>(out.o, row, column + 16 * j, sum[j]);
-      else if (out.partial) *(float4 *)(partial + 16 * j) = sum[j];
-    }
+          softmax_lse(rows.reference[r], total[r]);
+    if (out.o_branch.data) store_row<Config>(out.o_branch, row, x[r]);
+    store_sum<Config>(out, kv_heads, row, x[r]);
   }
 }

@@ -32,11 +32,10 @@ NSAI_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Raw scores s [16, 8 * kN] become probabilities 2^(scale_log2 * s - reference); masked scores are -inf and become 0.
-// Where the reference must grow, o [16, 8 * kM] and the sums are brought to the new one. All 32 lanes take part.
-// scale_log2 > 0.
+// Looks at raw scores s [16, 8 * kN], masked ones -inf. Where one is too far above its row's reference, the references grow
+// to the maxima, and o [16, 8 * kM] and the sums follow. All 32 lanes take part. scale_log2 > 0.
 template <int kN, int kM>
-NSAI_DEVICE void softmax_step(SoftmaxRows &rows, float (&s)[kN][4], float (&o)[kM][4], float scale_log2) {
+NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float (&o)[kM][4], float scale_log2) {
   float top[2]; // of this lane's columns
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -46,31 +45,36 @@ NSAI_DEVICE void softmax_step(SoftmaxRows &rows, float (&s)[kN][4], float (&o)[k
     top[r] *= scale_log2;
   }
   bool outgrown = top[0] > rows.reference[0] + kSlack || top[1] > rows.reference[1] + kSlack;
-  if (__any_sync(~0u, outgrown)) { // warp-uniform
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float grown = fmaxf(rows.reference[r], quad_max(top[r]));
-      float factor = exp2_approx(rows.reference[r] - grown); // 0 for the first keys of a row
-      rows.reference[r] = grown;
-      rows.sum[r] *= factor;
-#pragma unroll
-      for (int j = 0; j < kM; ++j) {
-        o[j][2 * r] *= factor;
-        o[j][2 * r + 1] *= factor;
-      }
-    }
-  }
+  if (!__any_sync(~0u, outgrown)) return; // warp-uniform
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
+    float grown = fmaxf(rows.reference[r], quad_max(top[r]));
+    float factor = exp2_approx(rows.reference[r] - grown); // 0 for the first keys of a row
+    rows.reference[r] = grown;
+    rows.sum[r] *= factor;
 #pragma unroll
-    for (int j = 0; j < kN; ++j) {
-#pragma unroll
-      for (int c = 2 * r; c < 2 * r + 2; ++c) {
-        s[j][c] = exp2_approx(fmaf(s[j][c], scale_log2, -rows.reference[r]));
-        rows.sum[r] += s[j][c];
-      }
+    for (int j = 0; j < kM; ++j) {
+      o[j][2 * r] *= factor;
+      o[j][2 * r + 1] *= factor;
     }
   }
+}
+
+// Scores s [16, 8] become probabilities 2^(scale_log2 * s - reference), 0 where masked, and join the sums.
+NSAI_DEVICE void softmax_exponentiate(SoftmaxRows &rows, float (&s)[4], float scale_log2) {
+#pragma unroll
+  for (int c = 0; c < 4; ++c) {
+    s[c] = exp2_approx(fmaf(s[c], scale_log2, -rows.reference[c / 2]));
+    rows.sum[c / 2] += s[c];
+  }
+}
+
+// Both, for a whole tile of scores.
+template <int kN, int kM>
+NSAI_DEVICE void softmax_step(SoftmaxRows &rows, float (&s)[kN][4], float (&o)[kM][4], float scale_log2) {
+  softmax_raise(rows, s, o, scale_log2);
+#pragma unroll
+  for (int j = 0; j < kN; ++j) softmax_exponentiate(rows, s[j], scale_log2);
 }
 
 // Probabilities of 16 keys, the C fragments of two neighbouring n8 tiles, as the A fragment of P V.
