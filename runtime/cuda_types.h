@@ -1,0 +1,195 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The few types and constants of NVIDIA's binary interfaces that the library uses, declared here so
+ * that it builds without any CUDA header. Names: the vendor's, lower case with nsai_cu_ for types,
+ * NSAI_ in front for constants. Sizes that the drivers rely on are asserted.
+ */
+#ifndef NSAI_CUDA_TYPES_H
+#define NSAI_CUDA_TYPES_H
+
+#include <nsa/base.h>
+
+/* ---- driver ---- */
+
+typedef int32_t nsai_cu_result; /* CUresult; 0 is success */
+typedef int32_t nsai_cu_device; /* ordinal after CUDA_VISIBLE_DEVICES */
+typedef uint64_t nsai_cu_ptr;   /* device address */
+typedef struct CUctx_st *nsai_cu_context;
+typedef struct CUfunc_st *nsai_cu_function;
+typedef struct CUkern_st *nsai_cu_kernel;
+typedef struct CUlib_st *nsai_cu_library;
+typedef struct CUevent_st *nsai_cu_event;
+typedef struct CUgraph_st *nsai_cu_graph;
+typedef struct CUgraphExec_st *nsai_cu_graph_exec;
+typedef nsa_stream nsai_cu_stream;
+
+enum {
+  NSAI_CUDA_SUCCESS = 0,
+  NSAI_CUDA_ERROR_OUT_OF_MEMORY = 2,
+  NSAI_CUDA_ERROR_STUB_LIBRARY = 34,
+  NSAI_CUDA_ERROR_NO_DEVICE = 100,
+  NSAI_CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
+  NSAI_CUDA_ERROR_NOT_READY = 600
+};
+
+/* CUdevice_attribute */
+enum {
+  NSAI_CU_DEVICE_CLOCK_KHZ = 13,
+  NSAI_CU_DEVICE_SM_COUNT = 16,
+  NSAI_CU_DEVICE_COMPUTE_MODE = 20,
+  NSAI_CU_DEVICE_MEMORY_CLOCK_KHZ = 36,
+  NSAI_CU_DEVICE_L2_BYTES = 38,
+  NSAI_CU_DEVICE_CC_MAJOR = 75,
+  NSAI_CU_DEVICE_CC_MINOR = 76,
+  NSAI_CU_DEVICE_MAX_SHARED_PER_BLOCK_OPTIN = 97
+};
+enum { NSAI_CU_COMPUTEMODE_PROHIBITED = 2 };
+
+/* CUfunction_attribute */
+enum {
+  NSAI_CU_FUNC_MAX_THREADS_PER_BLOCK = 0,
+  NSAI_CU_FUNC_SHARED_BYTES = 1,
+  NSAI_CU_FUNC_LOCAL_BYTES = 3,
+  NSAI_CU_FUNC_REGISTERS = 4,
+  NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES = 8,
+  NSAI_CU_FUNC_SHARED_CARVEOUT_PERCENT = 9,
+  NSAI_CU_FUNC_NON_PORTABLE_CLUSTER = 14
+};
+
+enum { NSAI_CU_STREAM_DEFAULT = 0, NSAI_CU_STREAM_NON_BLOCKING = 1 };
+enum { NSAI_CU_EVENT_DEFAULT = 0, NSAI_CU_EVENT_DISABLE_TIMING = 2 };
+
+/* CUstreamCaptureStatus */
+enum { NSAI_CU_CAPTURE_NONE = 0, NSAI_CU_CAPTURE_ACTIVE = 1, NSAI_CU_CAPTURE_INVALIDATED = 2 };
+
+/* CUstreamCaptureMode */
+enum { NSAI_CU_CAPTURE_GLOBAL = 0, NSAI_CU_CAPTURE_THREAD_LOCAL = 1, NSAI_CU_CAPTURE_RELAXED = 2 };
+
+/* CUlaunchAttributeID */
+enum {
+  NSAI_CU_LAUNCH_COOPERATIVE = 2,
+  NSAI_CU_LAUNCH_CLUSTER_DIMENSION = 4,
+  NSAI_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6,
+  NSAI_CU_LAUNCH_PRIORITY = 8
+};
+
+typedef struct nsai_cu_launch_attribute {
+  int32_t id; /* NSAI_CU_LAUNCH_* */
+  int32_t pad;
+  union {
+    char bytes[64]; /* the driver's size of the union */
+    int32_t flag;   /* cooperative, programmatic serialization, priority */
+    struct {
+      uint32_t x, y, z;
+    } cluster; /* blocks */
+  } value;
+} nsai_cu_launch_attribute;
+_Static_assert(sizeof(nsai_cu_launch_attribute) == 72, "CUlaunchAttribute is 72 bytes");
+
+typedef struct nsai_cu_launch_config {
+  uint32_t grid_x, grid_y, grid_z;    /* blocks */
+  uint32_t block_x, block_y, block_z; /* threads */
+  uint32_t shared_bytes;              /* dynamic shared memory per block */
+  nsai_cu_stream stream;
+  nsai_cu_launch_attribute *attributes;
+  uint32_t attribute_count;
+} nsai_cu_launch_config;
+_Static_assert(sizeof(nsai_cu_launch_config) == 56, "CUlaunchConfig is 56 bytes");
+
+typedef struct nsai_cu_uuid {
+  unsigned char bytes[16];
+} nsai_cu_uuid;
+
+/* CUtensorMap: opaque; 128-byte aligned, because the hardware reads it as a kernel parameter. */
+typedef struct nsai_cu_tensor_map {
+  _Alignas(128) uint64_t opaque[16];
+} nsai_cu_tensor_map;
+
+/* CUtensorMapDataType */
+enum {
+  NSAI_CU_TENSOR_U8 = 0,
+  NSAI_CU_TENSOR_I32 = 3,
+  NSAI_CU_TENSOR_F16 = 6,
+  NSAI_CU_TENSOR_F32 = 7,
+  NSAI_CU_TENSOR_BF16 = 9
+};
+enum {
+  NSAI_CU_SWIZZLE_NONE = 0,
+  NSAI_CU_SWIZZLE_32B = 1,
+  NSAI_CU_SWIZZLE_64B = 2,
+  NSAI_CU_SWIZZLE_128B = 3
+};
+enum { NSAI_CU_L2_NONE = 0, NSAI_CU_L2_128B = 2, NSAI_CU_L2_256B = 3 };
+enum { NSAI_CU_INTERLEAVE_NONE = 0 };
+enum { NSAI_CU_OOB_ZERO = 0 };
+
+/* ---- NVRTC ---- */
+
+typedef int32_t nsai_nvrtc_result; /* nvrtcResult; 0 is success */
+typedef struct _nvrtcProgram *nsai_nvrtc_program;
+
+enum { NSAI_NVRTC_SUCCESS = 0, NSAI_NVRTC_OUT_OF_MEMORY = 1, NSAI_NVRTC_COMPILATION = 6 };
+
+/* ---- cuBLASLt ---- */
+
+typedef int32_t nsai_cublas_status; /* cublasStatus_t; 0 is success */
+typedef struct cublasLtContext *nsai_cublaslt_handle;
+typedef void *nsai_cublaslt_desc;   /* cublasLtMatmulDesc_t */
+typedef void *nsai_cublaslt_layout; /* cublasLtMatrixLayout_t */
+typedef void *nsai_cublaslt_pref;   /* cublasLtMatmulPreference_t */
+
+typedef struct nsai_cublaslt_algo {
+  uint64_t opaque[8];
+} nsai_cublaslt_algo;
+
+typedef struct nsai_cublaslt_heuristic {
+  nsai_cublaslt_algo algo;
+  size_t workspace_bytes;
+  nsai_cublas_status state; /* 0: usable */
+  float waves;
+  int32_t reserved[4];
+} nsai_cublaslt_heuristic;
+_Static_assert(sizeof(nsai_cublaslt_heuristic) == 96, "cublasLtMatmulHeuristicResult_t is 96 B");
+
+enum { NSAI_CUDA_R_32F = 0, NSAI_CUDA_R_16F = 2, NSAI_CUDA_R_16BF = 14 }; /* cudaDataType */
+enum { NSAI_CUBLAS_COMPUTE_32F = 68 };
+enum { NSAI_CUBLAS_OP_N = 0, NSAI_CUBLAS_OP_T = 1 };
+
+/* cublasLtMatmulDescAttributes_t */
+enum {
+  NSAI_CUBLASLT_DESC_TRANSA = 3,
+  NSAI_CUBLASLT_DESC_TRANSB = 4,
+  NSAI_CUBLASLT_DESC_EPILOGUE = 7,
+  NSAI_CUBLASLT_DESC_BIAS_POINTER = 8,
+  NSAI_CUBLASLT_DESC_BIAS_TYPE = 26
+};
+
+/* cublasLtMatrixLayoutAttribute_t */
+enum {
+  NSAI_CUBLASLT_LAYOUT_ORDER = 1,
+  NSAI_CUBLASLT_LAYOUT_BATCH_COUNT = 5,
+  NSAI_CUBLASLT_LAYOUT_BATCH_STRIDE = 6
+};
+enum { NSAI_CUBLASLT_ORDER_COL = 0, NSAI_CUBLASLT_ORDER_ROW = 1 };
+
+/* cublasLtMatmulPreferenceAttributes_t */
+enum {
+  NSAI_CUBLASLT_PREF_WORKSPACE_BYTES = 1,
+  NSAI_CUBLASLT_PREF_ALIGN_A = 5,
+  NSAI_CUBLASLT_PREF_ALIGN_B = 6,
+  NSAI_CUBLASLT_PREF_ALIGN_C = 7,
+  NSAI_CUBLASLT_PREF_ALIGN_D = 8
+};
+
+/* cublasLtEpilogue_t */
+enum {
+  NSAI_CUBLASLT_EPILOGUE_DEFAULT = 1,
+  NSAI_CUBLASLT_EPILOGUE_RELU = 2,
+  NSAI_CUBLASLT_EPILOGUE_BIAS = 4,
+  NSAI_CUBLASLT_EPILOGUE_RELU_BIAS = 6,
+  NSAI_CUBLASLT_EPILOGUE_GELU = 32,
+  NSAI_CUBLASLT_EPILOGUE_GELU_BIAS = 36
+};
+
+#endif /* NSAI_CUDA_TYPES_H */
