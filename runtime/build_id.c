@@ -3,6 +3,8 @@
  */
 #include "build_id.h"
 
+#include "digest.h"
+
 #include <dlfcn.h>
 #include <elf.h>
 #include <fcntl.h>
@@ -74,6 +76,28 @@ bool nsai_build_id_of_file(const char *path, char id[NSAI_BUILD_ID_CHARS]) {
   }
   close(fd);
   return found;
+}
+
+bool nsai_build_sample_of_file(const char *path, char id[NSAI_BUILD_ID_CHARS]) {
+  enum { SAMPLE_BYTES = 16384 };
+  unsigned char sample[SAMPLE_BYTES];
+  int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+  if (fd < 0) return false;
+  struct stat st;
+  nsai_digest_state digest;
+  bool good = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_size >= SAMPLE_BYTES;
+  nsai_digest_begin(&digest);
+  if (good) {
+    uint64_t size = (uint64_t)st.st_size;
+    nsai_digest_field(&digest, "size", &size, sizeof size);
+    good = read_at(fd, sample, sizeof sample, 0);
+    if (good) nsai_digest_field(&digest, "head", sample, sizeof sample);
+    good = good && read_at(fd, sample, sizeof sample, size - sizeof sample);
+    if (good) nsai_digest_field(&digest, "tail", sample, sizeof sample);
+  }
+  close(fd);
+  if (good) nsai_digest_end(&digest, id);
+  return good;
 }
 
 typedef struct loaded_query {

@@ -20,6 +20,11 @@ bool nsai_build_id_of_file(const char *path, char id[NSAI_BUILD_ID_CHARS]);
 /* Reads the note of the library that dlopen returned as `handle`. */
 bool nsai_build_id_of_loaded(void *handle, char id[NSAI_BUILD_ID_CHARS]);
 
+/* A digest of the file's size, head and tail, for libraries without a build-id. The head holds the
+ * addresses of all segments, the tail the section table: two builds that differ anywhere by a byte
+ * more or less differ there. The same on every machine, unlike a time stamp. */
+bool nsai_build_sample_of_file(const char *path, char id[NSAI_BUILD_ID_CHARS]);
+
 /* Finds the note in the `size` bytes of a PT_NOTE segment. */
 bool nsai_build_id_in_notes(const unsigned char *notes, size_t size, char id[NSAI_BUILD_ID_CHARS]);
 

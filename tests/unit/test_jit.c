@@ -1,0 +1,380 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The compiler's side: opening NVRTC, options, keys, error texts, the log's figures, compiling many
+ * units at once. Tests that need a real NVRTC skip without one.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "arch.h"
+#include "jit.h"
+#include "jit_log.h"
+
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static const char tiny_unit[] = "/* problem: test */\n"
+                                "extern \"C\" __global__ void tiny(float *x) {\n"
+                                "  __shared__ float s[64];\n"
+                                "  s[threadIdx.x] = x[threadIdx.x];\n"
+                                "  __syncthreads();\n"
+                                "  x[threadIdx.x] = s[63 - threadIdx.x];\n"
+                                "}\n";
+
+/* A log that is kept, to see what a host would see. */
+static char log_text[65536];
+static void keep_log(void *user, int32_t level, const char *component, const char *text) {
+  (void)user, (void)level, (void)component;
+  size_t used = strlen(log_text);
+  snprintf(log_text + used, sizeof log_text - used, "%s\n", text);
+}
+
+static bool have_nvrtc(void) {
+  nsai_library_query query = { NULL, 0 };
+  const nsai_nvrtc *nvrtc;
+  return nsai_nvrtc_open(&query, NULL, &nvrtc) == NSA_OK;
+}
+
+static nsai_jit *make_jit(void) {
+  nsai_jit *jit;
+  nsai_jit_options options = { 0 };
+  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
+  return jit;
+}
+
+static void test_archs(void **state) {
+  (void)state;
+  assert_string_equal(nsai_arch_of_capability(9, 0)->name, "sm_90a");
+  assert_string_equal(nsai_arch_of_capability(8, 0)->name, "sm_80");
+  assert_string_equal(nsai_arch_of_capability(8, 8)->name, "sm_87");
+  assert_string_equal(nsai_arch_of_capability(12, 1)->name, "sm_120");
+  assert_string_equal(nsai_arch_of_capability(10, 3)->name, "sm_103a");
+  assert_null(nsai_arch_of_capability(10, 1)); /* 100a runs on 10.0 only */
+  assert_null(nsai_arch_of_capability(7, 5));
+  assert_null(nsai_arch_find("sm_90"));
+  assert_int_equal(nsai_arch_find("sm_86")->shared_bytes, 99 * 1024);
+  assert_int_equal(nsai_arch_find("sm_90a")->shared_bytes, 232448);
+}
+
+static void test_compiles_for_every_arch(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  nsai_jit *jit = make_jit();
+  for (int32_t i = 0; nsai_arch_at(i); i++) {
+    nsai_jit_request request = { "tiny", tiny_unit, nsai_arch_at(i)->name, false };
+    nsai_kernel_image image;
+    nsa_status status = nsai_jit_compile(jit, &request, &image);
+    if (status == NSA_E_UNSUPPORTED) continue; /* an NVRTC 12 that is older than the GPU */
+    if (status != NSA_OK) fail_msg("%s", nsa_last_error());
+    assert_memory_equal(image.cubin, "\177ELF", 4);
+    assert_true(image.size > 500);
+    assert_in_range(image.registers, 1, 64);
+    assert_int_equal(image.shared_bytes, 256);
+    assert_int_equal(image.spill_bytes, 0);
+    assert_true(image.compile_ms > 0);
+    assert_true(strlen(image.compiler_id) > 32);
+    nsai_kernel_image_fini(&image);
+  }
+  nsai_jit_destroy(jit);
+}
+
+/* One unit gives one cubin, byte by byte; line information is an option of its own. */
+static void test_line_info_changes_the_cubin(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  nsai_jit *jit = make_jit();
+  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
+  nsai_kernel_image plain, again, lined;
+  assert_int_equal(nsai_jit_compile(jit, &request, &plain), NSA_OK);
+  assert_int_equal(nsai_jit_compile(jit, &request, &again), NSA_OK);
+  request.line_info = true;
+  assert_int_equal(nsai_jit_compile(jit, &request, &lined), NSA_OK);
+  assert_int_equal(plain.size, again.size);
+  assert_memory_equal(plain.cubin, again.cubin, plain.size);
+  assert_true(lined.size > plain.size);
+  nsai_kernel_image_fini(&plain);
+  nsai_kernel_image_fini(&again);
+  nsai_kernel_image_fini(&lined);
+  nsai_jit_destroy(jit);
+}
+
+static void test_error_names_template_and_line(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  nsai_logger logger;
+  nsai_logger_init(&logger, keep_log, NULL, NSA_LOG_ERROR);
+  nsai_jit_options options = { .logger = &logger };
+  nsai_jit *jit;
+  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
+  nsai_jit_request request = { "broken",
+                               "/* problem */\n#line 41 \"attend_window_mma.cuh\"\n"
+                               "extern \"C\" __global__ void broken() { undeclared = 1; }\n",
+                               "sm_90a", false };
+  nsai_kernel_image image;
+  log_text[0] = '\0';
+  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_COMPILE);
+  assert_non_null(strstr(nsa_last_error(), "kernel broken for sm_90a does not compile"));
+  assert_non_null(strstr(nsa_last_error(), "attend_window_mma.cuh(41): error"));
+  assert_non_null(strstr(nsa_last_error(), "undeclared"));
+  assert_non_null(strstr(log_text, "    3  extern \"C\" __global__ void broken()"));
+  assert_null(image.cubin);
+  nsai_jit_destroy(jit);
+  nsai_logger_fini(&logger);
+}
+
+static void test_unknown_arch(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  nsai_jit *jit = make_jit();
+  nsai_jit_request request = { "tiny", tiny_unit, "sm_42", false };
+  nsai_kernel_image image;
+  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_UNSUPPORTED);
+  assert_non_null(strstr(nsa_last_error(), "sm_80, sm_86"));
+  nsai_jit_destroy(jit);
+}
+
+/* 120 live floats per thread do not fit into the 32 registers of 2 x 1024 threads on an SM. */
+static void test_spills_are_refused(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  nsai_jit *jit = make_jit();
+  nsai_jit_request request = {
+    "fat",
+    "extern \"C\" __global__ void __launch_bounds__(1024, 2) fat(float *x) {\n"
+    "  float r[120];\n"
+    "  #pragma unroll\n"
+    "  for (int i = 0; i < 120; i++) r[i] = x[i * 7];\n"
+    "  __syncthreads();\n"
+    "  #pragma unroll\n"
+    "  for (int i = 0; i < 120; i++) x[i * 7] = r[119 - i];\n"
+    "}\n",
+    "sm_80", false
+  };
+  nsai_kernel_image image;
+  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_COMPILE);
+  assert_non_null(strstr(nsa_last_error(), "kernel fat for sm_80 is refused: it spills"));
+  nsai_jit_destroy(jit);
+}
+
+static void test_log_figures(void **state) {
+  (void)state;
+  nsai_jit_figures f;
+  nsai_jit_read_log(
+      "ptxas info    : 0 bytes gmem\n"
+      "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions "
+      "are serialized due to insufficient register resources in function 'k'\n"
+      "ptxas info    : Function properties for k\n"
+      "ptxas         .     480 bytes stack frame, 476 bytes spill stores, 512 bytes "
+      "spill loads\n"
+      "ptxas info    : Used 255 registers, used 9 barriers, 1024 bytes smem\n",
+      &f);
+  assert_int_equal(f.registers, 255);
+  assert_int_equal(f.spill_bytes, 988);
+  assert_int_equal(f.stack_bytes, 480);
+  assert_int_equal(f.shared_bytes, 1024);
+  assert_int_equal(f.serial_wgmma, 1);
+  assert_non_null(strstr(f.remark, "C7510"));
+  nsai_jit_read_log("", &f);
+  assert_int_equal(f.registers + f.spill_bytes + f.serial_wgmma, 0);
+  nsai_jit_read_log("(C75\n(C7\n(C75x0)\n99999999999999999999 registers\n registers", &f);
+  assert_int_equal(f.serial_wgmma, 0);
+  assert_int_equal(f.registers, INT_MAX);
+  char text[64];
+  nsai_jit_first_errors("a.cuh(3): error: x\nnote\na.cuh(4): error: y\n", text, sizeof text);
+  assert_string_equal(text, "a.cuh(3): error: x\na.cuh(4): error: y");
+  nsai_jit_first_errors("", text, sizeof text);
+  assert_string_equal(text, "(the compiler's log is empty)");
+}
+
+static void test_missing_compiler(void **state) {
+  (void)state;
+  nsai_jit_options options = { .nvrtc_path = "/nonexistent/libnvrtc.so.13" };
+  nsai_jit *jit;
+  nsai_kernel_image image;
+  nsai_kernel_key key;
+  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
+  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
+  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_NO_COMPILER);
+  assert_non_null(strstr(nsa_last_error(), "/nonexistent/libnvrtc.so.13 (No such file"));
+  assert_non_null(strstr(nsa_last_error(), "runtime.libnvrtc"));
+  assert_int_equal(nsai_jit_key(jit, &request, &key), NSA_OK);
+  assert_string_equal(key.compiler_id, "");
+  nsai_kernel_key_fini(&key);
+  nsai_jit_destroy(jit);
+}
+
+/* The id read from the file is the one of the loaded library, so a cold and a warm process agree.
+ */
+static void test_key_is_the_same_before_and_after_opening(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  nsai_jit *jit = make_jit();
+  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
+  nsai_kernel_key before, after, lined;
+  nsai_kernel_image image;
+  assert_int_equal(nsai_jit_key(jit, &request, &before), NSA_OK);
+  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_OK);
+  assert_int_equal(nsai_jit_key(jit, &request, &after), NSA_OK);
+  assert_string_equal(before.digest, after.digest);
+  assert_string_equal(before.compiler_id, after.compiler_id);
+  assert_string_equal(image.compiler_id, after.compiler_id);
+  request.line_info = true;
+  assert_int_equal(nsai_jit_key(jit, &request, &lined), NSA_OK);
+  assert_string_not_equal(lined.digest, after.digest);
+  nsai_kernel_key_fini(&before);
+  nsai_kernel_key_fini(&after);
+  nsai_kernel_key_fini(&lined);
+  nsai_kernel_image_fini(&image);
+  nsai_jit_destroy(jit);
+}
+
+/* The file of a library and its loaded image carry one build-id; notes that lie are refused. */
+static void test_build_id(void **state) {
+  (void)state;
+  static const unsigned char good[] = "\4\0\0\0\3\0\0\0\3\0\0\0GNU\0\1\2\xab";
+  static const unsigned char far[] = "\4\0\0\0\377\377\377\377\3\0\0\0GNU\0\1\2\3";
+  char id[NSAI_BUILD_ID_CHARS];
+  assert_true(nsai_build_id_in_notes(good, sizeof good - 1, id));
+  assert_string_equal(id, "0102ab");
+  assert_false(nsai_build_id_in_notes(far, sizeof far - 1, id));
+  for (size_t n = 0; n < sizeof good - 1; n++) assert_false(nsai_build_id_in_notes(good, n, id));
+  assert_false(nsai_build_id_of_file("/dev/null", id));
+  assert_false(nsai_build_id_of_file("/etc/passwd", id));
+}
+
+typedef struct progress_log {
+  int64_t calls, last, cancel_at;
+} progress_log;
+
+static int32_t count_progress(void *user, int64_t done, int64_t total, const char *what) {
+  progress_log *log = user;
+  assert_non_null(what);
+  assert_true(done <= total && done >= log->last);
+  log->calls++;
+  log->last = done;
+  return log->cancel_at >= 0 && done >= log->cancel_at;
+}
+
+enum { JOBS = 8 };
+static char sources[JOBS][400];
+
+static void make_jobs(nsai_jit_job *jobs) {
+  memset(jobs, 0, JOBS * sizeof *jobs);
+  for (int i = 0; i < JOBS; i++) {
+    snprintf(sources[i], sizeof sources[i],
+             "extern \"C\" __global__ void many(float *x) { x[threadIdx.x] += %d; }\n", i);
+    jobs[i].request = (nsai_jit_request){ "many", sources[i], "sm_80", false };
+  }
+}
+
+static void free_jobs(nsai_jit_job *jobs) {
+  for (int i = 0; i < JOBS; i++) {
+    nsai_kernel_image_fini(&jobs[i].image);
+    free(jobs[i].error);
+  }
+}
+
+static void test_many(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  nsai_jit *jit = make_jit();
+  nsai_jit_job jobs[JOBS];
+  progress_log log = { 0, 0, -1 };
+  nsai_jit_run run = { 3, false, count_progress, &log };
+  make_jobs(jobs);
+  assert_int_equal(nsai_jit_compile_many(jit, jobs, JOBS, &run), NSA_OK);
+  assert_int_equal(log.last, JOBS);
+  for (int i = 0; i < JOBS; i++) assert_true(jobs[i].image.size > 0);
+  free_jobs(jobs);
+
+  make_jobs(jobs);
+  jobs[2].request.source = "extern \"C\" __global__ void many() { nonsense; }\n";
+  assert_int_equal(nsai_jit_compile_many(jit, jobs, JOBS, &(nsai_jit_run){ 2, true, NULL, NULL }),
+                   NSA_E_COMPILE);
+  assert_non_null(strstr(nsa_last_error(), "nonsense"));
+  for (int i = 0; i < JOBS; i++) assert_int_equal(jobs[i].status, i == 2 ? NSA_E_COMPILE : NSA_OK);
+  free_jobs(jobs);
+  nsai_jit_destroy(jit);
+}
+
+static void test_cancel(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  nsai_jit *jit = make_jit();
+  for (int64_t at = 0; at < 3; at++) {
+    nsai_jit_job jobs[JOBS];
+    progress_log log = { 0, 0, at };
+    nsai_jit_run run = { 2, false, count_progress, &log };
+    make_jobs(jobs);
+    assert_int_equal(nsai_jit_compile_many(jit, jobs, JOBS, &run), NSA_E_CANCELLED);
+    int finished = 0;
+    for (int i = 0; i < JOBS; i++) {
+      assert_true(jobs[i].status == NSA_OK || jobs[i].status == NSA_E_CANCELLED);
+      finished += jobs[i].status == NSA_OK;
+    }
+    assert_true(finished >= at && finished < JOBS);
+    free_jobs(jobs);
+  }
+  nsai_jit_destroy(jit);
+}
+
+static void test_dump(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  char folder[] = "/tmp/nsa-test-dump-XXXXXX";
+  assert_non_null(mkdtemp(folder));
+  nsai_jit_options options = { .dump_dir = folder };
+  nsai_jit *jit;
+  nsai_kernel_image image;
+  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
+  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
+  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_OK);
+  static const char *const endings[] = { "cu", "log", "ptx", "cubin" };
+  for (int i = 0; i < 4; i++) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/tiny.sm_80.%s", folder, endings[i]);
+    assert_int_equal(unlink(path), 0);
+  }
+  assert_int_equal(rmdir(folder), 0);
+  nsai_kernel_image_fini(&image);
+  nsai_jit_destroy(jit);
+}
+
+/* The compiler must not drag the driver in: NVRTC's own cache would. */
+static void test_leaves_the_process_alone(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  FILE *maps = fopen("/proc/self/maps", "re");
+  assert_non_null(maps);
+  char line[4096];
+  while (fgets(line, sizeof line, maps)) assert_null(strstr(line, "libcuda.so"));
+  fclose(maps);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_archs),
+    cmocka_unit_test(test_log_figures),
+    cmocka_unit_test(test_build_id),
+    cmocka_unit_test(test_missing_compiler),
+    cmocka_unit_test(test_compiles_for_every_arch),
+    cmocka_unit_test(test_line_info_changes_the_cubin),
+    cmocka_unit_test(test_error_names_template_and_line),
+    cmocka_unit_test(test_unknown_arch),
+    cmocka_unit_test(test_spills_are_refused),
+    cmocka_unit_test(test_key_is_the_same_before_and_after_opening),
+    cmocka_unit_test(test_many),
+    cmocka_unit_test(test_cancel),
+    cmocka_unit_test(test_dump),
+    cmocka_unit_test(test_leaves_the_process_alone),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
