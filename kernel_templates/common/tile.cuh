@@ -19,7 +19,7 @@ template <int kRows, int kCols> struct Tile {
 
   // Byte offset of 16-byte chunk `chunk` of row `row`.
   static NSAI_DEVICE u32 offset(int row, int chunk) {
-    return (u32)(row * kPitch + ((kSwizzled ? chunk ^ (row & 7) : chunk) << 4));
+    return (u32)(row * kPitch + ((kSwizzled ? (chunk & ~7) | ((chunk ^ row) & 7) : chunk) << 4));
   }
 };
 
