@@ -71,57 +71,84 @@ template <class T> NSAI_DEVICE u32 at_step(u32 base, int step) {
   else return base + step * 32;
 }
 
-// A row of global memory on its way to a tile; rows that are not present are not read but zero.
-struct SourceRow {
-  const u16 *data;
-  bool present;
+// x, of which the compiler does not know that it is the same in every turn of a loop: what depends on it is computed where
+// it is used and holds no register from before the loop. The loop has none to spare.
+NSAI_DEVICE int recomputed(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
+// How the threads share the copy of a tile T: lanes side by side take the chunks of one row side by side.
+template <class T, int kThreads> struct CopyLanes {
+  static constexpr int kLanes = T::kChunks > 4 ? 8 : T::kChunks; // of a row: 2, 4 or 8
+  static constexpr int kPass = kThreads / kLanes;                // rows at once
+  static NSAI_DEVICE int row(int thread) { return thread / kLanes; }
+  static NSAI_DEVICE int chunk(int thread) { return thread % kLanes; }
 };
 
-// Fills tile T [kRows, kDim] with rows source(0), source(1) .. and zeros in the columns that pad the tile. Lanes side by side
-// read the chunks of one row side by side.
-template <class T, int kRows, int kDim, int kThreads, class Source>
-NSAI_DEVICE void load_rows(u32 tile, Source source) {
-  constexpr int kLanes = T::kChunks > 4 ? 8 : T::kChunks; // that share a row: 2, 4 or 8
-  constexpr int kPass = kThreads / kLanes;                // rows at once
-  int lane_chunk = threadIdx.x % kLanes;
+// Copies row `row` [kDim] to tile T. `from` is this lane's first chunk of it; a row that is not present is not read but
+// zero, as are the columns that pad the tile.
+template <class T, int kDim, int kThreads>
+NSAI_DEVICE void copy_row(u32 tile, int row, int lane_chunk, const u16 *from, bool present) {
+  using Lanes = CopyLanes<T, kThreads>;
 #pragma unroll
-  for (int i = 0; i < ceil_div(kRows, kPass); ++i) {
-    int row = threadIdx.x / kLanes + i * kPass;
-    if (kRows % kPass != 0 && row >= kRows) break;
-    SourceRow from = source(row);
-#pragma unroll
-    for (int c = 0; c < T::kChunks; c += kLanes) {
-      int chunk = c + lane_chunk;
-      if (c + kLanes <= T::kChunks || chunk < T::kChunks)
-        copy_async_16(tile + T::offset(row, chunk), from.data + chunk * 8, from.present && chunk * 8 < kDim);
-    }
+  for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
+    int chunk = c + lane_chunk;
+    if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
+      copy_async_16(tile + T::offset(row, chunk), from + c * 8, present && chunk * 8 < kDim);
   }
 }
 
 // Q of a tile [kRows, Dk]; padding heads and tokens from q_len on are zero.
 template <class Config> NSAI_DEVICE void load_queries(u32 tile, const NsaiView &q, const QueryTile &at, int group) {
+  using T = typename FlashShared<Config>::Q;
+  using Lanes = CopyLanes<T, Config::kThreads>;
   const u16 *from = (const u16 *)q.data + (at.seq.q_begin + at.first_query) * q.token_stride +
-                    group * Config::kGroup * q.head_stride;
+                    group * Config::kGroup * q.head_stride + Lanes::chunk(threadIdx.x) * 8;
   int tokens = at.seq.q_len - at.first_query;
-  load_rows<typename FlashShared<Config>::Q, Config::kRows, Config::kHeadDimQk, Config::kThreads>(tile, [&](int row) {
+#pragma unroll
+  for (int i = 0; i < ceil_div(Config::kRows, Lanes::kPass); ++i) {
+    int row = Lanes::row(threadIdx.x) + i * Lanes::kPass;
     int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
-    return SourceRow{ from + token * q.token_stride + head * q.head_stride, head < Config::kGroup && token < tokens };
-  });
+    if (Config::kRows % Lanes::kPass == 0 || row < Config::kRows)
+      copy_row<T, Config::kHeadDimQk, Config::kThreads>(tile, row, Lanes::chunk(threadIdx.x),
+                                                        from + token * q.token_stride + head * q.head_stride,
+                                                        head < Config::kGroup && token < tokens);
+  }
 }
 
-// Keys [first, first + kKeys) of K or V [keys, kDim] of one head; keys from `end` on are zero.
+// The keys of a tile [kKeys, kDim] of K or V; those from `left` on are zero. `from`: this thread's first chunk, which
+// moves on to the next tile.
 template <class Config, class T, int kDim>
-NSAI_DEVICE void load_keys(u32 tile, const u16 *from, long long stride, int first, int end) {
-  load_rows<T, Config::kKeys, kDim, Config::kThreads>(
-      tile, [&](int row) { return SourceRow{ from + (first + row) * stride, first + row < end }; });
+NSAI_DEVICE void load_keys(u32 tile, const u16 *&from, long long stride, int left) {
+  using Lanes = CopyLanes<T, Config::kThreads>;
+  int thread = recomputed(threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < ceil_div(Config::kKeys, Lanes::kPass); ++i) {
+    int row = Lanes::row(thread) + i * Lanes::kPass;
+    if (Config::kKeys % Lanes::kPass == 0 || row < Config::kKeys)
+      copy_row<T, kDim, Config::kThreads>(tile, row, Lanes::chunk(thread), from, row < left);
+    from += min(Lanes::kPass, Config::kKeys) * stride;
+  }
 }
 
-// S = Q K^T: s[m] [16, kKeys] of every m16 tile of the warp. `q`, `k`: this lane's ldmatrix row of step 0.
+// This thread's first chunk of key `first`'s tile, in the [row, head, dim] tensor of K or V.
+template <class Config, class T>
+NSAI_DEVICE const u16 *first_chunk(const NsaiView &view, long long first, int group) {
+  using Lanes = CopyLanes<T, Config::kThreads>;
+  return (const u16 *)view.data + (first + Lanes::row(threadIdx.x)) * view.token_stride + group * view.head_stride +
+         Lanes::chunk(threadIdx.x) * 8;
+}
+
+// S = Q K^T: s[m] [16, kKeys] of every m16 tile of the warp, whose rows begin at warp_row.
 template <class Config>
-NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4], u32 q, u32 k) {
+NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4], u32 sQ, u32 sK, int warp_row) {
   using F = Flash<Config>;
   using Q = typename F::Shared::Q;
   using K = typename F::Shared::K;
+  int lane = recomputed(threadIdx.x) % 32;
+  u32 q = sQ + Q::offset(warp_row + lane % 16, lane / 16);                  // matrices: rows 0, rows 8 | columns 0, 8
+  u32 k = sK + K::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // matrices: columns 0, columns 8 | keys 0, 8
 #pragma unroll
   for (int m = 0; m < F::kM; ++m)
 #pragma unroll
@@ -158,13 +185,14 @@ template <int kN> NSAI_DEVICE void mask_row(float (&s)[kN][4], int r, KeyRange s
 }
 
 // O += P V with P = 2^(s - reference), 16 keys at a time: exponentials of the next keys run beside the products.
-// `v`: this lane's ldmatrix row of key 0, columns 0.
 template <class Config>
 NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4],
                              float (&s)[Flash<Config>::kM][Flash<Config>::kN][4],
-                             SoftmaxRows (&rows)[Flash<Config>::kM], u32 v, float scale_log2) {
+                             SoftmaxRows (&rows)[Flash<Config>::kM], u32 sV, float scale_log2) {
   using F = Flash<Config>;
   using V = typename F::Shared::V;
+  int lane = recomputed(threadIdx.x) % 32;
+  u32 v = sV + V::offset(lane % 16, lane / 16); // matrices: keys 0, keys 8 | columns 0, 8
 #pragma unroll
   for (int j = 0; j < F::kN; j += 2) {
     u32 a[F::kM][4]; // P [16, 16 keys]
@@ -205,20 +233,11 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
 
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // the shuffle tells the compiler that the warp agrees
   int lane = threadIdx.x % 32, warp_row = warp * F::kWarpRows;
-  int warp_first = position + min(warp_row / Config::kGroupPadded, tokens - 1); // positions of the warp's tokens
-  int warp_last = position + min((warp_row + F::kWarpRows - 1) / Config::kGroupPadded, tokens - 1);
-  KeyRange some = { Keys::visible(warp_first).begin, Keys::visible(warp_last).end }; // seen by one of its rows
-  KeyRange all = { Keys::visible(warp_last).begin, Keys::visible(warp_first).end };  // seen by each
 
-  long long first_row = Keys::first_row(p.seq, tile);
-  const u16 *gK = (const u16 *)p.k.data + first_row * p.k.token_stride + group * p.k.head_stride; // [keys, Dk]
-  const u16 *gV = (const u16 *)p.v.data + first_row * p.v.token_stride + group * p.v.head_stride; // [keys, Dv]
+  int first_row = Keys::first_row(p.seq, tile) + begin;
+  const u16 *gK = first_chunk<Config, typename Shared::K>(p.k, first_row, group); // [keys, Dk] from `begin`
+  const u16 *gV = first_chunk<Config, typename Shared::V>(p.v, first_row, group); // [keys, Dv]
   u32 sQ = shared_address(shared.q), sK = shared_address(shared.k), sV = shared_address(shared.v);
-
-  // Rows that this lane hands to ldmatrix: 16 x 16 of Q and of V by (row, columns), of K by (columns, key).
-  u32 q_lane = sQ + Shared::Q::offset(warp_row + lane % 16, lane / 16);
-  u32 k_lane = sK + Shared::K::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  u32 v_lane = sV + Shared::V::offset(lane % 16, lane / 16);
 
   float o[F::kM][F::kO][4] = {}; // [16, Dv] each
   SoftmaxRows rows[F::kM];
@@ -226,37 +245,40 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   // ---- key tiles ---------------------------------------------------------------------------------------------------
   load_queries<Config>(sQ, p.q, tile, group);
   if (begin < end)
-    load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride, begin, end);
+    load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride, end - begin);
   copy_async_commit();
   for (int first = begin; first < end; first += kKeys) {
-    bool seen = first < some.end && first + kKeys > some.begin; // by the warp
+    int warp_first = recomputed(position) + min(warp_row / Config::kGroupPadded, tokens - 1); // of its tokens
+    int warp_last = recomputed(position) + min((warp_row + F::kWarpRows - 1) / Config::kGroupPadded, tokens - 1);
+    // Whether a row of the warp sees one of the keys.
+    bool seen = first < Keys::visible(warp_last).end && first + kKeys > Keys::visible(warp_first).begin;
     float s[F::kM][F::kN][4];                                   // [16, kKeys] each
 
     copy_async_wait<0>();
     __syncthreads(); // K of this tile is there (and Q); everyone is done with V of the tile before
-    load_keys<Config, typename Shared::V, Config::kHeadDimV>(sV, gV, p.v.token_stride, first, end);
+    load_keys<Config, typename Shared::V, Config::kHeadDimV>(sV, gV, p.v.token_stride, end - first);
     copy_async_commit();
-    if (seen) multiply_qk<Config>(s, q_lane, k_lane);
+    if (seen) multiply_qk<Config>(s, sQ, sK, warp_row);
 
     copy_async_wait<0>();
     __syncthreads(); // V of this tile is there; everyone is done with K
     if (first + kKeys < end)
-      load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride, first + kKeys, end);
+      load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride, end - first - kKeys);
     copy_async_commit();
     if (!seen) continue;
-    bool whole = first >= all.begin && first + kKeys <= all.end;
+    bool whole = first >= Keys::visible(warp_last).begin && first + kKeys <= Keys::visible(warp_first).end;
 #pragma unroll
     for (int m = 0; m < F::kM; ++m) {
       if (!whole) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          int token = (warp_row + m * 16 + r * 8 + lane / 4) / Config::kGroupPadded;
-          mask_row(s[m], r, Keys::visible(position + token), first);
+          int row = recomputed(warp_row + m * 16 + r * 8 + lane / 4);
+          mask_row(s[m], r, Keys::visible(position + row / Config::kGroupPadded), first);
         }
       }
       softmax_raise(rows[m], s[m], o[m], p.scale_log2);
     }
-    multiply_pv<Config>(o, s, rows, v_lane, p.scale_log2);
+    multiply_pv<Config>(o, s, rows, sV, p.scale_log2);
   }
 
   // ---- epilogue ----------------------------------------------------------------------------------------------------
