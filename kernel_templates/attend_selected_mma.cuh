@@ -27,7 +27,7 @@
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (power of two >= kGroup), kWarps (consumers), kThreads =
 //   32 * (kWarps + 1), kMinBlocks, kKeys (16, 32, 64), kStages (2 and more), kSharedBytes, kSelectBlock (l'), kSelectCount
-//   (n), kRanges, kGate, kGateFloat.
+//   (n), kRanges, kGate.
 // kSharedBytes = kStages * (kKeys * (pitch(Dk) + pitch(Dv)) + kTokens * max(4, kKeys / 8) + 20)
 //   + (Dk and Dv padded to 16 exceed 320 together ? 16 * kWarps * pitch(Dk) : 0), rounded up to 16;
 //   pitch(D) = Tile::kPitch: c = padded_dim(D) / 8 chunks, 16 * (c % 8 == 0 ? c : c + 1) bytes.
@@ -64,7 +64,7 @@ template <class Config> struct Plan {
   static constexpr int kKeys = Config::kKeys, kStages = Config::kStages, kWarps = Config::kWarps;
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk), kColsV = padded_dim(Config::kHeadDimV);
   static constexpr int kTokens = 16 * kWarps / Config::kGroupPadded;
-  
+
   // Q as fragments in registers saves a fifth of the reads of shared memory. Beyond 320 columns of Q and O together they
   // do not fit beside each other (measured by the compiler's spills).
   static constexpr bool kQueryInRegisters = kColsQk + kColsV <= 320;
@@ -77,7 +77,7 @@ template <class Config> struct Plan {
   using QTile = Tile<16, kColsQk>;               // of one warp
   using KeyBits = typename KeyBitsOf<kKeys>::Word; // bit i: the token sees key i of the tile
   static constexpr int kParts = kKeys / kStepKeys;
-  static constexpr u32 kAllBits = ~0u >> (32 - kStepKeys); 
+  static constexpr u32 kAllBits = ~0u >> (32 - kStepKeys);
   static constexpr KeyBits kAllKeys = (KeyBits)~0ull >> (8 * sizeof(KeyBits) - kKeys);
 
   // Shared memory, in bytes. Ring buffers are [kStages].

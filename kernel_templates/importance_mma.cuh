@@ -13,7 +13,7 @@
 //   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse [T, Hq] (attend_compressed), importance f32 [tokens, Hkv, blocks] (select_topn)
 //
 // Written: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens p.rows[0 .. num_rows), one
-// CTA each, output row = index in the list, zeros up to ceil(kv_len / l'). A token's bits are the same in both forms and in
+// CTA each, output row = index in the list, zeros up to p.columns. A token's bits are the same in both forms and in
 // every chunk of tokens: its sums run over the same keys in the same order wherever its rows lie, and keys it does not see
 // add exact zeros.
 //
@@ -124,8 +124,8 @@ template <class C> NSAI_DEVICE TokenTile find_tokens(const NsaiImportance &p, in
 template <class C> NSAI_DEVICE int visible_blocks(int t) { return block_count<C::kBlock, C::kStride>(t + 1); }
 
 // Selection blocks to be written for position t.
-template <class C> NSAI_DEVICE int written_blocks(const Sequence &seq, int t) {
-  if constexpr (C::kProbe) return ceil_div(seq.kv_len, C::kSelectBlock);
+template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t) {
+  if constexpr (C::kProbe) return p.columns;
   return t < 0 ? 0 : t / C::kSelectBlock + 1;
 }
 
@@ -355,7 +355,7 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
       bool opened = !P::kAligned && start < 0, closed = P::kAligned || start + P::kSupport <= C::kKeys;
       float sum = pool<C>(sums + token * P::kSumPitch, start, opened ? shared.carry[tile % 2][warp][token][j % 2] : 0);
       if (!closed) shared.carry[(tile + 1) % 2][warp][token][j % 2] = sum;
-      else if (tokens.present(query) && j < written_blocks<C>(tokens.seq, tokens.seq.position(query)))
+      else if (tokens.present(query) && j < written_blocks<C>(p, tokens.seq.position(query)))
         gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
     });
     if constexpr (P::kHistory > 0) {
@@ -371,7 +371,7 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   sync_token<C>();
   const int keys_seen = tiles * C::kKeys;
   auto written = [&](int query) {
-    return tokens.present(query) ? written_blocks<C>(tokens.seq, tokens.seq.position(query)) : 0;
+    return tokens.present(query) ? written_blocks<C>(p, tokens.seq.position(query)) : 0;
   };
   for_each_block<C>(tokens, warp, lane, keys_seen / P::kRatio, written, [&](int token, int query, int j) {
     bool open = !P::kAligned && j * P::kRatio - (P::kOverlap - 1) < keys_seen;

@@ -33,7 +33,7 @@ template <class Config> NSAI_DEVICE void sort_block_list(const NsaiSortSelection
   u32 rBlock[kPerLane];                                                        // element 32 * j + lane
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
-    int block = 32 * j + lane < kCount ? gIn[32 * j + lane] : -1;
+    int block = 32 * j + lane < kCount ? gIn[(32 * j + lane) * p.in_entry_stride] : -1;
     rBlock[j] = block >= 0 && block <= last ? (u32)block : kNone;
   }
   sort_warp(rBlock);

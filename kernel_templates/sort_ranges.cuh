@@ -44,8 +44,8 @@ template <class Config> NSAI_DEVICE void sort_range_list(const NsaiSortSelection
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
     int i = 32 * j + lane;
-    int start = i < kCount ? max(gIn[2 * i], 0) : 0;
-    int end = i < kCount ? min(gIn[2 * i + 1], t + 1) : 0;
+    int start = i < kCount ? max(gIn[i * p.in_entry_stride], 0) : 0;
+    int end = i < kCount ? min(gIn[i * p.in_entry_stride + 1], t + 1) : 0;
     rRange[j] = start < end ? (u64)start << 32 | (u32)end : kNone;
   }
   sort_warp(rRange);

@@ -64,6 +64,7 @@
   X(REQUIRED, cuMemsetD8Async, 3020,                                                               \
     (nsai_cu_ptr, unsigned char value, size_t count, nsai_cu_stream))                              \
   X(REQUIRED, cuMemsetD32Async, 3020, (nsai_cu_ptr, unsigned value, size_t count, nsai_cu_stream)) \
+  X(REQUIRED, cuPointerGetAttribute, 4000, (void *value, int attribute, nsai_cu_ptr))              \
   X(REQUIRED, cuStreamCreate, 2000, (nsai_cu_stream *, unsigned flags))                            \
   X(REQUIRED, cuStreamDestroy, 4000, (nsai_cu_stream))                                             \
   X(REQUIRED, cuStreamSynchronize, 2000, (nsai_cu_stream))                                         \

@@ -8,7 +8,7 @@
 //   LSE = (m + log2 l) ln 2 -> lse
 //   gate * O_b + partial    -> o, rounded once, else partial in fp32
 //
-// Uses Config::Element, kHeadDimV, kGroup, kGate (0: none, 1: weights, 2: logits), kGateFloat (gates are f32).
+// Uses Config::Element, kHeadDimV, kGroup, kGate (0: none, 1: weights, 2: logits).
 #pragma once
 #include "common/params.h"
 #include "common/softmax.cuh"
@@ -25,7 +25,7 @@ template <class Config> NSAI_DEVICE float load_gate(const NsaiEpilogue &out, con
   if constexpr (Config::kGate == 0) return 1.0f;
   long long at = row.token * out.gate.token_stride + row.head * out.gate.head_stride + out.gate_branch;
   float x;
-  if constexpr (Config::kGateFloat) x = ((const float *)out.gate.data)[at];
+  if (out.gate_float) x = ((const float *)out.gate.data)[at];
   else x = Config::Element::low(((const u16 *)out.gate.data)[at]);
   if constexpr (Config::kGate == 2) return __fdividef(1.0f, 1.0f + exp2_approx(-kLog2e * x));
   return x;

@@ -18,7 +18,7 @@
 // Bound    by mma.sync issue where Dk, Dv >= 128; by exponentials at 64 and below.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks, kSharedBytes,
-// kGate, kGateFloat.
+// kGate.
 #pragma once
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"

@@ -1,11 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the host hands to the kernels. The only header that both sides include: plain C, no other include, so that NVRTC
- * takes it without a header path. Sizes are asserted at the end, on both sides.
+ * What the host hands to the kernels. The only header that both sides include: plain C, no other
+ * include, so that NVRTC takes it without a header path. Sizes are asserted at the end, on both
+ * sides.
  *
- * Conventions: strides count elements; pointers are device addresses; NULL means "not wanted" or "absent". Letters as in
- * include/nsa/attention.h: T query tokens, Hq, Hkv, G = Hq / Hkv, Dk, Dv, l, d, l', n, w.
+ * Conventions: strides count elements; pointers are device addresses; NULL means "not wanted" or
+ * "absent". Letters as in include/nsa/attention.h: T query tokens, Hq, Hkv, G = Hq / Hkv, Dk, Dv,
+ * l, d, l', n, w.
  */
 #ifndef NSAI_PARAMS_H
 #define NSAI_PARAMS_H
@@ -17,11 +19,13 @@ typedef struct NsaiView {
   long long head_stride;
 } NsaiView;
 
-/* How tokens fall into sequences. cu_q NULL: one sequence of q_tokens queries over kv_tokens keys. */
+/* How tokens fall into sequences. cu_q NULL: one sequence of q_tokens queries over kv_tokens keys.
+ */
 typedef struct NsaiSequences {
   const int *cu_q;      /* [num_seqs + 1] */
   const int *cu_kv;     /* [num_seqs + 1]; equals cu_q where the caller gave none */
-  const int *cu_blocks; /* [num_seqs + 1] rows of compressed storage; NULL: sequence s begins at row cu_kv[s] / d */
+  const int *cu_blocks; /* [num_seqs + 1] rows of compressed storage; NULL: sequence s begins at row
+                           cu_kv[s] / d */
   int num_seqs;
   int q_tokens;  /* rows of q */
   int kv_tokens; /* rows of k */
@@ -38,9 +42,11 @@ typedef struct NsaiEpilogue {
   long long lse_token_stride;
   long long lse_head_stride;
   float *partial; /* f32 [T, Hq, Dv] contiguous: the gated sum so far */
-  NsaiView gate;  /* [T, Hq, 3]: this branch's column is gate_branch; dtype or f32 by Config::kGateFloat */
+  NsaiView gate;  /* [T, Hq, 3]: this branch's column is gate_branch */
   int gate_branch;
+  int gate_float; /* 1: the gates are f32, 0: dtype */
   int add_partial;
+  int reserved;
 } NsaiEpilogue;
 
 /* attend_compressed, attend_window, dense: flash attention over contiguous key ranges. */
@@ -61,15 +67,16 @@ typedef struct NsaiAttendSelected {
   NsaiView k;
   NsaiView v;
   NsaiEpilogue out;
-  const int *lists; /* blocks: [T, Hkv, n] ascending, then -1. ranges: [T, Hkv, n, 2] ascending, disjoint, end > start,
-                       end <= t + 1, then -1, -1 */
+  const int *lists; /* blocks: [T, Hkv, n] ascending, then -1. ranges: [T, Hkv, n, 2] ascending,
+                       disjoint, end > start, end <= t + 1, then -1, -1 */
   long long list_token_stride; /* ints */
   long long list_head_stride;  /* ints; 0: shared by all KV heads */
   float scale_log2;
   int kv_heads;
 } NsaiAttendSelected;
 
-/* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`. */
+/* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`.
+ */
 typedef struct NsaiImportance {
   NsaiSequences seq;
   NsaiView q;
@@ -85,6 +92,8 @@ typedef struct NsaiImportance {
   int token_begin, token_end;
   float scale_log2;
   int kv_heads;
+  int columns; /* Config::kProbe: columns of `importance`; those beyond the candidates are set to 0
+                */
 } NsaiImportance;
 
 /* select: top-n by importance, with forced blocks. */
@@ -107,8 +116,9 @@ typedef struct NsaiSortSelection {
   const int *in; /* blocks [T, heads, n] or ranges [T, heads, n, 2] */
   long long in_token_stride;
   long long in_head_stride;
-  int *out; /* [T, heads, n] or [T, heads, n, 2], contiguous */
-  int heads; /* 1 or Hkv */
+  long long in_entry_stride; /* ints from one range (or index) to the next */
+  int *out;                  /* [T, heads, n] or [T, heads, n, 2], contiguous */
+  int heads;                 /* 1 or Hkv */
   int reserved;
 } NsaiSortSelection;
 
@@ -133,11 +143,18 @@ typedef struct NsaiGatherRows {
   int kv_heads;
 } NsaiGatherRows;
 
-/* activation: x = act(x) in place over `count` elements of dtype, count a multiple of 8. */
-typedef struct NsaiActivation {
-  void *x;
-  long long count;
-} NsaiActivation;
+/* bias_activation: out = act(x + bias), from the fp32 products of cuBLASLt to where the result is
+ * stored. */
+typedef struct NsaiBiasActivation {
+  const float *x;   /* f32 [batch, rows, columns] contiguous */
+  const void *bias; /* dtype [batch, columns]; NULL: zeros */
+  void *out;        /* Config::kOutFloat ? f32 : dtype, [batch, rows, columns]; may be x when f32 */
+  long long bias_batch_stride; /* elements, as the next two */
+  long long out_batch_stride;
+  long long out_row_stride;
+  int batch, rows, columns;
+  int reserved;
+} NsaiBiasActivation;
 
 /* causal_softmax: rows of fp32 scores into dtype probabilities, for sdpa_gemm. */
 typedef struct NsaiCausalSoftmax {
@@ -153,21 +170,23 @@ typedef struct NsaiCausalSoftmax {
 } NsaiCausalSoftmax;
 
 #ifdef __cplusplus
-#define NSAI_SIZE_IS(type, bytes) static_assert(sizeof(type) == bytes, "host and device disagree on " #type)
+#define NSAI_SIZE_IS(type, bytes)                                                                  \
+  static_assert(sizeof(type) == bytes, "host and device disagree on " #type)
 #else
-#define NSAI_SIZE_IS(type, bytes) _Static_assert(sizeof(type) == bytes, "host and device disagree on " #type)
+#define NSAI_SIZE_IS(type, bytes)                                                                  \
+  _Static_assert(sizeof(type) == bytes, "host and device disagree on " #type)
 #endif
 NSAI_SIZE_IS(NsaiView, 24);
 NSAI_SIZE_IS(NsaiSequences, 40);
-NSAI_SIZE_IS(NsaiEpilogue, 112);
-NSAI_SIZE_IS(NsaiAttend, 232);
-NSAI_SIZE_IS(NsaiAttendSelected, 256);
+NSAI_SIZE_IS(NsaiEpilogue, 120);
+NSAI_SIZE_IS(NsaiAttend, 240);
+NSAI_SIZE_IS(NsaiAttendSelected, 264);
 NSAI_SIZE_IS(NsaiImportance, 168);
 NSAI_SIZE_IS(NsaiSelect, 104);
-NSAI_SIZE_IS(NsaiSortSelection, 80);
+NSAI_SIZE_IS(NsaiSortSelection, 88);
 NSAI_SIZE_IS(NsaiCompress, 144);
 NSAI_SIZE_IS(NsaiGatherRows, 104);
-NSAI_SIZE_IS(NsaiActivation, 16);
+NSAI_SIZE_IS(NsaiBiasActivation, 64);
 NSAI_SIZE_IS(NsaiCausalSoftmax, 64);
 
 #endif /* NSAI_PARAMS_H */

@@ -1,0 +1,77 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Variants of the stage compress, and the kernels beside the gate MLP's products.
+ */
+#include "stages.h"
+
+#define ELEMENTWISE_THREADS                                                                        \
+  256 /* memory-bound kernels: enough loads in flight at any occupancy                             \
+       */
+
+/* Config::kActivation of bias_activation: the values of nsai_activation, and none. */
+#define ACTIVATION_NONE 3
+
+void nsai_legal_compress_mean(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)t;
+  nsai_legal_common(p, reasons);
+  if (p->model.phi != NSAI_PHI_MEAN) nsai_refuse(reasons, "model.compress.phi is not mean");
+}
+
+void nsai_specify_compress_mean(const nsai_problem *p, const nsai_target *t,
+                                nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  const nsai_geometry *m = &p->model;
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_COMPRESS];
+  *spec = (nsai_kernel_spec){ .entry = "compress_mean",
+                              .dtype = m->dtype,
+                              .threads = ELEMENTWISE_THREADS };
+  nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
+  nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
+  nsai_constant_add(spec, "kBlock", m->block);
+  nsai_constant_add(spec, "kStride", m->stride);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
+void nsai_legal_compress_gemm(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)t;
+  nsai_legal_common(p, reasons);
+  if (p->model.phi == NSAI_PHI_MEAN)
+    nsai_refuse(reasons, "model.compress.phi is mean: there are no weights");
+}
+
+static void specify_gather(const nsai_problem *p, int32_t dim, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "gather_rows",
+                              .dtype = p->model.dtype,
+                              .threads = ELEMENTWISE_THREADS };
+  nsai_constant_add(spec, "kHeadDim", dim);
+  nsai_constant_add(spec, "kBlock", p->model.block);
+  nsai_constant_add(spec, "kStride", p->model.stride);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
+static void specify_bias(const nsai_problem *p, int activation, bool out_float,
+                         nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "bias_activation",
+                              .dtype = p->model.dtype,
+                              .threads = ELEMENTWISE_THREADS };
+  nsai_constant_add(spec, "kActivation", activation);
+  nsai_constant_add(spec, "kOutFloat", out_float);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
+void nsai_specify_compress_gemm(const nsai_problem *p, const nsai_target *t,
+                                nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  specify_gather(p, p->model.head_dim_qk, &specs[NSAI_KERNEL_GATHER_K]);
+  specify_gather(p, p->model.head_dim_v, &specs[NSAI_KERNEL_GATHER_V]);
+  if (p->model.phi != NSAI_PHI_MLP) return;
+  specify_bias(p, (int)p->model.phi_activation, false, &specs[NSAI_KERNEL_PHI_ACTIVATION]);
+  specify_bias(p, ACTIVATION_NONE, false, &specs[NSAI_KERNEL_PHI_BIAS]);
+}
+
+void nsai_specify_gate(const nsai_problem *p, nsai_kernel_spec specs[NSAI_ROLES]) {
+  if (p->model.gate_hidden)
+    specify_bias(p, (int)p->model.gate_activation, false, &specs[NSAI_KERNEL_GATE_ACTIVATION]);
+  specify_bias(p, ACTIVATION_NONE, true, &specs[NSAI_KERNEL_GATE_BIAS]);
+}

@@ -1,0 +1,51 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the files of the stages (attend.c, selection.c, compress.c) give to the variant table.
+ */
+#ifndef NSAI_STAGES_H
+#define NSAI_STAGES_H
+
+#include "variants.h"
+
+/* The shared memory every portable variant stays under: what sm_86, sm_89 and sm_120 give a block.
+ */
+#define NSAI_PORTABLE_SHARED_BYTES (99u * 1024u)
+
+/* Adds one reason, a sentence without the final period. */
+void nsai_refuse(nsai_reasons *reasons, const char *format, ...) NSAI_PRINTF(2, 3);
+
+/* Appends a named constant to a kernel's Config. */
+void nsai_constant_add(nsai_kernel_spec *spec, const char *name, int64_t value);
+
+/* The next power of two at or above the group size: rows of a tile are token-major over that many
+ * heads. */
+int32_t nsai_padded_group(const nsai_geometry *model);
+
+/* Bytes of a Tile<rows, padded_dim(dim)> in shared memory: common/tile.cuh. */
+uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
+
+/* Reasons that hold for every GPU kernel: storage type and group size. */
+void nsai_legal_common(const nsai_problem *, nsai_reasons *);
+
+#define NSAI_VARIANT_FUNCTIONS(name)                                                               \
+  void nsai_legal_##name(const nsai_problem *, const nsai_target *, nsai_reasons *);               \
+  void nsai_specify_##name(const nsai_problem *, const nsai_target *, nsai_kernel_spec[NSAI_ROLES])
+
+NSAI_VARIANT_FUNCTIONS(compress_mean);
+NSAI_VARIANT_FUNCTIONS(compress_gemm);
+NSAI_VARIANT_FUNCTIONS(attend_compressed_mma);
+NSAI_VARIANT_FUNCTIONS(importance_mma);
+NSAI_VARIANT_FUNCTIONS(select_topn);
+NSAI_VARIANT_FUNCTIONS(selected_dense_mma);
+NSAI_VARIANT_FUNCTIONS(attend_selected_mma);
+NSAI_VARIANT_FUNCTIONS(attend_window_mma);
+NSAI_VARIANT_FUNCTIONS(dense_mma);
+NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
+
+bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
+
+/* Adds the kernel the gate MLP needs beside its GEMMs. */
+void nsai_specify_gate(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
+
+#endif /* NSAI_STAGES_H */

@@ -1,0 +1,184 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The variant table and the choice among its rows. To add a variant: a kernel file and one row
+ * here, with its functions in the file of its stage (attend.c, select.c, compress.c).
+ */
+#include "variants.h"
+
+#include "stages.h"
+
+#include "text.h"
+
+#include <stdio.h>
+#include <string.h>
+
+const nsai_variant nsai_variants[] = {
+  { "compress_mean", NSAI_STAGE_COMPRESS, "phi mean in one pass over K and V",
+    nsai_legal_compress_mean, NULL, nsai_specify_compress_mean },
+  { "compress_gemm", NSAI_STAGE_COMPRESS, "phi linear and mlp: gathered rows through cuBLASLt",
+    nsai_legal_compress_gemm, NULL, nsai_specify_compress_gemm },
+  { "attend_compressed_mma", NSAI_STAGE_ATTEND_COMPRESSED,
+    "flash attention over compressed tokens, mma.sync", nsai_legal_attend_compressed_mma, NULL,
+    nsai_specify_attend_compressed_mma },
+  { "importance_mma", NSAI_STAGE_IMPORTANCE,
+    "second pass over q k^T with the known LSE, exact in fp32", nsai_legal_importance_mma, NULL,
+    nsai_specify_importance_mma },
+  { "select_topn", NSAI_STAGE_SELECT, "one warp a row, running best in registers",
+    nsai_legal_select_topn, NULL, nsai_specify_select_topn },
+  { "selected_dense_mma", NSAI_STAGE_ATTEND_SELECTED,
+    "dense causal attention, exact while every block is chosen", nsai_legal_selected_dense_mma,
+    NULL, nsai_specify_selected_dense_mma },
+  { "attend_selected_mma", NSAI_STAGE_ATTEND_SELECTED, "union of adjacent tokens' blocks, mma.sync",
+    nsai_legal_attend_selected_mma, NULL, nsai_specify_attend_selected_mma },
+  { "attend_window_mma", NSAI_STAGE_ATTEND_WINDOW,
+    "flash attention over a sliding window, mma.sync", nsai_legal_attend_window_mma, NULL,
+    nsai_specify_attend_window_mma },
+  { "dense_mma", NSAI_STAGE_DENSE, "flash attention over all earlier tokens, mma.sync",
+    nsai_legal_dense_mma, NULL, nsai_specify_dense_mma },
+  { "sdpa_gemm", NSAI_STAGE_DENSE, "unfused baseline: q k^T, softmax and p v through cuBLASLt",
+    nsai_legal_sdpa_gemm, nsai_sensible_sdpa_gemm, nsai_specify_sdpa_gemm },
+};
+const int nsai_variant_count = sizeof nsai_variants / sizeof *nsai_variants;
+
+bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
+  const nsai_geometry *m = &p->model;
+  if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
+  switch (stage) {
+  case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL;
+  case NSAI_STAGE_ATTEND_COMPRESSED: return true;
+  case NSAI_STAGE_IMPORTANCE:
+  case NSAI_STAGE_SELECT: return m->select_count && p->selection == NSA_SELECT_OWN;
+  case NSAI_STAGE_ATTEND_SELECTED: return m->select_count > 0;
+  case NSAI_STAGE_ATTEND_WINDOW: return m->window > 0;
+  case NSAI_STAGE_DENSE:
+  case NSAI_STAGE_COUNT: return false;
+  }
+  return false;
+}
+
+void nsai_refuse(nsai_reasons *reasons, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  nsai_write(&reasons->text, "      ");
+  nsai_write_args(&reasons->text, format, args);
+  nsai_write(&reasons->text, "\n");
+  va_end(args);
+  reasons->count++;
+}
+
+/* Whether a pattern of variants.disable means the variant: by its name or as "stage.name". */
+static bool pattern_matches(const char *pattern, const nsai_variant *variant) {
+  char full[96];
+  snprintf(full, sizeof full, "%s.%s", nsai_stage_name(variant->stage), variant->name);
+  return nsai_glob_match(pattern, variant->name) || nsai_glob_match(pattern, full);
+}
+
+/* Every reason against one variant, the configuration's among them. */
+static void judge(const nsai_config *config, const nsai_problem *problem, const nsai_target *target,
+                  const nsai_variant *variant, nsai_reasons *reasons) {
+  const char *forced = config->variants.force[variant->stage];
+  if (forced && strcmp(forced, variant->name))
+    nsai_refuse(reasons, "variants.force asks for %s", forced);
+  for (size_t i = 0; i < config->variants.disable.count; i++)
+    if (pattern_matches(config->variants.disable.items[i], variant))
+      nsai_refuse(reasons, "variants.disable matches it with \"%s\"",
+                  config->variants.disable.items[i]);
+  variant->legal(problem, target, reasons);
+}
+
+/* Chooses one stage's variant and appends the whole story to `text`. */
+static const nsai_variant *choose_stage(const nsai_config *config, const nsai_problem *problem,
+                                        const nsai_target *target, nsai_stage stage,
+                                        nsai_writer *text) {
+  const nsai_variant *chosen = NULL;
+  const char *forced = config->variants.force[stage];
+  nsai_write(text, "  %s:\n", nsai_stage_name(stage));
+  for (int i = 0; i < nsai_variant_count; i++) {
+    const nsai_variant *v = &nsai_variants[i];
+    if (v->stage != stage) continue;
+    char lines[2048];
+    nsai_reasons reasons = { nsai_writer_open(lines, sizeof lines), 0 };
+    judge(config, problem, target, v, &reasons);
+    bool sensible = !v->sensible || v->sensible(problem, target) || forced;
+    if (reasons.count) {
+      nsai_write(text, "    %s: no\n%s", v->name, lines);
+    } else if (chosen || !sensible) {
+      nsai_write(text, "    %s: possible, not chosen (%s)\n", v->name,
+                 chosen ? "lower in the table" : "a baseline");
+    } else {
+      chosen = v;
+      nsai_write(text, "    %s: chosen (%s): %s\n", v->name,
+                 forced ? "variants.force" : "first legal in the table", v->why);
+    }
+  }
+  return chosen;
+}
+
+nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
+                       const nsai_target *target, nsai_writer *explain, nsai_choice *out) {
+  char story[12288];
+  nsai_writer own = nsai_writer_open(story, sizeof story);
+  nsai_writer *text = explain ? explain : &own;
+  bool complete = true;
+  memset(out, 0, sizeof *out);
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    if (!nsai_stage_needed(problem, (nsai_stage)s)) continue;
+    out->variant[s] = choose_stage(config, problem, target, (nsai_stage)s, text);
+    if (out->variant[s])
+      out->variant[s]->specify(problem, target, out->specs);
+    else
+      complete = false;
+  }
+  if (complete && problem->model.gate == NSAI_GATE_MLP && problem->op == NSA_OP_FORWARD)
+    nsai_specify_gate(problem, out->specs);
+  if (complete) return NSA_OK;
+  return nsai_fail(NSA_E_UNSUPPORTED, "no variant can serve a stage of this problem on %s:\n%s",
+                   target->arch, explain ? "(see the explanation)" : story);
+}
+
+/* The name of a stage's variant is unknown: lists those there are. */
+static nsa_status refuse_name(nsai_stage stage, const char *name) {
+  char names[512];
+  nsai_writer list = nsai_writer_open(names, sizeof names);
+  for (int i = 0; i < nsai_variant_count; i++)
+    if (nsai_variants[i].stage == stage)
+      nsai_write(&list, "%s%s", list.used ? ", " : "", nsai_variants[i].name);
+  return nsai_fail(NSA_E_CONFIG, "variants.force.%s: no variant \"%s\"; there are: %s",
+                   nsai_stage_name(stage), name, names);
+}
+
+nsa_status nsai_check_variant_names(const nsai_config *config) {
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    bool found = !config->variants.force[s];
+    for (int i = 0; i < nsai_variant_count && !found; i++)
+      found = nsai_variants[i].stage == (nsai_stage)s &&
+              !strcmp(nsai_variants[i].name, config->variants.force[s]);
+    if (!found) return refuse_name((nsai_stage)s, config->variants.force[s]);
+  }
+  for (size_t k = 0; k < config->variants.disable.count; k++) {
+    bool found = false;
+    for (int i = 0; i < nsai_variant_count; i++)
+      found |= pattern_matches(config->variants.disable.items[k], &nsai_variants[i]);
+    if (!found)
+      return nsai_fail(
+          NSA_E_CONFIG,
+          "variants.disable: \"%s\" matches no variant; `nsa-autotune show` lists them",
+          config->variants.disable.items[k]);
+  }
+  return NSA_OK;
+}
+
+void nsai_kernel_unit(const nsai_kernel_spec *spec, const nsai_problem *problem, nsai_writer *out) {
+  nsai_write(out, "// ");
+  nsai_problem_add_geometry(out, problem);
+  nsai_write(out, "\n#include \"common/types.cuh\"\n\nstruct Config {\n  using Element = %s;\n",
+             spec->dtype == NSA_F16 ? "Fp16" : "Bf16");
+  nsai_write(out,
+             "  static constexpr int kThreads = %d;\n  static constexpr int kSharedBytes = %u;\n",
+             spec->threads, spec->shared_bytes);
+  for (int i = 0; i < spec->constant_count; i++)
+    nsai_write(out, "  static constexpr int %s = %lld;\n", spec->constants[i].name,
+               (long long)spec->constants[i].value);
+  nsai_write(out, "};\n\n#include \"%s.cuh\"\n", spec->entry);
+}

@@ -1,0 +1,417 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Order of a forward: gates, compress, attend_compressed, importance and select in chunks of
+ * tokens, attend_window, attend_selected. Each branch's kernel adds its gated output to an fp32
+ * partial sum; the last one that runs rounds once into o.
+ */
+#include "forward.h"
+
+#include "common/params.h"
+
+#include <math.h>
+#include <string.h>
+
+#define LOG2E 1.44269504088896340736
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+NsaiSequences nsai_run_sequences(const nsai_run *run) {
+  NsaiSequences s = { .num_seqs = run->sizes.num_seqs,
+                      .q_tokens = (int)run->sizes.tokens,
+                      .kv_tokens = (int)run->sizes.kv_tokens };
+  if (!run->batch) return s;
+  s.cu_q = run->batch->cu_q.data;
+  s.cu_kv = nsai_present(&run->batch->cu_kv) ? run->batch->cu_kv.data : run->batch->cu_q.data;
+  return s;
+}
+
+NsaiView nsai_view(const nsa_tensor *t) {
+  return (NsaiView){ t->data, t->stride[0], t->stride[1] };
+}
+
+NsaiView nsai_piece_view(const nsai_run *run, nsai_piece piece, int64_t heads, int64_t dim) {
+  return (NsaiView){ nsai_piece_at(run, piece), heads * dim, dim };
+}
+
+NsaiView nsai_compressed_view(const nsai_run *run, int side) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  const nsa_tensor *given = side ? &run->io->kv.v_cmp : &run->io->kv.k_cmp;
+  if (nsai_present(given)) return nsai_view(given);
+  const nsai_layout *l = &run->plan->layout;
+  return nsai_piece_view(run, side ? l->v_cmp : l->k_cmp, m->kv_heads,
+                         side ? m->head_dim_v : m->head_dim_qk);
+}
+
+NsaiSequences nsai_compressed_sequences(const nsai_run *run) {
+  NsaiSequences s = nsai_run_sequences(run);
+  if (run->batch && nsai_present(&run->io->kv.k_cmp) && nsai_present(&run->batch->cu_blocks))
+    s.cu_blocks = run->batch->cu_blocks.data;
+  return s;
+}
+
+int64_t nsai_compressed_rows(const nsai_run *run) {
+  if (nsai_present(&run->io->kv.k_cmp)) return run->sizes.cmp_rows;
+  return run->sizes.kv_tokens / run->plan->problem.model.stride + 1;
+}
+
+static float scale_log2(const nsai_run *run) {
+  double scale = run->io->softmax_scale > 0
+                     ? (double)run->io->softmax_scale
+                     : 1.0 / sqrt((double)run->plan->problem.model.head_dim_qk);
+  return (float)(scale * LOG2E);
+}
+
+/* Tiles of `tokens` query tokens that cover every sequence: common/sequence.cuh. */
+static uint64_t tile_count(const nsai_run *run, int32_t tokens) {
+  const nsai_run_sizes *s = &run->sizes;
+  return (uint64_t)(s->packed ? s->tokens / tokens + s->num_seqs : ceil_div(s->tokens, tokens));
+}
+
+static uint64_t tile_grid(const nsai_run *run, nsai_role role) {
+  return tile_count(run, run->plan->kernels[role].tokens) *
+         (uint64_t)run->plan->problem.model.kv_heads;
+}
+
+static nsa_status launch(const nsai_run *run, nsai_role role, uint64_t grid, const void *params) {
+  return nsai_launch(run->driver, &run->plan->kernels[role], grid, 1, params, run->stream);
+}
+
+/* The LSE of the compressed branch is always stored: importance needs it. The caller's tensor
+ * serves when there is one. */
+static nsa_tensor compressed_lse(const nsai_run *run) {
+  if (nsai_present(&run->io->lse[NSA_CMP])) return run->io->lse[NSA_CMP];
+  return (nsa_tensor){ .data = nsai_piece_at(run, run->plan->layout.lse),
+                       .stride = { run->plan->problem.model.heads, 1 } };
+}
+
+/* The branches in the order of their kernels. */
+static const int branch_order[NSA_BRANCHES] = { NSA_CMP, NSA_WIN, NSA_SEL };
+
+static bool runs_before(uint32_t branches, int branch) {
+  for (int i = 0; branch_order[i] != branch; i++)
+    if (branches >> branch_order[i] & 1) return true;
+  return false;
+}
+
+static bool runs_after(uint32_t branches, int branch) {
+  bool seen = false;
+  for (int i = 0; i < NSA_BRANCHES; i++) {
+    if (seen && (branches >> branch_order[i] & 1)) return true;
+    seen |= branch_order[i] == branch;
+  }
+  return false;
+}
+
+static void set_gate(const nsai_run *run, NsaiEpilogue *out) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  if (m->gate == NSAI_GATE_MLP) {
+    out->gate = nsai_piece_view(run, run->plan->layout.gate_logits, m->heads, 3);
+    out->gate_float = 1;
+  } else {
+    out->gate = nsai_view(&run->io->gate.value);
+    out->gate_float = run->io->gate.value.dtype == NSA_F32;
+  }
+}
+
+static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
+  NsaiEpilogue out = { .gate_branch = branch };
+  nsa_tensor lse = branch == NSA_CMP ? compressed_lse(run) : run->io->lse[branch];
+  out.lse = lse.data;
+  out.lse_token_stride = lse.stride[0];
+  out.lse_head_stride = lse.stride[1];
+  set_gate(run, &out);
+  if (!(run->branches >> branch & 1)) return out; /* only its LSE is wanted, by the selection */
+  if (nsai_present(&run->io->o_branch[branch]))
+    out.o_branch = nsai_view(&run->io->o_branch[branch]);
+  out.add_partial = runs_before(run->branches, branch);
+  bool last = !runs_after(run->branches, branch);
+  if (last) out.o = nsai_view(&run->io->o);
+  if (out.add_partial || !last) out.partial = nsai_piece_at(run, run->plan->layout.partial);
+  return out;
+}
+
+static NsaiAttend attend_params(const nsai_run *run, int branch) {
+  int source = run->plan->problem.model.per_branch ? branch : 0;
+  return (NsaiAttend){ .seq = nsai_run_sequences(run),
+                       .q = nsai_view(&run->io->q),
+                       .k = nsai_view(&run->io->kv.k[source]),
+                       .v = nsai_view(&run->io->kv.v[source]),
+                       .out = branch_epilogue(run, branch),
+                       .scale_log2 = scale_log2(run),
+                       .kv_heads = run->plan->problem.model.kv_heads };
+}
+
+static nsa_status attend_compressed(const nsai_run *run) {
+  NsaiAttend p = { .seq = nsai_compressed_sequences(run),
+                   .q = nsai_view(&run->io->q),
+                   .k = nsai_compressed_view(run, 0),
+                   .v = nsai_compressed_view(run, 1),
+                   .out = branch_epilogue(run, NSA_CMP),
+                   .scale_log2 = scale_log2(run),
+                   .kv_heads = run->plan->problem.model.kv_heads };
+  return launch(run, NSAI_KERNEL_ATTEND_COMPRESSED, tile_grid(run, NSAI_KERNEL_ATTEND_COMPRESSED),
+                &p);
+}
+
+static nsa_status attend_window(const nsai_run *run) {
+  NsaiAttend p = attend_params(run, NSA_WIN);
+  return launch(run, NSAI_KERNEL_ATTEND_WINDOW, tile_grid(run, NSAI_KERNEL_ATTEND_WINDOW), &p);
+}
+
+static NsaiImportance importance_params(const nsai_run *run) {
+  nsa_tensor lse = compressed_lse(run);
+  return (NsaiImportance){ .seq = nsai_compressed_sequences(run),
+                           .q = nsai_view(&run->io->q),
+                           .k = nsai_compressed_view(run, 0),
+                           .lse = lse.data,
+                           .lse_token_stride = lse.stride[0],
+                           .lse_head_stride = lse.stride[1],
+                           .scale_log2 = scale_log2(run),
+                           .kv_heads = run->plan->problem.model.kv_heads };
+}
+
+/* Where the top-n goes: the caller's tensor, or the workspace. */
+static nsa_tensor index_tensor(const nsai_run *run) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  if (nsai_present(&run->io->block_idx)) return run->io->block_idx;
+  return (nsa_tensor){ .data = nsai_piece_at(run, run->plan->layout.idx),
+                       .stride = { (int64_t)m->kv_heads * m->select_count, m->select_count, 1 } };
+}
+
+static nsa_status select_tokens(const nsai_run *run, const nsa_tensor *importance, int64_t begin,
+                                int64_t end) {
+  nsa_tensor idx = index_tensor(run);
+  NsaiSelect p = { .seq = nsai_run_sequences(run),
+                   .importance = importance->data,
+                   .importance_token_stride = importance->stride[0],
+                   .importance_head_stride = importance->stride[1],
+                   .idx = idx.data,
+                   .idx_token_stride = idx.stride[0],
+                   .idx_head_stride = idx.stride[1],
+                   .token_begin = (int)begin,
+                   .token_end = (int)end,
+                   .kv_heads = run->plan->problem.model.kv_heads };
+  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_SELECT];
+  int64_t rows = (end - begin) * p.kv_heads; /* a warp each */
+  return launch(run, NSAI_KERNEL_SELECT, (uint64_t)ceil_div(rows, kernel->threads / 32), &p);
+}
+
+/* Importance and top-n, one chunk of tokens after the other through the same piece of workspace. */
+static nsa_status select_blocks(const nsai_run *run) {
+  const nsai_layout *l = &run->plan->layout;
+  nsa_tensor importance = { .data = nsai_piece_at(run, l->importance),
+                            .stride = { run->plan->problem.model.kv_heads * l->importance_columns,
+                                        l->importance_columns, 1 } };
+  if (!l->importance.bytes) /* every block is chosen: the lists follow from the positions alone */
+    return select_tokens(run, &importance, 0, run->sizes.tokens);
+  NsaiImportance p = importance_params(run);
+  p.importance = importance.data;
+  p.importance_token_stride = importance.stride[0];
+  p.importance_head_stride = importance.stride[1];
+  for (int64_t begin = 0; begin < run->sizes.tokens; begin += l->chunk_tokens) {
+    int64_t end = smaller(begin + l->chunk_tokens, run->sizes.tokens);
+    int32_t tile = run->plan->kernels[NSAI_KERNEL_IMPORTANCE].tokens;
+    p.token_begin = (int)begin;
+    p.token_end = (int)end;
+    uint64_t tiles =
+        run->sizes.packed ? tile_count(run, tile) : (uint64_t)ceil_div(end - begin, tile);
+    NSAI_TRY(launch(run, NSAI_KERNEL_IMPORTANCE, tiles * (uint64_t)p.kv_heads, &p));
+    NSAI_TRY(select_tokens(run, &importance, begin, end));
+  }
+  return NSA_OK;
+}
+
+static nsa_status probe(const nsai_run *run) {
+  const nsa_tensor *out = &run->io->probe_importance;
+  NsaiImportance p = importance_params(run);
+  p.importance = out->data;
+  p.importance_token_stride = out->stride[0];
+  p.importance_head_stride = out->stride[1];
+  p.columns = (int)out->shape[2];
+  p.rows = run->io->probe_rows.data;
+  p.num_rows = (int)run->io->probe_rows.shape[0];
+  p.token_end = (int)run->sizes.tokens;
+  return launch(run, NSAI_KERNEL_PROBE, (uint64_t)p.num_rows * (uint64_t)p.kv_heads, &p);
+}
+
+/* A caller's selection into sorted lists; sets where attend_selected finds them. */
+static nsa_status sort_selection(const nsai_run *run, NsaiAttendSelected *attend) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  bool ranges = run->plan->problem.selection == NSA_SELECT_RANGES;
+  const nsa_tensor *in = ranges ? &run->io->ranges : &run->io->block_idx;
+  bool each = in->ndim == (ranges ? 4 : 3); /* has the axis of KV heads */
+  int64_t length = (int64_t)m->select_count * (ranges ? 2 : 1);
+  NsaiSortSelection p = { .seq = nsai_run_sequences(run),
+                          .in = in->data,
+                          .in_token_stride = in->stride[0],
+                          .in_head_stride = each ? in->stride[1] : 0,
+                          .in_entry_stride = ranges ? in->stride[each ? 2 : 1] : 1,
+                          .out = nsai_piece_at(run, run->plan->layout.lists),
+                          .heads = each ? m->kv_heads : 1 };
+  attend->lists = p.out;
+  attend->list_token_stride = p.heads * length;
+  attend->list_head_stride = each ? length : 0;
+  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_SORT];
+  uint64_t warps = (uint64_t)run->sizes.tokens * (uint64_t)p.heads;
+  return launch(run, NSAI_KERNEL_SORT, (uint64_t)ceil_div((int64_t)warps, kernel->threads / 32),
+                &p);
+}
+
+static nsa_status attend_selected(const nsai_run *run) {
+  NsaiAttend a = attend_params(run, NSA_SEL);
+  if (!strcmp(run->plan->choice.variant[NSAI_STAGE_ATTEND_SELECTED]->name, "selected_dense_mma"))
+    return launch(run, NSAI_KERNEL_ATTEND_SELECTED, tile_grid(run, NSAI_KERNEL_ATTEND_SELECTED),
+                  &a);
+  NsaiAttendSelected p = { .seq = a.seq,
+                           .q = a.q,
+                           .k = a.k,
+                           .v = a.v,
+                           .out = a.out,
+                           .scale_log2 = a.scale_log2,
+                           .kv_heads = a.kv_heads };
+  if (run->plan->problem.selection == NSA_SELECT_OWN) {
+    nsa_tensor idx = index_tensor(run);
+    p.lists = idx.data;
+    p.list_token_stride = idx.stride[0];
+    p.list_head_stride = idx.stride[1];
+  } else {
+    NSAI_TRY(sort_selection(run, &p));
+  }
+  return launch(run, NSAI_KERNEL_ATTEND_SELECTED, tile_grid(run, NSAI_KERNEL_ATTEND_SELECTED), &p);
+}
+
+/* Whether this run needs the library's own selection: for the branch, or because the caller asks
+ * for the indices. */
+static bool selects(const nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  if (!p->model.select_count || p->selection != NSA_SELECT_OWN) return false;
+  bool branch = (run->branches >> NSA_SEL & 1) && !nsai_problem_selects_all(p);
+  return branch || nsai_present(&run->io->block_idx);
+}
+
+nsa_status nsai_enqueue_forward(const nsai_run *run) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  bool probes = nsai_present(&run->io->probe_rows), selecting = selects(run);
+  bool compressed = (run->branches >> NSA_CMP & 1) || selecting || probes;
+  if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
+  if ((compressed || nsai_present(&run->io->kv.k_cmp)) && m->phi != NSAI_PHI_EXTERNAL)
+    NSAI_TRY(nsai_enqueue_compress(run));
+  if (compressed) NSAI_TRY(attend_compressed(run));
+  if (selecting) NSAI_TRY(select_blocks(run));
+  if (probes) NSAI_TRY(probe(run));
+  if (run->branches >> NSA_WIN & 1) NSAI_TRY(attend_window(run));
+  if (run->branches >> NSA_SEL & 1) NSAI_TRY(attend_selected(run));
+  return NSA_OK;
+}
+
+nsa_status nsai_enqueue_compress(const nsai_run *run) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  if (m->phi != NSAI_PHI_MEAN) return nsai_enqueue_phi(run);
+  NsaiCompress p = { .seq = nsai_compressed_sequences(run),
+                     .k = nsai_view(&run->io->kv.k[0]),
+                     .v = nsai_view(&run->io->kv.v[0]),
+                     .k_cmp = nsai_compressed_view(run, 0),
+                     .v_cmp = nsai_compressed_view(run, 1),
+                     .rows = (int)nsai_compressed_rows(run),
+                     .kv_heads = m->kv_heads };
+  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_COMPRESS];
+  int64_t pairs = (int64_t)p.rows * m->kv_heads;
+  int64_t per_block =
+      kernel->threads / ((m->head_dim_qk + m->head_dim_v) / 8); /* 16 bytes a thread */
+  return launch(run, NSAI_KERNEL_COMPRESS, (uint64_t)ceil_div(pairs, per_block), &p);
+}
+
+nsa_status nsai_enqueue_select(const nsai_run *run, const nsa_tensor *importance) {
+  return select_tokens(run, importance, 0, run->sizes.tokens);
+}
+
+/* ---- dense
+ * ----------------------------------------------------------------------------------------------------
+ */
+
+/* Unfused baseline: per group of heads and chunk of query rows a product, a softmax, a product. */
+static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, int group) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  const nsa_io *io = run->io;
+  int64_t keys = run->sizes.kv_tokens,
+          pitch = ceil_div(keys, 8) * 8; /* 16-byte rows for cuBLASLt */
+  int32_t heads = m->heads / m->kv_heads;
+  float *scores = nsai_piece_at(run, run->plan->layout.scores);
+  uint16_t *probs = nsai_piece_at(run, run->plan->layout.probs);
+  const uint16_t *q = (const uint16_t *)io->q.data + begin * io->q.stride[0] +
+                      (int64_t)group * heads * io->q.stride[1];
+  const uint16_t *k = (const uint16_t *)io->kv.k[0].data + group * io->kv.k[0].stride[1];
+  const uint16_t *v = (const uint16_t *)io->kv.v[0].data + group * io->kv.v[0].stride[1];
+  uint16_t *o =
+      (uint16_t *)io->o.data + begin * io->o.stride[0] + (int64_t)group * heads * io->o.stride[1];
+  nsai_gemm qk = { .m = rows,
+                   .n = keys,
+                   .k = m->head_dim_qk,
+                   .a_row = io->q.stride[0],
+                   .b_row = io->kv.k[0].stride[0],
+                   .c_row = pitch,
+                   .batch = heads,
+                   .a_batch = io->q.stride[1],
+                   .c_batch = rows * pitch,
+                   .b_transposed = true,
+                   .dtype = m->dtype,
+                   .c_dtype = NSA_F32 };
+  nsai_gemm pv = { .m = rows,
+                   .n = m->head_dim_v,
+                   .k = keys,
+                   .a_row = pitch,
+                   .b_row = io->kv.v[0].stride[0],
+                   .c_row = io->o.stride[0],
+                   .batch = heads,
+                   .a_batch = rows * pitch,
+                   .c_batch = io->o.stride[1],
+                   .dtype = m->dtype,
+                   .c_dtype = m->dtype };
+  void *gemm_workspace = nsai_piece_at(run, run->plan->layout.gemm);
+  nsai_gemm_operands first = { q, k, scores, gemm_workspace, run->stream };
+  nsai_gemm_operands second = { probs, v, o, gemm_workspace, run->stream };
+  NsaiCausalSoftmax softmax = { .scores = scores,
+                                .probs = probs,
+                                .scale_log2 = scale_log2(run),
+                                .heads = heads,
+                                .rows = (int)rows,
+                                .keys = (int)pitch,
+                                .first_position = (int)(keys - run->sizes.tokens + begin) };
+  const nsa_tensor *lse = &io->lse[0];
+  if (nsai_present(lse)) {
+    softmax.lse =
+        (float *)lse->data + begin * lse->stride[0] + (int64_t)group * heads * lse->stride[1];
+    softmax.lse_token_stride = lse->stride[0];
+    softmax.lse_head_stride = lse->stride[1];
+  }
+  NSAI_TRY(nsai_gemm_run(run->plan->lt, run->plan->lt_handle, &qk, &first));
+  NSAI_TRY(nsai_launch(run->driver, &run->plan->kernels[NSAI_KERNEL_SOFTMAX], (uint64_t)rows,
+                       (uint32_t)heads, &softmax, run->stream));
+  return nsai_gemm_run(run->plan->lt, run->plan->lt_handle, &pv, &second);
+}
+
+static nsa_status enqueue_sdpa(const nsai_run *run) {
+  int64_t step = run->plan->layout.chunk_tokens;
+  for (int group = 0; group < run->plan->problem.model.kv_heads; group++)
+    for (int64_t begin = 0; begin < run->sizes.tokens; begin += step)
+      NSAI_TRY(sdpa_chunk(run, begin, smaller(step, run->sizes.tokens - begin), group));
+  return NSA_OK;
+}
+
+nsa_status nsai_enqueue_dense(const nsai_run *run) {
+  if (run->plan->layout.scores.bytes) return enqueue_sdpa(run);
+  NsaiEpilogue out = { .o = nsai_view(&run->io->o),
+                       .lse = run->io->lse[0].data,
+                       .lse_token_stride = run->io->lse[0].stride[0],
+                       .lse_head_stride = run->io->lse[0].stride[1] };
+  NsaiAttend p = { .seq = nsai_run_sequences(run),
+                   .q = nsai_view(&run->io->q),
+                   .k = nsai_view(&run->io->kv.k[0]),
+                   .v = nsai_view(&run->io->kv.v[0]),
+                   .out = out,
+                   .scale_log2 = scale_log2(run),
+                   .kv_heads = run->plan->problem.model.kv_heads };
+  return launch(run, NSAI_KERNEL_DENSE, tile_grid(run, NSAI_KERNEL_DENSE), &p);
+}

@@ -1,0 +1,51 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The launch lists of the GPU: what each run call enqueues. Arguments have been checked.
+ */
+#ifndef NSAI_FORWARD_H
+#define NSAI_FORWARD_H
+
+#include "common/params.h"
+#include "plan.h"
+#include "tensor.h"
+
+/* One run, resolved: where everything lies. */
+typedef struct nsai_run {
+  const nsa_plan *plan;
+  const nsai_driver *driver;
+  const nsa_batch *batch; /* NULL: one sequence */
+  const nsa_io *io;
+  char *workspace;
+  nsa_stream stream;
+  uint32_t branches;
+  nsai_run_sizes sizes;
+} nsai_run;
+
+nsa_status nsai_enqueue_forward(const nsai_run *run);
+nsa_status nsai_enqueue_dense(const nsai_run *run);
+nsa_status nsai_enqueue_compress(const nsai_run *run);
+nsa_status nsai_enqueue_select(const nsai_run *run, const nsa_tensor *importance);
+
+/* Pieces that forward.c and phi.c share. */
+static inline void *nsai_piece_at(const nsai_run *run, nsai_piece piece) {
+  return run->workspace + piece.offset;
+}
+NsaiSequences nsai_run_sequences(const nsai_run *run);
+/* A [tokens, heads, dim] tensor of the caller. */
+NsaiView nsai_view(const nsa_tensor *tensor);
+/* A contiguous one in the workspace. */
+NsaiView nsai_piece_view(const nsai_run *run, nsai_piece piece, int64_t heads, int64_t dim);
+
+/* Where this run's compressed keys (side 0) or values (side 1) lie, and the sequences as compressed
+ * storage sees them. */
+NsaiView nsai_compressed_view(const nsai_run *run, int side);
+NsaiSequences nsai_compressed_sequences(const nsai_run *run);
+/* Rows of compressed storage that this run may touch. */
+int64_t nsai_compressed_rows(const nsai_run *run);
+
+/* phi.c: the products. */
+nsa_status nsai_enqueue_phi(const nsai_run *run);
+nsa_status nsai_enqueue_gate(const nsai_run *run);
+
+#endif /* NSAI_FORWARD_H */

@@ -1,0 +1,32 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * From kernel specs to loaded kernels: memory tier, disk cache, compiler.
+ */
+#ifndef NSAI_KERNELS_H
+#define NSAI_KERNELS_H
+
+#include "context.h"
+#include "launch.h"
+
+typedef struct nsai_kernel_request {
+  const nsai_problem *problem;
+  const nsai_kernel_spec *specs; /* [NSAI_ROLES] */
+  bool may_compile;              /* else a missing kernel is NSA_E_NOT_PREPARED */
+  nsa_progress_fn progress;
+  void *user;
+} nsai_kernel_request;
+
+/* Makes every kernel of the request: found in memory, else in the disk cache, else compiled, all
+ * missing ones in parallel. `out` NULL: compiled and cached, not loaded (prepare, deviceless).
+ * NSA_E_NOT_PREPARED, NSA_E_CANCELLED, errors of compiling and loading. Thread-safe. */
+nsa_status nsai_kernels_make(nsa_ctx *ctx, const nsai_kernel_request *request,
+                             nsai_kernel out[NSAI_ROLES]);
+
+/* How many kernels of the request neither memory nor disk has. */
+nsa_status nsai_kernels_missing(nsa_ctx *ctx, const nsai_kernel_request *request, int32_t *missing);
+
+/* Unloads everything; called by nsa_destroy. */
+void nsai_kernels_unload(nsa_ctx *ctx);
+
+#endif /* NSAI_KERNELS_H */

@@ -1,0 +1,27 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "launch.h"
+
+#define MAX_GRID_X ((uint64_t)INT32_MAX) /* CUDA's limit on the first grid dimension */
+
+nsa_status nsai_launch(const nsai_driver *driver, const nsai_kernel *kernel, uint64_t grid_x,
+                       uint32_t grid_y, const void *params, nsa_stream stream) {
+  if (!grid_x || !grid_y) return NSA_OK;
+  if (grid_x > MAX_GRID_X)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "%s would need %llu blocks, CUDA launches at most %llu: split the batch",
+                     kernel->name, (unsigned long long)grid_x, (unsigned long long)MAX_GRID_X);
+  nsai_cu_launch_config config = {
+    .grid_x = (uint32_t)grid_x,
+    .grid_y = grid_y,
+    .grid_z = 1,
+    .block_x = (uint32_t)kernel->threads,
+    .block_y = 1,
+    .block_z = 1,
+    .shared_bytes = kernel->shared_bytes,
+    .stream = stream,
+  };
+  void *arguments[] = { (void *)(uintptr_t)params };
+  return NSAI_CUDA(driver, cuLaunchKernelEx(&config, kernel->function, arguments, NULL));
+}

@@ -1,0 +1,25 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Launching kernels. The only file that launches, so that no launch can forget its stream.
+ */
+#ifndef NSAI_LAUNCH_H
+#define NSAI_LAUNCH_H
+
+#include "cuda_api.h"
+
+/* A loaded kernel. */
+typedef struct nsai_kernel {
+  nsai_cu_function function;
+  const char *name;
+  int32_t threads;
+  uint32_t shared_bytes;
+  int32_t tokens; /* query tokens a block takes; 0: not tiled by tokens */
+} nsai_kernel;
+
+/* Enqueues one kernel whose only parameter is the struct at `params`. A grid of 0 blocks is no
+ * launch. */
+nsa_status nsai_launch(const nsai_driver *driver, const nsai_kernel *kernel, uint64_t grid_x,
+                       uint32_t grid_y, const void *params, nsa_stream stream);
+
+#endif /* NSAI_LAUNCH_H */

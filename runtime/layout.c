@@ -1,0 +1,105 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The workspace of a plan, from its capacities.
+ */
+#include "plan.h"
+
+#include <string.h>
+
+/* Importance of all tokens at once would be T * Hkv * S/l' floats: 1 GB at 64k and 4 KV heads, 275
+ * GB at 1M. So tokens go through importance and top-n in chunks of this many bytes: large enough to
+ * fill the GPU for milliseconds, small beside the outputs. */
+#define IMPORTANCE_CHUNK_BYTES ((int64_t)512 << 20)
+
+/* Scores of sdpa_gemm, per chunk of query rows and group of heads. */
+#define SCORES_CHUNK_BYTES ((int64_t)1 << 30)
+
+/* Chunks are whole tiles of query tokens: no kernel tile has more. */
+#define CHUNK_STEP 128
+
+static int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static nsai_piece take(nsai_layout *layout, int64_t bytes) {
+  nsai_piece piece = { layout->total, (uint64_t)bytes };
+  layout->total += (uint64_t)round_up(bytes, NSAI_WORKSPACE_ALIGN);
+  return piece;
+}
+
+/* Tokens per chunk when one token takes `bytes`. */
+static int64_t chunk_of(int64_t budget, int64_t bytes, int64_t tokens) {
+  int64_t fit = budget / bytes / CHUNK_STEP * CHUNK_STEP;
+  if (fit < CHUNK_STEP) fit = CHUNK_STEP;
+  int64_t all = round_up(tokens, CHUNK_STEP);
+  return fit < all ? fit : all;
+}
+
+bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice) {
+  if (problem->op == NSA_OP_DENSE)
+    return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
+  return problem->model.phi == NSAI_PHI_LINEAR || problem->model.phi == NSAI_PHI_MLP ||
+         problem->model.gate == NSAI_GATE_MLP;
+}
+
+static void layout_dense(nsai_layout *out, const nsai_problem *p) {
+  int64_t group = p->model.heads / p->model.kv_heads;
+  out->chunk_tokens = chunk_of(SCORES_CHUNK_BYTES, group * p->max_kv_len * 4, p->max_tokens);
+  int64_t scores = group * out->chunk_tokens * round_up(p->max_kv_len, 8);
+  out->scores = take(out, scores * 4);
+  out->probs = take(out, scores * 2);
+}
+
+static void layout_phi(nsai_layout *out, const nsai_geometry *m) {
+  int64_t dim = larger(m->head_dim_qk, m->head_dim_v), rows = out->cmp_rows * m->kv_heads;
+  out->phi_rows = take(out, rows * m->block * dim * 2);
+  if (m->phi != NSAI_PHI_MLP) return;
+  out->phi_product = take(out, rows * larger(m->phi_hidden, dim) * 4);
+  out->phi_hidden = take(out, rows * m->phi_hidden * 2);
+}
+
+static void layout_gate(nsai_layout *out, const nsai_problem *p) {
+  const nsai_geometry *m = &p->model;
+  if (m->gate_hidden) {
+    out->gate_product = take(out, p->max_tokens * m->gate_hidden * 4);
+    out->gate_hidden = take(out, p->max_tokens * m->gate_hidden * 2);
+  }
+  out->gate_logits = take(out, p->max_tokens * m->heads * 3 * 4);
+}
+
+static void layout_selection(nsai_layout *out, const nsai_problem *p) {
+  const nsai_geometry *m = &p->model;
+  int64_t lists = p->max_tokens * m->kv_heads * m->select_count * 4;
+  if (p->selection == NSA_SELECT_OWN) {
+    out->importance_columns = round_up(nsai_select_block_count(m, p->max_kv_len), 4);
+    out->chunk_tokens =
+        chunk_of(IMPORTANCE_CHUNK_BYTES, m->kv_heads * out->importance_columns * 4, p->max_tokens);
+    if (!nsai_problem_selects_all(p))
+      out->importance = take(out, out->chunk_tokens * m->kv_heads * out->importance_columns * 4);
+    out->idx = take(out, lists);
+  } else {
+    out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * lists : lists);
+  }
+}
+
+nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
+  const nsai_geometry *m = &p->model;
+  nsai_layout out = { 0 };
+  if (nsai_needs_gemm(p, choice)) out.gemm = take(&out, (int64_t)NSAI_GEMM_WORKSPACE_BYTES);
+  if (p->op == NSA_OP_DENSE) {
+    if (out.gemm.bytes) layout_dense(&out, p);
+    return out;
+  }
+  out.cmp_rows = p->max_kv_tokens / m->stride + 1;
+  if (m->phi != NSAI_PHI_EXTERNAL) {
+    out.k_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_qk * 2);
+    out.v_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_v * 2);
+  }
+  if (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP) layout_phi(&out, m);
+  if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
+  out.lse = take(&out, p->max_tokens * m->heads * 4);
+  if (m->select_count || m->window)
+    out.partial = take(&out, p->max_tokens * m->heads * m->head_dim_v * 4);
+  if (m->select_count) layout_selection(&out, p);
+  return out;
+}

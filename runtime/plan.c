@@ -1,0 +1,166 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa_query, nsa_explain, nsa_plan_create, nsa_prepare: from a problem to a plan.
+ */
+#include "plan.h"
+
+#include "kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static nsa_status check_caps(const nsa_caps *caps) {
+  if (!caps) return nsai_fail(NSA_E_ARG, "caps is NULL");
+  if (caps->struct_size != sizeof *caps)
+    return nsai_fail(NSA_E_VERSION, "caps.struct_size is %u, expected %zu: use NSA_CAPS_INIT",
+                     caps->struct_size, sizeof *caps);
+  return NSA_OK;
+}
+
+static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice, const nsai_layout *layout,
+                      nsa_caps *caps) {
+  *caps = (nsa_caps)NSA_CAPS_INIT;
+  caps->supported = 1;
+  caps->graph_level = ctx->cpu ? NSA_GRAPH_NEVER : NSA_GRAPH_ALWAYS;
+  caps->workspace_align = NSAI_WORKSPACE_ALIGN;
+  if (ctx->cpu) {
+    nsai_writer text = nsai_writer_open(caps->variants, sizeof caps->variants);
+    nsai_write(&text, "all=reference");
+    return;
+  }
+  caps->workspace_bytes = layout->total;
+  nsai_writer text = nsai_writer_open(caps->variants, sizeof caps->variants);
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+    if (choice->variant[s])
+      nsai_write(&text, "%s%s=%s", text.used ? " " : "", nsai_stage_name((nsai_stage)s),
+                 choice->variant[s]->name);
+}
+
+nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
+  NSAI_TRY(nsai_context_check(ctx));
+  NSAI_TRY(check_caps(caps));
+  nsai_problem resolved;
+  nsai_choice choice = { 0 };
+  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
+  if (ctx->cpu) {
+    fill_caps(ctx, &choice, NULL, caps);
+    return NSA_OK;
+  }
+  nsa_status status = nsai_choose(ctx->config, &resolved, &ctx->target, NULL, &choice);
+  if (status == NSA_E_UNSUPPORTED) {
+    *caps = (nsa_caps)NSA_CAPS_INIT;
+    return NSA_OK;
+  }
+  NSAI_TRY(status);
+  nsai_layout layout = nsai_layout_make(&resolved, &choice);
+  fill_caps(ctx, &choice, &layout, caps);
+  nsai_kernel_request request = { .problem = &resolved, .specs = choice.specs };
+  return nsai_kernels_missing(ctx, &request, &caps->needs_compile);
+}
+
+size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
+  nsai_writer text = nsai_writer_open(buf, size);
+  nsai_problem resolved;
+  nsai_choice choice;
+  if (nsai_context_check(ctx) != NSA_OK ||
+      nsai_problem_resolve(ctx->config, problem, &resolved) != NSA_OK) {
+    nsai_write(&text, "%s\n", nsa_last_error());
+    return text.used;
+  }
+  nsai_problem_add_string(&text, &resolved);
+  nsai_write(&text, "\non %s%s%s\n", ctx->cpu ? "the CPU device" : ctx->target.arch,
+             ctx->device.name[0] ? ", " : "", ctx->device.name);
+  if (ctx->cpu) {
+    nsai_write(&text, "  every stage: the float64 reference (runtime.device: cpu)\n");
+    return text.used;
+  }
+  if (nsai_choose(ctx->config, &resolved, &ctx->target, &text, &choice) != NSA_OK) return text.used;
+  nsai_layout layout = nsai_layout_make(&resolved, &choice);
+  nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)layout.total);
+  for (int role = 0; role < NSAI_ROLES; role++)
+    if (choice.specs[role].entry)
+      nsai_write(&text, "  kernel %s: %d threads, %u bytes of shared memory\n",
+                 choice.specs[role].entry, choice.specs[role].threads,
+                 choice.specs[role].shared_bytes);
+  return text.used;
+}
+
+size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
+  nsai_writer text = nsai_writer_open(buf, size);
+  nsai_problem resolved;
+  if (nsai_context_check(ctx) == NSA_OK &&
+      nsai_problem_resolve(ctx->config, problem, &resolved) == NSA_OK)
+    nsai_problem_add_string(&text, &resolved);
+  return text.used;
+}
+
+static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user, nsa_plan *plan) {
+  NSAI_TRY(nsai_choose(ctx->config, &plan->problem, &ctx->target, NULL, &plan->choice));
+  plan->layout = nsai_layout_make(&plan->problem, &plan->choice);
+  if (nsai_needs_gemm(&plan->problem, &plan->choice)) {
+    NSAI_TRY(nsai_context_open_gemm(ctx));
+    plan->lt = ctx->lt;
+    plan->lt_handle = ctx->lt_handle;
+  }
+  nsai_kernel_request request = { .problem = &plan->problem,
+                                  .specs = plan->choice.specs,
+                                  .may_compile = ctx->config->runtime.jit == NSAI_JIT_ON_DEMAND,
+                                  .progress = progress,
+                                  .user = user };
+  return nsai_kernels_make(ctx, &request, plan->kernels);
+}
+
+nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem, nsa_progress_fn progress,
+                           void *user, nsa_plan **out) {
+  nsa_status status = NSA_OK;
+  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
+  *out = NULL;
+  NSAI_TRY(nsai_context_check(ctx));
+  if (ctx->deviceless)
+    return nsai_fail(NSA_E_NO_DEVICE,
+                     "the context is deviceless: it can compile (nsa_prepare), but not make plans");
+  nsa_plan *plan = calloc(1, sizeof *plan);
+  if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);
+  plan->ctx = ctx;
+  NSAI_TRY_TO(fail, nsai_problem_resolve(ctx->config, problem, &plan->problem));
+  if (!ctx->cpu) NSAI_TRY_TO(fail, build_plan(ctx, progress, user, plan));
+  *out = plan;
+  return NSA_OK;
+fail:
+  nsa_plan_destroy(plan);
+  return status;
+}
+
+/* One problem of nsa_prepare. */
+static nsa_status prepare_one(nsa_ctx *ctx, const nsa_problem *problem, nsa_progress_fn progress,
+                              void *user) {
+  nsai_problem resolved;
+  nsai_choice choice;
+  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
+  if (ctx->cpu) return NSA_OK;
+  NSAI_TRY(nsai_choose(ctx->config, &resolved, &ctx->target, NULL, &choice));
+  nsai_kernel_request request = { .problem = &resolved,
+                                  .specs = choice.specs,
+                                  .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER,
+                                  .progress = progress,
+                                  .user = user };
+  return nsai_kernels_make(ctx, &request, NULL);
+}
+
+nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
+                       nsa_progress_fn progress, void *user) {
+  NSAI_TRY(nsai_context_check(ctx));
+  if (count && !problems) return nsai_fail(NSA_E_ARG, "problems is NULL, count is %zu", count);
+  for (size_t i = 0; i < count; i++) NSAI_TRY(prepare_one(ctx, &problems[i], progress, user));
+  return NSA_OK;
+}
+
+nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps) {
+  if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
+  NSAI_TRY(check_caps(caps));
+  fill_caps(plan->ctx, &plan->choice, &plan->layout, caps);
+  return NSA_OK;
+}
+
+void nsa_plan_destroy(nsa_plan *plan) { free(plan); }

@@ -1,0 +1,59 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A plan: the problem, the choice of variants, the loaded kernels, where everything lies in the
+ * workspace. Immutable once made; run calls only read it.
+ */
+#ifndef NSAI_PLAN_H
+#define NSAI_PLAN_H
+
+#include "gemm.h"
+#include "launch.h"
+#include "problem.h"
+#include "variants.h"
+
+/* A piece of the workspace; bytes 0: the plan has no need of it. */
+typedef struct nsai_piece {
+  uint64_t offset, bytes;
+} nsai_piece;
+
+/* Letters as in include/nsa/attention.h; R rows of compressed storage. */
+typedef struct nsai_layout {
+  nsai_piece k_cmp, v_cmp;  /* dtype [R, Hkv, D] */
+  nsai_piece lse;           /* f32 [T, Hq] of the compressed branch */
+  nsai_piece partial;       /* f32 [T, Hq, Dv]: gated sum of the branches so far */
+  nsai_piece importance;    /* f32 [chunk_tokens, Hkv, importance_columns] */
+  nsai_piece idx;           /* i32 [T, Hkv, n] */
+  nsai_piece lists;         /* i32 [T, Hkv, n or 2n]: a caller's selection, sorted */
+  nsai_piece phi_rows;      /* dtype [Hkv, R, l*D]: of K, then of V */
+  nsai_piece phi_product;   /* f32 [Hkv, R, max(H, D)]: a product before bias and activation */
+  nsai_piece phi_hidden;    /* dtype [Hkv, R, H] */
+  nsai_piece gate_product;  /* f32 [T, H] */
+  nsai_piece gate_hidden;   /* dtype [T, H] */
+  nsai_piece gate_logits;   /* f32 [T, Hq*3] */
+  nsai_piece gemm;          /* cuBLASLt's own */
+  nsai_piece scores, probs; /* sdpa_gemm: f32 and dtype [G, chunk_tokens, max_kv_len] */
+  int64_t cmp_rows;         /* R */
+  int64_t chunk_tokens;     /* query tokens whose importance (or scores) exists at once */
+  int64_t importance_columns;
+  uint64_t total;
+} nsai_layout;
+
+#define NSAI_WORKSPACE_ALIGN 256u /* what cuBLASLt and 16-byte copies are happiest with */
+
+nsai_layout nsai_layout_make(const nsai_problem *problem, const nsai_choice *choice);
+
+struct nsa_plan {
+  nsa_ctx *ctx;
+  nsai_problem problem;
+  nsai_choice choice;
+  nsai_layout layout;
+  nsai_kernel kernels[NSAI_ROLES]; /* of roles whose spec has an entry; GPU only */
+  const nsai_cublaslt *lt;         /* NULL: no product */
+  nsai_cublaslt_handle lt_handle;  /* the context's */
+};
+
+/* Whether the plan runs products through cuBLASLt. */
+bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice);
+
+#endif /* NSAI_PLAN_H */

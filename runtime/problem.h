@@ -1,0 +1,44 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A resolved problem: the model geometry and the capacities, every zero replaced by what the
+ * configuration says.
+ */
+#ifndef NSAI_PROBLEM_H
+#define NSAI_PROBLEM_H
+
+#include "config.h"
+#include "writer.h"
+
+#include <nsa/attention.h>
+#include <stdbool.h>
+
+typedef struct nsai_problem {
+  nsai_geometry model;
+  int32_t op;
+  int32_t selection;
+  int32_t overlap;
+  int32_t max_seqs;
+  int32_t max_probe_rows;
+  int64_t max_tokens, max_kv_tokens, max_kv_len;
+  int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
+  bool deterministic, parity;
+} nsai_problem;
+
+/* Fills `out` from the caller's problem and the configuration; refuses what no plan could mean
+ * (NSA_E_ARG, NSA_E_VERSION), naming the field. */
+nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *problem,
+                                nsai_problem *out);
+
+/* Appends the part of the problem string that kernels depend on: operation and geometry, no
+ * capacities. */
+void nsai_problem_add_geometry(nsai_writer *text, const nsai_problem *problem);
+
+/* Appends the whole problem string. */
+void nsai_problem_add_string(nsai_writer *text, const nsai_problem *problem);
+
+/* Whether the selected branch of this problem is ordinary causal attention: every block of every
+ * row is chosen. */
+bool nsai_problem_selects_all(const nsai_problem *problem);
+
+#endif /* NSAI_PROBLEM_H */

@@ -1,0 +1,415 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "tensor.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define ANY ((int64_t)-1)
+
+/* dtypes a tensor may have. */
+enum { TYPE_MODEL = 1, TYPE_F32 = 2, TYPE_I32 = 4 };
+
+/* What a tensor must look like. */
+typedef struct expectation {
+  const char *name;
+  int32_t ndim;
+  int64_t shape[NSA_MAX_DIMS]; /* ANY: free */
+  int types;
+} expectation;
+
+static const char *dtype_name(int32_t dtype) {
+  static const char *const names[] = { "none", "f16", "bf16", "f32", "i32", "i64" };
+  return dtype >= 0 && dtype <= NSA_I64 ? names[dtype] : "unknown";
+}
+
+static int64_t dtype_bytes(int32_t dtype) {
+  return dtype == NSA_F32 || dtype == NSA_I32 ? 4 : dtype == NSA_I64 ? 8 : 2;
+}
+
+static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t, const expectation *e) {
+  int32_t model = check->problem->model.dtype;
+  bool fits = ((e->types & TYPE_MODEL) && t->dtype == model) ||
+              ((e->types & TYPE_F32) && t->dtype == NSA_F32) ||
+              ((e->types & TYPE_I32) && t->dtype == NSA_I32);
+  if (fits) return NSA_OK;
+  const char *wanted = e->types & TYPE_I32     ? "i32"
+                       : e->types & TYPE_MODEL ? dtype_name(model)
+                                               : "f32";
+  return nsai_fail(NSA_E_ARG, "%s has dtype %s, expected %s%s", e->name, dtype_name(t->dtype),
+                   wanted, e->types == (TYPE_MODEL | TYPE_F32) ? " or f32" : "");
+}
+
+static nsa_status check_shape(const nsa_tensor *t, const expectation *e) {
+  char wanted[128];
+  nsai_writer w = nsai_writer_open(wanted, sizeof wanted);
+  for (int i = 0; i < e->ndim; i++) {
+    if (e->shape[i] == ANY)
+      nsai_write(&w, "%sany", i ? ", " : "");
+    else
+      nsai_write(&w, "%s%lld", i ? ", " : "", (long long)e->shape[i]);
+  }
+  if (t->ndim != e->ndim)
+    return nsai_fail(NSA_E_ARG, "%s has %d dimensions, expected %d: [%s]", e->name, t->ndim,
+                     e->ndim, wanted);
+  for (int i = 0; i < e->ndim; i++)
+    if (t->shape[i] < 0 || (e->shape[i] != ANY && t->shape[i] != e->shape[i]))
+      return nsai_fail(NSA_E_ARG, "%s has shape[%d] = %lld, expected [%s]", e->name, i,
+                       (long long)t->shape[i], wanted);
+  return NSA_OK;
+}
+
+/* The last stride is 1; on the GPU 16-bit tensors of rows are copied in units of 16 bytes. */
+static nsa_status check_strides(const nsai_check *check, const nsa_tensor *t,
+                                const expectation *e) {
+  int last = e->ndim - 1;
+  if (t->shape[last] > 1 && t->stride[last] != 1)
+    return nsai_fail(NSA_E_ARG,
+                     "%s has stride[%d] = %lld, expected 1: make the last dimension contiguous",
+                     e->name, last, (long long)t->stride[last]);
+  bool chunks = check->driver && e->types == TYPE_MODEL;
+  uintptr_t unit = chunks ? 16 : (uintptr_t)dtype_bytes(t->dtype);
+  if ((uintptr_t)t->data % unit)
+    return nsai_fail(NSA_E_ARG, "%s.data is not aligned to %u bytes", e->name, (unsigned)unit);
+  for (int i = 0; chunks && i < last; i++)
+    if (t->shape[i] > 1 && t->stride[i] % 8)
+      return nsai_fail(NSA_E_ARG,
+                       "%s has stride[%d] = %lld, expected a multiple of 8 elements (16 bytes)",
+                       e->name, i, (long long)t->stride[i]);
+  return NSA_OK;
+}
+
+/* runtime.check_inputs: full asks the driver whose memory it is. */
+static nsa_status check_memory(const nsai_check *check, const nsa_tensor *t, const expectation *e) {
+  if (!check->driver || check->level != NSAI_CHECK_FULL) return NSA_OK;
+  uint32_t type = 0;
+  nsai_cu_result result =
+      check->driver->cuPointerGetAttribute(&type, NSAI_CU_POINTER_MEMORY_TYPE, (uintptr_t)t->data);
+  if (result != NSAI_CUDA_SUCCESS || type == NSAI_CU_MEMORY_HOST)
+    return nsai_fail(NSA_E_ARG, "%s.data (%p) is not device memory: copy the tensor to the GPU",
+                     e->name, t->data);
+  return NSA_OK;
+}
+
+static nsa_status check_tensor(const nsai_check *check, const nsa_tensor *t, const expectation *e) {
+  if (!nsai_present(t)) return nsai_fail(NSA_E_ARG, "%s is missing (data is NULL)", e->name);
+  if (check->level == NSAI_CHECK_OFF) return NSA_OK;
+  NSAI_TRY(check_dtype(check, t, e));
+  NSAI_TRY(check_shape(t, e));
+  NSAI_TRY(check_strides(check, t, e));
+  return check_memory(check, t, e);
+}
+
+static nsa_status check_optional(const nsai_check *check, const nsa_tensor *t,
+                                 const expectation *e) {
+  return nsai_present(t) ? check_tensor(check, t, e) : NSA_OK;
+}
+
+nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uint32_t *branches) {
+  const nsai_geometry *m = &problem->model;
+  uint32_t has =
+      1u << NSA_CMP | (m->select_count ? 1u << NSA_SEL : 0) | (m->window ? 1u << NSA_WIN : 0);
+  if (wanted & ~((1u << NSA_BRANCHES) - 1))
+    return nsai_fail(NSA_E_ARG,
+                     "exec.branches is 0x%x: only the bits of NSA_CMP, NSA_SEL and NSA_WIN exist",
+                     wanted);
+  *branches = wanted ? wanted & has : has;
+  if (!*branches)
+    return nsai_fail(
+        NSA_E_ARG,
+        "exec.branches is 0x%x: the model has none of these branches (count or window is 0)",
+        wanted);
+  return NSA_OK;
+}
+
+static nsa_status check_sizes(const nsai_problem *p, const nsai_run_sizes *s) {
+  if (s->tokens > p->max_tokens)
+    return nsai_fail(
+        NSA_E_ARG,
+        "io.q has %lld tokens, the plan was made for at most %lld: raise problem.max_tokens",
+        (long long)s->tokens, (long long)p->max_tokens);
+  if (s->kv_tokens > p->max_kv_tokens)
+    return nsai_fail(
+        NSA_E_ARG,
+        "io.kv has %lld tokens, the plan was made for at most %lld: raise problem.max_kv_tokens",
+        (long long)s->kv_tokens, (long long)p->max_kv_tokens);
+  if (!s->packed && s->kv_tokens > p->max_kv_len)
+    return nsai_fail(
+        NSA_E_ARG,
+        "io.kv has a sequence of %lld tokens, the plan was made for at most %lld: raise "
+        "problem.max_kv_len",
+        (long long)s->kv_tokens, (long long)p->max_kv_len);
+  if (s->num_seqs > p->max_seqs)
+    return nsai_fail(
+        NSA_E_ARG, "batch.num_seqs is %d, the plan was made for at most %d: raise problem.max_seqs",
+        s->num_seqs, p->max_seqs);
+  return NSA_OK;
+}
+
+static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
+                              nsai_run_sizes *sizes) {
+  sizes->num_seqs = 1;
+  sizes->packed = batch != NULL;
+  if (!batch) return NSA_OK;
+  if (batch->struct_size != sizeof *batch)
+    return nsai_fail(NSA_E_VERSION, "batch.struct_size is %u, expected %zu: use NSA_BATCH_INIT",
+                     batch->struct_size, sizeof *batch);
+  if (batch->num_seqs < 1)
+    return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1", batch->num_seqs);
+  sizes->num_seqs = batch->num_seqs;
+  int64_t count = (int64_t)batch->num_seqs + 1;
+  expectation q = { "batch.cu_q", 1, { count }, TYPE_I32 },
+              kv = { "batch.cu_kv", 1, { count }, TYPE_I32 };
+  expectation blocks = { "batch.cu_blocks", 1, { count }, TYPE_I32 };
+  NSAI_TRY(check_tensor(check, &batch->cu_q, &q));
+  NSAI_TRY(check_optional(check, &batch->cu_kv, &kv));
+  return check_optional(check, &batch->cu_blocks, &blocks);
+}
+
+/* K and V of one branch; the first also gives the number of KV tokens. */
+static nsa_status check_pair(const nsai_check *check, const nsa_io *io, int b, int64_t rows) {
+  static const char *const k_names[] = { "io.kv.k[0]", "io.kv.k[1]", "io.kv.k[2]" };
+  static const char *const v_names[] = { "io.kv.v[0]", "io.kv.v[1]", "io.kv.v[2]" };
+  const nsai_geometry *m = &check->problem->model;
+  expectation k = { k_names[b], 3, { rows, m->kv_heads, m->head_dim_qk }, TYPE_MODEL };
+  expectation v = { v_names[b], 3, { rows, m->kv_heads, m->head_dim_v }, TYPE_MODEL };
+  NSAI_TRY(check_tensor(check, &io->kv.k[b], &k));
+  return check_tensor(check, &io->kv.v[b], &v);
+}
+
+/* The compressed pair: an input with phi external, else an optional output. */
+static nsa_status check_compressed(const nsai_check *check, const nsa_batch *batch,
+                                   const nsa_io *io, bool required, nsai_run_sizes *sizes) {
+  const nsai_geometry *m = &check->problem->model;
+  if (nsai_present(&io->kv.k_cmp) != nsai_present(&io->kv.v_cmp))
+    return nsai_fail(NSA_E_ARG, "io.kv.k_cmp and io.kv.v_cmp must be given together");
+  if (!required && !nsai_present(&io->kv.k_cmp)) return NSA_OK;
+  sizes->cmp_rows = io->kv.k_cmp.shape[0];
+  expectation k = { "io.kv.k_cmp", 3, { ANY, m->kv_heads, m->head_dim_qk }, TYPE_MODEL };
+  expectation v = { "io.kv.v_cmp", 3, { sizes->cmp_rows, m->kv_heads, m->head_dim_v }, TYPE_MODEL };
+  NSAI_TRY(check_tensor(check, &io->kv.k_cmp, &k));
+  NSAI_TRY(check_tensor(check, &io->kv.v_cmp, &v));
+  if (batch && batch->num_seqs > 1 && !nsai_present(&batch->cu_blocks))
+    return nsai_fail(
+        NSA_E_ARG,
+        "batch.cu_blocks is missing: with io.kv.k_cmp and %d sequences it says where each "
+        "sequence's blocks begin",
+        batch->num_seqs);
+  if (sizes->cmp_rows > check->problem->max_kv_tokens)
+    return nsai_fail(NSA_E_ARG, "io.kv.k_cmp has %lld rows, more than the plan's %lld KV tokens",
+                     (long long)sizes->cmp_rows, (long long)check->problem->max_kv_tokens);
+  int64_t needed = batch ? 0 : nsai_block_count(m, sizes->kv_tokens);
+  if (sizes->cmp_rows < needed)
+    return nsai_fail(NSA_E_ARG,
+                     "io.kv.k_cmp has %lld rows, %lld tokens have %lld compression blocks",
+                     (long long)sizes->cmp_rows, (long long)sizes->kv_tokens, (long long)needed);
+  return NSA_OK;
+}
+
+/* Number of KV tokens: of the first K that the model reads. With phi external and no other branch
+ * there may be none. */
+static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_sizes *sizes) {
+  const nsai_geometry *m = &check->problem->model;
+  bool raw_cmp = check->problem->op == NSA_OP_DENSE || m->phi != NSAI_PHI_EXTERNAL;
+  bool needs_raw[NSA_BRANCHES] = { raw_cmp,
+                                   check->problem->op == NSA_OP_FORWARD && m->select_count > 0,
+                                   check->problem->op == NSA_OP_FORWARD && m->window > 0 };
+  bool first = true;
+  sizes->kv_tokens = 0;
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    int source = m->per_branch ? b : 0;
+    if (!needs_raw[b] || (!m->per_branch && !first)) continue;
+    NSAI_TRY(check_pair(check, io, source, first ? ANY : sizes->kv_tokens));
+    if (first) sizes->kv_tokens = io->kv.k[source].shape[0];
+    first = false;
+  }
+  if (first) /* only compressed tokens: their raw count must come from k[0]'s shape all the same */
+    sizes->kv_tokens =
+        nsai_present(&io->kv.k[0]) ? io->kv.k[0].shape[0] : check->problem->max_kv_tokens;
+  return NSA_OK;
+}
+
+static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side,
+                                 const char *which, int32_t dim) {
+  const nsai_geometry *m = &check->problem->model;
+  int64_t g = m->kv_heads, wide = (int64_t)m->block * dim, h = m->phi_hidden;
+  char names[6][24];
+  static const char *const fields[] = { "pe", "w", "w1", "b1", "w2", "b2" };
+  for (int i = 0; i < 6; i++) snprintf(names[i], sizeof names[i], "io.phi.%s.%s", which, fields[i]);
+  expectation pe = { names[0], 3, { g, m->block, dim }, TYPE_MODEL },
+              w = { names[1], 3, { g, wide, dim }, TYPE_MODEL };
+  expectation w1 = { names[2], 3, { g, wide, h }, TYPE_MODEL },
+              b1 = { names[3], 2, { g, h }, TYPE_MODEL };
+  expectation w2 = { names[4], 3, { g, h, dim }, TYPE_MODEL },
+              b2 = { names[5], 2, { g, dim }, TYPE_MODEL };
+  NSAI_TRY(check_optional(check, &side->pe, &pe));
+  if (m->phi == NSAI_PHI_LINEAR) return check_tensor(check, &side->w, &w);
+  NSAI_TRY(check_tensor(check, &side->w1, &w1));
+  NSAI_TRY(check_optional(check, &side->b1, &b1));
+  NSAI_TRY(check_tensor(check, &side->w2, &w2));
+  return check_optional(check, &side->b2, &b2);
+}
+
+static nsa_status check_phi(const nsai_check *check, const nsa_io *io) {
+  const nsai_geometry *m = &check->problem->model;
+  if (m->phi != NSAI_PHI_LINEAR && m->phi != NSAI_PHI_MLP) return NSA_OK;
+  NSAI_TRY(check_phi_side(check, &io->phi.k, "k", m->head_dim_qk));
+  return check_phi_side(check, &io->phi.v, "v", m->head_dim_v);
+}
+
+static nsa_status check_gate(const nsai_check *check, const nsa_io *io, int64_t tokens) {
+  const nsai_geometry *m = &check->problem->model;
+  expectation value = { "io.gate.value", 3, { tokens, m->heads, 3 }, TYPE_MODEL | TYPE_F32 };
+  if (m->gate != NSAI_GATE_MLP) return check_tensor(check, &io->gate.value, &value);
+  int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * 3;
+  expectation x = { "io.gate.x", 2, { tokens, c }, TYPE_MODEL },
+              w1 = { "io.gate.w1", 2, { c, h }, TYPE_MODEL };
+  expectation b1 = { "io.gate.b1", 1, { h }, TYPE_MODEL },
+              w2 = { "io.gate.w2", 2, { h ? h : c, out }, TYPE_MODEL };
+  expectation b2 = { "io.gate.b2", 1, { out }, TYPE_MODEL };
+  NSAI_TRY(check_tensor(check, &io->gate.x, &x));
+  if (h) {
+    NSAI_TRY(check_tensor(check, &io->gate.w1, &w1));
+    NSAI_TRY(check_optional(check, &io->gate.b1, &b1));
+  }
+  NSAI_TRY(check_tensor(check, &io->gate.w2, &w2));
+  return check_optional(check, &io->gate.b2, &b2);
+}
+
+/* A selection that the caller brings, with or without the axis of KV heads. */
+static nsa_status check_selection(const nsai_check *check, const nsa_io *io, int64_t tokens) {
+  const nsai_geometry *m = &check->problem->model;
+  if (check->problem->selection == NSA_SELECT_RANGES) {
+    expectation each = { "io.ranges", 4, { tokens, m->kv_heads, m->select_count, 2 }, TYPE_I32 };
+    expectation all = { "io.ranges", 3, { tokens, m->select_count, 2 }, TYPE_I32 };
+    return check_tensor(check, &io->ranges, io->ranges.ndim == 3 ? &all : &each);
+  }
+  expectation each = { "io.block_idx", 3, { tokens, m->kv_heads, m->select_count }, TYPE_I32 };
+  expectation all = { "io.block_idx", 2, { tokens, m->select_count }, TYPE_I32 };
+  if (check->problem->selection == NSA_SELECT_OWN)
+    return check_optional(check, &io->block_idx, &each);
+  return check_tensor(check, &io->block_idx, io->block_idx.ndim == 2 ? &all : &each);
+}
+
+static nsa_status check_outputs(const nsai_check *check, const nsa_io *io, int64_t tokens) {
+  static const char *const o_names[] = { "io.o_branch[0]", "io.o_branch[1]", "io.o_branch[2]" };
+  static const char *const lse_names[] = { "io.lse[0]", "io.lse[1]", "io.lse[2]" };
+  const nsai_geometry *m = &check->problem->model;
+  expectation o = { "io.o", 3, { tokens, m->heads, m->head_dim_v }, TYPE_MODEL };
+  NSAI_TRY(check_tensor(check, &io->o, &o));
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    expectation branch = { o_names[b], 3, { tokens, m->heads, m->head_dim_v }, TYPE_MODEL };
+    expectation lse = { lse_names[b], 2, { tokens, m->heads }, TYPE_F32 };
+    NSAI_TRY(check_optional(check, &io->o_branch[b], &branch));
+    NSAI_TRY(check_optional(check, &io->lse[b], &lse));
+    bool runs = check->branches >> b & 1;
+    if (!runs && (nsai_present(&io->o_branch[b]) || nsai_present(&io->lse[b])))
+      return nsai_fail(
+          NSA_E_ARG,
+          "%s is wanted, but branch %d does not run (exec.branches, or count or window is 0)",
+          nsai_present(&io->o_branch[b]) ? o_names[b] : lse_names[b], b);
+  }
+  return NSA_OK;
+}
+
+static nsa_status check_probe(const nsai_check *check, const nsa_io *io) {
+  const nsai_problem *p = check->problem;
+  if (nsai_present(&io->probe_rows) != nsai_present(&io->probe_importance))
+    return nsai_fail(NSA_E_ARG, "io.probe_rows and io.probe_importance must be given together");
+  if (!nsai_present(&io->probe_rows)) return NSA_OK;
+  int64_t rows = io->probe_rows.shape[0];
+  expectation list = { "io.probe_rows", 1, { ANY }, TYPE_I32 };
+  expectation out = { "io.probe_importance", 3, { rows, p->model.kv_heads, ANY }, TYPE_F32 };
+  NSAI_TRY(check_tensor(check, &io->probe_rows, &list));
+  NSAI_TRY(check_tensor(check, &io->probe_importance, &out));
+  if (rows > p->max_probe_rows)
+    return nsai_fail(
+        NSA_E_ARG,
+        "io.probe_rows has %lld rows, the plan was made for %d: raise problem.max_probe_rows",
+        (long long)rows, p->max_probe_rows);
+  int64_t blocks = nsai_select_block_count(&p->model, p->max_kv_len);
+  if (io->probe_importance.shape[2] < blocks)
+    return nsai_fail(
+        NSA_E_ARG,
+        "io.probe_importance has %lld columns, a sequence of the plan has up to %lld blocks",
+        (long long)io->probe_importance.shape[2], (long long)blocks);
+  return NSA_OK;
+}
+
+static nsa_status check_io(const nsa_io *io) {
+  if (!io) return nsai_fail(NSA_E_ARG, "io is NULL");
+  if (io->struct_size != sizeof *io)
+    return nsai_fail(NSA_E_VERSION, "io.struct_size is %u, expected %zu: use NSA_IO_INIT",
+                     io->struct_size, sizeof *io);
+  if (!(io->softmax_scale >= 0.0f) || io->softmax_scale > 1e30f)
+    return nsai_fail(NSA_E_ARG,
+                     "io.softmax_scale is %g, expected a positive number, or 0 for 1/sqrt(Dk)",
+                     (double)io->softmax_scale);
+  return NSA_OK;
+}
+
+nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                          nsai_run_sizes *sizes) {
+  const nsai_problem *p = check->problem;
+  *sizes = (nsai_run_sizes){ 0 };
+  NSAI_TRY(check_io(io));
+  expectation q = { "io.q", 3, { ANY, p->model.heads, p->model.head_dim_qk }, TYPE_MODEL };
+  NSAI_TRY(check_tensor(check, &io->q, &q));
+  sizes->tokens = io->q.shape[0];
+  NSAI_TRY(check_batch(check, batch, sizes));
+  NSAI_TRY(check_kv(check, io, sizes));
+  NSAI_TRY(check_outputs(check, io, sizes->tokens));
+  if (p->op == NSA_OP_DENSE) return check_sizes(p, sizes);
+  NSAI_TRY(check_compressed(check, batch, io, p->model.phi == NSAI_PHI_EXTERNAL, sizes));
+  NSAI_TRY(check_phi(check, io));
+  NSAI_TRY(check_gate(check, io, sizes->tokens));
+  if (p->model.select_count) NSAI_TRY(check_selection(check, io, sizes->tokens));
+  NSAI_TRY(check_probe(check, io));
+  return check_sizes(p, sizes);
+}
+
+nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                               nsai_run_sizes *sizes) {
+  const nsai_problem *p = check->problem;
+  *sizes = (nsai_run_sizes){ 0 };
+  NSAI_TRY(check_io(io));
+  if (p->model.phi == NSAI_PHI_EXTERNAL)
+    return nsai_fail(
+        NSA_E_ARG,
+        "model.compress.phi is external: the caller brings the compressed keys, there is nothing "
+        "to compress");
+  NSAI_TRY(check_batch(check, batch, sizes));
+  NSAI_TRY(check_pair(check, io, 0, ANY));
+  sizes->kv_tokens = io->kv.k[0].shape[0];
+  NSAI_TRY(check_compressed(check, batch, io, true, sizes));
+  NSAI_TRY(check_phi(check, io));
+  return check_sizes(p, sizes);
+}
+
+nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                             const nsa_tensor *importance, nsai_run_sizes *sizes) {
+  const nsai_problem *p = check->problem;
+  const nsai_geometry *m = &p->model;
+  *sizes = (nsai_run_sizes){ 0 };
+  NSAI_TRY(check_io(io));
+  if (!m->select_count)
+    return nsai_fail(NSA_E_ARG, "model.select.count is 0: there is nothing to select");
+  NSAI_TRY(check_batch(check, batch, sizes));
+  sizes->tokens = io->q.shape[0];
+  sizes->kv_tokens = io->kv.k[0].shape[0];
+  if (sizes->tokens < 0 || sizes->kv_tokens < 0)
+    return nsai_fail(NSA_E_ARG, "io.q or io.kv.k[0] has a negative shape[0]");
+  expectation given = { "importance", 3, { sizes->tokens, m->kv_heads, ANY }, TYPE_F32 };
+  expectation idx = {
+    "io.block_idx", 3, { sizes->tokens, m->kv_heads, m->select_count }, TYPE_I32
+  };
+  if (!importance) return nsai_fail(NSA_E_ARG, "importance is NULL");
+  NSAI_TRY(check_tensor(check, importance, &given));
+  NSAI_TRY(check_tensor(check, &io->block_idx, &idx));
+  int64_t blocks = nsai_select_block_count(m, sizes->packed ? p->max_kv_len : sizes->kv_tokens);
+  if (importance->shape[2] < blocks)
+    return nsai_fail(NSA_E_ARG, "importance has %lld columns, a sequence has up to %lld blocks",
+                     (long long)importance->shape[2], (long long)blocks);
+  return check_sizes(p, sizes);
+}
