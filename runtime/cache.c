@@ -1,0 +1,300 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Finding and storing. One file per entry (cache_entry.h), named by digests; the file is believed
+ * only after its checksum, its full key and its compiler id have been compared. So a truncated
+ * file, a collision of names or a file copied to another name is a miss.
+ *
+ * The compiler is a part of the name beside the key's digest, because it can be unknown: NVRTC need
+ * not be installed where a filled cache is used. Then any entry of the key will do.
+ */
+#include "cache_impl.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define DEFAULT_LIMIT ((uint64_t)512 << 20)
+
+/* A plan has about ten kernels of 40 to 160 KB; this holds the kernels of dozens of plans. */
+#define MEMORY_LIMIT ((uint64_t)32 << 20)
+
+/* Use is noted to the hour: enough to tell old from young, and a hit writes next to never. */
+#define STAMP_SECONDS 3600
+
+/* ---- open, close ---- */
+
+void nsai_cache_warn(nsai_cache *cache, unsigned kind, const char *format, ...) {
+  char text[1024];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof text, format, args);
+  va_end(args);
+  pthread_mutex_lock(&cache->lock);
+  bool repeated = cache->warned & kind;
+  cache->warned |= kind;
+  pthread_mutex_unlock(&cache->lock);
+  nsai_log(cache->logger, repeated ? NSA_LOG_DEBUG : NSA_LOG_WARN, "cache", "%s", text);
+}
+
+nsa_status nsai_cache_open(const nsai_cache_options *options, nsai_cache **out) {
+  *out = NULL;
+  nsai_cache *cache = calloc(1, sizeof *cache);
+  if (!cache) return nsai_fail_nomem("the kernel cache", sizeof *cache);
+  pthread_mutex_init(&cache->lock, NULL);
+  cache->logger = options->logger;
+  cache->mode = options->mode;
+  cache->limit = options->limit ? options->limit : DEFAULT_LIMIT;
+  nsai_cache_place(cache, options);
+  *out = cache;
+  return NSA_OK;
+}
+
+static void free_memory(memory_entry *entry) {
+  while (entry) {
+    memory_entry *next = entry->next;
+    nsai_kernel_image_fini(&entry->image);
+    free(entry);
+    entry = next;
+  }
+}
+
+void nsai_cache_close(nsai_cache *cache) {
+  if (!cache) return;
+  for (int32_t i = 0; i < cache->tiers; i++)
+    if (cache->fd[i] >= 0) close(cache->fd[i]);
+  free_memory(cache->memory);
+  pthread_mutex_destroy(&cache->lock);
+  free(cache);
+}
+
+bool nsai_cache_tier(nsai_cache *cache, int32_t index, nsai_cache_tier_info *out) {
+  if (index < 0 || index >= cache->tiers) return false;
+  pthread_mutex_lock(&cache->lock);
+  *out = cache->info[index];
+  pthread_mutex_unlock(&cache->lock);
+  return true;
+}
+
+bool nsai_cache_writable(nsai_cache *cache) {
+  pthread_mutex_lock(&cache->lock);
+  bool writable = cache->tiers > 0 && cache->info[0].writable;
+  pthread_mutex_unlock(&cache->lock);
+  return writable;
+}
+
+void nsai_cache_stop_writing(nsai_cache *cache, const char *why) {
+  pthread_mutex_lock(&cache->lock);
+  cache->info[0].writable = false;
+  snprintf(cache->info[0].state, sizeof cache->info[0].state, "read-only after a failed write: %s",
+           why);
+  pthread_mutex_unlock(&cache->lock);
+  nsai_cache_warn(cache, WARNED_WRITE,
+                  "%s cannot be written (%s): new kernels are kept in memory "
+                  "only",
+                  cache->info[0].path, why);
+}
+
+/* ---- memory ---- */
+
+static bool compiler_fits(const nsai_kernel_key *key, const char *compiler_id) {
+  return key->compiler_id[0] == '\0' || strcmp(key->compiler_id, compiler_id) == 0;
+}
+
+/* Moves the entry to the front and copies its image. */
+static bool find_in_memory(nsai_cache *cache, const nsai_kernel_key *key, nsai_kernel_image *out) {
+  bool found = false;
+  pthread_mutex_lock(&cache->lock);
+  for (memory_entry **link = &cache->memory; *link; link = &(*link)->next) {
+    memory_entry *entry = *link;
+    if (strcmp(entry->digest, key->digest) != 0 || !compiler_fits(key, entry->image.compiler_id))
+      continue;
+    *link = entry->next;
+    entry->next = cache->memory;
+    cache->memory = entry;
+    found = nsai_kernel_image_copy(out, &entry->image) == NSA_OK;
+    break;
+  }
+  pthread_mutex_unlock(&cache->lock);
+  return found;
+}
+
+/* Cuts the tail off until the list fits; the newest entry always stays. Lock held. */
+static void shrink_memory(nsai_cache *cache) {
+  uint64_t kept = 0;
+  for (memory_entry *entry = cache->memory; entry; entry = entry->next) {
+    kept += entry->image.size;
+    if (!entry->next || kept + entry->next->image.size <= MEMORY_LIMIT) continue;
+    free_memory(entry->next);
+    entry->next = NULL;
+  }
+  cache->memory_bytes = kept;
+}
+
+/* Without memory for it, the entry is simply not kept. */
+static void keep_in_memory(nsai_cache *cache, const nsai_kernel_key *key,
+                           const nsai_kernel_image *image) {
+  memory_entry *entry = calloc(1, sizeof *entry);
+  if (!entry || nsai_kernel_image_copy(&entry->image, image) != NSA_OK) {
+    free(entry);
+    return;
+  }
+  memcpy(entry->digest, key->digest, sizeof entry->digest);
+  pthread_mutex_lock(&cache->lock);
+  entry->next = cache->memory;
+  cache->memory = entry;
+  cache->memory_bytes += image->size;
+  if (cache->memory_bytes > MEMORY_LIMIT) shrink_memory(cache);
+  pthread_mutex_unlock(&cache->lock);
+}
+
+/* ---- disk ---- */
+
+static void touch(nsai_cache *cache, const char *name, int64_t used_at) {
+  int64_t now = (int64_t)time(NULL);
+  if (used_at <= now && now - used_at < STAMP_SECONDS) return;
+  unsigned char stamp[NSAI_CACHE_STAMP_BYTES];
+  nsai_cache_stamp_encode(now, stamp);
+  int fd = openat(cache->fd[0], name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return;
+  /* A failure costs only the entry's place in the order of eviction. */
+  if (pwrite(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT) != (ssize_t)sizeof stamp)
+    nsai_log(cache->logger, NSA_LOG_DEBUG, "cache", "the use of %s is not noted", name);
+  close(fd);
+}
+
+/* NULL when the entry is the key's; else what is wrong. */
+static const char *check_entry(const nsai_kernel_key *key, const nsai_cache_entry *entry,
+                               const char *name) {
+  char expected[NSAI_CACHE_NAME_CHARS];
+  nsai_cache_entry_name(key->digest, entry->compiler_id, expected);
+  if (strcmp(name, expected) != 0 || !compiler_fits(key, entry->compiler_id))
+    return "made by another compiler than its name says";
+  if (entry->key_length != key->length || memcmp(entry->key, key->text, key->length) != 0 ||
+      strcmp(entry->entry, key->entry) != 0 || strcmp(entry->arch, key->arch) != 0)
+    return "holds another kernel than its name says";
+  return NULL;
+}
+
+static bool image_of_entry(const nsai_cache_entry *entry, nsai_kernel_image *out) {
+  const nsai_kernel_image image = {
+    .cubin = (void *)entry->cubin,
+    .size = entry->cubin_size,
+    .registers = entry->registers,
+    .spill_bytes = entry->spill_bytes,
+    .stack_bytes = entry->stack_bytes,
+    .shared_bytes = entry->shared_bytes,
+    .serial_wgmma = entry->serial_wgmma,
+  };
+  if (nsai_kernel_image_copy(out, &image) != NSA_OK) return false;
+  memcpy(out->compiler_id, entry->compiler_id, sizeof out->compiler_id);
+  return true;
+}
+
+/* Reads, verifies and copies one entry. A bad one is removed where this cache may write. */
+static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
+                       const nsai_kernel_key *key, nsai_kernel_image *out) {
+  struct stat st;
+  nsai_cache_entry entry;
+  char *data;
+  const char *problem = NULL;
+  bool writable = tier == 0 && nsai_cache_writable(cache);
+  if (nsai_fs_read_trusted(cache->fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st) != NSA_OK) {
+    if (st.st_ino == 0) return false; /* missing, or nothing that the file could help */
+    problem = nsa_last_error();
+  } else {
+    problem = nsai_cache_entry_decode(data, (size_t)st.st_size, &entry);
+    if (!problem) problem = check_entry(key, &entry, name);
+  }
+  if (problem) {
+    bool gone = writable && nsai_fs_unlink_same(cache->fd[tier], name, &st);
+    nsai_cache_warn(cache, WARNED_BAD,
+                    "the entry %s in %s is bad (%.200s) and %s; the kernel is "
+                    "compiled again",
+                    name, cache->info[tier].path, problem, gone ? "was removed" : "stays there");
+    free(data);
+    return false;
+  }
+  bool copied = image_of_entry(&entry, out);
+  if (copied && writable) touch(cache, name, entry.used_at);
+  free(data);
+  return copied;
+}
+
+/* Any entry of the key, whatever compiler made it. */
+static bool load_any(nsai_cache *cache, int32_t tier, const nsai_kernel_key *key,
+                     nsai_kernel_image *out) {
+  char **names;
+  size_t count, prefix = strlen(key->digest);
+  bool found = false;
+  if (nsai_cache_list(cache->fd[tier], false, &names, &count) != NSA_OK) return false;
+  for (size_t i = 0; i < count && !found; i++)
+    if (strncmp(names[i], key->digest, prefix) == 0 && names[i][prefix] == '-')
+      found = load_entry(cache, tier, names[i], key, out);
+  nsai_cache_free_list(names, count);
+  return found;
+}
+
+bool nsai_cache_find(nsai_cache *cache, const nsai_kernel_key *key, nsai_kernel_image *out) {
+  memset(out, 0, sizeof *out);
+  if (find_in_memory(cache, key, out)) return true;
+  for (int32_t tier = 0; tier < cache->tiers; tier++) {
+    char name[NSAI_CACHE_NAME_CHARS];
+    if (cache->fd[tier] < 0) continue;
+    nsai_cache_entry_name(key->digest, key->compiler_id, name);
+    bool found = key->compiler_id[0] ? load_entry(cache, tier, name, key, out)
+                                     : load_any(cache, tier, key, out);
+    if (!found) continue;
+    nsai_log(cache->logger, NSA_LOG_DEBUG, "cache", "hit %s %s in %s", key->entry, key->arch,
+             cache->info[tier].path);
+    keep_in_memory(cache, key, out);
+    return true;
+  }
+  nsai_log(cache->logger, NSA_LOG_DEBUG, "cache", "miss %s %s", key->entry, key->arch);
+  return false;
+}
+
+bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
+                      const nsai_kernel_image *image) {
+  char name[NSAI_CACHE_NAME_CHARS];
+  unsigned char *data;
+  size_t size;
+  keep_in_memory(cache, key, image);
+  if (!nsai_cache_writable(cache)) return false;
+  if (nsai_cache_entry_encode(key, image, (int64_t)time(NULL), &data, &size) != NSA_OK)
+    return false;
+  bool stored = false;
+  if (size <= NSAI_CACHE_ENTRY_MAX && size <= cache->limit) {
+    nsai_cache_make_room(cache, size);
+    nsai_cache_entry_name(key->digest, image->compiler_id, name);
+    stored = nsai_fs_publish(cache->fd[0], name, data, size, cache->info[0].network) == NSA_OK;
+    if (!stored) nsai_cache_stop_writing(cache, strerror(errno));
+  } else {
+    nsai_cache_warn(cache, WARNED_WRITE,
+                    "kernel %s has %zu bytes, more than the cache's limit: kept "
+                    "in memory only",
+                    key->entry, size);
+  }
+  free(data);
+  return stored;
+}
+
+/* ---- the courtesy lock ---- */
+
+int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, int32_t wait_ms) {
+  char name[16];
+  if (!nsai_cache_writable(cache) || cache->info[0].network) return -1;
+  /* 256 lock files serve all keys: they are never removed, and must not grow without end. Two keys
+   * that share one wait for each other now and then, at most `wait_ms`. */
+  snprintf(name, sizeof name, ".lock-%.2s", key->digest);
+  return nsai_fs_lock(cache->fd[0], name, wait_ms);
+}
+
+void nsai_cache_unlock(nsai_cache *cache, int token) {
+  (void)cache;
+  if (token >= 0) close(token);
+}

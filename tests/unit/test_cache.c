@@ -1,0 +1,338 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The kernel cache on a healthy machine: tiers, keys, places, eviction, upkeep. What happens on a
+ * sick one is in tests/fault.
+ */
+#include "../cache_fixture.h"
+
+#include <pthread.h>
+
+static void test_round_trip(void **state) {
+  (void)state;
+  fixture f;
+  fixture_begin(&f);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  assert_false(fixture_find(cache, 1, 5000, FIXTURE_COMPILER));
+  assert_true(fixture_store(cache, 1, 5000));
+  assert_true(fixture_store(cache, 1, 5000)); /* a second store is no error */
+  assert_true(fixture_find(cache, 1, 5000, FIXTURE_COMPILER));
+  assert_false(fixture_find(cache, 2, 5000, FIXTURE_COMPILER));
+  nsai_cache_close(cache);
+  assert_true(fixture_on_disk(&f, 1, 5000));
+  assert_int_equal(f.warnings, 0);
+  assert_int_equal(fixture_count(&f, ""), 1);
+  assert_int_equal(fixture_count(&f, ".tmp-"), 0);
+  fixture_end(&f);
+}
+
+/* Without a compiler, any compiler's image will do; with one, only its own. */
+static void test_unknown_compiler(void **state) {
+  (void)state;
+  fixture f;
+  fixture_begin(&f);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  fixture_store(cache, 1, 300);
+  nsai_cache_close(cache);
+  cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  assert_false(fixture_find(cache, 1, 300, "build-id:another"));
+  assert_true(fixture_find(cache, 1, 300, ""));
+  assert_false(fixture_find(cache, 2, 300, ""));
+  nsai_cache_close(cache);
+  fixture_end(&f);
+}
+
+static void test_modes(void **state) {
+  (void)state;
+  fixture f;
+  fixture_begin(&f);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_ONLY, 0);
+  assert_false(fixture_store(cache, 1, 300));
+  assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER)); /* from memory */
+  nsai_cache_close(cache);
+  assert_false(fixture_on_disk(&f, 1, 300));
+  cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  fixture_store(cache, 1, 300);
+  nsai_cache_close(cache);
+  cache = fixture_open(&f, NSAI_CACHE_READ_ONLY, 0);
+  assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
+  nsai_cache_close(cache);
+  cache = fixture_open(&f, NSAI_CACHE_OFF, 0);
+  assert_false(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
+  assert_false(fixture_store(cache, 1, 300));
+  assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
+  nsai_cache_close(cache);
+  assert_int_equal(f.warnings, 0);
+  fixture_end(&f);
+}
+
+/* A folder filled by somebody else serves as a read-only tier and is never written. */
+static void test_system_tier(void **state) {
+  (void)state;
+  fixture filled, f;
+  fixture_begin(&filled);
+  fixture_begin(&f);
+  nsai_cache *cache = fixture_open(&filled, NSAI_CACHE_READ_WRITE, 0);
+  fixture_store(cache, 1, 300);
+  nsai_cache_close(cache);
+  const char *const dirs[] = { "/nonexistent/nsa", filled.dir, NULL };
+  const nsai_cache_options options = { f.dir, NSAI_CACHE_READ_WRITE, 0, dirs, &f.logger };
+  assert_int_equal(nsai_cache_open(&options, &cache), NSA_OK);
+  assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
+  assert_true(fixture_store(cache, 2, 300));
+  nsai_cache_tier_info tier;
+  assert_true(nsai_cache_tier(cache, 0, &tier));
+  assert_true(tier.used && tier.writable);
+  assert_true(nsai_cache_tier(cache, 1, &tier));
+  assert_false(tier.used);
+  assert_true(nsai_cache_tier(cache, 2, &tier));
+  assert_true(tier.used && !tier.writable);
+  assert_false(nsai_cache_tier(cache, 3, &tier));
+  nsai_cache_close(cache);
+  assert_int_equal(fixture_count(&filled, ""), 1);
+  assert_int_equal(f.warnings, 0);
+  fixture_end(&f);
+  fixture_end(&filled);
+}
+
+static void test_place_chain(void **state) {
+  (void)state;
+  fixture f;
+  fixture_begin(&f);
+  static const char *const none[] = { NULL };
+  const nsai_cache_options options = { NULL, NSAI_CACHE_READ_WRITE, 0, none, &f.logger };
+  static const char *const variables[] = { "HOME", "XDG_CACHE_HOME", "NSA_CACHE_DIR" };
+  static const char *const below[] = { "/.cache/nsa", "/nsa", "" };
+  char value[3][128], expected[256];
+  nsai_cache *cache;
+  nsai_cache_tier_info tier;
+  for (int i = 0; i < 3; i++) unsetenv(variables[i]);
+  assert_int_equal(nsai_cache_open(&options, &cache), NSA_OK);
+  assert_false(nsai_cache_tier(cache, 0, &tier));
+  assert_int_equal(f.warnings, 1);
+  assert_non_null(strstr(f.last, "NSA_CACHE_DIR"));
+  fixture_store(cache, 1, 300);
+  assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
+  nsai_cache_close(cache);
+  for (int i = 0; i < 3; i++) { /* each one is stronger than those before */
+    snprintf(value[i], sizeof value[i], "%s/place%d", f.dir, i);
+    snprintf(expected, sizeof expected, "%s%s", value[i], below[i]);
+    setenv(variables[i], value[i], 1);
+    assert_int_equal(nsai_cache_open(&options, &cache), NSA_OK);
+    assert_true(nsai_cache_tier(cache, 0, &tier));
+    assert_string_equal(tier.path, expected);
+    assert_string_equal(tier.state, "read-write");
+    nsai_cache_close(cache);
+    struct stat st;
+    assert_int_equal(stat(expected, &st), 0);
+    assert_int_equal(st.st_mode & 0777, 0700);
+  }
+  assert_int_equal(f.warnings, 1);
+  fixture_end(&f);
+}
+
+/* The cap holds, and the entry that was used last survives. */
+static void test_eviction(void **state) {
+  (void)state;
+  enum { SIZE = 10000, LIMIT = 105000 };
+  fixture f;
+  fixture_begin(&f);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, LIMIT);
+  for (int n = 0; n < 8; n++) assert_true(fixture_store(cache, n, SIZE));
+  /* Age them: number 0 was used last, 1 is the oldest. */
+  for (int n = 0; n < 8; n++) {
+    char path[PATH_MAX];
+    unsigned char stamp[NSAI_CACHE_STAMP_BYTES];
+    fixture_path(&f, n, path);
+    nsai_cache_stamp_encode(n ? 1000 + n : 5000, stamp);
+    int fd = open(path, O_WRONLY | O_CLOEXEC);
+    assert_int_equal(pwrite(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT), sizeof stamp);
+    close(fd);
+  }
+  for (int n = 8; n < 12; n++) assert_true(fixture_store(cache, n, SIZE));
+  assert_in_range(fixture_count(&f, ""), 8, 10);
+  nsai_cache_close(cache);
+  assert_true(fixture_on_disk(&f, 0, SIZE));
+  assert_false(fixture_on_disk(&f, 1, SIZE));
+  assert_true(fixture_on_disk(&f, 11, SIZE));
+  assert_int_equal(f.warnings, 0);
+  fixture_end(&f);
+}
+
+/* A hit on an old entry notes the use; the entry stays valid. */
+static void test_use_is_noted(void **state) {
+  (void)state;
+  fixture f;
+  char path[PATH_MAX];
+  unsigned char stamp[NSAI_CACHE_STAMP_BYTES] = { 0 };
+  fixture_begin(&f);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  fixture_store(cache, 1, 300);
+  nsai_cache_close(cache);
+  fixture_path(&f, 1, path);
+  int fd = open(path, O_RDWR | O_CLOEXEC);
+  assert_int_equal(pwrite(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT), sizeof stamp);
+  assert_true(fixture_on_disk(&f, 1, 300));
+  assert_int_equal(pread(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT), sizeof stamp);
+  close(fd);
+  assert_true(nsai_cache_stamp_decode(stamp) > 1000000000);
+  assert_true(fixture_on_disk(&f, 1, 300));
+  fixture_end(&f);
+}
+
+typedef struct seen {
+  int good, bad;
+  char *data;
+  size_t size;
+} seen;
+
+static bool see(void *user, const nsai_cache_item *item) {
+  seen *s = user;
+  if (item->problem) {
+    s->bad++;
+    return true;
+  }
+  s->good++;
+  assert_string_equal(item->entry, "attend_window_mma");
+  assert_string_equal(item->arch, "sm_90a");
+  assert_non_null(memmem(item->key, item->key_length, "kernel number", 13));
+  free(s->data);
+  s->size = item->bytes;
+  s->data = malloc(s->size);
+  assert_non_null(s->data);
+  memcpy(s->data, item->data, s->size);
+  return true;
+}
+
+static void test_upkeep(void **state) {
+  (void)state;
+  fixture f, g;
+  char path[PATH_MAX];
+  int64_t good, bad, removed;
+  uint64_t left;
+  fixture_begin(&f);
+  fixture_begin(&g);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  for (int n = 0; n < 4; n++) fixture_store(cache, n, 300);
+  fixture_path(&f, 3, path);
+  fixture_write(path, "NSAKERN\nrubbish", 15);
+  seen s = { 0 };
+  assert_int_equal(nsai_cache_each(cache, see, &s), NSA_OK);
+  assert_int_equal(s.good, 3);
+  assert_int_equal(s.bad, 1);
+  assert_int_equal(nsai_cache_verify(cache, &good, &bad), NSA_OK);
+  assert_int_equal(good, 3);
+  assert_int_equal(bad, 1);
+  assert_int_equal(nsai_cache_verify(cache, &good, &bad), NSA_OK);
+  assert_int_equal(bad, 0);
+  /* Export and import: the bytes travel, rubbish does not. */
+  nsai_cache *other = fixture_open(&g, NSAI_CACHE_READ_WRITE, 0);
+  assert_int_equal(nsai_cache_import(other, s.data, s.size), NSA_OK);
+  assert_int_equal(fixture_count(&g, ""), 1);
+  s.data[s.size - 1] ^= 1;
+  assert_int_equal(nsai_cache_import(other, s.data, s.size), NSA_E_CACHE);
+  assert_non_null(strstr(nsa_last_error(), "checksum"));
+  nsai_cache_close(other);
+  snprintf(path, sizeof path, "%s/.tmp-1-2-3", f.kernels);
+  fixture_write(path, "left by a dead process", 22);
+  assert_int_equal(nsai_cache_gc(cache, 1000, &removed, &left), NSA_OK);
+  assert_true(removed >= 1 && left <= 1000);
+  assert_int_equal(fixture_count(&f, ".tmp-"), 0);
+  assert_int_equal(nsai_cache_gc(cache, 0, &removed, &left), NSA_OK);
+  assert_int_equal(left, 0);
+  assert_int_equal(fixture_count(&f, ""), 0);
+  nsai_cache_close(cache);
+  free(s.data);
+  fixture_end(&f);
+  fixture_end(&g);
+}
+
+/* A key that differs in one part has another digest, and parts cannot run into each other. */
+static void test_keys(void **state) {
+  (void)state;
+  const nsai_kernel_key_parts base = { "entry", "source", "options", "sm_80", "templates", "id" };
+  nsai_kernel_key_parts parts[7] = { base, base, base, base, base, base, base };
+  parts[1].entry = "entry2";
+  parts[2].source = "source ";
+  parts[3].options = "options2";
+  parts[4].arch = "sm_86";
+  parts[5].templates_digest = "";
+  parts[6].options = "optionsentry 5\n";
+  nsai_kernel_key keys[7];
+  for (int i = 0; i < 7; i++) {
+    assert_int_equal(nsai_kernel_key_init(&keys[i], &parts[i]), NSA_OK);
+    for (int j = 0; j < i; j++) assert_string_not_equal(keys[i].digest, keys[j].digest);
+  }
+  assert_non_null(strstr(keys[0].text, "source 6\nsource\n"));
+  assert_non_null(strstr(keys[0].text, "library "));
+  for (int i = 0; i < 7; i++) nsai_kernel_key_fini(&keys[i]);
+}
+
+static void test_lock(void **state) {
+  (void)state;
+  fixture f;
+  nsai_kernel_key key;
+  fixture_begin(&f);
+  fixture_key(1, FIXTURE_COMPILER, &key);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  int first = nsai_cache_lock(cache, &key, 0);
+  assert_true(first >= 0);
+  assert_int_equal(nsai_cache_lock(cache, &key, 40), -1); /* bounded */
+  nsai_cache_unlock(cache, first);
+  int second = nsai_cache_lock(cache, &key, 0);
+  assert_true(second >= 0);
+  nsai_cache_unlock(cache, second);
+  nsai_cache_unlock(cache, -1);
+  assert_int_equal(fixture_count(&f, ".lock-"), 1);
+  nsai_cache_close(cache);
+  nsai_kernel_key_fini(&key);
+  fixture_end(&f);
+}
+
+/* Memory is capped; the newest images stay. */
+static void test_memory_cap(void **state) {
+  (void)state;
+  fixture f;
+  fixture_begin(&f);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_OFF, 0);
+  for (int n = 0; n < 20; n++) fixture_store(cache, n, (size_t)4 << 20);
+  assert_true(fixture_find(cache, 19, (size_t)4 << 20, FIXTURE_COMPILER));
+  assert_true(fixture_find(cache, 13, (size_t)4 << 20, FIXTURE_COMPILER));
+  assert_false(fixture_find(cache, 0, (size_t)4 << 20, FIXTURE_COMPILER));
+  nsai_cache_close(cache);
+  fixture_end(&f);
+}
+
+static void *use_cache(void *user) {
+  for (int round = 0; round < 30; round++)
+    for (int n = 0; n < 4; n++)
+      if (!fixture_find(user, n, 2000, FIXTURE_COMPILER)) fixture_store(user, n, 2000);
+  return NULL;
+}
+
+static void test_threads(void **state) {
+  (void)state;
+  fixture f;
+  pthread_t threads[4];
+  fixture_begin(&f);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  for (int i = 0; i < 4; i++)
+    assert_int_equal(pthread_create(&threads[i], NULL, use_cache, cache), 0);
+  for (int i = 0; i < 4; i++) pthread_join(threads[i], NULL);
+  assert_int_equal(fixture_count(&f, ""), 4);
+  assert_int_equal(f.warnings, 0);
+  nsai_cache_close(cache);
+  fixture_end(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_round_trip),   cmocka_unit_test(test_unknown_compiler),
+    cmocka_unit_test(test_modes),        cmocka_unit_test(test_system_tier),
+    cmocka_unit_test(test_place_chain),  cmocka_unit_test(test_eviction),
+    cmocka_unit_test(test_use_is_noted), cmocka_unit_test(test_upkeep),
+    cmocka_unit_test(test_keys),         cmocka_unit_test(test_lock),
+    cmocka_unit_test(test_memory_cap),   cmocka_unit_test(test_threads),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
