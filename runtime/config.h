@@ -11,6 +11,7 @@
 #define NSAI_CONFIG_H
 
 #include "arena.h"
+#include "cache.h" /* nsai_cache_mode */
 #include "geometry.h"
 #include "status.h"
 
@@ -22,7 +23,6 @@
 #define NSAI_SYSTEM_CONFIG "/etc/nsa/nsa.yaml"
 
 enum { NSAI_JIT_ON_DEMAND, NSAI_JIT_PREPARE_ONLY, NSAI_JIT_NEVER };
-enum { NSAI_CACHE_READ_WRITE, NSAI_CACHE_READ_ONLY, NSAI_CACHE_OFF };
 enum { NSAI_CHECK_OFF, NSAI_CHECK_BASIC, NSAI_CHECK_FULL };
 
 /* The stages that `variants` may name. */

@@ -8,6 +8,10 @@
 
 #define UNIT_BYTES 4096 /* a generated unit is about 1 KB */
 
+/* Longest wait for another process that compiles the same kernel: more than any one kernel takes.
+ */
+#define LOCK_WAIT_MS 3000
+
 struct nsai_loaded {
   char digest[NSAI_DIGEST_CHARS];
   nsai_cu_library library;
@@ -22,6 +26,7 @@ typedef struct item {
   nsai_kernel_key key;
   nsai_kernel_image image;          /* cubin NULL: not found yet */
   const struct nsai_loaded *loaded; /* NULL: not in the memory tier */
+  int lock;                         /* token while it is being compiled here */
 } item;
 
 typedef struct work {
@@ -132,6 +137,11 @@ static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *reque
   for (int i = 0; i < w->count; i++) {
     item *it = &w->items[i];
     if (it->loaded || it->image.cubin) continue;
+    it->lock = nsai_cache_lock(ctx->cache, &it->key, LOCK_WAIT_MS);
+    if (nsai_cache_find(ctx->cache, &it->key, &it->image)) { /* somebody else was compiling it */
+      nsai_cache_unlock(ctx->cache, it->lock);
+      continue;
+    }
     jobs[count].request = request_of(ctx, it, it->unit);
     of_job[count++] = it;
   }
@@ -144,10 +154,11 @@ static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *reque
   for (int i = 0; i < count; i++) {
     of_job[i]->image = jobs[i].image;
     free(jobs[i].error);
+    if (of_job[i]->image.cubin) nsai_cache_store(ctx->cache, &of_job[i]->key, &of_job[i]->image);
+    nsai_cache_unlock(ctx->cache, of_job[i]->lock);
     if (!of_job[i]->image.cubin) continue;
     nsai_log(&ctx->logger, NSA_LOG_DEBUG, "jit", "%s: %d registers, %.0f ms", jobs[i].request.name,
              jobs[i].image.registers, jobs[i].image.compile_ms);
-    nsai_cache_store(ctx->cache, &of_job[i]->key, &of_job[i]->image);
   }
   return status;
 }
@@ -165,7 +176,7 @@ static nsa_status load_image(nsa_ctx *ctx, item *it) {
   NSAI_TRY_TO(fail, NSAI_CUDA(driver, cuLibraryGetKernel(&kernel, l->library, it->spec->entry)));
   NSAI_TRY_TO(fail, NSAI_CUDA(driver, cuKernelSetAttribute(NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES,
                                                            (int)it->spec->shared_bytes, kernel,
-                                                           ctx->device.handle)));
+                                                           ctx->device.ordinal)));
   NSAI_TRY_TO(fail, NSAI_CUDA(driver, cuKernelGetFunction(&l->function, kernel)));
   memcpy(l->digest, it->key.digest, sizeof l->digest);
   l->next = ctx->loaded;

@@ -1,0 +1,188 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa_create and nsa_destroy, and what every call asks of its context.
+ */
+#include "context.h"
+
+#include "kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static nsa_status check_options(const nsa_options *o) {
+  if (o->struct_size != sizeof *o || o->api_version != NSA_API_VERSION)
+    return nsai_fail(
+        NSA_E_VERSION,
+        "options have struct_size %u and api_version %u, this library expects %zu and %u: use "
+        "NSA_OPTIONS_INIT and the header of this library's version",
+        o->struct_size, o->api_version, sizeof *o, NSA_API_VERSION);
+  if (o->deviceless && !o->arch)
+    return nsai_fail(
+        NSA_E_ARG,
+        "options.deviceless is set without options.arch: name the architecture, as \"sm_90a\"");
+  if (!o->deviceless && o->arch)
+    return nsai_fail(
+        NSA_E_ARG,
+        "options.arch is given without options.deviceless: a device has its own architecture");
+  return NSA_OK;
+}
+
+static nsa_status load_config(const char *path, const nsa_options *o, nsai_config **out) {
+  nsai_config_request request = { .path = path,
+                                  .text = o->yaml_text,
+                                  .length = o->yaml_len,
+                                  .overrides = o->overrides,
+                                  .need_model = true };
+  return nsai_config_load(&request, out);
+}
+
+/* The device, or what stands for it; fills ctx->target. */
+static nsa_status open_device(nsa_ctx *ctx, const nsa_options *o) {
+  const nsai_config *c = ctx->config;
+  char ordinal[16];
+  const char *which = c->runtime.device;
+  if (o->deviceless) {
+    NSAI_TRY(nsai_device_init_arch(o->arch, &ctx->device));
+  } else {
+    const nsai_driver *driver = NULL;
+    if (o->device >= 0) {
+      snprintf(ordinal, sizeof ordinal, "%d", o->device);
+      which = ordinal;
+    }
+    NSAI_TRY(nsai_driver_open(c->runtime.driver_path, &ctx->logger, &driver));
+    NSAI_TRY(nsai_device_init(driver, which, &ctx->device));
+  }
+  return nsai_config_apply_device(ctx->config, ctx->device.arch->name,
+                                  o->deviceless ? NULL : ctx->device.name,
+                                  o->deviceless ? NULL : ctx->device.uuid);
+}
+
+/* Limits come from the device; without one, from the configuration's device section, else from the
+ * architecture. */
+static void set_target(nsa_ctx *ctx) {
+  const nsai_config *c = ctx->config;
+  ctx->target = (nsai_target){ .arch = ctx->device.arch->name,
+                               .sms = ctx->device.sm_count,
+                               .shared_bytes = (uint32_t)ctx->device.shared_bytes };
+  if (!ctx->deviceless) return;
+  if (c->device.sms) ctx->target.sms = c->device.sms;
+  if (c->device.smem_per_block) ctx->target.shared_bytes = (uint32_t)c->device.smem_per_block;
+}
+
+static nsa_status open_tools(nsa_ctx *ctx) {
+  const nsai_config *c = ctx->config;
+  nsai_jit_options jit = { .nvrtc_path = c->runtime.nvrtc_path,
+                           .templates_dir = c->runtime.templates_dir,
+                           .dump_dir = c->runtime.dump_dir,
+                           .max_major = ctx->deviceless ? 0 : ctx->device.driver->version / 1000,
+                           .logger = &ctx->logger };
+  nsai_cache_options cache = { .dir = c->runtime.cache_dir,
+                               .mode = (nsai_cache_mode)c->runtime.cache_mode,
+                               .limit = c->runtime.cache_limit,
+                               .logger = &ctx->logger };
+  NSAI_TRY(nsai_jit_create(&jit, &ctx->jit));
+  return nsai_cache_open(&cache, &ctx->cache);
+}
+
+nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out) {
+  static const nsa_options defaults = NSA_OPTIONS_INIT;
+  const nsa_options *o = options ? options : &defaults;
+  nsa_status status = NSA_OK;
+  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
+  *out = NULL;
+  NSAI_TRY(check_options(o));
+  nsa_ctx *ctx = calloc(1, sizeof *ctx);
+  if (!ctx) return nsai_fail_nomem("a context", sizeof *ctx);
+  ctx->pid = getpid();
+  ctx->deviceless = o->deviceless != 0;
+  nsai_logger_init(&ctx->logger, o->log, o->log_user, o->log_level);
+  pthread_mutex_init(&ctx->lock, NULL);
+  NSAI_TRY_TO(fail, load_config(yaml_path, o, &ctx->config));
+  if (!o->log_level) ctx->logger.level = ctx->config->runtime.log_level;
+  if (ctx->config->warnings[0])
+    nsai_log(&ctx->logger, NSA_LOG_WARN, "config", "%s", ctx->config->warnings);
+  NSAI_TRY_TO(fail, nsai_check_variant_names(ctx->config));
+  ctx->cpu = !ctx->deviceless && o->device < 0 && !strcmp(ctx->config->runtime.device, "cpu");
+  if (!ctx->cpu) {
+    NSAI_TRY_TO(fail, open_device(ctx, o));
+    set_target(ctx);
+    NSAI_TRY_TO(fail, open_tools(ctx));
+  }
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "context", "%s %s",
+           ctx->cpu ? "CPU device" : ctx->target.arch, ctx->device.name);
+  *out = ctx;
+  return NSA_OK;
+fail:
+  nsa_destroy(ctx);
+  return status;
+}
+
+void nsa_destroy(nsa_ctx *ctx) {
+  if (!ctx) return;
+  /* After a fork the device belongs to the parent: only host memory is released. */
+  if (ctx->pid == getpid()) {
+    if (ctx->lt_handle) ctx->lt->cublasLtDestroy(ctx->lt_handle);
+    nsai_kernels_unload(ctx);
+    nsai_device_fini(&ctx->device);
+  }
+  nsai_cache_close(ctx->cache);
+  nsai_jit_destroy(ctx->jit);
+  nsai_config_destroy(ctx->config);
+  nsai_logger_fini(&ctx->logger);
+  pthread_mutex_destroy(&ctx->lock);
+  free(ctx);
+}
+
+nsa_status nsai_context_check(const nsa_ctx *ctx) {
+  if (!ctx) return nsai_fail(NSA_E_ARG, "the context is NULL");
+  if (ctx->pid != getpid())
+    return nsai_fail(
+        NSA_E_FORKED,
+        "the context was made before fork(): CUDA does not survive it, make a new context in "
+        "the child");
+  return NSA_OK;
+}
+
+nsa_status nsai_context_enter(const nsa_ctx *ctx, bool *pushed) {
+  nsai_cu_context current = NULL;
+  const nsai_driver *driver = ctx->device.driver;
+  *pushed = false;
+  NSAI_TRY(NSAI_CUDA(driver, cuCtxGetCurrent(&current)));
+  if (current == ctx->device.context) return NSA_OK;
+  NSAI_TRY(NSAI_CUDA(driver, cuCtxPushCurrent(ctx->device.context)));
+  *pushed = true;
+  return NSA_OK;
+}
+
+void nsai_context_leave(const nsa_ctx *ctx, bool pushed) {
+  nsai_cu_context popped = NULL;
+  if (pushed) ctx->device.driver->cuCtxPopCurrent(&popped);
+}
+
+/* The lock is held and the device is current. */
+static nsa_status make_gemm_handle(nsa_ctx *ctx) {
+  nsai_library_query query = { .path = ctx->config->runtime.cublaslt_path,
+                               .max_major = ctx->device.driver->version / 1000 };
+  if (!ctx->lt) NSAI_TRY(nsai_cublaslt_open(&query, &ctx->logger, &ctx->lt));
+  return NSAI_CUBLASLT(ctx->lt, cublasLtCreate(&ctx->lt_handle));
+}
+
+nsa_status nsai_context_open_gemm(nsa_ctx *ctx) {
+  bool pushed = false;
+  NSAI_TRY(nsai_context_enter(ctx, &pushed));
+  pthread_mutex_lock(&ctx->lock);
+  nsa_status status = ctx->lt_handle ? NSA_OK : make_gemm_handle(ctx);
+  pthread_mutex_unlock(&ctx->lock);
+  nsai_context_leave(ctx, pushed);
+  return status;
+}
+
+size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_t size) {
+  if (nsai_context_check(ctx) == NSA_OK)
+    return nsai_config_dump(ctx->config, with_origin != 0, buf, size);
+  if (size) buf[0] = 0;
+  return 0;
+}
