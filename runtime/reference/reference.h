@@ -12,7 +12,8 @@
  * - Shapes are taken as valid: the API layer checks them.
  * - `threads` < 1 means one per processor. Results do not depend on it, bit for bit.
  * - NSA_OK, or NSA_E_NOMEM with nothing written. Thread-safe: no state outlives a call.
- * - Memory: the compressed K and V in float64 (NULL batch or not), and per thread a few rows.
+ * - Memory: the compressed K and V in float64, and per thread the scores of one token and KV group
+ *   over the keys of one branch. Nothing is quadratic in the length.
  * - geometry.phi = NSAI_PHI_EXTERNAL makes io.kv.k_cmp and v_cmp inputs. A caller who wants a
  *   kernel's later stages judged on the kernel's own compressed keys passes such a copy.
  * - kv_len of a NULL batch is the first dimension of the first present of io.kv.k.

@@ -123,6 +123,15 @@ static void test_ragged(void **state) {
       assert_int_equal(toy_ints(&all.block_idx)[empty[i] * all.block_idx.stride[0] + e], -1);
   }
   assert_true(toy_floats(&all.lse[NSA_WIN])[58 * g.heads] > -INFINITY); /* t = 0 */
+  /* Rows beyond the last sequence are not written. */
+  nsa_batch fewer = t.batch;
+  fewer.num_seqs = 3;
+  nsa_io partial = t.io;
+  toy_outputs(&t, &partial, t.tokens);
+  run_io(&t, &fewer, &partial);
+  toy_same_outputs("first sequences", &t.io, &partial, 46);
+  assert_int_equal(toy_ints(&partial.o)[46 * partial.o.stride[0]], -1);
+  assert_int_equal(toy_ints(&partial.lse[NSA_SEL])[46 * g.heads], -1);
   toy_free(&t);
 }
 
