@@ -149,7 +149,9 @@ static nsa_status execute(run *self) {
 }
 
 static nsa_status run_and_release(run *self) {
-  nsa_status status = execute(self);
+  nsa_status status;
+  NSAI_TRY_TO(done, execute(self));
+done:
   nsai_ref_scratch_destroy(self->scratch);
   nsai_ref_problem_fini(self->problem);
   return status;
@@ -167,7 +169,8 @@ static nsa_status forward(const nsai_geometry *geometry, int32_t selection, uint
   bool wanted = problem->run[NSA_SEL] || (!self->rows && io->block_idx.data);
   problem->select = selection == NSA_SELECT_OWN && geometry->select_count > 0 && wanted;
   problem->gated = self->rows ? self->rows->o != NULL : io->o.data != NULL;
-  return run_and_release(self);
+  NSAI_TRY(run_and_release(self));
+  return NSA_OK;
 }
 
 nsa_status nsai_reference_forward(const nsai_geometry *geometry, int32_t selection,
@@ -192,7 +195,8 @@ nsa_status nsai_reference_dense_rows(const nsai_geometry *geometry, const nsa_ba
   nsai_ref_problem problem = { 0 };
   run self = { .problem = &problem, .rows = rows, .dense = true };
   NSAI_TRY(nsai_ref_problem_init(&problem, geometry, batch, io, threads));
-  return run_and_release(&self);
+  NSAI_TRY(run_and_release(&self));
+  return NSA_OK;
 }
 
 nsa_status nsai_reference_dense(const nsai_geometry *geometry, const nsa_batch *batch,

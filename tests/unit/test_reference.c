@@ -525,6 +525,36 @@ static void test_pairs(void **state) {
   toy_free(&t);
 }
 
+/* One layer over a single channel of ones is its row of weights as logits for every token; logits
+ * may be f32 beside bf16 tensors. */
+static void test_gate_forms(void **state) {
+  (void)state;
+  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN), layer = g;
+  g.dtype = layer.dtype = NSA_BF16;
+  g.gate = NSAI_GATE_LOGITS;
+  layer.gate = NSAI_GATE_MLP;
+  layer.gate_channels = 1;
+  toy t;
+  one(&t, &g, 40, 40);
+  int64_t width = (int64_t)g.heads * NSA_BRANCHES;
+  nsa_io io = t.io;
+  toy_outputs(&t, &io, t.tokens);
+  io.gate.w2 = toy_tensor(&t, NSA_BF16, 2, 1, width, 0);
+  toy_randomize(&t, &io.gate.w2);
+  io.gate.x = toy_tensor(&t, NSA_BF16, 2, t.tokens, 1, 0);
+  t.io.gate.value = toy_tensor(&t, NSA_F32, 3, t.tokens, g.heads, NSA_BRANCHES);
+  for (int64_t i = 0; i < t.tokens; i++) {
+    ((uint16_t *)io.gate.x.data)[i] = nsai_bf16_from_float(1);
+    for (int64_t e = 0; e < width; e++)
+      toy_floats(&t.io.gate.value)[i * width + e] =
+          nsai_float_from_bf16(((uint16_t *)io.gate.w2.data)[e]);
+  }
+  run_io(&t, &t.batch, &t.io);
+  assert_int_equal(nsai_reference_forward(&layer, NSA_SELECT_OWN, 0, &t.batch, &io, 2), NSA_OK);
+  toy_same_outputs("gates", &t.io, &io, t.tokens);
+  toy_free(&t);
+}
+
 static nsai_phi_kind mean = NSAI_PHI_MEAN, linear = NSAI_PHI_LINEAR, mlp = NSAI_PHI_MLP;
 static int32_t f16 = NSA_F16, bf16 = NSA_BF16, f32 = NSA_F32;
 
@@ -559,6 +589,7 @@ int main(void) {
     WITH(test_external, mean),
     WITH(test_external, mlp),
     cmocka_unit_test(test_pairs),
+    cmocka_unit_test(test_gate_forms),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
