@@ -188,7 +188,9 @@ static nsa_status load_layers(loader *l) {
   l->config->has_model = l->config->model_mark.source != NULL;
   /* Without memory values are missing, and complaints about them would mislead. */
   if (!l->config->arena.failed) nsai_config_check_rules(l->config, l->main, &l->diag);
-  return conclude(l->config, &l->diag);
+  nsa_status status = conclude(l->config, &l->diag);
+  if (request->diagnostics) nsai_diag_write(&l->diag, request->diagnostics);
+  return status;
 }
 
 nsa_status nsai_config_load(const nsai_config_request *request, nsai_config **out) {
@@ -249,13 +251,14 @@ nsa_status nsa_config_check(const char *yaml, size_t len, const char *name, char
                      "neither",
                      size);
   nsai_writer writer = nsai_writer_open(diag, size);
-  nsai_config_request request = {
-    .text = yaml, .length = len, .name = name, .skip_system_file = true, .skip_environment = true
-  };
+  nsai_config_request request = { .text = yaml,
+                                  .length = len,
+                                  .name = name,
+                                  .skip_system_file = true,
+                                  .skip_environment = true,
+                                  .diagnostics = &writer };
   nsai_config *config;
   nsa_status status = nsai_config_load(&request, &config);
-  const char *text = status == NSA_OK ? config->warnings : nsa_last_error();
-  nsai_write_bytes(&writer, text, strlen(text));
   nsai_config_destroy(config);
   return status;
 }

@@ -129,6 +129,7 @@ typedef struct nsai_list {
 } nsai_list;
 
 struct nsai_profile;
+struct nsai_writer;
 
 /* Read-only after loading; then safe to share between threads. All strings belong to it. */
 typedef struct nsai_config {
@@ -186,8 +187,9 @@ typedef struct nsai_config_request {
   const char *system_path;      /* NULL: NSAI_SYSTEM_CONFIG */
   bool skip_system_file;
   bool skip_environment;
-  bool need_model; /* a configuration without `model` is refused */
-  bool model_file; /* the file came with weights: it may hold `model` only */
+  bool need_model;                 /* a configuration without `model` is refused */
+  bool model_file;                 /* the file came with weights: it may hold `model` only */
+  struct nsai_writer *diagnostics; /* receives all problems, warnings too; NULL: nobody */
 } nsai_config_request;
 
 /* Loads, merges and checks. Profiles wait for nsai_config_apply_device.

@@ -33,6 +33,19 @@ static bool comes_before(const nsai_mark *a, const nsai_mark *b) {
   return a->column < b->column;
 }
 
+/* A text that was cut may end within a character: drops what is left of it. */
+static void trim_character(char *text) {
+  size_t length = strlen(text), back = 0;
+  uint32_t code;
+  while (back < 3 && back < length && ((unsigned char)text[length - back - 1] & 0xC0) == 0x80)
+    back++;
+  if (back == length || !((unsigned char)text[length - back - 1] & 0x80)) return;
+  size_t start = length - back - 1;
+  if (nsai_utf8_step(text + start, length - start, &code) != length - start ||
+      code == NSAI_UTF8_INVALID)
+    text[start] = '\0';
+}
+
 void nsai_diag_add(nsai_diag *diag, nsai_severity severity, nsai_mark mark, const char *path,
                    const char *format, ...) {
   diag->count++;
@@ -44,6 +57,7 @@ void nsai_diag_add(nsai_diag *diag, nsai_severity severity, nsai_mark mark, cons
   va_start(args, format);
   vsnprintf(message, sizeof message, format, args);
   va_end(args);
+  trim_character(message);
   struct nsai_problem_note *note = nsai_arena_alloc(diag->arena, sizeof *note);
   if (!note) return;
   *note = (struct nsai_problem_note){ .severity = severity, .mark = mark };
@@ -67,6 +81,18 @@ static size_t break_length(const nsai_source *source, size_t at) {
   if (left > 2 && (memcmp(text, "\xE2\x80\xA8", 3) == 0 || memcmp(text, "\xE2\x80\xA9", 3) == 0))
     return 3;
   return 0;
+}
+
+nsai_mark nsai_source_mark(const nsai_source *source, size_t offset) {
+  nsai_mark mark = { source, 1, 1 };
+  for (size_t at = 0; at < offset && at < source->length;) {
+    uint32_t code;
+    size_t step = break_length(source, at);
+    mark.line += step != 0;
+    mark.column = step ? 1 : mark.column + 1;
+    at += step ? step : nsai_utf8_step(source->text + at, source->length - at, &code);
+  }
+  return mark;
 }
 
 /* The bytes [*begin, *end) of a line, counted from 1; empty beyond the last. */

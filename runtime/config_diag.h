@@ -21,6 +21,9 @@ typedef struct nsai_source {
   int32_t order; /* sources are reported in this order */
 } nsai_source;
 
+/* The place of the byte `offset`; the end of the text when it lies beyond. */
+nsai_mark nsai_source_mark(const nsai_source *source, size_t offset);
+
 typedef enum nsai_severity { NSAI_WARNING, NSAI_ERROR } nsai_severity;
 
 /* The problems found so far, sorted by place. */

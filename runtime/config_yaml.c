@@ -194,21 +194,14 @@ static bool take_event(builder *b, const yaml_event_t *event) {
   return !b->stop;
 }
 
-/* Line and column of a byte offset, for errors of libyaml's reader, which know no more. */
-static nsai_mark mark_of_offset(const builder *b, size_t offset) {
-  nsai_mark mark = { b->source, 1, 1 };
-  size_t end = b->offset + offset;
-  if (end > b->source->length) end = b->source->length;
-  for (size_t at = 0; at < end;) {
-    uint32_t code;
-    at += nsai_utf8_step(b->source->text + at, end - at, &code);
-    mark.column++;
-    if (code == '\n') {
-      mark.line++;
-      mark.column = 1;
-    }
-  }
-  return mark;
+/* libyaml puts the end of a text on a line of its own; what one can see is the end of the last line
+ * that holds something. */
+static nsai_mark visible_mark(const builder *b, yaml_mark_t mark) {
+  size_t length = b->source->length;
+  while (length && strchr("\r\n", b->source->text[length - 1])) length--;
+  nsai_mark end = nsai_source_mark(b->source, length);
+  nsai_mark at = mark_at(b, mark);
+  return at.line > end.line ? end : at;
 }
 
 static void report_syntax(builder *b) {
@@ -217,14 +210,14 @@ static void report_syntax(builder *b) {
   if (p->error == YAML_MEMORY_ERROR) {
     b->arena->failed = sizeof(yaml_parser_t);
   } else if (p->error == YAML_READER_ERROR) {
-    nsai_diag_add(b->diag, NSAI_ERROR, mark_of_offset(b, p->problem_offset), NULL,
-                  "not YAML: %s; the text must be UTF-8 without control characters", problem);
+    nsai_diag_add(b->diag, NSAI_ERROR, nsai_source_mark(b->source, b->offset + p->problem_offset),
+                  NULL, "not YAML: %s; the text must be UTF-8 without control characters", problem);
   } else if (p->context && p->context_mark.line != p->problem_mark.line) {
-    nsai_diag_add(b->diag, NSAI_ERROR, mark_at(b, p->problem_mark), NULL,
+    nsai_diag_add(b->diag, NSAI_ERROR, visible_mark(b, p->problem_mark), NULL,
                   "not YAML: %s (%s that begins on line %zu)", problem, p->context,
                   p->context_mark.line + 1);
   } else {
-    nsai_diag_add(b->diag, NSAI_ERROR, mark_at(b, p->problem_mark), NULL, "not YAML: %s%s%s%s",
+    nsai_diag_add(b->diag, NSAI_ERROR, visible_mark(b, p->problem_mark), NULL, "not YAML: %s%s%s%s",
                   problem, p->context ? " (" : "", p->context ? p->context : "",
                   p->context ? ")" : "");
   }
