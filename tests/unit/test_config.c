@@ -1,0 +1,646 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Loading a configuration: values, layers and their origins, profiles, the dump, the shipped files.
+ * The diagnostics are test_config_diag.c's.
+ */
+#include "config.h"
+#include "config_diag.h"
+#include "config_schema.h"
+#include "log.h"
+
+#include <glob.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MODEL "model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
+
+/* ---- helpers ---- */
+
+static nsai_config *load(const nsai_config_request *request) {
+  nsai_config *config;
+  if (nsai_config_load(request, &config) != NSA_OK) fail_msg("%s", nsa_last_error());
+  return config;
+}
+
+static nsai_config *load_text(const char *text, const char *const *overrides) {
+  return load(&(nsai_config_request){ .text = text,
+                                      .name = "t.yaml",
+                                      .overrides = overrides,
+                                      .skip_system_file = true,
+                                      .skip_environment = true });
+}
+
+static void expect_failure(const nsai_config_request *request, nsa_status expected,
+                           const char *needle) {
+  nsai_config *config;
+  assert_int_equal(nsai_config_load(request, &config), expected);
+  assert_null(config);
+  if (!strstr(nsa_last_error(), needle)) fail_msg("no '%s' in\n%s", needle, nsa_last_error());
+}
+
+/* The caller frees it. */
+static char *dump(const nsai_config *config, bool with_origin) {
+  size_t length = nsai_config_dump(config, with_origin, NULL, 0);
+  char *text = malloc(length + 1);
+  assert_non_null(text);
+  assert_int_equal(nsai_config_dump(config, with_origin, text, length + 1), length);
+  assert_int_equal(strlen(text), length);
+  return text;
+}
+
+static void expect_in_dump(const nsai_config *config, const char *needle) {
+  char *text = dump(config, true);
+  if (!strstr(text, needle)) fail_msg("no '%s' in\n%s", needle, text);
+  free(text);
+}
+
+/* A file under a fresh folder; both are removed by remove_file. */
+static char folder[] = "/tmp/nsa-test-XXXXXX";
+static char file_path[64];
+
+static void write_file(const char *text, mode_t mode) {
+  strcpy(folder, "/tmp/nsa-test-XXXXXX");
+  assert_non_null(mkdtemp(folder));
+  snprintf(file_path, sizeof file_path, "%s/f.yaml", folder);
+  FILE *file = fopen(file_path, "w");
+  assert_non_null(file);
+  fputs(text, file);
+  fclose(file);
+  assert_int_equal(chmod(file_path, mode), 0);
+}
+
+static void remove_file(void) {
+  unlink(file_path);
+  rmdir(folder);
+}
+
+static const char *source_root(void) {
+  const char *root = getenv("TEST_SOURCE_ROOT");
+  return root ? root : ".";
+}
+
+/* ---- values ---- */
+
+static void test_builtin(void **state) {
+  (void)state;
+  nsai_config *c = load_text("nsa: 1\n" MODEL, NULL);
+  assert_int_equal(c->model.block, 32);
+  assert_int_equal(c->model.stride, 16);
+  assert_int_equal(c->model.select_block, 64);
+  assert_int_equal(c->model.select_count, 16);
+  assert_int_equal(c->model.select_init, 1);
+  assert_int_equal(c->model.select_local, 2);
+  assert_int_equal(c->model.window, 512);
+  assert_int_equal(c->model.phi, NSAI_PHI_MEAN);
+  assert_int_equal(c->model.gate, NSAI_GATE_LOGITS);
+  assert_int_equal(c->model.per_branch, 1);
+  assert_int_equal(c->model.dtype, NSA_BF16);
+  assert_string_equal(c->runtime.device, "auto");
+  assert_int_equal(c->runtime.jit, NSAI_JIT_ON_DEMAND);
+  assert_int_equal(c->runtime.cache_limit, INT64_C(1) << 30);
+  assert_int_equal(c->runtime.log_level, NSA_LOG_WARN);
+  assert_int_equal(c->runtime.check_inputs, NSAI_CHECK_BASIC);
+  assert_null(c->runtime.cache_dir);
+  assert_int_equal(c->thresholds.select_dense_below, -1);
+  assert_string_equal(c->warnings, "");
+  nsai_config_destroy(c);
+}
+
+static const char full[] =
+    "nsa: 1\n"
+    "model:\n"
+    "  heads: 32\n"
+    "  kv_heads: 8\n"
+    "  head_dim_qk: 192\n"
+    "  head_dim_v: 64\n"
+    "  compress: {block: 64, stride: 32, phi: mlp, hidden: 128, activation: gelu}\n"
+    "  select: {block: 128, count: 8, init: 2, local: 3}\n"
+    "  window: 1k\n"
+    "  gate: mlp\n"
+    "  gate_mlp: {channels: 2048, hidden: 64, activation: relu}\n"
+    "  kv_sharing: shared\n"
+    "  causal: true\n"
+    "  dtype: f32\n"
+    "serving: {max_tokens: 64Ki, max_kv_tokens: 1M, max_kv_len: \"128k\", max_seqs: 256}\n"
+    "runtime:\n"
+    "  device: cpu\n"
+    "  jit: prepare_only\n"
+    "  cache_dir: \"/c \\u00fc\\\"\\\\\\e\\u2028\"\n"
+    "  cache_mode: off\n"
+    "  cache_limit: 512Mi\n"
+    "  log_level: trace\n"
+    "  deterministic: true\n"
+    "  parity: true\n"
+    "  check_inputs: full\n"
+    "  compile_jobs: 2\n"
+    "  nvrtc_path: /n\n"
+    "  cublaslt_path: '/l # t'\n"
+    "  driver_path: /d\n"
+    "  line_info: true\n"
+    "  dump_dir: /dump\n"
+    "  templates_dir: /t\n"
+    "variants:\n"
+    "  force: {select: topn, dense: \"null\"}\n"
+    "  disable: [attend_*.wgmma_*, '*.x?']\n"
+    "thresholds: {select_dense_below: 2000}\n"
+    "device: {sms: 132, smem_per_block: 227Ki, l2: 60Mi, hbm_gbps: 4280.0125, bf16_tflops: 0.1,\n"
+    "  source: 'a: \"b\" # c', measured: true}\n";
+
+static void test_every_key(void **state) {
+  (void)state;
+  nsai_config *c = load_text(full, NULL);
+  assert_int_equal(c->model.heads, 32);
+  assert_int_equal(c->model.kv_heads, 8);
+  assert_int_equal(c->model.head_dim_qk, 192);
+  assert_int_equal(c->model.head_dim_v, 64);
+  assert_int_equal(c->model.block, 64);
+  assert_int_equal(c->model.stride, 32);
+  assert_int_equal(c->model.phi, NSAI_PHI_MLP);
+  assert_int_equal(c->model.phi_hidden, 128);
+  assert_int_equal(c->model.phi_activation, NSAI_ACT_GELU);
+  assert_int_equal(c->model.select_block, 128);
+  assert_int_equal(c->model.select_count, 8);
+  assert_int_equal(c->model.select_init, 2);
+  assert_int_equal(c->model.select_local, 3);
+  assert_int_equal(c->model.window, 1000);
+  assert_int_equal(c->model.gate, NSAI_GATE_MLP);
+  assert_int_equal(c->model.gate_channels, 2048);
+  assert_int_equal(c->model.gate_hidden, 64);
+  assert_int_equal(c->model.gate_activation, NSAI_ACT_RELU);
+  assert_int_equal(c->model.per_branch, 0);
+  assert_int_equal(c->model.dtype, NSA_F32);
+  assert_int_equal(c->serving.max_tokens, 65536);
+  assert_int_equal(c->serving.max_kv_tokens, 1000000);
+  assert_int_equal(c->serving.max_kv_len, 128000);
+  assert_int_equal(c->serving.max_seqs, 256);
+  assert_string_equal(c->runtime.device, "cpu");
+  assert_int_equal(c->runtime.jit, NSAI_JIT_PREPARE_ONLY);
+  assert_string_equal(c->runtime.cache_dir, "/c \xC3\xBC\"\\\x1B\xE2\x80\xA8");
+  assert_int_equal(c->runtime.cache_mode, NSAI_CACHE_OFF);
+  assert_int_equal(c->runtime.cache_limit, 512 << 20);
+  assert_int_equal(c->runtime.log_level, NSA_LOG_TRACE);
+  assert_true(c->runtime.deterministic && c->runtime.parity && c->runtime.line_info);
+  assert_int_equal(c->runtime.check_inputs, NSAI_CHECK_FULL);
+  assert_int_equal(c->runtime.compile_jobs, 2);
+  assert_string_equal(c->runtime.nvrtc_path, "/n");
+  assert_string_equal(c->runtime.cublaslt_path, "/l # t");
+  assert_string_equal(c->runtime.driver_path, "/d");
+  assert_string_equal(c->runtime.dump_dir, "/dump");
+  assert_string_equal(c->runtime.templates_dir, "/t");
+  assert_string_equal(c->variants.force[NSAI_STAGE_SELECT], "topn");
+  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "null");
+  assert_null(c->variants.force[NSAI_STAGE_COMPRESS]);
+  assert_int_equal(c->variants.disable.count, 2);
+  assert_string_equal(c->variants.disable.items[1], "*.x?");
+  assert_int_equal(c->thresholds.select_dense_below, 2000);
+  assert_int_equal(c->device.sms, 132);
+  assert_int_equal(c->device.smem_per_block, 227 * 1024);
+  assert_int_equal(c->device.l2, 60 << 20);
+  assert_true(c->device.hbm_gbps == 4280.0125);
+  assert_true(c->device.bf16_tflops == 0.1);
+  assert_string_equal(c->device.source, "a: \"b\" # c");
+  assert_true(c->device.measured);
+  nsai_config_destroy(c);
+}
+
+static void test_devices(void **state) {
+  (void)state;
+  static const struct {
+    const char *text;
+    bool good;
+  } cases[] = {
+    { "auto", true },
+    { "cpu", true },
+    { "0", true },
+    { "15", true },
+    { "0000:3b:00.0", true },
+    { "3b:00.0", true },
+    { "3B:00", true },
+    { "00000000:3b:00.0", true },
+    { "GPU-5fd4f087-86f3-7a43-b711-4771313afc50", true },
+    { "-1", false },
+    { "12345", false },
+    { "000:3b:00.0", false },
+    { "3b:0.0", false },
+    { "3b:00.0.0", false },
+    { "1:2:3:4", false },
+    { "GPU-5fd4", false },
+    { "cuda:0", false },
+    { "h200", false },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    char text[128];
+    snprintf(text, sizeof text, "nsa: 1\nruntime: {device: %s}\n", cases[i].text);
+    nsai_config_request request = { .text = text,
+                                    .skip_system_file = true,
+                                    .skip_environment = true };
+    nsai_config *c;
+    nsa_status status = nsai_config_load(&request, &c);
+    if ((status == NSA_OK) != cases[i].good) fail_msg("%s: status %d", cases[i].text, status);
+    if (c) assert_string_equal(c->runtime.device, cases[i].text);
+    nsai_config_destroy(c);
+  }
+}
+
+/* ---- layers ---- */
+
+static void test_layers(void **state) {
+  (void)state;
+  const char *const overrides[] = { "runtime.compile_jobs=6", "runtime.cache_dir=", NULL };
+  write_file("nsa: 1\n" MODEL
+             "runtime: {compile_jobs: 1, jit: never, cache_dir: /f, parity: true}\n"
+             "variants: {force: {dense: a, select: b}, disable: [dense.x, dense.y]}\n",
+             0600);
+  setenv("NSA_COMPILE_JOBS", "5", 1);
+  setenv("NSA_DUMP_DIR", "/env", 1);
+  nsai_config *c = load(&(nsai_config_request){
+      .path = file_path,
+      .text = "nsa: 1\nruntime: {compile_jobs: 2, jit: on_demand}\n"
+              "variants: {force: {dense: c}, disable: [dense.z]}\nmodel: {window: 256}\n",
+      .name = "text",
+      .overrides = overrides,
+      .skip_system_file = true });
+  unsetenv("NSA_COMPILE_JOBS");
+  unsetenv("NSA_DUMP_DIR");
+  assert_int_equal(c->runtime.compile_jobs, 6);
+  assert_int_equal(c->runtime.jit, NSAI_JIT_ON_DEMAND);
+  assert_null(c->runtime.cache_dir);
+  assert_string_equal(c->runtime.dump_dir, "/env");
+  assert_true(c->runtime.parity);
+  assert_int_equal(c->model.heads, 64);
+  assert_int_equal(c->model.window, 256);
+  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "c"); /* key by key */
+  assert_string_equal(c->variants.force[NSAI_STAGE_SELECT], "b");
+  assert_int_equal(c->variants.disable.count, 1); /* lists are replaced */
+
+  char line[256];
+  snprintf(line, sizeof line, "  parity: true                                  # %s:3\n",
+           file_path);
+  expect_in_dump(c, line);
+  expect_in_dump(
+      c, "  compile_jobs: 6                               # override runtime.compile_jobs\n");
+  expect_in_dump(c,
+                 "  cache_dir: null                               # override runtime.cache_dir\n");
+  expect_in_dump(c, "  jit: on_demand                                # text:2\n");
+  expect_in_dump(c, "  dump_dir: \"/env\"                              # env NSA_DUMP_DIR\n");
+  expect_in_dump(c, "  log_level: warn                               # built-in\n");
+  assert_int_equal(c->origin[NSAI_KEY_MODEL_WINDOW].layer, NSAI_LAYER_TEXT);
+  assert_int_equal(c->origin[NSAI_KEY_MODEL_WINDOW].mark.line, 4);
+  assert_int_equal(c->origin[NSAI_KEY_MODEL_WINDOW].mark.column, 17);
+  nsai_config_destroy(c);
+  remove_file();
+}
+
+static void test_overrides(void **state) {
+  (void)state;
+  const char *const overrides[] = { "model.head_dim=64",
+                                    "variants.disable=[dense.a, dense.b]",
+                                    "model.select={count: 8, init: 0}",
+                                    "variants.force.dense=v",
+                                    "device.source=a: b # c",
+                                    "serving=",
+                                    NULL };
+  nsai_config *c = load_text("nsa: 1\nmodel: {heads: 4, kv_heads: 4, head_dim_qk: 192, "
+                             "head_dim_v: 128}\n",
+                             overrides);
+  assert_int_equal(c->model.head_dim_qk, 64);
+  assert_int_equal(c->model.head_dim_v, 64);
+  assert_int_equal(c->model.select_count, 8);
+  assert_int_equal(c->model.select_init, 0);
+  assert_int_equal(c->model.select_local, 2);
+  assert_int_equal(c->variants.disable.count, 2);
+  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "v");
+  assert_string_equal(c->device.source, "a: b # c");
+  nsai_config_destroy(c);
+}
+
+static void test_bad_overrides(void **state) {
+  (void)state;
+  const char *const overrides[] = { "runtime.jit",         "runtime.jti=never",
+                                    "profiles=[]",         "model.select={count: 8, inti: 0}",
+                                    "variants.disable=[a", "\xFF=1",
+                                    "runtime=never",       NULL };
+  nsai_config_request request = {
+    .text = "nsa: 1\n", .overrides = overrides, .skip_system_file = true, .skip_environment = true
+  };
+  nsai_config *c;
+  assert_int_equal(nsai_config_load(&request, &c), NSA_E_CONFIG);
+  static const char expected[] =
+      "override:1:1: error: an override is written key=value, like runtime.jit=never\n"
+      "    runtime.jit\n"
+      "    ^\n"
+      "override:1:1: error: runtime.jti: unknown key; did you mean 'jit'?\n"
+      "    runtime.jti=never\n"
+      "    ^\n"
+      "override:1:1: error: profiles: unknown key; ";
+  assert_memory_equal(nsa_last_error(), expected, strlen(expected));
+  assert_non_null(strstr(nsa_last_error(), "override:1:25: error: model.select.inti: unknown key; "
+                                           "did you mean 'init'?\n"
+                                           "    model.select={count: 8, inti: 0}\n"
+                                           "                            ^\n"));
+  assert_non_null(strstr(nsa_last_error(), "override:1:20: error: not YAML: "));
+  assert_non_null(strstr(nsa_last_error(), "override:1:1: error: not valid UTF-8\n"));
+  assert_non_null(strstr(nsa_last_error(), "override:1:9: error: runtime: expected a mapping"));
+}
+
+/* A rule broken between two sources is told at the stronger one. */
+static void test_rule_across_layers(void **state) {
+  (void)state;
+  const char *const overrides[] = { "model.compress.block=24", NULL };
+  expect_failure(&(nsai_config_request){ .text = "nsa: 1\n" MODEL,
+                                         .overrides = overrides,
+                                         .skip_system_file = true,
+                                         .skip_environment = true },
+                 NSA_E_CONFIG,
+                 "override:1:22: error: model.compress.stride: 16 does not divide the block: "
+                 "model.compress.block is 24 (override:1); ");
+}
+
+static void test_system_file(void **state) {
+  (void)state;
+  nsai_config_request request = { .text = "nsa: 1\nruntime: {parity: true}\n",
+                                  .system_path = file_path,
+                                  .skip_environment = true };
+  write_file("nsa: 1\nruntime: {jit: never, parity: false}\n", 0644);
+  nsai_config *c = load(&request);
+  bool is_root = geteuid() == 0;
+  assert_int_equal(c->runtime.jit, is_root ? NSAI_JIT_NEVER : NSAI_JIT_ON_DEMAND);
+  assert_true(c->runtime.parity);
+  assert_int_equal(strlen(c->warnings) == 0, is_root);
+  nsai_config_destroy(c);
+
+  assert_int_equal(chmod(file_path, 0664), 0); /* the group could have written it */
+  c = load(&request);
+  assert_int_equal(c->runtime.jit, NSAI_JIT_ON_DEMAND);
+  assert_non_null(strstr(c->warnings, "f.yaml: warning: ignored: the system's configuration must"));
+  nsai_config_destroy(c);
+  remove_file();
+
+  c = load(&request); /* no file is no warning */
+  assert_string_equal(c->warnings, "");
+  nsai_config_destroy(c);
+}
+
+static void test_files_that_cannot_be_read(void **state) {
+  (void)state;
+  nsai_config_request request = { .path = "/nonexistent/nsa.yaml", .skip_system_file = true };
+  expect_failure(&request, NSA_E_IO,
+                 "/nonexistent/nsa.yaml: the configuration cannot be read: No such file");
+  request.path = "/tmp";
+  expect_failure(&request, NSA_E_IO, "/tmp: the configuration cannot be read: Is a directory");
+}
+
+static void test_need_model(void **state) {
+  (void)state;
+  nsai_config_request request = { .text = "nsa: 1\n",
+                                  .name = "t.yaml",
+                                  .skip_system_file = true,
+                                  .skip_environment = true,
+                                  .need_model = true };
+  expect_failure(&request, NSA_E_CONFIG, "t.yaml:1:1: error: model: missing: ");
+  request.text = NULL;
+  expect_failure(&request, NSA_E_CONFIG, "error: model: missing: ");
+  request.need_model = false;
+  nsai_config *c = load(&request);
+  assert_false(c->has_model);
+  nsai_config_destroy(c);
+}
+
+/* What came with weights may not say which libraries to open. */
+static void test_model_file(void **state) {
+  (void)state;
+  nsai_config_request request = { .path = file_path,
+                                  .text = "nsa: 1\nruntime: {jit: never}\n",
+                                  .skip_system_file = true,
+                                  .skip_environment = true,
+                                  .model_file = true };
+  write_file("nsa: 1\n" MODEL "x-trained: 2026\n", 0600);
+  nsai_config_destroy(load(&request));
+  remove_file();
+  write_file("nsa: 1\n" MODEL "runtime: {nvrtc_path: /evil}\nprofiles: []\n", 0600);
+  expect_failure(
+      &request, NSA_E_CONFIG,
+      "f.yaml:3:1: error: runtime: a file that comes with weights may hold 'model' only");
+  assert_non_null(strstr(nsa_last_error(), "f.yaml:4:1: error: profiles: a file that comes"));
+  remove_file();
+}
+
+/* ---- profiles ---- */
+
+static const char with_profiles[] = "nsa: 1\n"
+                                    "runtime: {jit: never, compile_jobs: 1, log_level: info}\n"
+                                    "profiles:\n"
+                                    "  - match: {name: 'NVIDIA H200*', arch: sm_90a}\n"
+                                    "    runtime: {jit: prepare_only, compile_jobs: 2}\n"
+                                    "    thresholds: {select_dense_below: 4Ki}\n"
+                                    "  - match: {arch: sm_90}\n"
+                                    "    runtime: {compile_jobs: 3}\n"
+                                    "  - match: {uuid: GPU-aBc}\n"
+                                    "    runtime: {compile_jobs: 4}\n"
+                                    "  - match:\n"
+                                    "    runtime: {compile_jobs: 7}\n";
+
+static void test_profile_matching(void **state) {
+  (void)state;
+  static const struct {
+    const char *arch, *name, *uuid;
+    int32_t jobs;
+  } cases[] = {
+    { "sm_90a", "NVIDIA H200 NVL", NULL, 2 },
+    { "sm_90a", "NVIDIA H100", NULL, 3 },
+    { "sm_90a", NULL, NULL, 3 },
+    { "sm_90", "NVIDIA H200", "GPU-abc", 3 },
+    { "sm_100a", NULL, "GPU-abc", 4 },
+    { "sm_80", "NVIDIA A100", "GPU-abcd", 7 },
+    { NULL, NULL, NULL, 7 },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    nsai_config *c = load_text(with_profiles, NULL);
+    assert_int_equal(c->runtime.compile_jobs, 1);
+    assert_int_equal(nsai_config_apply_device(c, cases[i].arch, cases[i].name, cases[i].uuid),
+                     NSA_OK);
+    assert_int_equal(c->runtime.compile_jobs, cases[i].jobs);
+    nsai_config_destroy(c);
+  }
+}
+
+/* Above the file, below overrides; what it does not name stays. */
+static void test_profile_strength(void **state) {
+  (void)state;
+  const char *const overrides[] = { "runtime.compile_jobs=9", NULL };
+  nsai_config *c = load_text(with_profiles, overrides);
+  assert_int_equal(nsai_config_apply_device(c, "sm_90a", "NVIDIA H200", NULL), NSA_OK);
+  assert_int_equal(c->runtime.compile_jobs, 9);
+  assert_int_equal(c->runtime.jit, NSAI_JIT_PREPARE_ONLY);
+  assert_int_equal(c->runtime.log_level, NSA_LOG_INFO);
+  assert_int_equal(c->thresholds.select_dense_below, 4096);
+  expect_in_dump(c, "nsa: 1\n# profile: t.yaml:4\n");
+  expect_in_dump(c, "  jit: prepare_only                             # profile t.yaml:5\n");
+  nsai_config_destroy(c);
+}
+
+/* The rules are checked again with the profile's values. */
+static void test_profile_breaks_rule(void **state) {
+  (void)state;
+  nsai_config *c = load_text("nsa: 1\nserving: {max_kv_tokens: 1k}\n"
+                             "profiles:\n  - match: {arch: sm_80}\n    serving: {max_kv_len: 2k}\n",
+                             NULL);
+  assert_int_equal(nsai_config_apply_device(c, "sm_80", NULL, NULL), NSA_E_CONFIG);
+  assert_non_null(strstr(nsa_last_error(), "t.yaml:5:27: error: serving.max_kv_len: 2000 is more"));
+  nsai_config_destroy(c);
+}
+
+/* A device file laid over a model's file, as its head says. */
+static void test_profiles_are_replaced(void **state) {
+  (void)state;
+  char path[512];
+  snprintf(path, sizeof path, "%s/configs/devices/h200.yaml", source_root());
+  nsai_config *c = load(
+      &(nsai_config_request){ .path = path, .skip_system_file = true, .skip_environment = true });
+  assert_int_equal(nsai_config_apply_device(c, "sm_90a", "NVIDIA H200", NULL), NSA_OK);
+  assert_int_equal(c->device.sms, 132);
+  assert_true(c->device.measured);
+  nsai_config_destroy(c);
+  c = load(&(nsai_config_request){ .path = path,
+                                   .text = "nsa: 1\nprofiles: [{match: {}, device: {sms: 1, "
+                                           "source: me}}]\n",
+                                   .skip_system_file = true,
+                                   .skip_environment = true });
+  assert_int_equal(nsai_config_apply_device(c, "sm_90a", "NVIDIA H200", NULL), NSA_OK);
+  assert_int_equal(c->device.sms, 1);
+  assert_int_equal(c->device.l2, 0);
+  nsai_config_destroy(c);
+}
+
+/* ---- dump, schema, shipped files ---- */
+
+static void expect_round_trip(const nsai_config *c) {
+  char *first = dump(c, true);
+  nsai_config *again = load_text(first, NULL);
+  char *plain = dump(c, false), *second = dump(again, false);
+  assert_string_equal(plain, second);
+  nsai_config_destroy(again);
+  free(first);
+  free(plain);
+  free(second);
+}
+
+static void test_dump(void **state) {
+  (void)state;
+  nsai_config *c = load_text(full, NULL);
+  expect_round_trip(c);
+  char small[8];
+  assert_true(nsai_config_dump(c, false, small, sizeof small) > 1000);
+  assert_string_equal(small, "nsa: 1\n");
+  expect_in_dump(c, "  smem_per_block: 227Ki ");
+  expect_in_dump(c, "  hbm_gbps: 4280.0125 ");
+  expect_in_dump(c, "  bf16_tflops: 0.1 ");
+  expect_in_dump(c, "    dense: \"null\" ");
+  expect_in_dump(c, "  cache_dir: \"/c \xC3\xBC\\\"\\\\\\U0000001B\\U00002028\" ");
+  nsai_config_destroy(c);
+  c = load_text("nsa: 1\n", NULL);
+  expect_round_trip(c);
+  nsai_config_destroy(c);
+}
+
+static void check_file(const char *path) {
+  nsai_config *c = load(
+      &(nsai_config_request){ .path = path, .skip_system_file = true, .skip_environment = true });
+  if (*c->warnings) fail_msg("%s", c->warnings);
+  expect_round_trip(c);
+  bool is_device = strstr(path, "/devices/") != NULL;
+  assert_int_equal(c->has_model, !is_device);
+  nsai_config_destroy(c);
+}
+
+static void test_shipped_files(void **state) {
+  (void)state;
+  static const char *const patterns[] = { "configs/*.yaml", "configs/models/*.yaml",
+                                          "configs/devices/*.yaml" };
+  for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
+    char pattern[512];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/%s", source_root(), patterns[i]);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    for (size_t k = 0; k < found.gl_pathc; k++) check_file(found.gl_pathv[k]);
+    globfree(&found);
+  }
+}
+
+static void test_schema_file(void **state) {
+  (void)state;
+  char path[512];
+  size_t length = nsai_config_json_schema(NULL, 0);
+  char *made = malloc(length + 1), *read = malloc(length + 2);
+  assert_true(made && read);
+  assert_int_equal(nsai_config_json_schema(made, length + 1), length);
+  snprintf(path, sizeof path, "%s/configs/nsa.schema.json", source_root());
+  FILE *file = fopen(path, "rb");
+  assert_non_null(file);
+  read[fread(read, 1, length + 1, file)] = '\0';
+  fclose(file);
+  assert_string_equal(read, made);
+  free(made);
+  free(read);
+}
+
+/* The table has no holes, and each built-in value is what its own type writes. */
+static void test_key_table(void **state) {
+  (void)state;
+  for (int id = 0; id < NSAI_KEY_COUNT; id++) {
+    const nsai_key *key = &nsai_keys[id];
+    assert_non_null(key->path);
+    assert_non_null(key->help);
+    assert_int_equal(nsai_key_find(key->path, strlen(key->path)), id);
+    assert_int_equal(key->type == NSAI_TYPE_WORD && !key->words, 0);
+  }
+  nsai_config *c = load_text("nsa: 1\n" MODEL, NULL);
+  for (int id = 0; id < NSAI_KEY_COUNT; id++) {
+    char line[128];
+    const char *fallback = nsai_keys[id].fallback;
+    bool quoted = nsai_keys[id].type == NSAI_TYPE_DEVICE;
+    if (!fallback) continue;
+    snprintf(line, sizeof line, quoted ? "%s: \"%s\" " : "%s: %s ",
+             strrchr(nsai_keys[id].path, '.') + 1, fallback);
+    expect_in_dump(c, line);
+  }
+  nsai_config_destroy(c);
+  for (int32_t level = NSA_LOG_OFF; level <= NSA_LOG_TRACE; level++)
+    assert_string_equal(nsai_word_text(nsai_keys[NSAI_KEY_LOG_LEVEL].words, level),
+                        nsai_log_level_name(level));
+  assert_string_equal(nsai_stage_name(NSAI_STAGE_ATTEND_WINDOW), "attend_window");
+  assert_null(nsai_stage_name(NSAI_STAGE_COUNT));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_builtin),
+    cmocka_unit_test(test_every_key),
+    cmocka_unit_test(test_devices),
+    cmocka_unit_test(test_layers),
+    cmocka_unit_test(test_overrides),
+    cmocka_unit_test(test_bad_overrides),
+    cmocka_unit_test(test_rule_across_layers),
+    cmocka_unit_test(test_system_file),
+    cmocka_unit_test(test_files_that_cannot_be_read),
+    cmocka_unit_test(test_need_model),
+    cmocka_unit_test(test_model_file),
+    cmocka_unit_test(test_profile_matching),
+    cmocka_unit_test(test_profile_strength),
+    cmocka_unit_test(test_profile_breaks_rule),
+    cmocka_unit_test(test_profiles_are_replaced),
+    cmocka_unit_test(test_dump),
+    cmocka_unit_test(test_shipped_files),
+    cmocka_unit_test(test_schema_file),
+    cmocka_unit_test(test_key_table),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,409 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What is said about unknown keys and refused values, word by word.
+ */
+#include "diag_case.h"
+
+static const diag_case key_cases[] = {
+  { "other projects' spellings",
+    "nsa: 1\n"
+    "model:\n"
+    "  num_attention_heads: 64\n"
+    "  num_key_value_heads: 4\n"
+    "  head_size: 128\n"
+    "  kernel_size: 32\n"
+    "  kernel_stride: 16\n"
+    "  block_size: 64\n"
+    "  block_counts: 16\n"
+    "  window_size: 512\n",
+    NSA_E_CONFIG,
+    "t.yaml:3:3: error: model.num_attention_heads: unknown key; what others call "
+    "'num_attention_heads' is model.heads here\n"
+    "      num_attention_heads: 64\n"
+    "      ^\n"
+    "t.yaml:4:3: error: model.num_key_value_heads: unknown key; what others call "
+    "'num_key_value_heads' is model.kv_heads here\n"
+    "      num_key_value_heads: 4\n"
+    "      ^\n"
+    "t.yaml:5:3: error: model.head_size: unknown key; what others call 'head_size' is "
+    "model.head_dim here\n"
+    "      head_size: 128\n"
+    "      ^\n"
+    "t.yaml:6:3: error: model.kernel_size: unknown key; what others call 'kernel_size' is "
+    "model.compress.block here\n"
+    "      kernel_size: 32\n"
+    "      ^\n"
+    "t.yaml:7:3: error: model.kernel_stride: unknown key; what others call 'kernel_stride' is "
+    "model.compress.stride here\n"
+    "      kernel_stride: 16\n"
+    "      ^\n"
+    "t.yaml:8:3: error: model.block_size: unknown key; what others call 'block_size' is "
+    "model.select.block here\n"
+    "      block_size: 64\n"
+    "      ^\n"
+    "t.yaml:9:3: error: model.block_counts: unknown key; what others call 'block_counts' is "
+    "model.select.count here\n"
+    "      block_counts: 16\n"
+    "      ^\n"
+    "t.yaml:10:3: error: model.window_size: unknown key; what others call 'window_size' is "
+    "model.window here\n"
+    "      window_size: 512\n"
+    "      ^" },
+  { "more of them",
+    "nsa: 1\n"
+    "model:\n"
+    "  num_attention_heads: 64\n"
+    "  num_kv_heads: 4\n"
+    "  qk_head_dim: 192\n"
+    "  v_head_dim: 128\n"
+    "  compress_block_size: 32\n"
+    "  selection_block_size: 64\n"
+    "  num_selected_blocks: 16\n"
+    "  sliding_window_size: 512\n",
+    NSA_E_CONFIG,
+    "t.yaml:3:3: error: model.num_attention_heads: unknown key; what others call "
+    "'num_attention_heads' is model.heads here\n"
+    "      num_attention_heads: 64\n"
+    "      ^\n"
+    "t.yaml:4:3: error: model.num_kv_heads: unknown key; what others call 'num_kv_heads' is "
+    "model.kv_heads here\n"
+    "      num_kv_heads: 4\n"
+    "      ^\n"
+    "t.yaml:5:3: error: model.qk_head_dim: unknown key; what others call 'qk_head_dim' is "
+    "model.head_dim_qk here\n"
+    "      qk_head_dim: 192\n"
+    "      ^\n"
+    "t.yaml:6:3: error: model.v_head_dim: unknown key; what others call 'v_head_dim' is "
+    "model.head_dim_v here\n"
+    "      v_head_dim: 128\n"
+    "      ^\n"
+    "t.yaml:7:3: error: model.compress_block_size: unknown key; what others call "
+    "'compress_block_size' is model.compress.block here\n"
+    "      compress_block_size: 32\n"
+    "      ^\n"
+    "t.yaml:8:3: error: model.selection_block_size: unknown key; what others call "
+    "'selection_block_size' is model.select.block here\n"
+    "      selection_block_size: 64\n"
+    "      ^\n"
+    "t.yaml:9:3: error: model.num_selected_blocks: unknown key; what others call "
+    "'num_selected_blocks' is model.select.count here\n"
+    "      num_selected_blocks: 16\n"
+    "      ^\n"
+    "t.yaml:10:3: error: model.sliding_window_size: unknown key; what others call "
+    "'sliding_window_size' is model.window here\n"
+    "      sliding_window_size: 512\n"
+    "      ^" },
+  { "near misses",
+    "nsa: 1\n"
+    "serving: {max_seq: 1}\n"
+    "rutime: {jti: never}\n"
+    "runtime: {jti: never}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:11: error: serving.max_seq: unknown key; did you mean 'max_seqs'?\n"
+    "    serving: {max_seq: 1}\n"
+    "              ^\n"
+    "t.yaml:3:1: error: rutime: unknown key; did you mean 'runtime'?\n"
+    "    rutime: {jti: never}\n"
+    "    ^\n"
+    "t.yaml:4:11: error: runtime.jti: unknown key; did you mean 'jit'?\n"
+    "    runtime: {jti: never}\n"
+    "              ^" },
+  { "right word, wrong section",
+    "nsa: 1\n"
+    "serving: {window: 512, jit: never}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:11: error: serving.window: unknown key here; did you mean model.window?\n"
+    "    serving: {window: 512, jit: never}\n"
+    "              ^\n"
+    "t.yaml:2:24: error: serving.jit: unknown key here; did you mean runtime.jit?\n"
+    "    serving: {window: 512, jit: never}\n"
+    "                           ^" },
+  { "nothing near",
+    "nsa: 1\n"
+    "serving: {colour: blue}\n"
+    "weather: fine\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:11: error: serving.colour: unknown key; serving has max_tokens, max_kv_tokens, "
+    "max_kv_len, max_seqs\n"
+    "    serving: {colour: blue}\n"
+    "              ^\n"
+    "t.yaml:3:1: error: weather: unknown key; the configuration has model, serving, runtime, "
+    "variants, thresholds, device, profiles, and x-* for your own\n"
+    "    weather: fine\n"
+    "    ^" },
+  { "dotted key",
+    "nsa: 1\n"
+    "runtime.jit: never\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:1: error: runtime.jit: unknown key; write sections as nested mappings, without dots\n"
+    "    runtime.jit: never\n"
+    "    ^" },
+  { "x- keys are free",
+    "nsa: 1\n"
+    "x-note: [any, thing]\n"
+    "serving: {x-more: {a: 1}}\n",
+    NSA_OK, "" },
+  { "section that is none",
+    "nsa: 1\n"
+    "model: 5\n"
+    "serving: [1]\n"
+    "runtime:\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:8: error: model: expected a mapping of keys to values\n"
+    "    model: 5\n"
+    "           ^\n"
+    "t.yaml:3:10: error: serving: expected a mapping of keys to values\n"
+    "    serving: [1]\n"
+    "             ^" },
+  { "missing keys",
+    "nsa: 1\n"
+    "model: {heads: 64}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:1: error: model.kv_heads: missing: key and value heads (Hkv); divides heads, at most "
+    "64 query heads each, a whole number from 1 to 4096\n"
+    "    model: {heads: 64}\n"
+    "    ^\n"
+    "t.yaml:2:1: error: model.head_dim_qk: missing: width of a query and a key (Dk), or head_dim "
+    "for both, a whole number from 16 to 256\n"
+    "    model: {heads: 64}\n"
+    "    ^\n"
+    "t.yaml:2:1: error: model.head_dim_v: missing: width of a value (Dv), or head_dim for both, a "
+    "whole number from 16 to 256\n"
+    "    model: {heads: 64}\n"
+    "    ^" },
+  { "both head dims",
+    "nsa: 1\n"
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, head_dim_v: 64}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:33: error: model.head_dim: sets head_dim_qk and head_dim_v, and head_dim_v is given "
+    "too, on line 2: give either head_dim, or head_dim_qk and head_dim_v\n"
+    "    model: {heads: 64, kv_heads: 4, head_dim: 128, head_dim_v: 64}\n"
+    "                                    ^" },
+  { "hostile key",
+    "nsa: 1\n"
+    "\"\\e[31mred\\n\": 1\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:1: error: ?[31mred?: unknown key; the configuration has model, serving, runtime, "
+    "variants, thresholds, device, profiles, and x-* for your own\n"
+    "    \"\\e[31mred\\n\": 1\n"
+    "    ^" },
+};
+
+static const diag_case value_cases[] = {
+  { "booleans",
+    "nsa: 1\n"
+    "runtime: {deterministic: yes, parity: 0, line_info: True}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:26: error: runtime.deterministic: expected true | false; found 'yes': did you mean "
+    "'true'?\n"
+    "    runtime: {deterministic: yes, parity: 0, line_info: True}\n"
+    "                             ^\n"
+    "t.yaml:2:39: error: runtime.parity: expected true | false; found '0': did you mean 'false'?\n"
+    "    runtime: {deterministic: yes, parity: 0, line_info: True}\n"
+    "                                          ^\n"
+    "t.yaml:2:53: error: runtime.line_info: expected true | false; found 'True': did you mean "
+    "'true'?\n"
+    "    runtime: {deterministic: yes, parity: 0, line_info: True}\n"
+    "                                                        ^" },
+  { "words",
+    "nsa: 1\n"
+    "runtime: {jit: no, cache_mode: readonly, log_level: warning, check_inputs: [full]}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:16: error: runtime.jit: expected on_demand | prepare_only | never; found 'no'\n"
+    "    runtime: {jit: no, cache_mode: readonly, log_level: warning, check_inputs: [full]}\n"
+    "                   ^\n"
+    "t.yaml:2:32: error: runtime.cache_mode: expected read_write | read_only | off; found "
+    "'readonly': did you mean 'read_only'?\n"
+    "    runtime: {jit: no, cache_mode: readonly, log_level: warning, check_inputs: [full]}\n"
+    "                                   ^\n"
+    "t.yaml:2:53: error: runtime.log_level: expected off | error | warn | info | debug | trace; "
+    "found 'warning': did you mean 'warn'?\n"
+    "    runtime: {jit: no, cache_mode: readonly, log_level: warning, check_inputs: [full]}\n"
+    "                                                        ^\n"
+    "t.yaml:2:76: error: runtime.check_inputs: expected off | basic | full; found a list\n"
+    "    runtime: {jit: no, cache_mode: readonly, log_level: warning, check_inputs: [full]}\n"
+    "                                                                               ^" },
+  { "dtype and phi",
+    "nsa: 1\n"
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, dtype: bfloat16, compress: {phi: avg, "
+    "activation: swish}}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:55: error: model.dtype: expected bf16 | fp16 | f32; found 'bfloat16': did you mean "
+    "'bf16'?\n"
+    "    model: {heads: 64, kv_heads: 4, head_dim: 128, dtype: bfloat16, compress: {phi: avg, "
+    "activation: swish}}\n"
+    "                                                          ^\n"
+    "t.yaml:2:81: error: model.compress.phi: expected mean | linear | mlp | external; found 'avg': "
+    "did you mean 'mean'?\n"
+    "    model: {heads: 64, kv_heads: 4, head_dim: 128, dtype: bfloat16, compress: {phi: avg, "
+    "activation: swish}}\n"
+    "                                                                                    ^\n"
+    "t.yaml:2:98: error: model.compress.activation: expected relu | silu | gelu; found 'swish': "
+    "did you mean 'silu'?\n"
+    "    model: {heads: 64, kv_heads: 4, head_dim: 128, dtype: bfloat16, compress: {phi: avg, "
+    "activation: swish}}\n"
+    "                                                                                              "
+    "       ^" },
+  { "whole numbers",
+    "nsa: 1\n"
+    "serving:\n"
+    "  max_tokens: 017\n"
+    "  max_kv_tokens: 65_536\n"
+    "  max_kv_len: 64KB\n"
+    "  max_seqs: 1.5k\n",
+    NSA_E_CONFIG,
+    "t.yaml:3:15: error: serving.max_tokens: expected a whole number like 4096, 64k or 64Ki; found "
+    "'017': numbers are decimal, without a leading 0\n"
+    "      max_tokens: 017\n"
+    "                  ^\n"
+    "t.yaml:4:18: error: serving.max_kv_tokens: expected a whole number like 4096, 64k or 64Ki; "
+    "found '65_536': write the digits without '_' or ','\n"
+    "      max_kv_tokens: 65_536\n"
+    "                     ^\n"
+    "t.yaml:5:15: error: serving.max_kv_len: expected a whole number like 4096, 64k or 64Ki; found "
+    "'64KB': units are k, M, G, T (1000) and Ki, Mi, Gi, Ti (1024)\n"
+    "      max_kv_len: 64KB\n"
+    "                  ^\n"
+    "t.yaml:6:13: error: serving.max_seqs: expected a whole number from 0 to 1048576; found "
+    "'1.5k': write a whole number with a unit\n"
+    "      max_seqs: 1.5k\n"
+    "                ^" },
+  { "ranges",
+    "nsa: 1\n"
+    "serving:\n"
+    "  max_tokens: -1\n"
+    "  max_seqs: 9999999999999999999999\n"
+    "device: {hbm_gbps: 1e3, bf16_tflops: 2000000}\n",
+    NSA_E_CONFIG,
+    "t.yaml:3:15: error: serving.max_tokens: -1 is out of range: 0 to 1099511627776\n"
+    "      max_tokens: -1\n"
+    "                  ^\n"
+    "t.yaml:4:13: error: serving.max_seqs: 9999999999999999999999 is out of range: 0 to 1048576\n"
+    "      max_seqs: 9999999999999999999999\n"
+    "                ^\n"
+    "t.yaml:5:20: error: device.hbm_gbps: expected a number like 4280 or 781.5; found '1e3': write "
+    "plain digits, at most 6 after the point\n"
+    "    device: {hbm_gbps: 1e3, bf16_tflops: 2000000}\n"
+    "                       ^\n"
+    "t.yaml:5:38: error: device.bf16_tflops: 2000000 is out of range: 0 to 1000000\n"
+    "    device: {hbm_gbps: 1e3, bf16_tflops: 2000000}\n"
+    "                                         ^" },
+  { "nothing there",
+    "nsa: 1\n"
+    "serving: {max_seqs: }\n"
+    "runtime: {jit: , device: null}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:21: error: serving.max_seqs: expected a whole number from 0 to 1048576; found "
+    "nothing\n"
+    "    serving: {max_seqs: }\n"
+    "                        ^\n"
+    "t.yaml:3:16: error: runtime.jit: expected on_demand | prepare_only | never; found nothing\n"
+    "    runtime: {jit: , device: null}\n"
+    "                   ^\n"
+    "t.yaml:3:26: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id "
+    "(0000:3b:00.0) or a UUID (GPU-...); found 'null'\n"
+    "    runtime: {jit: , device: null}\n"
+    "                             ^" },
+  { "dims",
+    "nsa: 1\n"
+    "model: {heads: 4, kv_heads: 4, head_dim_qk: 100, head_dim_v: 264}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:45: error: model.head_dim_qk: 100 is not a multiple of 8: use 96 or 104\n"
+    "    model: {heads: 4, kv_heads: 4, head_dim_qk: 100, head_dim_v: 264}\n"
+    "                                                ^\n"
+    "t.yaml:2:62: error: model.head_dim_v: 264 is out of range: 16 to 256\n"
+    "    model: {heads: 4, kv_heads: 4, head_dim_qk: 100, head_dim_v: 264}\n"
+    "                                                                 ^" },
+  { "sizes",
+    "nsa: 1\n"
+    "runtime: {cache_limit: 1GB}\n"
+    "device: {l2: 1.5Mi, smem_per_block: 2Mi}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:24: error: runtime.cache_limit: expected a size in bytes like 512Mi or 1Gi; found "
+    "'1GB': units are k, M, G, T (1000) and Ki, Mi, Gi, Ti (1024)\n"
+    "    runtime: {cache_limit: 1GB}\n"
+    "                           ^\n"
+    "t.yaml:3:14: error: device.l2: expected a size in bytes like 512Mi or 1Gi; found '1.5Mi': "
+    "write a whole number with a unit\n"
+    "    device: {l2: 1.5Mi, smem_per_block: 2Mi}\n"
+    "                 ^\n"
+    "t.yaml:3:37: error: device.smem_per_block: 2Mi is out of range: 0 to 1048576\n"
+    "    device: {l2: 1.5Mi, smem_per_block: 2Mi}\n"
+    "                                        ^" },
+  { "paths",
+    "nsa: 1\n"
+    "runtime: {cache_dir: ~/nsa, nvrtc_path: libnvrtc.so, dump_dir: {}}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:22: error: runtime.cache_dir: expected an absolute path, or null; found '~/nsa': '~' "
+    "is not expanded, write the home folder out\n"
+    "    runtime: {cache_dir: ~/nsa, nvrtc_path: libnvrtc.so, dump_dir: {}}\n"
+    "                         ^\n"
+    "t.yaml:2:41: error: runtime.nvrtc_path: expected an absolute path, or null; found "
+    "'libnvrtc.so', which would depend on the working directory\n"
+    "    runtime: {cache_dir: ~/nsa, nvrtc_path: libnvrtc.so, dump_dir: {}}\n"
+    "                                            ^\n"
+    "t.yaml:2:64: error: runtime.dump_dir: expected an absolute path, or null; found a mapping\n"
+    "    runtime: {cache_dir: ~/nsa, nvrtc_path: libnvrtc.so, dump_dir: {}}\n"
+    "                                                                   ^" },
+  { "devices",
+    "nsa: 1\n"
+    "runtime: {device: gpu0}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id "
+    "(0000:3b:00.0) or a UUID (GPU-...); found 'gpu0'\n"
+    "    runtime: {device: gpu0}\n"
+    "                      ^" },
+  { "variants",
+    "nsa: 1\n"
+    "variants:\n"
+    "  force: {attend_slected: a, dense: No!}\n"
+    "  disable: [attend_selected, nostage.x]\n",
+    NSA_E_CONFIG,
+    "t.yaml:3:11: error: variants.force.attend_slected: unknown key; did you mean "
+    "'attend_selected'?\n"
+    "      force: {attend_slected: a, dense: No!}\n"
+    "              ^\n"
+    "t.yaml:3:37: error: variants.force.dense: expected a variant's name, or null; found 'No!'\n"
+    "      force: {attend_slected: a, dense: No!}\n"
+    "                                        ^\n"
+    "t.yaml:4:12: error: variants.disable: expected a list of globs like "
+    "[attend_selected.union_*]; found 'attend_selected': write stage.variant; stages are compress, "
+    "attend_compressed, importance, select, attend_selected, attend_window, dense\n"
+    "      disable: [attend_selected, nostage.x]\n"
+    "               ^" },
+  { "disable is a list",
+    "nsa: 1\n"
+    "variants: {disable: dense.x}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:21: error: variants.disable: expected a list of globs like "
+    "[attend_selected.union_*]; found 'dense.x'\n"
+    "    variants: {disable: dense.x}\n"
+    "                        ^" },
+  { "thresholds",
+    "nsa: 1\n"
+    "thresholds: {select_dense_below: Auto}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:34: error: thresholds.select_dense_below: expected a whole number like 4096, 64k or "
+    "64Ki | auto; found 'Auto': did you mean 'auto'?\n"
+    "    thresholds: {select_dense_below: Auto}\n"
+    "                                     ^" },
+};
+
+static void test_keys(void **state) {
+  (void)state;
+  RUN(key_cases);
+}
+
+static void test_values(void **state) {
+  (void)state;
+  RUN(value_cases);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_keys),
+    cmocka_unit_test(test_values),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,141 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The table of environment variables, and how they enter a configuration.
+ */
+#include "config_schema.h"
+#include "env.h"
+
+#include <nsa/log.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void clear(void) {
+  const nsai_env_var *var;
+  for (size_t i = 0; (var = nsai_env_at(i)); i++) unsetenv(var->name);
+}
+
+static nsa_status load(const char *const *overrides, nsai_config **out) {
+  nsai_config_request request = { .text = "nsa: 1\nruntime: {jit: never, compile_jobs: 1}\n",
+                                  .overrides = overrides,
+                                  .skip_system_file = true };
+  return nsai_config_load(&request, out);
+}
+
+/* Sorted, prefixed, each key once, and each has a built-in value to fall back to. */
+static void test_table(void **state) {
+  (void)state;
+  const nsai_env_var *var, *before = NULL;
+  bool seen[NSAI_KEY_COUNT] = { false };
+  size_t count = 0;
+  for (; (var = nsai_env_at(count)); before = var, count++) {
+    assert_int_equal(strncmp(var->name, "NSA_", 4), 0);
+    if (before) assert_true(strcmp(before->name, var->name) < 0);
+    assert_false(seen[var->key]);
+    seen[var->key] = true;
+    assert_non_null(nsai_keys[var->key].fallback);
+  }
+  assert_int_equal(count, 11);
+}
+
+static void test_describe(void **state) {
+  (void)state;
+  char text[8192];
+  size_t length = nsai_env_describe(text, sizeof text);
+  assert_true(length < sizeof text);
+  assert_int_equal(nsai_env_describe(NULL, 0), length);
+  assert_non_null(strstr(text, "NSA_JIT\truntime.jit\ton_demand | prepare_only | never\t"
+                               "on_demand\twhen kernels may be compiled"));
+  assert_non_null(strstr(text, "NSA_COMPILE_JOBS\truntime.compile_jobs\t"
+                               "a whole number from 0 to 256\t0\t"));
+}
+
+static void test_all_variables(void **state) {
+  (void)state;
+  clear();
+  setenv("NSA_CACHE_DIR", "/cache", 1);
+  setenv("NSA_CACHE_MODE", "read_only", 1);
+  setenv("NSA_COMPILE_JOBS", "3", 1);
+  setenv("NSA_CUBLASLT_PATH", "/lt", 1);
+  setenv("NSA_DEVICE", "2", 1);
+  setenv("NSA_DRIVER_PATH", "/driver", 1);
+  setenv("NSA_DUMP_DIR", "/dump", 1);
+  setenv("NSA_JIT", "prepare_only", 1);
+  setenv("NSA_LOG_LEVEL", "debug", 1);
+  setenv("NSA_NVRTC_PATH", "/nvrtc", 1);
+  setenv("NSA_TEMPLATES_DIR", "/templates", 1);
+  nsai_config *config;
+  assert_int_equal(load(NULL, &config), NSA_OK);
+  assert_string_equal(config->runtime.cache_dir, "/cache");
+  assert_int_equal(config->runtime.cache_mode, NSAI_CACHE_READ_ONLY);
+  assert_int_equal(config->runtime.compile_jobs, 3);
+  assert_string_equal(config->runtime.cublaslt_path, "/lt");
+  assert_string_equal(config->runtime.device, "2");
+  assert_string_equal(config->runtime.driver_path, "/driver");
+  assert_string_equal(config->runtime.dump_dir, "/dump");
+  assert_int_equal(config->runtime.jit, NSAI_JIT_PREPARE_ONLY);
+  assert_int_equal(config->runtime.log_level, NSA_LOG_DEBUG);
+  assert_string_equal(config->runtime.nvrtc_path, "/nvrtc");
+  assert_string_equal(config->runtime.templates_dir, "/templates");
+  const nsai_env_var *var;
+  for (size_t i = 0; (var = nsai_env_at(i)); i++)
+    assert_int_equal(config->origin[var->key].layer, NSAI_LAYER_ENVIRONMENT);
+  nsai_config_destroy(config);
+  clear();
+}
+
+/* Above the text, below overrides; an empty variable counts as unset. */
+static void test_strength(void **state) {
+  (void)state;
+  const char *const overrides[] = { "runtime.compile_jobs=5", NULL };
+  nsai_config *config;
+  clear();
+  setenv("NSA_COMPILE_JOBS", "3", 1);
+  setenv("NSA_JIT", "", 1);
+  assert_int_equal(load(NULL, &config), NSA_OK);
+  assert_int_equal(config->runtime.compile_jobs, 3);
+  assert_int_equal(config->runtime.jit, NSAI_JIT_NEVER);
+  nsai_config_destroy(config);
+  assert_int_equal(load(overrides, &config), NSA_OK);
+  assert_int_equal(config->runtime.compile_jobs, 5);
+  nsai_config_destroy(config);
+  clear();
+}
+
+static void test_bad_values(void **state) {
+  (void)state;
+  nsai_config *config;
+  clear();
+  setenv("NSA_CACHE_DIR", "null", 1); /* a value as it is, not YAML */
+  setenv("NSA_JIT", "nevr", 1);
+  setenv("NSA_DUMP_DIR", "/\xFF", 1);
+  assert_int_equal(load(NULL, &config), NSA_E_CONFIG);
+  assert_null(config);
+  assert_string_equal(nsa_last_error(),
+                      "environment:1:15: error: runtime.cache_dir: expected an absolute path, or "
+                      "null; found 'null', which would depend on the working directory\n"
+                      "    NSA_CACHE_DIR=null\n"
+                      "                  ^\n"
+                      "environment:1:1: error: not valid UTF-8\n"
+                      "    NSA_DUMP_DIR=/?\n"
+                      "    ^\n"
+                      "environment:1:9: error: runtime.jit: expected on_demand | prepare_only | "
+                      "never; found 'nevr': did you mean 'never'?\n"
+                      "    NSA_JIT=nevr\n"
+                      "            ^");
+  clear();
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_table),         cmocka_unit_test(test_describe),
+    cmocka_unit_test(test_all_variables), cmocka_unit_test(test_strength),
+    cmocka_unit_test(test_bad_values),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
