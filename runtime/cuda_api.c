@@ -39,19 +39,19 @@ static const char *const no_folders[] = { NULL };
 const nsai_library_spec nsai_driver_spec = {
   "the NVIDIA driver library",
   driver_names,
-  "NSA_LIBCUDA",
-  "runtime.libcuda",
+  "NSA_DRIVER_PATH",
+  "runtime.driver_path",
   driver_folders,
   no_folders,
   NSA_E_NO_DRIVER,
-  "install the NVIDIA driver (in a container: pass the GPU through), use `runtime.device: cpu`",
+  "install the NVIDIA driver (in a container: pass the GPU through), or use `runtime.device: cpu`",
 };
 
 const nsai_library_spec nsai_nvrtc_spec = {
   "the CUDA compiler library NVRTC",
   nvrtc_names,
-  "NSA_LIBNVRTC",
-  "runtime.libnvrtc",
+  "NSA_NVRTC_PATH",
+  "runtime.nvrtc_path",
   toolkit_folders,
   wheel_folders,
   NSA_E_NO_COMPILER,
@@ -59,10 +59,10 @@ const nsai_library_spec nsai_nvrtc_spec = {
 };
 
 const nsai_library_spec nsai_cublaslt_spec = {
-  "cuBLASLt",        cublaslt_names,
-  "NSA_LIBCUBLASLT", "runtime.libcublaslt",
-  toolkit_folders,   wheel_folders,
-  NSA_E_NO_CUBLASLT, "install the CUDA toolkit's cuBLAS package of the driver's major version",
+  "cuBLASLt",          cublaslt_names,
+  "NSA_CUBLASLT_PATH", "runtime.cublaslt_path",
+  toolkit_folders,     wheel_folders,
+  NSA_E_NO_CUBLASLT,   "install the CUDA toolkit's cuBLAS package of the driver's major version",
 };
 
 /* ---- opened tables ---- */

@@ -44,7 +44,7 @@ static const struct {
 
 struct nsai_jit {
   char *nvrtc_path, *dump_dir; /* NULL: none */
-  int32_t max_major;
+  int32_t driver_version;      /* 0: no limit */
   nsai_logger *logger;
   nsai_templates templates;
   const char **header_names, **header_texts; /* the templates, as NVRTC takes them */
@@ -83,7 +83,7 @@ nsa_status nsai_jit_create(const nsai_jit_options *options, nsai_jit **out) {
   if (!jit) return nsai_fail_nomem("the compiler's state", sizeof *jit);
   pthread_mutex_init(&jit->lock, NULL);
   jit->logger = options->logger;
-  jit->max_major = options->max_major;
+  jit->driver_version = options->driver_version;
   NSAI_TRY_TO(fail, copy_string(&jit->nvrtc_path, options->nvrtc_path));
   NSAI_TRY_TO(fail, copy_string(&jit->dump_dir, options->dump_dir));
   NSAI_TRY_TO(fail, nsai_templates_init(&jit->templates, options->templates_dir));
@@ -119,30 +119,34 @@ static void name_compiler(const nsai_library *library, char id[NSAI_COMPILER_ID_
     snprintf(id, NSAI_COMPILER_ID_CHARS, "sample:%s", sample);
 }
 
+/* Opens NVRTC and notes its id. Lock held. */
+static nsa_status open_locked(nsai_jit *jit) {
+  const nsai_nvrtc *nvrtc;
+  const nsai_library_query query = { jit->nvrtc_path, jit->driver_version / 1000 };
+  char id[NSAI_COMPILER_ID_CHARS] = "";
+  NSAI_TRY(nsai_nvrtc_open(&query, jit->logger, &nvrtc));
+  /* The search kept newer majors out; a path that was given is taken as it is. */
+  if (jit->driver_version) NSAI_TRY(nsai_driver_check_major(jit->driver_version, nvrtc->major));
+  name_compiler(&nvrtc->library, id);
+  if (jit->located && strcmp(id, jit->compiler_id) != 0)
+    nsai_log(jit->logger, NSA_LOG_INFO, "jit",
+             "the search had found another NVRTC than the one that "
+             "opens (%s); new kernels are cached under the latter",
+             nvrtc->library.path);
+  memcpy(jit->compiler_id, id, sizeof id);
+  jit->located = true;
+  jit->nvrtc = nvrtc;
+  nsai_log(jit->logger, NSA_LOG_INFO, "jit", "NVRTC %d.%d at %s", (int)nvrtc->major,
+           (int)nvrtc->minor, nvrtc->library.path);
+  return NSA_OK;
+}
+
 static nsa_status open_compiler(nsai_jit *jit, const nsai_nvrtc **out) {
-  nsa_status status = NSA_OK;
   pthread_mutex_lock(&jit->lock);
-  if (!jit->nvrtc) {
-    nsai_library_query query = { jit->nvrtc_path, jit->max_major };
-    status = nsai_nvrtc_open(&query, jit->logger, &jit->nvrtc);
-    if (status == NSA_OK) {
-      char id[NSAI_COMPILER_ID_CHARS] = "";
-      name_compiler(&jit->nvrtc->library, id);
-      if (jit->located && strcmp(id, jit->compiler_id) != 0)
-        nsai_log(jit->logger, NSA_LOG_INFO, "jit",
-                 "opened NVRTC %s, though the search had found "
-                 "another one; new kernels are cached under the opened one",
-                 id);
-      memcpy(jit->compiler_id, id, sizeof id);
-      jit->located = true;
-      nsai_log(jit->logger, NSA_LOG_INFO, "jit", "NVRTC %d.%d at %s", (int)jit->nvrtc->major,
-               (int)jit->nvrtc->minor, jit->nvrtc->library.path);
-    }
-  }
+  nsa_status status = jit->nvrtc ? NSA_OK : open_locked(jit);
   *out = jit->nvrtc;
   pthread_mutex_unlock(&jit->lock);
-  if (status != NSA_OK) NSAI_TRY(status);
-  return NSA_OK;
+  return status;
 }
 
 /* Writes the id of the compiler that is open, or would be opened; "" when there is none. */
@@ -150,7 +154,7 @@ static nsa_status locate_compiler(nsai_jit *jit, char id[NSAI_COMPILER_ID_CHARS]
   nsa_status status = NSA_OK;
   pthread_mutex_lock(&jit->lock);
   if (!jit->located) {
-    nsai_library_query query = { jit->nvrtc_path, jit->max_major };
+    nsai_library_query query = { jit->nvrtc_path, jit->driver_version / 1000 };
     struct {
       nsai_tried tried;
       nsai_library library;

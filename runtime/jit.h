@@ -19,7 +19,7 @@ typedef struct nsai_jit_options {
   const char *nvrtc_path;    /* file or folder; NULL: search */
   const char *templates_dir; /* replaces the embedded templates; NULL: none */
   const char *dump_dir;      /* receives source, log, PTX and cubin of every unit; NULL: none */
-  int32_t max_major;         /* driver's major version: no NVRTC above it; 0: no limit */
+  int32_t driver_version;    /* 13000 is CUDA 13.0: no NVRTC of a newer major; 0: no limit */
   nsai_logger *logger;       /* borrowed; NULL: silent */
 } nsai_jit_options;
 
@@ -43,7 +43,7 @@ typedef struct nsai_jit_request {
  * NSA_E_COMPILE: the compiler's first errors with file and line; or the kernel spills registers or
  * has serialised wgmma (both make a variant useless, so neither is accepted).
  * NSA_E_UNSUPPORTED (an architecture that this library or this NVRTC does not know),
- * NSA_E_NO_COMPILER, NSA_E_NOMEM. */
+ * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (a given NVRTC is newer than the driver), NSA_E_NOMEM. */
 nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_image *out);
 
 typedef struct nsai_jit_job {

@@ -190,7 +190,8 @@ static nsa_status fail_missing(const search *s, const char *given) {
   for (int32_t i = 0; i < s->tried->count && used < sizeof tried; i++)
     used += (size_t)snprintf(tried + used, sizeof tried - used, "%s%s (%s)", i ? ", " : "",
                              s->tried->item[i].path, s->tried->item[i].outcome);
-  return nsai_fail(s->spec->missing, "%s cannot be opened%s%s: tried %s; %s, or set `%s` or $%s.",
+  return nsai_fail(s->spec->missing,
+                   "%s cannot be opened%s%s: tried %s; %s, or name the file in `%s` or $%s.",
                    s->spec->what, given ? " from the given path " : "", given ? given : "",
                    s->tried->count ? tried : "nothing", s->spec->remedy, s->spec->config_key,
                    s->spec->env);

@@ -17,7 +17,7 @@ typedef struct nsai_library_spec {
   const char *what;                /* "NVRTC" */
   const char *const *names;        /* file names, best first, NULL-terminated */
   const char *env;                 /* variable that holds a path; it overrides the search */
-  const char *config_key;          /* what the user may set: "runtime.nvrtc" */
+  const char *config_key;          /* what the user may set: "runtime.nvrtc_path" */
   const char *const *folders;      /* known folders, glob(3) patterns, NULL-terminated */
   const char *const *home_folders; /* the same below $VIRTUAL_ENV, $CONDA_PREFIX, $HOME/.local */
   nsa_status missing;              /* status of a failed search */

@@ -204,10 +204,27 @@ static void test_missing_compiler(void **state) {
   assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
   assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_NO_COMPILER);
   assert_non_null(strstr(nsa_last_error(), "/nonexistent/libnvrtc.so.13 (No such file"));
-  assert_non_null(strstr(nsa_last_error(), "runtime.libnvrtc"));
+  assert_non_null(strstr(nsa_last_error(), "runtime.nvrtc_path"));
   assert_int_equal(nsai_jit_key(jit, &request, &key), NSA_OK);
   assert_string_equal(key.compiler_id, "");
   nsai_kernel_key_fini(&key);
+  nsai_jit_destroy(jit);
+}
+
+/* A given NVRTC that is newer than the driver is refused in words, before anything is compiled. */
+static void test_newer_than_the_driver(void **state) {
+  (void)state;
+  nsai_library_query query = { NULL, 0 };
+  const nsai_nvrtc *nvrtc;
+  if (nsai_nvrtc_open(&query, NULL, &nvrtc) != NSA_OK) skip();
+  nsai_jit_options options = { .nvrtc_path = nvrtc->library.path,
+                               .driver_version = (nvrtc->major - 1) * 1000 };
+  nsai_jit *jit;
+  nsai_kernel_image image;
+  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
+  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
+  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_NO_DRIVER);
+  assert_non_null(strstr(nsa_last_error(), "cannot load kernels compiled by NVRTC"));
   nsai_jit_destroy(jit);
 }
 
@@ -371,6 +388,7 @@ int main(void) {
     cmocka_unit_test(test_unknown_arch),
     cmocka_unit_test(test_spills_are_refused),
     cmocka_unit_test(test_key_is_the_same_before_and_after_opening),
+    cmocka_unit_test(test_newer_than_the_driver),
     cmocka_unit_test(test_many),
     cmocka_unit_test(test_cancel),
     cmocka_unit_test(test_dump),
