@@ -228,7 +228,8 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   QueryTile tile = find_query_tile<F::kTokens>(p.seq, Keys::kLongestFirst ? tiles - 1 - number : number);
   int tokens = min(F::kTokens, tile.seq.q_len - tile.first_query); // of this tile
   if (tokens <= 0) return;
-  int position = tile.seq.position(tile.first_query); // of the tile's first token
+  int position = tile.seq.position(tile.first_query);      // of the tile's first token
+  int first_token = tile.seq.q_begin + tile.first_query; // its row of q and o
   int begin = Keys::visible(position).begin, end = Keys::visible(position + tokens - 1).end;
 
   int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // the shuffle tells the compiler that the warp agrees
@@ -281,6 +282,8 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     multiply_pv<Config>(o, s, rows, sV, p.scale_log2);
   }
 
+  copy_async_wait<0>(); // of Q, where no key was seen: a CTA does not end with copies on their way
+
   // ---- epilogue ----------------------------------------------------------------------------------------------------
 #pragma unroll
   for (int m = 0; m < F::kM; ++m) {
@@ -289,7 +292,7 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     for (int r = 0; r < 2; ++r) {
       int row = warp_row + m * 16 + r * 8 + lane / 4;
       int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
-      place[r] = OutputRow{ tile.seq.q_begin + tile.first_query + token, group * Config::kGroup + head,
+      place[r] = OutputRow{ first_token + token, recomputed(blockIdx.x) / tiles * Config::kGroup + head,
                             head < Config::kGroup && token < tokens };
     }
     store_output<Config>(p.out, p.kv_heads, o[m], rows[m], place);
