@@ -140,15 +140,15 @@ NSAI_DEVICE const u16 *first_chunk(const NsaiView &view, long long first, int gr
          Lanes::chunk(threadIdx.x) * 8;
 }
 
-// S = Q K^T: s[m] [16, kKeys] of every m16 tile of the warp, whose rows begin at warp_row.
+// S = Q K^T: s[m] [16, kKeys] of every m16 tile of the warp.
 template <class Config>
-NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4], u32 sQ, u32 sK, int warp_row) {
+NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4], u32 sQ, u32 sK) {
   using F = Flash<Config>;
   using Q = typename F::Shared::Q;
   using K = typename F::Shared::K;
-  int lane = recomputed(threadIdx.x) % 32;
-  u32 q = sQ + Q::offset(warp_row + lane % 16, lane / 16);                  // matrices: rows 0, rows 8 | columns 0, 8
-  u32 k = sK + K::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // matrices: columns 0, columns 8 | keys 0, 8
+  int thread = recomputed(threadIdx.x), lane = thread % 32;
+  u32 q = sQ + Q::offset(thread / 32 * F::kWarpRows + lane % 16, lane / 16); // matrices: rows 0, 8 | columns 0, 8
+  u32 k = sK + K::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // matrices: columns 0, 8 | keys 0, 8
 #pragma unroll
   for (int m = 0; m < F::kM; ++m)
 #pragma unroll
@@ -192,7 +192,7 @@ NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4]
   using F = Flash<Config>;
   using V = typename F::Shared::V;
   int lane = recomputed(threadIdx.x) % 32;
-  u32 v = sV + V::offset(lane % 16, lane / 16); // matrices: keys 0, keys 8 | columns 0, 8
+  u32 v = sV + V::offset(lane % 16, lane / 16); // matrices: keys 0, 8 | columns 0, 8
 #pragma unroll
   for (int j = 0; j < F::kN; j += 2) {
     u32 a[F::kM][4]; // P [16, 16 keys]
@@ -232,8 +232,9 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   int first_token = tile.seq.q_begin + tile.first_query; // its row of q and o
   int begin = Keys::visible(position).begin, end = Keys::visible(position + tokens - 1).end;
 
-  int warp = __shfl_sync(~0u, threadIdx.x / 32, 0); // the shuffle tells the compiler that the warp agrees
-  int lane = threadIdx.x % 32, warp_row = warp * F::kWarpRows;
+  // Row `row` of this warp within the tile, and its token's position; rows past the last token count as that.
+  auto tile_row = [](int row) { return recomputed(threadIdx.x) / 32 * F::kWarpRows + row; };
+  auto position_of = [&](int row) { return position + min(tile_row(row) / Config::kGroupPadded, tokens - 1); };
 
   int first_row = Keys::first_row(p.seq, tile) + begin;
   const u16 *gK = first_chunk<Config, typename Shared::K>(p.k, first_row, group); // [keys, Dk] from `begin`
@@ -249,17 +250,16 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride, end - begin);
   copy_async_commit();
   for (int first = begin; first < end; first += kKeys) {
-    int warp_first = recomputed(position) + min(warp_row / Config::kGroupPadded, tokens - 1); // of its tokens
-    int warp_last = recomputed(position) + min((warp_row + F::kWarpRows - 1) / Config::kGroupPadded, tokens - 1);
-    // Whether a row of the warp sees one of the keys.
-    bool seen = first < Keys::visible(warp_last).end && first + kKeys > Keys::visible(warp_first).begin;
-    float s[F::kM][F::kN][4];                                   // [16, kKeys] each
+    // Whether a row of this warp sees one of the keys. (The vote tells the compiler that all lanes agree.)
+    bool seen = __any_sync(~0u, first < Keys::visible(position_of(F::kWarpRows - 1)).end &&
+                                    first + kKeys > Keys::visible(position_of(0)).begin);
+    float s[F::kM][F::kN][4]; // [16, kKeys] each
 
     copy_async_wait<0>();
     __syncthreads(); // K of this tile is there (and Q); everyone is done with V of the tile before
     load_keys<Config, typename Shared::V, Config::kHeadDimV>(sV, gV, p.v.token_stride, end - first);
     copy_async_commit();
-    if (seen) multiply_qk<Config>(s, sQ, sK, warp_row);
+    if (seen) multiply_qk<Config>(s, sQ, sK);
 
     copy_async_wait<0>();
     __syncthreads(); // V of this tile is there; everyone is done with K
@@ -267,15 +267,14 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
       load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride, end - first - kKeys);
     copy_async_commit();
     if (!seen) continue;
-    bool whole = first >= Keys::visible(warp_last).begin && first + kKeys <= Keys::visible(warp_first).end;
+    bool partly = __any_sync(~0u, first < Keys::visible(position_of(F::kWarpRows - 1)).begin ||
+                                      first + kKeys > Keys::visible(position_of(0)).end);
 #pragma unroll
     for (int m = 0; m < F::kM; ++m) {
-      if (!whole) {
+      if (partly) {
 #pragma unroll
-        for (int r = 0; r < 2; ++r) {
-          int row = recomputed(warp_row + m * 16 + r * 8 + lane / 4);
-          mask_row(s[m], r, Keys::visible(position + row / Config::kGroupPadded), first);
-        }
+        for (int r = 0; r < 2; ++r)
+          mask_row(s[m], r, Keys::visible(position_of(m * 16 + r * 8 + threadIdx.x % 32 / 4)), first);
       }
       softmax_raise(rows[m], s[m], o[m], p.scale_log2);
     }
@@ -290,7 +289,7 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     OutputRow place[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      int row = warp_row + m * 16 + r * 8 + lane / 4;
+      int row = tile_row(m * 16 + r * 8 + threadIdx.x % 32 / 4);
       int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
       place[r] = OutputRow{ first_token + token, recomputed(blockIdx.x) / tiles * Config::kGroup + head,
                             head < Config::kGroup && token < tokens };
