@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Window branch: o[t, h] = softmax over t - w < p <= t of (scale * q[t, h] . k[p]) V, w keys with the query's own.
+// Window branch: o[t, h] = softmax over t - w < p <= t of (scale * q[t, h] . k[p]) V, w keys with
+// the query's own.
 //
-// q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> NsaiEpilogue. Loop, grid, shared memory and Config:
-// common/flash.cuh, and Config::kWindow.
+// q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> NsaiEpilogue. Loop, grid, shared
+// memory and Config: common/flash.cuh, and Config::kWindow.
 #pragma once
 #include "common/flash.cuh"
 
@@ -12,8 +13,12 @@ static_assert(Config::kWindow >= 1, "a window of 0 switches the branch off");
 
 struct WindowKeys {
   static constexpr bool kLongestFirst = false; // all tiles but the first are equal
-  static NSAI_DEVICE KeyRange visible(int t) { return KeyRange{ max(t - Config::kWindow + 1, 0), max(t + 1, 0) }; }
-  static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) { return tile.seq.kv_begin; }
+  static NSAI_DEVICE KeyRange visible(int t) {
+    return KeyRange{ max(t - Config::kWindow + 1, 0), max(t + 1, 0) };
+  }
+  static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) {
+    return tile.seq.kv_begin;
+  }
 };
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

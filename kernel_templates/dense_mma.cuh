@@ -1,18 +1,21 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Ordinary causal attention: o[t, h] = softmax over p <= t of (scale * q[t, h] . k[p]) V. The baseline, the choice below
-// the crossover length, and the exact form of the selected branch while every block is selected.
+// Ordinary causal attention: o[t, h] = softmax over p <= t of (scale * q[t, h] . k[p]) V. The
+// baseline, the choice below the crossover length, and the exact form of the selected branch while
+// every block is selected.
 //
-// q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> o [T, Hq, Dv], see NsaiEpilogue. Loop, grid, shared memory and
-// Config: common/flash.cuh.
+// q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> o [T, Hq, Dv], see NsaiEpilogue. Loop,
+// grid, shared memory and Config: common/flash.cuh.
 #pragma once
 #include "common/flash.cuh"
 
 struct DenseKeys {
   static constexpr bool kLongestFirst = true;
   static NSAI_DEVICE KeyRange visible(int t) { return KeyRange{ 0, max(t + 1, 0) }; }
-  static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) { return tile.seq.kv_begin; }
+  static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) {
+    return tile.seq.kv_begin;
+  }
 };
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

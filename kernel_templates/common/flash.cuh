@@ -1,24 +1,38 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Flash attention over contiguous key ranges with mma.sync: the loop of attend_compressed_mma, attend_window_mma and
-// dense_mma, which differ in nothing but the keys a query sees (`Keys`, below).
+// Flash attention over contiguous key ranges with mma.sync: the loop of attend_compressed_mma,
+// attend_window_mma and dense_mma, which differ in nothing but the keys a query sees (`Keys`,
+// below).
 //
 //   o[t, h] = softmax over keys i in [begin(t), end(t)) of (scale * q[t, h] . k[i]) V
 //
-// Grid     x = kv_heads * tiles, KV head major, so that the K and V of one head at a time live in L2.
-//          tiles = seq.cu_q ? q_tokens / T + num_seqs : ceil(q_tokens / T), T = kRows / kGroupPadded tokens.
-// CTA      kRows query rows of one KV head, token major: row r is head r % kGroupPadded of the group, token
-//          r / kGroupPadded of the tile. Every warp owns kRows / kWarps rows, kM tiles of 16, with their softmax and O in
-//          registers; each K and V fragment it reads from shared memory feeds kM products.
-// Shared   Q [kRows, Dk] | K [kKeys, Dk] | V [kKeys, Dv], pitch(D) bytes a row with C = ceil(D / 16) * 2 chunks of 16 bytes:
-//          pitch = 16 * (C % 8 == 0 ? C : C | 1);  kSharedBytes = (kRows + kKeys) * pitch(Dk) + kKeys * pitch(Dv).
-// Copies   cp.async by all threads: V of a tile arrives during Q K^T, K of the next tile during softmax and P V. One buffer
-//          each: a second CTA on the SM fills the waits at the two barriers of a tile.
+// Grid     x = kv_heads * tiles, KV head major, so that the K and V of one head at a time live in
+//          L2. tiles = seq.cu_q ? q_tokens / T + num_seqs : ceil(q_tokens / T), with T = kRows /
+//          kGroupPadded tokens of a tile.
+// CTA      kRows query rows of one KV head, token major: row r is head r % kGroupPadded of the
+//          group, token r / kGroupPadded of the tile. Every warp owns kRows / kWarps rows, kM tiles
+//          of 16, with their softmax and O in registers; each K and V fragment it reads from shared
+//          memory feeds kM products.
+// Shared   Q [kRows, Dk] | K [kKeys, Dk] | V [kKeys, Dv]. A row has C = ceil(D / 16) * 2 chunks of
+//          16 bytes and a pitch(D) of 16 * (C % 8 == 0 ? C : C | 1) bytes;
+//          kSharedBytes = (kRows + kKeys) * pitch(Dk) + kKeys * pitch(Dv).
+// Copies   cp.async by all threads: V of a tile arrives during Q K^T, K of the next tile during
+//          softmax and P V. One buffer each: a second CTA on the SM fills the waits at the two
+//          barriers of a tile.
 // Bound    by mma.sync issue where Dk, Dv >= 128; by exponentials at 64 and below.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks, kSharedBytes,
-// kGate.
+// Reads    q, k, v with 16-byte, o and o_branch with 8-byte alignment of base and strides.
+//
+// Shapes that compile without spills for sm_80 to sm_120 (NVRTC 13.0), kWarps 4, kMinBlocks 2:
+//   Dk <= 192, Dv <= 64        kRows 128, kKeys 64
+//   Dk <= 192, Dv <= 128       kRows 128, kKeys 64, from sm_100 on 48
+//   otherwise                  kRows 64,  kKeys 64
+// At D 128 all 255 registers are taken; 100 KB of shared memory per SM (sm_86, 89, 120) hold one
+// such CTA, where kWarps 8 with kM = 1 takes 176 registers.
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads,
+// kMinBlocks, kSharedBytes, kGate.
 #pragma once
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
@@ -29,10 +43,12 @@
 #include "common/tile.cuh"
 #include "common/types.cuh"
 
-// Keys that a query sees: [begin, end), both ascending with the query's position. The policy `Keys` of a kernel has
-//   KeyRange visible(int position)                                    keys in units of rows of the sequence's k and v
-//   int first_row(const NsaiSequences &seqs, const QueryTile &tile)   row of k and v of the sequence's key 0
-//   constexpr bool kLongestFirst                                      later tiles have more keys: start with them
+// Keys that a query sees: [begin, end), both ascending with the query's position. The policy `Keys`
+// of a kernel has
+//   KeyRange visible(int position)                                    keys in units of rows of the
+//   sequence's k and v int first_row(const NsaiSequences &seqs, const QueryTile &tile)   row of k
+//   and v of the sequence's key 0 constexpr bool kLongestFirst later tiles have more keys: start
+//   with them
 struct KeyRange {
   int begin, end;
 };
@@ -50,35 +66,44 @@ template <class Config> struct Flash {
   using Shared = FlashShared<Config>;
   static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // of a tile
   static constexpr int kWarpRows = Config::kRows / Config::kWarps;
-  static constexpr int kM = kWarpRows / 16;                        // m16 tiles of a warp
-  static constexpr int kN = Config::kKeys / 8;                     // n8 tiles of S
-  static constexpr int kO = padded_dim(Config::kHeadDimV) / 8;     // n8 tiles of O
+  static constexpr int kM = kWarpRows / 16;                          // m16 tiles of a warp
+  static constexpr int kN = Config::kKeys / 8;                       // n8 tiles of S
+  static constexpr int kO = padded_dim(Config::kHeadDimV) / 8;       // n8 tiles of O
   static constexpr int kSteps = padded_dim(Config::kHeadDimQk) / 16; // k16 steps of Q K^T
-  static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0, "rows are read in chunks of 16 bytes");
-  static_assert((Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0 && Config::kGroup <= Config::kGroupPadded,
+  static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
+                "rows are read in chunks of 16 bytes");
+  static_assert((Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0 &&
+                    Config::kGroup <= Config::kGroupPadded,
                 "kGroupPadded is the next power of two");
-  static_assert(kTokens >= 1 && kTokens * Config::kGroupPadded == Config::kRows, "a tile holds whole tokens");
-  static_assert(kM >= 1 && kM * 16 * Config::kWarps == Config::kRows, "a warp owns whole m16 tiles");
+  static_assert(kTokens >= 1 && kTokens * Config::kGroupPadded == Config::kRows,
+                "a tile holds whole tokens");
+  static_assert(kM >= 1 && kM * 16 * Config::kWarps == Config::kRows,
+                "a warp owns whole m16 tiles");
   static_assert(Config::kKeys % 16 == 0, "P V takes 16 keys at a time");
   static_assert(Config::kThreads == 32 * Config::kWarps, "all warps compute");
   static_assert(sizeof(Shared) == Config::kSharedBytes, "the host's formula for shared memory");
 };
 
-// Address of chunk pair `step` of the row that `base` (pair 0) points into; see Tile for the swizzle. A tile begins at a
-// multiple of 128 bytes, so bits 4 to 6 of `base` are the swizzled chunk and nothing else.
+// Address of chunk pair `step` of the row that `base` (pair 0) points into; see Tile for the
+// swizzle. A tile begins at a multiple of 128 bytes, so bits 4 to 6 of `base` are the swizzled
+// chunk and nothing else.
 template <class T> NSAI_DEVICE u32 at_step(u32 base, int step) {
-  if constexpr (T::kSwizzled) return (base ^ ((step & 3) << 5)) + (step >> 2) * 128;
-  else return base + step * 32;
+  if constexpr (T::kSwizzled)
+    return (base ^ ((step & 3) << 5)) + (step >> 2) * 128;
+  else
+    return base + step * 32;
 }
 
-// x, of which the compiler does not know that it is the same in every turn of a loop: what depends on it is computed where
-// it is used and holds no register from before the loop. The loop has none to spare.
+// x, of which the compiler does not know that it is the same in every turn of a loop: what depends
+// on it is computed where it is used and holds no register from before the loop. The loop has none
+// to spare.
 NSAI_DEVICE int recomputed(int x) {
   asm volatile("" : "+r"(x));
   return x;
 }
 
-// How the threads share the copy of a tile T: lanes side by side take the chunks of one row side by side.
+// How the threads share the copy of a tile T: lanes side by side take the chunks of one row side by
+// side.
 template <class T, int kThreads> struct CopyLanes {
   static constexpr int kLanes = T::kChunks > 4 ? 8 : T::kChunks; // of a row: 2, 4 or 8
   static constexpr int kPass = kThreads / kLanes;                // rows at once
@@ -86,8 +111,8 @@ template <class T, int kThreads> struct CopyLanes {
   static NSAI_DEVICE int chunk(int thread) { return thread % kLanes; }
 };
 
-// Copies row `row` [kDim] to tile T. `from` is this lane's first chunk of it; a row that is not present is not read but
-// zero, as are the columns that pad the tile.
+// Copies row `row` [kDim] to tile T. `from` is this lane's first chunk of it; a row that is not
+// present is not read but zero, as are the columns that pad the tile.
 template <class T, int kDim, int kThreads>
 NSAI_DEVICE void copy_row(u32 tile, int row, int lane_chunk, const u16 *from, bool present) {
   using Lanes = CopyLanes<T, kThreads>;
@@ -100,7 +125,8 @@ NSAI_DEVICE void copy_row(u32 tile, int row, int lane_chunk, const u16 *from, bo
 }
 
 // Q of a tile [kRows, Dk]; padding heads and tokens from q_len on are zero.
-template <class Config> NSAI_DEVICE void load_queries(u32 tile, const NsaiView &q, const QueryTile &at, int group) {
+template <class Config>
+NSAI_DEVICE void load_queries(u32 tile, const NsaiView &q, const QueryTile &at, int group) {
   using T = typename FlashShared<Config>::Q;
   using Lanes = CopyLanes<T, Config::kThreads>;
   const u16 *from = (const u16 *)q.data + (at.seq.q_begin + at.first_query) * q.token_stride +
@@ -112,13 +138,14 @@ template <class Config> NSAI_DEVICE void load_queries(u32 tile, const NsaiView &
     int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
     if (Config::kRows % Lanes::kPass == 0 || row < Config::kRows)
       copy_row<T, Config::kHeadDimQk, Config::kThreads>(tile, row, Lanes::chunk(threadIdx.x),
-                                                        from + token * q.token_stride + head * q.head_stride,
+                                                        from + token * q.token_stride +
+                                                            head * q.head_stride,
                                                         head < Config::kGroup && token < tokens);
   }
 }
 
-// The keys of a tile [kKeys, kDim] of K or V; those from `left` on are zero. `from`: this thread's first chunk, which
-// moves on to the next tile.
+// The keys of a tile [kKeys, kDim] of K or V; those from `left` on are zero. `from`: this thread's
+// first chunk, which moves on to the next tile.
 template <class Config, class T, int kDim>
 NSAI_DEVICE void load_keys(u32 tile, const u16 *&from, long long stride, int left) {
   using Lanes = CopyLanes<T, Config::kThreads>;
@@ -128,7 +155,7 @@ NSAI_DEVICE void load_keys(u32 tile, const u16 *&from, long long stride, int lef
     int row = Lanes::row(thread) + i * Lanes::kPass;
     if (Config::kKeys % Lanes::kPass == 0 || row < Config::kKeys)
       copy_row<T, kDim, Config::kThreads>(tile, row, Lanes::chunk(thread), from, row < left);
-    from += min(Lanes::kPass, Config::kKeys) * stride;
+    from += min(Lanes::kPass, Config::kKeys - i * Lanes::kPass) * stride;
   }
 }
 
@@ -136,8 +163,8 @@ NSAI_DEVICE void load_keys(u32 tile, const u16 *&from, long long stride, int lef
 template <class Config, class T>
 NSAI_DEVICE const u16 *first_chunk(const NsaiView &view, long long first, int group) {
   using Lanes = CopyLanes<T, Config::kThreads>;
-  return (const u16 *)view.data + (first + Lanes::row(threadIdx.x)) * view.token_stride + group * view.head_stride +
-         Lanes::chunk(threadIdx.x) * 8;
+  return (const u16 *)view.data + (first + Lanes::row(threadIdx.x)) * view.token_stride +
+         group * view.head_stride + Lanes::chunk(threadIdx.x) * 8;
 }
 
 // S = Q K^T: s[m] [16, kKeys] of every m16 tile of the warp.
@@ -147,8 +174,10 @@ NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4]
   using Q = typename F::Shared::Q;
   using K = typename F::Shared::K;
   int thread = recomputed(threadIdx.x), lane = thread % 32;
-  u32 q = sQ + Q::offset(thread / 32 * F::kWarpRows + lane % 16, lane / 16); // matrices: rows 0, 8 | columns 0, 8
-  u32 k = sK + K::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // matrices: columns 0, 8 | keys 0, 8
+  u32 q = sQ + Q::offset(thread / 32 * F::kWarpRows + lane % 16,
+                         lane / 16); // matrices: rows 0, 8 | columns 0, 8
+  u32 k =
+      sK + K::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // matrices: columns 0, 8 | keys 0, 8
 #pragma unroll
   for (int m = 0; m < F::kM; ++m)
 #pragma unroll
@@ -173,7 +202,8 @@ NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4]
   }
 }
 
-// Scores s [16, 8 * kN] of row r (0: group, 1: group + 8) outside `seen` become -inf. Column 0 is key `first`.
+// Scores s [16, 8 * kN] of row r (0: group, 1: group + 8) outside `seen` become -inf. Column 0 is
+// key `first`.
 template <int kN> NSAI_DEVICE void mask_row(float (&s)[kN][4], int r, KeyRange seen, int first) {
   int lane_first = first + 2 * (threadIdx.x & 3);
   int begin = seen.begin - lane_first, end = seen.end - lane_first;
@@ -184,7 +214,8 @@ template <int kN> NSAI_DEVICE void mask_row(float (&s)[kN][4], int r, KeyRange s
       if (8 * j + c < begin || 8 * j + c >= end) s[j][2 * r + c] = kMinusInf;
 }
 
-// O += P V with P = 2^(s - reference), 16 keys at a time: exponentials of the next keys run beside the products.
+// O += P V with P = 2^(s - reference), 16 keys at a time: exponentials of the next keys run beside
+// the products.
 template <class Config>
 NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4],
                              float (&s)[Flash<Config>::kM][Flash<Config>::kN][4],
@@ -222,35 +253,44 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   Shared &shared = *(Shared *)shared_bytes;
 
-  // ---- coordinates -------------------------------------------------------------------------------------------------
+  // ---- coordinates
+  // -------------------------------------------------------------------------------------------------
   int tiles = gridDim.x / p.kv_heads;
   int group = blockIdx.x / tiles, number = blockIdx.x % tiles;
-  QueryTile tile = find_query_tile<F::kTokens>(p.seq, Keys::kLongestFirst ? tiles - 1 - number : number);
+  QueryTile tile =
+      find_query_tile<F::kTokens>(p.seq, Keys::kLongestFirst ? tiles - 1 - number : number);
   int tokens = min(F::kTokens, tile.seq.q_len - tile.first_query); // of this tile
   if (tokens <= 0) return;
-  int position = tile.seq.position(tile.first_query);      // of the tile's first token
+  int position = tile.seq.position(tile.first_query);    // of the tile's first token
   int first_token = tile.seq.q_begin + tile.first_query; // its row of q and o
   int begin = Keys::visible(position).begin, end = Keys::visible(position + tokens - 1).end;
 
-  // Row `row` of this warp within the tile, and its token's position; rows past the last token count as that.
+  // Row `row` of this warp within the tile, and its token's position; rows past the last token
+  // count as that.
   auto tile_row = [](int row) { return recomputed(threadIdx.x) / 32 * F::kWarpRows + row; };
-  auto position_of = [&](int row) { return position + min(tile_row(row) / Config::kGroupPadded, tokens - 1); };
+  auto position_of = [&](int row) {
+    return position + min(tile_row(row) / Config::kGroupPadded, tokens - 1);
+  };
 
   int first_row = Keys::first_row(p.seq, tile) + begin;
-  const u16 *gK = first_chunk<Config, typename Shared::K>(p.k, first_row, group); // [keys, Dk] from `begin`
+  const u16 *gK =
+      first_chunk<Config, typename Shared::K>(p.k, first_row, group); // [keys, Dk] from `begin`
   const u16 *gV = first_chunk<Config, typename Shared::V>(p.v, first_row, group); // [keys, Dv]
   u32 sQ = shared_address(shared.q), sK = shared_address(shared.k), sV = shared_address(shared.v);
 
   float o[F::kM][F::kO][4] = {}; // [16, Dv] each
   SoftmaxRows rows[F::kM];
 
-  // ---- key tiles ---------------------------------------------------------------------------------------------------
+  // ---- key tiles
+  // ---------------------------------------------------------------------------------------------------
   load_queries<Config>(sQ, p.q, tile, group);
   if (begin < end)
-    load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride, end - begin);
+    load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride,
+                                                              end - begin);
   copy_async_commit();
   for (int first = begin; first < end; first += kKeys) {
-    // Whether a row of this warp sees one of the keys. (The vote tells the compiler that all lanes agree.)
+    // Whether a row of this warp sees one of the keys. (The vote tells the compiler that all lanes
+    // agree.)
     bool seen = __any_sync(~0u, first < Keys::visible(position_of(F::kWarpRows - 1)).end &&
                                     first + kKeys > Keys::visible(position_of(0)).begin);
     float s[F::kM][F::kN][4]; // [16, kKeys] each
@@ -264,7 +304,8 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     copy_async_wait<0>();
     __syncthreads(); // V of this tile is there; everyone is done with K
     if (first + kKeys < end)
-      load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride, end - first - kKeys);
+      load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride,
+                                                                end - first - kKeys);
     copy_async_commit();
     if (!seen) continue;
     bool partly = __any_sync(~0u, first < Keys::visible(position_of(F::kWarpRows - 1)).begin ||
@@ -274,7 +315,8 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
       if (partly) {
 #pragma unroll
         for (int r = 0; r < 2; ++r)
-          mask_row(s[m], r, Keys::visible(position_of(m * 16 + r * 8 + threadIdx.x % 32 / 4)), first);
+          mask_row(s[m], r, Keys::visible(position_of(m * 16 + r * 8 + threadIdx.x % 32 / 4)),
+                   first);
       }
       softmax_raise(rows[m], s[m], o[m], p.scale_log2);
     }
@@ -283,7 +325,8 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
 
   copy_async_wait<0>(); // of Q, where no key was seen: a CTA does not end with copies on their way
 
-  // ---- epilogue ----------------------------------------------------------------------------------------------------
+  // ---- epilogue
+  // ----------------------------------------------------------------------------------------------------
 #pragma unroll
   for (int m = 0; m < F::kM; ++m) {
     OutputRow place[2];
@@ -291,8 +334,9 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     for (int r = 0; r < 2; ++r) {
       int row = tile_row(m * 16 + r * 8 + threadIdx.x % 32 / 4);
       int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
-      place[r] = OutputRow{ first_token + token, recomputed(blockIdx.x) / tiles * Config::kGroup + head,
-                            head < Config::kGroup && token < tokens };
+      place[r] =
+          OutputRow{ first_token + token, recomputed(blockIdx.x) / tiles * Config::kGroup + head,
+                     head < Config::kGroup && token < tokens };
     }
     store_output<Config>(p.out, p.kv_heads, o[m], rows[m], place);
   }

@@ -1,25 +1,29 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Online softmax over the rows of an m16 tile, in base 2, on C fragments of mma.m16n8k16 (see common/mma.cuh): a lane
-// holds rows `group` and `group + 8`, its quad (the four lanes of a group) shares them.
+// Online softmax over the rows of an m16 tile, in base 2, on C fragments of mma.m16n8k16 (see
+// common/mma.cuh): a lane holds rows `group` and `group + 8`, its quad (the four lanes of a group)
+// shares them.
 //
-// Every row keeps a reference exponent and a sum of 2^(score - reference). The usual form makes the running maximum the
-// reference, which costs a reduction over the quad and a multiplication of all of O per tile of keys. Here the reference
-// stays as long as no score exceeds it by more than kSlack: results are the same to rounding (P is rounded relatively,
-// sums are fp32), and after the first tiles neither the reduction nor the multiplication happens.
+// Every row keeps a reference exponent and a sum of 2^(score - reference). The usual form makes the
+// running maximum the reference, which costs a reduction over the quad and a multiplication of all
+// of O per tile of keys. Here the reference stays as long as no score exceeds it by more than
+// kSlack: results are the same to rounding (P is rounded relatively, sums are fp32), and after the
+// first tiles neither the reduction nor the multiplication happens.
 #pragma once
 #include "common/types.cuh"
 
-// Largest growth, in powers of two, before the reference follows. P <= 2^8 keeps fp16 far from its limit of 2^16.
+// Largest growth, in powers of two, before the reference follows. P <= 2^8 keeps fp16 far from its
+// limit of 2^16.
 constexpr float kSlack = 8.0f;
 
-// The lowest float and not -inf, so that no difference of references or masked scores (-inf) is ever NaN.
+// The lowest float and not -inf, so that no difference of references or masked scores (-inf) is
+// ever NaN.
 constexpr float kNoReference = -3.402823466e+38f;
 
 struct SoftmaxRows {
   float reference[2] = { kNoReference, kNoReference }; // rows group, group + 8: in powers of two
-  float sum[2] = { 0.0f, 0.0f };                       // over this lane's columns alone, see softmax_total
+  float sum[2] = { 0.0f, 0.0f }; // over this lane's columns alone, see softmax_total
 };
 
 NSAI_DEVICE float quad_max(float x) {
@@ -32,10 +36,12 @@ NSAI_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Looks at raw scores s [16, 8 * kN], masked ones -inf. Where one is too far above its row's reference, the references grow
-// to the maxima, and o [16, 8 * kM] and the sums follow. All 32 lanes take part. scale_log2 > 0.
+// Looks at raw scores s [16, 8 * kN], masked ones -inf. Where one is too far above its row's
+// reference, the references grow to the maxima, and o [16, 8 * kM] and the sums follow. All 32
+// lanes take part. scale_log2 > 0.
 template <int kN, int kM>
-NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float (&o)[kM][4], float scale_log2) {
+NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float (&o)[kM][4],
+                               float scale_log2) {
   float top[2]; // of this lane's columns
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -60,7 +66,8 @@ NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float
   }
 }
 
-// Scores s [16, 8] become probabilities 2^(scale_log2 * s - reference), 0 where masked, and join the sums.
+// Scores s [16, 8] become probabilities 2^(scale_log2 * s - reference), 0 where masked, and join
+// the sums.
 NSAI_DEVICE void softmax_exponentiate(SoftmaxRows &rows, float (&s)[4], float scale_log2) {
 #pragma unroll
   for (int c = 0; c < 4; ++c) {
@@ -71,21 +78,24 @@ NSAI_DEVICE void softmax_exponentiate(SoftmaxRows &rows, float (&s)[4], float sc
 
 // Both, for a whole tile of scores.
 template <int kN, int kM>
-NSAI_DEVICE void softmax_step(SoftmaxRows &rows, float (&s)[kN][4], float (&o)[kM][4], float scale_log2) {
+NSAI_DEVICE void softmax_step(SoftmaxRows &rows, float (&s)[kN][4], float (&o)[kM][4],
+                              float scale_log2) {
   softmax_raise(rows, s, o, scale_log2);
 #pragma unroll
   for (int j = 0; j < kN; ++j) softmax_exponentiate(rows, s[j], scale_log2);
 }
 
 // Probabilities of 16 keys, the C fragments of two neighbouring n8 tiles, as the A fragment of P V.
-template <class Element> NSAI_DEVICE void softmax_pack(u32 (&a)[4], const float (&p0)[4], const float (&p1)[4]) {
+template <class Element>
+NSAI_DEVICE void softmax_pack(u32 (&a)[4], const float (&p0)[4], const float (&p1)[4]) {
   a[0] = Element::pack(p0[0], p0[1]);
   a[1] = Element::pack(p0[2], p0[3]);
   a[2] = Element::pack(p1[0], p1[1]);
   a[3] = Element::pack(p1[2], p1[3]);
 }
 
-// Sum of row r (0: group, 1: group + 8) over all columns, 0 when the row saw no key. All 32 lanes take part.
+// Sum of row r (0: group, 1: group + 8) over all columns, 0 when the row saw no key. All 32 lanes
+// take part.
 NSAI_DEVICE float softmax_total(const SoftmaxRows &rows, int r) { return quad_sum(rows.sum[r]); }
 
 // Natural log of the sum of exponentials, -inf for an empty row.
