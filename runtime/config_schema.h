@@ -57,7 +57,7 @@ size_t nsai_key_step(nsai_key_id id, const char *prefix, const char **step);
 /* What an unknown path may have meant. */
 typedef struct nsai_guess {
   nsai_key_id key; /* the key meant; NSAI_KEY_COUNT: none, or a section */
-  char text[256];  /* what to tell the user */
+  char text[512];  /* what to tell the user; the longest lists the keys of runtime */
 } nsai_guess;
 void nsai_key_guess(const char *path, nsai_guess *guess);
 
