@@ -6,8 +6,10 @@
 //   in  [T, heads, n] any order; negative ones and those after the current block t / l' are skipped
 //   out [T, heads, n] ascending, each block once, then -1
 //
-// Grid: x = ceil(T * heads / (kThreads / 32)); a warp per list, no shared memory. Bound by nothing: n ints in, n out.
-// Config: kSelectBlock (l'), kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1), kSharedBytes (0).
+// Grid: x = ceil(T * heads / (kThreads / 32)); a warp per list, in registers. Bound by launch and
+// latency: n ints in, n out.
+// Config: kSelectBlock (l'), kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1),
+//   kSharedBytes (0).
 #pragma once
 #include "common/params.h"
 #include "common/position.cuh"
@@ -30,7 +32,7 @@ template <class Config> NSAI_DEVICE void sort_block_list(const NsaiSortSelection
   const int t = token_position(p.seq, token);
   const int last = t < 0 ? -1 : t / Config::kSelectBlock;
   const int *gIn = p.in + token * p.in_token_stride + head * p.in_head_stride; // [n]
-  u32 rBlock[kPerLane];                                                        // element 32 * j + lane
+  u32 rBlock[kPerLane]; // element 32 * j + lane
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
     int block = 32 * j + lane < kCount ? gIn[(32 * j + lane) * p.in_entry_stride] : -1;

@@ -1,12 +1,14 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// sort_ranges: a caller's token ranges into the ascending, disjoint lists that attend_selected reads.
+// sort_ranges: a caller's token ranges into the ascending lists that attend_selected reads.
 //
-//   in  [T, heads, n, 2] half-open (start, end), any order, any overlap; clipped to [0, t + 1), empty where end <= start
+//   in  [T, heads, n, 2] half-open (start, end) in any order; clipped to [0, t + 1), empty where
+//                        end <= start
 //   out [T, heads, n, 2] ascending, those that overlapped or touched united, then (-1, -1)
 //
-// Grid: x = ceil(T * heads / (kThreads / 32)); a warp per list, no shared memory. Bound by nothing: 2n ints in, 2n out.
+// Grid: x = ceil(T * heads / (kThreads / 32)); a warp per list, in registers. Bound by launch and
+// latency: 2n ints in, 2n out.
 // Config: kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1), kSharedBytes (0).
 #pragma once
 #include "common/params.h"
@@ -50,8 +52,8 @@ template <class Config> NSAI_DEVICE void sort_range_list(const NsaiSortSelection
   }
   sort_warp(rRange);
 
-  // A range begins a new union where it starts beyond all ends before it; the one that begins the next union also
-  // writes where the last ended.
+  // A range begins a new union where it starts beyond all ends before it; the one that begins the
+  // next union also writes where the last ended.
   int *gOut = p.out + list * (2 * kCount); // [n, 2]
   int written = 0, reach = -1;             // warp-uniform: unions begun, the largest end so far
 #pragma unroll

@@ -5,8 +5,7 @@
 #pragma once
 #include "common/types.cuh"
 
-// Sorts ascending. Key is an unsigned integer that __shfl_xor_sync takes; kPerLane is a power of two. All 32 lanes take
-// part.
+// Sorts ascending. Key is u32 or u64; all 32 lanes take part.
 template <class Key, int kPerLane> NSAI_DEVICE void sort_warp(Key (&x)[kPerLane]) {
   static_assert((kPerLane & (kPerLane - 1)) == 0, "a bitonic network sorts powers of two");
   int lane = threadIdx.x & 31;
