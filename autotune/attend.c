@@ -55,17 +55,19 @@ static uint32_t flash_shared(const nsai_geometry *m, const flash_shape *s) {
          nsai_tile_bytes(s->keys, m->head_dim_v);
 }
 
-/* Up to 128 a warp keeps the O of two m16 tiles in registers, so that every fragment of K and V
- * that it reads feeds two products; beyond, one. Keys fall to 32 where O and the scores would not
- * fit 255 registers. */
-static flash_shape choose_flash(const nsai_geometry *m) {
-  if (m->head_dim_v <= 128 && m->head_dim_qk <= 128) return (flash_shape){ 128, 64, 4, 2 };
-  if (m->head_dim_v <= 128) return (flash_shape){ 128, 32, 4, 1 };
-  return (flash_shape){ 64, 32, 4, 1 };
+/* The largest tiles that the compiler keeps in registers on every architecture (found by compiling;
+ * CI compiles them all). Up to Dv 128 a warp holds the O of two m16 tiles, so that every fragment
+ * of K and V that it reads feeds two products; beyond, one. From sm_100 on the compiler needs a few
+ * registers more. */
+static flash_shape choose_flash(const nsai_geometry *m, const nsai_target *t) {
+  if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (flash_shape){ 64, 64, 4, 2 };
+  bool crowded = m->head_dim_v > 64 && nsai_target_major(t) >= 10;
+  return (flash_shape){ 128, crowded ? 48 : 64, 4, 2 };
 }
 
-static void specify_flash(const nsai_problem *p, const char *entry, nsai_kernel_spec *spec) {
-  flash_shape s = choose_flash(&p->model);
+static void specify_flash(const nsai_problem *p, const nsai_target *t, const char *entry,
+                          nsai_kernel_spec *spec) {
+  flash_shape s = choose_flash(&p->model, t);
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = p->model.dtype,
                               .threads = 32 * s.warps,
@@ -91,9 +93,8 @@ void nsai_legal_attend_compressed_mma(const nsai_problem *p, const nsai_target *
 
 void nsai_specify_attend_compressed_mma(const nsai_problem *p, const nsai_target *t,
                                         nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
-  specify_flash(p, "attend_compressed_mma", spec);
+  specify_flash(p, t, "attend_compressed_mma", spec);
   nsai_constant_add(spec, "kBlock", p->model.block);
   nsai_constant_add(spec, "kStride", p->model.stride);
 }
@@ -106,8 +107,7 @@ void nsai_legal_attend_window_mma(const nsai_problem *p, const nsai_target *t,
 
 void nsai_specify_attend_window_mma(const nsai_problem *p, const nsai_target *t,
                                     nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  specify_flash(p, "attend_window_mma", &specs[NSAI_KERNEL_ATTEND_WINDOW]);
+  specify_flash(p, t, "attend_window_mma", &specs[NSAI_KERNEL_ATTEND_WINDOW]);
   nsai_constant_add(&specs[NSAI_KERNEL_ATTEND_WINDOW], "kWindow", p->model.window);
 }
 
@@ -118,8 +118,7 @@ void nsai_legal_dense_mma(const nsai_problem *p, const nsai_target *t, nsai_reas
 
 void nsai_specify_dense_mma(const nsai_problem *p, const nsai_target *t,
                             nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  specify_flash(p, "dense_mma", &specs[NSAI_KERNEL_DENSE]);
+  specify_flash(p, t, "dense_mma", &specs[NSAI_KERNEL_DENSE]);
 }
 
 void nsai_legal_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
@@ -138,8 +137,7 @@ void nsai_legal_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
 
 void nsai_specify_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
                                      nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  specify_flash(p, "dense_mma", &specs[NSAI_KERNEL_ATTEND_SELECTED]);
+  specify_flash(p, t, "dense_mma", &specs[NSAI_KERNEL_ATTEND_SELECTED]);
 }
 
 /* ---- attend_selected_mma
@@ -152,12 +150,16 @@ typedef struct union_shape {
 
 static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
 
-/* One warp holds one m16 tile: 16 rows of O and the scores in registers, Q too up to Dk 128. */
+/* One warp holds one m16 tile: 16 rows of O and the scores in registers, Q too up to Dk + Dv 320.
+ * Nine warps get 168 registers from the compiler; where the key bits of 128 tokens (G 1) would not
+ * fit beside three stages, or O needs more registers, there are five. */
 static union_shape choose_union(const nsai_geometry *m) {
-  int32_t dim = m->head_dim_qk > m->head_dim_v ? m->head_dim_qk : m->head_dim_v;
-  if (dim <= 128) return (union_shape){ 8, 64, 3, 1 };
-  if (dim <= 192) return (union_shape){ 8, 32, 3, 1 };
-  return (union_shape){ 8, 32, 2, 1 };
+  int32_t columns = m->head_dim_qk + m->head_dim_v;
+  bool single = m->heads == m->kv_heads;
+  if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (union_shape){ 4, 16, 4, 1 };
+  if (columns > 256) return (union_shape){ single ? 4 : 8, 32, 4, 1 };
+  if (columns > 128) return (union_shape){ single ? 4 : 8, 64, 3, 1 };
+  return (union_shape){ 8, 64, 4, 1 };
 }
 
 /* Bytes of the Place that the kernel keeps in shared memory, and of one ring stage's barriers and

@@ -12,6 +12,9 @@
  */
 #define NSAI_PORTABLE_SHARED_BYTES (99u * 1024u)
 
+/* Compute capability major of the target: 9 for "sm_90a". */
+int32_t nsai_target_major(const nsai_target *target);
+
 /* Adds one reason, a sentence without the final period. */
 void nsai_refuse(nsai_reasons *reasons, const char *format, ...) NSAI_PRINTF(2, 3);
 

@@ -6,6 +6,7 @@
  */
 #include "variants.h"
 
+#include "arch.h"
 #include "stages.h"
 
 #include "text.h"
@@ -55,6 +56,11 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_COUNT: return false;
   }
   return false;
+}
+
+int32_t nsai_target_major(const nsai_target *target) {
+  const nsai_arch *arch = nsai_arch_find(target->arch);
+  return arch ? arch->major : 0;
 }
 
 void nsai_refuse(nsai_reasons *reasons, const char *format, ...) {

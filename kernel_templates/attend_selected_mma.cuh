@@ -31,7 +31,7 @@
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (power of two >= kGroup),
 //   kWarps (consumers), kThreads = 32 * (kWarps + 1), kMinBlocks, kKeys (16, 32, 64),
 //   kStages (2 and more), kSharedBytes, kSelectBlock (l'), kSelectCount (n), kRanges (lists hold
-//   ranges), kGate, kGateFloat.
+//   ranges), kGate.
 // kSharedBytes, rounded up to 16 =
 //   kStages * (kKeys * (pitch(Dk) + pitch(Dv)) + kTokens * max(4, kKeys / 8) + 20) + 24
 //   + (padded(Dk) + padded(Dv) > 320 ? 16 * kWarps * pitch(Dk) : 0), where padded(D) is D rounded

@@ -77,7 +77,7 @@ static nsa_status open_tools(nsa_ctx *ctx) {
   nsai_jit_options jit = { .nvrtc_path = c->runtime.nvrtc_path,
                            .templates_dir = c->runtime.templates_dir,
                            .dump_dir = c->runtime.dump_dir,
-                           .max_major = ctx->deviceless ? 0 : ctx->device.driver->version / 1000,
+                           .driver_version = ctx->device.driver_version,
                            .logger = &ctx->logger };
   nsai_cache_options cache = { .dir = c->runtime.cache_dir,
                                .mode = (nsai_cache_mode)c->runtime.cache_mode,

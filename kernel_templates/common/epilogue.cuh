@@ -8,8 +8,7 @@
 //   LSE = (m + log2 l) ln 2 -> lse
 //   gate * O_b + partial    -> o, rounded once, else partial in fp32
 //
-// Uses Config::Element, kHeadDimV, kGroup, kGate (0: none, 1: weights, 2: logits), kGateFloat
-// (gates are f32).
+// Uses Config::Element, kHeadDimV, kGroup, kGate (0: none, 1: weights, 2: logits).
 #pragma once
 #include "common/params.h"
 #include "common/softmax.cuh"
@@ -27,7 +26,7 @@ template <class Config> NSAI_DEVICE float load_gate(const NsaiEpilogue &out, con
   long long at =
       row.token * out.gate.token_stride + row.head * out.gate.head_stride + out.gate_branch;
   float x;
-  if constexpr (Config::kGateFloat)
+  if (out.gate_float)
     x = ((const float *)out.gate.data)[at];
   else
     x = Config::Element::low(((const u16 *)out.gate.data)[at]);
