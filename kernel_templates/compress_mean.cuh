@@ -17,14 +17,14 @@
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared memory.
 #pragma once
+#include "common/block_row.cuh"
 #include "common/params.h"
-#include "common/sequence.cuh"
 #include "common/types.cuh"
 
 static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0, "rows are read 16 bytes at a time");
 static_assert(Config::kThreads >= (Config::kHeadDimQk + Config::kHeadDimV) / 8, "a CTA holds one row-head pair at least");
 
-// Loads in flight per thread: 8 * 16 bytes * 2048 threads is far above the 40 KB an SM needs to cover HBM's latency.
+// Loads in flight per thread: 8 * 16 bytes * 1024 threads is far above the 40 KB an SM needs to cover HBM's latency.
 constexpr int kLoads = 8;
 
 // The mean of kBlock times 16 bytes, `stride` elements apart.
@@ -55,18 +55,15 @@ template <class C> NSAI_DEVICE void compress(const NsaiCompress &p) {
   const u64 index = (u64)blockIdx.x * kItems + item;
   if (item >= kItems || index >= (u64)p.rows * p.kv_heads) return;
   const int row = (int)(index / p.kv_heads), head = (int)(index % p.kv_heads);
-  const int s = find_sequence(p.seq.num_seqs, row, [&](int i) { return first_block_row<C::kStride>(p.seq, i); });
-  const Sequence seq = load_sequence(p.seq, s);
-  const int block = row - first_block_row<C::kStride>(p.seq, s);
-  if (block < 0 || block >= block_count<C::kBlock, C::kStride>(seq.kv_len)) return;
+  const BlockRow block = find_block_row<C::kBlock, C::kStride>(p.seq, row);
+  if (!block.exists) return;
 
   // ---- mean ----
   const bool is_k = chunk < kChunksK;
   const NsaiView &from = is_k ? p.k : p.v, &to = is_k ? p.k_cmp : p.v_cmp;
   const int column = (is_k ? chunk : chunk - kChunksK) * 8;
-  const long long token = seq.kv_begin + (long long)block * C::kStride;
-  const u16 *gX = (const u16 *)from.data + token * from.token_stride + head * from.head_stride + column; // [l, D]
-  u16 *gC = (u16 *)to.data + row * to.token_stride + head * to.head_stride + column;                     // [D]
+  const u16 *gX = (const u16 *)from.data + block.token * from.token_stride + head * from.head_stride + column; // [l, D]
+  u16 *gC = (u16 *)to.data + row * to.token_stride + head * to.head_stride + column;                           // [D]
   *(Chunk *)gC = mean<C>(gX, from.token_stride);
 }
 

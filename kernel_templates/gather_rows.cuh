@@ -15,8 +15,8 @@
 //
 // Config: Element, kHeadDim, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared memory.
 #pragma once
+#include "common/block_row.cuh"
 #include "common/params.h"
-#include "common/sequence.cuh"
 #include "common/types.cuh"
 
 static_assert(Config::kHeadDim % 8 == 0, "rows are copied 16 bytes at a time");
@@ -37,22 +37,18 @@ template <class C> NSAI_DEVICE void gather(const NsaiGatherRows &p) {
 
   // ---- coordinates ----
   const int head = blockIdx.x / p.rows, row = blockIdx.x % p.rows;
-  const int s = find_sequence(p.seq.num_seqs, row, [&](int i) { return first_block_row<C::kStride>(p.seq, i); });
-  const Sequence seq = load_sequence(p.seq, s);
-  const int block = row - first_block_row<C::kStride>(p.seq, s);
-  const bool exists = block >= 0 && block < block_count<C::kBlock, C::kStride>(seq.kv_len);
-  const long long token = seq.kv_begin + (long long)block * C::kStride;
-  const u16 *gX = (const u16 *)p.x.data + head * p.x.head_stride;                            // [tokens, D]
-  const u16 *gPe = p.pe ? (const u16 *)p.pe + head * p.pe_head_stride : nullptr;             // [l, D]
-  Chunk *gOut = (Chunk *)p.out + ((long long)head * p.rows + row) * (C::kBlock * kChunks);   // [l * D / 8]
+  const BlockRow block = find_block_row<C::kBlock, C::kStride>(p.seq, row);
+  const u16 *gX = (const u16 *)p.x.data + head * p.x.head_stride;                          // [tokens, D]
+  const u16 *gPe = p.pe ? (const u16 *)p.pe + head * p.pe_head_stride : nullptr;           // [l, D]
+  Chunk *gOut = (Chunk *)p.out + ((long long)head * p.rows + row) * (C::kBlock * kChunks); // [l * D / 8]
 
   // ---- copy ----
 #pragma unroll kUnroll
   for (int i = threadIdx.x; i < C::kBlock * kChunks; i += C::kThreads) {
     int x = i / kChunks, column = i % kChunks * 8;
     Chunk chunk = {};
-    if (exists) chunk = *(const Chunk *)(gX + (token + x) * p.x.token_stride + column);
-    if (exists && gPe) chunk = add<C>(chunk, *(const Chunk *)(gPe + x * p.pe_token_stride + column));
+    if (block.exists) chunk = *(const Chunk *)(gX + (block.token + x) * p.x.token_stride + column);
+    if (block.exists && gPe) chunk = add<C>(chunk, *(const Chunk *)(gPe + x * p.pe_token_stride + column));
     gOut[i] = chunk;
   }
 }

@@ -43,7 +43,8 @@ static_assert(Config::kRows == 32 * Config::kWarps, "a warp has two m16 tiles of
 static_assert(Config::kThreads == 32 * Config::kWarps, "every warp computes and copies");
 static_assert(Config::kGroupPadded >= Config::kGroup && (Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0,
               "rows are token-major over a power of two of heads");
-static_assert(Config::kGroupPadded <= Config::kRows && Config::kGroupPadded <= 64, "a token lies in one CTA, in two warps at most");
+static_assert(Config::kGroupPadded <= Config::kRows && Config::kGroupPadded <= 64,
+              "a token lies in one CTA, in two warps at most");
 static_assert(Config::kKeys % 32 == 0, "scores are computed 32 keys at a time");
 static_assert(Config::kHeadDimQk % 8 == 0, "rows are copied 16 bytes at a time");
 static_assert(Config::kBlock % Config::kStride == 0 && Config::kSelectBlock % Config::kStride == 0 &&
@@ -58,6 +59,13 @@ template <class C> struct Plan {
   static constexpr int kTokenWarps = C::kGroupPadded > 32 ? C::kGroupPadded / 32 : 1;
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // of k16
   static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
+  // Lanes that copy one key, a power of two and not the number of chunks: a thread then keeps one column and its addresses
+  // need no divisions, and no registers to hold their results over the loop.
+  static constexpr int kCopyLanes = C::kHeadDimQk > 128  ? 32
+                                    : C::kHeadDimQk > 64 ? 16
+                                    : C::kHeadDimQk > 32 ? 8
+                                    : C::kHeadDimQk > 16 ? 4
+                                                         : 2;
   // Rows of one thread that belong to different tokens: its four rows lie 8 apart.
   static constexpr int kSets = C::kGroupPadded >= 32 ? 1 : C::kGroupPadded == 16 ? 2 : 4;
   // Lanes that hold heads of one token, within a column of a fragment.
@@ -132,18 +140,18 @@ template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t
 // ---- steps ---------------------------------------------------------------------------------------------------------------
 
 // Keys first .. first + kKeys - 1 to shared memory; those from `end` on are zeros and are not read.
-template <class C>
-NSAI_DEVICE void load_keys(u32 to, const u16 *gK, long long token_stride, int first, int end) {
+template <class C> NSAI_DEVICE void load_keys(u32 to, const u16 *gK, long long token_stride, int first, int end) {
   using KeyTile = typename SharedPlan<C>::KeyTile;
-  constexpr u32 kCopies = C::kKeys * KeyTile::kChunks;
+  constexpr int kLanes = Plan<C>::kCopyLanes;
+  constexpr int kStep = C::kThreads / kLanes; // keys between two copies of a thread
+  const int key = threadIdx.x / kLanes, chunk = threadIdx.x % kLanes;
+  if (chunk >= KeyTile::kChunks) return;
+  const u16 *from = gK + (first + key) * token_stride + chunk * 8;
 #pragma unroll
-  for (u32 i = 0; i < (kCopies + C::kThreads - 1) / C::kThreads; ++i) {
-    u32 x = i * C::kThreads + threadIdx.x;
-    int key = x / KeyTile::kChunks, chunk = x % KeyTile::kChunks;
-    if (kCopies % C::kThreads != 0 && x >= kCopies) break;
-    bool present = first + key < end && chunk * 8 < C::kHeadDimQk;
-    const u16 *from = present ? gK + (first + key) * token_stride + chunk * 8 : gK;
-    copy_async_16(to + KeyTile::offset(key, chunk), from, present);
+  for (int i = 0; i < C::kKeys; i += kStep) {
+    bool present = first + key + i < end && chunk * 8 < C::kHeadDimQk;
+    if (C::kKeys % kStep == 0 || key + i < C::kKeys) copy_async_16(to + KeyTile::offset(key + i, chunk), from, present);
+    from += kStep * token_stride;
   }
 }
 
