@@ -30,7 +30,7 @@ void nsai_specify_compress_mean(const nsai_problem *p, const nsai_target *t,
   nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
   nsai_constant_add(spec, "kBlock", m->block);
   nsai_constant_add(spec, "kStride", m->stride);
-  nsai_constant_add(spec, "kMinBlocks", 1);
+  nsai_constant_add(spec, "kMinBlocks", 4);
 }
 
 void nsai_legal_compress_gemm(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -47,7 +47,7 @@ static void specify_gather(const nsai_problem *p, int32_t dim, nsai_kernel_spec 
   nsai_constant_add(spec, "kHeadDim", dim);
   nsai_constant_add(spec, "kBlock", p->model.block);
   nsai_constant_add(spec, "kStride", p->model.stride);
-  nsai_constant_add(spec, "kMinBlocks", 1);
+  nsai_constant_add(spec, "kMinBlocks", 4);
 }
 
 static void specify_bias(const nsai_problem *p, int activation, bool out_float,
@@ -57,7 +57,7 @@ static void specify_bias(const nsai_problem *p, int activation, bool out_float,
                               .threads = ELEMENTWISE_THREADS };
   nsai_constant_add(spec, "kActivation", activation);
   nsai_constant_add(spec, "kOutFloat", out_float);
-  nsai_constant_add(spec, "kMinBlocks", 1);
+  nsai_constant_add(spec, "kMinBlocks", 4);
 }
 
 void nsai_specify_compress_gemm(const nsai_problem *p, const nsai_target *t,

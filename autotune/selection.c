@@ -21,9 +21,15 @@ static uint32_t importance_shared(const nsai_geometry *m, const importance_shape
          4 * (uint32_t)(s->warps * tokens * (((history + s->keys) | 1) + 4));
 }
 
+/* As many blocks per multiprocessor as the compiler's registers allow without a spill (found by compiling
+ * every group size on all architectures). */
 static importance_shape choose_importance(const nsai_geometry *m) {
-  (void)m;
-  return (importance_shape){ 128, 64, 4, 2 };
+  int32_t dim = m->head_dim_qk, group = m->heads / m->kv_heads;
+  bool whole = dim % 16 == 0; /* no padded columns, whose zeros take registers */
+  if (dim > 192) return (importance_shape){ 128, 32, 4, 2 };
+  if (dim > 128) return (importance_shape){ 128, 64, 4, 2 };
+  if (dim > 64) return (importance_shape){ 128, 64, 4, whole ? 3 : 2 };
+  return (importance_shape){ 128, 64, 4, whole && group > 4 ? 4 : 3 };
 }
 
 void nsai_legal_importance_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -70,10 +76,10 @@ void nsai_specify_select_topn(const nsai_problem *p, const nsai_target *t,
                               nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_SELECT];
-  *spec = (nsai_kernel_spec){ .entry = "select_topn", .dtype = p->model.dtype, .threads = 128 };
+  *spec = (nsai_kernel_spec){ .entry = "select_topn", .dtype = p->model.dtype, .threads = 256 };
   nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
   nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
-  nsai_constant_add(spec, "kMinBlocks", 1);
+  nsai_constant_add(spec, "kMinBlocks", 4);
 }

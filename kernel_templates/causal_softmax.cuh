@@ -11,8 +11,8 @@
 //
 // A row that sees no key gets zeros and lse -inf. All `keys` columns are written.
 //
-// Grid: x = rows, y = heads, one CTA a row. Two passes over the scores, the second from L1 or L2: top and sum online, then
-// the probabilities. Reductions run in a fixed order. Bound by HBM.
+// Grid: x = rows, y = heads, one CTA a row. Two passes over the scores, the second from L1 or L2: top and sum online,
+// then the probabilities. Reductions run in a fixed order. Bound by HBM.
 //
 // Config: Element, kThreads, kMinBlocks. 8 bytes of shared memory a warp, static.
 #pragma once

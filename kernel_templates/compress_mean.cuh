@@ -3,16 +3,16 @@
 //
 // compress_mean: phi mean, K and V in one launch.
 //
-//   kc[row, g] = 1/l * sum over x in [0, l) of k[token + x, g]       token = kv_begin + i*d of block i = row - first row
+//   kc[row, g] = 1/l * sum over x in [0, l) of k[token + x, g]      token = kv_begin + i*d of block i = row - first row
 //
 //   k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> k_cmp [rows, Hkv, Dk], v_cmp [rows, Hkv, Dv]
 //   (read by attend_compressed, importance)
 //
-// The sum runs over x ascending in fp32, is multiplied by 1/l and rounded once: a block's bits depend on its tokens alone.
-// Rows that hold no block (i >= N(kv_len), and the gaps between sequences) are not written.
+// The sum runs over x ascending in fp32, is multiplied by 1/l and rounded once: a block's bits depend on its tokens
+// alone. Rows that hold no block (i >= N(kv_len), and the gaps between sequences) are not written.
 //
-// Grid: x = ceil(rows * kv_heads / kItems), kItems = kThreads / ((Dk + Dv) / 8) row-head pairs a CTA; a thread sums 16 bytes
-// of one pair's K or V. Threads that are left over idle.
+// Grid: x = ceil(rows * kv_heads / kItems), kItems = kThreads / ((Dk + Dv) / 8) row-head pairs a CTA; a thread sums 16
+// bytes of one pair's K or V. Threads that are left over idle.
 // Bound by HBM: adjacent rows lie in one CTA or the next, so that the l/d readers of a token meet in L1 and L2.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared memory.
@@ -22,7 +22,8 @@
 #include "common/types.cuh"
 
 static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0, "rows are read 16 bytes at a time");
-static_assert(Config::kThreads >= (Config::kHeadDimQk + Config::kHeadDimV) / 8, "a CTA holds one row-head pair at least");
+static_assert(Config::kThreads >= (Config::kHeadDimQk + Config::kHeadDimV) / 8,
+              "a CTA holds one row-head pair at least");
 
 // Loads in flight per thread: 8 * 16 bytes * 1024 threads is far above the 40 KB an SM needs to cover HBM's latency.
 constexpr int kLoads = 8;

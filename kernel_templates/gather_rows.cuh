@@ -7,8 +7,8 @@
 //
 //   x [tokens, Hkv, D], pe [Hkv, l, D] or NULL -> out [Hkv, rows, l*D] contiguous (read by cuBLASLt)
 //
-// The sum is taken in fp32 and rounded once. Every element of out is written: rows that hold no block are zeros, so that
-// the product may run over all rows while true counts are known on the device only.
+// The sum is taken in fp32 and rounded once. Every element of out is written: rows that hold no block are zeros, so
+// that the product may run over all rows while true counts are known on the device only.
 //
 // Grid: x = rows * kv_heads, heads outermost; the CTA writes one row of l*D elements, 16 bytes a thread and step.
 // Bound by HBM writes: out is l/d times as large as x, whose overlapping reads hit L2.

@@ -10,27 +10,33 @@
 // With m = l/d and r = l'/d (m <= r), block j takes the keys j*r - (m-1) + x, x in [0, r+m-1), with the weights
 // min(x+1, m, r+m-1-x): a trapezoid. Example m 2, r 4: keys 4j-1 .. 4j+3, weights 1 2 2 2 1.
 //
-//   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse [T, Hq] (attend_compressed), importance f32 [tokens, Hkv, blocks] (select_topn)
+//   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse f32 [T, Hq] (from attend_compressed)
+//   -> importance f32 [tokens, Hkv, blocks] (for select_topn)
 //
-// Written: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens p.rows[0 .. num_rows), one
-// CTA each, output row = index in the list, zeros up to p.columns. A token's bits are the same in both forms and in
-// every chunk of tokens: its sums run over the same keys in the same order wherever its rows lie, and keys it does not see
-// add exact zeros.
+// Written: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens p.rows[0 .. num_rows),
+// one CTA each, output row = index in the list, zeros up to p.columns. A token's bits are the same in both
+// forms and in every chunk of tokens: its sums run over the same keys in the same order wherever its rows lie, and keys
+// it does not see add exact zeros.
 //
-// Grid: x = kv_heads * tiles, group-major (a group's keys stay in L2), long tiles first. tiles: cu_q ? q_tokens / kTokens +
-// num_seqs : (token_end - 1) / kTokens - token_begin / kTokens + 1, with kTokens = kRows / kGroupPadded; kProbe: num_rows.
+// Grid: x = kv_heads * tiles, group-major (a group's keys stay in L2), long tiles first. With kTokens = kRows /
+// kGroupPadded, tiles = cu_q ? q_tokens / kTokens + num_seqs : (token_end - 1) / kTokens - token_begin / kTokens + 1;
+// kProbe: num_rows.
 // CTA: kWarps warps of 32 rows each (two m16 tiles that share every K fragment); rows are token-major over kGroupPadded
 // heads, so that a warp holds 32 / kGroupPadded tokens, or half a token where there are more than 32 heads.
-// Registers: Q (Dk/2 a thread) and a 32x32 slice of scores. Shared: two K tiles, and per warp the head sums of one tile.
-// Bound by mma.sync on Hopper; the exponentials (1/4 of the tensor time at Dk 128) and the pooling hide behind it at three
-// warps a scheduler.
+// Registers: Q (Dk / 2 a thread) and a 32x32 slice of scores. Shared: two K tiles, and per warp one tile's head sums.
+// Bound by mma.sync (predicted, not measured): at Dk 128 a warp and tile takes 128 of them, about 800 clocks on Hopper,
+// beside 512 clocks of exponentials, which the other warps of a scheduler hide.
 //
-// Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks, kSharedBytes, kBlock (l),
-// kStride (d), kSelectBlock (l'), kProbe.
+// Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks, kSharedBytes,
+// kBlock (l), kStride (d), kSelectBlock (l'), kProbe.
 // kSharedBytes = 2 * kKeys * pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
-//   pitch   = bytes of a row of Tile<kKeys, padded_dim(Dk)>: chunks = padded / 8; 16 * (chunks % 8 ? chunks | 1 : chunks)
+//   chunks  = padded_dim(Dk) / 8
+//   pitch   = 16 * (chunks % 8 ? chunks | 1 : chunks), the pitch of Tile<kKeys, padded_dim(Dk)>
 //   tokens  = max(1, 32 / kGroupPadded)
 //   history = kKeys % r == 0 && m <= 8 ? m - 1 : 0
+// With kWarps 4 these spill on no target: kKeys = Dk > 192 ? 32 : 64, and kMinBlocks =
+//   Dk > 128: 2    Dk > 64: Dk % 16 ? 2 : 3    else: Dk % 16 == 0 && kGroup > 4 ? 4 : 3
+// (where Dk % 16 is 8, the compiler keeps copies of the padding's zeros).
 #pragma once
 #include "common/copy.cuh"
 #include "common/mma.cuh"
@@ -51,7 +57,7 @@ static_assert(Config::kBlock % Config::kStride == 0 && Config::kSelectBlock % Co
                   Config::kBlock <= Config::kSelectBlock,
               "the weights are a trapezoid of strides");
 
-// ---- plan ----------------------------------------------------------------------------------------------------------------
+// ---- plan -----------------------------------------------------------------------------------------------------------
 
 template <class C> struct Plan {
   static constexpr int kTokens = C::kRows / C::kGroupPadded;
@@ -59,8 +65,8 @@ template <class C> struct Plan {
   static constexpr int kTokenWarps = C::kGroupPadded > 32 ? C::kGroupPadded / 32 : 1;
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // of k16
   static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
-  // Lanes that copy one key, a power of two and not the number of chunks: a thread then keeps one column and its addresses
-  // need no divisions, and no registers to hold their results over the loop.
+  // Lanes that copy one key, a power of two and not the number of chunks: a thread then keeps one column and its
+  // addresses need no divisions, and no registers to hold their results over the loop.
   static constexpr int kCopyLanes = C::kHeadDimQk > 128  ? 32
                                     : C::kHeadDimQk > 64 ? 16
                                     : C::kHeadDimQk > 32 ? 8
@@ -74,9 +80,9 @@ template <class C> struct Plan {
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m
   static constexpr int kRatio = C::kSelectBlock / C::kStride; // r
   static constexpr int kSupport = kRatio + kOverlap - 1;      // keys that weigh in one selection block
-  // Where tiles end on block ends, a block needs only the last m-1 head sums of the tile before: they are kept in front of
-  // the tile's own. Else a block's sum is carried from tile to tile; since m <= r at most two are open at a time. 8: more
-  // history would not fit beside the keys at G 1 and Dk 256.
+  // Where tiles end on block ends, a block needs only the last m-1 head sums of the tile before: they are kept in front
+  // of the tile's own. Else a block's sum is carried from tile to tile; since m <= r at most two are open at a time. 8:
+  // more history would not fit beside the keys at G 1 and Dk 256.
   static constexpr bool kAligned = C::kKeys % kRatio == 0 && kOverlap <= 8;
   static constexpr int kHistory = kAligned ? kOverlap - 1 : 0;
   static constexpr int kSumPitch = (kHistory + C::kKeys) | 1; // odd: tokens fall on different banks
@@ -99,9 +105,9 @@ template <class C> struct SharedPlan {
 static_assert(sizeof(SharedPlan<Config>) == Config::kSharedBytes, "the host's table and the plan disagree");
 static_assert(sizeof(SharedPlan<Config>) <= 101376, "99 KB is all that sm_86, sm_89 and sm_120 have");
 
-// ---- coordinates ---------------------------------------------------------------------------------------------------------
+// ---- coordinates ----------------------------------------------------------------------------------------------------
 
-// The tokens of a CTA, as queries of one sequence: slot x holds query first + x, present where begin <= first + x < end.
+// The tokens of a CTA, as queries of one sequence: slot x holds query first + x, present in [begin, end).
 struct TokenTile {
   Sequence seq;
   int s;
@@ -137,7 +143,7 @@ template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t
   return t < 0 ? 0 : t / C::kSelectBlock + 1;
 }
 
-// ---- steps ---------------------------------------------------------------------------------------------------------------
+// ---- steps ----------------------------------------------------------------------------------------------------------
 
 // Keys first .. first + kKeys - 1 to shared memory; those from `end` on are zeros and are not read.
 template <class C> NSAI_DEVICE void load_keys(u32 to, const u16 *gK, long long token_stride, int first, int end) {
@@ -184,7 +190,8 @@ NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, 
 
 // S = Q K^T of the warp's 32 rows and the 32 keys whose first row lies at `keys`.
 template <class C>
-NSAI_DEVICE void scores(float (&rS)[2][Plan<C>::kSliceTiles][4], const u32 (&rQ)[2][Plan<C>::kSteps][4], u32 keys, int lane) {
+NSAI_DEVICE void scores(float (&rS)[2][Plan<C>::kSliceTiles][4], const u32 (&rQ)[2][Plan<C>::kSteps][4], u32 keys,
+                        int lane) {
   using KeyTile = typename SharedPlan<C>::KeyTile;
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile)
@@ -281,23 +288,24 @@ NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int
   }
 }
 
-// `begin` plus the part of block j whose head sums lie in the tile: start is the place in `row` of the block's first key.
+// `begin` plus the part of block j whose head sums lie in the tile: start is the place in `row` of the block's first
+// key.
 template <class C> NSAI_DEVICE float pool(const float *row, int start, float begin) {
   using P = Plan<C>;
-  constexpr int kRow = C::kWarps > 1 && P::kTokenWarps > 1 ? P::kWarpTokens * P::kSumPitch : 0; // to the second warp's sums
+  constexpr int kSecond = P::kWarpTokens * P::kSumPitch; // from the first warp's sums of a token to the second's
   constexpr int kUnroll = P::kSupport <= 16 ? P::kSupport : 4;
   int from = P::kAligned ? 0 : max(0, -start), to = P::kAligned ? P::kSupport : min(P::kSupport, C::kKeys - start);
   float sum = begin;
 #pragma unroll kUnroll
   for (int x = from; x < to; ++x) {
     float weight = (float)min(min(x + 1, P::kOverlap), P::kSupport - x);
-    float heads = P::kTokenWarps > 1 ? row[start + x] + row[start + x + kRow] : row[start + x];
+    float heads = P::kTokenWarps > 1 ? row[start + x] + row[start + x + kSecond] : row[start + x];
     sum = __fmaf_rn(weight, heads, sum);
   }
   return sum;
 }
 
-// ---- body ----------------------------------------------------------------------------------------------------------------
+// ---- body -----------------------------------------------------------------------------------------------------------
 
 template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   using P = Plan<C>;
@@ -383,7 +391,8 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   };
   for_each_block<C>(tokens, warp, lane, keys_seen / P::kRatio, written, [&](int token, int query, int j) {
     bool open = !P::kAligned && j * P::kRatio - (P::kOverlap - 1) < keys_seen;
-    gI[(tokens.out_base + query) * p.importance_token_stride + j] = open ? shared.carry[tiles % 2][warp][token][j % 2] : 0;
+    float sum = open ? shared.carry[tiles % 2][warp][token][j % 2] : 0;
+    gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
   });
 }
 

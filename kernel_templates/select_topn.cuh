@@ -3,19 +3,20 @@
 //
 // select_topn: which n selection blocks a token attends to.
 //
-//   candidates: j <= t / l'. Forced: j < n_init and the n_local last candidates. The rest by importance descending, equal
-//   importance by lower index, until n are taken or no candidate is left. Ascending, then -1.
+//   candidates: j <= t / l'. Forced: j < n_init and the n_local last candidates. The rest by importance descending,
+//   equal importance by lower index, until n are taken or no candidate is left. Ascending, then -1.
 //
 //   importance f32 [tokens of the chunk, Hkv, blocks] (importance) -> idx int32 [T, Hkv, n] (attend_selected)
 //
-// With n candidates or fewer all are listed and nothing is read. Else the n_free = n - n_init - n_local best of the unforced
-// ones are searched in one streaming pass over the row:
+// With n candidates or fewer all are listed and nothing is read. Else the n_free = n - n_init - n_local best of the
+// unforced ones are searched in one streaming pass over the row:
 //   best   in registers: 32 * kSlots keys in descending order over the lanes, (order of importance, ~index) as u64
 //   queue  in shared memory: candidates that beat the n_free-th best, appended by ballot and rank
-//   Where 32 or more have gathered they are sorted and merged in. So a candidate that cannot win costs a load, a comparison and
-//   its share of a ballot, and the sorting is paid for 32 at a time, also where importance rises along the row.
-// Importance is >= 0, so that its bits order as integers. NaN and negative values rank below 0, by index among themselves:
-// any input gives n different candidates.
+//   Where 32 or more have gathered they are sorted and merged in. So a candidate that cannot win costs a load, a
+//   comparison and its share of a ballot, and the sorting is paid for 32 at a time, also where importance rises along
+//   the row.
+// Importance is >= 0, so that its bits order as integers. NaN and negative values rank below 0, by index among
+// themselves: any input gives n different candidates.
 //
 // Grid: x = ceil((token_end - token_begin) * kv_heads / (kThreads / 32)), one warp per token and KV head.
 // Tokens after the last sequence are skipped; t < 0 gives -1 throughout. Loads are 128 bytes a warp, kUnroll in flight.
@@ -29,7 +30,8 @@
 #include "common/types.cuh"
 
 static_assert(Config::kSelectInit + Config::kSelectLocal <= Config::kSelectCount, "forced blocks count among the n");
-static_assert(0 < Config::kSelectCount && Config::kSelectCount <= 256, "the best are held in registers, 8 a lane at most");
+static_assert(0 < Config::kSelectCount && Config::kSelectCount <= 256,
+              "the best are held in registers, 8 a lane at most");
 static_assert(Config::kThreads % 32 == 0, "a warp per token and KV head");
 
 constexpr u32 kAllLanes = 0xffffffffu;
@@ -37,7 +39,7 @@ constexpr int kUnroll = 4;            // loads in flight per lane
 constexpr int kBatch = 32 * kUnroll;  // candidates between two looks at the queue
 constexpr int kQueue = 31 + kBatch;   // what is left from before, and a batch
 
-// ---- ordering ------------------------------------------------------------------------------------------------------------
+// ---- ordering -------------------------------------------------------------------------------------------------------
 
 // What importance is ordered by: 0 stands for an empty place, 1 for NaN and negatives, then x >= 0 as its bits.
 NSAI_DEVICE u32 order_of(float x) { return x >= 0 ? (__float_as_uint(x) & 0x7fffffffu) + 2 : 1; }
@@ -47,8 +49,8 @@ NSAI_DEVICE u64 key_of(u32 order, int index) { return (u64)order << 32 | ~(u32)i
 NSAI_DEVICE u32 order_in(u64 key) { return (u32)(key >> 32); }
 NSAI_DEVICE u32 index_in(u64 key) { return ~(u32)key; }
 
-// One step of a bitonic network: lanes whose numbers differ in bit `lanes` compare; the lower one keeps the greater value
-// where `descending`.
+// One step of a bitonic network: lanes whose numbers differ in bit `lanes` compare; the lower one keeps the greater
+// value where `descending`.
 template <class Key> NSAI_DEVICE Key exchange(Key x, int lanes, bool descending, int lane) {
   Key other = __shfl_xor_sync(kAllLanes, x, lanes);
   bool keep_greater = ((lane & lanes) == 0) == descending;
@@ -105,7 +107,7 @@ template <int kSlots> NSAI_DEVICE void sort_ascending(u32 (&v)[kSlots], int lane
   }
 }
 
-// ---- search --------------------------------------------------------------------------------------------------------------
+// ---- search ---------------------------------------------------------------------------------------------------------
 
 // The kFree best of the candidates [first, end) of a row, ascending in v; there are more than kFree.
 // `queue` [kQueue] is the warp's.
@@ -147,7 +149,7 @@ NSAI_DEVICE void search(u32 (&v)[kSlots], const float *gI, int first, int end, u
   sort_ascending(v, lane);
 }
 
-// ---- body ----------------------------------------------------------------------------------------------------------------
+// ---- body -----------------------------------------------------------------------------------------------------------
 
 template <class C> NSAI_DEVICE void select(const NsaiSelect &p) {
   constexpr int kWarps = C::kThreads / 32;
