@@ -1,0 +1,199 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What is checked: the fixed list and the generator of random cases.
+ */
+#include "case.h"
+#include "parallel.h"
+
+/* The lengths and geometries that other projects' suites found worth testing, and the edge rows of
+ * this library's contract. 104 and 64 stand for head dims 100 and 60, which are no multiple of 8.
+ */
+const char *const chk_fixed_cases[] = {
+  /* the geometries of flash-linear-attention's NSA tests (B sequences of T) */
+  "fwd:h16/1:d64/64:l32/32:s32x16+1+2:w32:q=63:scale=1:gate=weights",
+  "fwd:h32/1:d104/104:l32/32:s32x16+1+2:w32:q=111x3:scale=1:gate=weights",
+  "fwd:h32/2:d64/64:l32/32:s32x16+1+2:w64:q=1024x3:scale=0.1",
+  "fwd:h32/2:d128/128:l32/32:s32x16+1+2:w128:q=1024x3:scale=0.1",
+  "fwd:h32/2:d64/64:l32/32:s32x16+1+2:w256:q=2048x4:scale=0.1",
+  /* the same, variable lengths */
+  "fwd:h32/2:d64/64:l32/32:s32x16+1+2:w16:q=15",
+  "fwd:h32/2:d64/64:l32/32:s32x16+1+2:w512:q=15,190,345,250",
+  "fwd:h32/2:d128/128:l32/16:s64x16+1+2:w512:q=256,244,500",
+  "fwd:h16/1:d64/64:l32/16:s64x16+1+2:w512:q=15,85,200,900,800",
+  /* the same, cached: a few queries at the end of a long sequence */
+  "fwd:h16/1:d64/64:l32/16:s32x8+1+2:w64:q=1,3,15,25,33:kv=300,300,300,300,300",
+  "fwd:h16/1:d64/64:l32/16:s32x8+1+2:w64:q=256,280:kv=512,777",
+  /* FlashMoBA's pairs of query and KV length */
+  "fwd:q=1,113,1023:kv=147,203,1024:s64x8+1+2:w128",
+  /* FlashMLA: query lengths, and lists of which nothing is valid */
+  "fwd:h64/4:d128/128:s64x16+1+2:w512:q=1,62,213,1024:kv=1,62,213,1024",
+  "fwd:h16/1:d128/128:s64x16+1+2:w512:q=70000:fill=correlated",
+  "fwd:h16/2:d64/64:s64x8+1+2:q=130,1:kv=130,700:sel=blocks:gate=weights",
+  /* vLLM: large logits, sentinels inside the lists, long prefixes, strided queries */
+  "fwd:h16/2:d128/128:s64x8+1+2:w128:q=700:sel=blocks:fill=large:layout=strided",
+  "fwd:h8/1:d64/64:s64x16+1+2:w512:q=5:kv=1000000", "fwd:h8/2:d64/64:q=300:layout=packed",
+  /* the speed targets' and the paper's geometry, lengths at which rows are sampled */
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=8192:fill=correlated:parity",
+  "fwd:h64/4:d192/128:l32/16:s64x16+1+2:w512:q=8192:kv=branches:fill=correlated",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
+  /* group sizes */
+  "fwd:h2/2:d64/64:q=300", "fwd:h6/3:d64/64:q=300", "fwd:h3/1:d64/64:q=300",
+  "fwd:h5/1:d64/64:q=300", "fwd:h6/1:d64/64:q=300", "fwd:h7/1:d64/64:q=300",
+  "fwd:h12/1:d64/64:q=300", "fwd:h24/2:d64/64:q=300", "fwd:h48/1:d64/64:q=300",
+  "fwd:h64/1:d64/64:q=300",
+  /* head dims */
+  "fwd:d16/16:q=300", "fwd:d24/40:q=300", "fwd:d256/256:q=300", "fwd:d256/16:q=300",
+  "fwd:d16/256:q=300", "fwd:d72/136:f16:q=300", "fwd:d192/128:f16:q=300",
+  /* edge rows: no tokens, rows before the sequence, shorter than one block, block edges */
+  "fwd:q=0:kv=0", "fwd:q=5:kv=0", "fwd:q=0,5,130:kv=9,0,130", "fwd:q=40:kv=9", "fwd:q=31",
+  "fwd:q=32", "fwd:q=33", "fwd:q=1,31,32,47,48,63,64,65", "fwd:q=200,200:kv=64,500:slack=77",
+  "fwd:q=200:nobatch:layout=heads",
+  /* fills in which rules, not averages, decide */
+  "fwd:q=700:s32x6+1+2:fill=constant", "fwd:q=700:s32x6+0+0:fill=constant",
+  "fwd:q=700:s32x6+1+2:fill=tiny", "fwd:q=700:s32x6+1+2:fill=large",
+  "fwd:q=700:s32x6+1+2:fill=correlated:parity", "fwd:q=700:s32x1+0+0:fill=correlated",
+  /* branches off, alone, and one pair of K and V each */
+  "fwd:w0:q=200", "fwd:s64x0+0+0:q=200", "fwd:s64x0+0+0:w0:q=200", "fwd:branches=1:q=300",
+  "fwd:branches=2:q=300", "fwd:branches=4:q=300", "fwd:branches=5:q=300:kv=branches",
+  /* phi, gates, the caller's selection */
+  "fwd:phi=linear:q=200,77", "fwd:phi=mlp.32.gelu:q=200,77", "fwd:phi=mlp.48.relu:f16:q=200",
+  "fwd:phi=external:q=200,20,77", "fwd:gate=weights.f32:q=200", "fwd:gate=logits.f32:q=200",
+  "fwd:gate=mlp.64.0.silu:q=200", "fwd:gate=mlp.64.32.gelu:q=200", "fwd:sel=blocks.shared:q=300",
+  "fwd:sel=ranges:q=300,40", "fwd:sel=ranges.shared:q=300",
+  /* stages alone */
+  "compress:q=200,31,0,65", "compress:phi=linear:q=300", "compress:phi=mlp.64.silu:q=300:f16",
+  "select:q=700:s32x6+1+2", "select:q=700:s32x6+0+0:fill=constant", "select:q=4096:s64x16+1+2",
+  "select:q=5,100:kv=2000,40:s32x16+2+3", "dense:q=200,1,0,77", "dense:h16/1:d192/128:q=1000",
+  "dense:h7/1:d64/64:q=5,90:kv=300,20:f16", "dense:h64/4:d128/128:q=8192",
+  "dense:gemm:q=200,1,0,77", "dense:gemm:h16/2:d128/128:q=1000",
+  /* properties */
+  "repeat:q=700,33:h16/2", "all_blocks:q=250:s64x4+1+2:h16/1:d128/128", "wide:q=500:w512:h16/1",
+  "future:q=500:h16/2:s32x6+1+2:fill=correlated", "permute:q=500:h16/2:s32x6+1+2:sel=blocks",
+  "scale_v:q=500:h16/2", "zero_gate:q=500:h16/2:gate=weights", "split:q=150:s32x4+1+1",
+  "graph:q=700,33:h16/2", "graph:q=300:phi=linear:gate=mlp.64.0.silu", "streams:q=2000:h16/2",
+  "needle:h16/1:d128/128:s64x16+1+2:w512:q=1:kv=65536", 0
+};
+
+const char *const chk_short_cases[] = {
+  "fwd:q=200",
+  "fwd:kv=branches:q=0,5,130:kv=9,0,130:slack=9:layout=strided",
+  "fwd:h3/1:d24/40:f16:q=70,33:layout=heads:phi=linear",
+  "fwd:q=90:layout=packed:phi=mlp.16.gelu",
+  "fwd:q=90,50:phi=external:gate=mlp.32.16.relu",
+  "fwd:q=200:sel=ranges:gate=weights.f32",
+  "fwd:q=200:sel=blocks.shared:branches=3",
+  "fwd:q=300:s32x6+0+0:fill=constant",
+  "compress:q=100,40",
+  "select:q=200:s32x4+1+1:fill=constant",
+  "dense:q=100:kv=90",
+  "repeat:q=100",
+  "all_blocks:q=150:s64x4+1+2",
+  "wide:q=100:w128",
+  "future:q=120:s32x3+1+1",
+  "permute:q=150:s32x4+1+1:sel=blocks",
+  "scale_v:q=100",
+  "zero_gate:q=100:gate=weights",
+  "split:q=70:s32x2+1+1",
+  "streams:q=64",
+  "needle:h2/1:d64/64:s32x8+1+2:w64:q=1:kv=2048",
+  0
+};
+
+/* Group sizes: the powers, and those that pad badly. */
+static const int32_t groups[] = { 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64 };
+static const int32_t dims[] = { 16, 24, 32, 40, 64, 72, 96, 104, 128, 136, 192, 256 };
+
+static int32_t choose(chk_random *random, const int32_t *table, int32_t count) {
+  return table[chk_pick(random, 0, count - 1)];
+}
+
+/* l, d, l', n, n_init, n_local, w under the divisibility rules. */
+static void random_blocks(chk_random *random, nsai_geometry *g) {
+  static const int32_t strides[] = { 4, 8, 16, 16, 32 };
+  g->stride = choose(random, strides, 5);
+  g->block = g->stride * (int32_t)chk_pick(random, 1, 64 / g->stride < 4 ? 64 / g->stride : 4);
+  int32_t least = (g->block + g->stride - 1) / g->stride, most = 128 / g->stride;
+  /* Mostly 16, 32, 64: what kernels have their tiles for; else any multiple of the stride. */
+  g->select_block = 64;
+  if (chk_pick(random, 0, 2) == 0 || g->select_block < g->block)
+    g->select_block = g->stride * (int32_t)chk_pick(random, least, most);
+  g->select_count = (int32_t)chk_pick(random, 0, 17);
+  g->select_init = (int32_t)chk_pick(random, 0, g->select_count < 2 ? g->select_count : 2);
+  int32_t rest = g->select_count - g->select_init;
+  g->select_local = (int32_t)chk_pick(random, 0, rest < 3 ? rest : 3);
+  g->window = chk_pick(random, 0, 7) ? (int32_t)chk_pick(random, 1, 300) : 0;
+}
+
+static void random_model(chk_random *random, chk_case *c) {
+  nsai_geometry *g = &c->geometry;
+  int32_t group = choose(random, groups, sizeof groups / sizeof *groups);
+  g->kv_heads = (int32_t)chk_pick(random, 1, group > 16 ? 1 : 64 / group < 4 ? 64 / group : 4);
+  g->heads = g->kv_heads * group;
+  g->head_dim_qk = choose(random, dims, sizeof dims / sizeof *dims);
+  g->head_dim_v =
+      chk_pick(random, 0, 1) ? g->head_dim_qk : choose(random, dims, sizeof dims / sizeof *dims);
+  g->dtype = chk_pick(random, 0, 3) ? NSA_BF16 : NSA_F16;
+  g->per_branch = chk_pick(random, 0, 2) == 0;
+  random_blocks(random, g);
+  int64_t phi = chk_pick(random, 0, 7);
+  g->phi = phi == 0   ? NSAI_PHI_LINEAR
+           : phi == 1 ? NSAI_PHI_MLP
+           : phi == 2 ? NSAI_PHI_EXTERNAL
+                      : NSAI_PHI_MEAN;
+  g->phi_hidden = g->phi == NSAI_PHI_MLP ? 8 * (int32_t)chk_pick(random, 1, 12) : 0;
+  g->phi_activation = (nsai_activation)chk_pick(random, 0, 2);
+  g->gate = (nsai_gate_kind)(chk_pick(random, 0, 5) ? chk_pick(random, 0, 1) : NSAI_GATE_MLP);
+  if (g->gate == NSAI_GATE_MLP) {
+    g->gate_channels = 8 * (int32_t)chk_pick(random, 1, 16);
+    g->gate_hidden = 8 * (int32_t)chk_pick(random, 0, 4);
+    g->gate_activation = (nsai_activation)chk_pick(random, 0, 2);
+  } else {
+    c->gate_f32 = (int32_t)chk_pick(random, 0, 1);
+  }
+}
+
+/* A KV length that is likely to be an edge of something. */
+static int64_t random_length(chk_random *random, const nsai_geometry *g) {
+  switch (chk_pick(random, 0, 7)) {
+  case 0: return chk_pick(random, 0, 1);
+  case 1: return g->block - chk_pick(random, 0, 1);
+  case 2: return (int64_t)g->select_block * chk_pick(random, 1, 3) + chk_pick(random, -1, 1);
+  case 3: return g->block + g->stride * chk_pick(random, 0, 9) + chk_pick(random, -1, 0);
+  default: return chk_pick(random, 1, 600);
+  }
+}
+
+void chk_case_random(uint64_t seed, int64_t number, chk_case *c) {
+  chk_random random = { chk_key(seed, (uint64_t)number), 0 };
+  chk_case_init(c);
+  random_model(&random, c);
+  c->seed = chk_bits(random.key, random.next++) % 1000000;
+  c->num_seqs = (int32_t)chk_pick(&random, 1, 8);
+  for (int32_t s = 0; s < c->num_seqs; s++) {
+    int64_t kv = random_length(&random, &c->geometry), q = kv;
+    int64_t form = chk_pick(&random, 0, 5);
+    if (form == 0) q = chk_pick(&random, 0, kv);      /* a chunk, or a few new tokens */
+    if (form == 1) q = kv + chk_pick(&random, 0, 20); /* rows before the sequence */
+    if (form == 2) q = kv < 4 ? kv : chk_pick(&random, 1, 4);
+    c->q_len[s] = q;
+    c->kv_len[s] = kv;
+  }
+  c->fill = chk_pick(&random, 0, 1) ? CHK_FILL_CORRELATED : CHK_FILL_RANDOM;
+  c->layout = (chk_layout)chk_pick(&random, 0, CHK_LAYOUTS - 1);
+  if (c->layout == CHK_LAYOUT_PACKED) {
+    c->geometry.per_branch = 0;
+    for (int32_t s = 0; s < c->num_seqs; s++) c->q_len[s] = c->kv_len[s];
+  }
+  c->slack = chk_pick(&random, 0, 2) ? 0 : chk_pick(&random, 1, 100);
+  c->parity = chk_pick(&random, 0, 1) == 0;
+  c->overlap = chk_pick(&random, 0, 1) == 0;
+  c->no_batch = c->num_seqs == 1 && !c->slack && chk_pick(&random, 0, 1);
+  int64_t selection = chk_pick(&random, 0, 5);
+  if (c->geometry.select_count && selection < 2) {
+    c->selection = selection ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
+    c->index_shared = (int32_t)chk_pick(&random, 0, 1);
+  }
+  if (chk_pick(&random, 0, 7) == 0) c->branches = (uint32_t)chk_pick(&random, 1, 7);
+  if (chk_pick(&random, 0, 7) == 0) c->softmax_scale = 0.2f;
+}

@@ -1,0 +1,158 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The needle: one compressed key whose logit stands a margin above every other's, at many depths of
+ * a long sequence of unit-variance keys, outside forced blocks and window. It must be chosen at
+ * every depth, and the outputs must be right; half the margin is the control.
+ *
+ * The case has one sequence and one query token, and mean phi.
+ */
+#include "check.h"
+
+#include "parallel.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPTHS 16
+#define MARGIN 2.0
+#define OWN_SHARE 0.25f /* of a query's variance; the rest is common to the heads of a group */
+
+/* What the search for the right push needs of one KV head. */
+typedef struct haystack {
+  const chk_bench *bench;
+  nsa_tensor q, k;
+  int64_t blocks; /* compressed */
+  double scale;
+  double *logits; /* [heads, blocks], of the keys without needle */
+} haystack;
+
+/* Queries of a group point roughly the same way, so that one key can attract all of them. */
+static void align_queries(const chk_bench *bench, const nsa_tensor *q) {
+  const nsai_geometry *g = &bench->c->geometry;
+  uint64_t own = chk_key(bench->c->seed, 501), common = chk_key(bench->c->seed, 502);
+  int32_t group = g->heads / g->kv_heads;
+  for (int32_t h = 0; h < g->heads; h++)
+    for (int32_t i = 0; i < g->head_dim_qk; i++)
+      chk_store(q, h * q->stride[1] + i,
+                sqrtf(OWN_SHARE) * chk_normal(own, (uint64_t)(h * g->head_dim_qk + i)) +
+                    sqrtf(1 - OWN_SHARE) *
+                        chk_normal(common, (uint64_t)(h / group * g->head_dim_qk + i)));
+}
+
+static double dot_block(const haystack *s, int32_t head, int64_t block) {
+  const nsai_geometry *g = &s->bench->c->geometry;
+  int32_t kv_head = head / (g->heads / g->kv_heads);
+  double sum = 0;
+  for (int32_t token = 0; token < g->block; token++) {
+    int64_t row = (block * g->stride + token) * s->k.stride[0] + kv_head * s->k.stride[1];
+    for (int32_t i = 0; i < g->head_dim_qk; i++)
+      sum += (double)chk_load(&s->q, head * s->q.stride[1] + i) * (double)chk_load(&s->k, row + i);
+  }
+  return s->scale * sum / g->block;
+}
+
+static void fill_logits(void *user, int64_t block) {
+  haystack *s = user;
+  for (int32_t h = 0; h < s->bench->c->geometry.heads; h++)
+    s->logits[h * s->blocks + block] = dot_block(s, h, block);
+}
+
+/* The largest logit of blocks that share no token with the needle. */
+static double largest_other(const haystack *s, int32_t head, int64_t needle) {
+  const nsai_geometry *g = &s->bench->c->geometry;
+  double largest = -INFINITY;
+  for (int64_t i = 0; i < s->blocks; i++)
+    if (llabs(i - needle) * g->stride >= g->block)
+      largest = fmax(largest, s->logits[head * s->blocks + i]);
+  return largest;
+}
+
+/* Pushes the raw keys of compressed block `needle` along the group's mean query until every head
+ * sees it `margin` above all others. */
+static void push(const haystack *s, int32_t kv_head, int64_t needle, double margin) {
+  const nsai_geometry *g = &s->bench->c->geometry;
+  int32_t group = g->heads / g->kv_heads;
+  double direction[NSAI_MAX_HEAD_DIM] = { 0 }, amount = 0;
+  for (int32_t h = kv_head * group; h < (kv_head + 1) * group; h++)
+    for (int32_t i = 0; i < g->head_dim_qk; i++)
+      direction[i] += (double)chk_load(&s->q, h * s->q.stride[1] + i) / group;
+  for (int32_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
+    double along = 0;
+    for (int32_t i = 0; i < g->head_dim_qk; i++)
+      along += direction[i] * (double)chk_load(&s->q, h * s->q.stride[1] + i);
+    double lacking = largest_other(s, h, needle) + margin - s->logits[h * s->blocks + needle];
+    amount = fmax(amount, lacking / (s->scale * along));
+  }
+  for (int32_t token = 0; token < g->block; token++)
+    for (int32_t i = 0; i < g->head_dim_qk; i++) {
+      int64_t at = (needle * g->stride + token) * s->k.stride[0] + kv_head * s->k.stride[1] + i;
+      chk_store(&s->k, at, chk_load(&s->k, at) + (float)(amount * direction[i]));
+    }
+}
+
+/* Runs with a needle in selection block `block`; *found counts KV heads that chose it. */
+static nsa_status run_depth(chk_bench *bench, haystack *s, int64_t block, double margin,
+                            chk_result *result, int *found) {
+  const nsai_geometry *g = &bench->c->geometry;
+  chk_buffer *keys = &bench->data.buffer[CHK_K0];
+  int64_t needle = block * g->select_block / g->stride;
+  size_t bytes = (size_t)(g->block * s->k.stride[0]) * 2;
+  uint8_t *at = (uint8_t *)s->k.data + needle * g->stride * s->k.stride[0] * 2;
+  uint8_t *saved = malloc(bytes);
+  nsa_status status;
+  *found = 0;
+  if (!saved) return nsai_fail_nomem("the keys under a needle", bytes);
+  memcpy(saved, at, bytes);
+  for (int32_t h = 0; h < g->kv_heads; h++) push(s, h, needle, margin);
+  NSAI_TRY_TO(done, chk_buffer_upload(bench->data.device, keys));
+  NSAI_TRY_TO(done, chk_bench_run(bench));
+  nsa_tensor index = chk_data_view(&bench->data, CHK_INDEX, CHK_HOST);
+  for (int32_t h = 0; h < g->kv_heads; h++)
+    for (int32_t i = 0; i < g->select_count; i++)
+      *found += ((const int32_t *)index.data)[h * index.stride[1] + i] == block;
+  if (margin == MARGIN) NSAI_TRY_TO(done, chk_judge_forward(bench, result));
+done:
+  memcpy(at, saved, bytes);
+  free(saved);
+  return status;
+}
+
+nsa_status chk_check_needle(chk_bench *bench, chk_result *result) {
+  const nsai_geometry *g = &bench->c->geometry;
+  haystack s = { .bench = bench,
+                 .q = chk_data_view(&bench->data, CHK_Q, CHK_HOST),
+                 .k = chk_data_view(&bench->data, CHK_K0, CHK_HOST),
+                 .blocks = bench->data.blocks,
+                 .scale = bench->c->softmax_scale != 0 ? (double)bench->c->softmax_scale
+                                                       : 1 / sqrt((double)g->head_dim_qk) };
+  int64_t kv_len = bench->c->kv_len[0], first = g->select_init;
+  int64_t last = (kv_len - 1 - g->window) / g->select_block - g->select_local - 1;
+  int found[2] = { 0, 0 }, runs = 0, seen;
+  nsa_status status = NSA_OK;
+  if (bench->c->num_seqs != 1 || bench->c->q_len[0] != 1 || last <= first ||
+      g->phi != NSAI_PHI_MEAN || bench->c->layout != CHK_LAYOUT_PLAIN)
+    return nsai_fail(NSA_E_ARG,
+                     "a needle needs q=1, mean phi, plain layout and kv beyond the window "
+                     "and the forced blocks");
+  s.logits = malloc((size_t)(g->heads * s.blocks) * sizeof *s.logits);
+  if (!s.logits) return nsai_fail_nomem("logits", (size_t)(g->heads * s.blocks) * 8);
+  align_queries(bench, &s.q);
+  NSAI_TRY_TO(done, chk_buffer_upload(bench->data.device, &bench->data.buffer[CHK_Q]));
+  chk_parallel(chk_session_opts(bench->session)->threads, s.blocks, fill_logits, &s);
+  for (int depth = 0; depth < DEPTHS && result->outcome != CHK_FAILED; depth++, runs++) {
+    int64_t block = first + (last - first) * depth / (DEPTHS - 1);
+    NSAI_TRY_TO(done, run_depth(bench, &s, block, MARGIN, result, &seen));
+    found[0] += seen;
+    if (seen != g->kv_heads)
+      chk_fail(result, "the needle in block %lld was not chosen", (long long)block);
+    NSAI_TRY_TO(done, run_depth(bench, &s, block, MARGIN / 2, result, &seen));
+    found[1] += seen;
+  }
+  chk_record(result, "missed", 1 - (double)found[0] / (runs * g->kv_heads), 0);
+  chk_record(result, "missed.half", 1 - (double)found[1] / (runs * g->kv_heads), INFINITY);
+done:
+  free(s.logits);
+  return status;
+}

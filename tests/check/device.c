@@ -1,0 +1,183 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "device.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define CPU_ALIGN 256 /* as cuMemAlloc aligns */
+
+double chk_now(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+nsa_status chk_device_open(int32_t ordinal, chk_device *device) {
+  *device = (chk_device){ .ordinal = ordinal };
+  if (ordinal == CHK_DEVICE_CPU) {
+    snprintf(device->name, sizeof device->name, "cpu");
+    return NSA_OK;
+  }
+  const nsai_driver *driver;
+  nsai_cu_device id;
+  if (ordinal == CHK_DEVICE_AUTO) device->ordinal = 0;
+  NSAI_TRY(nsai_driver_open(NULL, NULL, &driver));
+  NSAI_TRY(NSAI_CUDA(driver, cuDeviceGet(&id, device->ordinal)));
+  NSAI_TRY(NSAI_CUDA(driver, cuDeviceGetName(device->name, (int)sizeof device->name, id)));
+  NSAI_TRY(NSAI_CUDA(driver, cuDevicePrimaryCtxRetain(&device->context, id)));
+  device->driver = driver;
+  NSAI_TRY(chk_device_enter(device));
+  return NSAI_CUDA(driver, cuStreamCreate(&device->stream, NSAI_CU_STREAM_NON_BLOCKING));
+}
+
+void chk_device_close(chk_device *device) {
+  if (device->driver && device->stream) device->driver->cuStreamDestroy(device->stream);
+  if (device->driver && device->context) device->driver->cuDevicePrimaryCtxRelease(device->ordinal);
+  *device = (chk_device){ 0 };
+}
+
+nsa_status chk_device_enter(const chk_device *device) {
+  if (!device->driver) return NSA_OK;
+  return NSAI_CUDA(device->driver, cuCtxSetCurrent(device->context));
+}
+
+/* ---- memory -----------------------------------------------------------------------------------
+ */
+
+nsa_status chk_device_alloc(const chk_device *device, size_t bytes, void **out) {
+  *out = NULL;
+  bytes = (bytes + CPU_ALIGN - 1) / CPU_ALIGN * CPU_ALIGN;
+  if (!bytes) bytes = CPU_ALIGN;
+  if (!device->driver) {
+    *out = aligned_alloc(CPU_ALIGN, bytes);
+    return *out ? NSA_OK : nsai_fail_nomem("a check's buffer", bytes);
+  }
+  nsai_cu_ptr address = 0;
+  NSAI_TRY(NSAI_CUDA(device->driver, cuMemAlloc(&address, bytes)));
+  *out = (void *)(uintptr_t)address;
+  return NSA_OK;
+}
+
+void chk_device_free(const chk_device *device, void *memory) {
+  if (!memory) return;
+  if (device->driver)
+    device->driver->cuMemFree((nsai_cu_ptr)(uintptr_t)memory);
+  else
+    free(memory);
+}
+
+nsa_status chk_device_wait(const chk_device *device, nsa_stream stream) {
+  if (!device->driver) return NSA_OK;
+  return NSAI_CUDA(device->driver, cuStreamSynchronize(stream ? stream : device->stream));
+}
+
+nsa_status chk_device_upload(const chk_device *device, void *to, const void *from, size_t bytes) {
+  if (!device->driver) {
+    memcpy(to, from, bytes);
+    return NSA_OK;
+  }
+  NSAI_TRY(NSAI_CUDA(device->driver,
+                     cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to, from, bytes, device->stream)));
+  return chk_device_wait(device, NULL);
+}
+
+nsa_status chk_device_download(const chk_device *device, void *to, const void *from, size_t bytes) {
+  if (!device->driver) {
+    memcpy(to, from, bytes);
+    return NSA_OK;
+  }
+  NSAI_TRY(NSAI_CUDA(device->driver,
+                     cuMemcpyDtoHAsync(to, (nsai_cu_ptr)(uintptr_t)from, bytes, device->stream)));
+  return chk_device_wait(device, NULL);
+}
+
+nsa_status chk_device_set(const chk_device *device, void *memory, int value, size_t bytes) {
+  if (!device->driver) {
+    memset(memory, value, bytes);
+    return NSA_OK;
+  }
+  return NSAI_CUDA(device->driver, cuMemsetD8Async((nsai_cu_ptr)(uintptr_t)memory,
+                                                   (unsigned char)value, bytes, device->stream));
+}
+
+/* ---- guarded buffers --------------------------------------------------------------------------
+ */
+
+static size_t whole(const chk_buffer *buffer) { return buffer->bytes + 2 * (size_t)CHK_GUARD; }
+
+nsa_status chk_buffer_create(const chk_device *device, size_t bytes, int fill, chk_buffer *out) {
+  void *memory;
+  *out = (chk_buffer){ .bytes = bytes, .fill = fill };
+  NSAI_TRY(chk_device_alloc(device, whole(out), &memory));
+  out->device = memory;
+  return chk_device_set(device, memory, fill, whole(out));
+}
+
+void chk_buffer_destroy(const chk_device *device, chk_buffer *buffer) {
+  chk_device_free(device, buffer->device);
+  free(buffer->image);
+  *buffer = (chk_buffer){ 0 };
+}
+
+uint8_t *chk_buffer_image(chk_buffer *buffer) {
+  if (!buffer->image) {
+    buffer->image = malloc(whole(buffer));
+    if (buffer->image) memset(buffer->image, buffer->fill, whole(buffer));
+  }
+  return buffer->image;
+}
+
+nsa_status chk_buffer_upload(const chk_device *device, chk_buffer *buffer) {
+  return chk_device_upload(device, buffer->device, buffer->image, whole(buffer));
+}
+
+nsa_status chk_buffer_fetch(const chk_device *device, chk_buffer *buffer) {
+  if (!chk_buffer_image(buffer)) return nsai_fail_nomem("a host image", whole(buffer));
+  return chk_device_download(device, buffer->image, buffer->device, whole(buffer));
+}
+
+nsa_status chk_buffer_poison(const chk_device *device, chk_buffer *buffer) {
+  return chk_device_set(device, buffer->device, buffer->fill, whole(buffer));
+}
+
+/* ---- time -------------------------------------------------------------------------------------
+ */
+
+nsa_status chk_timer_create(const chk_device *device, chk_timer *timer) {
+  *timer = (chk_timer){ 0 };
+  if (!device->driver) return NSA_OK;
+  NSAI_TRY(NSAI_CUDA(device->driver, cuEventCreate(&timer->start, NSAI_CU_EVENT_DEFAULT)));
+  return NSAI_CUDA(device->driver, cuEventCreate(&timer->stop, NSAI_CU_EVENT_DEFAULT));
+}
+
+void chk_timer_destroy(const chk_device *device, chk_timer *timer) {
+  if (timer->start) device->driver->cuEventDestroy(timer->start);
+  if (timer->stop) device->driver->cuEventDestroy(timer->stop);
+  *timer = (chk_timer){ 0 };
+}
+
+nsa_status chk_timer_start(const chk_device *device, chk_timer *timer) {
+  timer->cpu_start = chk_now();
+  if (!device->driver) return NSA_OK;
+  return NSAI_CUDA(device->driver, cuEventRecord(timer->start, device->stream));
+}
+
+nsa_status chk_timer_stop(const chk_device *device, chk_timer *timer) {
+  timer->cpu_stop = chk_now();
+  if (!device->driver) return NSA_OK;
+  return NSAI_CUDA(device->driver, cuEventRecord(timer->stop, device->stream));
+}
+
+nsa_status chk_timer_read(const chk_device *device, chk_timer *timer, double *ms) {
+  *ms = 1e3 * (timer->cpu_stop - timer->cpu_start);
+  if (!device->driver) return NSA_OK;
+  float elapsed = 0;
+  NSAI_TRY(NSAI_CUDA(device->driver, cuEventSynchronize(timer->stop)));
+  NSAI_TRY(NSAI_CUDA(device->driver, cuEventElapsedTime(&elapsed, timer->start, timer->stop)));
+  *ms = (double)elapsed;
+  return NSA_OK;
+}

@@ -1,0 +1,163 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A check that cannot fail proves nothing: results are spoiled on purpose, one way at a time, and
+ * every way has to be reported.
+ */
+#include "check.h"
+
+#include "inputs.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct damage {
+  const char *name;
+  const char *problem;
+  void (*spoil)(chk_bench *bench); /* works on fetched images, or on the device's guards */
+  int memory;                      /* 1: chk_data_damaged has to see it */
+} damage;
+
+static nsa_tensor host(chk_bench *bench, int slot) {
+  return chk_data_view(&bench->data, slot, CHK_HOST);
+}
+
+static void spoil_output(chk_bench *bench) {
+  nsa_tensor t = host(bench, CHK_O);
+  for (int64_t row = 0; row < bench->data.tokens; row++)
+    chk_store(&t, row * t.stride[0] + 3, 1.02f * chk_load(&t, row * t.stride[0] + 3) + 0.1f);
+}
+
+static void spoil_element(chk_bench *bench) {
+  nsa_tensor t = host(bench, CHK_O_BRANCH + NSA_WIN);
+  chk_store(&t, (bench->data.tokens - 1) * t.stride[0] + t.stride[1], 30);
+}
+
+static void spoil_nan(chk_bench *bench) {
+  nsa_tensor t = host(bench, CHK_O);
+  chk_store(&t, 7 * t.stride[0], NAN);
+}
+
+static void spoil_lse(chk_bench *bench) {
+  nsa_tensor t = host(bench, CHK_LSE + NSA_SEL);
+  ((float *)t.data)[20 * t.stride[0]] += 0.01f;
+}
+
+static void spoil_empty_row(chk_bench *bench) {
+  nsa_tensor t = host(bench, CHK_LSE + NSA_CMP); /* rows before the first block: -inf */
+  ((float *)t.data)[0] = 0;
+}
+
+static void spoil_compressed(chk_bench *bench) {
+  nsa_tensor t = host(bench, CHK_K_CMP);
+  for (int64_t i = 0; i < t.shape[2]; i++)
+    chk_store(&t, t.stride[0] + i, 1.05f * chk_load(&t, t.stride[0] + i));
+}
+
+static int32_t *last_index(chk_bench *bench) {
+  nsa_tensor t = host(bench, CHK_INDEX);
+  return (int32_t *)t.data + (bench->data.tokens - 1) * t.stride[0];
+}
+
+/* Takes the lowest free block that was not chosen for the first free one that was: still well
+ * formed, and another set. */
+static void spoil_choice(chk_bench *bench) {
+  const nsai_geometry *g = &bench->c->geometry;
+  int32_t *row = last_index(bench), missing = g->select_init;
+  int32_t i = g->select_init;
+  while (row[i] == missing) i++, missing++;
+  for (int32_t j = i; j > g->select_init; j--) row[j] = row[j - 1];
+  row[i] = missing;
+}
+
+static void spoil_order(chk_bench *bench) {
+  int32_t *row = last_index(bench), first = row[0];
+  row[0] = row[1];
+  row[1] = first;
+}
+
+static void spoil_forced(chk_bench *bench) {
+  const nsai_geometry *g = &bench->c->geometry;
+  last_index(bench)[g->select_count - 1] = -1;
+}
+
+static void spoil_guard(chk_bench *bench) {
+  chk_buffer *b = &bench->data.buffer[CHK_O];
+  b->image[CHK_GUARD - 1] ^= 1;
+}
+
+static void spoil_tail(chk_bench *bench) {
+  chk_buffer *b = &bench->data.buffer[CHK_O];
+  b->image[CHK_GUARD + b->bytes + 5] ^= 1;
+}
+
+/* Writes one byte of device memory; a failure leaves nothing to notice, and is noticed so. */
+static void poke(chk_bench *bench, uint8_t *at) {
+  (void)chk_device_upload(bench->data.device, at, "x", 1);
+}
+
+static void spoil_input(chk_bench *bench) {
+  poke(bench, bench->data.buffer[CHK_V0].device + CHK_GUARD);
+}
+
+static void spoil_workspace(chk_bench *bench) {
+  poke(bench, (uint8_t *)bench->data.guarded + CHK_GUARD - 1);
+}
+
+#define FEW "fwd:q=300:s32x6+1+2:fill=correlated:seed=3"
+
+static const damage damages[] = {
+  { "output", FEW, spoil_output, 0 },
+  { "one element", FEW, spoil_element, 0 },
+  { "NaN", FEW, spoil_nan, 0 },
+  { "lse", FEW, spoil_lse, 0 },
+  { "lse of an empty row", FEW, spoil_empty_row, 0 },
+  { "compressed key", FEW, spoil_compressed, 0 },
+  { "another block", FEW, spoil_choice, 0 },
+  { "order of blocks", FEW, spoil_order, 0 },
+  { "forced block", FEW, spoil_forced, 0 },
+  { "guard before", FEW, spoil_guard, 1 },
+  { "guard behind", FEW, spoil_tail, 1 },
+  { "input", FEW, spoil_input, 1 },
+  { "workspace's guard", FEW, spoil_workspace, 1 },
+};
+
+/* Whether the damage is reported; -1 when the case could not run. */
+static int noticed(chk_session *session, const damage *kind, chk_result *result) {
+  char error[256];
+  chk_case c;
+  chk_bench bench = { 0 };
+  int seen = -1;
+  *result = (chk_result){ 0 };
+  if (chk_case_parse(kind->problem, &c, error, sizeof error)) return -1;
+  nsa_status status = chk_bench_create(session, &c, &bench);
+  if (!status) status = chk_run_intact(&bench, result);
+  /* Unspoiled, everything has to pass: else any damage would seem to be noticed. */
+  if (!status) status = chk_judge_forward(&bench, result);
+  if (!status && result->outcome == CHK_PASSED) {
+    kind->spoil(&bench);
+    if (kind->memory)
+      seen = chk_data_damaged(&bench.data) != NULL;
+    else if (!chk_judge_forward(&bench, result))
+      seen = result->outcome == CHK_FAILED;
+  }
+  if (status) chk_fail(result, "%s", nsa_last_error());
+  chk_bench_destroy(&bench);
+  return seen;
+}
+
+int chk_self_test(chk_session *session, FILE *out) {
+  int unnoticed = 0;
+  for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+    chk_result result;
+    int seen = noticed(session, &damages[i], &result);
+    fprintf(out, "%-20s %s  %s\n", damages[i].name,
+            seen > 0    ? "reported"
+            : seen == 0 ? "UNNOTICED"
+                        : "could not run",
+            result.text);
+    unnoticed += seen <= 0;
+  }
+  return unnoticed;
+}

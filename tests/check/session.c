@@ -1,0 +1,244 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Lock rule: `lock` guards both lists and the entries' `state`; an entry's plan is written by the
+ * one thread that found it missing and read by others after `state` became READY.
+ */
+#include "session.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PREFETCH_THREADS 8 /* each compiles on up to 4 threads of its own */
+
+typedef enum entry_state { BUSY, READY } entry_state;
+
+/* A context (problem.struct_size 0) or a plan. Never freed before the session. */
+typedef struct entry {
+  struct entry *next;
+  char *yaml;
+  nsa_problem problem;
+  entry_state state;
+  nsa_status status;
+  char *error; /* of a failed creation, for every thread that asks */
+  chk_plan made;
+} entry;
+
+struct chk_session {
+  chk_session_options options;
+  chk_device device;
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  entry *entries; /* newest first, so that plans go before their contexts */
+  const chk_case *ahead;
+  int64_t ahead_count;
+  atomic_llong ahead_next;
+  atomic_int stop;
+  pthread_t thread[PREFETCH_THREADS];
+  int threads;
+};
+
+nsa_status chk_session_create(const chk_session_options *options, chk_session **out) {
+  nsa_status status;
+  *out = NULL;
+  chk_session *session = calloc(1, sizeof *session);
+  if (!session) return nsai_fail_nomem("a session", sizeof *session);
+  session->options = *options;
+  pthread_mutex_init(&session->lock, NULL);
+  pthread_cond_init(&session->changed, NULL);
+  NSAI_TRY_TO(fail, chk_device_open(options->device, &session->device));
+  *out = session;
+  return NSA_OK;
+fail:
+  chk_session_destroy(session);
+  return status;
+}
+
+void chk_session_destroy(chk_session *session) {
+  if (!session) return;
+  atomic_store(&session->stop, 1);
+  for (int i = 0; i < session->threads; i++) pthread_join(session->thread[i], NULL);
+  /* All plans first: a context must outlive its plans. */
+  for (entry *e = session->entries; e; e = e->next)
+    if (e->problem.struct_size) nsa_plan_destroy(e->made.plan);
+  while (session->entries) {
+    entry *e = session->entries;
+    session->entries = e->next;
+    if (!e->problem.struct_size) nsa_destroy(e->made.ctx);
+    free(e->yaml);
+    free(e->error);
+    free(e);
+  }
+  chk_device_close(&session->device);
+  pthread_cond_destroy(&session->changed);
+  pthread_mutex_destroy(&session->lock);
+  free(session);
+}
+
+const chk_device *chk_session_device(const chk_session *session) { return &session->device; }
+const chk_session_options *chk_session_opts(const chk_session *session) {
+  return &session->options;
+}
+
+/* ---- what a case asks for ---------------------------------------------------------------------
+ */
+
+static const char *const phi_words[] = { "mean", "linear", "mlp", "external" };
+static const char *const gate_words[] = { "weights", "logits", "mlp" };
+static const char *const act_words[] = { "relu", "silu", "gelu" };
+
+char *chk_session_yaml(const chk_session *session, const chk_case *c) {
+  const nsai_geometry *g = &c->geometry;
+  char *text = NULL;
+  size_t size = 0;
+  FILE *out = open_memstream(&text, &size);
+  if (!out) return NULL;
+  fprintf(out, "nsa: 1\nmodel:\n  heads: %d\n  kv_heads: %d\n  head_dim_qk: %d\n  head_dim_v: %d\n",
+          g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v);
+  fprintf(out, "  compress:\n    block: %d\n    stride: %d\n    phi: %s\n", g->block, g->stride,
+          phi_words[g->phi]);
+  if (g->phi == NSAI_PHI_MLP)
+    fprintf(out, "    hidden: %d\n    activation: %s\n", g->phi_hidden,
+            act_words[g->phi_activation]);
+  fprintf(out, "  select:\n    block: %d\n    count: %d\n    init: %d\n    local: %d\n",
+          g->select_block, g->select_count, g->select_init, g->select_local);
+  fprintf(out, "  window: %d\n  gate: %s\n", g->window, gate_words[g->gate]);
+  if (g->gate == NSAI_GATE_MLP)
+    fprintf(out, "  gate_mlp:\n    channels: %d\n    hidden: %d\n    activation: %s\n",
+            g->gate_channels, g->gate_hidden, act_words[g->gate_activation]);
+  fprintf(out, "  kv_sharing: %s\n  dtype: %s\nruntime:\n", g->per_branch ? "per_branch" : "shared",
+          g->dtype == NSA_F16 ? "fp16" : "bf16");
+  if (session->options.device == CHK_DEVICE_CPU)
+    fprintf(out, "  device: cpu\n");
+  else
+    fprintf(out, "  device: %d\n", session->device.ordinal);
+  if (session->options.cache_dir)
+    fprintf(out, "  cache_dir: \"%s\"\n", session->options.cache_dir);
+  else
+    fprintf(out, "  cache_mode: off\n");
+  if (c->gemm) fprintf(out, "variants:\n  force:\n    dense: sdpa_gemm\n");
+  fclose(out);
+  return text;
+}
+
+int32_t chk_case_op(const chk_case *c) {
+  return c->kind == CHK_DENSE ? NSA_OP_DENSE : NSA_OP_FORWARD;
+}
+
+nsa_problem chk_case_problem(const chk_case *c, int32_t op) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  int64_t slack = c->no_batch ? 0 : c->slack, longest = 1;
+  for (int32_t s = 0; s < c->num_seqs; s++)
+    if (c->kv_len[s] > longest) longest = c->kv_len[s];
+  p.op = op;
+  p.max_tokens = chk_total(c->q_len, c->num_seqs) + slack;
+  p.max_kv_tokens = chk_total(c->kv_len, c->num_seqs) + slack;
+  if (p.max_tokens < 1) p.max_tokens = 1;
+  if (p.max_kv_tokens < 1) p.max_kv_tokens = 1;
+  p.max_kv_len = longest;
+  p.max_seqs = c->num_seqs;
+  p.overlap = c->overlap ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
+  if (op == NSA_OP_DENSE) return p;
+  p.selection = c->selection;
+  p.parity = c->parity;
+  if (c->selection == NSA_SELECT_OWN && c->geometry.select_count)
+    p.max_probe_rows = (int32_t)(p.max_tokens < CHK_MAX_PROBES ? p.max_tokens : CHK_MAX_PROBES);
+  return p;
+}
+
+/* ---- making -----------------------------------------------------------------------------------
+ */
+
+static nsa_status make_context(chk_session *session, const char *yaml, nsa_ctx **out) {
+  nsa_options options = NSA_OPTIONS_INIT;
+  options.yaml_text = yaml;
+  options.overrides = session->options.overrides;
+  return nsa_create(session->options.config, &options, out);
+}
+
+static nsa_status obtain(chk_session *session, const char *yaml, const nsa_problem *problem,
+                         chk_plan *out);
+
+/* Fills a new entry; the caller holds no lock. */
+static nsa_status make(chk_session *session, entry *e) {
+  if (!e->problem.struct_size) return make_context(session, e->yaml, &e->made.ctx);
+  nsa_problem none = { 0 };
+  chk_plan context;
+  NSAI_TRY(obtain(session, e->yaml, &none, &context));
+  e->made.ctx = context.ctx;
+  NSAI_TRY(nsa_plan_create(context.ctx, &e->problem, NULL, NULL, &e->made.plan));
+  e->made.caps = (nsa_caps)NSA_CAPS_INIT;
+  return nsa_plan_caps(e->made.plan, &e->made.caps);
+}
+
+/* Finds or makes the context (problem->struct_size 0) or plan. */
+static nsa_status obtain(chk_session *session, const char *yaml, const nsa_problem *problem,
+                         chk_plan *out) {
+  pthread_mutex_lock(&session->lock);
+  entry *e = session->entries;
+  while (e && (strcmp(e->yaml, yaml) || memcmp(&e->problem, problem, sizeof *problem))) e = e->next;
+  if (!e) {
+    e = calloc(1, sizeof *e);
+    char *copy = strdup(yaml);
+    if (!e || !copy) {
+      pthread_mutex_unlock(&session->lock);
+      free(e);
+      free(copy);
+      return nsai_fail_nomem("a session entry", sizeof *e);
+    }
+    e->yaml = copy;
+    e->problem = *problem;
+    e->next = session->entries;
+    session->entries = e;
+    pthread_mutex_unlock(&session->lock);
+    e->status = make(session, e);
+    if (e->status) e->error = strdup(nsa_last_error());
+    pthread_mutex_lock(&session->lock);
+    e->state = READY;
+    pthread_cond_broadcast(&session->changed);
+  }
+  while (e->state != READY) pthread_cond_wait(&session->changed, &session->lock);
+  pthread_mutex_unlock(&session->lock);
+  *out = e->made;
+  return e->status ? nsai_fail_text(e->status, e->error ? e->error : "(no memory for the text)")
+                   : NSA_OK;
+}
+
+nsa_status chk_session_plan(chk_session *session, const chk_case *c, int32_t op, chk_plan *out) {
+  nsa_problem problem = chk_case_problem(c, op);
+  char *yaml = chk_session_yaml(session, c);
+  if (!yaml) return nsai_fail_nomem("a configuration", 1024);
+  nsa_status status = obtain(session, yaml, &problem, out);
+  free(yaml);
+  return status;
+}
+
+/* ---- ahead ------------------------------------------------------------------------------------
+ */
+
+static void *prefetch(void *argument) {
+  chk_session *session = argument;
+  if (chk_device_enter(&session->device)) return NULL;
+  while (!atomic_load(&session->stop)) {
+    int64_t i = atomic_fetch_add(&session->ahead_next, 1);
+    if (i >= session->ahead_count) break;
+    chk_plan unused;
+    const chk_case *c = &session->ahead[i];
+    /* A failure is kept in the entry and told to the thread that runs the case. */
+    (void)chk_session_plan(session, c, chk_case_op(c), &unused);
+  }
+  return NULL;
+}
+
+void chk_session_prefetch(chk_session *session, const chk_case *cases, int64_t count) {
+  session->ahead = cases;
+  session->ahead_count = count;
+  int wanted = session->options.threads / 2;
+  if (wanted > PREFETCH_THREADS) wanted = PREFETCH_THREADS;
+  if (!session->device.driver) wanted = 0; /* the CPU device compiles nothing */
+  for (; session->threads < wanted; session->threads++)
+    if (pthread_create(&session->thread[session->threads], NULL, prefetch, session)) return;
+}

@@ -1,0 +1,137 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "time_launch.h"
+
+#include <ftw.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define BURSTS 7
+#define PAUSE_NS 40000000 /* 30 ms and more let the clocks recover from a power cap */
+#define SUSTAINED_MS 300.0
+#define MOST_LAUNCHES 3000 /* events of one sustained series */
+#define LEAST_LAUNCHES 9   /* so that the last third has a median */
+
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+static double median(double *values, int64_t count) {
+  qsort(values, (size_t)count, sizeof *values, ascending);
+  return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
+}
+
+/* One launch after a flush and a pause. */
+static nsa_status burst(const chk_bench *bench, uint32_t branches, void *flush, chk_timer *timer,
+                        double *ms) {
+  const chk_device *device = bench->data.device;
+  const struct timespec pause = { 0, PAUSE_NS };
+  NSAI_TRY(chk_device_set(device, flush, 0, CHK_FLUSH_BYTES));
+  NSAI_TRY(chk_device_wait(device, NULL));
+  if (device->driver) nanosleep(&pause, NULL);
+  NSAI_TRY(chk_timer_start(device, timer));
+  NSAI_TRY(chk_bench_enqueue(bench, branches, NULL));
+  NSAI_TRY(chk_timer_stop(device, timer));
+  return chk_timer_read(device, timer, ms);
+}
+
+/* `count` launches back to back, each between two events. */
+static nsa_status sustained(const chk_bench *bench, uint32_t branches, int64_t count, double *ms) {
+  const chk_device *device = bench->data.device;
+  chk_timer *timers = calloc((size_t)count, sizeof *timers);
+  double *values = calloc((size_t)count, sizeof *values);
+  nsa_status status = NSA_OK;
+  if (!timers || !values) NSAI_TRY_TO(done, nsai_fail_nomem("timers", (size_t)count * 64));
+  for (int64_t i = 0; i < count; i++) NSAI_TRY_TO(done, chk_timer_create(device, &timers[i]));
+  for (int64_t i = 0; i < count; i++) {
+    NSAI_TRY_TO(done, chk_timer_start(device, &timers[i]));
+    NSAI_TRY_TO(done, chk_bench_enqueue(bench, branches, NULL));
+    NSAI_TRY_TO(done, chk_timer_stop(device, &timers[i]));
+  }
+  int64_t kept = count / 3;
+  for (int64_t i = 0; i < kept; i++)
+    NSAI_TRY_TO(done, chk_timer_read(device, &timers[count - kept + i], &values[i]));
+  *ms = median(values, kept);
+done:
+  for (int64_t i = 0; timers && i < count; i++) chk_timer_destroy(device, &timers[i]);
+  free(timers);
+  free(values);
+  return status;
+}
+
+nsa_status chk_time_launch(const chk_bench *bench, uint32_t branches, void *flush,
+                           chk_times *times) {
+  const chk_device *device = bench->data.device;
+  double values[BURSTS], first;
+  chk_timer timer;
+  nsa_status status;
+  NSAI_TRY(chk_timer_create(device, &timer));
+  /* The first launch loads kernels and is not counted. */
+  NSAI_TRY_TO(done, burst(bench, branches, flush, &timer, &first));
+  for (int i = 0; i < BURSTS; i++)
+    NSAI_TRY_TO(done, burst(bench, branches, flush, &timer, &values[i]));
+  times->burst_ms = median(values, BURSTS);
+  int64_t count = (int64_t)(SUSTAINED_MS / (times->burst_ms + 1e-3));
+  if (count > MOST_LAUNCHES) count = MOST_LAUNCHES;
+  if (count < LEAST_LAUNCHES) count = LEAST_LAUNCHES;
+  NSAI_TRY_TO(done, sustained(bench, branches, count, &times->sustained_ms));
+done:
+  chk_timer_destroy(device, &timer);
+  return status;
+}
+
+/* ---- plans ------------------------------------------------------------------------------------
+ */
+
+#define MAX_OVERRIDES 40
+
+static int remove_entry(const char *path, const struct stat *info, int type, struct FTW *where) {
+  (void)info;
+  (void)type;
+  (void)where;
+  return remove(path);
+}
+
+/* One fresh context on the cache folder; the plan's creation alone is timed. */
+static nsa_status create_once(const chk_session *session, const chk_case *c, const char *yaml,
+                              const char *const *overrides, double *ms) {
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_problem problem = chk_case_problem(c, chk_case_op(c));
+  nsa_ctx *ctx = NULL;
+  nsa_plan *plan = NULL;
+  options.yaml_text = yaml;
+  options.overrides = overrides;
+  NSAI_TRY(nsa_create(chk_session_opts(session)->config, &options, &ctx));
+  double start = chk_now();
+  nsa_status status = nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
+  *ms = 1e3 * (chk_now() - start);
+  nsa_plan_destroy(plan);
+  nsa_destroy(ctx);
+  return status;
+}
+
+nsa_status chk_time_plan(const chk_session *session, const chk_case *c, double *cold_ms,
+                         double *warm_ms) {
+  const char *base = getenv("TMPDIR"), *const *given = chk_session_opts(session)->overrides;
+  const char *overrides[MAX_OVERRIDES] = { "runtime.cache_mode=read_write", NULL };
+  char folder[512], setting[600];
+  int count = 1;
+  snprintf(folder, sizeof folder, "%s/nsacheck-XXXXXX", base ? base : "/tmp");
+  if (!mkdtemp(folder)) return nsai_fail(NSA_E_IO, "cannot make %s: set TMPDIR", folder);
+  snprintf(setting, sizeof setting, "runtime.cache_dir=%s", folder);
+  overrides[count++] = setting;
+  for (; given && *given && count < MAX_OVERRIDES - 1; given++) overrides[count++] = *given;
+  overrides[count] = NULL;
+  char *yaml = chk_session_yaml(session, c);
+  nsa_status status = yaml ? NSA_OK : nsai_fail_nomem("a configuration", 1024);
+  if (!status) status = create_once(session, c, yaml, overrides, cold_ms);
+  if (!status) status = create_once(session, c, yaml, overrides, warm_ms);
+  free(yaml);
+  /* What cannot be removed stays in the temporary folder; the times are right all the same. */
+  (void)nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);
+  return status;
+}

@@ -1,0 +1,26 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * How one call is timed.
+ */
+#ifndef CHK_TIME_LAUNCH_H
+#define CHK_TIME_LAUNCH_H
+
+#include "check.h"
+
+typedef struct chk_times {
+  double burst_ms, sustained_ms;
+} chk_times;
+
+/* Times bench's call with exec.branches = branches. `flush` is device memory of CHK_FLUSH_BYTES. */
+nsa_status chk_time_launch(const chk_bench *bench, uint32_t branches, void *flush,
+                           chk_times *times);
+
+#define CHK_FLUSH_BYTES ((size_t)256 << 20) /* four times the largest L2 so far (60 MB) */
+
+/* nsa_plan_create's milliseconds for a case, in fresh contexts: with an empty cache folder, then
+ * with the folder that the first filled. */
+nsa_status chk_time_plan(const chk_session *session, const chk_case *c, double *cold_ms,
+                         double *warm_ms);
+
+#endif /* CHK_TIME_LAUNCH_H */
