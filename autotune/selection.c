@@ -21,8 +21,8 @@ static uint32_t importance_shared(const nsai_geometry *m, const importance_shape
          4 * (uint32_t)(s->warps * tokens * (((history + s->keys) | 1) + 4));
 }
 
-/* As many blocks per multiprocessor as the compiler's registers allow without a spill (found by compiling
- * every group size on all architectures). */
+/* As many blocks per multiprocessor as the compiler's registers allow without a spill (found by
+ * compiling every group size on all architectures). */
 static importance_shape choose_importance(const nsai_geometry *m) {
   int32_t dim = m->head_dim_qk, group = m->heads / m->kv_heads;
   bool whole = dim % 16 == 0; /* no padded columns, whose zeros take registers */

@@ -250,7 +250,8 @@ NSAI_DEVICE void score(float (&rS)[Plan<Config>::kStepKeys / 8][4], const u32 (&
     u32 a[4]; // [16, 16]
     if constexpr (S::kQueryInRegisters)
       a[0] = rQ[k][0], a[1] = rQ[k][1], a[2] = rQ[k][2], a[3] = rQ[k][3];
-    else ldmatrix_x4(a, S::QTile::along(q_at, 2 * k));
+    else
+      ldmatrix_x4(a, S::QTile::along(q_at, 2 * k));
 #pragma unroll
     for (int j = 0; j < S::kStepKeys / 8; j += 2) {
       // Matrices: keys 8j.. of columns 16k.. and 16k + 8.., then keys 8j + 8.. of both.
@@ -313,8 +314,10 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const Place &at, int warp,
   const int token = (Config::kGroupPadded < 16 ? row : 16 * warp) / Config::kGroupPadded;
 
   u32 rQ[S::kQueryInRegisters ? S::kColsQk / 16 : 1][4]; // [16, Dk]
-  if constexpr (S::kQueryInRegisters) load_query<Config>(rQ, p.q, at, row);
-  else copy_query<Config>(sQ, p.q, at, warp);
+  if constexpr (S::kQueryInRegisters)
+    load_query<Config>(rQ, p.q, at, row);
+  else
+    copy_query<Config>(sQ, p.q, at, warp);
   float rO[S::kColsV / 8][4] = {}; // [16, Dv]
   SoftmaxRows rows;
 
@@ -363,8 +366,10 @@ template <class Config> NSAI_DEVICE void attend_selected(const NsaiAttendSelecte
   __syncthreads();
   if (at.first_query >= at.seq.q_len) return; // an empty tile
   const int warp = threadIdx.x / 32;
-  if (warp == S::kWarps) produce<Config>(p, at, shared);
-  else consume<Config>(p, at, warp, shared);
+  if (warp == S::kWarps)
+    produce<Config>(p, at, shared);
+  else
+    consume<Config>(p, at, warp, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

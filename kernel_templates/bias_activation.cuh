@@ -1,14 +1,15 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// out[b, r, c] = act(x[b, r, c] + bias[b, c]) : between and after the products of phi mlp and the gate MLP.
+// out[b, r, c] = act(x[b, r, c] + bias[b, c]) : between and after the products of phi mlp and the
+// gate MLP.
 //
 //   x    f32 [batch, rows, columns] contiguous, as cuBLASLt wrote it
 //   bias dtype [batch, columns] or absent
 //   out  dtype or f32, any row and batch stride
 //
-// Grid: x over all elements, one element a thread, columns fastest, so that loads and stores are coalesced. No shared
-// memory. Bound by memory; a few MB at most beside the products around it.
+// Grid: x over all elements, one element a thread, columns fastest, so that loads and stores are
+// coalesced. No shared memory. Bound by memory; a few MB at most beside the products around it.
 // Config: Element, kActivation (0 relu, 1 silu, 2 gelu, 3 none), kOutFloat, kThreads, kMinBlocks.
 #pragma once
 #include "common/params.h"
@@ -33,8 +34,10 @@ template <class Config> NSAI_DEVICE void bias_activation_body(const NsaiBiasActi
   if (p.bias) x += Config::Element::low(((const u16 *)p.bias)[b * p.bias_batch_stride + column]);
   x = activate<Config::kActivation>(x);
   long long to = b * p.out_batch_stride + row * p.out_row_stride + column;
-  if constexpr (Config::kOutFloat) ((float *)p.out)[to] = x;
-  else ((u16 *)p.out)[to] = (u16)Config::Element::pack(x, 0.0f);
+  if constexpr (Config::kOutFloat)
+    ((float *)p.out)[to] = x;
+  else
+    ((u16 *)p.out)[to] = (u16)Config::Element::pack(x, 0.0f);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

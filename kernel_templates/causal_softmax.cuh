@@ -3,25 +3,28 @@
 //
 // causal_softmax: between the two products of sdpa_gemm, the unfused baseline.
 //
-//   probs[h, r, k] = 2^(scale_log2 * scores[h, r, k] - top) / sum      k <= first_position + r, else 0
-//   lse[r, h]      = ln 2 * (top + log2 sum)                           top = max of scale_log2 * scores over the row
+//   probs[h, r, k] = 2^(scale_log2 * scores[h, r, k] - top) / sum      k <= first_position + r,
+//   else 0 lse[r, h]      = ln 2 * (top + log2 sum)                           top = max of
+//   scale_log2 * scores over the row
 //
 //   scores f32 [heads, rows, keys] -> probs dtype [heads, rows, keys], lse f32 or NULL
 //   (scores and probs from and to cuBLASLt; both 16-byte aligned)
 //
 // A row that sees no key gets zeros and lse -inf. All `keys` columns are written.
 //
-// Grid: x = rows, y = heads, one CTA a row. Two passes over the scores, the second from L1 or L2: top and sum online,
-// then the probabilities. Reductions run in a fixed order. Bound by HBM.
+// Grid: x = rows, y = heads, one CTA a row. Two passes over the scores, the second from L1 or L2:
+// top and sum online, then the probabilities. Reductions run in a fixed order. Bound by HBM.
 //
 // Config: Element, kThreads, kMinBlocks. 8 bytes of shared memory a warp, static.
 #pragma once
 #include "common/params.h"
 #include "common/types.cuh"
 
-static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024, "whole warps; one warp reduces them");
+static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024,
+              "whole warps; one warp reduces them");
 
-// Sum of 2^(x - top) over some of the scores x; top is the lowest float, not -inf, where there are none: no inf - inf.
+// Sum of 2^(x - top) over some of the scores x; top is the lowest float, not -inf, where there are
+// none: no inf - inf.
 struct Partial {
   float top, sum;
 };
@@ -36,14 +39,17 @@ NSAI_DEVICE Partial join(const Partial &a, const Partial &b) {
 NSAI_DEVICE Partial join_warp(Partial x) {
 #pragma unroll
   for (int lanes = 16; lanes > 0; lanes /= 2) {
-    Partial other = { __shfl_xor_sync(0xffffffffu, x.top, lanes), __shfl_xor_sync(0xffffffffu, x.sum, lanes) };
+    Partial other = { __shfl_xor_sync(0xffffffffu, x.top, lanes),
+                      __shfl_xor_sync(0xffffffffu, x.sum, lanes) };
     x = join(x, other);
   }
   return x;
 }
 
-// Scaled scores of 8 columns from `column` on; those from `visible` on are `masked`. `whole`: rows are 16-byte aligned.
-NSAI_DEVICE void load_scores(float (&x)[8], const float *gS, int column, int visible, float scale_log2, bool whole) {
+// Scaled scores of 8 columns from `column` on; those from `visible` on are `masked`. `whole`: rows
+// are 16-byte aligned.
+NSAI_DEVICE void load_scores(float (&x)[8], const float *gS, int column, int visible,
+                             float scale_log2, bool whole) {
   if (whole && column + 8 <= visible) {
     float4 a = *(const float4 *)(gS + column), b = *(const float4 *)(gS + column + 4);
     x[0] = a.x, x[1] = a.y, x[2] = a.z, x[3] = a.w;
@@ -56,10 +62,11 @@ NSAI_DEVICE void load_scores(float (&x)[8], const float *gS, int column, int vis
   for (int i = 0; i < 8; ++i) x[i] = column + i < visible ? x[i] * scale_log2 : kMinusInf;
 }
 
-template <class E> NSAI_DEVICE void store_probs(u16 *gP, const float (&x)[8], int column, int keys, bool whole) {
+template <class E>
+NSAI_DEVICE void store_probs(u16 *gP, const float (&x)[8], int column, int keys, bool whole) {
   if (whole) {
-    *(Chunk *)(gP + column) =
-        Chunk{ { E::pack(x[0], x[1]), E::pack(x[2], x[3]), E::pack(x[4], x[5]), E::pack(x[6], x[7]) } };
+    *(Chunk *)(gP + column) = Chunk{ { E::pack(x[0], x[1]), E::pack(x[2], x[3]),
+                                       E::pack(x[4], x[5]), E::pack(x[6], x[7]) } };
   } else {
 #pragma unroll
     for (int i = 0; i < 8; ++i)
@@ -76,8 +83,8 @@ template <class C> NSAI_DEVICE void softmax(const NsaiCausalSoftmax &p) {
   const int visible = max(0, min(p.keys, p.first_position + row + 1));
   const bool whole = p.keys % 8 == 0;
   const long long first = ((long long)head * p.rows + row) * p.keys;
-  const float *gS = p.scores + first;      // [keys]
-  u16 *gP = (u16 *)p.probs + first;        // [keys]
+  const float *gS = p.scores + first; // [keys]
+  u16 *gP = (u16 *)p.probs + first;   // [keys]
 
   // ---- top and sum ----
   Partial mine = { kLowest, 0 };
@@ -110,4 +117,7 @@ template <class C> NSAI_DEVICE void softmax(const NsaiCausalSoftmax &p) {
         all.sum > 0 ? kLn2 * (all.top + log2_approx(all.sum)) : kMinusInf;
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks) causal_softmax(const __grid_constant__ NsaiCausalSoftmax p) { softmax<Config>(p); }
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    causal_softmax(const __grid_constant__ NsaiCausalSoftmax p) {
+  softmax<Config>(p);
+}

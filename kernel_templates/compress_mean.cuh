@@ -3,29 +3,34 @@
 //
 // compress_mean: phi mean, K and V in one launch.
 //
-//   kc[row, g] = 1/l * sum over x in [0, l) of k[token + x, g]      token = kv_begin + i*d of block i = row - first row
+//   kc[row, g] = 1/l * sum over x in [0, l) of k[token + x, g]      token = kv_begin + i*d of block
+//   i = row - first row
 //
 //   k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> k_cmp [rows, Hkv, Dk], v_cmp [rows, Hkv, Dv]
 //   (read by attend_compressed, importance)
 //
-// The sum runs over x ascending in fp32, is multiplied by 1/l and rounded once: a block's bits depend on its tokens
-// alone. Rows that hold no block (i >= N(kv_len), and the gaps between sequences) are not written.
+// The sum runs over x ascending in fp32, is multiplied by 1/l and rounded once: a block's bits
+// depend on its tokens alone. Rows that hold no block (i >= N(kv_len), and the gaps between
+// sequences) are not written.
 //
-// Grid: x = ceil(rows * kv_heads / kItems), kItems = kThreads / ((Dk + Dv) / 8) row-head pairs a CTA; a thread sums 16
-// bytes of one pair's K or V. Threads that are left over idle.
-// Bound by HBM: adjacent rows lie in one CTA or the next, so that the l/d readers of a token meet in L1 and L2.
+// Grid: x = ceil(rows * kv_heads / kItems), kItems = kThreads / ((Dk + Dv) / 8) row-head pairs a
+// CTA; a thread sums 16 bytes of one pair's K or V. Threads that are left over idle. Bound by HBM:
+// adjacent rows lie in one CTA or the next, so that the l/d readers of a token meet in L1 and L2.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared memory.
+// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared
+// memory.
 #pragma once
 #include "common/block_row.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
-static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0, "rows are read 16 bytes at a time");
+static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
+              "rows are read 16 bytes at a time");
 static_assert(Config::kThreads >= (Config::kHeadDimQk + Config::kHeadDimV) / 8,
               "a CTA holds one row-head pair at least");
 
-// Loads in flight per thread: 8 * 16 bytes * 1024 threads is far above the 40 KB an SM needs to cover HBM's latency.
+// Loads in flight per thread: 8 * 16 bytes * 1024 threads is far above the 40 KB an SM needs to
+// cover HBM's latency.
 constexpr int kLoads = 8;
 
 // The mean of kBlock times 16 bytes, `stride` elements apart.
@@ -43,7 +48,8 @@ template <class C> NSAI_DEVICE Chunk mean(const u16 *from, long long stride) {
   constexpr float kInverse = 1.0f / C::kBlock;
   Chunk result;
 #pragma unroll
-  for (int i = 0; i < 4; ++i) result.w[i] = C::Element::pack(sum[2 * i] * kInverse, sum[2 * i + 1] * kInverse);
+  for (int i = 0; i < 4; ++i)
+    result.w[i] = C::Element::pack(sum[2 * i] * kInverse, sum[2 * i + 1] * kInverse);
   return result;
 }
 
@@ -63,9 +69,13 @@ template <class C> NSAI_DEVICE void compress(const NsaiCompress &p) {
   const bool is_k = chunk < kChunksK;
   const NsaiView &from = is_k ? p.k : p.v, &to = is_k ? p.k_cmp : p.v_cmp;
   const int column = (is_k ? chunk : chunk - kChunksK) * 8;
-  const u16 *gX = (const u16 *)from.data + block.token * from.token_stride + head * from.head_stride + column; // [l, D]
-  u16 *gC = (u16 *)to.data + row * to.token_stride + head * to.head_stride + column;                           // [D]
+  const u16 *gX = (const u16 *)from.data + block.token * from.token_stride +
+                  head * from.head_stride + column;                                  // [l, D]
+  u16 *gC = (u16 *)to.data + row * to.token_stride + head * to.head_stride + column; // [D]
   *(Chunk *)gC = mean<C>(gX, from.token_stride);
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks) compress_mean(const __grid_constant__ NsaiCompress p) { compress<Config>(p); }
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    compress_mean(const __grid_constant__ NsaiCompress p) {
+  compress<Config>(p);
+}

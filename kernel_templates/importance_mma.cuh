@@ -1,35 +1,38 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// importance_mma: how much of the compressed branch's attention falls on each selection block, exact in fp32.
+// importance_mma: how much of the compressed branch's attention falls on each selection block,
+// exact in fp32.
 //
 //   I[t, g, j] = sum over the group's heads h and compressed blocks i of w(i, j) * P[t, h, i]
-//   P[t, h, i] = 2^(scale_log2 * q[t, h] . kc[i, g]  -  lse[t, h] * log2(e))      where i*d + l - 1 <= t, else 0
-//   w(i, j)    = strides of d that compressed block i and selection block j share
+//   P[t, h, i] = 2^(scale_log2 * q[t, h] . kc[i, g]  -  lse[t, h] * log2(e))      where i*d + l - 1
+//   <= t, else 0 w(i, j)    = strides of d that compressed block i and selection block j share
 //
-// With m = l/d and r = l'/d (m <= r), block j takes the keys j*r - (m-1) + x, x in [0, r+m-1), with the weights
-// min(x+1, m, r+m-1-x): a trapezoid. Example m 2, r 4: keys 4j-1 .. 4j+3, weights 1 2 2 2 1.
+// With m = l/d and r = l'/d (m <= r), block j takes the keys j*r - (m-1) + x, x in [0, r+m-1), with
+// the weights min(x+1, m, r+m-1-x): a trapezoid. Example m 2, r 4: keys 4j-1 .. 4j+3, weights 1 2 2
+// 2 1.
 //
 //   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse f32 [T, Hq] (from attend_compressed)
 //   -> importance f32 [tokens, Hkv, blocks] (for select_topn)
 //
-// Written: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens p.rows[0 .. num_rows),
-// one CTA each, output row = index in the list, zeros up to p.columns. A token's bits are the same in both
-// forms and in every chunk of tokens: its sums run over the same keys in the same order wherever its rows lie, and keys
-// it does not see add exact zeros.
+// Written: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens
+// p.rows[0 .. num_rows), one CTA each, output row = index in the list, zeros up to p.columns. A
+// token's bits are the same in both forms and in every chunk of tokens: its sums run over the same
+// keys in the same order wherever its rows lie, and keys it does not see add exact zeros.
 //
-// Grid: x = kv_heads * tiles, group-major (a group's keys stay in L2), long tiles first. With kTokens = kRows /
-// kGroupPadded, tiles = cu_q ? q_tokens / kTokens + num_seqs : (token_end - 1) / kTokens - token_begin / kTokens + 1;
-// kProbe: num_rows.
-// CTA: kWarps warps of 32 rows each (two m16 tiles that share every K fragment); rows are token-major over kGroupPadded
-// heads, so that a warp holds 32 / kGroupPadded tokens, or half a token where there are more than 32 heads.
-// Registers: Q (Dk / 2 a thread) and a 32x32 slice of scores. Shared: two K tiles, and per warp one tile's head sums.
-// Bound by mma.sync (predicted, not measured): at Dk 128 a warp and tile takes 128 of them, about 800 clocks on Hopper,
-// beside 512 clocks of exponentials, which the other warps of a scheduler hide.
+// Grid: x = kv_heads * tiles, group-major (a group's keys stay in L2), long tiles first. With
+// kTokens = kRows / kGroupPadded, tiles = cu_q ? q_tokens / kTokens + num_seqs : (token_end - 1) /
+// kTokens - token_begin / kTokens + 1; kProbe: num_rows. CTA: kWarps warps of 32 rows each (two m16
+// tiles that share every K fragment); rows are token-major over kGroupPadded heads, so that a warp
+// holds 32 / kGroupPadded tokens, or half a token where there are more than 32 heads. Registers: Q
+// (Dk / 2 a thread) and a 32x32 slice of scores. Shared: two K tiles, and per warp one tile's head
+// sums. Bound by mma.sync (predicted, not measured): at Dk 128 a warp and tile takes 128 of them,
+// about 800 clocks on Hopper, beside 512 clocks of exponentials, which the other warps of a
+// scheduler hide.
 //
-// Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks, kSharedBytes,
-// kBlock (l), kStride (d), kSelectBlock (l'), kProbe.
-// kSharedBytes = 2 * kKeys * pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
+// Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
+// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe. kSharedBytes = 2 * kKeys *
+// pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
 //   chunks  = padded_dim(Dk) / 8
 //   pitch   = 16 * (chunks % 8 ? chunks | 1 : chunks), the pitch of Tile<kKeys, padded_dim(Dk)>
 //   tokens  = max(1, 32 / kGroupPadded)
@@ -47,17 +50,20 @@
 
 static_assert(Config::kRows == 32 * Config::kWarps, "a warp has two m16 tiles of rows");
 static_assert(Config::kThreads == 32 * Config::kWarps, "every warp computes and copies");
-static_assert(Config::kGroupPadded >= Config::kGroup && (Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0,
+static_assert(Config::kGroupPadded >= Config::kGroup &&
+                  (Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0,
               "rows are token-major over a power of two of heads");
 static_assert(Config::kGroupPadded <= Config::kRows && Config::kGroupPadded <= 64,
               "a token lies in one CTA, in two warps at most");
 static_assert(Config::kKeys % 32 == 0, "scores are computed 32 keys at a time");
 static_assert(Config::kHeadDimQk % 8 == 0, "rows are copied 16 bytes at a time");
-static_assert(Config::kBlock % Config::kStride == 0 && Config::kSelectBlock % Config::kStride == 0 &&
+static_assert(Config::kBlock % Config::kStride == 0 &&
+                  Config::kSelectBlock % Config::kStride == 0 &&
                   Config::kBlock <= Config::kSelectBlock,
               "the weights are a trapezoid of strides");
 
-// ---- plan -----------------------------------------------------------------------------------------------------------
+// ---- plan
+// -----------------------------------------------------------------------------------------------------------
 
 template <class C> struct Plan {
   static constexpr int kTokens = C::kRows / C::kGroupPadded;
@@ -65,8 +71,9 @@ template <class C> struct Plan {
   static constexpr int kTokenWarps = C::kGroupPadded > 32 ? C::kGroupPadded / 32 : 1;
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // of k16
   static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
-  // Lanes that copy one key, a power of two and not the number of chunks: a thread then keeps one column and its
-  // addresses need no divisions, and no registers to hold their results over the loop.
+  // Lanes that copy one key, a power of two and not the number of chunks: a thread then keeps one
+  // column and its addresses need no divisions, and no registers to hold their results over the
+  // loop.
   static constexpr int kCopyLanes = C::kHeadDimQk > 128  ? 32
                                     : C::kHeadDimQk > 64 ? 16
                                     : C::kHeadDimQk > 32 ? 8
@@ -79,16 +86,18 @@ template <class C> struct Plan {
 
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m
   static constexpr int kRatio = C::kSelectBlock / C::kStride; // r
-  static constexpr int kSupport = kRatio + kOverlap - 1;      // keys that weigh in one selection block
-  // Where tiles end on block ends, a block needs only the last m-1 head sums of the tile before: they are kept in front
-  // of the tile's own. Else a block's sum is carried from tile to tile; since m <= r at most two are open at a time. 8:
-  // more history would not fit beside the keys at G 1 and Dk 256.
+  static constexpr int kSupport = kRatio + kOverlap - 1; // keys that weigh in one selection block
+  // Where tiles end on block ends, a block needs only the last m-1 head sums of the tile before:
+  // they are kept in front of the tile's own. Else a block's sum is carried from tile to tile;
+  // since m <= r at most two are open at a time. 8: more history would not fit beside the keys at G
+  // 1 and Dk 256.
   static constexpr bool kAligned = C::kKeys % kRatio == 0 && kOverlap <= 8;
   static constexpr int kHistory = kAligned ? kOverlap - 1 : 0;
   static constexpr int kSumPitch = (kHistory + C::kKeys) | 1; // odd: tokens fall on different banks
 
   // Lanes that pool one token: as many as a tile has blocks, so that stores are whole runs.
-  static constexpr int kMaxBlocks = kAligned ? C::kKeys / kRatio : (C::kKeys + kOverlap - 2) / kRatio + 2;
+  static constexpr int kMaxBlocks =
+      kAligned ? C::kKeys / kRatio : (C::kKeys + kOverlap - 2) / kRatio + 2;
   static constexpr int kPoolLanes = kMaxBlocks > 16  ? 32
                                     : kMaxBlocks > 8 ? 16
                                     : kMaxBlocks > 4 ? 8
@@ -98,16 +107,21 @@ template <class C> struct Plan {
 
 template <class C> struct SharedPlan {
   using KeyTile = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
-  u8 keys[2][KeyTile::kBytes];                                        // [kKeys, Dk], this tile and the next
-  float sums[C::kWarps][Plan<C>::kWarpTokens][Plan<C>::kSumPitch];    // [history + kKeys] head sums of P
-  float carry[2][C::kWarps][Plan<C>::kWarpTokens][2];                 // by parity of tile, of block
+  u8 keys[2][KeyTile::kBytes]; // [kKeys, Dk], this tile and the next
+  float sums[C::kWarps][Plan<C>::kWarpTokens]
+            [Plan<C>::kSumPitch];                     // [history + kKeys] head sums of P
+  float carry[2][C::kWarps][Plan<C>::kWarpTokens][2]; // by parity of tile, of block
 };
-static_assert(sizeof(SharedPlan<Config>) == Config::kSharedBytes, "the host's table and the plan disagree");
-static_assert(sizeof(SharedPlan<Config>) <= 101376, "99 KB is all that sm_86, sm_89 and sm_120 have");
+static_assert(sizeof(SharedPlan<Config>) == Config::kSharedBytes,
+              "the host's table and the plan disagree");
+static_assert(sizeof(SharedPlan<Config>) <= 101376,
+              "99 KB is all that sm_86, sm_89 and sm_120 have");
 
-// ---- coordinates ----------------------------------------------------------------------------------------------------
+// ---- coordinates
+// ----------------------------------------------------------------------------------------------------
 
-// The tokens of a CTA, as queries of one sequence: slot x holds query first + x, present in [begin, end).
+// The tokens of a CTA, as queries of one sequence: slot x holds query first + x, present in [begin,
+// end).
 struct TokenTile {
   Sequence seq;
   int s;
@@ -116,10 +130,12 @@ struct TokenTile {
   NSAI_DEVICE bool present(int query) const { return begin <= query && query < end; }
 };
 
-template <class C> NSAI_DEVICE TokenTile find_tokens(const NsaiImportance &p, int index, int count) {
+template <class C>
+NSAI_DEVICE TokenTile find_tokens(const NsaiImportance &p, int index, int count) {
   if constexpr (C::kProbe) {
     int row = p.rows[index];
-    int s = p.seq.cu_q ? find_sequence(p.seq.num_seqs, row, [&](int i) { return p.seq.cu_q[i]; }) : 0;
+    int s =
+        p.seq.cu_q ? find_sequence(p.seq.num_seqs, row, [&](int i) { return p.seq.cu_q[i]; }) : 0;
     Sequence seq = load_sequence(p.seq, s);
     int query = row - seq.q_begin;
     bool present = 0 <= query && query < seq.q_len;
@@ -130,12 +146,15 @@ template <class C> NSAI_DEVICE TokenTile find_tokens(const NsaiImportance &p, in
     QueryTile tile = find_query_tile<kTokens>(p.seq, skipped + count - 1 - index);
     int begin = max(tile.first_query, p.token_begin - tile.seq.q_begin);
     int end = min(min(tile.first_query + kTokens, tile.seq.q_len), p.token_end - tile.seq.q_begin);
-    return TokenTile{ tile.seq, tile.s, tile.first_query, begin, end, tile.seq.q_begin - p.token_begin };
+    return TokenTile{ tile.seq, tile.s, tile.first_query,
+                      begin,    end,    tile.seq.q_begin - p.token_begin };
   }
 }
 
 // Compressed blocks that position t sees.
-template <class C> NSAI_DEVICE int visible_blocks(int t) { return block_count<C::kBlock, C::kStride>(t + 1); }
+template <class C> NSAI_DEVICE int visible_blocks(int t) {
+  return block_count<C::kBlock, C::kStride>(t + 1);
+}
 
 // Selection blocks to be written for position t.
 template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t) {
@@ -143,10 +162,12 @@ template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t
   return t < 0 ? 0 : t / C::kSelectBlock + 1;
 }
 
-// ---- steps ----------------------------------------------------------------------------------------------------------
+// ---- steps
+// ----------------------------------------------------------------------------------------------------------
 
 // Keys first .. first + kKeys - 1 to shared memory; those from `end` on are zeros and are not read.
-template <class C> NSAI_DEVICE void load_keys(u32 to, const u16 *gK, long long token_stride, int first, int end) {
+template <class C>
+NSAI_DEVICE void load_keys(u32 to, const u16 *gK, long long token_stride, int first, int end) {
   using KeyTile = typename SharedPlan<C>::KeyTile;
   constexpr int kLanes = Plan<C>::kCopyLanes;
   constexpr int kStep = C::kThreads / kLanes; // keys between two copies of a thread
@@ -156,15 +177,17 @@ template <class C> NSAI_DEVICE void load_keys(u32 to, const u16 *gK, long long t
 #pragma unroll
   for (int i = 0; i < C::kKeys; i += kStep) {
     bool present = first + key + i < end && chunk * 8 < C::kHeadDimQk;
-    if (C::kKeys % kStep == 0 || key + i < C::kKeys) copy_async_16(to + KeyTile::offset(key + i, chunk), from, present);
+    if (C::kKeys % kStep == 0 || key + i < C::kKeys)
+      copy_async_16(to + KeyTile::offset(key + i, chunk), from, present);
     from += kStep * token_stride;
   }
 }
 
-// The four rows of a thread: Q fragments and -lse in base 2. Padding heads and absent tokens get zeros and -inf: P = 0.
+// The four rows of a thread: Q fragments and -lse in base 2. Padding heads and absent tokens get
+// zeros and -inf: P = 0.
 template <class C>
-NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, int group, int warp, int lane,
-                              u32 (&rQ)[2][Plan<C>::kSteps][4], float (&bias)[2][2]) {
+NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, int group, int warp,
+                              int lane, u32 (&rQ)[2][Plan<C>::kSteps][4], float (&bias)[2][2]) {
   const u16 *gQ = (const u16 *)p.q.data; // [T, Hq, Dk]
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
@@ -182,7 +205,8 @@ NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, 
         rQ[tile][k][half] = present ? *(const u32 *)(from + k * 16) : 0;
         rQ[tile][k][half + 2] = present && upper ? *(const u32 *)(from + k * 16 + 8) : 0;
       }
-      float lse = present ? p.lse[token * p.lse_token_stride + query_head * p.lse_head_stride] : kMinusInf;
+      float lse =
+          present ? p.lse[token * p.lse_token_stride + query_head * p.lse_head_stride] : kMinusInf;
       bias[tile][half] = lse == kMinusInf ? kMinusInf : -lse * kLog2e;
     }
   }
@@ -190,8 +214,8 @@ NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, 
 
 // S = Q K^T of the warp's 32 rows and the 32 keys whose first row lies at `keys`.
 template <class C>
-NSAI_DEVICE void scores(float (&rS)[2][Plan<C>::kSliceTiles][4], const u32 (&rQ)[2][Plan<C>::kSteps][4], u32 keys,
-                        int lane) {
+NSAI_DEVICE void scores(float (&rS)[2][Plan<C>::kSliceTiles][4],
+                        const u32 (&rQ)[2][Plan<C>::kSteps][4], u32 keys, int lane) {
   using KeyTile = typename SharedPlan<C>::KeyTile;
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile)
@@ -217,7 +241,8 @@ NSAI_DEVICE void scores(float (&rS)[2][Plan<C>::kSliceTiles][4], const u32 (&rQ)
 
 // P of the keys that a row's token does not see becomes 0. `first` is the slice's first key.
 template <class C>
-NSAI_DEVICE void mask(float (&rP)[2][Plan<C>::kSliceTiles][4], const TokenTile &tokens, int first, int warp, int lane) {
+NSAI_DEVICE void mask(float (&rP)[2][Plan<C>::kSliceTiles][4], const TokenTile &tokens, int first,
+                      int warp, int lane) {
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
@@ -234,8 +259,8 @@ NSAI_DEVICE void mask(float (&rP)[2][Plan<C>::kSliceTiles][4], const TokenTile &
 }
 
 // Sums P over the heads of each token and writes them to `sums` [kWarpTokens, kSumPitch], 32 keys.
-// A thread adds its own rows of a token, then lanes halve their values against each other until each holds
-// 8 / kHeadLanes keys: value x of a thread is key 8 * (x / 2) + 2 * (lane % 4) + x % 2.
+// A thread adds its own rows of a token, then lanes halve their values against each other until
+// each holds 8 / kHeadLanes keys: value x of a thread is key 8 * (x / 2) + 2 * (lane % 4) + x % 2.
 template <class C>
 NSAI_DEVICE void sum_heads(const float (&rP)[2][Plan<C>::kSliceTiles][4], float *sums, int lane) {
   constexpr int kValues = 2 * Plan<C>::kSliceTiles;
@@ -246,13 +271,17 @@ NSAI_DEVICE void sum_heads(const float (&rP)[2][Plan<C>::kSliceTiles][4], float 
 #pragma unroll
     for (int x = 0; x < kValues; ++x) {
       int n = x / 2, e = x % 2;
-      if constexpr (kSets == 4) v[x] = rP[set / 2][n][set % 2 * 2 + e];
-      else if constexpr (kSets == 2) v[x] = rP[set][n][e] + rP[set][n][2 + e];
-      else v[x] = (rP[0][n][e] + rP[0][n][2 + e]) + (rP[1][n][e] + rP[1][n][2 + e]);
+      if constexpr (kSets == 4)
+        v[x] = rP[set / 2][n][set % 2 * 2 + e];
+      else if constexpr (kSets == 2)
+        v[x] = rP[set][n][e] + rP[set][n][2 + e];
+      else
+        v[x] = (rP[0][n][e] + rP[0][n][2 + e]) + (rP[1][n][e] + rP[1][n][2 + e]);
     }
     int first = 0; // value of the thread that v[0] is
 #pragma unroll
-    for (int lanes = Plan<C>::kHeadLanes / 2, width = kValues / 2; lanes > 0; lanes /= 2, width /= 2) {
+    for (int lanes = Plan<C>::kHeadLanes / 2, width = kValues / 2; lanes > 0;
+         lanes /= 2, width /= 2) {
       bool upper = lane & 4 * lanes;
       first += upper ? width : 0;
 #pragma unroll
@@ -272,13 +301,17 @@ NSAI_DEVICE void sum_heads(const float (&rP)[2][Plan<C>::kSliceTiles][4], float 
 
 // The warps that share a token wait for each other's sums.
 template <class C> NSAI_DEVICE void sync_token() {
-  if constexpr (Plan<C>::kTokenWarps > 1) __syncthreads();
-  else __syncwarp();
+  if constexpr (Plan<C>::kTokenWarps > 1)
+    __syncthreads();
+  else
+    __syncwarp();
 }
 
-// Calls visit(token of the warp, query, block) for the blocks [first, end(query)) of the warp's tokens.
+// Calls visit(token of the warp, query, block) for the blocks [first, end(query)) of the warp's
+// tokens.
 template <class C, class End, class Visit>
-NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int first, End end, Visit visit) {
+NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int first, End end,
+                                Visit visit) {
   constexpr int kLanes = Plan<C>::kPoolLanes;
   if (warp % Plan<C>::kTokenWarps != 0) return; // the token's first warp pools for all
   for (int token = lane / kLanes; token < Plan<C>::kWarpTokens; token += 32 / kLanes) {
@@ -288,13 +321,15 @@ NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int
   }
 }
 
-// `begin` plus the part of block j whose head sums lie in the tile: start is the place in `row` of the block's first
-// key.
+// `begin` plus the part of block j whose head sums lie in the tile: start is the place in `row` of
+// the block's first key.
 template <class C> NSAI_DEVICE float pool(const float *row, int start, float begin) {
   using P = Plan<C>;
-  constexpr int kSecond = P::kWarpTokens * P::kSumPitch; // from the first warp's sums of a token to the second's
+  constexpr int kSecond =
+      P::kWarpTokens * P::kSumPitch; // from the first warp's sums of a token to the second's
   constexpr int kUnroll = P::kSupport <= 16 ? P::kSupport : 4;
-  int from = P::kAligned ? 0 : max(0, -start), to = P::kAligned ? P::kSupport : min(P::kSupport, C::kKeys - start);
+  int from = P::kAligned ? 0 : max(0, -start),
+      to = P::kAligned ? P::kSupport : min(P::kSupport, C::kKeys - start);
   float sum = begin;
 #pragma unroll kUnroll
   for (int x = from; x < to; ++x) {
@@ -305,7 +340,8 @@ template <class C> NSAI_DEVICE float pool(const float *row, int start, float beg
   return sum;
 }
 
-// ---- body -----------------------------------------------------------------------------------------------------------
+// ---- body
+// -----------------------------------------------------------------------------------------------------------
 
 template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   using P = Plan<C>;
@@ -319,13 +355,15 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   if (tokens.begin >= tokens.end) return;
   const int visible_to_all = visible_blocks<C>(tokens.seq.position(tokens.begin));
   const int visible_to_any = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
-  // m - 1 keys more than are visible: so a block that only the last visible ones touch is pooled too.
+  // m - 1 keys more than are visible: so a block that only the last visible ones touch is pooled
+  // too.
   const int tiles = visible_to_any ? ceil_div(visible_to_any + P::kOverlap - 1, C::kKeys) : 0;
 
   const u16 *gK = (const u16 *)p.k.data + group * p.k.head_stride +
-                  first_block_row<C::kStride>(p.seq, tokens.s) * p.k.token_stride; // [N, Dk] of this sequence and group
-  float *gI = p.importance + group * p.importance_head_stride;                     // [rows, blocks] of this group
-  float *sums = &shared.sums[warp][0][0];                                          // [kWarpTokens, kSumPitch]
+                  first_block_row<C::kStride>(p.seq, tokens.s) *
+                      p.k.token_stride;                        // [N, Dk] of this sequence and group
+  float *gI = p.importance + group * p.importance_head_stride; // [rows, blocks] of this group
+  float *sums = &shared.sums[warp][0][0];                      // [kWarpTokens, kSumPitch]
 
   // ---- prologue ----
   if (tiles) load_keys<C>(shared_address(shared.keys[0]), gK, p.k.token_stride, 0, visible_to_any);
@@ -335,7 +373,8 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   load_queries<C>(p, tokens, group, warp, lane, rQ, bias);
   for (int i = lane; i < P::kWarpTokens * P::kHistory; i += 32)
     sums[i / max(P::kHistory, 1) * P::kSumPitch + i % max(P::kHistory, 1)] = 0;
-  for (int i = lane; i < P::kWarpTokens * 4; i += 32) shared.carry[i / 2 % 2][warp][i / 4][i % 2] = 0;
+  for (int i = lane; i < P::kWarpTokens * 4; i += 32)
+    shared.carry[i / 2 % 2][warp][i / 4][i % 2] = 0;
 
   // ---- tiles of keys ----
   for (int tile = 0; tile < tiles; ++tile) {
@@ -343,7 +382,8 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
     copy_async_wait<0>();
     __syncthreads(); // everyone's part of the tile has come; everyone is done with the other buffer
     if (tile + 1 < tiles)
-      load_keys<C>(shared_address(shared.keys[(tile + 1) % 2]), gK, p.k.token_stride, first + C::kKeys, visible_to_any);
+      load_keys<C>(shared_address(shared.keys[(tile + 1) % 2]), gK, p.k.token_stride,
+                   first + C::kKeys, visible_to_any);
     copy_async_commit();
 
     const u32 keys = shared_address(shared.keys[tile % 2]); // [kKeys, Dk]
@@ -364,13 +404,17 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
     sync_token<C>();
 
     const int block = first / P::kRatio;
-    const int end = P::kAligned ? block + P::kMaxBlocks : (first + C::kKeys + P::kOverlap - 2) / P::kRatio + 1;
+    const int end =
+        P::kAligned ? block + P::kMaxBlocks : (first + C::kKeys + P::kOverlap - 2) / P::kRatio + 1;
     auto all = [&](int) { return end; };
     for_each_block<C>(tokens, warp, lane, block, all, [&](int token, int query, int j) {
       int start = j * P::kRatio - (P::kOverlap - 1) - (first - P::kHistory);
-      bool opened = !P::kAligned && start < 0, closed = P::kAligned || start + P::kSupport <= C::kKeys;
-      float sum = pool<C>(sums + token * P::kSumPitch, start, opened ? shared.carry[tile % 2][warp][token][j % 2] : 0);
-      if (!closed) shared.carry[(tile + 1) % 2][warp][token][j % 2] = sum;
+      bool opened = !P::kAligned && start < 0,
+           closed = P::kAligned || start + P::kSupport <= C::kKeys;
+      float sum = pool<C>(sums + token * P::kSumPitch, start,
+                          opened ? shared.carry[tile % 2][warp][token][j % 2] : 0);
+      if (!closed)
+        shared.carry[(tile + 1) % 2][warp][token][j % 2] = sum;
       else if (tokens.present(query) && j < written_blocks<C>(p, tokens.seq.position(query)))
         gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
     });
@@ -389,11 +433,15 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   auto written = [&](int query) {
     return tokens.present(query) ? written_blocks<C>(p, tokens.seq.position(query)) : 0;
   };
-  for_each_block<C>(tokens, warp, lane, keys_seen / P::kRatio, written, [&](int token, int query, int j) {
-    bool open = !P::kAligned && j * P::kRatio - (P::kOverlap - 1) < keys_seen;
-    float sum = open ? shared.carry[tiles % 2][warp][token][j % 2] : 0;
-    gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
-  });
+  for_each_block<C>(tokens, warp, lane, keys_seen / P::kRatio, written,
+                    [&](int token, int query, int j) {
+                      bool open = !P::kAligned && j * P::kRatio - (P::kOverlap - 1) < keys_seen;
+                      float sum = open ? shared.carry[tiles % 2][warp][token][j % 2] : 0;
+                      gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
+                    });
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks) importance_mma(const __grid_constant__ NsaiImportance p) { importance<Config>(p); }
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    importance_mma(const __grid_constant__ NsaiImportance p) {
+  importance<Config>(p);
+}

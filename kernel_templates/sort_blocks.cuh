@@ -57,4 +57,6 @@ template <class Config> NSAI_DEVICE void sort_block_list(const NsaiSortSelection
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    sort_blocks(const __grid_constant__ NsaiSortSelection p) { sort_block_list<Config>(p); }
+    sort_blocks(const __grid_constant__ NsaiSortSelection p) {
+  sort_block_list<Config>(p);
+}

@@ -77,4 +77,6 @@ template <class Config> NSAI_DEVICE void sort_range_list(const NsaiSortSelection
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    sort_ranges(const __grid_constant__ NsaiSortSelection p) { sort_range_list<Config>(p); }
+    sort_ranges(const __grid_constant__ NsaiSortSelection p) {
+  sort_range_list<Config>(p);
+}

@@ -10,20 +10,23 @@ NSAI_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
 }
 
 NSAI_DEVICE void barrier_arrive(u32 barrier) {
-  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(barrier) : "memory");
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(barrier)
+               : "memory");
 }
 
-// Arrives once all earlier cp.async of this thread are complete; counts as one of the barrier's arrivals.
+// Arrives once all earlier cp.async of this thread are complete; counts as one of the barrier's
+// arrivals.
 NSAI_DEVICE void barrier_arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
 NSAI_DEVICE bool barrier_test(u32 barrier, u32 parity) {
   u32 done;
-  asm volatile("{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
-               : "=r"(done)
-               : "r"(barrier), "r"(parity)
-               : "memory");
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
   return done;
 }
 

@@ -8,11 +8,14 @@
 
 struct BlockRow {
   long long token; // row of k, v where the block begins
-  bool exists;     // else the row holds no block: its sequence is too short, or it lies between two sequences
+  bool exists;     // else the row holds no block: its sequence is too short, or it lies between two
+                   // sequences
 };
 
-template <int kBlock, int kStride> NSAI_DEVICE BlockRow find_block_row(const NsaiSequences &seqs, int row) {
-  int s = find_sequence(seqs.num_seqs, row, [&](int i) { return first_block_row<kStride>(seqs, i); });
+template <int kBlock, int kStride>
+NSAI_DEVICE BlockRow find_block_row(const NsaiSequences &seqs, int row) {
+  int s =
+      find_sequence(seqs.num_seqs, row, [&](int i) { return first_block_row<kStride>(seqs, i); });
   Sequence seq = load_sequence(seqs, s);
   int block = row - first_block_row<kStride>(seqs, s);
   bool exists = block >= 0 && block < block_count<kBlock, kStride>(seq.kv_len);

@@ -43,8 +43,10 @@ template <class Config> struct ListCursor {
       // Bits [begin - first, until - first). An entry holds a visible key, so until > begin.
       int until = min(end, stop);
       bits |= (kAllKeys >> (kKeys - (until - begin))) << (begin - first);
-      if (end > stop) begin = stop;
-      else advance();
+      if (end > stop)
+        begin = stop;
+      else
+        advance();
     }
     return bits;
   }

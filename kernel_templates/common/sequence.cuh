@@ -1,12 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Which sequence a tile of queries or a row of compressed storage belongs to, from cu_seqlens alone.
+// Which sequence a tile of queries or a row of compressed storage belongs to, from cu_seqlens
+// alone.
 //
-// Tiles of T tokens: sequence s owns the tile numbers from cu_q[s] / T + s on. That is room enough, since
-// (b / T) - (a / T) + 1 >= ceil((b - a) / T); numbers that are left over are empty. So the host launches
-// q_tokens / T + num_seqs tiles and needs no lengths. Compressed storage works the same way: sequence s owns the rows from
-// cu_kv[s] / d on, since N(L) <= L / d.
+// Tiles of T tokens: sequence s owns the tile numbers from cu_q[s] / T + s on. That is room enough,
+// since (b / T) - (a / T) + 1 >= ceil((b - a) / T); numbers that are left over are empty. So the
+// host launches q_tokens / T + num_seqs tiles and needs no lengths. Compressed storage works the
+// same way: sequence s owns the rows from cu_kv[s] / d on, since N(L) <= L / d.
 #pragma once
 #include "common/params.h"
 #include "common/types.cuh"
@@ -31,14 +32,16 @@ template <class First> NSAI_DEVICE int find_sequence(int num_seqs, int x, First 
   int low = 0, high = num_seqs;
   while (high - low > 1) {
     int mid = (low + high) >> 1;
-    if (first(mid) <= x) low = mid;
-    else high = mid;
+    if (first(mid) <= x)
+      low = mid;
+    else
+      high = mid;
   }
   return low;
 }
 
 struct QueryTile {
-  int s;           // sequence
+  int s; // sequence
   Sequence seq;
   int first_query; // of the tile, within the sequence; the tile is empty when >= seq.q_len
 };

@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Fixed-width names and the two element types. NVRTC gets no header of CUDA's: conversions are written here.
+// Fixed-width names and the two element types. NVRTC gets no header of CUDA's: conversions are
+// written here.
 #pragma once
 
 typedef unsigned char u8;
