@@ -76,12 +76,16 @@ static int is_missing(nsa_status status) {
 }
 
 /* Multiply-adds that the CPU device may take for a case: some seconds of one core. */
-#define CPU_COST 2e10
+#define CPU_COST 1e10
 
 void chk_check(chk_session *session, const chk_case *c, chk_result *result) {
   chk_bench bench;
   double start = chk_now();
   *result = (chk_result){ .outcome = CHK_PASSED };
+  if (!chk_session_device(session)->driver && chk_case_cost(c) > CPU_COST) {
+    chk_skip(result, "too large for the CPU device");
+    return;
+  }
   nsa_status status = chk_bench_create(session, c, &bench);
   if (!status) {
     memcpy(result->variants, bench.plan.caps.variants, sizeof result->variants);
