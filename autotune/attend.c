@@ -57,11 +57,12 @@ static uint32_t flash_shared(const nsai_geometry *m, const flash_shape *s) {
 
 /* The largest tiles that the compiler keeps in registers on every architecture (found by compiling;
  * CI compiles them all). Up to Dv 128 a warp holds the O of two m16 tiles, so that every fragment
- * of K and V that it reads feeds two products; beyond, one. From sm_100 on the compiler needs a few
- * registers more. */
+ * of K and V that it reads feeds two products; beyond, one. Scores of 64 keys fit beside that O on
+ * sm_90 where rows are whole swizzled chunks; elsewhere 48. */
 static flash_shape choose_flash(const nsai_geometry *m, const nsai_target *t) {
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (flash_shape){ 64, 64, 4, 2 };
-  bool crowded = m->head_dim_v > 64 && nsai_target_major(t) >= 10;
+  bool swizzled = m->head_dim_qk % 64 == 0 && m->head_dim_v % 64 == 0;
+  bool crowded = m->head_dim_v > 64 && !(nsai_target_major(t) == 9 && swizzled);
   return (flash_shape){ 128, crowded ? 48 : 64, 4, 2 };
 }
 
@@ -153,11 +154,18 @@ static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
 /* One warp holds one m16 tile: 16 rows of O and the scores in registers, Q too up to Dk + Dv 320.
  * Nine warps get 168 registers from the compiler; where the key bits of 128 tokens (G 1) would not
  * fit beside three stages, or O needs more registers, there are five. */
-static union_shape choose_union(const nsai_geometry *m) {
+/* Whether a multiprocessor has shared memory for two blocks of a portable variant. Two rings and
+ * two producer warps hide more of the latency of scattered reads than one of twice the warps. */
+static bool holds_two_blocks(const nsai_target *t) {
+  return t->shared_bytes >= 2 * NSAI_PORTABLE_SHARED_BYTES;
+}
+
+static union_shape choose_union(const nsai_geometry *m, const nsai_target *t) {
   int32_t columns = m->head_dim_qk + m->head_dim_v;
   bool single = m->heads == m->kv_heads;
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (union_shape){ 4, 16, 4, 1 };
   if (columns > 256) return (union_shape){ single ? 4 : 8, 32, 4, 1 };
+  if (columns > 128 && holds_two_blocks(t)) return (union_shape){ 4, 64, 3, 2 };
   if (columns > 128) return (union_shape){ single ? 4 : 8, 64, 3, 1 };
   return (union_shape){ 8, 64, 4, 1 };
 }
@@ -201,8 +209,7 @@ static void specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
 
 void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
                                       nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  union_shape s = choose_union(&p->model);
+  union_shape s = choose_union(&p->model, t);
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
   *spec = (nsai_kernel_spec){ .entry = "attend_selected_mma",
                               .dtype = p->model.dtype,

@@ -101,8 +101,9 @@ NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float
   float4 x[2][kN / 2]; // O_b of rows group, group + 8
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    total[r] = softmax_total(rows, r);
-    float inverse = total[r] > 0.0f ? __fdividef(1.0f, total[r]) : 0.0f;
+    total[r] = quad_sum(rows.sum[r]);
+    float weight = quad_sum(rows.weight[r]);
+    float inverse = weight > 0.0f ? __fdividef(1.0f, weight) : 0.0f;
 #pragma unroll
     for (int j = 0; j < kN / 2; ++j)
       x[r][j] = gather_four(acc[2 * j][2 * r] * inverse, acc[2 * j][2 * r + 1] * inverse,

@@ -231,7 +231,7 @@ NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4]
     for (int m = 0; m < F::kM; ++m) {
       softmax_exponentiate(rows[m], s[m][j], scale_log2);
       softmax_exponentiate(rows[m], s[m][j + 1], scale_log2);
-      softmax_pack<typename Config::Element>(a[m], s[m][j], s[m][j + 1]);
+      softmax_pack<typename Config::Element>(rows[m], a[m], s[m][j], s[m][j + 1]);
     }
 #pragma unroll
     for (int n = 0; n < F::kO; n += 2) {

@@ -21,9 +21,14 @@ constexpr float kSlack = 8.0f;
 // ever NaN.
 constexpr float kNoReference = -3.402823466e+38f;
 
+// Sums run over this lane's columns alone. O is divided by the sum of the rounded probabilities,
+// those that P V multiplies: where one key dominates, its rounding (up to 2^-8 in bf16, since the
+// reference is not its score) falls out. The LSE comes from the exact ones, for the importance is
+// taken from it.
 struct SoftmaxRows {
   float reference[2] = { kNoReference, kNoReference }; // rows group, group + 8: in powers of two
-  float sum[2] = { 0.0f, 0.0f }; // over this lane's columns alone, see softmax_total
+  float sum[2] = { 0.0f, 0.0f };                       // of 2^(score - reference)
+  float weight[2] = { 0.0f, 0.0f };                    // of the same, rounded to Element
 };
 
 NSAI_DEVICE float quad_max(float x) {
@@ -54,10 +59,14 @@ NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float
   if (!__any_sync(~0u, outgrown)) return; // warp-uniform
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float grown = fmaxf(rows.reference[r], quad_max(top[r]));
+    // Only the rows that outgrew their own reference: what a row computes must not depend on
+    // others, of later tokens among them.
+    float highest = quad_max(top[r]);
+    float grown = highest > rows.reference[r] + kSlack ? highest : rows.reference[r];
     float factor = exp2_approx(rows.reference[r] - grown); // 0 for the first keys of a row
     rows.reference[r] = grown;
     rows.sum[r] *= factor;
+    rows.weight[r] *= factor;
 #pragma unroll
     for (int j = 0; j < kM; ++j) {
       o[j][2 * r] *= factor;
@@ -85,18 +94,18 @@ NSAI_DEVICE void softmax_step(SoftmaxRows &rows, float (&s)[kN][4], float (&o)[k
   for (int j = 0; j < kN; ++j) softmax_exponentiate(rows, s[j], scale_log2);
 }
 
-// Probabilities of 16 keys, the C fragments of two neighbouring n8 tiles, as the A fragment of P V.
+// Probabilities of 16 keys, the C fragments of two neighbouring n8 tiles, as the A fragment of P V;
+// they join the weights.
 template <class Element>
-NSAI_DEVICE void softmax_pack(u32 (&a)[4], const float (&p0)[4], const float (&p1)[4]) {
+NSAI_DEVICE void softmax_pack(SoftmaxRows &rows, u32 (&a)[4], const float (&p0)[4],
+                              const float (&p1)[4]) {
   a[0] = Element::pack(p0[0], p0[1]);
   a[1] = Element::pack(p0[2], p0[3]);
   a[2] = Element::pack(p1[0], p1[1]);
   a[3] = Element::pack(p1[2], p1[3]);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) rows.weight[i & 1] += Element::low(a[i]) + Element::high(a[i]);
 }
-
-// Sum of row r (0: group, 1: group + 8) over all columns, 0 when the row saw no key. All 32 lanes
-// take part.
-NSAI_DEVICE float softmax_total(const SoftmaxRows &rows, int r) { return quad_sum(rows.sum[r]); }
 
 // Natural log of the sum of exponentials, -inf for an empty row.
 NSAI_DEVICE float softmax_lse(float reference, float total) {
