@@ -1,0 +1,192 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Runs out of memory at every single allocation of the library, one after the other, until a whole
+ * scenario passes: each failure must be NSA_E_NOMEM or a miss, and leak nothing (the address
+ * sanitizer counts).
+ */
+#include "../cache_fixture.h"
+
+#include "jit.h"
+#include "report.h"
+
+#include <stdatomic.h>
+
+/* Allocations until the one that fails; negative: none fails. Threads of the library allocate too.
+ */
+static _Atomic long countdown = -1;
+
+static bool fails(void) {
+  long left = countdown;
+  if (left < 0) return false;
+  return atomic_fetch_sub(&countdown, 1) == 0;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *block, size_t size);
+char *__real_strdup(const char *text);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *block, size_t size);
+char *__wrap_strdup(const char *text);
+
+void *__wrap_malloc(size_t size) { return fails() ? NULL : __real_malloc(size); }
+void *__wrap_calloc(size_t count, size_t size) {
+  return fails() ? NULL : __real_calloc(count, size);
+}
+void *__wrap_realloc(void *block, size_t size) {
+  return fails() ? NULL : __real_realloc(block, size);
+}
+char *__wrap_strdup(const char *text) { return fails() ? NULL : __real_strdup(text); }
+
+typedef nsa_status (*scenario)(fixture *f);
+
+/* Fails allocation 0, 1, 2, ... of the scenario until it runs through. */
+static void starve(scenario run, fixture *f) {
+  for (long n = 0;; n++) {
+    assert_true(n < 2000);
+    countdown = n;
+    nsa_status status = run(f);
+    bool reached = countdown < 0;
+    countdown = -1;
+    if (!reached) {
+      assert_int_equal(status, NSA_OK);
+      return;
+    }
+    if (status != NSA_OK && status != NSA_E_NOMEM)
+      fail_msg("allocation %ld: %s: %s", n, nsa_status_name(status), nsa_last_error());
+  }
+}
+
+static nsa_status use_cache(fixture *f) {
+  static const char *const none[] = { NULL };
+  const nsai_cache_options options = { f->dir, NSAI_CACHE_READ_WRITE, 3000, none, &f->logger };
+  static const char cubin[1000] = "cubin";
+  const nsai_kernel_key_parts parts = { "k", "source", "options", "sm_80", "t", FIXTURE_COMPILER };
+  nsai_kernel_image image = { .cubin = (void *)cubin, .size = sizeof cubin }, found;
+  nsai_kernel_key key;
+  nsai_cache *cache;
+  int64_t good, bad;
+  snprintf(image.compiler_id, sizeof image.compiler_id, "%s", FIXTURE_COMPILER);
+  NSAI_TRY(nsai_kernel_key_init(&key, &parts));
+  nsa_status status = nsai_cache_open(&options, &cache);
+  if (status == NSA_OK) {
+    nsai_cache_store(cache, &key, &image);
+    if (nsai_cache_find(cache, &key, &found)) {
+      assert_int_equal(found.size, sizeof cubin);
+      assert_memory_equal(found.cubin, cubin, sizeof cubin);
+      nsai_kernel_image_fini(&found);
+    }
+    key.compiler_id[0] = '\0';
+    if (nsai_cache_find(cache, &key, &found)) nsai_kernel_image_fini(&found);
+    status = nsai_cache_verify(cache, &good, &bad);
+    if (status == NSA_OK) assert_int_equal(bad, 0);
+    nsai_cache_close(cache);
+  }
+  nsai_kernel_key_fini(&key);
+  return status;
+}
+
+/* A cache without its memory tier: the disk is read. */
+static nsa_status read_disk(fixture *f) {
+  nsa_status status = NSA_OK;
+  static const char *const none[] = { NULL };
+  const nsai_cache_options options = { f->dir, NSAI_CACHE_READ_WRITE, 0, none, &f->logger };
+  const nsai_kernel_key_parts parts = { "k", "source", "options", "sm_80", "t", "" };
+  nsai_kernel_key key;
+  nsai_kernel_image found;
+  nsai_cache *cache;
+  NSAI_TRY(nsai_kernel_key_init(&key, &parts));
+  status = nsai_cache_open(&options, &cache);
+  if (status == NSA_OK && nsai_cache_find(cache, &key, &found)) nsai_kernel_image_fini(&found);
+  if (status == NSA_OK) nsai_cache_close(cache);
+  nsai_kernel_key_fini(&key);
+  return status;
+}
+
+static void test_cache(void **state) {
+  (void)state;
+  fixture f;
+  fixture_begin(&f);
+  starve(use_cache, &f);
+  starve(read_disk, &f);
+  /* Lack of memory is never taken for a damaged file. */
+  assert_int_equal(fixture_count(&f, ""), 1);
+  fixture_end(&f);
+}
+
+static nsa_status compile(fixture *f) {
+  nsa_status status = NSA_OK;
+  const nsai_jit_options options = { .dump_dir = f->dir };
+  static const char source[] = "extern \"C\" __global__ void k(int *x) { *x = 1; }\n";
+  nsai_jit *jit;
+  nsai_kernel_key key = { 0 };
+  nsai_jit_job jobs[2];
+  memset(jobs, 0, sizeof jobs);
+  jobs[0].request = jobs[1].request = (nsai_jit_request){ "k", source, "sm_80", false };
+  NSAI_TRY(nsai_jit_create(&options, &jit));
+  NSAI_TRY_TO(fail, nsai_jit_key(jit, &jobs[0].request, &key));
+  NSAI_TRY_TO(fail, nsai_jit_compile_many(jit, jobs, 2, NULL));
+fail:
+  for (int i = 0; i < 2; i++) {
+    nsai_kernel_image_fini(&jobs[i].image);
+    free(jobs[i].error);
+  }
+  nsai_kernel_key_fini(&key);
+  nsai_jit_destroy(jit);
+  return status;
+}
+
+static void test_jit(void **state) {
+  (void)state;
+  fixture f;
+  const nsai_library_query query = { NULL, 0 };
+  const nsai_nvrtc *nvrtc;
+  fixture_begin(&f);
+  if (nsai_nvrtc_open(&query, NULL, &nvrtc) != NSA_OK) {
+    fixture_end(&f);
+    skip();
+  }
+  starve(compile, &f);
+  fixture_end(&f);
+}
+
+static nsa_status missing(fixture *f) {
+  const nsai_jit_options options = { .nvrtc_path = f->dir };
+  nsai_kernel_image image;
+  nsai_jit_request request = { "k", "", "sm_80", false };
+  nsai_jit *jit;
+  NSAI_TRY(nsai_jit_create(&options, &jit));
+  nsa_status status = nsai_jit_compile(jit, &request, &image);
+  nsai_jit_destroy(jit);
+  return status == NSA_E_NO_COMPILER ? NSA_OK : status;
+}
+
+static nsa_status report(fixture *f) {
+  char text[4096];
+  nsai_report_inputs inputs = {
+    .driver_path = f->dir, .nvrtc_path = f->dir, .cublaslt_path = f->dir, .cache_dir = f->dir
+  };
+  size_t length = nsai_report_json(&inputs, text, sizeof text);
+  length += nsai_report_text(&inputs, text, sizeof text);
+  return length ? NSA_OK : NSA_E_INTERNAL;
+}
+
+static void test_missing_and_report(void **state) {
+  (void)state;
+  fixture f;
+  fixture_begin(&f);
+  starve(missing, &f);
+  starve(report, &f);
+  fixture_end(&f);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_cache),
+    cmocka_unit_test(test_jit),
+    cmocka_unit_test(test_missing_and_report),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
