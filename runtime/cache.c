@@ -294,7 +294,6 @@ int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, int32_t wait_
   return nsai_fs_lock(cache->fd[0], name, wait_ms);
 }
 
-void nsai_cache_unlock(nsai_cache *cache, int token) {
-  (void)cache;
+void nsai_cache_unlock(int token) {
   if (token >= 0) close(token);
 }

@@ -53,7 +53,7 @@ bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
  * this key, then call nsai_cache_find once more. Returns a token for unlock; also without a lock
  * (network folder, no folder, time over), since the lock is a courtesy. */
 int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, int32_t wait_ms);
-void nsai_cache_unlock(nsai_cache *cache, int token);
+void nsai_cache_unlock(int token);
 
 /* One folder, for the report. */
 typedef struct nsai_cache_tier_info {

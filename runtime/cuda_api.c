@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Lock rule: `open_lock` guards the lists of opened tables below and is held while a library is
+ * Lock rule: `opened.lock` guards the list of opened tables below and is held while a library is
  * opened, so that two threads do not initialise the driver at once. A published table is never
  * written again and is read without the lock.
  */
@@ -10,6 +10,7 @@
 #include <dlfcn.h>
 #include <glob.h>
 #include <pthread.h>
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -67,26 +68,25 @@ const nsai_library_spec nsai_cublaslt_spec = {
 
 /* ---- opened tables ---- */
 
-typedef struct driver_node {
-  nsai_driver api;
-  struct driver_node *next;
-} driver_node;
-typedef struct nvrtc_node {
-  nsai_nvrtc api;
-  struct nvrtc_node *next;
-} nvrtc_node;
-typedef struct cublaslt_node {
-  nsai_cublaslt api;
-  struct cublaslt_node *next;
-} cublaslt_node;
+/* What differs between the libraries: where the table keeps its parts, and what is to be done once
+ * the file is open. */
+typedef struct library_kind {
+  const nsai_library_spec *spec;
+  size_t size, library_at, tried_at; /* of the table; offsets in it */
+  nsa_status (*start)(void *api);    /* resolves the symbols, asks for the version */
+} library_kind;
 
-/* One node per library file that was ever opened: usually one each. */
+/* One table. There is one per library file that was ever opened, usually one of each kind. */
+typedef struct node {
+  struct node *next;
+  const library_kind *kind;
+  _Alignas(max_align_t) unsigned char api[]; /* nsai_driver, nsai_nvrtc or nsai_cublaslt */
+} node;
+
 static struct {
   pthread_mutex_t lock;
-  driver_node *drivers;
-  nvrtc_node *nvrtcs;
-  cublaslt_node *cublaslts;
-} opened = { PTHREAD_MUTEX_INITIALIZER, NULL, NULL, NULL };
+  node *first;
+} opened = { PTHREAD_MUTEX_INITIALIZER, NULL };
 
 static void log_tried(nsai_logger *logger, const nsai_tried *tried) {
   for (int32_t i = 0; i < tried->count; i++)
@@ -222,36 +222,6 @@ static nsa_status init_driver(nsai_driver *api) {
   return NSA_OK;
 }
 
-nsa_status nsai_driver_open(const char *path, nsai_logger *logger, const nsai_driver **out) {
-  nsa_status status = NSA_OK;
-  nsai_library_query query = { path, 0 };
-  *out = NULL;
-  driver_node *node = calloc(1, sizeof *node);
-  if (!node) return nsai_fail_nomem("the driver's functions", sizeof *node);
-  pthread_mutex_lock(&opened.lock);
-  NSAI_TRY_TO(fail,
-              nsai_library_open(&nsai_driver_spec, &query, &node->api.tried, &node->api.library));
-  for (driver_node *known = opened.drivers; known; known = known->next) {
-    if (known->api.library.handle != node->api.library.handle) continue;
-    *out = &known->api;
-    goto fail; /* nothing failed: the handle's second reference and the node go */
-  }
-  NSAI_TRY_TO(fail, resolve_driver(&node->api));
-  NSAI_TRY_TO(fail, init_driver(&node->api));
-  node->next = opened.drivers;
-  opened.drivers = node;
-  *out = &node->api;
-  log_tried(logger, &node->api.tried);
-  pthread_mutex_unlock(&opened.lock);
-  return NSA_OK;
-fail:
-  pthread_mutex_unlock(&opened.lock);
-  if (status != NSA_OK) log_tried(logger, &node->api.tried);
-  if (node->api.library.handle) dlclose(node->api.library.handle);
-  free(node);
-  return status;
-}
-
 /* NVRTC opens libnvrtc-builtins by its bare name, which the loader cannot find when NVRTC itself
  * came from a folder the loader does not know (a wheel). A library that is already loaded answers
  * to its name. Failing here is not final: NVRTC may still find it. */
@@ -274,66 +244,97 @@ static void preload_builtins(const char *nvrtc_path, nsai_tried *tried) {
   globfree(&found);
 }
 
+static nsa_status start_driver(void *table) {
+  nsai_driver *api = table;
+  NSAI_TRY(resolve_driver(api));
+  return init_driver(api);
+}
+
+static nsa_status start_nvrtc(void *table) {
+  nsai_nvrtc *api = table;
+  int major = 0, minor = 0;
+  preload_builtins(api->library.path, &api->tried);
+  NSAI_TRY(resolve_nvrtc(&nsai_nvrtc_spec, api));
+  NSAI_TRY(NSAI_NVRTC(api, nvrtcVersion(&major, &minor)));
+  api->major = major;
+  api->minor = minor;
+  return NSA_OK;
+}
+
+static nsa_status start_cublaslt(void *table) {
+  nsai_cublaslt *api = table;
+  NSAI_TRY(resolve_cublaslt(&nsai_cublaslt_spec, api));
+  api->version = (int64_t)api->cublasLtGetVersion();
+  return NSA_OK;
+}
+
+static const library_kind driver_kind = { &nsai_driver_spec, sizeof(nsai_driver),
+                                          offsetof(nsai_driver, library),
+                                          offsetof(nsai_driver, tried), start_driver };
+static const library_kind nvrtc_kind = { &nsai_nvrtc_spec, sizeof(nsai_nvrtc),
+                                         offsetof(nsai_nvrtc, library), offsetof(nsai_nvrtc, tried),
+                                         start_nvrtc };
+static const library_kind cublaslt_kind = { &nsai_cublaslt_spec, sizeof(nsai_cublaslt),
+                                            offsetof(nsai_cublaslt, library),
+                                            offsetof(nsai_cublaslt, tried), start_cublaslt };
+
+static void *handle_of(node *n) {
+  return ((nsai_library *)(void *)(n->api + n->kind->library_at))->handle;
+}
+
+/* The table of the same file, opened before; NULL without one. Lock held. */
+static node *find_known(node *fresh) {
+  for (node *known = opened.first; known; known = known->next)
+    if (known->kind == fresh->kind && handle_of(known) == handle_of(fresh)) return known;
+  return NULL;
+}
+
+static nsa_status open_kind(const library_kind *kind, const nsai_library_query *query,
+                            nsai_logger *logger, const void **out) {
+  nsa_status status = NSA_OK;
+  *out = NULL;
+  node *fresh = calloc(1, sizeof *fresh + kind->size);
+  if (!fresh) return nsai_fail_nomem(kind->spec->what, sizeof *fresh + kind->size);
+  fresh->kind = kind;
+  nsai_library *library = (void *)(fresh->api + kind->library_at);
+  nsai_tried *tried = (void *)(fresh->api + kind->tried_at);
+  pthread_mutex_lock(&opened.lock);
+  status = nsai_library_open(kind->spec, query, tried, library);
+  node *known = status == NSA_OK ? find_known(fresh) : NULL;
+  if (status == NSA_OK && !known) status = kind->start(fresh->api);
+  if (status == NSA_OK && !known) {
+    fresh->next = opened.first;
+    opened.first = known = fresh;
+  }
+  pthread_mutex_unlock(&opened.lock);
+  if (known) *out = known->api;
+  if (known != fresh && library->handle) dlclose(library->handle);
+  if (!known || known == fresh) log_tried(logger, tried);
+  if (known != fresh) free(fresh);
+  NSAI_TRY(status);
+  return NSA_OK;
+}
+
+nsa_status nsai_driver_open(const char *path, nsai_logger *logger, const nsai_driver **out) {
+  const nsai_library_query query = { path, 0 };
+  const void *table;
+  nsa_status status = open_kind(&driver_kind, &query, logger, &table);
+  *out = table;
+  return status;
+}
+
 nsa_status nsai_nvrtc_open(const nsai_library_query *query, nsai_logger *logger,
                            const nsai_nvrtc **out) {
-  nsa_status status = NSA_OK;
-  int major = 0, minor = 0;
-  *out = NULL;
-  nvrtc_node *node = calloc(1, sizeof *node);
-  if (!node) return nsai_fail_nomem("NVRTC's functions", sizeof *node);
-  pthread_mutex_lock(&opened.lock);
-  NSAI_TRY_TO(fail,
-              nsai_library_open(&nsai_nvrtc_spec, query, &node->api.tried, &node->api.library));
-  for (nvrtc_node *known = opened.nvrtcs; known; known = known->next) {
-    if (known->api.library.handle != node->api.library.handle) continue;
-    *out = &known->api;
-    goto fail;
-  }
-  preload_builtins(node->api.library.path, &node->api.tried);
-  NSAI_TRY_TO(fail, resolve_nvrtc(&nsai_nvrtc_spec, &node->api));
-  NSAI_TRY_TO(fail, NSAI_NVRTC(&node->api, nvrtcVersion(&major, &minor)));
-  node->api.major = major;
-  node->api.minor = minor;
-  node->next = opened.nvrtcs;
-  opened.nvrtcs = node;
-  *out = &node->api;
-  log_tried(logger, &node->api.tried);
-  pthread_mutex_unlock(&opened.lock);
-  return NSA_OK;
-fail:
-  pthread_mutex_unlock(&opened.lock);
-  if (status != NSA_OK) log_tried(logger, &node->api.tried);
-  if (node->api.library.handle) dlclose(node->api.library.handle);
-  free(node);
+  const void *table;
+  nsa_status status = open_kind(&nvrtc_kind, query, logger, &table);
+  *out = table;
   return status;
 }
 
 nsa_status nsai_cublaslt_open(const nsai_library_query *query, nsai_logger *logger,
                               const nsai_cublaslt **out) {
-  nsa_status status = NSA_OK;
-  *out = NULL;
-  cublaslt_node *node = calloc(1, sizeof *node);
-  if (!node) return nsai_fail_nomem("cuBLASLt's functions", sizeof *node);
-  pthread_mutex_lock(&opened.lock);
-  NSAI_TRY_TO(fail,
-              nsai_library_open(&nsai_cublaslt_spec, query, &node->api.tried, &node->api.library));
-  for (cublaslt_node *known = opened.cublaslts; known; known = known->next) {
-    if (known->api.library.handle != node->api.library.handle) continue;
-    *out = &known->api;
-    goto fail;
-  }
-  NSAI_TRY_TO(fail, resolve_cublaslt(&nsai_cublaslt_spec, &node->api));
-  node->api.version = (int64_t)node->api.cublasLtGetVersion();
-  node->next = opened.cublaslts;
-  opened.cublaslts = node;
-  *out = &node->api;
-  log_tried(logger, &node->api.tried);
-  pthread_mutex_unlock(&opened.lock);
-  return NSA_OK;
-fail:
-  pthread_mutex_unlock(&opened.lock);
-  if (status != NSA_OK) log_tried(logger, &node->api.tried);
-  if (node->api.library.handle) dlclose(node->api.library.handle);
-  free(node);
+  const void *table;
+  nsa_status status = open_kind(&cublaslt_kind, query, logger, &table);
+  *out = table;
   return status;
 }

@@ -278,11 +278,11 @@ static void test_lock(void **state) {
   int first = nsai_cache_lock(cache, &key, 0);
   assert_true(first >= 0);
   assert_int_equal(nsai_cache_lock(cache, &key, 40), -1); /* bounded */
-  nsai_cache_unlock(cache, first);
+  nsai_cache_unlock(first);
   int second = nsai_cache_lock(cache, &key, 0);
   assert_true(second >= 0);
-  nsai_cache_unlock(cache, second);
-  nsai_cache_unlock(cache, -1);
+  nsai_cache_unlock(second);
+  nsai_cache_unlock(-1);
   assert_int_equal(fixture_count(&f, ".lock-"), 1);
   nsai_cache_close(cache);
   nsai_kernel_key_fini(&key);
