@@ -135,6 +135,14 @@ static void shrink_memory(nsai_cache *cache) {
   cache->memory_bytes = kept;
 }
 
+/* Lock held. */
+static bool is_in_memory(const nsai_cache *cache, const char *digest, const char *compiler_id) {
+  for (const memory_entry *entry = cache->memory; entry; entry = entry->next)
+    if (strcmp(entry->digest, digest) == 0 && strcmp(entry->image.compiler_id, compiler_id) == 0)
+      return true;
+  return false;
+}
+
 /* Without memory for it, the entry is simply not kept. */
 static void keep_in_memory(nsai_cache *cache, const nsai_kernel_key *key,
                            const nsai_kernel_image *image) {
@@ -145,11 +153,15 @@ static void keep_in_memory(nsai_cache *cache, const nsai_kernel_key *key,
   }
   memcpy(entry->digest, key->digest, sizeof entry->digest);
   pthread_mutex_lock(&cache->lock);
-  entry->next = cache->memory;
-  cache->memory = entry;
-  cache->memory_bytes += image->size;
-  if (cache->memory_bytes > MEMORY_LIMIT) shrink_memory(cache);
+  if (!is_in_memory(cache, key->digest, image->compiler_id)) {
+    entry->next = cache->memory;
+    cache->memory = entry;
+    cache->memory_bytes += image->size;
+    if (cache->memory_bytes > MEMORY_LIMIT) shrink_memory(cache);
+    entry = NULL;
+  }
   pthread_mutex_unlock(&cache->lock);
+  free_memory(entry); /* another thread was faster */
 }
 
 /* ---- disk ---- */

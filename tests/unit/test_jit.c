@@ -211,6 +211,32 @@ static void test_missing_compiler(void **state) {
   nsai_jit_destroy(jit);
 }
 
+/* However the same file is named, it is opened once; a given path that fails is not replaced by
+ * what a search would find. */
+static void test_search(void **state) {
+  (void)state;
+  nsai_library_query query = { NULL, 0 };
+  const nsai_nvrtc *searched, *again;
+  char folder[PATH_MAX];
+  if (nsai_nvrtc_open(&query, NULL, &searched) != NSA_OK) skip();
+  snprintf(folder, sizeof folder, "%s", searched->library.path);
+  *strrchr(folder, '/') = '\0';
+  query.path = folder;
+  assert_int_equal(nsai_nvrtc_open(&query, NULL, &again), NSA_OK);
+  assert_ptr_equal(searched, again);
+  query.path = NULL; /* loaded by now: the search shares the copy */
+  assert_int_equal(nsai_nvrtc_open(&query, NULL, &again), NSA_OK);
+  assert_ptr_equal(searched, again);
+  if (getenv("NSA_NVRTC_PATH")) return; /* the machine needs it: leave it alone */
+  query.max_major = 11;                 /* no name is left to try */
+  assert_int_equal(nsai_nvrtc_open(&query, NULL, &again), NSA_E_NO_COMPILER);
+  query.max_major = 0;
+  setenv("NSA_NVRTC_PATH", "/nonexistent", 1);
+  assert_int_equal(nsai_nvrtc_open(&query, NULL, &again), NSA_E_NO_COMPILER);
+  assert_null(again);
+  unsetenv("NSA_NVRTC_PATH");
+}
+
 /* A given NVRTC that is newer than the driver is refused in words, before anything is compiled. */
 static void test_newer_than_the_driver(void **state) {
   (void)state;
@@ -388,6 +414,7 @@ int main(void) {
     cmocka_unit_test(test_unknown_arch),
     cmocka_unit_test(test_spills_are_refused),
     cmocka_unit_test(test_key_is_the_same_before_and_after_opening),
+    cmocka_unit_test(test_search),
     cmocka_unit_test(test_newer_than_the_driver),
     cmocka_unit_test(test_many),
     cmocka_unit_test(test_cancel),
