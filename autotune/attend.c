@@ -55,15 +55,15 @@ static uint32_t flash_shared(const nsai_geometry *m, const flash_shape *s) {
          nsai_tile_bytes(s->keys, m->head_dim_v);
 }
 
-/* The largest tiles that the compiler keeps in registers on every architecture (found by compiling;
- * CI compiles them all). Up to Dv 128 a warp holds the O of two m16 tiles, so that every fragment
- * of K and V that it reads feeds two products; beyond, one. Scores of 64 keys fit beside that O on
- * sm_90 where rows are whole swizzled chunks; elsewhere 48. */
+/* The largest tiles that the compiler keeps in registers (found by compiling every architecture
+ * over random geometries; CI goes on doing so). Up to Dv 128 a warp holds the O of two m16 tiles,
+ * so that every fragment of K and V that it reads feeds two products; beyond, one. */
 static flash_shape choose_flash(const nsai_geometry *m, const nsai_target *t) {
+  bool swizzled = m->head_dim_qk % 64 == 0 && m->head_dim_v % 64 == 0; /* fewer addresses */
+  int32_t major = nsai_target_major(t);
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (flash_shape){ 64, 64, 4, 2 };
-  bool swizzled = m->head_dim_qk % 64 == 0 && m->head_dim_v % 64 == 0;
-  bool crowded = m->head_dim_v > 64 && !(nsai_target_major(t) == 9 && swizzled);
-  return (flash_shape){ 128, crowded ? 48 : 64, 4, 2 };
+  if (m->head_dim_v <= 64 || (major == 9 && swizzled)) return (flash_shape){ 128, 64, 4, 2 };
+  return (flash_shape){ 128, major >= 9 ? 48 : 32, 4, 2 };
 }
 
 static void specify_flash(const nsai_problem *p, const nsai_target *t, const char *entry,

@@ -50,13 +50,22 @@ static void specify_gather(const nsai_problem *p, int32_t dim, nsai_kernel_spec 
   nsai_constant_add(spec, "kMinBlocks", 4);
 }
 
-static void specify_bias(const nsai_problem *p, int activation, bool out_float,
-                         nsai_kernel_spec *spec) {
+/* What bias_activation does with a product. */
+typedef struct bias_use {
+  int activation;
+  bool out_float; /* f32 out, else dtype */
+  bool blocks;    /* rows are compressed storage: those without a block are not written */
+} bias_use;
+
+static void specify_bias(const nsai_problem *p, bias_use use, nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "bias_activation",
                               .dtype = p->model.dtype,
                               .threads = ELEMENTWISE_THREADS };
-  nsai_constant_add(spec, "kActivation", activation);
-  nsai_constant_add(spec, "kOutFloat", out_float);
+  nsai_constant_add(spec, "kActivation", use.activation);
+  nsai_constant_add(spec, "kOutFloat", use.out_float);
+  nsai_constant_add(spec, "kBlocks", use.blocks);
+  nsai_constant_add(spec, "kBlock", p->model.block);
+  nsai_constant_add(spec, "kStride", p->model.stride);
   nsai_constant_add(spec, "kMinBlocks", 4);
 }
 
@@ -65,13 +74,15 @@ void nsai_specify_compress_gemm(const nsai_problem *p, const nsai_target *t,
   (void)t;
   specify_gather(p, p->model.head_dim_qk, &specs[NSAI_KERNEL_GATHER_K]);
   specify_gather(p, p->model.head_dim_v, &specs[NSAI_KERNEL_GATHER_V]);
-  if (p->model.phi != NSAI_PHI_MLP) return;
-  specify_bias(p, (int)p->model.phi_activation, false, &specs[NSAI_KERNEL_PHI_ACTIVATION]);
-  specify_bias(p, ACTIVATION_NONE, false, &specs[NSAI_KERNEL_PHI_BIAS]);
+  specify_bias(p, (bias_use){ ACTIVATION_NONE, false, true }, &specs[NSAI_KERNEL_PHI_BIAS]);
+  if (p->model.phi == NSAI_PHI_MLP)
+    specify_bias(p, (bias_use){ (int)p->model.phi_activation, false, false },
+                 &specs[NSAI_KERNEL_PHI_ACTIVATION]);
 }
 
 void nsai_specify_gate(const nsai_problem *p, nsai_kernel_spec specs[NSAI_ROLES]) {
   if (p->model.gate_hidden)
-    specify_bias(p, (int)p->model.gate_activation, false, &specs[NSAI_KERNEL_GATE_ACTIVATION]);
-  specify_bias(p, ACTIVATION_NONE, true, &specs[NSAI_KERNEL_GATE_BIAS]);
+    specify_bias(p, (bias_use){ (int)p->model.gate_activation, false, false },
+                 &specs[NSAI_KERNEL_GATE_ACTIVATION]);
+  specify_bias(p, (bias_use){ ACTIVATION_NONE, true, false }, &specs[NSAI_KERNEL_GATE_BIAS]);
 }

@@ -10,8 +10,10 @@
 //
 // Grid: x over all elements, one element a thread, columns fastest, so that loads and stores are
 // coalesced. No shared memory. Bound by memory; a few MB at most beside the products around it.
-// Config: Element, kActivation (0 relu, 1 silu, 2 gelu, 3 none), kOutFloat, kThreads, kMinBlocks.
+// Config: Element, kActivation (0 relu, 1 silu, 2 gelu, 3 none), kOutFloat, kBlocks (rows are
+// compressed storage), kBlock (l), kStride (d), kThreads, kMinBlocks.
 #pragma once
+#include "common/block_row.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
@@ -30,6 +32,9 @@ template <class Config> NSAI_DEVICE void bias_activation_body(const NsaiBiasActi
   int b = (int)(at / per_batch);
   long long in_batch = at - b * per_batch;
   int row = (int)(in_batch / p.columns), column = (int)(in_batch - (long long)row * p.columns);
+  if constexpr (Config::kBlocks) {
+    if (!find_block_row<Config::kBlock, Config::kStride>(p.seq, row).exists) return;
+  }
   float x = p.x[at];
   if (p.bias) x += Config::Element::low(((const u16 *)p.bias)[b * p.bias_batch_stride + column]);
   x = activate<Config::kActivation>(x);

@@ -6,6 +6,7 @@
 #include "context.h"
 
 #include "kernels.h"
+#include "report.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -185,4 +186,17 @@ size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_
     return nsai_config_dump(ctx->config, with_origin != 0, buf, size);
   if (size) buf[0] = 0;
   return 0;
+}
+
+size_t nsa_report(nsa_ctx *ctx, char *buf, size_t size) {
+  nsai_report_inputs inputs = { 0 };
+  if (ctx && nsai_context_check(ctx) == NSA_OK)
+    inputs = (nsai_report_inputs){ .device = ctx->config->runtime.device,
+                                   .driver_path = ctx->config->runtime.driver_path,
+                                   .nvrtc_path = ctx->config->runtime.nvrtc_path,
+                                   .cublaslt_path = ctx->config->runtime.cublaslt_path,
+                                   .cache_dir = ctx->config->runtime.cache_dir,
+                                   .cache = ctx->cache,
+                                   .found = ctx->cpu ? NULL : &ctx->device };
+  return nsai_report_json(&inputs, buf, size);
 }

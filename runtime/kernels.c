@@ -139,7 +139,7 @@ static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *reque
     if (it->loaded || it->image.cubin) continue;
     it->lock = nsai_cache_lock(ctx->cache, &it->key, LOCK_WAIT_MS);
     if (nsai_cache_find(ctx->cache, &it->key, &it->image)) { /* somebody else was compiling it */
-      nsai_cache_unlock(ctx->cache, it->lock);
+      nsai_cache_unlock(it->lock);
       continue;
     }
     jobs[count].request = request_of(ctx, it, it->unit);
@@ -155,7 +155,7 @@ static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *reque
     of_job[i]->image = jobs[i].image;
     free(jobs[i].error);
     if (of_job[i]->image.cubin) nsai_cache_store(ctx->cache, &of_job[i]->key, &of_job[i]->image);
-    nsai_cache_unlock(ctx->cache, of_job[i]->lock);
+    nsai_cache_unlock(of_job[i]->lock);
     if (!of_job[i]->image.cubin) continue;
     nsai_log(&ctx->logger, NSA_LOG_DEBUG, "jit", "%s: %d registers, %.0f ms", jobs[i].request.name,
              jobs[i].image.registers, jobs[i].image.compile_ms);

@@ -48,79 +48,67 @@ static nsa_status gather(const nsai_run *run, const phi_side *side) {
                      (uint64_t)(side->rows * m->kv_heads), 1, &p, run->stream);
 }
 
-static nsa_status linear_side(const nsai_run *run, const phi_side *side) {
+/* A product [rows, D] per KV head, and the bias where there is one, into compressed storage. */
+static nsa_status store_side(const nsai_run *run, const phi_side *side, const nsa_tensor *bias) {
   const nsai_geometry *m = &run->plan->problem.model;
-  const nsa_tensor *w = &side->weights->w;
-  int64_t wide = m->block * side->dim;
+  NsaiBiasActivation p = { .seq = nsai_compressed_sequences(run),
+                           .x = nsai_piece_at(run, run->plan->layout.phi_product),
+                           .bias = bias->data,
+                           .bias_batch_stride = bias->stride[0],
+                           .out = side->out.data,
+                           .out_batch_stride = side->out.head_stride,
+                           .out_row_stride = side->out.token_stride,
+                           .batch = m->kv_heads,
+                           .rows = (int)side->rows,
+                           .columns = (int)side->dim };
+  return run_bias(run, NSAI_KERNEL_PHI_BIAS, &p);
+}
+
+/* phi_product = a [Hkv, rows, k] times w [Hkv, k, n]. */
+static nsa_status multiply_side(const nsai_run *run, const phi_side *side, const void *a,
+                                const nsa_tensor *w) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  int64_t k = w->shape[1], n = w->shape[2];
   nsai_gemm gemm = { .m = side->rows,
-                     .n = side->dim,
-                     .k = wide,
-                     .a_row = wide,
+                     .n = n,
+                     .k = k,
+                     .a_row = k,
                      .b_row = w->stride[1],
-                     .c_row = side->out.token_stride,
+                     .c_row = n,
                      .batch = m->kv_heads,
-                     .a_batch = side->rows * wide,
+                     .a_batch = side->rows * k,
                      .b_batch = w->stride[0],
-                     .c_batch = side->out.head_stride,
+                     .c_batch = side->rows * n,
                      .dtype = m->dtype,
-                     .c_dtype = m->dtype };
-  return run_gemm(run, &gemm, nsai_piece_at(run, run->plan->layout.phi_rows), w->data,
-                  side->out.data);
+                     .c_dtype = NSA_F32 };
+  return run_gemm(run, &gemm, a, w->data, nsai_piece_at(run, run->plan->layout.phi_product));
+}
+
+static nsa_status linear_side(const nsai_run *run, const phi_side *side) {
+  const nsa_tensor no_bias = { 0 };
+  void *rows = nsai_piece_at(run, run->plan->layout.phi_rows);
+  NSAI_TRY(multiply_side(run, side, rows, &side->weights->w));
+  return store_side(run, side, &no_bias);
 }
 
 static nsa_status mlp_side(const nsai_run *run, const phi_side *side) {
   const nsai_geometry *m = &run->plan->problem.model;
   const nsai_layout *l = &run->plan->layout;
   const nsa_phi_side *w = side->weights;
-  int64_t wide = m->block * side->dim, h = m->phi_hidden, rows = side->rows;
-  nsai_gemm first = { .m = rows,
-                      .n = h,
-                      .k = wide,
-                      .a_row = wide,
-                      .b_row = w->w1.stride[1],
-                      .c_row = h,
-                      .batch = m->kv_heads,
-                      .a_batch = rows * wide,
-                      .b_batch = w->w1.stride[0],
-                      .c_batch = rows * h,
-                      .dtype = m->dtype,
-                      .c_dtype = NSA_F32 };
-  nsai_gemm second = { .m = rows,
-                       .n = side->dim,
-                       .k = h,
-                       .a_row = h,
-                       .b_row = w->w2.stride[1],
-                       .c_row = side->dim,
-                       .batch = m->kv_heads,
-                       .a_batch = rows * h,
-                       .b_batch = w->w2.stride[0],
-                       .c_batch = rows * side->dim,
-                       .dtype = m->dtype,
-                       .c_dtype = NSA_F32 };
+  int64_t h = m->phi_hidden;
   NsaiBiasActivation hidden = { .x = nsai_piece_at(run, l->phi_product),
                                 .bias = w->b1.data,
                                 .bias_batch_stride = w->b1.stride[0],
                                 .out = nsai_piece_at(run, l->phi_hidden),
-                                .out_batch_stride = rows * h,
+                                .out_batch_stride = side->rows * h,
                                 .out_row_stride = h,
                                 .batch = m->kv_heads,
-                                .rows = (int)rows,
+                                .rows = (int)side->rows,
                                 .columns = (int)h };
-  NsaiBiasActivation last = { .x = hidden.x,
-                              .bias = w->b2.data,
-                              .bias_batch_stride = w->b2.stride[0],
-                              .out = side->out.data,
-                              .out_batch_stride = side->out.head_stride,
-                              .out_row_stride = side->out.token_stride,
-                              .batch = m->kv_heads,
-                              .rows = (int)rows,
-                              .columns = (int)side->dim };
-  NSAI_TRY(run_gemm(run, &first, nsai_piece_at(run, l->phi_rows), w->w1.data,
-                    nsai_piece_at(run, l->phi_product)));
+  NSAI_TRY(multiply_side(run, side, nsai_piece_at(run, l->phi_rows), &w->w1));
   NSAI_TRY(run_bias(run, NSAI_KERNEL_PHI_ACTIVATION, &hidden));
-  NSAI_TRY(run_gemm(run, &second, nsai_piece_at(run, l->phi_hidden), w->w2.data,
-                    nsai_piece_at(run, l->phi_product)));
-  return run_bias(run, NSAI_KERNEL_PHI_BIAS, &last);
+  NSAI_TRY(multiply_side(run, side, hidden.out, &w->w2));
+  return store_side(run, side, &w->b2);
 }
 
 nsa_status nsai_enqueue_phi(const nsai_run *run) {

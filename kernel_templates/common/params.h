@@ -146,9 +146,10 @@ typedef struct NsaiGatherRows {
 /* bias_activation: out = act(x + bias), from the fp32 products of cuBLASLt to where the result is
  * stored. */
 typedef struct NsaiBiasActivation {
-  const float *x;   /* f32 [batch, rows, columns] contiguous */
-  const void *bias; /* dtype [batch, columns]; NULL: zeros */
-  void *out;        /* Config::kOutFloat ? f32 : dtype, [batch, rows, columns]; may be x when f32 */
+  NsaiSequences seq; /* Config::kBlocks */
+  const float *x;    /* f32 [batch, rows, columns] contiguous */
+  const void *bias;  /* dtype [batch, columns]; NULL: zeros */
+  void *out; /* Config::kOutFloat ? f32 : dtype, [batch, rows, columns]; may be x when f32 */
   long long bias_batch_stride; /* elements, as the next two */
   long long out_batch_stride;
   long long out_row_stride;
@@ -186,7 +187,7 @@ NSAI_SIZE_IS(NsaiSelect, 104);
 NSAI_SIZE_IS(NsaiSortSelection, 88);
 NSAI_SIZE_IS(NsaiCompress, 144);
 NSAI_SIZE_IS(NsaiGatherRows, 104);
-NSAI_SIZE_IS(NsaiBiasActivation, 64);
+NSAI_SIZE_IS(NsaiBiasActivation, 104);
 NSAI_SIZE_IS(NsaiCausalSoftmax, 64);
 
 #endif /* NSAI_PARAMS_H */
