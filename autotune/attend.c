@@ -59,7 +59,7 @@ static uint32_t flash_shared(const nsai_geometry *m, const flash_shape *s) {
  * over random geometries; CI goes on doing so). Up to Dv 128 a warp holds the O of two m16 tiles,
  * so that every fragment of K and V that it reads feeds two products; beyond, one. */
 static flash_shape choose_flash(const nsai_geometry *m, const nsai_target *t) {
-  bool swizzled = m->head_dim_qk % 64 == 0 && m->head_dim_v % 64 == 0; /* fewer addresses */
+  bool swizzled = m->head_dim_qk % 64 == 0 && m->head_dim_v % 64 == 0 && m->head_dim_qk <= 128;
   int32_t major = nsai_target_major(t);
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (flash_shape){ 64, 64, 4, 2 };
   if (m->head_dim_v <= 64 || (major == 9 && swizzled)) return (flash_shape){ 128, 64, 4, 2 };
