@@ -37,6 +37,8 @@ const char *const chk_fixed_cases[] = {
   "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=8192:fill=correlated:parity",
   "fwd:h64/4:d192/128:l32/16:s64x16+1+2:w512:q=8192:kv=branches:fill=correlated",
   "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
+  /* more than 2^31 elements in q and in o */
+  "fwd:h64/1:d256/256:w64:q=140000:branches=5",
   /* group sizes */
   "fwd:h2/2:d64/64:q=300", "fwd:h6/3:d64/64:q=300", "fwd:h3/1:d64/64:q=300",
   "fwd:h5/1:d64/64:q=300", "fwd:h6/1:d64/64:q=300", "fwd:h7/1:d64/64:q=300",

@@ -30,10 +30,6 @@ chk_tolerance chk_tolerance_of(chk_measure measure, int32_t dtype);
 /* A chosen block may differ from the reference's choice only this near to the cut, relatively. */
 #define CHK_CUT_TOLERANCE 1e-4
 
-/* Variants that keep scores in fp16 have 2^-11 per score and sums of a few of them. */
-#define CHK_CUT_TOLERANCE_HALF 5e-3
-#define CHK_CUT_ROWS_HALF 0.03 /* share of rows that may use it */
-
 /* Compares rows of got [T, Hq, width] (host) with want [rows, width]. inf and NaN positions first,
  * then the norm per (sequence, head), then the mean. Records the worst ratio of error to limit's
  * group as figure `name`; a failure names the worst element.
