@@ -52,8 +52,7 @@ void chk_case_init(chk_case *c) {
   c->seed = 1;
 }
 
-/* ---- parsing ----------------------------------------------------------------------------------
- */
+/* ---- parsing --------------------------------------------------------------------------------- */
 
 /* The index of `name` (up to '.' or the end) in `names`, or -1. */
 static int find_name(const char *name, const char *const *names, int count) {
@@ -234,8 +233,7 @@ int chk_case_parse(const char *text, chk_case *c, char *error, size_t size) {
   return problem ? -1 : 0;
 }
 
-/* ---- printing ---------------------------------------------------------------------------------
- */
+/* ---- printing -------------------------------------------------------------------------------- */
 
 static void print_lengths(FILE *out, const char *name, const int64_t *len, int32_t count) {
   fprintf(out, ":%s=", name);

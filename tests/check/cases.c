@@ -64,8 +64,9 @@ const char *const chk_fixed_cases[] = {
   "fwd:gate=mlp.64.0.silu:q=200", "fwd:gate=mlp.64.32.gelu:q=200", "fwd:sel=blocks.shared:q=300",
   "fwd:sel=ranges:q=300,40", "fwd:sel=ranges.shared:q=300",
   /* stages alone */
-  "compress:q=200,31,0,65", "compress:phi=linear:q=300", "compress:phi=mlp.64.silu:q=300:f16",
-  "select:q=700:s32x6+1+2", "select:q=700:s32x6+0+0:fill=constant", "select:q=4096:s64x16+1+2",
+  "compress:q=200,31,0,65", "compress:q=77,301:layout=strided:h16/4:d128/64",
+  "compress:phi=linear:q=300", "compress:phi=mlp.64.silu:q=300:f16", "select:q=700:s32x6+1+2",
+  "select:q=700:s32x6+0+0:fill=constant", "select:q=4096:s64x16+1+2",
   "select:q=5,100:kv=2000,40:s32x16+2+3", "dense:q=200,1,0,77", "dense:h16/1:d192/128:q=1000",
   "dense:h7/1:d64/64:q=5,90:kv=300,20:f16", "dense:h64/4:d128/128:q=8192",
   "dense:gemm:q=200,1,0,77", "dense:gemm:h16/2:d128/128:q=1000",
@@ -196,6 +197,9 @@ void chk_case_random(uint64_t seed, int64_t number, chk_case *c) {
     c->selection = selection ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
     c->index_shared = (int32_t)chk_pick(&random, 0, 1);
   }
-  if (chk_pick(&random, 0, 7) == 0) c->branches = (uint32_t)chk_pick(&random, 1, 7);
+  /* Some of the branches that the model has; 0, all, where the pick leaves none. */
+  uint32_t has = 1u << NSA_CMP | (c->geometry.select_count ? 1u << NSA_SEL : 0) |
+                 (c->geometry.window ? 1u << NSA_WIN : 0);
+  if (chk_pick(&random, 0, 7) == 0) c->branches = (uint32_t)chk_pick(&random, 1, 7) & has;
   if (chk_pick(&random, 0, 7) == 0) c->softmax_scale = 0.2f;
 }

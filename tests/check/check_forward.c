@@ -45,8 +45,7 @@ static nsa_status run_oracle(const chk_bench *bench, oracle *o, nsai_reference_r
                                      o->threads);
 }
 
-/* ---- compress ---------------------------------------------------------------------------------
- */
+/* ---- compress -------------------------------------------------------------------------------- */
 
 /* Compares the fetched k_cmp and v_cmp with the reference's, rounded to f32. */
 static nsa_status judge_compressed(chk_bench *bench, chk_result *result) {
@@ -77,13 +76,50 @@ done:
   return status;
 }
 
-nsa_status chk_check_compress(chk_bench *bench, chk_result *result) {
-  NSAI_TRY(chk_run_intact(bench, result));
-  return judge_compressed(bench, result);
+/* With mean phi the last sequence alone gives the bits it has in the batch. */
+static nsa_status judge_alone(chk_bench *bench, chk_result *result) {
+  chk_case alone = *bench->c;
+  chk_bench other;
+  int32_t last = alone.num_seqs - 1;
+  alone.num_seqs = 1;
+  alone.q_len[0] = alone.q_len[last];
+  alone.kv_len[0] = alone.kv_len[last];
+  int64_t rows = alone.kv_len[0], skip = bench->data.kv_tokens - rows;
+  nsa_status status;
+  NSAI_TRY_TO(done, chk_bench_create(bench->session, &alone, &other));
+  for (int slot = CHK_K0; slot <= CHK_V0; slot += CHK_V0 - CHK_K0) {
+    nsa_tensor from = chk_data_view(&bench->data, slot, CHK_HOST),
+               to = chk_data_view(&other.data, slot, CHK_HOST);
+    chk_copy_rows(&to, &from, skip, rows);
+    NSAI_TRY_TO(done, chk_buffer_upload(bench->data.device, &other.data.buffer[slot]));
+  }
+  NSAI_TRY_TO(done, chk_bench_run(&other));
+  for (int slot = CHK_K_CMP; slot <= CHK_V_CMP; slot++) {
+    nsa_tensor batch = chk_data_view(&bench->data, slot, CHK_HOST),
+               one = chk_data_view(&other.data, slot, CHK_HOST);
+    int64_t first = bench->data.blocks - other.data.blocks;
+    for (int64_t r = 0; r < other.data.blocks; r++)
+      for (int64_t h = 0; h < one.shape[1]; h++)
+        if (memcmp((uint16_t *)batch.data + (r + first) * batch.stride[0] + h * batch.stride[1],
+                   (uint16_t *)one.data + r * one.stride[0] + h * one.stride[1],
+                   (size_t)one.shape[2] * sizeof(uint16_t)))
+          chk_fail(result, "%s block %lld of the last sequence differs when it is alone",
+                   chk_slot_name(slot), (long long)r);
+  }
+done:
+  chk_bench_destroy(&other);
+  return status;
 }
 
-/* ---- selection --------------------------------------------------------------------------------
- */
+nsa_status chk_check_compress(chk_bench *bench, chk_result *result) {
+  const chk_case *c = bench->c;
+  NSAI_TRY(chk_run_intact(bench, result));
+  NSAI_TRY(judge_compressed(bench, result));
+  int mean = c->geometry.phi == NSAI_PHI_MEAN && c->layout != CHK_LAYOUT_PACKED;
+  return mean && c->num_seqs > 1 ? judge_alone(bench, result) : NSA_OK;
+}
+
+/* ---- selection ------------------------------------------------------------------------------- */
 
 static const int32_t *index_row(const nsa_tensor *index, int64_t t, int32_t head) {
   return (const int32_t *)index->data + t * index->stride[0] + head * index->stride[1];
@@ -191,8 +227,7 @@ nsa_status chk_check_select(chk_bench *bench, chk_result *result) {
   return status;
 }
 
-/* ---- outputs ----------------------------------------------------------------------------------
- */
+/* ---- outputs --------------------------------------------------------------------------------- */
 
 /* A slot's search for NaN and inf: the lowest bad row. */
 typedef struct finite_search {

@@ -32,8 +32,7 @@ static nsa_status upload(chk_bench *bench, int slot) {
   return chk_buffer_upload(bench->data.device, &bench->data.buffer[slot]);
 }
 
-/* ---- the same again ---------------------------------------------------------------------------
- */
+/* ---- the same again -------------------------------------------------------------------------- */
 
 static nsa_status check_repeat(chk_bench *bench, chk_bench *other, chk_result *result) {
   NSAI_TRY(chk_bench_run(bench));
@@ -75,8 +74,7 @@ done:
   return status;
 }
 
-/* ---- causality --------------------------------------------------------------------------------
- */
+/* ---- causality ------------------------------------------------------------------------------- */
 
 /* Puts other numbers into the first `rows` or the remaining rows of a [T, H, D] image. */
 static void scramble(chk_bench *bench, int slot, int64_t from, int64_t rows) {
@@ -112,8 +110,7 @@ static nsa_status check_future(chk_bench *bench, chk_bench *other, chk_result *r
   return NSA_OK;
 }
 
-/* ---- caller's blocks, values, gates -----------------------------------------------------------
- */
+/* ---- caller's blocks, values, gates ---------------------------------------------------------- */
 
 static nsa_status check_permute(chk_bench *bench, chk_bench *other, chk_result *result) {
   nsa_tensor index = chk_data_view(&other->data, CHK_INDEX_IN, CHK_HOST);
@@ -202,8 +199,7 @@ static nsa_status check_zero_gate(chk_bench *bench, chk_bench *other, chk_result
   return NSA_OK;
 }
 
-/* ---- special cases of the maths ---------------------------------------------------------------
- */
+/* ---- special cases of the maths -------------------------------------------------------------- */
 
 /* A branch that sees every token is dense attention. */
 static nsa_status check_is_dense(chk_bench *bench, int branch, chk_result *result) {
@@ -244,11 +240,7 @@ static nsa_status check_split_at(chk_bench *bench, int64_t rest, chk_result *res
     int64_t skip = slot == CHK_Q || slot == CHK_GATE_VALUE ? shift : 0;
     if (!from.data || from.ndim != 3) continue;
     int64_t rows = skip ? rest : from.shape[0] < to.shape[0] ? from.shape[0] : to.shape[0];
-    for (int64_t r = 0; r < rows; r++)
-      for (int64_t h = 0; h < from.shape[1]; h++)
-        for (int64_t i = 0; i < from.shape[2]; i++)
-          chk_store(&to, r * to.stride[0] + h * to.stride[1] + i,
-                    chk_load(&from, (r + skip) * from.stride[0] + h * from.stride[1] + i));
+    chk_copy_rows(&to, &from, skip, rows);
     NSAI_TRY_TO(done, upload(&other, slot));
   }
   NSAI_TRY_TO(done, chk_bench_run(&other));
@@ -281,8 +273,7 @@ static nsa_status check_split(chk_bench *bench, chk_result *result) {
   return NSA_OK;
 }
 
-/* ---- CUDA graphs ------------------------------------------------------------------------------
- */
+/* ---- CUDA graphs ----------------------------------------------------------------------------- */
 
 /* Captures one run; the caller destroys *out. */
 static nsa_status capture(chk_bench *bench, nsai_cu_graph_exec *out) {

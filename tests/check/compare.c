@@ -21,8 +21,7 @@ chk_tolerance chk_tolerance_of(chk_measure measure, int32_t dtype) {
   return tolerances[measure][dtype == NSA_F16];
 }
 
-/* ---- sums per group ---------------------------------------------------------------------------
- */
+/* ---- sums per group -------------------------------------------------------------------------- */
 
 /* One (sequence, head): sums of squares. */
 typedef struct group {
@@ -171,8 +170,7 @@ void chk_compare_lse(const char *name, const nsa_tensor *got, const nsai_referen
              want[at]);
 }
 
-/* ---- selection --------------------------------------------------------------------------------
- */
+/* ---- selection ------------------------------------------------------------------------------- */
 
 static int contains(const int32_t *row, int32_t n, int32_t block) {
   for (int32_t i = 0; i < n && row[i] >= 0; i++)

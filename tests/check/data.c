@@ -75,8 +75,7 @@ void chk_data_locate(const chk_case *c, int64_t t, int32_t *sequence, int64_t *p
   *position = c->kv_len[s] - c->q_len[s] + t;
 }
 
-/* ---- which slots, and their shapes ------------------------------------------------------------
- */
+/* ---- which slots, and their shapes ----------------------------------------------------------- */
 
 static size_t element_bytes(int32_t dtype) {
   return dtype == NSA_F16 || dtype == NSA_BF16 ? 2 : dtype == NSA_I64 ? 8 : 4;
@@ -268,8 +267,7 @@ static void declare_all(chk_data *d) {
   declare_indices(d);
 }
 
-/* ---- buffers ----------------------------------------------------------------------------------
- */
+/* ---- buffers --------------------------------------------------------------------------------- */
 
 int chk_data_has(const chk_data *data, int slot) { return data->view[slot].ndim > 0; }
 
@@ -341,8 +339,7 @@ nsa_tensor chk_data_view(const chk_data *d, int slot, int where) {
   return view;
 }
 
-/* ---- runs -------------------------------------------------------------------------------------
- */
+/* ---- runs ------------------------------------------------------------------------------------ */
 
 void chk_data_io(const chk_data *d, int where, nsa_batch *batch, nsa_io *io) {
   *batch = (nsa_batch)NSA_BATCH_INIT;
@@ -421,8 +418,7 @@ nsa_status chk_data_fetch(chk_data *d) {
   return NSA_OK;
 }
 
-/* ---- what must not change ---------------------------------------------------------------------
- */
+/* ---- what must not change -------------------------------------------------------------------- */
 
 /* Rows of the first dimension that a run writes. */
 static int64_t written_rows(const chk_data *d, int slot) {

@@ -45,8 +45,7 @@ nsa_status chk_device_enter(const chk_device *device) {
   return NSAI_CUDA(device->driver, cuCtxSetCurrent(device->context));
 }
 
-/* ---- memory -----------------------------------------------------------------------------------
- */
+/* ---- memory ---------------------------------------------------------------------------------- */
 
 nsa_status chk_device_alloc(const chk_device *device, size_t bytes, void **out) {
   *out = NULL;
@@ -104,8 +103,7 @@ nsa_status chk_device_set(const chk_device *device, void *memory, int value, siz
                                                    (unsigned char)value, bytes, device->stream));
 }
 
-/* ---- guarded buffers --------------------------------------------------------------------------
- */
+/* ---- guarded buffers ------------------------------------------------------------------------- */
 
 static size_t whole(const chk_buffer *buffer) { return buffer->bytes + 2 * (size_t)CHK_GUARD; }
 
@@ -144,8 +142,7 @@ nsa_status chk_buffer_poison(const chk_device *device, chk_buffer *buffer) {
   return chk_device_set(device, buffer->device, buffer->fill, whole(buffer));
 }
 
-/* ---- time -------------------------------------------------------------------------------------
- */
+/* ---- time ------------------------------------------------------------------------------------ */
 
 nsa_status chk_timer_create(const chk_device *device, chk_timer *timer) {
   *timer = (chk_timer){ 0 };

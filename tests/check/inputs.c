@@ -44,8 +44,15 @@ void chk_store(const nsa_tensor *t, int64_t offset, float value) {
         t->dtype == NSA_BF16 ? nsai_bf16_from_float(value) : nsai_f16_from_float(value);
 }
 
-/* ---- white ------------------------------------------------------------------------------------
- */
+void chk_copy_rows(const nsa_tensor *to, const nsa_tensor *from, int64_t skip, int64_t rows) {
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t h = 0; h < from->shape[1]; h++)
+      for (int64_t i = 0; i < from->shape[2]; i++)
+        chk_store(to, r * to->stride[0] + h * to->stride[1] + i,
+                  chk_load(from, (r + skip) * from->stride[0] + h * from->stride[1] + i));
+}
+
+/* ---- white ----------------------------------------------------------------------------------- */
 
 typedef struct white {
   const nsa_tensor *t;
@@ -77,8 +84,7 @@ void chk_fill_normal(const chk_inputs *in, uint64_t stream, float scale, const n
   fill_white(in, stream, scale, 0, t);
 }
 
-/* ---- correlated -------------------------------------------------------------------------------
- */
+/* ---- correlated ------------------------------------------------------------------------------ */
 
 /* x[t] = level * (smooth * process[t] + rough * other[t]), per head and channel; `process` is AR(1)
  * with coefficient `a`, `other` an AR(1) with coefficient `b` (0: white). */
@@ -183,8 +189,7 @@ void chk_fill_values(const chk_inputs *in, int branch, const nsa_tensor *v) {
              v);
 }
 
-/* ---- overlap ----------------------------------------------------------------------------------
- */
+/* ---- overlap --------------------------------------------------------------------------------- */
 
 static const int32_t *index_row(const nsa_tensor *index, int64_t t, int64_t head) {
   return (const int32_t *)index->data + t * index->stride[0] + head * index->stride[1];

@@ -31,6 +31,10 @@ void chk_fill_normal(const chk_inputs *in, uint64_t stream, float scale, const n
 float chk_load(const nsa_tensor *t, int64_t offset);
 void chk_store(const nsa_tensor *t, int64_t offset, float value);
 
+/* Copies `rows` rows of `from` [T, H, D], those behind the first `skip`, to the beginning of `to`.
+ */
+void chk_copy_rows(const nsa_tensor *to, const nsa_tensor *from, int64_t skip, int64_t rows);
+
 /* How alike the selections of adjacent tokens are. */
 typedef struct chk_overlap {
   double r; /* mean share of a token's free (not forced) blocks that the token before chose too */

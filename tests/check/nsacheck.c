@@ -116,8 +116,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   return 0;
 }
 
-/* ---- the list ---------------------------------------------------------------------------------
- */
+/* ---- the list -------------------------------------------------------------------------------- */
 
 typedef struct case_list {
   chk_case *cases;
@@ -169,8 +168,7 @@ static void print_list(const case_list *list) {
   }
 }
 
-/* ---- running ----------------------------------------------------------------------------------
- */
+/* ---- running --------------------------------------------------------------------------------- */
 
 /* Runs the list; returns the number of failures. */
 static int64_t run_list(chk_session *session, const arguments *a, const case_list *list) {

@@ -83,8 +83,7 @@ const chk_session_options *chk_session_opts(const chk_session *session) {
   return &session->options;
 }
 
-/* ---- what a case asks for ---------------------------------------------------------------------
- */
+/* ---- what a case asks for -------------------------------------------------------------------- */
 
 static const char *const phi_words[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_words[] = { "weights", "logits", "mlp" };
@@ -149,8 +148,7 @@ nsa_problem chk_case_problem(const chk_case *c, int32_t op) {
   return p;
 }
 
-/* ---- making -----------------------------------------------------------------------------------
- */
+/* ---- making ---------------------------------------------------------------------------------- */
 
 static nsa_status make_context(chk_session *session, const char *yaml, nsa_ctx **out) {
   nsa_options options = NSA_OPTIONS_INIT;
@@ -216,8 +214,7 @@ nsa_status chk_session_plan(chk_session *session, const chk_case *c, int32_t op,
   return status;
 }
 
-/* ---- ahead ------------------------------------------------------------------------------------
- */
+/* ---- ahead ----------------------------------------------------------------------------------- */
 
 static void *prefetch(void *argument) {
   chk_session *session = argument;

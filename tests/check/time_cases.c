@@ -31,8 +31,7 @@ typedef struct table {
   int64_t printed;
 } table;
 
-/* ---- work -------------------------------------------------------------------------------------
- */
+/* ---- work ------------------------------------------------------------------------------------ */
 
 /* (query, key) pairs per head that a branch has to look at; 3 is dense. */
 static double pairs(const chk_case *c, int branch) {
@@ -65,8 +64,7 @@ static double attention_bytes(const chk_case *c, double kv_rows) {
 
 static double kv_rows(const chk_case *c) { return (double)chk_total(c->kv_len, c->num_seqs); }
 
-/* ---- output -----------------------------------------------------------------------------------
- */
+/* ---- output ---------------------------------------------------------------------------------- */
 
 /* The device's bound for a line, in ms; 0 when unknown. */
 static double bound_ms(const table *t, const line *l) {
@@ -137,8 +135,7 @@ static void write_heading(const table *t, const chk_case *c, const chk_bench *be
          "of roofline");
 }
 
-/* ---- measuring --------------------------------------------------------------------------------
- */
+/* ---- measuring ------------------------------------------------------------------------------- */
 
 /* A number behind "key:" in the effective configuration; 0 when it is not there. */
 static double config_number(const char *text, const char *key) {

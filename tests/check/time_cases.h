@@ -8,6 +8,8 @@
  * follow a pause and a flushed L2; `sustained` the median of the last third of 0.3 s of launches
  * back to back.
  *
+ * The roofline needs the device's figures: `--config configs/devices/h200.yaml` brings them.
+ *
  * CSV columns:
  *   date            UTC, ISO 8601
  *   commit          as given by --commit
