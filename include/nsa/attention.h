@@ -62,9 +62,7 @@ typedef struct nsa_problem {
   int32_t reserved[4];    /* 0 */
 } nsa_problem;
 #define NSA_PROBLEM_INIT                                                                           \
-  {                                                                                                \
-    (uint32_t)sizeof(nsa_problem), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, { 0, 0, 0, 0 }                    \
-  }
+  { (uint32_t)sizeof(nsa_problem), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NSA_ZERO }
 
 /* How far a plan's runs can be captured into a CUDA graph. */
 enum {
@@ -82,9 +80,7 @@ typedef struct nsa_caps {
   char variants[512]; /* "stage=variant stage=variant ...": can be pinned under `variants.force` */
 } nsa_caps;
 #define NSA_CAPS_INIT                                                                              \
-  {                                                                                                \
-    (uint32_t)sizeof(nsa_caps), 0, 0, 0, 0, 0, { 0 }                                               \
-  }
+  { (uint32_t)sizeof(nsa_caps), 0, 0, 0, 0, 0, NSA_ZERO }
 
 /* Whether and how a problem would be served. Compiles nothing, enqueues nothing. Returns NSA_OK
  * with caps->supported 0 when no variant can serve it (nsa_explain says why). NSA_E_ARG,
@@ -164,9 +160,7 @@ typedef struct nsa_batch {
                            io.kv.k_cmp is given and num_seqs > 1 */
 } nsa_batch;
 #define NSA_BATCH_INIT                                                                             \
-  {                                                                                                \
-    (uint32_t)sizeof(nsa_batch), 0, { 0 }, { 0 }, { 0 }                                            \
-  }
+  { (uint32_t)sizeof(nsa_batch), 0, NSA_ZERO, NSA_ZERO, NSA_ZERO }
 
 enum { NSA_CMP = 0, NSA_SEL = 1, NSA_WIN = 2, NSA_BRANCHES = 3 };
 
@@ -223,13 +217,15 @@ typedef struct nsa_io {
   nsa_tensor probe_importance; /* out: f32 [R, Hkv, >= ceil(max_kv_len / l')], 0 for blocks that are
                                   no candidates */
 } nsa_io;
+#ifdef __cplusplus
 #define NSA_IO_INIT                                                                                \
   {                                                                                                \
-    (uint32_t)sizeof(nsa_io), 0.0f, { 0 }, { 0 }, { { { 0 } }, { { 0 } }, { 0 }, { 0 } },          \
-        { { { 0 } }, { { 0 } } }, { { 0 } }, { 0 }, { 0 }, { { 0 } }, { { 0 } }, { 0 }, {          \
-      0                                                                                            \
-    }                                                                                              \
+    (uint32_t)sizeof(nsa_io), 0.0f, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}                     \
   }
+#else
+#define NSA_IO_INIT                                                                                \
+  { .struct_size = (uint32_t)sizeof(nsa_io) }
+#endif
 
 /* Enqueues the whole forward of a NSA_OP_FORWARD plan: compress, attend_compressed, select,
  * attend_selected, attend_window, gated sum. Allocates nothing, waits for nothing, compiles

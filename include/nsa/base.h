@@ -35,6 +35,15 @@
 #define NSA_API
 #endif
 
+/* All zero, for a member of a struct, without a warning in C or C++. */
+#ifdef __cplusplus
+#define NSA_ZERO                                                                                   \
+  {}
+#else
+#define NSA_ZERO                                                                                   \
+  { 0 }
+#endif
+
 #ifdef __cplusplus
 extern "C" {
 #endif

@@ -36,9 +36,8 @@ typedef struct nsa_options {
 
 #define NSA_OPTIONS_INIT                                                                           \
   {                                                                                                \
-    (uint32_t)sizeof(nsa_options), NSA_API_VERSION, NULL, 0, NULL, -1, 0, NULL, NULL, NULL, 0, {   \
-      0, 0, 0                                                                                      \
-    }                                                                                              \
+    (uint32_t)sizeof(nsa_options), NSA_API_VERSION, NULL, 0, NULL, -1, 0, NULL, NULL, NULL, 0,     \
+        NSA_ZERO                                                                                   \
   }
 
 /* Makes a context from a YAML file.
