@@ -63,7 +63,7 @@ static flash_shape choose_flash(const nsai_geometry *m, const nsai_target *t) {
   int32_t major = nsai_target_major(t);
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (flash_shape){ 64, 64, 4, 2 };
   if (m->head_dim_v <= 64 || (major == 9 && swizzled)) return (flash_shape){ 128, 64, 4, 2 };
-  return (flash_shape){ 128, major >= 9 ? 48 : 32, 4, 2 };
+  return (flash_shape){ 128, major > 9 ? 48 : 32, 4, 2 };
 }
 
 static void specify_flash(const nsai_problem *p, const nsai_target *t, const char *entry,

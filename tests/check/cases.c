@@ -69,7 +69,7 @@ const char *const chk_fixed_cases[] = {
   "select:q=700:s32x6+0+0:fill=constant", "select:q=4096:s64x16+1+2",
   "select:q=5,100:kv=2000,40:s32x16+2+3", "dense:q=200,1,0,77", "dense:h16/1:d192/128:q=1000",
   "dense:h7/1:d64/64:q=5,90:kv=300,20:f16", "dense:h64/4:d128/128:q=8192",
-  "dense:gemm:q=200,1,0,77", "dense:gemm:h16/2:d128/128:q=1000",
+  "dense:gemm:h16/2:d128/128:q=1000",
   /* properties */
   "repeat:q=700,33:h16/2", "all_blocks:q=250:s64x4+1+2:h16/1:d128/128", "wide:q=500:w512:h16/1",
   "future:q=500:h16/2:s32x6+1+2:fill=correlated", "permute:q=500:h16/2:s32x6+1+2:sel=blocks",
