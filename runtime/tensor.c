@@ -11,6 +11,9 @@
 /* dtypes a tensor may have. */
 enum { TYPE_MODEL = 1, TYPE_F32 = 2, TYPE_I32 = 4 };
 
+/* Operands of products and biases: of the model's dtype, with any strides, which cuBLASLt takes. */
+enum { TYPE_WEIGHT = TYPE_MODEL | 8 };
+
 /* What a tensor must look like. */
 typedef struct expectation {
   const char *name;
@@ -238,11 +241,11 @@ static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *si
   static const char *const fields[] = { "pe", "w", "w1", "b1", "w2", "b2" };
   for (int i = 0; i < 6; i++) snprintf(names[i], sizeof names[i], "io.phi.%s.%s", which, fields[i]);
   expectation pe = { names[0], 3, { g, m->block, dim }, TYPE_MODEL },
-              w = { names[1], 3, { g, wide, dim }, TYPE_MODEL };
-  expectation w1 = { names[2], 3, { g, wide, h }, TYPE_MODEL },
-              b1 = { names[3], 2, { g, h }, TYPE_MODEL };
-  expectation w2 = { names[4], 3, { g, h, dim }, TYPE_MODEL },
-              b2 = { names[5], 2, { g, dim }, TYPE_MODEL };
+              w = { names[1], 3, { g, wide, dim }, TYPE_WEIGHT };
+  expectation w1 = { names[2], 3, { g, wide, h }, TYPE_WEIGHT },
+              b1 = { names[3], 2, { g, h }, TYPE_WEIGHT };
+  expectation w2 = { names[4], 3, { g, h, dim }, TYPE_WEIGHT },
+              b2 = { names[5], 2, { g, dim }, TYPE_WEIGHT };
   NSAI_TRY(check_optional(check, &side->pe, &pe));
   if (m->phi == NSAI_PHI_LINEAR) return check_tensor(check, &side->w, &w);
   NSAI_TRY(check_tensor(check, &side->w1, &w1));
@@ -263,11 +266,11 @@ static nsa_status check_gate(const nsai_check *check, const nsa_io *io, int64_t 
   expectation value = { "io.gate.value", 3, { tokens, m->heads, 3 }, TYPE_MODEL | TYPE_F32 };
   if (m->gate != NSAI_GATE_MLP) return check_tensor(check, &io->gate.value, &value);
   int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * 3;
-  expectation x = { "io.gate.x", 2, { tokens, c }, TYPE_MODEL },
-              w1 = { "io.gate.w1", 2, { c, h }, TYPE_MODEL };
-  expectation b1 = { "io.gate.b1", 1, { h }, TYPE_MODEL },
-              w2 = { "io.gate.w2", 2, { h ? h : c, out }, TYPE_MODEL };
-  expectation b2 = { "io.gate.b2", 1, { out }, TYPE_MODEL };
+  expectation x = { "io.gate.x", 2, { tokens, c }, TYPE_WEIGHT },
+              w1 = { "io.gate.w1", 2, { c, h }, TYPE_WEIGHT };
+  expectation b1 = { "io.gate.b1", 1, { h }, TYPE_WEIGHT },
+              w2 = { "io.gate.w2", 2, { h ? h : c, out }, TYPE_WEIGHT };
+  expectation b2 = { "io.gate.b2", 1, { out }, TYPE_WEIGHT };
   NSAI_TRY(check_tensor(check, &io->gate.x, &x));
   if (h) {
     NSAI_TRY(check_tensor(check, &io->gate.w1, &w1));

@@ -107,8 +107,9 @@ enum { NSA_DTYPE_NONE = 0, NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, 
 #define NSA_MAX_DIMS 5
 
 /* A borrowed view of memory. `data == NULL` means "absent". Strides count elements, as in DLPack;
- * the last stride is 1, the others are free. GPU tensors of f16/bf16: data and every stride but the
- * last are multiples of 16 bytes. */
+ * the last stride is 1, the others are free. On the GPU, f16 and bf16 rows that kernels copy (q, k,
+ * v, o, o_branch, k_cmp, v_cmp, pe) need `data` and every stride but the last to be multiples of 16
+ * bytes; gates, weights and biases need not. */
 typedef struct nsa_tensor {
   void *data;                   /* device memory; host memory on the CPU device */
   int64_t shape[NSA_MAX_DIMS];  /* elements; the first `ndim` count */
