@@ -57,11 +57,22 @@ static void fill_phi(const chk_data *d, const chk_inputs *in, int first, int32_t
   fill_weights(d, in, first + 5, BIAS_SCALE);
 }
 
+/* Gate weights are what a sigmoid gives: not negative. With signs the branches cancel each other, and the
+ * norm of a short sequence's sum says nothing about the error of its terms. */
+static void drop_signs(const nsa_tensor *t) {
+  int64_t count = t->shape[0] * t->shape[1] * t->shape[2]; /* gates are declared contiguous */
+  for (int64_t i = 0; i < count; i++) {
+    if (t->dtype == NSA_F32) ((uint32_t *)t->data)[i] &= 0x7fffffffu;
+    else ((uint16_t *)t->data)[i] &= 0x7fffu;
+  }
+}
+
 static void fill_gate(const chk_data *d, const chk_inputs *in) {
   const nsai_geometry *g = in->geometry;
   if (chk_data_has(d, CHK_GATE_VALUE)) {
     nsa_tensor value = host(d, CHK_GATE_VALUE, d->tokens);
     chk_fill_normal(in, STREAM_SLOT + CHK_GATE_VALUE, 1, &value);
+    if (g->gate == NSAI_GATE_WEIGHTS) drop_signs(&value);
   }
   if (!chk_data_has(d, CHK_GATE_X)) return;
   nsa_tensor x = host(d, CHK_GATE_X, d->tokens);
