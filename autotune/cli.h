@@ -1,0 +1,110 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the subcommands of nsa-autotune share: exit codes, messages, settings, progress.
+ *
+ * Results go to stdout, everything else to stderr.
+ */
+#ifndef NSAI_CLI_H
+#define NSAI_CLI_H
+
+#include "config.h"
+#include "log.h"
+
+#include <argp.h>
+#include <nsa/nsa.h>
+#include <stdbool.h>
+
+/* Exit codes, for scripts. */
+enum {
+  NSAI_EXIT_OK = 0,
+  NSAI_EXIT_FAILURE = 1,
+  NSAI_EXIT_USAGE = 2,
+  NSAI_EXIT_CONFIG = 3,
+  NSAI_EXIT_NO_GPU = 4,
+  NSAI_EXIT_COMPILER = 5,
+  NSAI_EXIT_CACHE = 6,
+  NSAI_EXIT_VERIFY = 7,
+  NSAI_EXIT_INTERRUPTED = 130 /* 128 + SIGINT, as shells say it */
+};
+
+/* A subcommand: argv[0] is "nsa-autotune NAME". Returns an exit code. */
+typedef int (*nsai_command_fn)(int argc, char **argv);
+int nsai_cmd_check(int argc, char **argv);
+int nsai_cmd_compile(int argc, char **argv);
+int nsai_cmd_config(int argc, char **argv);
+int nsai_cmd_doctor(int argc, char **argv);
+int nsai_cmd_gc(int argc, char **argv);
+int nsai_cmd_list(int argc, char **argv);
+int nsai_cmd_quickstart(int argc, char **argv);
+int nsai_cmd_show(int argc, char **argv);
+int nsai_cmd_verify(int argc, char **argv);
+
+/* Prints "nsa-autotune: error: ..." to stderr. */
+void nsai_cli_error(const char *format, ...) NSAI_PRINTF(1, 2);
+
+/* Prints this thread's last error without its trace of internal frames (NSA_LOG_LEVEL=trace keeps
+ * it), and returns the exit code of `status`. */
+int nsai_cli_fail(nsa_status status);
+
+/* Whether `fd` may be written to in colour: a terminal, NO_COLOR not set. */
+bool nsai_cli_color(int fd);
+
+/* Overrides given as --set KEY=VALUE; child parser of every subcommand that reads a configuration.
+ * Its input is a nsai_cli_settings. */
+#define NSAI_CLI_MAX_OVERRIDES 64 /* more than there are keys worth setting by hand */
+typedef struct nsai_cli_settings {
+  const char *overrides[NSAI_CLI_MAX_OVERRIDES + 1]; /* NULL-terminated */
+  int count;
+} nsai_cli_settings;
+extern const struct argp nsai_cli_settings_argp;
+
+/* Adds an override that another option stands for; the strings are borrowed. */
+void nsai_cli_override(nsai_cli_settings *settings, const char *override, struct argp_state *state);
+
+/* Loads system file, environment and overrides, and `path` when it is not NULL. Warnings go to
+ * stderr. */
+nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
+                           nsai_config **out);
+
+/* Calls a function of snprintf's rule twice; the caller frees the text. NULL: out of memory. */
+typedef size_t (*nsai_cli_writer)(const void *subject, char *buf, size_t size);
+char *nsai_cli_text(nsai_cli_writer write, const void *subject);
+
+/* Reads a whole file; the caller frees it. NSA_E_IO, NSA_E_NOMEM. */
+nsa_status nsai_cli_read_file(const char *path, char **text, size_t *length);
+
+/* "1.5 MiB", for people. */
+const char *nsai_cli_bytes(uint64_t bytes, char buf[32]);
+
+/* Monotonic seconds. */
+double nsai_cli_now(void);
+
+/* From now on the first SIGINT only sets a flag, which the progress callback turns into a
+ * cancellation; the second one kills. */
+void nsai_cli_catch_interrupt(void);
+bool nsai_cli_interrupted(void);
+
+/* Progress on stderr: a bar on a terminal, else a line every 10 seconds. */
+typedef struct nsai_cli_progress {
+  const char *title; /* "base.yaml sm_90a" */
+  bool terminal;
+  double started, spoken; /* seconds: of the first call, of the last line */
+  int64_t total;          /* pieces the calls so far announced */
+  bool drawn;             /* a bar stands on the current line */
+} nsai_cli_progress;
+
+/* Starts; `title` is borrowed. */
+void nsai_cli_progress_begin(nsai_cli_progress *progress, const char *title);
+
+/* The nsa_progress_fn; `user` is the nsai_cli_progress. Nonzero after SIGINT. */
+int32_t nsai_cli_progress_step(void *user, int64_t done, int64_t total, const char *what);
+
+/* Wipes the bar, so that other lines can be written. */
+void nsai_cli_progress_clear(nsai_cli_progress *progress);
+
+/* A nsa_log_fn that prints a line to stderr and keeps out of the bar's way; `user` is the
+ * nsai_cli_progress. */
+void nsai_cli_log(void *user, int32_t level, const char *component, const char *text);
+
+#endif /* NSAI_CLI_H */

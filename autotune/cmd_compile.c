@@ -1,0 +1,220 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-autotune compile: fills the kernel cache ahead of time, for the GPU that is here or for any
+ * architecture without one.
+ */
+#include "cli.h"
+
+#include "arch.h"
+#include "context.h"
+#include "problem.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Capacity where neither the file's `serving` section nor --max-kv-len names one. Kernels depend on
+ * it only through which side of thresholds.select_dense_below it lies on. */
+#define DEFAULT_TOKENS 65536
+#define DEFAULT_SEQS 1
+
+#define MAX_ARCHS 16
+#define MAX_PROBLEMS 3 /* forward on both sides of the threshold, dense */
+
+typedef struct arguments {
+  nsai_cli_settings settings;
+  const char *archs[MAX_ARCHS];
+  int arch_count; /* 0: the device's own */
+  int32_t op;     /* 0: both */
+  int32_t selection;
+  int64_t max_kv_len; /* 0: as the file says, and both sides of the threshold */
+  bool verbose;
+  char jobs[64]; /* override made of --jobs */
+  const char **files;
+  int file_count;
+} arguments;
+
+enum { OPT_OP = 256, OPT_SELECTION, OPT_MAX_KV_LEN };
+
+static const struct argp_option options[] = {
+  { "arch", 'a', "LIST", 0, "Architectures, as sm_80,sm_90a, or all; without it the GPU's own", 0 },
+  { "jobs", 'j', "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
+  { "op", OPT_OP, "OP", 0, "forward or dense; without it both", 0 },
+  { "selection", OPT_SELECTION, "KIND", 0, "Selection of the forward: own, blocks or ranges (own)",
+    0 },
+  { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
+    "Longest sequence; without it the file's, and both sides of thresholds.select_dense_below", 0 },
+  { "verbose", 'v', 0, 0, "A line per kernel: registers, milliseconds", 0 },
+  { 0 }
+};
+
+/* ---- arguments ---- */
+
+static void add_arch(arguments *a, const char *name, struct argp_state *state) {
+  const nsai_arch *arch = nsai_arch_find(name);
+  if (!arch)
+    argp_error(state, "--arch: no architecture \"%s\"; there are %s", name, nsai_arch_names());
+  else if (a->arch_count < MAX_ARCHS)
+    a->archs[a->arch_count++] = arch->name;
+  else
+    argp_error(state, "--arch: more than %d architectures", MAX_ARCHS);
+}
+
+static void parse_archs(arguments *a, char *list, struct argp_state *state) {
+  char *rest = NULL;
+  if (!strcmp(list, "all")) {
+    for (int32_t i = 0; nsai_arch_at(i); i++) add_arch(a, nsai_arch_at(i)->name, state);
+    return;
+  }
+  for (char *name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
+    add_arch(a, name, state);
+}
+
+/* The position of `word` in a NULL-terminated list, from 0. */
+static int32_t parse_word(const char *option, const char *word, const char *const *words,
+                          struct argp_state *state) {
+  for (int32_t i = 0; words[i]; i++)
+    if (!strcmp(word, words[i])) return i;
+  argp_error(state, "%s: \"%s\" is none of its words", option, word);
+  return 0;
+}
+
+static int64_t parse_count(const char *option, const char *text, struct argp_state *state) {
+  char *end = NULL;
+  long long value = strtoll(text, &end, 10);
+  if (end == text || *end || value < 1)
+    argp_error(state, "%s: \"%s\" is not a number from 1", option, text);
+  return value;
+}
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  static const char *const ops[] = { "forward", "dense", NULL };
+  static const char *const selections[] = { "own", "blocks", "ranges", NULL };
+  arguments *a = state->input;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'a': parse_archs(a, value, state); break;
+  case 'j':
+    snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
+    nsai_cli_override(&a->settings, a->jobs, state);
+    break;
+  case OPT_OP: a->op = NSA_OP_FORWARD + parse_word("--op", value, ops, state); break;
+  case OPT_SELECTION:
+    a->selection = NSA_SELECT_OWN + parse_word("--selection", value, selections, state);
+    break;
+  case OPT_MAX_KV_LEN: a->max_kv_len = parse_count("--max-kv-len", value, state); break;
+  case 'v': a->verbose = true; break;
+  case ARGP_KEY_ARGS:
+    a->files = (const char **)state->argv + state->next;
+    a->file_count = state->argc - state->next;
+    break;
+  case ARGP_KEY_NO_ARGS: argp_usage(state); break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+/* ---- work ---- */
+
+static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
+                              int64_t max_kv_len) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  p.op = op;
+  p.selection = op == NSA_OP_FORWARD ? a->selection : NSA_SELECT_OWN;
+  p.max_kv_len = max_kv_len;
+  p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
+  if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
+  p.max_kv_tokens = p.max_tokens;
+  p.max_seqs = config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
+  return p;
+}
+
+/* The problems whose kernels are wanted. */
+static nsa_status make_problems(const arguments *a, const nsai_config *config,
+                                nsa_problem problems[MAX_PROBLEMS], size_t *count) {
+  int64_t longest = a->max_kv_len                ? a->max_kv_len
+                    : config->serving.max_kv_len ? config->serving.max_kv_len
+                                                 : DEFAULT_TOKENS;
+  nsai_problem resolved;
+  *count = 0;
+  if (a->op != NSA_OP_DENSE) {
+    problems[*count] = problem_of(a, config, NSA_OP_FORWARD, longest);
+    NSAI_TRY(nsai_problem_resolve(config, &problems[(*count)++], &resolved));
+    bool crosses = resolved.select_dense_below && longest > resolved.select_dense_below;
+    if (crosses && !a->max_kv_len && a->selection == NSA_SELECT_OWN)
+      problems[(*count)++] = problem_of(a, config, NSA_OP_FORWARD, resolved.select_dense_below);
+  }
+  if (a->op != NSA_OP_FORWARD) problems[(*count)++] = problem_of(a, config, NSA_OP_DENSE, longest);
+  return NSA_OK;
+}
+
+/* Compiles for one file and architecture (NULL: the GPU's) and says so on stdout. */
+static nsa_status compile_one(const arguments *a, const char *file, const char *arch) {
+  nsa_problem problems[MAX_PROBLEMS];
+  nsai_cli_progress progress;
+  nsa_options o = NSA_OPTIONS_INIT;
+  nsa_status status = NSA_OK;
+  nsa_ctx *ctx = NULL;
+  char title[256];
+  size_t count = 0;
+  int64_t compiled = 0;
+  snprintf(title, sizeof title, "%s%s%s", file, arch ? " " : "", arch ? arch : "");
+  nsai_cli_progress_begin(&progress, title);
+  o.overrides = a->settings.overrides;
+  o.deviceless = arch != NULL;
+  o.arch = arch;
+  o.log = nsai_cli_log;
+  o.log_user = &progress;
+  o.log_level = a->verbose ? NSA_LOG_DEBUG : 0;
+  NSAI_TRY_TO(done, nsa_create(file, &o, &ctx));
+  if (ctx->cpu) {
+    printf("%s: runtime.device is cpu, which has no kernels\n", title);
+    goto done;
+  }
+  NSAI_TRY_TO(done, make_problems(a, ctx->config, problems, &count));
+  for (size_t i = 0; i < count && status == NSA_OK; i++) {
+    progress.total = 0;
+    status = nsa_prepare(ctx, &problems[i], 1, nsai_cli_progress_step, &progress);
+    compiled += progress.total;
+  }
+  nsai_cli_progress_clear(&progress);
+  if (status == NSA_OK)
+    printf("%s for %s: %lld kernels compiled in %.1f s\n", file, ctx->target.arch,
+           (long long)compiled, nsai_cli_now() - progress.started);
+done:
+  nsa_destroy(ctx);
+  return status;
+}
+
+int nsai_cmd_compile(int argc, char **argv) {
+  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+  static const struct argp argp = {
+    options,
+    parse,
+    "FILE...",
+    "Compiles the kernels that the files' `model` and `serving` sections lead to into the kernel "
+    "cache, those that are missing. With --arch no GPU is needed.\vInterrupted by SIGINT it keeps "
+    "the finished kernels and exits with 130.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  int code = NSAI_EXIT_OK;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_catch_interrupt();
+  for (int f = 0; f < a.file_count; f++) {
+    for (int i = 0; i < (a.arch_count ? a.arch_count : 1); i++) {
+      nsa_status status = compile_one(&a, a.files[f], a.arch_count ? a.archs[i] : NULL);
+      fflush(stdout);
+      if (status == NSA_OK) continue;
+      int failed = nsai_cli_fail(status);
+      if (status == NSA_E_CANCELLED || nsai_cli_interrupted()) return NSAI_EXIT_INTERRUPTED;
+      code = failed;
+      /* Without an architecture, no GPU here is one answer for all files. */
+      if (status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE) return code;
+    }
+  }
+  return code;
+}
