@@ -1,0 +1,74 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+bats_require_minimum_version 1.5.0
+load common
+
+@test "compile fills the cache without a GPU; a second time nothing is compiled" {
+  need_nvrtc
+  small_model
+  run -0 --separate-stderr autotune compile --arch sm_80,sm_90a small.yaml
+  [[ $output == *"small.yaml for sm_80: "*"small.yaml for sm_90a: "* ]]
+  count=$(autotune list --json | jq .count)
+  ((count >= 12)) # for each architecture five stages and dense, at least
+  run -0 --separate-stderr autotune compile --arch sm_90a small.yaml
+  [[ $output == *": 0 kernels compiled"* ]]
+  [[ $(autotune list --json | jq .count) == "$count" ]]
+}
+
+@test "both sides of select_dense_below are compiled, --max-kv-len chooses one" {
+  need_nvrtc
+  small_model
+  autotune compile --arch sm_80 --op forward --max-kv-len 64 small.yaml
+  autotune list --json | jq -e '[.entries[].kernel] | index("attend_selected_mma") == null'
+  autotune compile --arch sm_80 --op forward small.yaml
+  autotune list --json | jq -e '[.entries[].kernel] | index("attend_selected_mma") != null'
+}
+
+@test "--verbose prints registers" {
+  need_nvrtc
+  small_model
+  run -0 --separate-stderr autotune compile --arch sm_80 --op dense --verbose small.yaml
+  [[ $stderr =~ dense_mma.*registers ]]
+}
+
+@test "SIGINT: 130, and finished kernels stay good" {
+  need_nvrtc
+  # env: a background job of a shell without job control ignores SIGINT, and its children do too.
+  run -130 env --default-signal=INT timeout --signal=INT --preserve-status 2 \
+    "$NSA_AUTOTUNE" compile --jobs 1 --arch all "$configs/base.yaml"
+  autotune list --json | jq -e '.count > 0 and .bad == 0'
+}
+
+@test "without NVRTC: 5, and the path tried" {
+  small_model
+  run -5 autotune compile --arch sm_80 --set runtime.nvrtc_path=/nowhere small.yaml
+  [[ $output == */nowhere* ]]
+}
+
+@test "verify finds and removes a damaged entry; 6" {
+  need_nvrtc
+  small_model
+  autotune compile --arch sm_80 --op dense small.yaml
+  name=$(autotune list --json | jq -r '.entries[0].file')
+  printf 'x' | dd of="$(find "$NSA_CACHE_DIR" -name "$name")" bs=1 seek=200 conv=notrunc status=none
+  [[ $(autotune list --json | jq .bad) == 1 ]]
+  run -6 autotune verify
+  [[ $output == *'0 good, 1 bad'* ]]
+  run -0 autotune verify
+  [[ $output == *'0 good, 0 bad'* ]]
+}
+
+@test "gc keeps to its limit, and refuses a wrong one with 3" {
+  need_nvrtc
+  small_model
+  autotune compile --arch sm_80 --op dense small.yaml
+  run -0 --separate-stderr autotune gc --limit 1Mi
+  [[ $output == '0 removed'* ]]
+  run -3 autotune gc --limit nonsense
+}
+
+@test "gc of a folder that others can write: 6" {
+  mkdir open
+  chmod 777 open
+  NSA_CACHE_DIR=$PWD/open run -6 autotune gc
+}

@@ -1,0 +1,34 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+#
+# Loaded by every file here. NSA_AUTOTUNE is the program, NSA_SOURCE the source folder.
+
+setup() {
+  cd "$BATS_TEST_TMPDIR" || return
+  export NSA_CACHE_DIR=$BATS_TEST_TMPDIR/cache
+  unset NSA_DEVICE NSA_JIT NSA_LOG_LEVEL NSA_CACHE_MODE
+  configs=$NSA_SOURCE/configs
+}
+
+autotune() { "$NSA_AUTOTUNE" "$@"; }
+
+# A model whose kernels compile in a moment.
+small_model() {
+  cat >small.yaml <<'YAML'
+nsa: 1
+model:
+  heads: 4
+  kv_heads: 2
+  head_dim: 32
+  compress: {block: 16, stride: 8, phi: mean}
+  select: {block: 16, count: 4}
+  window: 32
+  gate: weights
+serving: {max_tokens: 4Ki, max_kv_len: 4Ki}
+YAML
+}
+
+need_nvrtc() {
+  autotune doctor --json >doctor.json || true
+  jq -e .nvrtc.opened doctor.json >/dev/null || skip 'no NVRTC here'
+}
