@@ -54,4 +54,4 @@ else
   exit 1
 fi
 say 'the kernel cache'
-"$program" list
+"$program" list | tail -n 1
