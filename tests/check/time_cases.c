@@ -262,6 +262,9 @@ static const char *const default_problems[] = {
   "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=32768:fill=correlated:overlap",
   "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=random",
   "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
+  "fwd:h64/8:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
+  "fwd:h64/16:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
+  "fwd:h64/64:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
   0
 };
 
