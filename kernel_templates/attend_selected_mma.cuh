@@ -323,7 +323,9 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const Place &at, int warp,
 
   for (RingStep<S::kStages> step;; step.advance()) {
     barrier_wait(base + S::kFull + 8 * step.stage, step.parity); // by the producer
-    if (!((const int *)(shared + S::kSMore))[step.stage]) break;
+    // Read by the lane that will release the stage: its own order is what the release carries.
+    const int more = lane == 0 ? ((const int *)(shared + S::kSMore))[step.stage] : 0;
+    if (!__shfl_sync(~0u, more, 0)) break;
     const u32 sK = base + S::kSK + step.stage * S::KTile::kBytes; // [kKeys, Dk]
     const u32 sV = base + S::kSV + step.stage * S::VTile::kBytes; // [kKeys, Dv]
     // sBits [kTokens, kParts], from `token` on
