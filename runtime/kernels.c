@@ -12,8 +12,8 @@
  */
 #define LOCK_WAIT_MS 3000
 
-/* Roles in the order they are compiled, the longest first (NVRTC 13, D 128: 0.7 s, 0.35 s, 0.1 s of one
- * core): with the short ones last the threads end together. */
+/* Roles in the order they are compiled, the longest first (NVRTC 13, D 128: 0.7 s, 0.35 s, 0.1 s of
+ * one core): with the short ones last the threads end together. */
 static const nsai_role compile_order[NSAI_ROLES] = {
   NSAI_KERNEL_ATTEND_COMPRESSED,
   NSAI_KERNEL_ATTEND_WINDOW,

@@ -57,13 +57,15 @@ static void fill_phi(const chk_data *d, const chk_inputs *in, int first, int32_t
   fill_weights(d, in, first + 5, BIAS_SCALE);
 }
 
-/* Gate weights are what a sigmoid gives: not negative. With signs the branches cancel each other, and the
- * norm of a short sequence's sum says nothing about the error of its terms. */
+/* Gate weights are what a sigmoid gives: not negative. With signs the branches cancel each other,
+ * and the norm of a short sequence's sum says nothing about the error of its terms. */
 static void drop_signs(const nsa_tensor *t) {
   int64_t count = t->shape[0] * t->shape[1] * t->shape[2]; /* gates are declared contiguous */
   for (int64_t i = 0; i < count; i++) {
-    if (t->dtype == NSA_F32) ((uint32_t *)t->data)[i] &= 0x7fffffffu;
-    else ((uint16_t *)t->data)[i] &= 0x7fffu;
+    if (t->dtype == NSA_F32)
+      ((uint32_t *)t->data)[i] &= 0x7fffffffu;
+    else
+      ((uint16_t *)t->data)[i] &= 0x7fffu;
   }
 }
 
