@@ -3,9 +3,6 @@
  */
 #include "cli.h"
 
-#include "writer.h"
-
-#include <errno.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,19 +14,17 @@
 #define SPEAK_EVERY 10.0
 #define BAR_CELLS 24
 
-/* Far above any configuration (limit 256 KiB); keeps a mistyped path to a disk image harmless. */
-#define FILE_LIMIT ((long)16 << 20)
-
 /* ---- messages ---- */
 
-bool nsai_cli_color(int fd) {
+/* Whether `fd` may be written to in colour. */
+static bool may_color(int fd) {
   const char *off = getenv("NO_COLOR"), *term = getenv("TERM");
   return isatty(fd) && !(off && *off) && !(term && !strcmp(term, "dumb"));
 }
 
 void nsai_cli_error(const char *format, ...) {
   va_list args;
-  bool color = nsai_cli_color(STDERR_FILENO);
+  bool color = may_color(STDERR_FILENO);
   fprintf(stderr, "nsa-autotune: %serror:%s ", color ? "\033[1;31m" : "", color ? "\033[0m" : "");
   va_start(args, format);
   vfprintf(stderr, format, args);
@@ -110,7 +105,7 @@ nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, 
   return NSA_OK;
 }
 
-/* ---- texts and files ---- */
+/* ---- texts ---- */
 
 char *nsai_cli_text(nsai_cli_writer write, const void *subject) {
   size_t size = 0, needed = 0;
@@ -124,38 +119,6 @@ char *nsai_cli_text(nsai_cli_writer write, const void *subject) {
     needed = size;
   } while (text);
   return NULL;
-}
-
-nsa_status nsai_cli_read_file(const char *path, char **text, size_t *length) {
-  nsa_status status = NSA_OK;
-  long size = 0;
-  *text = NULL;
-  FILE *file = fopen(path, "rb");
-  if (!file) return nsai_fail(NSA_E_IO, "%s: %s", path, strerror(errno));
-  if (fseek(file, 0, SEEK_END) || (size = ftell(file)) < 0 || fseek(file, 0, SEEK_SET)) {
-    status = nsai_fail(NSA_E_IO, "%s: %s", path, strerror(errno));
-    goto done;
-  }
-  if (size > FILE_LIMIT) {
-    status = nsai_fail(NSA_E_IO, "%s has %ld bytes: this is no configuration", path, size);
-    goto done;
-  }
-  *text = malloc((size_t)size + 1);
-  if (!*text) {
-    status = nsai_fail_nomem(path, (size_t)size);
-    goto done;
-  }
-  *length = fread(*text, 1, (size_t)size, file);
-  if (ferror(file)) {
-    status = nsai_fail(NSA_E_IO, "%s: %s", path, strerror(errno));
-    free(*text);
-    *text = NULL;
-    goto done;
-  }
-  (*text)[*length] = 0;
-done:
-  fclose(file);
-  return status;
 }
 
 /* ---- time, interruption, progress ---- */
@@ -207,7 +170,9 @@ static void draw_bar(nsai_cli_progress *p, int64_t done, int64_t total, const ch
 
 int32_t nsai_cli_progress_step(void *user, int64_t done, int64_t total, const char *what) {
   nsai_cli_progress *p = user;
-  double now = nsai_cli_now(), spent = now - p->started;
+  double now = nsai_cli_now();
+  if (done == 0) p->began = now;
+  double spent = now - p->began;
   double left = done ? spent / (double)done * (double)(total - done) : 0;
   if (p->total < total) p->total = total;
   if (p->terminal) {

@@ -40,15 +40,12 @@ int nsai_cmd_quickstart(int argc, char **argv);
 int nsai_cmd_show(int argc, char **argv);
 int nsai_cmd_verify(int argc, char **argv);
 
-/* Prints "nsa-autotune: error: ..." to stderr. */
+/* Prints "nsa-autotune: error: ..." to stderr; in colour on a terminal, unless NO_COLOR is set. */
 void nsai_cli_error(const char *format, ...) NSAI_PRINTF(1, 2);
 
 /* Prints this thread's last error without its trace of internal frames (NSA_LOG_LEVEL=trace keeps
  * it), and returns the exit code of `status`. */
 int nsai_cli_fail(nsa_status status);
-
-/* Whether `fd` may be written to in colour: a terminal, NO_COLOR not set. */
-bool nsai_cli_color(int fd);
 
 /* Overrides given as --set KEY=VALUE; child parser of every subcommand that reads a configuration.
  * Its input is a nsai_cli_settings. */
@@ -71,9 +68,6 @@ nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, 
 typedef size_t (*nsai_cli_writer)(const void *subject, char *buf, size_t size);
 char *nsai_cli_text(nsai_cli_writer write, const void *subject);
 
-/* Reads a whole file; the caller frees it. NSA_E_IO, NSA_E_NOMEM. */
-nsa_status nsai_cli_read_file(const char *path, char **text, size_t *length);
-
 /* "1.5 MiB", for people. */
 const char *nsai_cli_bytes(uint64_t bytes, char buf[32]);
 
@@ -89,9 +83,10 @@ bool nsai_cli_interrupted(void);
 typedef struct nsai_cli_progress {
   const char *title; /* "base.yaml sm_90a" */
   bool terminal;
-  double started, spoken; /* seconds: of the first call, of the last line */
-  int64_t total;          /* pieces the calls so far announced */
-  bool drawn;             /* a bar stands on the current line */
+  double started, began; /* seconds: of nsai_cli_progress_begin, of the slow call's first step */
+  double spoken;         /* of the last line */
+  int64_t total;         /* pieces the calls so far announced */
+  bool drawn;            /* a bar stands on the current line */
 } nsai_cli_progress;
 
 /* Starts; `title` is borrowed. */

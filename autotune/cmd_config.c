@@ -6,7 +6,6 @@
 #include "cli.h"
 
 #include "variants.h"
-#include "writer.h"
 
 #include <stdio.h>
 #include <stdlib.h>
