@@ -84,7 +84,7 @@ static void run_tokens(void *context, int worker, int64_t item) {
   const run *self = context;
   const nsai_geometry *g = self->problem->geometry;
   nsai_ref_scratch *scratch = &self->scratch[worker];
-  int64_t tokens[NSAI_REF_SLAB], begin = item * NSAI_REF_SLAB, count = 0;
+  int64_t tokens[NSAI_REF_SLAB] = { 0 }, begin = item * NSAI_REF_SLAB, count = 0;
   for (; count < NSAI_REF_SLAB && begin + count < self->count; count++)
     tokens[count] = begin + count;
   if (self->problem->gated) nsai_ref_gates(self->problem, scratch, count, tokens);
