@@ -297,12 +297,18 @@ bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
 
 /* ---- the courtesy lock ---- */
 
+/* 256 lock files serve all keys: they are never removed, and must not grow without end. Two keys
+ * that share one wait for each other now and then, at most `wait_ms`. */
+#define LOCK_CHARS 2 /* of the digest */
+
+bool nsai_cache_same_lock(const nsai_kernel_key *a, const nsai_kernel_key *b) {
+  return !strncmp(a->digest, b->digest, LOCK_CHARS);
+}
+
 int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, int32_t wait_ms) {
   char name[16];
   if (!nsai_cache_writable(cache) || cache->info[0].network) return -1;
-  /* 256 lock files serve all keys: they are never removed, and must not grow without end. Two keys
-   * that share one wait for each other now and then, at most `wait_ms`. */
-  snprintf(name, sizeof name, ".lock-%.2s", key->digest);
+  snprintf(name, sizeof name, ".lock-%.*s", LOCK_CHARS, key->digest);
   return nsai_fs_lock(cache->fd[0], name, wait_ms);
 }
 

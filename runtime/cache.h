@@ -55,6 +55,9 @@ bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
 int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, int32_t wait_ms);
 void nsai_cache_unlock(int token);
 
+/* Whether two keys have one lock: who holds it for the one must not wait for the other. */
+bool nsai_cache_same_lock(const nsai_kernel_key *a, const nsai_kernel_key *b);
+
 /* One folder, for the report. */
 typedef struct nsai_cache_tier_info {
   char path[4096];

@@ -28,6 +28,19 @@ static nsa_status check_options(const nsa_options *o) {
     return nsai_fail(
         NSA_E_ARG,
         "options.arch is given without options.deviceless: a device has its own architecture");
+  if (o->deviceless && o->device >= 0)
+    return nsai_fail(NSA_E_ARG,
+                     "options.device is %d with options.deviceless: leave it -1, no device is used",
+                     o->device);
+  if (o->device < -1)
+    return nsai_fail(
+        NSA_E_ARG, "options.device is %d: give a CUDA ordinal, or -1 for what runtime.device says",
+        o->device);
+  if (o->log_level < 0 || o->log_level > NSA_LOG_TRACE)
+    return nsai_fail(NSA_E_ARG,
+                     "options.log_level is %d: give NSA_LOG_ERROR to NSA_LOG_TRACE (%d), or 0 for "
+                     "what runtime.log_level says",
+                     o->log_level, NSA_LOG_TRACE);
   return NSA_OK;
 }
 
@@ -56,9 +69,12 @@ static nsa_status open_device(nsa_ctx *ctx, const nsa_options *o) {
     NSAI_TRY(nsai_driver_open(c->runtime.driver_path, &ctx->logger, &driver));
     NSAI_TRY(nsai_device_init(driver, which, &ctx->device));
   }
-  return nsai_config_apply_device(ctx->config, ctx->device.arch->name,
-                                  o->deviceless ? NULL : ctx->device.name,
-                                  o->deviceless ? NULL : ctx->device.uuid);
+  NSAI_TRY(nsai_config_apply_device(ctx->config, ctx->device.arch->name,
+                                    o->deviceless ? NULL : ctx->device.name,
+                                    o->deviceless ? NULL : ctx->device.uuid));
+  /* A profile can name variants and a log level, too. */
+  if (!o->log_level) ctx->logger.level = c->runtime.log_level;
+  return nsai_check_variant_names(c);
 }
 
 /* Limits come from the device; without one, from the configuration's device section, else from the
@@ -88,6 +104,15 @@ static nsa_status open_tools(nsa_ctx *ctx) {
   return nsai_cache_open(&cache, &ctx->cache);
 }
 
+/* A diagnostic with its source text has several lines; the callback gets them one by one. */
+static void log_warnings(nsa_ctx *ctx) {
+  for (const char *line = ctx->config->warnings; *line;) {
+    int length = (int)strcspn(line, "\n");
+    nsai_log(&ctx->logger, NSA_LOG_WARN, "config", "%.*s", length, line);
+    line += length + (line[length] == '\n');
+  }
+}
+
 nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out) {
   static const nsa_options defaults = NSA_OPTIONS_INIT;
   const nsa_options *o = options ? options : &defaults;
@@ -103,8 +128,7 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
   pthread_mutex_init(&ctx->lock, NULL);
   NSAI_TRY_TO(fail, load_config(yaml_path, o, &ctx->config));
   if (!o->log_level) ctx->logger.level = ctx->config->runtime.log_level;
-  if (ctx->config->warnings[0])
-    nsai_log(&ctx->logger, NSA_LOG_WARN, "config", "%s", ctx->config->warnings);
+  log_warnings(ctx);
   NSAI_TRY_TO(fail, nsai_check_variant_names(ctx->config));
   ctx->cpu = !ctx->deviceless && o->device < 0 && !strcmp(ctx->config->runtime.device, "cpu");
   if (!ctx->cpu) {
@@ -112,8 +136,8 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
     set_target(ctx);
     NSAI_TRY_TO(fail, open_tools(ctx));
   }
-  nsai_log(&ctx->logger, NSA_LOG_INFO, "context", "%s %s",
-           ctx->cpu ? "CPU device" : ctx->target.arch, ctx->device.name);
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "context", "%s%s%s",
+           ctx->cpu ? "CPU device" : ctx->target.arch, ctx->cpu ? "" : ", ", ctx->device.name);
   *out = ctx;
   return NSA_OK;
 fail:
@@ -121,14 +145,20 @@ fail:
   return status;
 }
 
+static void release_gemm_handle(nsa_ctx *ctx) {
+  bool pushed = false;
+  if (!ctx->lt_handle || nsai_context_enter(ctx, &pushed) != NSA_OK) return;
+  ctx->lt->cublasLtDestroy(ctx->lt_handle);
+  nsai_context_leave(ctx, pushed);
+}
+
 void nsa_destroy(nsa_ctx *ctx) {
   if (!ctx) return;
   /* After a fork the device belongs to the parent: only host memory is released. */
-  if (ctx->pid == getpid()) {
-    if (ctx->lt_handle) ctx->lt->cublasLtDestroy(ctx->lt_handle);
-    nsai_kernels_unload(ctx);
-    nsai_device_fini(&ctx->device);
-  }
+  bool owner = ctx->pid == getpid();
+  if (owner) release_gemm_handle(ctx);
+  nsai_kernels_unload(ctx, owner);
+  if (owner) nsai_device_fini(&ctx->device);
   nsai_cache_close(ctx->cache);
   nsai_jit_destroy(ctx->jit);
   nsai_config_destroy(ctx->config);
@@ -173,10 +203,13 @@ static nsa_status make_gemm_handle(nsa_ctx *ctx) {
 
 nsa_status nsai_context_open_gemm(nsa_ctx *ctx) {
   bool pushed = false;
+  int32_t mode = NSAI_CU_CAPTURE_RELAXED; /* as in loading: another stream may be capturing */
   NSAI_TRY(nsai_context_enter(ctx, &pushed));
+  ctx->device.driver->cuThreadExchangeStreamCaptureMode(&mode);
   pthread_mutex_lock(&ctx->lock);
   nsa_status status = ctx->lt_handle ? NSA_OK : make_gemm_handle(ctx);
   pthread_mutex_unlock(&ctx->lock);
+  ctx->device.driver->cuThreadExchangeStreamCaptureMode(&mode);
   nsai_context_leave(ctx, pushed);
   return status;
 }
@@ -184,8 +217,7 @@ nsa_status nsai_context_open_gemm(nsa_ctx *ctx) {
 size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_t size) {
   if (nsai_context_check(ctx) == NSA_OK)
     return nsai_config_dump(ctx->config, with_origin != 0, buf, size);
-  if (size) buf[0] = 0;
-  return 0;
+  return nsai_writer_open(buf, size).used;
 }
 
 size_t nsa_report(nsa_ctx *ctx, char *buf, size_t size) {

@@ -149,6 +149,14 @@ static nsa_status refuse_unprepared(const nsa_ctx *ctx, const work *w) {
                    ctx->target.arch, ctx->target.arch);
 }
 
+/* Takes the lock of one item, unless an item before it holds the same one: waiting for oneself
+ * would take the whole time. */
+static int lock_item(nsa_ctx *ctx, item *const *before, int count, const item *it) {
+  for (int i = 0; i < count; i++)
+    if (nsai_cache_same_lock(&before[i]->key, &it->key)) return -1;
+  return nsai_cache_lock(ctx->cache, &it->key, LOCK_WAIT_MS);
+}
+
 /* Compiles what is missing. Finished kernels go into the cache even when another fails or the
  * caller cancels. */
 static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *request, work *w,
@@ -159,7 +167,7 @@ static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *reque
   for (int i = 0; i < w->count; i++) {
     item *it = &w->items[i];
     if (it->loaded || it->image.cubin) continue;
-    it->lock = nsai_cache_lock(ctx->cache, &it->key, LOCK_WAIT_MS);
+    it->lock = lock_item(ctx, of_job, count, it);
     if (nsai_cache_find(ctx->cache, &it->key, &it->image)) { /* somebody else was compiling it */
       nsai_cache_unlock(it->lock);
       continue;
@@ -173,6 +181,8 @@ static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *reque
                        .progress = request->progress,
                        .user = request->user };
   nsa_status status = nsai_jit_compile_many(ctx->jit, jobs, (size_t)count, &run);
+  /* Storing the finished ones may leave an error text of its own. */
+  char *why = status != NSA_OK ? strdup(nsa_last_error()) : NULL;
   for (int i = 0; i < count; i++) {
     of_job[i]->image = jobs[i].image;
     free(jobs[i].error);
@@ -182,6 +192,8 @@ static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *reque
     nsai_log(&ctx->logger, NSA_LOG_DEBUG, "jit", "%s: %d registers, %.0f ms", jobs[i].request.name,
              jobs[i].image.registers, jobs[i].image.compile_ms);
   }
+  if (status != NSA_OK) nsai_fail_text(status, why ? why : nsa_status_text(status));
+  free(why);
   return status;
 }
 
@@ -267,11 +279,11 @@ nsa_status nsai_kernels_missing(nsa_ctx *ctx, const nsai_kernel_request *request
   return NSA_OK;
 }
 
-void nsai_kernels_unload(nsa_ctx *ctx) {
+void nsai_kernels_unload(nsa_ctx *ctx, bool unload) {
   while (ctx->loaded) {
     struct nsai_loaded *l = ctx->loaded;
     ctx->loaded = l->next;
-    ctx->device.driver->cuLibraryUnload(l->library);
+    if (unload) ctx->device.driver->cuLibraryUnload(l->library);
     free(l);
   }
 }

@@ -26,7 +26,7 @@ nsa_status nsai_kernels_make(nsa_ctx *ctx, const nsai_kernel_request *request,
 /* How many kernels of the request neither memory nor disk has. */
 nsa_status nsai_kernels_missing(nsa_ctx *ctx, const nsai_kernel_request *request, int32_t *missing);
 
-/* Unloads everything; called by nsa_destroy. */
-void nsai_kernels_unload(nsa_ctx *ctx);
+/* Forgets everything, and unloads it from the device when `unload`; called by nsa_destroy. */
+void nsai_kernels_unload(nsa_ctx *ctx, bool unload);
 
 #endif /* NSAI_KERNELS_H */

@@ -158,6 +158,7 @@ nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
 
 nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps) {
   if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
+  NSAI_TRY(nsai_context_check(plan->ctx));
   NSAI_TRY(check_caps(caps));
   fill_caps(plan->ctx, &plan->choice, &plan->layout, caps);
   return NSA_OK;
