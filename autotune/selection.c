@@ -57,7 +57,9 @@ static void specify_importance(const nsai_problem *p, bool probe, nsai_kernel_sp
 void nsai_specify_importance_mma(const nsai_problem *p, const nsai_target *t,
                                  nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
-  if (!nsai_problem_selects_all(p)) specify_importance(p, false, &specs[NSAI_KERNEL_IMPORTANCE]);
+  bool selects = p->model.select_count && p->selection == NSA_SELECT_OWN;
+  if (selects && !nsai_problem_selects_all(p))
+    specify_importance(p, false, &specs[NSAI_KERNEL_IMPORTANCE]);
   if (p->max_probe_rows) specify_importance(p, true, &specs[NSAI_KERNEL_PROBE]);
 }
 

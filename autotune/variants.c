@@ -49,6 +49,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL;
   case NSAI_STAGE_ATTEND_COMPRESSED: return true;
   case NSAI_STAGE_IMPORTANCE:
+    return p->max_probe_rows || (m->select_count && p->selection == NSA_SELECT_OWN);
   case NSAI_STAGE_SELECT: return m->select_count && p->selection == NSA_SELECT_OWN;
   case NSAI_STAGE_ATTEND_SELECTED: return m->select_count > 0;
   case NSAI_STAGE_ATTEND_WINDOW: return m->window > 0;
@@ -103,12 +104,15 @@ static const nsai_variant *choose_stage(const nsai_config *config, const nsai_pr
   for (int i = 0; i < nsai_variant_count; i++) {
     const nsai_variant *v = &nsai_variants[i];
     if (v->stage != stage) continue;
-    char lines[2048];
-    nsai_reasons reasons = { nsai_writer_open(lines, sizeof lines), 0 };
+    /* Counted first, so that the verdict can stand above the reasons, however many there are. */
+    nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
     judge(config, problem, target, v, &reasons);
     bool sensible = !v->sensible || v->sensible(problem, target) || forced;
     if (reasons.count) {
-      nsai_write(text, "    %s: no\n%s", v->name, lines);
+      nsai_write(text, "    %s: no\n", v->name);
+      reasons = (nsai_reasons){ *text, 0 };
+      judge(config, problem, target, v, &reasons);
+      *text = reasons.text;
     } else if (chosen || !sensible) {
       nsai_write(text, "    %s: possible, not chosen (%s)\n", v->name,
                  chosen ? "lower in the table" : "a baseline");

@@ -37,6 +37,10 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
         "problem.struct_size is %u, this library expects %zu: use NSA_PROBLEM_INIT and the "
         "header of this library's version",
         problem->struct_size, sizeof *problem);
+  for (size_t i = 0; i < sizeof problem->reserved / sizeof *problem->reserved; i++)
+    if (problem->reserved[i])
+      return nsai_fail(NSA_E_ARG, "problem.reserved[%zu] is %d, expected 0: use NSA_PROBLEM_INIT",
+                       i, problem->reserved[i]);
   const nsai_geometry *m = &config->model;
   *out = (nsai_problem){
     .model = *m,
@@ -66,6 +70,10 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
   if (out->max_probe_rows < 0 || out->max_probe_rows > out->max_tokens)
     return nsai_fail(NSA_E_ARG, "problem.max_probe_rows is %d: expected 0 to max_tokens (%lld)",
                      out->max_probe_rows, (long long)out->max_tokens);
+  if (out->op == NSA_OP_DENSE && out->max_probe_rows)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.max_probe_rows is %d, but NSA_OP_DENSE has no importance: leave it 0",
+                     out->max_probe_rows);
   if (out->selection != NSA_SELECT_OWN && !m->select_count)
     return nsai_fail(
         NSA_E_ARG,
