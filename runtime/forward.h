@@ -20,6 +20,7 @@ typedef struct nsai_run {
   nsa_stream stream;
   uint32_t branches;
   nsai_run_sizes sizes;
+  bool pushed; /* the device was made current by this run */
 } nsai_run;
 
 nsa_status nsai_enqueue_forward(const nsai_run *run);

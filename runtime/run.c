@@ -26,7 +26,8 @@ static nsa_status check_exec(const nsa_plan *plan, const nsa_exec *exec) {
   return NSA_OK;
 }
 
-/* What every run call checks first; fills everything of `run` but the sizes. */
+/* What every run call checks first; fills everything of `run` but the sizes. On the GPU the
+ * context's device is current from here to end_run, since the check of a pointer asks for it. */
 static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *exec,
                             const nsa_batch *batch, const nsa_io *io, nsai_run *run) {
   if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
@@ -35,14 +36,22 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *ex
     return nsai_fail(NSA_E_ARG, "the plan was made for problem.op %d, this call runs %d",
                      plan->problem.op, op);
   NSAI_TRY(check_exec(plan, exec));
+  uint32_t branches = 1u << NSA_CMP; /* of NSA_OP_DENSE: its outputs are o and lse[0] */
+  if (op == NSA_OP_FORWARD)
+    NSAI_TRY(nsai_check_branches(&plan->problem, exec->branches, &branches));
   *run = (nsai_run){ .plan = plan,
                      .driver = plan->ctx->cpu ? NULL : plan->ctx->device.driver,
                      .batch = batch,
                      .io = io,
                      .workspace = exec->workspace,
-                     .stream = exec->stream };
-  return op == NSA_OP_FORWARD ? nsai_check_branches(&plan->problem, exec->branches, &run->branches)
-                              : NSA_OK;
+                     .stream = exec->stream,
+                     .branches = branches };
+  return run->driver ? nsai_context_enter(plan->ctx, &run->pushed) : NSA_OK;
+}
+
+static nsa_status end_run(const nsai_run *run, nsa_status status) {
+  if (run->driver) nsai_context_leave(run->plan->ctx, run->pushed);
+  return status;
 }
 
 static nsai_check check_of(const nsai_run *run) {
@@ -52,62 +61,65 @@ static nsai_check check_of(const nsai_run *run) {
                        .branches = run->branches };
 }
 
-/* Enqueues with the context's device current. */
-static nsa_status on_device(const nsai_run *run, nsa_status (*enqueue)(const nsai_run *)) {
-  bool pushed = false;
-  NSAI_TRY(nsai_context_enter(run->plan->ctx, &pushed));
-  nsa_status status = enqueue(run);
-  nsai_context_leave(run->plan->ctx, pushed);
-  return status;
+static nsa_status forward(nsai_run *run) {
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  if (run->driver) return nsai_enqueue_forward(run);
+  const nsai_problem *p = &run->plan->problem;
+  return nsai_reference_forward(&p->model, p->selection, run->branches, run->batch, run->io,
+                                ALL_PROCESSORS);
+}
+
+static nsa_status dense(nsai_run *run) {
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  if (run->driver) return nsai_enqueue_dense(run);
+  return nsai_reference_dense(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
+}
+
+static nsa_status compress(nsai_run *run) {
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_compress(&check, run->batch, run->io, &run->sizes));
+  if (run->driver) return nsai_enqueue_compress(run);
+  return nsai_reference_compress(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
+}
+
+static nsa_status select_blocks(nsai_run *run, const nsa_tensor *importance) {
+  if (run->plan->problem.selection != NSA_SELECT_OWN)
+    return nsai_fail(
+        NSA_E_ARG,
+        "the plan was made for a selection that the caller brings: there is no top-n in it");
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_select(&check, run->batch, run->io, importance, &run->sizes));
+  if (run->driver) return nsai_enqueue_select(run, importance);
+  return nsai_reference_select(&run->plan->problem.model, run->batch, run->io, importance,
+                               ALL_PROCESSORS);
 }
 
 nsa_status nsa_forward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                        const nsa_io *io) {
   nsai_run run;
   NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
-  nsai_check check = check_of(&run);
-  NSAI_TRY(nsai_check_run(&check, batch, io, &run.sizes));
-  if (run.driver) return on_device(&run, nsai_enqueue_forward);
-  return nsai_reference_forward(&plan->problem.model, plan->problem.selection, run.branches, batch,
-                                io, ALL_PROCESSORS);
+  return end_run(&run, forward(&run));
 }
 
 nsa_status nsa_dense(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                      const nsa_io *io) {
   nsai_run run;
   NSAI_TRY(begin_run(plan, NSA_OP_DENSE, exec, batch, io, &run));
-  run.branches = 1u << NSA_CMP; /* its outputs are o and lse[0] */
-  nsai_check check = check_of(&run);
-  NSAI_TRY(nsai_check_run(&check, batch, io, &run.sizes));
-  if (run.driver) return on_device(&run, nsai_enqueue_dense);
-  return nsai_reference_dense(&plan->problem.model, batch, io, ALL_PROCESSORS);
+  return end_run(&run, dense(&run));
 }
 
 nsa_status nsa_compress(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                         const nsa_io *io) {
   nsai_run run;
   NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
-  nsai_check check = check_of(&run);
-  NSAI_TRY(nsai_check_compress(&check, batch, io, &run.sizes));
-  if (run.driver) return on_device(&run, nsai_enqueue_compress);
-  return nsai_reference_compress(&plan->problem.model, batch, io, ALL_PROCESSORS);
+  return end_run(&run, compress(&run));
 }
 
 nsa_status nsa_select(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                       const nsa_io *io, const nsa_tensor *importance) {
   nsai_run run;
   NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
-  if (plan->problem.selection != NSA_SELECT_OWN)
-    return nsai_fail(
-        NSA_E_ARG,
-        "the plan was made for a selection that the caller brings: there is no top-n in it");
-  nsai_check check = check_of(&run);
-  NSAI_TRY(nsai_check_select(&check, batch, io, importance, &run.sizes));
-  if (!run.driver)
-    return nsai_reference_select(&plan->problem.model, batch, io, importance, ALL_PROCESSORS);
-  bool pushed = false;
-  NSAI_TRY(nsai_context_enter(plan->ctx, &pushed));
-  nsa_status status = nsai_enqueue_select(&run, importance);
-  nsai_context_leave(plan->ctx, pushed);
-  return status;
+  return end_run(&run, select_blocks(&run, importance));
 }

@@ -127,6 +127,11 @@ nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uin
 }
 
 static nsa_status check_sizes(const nsai_problem *p, const nsai_run_sizes *s) {
+  if (s->tokens < 0 || s->kv_tokens < 0 || s->cmp_rows < 0) /* runtime.check_inputs: off */
+    return nsai_fail(NSA_E_ARG, "%s has a negative shape[0]",
+                     s->tokens < 0      ? "io.q"
+                     : s->kv_tokens < 0 ? "io.kv.k"
+                                        : "io.kv.k_cmp");
   if (s->tokens > p->max_tokens)
     return nsai_fail(
         NSA_E_ARG,
@@ -170,6 +175,67 @@ static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
   return check_optional(check, &batch->cu_blocks, &blocks);
 }
 
+/* What an array of offsets may hold. */
+typedef struct offset_limits {
+  const char *name;
+  int64_t rows;   /* of the tensors it cuts into sequences */
+  int64_t length; /* of one sequence */
+} offset_limits;
+
+/* Ascending from 0, within the rows and the longest sequence. An absent array is fine. */
+static nsa_status check_offsets(const nsa_tensor *t, int32_t num_seqs,
+                                const offset_limits *limits) {
+  const int32_t *at = t->data;
+  if (!at) return NSA_OK;
+  if (at[0] != 0) return nsai_fail(NSA_E_ARG, "%s[0] is %d, expected 0", limits->name, at[0]);
+  for (int32_t s = 0; s < num_seqs; s++) {
+    if (at[s + 1] < at[s] || at[s + 1] > limits->rows)
+      return nsai_fail(NSA_E_ARG, "%s[%d] is %d, expected %d (the one before) to %lld (the rows)",
+                       limits->name, s + 1, at[s + 1], at[s], (long long)limits->rows);
+    if (at[s + 1] - at[s] > limits->length)
+      return nsai_fail(NSA_E_ARG,
+                       "%s gives sequence %d %d tokens, the plan was made for at most %lld: raise "
+                       "problem.max_kv_len",
+                       limits->name, s, at[s + 1] - at[s], (long long)limits->length);
+  }
+  return NSA_OK;
+}
+
+/* Whether sequence s has room for its compressed blocks in the caller's tensors. */
+static nsa_status check_room(const nsai_check *check, const nsa_batch *batch,
+                             const nsai_run_sizes *sizes) {
+  const nsai_geometry *m = &check->problem->model;
+  const int32_t *kv = nsai_present(&batch->cu_kv) ? batch->cu_kv.data : batch->cu_q.data;
+  const int32_t *blocks = batch->cu_blocks.data; /* one sequence may do without */
+  for (int32_t s = 0; s < batch->num_seqs; s++) {
+    int64_t room = blocks ? blocks[s + 1] - blocks[s] : sizes->cmp_rows;
+    int64_t needed = nsai_block_count(m, kv[s + 1] - kv[s]);
+    if (room < needed)
+      return nsai_fail(NSA_E_ARG,
+                       "io.kv.k_cmp has %lld rows for sequence %d (batch.cu_blocks), its %d tokens "
+                       "have %lld compression blocks",
+                       (long long)room, s, kv[s + 1] - kv[s], (long long)needed);
+  }
+  return NSA_OK;
+}
+
+/* The values of the batch's arrays: on the CPU device they can be read, and a wrong one would be
+ * followed. `q_rows`, `kv_rows`: of the tensors that they cut. */
+static nsa_status check_values(const nsai_check *check, const nsa_batch *batch, int64_t q_rows,
+                               int64_t kv_rows, const nsai_run_sizes *sizes) {
+  if (!batch || check->driver || check->level == NSAI_CHECK_OFF) return NSA_OK;
+  int64_t kv_len = check->problem->max_kv_len;
+  offset_limits q = { "batch.cu_q", q_rows, INT32_MAX }, kv = { "batch.cu_kv", kv_rows, kv_len };
+  offset_limits blocks = { "batch.cu_blocks", sizes->cmp_rows, INT32_MAX };
+  if (!nsai_present(&batch->cu_kv)) /* cu_q stands for both */
+    q = (offset_limits){ "batch.cu_q", q_rows < kv_rows ? q_rows : kv_rows, kv_len };
+  NSAI_TRY(check_offsets(&batch->cu_q, batch->num_seqs, &q));
+  NSAI_TRY(check_offsets(&batch->cu_kv, batch->num_seqs, &kv));
+  if (!sizes->cmp_rows) return NSA_OK;
+  NSAI_TRY(check_offsets(&batch->cu_blocks, batch->num_seqs, &blocks));
+  return check->problem->model.phi == NSAI_PHI_EXTERNAL ? NSA_OK : check_room(check, batch, sizes);
+}
+
 /* K and V of one branch; the first also gives the number of KV tokens. */
 static nsa_status check_pair(const nsai_check *check, const nsa_io *io, int b, int64_t rows) {
   static const char *const k_names[] = { "io.kv.k[0]", "io.kv.k[1]", "io.kv.k[2]" };
@@ -178,6 +244,7 @@ static nsa_status check_pair(const nsai_check *check, const nsa_io *io, int b, i
   expectation k = { k_names[b], 3, { rows, m->kv_heads, m->head_dim_qk }, TYPE_MODEL };
   expectation v = { v_names[b], 3, { rows, m->kv_heads, m->head_dim_v }, TYPE_MODEL };
   NSAI_TRY(check_tensor(check, &io->kv.k[b], &k));
+  v.shape[0] = io->kv.k[b].shape[0];
   return check_tensor(check, &io->kv.v[b], &v);
 }
 
@@ -202,6 +269,14 @@ static nsa_status check_compressed(const nsai_check *check, const nsa_batch *bat
   if (sizes->cmp_rows > check->problem->max_kv_tokens)
     return nsai_fail(NSA_E_ARG, "io.kv.k_cmp has %lld rows, more than the plan's %lld KV tokens",
                      (long long)sizes->cmp_rows, (long long)check->problem->max_kv_tokens);
+  /* The products of phi go through workspace that is laid out for the plan's tokens. */
+  int64_t most = check->problem->max_kv_tokens / m->stride + 1;
+  if (sizes->cmp_rows > most && (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP))
+    return nsai_fail(NSA_E_ARG,
+                     "io.kv.k_cmp has %lld rows, the plan's %lld KV tokens have at most %lld "
+                     "compression blocks: pass fewer rows, or raise problem.max_kv_tokens",
+                     (long long)sizes->cmp_rows, (long long)check->problem->max_kv_tokens,
+                     (long long)most);
   int64_t needed = batch ? 0 : nsai_block_count(m, sizes->kv_tokens);
   if (sizes->cmp_rows < needed)
     return nsai_fail(NSA_E_ARG,
@@ -227,9 +302,17 @@ static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_s
     if (first) sizes->kv_tokens = io->kv.k[source].shape[0];
     first = false;
   }
-  if (first) /* only compressed tokens: their raw count must come from k[0]'s shape all the same */
-    sizes->kv_tokens =
-        nsai_present(&io->kv.k[0]) ? io->kv.k[0].shape[0] : check->problem->max_kv_tokens;
+  bool given = nsai_present(&io->kv.k[0]);
+  if (first && !given && !sizes->packed)
+    return nsai_fail(NSA_E_ARG,
+                     "io.kv.k[0] is missing: with phi external and no other branch the number of "
+                     "KV tokens is its first dimension; give it, or a batch with batch.cu_kv");
+  if (first) sizes->kv_tokens = given ? io->kv.k[0].shape[0] : check->problem->max_kv_tokens;
+  if (given && !needs_raw[0] && io->kv.k[0].shape[0] != sizes->kv_tokens)
+    return nsai_fail(NSA_E_ARG,
+                     "io.kv.k[0] has shape[0] = %lld, expected %lld as the other branches' keys "
+                     "have: leave it out, phi is external",
+                     (long long)io->kv.k[0].shape[0], (long long)sizes->kv_tokens);
   return NSA_OK;
 }
 
@@ -307,6 +390,9 @@ static nsa_status check_outputs(const nsai_check *check, const nsa_io *io, int64
     NSAI_TRY(check_optional(check, &io->o_branch[b], &branch));
     NSAI_TRY(check_optional(check, &io->lse[b], &lse));
     bool runs = check->branches >> b & 1;
+    if (check->problem->op == NSA_OP_DENSE && nsai_present(&io->o_branch[b]))
+      return nsai_fail(NSA_E_ARG, "%s is wanted, but NSA_OP_DENSE has no branches: use io.o",
+                       o_names[b]);
     if (!runs && (nsai_present(&io->o_branch[b]) || nsai_present(&io->lse[b])))
       return nsai_fail(
           NSA_E_ARG,
@@ -363,13 +449,17 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   NSAI_TRY(check_batch(check, batch, sizes));
   NSAI_TRY(check_kv(check, io, sizes));
   NSAI_TRY(check_outputs(check, io, sizes->tokens));
-  if (p->op == NSA_OP_DENSE) return check_sizes(p, sizes);
+  if (p->op == NSA_OP_DENSE) {
+    NSAI_TRY(check_sizes(p, sizes));
+    return check_values(check, batch, sizes->tokens, sizes->kv_tokens, sizes);
+  }
   NSAI_TRY(check_compressed(check, batch, io, p->model.phi == NSAI_PHI_EXTERNAL, sizes));
   NSAI_TRY(check_phi(check, io));
   NSAI_TRY(check_gate(check, io, sizes->tokens));
   if (p->model.select_count) NSAI_TRY(check_selection(check, io, sizes->tokens));
   NSAI_TRY(check_probe(check, io));
-  return check_sizes(p, sizes);
+  NSAI_TRY(check_sizes(p, sizes));
+  return check_values(check, batch, sizes->tokens, sizes->kv_tokens, sizes);
 }
 
 nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
@@ -387,7 +477,8 @@ nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, 
   sizes->kv_tokens = io->kv.k[0].shape[0];
   NSAI_TRY(check_compressed(check, batch, io, true, sizes));
   NSAI_TRY(check_phi(check, io));
-  return check_sizes(p, sizes);
+  NSAI_TRY(check_sizes(p, sizes));
+  return check_values(check, batch, INT32_MAX, sizes->kv_tokens, sizes);
 }
 
 nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
@@ -414,5 +505,6 @@ nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, co
   if (importance->shape[2] < blocks)
     return nsai_fail(NSA_E_ARG, "importance has %lld columns, a sequence has up to %lld blocks",
                      (long long)importance->shape[2], (long long)blocks);
-  return check_sizes(p, sizes);
+  NSAI_TRY(check_sizes(p, sizes));
+  return check_values(check, batch, sizes->tokens, INT32_MAX, sizes);
 }
