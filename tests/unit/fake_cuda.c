@@ -1,17 +1,33 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A driver without hardware, for the tests of opening and choosing: GPU 0 is too old, GPU 1 is a
- * Hopper. FAKE_CUDA_INIT is what cuInit returns; FAKE_CUDA_HIDE names a function that is missing;
- * FAKE_CUDA_CURRENT is the device of the current context.
+ * A driver without hardware: GPU 0 is too old, GPU 1 is a Hopper. Kernels are loaded and launched
+ * in name only and recorded (fake_cuda.h); memory is the host's. FAKE_CUDA_INIT is what cuInit
+ * returns; FAKE_CUDA_HIDE names a function that is missing; FAKE_CUDA_CURRENT is the device of the
+ * current context.
  */
-#include "cuda_types.h"
+#include "fake_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int retained, host_context;
+enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201 }; /* CUresult */
+
+/* One library with its one kernel; library, kernel and function are the same address. */
+typedef struct library {
+  char name[64];
+  int max_shared_bytes;
+} library;
+
+static fake_cuda_state record;
+static int host_context;
+
+static _Thread_local nsai_cu_context stack[8];
+static _Thread_local int depth;
+static _Thread_local int32_t capture_mode;
+
+fake_cuda_state *fake_cuda_record(void) { return &record; }
 
 static int number(const char *variable, int otherwise) {
   const char *text = getenv(variable);
@@ -84,23 +100,151 @@ static nsai_cu_result total_memory(size_t *bytes, nsai_cu_device device) {
 
 static nsai_cu_result retain(nsai_cu_context *context, nsai_cu_device device) {
   (void)device;
-  retained++;
-  *context = (nsai_cu_context)&retained;
+  record.retained++;
+  *context = (nsai_cu_context)&record;
   return 0;
 }
 
 static nsai_cu_result release(nsai_cu_device device) {
   (void)device;
-  return --retained < 0 ? 1 : 0;
+  return --record.retained < 0 ? 1 : 0;
+}
+
+static nsai_cu_context current(void) {
+  if (depth) return stack[depth - 1];
+  return getenv("FAKE_CUDA_CURRENT") ? (nsai_cu_context)&host_context : NULL;
 }
 
 static nsai_cu_result get_current(nsai_cu_context *context) {
-  *context = getenv("FAKE_CUDA_CURRENT") ? (nsai_cu_context)&host_context : NULL;
+  *context = current();
   return 0;
+}
+
+static nsai_cu_result push(nsai_cu_context context) {
+  if (depth == sizeof stack / sizeof *stack) return INVALID_VALUE;
+  stack[depth++] = context;
+  return 0;
+}
+
+static nsai_cu_result pop(nsai_cu_context *context) {
+  if (!depth) return INVALID_CONTEXT;
+  *context = stack[--depth];
+  return 0;
+}
+
+nsai_cu_context fake_cuda_set_current(nsai_cu_context context) {
+  nsai_cu_context before = current();
+  depth = 0;
+  if (context) push(context);
+  return before;
+}
+
+/* Whether the device's context is current, as loading and launching need it. */
+static int in_context(void) {
+  int good = current() == (nsai_cu_context)&record || current() == (nsai_cu_context)&host_context;
+  record.wrong_context += !good;
+  return good;
 }
 
 static nsai_cu_result current_device(nsai_cu_device *device) {
   *device = number("FAKE_CUDA_CURRENT", -1);
+  return 0;
+}
+
+static nsai_cu_result exchange_mode(int32_t *mode) {
+  int32_t before = capture_mode;
+  capture_mode = *mode;
+  *mode = before;
+  return 0;
+}
+
+static nsai_cu_result load(nsai_cu_library *out, const void *image, void *jit_options,
+                           void **jit_values, unsigned jit_count, void *options, void **values,
+                           unsigned count) {
+  (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
+  if (!in_context()) return INVALID_CONTEXT;
+  if (memcmp(image, "\177ELF", 4) != 0) return NSAI_CUDA_ERROR_NO_BINARY_FOR_GPU;
+  library *l = calloc(1, sizeof *l);
+  if (!l) return NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+  record.loads++;
+  record.capture_relaxed += capture_mode == NSAI_CU_CAPTURE_RELAXED;
+  *out = (nsai_cu_library)(void *)l;
+  return 0;
+}
+
+static nsai_cu_result unload(nsai_cu_library l) {
+  record.unloads++;
+  free(l);
+  return 0;
+}
+
+static nsai_cu_result get_kernel(nsai_cu_kernel *kernel, nsai_cu_library l, const char *name) {
+  library *self = (library *)(void *)l;
+  snprintf(self->name, sizeof self->name, "%s", name);
+  *kernel = (nsai_cu_kernel)(void *)l;
+  return 0;
+}
+
+static nsai_cu_result get_function(nsai_cu_function *function, nsai_cu_kernel kernel) {
+  *function = (nsai_cu_function)(void *)kernel;
+  return in_context() ? 0 : INVALID_CONTEXT;
+}
+
+static nsai_cu_result set_attribute(int attribute, int value, nsai_cu_kernel kernel,
+                                    nsai_cu_device device) {
+  (void)device;
+  if (attribute != NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES || value > 232448) return INVALID_VALUE;
+  ((library *)(void *)kernel)->max_shared_bytes = value;
+  return 0;
+}
+
+static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_function function,
+                             void **params, void **extra) {
+  const library *self = (const library *)(void *)function;
+  if (!in_context()) return INVALID_CONTEXT;
+  if (record.fail_launch && !--record.fail_launch) return 719; /* CUDA_ERROR_LAUNCH_FAILED */
+  if (!self || !params || !params[0] || extra || !config->grid_x || !config->block_x ||
+      config->block_x > 1024 || (int)config->shared_bytes > self->max_shared_bytes)
+    return INVALID_VALUE;
+  if (record.launches < FAKE_CUDA_LAUNCHES) {
+    fake_cuda_launch *l = &record.launch[record.launches];
+    *l = (fake_cuda_launch){ .grid_x = config->grid_x,
+                             .grid_y = config->grid_y,
+                             .threads = config->block_x,
+                             .shared_bytes = config->shared_bytes,
+                             .stream = config->stream };
+    memcpy(l->name, self->name, sizeof l->name);
+  }
+  record.launches++;
+  return 0;
+}
+
+static nsai_cu_result allocate(nsai_cu_ptr *out, size_t bytes) {
+  void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
+  record.memory_calls++;
+  *out = (nsai_cu_ptr)(uintptr_t)memory;
+  return memory ? 0 : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static nsai_cu_result release_memory(nsai_cu_ptr memory) {
+  record.memory_calls++;
+  if (!memory) return 801;
+  free((void *)(uintptr_t)memory);
+  return 0;
+}
+
+/* Addresses whose page offset has bit 4 set are the host's: the tests choose. */
+static nsai_cu_result pointer_attribute(void *value, int attribute, nsai_cu_ptr memory) {
+  uint32_t host = NSAI_CU_MEMORY_HOST, device = 2;
+  if (attribute != NSAI_CU_POINTER_MEMORY_TYPE) return INVALID_VALUE;
+  if (!in_context()) return INVALID_CONTEXT;
+  memcpy(value, memory & 16 ? &host : &device, sizeof host);
+  return 0;
+}
+
+static nsai_cu_result wait_for_stream(nsai_cu_stream stream) {
+  (void)stream;
+  record.waits++;
   return 0;
 }
 
@@ -132,6 +276,19 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuDevicePrimaryCtxRelease", (any)release },
     { "cuCtxGetCurrent", (any)get_current },
     { "cuCtxGetDevice", (any)current_device },
+    { "cuCtxPushCurrent", (any)push },
+    { "cuCtxPopCurrent", (any)pop },
+    { "cuThreadExchangeStreamCaptureMode", (any)exchange_mode },
+    { "cuLibraryLoadData", (any)load },
+    { "cuLibraryUnload", (any)unload },
+    { "cuLibraryGetKernel", (any)get_kernel },
+    { "cuKernelGetFunction", (any)get_function },
+    { "cuKernelSetAttribute", (any)set_attribute },
+    { "cuLaunchKernelEx", (any)launch },
+    { "cuMemAlloc", (any)allocate },
+    { "cuMemFree", (any)release_memory },
+    { "cuPointerGetAttribute", (any)pointer_attribute },
+    { "cuStreamSynchronize", (any)wait_for_stream },
   };
   any result = (any)unsupported;
   const char *hidden = getenv("FAKE_CUDA_HIDE");

@@ -1,0 +1,41 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the driver without hardware (fake_cuda.c) records. A test finds the record with
+ * fake_cuda_record, in the very module that the library has opened.
+ */
+#ifndef TEST_FAKE_CUDA_H
+#define TEST_FAKE_CUDA_H
+
+#include "cuda_types.h"
+
+#define FAKE_CUDA_LAUNCHES 64
+
+/* A kernel launch, or a product of the fake cuBLASLt (name "matmul", the rest 0 but the stream). */
+typedef struct fake_cuda_launch {
+  char name[64];
+  uint32_t grid_x, grid_y, threads, shared_bytes;
+  nsai_cu_stream stream;
+} fake_cuda_launch;
+
+typedef struct fake_cuda_state {
+  fake_cuda_launch launch[FAKE_CUDA_LAUNCHES]; /* the first ones */
+  int launches;
+  int waits;           /* calls that wait for the device, or would break a capture */
+  int memory_calls;    /* allocations, copies, fills */
+  int loads, unloads;  /* libraries */
+  int handles;         /* of cuBLASLt, made and not destroyed */
+  int retained;        /* primary contexts held */
+  int wrong_context;   /* calls that need a current context and found none, or another */
+  int fail_launch;     /* the n-th launch from now fails; 0: none */
+  int capture_relaxed; /* loads while the thread's capture mode was relaxed */
+} fake_cuda_state;
+
+/* Exported by the module. */
+fake_cuda_state *fake_cuda_record(void);
+
+/* Exported by the module: a current context on this thread that is not the device's, as a host
+ * that works on another GPU has it; NULL: none. Returns the one that was current. */
+nsai_cu_context fake_cuda_set_current(nsai_cu_context context);
+
+#endif /* TEST_FAKE_CUDA_H */

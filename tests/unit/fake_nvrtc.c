@@ -1,0 +1,94 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * NVRTC without a compiler, in the same module as the fake driver: every unit becomes an image at
+ * once, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile.
+ */
+#include "fake_cuda.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char image[] = "\177ELF, but in name only";
+static const char log_text[] = "ptxas info    : Used 10 registers\n";
+
+typedef struct program {
+  int bad;
+} program;
+
+const char *nvrtcGetErrorString(nsai_nvrtc_result result);
+nsai_nvrtc_result nvrtcVersion(int *major, int *minor);
+nsai_nvrtc_result nvrtcGetNumSupportedArchs(int *count);
+nsai_nvrtc_result nvrtcGetSupportedArchs(int *archs);
+nsai_nvrtc_result nvrtcCreateProgram(nsai_nvrtc_program *out, const char *source, const char *name,
+                                     int headers, const char *const *texts,
+                                     const char *const *names);
+nsai_nvrtc_result nvrtcDestroyProgram(nsai_nvrtc_program *p);
+nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program p, int count, const char *const *options);
+
+const char *nvrtcGetErrorString(nsai_nvrtc_result result) {
+  return result == NSAI_NVRTC_COMPILATION ? "NVRTC_ERROR_COMPILATION" : "NVRTC_ERROR_FAKE";
+}
+
+nsai_nvrtc_result nvrtcVersion(int *major, int *minor) {
+  *major = 13;
+  *minor = 0;
+  return 0;
+}
+
+static const int archs[] = { 80, 86, 87, 89, 90, 100, 103, 120 };
+
+nsai_nvrtc_result nvrtcGetNumSupportedArchs(int *count) {
+  *count = sizeof archs / sizeof *archs;
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcGetSupportedArchs(int *out) {
+  memcpy(out, archs, sizeof archs);
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcCreateProgram(nsai_nvrtc_program *out, const char *source, const char *name,
+                                     int headers, const char *const *texts,
+                                     const char *const *names) {
+  program *p = malloc(sizeof *p);
+  char include[96];
+  const char *bad = getenv("FAKE_NVRTC_BAD");
+  (void)name, (void)headers, (void)texts, (void)names;
+  if (!p) return NSAI_NVRTC_OUT_OF_MEMORY;
+  snprintf(include, sizeof include, "#include \"%s.cuh\"", bad ? bad : "no such kernel");
+  p->bad = strstr(source, include) != NULL;
+  *out = (nsai_nvrtc_program)(void *)p;
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcDestroyProgram(nsai_nvrtc_program *p) {
+  free(*p);
+  *p = NULL;
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program p, int count, const char *const *options) {
+  const program *self = (const program *)(const void *)p;
+  (void)count, (void)options;
+  return self->bad ? NSAI_NVRTC_COMPILATION : 0;
+}
+
+/* The results: all programs have the same. */
+#define RESULT(name, text)                                                                         \
+  nsai_nvrtc_result nvrtcGet##name##Size(nsai_nvrtc_program p, size_t *size);                      \
+  nsai_nvrtc_result nvrtcGet##name##Size(nsai_nvrtc_program p, size_t *size) {                     \
+    (void)p;                                                                                       \
+    *size = sizeof text;                                                                           \
+    return 0;                                                                                      \
+  }                                                                                                \
+  nsai_nvrtc_result nvrtcGet##name(nsai_nvrtc_program p, char *out);                               \
+  nsai_nvrtc_result nvrtcGet##name(nsai_nvrtc_program p, char *out) {                              \
+    (void)p;                                                                                       \
+    memcpy(out, text, sizeof text);                                                                \
+    return 0;                                                                                      \
+  }
+RESULT(CUBIN, image)
+RESULT(PTX, image)
+RESULT(ProgramLog, log_text)

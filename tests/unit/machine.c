@@ -1,0 +1,200 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "machine.h"
+
+#include "writer.h"
+
+#include <dirent.h>
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#define MAX_TOKENS 64
+#define GATE_CHANNELS 24
+
+void machine_expect(const char *what, nsa_status got, nsa_status want, const char *text) {
+  if (got != want)
+    fail_msg("%s: %s, expected %s: %s", what, nsa_status_name(got), nsa_status_name(want),
+             got ? nsa_last_error() : "");
+  if (text && !strstr(nsa_last_error(), text))
+    fail_msg("%s: the error does not say \"%s\": %s", what, text, nsa_last_error());
+}
+
+void machine_yaml(const machine_request *r, char *text, size_t size) {
+  static const char *const phis[] = { "mean", "linear", "mlp", "external" };
+  static const char *const gates[] = { "weights", "logits", "mlp" };
+  nsai_writer w = nsai_writer_open(text, size);
+  nsai_write(&w,
+             "nsa: 1\nmodel:\n  heads: 6\n  kv_heads: 2\n  head_dim_qk: 24\n  head_dim_v: 16\n"
+             "  compress: {block: 8, stride: 4, phi: %s%s}\n"
+             "  select: {block: 16, count: 4, init: 1, local: 2}\n  window: 20\n  gate: %s\n",
+             phis[r->phi], r->phi == NSAI_PHI_MLP ? ", hidden: 10, activation: gelu" : "",
+             gates[r->gate]);
+  if (r->gate == NSAI_GATE_MLP)
+    nsai_write(&w, "  gate_mlp: {channels: %d, hidden: %d}\n", GATE_CHANNELS, r->gate_hidden);
+  nsai_write(&w, "  kv_sharing: %s\n  dtype: %s\n", r->per_branch ? "per_branch" : "shared",
+             r->gpu ? "bf16" : "f32");
+  if (!r->gpu) nsai_write(&w, "runtime: {device: cpu}\n");
+  assert_true(w.used < size);
+}
+
+static const char *module_path(void) {
+  const char *path = getenv("FAKE_CUDA");
+  if (!path) fail_msg("FAKE_CUDA is not set: run through meson test");
+  return path;
+}
+
+static void *symbol(const char *name) {
+  void *module = dlopen(module_path(), RTLD_NOW | RTLD_LOCAL);
+  void *address = module ? dlsym(module, name) : NULL;
+  assert_non_null(address);
+  dlclose(module); /* the library keeps it open */
+  return address;
+}
+
+fake_cuda_state *machine_record(void) {
+  fake_cuda_state *(*record)(void);
+  void *address = symbol("fake_cuda_record");
+  memcpy(&record, &address, sizeof record);
+  return record();
+}
+
+void machine_set_current(void *context) {
+  nsai_cu_context (*set)(nsai_cu_context);
+  void *address = symbol("fake_cuda_set_current");
+  memcpy(&set, &address, sizeof set);
+  set(context);
+}
+
+void machine_overrides_init(machine_overrides *o, const char *dir, const char *extra) {
+  int n = 0;
+  memset(o, 0, sizeof *o);
+  snprintf(o->text[n++], sizeof o->text[0], "runtime.driver_path=%s", module_path());
+  snprintf(o->text[n++], sizeof o->text[0], "runtime.nvrtc_path=%s", module_path());
+  snprintf(o->text[n++], sizeof o->text[0], "runtime.cublaslt_path=%s", module_path());
+  snprintf(o->text[n++], sizeof o->text[0], "runtime.cache_dir=%s", dir);
+  for (int i = 0; i < n; i++) o->list[i] = o->text[i];
+  o->list[n] = extra;
+}
+
+nsa_ctx *machine_context(const char *yaml, const char *const *overrides, bool gpu) {
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_ctx *ctx = NULL;
+  options.yaml_text = yaml;
+  options.overrides = overrides;
+  if (gpu) options.device = 1;
+  machine_expect("nsa_create", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
+  return ctx;
+}
+
+static void make_gate(machine *m, const machine_request *r) {
+  toy *t = &m->toy;
+  if (r->gate != NSAI_GATE_MLP) return;
+  int64_t out = t->geometry.heads * 3, h = r->gate_hidden;
+  t->io.gate = (nsa_gate){ 0 };
+  t->io.gate.x = toy_tensor(t, t->geometry.dtype, 2, t->tokens, GATE_CHANNELS, 0);
+  t->io.gate.w2 = toy_tensor(t, t->geometry.dtype, 2, h ? h : GATE_CHANNELS, out, 0);
+  t->io.gate.b2 = toy_tensor(t, t->geometry.dtype, 1, out, 0, 0);
+  toy_randomize(t, &t->io.gate.x);
+  toy_randomize(t, &t->io.gate.w2);
+  toy_randomize(t, &t->io.gate.b2);
+  if (!h) return;
+  t->io.gate.w1 = toy_tensor(t, t->geometry.dtype, 2, GATE_CHANNELS, h, 0);
+  t->io.gate.b1 = toy_tensor(t, t->geometry.dtype, 1, h, 0, 0);
+  toy_randomize(t, &t->io.gate.w1);
+  toy_randomize(t, &t->io.gate.b1);
+}
+
+static void make_compressed(machine *m, const machine_request *r) {
+  static const int32_t blocks[] = { 3, 4 }; /* (17 - 8) / 4 + 1, (23 - 8) / 4 + 1 */
+  toy *t = &m->toy;
+  if (r->phi != NSAI_PHI_EXTERNAL) return;
+  t->batch.cu_blocks = toy_offsets(t, 2, blocks);
+  t->io.kv.k_cmp = toy_tensor(t, t->geometry.dtype, 3, 7, t->geometry.kv_heads, 24);
+  t->io.kv.v_cmp = toy_tensor(t, t->geometry.dtype, 3, 7, t->geometry.kv_heads, 16);
+  toy_randomize(t, &t->io.kv.k_cmp);
+  toy_randomize(t, &t->io.kv.v_cmp);
+}
+
+static void make_toy(machine *m, const machine_request *r) {
+  static const int32_t lengths[] = { 17, 23 };
+  nsai_geometry g = toy_geometry(r->phi);
+  g.dtype = r->gpu ? NSA_BF16 : NSA_F32;
+  g.per_branch = r->per_branch;
+  g.gate = r->gate;
+  g.gate_hidden = r->gate_hidden;
+  g.gate_channels = r->gate == NSAI_GATE_MLP ? GATE_CHANNELS : 0;
+  g.gate_activation = NSAI_ACT_SILU;
+  toy_init(&m->toy, &g, 2, lengths, lengths);
+  make_gate(m, r);
+  make_compressed(m, r);
+  if (r->selection == NSA_SELECT_RANGES) m->toy.io.block_idx = (nsa_tensor){ 0 };
+  if (r->op == NSA_OP_DENSE) {
+    memset(m->toy.io.o_branch, 0, sizeof m->toy.io.o_branch);
+    m->toy.io.lse[1] = m->toy.io.lse[2] = (nsa_tensor){ 0 };
+  }
+}
+
+void machine_init(machine *m, const machine_request *r) {
+  char yaml[1024];
+  machine_overrides gpu;
+  const char *const cpu[] = { r->override, NULL };
+  nsa_caps caps = NSA_CAPS_INIT;
+  memset(m, 0, sizeof *m);
+  m->gpu = r->gpu;
+  snprintf(m->dir, sizeof m->dir, "/tmp/nsa-test-machine-XXXXXX");
+  assert_non_null(mkdtemp(m->dir));
+  machine_yaml(r, yaml, sizeof yaml);
+  machine_overrides_init(&gpu, m->dir, r->override);
+  m->ctx = machine_context(yaml, r->gpu ? gpu.list : cpu, r->gpu);
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  problem.op = r->op;
+  problem.max_tokens = MAX_TOKENS;
+  problem.max_seqs = 2;
+  problem.selection = r->selection;
+  problem.max_probe_rows = r->max_probe_rows;
+  machine_expect("nsa_plan_create", nsa_plan_create(m->ctx, &problem, NULL, NULL, &m->plan), NSA_OK,
+                 NULL);
+  machine_expect("nsa_plan_caps", nsa_plan_caps(m->plan, &caps), NSA_OK, NULL);
+  m->exec = (nsa_exec)NSA_EXEC_INIT;
+  if (caps.workspace_bytes) {
+    m->workspace = aligned_alloc(caps.workspace_align, caps.workspace_bytes); /* never touched */
+    assert_non_null(m->workspace);
+  }
+  m->exec.workspace = m->workspace;
+  m->exec.workspace_bytes = caps.workspace_bytes;
+  make_toy(m, r);
+}
+
+void machine_free(machine *m) {
+  nsa_plan_destroy(m->plan);
+  nsa_destroy(m->ctx);
+  toy_free(&m->toy);
+  free(m->workspace);
+  machine_remove(m->dir);
+}
+
+void machine_remove(const char *dir) {
+  char path[512], inner[1024];
+  DIR *outer = opendir(dir);
+  for (const struct dirent *item; outer && (item = readdir(outer)) != NULL;) {
+    if (!strcmp(item->d_name, ".") || !strcmp(item->d_name, "..")) continue;
+    snprintf(path, sizeof path, "%s/%s", dir, item->d_name);
+    DIR *below = opendir(path);
+    for (const struct dirent *file; below && (file = readdir(below)) != NULL;) {
+      snprintf(inner, sizeof inner, "%s/%s", path, file->d_name);
+      unlink(inner);
+    }
+    if (below) closedir(below);
+    if (rmdir(path)) unlink(path);
+  }
+  if (outer) closedir(outer);
+  rmdir(dir);
+}

@@ -1,0 +1,63 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A context with its plan and a toy forward, on the CPU device or on the GPU of the fake driver:
+ * what tests of the public API start from. Everything unexpected ends the test.
+ */
+#ifndef TEST_MACHINE_H
+#define TEST_MACHINE_H
+
+#include "fake_cuda.h"
+#include "toy.h"
+
+#include <nsa/nsa.h>
+#include <stdbool.h>
+
+typedef struct machine {
+  bool gpu;
+  char dir[64]; /* cache of the GPU's kernels */
+  nsa_ctx *ctx;
+  nsa_plan *plan;
+  toy toy;
+  nsa_exec exec;
+  void *workspace;
+} machine;
+
+/* What a machine is made from. Zero: phi mean, one sequence of 40 tokens, on the CPU device. */
+typedef struct machine_request {
+  bool gpu;
+  nsai_phi_kind phi;
+  nsai_gate_kind gate;
+  int32_t gate_hidden;
+  bool per_branch;
+  int32_t op, selection, max_probe_rows;
+  const char *override; /* one more override of the configuration; NULL: none */
+} machine_request;
+
+/* The YAML text of the toy's geometry for a request. */
+void machine_yaml(const machine_request *request, char *text, size_t size);
+
+/* Plan of at most 64 tokens, 64 KV tokens, 2 sequences, and a toy of two sequences of 17 and 23
+ * tokens whose tensors fit. */
+void machine_init(machine *m, const machine_request *request);
+void machine_free(machine *m);
+
+/* The overrides of a GPU context: all NVIDIA libraries are the fake module, the cache is `dir`. */
+typedef struct machine_overrides {
+  char text[5][512];
+  const char *list[7];
+} machine_overrides;
+void machine_overrides_init(machine_overrides *o, const char *dir, const char *extra);
+
+/* The fake module's record and its way to set the current context. */
+fake_cuda_state *machine_record(void);
+nsa_ctx *machine_context(const char *yaml, const char *const *overrides, bool gpu);
+void machine_set_current(void *context);
+
+/* Fails unless the status is `want` and, when `text` is given, the error text contains it. */
+void machine_expect(const char *what, nsa_status got, nsa_status want, const char *text);
+
+/* Removes a folder of files, one level deep. */
+void machine_remove(const char *dir);
+
+#endif /* TEST_MACHINE_H */
