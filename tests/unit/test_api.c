@@ -1,0 +1,350 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Contexts through the public API: every bad argument, the texts under snprintf's rule, logging,
+ * fork, threads.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "machine.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define MODEL "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64}\n"
+#define CPU MODEL "runtime: {device: cpu}\n"
+
+static nsa_options options_of(const char *yaml) {
+  nsa_options options = NSA_OPTIONS_INIT;
+  options.yaml_text = yaml;
+  return options;
+}
+
+/* Expects a refusal whose text contains `text`, and no context. */
+static void refuse(const char *path, const nsa_options *options, nsa_status want,
+                   const char *text) {
+  nsa_ctx *ctx = (nsa_ctx *)(void *)&want;
+  machine_expect(text, nsa_create(path, options, &ctx), want, text);
+  assert_null(ctx);
+}
+
+static void test_bad_options(void **state) {
+  (void)state;
+  nsa_options o = options_of(CPU);
+  assert_int_equal(nsa_create(NULL, &o, NULL), NSA_E_ARG);
+  nsa_destroy(NULL);
+  o.struct_size--;
+  refuse(NULL, &o, NSA_E_VERSION, "struct_size");
+  o = options_of(CPU);
+  o.api_version = 2;
+  refuse(NULL, &o, NSA_E_VERSION, "api_version 2");
+  o = options_of(CPU);
+  o.deviceless = 1;
+  refuse(NULL, &o, NSA_E_ARG, "options.arch");
+  o.arch = "sm_90";
+  refuse(NULL, &o, NSA_E_UNSUPPORTED, "sm_90a");
+  o.arch = "";
+  refuse(NULL, &o, NSA_E_UNSUPPORTED, "unknown architecture");
+  o.arch = "sm_90a";
+  o.device = 0;
+  refuse(NULL, &o, NSA_E_ARG, "options.device is 0");
+  o = options_of(CPU);
+  o.arch = "sm_90a";
+  refuse(NULL, &o, NSA_E_ARG, "options.deviceless");
+  o = options_of(CPU);
+  o.device = -2;
+  refuse(NULL, &o, NSA_E_ARG, "options.device is -2");
+  o = options_of(CPU);
+  o.log_level = 6;
+  refuse(NULL, &o, NSA_E_ARG, "options.log_level is 6");
+  o.log_level = -1;
+  refuse(NULL, &o, NSA_E_ARG, "options.log_level is -1");
+}
+
+static void test_bad_configurations(void **state) {
+  (void)state;
+  refuse("/nonexistent/nsa.yaml", NULL, NSA_E_IO, "/nonexistent/nsa.yaml");
+  refuse("/", NULL, NSA_E_IO, "/: the configuration cannot be read");
+  nsa_options o = options_of(NULL);
+  refuse(NULL, &o, NSA_E_CONFIG, "model");
+  o.yaml_text = "";
+  refuse(NULL, &o, NSA_E_CONFIG, "");
+  o.yaml_text = "nsa: 1\nmodel: [";
+  refuse(NULL, &o, NSA_E_CONFIG, "<text>:");
+  o.yaml_text = MODEL "runtime: {device: cpu, jti: never}\n";
+  refuse(NULL, &o, NSA_E_CONFIG, "jit");
+  o.yaml_text = CPU "variants: {force: {dense: dens_mma}}\n";
+  refuse(NULL, &o, NSA_E_CONFIG, "there are: dense_mma, sdpa_gemm");
+  o.yaml_text = CPU "variants: {disable: [\"*.nothing_*\"]}\n";
+  refuse(NULL, &o, NSA_E_CONFIG, "matches no variant");
+  /* A profile is looked at when its device is known. */
+  o.yaml_text = MODEL "profiles:\n  - match: {arch: sm_90a}\n    variants: {force: {dense: no}}\n";
+  o.deviceless = 1;
+  o.arch = "sm_90a";
+  refuse(NULL, &o, NSA_E_CONFIG, "no variant \"no\"");
+  static const char *const unknown[] = { "runtime.colour=red", NULL };
+  o = options_of(CPU);
+  o.overrides = unknown;
+  refuse(NULL, &o, NSA_E_CONFIG, "colour");
+}
+
+static void test_overrides(void **state) {
+  (void)state;
+  static const char *const list[] = { "model.heads=16", "runtime.jit=never", NULL };
+  char text[8192];
+  nsa_options o = options_of(CPU "x-anything: 1\nthis is beyond yaml_len: [");
+  o.yaml_len = strlen(CPU);
+  o.overrides = list;
+  nsa_ctx *ctx;
+  machine_expect("overrides", nsa_create(NULL, &o, &ctx), NSA_OK, NULL);
+  size_t length = nsa_config_dump(ctx, 0, text, sizeof text);
+  assert_int_equal(length, strlen(text));
+  assert_non_null(strstr(text, "heads: 16"));
+  assert_non_null(strstr(text, "jit: never"));
+  assert_true(nsa_config_dump(ctx, 1, text, sizeof text) > length);
+  assert_non_null(strstr(text, "override"));
+  nsa_destroy(ctx);
+}
+
+/* Never beyond the buffer, always ended, the whole length returned. */
+static void expect_rule(const char *what, const char *whole, size_t length, const char *cut,
+                        size_t size) {
+  if (strlen(whole) != length) fail_msg("%s: length %zu, text %zu", what, length, strlen(whole));
+  if (size && (strlen(cut) != size - 1 || memcmp(cut, whole, size - 1) != 0))
+    fail_msg("%s: cut to %zu: %s", what, size, cut);
+}
+
+static void test_texts(void **state) {
+  (void)state;
+  static char whole[65536], again[65536];
+  char cut[17];
+  char yaml[1024];
+  machine_yaml(&(machine_request){ 0 }, yaml, sizeof yaml);
+  nsa_ctx *ctx = machine_context(yaml, NULL, false);
+  nsa_problem problem = NSA_PROBLEM_INIT, bad = { 0 };
+  problem.max_tokens = 64;
+  problem.max_seqs = 1;
+  for (size_t size = 1; size <= sizeof cut; size += 8) {
+    expect_rule("dump", whole, nsa_config_dump(ctx, 1, whole, sizeof whole), cut,
+                (nsa_config_dump(ctx, 1, cut, size), size));
+    expect_rule("string", whole, nsa_problem_string(ctx, &problem, whole, sizeof whole), cut,
+                (nsa_problem_string(ctx, &problem, cut, size), size));
+    expect_rule("explain", whole, nsa_explain(ctx, &problem, whole, sizeof whole), cut,
+                (nsa_explain(ctx, &problem, cut, size), size));
+  }
+  assert_int_equal(nsa_config_dump(ctx, 1, NULL, 0), nsa_config_dump(ctx, 1, NULL, 100));
+  assert_int_equal(nsa_problem_string(ctx, &problem, NULL, 9),
+                   nsa_problem_string(ctx, &problem, NULL, 0));
+  assert_true(nsa_explain(ctx, &problem, NULL, 9) > 0);
+  assert_non_null(strstr(whole, "float64 reference"));
+  /* What is wrong stands in the explanation; a string there is not. */
+  nsa_explain(ctx, &bad, whole, sizeof whole);
+  assert_non_null(strstr(whole, "problem.struct_size"));
+  nsa_explain(NULL, &problem, whole, sizeof whole);
+  assert_non_null(strstr(whole, "context is NULL"));
+  assert_int_equal(nsa_problem_string(ctx, NULL, whole, sizeof whole), 0);
+  assert_string_equal(whole, "");
+  whole[0] = 'x';
+  assert_int_equal(nsa_config_dump(NULL, 0, whole, sizeof whole), 0);
+  assert_string_equal(whole, "");
+  assert_int_equal(nsa_config_dump(NULL, 0, NULL, 7), 0);
+  size_t length = nsa_report(ctx, again, sizeof again);
+  assert_int_equal(length, strlen(again));
+  assert_int_equal(nsa_report(ctx, cut, sizeof cut), length);
+  assert_int_equal(strlen(cut), sizeof cut - 1);
+  assert_int_equal(nsa_report(ctx, NULL, 0), length);
+  assert_int_equal(nsa_report(ctx, NULL, 5), length);
+  assert_true(nsa_report(NULL, NULL, 0) > 0);
+  nsa_destroy(ctx);
+}
+
+static void test_names(void **state) {
+  (void)state;
+  assert_int_equal(nsa_version(), NSA_VERSION);
+  assert_ptr_equal(nsa_build_info(), nsa_build_info());
+  assert_non_null(strstr(nsa_build_info(), "\"templates\": \""));
+#define EXPECT(name, value, text)                                                                  \
+  assert_string_equal(nsa_status_name(value), #name);                                              \
+  assert_string_equal(nsa_status_text(value), text);
+  NSA_STATUS_LIST(EXPECT)
+  assert_string_equal(nsa_status_name(1000), "NSA_E_UNKNOWN");
+  assert_string_equal(nsa_status_name(-1), "NSA_E_UNKNOWN");
+  assert_string_equal(nsa_status_text(INT32_MIN), "unknown status");
+}
+
+typedef struct lines {
+  int count[NSA_LOG_TRACE + 1], newlines;
+} lines;
+
+static void note(void *user, int32_t level, const char *component, const char *text) {
+  lines *l = user;
+  assert_true(component[0] && level >= NSA_LOG_ERROR && level <= NSA_LOG_TRACE);
+  l->count[level]++;
+  l->newlines += strchr(text, '\n') != NULL;
+}
+
+static lines count_lines(const char *yaml, int32_t level) {
+  lines l = { 0 };
+  nsa_ctx *ctx;
+  nsa_options o = options_of(yaml);
+  o.log = note;
+  o.log_user = &l;
+  o.log_level = level;
+  machine_expect("log", nsa_create(NULL, &o, &ctx), NSA_OK, NULL);
+  nsa_destroy(ctx);
+  return l;
+}
+
+/* The options' level is stronger than the configuration's; a line is a line. */
+static void test_log(void **state) {
+  (void)state;
+#define WARNS CPU "device: {sms: 3}\n" /* a figure without a source */
+  lines l = count_lines(WARNS, NSA_LOG_INFO);
+  assert_int_equal(l.newlines, 0);
+  assert_true(l.count[NSA_LOG_WARN] >= 1);
+  assert_int_equal(l.count[NSA_LOG_INFO], 1);
+  l = count_lines(WARNS, NSA_LOG_ERROR);
+  assert_int_equal(l.count[NSA_LOG_WARN], 0);
+  l = count_lines(WARNS, 0); /* runtime.log_level: warn */
+  assert_true(l.count[NSA_LOG_WARN] >= 1);
+  assert_int_equal(l.count[NSA_LOG_INFO], 0);
+  l = count_lines(MODEL "runtime: {device: cpu, log_level: info}\n", 0);
+  assert_int_equal(l.count[NSA_LOG_INFO], 1);
+}
+
+/* What a forked child may still call. Returns its exit status. */
+static int use_after_fork(machine *m) {
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  nsa_caps caps = NSA_CAPS_INIT;
+  nsa_plan *plan = NULL;
+  problem.max_tokens = 8;
+  problem.max_seqs = 1;
+  int bad = nsa_query(m->ctx, &problem, &caps) != NSA_E_FORKED;
+  bad |= nsa_plan_create(m->ctx, &problem, NULL, NULL, &plan) != NSA_E_FORKED;
+  bad |= plan != NULL || nsa_prepare(m->ctx, &problem, 1, NULL, NULL) != NSA_E_FORKED;
+  bad |= nsa_plan_caps(m->plan, &caps) != NSA_E_FORKED;
+  bad |= nsa_forward(m->plan, &m->exec, &m->toy.batch, &m->toy.io) != NSA_E_FORKED;
+  bad |= !strstr(nsa_last_error(), "fork()");
+  bad |= nsa_config_dump(m->ctx, 0, NULL, 0) != 0;
+  nsa_plan_destroy(m->plan);
+  nsa_destroy(m->ctx);
+  if (m->gpu) bad |= machine_record()->unloads != 0 || machine_record()->retained != 1;
+  return bad;
+}
+
+static void test_fork(void **state) {
+  (void)state;
+  for (int gpu = 0; gpu < 2; gpu++) {
+    machine m;
+    machine_init(&m, &(machine_request){ .gpu = gpu });
+    pid_t child = fork();
+    if (child == 0) _exit(use_after_fork(&m));
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+    machine_expect("parent", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK, NULL);
+    machine_free(&m);
+  }
+  assert_int_equal(machine_record()->loads, machine_record()->unloads);
+  assert_int_equal(machine_record()->retained, 0);
+}
+
+#define THREADS 8
+
+typedef struct crowd {
+  machine *machine;
+  nsa_status status;
+} crowd;
+
+static void *make_plans(void *user) {
+  crowd *c = user;
+  nsa_ctx *ctx = c->machine->ctx;
+  for (int i = 1; i <= 20 && c->status == NSA_OK; i++) {
+    nsa_problem problem = NSA_PROBLEM_INIT;
+    nsa_caps caps = NSA_CAPS_INIT;
+    nsa_plan *plan;
+    char text[256];
+    problem.max_tokens = i;
+    problem.max_seqs = 1;
+    c->status = nsa_query(ctx, &problem, &caps);
+    if (c->status == NSA_OK) c->status = nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
+    if (c->status != NSA_OK) break;
+    nsa_explain(ctx, &problem, text, sizeof text);
+    nsa_config_dump(ctx, 1, text, sizeof text);
+    nsa_plan_destroy(plan);
+    problem.max_tokens = -i; /* each thread has its own error text */
+    if (nsa_query(ctx, &problem, &caps) != NSA_E_ARG) c->status = NSA_E_INTERNAL;
+  }
+  return NULL;
+}
+
+static void test_threads(void **state) {
+  (void)state;
+  machine m;
+  pthread_t threads[THREADS];
+  crowd crowds[THREADS];
+  machine_init(&m, &(machine_request){ 0 });
+  for (int i = 0; i < THREADS; i++) {
+    crowds[i] = (crowd){ &m, NSA_OK };
+    assert_int_equal(pthread_create(&threads[i], NULL, make_plans, &crowds[i]), 0);
+  }
+  for (int i = 0; i < THREADS; i++) {
+    pthread_join(threads[i], NULL);
+    assert_int_equal(crowds[i].status, NSA_OK);
+  }
+  machine_free(&m);
+}
+
+static void test_bad_plans(void **state) {
+  (void)state;
+  machine m;
+  machine_init(&m, &(machine_request){ 0 });
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  nsa_caps caps = NSA_CAPS_INIT;
+  nsa_plan *plan = m.plan;
+  assert_int_equal(nsa_plan_create(m.ctx, &problem, NULL, NULL, NULL), NSA_E_ARG);
+  assert_int_equal(nsa_plan_create(NULL, &problem, NULL, NULL, &plan), NSA_E_ARG);
+  assert_null(plan);
+  plan = m.plan;
+  assert_int_equal(nsa_plan_create(m.ctx, NULL, NULL, NULL, &plan), NSA_E_ARG);
+  assert_null(plan);
+  assert_int_equal(nsa_query(NULL, &problem, &caps), NSA_E_ARG);
+  assert_int_equal(nsa_query(m.ctx, NULL, &caps), NSA_E_ARG);
+  assert_int_equal(nsa_query(m.ctx, &problem, NULL), NSA_E_ARG);
+  assert_int_equal(nsa_plan_caps(NULL, &caps), NSA_E_ARG);
+  assert_int_equal(nsa_plan_caps(m.plan, NULL), NSA_E_ARG);
+  caps.struct_size = 4;
+  assert_int_equal(nsa_plan_caps(m.plan, &caps), NSA_E_VERSION);
+  assert_int_equal(nsa_prepare(m.ctx, NULL, 1, NULL, NULL), NSA_E_ARG);
+  assert_int_equal(nsa_prepare(m.ctx, NULL, 0, NULL, NULL), NSA_OK);
+  assert_int_equal(nsa_prepare(NULL, NULL, 0, NULL, NULL), NSA_E_ARG);
+  nsa_plan_destroy(NULL);
+  caps = (nsa_caps)NSA_CAPS_INIT;
+  machine_expect("caps", nsa_plan_caps(m.plan, &caps), NSA_OK, NULL);
+  assert_int_equal(caps.supported, 1);
+  assert_int_equal(caps.graph_level, NSA_GRAPH_NEVER);
+  assert_int_equal(caps.workspace_bytes, 0);
+  assert_string_equal(caps.variants, "all=reference");
+  machine_free(&m);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_bad_options), cmocka_unit_test(test_bad_configurations),
+    cmocka_unit_test(test_overrides),   cmocka_unit_test(test_texts),
+    cmocka_unit_test(test_names),       cmocka_unit_test(test_log),
+    cmocka_unit_test(test_fork),        cmocka_unit_test(test_threads),
+    cmocka_unit_test(test_bad_plans),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,187 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Problems: defaults from the serving section, limits, refusals, exact strings, and when the
+ * selected branch is dense attention.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "problem.h"
+
+#include <string.h>
+
+#define MODEL                                                                                      \
+  "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, compress: {block: 32, stride: 16}, "       \
+  "select: {block: 64, count: 4}, window: 128"
+
+static nsai_config *load(const char *text) {
+  nsai_config *config;
+  nsai_config_request request = {
+    .text = text, .skip_system_file = true, .skip_environment = true, .need_model = true
+  };
+  if (nsai_config_load(&request, &config) != NSA_OK) fail_msg("%s", nsa_last_error());
+  return config;
+}
+
+static nsai_problem resolve(const nsai_config *config, const nsa_problem *problem) {
+  nsai_problem out;
+  if (nsai_problem_resolve(config, problem, &out) != NSA_OK) fail_msg("%s", nsa_last_error());
+  return out;
+}
+
+static void test_defaults(void **state) {
+  (void)state;
+  nsai_config *config = load(
+      MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 1000, max_kv_len: 500, max_seqs: 3}");
+  nsa_problem asked = NSA_PROBLEM_INIT;
+  nsai_problem p = resolve(config, &asked);
+  assert_int_equal(p.op, NSA_OP_FORWARD);
+  assert_int_equal(p.overlap, NSA_OVERLAP_LOW);
+  assert_int_equal(p.max_tokens, 100);
+  assert_int_equal(p.max_kv_tokens, 1000);
+  assert_int_equal(p.max_kv_len, 500);
+  assert_int_equal(p.max_seqs, 3);
+  /* The caller's own number of tokens is that of its KV tokens, too. */
+  asked.max_tokens = 400;
+  p = resolve(config, &asked);
+  assert_int_equal(p.max_kv_tokens, 400);
+  assert_int_equal(p.max_kv_len, 400); /* never beyond all KV tokens */
+  asked.max_kv_tokens = 2000;
+  assert_int_equal(resolve(config, &asked).max_kv_len, 500);
+  asked.max_kv_len = 2000;
+  assert_int_equal(resolve(config, &asked).max_kv_len, 2000);
+  nsai_config_destroy(config);
+  config = load(MODEL "}\nserving: {max_tokens: 100, max_seqs: 1}\nruntime: {parity: true}");
+  asked = (nsa_problem)NSA_PROBLEM_INIT;
+  p = resolve(config, &asked);
+  assert_true(p.parity && !p.deterministic);
+  assert_int_equal(p.max_kv_tokens, 100);
+  assert_int_equal(p.max_kv_len, 100);
+  nsai_config_destroy(config);
+}
+
+typedef struct refusal {
+  nsa_problem problem;
+  nsa_status status;
+  const char *text;
+} refusal;
+
+#define PROBLEM(...)                                                                               \
+  { .struct_size = sizeof(nsa_problem), __VA_ARGS__ }
+
+static void test_refusals(void **state) {
+  (void)state;
+  nsai_config *config = load(MODEL "}");
+  nsai_config *off =
+      load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, select: {count: 0}}");
+  static const refusal cases[] = {
+    { { .struct_size = 8 }, NSA_E_VERSION, "problem.struct_size is 8" },
+    { PROBLEM(.op = 0), NSA_E_ARG, "serving.max_seqs" },
+    { PROBLEM(.max_seqs = 1), NSA_E_ARG, "problem.max_tokens is 0" },
+    { PROBLEM(.max_seqs = -1, .max_tokens = 1), NSA_E_ARG, "problem.max_seqs is -1" },
+    { PROBLEM(.max_seqs = 1000001, .max_tokens = 1), NSA_E_ARG, "at most 1000000" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = -1), NSA_E_ARG, "problem.max_tokens is -1" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 2000000001), NSA_E_ARG, "at most 2000000000" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = INT64_MAX), NSA_E_ARG, "problem.max_tokens" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = INT64_MIN), NSA_E_ARG, "problem.max_tokens" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_kv_tokens = -9), NSA_E_ARG,
+      "problem.max_kv_tokens is -9" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_kv_tokens = INT64_MAX), NSA_E_ARG,
+      "problem.max_kv_tokens" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_kv_len = -1), NSA_E_ARG,
+      "problem.max_kv_len is -1" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = 3), NSA_E_ARG, "problem.op is 3" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = -1), NSA_E_ARG, "problem.op is -1" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .selection = 3), NSA_E_ARG, "problem.selection" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .overlap = 3), NSA_E_ARG, "problem.overlap" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = -1), NSA_E_ARG,
+      "problem.max_probe_rows is -1" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = 10), NSA_E_ARG, "(9)" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = 1, .op = NSA_OP_DENSE), NSA_E_ARG,
+      "NSA_OP_DENSE has no importance" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .reserved = { 0, 0, 0, 7 }), NSA_E_ARG,
+      "problem.reserved[3] is 7" },
+  };
+  nsai_problem out;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    assert_int_equal(nsai_problem_resolve(config, &cases[i].problem, &out), cases[i].status);
+    if (!strstr(nsa_last_error(), cases[i].text))
+      fail_msg("%s is not in: %s", cases[i].text, nsa_last_error());
+  }
+  assert_int_equal(nsai_problem_resolve(config, NULL, &out), NSA_E_ARG);
+  nsa_problem blocks = PROBLEM(.max_seqs = 1, .max_tokens = 9, .selection = NSA_SELECT_BLOCKS);
+  assert_int_equal(nsai_problem_resolve(off, &blocks, &out), NSA_E_ARG);
+  assert_non_null(strstr(nsa_last_error(), "model.select.count is 0"));
+  nsai_config_destroy(config);
+  nsai_config_destroy(off);
+}
+
+static void expect_text(const char *model, nsa_problem asked, const char *want) {
+  char text[512];
+  nsai_config *config = load(model);
+  nsai_problem p = resolve(config, &asked);
+  nsai_writer w = nsai_writer_open(text, sizeof text);
+  nsai_problem_add_string(&w, &p);
+  assert_string_equal(text, want);
+  nsai_config_destroy(config);
+}
+
+/* The strings stand in caches and records: a change here is a change of format. */
+static void test_strings(void **state) {
+  (void)state;
+  nsa_problem small = PROBLEM(.max_seqs = 2, .max_tokens = 100, .max_kv_tokens = 1000);
+  expect_text(MODEL "}", small,
+              "fwd:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:sel=own:"
+              "ov=low:tok100:kv1000:len1000:seq2");
+  nsa_problem marked =
+      PROBLEM(.max_seqs = 1, .max_tokens = 100, .overlap = NSA_OVERLAP_HIGH, .max_probe_rows = 5,
+              .deterministic = 1, .parity = 1, .selection = NSA_SELECT_RANGES);
+  expect_text("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim_qk: 192, head_dim_v: 128, "
+              "compress: {phi: mlp, hidden: 99, activation: gelu}, gate: mlp, "
+              "gate_mlp: {channels: 7, hidden: 3, activation: relu}, kv_sharing: shared, "
+              "dtype: fp16}",
+              marked,
+              "fwd:fp16:h8/2:d192/128:l32/16:s64x16+1+2:w512:phi=mlp,99,gelu:kv=shared:"
+              "gate=mlp,7,3,relu:sel=ranges:ov=high:tok100:kv100:len100:seq1:probe5:det:parity");
+  nsa_problem dense = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_DENSE);
+  expect_text(MODEL "}", dense, "dense:bf16:h8/2:d64/64:ov=low:tok64:kv64:len64:seq1");
+}
+
+static bool selects_all(const char *model, int64_t kv_len, int32_t selection, int32_t op) {
+  nsai_config *config = load(model);
+  nsa_problem asked =
+      PROBLEM(.max_seqs = 1, .max_tokens = kv_len, .selection = selection, .op = op);
+  nsai_problem p = resolve(config, &asked);
+  bool all = nsai_problem_selects_all(&p);
+  nsai_config_destroy(config);
+  return all;
+}
+
+/* 4 blocks of 64 tokens: exact up to 256, whatever is asked for. */
+static void test_selects_all(void **state) {
+  (void)state;
+  assert_true(selects_all(MODEL "}", 256, NSA_SELECT_OWN, NSA_OP_FORWARD));
+  assert_false(selects_all(MODEL "}", 257, NSA_SELECT_OWN, NSA_OP_FORWARD));
+  assert_false(selects_all(MODEL "}", 256, NSA_SELECT_BLOCKS, NSA_OP_FORWARD));
+  assert_false(selects_all(MODEL "}", 256, NSA_SELECT_OWN, NSA_OP_DENSE));
+#define BELOW(n) MODEL "}\nthresholds: {select_dense_below: " #n "}"
+  assert_false(selects_all(BELOW(100000), 257, NSA_SELECT_OWN, NSA_OP_FORWARD));
+  assert_true(selects_all(BELOW(100), 100, NSA_SELECT_OWN, NSA_OP_FORWARD));
+  assert_false(selects_all(BELOW(100), 101, NSA_SELECT_OWN, NSA_OP_FORWARD));
+  assert_false(selects_all(BELOW(0), 1, NSA_SELECT_OWN, NSA_OP_FORWARD));
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_defaults),
+    cmocka_unit_test(test_refusals),
+    cmocka_unit_test(test_strings),
+    cmocka_unit_test(test_selects_all),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
