@@ -30,7 +30,12 @@ needs_ci='
 command -v git|git
 command -v clang|clang
 command -v clang-format|clang-format
+clang_sanitizes|libclang-rt-14-dev
 '
+
+clang_sanitizes() {
+  clang -fsanitize=address,undefined,fuzzer-no-link -x c -o /dev/null - <<<'int main(void) { return 0; }'
+}
 
 # need TABLE...: installs the packages whose probes fail.
 need() {
@@ -79,13 +84,14 @@ need_cuda() {
   if [[ -z ${VIRTUAL_ENV:-} && -d $dir/venv ]]; then export VIRTUAL_ENV=$dir/venv; fi
   report=$("$dir/nsa-autotune" doctor --json) || true # 4: no GPU, which is no reason to stop
   if jq -e '.nvrtc.opened and .cublaslt.opened' <<<"$report" >/dev/null; then return 0; fi
-  # A driver loads kernels of its own major version and of older ones.
+  # A driver loads kernels of its own major version and of older ones. Of 13 the minor version is the
+  # one whose register use the kernels' tiles were chosen by.
   major=$(jq -r '.driver.version // "13" | split(".")[0]' <<<"$report")
   python3 -c 'import venv, ensurepip' 2>/dev/null || install_packages python3-venv
   say "no NVRTC and cuBLASLt found: fetching them as Python wheels into $dir/venv"
   python3 -m venv "$dir/venv"
   if ((major >= 13)); then
-    "$dir/venv/bin/pip" install --quiet 'nvidia-cuda-nvrtc==13.*' 'nvidia-cublas==13.*' >&2
+    "$dir/venv/bin/pip" install --quiet 'nvidia-cuda-nvrtc==13.0.*' 'nvidia-cublas==13.0.*' >&2
   else
     "$dir/venv/bin/pip" install --quiet nvidia-cuda-nvrtc-cu12 nvidia-cublas-cu12 >&2
   fi
