@@ -61,7 +61,10 @@ static uint32_t flash_shared(const nsai_geometry *m, const flash_shape *s) {
  * the group sizes of common models. (Found by compiling random geometries, which CI goes on doing.)
  */
 static flash_shape choose_flash(const nsai_geometry *m, const nsai_target *t) {
-  if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (flash_shape){ 64, 64, 4, 2 };
+  bool wide = m->head_dim_qk > 192 || m->head_dim_v > 128;
+  if (t->caution > 1) return (flash_shape){ 64, 32, 4, 1 };
+  if (t->caution) return (flash_shape){ wide ? 64 : 128, 32, 4, 1 };
+  if (wide) return (flash_shape){ 64, 64, 4, 2 };
   if (m->head_dim_v <= 64) return (flash_shape){ 128, 64, 4, 2 };
   int32_t group = m->heads / m->kv_heads;
   bool common = group == 4 || group == 8 || group == 16;
@@ -167,6 +170,7 @@ static bool holds_two_blocks(const nsai_target *t) {
 static union_shape choose_union(const nsai_geometry *m, const nsai_target *t) {
   int32_t columns = m->head_dim_qk + m->head_dim_v;
   bool single = m->heads == m->kv_heads;
+  if (t->caution) return (union_shape){ 4, t->caution > 1 || columns > 320 ? 16 : 32, 3, 1 };
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (union_shape){ 4, 16, 4, 1 };
   if (columns > 256) return (union_shape){ single ? 4 : 8, 32, 4, 1 };
   if (columns > 128 && holds_two_blocks(t)) return (union_shape){ 4, 64, 3, 2 };

@@ -23,7 +23,8 @@ static uint32_t importance_shared(const nsai_geometry *m, const importance_shape
 
 /* Two blocks per multiprocessor: at D 128 the scores and Q of two m16 tiles take 178 registers, and
  * a third block's limit of 168 costs more than it hides (H200, 64k: 10.7 against 6.6 ms). */
-static importance_shape choose_importance(const nsai_geometry *m) {
+static importance_shape choose_importance(const nsai_geometry *m, const nsai_target *t) {
+  if (t->caution) return (importance_shape){ 128, 32, 4, 1 };
   if (m->head_dim_qk > 192) return (importance_shape){ 128, 32, 4, 2 };
   return (importance_shape){ 128, 64, 4, 2 };
 }
@@ -33,9 +34,10 @@ void nsai_legal_importance_mma(const nsai_problem *p, const nsai_target *t, nsai
   nsai_legal_common(p, reasons);
 }
 
-static void specify_importance(const nsai_problem *p, bool probe, nsai_kernel_spec *spec) {
+static void specify_importance(const nsai_problem *p, const nsai_target *t, bool probe,
+                               nsai_kernel_spec *spec) {
   const nsai_geometry *m = &p->model;
-  importance_shape s = choose_importance(m);
+  importance_shape s = choose_importance(m, t);
   *spec = (nsai_kernel_spec){ .entry = "importance_mma",
                               .dtype = m->dtype,
                               .threads = 32 * s.warps,
@@ -56,11 +58,10 @@ static void specify_importance(const nsai_problem *p, bool probe, nsai_kernel_sp
 
 void nsai_specify_importance_mma(const nsai_problem *p, const nsai_target *t,
                                  nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
   bool selects = p->model.select_count && p->selection == NSA_SELECT_OWN;
   if (selects && !nsai_problem_selects_all(p))
-    specify_importance(p, false, &specs[NSAI_KERNEL_IMPORTANCE]);
-  if (p->max_probe_rows) specify_importance(p, true, &specs[NSAI_KERNEL_PROBE]);
+    specify_importance(p, t, false, &specs[NSAI_KERNEL_IMPORTANCE]);
+  if (p->max_probe_rows) specify_importance(p, t, true, &specs[NSAI_KERNEL_PROBE]);
 }
 
 void nsai_legal_select_topn(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {

@@ -42,7 +42,10 @@ typedef struct nsai_target {
   const char *arch;      /* "sm_90a" */
   int32_t sms;           /* multiprocessors */
   uint32_t shared_bytes; /* per block, opt-in */
+  int32_t caution; /* 0: the fastest tiles, which just fit the registers with the compiler they were
+                      tried with; up to NSAI_MAX_CAUTION: smaller ones, for other compilers */
 } nsai_target;
+#define NSAI_MAX_CAUTION 2
 
 #define NSAI_MAX_CONSTANTS 24
 typedef struct nsai_constant {

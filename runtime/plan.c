@@ -37,6 +37,45 @@ static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice, const nsai_
                  choice->variant[s]->name);
 }
 
+/* One level of caution: chooses, and makes the kernels (loads them when `plan` is given). */
+static nsa_status make_level(nsa_ctx *ctx, const nsai_problem *problem, int32_t caution,
+                             nsai_kernel_request *request, nsai_choice *choice,
+                             nsai_kernel *kernels) {
+  nsai_target target = ctx->target;
+  target.caution = caution;
+  NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, choice));
+  request->specs = choice->specs;
+  return nsai_kernels_make(ctx, request, kernels);
+}
+
+/* The lowest level whose kernels are all in memory or on disk; 0 when none is complete. A level
+ * that this compiler refused stays incomplete, so that the next process does not try it again. */
+static nsa_status find_level(nsa_ctx *ctx, const nsai_problem *problem,
+                             nsai_kernel_request *request, nsai_choice *choice, int32_t *level) {
+  nsai_target target = ctx->target;
+  for (int32_t caution = 0; caution <= NSAI_MAX_CAUTION; caution++) {
+    int32_t missing = 0;
+    target.caution = caution;
+    NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, choice));
+    request->specs = choice->specs;
+    NSAI_TRY(nsai_kernels_missing(ctx, request, &missing));
+    *level = missing ? 0 : caution;
+    if (!missing) return NSA_OK;
+  }
+  return NSA_OK;
+}
+
+/* What a plan would have to compile now. */
+static nsa_status count_missing(nsa_ctx *ctx, const nsai_problem *problem, nsai_choice *choice,
+                                int32_t *missing) {
+  nsai_kernel_request request = { .problem = problem };
+  nsai_target target = ctx->target;
+  NSAI_TRY(find_level(ctx, problem, &request, choice, &target.caution));
+  NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, choice));
+  request.specs = choice->specs;
+  return nsai_kernels_missing(ctx, &request, missing);
+}
+
 nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   NSAI_TRY(nsai_context_check(ctx));
   NSAI_TRY(check_caps(caps));
@@ -55,8 +94,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   NSAI_TRY(status);
   nsai_layout layout = nsai_layout_make(&resolved, &choice);
   fill_caps(ctx, &choice, &layout, caps);
-  nsai_kernel_request request = { .problem = &resolved, .specs = choice.specs };
-  return nsai_kernels_missing(ctx, &request, &caps->needs_compile);
+  return count_missing(ctx, &resolved, &choice, &caps->needs_compile);
 }
 
 size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
@@ -95,20 +133,36 @@ size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char *buf, s
   return text.used;
 }
 
-static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user, nsa_plan *plan) {
-  NSAI_TRY(nsai_choose(ctx->config, &plan->problem, &ctx->target, NULL, &plan->choice));
-  plan->layout = nsai_layout_make(&plan->problem, &plan->choice);
-  if (nsai_needs_gemm(&plan->problem, &plan->choice)) {
-    NSAI_TRY(nsai_context_open_gemm(ctx));
-    plan->lt = ctx->lt;
-    plan->lt_handle = ctx->lt_handle;
+/* Chooses and makes kernels. Tiles are as large as registers allow with the compiler they were
+ * tried with; another NVRTC may need more registers, and a kernel that spills is refused. Then
+ * smaller tiles serve. */
+static nsa_status make_kernels(nsa_ctx *ctx, const nsai_problem *problem,
+                               nsai_kernel_request *request, nsai_choice *choice,
+                               nsai_kernel *kernels) {
+  int32_t caution = 0;
+  NSAI_TRY(find_level(ctx, problem, request, choice, &caution));
+  nsa_status status = make_level(ctx, problem, caution, request, choice, kernels);
+  while (status == NSA_E_COMPILE && caution < NSAI_MAX_CAUTION) {
+    int length = (int)strcspn(nsa_last_error(), "\n");
+    nsai_log(&ctx->logger, NSA_LOG_WARN, "jit", "smaller tiles are used: %.*s", length,
+             nsa_last_error());
+    status = make_level(ctx, problem, ++caution, request, choice, kernels);
   }
+  return status;
+}
+
+static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user, nsa_plan *plan) {
   nsai_kernel_request request = { .problem = &plan->problem,
-                                  .specs = plan->choice.specs,
                                   .may_compile = ctx->config->runtime.jit == NSAI_JIT_ON_DEMAND,
                                   .progress = progress,
                                   .user = user };
-  return nsai_kernels_make(ctx, &request, plan->kernels);
+  NSAI_TRY(make_kernels(ctx, &plan->problem, &request, &plan->choice, plan->kernels));
+  plan->layout = nsai_layout_make(&plan->problem, &plan->choice);
+  if (!nsai_needs_gemm(&plan->problem, &plan->choice)) return NSA_OK;
+  NSAI_TRY(nsai_context_open_gemm(ctx));
+  plan->lt = ctx->lt;
+  plan->lt_handle = ctx->lt_handle;
+  return NSA_OK;
 }
 
 nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem, nsa_progress_fn progress,
@@ -139,13 +193,11 @@ static nsa_status prepare_one(nsa_ctx *ctx, const nsa_problem *problem, nsa_prog
   nsai_choice choice;
   NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
   if (ctx->cpu) return NSA_OK;
-  NSAI_TRY(nsai_choose(ctx->config, &resolved, &ctx->target, NULL, &choice));
   nsai_kernel_request request = { .problem = &resolved,
-                                  .specs = choice.specs,
                                   .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER,
                                   .progress = progress,
                                   .user = user };
-  return nsai_kernels_make(ctx, &request, NULL);
+  return make_kernels(ctx, &resolved, &request, &choice, NULL);
 }
 
 nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
