@@ -48,6 +48,7 @@ nsa_status nsai_cache_open(const nsai_cache_options *options, nsai_cache **out) 
   pthread_mutex_init(&cache->lock, NULL);
   cache->logger = options->logger;
   cache->mode = options->mode;
+  cache->look = options->look;
   cache->limit = options->limit ? options->limit : DEFAULT_LIMIT;
   nsai_cache_place(cache, options);
   *out = cache;

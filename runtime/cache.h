@@ -30,6 +30,7 @@ typedef struct nsai_cache_options {
   uint64_t limit;                 /* bytes in the user's folder; 0: 512 MiB */
   const char *const *system_dirs; /* read-only folders, NULL-terminated; NULL: the usual two */
   nsai_logger *logger;            /* borrowed; NULL: silent */
+  bool look;                      /* make no folder: only see what a run would find */
 } nsai_cache_options;
 
 /* Opens the folders, making the user's when it is missing. A folder that cannot be used is a

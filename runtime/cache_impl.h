@@ -33,6 +33,7 @@ typedef struct memory_entry {
 struct nsai_cache {
   nsai_logger *logger;
   nsai_cache_mode mode;
+  bool look; /* no folder is made */
   uint64_t limit;
   int32_t tiers;
   nsai_cache_tier_info info[CACHE_TIERS_MAX];

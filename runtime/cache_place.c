@@ -50,13 +50,14 @@ static bool open_tier(nsai_cache *cache, const char *path, bool own, bool *missi
   *missing = false;
   *fd = -1;
   cache->tiers++;
-  if (write && !nsai_fs_make_folders(path)) {
+  if (write && !cache->look && !nsai_fs_make_folders(path)) {
     snprintf(tier->state, sizeof tier->state, "cannot be made: %s", strerror(errno));
     return false;
   }
   int folder = nsai_fs_open_folder(AT_FDCWD, path, owner, tier->state, sizeof tier->state);
   if (folder >= 0) {
-    if (write) mkdirat(folder, kernels_folder, 0700); /* a failure shows in the open below */
+    if (write && !cache->look)
+      mkdirat(folder, kernels_folder, 0700); /* a failure shows in the open below */
     *fd = nsai_fs_open_folder(folder, kernels_folder, owner, tier->state, sizeof tier->state);
   }
   *missing = *fd < 0 && errno == ENOENT;
@@ -81,7 +82,7 @@ static void place_own(nsai_cache *cache, const nsai_cache_options *options) {
     return;
   }
   if (!open_tier(cache, path, true, &missing)) {
-    if (!(missing && cache->mode == NSAI_CACHE_READ_ONLY))
+    if (!(missing && (cache->look || cache->mode == NSAI_CACHE_READ_ONLY)))
       nsai_cache_warn(cache, WARNED_PLACE,
                       "the cache folder %s is not used: %s; compiled kernels are "
                       "kept in memory only",

@@ -110,7 +110,7 @@ static void gather_device(const nsai_report_inputs *in, const nsai_driver *drive
 }
 
 static void gather_cache(const nsai_report_inputs *in, facts *f) {
-  const nsai_cache_options options = { .dir = in->cache_dir, .mode = NSAI_CACHE_READ_ONLY };
+  const nsai_cache_options options = { .dir = in->cache_dir, .look = true };
   nsai_cache *own = NULL, *cache = in->cache;
   if (!cache && nsai_cache_open(&options, &own) == NSA_OK) cache = own;
   while (cache && f->tiers < TIERS_MAX && nsai_cache_tier(cache, f->tiers, &f->tier[f->tiers]))
