@@ -199,6 +199,13 @@ static uint32_t union_shared(const nsai_geometry *m, const union_shape *s) {
   return (bytes + 15) / 16 * 16;
 }
 
+/* Rows of a tile lie in an odd number of 16-byte chunks where 64 columns do not divide them, so
+ * that a few head dims (Dk 136, Dv 112) need more than three stages of 64 keys may have. */
+static union_shape fit_union(const nsai_geometry *m, union_shape s) {
+  if (union_shared(m, &s) <= NSAI_PORTABLE_SHARED_BYTES) return s;
+  return (union_shape){ s.warps, 32, 4, s.blocks };
+}
+
 void nsai_legal_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
                                     nsai_reasons *reasons) {
   (void)t;
@@ -217,7 +224,7 @@ static void specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
 
 void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
                                       nsai_kernel_spec specs[NSAI_ROLES]) {
-  union_shape s = choose_union(&p->model, t);
+  union_shape s = fit_union(&p->model, choose_union(&p->model, t));
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
   *spec = (nsai_kernel_spec){ .entry = "attend_selected_mma",
                               .dtype = p->model.dtype,

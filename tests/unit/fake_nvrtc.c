@@ -2,13 +2,15 @@
  * SPDX-License-Identifier: MIT
  *
  * NVRTC without a compiler, in the same module as the fake driver: every unit becomes an image at
- * once, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile.
+ * once, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile;
+ * FAKE_NVRTC_MS lets every compilation take so long.
  */
 #include "fake_cuda.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static const char image[] = "\177ELF, but in name only";
 static const char log_text[] = "ptxas info    : Used 10 registers\n";
@@ -71,7 +73,9 @@ nsai_nvrtc_result nvrtcDestroyProgram(nsai_nvrtc_program *p) {
 
 nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program p, int count, const char *const *options) {
   const program *self = (const program *)(const void *)p;
+  const char *ms = getenv("FAKE_NVRTC_MS");
   (void)count, (void)options;
+  if (ms) usleep((useconds_t)atoi(ms) * 1000);
   return self->bad ? NSAI_NVRTC_COMPILATION : 0;
 }
 

@@ -1,0 +1,440 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Plans and their runs on the fake GPU: what is compiled, cached, loaded and launched, and that a
+ * run does nothing but launch. One kernel goes through the real NVRTC where there is one.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "machine.h"
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Calls of the C library from the library's objects: memory and files. */
+static int host_calls;
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+int __real_openat(int dir, const char *path, int flags, ...);
+int __real_open(const char *path, int flags, ...);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+int __wrap_openat(int dir, const char *path, int flags, unsigned mode);
+int __wrap_open(const char *path, int flags, unsigned mode);
+
+void *__wrap_malloc(size_t size) {
+  __atomic_fetch_add(&host_calls, 1, __ATOMIC_RELAXED);
+  return __real_malloc(size);
+}
+void *__wrap_calloc(size_t count, size_t size) {
+  __atomic_fetch_add(&host_calls, 1, __ATOMIC_RELAXED);
+  return __real_calloc(count, size);
+}
+int __wrap_openat(int dir, const char *path, int flags, unsigned mode) {
+  __atomic_fetch_add(&host_calls, 1, __ATOMIC_RELAXED);
+  return __real_openat(dir, path, flags, mode);
+}
+int __wrap_open(const char *path, int flags, unsigned mode) {
+  __atomic_fetch_add(&host_calls, 1, __ATOMIC_RELAXED);
+  return __real_open(path, flags, mode);
+}
+
+/* ---- preparing ---- */
+
+typedef struct session {
+  char dir[64];
+  nsa_ctx *ctx;
+} session;
+
+static void be_silent(void *user, int32_t level, const char *component, const char *text) {
+  (void)user, (void)level, (void)component, (void)text;
+}
+
+/* A deviceless context with a private cache and the fake compiler. */
+static void open_session(session *s, const char *extra) {
+  char yaml[1024];
+  machine_overrides o;
+  nsa_options options = NSA_OPTIONS_INIT;
+  if (!s->dir[0]) {
+    snprintf(s->dir, sizeof s->dir, "/tmp/nsa-test-plan-XXXXXX");
+    assert_non_null(mkdtemp(s->dir));
+  }
+  machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+  machine_overrides_init(&o, s->dir, extra);
+  options.yaml_text = yaml;
+  options.overrides = o.list;
+  options.deviceless = 1;
+  options.arch = "sm_90a";
+  options.log = be_silent;
+  machine_expect("nsa_create", nsa_create(NULL, &options, &s->ctx), NSA_OK, NULL);
+}
+
+static void close_session(session *s) {
+  nsa_destroy(s->ctx);
+  machine_remove(s->dir);
+}
+
+static nsa_problem small_problem(void) {
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  problem.max_tokens = 1000; /* beyond 64: the selection is a real one */
+  problem.max_seqs = 2;
+  return problem;
+}
+
+static int32_t missing(session *s) {
+  nsa_problem problem = small_problem();
+  nsa_caps caps = NSA_CAPS_INIT;
+  machine_expect("nsa_query", nsa_query(s->ctx, &problem, &caps), NSA_OK, NULL);
+  assert_int_equal(caps.supported, 1);
+  assert_int_equal(caps.graph_level, NSA_GRAPH_ALWAYS);
+  return caps.needs_compile;
+}
+
+typedef struct watch {
+  int calls, cancel_at;
+  int64_t done;
+} watch;
+
+static int32_t observe(void *user, int64_t done, int64_t total, const char *what) {
+  watch *w = user;
+  assert_true(what && done >= w->done && done <= total);
+  w->done = done;
+  return ++w->calls == w->cancel_at;
+}
+
+static void test_prepare(void **state) {
+  (void)state;
+  session s = { 0 };
+  nsa_problem problem = small_problem();
+  watch w = { 0 };
+  open_session(&s, NULL);
+  int32_t kernels = missing(&s);
+  assert_int_equal(kernels, 6); /* compress, compressed, importance, select, window, selected */
+  machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, observe, &w), NSA_OK, NULL);
+  assert_int_equal(w.done, kernels);
+  assert_int_equal(missing(&s), 0);
+  w = (watch){ 0 };
+  machine_expect("again", nsa_prepare(s.ctx, &problem, 1, observe, &w), NSA_OK, NULL);
+  assert_int_equal(w.calls, 0);
+  nsa_plan *plan = (nsa_plan *)(void *)&w;
+  machine_expect("no device", nsa_plan_create(s.ctx, &problem, NULL, NULL, &plan), NSA_E_NO_DEVICE,
+                 "nsa_prepare");
+  assert_null(plan);
+  nsa_destroy(s.ctx);
+  open_session(&s, "runtime.jit=never"); /* another process: from the disk */
+  assert_int_equal(missing(&s), 0);
+  machine_expect("from disk", nsa_prepare(s.ctx, &problem, 1, observe, &w), NSA_OK, NULL);
+  assert_int_equal(w.calls, 0);
+  problem.max_probe_rows = 1; /* one more kernel, which nobody has */
+  machine_expect("never", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_NOT_PREPARED,
+                 "runtime.jit is never and no cache has: importance_mma (sm_90a)");
+  close_session(&s);
+}
+
+static void test_cancel(void **state) {
+  (void)state;
+  session s = { 0 };
+  nsa_problem problem = small_problem();
+  open_session(&s, "runtime.compile_jobs=1");
+  int32_t kernels = missing(&s);
+  watch w = { .cancel_at = 1 };
+  machine_expect("at once", nsa_prepare(s.ctx, &problem, 1, observe, &w), NSA_E_CANCELLED,
+                 "cancelled after 0 of 6");
+  assert_int_equal(missing(&s), kernels);
+  setenv("FAKE_NVRTC_MS", "30", 1);
+  w = (watch){ .cancel_at = 3 }; /* after the second kernel, while the third is compiled */
+  machine_expect("later", nsa_prepare(s.ctx, &problem, 1, observe, &w), NSA_E_CANCELLED,
+                 "cancelled after");
+  unsetenv("FAKE_NVRTC_MS");
+  assert_true(missing(&s) <= kernels - 2);
+  nsa_destroy(s.ctx);
+  open_session(&s, NULL);
+  assert_true(missing(&s) <= kernels - 2); /* on the disk, too */
+  close_session(&s);
+}
+
+/* One kernel does not compile, the others are kept; the text names it, although the folder can no
+ * longer be written and says so as well. */
+static void test_bad_kernel(void **state) {
+  (void)state;
+  session s = { 0 };
+  nsa_problem problem = small_problem();
+  setenv("FAKE_NVRTC_BAD", "attend_window_mma", 1);
+  open_session(&s, "runtime.compile_jobs=1");
+  char kernels[128];
+  snprintf(kernels, sizeof kernels, "%s/kernels", s.dir);
+  rmdir(kernels);
+  machine_expect("bad kernel", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
+                 "kernel attend_window_mma for sm_90a does not compile");
+  unsetenv("FAKE_NVRTC_BAD");
+  assert_true(missing(&s) < 6);
+  close_session(&s);
+}
+
+/* Kernels of a plan that share a lock file do not wait for each other: the waits of 3 s each would
+ * sum up over these plans. */
+static void test_no_waiting(void **state) {
+  (void)state;
+  session s = { 0 };
+  time_t start = time(NULL);
+  open_session(&s, NULL);
+  for (int i = 1; i <= 12; i++) {
+    char window[32];
+    nsa_problem problem = small_problem();
+    snprintf(window, sizeof window, "model.window=%d", i);
+    nsa_destroy(s.ctx);
+    machine_remove(s.dir);
+    s.dir[0] = 0;
+    open_session(&s, window);
+    machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
+  }
+  close_session(&s);
+  assert_true(time(NULL) - start < 6);
+}
+
+/* The real compiler, on the smallest kernel. */
+static void test_real_compiler(void **state) {
+  (void)state;
+  session s = { 0 };
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  char cache[128];
+  snprintf(s.dir, sizeof s.dir, "/tmp/nsa-test-plan-XXXXXX");
+  assert_non_null(mkdtemp(s.dir));
+  snprintf(cache, sizeof cache, "runtime.cache_dir=%s", s.dir);
+  const char *const overrides[] = { cache, NULL };
+  options.yaml_text = "nsa: 1\nmodel: {heads: 1, kv_heads: 1, head_dim: 16}\n";
+  options.overrides = overrides;
+  options.deviceless = 1;
+  options.arch = "sm_80";
+  problem.op = NSA_OP_DENSE;
+  problem.max_tokens = 64;
+  problem.max_seqs = 1;
+  machine_expect("nsa_create", nsa_create(NULL, &options, &s.ctx), NSA_OK, NULL);
+  watch w = { 0 };
+  nsa_status status = nsa_prepare(s.ctx, &problem, 1, observe, &w);
+  if (status != NSA_E_NO_COMPILER) {
+    machine_expect("prepare", status, NSA_OK, NULL);
+    assert_int_equal(w.done, 1);
+    w.calls = 0;
+    machine_expect("again", nsa_prepare(s.ctx, &problem, 1, observe, &w), NSA_OK, NULL);
+    assert_int_equal(w.calls, 0);
+  }
+  close_session(&s);
+}
+
+/* ---- policies on a device ---- */
+
+static void test_policies(void **state) {
+  (void)state;
+  static const char *const jits[] = { "runtime.jit=never", "runtime.jit=prepare_only" };
+  for (int i = 0; i < 2; i++) {
+    session s = { 0 };
+    char yaml[1024];
+    machine_overrides o;
+    nsa_problem problem = small_problem();
+    nsa_plan *plan = NULL;
+    snprintf(s.dir, sizeof s.dir, "/tmp/nsa-test-plan-XXXXXX");
+    assert_non_null(mkdtemp(s.dir));
+    machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+    machine_overrides_init(&o, s.dir, jits[i]);
+    s.ctx = machine_context(yaml, o.list, true);
+    machine_expect("plan", nsa_plan_create(s.ctx, &problem, NULL, NULL, &plan), NSA_E_NOT_PREPARED,
+                   "compress_mean, attend_compressed_mma, importance_mma, select_topn, "
+                   "attend_selected_mma, attend_window_mma (sm_90a)");
+    assert_null(plan);
+    machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, NULL, NULL),
+                   i ? NSA_OK : NSA_E_NOT_PREPARED, NULL);
+    machine_expect("plan", nsa_plan_create(s.ctx, &problem, NULL, NULL, &plan),
+                   i ? NSA_OK : NSA_E_NOT_PREPARED, NULL);
+    nsa_plan_destroy(plan);
+    close_session(&s);
+  }
+  assert_int_equal(machine_record()->loads, machine_record()->unloads);
+}
+
+/* ---- runs ---- */
+
+static const nsa_stream some_stream = (nsa_stream)(uintptr_t)0x1230;
+
+/* Runs and compares the launches with `names`, all on the caller's stream; counts what a run must
+ * not do. */
+static void expect_launches(machine *m, nsa_status status, const char *const *names) {
+  fake_cuda_state *r = machine_record();
+  machine_expect("run", status, NSA_OK, NULL);
+  int count = 0;
+  for (; names[count]; count++) {
+    if (count >= r->launches || strcmp(r->launch[count].name, names[count]) != 0)
+      fail_msg("launch %d is %s, expected %s", count,
+               count < r->launches ? r->launch[count].name : "missing", names[count]);
+    assert_ptr_equal(r->launch[count].stream, m->exec.stream);
+  }
+  if (r->launches != count) fail_msg("one more launch: %s", r->launch[count].name);
+  assert_int_equal(r->waits + r->memory_calls + r->loads + r->wrong_context, 0);
+}
+
+/* A machine whose runs are recorded from here on. The record forgets what making it did. */
+static void begin(machine *m, const machine_request *request) {
+  machine_init(m, request);
+  m->exec.stream = some_stream;
+  fake_cuda_state *r = machine_record();
+  assert_int_equal(r->capture_relaxed, r->loads);
+  *r = (fake_cuda_state){ .retained = r->retained, .handles = r->handles };
+}
+
+#define RUN(m, call) (*machine_record() = (fake_cuda_state){ .retained = 1 }, (call))
+#define FORWARD(m) nsa_forward((m)->plan, &(m)->exec, &(m)->toy.batch, &(m)->toy.io)
+#define LIST(...) ((const char *const[]){ __VA_ARGS__, NULL })
+
+static void test_launch_lists(void **state) {
+  (void)state;
+  machine m;
+  begin(&m, &(machine_request){ .gpu = true });
+  int calls = host_calls;
+  nsa_status status = FORWARD(&m);
+  assert_int_equal(host_calls, calls); /* nothing allocated, no file opened */
+  /* 64 tokens are 4 blocks: all are chosen, so the selected branch is dense. The caller's
+   * block_idx is still filled. */
+  expect_launches(&m, status,
+                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "attend_window_mma",
+                       "dense_mma"));
+  const fake_cuda_launch *l = machine_record()->launch;
+  assert_int_equal(l[0].grid_x, 1); /* 11 rows * 2 heads; 51 pairs a block */
+  assert_int_equal(l[0].threads, 256);
+  assert_int_equal(l[2].grid_x, 10); /* 40 tokens * 2 heads, 8 warps a block */
+  m.exec.branches = 1u << NSA_WIN;
+  m.toy.io.o_branch[0] = m.toy.io.o_branch[1] = m.toy.io.lse[0] = m.toy.io.lse[1] =
+      m.toy.io.block_idx = (nsa_tensor){ 0 };
+  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("attend_window_mma"));
+  m.exec.branches = 1u << NSA_SEL;
+  m.toy.io.o_branch[2] = m.toy.io.lse[2] = (nsa_tensor){ 0 };
+  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("dense_mma"));
+  nsa_tensor importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
+  m.toy.io.block_idx = toy_tensor(&m.toy, NSA_I32, 3, m.toy.tokens, 2, 4);
+  expect_launches(&m, RUN(&m, nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io, &importance)),
+                  LIST("select_topn"));
+  machine_free(&m);
+  begin(&m, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });
+  expect_launches(&m, FORWARD(&m),
+                  LIST("compress_mean", "attend_compressed_mma", "importance_mma", "select_topn",
+                       "attend_window_mma", "attend_selected_mma"));
+  machine_free(&m);
+  begin(&m, &(machine_request){ .gpu = true, .op = NSA_OP_DENSE });
+  expect_launches(&m, nsa_dense(m.plan, &m.exec, &m.toy.batch, &m.toy.io), LIST("dense_mma"));
+  machine_free(&m);
+}
+
+/* A caller's selection is sorted first; a probe has its kernel there, too. */
+static void test_given_selection(void **state) {
+  (void)state;
+  machine m;
+  static const int32_t ends[] = { 39, 0 };
+  begin(&m, &(machine_request){ .gpu = true, .selection = NSA_SELECT_BLOCKS, .max_probe_rows = 2 });
+  expect_launches(&m, FORWARD(&m),
+                  LIST("compress_mean", "attend_compressed_mma", "attend_window_mma", "sort_blocks",
+                       "attend_selected_mma"));
+  m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
+  m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
+  expect_launches(&m, RUN(&m, FORWARD(&m)),
+                  LIST("compress_mean", "attend_compressed_mma", "importance_mma",
+                       "attend_window_mma", "sort_blocks", "attend_selected_mma"));
+  assert_int_equal(machine_record()->launch[2].grid_x, 4); /* 2 rows * 2 heads */
+  machine_free(&m);
+}
+
+/* phi mlp and the gate MLP go through cuBLASLt, on the same stream. */
+static void test_products(void **state) {
+  (void)state;
+  machine m;
+  begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP });
+  static const char *const side[] = { "gather_rows", "matmul", "bias_activation", "matmul",
+                                      "bias_activation" };
+  const char *names[16];
+  int n = 0;
+  for (int i = 0; i < 10; i++) names[n++] = side[i % 5];
+  names[n++] = NULL;
+  nsa_io *io = &m.toy.io;
+  io->kv.k_cmp = toy_tensor(&m.toy, NSA_BF16, 3, 11, 2, 24);
+  io->kv.v_cmp = toy_tensor(&m.toy, NSA_BF16, 3, 11, 2, 16);
+  static const int32_t blocks[] = { 3, 4 };
+  m.toy.batch.cu_blocks = toy_offsets(&m.toy, 2, blocks);
+  expect_launches(&m, nsa_compress(m.plan, &m.exec, &m.toy.batch, io), names);
+  assert_int_equal(machine_record()->handles, 1);
+  machine_free(&m);
+  assert_int_equal(machine_record()->handles, 0);
+  begin(&m, &(machine_request){
+                .gpu = true, .phi = NSAI_PHI_EXTERNAL, .gate = NSAI_GATE_MLP, .gate_hidden = 8 });
+  m.exec.branches = 1u << NSA_WIN;
+  memset(m.toy.io.o_branch, 0, sizeof m.toy.io.o_branch);
+  memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
+  m.toy.io.block_idx = (nsa_tensor){ 0 };
+  expect_launches(&m, FORWARD(&m),
+                  LIST("matmul", "bias_activation", "matmul", "bias_activation",
+                       "attend_window_mma"));
+  machine_free(&m);
+}
+
+/* Whatever context the host has current stays current, and the kernels find theirs. */
+static void test_contexts(void **state) {
+  (void)state;
+  machine m;
+  int other;
+  begin(&m, &(machine_request){ .gpu = true });
+  machine_set_current(&other);
+  machine_expect("another context", FORWARD(&m), NSA_OK, NULL);
+  m.toy.io.q.ndim = 0;
+  machine_expect("refused", FORWARD(&m), NSA_E_ARG, "io.q");
+  m.toy.io.q.ndim = 3;
+  assert_int_equal(machine_record()->wrong_context, 0);
+  machine_set_current(NULL);
+  /* A failing launch is told, and leaves no context behind. */
+  machine_record()->fail_launch = 2;
+  machine_expect("launch fails", FORWARD(&m), NSA_E_CUDA, "cuLaunchKernelEx");
+  machine_expect("no context", FORWARD(&m), NSA_OK, NULL);
+  assert_int_equal(machine_record()->wrong_context, 0);
+  machine_free(&m);
+}
+
+/* Kernels are loaded once for all plans of a context. */
+static void test_shared_kernels(void **state) {
+  (void)state;
+  machine m;
+  machine_init(&m, &(machine_request){ .gpu = true });
+  int loads = machine_record()->loads;
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  nsa_plan *plan;
+  problem.max_tokens = 32; /* the same code at another length */
+  problem.max_seqs = 1;
+  watch w = { 0 };
+  machine_expect("plan", nsa_plan_create(m.ctx, &problem, observe, &w, &plan), NSA_OK, NULL);
+  assert_int_equal(machine_record()->loads, loads);
+  assert_int_equal(w.calls, 0);
+  nsa_plan_destroy(plan);
+  machine_free(&m);
+  assert_int_equal(machine_record()->retained, 0);
+  assert_int_equal(machine_record()->loads, machine_record()->unloads);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_prepare),         cmocka_unit_test(test_cancel),
+    cmocka_unit_test(test_bad_kernel),      cmocka_unit_test(test_no_waiting),
+    cmocka_unit_test(test_real_compiler),   cmocka_unit_test(test_policies),
+    cmocka_unit_test(test_shared_kernels),  cmocka_unit_test(test_launch_lists),
+    cmocka_unit_test(test_given_selection), cmocka_unit_test(test_products),
+    cmocka_unit_test(test_contexts),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

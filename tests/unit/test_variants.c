@@ -1,0 +1,317 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The choice of variants over the shipped configurations and random geometries on every
+ * architecture: complete, within the limits, and written as one well-formed unit a kernel.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "arch.h"
+#include "plan.h"
+
+#include <glob.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PORTABLE_SHARED_BYTES (99 * 1024)
+#define UNIT_BYTES 4096 /* what kernels.c has room for */
+
+static nsai_config *load(const char *path, const char *text, nsa_status *status) {
+  nsai_config *config = NULL;
+  nsai_config_request request = {
+    .path = path, .text = text, .skip_system_file = true, .skip_environment = true
+  };
+  *status = nsai_config_load(&request, &config);
+  return config;
+}
+
+static nsai_config *must_load(const char *path, const char *text) {
+  nsa_status status;
+  nsai_config *config = load(path, text, &status);
+  if (status != NSA_OK) fail_msg("%s", nsa_last_error());
+  return config;
+}
+
+static void check_unit(const nsai_kernel_spec *spec, const nsai_problem *problem, char *text) {
+  nsai_writer w = nsai_writer_open(text, UNIT_BYTES);
+  nsai_kernel_unit(spec, problem, &w);
+  char include[96];
+  snprintf(include, sizeof include, "};\n\n#include \"%s.cuh\"\n", spec->entry);
+  if (w.used >= UNIT_BYTES || strncmp(text, "// ", 3) != 0 || !strstr(text, "struct Config {") ||
+      strcmp(text + w.used - strlen(include), include) != 0)
+    fail_msg("bad unit: %s", text);
+}
+
+static void check_spec(const nsai_kernel_spec *spec, const nsai_problem *problem) {
+  if (spec->threads < 32 || spec->threads > 1024 || spec->threads % 32)
+    fail_msg("%s: %d threads", spec->entry, spec->threads);
+  if (spec->shared_bytes > PORTABLE_SHARED_BYTES)
+    fail_msg("%s: %u bytes of shared memory", spec->entry, spec->shared_bytes);
+  if (spec->constant_count <= 0 || spec->constant_count >= NSAI_MAX_CONSTANTS)
+    fail_msg("%s: %d constants", spec->entry, spec->constant_count);
+  for (int i = 0; i < spec->constant_count; i++) {
+    if (spec->constants[i].value < INT32_MIN || spec->constants[i].value > INT32_MAX)
+      fail_msg("%s: %s is no int", spec->entry, spec->constants[i].name);
+    for (int k = 0; k < i; k++)
+      if (!strcmp(spec->constants[i].name, spec->constants[k].name))
+        fail_msg("%s: %s twice", spec->entry, spec->constants[i].name);
+  }
+  char text[UNIT_BYTES], other[UNIT_BYTES];
+  check_unit(spec, problem, text);
+  /* Capacities are never in a unit: the same code serves every length. */
+  nsai_problem longer = *problem;
+  longer.max_tokens += 1000;
+  longer.max_seqs++;
+  check_unit(spec, &longer, other);
+  assert_string_equal(text, other);
+}
+
+/* Pieces lie one after the other, aligned, within the total. */
+static void check_layout(const nsai_problem *problem, const nsai_choice *choice) {
+  nsai_layout l = nsai_layout_make(problem, choice);
+  const nsai_piece all[] = { l.k_cmp,       l.v_cmp,      l.lse,          l.partial,
+                             l.importance,  l.idx,        l.lists,        l.phi_rows,
+                             l.phi_product, l.phi_hidden, l.gate_product, l.gate_hidden,
+                             l.gate_logits, l.gemm,       l.scores,       l.probs };
+  uint64_t sum = 0;
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    if (!all[i].bytes) continue;
+    uint64_t end = all[i].offset + all[i].bytes;
+    if (all[i].offset % NSAI_WORKSPACE_ALIGN || end > l.total || end < all[i].offset)
+      fail_msg("piece %zu: offset %llu", i, (unsigned long long)all[i].offset);
+    for (size_t k = 0; k < i; k++)
+      if (all[k].bytes && all[i].offset < all[k].offset + all[k].bytes && all[k].offset < end)
+        fail_msg("pieces %zu and %zu overlap", i, k);
+    sum += (all[i].bytes + NSAI_WORKSPACE_ALIGN - 1) / NSAI_WORKSPACE_ALIGN * NSAI_WORKSPACE_ALIGN;
+  }
+  assert_true(sum == l.total);
+}
+
+/* The kernel each launch of forward.c needs. */
+static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
+  const nsai_kernel_spec *s = c->specs;
+  if (p->op == NSA_OP_DENSE) {
+    assert_true((s[NSAI_KERNEL_DENSE].entry != NULL) != (s[NSAI_KERNEL_SOFTMAX].entry != NULL));
+    return;
+  }
+  const nsai_geometry *m = &p->model;
+  bool own = m->select_count && p->selection == NSA_SELECT_OWN;
+  bool products = m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP;
+  assert_true((s[NSAI_KERNEL_COMPRESS].entry != NULL) == (m->phi == NSAI_PHI_MEAN));
+  assert_true((s[NSAI_KERNEL_GATHER_K].entry && s[NSAI_KERNEL_GATHER_V].entry &&
+               s[NSAI_KERNEL_PHI_BIAS].entry) == products);
+  assert_true((s[NSAI_KERNEL_PHI_ACTIVATION].entry != NULL) == (m->phi == NSAI_PHI_MLP));
+  assert_true((s[NSAI_KERNEL_GATE_BIAS].entry != NULL) == (m->gate == NSAI_GATE_MLP));
+  assert_true((s[NSAI_KERNEL_GATE_ACTIVATION].entry != NULL) == (m->gate_hidden > 0));
+  assert_non_null(s[NSAI_KERNEL_ATTEND_COMPRESSED].entry);
+  assert_true((s[NSAI_KERNEL_IMPORTANCE].entry != NULL) == (own && !nsai_problem_selects_all(p)));
+  assert_true((s[NSAI_KERNEL_PROBE].entry != NULL) == (p->max_probe_rows > 0));
+  assert_true((s[NSAI_KERNEL_SELECT].entry != NULL) == own);
+  assert_true((s[NSAI_KERNEL_SORT].entry != NULL) == (p->selection != NSA_SELECT_OWN));
+  assert_true((s[NSAI_KERNEL_ATTEND_SELECTED].entry != NULL) == (m->select_count > 0));
+  assert_true((s[NSAI_KERNEL_ATTEND_WINDOW].entry != NULL) == (m->window > 0));
+}
+
+static void check_problem(const nsai_config *config, const nsa_problem *asked) {
+  nsai_problem p;
+  nsai_choice c;
+  if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
+  for (int32_t a = 0; nsai_arch_at(a); a++) {
+    const nsai_arch *arch = nsai_arch_at(a);
+    const nsai_target target = { arch->name, 100, (uint32_t)arch->shared_bytes };
+    if (nsai_choose(config, &p, &target, NULL, &c) != NSA_OK) fail_msg("%s", nsa_last_error());
+    for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+      assert_true((c.variant[s] != NULL) == nsai_stage_needed(&p, (nsai_stage)s));
+    for (int role = 0; role < NSAI_ROLES; role++)
+      if (c.specs[role].entry) check_spec(&c.specs[role], &p);
+    check_kernels(&p, &c);
+    check_layout(&p, &c);
+  }
+}
+
+/* Both operations and every selection, short and long, with and without a probe. */
+static void check_config(const nsai_config *config) {
+  for (int i = 0; i < 2 * 3 * 3; i++) {
+    nsa_problem asked = NSA_PROBLEM_INIT;
+    static const int64_t tokens[] = { 100, 100000, 2000000000 };
+    asked.max_tokens = tokens[i % 3];
+    asked.max_seqs = i % 2 ? 1 : 7;
+    asked.selection = config->model.select_count ? i / 3 % 3 : NSA_SELECT_OWN;
+    asked.max_probe_rows = i % 2 ? 0 : 5;
+    asked.overlap = 1 + i % 2;
+    check_problem(config, &asked);
+  }
+  nsa_problem dense = NSA_PROBLEM_INIT;
+  dense.op = NSA_OP_DENSE;
+  dense.max_tokens = 5000;
+  dense.max_seqs = 1;
+  check_problem(config, &dense);
+}
+
+static void test_shipped(void **state) {
+  (void)state;
+  const char *root = getenv("TEST_SOURCE_ROOT");
+  int checked = 0;
+  if (!root) fail_msg("TEST_SOURCE_ROOT is not set: run through meson test");
+  static const char *const patterns[] = { "configs/*.yaml", "configs/*/*.yaml" };
+  for (int i = 0; i < 2; i++) {
+    char pattern[4096];
+    glob_t found;
+    snprintf(pattern, sizeof pattern, "%s/%s", root, patterns[i]);
+    assert_int_equal(glob(pattern, 0, NULL, &found), 0);
+    for (size_t k = 0; k < found.gl_pathc; k++) {
+      nsai_config *config = must_load(found.gl_pathv[k], NULL);
+      if (config->has_model) check_config(config);
+      checked += config->has_model;
+      nsai_config_destroy(config);
+    }
+    globfree(&found);
+  }
+  assert_true(checked >= 7);
+}
+
+static uint32_t seed = 1;
+static int32_t draw(int32_t count) {
+  seed =
+      seed * 1664525u + 1013904223u; /* Numerical Recipes' generator: the same on every machine */
+  return (int32_t)((seed >> 8) % (uint32_t)count);
+}
+
+static void random_model(char *text, size_t size) {
+  static const char *const phis[] = { "mean", "linear", "mlp, hidden: 33", "external" };
+  static const char *const gates[] = { "weights", "logits", "mlp, gate_mlp: {channels: 9}",
+                                       "mlp, gate_mlp: {channels: 9, hidden: 4}" };
+  int32_t group = 1 + draw(64), kv = 1 + draw(4), stride = 1 + draw(32);
+  int32_t block = stride * (1 + draw(8)), select = block + stride * draw(8), count = draw(32);
+  snprintf(text, size,
+           "nsa: 1\nmodel: {heads: %d, kv_heads: %d, head_dim_qk: %d, head_dim_v: %d, compress: "
+           "{block: %d, stride: %d, phi: %s}, select: {block: %d, count: %d, init: %d, local: %d}, "
+           "window: %d, gate: %s, kv_sharing: %s, dtype: %s}\n",
+           group * kv, kv, 16 + 8 * draw(31), 16 + 8 * draw(31), block, stride, phis[draw(4)],
+           select, count, count / 4, count / 3, draw(3) * 100, gates[draw(4)],
+           draw(2) ? "shared" : "per_branch", draw(2) ? "bf16" : "fp16");
+}
+
+static void test_random(void **state) {
+  (void)state;
+  char text[1024];
+  for (int i = 0; i < 300; i++) {
+    random_model(text, sizeof text);
+    nsai_config *config = must_load(NULL, text);
+    check_config(config);
+    nsai_config_destroy(config);
+  }
+}
+
+#define MODEL "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64%s}\n%s"
+static const nsai_target hopper = { "sm_90a", 132, 232448 };
+
+/* Chooses and returns the story; the status too. */
+static nsa_status explain(const char *model, const char *more, const nsa_problem *asked,
+                          char *story, size_t size, nsai_choice *choice) {
+  char text[4096];
+  nsai_problem p;
+  snprintf(text, sizeof text, MODEL, model, more);
+  nsai_config *config = must_load(NULL, text);
+  if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
+  nsai_writer w = nsai_writer_open(story, size);
+  nsa_status status = nsai_choose(config, &p, &hopper, &w, choice);
+  assert_true(w.used < size);
+  nsai_config_destroy(config);
+  return status;
+}
+
+static void expect_story(const char *story, const char *part) {
+  if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
+}
+
+static void test_force_and_disable(void **state) {
+  (void)state;
+  static char story[65536];
+  nsai_choice c;
+  nsa_problem asked = NSA_PROBLEM_INIT, dense = NSA_PROBLEM_INIT;
+  asked.max_tokens = dense.max_tokens = 5000;
+  asked.max_seqs = dense.max_seqs = 1;
+  dense.op = NSA_OP_DENSE;
+  assert_int_equal(explain("", "", &dense, story, sizeof story, &c), NSA_OK);
+  assert_string_equal(c.variant[NSAI_STAGE_DENSE]->name, "dense_mma");
+  expect_story(story, "sdpa_gemm: possible, not chosen");
+  assert_int_equal(explain("", "variants: {force: {dense: sdpa_gemm}}", &dense, story, sizeof story,
+                           &c),
+                   NSA_OK);
+  assert_string_equal(c.variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
+  expect_story(story, "sdpa_gemm: chosen (variants.force)");
+  expect_story(story, "variants.force asks for sdpa_gemm");
+  /* A baseline is never the choice, even where it is the only one left. */
+  assert_int_equal(explain("", "variants: {disable: [dense.dense_mma]}", &dense, story,
+                           sizeof story, &c),
+                   NSA_E_UNSUPPORTED);
+  /* Forced and illegal: the reason, never another variant in its place. */
+  assert_int_equal(explain("", "variants: {force: {attend_selected: selected_dense_mma}}", &asked,
+                           story, sizeof story, &c),
+                   NSA_E_UNSUPPORTED);
+  expect_story(story, "max_kv_len 5000 is beyond 1024 tokens");
+  expect_story(story, "attend_selected_mma: no");
+  assert_int_equal(explain("", "variants: {disable: [\"attend_*.*\"]}", &asked, story, sizeof story,
+                           &c),
+                   NSA_E_UNSUPPORTED);
+  expect_story(story, "matches it with \"attend_*.*\"");
+}
+
+/* Every reason is listed, however many there are. */
+static void test_all_reasons(void **state) {
+  (void)state;
+  static char story[65536];
+  char more[4096];
+  nsai_choice c;
+  nsa_problem dense = NSA_PROBLEM_INIT;
+  dense.max_tokens = 10;
+  dense.max_seqs = 2;
+  dense.op = NSA_OP_DENSE;
+  nsai_writer w = nsai_writer_open(more, sizeof more);
+  nsai_write(&w, "runtime: {device: cpu}\nvariants: {disable: [dense.dense_mma");
+  for (int i = 0; i < 40; i++) nsai_write(&w, ", \"dense.d%.*s*\"", i % 8, "ense_mma");
+  nsai_write(&w, "]}\n");
+  assert_int_equal(explain(", dtype: f32", more, &dense, story, sizeof story, &c),
+                   NSA_E_UNSUPPORTED);
+  int reasons = 0;
+  for (const char *at = story; (at = strstr(at, "matches it with")); at++) reasons++;
+  assert_int_equal(reasons, 41);
+  expect_story(story, "model.dtype is f32: GPU kernels take bf16 and fp16");
+  expect_story(story, "max_seqs is 2");
+}
+
+/* Two roles with the same code have the same unit; different ones differ. */
+static void test_same_code(void **state) {
+  (void)state;
+  static char story[65536];
+  char k[UNIT_BYTES], v[UNIT_BYTES];
+  nsai_choice c;
+  nsai_problem any = { 0 };
+  nsa_problem asked = NSA_PROBLEM_INIT;
+  asked.max_tokens = 5000;
+  asked.max_seqs = 1;
+  assert_int_equal(explain(", compress: {phi: linear}", "", &asked, story, sizeof story, &c),
+                   NSA_OK);
+  any.model.dtype = NSA_BF16;
+  check_unit(&c.specs[NSAI_KERNEL_GATHER_K], &any, k);
+  check_unit(&c.specs[NSAI_KERNEL_GATHER_V], &any, v);
+  assert_string_equal(k, v); /* Dk = Dv */
+  check_unit(&c.specs[NSAI_KERNEL_ATTEND_COMPRESSED], &any, v);
+  assert_string_not_equal(k, v);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_shipped),           cmocka_unit_test(test_random),
+    cmocka_unit_test(test_force_and_disable), cmocka_unit_test(test_all_reasons),
+    cmocka_unit_test(test_same_code),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
