@@ -1,0 +1,195 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The public API on a sick machine: out of memory at every single allocation of a whole session, on
+ * the CPU device and on the fake GPU; and without NVIDIA's libraries. Nothing may be lost: the
+ * leak checker counts the memory, the fake driver its kernels and contexts.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "../unit/machine.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Allocations until the one that fails; negative: none fails. */
+static _Atomic long countdown = -1;
+
+static bool fails(void) {
+  if (countdown < 0) return false;
+  return atomic_fetch_sub(&countdown, 1) == 0;
+}
+
+void *__real_malloc(size_t size);
+void *__real_calloc(size_t count, size_t size);
+void *__real_realloc(void *block, size_t size);
+char *__real_strdup(const char *text);
+void *__real_aligned_alloc(size_t alignment, size_t size);
+void *__wrap_malloc(size_t size);
+void *__wrap_calloc(size_t count, size_t size);
+void *__wrap_realloc(void *block, size_t size);
+char *__wrap_strdup(const char *text);
+void *__wrap_aligned_alloc(size_t alignment, size_t size);
+
+void *__wrap_malloc(size_t size) { return fails() ? NULL : __real_malloc(size); }
+void *__wrap_calloc(size_t count, size_t size) {
+  return fails() ? NULL : __real_calloc(count, size);
+}
+void *__wrap_realloc(void *block, size_t size) {
+  return fails() ? NULL : __real_realloc(block, size);
+}
+char *__wrap_strdup(const char *text) { return fails() ? NULL : __real_strdup(text); }
+
+void *__wrap_aligned_alloc(size_t alignment, size_t size) {
+  return fails() ? NULL : __real_aligned_alloc(alignment, size);
+}
+
+static void be_silent(void *user, int32_t level, const char *component, const char *text) {
+  (void)user, (void)level, (void)component, (void)text;
+}
+
+/* What one session is made from; built before anything fails. */
+typedef struct session {
+  char yaml[1024], dir[64];
+  machine_overrides overrides;
+  nsa_options options;
+  nsa_problem problem;
+  machine *machine; /* tensors of a forward; NULL: none is run */
+} session;
+
+static void session_init(session *s, const machine_request *request) {
+  memset(s, 0, sizeof *s);
+  snprintf(s->dir, sizeof s->dir, "/tmp/nsa-test-fault-XXXXXX");
+  assert_non_null(mkdtemp(s->dir));
+  machine_yaml(request, s->yaml, sizeof s->yaml);
+  machine_overrides_init(&s->overrides, s->dir, "runtime.compile_jobs=1");
+  s->options = (nsa_options)NSA_OPTIONS_INIT;
+  s->options.yaml_text = s->yaml;
+  s->options.log = be_silent;
+  if (request->gpu) {
+    s->options.overrides = s->overrides.list;
+    s->options.device = 1;
+  }
+  s->problem = (nsa_problem)NSA_PROBLEM_INIT;
+  s->problem.max_tokens = 64;
+  s->problem.max_seqs = 2;
+}
+
+/* Create, ask, prepare, plan, run, destroy. */
+static nsa_status live(session *s) {
+  nsa_status status;
+  nsa_ctx *ctx = NULL;
+  nsa_plan *plan = NULL;
+  nsa_caps caps = NSA_CAPS_INIT;
+  status = nsa_create(NULL, &s->options, &ctx);
+  if (status == NSA_OK) status = nsa_query(ctx, &s->problem, &caps);
+  if (status == NSA_OK) status = nsa_prepare(ctx, &s->problem, 1, NULL, NULL);
+  if (status == NSA_OK) status = nsa_plan_create(ctx, &s->problem, NULL, NULL, &plan);
+  if (status == NSA_OK && s->machine) {
+    nsa_exec exec = s->machine->exec;
+    status = nsa_forward(plan, &exec, &s->machine->toy.batch, &s->machine->toy.io);
+  }
+  assert_true((ctx != NULL) || status != NSA_OK);
+  nsa_plan_destroy(plan);
+  nsa_destroy(ctx);
+  return status;
+}
+
+/* Fails allocation 0, 1, 2, ... until the session passes. Returns how many there were. */
+static long starve(session *s) {
+  for (long n = 0;; n++) {
+    assert_true(n < 3000);
+    machine_remove(s->dir); /* each session compiles anew */
+    countdown = n;
+    nsa_status status = live(s);
+    bool reached = countdown < 0;
+    countdown = -1;
+    if (status != NSA_OK && (status != NSA_E_NOMEM || !strstr(nsa_last_error(), "memory")))
+      fail_msg("allocation %ld: %s: %s", n, nsa_status_name(status), nsa_last_error());
+    if (!reached) {
+      assert_int_equal(status, NSA_OK);
+      return n;
+    }
+  }
+}
+
+static void test_cpu(void **state) {
+  (void)state;
+  machine m;
+  session s;
+  const machine_request request = { .phi = NSAI_PHI_MLP };
+  machine_init(&m, &request);
+  session_init(&s, &request);
+  s.machine = &m;
+  assert_true(starve(&s) >= 8);
+  machine_free(&m);
+  machine_remove(s.dir);
+}
+
+static void test_gpu(void **state) {
+  (void)state;
+  machine m;
+  session s;
+  const machine_request request = { .gpu = true, .phi = NSAI_PHI_MLP };
+  machine_init(&m, &request);
+  session_init(&s, &request);
+  s.machine = &m;
+  assert_true(starve(&s) > 50);
+  machine_free(&m);
+  machine_remove(s.dir);
+  const fake_cuda_state *r = machine_record();
+  assert_int_equal(r->retained, 0);
+  assert_int_equal(r->handles, 0);
+  assert_int_equal(r->loads, r->unloads);
+}
+
+/* A missing library is named with its path, when it is needed and not before. */
+static void test_missing_libraries(void **state) {
+  (void)state;
+  session s;
+  nsa_ctx *ctx;
+  nsa_plan *plan;
+  session_init(&s, &(machine_request){ .gpu = true });
+  snprintf(s.overrides.text[1], sizeof s.overrides.text[1],
+           "runtime.nvrtc_path=/nonexistent/libnvrtc.so");
+  machine_expect("create", nsa_create(NULL, &s.options, &ctx), NSA_OK, NULL);
+  machine_expect("prepare", nsa_prepare(ctx, &s.problem, 1, NULL, NULL), NSA_E_NO_COMPILER,
+                 "/nonexistent/libnvrtc.so");
+  machine_expect("plan", nsa_plan_create(ctx, &s.problem, NULL, NULL, &plan), NSA_E_NO_COMPILER,
+                 "runtime.nvrtc_path");
+  assert_null(plan);
+  nsa_destroy(ctx);
+  machine_remove(s.dir);
+  session_init(&s, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP });
+  snprintf(s.overrides.text[2], sizeof s.overrides.text[2],
+           "runtime.cublaslt_path=/nonexistent/libcublasLt.so");
+  machine_expect("create", nsa_create(NULL, &s.options, &ctx), NSA_OK, NULL);
+  machine_expect("prepare", nsa_prepare(ctx, &s.problem, 1, NULL, NULL), NSA_OK, NULL);
+  machine_expect("plan", nsa_plan_create(ctx, &s.problem, NULL, NULL, &plan), NSA_E_NO_CUBLASLT,
+                 "/nonexistent/libcublasLt.so");
+  assert_null(plan);
+  nsa_destroy(ctx);
+  snprintf(s.overrides.text[0], sizeof s.overrides.text[0],
+           "runtime.driver_path=/nonexistent/libcuda.so");
+  machine_expect("create", nsa_create(NULL, &s.options, &ctx), NSA_E_NO_DRIVER,
+                 "/nonexistent/libcuda.so");
+  assert_null(ctx);
+  machine_remove(s.dir);
+  assert_int_equal(machine_record()->retained, 0);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_cpu),
+    cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_missing_libraries),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
