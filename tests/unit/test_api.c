@@ -274,7 +274,7 @@ static void *make_plans(void *user) {
     nsa_caps caps = NSA_CAPS_INIT;
     nsa_plan *plan;
     char text[256];
-    problem.max_tokens = i;
+    problem.max_tokens = 10 * i;
     problem.max_seqs = 1;
     c->status = nsa_query(ctx, &problem, &caps);
     if (c->status == NSA_OK) c->status = nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
@@ -288,21 +288,27 @@ static void *make_plans(void *user) {
   return NULL;
 }
 
+/* On the GPU all threads compile and load at once; each kernel is loaded once. */
 static void test_threads(void **state) {
   (void)state;
-  machine m;
-  pthread_t threads[THREADS];
-  crowd crowds[THREADS];
-  machine_init(&m, &(machine_request){ 0 });
-  for (int i = 0; i < THREADS; i++) {
-    crowds[i] = (crowd){ &m, NSA_OK };
-    assert_int_equal(pthread_create(&threads[i], NULL, make_plans, &crowds[i]), 0);
+  for (int gpu = 0; gpu < 2; gpu++) {
+    machine m;
+    pthread_t threads[THREADS];
+    crowd crowds[THREADS];
+    machine_init(&m, &(machine_request){ .gpu = gpu });
+    int loads = machine_record()->loads;
+    for (int i = 0; i < THREADS; i++) {
+      crowds[i] = (crowd){ &m, NSA_OK };
+      assert_int_equal(pthread_create(&threads[i], NULL, make_plans, &crowds[i]), 0);
+    }
+    for (int i = 0; i < THREADS; i++) {
+      pthread_join(threads[i], NULL);
+      assert_int_equal(crowds[i].status, NSA_OK);
+    }
+    /* Beyond 64 tokens the selection is a real one: two more kernels than m's own plan has. */
+    assert_int_equal(machine_record()->loads - loads, gpu ? 2 : 0);
+    machine_free(&m);
   }
-  for (int i = 0; i < THREADS; i++) {
-    pthread_join(threads[i], NULL);
-    assert_int_equal(crowds[i].status, NSA_OK);
-  }
-  machine_free(&m);
 }
 
 static void test_bad_plans(void **state) {
