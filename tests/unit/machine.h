@@ -23,7 +23,8 @@ typedef struct machine {
   void *workspace;
 } machine;
 
-/* What a machine is made from. Zero: phi mean, one sequence of 40 tokens, on the CPU device. */
+/* What a machine is made from. Zero: a forward with phi mean and weights, on the CPU
+ * device. */
 typedef struct machine_request {
   bool gpu;
   nsai_phi_kind phi;
@@ -49,9 +50,11 @@ typedef struct machine_overrides {
 } machine_overrides;
 void machine_overrides_init(machine_overrides *o, const char *dir, const char *extra);
 
-/* The fake module's record and its way to set the current context. */
-fake_cuda_state *machine_record(void);
+/* A context from a YAML text; `gpu`: on GPU 1 of the fake driver. */
 nsa_ctx *machine_context(const char *yaml, const char *const *overrides, bool gpu);
+
+/* The fake module's record, and its way to set this thread's current context. */
+fake_cuda_state *machine_record(void);
 void machine_set_current(void *context);
 
 /* Fails unless the status is `want` and, when `text` is given, the error text contains it. */
