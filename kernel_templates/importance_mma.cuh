@@ -229,7 +229,8 @@ NSAI_DEVICE void scores(float (&rS)[2][Plan<C>::kSliceTiles][4],
 #pragma unroll
     for (int n = 0; n < Plan<C>::kSliceTiles; n += 2) {
       u32 rK[4]; // 16 keys x 16 columns
-      ldmatrix_x4(rK, keys + n * 8 * KeyTile::kPitch + KeyTile::offset(key, 2 * k + chunk));
+      ldmatrix_x4(rK, KeyTile::along(keys + KeyTile::offset(key, chunk), 2 * k) +
+                          n * 8 * KeyTile::kPitch);
 #pragma unroll
       for (int tile = 0; tile < 2; ++tile) {
         mma_m16n8k16(typename C::Element{}, rS[tile][n], rQ[tile][k], rK[0], rK[1]);

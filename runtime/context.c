@@ -131,7 +131,10 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
   log_warnings(ctx);
   NSAI_TRY_TO(fail, nsai_check_variant_names(ctx->config));
   ctx->cpu = !ctx->deviceless && o->device < 0 && !strcmp(ctx->config->runtime.device, "cpu");
-  if (!ctx->cpu) {
+  if (ctx->cpu) {
+    /* Profiles that ask for no device hold here, too. */
+    NSAI_TRY_TO(fail, nsai_config_apply_device(ctx->config, NULL, NULL, NULL));
+  } else {
     NSAI_TRY_TO(fail, open_device(ctx, o));
     set_target(ctx);
     NSAI_TRY_TO(fail, open_tools(ctx));

@@ -188,9 +188,6 @@ static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *reque
     free(jobs[i].error);
     if (of_job[i]->image.cubin) nsai_cache_store(ctx->cache, &of_job[i]->key, &of_job[i]->image);
     nsai_cache_unlock(of_job[i]->lock);
-    if (!of_job[i]->image.cubin) continue;
-    nsai_log(&ctx->logger, NSA_LOG_DEBUG, "jit", "%s: %d registers, %.0f ms", jobs[i].request.name,
-             jobs[i].image.registers, jobs[i].image.compile_ms);
   }
   if (status != NSA_OK) nsai_fail_text(status, why ? why : nsa_status_text(status));
   free(why);

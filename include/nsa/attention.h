@@ -113,8 +113,8 @@ typedef struct nsa_plan nsa_plan;
  *
  * NSA_E_UNSUPPORTED (all reasons in nsa_last_error), NSA_E_NO_COMPILER, NSA_E_NO_CUBLASLT (phi
  * linear or mlp, gate mlp, sdpa_gemm), NSA_E_COMPILE, NSA_E_NOT_PREPARED (`runtime.jit: never` or
- * `prepare_only`, or a capturing stream on this thread, and a kernel is in no cache), NSA_E_ARG,
- * NSA_E_CUDA, NSA_E_NOMEM, NSA_E_CANCELLED, NSA_E_FORKED. */
+ * `prepare_only`, and a kernel is in no cache), NSA_E_ARG, NSA_E_CUDA, NSA_E_NOMEM,
+ * NSA_E_CANCELLED, NSA_E_FORKED. */
 NSA_API nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem,
                                    nsa_progress_fn progress, void *user, nsa_plan **out);
 
@@ -124,7 +124,8 @@ NSA_API nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem,
 NSA_API nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                                nsa_progress_fn progress, void *user);
 
-/* What nsa_query said, for a plan that exists. NSA_E_ARG, NSA_E_VERSION. Thread-safe. */
+/* What nsa_query said, for a plan that exists. NSA_E_ARG, NSA_E_VERSION, NSA_E_FORKED.
+ * Thread-safe. */
 NSA_API nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps);
 
 /* NULL is fine. The plan's runs must have passed on their streams. */
@@ -235,8 +236,8 @@ typedef struct nsa_io {
  * plan, exec, io  required. batch NULL: one sequence.
  *
  * NSA_E_ARG (names the tensor, what it is and what it should be), NSA_E_WORKSPACE, NSA_E_CUDA,
- * NSA_E_FORKED, NSA_E_NOMEM (CPU device only). Nothing is enqueued when the arguments are refused.
- */
+ * NSA_E_FORKED, NSA_E_NOMEM (CPU device only), NSA_E_UNSUPPORTED (more than 2^31 blocks of threads:
+ * split the batch). Nothing is enqueued when the arguments are refused. */
 NSA_API nsa_status nsa_forward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                                const nsa_io *io);
 
