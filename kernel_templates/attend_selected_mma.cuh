@@ -94,6 +94,7 @@ template <class Config> struct Plan {
   static constexpr int kSMore = kSBits + 4 * kStages * kTokens * kParts; // int: 0 ends the ring
   static constexpr int kSPlace = kSMore + 4 * kStages;                   // Place
   static constexpr int kBytes = (kSPlace + (int)sizeof(Place) + 15) / 16 * 16;
+  static_assert(kBytes <= 101376, "99 KB is all that sm_86, sm_89 and sm_120 have");
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
 
@@ -365,7 +366,7 @@ template <class Config> NSAI_DEVICE void attend_selected(const NsaiAttendSelecte
     }
   }
   __syncthreads();
-  if (at.first_query >= at.seq.q_len) return; // an empty tile
+  if (at.first_query < 0 || at.first_query >= at.seq.q_len) return; // an empty tile
   const int warp = threadIdx.x / 32;
   if (warp == S::kWarps)
     produce<Config>(p, at, shared);

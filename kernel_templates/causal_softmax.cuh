@@ -3,9 +3,9 @@
 //
 // causal_softmax: between the two products of sdpa_gemm, the unfused baseline.
 //
-//   probs[h, r, k] = 2^(scale_log2 * scores[h, r, k] - top) / sum      k <= first_position + r,
-//   else 0 lse[r, h]      = ln 2 * (top + log2 sum)                           top = max of
-//   scale_log2 * scores over the row
+//   probs[h, r, k] = 2^(scale_log2 * scores[h, r, k] - top) / sum   k <= first_position + r, else 0
+//   lse[r, h]      = ln 2 * (top + log2 sum)
+//   top            = max of scale_log2 * scores over the row
 //
 //   scores f32 [heads, rows, keys] -> probs dtype [heads, rows, keys], lse f32 or NULL
 //   (scores and probs from and to cuBLASLt; both 16-byte aligned)

@@ -5,41 +5,40 @@
 // exact in fp32.
 //
 //   I[t, g, j] = sum over the group's heads h and compressed blocks i of w(i, j) * P[t, h, i]
-//   P[t, h, i] = 2^(scale_log2 * q[t, h] . kc[i, g]  -  lse[t, h] * log2(e))      where i*d + l - 1
-//   <= t, else 0 w(i, j)    = strides of d that compressed block i and selection block j share
+//   P[t, h, i] = 2^(scale_log2 * q[t, h] . kc[i, g]  -  lse[t, h] * log2(e))
+//                where i*d + l - 1 <= t, else 0
+//   w(i, j)    = strides of d that compressed block i and selection block j share
 //
 // With m = l/d and r = l'/d (m <= r), block j takes the keys j*r - (m-1) + x, x in [0, r+m-1), with
-// the weights min(x+1, m, r+m-1-x): a trapezoid. Example m 2, r 4: keys 4j-1 .. 4j+3, weights 1 2 2
-// 2 1.
+// the weights min(x+1, m, r+m-1-x): a trapezoid.
+// Example m 2, r 4: keys 4j-1 .. 4j+3, weights 1 2 2 2 1.
 //
 //   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse f32 [T, Hq] (from attend_compressed)
 //   -> importance f32 [tokens, Hkv, blocks] (for select_topn)
 //
 // Written: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens
-// p.rows[0 .. num_rows), one CTA each, output row = index in the list, zeros up to p.columns. A
-// token's bits are the same in both forms and in every chunk of tokens: its sums run over the same
-// keys in the same order wherever its rows lie, and keys it does not see add exact zeros.
+// p.rows[0 .. num_rows), one CTA each, output row = index in the list, all p.columns, zeros where
+// there is no candidate. A token's bits are the same in both forms and in every chunk of tokens: its
+// sums run over the same keys in the same order wherever its rows lie, and keys it does not see add
+// exact zeros.
 //
-// Grid: x = kv_heads * tiles, group-major (a group's keys stay in L2), long tiles first. With
-// kTokens = kRows / kGroupPadded, tiles = cu_q ? q_tokens / kTokens + num_seqs : (token_end - 1) /
-// kTokens - token_begin / kTokens + 1; kProbe: num_rows. CTA: kWarps warps of 32 rows each (two m16
-// tiles that share every K fragment); rows are token-major over kGroupPadded heads, so that a warp
-// holds 32 / kGroupPadded tokens, or half a token where there are more than 32 heads. Registers: Q
-// (Dk / 2 a thread) and a 32x32 slice of scores. Shared: two K tiles, and per warp one tile's head
-// sums. Bound by mma.sync (predicted, not measured): at Dk 128 a warp and tile takes 128 of them,
-// about 800 clocks on Hopper, beside 512 clocks of exponentials, which the other warps of a
-// scheduler hide.
+// Grid      x = kv_heads * tiles, group-major (a group's keys stay in L2), long tiles first. Tiles
+//           of kTokens = kRows / kGroupPadded tokens; those that can hold a token of the chunk are
+//           launched (forward.c). kProbe: num_rows.
+// CTA       kWarps warps of 32 rows each, two m16 tiles that share every K fragment; rows are
+//           token-major over kGroupPadded heads, so that a warp holds 32 / kGroupPadded tokens, or
+//           half a token where there are more than 32 heads.
+// Registers Q (Dk / 2 a thread) and a 32x32 slice of scores.
+// Shared    two K tiles, and per warp one tile's head sums.
+// Bound     by mma.sync: 2.2 TFLOP of q k^T in 7.5 ms at 64k, D 128, G 16 on the H200.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
-// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe. kSharedBytes = 2 * kKeys *
-// pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
+// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe.
+// kSharedBytes = 2 * kKeys * pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
 //   chunks  = padded_dim(Dk) / 8
 //   pitch   = 16 * (chunks % 8 ? chunks | 1 : chunks), the pitch of Tile<kKeys, padded_dim(Dk)>
 //   tokens  = max(1, 32 / kGroupPadded)
 //   history = kKeys % r == 0 && m <= 8 ? m - 1 : 0
-// With kWarps 4 these spill on no target: kKeys = Dk > 192 ? 32 : 64, and kMinBlocks =
-//   Dk > 128: 2    Dk > 64: Dk % 16 ? 2 : 3    else: Dk % 16 == 0 && kGroup > 4 ? 4 : 3
-// (where Dk % 16 is 8, the compiler keeps copies of the padding's zeros).
 #pragma once
 #include "common/copy.cuh"
 #include "common/mma.cuh"
@@ -142,7 +141,8 @@ NSAI_DEVICE TokenTile find_tokens(const NsaiImportance &p, int index, int count)
     return TokenTile{ seq, s, query, query, query + present, index - query };
   } else {
     constexpr int kTokens = Plan<C>::kTokens;
-    int skipped = p.seq.cu_q ? 0 : p.token_begin / kTokens;
+    // Token x lies in tile x / kTokens - 1 or later, whatever the sequences are.
+    int skipped = max(0, p.token_begin / kTokens - (p.seq.cu_q ? 1 : 0));
     QueryTile tile = find_query_tile<kTokens>(p.seq, skipped + count - 1 - index);
     int begin = max(tile.first_query, p.token_begin - tile.seq.q_begin);
     int end = min(min(tile.first_query + kTokens, tile.seq.q_len), p.token_end - tile.seq.q_begin);
@@ -353,7 +353,14 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   // ---- coordinates ----
   const int count = gridDim.x / p.kv_heads, group = blockIdx.x / count;
   const TokenTile tokens = find_tokens<C>(p, blockIdx.x % count, count);
-  if (tokens.begin >= tokens.end) return;
+  if (tokens.begin >= tokens.end) {
+    if constexpr (C::kProbe) { // a row outside the sequences has no candidates
+      float *gRow = p.importance + blockIdx.x % count * p.importance_token_stride +
+                    group * p.importance_head_stride; // [columns]
+      for (int j = threadIdx.x; j < p.columns; j += C::kThreads) gRow[j] = 0;
+    }
+    return;
+  }
   const int visible_to_all = visible_blocks<C>(tokens.seq.position(tokens.begin));
   const int visible_to_any = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
   // m - 1 keys more than are visible: so a block that only the last visible ones touch is pooled

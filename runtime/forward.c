@@ -16,11 +16,13 @@
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 NsaiSequences nsai_run_sequences(const nsai_run *run) {
   NsaiSequences s = { .num_seqs = run->sizes.num_seqs,
                       .q_tokens = (int)run->sizes.tokens,
-                      .kv_tokens = (int)run->sizes.kv_tokens };
+                      .kv_tokens = (int)run->sizes.kv_tokens,
+                      .max_kv_len = (int)run->plan->problem.max_kv_len };
   if (!run->batch) return s;
   s.cu_q = run->batch->cu_q.data;
   s.cu_kv = nsai_present(&run->batch->cu_kv) ? run->batch->cu_kv.data : run->batch->cu_q.data;
@@ -215,8 +217,11 @@ static nsa_status select_blocks(const nsai_run *run) {
     int32_t tile = run->plan->kernels[NSAI_KERNEL_IMPORTANCE].tokens;
     p.token_begin = (int)begin;
     p.token_end = (int)end;
-    uint64_t tiles =
-        run->sizes.packed ? tile_count(run, tile) : (uint64_t)ceil_div(end - begin, tile);
+    /* With sequences a token lies at most one tile before and num_seqs - 1 tiles behind token /
+     * tile. */
+    int64_t first = larger(0, begin / tile - run->sizes.packed);
+    int64_t last = (end - 1) / tile + (run->sizes.packed ? run->sizes.num_seqs - 1 : 0);
+    uint64_t tiles = (uint64_t)(last - first + 1);
     NSAI_TRY(launch(run, NSAI_KERNEL_IMPORTANCE, tiles * (uint64_t)p.kv_heads, &p));
     NSAI_TRY(select_tokens(run, &importance, begin, end));
   }
@@ -261,7 +266,7 @@ static nsa_status sort_selection(const nsai_run *run, NsaiAttendSelected *attend
 
 static nsa_status attend_selected(const nsai_run *run) {
   NsaiAttend a = attend_params(run, NSA_SEL);
-  if (!strcmp(run->plan->choice.variant[NSAI_STAGE_ATTEND_SELECTED]->name, "selected_dense_mma"))
+  if (run->plan->selected_dense)
     return launch(run, NSAI_KERNEL_ATTEND_SELECTED, tile_grid(run, NSAI_KERNEL_ATTEND_SELECTED),
                   &a);
   NsaiAttendSelected p = { .seq = a.seq,
@@ -287,7 +292,7 @@ static nsa_status attend_selected(const nsai_run *run) {
 static bool selects(const nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
   if (!p->model.select_count || p->selection != NSA_SELECT_OWN) return false;
-  bool branch = (run->branches >> NSA_SEL & 1) && !nsai_problem_selects_all(p);
+  bool branch = (run->branches >> NSA_SEL & 1) && !run->plan->selected_dense;
   return branch || nsai_present(&run->io->block_idx);
 }
 
@@ -401,6 +406,11 @@ static nsa_status enqueue_sdpa(const nsai_run *run) {
 }
 
 nsa_status nsai_enqueue_dense(const nsai_run *run) {
+  if (run->plan->layout.scores.bytes && run->batch)
+    return nsai_fail(
+        NSA_E_UNSUPPORTED,
+        "sdpa_gemm takes one sequence without a batch: its products need the lengths on "
+        "the host. Pass batch NULL, or let dense_mma serve the plan");
   if (run->plan->layout.scores.bytes) return enqueue_sdpa(run);
   NsaiEpilogue out = { .o = nsai_view(&run->io->o),
                        .lse = run->io->lse[0].data,

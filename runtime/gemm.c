@@ -25,6 +25,7 @@ static int32_t data_type(int32_t dtype) {
 static nsa_status make_layout(const nsai_cublaslt *lt, int32_t dtype, const int64_t shape[2],
                               int64_t leading, int32_t batch, int64_t batch_stride,
                               nsai_cublaslt_layout *out) {
+  if (shape[1] == 1) leading = shape[0]; /* the stride of a single row means nothing */
   NSAI_TRY(NSAI_CUBLASLT(lt, cublasLtMatrixLayoutCreate(out, data_type(dtype), (uint64_t)shape[0],
                                                         (uint64_t)shape[1], leading)));
   if (batch == 1) return NSA_OK;
@@ -50,9 +51,10 @@ static nsa_status make_descriptors(const nsai_cublaslt *lt, const nsai_gemm *g, 
   return NSAI_CUBLASLT(lt, cublasLtMatmulPreferenceCreate(&d->preference));
 }
 
-/* The largest power of two up to 256 that divides the address. */
+/* The largest power of two up to 16 that divides the address. Not more: where a tensor happens to
+ * lie must not decide the algorithm, and with it the last bits. */
 static uint32_t alignment_of(const void *p) {
-  uintptr_t bits = (uintptr_t)p | 256u;
+  uintptr_t bits = (uintptr_t)p | 16u;
   return (uint32_t)(bits & (~bits + 1u));
 }
 

@@ -158,6 +158,8 @@ static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user,
                                   .user = user };
   NSAI_TRY(make_kernels(ctx, &plan->problem, &request, &plan->choice, plan->kernels));
   plan->layout = nsai_layout_make(&plan->problem, &plan->choice);
+  const nsai_variant *selected = plan->choice.variant[NSAI_STAGE_ATTEND_SELECTED];
+  plan->selected_dense = selected && !strcmp(selected->name, "selected_dense_mma");
   if (!nsai_needs_gemm(&plan->problem, &plan->choice)) return NSA_OK;
   NSAI_TRY(nsai_context_open_gemm(ctx));
   plan->lt = ctx->lt;

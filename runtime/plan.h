@@ -49,6 +49,7 @@ struct nsa_plan {
   nsai_choice choice;
   nsai_layout layout;
   nsai_kernel kernels[NSAI_ROLES]; /* of roles whose spec has an entry; GPU only */
+  bool selected_dense;             /* the selected branch reads no lists: every block is chosen */
   const nsai_cublaslt *lt;         /* NULL: no product */
   nsai_cublaslt_handle lt_handle;  /* the context's */
 };

@@ -6,10 +6,15 @@
  * Letters: tokens T (all sequences of the batch together), query heads Hq, KV heads Hkv, group G =
  * Hq / Hkv, head dims Dk and Dv, compression block l and stride d, selection block l', n selected
  * blocks, window w. They come from the configuration's `model` section; a problem adds capacities.
- * A query at position t of its sequence sees, per branch: compressed: block i (tokens [i*d, i*d +
- * l) through phi) when i*d + l - 1 <= t selected:   tokens p <= t of n chosen blocks of l' tokens
- * (chosen by the compressed branch's probabilities) window:     tokens t - w < p <= t and o = sum
- * over branches of gate * branch output. (arXiv 2502.11089, Eq. 5 to 12.)
+ * A query at position t of its sequence sees, per branch,
+ *   compressed: block i (tokens [i*d, i*d + l) through phi) when i*d + l - 1 <= t
+ *   selected:   tokens p <= t of n blocks of l' tokens, chosen by the compressed branch's
+ *               probabilities
+ *   window:     tokens t - w < p <= t
+ * and o = sum over branches of gate * branch output. (arXiv 2502.11089, Eq. 5 to 12.)
+ *
+ * q, k and v must be finite in every row that belongs to a sequence: a masked key counts 0 times, and
+ * 0 * inf is NaN. Rows at or beyond a sequence's end are never read.
  */
 #ifndef NSA_ATTENTION_H
 #define NSA_ATTENTION_H
@@ -150,7 +155,8 @@ typedef struct nsa_exec {
 /* How tokens fall into sequences. All arrays lie on the device and are read there. NULL instead of
  * a batch: one sequence, q_len = T, kv_len = the KV tensors' first dimension. Query i of a sequence
  * stands at t = kv_len - q_len + i; a row with t < 0 gives zeros and lse -inf. Rows beyond
- * cu_q[num_seqs] are not written. */
+ * cu_q[num_seqs] are not written. On the GPU a sequence of more than the plan's max_kv_len keys is cut
+ * there, so that no memory is outgrown: its results mean nothing. */
 typedef struct nsa_batch {
   uint32_t struct_size;
   int32_t num_seqs;

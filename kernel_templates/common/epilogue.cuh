@@ -65,12 +65,12 @@ NSAI_DEVICE void store_row(const NsaiView &view, const OutputRow &row, const flo
           make_uint2(Config::Element::pack(x[j].x, x[j].y), Config::Element::pack(x[j].z, x[j].w));
 }
 
-// One row, x = O_b, through the gate and onto the sum of the branches before.
+// One row, x = O_b, through the gate and onto the sum of the branches before. `empty`: it saw no key.
 template <class Config, int kJ>
 NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
-                           float4 (&x)[kJ]) {
+                           bool empty, float4 (&x)[kJ]) {
   constexpr int kDim = Config::kHeadDimV;
-  float gate = load_gate<Config>(out, row);
+  float gate = empty ? 0.0f : load_gate<Config>(out, row); // a padding row's gate may be anything
   long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
   float *partial = out.partial + at * kDim + column_of_lane();
 #pragma unroll
@@ -117,6 +117,6 @@ NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float
       out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
           softmax_lse(rows.reference[r], total[r]);
     if (out.o_branch.data) store_row<Config>(out.o_branch, row, x[r]);
-    store_sum<Config>(out, kv_heads, row, x[r]);
+    store_sum<Config>(out, kv_heads, row, total[r] == 0.0f, x[r]);
   }
 }

@@ -24,12 +24,7 @@
 //
 // Reads    q, k, v with 16-byte, o and o_branch with 8-byte alignment of base and strides.
 //
-// Shapes that compile without spills for sm_80 to sm_120 (NVRTC 13.0), kWarps 4, kMinBlocks 2:
-//   Dk <= 192, Dv <= 64        kRows 128, kKeys 64
-//   Dk <= 192, Dv <= 128       kRows 128, kKeys 64, from sm_100 on 48
-//   otherwise                  kRows 64,  kKeys 64
-// At D 128 all 255 registers are taken; 100 KB of shared memory per SM (sm_86, 89, 120) hold one
-// such CTA, where kWarps 8 with kM = 1 takes 176 registers.
+// Which shapes fit the registers: choose_flash in autotune/attend.c.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads,
 // kMinBlocks, kSharedBytes, kGate.
@@ -45,10 +40,12 @@
 
 // Keys that a query sees: [begin, end), both ascending with the query's position. The policy `Keys`
 // of a kernel has
-//   KeyRange visible(int position)                                    keys in units of rows of the
-//   sequence's k and v int first_row(const NsaiSequences &seqs, const QueryTile &tile)   row of k
-//   and v of the sequence's key 0 constexpr bool kLongestFirst later tiles have more keys: start
-//   with them
+//   KeyRange visible(int position)
+//       in units of rows of the sequence's k and v
+//   int first_row(const NsaiSequences &seqs, const QueryTile &tile)
+//       row of k and v that is the sequence's key 0
+//   constexpr bool kLongestFirst
+//       later tiles have more keys: start with them
 struct KeyRange {
   int begin, end;
 };
@@ -82,6 +79,7 @@ template <class Config> struct Flash {
   static_assert(Config::kKeys % 16 == 0, "P V takes 16 keys at a time");
   static_assert(Config::kThreads == 32 * Config::kWarps, "all warps compute");
   static_assert(sizeof(Shared) == Config::kSharedBytes, "the host's formula for shared memory");
+  static_assert(sizeof(Shared) <= 101376, "99 KB is all that sm_86, sm_89 and sm_120 have");
 };
 
 // Address of chunk pair `step` of the row that `base` (pair 0) points into; see Tile for the
@@ -260,7 +258,7 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   QueryTile tile =
       find_query_tile<F::kTokens>(p.seq, Keys::kLongestFirst ? tiles - 1 - number : number);
   int tokens = min(F::kTokens, tile.seq.q_len - tile.first_query); // of this tile
-  if (tokens <= 0) return;
+  if (tokens <= 0 || tile.first_query < 0) return;
   int position = tile.seq.position(tile.first_query);    // of the tile's first token
   int first_token = tile.seq.q_begin + tile.first_query; // its row of q and o
   int begin = Keys::visible(position).begin, end = Keys::visible(position + tokens - 1).end;

@@ -69,6 +69,10 @@ private:
       return;
     }
     begin = Config::kRanges ? next_begin : next_begin * Config::kSelectBlock;
+    if (begin < 0 || begin >= limit) { // no list has such an entry; keys must not be read by it
+      begin = end = kNever;
+      return;
+    }
     end = min(Config::kRanges ? next_end : begin + Config::kSelectBlock, limit);
     ++index;
     load_next();

@@ -29,7 +29,7 @@ typedef struct NsaiSequences {
   int num_seqs;
   int q_tokens;  /* rows of q */
   int kv_tokens; /* rows of k */
-  int reserved;
+  int max_kv_len; /* the plan's: longer sequences are cut, so that no row of importance is outgrown */
 } NsaiSequences;
 
 /* What an attention kernel does with its branch's normalised output O_b, see common/epilogue.cuh:

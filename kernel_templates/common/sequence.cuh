@@ -21,10 +21,13 @@ struct Sequence {
   NSAI_DEVICE int position(int i) const { return kv_len - q_len + i; }
 };
 
+// Rows of q beyond its end and keys beyond the plan's longest sequence do not exist, whatever cu_q and
+// cu_kv say.
 NSAI_DEVICE Sequence load_sequence(const NsaiSequences &seqs, int s) {
   if (!seqs.cu_q) return Sequence{ 0, seqs.q_tokens, 0, seqs.kv_tokens };
   int q = seqs.cu_q[s], kv = seqs.cu_kv[s];
-  return Sequence{ q, seqs.cu_q[s + 1] - q, kv, seqs.cu_kv[s + 1] - kv };
+  return Sequence{ q, min(seqs.cu_q[s + 1], seqs.q_tokens) - q, kv,
+                   min(seqs.cu_kv[s + 1] - kv, seqs.max_kv_len) };
 }
 
 // The last s in [0, num_seqs) with first(s) <= x, where `first` ascends.

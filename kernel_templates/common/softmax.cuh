@@ -109,5 +109,5 @@ NSAI_DEVICE void softmax_pack(SoftmaxRows &rows, u32 (&a)[4], const float (&p0)[
 
 // Natural log of the sum of exponentials, -inf for an empty row.
 NSAI_DEVICE float softmax_lse(float reference, float total) {
-  return total > 0.0f ? (reference + log2_approx(total)) * kLn2 : kMinusInf;
+  return total == 0.0f ? kMinusInf : (reference + log2_approx(total)) * kLn2;
 }
