@@ -158,7 +158,8 @@ static int parse_bare(const char *field, chk_case *c) {
   } flags[] = { { "parity", offsetof(chk_case, parity) },
                 { "overlap", offsetof(chk_case, overlap) },
                 { "nobatch", offsetof(chk_case, no_batch) },
-                { "gemm", offsetof(chk_case, gemm) } };
+                { "gemm", offsetof(chk_case, gemm) },
+                { "lists", offsetof(chk_case, lists) } };
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
     if (!strcmp(field, flags[i].name)) {
       *(int32_t *)((char *)c + flags[i].offset) = 1;
@@ -276,5 +277,6 @@ void chk_case_print(const chk_case *c, char *text, size_t size) {
   if (c->overlap) fprintf(out, ":overlap");
   if (c->no_batch) fprintf(out, ":nobatch");
   if (c->gemm) fprintf(out, ":gemm");
+  if (c->lists) fprintf(out, ":lists");
   fclose(out);
 }

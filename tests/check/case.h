@@ -12,7 +12,7 @@
  * Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act, kv=branches,
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
- * sequence), gemm (dense by plain matrix products).
+ * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen).
  */
 #ifndef CHK_CASE_H
 #define CHK_CASE_H
@@ -68,6 +68,7 @@ typedef struct chk_case {
   int32_t selection, index_shared; /* NSA_SELECT_*; 1: rank without the Hkv axis */
   int32_t gate_f32, no_batch, parity, overlap;
   int32_t gemm;      /* dense: by plain matrix products (the variant sdpa_gemm) */
+  int32_t lists;     /* selected: by attend_selected_mma, never by dense attention */
   uint32_t branches; /* exec.branches; 0: all */
   float softmax_scale;
   uint64_t seed;

@@ -50,7 +50,8 @@ const char *const chk_fixed_cases[] = {
   /* edge rows: no tokens, rows before the sequence, shorter than one block, block edges */
   "fwd:q=0:kv=0", "fwd:q=5:kv=0", "fwd:q=0,5,130:kv=9,0,130", "fwd:q=40:kv=9", "fwd:q=31",
   "fwd:q=32", "fwd:q=33", "fwd:q=1,31,32,47,48,63,64,65", "fwd:q=200,200:kv=64,500:slack=77",
-  "fwd:q=200:nobatch:layout=heads",
+  "fwd:q=200:nobatch:layout=heads", "fwd:s64x16+1+2:q=700:lists",
+  "fwd:s32x20+1+2:q=1,600,31:lists:h16/1:d128/128",
   /* fills in which rules, not averages, decide */
   "fwd:q=700:s32x6+1+2:fill=constant", "fwd:q=700:s32x6+0+0:fill=constant",
   "fwd:q=700:s32x6+1+2:fill=tiny", "fwd:q=700:s32x6+1+2:fill=large",
@@ -69,7 +70,7 @@ const char *const chk_fixed_cases[] = {
   "select:q=700:s32x6+0+0:fill=constant", "select:q=4096:s64x16+1+2",
   "select:q=5,100:kv=2000,40:s32x16+2+3", "dense:q=200,1,0,77", "dense:h16/1:d192/128:q=1000",
   "dense:h7/1:d64/64:q=5,90:kv=300,20:f16", "dense:h64/4:d128/128:q=8192",
-  "dense:gemm:h16/2:d128/128:q=1000",
+  "dense:gemm:nobatch:h16/2:d128/128:q=1000",
   /* properties */
   "repeat:q=700,33:h16/2", "all_blocks:q=250:s64x4+1+2:h16/1:d128/128", "wide:q=500:w512:h16/1",
   "future:q=500:h16/2:s32x6+1+2:fill=correlated", "permute:q=500:h16/2:s32x6+1+2:sel=blocks",

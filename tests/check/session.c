@@ -119,6 +119,7 @@ char *chk_session_yaml(const chk_session *session, const chk_case *c) {
   else
     fprintf(out, "  cache_mode: off\n");
   if (c->gemm) fprintf(out, "variants:\n  force:\n    dense: sdpa_gemm\n");
+  if (c->lists) fprintf(out, "variants:\n  force:\n    attend_selected: attend_selected_mma\n");
   fclose(out);
   return text;
 }

@@ -252,19 +252,19 @@ done:
 
 /* The speed targets' problem, from where dense attention still wins to where the goals are set. */
 static const char *const default_problems[] = {
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=4096:fill=random",
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=4096:fill=correlated:overlap",
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=8192:fill=random",
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=8192:fill=correlated:overlap",
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=16384:fill=random",
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=16384:fill=correlated:overlap",
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=32768:fill=random",
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=32768:fill=correlated:overlap",
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=random",
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
-  "fwd:h64/8:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
-  "fwd:h64/16:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
-  "fwd:h64/64:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=4096:nobatch:fill=random",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=4096:nobatch:fill=correlated:overlap",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=8192:nobatch:fill=random",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=8192:nobatch:fill=correlated:overlap",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=16384:nobatch:fill=random",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=16384:nobatch:fill=correlated:overlap",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=32768:nobatch:fill=random",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=32768:nobatch:fill=correlated:overlap",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:nobatch:fill=random",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:nobatch:fill=correlated:overlap",
+  "fwd:h64/8:d128/128:l32/16:s64x16+1+2:w512:q=65536:nobatch:fill=correlated:overlap",
+  "fwd:h64/16:d128/128:l32/16:s64x16+1+2:w512:q=65536:nobatch:fill=correlated:overlap",
+  "fwd:h64/64:d128/128:l32/16:s64x16+1+2:w512:q=65536:nobatch:fill=correlated:overlap",
   0
 };
 
