@@ -75,7 +75,8 @@ const char *const chk_fixed_cases[] = {
   "repeat:q=700,33:h16/2", "all_blocks:q=250:s64x4+1+2:h16/1:d128/128", "wide:q=500:w512:h16/1",
   "future:q=500:h16/2:s32x6+1+2:fill=correlated", "permute:q=500:h16/2:s32x6+1+2:sel=blocks",
   "scale_v:q=500:h16/2", "zero_gate:q=500:h16/2:gate=weights", "split:q=150:s32x4+1+1",
-  "graph:q=700,33:h16/2", "graph:q=300:phi=linear:gate=mlp.64.0.silu", "streams:q=2000:h16/2",
+  "graph:q=700,33:h16/2", "graph:phi=mlp.32.silu:gate=mlp.64.32.relu:q=200,77",
+  "graph:q=300:phi=linear:gate=mlp.64.0.silu", "streams:q=2000:h16/2",
   "needle:h16/1:d128/128:s64x16+1+2:w512:q=1:kv=65536", 0
 };
 
