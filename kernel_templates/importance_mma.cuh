@@ -22,14 +22,11 @@
 // sums run over the same keys in the same order wherever its rows lie, and keys it does not see add
 // exact zeros.
 //
-// Grid      x = kv_heads * tiles, group-major (a group's keys stay in L2), long tiles first. Tiles
-//           of kTokens = kRows / kGroupPadded tokens; those that can hold a token of the chunk are
-//           launched (forward.c). kProbe: num_rows.
-// CTA       kWarps warps of 32 rows each, two m16 tiles that share every K fragment; rows are
-//           token-major over kGroupPadded heads, so that a warp holds 32 / kGroupPadded tokens, or
-//           half a token where there are more than 32 heads.
-// Registers Q (Dk / 2 a thread) and a 32x32 slice of scores.
-// Shared    two K tiles, and per warp one tile's head sums.
+// Grid      x = kv_heads * tiles, group-major, long tiles first; tiles of kTokens = kRows /
+//           kGroupPadded tokens, those that can hold a token of the chunk. kProbe: num_rows.
+// CTA       kWarps warps of two m16 tiles that share every K fragment; rows token-major over
+//           kGroupPadded heads: 32 / kGroupPadded tokens a warp, or half a token at more than 32 heads.
+// Registers Q (Dk / 2 a thread) and a 32x32 slice of scores. Shared: two K tiles, and head sums.
 // Bound     by mma.sync: 2.2 TFLOP of q k^T in 7.5 ms at 64k, D 128, G 16 on the H200.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
