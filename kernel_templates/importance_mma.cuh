@@ -1,8 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// importance_mma: how much of the compressed branch's attention falls on each selection block,
-// exact in fp32.
+// importance_mma: how much of the compressed attention falls on each selection block, exact in fp32.
 //
 //   I[t, g, j] = sum over the group's heads h and compressed blocks i of w(i, j) * P[t, h, i]
 //   P[t, h, i] = 2^(scale_log2 * q[t, h] . kc[i, g]  -  lse[t, h] * log2(e))
@@ -10,8 +9,7 @@
 //   w(i, j)    = strides of d that compressed block i and selection block j share
 //
 // With m = l/d and r = l'/d (m <= r), block j takes the keys j*r - (m-1) + x, x in [0, r+m-1), with
-// the weights min(x+1, m, r+m-1-x): a trapezoid.
-// Example m 2, r 4: keys 4j-1 .. 4j+3, weights 1 2 2 2 1.
+// the weights min(x+1, m, r+m-1-x): a trapezoid. (m 2, r 4: keys 4j-1 .. 4j+3, weights 1 2 2 2 1.)
 //
 //   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse f32 [T, Hq] (from attend_compressed)
 //   -> importance f32 [tokens, Hkv, blocks] (for select_topn)
