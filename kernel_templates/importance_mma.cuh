@@ -57,7 +57,6 @@ static_assert(Config::kBlock % Config::kStride == 0 &&
               "the weights are a trapezoid of strides");
 
 // ---- plan
-// -----------------------------------------------------------------------------------------------------------
 
 template <class C> struct Plan {
   static constexpr int kTokens = C::kRows / C::kGroupPadded;
@@ -112,7 +111,6 @@ static_assert(sizeof(SharedPlan<Config>) <= 101376,
               "99 KB is all that sm_86, sm_89 and sm_120 have");
 
 // ---- coordinates
-// ----------------------------------------------------------------------------------------------------
 
 // The tokens of a CTA, as queries of one sequence: slot x holds query first + x, present in [begin,
 // end).
@@ -158,7 +156,6 @@ template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t
 }
 
 // ---- steps
-// ----------------------------------------------------------------------------------------------------------
 
 // Keys first .. first + kKeys - 1 to shared memory; those from `end` on are zeros and are not read.
 template <class C>
@@ -337,7 +334,6 @@ template <class C> NSAI_DEVICE float pool(const float *row, int start, float beg
 }
 
 // ---- body
-// -----------------------------------------------------------------------------------------------------------
 
 template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   using P = Plan<C>;

@@ -45,7 +45,6 @@ constexpr int kBatch = 32 * kUnroll; // candidates between two looks at the queu
 constexpr int kQueue = 31 + kBatch;  // what is left from before, and a batch
 
 // ---- ordering
-// -------------------------------------------------------------------------------------------------------
 
 // What importance is ordered by: 0 stands for an empty place, 1 for NaN and negatives, then x >= 0
 // as its bits.
@@ -118,7 +117,6 @@ template <int kSlots> NSAI_DEVICE void sort_ascending(u32 (&v)[kSlots], int lane
 }
 
 // ---- search
-// ---------------------------------------------------------------------------------------------------------
 
 // The kFree best of the candidates [first, end) of a row, ascending in v; there are more than
 // kFree. `queue` [kQueue] is the warp's.
@@ -165,7 +163,6 @@ NSAI_DEVICE void search(u32 (&v)[kSlots], const float *gI, int first, int end, u
 }
 
 // ---- body
-// -----------------------------------------------------------------------------------------------------------
 
 template <class C> NSAI_DEVICE void select(const NsaiSelect &p) {
   constexpr int kWarps = C::kThreads / 32;

@@ -252,7 +252,6 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   Shared &shared = *(Shared *)shared_bytes;
 
   // ---- coordinates
-  // -------------------------------------------------------------------------------------------------
   int tiles = gridDim.x / p.kv_heads;
   int group = blockIdx.x / tiles, number = blockIdx.x % tiles;
   QueryTile tile =
@@ -280,7 +279,6 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   SoftmaxRows rows[F::kM];
 
   // ---- key tiles
-  // ---------------------------------------------------------------------------------------------------
   load_queries<Config>(sQ, p.q, tile, group);
   if (begin < end)
     load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride,
@@ -324,7 +322,6 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   copy_async_wait<0>(); // of Q, where no key was seen: a CTA does not end with copies on their way
 
   // ---- epilogue
-  // ----------------------------------------------------------------------------------------------------
 #pragma unroll
   for (int m = 0; m < F::kM; ++m) {
     OutputRow place[2];
