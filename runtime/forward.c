@@ -332,9 +332,7 @@ nsa_status nsai_enqueue_select(const nsai_run *run, const nsa_tensor *importance
   return select_tokens(run, importance, 0, run->sizes.tokens);
 }
 
-/* ---- dense
- * ----------------------------------------------------------------------------------------------------
- */
+/* ---- dense ---- */
 
 /* Unfused baseline: per group of heads and chunk of query rows a product, a softmax, a product. */
 static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, int group) {

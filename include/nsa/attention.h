@@ -26,9 +26,7 @@
 extern "C" {
 #endif
 
-/* ---- problem
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- problem ---- */
 
 enum {
   NSA_OP_FORWARD = 1, /* the three gated branches */
@@ -100,9 +98,7 @@ NSA_API size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, 
  * Thread-safe. */
 NSA_API size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size);
 
-/* ---- plan
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- plan ---- */
 
 /* A problem resolved on a device. Immutable and shareable between threads; two runs of one plan at
  * once are fine with two workspaces. Must be destroyed before its context. */
@@ -136,8 +132,7 @@ NSA_API nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps);
 /* NULL is fine. The plan's runs must have passed on their streams. */
 NSA_API void nsa_plan_destroy(nsa_plan *plan);
 
-/* ---- run: enqueue only
- * ---------------------------------------------------------------------------------------- */
+/* ---- run: enqueue only ---- */
 
 /* Where a run works. */
 typedef struct nsa_exec {
