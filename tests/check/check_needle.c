@@ -150,6 +150,8 @@ nsa_status chk_check_needle(chk_bench *bench, chk_result *result) {
     NSAI_TRY_TO(done, run_depth(bench, &s, block, MARGIN / 2, result, &seen));
     found[1] += seen;
   }
+  chk_note(result, "found %d of %d at %d depths; at half the margin %d", found[0],
+           runs * g->kv_heads, runs, found[1]);
   chk_record(result, "missed", 1 - (double)found[0] / (runs * g->kv_heads), 0);
   chk_record(result, "missed.half", 1 - (double)found[1] / (runs * g->kv_heads), INFINITY);
 done:

@@ -25,6 +25,13 @@ void chk_fail(chk_result *result, const char *format, ...) {
   va_end(args);
 }
 
+void chk_note(chk_result *result, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  add_text(result, format, args);
+  va_end(args);
+}
+
 void chk_skip(chk_result *result, const char *format, ...) {
   va_list args;
   va_start(args, format);
@@ -34,8 +41,11 @@ void chk_skip(chk_result *result, const char *format, ...) {
 }
 
 void chk_record(chk_result *result, const char *name, double value, double limit) {
-  if (result->figures < CHK_MAX_FIGURES) {
-    chk_figure *figure = &result->figure[result->figures++];
+  int i = 0;
+  while (i < result->figures && strcmp(result->figure[i].name, name) != 0) i++;
+  if (i < CHK_MAX_FIGURES && (i == result->figures || !(value <= result->figure[i].value))) {
+    chk_figure *figure = &result->figure[i];
+    if (i == result->figures) result->figures++;
     snprintf(figure->name, sizeof figure->name, "%s", name);
     figure->value = value;
     figure->limit = limit;
@@ -50,8 +60,7 @@ void chk_result_print(FILE *out, const chk_case *c, const chk_result *result,
   char text[CHK_CASE_TEXT];
   chk_case_print(c, text, sizeof text);
   fprintf(out, "%-7s %6.2f s  %s\n", outcome_names[result->outcome], result->seconds, text);
-  if (result->outcome == CHK_PASSED) return;
-  fprintf(out, "        %s\n", result->text);
+  if (result->text[0]) fprintf(out, "        %s\n", result->text);
   if (result->outcome == CHK_FAILED && result->variants[0])
     fprintf(out, "        variants: %s\n", result->variants);
   if (result->outcome == CHK_FAILED)

@@ -22,7 +22,7 @@ typedef struct chk_figure {
 
 typedef struct chk_result {
   chk_outcome outcome;
-  char text[2048]; /* why it failed or was skipped; several reasons are joined by "; " */
+  char text[2048]; /* why it failed or was skipped, what is worth saying; joined by "; " */
   chk_figure figure[CHK_MAX_FIGURES];
   int figures;
   double seconds;
@@ -33,7 +33,10 @@ typedef struct chk_result {
 void chk_fail(chk_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
 void chk_skip(chk_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
 
-/* Keeps a figure; one above its limit, or NaN, is a failure. */
+/* Says something about a problem whatever comes of it. */
+void chk_note(chk_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
+
+/* Keeps a figure, the largest of those of one name; one above its limit, or NaN, is a failure. */
 void chk_record(chk_result *result, const char *name, double value, double limit);
 
 /* Writes a JSON string with its quotes. */
