@@ -106,8 +106,6 @@ void nsai_jit_destroy(nsai_jit *jit) {
   free(jit);
 }
 
-const nsai_templates *nsai_jit_templates(const nsai_jit *jit) { return &jit->templates; }
-
 /* ---- which compiler ---- */
 
 /* The build-id; NVRTC 12 carries none and is known by a sample of its file. */
@@ -252,7 +250,8 @@ static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request, c
                    request->arch, errors);
 }
 
-/* A variant that spills, or whose wgmma run one after the other, is refused before it is timed. */
+/* A kernel that spills, or whose wgmma run one after the other, is refused. There is nothing that a
+ * user has to set: plans turn to smaller tiles. */
 static nsa_status judge(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_image *image) {
   nsai_jit_figures figures;
   nsai_jit_read_log(image->log, &figures);
@@ -267,18 +266,20 @@ static nsa_status judge(nsai_jit *jit, const nsai_jit_request *request, nsai_ker
            request->name, request->arch, image->compile_ms, image->size, (int)image->registers,
            (int)image->shared_bytes);
   nsai_log(jit->logger, NSA_LOG_TRACE, "jit", "%s", image->log);
+  image->refused = image->spill_bytes || image->serial_wgmma;
+  if (!image->refused) return NSA_OK;
+  char why[640];
   if (image->spill_bytes)
-    return nsai_fail(NSA_E_COMPILE,
-                     "kernel %s for %s is refused: it spills %d bytes of registers "
-                     "(%d registers, %d bytes of stack); use smaller tiles.",
-                     request->name, request->arch, (int)image->spill_bytes, (int)image->registers,
-                     (int)image->stack_bytes);
-  if (image->serial_wgmma)
-    return nsai_fail(NSA_E_COMPILE,
-                     "kernel %s for %s is refused: the assembler serialised its "
-                     "wgmma: %s",
-                     request->name, request->arch, figures.remark);
-  return NSA_OK;
+    snprintf(why, sizeof why, "it spills %d bytes of registers (%d registers, %d bytes of stack)",
+             (int)image->spill_bytes, (int)image->registers, (int)image->stack_bytes);
+  else
+    snprintf(why, sizeof why, "the assembler serialised its wgmma (%s)", figures.remark);
+  return nsai_fail(NSA_E_COMPILE,
+                   "kernel %s for %s is refused: %s; smaller tiles are "
+                   "tried where there are any. Another NVRTC (`%s` or $%s) may need fewer "
+                   "registers.",
+                   request->name, request->arch, why, nsai_nvrtc_spec.config_key,
+                   nsai_nvrtc_spec.env);
 }
 
 static double now_ms(void) {
@@ -310,6 +311,7 @@ nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request,
   const nsai_nvrtc *nvrtc;
   nsai_nvrtc_program program = NULL;
   nsai_nvrtc_result result;
+  bool refused;
   memset(out, 0, sizeof *out);
   NSAI_TRY(open_compiler(jit, &nvrtc));
   NSAI_TRY(check_arch(nvrtc, request));
@@ -329,6 +331,8 @@ nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request,
   return NSA_OK;
 fail:
   nvrtc->nvrtcDestroyProgram(&program);
+  refused = out->refused;
   nsai_kernel_image_fini(out);
+  out->refused = refused;
   return status;
 }

@@ -38,10 +38,11 @@ typedef struct nsai_jit_request {
 } nsai_jit_request;
 
 /* Compiles one unit to a cubin. Blocking, 0.1 to 1 s; the first call opens NVRTC (up to 0.2 s).
- * Thread-safe.
+ * Thread-safe. After a failure `out` owns nothing, and only out->refused counts.
  *
- * NSA_E_COMPILE: the compiler's first errors with file and line; or the kernel spills registers or
- * has serialised wgmma (both make a variant useless, so neither is accepted).
+ * NSA_E_COMPILE: the compiler's first errors with file and line; or, with out->refused, the kernel
+ * spills registers or has serialised wgmma (both make a variant useless, so neither is accepted,
+ * and a kernel with smaller tiles may do).
  * NSA_E_UNSUPPORTED (an architecture that this library or this NVRTC does not know),
  * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (a given NVRTC is newer than the driver), NSA_E_NOMEM. */
 nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_image *out);
@@ -60,7 +61,8 @@ typedef struct nsai_jit_run {
   void *user;               /* passed to `progress` */
 } nsai_jit_run;
 
-/* Compiles all jobs. Returns the first failure in the jobs' order, its text as nsa_last_error;
+/* Compiles all jobs. Returns the first failure in the jobs' order, its text as nsa_last_error; a
+ * refused kernel only when no job failed otherwise, for smaller tiles cannot help then.
  * NSA_E_CANCELLED when `progress` said so. Jobs that were running then are finished and kept.
  * `run` NULL: defaults. */
 nsa_status nsai_jit_compile_many(nsai_jit *jit, nsai_jit_job *jobs, size_t count,
@@ -71,8 +73,5 @@ nsa_status nsai_jit_compile_many(nsai_jit *jit, nsai_jit_job *jobs, size_t count
  * compiler is "" (any). The caller ends it with nsai_kernel_key_fini. NSA_E_NOMEM,
  * NSA_E_INTERNAL. Thread-safe. */
 nsa_status nsai_jit_key(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_key *out);
-
-/* The templates in use. */
-const nsai_templates *nsai_jit_templates(const nsai_jit *jit);
 
 #endif /* NSAI_JIT_H */

@@ -115,11 +115,15 @@ static void supervise(pool *p, const nsai_jit_run *run) {
 }
 
 static nsa_status first_failure(const pool *p) {
+  const nsai_jit_job *first = NULL;
   for (size_t i = 0; i < p->count; i++) {
     const nsai_jit_job *job = &p->jobs[i];
-    if (job->status != NSA_OK && job->status != NSA_E_CANCELLED)
-      return nsai_fail_text(job->status, job->error ? job->error : nsa_status_text(job->status));
+    if (job->status == NSA_OK || job->status == NSA_E_CANCELLED) continue;
+    if (!first || (first->image.refused && !job->image.refused)) first = job;
   }
+  if (first)
+    return nsai_fail_text(first->status,
+                          first->error ? first->error : nsa_status_text(first->status));
   for (size_t i = 0; i < p->count; i++)
     if (p->jobs[i].status == NSA_E_CANCELLED)
       return nsai_fail(NSA_E_CANCELLED, "cancelled after %zu of %zu kernels; those are kept",

@@ -157,9 +157,19 @@ static int lock_item(nsa_ctx *ctx, item *const *before, int count, const item *i
   return nsai_cache_lock(ctx->cache, &it->key, LOCK_WAIT_MS);
 }
 
+/* Whether kernels were refused, and nothing else failed. */
+static bool only_refused(const nsai_jit_job *jobs, int count) {
+  int refused = 0, failed = 0;
+  for (int i = 0; i < count; i++) {
+    failed += jobs[i].status != NSA_OK && jobs[i].status != NSA_E_CANCELLED;
+    refused += jobs[i].image.refused;
+  }
+  return refused && failed == refused;
+}
+
 /* Compiles what is missing. Finished kernels go into the cache even when another fails or the
  * caller cancels. */
-static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *request, work *w,
+static nsa_status compile_missing(nsa_ctx *ctx, nsai_kernel_request *request, work *w,
                                   int missing) {
   nsai_jit_job jobs[NSAI_ROLES] = { 0 };
   item *of_job[NSAI_ROLES];
@@ -183,6 +193,7 @@ static nsa_status compile_missing(nsa_ctx *ctx, const nsai_kernel_request *reque
   nsa_status status = nsai_jit_compile_many(ctx->jit, jobs, (size_t)count, &run);
   /* Storing the finished ones may leave an error text of its own. */
   char *why = status != NSA_OK ? strdup(nsa_last_error()) : NULL;
+  request->refused = only_refused(jobs, count);
   for (int i = 0; i < count; i++) {
     of_job[i]->image = jobs[i].image;
     free(jobs[i].error);
@@ -240,10 +251,11 @@ static nsa_status load_all(nsa_ctx *ctx, work *w) {
   return status;
 }
 
-nsa_status nsai_kernels_make(nsa_ctx *ctx, const nsai_kernel_request *request,
+nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
                              nsai_kernel out[NSAI_ROLES]) {
   work *w = NULL;
   nsa_status status = NSA_OK;
+  request->refused = false;
   NSAI_TRY(work_create(ctx, request, &w));
   int missing = look_up(ctx, w);
   if (missing && !request->may_compile) {

@@ -15,12 +15,14 @@ typedef struct nsai_kernel_request {
   bool may_compile;              /* else a missing kernel is NSA_E_NOT_PREPARED */
   nsa_progress_fn progress;
   void *user;
+  bool refused; /* out, of a failure: a kernel compiled, but spills registers or has serialised
+                   wgmma; other tiles may do */
 } nsai_kernel_request;
 
 /* Makes every kernel of the request: found in memory, else in the disk cache, else compiled, all
  * missing ones in parallel. `out` NULL: compiled and cached, not loaded (prepare, deviceless).
  * NSA_E_NOT_PREPARED, NSA_E_CANCELLED, errors of compiling and loading. Thread-safe. */
-nsa_status nsai_kernels_make(nsa_ctx *ctx, const nsai_kernel_request *request,
+nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
                              nsai_kernel out[NSAI_ROLES]);
 
 /* How many kernels of the request neither memory nor disk has. */

@@ -135,14 +135,14 @@ size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char *buf, s
 
 /* Chooses and makes kernels. Tiles are as large as registers allow with the compiler they were
  * tried with; another NVRTC may need more registers, and a kernel that spills is refused. Then
- * smaller tiles serve. */
+ * smaller tiles serve. They are no answer to any other failure. */
 static nsa_status make_kernels(nsa_ctx *ctx, const nsai_problem *problem,
                                nsai_kernel_request *request, nsai_choice *choice,
                                nsai_kernel *kernels) {
   int32_t caution = 0;
   NSAI_TRY(find_level(ctx, problem, request, choice, &caution));
   nsa_status status = make_level(ctx, problem, caution, request, choice, kernels);
-  while (status == NSA_E_COMPILE && caution < NSAI_MAX_CAUTION) {
+  while (status != NSA_OK && request->refused && caution < NSAI_MAX_CAUTION) {
     int length = (int)strcspn(nsa_last_error(), "\n");
     nsai_log(&ctx->logger, NSA_LOG_WARN, "jit", "smaller tiles are used: %.*s", length,
              nsa_last_error());

@@ -63,11 +63,3 @@ void nsai_templates_fini(nsai_templates *templates) {
   free(templates->owned);
   memset(templates, 0, sizeof *templates);
 }
-
-static int compare_name(const void *name, const void *item) {
-  return strcmp(name, ((const nsai_template *)item)->name);
-}
-
-const nsai_template *nsai_templates_find(const nsai_templates *templates, const char *name) {
-  return bsearch(name, templates->item, templates->count, sizeof templates->item[0], compare_name);
-}

@@ -37,7 +37,4 @@ nsa_status nsai_templates_init(nsai_templates *out, const char *folder);
 /* Frees what init allocated; a zeroed struct is fine. */
 void nsai_templates_fini(nsai_templates *templates);
 
-/* NULL when there is none of that name. */
-const nsai_template *nsai_templates_find(const nsai_templates *templates, const char *name);
-
 #endif /* NSAI_TEMPLATES_H */

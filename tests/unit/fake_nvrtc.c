@@ -3,7 +3,8 @@
  *
  * NVRTC without a compiler, in the same module as the fake driver: every unit becomes an image at
  * once, so that tests of plans need no time. FAKE_NVRTC_BAD names a kernel that does not compile;
- * FAKE_NVRTC_MS lets every compilation take so long.
+ * FAKE_NVRTC_FAT one that spills registers, as often as the record's `spills` says; FAKE_NVRTC_MS
+ * lets every compilation take so long.
  */
 #include "fake_cuda.h"
 
@@ -13,10 +14,13 @@
 #include <unistd.h>
 
 static const char image[] = "\177ELF, but in name only";
-static const char log_text[] = "ptxas info    : Used 10 registers\n";
+static const char good_log[] = "ptxas info    : Used 10 registers\n";
+static const char fat_log[] =
+    "ptxas         .     8 bytes stack frame, 8 bytes spill stores, 8 bytes spill loads\n"
+    "ptxas info    : Used 255 registers\n";
 
 typedef struct program {
-  int bad;
+  int bad, fat;
 } program;
 
 const char *nvrtcGetErrorString(nsai_nvrtc_result result);
@@ -51,16 +55,22 @@ nsai_nvrtc_result nvrtcGetSupportedArchs(int *out) {
   return 0;
 }
 
+/* Whether the environment variable names the kernel of this unit. */
+static int is_named_by(const char *variable, const char *source) {
+  char include[96];
+  const char *kernel = getenv(variable);
+  snprintf(include, sizeof include, "#include \"%s.cuh\"", kernel ? kernel : "no such kernel");
+  return strstr(source, include) != NULL;
+}
+
 nsai_nvrtc_result nvrtcCreateProgram(nsai_nvrtc_program *out, const char *source, const char *name,
                                      int headers, const char *const *texts,
                                      const char *const *names) {
   program *p = malloc(sizeof *p);
-  char include[96];
-  const char *bad = getenv("FAKE_NVRTC_BAD");
   (void)name, (void)headers, (void)texts, (void)names;
   if (!p) return NSAI_NVRTC_OUT_OF_MEMORY;
-  snprintf(include, sizeof include, "#include \"%s.cuh\"", bad ? bad : "no such kernel");
-  p->bad = strstr(source, include) != NULL;
+  p->bad = is_named_by("FAKE_NVRTC_BAD", source);
+  p->fat = is_named_by("FAKE_NVRTC_FAT", source) && fake_cuda_record()->spills-- > 0;
   *out = (nsai_nvrtc_program)(void *)p;
   return 0;
 }
@@ -76,6 +86,7 @@ nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program p, int count, const cha
   const char *ms = getenv("FAKE_NVRTC_MS");
   (void)count, (void)options;
   if (ms) usleep((useconds_t)atoi(ms) * 1000);
+  __atomic_fetch_add(&fake_cuda_record()->compilations, 1, __ATOMIC_RELAXED);
   return self->bad ? NSAI_NVRTC_COMPILATION : 0;
 }
 
@@ -95,4 +106,16 @@ nsai_nvrtc_result nvrtcCompileProgram(nsai_nvrtc_program p, int count, const cha
   }
 RESULT(CUBIN, image)
 RESULT(PTX, image)
-RESULT(ProgramLog, log_text)
+
+nsai_nvrtc_result nvrtcGetProgramLogSize(nsai_nvrtc_program p, size_t *size);
+nsai_nvrtc_result nvrtcGetProgramLog(nsai_nvrtc_program p, char *out);
+
+nsai_nvrtc_result nvrtcGetProgramLogSize(nsai_nvrtc_program p, size_t *size) {
+  *size = ((const program *)(const void *)p)->fat ? sizeof fat_log : sizeof good_log;
+  return 0;
+}
+
+nsai_nvrtc_result nvrtcGetProgramLog(nsai_nvrtc_program p, char *out) {
+  strcpy(out, ((const program *)(const void *)p)->fat ? fat_log : good_log);
+  return 0;
+}

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "machine.h"
+#include "variants.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -176,10 +177,49 @@ static void test_bad_kernel(void **state) {
   char kernels[128];
   snprintf(kernels, sizeof kernels, "%s/kernels", s.dir);
   rmdir(kernels);
+  machine_record()->compilations = 0;
   machine_expect("bad kernel", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
                  "kernel attend_window_mma for sm_90a does not compile");
   unsetenv("FAKE_NVRTC_BAD");
+  assert_int_equal(machine_record()->compilations, 2); /* smaller tiles are not tried */
   assert_true(missing(&s) < 6);
+  close_session(&s);
+}
+
+/* A kernel that spills is refused, and smaller tiles are used; until there are none. */
+static void test_refused_kernel(void **state) {
+  (void)state;
+  session s = { 0 };
+  nsa_problem problem = small_problem();
+  setenv("FAKE_NVRTC_FAT", "attend_window_mma", 1);
+  open_session(&s, "runtime.compile_jobs=1");
+  machine_record()->spills = 1;
+  machine_expect("smaller tiles", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
+  assert_true(machine_record()->spills <= 0);
+  assert_int_equal(missing(&s), 0);
+  nsa_destroy(s.ctx);
+  machine_remove(s.dir);
+  s.dir[0] = 0;
+  open_session(&s, "runtime.compile_jobs=1");
+  machine_record()->spills = 100;
+  machine_expect("no tiles", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
+                 "kernel attend_window_mma for sm_90a is refused: it spills "
+                 "16 bytes");
+  assert_int_equal(machine_record()->spills, 100 - 1 - NSAI_MAX_CAUTION);
+  machine_record()->spills = 100;
+  setenv("FAKE_NVRTC_BAD", "attend_compressed_mma", 1); /* a real failure beside it is the cause */
+  nsa_destroy(s.ctx);
+  machine_remove(s.dir);
+  s.dir[0] = 0;
+  open_session(&s, "runtime.compile_jobs=2");
+  setenv("FAKE_NVRTC_MS", "20", 1);
+  machine_expect("both", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
+                 "kernel attend_compressed_mma for sm_90a does not compile");
+  assert_int_equal(machine_record()->spills, 99);
+  unsetenv("FAKE_NVRTC_MS");
+  unsetenv("FAKE_NVRTC_BAD");
+  unsetenv("FAKE_NVRTC_FAT");
+  machine_record()->spills = 0;
   close_session(&s);
 }
 
@@ -429,12 +469,12 @@ static void test_shared_kernels(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_prepare),         cmocka_unit_test(test_cancel),
-    cmocka_unit_test(test_bad_kernel),      cmocka_unit_test(test_no_waiting),
-    cmocka_unit_test(test_real_compiler),   cmocka_unit_test(test_policies),
-    cmocka_unit_test(test_shared_kernels),  cmocka_unit_test(test_launch_lists),
-    cmocka_unit_test(test_given_selection), cmocka_unit_test(test_products),
-    cmocka_unit_test(test_contexts),
+    cmocka_unit_test(test_prepare),      cmocka_unit_test(test_cancel),
+    cmocka_unit_test(test_bad_kernel),   cmocka_unit_test(test_refused_kernel),
+    cmocka_unit_test(test_no_waiting),   cmocka_unit_test(test_real_compiler),
+    cmocka_unit_test(test_policies),     cmocka_unit_test(test_shared_kernels),
+    cmocka_unit_test(test_launch_lists), cmocka_unit_test(test_given_selection),
+    cmocka_unit_test(test_products),     cmocka_unit_test(test_contexts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
