@@ -296,21 +296,65 @@ bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
   return stored;
 }
 
+/* ---- an image that does not load ---- */
+
+static void drop_from_memory(nsai_cache *cache, const char *digest, const char *compiler_id) {
+  memory_entry *dropped = NULL;
+  pthread_mutex_lock(&cache->lock);
+  for (memory_entry **link = &cache->memory; *link && !dropped; link = &(*link)->next) {
+    if (strcmp((*link)->digest, digest) || strcmp((*link)->image.compiler_id, compiler_id))
+      continue;
+    dropped = *link;
+    *link = dropped->next;
+    dropped->next = NULL;
+    cache->memory_bytes -= dropped->image.size;
+    break;
+  }
+  pthread_mutex_unlock(&cache->lock);
+  free_memory(dropped);
+}
+
+/* Another process may have put a better image into the file's place: that one stays. */
+static bool drop_from_disk(nsai_cache *cache, const char *name, const nsai_kernel_key *key,
+                           const nsai_kernel_image *image) {
+  struct stat st;
+  nsai_kernel_image there;
+  if (!nsai_cache_writable(cache) || fstatat(cache->fd[0], name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+      !load_entry(cache, 0, name, key, &there))
+    return false;
+  bool same = there.size == image->size && memcmp(there.cubin, image->cubin, image->size) == 0;
+  nsai_kernel_image_fini(&there);
+  return same && nsai_fs_unlink_same(cache->fd[0], name, &st);
+}
+
+void nsai_cache_drop(nsai_cache *cache, const nsai_kernel_key *key, const nsai_kernel_image *image,
+                     const char *why) {
+  char name[NSAI_CACHE_NAME_CHARS];
+  nsai_cache_entry_name(key->digest, image->compiler_id, name);
+  drop_from_memory(cache, key->digest, image->compiler_id);
+  bool gone = drop_from_disk(cache, name, key, image);
+  nsai_cache_warn(cache, WARNED_UNFIT, "kernel %s of the cache does not load (%s); its entry %s %s",
+                  key->entry, why, name, gone ? "was removed" : "stays where it is");
+}
+
 /* ---- the courtesy lock ---- */
 
 /* 256 lock files serve all keys: they are never removed, and must not grow without end. Two keys
- * that share one wait for each other now and then, at most `wait_ms`. */
+ * that share one wait for each other now and then. */
 #define LOCK_CHARS 2 /* of the digest */
 
 bool nsai_cache_same_lock(const nsai_kernel_key *a, const nsai_kernel_key *b) {
   return !strncmp(a->digest, b->digest, LOCK_CHARS);
 }
 
-int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, int32_t wait_ms) {
+int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, bool *busy) {
   char name[16];
+  *busy = false;
   if (!nsai_cache_writable(cache) || cache->info[0].network) return -1;
   snprintf(name, sizeof name, ".lock-%.*s", LOCK_CHARS, key->digest);
-  return nsai_fs_lock(cache->fd[0], name, wait_ms);
+  int token = nsai_fs_lock(cache->fd[0], name);
+  *busy = token < 0 && errno == EWOULDBLOCK;
+  return token;
 }
 
 void nsai_cache_unlock(int token) {

@@ -50,10 +50,16 @@ bool nsai_cache_find(nsai_cache *cache, const nsai_kernel_key *key, nsai_kernel_
 bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
                       const nsai_kernel_image *image);
 
-/* Saves a double compilation: waits at most `wait_ms` for another thread or process that compiles
- * this key, then call nsai_cache_find once more. Returns a token for unlock; also without a lock
- * (network folder, no folder, time over), since the lock is a courtesy. */
-int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, int32_t wait_ms);
+/* Forgets an image that was found, matches its key and yet does not load, in memory and, where this
+ * cache may write and the file still holds the same image, on disk; warns. `why` is one clause. */
+void nsai_cache_drop(nsai_cache *cache, const nsai_kernel_key *key, const nsai_kernel_image *image,
+                     const char *why);
+
+/* Saves a double compilation: tells others that this key is being compiled here. Does not wait.
+ * Returns a token for unlock; `*busy`: another thread or process has the lock, and is worth a wait.
+ * Without a lock (network folder, no folder) nobody is busy, since the lock is a courtesy. Call
+ * nsai_cache_find once more when you have it. */
+int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, bool *busy);
 void nsai_cache_unlock(int token);
 
 /* Whether two keys have one lock: who holds it for the one must not wait for the other. */

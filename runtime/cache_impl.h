@@ -19,7 +19,8 @@
 enum {
   WARNED_PLACE = 1, /* no folder, or a refused one */
   WARNED_BAD = 2,   /* a bad entry */
-  WARNED_WRITE = 4  /* writing failed */
+  WARNED_WRITE = 4, /* writing failed */
+  WARNED_UNFIT = 8  /* a good entry whose image the driver does not load */
 };
 
 typedef struct memory_entry {

@@ -270,17 +270,12 @@ bool nsai_fs_unlink_same(int folder, const char *name, const struct stat *st) {
 
 /* ---- locks ---- */
 
-int nsai_fs_lock(int folder, const char *name, int32_t wait_ms) {
-  enum { POLL_MS = 20 }; /* short against a compilation of 100 ms and more */
-  const struct timespec pause = { 0, POLL_MS * 1000000 };
+int nsai_fs_lock(int folder, const char *name) {
   int fd = openat(folder, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
-  if (fd < 0) return -1;
-  for (int32_t waited = 0;; waited += POLL_MS) {
-    if (flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
-    if ((errno != EWOULDBLOCK && errno != EINTR) || waited >= wait_ms) break;
-    nanosleep(&pause, NULL);
-  }
+  if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+  int cause = errno;
   close(fd);
+  errno = cause;
   return -1;
 }
 

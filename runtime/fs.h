@@ -45,9 +45,9 @@ nsa_status nsai_fs_publish(int folder, const char *name, const void *data, size_
 bool nsai_fs_unlink_same(int folder, const char *name, const struct stat *st);
 
 /* Takes an exclusive lock on the file `name`, made when missing, never removed (removing would let
- * two processes lock two files). Waits at most `wait_ms`. Returns the descriptor, which unlocks
- * when closed, or -1. */
-int nsai_fs_lock(int folder, const char *name, int32_t wait_ms);
+ * two processes lock two files). Does not wait. Returns the descriptor, which unlocks when closed,
+ * or -1 with errno; EWOULDBLOCK: somebody else holds it. */
+int nsai_fs_lock(int folder, const char *name);
 
 /* Whether the temporary file `name` has no living writer. */
 bool nsai_fs_is_abandoned(int folder, const char *name);

@@ -3,14 +3,17 @@
  */
 #include "kernels.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #define UNIT_BYTES 4096 /* a generated unit is about 1 KB */
 
-/* Longest wait for another process that compiles the same kernel: more than any one kernel takes.
- */
-#define LOCK_WAIT_MS 3000
+/* Longest wait for others that compile the same kernels, of one request: more than any one kernel
+ * takes. */
+#define WAIT_MS 3000
+#define POLL_MS 20 /* short against a compilation of 100 ms and more */
 
 /* Roles in the order they are compiled, the longest first (NVRTC 13, D 128: 0.7 s, 0.35 s, 0.1 s of
  * one core): with the short ones last the threads end together. */
@@ -48,6 +51,8 @@ typedef struct item {
   nsai_kernel_image image;          /* cubin NULL: not found yet */
   const struct nsai_loaded *loaded; /* NULL: not in the memory tier */
   int lock;                         /* token while it is being compiled here */
+  bool compiled;                    /* the image was made here and now */
+  bool unfit;                       /* what the cache has does not load */
 } item;
 
 typedef struct work {
@@ -122,104 +127,216 @@ static const struct nsai_loaded *find_loaded(nsa_ctx *ctx, const char *digest) {
   return NULL;
 }
 
+static bool is_missing(const item *it) { return !it->loaded && !it->image.cubin; }
+
+static int count_missing(const work *w) {
+  int missing = 0;
+  for (int i = 0; i < w->count; i++) missing += is_missing(&w->items[i]);
+  return missing;
+}
+
 /* Looks every item up in the memory tier and the disk cache; returns how many are in neither. */
 static int look_up(nsa_ctx *ctx, work *w) {
-  int missing = 0;
   for (int i = 0; i < w->count; i++) {
     item *it = &w->items[i];
     pthread_mutex_lock(&ctx->lock);
     it->loaded = find_loaded(ctx, it->key.digest);
     pthread_mutex_unlock(&ctx->lock);
-    if (!it->loaded && !nsai_cache_find(ctx->cache, &it->key, &it->image)) missing++;
+    if (!it->loaded) nsai_cache_find(ctx->cache, &it->key, &it->image);
   }
-  return missing;
+  return count_missing(w);
+}
+
+static const char *jit_name(const nsa_ctx *ctx) {
+  return ctx->config->runtime.jit == NSAI_JIT_NEVER ? "never" : "prepare_only";
 }
 
 static nsa_status refuse_unprepared(const nsa_ctx *ctx, const work *w) {
   char names[512];
   nsai_writer list = nsai_writer_open(names, sizeof names);
   for (int i = 0; i < w->count; i++)
-    if (!w->items[i].loaded && !w->items[i].image.cubin)
+    if (is_missing(&w->items[i]))
       nsai_write(&list, "%s%s", list.used ? ", " : "", w->items[i].spec->entry);
   return nsai_fail(NSA_E_NOT_PREPARED,
                    "runtime.jit is %s and no cache has: %s (%s). Fill the cache with nsa_prepare "
                    "or `nsa-autotune compile "
                    "--arch %s`, or set runtime.jit to on_demand",
-                   ctx->config->runtime.jit == NSAI_JIT_NEVER ? "never" : "prepare_only", names,
-                   ctx->target.arch, ctx->target.arch);
+                   jit_name(ctx), names, ctx->target.arch, ctx->target.arch);
 }
+
+/* ---- compiling ---- */
+
+/* What is compiled here at once. */
+typedef struct batch {
+  nsai_jit_job jobs[NSAI_ROLES];
+  item *of_job[NSAI_ROLES];
+  int count;
+} batch;
 
 /* Takes the lock of one item, unless an item before it holds the same one: waiting for oneself
  * would take the whole time. */
-static int lock_item(nsa_ctx *ctx, item *const *before, int count, const item *it) {
-  for (int i = 0; i < count; i++)
-    if (nsai_cache_same_lock(&before[i]->key, &it->key)) return -1;
-  return nsai_cache_lock(ctx->cache, &it->key, LOCK_WAIT_MS);
+static int lock_item(nsa_ctx *ctx, const batch *b, const item *it, bool *busy) {
+  *busy = false;
+  for (int i = 0; i < b->count; i++)
+    if (nsai_cache_same_lock(&b->of_job[i]->key, &it->key)) return -1;
+  return nsai_cache_lock(ctx->cache, &it->key, busy);
+}
+
+/* Collects the missing items that nobody else is compiling, or all when `in_spite`. Returns how
+ * many are left to others. */
+static int collect(nsa_ctx *ctx, work *w, bool in_spite, batch *b) {
+  int left = 0;
+  b->count = 0;
+  for (int i = 0; i < w->count; i++) {
+    item *it = &w->items[i];
+    bool busy;
+    if (!is_missing(it)) continue;
+    it->lock = lock_item(ctx, b, it, &busy);
+    if (busy && !in_spite) {
+      left++;
+      continue;
+    }
+    if (!it->unfit && nsai_cache_find(ctx->cache, &it->key, &it->image)) {
+      nsai_cache_unlock(it->lock); /* somebody else was compiling it */
+      continue;
+    }
+    b->jobs[b->count] = (nsai_jit_job){ .request = request_of(ctx, it, it->unit) };
+    b->of_job[b->count++] = it;
+  }
+  return left;
+}
+
+/* Progress of one batch within the whole request. */
+typedef struct part {
+  const nsai_kernel_request *request;
+  int64_t done, total;
+} part;
+
+static int32_t report_part(void *user, int64_t done, int64_t total, const char *what) {
+  const part *p = user;
+  (void)total;
+  return p->request->progress(p->request->user, p->done + done, p->total, what);
 }
 
 /* Whether kernels were refused, and nothing else failed. */
-static bool only_refused(const nsai_jit_job *jobs, int count) {
+static bool only_refused(const batch *b) {
   int refused = 0, failed = 0;
-  for (int i = 0; i < count; i++) {
-    failed += jobs[i].status != NSA_OK && jobs[i].status != NSA_E_CANCELLED;
-    refused += jobs[i].image.refused;
+  for (int i = 0; i < b->count; i++) {
+    failed += b->jobs[i].status != NSA_OK && b->jobs[i].status != NSA_E_CANCELLED;
+    refused += b->jobs[i].image.refused;
   }
   return refused && failed == refused;
 }
 
-/* Compiles what is missing. Finished kernels go into the cache even when another fails or the
- * caller cancels. */
-static nsa_status compile_missing(nsa_ctx *ctx, nsai_kernel_request *request, work *w,
-                                  int missing) {
-  nsai_jit_job jobs[NSAI_ROLES] = { 0 };
-  item *of_job[NSAI_ROLES];
-  int count = 0;
-  for (int i = 0; i < w->count; i++) {
-    item *it = &w->items[i];
-    if (it->loaded || it->image.cubin) continue;
-    it->lock = lock_item(ctx, of_job, count, it);
-    if (nsai_cache_find(ctx->cache, &it->key, &it->image)) { /* somebody else was compiling it */
-      nsai_cache_unlock(it->lock);
-      continue;
-    }
-    jobs[count].request = request_of(ctx, it, it->unit);
-    of_job[count++] = it;
-  }
-  nsai_log(&ctx->logger, NSA_LOG_INFO, "jit", "compiling %d kernels for %s", missing,
+/* Finished kernels go into the cache even when another fails or the caller cancels. */
+static nsa_status compile_batch(nsa_ctx *ctx, nsai_kernel_request *request, batch *b, part *p) {
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "jit", "compiling %d kernels for %s", b->count,
            ctx->target.arch);
   nsai_jit_run run = { .threads = ctx->config->runtime.compile_jobs,
-                       .progress = request->progress,
-                       .user = request->user };
-  nsa_status status = nsai_jit_compile_many(ctx->jit, jobs, (size_t)count, &run);
+                       .progress = request->progress ? report_part : NULL,
+                       .user = p };
+  nsa_status status = nsai_jit_compile_many(ctx->jit, b->jobs, (size_t)b->count, &run);
   /* Storing the finished ones may leave an error text of its own. */
   char *why = status != NSA_OK ? strdup(nsa_last_error()) : NULL;
-  request->refused = only_refused(jobs, count);
-  for (int i = 0; i < count; i++) {
-    of_job[i]->image = jobs[i].image;
-    free(jobs[i].error);
-    if (of_job[i]->image.cubin) nsai_cache_store(ctx->cache, &of_job[i]->key, &of_job[i]->image);
-    nsai_cache_unlock(of_job[i]->lock);
+  request->refused = only_refused(b);
+  for (int i = 0; i < b->count; i++) {
+    item *it = b->of_job[i];
+    it->image = b->jobs[i].image;
+    it->compiled = it->image.cubin != NULL;
+    free(b->jobs[i].error);
+    if (it->compiled) nsai_cache_store(ctx->cache, &it->key, &it->image);
+    nsai_cache_unlock(it->lock);
   }
   if (status != NSA_OK) nsai_fail_text(status, why ? why : nsa_status_text(status));
   free(why);
   return status;
 }
 
-/* Puts one image into the device's memory and the context's list. The device is current, the lock
- * is held. */
+static int64_t now_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return 1000 * (int64_t)t.tv_sec + t.tv_nsec / 1000000;
+}
+
+/* Waits a moment for others, holding no lock, so that nobody waits for each other. */
+static nsa_status wait_for_others(const part *p) {
+  const struct timespec pause = { 0, POLL_MS * 1000000 };
+  if (p->request->progress && report_part((void *)p, 0, 0, "waiting for another process") != 0)
+    return nsai_fail(NSA_E_CANCELLED,
+                     "cancelled while another process compiles the same kernels, after %lld of "
+                     "%lld; those are kept",
+                     (long long)p->done, (long long)p->total);
+  nanosleep(&pause, NULL);
+  return NSA_OK;
+}
+
+/* Compiles what is missing. What others are compiling is waited for after that, until one deadline
+ * for the whole request has passed. */
+static nsa_status compile_missing(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
+  const int64_t deadline = now_ms() + WAIT_MS;
+  part p = { .request = request, .total = count_missing(w) };
+  for (;;) {
+    batch b;
+    int left = collect(ctx, w, now_ms() >= deadline, &b);
+    p.done = p.total - left - b.count;
+    if (b.count) NSAI_TRY(compile_batch(ctx, request, &b, &p));
+    if (!left) return NSA_OK;
+    if (!b.count) NSAI_TRY(wait_for_others(&p));
+  }
+}
+
+static nsa_status complete(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
+  if (!count_missing(w)) return NSA_OK;
+  return request->may_compile ? compile_missing(ctx, request, w) : refuse_unprepared(ctx, w);
+}
+
+/* ---- loading ---- */
+
+/* Whether another image of the kernel may do: the driver is older than the compiler was, or the
+ * image is for something else. Other failures are the device's. */
+static bool blames_image(nsai_cu_result result) {
+  switch (result) {
+  case NSAI_CUDA_ERROR_INVALID_IMAGE:
+  case NSAI_CUDA_ERROR_NO_BINARY_FOR_GPU:
+  case NSAI_CUDA_ERROR_UNSUPPORTED_PTX_VERSION:
+  case NSAI_CUDA_ERROR_INVALID_SOURCE:
+  case NSAI_CUDA_ERROR_NOT_FOUND: return true;
+  default: return false;
+  }
+}
+
+/* The driver's four steps; `*call` names the one that failed. With lazy loading each of them may be
+ * the first that looks at the image. */
+static nsai_cu_result load_function(const nsa_ctx *ctx, const item *it, struct nsai_loaded *l,
+                                    const char **call) {
+  const nsai_driver *driver = ctx->device.driver;
+  nsai_cu_kernel kernel = NULL;
+  *call = "cuLibraryLoadData";
+  nsai_cu_result result =
+      driver->cuLibraryLoadData(&l->library, it->image.cubin, NULL, NULL, 0, NULL, NULL, 0);
+  if (result != NSAI_CUDA_SUCCESS) return result;
+  *call = "cuLibraryGetKernel";
+  result = driver->cuLibraryGetKernel(&kernel, l->library, it->spec->entry);
+  if (result != NSAI_CUDA_SUCCESS) return result;
+  *call = "cuKernelSetAttribute";
+  result = driver->cuKernelSetAttribute(NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES,
+                                        (int)it->spec->shared_bytes, kernel, ctx->device.ordinal);
+  if (result != NSAI_CUDA_SUCCESS) return result;
+  *call = "cuKernelGetFunction";
+  return driver->cuKernelGetFunction(&l->function, kernel);
+}
+
+/* Puts one image into the device's memory and the context's list. `it->unfit` tells whether it was
+ * the cache's image that failed. The device is current, the lock is held. */
 static nsa_status load_image(nsa_ctx *ctx, item *it) {
   const nsai_driver *driver = ctx->device.driver;
   struct nsai_loaded *l = calloc(1, sizeof *l);
-  nsai_cu_kernel kernel;
+  const char *call;
   nsa_status status = NSA_OK;
   if (!l) return nsai_fail_nomem("a loaded kernel", sizeof *l);
-  NSAI_TRY_TO(fail, NSAI_CUDA(driver, cuLibraryLoadData(&l->library, it->image.cubin, NULL, NULL, 0,
-                                                        NULL, NULL, 0)));
-  NSAI_TRY_TO(fail, NSAI_CUDA(driver, cuLibraryGetKernel(&kernel, l->library, it->spec->entry)));
-  NSAI_TRY_TO(fail, NSAI_CUDA(driver, cuKernelSetAttribute(NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES,
-                                                           (int)it->spec->shared_bytes, kernel,
-                                                           ctx->device.ordinal)));
-  NSAI_TRY_TO(fail, NSAI_CUDA(driver, cuKernelGetFunction(&l->function, kernel)));
+  nsai_cu_result result = load_function(ctx, it, l, &call);
+  it->unfit = blames_image(result) && !it->compiled;
+  NSAI_TRY_TO(fail, nsai_driver_status(driver, result, call));
   memcpy(l->digest, it->key.digest, sizeof l->digest);
   l->next = ctx->loaded;
   ctx->loaded = l;
@@ -231,11 +348,13 @@ fail:
   return status;
 }
 
-static nsa_status load_all(nsa_ctx *ctx, work *w) {
+/* Loads until something fails; `*failed` is the item, NULL when it was none. */
+static nsa_status load_all(nsa_ctx *ctx, work *w, item **failed) {
   nsa_status status = NSA_OK;
   bool pushed = false;
   /* Another stream of this process may be capturing: loading must not disturb it. */
   int32_t mode = NSAI_CU_CAPTURE_RELAXED;
+  *failed = NULL;
   NSAI_TRY(nsai_context_enter(ctx, &pushed));
   ctx->device.driver->cuThreadExchangeStreamCaptureMode(&mode);
   pthread_mutex_lock(&ctx->lock);
@@ -244,11 +363,45 @@ static nsa_status load_all(nsa_ctx *ctx, work *w) {
     if (!it->loaded)
       it->loaded = find_loaded(ctx, it->key.digest); /* another thread may have been faster */
     if (!it->loaded) status = load_image(ctx, it);
+    if (status != NSA_OK) *failed = it;
   }
   pthread_mutex_unlock(&ctx->lock);
   ctx->device.driver->cuThreadExchangeStreamCaptureMode(&mode);
   nsai_context_leave(ctx, pushed);
   return status;
+}
+
+/* The cache has an image that does not load: the driver was exchanged for an older one, or, without
+ * an NVRTC here, any compiler's image was taken. It is dropped and compiled anew. */
+static nsa_status replace_image(nsa_ctx *ctx, nsai_kernel_request *request, work *w, item *it) {
+  char why[256];
+  const char *text = nsa_last_error();
+  snprintf(why, sizeof why, "%.*s", (int)strcspn(text, "\n"), text);
+  nsai_cache_drop(ctx->cache, &it->key, &it->image, why);
+  nsai_kernel_image_fini(&it->image);
+  if (!request->may_compile)
+    return nsai_fail(NSA_E_NOT_PREPARED,
+                     "kernel %s of the cache does not load (%s), and runtime.jit is %s: fill the "
+                     "cache with nsa_prepare or `nsa-autotune compile --arch %s` and an NVRTC of "
+                     "the driver's version, or set runtime.jit to on_demand",
+                     it->spec->entry, why, jit_name(ctx), ctx->target.arch);
+  nsa_status status = compile_missing(ctx, request, w);
+  char *cause = status != NSA_OK && status != NSA_E_CANCELLED ? strdup(nsa_last_error()) : NULL;
+  if (cause)
+    nsai_fail(status, "kernel %s of the cache does not load (%s), and cannot be made anew: %s",
+              it->spec->entry, why, cause);
+  free(cause);
+  return status;
+}
+
+/* Each image of the cache can fail once; a new one that fails is not the cache's fault. */
+static nsa_status load_work(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
+  for (;;) {
+    item *failed;
+    nsa_status status = load_all(ctx, w, &failed);
+    if (!failed || !failed->unfit) return status;
+    NSAI_TRY(replace_image(ctx, request, w, failed));
+  }
 }
 
 nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
@@ -257,14 +410,10 @@ nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
   nsa_status status = NSA_OK;
   request->refused = false;
   NSAI_TRY(work_create(ctx, request, &w));
-  int missing = look_up(ctx, w);
-  if (missing && !request->may_compile) {
-    status = refuse_unprepared(ctx, w);
-    goto done;
-  }
-  if (missing) NSAI_TRY_TO(done, compile_missing(ctx, request, w, missing));
+  look_up(ctx, w);
+  NSAI_TRY_TO(done, complete(ctx, request, w));
   if (!out) goto done;
-  NSAI_TRY_TO(done, load_all(ctx, w));
+  NSAI_TRY_TO(done, load_work(ctx, request, w));
   for (int role = 0; role < NSAI_ROLES; role++) {
     if (w->of_role[role] < 0) continue;
     const nsai_kernel_spec *spec = &request->specs[role];

@@ -164,6 +164,7 @@ static nsai_cu_result load(nsai_cu_library *out, const void *image, void *jit_op
   (void)jit_options, (void)jit_values, (void)jit_count, (void)options, (void)values, (void)count;
   if (!in_context()) return INVALID_CONTEXT;
   if (memcmp(image, "\177ELF", 4) != 0) return NSAI_CUDA_ERROR_NO_BINARY_FOR_GPU;
+  if (record.fail_loads && record.fail_loads--) return NSAI_CUDA_ERROR_NO_BINARY_FOR_GPU;
   library *l = calloc(1, sizeof *l);
   if (!l) return NSAI_CUDA_ERROR_OUT_OF_MEMORY;
   record.loads++;

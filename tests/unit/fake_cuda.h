@@ -28,6 +28,7 @@ typedef struct fake_cuda_state {
   int retained;        /* primary contexts held */
   int wrong_context;   /* calls that need a current context and found none, or another */
   int fail_launch;     /* the n-th launch from now fails; 0: none */
+  int fail_loads;      /* so many loads from now find no code for the GPU */
   int capture_relaxed; /* loads while the thread's capture mode was relaxed */
   int compilations;    /* of NVRTC */
   int spills;          /* so many compilations of FAKE_NVRTC_FAT from now on spill */

@@ -275,15 +275,46 @@ static void test_lock(void **state) {
   fixture_begin(&f);
   fixture_key(1, FIXTURE_COMPILER, &key);
   nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
-  int first = nsai_cache_lock(cache, &key, 0);
-  assert_true(first >= 0);
-  assert_int_equal(nsai_cache_lock(cache, &key, 40), -1); /* bounded */
+  bool busy;
+  int first = nsai_cache_lock(cache, &key, &busy);
+  assert_true(first >= 0 && !busy);
+  assert_int_equal(nsai_cache_lock(cache, &key, &busy), -1);
+  assert_true(busy);
   nsai_cache_unlock(first);
-  int second = nsai_cache_lock(cache, &key, 0);
-  assert_true(second >= 0);
+  int second = nsai_cache_lock(cache, &key, &busy);
+  assert_true(second >= 0 && !busy);
   nsai_cache_unlock(second);
   nsai_cache_unlock(-1);
   assert_int_equal(fixture_count(&f, ".lock-"), 1);
+  nsai_cache_close(cache);
+  nsai_kernel_key_fini(&key);
+  fixture_end(&f);
+}
+
+/* What does not load is dropped from memory and disk, unless the file holds something else by now.
+ */
+static void test_drop(void **state) {
+  (void)state;
+  fixture f;
+  nsai_kernel_key key;
+  nsai_kernel_image image;
+  fixture_begin(&f);
+  fixture_key(1, FIXTURE_COMPILER, &key);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  fixture_store(cache, 1, 100);
+  assert_true(nsai_cache_find(cache, &key, &image));
+  ((char *)image.cubin)[50] ^= 1; /* as if another process had replaced the file meanwhile */
+  nsai_cache_drop(cache, &key, &image, "of a test");
+  assert_int_equal(fixture_count(&f, key.digest), 1);
+  assert_non_null(strstr(f.last, "does not load (of a test)"));
+  assert_non_null(strstr(f.last, "stays where it is"));
+  nsai_kernel_image_fini(&image);
+  assert_true(nsai_cache_find(cache, &key, &image));
+  nsai_cache_drop(cache, &key, &image, "of a test");
+  nsai_kernel_image_fini(&image);
+  assert_int_equal(fixture_count(&f, key.digest), 0);
+  assert_int_equal(f.warnings, 1); /* repeats are not worth a line */
+  assert_false(nsai_cache_find(cache, &key, &image));
   nsai_cache_close(cache);
   nsai_kernel_key_fini(&key);
   fixture_end(&f);
@@ -332,7 +363,8 @@ int main(void) {
     cmocka_unit_test(test_place_chain),  cmocka_unit_test(test_eviction),
     cmocka_unit_test(test_use_is_noted), cmocka_unit_test(test_upkeep),
     cmocka_unit_test(test_keys),         cmocka_unit_test(test_lock),
-    cmocka_unit_test(test_memory_cap),   cmocka_unit_test(test_threads),
+    cmocka_unit_test(test_drop),         cmocka_unit_test(test_memory_cap),
+    cmocka_unit_test(test_threads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,6 +19,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -244,6 +245,60 @@ static void test_no_waiting(void **state) {
   assert_true(time(NULL) - start < 6);
 }
 
+/* What another process does: it holds every lock file of the cache. Returns how many it took. */
+static int hold_locks(const char *dir, int *fds) {
+  int count = 0;
+  for (int i = 0; i < 256; i++) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/kernels/.lock-%02x", dir, i);
+    fds[i] = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    count += fds[i] >= 0 && flock(fds[i], LOCK_EX | LOCK_NB) == 0;
+  }
+  return count;
+}
+
+typedef struct waiter {
+  int waits, cancel_at;
+  int *fds; /* closed at the third wait; NULL: never */
+} waiter;
+
+static int32_t observe_waiting(void *user, int64_t done, int64_t total, const char *what) {
+  waiter *w = user;
+  assert_true(done <= total);
+  if (strcmp(what, "waiting for another process") != 0) return 0;
+  assert_int_equal(done, 0);
+  if (++w->waits == 3 && w->fds)
+    for (int i = 0; i < 256; i++) close(w->fds[i]);
+  return w->waits == w->cancel_at;
+}
+
+/* Waiting for others ends when they are done, when the host cancels, and once for all kernels when
+ * the time is over. */
+static void test_waiting(void **state) {
+  (void)state;
+  session s = { 0 };
+  nsa_problem problem = small_problem();
+  int fds[256];
+  open_session(&s, NULL);
+  assert_int_equal(hold_locks(s.dir, fds), 256);
+  waiter w = { .cancel_at = 2 };
+  machine_expect("cancel", nsa_prepare(s.ctx, &problem, 1, observe_waiting, &w), NSA_E_CANCELLED,
+                 "while another process compiles the same kernels, after 0 of 6");
+  assert_int_equal(w.waits, 2);
+  w = (waiter){ .fds = fds };
+  machine_expect("wait", nsa_prepare(s.ctx, &problem, 1, observe_waiting, &w), NSA_OK, NULL);
+  assert_int_equal(w.waits, 3);
+  problem.max_probe_rows = 1;
+  problem.selection = NSA_SELECT_BLOCKS; /* other kernels */
+  assert_int_equal(hold_locks(s.dir, fds), 256);
+  time_t start = time(NULL);
+  w = (waiter){ 0 };
+  machine_expect("time over", nsa_prepare(s.ctx, &problem, 1, observe_waiting, &w), NSA_OK, NULL);
+  assert_in_range(time(NULL) - start, 2, 5);
+  for (int i = 0; i < 256; i++) close(fds[i]);
+  close_session(&s);
+}
+
 /* The real compiler, on the smallest kernel. */
 static void test_real_compiler(void **state) {
   (void)state;
@@ -467,11 +522,74 @@ static void test_shared_kernels(void **state) {
   assert_int_equal(machine_record()->loads, machine_record()->unloads);
 }
 
+typedef struct warnings {
+  int count;
+  char last[512];
+} warnings;
+
+static void keep_warnings(void *user, int32_t level, const char *component, const char *text) {
+  warnings *w = user;
+  (void)component;
+  if (level != NSA_LOG_WARN) return;
+  w->count++;
+  snprintf(w->last, sizeof w->last, "%s", text);
+}
+
+/* A plan from a filled cache, after the driver was exchanged for an older one: so many images do
+ * not load. */
+static nsa_status plan_with_bad_images(const char *dir, const char *extra, int bad, warnings *w) {
+  char yaml[1024];
+  machine_overrides o;
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_problem problem = small_problem();
+  nsa_ctx *ctx;
+  nsa_plan *plan;
+  *w = (warnings){ 0 };
+  machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+  machine_overrides_init(&o, dir, extra);
+  options.yaml_text = yaml;
+  options.overrides = o.list;
+  options.device = 1;
+  options.log = keep_warnings;
+  options.log_user = w;
+  machine_expect("nsa_create", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
+  machine_record()->fail_loads = bad;
+  machine_record()->compilations = 0;
+  nsa_status status = nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
+  machine_record()->fail_loads = 0;
+  nsa_plan_destroy(plan);
+  nsa_destroy(ctx);
+  return status;
+}
+
+/* An image of the cache that does not load is compiled once more; a new one is not. */
+static void test_images_that_do_not_load(void **state) {
+  (void)state;
+  char dir[] = "/tmp/nsa-test-plan-XXXXXX";
+  warnings w;
+  assert_non_null(mkdtemp(dir));
+  machine_expect("new", plan_with_bad_images(dir, NULL, 1, &w), NSA_E_CUDA, "cuLibraryLoadData");
+  assert_int_equal(machine_record()->compilations, 6);
+  machine_expect("cached", plan_with_bad_images(dir, NULL, 1, &w), NSA_OK, NULL);
+  assert_int_equal(machine_record()->compilations, 1);
+  assert_int_equal(w.count, 1);
+  assert_non_null(strstr(w.last, "kernel attend_compressed_mma of the cache does not load "
+                                 "(cuLibraryLoadData: "));
+  assert_non_null(strstr(w.last, ".nsak was removed"));
+  machine_expect("stored", plan_with_bad_images(dir, "runtime.jit=never", 0, &w), NSA_OK, NULL);
+  machine_expect("twice", plan_with_bad_images(dir, NULL, 2, &w), NSA_E_CUDA, "cuLibraryLoadData");
+  machine_expect("never", plan_with_bad_images(dir, "runtime.jit=never", 1, &w), NSA_E_NOT_PREPARED,
+                 "kernel attend_compressed_mma of the cache does not load (cuLibraryLoadData");
+  machine_remove(dir);
+  assert_int_equal(machine_record()->loads, machine_record()->unloads);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_prepare),      cmocka_unit_test(test_cancel),
     cmocka_unit_test(test_bad_kernel),   cmocka_unit_test(test_refused_kernel),
     cmocka_unit_test(test_no_waiting),   cmocka_unit_test(test_real_compiler),
+    cmocka_unit_test(test_waiting),      cmocka_unit_test(test_images_that_do_not_load),
     cmocka_unit_test(test_policies),     cmocka_unit_test(test_shared_kernels),
     cmocka_unit_test(test_launch_lists), cmocka_unit_test(test_given_selection),
     cmocka_unit_test(test_products),     cmocka_unit_test(test_contexts),
