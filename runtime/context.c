@@ -175,8 +175,9 @@ nsa_status nsai_context_check(const nsa_ctx *ctx) {
   if (ctx->pid != getpid())
     return nsai_fail(
         NSA_E_FORKED,
-        "the context was made before fork(): CUDA does not survive it, make a new context in "
-        "the child");
+        "the context was made before fork(), which CUDA does not survive: create contexts after "
+        "fork() only, or start the child by exec (multiprocessing: \"spawn\"); "
+        "`runtime.device: cpu` works in any process");
   return NSA_OK;
 }
 

@@ -4,12 +4,17 @@
  * Lock rule: `opened.lock` guards the list of opened tables below and is held while a library is
  * opened, so that two threads do not initialise the driver at once. A published table is never
  * written again and is read without the lock.
+ *
+ * After fork(): CUDA does not survive it, and a thread that is gone may have held the lock. A
+ * handler gives the child a new lock, with a list that is whole (an entry joins it by one store),
+ * and notes that CUDA was in use.
  */
 #include "cuda_api.h"
 
 #include <dlfcn.h>
 #include <glob.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -86,7 +91,19 @@ typedef struct node {
 static struct {
   pthread_mutex_t lock;
   node *first;
-} opened = { PTHREAD_MUTEX_INITIALIZER, NULL };
+  bool started; /* a cuInit is running or has succeeded */
+  bool forked;  /* this is the child of a process that had called it */
+  pthread_once_t watched;
+} opened = { .lock = PTHREAD_MUTEX_INITIALIZER, .watched = PTHREAD_ONCE_INIT };
+
+static void after_fork(void) {
+  pthread_mutex_init(&opened.lock, NULL);
+  opened.forked = opened.forked || opened.started;
+}
+
+/* Without memory for the handler, only a fork in the middle of an open is at risk: cuInit itself
+ * refuses to start in a child. */
+static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
 
 static void log_tried(nsai_logger *logger, const nsai_tried *tried) {
   for (int32_t i = 0; i < tried->count; i++)
@@ -194,10 +211,21 @@ nsa_status nsai_driver_check_major(int32_t driver_version, int32_t toolkit_major
 
 /* ---- opening ---- */
 
-/* cuInit's failures are told apart: a machine without a GPU, a stub for linking, a broken driver.
- */
+static nsa_status fail_forked(void) {
+  return nsai_fail(NSA_E_FORKED,
+                   "CUDA was initialised before fork() and cannot be used in the child: create "
+                   "contexts after fork() only, or start the child by exec (multiprocessing: "
+                   "\"spawn\"); `runtime.device: cpu` works.");
+}
+
+/* cuInit's failures are told apart: a machine without a GPU, a stub for linking, a broken driver, a
+ * child of a process whose host had initialised CUDA. */
 static nsa_status init_driver(nsai_driver *api) {
+  const bool before = opened.started;
+  opened.started = true; /* a fork while it runs counts, too */
   nsai_cu_result result = api->cuInit(0);
+  opened.started = before || result == NSAI_CUDA_SUCCESS;
+  if (result == NSAI_CUDA_ERROR_NOT_INITIALIZED) return fail_forked();
   if (result == NSAI_CUDA_ERROR_NO_DEVICE)
     return nsai_fail(NSA_E_NO_DEVICE,
                      "the NVIDIA driver at %s sees no GPU: check nvidia-smi and "
@@ -298,6 +326,7 @@ static nsa_status open_kind(const library_kind *kind, const nsai_library_query *
   fresh->kind = kind;
   nsai_library *library = (void *)(fresh->api + kind->library_at);
   nsai_tried *tried = (void *)(fresh->api + kind->tried_at);
+  pthread_once(&opened.watched, watch_forks);
   pthread_mutex_lock(&opened.lock);
   status = nsai_library_open(kind->spec, query, tried, library);
   node *known = status == NSA_OK ? find_known(fresh) : NULL;
@@ -318,6 +347,8 @@ static nsa_status open_kind(const library_kind *kind, const nsai_library_query *
 nsa_status nsai_driver_open(const char *path, nsai_logger *logger, const nsai_driver **out) {
   const nsai_library_query query = { path, 0 };
   const void *table;
+  *out = NULL;
+  if (opened.forked) return fail_forked();
   nsa_status status = open_kind(&driver_kind, &query, logger, &table);
   *out = table;
   return status;

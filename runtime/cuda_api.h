@@ -175,7 +175,8 @@ extern const nsai_library_spec nsai_driver_spec, nsai_nvrtc_spec, nsai_cublaslt_
  * out     static storage of the process, never freed.
  *
  * NSA_E_NO_DRIVER (missing, too old, a stub, a symbol missing), NSA_E_NO_DEVICE (the driver sees no
- * GPU), NSA_E_NOMEM. Thread-safe, as are the two below. */
+ * GPU), NSA_E_FORKED (this is a child of a process that had initialised CUDA), NSA_E_NOMEM.
+ * Thread-safe, as are the two below, which work in a child, too. */
 nsa_status nsai_driver_open(const char *path, nsai_logger *logger, const nsai_driver **out);
 
 /* Opens NVRTC, its builtins library before it. `query->max_major` keeps out an NVRTC whose cubins

@@ -14,8 +14,15 @@
 extern "C" {
 #endif
 
-/* Thread-safe. One per device and configuration. After fork() the child gets NSA_E_FORKED from
- * every call but destroy. */
+/* Thread-safe. One per device and configuration.
+ *
+ * CUDA does not survive fork(): with the parent's context, or a plan of it, the child gets
+ * NSA_E_FORKED from every call that returns a status; nsa_explain writes that sentence,
+ * nsa_config_dump and nsa_problem_string write "", nsa_report looks at the machine without a
+ * configuration, and nsa_destroy frees the host's memory only. When CUDA was initialised before the
+ * fork(), by a context or by the host, the child cannot make a GPU context either (NSA_E_FORKED):
+ * create contexts after fork(), or exec the child. Contexts on the CPU device and deviceless ones
+ * can be made anywhere. */
 typedef struct nsa_ctx nsa_ctx;
 
 typedef struct nsa_options {

@@ -235,6 +235,27 @@ static int use_after_fork(machine *m) {
   bad |= nsa_forward(m->plan, &m->exec, &m->toy.batch, &m->toy.io) != NSA_E_FORKED;
   bad |= !strstr(nsa_last_error(), "fork()");
   bad |= nsa_config_dump(m->ctx, 0, NULL, 0) != 0;
+  char text[4096], path[512];
+  nsa_report(m->ctx, text, sizeof text);
+  bad |= (strstr(text, "spawn") != NULL) != m->gpu;
+  nsa_explain(m->ctx, &problem, text, sizeof text);
+  bad |= !strstr(text, "fork()");
+  nsa_problem_string(m->ctx, &problem, text, sizeof text);
+  bad |= text[0] != 0;
+  /* New contexts: on the GPU only when the parent had left CUDA alone. */
+  nsa_ctx *ctx = NULL;
+  nsa_options o = options_of(CPU);
+  bad |= nsa_create(NULL, &o, &ctx) != NSA_OK;
+  nsa_destroy(ctx);
+  snprintf(path, sizeof path, "runtime.driver_path=%s", getenv("FAKE_CUDA"));
+  const char *const overrides[] = { path, "runtime.cache_mode=off", NULL };
+  o = options_of(MODEL);
+  o.overrides = overrides;
+  o.device = 1;
+  nsa_status status = nsa_create(NULL, &o, &ctx);
+  bad |= status != (m->gpu ? NSA_E_FORKED : NSA_OK);
+  bad |= m->gpu && !strstr(nsa_last_error(), "create contexts after fork()");
+  nsa_destroy(ctx);
   nsa_plan_destroy(m->plan);
   nsa_destroy(m->ctx);
   if (m->gpu) bad |= machine_record()->unloads != 0 || machine_record()->retained != 1;

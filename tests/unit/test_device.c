@@ -52,6 +52,9 @@ static void test_bad_drivers(void **state) {
   setenv("FAKE_CUDA_INIT", "34", 1);
   assert_int_equal(nsai_driver_open(fake_path(), NULL, &driver), NSA_E_NO_DRIVER);
   assert_non_null(strstr(nsa_last_error(), "stub"));
+  setenv("FAKE_CUDA_INIT", "3", 1);
+  assert_int_equal(nsai_driver_open(fake_path(), NULL, &driver), NSA_E_FORKED);
+  assert_non_null(strstr(nsa_last_error(), "exec"));
   setenv("FAKE_CUDA_INIT", "803", 1);
   assert_int_equal(nsai_driver_open(fake_path(), NULL, &driver), NSA_E_NO_DRIVER);
   assert_non_null(strstr(nsa_last_error(), "803"));
