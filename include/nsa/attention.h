@@ -75,7 +75,8 @@ enum {
 
 typedef struct nsa_caps {
   uint32_t struct_size;
-  int32_t supported;        /* 1: a plan can be made */
+  int32_t supported;        /* 1: there are kernels for it; whether they compile here, shows when
+                               they are */
   int32_t graph_level;      /* NSA_GRAPH_* */
   int32_t needs_compile;    /* kernels that neither memory nor disk tier has */
   uint64_t workspace_bytes; /* device memory a run needs */
@@ -86,16 +87,18 @@ typedef struct nsa_caps {
   { (uint32_t)sizeof(nsa_caps), 0, 0, 0, 0, 0, NSA_ZERO }
 
 /* Whether and how a problem would be served. Compiles nothing, enqueues nothing. Returns NSA_OK
- * with caps->supported 0 when no variant can serve it (nsa_explain says why). NSA_E_ARG,
- * NSA_E_NOMEM, NSA_E_FORKED, NSA_E_VERSION. Thread-safe. */
+ * with caps->supported 0 when no variant can serve it (nsa_explain says why). May read cache files.
+ * NSA_E_ARG, NSA_E_NOMEM, NSA_E_FORKED, NSA_E_VERSION. Thread-safe. */
 NSA_API nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps);
 
 /* Writes every reason: per stage each variant, whether it is legal and, if not, all reasons; which
- * was chosen and what decided. snprintf's rule. Thread-safe. */
+ * was chosen and what decided; for a problem or a context that is refused, that reason. snprintf's
+ * rule. Thread-safe. */
 NSA_API size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size);
 
 /* Writes the one-token name of the problem as it stands in logs, tests and caches. snprintf's rule.
- * Thread-safe. */
+ * For a problem or a context that is refused it writes "" and returns 0, with the reason in
+ * nsa_last_error. Thread-safe. */
 NSA_API size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size);
 
 /* ---- plan ---- */
@@ -108,20 +111,22 @@ typedef struct nsa_plan nsa_plan;
  * or compiles it with NVRTC in parallel, loads it, lays out the workspace. The only slow call.
  * Blocking; thread-safe.
  *
- * progress, user  may be NULL; nonzero from `progress` cancels with NSA_E_CANCELLED, finished
- * kernels stay cached. out             receives the plan; the caller owns it. Set to NULL on
- * failure.
+ * progress, user  may be NULL; nonzero from `progress` cancels, finished kernels stay cached.
+ * out             receives the plan; the caller owns it. Set to NULL on failure.
  *
- * NSA_E_UNSUPPORTED (all reasons in nsa_last_error), NSA_E_NO_COMPILER, NSA_E_NO_CUBLASLT (phi
+ * NSA_E_UNSUPPORTED (all reasons in nsa_last_error; or NVRTC does not know the architecture),
+ * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (NVRTC is newer than the driver), NSA_E_NO_CUBLASLT (phi
  * linear or mlp, gate mlp, sdpa_gemm), NSA_E_COMPILE, NSA_E_NOT_PREPARED (`runtime.jit: never` or
- * `prepare_only`, and a kernel is in no cache), NSA_E_ARG, NSA_E_CUDA, NSA_E_NOMEM,
- * NSA_E_CANCELLED, NSA_E_FORKED. */
+ * `prepare_only`, and a kernel is in no cache, or the cache's does not load), NSA_E_NO_DEVICE (a
+ * deviceless context), NSA_E_ARG, NSA_E_VERSION, NSA_E_CUDA, NSA_E_NOMEM, NSA_E_CANCELLED,
+ * NSA_E_FORKED. */
 NSA_API nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem,
                                    nsa_progress_fn progress, void *user, nsa_plan **out);
 
 /* Compiles what the plans of `count` problems would need into memory and disk cache, without making
  * the plans. Allowed under `runtime.jit: prepare_only`, and on a deviceless context (the only way
- * to use one). Errors as nsa_plan_create. */
+ * to use one). Progress counts anew for each problem. Stops at the first failure; what was compiled
+ * stays cached. Blocking; thread-safe. Errors as nsa_plan_create, without those of loading. */
 NSA_API nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                                nsa_progress_fn progress, void *user);
 
@@ -230,15 +235,17 @@ typedef struct nsa_io {
 #endif
 
 /* Enqueues the whole forward of a NSA_OP_FORWARD plan: compress, attend_compressed, select,
- * attend_selected, attend_window, gated sum. Allocates nothing, waits for nothing, compiles
- * nothing; safe during stream capture. On the CPU device it computes before it returns.
- * Thread-safe.
+ * attend_selected, attend_window, gated sum. Allocates no device memory, waits for nothing,
+ * compiles nothing; safe during stream capture. Products (phi linear and mlp, gate mlp, sdpa_gemm)
+ * go through cuBLASLt, which makes small allocations on the host; otherwise none are made there
+ * either. On the CPU device it computes before it returns. Thread-safe.
  *
  * plan, exec, io  required. batch NULL: one sequence.
  *
- * NSA_E_ARG (names the tensor, what it is and what it should be), NSA_E_WORKSPACE, NSA_E_CUDA,
- * NSA_E_FORKED, NSA_E_NOMEM (CPU device only), NSA_E_UNSUPPORTED (more than 2^31 blocks of threads:
- * split the batch). Nothing is enqueued when the arguments are refused. */
+ * NSA_E_ARG (names the tensor, what it is and what it should be), NSA_E_VERSION, NSA_E_WORKSPACE,
+ * NSA_E_CUDA, NSA_E_FORKED, NSA_E_NOMEM (CPU device only), NSA_E_UNSUPPORTED (more than 2^31 blocks
+ * of threads: split the batch; or cuBLASLt has no algorithm for a product). Nothing is enqueued
+ * when the arguments are refused; after NSA_E_CUDA or NSA_E_UNSUPPORTED a part may have been. */
 NSA_API nsa_status nsa_forward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                                const nsa_io *io);
 
@@ -260,7 +267,7 @@ NSA_API nsa_status nsa_compress(const nsa_plan *plan, const nsa_exec *exec, cons
  *
  * importance  f32 [T, Hkv, >= ceil(max_kv_len / l')], rows in token order, last stride 1.
  * io          only q's first dimension (T), kv.k's first dimension when batch is NULL, and
- * block_idx (out) are used.
+ *             block_idx (out) are used.
  *
  * Errors as nsa_forward. */
 NSA_API nsa_status nsa_select(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,

@@ -6,11 +6,14 @@
  * Rules that hold for every public header:
  * - Handles are opaque. `_create` gives one, `_destroy` takes it back and accepts NULL.
  * - Parameter structs carry `struct_size`, set by their `*_INIT` macro; a field left zero has its
- * default. They need to live only during the call.
+ *   default. They need to live only during the call. While the major version is 0 a struct may grow
+ *   with a minor version, and one of another size, older or newer, is refused (NSA_E_VERSION):
+ *   compile with the header of the library that is loaded. Reserved fields must be 0.
  * - Tensors are borrowed for the call (a run call: until the stream has passed it); the library
- * never owns them.
+ *   never owns them.
  * - Every function that can fail returns an nsa_status; nsa_last_error() has the sentence. Nothing
- * prints, exits or aborts.
+ *   exits or aborts; nothing prints but the log, to stderr, when the host gave no callback. Any
+ *   function may return NSA_E_INTERNAL, which is a bug of the library: please report it.
  */
 #ifndef NSA_BASE_H
 #define NSA_BASE_H
@@ -87,8 +90,9 @@ NSA_API const char *nsa_status_name(nsa_status status);
 NSA_API const char *nsa_status_text(nsa_status status);
 
 /* The detail of this thread's last failed call: what was wrong, where, and the remedy; then the
- * trace of internal frames. Valid until this thread's next failing call. "" when nothing has failed
- * yet. Never NULL. */
+ * trace of internal frames, a line each. Valid until this thread's next call into the library, so
+ * read it right after the failure: a call that succeeds may have met and overcome a failure of its
+ * own, and leaves the sentence here. "" when nothing has failed yet. Never NULL. */
 NSA_API const char *nsa_last_error(void);
 
 /* The version of the library that is loaded, as NSA_VERSION. */

@@ -53,12 +53,14 @@ typedef struct nsa_options {
  * options    NULL: defaults.
  * out        receives the context; the caller owns it. Set to NULL on failure.
  *
- * Opens the driver (unless deviceless or `runtime.device: cpu`) and retains the device's primary
- * CUDA context, or uses the one that is current when it belongs to the device. Opens neither NVRTC
- * nor cuBLASLt. Blocking; thread-safe.
+ * Opens the driver (unless deviceless or `runtime.device: cpu`). When a CUDA context of the device
+ * is current on this thread, that one is shared: it belongs to the host and must outlive the
+ * nsa_ctx. Otherwise the device's primary context is retained until nsa_destroy. What is current on
+ * the thread stays so. Opens neither NVRTC nor cuBLASLt. Blocking; thread-safe.
  *
- * NSA_E_CONFIG (all diagnostics in nsa_last_error), NSA_E_IO, NSA_E_NO_DRIVER, NSA_E_NO_DEVICE,
- * NSA_E_UNSUPPORTED (architecture), NSA_E_VERSION, NSA_E_ARG, NSA_E_CUDA, NSA_E_NOMEM. */
+ * NSA_E_CONFIG (all diagnostics in nsa_last_error), NSA_E_IO (the file, or a template of
+ * runtime.templates_dir), NSA_E_NO_DRIVER, NSA_E_NO_DEVICE, NSA_E_UNSUPPORTED (architecture),
+ * NSA_E_VERSION, NSA_E_ARG, NSA_E_CUDA, NSA_E_NOMEM, NSA_E_FORKED. */
 NSA_API nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out);
 
 /* Releases the context. NULL is fine. Its plans must have been destroyed before. */
@@ -66,7 +68,8 @@ NSA_API void nsa_destroy(nsa_ctx *ctx);
 
 /* Writes the effective configuration as YAML; with `with_origin` every line says in a comment where
  * its value came from. snprintf's rule: writes at most `size` bytes with the NUL, returns the
- * length the whole text has. Thread-safe. */
+ * length the whole text has. A failure (no context, or one of before a fork) writes "" and returns
+ * 0, with the reason in nsa_last_error. Thread-safe. */
 NSA_API size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_t size);
 
 /* Checks a configuration without making a context.
@@ -81,8 +84,10 @@ NSA_API nsa_status nsa_config_check(const char *yaml, size_t len, const char *na
 
 /* Writes what `nsa-autotune doctor --json` prints: device, driver, libraries with every path tried,
  * cache tiers, what would be used. ctx NULL: looks at the machine without a configuration.
- * snprintf's rule. Opens NVRTC and cuBLASLt to look at them. Never fails: what is missing is part
- * of the report. */
+ * snprintf's rule. Opens the driver, which initialises CUDA in this process (see nsa_ctx on fork),
+ * and NVRTC and cuBLASLt, to look at them; with a ctx NULL it retains and releases the primary
+ * context of the GPU that would be used. Makes no cache folder. Never fails: what is missing is
+ * part of the report. Blocking; thread-safe. */
 NSA_API size_t nsa_report(nsa_ctx *ctx, char *buf, size_t size);
 
 #ifdef __cplusplus

@@ -23,14 +23,15 @@ enum {
   NSA_LOG_TRACE = 5  /* generated sources, paths tried, compiler logs */
 };
 
-/* Called with one line of text, no newline. `component` is the part of the library ("cache", "jit",
- * ...). May be called from any thread, from compiling threads too, but never from two at once for
- * one context. Must not call libnsa. */
+/* Called with one line of text, no newline; longer texts come line by line. `component` is the part
+ * of the library ("cache", "jit", ...). May be called from any thread, from compiling threads too,
+ * but never from two at once for one context. Must not call libnsa. */
 typedef void (*nsa_log_fn)(void *user, int32_t level, const char *component, const char *text);
 
 /* Called between pieces of a slow call: `done` of `total` pieces, `what` names the piece. Nonzero
- * cancels the call, which then returns NSA_E_CANCELLED and keeps what was finished. Called on the
- * calling thread only. */
+ * cancels the call, which then returns NSA_E_CANCELLED and keeps what was finished. While the call
+ * waits for another process that compiles the same kernels it is called every few milliseconds with
+ * `what` "waiting for another process". Called on the calling thread only. */
 typedef int32_t (*nsa_progress_fn)(void *user, int64_t done, int64_t total, const char *what);
 
 #ifdef __cplusplus
