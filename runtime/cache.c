@@ -213,12 +213,12 @@ static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
                        const nsai_kernel_key *key, nsai_kernel_image *out) {
   struct stat st;
   nsai_cache_entry entry;
-  char *data;
+  char *data, fault[NSAI_FS_FAULT_CHARS];
   const char *problem = NULL;
   bool writable = tier == 0 && nsai_cache_writable(cache);
-  if (nsai_fs_read_trusted(cache->fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st) != NSA_OK) {
+  if (!nsai_fs_read_trusted(cache->fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault)) {
     if (st.st_ino == 0) return false; /* missing, or nothing that the file could help */
-    problem = nsa_last_error();
+    problem = fault;
   } else {
     problem = nsai_cache_entry_decode(data, (size_t)st.st_size, &entry);
     if (!problem) problem = check_entry(key, &entry, name);
@@ -226,7 +226,7 @@ static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
   if (problem) {
     bool gone = writable && nsai_fs_unlink_same(cache->fd[tier], name, &st);
     nsai_cache_warn(cache, WARNED_BAD,
-                    "the entry %s in %s is bad (%.200s) and %s; the kernel is "
+                    "the entry %s in %s is bad (%s) and %s; the kernel is "
                     "compiled again",
                     name, cache->info[tier].path, problem, gone ? "was removed" : "stays there");
     free(data);

@@ -94,10 +94,10 @@ static bool visit_file(nsai_cache *cache, int32_t tier, const char *name, nsai_c
   struct stat st;
   nsai_cache_entry entry = { 0 };
   nsai_cache_item item = { .folder = cache->info[tier].path, .file = name };
-  char *data;
-  if (nsai_fs_read_trusted(cache->fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st) != NSA_OK) {
+  char *data, fault[NSAI_FS_FAULT_CHARS];
+  if (!nsai_fs_read_trusted(cache->fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault)) {
     if (st.st_ino == 0) return true;
-    item.problem = nsa_last_error();
+    item.problem = fault;
   } else {
     item.problem = check_file(name, data, (size_t)st.st_size, &entry);
   }
@@ -199,7 +199,7 @@ static uint64_t measure(int folder, char **names, size_t count, aged_file *aged,
   for (size_t i = 0; i < count; i++) {
     struct stat st;
     if (is_temporary(names[i])) {
-      if (nsai_fs_is_abandoned(folder, names[i])) unlinkat(folder, names[i], 0);
+      nsai_fs_remove_abandoned(folder, names[i]);
       continue;
     }
     if (fstatat(folder, names[i], &st, AT_SYMLINK_NOFOLLOW) != 0) continue;

@@ -34,56 +34,66 @@ static bool owner_allowed(const struct stat *st, nsai_fs_owner owner) {
   return st->st_uid == geteuid() || (owner == NSAI_FS_OWN_OR_ROOT && st->st_uid == 0);
 }
 
-static nsa_status read_open_file(int fd, const char *name, size_t limit, char **data,
-                                 struct stat *st) {
-  if (fstat(fd, st) != 0)
-    return nsai_fail(NSA_E_IO, "%s cannot be examined: %s", name, strerror(errno));
-  if (!S_ISREG(st->st_mode)) return nsai_fail(NSA_E_IO, "%s is not a regular file", name);
-  if ((uint64_t)st->st_size > limit)
-    return nsai_fail(NSA_E_IO, "%s has %lld bytes, more than the %zu allowed", name,
-                     (long long)st->st_size, limit);
-  *data = malloc((size_t)st->st_size + 1);
-  if (!*data) return nsai_fail_nomem(name, (size_t)st->st_size + 1);
-  (*data)[st->st_size] = '\0';
-  if (read_exactly(fd, *data, (size_t)st->st_size)) return NSA_OK;
-  nsa_status status = nsai_fail(NSA_E_IO, "%s cannot be read: %s", name, strerror(errno));
-  free(*data);
-  *data = NULL;
+/* NSA_OK, or NSA_E_IO and NSA_E_NOMEM with a clause in `fault`. */
+static nsa_status read_open_file(int fd, size_t limit, char **data, struct stat *st, char *fault) {
+  nsa_status status = NSA_E_IO;
+  if (fstat(fd, st) != 0) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be examined: %s", strerror(errno));
+  } else if (!S_ISREG(st->st_mode)) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "is not a regular file");
+  } else if ((uint64_t)st->st_size > limit) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "has %lld bytes, more than the %zu allowed",
+             (long long)st->st_size, limit);
+  } else if ((*data = malloc((size_t)st->st_size + 1)) == NULL) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "needs more memory than there is");
+    status = NSA_E_NOMEM;
+  } else if (!read_exactly(fd, *data, (size_t)st->st_size)) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be read: %s", strerror(errno));
+    free(*data);
+    *data = NULL;
+  } else {
+    (*data)[st->st_size] = '\0';
+    status = NSA_OK;
+  }
   return status;
 }
 
 nsa_status nsai_fs_read_file(int folder, const char *path, size_t limit, char **data,
                              size_t *size) {
   struct stat st;
+  char fault[NSAI_FS_FAULT_CHARS];
   *data = NULL;
   /* O_NONBLOCK: a FIFO in the file's place must not hang the open; it is refused afterwards. */
   int fd = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
   if (fd < 0) return nsai_fail(NSA_E_IO, "%s cannot be opened: %s", path, strerror(errno));
-  nsa_status status = read_open_file(fd, path, limit, data, &st);
+  nsa_status status = read_open_file(fd, limit, data, &st, fault);
   close(fd);
-  NSAI_TRY(status);
+  if (status == NSA_E_NOMEM) return nsai_fail_nomem(path, (size_t)st.st_size + 1);
+  if (status != NSA_OK) return nsai_fail(status, "%s %s", path, fault);
   *size = (size_t)st.st_size;
   return NSA_OK;
 }
 
-nsa_status nsai_fs_read_trusted(int folder, const char *name, size_t limit, char **data,
-                                struct stat *st) {
+bool nsai_fs_read_trusted(int folder, const char *name, size_t limit, char **data, struct stat *st,
+                          char fault[NSAI_FS_FAULT_CHARS]) {
   *data = NULL;
   memset(st, 0, sizeof *st);
   int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW);
   if (fd < 0) {
     int cause = errno;
     if (cause == ELOOP) fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW);
-    return nsai_fail(NSA_E_IO, "%s cannot be opened: %s", name, strerror(cause));
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be opened: %s", strerror(cause));
+    return false;
   }
-  nsa_status status = read_open_file(fd, name, limit, data, st);
+  nsa_status status = read_open_file(fd, limit, data, st, fault);
   close(fd);
   if (status == NSA_E_NOMEM) memset(st, 0, sizeof *st);
-  NSAI_TRY(status);
-  if (owner_allowed(st, NSAI_FS_OWN_OR_ROOT) && !(st->st_mode & 022)) return NSA_OK;
+  if (status != NSA_OK) return false;
+  if (owner_allowed(st, NSAI_FS_OWN_OR_ROOT) && !(st->st_mode & 022)) return true;
   free(*data);
   *data = NULL;
-  return nsai_fail(NSA_E_IO, "%s belongs to another user or is writable by others", name);
+  snprintf(fault, NSAI_FS_FAULT_CHARS, "belongs to another user or is writable by others");
+  return false;
 }
 
 /* ---- folders ---- */
@@ -222,10 +232,18 @@ static int publish_by_link(int folder, const char *name, const void *data, size_
   return result;
 }
 
+/* Whether a cleaner has taken the new file for abandoned, before it was locked here: it holds the
+ * lock now, or has removed the file already. Where locks do not work there is no telling. */
+static bool was_swept(int fd) {
+  struct stat st;
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return true;
+  return fstat(fd, &st) == 0 && st.st_nlink == 0;
+}
+
 /* Through a named temporary file. Its lock marks it as alive, so that a cleaner leaves it alone;
  * the duplicate holds the lock while the first descriptor's close is checked (network file systems
- * report write errors there). */
-static bool publish_by_rename(int folder, const char *name, const void *data, size_t size) {
+ * report write errors there). ENOENT: a cleaner has taken the file. */
+static bool rename_once(int folder, const char *name, const void *data, size_t size) {
   char temporary[64];
   struct timespec now;
   clock_gettime(CLOCK_REALTIME, &now);
@@ -234,10 +252,16 @@ static bool publish_by_rename(int folder, const char *name, const void *data, si
   int fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (fd < 0) return false;
   int alive = fcntl(fd, F_DUPFD_CLOEXEC, 0);
-  bool good = alive >= 0;
-  if (good) flock(fd, LOCK_EX | LOCK_NB);
-  good = good && write_synced(fd, data, size);
   int cause = errno;
+  bool good = alive >= 0;
+  if (good && was_swept(fd)) {
+    good = false;
+    cause = ENOENT;
+  }
+  if (good && !write_synced(fd, data, size)) {
+    good = false;
+    cause = errno;
+  }
   if (close(fd) != 0 && good) {
     good = false;
     cause = errno;
@@ -250,6 +274,16 @@ static bool publish_by_rename(int folder, const char *name, const void *data, si
   if (alive >= 0) close(alive);
   errno = cause;
   return good;
+}
+
+static bool publish_by_rename(int folder, const char *name, const void *data, size_t size) {
+  enum { TRIES = 5 }; /* each needs a cleaner within the microseconds between making and locking */
+  bool done = false;
+  for (int i = 0; i < TRIES && !done; i++) {
+    done = rename_once(folder, name, data, size);
+    if (!done && errno != ENOENT) break;
+  }
+  return done;
 }
 
 nsa_status nsai_fs_publish(int folder, const char *name, const void *data, size_t size,
@@ -279,10 +313,10 @@ int nsai_fs_lock(int folder, const char *name) {
   return -1;
 }
 
-bool nsai_fs_is_abandoned(int folder, const char *name) {
+void nsai_fs_remove_abandoned(int folder, const char *name) {
   int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
-  if (fd < 0) return false;
-  bool abandoned = flock(fd, LOCK_EX | LOCK_NB) == 0;
+  if (fd < 0) return;
+  /* The lock is held until the file is gone, so that its writer cannot take it in between. */
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlinkat(folder, name, 0);
   close(fd);
-  return abandoned;
 }

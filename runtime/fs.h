@@ -16,11 +16,15 @@
  * behind it; the caller frees it. NSA_E_IO (names the file and the cause), NSA_E_NOMEM. */
 nsa_status nsai_fs_read_file(int folder, const char *path, size_t limit, char **data, size_t *size);
 
+/* One clause about a file: "is not a regular file". */
+#define NSAI_FS_FAULT_CHARS 160
+
 /* The same for a file in a checked folder: no symbolic link, owned by this user or root, writable
- * by nobody else. `*st` describes the file that was read; after a failure, the file that is at
- * fault, or zeroes when none is (missing, no descriptors or memory left). */
-nsa_status nsai_fs_read_trusted(int folder, const char *name, size_t limit, char **data,
-                                struct stat *st);
+ * by nobody else. `*st` describes the file that was read. False: `fault` says why, and `*st`
+ * describes the file that is at fault, or is all zero when none is (missing, no descriptors or
+ * memory left). That is an everyday answer, so the thread's error text is left alone. */
+bool nsai_fs_read_trusted(int folder, const char *name, size_t limit, char **data, struct stat *st,
+                          char fault[NSAI_FS_FAULT_CHARS]);
 
 typedef enum nsai_fs_owner {
   NSAI_FS_OWN,        /* this user's: may be written */
@@ -49,8 +53,8 @@ bool nsai_fs_unlink_same(int folder, const char *name, const struct stat *st);
  * or -1 with errno; EWOULDBLOCK: somebody else holds it. */
 int nsai_fs_lock(int folder, const char *name);
 
-/* Whether the temporary file `name` has no living writer. */
-bool nsai_fs_is_abandoned(int folder, const char *name);
+/* Removes the temporary file `name` unless its writer lives. */
+void nsai_fs_remove_abandoned(int folder, const char *name);
 
 /* Whether the folder lies on a network or user-space file system, where locks may hang or lie. */
 bool nsai_fs_is_network(int folder);

@@ -322,6 +322,29 @@ static void test_raced_by_16_processes(void **state) {
   fixture_end(&f);
 }
 
+/* A cleaner that takes a file in the making for abandoned does not make its writer fail. */
+static void test_writer_and_cleaner(void **state) {
+  (void)state;
+  fixture f;
+  int64_t removed;
+  uint64_t left;
+  fixture_begin(&f);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  int folder = open(f.kernels, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0)
+    for (;;) nsai_cache_gc(cache, UINT64_MAX, &removed, &left);
+  int failures = 0;
+  for (int i = 0; i < 400; i++) failures += nsai_fs_publish(folder, "x", "data", 4, true) != NSA_OK;
+  kill(child, SIGKILL);
+  waitpid(child, NULL, 0);
+  assert_int_equal(failures, 0);
+  close(folder);
+  nsai_cache_close(cache);
+  fixture_end(&f);
+}
+
 /* Writers killed at random points, by both ways of publishing: whatever lies under a final name is
  * whole, and what is left over is swept. */
 static void test_killed_writers(void **state) {
@@ -382,6 +405,7 @@ int main(void) {
     cmocka_unit_test(test_file_size_limit),
     cmocka_unit_test(test_no_descriptors),
     cmocka_unit_test(test_raced_by_16_processes),
+    cmocka_unit_test(test_writer_and_cleaner),
     cmocka_unit_test(test_killed_writers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -291,6 +291,23 @@ static void test_lock(void **state) {
   fixture_end(&f);
 }
 
+/* A miss is an everyday answer: the thread's error text stays. */
+static void test_miss_is_no_failure(void **state) {
+  (void)state;
+  fixture f;
+  nsai_kernel_key key;
+  nsai_kernel_image image;
+  fixture_begin(&f);
+  fixture_key(1, FIXTURE_COMPILER, &key);
+  nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
+  nsai_fail(NSA_E_ARG, "an earlier failure");
+  assert_false(nsai_cache_find(cache, &key, &image));
+  assert_string_equal(nsa_last_error(), "an earlier failure");
+  nsai_cache_close(cache);
+  nsai_kernel_key_fini(&key);
+  fixture_end(&f);
+}
+
 /* What does not load is dropped from memory and disk, unless the file holds something else by now.
  */
 static void test_drop(void **state) {
@@ -363,8 +380,8 @@ int main(void) {
     cmocka_unit_test(test_place_chain),  cmocka_unit_test(test_eviction),
     cmocka_unit_test(test_use_is_noted), cmocka_unit_test(test_upkeep),
     cmocka_unit_test(test_keys),         cmocka_unit_test(test_lock),
-    cmocka_unit_test(test_drop),         cmocka_unit_test(test_memory_cap),
-    cmocka_unit_test(test_threads),
+    cmocka_unit_test(test_drop),         cmocka_unit_test(test_miss_is_no_failure),
+    cmocka_unit_test(test_memory_cap),   cmocka_unit_test(test_threads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
