@@ -53,6 +53,19 @@ static nsa_status load_config(const char *path, const nsa_options *o, nsai_confi
   return nsai_config_load(&request, out);
 }
 
+/* Lays the profile of a device over the configuration. It can name variants and a log level, too,
+ * and what does not fit together with it is warned about, unless that was so without it. */
+static nsa_status apply_profile(nsa_ctx *ctx, const nsa_options *o, const char *arch,
+                                const char *name, const char *uuid) {
+  nsai_config *c = ctx->config;
+  const char *before = c->warnings;
+  NSAI_TRY(nsai_config_apply_device(c, arch, name, uuid));
+  if (!o->log_level) ctx->logger.level = c->runtime.log_level;
+  if (!strstr(before, c->warnings))
+    nsai_log_lines(&ctx->logger, NSA_LOG_WARN, "config", c->warnings);
+  return nsai_check_variant_names(c);
+}
+
 /* The device, or what stands for it; fills ctx->target. */
 static nsa_status open_device(nsa_ctx *ctx, const nsa_options *o) {
   const nsai_config *c = ctx->config;
@@ -69,12 +82,8 @@ static nsa_status open_device(nsa_ctx *ctx, const nsa_options *o) {
     NSAI_TRY(nsai_driver_open(c->runtime.driver_path, &ctx->logger, &driver));
     NSAI_TRY(nsai_device_init(driver, which, &ctx->device));
   }
-  NSAI_TRY(nsai_config_apply_device(ctx->config, ctx->device.arch->name,
-                                    o->deviceless ? NULL : ctx->device.name,
-                                    o->deviceless ? NULL : ctx->device.uuid));
-  /* A profile can name variants and a log level, too. */
-  if (!o->log_level) ctx->logger.level = c->runtime.log_level;
-  return nsai_check_variant_names(c);
+  return apply_profile(ctx, o, ctx->device.arch->name, o->deviceless ? NULL : ctx->device.name,
+                       o->deviceless ? NULL : ctx->device.uuid);
 }
 
 /* Limits come from the device; without one, from the configuration's device section, else from the
@@ -104,15 +113,6 @@ static nsa_status open_tools(nsa_ctx *ctx) {
   return nsai_cache_open(&cache, &ctx->cache);
 }
 
-/* A diagnostic with its source text has several lines; the callback gets them one by one. */
-static void log_warnings(nsa_ctx *ctx) {
-  for (const char *line = ctx->config->warnings; *line;) {
-    int length = (int)strcspn(line, "\n");
-    nsai_log(&ctx->logger, NSA_LOG_WARN, "config", "%.*s", length, line);
-    line += length + (line[length] == '\n');
-  }
-}
-
 nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out) {
   static const nsa_options defaults = NSA_OPTIONS_INIT;
   const nsa_options *o = options ? options : &defaults;
@@ -128,12 +128,12 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
   pthread_mutex_init(&ctx->lock, NULL);
   NSAI_TRY_TO(fail, load_config(yaml_path, o, &ctx->config));
   if (!o->log_level) ctx->logger.level = ctx->config->runtime.log_level;
-  log_warnings(ctx);
+  nsai_log_lines(&ctx->logger, NSA_LOG_WARN, "config", ctx->config->warnings);
   NSAI_TRY_TO(fail, nsai_check_variant_names(ctx->config));
   ctx->cpu = !ctx->deviceless && o->device < 0 && !strcmp(ctx->config->runtime.device, "cpu");
   if (ctx->cpu) {
     /* Profiles that ask for no device hold here, too. */
-    NSAI_TRY_TO(fail, nsai_config_apply_device(ctx->config, NULL, NULL, NULL));
+    NSAI_TRY_TO(fail, apply_profile(ctx, o, NULL, NULL, NULL));
   } else {
     NSAI_TRY_TO(fail, open_device(ctx, o));
     set_target(ctx);

@@ -244,8 +244,9 @@ static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request, c
   char errors[4096];
   nsai_jit_first_errors(log, errors, sizeof errors);
   nsai_jit_log_source(jit->logger, request);
-  nsai_log(jit->logger, NSA_LOG_ERROR, "jit", "kernel %s for %s does not compile:\n%s",
-           request->name, request->arch, log);
+  nsai_log(jit->logger, NSA_LOG_ERROR, "jit", "kernel %s for %s does not compile:", request->name,
+           request->arch);
+  nsai_log_lines(jit->logger, NSA_LOG_ERROR, "jit", log);
   return nsai_fail(NSA_E_COMPILE, "kernel %s for %s does not compile:\n%s", request->name,
                    request->arch, errors);
 }
@@ -265,7 +266,7 @@ static nsa_status judge(nsai_jit *jit, const nsai_jit_request *request, nsai_ker
            "static shared memory",
            request->name, request->arch, image->compile_ms, image->size, (int)image->registers,
            (int)image->shared_bytes);
-  nsai_log(jit->logger, NSA_LOG_TRACE, "jit", "%s", image->log);
+  nsai_log_lines(jit->logger, NSA_LOG_TRACE, "jit", image->log);
   image->refused = image->spill_bytes || image->serial_wgmma;
   if (!image->refused) return NSA_OK;
   char why[640];

@@ -22,9 +22,12 @@ typedef struct nsai_logger {
 void nsai_logger_init(nsai_logger *logger, nsa_log_fn fn, void *user, int32_t level);
 void nsai_logger_fini(nsai_logger *logger);
 
-/* Logs one line. `component` is the file's noun ("cache", "jit"). */
+/* Logs one line; the text must have no newline. `component` is the file's noun ("cache", "jit"). */
 void nsai_log(nsai_logger *logger, int32_t level, const char *component, const char *format, ...)
     NSAI_PRINTF(4, 5);
+
+/* Logs a text of several lines one by one, with no line of another thread in between. */
+void nsai_log_lines(nsai_logger *logger, int32_t level, const char *component, const char *text);
 
 /* Whether a line of `level` would be seen; for callers that build long texts. */
 int nsai_log_enabled(const nsai_logger *logger, int32_t level);

@@ -217,6 +217,12 @@ static void test_log(void **state) {
   l = count_lines(WARNS, 0); /* runtime.log_level: warn */
   assert_true(l.count[NSA_LOG_WARN] >= 1);
   assert_int_equal(l.count[NSA_LOG_INFO], 0);
+  /* What a profile does is warned about once it holds; what was wrong before is not repeated. */
+  l = count_lines(CPU "profiles:\n  - match: {}\n    device: {sms: 3}\n", 0);
+  assert_true(l.count[NSA_LOG_WARN] >= 1 && l.newlines == 0);
+  int profile_lines = l.count[NSA_LOG_WARN];
+  l = count_lines(WARNS "profiles:\n  - match: {}\n    runtime: {compile_jobs: 1}\n", 0);
+  assert_int_equal(l.count[NSA_LOG_WARN], profile_lines);
   l = count_lines(MODEL "runtime: {device: cpu, log_level: info}\n", 0);
   assert_int_equal(l.count[NSA_LOG_INFO], 1);
 }

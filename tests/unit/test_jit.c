@@ -33,6 +33,7 @@ static const char tiny_unit[] = "/* problem: test */\n"
 static char log_text[65536];
 static void keep_log(void *user, int32_t level, const char *component, const char *text) {
   (void)user, (void)level, (void)component;
+  assert_null(strchr(text, '\n'));
   size_t used = strlen(log_text);
   snprintf(log_text + used, sizeof log_text - used, "%s\n", text);
 }
