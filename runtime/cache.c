@@ -18,8 +18,6 @@
 #include <time.h>
 #include <unistd.h>
 
-#define DEFAULT_LIMIT ((uint64_t)512 << 20)
-
 /* A plan has about ten kernels of 40 to 160 KB; this holds the kernels of dozens of plans. */
 #define MEMORY_LIMIT ((uint64_t)32 << 20)
 
@@ -49,7 +47,7 @@ nsa_status nsai_cache_open(const nsai_cache_options *options, nsai_cache **out) 
   cache->logger = options->logger;
   cache->mode = options->mode;
   cache->look = options->look;
-  cache->limit = options->limit ? options->limit : DEFAULT_LIMIT;
+  cache->limit = options->limit;
   nsai_cache_place(cache, options);
   *out = cache;
   return NSA_OK;

@@ -27,7 +27,7 @@ typedef enum nsai_cache_mode {
 typedef struct nsai_cache_options {
   const char *dir; /* NULL or "": $NSA_CACHE_DIR, $XDG_CACHE_HOME/nsa, $HOME/.cache/nsa */
   nsai_cache_mode mode;
-  uint64_t limit;                 /* bytes in the user's folder; 0: 512 MiB */
+  uint64_t limit;                 /* bytes in the user's folder: runtime.cache_limit */
   const char *const *system_dirs; /* read-only folders, NULL-terminated; NULL: the usual two */
   nsai_logger *logger;            /* borrowed; NULL: silent */
   bool look;                      /* make no folder: only see what a run would find */

@@ -36,7 +36,7 @@
   X(REQUIRED, cuDevicePrimaryCtxRetain, 7000, (nsai_cu_context *, nsai_cu_device))                 \
   X(REQUIRED, cuDevicePrimaryCtxRelease, 11000, (nsai_cu_device))                                  \
   X(REQUIRED, cuCtxGetCurrent, 4000, (nsai_cu_context *))                                          \
-  X(REQUIRED, cuCtxSetCurrent, 4000, (nsai_cu_context))                                            \
+  X(OPTIONAL, cuCtxSetCurrent, 4000, (nsai_cu_context))                                            \
   X(REQUIRED, cuCtxPushCurrent, 4000, (nsai_cu_context))                                           \
   X(REQUIRED, cuCtxPopCurrent, 4000, (nsai_cu_context *))                                          \
   X(REQUIRED, cuCtxGetDevice, 2000, (nsai_cu_device *))                                            \
@@ -48,9 +48,6 @@
   X(REQUIRED, cuKernelGetFunction, 12000, (nsai_cu_function *, nsai_cu_kernel))                    \
   X(REQUIRED, cuKernelSetAttribute, 12000,                                                         \
     (int attribute, int value, nsai_cu_kernel, nsai_cu_device))                                    \
-  X(REQUIRED, cuFuncGetAttribute, 2020, (int *value, int attribute, nsai_cu_function))             \
-  X(REQUIRED, cuOccupancyMaxActiveBlocksPerMultiprocessor, 6050,                                   \
-    (int *blocks, nsai_cu_function, int threads, size_t shared_bytes))                             \
   X(REQUIRED, cuLaunchKernelEx, 11060,                                                             \
     (const nsai_cu_launch_config *, nsai_cu_function, void **params, void **extra))                \
   X(REQUIRED, cuMemAlloc, 3020, (nsai_cu_ptr *, size_t bytes))                                     \
@@ -59,34 +56,25 @@
     (nsai_cu_ptr dst, const void *src, size_t bytes, nsai_cu_stream))                              \
   X(REQUIRED, cuMemcpyDtoHAsync, 3020,                                                             \
     (void *dst, nsai_cu_ptr src, size_t bytes, nsai_cu_stream))                                    \
-  X(REQUIRED, cuMemcpyDtoDAsync, 3020,                                                             \
-    (nsai_cu_ptr dst, nsai_cu_ptr src, size_t bytes, nsai_cu_stream))                              \
-  X(REQUIRED, cuMemsetD8Async, 3020,                                                               \
+  X(OPTIONAL, cuMemsetD8Async, 3020,                                                               \
     (nsai_cu_ptr, unsigned char value, size_t count, nsai_cu_stream))                              \
-  X(REQUIRED, cuMemsetD32Async, 3020, (nsai_cu_ptr, unsigned value, size_t count, nsai_cu_stream)) \
   X(REQUIRED, cuPointerGetAttribute, 4000, (void *value, int attribute, nsai_cu_ptr))              \
-  X(REQUIRED, cuStreamCreate, 2000, (nsai_cu_stream *, unsigned flags))                            \
-  X(REQUIRED, cuStreamDestroy, 4000, (nsai_cu_stream))                                             \
+  X(OPTIONAL, cuStreamCreate, 2000, (nsai_cu_stream *, unsigned flags))                            \
+  X(OPTIONAL, cuStreamDestroy, 4000, (nsai_cu_stream))                                             \
   X(REQUIRED, cuStreamSynchronize, 2000, (nsai_cu_stream))                                         \
-  X(REQUIRED, cuStreamWaitEvent, 3020, (nsai_cu_stream, nsai_cu_event, unsigned flags))            \
-  X(REQUIRED, cuStreamIsCapturing, 10000, (nsai_cu_stream, int32_t *status))                       \
-  X(REQUIRED, cuStreamBeginCapture, 10010, (nsai_cu_stream, int32_t mode))                         \
-  X(REQUIRED, cuStreamEndCapture, 10000, (nsai_cu_stream, nsai_cu_graph *))                        \
+  X(OPTIONAL, cuStreamBeginCapture, 10010, (nsai_cu_stream, int32_t mode))                         \
+  X(OPTIONAL, cuStreamEndCapture, 10000, (nsai_cu_stream, nsai_cu_graph *))                        \
   X(REQUIRED, cuEventCreate, 2000, (nsai_cu_event *, unsigned flags))                              \
   X(REQUIRED, cuEventDestroy, 4000, (nsai_cu_event))                                               \
   X(REQUIRED, cuEventRecord, 2000, (nsai_cu_event, nsai_cu_stream))                                \
   X(REQUIRED, cuEventSynchronize, 2000, (nsai_cu_event))                                           \
   X(REQUIRED, cuEventElapsedTime, 2000, (float *ms, nsai_cu_event start, nsai_cu_event end))       \
-  X(REQUIRED, cuGraphInstantiateWithFlags, 11040,                                                  \
+  X(OPTIONAL, cuGraphInstantiateWithFlags, 11040,                                                  \
     (nsai_cu_graph_exec *, nsai_cu_graph, unsigned long long flags))                               \
-  X(REQUIRED, cuGraphLaunch, 10000, (nsai_cu_graph_exec, nsai_cu_stream))                          \
-  X(REQUIRED, cuGraphExecDestroy, 10000, (nsai_cu_graph_exec))                                     \
-  X(REQUIRED, cuGraphDestroy, 10000, (nsai_cu_graph))                                              \
-  X(REQUIRED, cuThreadExchangeStreamCaptureMode, 10010, (int32_t *mode))                           \
-  X(OPTIONAL, cuTensorMapEncodeTiled, 12000,                                                       \
-    (nsai_cu_tensor_map *, int32_t type, uint32_t rank, void *address, const uint64_t *shape,      \
-     const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int32_t interleave,      \
-     int32_t swizzle, int32_t l2, int32_t fill))
+  X(OPTIONAL, cuGraphLaunch, 10000, (nsai_cu_graph_exec, nsai_cu_stream))                          \
+  X(OPTIONAL, cuGraphExecDestroy, 10000, (nsai_cu_graph_exec))                                     \
+  X(OPTIONAL, cuGraphDestroy, 10000, (nsai_cu_graph))                                              \
+  X(REQUIRED, cuThreadExchangeStreamCaptureMode, 10010, (int32_t *mode))
 
 #define NSAI_NVRTC_TABLE(X)                                                                        \
   X(REQUIRED, const char *, nvrtcGetErrorString, (nsai_nvrtc_result))                              \
@@ -141,7 +129,8 @@
 #define NSAI_DRIVER_MEMBER(need, name, version, params) nsai_cu_result(*name) params;
 #define NSAI_LIBRARY_MEMBER(need, result, name, params) result(*name) params;
 
-/* Functions marked OPTIONAL may be NULL. `version` as the vendor counts: 13000 is CUDA 13.0. */
+/* Functions marked OPTIONAL may be NULL: only tests and benchmarks call them. `version` as the
+ * vendor counts: 13000 is CUDA 13.0. */
 typedef struct nsai_driver {
   NSAI_DRIVER_TABLE(NSAI_DRIVER_MEMBER)
   nsai_library library;

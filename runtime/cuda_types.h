@@ -34,16 +34,13 @@ enum {
   NSAI_CUDA_ERROR_NO_BINARY_FOR_GPU = 209,
   NSAI_CUDA_ERROR_UNSUPPORTED_PTX_VERSION = 222,
   NSAI_CUDA_ERROR_INVALID_SOURCE = 300,
-  NSAI_CUDA_ERROR_NOT_FOUND = 500,
-  NSAI_CUDA_ERROR_NOT_READY = 600
+  NSAI_CUDA_ERROR_NOT_FOUND = 500
 };
 
 /* CUdevice_attribute */
 enum {
-  NSAI_CU_DEVICE_CLOCK_KHZ = 13,
   NSAI_CU_DEVICE_SM_COUNT = 16,
   NSAI_CU_DEVICE_COMPUTE_MODE = 20,
-  NSAI_CU_DEVICE_MEMORY_CLOCK_KHZ = 36,
   NSAI_CU_DEVICE_L2_BYTES = 38,
   NSAI_CU_DEVICE_CC_MAJOR = 75,
   NSAI_CU_DEVICE_CC_MINOR = 76,
@@ -52,56 +49,24 @@ enum {
 enum { NSAI_CU_COMPUTEMODE_PROHIBITED = 2 };
 
 /* CUfunction_attribute */
-enum {
-  NSAI_CU_FUNC_MAX_THREADS_PER_BLOCK = 0,
-  NSAI_CU_FUNC_SHARED_BYTES = 1,
-  NSAI_CU_FUNC_LOCAL_BYTES = 3,
-  NSAI_CU_FUNC_REGISTERS = 4,
-  NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES = 8,
-  NSAI_CU_FUNC_SHARED_CARVEOUT_PERCENT = 9,
-  NSAI_CU_FUNC_NON_PORTABLE_CLUSTER = 14
-};
+enum { NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES = 8 };
 
 /* CUpointer_attribute, CUmemorytype */
 enum { NSAI_CU_POINTER_MEMORY_TYPE = 2 };
 enum { NSAI_CU_MEMORY_HOST = 1 };
 
-enum { NSAI_CU_STREAM_DEFAULT = 0, NSAI_CU_STREAM_NON_BLOCKING = 1 };
-enum { NSAI_CU_EVENT_DEFAULT = 0, NSAI_CU_EVENT_DISABLE_TIMING = 2 };
-
-/* CUstreamCaptureStatus */
-enum { NSAI_CU_CAPTURE_NONE = 0, NSAI_CU_CAPTURE_ACTIVE = 1, NSAI_CU_CAPTURE_INVALIDATED = 2 };
+enum { NSAI_CU_STREAM_NON_BLOCKING = 1 };
+enum { NSAI_CU_EVENT_DEFAULT = 0 };
 
 /* CUstreamCaptureMode */
-enum { NSAI_CU_CAPTURE_GLOBAL = 0, NSAI_CU_CAPTURE_THREAD_LOCAL = 1, NSAI_CU_CAPTURE_RELAXED = 2 };
-
-/* CUlaunchAttributeID */
-enum {
-  NSAI_CU_LAUNCH_COOPERATIVE = 2,
-  NSAI_CU_LAUNCH_CLUSTER_DIMENSION = 4,
-  NSAI_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6,
-  NSAI_CU_LAUNCH_PRIORITY = 8
-};
-
-typedef struct nsai_cu_launch_attribute {
-  int32_t id; /* NSAI_CU_LAUNCH_* */
-  int32_t pad;
-  union {
-    char bytes[64]; /* the driver's size of the union */
-    int32_t flag;   /* cooperative, programmatic serialization, priority */
-    struct {
-      uint32_t x, y, z;
-    } cluster; /* blocks */
-  } value;
-} nsai_cu_launch_attribute;
-_Static_assert(sizeof(nsai_cu_launch_attribute) == 72, "CUlaunchAttribute is 72 bytes");
+enum { NSAI_CU_CAPTURE_THREAD_LOCAL = 1, NSAI_CU_CAPTURE_RELAXED = 2 };
 
 typedef struct nsai_cu_launch_config {
   uint32_t grid_x, grid_y, grid_z;    /* blocks */
   uint32_t block_x, block_y, block_z; /* threads */
   uint32_t shared_bytes;              /* dynamic shared memory per block */
   nsai_cu_stream stream;
-  nsai_cu_launch_attribute *attributes;
+  void *attributes; /* CUlaunchAttribute; none is used */
   uint32_t attribute_count;
 } nsai_cu_launch_config;
 _Static_assert(sizeof(nsai_cu_launch_config) == 56, "CUlaunchConfig is 56 bytes");
@@ -109,29 +74,6 @@ _Static_assert(sizeof(nsai_cu_launch_config) == 56, "CUlaunchConfig is 56 bytes"
 typedef struct nsai_cu_uuid {
   unsigned char bytes[16];
 } nsai_cu_uuid;
-
-/* CUtensorMap: opaque; 128-byte aligned, because the hardware reads it as a kernel parameter. */
-typedef struct nsai_cu_tensor_map {
-  _Alignas(128) uint64_t opaque[16];
-} nsai_cu_tensor_map;
-
-/* CUtensorMapDataType */
-enum {
-  NSAI_CU_TENSOR_U8 = 0,
-  NSAI_CU_TENSOR_I32 = 3,
-  NSAI_CU_TENSOR_F16 = 6,
-  NSAI_CU_TENSOR_F32 = 7,
-  NSAI_CU_TENSOR_BF16 = 9
-};
-enum {
-  NSAI_CU_SWIZZLE_NONE = 0,
-  NSAI_CU_SWIZZLE_32B = 1,
-  NSAI_CU_SWIZZLE_64B = 2,
-  NSAI_CU_SWIZZLE_128B = 3
-};
-enum { NSAI_CU_L2_NONE = 0, NSAI_CU_L2_128B = 2, NSAI_CU_L2_256B = 3 };
-enum { NSAI_CU_INTERLEAVE_NONE = 0 };
-enum { NSAI_CU_OOB_ZERO = 0 };
 
 /* ---- NVRTC ---- */
 

@@ -73,9 +73,13 @@ static inline void fixture_end(fixture *f) {
   nsai_logger_fini(&f->logger);
 }
 
+#define FIXTURE_LIMIT ((uint64_t)1 << 30) /* far more than any test stores */
+
+/* `limit` 0: FIXTURE_LIMIT. */
 static inline nsai_cache *fixture_open(fixture *f, nsai_cache_mode mode, uint64_t limit) {
   static const char *const none[] = { NULL };
-  const nsai_cache_options options = { f->dir, mode, limit, none, &f->logger };
+  const nsai_cache_options options = { f->dir, mode, limit ? limit : FIXTURE_LIMIT, none,
+                                       &f->logger };
   nsai_cache *cache;
   if (nsai_cache_open(&options, &cache) != NSA_OK) abort();
   return cache;

@@ -92,7 +92,8 @@ static nsa_status use_cache(fixture *f) {
 static nsa_status read_disk(fixture *f) {
   nsa_status status = NSA_OK;
   static const char *const none[] = { NULL };
-  const nsai_cache_options options = { f->dir, NSAI_CACHE_READ_WRITE, 0, none, &f->logger };
+  const nsai_cache_options options = { f->dir, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, none,
+                                       &f->logger };
   const nsai_kernel_key_parts parts = { "k", "source", "options", "sm_80", "t", "" };
   nsai_kernel_key key;
   nsai_kernel_image found;

@@ -76,7 +76,8 @@ static void test_system_tier(void **state) {
   fixture_store(cache, 1, 300);
   nsai_cache_close(cache);
   const char *const dirs[] = { "/nonexistent/nsa", filled.dir, NULL };
-  const nsai_cache_options options = { f.dir, NSAI_CACHE_READ_WRITE, 0, dirs, &f.logger };
+  const nsai_cache_options options = { f.dir, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, dirs,
+                                       &f.logger };
   assert_int_equal(nsai_cache_open(&options, &cache), NSA_OK);
   assert_true(fixture_find(cache, 1, 300, FIXTURE_COMPILER));
   assert_true(fixture_store(cache, 2, 300));
@@ -100,7 +101,8 @@ static void test_place_chain(void **state) {
   fixture f;
   fixture_begin(&f);
   static const char *const none[] = { NULL };
-  const nsai_cache_options options = { NULL, NSAI_CACHE_READ_WRITE, 0, none, &f.logger };
+  const nsai_cache_options options = { NULL, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, none,
+                                       &f.logger };
   static const char *const variables[] = { "HOME", "XDG_CACHE_HOME", "NSA_CACHE_DIR" };
   static const char *const below[] = { "/.cache/nsa", "/nsa", "" };
   char value[3][128], expected[256];
