@@ -20,6 +20,14 @@ static nsa_status check_options(const nsa_options *o) {
         "options have struct_size %u and api_version %u, this library expects %zu and %u: use "
         "NSA_OPTIONS_INIT and the header of this library's version",
         o->struct_size, o->api_version, sizeof *o, NSA_API_VERSION);
+  for (size_t i = 0; i < sizeof o->reserved / sizeof *o->reserved; i++)
+    if (o->reserved[i])
+      return nsai_fail(NSA_E_ARG, "options.reserved[%zu] is %d, expected 0: use NSA_OPTIONS_INIT",
+                       i, o->reserved[i]);
+  if (o->yaml_len && !o->yaml_text)
+    return nsai_fail(NSA_E_ARG,
+                     "options.yaml_len is %zu without options.yaml_text: give the text, or 0",
+                     o->yaml_len);
   if (o->deviceless && !o->arch)
     return nsai_fail(
         NSA_E_ARG,

@@ -4,10 +4,12 @@
 #include "jit_dump.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 void nsai_jit_log_source(nsai_logger *logger, const nsai_jit_request *request) {
   if (!nsai_log_enabled(logger, NSA_LOG_ERROR)) return;
@@ -25,13 +27,21 @@ typedef struct dump_target {
   const nsai_jit_request *request;
 } dump_target;
 
+/* The folder may be one that others can write to: a link planted there is not followed, and a FIFO
+ * does not hang the compilation. */
+static int open_dump(const char *path) {
+  return open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);
+}
+
 static void write_file(const dump_target *target, const char *ending, const void *data,
                        size_t size) {
   char path[PATH_MAX];
   int length = snprintf(path, sizeof path, "%s/%s.%s.%s", target->folder, target->request->name,
                         target->request->arch, ending);
-  if (length < 0 || length >= (int)sizeof path) errno = ENAMETOOLONG;
-  FILE *file = length < (int)sizeof path ? fopen(path, "wbe") : NULL;
+  errno = ENAMETOOLONG;
+  int fd = length < (int)sizeof path ? open_dump(path) : -1;
+  FILE *file = fd >= 0 ? fdopen(fd, "wb") : NULL;
+  if (fd >= 0 && !file) close(fd);
   bool good = file && fwrite(data, 1, size, file) == size;
   if (file) good = fclose(file) == 0 && good;
   if (!good)

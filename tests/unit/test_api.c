@@ -68,6 +68,12 @@ static void test_bad_options(void **state) {
   refuse(NULL, &o, NSA_E_ARG, "options.log_level is 6");
   o.log_level = -1;
   refuse(NULL, &o, NSA_E_ARG, "options.log_level is -1");
+  o = options_of(CPU);
+  o.reserved[2] = 7;
+  refuse(NULL, &o, NSA_E_ARG, "options.reserved[2] is 7");
+  o = options_of(NULL);
+  o.yaml_len = 5;
+  refuse("/nonexistent", &o, NSA_E_ARG, "options.yaml_len is 5 without options.yaml_text");
 }
 
 static void test_bad_configurations(void **state) {

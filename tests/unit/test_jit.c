@@ -379,8 +379,13 @@ static void test_dump(void **state) {
   nsai_jit *jit;
   nsai_kernel_image image;
   nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
+  char planted[64], aim[64];
+  snprintf(planted, sizeof planted, "%s/tiny.sm_80.ptx", folder);
+  snprintf(aim, sizeof aim, "%s/aim", folder);
+  assert_int_equal(symlink(aim, planted), 0);
   assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
   assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_OK);
+  assert_int_not_equal(access(aim, F_OK), 0); /* the link is not followed */
   static const char *const endings[] = { "cu", "log", "ptx", "cubin" };
   for (int i = 0; i < 4; i++) {
     char path[128];
