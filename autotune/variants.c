@@ -15,30 +15,30 @@
 #include <string.h>
 
 const nsai_variant nsai_variants[] = {
-  { "compress_mean", NSAI_STAGE_COMPRESS, "phi mean in one pass over K and V",
+  { "compress_mean", NSAI_STAGE_COMPRESS, "phi mean in one pass over K and V", true, true,
     nsai_legal_compress_mean, NULL, nsai_specify_compress_mean },
   { "compress_gemm", NSAI_STAGE_COMPRESS, "phi linear and mlp: gathered rows through cuBLASLt",
-    nsai_legal_compress_gemm, NULL, nsai_specify_compress_gemm },
+    true, true, nsai_legal_compress_gemm, NULL, nsai_specify_compress_gemm },
   { "attend_compressed_mma", NSAI_STAGE_ATTEND_COMPRESSED,
-    "flash attention over compressed tokens, mma.sync", nsai_legal_attend_compressed_mma, NULL,
-    nsai_specify_attend_compressed_mma },
+    "flash attention over compressed tokens, mma.sync", true, true,
+    nsai_legal_attend_compressed_mma, NULL, nsai_specify_attend_compressed_mma },
   { "importance_mma", NSAI_STAGE_IMPORTANCE,
-    "second pass over q k^T with the known LSE, exact in fp32", nsai_legal_importance_mma, NULL,
-    nsai_specify_importance_mma },
-  { "select_topn", NSAI_STAGE_SELECT, "one warp a row, running best in registers",
+    "second pass over q k^T with the known LSE, exact in fp32", true, true,
+    nsai_legal_importance_mma, NULL, nsai_specify_importance_mma },
+  { "select_topn", NSAI_STAGE_SELECT, "one warp a row, running best in registers", true, true,
     nsai_legal_select_topn, NULL, nsai_specify_select_topn },
   { "selected_dense_mma", NSAI_STAGE_ATTEND_SELECTED,
-    "dense causal attention, exact while every block is chosen", nsai_legal_selected_dense_mma,
-    NULL, nsai_specify_selected_dense_mma },
+    "dense causal attention, exact while every block is chosen", true, true,
+    nsai_legal_selected_dense_mma, NULL, nsai_specify_selected_dense_mma },
   { "attend_selected_mma", NSAI_STAGE_ATTEND_SELECTED, "union of adjacent tokens' blocks, mma.sync",
-    nsai_legal_attend_selected_mma, NULL, nsai_specify_attend_selected_mma },
+    true, true, nsai_legal_attend_selected_mma, NULL, nsai_specify_attend_selected_mma },
   { "attend_window_mma", NSAI_STAGE_ATTEND_WINDOW,
-    "flash attention over a sliding window, mma.sync", nsai_legal_attend_window_mma, NULL,
-    nsai_specify_attend_window_mma },
-  { "dense_mma", NSAI_STAGE_DENSE, "flash attention over all earlier tokens, mma.sync",
+    "flash attention over a sliding window, mma.sync", true, true, nsai_legal_attend_window_mma,
+    NULL, nsai_specify_attend_window_mma },
+  { "dense_mma", NSAI_STAGE_DENSE, "flash attention over all earlier tokens, mma.sync", true, true,
     nsai_legal_dense_mma, NULL, nsai_specify_dense_mma },
   { "sdpa_gemm", NSAI_STAGE_DENSE, "unfused baseline: q k^T, softmax and p v through cuBLASLt",
-    nsai_legal_sdpa_gemm, nsai_sensible_sdpa_gemm, nsai_specify_sdpa_gemm },
+    true, true, nsai_legal_sdpa_gemm, nsai_sensible_sdpa_gemm, nsai_specify_sdpa_gemm },
 };
 const int nsai_variant_count = sizeof nsai_variants / sizeof *nsai_variants;
 
@@ -74,23 +74,26 @@ void nsai_refuse(nsai_reasons *reasons, const char *format, ...) {
   reasons->count++;
 }
 
-/* Whether a pattern of variants.disable means the variant: by its name or as "stage.name". */
-static bool pattern_matches(const char *pattern, const nsai_variant *variant) {
+bool nsai_variant_matches(const nsai_variant *variant, const char *pattern) {
   char full[96];
   snprintf(full, sizeof full, "%s.%s", nsai_stage_name(variant->stage), variant->name);
-  return nsai_glob_match(pattern, variant->name) || nsai_glob_match(pattern, full);
+  return nsai_glob_match(pattern, full);
 }
 
-/* Every reason against one variant, the configuration's among them. */
-static void judge(const nsai_config *config, const nsai_problem *problem, const nsai_target *target,
-                  const nsai_variant *variant, nsai_reasons *reasons) {
+void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
+                        const nsai_target *target, const nsai_variant *variant,
+                        nsai_reasons *reasons) {
   const char *forced = config->variants.force[variant->stage];
   if (forced && strcmp(forced, variant->name))
     nsai_refuse(reasons, "variants.force asks for %s", forced);
   for (size_t i = 0; i < config->variants.disable.count; i++)
-    if (pattern_matches(config->variants.disable.items[i], variant))
+    if (nsai_variant_matches(variant, config->variants.disable.items[i]))
       nsai_refuse(reasons, "variants.disable matches it with \"%s\"",
                   config->variants.disable.items[i]);
+  if (problem->deterministic && !variant->deterministic)
+    nsai_refuse(reasons, "deterministic is asked for, and its results differ from run to run");
+  if (problem->parity && !variant->fp32_importance)
+    nsai_refuse(reasons, "parity is asked for, and its importance is less exact than fp32");
   variant->legal(problem, target, reasons);
 }
 
@@ -106,12 +109,12 @@ static const nsai_variant *choose_stage(const nsai_config *config, const nsai_pr
     if (v->stage != stage) continue;
     /* Counted first, so that the verdict can stand above the reasons, however many there are. */
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-    judge(config, problem, target, v, &reasons);
+    nsai_variant_judge(config, problem, target, v, &reasons);
     bool sensible = !v->sensible || v->sensible(problem, target) || forced;
     if (reasons.count) {
       nsai_write(text, "    %s: no\n", v->name);
       reasons = (nsai_reasons){ *text, 0 };
-      judge(config, problem, target, v, &reasons);
+      nsai_variant_judge(config, problem, target, v, &reasons);
       *text = reasons.text;
     } else if (chosen || !sensible) {
       nsai_write(text, "    %s: possible, not chosen (%s)\n", v->name,
@@ -145,38 +148,6 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   if (complete) return NSA_OK;
   return nsai_fail(NSA_E_UNSUPPORTED, "no variant can serve a stage of this problem on %s:\n%s",
                    target->arch, explain ? "(see the explanation)" : story);
-}
-
-/* The name of a stage's variant is unknown: lists those there are. */
-static nsa_status refuse_name(nsai_stage stage, const char *name) {
-  char names[512];
-  nsai_writer list = nsai_writer_open(names, sizeof names);
-  for (int i = 0; i < nsai_variant_count; i++)
-    if (nsai_variants[i].stage == stage)
-      nsai_write(&list, "%s%s", list.used ? ", " : "", nsai_variants[i].name);
-  return nsai_fail(NSA_E_CONFIG, "variants.force.%s: no variant \"%s\"; there are: %s",
-                   nsai_stage_name(stage), name, names);
-}
-
-nsa_status nsai_check_variant_names(const nsai_config *config) {
-  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-    bool found = !config->variants.force[s];
-    for (int i = 0; i < nsai_variant_count && !found; i++)
-      found = nsai_variants[i].stage == (nsai_stage)s &&
-              !strcmp(nsai_variants[i].name, config->variants.force[s]);
-    if (!found) return refuse_name((nsai_stage)s, config->variants.force[s]);
-  }
-  for (size_t k = 0; k < config->variants.disable.count; k++) {
-    bool found = false;
-    for (int i = 0; i < nsai_variant_count; i++)
-      found |= pattern_matches(config->variants.disable.items[k], &nsai_variants[i]);
-    if (!found)
-      return nsai_fail(
-          NSA_E_CONFIG,
-          "variants.disable: \"%s\" matches no variant; `nsa-autotune show` lists them",
-          config->variants.disable.items[k]);
-  }
-  return NSA_OK;
 }
 
 void nsai_kernel_unit(const nsai_kernel_spec *spec, const nsai_problem *problem, nsai_writer *out) {

@@ -40,7 +40,6 @@ typedef enum nsai_role {
 /* What kernels are made for: a device or, without one, an architecture. */
 typedef struct nsai_target {
   const char *arch;      /* "sm_90a" */
-  int32_t sms;           /* multiprocessors */
   uint32_t shared_bytes; /* per block, opt-in */
   int32_t caution; /* 0: the fastest tiles, which just fit the registers with the compiler they were
                       tried with; up to NSAI_MAX_CAUTION: smaller ones, for other compilers */
@@ -74,7 +73,10 @@ typedef struct nsai_reasons {
 typedef struct nsai_variant {
   const char *name;
   nsai_stage stage;
-  const char *why; /* what it is good for, for `nsa-autotune show` and nsa_explain */
+  const char *why;      /* what it is good for, for `nsa-autotune show` and nsa_explain */
+  bool deterministic;   /* bit-identical from run to run: what problem.deterministic asks for */
+  bool fp32_importance; /* importance is computed and compared in fp32, or not at all: what
+                           problem.parity asks for */
   /* Adds a sentence for everything that forbids it here. No sentence: it is legal. */
   void (*legal)(const nsai_problem *, const nsai_target *, nsai_reasons *);
   /* Whether the heuristic may choose it. NULL: always. */
@@ -103,9 +105,14 @@ typedef struct nsai_choice {
 nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
                        const nsai_target *target, nsai_writer *explain, nsai_choice *out);
 
-/* Refuses force and disable entries that name no variant of their stage, with the names there are
- * (NSA_E_CONFIG). */
-nsa_status nsai_check_variant_names(const nsai_config *config);
+/* Adds every reason against one variant: the configuration's, the problem's wishes, and `legal`'s.
+ */
+void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
+                        const nsai_target *target, const nsai_variant *variant,
+                        nsai_reasons *reasons);
+
+/* Whether a glob of variants.disable means the variant "stage.name". */
+bool nsai_variant_matches(const nsai_variant *variant, const char *pattern);
 
 /* Writes the generated unit of a kernel: problem line, Config, include of the template. The first
  * line is a comment and not part of the kernel's identity: what the code depends on is in Config.

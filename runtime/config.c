@@ -88,11 +88,24 @@ static nsa_status read_file(loader *l, int fd, const char *path, nsai_layer laye
   return NSA_OK;
 }
 
+/* A pipe would be waited for without end, so opening does not block, and only files are read. */
 static nsa_status load_file(loader *l) {
   const char *path = l->request->path;
-  int fd = open(path, O_RDONLY | O_CLOEXEC);
+  int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  struct stat st;
+  nsa_status status = NSA_OK;
   if (fd < 0) return fail_io(path, errno);
-  nsa_status status = read_file(l, fd, path, NSAI_LAYER_FILE);
+  if (fstat(fd, &st) != 0)
+    status = fail_io(path, errno);
+  else if (S_ISDIR(st.st_mode))
+    status = fail_io(path, EISDIR);
+  else if (!S_ISREG(st.st_mode))
+    status = nsai_fail(NSA_E_IO,
+                       "%s: the configuration cannot be read: it is no regular file; give the text "
+                       "of a pipe as nsa_options.yaml_text",
+                       path);
+  else
+    status = read_file(l, fd, path, NSAI_LAYER_FILE);
   close(fd);
   return status;
 }

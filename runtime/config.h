@@ -125,6 +125,7 @@ typedef struct nsai_origin {
 
 typedef struct nsai_list {
   const char *const *items;
+  const nsai_mark *marks; /* where each item stands */
   size_t count;
 } nsai_list;
 

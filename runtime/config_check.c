@@ -8,6 +8,7 @@
 
 #include "config_read.h"
 #include "text.h"
+#include "variants.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -155,25 +156,104 @@ static void check_serving(const checker *c) {
            "lower max_kv_len, or raise max_kv_tokens to at least as much");
 }
 
+/* A threshold beyond count * block would not be exact: nsai_problem_resolve clamps it. */
+static void check_threshold(const checker *c) {
+  const nsai_config *config = c->config;
+  int64_t exact = (int64_t)config->model.select_count * config->model.select_block;
+  if (!is_good(c, NSAI_KEY_SELECT_DENSE_BELOW) ||
+      !both_good(c, NSAI_KEY_SELECT_COUNT, NSAI_KEY_SELECT_BLOCK))
+    return;
+  if (config->thresholds.select_dense_below > exact)
+    nsai_diag_add(c->diag, NSAI_WARNING, config->origin[NSAI_KEY_SELECT_DENSE_BELOW].mark,
+                  "thresholds.select_dense_below",
+                  "%" PRId64 " is lowered to %" PRId64 ", model.select.count * model.select.block "
+                  "(%d * %d): beyond that many tokens dense attention is not the same; write auto",
+                  config->thresholds.select_dense_below, exact, config->model.select_count,
+                  config->model.select_block);
+}
+
+/* ---- names of variants ---- */
+
+static const nsai_variant *find_variant(nsai_stage stage, const char *name) {
+  for (int i = 0; i < nsai_variant_count; i++)
+    if (nsai_variants[i].stage == stage && !strcmp(nsai_variants[i].name, name))
+      return &nsai_variants[i];
+  return NULL;
+}
+
+/* "no variant has this name; did you mean 'dense_mma'? stage dense has dense_mma, sdpa_gemm" */
+static void check_forced(const checker *c, nsai_key_id key, const char *name, nsai_mark mark) {
+  nsai_stage stage = (nsai_stage)(key - NSAI_KEY_FORCE);
+  const char *nearest = NULL;
+  uint32_t best = UINT32_MAX;
+  char text[512];
+  nsai_writer w = nsai_writer_open(text, sizeof text);
+  if (find_variant(stage, name)) return;
+  nsai_write(&w, "stage %s has", nsai_stage_name(stage));
+  for (int i = 0, listed = 0; i < nsai_variant_count; i++) {
+    if (nsai_variants[i].stage != stage) continue;
+    nsai_write(&w, "%s %s", listed++ ? "," : "", nsai_variants[i].name);
+    uint32_t distance = nsai_edit_distance(name, nsai_variants[i].name);
+    if (distance >= best || !nsai_is_near(name, distance)) continue;
+    best = distance;
+    nearest = nsai_variants[i].name;
+  }
+  nsai_excerpt_text excerpt;
+  nsai_excerpt(name, strlen(name), &excerpt);
+  if (nearest)
+    nsai_diag_add(c->diag, NSAI_ERROR, mark, nsai_keys[key].path,
+                  "no variant '%s'; did you mean '%s'? %s", excerpt.text, nearest, text);
+  else
+    nsai_diag_add(c->diag, NSAI_ERROR, mark, nsai_keys[key].path, "no variant '%s'; %s",
+                  excerpt.text, text);
+}
+
+static void check_disabled(const checker *c, const nsai_list *globs) {
+  for (size_t k = 0; k < globs->count; k++) {
+    bool found = false;
+    for (int i = 0; i < nsai_variant_count && !found; i++)
+      found = nsai_variant_matches(&nsai_variants[i], globs->items[k]);
+    nsai_excerpt_text excerpt;
+    if (!found)
+      nsai_diag_add(c->diag, NSAI_ERROR, globs->marks[k], nsai_keys[NSAI_KEY_DISABLE].path,
+                    "'%s' matches no variant; `nsa-autotune show` lists them",
+                    nsai_excerpt(globs->items[k], strlen(globs->items[k]), &excerpt));
+  }
+}
+
 /* A variant that is forced and disabled at once could never be chosen. */
-static void check_variants(const checker *c) {
+static void check_contradiction(const checker *c, nsai_key_id key, const nsai_variant *forced) {
   const nsai_list *globs = &c->config->variants.disable;
+  for (size_t i = 0; i < globs->count; i++) {
+    if (!nsai_variant_matches(forced, globs->items[i])) continue;
+    report(c, key, NSAI_KEY_DISABLE, "is forced and disabled at once",
+           "remove one of the two entries");
+    return;
+  }
+}
+
+static void check_variants(const checker *c) {
+  const nsai_config *config = c->config;
+  bool lists = is_good(c, NSAI_KEY_DISABLE);
+  if (lists) check_disabled(c, &config->variants.disable);
   for (int stage = 0; stage < NSAI_STAGE_COUNT; stage++) {
     nsai_key_id key = (nsai_key_id)(NSAI_KEY_FORCE + stage);
-    const char *variant = c->config->variants.force[stage];
-    if (!variant || !both_good(c, key, NSAI_KEY_DISABLE)) continue;
-    for (size_t i = 0; i < globs->count; i++) {
-      size_t dot = strcspn(globs->items[i], ".");
-      char stage_glob[64]; /* longer ones were refused */
-      nsai_writer w = nsai_writer_open(stage_glob, sizeof stage_glob);
-      nsai_write_bytes(&w, globs->items[i], dot);
-      if (!nsai_glob_match(stage_glob, nsai_stage_name((nsai_stage)stage)) ||
-          !nsai_glob_match(globs->items[i] + dot + 1, variant))
-        continue;
-      report(c, key, NSAI_KEY_DISABLE, "is forced and disabled at once",
-             "remove one of the two entries");
-      break;
-    }
+    const char *name = config->variants.force[stage];
+    if (!name || !is_good(c, key)) continue;
+    check_forced(c, key, name, config->origin[key].mark);
+    const nsai_variant *forced = find_variant((nsai_stage)stage, name);
+    if (forced && lists) check_contradiction(c, key, forced);
+  }
+}
+
+/* The names in profiles, whether or not their device is here. */
+static void check_profile_variants(const checker *c, const nsai_profile *profile) {
+  for (const nsai_setting *s = profile->settings; s; s = s->next) {
+    if (s->broken) continue;
+    if (s->key == NSAI_KEY_DISABLE)
+      check_disabled(c, &s->value.list);
+    else if (s->key >= NSAI_KEY_FORCE && s->key <= NSAI_KEY_FORCE_LAST && s->value.text)
+      check_forced(c, s->key, s->value.text, s->mark);
   }
 }
 
@@ -192,11 +272,13 @@ static void check_figures(const checker *c) {
 }
 
 static void check_profiles(const checker *c) {
-  for (const nsai_profile *p = c->config->profiles; p && p->next; p = p->next)
-    if (!p->arch && !p->name && !p->uuid)
+  for (const nsai_profile *p = c->config->profiles; p; p = p->next) {
+    check_profile_variants(c, p);
+    if (p->next && !p->arch && !p->name && !p->uuid)
       nsai_diag_add(c->diag, NSAI_WARNING, p->mark, "profiles",
                     "this profile matches every device, so those after it are never used: move it "
                     "to the end");
+  }
 }
 
 void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_diag *diag) {
@@ -208,6 +290,7 @@ void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_dia
     check_layers(&c);
     check_causal(&c);
     check_dtype(&c);
+    check_threshold(&c);
   } else if (config->need_model) {
     nsai_diag_add(diag, NSAI_ERROR, main, "model",
                   "missing: the heads and blocks of the model, see configs/base.yaml");

@@ -132,7 +132,7 @@ static void write_profiles(nsai_writer *w) {
              "            \"name\": {\"description\": \"glob over the device's name\", \"type\": "
              "[\"string\", \"null\"]},\n"
              "            \"uuid\": {\"description\": \"as nvidia-smi -L prints it\", \"type\": "
-             "[\"string\", \"null\"], \"pattern\": \"^(GPU|MIG)-\"}\n"
+             "[\"string\", \"null\"], \"pattern\": \"^GPU-\"}\n"
              "          }}");
   write_references(false, 5, w);
   nsai_write(w, "\n        }}\n    }");

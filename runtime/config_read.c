@@ -153,10 +153,6 @@ static bool is_arch(const char *text) {
          (!*suffix || strcmp(suffix, "a") == 0 || strcmp(suffix, "f") == 0);
 }
 
-static bool is_uuid(const char *text) {
-  return strncmp(text, "GPU-", 4) == 0 || strncmp(text, "MIG-", 4) == 0;
-}
-
 /* One of match.arch, match.name, match.uuid. */
 static void read_criterion(reader *r, const nsai_node *node) {
   const char *name = node->key->text;
@@ -176,7 +172,11 @@ static void read_criterion(reader *r, const nsai_node *node) {
     complain(r, node->mark, path, "expected one word; a profile for several devices is repeated");
   else if (place == &profile->arch && !is_arch(node->text))
     complain(r, node->mark, path, "expected an architecture like sm_90 or sm_90a");
-  else if (place == &profile->uuid && !is_uuid(node->text))
+  else if (place == &profile->uuid && strncmp(node->text, "MIG-", 4) == 0)
+    complain(r, node->mark, path,
+             "a MIG instance is not told from its GPU: match the GPU's own UUID, GPU-..., or use "
+             "match.name");
+  else if (place == &profile->uuid && strncmp(node->text, "GPU-", 4) != 0)
     complain(r, node->mark, path, "expected a UUID as nvidia-smi -L prints it, GPU-...");
   else
     *place = node->text;

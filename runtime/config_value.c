@@ -197,7 +197,7 @@ static bool is_device(const char *text) {
   if (strcmp(text, "auto") == 0 || strcmp(text, "cpu") == 0) return true;
   size_t digits = strspn(text, "0123456789");
   if (digits && digits <= 4 && !text[digits]) return true; /* no machine has 10000 devices */
-  if (strncmp(text, "GPU-", 4) == 0 || strncmp(text, "MIG-", 4) == 0) {
+  if (strncmp(text, "GPU-", 4) == 0) {
     size_t length = strspn(text + 4, "0123456789abcdefABCDEF-");
     return length >= 8 && !text[4 + length];
   }
@@ -225,7 +225,12 @@ static bool read_text(const nsai_key *key, const nsai_node *node, nsai_arena *ar
       nsai_write(why, ", which would depend on the working directory");
     return false;
   }
-  if (key->type == NSAI_TYPE_DEVICE && !is_device(node->text)) return refuse(key, node, why);
+  if (key->type == NSAI_TYPE_DEVICE && !is_device(node->text)) {
+    refuse(key, node, why);
+    if (strncmp(node->text, "MIG-", 4) == 0)
+      nsai_write(why, ": choose a MIG instance by CUDA_VISIBLE_DEVICES, and write auto here");
+    return false;
+  }
   if (key->type == NSAI_TYPE_VARIANT && !is_name(node->text)) return refuse(key, node, why);
   value->text = nsai_arena_copy(arena, node->text, node->length);
   return value->text != NULL;
@@ -247,14 +252,15 @@ static bool is_variant_glob(const char *text) {
 
 static bool read_globs(const nsai_key *key, const nsai_node *node, nsai_arena *arena,
                        nsai_value *value, nsai_writer *why) {
-  value->list = (nsai_list){ NULL, 0 };
+  value->list = (nsai_list){ 0 };
   if (node->kind == NSAI_NODE_SCALAR && is_null(node)) return true;
   if (node->kind != NSAI_NODE_SEQUENCE) return refuse(key, node, why);
   size_t count = 0;
   for (const nsai_node *item = node->first; item; item = item->next) count++;
   const char **items = nsai_arena_alloc(arena, count * sizeof *items);
-  if (!items) return false;
-  value->list = (nsai_list){ items, count };
+  nsai_mark *marks = nsai_arena_alloc(arena, count * sizeof *marks);
+  if (!items || !marks) return false;
+  value->list = (nsai_list){ items, marks, count };
   for (const nsai_node *item = node->first; item; item = item->next) {
     if (item->kind == NSAI_NODE_REFUSED) return false;
     if (item->kind != NSAI_NODE_SCALAR || !is_variant_glob(item->text)) {
@@ -266,6 +272,7 @@ static bool read_globs(const nsai_key *key, const nsai_node *node, nsai_arena *a
     }
     *items = nsai_arena_copy(arena, item->text, item->length);
     if (!*items++) return false;
+    *marks++ = item->mark;
   }
   return true;
 }

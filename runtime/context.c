@@ -71,7 +71,7 @@ static nsa_status apply_profile(nsa_ctx *ctx, const nsa_options *o, const char *
   if (!o->log_level) ctx->logger.level = c->runtime.log_level;
   if (!strstr(before, c->warnings))
     nsai_log_lines(&ctx->logger, NSA_LOG_WARN, "config", c->warnings);
-  return nsai_check_variant_names(c);
+  return NSA_OK;
 }
 
 /* The device, or what stands for it; fills ctx->target. */
@@ -99,11 +99,9 @@ static nsa_status open_device(nsa_ctx *ctx, const nsa_options *o) {
 static void set_target(nsa_ctx *ctx) {
   const nsai_config *c = ctx->config;
   ctx->target = (nsai_target){ .arch = ctx->device.arch->name,
-                               .sms = ctx->device.sm_count,
                                .shared_bytes = (uint32_t)ctx->device.shared_bytes };
-  if (!ctx->deviceless) return;
-  if (c->device.sms) ctx->target.sms = c->device.sms;
-  if (c->device.smem_per_block) ctx->target.shared_bytes = (uint32_t)c->device.smem_per_block;
+  if (ctx->deviceless && c->device.smem_per_block)
+    ctx->target.shared_bytes = (uint32_t)c->device.smem_per_block;
 }
 
 static nsa_status open_tools(nsa_ctx *ctx) {
@@ -137,7 +135,6 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
   NSAI_TRY_TO(fail, load_config(yaml_path, o, &ctx->config));
   if (!o->log_level) ctx->logger.level = ctx->config->runtime.log_level;
   nsai_log_lines(&ctx->logger, NSA_LOG_WARN, "config", ctx->config->warnings);
-  NSAI_TRY_TO(fail, nsai_check_variant_names(ctx->config));
   ctx->cpu = !ctx->deviceless && o->device < 0 && !strcmp(ctx->config->runtime.device, "cpu");
   if (ctx->cpu) {
     /* Profiles that ask for no device hold here, too. */

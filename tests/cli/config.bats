@@ -30,7 +30,7 @@ load common
 @test "a variant that does not exist is found by check; 3" {
   printf 'nsa: 1\nvariants: {force: {select: quantum}}\n' >bad.yaml
   run -3 autotune check bad.yaml
-  [[ $output == *quantum* && $output == *select_topn* ]]
+  [[ $output == *'bad.yaml:2:28: error: variants.force.select: '*quantum* && $output == *select_topn* ]]
 }
 
 @test "config loads again to the same values" {
@@ -49,4 +49,10 @@ load common
 @test "the schema is the one that is installed" {
   diff <(autotune config --schema) "$configs/nsa.schema.json"
   autotune config --schema | jq -e .properties.model
+}
+
+@test "a pipe is refused at once; 1" {
+  mkfifo pipe.yaml
+  run -1 timeout 5 "$NSA_AUTOTUNE" check pipe.yaml
+  [[ $output == *'no regular file'* ]]
 }

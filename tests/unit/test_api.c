@@ -89,14 +89,14 @@ static void test_bad_configurations(void **state) {
   o.yaml_text = MODEL "runtime: {device: cpu, jti: never}\n";
   refuse(NULL, &o, NSA_E_CONFIG, "jit");
   o.yaml_text = CPU "variants: {force: {dense: dens_mma}}\n";
-  refuse(NULL, &o, NSA_E_CONFIG, "there are: dense_mma, sdpa_gemm");
+  refuse(NULL, &o, NSA_E_CONFIG, "did you mean 'dense_mma'? stage dense has dense_mma, sdpa_gemm");
   o.yaml_text = CPU "variants: {disable: [\"*.nothing_*\"]}\n";
   refuse(NULL, &o, NSA_E_CONFIG, "matches no variant");
-  /* A profile is looked at when its device is known. */
+  /* Names in a profile are looked at whether its device is here or not. */
   o.yaml_text = MODEL "profiles:\n  - match: {arch: sm_90a}\n    variants: {force: {dense: no}}\n";
   o.deviceless = 1;
   o.arch = "sm_90a";
-  refuse(NULL, &o, NSA_E_CONFIG, "no variant \"no\"");
+  refuse(NULL, &o, NSA_E_CONFIG, "no variant 'no'");
   static const char *const unknown[] = { "runtime.colour=red", NULL };
   o = options_of(CPU);
   o.overrides = unknown;

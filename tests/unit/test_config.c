@@ -148,8 +148,8 @@ static const char full[] =
     "  dump_dir: /dump\n"
     "  templates_dir: /t\n"
     "variants:\n"
-    "  force: {select: topn, dense: \"null\"}\n"
-    "  disable: [attend_*.wgmma_*, '*.x?']\n"
+    "  force: {select: select_topn, dense: \"dense_mma\"}\n"
+    "  disable: [attend_*.*_mma, '*.sdpa_gem?']\n"
     "thresholds: {select_dense_below: 2000}\n"
     "device: {sms: 132, smem_per_block: 227Ki, l2: 60Mi, hbm_gbps: 4280.0125, bf16_tflops: 0.1,\n"
     "  source: 'a: \"b\" # c', measured: true}\n";
@@ -195,11 +195,11 @@ static void test_every_key(void **state) {
   assert_string_equal(c->runtime.driver_path, "/d");
   assert_string_equal(c->runtime.dump_dir, "/dump");
   assert_string_equal(c->runtime.templates_dir, "/t");
-  assert_string_equal(c->variants.force[NSAI_STAGE_SELECT], "topn");
-  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "null");
+  assert_string_equal(c->variants.force[NSAI_STAGE_SELECT], "select_topn");
+  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_mma");
   assert_null(c->variants.force[NSAI_STAGE_COMPRESS]);
   assert_int_equal(c->variants.disable.count, 2);
-  assert_string_equal(c->variants.disable.items[1], "*.x?");
+  assert_string_equal(c->variants.disable.items[1], "*.sdpa_gem?");
   assert_int_equal(c->thresholds.select_dense_below, 2000);
   assert_int_equal(c->device.sms, 132);
   assert_int_equal(c->device.smem_per_block, 227 * 1024);
@@ -257,14 +257,16 @@ static void test_layers(void **state) {
   const char *const overrides[] = { "runtime.compile_jobs=6", "runtime.cache_dir=", NULL };
   write_file("nsa: 1\n" MODEL
              "runtime: {compile_jobs: 1, jit: never, cache_dir: /f, parity: true}\n"
-             "variants: {force: {dense: a, select: b}, disable: [dense.x, dense.y]}\n",
+             "variants: {force: {dense: dense_mma, select: select_topn}, disable: [compress.*, "
+             "importance.*]}\n",
              0600);
   setenv("NSA_COMPILE_JOBS", "5", 1);
   setenv("NSA_DUMP_DIR", "/env", 1);
   nsai_config *c = load(&(nsai_config_request){
       .path = file_path,
-      .text = "nsa: 1\nruntime: {compile_jobs: 2, jit: on_demand}\n"
-              "variants: {force: {dense: c}, disable: [dense.z]}\nmodel: {window: 256}\n",
+      .text =
+          "nsa: 1\nruntime: {compile_jobs: 2, jit: on_demand}\n"
+          "variants: {force: {dense: sdpa_gemm}, disable: [compress.*]}\nmodel: {window: 256}\n",
       .name = "text",
       .overrides = overrides,
       .skip_system_file = true });
@@ -277,8 +279,8 @@ static void test_layers(void **state) {
   assert_true(c->runtime.parity);
   assert_int_equal(c->model.heads, 64);
   assert_int_equal(c->model.window, 256);
-  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "c"); /* key by key */
-  assert_string_equal(c->variants.force[NSAI_STAGE_SELECT], "b");
+  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "sdpa_gemm"); /* key by key */
+  assert_string_equal(c->variants.force[NSAI_STAGE_SELECT], "select_topn");
   assert_int_equal(c->variants.disable.count, 1); /* lists are replaced */
 
   char line[256];
@@ -302,9 +304,9 @@ static void test_layers(void **state) {
 static void test_overrides(void **state) {
   (void)state;
   const char *const overrides[] = { "model.head_dim=64",
-                                    "variants.disable=[dense.a, dense.b]",
+                                    "variants.disable=[compress.*, importance.*]",
                                     "model.select={count: 8, init: 0}",
-                                    "variants.force.dense=v",
+                                    "variants.force.dense=dense_mma",
                                     "device.source=a: b # c",
                                     "serving=",
                                     NULL };
@@ -317,7 +319,7 @@ static void test_overrides(void **state) {
   assert_int_equal(c->model.select_init, 0);
   assert_int_equal(c->model.select_local, 2);
   assert_int_equal(c->variants.disable.count, 2);
-  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "v");
+  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_mma");
   assert_string_equal(c->device.source, "a: b # c");
   nsai_config_destroy(c);
 }
@@ -396,6 +398,13 @@ static void test_files_that_cannot_be_read(void **state) {
                  "/nonexistent/nsa.yaml: the configuration cannot be read: No such file");
   request.path = "/tmp";
   expect_failure(&request, NSA_E_IO, "/tmp: the configuration cannot be read: Is a directory");
+  /* A pipe that nobody writes into is refused, not waited for. */
+  write_file("", 0600);
+  assert_int_equal(unlink(file_path), 0);
+  assert_int_equal(mkfifo(file_path, 0600), 0);
+  request.path = file_path;
+  expect_failure(&request, NSA_E_IO, "no regular file");
+  remove_file();
 }
 
 static void test_need_model(void **state) {
@@ -543,7 +552,7 @@ static void test_dump(void **state) {
   expect_in_dump(c, "  smem_per_block: 227Ki ");
   expect_in_dump(c, "  hbm_gbps: 4280.0125 ");
   expect_in_dump(c, "  bf16_tflops: 0.1 ");
-  expect_in_dump(c, "    dense: \"null\" ");
+  expect_in_dump(c, "    dense: \"dense_mma\" ");
   expect_in_dump(c, "  cache_dir: \"/c \xC3\xBC\\\"\\\\\\U0000001B\\U00002028\" ");
   nsai_config_destroy(c);
   c = load_text("nsa: 1\n", NULL);

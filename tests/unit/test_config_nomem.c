@@ -30,7 +30,7 @@ void *__wrap_calloc(size_t count, size_t size) {
 
 static const char yaml[] = "nsa: 1\n"
                            "model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
-                           "variants: {force: {dense: plain}, disable: [select.*]}\n"
+                           "variants: {force: {dense: dense_mma}, disable: [select.*]}\n"
                            "runtime: {cache_dir: /somewhere}\n"
                            "profiles:\n"
                            "  - match: {name: 'NVIDIA*'}\n"
@@ -38,7 +38,7 @@ static const char yaml[] = "nsa: 1\n"
 
 /* Loads `text` with the allocation number `n` failing; returns whether it got through. */
 static bool load(const char *text, int n, nsa_status expected) {
-  const char *const overrides[] = { "runtime.jit=never", "variants.disable=[a*.x]", NULL };
+  const char *const overrides[] = { "runtime.jit=never", "variants.disable=[a*.*]", NULL };
   nsai_config_request request = { .text = text, .overrides = overrides, .skip_system_file = true };
   nsai_config *config;
   countdown = n;

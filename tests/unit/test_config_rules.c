@@ -129,14 +129,68 @@ static const diag_case rule_cases[] = {
     "least as much\n"
     "    serving: {max_kv_len: 2k, max_kv_tokens: 1k}\n"
     "                          ^" },
+  { "no such variant",
+    "nsa: 1\n"
+    "variants:\n"
+    "  force: {dense: dens_mma, select: quantum}\n"
+    "  disable: [dense.sdpa_gemm, 'dense.wgmma_*']\n"
+    "profiles:\n"
+    "  - match: {arch: sm_80}\n"
+    "    variants: {force: {importance: x}, disable: ['*.y']}\n",
+    NSA_E_CONFIG,
+    "t.yaml:3:18: error: variants.force.dense: no variant 'dens_mma'; did you mean 'dense_mma'? "
+    "stage dense has dense_mma, sdpa_gemm\n"
+    "      force: {dense: dens_mma, select: quantum}\n"
+    "                     ^\n"
+    "t.yaml:3:36: error: variants.force.select: no variant 'quantum'; stage select has "
+    "select_topn\n"
+    "      force: {dense: dens_mma, select: quantum}\n"
+    "                                       ^\n"
+    "t.yaml:4:30: error: variants.disable: 'dense.wgmma_*' matches no variant; `nsa-autotune show` "
+    "lists them\n"
+    "      disable: [dense.sdpa_gemm, 'dense.wgmma_*']\n"
+    "                                 ^\n"
+    "t.yaml:7:36: error: variants.force.importance: no variant 'x'; stage importance has "
+    "importance_mma\n"
+    "        variants: {force: {importance: x}, disable: ['*.y']}\n"
+    "                                       ^\n"
+    "t.yaml:7:50: error: variants.disable: '*.y' matches no variant; `nsa-autotune show` lists "
+    "them\n"
+    "        variants: {force: {importance: x}, disable: ['*.y']}\n"
+    "                                                     ^" },
   { "forced and disabled",
     "nsa: 1\n"
-    "variants: {force: {dense: plain}, disable: ['d*.pl*']}\n",
+    "variants: {force: {dense: dense_mma}, disable: ['d*.de*']}\n",
     NSA_E_CONFIG,
-    "t.yaml:2:27: error: variants.force.dense: \"plain\" is forced and disabled at once: "
-    "variants.disable is [\"d*.pl*\"] (t.yaml:2); remove one of the two entries\n"
-    "    variants: {force: {dense: plain}, disable: ['d*.pl*']}\n"
+    "t.yaml:2:27: error: variants.force.dense: \"dense_mma\" is forced and disabled at once: "
+    "variants.disable is [\"d*.de*\"] (t.yaml:2); remove one of the two entries\n"
+    "    variants: {force: {dense: dense_mma}, disable: ['d*.de*']}\n"
     "                              ^" },
+  { "a threshold that would not be exact",
+    "nsa: 1\n"
+    "model: {heads: 64, kv_heads: 4, head_dim: 128, select: {count: 8}}\n"
+    "thresholds: {select_dense_below: 4Ki}\n",
+    NSA_OK,
+    "t.yaml:3:34: warning: thresholds.select_dense_below: 4096 is lowered to 512, "
+    "model.select.count * model.select.block (8 * 64): beyond that many tokens dense attention is "
+    "not the same; write auto\n"
+    "    thresholds: {select_dense_below: 4Ki}\n"
+    "                                     ^" },
+  { "MIG instances",
+    "nsa: 1\n"
+    "runtime: {device: MIG-1234-5678}\n"
+    "profiles:\n"
+    "  - match: {uuid: MIG-1234}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:19: error: runtime.device: expected auto, cpu, an ordinal, a PCI bus id "
+    "(0000:3b:00.0) or a UUID (GPU-...); found 'MIG-1234-5678': choose a MIG instance by "
+    "CUDA_VISIBLE_DEVICES, and write auto here\n"
+    "    runtime: {device: MIG-1234-5678}\n"
+    "                      ^\n"
+    "t.yaml:4:19: error: profiles[0].match.uuid: a MIG instance is not told from its GPU: match "
+    "the GPU's own UUID, GPU-..., or use match.name\n"
+    "      - match: {uuid: MIG-1234}\n"
+    "                      ^" },
   { "a figure without a source",
     "nsa: 1\n"
     "device: {sms: 132}\n",

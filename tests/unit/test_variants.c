@@ -124,7 +124,7 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
   for (int32_t a = 0; nsai_arch_at(a); a++) {
     const nsai_arch *arch = nsai_arch_at(a);
-    const nsai_target target = { arch->name, 100, (uint32_t)arch->shared_bytes };
+    const nsai_target target = { arch->name, (uint32_t)arch->shared_bytes, 0 };
     if (nsai_choose(config, &p, &target, NULL, &c) != NSA_OK) fail_msg("%s", nsa_last_error());
     for (int s = 0; s < NSAI_STAGE_COUNT; s++)
       assert_true((c.variant[s] != NULL) == nsai_stage_needed(&p, (nsai_stage)s));
@@ -210,7 +210,7 @@ static void test_random(void **state) {
 }
 
 #define MODEL "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64%s}\n%s"
-static const nsai_target hopper = { "sm_90a", 132, 232448 };
+static const nsai_target hopper = { "sm_90a", 232448, 0 };
 
 /* Chooses and returns the story; the status too. */
 static nsa_status explain(const char *model, const char *more, const nsa_problem *asked,
@@ -264,6 +264,43 @@ static void test_force_and_disable(void **state) {
   expect_story(story, "matches it with \"attend_*.*\"");
 }
 
+static void nothing_against(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)p;
+  (void)t;
+  (void)reasons;
+}
+
+/* Reasons against a variant with these properties, for a problem with these wishes. */
+static int judge(bool deterministic, bool fp32_importance, const nsai_problem *problem,
+                 const char *expected) {
+  const nsai_variant variant = { .name = "made_up",
+                                 .stage = NSAI_STAGE_IMPORTANCE,
+                                 .deterministic = deterministic,
+                                 .fp32_importance = fp32_importance,
+                                 .legal = nothing_against };
+  char text[512] = "";
+  nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
+  nsai_config *config = must_load(NULL, "nsa: 1\n");
+  nsai_variant_judge(config, problem, &hopper, &variant, &reasons);
+  nsai_config_destroy(config);
+  expect_story(text, expected);
+  return reasons.count;
+}
+
+/* A wish is refused by a variant that lacks the property, and by no other. */
+static void test_wishes(void **state) {
+  (void)state;
+  const nsai_problem none = { 0 }, same = { .deterministic = true }, exact = { .parity = true },
+                     both = { .deterministic = true, .parity = true };
+  assert_int_equal(judge(false, false, &none, ""), 0);
+  assert_int_equal(judge(true, true, &both, ""), 0);
+  assert_int_equal(judge(false, true, &same, "results differ from run to run"), 1);
+  assert_int_equal(judge(true, false, &same, ""), 0);
+  assert_int_equal(judge(true, false, &exact, "less exact than fp32"), 1);
+  assert_int_equal(judge(false, true, &exact, ""), 0);
+  assert_int_equal(judge(false, false, &both, "results differ from run to run"), 2);
+}
+
 /* Every reason is listed, however many there are. */
 static void test_all_reasons(void **state) {
   (void)state;
@@ -311,7 +348,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_shipped),           cmocka_unit_test(test_random),
     cmocka_unit_test(test_force_and_disable), cmocka_unit_test(test_all_reasons),
-    cmocka_unit_test(test_same_code),
+    cmocka_unit_test(test_same_code),         cmocka_unit_test(test_wishes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
