@@ -64,6 +64,11 @@ void nsai_cli_override(nsai_cli_settings *settings, const char *override, struct
 nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
                            nsai_config **out);
 
+/* Prints what `show device` shows: of this machine's GPU, or of `arch` when it is not NULL; `file`
+ * may be NULL. */
+nsa_status nsai_show_device(const char *file, const char *arch, const nsai_cli_settings *settings,
+                            bool json);
+
 /* Calls a function of snprintf's rule twice; the caller frees the text. NULL: out of memory. */
 typedef size_t (*nsai_cli_writer)(const void *subject, char *buf, size_t size);
 char *nsai_cli_text(nsai_cli_writer write, const void *subject);

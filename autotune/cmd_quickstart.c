@@ -16,7 +16,8 @@
 #include <string.h>
 
 /* The geometry of configs/h200_d128.yaml; gates as weights, so that their sum is exact. */
-enum { HEADS = 64, KV_HEADS = 4, DIM = 128, BLOCK = 32 };
+enum { HEADS = 64, KV_HEADS = 4, DIM = 128, BLOCK = 32, STRIDE = 16 };
+enum { SELECT_BLOCK = 64, SELECT_COUNT = 16, WINDOW = 512 };
 static const char model[] = "nsa: 1\n"
                             "model:\n"
                             "  heads: 64\n"
@@ -259,6 +260,41 @@ static nsa_status check_sum(const demo *d, float *largest) {
   return NSA_OK;
 }
 
+/* ---- roofline ---- */
+
+/* Keys that a forward's three branches, or dense attention, weigh for all queries together. */
+static double weighed_keys(int64_t tokens, int32_t op) {
+  double keys = 0;
+  for (int64_t t = 0; t < tokens; t++) {
+    int64_t seen = t + 1, block = t / SELECT_BLOCK;
+    int64_t compressed = seen < BLOCK ? 0 : (seen - BLOCK) / STRIDE + 1;
+    /* The current block is chosen always, and is full up to the query. */
+    int64_t selected = seen - (block < SELECT_COUNT ? 0 : block + 1 - SELECT_COUNT) * SELECT_BLOCK;
+    keys += (double)(op == NSA_OP_DENSE ? seen
+                                        : compressed + selected + (seen < WINDOW ? seen : WINDOW));
+  }
+  return keys;
+}
+
+/* The least milliseconds that the configuration's figures of the device allow: the operations of
+ * q k^T and p v, or reading Q, K, V and writing O once; 0: a figure is not given. */
+static double bound_ms(const demo *d, int32_t op) {
+  const nsai_config *c = d->ctx->config;
+  if (d->ctx->cpu || !(c->device.bf16_tflops > 0) || !(c->device.hbm_gbps > 0)) return 0;
+  double operations = weighed_keys(d->tokens, op) * HEADS * 2 * (DIM + DIM);
+  double bytes = (double)d->tokens * 2 * (HEADS + KV_HEADS) * DIM * (double)sizeof(uint16_t);
+  return fmax(operations / c->device.bf16_tflops * 1e-9, bytes / c->device.hbm_gbps * 1e-6);
+}
+
+static void print_roofline(const demo *d, double forward_ms, double dense_ms) {
+  const nsai_config *c = d->ctx->config;
+  double forward = bound_ms(d, NSA_OP_FORWARD), dense = bound_ms(d, NSA_OP_DENSE);
+  if (!(forward > 0)) return;
+  printf("roofline   forward %.0f %%, dense %.0f %% of %g TFLOPS and %g GB/s (%s)\n",
+         100 * forward / forward_ms, 100 * dense / dense_ms, c->device.bf16_tflops,
+         c->device.hbm_gbps, c->device.measured ? "measured" : "not measured");
+}
+
 /* ---- the command ---- */
 
 static nsa_status open_demo(const arguments *a, demo *d) {
@@ -299,6 +335,7 @@ static nsa_status run_demo(demo *d) {
   NSAI_TRY(time_op(d, NSA_OP_DENSE, &dense_ms));
   printf("forward    %.3f ms\ndense      %.3f ms, %.2f times the forward\n", (double)forward_ms,
          (double)dense_ms, (double)(dense_ms / forward_ms));
+  print_roofline(d, (double)forward_ms, (double)dense_ms);
   if (d->ctx->cache && nsai_cache_tier(d->ctx->cache, 0, &tier))
     printf("cache      %s (%s)\n", tier.path, tier.state);
   return NSA_OK;
@@ -311,7 +348,9 @@ int nsai_cmd_quickstart(int argc, char **argv) {
     parse,
     NULL,
     "Makes plans for a model of 64 heads, runs its forward, checks it by a property, and times it "
-    "beside dense attention. Without a usable GPU, and unless --device says otherwise, it uses "
+    "beside dense attention, as shares of the device's speed too where the configuration has its "
+    "figures (`nsa-autotune show device`). Without a usable GPU, and unless --device says "
+    "otherwise, it uses "
     "the CPU device.",
     children,
     NULL,

@@ -15,14 +15,15 @@
 
 typedef struct arguments {
   nsai_cli_settings settings;
-  const char *what; /* a table's name or a file */
+  const char *what; /* a table's name, "device" or a file */
+  const char *file; /* of "device"; NULL: none */
   const char *arch; /* NULL: the GPU's */
   bool json;
 } arguments;
 
 static const struct argp_option options[] = {
   { "json", 'j', 0, 0, "Print JSON", 0 },
-  { "arch", 'a', "ARCH", 0, "Show FILE for this architecture, without a GPU", 0 },
+  { "arch", 'a', "ARCH", 0, "Show FILE or device for this architecture, without a GPU", 0 },
   { 0 }
 };
 
@@ -33,8 +34,12 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'j': a->json = true; break;
   case 'a': a->arch = value; break;
   case ARGP_KEY_ARG:
-    if (state->arg_num) argp_error(state, "one thing to show only");
-    a->what = value;
+    if (!state->arg_num)
+      a->what = value;
+    else if (state->arg_num == 1 && !strcmp(a->what, "device"))
+      a->file = value;
+    else
+      argp_error(state, "one thing to show only");
     break;
   default: return ARGP_ERR_UNKNOWN;
   }
@@ -188,29 +193,39 @@ static nsa_status open_file(const arguments *a, nsa_ctx **ctx) {
   return nsa_create(a->what, &o, ctx);
 }
 
+static nsa_status show(const arguments *a) {
+  nsa_status status = NSA_OK;
+  subject s = { .a = a, .status = &status };
+  if (!is_table(a->what)) NSAI_TRY(open_file(a, &s.ctx));
+  char *text = nsai_cli_text(write_subject, &s);
+  if (!text) status = nsai_fail_nomem("the text", 0);
+  if (status == NSA_OK) fputs(text, stdout);
+  free(text);
+  nsa_destroy(s.ctx);
+  return status;
+}
+
 int nsai_cmd_show(int argc, char **argv) {
   static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
   static const struct argp argp = {
     options,
     parse,
-    "[variants|env|arch|FILE]",
+    "[variants|env|arch|device [FILE]|FILE]",
     "Shows the variant table with what each variant is good for, the environment variables, the "
-    "architectures; or, for a configuration FILE, which variants would serve its forward and its "
-    "dense attention, and every reason against the others.",
+    "architectures; the limits and speeds of the device, and where they come from; or, for a "
+    "configuration FILE, which variants would serve its forward and its dense attention, and every "
+    "reason against the others.",
     children,
     NULL,
     NULL
   };
   arguments a = { .what = "variants" };
-  nsa_status status = NSA_OK;
-  subject s = { .a = &a, .status = &status };
+  nsa_status status;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
-  if (!is_table(a.what)) status = open_file(&a, &s.ctx);
-  char *text = status == NSA_OK ? nsai_cli_text(write_subject, &s) : NULL;
-  if (status == NSA_OK && !text) status = nsai_fail_nomem("the text", 0);
-  if (status == NSA_OK) fputs(text, stdout);
-  free(text);
-  nsa_destroy(s.ctx);
+  if (!strcmp(a.what, "device"))
+    status = nsai_show_device(a.file, a.arch, &a.settings, a.json);
+  else
+    status = show(&a);
   int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
   if (code == NSAI_EXIT_NO_GPU)
     fprintf(stderr, "Without a GPU, name an architecture with --arch: %s.\n", nsai_arch_names());

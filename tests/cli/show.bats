@@ -35,3 +35,26 @@ load common
   run -0 autotune quickstart --device cpu --tokens 64
   [[ $output == *'V = 1 gives the sum of the gates'* ]]
 }
+
+@test "device: limits of an architecture beside the configuration's figures" {
+  cat >device.yaml <<'YAML'
+nsa: 1
+device: {sms: 132, smem_per_block: 99Ki, l2: 60Mi, hbm_gbps: 4280, bf16_tflops: 781.5, source: a test, measured: true}
+YAML
+  run -0 --separate-stderr autotune show device --arch sm_90a device.yaml
+  grep -E '^multiprocessors +132, the configuration' <<<"$output"
+  grep -E "^shared memory a block +99 KiB, the configuration" <<<"$output"
+  grep -E '^L2 cache +60 MiB' <<<"$output"
+  grep -E '^bandwidth and rate +measured' <<<"$output"
+  grep -E '^source +a test' <<<"$output"
+  autotune show device --json --arch sm_90a device.yaml |
+    jq -e '.measured and .source == "a test" and .bf16_tflops.configuration == 781.5 and
+      .smem_per_block.device == 232448 and .hbm_gbps.device == 0'
+}
+
+@test "device without figures says what is not given" {
+  run -0 --separate-stderr autotune show device --arch sm_80
+  [[ $output == *"163 KiB, the architecture's"* && $output == *'unknown: device.bf16_tflops'* ]]
+  [[ $output == *'not said'* ]]
+  run -2 autotune show device one.yaml two.yaml
+}
