@@ -51,7 +51,7 @@ static void close_cache(opened *o) {
   nsai_logger_fini(&o->logger);
 }
 
-/* Opens the cache; a user's folder that is there and cannot be used is an error here. */
+/* Opens the cache; a folder that is there and is refused is an error here. */
 static nsa_status open_cache(const arguments *a, int32_t log_level, nsai_cache_mode mode,
                              opened *o) {
   memset(o, 0, sizeof *o);
@@ -61,7 +61,11 @@ static nsa_status open_cache(const arguments *a, int32_t log_level, nsai_cache_m
                                  .mode = mode,
                                  .limit = o->config->runtime.cache_limit,
                                  .logger = &o->logger };
-  return nsai_cache_open(&options, &o->cache);
+  NSAI_TRY(nsai_cache_open(&options, &o->cache));
+  nsai_cache_tier_info tier;
+  if (nsai_cache_tier(o->cache, 0, &tier) && !tier.used && !tier.missing)
+    return nsai_fail(NSA_E_CACHE, "the cache folder %s is refused: %s", tier.path, tier.state);
+  return NSA_OK;
 }
 
 /* ---- list ---- */
@@ -157,7 +161,8 @@ static nsa_status print_list(nsai_cache *cache) {
   nsai_cache_tier_info tier;
   char size[32];
   NSAI_TRY(nsai_cache_each(cache, list_item, &l));
-  printf("%" PRId64 " entries, %s", l.entries, nsai_cli_bytes(l.bytes, size));
+  printf("%" PRId64 " %s, %s", l.entries, l.entries == 1 ? "entry" : "entries",
+         nsai_cli_bytes(l.bytes, size));
   if (l.bad) printf(", %" PRId64 " bad (`nsa-autotune verify` removes them)", l.bad);
   for (int32_t i = 0; nsai_cache_tier(cache, i, &tier); i++)
     printf("%s %s%s%s", i ? "," : " in", tier.path, tier.used ? "" : ": ",
@@ -169,14 +174,18 @@ static nsa_status print_list(nsai_cache *cache) {
 int nsai_cmd_list(int argc, char **argv) {
   static const struct argp_option options[] = { { "json", 'j', 0, 0, "Print one JSON object", 0 },
                                                 { 0 } };
-  static const struct argp argp = {
-    options,  parse, NULL, "Lists the entries of the kernel cache, all folders of it.",
-    children, NULL,  NULL
-  };
+  static const struct argp argp = { options,
+                                    parse,
+                                    NULL,
+                                    "Lists the entries of the kernel cache, all folders of it.\v"
+                                    "Exit status 6 when the user's folder is refused.",
+                                    children,
+                                    NULL,
+                                    NULL };
   arguments a = { 0 };
   opened o;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
-  nsa_status status = open_cache(&a, NSA_LOG_WARN, NSAI_CACHE_READ_ONLY, &o);
+  nsa_status status = open_cache(&a, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
   if (status == NSA_OK) status = a.json ? print_json(o.cache) : print_list(o.cache);
   int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
   close_cache(&o);
@@ -191,7 +200,7 @@ int nsai_cmd_verify(int argc, char **argv) {
     parse,
     NULL,
     "Verifies every entry of the kernel cache and removes bad ones from the user's folder.\v"
-    "Exit status 6 when an entry was bad.",
+    "Exit status 6 when an entry was bad or the folder is refused.",
     children,
     NULL,
     NULL

@@ -29,22 +29,28 @@ typedef struct arguments {
   int32_t op;     /* 0: both */
   int32_t selection;
   int64_t max_kv_len; /* 0: as the file says, and both sides of the threshold */
+  int32_t probe_rows; /* of the forward's importance */
+  int32_t caution;    /* nsai_target.caution to begin with */
   bool verbose;
   char jobs[64]; /* override made of --jobs */
   const char **files;
   int file_count;
 } arguments;
 
-enum { OPT_OP = 256, OPT_SELECTION, OPT_MAX_KV_LEN };
+enum { OPT_OP = 256, OPT_SELECTION, OPT_MAX_KV_LEN, OPT_JOBS, OPT_PROBE_ROWS, OPT_CAUTION };
 
 static const struct argp_option options[] = {
   { "arch", 'a', "LIST", 0, "Architectures, as sm_80,sm_90a, or all; without it the GPU's own", 0 },
-  { "jobs", 'j', "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
+  { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
   { "op", OPT_OP, "OP", 0, "forward or dense; without it both", 0 },
   { "selection", OPT_SELECTION, "KIND", 0, "Selection of the forward: own, blocks or ranges (own)",
     0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
     "Longest sequence; without it the file's, and both sides of thresholds.select_dense_below", 0 },
+  { "probe-rows", OPT_PROBE_ROWS, "N", 0,
+    "Also the kernel that reads the importance of N chosen rows (problem.max_probe_rows)", 0 },
+  { "caution", OPT_CAUTION, "N", OPTION_HIDDEN,
+    "Begin with the tiles that other compilers fall back to: 1 or 2", 0 },
   { "verbose", 'v', 0, 0, "A line per kernel: registers, milliseconds", 0 },
   { 0 }
 };
@@ -80,11 +86,12 @@ static int32_t parse_word(const char *option, const char *word, const char *cons
   return 0;
 }
 
-static int64_t parse_count(const char *option, const char *text, struct argp_state *state) {
+static int64_t parse_count(const char *option, const char *text, int64_t limit,
+                           struct argp_state *state) {
   char *end = NULL;
   long long value = strtoll(text, &end, 10);
-  if (end == text || *end || value < 1)
-    argp_error(state, "%s: \"%s\" is not a number from 1", option, text);
+  if (end == text || *end || value < 1 || value > limit)
+    argp_error(state, "%s: \"%s\" is not a number from 1 to %lld", option, text, (long long)limit);
   return value;
 }
 
@@ -95,7 +102,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   switch (key) {
   case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'a': parse_archs(a, value, state); break;
-  case 'j':
+  case OPT_JOBS:
     snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
     nsai_cli_override(&a->settings, a->jobs, state);
     break;
@@ -103,7 +110,13 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_SELECTION:
     a->selection = NSA_SELECT_OWN + parse_word("--selection", value, selections, state);
     break;
-  case OPT_MAX_KV_LEN: a->max_kv_len = parse_count("--max-kv-len", value, state); break;
+  case OPT_MAX_KV_LEN: a->max_kv_len = parse_count("--max-kv-len", value, INT64_MAX, state); break;
+  case OPT_PROBE_ROWS:
+    a->probe_rows = (int32_t)parse_count("--probe-rows", value, INT32_MAX, state);
+    break;
+  case OPT_CAUTION:
+    a->caution = (int32_t)parse_count("--caution", value, NSAI_MAX_CAUTION, state);
+    break;
   case 'v': a->verbose = true; break;
   case ARGP_KEY_ARGS:
     a->files = (const char **)state->argv + state->next;
@@ -123,6 +136,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   p.op = op;
   p.selection = op == NSA_OP_FORWARD ? a->selection : NSA_SELECT_OWN;
   p.max_kv_len = max_kv_len;
+  p.max_probe_rows = op == NSA_OP_FORWARD ? a->probe_rows : 0;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
   p.max_kv_tokens = p.max_tokens;
@@ -149,39 +163,94 @@ static nsa_status make_problems(const arguments *a, const nsai_config *config,
   return NSA_OK;
 }
 
-/* Compiles for one file and architecture (NULL: the GPU's) and says so on stdout. */
-static nsa_status compile_one(const arguments *a, const char *file, const char *arch) {
+/* What is compiled for: one file on one architecture. */
+typedef struct job {
+  const arguments *a;
+  const char *file, *arch; /* arch NULL: the GPU's */
   nsa_problem problems[MAX_PROBLEMS];
-  nsai_cli_progress progress;
+  size_t count;
+} job;
+
+static nsa_status open_context(const job *j, nsai_cli_progress *progress, int32_t log_level,
+                               nsa_ctx **ctx) {
   nsa_options o = NSA_OPTIONS_INIT;
+  o.overrides = j->a->settings.overrides;
+  o.deviceless = j->arch != NULL;
+  o.arch = j->arch;
+  o.log = nsai_cli_log;
+  o.log_user = progress;
+  o.log_level = log_level;
+  NSAI_TRY(nsa_create(j->file, &o, ctx));
+  (*ctx)->target.caution = j->a->caution;
+  return NSA_OK;
+}
+
+/* Kernels that are kept in memory alone would be gone with this process. */
+static nsa_status check_writable(const nsa_ctx *ctx) {
+  nsai_cache_tier_info tier;
+  if (ctx->config->runtime.cache_mode != NSAI_CACHE_READ_WRITE)
+    return nsai_fail(NSA_E_CACHE,
+                     "runtime.cache_mode is %s: nothing can be compiled into the cache; set it to "
+                     "read_write",
+                     ctx->config->runtime.cache_mode == NSAI_CACHE_OFF ? "off" : "read_only");
+  if (!nsai_cache_tier(ctx->cache, 0, &tier))
+    return nsai_fail(NSA_E_CACHE, "no folder for compiled kernels: set runtime.cache_dir or "
+                                  "$NSA_CACHE_DIR");
+  if (tier.used && tier.writable) return NSA_OK;
+  return nsai_fail(NSA_E_CACHE,
+                   "kernels cannot be stored in %s: %s; set runtime.cache_dir or $NSA_CACHE_DIR to "
+                   "a folder of your own",
+                   tier.path, tier.state);
+}
+
+/* Looks with the eyes of the next process: a new context, which has nothing in memory. */
+static nsa_status check_stored(const job *j, const nsa_ctx *ctx, nsai_cli_progress *progress) {
+  nsai_cache_tier_info tier;
+  nsa_status status = NSA_OK;
+  nsa_ctx *next = NULL;
+  int32_t missing = 0;
+  NSAI_TRY_TO(done, open_context(j, progress, NSA_LOG_ERROR, &next));
+  for (size_t i = 0; i < j->count; i++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    NSAI_TRY_TO(done, nsa_query(next, &j->problems[i], &caps));
+    missing += caps.needs_compile;
+  }
+  if (missing && nsai_cache_tier(ctx->cache, 0, &tier))
+    status = nsai_fail(NSA_E_CACHE,
+                       "%d of the kernels did not stay in %s (%s); is there room, and is "
+                       "runtime.cache_limit large enough?",
+                       missing, tier.path, tier.state);
+done:
+  nsa_destroy(next);
+  return status;
+}
+
+/* Compiles what is missing and says so on stdout. */
+static nsa_status compile_one(job *j) {
+  nsai_cli_progress progress;
   nsa_status status = NSA_OK;
   nsa_ctx *ctx = NULL;
   char title[256];
-  size_t count = 0;
   int64_t compiled = 0;
-  snprintf(title, sizeof title, "%s%s%s", file, arch ? " " : "", arch ? arch : "");
+  snprintf(title, sizeof title, "%s%s%s", j->file, j->arch ? " " : "", j->arch ? j->arch : "");
   nsai_cli_progress_begin(&progress, title);
-  o.overrides = a->settings.overrides;
-  o.deviceless = arch != NULL;
-  o.arch = arch;
-  o.log = nsai_cli_log;
-  o.log_user = &progress;
-  o.log_level = a->verbose ? NSA_LOG_DEBUG : 0;
-  NSAI_TRY_TO(done, nsa_create(file, &o, &ctx));
+  NSAI_TRY_TO(done, open_context(j, &progress, j->a->verbose ? NSA_LOG_DEBUG : 0, &ctx));
   if (ctx->cpu) {
     printf("%s: runtime.device is cpu, which has no kernels\n", title);
     goto done;
   }
-  NSAI_TRY_TO(done, make_problems(a, ctx->config, problems, &count));
-  for (size_t i = 0; i < count && status == NSA_OK; i++) {
+  NSAI_TRY_TO(done, check_writable(ctx));
+  NSAI_TRY_TO(done, make_problems(j->a, ctx->config, j->problems, &j->count));
+  for (size_t i = 0; i < j->count && status == NSA_OK; i++) {
     progress.total = 0;
-    status = nsa_prepare(ctx, &problems[i], 1, nsai_cli_progress_step, &progress);
+    status = nsa_prepare(ctx, &j->problems[i], 1, nsai_cli_progress_step, &progress);
     compiled += progress.total;
   }
   nsai_cli_progress_clear(&progress);
+  if (status == NSA_OK) status = check_stored(j, ctx, &progress);
   if (status == NSA_OK)
-    printf("%s for %s: %lld kernels compiled in %.1f s\n", file, ctx->target.arch,
-           (long long)compiled, nsai_cli_now() - progress.started);
+    printf("%s for %s: %lld kernel%s compiled in %.1f s\n", j->file, ctx->target.arch,
+           (long long)compiled, compiled == 1 ? "" : "s", nsai_cli_now() - progress.started);
 done:
   nsa_destroy(ctx);
   return status;
@@ -206,7 +275,8 @@ int nsai_cmd_compile(int argc, char **argv) {
   nsai_cli_catch_interrupt();
   for (int f = 0; f < a.file_count; f++) {
     for (int i = 0; i < (a.arch_count ? a.arch_count : 1); i++) {
-      nsa_status status = compile_one(&a, a.files[f], a.arch_count ? a.archs[i] : NULL);
+      job j = { .a = &a, .file = a.files[f], .arch = a.arch_count ? a.archs[i] : NULL };
+      nsa_status status = compile_one(&j);
       fflush(stdout);
       if (status == NSA_OK) continue;
       int failed = nsai_cli_fail(status);

@@ -327,8 +327,8 @@ static nsa_status run_demo(demo *d) {
   NSAI_TRY(prepare(d));
   printf("model      %d heads, %d KV heads, head dim %d, bf16, %" PRId64 " tokens\n", HEADS,
          KV_HEADS, DIM, d->tokens);
-  printf("plans      %.2f s, %" PRId64 " kernels compiled, workspace %s\n", d->plan_seconds,
-         d->compiled, nsai_cli_bytes(d->workspace_bytes, size));
+  printf("plans      %.2f s, %" PRId64 " kernel%s compiled, workspace %s\n", d->plan_seconds,
+         d->compiled, d->compiled == 1 ? "" : "s", nsai_cli_bytes(d->workspace_bytes, size));
   NSAI_TRY(time_op(d, NSA_OP_FORWARD, &forward_ms));
   NSAI_TRY(check_sum(d, &largest));
   printf("check      V = 1 gives the sum of the gates, within %.2g\n", (double)largest);

@@ -145,7 +145,8 @@ static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, nsai_writer
   } else {
     nsai_write(out, "%s", text);
     if (caps.needs_compile)
-      nsai_write(out, "  %d kernels are in no cache and would be compiled\n", caps.needs_compile);
+      nsai_write(out, "  %d kernel%s in no cache and would be compiled\n", caps.needs_compile,
+                 caps.needs_compile == 1 ? " is" : "s are");
   }
   free(text);
   return NSA_OK;

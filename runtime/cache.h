@@ -70,6 +70,7 @@ typedef struct nsai_cache_tier_info {
   char path[4096];
   char state[256]; /* "read-write", "read-only", or why it is not used */
   bool used, writable, network;
+  bool missing; /* not used because it is not there */
 } nsai_cache_tier_info;
 
 /* The folder at `index`, the user's first; false behind the last. */

@@ -61,6 +61,7 @@ static bool open_tier(nsai_cache *cache, const char *path, bool own, bool *missi
     *fd = nsai_fs_open_folder(folder, kernels_folder, owner, tier->state, sizeof tier->state);
   }
   *missing = *fd < 0 && errno == ENOENT;
+  tier->missing = *missing;
   if (*missing) snprintf(tier->state, sizeof tier->state, "does not exist");
   if (folder >= 0) close(folder);
   if (*fd < 0) return false;

@@ -48,18 +48,19 @@ static nsa_status make_level(nsa_ctx *ctx, const nsai_problem *problem, int32_t 
   return nsai_kernels_make(ctx, request, kernels);
 }
 
-/* The lowest level whose kernels are all in memory or on disk; 0 when none is complete. A level
- * that this compiler refused stays incomplete, so that the next process does not try it again. */
+/* The lowest level, from the target's own, whose kernels are all in memory or on disk; the target's
+ * own when none is complete. A level that this compiler refused stays incomplete, so that the next
+ * process does not try it again. */
 static nsa_status find_level(nsa_ctx *ctx, const nsai_problem *problem,
                              nsai_kernel_request *request, nsai_choice *choice, int32_t *level) {
   nsai_target target = ctx->target;
-  for (int32_t caution = 0; caution <= NSAI_MAX_CAUTION; caution++) {
+  for (int32_t caution = ctx->target.caution; caution <= NSAI_MAX_CAUTION; caution++) {
     int32_t missing = 0;
     target.caution = caution;
     NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, choice));
     request->specs = choice->specs;
     NSAI_TRY(nsai_kernels_missing(ctx, request, &missing));
-    *level = missing ? 0 : caution;
+    *level = missing ? ctx->target.caution : caution;
     if (!missing) return NSA_OK;
   }
   return NSA_OK;

@@ -80,3 +80,50 @@ load common
   chmod 777 open
   NSA_CACHE_DIR=$PWD/open run -6 autotune gc
 }
+
+@test "compile stores or fails: 6, with the reason" {
+  small_model
+  NSA_CACHE_MODE=off run -6 autotune compile --arch sm_80 small.yaml
+  [[ $output == *'runtime.cache_mode is off'* ]]
+  NSA_CACHE_MODE=read_only run -6 autotune compile --arch sm_80 small.yaml
+  [[ $output == *'runtime.cache_mode is read_only'* ]]
+  mkdir open
+  chmod 777 open
+  NSA_CACHE_DIR=$PWD/open run -6 autotune compile --arch sm_80 small.yaml
+  [[ $output == *"cannot be stored in $PWD/open: "* ]]
+  run -6 env -u NSA_CACHE_DIR -u HOME -u XDG_CACHE_HOME "$NSA_AUTOTUNE" compile --arch sm_80 small.yaml
+}
+
+@test "compile onto a full disk: 6" {
+  need_nvrtc
+  small_model
+  full() (
+    trap '' XFSZ # a write beyond the limit fails as on a full disk
+    ulimit -f 8  # KiB a file: less than any kernel
+    autotune compile --arch sm_80 --op dense small.yaml
+  )
+  run -6 --separate-stderr full
+  [[ -z $output && $stderr == *'1 of the kernels did not stay in'*'failed write'* ]]
+}
+
+@test "a probe and caution have kernels of their own" {
+  need_nvrtc
+  small_model
+  compiled() { autotune compile --arch sm_80 --op forward "$@" small.yaml | sed 's/.*: \([0-9]*\) kernel.*/\1/'; }
+  (($(compiled) >= 5))
+  (($(compiled --probe-rows 4) == 1))
+  (($(compiled --caution 1) > 0))
+  (($(compiled --caution 1) == 0))
+  run -2 autotune compile --arch sm_80 --caution 3 small.yaml
+  run -2 autotune compile --arch sm_80 --probe-rows none small.yaml
+}
+
+@test "list and verify of a folder that others can write: 6; of none: 0" {
+  run -0 --separate-stderr autotune list
+  [[ $output == '0 entries'* && ! -e $NSA_CACHE_DIR ]]
+  mkdir open
+  chmod 777 open
+  NSA_CACHE_DIR=$PWD/open run -6 autotune list
+  [[ $output == *"$PWD/open is refused: "* ]]
+  NSA_CACHE_DIR=$PWD/open run -6 autotune verify
+}
