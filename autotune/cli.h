@@ -8,6 +8,7 @@
 #ifndef NSAI_CLI_H
 #define NSAI_CLI_H
 
+#include "cache.h"
 #include "config.h"
 #include "log.h"
 
@@ -34,7 +35,9 @@ int nsai_cmd_check(int argc, char **argv);
 int nsai_cmd_compile(int argc, char **argv);
 int nsai_cmd_config(int argc, char **argv);
 int nsai_cmd_doctor(int argc, char **argv);
+int nsai_cmd_export(int argc, char **argv);
 int nsai_cmd_gc(int argc, char **argv);
+int nsai_cmd_import(int argc, char **argv);
 int nsai_cmd_list(int argc, char **argv);
 int nsai_cmd_quickstart(int argc, char **argv);
 int nsai_cmd_show(int argc, char **argv);
@@ -106,5 +109,19 @@ void nsai_cli_progress_clear(nsai_cli_progress *progress);
 /* A nsa_log_fn that prints a line to stderr and keeps out of the bar's way; `user` is the
  * nsai_cli_progress. */
 void nsai_cli_log(void *user, int32_t level, const char *component, const char *text);
+
+/* A configuration and the kernel cache that it leads to. */
+typedef struct nsai_cli_cache {
+  nsai_config *config;
+  nsai_cache *cache;
+  nsai_logger logger;
+  nsai_cli_progress progress; /* of the logger; shows nothing */
+} nsai_cli_cache;
+
+/* Opens the cache of system file, environment and overrides; a folder that is there and is refused
+ * is an error here (NSA_E_CACHE). `out` is to be closed after a failure, too. */
+nsa_status nsai_cli_cache_open(const nsai_cli_settings *settings, int32_t log_level,
+                               nsai_cache_mode mode, nsai_cli_cache *out);
+void nsai_cli_cache_close(nsai_cli_cache *cache);
 
 #endif /* NSAI_CLI_H */

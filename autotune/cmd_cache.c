@@ -37,26 +37,17 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 
 static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
 
-/* A configuration and the cache that it leads to. */
-typedef struct opened {
-  nsai_config *config;
-  nsai_cache *cache;
-  nsai_logger logger;
-  nsai_cli_progress progress; /* of the logger; shows nothing */
-} opened;
-
-static void close_cache(opened *o) {
+void nsai_cli_cache_close(nsai_cli_cache *o) {
   nsai_cache_close(o->cache);
   nsai_config_destroy(o->config);
   nsai_logger_fini(&o->logger);
 }
 
-/* Opens the cache; a folder that is there and is refused is an error here. */
-static nsa_status open_cache(const arguments *a, int32_t log_level, nsai_cache_mode mode,
-                             opened *o) {
+nsa_status nsai_cli_cache_open(const nsai_cli_settings *settings, int32_t log_level,
+                               nsai_cache_mode mode, nsai_cli_cache *o) {
   memset(o, 0, sizeof *o);
   nsai_logger_init(&o->logger, nsai_cli_log, &o->progress, log_level);
-  NSAI_TRY(nsai_cli_config(NULL, &a->settings, false, &o->config));
+  NSAI_TRY(nsai_cli_config(NULL, settings, false, &o->config));
   nsai_cache_options options = { .dir = o->config->runtime.cache_dir,
                                  .mode = mode,
                                  .limit = o->config->runtime.cache_limit,
@@ -183,12 +174,12 @@ int nsai_cmd_list(int argc, char **argv) {
                                     NULL,
                                     NULL };
   arguments a = { 0 };
-  opened o;
+  nsai_cli_cache o;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
-  nsa_status status = open_cache(&a, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
+  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
   if (status == NSA_OK) status = a.json ? print_json(o.cache) : print_list(o.cache);
   int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
-  close_cache(&o);
+  nsai_cli_cache_close(&o);
   return code;
 }
 
@@ -206,15 +197,15 @@ int nsai_cmd_verify(int argc, char **argv) {
     NULL
   };
   arguments a = { 0 };
-  opened o;
+  nsai_cli_cache o;
   int64_t good = 0, bad = 0;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
   /* At INFO the cache names each bad entry. */
-  nsa_status status = open_cache(&a, NSA_LOG_INFO, NSAI_CACHE_READ_WRITE, &o);
+  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_INFO, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK) status = nsai_cache_verify(o.cache, &good, &bad);
   if (status == NSA_OK) printf("%" PRId64 " good, %" PRId64 " bad\n", good, bad);
   int code = status == NSA_OK ? (bad ? NSAI_EXIT_CACHE : NSAI_EXIT_OK) : nsai_cli_fail(status);
-  close_cache(&o);
+  nsai_cli_cache_close(&o);
   return code;
 }
 
@@ -233,17 +224,17 @@ int nsai_cmd_gc(int argc, char **argv) {
     NULL
   };
   arguments a = { 0 };
-  opened o;
+  nsai_cli_cache o;
   int64_t removed = 0;
   uint64_t left = 0;
   char size[32];
   argp_parse(&argp, argc, argv, 0, NULL, &a);
-  nsa_status status = open_cache(&a, NSA_LOG_ERROR, NSAI_CACHE_READ_WRITE, &o);
+  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK)
     status = nsai_cache_gc(o.cache, o.config->runtime.cache_limit, &removed, &left);
   if (status == NSA_OK)
     printf("%" PRId64 " removed, %s left\n", removed, nsai_cli_bytes(left, size));
   int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
-  close_cache(&o);
+  nsai_cli_cache_close(&o);
   return code;
 }

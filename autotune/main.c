@@ -30,6 +30,8 @@ static const command commands[] = {
   { "list", "List the kernel cache", nsai_cmd_list },
   { "verify", "Verify every entry of the kernel cache, remove bad ones", nsai_cmd_verify },
   { "gc", "Shrink the kernel cache", nsai_cmd_gc },
+  { "export", "Write the kernel cache into one file", nsai_cmd_export },
+  { "import", "Add such a file to the kernel cache", nsai_cmd_import },
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 

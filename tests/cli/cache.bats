@@ -127,3 +127,61 @@ load common
   [[ $output == *"$PWD/open is refused: "* ]]
   NSA_CACHE_DIR=$PWD/open run -6 autotune verify
 }
+
+# Two entries at least, exported into kernels.pack.
+export_small() {
+  need_nvrtc
+  small_model
+  autotune compile --arch sm_80 small.yaml
+  count=$(autotune list --json | jq .count)
+  ((count >= 2))
+  autotune export kernels.pack
+}
+
+@test "export and import: the same entries in another folder" {
+  export_small
+  autotune export - | cmp - kernels.pack
+  NSA_CACHE_DIR=$PWD/other run -0 autotune import kernels.pack
+  [[ $output == "$count entries imported into $PWD/other" ]]
+  diff <(cd "$NSA_CACHE_DIR/kernels" && sha256sum ./*.nsak) <(cd other/kernels && sha256sum ./*.nsak)
+  NSA_CACHE_DIR=$PWD/other run -0 --separate-stderr autotune compile --arch sm_80 small.yaml
+  [[ $output == *": 0 kernels compiled"* ]]
+  NSA_CACHE_DIR=$PWD/piped autotune import - <kernels.pack
+  diff -r --exclude='.lock*' other piped
+}
+
+@test "import of a damaged file: 6, and nothing is stored" {
+  export_small
+  size=$(stat -c %s kernels.pack)
+  export NSA_CACHE_DIR=$PWD/other
+  refused() {
+    run -6 autotune import "$1"
+    [[ $output == *"$2"* && $(autotune list --json | jq .count) == 0 ]]
+  }
+  for keep in 0 7 8 12 100 $((size - 48)) $((size - 32)) $((size - 1)); do
+    head -c "$keep" kernels.pack >cut.pack
+    refused cut.pack cut.pack
+  done
+  for at in 0 7 8 15 40 200 $((size / 2)) $((size - 49)) $((size - 48)) $((size - 40)) $((size - 1)); do
+    cp kernels.pack flipped.pack
+    byte=$(od -An -tu1 -j"$at" -N1 kernels.pack)
+    printf "\\x$(printf %x $((byte ^ 255)))" |
+      dd of=flipped.pack bs=1 seek="$at" conv=notrunc status=none
+    refused flipped.pack flipped.pack
+  done
+  cat kernels.pack kernels.pack >twice.pack
+  refused twice.pack 'the end does not fit'
+  run -6 autotune import "$NSA_SOURCE/README.md"
+  run -1 autotune import nowhere.pack
+  run -6 autotune import --set runtime.cache_limit=1Mi /dev/zero
+}
+
+@test "export leaves a bad entry out: 6" {
+  export_small
+  name=$(autotune list --json | jq -r '.entries[0].file')
+  printf 'x' | dd of="$NSA_CACHE_DIR/kernels/$name" bs=1 seek=200 conv=notrunc status=none
+  run -6 autotune export some.pack
+  [[ $output == *"left out: "*"$name"* ]]
+  NSA_CACHE_DIR=$PWD/other run -0 autotune import some.pack
+  [[ $output == "$((count - 1)) "* ]]
+}

@@ -11,13 +11,13 @@ load common
 @test "--help goes to stdout and names every command" {
   run -0 --separate-stderr autotune --help
   [[ -z $stderr ]]
-  for command in doctor quickstart check config show compile list verify gc; do
+  for command in doctor quickstart check config show compile list verify gc export import; do
     [[ $output == *"$command"* ]]
   done
 }
 
 @test "every command explains itself" {
-  for command in doctor quickstart check config show compile list verify gc; do
+  for command in doctor quickstart check config show compile list verify gc export import; do
     run -0 autotune $command --help
     [[ $output == "Usage: nsa-autotune $command"* ]]
   done
@@ -35,6 +35,8 @@ load common
   run -2 autotune check
   run -2 autotune compile
   run -2 autotune list surplus
+  run -2 autotune export
+  run -2 autotune import one two
   run -2 autotune config one two
   run -2 autotune config --set nonsense
   run -2 autotune compile --arch sm_1 x.yaml
