@@ -89,14 +89,10 @@ static void specify_flash(const nsai_problem *p, const nsai_target *t, const cha
   nsai_constant_add(spec, "kMinBlocks", s.blocks);
 }
 
-static void legal_flash(const nsai_problem *p, nsai_reasons *reasons) {
-  nsai_legal_common(p, reasons);
-}
-
 void nsai_legal_attend_compressed_mma(const nsai_problem *p, const nsai_target *t,
                                       nsai_reasons *reasons) {
-  (void)t; /* choose_flash stays under the portable limit for every head dim */
-  legal_flash(p, reasons);
+  (void)t;
+  nsai_legal_common(p, reasons);
 }
 
 void nsai_specify_attend_compressed_mma(const nsai_problem *p, const nsai_target *t,
@@ -110,7 +106,7 @@ void nsai_specify_attend_compressed_mma(const nsai_problem *p, const nsai_target
 void nsai_legal_attend_window_mma(const nsai_problem *p, const nsai_target *t,
                                   nsai_reasons *reasons) {
   (void)t;
-  legal_flash(p, reasons);
+  nsai_legal_common(p, reasons);
 }
 
 void nsai_specify_attend_window_mma(const nsai_problem *p, const nsai_target *t,
@@ -121,7 +117,7 @@ void nsai_specify_attend_window_mma(const nsai_problem *p, const nsai_target *t,
 
 void nsai_legal_dense_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
-  legal_flash(p, reasons);
+  nsai_legal_common(p, reasons);
 }
 
 void nsai_specify_dense_mma(const nsai_problem *p, const nsai_target *t,
@@ -132,7 +128,7 @@ void nsai_specify_dense_mma(const nsai_problem *p, const nsai_target *t,
 void nsai_legal_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
                                    nsai_reasons *reasons) {
   (void)t;
-  legal_flash(p, reasons);
+  nsai_legal_common(p, reasons);
   if (p->selection != NSA_SELECT_OWN)
     nsai_refuse(reasons, "the caller brings the selection: it may leave blocks out");
   else if (!nsai_problem_selects_all(p))
@@ -148,8 +144,7 @@ void nsai_specify_selected_dense_mma(const nsai_problem *p, const nsai_target *t
   specify_flash(p, t, "dense_mma", &specs[NSAI_KERNEL_ATTEND_SELECTED]);
 }
 
-/* ---- attend_selected_mma
- * ---------------------------------------------------------------------------------------- */
+/* ---- attend_selected_mma ---- */
 
 typedef struct union_shape {
   int32_t warps, keys, stages,
@@ -158,15 +153,15 @@ typedef struct union_shape {
 
 static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
 
-/* One warp holds one m16 tile: 16 rows of O and the scores in registers, Q too up to Dk + Dv 320.
- * Nine warps get 168 registers from the compiler; where the key bits of 128 tokens (G 1) would not
- * fit beside three stages, or O needs more registers, there are five. */
 /* Whether a multiprocessor has shared memory for two blocks of a portable variant. Two rings and
  * two producer warps hide more of the latency of scattered reads than one of twice the warps. */
 static bool holds_two_blocks(const nsai_target *t) {
   return t->shared_bytes >= 2 * NSAI_PORTABLE_SHARED_BYTES;
 }
 
+/* One warp holds one m16 tile: 16 rows of O and the scores in registers, Q too up to Dk + Dv 320.
+ * Nine warps get 168 registers from the compiler; where the key bits of 128 tokens (G 1) would not
+ * fit beside three stages, or O needs more registers, there are five. */
 static union_shape choose_union(const nsai_geometry *m, const nsai_target *t) {
   int32_t columns = m->head_dim_qk + m->head_dim_v;
   bool single = m->heads == m->kv_heads;
@@ -217,7 +212,7 @@ static void specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = ranges ? "sort_ranges" : "sort_blocks",
                               .dtype = p->model.dtype,
                               .threads = 128 };
-  nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
+  if (!ranges) nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kMinBlocks", 1);
 }
@@ -243,9 +238,7 @@ void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *
   if (p->selection != NSA_SELECT_OWN) specify_sort(p, &specs[NSAI_KERNEL_SORT]);
 }
 
-/* ---- sdpa_gemm
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- sdpa_gemm ---- */
 
 void nsai_legal_sdpa_gemm(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * The variant table and the choice among its rows. To add a variant: a kernel file and one row
- * here, with its functions in the file of its stage (attend.c, select.c, compress.c).
+ * here, with its functions in the file of its stage (attend.c, selection.c, compress.c).
  */
 #include "variants.h"
 
@@ -80,6 +80,17 @@ bool nsai_variant_matches(const nsai_variant *variant, const char *pattern) {
   return nsai_glob_match(pattern, full);
 }
 
+/* Whatever the shapes were chosen by, a block must get the shared memory it asks for. */
+static void check_shared(const nsai_problem *problem, const nsai_target *target,
+                         const nsai_variant *variant, nsai_reasons *reasons) {
+  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  variant->specify(problem, target, specs);
+  for (int role = 0; role < NSAI_ROLES; role++)
+    if (specs[role].shared_bytes > target->shared_bytes)
+      nsai_refuse(reasons, "%s needs %u bytes of shared memory, a block has %u here",
+                  specs[role].entry, specs[role].shared_bytes, target->shared_bytes);
+}
+
 void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
                         const nsai_target *target, const nsai_variant *variant,
                         nsai_reasons *reasons) {
@@ -94,7 +105,9 @@ void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
     nsai_refuse(reasons, "deterministic is asked for, and its results differ from run to run");
   if (problem->parity && !variant->fp32_importance)
     nsai_refuse(reasons, "parity is asked for, and its importance is less exact than fp32");
+  int before = reasons->count;
   variant->legal(problem, target, reasons);
+  if (reasons->count == before) check_shared(problem, target, variant, reasons);
 }
 
 /* Chooses one stage's variant and appends the whole story to `text`. */

@@ -270,6 +270,13 @@ static void nothing_against(const nsai_problem *p, const nsai_target *t, nsai_re
   (void)reasons;
 }
 
+static void needs_much(const nsai_problem *p, const nsai_target *t,
+                       nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  specs[NSAI_KERNEL_IMPORTANCE] =
+      (nsai_kernel_spec){ .entry = "made_up", .shared_bytes = p->max_seqs ? 232449 : 232448 };
+}
+
 /* Reasons against a variant with these properties, for a problem with these wishes. */
 static int judge(bool deterministic, bool fp32_importance, const nsai_problem *problem,
                  const char *expected) {
@@ -277,7 +284,8 @@ static int judge(bool deterministic, bool fp32_importance, const nsai_problem *p
                                  .stage = NSAI_STAGE_IMPORTANCE,
                                  .deterministic = deterministic,
                                  .fp32_importance = fp32_importance,
-                                 .legal = nothing_against };
+                                 .legal = nothing_against,
+                                 .specify = needs_much };
   char text[512] = "";
   nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
   nsai_config *config = must_load(NULL, "nsa: 1\n");
@@ -299,6 +307,14 @@ static void test_wishes(void **state) {
   assert_int_equal(judge(true, false, &exact, "less exact than fp32"), 1);
   assert_int_equal(judge(false, true, &exact, ""), 0);
   assert_int_equal(judge(false, false, &both, "results differ from run to run"), 2);
+}
+
+/* Not even by mistake does a plan get a kernel that cannot be launched. */
+static void test_shared_memory(void **state) {
+  (void)state;
+  const nsai_problem small = { 0 }, large = { .max_seqs = 1 };
+  assert_int_equal(judge(true, true, &small, ""), 0);
+  assert_int_equal(judge(true, true, &large, "needs 232449 bytes of shared memory"), 1);
 }
 
 /* Every reason is listed, however many there are. */
@@ -349,6 +365,7 @@ int main(void) {
     cmocka_unit_test(test_shipped),           cmocka_unit_test(test_random),
     cmocka_unit_test(test_force_and_disable), cmocka_unit_test(test_all_reasons),
     cmocka_unit_test(test_same_code),         cmocka_unit_test(test_wishes),
+    cmocka_unit_test(test_shared_memory),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
