@@ -13,8 +13,18 @@
 set -euo pipefail
 source "$(dirname "$0")/../tests/setup.sh"
 
+usage='usage: bench/quickstart.sh [--build DIR]'
 build=$top/build
-if [[ ${1:-} == --build ]]; then build=$2; fi
+while (($#)); do
+  case $1 in
+  --build)
+    (($# > 1)) || { say "$usage" && exit 2; }
+    build=$2 && shift 2
+    ;;
+  --help) echo "$usage" && exit 0 ;;
+  *) say "$1 is no option; $usage" && exit 2 ;;
+  esac
+done
 program=$build/nsa-autotune
 nsacheck=$build/tests/check/nsacheck
 model=$top/configs/h200_d128.yaml

@@ -10,13 +10,19 @@
 set -euo pipefail
 source "$(dirname "$0")/setup.sh"
 
+usage='usage: tests/run.sh [--build DIR] [--suite NAME]... [MESON OPTION...]'
 build=$top/build
 suites=()
 while (($#)); do
   case $1 in
-  --build) build=$2 && shift 2 ;;
-  --suite) suites+=(--suite "$2") && shift 2 ;;
-  *) break ;;
+  --build | --suite)
+    (($# > 1)) || { say "$usage" && exit 2; }
+    if [[ $1 == --build ]]; then build=$2; else suites+=(--suite "$2"); fi
+    shift 2
+    ;;
+  --help) echo "$usage" && exit 0 ;;
+  -*) break ;;
+  *) say "$1 is no option; $usage" && exit 2 ;;
   esac
 done
 
