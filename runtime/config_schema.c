@@ -143,8 +143,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                             "query tokens of one run; 0: each problem says" },
   [NSAI_KEY_MAX_KV_TOKENS] = { "serving.max_kv_tokens", NSAI_TYPE_LONG, AT(serving.max_kv_tokens),
                                0, MAX_TOKENS, 0, NULL, "0",
-                               "KV tokens of one run, all sequences together; 0: each problem "
-                               "says" },
+                               "KV tokens of one run, all sequences together, for problems "
+                               "that give no max_tokens either; 0: max_tokens" },
   [NSAI_KEY_MAX_KV_LEN] = { "serving.max_kv_len", NSAI_TYPE_LONG, AT(serving.max_kv_len), 0,
                             MAX_TOKENS, 0, NULL, "0",
                             "KV tokens of one sequence; 0: each problem says" },
