@@ -40,9 +40,7 @@ void nsai_type_write(const nsai_key *key, nsai_writer *writer) {
     nsai_write(writer, "auto, cpu, an ordinal, a PCI bus id (0000:3b:00.0) or a UUID (GPU-...)");
     return;
   case NSAI_TYPE_VARIANT: nsai_write(writer, "a variant's name, or null"); return;
-  case NSAI_TYPE_GLOBS:
-    nsai_write(writer, "a list of globs like [attend_selected.union_*]");
-    return;
+  case NSAI_TYPE_GLOBS: nsai_write(writer, "a list of globs like [dense.*_gemm]"); return;
   case NSAI_TYPE_WORD: break;
   }
   for (const nsai_word *word = key->words; word && word->text; word++) {

@@ -17,9 +17,11 @@ typedef struct nsai_problem {
   nsai_geometry model;
   int32_t op;
   int32_t selection;
-  int32_t overlap;
+  int32_t overlap; /* part of the problem string; no variant of today is chosen by it */
   int32_t max_seqs;
   int32_t max_probe_rows;
+  /* A problem that gives max_tokens has as many KV tokens unless it gives max_kv_tokens too;
+   * serving.max_kv_tokens counts where it gives neither. */
   int64_t max_tokens, max_kv_tokens, max_kv_len;
   int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
   bool deterministic, parity;

@@ -368,7 +368,7 @@ static const diag_case value_cases[] = {
     "      force: {attend_slected: a, dense: No!}\n"
     "                                        ^\n"
     "t.yaml:4:12: error: variants.disable: expected a list of globs like "
-    "[attend_selected.union_*]; found 'attend_selected': write stage.variant; stages are compress, "
+    "[dense.*_gemm]; found 'attend_selected': write stage.variant; stages are compress, "
     "attend_compressed, importance, select, attend_selected, attend_window, dense\n"
     "      disable: [attend_selected, nostage.x]\n"
     "               ^" },
@@ -377,7 +377,7 @@ static const diag_case value_cases[] = {
     "variants: {disable: dense.x}\n",
     NSA_E_CONFIG,
     "t.yaml:2:21: error: variants.disable: expected a list of globs like "
-    "[attend_selected.union_*]; found 'dense.x'\n"
+    "[dense.*_gemm]; found 'dense.x'\n"
     "    variants: {disable: dense.x}\n"
     "                        ^" },
   { "thresholds",
