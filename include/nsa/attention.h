@@ -52,12 +52,14 @@ typedef struct nsa_problem {
   uint32_t struct_size;
   int32_t op;            /* NSA_OP_*; 0: NSA_OP_FORWARD */
   int64_t max_tokens;    /* query tokens of one run, all sequences together */
-  int64_t max_kv_tokens; /* KV tokens of one run, all sequences together; 0: max_tokens */
+  int64_t max_kv_tokens; /* KV tokens of one run, all sequences together; 0: max_tokens when that
+                            is given, else serving.max_kv_tokens, else max_tokens */
   int64_t max_kv_len; /* KV tokens of one sequence; 0: serving.max_kv_len, at most max_kv_tokens */
   int32_t max_seqs;   /* sequences of one run */
   int32_t selection;  /* NSA_SELECT_* */
-  int32_t overlap; /* NSA_OVERLAP_*: a hint for the choice of variants; every variant is right for
-                      any input */
+  int32_t
+      overlap; /* NSA_OVERLAP_*: part of the problem and its string, for the choice of variants; today's
+                      serve both, and every variant is right for any input */
   int32_t max_probe_rows; /* rows of io.probe_rows; 0: no probe */
   int32_t deterministic;  /* 1: only variants whose results are bit-identical from run to run; also
                              in the YAML */
