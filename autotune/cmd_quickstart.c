@@ -84,6 +84,7 @@ typedef struct demo {
   uint64_t workspace_bytes;
   double plan_seconds;
   int64_t compiled;
+  bool pushed; /* the device is current through nsai_context_enter */
 } demo;
 
 static nsa_status allocate(const demo *d, size_t bytes, void **out) {
@@ -120,7 +121,7 @@ static void demo_destroy(demo *d) {
   }
   nsa_plan_destroy(d->forward);
   nsa_plan_destroy(d->dense);
-  if (!d->ctx->cpu) nsai_device_pop(&d->ctx->device);
+  if (!d->ctx->cpu) nsai_context_leave(d->ctx, d->pushed);
   nsa_destroy(d->ctx);
 }
 
@@ -312,11 +313,7 @@ static nsa_status open_demo(const arguments *a, demo *d) {
   NSAI_TRY(status);
   d->tokens = a->tokens ? a->tokens : d->ctx->cpu ? CPU_TOKENS : GPU_TOKENS;
   if (d->ctx->cpu) return NSA_OK;
-  status = nsai_device_push(&d->ctx->device);
-  if (status == NSA_OK) return NSA_OK;
-  nsa_destroy(d->ctx); /* what demo_destroy would pop was not pushed */
-  d->ctx = NULL;
-  return status;
+  return nsai_context_enter(d->ctx, &d->pushed);
 }
 
 static nsa_status run_demo(demo *d) {

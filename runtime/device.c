@@ -183,12 +183,3 @@ void nsai_device_fini(nsai_device *device) {
   if (device->retained) device->driver->cuDevicePrimaryCtxRelease(device->ordinal);
   memset(device, 0, sizeof *device);
 }
-
-nsa_status nsai_device_push(const nsai_device *device) {
-  return NSAI_CUDA(device->driver, cuCtxPushCurrent(device->context));
-}
-
-void nsai_device_pop(const nsai_device *device) {
-  nsai_cu_context context;
-  device->driver->cuCtxPopCurrent(&context);
-}

@@ -45,10 +45,6 @@ nsa_status nsai_device_init_arch(const char *arch, nsai_device *out);
 /* Releases the context; a zeroed or deviceless struct is fine. */
 void nsai_device_fini(nsai_device *device);
 
-/* Makes the device's context current on this thread until the matching pop. */
-nsa_status nsai_device_push(const nsai_device *device);
-void nsai_device_pop(const nsai_device *device);
-
 /* Fills everything but the context, for lists of devices. NSA_E_UNSUPPORTED, NSA_E_CUDA. */
 nsa_status nsai_device_describe(const nsai_driver *driver, nsai_cu_device ordinal,
                                 nsai_device *out);
