@@ -37,7 +37,7 @@ static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice, const nsai_
                  choice->variant[s]->name);
 }
 
-/* One level of caution: chooses, and makes the kernels (loads them when `plan` is given). */
+/* One level of caution: chooses, and makes the kernels (loads them when `kernels` is given). */
 static nsa_status make_level(nsa_ctx *ctx, const nsai_problem *problem, int32_t caution,
                              nsai_kernel_request *request, nsai_choice *choice,
                              nsai_kernel *kernels) {
