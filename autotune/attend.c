@@ -57,19 +57,15 @@ static uint32_t flash_shared(const nsai_geometry *m, const flash_shape *s) {
 
 /* Up to Dv 128 a warp holds the O of two m16 tiles, so that every fragment of K and V that it reads
  * feeds two products; beyond, one. Scores of 32 keys fit beside that O on every architecture and
- * for every geometry; those of 64 keys, which are faster, just fit on sm_90 at D 128 in bf16 for
- * the group sizes of common models. (Found by compiling random geometries, which CI goes on doing.)
- */
+ * for every geometry; those of 64 keys, which are faster, just fit on sm_90 at D 128. (Found by
+ * compiling random geometries, which CI goes on doing.) */
 static flash_shape choose_flash(const nsai_geometry *m, const nsai_target *t) {
   bool wide = m->head_dim_qk > 192 || m->head_dim_v > 128;
   if (t->caution > 1) return (flash_shape){ 64, 32, 4, 1 };
   if (t->caution) return (flash_shape){ wide ? 64 : 128, 32, 4, 1 };
   if (wide) return (flash_shape){ 64, 64, 4, 2 };
   if (m->head_dim_v <= 64) return (flash_shape){ 128, 64, 4, 2 };
-  int32_t group = m->heads / m->kv_heads;
-  bool common = group == 4 || group == 8 || group == 16;
-  bool fits = nsai_target_major(t) == 9 && m->head_dim_qk == 128 && m->head_dim_v == 128 &&
-              m->dtype == NSA_BF16 && common;
+  bool fits = nsai_target_major(t) == 9 && m->head_dim_qk == 128 && m->head_dim_v == 128;
   return (flash_shape){ 128, fits ? 64 : 32, 4, 2 };
 }
 

@@ -281,16 +281,18 @@ template <int kN> NSAI_DEVICE void mask_scores(float (&rS)[kN][4], const u32 (&b
 
 // O += P V: rO [16, Dv], rP [16, kStepKeys].
 template <class Config, int kM>
-NSAI_DEVICE void accumulate(float (&rO)[kM][4], SoftmaxRows &rows,
-                            const float (&rP)[Plan<Config>::kStepKeys / 8][4], u32 sV) {
+NSAI_DEVICE void accumulate(float (&rO)[kM][4], const float (&rP)[Plan<Config>::kStepKeys / 8][4],
+                            u32 sV) {
   using S = Plan<Config>;
   using T = typename S::VTile;
   const int lane = threadIdx.x & 31;
   const u32 v_at = sV + T::offset(lane & 15, lane >> 4);
 #pragma unroll
   for (int k = 0; k < S::kStepKeys / 16; ++k) {
-    u32 a[4]; // [16, 16]
-    softmax_pack<typename Config::Element>(rows, a, rP[2 * k], rP[2 * k + 1]);
+    u32 a[4], rest[4]; // P [16, 16]
+    softmax_pack<typename Config::Element>(a, rP[2 * k], rP[2 * k + 1]);
+    if constexpr (kSplitP<Config>)
+      softmax_pack_rest<typename Config::Element>(rest, a, rP[2 * k], rP[2 * k + 1]);
 #pragma unroll
     for (int j = 0; j < kM; j += 2) {
       // Matrices, transposed: keys 16k.. and 16k + 8.. of columns 8j.., then of columns 8j + 8...
@@ -298,6 +300,10 @@ NSAI_DEVICE void accumulate(float (&rO)[kM][4], SoftmaxRows &rows,
       ldmatrix_x4_trans(b, T::along(v_at, j) + 16 * k * T::kPitch);
       mma_m16n8k16(typename Config::Element{}, rO[j], a, b[0], b[1]);
       mma_m16n8k16(typename Config::Element{}, rO[j + 1], a, b[2], b[3]);
+      if constexpr (kSplitP<Config>) {
+        mma_m16n8k16(typename Config::Element{}, rO[j], rest, b[0], b[1]);
+        mma_m16n8k16(typename Config::Element{}, rO[j + 1], rest, b[2], b[3]);
+      }
     }
   }
 }
@@ -338,7 +344,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const Place &at, int warp,
       score<Config>(rS, rQ, sQ, sK + part * S::kStepKeys * S::KTile::kPitch);
       if (__any_sync(~0u, (bits[0] & bits[1]) != S::kAllBits)) mask_scores(rS, bits);
       softmax_step(rows, rS, rO, p.scale_log2);
-      accumulate<Config>(rO, rows, rS, sV + part * S::kStepKeys * S::VTile::kPitch);
+      accumulate<Config>(rO, rS, sV + part * S::kStepKeys * S::VTile::kPitch);
     }
     // Every lane for its own reads: one lane behind __syncwarp would be as right and is no faster
     // (H200), but racecheck does not follow it.

@@ -67,8 +67,8 @@ NSAI_DEVICE void store_row(const NsaiView &view, const OutputRow &row, const flo
 
 // One row, x = O_b, through the gate and onto the sum of the branches before. `empty`: it saw no key.
 template <class Config, int kJ>
-NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
-                           bool empty, float4 (&x)[kJ]) {
+NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row, bool empty,
+                           float4 (&x)[kJ]) {
   constexpr int kDim = Config::kHeadDimV;
   float gate = empty ? 0.0f : load_gate<Config>(out, row); // a padding row's gate may be anything
   long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
@@ -102,8 +102,7 @@ NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     total[r] = quad_sum(rows.sum[r]);
-    float weight = quad_sum(rows.weight[r]);
-    float inverse = weight > 0.0f ? __fdividef(1.0f, weight) : 0.0f;
+    float inverse = total[r] > 0.0f ? __fdividef(1.0f, total[r]) : 0.0f;
 #pragma unroll
     for (int j = 0; j < kN / 2; ++j)
       x[r][j] = gather_four(acc[2 * j][2 * r] * inverse, acc[2 * j][2 * r + 1] * inverse,

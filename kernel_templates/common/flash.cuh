@@ -224,12 +224,14 @@ NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4]
   u32 v = sV + V::offset(lane % 16, lane / 16); // matrices: keys 0, 8 | columns 0, 8
 #pragma unroll
   for (int j = 0; j < F::kN; j += 2) {
-    u32 a[F::kM][4]; // P [16, 16 keys]
+    u32 a[F::kM][4], rest[F::kM][4]; // P [16, 16 keys]
 #pragma unroll
     for (int m = 0; m < F::kM; ++m) {
       softmax_exponentiate(rows[m], s[m][j], scale_log2);
       softmax_exponentiate(rows[m], s[m][j + 1], scale_log2);
-      softmax_pack<typename Config::Element>(rows[m], a[m], s[m][j], s[m][j + 1]);
+      softmax_pack<typename Config::Element>(a[m], s[m][j], s[m][j + 1]);
+      if constexpr (kSplitP<Config>)
+        softmax_pack_rest<typename Config::Element>(rest[m], a[m], s[m][j], s[m][j + 1]);
     }
 #pragma unroll
     for (int n = 0; n < F::kO; n += 2) {
@@ -239,6 +241,10 @@ NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4]
       for (int m = 0; m < F::kM; ++m) {
         mma_m16n8k16(typename Config::Element(), o[m][n], a[m], b[0], b[1]);
         mma_m16n8k16(typename Config::Element(), o[m][n + 1], a[m], b[2], b[3]);
+        if constexpr (kSplitP<Config>) {
+          mma_m16n8k16(typename Config::Element(), o[m][n], rest[m], b[0], b[1]);
+          mma_m16n8k16(typename Config::Element(), o[m][n + 1], rest[m], b[2], b[3]);
+        }
       }
     }
   }

@@ -7,28 +7,38 @@
 //
 // Every row keeps a reference exponent and a sum of 2^(score - reference). The usual form makes the
 // running maximum the reference, which costs a reduction over the quad and a multiplication of all
-// of O per tile of keys. Here the reference stays as long as no score exceeds it by more than
-// kSlack: results are the same to rounding (P is rounded relatively, sums are fp32), and after the
-// first tiles neither the reduction nor the multiplication happens.
+// of O per tile of keys. Here the reference stays until a score
+//   - exceeds it by so much that the probability is beyond kMaxProbability, or
+//   - exceeds it and belongs to a key that holds a large share of the row (kShare).
+// After the first tiles neither the reduction nor the multiplication happens. Sums and O are fp32
+// and P is rounded to Element relatively, so that the results are the same to rounding; and the
+// second rule makes the P of a row's dominating key 1, which is exact: with one or two keys of
+// weight its rounding (2^-8 in bf16) would not average out.
 #pragma once
 #include "common/types.cuh"
 
-// Largest growth, in powers of two, before the reference follows. P <= 2^8 keeps fp16 far from its
-// limit of 2^16.
-constexpr float kSlack = 8.0f;
+// Largest probability before the reference follows: far from fp16's limit of 2^16.
+constexpr float kMaxProbability = 256.0f;
+
+// A key whose probability is beyond this share of its row's sum so far becomes the reference, if it
+// is above it. A third would catch the larger of two dominating keys.
+constexpr float kShare = 0.25f;
 
 // The lowest float and not -inf, so that no difference of references or masked scores (-inf) is
 // ever NaN.
 constexpr float kNoReference = -3.402823466e+38f;
 
-// Sums run over this lane's columns alone. O is divided by the sum of the rounded probabilities,
-// those that P V multiplies: where one key dominates, its rounding (up to 2^-8 in bf16, since the
-// reference is not its score) falls out. The LSE comes from the exact ones, for the importance is
-// taken from it.
+// Whether P V takes P as the sum of two Elements, which leaves nothing of its rounding. The norm of
+// few columns is at times small beside the values that went into it: with P in bf16 one row of 16
+// columns is then off by up to 6e-3, one of 64 by 3.5e-3 (the most in 10^5 random rows, rounding of
+// O included). And P V is a small part of the work there.
+template <class Config>
+constexpr bool kSplitP = Config::Element::kPrecision < 11 && Config::kHeadDimV < 64;
+
+// Sums run over this lane's columns alone.
 struct SoftmaxRows {
   float reference[2] = { kNoReference, kNoReference }; // rows group, group + 8: in powers of two
   float sum[2] = { 0.0f, 0.0f };                       // of 2^(score - reference)
-  float weight[2] = { 0.0f, 0.0f };                    // of the same, rounded to Element
 };
 
 NSAI_DEVICE float quad_max(float x) {
@@ -41,32 +51,34 @@ NSAI_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Looks at raw scores s [16, 8 * kN], masked ones -inf. Where one is too far above its row's
-// reference, the references grow to the maxima, and o [16, 8 * kM] and the sums follow. All 32
+// Looks at raw scores s [16, 8 * kN], masked ones -inf. Where one has outgrown its row's reference
+// (see above), the references grow to the maxima, and o [16, 8 * kM] and the sums follow. All 32
 // lanes take part. scale_log2 > 0.
 template <int kN, int kM>
 NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float (&o)[kM][4],
                                float scale_log2) {
-  float top[2]; // of this lane's columns
+  float top[2];     // of this lane's columns
+  bool outgrown[2]; // by top; a lane knows its own sum, at most the row's: it never misses one
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     top[r] = fmaxf(s[0][2 * r], s[0][2 * r + 1]);
 #pragma unroll
     for (int j = 1; j < kN; ++j) top[r] = fmaxf(top[r], fmaxf(s[j][2 * r], s[j][2 * r + 1]));
     top[r] *= scale_log2;
+    float limit = fminf(fmaxf(kShare * rows.sum[r], 1.0f), kMaxProbability);
+    outgrown[r] = exp2_approx(top[r] - rows.reference[r]) > limit;
   }
-  bool outgrown = top[0] > rows.reference[0] + kSlack || top[1] > rows.reference[1] + kSlack;
-  if (!__any_sync(~0u, outgrown)) return; // warp-uniform
+  if (!__any_sync(~0u, outgrown[0] || outgrown[1])) return; // warp-uniform
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // Only the rows that outgrew their own reference: what a row computes must not depend on
     // others, of later tokens among them.
+    bool grows = __ballot_sync(~0u, outgrown[r]) >> (threadIdx.x & 28) & 15; // a lane of the quad's
     float highest = quad_max(top[r]);
-    float grown = highest > rows.reference[r] + kSlack ? highest : rows.reference[r];
+    float grown = grows ? highest : rows.reference[r];
     float factor = exp2_approx(rows.reference[r] - grown); // 0 for the first keys of a row
     rows.reference[r] = grown;
     rows.sum[r] *= factor;
-    rows.weight[r] *= factor;
 #pragma unroll
     for (int j = 0; j < kM; ++j) {
       o[j][2 * r] *= factor;
@@ -94,17 +106,25 @@ NSAI_DEVICE void softmax_step(SoftmaxRows &rows, float (&s)[kN][4], float (&o)[k
   for (int j = 0; j < kN; ++j) softmax_exponentiate(rows, s[j], scale_log2);
 }
 
-// Probabilities of 16 keys, the C fragments of two neighbouring n8 tiles, as the A fragment of P V;
-// they join the weights.
+// Probabilities of 16 keys, the C fragments of two neighbouring n8 tiles, as the A fragment of P V.
 template <class Element>
-NSAI_DEVICE void softmax_pack(SoftmaxRows &rows, u32 (&a)[4], const float (&p0)[4],
-                              const float (&p1)[4]) {
+NSAI_DEVICE void softmax_pack(u32 (&a)[4], const float (&p0)[4], const float (&p1)[4]) {
   a[0] = Element::pack(p0[0], p0[1]);
   a[1] = Element::pack(p0[2], p0[3]);
   a[2] = Element::pack(p1[0], p1[1]);
   a[3] = Element::pack(p1[2], p1[3]);
+}
+
+// What the rounding in `a` = softmax_pack(p0, p1) left of them.
+template <class Element>
+NSAI_DEVICE void softmax_pack_rest(u32 (&rest)[4], const u32 (&a)[4], const float (&p0)[4],
+                                   const float (&p1)[4]) {
 #pragma unroll
-  for (int i = 0; i < 4; ++i) rows.weight[i & 1] += Element::low(a[i]) + Element::high(a[i]);
+  for (int i = 0; i < 4; ++i) {
+    const float(&p)[4] = i < 2 ? p0 : p1;
+    int c = i % 2 * 2;
+    rest[i] = Element::pack(p[c] - Element::low(a[i]), p[c + 1] - Element::high(a[i]));
+  }
 }
 
 // Natural log of the sum of exponentials, -inf for an empty row.

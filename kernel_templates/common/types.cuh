@@ -19,6 +19,7 @@ constexpr float kMinusInf = __builtin_bit_cast(float, 0xff800000u);
 
 // The element types as tags: Config::Element is one of them.
 struct Bf16 {
+  static constexpr int kPrecision = 8; // bits of a significand, the implicit one among them
   // Two floats to packed bf16, `lo` in the low half, round to nearest even.
   static NSAI_DEVICE u32 pack(float lo, float hi) {
     u32 r;
@@ -30,6 +31,7 @@ struct Bf16 {
 };
 
 struct Fp16 {
+  static constexpr int kPrecision = 11;
   static NSAI_DEVICE u32 pack(float lo, float hi) {
     u32 r;
     asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(r) : "f"(hi), "f"(lo));
