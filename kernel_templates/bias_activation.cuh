@@ -1,12 +1,14 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// out[b, r, c] = act(x[b, r, c] + bias[b, c]) : between and after the products of phi mlp and the
-// gate MLP.
+// out[b, r, c] = act(x[b, r, c] + shift[b, c] + bias[b, c]) : between and after the products of phi
+// linear and mlp and of the gate MLP.
 //
-//   x    f32 [batch, rows, columns] contiguous, as cuBLASLt wrote it
-//   bias dtype [batch, columns] or absent
-//   out  dtype or f32, any row and batch stride
+//   x     f32 [batch, rows, columns], rows contiguous, as cuBLASLt wrote it
+//   shift f32 [batch, columns] or absent: pe times the weights
+//   bias  dtype [batch, columns] or absent
+//   out   dtype or f32, any row and batch stride
+//   rest  dtype or absent: out + rest is the result to twice dtype's precision
 //
 // Grid: x over all elements, one element a thread, columns fastest, so that loads and stores are
 // coalesced. No shared memory. Bound by memory; a few MB at most beside the products around it.
@@ -35,14 +37,19 @@ template <class Config> NSAI_DEVICE void bias_activation_body(const NsaiBiasActi
   if constexpr (Config::kBlocks) {
     if (!find_block_row<Config::kBlock, Config::kStride>(p.seq, row).exists) return;
   }
-  float x = p.x[at];
+  float x = p.x[b * p.x_batch_stride + in_batch];
+  if (p.shift) x += p.shift[b * p.x_batch_stride + column];
   if (p.bias) x += Config::Element::low(((const u16 *)p.bias)[b * p.bias_batch_stride + column]);
   x = activate<Config::kActivation>(x);
   long long to = b * p.out_batch_stride + row * p.out_row_stride + column;
-  if constexpr (Config::kOutFloat)
+  if constexpr (Config::kOutFloat) {
     ((float *)p.out)[to] = x;
-  else
-    ((u16 *)p.out)[to] = (u16)Config::Element::pack(x, 0.0f);
+  } else {
+    u32 rounded = Config::Element::pack(x, 0.0f);
+    ((u16 *)p.out)[to] = (u16)rounded;
+    if (p.rest)
+      ((u16 *)p.rest)[to] = (u16)Config::Element::pack(x - Config::Element::low(rounded), 0.0f);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

@@ -96,8 +96,8 @@ static nsa_status enqueue(const nsai_cublaslt *lt, nsai_cublaslt_handle handle, 
     return nsai_fail(NSA_E_UNSUPPORTED,
                      "cuBLASLt has no algorithm for a product of m %lld, n %lld, k %lld, batch %d",
                      (long long)g->m, (long long)g->n, (long long)g->k, g->batch);
-  const float one = 1.0f, zero = 0.0f;
-  return NSAI_CUBLASLT(lt, cublasLtMatmul(handle, d->desc, &one, o->b, d->b, o->a, d->a, &zero,
+  const float one = 1.0f, kept = g->adds ? 1.0f : 0.0f; /* of C */
+  return NSAI_CUBLASLT(lt, cublasLtMatmul(handle, d->desc, &one, o->b, d->b, o->a, d->a, &kept,
                                           o->c, d->c, o->c, d->c, &found.algo, o->workspace,
                                           NSAI_GEMM_WORKSPACE_BYTES, o->stream));
 }

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * Dense products through cuBLASLt: C [m, n] = A [m, k] B [k, n], row-major, batched, fp32
- * accumulation.
+ * accumulation; or C += A B.
  */
 #ifndef NSAI_GEMM_H
 #define NSAI_GEMM_H
@@ -21,6 +21,7 @@ typedef struct nsai_gemm {
   int64_t a_batch, b_batch,
       c_batch;       /* elements from one batch entry to the next; 0 repeats the operand */
   bool b_transposed; /* B is given as [n, k] */
+  bool adds;         /* to C, which is fp32 */
   int32_t dtype;     /* of A and B: NSA_BF16, NSA_F16 */
   int32_t c_dtype;   /* dtype, or NSA_F32 */
 } nsai_gemm;

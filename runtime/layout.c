@@ -51,11 +51,12 @@ static void layout_dense(nsai_layout *out, const nsai_problem *p) {
 }
 
 static void layout_phi(nsai_layout *out, const nsai_geometry *m) {
-  int64_t dim = larger(m->head_dim_qk, m->head_dim_v), rows = out->cmp_rows * m->kv_heads;
+  int64_t dim = larger(m->head_dim_qk, m->head_dim_v);
+  int64_t rows = (out->cmp_rows + 1) * m->kv_heads;
   out->phi_rows = take(out, rows * m->block * dim * 2);
   int64_t hidden = m->phi == NSAI_PHI_MLP ? m->phi_hidden : 0;
   out->phi_product = take(out, rows * larger(hidden, dim) * 4);
-  if (hidden) out->phi_hidden = take(out, rows * hidden * 2);
+  if (hidden) out->phi_hidden = take(out, 2 * out->cmp_rows * m->kv_heads * hidden * 2);
 }
 
 static void layout_gate(nsai_layout *out, const nsai_problem *p) {

@@ -2,8 +2,10 @@
  * SPDX-License-Identifier: MIT
  *
  * phi linear and mlp, and the gate MLP: a gather kernel, cuBLASLt products, bias and activation
- * between them. Products that a bias or an activation follows are kept in fp32, so that each stored
- * value is rounded once.
+ * between them. Products that a bias or an activation follows are kept in fp32. phi rounds nothing
+ * but the result: (x + pe) W is taken as x W + pe W, and the second product takes the hidden
+ * activations in two halves, for where a block has few of them, or few columns, or is the only one
+ * of its sequence, no average makes up for their rounding.
  */
 #include "common/params.h"
 #include "forward.h"
@@ -32,7 +34,7 @@ static nsa_status run_bias(const nsai_run *run, nsai_role role, const NsaiBiasAc
                      run->stream);
 }
 
-/* rows[g, r, :] = vec(x + pe), zero where there is no block. */
+/* rows[g, r, :] = vec(x), zero where there is no block; behind the last row, vec(pe). */
 static nsa_status gather(const nsai_run *run, const phi_side *side) {
   const nsai_geometry *m = &run->plan->problem.model;
   const nsa_tensor *pe = &side->weights->pe;
@@ -45,50 +47,65 @@ static nsa_status gather(const nsai_run *run, const phi_side *side) {
                        .rows = (int)side->rows,
                        .kv_heads = m->kv_heads };
   return nsai_launch(run->driver, &run->plan->kernels[side->gather],
-                     (uint64_t)(side->rows * m->kv_heads), 1, &p, run->stream);
+                     (uint64_t)((side->rows + 1) * m->kv_heads), 1, &p, run->stream);
 }
 
-/* A product [rows, D] per KV head, and the bias where there is one, into compressed storage. */
-static nsa_status store_side(const nsai_run *run, const phi_side *side, const nsa_tensor *bias) {
-  const nsai_geometry *m = &run->plan->problem.model;
-  NsaiBiasActivation p = { .seq = nsai_compressed_sequences(run),
-                           .x = nsai_piece_at(run, run->plan->layout.phi_product),
-                           .bias = bias->data,
-                           .bias_batch_stride = bias->stride[0],
-                           .out = side->out.data,
-                           .out_batch_stride = side->out.head_stride,
-                           .out_row_stride = side->out.token_stride,
-                           .batch = m->kv_heads,
-                           .rows = (int)side->rows,
-                           .columns = (int)side->dim };
-  return run_bias(run, NSAI_KERNEL_PHI_BIAS, &p);
-}
-
-/* phi_product = a [Hkv, rows, k] times w [Hkv, k, n]. */
-static nsa_status multiply_side(const nsai_run *run, const phi_side *side, const void *a,
-                                const nsa_tensor *w) {
+/* phi_product [Hkv, rows, n] = a [Hkv, rows, k] times w [Hkv, k, n]. */
+static nsai_gemm product(const nsai_run *run, int64_t rows, const nsa_tensor *w) {
   const nsai_geometry *m = &run->plan->problem.model;
   int64_t k = w->shape[1], n = w->shape[2];
-  nsai_gemm gemm = { .m = side->rows,
-                     .n = n,
-                     .k = k,
-                     .a_row = k,
-                     .b_row = w->stride[1],
-                     .c_row = n,
-                     .batch = m->kv_heads,
-                     .a_batch = side->rows * k,
-                     .b_batch = w->stride[0],
-                     .c_batch = side->rows * n,
-                     .dtype = m->dtype,
-                     .c_dtype = NSA_F32 };
-  return run_gemm(run, &gemm, a, w->data, nsai_piece_at(run, run->plan->layout.phi_product));
+  return (nsai_gemm){ .m = rows,
+                      .n = n,
+                      .k = k,
+                      .a_row = k,
+                      .b_row = w->stride[1],
+                      .c_row = n,
+                      .batch = m->kv_heads,
+                      .a_batch = rows * k,
+                      .b_batch = w->stride[0],
+                      .c_batch = rows * n,
+                      .dtype = m->dtype,
+                      .c_dtype = NSA_F32 };
+}
+
+/* phi_product [Hkv, rows + 1, n] = the gathered rows times w; the last row is pe's. */
+static nsa_status multiply_rows(const nsai_run *run, const phi_side *side, const nsa_tensor *w) {
+  const nsai_layout *l = &run->plan->layout;
+  nsai_gemm gemm = product(run, side->rows + 1, w);
+  return run_gemm(run, &gemm, nsai_piece_at(run, l->phi_rows), w->data,
+                  nsai_piece_at(run, l->phi_product));
+}
+
+/* What becomes of phi_product: [Hkv, rows, columns], followed by the row of pe's product where it
+ * is multiply_rows'. */
+static NsaiBiasActivation after_product(const nsai_run *run, const phi_side *side, int64_t columns,
+                                        bool has_pe) {
+  float *x = nsai_piece_at(run, run->plan->layout.phi_product);
+  return (NsaiBiasActivation){ .seq = nsai_compressed_sequences(run),
+                               .x = x,
+                               .shift = has_pe ? x + side->rows * columns : NULL,
+                               .x_batch_stride = (side->rows + has_pe) * columns,
+                               .batch = run->plan->problem.model.kv_heads,
+                               .rows = (int)side->rows,
+                               .columns = (int)columns };
+}
+
+/* The last product, and the bias where there is one, into compressed storage. */
+static nsa_status store_side(const nsai_run *run, const phi_side *side, const nsa_tensor *bias,
+                             bool has_pe) {
+  NsaiBiasActivation p = after_product(run, side, side->dim, has_pe);
+  p.bias = bias->data;
+  p.bias_batch_stride = bias->stride[0];
+  p.out = side->out.data;
+  p.out_batch_stride = side->out.head_stride;
+  p.out_row_stride = side->out.token_stride;
+  return run_bias(run, NSAI_KERNEL_PHI_BIAS, &p);
 }
 
 static nsa_status linear_side(const nsai_run *run, const phi_side *side) {
   const nsa_tensor no_bias = { 0 };
-  void *rows = nsai_piece_at(run, run->plan->layout.phi_rows);
-  NSAI_TRY(multiply_side(run, side, rows, &side->weights->w));
-  return store_side(run, side, &no_bias);
+  NSAI_TRY(multiply_rows(run, side, &side->weights->w));
+  return store_side(run, side, &no_bias, true);
 }
 
 static nsa_status mlp_side(const nsai_run *run, const phi_side *side) {
@@ -96,19 +113,23 @@ static nsa_status mlp_side(const nsai_run *run, const phi_side *side) {
   const nsai_layout *l = &run->plan->layout;
   const nsa_phi_side *w = side->weights;
   int64_t h = m->phi_hidden;
-  NsaiBiasActivation hidden = { .x = nsai_piece_at(run, l->phi_product),
-                                .bias = w->b1.data,
-                                .bias_batch_stride = w->b1.stride[0],
-                                .out = nsai_piece_at(run, l->phi_hidden),
-                                .out_batch_stride = side->rows * h,
-                                .out_row_stride = h,
-                                .batch = m->kv_heads,
-                                .rows = (int)side->rows,
-                                .columns = (int)h };
-  NSAI_TRY(multiply_side(run, side, nsai_piece_at(run, l->phi_rows), &w->w1));
-  NSAI_TRY(run_bias(run, NSAI_KERNEL_PHI_ACTIVATION, &hidden));
-  NSAI_TRY(multiply_side(run, side, hidden.out, &w->w2));
-  return store_side(run, side, &w->b2);
+  uint16_t *hidden = nsai_piece_at(run, l->phi_hidden); /* [2, Hkv, rows, H] */
+  uint16_t *rest = hidden + m->kv_heads * side->rows * h;
+  NSAI_TRY(multiply_rows(run, side, &w->w1));
+  NsaiBiasActivation act = after_product(run, side, h, true);
+  act.bias = w->b1.data;
+  act.bias_batch_stride = w->b1.stride[0];
+  act.out = hidden;
+  act.rest = rest;
+  act.out_batch_stride = side->rows * h;
+  act.out_row_stride = h;
+  NSAI_TRY(run_bias(run, NSAI_KERNEL_PHI_ACTIVATION, &act));
+  nsai_gemm gemm = product(run, side->rows, &w->w2);
+  void *c = nsai_piece_at(run, l->phi_product);
+  NSAI_TRY(run_gemm(run, &gemm, hidden, w->w2.data, c));
+  gemm.adds = true;
+  NSAI_TRY(run_gemm(run, &gemm, rest, w->w2.data, c));
+  return store_side(run, side, &w->b2, false);
 }
 
 nsa_status nsai_enqueue_phi(const nsai_run *run) {

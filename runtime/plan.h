@@ -25,9 +25,9 @@ typedef struct nsai_layout {
   nsai_piece importance;    /* f32 [chunk_tokens, Hkv, importance_columns] */
   nsai_piece idx;           /* i32 [T, Hkv, n] */
   nsai_piece lists;         /* i32 [T, Hkv, n or 2n]: a caller's selection, sorted */
-  nsai_piece phi_rows;      /* dtype [Hkv, R, l*D]: of K, then of V */
-  nsai_piece phi_product;   /* f32 [Hkv, R, max(H, D)]: a product before bias and activation */
-  nsai_piece phi_hidden;    /* dtype [Hkv, R, H] */
+  nsai_piece phi_rows;      /* dtype [Hkv, R + 1, l*D]: of K, then of V; the last row: pe */
+  nsai_piece phi_product;   /* f32 [Hkv, R + 1, max(H, D)]: a product before bias and activation */
+  nsai_piece phi_hidden;    /* dtype [2, Hkv, R, H]: rounded, and what rounding left */
   nsai_piece gate_product;  /* f32 [T, H] */
   nsai_piece gate_hidden;   /* dtype [T, H] */
   nsai_piece gate_logits;   /* f32 [T, Hq*3] */

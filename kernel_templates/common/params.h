@@ -131,26 +131,29 @@ typedef struct NsaiCompress {
   int kv_heads;
 } NsaiCompress;
 
-/* gather_rows: vec(x + pe) of every compressed block, zero beyond the true count. */
+/* gather_rows: vec(x) of every compressed block, zero beyond the true count, and vec(pe). */
 typedef struct NsaiGatherRows {
   NsaiSequences seq;
   NsaiView x;                /* raw K or V */
   const void *pe;            /* dtype [Hkv, l, D]; NULL: zeros */
   long long pe_head_stride;  /* elements */
   long long pe_token_stride; /* elements */
-  void *out;                 /* dtype [Hkv, rows, l*D] contiguous */
+  void *out;                 /* dtype [Hkv, rows + 1, l*D] contiguous; the last row: pe */
   int rows;
   int kv_heads;
 } NsaiGatherRows;
 
-/* bias_activation: out = act(x + bias), from the fp32 products of cuBLASLt to where the result is
- * stored. */
+/* bias_activation: out = act(x + shift + bias), from the fp32 products of cuBLASLt to where the
+ * result is stored. */
 typedef struct NsaiBiasActivation {
-  NsaiSequences seq; /* Config::kBlocks */
-  const float *x;    /* f32 [batch, rows, columns] contiguous */
-  const void *bias;  /* dtype [batch, columns]; NULL: zeros */
-  void *out; /* Config::kOutFloat ? f32 : dtype, [batch, rows, columns]; may be x when f32 */
-  long long bias_batch_stride; /* elements, as the next two */
+  NsaiSequences seq;  /* Config::kBlocks */
+  const float *x;     /* f32 [batch, rows, columns] */
+  const float *shift; /* f32 [batch, columns], x_batch_stride apart; NULL: zeros */
+  const void *bias;   /* dtype [batch, columns]; NULL: zeros */
+  void *out;  /* Config::kOutFloat ? f32 : dtype, [batch, rows, columns]; may be x when f32 */
+  void *rest; /* dtype, as out: what rounding left of the result; NULL: not wanted */
+  long long x_batch_stride; /* elements, as the next three */
+  long long bias_batch_stride;
   long long out_batch_stride;
   long long out_row_stride;
   int batch, rows, columns;
@@ -187,7 +190,7 @@ NSAI_SIZE_IS(NsaiSelect, 104);
 NSAI_SIZE_IS(NsaiSortSelection, 88);
 NSAI_SIZE_IS(NsaiCompress, 144);
 NSAI_SIZE_IS(NsaiGatherRows, 104);
-NSAI_SIZE_IS(NsaiBiasActivation, 104);
+NSAI_SIZE_IS(NsaiBiasActivation, 128);
 NSAI_SIZE_IS(NsaiCausalSoftmax, 64);
 
 #endif /* NSAI_PARAMS_H */

@@ -52,11 +52,13 @@ const char *const chk_fixed_cases[] = {
   "fwd:q=32", "fwd:q=33", "fwd:q=1,31,32,47,48,63,64,65", "fwd:q=200,200:kv=64,500:slack=77",
   "fwd:q=200:nobatch:layout=heads", "fwd:s64x16+1+2:q=700:lists",
   "fwd:s32x20+1+2:q=1,600,31:lists:h16/1:d128/128",
-  /* sequences of one row, whose errors nothing averages, least of all over few columns */
+  /* sequences of one row or block, whose errors nothing averages, least of all over few columns */
   "fwd:h64/4:d16/16:s64x16+1+2:w256:q=1x16:kv=300x16:fill=correlated",
   "fwd:h64/4:d24/24:s64x16+1+2:w256:q=1x16:kv=40x16:fill=correlated",
   "fwd:h64/4:d64/64:s64x16+1+2:w256:q=1x16:kv=1000x16:fill=correlated",
   "fwd:h64/4:d128/128:s64x16+1+2:w256:q=1x16:kv=300x16",
+  "compress:phi=mlp.8.gelu:h64/64:d16/16:q=33x16", "compress:phi=mlp.8.relu:h64/64:d128/64:q=40x16",
+  "compress:phi=linear:h64/64:d16/24:q=33x16", "compress:phi=mlp.16.silu:h64/64:d24/16:f16:q=33x16",
   /* fills in which rules, not averages, decide */
   "fwd:q=700:s32x6+1+2:fill=constant", "fwd:q=700:s32x6+0+0:fill=constant",
   "fwd:q=700:s32x6+1+2:fill=tiny", "fwd:q=700:s32x6+1+2:fill=large",

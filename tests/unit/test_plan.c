@@ -454,11 +454,11 @@ static void test_products(void **state) {
   (void)state;
   machine m;
   begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP });
-  static const char *const side[] = { "gather_rows", "matmul", "bias_activation", "matmul",
-                                      "bias_activation" };
+  static const char *const side[] = { "gather_rows", "matmul", "bias_activation",
+                                      "matmul",      "matmul", "bias_activation" };
   const char *names[16];
   int n = 0;
-  for (int i = 0; i < 10; i++) names[n++] = side[i % 5];
+  for (int i = 0; i < 12; i++) names[n++] = side[i % 6];
   names[n++] = NULL;
   nsa_io *io = &m.toy.io;
   io->kv.k_cmp = toy_tensor(&m.toy, NSA_BF16, 3, 11, 2, 24);
