@@ -5,6 +5,7 @@
  */
 #include "stages.h"
 
+#include <math.h>
 #include <string.h>
 
 void nsai_constant_add(nsai_kernel_spec *spec, const char *name, int64_t value) {
@@ -30,6 +31,8 @@ void nsai_legal_common(const nsai_problem *p, nsai_reasons *reasons) {
         "model.dtype is f32: GPU kernels take bf16 and fp16, f32 runs with runtime.device: cpu");
 }
 
+static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
+
 /* Constants that every attention kernel has. */
 static void add_heads(nsai_kernel_spec *spec, const nsai_problem *p) {
   const nsai_geometry *m = &p->model;
@@ -45,44 +48,88 @@ static void add_gate(nsai_kernel_spec *spec, const nsai_problem *p) {
   nsai_constant_add(spec, "kGate", gate);
 }
 
-/* Tile sizes of the flash loop (common/flash.cuh). */
-typedef struct flash_shape {
-  int32_t rows, keys, warps, blocks; /* query rows, keys, warps, blocks per multiprocessor */
-} flash_shape;
+/* ---- the flash loop (common/flash.cuh) ---- */
 
-static uint32_t flash_shared(const nsai_geometry *m, const flash_shape *s) {
-  return nsai_tile_bytes(s->rows + s->keys, m->head_dim_qk) +
-         nsai_tile_bytes(s->keys, m->head_dim_v);
+static nsai_tiles flash_tiles(int32_t rows, int32_t keys, int32_t warps, int32_t blocks) {
+  return (nsai_tiles){ { [NSAI_TILE_ROWS] = rows,
+                         [NSAI_TILE_KEYS] = keys,
+                         [NSAI_TILE_WARPS] = warps,
+                         [NSAI_TILE_BLOCKS] = blocks } };
+}
+
+static uint32_t flash_shared(const nsai_geometry *m, const nsai_tiles *s) {
+  int32_t rows = s->of[NSAI_TILE_ROWS], keys = s->of[NSAI_TILE_KEYS];
+  return nsai_tile_bytes(rows + keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v);
 }
 
 /* Up to Dv 128 a warp holds the O of two m16 tiles, so that every fragment of K and V that it reads
  * feeds two products; beyond, one. Scores of 32 keys fit beside that O on every architecture and
  * for every geometry; those of 64 keys, which are faster, just fit on sm_90 at D 128. (Found by
  * compiling random geometries, which CI goes on doing.) */
-static flash_shape choose_flash(const nsai_geometry *m, const nsai_target *t) {
+static nsai_tiles choose_flash(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  const nsai_geometry *m = &p->model;
   bool wide = m->head_dim_qk > 192 || m->head_dim_v > 128;
-  if (t->caution > 1) return (flash_shape){ 64, 32, 4, 1 };
-  if (t->caution) return (flash_shape){ wide ? 64 : 128, 32, 4, 1 };
-  if (wide) return (flash_shape){ 64, 64, 4, 2 };
-  if (m->head_dim_v <= 64) return (flash_shape){ 128, 64, 4, 2 };
+  *by = NSAI_BY_DEFAULT;
+  if (t->caution > 1) return flash_tiles(64, 32, 4, 1);
+  if (t->caution) return flash_tiles(wide ? 64 : 128, 32, 4, 1);
+  if (wide) return flash_tiles(64, 64, 4, 2);
+  if (m->head_dim_v <= 64) return flash_tiles(128, 64, 4, 2);
   bool fits = nsai_target_major(t) == 9 && m->head_dim_qk == 128 && m->head_dim_v == 128;
-  return (flash_shape){ 128, fits ? 64 : 32, 4, 2 };
+  if (fits) *by = NSAI_BY_ARCHITECTURE;
+  return flash_tiles(128, fits ? 64 : 32, 4, 2);
 }
 
-static void specify_flash(const nsai_problem *p, const nsai_target *t, const char *entry,
+static void fit_flash(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                      nsai_reasons *reasons) {
+  int32_t rows = s->of[NSAI_TILE_ROWS], warps = s->of[NSAI_TILE_WARPS],
+          group = nsai_padded_group(&p->model);
+  if (rows % (16 * warps))
+    nsai_refuse(reasons, "%d rows are no m16 tiles for each of %d warps", rows, warps);
+  if (rows < group) nsai_refuse(reasons, "%d rows do not hold a token of %d heads", rows, group);
+  nsai_fit_shared(t, flash_shared(&p->model, s), reasons);
+}
+
+/* O and the scores of a warp's m16 tiles, and what else the loop holds. */
+static int32_t flash_registers(const nsai_geometry *m, const nsai_tiles *s) {
+  int32_t m16 = s->of[NSAI_TILE_ROWS] / (16 * s->of[NSAI_TILE_WARPS]);
+  return m16 * (padded(m->head_dim_v) + s->of[NSAI_TILE_KEYS]) / 2 + 48;
+}
+
+/* Each fragment that is read from shared memory feeds as many products as a warp has m16 tiles; a
+ * barrier costs the less the more keys lie between two; eight warps hide the waits. */
+static double cost_flash(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
+  if (flash_registers(&p->model, s) > nsai_register_limit(32 * warps * blocks) ||
+      !nsai_holds_blocks(t, flash_shared(&p->model, s), blocks))
+    return INFINITY;
+  double m16 = s->of[NSAI_TILE_ROWS] / (16.0 * warps);
+  return 1 + 0.5 / m16 + 6.0 / s->of[NSAI_TILE_KEYS] + (warps * blocks < 8 ? 0.3 : 0);
+}
+
+const nsai_space nsai_space_flash = {
+  4,
+  { { NSAI_TILE_ROWS, { 32, 64, 128, 256 }, "Q in shared memory; a tile is masked at its edge" },
+    { NSAI_TILE_KEYS, { 32, 64, 128 }, "scores in registers against barriers" },
+    { NSAI_TILE_WARPS, { 2, 4, 8 }, "m16 tiles of a warp share its fragments of K and V" },
+    { NSAI_TILE_BLOCKS, { 1, 2, 3, 4 }, "others fill the waits of one; registers are divided" } },
+  choose_flash,
+  fit_flash,
+  cost_flash,
+};
+
+static void specify_flash(const nsai_problem *p, const nsai_tiles *s, const char *entry,
                           nsai_kernel_spec *spec) {
-  flash_shape s = choose_flash(&p->model, t);
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = p->model.dtype,
-                              .threads = 32 * s.warps,
-                              .shared_bytes = flash_shared(&p->model, &s),
-                              .tokens = s.rows / nsai_padded_group(&p->model) };
+                              .threads = 32 * s->of[NSAI_TILE_WARPS],
+                              .shared_bytes = flash_shared(&p->model, s),
+                              .tokens = s->of[NSAI_TILE_ROWS] / nsai_padded_group(&p->model) };
   add_heads(spec, p);
   add_gate(spec, p);
-  nsai_constant_add(spec, "kRows", s.rows);
-  nsai_constant_add(spec, "kKeys", s.keys);
-  nsai_constant_add(spec, "kWarps", s.warps);
-  nsai_constant_add(spec, "kMinBlocks", s.blocks);
+  nsai_constant_add(spec, "kRows", s->of[NSAI_TILE_ROWS]);
+  nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
+  nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
 }
 
 void nsai_legal_attend_compressed_mma(const nsai_problem *p, const nsai_target *t,
@@ -92,9 +139,10 @@ void nsai_legal_attend_compressed_mma(const nsai_problem *p, const nsai_target *
 }
 
 void nsai_specify_attend_compressed_mma(const nsai_problem *p, const nsai_target *t,
-                                        nsai_kernel_spec specs[NSAI_ROLES]) {
+                                        const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
-  specify_flash(p, t, "attend_compressed_mma", spec);
+  specify_flash(p, s, "attend_compressed_mma", spec);
   nsai_constant_add(spec, "kBlock", p->model.block);
   nsai_constant_add(spec, "kStride", p->model.stride);
 }
@@ -106,8 +154,9 @@ void nsai_legal_attend_window_mma(const nsai_problem *p, const nsai_target *t,
 }
 
 void nsai_specify_attend_window_mma(const nsai_problem *p, const nsai_target *t,
-                                    nsai_kernel_spec specs[NSAI_ROLES]) {
-  specify_flash(p, t, "attend_window_mma", &specs[NSAI_KERNEL_ATTEND_WINDOW]);
+                                    const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  specify_flash(p, s, "attend_window_mma", &specs[NSAI_KERNEL_ATTEND_WINDOW]);
   nsai_constant_add(&specs[NSAI_KERNEL_ATTEND_WINDOW], "kWindow", p->model.window);
 }
 
@@ -116,9 +165,10 @@ void nsai_legal_dense_mma(const nsai_problem *p, const nsai_target *t, nsai_reas
   nsai_legal_common(p, reasons);
 }
 
-void nsai_specify_dense_mma(const nsai_problem *p, const nsai_target *t,
+void nsai_specify_dense_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                             nsai_kernel_spec specs[NSAI_ROLES]) {
-  specify_flash(p, t, "dense_mma", &specs[NSAI_KERNEL_DENSE]);
+  (void)t;
+  specify_flash(p, s, "dense_mma", &specs[NSAI_KERNEL_DENSE]);
 }
 
 void nsai_legal_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
@@ -136,18 +186,19 @@ void nsai_legal_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
 }
 
 void nsai_specify_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
-                                     nsai_kernel_spec specs[NSAI_ROLES]) {
-  specify_flash(p, t, "dense_mma", &specs[NSAI_KERNEL_ATTEND_SELECTED]);
+                                     const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  specify_flash(p, s, "dense_mma", &specs[NSAI_KERNEL_ATTEND_SELECTED]);
 }
 
 /* ---- attend_selected_mma ---- */
 
-typedef struct union_shape {
-  int32_t warps, keys, stages,
-      blocks; /* consumer warps, keys of a tile, ring stages, blocks per multiprocessor */
-} union_shape;
-
-static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
+static nsai_tiles union_tiles(int32_t warps, int32_t keys, int32_t stages, int32_t blocks) {
+  return (nsai_tiles){ { [NSAI_TILE_KEYS] = keys,
+                         [NSAI_TILE_WARPS] = warps,
+                         [NSAI_TILE_STAGES] = stages,
+                         [NSAI_TILE_BLOCKS] = blocks } };
+}
 
 /* Whether a multiprocessor has shared memory for two blocks of a portable variant. Two rings and
  * two producer warps hide more of the latency of scattered reads than one of twice the warps. */
@@ -158,18 +209,23 @@ static bool holds_two_blocks(const nsai_target *t) {
 /* One warp holds one m16 tile: 16 rows of O and the scores in registers, Q too up to Dk + Dv 320.
  * Nine warps get 168 registers from the compiler; where the key bits of 128 tokens (G 1) would not
  * fit beside three stages, or O needs more registers, there are five. */
-static union_shape choose_union(const nsai_geometry *m, const nsai_target *t) {
+static nsai_tiles choose_union_tiles(const nsai_geometry *m, const nsai_target *t,
+                                     nsai_decider *by) {
   int32_t columns = m->head_dim_qk + m->head_dim_v;
+  *by = NSAI_BY_DEFAULT;
   bool single = m->heads == m->kv_heads;
-  if (t->caution) return (union_shape){ 4, t->caution > 1 || columns > 320 ? 16 : 32, 3, 1 };
-  if (m->head_dim_qk > 192 || m->head_dim_v > 128) return (union_shape){ 4, 16, 4, 1 };
-  if (columns > 256) return (union_shape){ single ? 4 : 8, 32, 4, 1 };
+  if (t->caution) return union_tiles(4, t->caution > 1 || columns > 320 ? 16 : 32, 3, 1);
+  if (m->head_dim_qk > 192 || m->head_dim_v > 128) return union_tiles(4, 16, 4, 1);
+  if (columns > 256) return union_tiles(single ? 4 : 8, 32, 4, 1);
   /* Two blocks of five consumer warps and a producer are three warps a scheduler, the most at 168
    * registers: 6 % (random) to 10 % (correlated) faster than four consumers (H200, 64k). */
   int32_t warps = nsai_padded_group(m) <= 16 ? 5 : 4; /* a block holds whole tokens */
-  if (columns > 128 && holds_two_blocks(t)) return (union_shape){ warps, 64, 3, 2 };
-  if (columns > 128) return (union_shape){ single ? 4 : 8, 64, 3, 1 };
-  return (union_shape){ 8, 64, 4, 1 };
+  if (columns > 128 && holds_two_blocks(t)) {
+    *by = NSAI_BY_ARCHITECTURE;
+    return union_tiles(warps, 64, 3, 2);
+  }
+  if (columns > 128) return union_tiles(single ? 4 : 8, 64, 3, 1);
+  return union_tiles(8, 64, 4, 1);
 }
 
 /* Bytes of the Place that the kernel keeps in shared memory, and of one ring stage's barriers and
@@ -181,24 +237,64 @@ static union_shape choose_union(const nsai_geometry *m, const nsai_target *t) {
  * Plan::kQueryInRegisters. */
 #define UNION_REGISTER_COLUMNS 320
 
-static uint32_t union_shared(const nsai_geometry *m, const union_shape *s) {
-  int32_t columns = padded(m->head_dim_qk) + padded(m->head_dim_v),
-          tokens = 16 * s->warps / nsai_padded_group(m);
-  uint32_t bits = (uint32_t)(tokens * (s->keys > 32 ? 8 : 4));
+static uint32_t union_shared(const nsai_geometry *m, const nsai_tiles *s) {
+  int32_t keys = s->of[NSAI_TILE_KEYS], rows = 16 * s->of[NSAI_TILE_WARPS];
+  int32_t columns = padded(m->head_dim_qk) + padded(m->head_dim_v);
+  uint32_t bits = (uint32_t)(rows / nsai_padded_group(m) * (keys > 32 ? 8 : 4));
   uint32_t stage =
-      nsai_tile_bytes(s->keys, m->head_dim_qk) + nsai_tile_bytes(s->keys, m->head_dim_v) + bits;
-  uint32_t q =
-      columns > UNION_REGISTER_COLUMNS ? nsai_tile_bytes(16 * s->warps, m->head_dim_qk) : 0;
-  uint32_t bytes = q + (uint32_t)s->stages * (stage + UNION_STAGE_BYTES) + UNION_PLACE_BYTES;
+      nsai_tile_bytes(keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v) + bits;
+  uint32_t q = columns > UNION_REGISTER_COLUMNS ? nsai_tile_bytes(rows, m->head_dim_qk) : 0;
+  uint32_t bytes =
+      q + (uint32_t)s->of[NSAI_TILE_STAGES] * (stage + UNION_STAGE_BYTES) + UNION_PLACE_BYTES;
   return (bytes + 15) / 16 * 16;
 }
 
 /* Rows of a tile lie in an odd number of 16-byte chunks where 64 columns do not divide them, so
  * that a few head dims (Dk 136, Dv 112) need more than three stages of 64 keys may have. */
-static union_shape fit_union(const nsai_geometry *m, union_shape s) {
-  if (union_shared(m, &s) <= NSAI_PORTABLE_SHARED_BYTES) return s;
-  return (union_shape){ s.warps, 32, 4, s.blocks };
+static nsai_tiles choose_union(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  nsai_tiles s = choose_union_tiles(&p->model, t, by);
+  if (union_shared(&p->model, &s) <= NSAI_PORTABLE_SHARED_BYTES) return s;
+  return union_tiles(s.of[NSAI_TILE_WARPS], 32, 4, s.of[NSAI_TILE_BLOCKS]);
 }
+
+static void fit_union(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                      nsai_reasons *reasons) {
+  int32_t rows = 16 * s->of[NSAI_TILE_WARPS], group = nsai_padded_group(&p->model);
+  if (rows % group)
+    nsai_refuse(reasons, "the %d rows of %d warps hold no whole tokens of %d heads", rows,
+                s->of[NSAI_TILE_WARPS], group);
+  nsai_fit_shared(t, union_shared(&p->model, s), reasons);
+}
+
+/* O, the scores of a step, Q where it is held, and what else the loop holds. */
+static int32_t union_registers(const nsai_geometry *m, const nsai_tiles *s) {
+  int32_t step = s->of[NSAI_TILE_KEYS] < 32 ? s->of[NSAI_TILE_KEYS] : 32;
+  int32_t columns = padded(m->head_dim_qk) + padded(m->head_dim_v);
+  int32_t q = columns > UNION_REGISTER_COLUMNS ? 0 : padded(m->head_dim_qk) / 4;
+  return padded(m->head_dim_v) / 2 + step / 2 + q + 40;
+}
+
+/* A ring that holds more bytes hides more of the latency of scattered reads; more consumers share
+ * what one producer reads. */
+static double cost_union(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
+  if (union_registers(&p->model, s) > nsai_register_limit(32 * (warps + 1) * blocks) ||
+      !nsai_holds_blocks(t, union_shared(&p->model, s), blocks))
+    return INFINITY;
+  double flying = (double)blocks * s->of[NSAI_TILE_STAGES] * s->of[NSAI_TILE_KEYS];
+  return 1 + 200.0 / flying + 4.0 / (warps * blocks);
+}
+
+const nsai_space nsai_space_union = {
+  4,
+  { { NSAI_TILE_KEYS, { 16, 32, 64 }, "keys of a stage: whole lines in flight against waste" },
+    { NSAI_TILE_WARPS, { 2, 4, 5, 6, 8 }, "m16 tiles that share what the producer reads" },
+    { NSAI_TILE_STAGES, { 2, 3, 4, 6 }, "reads in flight" },
+    { NSAI_TILE_BLOCKS, { 1, 2, 3 }, "producers on a multiprocessor; registers are divided" } },
+  choose_union,
+  fit_union,
+  cost_union,
+};
 
 void nsai_legal_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
                                     nsai_reasons *reasons) {
@@ -217,20 +313,21 @@ static void specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
 }
 
 void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
-                                      nsai_kernel_spec specs[NSAI_ROLES]) {
-  union_shape s = fit_union(&p->model, choose_union(&p->model, t));
+                                      const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
+  int32_t warps = s->of[NSAI_TILE_WARPS];
+  (void)t;
   *spec = (nsai_kernel_spec){ .entry = "attend_selected_mma",
                               .dtype = p->model.dtype,
-                              .threads = 32 * (s.warps + 1),
-                              .shared_bytes = union_shared(&p->model, &s),
-                              .tokens = 16 * s.warps / nsai_padded_group(&p->model) };
+                              .threads = 32 * (warps + 1),
+                              .shared_bytes = union_shared(&p->model, s),
+                              .tokens = 16 * warps / nsai_padded_group(&p->model) };
   add_heads(spec, p);
   add_gate(spec, p);
-  nsai_constant_add(spec, "kKeys", s.keys);
-  nsai_constant_add(spec, "kWarps", s.warps);
-  nsai_constant_add(spec, "kStages", s.stages);
-  nsai_constant_add(spec, "kMinBlocks", s.blocks);
+  nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
+  nsai_constant_add(spec, "kWarps", warps);
+  nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
   nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
@@ -255,9 +352,10 @@ bool nsai_sensible_sdpa_gemm(const nsai_problem *p, const nsai_target *t) {
   return false; /* scores through memory: a baseline to measure against, never the choice */
 }
 
-void nsai_specify_sdpa_gemm(const nsai_problem *p, const nsai_target *t,
+void nsai_specify_sdpa_gemm(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                             nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
+  (void)s;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_SOFTMAX];
   *spec = (nsai_kernel_spec){ .entry = "causal_softmax", .dtype = p->model.dtype, .threads = 256 };
   nsai_constant_add(spec, "kMinBlocks", 1);

@@ -54,16 +54,44 @@ static void member(nsai_writer *out, const char *comma, const char *name, const 
 
 /* ---- tables ---- */
 
+/* What the tuner may choose: a line for each tile. */
+static void write_space(nsai_writer *out, const nsai_space *space) {
+  for (int i = 0; space && i < space->count; i++) {
+    const nsai_range *r = &space->range[i];
+    nsai_write(out, "%-18s   %-7s", "", nsai_tile_name(r->tile));
+    for (int k = 0; k < NSAI_MAX_RANGE && r->values[k]; k++)
+      nsai_write(out, "%s%d", k ? ", " : " ", r->values[k]);
+    nsai_write(out, ": %s\n", r->why);
+  }
+}
+
+/* The same as a JSON member. */
+static void write_space_json(nsai_writer *out, const nsai_space *space) {
+  nsai_write(out, ", \"tiles\": [");
+  for (int i = 0; space && i < space->count; i++) {
+    const nsai_range *r = &space->range[i];
+    member(out, i ? ", {" : "{", "name", nsai_tile_name(r->tile));
+    nsai_write(out, ", \"values\": [");
+    for (int k = 0; k < NSAI_MAX_RANGE && r->values[k]; k++)
+      nsai_write(out, "%s%d", k ? ", " : "", r->values[k]);
+    member(out, "], ", "why", r->why);
+    nsai_write(out, "}");
+  }
+  nsai_write(out, "]");
+}
+
 static void write_variants(nsai_writer *out, bool json) {
   for (int i = 0; i < nsai_variant_count; i++) {
     const nsai_variant *v = &nsai_variants[i];
     if (!json) {
       nsai_write(out, "%-18s %-24s %s\n", nsai_stage_name(v->stage), v->name, v->why);
+      write_space(out, v->space);
       continue;
     }
     member(out, i ? ",\n {" : "[{", "stage", nsai_stage_name(v->stage));
     member(out, ", ", "name", v->name);
     member(out, ", ", "why", v->why);
+    write_space_json(out, v->space);
     nsai_write(out, "}");
   }
   if (json) nsai_write(out, "]\n");

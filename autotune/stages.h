@@ -31,9 +31,23 @@ uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
 /* Reasons that hold for every GPU kernel: storage type and group size. */
 void nsai_legal_common(const nsai_problem *, nsai_reasons *);
 
+/* Adds a reason against a block of threads of so many bytes: portable variants stay under
+ * NSAI_PORTABLE_SHARED_BYTES everywhere. */
+void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
+
+/* Whether a multiprocessor has shared memory for `blocks` of them. */
+bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t blocks);
+
+/* Adds a reason against more threads on a multiprocessor than any architecture takes. */
+void nsai_fit_threads(const nsai_tiles *tiles, nsai_reasons *reasons);
+
+/* Registers that a thread gets when a multiprocessor holds this many threads. */
+int32_t nsai_register_limit(int32_t threads);
+
 #define NSAI_VARIANT_FUNCTIONS(name)                                                               \
   void nsai_legal_##name(const nsai_problem *, const nsai_target *, nsai_reasons *);               \
-  void nsai_specify_##name(const nsai_problem *, const nsai_target *, nsai_kernel_spec[NSAI_ROLES])
+  void nsai_specify_##name(const nsai_problem *, const nsai_target *, const nsai_tiles *,          \
+                           nsai_kernel_spec[NSAI_ROLES])
 
 NSAI_VARIANT_FUNCTIONS(compress_mean);
 NSAI_VARIANT_FUNCTIONS(compress_gemm);
@@ -47,6 +61,9 @@ NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
+
+extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_union,
+    nsai_space_importance, nsai_space_select;
 
 /* Adds the kernel the gate MLP needs beside its GEMMs. */
 void nsai_specify_gate(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);

@@ -6,8 +6,9 @@
  * A variant has a stable name, says whether it is legal (can it serve this problem on this device:
  * all reasons against it) and, apart from that, whether it is sensible (is it worth timing), and
  * turns a problem into the kernels it launches: template, named constants, threads, shared bytes.
- * The table is ordered by preference: with no record, the first legal and sensible variant of a
- * stage is taken.
+ * Some of the constants, its tiles, may be chosen: the variant's space says from which values and
+ * why, which combinations fit, and what they might cost. The table is ordered by preference: with no
+ * record, the first legal and sensible variant of a stage is taken, with its heuristic's tiles.
  */
 #ifndef NSAI_VARIANTS_H
 #define NSAI_VARIANTS_H
@@ -40,6 +41,7 @@ typedef enum nsai_role {
 /* What kernels are made for: a device or, without one, an architecture. */
 typedef struct nsai_target {
   const char *arch;      /* "sm_90a" */
+  const char *device;    /* "NVIDIA H200"; NULL: unknown */
   uint32_t shared_bytes; /* per block, opt-in */
   int32_t caution; /* 0: the fastest tiles, which just fit the registers with the compiler they were
                       tried with; up to NSAI_MAX_CAUTION: smaller ones, for other compilers */
@@ -70,6 +72,54 @@ typedef struct nsai_reasons {
   int count;
 } nsai_reasons;
 
+/* The constants of kernels that may be chosen. */
+typedef enum nsai_tile {
+  NSAI_TILE_ROWS,   /* query rows of a block of threads */
+  NSAI_TILE_KEYS,   /* keys at a time */
+  NSAI_TILE_WARPS,  /* that compute */
+  NSAI_TILE_STAGES, /* of the ring of keys */
+  NSAI_TILE_BLOCKS, /* per multiprocessor that the registers are divided for */
+  NSAI_TILE_COUNT
+} nsai_tile;
+
+/* "keys". Static storage. */
+const char *nsai_tile_name(nsai_tile tile);
+
+/* A value for each; 0 where the variant has no such constant. */
+typedef struct nsai_tiles {
+  int32_t of[NSAI_TILE_COUNT];
+} nsai_tiles;
+
+/* Who chose a stage's variant or tiles, from the most to the least particular. */
+typedef enum nsai_decider {
+  NSAI_BY_FORCE,        /* variants.force */
+  NSAI_BY_RECORD,       /* a record of this device */
+  NSAI_BY_DEVICE,       /* the heuristic's rule for this device */
+  NSAI_BY_ARCHITECTURE, /* ... for its architecture */
+  NSAI_BY_DEFAULT       /* ... for any */
+} nsai_decider;
+
+/* The values a tile may take, and why those. */
+#define NSAI_MAX_RANGE 6
+typedef struct nsai_range {
+  nsai_tile tile;
+  int32_t values[NSAI_MAX_RANGE]; /* ascending; 0 behind the last */
+  const char *why;
+} nsai_range;
+
+/* The tiles a variant may have. */
+typedef struct nsai_space {
+  int count;
+  nsai_range range[NSAI_TILE_COUNT];
+  /* The heuristic's choice; it fits every legal problem. */
+  nsai_tiles (*choose)(const nsai_problem *, const nsai_target *, nsai_decider *by);
+  /* Adds a sentence for everything that keeps these tiles from being compiled and launched. */
+  void (*fit)(const nsai_problem *, const nsai_target *, const nsai_tiles *, nsai_reasons *);
+  /* A guess at the time, relative to that of other tiles of the variant; infinite where the
+   * registers cannot do. */
+  double (*cost)(const nsai_problem *, const nsai_target *, const nsai_tiles *);
+} nsai_space;
+
 typedef struct nsai_variant {
   const char *name;
   nsai_stage stage;
@@ -81,8 +131,10 @@ typedef struct nsai_variant {
   void (*legal)(const nsai_problem *, const nsai_target *, nsai_reasons *);
   /* Whether the heuristic may choose it. NULL: always. */
   bool (*sensible)(const nsai_problem *, const nsai_target *);
-  /* Fills the specs of its kernels. Called for legal variants only. */
-  void (*specify)(const nsai_problem *, const nsai_target *, nsai_kernel_spec specs[NSAI_ROLES]);
+  /* Fills the specs of its kernels. Called for legal variants and tiles that fit only. */
+  void (*specify)(const nsai_problem *, const nsai_target *, const nsai_tiles *,
+                  nsai_kernel_spec specs[NSAI_ROLES]);
+  const nsai_space *space; /* NULL: nothing to choose */
 } nsai_variant;
 
 /* The variants of all stages, ordered by stage and preference. */
@@ -93,23 +145,53 @@ extern const int nsai_variant_count;
  */
 bool nsai_stage_needed(const nsai_problem *problem, nsai_stage stage);
 
+/* A variant of a stage with its tiles. */
+typedef struct nsai_candidate {
+  const nsai_variant *variant; /* NULL: none */
+  nsai_tiles tiles;
+} nsai_candidate;
+
+/* What has been decided beforehand, by a record or the tuner. */
+typedef struct nsai_decisions {
+  nsai_candidate stage[NSAI_STAGE_COUNT]; /* variant NULL: nothing */
+  char why[256];                          /* "record of 65536 tokens, 2026-11-20"; "" */
+} nsai_decisions;
+
 /* The choice for one problem: a variant per needed stage, NULL for the others. */
 typedef struct nsai_choice {
   const nsai_variant *variant[NSAI_STAGE_COUNT];
+  nsai_tiles tiles[NSAI_STAGE_COUNT];
+  nsai_decider decider[NSAI_STAGE_COUNT]; /* of the tiles, or of the variant where there are none */
   nsai_kernel_spec specs[NSAI_ROLES];
 } nsai_choice;
 
-/* Chooses by the configuration's force and disable lists, then by the table's order. When `explain`
- * is not NULL, writes every stage's variants with all reasons. NSA_E_UNSUPPORTED (every reason in
- * the error text) when a stage has none. */
+/* Chooses by the configuration's force and disable lists, then by `decisions` (NULL: none) where
+ * they are legal, then by the table's order and its heuristics. When `explain` is not NULL, writes
+ * every stage's variants with all reasons. NSA_E_UNSUPPORTED (every reason in the error text) when a
+ * stage has none. */
 nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
-                       const nsai_target *target, nsai_writer *explain, nsai_choice *out);
+                       const nsai_target *target, const nsai_decisions *decisions,
+                       nsai_writer *explain, nsai_choice *out);
 
 /* Adds every reason against one variant: the configuration's, the problem's wishes, and `legal`'s.
  */
 void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
                         const nsai_target *target, const nsai_variant *variant,
                         nsai_reasons *reasons);
+
+/* The heuristic's tiles, all 0 for a variant without. `by` may be NULL. */
+nsai_tiles nsai_variant_tiles(const nsai_variant *variant, const nsai_problem *problem,
+                              const nsai_target *target, nsai_decider *by);
+
+/* Adds every reason against these tiles of a variant: one that the ranges do not hold, and `fit`'s.
+ */
+void nsai_tiles_judge(const nsai_variant *variant, const nsai_problem *problem,
+                      const nsai_target *target, const nsai_tiles *tiles, nsai_reasons *reasons);
+
+/* "attend_window_mma rows=128 keys=64 warps=4 blocks=2", and back; false: no such variant of the
+ * stage, no such tile, or one is missing. */
+void nsai_candidate_print(const nsai_candidate *candidate, nsai_writer *out);
+bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *out);
 
 /* Whether a glob of variants.disable means the variant "stage.name". */
 bool nsai_variant_matches(const nsai_variant *variant, const char *pattern);

@@ -43,7 +43,7 @@ static nsa_status make_level(nsa_ctx *ctx, const nsai_problem *problem, int32_t 
                              nsai_kernel *kernels) {
   nsai_target target = ctx->target;
   target.caution = caution;
-  NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, choice));
+  NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, NULL, choice));
   request->specs = choice->specs;
   return nsai_kernels_make(ctx, request, kernels);
 }
@@ -57,7 +57,7 @@ static nsa_status find_level(nsa_ctx *ctx, const nsai_problem *problem,
   for (int32_t caution = ctx->target.caution; caution <= NSAI_MAX_CAUTION; caution++) {
     int32_t missing = 0;
     target.caution = caution;
-    NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, choice));
+    NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, NULL, choice));
     request->specs = choice->specs;
     NSAI_TRY(nsai_kernels_missing(ctx, request, &missing));
     *level = missing ? ctx->target.caution : caution;
@@ -72,7 +72,7 @@ static nsa_status count_missing(nsa_ctx *ctx, const nsai_problem *problem, nsai_
   nsai_kernel_request request = { .problem = problem };
   nsai_target target = ctx->target;
   NSAI_TRY(find_level(ctx, problem, &request, choice, &target.caution));
-  NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, choice));
+  NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, NULL, choice));
   request.specs = choice->specs;
   return nsai_kernels_missing(ctx, &request, missing);
 }
@@ -87,7 +87,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
     fill_caps(ctx, &choice, NULL, caps);
     return NSA_OK;
   }
-  nsa_status status = nsai_choose(ctx->config, &resolved, &ctx->target, NULL, &choice);
+  nsa_status status = nsai_choose(ctx->config, &resolved, &ctx->target, NULL, NULL, &choice);
   if (status == NSA_E_UNSUPPORTED) {
     *caps = (nsa_caps)NSA_CAPS_INIT;
     return NSA_OK;
@@ -114,7 +114,8 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     nsai_write(&text, "  every stage: the float64 reference (runtime.device: cpu)\n");
     return text.used;
   }
-  if (nsai_choose(ctx->config, &resolved, &ctx->target, &text, &choice) != NSA_OK) return text.used;
+  if (nsai_choose(ctx->config, &resolved, &ctx->target, NULL, &text, &choice) != NSA_OK)
+    return text.used;
   nsai_layout layout = nsai_layout_make(&resolved, &choice);
   nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)layout.total);
   for (int role = 0; role < NSAI_ROLES; role++)

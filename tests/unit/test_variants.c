@@ -124,8 +124,9 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
   for (int32_t a = 0; nsai_arch_at(a); a++) {
     const nsai_arch *arch = nsai_arch_at(a);
-    const nsai_target target = { arch->name, (uint32_t)arch->shared_bytes, 0 };
-    if (nsai_choose(config, &p, &target, NULL, &c) != NSA_OK) fail_msg("%s", nsa_last_error());
+    const nsai_target target = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0 };
+    if (nsai_choose(config, &p, &target, NULL, NULL, &c) != NSA_OK)
+      fail_msg("%s", nsa_last_error());
     for (int s = 0; s < NSAI_STAGE_COUNT; s++)
       assert_true((c.variant[s] != NULL) == nsai_stage_needed(&p, (nsai_stage)s));
     for (int role = 0; role < NSAI_ROLES; role++)
@@ -210,7 +211,7 @@ static void test_random(void **state) {
 }
 
 #define MODEL "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64%s}\n%s"
-static const nsai_target hopper = { "sm_90a", 232448, 0 };
+static const nsai_target hopper = { "sm_90a", NULL, 232448, 0 };
 
 /* Chooses and returns the story; the status too. */
 static nsa_status explain(const char *model, const char *more, const nsa_problem *asked,
@@ -221,7 +222,7 @@ static nsa_status explain(const char *model, const char *more, const nsa_problem
   nsai_config *config = must_load(NULL, text);
   if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
   nsai_writer w = nsai_writer_open(story, size);
-  nsa_status status = nsai_choose(config, &p, &hopper, &w, choice);
+  nsa_status status = nsai_choose(config, &p, &hopper, NULL, &w, choice);
   assert_true(w.used < size);
   nsai_config_destroy(config);
   return status;
@@ -270,9 +271,10 @@ static void nothing_against(const nsai_problem *p, const nsai_target *t, nsai_re
   (void)reasons;
 }
 
-static void needs_much(const nsai_problem *p, const nsai_target *t,
+static void needs_much(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
                        nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
+  (void)tiles;
   specs[NSAI_KERNEL_IMPORTANCE] =
       (nsai_kernel_spec){ .entry = "made_up", .shared_bytes = p->max_seqs ? 232449 : 232448 };
 }
