@@ -24,12 +24,15 @@ typedef struct part {
   bool overflow;
 } part;
 
+static const char nothing_between[] =
+    "write numbers with their units and nothing between, like 1h30m";
+
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 /* "1.5" of "1.5h30m"; *text moves behind it. Returns as nsai_duration_read does. */
 static const char *read_number(const char **text, part *p) {
   const char *at = *text;
-  if (!is_digit(*at)) return "write numbers with their units and nothing between, like 1h30m";
+  if (!is_digit(*at)) return nothing_between;
   for (; is_digit(*at); at++) {
     p->overflow |= __builtin_mul_overflow(p->whole, (int64_t)10, &p->whole);
     p->overflow |= __builtin_add_overflow(p->whole, (int64_t)(*at - '0'), &p->whole);
@@ -50,6 +53,7 @@ static const char *read_number(const char **text, part *p) {
 /* "h" of "h30m"; *text moves behind it. Returns as nsai_duration_read does. */
 static const char *read_unit(const char **text, part *p) {
   size_t length = strcspn(*text, "0123456789. ,:");
+  if (**text == ' ') return nothing_between;
   if (!length) return "give each number its unit, h, m, s or ms, like 90s";
   for (p->unit = 0; p->unit < UNITS; p->unit++)
     if (strlen(units[p->unit].name) == length && !memcmp(units[p->unit].name, *text, length)) break;
