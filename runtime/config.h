@@ -4,8 +4,8 @@
  * The configuration: every key typed, defaulted, checked, with the place it came from.
  *
  * Layers, weakest first: built-in, system file, file, text, matching profile, environment,
- * overrides. A later layer replaces key by key; lists (variants.disable, profiles) are replaced
- * whole. The keys themselves are declared in config_schema.c.
+ * overrides. A later layer replaces key by key; lists (tuning.lengths, variants.disable, profiles)
+ * are replaced whole. The keys themselves are declared in config_schema.c.
  */
 #ifndef NSAI_CONFIG_H
 #define NSAI_CONFIG_H
@@ -24,6 +24,18 @@
 
 enum { NSAI_JIT_ON_DEMAND, NSAI_JIT_PREPARE_ONLY, NSAI_JIT_NEVER };
 enum { NSAI_CHECK_OFF, NSAI_CHECK_BASIC, NSAI_CHECK_FULL };
+
+/* How hard the tuner looks for the fastest variants; the heuristic looks at none. */
+enum { NSAI_LEVEL_HEURISTIC, NSAI_LEVEL_QUICK, NSAI_LEVEL_NORMAL, NSAI_LEVEL_EXHAUSTIVE };
+
+/* The inputs that are timed: a bit for each kind. */
+enum {
+  NSAI_INPUTS_RANDOM = 1,
+  NSAI_INPUTS_CORRELATED = 2,
+  NSAI_INPUTS_BOTH = NSAI_INPUTS_RANDOM | NSAI_INPUTS_CORRELATED
+};
+
+#define NSAI_MAX_LENGTHS 16 /* of tuning.lengths; each is timed for itself */
 
 /* The stages that `variants` may name. */
 typedef enum nsai_stage {
@@ -84,6 +96,14 @@ typedef enum nsai_key_id {
   NSAI_KEY_LINE_INFO,
   NSAI_KEY_DUMP_DIR,
   NSAI_KEY_TEMPLATES_DIR,
+  NSAI_KEY_TUNING_LEVEL,
+  NSAI_KEY_TUNING_BUDGET,
+  NSAI_KEY_TUNING_MIN_GAIN,
+  NSAI_KEY_TUNING_INPUTS,
+  NSAI_KEY_TUNING_LENGTHS,
+  NSAI_KEY_TUNING_ON_FIRST_USE,
+  NSAI_KEY_TUNING_FIRST_USE_BUDGET,
+  NSAI_KEY_TUNING_RECORDS,
   NSAI_KEY_FORCE, /* of the first stage; the others follow in the order of nsai_stage */
   NSAI_KEY_FORCE_LAST = NSAI_KEY_FORCE + NSAI_STAGE_COUNT - 1,
   NSAI_KEY_DISABLE,
@@ -154,6 +174,17 @@ typedef struct nsai_config {
     bool line_info;
     char *dump_dir, *templates_dir; /* NULL: none */
   } runtime;
+  struct {
+    int32_t level;          /* NSAI_LEVEL_*: of a tuning that does not say itself */
+    double budget_s;        /* seconds, a whole number of milliseconds, as first_use_budget_s */
+    double min_gain;        /* a share of the time, 0 to 0.5 */
+    int32_t inputs;         /* NSAI_INPUTS_* */
+    const int64_t *lengths; /* tokens, ascending; NULL: powers of four up to serving's largest */
+    size_t length_count;    /* 1 to NSAI_MAX_LENGTHS; 0 with NULL */
+    int32_t on_first_use;   /* NSAI_LEVEL_*, never EXHAUSTIVE; HEURISTIC: off */
+    double first_use_budget_s;
+    bool records; /* false: plans are made as if there were none, and on_first_use is off */
+  } tuning;
   struct {
     char *force[NSAI_STAGE_COUNT]; /* variant by stage; NULL: free choice */
     nsai_list disable;             /* globs over "stage.variant" */

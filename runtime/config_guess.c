@@ -16,6 +16,7 @@ static const struct {
   nsai_key_id key;
 } aliases[] = {
   { "attention_heads", NSAI_KEY_MODEL_HEADS },
+  { "autotune", NSAI_KEY_TUNING_ON_FIRST_USE },
   { "block_count", NSAI_KEY_SELECT_COUNT },
   { "block_counts", NSAI_KEY_SELECT_COUNT },
   { "block_size", NSAI_KEY_SELECT_BLOCK },
@@ -30,12 +31,14 @@ static const struct {
   { "compress_stride", NSAI_KEY_COMPRESS_STRIDE },
   { "compress_type", NSAI_KEY_COMPRESS_PHI },
   { "dim_head", NSAI_KEY_MODEL_HEAD_DIM },
+  { "effort", NSAI_KEY_TUNING_LEVEL },
   { "head_size", NSAI_KEY_MODEL_HEAD_DIM },
   { "init_blocks", NSAI_KEY_SELECT_INIT },
   { "is_causal", NSAI_KEY_MODEL_CAUSAL },
   { "kernel_size", NSAI_KEY_COMPRESS_BLOCK },
   { "kernel_stride", NSAI_KEY_COMPRESS_STRIDE },
   { "local_blocks", NSAI_KEY_SELECT_LOCAL },
+  { "max_autotune", NSAI_KEY_TUNING_LEVEL },
   { "max_batch_size", NSAI_KEY_MAX_SEQS },
   { "max_model_len", NSAI_KEY_MAX_KV_LEN },
   { "max_num_batched_tokens", NSAI_KEY_MAX_TOKENS },
@@ -53,8 +56,10 @@ static const struct {
   { "qk_head_dim", NSAI_KEY_MODEL_HEAD_DIM_QK },
   { "select_block_size", NSAI_KEY_SELECT_BLOCK },
   { "selection_block_size", NSAI_KEY_SELECT_BLOCK },
+  { "seq_lens", NSAI_KEY_TUNING_LENGTHS },
   { "sliding_window", NSAI_KEY_MODEL_WINDOW },
   { "sliding_window_size", NSAI_KEY_MODEL_WINDOW },
+  { "time_budget", NSAI_KEY_TUNING_BUDGET },
   { "top_k", NSAI_KEY_SELECT_COUNT },
   { "top_n", NSAI_KEY_SELECT_COUNT },
   { "topk", NSAI_KEY_SELECT_COUNT },
@@ -69,12 +74,14 @@ static const struct {
 static const struct {
   const char *spelling, *word;
 } synonyms[] = {
-  { "avg", "mean" },         { "average", "mean" },    { "bfloat16", "bf16" },
-  { "f16", "fp16" },         { "float16", "fp16" },    { "float32", "f32" },
-  { "fp32", "f32" },         { "half", "fp16" },       { "sigmoid", "logits" },
-  { "swish", "silu" },       { "warning", "warn" },    { "none", "off" },
-  { "false", "off" },        { "rw", "read_write" },   { "ro", "read_only" },
-  { "always", "on_demand" }, { "eager", "on_demand" },
+  { "avg", "mean" },         { "average", "mean" },       { "bfloat16", "bf16" },
+  { "f16", "fp16" },         { "float16", "fp16" },       { "float32", "f32" },
+  { "fp32", "f32" },         { "half", "fp16" },          { "sigmoid", "logits" },
+  { "swish", "silu" },       { "warning", "warn" },       { "none", "off" },
+  { "false", "off" },        { "rw", "read_write" },      { "ro", "read_only" },
+  { "always", "on_demand" }, { "eager", "on_demand" },    { "true", "quick" },
+  { "fast", "quick" },       { "estimate", "heuristic" }, { "measure", "quick" },
+  { "patient", "normal" },   { "full", "exhaustive" },    { "all", "both" },
 };
 
 /* The last part of a path, and in *length the bytes before its dot. */

@@ -12,6 +12,10 @@
 /* Numbers may carry a unit, and then are strings to JSON. */
 #define COUNT_PATTERN "^(0|[1-9][0-9]*)([kMGT]|[KMGT]i)?$"
 
+/* Its backslashes are JSON's. The look-ahead refuses the empty text, which the rest allows. */
+#define DECIMAL "[0-9]+(\\\\.[0-9]{1,3})?"
+#define DURATION_PATTERN "^(?=.)(" DECIMAL "h)?(" DECIMAL "m)?(" DECIMAL "s)?([0-9]+ms)?$"
+
 static void write_line(nsai_writer *w, int depth) { nsai_write(w, "\n%*s", 2 * depth, ""); }
 
 static void write_words(const nsai_key *key, nsai_writer *w) {
@@ -45,6 +49,13 @@ static void write_type(const nsai_key *key, nsai_writer *w) {
   case NSAI_TYPE_NUMBER:
     nsai_write(w, "\"type\": \"number\", \"minimum\": 0, \"maximum\": %" PRId64, key->max);
     break;
+  case NSAI_TYPE_SHARE:
+    nsai_write(w, "\"type\": \"number\", \"minimum\": 0, \"maximum\": %" PRId64 ".%02" PRId64,
+               key->max / 100, key->max % 100);
+    break;
+  case NSAI_TYPE_DURATION:
+    nsai_write(w, "\"type\": \"string\", \"pattern\": \"" DURATION_PATTERN "\"");
+    break;
   case NSAI_TYPE_WORD: write_words(key, w); break;
   case NSAI_TYPE_TEXT: nsai_write(w, "\"type\": [\"string\", \"null\"]"); break;
   case NSAI_TYPE_PATH:
@@ -57,6 +68,13 @@ static void write_type(const nsai_key *key, nsai_writer *w) {
   case NSAI_TYPE_GLOBS:
     nsai_write(w, "\"type\": [\"array\", \"null\"], \"items\": {\"type\": \"string\", \"pattern\": "
                   "\"^[a-z_*?]+\\\\.[a-z0-9_*?]+$\"}");
+    break;
+  case NSAI_TYPE_LENGTHS:
+    nsai_write(w,
+               "\"type\": [\"array\", \"null\"], \"minItems\": 1, \"maxItems\": %d, \"items\": {",
+               NSAI_MAX_LENGTHS);
+    write_count(key, w);
+    nsai_write(w, "}");
     break;
   }
 }

@@ -68,12 +68,12 @@ static void read_value(reader *r, nsai_key_id id, const nsai_node *node) {
   }
   char why[WHY_BYTES];
   nsai_writer w = nsai_writer_open(why, sizeof why);
-  nsai_value value = { 0 };
+  nsai_value value;
   if (nsai_value_read(id, node, &r->config->arena, &value, &w)) {
     put(r, id, node->mark, &value);
     return;
   }
-  if (w.used) complain(r, node->mark, nsai_keys[id].path, why);
+  if (w.used) complain(r, value.mark, nsai_keys[id].path, why);
   put_broken(r, id, node->mark);
 }
 
@@ -325,7 +325,7 @@ void nsai_read_override(nsai_config *config, const nsai_source *source, nsai_dia
     return;
   }
   if (strncmp(source->text, "model", strlen("model")) == 0) config->model_mark = start;
-  if (id != NSAI_KEY_COUNT && nsai_keys[id].type != NSAI_TYPE_GLOBS) {
+  if (id != NSAI_KEY_COUNT && !nsai_type_is_list(nsai_keys[id].type)) {
     nsai_node scalar = rest_as_scalar(source, length + 1, true);
     read_value(&r, id, &scalar);
     return;
@@ -355,11 +355,11 @@ void nsai_read_variable(nsai_config *config, nsai_key_id id, const nsai_source *
 void nsai_read_builtin(nsai_config *config) {
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
     const char *text = nsai_keys[id].fallback;
-    if (!text || nsai_keys[id].type == NSAI_TYPE_GLOBS) continue; /* all zero is the empty list */
+    if (!text || nsai_type_is_list(nsai_keys[id].type)) continue; /* all zero is the empty list */
     nsai_node node = {
       .kind = NSAI_NODE_SCALAR, .plain = true, .text = text, .length = strlen(text)
     };
-    nsai_value value = { 0 };
+    nsai_value value;
     nsai_writer nowhere = nsai_writer_open(NULL, 0);
     if (nsai_value_read((nsai_key_id)id, &node, &config->arena, &value, &nowhere))
       nsai_value_store(config, (nsai_key_id)id, &value);

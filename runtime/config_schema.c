@@ -27,6 +27,12 @@
 #define MAX_JOBS 256
 #define MAX_SMS 4096
 #define MAX_FIGURE 1000000 /* GB/s and TFLOP/s: far above any device */
+#define MIN_LENGTH 64      /* tokens: shorter attention is launch time alone */
+
+/* Durations, in milliseconds. */
+#define SECOND INT64_C(1000)
+#define MINUTE (60 * SECOND)
+#define HOUR (60 * MINUTE)
 
 static const nsai_word phi_words[] = { { "mean", NSAI_PHI_MEAN },
                                        { "linear", NSAI_PHI_LINEAR },
@@ -62,6 +68,20 @@ static const nsai_word level_words[] = { { "off", NSA_LOG_OFF },
 static const nsai_word check_words[] = {
   { "off", NSAI_CHECK_OFF }, { "basic", NSAI_CHECK_BASIC }, { "full", NSAI_CHECK_FULL }, { NULL, 0 }
 };
+static const nsai_word effort_words[] = { { "heuristic", NSAI_LEVEL_HEURISTIC },
+                                          { "quick", NSAI_LEVEL_QUICK },
+                                          { "normal", NSAI_LEVEL_NORMAL },
+                                          { "exhaustive", NSAI_LEVEL_EXHAUSTIVE },
+                                          { NULL, 0 } };
+static const nsai_word input_words[] = { { "random", NSAI_INPUTS_RANDOM },
+                                         { "correlated", NSAI_INPUTS_CORRELATED },
+                                         { "both", NSAI_INPUTS_BOTH },
+                                         { NULL, 0 } };
+/* An exhaustive search takes hours: nobody means it to happen by itself. */
+static const nsai_word first_use_words[] = { { "off", NSAI_LEVEL_HEURISTIC },
+                                             { "quick", NSAI_LEVEL_QUICK },
+                                             { "normal", NSAI_LEVEL_NORMAL },
+                                             { NULL, 0 } };
 static const nsai_word auto_words[] = { { "auto", -1 }, { NULL, 0 } };
 
 #define AT(field) offsetof(nsai_config, field)
@@ -194,6 +214,36 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                0, 0, 0, NULL, "null",
                                "folder whose kernel templates replace the embedded ones; null: "
                                "none" },
+
+  [NSAI_KEY_TUNING_LEVEL] = { "tuning.level", NSAI_TYPE_WORD, AT(tuning.level), 0, 0, 0,
+                              effort_words, "quick",
+                              "how hard a tuning looks that does not say itself; heuristic: times "
+                              "nothing" },
+  [NSAI_KEY_TUNING_BUDGET] = { "tuning.budget", NSAI_TYPE_DURATION, AT(tuning.budget_s), SECOND,
+                               24 * HOUR, 0, NULL, "10m",
+                               "time a tuning may take, compiling included" },
+  [NSAI_KEY_TUNING_MIN_GAIN] = { "tuning.min_gain", NSAI_TYPE_SHARE, AT(tuning.min_gain), 0, 50, 0,
+                                 NULL, "0.02",
+                                 "share of its time by which the heuristic's choice must be "
+                                 "beaten" },
+  [NSAI_KEY_TUNING_INPUTS] = { "tuning.inputs", NSAI_TYPE_WORD, AT(tuning.inputs), 0, 0, 0,
+                               input_words, "both",
+                               "what is timed: random keys, keys whose neighbours select alike as "
+                               "trained models' do, or both" },
+  [NSAI_KEY_TUNING_LENGTHS] = { "tuning.lengths", NSAI_TYPE_LENGTHS, AT(tuning.lengths), MIN_LENGTH,
+                                MAX_TOKENS, 0, NULL, "null",
+                                "KV tokens of the sequences that are timed, ascending; null: 1Ki, "
+                                "4Ki, 16Ki and on up to the longest that serving allows" },
+  [NSAI_KEY_TUNING_ON_FIRST_USE] = { "tuning.on_first_use", NSAI_TYPE_WORD, AT(tuning.on_first_use),
+                                     0, 0, 0, first_use_words, "off",
+                                     "how hard making a plan looks when it finds no record" },
+  [NSAI_KEY_TUNING_FIRST_USE_BUDGET] = { "tuning.first_use_budget", NSAI_TYPE_DURATION,
+                                         AT(tuning.first_use_budget_s), SECOND, 10 * MINUTE, 0,
+                                         NULL, "20s", "time that tuning on first use may take" },
+  [NSAI_KEY_TUNING_RECORDS] = { "tuning.records", NSAI_TYPE_BOOL, AT(tuning.records), 0, 0, 0, NULL,
+                                "true",
+                                "plans follow the records of earlier tuning; false: the heuristic "
+                                "alone, and on_first_use is off" },
 
 #define FORCE(stage, name)                                                                         \
   [NSAI_KEY_FORCE + stage] = { "variants.force." name,                                             \

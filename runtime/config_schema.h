@@ -11,18 +11,21 @@
 #define NSAI_SCHEMA_VERSION "1" /* the value of the first key, `nsa` */
 
 typedef enum nsai_type {
-  NSAI_TYPE_BOOL,    /* bool */
-  NSAI_TYPE_INT,     /* int32_t; min, max, step */
-  NSAI_TYPE_LONG,    /* int64_t; min, max, or one of words */
-  NSAI_TYPE_SIZE,    /* uint64_t bytes; min, max */
-  NSAI_TYPE_NUMBER,  /* double, not negative, at most max */
-  NSAI_TYPE_WORD,    /* int32_t: one of words */
-  NSAI_TYPE_TEXT,    /* char *; may be null */
-  NSAI_TYPE_PATH,    /* char *: absolute; may be null */
-  NSAI_TYPE_DEVICE,  /* char *: auto, cpu, ordinal, PCI bus id, UUID */
-  NSAI_TYPE_VARIANT, /* char *: the name of a variant; may be null */
-  NSAI_TYPE_GLOBS,   /* nsai_list: globs over "stage.variant" */
-  NSAI_TYPE_BOTH     /* an int that stands for the two keys that follow it */
+  NSAI_TYPE_BOOL,     /* bool */
+  NSAI_TYPE_INT,      /* int32_t; min, max, step */
+  NSAI_TYPE_LONG,     /* int64_t; min, max, or one of words */
+  NSAI_TYPE_SIZE,     /* uint64_t bytes; min, max */
+  NSAI_TYPE_NUMBER,   /* double, not negative, at most max */
+  NSAI_TYPE_SHARE,    /* double, not negative, at most max hundredths */
+  NSAI_TYPE_DURATION, /* double: seconds; min, max in milliseconds */
+  NSAI_TYPE_WORD,     /* int32_t: one of words */
+  NSAI_TYPE_TEXT,     /* char *; may be null */
+  NSAI_TYPE_PATH,     /* char *: absolute; may be null */
+  NSAI_TYPE_DEVICE,   /* char *: auto, cpu, ordinal, PCI bus id, UUID */
+  NSAI_TYPE_VARIANT,  /* char *: the name of a variant; may be null */
+  NSAI_TYPE_GLOBS,    /* nsai_list: globs over "stage.variant" */
+  NSAI_TYPE_LENGTHS,  /* tuning.lengths and length_count: ascending, each min to max; may be null */
+  NSAI_TYPE_BOTH      /* an int that stands for the two keys that follow it */
 } nsai_type;
 
 typedef struct nsai_word {
@@ -43,6 +46,11 @@ typedef struct nsai_key {
 
 /* Indexed by nsai_key_id. */
 extern const nsai_key nsai_keys[NSAI_KEY_COUNT];
+
+/* Whether values of this type are lists. */
+static inline bool nsai_type_is_list(nsai_type type) {
+  return type == NSAI_TYPE_GLOBS || type == NSAI_TYPE_LENGTHS;
+}
 
 /* The key with this path, or NSAI_KEY_COUNT. `length` bytes of `path` count. */
 nsai_key_id nsai_key_find(const char *path, size_t length);

@@ -3,6 +3,7 @@
  */
 #include "config_value.h"
 
+#include "duration.h"
 #include "text.h"
 
 #include <inttypes.h>
@@ -12,6 +13,7 @@
 #define MAX_TEXT_BYTES 4096 /* PATH_MAX of Linux; longer text is a mistake in any key */
 #define FRACTION_DIGITS 6   /* so that a number and its text round-trip exactly in a double */
 #define FRACTION_ONE 1e6    /* 10 ^ FRACTION_DIGITS */
+#define MS_PER_SECOND 1000.0
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
@@ -34,6 +36,8 @@ void nsai_type_write(const nsai_key *key, nsai_writer *writer) {
   case NSAI_TYPE_LONG: nsai_write(writer, "a whole number like 4096, 64k or 64Ki"); break;
   case NSAI_TYPE_SIZE: nsai_write(writer, "a size in bytes like 512Mi or 1Gi"); return;
   case NSAI_TYPE_NUMBER: nsai_write(writer, "a number like 4280 or 781.5"); return;
+  case NSAI_TYPE_SHARE: nsai_write(writer, "a share like 0.02"); return;
+  case NSAI_TYPE_DURATION: nsai_write(writer, "a duration like 90s, 10m or 1h30m"); return;
   case NSAI_TYPE_TEXT: nsai_write(writer, "text, or null"); return;
   case NSAI_TYPE_PATH: nsai_write(writer, "an absolute path, or null"); return;
   case NSAI_TYPE_DEVICE:
@@ -41,6 +45,9 @@ void nsai_type_write(const nsai_key *key, nsai_writer *writer) {
     return;
   case NSAI_TYPE_VARIANT: nsai_write(writer, "a variant's name, or null"); return;
   case NSAI_TYPE_GLOBS: nsai_write(writer, "a list of globs like [dense.*_gemm]"); return;
+  case NSAI_TYPE_LENGTHS:
+    nsai_write(writer, "a list of ascending lengths like [4Ki, 16Ki], or null");
+    return;
   case NSAI_TYPE_WORD: break;
   }
   for (const nsai_word *word = key->words; word && word->text; word++) {
@@ -125,6 +132,16 @@ static bool read_integer(const nsai_key *key, const nsai_node *node, nsai_value 
   return true;
 }
 
+static void write_number(double number, nsai_writer *writer) {
+  int64_t scaled = llround(number * FRACTION_ONE);
+  int64_t one = (int64_t)FRACTION_ONE, fraction = scaled % one;
+  nsai_write(writer, "%" PRId64, scaled / one);
+  if (!fraction) return;
+  int digits = FRACTION_DIGITS;
+  for (; fraction % 10 == 0; fraction /= 10) digits--;
+  nsai_write(writer, ".%0*" PRId64, digits, fraction);
+}
+
 static bool read_number(const nsai_key *key, const nsai_node *node, nsai_value *value,
                         nsai_writer *why) {
   const char *text = node->text;
@@ -138,14 +155,35 @@ static bool read_number(const nsai_key *key, const nsai_node *node, nsai_value *
   }
   if (!digits || text != node->text + node->length) {
     refuse(key, node, why);
-    if (digits)
+    if (digits && key->type == NSAI_TYPE_SHARE && *text == '%')
+      nsai_write(why, ": a share of 1 is all, 0.02 is 2%%");
+    else if (digits)
       nsai_write(why, ": write plain digits, at most %d after the point", FRACTION_DIGITS);
     return false;
   }
   for (; fraction < FRACTION_DIGITS; fraction++) scaled *= 10;
   value->number = (double)scaled / FRACTION_ONE;
-  if (value->number <= (double)key->max) return true;
-  nsai_write(why, "%s is out of range: 0 to %" PRId64, node->text, key->max);
+  double max = key->type == NSAI_TYPE_SHARE ? (double)key->max / 100 : (double)key->max;
+  if (value->number <= max) return true;
+  nsai_write(why, "%s is out of range: 0 to ", node->text);
+  write_number(max, why);
+  return false;
+}
+
+static bool read_duration(const nsai_key *key, const nsai_node *node, nsai_value *value,
+                          nsai_writer *why) {
+  const char *remedy = nsai_duration_read(node->text, &value->integer);
+  if (remedy) {
+    refuse(key, node, why);
+    if (node->length) nsai_write(why, ": %s", remedy);
+    return false;
+  }
+  if (value->integer >= key->min && value->integer <= key->max) return true;
+  nsai_excerpt_text excerpt;
+  nsai_write(why, "%s is out of range: ", nsai_excerpt(node->text, node->length, &excerpt));
+  nsai_duration_write(key->min, why);
+  nsai_write(why, " to ");
+  nsai_duration_write(key->max, why);
   return false;
 }
 
@@ -209,7 +247,6 @@ static bool is_name(const char *text) {
 static bool read_text(const nsai_key *key, const nsai_node *node, nsai_arena *arena,
                       nsai_value *value, nsai_writer *why) {
   bool nullable = key->type != NSAI_TYPE_DEVICE;
-  value->text = NULL;
   if (nullable && is_null(node)) return true;
   if (node->length > MAX_TEXT_BYTES) {
     nsai_write(why, "longer than %d bytes", MAX_TEXT_BYTES);
@@ -250,7 +287,6 @@ static bool is_variant_glob(const char *text) {
 
 static bool read_globs(const nsai_key *key, const nsai_node *node, nsai_arena *arena,
                        nsai_value *value, nsai_writer *why) {
-  value->list = (nsai_list){ 0 };
   if (node->kind == NSAI_NODE_SCALAR && is_null(node)) return true;
   if (node->kind != NSAI_NODE_SEQUENCE) return refuse(key, node, why);
   size_t count = 0;
@@ -260,6 +296,7 @@ static bool read_globs(const nsai_key *key, const nsai_node *node, nsai_arena *a
   if (!items || !marks) return false;
   value->list = (nsai_list){ items, marks, count };
   for (const nsai_node *item = node->first; item; item = item->next) {
+    value->mark = item->mark;
     if (item->kind == NSAI_NODE_REFUSED) return false;
     if (item->kind != NSAI_NODE_SCALAR || !is_variant_glob(item->text)) {
       refuse(key, item, why);
@@ -275,16 +312,55 @@ static bool read_globs(const nsai_key *key, const nsai_node *node, nsai_arena *a
   return true;
 }
 
+static bool read_lengths(const nsai_key *key, const nsai_node *node, nsai_arena *arena,
+                         nsai_value *value, nsai_writer *why) {
+  if (node->kind == NSAI_NODE_SCALAR && is_null(node)) return true;
+  if (node->kind != NSAI_NODE_SEQUENCE) return refuse(key, node, why);
+  if (!node->first) {
+    nsai_write(why, "an empty list: give at least one length, or write null");
+    return false;
+  }
+  nsai_key item_key = *key; /* an item is read and refused as a number */
+  item_key.type = NSAI_TYPE_LONG;
+  int64_t *lengths = nsai_arena_alloc(arena, NSAI_MAX_LENGTHS * sizeof *lengths);
+  if (!lengths) return false;
+  size_t count = 0;
+  for (const nsai_node *item = node->first; item; item = item->next) {
+    value->mark = item->mark;
+    if (item->kind == NSAI_NODE_REFUSED) return false;
+    if (item->kind != NSAI_NODE_SCALAR) return refuse(&item_key, item, why);
+    if (!read_integer(&item_key, item, value, why)) return false;
+    if (count == NSAI_MAX_LENGTHS) {
+      nsai_write(why, "more than %d lengths, and each is timed for itself: choose fewer",
+                 NSAI_MAX_LENGTHS);
+      return false;
+    }
+    if (count && value->integer <= lengths[count - 1]) {
+      nsai_write(why, "%" PRId64 " after %" PRId64 ": write the lengths ascending, each once",
+                 value->integer, lengths[count - 1]);
+      return false;
+    }
+    lengths[count++] = value->integer;
+  }
+  value->lengths = lengths;
+  value->length_count = count;
+  return true;
+}
+
 bool nsai_value_read(nsai_key_id id, const nsai_node *node, nsai_arena *arena, nsai_value *value,
                      nsai_writer *why) {
   const nsai_key *key = &nsai_keys[id];
+  *value = (nsai_value){ .mark = node->mark };
   if (node->kind == NSAI_NODE_REFUSED) return false;
   if (key->type == NSAI_TYPE_GLOBS) return read_globs(key, node, arena, value, why);
+  if (key->type == NSAI_TYPE_LENGTHS) return read_lengths(key, node, arena, value, why);
   if (node->kind != NSAI_NODE_SCALAR) return refuse(key, node, why);
   switch (key->type) {
   case NSAI_TYPE_BOOL: return read_bool(key, node, value, why);
   case NSAI_TYPE_WORD: return read_word(key, node, value, why);
-  case NSAI_TYPE_NUMBER: return read_number(key, node, value, why);
+  case NSAI_TYPE_NUMBER:
+  case NSAI_TYPE_SHARE: return read_number(key, node, value, why);
+  case NSAI_TYPE_DURATION: return read_duration(key, node, value, why);
   case NSAI_TYPE_LONG:
     if (key->words && !is_digit(*node->text) && *node->text != '-')
       return read_word(key, node, value, why);
@@ -309,8 +385,14 @@ void nsai_value_store(nsai_config *config, nsai_key_id id, const nsai_value *val
   }
   case NSAI_TYPE_LONG: *(int64_t *)place = value->integer; break;
   case NSAI_TYPE_SIZE: *(uint64_t *)place = (uint64_t)value->integer; break;
-  case NSAI_TYPE_NUMBER: *(double *)place = value->number; break;
+  case NSAI_TYPE_NUMBER:
+  case NSAI_TYPE_SHARE: *(double *)place = value->number; break;
+  case NSAI_TYPE_DURATION: *(double *)place = (double)value->integer / MS_PER_SECOND; break;
   case NSAI_TYPE_GLOBS: *(nsai_list *)place = value->list; break;
+  case NSAI_TYPE_LENGTHS:
+    config->tuning.lengths = value->lengths;
+    config->tuning.length_count = value->length_count;
+    break;
   default: *(char **)place = value->text; break;
   }
 }
@@ -340,16 +422,6 @@ static void write_size(uint64_t size, nsai_writer *writer) {
   nsai_write(writer, "%" PRIu64 "%s", size, units[unit]);
 }
 
-static void write_number(double number, nsai_writer *writer) {
-  int64_t scaled = llround(number * FRACTION_ONE);
-  int64_t one = (int64_t)FRACTION_ONE, fraction = scaled % one;
-  nsai_write(writer, "%" PRId64, scaled / one);
-  if (!fraction) return;
-  int digits = FRACTION_DIGITS;
-  for (; fraction % 10 == 0; fraction /= 10) digits--;
-  nsai_write(writer, ".%0*" PRId64, digits, fraction);
-}
-
 static void write_list(const nsai_list *list, nsai_writer *writer) {
   nsai_write(writer, "[");
   for (size_t i = 0; i < list->count; i++) {
@@ -357,6 +429,11 @@ static void write_list(const nsai_list *list, nsai_writer *writer) {
     write_quoted(list->items[i], writer);
   }
   nsai_write(writer, "]");
+}
+
+static void write_lengths(const int64_t *lengths, size_t count, nsai_writer *writer) {
+  for (size_t i = 0; i < count; i++) nsai_write(writer, "%s%" PRId64, i ? ", " : "[", lengths[i]);
+  nsai_write(writer, count ? "]" : "null");
 }
 
 static void write_text(const char *text, nsai_writer *writer) {
@@ -389,8 +466,15 @@ void nsai_value_write(const nsai_config *config, nsai_key_id id, nsai_writer *wr
       nsai_write(writer, "%" PRId64, large);
     break;
   case NSAI_TYPE_SIZE: write_size(*(const uint64_t *)place, writer); break;
-  case NSAI_TYPE_NUMBER: write_number(*(const double *)place, writer); break;
+  case NSAI_TYPE_NUMBER:
+  case NSAI_TYPE_SHARE: write_number(*(const double *)place, writer); break;
+  case NSAI_TYPE_DURATION:
+    nsai_duration_write(llround(*(const double *)place * MS_PER_SECOND), writer);
+    break;
   case NSAI_TYPE_GLOBS: write_list(place, writer); break;
+  case NSAI_TYPE_LENGTHS:
+    write_lengths(config->tuning.lengths, config->tuning.length_count, writer);
+    break;
   default: write_text(*(char *const *)place, writer); break;
   }
 }

@@ -12,10 +12,13 @@
 #include "config_yaml.h"
 
 typedef struct nsai_value {
-  int64_t integer; /* bool, int, long, size, word */
+  int64_t integer; /* bool, int, long, size, word; duration: milliseconds */
   double number;
   char *text; /* NULL: null */
   nsai_list list;
+  const int64_t *lengths; /* NULL: null */
+  size_t length_count;
+  nsai_mark mark; /* where a refused value is wrong: it, or an item of its list */
 } nsai_value;
 
 /* Reads the value of key `id`; strings go to `arena`. False: `why` has received what is wrong and

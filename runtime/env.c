@@ -18,7 +18,9 @@ static const nsai_env_var variables[] = {
   { "NSA_JIT", NSAI_KEY_JIT },
   { "NSA_LOG_LEVEL", NSAI_KEY_LOG_LEVEL },
   { "NSA_NVRTC_PATH", NSAI_KEY_NVRTC_PATH },
+  { "NSA_RECORDS", NSAI_KEY_TUNING_RECORDS },
   { "NSA_TEMPLATES_DIR", NSAI_KEY_TEMPLATES_DIR },
+  { "NSA_TUNE_LEVEL", NSAI_KEY_TUNING_LEVEL },
 };
 #define VARIABLES (sizeof variables / sizeof variables[0])
 

@@ -109,6 +109,15 @@ static void test_builtin(void **state) {
   assert_int_equal(c->runtime.log_level, NSA_LOG_WARN);
   assert_int_equal(c->runtime.check_inputs, NSAI_CHECK_BASIC);
   assert_null(c->runtime.cache_dir);
+  assert_int_equal(c->tuning.level, NSAI_LEVEL_QUICK);
+  assert_true(c->tuning.budget_s == 600);
+  assert_true(c->tuning.min_gain == 0.02);
+  assert_int_equal(c->tuning.inputs, NSAI_INPUTS_BOTH);
+  assert_null(c->tuning.lengths);
+  assert_int_equal(c->tuning.length_count, 0);
+  assert_int_equal(c->tuning.on_first_use, NSAI_LEVEL_HEURISTIC);
+  assert_true(c->tuning.first_use_budget_s == 20);
+  assert_true(c->tuning.records);
   assert_int_equal(c->thresholds.select_dense_below, -1);
   assert_string_equal(c->warnings, "");
   nsai_config_destroy(c);
@@ -147,6 +156,15 @@ static const char full[] =
     "  line_info: true\n"
     "  dump_dir: /dump\n"
     "  templates_dir: /t\n"
+    "tuning:\n"
+    "  level: exhaustive\n"
+    "  budget: 1h30m0.25s\n"
+    "  min_gain: 0.5\n"
+    "  inputs: correlated\n"
+    "  lengths: [64, \"1k\", 64Ki]\n"
+    "  on_first_use: normal\n"
+    "  first_use_budget: 1s\n"
+    "  records: false\n"
     "variants:\n"
     "  force: {select: select_topn, dense: \"dense_mma\"}\n"
     "  disable: [attend_*.*_mma, '*.sdpa_gem?']\n"
@@ -195,6 +213,17 @@ static void test_every_key(void **state) {
   assert_string_equal(c->runtime.driver_path, "/d");
   assert_string_equal(c->runtime.dump_dir, "/dump");
   assert_string_equal(c->runtime.templates_dir, "/t");
+  assert_int_equal(c->tuning.level, NSAI_LEVEL_EXHAUSTIVE);
+  assert_true(c->tuning.budget_s == 5400.25);
+  assert_true(c->tuning.min_gain == 0.5);
+  assert_int_equal(c->tuning.inputs, NSAI_INPUTS_CORRELATED);
+  assert_int_equal(c->tuning.length_count, 3);
+  assert_int_equal(c->tuning.lengths[0], 64);
+  assert_int_equal(c->tuning.lengths[1], 1000);
+  assert_int_equal(c->tuning.lengths[2], 65536);
+  assert_int_equal(c->tuning.on_first_use, NSAI_LEVEL_NORMAL);
+  assert_true(c->tuning.first_use_budget_s == 1);
+  assert_false(c->tuning.records);
   assert_string_equal(c->variants.force[NSAI_STAGE_SELECT], "select_topn");
   assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_mma");
   assert_null(c->variants.force[NSAI_STAGE_COMPRESS]);
@@ -307,6 +336,8 @@ static void test_overrides(void **state) {
                                     "variants.disable=[compress.*, importance.*]",
                                     "model.select={count: 8, init: 0}",
                                     "variants.force.dense=dense_mma",
+                                    "tuning.lengths=[1Ki, 2Ki]",
+                                    "tuning.budget=90s",
                                     "device.source=a: b # c",
                                     "serving=",
                                     NULL };
@@ -320,6 +351,9 @@ static void test_overrides(void **state) {
   assert_int_equal(c->model.select_local, 2);
   assert_int_equal(c->variants.disable.count, 2);
   assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_mma");
+  assert_int_equal(c->tuning.length_count, 2);
+  assert_int_equal(c->tuning.lengths[1], 2048);
+  assert_true(c->tuning.budget_s == 90);
   assert_string_equal(c->device.source, "a: b # c");
   nsai_config_destroy(c);
 }
@@ -496,6 +530,35 @@ static void test_profile_strength(void **state) {
   nsai_config_destroy(c);
 }
 
+/* A device may be tuned in its own way; lists are replaced, and null is a value as well. */
+static void test_profile_tuning(void **state) {
+  (void)state;
+  static const char text[] = "nsa: 1\n"
+                             "tuning: {level: normal, budget: 2m, lengths: [1Ki, 4Ki]}\n"
+                             "profiles:\n"
+                             "  - match: {arch: sm_90}\n"
+                             "    tuning: {budget: 1h, lengths: [8Ki], on_first_use: quick}\n"
+                             "  - match: {arch: sm_80}\n"
+                             "    tuning: {lengths: null}\n";
+  const char *const overrides[] = { "tuning.on_first_use=off", NULL };
+  nsai_config *c = load_text(text, overrides);
+  assert_int_equal(nsai_config_apply_device(c, "sm_90a", NULL, NULL), NSA_OK);
+  assert_int_equal(c->tuning.level, NSAI_LEVEL_NORMAL);
+  assert_true(c->tuning.budget_s == 3600);
+  assert_int_equal(c->tuning.length_count, 1);
+  assert_int_equal(c->tuning.lengths[0], 8192);
+  assert_int_equal(c->tuning.on_first_use, NSAI_LEVEL_HEURISTIC);
+  expect_in_dump(c, "  level: normal                                 # t.yaml:2\n");
+  expect_in_dump(c, "  budget: 1h                                    # profile t.yaml:5\n");
+  expect_in_dump(c, "  lengths: [8192]                               # profile t.yaml:5\n");
+  nsai_config_destroy(c);
+  c = load_text(text, NULL);
+  assert_int_equal(nsai_config_apply_device(c, "sm_80", NULL, NULL), NSA_OK);
+  assert_null(c->tuning.lengths);
+  assert_int_equal(c->tuning.length_count, 0);
+  nsai_config_destroy(c);
+}
+
 /* The rules are checked again with the profile's values. */
 static void test_profile_breaks_rule(void **state) {
   (void)state;
@@ -549,6 +612,9 @@ static void test_dump(void **state) {
   char small[8];
   assert_true(nsai_config_dump(c, false, small, sizeof small) > 1000);
   assert_string_equal(small, "nsa: 1\n");
+  expect_in_dump(c, "  budget: 1h30m250ms ");
+  expect_in_dump(c, "  min_gain: 0.5 ");
+  expect_in_dump(c, "  lengths: [64, 1000, 65536] ");
   expect_in_dump(c, "  smem_per_block: 227Ki ");
   expect_in_dump(c, "  hbm_gbps: 4280.0125 ");
   expect_in_dump(c, "  bf16_tflops: 0.1 ");
@@ -644,6 +710,7 @@ int main(void) {
     cmocka_unit_test(test_model_file),
     cmocka_unit_test(test_profile_matching),
     cmocka_unit_test(test_profile_strength),
+    cmocka_unit_test(test_profile_tuning),
     cmocka_unit_test(test_profile_breaks_rule),
     cmocka_unit_test(test_profiles_are_replaced),
     cmocka_unit_test(test_dump),

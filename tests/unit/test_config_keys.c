@@ -94,6 +94,31 @@ static const diag_case key_cases[] = {
     "'sliding_window_size' is model.window here\n"
     "      sliding_window_size: 512\n"
     "      ^" },
+  { "how others call the tuning",
+    "nsa: 1\n"
+    "autotune: true\n"
+    "tuning: {effort: quick, max_autotune: true, time_budget: 1m, seq_lens: [4096]}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:1: error: autotune: unknown key; what others call 'autotune' is tuning.on_first_use "
+    "here\n"
+    "    autotune: true\n"
+    "    ^\n"
+    "t.yaml:3:10: error: tuning.effort: unknown key; what others call 'effort' is tuning.level "
+    "here\n"
+    "    tuning: {effort: quick, max_autotune: true, time_budget: 1m, seq_lens: [4096]}\n"
+    "             ^\n"
+    "t.yaml:3:25: error: tuning.max_autotune: unknown key; what others call 'max_autotune' is "
+    "tuning.level here\n"
+    "    tuning: {effort: quick, max_autotune: true, time_budget: 1m, seq_lens: [4096]}\n"
+    "                            ^\n"
+    "t.yaml:3:45: error: tuning.time_budget: unknown key; what others call 'time_budget' is "
+    "tuning.budget here\n"
+    "    tuning: {effort: quick, max_autotune: true, time_budget: 1m, seq_lens: [4096]}\n"
+    "                                                ^\n"
+    "t.yaml:3:62: error: tuning.seq_lens: unknown key; what others call 'seq_lens' is "
+    "tuning.lengths here\n"
+    "    tuning: {effort: quick, max_autotune: true, time_budget: 1m, seq_lens: [4096]}\n"
+    "                                                                 ^" },
   { "near misses",
     "nsa: 1\n"
     "serving: {max_seq: 1}\n"
@@ -129,7 +154,7 @@ static const diag_case key_cases[] = {
     "    serving: {colour: blue}\n"
     "              ^\n"
     "t.yaml:3:1: error: weather: unknown key; the configuration has model, serving, runtime, "
-    "variants, thresholds, device, profiles, and x-* for your own\n"
+    "tuning, variants, thresholds, device, profiles, and x-* for your own\n"
     "    weather: fine\n"
     "    ^" },
   { "dotted key",
@@ -185,7 +210,7 @@ static const diag_case key_cases[] = {
     "\"\\e[31mred\\n\": 1\n",
     NSA_E_CONFIG,
     "t.yaml:2:1: error: ?[31mred?: unknown key; the configuration has model, serving, runtime, "
-    "variants, thresholds, device, profiles, and x-* for your own\n"
+    "tuning, variants, thresholds, device, profiles, and x-* for your own\n"
     "    \"\\e[31mred\\n\": 1\n"
     "    ^" },
 };
@@ -367,11 +392,11 @@ static const diag_case value_cases[] = {
     "t.yaml:3:37: error: variants.force.dense: expected a variant's name, or null; found 'No!'\n"
     "      force: {attend_slected: a, dense: No!}\n"
     "                                        ^\n"
-    "t.yaml:4:12: error: variants.disable: expected a list of globs like "
+    "t.yaml:4:13: error: variants.disable: expected a list of globs like "
     "[dense.*_gemm]; found 'attend_selected': write stage.variant; stages are compress, "
     "attend_compressed, importance, select, attend_selected, attend_window, dense\n"
     "      disable: [attend_selected, nostage.x]\n"
-    "               ^" },
+    "                ^" },
   { "disable is a list",
     "nsa: 1\n"
     "variants: {disable: dense.x}\n",
@@ -390,6 +415,138 @@ static const diag_case value_cases[] = {
     "                                     ^" },
 };
 
+static const diag_case tuning_cases[] = {
+  { "words",
+    "nsa: 1\n"
+    "tuning: {level: patient, inputs: all, on_first_use: exhaustive, records: no}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:17: error: tuning.level: expected heuristic | quick | normal | exhaustive; found "
+    "'patient': did you mean 'normal'?\n"
+    "    tuning: {level: patient, inputs: all, on_first_use: exhaustive, records: no}\n"
+    "                    ^\n"
+    "t.yaml:2:34: error: tuning.inputs: expected random | correlated | both; found 'all': did you "
+    "mean 'both'?\n"
+    "    tuning: {level: patient, inputs: all, on_first_use: exhaustive, records: no}\n"
+    "                                     ^\n"
+    "t.yaml:2:53: error: tuning.on_first_use: expected off | quick | normal; found 'exhaustive'\n"
+    "    tuning: {level: patient, inputs: all, on_first_use: exhaustive, records: no}\n"
+    "                                                        ^\n"
+    "t.yaml:2:74: error: tuning.records: expected true | false; found 'no': did you mean 'false'?\n"
+    "    tuning: {level: patient, inputs: all, on_first_use: exhaustive, records: no}\n"
+    "                                                                             ^" },
+  { "unknown keys",
+    "nsa: 1\n"
+    "tuning: {levle: quick, colour: blue}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:10: error: tuning.levle: unknown key; did you mean 'level'?\n"
+    "    tuning: {levle: quick, colour: blue}\n"
+    "             ^\n"
+    "t.yaml:2:24: error: tuning.colour: unknown key; tuning has level, budget, min_gain, inputs, "
+    "lengths, on_first_use, first_use_budget, records\n"
+    "    tuning: {levle: quick, colour: blue}\n"
+    "                           ^" },
+  { "durations",
+    "nsa: 1\n"
+    "tuning: {budget: 90, first_use_budget: 30m1h}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:18: error: tuning.budget: expected a duration like 90s, 10m or 1h30m; found '90': "
+    "give each number its unit, h, m, s or ms, like 90s\n"
+    "    tuning: {budget: 90, first_use_budget: 30m1h}\n"
+    "                     ^\n"
+    "t.yaml:2:40: error: tuning.first_use_budget: expected a duration like 90s, 10m or 1h30m; "
+    "found '30m1h': units go from the largest to the smallest, each once\n"
+    "    tuning: {budget: 90, first_use_budget: 30m1h}\n"
+    "                                           ^" },
+  { "durations out of range",
+    "nsa: 1\n"
+    "tuning: {budget: 24h1ms, first_use_budget: 0.999s}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:18: error: tuning.budget: 24h1ms is out of range: 1s to 24h\n"
+    "    tuning: {budget: 24h1ms, first_use_budget: 0.999s}\n"
+    "                     ^\n"
+    "t.yaml:2:44: error: tuning.first_use_budget: 0.999s is out of range: 1s to 10m\n"
+    "    tuning: {budget: 24h1ms, first_use_budget: 0.999s}\n"
+    "                                               ^" },
+  { "durations that are none",
+    "nsa: 1\n"
+    "tuning: {budget: , first_use_budget: [20s]}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:18: error: tuning.budget: expected a duration like 90s, 10m or 1h30m; found "
+    "nothing\n"
+    "    tuning: {budget: , first_use_budget: [20s]}\n"
+    "                     ^\n"
+    "t.yaml:2:38: error: tuning.first_use_budget: expected a duration like 90s, 10m or 1h30m; "
+    "found a list\n"
+    "    tuning: {budget: , first_use_budget: [20s]}\n"
+    "                                         ^" },
+  { "a share in hundredths",
+    "nsa: 1\n"
+    "tuning: {min_gain: 2%}\n"
+    "profiles: [{match: {}, tuning: {min_gain: 0.500001}}]\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:20: error: tuning.min_gain: expected a share like 0.02; found '2%': a share of 1 is "
+    "all, 0.02 is 2%\n"
+    "    tuning: {min_gain: 2%}\n"
+    "                       ^\n"
+    "t.yaml:3:43: error: profiles[0].tuning.min_gain: 0.500001 is out of range: 0 to 0.5\n"
+    "    profiles: [{match: {}, tuning: {min_gain: 0.500001}}]\n"
+    "                                              ^" },
+  { "a length that is none",
+    "nsa: 1\n"
+    "tuning:\n"
+    "  lengths: [1Ki, 4KB]\n",
+    NSA_E_CONFIG,
+    "t.yaml:3:18: error: tuning.lengths: expected a whole number like 4096, 64k or 64Ki; found "
+    "'4KB': units are k, M, G, T (1000) and Ki, Mi, Gi, Ti (1024)\n"
+    "      lengths: [1Ki, 4KB]\n"
+    "                     ^" },
+  { "a length out of range",
+    "nsa: 1\n"
+    "tuning: {lengths: [63]}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:20: error: tuning.lengths: 63 is out of range: 64 to 1099511627776\n"
+    "    tuning: {lengths: [63]}\n"
+    "                       ^" },
+  { "lengths out of order",
+    "nsa: 1\n"
+    "tuning: {lengths: [1Ki, 4Ki, 4096]}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:30: error: tuning.lengths: 4096 after 4096: write the lengths ascending, each once\n"
+    "    tuning: {lengths: [1Ki, 4Ki, 4096]}\n"
+    "                                 ^" },
+  { "a list in the lengths",
+    "nsa: 1\n"
+    "tuning: {lengths: [1Ki, [4Ki]]}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:25: error: tuning.lengths: expected a whole number like 4096, 64k or 64Ki; found a "
+    "list\n"
+    "    tuning: {lengths: [1Ki, [4Ki]]}\n"
+    "                            ^" },
+  { "no length",
+    "nsa: 1\n"
+    "tuning: {lengths: []}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:19: error: tuning.lengths: an empty list: give at least one length, or write null\n"
+    "    tuning: {lengths: []}\n"
+    "                      ^" },
+  { "one length without brackets",
+    "nsa: 1\n"
+    "tuning: {lengths: 4096}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:19: error: tuning.lengths: expected a list of ascending lengths like [4Ki, 16Ki], or "
+    "null; found '4096'\n"
+    "    tuning: {lengths: 4096}\n"
+    "                      ^" },
+  { "17 lengths",
+    "nsa: 1\n"
+    "tuning: {lengths: [64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80]}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:84: error: tuning.lengths: more than 16 lengths, and each is timed for itself: "
+    "choose fewer\n"
+    "    tuning: {lengths: [64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80]}\n"
+    "                                                                                       ^" },
+};
+
 static void test_keys(void **state) {
   (void)state;
   RUN(key_cases);
@@ -400,10 +557,16 @@ static void test_values(void **state) {
   RUN(value_cases);
 }
 
+static void test_tuning(void **state) {
+  (void)state;
+  RUN(tuning_cases);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_keys),
     cmocka_unit_test(test_values),
+    cmocka_unit_test(test_tuning),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -32,13 +32,15 @@ static const char yaml[] = "nsa: 1\n"
                            "model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
                            "variants: {force: {dense: dense_mma}, disable: [select.*]}\n"
                            "runtime: {cache_dir: /somewhere}\n"
+                           "tuning: {lengths: [1Ki, 4Ki]}\n"
                            "profiles:\n"
                            "  - match: {name: 'NVIDIA*'}\n"
                            "    device: {source: somebody}\n";
 
 /* Loads `text` with the allocation number `n` failing; returns whether it got through. */
 static bool load(const char *text, int n, nsa_status expected) {
-  const char *const overrides[] = { "runtime.jit=never", "variants.disable=[a*.*]", NULL };
+  const char *const overrides[] = { "runtime.jit=never", "variants.disable=[a*.*]",
+                                    "tuning.lengths=[64]", NULL };
   nsai_config_request request = { .text = text, .overrides = overrides, .skip_system_file = true };
   nsai_config *config;
   countdown = n;

@@ -264,7 +264,7 @@ static const diag_case profile_cases[] = {
     "  - match: {arch: sm_90}\n"
     "    model: {heads: 4}\n"
     "    profiles: []\n"
-    "    tuning: {}\n",
+    "    weather: {}\n",
     NSA_E_CONFIG,
     "t.yaml:4:5: error: profiles[0].model: a profile cannot change the model: it belongs to the "
     "weights, not to the device\n"
@@ -274,9 +274,9 @@ static const diag_case profile_cases[] = {
     "file\n"
     "        profiles: []\n"
     "        ^\n"
-    "t.yaml:6:5: error: profiles[0].tuning: unknown key; the configuration has model, serving, "
-    "runtime, variants, thresholds, device, profiles, and x-* for your own\n"
-    "        tuning: {}\n"
+    "t.yaml:6:5: error: profiles[0].weather: unknown key; the configuration has model, serving, "
+    "runtime, tuning, variants, thresholds, device, profiles, and x-* for your own\n"
+    "        weather: {}\n"
     "        ^" },
   { "the device cannot find itself",
     "nsa: 1\n"

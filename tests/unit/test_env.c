@@ -40,7 +40,7 @@ static void test_table(void **state) {
     seen[var->key] = true;
     assert_non_null(nsai_keys[var->key].fallback);
   }
-  assert_int_equal(count, 11);
+  assert_int_equal(count, 13);
 }
 
 static void test_describe(void **state) {
@@ -68,7 +68,9 @@ static void test_all_variables(void **state) {
   setenv("NSA_JIT", "prepare_only", 1);
   setenv("NSA_LOG_LEVEL", "debug", 1);
   setenv("NSA_NVRTC_PATH", "/nvrtc", 1);
+  setenv("NSA_RECORDS", "false", 1);
   setenv("NSA_TEMPLATES_DIR", "/templates", 1);
+  setenv("NSA_TUNE_LEVEL", "normal", 1);
   nsai_config *config;
   assert_int_equal(load(NULL, &config), NSA_OK);
   assert_string_equal(config->runtime.cache_dir, "/cache");
@@ -82,6 +84,8 @@ static void test_all_variables(void **state) {
   assert_int_equal(config->runtime.log_level, NSA_LOG_DEBUG);
   assert_string_equal(config->runtime.nvrtc_path, "/nvrtc");
   assert_string_equal(config->runtime.templates_dir, "/templates");
+  assert_int_equal(config->tuning.level, NSAI_LEVEL_NORMAL);
+  assert_false(config->tuning.records);
   const nsai_env_var *var;
   for (size_t i = 0; (var = nsai_env_at(i)); i++)
     assert_int_equal(config->origin[var->key].layer, NSAI_LAYER_ENVIRONMENT);
@@ -114,20 +118,31 @@ static void test_bad_values(void **state) {
   setenv("NSA_CACHE_DIR", "null", 1); /* a value as it is, not YAML */
   setenv("NSA_JIT", "nevr", 1);
   setenv("NSA_DUMP_DIR", "/\xFF", 1);
+  setenv("NSA_RECORDS", "0", 1);
+  setenv("NSA_TUNE_LEVEL", "exhaustiv", 1);
   assert_int_equal(load(NULL, &config), NSA_E_CONFIG);
   assert_null(config);
-  assert_string_equal(nsa_last_error(),
-                      "environment:1:15: error: runtime.cache_dir: expected an absolute path, or "
-                      "null; found 'null', which would depend on the working directory\n"
-                      "    NSA_CACHE_DIR=null\n"
-                      "                  ^\n"
-                      "environment:1:1: error: not valid UTF-8\n"
-                      "    NSA_DUMP_DIR=/?\n"
-                      "    ^\n"
-                      "environment:1:9: error: runtime.jit: expected on_demand | prepare_only | "
-                      "never; found 'nevr': did you mean 'never'?\n"
-                      "    NSA_JIT=nevr\n"
-                      "            ^");
+  assert_string_equal(
+      nsa_last_error(),
+      "environment:1:15: error: runtime.cache_dir: expected an absolute path, or "
+      "null; found 'null', which would depend on the working directory\n"
+      "    NSA_CACHE_DIR=null\n"
+      "                  ^\n"
+      "environment:1:1: error: not valid UTF-8\n"
+      "    NSA_DUMP_DIR=/?\n"
+      "    ^\n"
+      "environment:1:9: error: runtime.jit: expected on_demand | prepare_only | "
+      "never; found 'nevr': did you mean 'never'?\n"
+      "    NSA_JIT=nevr\n"
+      "            ^\n"
+      "environment:1:13: error: tuning.records: expected true | false; found '0': "
+      "did you mean 'false'?\n"
+      "    NSA_RECORDS=0\n"
+      "                ^\n"
+      "environment:1:16: error: tuning.level: expected heuristic | quick | normal | "
+      "exhaustive; found 'exhaustiv': did you mean 'exhaustive'?\n"
+      "    NSA_TUNE_LEVEL=exhaustiv\n"
+      "                   ^");
   clear();
 }
 
