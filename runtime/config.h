@@ -25,7 +25,7 @@
 enum { NSAI_JIT_ON_DEMAND, NSAI_JIT_PREPARE_ONLY, NSAI_JIT_NEVER };
 enum { NSAI_CHECK_OFF, NSAI_CHECK_BASIC, NSAI_CHECK_FULL };
 
-/* How hard the tuner looks for the fastest variants; the heuristic looks at none. */
+/* The tuner's effort; the heuristic times nothing. */
 enum { NSAI_LEVEL_HEURISTIC, NSAI_LEVEL_QUICK, NSAI_LEVEL_NORMAL, NSAI_LEVEL_EXHAUSTIVE };
 
 /* The inputs that are timed: a bit for each kind. */
@@ -175,7 +175,7 @@ typedef struct nsai_config {
     char *dump_dir, *templates_dir; /* NULL: none */
   } runtime;
   struct {
-    int32_t level;          /* NSAI_LEVEL_*: of a tuning that does not say itself */
+    int32_t level;          /* NSAI_LEVEL_*: of a tuning that is not told otherwise */
     double budget_s;        /* seconds, a whole number of milliseconds, as first_use_budget_s */
     double min_gain;        /* a share of the time, 0 to 0.5 */
     int32_t inputs;         /* NSAI_INPUTS_* */

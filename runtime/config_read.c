@@ -355,7 +355,7 @@ void nsai_read_variable(nsai_config *config, nsai_key_id id, const nsai_source *
 void nsai_read_builtin(nsai_config *config) {
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
     const char *text = nsai_keys[id].fallback;
-    if (!text || nsai_type_is_list(nsai_keys[id].type)) continue; /* all zero is the empty list */
+    if (!text || nsai_type_is_list(nsai_keys[id].type)) continue; /* all zero is none */
     nsai_node node = {
       .kind = NSAI_NODE_SCALAR, .plain = true, .text = text, .length = strlen(text)
     };

@@ -27,7 +27,7 @@
 #define MAX_JOBS 256
 #define MAX_SMS 4096
 #define MAX_FIGURE 1000000 /* GB/s and TFLOP/s: far above any device */
-#define MIN_LENGTH 64      /* tokens: shorter attention is launch time alone */
+#define MIN_LENGTH 64      /* tokens: the paper's selected block; a guess at what is worth timing */
 
 /* Durations, in milliseconds. */
 #define SECOND INT64_C(1000)
@@ -77,7 +77,7 @@ static const nsai_word input_words[] = { { "random", NSAI_INPUTS_RANDOM },
                                          { "correlated", NSAI_INPUTS_CORRELATED },
                                          { "both", NSAI_INPUTS_BOTH },
                                          { NULL, 0 } };
-/* An exhaustive search takes hours: nobody means it to happen by itself. */
+/* An exhaustive search may take hours: nobody means it to happen by itself. */
 static const nsai_word first_use_words[] = { { "off", NSAI_LEVEL_HEURISTIC },
                                              { "quick", NSAI_LEVEL_QUICK },
                                              { "normal", NSAI_LEVEL_NORMAL },
@@ -217,7 +217,7 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
 
   [NSAI_KEY_TUNING_LEVEL] = { "tuning.level", NSAI_TYPE_WORD, AT(tuning.level), 0, 0, 0,
                               effort_words, "quick",
-                              "how hard a tuning looks that does not say itself; heuristic: times "
+                              "effort of a tuning that is not told otherwise; heuristic: times "
                               "nothing" },
   [NSAI_KEY_TUNING_BUDGET] = { "tuning.budget", NSAI_TYPE_DURATION, AT(tuning.budget_s), SECOND,
                                24 * HOUR, 0, NULL, "10m",
@@ -236,7 +236,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                 "4Ki, 16Ki and on up to the longest that serving allows" },
   [NSAI_KEY_TUNING_ON_FIRST_USE] = { "tuning.on_first_use", NSAI_TYPE_WORD, AT(tuning.on_first_use),
                                      0, 0, 0, first_use_words, "off",
-                                     "how hard making a plan looks when it finds no record" },
+                                     "effort of the tuning that making a plan begins when it finds "
+                                     "no record" },
   [NSAI_KEY_TUNING_FIRST_USE_BUDGET] = { "tuning.first_use_budget", NSAI_TYPE_DURATION,
                                          AT(tuning.first_use_budget_s), SECOND, 10 * MINUTE, 0,
                                          NULL, "20s", "time that tuning on first use may take" },
