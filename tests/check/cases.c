@@ -1,10 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
- *
- * What is checked: the fixed list and the generator of random cases.
  */
-#include "case.h"
-#include "parallel.h"
+#include "cases.h"
+
+#include "trial/parallel.h"
 
 /* The lengths and geometries that other projects' suites found worth testing, and the edge rows of
  * this library's contract. 104 and 64 stand for head dims 100 and 60, which are no multiple of 8.

@@ -3,70 +3,19 @@
  */
 #include "check.h"
 
-#include "rows.h"
+#include "trial/rows.h"
 
-#include <stdlib.h>
 #include <string.h>
 
-/* Up to CHK_MAX_PROBES of the compared rows, evenly spread, the last among them. */
-static int64_t pick_probes(const chk_bench *bench, int64_t *probes) {
-  int64_t count = bench->token_count < CHK_MAX_PROBES ? bench->token_count : CHK_MAX_PROBES;
-  for (int64_t i = 0; i < count; i++)
-    probes[i] = bench->tokens[count > 1 ? i * (bench->token_count - 1) / (count - 1) : 0];
-  return count;
-}
-
 nsa_status chk_bench_create(chk_session *session, const chk_case *c, chk_bench *bench) {
-  int64_t probes[CHK_MAX_PROBES];
-  const chk_device *device = chk_session_device(session);
-  *bench = (chk_bench){ .session = session, .c = c };
-  /* The plan first: what it refuses needs no tensors. */
-  NSAI_TRY(chk_session_plan(session, c, chk_case_op(c), &bench->plan));
-  bench->token_count = chk_sample_tokens(c, &bench->tokens);
-  int64_t probe_count = pick_probes(bench, probes);
-  NSAI_TRY(chk_data_create(device, c, chk_session_opts(session)->threads, probes, probe_count,
-                           &bench->data));
-  NSAI_TRY(chk_data_workspace(&bench->data, bench->plan.caps.workspace_bytes));
-  return chk_device_wait(device, NULL);
-}
-
-void chk_bench_destroy(chk_bench *bench) {
-  if (bench->data.device) chk_data_destroy(&bench->data);
-  free(bench->tokens);
+  chk_plan plan;
   *bench = (chk_bench){ 0 };
-}
-
-nsa_status chk_bench_enqueue(const chk_bench *bench, uint32_t branches, nsa_stream stream) {
-  nsa_exec exec = NSA_EXEC_INIT;
-  nsa_batch batch;
-  nsa_io io;
-  exec.branches = branches;
-  exec.workspace = bench->data.workspace;
-  exec.workspace_bytes = bench->data.workspace_bytes;
-  exec.stream = stream ? stream : bench->data.device->stream;
-  chk_data_io(&bench->data, CHK_ON_DEVICE, &batch, &io);
-  const nsa_batch *given = chk_data_batch(&bench->data, &batch);
-  nsa_tensor importance = chk_data_view(&bench->data, CHK_IMPORTANCE_IN, CHK_ON_DEVICE);
-  switch (bench->c->kind) {
-  case CHK_COMPRESS: return nsa_compress(bench->plan.plan, &exec, given, &io);
-  case CHK_SELECT: return nsa_select(bench->plan.plan, &exec, given, &io, &importance);
-  case CHK_DENSE: return nsa_dense(bench->plan.plan, &exec, given, &io);
-  default: return nsa_forward(bench->plan.plan, &exec, given, &io);
-  }
-}
-
-nsa_status chk_bench_run(chk_bench *bench) {
-  NSAI_TRY(chk_data_poison(&bench->data));
-  NSAI_TRY(chk_bench_enqueue(bench, bench->c->branches, NULL));
-  NSAI_TRY(chk_device_wait(bench->data.device, NULL));
-  return chk_data_fetch(&bench->data);
-}
-
-nsa_status chk_run_intact(chk_bench *bench, chk_result *result) {
-  NSAI_TRY(chk_bench_run(bench));
-  const char *damaged = chk_data_damaged(&bench->data);
-  if (damaged) chk_fail(result, "%s: memory outside the written rows changed", damaged);
-  return NSA_OK;
+  /* The plan first: what it refuses needs no tensors. */
+  NSAI_TRY(chk_session_plan(session, c, chk_case_op(c), &plan));
+  nsa_status status = chk_bench_prepare(chk_session_device(session), c, &plan,
+                                        chk_session_opts(session)->threads, bench);
+  bench->session = session;
+  return status;
 }
 
 /* Statuses that say the machine lacks something, not that the library is wrong. */

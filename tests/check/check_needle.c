@@ -9,7 +9,7 @@
  */
 #include "check.h"
 
-#include "parallel.h"
+#include "trial/parallel.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -112,7 +112,7 @@ static nsa_status run_depth(chk_bench *bench, haystack *s, int64_t block, double
   for (int32_t h = 0; h < g->kv_heads; h++)
     for (int32_t i = 0; i < g->select_count; i++)
       *found += ((const int32_t *)index.data)[h * index.stride[1] + i] == block;
-  if (margin == MARGIN) NSAI_TRY_TO(done, chk_judge_forward(bench, result));
+  if (margin == MARGIN) NSAI_TRY_TO(done, chk_judge_forward(bench, NULL, result));
 done:
   memcpy(at, saved, bytes);
   free(saved);
@@ -140,7 +140,7 @@ nsa_status chk_check_needle(chk_bench *bench, chk_result *result) {
   if (!s.logits) return nsai_fail_nomem("logits", (size_t)(g->heads * s.blocks) * 8);
   align_queries(bench, &s.q);
   NSAI_TRY_TO(done, chk_buffer_upload(bench->data.device, &bench->data.buffer[CHK_Q]));
-  chk_parallel(chk_session_opts(bench->session)->threads, s.blocks, fill_logits, &s);
+  chk_parallel(bench->threads, s.blocks, fill_logits, &s);
   for (int depth = 0; depth < DEPTHS && result->outcome != CHK_FAILED; depth++, runs++) {
     int64_t block = first + (last - first) * depth / (DEPTHS - 1);
     NSAI_TRY_TO(done, run_depth(bench, &s, block, MARGIN, result, &seen));

@@ -5,8 +5,8 @@
  */
 #include "check.h"
 
-#include "compare.h"
-#include "parallel.h"
+#include "trial/compare.h"
+#include "trial/parallel.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,6 +4,7 @@
  * nsacheck: holds every stage and the whole forward against the float64 reference, and times them
  * from the same call site.
  */
+#include "cases.h"
 #include "check.h"
 #include "time_cases.h"
 
@@ -213,7 +214,8 @@ int main(int argc, char **argv) {
     parse,
     NULL,
     "Check libnsa's stages against a float64 reference, or time them.\v"
-    "A problem is one line of text; tests/check/case.h describes it. Exit status: 0 all passed, 1 "
+    "A problem is one line of text; autotune/trial/case.h describes it. Exit status: 0 all passed, "
+    "1 "
     "failures, 2 usage, 77 no GPU.",
     NULL,
     NULL,

@@ -2,11 +2,11 @@
  * SPDX-License-Identifier: MIT
  *
  * A check that cannot fail proves nothing: results are spoiled on purpose, one way at a time, and
- * every way has to be reported.
+ * every way has to be reported. Nor may a truth that is kept, or another plan in a bench, hide one.
  */
 #include "check.h"
 
-#include "inputs.h"
+#include "trial/inputs.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -128,23 +128,108 @@ static int noticed(chk_session *session, const damage *kind, chk_result *result)
   char error[256];
   chk_case c;
   chk_bench bench = { 0 };
+  chk_truth truth = { 0 }; /* kept over the damage, which it must not hide */
   int seen = -1;
   *result = (chk_result){ 0 };
   if (chk_case_parse(kind->problem, &c, error, sizeof error)) return -1;
   nsa_status status = chk_bench_create(session, &c, &bench);
   if (!status) status = chk_run_intact(&bench, result);
   /* Unspoiled, everything has to pass: else any damage would seem to be noticed. */
-  if (!status) status = chk_judge_forward(&bench, result);
+  if (!status) status = chk_judge_forward(&bench, &truth, result);
   if (!status && result->outcome == CHK_PASSED) {
     kind->spoil(&bench);
     if (kind->memory)
       seen = chk_data_damaged(&bench.data) != NULL;
-    else if (!chk_judge_forward(&bench, result))
+    else if (!chk_judge_forward(&bench, &truth, result))
       seen = result->outcome == CHK_FAILED;
   }
   if (status) chk_fail(result, "%s", nsa_last_error());
+  chk_truth_fini(&truth);
   chk_bench_destroy(&bench);
   return seen;
+}
+
+/* ---- the kept truth -------------------------------------------------------------------------- */
+
+/* Flips the last bit of one 16-bit element: another input of the reference, no wrong result. */
+static void nudge(chk_bench *bench, int slot) {
+  nsa_tensor t = host(bench, slot);
+  ((uint16_t *)t.data)[3 * t.stride[0] + 5] ^= 1;
+}
+
+static void nudge_input(chk_bench *bench) { nudge(bench, CHK_V0); }
+static void nudge_blocks(chk_bench *bench) { nudge(bench, CHK_V_CMP); }
+
+/* What is changed in what the bench holds, and how many of the four parts rest on it. */
+typedef struct change {
+  const char *name;
+  void (*make)(chk_bench *bench); /* NULL: the same again */
+  int64_t parts;
+} change;
+
+static const change changes[] = {
+  { "first judgement", NULL, 4 },        { "nothing", NULL, 0 },
+  { "a stored block", nudge_blocks, 2 }, { "that block back", nudge_blocks, 2 },
+  { "chosen blocks", spoil_choice, 2 },  { "fetched again", NULL, 2 },
+  { "an input", nudge_input, 4 },
+};
+
+/* Whether the truth computes anew what a change asks for, and nothing else. Returns the number of
+ * changes after which it does not. */
+static int truth_follows(chk_session *session, FILE *out) {
+  char error[256];
+  chk_case c;
+  chk_bench bench = { 0 };
+  chk_truth truth = { 0 };
+  chk_result result = { 0 };
+  int wrong = 0;
+  if (chk_case_parse(FEW, &c, error, sizeof error)) return 1;
+  nsa_status status = chk_bench_create(session, &c, &bench);
+  if (!status) status = chk_bench_run(&bench);
+  for (size_t i = 0; i < sizeof changes / sizeof *changes && !status; i++) {
+    int64_t before = truth.computed;
+    result = (chk_result){ 0 };
+    if (!changes[i].make) status = chk_data_fetch(&bench.data);
+    if (changes[i].make) changes[i].make(&bench);
+    if (!status) status = chk_judge_forward(&bench, &truth, &result);
+    int right = !status && truth.computed - before == changes[i].parts;
+    fprintf(out, "truth: %-18s %lld of 4 parts computed%s\n", changes[i].name,
+            (long long)(truth.computed - before), right ? "" : ", WRONG");
+    wrong += !right;
+  }
+  if (status) fprintf(out, "truth: %s\n", nsa_last_error());
+  chk_truth_fini(&truth);
+  chk_bench_destroy(&bench);
+  return wrong + (status != NSA_OK);
+}
+
+/* ---- another plan ---------------------------------------------------------------------------- */
+
+/* A bench that another plan was put into gives right results and has exactly that plan's workspace:
+ * a write to the first byte behind it is noticed. Returns 0, or 1: it was not. */
+static int plan_is_used(chk_session *session, FILE *out) {
+  char error[256];
+  chk_case c;
+  chk_bench bench = { 0 };
+  chk_plan other;
+  chk_result result = { 0 };
+  int seen = 0;
+  if (chk_case_parse(FEW, &c, error, sizeof error)) return 1;
+  nsa_status status = chk_bench_create(session, &c, &bench);
+  if (!status) status = chk_session_plan(session, &c, chk_case_op(&c), &other);
+  /* As if the plan before had asked for more. */
+  if (!status) status = chk_data_workspace(&bench.data, other.caps.workspace_bytes + 4096);
+  if (!status) status = chk_bench_use(&bench, &other);
+  if (!status) status = chk_run_intact(&bench, &result);
+  if (!status) status = chk_judge_forward(&bench, NULL, &result);
+  if (!status && result.outcome == CHK_PASSED) {
+    poke(&bench, (uint8_t *)bench.data.workspace + other.caps.workspace_bytes);
+    seen = chk_data_damaged(&bench.data) != NULL;
+  }
+  fprintf(out, "another plan         %s  %s\n", seen ? "reported" : "UNNOTICED",
+          status ? nsa_last_error() : result.text);
+  chk_bench_destroy(&bench);
+  return !seen;
 }
 
 int chk_self_test(chk_session *session, FILE *out) {
@@ -159,5 +244,6 @@ int chk_self_test(chk_session *session, FILE *out) {
             result.text);
     unnoticed += seen <= 0;
   }
-  return unnoticed;
+  unnoticed += truth_follows(session, out);
+  return unnoticed + plan_is_used(session, out);
 }

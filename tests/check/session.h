@@ -7,8 +7,7 @@
 #ifndef CHK_SESSION_H
 #define CHK_SESSION_H
 
-#include "case.h"
-#include "device.h"
+#include "trial/bench.h"
 
 typedef struct chk_session_options {
   int32_t device;               /* ordinal, CHK_DEVICE_AUTO, CHK_DEVICE_CPU */
@@ -19,15 +18,6 @@ typedef struct chk_session_options {
 } chk_session_options;
 
 typedef struct chk_session chk_session;
-
-typedef struct chk_plan {
-  nsa_ctx *ctx;
-  nsa_plan *plan;
-  nsa_caps caps;
-} chk_plan;
-
-/* Rows whose importance a forward plan of the checks can give. */
-#define CHK_MAX_PROBES 64
 
 /* NSA_E_NO_DRIVER and NSA_E_NO_DEVICE mean that there is nothing to check. */
 nsa_status chk_session_create(const chk_session_options *options, chk_session **out);

@@ -3,8 +3,8 @@
  */
 #include "time_cases.h"
 
-#include "result.h"
 #include "time_launch.h"
+#include "trial/result.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -87,16 +87,6 @@ void chk_case_print(const chk_case *c, char *text, size_t size);
 /* "fwd", "dense" ... */
 const char *chk_kind_name(chk_kind kind);
 
-/* A random case: geometry, lengths, features, all determined by (seed, number). Small enough that
- * hundreds of them take minutes. */
-void chk_case_random(uint64_t seed, int64_t number, chk_case *c);
-
-/* The fixed list: other projects' suites and edge rows. Texts; ends with NULL. */
-extern const char *const chk_fixed_cases[];
-
-/* The short list that must pass on the CPU device in a few seconds. */
-extern const char *const chk_short_cases[];
-
 /* Totals over sequences. */
 int64_t chk_total(const int64_t *len, int32_t count);
 

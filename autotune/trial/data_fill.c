@@ -3,9 +3,9 @@
  *
  * What a case's inputs hold, but for q, k and v, which are inputs.c's.
  */
-#include "data_fill.h"
+#include "trial/data_fill.h"
 
-#include "parallel.h"
+#include "trial/parallel.h"
 
 #include <math.h>
 

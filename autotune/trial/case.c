@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "case.h"
+#include "trial/case.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -220,7 +220,7 @@ int chk_case_parse(const char *text, chk_case *c, char *error, size_t size) {
       status = parse_bare(field, c);
     }
     if (status) {
-      snprintf(error, size, "cannot read '%s'; tests/check/case.h describes the fields", field);
+      snprintf(error, size, "cannot read '%s'; autotune/trial/case.h describes the fields", field);
       return -1;
     }
   }

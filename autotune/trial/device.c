@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "device.h"
+#include "trial/device.h"
 
 #include <stdio.h>
 #include <stdlib.h>

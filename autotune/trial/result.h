@@ -6,8 +6,8 @@
 #ifndef CHK_RESULT_H
 #define CHK_RESULT_H
 
-#include "case.h"
 #include "status.h"
+#include "trial/case.h"
 
 #include <stdio.h>
 

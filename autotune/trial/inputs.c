@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "inputs.h"
+#include "trial/inputs.h"
 
 #include "convert.h"
-#include "parallel.h"
+#include "trial/parallel.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "rows.h"
+#include "trial/rows.h"
 
-#include "parallel.h"
 #include "status.h"
+#include "trial/parallel.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -6,9 +6,9 @@
 #ifndef CHK_COMPARE_H
 #define CHK_COMPARE_H
 
-#include "case.h"
 #include "reference/reference.h"
-#include "result.h"
+#include "trial/case.h"
+#include "trial/result.h"
 
 typedef enum chk_measure {
   CHK_STAGE, /* one stage on its own inputs */

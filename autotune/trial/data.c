@@ -4,9 +4,9 @@
  * Life of a case's tensors: which exist, where they lie, and what must not change. Their contents
  * are data_fill.c's.
  */
-#include "data.h"
+#include "trial/data.h"
 
-#include "data_fill.h"
+#include "trial/data_fill.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -389,10 +389,16 @@ const nsa_batch *chk_data_batch(const chk_data *d, const nsa_batch *batch) {
 }
 
 nsa_status chk_data_workspace(chk_data *d, uint64_t bytes) {
-  if (d->guarded && d->workspace_bytes >= bytes) return NSA_OK;
-  chk_device_free(d->device, d->guarded);
-  d->workspace_bytes = 0;
-  NSAI_TRY(chk_device_alloc(d->device, bytes + 2 * (size_t)CHK_GUARD, &d->guarded));
+  return d->guarded && d->workspace_bytes >= bytes ? NSA_OK : chk_data_workspace_anew(d, bytes);
+}
+
+nsa_status chk_data_workspace_anew(chk_data *d, uint64_t bytes) {
+  if (!d->guarded || d->workspace_room < bytes) {
+    chk_device_free(d->device, d->guarded);
+    d->workspace_bytes = d->workspace_room = 0;
+    NSAI_TRY(chk_device_alloc(d->device, bytes + 2 * (size_t)CHK_GUARD, &d->guarded));
+    d->workspace_room = bytes;
+  }
   d->workspace = (uint8_t *)d->guarded + CHK_GUARD;
   d->workspace_bytes = bytes;
   return chk_device_set(d->device, d->guarded, FLOAT_FILL, bytes + 2 * (size_t)CHK_GUARD);
@@ -506,4 +512,8 @@ int64_t chk_data_difference(const chk_data *a, const chk_data *b, int slot) {
                b->buffer[slot].image + run_offset(b, slot, run), width))
       return run / per_row;
   return -1;
+}
+
+const int32_t *chk_index_row(const nsa_tensor *index, int64_t t, int32_t head) {
+  return (const int32_t *)index->data + t * index->stride[0] + head * index->stride[1];
 }

@@ -6,8 +6,8 @@
 #ifndef CHK_ROWS_H
 #define CHK_ROWS_H
 
-#include "case.h"
 #include "reference/reference.h"
+#include "trial/case.h"
 
 /* Ascending token rows: all of a small case; of a large one the first and last of each sequence,
  * rows at block edges, and random ones. Returns the count; *out is the caller's to free, NULL when

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "compare.h"
+#include "trial/compare.h"
 
-#include "inputs.h"
+#include "trial/inputs.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -8,9 +8,9 @@
 #ifndef CHK_DATA_H
 #define CHK_DATA_H
 
-#include "case.h"
-#include "device.h"
-#include "inputs.h"
+#include "trial/case.h"
+#include "trial/device.h"
+#include "trial/inputs.h"
 
 /* Inputs first: everything from CHK_FIRST_OUTPUT on is written by runs. */
 typedef enum chk_slot {
@@ -58,8 +58,8 @@ typedef struct chk_data {
   int64_t token_capacity, kv_capacity;
   int64_t max_kv_len, select_blocks; /* longest sequence; selection blocks of it */
   int64_t probe_count;
-  void *workspace, *guarded; /* with guard bands on both sides, inside `guarded` */
-  uint64_t workspace_bytes;
+  void *workspace, *guarded;                /* with guard bands on both sides, inside `guarded` */
+  uint64_t workspace_bytes, workspace_room; /* as runs get it; what `guarded` can hold */
 } chk_data;
 
 enum { CHK_HOST = 0, CHK_ON_DEVICE = 1 };
@@ -86,6 +86,10 @@ const nsa_batch *chk_data_batch(const chk_data *data, const nsa_batch *batch);
 /* Gives the data a workspace of at least `bytes`, filled with NaN. */
 nsa_status chk_data_workspace(chk_data *data, uint64_t bytes);
 
+/* Gives it one of exactly `bytes`, a guard band right behind them, again filled with NaN: nothing
+ * that an earlier run left there can be taken for this one's. No run may be under way. */
+nsa_status chk_data_workspace_anew(chk_data *data, uint64_t bytes);
+
 /* From now on runs ask for o alone: other outputs cost time, and a branch that does not run has
  * none. */
 void chk_data_drop_optional(chk_data *data);
@@ -103,6 +107,9 @@ const char *chk_data_damaged(chk_data *data);
 int64_t chk_data_difference(const chk_data *a, const chk_data *b, int slot);
 
 const char *chk_slot_name(int slot);
+
+/* The blocks of a token row and KV head in host block indices [T, Hkv, n]. */
+const int32_t *chk_index_row(const nsa_tensor *index, int64_t t, int32_t head);
 
 /* The sequence that token row `t` belongs to, and its position (may be negative). */
 void chk_data_locate(const chk_case *c, int64_t t, int32_t *sequence, int64_t *position);

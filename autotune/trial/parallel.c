@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "parallel.h"
+#include "trial/parallel.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "result.h"
+#include "trial/result.h"
 
 #include <math.h>
 #include <string.h>

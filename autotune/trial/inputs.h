@@ -7,7 +7,7 @@
 #ifndef CHK_INPUTS_H
 #define CHK_INPUTS_H
 
-#include "case.h"
+#include "trial/case.h"
 
 typedef struct chk_inputs {
   const nsai_geometry *geometry;

@@ -1,0 +1,28 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Whether what a bench's last run fetched is right, by the float64 reference: each stage on its own
+ * inputs (the compressed keys as the library stored them, its own block indices), then the whole
+ * from the raw inputs. Memory around the outputs is chk_run_intact's matter.
+ *
+ * Wrong results are failures in `result`, which keeps the figures; a status that is not NSA_OK
+ * (NSA_E_NOMEM) says that nothing could be judged. `truth` keeps the reference's answers for the
+ * next judgement (truth.h); NULL: nothing is kept.
+ */
+#ifndef CHK_JUDGE_H
+#define CHK_JUDGE_H
+
+#include "trial/bench.h"
+#include "trial/result.h"
+#include "trial/truth.h"
+
+/* After nsa_forward: every output that the case has. */
+nsa_status chk_judge_forward(chk_bench *bench, chk_truth *truth, chk_result *result);
+
+/* After nsa_compress or nsa_forward: k_cmp and v_cmp. */
+nsa_status chk_judge_compressed(chk_bench *bench, chk_truth *truth, chk_result *result);
+
+/* After nsa_dense: o and lse. */
+nsa_status chk_judge_dense(chk_bench *bench, chk_truth *truth, chk_result *result);
+
+#endif /* CHK_JUDGE_H */

@@ -1,0 +1,21 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What is checked: the fixed lists and the generator of random cases.
+ */
+#ifndef CHK_CASES_H
+#define CHK_CASES_H
+
+#include "trial/case.h"
+
+/* A random case: geometry, lengths, features, all determined by (seed, number). Small enough that
+ * hundreds of them take minutes. */
+void chk_case_random(uint64_t seed, int64_t number, chk_case *c);
+
+/* The fixed list: other projects' suites and edge rows. Texts; ends with NULL. */
+extern const char *const chk_fixed_cases[];
+
+/* The short list that must pass on the CPU device in a few seconds. */
+extern const char *const chk_short_cases[];
+
+#endif /* CHK_CASES_H */
