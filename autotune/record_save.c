@@ -39,7 +39,8 @@ static nsa_status merge_file(nsai_records *records, const char *file, nsai_recor
   char *data, fs_fault[NSAI_FS_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
   if (!nsai_fs_read_trusted(records->place.fd[0], file, NSAI_RECORD_MAX_BYTES, &data, &st,
                             fs_fault))
-    return NSA_OK;
+    return st.st_ino == 0 && errno == ENOMEM ? nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES)
+                                             : NSA_OK;
   nsa_status status = nsai_record_decode(data, (size_t)st.st_size, &older, fault);
   free(data);
   if (status == NSA_E_NOMEM) return nsai_fail_nomem(file, (size_t)st.st_size);
