@@ -117,7 +117,8 @@ static nsa_status open_tools(nsa_ctx *ctx) {
                                .limit = c->runtime.cache_limit,
                                .logger = &ctx->logger };
   NSAI_TRY(nsai_jit_create(&jit, &ctx->jit));
-  return nsai_cache_open(&cache, &ctx->cache);
+  NSAI_TRY(nsai_cache_open(&cache, &ctx->cache));
+  return nsai_records_open(&cache, &ctx->records);
 }
 
 nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out) {
@@ -168,6 +169,7 @@ void nsa_destroy(nsa_ctx *ctx) {
   if (owner) release_gemm_handle(ctx);
   nsai_kernels_unload(ctx, owner);
   if (owner) nsai_device_fini(&ctx->device);
+  nsai_records_close(ctx->records);
   nsai_cache_close(ctx->cache);
   nsai_jit_destroy(ctx->jit);
   nsai_config_destroy(ctx->config);

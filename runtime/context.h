@@ -11,6 +11,7 @@
 #include "cuda_api.h"
 #include "device.h"
 #include "jit.h"
+#include "record.h"
 #include "variants.h"
 
 #include <nsa/context.h>
@@ -29,11 +30,14 @@ struct nsa_ctx {
   nsai_target target;
   nsai_jit *jit;     /* NULL: CPU device */
   nsai_cache *cache; /* NULL: CPU device */
+  nsai_records *records; /* NULL: CPU device */
 
   pthread_mutex_t lock;       /* guards what follows; held over loading, never over compiling */
   struct nsai_loaded *loaded; /* list; entries live as long as the context */
   const nsai_cublaslt *lt;    /* NULL until the first plan that needs it */
   nsai_cublaslt_handle lt_handle;
+  bool tuning;        /* nsa_tune is running */
+  bool warned_record; /* of another environment: said once */
 };
 
 /* Refuses NULL and contexts from before a fork. */

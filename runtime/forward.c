@@ -80,6 +80,18 @@ static nsa_status launch(const nsai_run *run, nsai_role role, uint64_t grid, con
   return nsai_launch(run->driver, &run->plan->kernels[role], grid, 1, params, run->stream);
 }
 
+static nsa_status mark(const nsai_run *run, nsai_stage stage, bool begins) {
+  return run->marks ? run->marks->mark(run->marks->user, stage, begins) : NSA_OK;
+}
+
+/* Enqueues a whole stage between its marks. */
+static nsa_status staged(const nsai_run *run, nsai_stage stage,
+                         nsa_status (*enqueue)(const nsai_run *)) {
+  NSAI_TRY(mark(run, stage, true));
+  NSAI_TRY(enqueue(run));
+  return mark(run, stage, false);
+}
+
 /* The LSE of the compressed branch is always stored: importance needs it. The caller's tensor
  * serves when there is one. */
 static nsa_tensor compressed_lse(const nsai_run *run) {
@@ -197,7 +209,9 @@ static nsa_status select_tokens(const nsai_run *run, const nsa_tensor *importanc
                    .kv_heads = run->plan->problem.model.kv_heads };
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_SELECT];
   int64_t rows = (end - begin) * p.kv_heads; /* a warp each */
-  return launch(run, NSAI_KERNEL_SELECT, (uint64_t)ceil_div(rows, kernel->threads / 32), &p);
+  NSAI_TRY(mark(run, NSAI_STAGE_SELECT, true));
+  NSAI_TRY(launch(run, NSAI_KERNEL_SELECT, (uint64_t)ceil_div(rows, kernel->threads / 32), &p));
+  return mark(run, NSAI_STAGE_SELECT, false);
 }
 
 /* Importance and top-n, one chunk of tokens after the other through the same piece of workspace. */
@@ -222,7 +236,9 @@ static nsa_status select_blocks(const nsai_run *run) {
     int64_t first = larger(0, begin / tile - run->sizes.packed);
     int64_t last = (end - 1) / tile + (run->sizes.packed ? run->sizes.num_seqs - 1 : 0);
     uint64_t tiles = (uint64_t)(last - first + 1);
+    NSAI_TRY(mark(run, NSAI_STAGE_IMPORTANCE, true));
     NSAI_TRY(launch(run, NSAI_KERNEL_IMPORTANCE, tiles * (uint64_t)p.kv_heads, &p));
+    NSAI_TRY(mark(run, NSAI_STAGE_IMPORTANCE, false));
     NSAI_TRY(select_tokens(run, &importance, begin, end));
   }
   return NSA_OK;
@@ -302,12 +318,14 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   bool compressed = (run->branches >> NSA_CMP & 1) || selecting || probes;
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
   if ((compressed || nsai_present(&run->io->kv.k_cmp)) && m->phi != NSAI_PHI_EXTERNAL)
-    NSAI_TRY(nsai_enqueue_compress(run));
-  if (compressed) NSAI_TRY(attend_compressed(run));
+    NSAI_TRY(staged(run, NSAI_STAGE_COMPRESS, nsai_enqueue_compress));
+  if (compressed) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_COMPRESSED, attend_compressed));
   if (selecting) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe(run));
-  if (run->branches >> NSA_WIN & 1) NSAI_TRY(attend_window(run));
-  if (run->branches >> NSA_SEL & 1) NSAI_TRY(attend_selected(run));
+  if (run->branches >> NSA_WIN & 1)
+    NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
+  if (run->branches >> NSA_SEL & 1)
+    NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_SELECTED, attend_selected));
   return NSA_OK;
 }
 
@@ -403,7 +421,7 @@ static nsa_status enqueue_sdpa(const nsai_run *run) {
   return NSA_OK;
 }
 
-nsa_status nsai_enqueue_dense(const nsai_run *run) {
+static nsa_status enqueue_dense(const nsai_run *run) {
   if (run->plan->layout.scores.bytes && run->batch)
     return nsai_fail(
         NSA_E_UNSUPPORTED,
@@ -422,4 +440,8 @@ nsa_status nsai_enqueue_dense(const nsai_run *run) {
                    .scale_log2 = scale_log2(run),
                    .kv_heads = run->plan->problem.model.kv_heads };
   return launch(run, NSAI_KERNEL_DENSE, tile_grid(run, NSAI_KERNEL_DENSE), &p);
+}
+
+nsa_status nsai_enqueue_dense(const nsai_run *run) {
+  return staged(run, NSAI_STAGE_DENSE, enqueue_dense);
 }

@@ -10,6 +10,16 @@
 #include "plan.h"
 #include "tensor.h"
 
+/* Called before and after what each stage enqueues; several times where it works in chunks. */
+typedef struct nsai_marks {
+  nsa_status (*mark)(void *user, nsai_stage stage, bool begins);
+  void *user;
+} nsai_marks;
+
+/* nsa_forward or nsa_dense, by the plan's problem, with marks. */
+nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                           const nsa_io *io, const nsai_marks *marks);
+
 /* One run, resolved: where everything lies. */
 typedef struct nsai_run {
   const nsa_plan *plan;
@@ -20,6 +30,7 @@ typedef struct nsai_run {
   nsa_stream stream;
   uint32_t branches;
   nsai_run_sizes sizes;
+  const nsai_marks *marks; /* NULL: none */
   bool pushed; /* the device was made current by this run */
 } nsai_run;
 

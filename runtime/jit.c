@@ -177,6 +177,8 @@ static void write_arch_option(const nsai_jit_request *request, char *text, size_
   snprintf(text, size, "--gpu-architecture=%s", request->arch);
 }
 
+const char *nsai_jit_templates_digest(const nsai_jit *jit) { return jit->templates.digest; }
+
 nsa_status nsai_jit_key(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_key *out) {
   char options[512], id[NSAI_COMPILER_ID_CHARS];
   write_arch_option(request, options, sizeof options);

@@ -68,6 +68,9 @@ typedef struct nsai_jit_run {
 nsa_status nsai_jit_compile_many(nsai_jit *jit, nsai_jit_job *jobs, size_t count,
                                  const nsai_jit_run *run);
 
+/* The digest of the templates that units include from. Valid as long as `jit`. */
+const char *nsai_jit_templates_digest(const nsai_jit *jit);
+
 /* The cache key of a request. Opens no compiler: NVRTC's file is found and its build-id read, once.
  * After NVRTC was opened, the build-id of the opened one counts. Without any NVRTC the key's
  * compiler is "" (any). The caller ends it with nsai_kernel_key_fini. NSA_E_NOMEM,

@@ -6,6 +6,7 @@
 #include "plan.h"
 
 #include "kernels.h"
+#include "tune.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -37,44 +38,48 @@ static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice, const nsai_
                  choice->variant[s]->name);
 }
 
-/* One level of caution: chooses, and makes the kernels (loads them when `kernels` is given). */
-static nsa_status make_level(nsa_ctx *ctx, const nsai_problem *problem, int32_t caution,
-                             nsai_kernel_request *request, nsai_choice *choice,
-                             nsai_kernel *kernels) {
+/* A problem on its way to kernels. */
+typedef struct plan_request {
+  nsai_kernel_request kernels;
+  const nsai_decisions *decisions; /* hold at the target's own level of caution */
+} plan_request;
+
+/* Chooses at one level of caution. */
+static nsa_status choose_level(nsa_ctx *ctx, int32_t caution, plan_request *request,
+                               nsai_choice *choice) {
   nsai_target target = ctx->target;
+  const nsai_decisions *decisions = caution == target.caution ? request->decisions : NULL;
   target.caution = caution;
-  NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, NULL, choice));
-  request->specs = choice->specs;
-  return nsai_kernels_make(ctx, request, kernels);
+  NSAI_TRY(
+      nsai_choose(ctx->config, request->kernels.problem, &target, decisions, NULL, choice));
+  request->kernels.specs = choice->specs;
+  return NSA_OK;
 }
 
 /* The lowest level, from the target's own, whose kernels are all in memory or on disk; the target's
  * own when none is complete. A level that this compiler refused stays incomplete, so that the next
  * process does not try it again. */
-static nsa_status find_level(nsa_ctx *ctx, const nsai_problem *problem,
-                             nsai_kernel_request *request, nsai_choice *choice, int32_t *level) {
-  nsai_target target = ctx->target;
+static nsa_status find_level(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
+                             int32_t *level) {
+  *level = ctx->target.caution;
   for (int32_t caution = ctx->target.caution; caution <= NSAI_MAX_CAUTION; caution++) {
     int32_t missing = 0;
-    target.caution = caution;
-    NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, NULL, choice));
-    request->specs = choice->specs;
-    NSAI_TRY(nsai_kernels_missing(ctx, request, &missing));
-    *level = missing ? ctx->target.caution : caution;
-    if (!missing) return NSA_OK;
+    NSAI_TRY(choose_level(ctx, caution, request, choice));
+    NSAI_TRY(nsai_kernels_missing(ctx, &request->kernels, &missing));
+    if (missing) continue;
+    *level = caution;
+    return NSA_OK;
   }
   return NSA_OK;
 }
 
 /* What a plan would have to compile now. */
-static nsa_status count_missing(nsa_ctx *ctx, const nsai_problem *problem, nsai_choice *choice,
+static nsa_status count_missing(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                                 int32_t *missing) {
-  nsai_kernel_request request = { .problem = problem };
-  nsai_target target = ctx->target;
-  NSAI_TRY(find_level(ctx, problem, &request, choice, &target.caution));
-  NSAI_TRY(nsai_choose(ctx->config, problem, &target, NULL, NULL, choice));
-  request.specs = choice->specs;
-  return nsai_kernels_missing(ctx, &request, missing);
+  int32_t caution;
+  NSAI_TRY(find_level(ctx, request, choice, &caution));
+  NSAI_TRY(choose_level(ctx, caution, request, choice));
+  return nsai_kernels_missing(ctx, &request->kernels, missing);
 }
 
 nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
@@ -87,7 +92,10 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
     fill_caps(ctx, &choice, NULL, caps);
     return NSA_OK;
   }
-  nsa_status status = nsai_choose(ctx->config, &resolved, &ctx->target, NULL, NULL, &choice);
+  nsai_decisions decisions;
+  nsai_decisions_recall(ctx, &resolved, &decisions);
+  plan_request request = { { .problem = &resolved }, &decisions };
+  nsa_status status = choose_level(ctx, ctx->target.caution, &request, &choice);
   if (status == NSA_E_UNSUPPORTED) {
     *caps = (nsa_caps)NSA_CAPS_INIT;
     return NSA_OK;
@@ -95,7 +103,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   NSAI_TRY(status);
   nsai_layout layout = nsai_layout_make(&resolved, &choice);
   fill_caps(ctx, &choice, &layout, caps);
-  return count_missing(ctx, &resolved, &choice, &caps->needs_compile);
+  return count_missing(ctx, &request, &choice, &caps->needs_compile);
 }
 
 size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
@@ -114,7 +122,10 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     nsai_write(&text, "  every stage: the float64 reference (runtime.device: cpu)\n");
     return text.used;
   }
-  if (nsai_choose(ctx->config, &resolved, &ctx->target, NULL, &text, &choice) != NSA_OK)
+  nsai_decisions decisions;
+  nsai_decisions_recall(ctx, &resolved, &decisions);
+  nsai_write(&text, "  %s\n", decisions.why);
+  if (nsai_choose(ctx->config, &resolved, &ctx->target, &decisions, &text, &choice) != NSA_OK)
     return text.used;
   nsai_layout layout = nsai_layout_make(&resolved, &choice);
   nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)layout.total);
@@ -138,27 +149,24 @@ size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char *buf, s
 /* Chooses and makes kernels. Tiles are as large as registers allow with the compiler they were
  * tried with; another NVRTC may need more registers, and a kernel that spills is refused. Then
  * smaller tiles serve. They are no answer to any other failure. */
-static nsa_status make_kernels(nsa_ctx *ctx, const nsai_problem *problem,
-                               nsai_kernel_request *request, nsai_choice *choice,
+static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                                nsai_kernel *kernels) {
   int32_t caution = 0;
-  NSAI_TRY(find_level(ctx, problem, request, choice, &caution));
-  nsa_status status = make_level(ctx, problem, caution, request, choice, kernels);
-  while (status != NSA_OK && request->refused && caution < NSAI_MAX_CAUTION) {
+  NSAI_TRY(find_level(ctx, request, choice, &caution));
+  NSAI_TRY(choose_level(ctx, caution, request, choice));
+  nsa_status status = nsai_kernels_make(ctx, &request->kernels, kernels);
+  while (status != NSA_OK && request->kernels.refused && caution < NSAI_MAX_CAUTION) {
     int length = (int)strcspn(nsa_last_error(), "\n");
     nsai_log(&ctx->logger, NSA_LOG_WARN, "jit", "smaller tiles are used: %.*s", length,
              nsa_last_error());
-    status = make_level(ctx, problem, ++caution, request, choice, kernels);
+    NSAI_TRY(choose_level(ctx, ++caution, request, choice));
+    status = nsai_kernels_make(ctx, &request->kernels, kernels);
   }
   return status;
 }
 
-static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user, nsa_plan *plan) {
-  nsai_kernel_request request = { .problem = &plan->problem,
-                                  .may_compile = ctx->config->runtime.jit == NSAI_JIT_ON_DEMAND,
-                                  .progress = progress,
-                                  .user = user };
-  NSAI_TRY(make_kernels(ctx, &plan->problem, &request, &plan->choice, plan->kernels));
+/* What a plan holds beside problem and kernels. */
+static nsa_status complete_plan(nsa_ctx *ctx, nsa_plan *plan) {
   plan->layout = nsai_layout_make(&plan->problem, &plan->choice);
   const nsai_variant *selected = plan->choice.variant[NSAI_STAGE_ATTEND_SELECTED];
   plan->selected_dense = selected && !strcmp(selected->name, "selected_dense_mma");
@@ -167,6 +175,42 @@ static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user,
   plan->lt = ctx->lt;
   plan->lt_handle = ctx->lt_handle;
   return NSA_OK;
+}
+
+static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user, nsa_plan *plan) {
+  nsai_decisions decisions;
+  plan_request request = { { .problem = &plan->problem,
+                             .may_compile = ctx->config->runtime.jit == NSAI_JIT_ON_DEMAND,
+                             .progress = progress,
+                             .user = user },
+                           &decisions };
+  NSAI_TRY(nsai_tune_first_use(ctx, &plan->problem, progress, user));
+  nsai_decisions_recall(ctx, &plan->problem, &decisions);
+  NSAI_TRY(make_kernels(ctx, &request, &plan->choice, plan->kernels));
+  return complete_plan(ctx, plan);
+}
+
+nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
+                          const nsai_decisions *decisions, bool *refused, nsa_plan **out) {
+  nsa_status status = NSA_OK;
+  plan_request request = { { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER },
+                           decisions };
+  *out = NULL;
+  *refused = false;
+  nsa_plan *plan = calloc(1, sizeof *plan);
+  if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);
+  plan->ctx = ctx;
+  plan->problem = *problem;
+  request.kernels.problem = &plan->problem;
+  NSAI_TRY_TO(fail, choose_level(ctx, ctx->target.caution, &request, &plan->choice));
+  NSAI_TRY_TO(fail, nsai_kernels_make(ctx, &request.kernels, plan->kernels));
+  NSAI_TRY_TO(fail, complete_plan(ctx, plan));
+  *out = plan;
+  return NSA_OK;
+fail:
+  *refused = request.kernels.refused;
+  nsa_plan_destroy(plan);
+  return status;
 }
 
 nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem, nsa_progress_fn progress,
@@ -197,11 +241,14 @@ static nsa_status prepare_one(nsa_ctx *ctx, const nsa_problem *problem, nsa_prog
   nsai_choice choice;
   NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
   if (ctx->cpu) return NSA_OK;
-  nsai_kernel_request request = { .problem = &resolved,
-                                  .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER,
-                                  .progress = progress,
-                                  .user = user };
-  return make_kernels(ctx, &resolved, &request, &choice, NULL);
+  nsai_decisions decisions;
+  plan_request request = { { .problem = &resolved,
+                             .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER,
+                             .progress = progress,
+                             .user = user },
+                           &decisions };
+  nsai_decisions_recall(ctx, &resolved, &decisions);
+  return make_kernels(ctx, &request, &choice, NULL);
 }
 
 nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,

@@ -110,6 +110,15 @@ nsa_status nsa_dense(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch
   return end_run(&run, dense(&run));
 }
 
+nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                           const nsa_io *io, const nsai_marks *marks) {
+  nsai_run run;
+  int32_t op = plan->problem.op;
+  NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
+  run.marks = marks;
+  return end_run(&run, op == NSA_OP_DENSE ? dense(&run) : forward(&run));
+}
+
 nsa_status nsa_compress(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                         const nsa_io *io) {
   nsai_run run;

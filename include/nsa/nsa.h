@@ -11,5 +11,6 @@
 #include <nsa/base.h>
 #include <nsa/context.h>
 #include <nsa/log.h>
+#include <nsa/tune.h>
 
 #endif /* NSA_NSA_H */

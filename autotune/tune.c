@@ -1,0 +1,497 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa_tune: which problems at which lengths, in which order, within which budget; what is told and
+ * what is kept.
+ */
+#include "tune_impl.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHORTEST_TOKENS 1024 /* of the lengths that are chosen when none are given */
+
+/* ---- telling ---- */
+
+bool nsai_tune_spent(const tuner *t) { return chk_now() > t->deadline; }
+
+nsa_status nsai_tune_step(tuner *t, const char *what) {
+  const nsa_tune_options *o = t->options;
+  if (++t->done > t->total) t->total = t->done;
+  if (o->progress && o->progress(o->user, t->done, t->total, what))
+    return nsai_fail(NSA_E_CANCELLED, "cancelled by the progress callback; what was measured is "
+                                      "kept, and the next call goes on from there");
+  return NSA_OK;
+}
+
+void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const contender *c,
+                    const char *note) {
+  const nsa_tune_options *o = t->options;
+  nsa_tune_event event = { .struct_size = sizeof event,
+                           .kind = kind,
+                           .problem = task->key,
+                           .tokens = task->tokens,
+                           .stage = "",
+                           .candidate = "",
+                           .note = note };
+  if (c) {
+    event.stage = c->timing.stage;
+    event.candidate = c->timing.candidate;
+    event.ms = c->timing.ms;
+    event.spread = c->timing.spread;
+  }
+  if (kind == NSA_TUNE_CHOSEN)
+    for (int i = 0; i < task->contests; i++)
+      if (!strcmp(task->contest[i].item[0].timing.stage, event.stage))
+        event.gain = 1 - event.ms / task->contest[i].item[0].timing.ms;
+  if (o->event) o->event(o->user, &event);
+}
+
+/* ---- a task ---- */
+
+void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *r) {
+  const nsai_device *d = &ctx->device;
+  nsai_kernel_key key;
+  nsai_jit_request request = { .name = "none", .source = "", .arch = ctx->target.arch };
+  snprintf(r->device, sizeof r->device, "%s", d->name);
+  snprintf(r->arch, sizeof r->arch, "%s", ctx->target.arch);
+  r->sms = d->sm_count;
+  snprintf(r->library, sizeof r->library, "%d.%d.%d", NSA_VERSION_MAJOR, NSA_VERSION_MINOR,
+           NSA_VERSION_PATCH);
+  snprintf(r->templates, sizeof r->templates, "%.32s", nsai_jit_templates_digest(ctx->jit));
+  snprintf(r->driver, sizeof r->driver, "%d.%d", d->driver_version / 1000,
+           d->driver_version % 1000 / 10);
+  if (nsai_jit_key(ctx->jit, &request, &key) != NSA_OK) return; /* unknown, then */
+  snprintf(r->compiler, sizeof r->compiler, "%.63s", key.compiler_id);
+  nsai_kernel_key_fini(&key);
+}
+
+/* The record that is gone on with, or a new one. */
+static nsa_status open_record(tuner *t, tune_task *task) {
+  nsa_ctx *ctx = t->ctx;
+  nsai_record *fresh = NULL, *old = NULL;
+  NSAI_TRY(nsai_record_create(&fresh));
+  task->record = fresh;
+  nsai_tune_environment(ctx, fresh);
+  snprintf(fresh->problem, sizeof fresh->problem, "%s", task->key);
+  fresh->bucket = task->tokens;
+  static const char *const levels[] = { "heuristic", "quick", "normal", "exhaustive" };
+  snprintf(fresh->level, sizeof fresh->level, "%s", levels[t->level]);
+  time_t now = time(NULL);
+  struct tm utc;
+  gmtime_r(&now, &utc);
+  strftime(fresh->date, sizeof fresh->date, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  if (t->options->fresh && !t->options->dry_run) return nsai_records_remove(ctx->records, fresh);
+  if (t->options->fresh ||
+      !nsai_records_find(ctx->records, fresh->device, fresh->arch, fresh->sms, task->key, &old))
+    return NSA_OK;
+  nsa_status status = nsai_record_merge(fresh, old);
+  fresh->complete = false;
+  nsai_record_destroy(old);
+  return status;
+}
+
+static void close_task(tune_task *task) {
+  nsai_tune_candidates_free(task);
+  nsai_record_destroy(task->record);
+}
+
+static nsa_status begin_task(tuner *t, const nsai_problem *problem, int64_t tokens,
+                             tune_task *task) {
+  nsai_writer key = nsai_writer_open(task->key, sizeof task->key);
+  task->problem = *problem;
+  task->problem.max_tokens = task->problem.max_kv_tokens = task->problem.max_kv_len = tokens;
+  task->problem.max_seqs = 1;
+  task->problem.max_probe_rows = 0;
+  task->tokens = tokens;
+  task->fill = problem->op == NSA_OP_FORWARD && problem->overlap == NSA_OVERLAP_HIGH
+                   ? CHK_FILL_CORRELATED
+                   : CHK_FILL_RANDOM;
+  nsai_tune_key(&task->problem, tokens, &key);
+  if (key.used >= sizeof task->key)
+    return nsai_fail(NSA_E_UNSUPPORTED, "the problem's name is too long to be recorded: %s",
+                     task->key);
+  NSAI_TRY(open_record(t, task));
+  return nsai_tune_candidates(t, task);
+}
+
+/* Contenders that no earlier call has measured. */
+static int count_open(const tune_task *task) {
+  int count = 0;
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++) {
+      const nsai_timing *timing = &task->contest[i].item[k].timing;
+      count += !timing->rounds && timing->state == NSAI_TIMING_OK;
+    }
+  return count;
+}
+
+/* ---- estimates ---- */
+
+#define TFLOPS_PER_SM 1.5 /* what these kernels reach, roughly: 200 on 132 multiprocessors */
+#define COMPILE_SECONDS 0.8
+#define RUNS_PER_COLUMN 9
+#define RUNS_OF_WHOLE 40     /* finals, wholes and baselines, counted as forwards */
+#define BYTES_PER_SECOND 4e8 /* of inputs that are made and copied */
+
+static double run_seconds(const tuner *t, const tune_task *task) {
+  const nsai_geometry *m = &task->problem.model;
+  double tokens = (double)task->tokens, keys = tokens / 2;
+  if (task->problem.op == NSA_OP_FORWARD)
+    keys = 1.5 * tokens / m->stride / 2 + (double)m->select_count * m->select_block + m->window;
+  double flops = 2 * tokens * keys * m->heads * (m->head_dim_qk + m->head_dim_v);
+  return flops / (TFLOPS_PER_SM * 1e12 * fmax(t->ctx->device.sm_count, 1)) + 3e-4;
+}
+
+static double estimate(const tuner *t, const tune_task *task) {
+  const nsai_geometry *m = &task->problem.model;
+  int open = count_open(task);
+  double bytes = 2.0 * (double)task->tokens * m->heads * (m->head_dim_qk + m->head_dim_v);
+  double runs = nsai_tune_columns(task) * RUNS_PER_COLUMN + RUNS_OF_WHOLE;
+  return open * COMPILE_SECONDS / 4 + runs * run_seconds(t, task) + bytes / BYTES_PER_SECOND;
+}
+
+/* ---- running ---- */
+
+/* Everything about one task but what is kept. */
+static nsa_status work(tuner *t, tune_task *task, tune_task *donor) {
+  NSAI_TRY(nsai_tune_compile(t, task));
+  NSAI_TRY(nsai_tune_verify(t, task));
+  if (donor) NSAI_TRY(nsai_tune_data(t, donor));
+  NSAI_TRY(nsai_tune_data(t, task));
+  NSAI_TRY(nsai_tune_time(t, task));
+  return nsai_tune_whole(t, task);
+}
+
+static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
+  contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
+  nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
+  nsa_status status = work(t, task, donor);
+  bool spent = nsai_tune_spent(t);
+  task->record->complete = !status && !spent;
+  /* What was measured is kept whatever ended it; the failure stays the one that is told. */
+  if (task->record->timing_count) {
+    char error[1024];
+    snprintf(error, sizeof error, "%s", status ? nsa_last_error() : "");
+    nsa_status saved = nsai_records_save(t->ctx->records, task->record);
+    status = status ? nsai_fail_text(status, error) : saved;
+  }
+  nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL,
+                 spent ? "the budget is spent; the next call goes on" : "");
+  return status;
+}
+
+static void tell_plan(const tuner *t, const tune_task *task) {
+  contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
+  nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++) {
+      const contender *c = &task->contest[i].item[k];
+      const char *note = c->timing.is_default ? "the heuristic's choice" : "";
+      if (c->timing.rounds) note = "measured before";
+      nsai_tune_tell(t, NSA_TUNE_PLANNED, task, c, note);
+    }
+}
+
+/* The forward whose tensors dense attention can read, so that they are made once. */
+static tune_task *donor_of(tune_task *tasks, int count, const tune_task *task) {
+  if (task->problem.op != NSA_OP_DENSE) return NULL;
+  for (int i = 0; i < count; i++)
+    if (tasks[i].problem.op == NSA_OP_FORWARD && tasks[i].tokens == task->tokens &&
+        !memcmp(&tasks[i].problem.model, &task->problem.model, sizeof task->problem.model))
+      return &tasks[i];
+  return NULL;
+}
+
+static nsa_status run_tasks(tuner *t, tune_task *tasks, int count) {
+  for (int i = 0; i < count; i++)
+    t->total += nsai_tune_columns(&tasks[i]) * RUNS_PER_COLUMN + RUNS_OF_WHOLE;
+  for (int i = 0; i < count; i++) {
+    if (t->options->dry_run) {
+      tell_plan(t, &tasks[i]);
+      continue;
+    }
+    if (i && nsai_tune_spent(t)) {
+      nsai_tune_tell(t, NSA_TUNE_DONE, &tasks[i], NULL, "not begun: the budget is spent");
+      continue;
+    }
+    NSAI_TRY(run_task(t, &tasks[i], donor_of(tasks, count, &tasks[i])));
+  }
+  return NSA_OK;
+}
+
+/* ---- which tasks ---- */
+
+typedef struct task_list {
+  tune_task *item;
+  int count;
+} task_list;
+
+static nsa_status add_task(tuner *t, task_list *list, const nsai_problem *problem, int64_t tokens) {
+  tune_task *grown = realloc(list->item, (size_t)(list->count + 1) * sizeof *grown);
+  if (!grown) return nsai_fail_nomem("the problems to tune", sizeof *grown);
+  list->item = grown;
+  tune_task *task = &grown[list->count++];
+  memset(task, 0, sizeof *task);
+  return begin_task(t, problem, tokens, task);
+}
+
+/* tuning.lengths up to `longest`; by default powers of four, and the longest itself where it lies
+ * far beyond the last of them. */
+static int lengths_up_to(const nsai_config *c, int64_t longest, int64_t out[NSAI_MAX_LENGTHS]) {
+  int count = 0;
+  for (size_t i = 0; i < c->tuning.length_count; i++)
+    if (c->tuning.lengths[i] <= longest) out[count++] = c->tuning.lengths[i];
+  if (c->tuning.length_count) return count;
+  for (int64_t tokens = SHORTEST_TOKENS; tokens <= longest && count < NSAI_MAX_LENGTHS; tokens *= 4)
+    out[count++] = tokens;
+  if (count < NSAI_MAX_LENGTHS && (!count || longest >= 2 * out[count - 1])) out[count++] = longest;
+  return count;
+}
+
+/* The tasks of one problem at one length: dense attention has one, a forward one for each kind of
+ * inputs that is asked for. */
+static nsa_status add_problem(tuner *t, task_list *list, const nsai_problem *problem,
+                              bool any_overlap, int64_t tokens) {
+  int32_t inputs = t->ctx->config->tuning.inputs;
+  if (problem->op == NSA_OP_DENSE || !any_overlap) return add_task(t, list, problem, tokens);
+  for (int32_t overlap = NSA_OVERLAP_LOW; overlap <= NSA_OVERLAP_HIGH; overlap++) {
+    nsai_problem p = *problem;
+    p.overlap = overlap;
+    int32_t bit = overlap == NSA_OVERLAP_LOW ? NSAI_INPUTS_RANDOM : NSAI_INPUTS_CORRELATED;
+    if (inputs & bit) NSAI_TRY(add_task(t, list, &p, tokens));
+  }
+  return NSA_OK;
+}
+
+/* A problem as the host gave it. */
+typedef struct asked {
+  nsai_problem problem;
+  bool any_overlap;
+} asked;
+
+static bool was_listed(const int64_t *lengths, int count, int64_t tokens) {
+  for (int i = 0; i < count; i++)
+    if (lengths[i] == tokens) return true;
+  return false;
+}
+
+/* All tasks, the shortest first; at each length dense attention before the forwards, which compare
+ * themselves with it. `only` > 0: at that length alone. */
+static nsa_status list_tasks(tuner *t, const asked *problems, size_t count, int64_t only,
+                             task_list *list) {
+  int64_t longest = 1, all[NSAI_MAX_LENGTHS], own[NSAI_MAX_LENGTHS];
+  for (size_t i = 0; i < count; i++)
+    if (problems[i].problem.max_kv_len > longest) longest = problems[i].problem.max_kv_len;
+  int lengths = lengths_up_to(t->ctx->config, longest, all);
+  if (only) all[0] = only, lengths = 1;
+  if (!lengths)
+    return nsai_fail(NSA_E_CONFIG,
+                     "tuning.lengths holds no length up to the problem's max_kv_len %lld: give a "
+                     "shorter one, or leave it out",
+                     (long long)longest);
+  for (int l = 0; l < lengths; l++)
+    for (int32_t op = NSA_OP_DENSE; op >= NSA_OP_FORWARD; op--)
+      for (size_t i = 0; i < count; i++) {
+        const nsai_problem *p = &problems[i].problem;
+        if (p->op != op) continue;
+        int mine = lengths_up_to(t->ctx->config, p->max_kv_len, own);
+        if (only || was_listed(own, mine, all[l]))
+          NSAI_TRY(add_problem(t, list, p, problems[i].any_overlap, all[l]));
+      }
+  return NSA_OK;
+}
+
+/* ---- the tuner ---- */
+
+static nsa_status open_tuner(tuner *t) {
+  const nsa_ctx *ctx = t->ctx;
+  const nsai_driver *driver = ctx->device.driver;
+  long processors = sysconf(_SC_NPROCESSORS_ONLN);
+  t->bench.threads = processors < 1 ? 1 : (int)processors;
+  NSAI_TRY(nsai_context_enter(ctx, &t->pushed));
+  t->device = (chk_device){ .driver = driver, .context = ctx->device.context };
+  snprintf(t->device.name, sizeof t->device.name, "%.*s", (int)sizeof t->device.name - 1,
+           ctx->device.name);
+  if (t->options->dry_run) return NSA_OK;
+  if (!driver->cuStreamCreate || !driver->cuStreamDestroy || !driver->cuMemsetD8Async)
+    return nsai_fail(NSA_E_NO_DRIVER, "the driver lacks cuStreamCreate or cuMemsetD8Async, which "
+                                      "tuning needs: update it");
+  NSAI_TRY(NSAI_CUDA(driver, cuStreamCreate(&t->device.stream, NSAI_CU_STREAM_NON_BLOCKING)));
+  NSAI_TRY(chk_device_alloc(&t->device, TUNE_FLUSH_BYTES, &t->flush));
+  for (; t->event_count < TUNE_MAX_EVENTS; t->event_count++)
+    NSAI_TRY(NSAI_CUDA(driver, cuEventCreate(&t->events[t->event_count], 0)));
+  return NSA_OK;
+}
+
+static void close_tuner(tuner *t) {
+  const nsai_driver *driver = t->ctx->device.driver;
+  nsai_tune_data_free(t);
+  nsai_tune_verdicts_free(t);
+  for (int i = 0; i < t->event_count; i++) driver->cuEventDestroy(t->events[i]);
+  chk_device_free(&t->device, t->flush);
+  if (t->device.stream) driver->cuStreamDestroy(t->device.stream);
+  nsai_context_leave(t->ctx, t->pushed);
+}
+
+static nsa_status tune(nsa_ctx *ctx, const nsa_tune_options *options, int32_t level, double budget,
+                       const asked *problems, size_t count, int64_t only) {
+  tuner *t = calloc(1, sizeof *t);
+  task_list list = { 0 };
+  nsa_status status = NSA_OK;
+  if (!t) return nsai_fail_nomem("a tuner", sizeof *t);
+  *t = (tuner){ .ctx = ctx, .options = options, .level = level, .deadline = chk_now() + budget };
+  NSAI_TRY_TO(done, open_tuner(t));
+  NSAI_TRY_TO(done, list_tasks(t, problems, count, only, &list));
+  NSAI_TRY_TO(done, run_tasks(t, list.item, list.count));
+done:
+  for (int i = 0; i < list.count; i++) close_task(&list.item[i]);
+  free(list.item);
+  close_tuner(t);
+  free(t);
+  return status;
+}
+
+/* One at a time per context. */
+static nsa_status begin_tuning(nsa_ctx *ctx) {
+  pthread_mutex_lock(&ctx->lock);
+  bool busy = ctx->tuning;
+  ctx->tuning = true;
+  pthread_mutex_unlock(&ctx->lock);
+  return busy ? nsai_fail(NSA_E_ARG, "this context is being tuned by another thread: wait for it")
+              : NSA_OK;
+}
+
+static void end_tuning(nsa_ctx *ctx) {
+  pthread_mutex_lock(&ctx->lock);
+  ctx->tuning = false;
+  pthread_mutex_unlock(&ctx->lock);
+}
+
+static nsa_status check_options(const nsa_tune_options *o) {
+  if (o->struct_size != sizeof *o)
+    return nsai_fail(NSA_E_VERSION,
+                     "options.struct_size is %u, expected %zu: use NSA_TUNE_OPTIONS_INIT",
+                     o->struct_size, sizeof *o);
+  if (o->level < NSA_TUNE_DEFAULT || o->level > NSA_TUNE_EXHAUSTIVE)
+    return nsai_fail(NSA_E_ARG,
+                     "options.level is %d: expected NSA_TUNE_DEFAULT to "
+                     "NSA_TUNE_EXHAUSTIVE (%d)",
+                     o->level, NSA_TUNE_EXHAUSTIVE);
+  if (!(o->budget_s >= 0))
+    return nsai_fail(NSA_E_ARG, "options.budget_s is %g: expected seconds, or 0 for tuning.budget",
+                     o->budget_s);
+  for (size_t i = 0; i < sizeof o->reserved / sizeof *o->reserved; i++)
+    if (o->reserved[i])
+      return nsai_fail(NSA_E_ARG,
+                       "options.reserved[%zu] is %d, expected 0: use NSA_TUNE_OPTIONS_INIT", i,
+                       o->reserved[i]);
+  return NSA_OK;
+}
+
+static nsa_status check_device(const nsa_ctx *ctx) {
+  if (ctx->cpu)
+    return nsai_fail(NSA_E_NO_DEVICE, "runtime.device is cpu: the reference has no variants");
+  if (ctx->deviceless)
+    return nsai_fail(NSA_E_NO_DEVICE, "the context is deviceless: there is nothing to measure on");
+  return NSA_OK;
+}
+
+/* The host's problems resolved; none: a forward and a dense one of the configuration. */
+static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t count, asked **out,
+                          size_t *out_count) {
+  nsa_problem own[2] = { NSA_PROBLEM_INIT, NSA_PROBLEM_INIT };
+  nsa_status status = NSA_OK;
+  own[1].op = NSA_OP_DENSE;
+  if (count && !problems) return nsai_fail(NSA_E_ARG, "problems is NULL, count is %zu", count);
+  if (!count) problems = own, count = 2;
+  *out = calloc(count, sizeof **out);
+  *out_count = count;
+  if (!*out) return nsai_fail_nomem("problems", count * sizeof **out);
+  for (size_t i = 0; i < count && !status; i++) {
+    status = nsai_problem_resolve(ctx->config, &problems[i], &(*out)[i].problem);
+    (*out)[i].any_overlap = problems[i].overlap == NSA_OVERLAP_DEFAULT;
+  }
+  return status;
+}
+
+nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
+                    const nsa_tune_options *options) {
+  static const nsa_tune_options defaults = NSA_TUNE_OPTIONS_INIT;
+  asked *list = NULL;
+  size_t list_count = 0;
+  if (!options) options = &defaults;
+  NSAI_TRY(nsai_context_check(ctx));
+  NSAI_TRY(check_options(options));
+  NSAI_TRY(check_device(ctx));
+  int32_t level = options->level ? options->level - NSA_TUNE_HEURISTIC + NSAI_LEVEL_HEURISTIC
+                                 : ctx->config->tuning.level;
+  double budget = options->budget_s > 0 ? options->budget_s : ctx->config->tuning.budget_s;
+  NSAI_TRY(begin_tuning(ctx));
+  nsa_status status = resolve(ctx, problems, count, &list, &list_count);
+  if (!status) status = tune(ctx, options, level, budget, list, list_count, 0);
+  free(list);
+  end_tuning(ctx);
+  return status;
+}
+
+nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
+                               void *user) {
+  const nsai_config *c = ctx->config;
+  if (!c->tuning.on_first_use || !c->tuning.records || ctx->deviceless ||
+      nsai_tune_is_recorded(ctx, problem) || begin_tuning(ctx) != NSA_OK)
+    return NSA_OK;
+  nsa_tune_options options = NSA_TUNE_OPTIONS_INIT;
+  asked one = { .problem = *problem };
+  options.progress = progress;
+  options.user = user;
+  nsa_status status = tune(ctx, &options, c->tuning.on_first_use, c->tuning.first_use_budget_s,
+                           &one, 1, problem->max_kv_len);
+  end_tuning(ctx);
+  if (!status || status == NSA_E_CANCELLED) return status;
+  nsai_log(&ctx->logger, NSA_LOG_WARN, "tune", "tuning.on_first_use: %.*s",
+           (int)strcspn(nsa_last_error(), "\n"), nsa_last_error());
+  return NSA_OK;
+}
+
+/* ---- records ---- */
+
+size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size) {
+  nsai_writer text = nsai_writer_open(buf, size);
+  if (nsai_context_check(ctx) != NSA_OK) return text.used;
+  if (!ctx->records) {
+    (void)check_device(ctx);
+    return text.used;
+  }
+  if (nsai_records_export(ctx->records, &text) != NSA_OK) {
+    text = nsai_writer_open(buf, size);
+    return 0;
+  }
+  return text.used;
+}
+
+nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size) {
+  int32_t count = 0;
+  NSAI_TRY(nsai_context_check(ctx));
+  if (!text) return nsai_fail(NSA_E_ARG, "text is NULL");
+  if (!ctx->records) return check_device(ctx);
+  NSAI_TRY(nsai_records_import(ctx->records, text, size ? size : strlen(text), &count));
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "tune", "%d records imported", count);
+  return NSA_OK;
+}
+
+nsa_status nsa_cache_reload(nsa_ctx *ctx) {
+  NSAI_TRY(nsai_context_check(ctx));
+  if (ctx->records) nsai_records_reload(ctx->records);
+  return NSA_OK;
+}
+
+nsa_status nsa_cache_digest(nsa_ctx *ctx, uint8_t out[16]) {
+  NSAI_TRY(nsai_context_check(ctx));
+  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
+  memset(out, 0, 16);
+  return ctx->records ? nsai_records_digest(ctx->records, out) : NSA_OK;
+}

@@ -1,0 +1,33 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The tuner's side that plans see: keys of records, what records decide, tuning on first use.
+ */
+#ifndef NSAI_TUNE_H
+#define NSAI_TUNE_H
+
+#include "context.h"
+#include "problem.h"
+
+/* Appends the key under which a problem of one sequence of `tokens` tokens is recorded; 0: the part
+ * before the length, which records of all lengths share. Dense attention knows no overlap. */
+void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out);
+
+/* What the records of the context's device say about a problem: those of the nearest length, by
+ * ratio, and preferably of the problem's overlap. Never fails: without one nothing is decided, and
+ * `why` says so. */
+void nsai_decisions_recall(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out);
+
+/* Fills what a record says about library, templates, driver and compiler; the compiler stays "" until
+ * it has been opened. */
+void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *record);
+
+/* Whether there is a record of the problem and its overlap at a length within a factor of two. */
+bool nsai_tune_is_recorded(nsa_ctx *ctx, const nsai_problem *problem);
+
+/* Tunes a problem that has no record, as tuning.on_first_use asks; a failure to do so is a warning.
+ * NSA_E_CANCELLED by `progress`. */
+nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
+                               void *user);
+
+#endif /* NSAI_TUNE_H */

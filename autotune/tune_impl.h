@@ -1,0 +1,123 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the tuner's files share: tune.c (problems, budget, records), tune_space.c (candidates and
+ * their kernels), tune_verify.c (right or wrong), tune_time.c (how fast).
+ */
+#ifndef NSAI_TUNE_IMPL_H
+#define NSAI_TUNE_IMPL_H
+
+#include "plan.h"
+#include "trial/bench.h"
+#include "trial/truth.h"
+#include "tune.h"
+
+#include <nsa/tune.h>
+
+#define TUNE_MAX_ROUNDS 32
+#define TUNE_MAX_EVENTS 512                  /* two for each piece of each stage of one run */
+#define TUNE_FLUSH_BYTES ((size_t)256 << 20) /* four times the largest L2 so far (60 MB) */
+
+/* A candidate on its way. */
+typedef struct contender {
+  nsai_candidate what;
+  nsai_timing timing; /* what goes into the record */
+  bool alive;         /* takes part in the next rounds */
+  int32_t rounds;
+  double samples[TUNE_MAX_ROUNDS]; /* ms */
+} contender;
+
+/* The contenders of one stage; the heuristic's choice is the first. */
+typedef struct contest {
+  nsai_stage stage;
+  contender *item;
+  int count;
+} contest;
+
+/* One problem at one length with one kind of inputs: what becomes one record. */
+typedef struct tune_task {
+  nsai_problem problem; /* one sequence of `tokens` */
+  int64_t tokens;
+  chk_fill fill;
+  char key[384];
+  nsai_record *record;
+  contest contest[NSAI_STAGE_COUNT];
+  int contests;
+} tune_task;
+
+typedef struct tuner {
+  nsa_ctx *ctx;
+  const nsa_tune_options *options;
+  int32_t level;   /* NSAI_LEVEL_* */
+  double deadline; /* chk_now() at which nothing more is begun */
+  chk_device device;
+  bool pushed; /* the device was made current */
+  void *flush; /* device memory */
+  nsai_cu_event events[TUNE_MAX_EVENTS];
+  int event_count;
+  int64_t done, total; /* pieces, for progress */
+  /* The tensors that are there, kept between tasks of one length. */
+  chk_case c;
+  chk_bench bench;
+  bool has_data;
+  /* Candidates found right or wrong so far, for all lengths. */
+  char **verdicts;
+  int verdict_count;
+  /* Baselines of the length at hand. */
+  int64_t base_tokens;
+  nsai_baseline base[2];
+  int base_count;
+} tuner;
+
+/* Reports progress; NSA_E_CANCELLED when the host says so. */
+nsa_status nsai_tune_step(tuner *t, const char *what);
+bool nsai_tune_spent(const tuner *t);
+void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const contender *c,
+                    const char *note);
+
+/* tune_space.c */
+
+/* Fills the task's contests by the tuner's level; timings of the record are taken over. NSA_E_NOMEM,
+ * NSA_E_UNSUPPORTED. */
+nsa_status nsai_tune_candidates(tuner *t, tune_task *task);
+void nsai_tune_candidates_free(tune_task *task);
+
+/* Compiles what is missing of all contenders, several at once; those refused are out. */
+nsa_status nsai_tune_compile(tuner *t, tune_task *task);
+
+/* The decisions of column `column`: of every stage that contender among those alive, or the first
+ * where there are fewer. `taken` gets the contender of each contest, NULL where it is a stand-in. */
+void nsai_tune_column(const tune_task *task, int column, nsai_decisions *out,
+                      contender *taken[NSAI_STAGE_COUNT]);
+
+/* Columns that hold every contender alive. */
+int nsai_tune_columns(const tune_task *task);
+
+/* tune_verify.c */
+
+/* Runs every contender alive on a short case inside red zones and compares all it writes with the
+ * reference; those wrong are out. NSA_E_VERIFY: the heuristic's own choice is wrong. */
+nsa_status nsai_tune_verify(tuner *t, tune_task *task);
+void nsai_tune_verdicts_free(tuner *t);
+
+/* A case of the problem: one sequence of `tokens`. */
+void nsai_tune_case(const nsai_problem *problem, int64_t tokens, chk_fill fill, chk_case *c);
+
+/* A plan with its caps. `*refused` as nsai_plan_make. */
+nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_decisions *decisions,
+                          bool *refused, chk_plan *out);
+
+/* tune_time.c */
+
+/* Makes the tensors of a task unless they are there. */
+nsa_status nsai_tune_data(tuner *t, const tune_task *task);
+void nsai_tune_data_free(tuner *t);
+
+/* Times the contenders alive in interleaved rounds, drops the slow ones, confirms the best, and
+ * marks each stage's winner. */
+nsa_status nsai_tune_time(tuner *t, tune_task *task);
+
+/* Times the whole with the winners, with the heuristic's choices, and the baselines. */
+nsa_status nsai_tune_whole(tuner *t, tune_task *task);
+
+#endif /* NSAI_TUNE_IMPL_H */

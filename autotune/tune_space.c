@@ -1,0 +1,285 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Which candidates a level looks at, and their kernels.
+ */
+#include "kernels.h"
+#include "tune_impl.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define QUICK_MOST 5    /* neighbours of a variant's heuristic choice */
+#define NORMAL_MOST 20  /* of a variant */
+#define NORMAL_COST 1.6 /* times the cheapest guess */
+#define EXHAUSTIVE_MOST 400
+
+/* ---- candidates ---- */
+
+/* One candidate that fits, with its guess. */
+typedef struct option {
+  nsai_tiles tiles;
+  double cost;
+} option;
+
+/* All tiles of a variant that fit. */
+typedef struct options {
+  option item[EXHAUSTIVE_MOST];
+  int count;
+} options;
+
+static int by_cost(const void *a, const void *b) {
+  const option *x = a, *y = b;
+  if (x->cost != y->cost) return x->cost < y->cost ? -1 : 1;
+  return memcmp(&x->tiles, &y->tiles, sizeof x->tiles); /* ties in a fixed order */
+}
+
+static int index_of(const nsai_range *range, int32_t value) {
+  for (int i = 0; i < NSAI_MAX_RANGE && range->values[i]; i++)
+    if (range->values[i] == value) return i;
+  return -1;
+}
+
+/* Whether two choices differ by one step of one range. */
+static bool are_neighbours(const nsai_space *space, const nsai_tiles *a, const nsai_tiles *b) {
+  int steps = 0;
+  for (int i = 0; i < space->count; i++) {
+    const nsai_range *r = &space->range[i];
+    steps += abs(index_of(r, a->of[r->tile]) - index_of(r, b->of[r->tile]));
+  }
+  return steps == 1;
+}
+
+/* Goes through all combinations like an odometer. */
+static void collect(const tuner *t, const nsai_variant *v, const nsai_problem *problem,
+                    options *out) {
+  const nsai_space *space = v->space;
+  const nsai_target *target = &t->ctx->target;
+  int at[NSAI_TILE_COUNT] = { 0 };
+  out->count = 0;
+  for (;;) {
+    nsai_tiles tiles = { { 0 } };
+    nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+    for (int i = 0; i < space->count; i++)
+      tiles.of[space->range[i].tile] = space->range[i].values[at[i]];
+    nsai_tiles_judge(v, problem, target, &tiles, &reasons);
+    if (!reasons.count && out->count < EXHAUSTIVE_MOST)
+      out->item[out->count++] = (option){ tiles, space->cost(problem, target, &tiles) };
+    int i = 0;
+    for (; i < space->count; i++) {
+      if (++at[i] < NSAI_MAX_RANGE && space->range[i].values[at[i]]) break;
+      at[i] = 0;
+    }
+    if (i == space->count) break;
+  }
+  qsort(out->item, (size_t)out->count, sizeof *out->item, by_cost);
+}
+
+/* How many of the collected options the level takes, moved to the front. */
+static int trim(const tuner *t, const nsai_space *space, const nsai_tiles *heuristic,
+                options *all) {
+  int kept = 0;
+  if (t->level >= NSAI_LEVEL_EXHAUSTIVE) return all->count;
+  int most = t->level == NSAI_LEVEL_QUICK ? QUICK_MOST : NORMAL_MOST;
+  for (int i = 0; i < all->count && kept < most; i++) {
+    const option *o = &all->item[i];
+    if (isinf(o->cost)) continue;
+    bool takes = t->level == NSAI_LEVEL_QUICK ? are_neighbours(space, &o->tiles, heuristic)
+                                              : o->cost <= NORMAL_COST * all->item[0].cost;
+    if (takes) all->item[kept++] = *o;
+  }
+  return kept;
+}
+
+static nsa_status add(tune_task *task, contest *c, const nsai_candidate *what) {
+  for (int i = 0; i < c->count; i++)
+    if (!memcmp(&c->item[i].what, what, sizeof *what)) return NSA_OK;
+  contender *grown = realloc(c->item, (size_t)(c->count + 1) * sizeof *grown);
+  if (!grown) return nsai_fail_nomem("candidates", (size_t)(c->count + 1) * sizeof *grown);
+  c->item = grown;
+  contender *fresh = &c->item[c->count++];
+  *fresh = (contender){ .what = *what, .alive = true };
+  nsai_timing *timing = &fresh->timing;
+  nsai_writer text = nsai_writer_open(timing->candidate, sizeof timing->candidate);
+  nsai_candidate_print(what, &text);
+  snprintf(timing->stage, sizeof timing->stage, "%s", nsai_stage_name(c->stage));
+  const nsai_timing *known = nsai_record_find(task->record, timing->stage, timing->candidate);
+  if (known) *timing = *known;
+  timing->chosen = false;
+  timing->is_default = c->count == 1;
+  if (known && known->state != NSAI_TIMING_OK) fresh->alive = timing->is_default;
+  return NSA_OK;
+}
+
+static nsa_status add_variant(tuner *t, tune_task *task, contest *c, const nsai_variant *v) {
+  const nsai_problem *problem = &task->problem;
+  nsai_candidate what = { v, nsai_variant_tiles(v, problem, &t->ctx->target, NULL) };
+  nsa_status status = NSA_OK;
+  NSAI_TRY(add(task, c, &what));
+  if (!v->space || t->level == NSAI_LEVEL_HEURISTIC) return NSA_OK;
+  nsai_tiles heuristic = what.tiles;
+  options *all = malloc(sizeof *all);
+  if (!all) return nsai_fail_nomem("candidates", sizeof *all);
+  collect(t, v, problem, all);
+  int kept = trim(t, v->space, &heuristic, all);
+  for (int i = 0; i < kept && !status; i++) {
+    what.tiles = all->item[i].tiles;
+    status = add(task, c, &what);
+  }
+  free(all);
+  return status;
+}
+
+nsa_status nsai_tune_candidates(tuner *t, tune_task *task) {
+  nsai_choice choice;
+  NSAI_TRY(nsai_choose(t->ctx->config, &task->problem, &t->ctx->target, NULL, NULL, &choice));
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    if (!choice.variant[s]) continue;
+    contest *c = &task->contest[task->contests++];
+    *c = (contest){ .stage = (nsai_stage)s };
+    NSAI_TRY(add_variant(t, task, c, choice.variant[s]));
+    for (int i = 0; i < nsai_variant_count; i++) {
+      const nsai_variant *v = &nsai_variants[i];
+      nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+      if (v->stage != (nsai_stage)s || v == choice.variant[s]) continue;
+      nsai_variant_judge(t->ctx->config, &task->problem, &t->ctx->target, v, &reasons);
+      bool sensible = !v->sensible || v->sensible(&task->problem, &t->ctx->target);
+      if (!reasons.count && sensible) NSAI_TRY(add_variant(t, task, c, v));
+    }
+  }
+  return NSA_OK;
+}
+
+void nsai_tune_candidates_free(tune_task *task) {
+  for (int i = 0; i < task->contests; i++) free(task->contest[i].item);
+  task->contests = 0;
+}
+
+/* ---- columns ---- */
+
+int nsai_tune_columns(const tune_task *task) {
+  int columns = 1;
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    int alive = 0;
+    for (int k = 0; k < c->count; k++) alive += c->item[k].alive;
+    if (alive > columns) columns = alive;
+  }
+  return columns;
+}
+
+void nsai_tune_column(const tune_task *task, int column, nsai_decisions *out,
+                      contender *taken[NSAI_STAGE_COUNT]) {
+  *out = (nsai_decisions){ .why = "the tuner" };
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    int left = column;
+    taken[i] = NULL;
+    for (int k = 0; k < c->count && !taken[i]; k++)
+      if (c->item[k].alive && left-- == 0) taken[i] = &c->item[k];
+    out->stage[c->stage] = taken[i] ? taken[i]->what : c->item[0].what;
+  }
+}
+
+/* ---- kernels ---- */
+
+/* Compiling threads take contenders from one counter. The first failure that is no refusal ends
+ * it. */
+typedef struct compile_pool {
+  tuner *t;
+  const nsai_problem *problem;
+  contender **item;
+  int count;
+  atomic_int next, done;
+  pthread_mutex_t lock; /* guards status and error */
+  nsa_status status;
+  char error[1024];
+} compile_pool;
+
+static void compile_one(compile_pool *p, contender *c) {
+  nsa_ctx *ctx = p->t->ctx;
+  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_kernel_request request = { .problem = p->problem, .specs = specs, .may_compile = true };
+  c->what.variant->specify(p->problem, &ctx->target, &c->what.tiles, specs);
+  nsa_status status = nsai_kernels_make(ctx, &request, NULL);
+  if (!status) return;
+  if (status == NSA_E_COMPILE) {
+    size_t length = strcspn(nsa_last_error(), "\n");
+    c->alive = false;
+    c->timing.state = NSAI_TIMING_REFUSED;
+    snprintf(c->timing.note, sizeof c->timing.note, "%.*s", (int)length, nsa_last_error());
+    return;
+  }
+  pthread_mutex_lock(&p->lock);
+  if (!p->status) {
+    p->status = status;
+    snprintf(p->error, sizeof p->error, "%s", nsa_last_error());
+  }
+  pthread_mutex_unlock(&p->lock);
+  atomic_store(&p->next, p->count);
+}
+
+static void *compile_thread(void *argument) {
+  compile_pool *p = argument;
+  for (int i; (i = atomic_fetch_add(&p->next, 1)) < p->count;) {
+    compile_one(p, p->item[i]);
+    atomic_fetch_add(&p->done, 1);
+  }
+  return NULL;
+}
+
+#define MOST_THREADS 16
+#define POLL_US 20000
+
+/* Threads that compile: runtime.compile_jobs, else as many as processors. Each has one kernel or
+ * two at a time. */
+static int compile_threads(const tuner *t, int count) {
+  long wanted = t->ctx->config->runtime.compile_jobs;
+  if (!wanted) wanted = sysconf(_SC_NPROCESSORS_ONLN);
+  if (wanted > MOST_THREADS) wanted = MOST_THREADS;
+  if (wanted > count) wanted = count;
+  return wanted < 1 ? 1 : (int)wanted;
+}
+
+static nsa_status run_pool(compile_pool *p) {
+  pthread_t thread[MOST_THREADS];
+  int started = 0, wanted = compile_threads(p->t, p->count);
+  nsa_status status = NSA_OK;
+  while (started < wanted && !pthread_create(&thread[started], NULL, compile_thread, p)) started++;
+  if (!started) compile_thread(p);
+  while (started && atomic_load(&p->next) < p->count + started && !status) {
+    usleep(POLL_US);
+    status = nsai_tune_step(p->t, "compiling");
+    if (atomic_load(&p->done) >= p->count) break;
+  }
+  if (status) atomic_store(&p->next, p->count); /* what runs is finished and kept */
+  for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
+  if (status) return status;
+  return p->status ? nsai_fail_text(p->status, p->error) : NSA_OK;
+}
+
+nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
+  nsai_problem probed = task->problem; /* verifying looks at importance: its kernel, too */
+  compile_pool p = { .t = t, .problem = &probed };
+  int count = 0;
+  if (probed.op == NSA_OP_FORWARD && probed.selection == NSA_SELECT_OWN) probed.max_probe_rows = 1;
+  nsa_status status = NSA_OK;
+  for (int i = 0; i < task->contests; i++) count += task->contest[i].count;
+  p.item = calloc((size_t)count + 1, sizeof(contender *));
+  if (!p.item) return nsai_fail_nomem("candidates", (size_t)count * sizeof(contender *));
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++)
+      if (task->contest[i].item[k].alive) p.item[p.count++] = &task->contest[i].item[k];
+  pthread_mutex_init(&p.lock, NULL);
+  status = run_pool(&p);
+  pthread_mutex_destroy(&p.lock);
+  for (int i = 0; i < p.count && !status; i++)
+    if (p.item[i]->timing.state == NSAI_TIMING_REFUSED)
+      nsai_tune_tell(t, NSA_TUNE_REFUSED, task, p.item[i], p.item[i]->timing.note);
+  free(p.item);
+  return status;
+}

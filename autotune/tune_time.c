@@ -1,0 +1,467 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * How fast: whole forwards with an event on either side of every stage, so that each stage has the
+ * inputs and the neighbours of real runs, and one run times a candidate of every stage at once.
+ * Before each stage the L2 is flushed, outside the timed span. Rounds go over all columns in turn,
+ * so that clocks and temperature drift for all alike.
+ */
+#include "forward.h"
+#include "tune_impl.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define FIRST_ROUNDS 3 /* then the slow ones are dropped */
+#define ROUNDS 4       /* of the others */
+#define FINAL_ROUNDS 5 /* of the best and the heuristic's choice */
+#define FINALISTS 3
+#define DROP 1.25     /* times the best after the first rounds */
+#define NOISE 1.5     /* spreads that a winner must be ahead, of both together */
+#define LONG_MS 100.0 /* runs of this length are noisy by far less than their differences */
+
+/* ---- data ---- */
+
+void nsai_tune_data_free(tuner *t) {
+  int threads = t->bench.threads;
+  if (t->has_data) chk_bench_destroy(&t->bench);
+  t->bench.threads = threads;
+  t->has_data = false;
+}
+
+/* Whether the tensors that are there serve the task: dense attention reads those of any forward. */
+static bool data_serves(const tuner *t, const tune_task *task) {
+  if (!t->has_data || t->c.kv_len[0] != task->tokens) return false;
+  if (memcmp(&t->c.geometry, &task->problem.model, sizeof t->c.geometry)) return false;
+  if (task->problem.op == NSA_OP_DENSE) return true;
+  return t->c.kind == CHK_FORWARD && t->c.fill == task->fill &&
+         t->c.selection == task->problem.selection;
+}
+
+static void drop_slot(chk_data *d, int slot) {
+  if (d->buffer[slot].device) chk_buffer_destroy(d->device, &d->buffer[slot]);
+  d->view[slot].ndim = 0;
+}
+
+/* How much the selections overlap, by one run. */
+static nsa_status measure_overlap(tuner *t, tune_task *task) {
+  chk_data *d = &t->bench.data;
+  chk_overlap overlap = { 0 };
+  if (!chk_data_has(d, CHK_INDEX)) return NSA_OK;
+  NSAI_TRY(chk_bench_enqueue(&t->bench, 0, NULL));
+  NSAI_TRY(chk_device_wait(&t->device, NULL));
+  NSAI_TRY(chk_buffer_fetch(&t->device, &d->buffer[CHK_INDEX]));
+  nsa_tensor index = chk_data_view(d, CHK_INDEX, CHK_HOST);
+  chk_overlap_measure(&t->c.geometry, &index, 0, &overlap);
+  task->record->overlap_r = overlap.r;
+  task->record->union4 = overlap.u4;
+  task->record->union8 = overlap.u8;
+  return NSA_OK;
+}
+
+nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
+  nsai_decisions decisions;
+  contender *taken[NSAI_STAGE_COUNT];
+  bool refused;
+  chk_plan plan;
+  nsa_status status = NSA_OK;
+  if (data_serves(t, task)) return NSA_OK;
+  nsai_tune_data_free(t);
+  nsai_tune_case(&task->problem, task->tokens, task->fill, &t->c);
+  nsai_tune_column(task, 0, &decisions, taken);
+  NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &refused, &plan));
+  t->has_data = true;
+  NSAI_TRY_TO(done, chk_bench_prepare(&t->device, &t->c, &plan, t->bench.threads, &t->bench));
+  drop_slot(&t->bench.data, CHK_PROBE_ROWS);
+  drop_slot(&t->bench.data, CHK_PROBE);
+  if (task->problem.op == NSA_OP_FORWARD)
+    NSAI_TRY_TO(done, measure_overlap(t, (tune_task *)(uintptr_t)task));
+  chk_data_drop_optional(&t->bench.data);
+done:
+  t->bench.plan = (chk_plan){ 0 }; /* each run brings its own */
+  nsa_plan_destroy(plan.plan);
+  return status;
+}
+
+/* ---- one run ---- */
+
+/* Spans of one run: events come in pairs. */
+typedef struct spans {
+  tuner *t;
+  int used; /* events */
+  nsai_stage stage[TUNE_MAX_EVENTS / 2];
+  bool flushed[NSAI_STAGE_COUNT];
+} spans;
+
+static nsa_status record_event(tuner *t, int index) {
+  return NSAI_CUDA(t->device.driver, cuEventRecord(t->events[index], t->device.stream));
+}
+
+static nsa_status flush(tuner *t) {
+  return NSAI_CUDA(t->device.driver, cuMemsetD8Async((nsai_cu_ptr)(uintptr_t)t->flush, 0,
+                                                     TUNE_FLUSH_BYTES, t->device.stream));
+}
+
+static nsa_status mark(void *user, nsai_stage stage, bool begins) {
+  spans *s = user;
+  if (s->used >= s->t->event_count)
+    return NSA_OK; /* a long run of many chunks: the first are timed */
+  if (begins && !s->flushed[stage]) NSAI_TRY(flush(s->t));
+  s->flushed[stage] |= begins;
+  if (begins) s->stage[s->used / 2] = stage;
+  return record_event(s->t, s->used++);
+}
+
+static nsa_status elapsed(const tuner *t, int first, double *ms) {
+  float value = 0;
+  NSAI_TRY(NSAI_CUDA(t->device.driver,
+                     cuEventElapsedTime(&value, t->events[first], t->events[first + 1])));
+  *ms = (double)value;
+  return NSA_OK;
+}
+
+/* Enqueues the plan's call on the tensors that are there. */
+static nsa_status enqueue(tuner *t, const chk_plan *plan, const nsai_marks *marks) {
+  chk_data *d = &t->bench.data;
+  nsa_exec exec = NSA_EXEC_INIT;
+  nsa_batch batch;
+  nsa_io io;
+  NSAI_TRY(chk_data_workspace(d, plan->caps.workspace_bytes));
+  exec.workspace = d->workspace;
+  exec.workspace_bytes = d->workspace_bytes;
+  exec.stream = t->device.stream;
+  chk_data_io(d, CHK_ON_DEVICE, &batch, &io);
+  return nsai_run_marked(plan->plan, &exec, NULL, &io, marks);
+}
+
+/* Milliseconds of every stage in one run. */
+static nsa_status time_stages(tuner *t, const chk_plan *plan, double ms[NSAI_STAGE_COUNT]) {
+  spans s = { .t = t };
+  nsai_marks marks = { mark, &s };
+  memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);
+  NSAI_TRY(enqueue(t, plan, &marks));
+  NSAI_TRY(chk_device_wait(&t->device, NULL));
+  for (int i = 0; i + 1 < s.used; i += 2) {
+    double span = 0;
+    NSAI_TRY(elapsed(t, i, &span));
+    ms[s.stage[i / 2]] += span;
+  }
+  return NSA_OK;
+}
+
+/* Milliseconds of one whole run. */
+static nsa_status time_whole(tuner *t, const chk_plan *plan, double *ms) {
+  NSAI_TRY(flush(t));
+  NSAI_TRY(record_event(t, 0));
+  NSAI_TRY(enqueue(t, plan, NULL));
+  NSAI_TRY(record_event(t, 1));
+  NSAI_TRY(chk_device_wait(&t->device, NULL));
+  return elapsed(t, 0, ms);
+}
+
+/* ---- statistics ---- */
+
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* Median, and half the distance of the quartiles relative to it. */
+static void summarise(const double *samples, int count, double *median, double *spread) {
+  double v[TUNE_MAX_ROUNDS];
+  memcpy(v, samples, (size_t)count * sizeof *v);
+  qsort(v, (size_t)count, sizeof *v, ascending);
+  *median = count % 2 ? v[count / 2] : (v[count / 2 - 1] + v[count / 2]) / 2;
+  *spread = *median > 0 ? (v[3 * count / 4] - v[count / 4]) / 2 / *median : 0;
+}
+
+static void settle(contender *c) {
+  if (!c->rounds) return;
+  summarise(c->samples, c->rounds, &c->timing.ms, &c->timing.spread);
+  c->timing.rounds = c->rounds;
+  c->timing.state = NSAI_TIMING_OK;
+}
+
+/* ---- rounds ---- */
+
+static void keep_sample(contender *c, double ms) {
+  if (c->rounds < TUNE_MAX_ROUNDS) c->samples[c->rounds++] = ms;
+}
+
+/* Makes the plans of all columns. */
+static nsa_status make_columns(tuner *t, tune_task *task, int columns, chk_plan *plans) {
+  for (int i = 0; i < columns; i++) {
+    nsai_decisions decisions;
+    contender *taken[NSAI_STAGE_COUNT];
+    bool refused;
+    nsai_tune_column(task, i, &decisions, taken);
+    NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &refused, &plans[i]));
+  }
+  return NSA_OK;
+}
+
+/* `rounds` rounds over all columns, each beginning one further; the first run of each column only
+ * warms up. Ends early, after a whole round, when the budget does. */
+static nsa_status run_rounds(tuner *t, tune_task *task, int rounds, const char *what) {
+  int columns = nsai_tune_columns(task);
+  chk_plan *plans = calloc((size_t)columns, sizeof *plans);
+  double ms[NSAI_STAGE_COUNT];
+  nsa_status status = NSA_OK;
+  if (!plans) return nsai_fail_nomem("plans", (size_t)columns * sizeof *plans);
+  NSAI_TRY_TO(done, make_columns(t, task, columns, plans));
+  for (int i = 0; i < columns; i++) NSAI_TRY_TO(done, time_stages(t, &plans[i], ms));
+  for (int round = 0; round < rounds; round++) {
+    if (round && nsai_tune_spent(t)) break;
+    for (int i = 0; i < columns; i++) {
+      nsai_decisions decisions;
+      contender *taken[NSAI_STAGE_COUNT];
+      int column = (i + round) % columns;
+      NSAI_TRY_TO(done, nsai_tune_step(t, what));
+      nsai_tune_column(task, column, &decisions, taken);
+      NSAI_TRY_TO(done, time_stages(t, &plans[column], ms));
+      for (int k = 0; k < task->contests; k++)
+        if (taken[k]) keep_sample(taken[k], ms[task->contest[k].stage]);
+    }
+  }
+done:
+  for (int i = 0; i < columns; i++) nsa_plan_destroy(plans[i].plan);
+  free(plans);
+  return status;
+}
+
+static double best_of(const contest *c) {
+  double best = INFINITY;
+  for (int k = 0; k < c->count; k++)
+    if (c->item[k].alive && c->item[k].timing.ms < best) best = c->item[k].timing.ms;
+  return best;
+}
+
+static void settle_all(tune_task *task) {
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++)
+      if (task->contest[i].item[k].alive) settle(&task->contest[i].item[k]);
+}
+
+/* The heuristic's choice stays whatever it takes. */
+static void drop_slow(tune_task *task) {
+  for (int i = 0; i < task->contests; i++) {
+    contest *c = &task->contest[i];
+    double best = best_of(c);
+    for (int k = 1; k < c->count; k++) {
+      contender *one = &c->item[k];
+      if (!one->alive || one->timing.ms <= DROP * best) continue;
+      one->alive = false;
+      one->timing.state = NSAI_TIMING_DROPPED;
+    }
+  }
+}
+
+static int faster(const void *a, const void *b) {
+  const contender *x = *(contender *const *)a, *y = *(contender *const *)b;
+  if (x->timing.ms != y->timing.ms) return x->timing.ms < y->timing.ms ? -1 : 1;
+  return strcmp(x->timing.candidate, y->timing.candidate);
+}
+
+/* Leaves the best of each stage and the heuristic's choice, with fresh samples to come: the best of
+ * many noisy samples is partly the luckiest. */
+static nsa_status leave_finalists(tune_task *task) {
+  for (int i = 0; i < task->contests; i++) {
+    contest *c = &task->contest[i];
+    contender **order = calloc((size_t)c->count + 1, sizeof *order);
+    int count = 0;
+    if (!order) return nsai_fail_nomem("finalists", (size_t)c->count * sizeof *order);
+    for (int k = 0; k < c->count; k++)
+      if (c->item[k].alive && c->item[k].timing.rounds) order[count++] = &c->item[k];
+    qsort(order, (size_t)count, sizeof(contender *), faster);
+    for (int k = 0; k < count; k++) {
+      bool stays = k < FINALISTS || order[k] == &c->item[0];
+      order[k]->alive = stays;
+      if (stays) order[k]->rounds = 0;
+    }
+    free(order);
+  }
+  return NSA_OK;
+}
+
+/* The fastest, unless the heuristic's choice is as good within the noise and min_gain. */
+static void choose_winner(tuner *t, tune_task *task, contest *c) {
+  contender *first = &c->item[0], *best = first;
+  for (int k = 1; k < c->count; k++) {
+    contender *one = &c->item[k];
+    if (one->alive && one->timing.rounds && faster(&one, &best) < 0) best = one;
+  }
+  double gain = 1 - best->timing.ms / first->timing.ms;
+  double noise = NOISE * hypot(best->timing.spread, first->timing.spread);
+  if (best != first && gain <= fmax(noise, t->ctx->config->tuning.min_gain)) best = first;
+  for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = &c->item[k] == best;
+  nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, best, "");
+}
+
+/* Copies the contenders' timings into the record. */
+static nsa_status keep_timings(tune_task *task) {
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++) {
+      const nsai_timing *timing = &task->contest[i].item[k].timing;
+      if (timing->rounds || timing->state != NSAI_TIMING_OK)
+        NSAI_TRY(nsai_record_add(task->record, timing));
+    }
+  return NSA_OK;
+}
+
+static void tell_timed(tuner *t, tune_task *task) {
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++) {
+      const contender *c = &task->contest[i].item[k];
+      if (c->timing.rounds) nsai_tune_tell(t, NSA_TUNE_TIMED, task, c, c->timing.note);
+    }
+}
+
+nsa_status nsai_tune_time(tuner *t, tune_task *task) {
+  /* What an earlier call measured is not measured again, but for the first of each stage, which
+   * later rounds compare with. */
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 1; k < task->contest[i].count; k++)
+      if (task->contest[i].item[k].timing.rounds) task->contest[i].item[k].alive = false;
+  NSAI_TRY(run_rounds(t, task, FIRST_ROUNDS, "timing"));
+  settle_all(task);
+  drop_slow(task);
+  NSAI_TRY(keep_timings(task));
+  NSAI_TRY(nsai_records_save(t->ctx->records, task->record));
+  if (!nsai_tune_spent(t)) NSAI_TRY(run_rounds(t, task, ROUNDS, "timing"));
+  settle_all(task);
+  /* Those of earlier calls are back for the final. */
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 1; k < task->contest[i].count; k++) {
+      contender *c = &task->contest[i].item[k];
+      c->alive |= c->timing.rounds && c->timing.state == NSAI_TIMING_OK;
+    }
+  tell_timed(t, task);
+  NSAI_TRY(leave_finalists(task));
+  NSAI_TRY(run_rounds(t, task, FINAL_ROUNDS, "confirming"));
+  settle_all(task);
+  for (int i = 0; i < task->contests; i++) choose_winner(t, task, &task->contest[i]);
+  return keep_timings(task);
+}
+
+/* ---- the whole ---- */
+
+/* Several plans in turn; each gets median and spread. */
+static nsa_status time_plans(tuner *t, const chk_plan *plans, int count, nsai_baseline *out) {
+  double samples[4][TUNE_MAX_ROUNDS];
+  int rounds = FINAL_ROUNDS;
+  for (int i = 0; i < count; i++) {
+    double warm = 0;
+    NSAI_TRY(time_whole(t, &plans[i], &warm));
+    if (warm > LONG_MS) rounds = 3;
+  }
+  for (int r = 0; r < rounds; r++)
+    for (int i = 0; i < count; i++) {
+      NSAI_TRY(nsai_tune_step(t, "timing the whole"));
+      NSAI_TRY(time_whole(t, &plans[i], &samples[i][r]));
+    }
+  for (int i = 0; i < count; i++) summarise(samples[i], rounds, &out[i].ms, &out[i].spread);
+  return NSA_OK;
+}
+
+static void winners(const tune_task *task, bool chosen, nsai_decisions *out) {
+  *out = (nsai_decisions){ .why = "the tuner" };
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    out->stage[c->stage] = c->item[0].what;
+    for (int k = 0; k < c->count && chosen; k++)
+      if (c->item[k].timing.chosen) out->stage[c->stage] = c->item[k].what;
+  }
+}
+
+static void keep_baseline(tuner *t, tune_task *task, const nsai_baseline *base) {
+  contender told = { .timing = { .ms = base->ms, .spread = base->spread } };
+  snprintf(told.timing.candidate, sizeof told.timing.candidate, "%s", base->name);
+  /* There are fewer names than places. */
+  (void)nsai_record_set_baseline(task->record, base->name, base->ms, base->spread);
+  nsai_tune_tell(t, NSA_TUNE_BASELINE, task, &told, "");
+}
+
+/* The unfused baseline on the same tensors; where it cannot serve, there is none. */
+static nsa_status time_gemm(tuner *t, const nsai_problem *dense, nsai_baseline *out, bool *has) {
+  nsai_decisions decisions = { .why = "the tuner" };
+  chk_plan plan = { 0 };
+  bool refused;
+  *has = nsai_candidate_parse("sdpa_gemm", NSAI_STAGE_DENSE, &decisions.stage[NSAI_STAGE_DENSE]);
+  nsa_status status = nsai_tune_plan(t, dense, &decisions, &refused, &plan);
+  if (!status) {
+    const nsai_variant *v = plan.plan->choice.variant[NSAI_STAGE_DENSE];
+    *has = v && !strcmp(v->name, "sdpa_gemm");
+    if (*has) status = time_plans(t, &plan, 1, out);
+  }
+  nsa_plan_destroy(plan.plan);
+  if (status == NSA_E_UNSUPPORTED || status == NSA_E_NO_CUBLASLT) {
+    *has = false;
+    return NSA_OK;
+  }
+  return status;
+}
+
+/* Dense attention by its record, and unfused, once for each length. */
+static nsa_status time_baselines(tuner *t, const tune_task *task) {
+  nsai_problem dense = task->problem;
+  nsai_decisions decisions;
+  chk_plan plan = { 0 };
+  bool refused, has;
+  if (t->base_tokens == task->tokens) return NSA_OK;
+  t->base_count = 0;
+  dense.op = NSA_OP_DENSE;
+  dense.selection = NSA_SELECT_OWN;
+  dense.max_probe_rows = 0;
+  nsai_decisions_recall(t->ctx, &dense, &decisions);
+  NSAI_TRY(nsai_tune_plan(t, &dense, &decisions, &refused, &plan));
+  nsai_baseline *base = &t->base[t->base_count++];
+  *base = (nsai_baseline){ .name = "dense" };
+  nsa_status status = time_plans(t, &plan, 1, base);
+  nsa_plan_destroy(plan.plan);
+  NSAI_TRY(status);
+  base = &t->base[t->base_count];
+  *base = (nsai_baseline){ .name = "sdpa_gemm" };
+  NSAI_TRY(time_gemm(t, &dense, base, &has));
+  t->base_count += has;
+  t->base_tokens = task->tokens;
+  return NSA_OK;
+}
+
+/* The parts may be faster and the whole not: then the heuristic's choices stay. */
+static void prefer_whole(tuner *t, tune_task *task, const nsai_baseline both[2]) {
+  double noise = NOISE * hypot(both[0].spread, both[1].spread);
+  if (both[0].ms <= both[1].ms * (1 + noise)) return;
+  for (int i = 0; i < task->contests; i++) {
+    contest *c = &task->contest[i];
+    for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = !k;
+    nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, &c->item[0], "the whole was slower with the winners");
+  }
+}
+
+nsa_status nsai_tune_whole(tuner *t, tune_task *task) {
+  chk_plan plans[2] = { 0 };
+  nsai_baseline both[2] = { { .name = "forward" }, { .name = "forward.default" } };
+  nsa_status status = NSA_OK;
+  if (task->problem.op == NSA_OP_DENSE) {
+    snprintf(both[0].name, sizeof both[0].name, "dense");
+    snprintf(both[1].name, sizeof both[1].name, "dense.default");
+  }
+  for (int i = 0; i < 2; i++) {
+    nsai_decisions decisions;
+    bool refused;
+    winners(task, i == 0, &decisions);
+    NSAI_TRY_TO(done, nsai_tune_plan(t, &task->problem, &decisions, &refused, &plans[i]));
+  }
+  NSAI_TRY_TO(done, time_plans(t, plans, 2, both));
+  prefer_whole(t, task, both);
+  NSAI_TRY_TO(done, keep_timings(task));
+  for (int i = 0; i < 2; i++) keep_baseline(t, task, &both[i]);
+  if (task->problem.op == NSA_OP_FORWARD) {
+    NSAI_TRY_TO(done, time_baselines(t, task));
+    for (int i = 0; i < t->base_count; i++) keep_baseline(t, task, &t->base[i]);
+  }
+done:
+  for (int i = 0; i < 2; i++) nsa_plan_destroy(plans[i].plan);
+  return status;
+}

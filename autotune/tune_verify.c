@@ -1,0 +1,202 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Right before fast: no time counts of a candidate that has not been held against the float64
+ * reference. A short case does, since the kernels' constants do not depend on lengths: long enough
+ * that blocks are left out (or not, as in the problem), of a ragged length, every output between
+ * red zones. A column runs one candidate of every stage at once; only when it fails does each of
+ * its candidates run alone.
+ */
+#include "trial/judge.h"
+#include "tune_impl.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define RAGGED 37         /* tokens beyond a multiple of anything */
+#define BLOCKS_LEFT_OUT 4 /* where the problem leaves blocks out, the case does, too */
+
+void nsai_tune_case(const nsai_problem *problem, int64_t tokens, chk_fill fill, chk_case *c) {
+  chk_case_init(c);
+  c->kind = problem->op == NSA_OP_DENSE ? CHK_DENSE : CHK_FORWARD;
+  c->geometry = problem->model;
+  c->num_seqs = 1;
+  c->q_len[0] = c->kv_len[0] = tokens;
+  c->selection = problem->selection;
+  c->no_batch = 1;
+  c->parity = problem->parity;
+  c->overlap = problem->overlap == NSA_OVERLAP_HIGH;
+  c->fill = fill;
+}
+
+/* The problem at another length, with rows whose importance can be looked at. */
+static nsai_problem verified_problem(const nsai_problem *problem) {
+  nsai_problem p = *problem;
+  const nsai_geometry *m = &p.model;
+  int64_t tokens = (int64_t)m->select_count * m->select_block;
+  if (!m->select_count || p.op == NSA_OP_DENSE) tokens = 4 * (m->window + m->block);
+  if (!nsai_problem_selects_all(problem)) tokens += (int64_t)BLOCKS_LEFT_OUT * m->select_block;
+  tokens += nsai_problem_selects_all(problem) ? -RAGGED : RAGGED;
+  if (tokens > problem->max_kv_len) tokens = problem->max_kv_len;
+  if (tokens < 1) tokens = 1;
+  p.max_tokens = p.max_kv_tokens = p.max_kv_len = tokens;
+  if (p.op == NSA_OP_FORWARD && p.selection == NSA_SELECT_OWN && m->select_count)
+    p.max_probe_rows = (int32_t)(tokens < CHK_MAX_PROBES ? tokens : CHK_MAX_PROBES);
+  return p;
+}
+
+nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_decisions *decisions,
+                          bool *refused, chk_plan *out) {
+  *out = (chk_plan){ .ctx = t->ctx, .caps = NSA_CAPS_INIT };
+  NSAI_TRY(nsai_plan_make(t->ctx, problem, decisions, refused, &out->plan));
+  return nsa_plan_caps(out->plan, &out->caps);
+}
+
+/* ---- what is known already ---- */
+
+/* "key without length, whether all blocks are chosen | candidate". */
+static void verdict_text(const tune_task *task, const contender *c, nsai_writer *out) {
+  nsai_tune_key(&task->problem, 0, out);
+  nsai_write(out, "|%d|%s|%s", nsai_problem_selects_all(&task->problem), c->timing.stage,
+             c->timing.candidate);
+}
+
+static bool is_known(const tuner *t, const char *verdict) {
+  for (int i = 0; i < t->verdict_count; i++)
+    if (!strcmp(t->verdicts[i], verdict)) return true;
+  return false;
+}
+
+static bool is_verified(const tuner *t, const tune_task *task, const contender *c) {
+  char text[1024];
+  nsai_writer w = nsai_writer_open(text, sizeof text);
+  verdict_text(task, c, &w);
+  return is_known(t, text);
+}
+
+static nsa_status remember(tuner *t, const tune_task *task, const contender *c) {
+  char text[1024];
+  nsai_writer w = nsai_writer_open(text, sizeof text);
+  verdict_text(task, c, &w);
+  if (is_known(t, text)) return NSA_OK;
+  char **grown = realloc(t->verdicts, (size_t)(t->verdict_count + 1) * sizeof *grown);
+  char *copy = strdup(text);
+  if (grown) t->verdicts = grown;
+  if (!grown || !copy) {
+    free(copy);
+    return nsai_fail_nomem("a verdict", sizeof text);
+  }
+  t->verdicts[t->verdict_count++] = copy;
+  return NSA_OK;
+}
+
+void nsai_tune_verdicts_free(tuner *t) {
+  for (int i = 0; i < t->verdict_count; i++) free(t->verdicts[i]);
+  free(t->verdicts);
+  t->verdicts = NULL;
+  t->verdict_count = 0;
+}
+
+/* ---- judging ---- */
+
+typedef struct court {
+  tuner *t;
+  tune_task *task;
+  nsai_problem problem; /* the short one */
+  chk_case c;
+  chk_bench bench;
+  chk_truth truth;
+  bool ready;
+} court;
+
+/* Runs one plan and compares; `result` says what came of it. */
+static nsa_status judge(court *c, const nsai_decisions *decisions, chk_result *result) {
+  chk_plan plan = { 0 };
+  bool refused;
+  nsa_status status = NSA_OK;
+  *result = (chk_result){ .outcome = CHK_PASSED };
+  NSAI_TRY(nsai_tune_plan(c->t, &c->problem, decisions, &refused, &plan));
+  if (!c->ready) {
+    NSAI_TRY_TO(done, chk_bench_prepare(&c->t->device, &c->c, &plan, c->bench.threads, &c->bench));
+    c->ready = true;
+  }
+  NSAI_TRY_TO(done, chk_bench_use(&c->bench, &plan));
+  NSAI_TRY_TO(done, chk_run_intact(&c->bench, result));
+  if (c->c.kind == CHK_DENSE)
+    NSAI_TRY_TO(done, chk_judge_dense(&c->bench, &c->truth, result));
+  else
+    NSAI_TRY_TO(done, chk_judge_forward(&c->bench, &c->truth, result));
+done:
+  nsa_plan_destroy(plan.plan);
+  return status;
+}
+
+static void find_wrong(court *c, contender *wrong, const chk_result *result) {
+  wrong->alive = false;
+  wrong->timing.state = NSAI_TIMING_WRONG;
+  snprintf(wrong->timing.note, sizeof wrong->timing.note, "%.*s",
+           (int)sizeof wrong->timing.note - 1, result->text);
+  nsai_tune_tell(c->t, NSA_TUNE_WRONG, c->task, wrong, wrong->timing.note);
+}
+
+/* One candidate with the heuristic's choices around it. */
+static nsa_status judge_alone(court *c, contender *one) {
+  nsai_decisions decisions = { .why = "the tuner" };
+  chk_result result;
+  for (int i = 0; i < c->task->contests; i++) {
+    const contest *k = &c->task->contest[i];
+    decisions.stage[k->stage] = k->item[0].what;
+    if (!strcmp(one->timing.stage, k->item[0].timing.stage)) decisions.stage[k->stage] = one->what;
+  }
+  NSAI_TRY(judge(c, &decisions, &result));
+  if (result.outcome == CHK_PASSED) return remember(c->t, c->task, one);
+  find_wrong(c, one, &result);
+  return NSA_OK;
+}
+
+static nsa_status judge_column(court *c, int column) {
+  contender *taken[NSAI_STAGE_COUNT];
+  nsai_decisions decisions;
+  chk_result result;
+  tune_task *task = c->task;
+  bool fresh = false;
+  nsai_tune_column(task, column, &decisions, taken);
+  for (int i = 0; i < task->contests; i++) fresh |= taken[i] && !is_verified(c->t, task, taken[i]);
+  if (!fresh) return NSA_OK;
+  NSAI_TRY(judge(c, &decisions, &result));
+  if (result.outcome == CHK_PASSED) {
+    for (int i = 0; i < task->contests; i++)
+      if (taken[i]) NSAI_TRY(remember(c->t, task, taken[i]));
+    return NSA_OK;
+  }
+  if (!column)
+    return nsai_fail(NSA_E_VERIFY,
+                     "the heuristic's own choice computes wrong results for %s: %s; please report "
+                     "it with the output of `nsa-autotune doctor`",
+                     task->key, result.text);
+  for (int i = 0; i < task->contests; i++)
+    if (taken[i] && !is_verified(c->t, task, taken[i])) NSAI_TRY(judge_alone(c, taken[i]));
+  return NSA_OK;
+}
+
+nsa_status nsai_tune_verify(tuner *t, tune_task *task) {
+  court *c = calloc(1, sizeof *c);
+  nsa_status status = NSA_OK;
+  if (!c) return nsai_fail_nomem("a verification", sizeof *c);
+  *c = (court){ .t = t, .task = task, .problem = verified_problem(&task->problem) };
+  c->bench.threads = t->bench.threads;
+  nsai_tune_case(&c->problem, c->problem.max_kv_len, CHK_FILL_CORRELATED, &c->c);
+  /* From the last column on: a wrong candidate leaves its column, and those before stay as they
+   * are. Column 0, the heuristic's, comes first all the same, since all others build on it. */
+  int columns = nsai_tune_columns(task);
+  NSAI_TRY_TO(done, judge_column(c, 0));
+  for (int column = columns - 1; column > 0; column--) {
+    NSAI_TRY_TO(done, nsai_tune_step(t, "verifying"));
+    NSAI_TRY_TO(done, judge_column(c, column));
+  }
+done:
+  chk_truth_fini(&c->truth);
+  chk_bench_destroy(&c->bench);
+  free(c);
+  return status;
+}
