@@ -27,6 +27,7 @@ static const char *const driver_folders[] = {
   "/usr/local/nvidia/lib64", /* containers of the older runtime */
   "/usr/lib/wsl/lib", "/run/opengl-driver/lib", NULL
 };
+static const char *const nvml_names[] = { "libnvidia-ml.so.1", NULL };
 static const char *const nvrtc_names[] = { "libnvrtc.so.13", "libnvrtc.so.12", NULL };
 static const char *const cublaslt_names[] = { "libcublasLt.so.13", "libcublasLt.so.12", NULL };
 
@@ -71,6 +72,18 @@ const nsai_library_spec nsai_cublaslt_spec = {
   NSA_E_NO_CUBLASLT,   "install the CUDA toolkit's cuBLAS package of the driver's major version",
 };
 
+/* Part of the driver, so its folders; only figures hang on it, so nobody needs to say where it is. */
+static const nsai_library_spec nvml_spec = {
+  "the NVIDIA management library NVML",
+  nvml_names,
+  NULL,
+  NULL,
+  driver_folders,
+  no_folders,
+  NSA_E_NO_DRIVER,
+  "it comes with the NVIDIA driver (in a container: with the driver capability \"utility\")",
+};
+
 /* ---- opened tables ---- */
 
 /* What differs between the libraries: where the table keeps its parts, and what is to be done once
@@ -85,7 +98,7 @@ typedef struct library_kind {
 typedef struct node {
   struct node *next;
   const library_kind *kind;
-  _Alignas(max_align_t) unsigned char api[]; /* nsai_driver, nsai_nvrtc or nsai_cublaslt */
+  _Alignas(max_align_t) unsigned char api[]; /* nsai_driver, nsai_nvrtc, ... */
 } node;
 
 static struct {
@@ -119,6 +132,9 @@ enum { REQUIRED = 1, OPTIONAL = 0 };
 
 static nsa_status fail_symbol(const nsai_library_spec *spec, const nsai_library *library,
                               const char *name) {
+  if (!spec->env)
+    return nsai_fail(spec->missing, "%s at %s has no function %s: it is too old or broken.",
+                     spec->what, library->path, name);
   return nsai_fail(spec->missing,
                    "%s at %s has no function %s: it is too old or broken; %s, or "
                    "set `%s` or $%s.",
@@ -166,6 +182,11 @@ static nsa_status resolve_cublaslt(const nsai_library_spec *spec, nsai_cublaslt 
   NSAI_CUBLASLT_TABLE(RESOLVE)
   return NSA_OK;
 }
+
+static nsa_status resolve_nvml(const nsai_library_spec *spec, nsai_nvml *api) {
+  NSAI_NVML_TABLE(RESOLVE)
+  return NSA_OK;
+}
 #undef RESOLVE
 
 /* ---- foreign codes ---- */
@@ -196,6 +217,12 @@ nsa_status nsai_cublaslt_status(const nsai_cublaslt *lt, nsai_cublas_status resu
   return nsai_fail(NSA_E_CUDA, "%.*s: %s (%d): %s", name_length(call), call,
                    lt->cublasLtGetStatusName(result), (int)result,
                    lt->cublasLtGetStatusString(result));
+}
+
+nsa_status nsai_nvml_status(const nsai_nvml *nvml, nsai_nvml_result result, const char *call) {
+  if (result == NSAI_NVML_SUCCESS) return NSA_OK;
+  return nsai_fail(NSA_E_CUDA, "%.*s: %s (%d)", name_length(call), call,
+                   nvml->nvmlErrorString(result), (int)result);
 }
 
 nsa_status nsai_driver_check_major(int32_t driver_version, int32_t toolkit_major) {
@@ -296,6 +323,8 @@ static nsa_status start_cublaslt(void *table) {
   return NSA_OK;
 }
 
+static nsa_status start_nvml(void *table) { return resolve_nvml(&nvml_spec, table); }
+
 static const library_kind driver_kind = { &nsai_driver_spec, sizeof(nsai_driver),
                                           offsetof(nsai_driver, library),
                                           offsetof(nsai_driver, tried), start_driver };
@@ -305,6 +334,8 @@ static const library_kind nvrtc_kind = { &nsai_nvrtc_spec, sizeof(nsai_nvrtc),
 static const library_kind cublaslt_kind = { &nsai_cublaslt_spec, sizeof(nsai_cublaslt),
                                             offsetof(nsai_cublaslt, library),
                                             offsetof(nsai_cublaslt, tried), start_cublaslt };
+static const library_kind nvml_kind = { &nvml_spec, sizeof(nsai_nvml), offsetof(nsai_nvml, library),
+                                        offsetof(nsai_nvml, tried), start_nvml };
 
 static void *handle_of(node *n) {
   return ((nsai_library *)(void *)(n->api + n->kind->library_at))->handle;
@@ -366,6 +397,14 @@ nsa_status nsai_cublaslt_open(const nsai_library_query *query, nsai_logger *logg
                               const nsai_cublaslt **out) {
   const void *table;
   nsa_status status = open_kind(&cublaslt_kind, query, logger, &table);
+  *out = table;
+  return status;
+}
+
+nsa_status nsai_nvml_open(nsai_logger *logger, const nsai_nvml **out) {
+  const nsai_library_query query = { 0 };
+  const void *table;
+  nsa_status status = open_kind(&nvml_kind, &query, logger, &table);
   *out = table;
   return status;
 }

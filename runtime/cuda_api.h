@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * NVIDIA's libraries: the driver, NVRTC and cuBLASLt, opened at run time. One table per library
- * declares each function once: X(need, result, name, version, parameters). The rest of the code
- * calls through the tables and never sees the loader.
+ * NVIDIA's libraries: the driver, NVRTC, cuBLASLt and NVML, opened at run time. One table per
+ * library declares each function once: X(need, result, name, version, parameters). The rest of the
+ * code calls through the tables and never sees the loader.
  *
  * An opened table lives as long as the process and is immutable: functions of it may be running in
  * other threads, and unloading a driver is not safe. A failed open leaves nothing behind and may be
@@ -124,6 +124,18 @@
   X(REQUIRED, nsai_cublas_status, cublasLtMatmulPreferenceSetAttribute,                            \
     (nsai_cublaslt_pref, int32_t attribute, const void *value, size_t bytes))
 
+#define NSAI_NVML_TABLE(X)                                                                         \
+  X(REQUIRED, const char *, nvmlErrorString, (nsai_nvml_result))                                   \
+  X(REQUIRED, nsai_nvml_result, nvmlInit_v2, (void))                                               \
+  X(REQUIRED, nsai_nvml_result, nvmlShutdown, (void))                                              \
+  X(REQUIRED, nsai_nvml_result, nvmlDeviceGetHandleByPciBusId_v2,                                  \
+    (const char *id, nsai_nvml_device *))                                                          \
+  X(REQUIRED, nsai_nvml_result, nvmlDeviceGetClockInfo,                                            \
+    (nsai_nvml_device, int32_t clock, unsigned *mhz))                                              \
+  X(REQUIRED, nsai_nvml_result, nvmlDeviceGetTemperature,                                          \
+    (nsai_nvml_device, int32_t sensor, unsigned *celsius))                                         \
+  X(REQUIRED, nsai_nvml_result, nvmlDeviceGetPowerUsage, (nsai_nvml_device, unsigned *milliwatts))
+
 /* clang-format on */
 
 #define NSAI_DRIVER_MEMBER(need, name, version, params) nsai_cu_result(*name) params;
@@ -152,6 +164,12 @@ typedef struct nsai_cublaslt {
   int64_t version; /* 130000 is 13.0.0 */
 } nsai_cublaslt;
 
+typedef struct nsai_nvml {
+  NSAI_NVML_TABLE(NSAI_LIBRARY_MEMBER)
+  nsai_library library;
+  nsai_tried tried;
+} nsai_nvml;
+
 #undef NSAI_DRIVER_MEMBER
 #undef NSAI_LIBRARY_MEMBER
 
@@ -165,7 +183,7 @@ extern const nsai_library_spec nsai_driver_spec, nsai_nvrtc_spec, nsai_cublaslt_
  *
  * NSA_E_NO_DRIVER (missing, too old, a stub, a symbol missing), NSA_E_NO_DEVICE (the driver sees no
  * GPU), NSA_E_FORKED (this is a child of a process that had initialised CUDA), NSA_E_NOMEM.
- * Thread-safe, as are the two below, which work in a child, too. */
+ * Thread-safe, as are the three below, which work in a child, too. */
 nsa_status nsai_driver_open(const char *path, nsai_logger *logger, const nsai_driver **out);
 
 /* Opens NVRTC, its builtins library before it. `query->max_major` keeps out an NVRTC whose cubins
@@ -177,6 +195,9 @@ nsa_status nsai_nvrtc_open(const nsai_library_query *query, nsai_logger *logger,
 nsa_status nsai_cublaslt_open(const nsai_library_query *query, nsai_logger *logger,
                               const nsai_cublaslt **out);
 
+/* Opens NVML, which comes with the driver; does not initialise it. NSA_E_NO_DRIVER, NSA_E_NOMEM. */
+nsa_status nsai_nvml_open(nsai_logger *logger, const nsai_nvml **out);
+
 /* Refuses a driver that cannot load cubins of a toolkit of this major version: a cubin needs a
  * driver of the same major version or newer. NSA_E_NO_DRIVER. */
 nsa_status nsai_driver_check_major(int32_t driver_version, int32_t toolkit_major);
@@ -187,10 +208,12 @@ nsa_status nsai_driver_status(const nsai_driver *driver, nsai_cu_result result, 
 nsa_status nsai_nvrtc_status(const nsai_nvrtc *nvrtc, nsai_nvrtc_result result, const char *call);
 nsa_status nsai_cublaslt_status(const nsai_cublaslt *lt, nsai_cublas_status result,
                                 const char *call);
+nsa_status nsai_nvml_status(const nsai_nvml *nvml, nsai_nvml_result result, const char *call);
 
 /* NSAI_TRY(NSAI_CUDA(driver, cuMemFree(p))) */
 #define NSAI_CUDA(driver, call) nsai_driver_status((driver), (driver)->call, #call)
 #define NSAI_NVRTC(nvrtc, call) nsai_nvrtc_status((nvrtc), (nvrtc)->call, #call)
 #define NSAI_CUBLASLT(lt, call) nsai_cublaslt_status((lt), (lt)->call, #call)
+#define NSAI_NVML(nvml, call) nsai_nvml_status((nvml), (nvml)->call, #call)
 
 #endif /* NSAI_CUDA_API_H */

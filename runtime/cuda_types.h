@@ -82,6 +82,15 @@ typedef struct _nvrtcProgram *nsai_nvrtc_program;
 
 enum { NSAI_NVRTC_SUCCESS = 0, NSAI_NVRTC_OUT_OF_MEMORY = 1, NSAI_NVRTC_COMPILATION = 6 };
 
+/* ---- NVML ---- */
+
+typedef int32_t nsai_nvml_result; /* nvmlReturn_t */
+typedef struct nvmlDevice_st *nsai_nvml_device;
+
+enum { NSAI_NVML_SUCCESS = 0 };
+enum { NSAI_NVML_CLOCK_SM = 1, NSAI_NVML_CLOCK_MEM = 2 }; /* nvmlClockType_t */
+enum { NSAI_NVML_TEMPERATURE_GPU = 0 };                   /* nvmlTemperatureSensors_t */
+
 /* ---- cuBLASLt ---- */
 
 typedef int32_t nsai_cublas_status; /* cublasStatus_t; 0 is success */

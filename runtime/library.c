@@ -190,6 +190,9 @@ static nsa_status fail_missing(const search *s, const char *given) {
   for (int32_t i = 0; i < s->tried->count && used < sizeof tried; i++)
     used += (size_t)snprintf(tried + used, sizeof tried - used, "%s%s (%s)", i ? ", " : "",
                              s->tried->item[i].path, s->tried->item[i].outcome);
+  if (!s->spec->env)
+    return nsai_fail(s->spec->missing, "%s cannot be opened: tried %s; %s.", s->spec->what,
+                     s->tried->count ? tried : "nothing", s->spec->remedy);
   return nsai_fail(s->spec->missing,
                    "%s cannot be opened%s%s: tried %s; %s, or name the file in `%s` or $%s.",
                    s->spec->what, given ? " from the given path " : "", given ? given : "",
@@ -201,7 +204,7 @@ static nsa_status run(search *s) {
   memset(s->tried, 0, sizeof *s->tried);
   memset(s->out, 0, sizeof *s->out);
   const char *given = s->query->path && s->query->path[0] ? s->query->path : NULL;
-  if (!given) given = secure_getenv(s->spec->env);
+  if (!given && s->spec->env) given = secure_getenv(s->spec->env);
   /* A given path is a decision: something else in its place would hide a mistake. */
   if (given && given[0]) return consider_given(s, given) ? NSA_OK : fail_missing(s, given);
   if (share_loaded(s) || search_loader(s) || search_folders(s)) return NSA_OK;

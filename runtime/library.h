@@ -12,7 +12,8 @@
 
 #include <limits.h>
 
-/* One library that is opened at run time. */
+/* One library that is opened at run time. `env` and `config_key` are NULL where the user has no say
+ * in the path. */
 typedef struct nsai_library_spec {
   const char *what;                /* "NVRTC" */
   const char *const *names;        /* file names, best first, NULL-terminated */

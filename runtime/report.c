@@ -6,6 +6,7 @@
 #include "report.h"
 
 #include "json.h"
+#include "sensors.h"
 #include "templates.h"
 
 #include <stdio.h>
@@ -28,6 +29,7 @@ typedef struct facts {
   library_facts driver, nvrtc, cublaslt;
   bool have_device, wants_cpu;
   nsai_device device;
+  nsai_reading reading;
   char device_error[2048];
   nsai_cache_tier_info tier[TIERS_MAX];
   int32_t tiers;
@@ -109,6 +111,12 @@ static void gather_device(const nsai_report_inputs *in, const nsai_driver *drive
   }
 }
 
+static void gather_reading(facts *f) {
+  nsai_sensors *sensors = nsai_sensors_open(f->device.pci_id, NULL);
+  f->reading = nsai_sensors_read(sensors);
+  nsai_sensors_close(sensors);
+}
+
 static void gather_cache(const nsai_report_inputs *in, facts *f) {
   const nsai_cache_options options = { .dir = in->cache_dir, .look = true };
   nsai_cache *own = NULL, *cache = in->cache;
@@ -157,6 +165,7 @@ static void gather(const nsai_report_inputs *in, facts *f) {
   gather_nvrtc(in, max_major, &f->nvrtc);
   gather_cublaslt(in, max_major, &f->cublaslt);
   if (!f->wants_cpu) gather_device(in, driver, f);
+  if (f->have_device) gather_reading(f);
   gather_cache(in, f);
   judge(f);
 }
@@ -198,9 +207,15 @@ static void json_device(nsai_writer *out, const facts *f) {
   json_member(out, "arch", d->arch->name);
   nsai_write(out,
              ", \"compute_capability\": \"%d.%d\", \"sm_count\": %d, \"shared_bytes\": %d, "
-             "\"l2_bytes\": %lld, \"memory_bytes\": %llu}",
+             "\"l2_bytes\": %lld, \"memory_bytes\": %llu",
              (int)d->cc_major, (int)d->cc_minor, (int)d->sm_count, (int)d->shared_bytes,
              (long long)d->l2_bytes, (unsigned long long)d->memory_bytes);
+  /* Of fixed width: a caller asks for the size first, and figures change from call to call. */
+  nsai_write(out,
+             ", \"sm_mhz\": %5d, \"memory_mhz\": %5d, \"temperature_c\": %3d, "
+             "\"power_w\": %5d}",
+             (int)f->reading.sm_mhz, (int)f->reading.memory_mhz, (int)f->reading.temperature_c,
+             (int)f->reading.power_w);
 }
 
 static void json_cache(nsai_writer *out, const facts *f) {
@@ -259,6 +274,9 @@ static void text_facts(nsai_writer *out, const facts *f) {
     nsai_write(out, "device     %d: %s, %s, %s, %s, %d SMs, %d bytes of shared memory a block\n",
                (int)f->device.ordinal, f->device.name, f->device.arch->name, f->device.pci_id,
                f->device.uuid, (int)f->device.sm_count, (int)f->device.shared_bytes);
+  if (f->reading.sm_mhz)
+    nsai_write(out, "now        SM %d MHz, memory %d MHz, %d C, %d W\n", (int)f->reading.sm_mhz,
+               (int)f->reading.memory_mhz, (int)f->reading.temperature_c, (int)f->reading.power_w);
   text_library(out, "driver", &f->driver);
   text_library(out, "NVRTC", &f->nvrtc);
   text_library(out, "cuBLASLt", &f->cublaslt);

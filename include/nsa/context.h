@@ -85,7 +85,7 @@ NSA_API nsa_status nsa_config_check(const char *yaml, size_t len, const char *na
 /* Writes what `nsa-autotune doctor --json` prints: device, driver, libraries with every path tried,
  * cache tiers, what would be used. ctx NULL: looks at the machine without a configuration.
  * snprintf's rule. Opens the driver, which initialises CUDA in this process (see nsa_ctx on fork),
- * and NVRTC and cuBLASLt, to look at them; with a ctx NULL it retains and releases the primary
+ * and NVRTC, cuBLASLt and NVML, to look at them; with a ctx NULL it retains and releases the primary
  * context of the GPU that would be used. Makes no cache folder. Never fails: what is missing is
  * part of the report. Blocking; thread-safe. */
 NSA_API size_t nsa_report(nsa_ctx *ctx, char *buf, size_t size);
