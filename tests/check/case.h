@@ -87,6 +87,9 @@ void chk_case_print(const chk_case *c, char *text, size_t size);
 /* "fwd", "dense" ... */
 const char *chk_kind_name(chk_kind kind);
 
+/* "random", "correlated" ... */
+const char *chk_fill_name(chk_fill fill);
+
 /* A random case: geometry, lengths, features, all determined by (seed, number). Small enough that
  * hundreds of them take minutes. */
 void chk_case_random(uint64_t seed, int64_t number, chk_case *c);
