@@ -178,6 +178,13 @@ static void print_list(const bench_cases *list) {
   }
 }
 
+/* Sets the error text only when something could not be written. */
+static nsa_status close_file(FILE *file, const char *path) {
+  int failed = ferror(file);
+  if (fclose(file) || failed) return nsai_fail(NSA_E_IO, "cannot write %s", path);
+  return NSA_OK;
+}
+
 static nsa_status open_csv(const char *path, FILE **out) {
   if (!path) return NSA_OK;
   *out = fopen(path, "a");
@@ -187,36 +194,58 @@ static nsa_status open_csv(const char *path, FILE **out) {
   return NSA_OK;
 }
 
-/* Times the list; each problem is told and written as soon as it is done. */
-static nsa_status measure(const arguments *a, chk_session *session, const bench_cases *list,
-                          bench_results *results) {
-  char date[24];
+/* Whether anything of a problem has a time. */
+static int is_timed(const bench_problem *p) {
+  for (int i = 0; i < BENCH_PARTS; i++)
+    if (bench_ms(p, (bench_part)i) > 0) return 1;
+  return 0;
+}
+
+/* Times one problem, adds it to the results, and tells it. What was timed before a failure is kept. */
+static nsa_status measure_one(const arguments *a, bench_rig *rig, const chk_case *c, FILE *csv,
+                              bench_results *results) {
+  bench_problem *p;
   time_t now = time(NULL);
   struct tm utc;
-  bench_rig rig = { 0 };
-  FILE *csv = NULL;
   uint32_t parts = command_parts[a->command];
-  nsa_status status;
   if (a->branches) parts = BIT(BENCH_COMPRESS) | BIT(BENCH_FORWARD) | BRANCHES;
-  strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-  NSAI_TRY_TO(done, open_csv(a->csv, &csv));
-  NSAI_TRY_TO(done, bench_rig_create(session, &rig));
-  for (int64_t i = 0; i < list->count; i++) {
-    bench_problem *p;
-    NSAI_TRY_TO(done, bench_results_add(results, &list->cases[i], &p));
-    snprintf(p->date, sizeof p->date, "%s", date);
-    snprintf(p->commit, sizeof p->commit, "%s", a->commit ? a->commit : "");
-    snprintf(p->device, sizeof p->device, "%s", chk_session_device(session)->name);
-    NSAI_TRY_TO(done, bench_measure(&rig, parts, p));
+  NSAI_TRY(bench_results_add(results, c, &p));
+  strftime(p->date, sizeof p->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+  snprintf(p->commit, sizeof p->commit, "%s", a->commit ? a->commit : "");
+  snprintf(p->device, sizeof p->device, "%s", chk_session_device(rig->session)->name);
+  nsa_status status = bench_measure(rig, parts, p);
+  if (is_timed(p)) {
     bench_report_problem(stdout, p);
     fflush(stdout);
     if (csv) bench_csv_problem(csv, p), fflush(csv);
+  } else {
+    results->count--;
+  }
+  return status;
+}
+
+/* Times the list, whatever becomes of single problems; *failed counts those that failed. */
+static nsa_status measure(const arguments *a, chk_session *session, const bench_cases *list,
+                          bench_results *results, int64_t *failed) {
+  char text[CHK_CASE_TEXT];
+  bench_rig rig = { 0 };
+  FILE *csv = NULL;
+  nsa_status status;
+  NSAI_TRY_TO(done, open_csv(a->csv, &csv));
+  NSAI_TRY_TO(done, bench_rig_create(session, &rig));
+  for (int64_t i = 0; i < list->count; i++) {
+    chk_case_print(&list->cases[i], text, sizeof text);
+    fprintf(stderr, "%lld of %lld: %s\n", (long long)i + 1, (long long)list->count, text);
+    if (measure_one(a, &rig, &list->cases[i], csv, results)) {
+      fprintf(stderr, "nsa-bench: %s: %s\n", text, nsa_last_error());
+      ++*failed;
+    }
   }
 done:
   bench_rig_destroy(&rig);
-  if (csv && (ferror(csv) | fclose(csv)) && !status)
-    status = nsai_fail(NSA_E_IO, "cannot write %s", a->csv);
-  return status;
+  if (!csv) return status;
+  nsa_status closed = close_file(csv, a->csv);
+  return status ? status : closed;
 }
 
 typedef nsa_status (*report_fn)(FILE *out, const bench_results *results);
@@ -225,19 +254,23 @@ static nsa_status write_report(const char *path, report_fn report, const bench_r
   if (!path) return NSA_OK;
   FILE *out = fopen(path, "w");
   if (!out) return nsai_fail(NSA_E_IO, "cannot write %s: %s", path, strerror(errno));
-  nsa_status status = report(out, results);
-  if ((ferror(out) | fclose(out)) && !status) status = nsai_fail(NSA_E_IO, "cannot write %s", path);
-  return status;
+  nsa_status status = report(out, results), closed = close_file(out, path);
+  return status ? status : closed;
 }
 
 static nsa_status bench(const arguments *a, chk_session *session, const bench_cases *list) {
   bench_results results = { 0 };
+  int64_t failed = 0;
   nsa_status status;
-  NSAI_TRY_TO(done, measure(a, session, list, &results));
+  NSAI_TRY_TO(done, measure(a, session, list, &results, &failed));
+  if (!results.count) NSAI_TRY_TO(done, nsai_fail(NSA_E_UNSUPPORTED, "nothing could be timed"));
   NSAI_TRY_TO(done, bench_report_summary(stdout, &results));
   NSAI_TRY_TO(done, write_report(a->json, bench_report_json, &results));
   NSAI_TRY_TO(done, write_report(a->markdown, bench_report_markdown, &results));
   if (a->svg) NSAI_TRY_TO(done, bench_figures_write(&results, a->svg, command_names[a->command]));
+  if (failed)
+    status = nsai_fail(NSA_E_UNSUPPORTED, "%lld of %lld problems failed", (long long)failed,
+                       (long long)list->count);
 done:
   bench_results_free(&results);
   return status;

@@ -147,7 +147,7 @@ static void put_rows(FILE *out, const bench_problem *p) {
     put_field(out, 2, bench_ratio(p, bench_ms(p, BENCH_DENSE), (bench_part)i));
     put_field(out, 2, bench_ratio(p, bench_baseline_ms(p), (bench_part)i));
     put_field(out, 1, 1e-6 * (double)t->workspace);
-    fputc(' ', out);
+    if (t->note[0]) fputc(' ', out);
     for (const char *c = t->note; *c; c++) {
       if (*c == '|') fputc('\\', out);
       fputc(*c, out);
@@ -163,7 +163,7 @@ nsa_status bench_report_markdown(FILE *out, const bench_results *results) {
   if (bench_report_table(out, results)) fputc('\n', out);
   fputs(
       "| tokens | heads | inputs | part | burst ms | sustained ms | TFLOP/s | GB/s | roofline % | "
-      "dense / part | best / part | workspace MB | |\n"
+      "dense / part | best / part | workspace MB | note |\n"
       "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
       out);
   for (int64_t i = 0; i < results->count; i++) put_rows(out, &results->problem[i]);

@@ -94,6 +94,16 @@ PY
   diff figures/forward-stages.svg again/out-stages.svg
 }
 
+@test "a problem that fails is told, the others are timed, 1" {
+  tiny_problems
+  echo 'fwd:h64/4:d128/128:q=65536:nobatch' >>tiny.txt
+  run -1 --separate-stderr bench --device cpu --branches --problems tiny.txt --json out.json
+  [[ $stderr == *'too large for the CPU device'* && $stderr == *'1 of 4 problems failed'* ]]
+  [[ $(jq -r '.results | length' out.json) == 3 ]]
+  run -1 --separate-stderr bench --device cpu
+  [[ $stderr == *'nothing could be timed'* ]]
+}
+
 @test "--csv appends, under one header" {
   problem=fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=32:nobatch
   bench --device cpu --branches --problem $problem --csv out.csv
@@ -140,4 +150,10 @@ PY
 
 @test "no GPU is 77" {
   "$NSA_BENCH" --problem fwd:q=16 --branches >out.txt 2>err.txt || [[ $? == 77 ]]
+}
+
+@test "a full disk is said" {
+  tiny_problems
+  run -1 --separate-stderr bench --device cpu --branches --problems tiny.txt --json /dev/full
+  [[ $stderr == *'cannot write /dev/full'* ]]
 }
