@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-FileCopyrightText: 2026 the libnsa authors
 # SPDX-License-Identifier: MIT
-"""Dense causal attention of PyTorch's backends on the speed targets' problem, timed as nsacheck --bench does:
+"""Dense causal attention of PyTorch's backends on the speed targets' problem, timed as nsa-bench does:
 the median of 7 launches, each after a pause of 40 ms and a 256 MB flush of L2. Needs PyTorch and a GPU."""
 import time
 

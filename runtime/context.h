@@ -28,8 +28,8 @@ struct nsa_ctx {
   pid_t pid;       /* of the process that made it */
   nsai_device device;
   nsai_target target;
-  nsai_jit *jit;     /* NULL: CPU device */
-  nsai_cache *cache; /* NULL: CPU device */
+  nsai_jit *jit;         /* NULL: CPU device */
+  nsai_cache *cache;     /* NULL: CPU device */
   nsai_records *records; /* NULL: CPU device */
 
   pthread_mutex_t lock;       /* guards what follows; held over loading, never over compiling */

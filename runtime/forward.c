@@ -322,8 +322,7 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   if (compressed) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_COMPRESSED, attend_compressed));
   if (selecting) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe(run));
-  if (run->branches >> NSA_WIN & 1)
-    NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
+  if (run->branches >> NSA_WIN & 1) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
   if (run->branches >> NSA_SEL & 1)
     NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_SELECTED, attend_selected));
   return NSA_OK;

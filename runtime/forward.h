@@ -31,7 +31,7 @@ typedef struct nsai_run {
   uint32_t branches;
   nsai_run_sizes sizes;
   const nsai_marks *marks; /* NULL: none */
-  bool pushed; /* the device was made current by this run */
+  bool pushed;             /* the device was made current by this run */
 } nsai_run;
 
 nsa_status nsai_enqueue_forward(const nsai_run *run);

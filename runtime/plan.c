@@ -50,8 +50,7 @@ static nsa_status choose_level(nsa_ctx *ctx, int32_t caution, plan_request *requ
   nsai_target target = ctx->target;
   const nsai_decisions *decisions = caution == target.caution ? request->decisions : NULL;
   target.caution = caution;
-  NSAI_TRY(
-      nsai_choose(ctx->config, request->kernels.problem, &target, decisions, NULL, choice));
+  NSAI_TRY(nsai_choose(ctx->config, request->kernels.problem, &target, decisions, NULL, choice));
   request->kernels.specs = choice->specs;
   return NSA_OK;
 }

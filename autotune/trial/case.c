@@ -24,6 +24,7 @@ static const char *const act_names[] = { "relu", "silu", "gelu" };
 static const char *const select_names[] = { "own", "blocks", "ranges" };
 
 const char *chk_kind_name(chk_kind kind) { return kind_names[kind]; }
+const char *chk_fill_name(chk_fill fill) { return fill_names[fill]; }
 
 int64_t chk_total(const int64_t *len, int32_t count) {
   int64_t sum = 0;

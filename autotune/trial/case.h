@@ -87,6 +87,9 @@ void chk_case_print(const chk_case *c, char *text, size_t size);
 /* "fwd", "dense" ... */
 const char *chk_kind_name(chk_kind kind);
 
+/* "random", "correlated" ... */
+const char *chk_fill_name(chk_fill fill);
+
 /* Totals over sequences. */
 int64_t chk_total(const int64_t *len, int32_t count);
 

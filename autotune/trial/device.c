@@ -16,6 +16,15 @@ double chk_now(void) {
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+int chk_device_parse(const char *text, int32_t *ordinal) {
+  char *end;
+  if (!strcmp(text, "auto")) return *ordinal = CHK_DEVICE_AUTO, 0;
+  if (!strcmp(text, "cpu")) return *ordinal = CHK_DEVICE_CPU, 0;
+  long value = strtol(text, &end, 10);
+  *ordinal = (int32_t)value;
+  return end == text || *end || value < 0 ? -1 : 0;
+}
+
 nsa_status chk_device_open(int32_t ordinal, chk_device *device) {
   *device = (chk_device){ .ordinal = ordinal };
   if (ordinal == CHK_DEVICE_CPU) {

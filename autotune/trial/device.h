@@ -19,6 +19,9 @@ typedef struct chk_device {
 
 enum { CHK_DEVICE_CPU = -2, CHK_DEVICE_AUTO = -1 };
 
+/* Reads "auto", "cpu" or an ordinal. Returns 0, or -1. */
+int chk_device_parse(const char *text, int32_t *ordinal);
+
 /* Opens GPU `ordinal` (CHK_DEVICE_AUTO: the first) or the CPU device. NSA_E_NO_DRIVER and
  * NSA_E_NO_DEVICE mean that there is no GPU to check. */
 nsa_status chk_device_open(int32_t ordinal, chk_device *device);

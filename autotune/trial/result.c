@@ -81,8 +81,7 @@ void chk_json_string(FILE *out, const char *text) {
   fputc('"', out);
 }
 
-/* JSON has no NaN and no inf. */
-static void json_number(FILE *out, double value) {
+void chk_json_number(FILE *out, double value) {
   if (isfinite(value))
     fprintf(out, "%.6g", value);
   else
@@ -105,9 +104,9 @@ void chk_result_json(FILE *out, const chk_case *c, const chk_result *result) {
     fprintf(out, "%s", i ? ", " : "");
     chk_json_string(out, result->figure[i].name);
     fprintf(out, ": {\"value\": ");
-    json_number(out, result->figure[i].value);
+    chk_json_number(out, result->figure[i].value);
     fprintf(out, ", \"limit\": ");
-    json_number(out, result->figure[i].limit);
+    chk_json_number(out, result->figure[i].limit);
     fprintf(out, "}");
   }
   fprintf(out, "}}");

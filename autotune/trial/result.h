@@ -42,6 +42,9 @@ void chk_record(chk_result *result, const char *name, double value, double limit
 /* Writes a JSON string with its quotes. */
 void chk_json_string(FILE *out, const char *text);
 
+/* Writes a JSON number; JSON has no NaN and no inf: null. */
+void chk_json_number(FILE *out, double value);
+
 /* One line for people: outcome, seconds, problem; for a failure the reason and how to repeat it. */
 void chk_result_print(FILE *out, const chk_case *c, const chk_result *result,
                       const char *arguments);

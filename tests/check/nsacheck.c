@@ -1,12 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsacheck: holds every stage and the whole forward against the float64 reference, and times them
- * from the same call site.
+ * nsacheck: holds every stage and the whole forward against the float64 reference.
  */
 #include "cases.h"
 #include "check.h"
-#include "time_cases.h"
 
 #include <argp.h>
 #include <fnmatch.h>
@@ -19,27 +17,17 @@
 
 typedef struct arguments {
   chk_session_options session;
-  chk_time_options timing;
   const char *overrides[MAX_OVERRIDES + 1];
   int override_count;
   const char *filter, *problem;
   uint64_t seed;
   int64_t count; /* random cases; -1: the default */
   double time_limit;
-  int list, bench, json, stop_on_failure, self_test, brief;
+  int list, json, stop_on_failure, self_test, brief;
   char repeat[512]; /* what a reproduction needs beside the problem */
 } arguments;
 
-enum {
-  OPT_COMMIT = 256,
-  OPT_SELF_TEST,
-  OPT_CACHE_DIR,
-  OPT_TIME_LIMIT,
-  OPT_STOP,
-  OPT_SHORT,
-  OPT_BENCH,
-  OPT_CSV
-};
+enum { OPT_SELF_TEST = 256, OPT_CACHE_DIR, OPT_TIME_LIMIT, OPT_STOP, OPT_SHORT };
 
 static const struct argp_option options[] = {
   { "list", 'l', 0, 0, "Print the problems that would be checked", 0 },
@@ -56,21 +44,9 @@ static const struct argp_option options[] = {
   { "time-limit", OPT_TIME_LIMIT, "SECONDS", 0, "Start no further problem after this time", 0 },
   { "stop-on-failure", OPT_STOP, 0, 0, "Stop at the first failure", 0 },
   { "json", 'j', 0, 0, "One JSON document on stdout", 0 },
-  { "bench", OPT_BENCH, 0, 0, "Time instead of check", 0 },
-  { "csv", OPT_CSV, "FILE", 0, "Append the times to FILE as CSV", 0 },
-  { "commit", OPT_COMMIT, "HASH", 0, "Written into the CSV", 0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
   { 0 }
 };
-
-static int parse_device(const char *text, int32_t *device) {
-  char *end;
-  if (!strcmp(text, "auto")) return *device = CHK_DEVICE_AUTO, 0;
-  if (!strcmp(text, "cpu")) return *device = CHK_DEVICE_CPU, 0;
-  long value = strtol(text, &end, 10);
-  *device = (int32_t)value;
-  return end == text || *end || value < 0 ? -1 : 0;
-}
 
 /* Remembers an option that changes what a problem means, for the reproduction line. */
 static void remember(arguments *a, const char *option, const char *value) {
@@ -89,7 +65,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 't': a->session.threads = atoi(value); break;
   case 'j': a->json = 1; break;
   case 'd':
-    if (parse_device(value, &a->session.device))
+    if (chk_device_parse(value, &a->session.device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
     remember(a, "--device", value);
     break;
@@ -107,9 +83,6 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_TIME_LIMIT: a->time_limit = strtod(value, NULL); break;
   case OPT_STOP: a->stop_on_failure = 1; break;
   case OPT_SHORT: a->brief = 1; break;
-  case OPT_BENCH: a->bench = 1; break;
-  case OPT_CSV: a->timing.csv = value; break;
-  case OPT_COMMIT: a->timing.commit = value; break;
   case OPT_SELF_TEST: a->self_test = 1; break;
   case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", value); break;
   default: return ARGP_ERR_UNKNOWN;
@@ -213,7 +186,7 @@ int main(int argc, char **argv) {
     options,
     parse,
     NULL,
-    "Check libnsa's stages against a float64 reference, or time them.\v"
+    "Check libnsa's stages against a float64 reference.\v"
     "A problem is one line of text; autotune/trial/case.h describes it. Exit status: 0 all passed, "
     "1 "
     "failures, 2 usage, 77 no GPU.",
@@ -229,7 +202,7 @@ int main(int argc, char **argv) {
   int exit_code = 2;
   argp_err_exit_status = 2;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
-  if (!a.bench && make_list(&a, &list)) goto done;
+  if (make_list(&a, &list)) goto done;
   if (a.list) {
     print_list(&list);
     exit_code = 0;
@@ -243,12 +216,6 @@ int main(int argc, char **argv) {
   }
   if (a.self_test) {
     exit_code = chk_self_test(session, stdout) ? 1 : 0;
-  } else if (a.bench) {
-    a.timing.problem = a.problem;
-    a.timing.json = a.json;
-    status = chk_time_cases(session, &a.timing);
-    if (status) fprintf(stderr, "nsacheck: %s\n", nsa_last_error());
-    exit_code = status ? 1 : 0;
   } else {
     exit_code = run_list(session, &a, &list) ? 1 : 0;
   }

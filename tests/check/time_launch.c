@@ -14,6 +14,7 @@
 #define SUSTAINED_MS 300.0
 #define MOST_LAUNCHES 3000 /* events of one sustained series */
 #define LEAST_LAUNCHES 9   /* so that the last third has a median */
+_Static_assert(1 + BURSTS + LEAST_LAUNCHES == CHK_LEAST_TIMED, "the header's figure");
 
 static int ascending(const void *a, const void *b) {
   double x = *(const double *)a, y = *(const double *)b;
@@ -30,7 +31,7 @@ static nsa_status burst(const chk_bench *bench, uint32_t branches, void *flush, 
                         double *ms) {
   const chk_device *device = bench->data.device;
   const struct timespec pause = { 0, PAUSE_NS };
-  NSAI_TRY(chk_device_set(device, flush, 0, CHK_FLUSH_BYTES));
+  if (flush) NSAI_TRY(chk_device_set(device, flush, 0, CHK_FLUSH_BYTES));
   NSAI_TRY(chk_device_wait(device, NULL));
   if (device->driver) nanosleep(&pause, NULL);
   NSAI_TRY(chk_timer_start(device, timer));
@@ -119,7 +120,7 @@ nsa_status chk_time_plan(const chk_session *session, const chk_case *c, double *
   const char *overrides[MAX_OVERRIDES] = { "runtime.cache_mode=read_write", NULL };
   char folder[512], setting[600];
   int count = 1;
-  snprintf(folder, sizeof folder, "%s/nsacheck-XXXXXX", base ? base : "/tmp");
+  snprintf(folder, sizeof folder, "%s/nsa-bench-XXXXXX", base ? base : "/tmp");
   if (!mkdtemp(folder)) return nsai_fail(NSA_E_IO, "cannot make %s: set TMPDIR", folder);
   snprintf(setting, sizeof setting, "runtime.cache_dir=%s", folder);
   overrides[count++] = setting;

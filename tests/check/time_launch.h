@@ -2,6 +2,10 @@
  * SPDX-License-Identifier: MIT
  *
  * How one call is timed.
+ *
+ * Two figures, because a power-capped GPU gives two: `burst` is the median of launches that each
+ * follow a pause and a flushed L2; `sustained` the median of the last third of 0.3 s of launches
+ * back to back.
  */
 #ifndef CHK_TIME_LAUNCH_H
 #define CHK_TIME_LAUNCH_H
@@ -12,10 +16,12 @@ typedef struct chk_times {
   double burst_ms, sustained_ms;
 } chk_times;
 
-/* Times bench's call with exec.branches = branches. `flush` is device memory of CHK_FLUSH_BYTES. */
+/* Times bench's call with exec.branches = branches. `flush` is device memory of CHK_FLUSH_BYTES;
+ * NULL: no L2 to flush. CHK_LEAST_TIMED is the fewest launches that this takes. */
 nsa_status chk_time_launch(const chk_bench *bench, uint32_t branches, void *flush,
                            chk_times *times);
 
+#define CHK_LEAST_TIMED 17                  /* 1 to warm up, 7 bursts, 9 back to back */
 #define CHK_FLUSH_BYTES ((size_t)256 << 20) /* four times the largest L2 so far (60 MB) */
 
 /* nsa_plan_create's milliseconds for a case, in fresh contexts: with an empty cache folder, then

@@ -1,0 +1,222 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "csv.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The order of the columns. */
+typedef enum column {
+  DATE,
+  COMMIT,
+  DEVICE,
+  PROBLEM,
+  PART,
+  BURST,
+  SUSTAINED,
+  TFLOPS,
+  GBPS,
+  ROOFLINE,
+  R,
+  U4,
+  U8,
+  WORKSPACE,
+  PLAN_COLD,
+  PLAN_WARM,
+  DENSE_RATIO, /* from here on: not in files of early versions */
+  BASELINE_RATIO,
+  NOTE,
+  COLUMNS
+} column;
+
+static const char *const names[COLUMNS] = {
+  "date",         "commit",    "device",       "problem",      "part",        "burst_ms",
+  "sustained_ms", "tflops",    "gbps",         "roofline",     "r",           "u4",
+  "u8",           "workspace", "plan_cold_ms", "plan_warm_ms", "dense_ratio", "baseline_ratio",
+  "note",
+};
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+/* Problems and notes may hold commas and quotes. */
+static void put_quoted(FILE *out, const char *text) {
+  fputc('"', out);
+  for (; *text; text++) {
+    if (*text == '"') fputc('"', out);
+    fputc(*text == '\n' || *text == '\r' ? ' ' : *text, out);
+  }
+  fputc('"', out);
+}
+
+static void put_word(FILE *out, const char *text) {
+  if (strpbrk(text, ",\"\r\n"))
+    put_quoted(out, text);
+  else
+    fputs(text, out);
+}
+
+/* A comma, and the number unless it is 0: missing. */
+static void put_known(FILE *out, int digits, double value) {
+  fputc(',', out);
+  if (value > 0) fprintf(out, "%.*g", digits, value);
+}
+
+void bench_csv_header(FILE *out) {
+  for (int i = 0; i < COLUMNS; i++) fprintf(out, "%s%s", i ? "," : "", names[i]);
+  fputc('\n', out);
+}
+
+static void put_part(FILE *out, const bench_problem *p, bench_part part) {
+  const bench_time *time = &p->part[part];
+  char problem[CHK_CASE_TEXT];
+  chk_case_print(&p->c, problem, sizeof problem);
+  fprintf(out, "%s,", p->date);
+  put_word(out, p->commit);
+  fputc(',', out);
+  put_quoted(out, p->device);
+  fputc(',', out);
+  put_quoted(out, problem);
+  fprintf(out, ",%s", bench_part_names[part]);
+  put_known(out, 5, time->burst_ms);
+  put_known(out, 5, time->sustained_ms);
+  if (time->burst_ms > 0)
+    fprintf(out, ",%.4g,%.4g", time->tflops, time->gbps);
+  else
+    fprintf(out, ",,");
+  put_known(out, 3, time->roofline);
+  fprintf(out, ",%.3f,%.1f,%.1f,%llu,%.1f,%.1f", p->overlap.r, p->overlap.u4, p->overlap.u8,
+          (unsigned long long)time->workspace, p->plan_cold_ms, p->plan_warm_ms);
+  put_known(out, 4, bench_ratio(p, bench_ms(p, BENCH_DENSE), part));
+  put_known(out, 4, bench_ratio(p, bench_baseline_ms(p), part));
+  fputc(',', out);
+  if (time->note[0]) put_quoted(out, time->note);
+  fputc('\n', out);
+}
+
+void bench_csv_problem(FILE *out, const bench_problem *p) {
+  for (int i = 0; i < BENCH_PARTS; i++)
+    if (p->part[i].present) put_part(out, p, (bench_part)i);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+/* Fields of one line, cut in place. More than we know: a later version's. */
+#define MAX_FIELDS (COLUMNS + 16)
+
+/* Cuts a line (without its end) into fields and takes their quotes off. Returns the count, or -1. */
+static int cut_fields(char *line, char **fields) {
+  int count = 0;
+  for (char *in = line;;) {
+    if (count == MAX_FIELDS) return -1;
+    char *to = in;
+    fields[count++] = to;
+    if (*in == '"') {
+      for (in++; *in && (*in != '"' || in[1] == '"'); in++) {
+        if (*in == '"') in++;
+        *to++ = *in;
+      }
+      if (*in++ != '"') return -1;
+    } else {
+      size_t length = strcspn(in, ",");
+      in += length;
+      to += length;
+    }
+    if (*in && *in != ',') return -1;
+    int last = !*in++;
+    *to = 0;
+    if (last) return count;
+  }
+}
+
+/* at[c]: the field of column c; -1: the file has none. */
+static nsa_status read_header(const char *path, char *line, int *at) {
+  char *fields[MAX_FIELDS];
+  int count = cut_fields(line, fields);
+  for (int c = 0; c < COLUMNS; c++) {
+    at[c] = -1;
+    for (int i = 0; i < count; i++)
+      if (!strcmp(fields[i], names[c])) at[c] = i;
+    if (at[c] < 0 && c < DENSE_RATIO)
+      return nsai_fail(NSA_E_ARG, "%s: no column '%s': not a CSV of nsa-bench", path, names[c]);
+  }
+  return NSA_OK;
+}
+
+static nsa_status find_problem(bench_results *results, const char *text, bench_problem **out) {
+  char error[256], known[CHK_CASE_TEXT], wanted[CHK_CASE_TEXT];
+  chk_case c;
+  if (chk_case_parse(text, &c, error, sizeof error))
+    return nsai_fail(NSA_E_ARG, "%s: %s", text, error);
+  chk_case_print(&c, wanted, sizeof wanted);
+  for (int64_t i = 0; i < results->count; i++) {
+    chk_case_print(&results->problem[i].c, known, sizeof known);
+    *out = &results->problem[i];
+    if (!strcmp(known, wanted)) return NSA_OK;
+  }
+  return bench_results_add(results, &c, out);
+}
+
+static double number(const char *text) { return strtod(text, NULL); }
+
+static nsa_status read_line(char *line, const int *at, bench_results *results) {
+  char *fields[MAX_FIELDS], *value[COLUMNS], none[1] = "";
+  bench_problem *p;
+  int part = 0, count = cut_fields(line, fields);
+  for (int c = 0; c < COLUMNS; c++) {
+    if (at[c] >= count) return nsai_fail(NSA_E_ARG, "a field is missing or badly quoted");
+    value[c] = at[c] < 0 ? none : fields[at[c]];
+  }
+  while (part < BENCH_PARTS && strcmp(value[PART], bench_part_names[part]) != 0) part++;
+  if (part == BENCH_PARTS) return nsai_fail(NSA_E_ARG, "no part is called '%s'", value[PART]);
+  NSAI_TRY(find_problem(results, value[PROBLEM], &p));
+  snprintf(p->date, sizeof p->date, "%s", value[DATE]);
+  snprintf(p->commit, sizeof p->commit, "%s", value[COMMIT]);
+  snprintf(p->device, sizeof p->device, "%s", value[DEVICE]);
+  p->overlap =
+      (chk_overlap){ .r = number(value[R]), .u4 = number(value[U4]), .u8 = number(value[U8]) };
+  p->plan_cold_ms = number(value[PLAN_COLD]);
+  p->plan_warm_ms = number(value[PLAN_WARM]);
+  bench_time *time = &p->part[part];
+  *time = (bench_time){ .present = 1,
+                        .burst_ms = number(value[BURST]),
+                        .sustained_ms = number(value[SUSTAINED]),
+                        .tflops = number(value[TFLOPS]),
+                        .gbps = number(value[GBPS]),
+                        .roofline = number(value[ROOFLINE]),
+                        .workspace = strtoull(value[WORKSPACE], NULL, 10) };
+  snprintf(time->note, sizeof time->note, "%s", value[NOTE]);
+  return NSA_OK;
+}
+
+static nsa_status read_lines(const char *path, FILE *file, bench_results *results) {
+  char *line = NULL, reason[1024];
+  size_t size = 0;
+  int at[COLUMNS];
+  nsa_status status = NSA_OK;
+  for (int n = 1; status == NSA_OK && getline(&line, &size, file) >= 0; n++) {
+    line[strcspn(line, "\r\n")] = 0;
+    if (n == 1) {
+      status = read_header(path, line, at);
+    } else if (line[0]) {
+      status = read_line(line, at, results);
+      if (status != NSA_E_ARG) continue;
+      snprintf(reason, sizeof reason, "%s", nsa_last_error());
+      status = nsai_fail(NSA_E_ARG, "%s:%d: %s", path, n, reason);
+    }
+  }
+  free(line);
+  NSAI_TRY(status);
+  if (ferror(file)) return nsai_fail(NSA_E_IO, "cannot read %s", path);
+  if (!results->count) return nsai_fail(NSA_E_ARG, "%s holds no results", path);
+  return NSA_OK;
+}
+
+nsa_status bench_csv_load(const char *path, bench_results *results) {
+  FILE *file = fopen(path, "r");
+  if (!file) return nsai_fail(NSA_E_IO, "cannot read %s: %s", path, strerror(errno));
+  nsa_status status = read_lines(path, file, results);
+  fclose(file);
+  return status;
+}

@@ -1,0 +1,38 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Results as CSV: one line a part. Columns:
+ *   date            UTC, ISO 8601
+ *   commit          as given by --commit
+ *   device          its name
+ *   problem         as --problem takes it; its fill says random or correlated
+ *   part            forward, compressed, selected, window, compress, dense, sdpa_gemm
+ *   burst_ms, sustained_ms   empty when the part has no time
+ *   tflops, gbps    useful operations and compulsory bytes over burst_ms
+ *   roofline        share: the device's bound for these operations and bytes over burst_ms; empty
+ *                   when the configuration's device section does not know the device
+ *   r, u4, u8       overlap of adjacent selections (inputs.h)
+ *   workspace       bytes
+ *   plan_cold_ms, plan_warm_ms   nsa_plan_create with an empty and with a filled cache folder
+ *   dense_ratio     burst_ms of dense over this part's; empty when either is missing, and for compress
+ *   baseline_ratio  the same of the faster of dense and sdpa_gemm
+ *   note            why the part has no time
+ */
+#ifndef BENCH_CSV_H
+#define BENCH_CSV_H
+
+#include "results.h"
+
+#include <stdio.h>
+
+void bench_csv_header(FILE *out);
+
+/* The lines of one problem. */
+void bench_csv_problem(FILE *out, const bench_problem *p);
+
+/* Reads what the two above wrote, now or in earlier versions: columns are found by name and may be
+ * missing from `dense_ratio` on. Where a part of a problem appears twice the last line counts.
+ * NSA_E_IO: not readable; NSA_E_ARG: not such a CSV. `results` is to be freed in any case. */
+nsa_status bench_csv_load(const char *path, bench_results *results);
+
+#endif /* BENCH_CSV_H */

@@ -1,0 +1,207 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "measure.h"
+
+#include "context.h"
+#include "time_launch.h"
+#include "trial/rows.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* sdpa_gemm takes this many times as long as dense (4.2 to 5.7 from 4k to 64k tokens, H200,
+ * 2026-11-20); where its launches together would take longer than the limit it is skipped. */
+#define GEMM_SLOWER 5.5
+#define GEMM_SECONDS 10.0
+
+/* Multiply-adds of a forward that the CPU device may be asked for: it runs some hundred times. */
+#define CPU_COST 1e9
+
+/* ---- work ------------------------------------------------------------------------------------ */
+
+/* (query, key) pairs per head that a branch has to look at; NSA_BRANCHES is dense. */
+static double pairs(const chk_case *c, int branch) {
+  const nsai_geometry *g = &c->geometry;
+  double sum = 0;
+  for (int32_t s = 0; s < c->num_seqs; s++)
+    for (int64_t i = 0; i < c->q_len[s]; i++) {
+      int64_t t = c->kv_len[s] - c->q_len[s] + i, seen = t + 1;
+      if (t < 0) continue;
+      if (branch == NSA_CMP) seen = nsai_block_count(g, t + 1);
+      int64_t most = (int64_t)(g->select_count - 1) * g->select_block + t % g->select_block + 1;
+      if (branch == NSA_SEL && g->select_count && seen > most) seen = most;
+      if (branch == NSA_WIN && seen > g->window) seen = g->window;
+      sum += (double)seen;
+    }
+  return sum;
+}
+
+static double attention_flops(const chk_case *c, int branch) {
+  const nsai_geometry *g = &c->geometry;
+  return 2 * pairs(c, branch) * g->heads * (g->head_dim_qk + g->head_dim_v);
+}
+
+static int has_branch(const chk_case *c, int branch) {
+  if (branch == NSA_SEL) return c->geometry.select_count > 0;
+  return branch == NSA_WIN ? c->geometry.window > 0 : 1;
+}
+
+static double forward_flops(const chk_case *c) {
+  double sum = 0;
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    if (has_branch(c, b)) sum += attention_flops(c, b);
+  return sum;
+}
+
+static double kv_rows(const chk_case *c) { return (double)chk_total(c->kv_len, c->num_seqs); }
+
+/* Bytes that any implementation reads or writes once: q and o, and K and V as a whole. */
+static double attention_bytes(const chk_case *c) {
+  const nsai_geometry *g = &c->geometry;
+  double tokens = (double)chk_total(c->q_len, c->num_seqs), dims = g->head_dim_qk + g->head_dim_v;
+  return 2 * dims * (tokens * g->heads + kv_rows(c) * g->kv_heads);
+}
+
+/* phi alone reads K and V and writes the compressed rows. */
+static double compress_bytes(const chk_case *c, int64_t blocks) {
+  const nsai_geometry *g = &c->geometry;
+  return 2.0 * g->kv_heads * (g->head_dim_qk + g->head_dim_v) * (kv_rows(c) + (double)blocks);
+}
+
+/* ---- one part -------------------------------------------------------------------------------- */
+
+/* The device's bound in ms; 0 where the configuration's device section does not know the device. */
+static double bound_ms(const nsa_ctx *ctx, double flops, double bytes) {
+  double tflops = ctx->config->device.bf16_tflops, gbps = ctx->config->device.hbm_gbps;
+  if (!(tflops > 0) || !(gbps > 0)) return 0;
+  return fmax(flops / tflops * 1e-9, bytes / gbps * 1e-6);
+}
+
+/* Times bench's call as `part`, of which flops and bytes are the useful work. */
+static nsa_status time_part(const bench_rig *rig, const chk_bench *bench, uint32_t branches,
+                            double flops, double bytes, bench_time *time) {
+  chk_times times;
+  time->present = 1;
+  time->workspace = bench->plan.caps.workspace_bytes;
+  NSAI_TRY(chk_time_launch(bench, branches, rig->flush, &times));
+  time->burst_ms = times.burst_ms;
+  time->sustained_ms = times.sustained_ms;
+  time->tflops = flops / times.burst_ms * 1e-9;
+  time->gbps = bytes / times.burst_ms * 1e-6;
+  time->roofline = bound_ms(bench->plan.ctx, flops, bytes) / times.burst_ms;
+  return NSA_OK;
+}
+
+/* Keeps the last error's first line as the reason why a part has no time. */
+static void note_error(bench_time *time) {
+  const char *text = nsa_last_error();
+  time->present = 1;
+  snprintf(time->note, sizeof time->note, "%.*s", (int)strcspn(text, "\n"), text);
+}
+
+/* ---- the parts ------------------------------------------------------------------------------- */
+
+/* The views of compressed keys and values have to be there. */
+static nsa_status time_compress(const bench_rig *rig, chk_bench *bench, bench_problem *p) {
+  chk_case alone = p->c;
+  if (p->c.geometry.phi == NSAI_PHI_EXTERNAL) return NSA_OK;
+  alone.kind = CHK_COMPRESS;
+  bench->c = &alone;
+  nsa_status status = time_part(rig, bench, 0, 0, compress_bytes(&p->c, bench->data.blocks),
+                                &p->part[BENCH_COMPRESS]);
+  bench->c = &p->c;
+  return status;
+}
+
+static nsa_status time_forward(const bench_rig *rig, const chk_bench *bench, uint32_t parts,
+                               bench_problem *p) {
+  static const bench_part part_of[NSA_BRANCHES] = {
+    [NSA_CMP] = BENCH_COMPRESSED, [NSA_SEL] = BENCH_SELECTED, [NSA_WIN] = BENCH_WINDOW
+  };
+  double bytes = attention_bytes(&p->c);
+  if (parts >> BENCH_FORWARD & 1)
+    NSAI_TRY(time_part(rig, bench, 0, forward_flops(&p->c), bytes, &p->part[BENCH_FORWARD]));
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    if (parts >> part_of[b] & 1 && has_branch(&p->c, b))
+      NSAI_TRY(
+          time_part(rig, bench, 1u << b, attention_flops(&p->c, b), bytes, &p->part[part_of[b]]));
+  return NSA_OK;
+}
+
+/* Dense attention over the same tensors, by the default variant or by plain matrix products. */
+static nsa_status time_dense(const bench_rig *rig, chk_bench *bench, bench_part part,
+                             bench_problem *p) {
+  chk_case dense = p->c;
+  chk_plan sparse = bench->plan;
+  dense.kind = CHK_DENSE;
+  dense.gemm = part == BENCH_SDPA_GEMM;
+  nsa_status status = chk_session_plan(rig->session, &dense, NSA_OP_DENSE, &bench->plan);
+  if (!status) status = chk_data_workspace(&bench->data, bench->plan.caps.workspace_bytes);
+  bench->c = &dense;
+  if (!status)
+    status = time_part(rig, bench, 0, attention_flops(&p->c, NSA_BRANCHES), attention_bytes(&p->c),
+                       &p->part[part]);
+  bench->c = &p->c;
+  bench->plan = sparse;
+  return status;
+}
+
+static void time_gemm(const bench_rig *rig, chk_bench *bench, bench_problem *p) {
+  bench_time *time = &p->part[BENCH_SDPA_GEMM];
+  double ms = GEMM_SLOWER * bench_ms(p, BENCH_DENSE), seconds = 1e-3 * ms * CHK_LEAST_TIMED;
+  time->present = 1;
+  if (!chk_session_device(rig->session)->driver)
+    snprintf(time->note, sizeof time->note, "the CPU device has no variants");
+  else if (p->c.num_seqs > 1 || !p->c.no_batch)
+    snprintf(time->note, sizeof time->note, "takes one sequence without a batch");
+  else if (seconds > GEMM_SECONDS)
+    snprintf(time->note, sizeof time->note, "skipped: %d launches of about %.0f ms each",
+             CHK_LEAST_TIMED, ms);
+  else if (time_dense(rig, bench, BENCH_SDPA_GEMM, p))
+    note_error(time);
+}
+
+/* Runs once with block indices and measures how much adjacent selections overlap. */
+static nsa_status measure_overlap(chk_bench *bench, bench_problem *p) {
+  NSAI_TRY(chk_bench_enqueue(bench, 0, NULL));
+  NSAI_TRY(chk_device_wait(bench->data.device, NULL));
+  if (!chk_data_has(&bench->data, CHK_INDEX) || p->c.num_seqs != 1) return NSA_OK;
+  NSAI_TRY(chk_buffer_fetch(bench->data.device, &bench->data.buffer[CHK_INDEX]));
+  nsa_tensor index = chk_data_view(&bench->data, CHK_INDEX, CHK_HOST);
+  index.shape[0] = bench->data.tokens;
+  chk_overlap_measure(&p->c.geometry, &index, p->c.kv_len[0] - p->c.q_len[0], &p->overlap);
+  return NSA_OK;
+}
+
+nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
+  chk_bench bench;
+  nsa_status status;
+  if (!chk_session_device(rig->session)->driver && chk_case_cost(&p->c) > CPU_COST)
+    return nsai_fail(NSA_E_UNSUPPORTED, "too large for the CPU device");
+  NSAI_TRY_TO(done, chk_bench_create(rig->session, &p->c, &bench));
+  memcpy(p->variants, bench.plan.caps.variants, sizeof p->variants);
+  NSAI_TRY_TO(done, measure_overlap(&bench, p));
+  if (bench.data.device->driver)
+    NSAI_TRY_TO(done, chk_time_plan(rig->session, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
+  if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &bench, p));
+  chk_data_drop_optional(&bench.data);
+  NSAI_TRY_TO(done, time_forward(rig, &bench, parts, p));
+  if (parts >> BENCH_DENSE & 1) NSAI_TRY_TO(done, time_dense(rig, &bench, BENCH_DENSE, p));
+  if (parts >> BENCH_SDPA_GEMM & 1) time_gemm(rig, &bench, p); /* its failure is a note */
+done:
+  chk_bench_destroy(&bench);
+  return status;
+}
+
+nsa_status bench_rig_create(chk_session *session, bench_rig *rig) {
+  const chk_device *device = chk_session_device(session);
+  *rig = (bench_rig){ .session = session };
+  return device->driver ? chk_device_alloc(device, CHK_FLUSH_BYTES, &rig->flush) : NSA_OK;
+}
+
+void bench_rig_destroy(bench_rig *rig) {
+  if (rig->flush) chk_device_free(chk_session_device(rig->session), rig->flush);
+  *rig = (bench_rig){ 0 };
+}

@@ -1,0 +1,342 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-bench: times the library, tells the times in several forms, and draws them.
+ */
+#include "csv.h"
+#include "figures.h"
+#include "measure.h"
+#include "problems.h"
+#include "report.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
+#define MAX_OVERRIDES 32
+
+typedef enum command { FORWARD, WINDOW, COMPRESSED, PLOT, TABLE, COMMANDS } command;
+
+static const char *const command_names[COMMANDS] = { "forward", "window", "compressed", "plot",
+                                                     "table" };
+
+#define BIT(part) (1u << (part))
+#define BRANCHES (BIT(BENCH_COMPRESSED) | BIT(BENCH_SELECTED) | BIT(BENCH_WINDOW))
+
+/* What each command times. */
+static const uint32_t command_parts[COMMANDS] = {
+  [FORWARD] = BIT(BENCH_PARTS) - 1,
+  [WINDOW] = BIT(BENCH_WINDOW) | BIT(BENCH_DENSE),
+  [COMPRESSED] = BIT(BENCH_COMPRESS) | BIT(BENCH_COMPRESSED) | BIT(BENCH_DENSE),
+};
+
+typedef struct arguments {
+  command command;
+  int named; /* the command was given */
+  chk_session_options session;
+  const char *overrides[MAX_OVERRIDES + 1];
+  int override_count;
+  const char *file; /* of plot and table */
+  const char *problem, *problems, *filter, *commit;
+  const char *csv, *json, *markdown, *svg;
+  int64_t from, to; /* 0: the default */
+  int branches, list;
+} arguments;
+
+enum {
+  OPT_PROBLEMS = 256,
+  OPT_CSV,
+  OPT_JSON,
+  OPT_MD,
+  OPT_SVG,
+  OPT_COMMIT,
+  OPT_BRANCHES,
+  OPT_FROM,
+  OPT_TO,
+  OPT_CACHE_DIR
+};
+
+static const struct argp_option options[] = {
+  { "problems", OPT_PROBLEMS, "FILE", 0, "Problems, one per line (forward; default: built in)", 0 },
+  { "problem", 'p', "STR", 0, "This problem instead (forward)", 0 },
+  { "filter", 'f', "GLOB", 0, "Only problems that match", 0 },
+  { "list", 'l', 0, 0, "Print the problems that would be timed", 0 },
+  { "branches", OPT_BRANCHES, 0, 0, "Forward, branches and phi alone: no baselines (forward)", 0 },
+  { "from", OPT_FROM, "N", 0, "Shortest length in tokens (window, compressed; 128)", 0 },
+  { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
+  { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal", 1 },
+  { "config", 'c', "FILE", 0, "A configuration below each problem's own", 1 },
+  { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 1 },
+  { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels there (default: in memory)", 1 },
+  { "threads", 't', "N", 0, "Threads that make inputs and plans (all processors)", 1 },
+  { "csv", OPT_CSV, "FILE", 0, "Append the times to FILE as CSV", 2 },
+  { "json", OPT_JSON, "FILE", 0, "Write them as one JSON document", 2 },
+  { "md", OPT_MD, "FILE", 0, "Write them as Markdown", 2 },
+  { "svg", OPT_SVG, "DIR", 0, "Draw them into DIR/NAME-speed.svg and DIR/NAME-stages.svg", 2 },
+  { "commit", OPT_COMMIT, "HASH", 0, "Written into the results", 2 },
+  { 0 }
+};
+
+/* ---- the command line ------------------------------------------------------------------------ */
+
+static int64_t parse_length(const char *value, struct argp_state *state) {
+  char *end;
+  long long length = strtoll(value, &end, 10);
+  if (end == value || *end || length < 1)
+    argp_error(state, "'%s' is not a number of tokens from 1", value);
+  return length;
+}
+
+static void parse_word(arguments *a, const char *word, struct argp_state *state) {
+  if (!a->named) {
+    while (a->command < COMMANDS && strcmp(word, command_names[a->command]) != 0) a->command++;
+    if (a->command == COMMANDS) argp_error(state, "there is no command '%s'", word);
+    a->named = 1;
+  } else if ((a->command == PLOT || a->command == TABLE) && !a->file) {
+    a->file = word;
+  } else {
+    argp_error(state, "unexpected argument '%s'", word);
+  }
+}
+
+/* What each command needs and has no use for. */
+static void check_usage(const arguments *a, struct argp_state *state) {
+  const char *name = command_names[a->command];
+  int reads = a->command == PLOT || a->command == TABLE;
+  int sweeps = a->command == WINDOW || a->command == COMPRESSED;
+  if (reads && !a->file) argp_error(state, "%s needs a CSV file", name);
+  if (a->command == PLOT && !a->svg) argp_error(state, "plot needs --svg DIR");
+  if (a->command == TABLE && a->svg) argp_error(state, "table draws nothing; plot does");
+  if (reads && (a->csv || a->json || a->markdown || a->commit))
+    argp_error(state, "%s writes no results", name);
+  if (a->command != FORWARD && (a->problem || a->problems || a->branches))
+    argp_error(state, "%s takes no --problem, --problems or --branches", name);
+  if (a->problem && a->problems) argp_error(state, "--problem or --problems, not both");
+  if (!sweeps && (a->from || a->to)) argp_error(state, "%s takes no --from and --to", name);
+  if (sweeps && (a->from ? a->from : 128) > (a->to ? a->to : 65536))
+    argp_error(state, "--from is above --to");
+}
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  arguments *a = state->input;
+  switch (key) {
+  case OPT_PROBLEMS: a->problems = value; break;
+  case 'p': a->problem = value; break;
+  case 'f': a->filter = value; break;
+  case 'l': a->list = 1; break;
+  case OPT_BRANCHES: a->branches = 1; break;
+  case OPT_FROM: a->from = parse_length(value, state); break;
+  case OPT_TO: a->to = parse_length(value, state); break;
+  case 'd':
+    if (chk_device_parse(value, &a->session.device))
+      argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
+    break;
+  case 'c': a->session.config = value; break;
+  case 'S':
+    if (!strchr(value, '=')) argp_error(state, "--set %s: expected KEY=VALUE", value);
+    if (a->override_count == MAX_OVERRIDES) argp_error(state, "too many --set");
+    a->overrides[a->override_count++] = value;
+    a->session.overrides = a->overrides;
+    break;
+  case OPT_CACHE_DIR: a->session.cache_dir = value; break;
+  case 't': a->session.threads = atoi(value); break;
+  case OPT_CSV: a->csv = value; break;
+  case OPT_JSON: a->json = value; break;
+  case OPT_MD: a->markdown = value; break;
+  case OPT_SVG: a->svg = value; break;
+  case OPT_COMMIT: a->commit = value; break;
+  case ARGP_KEY_ARG: parse_word(a, value, state); break;
+  case ARGP_KEY_END: check_usage(a, state); break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+/* ---- measuring ------------------------------------------------------------------------------- */
+
+static nsa_status make_list(const arguments *a, bench_cases *list) {
+  if (a->command != FORWARD)
+    NSAI_TRY(bench_cases_sweep(list, a->from ? a->from : 128, a->to ? a->to : 65536, a->filter));
+  else if (a->problem)
+    NSAI_TRY(bench_cases_add(list, a->problem, a->filter));
+  else if (a->problems)
+    NSAI_TRY(bench_cases_load(list, a->problems, a->filter));
+  else
+    NSAI_TRY(bench_cases_parse(list, bench_problem_text, "problems.txt", a->filter));
+  return list->count ? NSA_OK : nsai_fail(NSA_E_ARG, "no problem is left to be timed");
+}
+
+static void print_list(const bench_cases *list) {
+  char text[CHK_CASE_TEXT];
+  for (int64_t i = 0; i < list->count; i++) {
+    chk_case_print(&list->cases[i], text, sizeof text);
+    puts(text);
+  }
+}
+
+/* Sets the error text only when something could not be written. */
+static nsa_status close_file(FILE *file, const char *path) {
+  int failed = ferror(file);
+  if (fclose(file) || failed) return nsai_fail(NSA_E_IO, "cannot write %s", path);
+  return NSA_OK;
+}
+
+static nsa_status open_csv(const char *path, FILE **out) {
+  if (!path) return NSA_OK;
+  *out = fopen(path, "a");
+  if (!*out) return nsai_fail(NSA_E_IO, "cannot append to %s: %s", path, strerror(errno));
+  fseek(*out, 0, SEEK_END);
+  if (ftell(*out) == 0) bench_csv_header(*out);
+  return NSA_OK;
+}
+
+/* Whether anything of a problem has a time. */
+static int is_timed(const bench_problem *p) {
+  for (int i = 0; i < BENCH_PARTS; i++)
+    if (bench_ms(p, (bench_part)i) > 0) return 1;
+  return 0;
+}
+
+/* Times one problem, adds it to the results, and tells it. What was timed before a failure is kept. */
+static nsa_status measure_one(const arguments *a, bench_rig *rig, const chk_case *c, FILE *csv,
+                              bench_results *results) {
+  bench_problem *p;
+  time_t now = time(NULL);
+  struct tm utc;
+  uint32_t parts = command_parts[a->command];
+  if (a->branches) parts = BIT(BENCH_COMPRESS) | BIT(BENCH_FORWARD) | BRANCHES;
+  NSAI_TRY(bench_results_add(results, c, &p));
+  strftime(p->date, sizeof p->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+  snprintf(p->commit, sizeof p->commit, "%s", a->commit ? a->commit : "");
+  snprintf(p->device, sizeof p->device, "%s", chk_session_device(rig->session)->name);
+  nsa_status status = bench_measure(rig, parts, p);
+  if (is_timed(p)) {
+    bench_report_problem(stdout, p);
+    fflush(stdout);
+    if (csv) bench_csv_problem(csv, p), fflush(csv);
+  } else {
+    results->count--;
+  }
+  return status;
+}
+
+/* Times the list, whatever becomes of single problems; *failed counts those that failed. */
+static nsa_status measure(const arguments *a, chk_session *session, const bench_cases *list,
+                          bench_results *results, int64_t *failed) {
+  char text[CHK_CASE_TEXT];
+  bench_rig rig = { 0 };
+  FILE *csv = NULL;
+  nsa_status status;
+  NSAI_TRY_TO(done, open_csv(a->csv, &csv));
+  NSAI_TRY_TO(done, bench_rig_create(session, &rig));
+  for (int64_t i = 0; i < list->count; i++) {
+    chk_case_print(&list->cases[i], text, sizeof text);
+    fprintf(stderr, "%lld of %lld: %s\n", (long long)i + 1, (long long)list->count, text);
+    if (measure_one(a, &rig, &list->cases[i], csv, results)) {
+      fprintf(stderr, "nsa-bench: %s: %s\n", text, nsa_last_error());
+      ++*failed;
+    }
+  }
+done:
+  bench_rig_destroy(&rig);
+  if (!csv) return status;
+  nsa_status closed = close_file(csv, a->csv);
+  return status ? status : closed;
+}
+
+typedef nsa_status (*report_fn)(FILE *out, const bench_results *results);
+
+static nsa_status write_report(const char *path, report_fn report, const bench_results *results) {
+  if (!path) return NSA_OK;
+  FILE *out = fopen(path, "w");
+  if (!out) return nsai_fail(NSA_E_IO, "cannot write %s: %s", path, strerror(errno));
+  nsa_status status = report(out, results), closed = close_file(out, path);
+  return status ? status : closed;
+}
+
+static nsa_status bench(const arguments *a, chk_session *session, const bench_cases *list) {
+  bench_results results = { 0 };
+  int64_t failed = 0;
+  nsa_status status;
+  NSAI_TRY_TO(done, measure(a, session, list, &results, &failed));
+  if (!results.count) NSAI_TRY_TO(done, nsai_fail(NSA_E_UNSUPPORTED, "nothing could be timed"));
+  NSAI_TRY_TO(done, bench_report_summary(stdout, &results));
+  NSAI_TRY_TO(done, write_report(a->json, bench_report_json, &results));
+  NSAI_TRY_TO(done, write_report(a->markdown, bench_report_markdown, &results));
+  if (a->svg) NSAI_TRY_TO(done, bench_figures_write(&results, a->svg, command_names[a->command]));
+  if (failed)
+    status = nsai_fail(NSA_E_UNSUPPORTED, "%lld of %lld problems failed", (long long)failed,
+                       (long long)list->count);
+done:
+  bench_results_free(&results);
+  return status;
+}
+
+/* ---- the commands ---------------------------------------------------------------------------- */
+
+static int fail(int exit_code) {
+  fprintf(stderr, "nsa-bench: %s\n", nsa_last_error());
+  return exit_code;
+}
+
+/* forward, window, compressed. */
+static int run_bench(const arguments *a) {
+  bench_cases list = { 0 };
+  chk_session *session = NULL;
+  int exit_code = 0;
+  nsa_status status = make_list(a, &list);
+  if (status) {
+    exit_code = fail(status == NSA_E_ARG ? 2 : 1);
+  } else if (a->list) {
+    print_list(&list);
+  } else if ((status = chk_session_create(&a->session, &session)) != NSA_OK) {
+    exit_code = fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
+  } else if (bench(a, session, &list)) {
+    exit_code = fail(1);
+  }
+  chk_session_destroy(session);
+  bench_cases_free(&list);
+  return exit_code;
+}
+
+/* plot and table: a CSV's results again. */
+static int run_reader(const arguments *a) {
+  bench_results results = { 0 };
+  char stem[256];
+  const char *slash = strrchr(a->file, '/');
+  nsa_status status = bench_csv_load(a->file, &results);
+  snprintf(stem, sizeof stem, "%s", slash ? slash + 1 : a->file);
+  size_t length = strlen(stem);
+  if (length > 4 && !strcmp(stem + length - 4, ".csv")) stem[length - 4] = 0;
+  if (!status && a->command == PLOT) status = bench_figures_write(&results, a->svg, stem);
+  if (!status && a->command == TABLE && !bench_report_table(stdout, &results))
+    status =
+        nsai_fail(NSA_E_ARG, "%s: no problem has forward, compressed, window and dense", a->file);
+  bench_results_free(&results);
+  return status ? fail(1) : 0;
+}
+
+int main(int argc, char **argv) {
+  static const struct argp argp = {
+    options,
+    parse,
+    "[forward | window | compressed]\nplot FILE.csv --svg DIR\ntable FILE.csv",
+    "Time libnsa's forward beside dense attention; the window or the compressed branch alone over "
+    "many lengths; draw the figures, or print the table, of a CSV written before.\v"
+    "A problem is one line of text; tests/check/case.h describes it. Exit status: 0 ok, 1 failure, "
+    "2 usage, 77 no GPU.",
+    NULL,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  a.session.device = CHK_DEVICE_AUTO;
+  a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  argp_err_exit_status = 2;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  return a.command == PLOT || a.command == TABLE ? run_reader(&a) : run_bench(&a);
+}

@@ -1,0 +1,263 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "report.h"
+
+#include "trial/result.h"
+
+#include <stdlib.h>
+
+/* ---- text ------------------------------------------------------------------------------------ */
+
+/* The number in a column of 9, or a dash when it is 0: missing. */
+static void put_cell(FILE *out, int decimals, double value) {
+  if (value > 0)
+    fprintf(out, " %9.*f", decimals, value);
+  else
+    fprintf(out, " %9s", "-");
+}
+
+void bench_report_problem(FILE *out, const bench_problem *p) {
+  char problem[CHK_CASE_TEXT];
+  chk_case_print(&p->c, problem, sizeof problem);
+  fprintf(out, "\n%s\n  %s; r %.3f, U(4) %.1f, U(8) %.1f; plan cold %.0f ms, warm %.1f ms\n",
+          problem, p->device, p->overlap.r, p->overlap.u4, p->overlap.u8, p->plan_cold_ms,
+          p->plan_warm_ms);
+  if (p->variants[0]) fprintf(out, "  %s\n", p->variants);
+  fprintf(out, "  %-11s %9s %9s %9s %9s %9s %9s %9s %9s\n", "part", "burst ms", "sustained",
+          "TFLOP/s", "GB/s", "roofline%", "dense/", "best/", "work MB");
+  for (int i = 0; i < BENCH_PARTS; i++) {
+    const bench_time *t = &p->part[i];
+    if (!t->present) continue;
+    fprintf(out, "  %-11s", bench_part_names[i]);
+    if (t->note[0]) {
+      fprintf(out, " %s\n", t->note);
+      continue;
+    }
+    put_cell(out, 3, t->burst_ms);
+    put_cell(out, 3, t->sustained_ms);
+    put_cell(out, 1, t->tflops);
+    put_cell(out, 1, t->gbps);
+    put_cell(out, 1, 100 * t->roofline);
+    put_cell(out, 2, bench_ratio(p, bench_ms(p, BENCH_DENSE), (bench_part)i));
+    put_cell(out, 2, bench_ratio(p, bench_baseline_ms(p), (bench_part)i));
+    put_cell(out, 1, 1e-6 * (double)t->workspace);
+    fputc('\n', out);
+  }
+}
+
+/* "forward, random, heads 64/4: faster than dense from 7300 tokens on, interpolated". */
+static void put_crossover(FILE *out, const bench_series *s) {
+  const nsai_geometry *g = &s->first->c.geometry;
+  static const char *const before[] = { [BENCH_CROSS_FOUND] = "faster than dense from",
+                                        [BENCH_CROSS_BELOW] = "faster than dense from",
+                                        [BENCH_CROSS_ABOVE] = "slower than dense up to" };
+  static const char *const after[] = { [BENCH_CROSS_FOUND] = "on, interpolated",
+                                       [BENCH_CROSS_BELOW] = "on, the shortest length",
+                                       [BENCH_CROSS_ABOVE] = "at least, the longest length" };
+  fprintf(out, "%s, %s, heads %d/%d: %s %.0f tokens %s\n", bench_part_names[s->part],
+          bench_fill_name(s->first), g->heads, g->kv_heads, before[s->crossing], s->tokens,
+          after[s->crossing]);
+}
+
+/* Writes each crossover behind `prefix`. */
+static nsa_status put_crossovers(FILE *out, const bench_results *results, const char *prefix) {
+  bench_series *series;
+  int64_t count;
+  NSAI_TRY(bench_crossovers(results, &series, &count));
+  for (int64_t i = 0; i < count; i++) {
+    fputs(prefix, out);
+    put_crossover(out, &series[i]);
+  }
+  free(series);
+  return NSA_OK;
+}
+
+nsa_status bench_report_summary(FILE *out, const bench_results *results) {
+  fprintf(out, "\n%-8s %-6s %-10s %-10s %9s %9s %9s %9s\n", "tokens", "heads", "inputs", "sparse",
+          "sparse ms", "dense ms", "dense/", "best/");
+  for (int64_t i = 0; i < results->count; i++) {
+    const bench_problem *p = &results->problem[i];
+    bench_part lead = bench_lead(p);
+    char heads[24];
+    if (lead == BENCH_PARTS) continue;
+    snprintf(heads, sizeof heads, "%d/%d", p->c.geometry.heads, p->c.geometry.kv_heads);
+    fprintf(out, "%-8lld %-6s %-10s %-10s", (long long)bench_tokens(p), heads, bench_fill_name(p),
+            bench_part_names[lead]);
+    put_cell(out, 3, bench_ms(p, lead));
+    put_cell(out, 3, bench_ms(p, BENCH_DENSE));
+    put_cell(out, 2, bench_ratio(p, bench_ms(p, BENCH_DENSE), lead));
+    put_cell(out, 2, bench_ratio(p, bench_baseline_ms(p), lead));
+    fputc('\n', out);
+  }
+  return put_crossovers(out, results, "");
+}
+
+/* ---- Markdown -------------------------------------------------------------------------------- */
+
+static void put_both(FILE *out, const bench_problem *p, bench_part part) {
+  fprintf(out, " %.2f / %.2f |", p->part[part].burst_ms, p->part[part].sustained_ms);
+}
+
+static int in_table(const bench_problem *p) {
+  return bench_ms(p, BENCH_FORWARD) > 0 && bench_ms(p, BENCH_COMPRESSED) > 0 &&
+         bench_ms(p, BENCH_WINDOW) > 0 && bench_ms(p, BENCH_DENSE) > 0;
+}
+
+int64_t bench_report_table(FILE *out, const bench_results *results) {
+  int64_t rows = 0;
+  for (int64_t i = 0; i < results->count; i++) {
+    const bench_problem *p = &results->problem[i];
+    if (!in_table(p)) continue;
+    if (!rows++)
+      fputs("| tokens | heads | inputs (r, U(4), U(8)) | forward | compressed | window | dense | "
+            "dense / forward |\n|---|---|---|---|---|---|---|---|\n",
+            out);
+    fprintf(out, "| %lld | %d/%d | %s (%.2f, %.0f, %.0f) |", (long long)bench_tokens(p),
+            p->c.geometry.heads, p->c.geometry.kv_heads, bench_fill_name(p), p->overlap.r,
+            p->overlap.u4, p->overlap.u8);
+    put_both(out, p, BENCH_FORWARD);
+    put_both(out, p, BENCH_COMPRESSED);
+    put_both(out, p, BENCH_WINDOW);
+    put_both(out, p, BENCH_DENSE);
+    fprintf(out, " %.2f |\n", bench_ratio(p, bench_ms(p, BENCH_DENSE), BENCH_FORWARD));
+  }
+  return rows;
+}
+
+/* A cell, empty when the value is 0: missing. */
+static void put_field(FILE *out, int decimals, double value) {
+  if (value > 0)
+    fprintf(out, " %.*f |", decimals, value);
+  else
+    fputs(" |", out);
+}
+
+static void put_rows(FILE *out, const bench_problem *p) {
+  for (int i = 0; i < BENCH_PARTS; i++) {
+    const bench_time *t = &p->part[i];
+    if (!t->present) continue;
+    fprintf(out, "| %lld | %d/%d | %s | %s |", (long long)bench_tokens(p), p->c.geometry.heads,
+            p->c.geometry.kv_heads, bench_fill_name(p), bench_part_names[i]);
+    put_field(out, 3, t->burst_ms);
+    put_field(out, 3, t->sustained_ms);
+    put_field(out, 1, t->tflops);
+    put_field(out, 1, t->gbps);
+    put_field(out, 1, 100 * t->roofline);
+    put_field(out, 2, bench_ratio(p, bench_ms(p, BENCH_DENSE), (bench_part)i));
+    put_field(out, 2, bench_ratio(p, bench_baseline_ms(p), (bench_part)i));
+    put_field(out, 1, 1e-6 * (double)t->workspace);
+    if (t->note[0]) fputc(' ', out);
+    for (const char *c = t->note; *c; c++) {
+      if (*c == '|') fputc('\\', out);
+      fputc(*c, out);
+    }
+    fputs(" |\n", out);
+  }
+}
+
+nsa_status bench_report_markdown(FILE *out, const bench_results *results) {
+  const bench_problem *first = &results->problem[0];
+  fprintf(out, "# %s, %.10s%s%s\n\n", first->device, first->date,
+          first->commit[0] ? ", commit " : "", first->commit);
+  if (bench_report_table(out, results)) fputc('\n', out);
+  fputs(
+      "| tokens | heads | inputs | part | burst ms | sustained ms | TFLOP/s | GB/s | roofline % | "
+      "dense / part | best / part | workspace MB | note |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
+      out);
+  for (int64_t i = 0; i < results->count; i++) put_rows(out, &results->problem[i]);
+  fputc('\n', out);
+  return put_crossovers(out, results, "- ");
+}
+
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static void put_member(FILE *out, const char *name, double value, int known) {
+  fprintf(out, ", \"%s\": ", name);
+  if (known)
+    chk_json_number(out, value);
+  else
+    fputs("null", out);
+}
+
+static void put_string(FILE *out, const char *before, const char *text) {
+  fputs(before, out);
+  chk_json_string(out, text);
+}
+
+static void json_part(FILE *out, const bench_problem *p, bench_part part) {
+  const bench_time *t = &p->part[part];
+  int timed = t->burst_ms > 0;
+  double dense = bench_ratio(p, bench_ms(p, BENCH_DENSE), part);
+  double best = bench_ratio(p, bench_baseline_ms(p), part);
+  put_string(out, "{\"part\": ", bench_part_names[part]);
+  put_member(out, "burst_ms", t->burst_ms, timed);
+  put_member(out, "sustained_ms", t->sustained_ms, timed);
+  put_member(out, "tflops", t->tflops, timed);
+  put_member(out, "gbps", t->gbps, timed);
+  put_member(out, "roofline", t->roofline, t->roofline > 0);
+  put_member(out, "dense_ratio", dense, dense > 0);
+  put_member(out, "baseline_ratio", best, best > 0);
+  fprintf(out, ", \"workspace\": %llu", (unsigned long long)t->workspace);
+  put_string(out, ", \"note\": ", t->note);
+  fputc('}', out);
+}
+
+static void json_problem(FILE *out, const bench_problem *p) {
+  char problem[CHK_CASE_TEXT];
+  const char *gap = "";
+  chk_case_print(&p->c, problem, sizeof problem);
+  put_string(out, "{\"problem\": ", problem);
+  put_string(out, ",\n \"date\": ", p->date);
+  put_string(out, ", \"commit\": ", p->commit);
+  put_string(out, ", \"device\": ", p->device);
+  put_string(out, ", \"variants\": ", p->variants);
+  put_string(out, ", \"fill\": ", bench_fill_name(p));
+  fprintf(out, ", \"tokens\": %lld", (long long)bench_tokens(p));
+  put_member(out, "r", p->overlap.r, 1);
+  put_member(out, "u4", p->overlap.u4, 1);
+  put_member(out, "u8", p->overlap.u8, 1);
+  put_member(out, "plan_cold_ms", p->plan_cold_ms, p->plan_cold_ms > 0);
+  put_member(out, "plan_warm_ms", p->plan_warm_ms, p->plan_warm_ms > 0);
+  fputs(",\n \"parts\": [", out);
+  for (int i = 0; i < BENCH_PARTS; i++) {
+    if (!p->part[i].present) continue;
+    fprintf(out, "%s\n  ", gap);
+    json_part(out, p, (bench_part)i);
+    gap = ",";
+  }
+  fputs("]}", out);
+}
+
+static void json_crossover(FILE *out, const bench_series *s) {
+  static const char *const names[] = {
+    [BENCH_CROSS_FOUND] = "found", [BENCH_CROSS_BELOW] = "below", [BENCH_CROSS_ABOVE] = "above"
+  };
+  const nsai_geometry *g = &s->first->c.geometry;
+  put_string(out, "{\"part\": ", bench_part_names[s->part]);
+  put_string(out, ", \"fill\": ", bench_fill_name(s->first));
+  fprintf(out, ", \"heads\": %d, \"kv_heads\": %d, \"crossing\": \"%s\"", g->heads, g->kv_heads,
+          names[s->crossing]);
+  put_member(out, "tokens", s->tokens, 1);
+  fputc('}', out);
+}
+
+nsa_status bench_report_json(FILE *out, const bench_results *results) {
+  bench_series *series;
+  int64_t count;
+  NSAI_TRY(bench_crossovers(results, &series, &count));
+  fputs("{\"results\": [", out);
+  for (int64_t i = 0; i < results->count; i++) {
+    fputs(i ? ",\n" : "\n", out);
+    json_problem(out, &results->problem[i]);
+  }
+  fputs("],\n\"crossovers\": [", out);
+  for (int64_t i = 0; i < count; i++) {
+    fputs(i ? ",\n" : "\n", out);
+    json_crossover(out, &series[i]);
+  }
+  fputs("]}\n", out);
+  free(series);
+  return NSA_OK;
+}

@@ -1,0 +1,29 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Results for people (text, Markdown) and for programs (JSON); csv.h has the CSV.
+ */
+#ifndef BENCH_REPORT_H
+#define BENCH_REPORT_H
+
+#include "results.h"
+
+#include <stdio.h>
+
+/* One problem: what it is, and a line for each part. */
+void bench_report_problem(FILE *out, const bench_problem *p);
+
+/* All problems in one table, sparse beside dense, and the crossovers. */
+nsa_status bench_report_summary(FILE *out, const bench_results *results);
+
+/* README's results table: problems that have forward, compressed, window and dense. Returns the
+ * number of its rows. */
+int64_t bench_report_table(FILE *out, const bench_results *results);
+
+/* One Markdown document: README's table, a table of all parts, and the crossovers. */
+nsa_status bench_report_markdown(FILE *out, const bench_results *results);
+
+/* One JSON document. */
+nsa_status bench_report_json(FILE *out, const bench_results *results);
+
+#endif /* BENCH_REPORT_H */

@@ -1,0 +1,159 @@
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+bats_require_minimum_version 1.5.0
+load common
+
+# NSA_BENCH is the program. Times on the CPU device mean nothing; the forms do.
+
+bench() { "$NSA_BENCH" "$@"; }
+
+# Two lengths and two fills of a model that the CPU device runs in a millisecond.
+tiny_problems() {
+  cat >tiny.txt <<'TXT'
+# comments and empty lines are skipped
+
+fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=32:nobatch:fill=random
+  fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=64:nobatch:fill=random
+fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=64:nobatch:fill=correlated:overlap
+TXT
+}
+
+measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
+
+@test "usage errors are 2" {
+  run -2 bench frobnicate
+  run -2 bench --bogus
+  run -2 bench forward surplus
+  run -2 bench plot
+  run -2 bench plot "$measured"
+  run -2 bench table
+  run -2 bench table "$measured" --svg .
+  run -2 bench table "$measured" --json out.json
+  run -2 bench window --from 256 --to 128
+  run -2 bench window --from 0
+  run -2 bench window --problems tiny.txt
+  run -2 bench forward --from 128
+  run -2 bench --device gpu
+  run -2 bench --set nonsense
+  run -2 bench --list --filter 'matches nothing'
+  run -2 bench --list --problem 'fwd:h3/2'
+  [[ $output == *'KV heads must divide heads'* ]]
+  run -2 bench --list --problem 'dense:q=16'
+}
+
+@test "a bad line of a problem file is named; a missing file is 1" {
+  printf '# one\nfwd:q=16\nfwd:z=1\n' >bad.txt
+  run -2 bench --list --problems bad.txt
+  [[ $output == *'bad.txt:3: '* ]]
+  run -1 bench --list --problems absent.txt
+  [[ $output == *absent.txt* ]]
+}
+
+@test "the built-in problems and the sweeps" {
+  run -0 bench --list
+  ((${#lines[@]} == 15))
+  [[ $output == *:q=4096:*fill=random* && $output == *:q=131072:*fill=correlated* ]]
+  run -0 bench --list --filter '*:h64/8:*'
+  ((${#lines[@]} == 1))
+  run -0 bench window --list --from 128 --to 600
+  ((${#lines[@]} == 3))
+  [[ ${lines[2]} == *:q=512:* ]]
+  run -0 bench compressed --list
+  ((${#lines[@]} == 10))
+}
+
+@test "forward on the CPU device: text, CSV, JSON, Markdown, SVG" {
+  tiny_problems
+  bench --device cpu --problems tiny.txt --commit abc --csv out.csv --json out.json --md out.md \
+    --svg figures >out.txt
+  grep -q '^forward, random, heads 2/1: .* tokens' out.txt
+  python3 -m json.tool out.json >/dev/null
+  [[ $(jq -r '.results | length' out.json) == 3 ]]
+  [[ $(jq -r '.results[1].tokens, .results[0].commit, .results[0].device' out.json) == $'64\nabc\ncpu' ]]
+  jq -e '.results[0].parts | map(.part) == ["compress", "forward", "compressed", "selected", "window",
+    "dense", "sdpa_gemm"]' out.json
+  jq -e '.results[0].parts[] | select(.part == "forward") | .burst_ms > 0 and .dense_ratio > 0' out.json
+  jq -e '.results[0].parts[] | select(.part == "sdpa_gemm") | .burst_ms == null and .note != ""' out.json
+  jq -e '.crossovers == [.crossovers[0]] and .crossovers[0].fill == "random"' out.json
+  grep -q '^| 64 | 2/1 | correlated (' out.md
+  python3 - <<'PY'
+import csv, xml.dom.minidom
+rows = list(csv.DictReader(open("out.csv")))
+assert len(rows) == 21 and all(None not in row and None not in row.values() for row in rows), rows
+first = "date,commit,device,problem,part,burst_ms,sustained_ms,tflops,gbps,roofline,r,u4,u8,workspace," \
+        "plan_cold_ms,plan_warm_ms"
+assert ",".join(rows[0]).startswith(first)
+for name in "speed", "stages":
+    assert xml.dom.minidom.parse(f"figures/forward-{name}.svg").getElementsByTagName("text")
+PY
+  # What is read back is what was written.
+  bench table out.csv >table
+  [[ $(wc -l <table) == 5 ]]
+  grep -Fxf table out.md | diff table -
+  bench plot out.csv --svg again
+  diff figures/forward-stages.svg again/out-stages.svg
+}
+
+@test "a problem that fails is told, the others are timed, 1" {
+  tiny_problems
+  echo 'fwd:h64/4:d128/128:q=65536:nobatch' >>tiny.txt
+  run -1 --separate-stderr bench --device cpu --branches --problems tiny.txt --json out.json
+  [[ $stderr == *'too large for the CPU device'* && $stderr == *'1 of 4 problems failed'* ]]
+  [[ $(jq -r '.results | length' out.json) == 3 ]]
+  run -1 --separate-stderr bench --device cpu
+  [[ $stderr == *'nothing could be timed'* ]]
+}
+
+@test "--csv appends, under one header" {
+  problem=fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=32:nobatch
+  bench --device cpu --branches --problem $problem --csv out.csv
+  bench --device cpu --branches --problem $problem --csv out.csv
+  [[ $(grep -c '^date,' out.csv) == 1 ]]
+  [[ $(wc -l <out.csv) == 11 ]]
+  run -1 grep ',dense,' out.csv
+}
+
+@test "the sweeps time one branch and dense" {
+  bench window --device cpu --from 16 --to 16 --json window.json --md window.md --svg .
+  jq -e '.results[0].parts | map(.part) == ["window", "dense"]' window.json
+  [[ -s window-speed.svg && ! -e window-stages.svg ]]
+  bench compressed --device cpu --from 64 --to 64 --json compressed.json
+  jq -e '.results[0].parts | map(.part) == ["compress", "compressed", "dense"]' compressed.json
+}
+
+@test "README's table and the committed figures are those of the committed CSV" {
+  bench table "$measured" >table
+  [[ $(wc -l <table) == 15 ]]
+  grep -Fxf table "$NSA_SOURCE/README.md" | diff table -
+  bench plot "$measured" --svg .
+  for name in speed stages; do
+    diff "h200-2026-11-20-$name.svg" "$NSA_SOURCE/bench/results"
+  done
+}
+
+@test "a CSV that is none of ours is 1, with file and line" {
+  echo 'a,b' >other.csv
+  run -1 bench table other.csv
+  [[ $output == *"no column 'date'"* ]]
+  head -n 1 "$measured" >short.csv
+  run -1 bench table short.csv
+  [[ $output == *'holds no results'* ]]
+  echo 'x,y,z' >>short.csv
+  run -1 bench plot short.csv --svg .
+  [[ $output == *short.csv:2:* ]]
+  { head -n 1 "$measured" && sed -n '2s/,compress,/,nonsense,/p' "$measured"; } >part.csv
+  run -1 bench table part.csv
+  [[ $output == *nonsense* ]]
+  run -1 bench table absent.csv
+  run -1 bench plot "$measured" --svg "$measured/below"
+}
+
+@test "no GPU is 77" {
+  "$NSA_BENCH" --problem fwd:q=16 --branches >out.txt 2>err.txt || [[ $? == 77 ]]
+}
+
+@test "a full disk is said" {
+  tiny_problems
+  run -1 --separate-stderr bench --device cpu --branches --problems tiny.txt --json /dev/full
+  [[ $stderr == *'cannot write /dev/full'* ]]
+}
