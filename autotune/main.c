@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune: looks at machine, configurations and kernel cache, and compiles ahead of time.
+ * nsa-autotune: looks at machine, configurations and kernel cache, compiles ahead of time
+ * and tunes.
  * One table of subcommands; each has its own file cmd_*.c and its own --help.
  */
 #include "cli.h"
@@ -27,6 +28,8 @@ static const command commands[] = {
     nsai_cmd_show },
   { "compile", "Compile the kernels of configuration files into the cache, without a GPU too",
     nsai_cmd_compile },
+  { "tune", "Verify and time the candidates of every stage on this GPU, keep the winners",
+    nsai_cmd_tune },
   { "list", "List the kernel cache", nsai_cmd_list },
   { "verify", "Verify every entry of the kernel cache, remove bad ones", nsai_cmd_verify },
   { "gc", "Shrink the kernel cache", nsai_cmd_gc },
@@ -37,7 +40,7 @@ static const command commands[] = {
 
 static const char exit_codes[] =
     "Exit status: 0 ok, 1 failure, 2 usage, 3 configuration, 4 no usable GPU, 5 compiler,\n"
-    "6 cache, 7 verification, 130 interrupted (finished kernels stay cached).\n";
+    "6 cache, 7 verification, 130 interrupted (what was finished is kept).\n";
 
 static void print_help(FILE *out) {
   fputs("Usage: nsa-autotune COMMAND [OPTION...]\n\n", out);
