@@ -41,6 +41,7 @@ int nsai_cmd_gc(int argc, char **argv);
 int nsai_cmd_import(int argc, char **argv);
 int nsai_cmd_list(int argc, char **argv);
 int nsai_cmd_quickstart(int argc, char **argv);
+int nsai_cmd_report(int argc, char **argv);
 int nsai_cmd_show(int argc, char **argv);
 int nsai_cmd_tune(int argc, char **argv);
 int nsai_cmd_verify(int argc, char **argv);

@@ -30,11 +30,13 @@ static const command commands[] = {
     nsai_cmd_compile },
   { "tune", "Verify and time the candidates of every stage on this GPU, keep the winners",
     nsai_cmd_tune },
-  { "list", "List the kernel cache", nsai_cmd_list },
-  { "verify", "Verify every entry of the kernel cache, remove bad ones", nsai_cmd_verify },
+  { "report", "Write a report: environment, choices, sparse against dense, checks",
+    nsai_cmd_report },
+  { "list", "List the kernel cache, or the tuning records", nsai_cmd_list },
+  { "verify", "Verify kernel cache and tuning records, remove bad kernels", nsai_cmd_verify },
   { "gc", "Shrink the kernel cache", nsai_cmd_gc },
-  { "export", "Write the kernel cache into one file", nsai_cmd_export },
-  { "import", "Add such a file to the kernel cache", nsai_cmd_import },
+  { "export", "Write the kernel cache, or the tuning records, into one file", nsai_cmd_export },
+  { "import", "Add such a file", nsai_cmd_import },
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 

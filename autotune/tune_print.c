@@ -45,7 +45,10 @@ static void put_head(const table *t, const char *const *names) {
 }
 
 static void put_share(char cell[CELL_BYTES], double share) {
-  snprintf(cell, CELL_BYTES, "%.1f %%", 100 * share);
+  if (isfinite(share))
+    snprintf(cell, CELL_BYTES, "%.1f %%", 100 * share);
+  else
+    snprintf(cell, CELL_BYTES, "-");
 }
 
 static void put_ms(char cell[CELL_BYTES], double ms) {
@@ -107,8 +110,8 @@ static void put_plan(nsai_writer *out, bool markdown, const nsai_tune_span *span
   for (size_t i = 0; i < span->count; i++)
     if (span->events[i].kind == NSA_TUNE_PLANNED)
       nsai_write(out, "%s%-16s  %s\n", indent, span->events[i].stage, span->events[i].candidate);
-  nsai_write(out, "%s%s%zu candidates, about %.0f s\n", markdown ? "\n" : "",
-             markdown ? "" : indent, planned, span->events[0].ms / 1e3);
+  nsai_write(out, "%s%s%zu candidate%s, about %.0f s\n", markdown ? "\n" : "",
+             markdown ? "" : indent, planned, planned == 1 ? "" : "s", span->events[0].ms / 1e3);
 }
 
 static void put_counts(nsai_writer *out, bool markdown, const nsai_tune_span *span) {

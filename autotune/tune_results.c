@@ -122,6 +122,40 @@ const char *nsai_tune_inputs(const char *problem, char out[NSAI_TUNE_INPUTS_BYTE
   return out;
 }
 
+/* ---- order ---- */
+
+static int compare_spans(const void *a, const void *b) {
+  const nsa_tune_event *x = ((const nsai_tune_span *)a)->events;
+  const nsa_tune_event *y = ((const nsai_tune_span *)b)->events;
+  int order = compare_series(x->problem, y->problem);
+  return order ? order : (x->tokens > y->tokens) - (x->tokens < y->tokens);
+}
+
+void nsai_tune_results_sort(nsai_tune_results *results) {
+  nsai_tune_span span = { 0 };
+  size_t problems = 0, count = 0;
+  while (nsai_tune_next(results, &span)) problems++;
+  if (!problems) return;
+  nsai_tune_span *spans = malloc(problems * sizeof *spans);
+  nsa_tune_event *events = malloc(results->count * sizeof *events);
+  if (!spans || !events) {
+    results->failed = true;
+    free(spans);
+    free(events);
+    return;
+  }
+  span = (nsai_tune_span){ 0 };
+  for (size_t i = 0; nsai_tune_next(results, &span); i++) spans[i] = span;
+  qsort(spans, problems, sizeof *spans, compare_spans);
+  for (size_t i = 0; i < problems; count += spans[i++].count)
+    memcpy(events + count, spans[i].events, spans[i].count * sizeof *events);
+  free(results->events);
+  free(spans);
+  results->events = events;
+  results->capacity = results->count;
+  results->count = count;
+}
+
 /* ---- sparse against dense ---- */
 
 static int compare_points(const void *a, const void *b) {

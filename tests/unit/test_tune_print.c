@@ -160,7 +160,7 @@ static void test_dry_run(void **state) {
   assert_string_equal(print(NSAI_TUNE_TEXT, &results), "a \"b\".yaml\n\n"
                                                        "dense:h4 at 64 tokens\n"
                                                        "  dense             mma rows=64\n"
-                                                       "  1 candidates, about 12 s\n\n");
+                                                       "  1 candidate, about 12 s\n\n");
   print(NSAI_TUNE_JSON, &results);
   assert_non_null(strstr(text, "\"state\": \"planned\""));
   nsai_tune_results_fini(&results);
@@ -201,6 +201,27 @@ static void test_summary(void **state) {
   nsai_tune_results_fini(&results);
 }
 
+static void test_sort(void **state) {
+  (void)state;
+  nsai_tune_results results = { 0 };
+  nsai_tune_span span = { 0 };
+  nsai_tune_results_sort(&results);
+  add(&results, (nsa_tune_event){ .kind = NSA_TUNE_DONE, .note = "of no problem" });
+  add_length(&results, "fwd:ov=low:len16384", 16384, 1, 2);
+  add_length(&results, "fwd:ov=high:len8192", 8192, 3, 4);
+  add_length(&results, "fwd:ov=low:len4096", 4096, 5, 6);
+  nsai_tune_results_sort(&results);
+  assert_int_equal(results.count, 15);
+  for (int i = 0; nsai_tune_next(&results, &span); i++) {
+    static const int64_t tokens[] = { 8192, 4096, 16384 };
+    assert_int_equal(span.count, 5);
+    assert_int_equal(span.events[0].tokens, tokens[i]);
+  }
+  add_length(&results, "fwd:ov=low:len64", 64, 1, 2); /* it grows as before */
+  assert_int_equal(results.count, 20);
+  nsai_tune_results_fini(&results);
+}
+
 static void test_series(void **state) {
   (void)state;
   char inputs[NSAI_TUNE_INPUTS_BYTES];
@@ -231,10 +252,9 @@ static void test_json_check(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_text),    cmocka_unit_test(test_markdown),
-    cmocka_unit_test(test_json),    cmocka_unit_test(test_csv),
-    cmocka_unit_test(test_dry_run), cmocka_unit_test(test_summary),
-    cmocka_unit_test(test_series),  cmocka_unit_test(test_json_check),
+    cmocka_unit_test(test_text), cmocka_unit_test(test_markdown), cmocka_unit_test(test_json),
+    cmocka_unit_test(test_csv),  cmocka_unit_test(test_dry_run),  cmocka_unit_test(test_summary),
+    cmocka_unit_test(test_sort), cmocka_unit_test(test_series),   cmocka_unit_test(test_json_check),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
