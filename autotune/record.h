@@ -48,8 +48,9 @@ typedef struct nsai_baseline {
 
 #define NSAI_BASELINES_MAX 8
 
-/* Fields may be set directly, but `timings`: nsai_record_add keeps their order. Text is UTF-8;
- * numbers are finite and not negative, but temperatures. */
+/* Fields may be set directly, but `timings`: nsai_record_add keeps their order. Numbers are finite
+ * and, but for temperatures, not negative. Text is UTF-8; where it is not, '?' is written, and in
+ * device, arch, problem and the names of stages, candidates and baselines it is refused. */
 typedef struct nsai_record {
   /* What it is for; a mismatch is hard. */
   char device[128]; /* "NVIDIA H200" */
@@ -87,6 +88,10 @@ nsa_status nsai_record_add(nsai_record *record, const nsai_timing *timing);
 
 /* The timing of a candidate, or NULL. Valid until the next nsai_record_add. */
 nsai_timing *nsai_record_find(const nsai_record *record, const char *stage, const char *candidate);
+
+/* The timings of a stage, which lie side by side; NULL with `*count` 0: none. Valid until the next
+ * nsai_record_add. */
+nsai_timing *nsai_record_stage(const nsai_record *record, const char *stage, int32_t *count);
 
 /* The winner of a stage, or NULL. Valid until the next nsai_record_add. */
 const nsai_timing *nsai_record_chosen(const nsai_record *record, const char *stage);

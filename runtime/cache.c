@@ -24,20 +24,10 @@
 /* Use is noted to the hour: enough to tell old from young, and a hit writes next to never. */
 #define STAMP_SECONDS 3600
 
-/* ---- open, close ---- */
+/* Entries live in a folder of their own, so that tuning records may lie beside it. */
+static const nsai_place_kind kernels = { "kernels", "cache", "compiled kernels", "new kernels" };
 
-void nsai_cache_warn(nsai_cache *cache, unsigned kind, const char *format, ...) {
-  char text[1024];
-  va_list args;
-  va_start(args, format);
-  vsnprintf(text, sizeof text, format, args);
-  va_end(args);
-  pthread_mutex_lock(&cache->lock);
-  bool repeated = cache->warned & kind;
-  cache->warned |= kind;
-  pthread_mutex_unlock(&cache->lock);
-  nsai_log(cache->logger, repeated ? NSA_LOG_DEBUG : NSA_LOG_WARN, "cache", "%s", text);
-}
+/* ---- open, close ---- */
 
 nsa_status nsai_cache_open(const nsai_cache_options *options, nsai_cache **out) {
   *out = NULL;
@@ -45,10 +35,8 @@ nsa_status nsai_cache_open(const nsai_cache_options *options, nsai_cache **out) 
   if (!cache) return nsai_fail_nomem("the kernel cache", sizeof *cache);
   pthread_mutex_init(&cache->lock, NULL);
   cache->logger = options->logger;
-  cache->mode = options->mode;
-  cache->look = options->look;
   cache->limit = options->limit;
-  nsai_cache_place(cache, options);
+  nsai_place_open(&cache->place, options, &kernels);
   *out = cache;
   return NSA_OK;
 }
@@ -64,38 +52,14 @@ static void free_memory(memory_entry *entry) {
 
 void nsai_cache_close(nsai_cache *cache) {
   if (!cache) return;
-  for (int32_t i = 0; i < cache->tiers; i++)
-    if (cache->fd[i] >= 0) close(cache->fd[i]);
+  nsai_place_close(&cache->place);
   free_memory(cache->memory);
   pthread_mutex_destroy(&cache->lock);
   free(cache);
 }
 
 bool nsai_cache_tier(nsai_cache *cache, int32_t index, nsai_cache_tier_info *out) {
-  if (index < 0 || index >= cache->tiers) return false;
-  pthread_mutex_lock(&cache->lock);
-  *out = cache->info[index];
-  pthread_mutex_unlock(&cache->lock);
-  return true;
-}
-
-bool nsai_cache_writable(nsai_cache *cache) {
-  pthread_mutex_lock(&cache->lock);
-  bool writable = cache->tiers > 0 && cache->info[0].writable;
-  pthread_mutex_unlock(&cache->lock);
-  return writable;
-}
-
-void nsai_cache_stop_writing(nsai_cache *cache, const char *why) {
-  pthread_mutex_lock(&cache->lock);
-  cache->info[0].writable = false;
-  snprintf(cache->info[0].state, sizeof cache->info[0].state, "read-only after a failed write: %s",
-           why);
-  pthread_mutex_unlock(&cache->lock);
-  nsai_cache_warn(cache, WARNED_WRITE,
-                  "%s cannot be written (%s): new kernels are kept in memory "
-                  "only",
-                  cache->info[0].path, why);
+  return nsai_place_tier(&cache->place, index, out);
 }
 
 /* ---- memory ---- */
@@ -170,7 +134,7 @@ static void touch(nsai_cache *cache, const char *name, int64_t used_at) {
   if (used_at <= now && now - used_at < STAMP_SECONDS) return;
   unsigned char stamp[NSAI_CACHE_STAMP_BYTES];
   nsai_cache_stamp_encode(now, stamp);
-  int fd = openat(cache->fd[0], name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  int fd = openat(cache->place.fd[0], name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;
   /* A failure costs only the entry's place in the order of eviction. */
   if (pwrite(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT) != (ssize_t)sizeof stamp)
@@ -213,8 +177,8 @@ static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
   nsai_cache_entry entry;
   char *data, fault[NSAI_FS_FAULT_CHARS];
   const char *problem = NULL;
-  bool writable = tier == 0 && nsai_cache_writable(cache);
-  if (!nsai_fs_read_trusted(cache->fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault)) {
+  bool writable = tier == 0 && nsai_place_writable(&cache->place);
+  if (!nsai_fs_read_trusted(cache->place.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault)) {
     if (st.st_ino == 0) return false; /* missing, or nothing that the file could help */
     problem = fault;
   } else {
@@ -222,11 +186,12 @@ static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
     if (!problem) problem = check_entry(key, &entry, name);
   }
   if (problem) {
-    bool gone = writable && nsai_fs_unlink_same(cache->fd[tier], name, &st);
-    nsai_cache_warn(cache, WARNED_BAD,
+    bool gone = writable && nsai_fs_unlink_same(cache->place.fd[tier], name, &st);
+    nsai_place_warn(&cache->place, NSAI_WARNED_BAD,
                     "the entry %s in %s is bad (%s) and %s; the kernel is "
                     "compiled again",
-                    name, cache->info[tier].path, problem, gone ? "was removed" : "stays there");
+                    name, cache->place.info[tier].path, problem,
+                    gone ? "was removed" : "stays there");
     free(data);
     return false;
   }
@@ -242,26 +207,27 @@ static bool load_any(nsai_cache *cache, int32_t tier, const nsai_kernel_key *key
   char **names;
   size_t count, prefix = strlen(key->digest);
   bool found = false;
-  if (nsai_cache_list(cache->fd[tier], false, &names, &count) != NSA_OK) return false;
+  if (nsai_place_list(cache->place.fd[tier], CACHE_ENDING, false, &names, &count) != NSA_OK)
+    return false;
   for (size_t i = 0; i < count && !found; i++)
     if (strncmp(names[i], key->digest, prefix) == 0 && names[i][prefix] == '-')
       found = load_entry(cache, tier, names[i], key, out);
-  nsai_cache_free_list(names, count);
+  nsai_place_free_list(names, count);
   return found;
 }
 
 bool nsai_cache_find(nsai_cache *cache, const nsai_kernel_key *key, nsai_kernel_image *out) {
   memset(out, 0, sizeof *out);
   if (find_in_memory(cache, key, out)) return true;
-  for (int32_t tier = 0; tier < cache->tiers; tier++) {
+  for (int32_t tier = 0; tier < cache->place.tiers; tier++) {
     char name[NSAI_CACHE_NAME_CHARS];
-    if (cache->fd[tier] < 0) continue;
+    if (cache->place.fd[tier] < 0) continue;
     nsai_cache_entry_name(key->digest, key->compiler_id, name);
     bool found = key->compiler_id[0] ? load_entry(cache, tier, name, key, out)
                                      : load_any(cache, tier, key, out);
     if (!found) continue;
     nsai_log(cache->logger, NSA_LOG_DEBUG, "cache", "hit %s %s in %s", key->entry, key->arch,
-             cache->info[tier].path);
+             cache->place.info[tier].path);
     keep_in_memory(cache, key, out);
     return true;
   }
@@ -275,17 +241,18 @@ bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
   unsigned char *data;
   size_t size;
   keep_in_memory(cache, key, image);
-  if (!nsai_cache_writable(cache)) return false;
+  if (!nsai_place_writable(&cache->place)) return false;
   if (nsai_cache_entry_encode(key, image, (int64_t)time(NULL), &data, &size) != NSA_OK)
     return false;
   bool stored = false;
   if (size <= NSAI_CACHE_ENTRY_MAX && size <= cache->limit) {
     nsai_cache_make_room(cache, size);
     nsai_cache_entry_name(key->digest, image->compiler_id, name);
-    stored = nsai_fs_publish(cache->fd[0], name, data, size, cache->info[0].network) == NSA_OK;
-    if (!stored) nsai_cache_stop_writing(cache, strerror(errno));
+    stored = nsai_fs_publish(cache->place.fd[0], name, data, size, cache->place.info[0].network) ==
+             NSA_OK;
+    if (!stored) nsai_place_stop_writing(&cache->place, strerror(errno));
   } else {
-    nsai_cache_warn(cache, WARNED_WRITE,
+    nsai_place_warn(&cache->place, NSAI_WARNED_WRITE,
                     "kernel %s has %zu bytes, more than the cache's limit: kept "
                     "in memory only",
                     key->entry, size);
@@ -317,12 +284,13 @@ static bool drop_from_disk(nsai_cache *cache, const char *name, const nsai_kerne
                            const nsai_kernel_image *image) {
   struct stat st;
   nsai_kernel_image there;
-  if (!nsai_cache_writable(cache) || fstatat(cache->fd[0], name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+  if (!nsai_place_writable(&cache->place) ||
+      fstatat(cache->place.fd[0], name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
       !load_entry(cache, 0, name, key, &there))
     return false;
   bool same = there.size == image->size && memcmp(there.cubin, image->cubin, image->size) == 0;
   nsai_kernel_image_fini(&there);
-  return same && nsai_fs_unlink_same(cache->fd[0], name, &st);
+  return same && nsai_fs_unlink_same(cache->place.fd[0], name, &st);
 }
 
 void nsai_cache_drop(nsai_cache *cache, const nsai_kernel_key *key, const nsai_kernel_image *image,
@@ -331,28 +299,20 @@ void nsai_cache_drop(nsai_cache *cache, const nsai_kernel_key *key, const nsai_k
   nsai_cache_entry_name(key->digest, image->compiler_id, name);
   drop_from_memory(cache, key->digest, image->compiler_id);
   bool gone = drop_from_disk(cache, name, key, image);
-  nsai_cache_warn(cache, WARNED_UNFIT, "kernel %s of the cache does not load (%s); its entry %s %s",
-                  key->entry, why, name, gone ? "was removed" : "stays where it is");
+  nsai_place_warn(&cache->place, NSAI_WARNED_UNFIT,
+                  "kernel %s of the cache does not load (%s); its entry %s %s", key->entry, why,
+                  name, gone ? "was removed" : "stays where it is");
 }
 
 /* ---- the courtesy lock ---- */
 
-/* 256 lock files serve all keys: they are never removed, and must not grow without end. Two keys
- * that share one wait for each other now and then. */
-#define LOCK_CHARS 2 /* of the digest */
-
+/* Two keys that share one wait for each other now and then. */
 bool nsai_cache_same_lock(const nsai_kernel_key *a, const nsai_kernel_key *b) {
-  return !strncmp(a->digest, b->digest, LOCK_CHARS);
+  return !strncmp(a->digest, b->digest, NSAI_PLACE_LOCK_CHARS);
 }
 
 int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, bool *busy) {
-  char name[16];
-  *busy = false;
-  if (!nsai_cache_writable(cache) || cache->info[0].network) return -1;
-  snprintf(name, sizeof name, ".lock-%.*s", LOCK_CHARS, key->digest);
-  int token = nsai_fs_lock(cache->fd[0], name);
-  *busy = token < 0 && errno == EWOULDBLOCK;
-  return token;
+  return nsai_place_lock(&cache->place, key->digest, busy);
 }
 
 void nsai_cache_unlock(int token) {

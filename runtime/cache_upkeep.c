@@ -6,74 +6,11 @@
  */
 #include "cache_impl.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-static const char entry_ending[] = ".nsak";
-static const char temporary_prefix[] = ".tmp-";
-
-/* ---- listing ---- */
-
-static bool is_entry_name(const char *name) {
-  size_t length = strlen(name), ending = sizeof entry_ending - 1;
-  return length > ending && name[0] != '.' && strcmp(name + length - ending, entry_ending) == 0;
-}
-
-static bool is_temporary(const char *name) {
-  return strncmp(name, temporary_prefix, sizeof temporary_prefix - 1) == 0;
-}
-
-static int compare_names(const void *a, const void *b) {
-  return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
-void nsai_cache_free_list(char **names, size_t count) {
-  for (size_t i = 0; i < count; i++) free(names[i]);
-  free(names);
-}
-
-static nsa_status append_name(char ***names, size_t *count, size_t *room, const char *name) {
-  if (*count == *room) {
-    size_t bigger = *room ? *room * 2 : 64;
-    char **grown = realloc(*names, bigger * sizeof *grown);
-    if (!grown) return nsai_fail_nomem("the list of cache entries", bigger * sizeof *grown);
-    *names = grown;
-    *room = bigger;
-  }
-  (*names)[*count] = strdup(name);
-  if (!(*names)[*count]) return nsai_fail_nomem("the name of a cache entry", strlen(name) + 1);
-  (*count)++;
-  return NSA_OK;
-}
-
-nsa_status nsai_cache_list(int folder, bool all, char ***names, size_t *count) {
-  nsa_status status = NSA_OK;
-  size_t room = 0;
-  *names = NULL;
-  *count = 0;
-  /* A descriptor of its own: the folder's shared one has one position for all readers. */
-  int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
-  if (!dir) {
-    status = nsai_fail(NSA_E_CACHE, "the cache folder cannot be listed: %s", strerror(errno));
-    if (fd >= 0) close(fd);
-    return status;
-  }
-  for (const struct dirent *item; (item = readdir(dir)) != NULL;)
-    if (is_entry_name(item->d_name) || (all && is_temporary(item->d_name)))
-      NSAI_TRY_TO(fail, append_name(names, count, &room, item->d_name));
-  closedir(dir);
-  if (*count) qsort(*names, *count, sizeof **names, compare_names);
-  return NSA_OK;
-fail:
-  closedir(dir);
-  nsai_cache_free_list(*names, *count);
-  return status;
-}
 
 /* ---- visiting ---- */
 
@@ -93,9 +30,9 @@ static bool visit_file(nsai_cache *cache, int32_t tier, const char *name, nsai_c
                        void *user) {
   struct stat st;
   nsai_cache_entry entry = { 0 };
-  nsai_cache_item item = { .folder = cache->info[tier].path, .file = name };
+  nsai_cache_item item = { .folder = cache->place.info[tier].path, .file = name };
   char *data, fault[NSAI_FS_FAULT_CHARS];
-  if (!nsai_fs_read_trusted(cache->fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault)) {
+  if (!nsai_fs_read_trusted(cache->place.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault)) {
     if (st.st_ino == 0) return true;
     item.problem = fault;
   } else {
@@ -122,16 +59,16 @@ static nsa_status visit_tier(nsai_cache *cache, int32_t tier, nsai_cache_item_fn
                              bool *go_on) {
   char **names;
   size_t count;
-  NSAI_TRY(nsai_cache_list(cache->fd[tier], false, &names, &count));
+  NSAI_TRY(nsai_place_list(cache->place.fd[tier], CACHE_ENDING, false, &names, &count));
   for (size_t i = 0; i < count && *go_on; i++) *go_on = visit_file(cache, tier, names[i], fn, user);
-  nsai_cache_free_list(names, count);
+  nsai_place_free_list(names, count);
   return NSA_OK;
 }
 
 nsa_status nsai_cache_each(nsai_cache *cache, nsai_cache_item_fn fn, void *user) {
   bool go_on = true;
-  for (int32_t tier = 0; tier < cache->tiers && go_on; tier++)
-    if (cache->fd[tier] >= 0) NSAI_TRY(visit_tier(cache, tier, fn, user, &go_on));
+  for (int32_t tier = 0; tier < cache->place.tiers && go_on; tier++)
+    if (cache->place.fd[tier] >= 0) NSAI_TRY(visit_tier(cache, tier, fn, user, &go_on));
   return NSA_OK;
 }
 
@@ -149,9 +86,9 @@ static bool verify_item(void *user, const nsai_cache_item *item) {
     return true;
   }
   counts->bad++;
-  bool gone = item->folder == cache->info[0].path && nsai_cache_writable(cache) &&
-              fstatat(cache->fd[0], item->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-              nsai_fs_unlink_same(cache->fd[0], item->file, &st);
+  bool gone = item->folder == cache->place.info[0].path && nsai_place_writable(&cache->place) &&
+              fstatat(cache->place.fd[0], item->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+              nsai_fs_unlink_same(cache->place.fd[0], item->file, &st);
   nsai_log(cache->logger, NSA_LOG_INFO, "cache", "%s/%s: %s%s", item->folder, item->file,
            item->problem, gone ? "; removed" : "");
   return true;
@@ -198,7 +135,7 @@ static uint64_t measure(int folder, char **names, size_t count, aged_file *aged,
   *files = 0;
   for (size_t i = 0; i < count; i++) {
     struct stat st;
-    if (is_temporary(names[i])) {
+    if (nsai_place_is_temporary(names[i])) {
       nsai_fs_remove_abandoned(folder, names[i]);
       continue;
     }
@@ -228,19 +165,19 @@ static nsa_status collect(nsai_cache *cache, uint64_t limit, int64_t *removed, u
   char **names;
   size_t count, files;
   *removed = 0;
-  NSAI_TRY(nsai_cache_list(cache->fd[0], true, &names, &count));
-  *left = measure(cache->fd[0], names, count, NULL, &files);
+  NSAI_TRY(nsai_place_list(cache->place.fd[0], CACHE_ENDING, true, &names, &count));
+  *left = measure(cache->place.fd[0], names, count, NULL, &files);
   if (*left > limit) {
     aged_file *aged = malloc(count * sizeof *aged);
     if (!aged) {
-      nsai_cache_free_list(names, count);
+      nsai_place_free_list(names, count);
       return nsai_fail_nomem("the list of cache entries by age", count * sizeof *aged);
     }
-    *left = measure(cache->fd[0], names, count, aged, &files);
-    *left = evict(cache->fd[0], aged, files, *left, limit, removed);
+    *left = measure(cache->place.fd[0], names, count, aged, &files);
+    *left = evict(cache->place.fd[0], aged, files, *left, limit, removed);
     free(aged);
   }
-  nsai_cache_free_list(names, count);
+  nsai_place_free_list(names, count);
   pthread_mutex_lock(&cache->lock);
   cache->disk_bytes = *left;
   cache->scanned = true;
@@ -252,10 +189,10 @@ nsa_status nsai_cache_gc(nsai_cache *cache, uint64_t limit, int64_t *removed,
                          uint64_t *bytes_left) {
   *removed = 0;
   *bytes_left = 0;
-  if (!nsai_cache_writable(cache))
+  if (!nsai_place_writable(&cache->place))
     return nsai_fail(NSA_E_CACHE, "the cache folder %s cannot be cleaned: %s",
-                     cache->tiers ? cache->info[0].path : "(none)",
-                     cache->tiers ? cache->info[0].state : "no folder");
+                     cache->place.tiers ? cache->place.info[0].path : "(none)",
+                     cache->place.tiers ? cache->place.info[0].state : "no folder");
   return collect(cache, limit, removed, bytes_left);
 }
 
@@ -279,18 +216,18 @@ void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes) {
 nsa_status nsai_cache_import(nsai_cache *cache, const void *data, size_t size) {
   char digest[NSAI_DIGEST_CHARS], name[NSAI_CACHE_NAME_CHARS];
   nsai_cache_entry entry;
-  if (!nsai_cache_writable(cache))
+  if (!nsai_place_writable(&cache->place))
     return nsai_fail(NSA_E_CACHE, "nothing can be imported: the cache folder %s is %s",
-                     cache->tiers ? cache->info[0].path : "(none)",
-                     cache->tiers ? cache->info[0].state : "not set");
+                     cache->place.tiers ? cache->place.info[0].path : "(none)",
+                     cache->place.tiers ? cache->place.info[0].state : "not set");
   const char *problem =
       size > NSAI_CACHE_ENTRY_MAX ? "too large" : check_file(NULL, data, size, &entry);
   if (problem) return nsai_fail(NSA_E_CACHE, "the entry cannot be imported: %s", problem);
   nsai_digest_hex(entry.key, entry.key_length, digest);
   nsai_cache_entry_name(digest, entry.compiler_id, name);
   nsai_cache_make_room(cache, size);
-  if (nsai_fs_publish(cache->fd[0], name, data, size, cache->info[0].network) != NSA_OK)
+  if (nsai_fs_publish(cache->place.fd[0], name, data, size, cache->place.info[0].network) != NSA_OK)
     return nsai_fail(NSA_E_CACHE, "the entry %s cannot be written into %s: %s", name,
-                     cache->info[0].path, strerror(errno));
+                     cache->place.info[0].path, strerror(errno));
   return NSA_OK;
 }
