@@ -60,6 +60,11 @@ int nsai_cli_fail(nsa_status status) {
   return exit_code(status);
 }
 
+nsa_status nsai_cli_fail_io(const char *path, const char *what, int error) {
+  char text[128];
+  return nsai_fail(NSA_E_IO, "%s: %s: %s", path, what, strerror_r(error, text, sizeof text));
+}
+
 const char *nsai_cli_bytes(uint64_t bytes, char buf[32]) {
   static const char *const units[] = { "bytes", "KiB", "MiB", "GiB", "TiB" };
   double value = (double)bytes;

@@ -11,6 +11,7 @@
 #include "cache.h"
 #include "config.h"
 #include "log.h"
+#include "record.h"
 
 #include <argp.h>
 #include <nsa/nsa.h>
@@ -40,7 +41,9 @@ int nsai_cmd_gc(int argc, char **argv);
 int nsai_cmd_import(int argc, char **argv);
 int nsai_cmd_list(int argc, char **argv);
 int nsai_cmd_quickstart(int argc, char **argv);
+int nsai_cmd_report(int argc, char **argv);
 int nsai_cmd_show(int argc, char **argv);
+int nsai_cmd_tune(int argc, char **argv);
 int nsai_cmd_verify(int argc, char **argv);
 
 /* Prints "nsa-autotune: error: ..." to stderr; in colour on a terminal, unless NO_COLOR is set. */
@@ -49,6 +52,9 @@ void nsai_cli_error(const char *format, ...) NSAI_PRINTF(1, 2);
 /* Prints this thread's last error without its trace of internal frames (NSA_LOG_LEVEL=trace keeps
  * it), and returns the exit code of `status`. */
 int nsai_cli_fail(nsa_status status);
+
+/* NSA_E_IO: "path: what: why". */
+nsa_status nsai_cli_fail_io(const char *path, const char *what, int error);
 
 /* Overrides given as --set KEY=VALUE; child parser of every subcommand that reads a configuration.
  * Its input is a nsai_cli_settings. */
@@ -114,6 +120,7 @@ void nsai_cli_log(void *user, int32_t level, const char *component, const char *
 typedef struct nsai_cli_cache {
   nsai_config *config;
   nsai_cache *cache;
+  nsai_cache_options options; /* that it was opened with */
   nsai_logger logger;
   nsai_cli_progress progress; /* of the logger; shows nothing */
 } nsai_cli_cache;
@@ -123,5 +130,18 @@ typedef struct nsai_cli_cache {
 nsa_status nsai_cli_cache_open(const nsai_cli_settings *settings, int32_t log_level,
                                nsai_cache_mode mode, nsai_cli_cache *out);
 void nsai_cli_cache_close(nsai_cli_cache *cache);
+
+/* ---- tuning records ---- */
+
+/* Opens the records in the folders of an open cache, which must outlive them. */
+nsa_status nsai_cli_records_open(const nsai_cli_cache *cache, nsai_records **out);
+
+/* list, export and import with --records; return exit codes. */
+int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose);
+int nsai_export_records(const nsai_cli_settings *settings, const char *path);
+int nsai_import_records(const nsai_cli_settings *settings, const char *path);
+
+/* Reads every record; bad ones are named on stderr and stay. */
+nsa_status nsai_verify_records(const nsai_cli_cache *cache, int64_t *good, int64_t *bad);
 
 #endif /* NSAI_CLI_H */

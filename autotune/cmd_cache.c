@@ -16,7 +16,7 @@
 
 typedef struct arguments {
   nsai_cli_settings settings;
-  bool json;
+  bool json, records, verbose;
   char limit[64]; /* override made of --limit */
 } arguments;
 
@@ -25,6 +25,8 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   switch (key) {
   case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'j': a->json = true; break;
+  case 'r': a->records = true; break;
+  case 'v': a->verbose = true; break;
   case 'l':
     snprintf(a->limit, sizeof a->limit, "runtime.cache_limit=%s", value);
     nsai_cli_override(&a->settings, a->limit, state);
@@ -48,11 +50,11 @@ nsa_status nsai_cli_cache_open(const nsai_cli_settings *settings, int32_t log_le
   memset(o, 0, sizeof *o);
   nsai_logger_init(&o->logger, nsai_cli_log, &o->progress, log_level);
   NSAI_TRY(nsai_cli_config(NULL, settings, false, &o->config));
-  nsai_cache_options options = { .dir = o->config->runtime.cache_dir,
-                                 .mode = mode,
-                                 .limit = o->config->runtime.cache_limit,
-                                 .logger = &o->logger };
-  NSAI_TRY(nsai_cache_open(&options, &o->cache));
+  o->options = (nsai_cache_options){ .dir = o->config->runtime.cache_dir,
+                                     .mode = mode,
+                                     .limit = o->config->runtime.cache_limit,
+                                     .logger = &o->logger };
+  NSAI_TRY(nsai_cache_open(&o->options, &o->cache));
   nsai_cache_tier_info tier;
   if (nsai_cache_tier(o->cache, 0, &tier) && !tier.used && !tier.missing)
     return nsai_fail(NSA_E_CACHE, "the cache folder %s is refused: %s", tier.path, tier.state);
@@ -163,19 +165,27 @@ static nsa_status print_list(nsai_cache *cache) {
 }
 
 int nsai_cmd_list(int argc, char **argv) {
-  static const struct argp_option options[] = { { "json", 'j', 0, 0, "Print one JSON object", 0 },
-                                                { 0 } };
-  static const struct argp argp = { options,
-                                    parse,
-                                    NULL,
-                                    "Lists the entries of the kernel cache, all folders of it.\v"
-                                    "Exit status 6 when the user's folder is refused.",
-                                    children,
-                                    NULL,
-                                    NULL };
+  static const struct argp_option options[] = {
+    { "json", 'j', 0, 0, "Print one JSON object", 0 },
+    { "records", 'r', 0, 0, "List the tuning records instead", 0 },
+    { "verbose", 'v', 0, 0, "With --records: print each record's own text", 0 },
+    { 0 }
+  };
+  static const struct argp argp = {
+    options,
+    parse,
+    NULL,
+    "Lists the entries of the kernel cache, all folders of it, or the tuning records in the same "
+    "folders: device, length, level, date, and what was chosen for each stage.\v"
+    "Exit status 6 when the user's folder is refused.",
+    children,
+    NULL,
+    NULL
+  };
   arguments a = { 0 };
   nsai_cli_cache o;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (a.records) return nsai_list_records(&a.settings, a.json, a.verbose);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
   if (status == NSA_OK) status = a.json ? print_json(o.cache) : print_list(o.cache);
   int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
@@ -190,21 +200,29 @@ int nsai_cmd_verify(int argc, char **argv) {
     NULL,
     parse,
     NULL,
-    "Verifies every entry of the kernel cache and removes bad ones from the user's folder.\v"
-    "Exit status 6 when an entry was bad or the folder is refused.",
+    "Verifies every entry of the kernel cache and removes bad ones from the user's folder. Reads "
+    "every tuning record; bad ones are named and stay, since they may hold hours of measuring: "
+    "tuning the same again replaces them.\v"
+    "Exit status 6 when an entry or a record was bad or the folder is refused.",
     children,
     NULL,
     NULL
   };
   arguments a = { 0 };
   nsai_cli_cache o;
-  int64_t good = 0, bad = 0;
+  int64_t good = 0, bad = 0, good_records = 0, bad_records = 0;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
   /* At INFO the cache names each bad entry. */
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_INFO, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK) status = nsai_cache_verify(o.cache, &good, &bad);
-  if (status == NSA_OK) printf("%" PRId64 " good, %" PRId64 " bad\n", good, bad);
-  int code = status == NSA_OK ? (bad ? NSAI_EXIT_CACHE : NSAI_EXIT_OK) : nsai_cli_fail(status);
+  if (status == NSA_OK) status = nsai_verify_records(&o, &good_records, &bad_records);
+  if (status == NSA_OK)
+    printf("kernels: %" PRId64 " good, %" PRId64 " bad\nrecords: %" PRId64 " good, %" PRId64
+           " bad\n",
+           good, bad, good_records, bad_records);
+  int code = status != NSA_OK     ? nsai_cli_fail(status)
+             : bad || bad_records ? NSAI_EXIT_CACHE
+                                  : NSAI_EXIT_OK;
   nsai_cli_cache_close(&o);
   return code;
 }
@@ -218,7 +236,7 @@ int nsai_cmd_gc(int argc, char **argv) {
     parse,
     NULL,
     "Removes the least recently used entries of the user's folder until it is within the limit, "
-    "and temporary files of processes that died.",
+    "and temporary files of processes that died. Tuning records stay.",
     children,
     NULL,
     NULL

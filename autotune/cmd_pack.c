@@ -30,12 +30,18 @@ static const char magic[8] = { 'N', 'S', 'A', 'P', 'A', 'C', 'K', '1' };
 typedef struct arguments {
   nsai_cli_settings settings;
   const char *path; /* "-": standard output or input */
+  bool records;
 } arguments;
+
+static const struct argp_option options[] = {
+  { "records", 'r', 0, 0, "The tuning records, as YAML, in place of the kernels", 0 }, { 0 }
+};
 
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
   case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'r': a->records = true; break;
   case ARGP_KEY_ARG:
     if (state->arg_num) argp_error(state, "one FILE only");
     a->path = value;
@@ -47,11 +53,6 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 }
 
 static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
-
-static nsa_status fail_io(const char *path, const char *what, int error) {
-  char text[128];
-  return nsai_fail(NSA_E_IO, "%s: %s: %s", path, what, strerror_r(error, text, sizeof text));
-}
 
 /* ---- export ---- */
 
@@ -93,7 +94,7 @@ static nsa_status export_all(nsai_cache *cache, const char *path, export_state *
   put_number(e->out, (uint64_t)e->entries);
   nsai_digest_end(&e->digest, digits);
   fwrite(digits, DIGITS, 1, e->out);
-  if (fflush(e->out) || ferror(e->out)) return fail_io(path, "cannot be written", errno);
+  if (fflush(e->out) || ferror(e->out)) return nsai_cli_fail_io(path, "cannot be written", errno);
   return NSA_OK;
 }
 
@@ -102,20 +103,21 @@ static nsa_status export_to(nsai_cache *cache, const char *path, export_state *e
   if (piped && isatty(STDOUT_FILENO))
     return nsai_fail(NSA_E_ARG, "standard output is a terminal: give a FILE, or a pipe");
   e->out = piped ? stdout : fopen(path, "wbe");
-  if (!e->out) return fail_io(path, "cannot be written", errno);
+  if (!e->out) return nsai_cli_fail_io(path, "cannot be written", errno);
   nsa_status status = export_all(cache, path, e);
   if (!piped && fclose(e->out) && status == NSA_OK)
-    status = fail_io(path, "cannot be written", errno);
+    status = nsai_cli_fail_io(path, "cannot be written", errno);
   return status;
 }
 
 int nsai_cmd_export(int argc, char **argv) {
   static const struct argp argp = {
-    NULL,
+    options,
     parse,
     "FILE|-",
     "Writes every good entry of the kernel cache, all folders of it, into FILE or to standard "
-    "output, for `nsa-autotune import`.\vExit status 6 when a bad entry was left out.",
+    "output, for `nsa-autotune import`; with --records every tuning record, as text that may be "
+    "edited.\vExit status 6 when a bad entry was left out.",
     children,
     NULL,
     NULL
@@ -125,6 +127,7 @@ int nsai_cmd_export(int argc, char **argv) {
   export_state e = { 0 };
   char size[32];
   argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (a.records) return nsai_export_records(&a.settings, a.path);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
   if (status == NSA_OK) status = export_to(o.cache, a.path, &e);
   if (status == NSA_OK && e.bad)
@@ -160,7 +163,7 @@ static nsa_status read_pack(FILE *in, uint64_t limit, pack *p) {
     }
     size_t count = fread(p->data + p->size, 1, p->room - p->size, in);
     p->size += count;
-    if (ferror(in)) return fail_io(p->path, "cannot be read", errno);
+    if (ferror(in)) return nsai_cli_fail_io(p->path, "cannot be read", errno);
     if (p->size < sizeof magic || memcmp(p->data, magic, sizeof magic))
       return nsai_fail(NSA_E_CACHE, "%s: not a file of `nsa-autotune export`", p->path);
     if (!count) return NSA_OK;
@@ -214,7 +217,7 @@ static nsa_status import_from(const nsai_cli_cache *o, const char *path, pack *p
   bool piped = !strcmp(path, "-");
   FILE *in = piped ? stdin : fopen(path, "rbe");
   p->path = piped ? "standard input" : path;
-  if (!in) return fail_io(path, "cannot be read", errno);
+  if (!in) return nsai_cli_fail_io(path, "cannot be read", errno);
   nsa_status status = read_pack(in, o->config->runtime.cache_limit, p);
   if (!piped) fclose(in);
   NSAI_TRY(status);
@@ -224,12 +227,13 @@ static nsa_status import_from(const nsai_cli_cache *o, const char *path, pack *p
 
 int nsai_cmd_import(int argc, char **argv) {
   static const struct argp argp = {
-    NULL,
+    options,
     parse,
     "FILE|-",
     "Adds the entries of a file that `nsa-autotune export` wrote to the user's folder of the "
     "kernel cache. Everything is checked before anything is stored. Import from those only whom "
-    "you would let run code on your GPU.\vExit status 6 when the file is damaged or the folder "
+    "you would let run code on your GPU. With --records FILE is one of `export --records`: ranks "
+    "import what one of them has tuned.\vExit status 6 when the file is damaged or the folder "
     "cannot be written.",
     children,
     NULL,
@@ -241,6 +245,7 @@ int nsai_cmd_import(int argc, char **argv) {
   pack p = { 0 };
   int64_t entries = 0;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (a.records) return nsai_import_records(&a.settings, a.path);
   nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_WRITE, &o);
   if (status == NSA_OK) status = import_from(&o, a.path, &p, &entries);
   if (status == NSA_OK && nsai_cache_tier(o.cache, 0, &tier))

@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa-autotune: looks at machine, configurations and kernel cache, and compiles ahead of time.
+ * nsa-autotune: looks at machine, configurations and kernel cache, compiles ahead of time
+ * and tunes.
  * One table of subcommands; each has its own file cmd_*.c and its own --help.
  */
 #include "cli.h"
@@ -27,17 +28,21 @@ static const command commands[] = {
     nsai_cmd_show },
   { "compile", "Compile the kernels of configuration files into the cache, without a GPU too",
     nsai_cmd_compile },
-  { "list", "List the kernel cache", nsai_cmd_list },
-  { "verify", "Verify every entry of the kernel cache, remove bad ones", nsai_cmd_verify },
+  { "tune", "Verify and time the candidates of every stage on this GPU, keep the winners",
+    nsai_cmd_tune },
+  { "report", "Write a report: environment, choices, sparse against dense, checks",
+    nsai_cmd_report },
+  { "list", "List the kernel cache, or the tuning records", nsai_cmd_list },
+  { "verify", "Verify kernel cache and tuning records, remove bad kernels", nsai_cmd_verify },
   { "gc", "Shrink the kernel cache", nsai_cmd_gc },
-  { "export", "Write the kernel cache into one file", nsai_cmd_export },
-  { "import", "Add such a file to the kernel cache", nsai_cmd_import },
+  { "export", "Write the kernel cache, or the tuning records, into one file", nsai_cmd_export },
+  { "import", "Add such a file", nsai_cmd_import },
 };
 #define COMMANDS (sizeof commands / sizeof commands[0])
 
 static const char exit_codes[] =
     "Exit status: 0 ok, 1 failure, 2 usage, 3 configuration, 4 no usable GPU, 5 compiler,\n"
-    "6 cache, 7 verification, 130 interrupted (finished kernels stay cached).\n";
+    "6 cache, 7 verification, 130 interrupted (what was finished is kept).\n";
 
 static void print_help(FILE *out) {
   fputs("Usage: nsa-autotune COMMAND [OPTION...]\n\n", out);

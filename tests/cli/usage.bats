@@ -11,13 +11,13 @@ load common
 @test "--help goes to stdout and names every command" {
   run -0 --separate-stderr autotune --help
   [[ -z $stderr ]]
-  for command in doctor quickstart check config show compile list verify gc export import; do
+  for command in doctor quickstart check config show compile tune report list verify gc export import; do
     [[ $output == *"$command"* ]]
   done
 }
 
 @test "every command explains itself" {
-  for command in doctor quickstart check config show compile list verify gc export import; do
+  for command in doctor quickstart check config show compile tune report list verify gc export import; do
     run -0 autotune $command --help
     [[ $output == "Usage: nsa-autotune $command"* ]]
   done

@@ -1,0 +1,241 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-autotune tune: nsa_tune for configuration files, its events kept and printed.
+ */
+#include "cli.h"
+
+#include "text.h"
+#include "tune_print.h"
+
+#include <nsa/tune.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct arguments {
+  nsai_cli_settings settings;
+  int32_t level; /* NSA_TUNE_DEFAULT: tuning.level */
+  double budget; /* seconds; 0: tuning.budget */
+  bool fresh, dry_run;
+  nsai_tune_format format;
+  char jobs[64]; /* override made of --jobs */
+  const char **files;
+  int file_count;
+} arguments;
+
+enum { OPT_BUDGET = 256, OPT_FRESH, OPT_JOBS, OPT_JSON, OPT_CSV, OPT_MD };
+
+static const struct argp_option options[] = {
+  { "level", 'l', "LEVEL", 0,
+    "How hard to look: heuristic, quick, normal or exhaustive (tuning.level)", 0 },
+  { "budget", OPT_BUDGET, "DURATION", 0,
+    "Begin nothing new after this time, as 90s, 10m or 1.5h, for each FILE (tuning.budget)", 0 },
+  { "fresh", OPT_FRESH, 0, 0, "Forget earlier timings instead of resuming", 0 },
+  { "dry-run", 'n', 0, 0, "Print what would be measured and how long it takes", 0 },
+  { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
+  { "json", OPT_JSON, 0, 0, "Print JSON", 1 },
+  { "csv", OPT_CSV, 0, 0, "Print CSV, a row for every candidate", 1 },
+  { "md", OPT_MD, 0, 0, "Print Markdown", 1 },
+  { 0 }
+};
+
+/* ---- arguments ---- */
+
+static int32_t parse_level(const char *word, struct argp_state *state) {
+  static const char *const words[] = { "heuristic", "quick", "normal", "exhaustive" };
+  uint32_t best = UINT32_MAX;
+  const char *nearest = NULL;
+  for (int32_t i = 0; i < NSA_TUNE_EXHAUSTIVE; i++) {
+    uint32_t distance = nsai_edit_distance(word, words[i]);
+    if (!distance) return NSA_TUNE_HEURISTIC + i;
+    if (distance < best) {
+      best = distance;
+      nearest = words[i];
+    }
+  }
+  if (nearest && nsai_is_near(word, best))
+    argp_error(state, "--level: no level \"%s\"; did you mean \"%s\"?", word, nearest);
+  else
+    argp_error(state, "--level: no level \"%s\"; there are heuristic, quick, normal and exhaustive",
+               word);
+  return NSA_TUNE_DEFAULT;
+}
+
+static double parse_budget(const char *text, struct argp_state *state) {
+  static const struct {
+    const char *unit;
+    double seconds;
+  } units[] = { { "", 1 }, { "s", 1 }, { "m", 60 }, { "min", 60 }, { "h", 3600 } };
+  char *end = NULL;
+  double value = strtod(text, &end);
+  /* A budget beyond a week is a mistake; and NaN compares as none. */
+  for (size_t i = 0; i < sizeof units / sizeof units[0] && end != text; i++)
+    if (!strcmp(end, units[i].unit) && value > 0 && value * units[i].seconds <= 7 * 24 * 3600.0)
+      return value * units[i].seconds;
+  argp_error(state, "--budget: \"%s\" is not a duration of at most a week, as 90s, 10m or 1.5h",
+             text);
+  return 0;
+}
+
+static void set_format(arguments *a, nsai_tune_format format, struct argp_state *state) {
+  if (a->format != NSAI_TUNE_TEXT && a->format != format)
+    argp_error(state, "one of --json, --csv and --md only");
+  a->format = format;
+}
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  arguments *a = state->input;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'l': a->level = parse_level(value, state); break;
+  case OPT_BUDGET: a->budget = parse_budget(value, state); break;
+  case OPT_FRESH: a->fresh = true; break;
+  case 'n': a->dry_run = true; break;
+  case OPT_JOBS:
+    snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
+    nsai_cli_override(&a->settings, a->jobs, state);
+    break;
+  case OPT_JSON: set_format(a, NSAI_TUNE_JSON, state); break;
+  case OPT_CSV: set_format(a, NSAI_TUNE_CSV, state); break;
+  case OPT_MD: set_format(a, NSAI_TUNE_MARKDOWN, state); break;
+  case ARGP_KEY_ARGS:
+    a->files = (const char **)state->argv + state->next;
+    a->file_count = state->argc - state->next;
+    break;
+  case ARGP_KEY_NO_ARGS: argp_usage(state); break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+/* ---- work ---- */
+
+/* One file. */
+typedef struct job {
+  const arguments *a;
+  const char *file;
+  nsai_tune_results results;
+  nsai_cli_progress progress;
+  char stage[64]; /* the one being measured */
+  double best;    /* milliseconds of its fastest candidate so far; 0: none */
+} job;
+
+static void keep_event(void *user, const nsa_tune_event *event) {
+  job *j = user;
+  nsai_tune_results_add(&j->results, event);
+  if (event->kind != NSA_TUNE_TIMED) return;
+  if (strcmp(j->stage, event->stage)) {
+    snprintf(j->stage, sizeof j->stage, "%s", event->stage);
+    j->best = 0;
+  }
+  if (!(j->best > 0) || event->ms < j->best) j->best = event->ms;
+}
+
+static int32_t show_progress(void *user, int64_t done, int64_t total, const char *what) {
+  job *j = user;
+  char text[256];
+  if (j->best > 0)
+    snprintf(text, sizeof text, "%s, best of %s %.3f ms", what ? what : "", j->stage, j->best);
+  else
+    snprintf(text, sizeof text, "%s", what ? what : "");
+  return nsai_cli_progress_step(&j->progress, done, total, text);
+}
+
+static void say(void *user, int32_t level, const char *component, const char *text) {
+  nsai_cli_log(&((job *)user)->progress, level, component, text);
+}
+
+static nsa_status tune_one(job *j) {
+  nsa_options o = NSA_OPTIONS_INIT;
+  nsa_tune_options t = NSA_TUNE_OPTIONS_INIT;
+  nsa_status status = NSA_OK;
+  nsa_ctx *ctx = NULL;
+  o.overrides = j->a->settings.overrides;
+  o.log = say;
+  o.log_user = j;
+  t.level = j->a->level;
+  t.budget_s = j->a->budget;
+  t.fresh = j->a->fresh;
+  t.dry_run = j->a->dry_run;
+  t.progress = show_progress;
+  t.event = keep_event;
+  t.user = j;
+  nsai_cli_progress_begin(&j->progress, j->file);
+  NSAI_TRY_TO(done, nsa_create(j->file, &o, &ctx));
+  status = nsa_tune(ctx, NULL, 0, &t);
+  nsai_cli_progress_clear(&j->progress);
+done:
+  nsa_destroy(ctx);
+  return status;
+}
+
+static size_t write_results(const void *user, char *buf, size_t size) {
+  const job *j = user;
+  nsai_writer out = nsai_writer_open(buf, size);
+  nsai_tune_print(&out, j->a->format, j->file, &j->results);
+  return out.used;
+}
+
+/* Prints what was measured, of a tuning that failed or was interrupted too. */
+static nsa_status print_results(const job *j, bool *begun) {
+  if (!j->results.count) return NSA_OK;
+  char *text = nsai_cli_text(write_results, j);
+  if (!text) return nsai_fail_nomem("the results", 0);
+  fputs(*begun ? (j->a->format == NSAI_TUNE_JSON ? ",\n" : "") : nsai_tune_head(j->a->format),
+        stdout);
+  fputs(text, stdout);
+  fflush(stdout);
+  free(text);
+  *begun = true;
+  if (j->results.failed) return nsai_fail_nomem("some of the results", 0);
+  return NSA_OK;
+}
+
+/* All files; returns the exit code of the last that failed. */
+static int tune_all(const arguments *a, bool *begun) {
+  int code = NSAI_EXIT_OK;
+  for (int f = 0; f < a->file_count; f++) {
+    job j = { .a = a, .file = a->files[f] };
+    nsa_status status = tune_one(&j);
+    bool interrupted = status == NSA_E_CANCELLED || nsai_cli_interrupted();
+    bool no_gpu = status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE;
+    if (status != NSA_OK && status != NSA_E_CANCELLED) code = nsai_cli_fail(status);
+    status = print_results(&j, begun);
+    if (status != NSA_OK) code = nsai_cli_fail(status);
+    nsai_tune_results_fini(&j.results);
+    if (interrupted) {
+      fprintf(stderr, "interrupted; what was measured is kept: the same command%s resumes\n",
+              a->fresh ? " without --fresh" : "");
+      return NSAI_EXIT_INTERRUPTED;
+    }
+    /* No GPU here is one answer for all files. */
+    if (no_gpu) return code;
+  }
+  return code;
+}
+
+int nsai_cmd_tune(int argc, char **argv) {
+  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+  static const struct argp argp = {
+    options,
+    parse,
+    "FILE...",
+    "Verifies and times, on this machine's GPU, the candidates of every stage that the files' "
+    "`model` and `serving` sections lead to, and keeps the winners in records beside the kernel "
+    "cache, from which later plans choose. Prints what was chosen, beside the heuristic's choice, "
+    "and the length from which the sparse forward is faster than dense attention. Nothing else "
+    "should run on the GPU meanwhile.\vInterrupted by SIGINT it keeps what was measured and exits "
+    "with 130; the same command resumes.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  bool begun = false;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_catch_interrupt();
+  int code = tune_all(&a, &begun);
+  if (begun) fputs(nsai_tune_foot(a.format), stdout);
+  return code;
+}
