@@ -322,6 +322,8 @@ static nsa_status open_tuner(tuner *t) {
                                       "tuning needs: update it");
   NSAI_TRY(NSAI_CUDA(driver, cuStreamCreate(&t->device.stream, NSAI_CU_STREAM_NON_BLOCKING)));
   NSAI_TRY(chk_device_alloc(&t->device, TUNE_FLUSH_BYTES, &t->flush));
+  t->sensors = nsai_sensors_open(ctx->device.pci_id, &t->ctx->logger);
+  if (!t->sensors) return nsai_fail_nomem("sensors", 0);
   for (; t->event_count < TUNE_MAX_EVENTS; t->event_count++)
     NSAI_TRY(NSAI_CUDA(driver, cuEventCreate(&t->events[t->event_count], 0)));
   return NSA_OK;
@@ -332,6 +334,7 @@ static void close_tuner(tuner *t) {
   nsai_tune_data_free(t);
   nsai_tune_verdicts_free(t);
   for (int i = 0; i < t->event_count; i++) driver->cuEventDestroy(t->events[i]);
+  nsai_sensors_close(t->sensors);
   chk_device_free(&t->device, t->flush);
   if (t->device.stream) driver->cuStreamDestroy(t->device.stream);
   nsai_context_leave(t->ctx, t->pushed);

@@ -8,6 +8,7 @@
 #define NSAI_TUNE_IMPL_H
 
 #include "plan.h"
+#include "sensors.h"
 #include "trial/bench.h"
 #include "trial/truth.h"
 #include "tune.h"
@@ -53,6 +54,7 @@ typedef struct tuner {
   chk_device device;
   bool pushed; /* the device was made current */
   void *flush; /* device memory */
+  nsai_sensors *sensors;
   nsai_cu_event events[TUNE_MAX_EVENTS];
   int event_count;
   int64_t done, total; /* pieces, for progress */

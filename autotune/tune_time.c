@@ -185,8 +185,9 @@ static void settle(contender *c) {
 
 /* ---- rounds ---- */
 
+/* A stage that launched nothing (importance, where every block is chosen) has no time. */
 static void keep_sample(contender *c, double ms) {
-  if (c->rounds < TUNE_MAX_ROUNDS) c->samples[c->rounds++] = ms;
+  if (ms > 0 && c->rounds < TUNE_MAX_ROUNDS) c->samples[c->rounds++] = ms;
 }
 
 /* Makes the plans of all columns. */
@@ -199,6 +200,19 @@ static nsa_status make_columns(tuner *t, tune_task *task, int columns, chk_plan 
     NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &refused, &plans[i]));
   }
   return NSA_OK;
+}
+
+/* Widens a range by a reading; 0 is unknown. */
+static void widen(int32_t range[2], int32_t value) {
+  if (!value) return;
+  if (!range[0] || value < range[0]) range[0] = value;
+  if (value > range[1]) range[1] = value;
+}
+
+static void read_sensors(const tuner *t, nsai_record *record) {
+  nsai_reading now = nsai_sensors_read(t->sensors);
+  widen(record->clock_mhz, now.sm_mhz);
+  widen(record->temperature_c, now.temperature_c);
 }
 
 /* `rounds` rounds over all columns, each beginning one further; the first run of each column only
@@ -223,6 +237,7 @@ static nsa_status run_rounds(tuner *t, tune_task *task, int rounds, const char *
       for (int k = 0; k < task->contests; k++)
         if (taken[k]) keep_sample(taken[k], ms[task->contest[k].stage]);
     }
+    read_sensors(t, task->record);
   }
 done:
   for (int i = 0; i < columns; i++) nsa_plan_destroy(plans[i].plan);
@@ -287,6 +302,7 @@ static nsa_status leave_finalists(tune_task *task) {
 /* The fastest, unless the heuristic's choice is as good within the noise and min_gain. */
 static void choose_winner(tuner *t, tune_task *task, contest *c) {
   contender *first = &c->item[0], *best = first;
+  if (!first->timing.rounds) return;
   for (int k = 1; k < c->count; k++) {
     contender *one = &c->item[k];
     if (one->alive && one->timing.rounds && faster(&one, &best) < 0) best = one;
@@ -434,6 +450,7 @@ static void prefer_whole(tuner *t, tune_task *task, const nsai_baseline both[2])
   if (both[0].ms <= both[1].ms * (1 + noise)) return;
   for (int i = 0; i < task->contests; i++) {
     contest *c = &task->contest[i];
+    if (!c->item[0].timing.rounds) continue;
     for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = !k;
     nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, &c->item[0], "the whole was slower with the winners");
   }
