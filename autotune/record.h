@@ -151,8 +151,9 @@ bool nsai_records_tier(nsai_records *records, int32_t index, nsai_cache_tier_inf
 
 /* Keeps a record in memory and in the user's folder, merged (nsai_record_merge) with what stands
  * there and in the folders behind it. Waits for others who save the same, while they get ahead; 2
- * seconds without progress, and it goes on. A bad file in its place is replaced. Disk trouble is one warning, and the record stays in memory. `record` stays the
- * caller's. NSA_E_ARG as nsai_record_check; NSA_E_NOMEM. */
+ * seconds without progress, and it goes on. A bad file in its place is replaced. Disk trouble is
+ * one warning, and the record stays in memory. `record` stays the caller's. NSA_E_ARG as
+ * nsai_record_check; NSA_E_NOMEM. */
 nsa_status nsai_records_save(nsai_records *records, const nsai_record *record);
 
 /* Looks in memory, the user's folder, the read-only folders; these are read once, at the first use

@@ -16,8 +16,8 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Somebody else's save takes some milliseconds, on slow disks some ten. Who holds the lock longer is
- * stopped or hangs, and is not waited for. */
+/* Somebody else's save takes some milliseconds, on slow disks some ten. Who holds the lock longer
+ * is stopped or hangs, and is not waited for. */
 #define LOCK_WAIT_MS 2000
 #define LOCK_STEP_MS 2
 
