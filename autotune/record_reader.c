@@ -31,6 +31,7 @@ void nsai_reader_fini(nsai_reader *r) {
   freelocale(r->locale);
 }
 
+NSAI_PRINTF(3, 0)
 static bool refuse_at(nsai_reader *r, size_t line, const char *format, va_list args) {
   size_t used = (size_t)snprintf(r->fault, NSAI_RECORD_FAULT_CHARS, "line %zu: ", line + 1);
   vsnprintf(r->fault + used, NSAI_RECORD_FAULT_CHARS - used, format, args);
@@ -52,7 +53,8 @@ bool nsai_reader_out_of_memory(nsai_reader *r) {
   return false;
 }
 
-NSAI_PRINTF(2, 3) static bool refuse_syntax(nsai_reader *r, const char *format, ...) {
+NSAI_PRINTF(2, 3)
+static bool refuse_syntax(nsai_reader *r, const char *format, ...) {
   const yaml_parser_t *p = &r->parser;
   if (p->error == YAML_MEMORY_ERROR) return nsai_reader_out_of_memory(r);
   va_list args;

@@ -22,8 +22,8 @@ typedef struct nsai_reader {
   char *fault;       /* NSAI_RECORD_FAULT_CHARS: "line 3: ..." */
 } nsai_reader;
 
-/* Starts reading a text, which is borrowed until fini; `fault` receives the first failure. False: no
- * memory, and nothing to release. */
+/* Starts reading a text, which is borrowed until fini; `fault` receives the first failure. False:
+ * no memory, and nothing to release. */
 bool nsai_reader_init(nsai_reader *r, const char *text, size_t size, char *fault);
 void nsai_reader_fini(nsai_reader *r);
 
