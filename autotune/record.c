@@ -169,7 +169,8 @@ static nsa_status merge_timings(nsai_record *record, const nsai_record *older) {
     timing.is_default = timing.is_default && take_default;
     nsai_timing *there = nsai_record_find(record, timing.stage, timing.candidate);
     if (there) {
-      there->chosen = there->chosen || timing.chosen;
+      /* What fails by now is no winner any more. */
+      there->chosen = there->chosen || (timing.chosen && there->state == NSAI_TIMING_OK);
       there->is_default = there->is_default || timing.is_default;
     } else {
       NSAI_TRY(nsai_record_add(record, &timing));

@@ -110,8 +110,8 @@ bool nsai_record_same_environment(const nsai_record *a, const nsai_record *b);
 
 /* Adds to `record` what `older` knows beyond it: timings, baselines, ranges, completeness. Where
  * both know a candidate, `record` wins; the winner and the default of a stage come from `older`
- * only where `record` has none. Does nothing when key or environment differ. NSA_E_NOMEM (some may
- * have been added). */
+ * only where `record` has none, a winner only if `record` does not know it to fail. Does nothing
+ * when key or environment differ. NSA_E_NOMEM (some may have been added). */
 nsa_status nsai_record_merge(nsai_record *record, const nsai_record *older);
 
 /* Checks that the record can be written and read again. NSA_E_ARG: names the field. */
@@ -150,9 +150,10 @@ void nsai_records_close(nsai_records *records);
 bool nsai_records_tier(nsai_records *records, int32_t index, nsai_cache_tier_info *out);
 
 /* Keeps a record in memory and in the user's folder, merged (nsai_record_merge) with what stands
- * there. Waits at most some seconds for others who save the same. A bad file in its place is
- * replaced. Disk trouble is one warning, and the record stays in memory. `record` stays the
- * caller's. NSA_E_ARG as nsai_record_check; NSA_E_NOMEM. */
+ * there and in the folders behind it. Waits for others who save the same, while they get ahead; 2
+ * seconds without progress, and it goes on. A bad file in its place is replaced. Disk trouble is
+ * one warning, and the record stays in memory. `record` stays the caller's. NSA_E_ARG as
+ * nsai_record_check; NSA_E_NOMEM. */
 nsa_status nsai_records_save(nsai_records *records, const nsai_record *record);
 
 /* Looks in memory, the user's folder, the read-only folders; these are read once, at the first use
@@ -171,8 +172,8 @@ nsa_status nsai_records_remove(nsai_records *records, const nsai_record *record)
 
 /* One record of the store. Valid during the callback. */
 typedef struct nsai_record_item {
-  const char *folder;  /* "": in memory only */
-  const char *file;    /* its name in the folder */
+  const char *folder; /* as nsai_records_tier; the file lies in its "tuning". "": memory only */
+  const char *file;
   const char *problem; /* NULL: good; else what is wrong, and `record` is NULL */
   const nsai_record *record;
   bool hidden; /* a record of the same key stands before it, and is the one that counts */

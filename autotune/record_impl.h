@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * What the record's files share: record_schema.c (the keys of the text), record_text.c (writing),
- * record_parse.c (reading), record_store.c (folders, looking up), record_save.c (changing),
- * record_pack.c (export, import).
+ * record_parse.c and record_reader.c (reading), record_store.c (folders, looking up),
+ * record_save.c (changing), record_pack.c (export, import).
  */
 #ifndef NSAI_RECORD_IMPL_H
 #define NSAI_RECORD_IMPL_H

@@ -10,22 +10,35 @@
 #include "fs.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
-/* Somebody else's save takes some milliseconds; who holds the lock longer is stopped or hangs, and
- * is not waited for. */
+/* Somebody else's save takes some milliseconds, on slow disks some ten. Who holds the lock longer
+ * is stopped or hangs, and is not waited for. */
 #define LOCK_WAIT_MS 2000
 #define LOCK_STEP_MS 2
 
-/* Returns a descriptor to be closed, or -1: no lock. */
+/* Whether the file has been replaced since `*last`, which becomes what it is now. */
+static bool has_changed(nsai_records *records, const char *file, struct stat *last) {
+  struct stat before = *last;
+  if (fstatat(records->place.fd[0], file, last, AT_SYMLINK_NOFOLLOW) != 0)
+    memset(last, 0, sizeof *last);
+  return before.st_ino != last->st_ino || before.st_ctim.tv_sec != last->st_ctim.tv_sec ||
+         before.st_ctim.tv_nsec != last->st_ctim.tv_nsec;
+}
+
+/* Returns a descriptor to be closed, or -1: no lock. The wait begins anew whenever another process
+ * has saved: a queue that moves loses nothing. */
 static int wait_for_lock(nsai_records *records, const char *file) {
   const struct timespec step = { 0, LOCK_STEP_MS * 1000000L };
+  struct stat last = { 0 };
   bool busy;
   int token = nsai_place_lock(&records->place, file, &busy);
   for (int waited = 0; busy && waited < LOCK_WAIT_MS; waited += LOCK_STEP_MS) {
+    if (has_changed(records, file, &last)) waited = 0;
     nanosleep(&step, NULL);
     token = nsai_place_lock(&records->place, file, &busy);
   }
@@ -39,7 +52,8 @@ static nsa_status merge_file(nsai_records *records, const char *file, nsai_recor
   char *data, fs_fault[NSAI_FS_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
   if (!nsai_fs_read_trusted(records->place.fd[0], file, NSAI_RECORD_MAX_BYTES, &data, &st,
                             fs_fault))
-    return NSA_OK;
+    return st.st_ino == 0 && errno == ENOMEM ? nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES)
+                                             : NSA_OK;
   nsa_status status = nsai_record_decode(data, (size_t)st.st_size, &older, fault);
   free(data);
   if (status == NSA_E_NOMEM) return nsai_fail_nomem(file, (size_t)st.st_size);

@@ -163,8 +163,10 @@ static bool check_flags(const nsai_record *record, int32_t at, char *fault) {
     const nsai_timing *other = &record->timings[i];
     bool chosen = timing->chosen && other->chosen;
     if (!chosen && !(timing->is_default && other->is_default)) continue;
-    snprintf(fault, NSAI_RECORD_FAULT_CHARS, "stage %s has two candidates that are '%s'",
-             timing->stage, chosen ? "chosen" : "default");
+    nsai_excerpt_text shown;
+    snprintf(fault, NSAI_RECORD_FAULT_CHARS, "the stage '%s' has two candidates that are '%s'",
+             nsai_excerpt(timing->stage, strlen(timing->stage), &shown),
+             chosen ? "chosen" : "default");
     return false;
   }
   return true;

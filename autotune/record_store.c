@@ -8,6 +8,7 @@
 
 #include "fs.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -109,6 +110,7 @@ static nsa_status load_file(nsai_records *records, int32_t tier, const char *fil
   snprintf(entry.file, sizeof entry.file, "%s", file);
   if (!nsai_fs_read_trusted(records->place.fd[tier], file, NSAI_RECORD_MAX_BYTES, &data, &st,
                             fault)) {
+    if (st.st_ino == 0 && errno == ENOMEM) return nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES);
     if (st.st_ino == 0) return NSA_OK;
     snprintf(entry.problem, sizeof entry.problem, "%s", fault);
   } else {

@@ -83,11 +83,15 @@ bool nsai_fs_read_trusted(int folder, const char *name, size_t limit, char **dat
     int cause = errno;
     if (cause == ELOOP) fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW);
     snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be opened: %s", strerror(cause));
+    errno = cause;
     return false;
   }
   nsa_status status = read_open_file(fd, limit, data, st, fault);
   close(fd);
-  if (status == NSA_E_NOMEM) memset(st, 0, sizeof *st);
+  if (status == NSA_E_NOMEM) {
+    memset(st, 0, sizeof *st);
+    errno = ENOMEM;
+  }
   if (status != NSA_OK) return false;
   if (owner_allowed(st, NSAI_FS_OWN_OR_ROOT) && !(st->st_mode & 022)) return true;
   free(*data);

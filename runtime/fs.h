@@ -21,8 +21,9 @@ nsa_status nsai_fs_read_file(int folder, const char *path, size_t limit, char **
 
 /* The same for a file in a checked folder: no symbolic link, owned by this user or root, writable
  * by nobody else. `*st` describes the file that was read. False: `fault` says why, and `*st`
- * describes the file that is at fault, or is all zero when none is (missing, no descriptors or
- * memory left). That is an everyday answer, so the thread's error text is left alone. */
+ * describes the file that is at fault, or is all zero when none is: then errno tells the cause
+ * (ENOENT: missing, EMFILE, ENOMEM). That is an everyday answer, so the thread's error text is left
+ * alone. */
 bool nsai_fs_read_trusted(int folder, const char *name, size_t limit, char **data, struct stat *st,
                           char fault[NSAI_FS_FAULT_CHARS]);
 

@@ -5,7 +5,7 @@
  * scenario passes: each failure must be NSA_E_NOMEM or a miss, and leak nothing (the address
  * sanitizer counts).
  */
-#include "../cache_fixture.h"
+#include "../record_fixture.h"
 
 #include "jit.h"
 #include "report.h"
@@ -117,6 +117,58 @@ static void test_cache(void **state) {
   fixture_end(&f);
 }
 
+static bool look_at(void *user, const nsai_record_item *item) {
+  (void)user;
+  assert_null(item->problem);
+  return true;
+}
+
+/* Everything a store of records does, on what the last round left on the disk. */
+static nsa_status use_records(fixture *f) {
+  static const char *const none[] = { NULL };
+  const nsai_cache_options options = { f->dir, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, none,
+                                       &f->logger };
+  nsa_status status = NSA_OK;
+  unsigned char digest[NSAI_DIGEST_BYTES];
+  static char text[16384];
+  nsai_writer writer = nsai_writer_open(text, sizeof text);
+  nsai_timing timing = { .stage = "select", .candidate = "select_sort", .chosen = true };
+  nsai_record *record = NULL, *found = NULL;
+  nsai_records *records = NULL;
+  int32_t count;
+  NSAI_TRY(nsai_record_create(&record));
+  strcpy(record->device, "d");
+  strcpy(record->arch, "sm_90a");
+  strcpy(record->problem, "p");
+  NSAI_TRY_TO(fail, nsai_record_add(record, &timing));
+  NSAI_TRY_TO(fail, nsai_records_open(&options, &records));
+  NSAI_TRY_TO(fail, nsai_records_save(records, record));
+  nsai_records_reload(records);
+  if (nsai_records_find(records, "d", "sm_90a", 0, "p", &found)) {
+    assert_int_equal(found->timing_count, 1);
+    nsai_record_destroy(found);
+  }
+  NSAI_TRY_TO(fail, nsai_records_each(records, look_at, NULL));
+  NSAI_TRY_TO(fail, nsai_records_digest(records, digest));
+  NSAI_TRY_TO(fail, nsai_records_export(records, &writer));
+  NSAI_TRY_TO(fail, nsai_records_import(records, text, writer.used, &count));
+  assert_int_equal(count, 1);
+fail:
+  nsai_records_close(records);
+  nsai_record_destroy(record);
+  return status;
+}
+
+static void test_records(void **state) {
+  (void)state;
+  fixture f;
+  fixture_begin(&f);
+  starve(use_records, &f);
+  starve(use_records, &f); /* with a file to read and to merge with */
+  assert_null(strstr(f.last, "is bad"));
+  fixture_end(&f);
+}
+
 static nsa_status compile(fixture *f) {
   nsa_status status = NSA_OK;
   const nsai_jit_options options = { .dump_dir = f->dir };
@@ -186,6 +238,7 @@ static void test_missing_and_report(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_cache),
+    cmocka_unit_test(test_records),
     cmocka_unit_test(test_jit),
     cmocka_unit_test(test_missing_and_report),
   };

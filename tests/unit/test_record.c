@@ -106,6 +106,21 @@ static void test_merge(void **state) {
   nsai_record_destroy(r);
 }
 
+/* A winner that was found wrong meanwhile is none. */
+static void test_merge_failed_winner(void **state) {
+  (void)state;
+  nsai_record *older = record_make(1), *r = record_make(1);
+  record_add(older, "a", 1);
+  record_choose(older, "a", 1);
+  record_add(r, "a", 1);
+  r->timings[0].state = NSAI_TIMING_WRONG;
+  assert_int_equal(nsai_record_merge(r, older), NSA_OK);
+  assert_int_equal(r->timing_count, 1);
+  assert_null(nsai_record_chosen(r, "a"));
+  nsai_record_destroy(older);
+  nsai_record_destroy(r);
+}
+
 /* Another environment or problem: nothing is taken over. */
 static void test_merge_mismatch(void **state) {
   (void)state;
@@ -347,12 +362,12 @@ static void test_check(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_timings),       cmocka_unit_test(test_baselines),
-    cmocka_unit_test(test_merge),         cmocka_unit_test(test_merge_mismatch),
-    cmocka_unit_test(test_round_trip),    cmocka_unit_test(test_write_behind),
-    cmocka_unit_test(test_not_utf8),      cmocka_unit_test(test_every_flip),
-    cmocka_unit_test(test_refused_texts), cmocka_unit_test(test_too_large),
-    cmocka_unit_test(test_check),
+    cmocka_unit_test(test_timings),        cmocka_unit_test(test_baselines),
+    cmocka_unit_test(test_merge),          cmocka_unit_test(test_merge_failed_winner),
+    cmocka_unit_test(test_merge_mismatch), cmocka_unit_test(test_round_trip),
+    cmocka_unit_test(test_write_behind),   cmocka_unit_test(test_not_utf8),
+    cmocka_unit_test(test_every_flip),     cmocka_unit_test(test_refused_texts),
+    cmocka_unit_test(test_too_large),      cmocka_unit_test(test_check),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
