@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -161,14 +162,18 @@ void nsai_cli_progress_clear(nsai_cli_progress *progress) {
   progress->drawn = false;
 }
 
+/* Cut at the terminal's edge: what wraps cannot be wiped. */
 static void draw_bar(nsai_cli_progress *p, int64_t done, int64_t total, const char *what,
                      double left) {
-  char cells[BAR_CELLS + 1];
+  char cells[BAR_CELLS + 1], rest[32] = "", line[512];
+  struct winsize size = { 0 };
   for (int i = 0; i < BAR_CELLS; i++) cells[i] = i * total < done * BAR_CELLS ? '#' : '.';
   cells[BAR_CELLS] = 0;
-  fprintf(stderr, "\r\033[K%s [%s] %lld/%lld", p->title, cells, (long long)done, (long long)total);
-  if (done) fprintf(stderr, ", %.0f s left", left);
-  fprintf(stderr, " %s", what ? what : "");
+  if (done) snprintf(rest, sizeof rest, ", %.0f s left", left);
+  snprintf(line, sizeof line, "%s [%s] %lld/%lld%s %s", p->title, cells, (long long)done,
+           (long long)total, rest, what ? what : "");
+  bool known = !ioctl(STDERR_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1;
+  fprintf(stderr, "\r\033[K%.*s", known ? size.ws_col - 1 : (int)sizeof line, line);
   fflush(stderr);
   p->drawn = true;
 }

@@ -32,6 +32,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     nsai_cli_override(&a->settings, a->limit, state);
     break;
   case ARGP_KEY_ARG: argp_error(state, "unexpected argument \"%s\"", value); break;
+  case ARGP_KEY_END:
+    if (a->verbose && !a->records) argp_error(state, "--verbose is for --records");
+    break;
   default: return ARGP_ERR_UNKNOWN;
   }
   return 0;

@@ -136,7 +136,7 @@ static int32_t show_progress(void *user, int64_t done, int64_t total, const char
   job *j = user;
   char text[256];
   if (j->best > 0)
-    snprintf(text, sizeof text, "%s, best of %s %.3f ms", what ? what : "", j->stage, j->best);
+    snprintf(text, sizeof text, "best %s %.3f ms; %s", j->stage, j->best, what ? what : "");
   else
     snprintf(text, sizeof text, "%s", what ? what : "");
   return nsai_cli_progress_step(&j->progress, done, total, text);

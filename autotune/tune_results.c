@@ -44,6 +44,7 @@ void nsai_tune_results_fini(nsai_tune_results *results) {
 }
 
 bool nsai_tune_next(const nsai_tune_results *results, nsai_tune_span *span) {
+  if (!results->count) return false;
   const nsa_tune_event *end = results->events + results->count;
   const nsa_tune_event *first = span->events ? span->events + span->count : results->events;
   while (first < end && first->kind != NSA_TUNE_PROBLEM) first++;

@@ -35,6 +35,7 @@ load common
   run -2 autotune check
   run -2 autotune compile
   run -2 autotune list surplus
+  run -2 autotune list --verbose
   run -2 autotune export
   run -2 autotune import one two
   run -2 autotune config one two
