@@ -15,6 +15,9 @@
 /* Compute capability major of the target: 9 for "sm_90a". */
 int32_t nsai_target_major(const nsai_target *target);
 
+/* Whether the target is a device whose name matches the glob. */
+bool nsai_target_is(const nsai_target *target, const char *pattern);
+
 /* Adds one reason, a sentence without the final period. */
 void nsai_refuse(nsai_reasons *reasons, const char *format, ...) NSAI_PRINTF(2, 3);
 

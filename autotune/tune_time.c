@@ -19,6 +19,8 @@
 #define FINALISTS 3
 #define DROP 1.25     /* times the best after the first rounds */
 #define NOISE 1.5     /* spreads that a winner must be ahead, of both together */
+#define TIE 0.01      /* of the fastest: as fast */
+#define TICK_MS 0.001 /* what two events cannot tell apart */
 #define LONG_MS 100.0 /* runs of this length are noisy by far less than their differences */
 
 /* ---- data ---- */
@@ -299,16 +301,27 @@ static nsa_status leave_finalists(tune_task *task) {
   return NSA_OK;
 }
 
-/* The fastest, unless the heuristic's choice is as good within the noise and min_gain. */
+static bool takes_part(const contender *c) { return c->alive && c->timing.rounds; }
+
+/* The first, in the order of the contest, that is as fast as the fastest: two runs that measure the
+ * same must choose the same. */
+static contender *first_of_best(const contest *c) {
+  double best = INFINITY;
+  for (int k = 0; k < c->count; k++)
+    if (takes_part(&c->item[k])) best = fmin(best, c->item[k].timing.ms);
+  double limit = fmax(best * (1 + TIE), best + TICK_MS);
+  for (int k = 0; k < c->count; k++)
+    if (takes_part(&c->item[k]) && c->item[k].timing.ms <= limit) return &c->item[k];
+  return &c->item[0];
+}
+
+/* The winner must be faster than the heuristic's choice by more than the noise and min_gain. */
 static void choose_winner(tuner *t, tune_task *task, contest *c) {
-  contender *first = &c->item[0], *best = first;
+  contender *first = &c->item[0], *best = first_of_best(c);
   if (!first->timing.rounds) return;
-  for (int k = 1; k < c->count; k++) {
-    contender *one = &c->item[k];
-    if (one->alive && one->timing.rounds && faster(&one, &best) < 0) best = one;
-  }
   double gain = 1 - best->timing.ms / first->timing.ms;
-  double noise = NOISE * hypot(best->timing.spread, first->timing.spread);
+  double noise =
+      fmax(NOISE * hypot(best->timing.spread, first->timing.spread), TICK_MS / first->timing.ms);
   if (best != first && gain <= fmax(noise, t->ctx->config->tuning.min_gain)) best = first;
   for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = &c->item[k] == best;
   nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, best, "");

@@ -66,6 +66,10 @@ int32_t nsai_target_major(const nsai_target *target) {
   return arch ? arch->major : 0;
 }
 
+bool nsai_target_is(const nsai_target *target, const char *pattern) {
+  return target->device && nsai_glob_match(pattern, target->device);
+}
+
 void nsai_refuse(nsai_reasons *reasons, const char *format, ...) {
   va_list args;
   va_start(args, format);

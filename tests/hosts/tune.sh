@@ -1,0 +1,78 @@
+#!/usr/bin/env bash
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+#
+# The tuner on a GPU, through the program: wrong candidates never win, whatever was measured survives
+# Ctrl-C and SIGKILL, many tuners share a folder, first use tunes, ranks agree after an import.
+#
+#   tune.sh NSA_AUTOTUNE SOURCE_DIR
+#
+# Exit status 77 without a GPU.
+set -uo pipefail
+program=$1 source=$2
+"$program" doctor >/dev/null 2>&1 || exit 77
+work=$(mktemp -d) && trap 'rm -rf "$work"' EXIT
+export NSA_CACHE_DIR=$work/cache
+model=$source/configs/h200_d128.yaml
+# Few and short problems: seconds each.
+short=(--set 'tuning.lengths=[2048]' --set tuning.inputs=random --set model.heads=16 --set model.kv_heads=1)
+failures=0
+check() { # check WHAT CONDITION...
+  local what=$1 && shift
+  if "$@"; then echo "ok      $what"; else echo "FAILED  $what" && ((failures++)); fi
+}
+tune() { "$program" tune --level quick "${short[@]}" "$@" "$model"; }
+has() { grep -q -- "$1" "$2"; }
+lacks() { ! grep -q -- "$1" "$2"; }
+
+# A flash kernel that reads no key at all where tiles have 32: by far the fastest, and wrong.
+cp -r "$source/kernel_templates" "$work/templates"
+sed -i 's|^  int begin = Keys::visible(position).begin, end = Keys::visible(position + tokens - 1).end;|&\n  if constexpr (Config::kKeys == 32) end = begin;|' \
+  "$work/templates/common/flash.cuh"
+check 'the templates are spoiled' has 'kKeys == 32) end = begin' "$work/templates/common/flash.cuh"
+NSA_TEMPLATES_DIR=$work/templates NSA_CACHE_DIR=$work/wrong tune --json >"$work/wrong.json" 2>"$work/wrong.err"
+check 'a tuning with wrong candidates succeeds' test $? = 0
+"$program" export --records "$work/wrong.yaml" >/dev/null 2>&1
+cat "$work/wrong/tuning/"*.yaml >"$work/wrong.yaml"
+check 'wrong candidates are found' has 'keys=32.*state: wrong' "$work/wrong.yaml"
+check 'no wrong candidate is chosen' lacks 'state: wrong.*chosen: true' "$work/wrong.yaml"
+check 'no flash kernel of 32 keys is chosen' lacks '_mma rows=.*keys=32.*chosen: true' "$work/wrong.yaml"
+
+# Ctrl-C: 130, valid records, and the same command goes on.
+timeout --preserve-status -s INT 4 "$program" tune --level normal "${short[@]}" "$model" >"$work/int.txt" 2>&1
+check 'Ctrl-C ends with 130' test $? = 130
+check 'records are valid after Ctrl-C' "$program" verify
+tune >"$work/resume.txt" 2>&1
+check 'the same command goes on' test $? = 0
+
+# SIGKILL at any moment.
+for seconds in 1 2 3 4; do
+  timeout -s KILL "$seconds" "$program" tune --fresh --level normal "${short[@]}" "$model" >/dev/null 2>&1
+  check "records are valid after SIGKILL at $seconds s" "$program" verify
+done
+
+# Sixteen at once in one folder.
+tune --fresh >/dev/null 2>&1
+before=$("$program" list --records | wc -l)
+for i in {1..16}; do tune --fresh >"$work/many$i.txt" 2>&1 & done
+wait
+check 'records are valid after sixteen tuners' "$program" verify
+check 'sixteen tuners made no record more' test "$("$program" list --records | wc -l)" = "$before"
+
+# Ranks: one tunes, the other imports.
+"$program" export --records "$work/records.yaml" >/dev/null
+NSA_CACHE_DIR=$work/other "$program" import --records "$work/records.yaml" >/dev/null
+check 'an import gives the same choices' diff \
+  <("$program" show "${short[@]:4}" "$model" | grep chosen) \
+  <(NSA_CACHE_DIR=$work/other "$program" show "${short[@]:4}" "$model" | grep chosen)
+check 'a plan follows the record' has 'record of' <("$program" show "${short[@]:4}" "$model")
+NSA_RECORDS=false "$program" show "${short[@]:4}" "$model" >"$work/without.txt"
+check 'NSA_RECORDS=false follows none' lacks 'chosen (record' "$work/without.txt"
+
+# First use.
+NSA_CACHE_DIR=$work/first "$program" quickstart --tokens 4096 --set tuning.on_first_use=quick \
+  --set tuning.first_use_budget=20s >"$work/first.txt" 2>&1
+check 'a quickstart that tunes on first use' test $? = 0
+check 'first use left records' test "$(NSA_CACHE_DIR=$work/first "$program" list --records | wc -l)" -ge 2
+
+((failures == 0)) || { tail -n 5 "$work"/*.err "$work"/*.txt; exit 1; }
