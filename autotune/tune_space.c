@@ -134,6 +134,21 @@ static nsa_status add_variant(tuner *t, tune_task *task, contest *c, const nsai_
   return status;
 }
 
+/* What earlier calls measured takes part, whatever their level was. */
+static nsa_status add_known(tuner *t, tune_task *task, contest *c) {
+  for (int32_t i = 0; i < task->record->timing_count; i++) {
+    const nsai_timing *timing = &task->record->timings[i];
+    nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+    nsai_candidate what;
+    if (strcmp(timing->stage, nsai_stage_name(c->stage)) || !timing->rounds) continue;
+    if (!nsai_candidate_parse(timing->candidate, c->stage, &what)) continue;
+    nsai_variant_judge(t->ctx->config, &task->problem, &t->ctx->target, what.variant, &reasons);
+    nsai_tiles_judge(what.variant, &task->problem, &t->ctx->target, &what.tiles, &reasons);
+    if (!reasons.count) NSAI_TRY(add(task, c, &what));
+  }
+  return NSA_OK;
+}
+
 nsa_status nsai_tune_candidates(tuner *t, tune_task *task) {
   nsai_choice choice;
   NSAI_TRY(nsai_choose(t->ctx->config, &task->problem, &t->ctx->target, NULL, NULL, &choice));
@@ -150,6 +165,7 @@ nsa_status nsai_tune_candidates(tuner *t, tune_task *task) {
       bool sensible = !v->sensible || v->sensible(&task->problem, &t->ctx->target);
       if (!reasons.count && sensible) NSAI_TRY(add_variant(t, task, c, v));
     }
+    NSAI_TRY(add_known(t, task, c));
   }
   return NSA_OK;
 }

@@ -327,14 +327,20 @@ static void choose_winner(tuner *t, tune_task *task, contest *c) {
   nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, best, "");
 }
 
-/* Copies the contenders' timings into the record. */
+/* Copies the contenders' timings into the record. Candidates that are no contenders any more, of
+ * another library's record, win no longer. */
 static nsa_status keep_timings(tune_task *task) {
-  for (int i = 0; i < task->contests; i++)
+  for (int i = 0; i < task->contests; i++) {
+    int32_t count = 0;
+    nsai_timing *known =
+        nsai_record_stage(task->record, nsai_stage_name(task->contest[i].stage), &count);
+    for (int32_t k = 0; k < count; k++) known[k].chosen = known[k].is_default = false;
     for (int k = 0; k < task->contest[i].count; k++) {
       const nsai_timing *timing = &task->contest[i].item[k].timing;
       if (timing->rounds || timing->state != NSAI_TIMING_OK)
         NSAI_TRY(nsai_record_add(task->record, timing));
     }
+  }
   return NSA_OK;
 }
 
