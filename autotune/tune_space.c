@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define QUICK_MOST 5    /* neighbours of a variant's heuristic choice */
-#define NORMAL_MOST 20  /* of a variant */
+#define NORMAL_MOST 20  /* of a variant, the cheapest */
 #define NORMAL_COST 1.6 /* times the cheapest guess */
 #define EXHAUSTIVE_MOST 400
 
@@ -79,22 +79,6 @@ static void collect(const tuner *t, const nsai_variant *v, const nsai_problem *p
   qsort(out->item, (size_t)out->count, sizeof *out->item, by_cost);
 }
 
-/* How many of the collected options the level takes, moved to the front. */
-static int trim(const tuner *t, const nsai_space *space, const nsai_tiles *heuristic,
-                options *all) {
-  int kept = 0;
-  if (t->level >= NSAI_LEVEL_EXHAUSTIVE) return all->count;
-  int most = t->level == NSAI_LEVEL_QUICK ? QUICK_MOST : NORMAL_MOST;
-  for (int i = 0; i < all->count && kept < most; i++) {
-    const option *o = &all->item[i];
-    if (isinf(o->cost)) continue;
-    bool takes = t->level == NSAI_LEVEL_QUICK ? are_neighbours(space, &o->tiles, heuristic)
-                                              : o->cost <= NORMAL_COST * all->item[0].cost;
-    if (takes) all->item[kept++] = *o;
-  }
-  return kept;
-}
-
 static nsa_status add(tune_task *task, contest *c, const nsai_candidate *what) {
   for (int i = 0; i < c->count; i++)
     if (!memcmp(&c->item[i].what, what, sizeof *what)) return NSA_OK;
@@ -115,21 +99,43 @@ static nsa_status add(tune_task *task, contest *c, const nsai_candidate *what) {
   return NSA_OK;
 }
 
+/* Whether a level looks at an option because of itself; those of the levels before it are there. */
+static bool takes(int32_t level, const nsai_candidate *heuristic, const options *all,
+                  const option *o) {
+  if (level >= NSAI_LEVEL_EXHAUSTIVE) return true;
+  if (isinf(o->cost)) return false;
+  if (level == NSAI_LEVEL_QUICK)
+    return are_neighbours(heuristic->variant->space, &o->tiles, &heuristic->tiles);
+  return o->cost <= NORMAL_COST * all->item[0].cost;
+}
+
+/* Adds what one level brings, the cheapest first. */
+static nsa_status add_level(tune_task *task, contest *c, int32_t level,
+                            const nsai_candidate *heuristic, const options *all) {
+  nsai_candidate what = *heuristic;
+  int left = level >= NSAI_LEVEL_EXHAUSTIVE ? EXHAUSTIVE_MOST
+             : level == NSAI_LEVEL_QUICK    ? QUICK_MOST
+                                            : NORMAL_MOST;
+  for (int i = 0; i < all->count && left; i++) {
+    if (!takes(level, heuristic, all, &all->item[i])) continue;
+    what.tiles = all->item[i].tiles;
+    NSAI_TRY(add(task, c, &what));
+    left--;
+  }
+  return NSA_OK;
+}
+
 static nsa_status add_variant(tuner *t, tune_task *task, contest *c, const nsai_variant *v) {
   const nsai_problem *problem = &task->problem;
-  nsai_candidate what = { v, nsai_variant_tiles(v, problem, &t->ctx->target, NULL) };
+  const nsai_candidate heuristic = { v, nsai_variant_tiles(v, problem, &t->ctx->target, NULL) };
   nsa_status status = NSA_OK;
-  NSAI_TRY(add(task, c, &what));
+  NSAI_TRY(add(task, c, &heuristic));
   if (!v->space || t->level == NSAI_LEVEL_HEURISTIC) return NSA_OK;
-  nsai_tiles heuristic = what.tiles;
   options *all = malloc(sizeof *all);
   if (!all) return nsai_fail_nomem("candidates", sizeof *all);
   collect(t, v, problem, all);
-  int kept = trim(t, v->space, &heuristic, all);
-  for (int i = 0; i < kept && !status; i++) {
-    what.tiles = all->item[i].tiles;
-    status = add(task, c, &what);
-  }
+  for (int32_t level = NSAI_LEVEL_QUICK; level <= t->level && !status; level++)
+    status = add_level(task, c, level, &heuristic, all);
   free(all);
   return status;
 }
