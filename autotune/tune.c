@@ -184,6 +184,11 @@ static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
   return status;
 }
 
+/* Plans without a record choose the heuristic's candidates: there is nothing to measure. */
+static bool measures(const tuner *t) {
+  return !t->options->dry_run && t->level != NSAI_LEVEL_HEURISTIC;
+}
+
 static void tell_plan(const tuner *t, const tune_task *task) {
   contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
   nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
@@ -210,7 +215,7 @@ static nsa_status run_tasks(tuner *t, tune_task *tasks, int count) {
   for (int i = 0; i < count; i++)
     t->total += nsai_tune_columns(&tasks[i]) * RUNS_PER_COLUMN + RUNS_OF_WHOLE;
   for (int i = 0; i < count; i++) {
-    if (t->options->dry_run) {
+    if (!measures(t)) {
       tell_plan(t, &tasks[i]);
       continue;
     }
@@ -316,7 +321,7 @@ static nsa_status open_tuner(tuner *t) {
   t->device = (chk_device){ .driver = driver, .context = ctx->device.context };
   snprintf(t->device.name, sizeof t->device.name, "%.*s", (int)sizeof t->device.name - 1,
            ctx->device.name);
-  if (t->options->dry_run) return NSA_OK;
+  if (!measures(t)) return NSA_OK;
   if (!driver->cuStreamCreate || !driver->cuStreamDestroy || !driver->cuMemsetD8Async)
     return nsai_fail(NSA_E_NO_DRIVER, "the driver lacks cuStreamCreate or cuMemsetD8Async, which "
                                       "tuning needs: update it");
