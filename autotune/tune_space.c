@@ -79,9 +79,14 @@ static void collect(const tuner *t, const nsai_variant *v, const nsai_problem *p
   qsort(out->item, (size_t)out->count, sizeof *out->item, by_cost);
 }
 
+/* Not by memcmp of the whole, which has padding. */
+static bool same_candidate(const nsai_candidate *a, const nsai_candidate *b) {
+  return a->variant == b->variant && !memcmp(&a->tiles, &b->tiles, sizeof a->tiles);
+}
+
 static nsa_status add(tune_task *task, contest *c, const nsai_candidate *what) {
   for (int i = 0; i < c->count; i++)
-    if (!memcmp(&c->item[i].what, what, sizeof *what)) return NSA_OK;
+    if (same_candidate(&c->item[i].what, what)) return NSA_OK;
   contender *grown = realloc(c->item, (size_t)(c->count + 1) * sizeof *grown);
   if (!grown) return nsai_fail_nomem("candidates", (size_t)(c->count + 1) * sizeof *grown);
   c->item = grown;
