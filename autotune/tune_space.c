@@ -273,6 +273,23 @@ static nsa_status run_pool(compile_pool *p) {
   return p->status ? nsai_fail_text(p->status, p->error) : NSA_OK;
 }
 
+/* Where this compiler refuses the heuristic's choice, the next candidate stands in for it: the first
+ * of each stage is what others are measured against, and what runs beside them. */
+static nsa_status stand_in(tune_task *task) {
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    int k = 0;
+    while (k < c->count && !c->item[k].alive) k++;
+    if (k == c->count)
+      return nsai_fail(NSA_E_COMPILE, "this compiler refuses every candidate of %s: %s",
+                       nsai_stage_name(c->stage), c->item[0].timing.note);
+    contender refused = c->item[0];
+    c->item[0] = c->item[k];
+    c->item[k] = refused;
+  }
+  return NSA_OK;
+}
+
 nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
   nsai_problem probed = task->problem; /* verifying looks at importance: its kernel, too */
   compile_pool p = { .t = t, .problem = &probed };
@@ -292,5 +309,5 @@ nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
     if (p.item[i]->timing.state == NSAI_TIMING_REFUSED)
       nsai_tune_tell(t, NSA_TUNE_REFUSED, task, p.item[i], p.item[i]->timing.note);
   free(p.item);
-  return status;
+  return status ? status : stand_in(task);
 }
