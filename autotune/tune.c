@@ -184,6 +184,11 @@ static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
   return status;
 }
 
+/* Plans without a record choose the heuristic's candidates: there is nothing to measure. */
+static bool measures(const tuner *t) {
+  return !t->options->dry_run && t->level != NSAI_LEVEL_HEURISTIC;
+}
+
 static void tell_plan(const tuner *t, const tune_task *task) {
   contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
   nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
@@ -210,7 +215,7 @@ static nsa_status run_tasks(tuner *t, tune_task *tasks, int count) {
   for (int i = 0; i < count; i++)
     t->total += nsai_tune_columns(&tasks[i]) * RUNS_PER_COLUMN + RUNS_OF_WHOLE;
   for (int i = 0; i < count; i++) {
-    if (t->options->dry_run) {
+    if (!measures(t)) {
       tell_plan(t, &tasks[i]);
       continue;
     }
@@ -273,36 +278,55 @@ typedef struct asked {
   bool any_overlap;
 } asked;
 
-static bool was_listed(const int64_t *lengths, int count, int64_t tokens) {
+/* Whether a problem is measured at this length. */
+static bool has_length(const nsai_config *c, const nsai_problem *problem, int64_t tokens) {
+  int64_t own[NSAI_MAX_LENGTHS];
+  int count = lengths_up_to(c, problem->max_kv_len, own);
   for (int i = 0; i < count; i++)
-    if (lengths[i] == tokens) return true;
+    if (own[i] == tokens) return true;
   return false;
 }
 
-/* All tasks, the shortest first; at each length dense attention before the forwards, which compare
- * themselves with it. `only` > 0: at that length alone. */
+/* The next length behind `last` that any of the problems is measured at; 0: none. */
+static int64_t next_length(const nsai_config *c, const asked *problems, size_t count,
+                           int64_t last) {
+  int64_t next = 0, own[NSAI_MAX_LENGTHS];
+  for (size_t i = 0; i < count; i++) {
+    int lengths = lengths_up_to(c, problems[i].problem.max_kv_len, own);
+    for (int k = 0; k < lengths; k++)
+      if (own[k] > last && (!next || own[k] < next)) next = own[k];
+  }
+  return next;
+}
+
+/* The tasks of one length: dense attention before the forwards, which compare themselves with it.
+ * `any`: of all problems, whatever their lengths. */
+static nsa_status list_length(tuner *t, const asked *problems, size_t count, int64_t tokens,
+                              bool any, task_list *list) {
+  for (int32_t op = NSA_OP_DENSE; op >= NSA_OP_FORWARD; op--)
+    for (size_t i = 0; i < count; i++) {
+      const nsai_problem *p = &problems[i].problem;
+      if (p->op == op && (any || has_length(t->ctx->config, p, tokens)))
+        NSAI_TRY(add_problem(t, list, p, problems[i].any_overlap, tokens));
+    }
+  return NSA_OK;
+}
+
+/* All tasks, the shortest first. `only` > 0: at that length alone. */
 static nsa_status list_tasks(tuner *t, const asked *problems, size_t count, int64_t only,
                              task_list *list) {
-  int64_t longest = 1, all[NSAI_MAX_LENGTHS], own[NSAI_MAX_LENGTHS];
+  const nsai_config *c = t->ctx->config;
+  int64_t longest = 1, tokens = 0;
+  if (only) return list_length(t, problems, count, only, true, list);
+  while ((tokens = next_length(c, problems, count, tokens)) != 0)
+    NSAI_TRY(list_length(t, problems, count, tokens, false, list));
+  if (list->count) return NSA_OK;
   for (size_t i = 0; i < count; i++)
     if (problems[i].problem.max_kv_len > longest) longest = problems[i].problem.max_kv_len;
-  int lengths = lengths_up_to(t->ctx->config, longest, all);
-  if (only) all[0] = only, lengths = 1;
-  if (!lengths)
-    return nsai_fail(NSA_E_CONFIG,
-                     "tuning.lengths holds no length up to the problem's max_kv_len %lld: give a "
-                     "shorter one, or leave it out",
-                     (long long)longest);
-  for (int l = 0; l < lengths; l++)
-    for (int32_t op = NSA_OP_DENSE; op >= NSA_OP_FORWARD; op--)
-      for (size_t i = 0; i < count; i++) {
-        const nsai_problem *p = &problems[i].problem;
-        if (p->op != op) continue;
-        int mine = lengths_up_to(t->ctx->config, p->max_kv_len, own);
-        if (only || was_listed(own, mine, all[l]))
-          NSAI_TRY(add_problem(t, list, p, problems[i].any_overlap, all[l]));
-      }
-  return NSA_OK;
+  return nsai_fail(NSA_E_CONFIG,
+                   "tuning.lengths holds no length up to the problem's max_kv_len %lld: give a "
+                   "shorter one, or leave it out",
+                   (long long)longest);
 }
 
 /* ---- the tuner ---- */
@@ -316,7 +340,7 @@ static nsa_status open_tuner(tuner *t) {
   t->device = (chk_device){ .driver = driver, .context = ctx->device.context };
   snprintf(t->device.name, sizeof t->device.name, "%.*s", (int)sizeof t->device.name - 1,
            ctx->device.name);
-  if (t->options->dry_run) return NSA_OK;
+  if (!measures(t)) return NSA_OK;
   if (!driver->cuStreamCreate || !driver->cuStreamDestroy || !driver->cuMemsetD8Async)
     return nsai_fail(NSA_E_NO_DRIVER, "the driver lacks cuStreamCreate or cuMemsetD8Async, which "
                                       "tuning needs: update it");

@@ -28,7 +28,8 @@ typedef struct contender {
   double samples[TUNE_MAX_ROUNDS]; /* ms */
 } contender;
 
-/* The contenders of one stage; the heuristic's choice is the first. */
+/* The contenders of one stage; the heuristic's choice is the first, or what stands in for it where it
+ * does not compile. */
 typedef struct contest {
   nsai_stage stage;
   contender *item;
@@ -84,7 +85,8 @@ void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const c
 nsa_status nsai_tune_candidates(tuner *t, tune_task *task);
 void nsai_tune_candidates_free(tune_task *task);
 
-/* Compiles what is missing of all contenders, several at once; those refused are out. */
+/* Compiles what is missing of all contenders, several at once; those refused are out. NSA_E_COMPILE:
+ * all of a stage. */
 nsa_status nsai_tune_compile(tuner *t, tune_task *task);
 
 /* The decisions of column `column`: of every stage that contender among those alive, or the first

@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #define QUICK_MOST 5    /* neighbours of a variant's heuristic choice */
-#define NORMAL_MOST 20  /* of a variant */
+#define NORMAL_MOST 20  /* of a variant, the cheapest */
 #define NORMAL_COST 1.6 /* times the cheapest guess */
 #define EXHAUSTIVE_MOST 400
 
@@ -79,25 +79,14 @@ static void collect(const tuner *t, const nsai_variant *v, const nsai_problem *p
   qsort(out->item, (size_t)out->count, sizeof *out->item, by_cost);
 }
 
-/* How many of the collected options the level takes, moved to the front. */
-static int trim(const tuner *t, const nsai_space *space, const nsai_tiles *heuristic,
-                options *all) {
-  int kept = 0;
-  if (t->level >= NSAI_LEVEL_EXHAUSTIVE) return all->count;
-  int most = t->level == NSAI_LEVEL_QUICK ? QUICK_MOST : NORMAL_MOST;
-  for (int i = 0; i < all->count && kept < most; i++) {
-    const option *o = &all->item[i];
-    if (isinf(o->cost)) continue;
-    bool takes = t->level == NSAI_LEVEL_QUICK ? are_neighbours(space, &o->tiles, heuristic)
-                                              : o->cost <= NORMAL_COST * all->item[0].cost;
-    if (takes) all->item[kept++] = *o;
-  }
-  return kept;
+/* Not by memcmp of the whole, which has padding. */
+static bool same_candidate(const nsai_candidate *a, const nsai_candidate *b) {
+  return a->variant == b->variant && !memcmp(&a->tiles, &b->tiles, sizeof a->tiles);
 }
 
 static nsa_status add(tune_task *task, contest *c, const nsai_candidate *what) {
   for (int i = 0; i < c->count; i++)
-    if (!memcmp(&c->item[i].what, what, sizeof *what)) return NSA_OK;
+    if (same_candidate(&c->item[i].what, what)) return NSA_OK;
   contender *grown = realloc(c->item, (size_t)(c->count + 1) * sizeof *grown);
   if (!grown) return nsai_fail_nomem("candidates", (size_t)(c->count + 1) * sizeof *grown);
   c->item = grown;
@@ -115,21 +104,43 @@ static nsa_status add(tune_task *task, contest *c, const nsai_candidate *what) {
   return NSA_OK;
 }
 
+/* Whether a level looks at an option because of itself; those of the levels before it are there. */
+static bool takes(int32_t level, const nsai_candidate *heuristic, const options *all,
+                  const option *o) {
+  if (level >= NSAI_LEVEL_EXHAUSTIVE) return true;
+  if (isinf(o->cost)) return false;
+  if (level == NSAI_LEVEL_QUICK)
+    return are_neighbours(heuristic->variant->space, &o->tiles, &heuristic->tiles);
+  return o->cost <= NORMAL_COST * all->item[0].cost;
+}
+
+/* Adds what one level brings, the cheapest first. */
+static nsa_status add_level(tune_task *task, contest *c, int32_t level,
+                            const nsai_candidate *heuristic, const options *all) {
+  nsai_candidate what = *heuristic;
+  int left = level >= NSAI_LEVEL_EXHAUSTIVE ? EXHAUSTIVE_MOST
+             : level == NSAI_LEVEL_QUICK    ? QUICK_MOST
+                                            : NORMAL_MOST;
+  for (int i = 0; i < all->count && left; i++) {
+    if (!takes(level, heuristic, all, &all->item[i])) continue;
+    what.tiles = all->item[i].tiles;
+    NSAI_TRY(add(task, c, &what));
+    left--;
+  }
+  return NSA_OK;
+}
+
 static nsa_status add_variant(tuner *t, tune_task *task, contest *c, const nsai_variant *v) {
   const nsai_problem *problem = &task->problem;
-  nsai_candidate what = { v, nsai_variant_tiles(v, problem, &t->ctx->target, NULL) };
+  const nsai_candidate heuristic = { v, nsai_variant_tiles(v, problem, &t->ctx->target, NULL) };
   nsa_status status = NSA_OK;
-  NSAI_TRY(add(task, c, &what));
+  NSAI_TRY(add(task, c, &heuristic));
   if (!v->space || t->level == NSAI_LEVEL_HEURISTIC) return NSA_OK;
-  nsai_tiles heuristic = what.tiles;
   options *all = malloc(sizeof *all);
   if (!all) return nsai_fail_nomem("candidates", sizeof *all);
   collect(t, v, problem, all);
-  int kept = trim(t, v->space, &heuristic, all);
-  for (int i = 0; i < kept && !status; i++) {
-    what.tiles = all->item[i].tiles;
-    status = add(task, c, &what);
-  }
+  for (int32_t level = NSAI_LEVEL_QUICK; level <= t->level && !status; level++)
+    status = add_level(task, c, level, &heuristic, all);
   free(all);
   return status;
 }
@@ -278,6 +289,23 @@ static nsa_status run_pool(compile_pool *p) {
   return p->status ? nsai_fail_text(p->status, p->error) : NSA_OK;
 }
 
+/* Where this compiler refuses the heuristic's choice, the next candidate stands in for it: the first
+ * of each stage is what others are measured against, and what runs beside them. */
+static nsa_status stand_in(tune_task *task) {
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    int k = 0;
+    while (k < c->count && !c->item[k].alive) k++;
+    if (k == c->count)
+      return nsai_fail(NSA_E_COMPILE, "this compiler refuses every candidate of %s: %s",
+                       nsai_stage_name(c->stage), c->item[0].timing.note);
+    contender refused = c->item[0];
+    c->item[0] = c->item[k];
+    c->item[k] = refused;
+  }
+  return NSA_OK;
+}
+
 nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
   nsai_problem probed = task->problem; /* verifying looks at importance: its kernel, too */
   compile_pool p = { .t = t, .problem = &probed };
@@ -297,5 +325,5 @@ nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
     if (p.item[i]->timing.state == NSAI_TIMING_REFUSED)
       nsai_tune_tell(t, NSA_TUNE_REFUSED, task, p.item[i], p.item[i]->timing.note);
   free(p.item);
-  return status;
+  return status ? status : stand_in(task);
 }

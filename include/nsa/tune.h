@@ -95,15 +95,16 @@ NSA_API size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size);
  *
  * text, size  size 0: up to its NUL. A text edited by hand has no checksum line.
  *
- * NSA_E_CACHE (what is wrong, with its line), NSA_E_ARG, NSA_E_NOMEM, NSA_E_FORKED. Thread-safe. */
+ * NSA_E_CACHE (what is wrong, with its line), NSA_E_NO_DEVICE (the CPU device), NSA_E_ARG,
+ * NSA_E_NOMEM, NSA_E_FORKED. Thread-safe. */
 NSA_API nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size);
 
 /* Reads the records anew: after another process has tuned, behind a barrier of ranks. Plans that
  * exist stay as they are. NSA_E_NOMEM, NSA_E_FORKED. Thread-safe. */
 NSA_API nsa_status nsa_cache_reload(nsa_ctx *ctx);
 
-/* A digest of what the records choose, equal on all ranks that choose alike: 16 bytes. NSA_E_ARG,
- * NSA_E_NOMEM, NSA_E_FORKED. Thread-safe. */
+/* A digest of what the records choose, equal on all ranks that choose alike: 16 bytes; all zero on the
+ * CPU device. NSA_E_ARG, NSA_E_NOMEM, NSA_E_FORKED. Thread-safe. */
 NSA_API nsa_status nsa_cache_digest(nsa_ctx *ctx, uint8_t out[16]);
 
 #ifdef __cplusplus

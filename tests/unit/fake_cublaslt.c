@@ -110,12 +110,10 @@ nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_des
                                   const void *c, nsai_cublaslt_layout c_layout, void *d,
                                   nsai_cublaslt_layout d_layout, const nsai_cublaslt_algo *algo,
                                   void *workspace, size_t workspace_bytes, nsai_cu_stream stream) {
-  fake_cuda_state *record = fake_cuda_record();
+  const fake_cuda_launch launch = { .name = "matmul", .stream = stream };
   if (!handle || !desc || !alpha || !a || !a_layout || !b || !b_layout || !beta || !c ||
       !c_layout || !d || !d_layout || !algo || !workspace || !workspace_bytes)
     return 7;
-  if (record->launches < FAKE_CUDA_LAUNCHES)
-    record->launch[record->launches] = (fake_cuda_launch){ .name = "matmul", .stream = stream };
-  record->launches++;
+  fake_cuda_enqueue(&launch, NULL);
   return 0;
 }

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: MIT
  *
  * A driver without hardware: GPU 0 is too old, GPU 1 is a Hopper. Kernels are loaded and launched
- * in name only and recorded (fake_cuda.h); memory is the host's. FAKE_CUDA_INIT is what cuInit
- * returns; FAKE_CUDA_HIDE names a function that is missing; FAKE_CUDA_CURRENT is the device of the
- * current context.
+ * in name only and recorded (fake_cuda.h), unless a test gives them work and time; memory is the
+ * host's. FAKE_CUDA_INIT is what cuInit returns; FAKE_CUDA_HIDE names a function that is missing;
+ * FAKE_CUDA_CURRENT is the device of the current context.
  */
 #include "fake_cuda.h"
 
@@ -199,6 +199,12 @@ static nsai_cu_result set_attribute(int attribute, int value, nsai_cu_kernel ker
   return 0;
 }
 
+void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params) {
+  if (record.launches < FAKE_CUDA_LAUNCHES) record.launch[record.launches] = *launch;
+  record.launches++;
+  record.clock_ms += record.kernel ? record.kernel(launch, params) : 1;
+}
+
 static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_function function,
                              void **params, void **extra) {
   const library *self = (const library *)(void *)function;
@@ -207,22 +213,20 @@ static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_functi
   if (!self || !params || !params[0] || extra || !config->grid_x || !config->block_x ||
       config->block_x > 1024 || (int)config->shared_bytes > self->max_shared_bytes)
     return INVALID_VALUE;
-  if (record.launches < FAKE_CUDA_LAUNCHES) {
-    fake_cuda_launch *l = &record.launch[record.launches];
-    *l = (fake_cuda_launch){ .grid_x = config->grid_x,
-                             .grid_y = config->grid_y,
-                             .threads = config->block_x,
-                             .shared_bytes = config->shared_bytes,
-                             .stream = config->stream };
-    memcpy(l->name, self->name, sizeof l->name);
-  }
-  record.launches++;
+  fake_cuda_launch l = { .grid_x = config->grid_x,
+                         .grid_y = config->grid_y,
+                         .threads = config->block_x,
+                         .shared_bytes = config->shared_bytes,
+                         .stream = config->stream };
+  memcpy(l.name, self->name, sizeof l.name);
+  fake_cuda_enqueue(&l, params[0]);
   return 0;
 }
 
 static nsai_cu_result allocate(nsai_cu_ptr *out, size_t bytes) {
   void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
   record.memory_calls++;
+  record.blocks += memory != NULL;
   *out = (nsai_cu_ptr)(uintptr_t)memory;
   return memory ? 0 : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
 }
@@ -230,7 +234,78 @@ static nsai_cu_result allocate(nsai_cu_ptr *out, size_t bytes) {
 static nsai_cu_result release_memory(nsai_cu_ptr memory) {
   record.memory_calls++;
   if (!memory) return 801;
+  record.blocks--;
   free((void *)(uintptr_t)memory);
+  return 0;
+}
+
+static nsai_cu_result upload(nsai_cu_ptr to, const void *from, size_t bytes,
+                             nsai_cu_stream stream) {
+  (void)stream;
+  record.memory_calls++;
+  memcpy((void *)(uintptr_t)to, from, bytes);
+  return 0;
+}
+
+static nsai_cu_result download(void *to, nsai_cu_ptr from, size_t bytes, nsai_cu_stream stream) {
+  (void)stream;
+  record.memory_calls++;
+  memcpy(to, (const void *)(uintptr_t)from, bytes);
+  return 0;
+}
+
+#define LARGE_FILL ((size_t)64 << 20) /* nothing but the flush of an L2: not worth the time */
+
+static nsai_cu_result fill(nsai_cu_ptr memory, unsigned char value, size_t bytes,
+                           nsai_cu_stream stream) {
+  (void)stream;
+  record.memory_calls++;
+  if (bytes < LARGE_FILL) memset((void *)(uintptr_t)memory, value, bytes);
+  return 0;
+}
+
+/* Streams are bytes that are never read. */
+static nsai_cu_result create_stream(nsai_cu_stream *out, unsigned flags) {
+  void *memory = malloc(1);
+  (void)flags;
+  record.streams++;
+  *out = (nsai_cu_stream)memory;
+  return memory ? 0 : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static nsai_cu_result destroy_stream(nsai_cu_stream stream) {
+  record.streams--;
+  free((void *)stream);
+  return 0;
+}
+
+/* An event is the time when it was recorded. */
+static nsai_cu_result create_event(nsai_cu_event *out, unsigned flags) {
+  double *memory = malloc(sizeof *memory);
+  (void)flags;
+  if (!memory) return NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+  *memory = -1;
+  record.events++;
+  *out = (nsai_cu_event)(void *)memory;
+  return 0;
+}
+
+static nsai_cu_result destroy_event(nsai_cu_event event) {
+  record.events--;
+  free(event);
+  return 0;
+}
+
+static nsai_cu_result record_event(nsai_cu_event event, nsai_cu_stream stream) {
+  (void)stream;
+  *(double *)(void *)event = record.clock_ms;
+  return 0;
+}
+
+static nsai_cu_result elapsed_time(float *ms, nsai_cu_event from, nsai_cu_event to) {
+  double begin = *(const double *)(const void *)from, end = *(const double *)(const void *)to;
+  if (begin < 0 || end < begin) return INVALID_VALUE;
+  *ms = (float)(end - begin);
   return 0;
 }
 
@@ -290,6 +365,15 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuMemFree", (any)release_memory },
     { "cuPointerGetAttribute", (any)pointer_attribute },
     { "cuStreamSynchronize", (any)wait_for_stream },
+    { "cuMemcpyHtoDAsync", (any)upload },
+    { "cuMemcpyDtoHAsync", (any)download },
+    { "cuMemsetD8Async", (any)fill },
+    { "cuStreamCreate", (any)create_stream },
+    { "cuStreamDestroy", (any)destroy_stream },
+    { "cuEventCreate", (any)create_event },
+    { "cuEventDestroy", (any)destroy_event },
+    { "cuEventRecord", (any)record_event },
+    { "cuEventElapsedTime", (any)elapsed_time },
   };
   any result = (any)unsupported;
   const char *hidden = getenv("FAKE_CUDA_HIDE");

@@ -18,24 +18,35 @@ typedef struct fake_cuda_launch {
   nsai_cu_stream stream;
 } fake_cuda_launch;
 
+/* What a launch does, in place of nothing, and the milliseconds that it takes, in place of 1.
+ * `params` is the kernel's struct; NULL for products. Memory is the host's, so it may be written. */
+typedef double (*fake_cuda_kernel)(const fake_cuda_launch *launch, const void *params);
+
 typedef struct fake_cuda_state {
   fake_cuda_launch launch[FAKE_CUDA_LAUNCHES]; /* the first ones */
   int launches;
-  int waits;           /* calls that wait for the device, or would break a capture */
-  int memory_calls;    /* allocations, copies, fills */
-  int loads, unloads;  /* libraries */
-  int handles;         /* of cuBLASLt, made and not destroyed */
-  int retained;        /* primary contexts held */
-  int wrong_context;   /* calls that need a current context and found none, or another */
-  int fail_launch;     /* the n-th launch from now fails; 0: none */
-  int fail_loads;      /* so many loads from now find no code for the GPU */
-  int capture_relaxed; /* loads while the thread's capture mode was relaxed */
-  int compilations;    /* of NVRTC */
-  int spills;          /* so many compilations of FAKE_NVRTC_FAT from now on spill */
+  int waits;               /* calls that wait for the device, or would break a capture */
+  int memory_calls;        /* allocations, copies, fills */
+  int loads, unloads;      /* libraries */
+  int handles;             /* of cuBLASLt, made and not destroyed */
+  int retained;            /* primary contexts held */
+  int wrong_context;       /* calls that need a current context and found none, or another */
+  int fail_launch;         /* the n-th launch from now fails; 0: none */
+  int fail_loads;          /* so many loads from now find no code for the GPU */
+  int capture_relaxed;     /* loads while the thread's capture mode was relaxed */
+  int compilations;        /* of NVRTC */
+  int spills;              /* so many compilations of FAKE_NVRTC_FAT from now on spill */
+  fake_cuda_kernel kernel; /* NULL: launches do nothing */
+  double clock_ms;         /* of the device: the sum of what was launched; events read it */
+  int blocks;              /* of memory, allocated and not freed */
+  int streams, events;     /* created and not destroyed */
 } fake_cuda_state;
 
 /* Exported by the module. */
 fake_cuda_state *fake_cuda_record(void);
+
+/* A launch happens: it is recorded, and the clock goes on. */
+void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params);
 
 /* Exported by the module: a current context on this thread that is not the device's, as a host
  * that works on another GPU has it; NULL: none. Returns the one that was current. */

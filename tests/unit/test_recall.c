@@ -1,0 +1,564 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * From records to plans, on the fake GPU: which record decides, what wins over it, what nsa_explain
+ * says of it, and the public functions that carry records from process to process.
+ *
+ *   test_recall DIR YAML    imports standard input into the folder DIR; prints the digest
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "machine.h"
+#include "plan.h"
+#include "tune.h"
+
+#include <nsa/tune.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- contexts and records ---- */
+
+typedef struct world {
+  char dir[64];
+  char yaml[1024];
+  nsa_ctx *ctx;
+  int warnings; /* of the tuner's component */
+  char warning[512];
+} world;
+
+static void keep(void *user, int32_t level, const char *component, const char *text) {
+  world *w = user;
+  if (level > NSA_LOG_WARN || strcmp(component, "tune") != 0) return;
+  w->warnings++;
+  snprintf(w->warning, sizeof w->warning, "%s", text);
+}
+
+/* A context on the fake GPU, in a folder that lives longer than it. */
+static void enter(world *w, const char *extra) {
+  machine_overrides o;
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_destroy(w->ctx);
+  w->ctx = NULL;
+  w->warnings = 0;
+  if (!w->dir[0]) {
+    snprintf(w->dir, sizeof w->dir, "/tmp/nsa-test-recall-XXXXXX");
+    assert_non_null(mkdtemp(w->dir));
+  }
+  if (!w->yaml[0]) machine_yaml(&(machine_request){ .gpu = true }, w->yaml, sizeof w->yaml);
+  machine_overrides_init(&o, w->dir, extra);
+  options.yaml_text = w->yaml;
+  options.overrides = o.list;
+  options.device = 1;
+  options.log = keep;
+  options.log_user = w;
+  machine_expect("nsa_create", nsa_create(NULL, &options, &w->ctx), NSA_OK, NULL);
+}
+
+static void leave(world *w) {
+  nsa_destroy(w->ctx);
+  machine_remove(w->dir);
+  memset(w, 0, sizeof *w);
+}
+
+static nsa_problem problem_of(int32_t op, int64_t tokens, int32_t overlap) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  p.op = op;
+  p.max_tokens = tokens;
+  p.max_seqs = 1;
+  p.overlap = overlap;
+  return p;
+}
+
+static nsai_record *new_record(const world *w, int32_t op, int64_t tokens, int32_t overlap) {
+  nsa_problem asked = problem_of(op, tokens, overlap);
+  nsai_problem p;
+  nsai_record *r = NULL;
+  machine_expect("record", nsai_record_create(&r), NSA_OK, NULL);
+  machine_expect("resolve", nsai_problem_resolve(w->ctx->config, &asked, &p), NSA_OK, NULL);
+  nsai_tune_environment(w->ctx, r);
+  nsai_writer key = nsai_writer_open(r->problem, sizeof r->problem);
+  nsai_tune_key(&p, tokens, &key);
+  r->bucket = tokens;
+  strcpy(r->date, "2026-11-20T10:00:00Z");
+  strcpy(r->level, "quick");
+  return r;
+}
+
+/* The candidate wins its stage. */
+static void win(nsai_record *r, const char *stage, const char *candidate) {
+  nsai_timing t = { .ms = 1, .rounds = 5, .chosen = true };
+  snprintf(t.stage, sizeof t.stage, "%s", stage);
+  snprintf(t.candidate, sizeof t.candidate, "%s", candidate);
+  machine_expect("add", nsai_record_add(r, &t), NSA_OK, NULL);
+}
+
+static void save(const world *w, nsai_record *r) {
+  machine_expect("save", nsai_records_save(w->ctx->records, r), NSA_OK, NULL);
+  nsai_record_destroy(r);
+}
+
+/* Window candidates that are told apart by their keys; none is the heuristic's. */
+#define WINDOW(rows, keys) "attend_window_mma rows=" #rows " keys=" #keys " warps=2 blocks=1"
+
+static void save_window(const world *w, int64_t tokens, int32_t overlap, const char *candidate) {
+  nsai_record *r = new_record(w, NSA_OP_FORWARD, tokens, overlap);
+  win(r, "attend_window", candidate);
+  save(w, r);
+}
+
+/* Fails unless a plan's stage is done so; "" for the heuristic's choice. */
+static void expect_choice(const world *w, const nsa_problem *problem, nsai_stage stage,
+                          const char *expected) {
+  nsa_plan *plan = NULL;
+  nsai_problem p;
+  char text[128], heuristic[128];
+  nsai_choice own;
+  machine_expect("plan", nsa_plan_create(w->ctx, problem, NULL, NULL, &plan), NSA_OK, NULL);
+  nsai_writer out = nsai_writer_open(text, sizeof text);
+  nsai_candidate_print(&(nsai_candidate){ plan->choice.variant[stage], plan->choice.tiles[stage] },
+                       &out);
+  machine_expect("resolve", nsai_problem_resolve(w->ctx->config, problem, &p), NSA_OK, NULL);
+  machine_expect("choose", nsai_choose(w->ctx->config, &p, &w->ctx->target, NULL, NULL, &own),
+                 NSA_OK, NULL);
+  out = nsai_writer_open(heuristic, sizeof heuristic);
+  nsai_candidate_print(&(nsai_candidate){ own.variant[stage], own.tiles[stage] }, &out);
+  assert_string_equal(text, expected[0] ? expected : heuristic);
+  assert_true((plan->choice.decider[stage] == NSAI_BY_RECORD) == (expected[0] != 0));
+  if (expected[0]) assert_string_not_equal(expected, heuristic);
+  nsa_plan_destroy(plan);
+}
+
+static void expect_window(const world *w, int64_t tokens, int32_t overlap, const char *expected) {
+  nsa_problem p = problem_of(NSA_OP_FORWARD, tokens, overlap);
+  expect_choice(w, &p, NSAI_STAGE_ATTEND_WINDOW, expected);
+}
+
+static void expect_story(const world *w, const nsa_problem *problem, const char *part) {
+  static char story[65536];
+  assert_true(nsa_explain(w->ctx, problem, story, sizeof story) < sizeof story);
+  if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
+}
+
+#define LOW NSA_OVERLAP_LOW
+#define HIGH NSA_OVERLAP_HIGH
+
+/* ---- which record ---- */
+
+static void test_lengths(void **state) {
+  (void)state;
+  world w = { 0 };
+  enter(&w, NULL);
+  expect_window(&w, 1000, LOW, "");
+  save_window(&w, 1000, LOW, WINDOW(32, 32));
+  save_window(&w, 4000, LOW, WINDOW(64, 64));
+  save_window(&w, 100000, LOW, WINDOW(64, 128));
+  for (int i = 0; i < 2; i++) {
+    expect_window(&w, 1000, LOW, WINDOW(32, 32));
+    expect_window(&w, 4000, LOW, WINDOW(64, 64));
+    expect_window(&w, 65, LOW, WINDOW(32, 32)); /* shorter than all, longer than all */
+    expect_window(&w, 2000000, LOW, WINDOW(64, 128));
+    expect_window(&w, 1990, LOW, WINDOW(32, 32)); /* by ratio, not by difference */
+    expect_window(&w, 2010, LOW, WINDOW(64, 64));
+    expect_window(&w, 19900, LOW, WINDOW(64, 64));
+    expect_window(&w, 20100, LOW, WINDOW(64, 128));
+    enter(&w, NULL); /* another process: from the folder */
+  }
+  nsa_problem p = problem_of(NSA_OP_FORWARD, 1990, LOW);
+  expect_story(&w, &p, "record of 1000 tokens, level quick, 2026-11-20T10:00:00Z");
+  expect_story(&w, &p,
+               WINDOW(32, 32) ": chosen (record of 1000 tokens, level quick, "
+                              "2026-11-20T10:00:00Z): ");
+  /* Stages that the record does not know follow the rules. */
+  expect_story(&w, &p, ": chosen (first legal in the table; tiles by the general rule): flash");
+  p.parity = 1; /* a problem of its own */
+  expect_story(&w, &p, "no record of this device and problem: nsa_tune makes one");
+  p.parity = 0;
+  p.selection = NSA_SELECT_BLOCKS;
+  expect_story(&w, &p, "no record of this device and problem: nsa_tune makes one");
+  assert_int_equal(w.warnings, 0);
+  leave(&w);
+}
+
+static void test_overlaps(void **state) {
+  (void)state;
+  world w = { 0 };
+  enter(&w, NULL);
+  save_window(&w, 1000, LOW, WINDOW(32, 32));
+  expect_window(&w, 1000, HIGH, WINDOW(32, 32));
+  nsa_problem p = problem_of(NSA_OP_FORWARD, 1000, HIGH);
+  expect_story(&w, &p, "record of 1000 tokens with the other overlap, level quick");
+  save_window(&w, 50000, HIGH, WINDOW(64, 64)); /* far away, but of the overlap */
+  expect_window(&w, 1000, HIGH, WINDOW(64, 64));
+  expect_window(&w, 1000, LOW, WINDOW(32, 32));
+  expect_window(&w, 1000, NSA_OVERLAP_DEFAULT, WINDOW(32, 32)); /* is low */
+  leave(&w);
+}
+
+/* Dense attention has one record whatever the overlap, apart from those of forwards. */
+static void test_dense(void **state) {
+  (void)state;
+  static const char candidate[] = "dense_mma rows=64 keys=32 warps=2 blocks=1";
+  world w = { 0 };
+  enter(&w, NULL);
+  save_window(&w, 1000, LOW, WINDOW(32, 32));
+  nsa_problem p = problem_of(NSA_OP_DENSE, 1000, HIGH);
+  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
+  nsai_record *r = new_record(&w, NSA_OP_DENSE, 1000, LOW);
+  win(r, "dense", candidate);
+  save(&w, r);
+  expect_choice(&w, &p, NSAI_STAGE_DENSE, candidate);
+  leave(&w);
+}
+
+static void test_other_machines(void **state) {
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    world w = { 0 };
+    nsa_problem p = problem_of(NSA_OP_FORWARD, 1000, LOW);
+    enter(&w, NULL);
+    nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
+    win(r, "attend_window", WINDOW(32, 32));
+    if (i == 0) strcat(r->device, " NVL");
+    if (i == 1) strcpy(r->arch, "sm_90");
+    if (i == 2) r->sms--;
+    save(&w, r);
+    expect_window(&w, 1000, LOW, i < 3 ? "" : WINDOW(32, 32));
+    if (i < 3) expect_story(&w, &p, "no record of this device and problem");
+    assert_int_equal(w.warnings, 0);
+    leave(&w);
+  }
+}
+
+static void test_other_versions(void **state) {
+  (void)state;
+  for (int i = 0; i < 4; i++) {
+    world w = { 0 };
+    enter(&w, NULL);
+    nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
+    win(r, "attend_window", WINDOW(32, 32));
+    if (i == 0) strcpy(r->library, "0.0.9");
+    if (i == 1) strcpy(r->driver, "12.8");
+    if (i == 2) memset(r->templates, '0', strlen(r->templates));
+    if (i == 3) strcpy(r->compiler, "another"); /* says nothing until one has been opened */
+    save(&w, r);
+    for (int k = 0; k < 3; k++) expect_window(&w, 1000 + k, LOW, WINDOW(32, 32));
+    assert_int_equal(w.warnings, i < 3);
+    if (i == 0) assert_non_null(strstr(w.warning, "with library 0.0.9, driver 13.0, other than"));
+    if (i < 3) assert_non_null(strstr(w.warning, "`nsa-autotune tune` measures anew"));
+    leave(&w);
+  }
+}
+
+/* What this library does not know, or what does not fit, decides nothing; the other stages stay. */
+static void test_strange_candidates(void **state) {
+  (void)state;
+  static const char *const strange[] = {
+    "attend_window_wgmma rows=128 keys=64",               /* unknown */
+    "attend_window_mma rows=64 keys=64 warps=2",          /* of a library without blocks */
+    "dense_mma rows=64 keys=32 warps=2 blocks=1",         /* of another stage */
+    "attend_window_mma rows=32 keys=64 warps=8 blocks=1", /* does not fit */
+    "attend_window_mma rows=64 keys=48 warps=2 blocks=1", /* none of its values */
+    "attend_window_mma",
+  };
+  static const char compressed[] = "attend_compressed_mma rows=64 keys=32 warps=2 blocks=1";
+  for (size_t i = 0; i < sizeof strange / sizeof *strange; i++) {
+    world w = { 0 };
+    nsa_problem p = problem_of(NSA_OP_FORWARD, 1000, LOW);
+    enter(&w, NULL);
+    nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
+    win(r, "attend_window", strange[i]);
+    win(r, "attend_compressed", compressed);
+    win(r, "no_such_stage", "nothing");
+    save(&w, r);
+    expect_choice(&w, &p, NSAI_STAGE_ATTEND_WINDOW, "");
+    expect_choice(&w, &p, NSAI_STAGE_ATTEND_COMPRESSED, compressed);
+    leave(&w);
+  }
+}
+
+/* ---- what wins over a record ---- */
+
+static void test_configuration_wins(void **state) {
+  (void)state;
+  world w = { 0 };
+  nsa_problem p = problem_of(NSA_OP_DENSE, 1000, LOW);
+  enter(&w, NULL);
+  nsai_record *r = new_record(&w, NSA_OP_DENSE, 1000, LOW);
+  win(r, "dense", "sdpa_gemm"); /* no heuristic chooses it */
+  save(&w, r);
+  expect_choice(&w, &p, NSAI_STAGE_DENSE, "sdpa_gemm");
+  expect_story(&w, &p, "dense_mma: possible, not chosen (slower by the record)");
+  enter(&w, "variants.force.dense=dense_mma");
+  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
+  expect_story(&w, &p, ": chosen (variants.force; tiles by the general rule)");
+  enter(&w, "variants.disable=[dense.sdpa_*]");
+  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
+  expect_story(&w, &p, ": chosen (first legal in the table; tiles by the general rule)");
+  enter(&w, "tuning.records=false");
+  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
+  expect_story(&w, &p, "tuning.records is false: no record is asked");
+  enter(&w, "variants.force.dense=sdpa_gemm");
+  expect_story(&w, &p, "sdpa_gemm: chosen (record of 1000 tokens");
+  p.max_seqs = 2; /* the record's choice is illegal here */
+  enter(&w, NULL);
+  expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
+  leave(&w);
+}
+
+/* A record that chose the forced variant goes on to say with which tiles. */
+static void test_force_keeps_tiles(void **state) {
+  (void)state;
+  world w = { 0 };
+  enter(&w, "variants.force.attend_window=attend_window_mma");
+  save_window(&w, 1000, LOW, WINDOW(32, 32));
+  expect_window(&w, 1000, LOW, WINDOW(32, 32));
+  leave(&w);
+}
+
+static void test_rules(void **state) {
+  (void)state;
+  world w = { 0 };
+  strcpy(w.yaml, "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 128}\n");
+  nsa_problem p = problem_of(NSA_OP_FORWARD, 100000, LOW);
+  enter(&w, NULL);
+  expect_story(&w, &p, "on sm_90a, Fake H200\n  no record of this device and problem");
+  expect_story(&w, &p,
+               "attend_window_mma rows=128 keys=64 warps=4 blocks=2: chosen (first legal in the "
+               "table; tiles by the rule of the architecture)");
+  expect_story(&w, &p,
+               "select_topn warps=8 blocks=4: chosen (first legal in the table; tiles by "
+               "the general rule)");
+  leave(&w);
+}
+
+/* ---- between processes ---- */
+
+static void digest_of(const world *w, uint8_t out[16]) {
+  machine_expect("digest", nsa_cache_digest(w->ctx, out), NSA_OK, NULL);
+}
+
+/* An export, the caller's to free. */
+static char *export(const world *w) {
+  size_t size = nsa_cache_export(w->ctx, NULL, 0);
+  char *text = malloc(size + 1), small[8];
+  assert_non_null(text);
+  assert_true(size > sizeof small);
+  assert_int_equal(nsa_cache_export(w->ctx, text, size + 1), size);
+  assert_int_equal(strlen(text), size);
+  assert_int_equal(nsa_cache_export(w->ctx, small, sizeof small), size); /* cut, and ended */
+  assert_int_equal(strlen(small), sizeof small - 1);
+  assert_memory_equal(small, text, sizeof small - 1);
+  return text;
+}
+
+static void test_digest(void **state) {
+  (void)state;
+  world a = { 0 }, b = { 0 };
+  uint8_t empty[16], one[16], other[16];
+  enter(&a, NULL);
+  enter(&b, NULL);
+  digest_of(&a, empty);
+  digest_of(&b, other);
+  assert_memory_equal(empty, other, 16);
+  save_window(&a, 1000, LOW, WINDOW(32, 32));
+  digest_of(&a, one);
+  assert_memory_not_equal(one, empty, 16);
+  nsai_record *r = new_record(&b, NSA_OP_FORWARD, 1000, LOW);
+  win(r, "attend_window", WINDOW(32, 32)); /* the same choice, measured at another time */
+  strcpy(r->date, "2027-01-01T00:00:00Z");
+  strcpy(r->level, "exhaustive");
+  r->timings[0].ms = 2;
+  save(&b, r);
+  digest_of(&b, other);
+  assert_memory_equal(one, other, 16);
+  save_window(&b, 1000, LOW, WINDOW(64, 64));
+  digest_of(&b, other);
+  assert_memory_not_equal(one, other, 16);
+  save_window(&a, 1000, LOW, WINDOW(64, 64)); /* alike again */
+  digest_of(&a, one);
+  assert_memory_equal(one, other, 16);
+  leave(&a);
+  leave(&b);
+}
+
+/* Another context's records are seen after a reload, by plans made then. */
+static void test_reload(void **state) {
+  (void)state;
+  world a = { 0 }, b = { 0 };
+  uint8_t before[16], after[16];
+  enter(&a, NULL);
+  snprintf(b.dir, sizeof b.dir, "%s", a.dir);
+  enter(&b, NULL);
+  expect_window(&b, 1000, LOW, "");
+  digest_of(&b, before);
+  save_window(&a, 1000, LOW, WINDOW(32, 32));
+  expect_window(&b, 1000, LOW, "");
+  digest_of(&b, after);
+  assert_memory_equal(before, after, 16);
+  machine_expect("reload", nsa_cache_reload(b.ctx), NSA_OK, NULL);
+  expect_window(&b, 1000, LOW, WINDOW(32, 32));
+  digest_of(&b, after);
+  assert_memory_not_equal(before, after, 16);
+  nsa_destroy(b.ctx);
+  leave(&a);
+}
+
+static void test_import(void **state) {
+  (void)state;
+  world a = { 0 }, b = { 0 };
+  uint8_t one[16], other[16];
+  enter(&a, NULL);
+  enter(&b, NULL);
+  save_window(&a, 1000, LOW, WINDOW(32, 32));
+  save_window(&a, 4000, HIGH, WINDOW(64, 64));
+  digest_of(&a, one);
+  char *text = export(&a);
+  size_t size = strlen(text);
+  machine_expect("import", nsa_cache_import(b.ctx, text, 0), NSA_OK, NULL);
+  expect_window(&b, 1000, LOW, WINDOW(32, 32)); /* without a reload */
+  digest_of(&b, other);
+  assert_memory_equal(one, other, 16);
+  machine_expect("again", nsa_cache_import(b.ctx, text, size), NSA_OK, NULL);
+  digest_of(&b, other);
+  assert_memory_equal(one, other, 16);
+  char *back = export(&b);
+  assert_string_equal(text, back);
+  free(back);
+  leave(&b);
+  enter(&b, NULL);
+  digest_of(&b, one); /* of nothing */
+  for (size_t keep_bytes = 0; keep_bytes < size; keep_bytes += 1 + size / 40) {
+    char *cut = strndup(text, keep_bytes);
+    if (keep_bytes) /* size 0 means up to the NUL */
+      machine_expect("cut", nsa_cache_import(b.ctx, cut, keep_bytes), NSA_E_CACHE, NULL);
+    machine_expect("cut", nsa_cache_import(b.ctx, cut, 0), NSA_E_CACHE, NULL);
+    free(cut);
+  }
+  char *keys = strstr(text, "keys=64");
+  assert_non_null(keys);
+  keys[5] = '3';
+  machine_expect("changed", nsa_cache_import(b.ctx, text, 0), NSA_E_CACHE, "checksum");
+  machine_expect("junk", nsa_cache_import(b.ctx, "nonsense", 0), NSA_E_CACHE, NULL);
+  machine_expect("a model", nsa_cache_import(b.ctx, b.yaml, 0), NSA_E_CACHE, NULL);
+  digest_of(&b, other); /* all or nothing */
+  assert_memory_equal(one, other, 16);
+  free(text);
+  leave(&a);
+  leave(&b);
+}
+
+static void test_arguments(void **state) {
+  (void)state;
+  world w = { 0 };
+  uint8_t digest[16];
+  static const uint8_t zero[16];
+  char text[64] = "x";
+  enter(&w, NULL);
+  machine_expect("ctx", nsa_cache_import(NULL, "", 0), NSA_E_ARG, NULL);
+  machine_expect("ctx", nsa_cache_reload(NULL), NSA_E_ARG, NULL);
+  machine_expect("ctx", nsa_cache_digest(NULL, digest), NSA_E_ARG, NULL);
+  machine_expect("ctx", nsa_tune(NULL, NULL, 0, NULL), NSA_E_ARG, NULL);
+  assert_int_equal(nsa_cache_export(NULL, text, sizeof text), 0);
+  assert_string_equal(text, "");
+  assert_int_equal(nsa_cache_export(NULL, NULL, 0), 0);
+  machine_expect("text", nsa_cache_import(w.ctx, NULL, 0), NSA_E_ARG, "text is NULL");
+  machine_expect("out", nsa_cache_digest(w.ctx, NULL), NSA_E_ARG, "out is NULL");
+  leave(&w);
+
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_ctx *cpu = NULL;
+  machine_yaml(&(machine_request){ 0 }, w.yaml, sizeof w.yaml);
+  options.yaml_text = w.yaml;
+  machine_expect("cpu", nsa_create(NULL, &options, &cpu), NSA_OK, NULL);
+  assert_int_equal(nsa_cache_export(cpu, text, sizeof text), 0);
+  assert_string_equal(text, "");
+  assert_non_null(strstr(nsa_last_error(), "runtime.device is cpu"));
+  machine_expect("import", nsa_cache_import(cpu, "", 0), NSA_E_NO_DEVICE, "runtime.device is cpu");
+  machine_expect("reload", nsa_cache_reload(cpu), NSA_OK, NULL);
+  machine_expect("digest", nsa_cache_digest(cpu, digest), NSA_OK, NULL);
+  assert_memory_equal(digest, zero, 16);
+  nsa_destroy(cpu);
+}
+
+/* The child's side of test_processes. */
+static int import_standard_input(const char *dir, const char *yaml) {
+  static char text[1 << 20];
+  uint8_t digest[16];
+  world w = { 0 };
+  snprintf(w.dir, sizeof w.dir, "%s", dir);
+  snprintf(w.yaml, sizeof w.yaml, "%s", yaml);
+  enter(&w, NULL);
+  size_t size = fread(text, 1, sizeof text - 1, stdin);
+  if (nsa_cache_import(w.ctx, text, size) || nsa_cache_digest(w.ctx, digest)) return 1;
+  for (int i = 0; i < 16; i++) printf("%02x", digest[i]);
+  nsa_destroy(w.ctx);
+  return 0;
+}
+
+/* One exports, another imports into an empty folder of its own: their digests agree. */
+static void test_processes(void **state) {
+  (void)state;
+  world w = { 0 };
+  uint8_t digest[16];
+  char expected[33], got[64] = "", dir[] = "/tmp/nsa-test-recall-XXXXXX";
+  int to[2], from[2], status = 0;
+  enter(&w, NULL);
+  save_window(&w, 1000, LOW, WINDOW(32, 32));
+  save_window(&w, 4000, HIGH, WINDOW(64, 64));
+  char *text = export(&w);
+  digest_of(&w, digest);
+  for (int i = 0; i < 16; i++) snprintf(expected + 2 * i, 3, "%02x", digest[i]);
+  assert_non_null(mkdtemp(dir));
+  assert_int_equal(pipe(to) | pipe(from), 0);
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (!child) {
+    dup2(to[0], 0);
+    dup2(from[1], 1);
+    close(to[0]), close(to[1]), close(from[0]), close(from[1]);
+    execl("/proc/self/exe", "test_recall", dir, w.yaml, (char *)NULL);
+    _exit(127);
+  }
+  close(to[0]), close(from[1]);
+  assert_int_equal(write(to[1], text, strlen(text)), strlen(text));
+  close(to[1]);
+  ssize_t length = read(from[0], got, sizeof got - 1);
+  close(from[0]);
+  assert_int_equal(waitpid(child, &status, 0), child);
+  assert_int_equal(status, 0);
+  assert_true(length > 0);
+  assert_string_equal(got, expected);
+  free(text);
+  machine_remove(dir);
+  leave(&w);
+}
+
+int main(int argc, char **argv) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_lengths),
+    cmocka_unit_test(test_overlaps),
+    cmocka_unit_test(test_dense),
+    cmocka_unit_test(test_other_machines),
+    cmocka_unit_test(test_other_versions),
+    cmocka_unit_test(test_strange_candidates),
+    cmocka_unit_test(test_configuration_wins),
+    cmocka_unit_test(test_force_keeps_tiles),
+    cmocka_unit_test(test_rules),
+    cmocka_unit_test(test_digest),
+    cmocka_unit_test(test_reload),
+    cmocka_unit_test(test_import),
+    cmocka_unit_test(test_arguments),
+    cmocka_unit_test(test_processes),
+  };
+  if (argc == 3) return import_standard_input(argv[1], argv[2]);
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

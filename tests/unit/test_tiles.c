@@ -1,0 +1,324 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Tiles: what fits is what the kernels' static_asserts allow, for every combination of every
+ * variant over many geometries and all architectures; and candidates as text.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "arch.h"
+#include "stages.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static int seen; /* combinations of one geometry */
+
+static int64_t constant(const nsai_kernel_spec *spec, const char *name) {
+  for (int i = 0; i < spec->constant_count; i++)
+    if (!strcmp(spec->constants[i].name, name)) return spec->constants[i].value;
+  fail_msg("%s has no %s", spec->entry, name);
+  return 0;
+}
+
+static bool is(const nsai_kernel_spec *spec, const char *entry) {
+  return !strcmp(spec->entry, entry);
+}
+
+/* ---- the kernels' side ---- */
+
+/* The static_asserts of common/flash.cuh. */
+static bool flash_allows(const nsai_kernel_spec *s) {
+  int64_t rows = constant(s, "kRows"), warps = constant(s, "kWarps");
+  int64_t group = constant(s, "kGroupPadded"), tokens = rows / group;
+  assert_int_equal(s->threads, 32 * warps);
+  assert_int_equal(s->tokens, tokens);
+  return tokens >= 1 && tokens * group == rows && rows / (16 * warps) >= 1 &&
+         rows % (16 * warps) == 0 && constant(s, "kKeys") % 16 == 0;
+}
+
+/* Those of attend_selected_mma.cuh. */
+static bool union_allows(const nsai_kernel_spec *s) {
+  int64_t warps = constant(s, "kWarps");
+  assert_int_equal(s->threads, 32 * (warps + 1));
+  return 16 * warps % constant(s, "kGroupPadded") == 0 && constant(s, "kStages") >= 2;
+}
+
+/* Those of importance_mma.cuh. */
+static bool importance_allows(const nsai_kernel_spec *s) {
+  int64_t warps = constant(s, "kWarps"), rows = constant(s, "kRows");
+  int64_t group = constant(s, "kGroupPadded");
+  assert_int_equal(rows, 32 * warps);
+  assert_int_equal(s->threads, rows);
+  return group <= rows && group <= 64 && constant(s, "kKeys") % 32 == 0;
+}
+
+static bool kernel_allows(const nsai_kernel_spec *s) {
+  bool attends = is(s, "attend_compressed_mma") || is(s, "attend_window_mma") || is(s, "dense_mma");
+  if (s->threads > 1024 || s->threads * constant(s, "kMinBlocks") > 2048) return false;
+  if (s->shared_bytes > 99 * 1024) return false;
+  if (attends) return flash_allows(s);
+  if (is(s, "attend_selected_mma")) return union_allows(s);
+  if (is(s, "importance_mma")) return importance_allows(s);
+  if (is(s, "compress_mean"))
+    return s->threads >= (constant(s, "kHeadDimQk") + constant(s, "kHeadDimV")) / 8;
+  return s->threads % 32 == 0;
+}
+
+/* ---- one combination ---- */
+
+/* The chosen tiles are the constants of the kernel that has them. */
+static void check_constants(const nsai_variant *v, const nsai_tiles *tiles,
+                            const nsai_kernel_spec *s) {
+  static const char *const names[] = { "kRows", "kKeys", "kWarps", "kStages", "kMinBlocks" };
+  for (int i = 0; i < v->space->count; i++) {
+    nsai_tile tile = v->space->range[i].tile;
+    if (tile == NSAI_TILE_WARPS && (is(s, "compress_mean") || is(s, "select_topn")))
+      assert_int_equal(s->threads, 32 * tiles->of[tile]);
+    else if (s->shared_bytes || tile == NSAI_TILE_BLOCKS)
+      assert_int_equal(constant(s, names[tile]), tiles->of[tile]);
+  }
+}
+
+static void check_text(const nsai_candidate *candidate) {
+  char text[128], longer[160];
+  nsai_candidate back;
+  nsai_writer w = nsai_writer_open(text, sizeof text);
+  nsai_candidate_print(candidate, &w);
+  assert_true(w.used < sizeof text);
+  assert_true(nsai_candidate_parse(text, candidate->variant->stage, &back));
+  assert_ptr_equal(back.variant, candidate->variant);
+  assert_memory_equal(&back.tiles, &candidate->tiles, sizeof back.tiles);
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+    assert_true(nsai_candidate_parse(text, (nsai_stage)s, &back) ==
+                (s == (int)candidate->variant->stage));
+  static const char *const tails[] = { " ", " x", "=1", ",", " rows=1", " blocks=1", "\n" };
+  for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
+    snprintf(longer, sizeof longer, "%s%s", text, tails[i]);
+    assert_false(nsai_candidate_parse(longer, candidate->variant->stage, &back));
+  }
+  char *last = strrchr(text, ' '); /* the last tile is missing */
+  if (!last) return;
+  *last = 0;
+  assert_false(nsai_candidate_parse(text, candidate->variant->stage, &back));
+}
+
+static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai_target *t,
+                        const nsai_tiles *tiles) {
+  char text[2048] = "";
+  nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
+  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_tiles_judge(v, p, t, tiles, &reasons);
+  v->specify(p, t, tiles, specs);
+  bool allowed = true, any = false;
+  for (int role = 0; role < NSAI_ROLES; role++) {
+    if (!specs[role].entry || role == NSAI_KERNEL_SORT) continue;
+    allowed &= kernel_allows(&specs[role]);
+    any = true;
+    if (!reasons.count) check_constants(v, tiles, &specs[role]);
+  }
+  if (any && allowed != !reasons.count)
+    fail_msg("%s on %s, Dk %d Dv %d G %d, rows %d keys %d warps %d stages %d blocks %d: the kernel "
+             "%s it, fit does not: %s",
+             v->name, t->arch, p->model.head_dim_qk, p->model.head_dim_v,
+             p->model.heads / p->model.kv_heads, tiles->of[0], tiles->of[1], tiles->of[2],
+             tiles->of[3], tiles->of[4], allowed ? "takes" : "refuses", text);
+  if (reasons.count) return;
+  double cost = v->space->cost(p, t, tiles);
+  assert_true(cost > 0); /* infinite, maybe; no NaN */
+  check_text(&(nsai_candidate){ v, *tiles });
+  seen++;
+}
+
+/* ---- all combinations ---- */
+
+static void check_choice(const nsai_variant *v, const nsai_problem *p, const nsai_target *t) {
+  char text[2048] = "";
+  nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
+  nsai_decider by;
+  nsai_tiles tiles = nsai_variant_tiles(v, p, t, &by);
+  assert_in_range(by, NSAI_BY_DEVICE, NSAI_BY_DEFAULT);
+  nsai_tiles_judge(v, p, t, &tiles, &reasons);
+  if (reasons.count)
+    fail_msg("%s on %s, Dk %d Dv %d G %d, caution %d: the heuristic's choice does not fit: %s",
+             v->name, t->arch, p->model.head_dim_qk, p->model.head_dim_v,
+             p->model.heads / p->model.kv_heads, t->caution, text);
+  assert_true(v->space->cost(p, t, &tiles) > 0);
+}
+
+/* A value that no range has, or a tile that the variant does not have, is refused. */
+static void check_strange_values(const nsai_variant *v, const nsai_problem *p,
+                                 const nsai_target *t) {
+  static const int32_t strange[] = { 0, -1, 7, 48, 1024, INT32_MAX };
+  for (int i = 0; i < v->space->count; i++)
+    for (size_t k = 0; k < sizeof strange / sizeof *strange; k++) {
+      nsai_tiles tiles = nsai_variant_tiles(v, p, t, NULL);
+      nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+      tiles.of[v->space->range[i].tile] = strange[k];
+      nsai_tiles_judge(v, p, t, &tiles, &reasons);
+      assert_int_equal(reasons.count, 1);
+    }
+}
+
+static void check_space(const nsai_variant *v, const nsai_problem *p, const nsai_target *t) {
+  const nsai_space *space = v->space;
+  int at[NSAI_TILE_COUNT] = { 0 };
+  for (int i = 0; i < space->count;) {
+    nsai_tiles tiles = { { 0 } };
+    for (int k = 0; k < space->count; k++)
+      tiles.of[space->range[k].tile] = space->range[k].values[at[k]];
+    check_tiles(v, p, t, &tiles);
+    for (i = 0; i < space->count; i++) {
+      if (++at[i] < NSAI_MAX_RANGE && space->range[i].values[at[i]]) break;
+      at[i] = 0;
+    }
+  }
+  check_strange_values(v, p, t);
+}
+
+static void check_variants(const nsai_config *config, const nsai_problem *p) {
+  for (int32_t a = 0; nsai_arch_at(a); a++)
+    for (int i = 0; i < nsai_variant_count; i++) {
+      const nsai_arch *arch = nsai_arch_at(a);
+      const nsai_variant *v = &nsai_variants[i];
+      nsai_target t = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0 };
+      nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+      if (!nsai_stage_needed(p, v->stage)) continue;
+      nsai_variant_judge(config, p, &t, v, &reasons);
+      if (reasons.count) continue;
+      if (!v->space) {
+        check_text(&(nsai_candidate){ v, { { 0 } } });
+        continue;
+      }
+      check_space(v, p, &t);
+      for (; t.caution <= NSAI_MAX_CAUTION; t.caution++) check_choice(v, p, &t);
+    }
+}
+
+static void check_geometry(int32_t group, int32_t dk, int32_t dv, const char *dtype) {
+  char text[512];
+  nsai_config *config = NULL;
+  snprintf(text, sizeof text,
+           "nsa: 1\nmodel: {heads: %d, kv_heads: 2, head_dim_qk: %d, head_dim_v: %d, dtype: %s}\n",
+           2 * group, dk, dv, dtype);
+  nsai_config_request request = { .text = text,
+                                  .skip_system_file = true,
+                                  .skip_environment = true };
+  if (nsai_config_load(&request, &config) != NSA_OK) fail_msg("%s", nsa_last_error());
+  for (int i = 0; i < 5; i++) { /* forwards: long, all blocks chosen, given twice; dense */
+    nsa_problem asked = NSA_PROBLEM_INIT;
+    nsai_problem p;
+    asked.op = i == 4 ? NSA_OP_DENSE : NSA_OP_FORWARD;
+    asked.max_tokens = i == 1 ? 64 : 65536;
+    asked.max_seqs = 1;
+    asked.selection = i == 2 ? NSA_SELECT_BLOCKS : i == 3 ? NSA_SELECT_RANGES : NSA_SELECT_OWN;
+    asked.max_probe_rows = i == 1;
+    if (nsai_problem_resolve(config, &asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
+    check_variants(config, &p);
+  }
+  nsai_config_destroy(config);
+}
+
+static void test_every_combination(void **state) {
+  (void)state;
+  static const int32_t groups[] = { 1, 3, 16, 64 };
+  static const int32_t dims[][2] = { { 16, 16 },   { 64, 64 },   { 128, 128 },
+                                     { 192, 128 }, { 256, 256 }, { 136, 112 } };
+  for (size_t g = 0; g < sizeof groups / sizeof *groups; g++)
+    for (size_t d = 0; d < sizeof dims / sizeof *dims; d++)
+      for (int half = 0; half < 2; half++) {
+        seen = 0;
+        check_geometry(groups[g], dims[d][0], dims[d][1], half ? "fp16" : "bf16");
+        assert_true(seen > 1000); /* a space that has become empty is a mistake */
+      }
+}
+
+/* A device with less shared memory than any architecture has, refuses what does not fit there. */
+static void test_small_device(void **state) {
+  (void)state;
+  nsai_problem p = {
+    .op = NSA_OP_DENSE,
+    .model = { .heads = 2, .kv_heads = 1, .head_dim_qk = 128, .head_dim_v = 128, .dtype = NSA_BF16 }
+  };
+  nsai_target t = { "sm_80", NULL, 48 << 10, 0 };
+  nsai_tiles small = {
+    { [NSAI_TILE_ROWS] = 64, [NSAI_TILE_KEYS] = 32, [NSAI_TILE_WARPS] = 4, [NSAI_TILE_BLOCKS] = 1 }
+  };
+  nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+  nsai_space_flash.fit(&p, &t, &small, &reasons);
+  assert_int_equal(reasons.count, 0);
+  small.of[NSAI_TILE_ROWS] = 256;
+  nsai_space_flash.fit(&p, &t, &small, &reasons);
+  assert_int_equal(reasons.count, 1);
+}
+
+/* Ranges ascend, and every one says why. */
+static void test_ranges(void **state) {
+  (void)state;
+  for (int i = 0; i < nsai_variant_count; i++)
+    for (int k = 0; nsai_variants[i].space && k < nsai_variants[i].space->count; k++) {
+      const nsai_range *r = &nsai_variants[i].space->range[k];
+      assert_true(r->why && *r->why && r->values[0] > 0);
+      for (int n = 1; n < NSAI_MAX_RANGE && r->values[n]; n++)
+        assert_true(r->values[n] > r->values[n - 1]);
+      for (int n = 0; n < k; n++)
+        assert_int_not_equal(nsai_variants[i].space->range[n].tile, r->tile);
+    }
+}
+
+static void test_junk(void **state) {
+  (void)state;
+  static const struct {
+    nsai_stage stage;
+    bool good;
+    const char *text;
+  } cases[] = {
+    { NSAI_STAGE_DENSE, true, "dense_mma rows=128 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, true, "dense_mma blocks=2 warps=4 keys=64 rows=128" },
+    { NSAI_STAGE_DENSE, true, "dense_mma rows=7 keys=1 warps=2147483647 blocks=9" }, /* for judge */
+    { NSAI_STAGE_DENSE, true, "sdpa_gemm" },
+    { NSAI_STAGE_DENSE, false, "" },
+    { NSAI_STAGE_DENSE, false, " dense_mma rows=128 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mm rows=128 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma2 rows=128 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=128 keys=64 warps=4" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=128 rows=128 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=128 keys=64 warps=4 blocks=2 stages=3" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=128 keys=64 warps=4 stages=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=128  keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=128,keys=64,warps=4,blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows= keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=0 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=-8 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=2147483648 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma rows=99999999999999999999 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma columns=1 rows=128 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "sdpa_gemm rows=128" },
+    { NSAI_STAGE_DENSE, false, "attend_window_mma rows=128 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_ATTEND_WINDOW, false, "dense_mma rows=128 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_SELECT, true, "select_topn warps=8 blocks=4" },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    nsai_candidate c;
+    if (nsai_candidate_parse(cases[i].text, cases[i].stage, &c) != cases[i].good)
+      fail_msg("\"%s\" is %s", cases[i].text, cases[i].good ? "refused" : "accepted");
+  }
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_every_combination),
+    cmocka_unit_test(test_small_device),
+    cmocka_unit_test(test_ranges),
+    cmocka_unit_test(test_junk),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
