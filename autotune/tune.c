@@ -18,13 +18,18 @@
 
 bool nsai_tune_spent(const tuner *t) { return chk_now() > t->deadline; }
 
-nsa_status nsai_tune_step(tuner *t, const char *what) {
+nsa_status nsai_tune_poll(tuner *t, const char *what) {
   const nsa_tune_options *o = t->options;
-  if (++t->done > t->total) t->total = t->done;
+  if (t->done > t->total) t->total = t->done;
   if (o->progress && o->progress(o->user, t->done, t->total, what))
     return nsai_fail(NSA_E_CANCELLED, "cancelled by the progress callback; what was measured is "
                                       "kept, and the next call goes on from there");
   return NSA_OK;
+}
+
+nsa_status nsai_tune_step(tuner *t, const char *what) {
+  t->done++;
+  return nsai_tune_poll(t, what);
 }
 
 void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const contender *c,
@@ -52,10 +57,9 @@ void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const c
 
 /* ---- a task ---- */
 
-void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *r) {
+/* All but the compiler. */
+static void describe_environment(const nsa_ctx *ctx, nsai_record *r) {
   const nsai_device *d = &ctx->device;
-  nsai_kernel_key key;
-  nsai_jit_request request = { .name = "none", .source = "", .arch = ctx->target.arch };
   snprintf(r->device, sizeof r->device, "%s", d->name);
   snprintf(r->arch, sizeof r->arch, "%s", ctx->target.arch);
   r->sms = d->sm_count;
@@ -64,12 +68,34 @@ void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *r) {
   snprintf(r->templates, sizeof r->templates, "%.32s", nsai_jit_templates_digest(ctx->jit));
   snprintf(r->driver, sizeof r->driver, "%d.%d", d->driver_version / 1000,
            d->driver_version % 1000 / 10);
+}
+
+bool nsai_tune_is_current(const nsa_ctx *ctx, const nsai_record *record) {
+  nsai_record now = { 0 };
+  describe_environment(ctx, &now);
+  return !strcmp(now.library, record->library) && !strcmp(now.templates, record->templates) &&
+         !strcmp(now.driver, record->driver);
+}
+
+void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *r) {
+  nsai_kernel_key key;
+  nsai_jit_request request = { .name = "none", .source = "", .arch = ctx->target.arch };
+  describe_environment(ctx, r);
   if (nsai_jit_key(ctx->jit, &request, &key) != NSA_OK) return; /* unknown, then */
   snprintf(r->compiler, sizeof r->compiler, "%.63s", key.compiler_id);
   nsai_kernel_key_fini(&key);
 }
 
-/* The record that is gone on with, or a new one. */
+static const char *const levels[] = { "heuristic", "quick", "normal", "exhaustive" };
+
+static int rank_of(const char *level) {
+  for (int i = 0; i <= NSAI_LEVEL_EXHAUSTIVE; i++)
+    if (!strcmp(level, levels[i])) return i;
+  return -1;
+}
+
+/* The record that is gone on with, or a new one. A higher level that came to its end stays what the
+ * record says. */
 static nsa_status open_record(tuner *t, tune_task *task) {
   nsa_ctx *ctx = t->ctx;
   nsai_record *fresh = NULL, *old = NULL;
@@ -78,16 +104,20 @@ static nsa_status open_record(tuner *t, tune_task *task) {
   nsai_tune_environment(ctx, fresh);
   snprintf(fresh->problem, sizeof fresh->problem, "%s", task->key);
   fresh->bucket = task->tokens;
-  static const char *const levels[] = { "heuristic", "quick", "normal", "exhaustive" };
   snprintf(fresh->level, sizeof fresh->level, "%s", levels[t->level]);
   time_t now = time(NULL);
   struct tm utc;
   gmtime_r(&now, &utc);
   strftime(fresh->date, sizeof fresh->date, "%Y-%m-%dT%H:%M:%SZ", &utc);
-  if (t->options->fresh && !t->options->dry_run) return nsai_records_remove(ctx->records, fresh);
+  task->replaces = t->options->fresh;
   if (t->options->fresh ||
       !nsai_records_find(ctx->records, fresh->device, fresh->arch, fresh->sms, task->key, &old))
     return NSA_OK;
+  if (nsai_record_same_environment(fresh, old)) {
+    int rank = rank_of(old->level);
+    task->done = old->complete && rank >= t->level;
+    if (rank > t->level) snprintf(fresh->level, sizeof fresh->level, "%s", old->level);
+  }
   nsa_status status = nsai_record_merge(fresh, old);
   fresh->complete = false;
   nsai_record_destroy(old);
@@ -160,28 +190,36 @@ static double estimate(const tuner *t, const tune_task *task) {
 static nsa_status work(tuner *t, tune_task *task, tune_task *donor) {
   NSAI_TRY(nsai_tune_compile(t, task));
   NSAI_TRY(nsai_tune_verify(t, task));
-  if (donor) NSAI_TRY(nsai_tune_data(t, donor));
+  /* A donor that cannot give is asked for nothing: the task makes its own. */
+  if (donor && nsai_tune_data(t, donor) != NSA_OK) nsai_tune_data_free(t);
   NSAI_TRY(nsai_tune_data(t, task));
+  task->record->overlap_r = t->overlap.r;
+  task->record->union4 = t->overlap.u4;
+  task->record->union8 = t->overlap.u8;
   NSAI_TRY(nsai_tune_time(t, task));
   return nsai_tune_whole(t, task);
 }
 
 static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
   contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
+  char error[1024] = "";
   nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
-  nsa_status status = work(t, task, donor);
-  bool spent = nsai_tune_spent(t);
-  task->record->complete = !status && !spent;
-  /* What was measured is kept whatever ended it; the failure stays the one that is told. */
-  if (task->record->timing_count) {
-    char error[1024];
-    snprintf(error, sizeof error, "%s", status ? nsa_last_error() : "");
-    nsa_status saved = nsai_records_save(t->ctx->records, task->record);
-    status = status ? nsai_fail_text(status, error) : saved;
+  if (task->done && !count_open(task)) {
+    nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL, "measured before");
+    return NSA_OK;
   }
+  nsa_status status = work(t, task, donor);
+  if (status) snprintf(error, sizeof error, "%s", nsa_last_error());
+  task->record->complete = !status && !nsai_tune_spent(t);
+  /* What was measured is kept whatever ended it; the failure stays the one that is told. */
+  nsa_status kept = nsai_tune_keep(t, task);
+  if (status) kept = nsai_fail_text(status, error);
+  error[strcspn(error, "\n")] = 0;
   nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL,
-                 spent ? "the budget is spent; the next call goes on" : "");
-  return status;
+                 status                    ? error
+                 : !task->record->complete ? "the budget is spent; the next call goes on"
+                                           : "");
+  return kept;
 }
 
 /* Plans without a record choose the heuristic's candidates: there is nothing to measure. */
@@ -220,6 +258,8 @@ static nsa_status run_tasks(tuner *t, tune_task *tasks, int count) {
       continue;
     }
     if (i && nsai_tune_spent(t)) {
+      contender none = { .timing = { .ms = 0 } };
+      nsai_tune_tell(t, NSA_TUNE_PROBLEM, &tasks[i], &none, "");
       nsai_tune_tell(t, NSA_TUNE_DONE, &tasks[i], NULL, "not begun: the budget is spent");
       continue;
     }
@@ -235,7 +275,18 @@ typedef struct task_list {
   int count;
 } task_list;
 
+/* Problems that differ in capacities alone are one. */
+static bool is_listed(const task_list *list, const nsai_problem *problem, int64_t tokens) {
+  char key[512];
+  nsai_writer text = nsai_writer_open(key, sizeof key);
+  nsai_tune_key(problem, tokens, &text);
+  for (int i = 0; i < list->count; i++)
+    if (!strcmp(list->item[i].key, key)) return true;
+  return false;
+}
+
 static nsa_status add_task(tuner *t, task_list *list, const nsai_problem *problem, int64_t tokens) {
+  if (is_listed(list, problem, tokens)) return NSA_OK;
   tune_task *grown = realloc(list->item, (size_t)(list->count + 1) * sizeof *grown);
   if (!grown) return nsai_fail_nomem("the problems to tune", sizeof *grown);
   list->item = grown;
@@ -337,6 +388,8 @@ static nsa_status open_tuner(tuner *t) {
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
   t->bench.threads = processors < 1 ? 1 : (int)processors;
   NSAI_TRY(nsai_context_enter(ctx, &t->pushed));
+  /* As in loading: another thread may be capturing a stream. */
+  driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
   t->device = (chk_device){ .driver = driver, .context = ctx->device.context };
   snprintf(t->device.name, sizeof t->device.name, "%.*s", (int)sizeof t->device.name - 1,
            ctx->device.name);
@@ -361,6 +414,7 @@ static void close_tuner(tuner *t) {
   nsai_sensors_close(t->sensors);
   chk_device_free(&t->device, t->flush);
   if (t->device.stream) driver->cuStreamDestroy(t->device.stream);
+  driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
   nsai_context_leave(t->ctx, t->pushed);
 }
 
@@ -370,7 +424,12 @@ static nsa_status tune(nsa_ctx *ctx, const nsa_tune_options *options, int32_t le
   task_list list = { 0 };
   nsa_status status = NSA_OK;
   if (!t) return nsai_fail_nomem("a tuner", sizeof *t);
-  *t = (tuner){ .ctx = ctx, .options = options, .level = level, .deadline = chk_now() + budget };
+  *t = (tuner){ .ctx = ctx,
+                .options = options,
+                .level = level,
+                .capture_mode = NSAI_CU_CAPTURE_RELAXED,
+                .no_baselines = only > 0,
+                .deadline = chk_now() + budget };
   NSAI_TRY_TO(done, open_tuner(t));
   NSAI_TRY_TO(done, list_tasks(t, problems, count, only, &list));
   NSAI_TRY_TO(done, run_tasks(t, list.item, list.count));
@@ -469,7 +528,8 @@ nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_pr
                                void *user) {
   const nsai_config *c = ctx->config;
   if (!c->tuning.on_first_use || !c->tuning.records || ctx->deviceless ||
-      nsai_tune_is_recorded(ctx, problem) || begin_tuning(ctx) != NSA_OK)
+      c->runtime.jit != NSAI_JIT_ON_DEMAND || nsai_tune_is_recorded(ctx, problem) ||
+      begin_tuning(ctx) != NSA_OK)
     return NSA_OK;
   nsa_tune_options options = NSA_TUNE_OPTIONS_INIT;
   asked one = { .problem = *problem };
@@ -478,7 +538,7 @@ nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_pr
   nsa_status status = tune(ctx, &options, c->tuning.on_first_use, c->tuning.first_use_budget_s,
                            &one, 1, problem->max_kv_len);
   end_tuning(ctx);
-  if (!status || status == NSA_E_CANCELLED) return status;
+  if (!status || status == NSA_E_CANCELLED || status == NSA_E_VERIFY) return status;
   nsai_log(&ctx->logger, NSA_LOG_WARN, "tune", "tuning.on_first_use: %.*s",
            (int)strcspn(nsa_last_error(), "\n"), nsa_last_error());
   return NSA_OK;

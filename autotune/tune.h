@@ -22,7 +22,11 @@ void nsai_decisions_recall(nsa_ctx *ctx, const nsai_problem *problem, nsai_decis
  * it has been opened. */
 void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *record);
 
-/* Whether there is a record of the problem and its overlap at a length within a factor of two. */
+/* Whether a record was measured with this library, these kernels and this driver. */
+bool nsai_tune_is_current(const nsa_ctx *ctx, const nsai_record *record);
+
+/* Whether there is a complete record of the problem and its overlap at a length within a factor of
+ * two. */
 bool nsai_tune_is_recorded(nsa_ctx *ctx, const nsai_problem *problem);
 
 /* Tunes a problem that has no record, as tuning.on_first_use asks; a failure to do so is a warning.

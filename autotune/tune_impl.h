@@ -43,6 +43,8 @@ typedef struct tune_task {
   chk_fill fill;
   char key[384];
   nsai_record *record;
+  bool replaces; /* the first save forgets what was there */
+  bool done;     /* an earlier call of this level or a higher one came to its end */
   contest contest[NSAI_STAGE_COUNT];
   int contests;
 } tune_task;
@@ -53,8 +55,9 @@ typedef struct tuner {
   int32_t level;   /* NSAI_LEVEL_* */
   double deadline; /* chk_now() at which nothing more is begun */
   chk_device device;
-  bool pushed; /* the device was made current */
-  void *flush; /* device memory */
+  bool pushed;          /* the device was made current */
+  int32_t capture_mode; /* to be exchanged with the thread's */
+  void *flush;          /* device memory */
   nsai_sensors *sensors;
   nsai_cu_event events[TUNE_MAX_EVENTS];
   int event_count;
@@ -63,17 +66,20 @@ typedef struct tuner {
   chk_case c;
   chk_bench bench;
   bool has_data;
+  chk_overlap overlap; /* of their selections */
   /* Candidates found right or wrong so far, for all lengths. */
   char **verdicts;
   int verdict_count;
   /* Baselines of the length at hand. */
+  bool no_baselines; /* a first use */
   int64_t base_tokens;
   nsai_baseline base[2];
   int base_count;
 } tuner;
 
-/* Reports progress; NSA_E_CANCELLED when the host says so. */
+/* Reports progress, and in `step` one piece more; NSA_E_CANCELLED when the host says so. */
 nsa_status nsai_tune_step(tuner *t, const char *what);
+nsa_status nsai_tune_poll(tuner *t, const char *what);
 bool nsai_tune_spent(const tuner *t);
 void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const contender *c,
                     const char *note);
@@ -107,15 +113,18 @@ void nsai_tune_verdicts_free(tuner *t);
 /* A case of the problem: one sequence of `tokens`. */
 void nsai_tune_case(const nsai_problem *problem, int64_t tokens, chk_fill fill, chk_case *c);
 
-/* A plan with its caps. `*refused` as nsai_plan_make. */
+/* A plan with its caps. */
 nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_decisions *decisions,
-                          bool *refused, chk_plan *out);
+                          chk_plan *out);
 
 /* tune_time.c */
 
 /* Makes the tensors of a task unless they are there. */
 nsa_status nsai_tune_data(tuner *t, const tune_task *task);
 void nsai_tune_data_free(tuner *t);
+
+/* Copies the contenders' timings into the record, and saves that. */
+nsa_status nsai_tune_keep(tuner *t, tune_task *task);
 
 /* Times the contenders alive in interleaved rounds, drops the slow ones, confirms the best, and
  * marks each stage's winner. */

@@ -164,7 +164,9 @@ nsa_status nsai_tune_candidates(tuner *t, tune_task *task) {
   nsai_choice choice;
   NSAI_TRY(nsai_choose(t->ctx->config, &task->problem, &t->ctx->target, NULL, NULL, &choice));
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-    if (!choice.variant[s]) continue;
+    bool lists = s == NSAI_STAGE_IMPORTANCE || s == NSAI_STAGE_SELECT;
+    /* Where every block is chosen there is no importance to rank, and next to nothing to select. */
+    if (!choice.variant[s] || (lists && nsai_problem_selects_all(&task->problem))) continue;
     contest *c = &task->contest[task->contests++];
     *c = (contest){ .stage = (nsai_stage)s };
     NSAI_TRY(add_variant(t, task, c, choice.variant[s]));
@@ -215,14 +217,14 @@ void nsai_tune_column(const tune_task *task, int column, nsai_decisions *out,
 /* ---- kernels ---- */
 
 /* Compiling threads take contenders from one counter. The first failure that is no refusal ends
- * it. */
+ * it, and a spent budget; contenders that were not reached are out. */
 typedef struct compile_pool {
   tuner *t;
   const nsai_problem *problem;
   contender **item;
-  int count;
-  atomic_int next, done;
-  pthread_mutex_t lock; /* guards status and error */
+  int count, needed;        /* needed: the first, whatever the budget */
+  atomic_int next, running; /* running: threads */
+  pthread_mutex_t lock;     /* guards status and error */
   nsa_status status;
   char error[1024];
 } compile_pool;
@@ -234,9 +236,9 @@ static void compile_one(compile_pool *p, contender *c) {
   c->what.variant->specify(p->problem, &ctx->target, &c->what.tiles, specs);
   nsa_status status = nsai_kernels_make(ctx, &request, NULL);
   if (!status) return;
-  if (status == NSA_E_COMPILE) {
+  c->alive = false;
+  if (request.refused) {
     size_t length = strcspn(nsa_last_error(), "\n");
-    c->alive = false;
     c->timing.state = NSAI_TIMING_REFUSED;
     snprintf(c->timing.note, sizeof c->timing.note, "%.*s", (int)length, nsa_last_error());
     return;
@@ -253,9 +255,10 @@ static void compile_one(compile_pool *p, contender *c) {
 static void *compile_thread(void *argument) {
   compile_pool *p = argument;
   for (int i; (i = atomic_fetch_add(&p->next, 1)) < p->count;) {
+    p->item[i]->alive = true;
     compile_one(p, p->item[i]);
-    atomic_fetch_add(&p->done, 1);
   }
+  atomic_fetch_sub(&p->running, 1);
   return NULL;
 }
 
@@ -276,14 +279,20 @@ static nsa_status run_pool(compile_pool *p) {
   pthread_t thread[MOST_THREADS];
   int started = 0, wanted = compile_threads(p->t, p->count);
   nsa_status status = NSA_OK;
+  atomic_store(&p->running, wanted);
   while (started < wanted && !pthread_create(&thread[started], NULL, compile_thread, p)) started++;
-  if (!started) compile_thread(p);
-  while (started && atomic_load(&p->next) < p->count + started && !status) {
-    usleep(POLL_US);
-    status = nsai_tune_step(p->t, "compiling");
-    if (atomic_load(&p->done) >= p->count) break;
+  atomic_fetch_sub(&p->running, wanted - started);
+  if (!started) {
+    atomic_store(&p->running, 1);
+    compile_thread(p);
   }
-  if (status) atomic_store(&p->next, p->count); /* what runs is finished and kept */
+  while (atomic_load(&p->running) > 0) {
+    usleep(POLL_US);
+    if (!status) status = nsai_tune_poll(p->t, "compiling");
+    /* What runs is finished and kept. */
+    bool spent = nsai_tune_spent(p->t) && atomic_load(&p->next) >= p->needed;
+    if (status || spent) atomic_store(&p->next, p->count);
+  }
   for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
   if (status) return status;
   return p->status ? nsai_fail_text(p->status, p->error) : NSA_OK;
@@ -318,6 +327,14 @@ nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
   for (int i = 0; i < task->contests; i++)
     for (int k = 0; k < task->contest[i].count; k++)
       if (task->contest[i].item[k].alive) p.item[p.count++] = &task->contest[i].item[k];
+  /* The heuristic's choices first: they are needed whatever the budget. */
+  for (int i = 0; i < p.count; i++) {
+    p.item[i]->alive = false; /* until it is taken */
+    if (!p.item[i]->timing.is_default) continue;
+    contender *first = p.item[i];
+    p.item[i] = p.item[p.needed];
+    p.item[p.needed++] = first;
+  }
   pthread_mutex_init(&p.lock, NULL);
   status = run_pool(&p);
   pthread_mutex_destroy(&p.lock);

@@ -17,11 +17,13 @@
 #define ROUNDS 4       /* of the others */
 #define FINAL_ROUNDS 5 /* of the best and the heuristic's choice */
 #define FINALISTS 3
-#define DROP 1.25     /* times the best after the first rounds */
-#define NOISE 1.5     /* spreads that a winner must be ahead, of both together */
-#define TIE 0.01      /* of the fastest: as fast */
-#define TICK_MS 0.001 /* what two events cannot tell apart */
-#define LONG_MS 100.0 /* runs of this length are noisy by far less than their differences */
+#define DROP 1.25      /* times the best after the first rounds */
+#define NOISE 1.5      /* spreads that a winner must be ahead, of both together */
+#define TIE 0.01       /* of the fastest: as fast */
+#define TICK_MS 0.001  /* what two events cannot tell apart */
+#define MOST_CHUNKS 64 /* of importance and select that are timed, evenly spread */
+#define LEAST_ROUNDS 3 /* that decide anything */
+#define LONG_MS 100.0  /* runs of this length are noisy by far less than their differences */
 
 /* ---- data ---- */
 
@@ -47,7 +49,7 @@ static void drop_slot(chk_data *d, int slot) {
 }
 
 /* How much the selections overlap, by one run. */
-static nsa_status measure_overlap(tuner *t, tune_task *task) {
+static nsa_status measure_overlap(tuner *t) {
   chk_data *d = &t->bench.data;
   chk_overlap overlap = { 0 };
   if (!chk_data_has(d, CHK_INDEX)) return NSA_OK;
@@ -56,29 +58,26 @@ static nsa_status measure_overlap(tuner *t, tune_task *task) {
   NSAI_TRY(chk_buffer_fetch(&t->device, &d->buffer[CHK_INDEX]));
   nsa_tensor index = chk_data_view(d, CHK_INDEX, CHK_HOST);
   chk_overlap_measure(&t->c.geometry, &index, 0, &overlap);
-  task->record->overlap_r = overlap.r;
-  task->record->union4 = overlap.u4;
-  task->record->union8 = overlap.u8;
+  t->overlap = overlap;
   return NSA_OK;
 }
 
 nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
   nsai_decisions decisions;
   contender *taken[NSAI_STAGE_COUNT];
-  bool refused;
   chk_plan plan;
   nsa_status status = NSA_OK;
   if (data_serves(t, task)) return NSA_OK;
   nsai_tune_data_free(t);
+  t->overlap = (chk_overlap){ 0 };
   nsai_tune_case(&task->problem, task->tokens, task->fill, &t->c);
   nsai_tune_column(task, 0, &decisions, taken);
-  NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &refused, &plan));
+  NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &plan));
   t->has_data = true;
   NSAI_TRY_TO(done, chk_bench_prepare(&t->device, &t->c, &plan, t->bench.threads, &t->bench));
   drop_slot(&t->bench.data, CHK_PROBE_ROWS);
   drop_slot(&t->bench.data, CHK_PROBE);
-  if (task->problem.op == NSA_OP_FORWARD)
-    NSAI_TRY_TO(done, measure_overlap(t, (tune_task *)(uintptr_t)task));
+  if (task->problem.op == NSA_OP_FORWARD) NSAI_TRY_TO(done, measure_overlap(t));
   chk_data_drop_optional(&t->bench.data);
 done:
   t->bench.plan = (chk_plan){ 0 }; /* each run brings its own */
@@ -94,6 +93,8 @@ typedef struct spans {
   int used; /* events */
   nsai_stage stage[TUNE_MAX_EVENTS / 2];
   bool flushed[NSAI_STAGE_COUNT];
+  int64_t every;                    /* of a stage's pieces, one so often is timed */
+  int64_t pieces[NSAI_STAGE_COUNT]; /* begun so far */
 } spans;
 
 static nsa_status record_event(tuner *t, int index) {
@@ -107,8 +108,10 @@ static nsa_status flush(tuner *t) {
 
 static nsa_status mark(void *user, nsai_stage stage, bool begins) {
   spans *s = user;
+  if (begins) s->pieces[stage]++;
+  if ((s->pieces[stage] - 1) % s->every) return NSA_OK;
   if (s->used >= s->t->event_count)
-    return NSA_OK; /* a long run of many chunks: the first are timed */
+    return nsai_fail(NSA_E_INTERNAL, "a run has more pieces than the tuner has events");
   if (begins && !s->flushed[stage]) NSAI_TRY(flush(s->t));
   s->flushed[stage] |= begins;
   if (begins) s->stage[s->used / 2] = stage;
@@ -139,7 +142,9 @@ static nsa_status enqueue(tuner *t, const chk_plan *plan, const nsai_marks *mark
 
 /* Milliseconds of every stage in one run. */
 static nsa_status time_stages(tuner *t, const chk_plan *plan, double ms[NSAI_STAGE_COUNT]) {
-  spans s = { .t = t };
+  int64_t chunk = plan->plan->layout.chunk_tokens, tokens = t->c.kv_len[0];
+  int64_t chunks = chunk ? (tokens + chunk - 1) / chunk : 1;
+  spans s = { .t = t, .every = chunks / MOST_CHUNKS + 1 };
   nsai_marks marks = { mark, &s };
   memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);
   NSAI_TRY(enqueue(t, plan, &marks));
@@ -197,11 +202,16 @@ static nsa_status make_columns(tuner *t, tune_task *task, int columns, chk_plan 
   for (int i = 0; i < columns; i++) {
     nsai_decisions decisions;
     contender *taken[NSAI_STAGE_COUNT];
-    bool refused;
     nsai_tune_column(task, i, &decisions, taken);
-    NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &refused, &plans[i]));
+    NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &plans[i]));
   }
   return NSA_OK;
+}
+
+static void settle_all(tune_task *task) {
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++)
+      if (task->contest[i].item[k].alive) settle(&task->contest[i].item[k]);
 }
 
 /* Widens a range by a reading; 0 is unknown. */
@@ -242,6 +252,7 @@ static nsa_status run_rounds(tuner *t, tune_task *task, int rounds, const char *
     read_sensors(t, task->record);
   }
 done:
+  settle_all(task); /* also what an interrupted round has */
   for (int i = 0; i < columns; i++) nsa_plan_destroy(plans[i].plan);
   free(plans);
   return status;
@@ -254,12 +265,6 @@ static double best_of(const contest *c) {
   return best;
 }
 
-static void settle_all(tune_task *task) {
-  for (int i = 0; i < task->contests; i++)
-    for (int k = 0; k < task->contest[i].count; k++)
-      if (task->contest[i].item[k].alive) settle(&task->contest[i].item[k]);
-}
-
 /* The heuristic's choice stays whatever it takes. */
 static void drop_slow(tune_task *task) {
   for (int i = 0; i < task->contests; i++) {
@@ -267,7 +272,8 @@ static void drop_slow(tune_task *task) {
     double best = best_of(c);
     for (int k = 1; k < c->count; k++) {
       contender *one = &c->item[k];
-      if (!one->alive || one->timing.ms <= DROP * best) continue;
+      if (!one->alive || one->timing.rounds < LEAST_ROUNDS || one->timing.ms <= DROP * best)
+        continue;
       one->alive = false;
       one->timing.state = NSAI_TIMING_DROPPED;
     }
@@ -322,26 +328,62 @@ static void choose_winner(tuner *t, tune_task *task, contest *c) {
   double gain = 1 - best->timing.ms / first->timing.ms;
   double noise =
       fmax(NOISE * hypot(best->timing.spread, first->timing.spread), TICK_MS / first->timing.ms);
-  if (best != first && gain <= fmax(noise, t->ctx->config->tuning.min_gain)) best = first;
+  bool thin = best->timing.rounds < LEAST_ROUNDS || first->timing.rounds < LEAST_ROUNDS;
+  if (best != first && (thin || gain <= fmax(noise, t->ctx->config->tuning.min_gain))) best = first;
   for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = &c->item[k] == best;
   nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, best, "");
 }
 
-/* Copies the contenders' timings into the record. Candidates that are no contenders any more, of
- * another library's record, win no longer. */
-static nsa_status keep_timings(tune_task *task) {
+static const contender *winner(const contest *c) {
+  for (int k = 0; k < c->count; k++)
+    if (c->item[k].timing.chosen) return &c->item[k];
+  return NULL;
+}
+
+/* Candidates that are no contenders any more, of another library's record, win no longer. */
+static nsa_status copy_timings(tune_task *task) {
   for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
     int32_t count = 0;
-    nsai_timing *known =
-        nsai_record_stage(task->record, nsai_stage_name(task->contest[i].stage), &count);
-    for (int32_t k = 0; k < count; k++) known[k].chosen = known[k].is_default = false;
-    for (int k = 0; k < task->contest[i].count; k++) {
-      const nsai_timing *timing = &task->contest[i].item[k].timing;
-      if (timing->rounds || timing->state != NSAI_TIMING_OK)
-        NSAI_TRY(nsai_record_add(task->record, timing));
+    nsai_timing *known = nsai_record_stage(task->record, nsai_stage_name(c->stage), &count);
+    for (int32_t k = 0; k < count; k++) {
+      known[k].is_default = false;
+      if (winner(c)) known[k].chosen = false;
+    }
+    for (int k = 0; k < c->count; k++) {
+      nsai_timing timing = c->item[k].timing;
+      const nsai_timing *old = nsai_record_find(task->record, timing.stage, timing.candidate);
+      if (!timing.rounds && timing.state == NSAI_TIMING_OK) continue;
+      if (!winner(c)) timing.chosen = old && old->chosen;
+      NSAI_TRY(nsai_record_add(task->record, &timing));
     }
   }
   return NSA_OK;
+}
+
+/* Whether saving would put timings without winners in the place of another environment's winners,
+ * which still serve. */
+static bool would_lose(const tuner *t, const tune_task *task) {
+  const nsai_record *r = task->record;
+  nsai_record *old = NULL;
+  bool loses = false;
+  for (int i = 0; i < task->contests; i++)
+    if (winner(&task->contest[i])) return false;
+  if (!nsai_records_find(t->ctx->records, r->device, r->arch, r->sms, r->problem, &old))
+    return false;
+  if (!nsai_record_same_environment(r, old))
+    for (int32_t i = 0; i < old->timing_count; i++) loses |= old->timings[i].chosen;
+  nsai_record_destroy(old);
+  return loses;
+}
+
+nsa_status nsai_tune_keep(tuner *t, tune_task *task) {
+  NSAI_TRY(copy_timings(task));
+  if (!task->record->timing_count || would_lose(t, task)) return NSA_OK;
+  /* Where the old one stays, in a folder that cannot be written, it is merged with the new. */
+  if (task->replaces) (void)nsai_records_remove(t->ctx->records, task->record);
+  task->replaces = false;
+  return nsai_records_save(t->ctx->records, task->record);
 }
 
 static void tell_timed(tuner *t, tune_task *task) {
@@ -359,24 +401,21 @@ nsa_status nsai_tune_time(tuner *t, tune_task *task) {
     for (int k = 1; k < task->contest[i].count; k++)
       if (task->contest[i].item[k].timing.rounds) task->contest[i].item[k].alive = false;
   NSAI_TRY(run_rounds(t, task, FIRST_ROUNDS, "timing"));
-  settle_all(task);
   drop_slow(task);
-  NSAI_TRY(keep_timings(task));
-  NSAI_TRY(nsai_records_save(t->ctx->records, task->record));
+  NSAI_TRY(nsai_tune_keep(t, task));
   if (!nsai_tune_spent(t)) NSAI_TRY(run_rounds(t, task, ROUNDS, "timing"));
-  settle_all(task);
   /* Those of earlier calls are back for the final. */
   for (int i = 0; i < task->contests; i++)
     for (int k = 1; k < task->contest[i].count; k++) {
       contender *c = &task->contest[i].item[k];
       c->alive |= c->timing.rounds && c->timing.state == NSAI_TIMING_OK;
     }
+  NSAI_TRY(nsai_tune_keep(t, task));
   tell_timed(t, task);
   NSAI_TRY(leave_finalists(task));
   NSAI_TRY(run_rounds(t, task, FINAL_ROUNDS, "confirming"));
-  settle_all(task);
   for (int i = 0; i < task->contests; i++) choose_winner(t, task, &task->contest[i]);
-  return keep_timings(task);
+  return nsai_tune_keep(t, task);
 }
 
 /* ---- the whole ---- */
@@ -420,21 +459,18 @@ static void keep_baseline(tuner *t, tune_task *task, const nsai_baseline *base) 
 /* The unfused baseline on the same tensors; where it cannot serve, there is none. */
 static nsa_status time_gemm(tuner *t, const nsai_problem *dense, nsai_baseline *out, bool *has) {
   nsai_decisions decisions = { .why = "the tuner" };
+  nsai_candidate *gemm = &decisions.stage[NSAI_STAGE_DENSE];
+  nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
   chk_plan plan = { 0 };
-  bool refused;
-  *has = nsai_candidate_parse("sdpa_gemm", NSAI_STAGE_DENSE, &decisions.stage[NSAI_STAGE_DENSE]);
-  nsa_status status = nsai_tune_plan(t, dense, &decisions, &refused, &plan);
-  if (!status) {
-    const nsai_variant *v = plan.plan->choice.variant[NSAI_STAGE_DENSE];
-    *has = v && !strcmp(v->name, "sdpa_gemm");
-    if (*has) status = time_plans(t, &plan, 1, out);
-  }
+  *has = nsai_candidate_parse("sdpa_gemm", NSAI_STAGE_DENSE, gemm);
+  if (*has) nsai_variant_judge(t->ctx->config, dense, &t->ctx->target, gemm->variant, &reasons);
+  *has = *has && !reasons.count;
+  if (!*has) return NSA_OK;
+  nsa_status status = nsai_tune_plan(t, dense, &decisions, &plan);
+  if (!status) status = time_plans(t, &plan, 1, out);
   nsa_plan_destroy(plan.plan);
-  if (status == NSA_E_UNSUPPORTED || status == NSA_E_NO_CUBLASLT) {
-    *has = false;
-    return NSA_OK;
-  }
-  return status;
+  *has = !status;
+  return status == NSA_E_NO_CUBLASLT ? NSA_OK : status;
 }
 
 /* Dense attention by its record, and unfused, once for each length. */
@@ -442,14 +478,14 @@ static nsa_status time_baselines(tuner *t, const tune_task *task) {
   nsai_problem dense = task->problem;
   nsai_decisions decisions;
   chk_plan plan = { 0 };
-  bool refused, has;
+  bool has;
   if (t->base_tokens == task->tokens) return NSA_OK;
   t->base_count = 0;
   dense.op = NSA_OP_DENSE;
   dense.selection = NSA_SELECT_OWN;
   dense.max_probe_rows = 0;
   nsai_decisions_recall(t->ctx, &dense, &decisions);
-  NSAI_TRY(nsai_tune_plan(t, &dense, &decisions, &refused, &plan));
+  NSAI_TRY(nsai_tune_plan(t, &dense, &decisions, &plan));
   nsai_baseline *base = &t->base[t->base_count++];
   *base = (nsai_baseline){ .name = "dense" };
   nsa_status status = time_plans(t, &plan, 1, base);
@@ -463,10 +499,13 @@ static nsa_status time_baselines(tuner *t, const tune_task *task) {
   return NSA_OK;
 }
 
-/* The parts may be faster and the whole not: then the heuristic's choices stay. */
-static void prefer_whole(tuner *t, tune_task *task, const nsai_baseline both[2]) {
+/* The parts may be faster and the whole not: then the heuristic's choices stay, and their time is
+ * the forward's. */
+static void prefer_whole(tuner *t, tune_task *task, nsai_baseline both[2]) {
   double noise = NOISE * hypot(both[0].spread, both[1].spread);
   if (both[0].ms <= both[1].ms * (1 + noise)) return;
+  both[0].ms = both[1].ms;
+  both[0].spread = both[1].spread;
   for (int i = 0; i < task->contests; i++) {
     contest *c = &task->contest[i];
     if (!c->item[0].timing.rounds) continue;
@@ -485,15 +524,14 @@ nsa_status nsai_tune_whole(tuner *t, tune_task *task) {
   }
   for (int i = 0; i < 2; i++) {
     nsai_decisions decisions;
-    bool refused;
     winners(task, i == 0, &decisions);
-    NSAI_TRY_TO(done, nsai_tune_plan(t, &task->problem, &decisions, &refused, &plans[i]));
+    NSAI_TRY_TO(done, nsai_tune_plan(t, &task->problem, &decisions, &plans[i]));
   }
   NSAI_TRY_TO(done, time_plans(t, plans, 2, both));
   prefer_whole(t, task, both);
-  NSAI_TRY_TO(done, keep_timings(task));
   for (int i = 0; i < 2; i++) keep_baseline(t, task, &both[i]);
-  if (task->problem.op == NSA_OP_FORWARD) {
+  NSAI_TRY_TO(done, nsai_tune_keep(t, task));
+  if (task->problem.op == NSA_OP_FORWARD && !t->no_baselines) {
     NSAI_TRY_TO(done, time_baselines(t, task));
     for (int i = 0; i < t->base_count; i++) keep_baseline(t, task, &t->base[i]);
   }

@@ -66,6 +66,10 @@ int32_t nsai_target_major(const nsai_target *target) {
   return arch ? arch->major : 0;
 }
 
+const char *nsai_named_device(const char *arch, int index) {
+  return index == 0 && !strcmp(arch, "sm_90a") ? "NVIDIA H200" : NULL;
+}
+
 bool nsai_target_is(const nsai_target *target, const char *pattern) {
   return target->device && nsai_glob_match(pattern, target->device);
 }

@@ -141,6 +141,9 @@ typedef struct nsai_variant {
 extern const nsai_variant nsai_variants[];
 extern const int nsai_variant_count;
 
+/* The devices of an architecture for which some heuristic has a rule; NULL behind the last. */
+const char *nsai_named_device(const char *arch, int index);
+
 /* Whether the problem runs the stage at all (phi external has no compress, n = 0 no select, ...).
  */
 bool nsai_stage_needed(const nsai_problem *problem, nsai_stage stage);

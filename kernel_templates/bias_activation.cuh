@@ -47,8 +47,10 @@ template <class Config> NSAI_DEVICE void bias_activation_body(const NsaiBiasActi
   } else {
     u32 rounded = Config::Element::pack(x, 0.0f);
     ((u16 *)p.out)[to] = (u16)rounded;
+    // Nothing is left of what became inf: inf - inf would make the sum NaN.
+    float left = x - Config::Element::low(rounded);
     if (p.rest)
-      ((u16 *)p.rest)[to] = (u16)Config::Element::pack(x - Config::Element::low(rounded), 0.0f);
+      ((u16 *)p.rest)[to] = (u16)Config::Element::pack(fabsf(left) < 1e30f ? left : 0.0f, 0.0f);
   }
 }
 

@@ -72,11 +72,18 @@ static nsa_status find_level(nsa_ctx *ctx, plan_request *request, nsai_choice *c
   return NSA_OK;
 }
 
+/* Whether there is any decision. */
+static bool decides(const nsai_decisions *decisions) {
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+    if (decisions->stage[s].variant) return true;
+  return false;
+}
+
 /* What a plan would have to compile now. */
 static nsa_status count_missing(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                                 int32_t *missing) {
-  int32_t caution;
-  NSAI_TRY(find_level(ctx, request, choice, &caution));
+  int32_t caution = ctx->target.caution;
+  if (!decides(request->decisions)) NSAI_TRY(find_level(ctx, request, choice, &caution));
   NSAI_TRY(choose_level(ctx, caution, request, choice));
   return nsai_kernels_missing(ctx, &request->kernels, missing);
 }
@@ -145,15 +152,38 @@ size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char *buf, s
   return text.used;
 }
 
-/* Chooses and makes kernels. Tiles are as large as registers allow with the compiler they were
- * tried with; another NVRTC may need more registers, and a kernel that spills is refused. Then
- * smaller tiles serve. They are no answer to any other failure. */
+/* Whether the kernels of the decisions can be had: one of another compiler's record may be refused
+ * by this one. */
+static bool decisions_serve(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
+                            nsai_kernel *kernels, nsa_status *status) {
+  const nsai_kernel_request *k = &request->kernels;
+  int32_t missing = 0;
+  *status = choose_level(ctx, ctx->target.caution, request, choice);
+  if (!*status && !k->may_compile) *status = nsai_kernels_missing(ctx, k, &missing);
+  if (!*status && !missing) *status = nsai_kernels_make(ctx, &request->kernels, kernels);
+  if (!missing && !(*status && k->refused)) return true;
+  nsai_log(&ctx->logger, NSA_LOG_WARN, "tune",
+           "the %s is not followed: %s; `nsa-autotune tune` measures anew", request->decisions->why,
+           missing ? "its kernels are in no cache, and runtime.jit forbids to compile them"
+                   : "this compiler refuses one of its kernels");
+  return false;
+}
+
+/* Chooses and makes kernels: by a record, else by the heuristic. Its tiles are as large as registers
+ * allow with the compiler they were tried with; another NVRTC may need more registers, and a kernel
+ * that spills is refused. Then smaller tiles serve. They are no answer to any other failure. */
 static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                                nsai_kernel *kernels) {
   int32_t caution = 0;
+  nsa_status status = NSA_OK;
+  if (decides(request->decisions)) {
+    if (decisions_serve(ctx, request, choice, kernels, &status)) return status;
+    request->kernels.refused = false;
+  }
+  request->decisions = NULL;
   NSAI_TRY(find_level(ctx, request, choice, &caution));
   NSAI_TRY(choose_level(ctx, caution, request, choice));
-  nsa_status status = nsai_kernels_make(ctx, &request->kernels, kernels);
+  status = nsai_kernels_make(ctx, &request->kernels, kernels);
   while (status != NSA_OK && request->kernels.refused && caution < NSAI_MAX_CAUTION) {
     int length = (int)strcspn(nsa_last_error(), "\n");
     nsai_log(&ctx->logger, NSA_LOG_WARN, "jit", "smaller tiles are used: %.*s", length,
@@ -189,25 +219,36 @@ static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user,
   return complete_plan(ctx, plan);
 }
 
+/* A choice that is another than what was decided would be timed under the wrong name. */
+static nsa_status check_decided(const nsai_decisions *decisions, const nsai_choice *choice) {
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    const nsai_candidate *d = &decisions->stage[s];
+    if (!d->variant || !choice->variant[s]) continue;
+    if (d->variant != choice->variant[s] || memcmp(&d->tiles, &choice->tiles[s], sizeof d->tiles))
+      return nsai_fail(NSA_E_INTERNAL, "%s cannot serve %s as decided", d->variant->name,
+                       nsai_stage_name((nsai_stage)s));
+  }
+  return NSA_OK;
+}
+
 nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
-                          const nsai_decisions *decisions, bool *refused, nsa_plan **out) {
+                          const nsai_decisions *decisions, nsa_plan **out) {
   nsa_status status = NSA_OK;
   plan_request request = { { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER },
                            decisions };
   *out = NULL;
-  *refused = false;
   nsa_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);
   plan->ctx = ctx;
   plan->problem = *problem;
   request.kernels.problem = &plan->problem;
   NSAI_TRY_TO(fail, choose_level(ctx, ctx->target.caution, &request, &plan->choice));
+  NSAI_TRY_TO(fail, check_decided(decisions, &plan->choice));
   NSAI_TRY_TO(fail, nsai_kernels_make(ctx, &request.kernels, plan->kernels));
   NSAI_TRY_TO(fail, complete_plan(ctx, plan));
   *out = plan;
   return NSA_OK;
 fail:
-  *refused = request.kernels.refused;
   nsa_plan_destroy(plan);
   return status;
 }
@@ -247,7 +288,17 @@ static nsa_status prepare_one(nsa_ctx *ctx, const nsa_problem *problem, nsa_prog
                              .user = user },
                            &decisions };
   nsai_decisions_recall(ctx, &resolved, &decisions);
-  return make_kernels(ctx, &request, &choice, NULL);
+  NSAI_TRY(make_kernels(ctx, &request, &choice, NULL));
+  /* A pack for an architecture serves every device of it that has rules of its own. */
+  nsai_target target = ctx->target;
+  nsa_status status = NSA_OK;
+  for (int i = 0; ctx->deviceless && nsai_named_device(target.arch, i) && !status; i++) {
+    ctx->target.device = nsai_named_device(target.arch, i);
+    request.decisions = &decisions;
+    status = make_kernels(ctx, &request, &choice, NULL);
+  }
+  ctx->target = target;
+  return status;
 }
 
 nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,

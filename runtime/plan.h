@@ -54,10 +54,9 @@ struct nsa_plan {
   nsai_cublaslt_handle lt_handle;  /* the context's */
 };
 
-/* Makes a plan of a resolved problem by these decisions, and no others: what the tuner times. A kernel
- * of theirs that this compiler refuses is an error here, and `*refused`. */
+/* Makes a plan of a resolved problem by these decisions, and no others: what the tuner times. */
 nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
-                          const nsai_decisions *decisions, bool *refused, nsa_plan **out);
+                          const nsai_decisions *decisions, nsa_plan **out);
 
 /* Whether the plan runs products through cuBLASLt. */
 bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice);
