@@ -32,14 +32,16 @@ static void candidate_text(const nsai_candidate *candidate, char *text, size_t s
   nsai_candidate_print(candidate, &out);
 }
 
-/* A number without pattern, which depends on the candidate alone and not on its place in a list. */
+/* A number without pattern, which depends on the candidate and not on its place in a list. */
 static void rank_of(const sampler *s, const nsai_candidate *candidate,
                     unsigned char rank[NSAI_DIGEST_BYTES]) {
   char text[768];
   nsai_writer out = nsai_writer_open(text, sizeof text);
   nsai_write(&out, "%llu %s ", (unsigned long long)s->sample->seed, s->ctx->target.arch);
   nsai_problem_add_geometry(&out, &s->problem);
-  nsai_write(&out, " %s ", nsai_stage_name(candidate->variant->stage));
+  /* Both sides of thresholds.select_dense_below get samples of their own. */
+  nsai_write(&out, " %s %d ", nsai_stage_name(candidate->variant->stage),
+             nsai_problem_selects_all(&s->problem));
   nsai_candidate_print(candidate, &out);
   nsai_digest_bytes(text, strlen(text), rank);
 }
@@ -91,7 +93,7 @@ static nsa_status make_alone(sampler *s, const nsai_candidate *candidate) {
   candidate_text(candidate, text, sizeof text);
   nsai_cli_progress_clear(s->sample->progress);
   fprintf(stderr, "%s for %s: %s: %.*s\n", refused ? "refused" : "bad", s->ctx->target.arch, text,
-          (int)(refused ? strcspn(nsa_last_error(), "\n") : strlen(nsa_last_error())),
+          (int)(refused ? strcspn(nsa_last_error(), ";\n") : strlen(nsa_last_error())),
           nsa_last_error());
   s->sample->refused += refused;
   return refused ? NSA_OK : NSA_E_COMPILE;
