@@ -9,7 +9,9 @@
 #include "arch.h"
 #include "context.h"
 #include "problem.h"
+#include "sample.h"
 
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,6 +22,7 @@
 #define DEFAULT_SEQS 1
 
 #define MAX_ARCHS 16
+#define MAX_SAMPLE 100
 #define MAX_PROBLEMS 3 /* forward on both sides of the threshold, dense */
 
 typedef struct arguments {
@@ -31,13 +34,24 @@ typedef struct arguments {
   int64_t max_kv_len; /* 0: as the file says, and both sides of the threshold */
   int32_t probe_rows; /* of the forward's importance */
   int32_t caution;    /* nsai_target.caution to begin with */
-  bool verbose;
+  int32_t sample;     /* so many candidates of each stage; 0: the heuristic's choices */
+  uint64_t seed;      /* of the sample */
+  bool has_seed, verbose;
   char jobs[64]; /* override made of --jobs */
   const char **files;
   int file_count;
 } arguments;
 
-enum { OPT_OP = 256, OPT_SELECTION, OPT_MAX_KV_LEN, OPT_JOBS, OPT_PROBE_ROWS, OPT_CAUTION };
+enum {
+  OPT_OP = 256,
+  OPT_SELECTION,
+  OPT_MAX_KV_LEN,
+  OPT_JOBS,
+  OPT_PROBE_ROWS,
+  OPT_CAUTION,
+  OPT_SAMPLE,
+  OPT_SEED
+};
 
 static const struct argp_option options[] = {
   { "arch", 'a', "LIST", 0, "Architectures, as sm_80,sm_90a, or all; without it the GPU's own", 0 },
@@ -51,6 +65,12 @@ static const struct argp_option options[] = {
     "Also the kernel that reads the importance of N chosen rows (problem.max_probe_rows)", 0 },
   { "caution", OPT_CAUTION, "N", OPTION_HIDDEN,
     "Begin with the tiles that other compilers fall back to: 1 or 2", 0 },
+  { "sample", OPT_SAMPLE, "N", 0,
+    "In place of the heuristic's choices N random candidates of each stage, as a tuning may look "
+    "at; "
+    "those that spill are counted and are no failure",
+    0 },
+  { "seed", OPT_SEED, "N", 0, "Another sample for each N (0)", 0 },
   { "verbose", 'v', 0, 0, "A line per kernel: registers, milliseconds", 0 },
   { 0 }
 };
@@ -95,6 +115,15 @@ static int64_t parse_count(const char *option, const char *text, int64_t limit,
   return value;
 }
 
+static void parse_seed(arguments *a, const char *text, struct argp_state *state) {
+  char *end = NULL;
+  errno = 0;
+  a->seed = strtoull(text, &end, 10);
+  a->has_seed = true;
+  if (end == text || *end || errno || *text == '-')
+    argp_error(state, "--seed: \"%s\" is no whole number", text);
+}
+
 static error_t parse(int key, char *value, struct argp_state *state) {
   static const char *const ops[] = { "forward", "dense", NULL };
   static const char *const selections[] = { "own", "blocks", "ranges", NULL };
@@ -117,12 +146,17 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_CAUTION:
     a->caution = (int32_t)parse_count("--caution", value, NSAI_MAX_CAUTION, state);
     break;
+  case OPT_SAMPLE: a->sample = (int32_t)parse_count("--sample", value, MAX_SAMPLE, state); break;
+  case OPT_SEED: parse_seed(a, value, state); break;
   case 'v': a->verbose = true; break;
   case ARGP_KEY_ARGS:
     a->files = (const char **)state->argv + state->next;
     a->file_count = state->argc - state->next;
     break;
   case ARGP_KEY_NO_ARGS: argp_usage(state); break;
+  case ARGP_KEY_END:
+    if (a->has_seed && !a->sample) argp_error(state, "--seed is one of a --sample");
+    break;
   default: return ARGP_ERR_UNKNOWN;
   }
   return 0;
@@ -225,6 +259,20 @@ done:
   return status;
 }
 
+/* Compiles a sample of every problem and says so on stdout. */
+static nsa_status compile_sample(const job *j, nsa_ctx *ctx, nsai_cli_progress *progress) {
+  nsai_sample sample = { .count = j->a->sample, .seed = j->a->seed, .progress = progress };
+  nsa_status status = NSA_OK;
+  for (size_t i = 0; i < j->count && status == NSA_OK; i++)
+    status = nsai_sample_compile(ctx, &j->problems[i], &sample);
+  nsai_cli_progress_clear(progress);
+  NSAI_TRY(status);
+  printf("%s for %s: %d candidates of seed %llu, %d refused, in %.1f s\n", j->file,
+         ctx->target.arch, sample.taken, (unsigned long long)sample.seed, sample.refused,
+         nsai_cli_now() - progress->started);
+  return NSA_OK;
+}
+
 /* Compiles what is missing and says so on stdout. */
 static nsa_status compile_one(job *j) {
   nsai_cli_progress progress;
@@ -241,6 +289,10 @@ static nsa_status compile_one(job *j) {
   }
   NSAI_TRY_TO(done, check_writable(ctx));
   NSAI_TRY_TO(done, make_problems(j->a, ctx->config, j->problems, &j->count));
+  if (j->a->sample) {
+    status = compile_sample(j, ctx, &progress);
+    goto done;
+  }
   for (size_t i = 0; i < j->count && status == NSA_OK; i++) {
     progress.total = 0;
     status = nsa_prepare(ctx, &j->problems[i], 1, nsai_cli_progress_step, &progress);

@@ -54,27 +54,16 @@ static bool are_neighbours(const nsai_space *space, const nsai_tiles *a, const n
   return steps == 1;
 }
 
-/* Goes through all combinations like an odometer. */
 static void collect(const tuner *t, const nsai_variant *v, const nsai_problem *problem,
                     options *out) {
-  const nsai_space *space = v->space;
   const nsai_target *target = &t->ctx->target;
-  int at[NSAI_TILE_COUNT] = { 0 };
+  nsai_tiles tiles = { { 0 } };
   out->count = 0;
-  for (;;) {
-    nsai_tiles tiles = { { 0 } };
+  while (nsai_tiles_next(v->space, &tiles)) {
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-    for (int i = 0; i < space->count; i++)
-      tiles.of[space->range[i].tile] = space->range[i].values[at[i]];
     nsai_tiles_judge(v, problem, target, &tiles, &reasons);
     if (!reasons.count && out->count < EXHAUSTIVE_MOST)
-      out->item[out->count++] = (option){ tiles, space->cost(problem, target, &tiles) };
-    int i = 0;
-    for (; i < space->count; i++) {
-      if (++at[i] < NSAI_MAX_RANGE && space->range[i].values[at[i]]) break;
-      at[i] = 0;
-    }
-    if (i == space->count) break;
+      out->item[out->count++] = (option){ tiles, v->space->cost(problem, target, &tiles) };
   }
   qsort(out->item, (size_t)out->count, sizeof *out->item, by_cost);
 }

@@ -150,6 +150,22 @@ void nsai_tiles_judge(const nsai_variant *variant, const nsai_problem *problem,
   if (reasons->count == before) space->fit(problem, target, tiles, reasons);
 }
 
+/* Like an odometer. */
+bool nsai_tiles_next(const nsai_space *space, nsai_tiles *tiles) {
+  bool begins = !tiles->of[space->range[0].tile];
+  for (int i = 0; i < space->count; i++) {
+    const nsai_range *r = &space->range[i];
+    int32_t *value = &tiles->of[r->tile];
+    int at = 0;
+    while (*value && r->values[at] != *value) at++;
+    at += *value != 0;
+    bool turns = at == NSAI_MAX_RANGE || !r->values[at];
+    *value = r->values[turns ? 0 : at];
+    if (!begins && !turns) return true;
+  }
+  return begins;
+}
+
 void nsai_candidate_print(const nsai_candidate *candidate, nsai_writer *out) {
   nsai_write(out, "%s", candidate->variant->name);
   for (int i = 0; i < NSAI_TILE_COUNT; i++)

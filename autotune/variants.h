@@ -191,6 +191,10 @@ nsai_tiles nsai_variant_tiles(const nsai_variant *variant, const nsai_problem *p
 void nsai_tiles_judge(const nsai_variant *variant, const nsai_problem *problem,
                       const nsai_target *target, const nsai_tiles *tiles, nsai_reasons *reasons);
 
+/* Steps through all combinations of the ranges, whether they fit or not, from one that is all zero;
+ * false behind the last. */
+bool nsai_tiles_next(const nsai_space *space, nsai_tiles *tiles);
+
 /* "attend_window_mma rows=128 keys=64 warps=4 blocks=2", and back; false: no such variant of the
  * stage, no such tile, or one is missing. */
 void nsai_candidate_print(const nsai_candidate *candidate, nsai_writer *out);

@@ -185,3 +185,41 @@ export_small() {
   NSA_CACHE_DIR=$PWD/other run -0 autotune import some.pack
   [[ $output == "$((count - 1)) "* ]]
 }
+
+@test "a sample of the tuner's candidates: the seed decides, spills are no failure" {
+  need_nvrtc
+  small_model
+  compile() { autotune compile --arch sm_80 --op forward --max-kv-len 4096 "$@" small.yaml; }
+  kernels() { autotune list --json | jq -r '.entries[].file' | sort; }
+  run -0 --separate-stderr compile --sample 2 --seed 5
+  [[ $output =~ ^'small.yaml for sm_80: 12 candidates of seed 5, '[0-9]+' refused, in ' ]]
+  first=$(kernels)
+  (($(wc -l <<<"$first") >= 6))
+  compile --sample 2 --seed 5
+  [[ $(kernels) == "$first" ]]
+  compile --sample 2 --seed 6
+  [[ $(kernels) != "$first" ]]
+  rm -r "$NSA_CACHE_DIR"
+  compile --sample 2 --seed 5
+  [[ $(kernels) == "$first" ]]
+}
+
+@test "a sample of candidates that do not compile: 5, and their names" {
+  need_nvrtc
+  small_model
+  cp -r "$NSA_SOURCE/kernel_templates" templates
+  echo 'static_assert(Config::kWindow == 0, "broken on purpose");' >>templates/attend_window_mma.cuh
+  run -5 --separate-stderr autotune compile --arch sm_80 --op forward --sample 2 \
+    --set runtime.templates_dir="$PWD/templates" small.yaml
+  [[ -z $output && $stderr == *'bad for sm_80: attend_window_mma rows='*'broken on purpose'* ]]
+  [[ $stderr == *' candidates of seed 0 do not compile for sm_80'* ]]
+}
+
+@test "--sample and --seed: wrong usage is 2" {
+  small_model
+  for sample in 0 -1 101 x ''; do run -2 autotune compile --arch sm_80 --sample "$sample" small.yaml; done
+  for seed in -1 x '' 99999999999999999999; do
+    run -2 autotune compile --arch sm_80 --sample 1 --seed "$seed" small.yaml
+  done
+  run -2 autotune compile --arch sm_80 --seed 1 small.yaml
+}

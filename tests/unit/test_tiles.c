@@ -168,18 +168,8 @@ static void check_strange_values(const nsai_variant *v, const nsai_problem *p,
 }
 
 static void check_space(const nsai_variant *v, const nsai_problem *p, const nsai_target *t) {
-  const nsai_space *space = v->space;
-  int at[NSAI_TILE_COUNT] = { 0 };
-  for (int i = 0; i < space->count;) {
-    nsai_tiles tiles = { { 0 } };
-    for (int k = 0; k < space->count; k++)
-      tiles.of[space->range[k].tile] = space->range[k].values[at[k]];
-    check_tiles(v, p, t, &tiles);
-    for (i = 0; i < space->count; i++) {
-      if (++at[i] < NSAI_MAX_RANGE && space->range[i].values[at[i]]) break;
-      at[i] = 0;
-    }
-  }
+  nsai_tiles tiles = { { 0 } };
+  while (nsai_tiles_next(v->space, &tiles)) check_tiles(v, p, t, &tiles);
   check_strange_values(v, p, t);
 }
 
@@ -273,6 +263,29 @@ static void test_ranges(void **state) {
     }
 }
 
+/* Every combination comes once. */
+static void test_stepping(void **state) {
+  (void)state;
+  for (int i = 0; i < nsai_variant_count; i++) {
+    const nsai_space *space = nsai_variants[i].space;
+    static nsai_tiles all[1024];
+    nsai_tiles tiles = { { 0 } };
+    int count = 0, expected = 1;
+    if (!space) continue;
+    for (int k = 0; k < space->count; k++) {
+      int values = 0;
+      while (values < NSAI_MAX_RANGE && space->range[k].values[values]) values++;
+      expected *= values;
+    }
+    while (nsai_tiles_next(space, &tiles)) {
+      assert_true(count < 1024);
+      for (int k = 0; k < count; k++) assert_memory_not_equal(&all[k], &tiles, sizeof tiles);
+      all[count++] = tiles;
+    }
+    assert_int_equal(count, expected);
+  }
+}
+
 static void test_junk(void **state) {
   (void)state;
   static const struct {
@@ -318,6 +331,7 @@ int main(void) {
     cmocka_unit_test(test_every_combination),
     cmocka_unit_test(test_small_device),
     cmocka_unit_test(test_ranges),
+    cmocka_unit_test(test_stepping),
     cmocka_unit_test(test_junk),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
