@@ -200,12 +200,35 @@ static nsa_status work(tuner *t, tune_task *task, tune_task *donor) {
   return nsai_tune_whole(t, task);
 }
 
+/* What an earlier call found, told as if it had been now. */
+static void tell_known(tuner *t, const tune_task *task) {
+  const nsai_record *r = task->record;
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++) {
+      const contender *c = &task->contest[i].item[k];
+      int32_t kind = c->timing.state == NSAI_TIMING_REFUSED ? NSA_TUNE_REFUSED
+                     : c->timing.state == NSAI_TIMING_WRONG ? NSA_TUNE_WRONG
+                                                            : NSA_TUNE_TIMED;
+      if (c->timing.rounds || kind != NSA_TUNE_TIMED)
+        nsai_tune_tell(t, kind, task, c, c->timing.note);
+      const nsai_timing *won = nsai_record_chosen(r, c->timing.stage);
+      if (won && !strcmp(won->candidate, c->timing.candidate))
+        nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, c, "");
+    }
+  for (int32_t i = 0; i < r->baseline_count; i++) {
+    contender told = { .timing = { .ms = r->baselines[i].ms, .spread = r->baselines[i].spread } };
+    snprintf(told.timing.candidate, sizeof told.timing.candidate, "%s", r->baselines[i].name);
+    nsai_tune_tell(t, NSA_TUNE_BASELINE, task, &told, "");
+  }
+  nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL, "measured before");
+}
+
 static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
   contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
   char error[1024] = "";
   nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
   if (task->done && !count_open(task)) {
-    nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL, "measured before");
+    tell_known(t, task);
     return NSA_OK;
   }
   nsa_status status = work(t, task, donor);

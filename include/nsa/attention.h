@@ -120,7 +120,8 @@ typedef struct nsa_plan nsa_plan;
  * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (NVRTC is newer than the driver), NSA_E_NO_CUBLASLT (phi
  * linear or mlp, gate mlp, sdpa_gemm), NSA_E_COMPILE, NSA_E_NOT_PREPARED (`runtime.jit: never` or
  * `prepare_only`, and a kernel is in no cache, or the cache's does not load), NSA_E_NO_DEVICE (a
- * deviceless context), NSA_E_ARG, NSA_E_VERSION, NSA_E_CUDA, NSA_E_NOMEM, NSA_E_CANCELLED,
+ * deviceless context), NSA_E_VERIFY (tuning.on_first_use found the kernels computing wrong results),
+ * NSA_E_ARG, NSA_E_VERSION, NSA_E_CUDA, NSA_E_NOMEM, NSA_E_CANCELLED,
  * NSA_E_FORKED. */
 NSA_API nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem,
                                    nsa_progress_fn progress, void *user, nsa_plan **out);
