@@ -272,7 +272,8 @@ static void expect_heuristic_first(const world *w) {
       if (!choice.variant[s] || strcmp(nsai_stage_name((nsai_stage)s), e->stage) != 0) continue;
       nsai_writer out = nsai_writer_open(text, sizeof text);
       nsai_candidate_print(&(nsai_candidate){ choice.variant[s], choice.tiles[s] }, &out);
-      if (first != !strcmp(text, e->candidate)) fail_msg("%s: %s is %s", e->problem, e->candidate, text);
+      if (first != !strcmp(text, e->candidate))
+        fail_msg("%s: %s is %s", e->problem, e->candidate, text);
     }
   }
 }
