@@ -16,7 +16,7 @@ extern "C" {
 /* How hard to look. Each level contains the candidates of those before it. */
 enum {
   NSA_TUNE_DEFAULT = 0,   /* tuning.level */
-  NSA_TUNE_HEURISTIC = 1, /* measures nothing: what plans choose without a record */
+  NSA_TUNE_HEURISTIC = 1, /* measures nothing: tells what plans choose without a record */
   NSA_TUNE_QUICK = 2,     /* the heuristic's choice and its neighbours */
   NSA_TUNE_NORMAL = 3,    /* every candidate that is worth a try */
   NSA_TUNE_EXHAUSTIVE = 4 /* every legal candidate */
@@ -25,7 +25,7 @@ enum {
 /* What an event tells. */
 enum {
   NSA_TUNE_PROBLEM = 1,  /* a problem begins: problem, tokens; ms is the estimate for all of it */
-  NSA_TUNE_PLANNED = 2,  /* dry run: stage and candidate would be measured */
+  NSA_TUNE_PLANNED = 2,  /* dry run, NSA_TUNE_HEURISTIC: stage and candidate would be measured */
   NSA_TUNE_TIMED = 3,    /* stage and candidate: ms, spread */
   NSA_TUNE_REFUSED = 4,  /* stage and candidate: note says why it cannot be used */
   NSA_TUNE_WRONG = 5,    /* stage and candidate: note says what it computed wrongly; never chosen */
