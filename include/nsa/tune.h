@@ -80,7 +80,9 @@ typedef struct nsa_tune_options {
  *
  * NSA_OK (a spent budget too), NSA_E_CANCELLED (kept: everything measured), NSA_E_NO_DEVICE (the
  * CPU device, a deviceless context), NSA_E_VERIFY (the heuristic's choice itself computes wrong
- * results), errors of nsa_plan_create. */
+ * results), NSA_E_NOT_PREPARED (`runtime.jit: never`), NSA_E_CONFIG (no length of tuning.lengths
+ * fits), NSA_E_ARG (also: the context is being tuned by another thread), NSA_E_CACHE, errors of
+ * nsa_plan_create. */
 NSA_API nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                             const nsa_tune_options *options);
 
