@@ -14,6 +14,7 @@
 
 #include "../unit/machine.h"
 
+#include <nsa/tune.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -150,6 +151,35 @@ static void test_gpu(void **state) {
   assert_int_equal(r->loads, r->unloads);
 }
 
+/* A tuning that lacks memory says so, and gives everything back. Kernels compute nothing here, so that
+ * one with enough memory ends where the heuristic's choice is found out. */
+static void test_tuning(void **state) {
+  (void)state;
+  session s;
+  nsa_ctx *ctx;
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  session_init(&s, &(machine_request){ .gpu = true });
+  s.problem.op = NSA_OP_DENSE;
+  o.level = NSA_TUNE_QUICK;
+  machine_expect("create", nsa_create(NULL, &s.options, &ctx), NSA_OK, NULL);
+  bool reached = true;
+  for (long n = 0; reached; n += 1 + n / 20) {
+    assert_true(n < 100000);
+    countdown = n;
+    nsa_status status = nsa_tune(ctx, &s.problem, 1, &o);
+    reached = countdown < 0;
+    countdown = -1;
+    if (status != NSA_E_VERIFY && (status != NSA_E_NOMEM || !strstr(nsa_last_error(), "memory")))
+      fail_msg("allocation %ld: %s: %s", n, nsa_status_name(status), nsa_last_error());
+    if (!reached) assert_int_equal(status, NSA_E_VERIFY);
+    const fake_cuda_state *r = machine_record();
+    assert_int_equal(r->blocks + r->streams + r->events + r->wrong_context, 0);
+  }
+  nsa_destroy(ctx);
+  machine_remove(s.dir);
+  assert_int_equal(machine_record()->retained, 0);
+}
+
 /* A missing library is named with its path, when it is needed and not before. */
 static void test_missing_libraries(void **state) {
   (void)state;
@@ -189,6 +219,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_cpu),
     cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_tuning),
     cmocka_unit_test(test_missing_libraries),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
