@@ -16,7 +16,7 @@
 
 /* ---- telling ---- */
 
-bool nsai_tune_spent(const tuner *t) { return chk_now() > t->deadline; }
+bool nsai_tune_spent(const tuner *t) { return nsai_trial_now() > t->deadline; }
 
 nsa_status nsai_tune_poll(tuner *t, const char *what) {
   const nsa_tune_options *o = t->options;
@@ -138,8 +138,8 @@ static nsa_status begin_task(tuner *t, const nsai_problem *problem, int64_t toke
   task->problem.max_probe_rows = 0;
   task->tokens = tokens;
   task->fill = problem->op == NSA_OP_FORWARD && problem->overlap == NSA_OVERLAP_HIGH
-                   ? CHK_FILL_CORRELATED
-                   : CHK_FILL_RANDOM;
+                   ? NSAI_TRIAL_FILL_CORRELATED
+                   : NSAI_TRIAL_FILL_RANDOM;
   nsai_tune_key(&task->problem, tokens, &key);
   if (key.used >= sizeof task->key)
     return nsai_fail(NSA_E_UNSUPPORTED, "the problem's name is too long to be recorded: %s",
@@ -413,7 +413,7 @@ static nsa_status open_tuner(tuner *t) {
   NSAI_TRY(nsai_context_enter(ctx, &t->pushed));
   /* As in loading: another thread may be capturing a stream. */
   driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
-  t->device = (chk_device){ .driver = driver, .context = ctx->device.context };
+  t->device = (nsai_trial_device){ .driver = driver, .context = ctx->device.context };
   snprintf(t->device.name, sizeof t->device.name, "%.*s", (int)sizeof t->device.name - 1,
            ctx->device.name);
   if (!measures(t)) return NSA_OK;
@@ -421,7 +421,7 @@ static nsa_status open_tuner(tuner *t) {
     return nsai_fail(NSA_E_NO_DRIVER, "the driver lacks cuStreamCreate or cuMemsetD8Async, which "
                                       "tuning needs: update it");
   NSAI_TRY(NSAI_CUDA(driver, cuStreamCreate(&t->device.stream, NSAI_CU_STREAM_NON_BLOCKING)));
-  NSAI_TRY(chk_device_alloc(&t->device, TUNE_FLUSH_BYTES, &t->flush));
+  NSAI_TRY(nsai_trial_device_alloc(&t->device, TUNE_FLUSH_BYTES, &t->flush));
   t->sensors = nsai_sensors_open(ctx->device.pci_id, &t->ctx->logger);
   if (!t->sensors) return nsai_fail_nomem("sensors", 0);
   for (; t->event_count < TUNE_MAX_EVENTS; t->event_count++)
@@ -435,7 +435,7 @@ static void close_tuner(tuner *t) {
   nsai_tune_verdicts_free(t);
   for (int i = 0; i < t->event_count; i++) driver->cuEventDestroy(t->events[i]);
   nsai_sensors_close(t->sensors);
-  chk_device_free(&t->device, t->flush);
+  nsai_trial_device_free(&t->device, t->flush);
   if (t->device.stream) driver->cuStreamDestroy(t->device.stream);
   driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
   nsai_context_leave(t->ctx, t->pushed);
@@ -452,7 +452,7 @@ static nsa_status tune(nsa_ctx *ctx, const nsa_tune_options *options, int32_t le
                 .level = level,
                 .capture_mode = NSAI_CU_CAPTURE_RELAXED,
                 .no_baselines = only > 0,
-                .deadline = chk_now() + budget };
+                .deadline = nsai_trial_now() + budget };
   NSAI_TRY_TO(done, open_tuner(t));
   NSAI_TRY_TO(done, list_tasks(t, problems, count, only, &list));
   NSAI_TRY_TO(done, run_tasks(t, list.item, list.count));

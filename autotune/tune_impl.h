@@ -40,7 +40,7 @@ typedef struct contest {
 typedef struct tune_task {
   nsai_problem problem; /* one sequence of `tokens` */
   int64_t tokens;
-  chk_fill fill;
+  nsai_trial_fill fill;
   char key[384];
   nsai_record *record;
   bool replaces; /* the first save forgets what was there */
@@ -53,8 +53,8 @@ typedef struct tuner {
   nsa_ctx *ctx;
   const nsa_tune_options *options;
   int32_t level;   /* NSAI_LEVEL_* */
-  double deadline; /* chk_now() at which nothing more is begun */
-  chk_device device;
+  double deadline; /* nsai_trial_now() at which nothing more is begun */
+  nsai_trial_device device;
   bool pushed;          /* the device was made current */
   int32_t capture_mode; /* to be exchanged with the thread's */
   void *flush;          /* device memory */
@@ -63,10 +63,10 @@ typedef struct tuner {
   int event_count;
   int64_t done, total; /* pieces, for progress */
   /* The tensors that are there, kept between tasks of one length. */
-  chk_case c;
-  chk_bench bench;
+  nsai_trial_case c;
+  nsai_trial_bench bench;
   bool has_data;
-  chk_overlap overlap; /* of their selections */
+  nsai_trial_overlap overlap; /* of their selections */
   /* Candidates found right or wrong so far, for all lengths. */
   char **verdicts;
   int verdict_count;
@@ -111,11 +111,12 @@ nsa_status nsai_tune_verify(tuner *t, tune_task *task);
 void nsai_tune_verdicts_free(tuner *t);
 
 /* A case of the problem: one sequence of `tokens`. */
-void nsai_tune_case(const nsai_problem *problem, int64_t tokens, chk_fill fill, chk_case *c);
+void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_trial_fill fill,
+                    nsai_trial_case *c);
 
 /* A plan with its caps. */
 nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_decisions *decisions,
-                          chk_plan *out);
+                          nsai_trial_plan *out);
 
 /* tune_time.c */
 

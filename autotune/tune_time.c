@@ -29,7 +29,7 @@
 
 void nsai_tune_data_free(tuner *t) {
   int threads = t->bench.threads;
-  if (t->has_data) chk_bench_destroy(&t->bench);
+  if (t->has_data) nsai_trial_bench_destroy(&t->bench);
   t->bench.threads = threads;
   t->has_data = false;
 }
@@ -39,25 +39,25 @@ static bool data_serves(const tuner *t, const tune_task *task) {
   if (!t->has_data || t->c.kv_len[0] != task->tokens) return false;
   if (memcmp(&t->c.geometry, &task->problem.model, sizeof t->c.geometry)) return false;
   if (task->problem.op == NSA_OP_DENSE) return true;
-  return t->c.kind == CHK_FORWARD && t->c.fill == task->fill &&
+  return t->c.kind == NSAI_TRIAL_FORWARD && t->c.fill == task->fill &&
          t->c.selection == task->problem.selection;
 }
 
-static void drop_slot(chk_data *d, int slot) {
-  if (d->buffer[slot].device) chk_buffer_destroy(d->device, &d->buffer[slot]);
+static void drop_slot(nsai_trial_data *d, int slot) {
+  if (d->buffer[slot].device) nsai_trial_buffer_destroy(d->device, &d->buffer[slot]);
   d->view[slot].ndim = 0;
 }
 
 /* How much the selections overlap, by one run. */
 static nsa_status measure_overlap(tuner *t) {
-  chk_data *d = &t->bench.data;
-  chk_overlap overlap = { 0 };
-  if (!chk_data_has(d, CHK_INDEX)) return NSA_OK;
-  NSAI_TRY(chk_bench_enqueue(&t->bench, 0, NULL));
-  NSAI_TRY(chk_device_wait(&t->device, NULL));
-  NSAI_TRY(chk_buffer_fetch(&t->device, &d->buffer[CHK_INDEX]));
-  nsa_tensor index = chk_data_view(d, CHK_INDEX, CHK_HOST);
-  chk_overlap_measure(&t->c.geometry, &index, 0, &overlap);
+  nsai_trial_data *d = &t->bench.data;
+  nsai_trial_overlap overlap = { 0 };
+  if (!nsai_trial_data_has(d, NSAI_TRIAL_INDEX)) return NSA_OK;
+  NSAI_TRY(nsai_trial_bench_enqueue(&t->bench, 0, NULL));
+  NSAI_TRY(nsai_trial_device_wait(&t->device, NULL));
+  NSAI_TRY(nsai_trial_buffer_fetch(&t->device, &d->buffer[NSAI_TRIAL_INDEX]));
+  nsa_tensor index = nsai_trial_data_view(d, NSAI_TRIAL_INDEX, NSAI_TRIAL_HOST);
+  nsai_trial_overlap_measure(&t->c.geometry, &index, 0, &overlap);
   t->overlap = overlap;
   return NSA_OK;
 }
@@ -65,22 +65,23 @@ static nsa_status measure_overlap(tuner *t) {
 nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
   nsai_decisions decisions;
   contender *taken[NSAI_STAGE_COUNT];
-  chk_plan plan;
+  nsai_trial_plan plan;
   nsa_status status = NSA_OK;
   if (data_serves(t, task)) return NSA_OK;
   nsai_tune_data_free(t);
-  t->overlap = (chk_overlap){ 0 };
+  t->overlap = (nsai_trial_overlap){ 0 };
   nsai_tune_case(&task->problem, task->tokens, task->fill, &t->c);
   nsai_tune_column(task, 0, &decisions, taken);
   NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &plan));
   t->has_data = true;
-  NSAI_TRY_TO(done, chk_bench_prepare(&t->device, &t->c, &plan, t->bench.threads, &t->bench));
-  drop_slot(&t->bench.data, CHK_PROBE_ROWS);
-  drop_slot(&t->bench.data, CHK_PROBE);
+  NSAI_TRY_TO(done,
+              nsai_trial_bench_prepare(&t->device, &t->c, &plan, t->bench.threads, &t->bench));
+  drop_slot(&t->bench.data, NSAI_TRIAL_PROBE_ROWS);
+  drop_slot(&t->bench.data, NSAI_TRIAL_PROBE);
   if (task->problem.op == NSA_OP_FORWARD) NSAI_TRY_TO(done, measure_overlap(t));
-  chk_data_drop_optional(&t->bench.data);
+  nsai_trial_data_drop_optional(&t->bench.data);
 done:
-  t->bench.plan = (chk_plan){ 0 }; /* each run brings its own */
+  t->bench.plan = (nsai_trial_plan){ 0 }; /* each run brings its own */
   nsa_plan_destroy(plan.plan);
   return status;
 }
@@ -127,28 +128,28 @@ static nsa_status elapsed(const tuner *t, int first, double *ms) {
 }
 
 /* Enqueues the plan's call on the tensors that are there. */
-static nsa_status enqueue(tuner *t, const chk_plan *plan, const nsai_marks *marks) {
-  chk_data *d = &t->bench.data;
+static nsa_status enqueue(tuner *t, const nsai_trial_plan *plan, const nsai_marks *marks) {
+  nsai_trial_data *d = &t->bench.data;
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_batch batch;
   nsa_io io;
-  NSAI_TRY(chk_data_workspace(d, plan->caps.workspace_bytes));
+  NSAI_TRY(nsai_trial_data_workspace(d, plan->caps.workspace_bytes));
   exec.workspace = d->workspace;
   exec.workspace_bytes = d->workspace_bytes;
   exec.stream = t->device.stream;
-  chk_data_io(d, CHK_ON_DEVICE, &batch, &io);
+  nsai_trial_data_io(d, NSAI_TRIAL_ON_DEVICE, &batch, &io);
   return nsai_run_marked(plan->plan, &exec, NULL, &io, marks);
 }
 
 /* Milliseconds of every stage in one run. */
-static nsa_status time_stages(tuner *t, const chk_plan *plan, double ms[NSAI_STAGE_COUNT]) {
+static nsa_status time_stages(tuner *t, const nsai_trial_plan *plan, double ms[NSAI_STAGE_COUNT]) {
   int64_t chunk = plan->plan->layout.chunk_tokens, tokens = t->c.kv_len[0];
   int64_t chunks = chunk ? (tokens + chunk - 1) / chunk : 1;
   spans s = { .t = t, .every = chunks / MOST_CHUNKS + 1 };
   nsai_marks marks = { mark, &s };
   memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);
   NSAI_TRY(enqueue(t, plan, &marks));
-  NSAI_TRY(chk_device_wait(&t->device, NULL));
+  NSAI_TRY(nsai_trial_device_wait(&t->device, NULL));
   for (int i = 0; i + 1 < s.used; i += 2) {
     double span = 0;
     NSAI_TRY(elapsed(t, i, &span));
@@ -158,12 +159,12 @@ static nsa_status time_stages(tuner *t, const chk_plan *plan, double ms[NSAI_STA
 }
 
 /* Milliseconds of one whole run. */
-static nsa_status time_whole(tuner *t, const chk_plan *plan, double *ms) {
+static nsa_status time_whole(tuner *t, const nsai_trial_plan *plan, double *ms) {
   NSAI_TRY(flush(t));
   NSAI_TRY(record_event(t, 0));
   NSAI_TRY(enqueue(t, plan, NULL));
   NSAI_TRY(record_event(t, 1));
-  NSAI_TRY(chk_device_wait(&t->device, NULL));
+  NSAI_TRY(nsai_trial_device_wait(&t->device, NULL));
   return elapsed(t, 0, ms);
 }
 
@@ -198,7 +199,7 @@ static void keep_sample(contender *c, double ms) {
 }
 
 /* Makes the plans of all columns. */
-static nsa_status make_columns(tuner *t, tune_task *task, int columns, chk_plan *plans) {
+static nsa_status make_columns(tuner *t, tune_task *task, int columns, nsai_trial_plan *plans) {
   for (int i = 0; i < columns; i++) {
     nsai_decisions decisions;
     contender *taken[NSAI_STAGE_COUNT];
@@ -231,7 +232,7 @@ static void read_sensors(const tuner *t, nsai_record *record) {
  * warms up. Ends early, after a whole round, when the budget does. */
 static nsa_status run_rounds(tuner *t, tune_task *task, int rounds, const char *what) {
   int columns = nsai_tune_columns(task);
-  chk_plan *plans = calloc((size_t)columns, sizeof *plans);
+  nsai_trial_plan *plans = calloc((size_t)columns, sizeof *plans);
   double ms[NSAI_STAGE_COUNT];
   nsa_status status = NSA_OK;
   if (!plans) return nsai_fail_nomem("plans", (size_t)columns * sizeof *plans);
@@ -421,7 +422,8 @@ nsa_status nsai_tune_time(tuner *t, tune_task *task) {
 /* ---- the whole ---- */
 
 /* Several plans in turn; each gets median and spread. */
-static nsa_status time_plans(tuner *t, const chk_plan *plans, int count, nsai_baseline *out) {
+static nsa_status time_plans(tuner *t, const nsai_trial_plan *plans, int count,
+                             nsai_baseline *out) {
   double samples[4][TUNE_MAX_ROUNDS];
   int rounds = FINAL_ROUNDS;
   for (int i = 0; i < count; i++) {
@@ -461,7 +463,7 @@ static nsa_status time_gemm(tuner *t, const nsai_problem *dense, nsai_baseline *
   nsai_decisions decisions = { .why = "the tuner" };
   nsai_candidate *gemm = &decisions.stage[NSAI_STAGE_DENSE];
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-  chk_plan plan = { 0 };
+  nsai_trial_plan plan = { 0 };
   *has = nsai_candidate_parse("sdpa_gemm", NSAI_STAGE_DENSE, gemm);
   if (*has) nsai_variant_judge(t->ctx->config, dense, &t->ctx->target, gemm->variant, &reasons);
   *has = *has && !reasons.count;
@@ -477,7 +479,7 @@ static nsa_status time_gemm(tuner *t, const nsai_problem *dense, nsai_baseline *
 static nsa_status time_baselines(tuner *t, const tune_task *task) {
   nsai_problem dense = task->problem;
   nsai_decisions decisions;
-  chk_plan plan = { 0 };
+  nsai_trial_plan plan = { 0 };
   bool has;
   if (t->base_tokens == task->tokens) return NSA_OK;
   t->base_count = 0;
@@ -515,7 +517,7 @@ static void prefer_whole(tuner *t, tune_task *task, nsai_baseline both[2]) {
 }
 
 nsa_status nsai_tune_whole(tuner *t, tune_task *task) {
-  chk_plan plans[2] = { 0 };
+  nsai_trial_plan plans[2] = { 0 };
   nsai_baseline both[2] = { { .name = "forward" }, { .name = "forward.default" } };
   nsa_status status = NSA_OK;
   if (task->problem.op == NSA_OP_DENSE) {

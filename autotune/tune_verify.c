@@ -16,9 +16,10 @@
 #define RAGGED 37         /* tokens beyond a multiple of anything */
 #define BLOCKS_LEFT_OUT 4 /* where the problem leaves blocks out, the case does, too */
 
-void nsai_tune_case(const nsai_problem *problem, int64_t tokens, chk_fill fill, chk_case *c) {
-  chk_case_init(c);
-  c->kind = problem->op == NSA_OP_DENSE ? CHK_DENSE : CHK_FORWARD;
+void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_trial_fill fill,
+                    nsai_trial_case *c) {
+  nsai_trial_case_init(c);
+  c->kind = problem->op == NSA_OP_DENSE ? NSAI_TRIAL_DENSE : NSAI_TRIAL_FORWARD;
   c->geometry = problem->model;
   c->num_seqs = 1;
   c->q_len[0] = c->kv_len[0] = tokens;
@@ -41,13 +42,13 @@ static nsai_problem verified_problem(const nsai_problem *problem) {
   if (tokens < 1) tokens = 1;
   p.max_tokens = p.max_kv_tokens = p.max_kv_len = tokens;
   if (p.op == NSA_OP_FORWARD && p.selection == NSA_SELECT_OWN && m->select_count)
-    p.max_probe_rows = (int32_t)(tokens < CHK_MAX_PROBES ? tokens : CHK_MAX_PROBES);
+    p.max_probe_rows = (int32_t)(tokens < NSAI_TRIAL_MAX_PROBES ? tokens : NSAI_TRIAL_MAX_PROBES);
   return p;
 }
 
 nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_decisions *decisions,
-                          chk_plan *out) {
-  *out = (chk_plan){ .ctx = t->ctx, .caps = NSA_CAPS_INIT };
+                          nsai_trial_plan *out) {
+  *out = (nsai_trial_plan){ .ctx = t->ctx, .caps = NSA_CAPS_INIT };
   NSAI_TRY(nsai_plan_make(t->ctx, problem, decisions, &out->plan));
   nsa_status status = nsa_plan_caps(out->plan, &out->caps);
   if (!status) return NSA_OK;
@@ -107,34 +108,35 @@ typedef struct court {
   tuner *t;
   tune_task *task;
   nsai_problem problem; /* the short one */
-  chk_case c;
-  chk_bench bench;
-  chk_truth truth;
+  nsai_trial_case c;
+  nsai_trial_bench bench;
+  nsai_trial_truth truth;
   bool ready;
 } court;
 
 /* Runs one plan and compares; `result` says what came of it. */
-static nsa_status judge(court *c, const nsai_decisions *decisions, chk_result *result) {
-  chk_plan plan = { 0 };
+static nsa_status judge(court *c, const nsai_decisions *decisions, nsai_trial_result *result) {
+  nsai_trial_plan plan = { 0 };
   nsa_status status = NSA_OK;
-  *result = (chk_result){ .outcome = CHK_PASSED };
+  *result = (nsai_trial_result){ .outcome = NSAI_TRIAL_PASSED };
   NSAI_TRY(nsai_tune_plan(c->t, &c->problem, decisions, &plan));
   if (!c->ready) {
-    NSAI_TRY_TO(done, chk_bench_prepare(&c->t->device, &c->c, &plan, c->bench.threads, &c->bench));
+    NSAI_TRY_TO(done,
+                nsai_trial_bench_prepare(&c->t->device, &c->c, &plan, c->bench.threads, &c->bench));
     c->ready = true;
   }
-  NSAI_TRY_TO(done, chk_bench_use(&c->bench, &plan));
-  NSAI_TRY_TO(done, chk_run_intact(&c->bench, result));
-  if (c->c.kind == CHK_DENSE)
-    NSAI_TRY_TO(done, chk_judge_dense(&c->bench, &c->truth, result));
+  NSAI_TRY_TO(done, nsai_trial_bench_use(&c->bench, &plan));
+  NSAI_TRY_TO(done, nsai_trial_run_intact(&c->bench, result));
+  if (c->c.kind == NSAI_TRIAL_DENSE)
+    NSAI_TRY_TO(done, nsai_trial_judge_dense(&c->bench, &c->truth, result));
   else
-    NSAI_TRY_TO(done, chk_judge_forward(&c->bench, &c->truth, result));
+    NSAI_TRY_TO(done, nsai_trial_judge_forward(&c->bench, &c->truth, result));
 done:
   nsa_plan_destroy(plan.plan);
   return status;
 }
 
-static void find_wrong(court *c, contender *wrong, const chk_result *result) {
+static void find_wrong(court *c, contender *wrong, const nsai_trial_result *result) {
   wrong->alive = false;
   wrong->timing.state = NSAI_TIMING_WRONG;
   snprintf(wrong->timing.note, sizeof wrong->timing.note, "%.*s",
@@ -145,14 +147,14 @@ static void find_wrong(court *c, contender *wrong, const chk_result *result) {
 /* One candidate with the heuristic's choices around it. */
 static nsa_status judge_alone(court *c, contender *one) {
   nsai_decisions decisions = { .why = "the tuner" };
-  chk_result result;
+  nsai_trial_result result;
   for (int i = 0; i < c->task->contests; i++) {
     const contest *k = &c->task->contest[i];
     decisions.stage[k->stage] = k->item[0].what;
     if (!strcmp(one->timing.stage, k->item[0].timing.stage)) decisions.stage[k->stage] = one->what;
   }
   NSAI_TRY(judge(c, &decisions, &result));
-  if (result.outcome == CHK_PASSED) return remember(c->t, c->task, one);
+  if (result.outcome == NSAI_TRIAL_PASSED) return remember(c->t, c->task, one);
   find_wrong(c, one, &result);
   return NSA_OK;
 }
@@ -160,14 +162,14 @@ static nsa_status judge_alone(court *c, contender *one) {
 static nsa_status judge_column(court *c, int column) {
   contender *taken[NSAI_STAGE_COUNT];
   nsai_decisions decisions;
-  chk_result result;
+  nsai_trial_result result;
   tune_task *task = c->task;
   bool fresh = false;
   nsai_tune_column(task, column, &decisions, taken);
   for (int i = 0; i < task->contests; i++) fresh |= taken[i] && !is_verified(c->t, task, taken[i]);
   if (!fresh) return NSA_OK;
   NSAI_TRY(judge(c, &decisions, &result));
-  if (result.outcome == CHK_PASSED) {
+  if (result.outcome == NSAI_TRIAL_PASSED) {
     for (int i = 0; i < task->contests; i++)
       if (taken[i]) NSAI_TRY(remember(c->t, task, taken[i]));
     return NSA_OK;
@@ -205,7 +207,7 @@ nsa_status nsai_tune_verify(tuner *t, tune_task *task) {
   if (!c) return nsai_fail_nomem("a verification", sizeof *c);
   *c = (court){ .t = t, .task = task, .problem = verified_problem(&task->problem) };
   c->bench.threads = t->bench.threads;
-  nsai_tune_case(&c->problem, c->problem.max_kv_len, CHK_FILL_CORRELATED, &c->c);
+  nsai_tune_case(&c->problem, c->problem.max_kv_len, NSAI_TRIAL_FILL_CORRELATED, &c->c);
   /* From the last column on: a wrong candidate leaves its column, and those before stay as they
    * are. Column 0, the heuristic's, comes first all the same, since all others build on it. */
   int columns = nsai_tune_columns(task);
@@ -218,8 +220,8 @@ nsa_status nsai_tune_verify(tuner *t, tune_task *task) {
       NSAI_TRY_TO(done, judge_column(c, column));
   }
 done:
-  chk_truth_fini(&c->truth);
-  chk_bench_destroy(&c->bench);
+  nsai_trial_truth_fini(&c->truth);
+  nsai_trial_bench_destroy(&c->bench);
   free(c);
   return status;
 }

@@ -70,8 +70,8 @@ void bench_csv_header(FILE *out) {
 
 static void put_part(FILE *out, const bench_problem *p, bench_part part) {
   const bench_time *time = &p->part[part];
-  char problem[CHK_CASE_TEXT];
-  chk_case_print(&p->c, problem, sizeof problem);
+  char problem[NSAI_TRIAL_CASE_TEXT];
+  nsai_trial_case_print(&p->c, problem, sizeof problem);
   fprintf(out, "%s,", p->date);
   put_word(out, p->commit);
   fputc(',', out);
@@ -145,13 +145,13 @@ static nsa_status read_header(const char *path, char *line, int *at) {
 }
 
 static nsa_status find_problem(bench_results *results, const char *text, bench_problem **out) {
-  char error[256], known[CHK_CASE_TEXT], wanted[CHK_CASE_TEXT];
-  chk_case c;
-  if (chk_case_parse(text, &c, error, sizeof error))
+  char error[256], known[NSAI_TRIAL_CASE_TEXT], wanted[NSAI_TRIAL_CASE_TEXT];
+  nsai_trial_case c;
+  if (nsai_trial_case_parse(text, &c, error, sizeof error))
     return nsai_fail(NSA_E_ARG, "%s: %s", text, error);
-  chk_case_print(&c, wanted, sizeof wanted);
+  nsai_trial_case_print(&c, wanted, sizeof wanted);
   for (int64_t i = 0; i < results->count; i++) {
-    chk_case_print(&results->problem[i].c, known, sizeof known);
+    nsai_trial_case_print(&results->problem[i].c, known, sizeof known);
     *out = &results->problem[i];
     if (!strcmp(known, wanted)) return NSA_OK;
   }
@@ -174,8 +174,9 @@ static nsa_status read_line(char *line, const int *at, bench_results *results) {
   snprintf(p->date, sizeof p->date, "%s", value[DATE]);
   snprintf(p->commit, sizeof p->commit, "%s", value[COMMIT]);
   snprintf(p->device, sizeof p->device, "%s", value[DEVICE]);
-  p->overlap =
-      (chk_overlap){ .r = number(value[R]), .u4 = number(value[U4]), .u8 = number(value[U8]) };
+  p->overlap = (nsai_trial_overlap){ .r = number(value[R]),
+                                     .u4 = number(value[U4]),
+                                     .u8 = number(value[U8]) };
   p->plan_cold_ms = number(value[PLAN_COLD]);
   p->plan_warm_ms = number(value[PLAN_WARM]);
   bench_time *time = &p->part[part];

@@ -73,7 +73,7 @@ typedef struct curve {
 } curve;
 
 /* Makes the line of a part and fill; it may have no point. */
-static void make_curve(const subject *s, bench_part part, chk_fill fill, curve *c,
+static void make_curve(const subject *s, bench_part part, nsai_trial_fill fill, curve *c,
                        bench_line *line) {
   int dashed = fill != s->problem[0]->c.fill;
   *line = (bench_line){
@@ -85,19 +85,19 @@ static void make_curve(const subject *s, bench_part part, chk_fill fill, curve *
     c->x[line->count] = (double)bench_tokens(s->problem[i]);
     c->y[line->count++] = ms;
   }
-  snprintf(c->name, sizeof c->name, "%s, %s", bench_part_names[part], chk_fill_name(fill));
+  snprintf(c->name, sizeof c->name, "%s, %s", bench_part_names[part], nsai_trial_fill_name(fill));
 }
 
 static nsa_status write_speed(const subject *s, const char *dir, const char *stem) {
   bench_part lead = BENCH_PARTS;
   for (int i = 0; i < s->count && lead == BENCH_PARTS; i++) lead = bench_lead(s->problem[i]);
   const bench_part parts[] = { lead, BENCH_DENSE, BENCH_SDPA_GEMM };
-  curve curves[3 * CHK_FILLS];
-  bench_line lines[3 * CHK_FILLS];
+  curve curves[3 * NSAI_TRIAL_FILLS];
+  bench_line lines[3 * NSAI_TRIAL_FILLS];
   int count = 0;
   for (int i = 0; i < 3; i++)
-    for (int fill = 0; fill < CHK_FILLS && parts[i] != BENCH_PARTS; fill++) {
-      make_curve(s, parts[i], (chk_fill)fill, &curves[count], &lines[count]);
+    for (int fill = 0; fill < NSAI_TRIAL_FILLS && parts[i] != BENCH_PARTS; fill++) {
+      make_curve(s, parts[i], (nsai_trial_fill)fill, &curves[count], &lines[count]);
       lines[count].marker = i;
       if (lines[count].count) count++;
     }

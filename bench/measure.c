@@ -22,7 +22,7 @@
 /* ---- work ------------------------------------------------------------------------------------ */
 
 /* (query, key) pairs per head that a branch has to look at; NSA_BRANCHES is dense. */
-static double pairs(const chk_case *c, int branch) {
+static double pairs(const nsai_trial_case *c, int branch) {
   const nsai_geometry *g = &c->geometry;
   double sum = 0;
   for (int32_t s = 0; s < c->num_seqs; s++)
@@ -38,34 +38,37 @@ static double pairs(const chk_case *c, int branch) {
   return sum;
 }
 
-static double attention_flops(const chk_case *c, int branch) {
+static double attention_flops(const nsai_trial_case *c, int branch) {
   const nsai_geometry *g = &c->geometry;
   return 2 * pairs(c, branch) * g->heads * (g->head_dim_qk + g->head_dim_v);
 }
 
-static int has_branch(const chk_case *c, int branch) {
+static int has_branch(const nsai_trial_case *c, int branch) {
   if (branch == NSA_SEL) return c->geometry.select_count > 0;
   return branch == NSA_WIN ? c->geometry.window > 0 : 1;
 }
 
-static double forward_flops(const chk_case *c) {
+static double forward_flops(const nsai_trial_case *c) {
   double sum = 0;
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (has_branch(c, b)) sum += attention_flops(c, b);
   return sum;
 }
 
-static double kv_rows(const chk_case *c) { return (double)chk_total(c->kv_len, c->num_seqs); }
+static double kv_rows(const nsai_trial_case *c) {
+  return (double)nsai_trial_total(c->kv_len, c->num_seqs);
+}
 
 /* Bytes that any implementation reads or writes once: q and o, and K and V as a whole. */
-static double attention_bytes(const chk_case *c) {
+static double attention_bytes(const nsai_trial_case *c) {
   const nsai_geometry *g = &c->geometry;
-  double tokens = (double)chk_total(c->q_len, c->num_seqs), dims = g->head_dim_qk + g->head_dim_v;
+  double tokens = (double)nsai_trial_total(c->q_len, c->num_seqs),
+         dims = g->head_dim_qk + g->head_dim_v;
   return 2 * dims * (tokens * g->heads + kv_rows(c) * g->kv_heads);
 }
 
 /* phi alone reads K and V and writes the compressed rows. */
-static double compress_bytes(const chk_case *c, int64_t blocks) {
+static double compress_bytes(const nsai_trial_case *c, int64_t blocks) {
   const nsai_geometry *g = &c->geometry;
   return 2.0 * g->kv_heads * (g->head_dim_qk + g->head_dim_v) * (kv_rows(c) + (double)blocks);
 }
@@ -80,7 +83,7 @@ static double bound_ms(const nsa_ctx *ctx, double flops, double bytes) {
 }
 
 /* Times bench's call as `part`, of which flops and bytes are the useful work. */
-static nsa_status time_part(const bench_rig *rig, const chk_bench *bench, uint32_t branches,
+static nsa_status time_part(const bench_rig *rig, const nsai_trial_bench *bench, uint32_t branches,
                             double flops, double bytes, bench_time *time) {
   chk_times times;
   time->present = 1;
@@ -104,10 +107,10 @@ static void note_error(bench_time *time) {
 /* ---- the parts ------------------------------------------------------------------------------- */
 
 /* The views of compressed keys and values have to be there. */
-static nsa_status time_compress(const bench_rig *rig, chk_bench *bench, bench_problem *p) {
-  chk_case alone = p->c;
+static nsa_status time_compress(const bench_rig *rig, nsai_trial_bench *bench, bench_problem *p) {
+  nsai_trial_case alone = p->c;
   if (p->c.geometry.phi == NSAI_PHI_EXTERNAL) return NSA_OK;
-  alone.kind = CHK_COMPRESS;
+  alone.kind = NSAI_TRIAL_COMPRESS;
   bench->c = &alone;
   nsa_status status = time_part(rig, bench, 0, 0, compress_bytes(&p->c, bench->data.blocks),
                                 &p->part[BENCH_COMPRESS]);
@@ -115,7 +118,7 @@ static nsa_status time_compress(const bench_rig *rig, chk_bench *bench, bench_pr
   return status;
 }
 
-static nsa_status time_forward(const bench_rig *rig, const chk_bench *bench, uint32_t parts,
+static nsa_status time_forward(const bench_rig *rig, const nsai_trial_bench *bench, uint32_t parts,
                                bench_problem *p) {
   static const bench_part part_of[NSA_BRANCHES] = {
     [NSA_CMP] = BENCH_COMPRESSED, [NSA_SEL] = BENCH_SELECTED, [NSA_WIN] = BENCH_WINDOW
@@ -131,14 +134,14 @@ static nsa_status time_forward(const bench_rig *rig, const chk_bench *bench, uin
 }
 
 /* Dense attention over the same tensors, by the default variant or by plain matrix products. */
-static nsa_status time_dense(const bench_rig *rig, chk_bench *bench, bench_part part,
+static nsa_status time_dense(const bench_rig *rig, nsai_trial_bench *bench, bench_part part,
                              bench_problem *p) {
-  chk_case dense = p->c;
-  chk_plan sparse = bench->plan;
-  dense.kind = CHK_DENSE;
+  nsai_trial_case dense = p->c;
+  nsai_trial_plan sparse = bench->plan;
+  dense.kind = NSAI_TRIAL_DENSE;
   dense.gemm = part == BENCH_SDPA_GEMM;
   nsa_status status = chk_session_plan(rig->session, &dense, NSA_OP_DENSE, &bench->plan);
-  if (!status) status = chk_data_workspace(&bench->data, bench->plan.caps.workspace_bytes);
+  if (!status) status = nsai_trial_data_workspace(&bench->data, bench->plan.caps.workspace_bytes);
   bench->c = &dense;
   if (!status)
     status = time_part(rig, bench, 0, attention_flops(&p->c, NSA_BRANCHES), attention_bytes(&p->c),
@@ -148,7 +151,7 @@ static nsa_status time_dense(const bench_rig *rig, chk_bench *bench, bench_part 
   return status;
 }
 
-static void time_gemm(const bench_rig *rig, chk_bench *bench, bench_problem *p) {
+static void time_gemm(const bench_rig *rig, nsai_trial_bench *bench, bench_problem *p) {
   bench_time *time = &p->part[BENCH_SDPA_GEMM];
   double ms = GEMM_SLOWER * bench_ms(p, BENCH_DENSE), seconds = 1e-3 * ms * CHK_LEAST_TIMED;
   time->present = 1;
@@ -164,21 +167,21 @@ static void time_gemm(const bench_rig *rig, chk_bench *bench, bench_problem *p) 
 }
 
 /* Runs once with block indices and measures how much adjacent selections overlap. */
-static nsa_status measure_overlap(chk_bench *bench, bench_problem *p) {
-  NSAI_TRY(chk_bench_enqueue(bench, 0, NULL));
-  NSAI_TRY(chk_device_wait(bench->data.device, NULL));
-  if (!chk_data_has(&bench->data, CHK_INDEX) || p->c.num_seqs != 1) return NSA_OK;
-  NSAI_TRY(chk_buffer_fetch(bench->data.device, &bench->data.buffer[CHK_INDEX]));
-  nsa_tensor index = chk_data_view(&bench->data, CHK_INDEX, CHK_HOST);
+static nsa_status measure_overlap(nsai_trial_bench *bench, bench_problem *p) {
+  NSAI_TRY(nsai_trial_bench_enqueue(bench, 0, NULL));
+  NSAI_TRY(nsai_trial_device_wait(bench->data.device, NULL));
+  if (!nsai_trial_data_has(&bench->data, NSAI_TRIAL_INDEX) || p->c.num_seqs != 1) return NSA_OK;
+  NSAI_TRY(nsai_trial_buffer_fetch(bench->data.device, &bench->data.buffer[NSAI_TRIAL_INDEX]));
+  nsa_tensor index = nsai_trial_data_view(&bench->data, NSAI_TRIAL_INDEX, NSAI_TRIAL_HOST);
   index.shape[0] = bench->data.tokens;
-  chk_overlap_measure(&p->c.geometry, &index, p->c.kv_len[0] - p->c.q_len[0], &p->overlap);
+  nsai_trial_overlap_measure(&p->c.geometry, &index, p->c.kv_len[0] - p->c.q_len[0], &p->overlap);
   return NSA_OK;
 }
 
 nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
-  chk_bench bench;
+  nsai_trial_bench bench;
   nsa_status status;
-  if (!chk_session_device(rig->session)->driver && chk_case_cost(&p->c) > CPU_COST)
+  if (!chk_session_device(rig->session)->driver && nsai_trial_case_cost(&p->c) > CPU_COST)
     return nsai_fail(NSA_E_UNSUPPORTED, "too large for the CPU device");
   NSAI_TRY_TO(done, chk_bench_create(rig->session, &p->c, &bench));
   memcpy(p->variants, bench.plan.caps.variants, sizeof p->variants);
@@ -186,22 +189,22 @@ nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
   if (bench.data.device->driver)
     NSAI_TRY_TO(done, chk_time_plan(rig->session, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
   if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &bench, p));
-  chk_data_drop_optional(&bench.data);
+  nsai_trial_data_drop_optional(&bench.data);
   NSAI_TRY_TO(done, time_forward(rig, &bench, parts, p));
   if (parts >> BENCH_DENSE & 1) NSAI_TRY_TO(done, time_dense(rig, &bench, BENCH_DENSE, p));
   if (parts >> BENCH_SDPA_GEMM & 1) time_gemm(rig, &bench, p); /* its failure is a note */
 done:
-  chk_bench_destroy(&bench);
+  nsai_trial_bench_destroy(&bench);
   return status;
 }
 
 nsa_status bench_rig_create(chk_session *session, bench_rig *rig) {
-  const chk_device *device = chk_session_device(session);
+  const nsai_trial_device *device = chk_session_device(session);
   *rig = (bench_rig){ .session = session };
-  return device->driver ? chk_device_alloc(device, CHK_FLUSH_BYTES, &rig->flush) : NSA_OK;
+  return device->driver ? nsai_trial_device_alloc(device, CHK_FLUSH_BYTES, &rig->flush) : NSA_OK;
 }
 
 void bench_rig_destroy(bench_rig *rig) {
-  if (rig->flush) chk_device_free(chk_session_device(rig->session), rig->flush);
+  if (rig->flush) nsai_trial_device_free(chk_session_device(rig->session), rig->flush);
   *rig = (bench_rig){ 0 };
 }

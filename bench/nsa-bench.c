@@ -132,7 +132,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_FROM: a->from = parse_length(value, state); break;
   case OPT_TO: a->to = parse_length(value, state); break;
   case 'd':
-    if (chk_device_parse(value, &a->session.device))
+    if (nsai_trial_device_parse(value, &a->session.device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
     break;
   case 'c': a->session.config = value; break;
@@ -171,9 +171,9 @@ static nsa_status make_list(const arguments *a, bench_cases *list) {
 }
 
 static void print_list(const bench_cases *list) {
-  char text[CHK_CASE_TEXT];
+  char text[NSAI_TRIAL_CASE_TEXT];
   for (int64_t i = 0; i < list->count; i++) {
-    chk_case_print(&list->cases[i], text, sizeof text);
+    nsai_trial_case_print(&list->cases[i], text, sizeof text);
     puts(text);
   }
 }
@@ -202,8 +202,8 @@ static int is_timed(const bench_problem *p) {
 }
 
 /* Times one problem, adds it to the results, and tells it. What was timed before a failure is kept. */
-static nsa_status measure_one(const arguments *a, bench_rig *rig, const chk_case *c, FILE *csv,
-                              bench_results *results) {
+static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_trial_case *c,
+                              FILE *csv, bench_results *results) {
   bench_problem *p;
   time_t now = time(NULL);
   struct tm utc;
@@ -227,14 +227,14 @@ static nsa_status measure_one(const arguments *a, bench_rig *rig, const chk_case
 /* Times the list, whatever becomes of single problems; *failed counts those that failed. */
 static nsa_status measure(const arguments *a, chk_session *session, const bench_cases *list,
                           bench_results *results, int64_t *failed) {
-  char text[CHK_CASE_TEXT];
+  char text[NSAI_TRIAL_CASE_TEXT];
   bench_rig rig = { 0 };
   FILE *csv = NULL;
   nsa_status status;
   NSAI_TRY_TO(done, open_csv(a->csv, &csv));
   NSAI_TRY_TO(done, bench_rig_create(session, &rig));
   for (int64_t i = 0; i < list->count; i++) {
-    chk_case_print(&list->cases[i], text, sizeof text);
+    nsai_trial_case_print(&list->cases[i], text, sizeof text);
     fprintf(stderr, "%lld of %lld: %s\n", (long long)i + 1, (long long)list->count, text);
     if (measure_one(a, &rig, &list->cases[i], csv, results)) {
       fprintf(stderr, "nsa-bench: %s: %s\n", text, nsa_last_error());
@@ -334,7 +334,7 @@ int main(int argc, char **argv) {
     NULL
   };
   arguments a = { 0 };
-  a.session.device = CHK_DEVICE_AUTO;
+  a.session.device = NSAI_TRIAL_DEVICE_AUTO;
   a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   argp_err_exit_status = 2;
   argp_parse(&argp, argc, argv, 0, NULL, &a);

@@ -18,8 +18,8 @@ static void put_cell(FILE *out, int decimals, double value) {
 }
 
 void bench_report_problem(FILE *out, const bench_problem *p) {
-  char problem[CHK_CASE_TEXT];
-  chk_case_print(&p->c, problem, sizeof problem);
+  char problem[NSAI_TRIAL_CASE_TEXT];
+  nsai_trial_case_print(&p->c, problem, sizeof problem);
   fprintf(out, "\n%s\n  %s; r %.3f, U(4) %.1f, U(8) %.1f; plan cold %.0f ms, warm %.1f ms\n",
           problem, p->device, p->overlap.r, p->overlap.u4, p->overlap.u8, p->plan_cold_ms,
           p->plan_warm_ms);
@@ -176,14 +176,14 @@ nsa_status bench_report_markdown(FILE *out, const bench_results *results) {
 static void put_member(FILE *out, const char *name, double value, int known) {
   fprintf(out, ", \"%s\": ", name);
   if (known)
-    chk_json_number(out, value);
+    nsai_trial_json_number(out, value);
   else
     fputs("null", out);
 }
 
 static void put_string(FILE *out, const char *before, const char *text) {
   fputs(before, out);
-  chk_json_string(out, text);
+  nsai_trial_json_string(out, text);
 }
 
 static void json_part(FILE *out, const bench_problem *p, bench_part part) {
@@ -205,9 +205,9 @@ static void json_part(FILE *out, const bench_problem *p, bench_part part) {
 }
 
 static void json_problem(FILE *out, const bench_problem *p) {
-  char problem[CHK_CASE_TEXT];
+  char problem[NSAI_TRIAL_CASE_TEXT];
   const char *gap = "";
-  chk_case_print(&p->c, problem, sizeof problem);
+  nsai_trial_case_print(&p->c, problem, sizeof problem);
   put_string(out, "{\"problem\": ", problem);
   put_string(out, ",\n \"date\": ", p->date);
   put_string(out, ", \"commit\": ", p->commit);

@@ -12,7 +12,8 @@ const char *const bench_part_names[BENCH_PARTS] = {
   [BENCH_SDPA_GEMM] = "sdpa_gemm",
 };
 
-nsa_status bench_results_add(bench_results *results, const chk_case *c, bench_problem **out) {
+nsa_status bench_results_add(bench_results *results, const nsai_trial_case *c,
+                             bench_problem **out) {
   size_t size = (size_t)(results->count + 1) * sizeof *results->problem;
   bench_problem *grown = realloc(results->problem, size);
   if (!grown) return nsai_fail_nomem("a list of results", size);
@@ -41,9 +42,9 @@ double bench_ratio(const bench_problem *p, double ms, bench_part part) {
   return ms / bench_ms(p, part);
 }
 
-int64_t bench_tokens(const bench_problem *p) { return chk_total(p->c.q_len, p->c.num_seqs); }
+int64_t bench_tokens(const bench_problem *p) { return nsai_trial_total(p->c.q_len, p->c.num_seqs); }
 
-const char *bench_fill_name(const bench_problem *p) { return chk_fill_name(p->c.fill); }
+const char *bench_fill_name(const bench_problem *p) { return nsai_trial_fill_name(p->c.fill); }
 
 bench_part bench_lead(const bench_problem *p) {
   static const bench_part order[] = { BENCH_FORWARD, BENCH_WINDOW, BENCH_COMPRESSED };
@@ -53,14 +54,14 @@ bench_part bench_lead(const bench_problem *p) {
 }
 
 int bench_same_model(const bench_problem *a, const bench_problem *b) {
-  char text[2][CHK_CASE_TEXT];
-  chk_case pair[2] = { a->c, b->c };
+  char text[2][NSAI_TRIAL_CASE_TEXT];
+  nsai_trial_case pair[2] = { a->c, b->c };
   for (int i = 0; i < 2; i++) {
     pair[i].num_seqs = 1;
     pair[i].q_len[0] = pair[i].kv_len[0] = 1;
-    pair[i].fill = CHK_FILL_RANDOM;
+    pair[i].fill = NSAI_TRIAL_FILL_RANDOM;
     pair[i].overlap = 0;
-    chk_case_print(&pair[i], text[i], sizeof text[i]);
+    nsai_trial_case_print(&pair[i], text[i], sizeof text[i]);
   }
   return !strcmp(text[0], text[1]);
 }

@@ -36,10 +36,10 @@ typedef struct bench_time {
 } bench_time;
 
 typedef struct bench_problem {
-  chk_case c;
+  nsai_trial_case c;
   char date[24], commit[48], device[96]; /* UTC, ISO 8601; as given by --commit; its name */
   char variants[512];                    /* chosen ones; empty when read from a CSV */
-  chk_overlap overlap;
+  nsai_trial_overlap overlap;
   double plan_cold_ms, plan_warm_ms; /* 0: not measured */
   bench_time part[BENCH_PARTS];
 } bench_problem;
@@ -50,7 +50,7 @@ typedef struct bench_results {
 } bench_results;
 
 /* Appends a problem without times; *out belongs to the list and is valid until the next one. */
-nsa_status bench_results_add(bench_results *results, const chk_case *c, bench_problem **out);
+nsa_status bench_results_add(bench_results *results, const nsai_trial_case *c, bench_problem **out);
 void bench_results_free(bench_results *results);
 
 /* The burst of a part; 0 when it has no time. */

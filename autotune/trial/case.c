@@ -8,31 +8,35 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const kind_names[CHK_KINDS] = {
-  [CHK_FORWARD] = "fwd",      [CHK_COMPRESS] = "compress",   [CHK_SELECT] = "select",
-  [CHK_DENSE] = "dense",      [CHK_REPEAT] = "repeat",       [CHK_ALL_BLOCKS] = "all_blocks",
-  [CHK_WIDE_WINDOW] = "wide", [CHK_FUTURE] = "future",       [CHK_PERMUTE] = "permute",
-  [CHK_SCALE_V] = "scale_v",  [CHK_ZERO_GATE] = "zero_gate", [CHK_SPLIT] = "split",
-  [CHK_GRAPH] = "graph",      [CHK_STREAMS] = "streams",     [CHK_NEEDLE] = "needle",
+static const char *const kind_names[NSAI_TRIAL_KINDS] = {
+  [NSAI_TRIAL_FORWARD] = "fwd",         [NSAI_TRIAL_COMPRESS] = "compress",
+  [NSAI_TRIAL_SELECT] = "select",       [NSAI_TRIAL_DENSE] = "dense",
+  [NSAI_TRIAL_REPEAT] = "repeat",       [NSAI_TRIAL_ALL_BLOCKS] = "all_blocks",
+  [NSAI_TRIAL_WIDE_WINDOW] = "wide",    [NSAI_TRIAL_FUTURE] = "future",
+  [NSAI_TRIAL_PERMUTE] = "permute",     [NSAI_TRIAL_SCALE_V] = "scale_v",
+  [NSAI_TRIAL_ZERO_GATE] = "zero_gate", [NSAI_TRIAL_SPLIT] = "split",
+  [NSAI_TRIAL_GRAPH] = "graph",         [NSAI_TRIAL_STREAMS] = "streams",
+  [NSAI_TRIAL_NEEDLE] = "needle",
 };
-static const char *const fill_names[CHK_FILLS] = { "random", "correlated", "large", "constant",
-                                                   "tiny" };
-static const char *const layout_names[CHK_LAYOUTS] = { "plain", "strided", "packed", "heads" };
+static const char *const fill_names[NSAI_TRIAL_FILLS] = { "random", "correlated", "large",
+                                                          "constant", "tiny" };
+static const char *const layout_names[NSAI_TRIAL_LAYOUTS] = { "plain", "strided", "packed",
+                                                              "heads" };
 static const char *const phi_names[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_names[] = { "weights", "logits", "mlp" };
 static const char *const act_names[] = { "relu", "silu", "gelu" };
 static const char *const select_names[] = { "own", "blocks", "ranges" };
 
-const char *chk_kind_name(chk_kind kind) { return kind_names[kind]; }
-const char *chk_fill_name(chk_fill fill) { return fill_names[fill]; }
+const char *nsai_trial_kind_name(nsai_trial_kind kind) { return kind_names[kind]; }
+const char *nsai_trial_fill_name(nsai_trial_fill fill) { return fill_names[fill]; }
 
-int64_t chk_total(const int64_t *len, int32_t count) {
+int64_t nsai_trial_total(const int64_t *len, int32_t count) {
   int64_t sum = 0;
   for (int32_t i = 0; i < count; i++) sum += len[i];
   return sum;
 }
 
-void chk_case_init(chk_case *c) {
+void nsai_trial_case_init(nsai_trial_case *c) {
   memset(c, 0, sizeof *c);
   c->geometry = (nsai_geometry){ .heads = 4,
                                  .kv_heads = 2,
@@ -72,7 +76,7 @@ static int parse_lengths(const char *text, int64_t *out) {
     if (end == text || value < 0) return -1;
     if (*end == 'x') times = strtoll(end + 1, &end, 10);
     for (; times > 0; times--) {
-      if (count == CHK_MAX_SEQS) return -1;
+      if (count == NSAI_TRIAL_MAX_SEQS) return -1;
       out[count++] = value;
     }
     if (*end != ',' && *end != 0) return -1;
@@ -93,7 +97,7 @@ static int parse_phi(const char *value, nsai_geometry *g) {
   return a < 0 ? -1 : 0;
 }
 
-static int parse_gate(const char *value, chk_case *c) {
+static int parse_gate(const char *value, nsai_trial_case *c) {
   nsai_geometry *g = &c->geometry;
   char act[8] = "silu";
   int found = find_name(value, gate_names, 3);
@@ -110,7 +114,7 @@ static int parse_gate(const char *value, chk_case *c) {
 }
 
 /* One "name=value" field. Returns 0, or -1. */
-static int parse_named(const char *name, const char *value, chk_case *c, int *q_count) {
+static int parse_named(const char *name, const char *value, nsai_trial_case *c, int *q_count) {
   int found, count;
   if (!strcmp(name, "phi")) return parse_phi(value, &c->geometry);
   if (!strcmp(name, "gate")) return parse_gate(value, c);
@@ -134,13 +138,13 @@ static int parse_named(const char *name, const char *value, chk_case *c, int *q_
     return found < 0 ? -1 : 0;
   }
   if (!strcmp(name, "fill")) {
-    found = find_name(value, fill_names, CHK_FILLS);
-    c->fill = (chk_fill)found;
+    found = find_name(value, fill_names, NSAI_TRIAL_FILLS);
+    c->fill = (nsai_trial_fill)found;
     return found < 0 ? -1 : 0;
   }
   if (!strcmp(name, "layout")) {
-    found = find_name(value, layout_names, CHK_LAYOUTS);
-    c->layout = (chk_layout)found;
+    found = find_name(value, layout_names, NSAI_TRIAL_LAYOUTS);
+    c->layout = (nsai_trial_layout)found;
     return found < 0 ? -1 : 0;
   }
   if (!strcmp(name, "seed")) return sscanf(value, "%" SCNu64, &c->seed) == 1 ? 0 : -1;
@@ -151,16 +155,16 @@ static int parse_named(const char *name, const char *value, chk_case *c, int *q_
 }
 
 /* A field without "=": a type, a flag or a letter with numbers. Returns 0, or -1. */
-static int parse_bare(const char *field, chk_case *c) {
+static int parse_bare(const char *field, nsai_trial_case *c) {
   nsai_geometry *g = &c->geometry;
   static const struct {
     const char *name;
     size_t offset;
-  } flags[] = { { "parity", offsetof(chk_case, parity) },
-                { "overlap", offsetof(chk_case, overlap) },
-                { "nobatch", offsetof(chk_case, no_batch) },
-                { "gemm", offsetof(chk_case, gemm) },
-                { "lists", offsetof(chk_case, lists) } };
+  } flags[] = { { "parity", offsetof(nsai_trial_case, parity) },
+                { "overlap", offsetof(nsai_trial_case, overlap) },
+                { "nobatch", offsetof(nsai_trial_case, no_batch) },
+                { "gemm", offsetof(nsai_trial_case, gemm) },
+                { "lists", offsetof(nsai_trial_case, lists) } };
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
     if (!strcmp(field, flags[i].name)) {
       *(int32_t *)((char *)c + flags[i].offset) = 1;
@@ -184,7 +188,7 @@ static int parse_bare(const char *field, chk_case *c) {
 }
 
 /* What the other fields must fulfil together; NULL when they do. */
-static const char *inconsistent(const chk_case *c, int q_count, int kv_count) {
+static const char *inconsistent(const nsai_trial_case *c, int q_count, int kv_count) {
   const nsai_geometry *g = &c->geometry;
   if (q_count != kv_count) return "q and kv need one length per sequence each";
   if (g->kv_heads < 1 || g->heads < g->kv_heads || g->heads % g->kv_heads)
@@ -192,16 +196,17 @@ static const char *inconsistent(const chk_case *c, int q_count, int kv_count) {
   if (g->stride < 1 || g->block % g->stride || g->select_block < 1 || g->select_block % g->stride)
     return "the stride must divide both block sizes";
   if (c->no_batch && c->num_seqs != 1) return "nobatch means one sequence";
-  if (c->layout == CHK_LAYOUT_PACKED &&
-      (g->per_branch || chk_total(c->q_len, c->num_seqs) != chk_total(c->kv_len, c->num_seqs)))
+  if (c->layout == NSAI_TRIAL_LAYOUT_PACKED &&
+      (g->per_branch ||
+       nsai_trial_total(c->q_len, c->num_seqs) != nsai_trial_total(c->kv_len, c->num_seqs)))
     return "layout=packed needs kv=shared and as many query as KV tokens";
   return NULL;
 }
 
-int chk_case_parse(const char *text, chk_case *c, char *error, size_t size) {
-  char copy[CHK_CASE_TEXT], *save = NULL;
+int nsai_trial_case_parse(const char *text, nsai_trial_case *c, char *error, size_t size) {
+  char copy[NSAI_TRIAL_CASE_TEXT], *save = NULL;
   int q_count = 0, first = 1;
-  chk_case_init(c);
+  nsai_trial_case_init(c);
   c->num_seqs = 0;
   if (strlen(text) >= sizeof copy) return snprintf(error, size, "the problem is too long"), -1;
   strcpy(copy, text);
@@ -209,8 +214,8 @@ int chk_case_parse(const char *text, chk_case *c, char *error, size_t size) {
     int status = -1;
     char *equals = strchr(field, '=');
     if (first) {
-      int kind = find_name(field, kind_names, CHK_KINDS);
-      c->kind = (chk_kind)kind;
+      int kind = find_name(field, kind_names, NSAI_TRIAL_KINDS);
+      c->kind = (nsai_trial_kind)kind;
       status = kind < 0 ? -1 : 0;
       first = 0;
     } else if (equals) {
@@ -226,7 +231,7 @@ int chk_case_parse(const char *text, chk_case *c, char *error, size_t size) {
     }
   }
   int kv_count = c->num_seqs;
-  if (!q_count && !kv_count) q_count = kv_count = 1; /* chk_case_init's sequence */
+  if (!q_count && !kv_count) q_count = kv_count = 1; /* nsai_trial_case_init's sequence */
   if (!kv_count) memcpy(c->kv_len, c->q_len, sizeof c->q_len), kv_count = q_count;
   if (!q_count) memcpy(c->q_len, c->kv_len, sizeof c->q_len), q_count = kv_count;
   c->num_seqs = kv_count;
@@ -242,7 +247,7 @@ static void print_lengths(FILE *out, const char *name, const int64_t *len, int32
   for (int32_t i = 0; i < count; i++) fprintf(out, "%s%lld", i ? "," : "", (long long)len[i]);
 }
 
-static void print_options(FILE *out, const chk_case *c) {
+static void print_options(FILE *out, const nsai_trial_case *c) {
   const nsai_geometry *g = &c->geometry;
   fprintf(out, ":phi=%s", phi_names[g->phi]);
   if (g->phi == NSAI_PHI_MLP) fprintf(out, ".%d.%s", g->phi_hidden, act_names[g->phi_activation]);
@@ -255,7 +260,7 @@ static void print_options(FILE *out, const chk_case *c) {
   fprintf(out, ":sel=%s%s", select_names[c->selection], c->index_shared ? ".shared" : "");
 }
 
-void chk_case_print(const chk_case *c, char *text, size_t size) {
+void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size) {
   const nsai_geometry *g = &c->geometry;
   FILE *out = fmemopen(text, size, "w");
   if (!out) {

@@ -8,62 +8,62 @@
  *   q=5,0,130:kv=9,0,130:seed=7:fill=random:layout=plain      (one line, no spaces)
  *
  * h heads/KV heads, d Dk/Dv, l block/stride, s block x count + initial + local, w window. Only the
- * first field, the kind, has a fixed place; what is left out has the defaults of chk_case_init.
+ * first field, the kind, has a fixed place; what is left out has the defaults of nsai_trial_case_init.
  * Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act, kv=branches,
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
  * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen).
  */
-#ifndef CHK_CASE_H
-#define CHK_CASE_H
+#ifndef NSAI_TRIAL_CASE_H
+#define NSAI_TRIAL_CASE_H
 
 #include "geometry.h"
 
 #include <nsa/nsa.h>
 
-#define CHK_MAX_SEQS 16
+#define NSAI_TRIAL_MAX_SEQS 16
 
-typedef enum chk_kind {
-  CHK_FORWARD, /* every output of nsa_forward, stage by stage and whole */
-  CHK_COMPRESS,
-  CHK_SELECT,
-  CHK_DENSE,
-  CHK_REPEAT, /* from here on: properties that need no reference */
-  CHK_ALL_BLOCKS,
-  CHK_WIDE_WINDOW,
-  CHK_FUTURE,
-  CHK_PERMUTE,
-  CHK_SCALE_V,
-  CHK_ZERO_GATE,
-  CHK_SPLIT,
-  CHK_GRAPH,
-  CHK_STREAMS,
-  CHK_NEEDLE,
-  CHK_KINDS
-} chk_kind;
+typedef enum nsai_trial_kind {
+  NSAI_TRIAL_FORWARD, /* every output of nsa_forward, stage by stage and whole */
+  NSAI_TRIAL_COMPRESS,
+  NSAI_TRIAL_SELECT,
+  NSAI_TRIAL_DENSE,
+  NSAI_TRIAL_REPEAT, /* from here on: properties that need no reference */
+  NSAI_TRIAL_ALL_BLOCKS,
+  NSAI_TRIAL_WIDE_WINDOW,
+  NSAI_TRIAL_FUTURE,
+  NSAI_TRIAL_PERMUTE,
+  NSAI_TRIAL_SCALE_V,
+  NSAI_TRIAL_ZERO_GATE,
+  NSAI_TRIAL_SPLIT,
+  NSAI_TRIAL_GRAPH,
+  NSAI_TRIAL_STREAMS,
+  NSAI_TRIAL_NEEDLE,
+  NSAI_TRIAL_KINDS
+} nsai_trial_kind;
 
-typedef enum chk_fill {
-  CHK_FILL_RANDOM,     /* unit-variance normal */
-  CHK_FILL_CORRELATED, /* as trained models: adjacent tokens select mostly the same blocks */
-  CHK_FILL_LARGE,      /* logits of tens: one key takes all */
-  CHK_FILL_CONSTANT,   /* all keys equal: every block ties */
-  CHK_FILL_TINY,       /* 2^-10 */
-  CHK_FILLS
-} chk_fill;
+typedef enum nsai_trial_fill {
+  NSAI_TRIAL_FILL_RANDOM,     /* unit-variance normal */
+  NSAI_TRIAL_FILL_CORRELATED, /* as trained models: adjacent tokens select mostly the same blocks */
+  NSAI_TRIAL_FILL_LARGE,      /* logits of tens: one key takes all */
+  NSAI_TRIAL_FILL_CONSTANT,   /* all keys equal: every block ties */
+  NSAI_TRIAL_FILL_TINY,       /* 2^-10 */
+  NSAI_TRIAL_FILLS
+} nsai_trial_fill;
 
-typedef enum chk_layout {
-  CHK_LAYOUT_PLAIN,   /* contiguous [T, H, D] */
-  CHK_LAYOUT_STRIDED, /* gaps after every head and every token */
-  CHK_LAYOUT_PACKED,  /* q, k[0], v[0] are slices of one [T, heads, D] buffer */
-  CHK_LAYOUT_HEADS,   /* [H, T, D] in memory */
-  CHK_LAYOUTS
-} chk_layout;
+typedef enum nsai_trial_layout {
+  NSAI_TRIAL_LAYOUT_PLAIN,   /* contiguous [T, H, D] */
+  NSAI_TRIAL_LAYOUT_STRIDED, /* gaps after every head and every token */
+  NSAI_TRIAL_LAYOUT_PACKED,  /* q, k[0], v[0] are slices of one [T, heads, D] buffer */
+  NSAI_TRIAL_LAYOUT_HEADS,   /* [H, T, D] in memory */
+  NSAI_TRIAL_LAYOUTS
+} nsai_trial_layout;
 
-typedef struct chk_case {
-  chk_kind kind;
+typedef struct nsai_trial_case {
+  nsai_trial_kind kind;
   nsai_geometry geometry;
   int32_t num_seqs;
-  int64_t q_len[CHK_MAX_SEQS], kv_len[CHK_MAX_SEQS];
+  int64_t q_len[NSAI_TRIAL_MAX_SEQS], kv_len[NSAI_TRIAL_MAX_SEQS];
   int64_t slack; /* capacity beyond the lengths; those rows hold NaN or must stay untouched */
   int32_t selection, index_shared; /* NSA_SELECT_*; 1: rank without the Hkv axis */
   int32_t gate_f32, no_batch, parity, overlap;
@@ -72,27 +72,27 @@ typedef struct chk_case {
   uint32_t branches; /* exec.branches; 0: all */
   float softmax_scale;
   uint64_t seed;
-  chk_fill fill;
-  chk_layout layout;
-} chk_case;
+  nsai_trial_fill fill;
+  nsai_trial_layout layout;
+} nsai_trial_case;
 
 /* The paper's setting in small: bf16, h4/2 d64/64 l32/16 s64x4+1+2 w64, one sequence of 200. */
-void chk_case_init(chk_case *c);
+void nsai_trial_case_init(nsai_trial_case *c);
 
 /* Returns 0, or -1 with a sentence in `error`. */
-int chk_case_parse(const char *text, chk_case *c, char *error, size_t size);
+int nsai_trial_case_parse(const char *text, nsai_trial_case *c, char *error, size_t size);
 
-void chk_case_print(const chk_case *c, char *text, size_t size);
+void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size);
 
 /* "fwd", "dense" ... */
-const char *chk_kind_name(chk_kind kind);
+const char *nsai_trial_kind_name(nsai_trial_kind kind);
 
 /* "random", "correlated" ... */
-const char *chk_fill_name(chk_fill fill);
+const char *nsai_trial_fill_name(nsai_trial_fill fill);
 
 /* Totals over sequences. */
-int64_t chk_total(const int64_t *len, int32_t count);
+int64_t nsai_trial_total(const int64_t *len, int32_t count);
 
-#define CHK_CASE_TEXT 768
+#define NSAI_TRIAL_CASE_TEXT 768
 
-#endif /* CHK_CASE_H */
+#endif /* NSAI_TRIAL_CASE_H */

@@ -12,12 +12,12 @@
 /* A result rounded once to bf16 is off by 2^-9 / sqrt(3) * 1.4 = 1.6e-3 in the norm, to fp16 by an
  * eighth of that. A stage also rounds P before P V (the same size again, averaged over keys); the
  * whole forward adds the rounding of the compressed keys and values. */
-static const chk_tolerance tolerances[CHK_MEASURES][2] = {
-  [CHK_STAGE] = { { 4e-3, 1e-3 }, { 1e-3, 2.5e-4 } },
-  [CHK_WHOLE] = { { 6e-3, 1.5e-3 }, { 1.5e-3, 4e-4 } },
+static const nsai_trial_tolerance tolerances[NSAI_TRIAL_MEASURES][2] = {
+  [NSAI_TRIAL_STAGE] = { { 4e-3, 1e-3 }, { 1e-3, 2.5e-4 } },
+  [NSAI_TRIAL_WHOLE] = { { 6e-3, 1.5e-3 }, { 1.5e-3, 4e-4 } },
 };
 
-chk_tolerance chk_tolerance_of(chk_measure measure, int32_t dtype) {
+nsai_trial_tolerance nsai_trial_tolerance_of(nsai_trial_measure measure, int32_t dtype) {
   return tolerances[measure][dtype == NSA_F16];
 }
 
@@ -61,8 +61,8 @@ static double ratio(double error, double norm) {
 }
 
 /* Records the worst of `count` groups, `heads` per sequence. */
-static void judge(const char *name, chk_tolerance tolerance, const group *groups, int64_t count,
-                  int32_t heads, chk_result *result) {
+static void judge(const char *name, nsai_trial_tolerance tolerance, const group *groups,
+                  int64_t count, int32_t heads, nsai_trial_result *result) {
   double worst = -1, worst_limit = tolerance.relative, worst_error = 0;
   int64_t at = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -76,34 +76,35 @@ static void judge(const char *name, chk_tolerance tolerance, const group *groups
       at = i;
     }
   }
-  chk_record(result, name, worst_error, worst_limit);
+  nsai_trial_record(result, name, worst_error, worst_limit);
   if (!(worst_error <= worst_limit))
-    chk_fail(result, "%s sequence %d head %d: worst at token %lld dim %d: got %.9g, want %.9g",
-             name, (int)(at / heads), (int)(at % heads), (long long)groups[at].token,
-             groups[at].dim, groups[at].got, groups[at].want);
+    nsai_trial_fail(result,
+                    "%s sequence %d head %d: worst at token %lld dim %d: got %.9g, want %.9g", name,
+                    (int)(at / heads), (int)(at % heads), (long long)groups[at].token,
+                    groups[at].dim, groups[at].got, groups[at].want);
 }
 
 /* The mean error: absolute at unit variance; outputs over few keys are as large as the values, and
  * there the storage rounding alone is relative, hence the second term. */
-static void judge_mean(const char *name, chk_tolerance tolerance, const sums *s,
-                       chk_result *result) {
+static void judge_mean(const char *name, nsai_trial_tolerance tolerance, const sums *s,
+                       nsai_trial_result *result) {
   char label[24];
   if (!s->count) return;
   double mean = s->error / (double)s->count, magnitude = s->magnitude / (double)s->count;
   snprintf(label, sizeof label, "%.18s.mean", name);
-  chk_record(result, label, mean, fmax(tolerance.mean_abs, tolerance.relative * magnitude));
+  nsai_trial_record(result, label, mean, fmax(tolerance.mean_abs, tolerance.relative * magnitude));
 }
 
-void chk_compare_rows(const chk_comparison *x, chk_result *result) {
+void nsai_trial_compare_rows(const nsai_trial_comparison *x, nsai_trial_result *result) {
   const nsa_tensor *t = x->got;
   int32_t heads = x->c->geometry.heads, width = (int32_t)t->shape[2];
   int64_t count = (int64_t)x->c->num_seqs * heads, token_end = 0;
-  chk_tolerance tolerance = chk_tolerance_of(x->measure, x->c->geometry.dtype);
+  nsai_trial_tolerance tolerance = nsai_trial_tolerance_of(x->measure, x->c->geometry.dtype);
   group *groups = calloc((size_t)count, sizeof *groups);
   sums s = { 0 };
   int32_t sequence = -1;
   if (!groups) {
-    chk_fail(result, "out of memory");
+    nsai_trial_fail(result, "out of memory");
     return;
   }
   for (int64_t r = 0; r < x->rows->count; r++) {
@@ -112,10 +113,10 @@ void chk_compare_rows(const chk_comparison *x, chk_result *result) {
     group *g = &groups[sequence * heads + x->rows->head[r]];
     int64_t offset = token * t->stride[0] + x->rows->head[r] * t->stride[1];
     for (int32_t i = 0; i < width; i++) {
-      double got = (double)chk_load(t, offset + i), want = x->want[r * width + i];
+      double got = (double)nsai_trial_load(t, offset + i), want = x->want[r * width + i];
       if (!add(g, &s, got, want, token, i)) {
-        chk_fail(result, "%s token %lld head %d dim %d: got %.9g, want %.9g", x->name,
-                 (long long)token, x->rows->head[r], i, got, want);
+        nsai_trial_fail(result, "%s token %lld head %d dim %d: got %.9g, want %.9g", x->name,
+                        (long long)token, x->rows->head[r], i, got, want);
         goto done;
       }
       if (x->plain) g->plain += pow(x->plain[r * width + i] - want, 2);
@@ -127,23 +128,24 @@ done:
   free(groups);
 }
 
-void chk_compare_tensors(const char *name, chk_tolerance tolerance, const nsa_tensor *got,
-                         const nsa_tensor *want, chk_result *result) {
+void nsai_trial_compare_tensors(const char *name, nsai_trial_tolerance tolerance,
+                                const nsa_tensor *got, const nsa_tensor *want,
+                                nsai_trial_result *result) {
   int32_t heads = (int32_t)got->shape[1];
   group *groups = calloc((size_t)heads, sizeof *groups);
   sums s = { 0 };
   if (!groups) {
-    chk_fail(result, "out of memory");
+    nsai_trial_fail(result, "out of memory");
     return;
   }
   for (int64_t row = 0; row < got->shape[0]; row++)
     for (int32_t h = 0; h < heads; h++)
       for (int32_t i = 0; i < got->shape[2]; i++) {
-        double a = (double)chk_load(got, row * got->stride[0] + h * got->stride[1] + i);
-        double b = (double)chk_load(want, row * want->stride[0] + h * want->stride[1] + i);
+        double a = (double)nsai_trial_load(got, row * got->stride[0] + h * got->stride[1] + i);
+        double b = (double)nsai_trial_load(want, row * want->stride[0] + h * want->stride[1] + i);
         if (add(&groups[h], &s, a, b, row, i)) continue;
-        chk_fail(result, "%s row %lld head %d dim %d: got %.9g, want %.9g", name, (long long)row, h,
-                 i, a, b);
+        nsai_trial_fail(result, "%s row %lld head %d dim %d: got %.9g, want %.9g", name,
+                        (long long)row, h, i, a, b);
         goto done;
       }
   judge(name, tolerance, groups, heads, heads, result);
@@ -152,8 +154,9 @@ done:
   free(groups);
 }
 
-void chk_compare_lse(const char *name, const nsa_tensor *got, const nsai_reference_rows *rows,
-                     const double *want, chk_result *result) {
+void nsai_trial_compare_lse(const char *name, const nsa_tensor *got,
+                            const nsai_reference_rows *rows, const double *want,
+                            nsai_trial_result *result) {
   double worst = 0;
   int64_t at = 0;
   for (int64_t r = 0; r < rows->count; r++) {
@@ -162,12 +165,13 @@ void chk_compare_lse(const char *name, const nsa_tensor *got, const nsai_referen
     if (!isfinite(error)) error = INFINITY; /* NaN, or one of them is inf */
     if (error > worst) worst = error, at = r;
   }
-  chk_record(result, name, worst, CHK_LSE_TOLERANCE);
-  if (worst > CHK_LSE_TOLERANCE)
-    chk_fail(result, "%s token %lld head %d: got %.9g, want %.9g", name, (long long)rows->token[at],
-             rows->head[at],
-             (double)((const float *)got->data)[rows->token[at] * got->stride[0] + rows->head[at]],
-             want[at]);
+  nsai_trial_record(result, name, worst, NSAI_TRIAL_LSE_TOLERANCE);
+  if (worst > NSAI_TRIAL_LSE_TOLERANCE)
+    nsai_trial_fail(
+        result, "%s token %lld head %d: got %.9g, want %.9g", name, (long long)rows->token[at],
+        rows->head[at],
+        (double)((const float *)got->data)[rows->token[at] * got->stride[0] + rows->head[at]],
+        want[at]);
 }
 
 /* ---- selection ------------------------------------------------------------------------------- */
@@ -178,7 +182,7 @@ static int contains(const int32_t *row, int32_t n, int32_t block) {
   return 0;
 }
 
-const char *chk_selection_malformed(const nsai_geometry *g, int64_t t, const int32_t *row) {
+const char *nsai_trial_selection_malformed(const nsai_geometry *g, int64_t t, const int32_t *row) {
   int64_t candidates = t < 0 ? 0 : t / g->select_block + 1;
   int64_t expected = candidates < g->select_count ? candidates : g->select_count;
   for (int32_t i = 0; i < g->select_count; i++) {
@@ -206,8 +210,8 @@ static double from_cut(double importance, double cut) {
   return distance < NEGLIGIBLE ? 0 : distance / fmax(importance, cut);
 }
 
-double chk_selection_distance(const nsai_geometry *g, int64_t t, const int32_t *row,
-                              const double *importance) {
+double nsai_trial_selection_distance(const nsai_geometry *g, int64_t t, const int32_t *row,
+                                     const double *importance) {
   int32_t want[NSAI_MAX_SELECTED], n = g->select_count;
   double cut = INFINITY, distance = 0;
   nsai_reference_select_row(g, t, importance, want);

@@ -19,56 +19,57 @@
  */
 #define INPUT_CHECK_BYTES ((size_t)64 << 20)
 
-const char *chk_slot_name(int slot) {
-  static const char *const names[CHK_SLOTS] = { "cu_q",
-                                                "cu_kv",
-                                                "cu_blocks",
-                                                "q",
-                                                "k[0]",
-                                                "k[1]",
-                                                "k[2]",
-                                                "v[0]",
-                                                "v[1]",
-                                                "v[2]",
-                                                "phi.k.pe",
-                                                "phi.k.w",
-                                                "phi.k.w1",
-                                                "phi.k.b1",
-                                                "phi.k.w2",
-                                                "phi.k.b2",
-                                                "phi.v.pe",
-                                                "phi.v.w",
-                                                "phi.v.w1",
-                                                "phi.v.b1",
-                                                "phi.v.w2",
-                                                "phi.v.b2",
-                                                "gate.value",
-                                                "gate.x",
-                                                "gate.w1",
-                                                "gate.b1",
-                                                "gate.w2",
-                                                "gate.b2",
-                                                "block_idx (in)",
-                                                "ranges",
-                                                "k_cmp (in)",
-                                                "v_cmp (in)",
-                                                "probe_rows",
-                                                "importance",
-                                                "o",
-                                                "o_branch[0]",
-                                                "o_branch[1]",
-                                                "o_branch[2]",
-                                                "lse[0]",
-                                                "lse[1]",
-                                                "lse[2]",
-                                                "block_idx",
-                                                "k_cmp",
-                                                "v_cmp",
-                                                "probe_importance" };
+const char *nsai_trial_slot_name(int slot) {
+  static const char *const names[NSAI_TRIAL_SLOTS] = { "cu_q",
+                                                       "cu_kv",
+                                                       "cu_blocks",
+                                                       "q",
+                                                       "k[0]",
+                                                       "k[1]",
+                                                       "k[2]",
+                                                       "v[0]",
+                                                       "v[1]",
+                                                       "v[2]",
+                                                       "phi.k.pe",
+                                                       "phi.k.w",
+                                                       "phi.k.w1",
+                                                       "phi.k.b1",
+                                                       "phi.k.w2",
+                                                       "phi.k.b2",
+                                                       "phi.v.pe",
+                                                       "phi.v.w",
+                                                       "phi.v.w1",
+                                                       "phi.v.b1",
+                                                       "phi.v.w2",
+                                                       "phi.v.b2",
+                                                       "gate.value",
+                                                       "gate.x",
+                                                       "gate.w1",
+                                                       "gate.b1",
+                                                       "gate.w2",
+                                                       "gate.b2",
+                                                       "block_idx (in)",
+                                                       "ranges",
+                                                       "k_cmp (in)",
+                                                       "v_cmp (in)",
+                                                       "probe_rows",
+                                                       "importance",
+                                                       "o",
+                                                       "o_branch[0]",
+                                                       "o_branch[1]",
+                                                       "o_branch[2]",
+                                                       "lse[0]",
+                                                       "lse[1]",
+                                                       "lse[2]",
+                                                       "block_idx",
+                                                       "k_cmp",
+                                                       "v_cmp",
+                                                       "probe_importance" };
   return names[slot];
 }
 
-void chk_data_locate(const chk_case *c, int64_t t, int32_t *sequence, int64_t *position) {
+void nsai_trial_data_locate(const nsai_trial_case *c, int64_t t, int32_t *sequence,
+                            int64_t *position) {
   int32_t s = 0;
   for (; s < c->num_seqs - 1 && t >= c->q_len[s]; s++) t -= c->q_len[s];
   *sequence = s;
@@ -82,7 +83,8 @@ static size_t element_bytes(int32_t dtype) {
 }
 
 /* Declares a contiguous slot of `ndim` dimensions. */
-static void declare(chk_data *d, int slot, int32_t dtype, int32_t ndim, const int64_t *shape) {
+static void declare(nsai_trial_data *d, int slot, int32_t dtype, int32_t ndim,
+                    const int64_t *shape) {
   nsa_tensor *v = &d->view[slot];
   *v = (nsa_tensor){ .ndim = ndim, .dtype = dtype };
   int64_t stride = 1;
@@ -93,27 +95,28 @@ static void declare(chk_data *d, int slot, int32_t dtype, int32_t ndim, const in
   }
 }
 
-static void declare1(chk_data *d, int slot, int32_t dtype, int64_t n) {
+static void declare1(nsai_trial_data *d, int slot, int32_t dtype, int64_t n) {
   declare(d, slot, dtype, 1, &n);
 }
 
-static void declare2(chk_data *d, int slot, int32_t dtype, int64_t rows, int64_t width) {
+static void declare2(nsai_trial_data *d, int slot, int32_t dtype, int64_t rows, int64_t width) {
   int64_t shape[2] = { rows, width };
   declare(d, slot, dtype, 2, shape);
   /* 3 elements of gap: tensors of 4-byte types may have any outer stride. */
-  if (d->c->layout == CHK_LAYOUT_STRIDED && element_bytes(dtype) == 4)
+  if (d->c->layout == NSAI_TRIAL_LAYOUT_STRIDED && element_bytes(dtype) == 4)
     d->view[slot].stride[0] = width + 3;
 }
 
 /* [rows, heads, width] in the case's layout. `step`: the elements that strides are multiples of. */
-static void declare3(chk_data *d, int slot, int32_t dtype, const int64_t *shape, int64_t step) {
+static void declare3(nsai_trial_data *d, int slot, int32_t dtype, const int64_t *shape,
+                     int64_t step) {
   declare(d, slot, dtype, 3, shape);
   nsa_tensor *v = &d->view[slot];
-  if (d->c->layout == CHK_LAYOUT_STRIDED) {
+  if (d->c->layout == NSAI_TRIAL_LAYOUT_STRIDED) {
     v->stride[1] = shape[2] + step;
     v->stride[0] = shape[1] * v->stride[1] + 2 * step;
   }
-  if (d->c->layout == CHK_LAYOUT_HEADS && shape[0] > 0) {
+  if (d->c->layout == NSAI_TRIAL_LAYOUT_HEADS && shape[0] > 0) {
     v->stride[0] = shape[2];
     v->stride[1] = shape[0] * shape[2];
   }
@@ -122,31 +125,34 @@ static void declare3(chk_data *d, int slot, int32_t dtype, const int64_t *shape,
 /* Rows of 16 bytes: what the API asks of the strides of bf16 and fp16. */
 #define HALF_STEP 8
 
-static void declare_heads(chk_data *d, int slot, int64_t rows, int64_t heads, int64_t width) {
+static void declare_heads(nsai_trial_data *d, int slot, int64_t rows, int64_t heads,
+                          int64_t width) {
   int64_t shape[3] = { rows, heads, width };
   declare3(d, slot, d->c->geometry.dtype, shape, HALF_STEP);
 }
 
-static void declare_qkv(chk_data *d) {
+static void declare_qkv(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
-  int dense = d->c->kind == CHK_DENSE || d->c->kind == CHK_COMPRESS || d->c->kind == CHK_SELECT;
-  declare_heads(d, CHK_Q, d->token_capacity, g->heads, g->head_dim_qk);
+  int dense = d->c->kind == NSAI_TRIAL_DENSE || d->c->kind == NSAI_TRIAL_COMPRESS ||
+              d->c->kind == NSAI_TRIAL_SELECT;
+  declare_heads(d, NSAI_TRIAL_Q, d->token_capacity, g->heads, g->head_dim_qk);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     int off = (b == NSA_SEL && !g->select_count) || (b == NSA_WIN && !g->window);
     if (b && (dense || !g->per_branch || off)) continue;
-    declare_heads(d, CHK_K0 + b, d->kv_capacity, g->kv_heads, g->head_dim_qk);
-    declare_heads(d, CHK_V0 + b, d->kv_capacity, g->kv_heads, g->head_dim_v);
+    declare_heads(d, NSAI_TRIAL_K0 + b, d->kv_capacity, g->kv_heads, g->head_dim_qk);
+    declare_heads(d, NSAI_TRIAL_V0 + b, d->kv_capacity, g->kv_heads, g->head_dim_v);
   }
-  if (d->c->layout != CHK_LAYOUT_PACKED) return;
+  if (d->c->layout != NSAI_TRIAL_LAYOUT_PACKED) return;
   int64_t k_at = (int64_t)g->heads * g->head_dim_qk;
   int64_t v_at = k_at + (int64_t)g->kv_heads * g->head_dim_qk;
   int64_t row = v_at + (int64_t)g->kv_heads * g->head_dim_v;
-  d->view[CHK_Q].stride[0] = d->view[CHK_K0].stride[0] = d->view[CHK_V0].stride[0] = row;
-  d->view[CHK_K0].data = (void *)(uintptr_t)(2 * k_at);
-  d->view[CHK_V0].data = (void *)(uintptr_t)(2 * v_at);
+  d->view[NSAI_TRIAL_Q].stride[0] = d->view[NSAI_TRIAL_K0].stride[0] =
+      d->view[NSAI_TRIAL_V0].stride[0] = row;
+  d->view[NSAI_TRIAL_K0].data = (void *)(uintptr_t)(2 * k_at);
+  d->view[NSAI_TRIAL_V0].data = (void *)(uintptr_t)(2 * v_at);
 }
 
-static void declare_phi(chk_data *d, int first, int32_t dim) {
+static void declare_phi(nsai_trial_data *d, int first, int32_t dim) {
   const nsai_geometry *g = &d->c->geometry;
   int64_t heads = g->kv_heads, flat = (int64_t)g->block * dim, hidden = g->phi_hidden;
   int64_t pe[3] = { heads, g->block, dim }, w[3] = { heads, flat, dim };
@@ -166,55 +172,56 @@ static void declare_phi(chk_data *d, int first, int32_t dim) {
   declare(d, first + 5, g->dtype, 2, (int64_t[2]){ heads, dim });
 }
 
-static void declare_gate(chk_data *d) {
+static void declare_gate(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
   int64_t out = (int64_t)g->heads * NSA_BRANCHES;
   if (g->gate != NSAI_GATE_MLP) {
     int64_t shape[3] = { d->token_capacity, g->heads, NSA_BRANCHES };
-    declare(d, CHK_GATE_VALUE, d->c->gate_f32 ? NSA_F32 : g->dtype, 3, shape);
+    declare(d, NSAI_TRIAL_GATE_VALUE, d->c->gate_f32 ? NSA_F32 : g->dtype, 3, shape);
     return;
   }
   int optional = d->c->seed % 2 == 0;
-  declare(d, CHK_GATE_X, g->dtype, 2, (int64_t[2]){ d->token_capacity, g->gate_channels });
+  declare(d, NSAI_TRIAL_GATE_X, g->dtype, 2, (int64_t[2]){ d->token_capacity, g->gate_channels });
   if (g->gate_hidden) {
-    declare(d, CHK_GATE_W1, g->dtype, 2, (int64_t[2]){ g->gate_channels, g->gate_hidden });
-    if (optional) declare1(d, CHK_GATE_B1, g->dtype, g->gate_hidden);
+    declare(d, NSAI_TRIAL_GATE_W1, g->dtype, 2, (int64_t[2]){ g->gate_channels, g->gate_hidden });
+    if (optional) declare1(d, NSAI_TRIAL_GATE_B1, g->dtype, g->gate_hidden);
   }
-  declare(d, CHK_GATE_W2, g->dtype, 2,
+  declare(d, NSAI_TRIAL_GATE_W2, g->dtype, 2,
           (int64_t[2]){ g->gate_hidden ? g->gate_hidden : g->gate_channels, out });
-  d->view[CHK_GATE_W2].stride[0] = (out + HALF_STEP - 1) / HALF_STEP * HALF_STEP;
-  if (optional) declare1(d, CHK_GATE_B2, g->dtype, out);
+  d->view[NSAI_TRIAL_GATE_W2].stride[0] = (out + HALF_STEP - 1) / HALF_STEP * HALF_STEP;
+  if (optional) declare1(d, NSAI_TRIAL_GATE_B2, g->dtype, out);
 }
 
 /* The branches that run: those the model has and the case asks for. */
-static uint32_t running(const chk_case *c) {
+static uint32_t running(const nsai_trial_case *c) {
   uint32_t has = 1u << NSA_CMP | (c->geometry.select_count ? 1u << NSA_SEL : 0) |
                  (c->geometry.window ? 1u << NSA_WIN : 0);
   return c->branches ? has & c->branches : has;
 }
 
-static void declare_indices(chk_data *d) {
-  const chk_case *c = d->c;
+static void declare_indices(nsai_trial_data *d) {
+  const nsai_trial_case *c = d->c;
   const nsai_geometry *g = &c->geometry;
   int64_t n = g->select_count, t = d->token_capacity;
   int64_t shape[3] = { t, g->kv_heads, n };
   if (!n) return;
   if (c->selection == NSA_SELECT_BLOCKS && c->index_shared)
-    declare2(d, CHK_INDEX_IN, NSA_I32, t, n);
+    declare2(d, NSAI_TRIAL_INDEX_IN, NSA_I32, t, n);
   if (c->selection == NSA_SELECT_BLOCKS && !c->index_shared)
-    declare3(d, CHK_INDEX_IN, NSA_I32, shape, 1);
+    declare3(d, NSAI_TRIAL_INDEX_IN, NSA_I32, shape, 1);
   if (c->selection == NSA_SELECT_RANGES && c->index_shared)
-    declare(d, CHK_RANGES, NSA_I32, 3, (int64_t[3]){ t, n, 2 });
+    declare(d, NSAI_TRIAL_RANGES, NSA_I32, 3, (int64_t[3]){ t, n, 2 });
   if (c->selection == NSA_SELECT_RANGES && !c->index_shared)
-    declare(d, CHK_RANGES, NSA_I32, 4, (int64_t[4]){ t, g->kv_heads, n, 2 });
+    declare(d, NSAI_TRIAL_RANGES, NSA_I32, 4, (int64_t[4]){ t, g->kv_heads, n, 2 });
   if (c->selection != NSA_SELECT_OWN || !(running(c) >> NSA_SEL & 1)) return;
-  declare3(d, CHK_INDEX, NSA_I32, shape, 1);
+  declare3(d, NSAI_TRIAL_INDEX, NSA_I32, shape, 1);
   if (!d->probe_count) return;
-  declare1(d, CHK_PROBE_ROWS, NSA_I32, d->probe_count);
-  declare(d, CHK_PROBE, NSA_F32, 3, (int64_t[3]){ d->probe_count, g->kv_heads, d->select_blocks });
+  declare1(d, NSAI_TRIAL_PROBE_ROWS, NSA_I32, d->probe_count);
+  declare(d, NSAI_TRIAL_PROBE, NSA_F32, 3,
+          (int64_t[3]){ d->probe_count, g->kv_heads, d->select_blocks });
 }
 
-static void declare_compressed(chk_data *d) {
+static void declare_compressed(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
   int in = g->phi == NSAI_PHI_EXTERNAL;
   int64_t rows = d->blocks + (d->c->no_batch ? 0 : d->c->slack / g->stride);
@@ -222,59 +229,59 @@ static void declare_compressed(chk_data *d) {
   int own = d->c->selection == NSA_SELECT_OWN && (run >> NSA_SEL & 1);
   /* Where nothing needs compressed blocks, nobody makes them. */
   if (!in && !(run >> NSA_CMP & 1) && !own) return;
-  declare_heads(d, in ? CHK_K_CMP_IN : CHK_K_CMP, rows, g->kv_heads, g->head_dim_qk);
-  declare_heads(d, in ? CHK_V_CMP_IN : CHK_V_CMP, rows, g->kv_heads, g->head_dim_v);
+  declare_heads(d, in ? NSAI_TRIAL_K_CMP_IN : NSAI_TRIAL_K_CMP, rows, g->kv_heads, g->head_dim_qk);
+  declare_heads(d, in ? NSAI_TRIAL_V_CMP_IN : NSAI_TRIAL_V_CMP, rows, g->kv_heads, g->head_dim_v);
 }
 
-static void declare_outputs(chk_data *d) {
+static void declare_outputs(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
-  uint32_t run = d->c->kind == CHK_DENSE ? 1u : running(d->c);
-  declare_heads(d, CHK_O, d->token_capacity, g->heads, g->head_dim_v);
+  uint32_t run = d->c->kind == NSAI_TRIAL_DENSE ? 1u : running(d->c);
+  declare_heads(d, NSAI_TRIAL_O, d->token_capacity, g->heads, g->head_dim_v);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!(run >> b & 1)) continue;
-    if (d->c->kind != CHK_DENSE)
-      declare_heads(d, CHK_O_BRANCH + b, d->token_capacity, g->heads, g->head_dim_v);
-    declare2(d, CHK_LSE + b, NSA_F32, d->token_capacity, g->heads);
+    if (d->c->kind != NSAI_TRIAL_DENSE)
+      declare_heads(d, NSAI_TRIAL_O_BRANCH + b, d->token_capacity, g->heads, g->head_dim_v);
+    declare2(d, NSAI_TRIAL_LSE + b, NSA_F32, d->token_capacity, g->heads);
   }
 }
 
-static void declare_all(chk_data *d) {
-  const chk_case *c = d->c;
+static void declare_all(nsai_trial_data *d) {
+  const nsai_trial_case *c = d->c;
   const nsai_geometry *g = &c->geometry;
   if (!c->no_batch) {
     int same = !memcmp(c->q_len, c->kv_len, sizeof c->q_len) && c->seed % 2;
-    declare1(d, CHK_CU_Q, NSA_I32, c->num_seqs + 1);
-    if (!same) declare1(d, CHK_CU_KV, NSA_I32, c->num_seqs + 1);
-    declare1(d, CHK_CU_BLOCKS, NSA_I32, c->num_seqs + 1);
+    declare1(d, NSAI_TRIAL_CU_Q, NSA_I32, c->num_seqs + 1);
+    if (!same) declare1(d, NSAI_TRIAL_CU_KV, NSA_I32, c->num_seqs + 1);
+    declare1(d, NSAI_TRIAL_CU_BLOCKS, NSA_I32, c->num_seqs + 1);
   }
   declare_qkv(d);
-  if (c->kind == CHK_SELECT) {
+  if (c->kind == NSAI_TRIAL_SELECT) {
     int64_t importance[3] = { d->token_capacity, g->kv_heads, d->select_blocks };
     int64_t index[3] = { d->token_capacity, g->kv_heads, g->select_count };
-    declare3(d, CHK_IMPORTANCE_IN, NSA_F32, importance, 1);
-    declare3(d, CHK_INDEX, NSA_I32, index, 1);
+    declare3(d, NSAI_TRIAL_IMPORTANCE_IN, NSA_F32, importance, 1);
+    declare3(d, NSAI_TRIAL_INDEX, NSA_I32, index, 1);
     return;
   }
-  if (c->kind != CHK_DENSE) {
-    declare_phi(d, CHK_PHI_K, g->head_dim_qk);
-    declare_phi(d, CHK_PHI_V, g->head_dim_v);
+  if (c->kind != NSAI_TRIAL_DENSE) {
+    declare_phi(d, NSAI_TRIAL_PHI_K, g->head_dim_qk);
+    declare_phi(d, NSAI_TRIAL_PHI_V, g->head_dim_v);
     declare_compressed(d);
   }
-  if (c->kind == CHK_COMPRESS) return;
+  if (c->kind == NSAI_TRIAL_COMPRESS) return;
   declare_outputs(d);
-  if (c->kind == CHK_DENSE) return;
+  if (c->kind == NSAI_TRIAL_DENSE) return;
   declare_gate(d);
   declare_indices(d);
 }
 
 /* ---- buffers --------------------------------------------------------------------------------- */
 
-int chk_data_has(const chk_data *data, int slot) { return data->view[slot].ndim > 0; }
+int nsai_trial_data_has(const nsai_trial_data *data, int slot) { return data->view[slot].ndim > 0; }
 
 /* The buffer a slot lies in: slices of a packed QKV lie in q's. */
-static int owner(const chk_data *d, int slot) {
-  int slice = slot == CHK_K0 || slot == CHK_V0;
-  return slice && d->c->layout == CHK_LAYOUT_PACKED ? CHK_Q : slot;
+static int owner(const nsai_trial_data *d, int slot) {
+  int slice = slot == NSAI_TRIAL_K0 || slot == NSAI_TRIAL_V0;
+  return slice && d->c->layout == NSAI_TRIAL_LAYOUT_PACKED ? NSAI_TRIAL_Q : slot;
 }
 
 /* Bytes from a view's first element to its end. */
@@ -287,26 +294,28 @@ static size_t view_bytes(const nsa_tensor *v) {
   return (size_t)(last + 1) * element_bytes(v->dtype) + (uintptr_t)v->data;
 }
 
-static nsa_status create_buffers(chk_data *d) {
-  for (int slot = 0; slot < CHK_SLOTS; slot++) {
-    if (!chk_data_has(d, slot) || owner(d, slot) != slot) continue;
+static nsa_status create_buffers(nsai_trial_data *d) {
+  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) {
+    if (!nsai_trial_data_has(d, slot) || owner(d, slot) != slot) continue;
     size_t bytes = view_bytes(&d->view[slot]);
-    if (slot == CHK_Q && d->c->layout == CHK_LAYOUT_PACKED) bytes = view_bytes(&d->view[CHK_V0]);
+    if (slot == NSAI_TRIAL_Q && d->c->layout == NSAI_TRIAL_LAYOUT_PACKED)
+      bytes = view_bytes(&d->view[NSAI_TRIAL_V0]);
     int32_t dtype = d->view[slot].dtype;
-    NSAI_TRY(chk_buffer_create(d->device, bytes, dtype == NSA_I32 ? INT_FILL : FLOAT_FILL,
-                               &d->buffer[slot]));
-    if (slot < CHK_FIRST_OUTPUT && !chk_buffer_image(&d->buffer[slot]))
+    NSAI_TRY(nsai_trial_buffer_create(d->device, bytes, dtype == NSA_I32 ? INT_FILL : FLOAT_FILL,
+                                      &d->buffer[slot]));
+    if (slot < NSAI_TRIAL_FIRST_OUTPUT && !nsai_trial_buffer_image(&d->buffer[slot]))
       return nsai_fail_nomem("an input's host image", bytes);
   }
   return NSA_OK;
 }
 
-nsa_status chk_data_create(const chk_device *device, const chk_case *c, int threads,
-                           const int64_t *probes, int64_t probe_count, chk_data *d) {
+nsa_status nsai_trial_data_create(const nsai_trial_device *device, const nsai_trial_case *c,
+                                  int threads, const int64_t *probes, int64_t probe_count,
+                                  nsai_trial_data *d) {
   int64_t slack = c->no_batch ? 0 : c->slack;
-  *d = (chk_data){ .c = c, .device = device, .probe_count = probe_count };
-  d->tokens = chk_total(c->q_len, c->num_seqs);
-  d->kv_tokens = chk_total(c->kv_len, c->num_seqs);
+  *d = (nsai_trial_data){ .c = c, .device = device, .probe_count = probe_count };
+  d->tokens = nsai_trial_total(c->q_len, c->num_seqs);
+  d->kv_tokens = nsai_trial_total(c->kv_len, c->num_seqs);
   d->token_capacity = d->tokens + slack;
   d->kv_capacity = d->kv_tokens + slack;
   for (int32_t s = 0; s < c->num_seqs; s++) {
@@ -317,50 +326,50 @@ nsa_status chk_data_create(const chk_device *device, const chk_case *c, int thre
   d->select_blocks = nsai_select_block_count(&c->geometry, d->max_kv_len);
   declare_all(d);
   NSAI_TRY(create_buffers(d));
-  chk_data_fill(d, threads, probes);
-  for (int slot = 0; slot < CHK_FIRST_OUTPUT; slot++)
-    if (d->buffer[slot].device) NSAI_TRY(chk_buffer_upload(device, &d->buffer[slot]));
+  nsai_trial_data_fill(d, threads, probes);
+  for (int slot = 0; slot < NSAI_TRIAL_FIRST_OUTPUT; slot++)
+    if (d->buffer[slot].device) NSAI_TRY(nsai_trial_buffer_upload(device, &d->buffer[slot]));
   return NSA_OK;
 }
 
-void chk_data_destroy(chk_data *d) {
-  for (int slot = 0; slot < CHK_SLOTS; slot++)
-    if (d->buffer[slot].device) chk_buffer_destroy(d->device, &d->buffer[slot]);
-  chk_device_free(d->device, d->guarded);
-  *d = (chk_data){ 0 };
+void nsai_trial_data_destroy(nsai_trial_data *d) {
+  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++)
+    if (d->buffer[slot].device) nsai_trial_buffer_destroy(d->device, &d->buffer[slot]);
+  nsai_trial_device_free(d->device, d->guarded);
+  *d = (nsai_trial_data){ 0 };
 }
 
-nsa_tensor chk_data_view(const chk_data *d, int slot, int where) {
+nsa_tensor nsai_trial_data_view(const nsai_trial_data *d, int slot, int where) {
   nsa_tensor view = d->view[slot];
   if (!view.ndim) return (nsa_tensor){ 0 };
-  const chk_buffer *buffer = &d->buffer[owner(d, slot)];
-  uint8_t *base = where == CHK_HOST ? buffer->image : buffer->device;
-  view.data = base ? base + CHK_GUARD + (uintptr_t)view.data : NULL;
+  const nsai_trial_buffer *buffer = &d->buffer[owner(d, slot)];
+  uint8_t *base = where == NSAI_TRIAL_HOST ? buffer->image : buffer->device;
+  view.data = base ? base + NSAI_TRIAL_GUARD + (uintptr_t)view.data : NULL;
   return view;
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-void chk_data_io(const chk_data *d, int where, nsa_batch *batch, nsa_io *io) {
+void nsai_trial_data_io(const nsai_trial_data *d, int where, nsa_batch *batch, nsa_io *io) {
   *batch = (nsa_batch)NSA_BATCH_INIT;
   *io = (nsa_io)NSA_IO_INIT;
-#define VIEW(slot) chk_data_view(d, slot, where)
+#define VIEW(slot) nsai_trial_data_view(d, slot, where)
   batch->num_seqs = d->c->num_seqs;
-  batch->cu_q = VIEW(CHK_CU_Q);
-  batch->cu_kv = VIEW(CHK_CU_KV);
-  batch->cu_blocks = VIEW(CHK_CU_BLOCKS);
+  batch->cu_q = VIEW(NSAI_TRIAL_CU_Q);
+  batch->cu_kv = VIEW(NSAI_TRIAL_CU_KV);
+  batch->cu_blocks = VIEW(NSAI_TRIAL_CU_BLOCKS);
   io->softmax_scale = d->c->softmax_scale;
-  io->q = VIEW(CHK_Q);
-  io->o = VIEW(CHK_O);
+  io->q = VIEW(NSAI_TRIAL_Q);
+  io->o = VIEW(NSAI_TRIAL_O);
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    io->kv.k[b] = VIEW(CHK_K0 + b);
-    io->kv.v[b] = VIEW(CHK_V0 + b);
-    io->o_branch[b] = VIEW(CHK_O_BRANCH + b);
-    io->lse[b] = VIEW(CHK_LSE + b);
+    io->kv.k[b] = VIEW(NSAI_TRIAL_K0 + b);
+    io->kv.v[b] = VIEW(NSAI_TRIAL_V0 + b);
+    io->o_branch[b] = VIEW(NSAI_TRIAL_O_BRANCH + b);
+    io->lse[b] = VIEW(NSAI_TRIAL_LSE + b);
   }
   nsa_phi_side *sides[2] = { &io->phi.k, &io->phi.v };
   for (int side = 0; side < 2; side++) {
-    int first = side ? CHK_PHI_V : CHK_PHI_K;
+    int first = side ? NSAI_TRIAL_PHI_V : NSAI_TRIAL_PHI_K;
     *sides[side] = (nsa_phi_side){ .pe = VIEW(first),
                                    .w = VIEW(first + 1),
                                    .w1 = VIEW(first + 2),
@@ -368,81 +377,84 @@ void chk_data_io(const chk_data *d, int where, nsa_batch *batch, nsa_io *io) {
                                    .w2 = VIEW(first + 4),
                                    .b2 = VIEW(first + 5) };
   }
-  io->gate = (nsa_gate){ .value = VIEW(CHK_GATE_VALUE),
-                         .x = VIEW(CHK_GATE_X),
-                         .w1 = VIEW(CHK_GATE_W1),
-                         .b1 = VIEW(CHK_GATE_B1),
-                         .w2 = VIEW(CHK_GATE_W2),
-                         .b2 = VIEW(CHK_GATE_B2) };
-  int external = chk_data_has(d, CHK_K_CMP_IN);
-  io->kv.k_cmp = VIEW(external ? CHK_K_CMP_IN : CHK_K_CMP);
-  io->kv.v_cmp = VIEW(external ? CHK_V_CMP_IN : CHK_V_CMP);
-  io->block_idx = VIEW(chk_data_has(d, CHK_INDEX_IN) ? CHK_INDEX_IN : CHK_INDEX);
-  io->ranges = VIEW(CHK_RANGES);
-  io->probe_rows = VIEW(CHK_PROBE_ROWS);
-  io->probe_importance = VIEW(CHK_PROBE);
+  io->gate = (nsa_gate){ .value = VIEW(NSAI_TRIAL_GATE_VALUE),
+                         .x = VIEW(NSAI_TRIAL_GATE_X),
+                         .w1 = VIEW(NSAI_TRIAL_GATE_W1),
+                         .b1 = VIEW(NSAI_TRIAL_GATE_B1),
+                         .w2 = VIEW(NSAI_TRIAL_GATE_W2),
+                         .b2 = VIEW(NSAI_TRIAL_GATE_B2) };
+  int external = nsai_trial_data_has(d, NSAI_TRIAL_K_CMP_IN);
+  io->kv.k_cmp = VIEW(external ? NSAI_TRIAL_K_CMP_IN : NSAI_TRIAL_K_CMP);
+  io->kv.v_cmp = VIEW(external ? NSAI_TRIAL_V_CMP_IN : NSAI_TRIAL_V_CMP);
+  io->block_idx =
+      VIEW(nsai_trial_data_has(d, NSAI_TRIAL_INDEX_IN) ? NSAI_TRIAL_INDEX_IN : NSAI_TRIAL_INDEX);
+  io->ranges = VIEW(NSAI_TRIAL_RANGES);
+  io->probe_rows = VIEW(NSAI_TRIAL_PROBE_ROWS);
+  io->probe_importance = VIEW(NSAI_TRIAL_PROBE);
 #undef VIEW
 }
 
-const nsa_batch *chk_data_batch(const chk_data *d, const nsa_batch *batch) {
+const nsa_batch *nsai_trial_data_batch(const nsai_trial_data *d, const nsa_batch *batch) {
   return d->c->no_batch ? NULL : batch;
 }
 
-nsa_status chk_data_workspace(chk_data *d, uint64_t bytes) {
-  return d->guarded && d->workspace_bytes >= bytes ? NSA_OK : chk_data_workspace_anew(d, bytes);
+nsa_status nsai_trial_data_workspace(nsai_trial_data *d, uint64_t bytes) {
+  return d->guarded && d->workspace_bytes >= bytes ? NSA_OK
+                                                   : nsai_trial_data_workspace_anew(d, bytes);
 }
 
-nsa_status chk_data_workspace_anew(chk_data *d, uint64_t bytes) {
+nsa_status nsai_trial_data_workspace_anew(nsai_trial_data *d, uint64_t bytes) {
   if (!d->guarded || d->workspace_room < bytes) {
-    chk_device_free(d->device, d->guarded);
+    nsai_trial_device_free(d->device, d->guarded);
     d->workspace_bytes = d->workspace_room = 0;
-    NSAI_TRY(chk_device_alloc(d->device, bytes + 2 * (size_t)CHK_GUARD, &d->guarded));
+    NSAI_TRY(nsai_trial_device_alloc(d->device, bytes + 2 * (size_t)NSAI_TRIAL_GUARD, &d->guarded));
     d->workspace_room = bytes;
   }
-  d->workspace = (uint8_t *)d->guarded + CHK_GUARD;
+  d->workspace = (uint8_t *)d->guarded + NSAI_TRIAL_GUARD;
   d->workspace_bytes = bytes;
-  return chk_device_set(d->device, d->guarded, FLOAT_FILL, bytes + 2 * (size_t)CHK_GUARD);
+  return nsai_trial_device_set(d->device, d->guarded, FLOAT_FILL,
+                               bytes + 2 * (size_t)NSAI_TRIAL_GUARD);
 }
 
-void chk_data_drop_optional(chk_data *d) {
-  for (int slot = CHK_PROBE_ROWS; slot < CHK_SLOTS; slot++) {
-    if (slot == CHK_O || slot == CHK_IMPORTANCE_IN) continue;
-    if (d->buffer[slot].device) chk_buffer_destroy(d->device, &d->buffer[slot]);
+void nsai_trial_data_drop_optional(nsai_trial_data *d) {
+  for (int slot = NSAI_TRIAL_PROBE_ROWS; slot < NSAI_TRIAL_SLOTS; slot++) {
+    if (slot == NSAI_TRIAL_O || slot == NSAI_TRIAL_IMPORTANCE_IN) continue;
+    if (d->buffer[slot].device) nsai_trial_buffer_destroy(d->device, &d->buffer[slot]);
     d->view[slot].ndim = 0;
   }
 }
 
-nsa_status chk_data_poison(chk_data *d) {
-  for (int slot = CHK_FIRST_OUTPUT; slot < CHK_SLOTS; slot++)
-    if (d->buffer[slot].device) NSAI_TRY(chk_buffer_poison(d->device, &d->buffer[slot]));
+nsa_status nsai_trial_data_poison(nsai_trial_data *d) {
+  for (int slot = NSAI_TRIAL_FIRST_OUTPUT; slot < NSAI_TRIAL_SLOTS; slot++)
+    if (d->buffer[slot].device) NSAI_TRY(nsai_trial_buffer_poison(d->device, &d->buffer[slot]));
   return NSA_OK;
 }
 
-nsa_status chk_data_fetch(chk_data *d) {
-  for (int slot = CHK_FIRST_OUTPUT; slot < CHK_SLOTS; slot++)
-    if (d->buffer[slot].device) NSAI_TRY(chk_buffer_fetch(d->device, &d->buffer[slot]));
+nsa_status nsai_trial_data_fetch(nsai_trial_data *d) {
+  for (int slot = NSAI_TRIAL_FIRST_OUTPUT; slot < NSAI_TRIAL_SLOTS; slot++)
+    if (d->buffer[slot].device) NSAI_TRY(nsai_trial_buffer_fetch(d->device, &d->buffer[slot]));
   return NSA_OK;
 }
 
 /* ---- what must not change -------------------------------------------------------------------- */
 
 /* Rows of the first dimension that a run writes. */
-static int64_t written_rows(const chk_data *d, int slot) {
-  if (slot == CHK_K_CMP || slot == CHK_V_CMP) return d->blocks;
-  if (slot == CHK_PROBE) return d->probe_count;
+static int64_t written_rows(const nsai_trial_data *d, int slot) {
+  if (slot == NSAI_TRIAL_K_CMP || slot == NSAI_TRIAL_V_CMP) return d->blocks;
+  if (slot == NSAI_TRIAL_PROBE) return d->probe_count;
   return d->tokens;
 }
 
 /* Calls for every contiguous run of the last dimension among the written rows: the offset in bytes
  * from the image's start. The count of such runs, and the offset of the i-th. */
-static int64_t run_count(const chk_data *d, int slot) {
+static int64_t run_count(const nsai_trial_data *d, int slot) {
   const nsa_tensor *v = &d->view[slot];
   int64_t count = written_rows(d, slot);
   for (int32_t i = 1; i < v->ndim - 1; i++) count *= v->shape[i];
   return count;
 }
 
-static size_t run_offset(const chk_data *d, int slot, int64_t run) {
+static size_t run_offset(const nsai_trial_data *d, int slot, int64_t run) {
   const nsa_tensor *v = &d->view[slot];
   int64_t offset = 0;
   for (int32_t i = v->ndim - 2; i > 0; i--) {
@@ -450,18 +462,18 @@ static size_t run_offset(const chk_data *d, int slot, int64_t run) {
     run /= v->shape[i];
   }
   offset += run * v->stride[0];
-  return CHK_GUARD + (uintptr_t)v->data + (size_t)offset * element_bytes(v->dtype);
+  return NSAI_TRIAL_GUARD + (uintptr_t)v->data + (size_t)offset * element_bytes(v->dtype);
 }
 
-static size_t run_bytes(const chk_data *d, int slot) {
+static size_t run_bytes(const nsai_trial_data *d, int slot) {
   const nsa_tensor *v = &d->view[slot];
   return (size_t)v->shape[v->ndim - 1] * element_bytes(v->dtype);
 }
 
 /* Whether everything in an output's image but the written elements is still the fill. */
-static int output_intact(const chk_data *d, int slot) {
-  const chk_buffer *buffer = &d->buffer[slot];
-  size_t whole = buffer->bytes + 2 * (size_t)CHK_GUARD, width = run_bytes(d, slot);
+static int output_intact(const nsai_trial_data *d, int slot) {
+  const nsai_trial_buffer *buffer = &d->buffer[slot];
+  size_t whole = buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD, width = run_bytes(d, slot);
   uint8_t *copy = malloc(whole);
   if (!copy) return 0;
   memcpy(copy, buffer->image, whole);
@@ -472,38 +484,38 @@ static int output_intact(const chk_data *d, int slot) {
   return intact;
 }
 
-static int input_intact(const chk_data *d, int slot) {
-  const chk_buffer *buffer = &d->buffer[slot];
-  size_t whole = buffer->bytes + 2 * (size_t)CHK_GUARD;
+static int input_intact(const nsai_trial_data *d, int slot) {
+  const nsai_trial_buffer *buffer = &d->buffer[slot];
+  size_t whole = buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD;
   if (whole > INPUT_CHECK_BYTES) return 1;
   uint8_t *copy = malloc(whole);
-  int intact = copy && !chk_device_download(d->device, copy, buffer->device, whole) &&
+  int intact = copy && !nsai_trial_device_download(d->device, copy, buffer->device, whole) &&
                !memcmp(copy, buffer->image, whole);
   free(copy);
   return intact;
 }
 
-static int workspace_intact(const chk_data *d) {
-  uint8_t band[CHK_GUARD];
+static int workspace_intact(const nsai_trial_data *d) {
+  uint8_t band[NSAI_TRIAL_GUARD];
   const uint8_t *ends[2] = { d->guarded, (const uint8_t *)d->workspace + d->workspace_bytes };
   for (int i = 0; d->guarded && i < 2; i++) {
-    if (chk_device_download(d->device, band, ends[i], sizeof band)) return 0;
+    if (nsai_trial_device_download(d->device, band, ends[i], sizeof band)) return 0;
     for (size_t j = 0; j < sizeof band; j++)
       if (band[j] != FLOAT_FILL) return 0;
   }
   return 1;
 }
 
-const char *chk_data_damaged(chk_data *d) {
-  for (int slot = 0; slot < CHK_SLOTS; slot++) {
+const char *nsai_trial_data_damaged(nsai_trial_data *d) {
+  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) {
     if (!d->buffer[slot].device) continue;
-    if (slot < CHK_FIRST_OUTPUT ? !input_intact(d, slot) : !output_intact(d, slot))
-      return chk_slot_name(slot);
+    if (slot < NSAI_TRIAL_FIRST_OUTPUT ? !input_intact(d, slot) : !output_intact(d, slot))
+      return nsai_trial_slot_name(slot);
   }
   return workspace_intact(d) ? NULL : "workspace";
 }
 
-int64_t chk_data_difference(const chk_data *a, const chk_data *b, int slot) {
+int64_t nsai_trial_data_difference(const nsai_trial_data *a, const nsai_trial_data *b, int slot) {
   size_t width = run_bytes(a, slot);
   int64_t runs = run_count(a, slot), per_row = written_rows(a, slot);
   per_row = per_row ? runs / per_row : 1;
@@ -514,6 +526,6 @@ int64_t chk_data_difference(const chk_data *a, const chk_data *b, int slot) {
   return -1;
 }
 
-const int32_t *chk_index_row(const nsa_tensor *index, int64_t t, int32_t head) {
+const int32_t *nsai_trial_index_row(const nsa_tensor *index, int64_t t, int32_t head) {
   return (const int32_t *)index->data + t * index->stride[0] + head * index->stride[1];
 }

@@ -17,16 +17,17 @@ enum { STREAM_SLOT = 10000, STREAM_INDEX = 20000 };
 #define BIAS_SCALE 0.1f
 
 /* The host view of an input, its first dimension cut to `rows`. */
-static nsa_tensor host(const chk_data *d, int slot, int64_t rows) {
-  nsa_tensor view = chk_data_view(d, slot, CHK_HOST);
+static nsa_tensor host(const nsai_trial_data *d, int slot, int64_t rows) {
+  nsa_tensor view = nsai_trial_data_view(d, slot, NSAI_TRIAL_HOST);
   view.shape[0] = rows;
   return view;
 }
 
-static void fill_lengths(const chk_data *d) {
-  const chk_case *c = d->c;
-  nsa_tensor q = chk_data_view(d, CHK_CU_Q, CHK_HOST), kv = chk_data_view(d, CHK_CU_KV, CHK_HOST),
-             blocks = chk_data_view(d, CHK_CU_BLOCKS, CHK_HOST);
+static void fill_lengths(const nsai_trial_data *d) {
+  const nsai_trial_case *c = d->c;
+  nsa_tensor q = nsai_trial_data_view(d, NSAI_TRIAL_CU_Q, NSAI_TRIAL_HOST),
+             kv = nsai_trial_data_view(d, NSAI_TRIAL_CU_KV, NSAI_TRIAL_HOST),
+             blocks = nsai_trial_data_view(d, NSAI_TRIAL_CU_BLOCKS, NSAI_TRIAL_HOST);
   int32_t sums[3] = { 0, 0, 0 };
   for (int32_t s = 0; s <= c->num_seqs; s++) {
     if (q.data) ((int32_t *)q.data)[s] = sums[0];
@@ -39,14 +40,16 @@ static void fill_lengths(const chk_data *d) {
   }
 }
 
-static void fill_weights(const chk_data *d, const chk_inputs *in, int slot, float scale) {
-  if (!chk_data_has(d, slot)) return;
-  nsa_tensor view = chk_data_view(d, slot, CHK_HOST);
-  chk_fill_normal(in, STREAM_SLOT + (uint64_t)slot, scale, &view);
+static void fill_weights(const nsai_trial_data *d, const nsai_trial_inputs *in, int slot,
+                         float scale) {
+  if (!nsai_trial_data_has(d, slot)) return;
+  nsa_tensor view = nsai_trial_data_view(d, slot, NSAI_TRIAL_HOST);
+  nsai_trial_fill_normal(in, STREAM_SLOT + (uint64_t)slot, scale, &view);
 }
 
 /* Weights are scaled so that every layer's output has about unit variance. */
-static void fill_phi(const chk_data *d, const chk_inputs *in, int first, int32_t dim) {
+static void fill_phi(const nsai_trial_data *d, const nsai_trial_inputs *in, int first,
+                     int32_t dim) {
   const nsai_geometry *g = in->geometry;
   float in_scale = 1 / sqrtf((float)(g->block * dim));
   fill_weights(d, in, first, PE_SCALE);
@@ -69,105 +72,108 @@ static void drop_signs(const nsa_tensor *t) {
   }
 }
 
-static void fill_gate(const chk_data *d, const chk_inputs *in) {
+static void fill_gate(const nsai_trial_data *d, const nsai_trial_inputs *in) {
   const nsai_geometry *g = in->geometry;
-  if (chk_data_has(d, CHK_GATE_VALUE)) {
-    nsa_tensor value = host(d, CHK_GATE_VALUE, d->tokens);
-    chk_fill_normal(in, STREAM_SLOT + CHK_GATE_VALUE, 1, &value);
+  if (nsai_trial_data_has(d, NSAI_TRIAL_GATE_VALUE)) {
+    nsa_tensor value = host(d, NSAI_TRIAL_GATE_VALUE, d->tokens);
+    nsai_trial_fill_normal(in, STREAM_SLOT + NSAI_TRIAL_GATE_VALUE, 1, &value);
     if (g->gate == NSAI_GATE_WEIGHTS) drop_signs(&value);
   }
-  if (!chk_data_has(d, CHK_GATE_X)) return;
-  nsa_tensor x = host(d, CHK_GATE_X, d->tokens);
-  chk_fill_normal(in, STREAM_SLOT + CHK_GATE_X, 1, &x);
+  if (!nsai_trial_data_has(d, NSAI_TRIAL_GATE_X)) return;
+  nsa_tensor x = host(d, NSAI_TRIAL_GATE_X, d->tokens);
+  nsai_trial_fill_normal(in, STREAM_SLOT + NSAI_TRIAL_GATE_X, 1, &x);
   float channels = 1 / sqrtf((float)g->gate_channels);
-  fill_weights(d, in, CHK_GATE_W1, channels);
-  fill_weights(d, in, CHK_GATE_B1, BIAS_SCALE);
-  fill_weights(d, in, CHK_GATE_W2, g->gate_hidden ? 1 / sqrtf((float)g->gate_hidden) : channels);
-  fill_weights(d, in, CHK_GATE_B2, BIAS_SCALE);
+  fill_weights(d, in, NSAI_TRIAL_GATE_W1, channels);
+  fill_weights(d, in, NSAI_TRIAL_GATE_B1, BIAS_SCALE);
+  fill_weights(d, in, NSAI_TRIAL_GATE_W2,
+               g->gate_hidden ? 1 / sqrtf((float)g->gate_hidden) : channels);
+  fill_weights(d, in, NSAI_TRIAL_GATE_B2, BIAS_SCALE);
 }
 
 /* Any order, with repeats, blocks after the current one, and -1. */
-static void fill_blocks(const chk_data *d) {
+static void fill_blocks(const nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
-  nsa_tensor view = chk_data_view(d, CHK_INDEX_IN, CHK_HOST);
+  nsa_tensor view = nsai_trial_data_view(d, NSAI_TRIAL_INDEX_IN, NSAI_TRIAL_HOST);
   int64_t heads = view.ndim == 3 ? view.shape[1] : 1,
           head_stride = view.ndim == 3 ? view.stride[1] : 0;
   for (int64_t t = 0; t < d->tokens; t++) {
-    chk_random random = { chk_key(d->c->seed, STREAM_INDEX + (uint64_t)t), 0 };
+    nsai_trial_random random = { nsai_trial_key(d->c->seed, STREAM_INDEX + (uint64_t)t), 0 };
     int32_t sequence;
     int64_t position;
-    chk_data_locate(d->c, t, &sequence, &position);
+    nsai_trial_data_locate(d->c, t, &sequence, &position);
     int64_t last = nsai_select_block_count(g, d->c->kv_len[sequence]);
     for (int64_t h = 0; h < heads; h++)
       for (int32_t i = 0; i < g->select_count; i++) {
         int32_t *at = (int32_t *)view.data + t * view.stride[0] + h * head_stride + i;
-        *at = chk_pick(&random, 0, 9) ? (int32_t)chk_pick(&random, 0, last) : -1;
+        *at = nsai_trial_pick(&random, 0, 9) ? (int32_t)nsai_trial_pick(&random, 0, last) : -1;
       }
   }
 }
 
 /* Half-open token ranges of any alignment, some empty, some reaching past the end. */
-static void fill_ranges(const chk_data *d) {
+static void fill_ranges(const nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
-  nsa_tensor view = chk_data_view(d, CHK_RANGES, CHK_HOST);
+  nsa_tensor view = nsai_trial_data_view(d, NSAI_TRIAL_RANGES, NSAI_TRIAL_HOST);
   int64_t heads = view.ndim == 4 ? view.shape[1] : 1;
   int32_t *at = view.data;
   for (int64_t t = 0; t < d->tokens; t++) {
-    chk_random random = { chk_key(d->c->seed, STREAM_INDEX + (uint64_t)t), 0 };
+    nsai_trial_random random = { nsai_trial_key(d->c->seed, STREAM_INDEX + (uint64_t)t), 0 };
     int32_t sequence;
     int64_t position;
-    chk_data_locate(d->c, t, &sequence, &position);
+    nsai_trial_data_locate(d->c, t, &sequence, &position);
     for (int64_t i = 0; i < heads * g->select_count; i++, at += 2) {
-      at[0] = (int32_t)chk_pick(&random, 0, d->c->kv_len[sequence]);
-      at[1] = at[0] + (int32_t)chk_pick(&random, -2, RANGE_TOKENS);
+      at[0] = (int32_t)nsai_trial_pick(&random, 0, d->c->kv_len[sequence]);
+      at[1] = at[0] + (int32_t)nsai_trial_pick(&random, -2, RANGE_TOKENS);
     }
   }
 }
 
 /* Importances with ties (constant fill: nothing but two values) and zeros; what is no candidate has
  * the largest value, so that a rule that looks at it is found out. */
-static void fill_importance(const chk_data *d) {
+static void fill_importance(const nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
-  nsa_tensor view = chk_data_view(d, CHK_IMPORTANCE_IN, CHK_HOST);
-  uint64_t key = chk_key(d->c->seed, STREAM_SLOT + CHK_IMPORTANCE_IN), counter = 0;
+  nsa_tensor view = nsai_trial_data_view(d, NSAI_TRIAL_IMPORTANCE_IN, NSAI_TRIAL_HOST);
+  uint64_t key = nsai_trial_key(d->c->seed, STREAM_SLOT + NSAI_TRIAL_IMPORTANCE_IN), counter = 0;
   for (int64_t t = 0; t < d->tokens; t++) {
     int32_t sequence;
     int64_t position;
-    chk_data_locate(d->c, t, &sequence, &position);
+    nsai_trial_data_locate(d->c, t, &sequence, &position);
     for (int64_t h = 0; h < view.shape[1]; h++)
       for (int64_t j = 0; j < view.shape[2]; j++, counter++) {
-        float value = fabsf(chk_normal(key, counter));
-        if (d->c->fill == CHK_FILL_CONSTANT) value = value > 1 ? 0.5f : 0;
+        float value = fabsf(nsai_trial_normal(key, counter));
+        if (d->c->fill == NSAI_TRIAL_FILL_CONSTANT) value = value > 1 ? 0.5f : 0;
         if (position < 0 || j > position / g->select_block) value = 1e30f;
         ((float *)view.data)[t * view.stride[0] + h * view.stride[1] + j] = value;
       }
   }
 }
 
-void chk_data_fill(chk_data *d, int threads, const int64_t *probes) {
+void nsai_trial_data_fill(nsai_trial_data *d, int threads, const int64_t *probes) {
   const nsai_geometry *g = &d->c->geometry;
-  chk_inputs in = { g, d->c->fill, d->c->seed, threads };
+  nsai_trial_inputs in = { g, d->c->fill, d->c->seed, threads };
   fill_lengths(d);
-  nsa_tensor q = host(d, CHK_Q, d->tokens);
-  chk_fill_queries(&in, &q);
+  nsa_tensor q = host(d, NSAI_TRIAL_Q, d->tokens);
+  nsai_trial_fill_queries(&in, &q);
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    if (!chk_data_has(d, CHK_K0 + b)) continue;
-    nsa_tensor k = host(d, CHK_K0 + b, d->kv_tokens), v = host(d, CHK_V0 + b, d->kv_tokens);
-    chk_fill_keys(&in, b, &k);
-    chk_fill_values(&in, b, &v);
+    if (!nsai_trial_data_has(d, NSAI_TRIAL_K0 + b)) continue;
+    nsa_tensor k = host(d, NSAI_TRIAL_K0 + b, d->kv_tokens),
+               v = host(d, NSAI_TRIAL_V0 + b, d->kv_tokens);
+    nsai_trial_fill_keys(&in, b, &k);
+    nsai_trial_fill_values(&in, b, &v);
   }
-  if (chk_data_has(d, CHK_K_CMP_IN)) {
-    nsa_tensor k = host(d, CHK_K_CMP_IN, d->blocks), v = host(d, CHK_V_CMP_IN, d->blocks);
-    chk_fill_normal(&in, STREAM_SLOT + CHK_K_CMP_IN, 1, &k);
-    chk_fill_normal(&in, STREAM_SLOT + CHK_V_CMP_IN, 1, &v);
+  if (nsai_trial_data_has(d, NSAI_TRIAL_K_CMP_IN)) {
+    nsa_tensor k = host(d, NSAI_TRIAL_K_CMP_IN, d->blocks),
+               v = host(d, NSAI_TRIAL_V_CMP_IN, d->blocks);
+    nsai_trial_fill_normal(&in, STREAM_SLOT + NSAI_TRIAL_K_CMP_IN, 1, &k);
+    nsai_trial_fill_normal(&in, STREAM_SLOT + NSAI_TRIAL_V_CMP_IN, 1, &v);
   }
-  fill_phi(d, &in, CHK_PHI_K, g->head_dim_qk);
-  fill_phi(d, &in, CHK_PHI_V, g->head_dim_v);
+  fill_phi(d, &in, NSAI_TRIAL_PHI_K, g->head_dim_qk);
+  fill_phi(d, &in, NSAI_TRIAL_PHI_V, g->head_dim_v);
   fill_gate(d, &in);
-  if (chk_data_has(d, CHK_INDEX_IN)) fill_blocks(d);
-  if (chk_data_has(d, CHK_RANGES)) fill_ranges(d);
-  if (chk_data_has(d, CHK_IMPORTANCE_IN)) fill_importance(d);
-  if (!chk_data_has(d, CHK_PROBE_ROWS)) return;
-  nsa_tensor rows = chk_data_view(d, CHK_PROBE_ROWS, CHK_HOST);
+  if (nsai_trial_data_has(d, NSAI_TRIAL_INDEX_IN)) fill_blocks(d);
+  if (nsai_trial_data_has(d, NSAI_TRIAL_RANGES)) fill_ranges(d);
+  if (nsai_trial_data_has(d, NSAI_TRIAL_IMPORTANCE_IN)) fill_importance(d);
+  if (!nsai_trial_data_has(d, NSAI_TRIAL_PROBE_ROWS)) return;
+  nsa_tensor rows = nsai_trial_data_view(d, NSAI_TRIAL_PROBE_ROWS, NSAI_TRIAL_HOST);
   for (int64_t i = 0; i < d->probe_count; i++) ((int32_t *)rows.data)[i] = (int32_t)probes[i];
 }

@@ -1,12 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#ifndef CHK_DATA_FILL_H
-#define CHK_DATA_FILL_H
+#ifndef NSAI_TRIAL_DATA_FILL_H
+#define NSAI_TRIAL_DATA_FILL_H
 
 #include "trial/data.h"
 
-/* Writes the contents of all inputs into their host images. `probes`: rows of CHK_PROBE_ROWS. */
-void chk_data_fill(chk_data *data, int threads, const int64_t *probes);
+/* Writes the contents of all inputs into their host images. `probes`: rows of NSAI_TRIAL_PROBE_ROWS. */
+void nsai_trial_data_fill(nsai_trial_data *data, int threads, const int64_t *probes);
 
-#endif /* CHK_DATA_FILL_H */
+#endif /* NSAI_TRIAL_DATA_FILL_H */

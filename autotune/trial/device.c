@@ -10,53 +10,53 @@
 
 #define CPU_ALIGN 256 /* as cuMemAlloc aligns */
 
-double chk_now(void) {
+double nsai_trial_now(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-int chk_device_parse(const char *text, int32_t *ordinal) {
+int nsai_trial_device_parse(const char *text, int32_t *ordinal) {
   char *end;
-  if (!strcmp(text, "auto")) return *ordinal = CHK_DEVICE_AUTO, 0;
-  if (!strcmp(text, "cpu")) return *ordinal = CHK_DEVICE_CPU, 0;
+  if (!strcmp(text, "auto")) return *ordinal = NSAI_TRIAL_DEVICE_AUTO, 0;
+  if (!strcmp(text, "cpu")) return *ordinal = NSAI_TRIAL_DEVICE_CPU, 0;
   long value = strtol(text, &end, 10);
   *ordinal = (int32_t)value;
   return end == text || *end || value < 0 ? -1 : 0;
 }
 
-nsa_status chk_device_open(int32_t ordinal, chk_device *device) {
-  *device = (chk_device){ .ordinal = ordinal };
-  if (ordinal == CHK_DEVICE_CPU) {
+nsa_status nsai_trial_device_open(int32_t ordinal, nsai_trial_device *device) {
+  *device = (nsai_trial_device){ .ordinal = ordinal };
+  if (ordinal == NSAI_TRIAL_DEVICE_CPU) {
     snprintf(device->name, sizeof device->name, "cpu");
     return NSA_OK;
   }
   const nsai_driver *driver;
   nsai_cu_device id;
-  if (ordinal == CHK_DEVICE_AUTO) device->ordinal = 0;
+  if (ordinal == NSAI_TRIAL_DEVICE_AUTO) device->ordinal = 0;
   NSAI_TRY(nsai_driver_open(NULL, NULL, &driver));
   NSAI_TRY(NSAI_CUDA(driver, cuDeviceGet(&id, device->ordinal)));
   NSAI_TRY(NSAI_CUDA(driver, cuDeviceGetName(device->name, (int)sizeof device->name, id)));
   NSAI_TRY(NSAI_CUDA(driver, cuDevicePrimaryCtxRetain(&device->context, id)));
   device->driver = driver;
-  NSAI_TRY(chk_device_enter(device));
+  NSAI_TRY(nsai_trial_device_enter(device));
   return NSAI_CUDA(driver, cuStreamCreate(&device->stream, NSAI_CU_STREAM_NON_BLOCKING));
 }
 
-void chk_device_close(chk_device *device) {
+void nsai_trial_device_close(nsai_trial_device *device) {
   if (device->driver && device->stream) device->driver->cuStreamDestroy(device->stream);
   if (device->driver && device->context) device->driver->cuDevicePrimaryCtxRelease(device->ordinal);
-  *device = (chk_device){ 0 };
+  *device = (nsai_trial_device){ 0 };
 }
 
-nsa_status chk_device_enter(const chk_device *device) {
+nsa_status nsai_trial_device_enter(const nsai_trial_device *device) {
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuCtxSetCurrent(device->context));
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-nsa_status chk_device_alloc(const chk_device *device, size_t bytes, void **out) {
+nsa_status nsai_trial_device_alloc(const nsai_trial_device *device, size_t bytes, void **out) {
   *out = NULL;
   bytes = (bytes + CPU_ALIGN - 1) / CPU_ALIGN * CPU_ALIGN;
   if (!bytes) bytes = CPU_ALIGN;
@@ -70,7 +70,7 @@ nsa_status chk_device_alloc(const chk_device *device, size_t bytes, void **out) 
   return NSA_OK;
 }
 
-void chk_device_free(const chk_device *device, void *memory) {
+void nsai_trial_device_free(const nsai_trial_device *device, void *memory) {
   if (!memory) return;
   if (device->driver)
     device->driver->cuMemFree((nsai_cu_ptr)(uintptr_t)memory);
@@ -78,32 +78,35 @@ void chk_device_free(const chk_device *device, void *memory) {
     free(memory);
 }
 
-nsa_status chk_device_wait(const chk_device *device, nsa_stream stream) {
+nsa_status nsai_trial_device_wait(const nsai_trial_device *device, nsa_stream stream) {
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuStreamSynchronize(stream ? stream : device->stream));
 }
 
-nsa_status chk_device_upload(const chk_device *device, void *to, const void *from, size_t bytes) {
+nsa_status nsai_trial_device_upload(const nsai_trial_device *device, void *to, const void *from,
+                                    size_t bytes) {
   if (!device->driver) {
     memcpy(to, from, bytes);
     return NSA_OK;
   }
   NSAI_TRY(NSAI_CUDA(device->driver,
                      cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to, from, bytes, device->stream)));
-  return chk_device_wait(device, NULL);
+  return nsai_trial_device_wait(device, NULL);
 }
 
-nsa_status chk_device_download(const chk_device *device, void *to, const void *from, size_t bytes) {
+nsa_status nsai_trial_device_download(const nsai_trial_device *device, void *to, const void *from,
+                                      size_t bytes) {
   if (!device->driver) {
     memcpy(to, from, bytes);
     return NSA_OK;
   }
   NSAI_TRY(NSAI_CUDA(device->driver,
                      cuMemcpyDtoHAsync(to, (nsai_cu_ptr)(uintptr_t)from, bytes, device->stream)));
-  return chk_device_wait(device, NULL);
+  return nsai_trial_device_wait(device, NULL);
 }
 
-nsa_status chk_device_set(const chk_device *device, void *memory, int value, size_t bytes) {
+nsa_status nsai_trial_device_set(const nsai_trial_device *device, void *memory, int value,
+                                 size_t bytes) {
   if (!device->driver) {
     memset(memory, value, bytes);
     return NSA_OK;
@@ -114,23 +117,26 @@ nsa_status chk_device_set(const chk_device *device, void *memory, int value, siz
 
 /* ---- guarded buffers ------------------------------------------------------------------------- */
 
-static size_t whole(const chk_buffer *buffer) { return buffer->bytes + 2 * (size_t)CHK_GUARD; }
+static size_t whole(const nsai_trial_buffer *buffer) {
+  return buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD;
+}
 
-nsa_status chk_buffer_create(const chk_device *device, size_t bytes, int fill, chk_buffer *out) {
+nsa_status nsai_trial_buffer_create(const nsai_trial_device *device, size_t bytes, int fill,
+                                    nsai_trial_buffer *out) {
   void *memory;
-  *out = (chk_buffer){ .bytes = bytes, .fill = fill };
-  NSAI_TRY(chk_device_alloc(device, whole(out), &memory));
+  *out = (nsai_trial_buffer){ .bytes = bytes, .fill = fill };
+  NSAI_TRY(nsai_trial_device_alloc(device, whole(out), &memory));
   out->device = memory;
-  return chk_device_set(device, memory, fill, whole(out));
+  return nsai_trial_device_set(device, memory, fill, whole(out));
 }
 
-void chk_buffer_destroy(const chk_device *device, chk_buffer *buffer) {
-  chk_device_free(device, buffer->device);
+void nsai_trial_buffer_destroy(const nsai_trial_device *device, nsai_trial_buffer *buffer) {
+  nsai_trial_device_free(device, buffer->device);
   free(buffer->image);
-  *buffer = (chk_buffer){ 0 };
+  *buffer = (nsai_trial_buffer){ 0 };
 }
 
-uint8_t *chk_buffer_image(chk_buffer *buffer) {
+uint8_t *nsai_trial_buffer_image(nsai_trial_buffer *buffer) {
   if (!buffer->image) {
     buffer->image = malloc(whole(buffer));
     if (buffer->image) memset(buffer->image, buffer->fill, whole(buffer));
@@ -138,47 +144,48 @@ uint8_t *chk_buffer_image(chk_buffer *buffer) {
   return buffer->image;
 }
 
-nsa_status chk_buffer_upload(const chk_device *device, chk_buffer *buffer) {
-  return chk_device_upload(device, buffer->device, buffer->image, whole(buffer));
+nsa_status nsai_trial_buffer_upload(const nsai_trial_device *device, nsai_trial_buffer *buffer) {
+  return nsai_trial_device_upload(device, buffer->device, buffer->image, whole(buffer));
 }
 
-nsa_status chk_buffer_fetch(const chk_device *device, chk_buffer *buffer) {
-  if (!chk_buffer_image(buffer)) return nsai_fail_nomem("a host image", whole(buffer));
-  return chk_device_download(device, buffer->image, buffer->device, whole(buffer));
+nsa_status nsai_trial_buffer_fetch(const nsai_trial_device *device, nsai_trial_buffer *buffer) {
+  if (!nsai_trial_buffer_image(buffer)) return nsai_fail_nomem("a host image", whole(buffer));
+  return nsai_trial_device_download(device, buffer->image, buffer->device, whole(buffer));
 }
 
-nsa_status chk_buffer_poison(const chk_device *device, chk_buffer *buffer) {
-  return chk_device_set(device, buffer->device, buffer->fill, whole(buffer));
+nsa_status nsai_trial_buffer_poison(const nsai_trial_device *device, nsai_trial_buffer *buffer) {
+  return nsai_trial_device_set(device, buffer->device, buffer->fill, whole(buffer));
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-nsa_status chk_timer_create(const chk_device *device, chk_timer *timer) {
-  *timer = (chk_timer){ 0 };
+nsa_status nsai_trial_timer_create(const nsai_trial_device *device, nsai_trial_timer *timer) {
+  *timer = (nsai_trial_timer){ 0 };
   if (!device->driver) return NSA_OK;
   NSAI_TRY(NSAI_CUDA(device->driver, cuEventCreate(&timer->start, NSAI_CU_EVENT_DEFAULT)));
   return NSAI_CUDA(device->driver, cuEventCreate(&timer->stop, NSAI_CU_EVENT_DEFAULT));
 }
 
-void chk_timer_destroy(const chk_device *device, chk_timer *timer) {
+void nsai_trial_timer_destroy(const nsai_trial_device *device, nsai_trial_timer *timer) {
   if (timer->start) device->driver->cuEventDestroy(timer->start);
   if (timer->stop) device->driver->cuEventDestroy(timer->stop);
-  *timer = (chk_timer){ 0 };
+  *timer = (nsai_trial_timer){ 0 };
 }
 
-nsa_status chk_timer_start(const chk_device *device, chk_timer *timer) {
-  timer->cpu_start = chk_now();
+nsa_status nsai_trial_timer_start(const nsai_trial_device *device, nsai_trial_timer *timer) {
+  timer->cpu_start = nsai_trial_now();
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuEventRecord(timer->start, device->stream));
 }
 
-nsa_status chk_timer_stop(const chk_device *device, chk_timer *timer) {
-  timer->cpu_stop = chk_now();
+nsa_status nsai_trial_timer_stop(const nsai_trial_device *device, nsai_trial_timer *timer) {
+  timer->cpu_stop = nsai_trial_now();
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuEventRecord(timer->stop, device->stream));
 }
 
-nsa_status chk_timer_read(const chk_device *device, chk_timer *timer, double *ms) {
+nsa_status nsai_trial_timer_read(const nsai_trial_device *device, nsai_trial_timer *timer,
+                                 double *ms) {
   *ms = 1e3 * (timer->cpu_stop - timer->cpu_start);
   if (!device->driver) return NSA_OK;
   float elapsed = 0;

@@ -15,15 +15,18 @@
 /* ---- compress -------------------------------------------------------------------------------- */
 
 /* Compares the fetched k_cmp and v_cmp with the reference's, rounded to f32. */
-static nsa_status judge_compressed(chk_bench *bench, chk_truth *truth, chk_result *result) {
+static nsa_status judge_compressed(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                                   nsai_trial_result *result) {
   static const char *const names[2] = { "k_cmp", "v_cmp" };
   const nsa_tensor *want;
-  NSAI_TRY(chk_truth_compressed(truth, bench, &want));
+  NSAI_TRY(nsai_trial_truth_compressed(truth, bench, &want));
   for (int i = 0; i < 2; i++) {
-    nsa_tensor got = chk_data_view(&bench->data, i ? CHK_V_CMP : CHK_K_CMP, CHK_HOST);
+    nsa_tensor got = nsai_trial_data_view(&bench->data, i ? NSAI_TRIAL_V_CMP : NSAI_TRIAL_K_CMP,
+                                          NSAI_TRIAL_HOST);
     got.shape[0] = bench->data.blocks;
-    chk_compare_tensors(names[i], chk_tolerance_of(CHK_STAGE, bench->c->geometry.dtype), &got,
-                        &want[i], result);
+    nsai_trial_compare_tensors(names[i],
+                               nsai_trial_tolerance_of(NSAI_TRIAL_STAGE, bench->c->geometry.dtype),
+                               &got, &want[i], result);
   }
   return NSA_OK;
 }
@@ -31,33 +34,33 @@ static nsa_status judge_compressed(chk_bench *bench, chk_truth *truth, chk_resul
 /* ---- selection ------------------------------------------------------------------------------- */
 
 /* Every row is well formed, whatever the importance. */
-static void judge_form(chk_bench *bench, chk_result *result) {
-  const chk_case *c = bench->c;
-  nsa_tensor index = chk_data_view(&bench->data, CHK_INDEX, CHK_HOST);
+static void judge_form(nsai_trial_bench *bench, nsai_trial_result *result) {
+  const nsai_trial_case *c = bench->c;
+  nsa_tensor index = nsai_trial_data_view(&bench->data, NSAI_TRIAL_INDEX, NSAI_TRIAL_HOST);
   for (int64_t t = 0; t < bench->data.tokens; t++) {
     int32_t sequence;
     int64_t position;
-    chk_data_locate(c, t, &sequence, &position);
+    nsai_trial_data_locate(c, t, &sequence, &position);
     for (int32_t h = 0; h < c->geometry.kv_heads; h++) {
-      const char *complaint =
-          chk_selection_malformed(&c->geometry, position, chk_index_row(&index, t, h));
+      const char *complaint = nsai_trial_selection_malformed(&c->geometry, position,
+                                                             nsai_trial_index_row(&index, t, h));
       if (!complaint) continue;
-      chk_fail(result, "block_idx token %lld (position %lld) KV head %d: %s", (long long)t,
-               (long long)position, h, complaint);
+      nsai_trial_fail(result, "block_idx token %lld (position %lld) KV head %d: %s", (long long)t,
+                      (long long)position, h, complaint);
       return;
     }
   }
 }
 
 /* One probed row and KV head. Returns the distance from the cut by the reference's importance. */
-static double judge_row(chk_bench *bench, int64_t token, int32_t head, const float *own,
-                        const double *reference, chk_result *result) {
+static double judge_row(nsai_trial_bench *bench, int64_t token, int32_t head, const float *own,
+                        const double *reference, nsai_trial_result *result) {
   const nsai_geometry *g = &bench->c->geometry;
-  nsa_tensor index = chk_data_view(&bench->data, CHK_INDEX, CHK_HOST);
-  const int32_t *row = chk_index_row(&index, token, head);
+  nsa_tensor index = nsai_trial_data_view(&bench->data, NSAI_TRIAL_INDEX, NSAI_TRIAL_HOST);
+  const int32_t *row = nsai_trial_index_row(&index, token, head);
   int32_t sequence, exact[NSAI_MAX_SELECTED];
   int64_t position, candidates;
-  chk_data_locate(bench->c, token, &sequence, &position);
+  nsai_trial_data_locate(bench->c, token, &sequence, &position);
   if (position < 0) return 0;
   candidates = position / g->select_block + 1;
   double *widened = malloc((size_t)candidates * sizeof *widened);
@@ -68,21 +71,23 @@ static double judge_row(chk_bench *bench, int64_t token, int32_t head, const flo
   /* The CPU device chooses by float64, of which this is the rounding. */
   int rounded = !bench->data.device->driver;
   if (!rounded && memcmp(exact, row, (size_t)g->select_count * sizeof *row))
-    chk_fail(result, "block_idx token %lld KV head %d is not the top-n of its own importance",
-             (long long)token, head);
-  return chk_selection_distance(g, position, row, reference);
+    nsai_trial_fail(result,
+                    "block_idx token %lld KV head %d is not the top-n of its own importance",
+                    (long long)token, head);
+  return nsai_trial_selection_distance(g, position, row, reference);
 }
 
 /* Importance and choice at the probed rows. */
-static nsa_status judge_selection(chk_bench *bench, chk_truth *truth, chk_result *result) {
-  const chk_data *d = &bench->data;
+static nsa_status judge_selection(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                                  nsai_trial_result *result) {
+  const nsai_trial_data *d = &bench->data;
   const nsai_geometry *g = &bench->c->geometry;
-  nsa_tensor rows = chk_data_view(d, CHK_PROBE_ROWS, CHK_HOST),
-             own = chk_data_view(d, CHK_PROBE, CHK_HOST);
+  nsa_tensor rows = nsai_trial_data_view(d, NSAI_TRIAL_PROBE_ROWS, NSAI_TRIAL_HOST),
+             own = nsai_trial_data_view(d, NSAI_TRIAL_PROBE, NSAI_TRIAL_HOST);
   int64_t blocks = d->select_blocks, per_row = g->kv_heads * blocks, swapped = 0;
   double error = 0, norm = 0, distance = 0;
   const double *want;
-  NSAI_TRY(chk_truth_importance(truth, bench, &want));
+  NSAI_TRY(nsai_trial_truth_importance(truth, bench, &want));
   for (int64_t i = 0; i < d->probe_count; i++)
     for (int32_t h = 0; h < g->kv_heads; h++) {
       const double *reference = want + i * per_row + h * blocks;
@@ -96,10 +101,10 @@ static nsa_status judge_selection(chk_bench *bench, chk_truth *truth, chk_result
       swapped += far > 0;
       distance = fmax(distance, far);
     }
-  chk_record(result, "importance", norm > 0 ? sqrt(error / norm) : sqrt(error),
-             chk_tolerance_of(CHK_STAGE, g->dtype).relative);
-  chk_record(result, "cut", distance, d->device->driver ? CHK_CUT_TOLERANCE : 0);
-  chk_record(result, "swapped", (double)swapped, INFINITY);
+  nsai_trial_record(result, "importance", norm > 0 ? sqrt(error / norm) : sqrt(error),
+                    nsai_trial_tolerance_of(NSAI_TRIAL_STAGE, g->dtype).relative);
+  nsai_trial_record(result, "cut", distance, d->device->driver ? NSAI_TRIAL_CUT_TOLERANCE : 0);
+  nsai_trial_record(result, "swapped", (double)swapped, INFINITY);
   return NSA_OK;
 }
 
@@ -118,7 +123,7 @@ static void search_row(void *user, int64_t row) {
   for (int64_t h = 0; h < heads; h++)
     for (int64_t i = 0; i < width; i++) {
       int64_t at = row * s->t.stride[0] + (s->t.ndim == 3 ? h * s->t.stride[1] : 0) + i;
-      float x = chk_load(&s->t, at);
+      float x = nsai_trial_load(&s->t, at);
       if (isfinite(x) || (s->lse && x == -INFINITY)) continue;
       long long lowest = atomic_load(&s->bad);
       while (row < lowest && !atomic_compare_exchange_weak(&s->bad, &lowest, row)) {}
@@ -127,81 +132,93 @@ static void search_row(void *user, int64_t row) {
 }
 
 /* All written rows are finite, also those that are not compared. */
-static void judge_finite(const chk_bench *bench, chk_result *result) {
-  for (int slot = CHK_O; slot < CHK_INDEX; slot++) {
-    finite_search s = { .t = chk_data_view(&bench->data, slot, CHK_HOST), .lse = slot >= CHK_LSE };
+static void judge_finite(const nsai_trial_bench *bench, nsai_trial_result *result) {
+  for (int slot = NSAI_TRIAL_O; slot < NSAI_TRIAL_INDEX; slot++) {
+    finite_search s = { .t = nsai_trial_data_view(&bench->data, slot, NSAI_TRIAL_HOST),
+                        .lse = slot >= NSAI_TRIAL_LSE };
     if (!s.t.data) continue;
     atomic_init(&s.bad, INT64_MAX);
-    chk_parallel(bench->threads, bench->data.tokens, search_row, &s);
+    nsai_trial_parallel(bench->threads, bench->data.tokens, search_row, &s);
     if (atomic_load(&s.bad) != INT64_MAX)
-      chk_fail(result, "%s token %lld is not finite", chk_slot_name(slot), atomic_load(&s.bad));
+      nsai_trial_fail(result, "%s token %lld is not finite", nsai_trial_slot_name(slot),
+                      atomic_load(&s.bad));
   }
 }
 
-static void judge_stages(const chk_bench *bench, const nsai_reference_rows *rows,
-                         chk_result *result) {
+static void judge_stages(const nsai_trial_bench *bench, const nsai_reference_rows *rows,
+                         nsai_trial_result *result) {
   char name[24];
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    nsa_tensor lse = chk_data_view(&bench->data, CHK_LSE + b, CHK_HOST);
-    nsa_tensor o = chk_data_view(&bench->data, CHK_O_BRANCH + b, CHK_HOST);
+    nsa_tensor lse = nsai_trial_data_view(&bench->data, NSAI_TRIAL_LSE + b, NSAI_TRIAL_HOST);
+    nsa_tensor o = nsai_trial_data_view(&bench->data, NSAI_TRIAL_O_BRANCH + b, NSAI_TRIAL_HOST);
     if (!lse.data) continue;
     snprintf(name, sizeof name, "o_branch[%d]", b);
-    chk_comparison x = { name, bench->c, CHK_STAGE, &o, rows, rows->o_branch[b], NULL };
-    chk_compare_rows(&x, result);
+    nsai_trial_comparison x = {
+      name, bench->c, NSAI_TRIAL_STAGE, &o, rows, rows->o_branch[b], NULL
+    };
+    nsai_trial_compare_rows(&x, result);
     snprintf(name, sizeof name, "lse[%d]", b);
-    chk_compare_lse(name, &lse, rows, rows->lse[b], result);
+    nsai_trial_compare_lse(name, &lse, rows, rows->lse[b], result);
   }
 }
 
-static nsa_status judge_forward(chk_bench *bench, chk_truth *truth, chk_result *result) {
+static nsa_status judge_forward(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                                nsai_trial_result *result) {
   const nsai_reference_rows *stage, *whole;
-  nsa_tensor o = chk_data_view(&bench->data, CHK_O, CHK_HOST);
+  nsa_tensor o = nsai_trial_data_view(&bench->data, NSAI_TRIAL_O, NSAI_TRIAL_HOST);
   judge_finite(bench, result);
-  if (chk_data_has(&bench->data, CHK_K_CMP)) NSAI_TRY(judge_compressed(bench, truth, result));
-  if (chk_data_has(&bench->data, CHK_INDEX)) judge_form(bench, result);
+  if (nsai_trial_data_has(&bench->data, NSAI_TRIAL_K_CMP))
+    NSAI_TRY(judge_compressed(bench, truth, result));
+  if (nsai_trial_data_has(&bench->data, NSAI_TRIAL_INDEX)) judge_form(bench, result);
   /* Indices out of range would lead the reference out of its tensors. */
-  if (result->outcome == CHK_FAILED || !bench->token_count) return NSA_OK;
-  if (chk_data_has(&bench->data, CHK_PROBE)) NSAI_TRY(judge_selection(bench, truth, result));
-  NSAI_TRY(chk_truth_stage(truth, bench, &stage));
+  if (result->outcome == NSAI_TRIAL_FAILED || !bench->token_count) return NSA_OK;
+  if (nsai_trial_data_has(&bench->data, NSAI_TRIAL_PROBE))
+    NSAI_TRY(judge_selection(bench, truth, result));
+  NSAI_TRY(nsai_trial_truth_stage(truth, bench, &stage));
   judge_stages(bench, stage, result);
-  NSAI_TRY(chk_truth_whole(truth, bench, &whole));
-  chk_comparison x = { "o", bench->c, CHK_WHOLE, &o, whole, whole->o, stage->o };
-  chk_compare_rows(&x, result);
+  NSAI_TRY(nsai_trial_truth_whole(truth, bench, &whole));
+  nsai_trial_comparison x = { "o", bench->c, NSAI_TRIAL_WHOLE, &o, whole, whole->o, stage->o };
+  nsai_trial_compare_rows(&x, result);
   return NSA_OK;
 }
 
-static nsa_status judge_dense(chk_bench *bench, chk_truth *truth, chk_result *result) {
+static nsa_status judge_dense(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                              nsai_trial_result *result) {
   const nsai_reference_rows *rows;
-  nsa_tensor o = chk_data_view(&bench->data, CHK_O, CHK_HOST),
-             lse = chk_data_view(&bench->data, CHK_LSE, CHK_HOST);
+  nsa_tensor o = nsai_trial_data_view(&bench->data, NSAI_TRIAL_O, NSAI_TRIAL_HOST),
+             lse = nsai_trial_data_view(&bench->data, NSAI_TRIAL_LSE, NSAI_TRIAL_HOST);
   judge_finite(bench, result);
-  NSAI_TRY(chk_truth_dense(truth, bench, &rows));
-  chk_comparison x = { "o", bench->c, CHK_STAGE, &o, rows, rows->o, NULL };
-  chk_compare_rows(&x, result);
-  chk_compare_lse("lse", &lse, rows, rows->lse[0], result);
+  NSAI_TRY(nsai_trial_truth_dense(truth, bench, &rows));
+  nsai_trial_comparison x = { "o", bench->c, NSAI_TRIAL_STAGE, &o, rows, rows->o, NULL };
+  nsai_trial_compare_rows(&x, result);
+  nsai_trial_compare_lse("lse", &lse, rows, rows->lse[0], result);
   return NSA_OK;
 }
 
 /* ---- with a truth or without ----------------------------------------------------------------- */
 
-static nsa_status judge(nsa_status (*fn)(chk_bench *, chk_truth *, chk_result *), chk_bench *bench,
-                        chk_truth *truth, chk_result *result) {
-  chk_truth once = { .once = 1 };
+static nsa_status
+judge(nsa_status (*fn)(nsai_trial_bench *, nsai_trial_truth *, nsai_trial_result *),
+      nsai_trial_bench *bench, nsai_trial_truth *truth, nsai_trial_result *result) {
+  nsai_trial_truth once = { .once = 1 };
   if (!truth) truth = &once;
-  chk_truth_look(truth, bench);
+  nsai_trial_truth_look(truth, bench);
   nsa_status status = fn(bench, truth, result);
-  chk_truth_fini(&once);
+  nsai_trial_truth_fini(&once);
   return status;
 }
 
-nsa_status chk_judge_forward(chk_bench *bench, chk_truth *truth, chk_result *result) {
+nsa_status nsai_trial_judge_forward(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                                    nsai_trial_result *result) {
   return judge(judge_forward, bench, truth, result);
 }
 
-nsa_status chk_judge_compressed(chk_bench *bench, chk_truth *truth, chk_result *result) {
+nsa_status nsai_trial_judge_compressed(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                                       nsai_trial_result *result) {
   return judge(judge_compressed, bench, truth, result);
 }
 
-nsa_status chk_judge_dense(chk_bench *bench, chk_truth *truth, chk_result *result) {
+nsa_status nsai_trial_judge_dense(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                                  nsai_trial_result *result) {
   return judge(judge_dense, bench, truth, result);
 }

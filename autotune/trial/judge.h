@@ -3,26 +3,29 @@
  *
  * Whether what a bench's last run fetched is right, by the float64 reference: each stage on its own
  * inputs (the compressed keys as the library stored them, its own block indices), then the whole
- * from the raw inputs. Memory around the outputs is chk_run_intact's matter.
+ * from the raw inputs. Memory around the outputs is nsai_trial_run_intact's matter.
  *
  * Wrong results are failures in `result`, which keeps the figures; a status that is not NSA_OK
  * (NSA_E_NOMEM) says that nothing could be judged. `truth` keeps the reference's answers for the
  * next judgement (truth.h); NULL: nothing is kept.
  */
-#ifndef CHK_JUDGE_H
-#define CHK_JUDGE_H
+#ifndef NSAI_TRIAL_JUDGE_H
+#define NSAI_TRIAL_JUDGE_H
 
 #include "trial/bench.h"
 #include "trial/result.h"
 #include "trial/truth.h"
 
 /* After nsa_forward: every output that the case has. */
-nsa_status chk_judge_forward(chk_bench *bench, chk_truth *truth, chk_result *result);
+nsa_status nsai_trial_judge_forward(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                                    nsai_trial_result *result);
 
 /* After nsa_compress or nsa_forward: k_cmp and v_cmp. */
-nsa_status chk_judge_compressed(chk_bench *bench, chk_truth *truth, chk_result *result);
+nsa_status nsai_trial_judge_compressed(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                                       nsai_trial_result *result);
 
 /* After nsa_dense: o and lse. */
-nsa_status chk_judge_dense(chk_bench *bench, chk_truth *truth, chk_result *result);
+nsa_status nsai_trial_judge_dense(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                                  nsai_trial_result *result);
 
-#endif /* CHK_JUDGE_H */
+#endif /* NSAI_TRIAL_JUDGE_H */

@@ -23,7 +23,7 @@ static double cost_of_token(const nsai_geometry *g, int64_t kv_len) {
   return keys * g->heads * (g->head_dim_qk + g->head_dim_v);
 }
 
-double chk_case_cost(const chk_case *c) {
+double nsai_trial_case_cost(const nsai_trial_case *c) {
   double cost = 0;
   for (int32_t s = 0; s < c->num_seqs; s++)
     cost += (double)c->q_len[s] * cost_of_token(&c->geometry, c->kv_len[s]);
@@ -36,7 +36,7 @@ static int ascending(const void *a, const void *b) {
 }
 
 /* Appends the rows of one sequence that edges ask for; `first` is its first token row. */
-static int64_t add_edges(const chk_case *c, int32_t s, int64_t first, int64_t *out) {
+static int64_t add_edges(const nsai_trial_case *c, int32_t s, int64_t first, int64_t *out) {
   const nsai_geometry *g = &c->geometry;
   const int64_t positions[EDGES] = { g->block - 2,
                                      g->block - 1,
@@ -59,8 +59,8 @@ static int64_t add_edges(const chk_case *c, int32_t s, int64_t first, int64_t *o
   return count;
 }
 
-int64_t chk_sample_tokens(const chk_case *c, int64_t **out) {
-  int64_t tokens = chk_total(c->q_len, c->num_seqs), longest = 1, count = 0, first = 0;
+int64_t nsai_trial_sample_tokens(const nsai_trial_case *c, int64_t **out) {
+  int64_t tokens = nsai_trial_total(c->q_len, c->num_seqs), longest = 1, count = 0, first = 0;
   for (int32_t s = 0; s < c->num_seqs; s++)
     if (c->kv_len[s] > longest) longest = c->kv_len[s];
   int64_t least = (LEAST_ROWS + c->geometry.heads - 1) / c->geometry.heads;
@@ -70,7 +70,7 @@ int64_t chk_sample_tokens(const chk_case *c, int64_t **out) {
   if (wanted > tokens) wanted = tokens;
   *out = NULL;
   if (!tokens) return 0;
-  int64_t *list = malloc((size_t)(wanted + CHK_MAX_SEQS * (EDGES + 2)) * sizeof *list);
+  int64_t *list = malloc((size_t)(wanted + NSAI_TRIAL_MAX_SEQS * (EDGES + 2)) * sizeof *list);
   if (!list) return 0;
   if (wanted == tokens) {
     for (; count < tokens; count++) list[count] = count;
@@ -79,8 +79,8 @@ int64_t chk_sample_tokens(const chk_case *c, int64_t **out) {
   }
   for (int32_t s = 0; s < c->num_seqs; first += c->q_len[s++])
     count += add_edges(c, s, first, list + count);
-  chk_random random = { chk_key(c->seed, 77), 0 };
-  while (count < wanted) list[count++] = chk_pick(&random, 0, tokens - 1);
+  nsai_trial_random random = { nsai_trial_key(c->seed, 77), 0 };
+  while (count < wanted) list[count++] = nsai_trial_pick(&random, 0, tokens - 1);
   qsort(list, (size_t)count, sizeof *list, ascending);
   int64_t kept = 1;
   for (int64_t i = 1; i < count; i++)
@@ -89,8 +89,8 @@ int64_t chk_sample_tokens(const chk_case *c, int64_t **out) {
   return kept;
 }
 
-nsa_status chk_rows_create(const chk_case *c, const int64_t *tokens, int64_t count,
-                           uint32_t outputs, nsai_reference_rows *rows) {
+nsa_status nsai_trial_rows_create(const nsai_trial_case *c, const int64_t *tokens, int64_t count,
+                                  uint32_t outputs, nsai_reference_rows *rows) {
   int32_t heads = c->geometry.heads;
   size_t n = (size_t)(count * heads), width = (size_t)c->geometry.head_dim_v;
   int64_t *token = malloc((n + 1) * sizeof *token);
@@ -104,7 +104,7 @@ nsa_status chk_rows_create(const chk_case *c, const int64_t *tokens, int64_t cou
     complete &= (rows->lse[b] = malloc((n + 1) * sizeof(double))) != NULL;
   }
   if (!complete) {
-    chk_rows_destroy(rows);
+    nsai_trial_rows_destroy(rows);
     return nsai_fail_nomem("reference rows", n * width * sizeof(double));
   }
   for (size_t i = 0; i < n; i++) {
@@ -114,7 +114,7 @@ nsa_status chk_rows_create(const chk_case *c, const int64_t *tokens, int64_t cou
   return NSA_OK;
 }
 
-void chk_rows_destroy(nsai_reference_rows *rows) {
+void nsai_trial_rows_destroy(nsai_reference_rows *rows) {
   free((void *)(uintptr_t)rows->token);
   free((void *)(uintptr_t)rows->head);
   free(rows->o);

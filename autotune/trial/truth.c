@@ -9,50 +9,51 @@
 #include <stdlib.h>
 #include <string.h>
 
-void chk_truth_fini(chk_truth *truth) {
+void nsai_trial_truth_fini(nsai_trial_truth *truth) {
   for (int side = 0; side < 2; side++) free(truth->compressed[side].data);
   free(truth->importance);
-  chk_rows_destroy(&truth->stage);
-  chk_rows_destroy(&truth->whole);
-  *truth = (chk_truth){ 0 };
+  nsai_trial_rows_destroy(&truth->stage);
+  nsai_trial_rows_destroy(&truth->whole);
+  *truth = (nsai_trial_truth){ 0 };
 }
 
 /* ---- what answers rest on -------------------------------------------------------------------- */
 
-static void add_image(nsai_digest_state *state, const chk_bench *bench, int slot) {
-  const chk_buffer *buffer = &bench->data.buffer[slot];
+static void add_image(nsai_digest_state *state, const nsai_trial_bench *bench, int slot) {
+  const nsai_trial_buffer *buffer = &bench->data.buffer[slot];
   if (buffer->image)
-    nsai_digest_field(state, chk_slot_name(slot), buffer->image + CHK_GUARD, buffer->bytes);
+    nsai_digest_field(state, nsai_trial_slot_name(slot), buffer->image + NSAI_TRIAL_GUARD,
+                      buffer->bytes);
 }
 
-void chk_truth_look(chk_truth *truth, const chk_bench *bench) {
+void nsai_trial_truth_look(nsai_trial_truth *truth, const nsai_trial_bench *bench) {
   nsai_digest_state state;
   if (truth->once) return;
   nsai_digest_begin(&state);
   /* The case also says how the images are laid out. */
   nsai_digest_field(&state, "case", bench->c, sizeof *bench->c);
   nsai_digest_field(&state, "rows", bench->tokens, (size_t)bench->token_count * sizeof(int64_t));
-  for (int slot = 0; slot < CHK_FIRST_OUTPUT; slot++) add_image(&state, bench, slot);
+  for (int slot = 0; slot < NSAI_TRIAL_FIRST_OUTPUT; slot++) add_image(&state, bench, slot);
   nsai_digest_end(&state, truth->inputs);
 
   nsai_digest_begin(&state);
-  add_image(&state, bench, CHK_K_CMP);
-  add_image(&state, bench, CHK_V_CMP);
+  add_image(&state, bench, NSAI_TRIAL_K_CMP);
+  add_image(&state, bench, NSAI_TRIAL_V_CMP);
   nsai_digest_end(&state, truth->blocks);
 
   nsai_digest_begin(&state);
-  nsa_tensor index = chk_data_view(&bench->data, CHK_INDEX, CHK_HOST);
+  nsa_tensor index = nsai_trial_data_view(&bench->data, NSAI_TRIAL_INDEX, NSAI_TRIAL_HOST);
   for (int64_t i = 0; index.data && i < bench->token_count; i++)
     for (int32_t h = 0; h < bench->c->geometry.kv_heads; h++)
-      nsai_digest_field(&state, "row", chk_index_row(&index, bench->tokens[i], h),
+      nsai_digest_field(&state, "row", nsai_trial_index_row(&index, bench->tokens[i], h),
                         (size_t)index.shape[2] * sizeof(int32_t));
   nsai_digest_end(&state, truth->chosen);
 }
 
 /* Whether a part is there and rests on what the bench holds now. If not it is to be computed, and
  * `computed` told. */
-static int is_current(chk_truth *truth, chk_truth_part part, const char *blocks, const char *chosen,
-                      uint32_t outputs) {
+static int is_current(nsai_trial_truth *truth, nsai_trial_truth_part part, const char *blocks,
+                      const char *chosen, uint32_t outputs) {
   char from[sizeof truth->part[part].from];
   snprintf(from, sizeof from, "%s %s %s %x", truth->inputs, blocks, chosen, outputs);
   if (truth->part[part].made && !strcmp(from, truth->part[part].from)) return 1;
@@ -61,7 +62,7 @@ static int is_current(chk_truth *truth, chk_truth_part part, const char *blocks,
   return 0;
 }
 
-static void computed(chk_truth *truth, chk_truth_part part) {
+static void computed(nsai_trial_truth *truth, nsai_trial_truth_part part) {
   truth->part[part].made = 1;
   truth->computed++;
 }
@@ -79,20 +80,21 @@ typedef struct oracle {
 
 /* raw 0: phi is external, the compressed K and V are the library's own, if it made some. The CPU
  * device computes on with its float64 blocks, not with the rounded ones that it hands out. */
-static void make_oracle(const chk_bench *bench, int raw, oracle *o) {
-  const chk_case *c = bench->c;
+static void make_oracle(const nsai_trial_bench *bench, int raw, oracle *o) {
+  const nsai_trial_case *c = bench->c;
   *o = (oracle){ .geometry = c->geometry, .selection = c->selection };
-  chk_data_io(&bench->data, CHK_HOST, &o->given, &o->io);
-  o->batch = chk_data_batch(&bench->data, &o->given);
+  nsai_trial_data_io(&bench->data, NSAI_TRIAL_HOST, &o->given, &o->io);
+  o->batch = nsai_trial_data_batch(&bench->data, &o->given);
   if (!raw && o->io.kv.k_cmp.data && bench->data.device->driver)
     o->geometry.phi = NSAI_PHI_EXTERNAL;
-  if (chk_data_has(&bench->data, CHK_INDEX)) o->selection = NSA_SELECT_BLOCKS;
+  if (nsai_trial_data_has(&bench->data, NSAI_TRIAL_INDEX)) o->selection = NSA_SELECT_BLOCKS;
 }
 
-nsa_status chk_truth_compressed(chk_truth *truth, const chk_bench *bench, const nsa_tensor **out) {
+nsa_status nsai_trial_truth_compressed(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                       const nsa_tensor **out) {
   oracle o;
   *out = truth->compressed;
-  if (is_current(truth, CHK_TRUTH_COMPRESSED, "", "", 0)) return NSA_OK;
+  if (is_current(truth, NSAI_TRIAL_TRUTH_COMPRESSED, "", "", 0)) return NSA_OK;
   make_oracle(bench, 1, &o);
   nsa_tensor *sides[2] = { &o.io.kv.k_cmp, &o.io.kv.v_cmp };
   for (int i = 0; i < 2; i++) {
@@ -107,16 +109,17 @@ nsa_status chk_truth_compressed(chk_truth *truth, const chk_bench *bench, const 
     if (!want->data) return nsai_fail_nomem("compressed blocks", 0);
   }
   NSAI_TRY(nsai_reference_compress(&o.geometry, o.batch, &o.io, bench->threads));
-  computed(truth, CHK_TRUTH_COMPRESSED);
+  computed(truth, NSAI_TRIAL_TRUTH_COMPRESSED);
   return NSA_OK;
 }
 
-nsa_status chk_truth_importance(chk_truth *truth, const chk_bench *bench, const double **out) {
-  const chk_data *d = &bench->data;
-  nsa_tensor rows = chk_data_view(d, CHK_PROBE_ROWS, CHK_HOST);
-  int64_t tokens[CHK_MAX_PROBES];
+nsa_status nsai_trial_truth_importance(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                       const double **out) {
+  const nsai_trial_data *d = &bench->data;
+  nsa_tensor rows = nsai_trial_data_view(d, NSAI_TRIAL_PROBE_ROWS, NSAI_TRIAL_HOST);
+  int64_t tokens[NSAI_TRIAL_MAX_PROBES];
   oracle o;
-  if (!is_current(truth, CHK_TRUTH_IMPORTANCE, truth->blocks, "", 0)) {
+  if (!is_current(truth, NSAI_TRIAL_TRUTH_IMPORTANCE, truth->blocks, "", 0)) {
     size_t count = (size_t)(d->probe_count * bench->c->geometry.kv_heads * d->select_blocks);
     make_oracle(bench, 0, &o);
     for (int64_t i = 0; i < d->probe_count; i++) tokens[i] = ((const int32_t *)rows.data)[i];
@@ -125,56 +128,57 @@ nsa_status chk_truth_importance(chk_truth *truth, const chk_bench *bench, const 
     if (!truth->importance) return nsai_fail_nomem("importance", count * sizeof(double));
     NSAI_TRY(nsai_reference_importance(&o.geometry, o.batch, &o.io, d->probe_count, tokens,
                                        d->select_blocks, truth->importance, bench->threads));
-    computed(truth, CHK_TRUTH_IMPORTANCE);
+    computed(truth, NSAI_TRIAL_TRUTH_IMPORTANCE);
   }
   *out = truth->importance;
   return NSA_OK;
 }
 
-/* The outputs that a stage's rows are compared in, as chk_rows_create takes them. */
-static uint32_t stage_outputs(const chk_bench *bench) {
+/* The outputs that a stage's rows are compared in, as nsai_trial_rows_create takes them. */
+static uint32_t stage_outputs(const nsai_trial_bench *bench) {
   uint32_t outputs = 1;
   for (int b = 0; b < NSA_BRANCHES; b++)
-    if (chk_data_has(&bench->data, CHK_LSE + b)) outputs |= 2u << b;
+    if (nsai_trial_data_has(&bench->data, NSAI_TRIAL_LSE + b)) outputs |= 2u << b;
   return outputs;
 }
 
-static nsa_status compute_rows(const chk_bench *bench, int raw, uint32_t outputs,
+static nsa_status compute_rows(const nsai_trial_bench *bench, int raw, uint32_t outputs,
                                nsai_reference_rows *rows) {
   oracle o;
   make_oracle(bench, raw, &o);
-  chk_rows_destroy(rows);
-  NSAI_TRY(chk_rows_create(bench->c, bench->tokens, bench->token_count, outputs, rows));
-  if (bench->c->kind == CHK_DENSE)
+  nsai_trial_rows_destroy(rows);
+  NSAI_TRY(nsai_trial_rows_create(bench->c, bench->tokens, bench->token_count, outputs, rows));
+  if (bench->c->kind == NSAI_TRIAL_DENSE)
     return nsai_reference_dense_rows(&o.geometry, o.batch, &o.io, rows, bench->threads);
   return nsai_reference_forward_rows(&o.geometry, o.selection, bench->c->branches, o.batch, &o.io,
                                      rows, bench->threads);
 }
 
-nsa_status chk_truth_stage(chk_truth *truth, const chk_bench *bench,
-                           const nsai_reference_rows **out) {
+nsa_status nsai_trial_truth_stage(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                  const nsai_reference_rows **out) {
   uint32_t outputs = stage_outputs(bench);
   *out = &truth->stage;
-  if (is_current(truth, CHK_TRUTH_STAGE, truth->blocks, truth->chosen, outputs)) return NSA_OK;
+  if (is_current(truth, NSAI_TRIAL_TRUTH_STAGE, truth->blocks, truth->chosen, outputs))
+    return NSA_OK;
   NSAI_TRY(compute_rows(bench, 0, outputs, &truth->stage));
-  computed(truth, CHK_TRUTH_STAGE);
+  computed(truth, NSAI_TRIAL_TRUTH_STAGE);
   return NSA_OK;
 }
 
-nsa_status chk_truth_whole(chk_truth *truth, const chk_bench *bench,
-                           const nsai_reference_rows **out) {
+nsa_status nsai_trial_truth_whole(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                  const nsai_reference_rows **out) {
   *out = &truth->whole;
-  if (is_current(truth, CHK_TRUTH_WHOLE, "", truth->chosen, 1)) return NSA_OK;
+  if (is_current(truth, NSAI_TRIAL_TRUTH_WHOLE, "", truth->chosen, 1)) return NSA_OK;
   NSAI_TRY(compute_rows(bench, 1, 1, &truth->whole));
-  computed(truth, CHK_TRUTH_WHOLE);
+  computed(truth, NSAI_TRIAL_TRUTH_WHOLE);
   return NSA_OK;
 }
 
-nsa_status chk_truth_dense(chk_truth *truth, const chk_bench *bench,
-                           const nsai_reference_rows **out) {
+nsa_status nsai_trial_truth_dense(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                  const nsai_reference_rows **out) {
   *out = &truth->whole;
-  if (is_current(truth, CHK_TRUTH_WHOLE, "", "", 3)) return NSA_OK;
+  if (is_current(truth, NSAI_TRIAL_TRUTH_WHOLE, "", "", 3)) return NSA_OK;
   NSAI_TRY(compute_rows(bench, 1, 3, &truth->whole));
-  computed(truth, CHK_TRUTH_WHOLE);
+  computed(truth, NSAI_TRIAL_TRUTH_WHOLE);
   return NSA_OK;
 }

@@ -15,69 +15,71 @@
  *   whole       yes                                        yes
  *   dense       yes
  *
- *   chk_truth truth = { 0 };
+ *   nsai_trial_truth truth = { 0 };
  *   for (each plan) {
- *     chk_bench_use(&bench, plan), chk_run_intact(&bench, &result);
- *     chk_judge_forward(&bench, &truth, &result);
+ *     nsai_trial_bench_use(&bench, plan), nsai_trial_run_intact(&bench, &result);
+ *     nsai_trial_judge_forward(&bench, &truth, &result);
  *   }
- *   chk_truth_fini(&truth);
+ *   nsai_trial_truth_fini(&truth);
  *
  * Not thread-safe; the reference itself uses bench->threads. Only judge.c calls more than
- * chk_truth_fini. Every function gives NSA_OK or NSA_E_NOMEM; answers are the truth's, valid until
+ * nsai_trial_truth_fini. Every function gives NSA_OK or NSA_E_NOMEM; answers are the truth's, valid until
  * the next call with it.
  */
-#ifndef CHK_TRUTH_H
-#define CHK_TRUTH_H
+#ifndef NSAI_TRIAL_TRUTH_H
+#define NSAI_TRIAL_TRUTH_H
 
 #include "digest.h"
 #include "reference/reference.h"
 #include "trial/bench.h"
 
-typedef enum chk_truth_part {
-  CHK_TRUTH_COMPRESSED,
-  CHK_TRUTH_IMPORTANCE,
-  CHK_TRUTH_STAGE,
-  CHK_TRUTH_WHOLE, /* dense attention's answer too: a case has one or the other */
-  CHK_TRUTH_PARTS
-} chk_truth_part;
+typedef enum nsai_trial_truth_part {
+  NSAI_TRIAL_TRUTH_COMPRESSED,
+  NSAI_TRIAL_TRUTH_IMPORTANCE,
+  NSAI_TRIAL_TRUTH_STAGE,
+  NSAI_TRIAL_TRUTH_WHOLE, /* dense attention's answer too: a case has one or the other */
+  NSAI_TRIAL_TRUTH_PARTS
+} nsai_trial_truth_part;
 
 /* Zero is empty. */
-typedef struct chk_truth {
+typedef struct nsai_trial_truth {
   int once;         /* 1: serves one judgement, which saves the digests */
   int64_t computed; /* parts, all in all: for tests */
   char inputs[NSAI_DIGEST_CHARS], blocks[NSAI_DIGEST_CHARS], chosen[NSAI_DIGEST_CHARS];
   struct {
     int made;
     char from[4 * NSAI_DIGEST_CHARS]; /* digests, and which outputs were wanted */
-  } part[CHK_TRUTH_PARTS];
+  } part[NSAI_TRIAL_TRUTH_PARTS];
   nsa_tensor compressed[2]; /* k, v: f32 [blocks, Hkv, D] */
   double *importance;       /* [probes, Hkv, selection blocks] */
   nsai_reference_rows stage, whole;
-} chk_truth;
+} nsai_trial_truth;
 
 /* Frees the answers; `truth` is empty then. */
-void chk_truth_fini(chk_truth *truth);
+void nsai_trial_truth_fini(nsai_trial_truth *truth);
 
 /* Looks at what the bench holds now, inputs and fetched outputs: before the questions below. */
-void chk_truth_look(chk_truth *truth, const chk_bench *bench);
+void nsai_trial_truth_look(nsai_trial_truth *truth, const nsai_trial_bench *bench);
 
 /* k_cmp and v_cmp by phi of the inputs, rounded to f32: out[0], out[1]. */
-nsa_status chk_truth_compressed(chk_truth *truth, const chk_bench *bench, const nsa_tensor **out);
+nsa_status nsai_trial_truth_compressed(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                       const nsa_tensor **out);
 
 /* The importance of the probed rows on the library's own compressed keys, [probes, Hkv, blocks]. */
-nsa_status chk_truth_importance(chk_truth *truth, const chk_bench *bench, const double **out);
+nsa_status nsai_trial_truth_importance(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                       const double **out);
 
 /* The compared rows from the library's own compressed blocks and chosen blocks: o, and o_branch and
  * lse of the branches whose lse the bench has. */
-nsa_status chk_truth_stage(chk_truth *truth, const chk_bench *bench,
-                           const nsai_reference_rows **out);
+nsa_status nsai_trial_truth_stage(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                  const nsai_reference_rows **out);
 
 /* o of the compared rows from the raw inputs, by the library's chosen blocks. */
-nsa_status chk_truth_whole(chk_truth *truth, const chk_bench *bench,
-                           const nsai_reference_rows **out);
+nsa_status nsai_trial_truth_whole(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                  const nsai_reference_rows **out);
 
 /* o and lse[0] of the compared rows by dense attention. */
-nsa_status chk_truth_dense(chk_truth *truth, const chk_bench *bench,
-                           const nsai_reference_rows **out);
+nsa_status nsai_trial_truth_dense(nsai_trial_truth *truth, const nsai_trial_bench *bench,
+                                  const nsai_reference_rows **out);
 
-#endif /* CHK_TRUTH_H */
+#endif /* NSAI_TRIAL_TRUTH_H */

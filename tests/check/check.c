@@ -7,13 +7,14 @@
 
 #include <string.h>
 
-nsa_status chk_bench_create(chk_session *session, const chk_case *c, chk_bench *bench) {
-  chk_plan plan;
-  *bench = (chk_bench){ 0 };
+nsa_status chk_bench_create(chk_session *session, const nsai_trial_case *c,
+                            nsai_trial_bench *bench) {
+  nsai_trial_plan plan;
+  *bench = (nsai_trial_bench){ 0 };
   /* The plan first: what it refuses needs no tensors. */
   NSAI_TRY(chk_session_plan(session, c, chk_case_op(c), &plan));
-  nsa_status status = chk_bench_prepare(chk_session_device(session), c, &plan,
-                                        chk_session_opts(session)->threads, bench);
+  nsa_status status = nsai_trial_bench_prepare(chk_session_device(session), c, &plan,
+                                               chk_session_opts(session)->threads, bench);
   bench->session = session;
   return status;
 }
@@ -27,31 +28,31 @@ static int is_missing(nsa_status status) {
 /* Multiply-adds that the CPU device may take for a case: some seconds of one core. */
 #define CPU_COST 1e10
 
-void chk_check(chk_session *session, const chk_case *c, chk_result *result) {
-  chk_bench bench;
-  double start = chk_now();
-  *result = (chk_result){ .outcome = CHK_PASSED };
-  if (!chk_session_device(session)->driver && chk_case_cost(c) > CPU_COST) {
-    chk_skip(result, "too large for the CPU device");
+void chk_check(chk_session *session, const nsai_trial_case *c, nsai_trial_result *result) {
+  nsai_trial_bench bench;
+  double start = nsai_trial_now();
+  *result = (nsai_trial_result){ .outcome = NSAI_TRIAL_PASSED };
+  if (!chk_session_device(session)->driver && nsai_trial_case_cost(c) > CPU_COST) {
+    nsai_trial_skip(result, "too large for the CPU device");
     return;
   }
   nsa_status status = chk_bench_create(session, c, &bench);
   if (!status) {
     memcpy(result->variants, bench.plan.caps.variants, sizeof result->variants);
     switch (c->kind) {
-    case CHK_FORWARD: status = chk_check_forward(&bench, result); break;
-    case CHK_COMPRESS: status = chk_check_compress(&bench, result); break;
-    case CHK_SELECT: status = chk_check_select(&bench, result); break;
-    case CHK_DENSE: status = chk_check_dense(&bench, result); break;
-    case CHK_NEEDLE: status = chk_check_needle(&bench, result); break;
+    case NSAI_TRIAL_FORWARD: status = chk_check_forward(&bench, result); break;
+    case NSAI_TRIAL_COMPRESS: status = chk_check_compress(&bench, result); break;
+    case NSAI_TRIAL_SELECT: status = chk_check_select(&bench, result); break;
+    case NSAI_TRIAL_DENSE: status = chk_check_dense(&bench, result); break;
+    case NSAI_TRIAL_NEEDLE: status = chk_check_needle(&bench, result); break;
     default: status = chk_check_property(&bench, result);
     }
   }
   int forced = chk_session_opts(session)->overrides != NULL;
   if (status && (is_missing(status) || (forced && status == NSA_E_UNSUPPORTED)))
-    chk_skip(result, "%s: %s", nsa_status_name(status), nsa_last_error());
+    nsai_trial_skip(result, "%s: %s", nsa_status_name(status), nsa_last_error());
   else if (status)
-    chk_fail(result, "%s: %s", nsa_status_name(status), nsa_last_error());
-  chk_bench_destroy(&bench);
-  result->seconds = chk_now() - start;
+    nsai_trial_fail(result, "%s: %s", nsa_status_name(status), nsa_last_error());
+  nsai_trial_bench_destroy(&bench);
+  result->seconds = nsai_trial_now() - start;
 }

@@ -11,19 +11,20 @@
 #include "trial/judge.h"
 
 /* One case made ready: its plan from the session, its tensors, a workspace. On failure
- * chk_bench_destroy still has to be called. */
-nsa_status chk_bench_create(chk_session *session, const chk_case *c, chk_bench *bench);
+ * nsai_trial_bench_destroy still has to be called. */
+nsa_status chk_bench_create(chk_session *session, const nsai_trial_case *c,
+                            nsai_trial_bench *bench);
 
 /* Runs one case of any kind. */
-void chk_check(chk_session *session, const chk_case *c, chk_result *result);
+void chk_check(chk_session *session, const nsai_trial_case *c, nsai_trial_result *result);
 
 /* By kind. */
-nsa_status chk_check_forward(chk_bench *bench, chk_result *result);
-nsa_status chk_check_compress(chk_bench *bench, chk_result *result);
-nsa_status chk_check_select(chk_bench *bench, chk_result *result);
-nsa_status chk_check_dense(chk_bench *bench, chk_result *result);
-nsa_status chk_check_property(chk_bench *bench, chk_result *result);
-nsa_status chk_check_needle(chk_bench *bench, chk_result *result);
+nsa_status chk_check_forward(nsai_trial_bench *bench, nsai_trial_result *result);
+nsa_status chk_check_compress(nsai_trial_bench *bench, nsai_trial_result *result);
+nsa_status chk_check_select(nsai_trial_bench *bench, nsai_trial_result *result);
+nsa_status chk_check_dense(nsai_trial_bench *bench, nsai_trial_result *result);
+nsa_status chk_check_property(nsai_trial_bench *bench, nsai_trial_result *result);
+nsa_status chk_check_needle(nsai_trial_bench *bench, nsai_trial_result *result);
 
 /* Spoils results on purpose and demands that each kind of damage is reported; changes what a kept
  * truth rests on and demands that it is computed anew. Returns the number of failures. */

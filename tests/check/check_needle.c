@@ -21,7 +21,7 @@
 
 /* What the search for the right push needs of one KV head. */
 typedef struct haystack {
-  const chk_bench *bench;
+  const nsai_trial_bench *bench;
   nsa_tensor q, k;
   int64_t blocks; /* compressed */
   double scale;
@@ -29,16 +29,18 @@ typedef struct haystack {
 } haystack;
 
 /* Queries of a group point roughly the same way, so that one key can attract all of them. */
-static void align_queries(const chk_bench *bench, const nsa_tensor *q) {
+static void align_queries(const nsai_trial_bench *bench, const nsa_tensor *q) {
   const nsai_geometry *g = &bench->c->geometry;
-  uint64_t own = chk_key(bench->c->seed, 501), common = chk_key(bench->c->seed, 502);
+  uint64_t own = nsai_trial_key(bench->c->seed, 501), common = nsai_trial_key(bench->c->seed, 502);
   int32_t group = g->heads / g->kv_heads;
   for (int32_t h = 0; h < g->heads; h++)
     for (int32_t i = 0; i < g->head_dim_qk; i++)
-      chk_store(q, h * q->stride[1] + i,
-                sqrtf(OWN_SHARE) * chk_normal(own, (uint64_t)(h * g->head_dim_qk + i)) +
-                    sqrtf(1 - OWN_SHARE) *
-                        chk_normal(common, (uint64_t)(h / group * g->head_dim_qk + i)));
+      nsai_trial_store(q, h * q->stride[1] + i,
+                       sqrtf(OWN_SHARE) *
+                               nsai_trial_normal(own, (uint64_t)(h * g->head_dim_qk + i)) +
+                           sqrtf(1 - OWN_SHARE) *
+                               nsai_trial_normal(common,
+                                                 (uint64_t)(h / group * g->head_dim_qk + i)));
 }
 
 static double dot_block(const haystack *s, int32_t head, int64_t block) {
@@ -48,7 +50,8 @@ static double dot_block(const haystack *s, int32_t head, int64_t block) {
   for (int32_t token = 0; token < g->block; token++) {
     int64_t row = (block * g->stride + token) * s->k.stride[0] + kv_head * s->k.stride[1];
     for (int32_t i = 0; i < g->head_dim_qk; i++)
-      sum += (double)chk_load(&s->q, head * s->q.stride[1] + i) * (double)chk_load(&s->k, row + i);
+      sum += (double)nsai_trial_load(&s->q, head * s->q.stride[1] + i) *
+             (double)nsai_trial_load(&s->k, row + i);
   }
   return s->scale * sum / g->block;
 }
@@ -77,26 +80,26 @@ static void push(const haystack *s, int32_t kv_head, int64_t needle, double marg
   double direction[NSAI_MAX_HEAD_DIM] = { 0 }, amount = 0;
   for (int32_t h = kv_head * group; h < (kv_head + 1) * group; h++)
     for (int32_t i = 0; i < g->head_dim_qk; i++)
-      direction[i] += (double)chk_load(&s->q, h * s->q.stride[1] + i) / group;
+      direction[i] += (double)nsai_trial_load(&s->q, h * s->q.stride[1] + i) / group;
   for (int32_t h = kv_head * group; h < (kv_head + 1) * group; h++) {
     double along = 0;
     for (int32_t i = 0; i < g->head_dim_qk; i++)
-      along += direction[i] * (double)chk_load(&s->q, h * s->q.stride[1] + i);
+      along += direction[i] * (double)nsai_trial_load(&s->q, h * s->q.stride[1] + i);
     double lacking = largest_other(s, h, needle) + margin - s->logits[h * s->blocks + needle];
     amount = fmax(amount, lacking / (s->scale * along));
   }
   for (int32_t token = 0; token < g->block; token++)
     for (int32_t i = 0; i < g->head_dim_qk; i++) {
       int64_t at = (needle * g->stride + token) * s->k.stride[0] + kv_head * s->k.stride[1] + i;
-      chk_store(&s->k, at, chk_load(&s->k, at) + (float)(amount * direction[i]));
+      nsai_trial_store(&s->k, at, nsai_trial_load(&s->k, at) + (float)(amount * direction[i]));
     }
 }
 
 /* Runs with a needle in selection block `block`; *found counts KV heads that chose it. */
-static nsa_status run_depth(chk_bench *bench, haystack *s, int64_t block, double margin,
-                            chk_result *result, int *found) {
+static nsa_status run_depth(nsai_trial_bench *bench, haystack *s, int64_t block, double margin,
+                            nsai_trial_result *result, int *found) {
   const nsai_geometry *g = &bench->c->geometry;
-  chk_buffer *keys = &bench->data.buffer[CHK_K0];
+  nsai_trial_buffer *keys = &bench->data.buffer[NSAI_TRIAL_K0];
   int64_t needle = block * g->select_block / g->stride;
   size_t bytes = (size_t)(g->block * s->k.stride[0]) * 2;
   uint8_t *at = (uint8_t *)s->k.data + needle * g->stride * s->k.stride[0] * 2;
@@ -106,24 +109,24 @@ static nsa_status run_depth(chk_bench *bench, haystack *s, int64_t block, double
   if (!saved) return nsai_fail_nomem("the keys under a needle", bytes);
   memcpy(saved, at, bytes);
   for (int32_t h = 0; h < g->kv_heads; h++) push(s, h, needle, margin);
-  NSAI_TRY_TO(done, chk_buffer_upload(bench->data.device, keys));
-  NSAI_TRY_TO(done, chk_bench_run(bench));
-  nsa_tensor index = chk_data_view(&bench->data, CHK_INDEX, CHK_HOST);
+  NSAI_TRY_TO(done, nsai_trial_buffer_upload(bench->data.device, keys));
+  NSAI_TRY_TO(done, nsai_trial_bench_run(bench));
+  nsa_tensor index = nsai_trial_data_view(&bench->data, NSAI_TRIAL_INDEX, NSAI_TRIAL_HOST);
   for (int32_t h = 0; h < g->kv_heads; h++)
     for (int32_t i = 0; i < g->select_count; i++)
       *found += ((const int32_t *)index.data)[h * index.stride[1] + i] == block;
-  if (margin == MARGIN) NSAI_TRY_TO(done, chk_judge_forward(bench, NULL, result));
+  if (margin == MARGIN) NSAI_TRY_TO(done, nsai_trial_judge_forward(bench, NULL, result));
 done:
   memcpy(at, saved, bytes);
   free(saved);
   return status;
 }
 
-nsa_status chk_check_needle(chk_bench *bench, chk_result *result) {
+nsa_status chk_check_needle(nsai_trial_bench *bench, nsai_trial_result *result) {
   const nsai_geometry *g = &bench->c->geometry;
   haystack s = { .bench = bench,
-                 .q = chk_data_view(&bench->data, CHK_Q, CHK_HOST),
-                 .k = chk_data_view(&bench->data, CHK_K0, CHK_HOST),
+                 .q = nsai_trial_data_view(&bench->data, NSAI_TRIAL_Q, NSAI_TRIAL_HOST),
+                 .k = nsai_trial_data_view(&bench->data, NSAI_TRIAL_K0, NSAI_TRIAL_HOST),
                  .blocks = bench->data.blocks,
                  .scale = bench->c->softmax_scale != 0 ? (double)bench->c->softmax_scale
                                                        : 1 / sqrt((double)g->head_dim_qk) };
@@ -132,28 +135,29 @@ nsa_status chk_check_needle(chk_bench *bench, chk_result *result) {
   int found[2] = { 0, 0 }, runs = 0, seen;
   nsa_status status = NSA_OK;
   if (bench->c->num_seqs != 1 || bench->c->q_len[0] != 1 || last <= first ||
-      g->phi != NSAI_PHI_MEAN || bench->c->layout != CHK_LAYOUT_PLAIN)
+      g->phi != NSAI_PHI_MEAN || bench->c->layout != NSAI_TRIAL_LAYOUT_PLAIN)
     return nsai_fail(NSA_E_ARG,
                      "a needle needs q=1, mean phi, plain layout and kv beyond the window "
                      "and the forced blocks");
   s.logits = malloc((size_t)(g->heads * s.blocks) * sizeof *s.logits);
   if (!s.logits) return nsai_fail_nomem("logits", (size_t)(g->heads * s.blocks) * 8);
   align_queries(bench, &s.q);
-  NSAI_TRY_TO(done, chk_buffer_upload(bench->data.device, &bench->data.buffer[CHK_Q]));
-  chk_parallel(bench->threads, s.blocks, fill_logits, &s);
-  for (int depth = 0; depth < DEPTHS && result->outcome != CHK_FAILED; depth++, runs++) {
+  NSAI_TRY_TO(done,
+              nsai_trial_buffer_upload(bench->data.device, &bench->data.buffer[NSAI_TRIAL_Q]));
+  nsai_trial_parallel(bench->threads, s.blocks, fill_logits, &s);
+  for (int depth = 0; depth < DEPTHS && result->outcome != NSAI_TRIAL_FAILED; depth++, runs++) {
     int64_t block = first + (last - first) * depth / (DEPTHS - 1);
     NSAI_TRY_TO(done, run_depth(bench, &s, block, MARGIN, result, &seen));
     found[0] += seen;
     if (seen != g->kv_heads)
-      chk_fail(result, "the needle in block %lld was not chosen", (long long)block);
+      nsai_trial_fail(result, "the needle in block %lld was not chosen", (long long)block);
     NSAI_TRY_TO(done, run_depth(bench, &s, block, MARGIN / 2, result, &seen));
     found[1] += seen;
   }
-  chk_note(result, "found %d of %d at %d depths; at half the margin %d", found[0],
-           runs * g->kv_heads, runs, found[1]);
-  chk_record(result, "missed", 1 - (double)found[0] / (runs * g->kv_heads), 0);
-  chk_record(result, "missed.half", 1 - (double)found[1] / (runs * g->kv_heads), INFINITY);
+  nsai_trial_note(result, "found %d of %d at %d depths; at half the margin %d", found[0],
+                  runs * g->kv_heads, runs, found[1]);
+  nsai_trial_record(result, "missed", 1 - (double)found[0] / (runs * g->kv_heads), 0);
+  nsai_trial_record(result, "missed.half", 1 - (double)found[1] / (runs * g->kv_heads), INFINITY);
 done:
   free(s.logits);
   return status;

@@ -15,54 +15,55 @@
 typedef struct damage {
   const char *name;
   const char *problem;
-  void (*spoil)(chk_bench *bench); /* works on fetched images, or on the device's guards */
-  int memory;                      /* 1: chk_data_damaged has to see it */
+  void (*spoil)(nsai_trial_bench *bench); /* works on fetched images, or on the device's guards */
+  int memory;                             /* 1: nsai_trial_data_damaged has to see it */
 } damage;
 
-static nsa_tensor host(chk_bench *bench, int slot) {
-  return chk_data_view(&bench->data, slot, CHK_HOST);
+static nsa_tensor host(nsai_trial_bench *bench, int slot) {
+  return nsai_trial_data_view(&bench->data, slot, NSAI_TRIAL_HOST);
 }
 
-static void spoil_output(chk_bench *bench) {
-  nsa_tensor t = host(bench, CHK_O);
+static void spoil_output(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_O);
   for (int64_t row = 0; row < bench->data.tokens; row++)
-    chk_store(&t, row * t.stride[0] + 3, 1.02f * chk_load(&t, row * t.stride[0] + 3) + 0.1f);
+    nsai_trial_store(&t, row * t.stride[0] + 3,
+                     1.02f * nsai_trial_load(&t, row * t.stride[0] + 3) + 0.1f);
 }
 
-static void spoil_element(chk_bench *bench) {
-  nsa_tensor t = host(bench, CHK_O_BRANCH + NSA_WIN);
-  chk_store(&t, (bench->data.tokens - 1) * t.stride[0] + t.stride[1], 30);
+static void spoil_element(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_O_BRANCH + NSA_WIN);
+  nsai_trial_store(&t, (bench->data.tokens - 1) * t.stride[0] + t.stride[1], 30);
 }
 
-static void spoil_nan(chk_bench *bench) {
-  nsa_tensor t = host(bench, CHK_O);
-  chk_store(&t, 7 * t.stride[0], NAN);
+static void spoil_nan(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_O);
+  nsai_trial_store(&t, 7 * t.stride[0], NAN);
 }
 
-static void spoil_lse(chk_bench *bench) {
-  nsa_tensor t = host(bench, CHK_LSE + NSA_SEL);
+static void spoil_lse(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_LSE + NSA_SEL);
   ((float *)t.data)[20 * t.stride[0]] += 0.01f;
 }
 
-static void spoil_empty_row(chk_bench *bench) {
-  nsa_tensor t = host(bench, CHK_LSE + NSA_CMP); /* rows before the first block: -inf */
+static void spoil_empty_row(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_LSE + NSA_CMP); /* rows before the first block: -inf */
   ((float *)t.data)[0] = 0;
 }
 
-static void spoil_compressed(chk_bench *bench) {
-  nsa_tensor t = host(bench, CHK_K_CMP);
+static void spoil_compressed(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_K_CMP);
   for (int64_t i = 0; i < t.shape[2]; i++)
-    chk_store(&t, t.stride[0] + i, 1.05f * chk_load(&t, t.stride[0] + i));
+    nsai_trial_store(&t, t.stride[0] + i, 1.05f * nsai_trial_load(&t, t.stride[0] + i));
 }
 
-static int32_t *last_index(chk_bench *bench) {
-  nsa_tensor t = host(bench, CHK_INDEX);
+static int32_t *last_index(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_INDEX);
   return (int32_t *)t.data + (bench->data.tokens - 1) * t.stride[0];
 }
 
 /* Takes the lowest free block that was not chosen for the first free one that was: still well
  * formed, and another set. */
-static void spoil_choice(chk_bench *bench) {
+static void spoil_choice(nsai_trial_bench *bench) {
   const nsai_geometry *g = &bench->c->geometry;
   int32_t *row = last_index(bench), missing = g->select_init;
   int32_t i = g->select_init;
@@ -71,38 +72,38 @@ static void spoil_choice(chk_bench *bench) {
   row[i] = missing;
 }
 
-static void spoil_order(chk_bench *bench) {
+static void spoil_order(nsai_trial_bench *bench) {
   int32_t *row = last_index(bench), first = row[0];
   row[0] = row[1];
   row[1] = first;
 }
 
-static void spoil_forced(chk_bench *bench) {
+static void spoil_forced(nsai_trial_bench *bench) {
   const nsai_geometry *g = &bench->c->geometry;
   last_index(bench)[g->select_count - 1] = -1;
 }
 
-static void spoil_guard(chk_bench *bench) {
-  chk_buffer *b = &bench->data.buffer[CHK_O];
-  b->image[CHK_GUARD - 1] ^= 1;
+static void spoil_guard(nsai_trial_bench *bench) {
+  nsai_trial_buffer *b = &bench->data.buffer[NSAI_TRIAL_O];
+  b->image[NSAI_TRIAL_GUARD - 1] ^= 1;
 }
 
-static void spoil_tail(chk_bench *bench) {
-  chk_buffer *b = &bench->data.buffer[CHK_O];
-  b->image[CHK_GUARD + b->bytes + 5] ^= 1;
+static void spoil_tail(nsai_trial_bench *bench) {
+  nsai_trial_buffer *b = &bench->data.buffer[NSAI_TRIAL_O];
+  b->image[NSAI_TRIAL_GUARD + b->bytes + 5] ^= 1;
 }
 
 /* Writes one byte of device memory; a failure leaves nothing to notice, and is noticed so. */
-static void poke(chk_bench *bench, uint8_t *at) {
-  (void)chk_device_upload(bench->data.device, at, "x", 1);
+static void poke(nsai_trial_bench *bench, uint8_t *at) {
+  (void)nsai_trial_device_upload(bench->data.device, at, "x", 1);
 }
 
-static void spoil_input(chk_bench *bench) {
-  poke(bench, bench->data.buffer[CHK_V0].device + CHK_GUARD);
+static void spoil_input(nsai_trial_bench *bench) {
+  poke(bench, bench->data.buffer[NSAI_TRIAL_V0].device + NSAI_TRIAL_GUARD);
 }
 
-static void spoil_workspace(chk_bench *bench) {
-  poke(bench, (uint8_t *)bench->data.guarded + CHK_GUARD - 1);
+static void spoil_workspace(nsai_trial_bench *bench) {
+  poke(bench, (uint8_t *)bench->data.guarded + NSAI_TRIAL_GUARD - 1);
 }
 
 #define FEW "fwd:q=300:s32x6+1+2:fill=correlated:seed=3"
@@ -124,46 +125,46 @@ static const damage damages[] = {
 };
 
 /* Whether the damage is reported; -1 when the case could not run. */
-static int noticed(chk_session *session, const damage *kind, chk_result *result) {
+static int noticed(chk_session *session, const damage *kind, nsai_trial_result *result) {
   char error[256];
-  chk_case c;
-  chk_bench bench = { 0 };
-  chk_truth truth = { 0 }; /* kept over the damage, which it must not hide */
+  nsai_trial_case c;
+  nsai_trial_bench bench = { 0 };
+  nsai_trial_truth truth = { 0 }; /* kept over the damage, which it must not hide */
   int seen = -1;
-  *result = (chk_result){ 0 };
-  if (chk_case_parse(kind->problem, &c, error, sizeof error)) return -1;
+  *result = (nsai_trial_result){ 0 };
+  if (nsai_trial_case_parse(kind->problem, &c, error, sizeof error)) return -1;
   nsa_status status = chk_bench_create(session, &c, &bench);
-  if (!status) status = chk_run_intact(&bench, result);
+  if (!status) status = nsai_trial_run_intact(&bench, result);
   /* Unspoiled, everything has to pass: else any damage would seem to be noticed. */
-  if (!status) status = chk_judge_forward(&bench, &truth, result);
-  if (!status && result->outcome == CHK_PASSED) {
+  if (!status) status = nsai_trial_judge_forward(&bench, &truth, result);
+  if (!status && result->outcome == NSAI_TRIAL_PASSED) {
     kind->spoil(&bench);
     if (kind->memory)
-      seen = chk_data_damaged(&bench.data) != NULL;
-    else if (!chk_judge_forward(&bench, &truth, result))
-      seen = result->outcome == CHK_FAILED;
+      seen = nsai_trial_data_damaged(&bench.data) != NULL;
+    else if (!nsai_trial_judge_forward(&bench, &truth, result))
+      seen = result->outcome == NSAI_TRIAL_FAILED;
   }
-  if (status) chk_fail(result, "%s", nsa_last_error());
-  chk_truth_fini(&truth);
-  chk_bench_destroy(&bench);
+  if (status) nsai_trial_fail(result, "%s", nsa_last_error());
+  nsai_trial_truth_fini(&truth);
+  nsai_trial_bench_destroy(&bench);
   return seen;
 }
 
 /* ---- the kept truth -------------------------------------------------------------------------- */
 
 /* Flips the last bit of one 16-bit element: another input of the reference, no wrong result. */
-static void nudge(chk_bench *bench, int slot) {
+static void nudge(nsai_trial_bench *bench, int slot) {
   nsa_tensor t = host(bench, slot);
   ((uint16_t *)t.data)[3 * t.stride[0] + 5] ^= 1;
 }
 
-static void nudge_input(chk_bench *bench) { nudge(bench, CHK_V0); }
-static void nudge_blocks(chk_bench *bench) { nudge(bench, CHK_V_CMP); }
+static void nudge_input(nsai_trial_bench *bench) { nudge(bench, NSAI_TRIAL_V0); }
+static void nudge_blocks(nsai_trial_bench *bench) { nudge(bench, NSAI_TRIAL_V_CMP); }
 
 /* What is changed in what the bench holds, and how many of the four parts rest on it. */
 typedef struct change {
   const char *name;
-  void (*make)(chk_bench *bench); /* NULL: the same again */
+  void (*make)(nsai_trial_bench *bench); /* NULL: the same again */
   int64_t parts;
 } change;
 
@@ -178,28 +179,28 @@ static const change changes[] = {
  * changes after which it does not. */
 static int truth_follows(chk_session *session, FILE *out) {
   char error[256];
-  chk_case c;
-  chk_bench bench = { 0 };
-  chk_truth truth = { 0 };
-  chk_result result = { 0 };
+  nsai_trial_case c;
+  nsai_trial_bench bench = { 0 };
+  nsai_trial_truth truth = { 0 };
+  nsai_trial_result result = { 0 };
   int wrong = 0;
-  if (chk_case_parse(FEW, &c, error, sizeof error)) return 1;
+  if (nsai_trial_case_parse(FEW, &c, error, sizeof error)) return 1;
   nsa_status status = chk_bench_create(session, &c, &bench);
-  if (!status) status = chk_bench_run(&bench);
+  if (!status) status = nsai_trial_bench_run(&bench);
   for (size_t i = 0; i < sizeof changes / sizeof *changes && !status; i++) {
     int64_t before = truth.computed;
-    result = (chk_result){ 0 };
-    if (!changes[i].make) status = chk_data_fetch(&bench.data);
+    result = (nsai_trial_result){ 0 };
+    if (!changes[i].make) status = nsai_trial_data_fetch(&bench.data);
     if (changes[i].make) changes[i].make(&bench);
-    if (!status) status = chk_judge_forward(&bench, &truth, &result);
+    if (!status) status = nsai_trial_judge_forward(&bench, &truth, &result);
     int right = !status && truth.computed - before == changes[i].parts;
     fprintf(out, "truth: %-18s %lld of 4 parts computed%s\n", changes[i].name,
             (long long)(truth.computed - before), right ? "" : ", WRONG");
     wrong += !right;
   }
   if (status) fprintf(out, "truth: %s\n", nsa_last_error());
-  chk_truth_fini(&truth);
-  chk_bench_destroy(&bench);
+  nsai_trial_truth_fini(&truth);
+  nsai_trial_bench_destroy(&bench);
   return wrong + (status != NSA_OK);
 }
 
@@ -209,33 +210,33 @@ static int truth_follows(chk_session *session, FILE *out) {
  * a write to the first byte behind it is noticed. Returns 0, or 1: it was not. */
 static int plan_is_used(chk_session *session, FILE *out) {
   char error[256];
-  chk_case c;
-  chk_bench bench = { 0 };
-  chk_plan other;
-  chk_result result = { 0 };
+  nsai_trial_case c;
+  nsai_trial_bench bench = { 0 };
+  nsai_trial_plan other;
+  nsai_trial_result result = { 0 };
   int seen = 0;
-  if (chk_case_parse(FEW, &c, error, sizeof error)) return 1;
+  if (nsai_trial_case_parse(FEW, &c, error, sizeof error)) return 1;
   nsa_status status = chk_bench_create(session, &c, &bench);
   if (!status) status = chk_session_plan(session, &c, chk_case_op(&c), &other);
   /* As if the plan before had asked for more. */
-  if (!status) status = chk_data_workspace(&bench.data, other.caps.workspace_bytes + 4096);
-  if (!status) status = chk_bench_use(&bench, &other);
-  if (!status) status = chk_run_intact(&bench, &result);
-  if (!status) status = chk_judge_forward(&bench, NULL, &result);
-  if (!status && result.outcome == CHK_PASSED) {
+  if (!status) status = nsai_trial_data_workspace(&bench.data, other.caps.workspace_bytes + 4096);
+  if (!status) status = nsai_trial_bench_use(&bench, &other);
+  if (!status) status = nsai_trial_run_intact(&bench, &result);
+  if (!status) status = nsai_trial_judge_forward(&bench, NULL, &result);
+  if (!status && result.outcome == NSAI_TRIAL_PASSED) {
     poke(&bench, (uint8_t *)bench.data.workspace + other.caps.workspace_bytes);
-    seen = chk_data_damaged(&bench.data) != NULL;
+    seen = nsai_trial_data_damaged(&bench.data) != NULL;
   }
   fprintf(out, "another plan         %s  %s\n", seen ? "reported" : "UNNOTICED",
           status ? nsa_last_error() : result.text);
-  chk_bench_destroy(&bench);
+  nsai_trial_bench_destroy(&bench);
   return !seen;
 }
 
 int chk_self_test(chk_session *session, FILE *out) {
   int unnoticed = 0;
   for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
-    chk_result result;
+    nsai_trial_result result;
     int seen = noticed(session, &damages[i], &result);
     fprintf(out, "%-20s %s  %s\n", damages[i].name,
             seen > 0    ? "reported"

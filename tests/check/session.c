@@ -24,16 +24,16 @@ typedef struct entry {
   entry_state state;
   nsa_status status;
   char *error; /* of a failed creation, for every thread that asks */
-  chk_plan made;
+  nsai_trial_plan made;
 } entry;
 
 struct chk_session {
   chk_session_options options;
-  chk_device device;
+  nsai_trial_device device;
   pthread_mutex_t lock;
   pthread_cond_t changed;
   entry *entries; /* newest first, so that plans go before their contexts */
-  const chk_case *ahead;
+  const nsai_trial_case *ahead;
   int64_t ahead_count;
   atomic_llong ahead_next;
   atomic_int stop;
@@ -49,7 +49,7 @@ nsa_status chk_session_create(const chk_session_options *options, chk_session **
   session->options = *options;
   pthread_mutex_init(&session->lock, NULL);
   pthread_cond_init(&session->changed, NULL);
-  NSAI_TRY_TO(fail, chk_device_open(options->device, &session->device));
+  NSAI_TRY_TO(fail, nsai_trial_device_open(options->device, &session->device));
   *out = session;
   return NSA_OK;
 fail:
@@ -72,13 +72,13 @@ void chk_session_destroy(chk_session *session) {
     free(e->error);
     free(e);
   }
-  chk_device_close(&session->device);
+  nsai_trial_device_close(&session->device);
   pthread_cond_destroy(&session->changed);
   pthread_mutex_destroy(&session->lock);
   free(session);
 }
 
-const chk_device *chk_session_device(const chk_session *session) { return &session->device; }
+const nsai_trial_device *chk_session_device(const chk_session *session) { return &session->device; }
 const chk_session_options *chk_session_opts(const chk_session *session) {
   return &session->options;
 }
@@ -89,7 +89,7 @@ static const char *const phi_words[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_words[] = { "weights", "logits", "mlp" };
 static const char *const act_words[] = { "relu", "silu", "gelu" };
 
-char *chk_session_yaml(const chk_session *session, const chk_case *c) {
+char *chk_session_yaml(const chk_session *session, const nsai_trial_case *c) {
   const nsai_geometry *g = &c->geometry;
   char *text = NULL;
   size_t size = 0;
@@ -110,7 +110,7 @@ char *chk_session_yaml(const chk_session *session, const chk_case *c) {
             g->gate_channels, g->gate_hidden, act_words[g->gate_activation]);
   fprintf(out, "  kv_sharing: %s\n  dtype: %s\nruntime:\n", g->per_branch ? "per_branch" : "shared",
           g->dtype == NSA_F16 ? "fp16" : "bf16");
-  if (session->options.device == CHK_DEVICE_CPU)
+  if (session->options.device == NSAI_TRIAL_DEVICE_CPU)
     fprintf(out, "  device: cpu\n");
   else
     fprintf(out, "  device: %d\n", session->device.ordinal);
@@ -124,18 +124,18 @@ char *chk_session_yaml(const chk_session *session, const chk_case *c) {
   return text;
 }
 
-int32_t chk_case_op(const chk_case *c) {
-  return c->kind == CHK_DENSE ? NSA_OP_DENSE : NSA_OP_FORWARD;
+int32_t chk_case_op(const nsai_trial_case *c) {
+  return c->kind == NSAI_TRIAL_DENSE ? NSA_OP_DENSE : NSA_OP_FORWARD;
 }
 
-nsa_problem chk_case_problem(const chk_case *c, int32_t op) {
+nsa_problem chk_case_problem(const nsai_trial_case *c, int32_t op) {
   nsa_problem p = NSA_PROBLEM_INIT;
   int64_t slack = c->no_batch ? 0 : c->slack, longest = 1;
   for (int32_t s = 0; s < c->num_seqs; s++)
     if (c->kv_len[s] > longest) longest = c->kv_len[s];
   p.op = op;
-  p.max_tokens = chk_total(c->q_len, c->num_seqs) + slack;
-  p.max_kv_tokens = chk_total(c->kv_len, c->num_seqs) + slack;
+  p.max_tokens = nsai_trial_total(c->q_len, c->num_seqs) + slack;
+  p.max_kv_tokens = nsai_trial_total(c->kv_len, c->num_seqs) + slack;
   if (p.max_tokens < 1) p.max_tokens = 1;
   if (p.max_kv_tokens < 1) p.max_kv_tokens = 1;
   p.max_kv_len = longest;
@@ -145,7 +145,8 @@ nsa_problem chk_case_problem(const chk_case *c, int32_t op) {
   p.selection = c->selection;
   p.parity = c->parity;
   if (c->selection == NSA_SELECT_OWN && c->geometry.select_count)
-    p.max_probe_rows = (int32_t)(p.max_tokens < CHK_MAX_PROBES ? p.max_tokens : CHK_MAX_PROBES);
+    p.max_probe_rows =
+        (int32_t)(p.max_tokens < NSAI_TRIAL_MAX_PROBES ? p.max_tokens : NSAI_TRIAL_MAX_PROBES);
   return p;
 }
 
@@ -159,13 +160,13 @@ static nsa_status make_context(chk_session *session, const char *yaml, nsa_ctx *
 }
 
 static nsa_status obtain(chk_session *session, const char *yaml, const nsa_problem *problem,
-                         chk_plan *out);
+                         nsai_trial_plan *out);
 
 /* Fills a new entry; the caller holds no lock. */
 static nsa_status make(chk_session *session, entry *e) {
   if (!e->problem.struct_size) return make_context(session, e->yaml, &e->made.ctx);
   nsa_problem none = { 0 };
-  chk_plan context;
+  nsai_trial_plan context;
   NSAI_TRY(obtain(session, e->yaml, &none, &context));
   e->made.ctx = context.ctx;
   NSAI_TRY(nsa_plan_create(context.ctx, &e->problem, NULL, NULL, &e->made.plan));
@@ -175,7 +176,7 @@ static nsa_status make(chk_session *session, entry *e) {
 
 /* Finds or makes the context (problem->struct_size 0) or plan. */
 static nsa_status obtain(chk_session *session, const char *yaml, const nsa_problem *problem,
-                         chk_plan *out) {
+                         nsai_trial_plan *out) {
   pthread_mutex_lock(&session->lock);
   entry *e = session->entries;
   while (e && (strcmp(e->yaml, yaml) || memcmp(&e->problem, problem, sizeof *problem))) e = e->next;
@@ -206,7 +207,8 @@ static nsa_status obtain(chk_session *session, const char *yaml, const nsa_probl
                    : NSA_OK;
 }
 
-nsa_status chk_session_plan(chk_session *session, const chk_case *c, int32_t op, chk_plan *out) {
+nsa_status chk_session_plan(chk_session *session, const nsai_trial_case *c, int32_t op,
+                            nsai_trial_plan *out) {
   nsa_problem problem = chk_case_problem(c, op);
   char *yaml = chk_session_yaml(session, c);
   if (!yaml) return nsai_fail_nomem("a configuration", 1024);
@@ -219,19 +221,19 @@ nsa_status chk_session_plan(chk_session *session, const chk_case *c, int32_t op,
 
 static void *prefetch(void *argument) {
   chk_session *session = argument;
-  if (chk_device_enter(&session->device)) return NULL;
+  if (nsai_trial_device_enter(&session->device)) return NULL;
   while (!atomic_load(&session->stop)) {
     int64_t i = atomic_fetch_add(&session->ahead_next, 1);
     if (i >= session->ahead_count) break;
-    chk_plan unused;
-    const chk_case *c = &session->ahead[i];
+    nsai_trial_plan unused;
+    const nsai_trial_case *c = &session->ahead[i];
     /* A failure is kept in the entry and told to the thread that runs the case. */
     (void)chk_session_plan(session, c, chk_case_op(c), &unused);
   }
   return NULL;
 }
 
-void chk_session_prefetch(chk_session *session, const chk_case *cases, int64_t count) {
+void chk_session_prefetch(chk_session *session, const nsai_trial_case *cases, int64_t count) {
   session->ahead = cases;
   session->ahead_count = count;
   int wanted = session->options.threads / 2;

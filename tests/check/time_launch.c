@@ -27,50 +27,52 @@ static double median(double *values, int64_t count) {
 }
 
 /* One launch after a flush and a pause. */
-static nsa_status burst(const chk_bench *bench, uint32_t branches, void *flush, chk_timer *timer,
-                        double *ms) {
-  const chk_device *device = bench->data.device;
+static nsa_status burst(const nsai_trial_bench *bench, uint32_t branches, void *flush,
+                        nsai_trial_timer *timer, double *ms) {
+  const nsai_trial_device *device = bench->data.device;
   const struct timespec pause = { 0, PAUSE_NS };
-  if (flush) NSAI_TRY(chk_device_set(device, flush, 0, CHK_FLUSH_BYTES));
-  NSAI_TRY(chk_device_wait(device, NULL));
+  if (flush) NSAI_TRY(nsai_trial_device_set(device, flush, 0, CHK_FLUSH_BYTES));
+  NSAI_TRY(nsai_trial_device_wait(device, NULL));
   if (device->driver) nanosleep(&pause, NULL);
-  NSAI_TRY(chk_timer_start(device, timer));
-  NSAI_TRY(chk_bench_enqueue(bench, branches, NULL));
-  NSAI_TRY(chk_timer_stop(device, timer));
-  return chk_timer_read(device, timer, ms);
+  NSAI_TRY(nsai_trial_timer_start(device, timer));
+  NSAI_TRY(nsai_trial_bench_enqueue(bench, branches, NULL));
+  NSAI_TRY(nsai_trial_timer_stop(device, timer));
+  return nsai_trial_timer_read(device, timer, ms);
 }
 
 /* `count` launches back to back, each between two events. */
-static nsa_status sustained(const chk_bench *bench, uint32_t branches, int64_t count, double *ms) {
-  const chk_device *device = bench->data.device;
-  chk_timer *timers = calloc((size_t)count, sizeof *timers);
+static nsa_status sustained(const nsai_trial_bench *bench, uint32_t branches, int64_t count,
+                            double *ms) {
+  const nsai_trial_device *device = bench->data.device;
+  nsai_trial_timer *timers = calloc((size_t)count, sizeof *timers);
   double *values = calloc((size_t)count, sizeof *values);
   nsa_status status = NSA_OK;
   if (!timers || !values) NSAI_TRY_TO(done, nsai_fail_nomem("timers", (size_t)count * 64));
-  for (int64_t i = 0; i < count; i++) NSAI_TRY_TO(done, chk_timer_create(device, &timers[i]));
+  for (int64_t i = 0; i < count; i++)
+    NSAI_TRY_TO(done, nsai_trial_timer_create(device, &timers[i]));
   for (int64_t i = 0; i < count; i++) {
-    NSAI_TRY_TO(done, chk_timer_start(device, &timers[i]));
-    NSAI_TRY_TO(done, chk_bench_enqueue(bench, branches, NULL));
-    NSAI_TRY_TO(done, chk_timer_stop(device, &timers[i]));
+    NSAI_TRY_TO(done, nsai_trial_timer_start(device, &timers[i]));
+    NSAI_TRY_TO(done, nsai_trial_bench_enqueue(bench, branches, NULL));
+    NSAI_TRY_TO(done, nsai_trial_timer_stop(device, &timers[i]));
   }
   int64_t kept = count / 3;
   for (int64_t i = 0; i < kept; i++)
-    NSAI_TRY_TO(done, chk_timer_read(device, &timers[count - kept + i], &values[i]));
+    NSAI_TRY_TO(done, nsai_trial_timer_read(device, &timers[count - kept + i], &values[i]));
   *ms = median(values, kept);
 done:
-  for (int64_t i = 0; timers && i < count; i++) chk_timer_destroy(device, &timers[i]);
+  for (int64_t i = 0; timers && i < count; i++) nsai_trial_timer_destroy(device, &timers[i]);
   free(timers);
   free(values);
   return status;
 }
 
-nsa_status chk_time_launch(const chk_bench *bench, uint32_t branches, void *flush,
+nsa_status chk_time_launch(const nsai_trial_bench *bench, uint32_t branches, void *flush,
                            chk_times *times) {
-  const chk_device *device = bench->data.device;
+  const nsai_trial_device *device = bench->data.device;
   double values[BURSTS], first;
-  chk_timer timer;
+  nsai_trial_timer timer;
   nsa_status status;
-  NSAI_TRY(chk_timer_create(device, &timer));
+  NSAI_TRY(nsai_trial_timer_create(device, &timer));
   /* The first launch loads kernels and is not counted. */
   NSAI_TRY_TO(done, burst(bench, branches, flush, &timer, &first));
   for (int i = 0; i < BURSTS; i++)
@@ -81,7 +83,7 @@ nsa_status chk_time_launch(const chk_bench *bench, uint32_t branches, void *flus
   if (count < LEAST_LAUNCHES) count = LEAST_LAUNCHES;
   NSAI_TRY_TO(done, sustained(bench, branches, count, &times->sustained_ms));
 done:
-  chk_timer_destroy(device, &timer);
+  nsai_trial_timer_destroy(device, &timer);
   return status;
 }
 
@@ -97,8 +99,8 @@ static int remove_entry(const char *path, const struct stat *info, int type, str
 }
 
 /* One fresh context on the cache folder; the plan's creation alone is timed. */
-static nsa_status create_once(const chk_session *session, const chk_case *c, const char *yaml,
-                              const char *const *overrides, double *ms) {
+static nsa_status create_once(const chk_session *session, const nsai_trial_case *c,
+                              const char *yaml, const char *const *overrides, double *ms) {
   nsa_options options = NSA_OPTIONS_INIT;
   nsa_problem problem = chk_case_problem(c, chk_case_op(c));
   nsa_ctx *ctx = NULL;
@@ -106,15 +108,15 @@ static nsa_status create_once(const chk_session *session, const chk_case *c, con
   options.yaml_text = yaml;
   options.overrides = overrides;
   NSAI_TRY(nsa_create(chk_session_opts(session)->config, &options, &ctx));
-  double start = chk_now();
+  double start = nsai_trial_now();
   nsa_status status = nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
-  *ms = 1e3 * (chk_now() - start);
+  *ms = 1e3 * (nsai_trial_now() - start);
   nsa_plan_destroy(plan);
   nsa_destroy(ctx);
   return status;
 }
 
-nsa_status chk_time_plan(const chk_session *session, const chk_case *c, double *cold_ms,
+nsa_status chk_time_plan(const chk_session *session, const nsai_trial_case *c, double *cold_ms,
                          double *warm_ms) {
   const char *base = getenv("TMPDIR"), *const *given = chk_session_opts(session)->overrides;
   const char *overrides[MAX_OVERRIDES] = { "runtime.cache_mode=read_write", NULL };
