@@ -34,7 +34,8 @@ typedef struct arguments {
 enum { OPT_NO_RUN = 256 };
 
 static const struct argp_option options[] = {
-  { "out", 'o', "DIR", 0, "Write report.md and report.json there (.)", 0 },
+  { "out", 'o', "DIR", 0,
+    "Write report.md and report.json there, times.csv and its figures beside them (.)", 0 },
   { "no-run", OPT_NO_RUN, 0, 0, "Run neither nsacheck nor nsa-bench", 0 },
   { 0 }
 };
@@ -74,6 +75,7 @@ typedef struct report {
   char record_device[128];   /* whose records are reported; "": none yet */
   char geometry[2][512];     /* how the keys of the file's problems begin: forward, dense */
   nsai_tune_results results; /* the records, as the events of a tuning */
+  char times[4096];          /* the benchmarks' CSV */
   int64_t records, unfinished, outdated, elsewhere;
   nsai_tool tools[TOOLS];
   criterion criteria[CRITERIA];
@@ -300,6 +302,15 @@ static outcome outcome_of(const report *r, const nsai_tool *tool) {
   return tool->exit_status ? FAIL : PASS;
 }
 
+/* The benchmarks leave a table and figures, too; a table of before would be gone on with. */
+static void add_files(nsai_tool *tool, const char *times, const char *folder) {
+  const char *const more[] = { "--csv", times, "--svg", folder };
+  int count = 0;
+  while (tool->arguments[count]) count++;
+  for (size_t i = 0; i < sizeof more / sizeof *more; i++) tool->arguments[count++] = more[i];
+  (void)remove(times); /* there may be none; what cannot be removed cannot be appended to either */
+}
+
 static nsa_status run_tools(report *r) {
   static const nsai_tool tools[TOOLS] = {
     { .title = "checks", .arguments = { "nsacheck", "--json" } },
@@ -307,9 +318,14 @@ static nsa_status run_tools(report *r) {
       .arguments = { "nsacheck", "--filter", "needle:*", "--count", "0", "--json" } },
     { .title = "benchmarks", .arguments = { "nsa-bench", "--json", NSAI_TOOL_FILE } },
   };
+  const char *folder = r->a->folder ? r->a->folder : ".";
+  if (mkdir(folder, 0777) && errno != EEXIST)
+    return nsai_cli_fail_io(folder, "cannot be made", errno);
+  snprintf(r->times, sizeof r->times, "%s/times.csv", folder);
   for (int i = 0; i < TOOLS; i++) {
     nsai_tool *tool = &r->tools[i];
     *tool = tools[i];
+    if (i == TOOLS - 1) add_files(tool, r->times, folder);
     if (!r->a->no_run) {
       fprintf(stderr, "%s: %s\n", tool->title, tool->arguments[0]);
       NSAI_TRY(nsai_tool_run(tool));
@@ -444,8 +460,6 @@ static nsa_status make_report(report *r) {
   double started = nsai_cli_now();
   NSAI_TRY(open_report(r));
   /* Before minutes of checks, whose result would have no place. */
-  if (mkdir(folder, 0777) && errno != EEXIST)
-    return nsai_cli_fail_io(folder, "cannot be made", errno);
   NSAI_TRY(read_records(r));
   NSAI_TRY(run_tools(r));
   r->seconds = nsai_cli_now() - started;
