@@ -73,6 +73,12 @@ static nsai_tiles choose_flash(const nsai_problem *p, const nsai_target *t, nsai
   if (t->caution > 1) return flash_tiles(64, 32, 4, 1);
   if (t->caution) return flash_tiles(wide ? 64 : 128, 32, 4, 1);
   if (wide) return flash_tiles(64, 64, 4, 2);
+  if (m->head_dim_qk == 64 && m->head_dim_v == 64 && nsai_target_is(t, NSAI_H200)) {
+    /* Tuned at 16k tokens, over the general choice: dense 6.34 against 7.14 ms, compressed 0.58
+     * against 0.63, window 0.62 against 0.71. */
+    *by = NSAI_BY_DEVICE;
+    return p->op == NSA_OP_DENSE ? flash_tiles(128, 128, 4, 2) : flash_tiles(64, 64, 4, 4);
+  }
   if (m->head_dim_v <= 64) return flash_tiles(128, 64, 4, 2);
   bool fits = nsai_target_major(t) == 9 && m->head_dim_qk == 128 && m->head_dim_v == 128;
   if (fits) *by = NSAI_BY_ARCHITECTURE;
@@ -225,6 +231,11 @@ static nsai_tiles choose_union_tiles(const nsai_geometry *m, const nsai_target *
     return union_tiles(warps, 64, 3, 2);
   }
   if (columns > 128) return union_tiles(single ? 4 : 8, 64, 3, 1);
+  if (nsai_target_is(t, NSAI_H200)) {
+    /* Tuned at D 64, 16k tokens: 1.23 against 1.72 ms of the general choice. */
+    *by = NSAI_BY_DEVICE;
+    return union_tiles(4, 64, 4, 2);
+  }
   return union_tiles(8, 64, 4, 1);
 }
 

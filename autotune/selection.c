@@ -31,7 +31,7 @@ static nsai_tiles importance_tiles(int32_t keys, int32_t warps, int32_t blocks) 
 static nsai_tiles choose_importance(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   if (t->caution) return importance_tiles(32, 4, 1);
-  if (p->model.head_dim_qk == 128 && nsai_target_is(t, "NVIDIA H200*")) {
+  if (p->model.head_dim_qk == 128 && nsai_target_is(t, NSAI_H200)) {
     *by = NSAI_BY_DEVICE;
     return importance_tiles(64, 4, 3);
   }
@@ -110,10 +110,11 @@ void nsai_legal_select_topn(const nsai_problem *p, const nsai_target *t, nsai_re
 }
 
 static nsai_tiles choose_select(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  /* The H200 at 8k to 32k tokens: 5 to 10 % faster with four warps. */
+  bool four = nsai_target_is(t, NSAI_H200);
   (void)p;
-  (void)t;
-  *by = NSAI_BY_DEFAULT;
-  return (nsai_tiles){ { [NSAI_TILE_WARPS] = 8, [NSAI_TILE_BLOCKS] = 4 } };
+  *by = four ? NSAI_BY_DEVICE : NSAI_BY_DEFAULT;
+  return (nsai_tiles){ { [NSAI_TILE_WARPS] = four ? 4 : 8, [NSAI_TILE_BLOCKS] = 4 } };
 }
 
 static void fit_select(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,

@@ -281,11 +281,14 @@ static bool rename_once(int folder, const char *name, const void *data, size_t s
 }
 
 static bool publish_by_rename(int folder, const char *name, const void *data, size_t size) {
-  enum { TRIES = 5 }; /* each needs a cleaner within the microseconds between making and locking */
+  /* Each needs a cleaner within the microseconds between making and locking; on a crowded machine a
+   * writer may be stopped there again and again. */
+  enum { TRIES = 20, PAUSE_US = 200 };
   bool done = false;
   for (int i = 0; i < TRIES && !done; i++) {
     done = rename_once(folder, name, data, size);
     if (!done && errno != ENOENT) break;
+    if (!done) usleep((useconds_t)(PAUSE_US * i));
   }
   return done;
 }

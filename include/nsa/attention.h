@@ -128,8 +128,9 @@ NSA_API nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem,
 
 /* Compiles what the plans of `count` problems would need into memory and disk cache, without making
  * the plans. Allowed under `runtime.jit: prepare_only`, and on a deviceless context (the only way
- * to use one). Progress counts anew for each problem. Stops at the first failure; what was compiled
- * stays cached. Blocking; thread-safe. Errors as nsa_plan_create, without those of loading. */
+ * to use one); there for every device of the architecture that this library has rules for. Progress
+ * counts anew for each problem and device. Stops at the first failure; what was compiled stays
+ * cached. Blocking; thread-safe. Errors as nsa_plan_create, without those of loading. */
 NSA_API nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                                nsa_progress_fn progress, void *user);
 

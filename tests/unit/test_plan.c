@@ -106,13 +106,15 @@ static int32_t missing(session *s) {
 
 typedef struct watch {
   int calls, cancel_at;
-  int64_t done;
+  int64_t done, most;
 } watch;
 
 static int32_t observe(void *user, int64_t done, int64_t total, const char *what) {
   watch *w = user;
-  assert_true(what && done >= w->done && done <= total);
+  /* It counts anew for a device with choices of its own. */
+  assert_true(what && (done >= w->done || !done) && done <= total);
   w->done = done;
+  if (done > w->most) w->most = done;
   return ++w->calls == w->cancel_at;
 }
 
@@ -125,7 +127,7 @@ static void test_prepare(void **state) {
   int32_t kernels = missing(&s);
   assert_int_equal(kernels, 6); /* compress, compressed, importance, select, window, selected */
   machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, observe, &w), NSA_OK, NULL);
-  assert_int_equal(w.done, kernels);
+  assert_int_equal(w.most, kernels);
   assert_int_equal(missing(&s), 0);
   w = (watch){ 0 };
   machine_expect("again", nsa_prepare(s.ctx, &problem, 1, observe, &w), NSA_OK, NULL);
