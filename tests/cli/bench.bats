@@ -123,7 +123,7 @@ PY
 
 @test "README's table and the committed figures are those of the committed CSV" {
   bench table "$measured" >table
-  [[ $(wc -l <table) == 15 ]]
+  [[ $(wc -l <table) == 17 ]]
   grep -Fxf table "$NSA_SOURCE/README.md" | diff table -
   bench plot "$measured" --svg .
   for name in speed stages; do
