@@ -105,6 +105,12 @@ static void set_target(nsa_ctx *ctx) {
     ctx->target.shared_bytes = (uint32_t)c->device.smem_per_block;
 }
 
+static bool stop_at_first(void *user, const nsai_record_item *item) {
+  (void)user;
+  (void)item;
+  return false;
+}
+
 static nsa_status open_tools(nsa_ctx *ctx) {
   const nsai_config *c = ctx->config;
   nsai_jit_options jit = { .nvrtc_path = c->runtime.nvrtc_path,
@@ -118,7 +124,12 @@ static nsa_status open_tools(nsa_ctx *ctx) {
                                .logger = &ctx->logger };
   NSAI_TRY(nsai_jit_create(&jit, &ctx->jit));
   NSAI_TRY(nsai_cache_open(&cache, &ctx->cache));
-  return nsai_records_open(&cache, &ctx->records);
+  NSAI_TRY(nsai_records_open(&cache, &ctx->records));
+  /* The files are read here, once, and plans find the records in memory. Where there is no memory for
+   * them, a plan tries again. */
+  if (c->tuning.records && !ctx->deviceless)
+    (void)nsai_records_each(ctx->records, stop_at_first, NULL);
+  return NSA_OK;
 }
 
 nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out) {
