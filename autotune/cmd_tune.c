@@ -5,6 +5,8 @@
  */
 #include "cli.h"
 
+#include "duration.h"
+
 #include "text.h"
 #include "tune_print.h"
 
@@ -43,15 +45,14 @@ static const struct argp_option options[] = {
 /* ---- arguments ---- */
 
 static int32_t parse_level(const char *word, struct argp_state *state) {
-  static const char *const words[] = { "heuristic", "quick", "normal", "exhaustive" };
   uint32_t best = UINT32_MAX;
   const char *nearest = NULL;
-  for (int32_t i = 0; i < NSA_TUNE_EXHAUSTIVE; i++) {
-    uint32_t distance = nsai_edit_distance(word, words[i]);
-    if (!distance) return NSA_TUNE_HEURISTIC + i;
+  for (int32_t level = 0; nsai_level_name(level); level++) {
+    uint32_t distance = nsai_edit_distance(word, nsai_level_name(level));
+    if (!distance) return NSA_TUNE_HEURISTIC + level;
     if (distance < best) {
       best = distance;
-      nearest = words[i];
+      nearest = nsai_level_name(level);
     }
   }
   if (nearest && nsai_is_near(word, best))
@@ -62,20 +63,15 @@ static int32_t parse_level(const char *word, struct argp_state *state) {
   return NSA_TUNE_DEFAULT;
 }
 
+#define BUDGET_MOST_S (7 * 24 * 3600) /* a week; beyond, it is a mistake */
+
 static double parse_budget(const char *text, struct argp_state *state) {
-  static const struct {
-    const char *unit;
-    double seconds;
-  } units[] = { { "", 1 }, { "s", 1 }, { "m", 60 }, { "min", 60 }, { "h", 3600 } };
-  char *end = NULL;
-  double value = strtod(text, &end);
-  /* A budget beyond a week is a mistake; and NaN compares as none. */
-  for (size_t i = 0; i < sizeof units / sizeof units[0] && end != text; i++)
-    if (!strcmp(end, units[i].unit) && value > 0 && value * units[i].seconds <= 7 * 24 * 3600.0)
-      return value * units[i].seconds;
-  argp_error(state, "--budget: \"%s\" is not a duration of at most a week, as 90s, 10m or 1.5h",
-             text);
-  return 0;
+  int64_t ms = 0;
+  const char *advice = nsai_duration_read(text, &ms);
+  if (advice) argp_error(state, "--budget: \"%s\" is no duration: %s", text, advice);
+  if (ms < 1 || ms / 1000 > BUDGET_MOST_S)
+    argp_error(state, "--budget: \"%s\" is not between 1ms and a week", text);
+  return (double)ms * 1e-3;
 }
 
 static void set_format(arguments *a, nsai_tune_format format, struct argp_state *state) {

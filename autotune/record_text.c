@@ -23,26 +23,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static void write_text(const char *text, nsai_writer *writer) {
-  size_t left = strlen(text);
-  nsai_write(writer, "\"");
-  while (left) {
-    uint32_t code;
-    size_t step = nsai_utf8_step(text, left, &code);
-    if (code == NSAI_UTF8_INVALID)
-      nsai_write(writer, "?"); /* one byte for one: the text still fits its array when read */
-    else if (*text == '"' || *text == '\\')
-      nsai_write(writer, "\\%c", *text);
-    else if (nsai_printable(code))
-      nsai_write_bytes(writer, text, step);
-    else
-      nsai_write(writer, "\\U%08" PRIX32, code);
-    text += step;
-    left -= step;
-  }
-  nsai_write(writer, "\"");
-}
-
 /* The fewest digits, from six on, that read as the same number. */
 static void write_real(double value, nsai_writer *writer) {
   char text[40];
@@ -61,7 +41,7 @@ static void write_value(const nsai_record_field *field, const void *base, nsai_w
   const char *place = (const char *)base + field->offset;
   switch (field->type) {
   case NSAI_RECORD_TEXT:
-  case NSAI_RECORD_TOKEN: write_text(place, writer); break;
+  case NSAI_RECORD_TOKEN: nsai_write_quoted(writer, place); break;
   case NSAI_RECORD_INT: nsai_write(writer, "%" PRId32, *(const int32_t *)place); break;
   case NSAI_RECORD_LONG: nsai_write(writer, "%" PRId64, *(const int64_t *)place); break;
   case NSAI_RECORD_PAIR:
@@ -93,7 +73,7 @@ static void write_stages(const nsai_record *record, int indent, nsai_writer *wri
     const nsai_timing *timing = &record->timings[i];
     if (i == 0 || strcmp(timing->stage, timing[-1].stage) != 0) {
       nsai_write(writer, "%*s", indent + 2, "");
-      write_text(timing->stage, writer);
+      nsai_write_quoted(writer, timing->stage);
       nsai_write(writer, ":\n");
     }
     write_line(nsai_record_timing_fields, timing, indent + 4, writer);

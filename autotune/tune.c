@@ -86,11 +86,9 @@ void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *r) {
   nsai_kernel_key_fini(&key);
 }
 
-static const char *const levels[] = { "heuristic", "quick", "normal", "exhaustive" };
-
 static int rank_of(const char *level) {
-  for (int i = 0; i <= NSAI_LEVEL_EXHAUSTIVE; i++)
-    if (!strcmp(level, levels[i])) return i;
+  for (int32_t i = 0; nsai_level_name(i); i++)
+    if (!strcmp(level, nsai_level_name(i))) return i;
   return -1;
 }
 
@@ -104,7 +102,7 @@ static nsa_status open_record(tuner *t, tune_task *task) {
   nsai_tune_environment(ctx, fresh);
   snprintf(fresh->problem, sizeof fresh->problem, "%s", task->key);
   fresh->bucket = task->tokens;
-  snprintf(fresh->level, sizeof fresh->level, "%s", levels[t->level]);
+  snprintf(fresh->level, sizeof fresh->level, "%s", nsai_level_name(t->level));
   time_t now = time(NULL);
   struct tm utc;
   gmtime_r(&now, &utc);
@@ -421,7 +419,7 @@ static nsa_status open_tuner(tuner *t) {
     return nsai_fail(NSA_E_NO_DRIVER, "the driver lacks cuStreamCreate or cuMemsetD8Async, which "
                                       "tuning needs: update it");
   NSAI_TRY(NSAI_CUDA(driver, cuStreamCreate(&t->device.stream, NSAI_CU_STREAM_NON_BLOCKING)));
-  NSAI_TRY(nsai_trial_device_alloc(&t->device, TUNE_FLUSH_BYTES, &t->flush));
+  NSAI_TRY(nsai_trial_device_alloc(&t->device, NSAI_TRIAL_FLUSH_BYTES, &t->flush));
   t->sensors = nsai_sensors_open(ctx->device.pci_id, &t->ctx->logger);
   if (!t->sensors) return nsai_fail_nomem("sensors", 0);
   for (; t->event_count < TUNE_MAX_EVENTS; t->event_count++)

@@ -16,8 +16,7 @@
 #include <nsa/tune.h>
 
 #define TUNE_MAX_ROUNDS 32
-#define TUNE_MAX_EVENTS 512                  /* two for each piece of each stage of one run */
-#define TUNE_FLUSH_BYTES ((size_t)256 << 20) /* four times the largest L2 so far (60 MB) */
+#define TUNE_MAX_EVENTS 512 /* two for each piece of each stage of one run */
 
 /* A candidate on its way. */
 typedef struct contender {

@@ -104,7 +104,7 @@ static nsa_status record_event(tuner *t, int index) {
 
 static nsa_status flush(tuner *t) {
   return NSAI_CUDA(t->device.driver, cuMemsetD8Async((nsai_cu_ptr)(uintptr_t)t->flush, 0,
-                                                     TUNE_FLUSH_BYTES, t->device.stream));
+                                                     NSAI_TRIAL_FLUSH_BYTES, t->device.stream));
 }
 
 static nsa_status mark(void *user, nsai_stage stage, bool begins) {

@@ -209,7 +209,8 @@ done:
 nsa_status bench_rig_create(chk_session *session, bench_rig *rig) {
   const nsai_trial_device *device = chk_session_device(session);
   *rig = (bench_rig){ .session = session };
-  return device->driver ? nsai_trial_device_alloc(device, CHK_FLUSH_BYTES, &rig->flush) : NSA_OK;
+  return device->driver ? nsai_trial_device_alloc(device, NSAI_TRIAL_FLUSH_BYTES, &rig->flush)
+                        : NSA_OK;
 }
 
 void bench_rig_destroy(bench_rig *rig) {

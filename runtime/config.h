@@ -28,6 +28,9 @@ enum { NSAI_CHECK_OFF, NSAI_CHECK_BASIC, NSAI_CHECK_FULL };
 /* The tuner's effort; the heuristic times nothing. */
 enum { NSAI_LEVEL_HEURISTIC, NSAI_LEVEL_QUICK, NSAI_LEVEL_NORMAL, NSAI_LEVEL_EXHAUSTIVE };
 
+/* "heuristic" ... as the configuration writes them; NULL beyond the last. Static storage. */
+const char *nsai_level_name(int32_t level);
+
 /* The inputs that are timed: a bit for each kind. */
 enum {
   NSAI_INPUTS_RANDOM = 1,

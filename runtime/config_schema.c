@@ -73,6 +73,11 @@ static const nsai_word effort_words[] = { { "heuristic", NSAI_LEVEL_HEURISTIC },
                                           { "normal", NSAI_LEVEL_NORMAL },
                                           { "exhaustive", NSAI_LEVEL_EXHAUSTIVE },
                                           { NULL, 0 } };
+const char *nsai_level_name(int32_t level) {
+  return level >= NSAI_LEVEL_HEURISTIC && level <= NSAI_LEVEL_EXHAUSTIVE ? effort_words[level].text
+                                                                         : NULL;
+}
+
 static const nsai_word input_words[] = { { "random", NSAI_INPUTS_RANDOM },
                                          { "correlated", NSAI_INPUTS_CORRELATED },
                                          { "both", NSAI_INPUTS_BOTH },

@@ -397,24 +397,6 @@ void nsai_value_store(nsai_config *config, nsai_key_id id, const nsai_value *val
   }
 }
 
-static void write_quoted(const char *text, nsai_writer *writer) {
-  size_t left = strlen(text);
-  nsai_write(writer, "\"");
-  while (left) {
-    uint32_t code;
-    size_t step = nsai_utf8_step(text, left, &code);
-    if (*text == '"' || *text == '\\')
-      nsai_write(writer, "\\%c", *text);
-    else if (nsai_printable(code))
-      nsai_write_bytes(writer, text, step);
-    else
-      nsai_write(writer, "\\U%08" PRIX32, code);
-    text += step;
-    left -= step;
-  }
-  nsai_write(writer, "\"");
-}
-
 static void write_size(uint64_t size, nsai_writer *writer) {
   static const char *const units[] = { "", "Ki", "Mi", "Gi", "Ti" };
   size_t unit = 0;
@@ -426,7 +408,7 @@ static void write_list(const nsai_list *list, nsai_writer *writer) {
   nsai_write(writer, "[");
   for (size_t i = 0; i < list->count; i++) {
     nsai_write(writer, "%s", i ? ", " : "");
-    write_quoted(list->items[i], writer);
+    nsai_write_quoted(writer, list->items[i]);
   }
   nsai_write(writer, "]");
 }
@@ -438,7 +420,7 @@ static void write_lengths(const int64_t *lengths, size_t count, nsai_writer *wri
 
 static void write_text(const char *text, nsai_writer *writer) {
   if (text)
-    write_quoted(text, writer);
+    nsai_write_quoted(writer, text);
   else
     nsai_write(writer, "null");
 }

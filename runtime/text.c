@@ -3,6 +3,7 @@
  */
 #include "text.h"
 
+#include <inttypes.h>
 #include <string.h>
 
 #define EXCERPT_CHARACTERS 40 /* a value longer than this says nothing more in a message */
@@ -62,6 +63,26 @@ const char *nsai_excerpt(const char *text, size_t length, nsai_excerpt_text *out
   }
   strcpy(to, at < length ? "..." : "");
   return out->text;
+}
+
+void nsai_write_quoted(nsai_writer *writer, const char *text) {
+  size_t left = strlen(text);
+  nsai_write(writer, "\"");
+  while (left) {
+    uint32_t code;
+    size_t step = nsai_utf8_step(text, left, &code);
+    if (code == NSAI_UTF8_INVALID)
+      nsai_write(writer, "?");
+    else if (*text == '"' || *text == '\\')
+      nsai_write(writer, "\\%c", *text);
+    else if (nsai_printable(code))
+      nsai_write_bytes(writer, text, step);
+    else
+      nsai_write(writer, "\\U%08" PRIX32, code);
+    text += step;
+    left -= step;
+  }
+  nsai_write(writer, "\"");
 }
 
 static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }

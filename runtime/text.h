@@ -6,6 +6,8 @@
 #ifndef NSAI_TEXT_H
 #define NSAI_TEXT_H
 
+#include "writer.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -29,6 +31,10 @@ typedef struct nsai_excerpt_text {
   char text[NSAI_EXCERPT_BYTES];
 } nsai_excerpt_text;
 const char *nsai_excerpt(const char *text, size_t length, nsai_excerpt_text *out);
+
+/* Appends the text as a double-quoted YAML scalar. A byte that is not UTF-8 becomes '?', one for
+ * one. */
+void nsai_write_quoted(nsai_writer *writer, const char *text);
 
 /* Edits that turn one word into the other: insert, delete, replace, swap neighbours. Words beyond
  * 32 bytes are infinitely far: UINT32_MAX. */

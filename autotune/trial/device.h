@@ -39,6 +39,9 @@ nsa_status nsai_trial_device_download(const nsai_trial_device *device, void *to,
 nsa_status nsai_trial_device_set(const nsai_trial_device *device, void *memory, int value,
                                  size_t bytes);
 
+/* What is written over to empty the L2: four times the largest so far (60 MB). */
+#define NSAI_TRIAL_FLUSH_BYTES ((size_t)256 << 20)
+
 /* Waits for `stream` (NULL: the device's own). */
 nsa_status nsai_trial_device_wait(const nsai_trial_device *device, nsa_stream stream);
 

@@ -31,7 +31,7 @@ static nsa_status burst(const nsai_trial_bench *bench, uint32_t branches, void *
                         nsai_trial_timer *timer, double *ms) {
   const nsai_trial_device *device = bench->data.device;
   const struct timespec pause = { 0, PAUSE_NS };
-  if (flush) NSAI_TRY(nsai_trial_device_set(device, flush, 0, CHK_FLUSH_BYTES));
+  if (flush) NSAI_TRY(nsai_trial_device_set(device, flush, 0, NSAI_TRIAL_FLUSH_BYTES));
   NSAI_TRY(nsai_trial_device_wait(device, NULL));
   if (device->driver) nanosleep(&pause, NULL);
   NSAI_TRY(nsai_trial_timer_start(device, timer));

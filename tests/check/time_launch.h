@@ -16,14 +16,12 @@ typedef struct chk_times {
   double burst_ms, sustained_ms;
 } chk_times;
 
-/* Times bench's call with exec.branches = branches. `flush` is device memory of CHK_FLUSH_BYTES;
+/* Times bench's call with exec.branches = branches. `flush` is device memory of NSAI_TRIAL_FLUSH_BYTES;
  * NULL: no L2 to flush. CHK_LEAST_TIMED is the fewest launches that this takes. */
 nsa_status chk_time_launch(const nsai_trial_bench *bench, uint32_t branches, void *flush,
                            chk_times *times);
 
-#define CHK_LEAST_TIMED 17                  /* 1 to warm up, 7 bursts, 9 back to back */
-#define CHK_FLUSH_BYTES ((size_t)256 << 20) /* four times the largest L2 so far (60 MB) */
-
+#define CHK_LEAST_TIMED 17 /* 1 to warm up, 7 bursts, 9 back to back */
 /* nsa_plan_create's milliseconds for a case, in fresh contexts: with an empty cache folder, then
  * with the folder that the first filled. */
 nsa_status chk_time_plan(const chk_session *session, const nsai_trial_case *c, double *cold_ms,

@@ -12,7 +12,7 @@ need_no_gpu() { ! autotune doctor >/dev/null || skip 'a GPU is here'; }
   [[ $stderr == *'no level "nrmal"; did you mean "normal"?'* ]]
   run -2 --separate-stderr autotune tune --level frobnicate small.yaml
   [[ $stderr != *'did you mean'* && $stderr == *exhaustive* ]]
-  for budget in 0 -1s 3x nan inf 1e9h ''; do
+  for budget in 0 90 -1s 3x nan inf 1e9h 200h ''; do
     run -2 autotune tune --budget "$budget" small.yaml
   done
   run -2 autotune tune --json --csv small.yaml
