@@ -187,7 +187,9 @@ static double estimate(const tuner *t, const tune_task *task) {
 /* Everything about one task but what is kept. */
 static nsa_status work(tuner *t, tune_task *task, tune_task *donor) {
   NSAI_TRY(nsai_tune_compile(t, task));
+  NSAI_TRY(nsai_tune_keep(t, task)); /* who was refused */
   NSAI_TRY(nsai_tune_verify(t, task));
+  NSAI_TRY(nsai_tune_keep(t, task)); /* who is wrong */
   /* A donor that cannot give is asked for nothing: the task makes its own. */
   if (donor && nsai_tune_data(t, donor) != NSA_OK) nsai_tune_data_free(t);
   NSAI_TRY(nsai_tune_data(t, task));

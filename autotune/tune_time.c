@@ -323,7 +323,7 @@ static contender *first_of_best(const contest *c) {
 }
 
 /* The winner must be faster than the heuristic's choice by more than the noise and min_gain. */
-static void choose_winner(tuner *t, tune_task *task, contest *c) {
+static void choose_winner(const tuner *t, contest *c) {
   contender *first = &c->item[0], *best = first_of_best(c);
   if (!first->timing.rounds) return;
   double gain = 1 - best->timing.ms / first->timing.ms;
@@ -332,7 +332,6 @@ static void choose_winner(tuner *t, tune_task *task, contest *c) {
   bool thin = best->timing.rounds < LEAST_ROUNDS || first->timing.rounds < LEAST_ROUNDS;
   if (best != first && (thin || gain <= fmax(noise, t->ctx->config->tuning.min_gain))) best = first;
   for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = &c->item[k] == best;
-  nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, best, "");
 }
 
 static const contender *winner(const contest *c) {
@@ -415,7 +414,7 @@ nsa_status nsai_tune_time(tuner *t, tune_task *task) {
   tell_timed(t, task);
   NSAI_TRY(leave_finalists(task));
   NSAI_TRY(run_rounds(t, task, FINAL_ROUNDS, "confirming"));
-  for (int i = 0; i < task->contests; i++) choose_winner(t, task, &task->contest[i]);
+  for (int i = 0; i < task->contests; i++) choose_winner(t, &task->contest[i]);
   return nsai_tune_keep(t, task);
 }
 
@@ -450,11 +449,9 @@ static void winners(const tune_task *task, bool chosen, nsai_decisions *out) {
   }
 }
 
-static void keep_baseline(tuner *t, tune_task *task, const nsai_baseline *base) {
+static void tell_baseline(tuner *t, tune_task *task, const nsai_baseline *base) {
   contender told = { .timing = { .ms = base->ms, .spread = base->spread } };
   snprintf(told.timing.candidate, sizeof told.timing.candidate, "%s", base->name);
-  /* There are fewer names than places. */
-  (void)nsai_record_set_baseline(task->record, base->name, base->ms, base->spread);
   nsai_tune_tell(t, NSA_TUNE_BASELINE, task, &told, "");
 }
 
@@ -503,17 +500,31 @@ static nsa_status time_baselines(tuner *t, const tune_task *task) {
 
 /* The parts may be faster and the whole not: then the heuristic's choices stay, and their time is
  * the forward's. */
-static void prefer_whole(tuner *t, tune_task *task, nsai_baseline both[2]) {
+static bool prefer_whole(tune_task *task, nsai_baseline both[2]) {
   double noise = NOISE * hypot(both[0].spread, both[1].spread);
-  if (both[0].ms <= both[1].ms * (1 + noise)) return;
+  if (both[0].ms <= both[1].ms * (1 + noise)) return false;
   both[0].ms = both[1].ms;
   both[0].spread = both[1].spread;
   for (int i = 0; i < task->contests; i++) {
     contest *c = &task->contest[i];
     if (!c->item[0].timing.rounds) continue;
     for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = !k;
-    nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, &c->item[0], "the whole was slower with the winners");
   }
+  return true;
+}
+
+/* What is told has been saved. */
+static nsa_status keep_baselines(tuner *t, tune_task *task, const nsai_baseline *base, int count) {
+  /* There are fewer names than places. */
+  for (int i = 0; i < count; i++)
+    (void)nsai_record_set_baseline(task->record, base[i].name, base[i].ms, base[i].spread);
+  return nsai_tune_keep(t, task);
+}
+
+static void tell_winners(tuner *t, const tune_task *task, const char *note) {
+  for (int i = 0; i < task->contests; i++)
+    if (winner(&task->contest[i]))
+      nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, winner(&task->contest[i]), note);
 }
 
 nsa_status nsai_tune_whole(tuner *t, tune_task *task) {
@@ -530,12 +541,14 @@ nsa_status nsai_tune_whole(tuner *t, tune_task *task) {
     NSAI_TRY_TO(done, nsai_tune_plan(t, &task->problem, &decisions, &plans[i]));
   }
   NSAI_TRY_TO(done, time_plans(t, plans, 2, both));
-  prefer_whole(t, task, both);
-  for (int i = 0; i < 2; i++) keep_baseline(t, task, &both[i]);
-  NSAI_TRY_TO(done, nsai_tune_keep(t, task));
+  bool back = prefer_whole(task, both);
+  NSAI_TRY_TO(done, keep_baselines(t, task, both, 2));
+  tell_winners(t, task, back ? "the whole was slower with the winners" : "");
+  for (int i = 0; i < 2; i++) tell_baseline(t, task, &both[i]);
   if (task->problem.op == NSA_OP_FORWARD && !t->no_baselines) {
     NSAI_TRY_TO(done, time_baselines(t, task));
-    for (int i = 0; i < t->base_count; i++) keep_baseline(t, task, &t->base[i]);
+    NSAI_TRY_TO(done, keep_baselines(t, task, t->base, t->base_count));
+    for (int i = 0; i < t->base_count; i++) tell_baseline(t, task, &t->base[i]);
   }
 done:
   for (int i = 0; i < 2; i++) nsa_plan_destroy(plans[i].plan);
