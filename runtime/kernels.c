@@ -421,7 +421,8 @@ nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
                                .name = spec->entry,
                                .threads = spec->threads,
                                .shared_bytes = spec->shared_bytes,
-                               .tokens = spec->tokens };
+                               .tokens = spec->tokens,
+                               .most_blocks = spec->per_sm * ctx->target.sms };
   }
 done:
   work_destroy(w);
