@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * From records to decisions.
+ * From records to decisions. Stages that a winner covers have decisions of their own all the same:
+ * nsai_choose follows them where it is not the winner that serves.
  */
 #include "tune.h"
 
@@ -57,6 +58,25 @@ static bool serves(const recall *r, const nsai_timing *t, nsai_stage stage, nsai
   return !reasons.count;
 }
 
+/* Where the winner covers further stages and cannot serve here, the fastest that covers none. */
+static bool serves_apart(const recall *r, const nsai_record *record, nsai_stage stage,
+                         nsai_candidate *out) {
+  const nsai_timing *winner = nsai_record_chosen(record, nsai_stage_name(stage));
+  nsai_candidate one;
+  int32_t count;
+  double best = (double)INFINITY;
+  if (!nsai_candidate_parse(winner->candidate, stage, &one) || !one.variant->covers) return false;
+  const nsai_timing *t = nsai_record_stage(record, nsai_stage_name(stage), &count);
+  for (int32_t i = 0; i < count; i++) {
+    bool timed = t[i].rounds && (t[i].state == NSAI_TIMING_OK || t[i].state == NSAI_TIMING_DROPPED);
+    if (!timed || t[i].ms >= best || !serves(r, &t[i], stage, &one) || one.variant->covers)
+      continue;
+    best = t[i].ms;
+    *out = one;
+  }
+  return isfinite(best);
+}
+
 static bool visit(void *user, const nsai_record_item *item) {
   recall *r = user;
   const nsai_record *record = item->record;
@@ -67,7 +87,9 @@ static bool visit(void *user, const nsai_record_item *item) {
     const nsai_timing *t = nsai_record_chosen(record, nsai_stage_name((nsai_stage)s));
     nsai_candidate candidate;
     if (!t || (r->tokens[s] && distance >= r->distance[s])) continue;
-    if (!serves(r, t, (nsai_stage)s, &candidate)) continue;
+    if (!serves(r, t, (nsai_stage)s, &candidate) &&
+        !serves_apart(r, record, (nsai_stage)s, &candidate))
+      continue;
     r->out->stage[s] = candidate;
     r->distance[s] = distance;
     r->tokens[s] = record->bucket;
@@ -114,11 +136,20 @@ static void warn_of_age(nsa_ctx *ctx, const recall *r) {
            r->library, r->driver, now.library, now.driver);
 }
 
+/* Whether what was decided for another stage covers this one. */
+static bool is_covered(const recall *r, int stage) {
+  for (int s = 0; s < stage; s++) {
+    const nsai_variant *v = r->out->stage[s].variant;
+    if (v && nsai_covers(v, (nsai_stage)stage)) return true;
+  }
+  return false;
+}
+
 /* "records of 1024, 4096 tokens, level quick, 2026-11-20T...". */
 static void write_why(const recall *r, bool exact, nsai_writer *why) {
   int count = 0;
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-    bool told = !r->tokens[s];
+    bool told = !r->tokens[s] || is_covered(r, s);
     for (int k = 0; k < s; k++) told |= r->tokens[k] == r->tokens[s];
     if (told) continue;
     nsai_write(why, "%s%lld", count ? ", " : "record of ", (long long)r->tokens[s]);

@@ -33,11 +33,12 @@ typedef struct nsai_timing {
   char stage[32];      /* "attend_window" */
   char candidate[128]; /* variant, then its constants: "attend_window_mma rows=128 keys=64" */
   int32_t state;       /* nsai_timing_state */
-  double ms, spread;   /* median of the rounds; half the distance of the quartiles, relative */
+  double ms, spread;   /* of its own stage, with what it covers: median of the rounds; half the
+                          distance of the quartiles, relative */
   int32_t rounds;      /* 0: not measured, as ms and spread */
   bool chosen;         /* the winner of its stage: at most one */
   bool is_default;     /* what the heuristic says: at most one of a stage */
-  char note[96];       /* why it was refused or is wrong; "" */
+  char note[96];       /* why it was refused or is wrong; else which stages it covers, or "" */
 } nsai_timing;
 
 /* Something that the choice is compared with. */

@@ -32,9 +32,26 @@ nsa_status nsai_tune_step(tuner *t, const char *what) {
   return nsai_tune_poll(t, what);
 }
 
+/* A winner is told by its weight, and by what that contains. */
+static void add_weight(const tune_task *task, const contender *c, nsai_writer *note,
+                       nsa_tune_event *event) {
+  const nsai_weight *first = NULL;
+  for (int i = 0; i < task->contests; i++)
+    if (!strcmp(task->contest[i].item[0].timing.stage, event->stage))
+      first = &task->contest[i].item[0].weight;
+  nsai_weight_write(&c->weight, note);
+  if (event->note[0]) nsai_write(note, "%s%s", note->used ? "; " : "", event->note);
+  if (!first || !isfinite(first->ms) || !isfinite(c->weight.ms)) return;
+  event->ms = c->weight.ms;
+  event->spread = c->weight.spread;
+  event->gain = 1 - event->ms / first->ms;
+}
+
 void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const contender *c,
                     const char *note) {
   const nsa_tune_options *o = t->options;
+  char text[512] = "";
+  nsai_writer whole = nsai_writer_open(text, sizeof text);
   nsa_tune_event event = { .struct_size = sizeof event,
                            .kind = kind,
                            .problem = task->key,
@@ -48,10 +65,10 @@ void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const c
     event.ms = c->timing.ms;
     event.spread = c->timing.spread;
   }
-  if (kind == NSA_TUNE_CHOSEN)
-    for (int i = 0; i < task->contests; i++)
-      if (!strcmp(task->contest[i].item[0].timing.stage, event.stage))
-        event.gain = 1 - event.ms / task->contest[i].item[0].timing.ms;
+  if (kind == NSA_TUNE_CHOSEN) {
+    add_weight(task, c, &whole, &event);
+    event.note = text;
+  }
   if (o->event) o->event(o->user, &event);
 }
 
@@ -212,7 +229,8 @@ static void tell_known(tuner *t, const tune_task *task) {
       if (c->timing.rounds || kind != NSA_TUNE_TIMED)
         nsai_tune_tell(t, kind, task, c, c->timing.note);
       const nsai_timing *won = nsai_record_chosen(r, c->timing.stage);
-      if (won && !strcmp(won->candidate, c->timing.candidate))
+      if (won && !strcmp(won->candidate, c->timing.candidate) &&
+          !nsai_record_is_covered(r, c->timing.stage))
         nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, c, "");
     }
   for (int32_t i = 0; i < r->baseline_count; i++) {

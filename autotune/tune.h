@@ -25,6 +25,23 @@ void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *record);
 /* Whether a record was measured with this library, these kernels and this driver. */
 bool nsai_tune_is_current(const nsa_ctx *ctx, const nsai_record *record);
 
+/* What a timing is compared by within its stage: its own time and that of the stages in `rest`, which
+ * a rival covers and it does not. Infinite: one of them has not been measured. */
+typedef struct nsai_weight {
+  double ms, spread;
+  uint32_t covers, rest; /* 1 << stage */
+} nsai_weight;
+
+/* The weight of a timing of the record; what covers nothing is as fast as the winner of its stage. */
+nsai_weight nsai_record_weigh(const nsai_record *record, const nsai_timing *timing);
+
+/* "covers importance, select", "with importance, select", both, or nothing. */
+void nsai_weight_write(const nsai_weight *weight, nsai_writer *out);
+
+/* Whether the winner of another stage covers this one: its own winner then serves only where that
+ * one cannot. */
+bool nsai_record_is_covered(const nsai_record *record, const char *stage);
+
 /* Whether there is a complete record of the problem and its overlap at a length within a factor of
  * two. */
 bool nsai_tune_is_recorded(nsa_ctx *ctx, const nsai_problem *problem);

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * What the tuner's files share: tune.c (problems, budget, records), tune_space.c (candidates and
- * their kernels), tune_verify.c (right or wrong), tune_time.c (how fast).
+ * their kernels), tune_columns.c (what runs together), tune_verify.c (right or wrong), tune_time.c
+ * (how fast), tune_weigh.c (faster than which).
  */
 #ifndef NSAI_TUNE_IMPL_H
 #define NSAI_TUNE_IMPL_H
@@ -25,6 +26,7 @@ typedef struct contender {
   bool alive;         /* takes part in the next rounds */
   int32_t rounds;
   double samples[TUNE_MAX_ROUNDS]; /* ms */
+  nsai_weight weight;              /* what it is compared by: nsai_tune_weigh */
 } contender;
 
 /* The contenders of one stage; the heuristic's choice is the first, or what stands in for it where it
@@ -33,6 +35,8 @@ typedef struct contest {
   nsai_stage stage;
   contender *item;
   int count;
+  int apart; /* the heuristic's choice among those that cover no other stage, or what stands in for
+                it; -1: there is none */
 } contest;
 
 /* One problem at one length with one kind of inputs: what becomes one record. */
@@ -94,13 +98,24 @@ void nsai_tune_candidates_free(tune_task *task);
  * all of a stage. */
 nsa_status nsai_tune_compile(tuner *t, tune_task *task);
 
-/* The decisions of column `column`: of every stage that contender among those alive, or the first
- * where there are fewer. `taken` gets the contender of each contest, NULL where it is a stand-in. */
+/* tune_columns.c */
+
+/* The decisions of column `column`: of every stage the next contender among those alive, or the first
+ * where there are no more; of a stage that is covered, none. `taken` gets the contender of each
+ * contest, NULL where it is none or a stand-in. The first column has the first of each stage. */
 void nsai_tune_column(const tune_task *task, int column, nsai_decisions *out,
                       contender *taken[NSAI_STAGE_COUNT]);
 
 /* Columns that hold every contender alive. */
 int nsai_tune_columns(const tune_task *task);
+
+/* The same for the heuristic's choices among what covers no other stage; false: the first column has
+ * them. */
+bool nsai_tune_apart(const tune_task *task, nsai_decisions *out,
+                     contender *taken[NSAI_STAGE_COUNT]);
+
+/* One contender with the heuristic's choices around it. */
+void nsai_tune_around(const tune_task *task, const contender *one, nsai_decisions *out);
 
 /* tune_verify.c */
 
@@ -132,5 +147,10 @@ nsa_status nsai_tune_time(tuner *t, tune_task *task);
 
 /* Times the whole with the winners, with the heuristic's choices, and the baselines. */
 nsa_status nsai_tune_whole(tuner *t, tune_task *task);
+
+/* tune_weigh.c */
+
+/* Weighs all contenders, by what has been measured of them and of the stages they cover. */
+void nsai_tune_weigh(tune_task *task);
 
 #endif /* NSAI_TUNE_IMPL_H */

@@ -4,7 +4,7 @@
  * How fast: whole forwards with an event on either side of every stage, so that each stage has the
  * inputs and the neighbours of real runs, and one run times a candidate of every stage at once.
  * Before each stage the L2 is flushed, outside the timed span. Rounds go over all columns in turn,
- * so that clocks and temperature drift for all alike.
+ * so that clocks and temperature drift for all alike. Candidates are compared by their weights.
  */
 #include "forward.h"
 #include "tune_impl.h"
@@ -213,6 +213,7 @@ static void settle_all(tune_task *task) {
   for (int i = 0; i < task->contests; i++)
     for (int k = 0; k < task->contest[i].count; k++)
       if (task->contest[i].item[k].alive) settle(&task->contest[i].item[k]);
+  nsai_tune_weigh(task);
 }
 
 /* Widens a range by a reading; 0 is unknown. */
@@ -262,19 +263,21 @@ done:
 static double best_of(const contest *c) {
   double best = INFINITY;
   for (int k = 0; k < c->count; k++)
-    if (c->item[k].alive && c->item[k].timing.ms < best) best = c->item[k].timing.ms;
+    if (c->item[k].alive && c->item[k].weight.ms < best) best = c->item[k].weight.ms;
   return best;
 }
 
-/* The heuristic's choice stays whatever it takes. */
+/* The heuristic's choices stay whatever they take. */
+static bool is_kept(const contest *c, int index) { return !index || index == c->apart; }
+
 static void drop_slow(tune_task *task) {
   for (int i = 0; i < task->contests; i++) {
     contest *c = &task->contest[i];
     double best = best_of(c);
-    for (int k = 1; k < c->count; k++) {
+    for (int k = 0; k < c->count; k++) {
       contender *one = &c->item[k];
-      if (!one->alive || one->timing.rounds < LEAST_ROUNDS || one->timing.ms <= DROP * best)
-        continue;
+      bool slow = isfinite(one->weight.ms) && one->weight.ms > DROP * best;
+      if (!one->alive || is_kept(c, k) || one->timing.rounds < LEAST_ROUNDS || !slow) continue;
       one->alive = false;
       one->timing.state = NSAI_TIMING_DROPPED;
     }
@@ -283,11 +286,11 @@ static void drop_slow(tune_task *task) {
 
 static int faster(const void *a, const void *b) {
   const contender *x = *(contender *const *)a, *y = *(contender *const *)b;
-  if (x->timing.ms != y->timing.ms) return x->timing.ms < y->timing.ms ? -1 : 1;
+  if (x->weight.ms != y->weight.ms) return x->weight.ms < y->weight.ms ? -1 : 1;
   return strcmp(x->timing.candidate, y->timing.candidate);
 }
 
-/* Leaves the best of each stage and the heuristic's choice, with fresh samples to come: the best of
+/* Leaves the best of each stage and the heuristic's choices, with fresh samples to come: the best of
  * many noisy samples is partly the luckiest. */
 static nsa_status leave_finalists(tune_task *task) {
   for (int i = 0; i < task->contests; i++) {
@@ -299,7 +302,7 @@ static nsa_status leave_finalists(tune_task *task) {
       if (c->item[k].alive && c->item[k].timing.rounds) order[count++] = &c->item[k];
     qsort(order, (size_t)count, sizeof(contender *), faster);
     for (int k = 0; k < count; k++) {
-      bool stays = k < FINALISTS || order[k] == &c->item[0];
+      bool stays = k < FINALISTS || is_kept(c, (int)(order[k] - c->item));
       order[k]->alive = stays;
       if (stays) order[k]->rounds = 0;
     }
@@ -315,23 +318,32 @@ static bool takes_part(const contender *c) { return c->alive && c->timing.rounds
 static contender *first_of_best(const contest *c) {
   double best = INFINITY;
   for (int k = 0; k < c->count; k++)
-    if (takes_part(&c->item[k])) best = fmin(best, c->item[k].timing.ms);
+    if (takes_part(&c->item[k])) best = fmin(best, c->item[k].weight.ms);
   double limit = fmax(best * (1 + TIE), best + TICK_MS);
   for (int k = 0; k < c->count; k++)
-    if (takes_part(&c->item[k]) && c->item[k].timing.ms <= limit) return &c->item[k];
+    if (takes_part(&c->item[k]) && c->item[k].weight.ms <= limit) return &c->item[k];
   return &c->item[0];
 }
 
 /* The winner must be faster than the heuristic's choice by more than the noise and min_gain. */
 static void choose_winner(const tuner *t, contest *c) {
   contender *first = &c->item[0], *best = first_of_best(c);
-  if (!first->timing.rounds) return;
-  double gain = 1 - best->timing.ms / first->timing.ms;
-  double noise =
-      fmax(NOISE * hypot(best->timing.spread, first->timing.spread), TICK_MS / first->timing.ms);
+  const nsai_weight *x = &best->weight, *y = &first->weight;
+  if (!isfinite(y->ms)) return;
+  double gain = 1 - x->ms / y->ms;
+  double noise = fmax(NOISE * hypot(x->spread, y->spread), TICK_MS / y->ms);
   bool thin = best->timing.rounds < LEAST_ROUNDS || first->timing.rounds < LEAST_ROUNDS;
   if (best != first && (thin || gain <= fmax(noise, t->ctx->config->tuning.min_gain))) best = first;
   for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = &c->item[k] == best;
+}
+
+/* What is covered lies behind what covers it, and is weighed by its winner. */
+static void choose_winners(const tuner *t, tune_task *task) {
+  for (int i = task->contests - 1; i >= 0; i--) {
+    nsai_tune_weigh(task);
+    choose_winner(t, &task->contest[i]);
+  }
+  nsai_tune_weigh(task);
 }
 
 static const contender *winner(const contest *c) {
@@ -395,11 +407,12 @@ static void tell_timed(tuner *t, tune_task *task) {
 }
 
 nsa_status nsai_tune_time(tuner *t, tune_task *task) {
-  /* What an earlier call measured is not measured again, but for the first of each stage, which
+  /* What an earlier call measured is not measured again, but for the heuristic's choices, which
    * later rounds compare with. */
   for (int i = 0; i < task->contests; i++)
-    for (int k = 1; k < task->contest[i].count; k++)
-      if (task->contest[i].item[k].timing.rounds) task->contest[i].item[k].alive = false;
+    for (int k = 0; k < task->contest[i].count; k++)
+      if (task->contest[i].item[k].timing.rounds && !is_kept(&task->contest[i], k))
+        task->contest[i].item[k].alive = false;
   NSAI_TRY(run_rounds(t, task, FIRST_ROUNDS, "timing"));
   drop_slow(task);
   NSAI_TRY(nsai_tune_keep(t, task));
@@ -414,7 +427,7 @@ nsa_status nsai_tune_time(tuner *t, tune_task *task) {
   tell_timed(t, task);
   NSAI_TRY(leave_finalists(task));
   NSAI_TRY(run_rounds(t, task, FINAL_ROUNDS, "confirming"));
-  for (int i = 0; i < task->contests; i++) choose_winner(t, &task->contest[i]);
+  choose_winners(t, task);
   return nsai_tune_keep(t, task);
 }
 
@@ -498,8 +511,18 @@ static nsa_status time_baselines(tuner *t, const tune_task *task) {
   return NSA_OK;
 }
 
+/* Whether another stage's winner covers this one, or with `first` the heuristic's choice for it. */
+static bool is_covered(const tune_task *task, nsai_stage stage, bool first) {
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    const contender *runs = first ? &c->item[0] : winner(c);
+    if (runs && nsai_covers(runs->what.variant, stage)) return true;
+  }
+  return false;
+}
+
 /* The parts may be faster and the whole not: then the heuristic's choices stay, and their time is
- * the forward's. */
+ * the forward's. What they cover has not run; its winners stay. */
 static bool prefer_whole(tune_task *task, nsai_baseline both[2]) {
   double noise = NOISE * hypot(both[0].spread, both[1].spread);
   if (both[0].ms <= both[1].ms * (1 + noise)) return false;
@@ -507,9 +530,10 @@ static bool prefer_whole(tune_task *task, nsai_baseline both[2]) {
   both[0].spread = both[1].spread;
   for (int i = 0; i < task->contests; i++) {
     contest *c = &task->contest[i];
-    if (!c->item[0].timing.rounds) continue;
+    if (!c->item[0].timing.rounds || is_covered(task, c->stage, true)) continue;
     for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = !k;
   }
+  nsai_tune_weigh(task);
   return true;
 }
 
@@ -522,9 +546,11 @@ static nsa_status keep_baselines(tuner *t, tune_task *task, const nsai_baseline 
 }
 
 static void tell_winners(tuner *t, const tune_task *task, const char *note) {
-  for (int i = 0; i < task->contests; i++)
-    if (winner(&task->contest[i]))
-      nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, winner(&task->contest[i]), note);
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    if (winner(c) && !is_covered(task, c->stage, false))
+      nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, winner(c), note);
+  }
 }
 
 nsa_status nsai_tune_whole(tuner *t, tune_task *task) {

@@ -146,17 +146,44 @@ static void find_wrong(court *c, contender *wrong, const nsai_trial_result *resu
 
 /* One candidate with the heuristic's choices around it. */
 static nsa_status judge_alone(court *c, contender *one) {
-  nsai_decisions decisions = { .why = "the tuner" };
+  nsai_decisions decisions;
   nsai_trial_result result;
-  for (int i = 0; i < c->task->contests; i++) {
-    const contest *k = &c->task->contest[i];
-    decisions.stage[k->stage] = k->item[0].what;
-    if (!strcmp(one->timing.stage, k->item[0].timing.stage)) decisions.stage[k->stage] = one->what;
-  }
+  nsai_tune_around(c->task, one, &decisions);
   NSAI_TRY(judge(c, &decisions, &result));
   if (result.outcome == NSAI_TRIAL_PASSED) return remember(c->t, c->task, one);
   find_wrong(c, one, &result);
   return NSA_OK;
+}
+
+/* Judges contenders that run together, unless all are verified. */
+static nsa_status judge_taken(court *c, const nsai_decisions *decisions,
+                              contender *const taken[NSAI_STAGE_COUNT], nsai_trial_result *result) {
+  bool fresh = false;
+  *result = (nsai_trial_result){ .outcome = NSAI_TRIAL_PASSED };
+  for (int i = 0; i < c->task->contests; i++)
+    fresh |= taken[i] && !is_verified(c->t, c->task, taken[i]);
+  if (!fresh) return NSA_OK;
+  NSAI_TRY(judge(c, decisions, result));
+  if (result->outcome != NSAI_TRIAL_PASSED) return NSA_OK;
+  for (int i = 0; i < c->task->contests; i++)
+    if (taken[i]) NSAI_TRY(remember(c->t, c->task, taken[i]));
+  return NSA_OK;
+}
+
+/* The heuristic's choices, also those that other contenders cover: all others build on them. */
+static nsa_status judge_heuristic(court *c) {
+  contender *taken[NSAI_STAGE_COUNT];
+  nsai_decisions decisions;
+  nsai_trial_result result;
+  nsai_tune_column(c->task, 0, &decisions, taken);
+  NSAI_TRY(judge_taken(c, &decisions, taken, &result));
+  if (result.outcome == NSAI_TRIAL_PASSED && nsai_tune_apart(c->task, &decisions, taken))
+    NSAI_TRY(judge_taken(c, &decisions, taken, &result));
+  if (result.outcome == NSAI_TRIAL_PASSED) return NSA_OK;
+  return nsai_fail(NSA_E_VERIFY,
+                   "the heuristic's own choice computes wrong results for %s: %s; please report "
+                   "it with the output of `nsa-autotune doctor`",
+                   c->task->key, result.text);
 }
 
 static nsa_status judge_column(court *c, int column) {
@@ -164,21 +191,9 @@ static nsa_status judge_column(court *c, int column) {
   nsai_decisions decisions;
   nsai_trial_result result;
   tune_task *task = c->task;
-  bool fresh = false;
   nsai_tune_column(task, column, &decisions, taken);
-  for (int i = 0; i < task->contests; i++) fresh |= taken[i] && !is_verified(c->t, task, taken[i]);
-  if (!fresh) return NSA_OK;
-  NSAI_TRY(judge(c, &decisions, &result));
-  if (result.outcome == NSAI_TRIAL_PASSED) {
-    for (int i = 0; i < task->contests; i++)
-      if (taken[i]) NSAI_TRY(remember(c->t, task, taken[i]));
-    return NSA_OK;
-  }
-  if (!column)
-    return nsai_fail(NSA_E_VERIFY,
-                     "the heuristic's own choice computes wrong results for %s: %s; please report "
-                     "it with the output of `nsa-autotune doctor`",
-                     task->key, result.text);
+  NSAI_TRY(judge_taken(c, &decisions, taken, &result));
+  if (result.outcome == NSAI_TRIAL_PASSED) return NSA_OK;
   bool found = false;
   for (int i = 0; i < task->contests; i++)
     if (taken[i] && !is_verified(c->t, task, taken[i])) {
@@ -187,8 +202,11 @@ static nsa_status judge_column(court *c, int column) {
     }
   if (found) return NSA_OK;
   /* Wrong together, or wrong once in a while, as races are: none of them is trusted. */
-  for (int i = 0; i < task->contests; i++)
-    if (taken[i] && taken[i] != &task->contest[i].item[0]) find_wrong(c, taken[i], &result);
+  for (int i = 0; i < task->contests; i++) {
+    const contest *k = &task->contest[i];
+    if (taken[i] && taken[i] != &k->item[0] && taken[i] - k->item != k->apart)
+      find_wrong(c, taken[i], &result);
+  }
   return NSA_OK;
 }
 
@@ -209,9 +227,9 @@ nsa_status nsai_tune_verify(tuner *t, tune_task *task) {
   c->bench.threads = t->bench.threads;
   nsai_tune_case(&c->problem, c->problem.max_kv_len, NSAI_TRIAL_FILL_CORRELATED, &c->c);
   /* From the last column on: a wrong candidate leaves its column, and those before stay as they
-   * are. Column 0, the heuristic's, comes first all the same, since all others build on it. */
+   * are. The heuristic's choices come first all the same. */
   int columns = nsai_tune_columns(task);
-  NSAI_TRY_TO(done, judge_column(c, 0));
+  NSAI_TRY_TO(done, judge_heuristic(c));
   for (int column = columns - 1; column > 0; column--) {
     NSAI_TRY_TO(done, nsai_tune_step(t, "verifying"));
     if (nsai_tune_spent(t))

@@ -29,7 +29,9 @@ enum {
   NSA_TUNE_TIMED = 3,    /* stage and candidate: ms, spread */
   NSA_TUNE_REFUSED = 4,  /* stage and candidate: note says why it cannot be used */
   NSA_TUNE_WRONG = 5,    /* stage and candidate: note says what it computed wrongly; never chosen */
-  NSA_TUNE_CHOSEN = 6,   /* stage and candidate: ms; gain against the heuristic's choice */
+  NSA_TUNE_CHOSEN = 6,   /* stage and candidate: ms; gain against the heuristic's choice. Where a
+                            candidate does further stages as well, ms is that of all of them, and
+                            note names them */
   NSA_TUNE_BASELINE = 7, /* candidate is "forward", "forward.default", "dense" or "sdpa_gemm": ms */
   NSA_TUNE_DONE = 8      /* a problem ends; note says so when the budget ended it */
 };
