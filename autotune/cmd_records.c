@@ -7,6 +7,7 @@
 #include "cli.h"
 
 #include "json.h"
+#include "tune.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -48,7 +49,7 @@ static void list_text(nsai_writer *out, const nsai_record *r) {
   nsai_write(out, "%s: %s (%s, %d SMs), %" PRId64 " tokens, %s, %s, %s:", r->problem, r->device,
              r->arch, r->sms, r->bucket, r->level, r->date, r->complete ? "complete" : "not ended");
   for (int32_t i = 0; i < r->timing_count; i++) {
-    if (!r->timings[i].chosen) continue;
+    if (!r->timings[i].chosen || nsai_record_is_covered(r, r->timings[i].stage)) continue;
     nsai_write(out, "%s%s = %s", comma, r->timings[i].stage, r->timings[i].candidate);
     comma = "; ";
   }

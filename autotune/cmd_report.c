@@ -10,6 +10,7 @@
 #include "problem.h"
 #include "report.h"
 #include "tool.h"
+#include "tune.h"
 #include "tune_print.h"
 
 #include <errno.h>
@@ -213,12 +214,23 @@ static void add_baseline(report *r, const nsai_record *record, const nsai_baseli
 /* What was chosen for a stage, beside the heuristic's choice where that was timed, too. */
 static void add_choice(report *r, const nsai_record *record, const nsai_timing *chosen) {
   double gain = (double)NAN;
+  nsai_weight weight = nsai_record_weigh(record, chosen);
+  nsai_timing told = *chosen;
+  nsai_writer note = nsai_writer_open(told.note, sizeof told.note);
   for (int32_t i = 0; i < record->timing_count; i++) {
     const nsai_timing *t = &record->timings[i];
-    if (t->is_default && t->rounds && t->ms > 0 && !strcmp(t->stage, chosen->stage))
-      gain = 1 - chosen->ms / t->ms;
+    if (!t->is_default || strcmp(t->stage, chosen->stage) != 0) continue;
+    double heuristic = nsai_record_weigh(record, t).ms;
+    if (isfinite(heuristic) && heuristic > 0 && isfinite(weight.ms))
+      gain = 1 - weight.ms / heuristic;
   }
-  add_event(r, record, NSA_TUNE_CHOSEN, chosen, gain);
+  told.note[0] = 0;
+  nsai_weight_write(&weight, &note);
+  if (isfinite(weight.ms)) {
+    told.ms = weight.ms;
+    told.spread = weight.spread;
+  }
+  add_event(r, record, NSA_TUNE_CHOSEN, &told, gain);
 }
 
 static bool add_record(void *user, const nsai_record_item *item) {
@@ -237,7 +249,7 @@ static bool add_record(void *user, const nsai_record_item *item) {
   for (int32_t i = 0; i < record->timing_count; i++) {
     const nsai_timing *t = &record->timings[i];
     if (t->state >= 0 && t->state < NSAI_TIMING_STATES) add_event(r, record, kinds[t->state], t, 0);
-    if (t->chosen) add_choice(r, record, t);
+    if (t->chosen && !nsai_record_is_covered(record, t->stage)) add_choice(r, record, t);
   }
   for (int32_t i = 0; i < record->baseline_count; i++)
     add_baseline(r, record, &record->baselines[i]);

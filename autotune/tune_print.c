@@ -58,7 +58,26 @@ static void put_ms(char cell[CELL_BYTES], double ms) {
     snprintf(cell, CELL_BYTES, "-");
 }
 
+/* Of a winner; without one, of its candidate. */
+static double spread_of(const nsai_tune_span *span, const nsa_tune_event *chosen) {
+  const nsa_tune_event *timed =
+      nsai_tune_find(span, NSA_TUNE_TIMED, chosen->stage, chosen->candidate);
+  return chosen->spread > 0 || !timed ? chosen->spread : timed->spread;
+}
+
 /* ---- one problem, for people ---- */
+
+/* What there is to say of winners. */
+static void put_notes(nsai_writer *out, bool markdown, const nsai_tune_span *span) {
+  bool any = false;
+  for (size_t i = 0; i < span->count; i++) {
+    const nsa_tune_event *e = &span->events[i];
+    if (e->kind != NSA_TUNE_CHOSEN || !e->note[0]) continue;
+    nsai_write(out, "%s%s: %s\n", markdown ? "- " : "  ", e->stage, e->note);
+    any = true;
+  }
+  nsai_write(out, "%s", any && markdown ? "\n" : "");
+}
 
 static void put_stages(nsai_writer *out, bool markdown, const nsai_tune_span *span) {
   static const char *const names[] = { "stage", "candidate", "ms", "spread", "heuristic", "gain" };
@@ -73,16 +92,16 @@ static void put_stages(nsai_writer *out, bool markdown, const nsai_tune_span *sp
   for (size_t i = 0; i < span->count; i++) {
     const nsa_tune_event *e = &span->events[i];
     if (e->kind != NSA_TUNE_CHOSEN) continue;
-    const nsa_tune_event *timed = nsai_tune_find(span, NSA_TUNE_TIMED, e->stage, e->candidate);
     snprintf(cells[0], CELL_BYTES, "%s", e->stage);
     snprintf(cells[1], CELL_BYTES, "%s", e->candidate);
     put_ms(cells[2], e->ms);
-    put_share(cells[3], timed ? timed->spread : e->spread);
+    put_share(cells[3], spread_of(span, e));
     put_ms(cells[4], nsai_tune_default_ms(e));
     put_share(cells[5], e->gain);
     put_row(&t, cells);
   }
   nsai_write(out, "%s", markdown ? "\n" : "");
+  put_notes(out, markdown, span);
 }
 
 static void put_baselines(nsai_writer *out, bool markdown, const nsai_tune_span *span) {
@@ -207,10 +226,9 @@ static void json_chosen(nsai_writer *out, const nsai_tune_span *span) {
   for (size_t i = 0; i < span->count; i++) {
     const nsa_tune_event *e = &span->events[i];
     if (e->kind != NSA_TUNE_CHOSEN) continue;
-    const nsa_tune_event *timed = nsai_tune_find(span, NSA_TUNE_TIMED, e->stage, e->candidate);
     json_candidate(out, e, NULL, first);
     json_number(out, "ms", e->ms);
-    json_number(out, "spread", timed ? timed->spread : e->spread);
+    json_number(out, "spread", spread_of(span, e));
     json_number(out, "heuristic_ms", nsai_tune_default_ms(e));
     json_number(out, "gain", e->gain);
     nsai_write(out, "}");
