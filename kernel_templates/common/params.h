@@ -19,6 +19,11 @@ typedef struct NsaiView {
   long long head_stride;
 } NsaiView;
 
+/* What the copy engine of sm_90 knows of such a tensor: runtime/tensor_map.h makes it. */
+typedef struct __attribute__((aligned(64))) NsaiTensorMap {
+  unsigned long long opaque[16];
+} NsaiTensorMap;
+
 /* How tokens fall into sequences. cu_q NULL: one sequence of q_tokens queries over kv_tokens keys.
  */
 typedef struct NsaiSequences {
@@ -59,6 +64,17 @@ typedef struct NsaiAttend {
   float scale_log2; /* softmax scale * log2(e) */
   int kv_heads;
 } NsaiAttend;
+
+/* attend_compressed_wgmma, attend_window_wgmma, dense_wgmma: the same through tensor maps, by blocks
+ * of threads that stay and take one tile after the other. */
+typedef struct NsaiAttendTma {
+  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
+  NsaiTensorMap v;
+  NsaiAttend attend;
+  int tiles; /* of tokens, per KV head */
+  int reserved[3];
+} NsaiAttendTma;
 
 /* attend_selected: attention over each token's own sorted list of disjoint key ranges. */
 typedef struct NsaiAttendSelected {
@@ -184,6 +200,8 @@ NSAI_SIZE_IS(NsaiView, 24);
 NSAI_SIZE_IS(NsaiSequences, 40);
 NSAI_SIZE_IS(NsaiEpilogue, 120);
 NSAI_SIZE_IS(NsaiAttend, 240);
+NSAI_SIZE_IS(NsaiTensorMap, 128);
+NSAI_SIZE_IS(NsaiAttendTma, 640);
 NSAI_SIZE_IS(NsaiAttendSelected, 264);
 NSAI_SIZE_IS(NsaiImportance, 168);
 NSAI_SIZE_IS(NsaiSelect, 104);

@@ -324,6 +324,22 @@ static nsai_cu_result wait_for_stream(nsai_cu_stream stream) {
   return 0;
 }
 
+/* Refuses what the driver refuses; the map says no more than where the tensor lies. */
+static nsai_cu_result encode_map(void *map, int32_t type, uint32_t rank, void *address,
+                                 const uint64_t *extents, const uint64_t *strides,
+                                 const uint32_t *box, const uint32_t *steps, int32_t interleave,
+                                 int32_t swizzle, int32_t promotion, int32_t fill_with) {
+  (void)type, (void)interleave, (void)swizzle, (void)promotion, (void)fill_with;
+  if (!address || (uintptr_t)address % 16 || (uintptr_t)map % 64 || rank > 5) return INVALID_VALUE;
+  for (uint32_t i = 0; i < rank; i++) {
+    if (!extents[i] || extents[i] > 1ull << 32 || !box[i] || box[i] > 256 || steps[i] != 1)
+      return INVALID_VALUE;
+    if (i && (strides[i - 1] % 16 || strides[i - 1] >= 1ull << 40)) return INVALID_VALUE;
+  }
+  memcpy(map, &address, sizeof address);
+  return 0;
+}
+
 static nsai_cu_result unsupported(void) { return 801; }
 
 nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int version, uint64_t flags,
@@ -361,6 +377,7 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuKernelGetFunction", (any)get_function },
     { "cuKernelSetAttribute", (any)set_attribute },
     { "cuLaunchKernelEx", (any)launch },
+    { "cuTensorMapEncodeTiled", (any)encode_map },
     { "cuMemAlloc", (any)allocate },
     { "cuMemFree", (any)release_memory },
     { "cuPointerGetAttribute", (any)pointer_attribute },
