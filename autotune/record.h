@@ -182,8 +182,8 @@ typedef struct nsai_record_item {
 /* Return false to stop. */
 typedef bool (*nsai_record_item_fn)(void *user, const nsai_record_item *item);
 
-/* Visits all records and bad files, in the order of names, then folders. The callback may use the
- * store. NSA_E_NOMEM. */
+/* Visits all records and bad files, in the order of names, then folders. The store is locked
+ * meanwhile: the callback must not use it. NSA_E_NOMEM. */
 nsa_status nsai_records_each(nsai_records *records, nsai_record_item_fn fn, void *user);
 
 /* The digest of all decisions: keys and chosen candidates, not dates or timings. Ranks that decide
