@@ -162,7 +162,8 @@ static bool decisions_serve(nsa_ctx *ctx, plan_request *request, nsai_choice *ch
   if (!*status && !k->may_compile) *status = nsai_kernels_missing(ctx, k, &missing);
   if (!*status && !missing) *status = nsai_kernels_make(ctx, &request->kernels, kernels);
   if (!missing && !(*status && k->refused)) return true;
-  nsai_log(&ctx->logger, NSA_LOG_WARN, "tune",
+  /* What another problem's record says was only worth a try. */
+  nsai_log(&ctx->logger, request->decisions->other_heads ? NSA_LOG_INFO : NSA_LOG_WARN, "tune",
            "the %s is not followed: %s; `nsa-autotune tune` measures anew", request->decisions->why,
            missing ? "its kernels are in no cache, and runtime.jit forbids to compile them"
                    : "this compiler refuses one of its kernels");
