@@ -19,7 +19,7 @@
 
 typedef enum nsai_timing_state {
   NSAI_TIMING_OK,
-  NSAI_TIMING_REFUSED, /* does not compile, or spills */
+  NSAI_TIMING_REFUSED, /* does not compile, spills, or does not run */
   NSAI_TIMING_WRONG,   /* failed verification */
   NSAI_TIMING_DROPPED, /* so slow that it was not measured further */
   NSAI_TIMING_STATES

@@ -109,7 +109,9 @@ static nsa_status flush(tuner *t) {
 
 static nsa_status mark(void *user, nsai_stage stage, bool begins) {
   spans *s = user;
+  s->t->at = NSAI_STAGE_COUNT;
   if (begins) s->pieces[stage]++;
+  if (begins) s->t->at = stage;
   if ((s->pieces[stage] - 1) % s->every) return NSA_OK;
   if (s->used >= s->t->event_count)
     return nsai_fail(NSA_E_INTERNAL, "a run has more pieces than the tuner has events");
@@ -148,6 +150,7 @@ static nsa_status time_stages(tuner *t, const nsai_trial_plan *plan, double ms[N
   spans s = { .t = t, .every = chunks / MOST_CHUNKS + 1 };
   nsai_marks marks = { mark, &s };
   memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);
+  t->at = NSAI_STAGE_COUNT;
   NSAI_TRY(enqueue(t, plan, &marks));
   NSAI_TRY(nsai_trial_device_wait(&t->device, NULL));
   for (int i = 0; i + 1 < s.used; i += 2) {
@@ -228,27 +231,43 @@ static void read_sensors(const tuner *t, nsai_record *record) {
   widen(record->temperature_c, now.temperature_c);
 }
 
-/* `rounds` rounds over all columns, each beginning one further; the first run of each column only
- * warms up. Ends early, after a whole round, when the budget does. */
-static nsa_status run_rounds(tuner *t, tune_task *task, int rounds, const char *what) {
+/* Times one run of a column. A contender whose launch the device refuses, at this length as it did
+ * not when it was verified, is out, and `*refused` says so; the heuristic's choices are needed. */
+static nsa_status time_column(tuner *t, tune_task *task, int column, const nsai_trial_plan *plan,
+                              bool keeps, bool *refused) {
+  nsai_decisions decisions;
+  contender *taken[NSAI_STAGE_COUNT];
+  double ms[NSAI_STAGE_COUNT];
+  nsai_tune_column(task, column, &decisions, taken);
+  nsa_status status = time_stages(t, plan, ms);
+  if (status == NSA_E_CUDA && !nsai_tune_survived(t)) return nsai_tune_lost(t, task, taken);
+  for (int k = 0; k < task->contests; k++) {
+    const contest *c = &task->contest[k];
+    if (!taken[k]) continue;
+    if (!status && keeps) keep_sample(taken[k], ms[c->stage]);
+    if (status != NSA_E_CUDA || c->stage != t->at || taken[k] == &c->item[0]) continue;
+    nsai_tune_refuse(t, task, taken[k], nsa_last_error());
+    *refused = true;
+  }
+  return *refused ? NSA_OK : status;
+}
+
+/* One try of run_rounds; `*refused`: a contender is out now, so that the columns are others. */
+static nsa_status try_rounds(tuner *t, tune_task *task, int rounds, const char *what,
+                             bool *refused) {
   int columns = nsai_tune_columns(task);
   nsai_trial_plan *plans = calloc((size_t)columns, sizeof *plans);
-  double ms[NSAI_STAGE_COUNT];
   nsa_status status = NSA_OK;
   if (!plans) return nsai_fail_nomem("plans", (size_t)columns * sizeof *plans);
   NSAI_TRY_TO(done, make_columns(t, task, columns, plans));
-  for (int i = 0; i < columns; i++) NSAI_TRY_TO(done, time_stages(t, &plans[i], ms));
-  for (int round = 0; round < rounds; round++) {
+  for (int i = 0; i < columns && !*refused; i++)
+    NSAI_TRY_TO(done, time_column(t, task, i, &plans[i], false, refused));
+  for (int round = 0; round < rounds && !*refused; round++) {
     if (round && nsai_tune_spent(t)) break;
-    for (int i = 0; i < columns; i++) {
-      nsai_decisions decisions;
-      contender *taken[NSAI_STAGE_COUNT];
+    for (int i = 0; i < columns && !*refused; i++) {
       int column = (i + round) % columns;
       NSAI_TRY_TO(done, nsai_tune_step(t, what));
-      nsai_tune_column(task, column, &decisions, taken);
-      NSAI_TRY_TO(done, time_stages(t, &plans[column], ms));
-      for (int k = 0; k < task->contests; k++)
-        if (taken[k]) keep_sample(taken[k], ms[task->contest[k].stage]);
+      NSAI_TRY_TO(done, time_column(t, task, column, &plans[column], true, refused));
     }
     read_sensors(t, task->record);
   }
@@ -257,6 +276,17 @@ done:
   for (int i = 0; i < columns; i++) nsa_plan_destroy(plans[i].plan);
   free(plans);
   return status;
+}
+
+/* `rounds` rounds over all columns, each beginning one further; the first run of each column only
+ * warms up. Ends early, after a whole round, when the budget does. */
+static nsa_status run_rounds(tuner *t, tune_task *task, int rounds, const char *what) {
+  bool refused;
+  do {
+    refused = false;
+    NSAI_TRY(try_rounds(t, task, rounds, what, &refused));
+  } while (refused);
+  return NSA_OK;
 }
 
 static double best_of(const contest *c) {

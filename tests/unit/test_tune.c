@@ -706,6 +706,89 @@ static void test_refused_heuristic(void **state) {
   leave(&w);
 }
 
+/* ---- launches that fail ---- */
+
+/* A candidate that the device refuses to launch is told and left: when it is verified, when it warms
+ * up, amid the rounds. */
+static void test_refused_launch(void **state) {
+  (void)state;
+  static const int spare[] = { 0, 1, 4 };
+  for (size_t i = 0; i < sizeof spare / sizeof *spare; i++) {
+    world w = { 0 };
+    bool by_record;
+    enter_dense(&w, "");
+    ms_of_64 = 1;
+    machine_record()->refuse_threads = 64;
+    machine_record()->refuse_spare = spare[i];
+    tune_dense(&w, NSA_TUNE_QUICK, 0);
+    assert_int_equal(machine_record()->refuse_spare, 0);
+    assert_int_equal(count_events(&w, NSA_TUNE_REFUSED), 1);
+    const nsa_tune_event *refused = find_event(&w, NSA_TUNE_REFUSED, NULL);
+    assert_non_null(strstr(refused->candidate, "warps=2"));
+    assert_non_null(strstr(refused->note, "cuLaunchKernelEx of dense_mma: "));
+    assert_null(find_event(&w, NSA_TUNE_TIMED, refused->candidate));
+    assert_true(count_events(&w, NSA_TUNE_TIMED) >= 2);
+    assert_null(strstr(find_event(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
+    assert_int_not_equal(planned_threads(&w, &by_record), 64);
+    assert_true(by_record);
+    machine_record()->refuse_threads = 0;
+    int launches = machine_record()->launches;
+    tune_dense(&w, NSA_TUNE_QUICK, 0); /* remembered and told, not tried */
+    assert_int_equal(count_events(&w, NSA_TUNE_REFUSED), 1);
+    assert_int_equal(machine_record()->launches, launches);
+    tune_dense(&w, NSA_TUNE_QUICK, 1); /* fresh: tried anew */
+    assert_int_equal(planned_threads(&w, &by_record), 64);
+    leave(&w);
+  }
+}
+
+static void test_refused_launch_of_heuristic(void **state) {
+  (void)state;
+  world w = { 0 };
+  bool by_record;
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  enter_dense(&w, "");
+  machine_record()->refuse_threads = planned_threads(&w, &by_record);
+  machine_expect("refused", tune(&w, &o, &p, 1), NSA_E_CUDA,
+                 "refuses to run the heuristic's own choice for ");
+  assert_int_equal(count_events(&w, NSA_TUNE_REFUSED), 0);
+  expect_nothing_chosen(&w, &p);
+  leave(&w);
+}
+
+/* A kernel that breaks the context ends the tuning, which says whose it was; the next process leaves
+ * that one out. */
+static void test_lost_context(void **state) {
+  (void)state;
+  world w = { 0 };
+  bool by_record;
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  o.level = NSA_TUNE_QUICK;
+  enter_dense(&w, "");
+  ms_of_64 = 1;
+  machine_record()->break_threads = 64;
+  machine_expect("lost", tune(&w, &o, &p, 1), NSA_E_CUDA,
+                 "the device failed in a run with dense_mma ");
+  assert_non_null(strstr(nsa_last_error(), "warps=2"));
+  assert_non_null(strstr(nsa_last_error(), "CUDA context is lost"));
+  assert_non_null(strstr(find_event(&w, NSA_TUNE_DONE, NULL)->note, "warps=2"));
+  machine_record()->broken = 0;
+  enter_dense(&w, "");
+  ms_of_64 = 1;
+  tune_dense(&w, NSA_TUNE_QUICK, 0);
+  assert_int_equal(machine_record()->broken, 0);
+  assert_null(strstr(find_event(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
+  assert_int_not_equal(planned_threads(&w, &by_record), 64);
+  machine_record()->break_threads = planned_threads(&w, &by_record); /* the heuristic's own */
+  o.fresh = 1;
+  machine_expect("lost", tune(&w, &o, &p, 1), NSA_E_CUDA, "CUDA context is lost");
+  assert_int_equal(count_events(&w, NSA_TUNE_REFUSED), 0);
+  machine_record()->broken = 0;
+  leave(&w);
+}
+
 /* The heuristic's level measures nothing. */
 static void test_heuristic_level(void **state) {
   (void)state;
@@ -772,6 +855,9 @@ int main(void) {
     TEST(test_two_threads),
     TEST(test_refused_candidate),
     TEST(test_refused_heuristic),
+    TEST(test_refused_launch),
+    TEST(test_refused_launch_of_heuristic),
+    TEST(test_lost_context),
     TEST(test_heuristic_level),
     TEST(test_first_use),
   };
