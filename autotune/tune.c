@@ -584,12 +584,13 @@ size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size) {
 }
 
 nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size) {
-  int32_t count = 0;
+  nsai_import import = { 0 };
   NSAI_TRY(nsai_context_check(ctx));
   if (!text) return nsai_fail(NSA_E_ARG, "text is NULL");
   if (!ctx->records) return check_device(ctx);
-  NSAI_TRY(nsai_records_import(ctx->records, text, size ? size : strlen(text), &count));
-  nsai_log(&ctx->logger, NSA_LOG_INFO, "tune", "%d records imported", count);
+  NSAI_TRY(nsai_records_import(ctx->records, text, size ? size : strlen(text), &import));
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "tune", "%d records imported, %d older than those here",
+           import.saved, import.kept);
   return NSA_OK;
 }
 

@@ -95,7 +95,8 @@ NSA_API nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t co
  * nsa_last_error. Thread-safe. */
 NSA_API size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size);
 
-/* Adds the records of such a text, all or nothing; those of other devices are kept for them.
+/* Adds the records of such a text, all or nothing; those of other devices are kept for them. Where a
+ * newer record of another driver or library stands here, that one stays.
  *
  * text, size  size 0: up to its NUL. A text edited by hand has no checksum line.
  *
