@@ -4,6 +4,7 @@
  * nsa_tune: which problems at which lengths, in which order, within which budget; what is told and
  * what is kept.
  */
+#include "kernels.h"
 #include "tune_impl.h"
 
 #include <math.h>
@@ -433,6 +434,7 @@ static void close_tuner(tuner *t) {
   const nsai_driver *driver = t->ctx->device.driver;
   nsai_tune_data_free(t);
   nsai_tune_verdicts_free(t);
+  nsai_kernels_end_trial(t->ctx); /* kernels of candidates that lost, above all */
   for (int i = 0; i < t->event_count; i++) driver->cuEventDestroy(t->events[i]);
   nsai_sensors_close(t->sensors);
   nsai_trial_device_free(&t->device, t->flush);

@@ -235,8 +235,9 @@ static nsa_status check_decided(const nsai_decisions *decisions, const nsai_choi
 nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
                           const nsai_decisions *decisions, nsa_plan **out) {
   nsa_status status = NSA_OK;
-  plan_request request = { { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER },
-                           decisions };
+  plan_request request = {
+    { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER, .on_trial = true }, decisions
+  };
   *out = NULL;
   nsa_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);
@@ -318,4 +319,8 @@ nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps) {
   return NSA_OK;
 }
 
-void nsa_plan_destroy(nsa_plan *plan) { free(plan); }
+void nsa_plan_destroy(nsa_plan *plan) {
+  if (!plan) return;
+  nsai_kernels_release(plan->ctx, plan->kernels);
+  free(plan);
+}

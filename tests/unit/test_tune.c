@@ -36,7 +36,9 @@ typedef struct world {
   int steps, cancel_at;      /* calls of progress */
   const char *cancel_what;   /* only those are counted; NULL: all */
   int64_t done;
-  bool reenter; /* tune from another thread, once */
+  bool reenter;                  /* tune from another thread, once */
+  bool plan_beside, keep_beside; /* make a plan in another thread, once; and keep it */
+  nsa_plan *beside;
   int warnings;
 } world;
 
@@ -95,11 +97,30 @@ static void keep_event(void *user, const nsa_tune_event *event) {
 static nsa_status tune(world *w, const nsa_tune_options *options, const nsa_problem *problems,
                        size_t count);
 
+static nsa_problem problem_of(int32_t op, int64_t tokens, int32_t overlap) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  p.op = op;
+  p.max_tokens = tokens;
+  p.max_seqs = 1;
+  p.overlap = overlap;
+  return p;
+}
+
 static void *tune_beside(void *user) {
   world *w = user;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   o.dry_run = 1;
   machine_expect("beside", nsa_tune(w->ctx, NULL, 0, &o), NSA_E_ARG, "by another thread");
+  return NULL;
+}
+
+static void *make_plan_beside(void *user) {
+  world *w = user;
+  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  machine_expect("beside", nsa_plan_create(w->ctx, &p, NULL, NULL, &w->beside), NSA_OK, NULL);
+  if (w->keep_beside) return NULL;
+  nsa_plan_destroy(w->beside);
+  w->beside = NULL;
   return NULL;
 }
 
@@ -112,6 +133,13 @@ static int32_t observe(void *user, int64_t done, int64_t total, const char *what
     w->reenter = false;
     assert_int_equal(pthread_create(&thread, NULL, tune_beside, w), 0);
     pthread_join(thread, NULL);
+  }
+  if (w->plan_beside && !strcmp(what, "timing")) {
+    int loads = machine_record()->loads;
+    w->plan_beside = false;
+    assert_int_equal(pthread_create(&thread, NULL, make_plan_beside, w), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(machine_record()->loads, loads);
   }
   if (w->cancel_what && strcmp(w->cancel_what, what) != 0) return 0;
   return ++w->steps == w->cancel_at;
@@ -138,15 +166,6 @@ static void dry_run(world *w, int32_t level, const nsa_problem *problems, size_t
   machine_expect("dry run", tune(w, &o, problems, count), NSA_OK, NULL);
   assert_int_equal(machine_record()->launches + machine_record()->compilations, 0);
   assert_int_equal(w->steps, 0);
-}
-
-static nsa_problem problem_of(int32_t op, int64_t tokens, int32_t overlap) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  p.op = op;
-  p.max_tokens = tokens;
-  p.max_seqs = 1;
-  p.overlap = overlap;
-  return p;
 }
 
 /* "dense 1024, low 1024, high 1024": the problems of the results, in their order. */
@@ -706,6 +725,61 @@ static void test_refused_heuristic(void **state) {
   leave(&w);
 }
 
+/* ---- what stays loaded ---- */
+
+static int loaded(void) { return machine_record()->loads - machine_record()->unloads; }
+
+static nsa_plan *make_plan(const world *w) {
+  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_plan *plan = NULL;
+  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  return plan;
+}
+
+/* After a tuning only what plans use is loaded; a plan's end unloads nothing. */
+static void test_unload(void **state) {
+  (void)state;
+  world w = { 0 };
+  enter_dense(&w, "");
+  ms_of_64 = 5;
+  tune_dense(&w, NSA_TUNE_QUICK, 0);
+  assert_true(machine_record()->loads > 1);
+  assert_int_equal(loaded(), 0);
+  enter_dense(&w, "tuning: {records: false}\n");
+  ms_of_64 = 5;
+  int before = loaded();
+  nsa_plan *plan = make_plan(&w); /* the heuristic's */
+  assert_int_equal(loaded(), before + 1);
+  tune_dense(&w, NSA_TUNE_QUICK, 1);
+  assert_int_equal(loaded(), before + 1);
+  nsa_plan_destroy(plan);
+  assert_int_equal(loaded(), before + 1);
+  int loads = machine_record()->loads;
+  nsa_plan_destroy(make_plan(&w));
+  assert_int_equal(machine_record()->loads, loads); /* still there */
+  tune_dense(&w, NSA_TUNE_QUICK, 1);
+  assert_int_equal(loaded(), before + 1); /* the tuner did not load it */
+  leave(&w);
+}
+
+/* What another thread makes a plan of meanwhile stays, though the tuner loaded it. */
+static void test_unload_beside(void **state) {
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    world w = { 0 };
+    enter_dense(&w, "tuning: {records: false}\n");
+    ms_of_64 = 5;
+    w.plan_beside = true;
+    w.keep_beside = i;
+    tune_dense(&w, NSA_TUNE_QUICK, 0);
+    assert_false(w.plan_beside);
+    assert_int_equal(loaded(), 1);
+    nsa_plan_destroy(w.beside);
+    assert_int_equal(loaded(), 1);
+    leave(&w);
+  }
+}
+
 /* ---- launches that fail ---- */
 
 /* A candidate that the device refuses to launch is told and left: when it is verified, when it warms
@@ -855,6 +929,8 @@ int main(void) {
     TEST(test_two_threads),
     TEST(test_refused_candidate),
     TEST(test_refused_heuristic),
+    TEST(test_unload),
+    TEST(test_unload_beside),
     TEST(test_refused_launch),
     TEST(test_refused_launch_of_heuristic),
     TEST(test_lost_context),
