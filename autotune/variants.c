@@ -67,7 +67,7 @@ int32_t nsai_target_major(const nsai_target *target) {
 }
 
 const char *nsai_named_device(const char *arch, int index) {
-  return index == 0 && !strcmp(arch, "sm_90a") ? "NVIDIA H200" : NULL;
+  return index == 0 && !strcmp(arch, "sm_90a") ? NSAI_H200_NAME : NULL;
 }
 
 bool nsai_target_is(const nsai_target *target, const char *pattern) {
