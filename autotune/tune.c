@@ -4,6 +4,7 @@
  * nsa_tune: which problems at which lengths, in which order, within which budget; what is told and
  * what is kept.
  */
+#include "kernels.h"
 #include "tune_impl.h"
 
 #include <math.h>
@@ -451,6 +452,7 @@ static void close_tuner(tuner *t) {
   const nsai_driver *driver = t->ctx->device.driver;
   nsai_tune_data_free(t);
   nsai_tune_verdicts_free(t);
+  nsai_kernels_end_trial(t->ctx); /* kernels of candidates that lost, above all */
   for (int i = 0; i < t->event_count; i++) driver->cuEventDestroy(t->events[i]);
   nsai_sensors_close(t->sensors);
   nsai_trial_device_free(&t->device, t->flush);
@@ -602,12 +604,13 @@ size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size) {
 }
 
 nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size) {
-  int32_t count = 0;
+  nsai_import import = { 0 };
   NSAI_TRY(nsai_context_check(ctx));
   if (!text) return nsai_fail(NSA_E_ARG, "text is NULL");
   if (!ctx->records) return check_device(ctx);
-  NSAI_TRY(nsai_records_import(ctx->records, text, size ? size : strlen(text), &count));
-  nsai_log(&ctx->logger, NSA_LOG_INFO, "tune", "%d records imported", count);
+  NSAI_TRY(nsai_records_import(ctx->records, text, size ? size : strlen(text), &import));
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "tune", "%d records imported, %d older than those here",
+           import.saved, import.kept);
   return NSA_OK;
 }
 

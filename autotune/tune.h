@@ -13,9 +13,23 @@
  * before the length, which records of all lengths share. Dense attention knows no overlap. */
 void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out);
 
-/* What the records of the context's device say about a problem: those of the nearest length, by
- * ratio, and preferably of the problem's overlap. Never fails: without one nothing is decided, and
- * `why` says so. */
+/* A key in parts: what problems that can learn from each other may differ in, and the rest. */
+#define NSAI_TUNE_KEY_BYTES 512
+typedef struct nsai_tune_key_parts {
+  int32_t heads, kv_heads;
+  int32_t overlap;                /* NSA_OVERLAP_*; 0: dense attention, which knows none */
+  int64_t tokens;                 /* 0: the key of all lengths */
+  char rest[NSAI_TUNE_KEY_BYTES]; /* the other parts, in their order */
+} nsai_tune_key_parts;
+
+/* Takes a key apart; false: it is none. */
+bool nsai_tune_key_parse(const char *key, nsai_tune_key_parts *out);
+
+/* What the records of the context's device say about a problem: each stage is decided by the one of
+ * the nearest length, by ratio, and preferably of the problem's overlap. Where the problem has no
+ * record, those of problems that differ in the number of heads alone serve, preferably of its
+ * overlap: the one of the nearest group, by ratio, whose choice is legal here, and of the nearest
+ * length. Never fails: without a record nothing is decided, and `why` says so. */
 void nsai_decisions_recall(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out);
 
 /* Fills what a record says about library, templates, driver and compiler; the compiler stays "" until

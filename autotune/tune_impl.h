@@ -3,7 +3,7 @@
  *
  * What the tuner's files share: tune.c (problems, budget, records), tune_space.c (candidates and
  * their kernels), tune_columns.c (what runs together), tune_verify.c (right or wrong), tune_time.c
- * (how fast), tune_weigh.c (faster than which).
+ * (how fast), tune_weigh.c (faster than which), tune_fault.c (failing).
  */
 #ifndef NSAI_TUNE_IMPL_H
 #define NSAI_TUNE_IMPL_H
@@ -65,6 +65,7 @@ typedef struct tuner {
   nsai_cu_event events[TUNE_MAX_EVENTS];
   int event_count;
   int64_t done, total; /* pieces, for progress */
+  nsai_stage at;       /* whose launches are under way in a timed run; NSAI_STAGE_COUNT: none */
   /* The tensors that are there, kept between tasks of one length. */
   nsai_trial_case c;
   nsai_trial_bench bench;
@@ -117,10 +118,24 @@ bool nsai_tune_apart(const tune_task *task, nsai_decisions *out,
 /* One contender with the heuristic's choices around it. */
 void nsai_tune_around(const tune_task *task, const contender *one, nsai_decisions *out);
 
+/* tune_fault.c */
+
+/* After NSA_E_CUDA: whether the device still works, so that only what ran is at fault. */
+bool nsai_tune_survived(const tuner *t);
+
+/* The contender is out, as refused with the first line of `why`; told. */
+void nsai_tune_refuse(tuner *t, tune_task *task, contender *c, const char *why);
+
+/* After NSA_E_CUDA that the device did not survive, with the thread's error as the reason: names
+ * those that ran, by contest, NULL where there is no suspect; those that are not the first of their
+ * contest are refused, so that the next process does not run them again. Returns NSA_E_CUDA. */
+nsa_status nsai_tune_lost(tuner *t, tune_task *task, contender *const suspects[NSAI_STAGE_COUNT]);
+
 /* tune_verify.c */
 
 /* Runs every contender alive on a short case inside red zones and compares all it writes with the
- * reference; those wrong are out. NSA_E_VERIFY: the heuristic's own choice is wrong. */
+ * reference; those wrong are out, and those that the device refuses to run. NSA_E_VERIFY: the
+ * heuristic's own choice is wrong. NSA_E_CUDA: it does not run, or the context is lost. */
 nsa_status nsai_tune_verify(tuner *t, tune_task *task);
 void nsai_tune_verdicts_free(tuner *t);
 

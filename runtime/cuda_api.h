@@ -50,6 +50,10 @@
     (int attribute, int value, nsai_cu_kernel, nsai_cu_device))                                    \
   X(REQUIRED, cuLaunchKernelEx, 11060,                                                             \
     (const nsai_cu_launch_config *, nsai_cu_function, void **params, void **extra))                \
+  X(REQUIRED, cuTensorMapEncodeTiled, 12000,                                                       \
+    (void *map, int32_t type, uint32_t rank, void *address, const uint64_t *extents,               \
+     const uint64_t *strides, const uint32_t *box, const uint32_t *steps, int32_t interleave,      \
+     int32_t swizzle, int32_t promotion, int32_t fill))                                            \
   X(REQUIRED, cuMemAlloc, 3020, (nsai_cu_ptr *, size_t bytes))                                     \
   X(REQUIRED, cuMemFree, 3020, (nsai_cu_ptr))                                                      \
   X(REQUIRED, cuMemcpyHtoDAsync, 3020,                                                             \

@@ -61,6 +61,14 @@ enum { NSAI_CU_EVENT_DEFAULT = 0 };
 /* CUstreamCaptureMode */
 enum { NSAI_CU_CAPTURE_THREAD_LOCAL = 1, NSAI_CU_CAPTURE_RELAXED = 2 };
 
+/* CUtensorMapDataType, CUtensorMapInterleave, CUtensorMapSwizzle, CUtensorMapL2promotion,
+ * CUtensorMapFloatOOBfill */
+enum { NSAI_CU_TENSOR_MAP_F16 = 6, NSAI_CU_TENSOR_MAP_BF16 = 9 };
+enum { NSAI_CU_TENSOR_MAP_INTERLEAVE_NONE = 0 };
+enum { NSAI_CU_TENSOR_MAP_SWIZZLE_128B = 3 };
+enum { NSAI_CU_TENSOR_MAP_PROMOTE_128B = 2 };
+enum { NSAI_CU_TENSOR_MAP_FILL_ZERO = 0 };
+
 typedef struct nsai_cu_launch_config {
   uint32_t grid_x, grid_y, grid_z;    /* blocks */
   uint32_t block_x, block_y, block_z; /* threads */

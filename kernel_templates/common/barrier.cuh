@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// mbarrier (sm_80 and up), one instruction per function. A barrier is 8 bytes of shared memory.
+// mbarrier (sm_80 and up; counting bytes: sm_90), one instruction per function. A barrier is 8 bytes
+// of shared memory.
 #pragma once
 #include "common/types.cuh"
 
@@ -20,13 +21,35 @@ NSAI_DEVICE void barrier_arrive_after_copies(u32 barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
 
+// Arrives, and the phase ends only when as many bytes of bulk copies have come as well.
+NSAI_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(
+                   barrier),
+               "r"(bytes)
+               : "memory");
+}
+
+// Barriers that were initialised become visible to the copies of the asynchronous proxy (sm_90).
+NSAI_DEVICE void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// On sm_90 and up the hardware may let the thread sleep for a moment before it answers no.
 NSAI_DEVICE bool barrier_test(u32 barrier, u32 parity) {
   u32 done;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+#else
   asm volatile(
       "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
       : "=r"(done)
       : "r"(barrier), "r"(parity)
       : "memory");
+#endif
   return done;
 }
 

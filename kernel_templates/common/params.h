@@ -19,6 +19,11 @@ typedef struct NsaiView {
   long long head_stride;
 } NsaiView;
 
+/* What the copy engine of sm_90 knows of such a tensor: runtime/tensor_map.h makes it. */
+typedef struct __attribute__((aligned(64))) NsaiTensorMap {
+  unsigned long long opaque[16];
+} NsaiTensorMap;
+
 /* How tokens fall into sequences. cu_q NULL: one sequence of q_tokens queries over kv_tokens keys.
  */
 typedef struct NsaiSequences {
@@ -72,6 +77,17 @@ typedef struct NsaiCompressedTopn {
   void *scratch; /* workspace: scratch_bytes for each block of threads of the grid */
   long long scratch_bytes;
 } NsaiCompressedTopn;
+
+/* attend_compressed_wgmma, attend_window_wgmma, dense_wgmma: the same through tensor maps, by blocks
+ * of threads that stay and take one tile after the other. */
+typedef struct NsaiAttendTma {
+  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
+  NsaiTensorMap v;
+  NsaiAttend attend;
+  int tiles; /* of tokens, per KV head */
+  int reserved;
+} NsaiAttendTma;
 
 /* attend_selected: attention over each token's own sorted list of disjoint key ranges. */
 typedef struct NsaiAttendSelected {
@@ -212,6 +228,8 @@ NSAI_SIZE_IS(NsaiSequences, 40);
 NSAI_SIZE_IS(NsaiEpilogue, 120);
 NSAI_SIZE_IS(NsaiAttend, 248);
 NSAI_SIZE_IS(NsaiCompressedTopn, 288);
+NSAI_SIZE_IS(NsaiTensorMap, 128);
+NSAI_SIZE_IS(NsaiAttendTma, 640);
 NSAI_SIZE_IS(NsaiAttendSelected, 272);
 NSAI_SIZE_IS(NsaiSelectedWindow, 448);
 NSAI_SIZE_IS(NsaiImportance, 168);

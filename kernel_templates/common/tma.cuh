@@ -1,0 +1,68 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Tensor memory access (sm_90 and up), one instruction per function. The host makes the tensor maps
+// (runtime/tensor_map.h): three dimensions, element 0 .. D - 1, head, token; a box is 64 elements (128
+// bytes, swizzled) of some heads of some tokens. What lies outside the tensor arrives as zeros and
+// counts among the bytes of the box.
+//
+// A tile of D columns is ceil(D / 64) panels [rows][128 bytes], one behind the other, each at a
+// multiple of 1024 bytes: 16-byte chunk c of row r of a panel lies at chunk c ^ (r % 8).
+#pragma once
+#include "common/copy.cuh"
+#include "common/params.h"
+#include "common/types.cuh"
+
+// Elements of a panel's row, and its bytes.
+constexpr int kPanelColumns = 64;
+constexpr int kPanelPitch = 128;
+
+constexpr NSAI_DEVICE int panels(int dim) { return ceil_div(dim, kPanelColumns); }
+
+// Fetches a tensor map ahead of its first use. One thread.
+NSAI_DEVICE void tma_prefetch_map(const NsaiTensorMap &map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+
+// Starts the copy of the box at (element, head, token) to shared memory; its bytes count on
+// `barrier`. One thread. Coordinates may lie outside, below 0 as well.
+NSAI_DEVICE void tma_load(u32 to_shared, const NsaiTensorMap &map, u32 barrier, int element,
+                          int head, int token) {
+  asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+               "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to_shared),
+               "l"(&map), "r"(element), "r"(head), "r"(token), "r"(barrier)
+               : "memory");
+}
+
+// All panels of a tile of kDim columns; `rows` of a box (heads times tokens).
+template <int kDim>
+NSAI_DEVICE void tma_load_panels(u32 to_shared, const NsaiTensorMap &map, u32 barrier, int rows,
+                                 int head, int token) {
+#pragma unroll
+  for (int i = 0; i < panels(kDim); ++i)
+    tma_load(to_shared + i * rows * kPanelPitch, map, barrier, i * kPanelColumns, head, token);
+}
+
+// This thread's writes to shared memory become visible to copies and products of the asynchronous
+// proxy.
+NSAI_DEVICE void shared_proxy_fence() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// Rows [0, present) of a tile [kRows, kDim] by a whole warp, zeros behind: in the place of boxes that
+// would bring rows of another sequence, whose V may be anything, not to be multiplied even by 0.
+// `from`: row 0. Complete and visible to products on return.
+template <int kRows, int kDim>
+NSAI_DEVICE void copy_present_rows(u32 to_shared, const u16 *from, long long token_stride,
+                                   int present) {
+  constexpr int kChunks = panels(kDim) * 8;
+  for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
+    int row = i / kChunks, chunk = i % kChunks;
+    copy_async_16(to_shared + (chunk / 8 * kRows + row) * kPanelPitch + ((chunk ^ row) & 7) * 16,
+                  from + row * token_stride + chunk * 8, row < present && chunk * 8 < kDim);
+  }
+  copy_async_commit();
+  copy_async_wait<0>();
+  shared_proxy_fence();
+  __syncwarp();
+}
