@@ -7,7 +7,8 @@
  */
 #include "forward.h"
 
-#include "common/params.h"
+#include "context.h"
+#include "tensor_map.h"
 
 #include <math.h>
 #include <string.h>
@@ -78,6 +79,48 @@ static uint64_t tile_grid(const nsai_run *run, nsai_role role) {
 
 static nsa_status launch(const nsai_run *run, nsai_role role, uint64_t grid, const void *params) {
   return nsai_launch(run->driver, &run->plan->kernels[role], grid, 1, params, run->stream);
+}
+
+/* Maps of q, k and v for a kernel that asks for boxes of them; `rows`: of k and v, all that may be
+ * read. */
+static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int64_t rows,
+                             NsaiAttendTma *p) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  nsai_boxed q = { .name = "q",
+                   .view = p->attend.q,
+                   .tokens = run->sizes.tokens,
+                   .heads = m->heads,
+                   .dim = m->head_dim_qk,
+                   .dtype = m->dtype,
+                   .box_heads = kernel->box_heads,
+                   .box_tokens = kernel->box_tokens };
+  nsai_boxed k = { .name = "k",
+                   .view = p->attend.k,
+                   .tokens = rows,
+                   .heads = m->kv_heads,
+                   .dim = m->head_dim_qk,
+                   .dtype = m->dtype,
+                   .box_heads = 1,
+                   .box_tokens = kernel->box_keys };
+  nsai_boxed v = k;
+  v.name = "v";
+  v.view = p->attend.v;
+  v.dim = m->head_dim_v;
+  NSAI_TRY(nsai_tensor_map(run->driver, &q, &p->q));
+  NSAI_TRY(nsai_tensor_map(run->driver, &k, &p->k));
+  return nsai_tensor_map(run->driver, &v, &p->v);
+}
+
+/* Flash attention by either kind of kernel. One that takes tensor maps has a block on every
+ * multiprocessor, which takes one tile after the other. */
+static nsa_status launch_attend(const nsai_run *run, nsai_role role, const NsaiAttend *p,
+                                int64_t rows) {
+  const nsai_kernel *kernel = &run->plan->kernels[role];
+  int64_t tiles = (int64_t)tile_grid(run, role);
+  if (!kernel->box_keys) return launch(run, role, (uint64_t)tiles, p);
+  NsaiAttendTma boxed = { .attend = *p, .tiles = (int)tile_count(run, kernel->tokens) };
+  NSAI_TRY(map_attend(run, kernel, rows, &boxed));
+  return launch(run, role, (uint64_t)smaller(tiles, run->plan->ctx->device.sm_count), &boxed);
 }
 
 static nsa_status mark(const nsai_run *run, nsai_stage stage, bool begins) {
@@ -157,6 +200,14 @@ static NsaiAttend attend_params(const nsai_run *run, int branch) {
                        .kv_heads = run->plan->problem.model.kv_heads };
 }
 
+/* Rows of compressed storage that boxes may be read of. Those of one sequence end with its last whole
+ * block; behind it lies nothing that was written. */
+static int64_t present_blocks(const nsai_run *run) {
+  int64_t rows = nsai_compressed_rows(run);
+  if (run->batch) return rows;
+  return smaller(rows, nsai_block_count(&run->plan->problem.model, run->sizes.kv_tokens));
+}
+
 static nsa_status attend_compressed(const nsai_run *run) {
   NsaiAttend p = { .seq = nsai_compressed_sequences(run),
                    .q = nsai_view(&run->io->q),
@@ -165,13 +216,12 @@ static nsa_status attend_compressed(const nsai_run *run) {
                    .out = branch_epilogue(run, NSA_CMP),
                    .scale_log2 = scale_log2(run),
                    .kv_heads = run->plan->problem.model.kv_heads };
-  return launch(run, NSAI_KERNEL_ATTEND_COMPRESSED, tile_grid(run, NSAI_KERNEL_ATTEND_COMPRESSED),
-                &p);
+  return launch_attend(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p, present_blocks(run));
 }
 
 static nsa_status attend_window(const nsai_run *run) {
   NsaiAttend p = attend_params(run, NSA_WIN);
-  return launch(run, NSAI_KERNEL_ATTEND_WINDOW, tile_grid(run, NSAI_KERNEL_ATTEND_WINDOW), &p);
+  return launch_attend(run, NSAI_KERNEL_ATTEND_WINDOW, &p, run->sizes.kv_tokens);
 }
 
 static NsaiImportance importance_params(const nsai_run *run) {
@@ -283,8 +333,7 @@ static nsa_status sort_selection(const nsai_run *run, NsaiAttendSelected *attend
 static nsa_status attend_selected(const nsai_run *run) {
   NsaiAttend a = attend_params(run, NSA_SEL);
   if (run->plan->selected_dense)
-    return launch(run, NSAI_KERNEL_ATTEND_SELECTED, tile_grid(run, NSAI_KERNEL_ATTEND_SELECTED),
-                  &a);
+    return launch_attend(run, NSAI_KERNEL_ATTEND_SELECTED, &a, run->sizes.kv_tokens);
   NsaiAttendSelected p = { .seq = a.seq,
                            .q = a.q,
                            .k = a.k,
@@ -425,7 +474,7 @@ static nsa_status enqueue_dense(const nsai_run *run) {
     return nsai_fail(
         NSA_E_UNSUPPORTED,
         "sdpa_gemm takes one sequence without a batch: its products need the lengths on "
-        "the host. Pass batch NULL, or let dense_mma serve the plan");
+        "the host. Pass batch NULL, or let dense_wgmma or dense_mma serve the plan");
   if (run->plan->layout.scores.bytes) return enqueue_sdpa(run);
   NsaiEpilogue out = { .o = nsai_view(&run->io->o),
                        .lse = run->io->lse[0].data,
@@ -438,7 +487,7 @@ static nsa_status enqueue_dense(const nsai_run *run) {
                    .out = out,
                    .scale_log2 = scale_log2(run),
                    .kv_heads = run->plan->problem.model.kv_heads };
-  return launch(run, NSAI_KERNEL_DENSE, tile_grid(run, NSAI_KERNEL_DENSE), &p);
+  return launch_attend(run, NSAI_KERNEL_DENSE, &p, run->sizes.kv_tokens);
 }
 
 nsa_status nsai_enqueue_dense(const nsai_run *run) {

@@ -421,7 +421,10 @@ nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
                                .name = spec->entry,
                                .threads = spec->threads,
                                .shared_bytes = spec->shared_bytes,
-                               .tokens = spec->tokens };
+                               .tokens = spec->tokens,
+                               .box_heads = spec->box_heads,
+                               .box_tokens = spec->box_tokens,
+                               .box_keys = spec->box_keys };
   }
 done:
   work_destroy(w);
