@@ -134,6 +134,7 @@ static void specify(const nsai_problem *p, const nsai_target *t, const nsai_tile
                               .threads = 2 * (rows + CONSUMER_ROWS),
                               .shared_bytes = shared_bytes(m, s, queries),
                               .tokens = rows / group,
+                              .per_sm = 1,
                               .box_heads = group,
                               .box_tokens = CONSUMER_ROWS / group,
                               .box_keys = s->of[NSAI_TILE_KEYS] };

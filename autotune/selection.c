@@ -152,3 +152,13 @@ void nsai_specify_select_topn(const nsai_problem *p, const nsai_target *t, const
   nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
 }
+
+void nsai_specify_beside(const nsai_problem *p, const nsai_target *t,
+                         nsai_kernel_spec specs[NSAI_ROLES]) {
+  nsai_decider by;
+  nsai_tiles tiles = choose_select(p, t, &by);
+  nsai_specify_select_topn(p, t, &tiles, specs);
+  if (!p->max_probe_rows) return;
+  tiles = choose_importance(p, t, &by);
+  specify_importance(p, &tiles, true, &specs[NSAI_KERNEL_PROBE]);
+}

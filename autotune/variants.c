@@ -1,9 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The variant table and the choice among its rows. To add a variant: a kernel file and one row
- * here, with its functions in the file of its stage (attend.c, attend_wgmma.c, selection.c,
- * compress.c).
+ * Tiles, and the choice among the rows of the variant table.
  */
 #include "variants.h"
 
@@ -15,50 +13,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-const nsai_variant nsai_variants[] = {
-  { "compress_mean", NSAI_STAGE_COMPRESS, "phi mean in one pass over K and V", true, true,
-    nsai_legal_compress_mean, NULL, nsai_specify_compress_mean, &nsai_space_compress_mean },
-  { "compress_gemm", NSAI_STAGE_COMPRESS, "phi linear and mlp: gathered rows through cuBLASLt",
-    true, true, nsai_legal_compress_gemm, NULL, nsai_specify_compress_gemm, NULL },
-  { "attend_compressed_wgmma", NSAI_STAGE_ATTEND_COMPRESSED,
-    "flash attention over compressed tokens, wgmma and tensor maps", true, true,
-    nsai_legal_attend_compressed_wgmma, NULL, nsai_specify_attend_compressed_wgmma,
-    &nsai_space_flash_wgmma },
-  { "attend_compressed_mma", NSAI_STAGE_ATTEND_COMPRESSED,
-    "flash attention over compressed tokens, mma.sync", true, true,
-    nsai_legal_attend_compressed_mma, NULL, nsai_specify_attend_compressed_mma, &nsai_space_flash },
-  { "importance_mma", NSAI_STAGE_IMPORTANCE,
-    "second pass over q k^T with the known LSE, exact in fp32", true, true,
-    nsai_legal_importance_mma, NULL, nsai_specify_importance_mma, &nsai_space_importance },
-  { "select_topn", NSAI_STAGE_SELECT, "one warp a row, running best in registers", true, true,
-    nsai_legal_select_topn, NULL, nsai_specify_select_topn, &nsai_space_select },
-  { "selected_dense_wgmma", NSAI_STAGE_ATTEND_SELECTED,
-    "dense causal attention, exact while every block is chosen, wgmma", true, true,
-    nsai_legal_selected_dense_wgmma, NULL, nsai_specify_selected_dense_wgmma,
-    &nsai_space_flash_wgmma },
-  { "selected_dense_mma", NSAI_STAGE_ATTEND_SELECTED,
-    "dense causal attention, exact while every block is chosen", true, true,
-    nsai_legal_selected_dense_mma, NULL, nsai_specify_selected_dense_mma, &nsai_space_flash },
-  { "attend_selected_mma", NSAI_STAGE_ATTEND_SELECTED, "union of adjacent tokens' blocks, mma.sync",
-    true, true, nsai_legal_attend_selected_mma, NULL, nsai_specify_attend_selected_mma,
-    &nsai_space_union },
-  { "attend_window_wgmma", NSAI_STAGE_ATTEND_WINDOW,
-    "flash attention over a sliding window, wgmma and tensor maps", true, true,
-    nsai_legal_attend_window_wgmma, NULL, nsai_specify_attend_window_wgmma,
-    &nsai_space_window_wgmma },
-  { "attend_window_mma", NSAI_STAGE_ATTEND_WINDOW,
-    "flash attention over a sliding window, mma.sync", true, true, nsai_legal_attend_window_mma,
-    NULL, nsai_specify_attend_window_mma, &nsai_space_flash },
-  { "dense_wgmma", NSAI_STAGE_DENSE,
-    "flash attention over all earlier tokens, wgmma and tensor maps", true, true,
-    nsai_legal_dense_wgmma, NULL, nsai_specify_dense_wgmma, &nsai_space_flash_wgmma },
-  { "dense_mma", NSAI_STAGE_DENSE, "flash attention over all earlier tokens, mma.sync", true, true,
-    nsai_legal_dense_mma, NULL, nsai_specify_dense_mma, &nsai_space_flash },
-  { "sdpa_gemm", NSAI_STAGE_DENSE, "unfused baseline: q k^T, softmax and p v through cuBLASLt",
-    true, true, nsai_legal_sdpa_gemm, nsai_sensible_sdpa_gemm, nsai_specify_sdpa_gemm, NULL },
-};
-const int nsai_variant_count = sizeof nsai_variants / sizeof *nsai_variants;
 
 bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   const nsai_geometry *m = &p->model;
@@ -243,6 +197,19 @@ static void check_shared(const nsai_problem *problem, const nsai_target *target,
                   specs[role].entry, specs[role].shared_bytes, target->shared_bytes);
 }
 
+/* A variant cannot leave out a stage that it covers, nor leave it to another. */
+static void judge_covered(const nsai_config *config, const nsai_problem *problem,
+                          const nsai_variant *variant, nsai_reasons *reasons) {
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    if (!nsai_covers(variant, (nsai_stage)s)) continue;
+    const char *name = nsai_stage_name((nsai_stage)s), *forced = config->variants.force[s];
+    if (!nsai_stage_needed(problem, (nsai_stage)s))
+      nsai_refuse(reasons, "it covers %s, which is not run here", name);
+    if (forced)
+      nsai_refuse(reasons, "it covers %s, for which variants.force asks for %s", name, forced);
+  }
+}
+
 void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
                         const nsai_target *target, const nsai_variant *variant,
                         nsai_reasons *reasons) {
@@ -257,6 +224,7 @@ void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
     nsai_refuse(reasons, "deterministic is asked for, and its results differ from run to run");
   if (problem->parity && !variant->fp32_importance)
     nsai_refuse(reasons, "parity is asked for, and its importance is less exact than fp32");
+  judge_covered(config, problem, variant, reasons);
   int before = reasons->count;
   variant->legal(problem, target, reasons);
   if (reasons->count == before) check_shared(problem, target, variant, reasons);
@@ -314,17 +282,28 @@ static void write_chosen(const chooser *c, nsai_stage stage, bool forced) {
   nsai_write(c->text, ": %s\n", candidate.variant->why);
 }
 
-/* Chooses one stage's variant and tiles and appends the whole story to the text. */
+/* Why a variant that could serve the stage is not chosen. */
+static const char *why_not(const chooser *c, nsai_stage stage, bool by_record) {
+  if (nsai_is_covered(c->out, stage)) return "its stage is covered";
+  if (by_record) return "slower by the record";
+  return c->out->variant[stage] ? "lower in the table" : "a baseline";
+}
+
+/* Chooses one stage's variant and tiles, unless it is covered, and appends the whole story to the
+ * text. */
 static void choose_stage(const chooser *c, nsai_stage stage) {
   const char *forced = c->config->variants.force[stage];
-  bool by_record = decided(c, stage);
   nsai_choice *out = c->out;
+  bool covered = nsai_is_covered(out, stage), by_record = !covered && decided(c, stage);
   if (by_record) {
     out->variant[stage] = c->decisions->stage[stage].variant;
     out->tiles[stage] = c->decisions->stage[stage].tiles;
     out->decider[stage] = NSAI_BY_RECORD;
   }
   nsai_write(c->text, "  %s:\n", nsai_stage_name(stage));
+  if (covered)
+    nsai_write(c->text, "    done by %s of %s\n", out->variant[stage]->name,
+               nsai_stage_name(out->variant[stage]->stage));
   for (int i = 0; i < nsai_variant_count; i++) {
     const nsai_variant *v = &nsai_variants[i];
     if (v->stage != stage) continue;
@@ -336,9 +315,7 @@ static void choose_stage(const chooser *c, nsai_stage stage) {
       *c->text = reasons.text;
     } else if (by_record ? v != out->variant[stage] : out->variant[stage] || !sensible) {
       nsai_write(c->text, "    %s: possible, not chosen (%s)\n", v->name,
-                 by_record             ? "slower by the record"
-                 : out->variant[stage] ? "lower in the table"
-                                       : "a baseline");
+                 why_not(c, stage, by_record));
     } else {
       out->variant[stage] = v;
       if (!by_record)
@@ -347,6 +324,44 @@ static void choose_stage(const chooser *c, nsai_stage stage) {
       write_chosen(c, stage, forced != NULL);
     }
   }
+}
+
+/* What a stage's choice brings: its kernels, and the stages that it covers. */
+static void take_chosen(const chooser *c, nsai_stage stage) {
+  nsai_choice *out = c->out;
+  const nsai_variant *v = out->variant[stage];
+  v->specify(c->problem, c->target, &out->tiles[stage], out->specs);
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    if (!nsai_covers(v, (nsai_stage)s)) continue;
+    out->variant[s] = v;
+    out->tiles[s] = out->tiles[stage];
+    out->decider[s] = out->decider[stage];
+  }
+}
+
+/* Kernels run one after another, so that one piece serves them all. */
+static uint64_t scratch_of(const nsai_choice *choice, const nsai_target *target) {
+  uint64_t most = 0;
+  for (int role = 0; role < NSAI_ROLES; role++) {
+    const nsai_kernel_spec *spec = &choice->specs[role];
+    uint64_t bytes = spec->scratch_bytes * (uint64_t)(spec->per_sm * target->sms);
+    if (spec->entry && bytes > most) most = bytes;
+  }
+  return most;
+}
+
+nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *problem,
+                                 const nsai_target *target, nsai_stage stage) {
+  for (int i = 0; i < nsai_variant_count; i++) {
+    const nsai_variant *v = &nsai_variants[i];
+    nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+    if (v->stage != stage || v->covers) continue;
+    nsai_variant_judge(config, problem, target, v, &reasons);
+    bool sensible = !v->sensible || v->sensible(problem, target) || config->variants.force[stage];
+    if (!reasons.count && sensible)
+      return (nsai_candidate){ v, nsai_variant_tiles(v, problem, target, NULL) };
+  }
+  return (nsai_candidate){ 0 };
 }
 
 nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
@@ -360,11 +375,12 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     if (!nsai_stage_needed(problem, (nsai_stage)s)) continue;
     choose_stage(&c, (nsai_stage)s);
-    if (out->variant[s])
-      out->variant[s]->specify(problem, target, &out->tiles[s], out->specs);
-    else
+    if (!out->variant[s])
       complete = false;
+    else if (!nsai_is_covered(out, (nsai_stage)s))
+      take_chosen(&c, (nsai_stage)s);
   }
+  out->scratch_bytes = scratch_of(out, target);
   if (complete && problem->model.gate == NSAI_GATE_MLP && problem->op == NSA_OP_FORWARD)
     nsai_specify_gate(problem, out->specs);
   if (complete) return NSA_OK;

@@ -9,6 +9,11 @@
  * Some of the constants, its tiles, may be chosen: the variant's space says from which values and
  * why, which combinations fit, and what they might cost. The table is ordered by preference: with no
  * record, the first legal and sensible variant of a stage is taken, with its heuristic's tiles.
+ *
+ * A variant may cover stages behind its own: one kernel does them all. It is chosen at its own stage,
+ * where forcing, disabling and preference count as always; once chosen it takes the stages it covers,
+ * whatever was decided for them. What stands in the table for those stages alone goes on to serve
+ * wherever the covering variant does not.
  */
 #ifndef NSAI_VARIANTS_H
 #define NSAI_VARIANTS_H
@@ -45,6 +50,8 @@ typedef struct nsai_target {
   uint32_t shared_bytes; /* per block, opt-in */
   int32_t caution; /* 0: the fastest tiles, which just fit the registers with the compiler they were
                       tried with; up to NSAI_MAX_CAUTION: smaller ones, for other compilers */
+  int32_t sms;     /* multiprocessors, which bound the grids of persistent kernels; no kernel's code
+                      depends on them. 0: unknown */
 } nsai_target;
 #define NSAI_MAX_CAUTION 2
 
@@ -60,8 +67,11 @@ typedef struct nsai_kernel_spec {
       *entry; /* template file, entry point and variant name; NULL: the plan has no such kernel */
   int32_t dtype; /* Config::Element */
   int32_t threads;
-  uint32_t shared_bytes;         /* dynamic */
-  int32_t tokens;                /* query tokens a block of threads takes; 0: not tiled by tokens */
+  uint32_t shared_bytes;  /* dynamic */
+  int32_t tokens;         /* query tokens a block of threads takes; 0: not tiled by tokens */
+  int32_t per_sm;         /* persistent, tiled by tokens: at most so many blocks of threads for each
+                             multiprocessor, which go on to further tiles; 0: one for each tile */
+  uint64_t scratch_bytes; /* of workspace for each block of threads of a persistent kernel */
   int32_t box_heads, box_tokens; /* of a box of q in shared memory; its tensor map has them */
   int32_t box_keys; /* of a box of k or v; 0: the kernel takes no tensor maps (NsaiAttendTma) */
   bool every_block; /* attend_selected: dense attention, which reads no lists (NsaiAttend) */
@@ -138,9 +148,15 @@ typedef struct nsai_variant {
   void (*specify)(const nsai_problem *, const nsai_target *, const nsai_tiles *,
                   nsai_kernel_spec specs[NSAI_ROLES]);
   const nsai_space *space; /* NULL: nothing to choose */
+  uint32_t covers; /* 1 << stage for each further stage that it does itself, all behind its own;
+                      `specify` fills the kernels of them all, see nsai_specify_beside */
 } nsai_variant;
 
-/* The variants of all stages, ordered by stage and preference. */
+static inline bool nsai_covers(const nsai_variant *variant, nsai_stage stage) {
+  return variant->covers >> stage & 1;
+}
+
+/* The variants of all stages, ordered by stage and preference: table.c. */
 extern const nsai_variant nsai_variants[];
 extern const int nsai_variant_count;
 
@@ -163,13 +179,21 @@ typedef struct nsai_decisions {
   char why[256];                          /* "record of 65536 tokens, 2026-11-20"; "" */
 } nsai_decisions;
 
-/* The choice for one problem: a variant per needed stage, NULL for the others. */
+/* The choice for one problem: a variant per needed stage, NULL for the others. A covered stage has
+ * the variant and the tiles of the one that covers it. */
 typedef struct nsai_choice {
   const nsai_variant *variant[NSAI_STAGE_COUNT];
   nsai_tiles tiles[NSAI_STAGE_COUNT];
   nsai_decider decider[NSAI_STAGE_COUNT]; /* of the tiles, or of the variant where there are none */
   nsai_kernel_spec specs[NSAI_ROLES];
+  uint64_t scratch_bytes; /* of workspace, for the kernel that wants most; 0 where the target's
+                             multiprocessors are unknown */
 } nsai_choice;
+
+/* Whether the variant of another stage does this one. */
+static inline bool nsai_is_covered(const nsai_choice *choice, nsai_stage stage) {
+  return choice->variant[stage] && choice->variant[stage]->stage != stage;
+}
 
 /* Chooses by the configuration's force and disable lists, then by `decisions` (NULL: none) where
  * they are legal, then by the table's order and its heuristics. When `explain` is not NULL, writes
@@ -179,8 +203,13 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
                        const nsai_target *target, const nsai_decisions *decisions,
                        nsai_writer *explain, nsai_choice *out);
 
-/* Adds every reason against one variant: the configuration's, the problem's wishes, and `legal`'s.
- */
+/* The first candidate of a stage, by the table and its heuristics, that covers no other stage;
+ * variant NULL: none can serve. */
+nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *problem,
+                                 const nsai_target *target, nsai_stage stage);
+
+/* Adds every reason against one variant: the configuration's, the problem's wishes, what keeps it
+ * from covering its stages, and `legal`'s. */
 void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
                         const nsai_target *target, const nsai_variant *variant,
                         nsai_reasons *reasons);

@@ -100,7 +100,8 @@ static void set_target(nsa_ctx *ctx) {
   const nsai_config *c = ctx->config;
   ctx->target = (nsai_target){ .arch = ctx->device.arch->name,
                                .device = ctx->deviceless ? NULL : ctx->device.name,
-                               .shared_bytes = (uint32_t)ctx->device.shared_bytes };
+                               .shared_bytes = (uint32_t)ctx->device.shared_bytes,
+                               .sms = ctx->device.sm_count };
   if (ctx->deviceless && c->device.smem_per_block)
     ctx->target.shared_bytes = (uint32_t)c->device.smem_per_block;
 }

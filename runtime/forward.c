@@ -3,11 +3,11 @@
  *
  * Order of a forward: gates, compress, attend_compressed, importance and select in chunks of
  * tokens, attend_window, attend_selected. Each branch's kernel adds its gated output to an fp32
- * partial sum; the last one that runs rounds once into o.
+ * partial sum; the last one that runs rounds once into o. A stage that another stage's variant
+ * covers is part of that one's launch.
  */
 #include "forward.h"
 
-#include "context.h"
 #include "tensor_map.h"
 
 #include <math.h>
@@ -72,13 +72,21 @@ static uint64_t tile_count(const nsai_run *run, int32_t tokens) {
   return (uint64_t)(s->packed ? s->tokens / tokens + s->num_seqs : ceil_div(s->tokens, tokens));
 }
 
-static uint64_t tile_grid(const nsai_run *run, nsai_role role) {
+/* Tiles of a kernel's grid: of tokens, times KV heads. */
+static uint64_t grid_tiles(const nsai_run *run, nsai_role role) {
   return tile_count(run, run->plan->kernels[role].tokens) *
          (uint64_t)run->plan->problem.model.kv_heads;
 }
 
 static nsa_status launch(const nsai_run *run, nsai_role role, uint64_t grid, const void *params) {
   return nsai_launch(run->driver, &run->plan->kernels[role], grid, 1, params, run->stream);
+}
+
+/* Launches a block of threads for each tile or, of a persistent kernel, no more than the device has
+ * at once. Tiles are counted in an int there: those beyond it are left to nsai_launch to refuse. */
+static nsa_status launch_tiles(const nsai_run *run, nsai_role role, const void *params) {
+  uint64_t tiles = grid_tiles(run, role), most = (uint64_t)run->plan->kernels[role].most_blocks;
+  return launch(run, role, most && most < tiles && tiles <= INT32_MAX ? most : tiles, params);
 }
 
 /* Maps of q, k and v for a kernel that asks for boxes of them; `rows`: of k and v, all that may be
@@ -111,17 +119,22 @@ static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int
   return nsai_tensor_map(run->driver, &v, &p->v);
 }
 
-/* Flash attention by either kind of kernel. One that takes tensor maps has a block on every
- * multiprocessor, which takes one tile after the other. */
+/* Flash attention, by a kernel that takes tensor maps or one that does not; `rows`: see map_attend. */
 static nsa_status launch_attend(const nsai_run *run, nsai_role role, const NsaiAttend *p,
                                 int64_t rows) {
   const nsai_kernel *kernel = &run->plan->kernels[role];
-  int64_t tiles = (int64_t)tile_grid(run, role);
-  if (!kernel->box_keys) return launch(run, role, (uint64_t)tiles, p);
-  NsaiAttendTma boxed = { .attend = *p, .tiles = (int)tile_count(run, kernel->tokens) };
+  if (!kernel->box_keys) return launch_tiles(run, role, p);
+  NsaiAttendTma boxed = { .attend = *p };
   NSAI_TRY(map_attend(run, kernel, rows, &boxed));
-  return launch(run, role, (uint64_t)smaller(tiles, run->plan->ctx->device.sm_count), &boxed);
+  return launch_tiles(run, role, &boxed);
 }
+
+/* Whether the stage is part of another one's launch. */
+static bool is_covered(const nsai_run *run, nsai_stage stage) {
+  return nsai_is_covered(&run->plan->choice, stage);
+}
+
+static bool has_branch(const nsai_run *run, int branch) { return run->branches >> branch & 1; }
 
 static nsa_status mark(const nsai_run *run, nsai_stage stage, bool begins) {
   return run->marks ? run->marks->mark(run->marks->user, stage, begins) : NSA_OK;
@@ -179,7 +192,7 @@ static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
   out.lse_token_stride = lse.stride[0];
   out.lse_head_stride = lse.stride[1];
   set_gate(run, &out);
-  if (!(run->branches >> branch & 1)) return out; /* only its LSE is wanted, by the selection */
+  if (!has_branch(run, branch)) return out; /* only its LSE is wanted, by the selection */
   if (nsai_present(&run->io->o_branch[branch]))
     out.o_branch = nsai_view(&run->io->o_branch[branch]);
   out.add_partial = runs_before(run->branches, branch);
@@ -189,7 +202,7 @@ static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
   return out;
 }
 
-static NsaiAttend attend_params(const nsai_run *run, int branch) {
+static NsaiAttend attend_params(const nsai_run *run, int branch, nsai_role role) {
   int source = run->plan->problem.model.per_branch ? branch : 0;
   return (NsaiAttend){ .seq = nsai_run_sequences(run),
                        .q = nsai_view(&run->io->q),
@@ -197,7 +210,19 @@ static NsaiAttend attend_params(const nsai_run *run, int branch) {
                        .v = nsai_view(&run->io->kv.v[source]),
                        .out = branch_epilogue(run, branch),
                        .scale_log2 = scale_log2(run),
-                       .kv_heads = run->plan->problem.model.kv_heads };
+                       .kv_heads = run->plan->problem.model.kv_heads,
+                       .tiles = (int)grid_tiles(run, role) };
+}
+
+static NsaiAttend compressed_params(const nsai_run *run) {
+  return (NsaiAttend){ .seq = nsai_compressed_sequences(run),
+                       .q = nsai_view(&run->io->q),
+                       .k = nsai_compressed_view(run, 0),
+                       .v = nsai_compressed_view(run, 1),
+                       .out = branch_epilogue(run, NSA_CMP),
+                       .scale_log2 = scale_log2(run),
+                       .kv_heads = run->plan->problem.model.kv_heads,
+                       .tiles = (int)grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED) };
 }
 
 /* Rows of compressed storage that boxes may be read of. Those of one sequence end with its last whole
@@ -209,18 +234,12 @@ static int64_t present_blocks(const nsai_run *run) {
 }
 
 static nsa_status attend_compressed(const nsai_run *run) {
-  NsaiAttend p = { .seq = nsai_compressed_sequences(run),
-                   .q = nsai_view(&run->io->q),
-                   .k = nsai_compressed_view(run, 0),
-                   .v = nsai_compressed_view(run, 1),
-                   .out = branch_epilogue(run, NSA_CMP),
-                   .scale_log2 = scale_log2(run),
-                   .kv_heads = run->plan->problem.model.kv_heads };
+  NsaiAttend p = compressed_params(run);
   return launch_attend(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p, present_blocks(run));
 }
 
 static nsa_status attend_window(const nsai_run *run) {
-  NsaiAttend p = attend_params(run, NSA_WIN);
+  NsaiAttend p = attend_params(run, NSA_WIN, NSAI_KERNEL_ATTEND_WINDOW);
   return launch_attend(run, NSAI_KERNEL_ATTEND_WINDOW, &p, run->sizes.kv_tokens);
 }
 
@@ -242,6 +261,32 @@ static nsa_tensor index_tensor(const nsai_run *run) {
   if (nsai_present(&run->io->block_idx)) return run->io->block_idx;
   return (nsa_tensor){ .data = nsai_piece_at(run, run->plan->layout.idx),
                        .stride = { (int64_t)m->kv_heads * m->select_count, m->select_count, 1 } };
+}
+
+/* Whether this run needs the library's own selection: for the branch, or because the caller asks
+ * for the indices. */
+static bool selects(const nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  if (!p->model.select_count || p->selection != NSA_SELECT_OWN) return false;
+  bool branch = has_branch(run, NSA_SEL) && !run->plan->selected_dense;
+  return branch || nsai_present(&run->io->block_idx);
+}
+
+/* Importance and select are part of it. */
+static nsa_status attend_compressed_topn(const nsai_run *run) {
+  const nsai_choice *choice = &run->plan->choice;
+  NsaiCompressedTopn p = {
+    .attend = compressed_params(run),
+    .scratch = nsai_piece_at(run, run->plan->layout.scratch),
+    .scratch_bytes = (long long)choice->specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes
+  };
+  if (selects(run)) {
+    nsa_tensor idx = index_tensor(run);
+    p.idx = idx.data;
+    p.idx_token_stride = idx.stride[0];
+    p.idx_head_stride = idx.stride[1];
+  }
+  return launch_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p);
 }
 
 static nsa_status select_tokens(const nsai_run *run, const nsa_tensor *importance, int64_t begin,
@@ -330,51 +375,79 @@ static nsa_status sort_selection(const nsai_run *run, NsaiAttendSelected *attend
                 &p);
 }
 
-static nsa_status attend_selected(const nsai_run *run) {
-  NsaiAttend a = attend_params(run, NSA_SEL);
-  if (run->plan->selected_dense)
-    return launch_attend(run, NSAI_KERNEL_ATTEND_SELECTED, &a, run->sizes.kv_tokens);
-  NsaiAttendSelected p = { .seq = a.seq,
-                           .q = a.q,
-                           .k = a.k,
-                           .v = a.v,
-                           .out = a.out,
-                           .scale_log2 = a.scale_log2,
-                           .kv_heads = a.kv_heads };
-  if (run->plan->problem.selection == NSA_SELECT_OWN) {
-    nsa_tensor idx = index_tensor(run);
-    p.lists = idx.data;
-    p.list_token_stride = idx.stride[0];
-    p.list_head_stride = idx.stride[1];
-  } else {
-    NSAI_TRY(sort_selection(run, &p));
-  }
-  return launch(run, NSAI_KERNEL_ATTEND_SELECTED, tile_grid(run, NSAI_KERNEL_ATTEND_SELECTED), &p);
+/* All but the lists. */
+static NsaiAttendSelected selected_params(const nsai_run *run) {
+  NsaiAttend a = attend_params(run, NSA_SEL, NSAI_KERNEL_ATTEND_SELECTED);
+  return (NsaiAttendSelected){ .seq = a.seq,
+                               .q = a.q,
+                               .k = a.k,
+                               .v = a.v,
+                               .out = a.out,
+                               .scale_log2 = a.scale_log2,
+                               .kv_heads = a.kv_heads,
+                               .tiles = a.tiles };
 }
 
-/* Whether this run needs the library's own selection: for the branch, or because the caller asks
- * for the indices. */
-static bool selects(const nsai_run *run) {
-  const nsai_problem *p = &run->plan->problem;
-  if (!p->model.select_count || p->selection != NSA_SELECT_OWN) return false;
-  bool branch = (run->branches >> NSA_SEL & 1) && !run->plan->selected_dense;
-  return branch || nsai_present(&run->io->block_idx);
+/* Sets the lists: the library's own, or those that come of sorting the caller's. */
+static nsa_status find_lists(const nsai_run *run, NsaiAttendSelected *p) {
+  if (run->plan->problem.selection != NSA_SELECT_OWN) return sort_selection(run, p);
+  nsa_tensor idx = index_tensor(run);
+  p->lists = idx.data;
+  p->list_token_stride = idx.stride[0];
+  p->list_head_stride = idx.stride[1];
+  return NSA_OK;
+}
+
+static nsa_status attend_selected_dense(const nsai_run *run) {
+  NsaiAttend p = attend_params(run, NSA_SEL, NSAI_KERNEL_ATTEND_SELECTED);
+  return launch_attend(run, NSAI_KERNEL_ATTEND_SELECTED, &p, run->sizes.kv_tokens);
+}
+
+static nsa_status attend_selected(const nsai_run *run) {
+  if (run->plan->selected_dense) return attend_selected_dense(run);
+  NsaiAttendSelected p = selected_params(run);
+  NSAI_TRY(find_lists(run, &p));
+  return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
+}
+
+/* The window's branch is part of it, or all of it. */
+static nsa_status attend_selected_window(const nsai_run *run) {
+  NsaiAttend window = attend_params(run, NSA_WIN, NSAI_KERNEL_ATTEND_SELECTED);
+  NsaiSelectedWindow p = { .selected = selected_params(run),
+                           .window_k = window.k,
+                           .window_v = window.v,
+                           .window_out = window.out,
+                           .has_selected = has_branch(run, NSA_SEL),
+                           .has_window = has_branch(run, NSA_WIN) };
+  if (p.has_selected) NSAI_TRY(find_lists(run, &p.selected));
+  return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
+}
+
+/* The branches that read raw keys. */
+static nsa_status attend_raw(const nsai_run *run) {
+  bool selected = has_branch(run, NSA_SEL), window = has_branch(run, NSA_WIN);
+  if (is_covered(run, NSAI_STAGE_ATTEND_WINDOW)) {
+    if (!selected && !window) return NSA_OK;
+    return staged(run, NSAI_STAGE_ATTEND_SELECTED, attend_selected_window);
+  }
+  if (window) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
+  return selected ? staged(run, NSAI_STAGE_ATTEND_SELECTED, attend_selected) : NSA_OK;
 }
 
 nsa_status nsai_enqueue_forward(const nsai_run *run) {
   const nsai_geometry *m = &run->plan->problem.model;
   bool probes = nsai_present(&run->io->probe_rows), selecting = selects(run);
-  bool compressed = (run->branches >> NSA_CMP & 1) || selecting || probes;
+  bool compressed = has_branch(run, NSA_CMP) || selecting || probes;
+  bool fused = is_covered(run, NSAI_STAGE_SELECT);
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
   if ((compressed || nsai_present(&run->io->kv.k_cmp)) && m->phi != NSAI_PHI_EXTERNAL)
     NSAI_TRY(staged(run, NSAI_STAGE_COMPRESS, nsai_enqueue_compress));
-  if (compressed) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_COMPRESSED, attend_compressed));
-  if (selecting) NSAI_TRY(select_blocks(run));
+  if (compressed)
+    NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_COMPRESSED,
+                    fused ? attend_compressed_topn : attend_compressed));
+  if (selecting && !fused) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe(run));
-  if (run->branches >> NSA_WIN & 1) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
-  if (run->branches >> NSA_SEL & 1)
-    NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_SELECTED, attend_selected));
-  return NSA_OK;
+  return attend_raw(run);
 }
 
 nsa_status nsai_enqueue_compress(const nsai_run *run) {
@@ -486,7 +559,8 @@ static nsa_status enqueue_dense(const nsai_run *run) {
                    .v = nsai_view(&run->io->kv.v[0]),
                    .out = out,
                    .scale_log2 = scale_log2(run),
-                   .kv_heads = run->plan->problem.model.kv_heads };
+                   .kv_heads = run->plan->problem.model.kv_heads,
+                   .tiles = (int)grid_tiles(run, NSAI_KERNEL_DENSE) };
   return launch_attend(run, NSAI_KERNEL_DENSE, &p, run->sizes.kv_tokens);
 }
 

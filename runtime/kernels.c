@@ -422,6 +422,7 @@ nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
                                .threads = spec->threads,
                                .shared_bytes = spec->shared_bytes,
                                .tokens = spec->tokens,
+                               .most_blocks = spec->per_sm * ctx->target.sms,
                                .box_heads = spec->box_heads,
                                .box_tokens = spec->box_tokens,
                                .box_keys = spec->box_keys };

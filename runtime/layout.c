@@ -68,15 +68,20 @@ static void layout_gate(nsai_layout *out, const nsai_problem *p) {
   out->gate_logits = take(out, p->max_tokens * m->heads * 3 * 4);
 }
 
-static void layout_selection(nsai_layout *out, const nsai_problem *p) {
+static void layout_importance(nsai_layout *out, const nsai_problem *p) {
+  const nsai_geometry *m = &p->model;
+  out->importance_columns = round_up(nsai_select_block_count(m, p->max_kv_len), 4);
+  out->chunk_tokens =
+      chunk_of(IMPORTANCE_CHUNK_BYTES, m->kv_heads * out->importance_columns * 4, p->max_tokens);
+  if (!nsai_problem_selects_all(p))
+    out->importance = take(out, out->chunk_tokens * m->kv_heads * out->importance_columns * 4);
+}
+
+static void layout_selection(nsai_layout *out, const nsai_problem *p, const nsai_choice *choice) {
   const nsai_geometry *m = &p->model;
   int64_t lists = p->max_tokens * m->kv_heads * m->select_count * 4;
   if (p->selection == NSA_SELECT_OWN) {
-    out->importance_columns = round_up(nsai_select_block_count(m, p->max_kv_len), 4);
-    out->chunk_tokens =
-        chunk_of(IMPORTANCE_CHUNK_BYTES, m->kv_heads * out->importance_columns * 4, p->max_tokens);
-    if (!nsai_problem_selects_all(p))
-      out->importance = take(out, out->chunk_tokens * m->kv_heads * out->importance_columns * 4);
+    if (!nsai_is_covered(choice, NSAI_STAGE_IMPORTANCE)) layout_importance(out, p);
     out->idx = take(out, lists);
   } else {
     out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * lists : lists);
@@ -87,6 +92,7 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
   const nsai_geometry *m = &p->model;
   nsai_layout out = { 0 };
   if (nsai_needs_gemm(p, choice)) out.gemm = take(&out, (int64_t)NSAI_GEMM_WORKSPACE_BYTES);
+  if (choice->scratch_bytes) out.scratch = take(&out, (int64_t)choice->scratch_bytes);
   if (p->op == NSA_OP_DENSE) {
     if (out.gemm.bytes) layout_dense(&out, p);
     return out;
@@ -101,6 +107,6 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
   out.lse = take(&out, p->max_tokens * m->heads * 4);
   if (m->select_count || m->window)
     out.partial = take(&out, p->max_tokens * m->heads * m->head_dim_v * 4);
-  if (m->select_count) layout_selection(&out, p);
+  if (m->select_count) layout_selection(&out, p, choice);
   return out;
 }

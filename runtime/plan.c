@@ -112,6 +112,13 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   return count_missing(ctx, &request, &choice, &caps->needs_compile);
 }
 
+static void write_kernel(const nsai_kernel_spec *spec, nsai_writer *text) {
+  nsai_write(text, "  kernel %s: %d threads, %u bytes of shared memory", spec->entry, spec->threads,
+             spec->shared_bytes);
+  if (spec->per_sm) nsai_write(text, ", persistent: %d per multiprocessor", spec->per_sm);
+  nsai_write(text, "\n");
+}
+
 size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
   nsai_writer text = nsai_writer_open(buf, size);
   nsai_problem resolved;
@@ -136,10 +143,7 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   nsai_layout layout = nsai_layout_make(&resolved, &choice);
   nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)layout.total);
   for (int role = 0; role < NSAI_ROLES; role++)
-    if (choice.specs[role].entry)
-      nsai_write(&text, "  kernel %s: %d threads, %u bytes of shared memory\n",
-                 choice.specs[role].entry, choice.specs[role].threads,
-                 choice.specs[role].shared_bytes);
+    if (choice.specs[role].entry) write_kernel(&choice.specs[role], &text);
   return text.used;
 }
 
@@ -222,7 +226,7 @@ static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user,
 static nsa_status check_decided(const nsai_decisions *decisions, const nsai_choice *choice) {
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     const nsai_candidate *d = &decisions->stage[s];
-    if (!d->variant || !choice->variant[s]) continue;
+    if (!d->variant || !choice->variant[s] || nsai_is_covered(choice, (nsai_stage)s)) continue;
     if (d->variant != choice->variant[s] || memcmp(&d->tiles, &choice->tiles[s], sizeof d->tiles))
       return nsai_fail(NSA_E_INTERNAL, "%s cannot serve %s as decided", d->variant->name,
                        nsai_stage_name((nsai_stage)s));

@@ -22,7 +22,8 @@ typedef struct nsai_layout {
   nsai_piece k_cmp, v_cmp;  /* dtype [R, Hkv, D] */
   nsai_piece lse;           /* f32 [T, Hq] of the compressed branch */
   nsai_piece partial;       /* f32 [T, Hq, Dv]: gated sum of the branches so far */
-  nsai_piece importance;    /* f32 [chunk_tokens, Hkv, importance_columns] */
+  nsai_piece importance;    /* f32 [chunk_tokens, Hkv, importance_columns]; none where a variant
+                               covers the stage */
   nsai_piece idx;           /* i32 [T, Hkv, n] */
   nsai_piece lists;         /* i32 [T, Hkv, n or 2n]: a caller's selection, sorted */
   nsai_piece phi_rows;      /* dtype [Hkv, R + 1, l*D]: of K, then of V; the last row: pe */
@@ -33,6 +34,7 @@ typedef struct nsai_layout {
   nsai_piece gate_logits;   /* f32 [T, Hq*3] */
   nsai_piece gemm;          /* cuBLASLt's own */
   nsai_piece scores, probs; /* sdpa_gemm: f32 and dtype [G, chunk_tokens, max_kv_len] */
+  nsai_piece scratch;       /* of persistent kernels, a part for each block of threads */
   int64_t cmp_rows;         /* R */
   int64_t chunk_tokens;     /* query tokens whose importance (or scores) exists at once */
   int64_t importance_columns;

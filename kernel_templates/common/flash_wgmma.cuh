@@ -100,9 +100,10 @@ struct FlashTile {
 template <class Config, class Keys>
 NSAI_DEVICE FlashTile flash_tile(const NsaiAttendTma &p, int index) {
   constexpr int kTokens = Flash<Config>::kTokens;
-  int group = index / p.tiles, number = index % p.tiles;
+  int tiles = p.attend.tiles / p.attend.kv_heads; // of one head
+  int group = index / tiles, number = index % tiles;
   QueryTile tile =
-      find_query_tile<kTokens>(p.attend.seq, Keys::kLongestFirst ? p.tiles - 1 - number : number);
+      find_query_tile<kTokens>(p.attend.seq, Keys::kLongestFirst ? tiles - 1 - number : number);
   FlashTile t;
   t.group = group;
   t.tokens = tile.first_query < 0 ? 0 : min(kTokens, tile.seq.q_len - tile.first_query);
@@ -119,7 +120,7 @@ NSAI_DEVICE FlashTile flash_tile(const NsaiAttendTma &p, int index) {
 // tiles become ever shorter, no CTA gets the longer one each time.
 template <class Config, class Keys, class Take>
 NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, Take take) {
-  int count = p.tiles * p.attend.kv_heads, place = blockIdx.x;
+  int count = p.attend.tiles, place = blockIdx.x;
   for (int round = 0; round < count; round += gridDim.x) {
     if (round + place < count) {
       FlashTile tile = flash_tile<Config, Keys>(p, round + place);

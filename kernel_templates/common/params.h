@@ -63,18 +63,28 @@ typedef struct NsaiAttend {
   NsaiEpilogue out;
   float scale_log2; /* softmax scale * log2(e) */
   int kv_heads;
+  int tiles; /* of query tokens, times Hkv: blocks with one each; persistent kernels have fewer */
+  int reserved;
 } NsaiAttend;
 
-/* attend_compressed_wgmma, attend_window_wgmma, dense_wgmma: the same through tensor maps, by blocks
- * of threads that stay and take one tile after the other. */
+/* attend_compressed_wgmma, attend_window_wgmma, dense_wgmma: the same through tensor maps. */
 typedef struct NsaiAttendTma {
   NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
   NsaiTensorMap k; /* boxes of one head, kKeys tokens */
   NsaiTensorMap v;
   NsaiAttend attend;
-  int tiles; /* of tokens, per KV head */
-  int reserved[3];
 } NsaiAttendTma;
+
+/* Variants of attend_compressed that cover importance and select: the compressed branch, and of
+ * each token the top-n by the importance that follows from its scores. */
+typedef struct NsaiCompressedTopn {
+  NsaiAttend attend;
+  int *idx; /* [T, Hkv, n] ascending, then -1; NULL: no lists are wanted */
+  long long idx_token_stride;
+  long long idx_head_stride;
+  void *scratch; /* workspace: scratch_bytes for each block of threads of the grid */
+  long long scratch_bytes;
+} NsaiCompressedTopn;
 
 /* attend_selected: attention over each token's own sorted list of disjoint key ranges. */
 typedef struct NsaiAttendSelected {
@@ -89,7 +99,21 @@ typedef struct NsaiAttendSelected {
   long long list_head_stride;  /* ints; 0: shared by all KV heads */
   float scale_log2;
   int kv_heads;
+  int tiles; /* as in NsaiAttend */
+  int reserved;
 } NsaiAttendSelected;
+
+/* Variants of attend_selected that cover attend_window: one kernel for both branches, or for one of
+ * them where a run has no more. The epilogues are as for two kernels, the window's first; a sum that
+ * stays in registers between the two need not pass through `partial`. */
+typedef struct NsaiSelectedWindow {
+  NsaiAttendSelected selected; /* seq, q, scale and tiles of both */
+  NsaiView window_k;
+  NsaiView window_v;
+  NsaiEpilogue window_out;
+  int has_selected; /* 0: lists, k, v and out of `selected` mean nothing */
+  int has_window;   /* 0: window_k, window_v and window_out mean nothing */
+} NsaiSelectedWindow;
 
 /* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`.
  */
@@ -199,10 +223,12 @@ typedef struct NsaiCausalSoftmax {
 NSAI_SIZE_IS(NsaiView, 24);
 NSAI_SIZE_IS(NsaiSequences, 40);
 NSAI_SIZE_IS(NsaiEpilogue, 120);
-NSAI_SIZE_IS(NsaiAttend, 240);
+NSAI_SIZE_IS(NsaiAttend, 248);
 NSAI_SIZE_IS(NsaiTensorMap, 128);
 NSAI_SIZE_IS(NsaiAttendTma, 640);
-NSAI_SIZE_IS(NsaiAttendSelected, 264);
+NSAI_SIZE_IS(NsaiCompressedTopn, 288);
+NSAI_SIZE_IS(NsaiAttendSelected, 272);
+NSAI_SIZE_IS(NsaiSelectedWindow, 448);
 NSAI_SIZE_IS(NsaiImportance, 168);
 NSAI_SIZE_IS(NsaiSelect, 104);
 NSAI_SIZE_IS(NsaiSortSelection, 88);

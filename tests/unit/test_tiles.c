@@ -137,7 +137,8 @@ static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai
   v->specify(p, t, tiles, specs);
   bool allowed = true, any = false;
   for (int role = 0; role < NSAI_ROLES; role++) {
-    if (!specs[role].entry || role == NSAI_KERNEL_SORT) continue;
+    bool beside = v->covers && (role == NSAI_KERNEL_SELECT || role == NSAI_KERNEL_PROBE);
+    if (!specs[role].entry || role == NSAI_KERNEL_SORT || beside) continue;
     allowed &= kernel_allows(&specs[role], t);
     any = true;
     if (!reasons.count) check_constants(v, tiles, &specs[role]);

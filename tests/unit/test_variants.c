@@ -78,7 +78,8 @@ static void check_layout(const nsai_problem *problem, const nsai_choice *choice)
   const nsai_piece all[] = { l.k_cmp,       l.v_cmp,      l.lse,          l.partial,
                              l.importance,  l.idx,        l.lists,        l.phi_rows,
                              l.phi_product, l.phi_hidden, l.gate_product, l.gate_hidden,
-                             l.gate_logits, l.gemm,       l.scores,       l.probs };
+                             l.gate_logits, l.gemm,       l.scores,       l.probs,
+                             l.scratch };
   uint64_t sum = 0;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (!all[i].bytes) continue;
@@ -110,12 +111,14 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
   assert_true((s[NSAI_KERNEL_GATE_BIAS].entry != NULL) == (m->gate == NSAI_GATE_MLP));
   assert_true((s[NSAI_KERNEL_GATE_ACTIVATION].entry != NULL) == (m->gate_hidden > 0));
   assert_non_null(s[NSAI_KERNEL_ATTEND_COMPRESSED].entry);
-  assert_true((s[NSAI_KERNEL_IMPORTANCE].entry != NULL) == (own && !nsai_problem_selects_all(p)));
+  assert_true((s[NSAI_KERNEL_IMPORTANCE].entry != NULL) ==
+              (own && !nsai_problem_selects_all(p) && !nsai_is_covered(c, NSAI_STAGE_IMPORTANCE)));
   assert_true((s[NSAI_KERNEL_PROBE].entry != NULL) == (p->max_probe_rows > 0));
   assert_true((s[NSAI_KERNEL_SELECT].entry != NULL) == own);
   assert_true((s[NSAI_KERNEL_SORT].entry != NULL) == (p->selection != NSA_SELECT_OWN));
   assert_true((s[NSAI_KERNEL_ATTEND_SELECTED].entry != NULL) == (m->select_count > 0));
-  assert_true((s[NSAI_KERNEL_ATTEND_WINDOW].entry != NULL) == (m->window > 0));
+  assert_true((s[NSAI_KERNEL_ATTEND_WINDOW].entry != NULL) ==
+              (m->window > 0 && !nsai_is_covered(c, NSAI_STAGE_ATTEND_WINDOW)));
 }
 
 static void check_problem(const nsai_config *config, const nsa_problem *asked) {
@@ -134,6 +137,13 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
     check_kernels(&p, &c);
     check_layout(&p, &c);
   }
+}
+
+/* A variant covers stages that nsai_choose comes to after its own. */
+static void test_covers(void **state) {
+  (void)state;
+  for (int i = 0; i < nsai_variant_count; i++)
+    assert_int_equal(nsai_variants[i].covers & ((2u << nsai_variants[i].stage) - 1), 0);
 }
 
 /* Both operations and every selection, short and long, with and without a probe. */
@@ -367,7 +377,7 @@ int main(void) {
     cmocka_unit_test(test_shipped),           cmocka_unit_test(test_random),
     cmocka_unit_test(test_force_and_disable), cmocka_unit_test(test_all_reasons),
     cmocka_unit_test(test_same_code),         cmocka_unit_test(test_wishes),
-    cmocka_unit_test(test_shared_memory),
+    cmocka_unit_test(test_shared_memory),     cmocka_unit_test(test_covers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,102 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "covering.h"
+
+#include "stages.h"
+
+bool covering_topn;
+
+static bool sensible_topn(const nsai_problem *p, const nsai_target *t) {
+  (void)p, (void)t;
+  return covering_topn;
+}
+
+static void legal_any(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)p, (void)t, (void)reasons;
+}
+
+static nsai_tiles choose_warps(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  (void)p, (void)t;
+  *by = NSAI_BY_DEFAULT;
+  return (nsai_tiles){ { [NSAI_TILE_WARPS] = 4 } };
+}
+
+static void fit_any(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
+                    nsai_reasons *reasons) {
+  (void)p, (void)t, (void)tiles, (void)reasons;
+}
+
+static double cost_same(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles) {
+  (void)p, (void)t, (void)tiles;
+  return 1;
+}
+
+static const nsai_space warps = {
+  1, { { NSAI_TILE_WARPS, { 2, 4 }, "more than one candidate" } }, choose_warps, fit_any, cost_same
+};
+
+static void specify_topn(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
+                         nsai_kernel_spec specs[NSAI_ROLES]) {
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
+  *spec = (nsai_kernel_spec){ .entry = "made_up_topn",
+                              .threads = 32 * tiles->of[NSAI_TILE_WARPS],
+                              .tokens = 1,
+                              .per_sm = COVERING_PER_SM,
+                              .scratch_bytes = COVERING_SCRATCH };
+  nsai_constant_add(spec, "kMinBlocks", 1);
+  nsai_specify_beside(p, t, specs);
+}
+
+static void legal_both(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)t;
+  if (p->selection != NSA_SELECT_OWN) nsai_refuse(reasons, "it sorts no lists");
+}
+
+static void specify_both(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
+                         nsai_kernel_spec specs[NSAI_ROLES]) {
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
+  (void)p, (void)t;
+  *spec = (nsai_kernel_spec){ .entry = "made_up_both",
+                              .threads = 32 * tiles->of[NSAI_TILE_WARPS],
+                              .tokens = 4 };
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
+#define ROW(row_stage, row_name, row_space)                                                        \
+  {                                                                                                \
+    .name = #row_name, .stage = (row_stage), .why = "as in the library", .deterministic = true,    \
+    .fp32_importance = true, .legal = nsai_legal_##row_name, .specify = nsai_specify_##row_name,   \
+    .space = (row_space)                                                                           \
+  }
+
+const nsai_variant nsai_variants[] = {
+  ROW(NSAI_STAGE_COMPRESS, compress_mean, &nsai_space_compress_mean),
+  { .name = "made_up_topn",
+    .stage = NSAI_STAGE_ATTEND_COMPRESSED,
+    .why = "a test of three stages",
+    .deterministic = true,
+    .fp32_importance = true,
+    .legal = legal_any,
+    .sensible = sensible_topn,
+    .specify = specify_topn,
+    .space = &warps,
+    .covers = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT },
+  ROW(NSAI_STAGE_ATTEND_COMPRESSED, attend_compressed_mma, &nsai_space_flash),
+  ROW(NSAI_STAGE_IMPORTANCE, importance_mma, &nsai_space_importance),
+  ROW(NSAI_STAGE_SELECT, select_topn, &nsai_space_select),
+  ROW(NSAI_STAGE_ATTEND_SELECTED, selected_dense_mma, &nsai_space_flash),
+  ROW(NSAI_STAGE_ATTEND_SELECTED, attend_selected_mma, &nsai_space_union),
+  { .name = "made_up_both",
+    .stage = NSAI_STAGE_ATTEND_SELECTED,
+    .why = "a test of two stages",
+    .deterministic = true,
+    .fp32_importance = true,
+    .legal = legal_both,
+    .specify = specify_both,
+    .space = &warps,
+    .covers = 1u << NSAI_STAGE_ATTEND_WINDOW },
+  ROW(NSAI_STAGE_ATTEND_WINDOW, attend_window_mma, &nsai_space_flash),
+  ROW(NSAI_STAGE_DENSE, dense_mma, &nsai_space_flash),
+};
+const int nsai_variant_count = sizeof nsai_variants / sizeof *nsai_variants;

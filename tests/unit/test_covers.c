@@ -1,0 +1,312 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Variants that cover further stages: when they are chosen, what that says of the stages they cover,
+ * and what runs launch, on the fake GPU.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "common/params.h"
+#include "context.h"
+#include "covering.h"
+#include "machine.h"
+#include "plan.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* The last params of either kernel. */
+static NsaiCompressedTopn topn;
+static NsaiSelectedWindow both;
+
+static double keep_params(const fake_cuda_launch *launch, const void *params) {
+  if (!strcmp(launch->name, "made_up_topn")) memcpy(&topn, params, sizeof topn);
+  if (!strcmp(launch->name, "made_up_both")) memcpy(&both, params, sizeof both);
+  return 1;
+}
+
+/* A machine whose blocks are really selected. */
+static void begin(machine *m, const machine_request *request) {
+  machine_request r = *request;
+  r.gpu = true;
+  if (!r.override) r.override = "thresholds.select_dense_below=0";
+  machine_init(m, &r);
+}
+
+static nsa_status forward(machine *m) {
+  fake_cuda_state *r = machine_record();
+  *r = (fake_cuda_state){ .retained = 1, .kernel = keep_params };
+  return nsa_forward(m->plan, &m->exec, &m->toy.batch, &m->toy.io);
+}
+
+static void expect_launches(nsa_status status, const char *const *names) {
+  const fake_cuda_state *r = machine_record();
+  machine_expect("run", status, NSA_OK, NULL);
+  int count = 0;
+  for (; names[count]; count++)
+    if (count >= r->launches || strcmp(r->launch[count].name, names[count]) != 0)
+      fail_msg("launch %d is %s, expected %s", count,
+               count < r->launches ? r->launch[count].name : "missing", names[count]);
+  assert_int_equal(r->launches, count);
+}
+
+#define LIST(...) ((const char *const[]){ __VA_ARGS__, NULL })
+
+static void expect_variants(const machine *m, const char *expected) {
+  nsa_caps caps = NSA_CAPS_INIT;
+  machine_expect("caps", nsa_plan_caps(m->plan, &caps), NSA_OK, NULL);
+  assert_string_equal(caps.variants, expected);
+}
+
+/* Fails unless nsa_explain says `part` of the machine's problem. */
+static void expect_story(const machine *m, int32_t selection, const char *part) {
+  static char story[65536];
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  problem.max_tokens = 64;
+  problem.max_seqs = 2;
+  problem.selection = selection;
+  assert_true(nsa_explain(m->ctx, &problem, story, sizeof story) < sizeof story);
+  if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
+}
+
+static void expect_no_selection(machine *m) {
+  m->toy.io.block_idx = m->toy.io.o_branch[NSA_SEL] = m->toy.io.lse[NSA_SEL] = (nsa_tensor){ 0 };
+}
+
+/* ---- made_up_topn ---- */
+
+static void test_topn(void **state) {
+  (void)state;
+  machine m;
+  covering_topn = true;
+  begin(&m, &(machine_request){ 0 });
+  expect_variants(&m, "compress=compress_mean attend_compressed=made_up_topn "
+                      "importance=made_up_topn select=made_up_topn "
+                      "attend_selected=attend_selected_mma attend_window=attend_window_mma");
+  expect_story(&m, 0, "    made_up_topn warps=4: chosen (first legal in the table; tiles by the");
+  expect_story(&m, 0,
+               "  importance:\n    done by made_up_topn of attend_compressed\n"
+               "    importance_mma: possible, not chosen (its stage is covered)\n");
+  expect_story(&m, 0,
+               "  kernel made_up_topn: 128 threads, 0 bytes of shared memory, persistent: 2 "
+               "per multiprocessor\n");
+  const nsai_layout *l = &m.plan->layout;
+  assert_int_equal(l->importance.bytes, 0);
+  assert_int_equal(l->chunk_tokens, 0);
+  assert_int_equal(l->scratch.bytes, 132 * COVERING_PER_SM * COVERING_SCRATCH);
+  expect_launches(forward(&m), LIST("compress_mean", "made_up_topn", "attend_window_mma",
+                                    "attend_selected_mma"));
+  /* 40 tokens in two sequences, a token a tile: 42 tiles of each of 2 heads. */
+  assert_int_equal(machine_record()->launch[1].grid_x, 84);
+  assert_int_equal(topn.attend.tiles, 84);
+  assert_ptr_equal(topn.idx, m.toy.io.block_idx.data);
+  assert_int_equal(topn.idx_token_stride, 2 * 4);
+  assert_int_equal(topn.idx_head_stride, 4);
+  assert_ptr_equal(topn.scratch, (char *)m.workspace + l->scratch.offset);
+  assert_int_equal(topn.scratch_bytes, COVERING_SCRATCH);
+  assert_non_null(topn.attend.out.lse);
+  machine_free(&m);
+}
+
+/* No more blocks of threads than the device has at once; the kernel knows of all tiles. */
+static void test_persistent(void **state) {
+  (void)state;
+  machine m;
+  covering_topn = true;
+  begin(&m, &(machine_request){ 0 });
+  nsai_kernel *kernel = &m.plan->kernels[NSAI_KERNEL_ATTEND_COMPRESSED];
+  assert_int_equal(kernel->most_blocks, 132 * COVERING_PER_SM);
+  assert_int_equal(m.plan->kernels[NSAI_KERNEL_ATTEND_SELECTED].most_blocks, 0);
+  static const int32_t most[] = { 0, 10, 84, 85 };
+  static const uint32_t grids[] = { 84, 10, 84, 84 };
+  for (int i = 0; i < 4; i++) {
+    kernel->most_blocks = most[i];
+    machine_expect("run", forward(&m), NSA_OK, NULL);
+    assert_int_equal(machine_record()->launch[1].grid_x, grids[i]);
+    assert_int_equal(topn.attend.tiles, 84);
+  }
+  machine_free(&m);
+}
+
+/* What a run does not want is not asked of the kernel. */
+static void test_topn_in_part(void **state) {
+  (void)state;
+  machine m;
+  covering_topn = true;
+  begin(&m, &(machine_request){ .max_probe_rows = 2 });
+  nsa_tensor importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
+  *machine_record() = (fake_cuda_state){ .retained = 1 };
+  expect_launches(nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io, &importance),
+                  LIST("select_topn"));
+  static const int32_t ends[] = { 39, 0 };
+  m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
+  m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
+  expect_launches(forward(&m), LIST("compress_mean", "made_up_topn", "importance_mma",
+                                    "attend_window_mma", "attend_selected_mma"));
+  m.toy.io.probe_rows = m.toy.io.probe_importance = (nsa_tensor){ 0 };
+  m.exec.branches = 1u << NSA_CMP | 1u << NSA_WIN; /* the caller still asks for the blocks */
+  m.toy.io.o_branch[NSA_SEL] = m.toy.io.lse[NSA_SEL] = (nsa_tensor){ 0 };
+  expect_launches(forward(&m), LIST("compress_mean", "made_up_topn", "attend_window_mma"));
+  assert_non_null(topn.idx);
+  expect_no_selection(&m);
+  expect_launches(forward(&m), LIST("compress_mean", "made_up_topn", "attend_window_mma"));
+  assert_null(topn.idx);
+  m.exec.branches = 0; /* the blocks go into the workspace */
+  expect_launches(forward(&m), LIST("compress_mean", "made_up_topn", "attend_window_mma",
+                                    "attend_selected_mma"));
+  assert_ptr_equal(topn.idx, (char *)m.workspace + m.plan->layout.idx.offset);
+  machine_free(&m);
+}
+
+/* ---- made_up_both ---- */
+
+static void test_both(void **state) {
+  (void)state;
+  machine m;
+  covering_topn = false;
+  begin(&m, &(machine_request){ .override = "variants.force.attend_selected=made_up_both",
+                                .per_branch = true });
+  expect_variants(&m, "compress=compress_mean attend_compressed=attend_compressed_mma "
+                      "importance=importance_mma select=select_topn "
+                      "attend_selected=made_up_both attend_window=made_up_both");
+  expect_launches(forward(&m),
+                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
+  const nsa_io *io = &m.toy.io;
+  assert_true(both.has_selected && both.has_window);
+  assert_ptr_equal(both.selected.k.data, io->kv.k[NSA_SEL].data);
+  assert_ptr_equal(both.window_k.data, io->kv.k[NSA_WIN].data);
+  assert_ptr_equal(both.window_v.data, io->kv.v[NSA_WIN].data);
+  assert_ptr_equal(both.selected.lists, io->block_idx.data);
+  assert_int_equal(both.selected.tiles, 24); /* (40 / 4 + 2) of each head */
+  /* The window's comes after the compressed branch and before the last. */
+  assert_true(both.window_out.add_partial && both.window_out.partial && !both.window_out.o.data);
+  assert_true(both.selected.out.add_partial);
+  assert_ptr_equal(both.selected.out.o.data, io->o.data);
+  m.exec.branches = 1u << NSA_WIN;
+  memset(m.toy.io.o_branch, 0, sizeof m.toy.io.o_branch);
+  memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
+  expect_no_selection(&m);
+  expect_launches(forward(&m), LIST("made_up_both"));
+  assert_true(!both.has_selected && both.has_window);
+  assert_ptr_equal(both.window_out.o.data, io->o.data);
+  assert_false(both.window_out.add_partial);
+  m.exec.branches = 1u << NSA_SEL;
+  expect_launches(forward(&m),
+                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
+  assert_true(both.has_selected && !both.has_window);
+  assert_ptr_equal(both.selected.out.o.data, io->o.data);
+  m.exec.branches = 1u << NSA_CMP;
+  expect_launches(forward(&m), LIST("compress_mean", "attend_compressed_mma"));
+  machine_free(&m);
+}
+
+/* ---- when it is not chosen ---- */
+
+static void expect_refusal(const char *override, int32_t selection, const char *reason) {
+  machine m;
+  char text[256];
+  covering_topn = true;
+  begin(&m, &(machine_request){ .override = override, .selection = selection });
+  assert_false(nsai_is_covered(&m.plan->choice, NSAI_STAGE_IMPORTANCE));
+  assert_false(nsai_is_covered(&m.plan->choice, NSAI_STAGE_SELECT));
+  snprintf(text, sizeof text, "    made_up_topn: no\n      %s", reason);
+  expect_story(&m, selection, text);
+  machine_free(&m);
+}
+
+static void test_refusals(void **state) {
+  (void)state;
+  expect_refusal("variants.force.select=select_topn", 0,
+                 "it covers select, for which variants.force asks for select_topn\n");
+  expect_refusal("variants.force.attend_compressed=attend_compressed_mma", 0,
+                 "variants.force asks for attend_compressed_mma\n");
+  expect_refusal("variants.disable=[\"*.made_up*\"]", 0, "variants.disable matches it");
+  expect_refusal(NULL, NSA_SELECT_BLOCKS,
+                 "it covers importance, which is not run here\n"
+                 "      it covers select, which is not run here\n");
+  /* A stage that is covered cannot be forced to the variant that covers it. */
+  char yaml[1024];
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_ctx *ctx;
+  machine_yaml(&(machine_request){ 0 }, yaml, sizeof yaml);
+  strcat(yaml, "variants: {force: {select: made_up_topn}}\n");
+  options.yaml_text = yaml;
+  machine_expect("force", nsa_create(NULL, &options, &ctx), NSA_E_CONFIG,
+                 "no variant 'made_up_topn'; stage select has select_topn");
+}
+
+/* Without a window nothing runs it. */
+static void test_no_window(void **state) {
+  (void)state;
+  machine m;
+  covering_topn = true;
+  begin(&m, &(machine_request){ .override = "model.window=0" });
+  expect_story(&m, 0, "made_up_both: no\n      it covers attend_window, which is not run here\n");
+  machine_free(&m);
+}
+
+/* ---- decisions ---- */
+
+static nsai_candidate candidate(const char *text, nsai_stage stage) {
+  nsai_candidate c;
+  if (!nsai_candidate_parse(text, stage, &c)) fail_msg("no candidate: %s", text);
+  return c;
+}
+
+static void choose(const machine *m, const nsai_decisions *decisions, nsai_choice *out) {
+  machine_expect("choose",
+                 nsai_choose(m->ctx->config, &m->plan->problem, &m->ctx->target, decisions, NULL,
+                             out),
+                 NSA_OK, NULL);
+}
+
+/* A decision for the covering variant takes its stages, whatever was decided for them; one for a
+ * separate variant leaves them to what was decided. */
+static void test_decisions(void **state) {
+  (void)state;
+  machine m;
+  nsai_choice c;
+  nsai_decisions d = { .why = "a test" };
+  covering_topn = true;
+  begin(&m, &(machine_request){ 0 });
+  d.stage[NSAI_STAGE_SELECT] = candidate("select_topn warps=2 blocks=1", NSAI_STAGE_SELECT);
+  d.stage[NSAI_STAGE_ATTEND_COMPRESSED] =
+      candidate("made_up_topn warps=2", NSAI_STAGE_ATTEND_COMPRESSED);
+  choose(&m, &d, &c);
+  for (int s = NSAI_STAGE_ATTEND_COMPRESSED; s <= NSAI_STAGE_SELECT; s++) {
+    assert_string_equal(c.variant[s]->name, "made_up_topn");
+    assert_int_equal(c.tiles[s].of[NSAI_TILE_WARPS], 2);
+    assert_int_equal(c.decider[s], NSAI_BY_RECORD);
+  }
+  d.stage[NSAI_STAGE_ATTEND_COMPRESSED] =
+      candidate("attend_compressed_mma rows=64 keys=64 warps=2 blocks=1",
+                NSAI_STAGE_ATTEND_COMPRESSED);
+  choose(&m, &d, &c);
+  assert_string_equal(c.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name, "attend_compressed_mma");
+  assert_string_equal(c.variant[NSAI_STAGE_IMPORTANCE]->name, "importance_mma");
+  assert_int_not_equal(c.decider[NSAI_STAGE_IMPORTANCE], NSAI_BY_RECORD);
+  assert_string_equal(c.variant[NSAI_STAGE_SELECT]->name, "select_topn");
+  assert_int_equal(c.tiles[NSAI_STAGE_SELECT].of[NSAI_TILE_WARPS], 2);
+  assert_int_equal(c.scratch_bytes, 0);
+  /* The heuristic's choice apart from it. */
+  nsai_candidate apart = nsai_choose_apart(m.ctx->config, &m.plan->problem, &m.ctx->target,
+                                           NSAI_STAGE_ATTEND_COMPRESSED);
+  assert_string_equal(apart.variant->name, "attend_compressed_mma");
+  machine_free(&m);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_topn),         cmocka_unit_test(test_persistent),
+    cmocka_unit_test(test_topn_in_part), cmocka_unit_test(test_both),
+    cmocka_unit_test(test_refusals),     cmocka_unit_test(test_no_window),
+    cmocka_unit_test(test_decisions),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
