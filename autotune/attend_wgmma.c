@@ -58,7 +58,7 @@ static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
 static bool registers_do(const nsai_geometry *m, const nsai_tiles *s) {
   int32_t keys = s->of[NSAI_TILE_KEYS];
   int32_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1;
-  int32_t needs = (padded(m->head_dim_v) + keys) / 2 + parts * keys / 4 + 36;
+  int32_t needs = (padded(m->head_dim_v) + keys) / 2 + parts * keys / 4 + 32;
   return needs <= (s->of[NSAI_TILE_ROWS] > 2 * CONSUMER_ROWS ? 160 : 240);
 }
 
@@ -86,8 +86,10 @@ static nsai_tiles first_fit(const nsai_problem *p, const nsai_target *t, const n
 #define COUNT(list) ((int)(sizeof(list) / sizeof *(list)))
 
 static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  const nsai_tiles list[] = { make_tiles(192, 128, 2), make_tiles(128, 128, 2),
-                              make_tiles(128, 80, 2), make_tiles(128, 64, 2) };
+  const nsai_tiles list[] = { make_tiles(192, 128, 2), make_tiles(192, 112, 2),
+                              make_tiles(192, 96, 2),  make_tiles(192, 80, 2),
+                              make_tiles(128, 128, 2), make_tiles(128, 80, 2),
+                              make_tiles(128, 64, 2) };
   *by = NSAI_BY_ARCHITECTURE;
   if (t->caution) return make_tiles(128, 64, 2);
   return first_fit(p, t, list, COUNT(list));
@@ -96,8 +98,9 @@ static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decid
 /* A window and the tile's own tokens are little more than 512 keys at the usual shape: tiles that
  * waste less of the last one win over larger ones. */
 static nsai_tiles choose_window(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  const nsai_tiles list[] = { make_tiles(192, 112, 2), make_tiles(128, 112, 2),
-                              make_tiles(128, 80, 2), make_tiles(128, 64, 2) };
+  const nsai_tiles list[] = { make_tiles(192, 112, 2), make_tiles(192, 80, 2),
+                              make_tiles(128, 112, 2), make_tiles(128, 80, 2),
+                              make_tiles(128, 64, 2) };
   *by = NSAI_BY_ARCHITECTURE;
   if (t->caution) return make_tiles(128, 64, 2);
   return first_fit(p, t, list, COUNT(list));

@@ -333,7 +333,7 @@ static void test_rules(void **state) {
   enter(&w, NULL);
   expect_story(&w, &p, "on sm_90a, Fake H200\n  no record of this device and problem");
   expect_story(&w, &p,
-               "attend_window_wgmma rows=128 keys=112 stages=2: chosen (first legal in the "
+               "attend_window_wgmma rows=192 keys=80 stages=2: chosen (first legal in the "
                "table; tiles by the rule of the architecture)");
   expect_story(&w, &p,
                "select_topn warps=8 blocks=4: chosen (first legal in the table; tiles by "
