@@ -14,6 +14,7 @@
 #define PANEL_PITCH 128    /* bytes */
 #define MOST_QUERY_TILES 2 /* one that is computed, one that arrives */
 #define BARRIER_BYTES 8
+#define FLASH_TILE_BYTES 32 /* what is told of a tile of queries */
 
 /* ---- tiles ---- */
 
@@ -32,8 +33,8 @@ static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s, int32_
   int32_t keys = s->of[NSAI_TILE_KEYS], stages = s->of[NSAI_TILE_STAGES];
   uint32_t stage = panel_bytes(keys, m->head_dim_qk) + panel_bytes(keys, m->head_dim_v);
   uint32_t barriers = (uint32_t)(2 * queries + 4 * stages) * BARRIER_BYTES;
-  return (uint32_t)queries * panel_bytes(s->of[NSAI_TILE_ROWS], m->head_dim_qk) +
-         (uint32_t)stages * stage + barriers;
+  uint32_t query = panel_bytes(s->of[NSAI_TILE_ROWS], m->head_dim_qk) + FLASH_TILE_BYTES;
+  return (uint32_t)queries * query + (uint32_t)stages * stage + barriers;
 }
 
 /* Tiles of queries in shared memory: as many as are of use, where they fit. */

@@ -38,6 +38,17 @@
 #include "common/types.cuh"
 #include "common/wgmma.cuh"
 
+// A tile of queries and the keys it sees: what the producer tells the consumers.
+struct __align__(16) FlashTile {
+  int group;       // KV head
+  int tokens;      // of this tile; 0: there are no more tiles
+  int first_token; // its row of q and o
+  int position;    // of its first token
+  int begin, end;  // keys that any of its tokens sees; none where begin >= end
+  int first_row;   // of k and v: key `begin`
+  int rows_left;   // of the sequence's k and v from there on
+};
+
 template <class Config> struct Flash {
   static constexpr int kConsumers = Config::kRows / 64;                // warpgroups
   static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // of a tile
@@ -56,6 +67,7 @@ template <class Config> struct Flash {
     unsigned char q[Config::kQueryStages][kConsumers][kQueryBytes];
     unsigned char k[Config::kStages][kKeyBytes];
     unsigned char v[Config::kStages][kValueBytes];
+    FlashTile tile[Config::kQueryStages]; // of q
     u64 q_full[Config::kQueryStages], q_empty[Config::kQueryStages];
     u64 k_full[Config::kStages], k_empty[Config::kStages];
     u64 v_full[Config::kStages], v_empty[Config::kStages];
@@ -86,27 +98,13 @@ template <int kStages> struct Ring {
 
 // ---- tiles
 
-// The keys of a tile of queries, and where both lie. Empty where begin >= end.
-struct FlashTile {
-  int group;       // KV head
-  int tokens;      // of this tile, <= 0: it is left over
-  int first_token; // its row of q and o
-  int position;    // of its first token
-  int begin, end;  // keys that any of its tokens sees
-  int first_row;   // of k and v: key `begin`
-  int rows_left;   // of the sequence's k and v from there on
-};
-
 template <class Config, class Keys>
-NSAI_DEVICE FlashTile flash_tile(const NsaiAttendTma &p, int index) {
-  constexpr int kTokens = Flash<Config>::kTokens;
-  int tiles = p.attend.tiles / p.attend.kv_heads; // of one head
-  int group = index / tiles, number = index % tiles;
-  QueryTile tile =
-      find_query_tile<kTokens>(p.attend.seq, Keys::kLongestFirst ? tiles - 1 - number : number);
+NSAI_DEVICE FlashTile flash_tile(const NsaiAttendTma &p, int group, int number) {
+  QueryTile tile = find_query_tile<Flash<Config>::kTokens>(p.attend.seq, number);
   FlashTile t;
   t.group = group;
-  t.tokens = tile.first_query < 0 ? 0 : min(kTokens, tile.seq.q_len - tile.first_query);
+  t.tokens =
+      tile.first_query < 0 ? 0 : min(Flash<Config>::kTokens, tile.seq.q_len - tile.first_query);
   t.first_token = tile.seq.q_begin + tile.first_query;
   t.position = tile.seq.position(tile.first_query);
   t.begin = Keys::visible(t.position).begin;
@@ -120,13 +118,18 @@ NSAI_DEVICE FlashTile flash_tile(const NsaiAttendTma &p, int index) {
 // tiles become ever shorter, no CTA gets the longer one each time.
 template <class Config, class Keys, class Take>
 NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, Take take) {
-  int count = p.attend.tiles, place = blockIdx.x;
-  for (int round = 0; round < count; round += gridDim.x) {
-    if (round + place < count) {
-      FlashTile tile = flash_tile<Config, Keys>(p, round + place);
-      if (tile.tokens > 0) take(tile);
-    }
+  int tiles = p.attend.tiles / p.attend.kv_heads; // of one head
+  int group = 0, first = 0;                       // number of the head's first tile
+  int place = blockIdx.x;
+  for (int round = 0; round < p.attend.tiles; round += gridDim.x) {
+    int index = round + place;
     place = gridDim.x - 1 - place;
+    if (index >= p.attend.tiles) continue;
+    for (; index - first >= tiles; first += tiles) ++group;
+    int number = index - first;
+    FlashTile tile =
+        flash_tile<Config, Keys>(p, group, Keys::kLongestFirst ? tiles - 1 - number : number);
+    if (tile.tokens > 0) take(tile);
   }
 }
 
@@ -141,16 +144,19 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
   Ring<Config::kQueryStages> queries;
   Ring<Config::kStages> keys;
   for_each_tile<Config, Keys>(p, [&](const FlashTile &tile) {
-    if (tile.begin >= tile.end) return;
-
     u32 q_full = shared_address(&shared.q_full[queries.stage]);
     barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.parity ^ 1);
     if (asks) {
-      barrier_arrive_expecting(q_full, sizeof shared.q[0]);
+      shared.tile[queries.stage] = tile;
+      if (tile.begin < tile.end) {
+        barrier_arrive_expecting(q_full, sizeof shared.q[0]);
 #pragma unroll
-      for (int w = 0; w < F::kConsumers; ++w)
-        tma_load_panels<kDk>(shared_address(shared.q[queries.stage][w]), p.q, q_full, 64,
-                             tile.group * Config::kGroup, tile.first_token + w * F::kBoxTokens);
+        for (int w = 0; w < F::kConsumers; ++w)
+          tma_load_panels<kDk>(shared_address(shared.q[queries.stage][w]), p.q, q_full, 64,
+                               tile.group * Config::kGroup, tile.first_token + w * F::kBoxTokens);
+      } else {
+        barrier_arrive(q_full);
+      }
     }
     queries.next();
 
@@ -182,6 +188,11 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
       keys.next();
     }
   });
+  barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.parity ^ 1);
+  if (asks) {
+    shared.tile[queries.stage].tokens = 0;
+    barrier_arrive(shared_address(&shared.q_full[queries.stage]));
+  }
 }
 
 // ---- consumers
@@ -275,7 +286,7 @@ NSAI_DEVICE bool flash_softmax(float (&s)[Flash<Config>::kN][4], SoftmaxRows &so
 template <class Config>
 NSAI_DEVICE void
 flash_multiply(const FlashTile &tile, const FlashRows &rows, typename Flash<Config>::Shared &shared,
-               int consumer, Ring<Config::kQueryStages> &queries, Ring<Config::kStages> &keys,
+               int consumer, const Ring<Config::kQueryStages> &queries, Ring<Config::kStages> &keys,
                float scale_log2, SoftmaxRows &softmax, float (&o)[Flash<Config>::kO][4]) {
   using F = Flash<Config>;
   float s[F::kN][4]; // [64, kKeys]
@@ -286,7 +297,6 @@ flash_multiply(const FlashTile &tile, const FlashRows &rows, typename Flash<Conf
   auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
   auto stage_v = [&](int stage) { return shared_address(shared.v[warp_uniform(stage)]); };
 
-  barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.parity);
   barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.parity);
   multiply_qk<Config>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
   wgmma_wait<0>();
@@ -322,7 +332,6 @@ flash_multiply(const FlashTile &tile, const FlashRows &rows, typename Flash<Conf
   hold(o);
   if (arrives) barrier_arrive(shared_address(&shared.v_empty[keys.stage]));
   keys.next();
-  queries.next();
 }
 
 template <class Config, class Keys>
@@ -332,22 +341,31 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
   int warp_row = consumer * 64 + threadIdx.x % 128 / 32 * 16;
   Ring<Config::kQueryStages> queries;
   Ring<Config::kStages> keys;
-  for_each_tile<Config, Keys>(p, [&](const FlashTile &tile) {
-    float o[F::kO][4] = {}; // [64, Dv]
-    SoftmaxRows softmax;
-    if (tile.begin < tile.end)
-      flash_multiply<Config>(tile, flash_rows<Config, Keys>(tile, warp_row), shared, consumer,
-                             queries, keys, p.attend.scale_log2, softmax, o);
+  for (;; queries.next()) {
+    barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.parity);
+    FlashTile tile = shared.tile[queries.stage];
+    if (!tile.tokens) return;
     OutputRow place[2];
+    u32 gate[2]; // long before it is needed
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int row = warp_row + r * 8 + threadIdx.x % 32 / 4;
       int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
       place[r] = OutputRow{ tile.first_token + token, tile.group * Config::kGroup + head,
                             head < Config::kGroup && token < tile.tokens };
+      gate[r] = load_gate<Config>(p.attend.out, place[r]);
     }
-    store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, place);
-  });
+    float o[F::kO][4] = {}; // [64, Dv]
+    SoftmaxRows softmax;
+    if (tile.begin < tile.end) {
+      flash_multiply<Config>(tile, flash_rows<Config, Keys>(tile, warp_row), shared, consumer,
+                             queries, keys, p.attend.scale_log2, softmax, o);
+    } else {
+      __syncwarp();
+      if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
+    }
+    store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, place, gate);
+  }
 }
 
 // ---- the kernel

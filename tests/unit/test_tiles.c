@@ -54,7 +54,7 @@ static bool flash_wgmma_allows(const nsai_kernel_spec *s) {
   assert_int_equal(s->tokens, rows / group);
   assert_int_equal(s->shared_bytes,
                    128 * (queries * rows * panels_qk + stages * keys * (panels_qk + panels_v)) +
-                       8 * (2 * queries + 4 * stages));
+                       32 * queries + 8 * (2 * queries + 4 * stages));
   assert_int_equal(s->box_heads, group);
   assert_int_equal(s->box_heads * s->box_tokens, 64);
   assert_int_equal(s->box_keys, keys);
