@@ -33,8 +33,7 @@ void nsai_legal_common(const nsai_problem *p, nsai_reasons *reasons) {
 
 static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
 
-/* Constants that every attention kernel has. */
-static void add_heads(nsai_kernel_spec *spec, const nsai_problem *p) {
+void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   const nsai_geometry *m = &p->model;
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
   nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
@@ -42,8 +41,8 @@ static void add_heads(nsai_kernel_spec *spec, const nsai_problem *p) {
   nsai_constant_add(spec, "kGroupPadded", nsai_padded_group(m));
 }
 
-/* Config::kGate: how the epilogue reads a gate. The gate MLP hands over logits. */
-static void add_gate(nsai_kernel_spec *spec, const nsai_problem *p) {
+/* The gate MLP hands over logits. */
+void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   int gate = p->op == NSA_OP_DENSE ? 0 : p->model.gate == NSAI_GATE_WEIGHTS ? 1 : 2;
   nsai_constant_add(spec, "kGate", gate);
 }
@@ -130,8 +129,8 @@ static void specify_flash(const nsai_problem *p, const nsai_tiles *s, const char
                               .threads = 32 * s->of[NSAI_TILE_WARPS],
                               .shared_bytes = flash_shared(&p->model, s),
                               .tokens = s->of[NSAI_TILE_ROWS] / nsai_padded_group(&p->model) };
-  add_heads(spec, p);
-  add_gate(spec, p);
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kRows", s->of[NSAI_TILE_ROWS]);
   nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
   nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
@@ -177,10 +176,7 @@ void nsai_specify_dense_mma(const nsai_problem *p, const nsai_target *t, const n
   specify_flash(p, s, "dense_mma", &specs[NSAI_KERNEL_DENSE]);
 }
 
-void nsai_legal_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
-                                   nsai_reasons *reasons) {
-  (void)t;
-  nsai_legal_common(p, reasons);
+void nsai_legal_every_block(const nsai_problem *p, nsai_reasons *reasons) {
   if (p->selection != NSA_SELECT_OWN)
     nsai_refuse(reasons, "the caller brings the selection: it may leave blocks out");
   else if (!nsai_problem_selects_all(p))
@@ -191,10 +187,19 @@ void nsai_legal_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
                 (long long)p->max_kv_len, (long long)p->select_dense_below);
 }
 
+void nsai_legal_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
+                                   nsai_reasons *reasons) {
+  (void)t;
+  nsai_legal_common(p, reasons);
+  nsai_legal_every_block(p, reasons);
+}
+
 void nsai_specify_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
                                      const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
   (void)t;
-  specify_flash(p, s, "dense_mma", &specs[NSAI_KERNEL_ATTEND_SELECTED]);
+  specify_flash(p, s, "dense_mma", spec);
+  spec->every_block = true;
 }
 
 /* ---- attend_selected_mma ---- */
@@ -333,8 +338,8 @@ void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *
                               .threads = 32 * (warps + 1),
                               .shared_bytes = union_shared(&p->model, s),
                               .tokens = 16 * warps / nsai_padded_group(&p->model) };
-  add_heads(spec, p);
-  add_gate(spec, p);
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
   nsai_constant_add(spec, "kWarps", warps);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the files of the stages (attend.c, selection.c, compress.c) give to the variant table.
+ * What the files of the stages (attend.c, attend_wgmma.c, selection.c, compress.c) give to the variant table.
  */
 #ifndef NSAI_STAGES_H
 #define NSAI_STAGES_H
@@ -29,6 +29,11 @@ void nsai_refuse(nsai_reasons *reasons, const char *format, ...) NSAI_PRINTF(2, 
 /* Appends a named constant to a kernel's Config. */
 void nsai_constant_add(nsai_kernel_spec *spec, const char *name, int64_t value);
 
+/* Appends what every attention kernel has: head dims and groups; and Config::kGate, how its epilogue
+ * reads a gate. */
+void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *problem);
+void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
+
 /* The next power of two at or above the group size: rows of a tile are token-major over that many
  * heads. */
 int32_t nsai_padded_group(const nsai_geometry *model);
@@ -38,6 +43,9 @@ uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
 
 /* Reasons that hold for every GPU kernel: storage type and group size. */
 void nsai_legal_common(const nsai_problem *, nsai_reasons *);
+
+/* Reasons against dense attention in the place of the selected branch: blocks may be left out. */
+void nsai_legal_every_block(const nsai_problem *, nsai_reasons *);
 
 /* Adds a reason against a block of threads of so many bytes: portable variants stay under
  * NSAI_PORTABLE_SHARED_BYTES everywhere. */
@@ -59,19 +67,23 @@ int32_t nsai_register_limit(int32_t threads);
 
 NSAI_VARIANT_FUNCTIONS(compress_mean);
 NSAI_VARIANT_FUNCTIONS(compress_gemm);
+NSAI_VARIANT_FUNCTIONS(attend_compressed_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_compressed_mma);
 NSAI_VARIANT_FUNCTIONS(importance_mma);
 NSAI_VARIANT_FUNCTIONS(select_topn);
+NSAI_VARIANT_FUNCTIONS(selected_dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(selected_dense_mma);
 NSAI_VARIANT_FUNCTIONS(attend_selected_mma);
+NSAI_VARIANT_FUNCTIONS(attend_window_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_window_mma);
+NSAI_VARIANT_FUNCTIONS(dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
-extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_union,
-    nsai_space_importance, nsai_space_select;
+extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
+    nsai_space_window_wgmma, nsai_space_union, nsai_space_importance, nsai_space_select;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */

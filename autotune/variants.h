@@ -70,8 +70,11 @@ typedef struct nsai_kernel_spec {
   uint32_t shared_bytes;  /* dynamic */
   int32_t tokens;         /* query tokens a block of threads takes; 0: not tiled by tokens */
   int32_t per_sm;         /* persistent, tiled by tokens: at most so many blocks of threads for each
-                            multiprocessor, which go on to further tiles; 0: one for each tile */
+                             multiprocessor, which go on to further tiles; 0: one for each tile */
   uint64_t scratch_bytes; /* of workspace for each block of threads of a persistent kernel */
+  int32_t box_heads, box_tokens; /* of a box of q in shared memory; its tensor map has them */
+  int32_t box_keys; /* of a box of k or v; 0: the kernel takes no tensor maps (NsaiAttendTma) */
+  bool every_block; /* attend_selected: dense attention, which reads no lists (NsaiAttend) */
   int32_t constant_count;
   nsai_constant constants[NSAI_MAX_CONSTANTS];
 } nsai_kernel_spec;

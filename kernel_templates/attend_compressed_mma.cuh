@@ -11,20 +11,7 @@
 #pragma once
 #include "common/flash.cuh"
 
-static_assert(Config::kBlock % Config::kStride == 0, "d divides l");
-
-struct CompressedKeys {
-  static constexpr bool kLongestFirst = true;
-  // The blocks that are whole at position t: as many as a sequence of t + 1 tokens has.
-  static NSAI_DEVICE KeyRange visible(int t) {
-    return KeyRange{ 0, block_count<Config::kBlock, Config::kStride>(t + 1) };
-  }
-  static NSAI_DEVICE int first_row(const NsaiSequences &seqs, const QueryTile &tile) {
-    return first_block_row<Config::kStride>(seqs, tile.s);
-  }
-};
-
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_compressed_mma(const __grid_constant__ NsaiAttend p) {
-  flash_attend<Config, CompressedKeys>(p);
+  flash_attend<Config, CompressedKeys<Config>>(p);
 }

@@ -9,19 +9,7 @@
 #pragma once
 #include "common/flash.cuh"
 
-static_assert(Config::kWindow >= 1, "a window of 0 switches the branch off");
-
-struct WindowKeys {
-  static constexpr bool kLongestFirst = false; // all tiles but the first are equal
-  static NSAI_DEVICE KeyRange visible(int t) {
-    return KeyRange{ max(t - Config::kWindow + 1, 0), max(t + 1, 0) };
-  }
-  static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) {
-    return tile.seq.kv_begin;
-  }
-};
-
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_window_mma(const __grid_constant__ NsaiAttend p) {
-  flash_attend<Config, WindowKeys>(p);
+  flash_attend<Config, WindowKeys<Config>>(p);
 }

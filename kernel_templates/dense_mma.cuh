@@ -10,14 +10,6 @@
 #pragma once
 #include "common/flash.cuh"
 
-struct DenseKeys {
-  static constexpr bool kLongestFirst = true;
-  static NSAI_DEVICE KeyRange visible(int t) { return KeyRange{ 0, max(t + 1, 0) }; }
-  static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) {
-    return tile.seq.kv_begin;
-  }
-};
-
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     dense_mma(const __grid_constant__ NsaiAttend p) {
   flash_attend<Config, DenseKeys>(p);

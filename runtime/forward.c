@@ -8,7 +8,7 @@
  */
 #include "forward.h"
 
-#include "common/params.h"
+#include "tensor_map.h"
 
 #include <math.h>
 #include <string.h>
@@ -87,6 +87,46 @@ static nsa_status launch(const nsai_run *run, nsai_role role, uint64_t grid, con
 static nsa_status launch_tiles(const nsai_run *run, nsai_role role, const void *params) {
   uint64_t tiles = grid_tiles(run, role), most = (uint64_t)run->plan->kernels[role].most_blocks;
   return launch(run, role, most && most < tiles && tiles <= INT32_MAX ? most : tiles, params);
+}
+
+/* Maps of q, k and v for a kernel that asks for boxes of them; `rows`: of k and v, all that may be
+ * read. */
+static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int64_t rows,
+                             NsaiAttendTma *p) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  nsai_boxed q = { .name = "q",
+                   .view = p->attend.q,
+                   .tokens = run->sizes.tokens,
+                   .heads = m->heads,
+                   .dim = m->head_dim_qk,
+                   .dtype = m->dtype,
+                   .box_heads = kernel->box_heads,
+                   .box_tokens = kernel->box_tokens };
+  nsai_boxed k = { .name = "k",
+                   .view = p->attend.k,
+                   .tokens = rows,
+                   .heads = m->kv_heads,
+                   .dim = m->head_dim_qk,
+                   .dtype = m->dtype,
+                   .box_heads = 1,
+                   .box_tokens = kernel->box_keys };
+  nsai_boxed v = k;
+  v.name = "v";
+  v.view = p->attend.v;
+  v.dim = m->head_dim_v;
+  NSAI_TRY(nsai_tensor_map(run->driver, &q, &p->q));
+  NSAI_TRY(nsai_tensor_map(run->driver, &k, &p->k));
+  return nsai_tensor_map(run->driver, &v, &p->v);
+}
+
+/* Flash attention, by a kernel that takes tensor maps or one that does not; `rows`: see map_attend. */
+static nsa_status launch_attend(const nsai_run *run, nsai_role role, const NsaiAttend *p,
+                                int64_t rows) {
+  const nsai_kernel *kernel = &run->plan->kernels[role];
+  if (!kernel->box_keys) return launch_tiles(run, role, p);
+  NsaiAttendTma boxed = { .attend = *p };
+  NSAI_TRY(map_attend(run, kernel, rows, &boxed));
+  return launch_tiles(run, role, &boxed);
 }
 
 /* Whether the stage is part of another one's launch. */
@@ -185,14 +225,22 @@ static NsaiAttend compressed_params(const nsai_run *run) {
                        .tiles = (int)grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED) };
 }
 
+/* Rows of compressed storage that boxes may be read of. Those of one sequence end with its last whole
+ * block; behind it lies nothing that was written. */
+static int64_t present_blocks(const nsai_run *run) {
+  int64_t rows = nsai_compressed_rows(run);
+  if (run->batch) return rows;
+  return smaller(rows, nsai_block_count(&run->plan->problem.model, run->sizes.kv_tokens));
+}
+
 static nsa_status attend_compressed(const nsai_run *run) {
   NsaiAttend p = compressed_params(run);
-  return launch_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p);
+  return launch_attend(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p, present_blocks(run));
 }
 
 static nsa_status attend_window(const nsai_run *run) {
   NsaiAttend p = attend_params(run, NSA_WIN, NSAI_KERNEL_ATTEND_WINDOW);
-  return launch_tiles(run, NSAI_KERNEL_ATTEND_WINDOW, &p);
+  return launch_attend(run, NSAI_KERNEL_ATTEND_WINDOW, &p, run->sizes.kv_tokens);
 }
 
 static NsaiImportance importance_params(const nsai_run *run) {
@@ -352,7 +400,7 @@ static nsa_status find_lists(const nsai_run *run, NsaiAttendSelected *p) {
 
 static nsa_status attend_selected_dense(const nsai_run *run) {
   NsaiAttend p = attend_params(run, NSA_SEL, NSAI_KERNEL_ATTEND_SELECTED);
-  return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
+  return launch_attend(run, NSAI_KERNEL_ATTEND_SELECTED, &p, run->sizes.kv_tokens);
 }
 
 static nsa_status attend_selected(const nsai_run *run) {
@@ -499,7 +547,7 @@ static nsa_status enqueue_dense(const nsai_run *run) {
     return nsai_fail(
         NSA_E_UNSUPPORTED,
         "sdpa_gemm takes one sequence without a batch: its products need the lengths on "
-        "the host. Pass batch NULL, or let dense_mma serve the plan");
+        "the host. Pass batch NULL, or let dense_wgmma or dense_mma serve the plan");
   if (run->plan->layout.scores.bytes) return enqueue_sdpa(run);
   NsaiEpilogue out = { .o = nsai_view(&run->io->o),
                        .lse = run->io->lse[0].data,
@@ -513,7 +561,7 @@ static nsa_status enqueue_dense(const nsai_run *run) {
                    .scale_log2 = scale_log2(run),
                    .kv_heads = run->plan->problem.model.kv_heads,
                    .tiles = (int)grid_tiles(run, NSAI_KERNEL_DENSE) };
-  return launch_tiles(run, NSAI_KERNEL_DENSE, &p);
+  return launch_attend(run, NSAI_KERNEL_DENSE, &p, run->sizes.kv_tokens);
 }
 
 nsa_status nsai_enqueue_dense(const nsai_run *run) {

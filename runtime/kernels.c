@@ -431,7 +431,10 @@ static void hand_out(nsa_ctx *ctx, const nsai_kernel_request *request, const wor
                                .threads = spec->threads,
                                .shared_bytes = spec->shared_bytes,
                                .tokens = spec->tokens,
-                               .most_blocks = spec->per_sm * ctx->target.sms };
+                               .most_blocks = spec->per_sm * ctx->target.sms,
+                               .box_heads = spec->box_heads,
+                               .box_tokens = spec->box_tokens,
+                               .box_keys = spec->box_keys };
   }
   pthread_mutex_unlock(&ctx->lock);
 }

@@ -202,8 +202,7 @@ static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice 
 /* What a plan holds beside problem and kernels. */
 static nsa_status complete_plan(nsa_ctx *ctx, nsa_plan *plan) {
   plan->layout = nsai_layout_make(&plan->problem, &plan->choice);
-  const nsai_variant *selected = plan->choice.variant[NSAI_STAGE_ATTEND_SELECTED];
-  plan->selected_dense = selected && !strcmp(selected->name, "selected_dense_mma");
+  plan->selected_dense = plan->choice.specs[NSAI_KERNEL_ATTEND_SELECTED].every_block;
   if (!nsai_needs_gemm(&plan->problem, &plan->choice)) return NSA_OK;
   NSAI_TRY(nsai_context_open_gemm(ctx));
   plan->lt = ctx->lt;

@@ -22,7 +22,7 @@ typedef struct nsai_boxed {
 } nsai_boxed;
 
 /* NSA_E_UNSUPPORTED: the engine cannot express the tensor (a stride that is not positive or beyond
- * 2^40 bytes). A tensor without tokens, which may be NULL, gets an empty map,
+ * 2^39 elements). A tensor without tokens, which may be NULL, gets an empty map,
  * of which no box may be asked. */
 nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *tensor, NsaiTensorMap *out);
 

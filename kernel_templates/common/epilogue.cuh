@@ -21,15 +21,17 @@ struct OutputRow {
   bool present;
 };
 
-template <class Config> NSAI_DEVICE float load_gate(const NsaiEpilogue &out, const OutputRow &row) {
-  if constexpr (Config::kGate == 0) return 1.0f;
+// A row's gate as it lies in memory: what may be loaded long before it is needed.
+template <class Config> NSAI_DEVICE u32 load_gate(const NsaiEpilogue &out, const OutputRow &row) {
+  if (Config::kGate == 0 || !row.present) return 0;
   long long at =
       row.token * out.gate.token_stride + row.head * out.gate.head_stride + out.gate_branch;
-  float x;
-  if (out.gate_float)
-    x = ((const float *)out.gate.data)[at];
-  else
-    x = Config::Element::low(((const u16 *)out.gate.data)[at]);
+  return out.gate_float ? ((const u32 *)out.gate.data)[at] : ((const u16 *)out.gate.data)[at];
+}
+
+template <class Config> NSAI_DEVICE float gate_value(const NsaiEpilogue &out, u32 gate) {
+  if constexpr (Config::kGate == 0) return 1.0f;
+  float x = out.gate_float ? __uint_as_float(gate) : Config::Element::low(gate);
   if constexpr (Config::kGate == 2) return __fdividef(1.0f, 1.0f + exp2_approx(-kLog2e * x));
   return x;
 }
@@ -53,69 +55,85 @@ template <int kDim> NSAI_DEVICE bool has_columns(int j) {
   return 16 * j + 16 <= kDim || column_of_lane() < 8;
 }
 
-// One row in elements: x[j] at columns 16 * j + column_of_lane().
-template <class Config, int kJ>
-NSAI_DEVICE void store_row(const NsaiView &view, const OutputRow &row, const float4 (&x)[kJ]) {
+// Row r (0: group, 1: group + 8) of acc [16, 8 * kN], C fragments, times `scale` and rounded. All 32
+// lanes take part; they exchange pairs of elements as gather_four() does floats.
+template <class Config, int kN>
+NSAI_DEVICE void store_elements(const NsaiView &view, const OutputRow &row,
+                                const float (&acc)[kN][4], int r, float scale) {
   u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride +
             column_of_lane();
+  bool odd = threadIdx.x & 1;
 #pragma unroll
-  for (int j = 0; j < kJ; ++j)
-    if (has_columns<Config::kHeadDimV>(j))
-      *(uint2 *)(to + 16 * j) =
-          make_uint2(Config::Element::pack(x[j].x, x[j].y), Config::Element::pack(x[j].z, x[j].w));
+  for (int j = 0; j < kN / 2; ++j) {
+    u32 a = Config::Element::pack(acc[2 * j][2 * r] * scale, acc[2 * j][2 * r + 1] * scale);
+    u32 b = Config::Element::pack(acc[2 * j + 1][2 * r] * scale, acc[2 * j + 1][2 * r + 1] * scale);
+    u32 other = __shfl_xor_sync(~0u, odd ? a : b, 1);
+    if (row.present && has_columns<Config::kHeadDimV>(j))
+      *(uint2 *)(to + 16 * j) = odd ? make_uint2(other, b) : make_uint2(a, other);
+  }
 }
 
-// One row, x = O_b, through the gate and onto the sum of the branches before. `empty`: it saw no key.
-template <class Config, int kJ>
-NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row, bool empty,
-                           float4 (&x)[kJ]) {
+// The same row onto the sum of the branches before, which goes on in fp32 or is rounded once.
+template <class Config, int kN>
+NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
+                           const float (&acc)[kN][4], int r, float scale) {
   constexpr int kDim = Config::kHeadDimV;
-  float gate = empty ? 0.0f : load_gate<Config>(out, row); // a padding row's gate may be anything
   long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
   float *partial = out.partial + at * kDim + column_of_lane();
+  float4 sum[kN / 2];
 #pragma unroll
-  for (int j = 0; j < kJ; ++j) {
-    float4 before = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (out.add_partial && has_columns<kDim>(j)) before = *(const float4 *)(partial + 16 * j);
-    x[j] = make_float4(fmaf(gate, x[j].x, before.x), fmaf(gate, x[j].y, before.y),
-                       fmaf(gate, x[j].z, before.z), fmaf(gate, x[j].w, before.w));
+  for (int j = 0; j < kN / 2; ++j) {
+    sum[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (out.add_partial && row.present && has_columns<kDim>(j))
+      sum[j] = *(const float4 *)(partial + 16 * j);
   }
-  if (out.o.data) {
-    store_row<Config>(out.o, row, x);
-  } else if (out.partial) {
+  u16 *to = (u16 *)out.o.data + row.token * out.o.token_stride + row.head * out.o.head_stride +
+            column_of_lane();
 #pragma unroll
-    for (int j = 0; j < kJ; ++j)
-      if (has_columns<kDim>(j)) *(float4 *)(partial + 16 * j) = x[j];
+  for (int j = 0; j < kN / 2; ++j) {
+    float4 x = gather_four(acc[2 * j][2 * r], acc[2 * j][2 * r + 1], acc[2 * j + 1][2 * r],
+                           acc[2 * j + 1][2 * r + 1]);
+    x = make_float4(fmaf(scale, x.x, sum[j].x), fmaf(scale, x.y, sum[j].y),
+                    fmaf(scale, x.z, sum[j].z), fmaf(scale, x.w, sum[j].w));
+    if (!row.present || !has_columns<kDim>(j)) continue;
+    if (out.o.data)
+      *(uint2 *)(to + 16 * j) =
+          make_uint2(Config::Element::pack(x.x, x.y), Config::Element::pack(x.z, x.w));
+    else
+      *(float4 *)(partial + 16 * j) = x;
   }
 }
 
 // Stores the 16 rows of a warp's tile: acc [16, 8 * kN] unnormalised, C fragments, kN =
-// padded_dim(Dv) / 8; place[r] is where row `group + 8 * r` of this lane belongs. All 32 lanes take
-// part.
+// padded_dim(Dv) / 8; place[r] is where row `group + 8 * r` of this lane belongs, gate[r] its gate.
+// All 32 lanes take part.
 template <class Config, int kN>
 NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
-                              const SoftmaxRows &rows, const OutputRow (&place)[2]) {
+                              const SoftmaxRows &rows, const OutputRow (&place)[2],
+                              const u32 (&gate)[2]) {
   static_assert(Config::kHeadDimV % 8 == 0 && (Config::kHeadDimV + 15) / 16 == kN / 2,
                 "acc is padded to 16 columns");
-  float total[2];
-  float4 x[2][kN / 2]; // O_b of rows group, group + 8
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    total[r] = quad_sum(rows.sum[r]);
-    float inverse = total[r] > 0.0f ? __fdividef(1.0f, total[r]) : 0.0f;
-#pragma unroll
-    for (int j = 0; j < kN / 2; ++j)
-      x[r][j] = gather_four(acc[2 * j][2 * r] * inverse, acc[2 * j][2 * r + 1] * inverse,
-                            acc[2 * j + 1][2 * r] * inverse, acc[2 * j + 1][2 * r + 1] * inverse);
-  }
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const OutputRow &row = place[r];
-    if (!row.present) continue;
-    if (out.lse && threadIdx.x % 4 == 0)
+    float total = quad_sum(rows.sum[r]);
+    float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
+    // An empty row may be a padding row, whose gate may be anything.
+    float scale = total == 0.0f ? 0.0f : gate_value<Config>(out, gate[r]) * inverse;
+    if (out.lse && row.present && threadIdx.x % 4 == 0)
       out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
-          softmax_lse(rows.reference[r], total[r]);
-    if (out.o_branch.data) store_row<Config>(out.o_branch, row, x[r]);
-    store_sum<Config>(out, kv_heads, row, total[r] == 0.0f, x[r]);
+          softmax_lse(rows.reference[r], total);
+    if (out.o_branch.data) store_elements<Config>(out.o_branch, row, acc, r, inverse);
+    if (out.o.data && !out.add_partial)
+      store_elements<Config>(out.o, row, acc, r, scale);
+    else if (out.partial)
+      store_sum<Config>(out, kv_heads, row, acc, r, scale);
   }
+}
+
+template <class Config, int kN>
+NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
+                              const SoftmaxRows &rows, const OutputRow (&place)[2]) {
+  const u32 gate[2] = { load_gate<Config>(out, place[0]), load_gate<Config>(out, place[1]) };
+  store_output<Config>(out, kv_heads, acc, rows, place, gate);
 }

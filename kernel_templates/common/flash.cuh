@@ -3,7 +3,7 @@
 //
 // Flash attention over contiguous key ranges with mma.sync: the loop of attend_compressed_mma,
 // attend_window_mma and dense_mma, which differ in nothing but the keys a query sees (`Keys`,
-// below).
+// common/keys.cuh).
 //
 //   o[t, h] = softmax over keys i in [begin(t), end(t)) of (scale * q[t, h] . k[i]) V
 //
@@ -31,24 +31,13 @@
 #pragma once
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
+#include "common/keys.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 #include "common/tile.cuh"
 #include "common/types.cuh"
-
-// Keys that a query sees: [begin, end), both ascending with the query's position. The policy `Keys`
-// of a kernel has
-//   KeyRange visible(int position)
-//       in units of rows of the sequence's k and v
-//   int first_row(const NsaiSequences &seqs, const QueryTile &tile)
-//       row of k and v that is the sequence's key 0
-//   constexpr bool kLongestFirst
-//       later tiles have more keys: start with them
-struct KeyRange {
-  int begin, end;
-};
 
 template <class Config> struct FlashShared {
   using Q = Tile<Config::kRows, padded_dim(Config::kHeadDimQk)>;
@@ -198,18 +187,6 @@ NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4]
       }
     }
   }
-}
-
-// Scores s [16, 8 * kN] of row r (0: group, 1: group + 8) outside `seen` become -inf. Column 0 is
-// key `first`.
-template <int kN> NSAI_DEVICE void mask_row(float (&s)[kN][4], int r, KeyRange seen, int first) {
-  int lane_first = first + 2 * (threadIdx.x & 3);
-  int begin = seen.begin - lane_first, end = seen.end - lane_first;
-#pragma unroll
-  for (int j = 0; j < kN; ++j)
-#pragma unroll
-    for (int c = 0; c < 2; ++c)
-      if (8 * j + c < begin || 8 * j + c >= end) s[j][2 * r + c] = kMinusInf;
 }
 
 // O += P V with P = 2^(s - reference), 16 keys at a time: exponentials of the next keys run beside

@@ -67,6 +67,14 @@ typedef struct NsaiAttend {
   int reserved;
 } NsaiAttend;
 
+/* attend_compressed_wgmma, attend_window_wgmma, dense_wgmma: the same through tensor maps. */
+typedef struct NsaiAttendTma {
+  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
+  NsaiTensorMap v;
+  NsaiAttend attend;
+} NsaiAttendTma;
+
 /* Variants of attend_compressed that cover importance and select: the compressed branch, and of
  * each token the top-n by the importance that follows from its scores. */
 typedef struct NsaiCompressedTopn {
@@ -77,17 +85,6 @@ typedef struct NsaiCompressedTopn {
   void *scratch; /* workspace: scratch_bytes for each block of threads of the grid */
   long long scratch_bytes;
 } NsaiCompressedTopn;
-
-/* attend_compressed_wgmma, attend_window_wgmma, dense_wgmma: the same through tensor maps, by blocks
- * of threads that stay and take one tile after the other. */
-typedef struct NsaiAttendTma {
-  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
-  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
-  NsaiTensorMap v;
-  NsaiAttend attend;
-  int tiles; /* of tokens, per KV head */
-  int reserved;
-} NsaiAttendTma;
 
 /* attend_selected: attention over each token's own sorted list of disjoint key ranges. */
 typedef struct NsaiAttendSelected {

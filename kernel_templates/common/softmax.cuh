@@ -52,11 +52,11 @@ NSAI_DEVICE float quad_sum(float x) {
 }
 
 // Looks at raw scores s [16, 8 * kN], masked ones -inf. Where one has outgrown its row's reference
-// (see above), the references grow to the maxima, and o [16, 8 * kM] and the sums follow. All 32
-// lanes take part. scale_log2 > 0.
-template <int kN, int kM>
-NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float (&o)[kM][4],
-                               float scale_log2) {
+// (see above), the references grow to the maxima and the sums follow; so must O: true, and `factor`
+// is what softmax_rescale() takes. All 32 lanes take part and get the same answer. scale_log2 > 0.
+template <int kN>
+NSAI_DEVICE bool softmax_grow(SoftmaxRows &rows, float (&factor)[2], const float (&s)[kN][4],
+                              float scale_log2) {
   float top[2];     // of this lane's columns
   bool outgrown[2]; // by top; a lane knows its own sum, at most the row's: it never misses one
 #pragma unroll
@@ -68,7 +68,7 @@ NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float
     float limit = fminf(fmaxf(kShare * rows.sum[r], 1.0f), kMaxProbability);
     outgrown[r] = exp2_approx(top[r] - rows.reference[r]) > limit;
   }
-  if (!__any_sync(~0u, outgrown[0] || outgrown[1])) return; // warp-uniform
+  if (!__any_sync(~0u, outgrown[0] || outgrown[1])) return false; // warp-uniform
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     // Only the rows that outgrew their own reference: what a row computes must not depend on
@@ -76,15 +76,27 @@ NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float
     bool grows = __ballot_sync(~0u, outgrown[r]) >> (threadIdx.x & 28) & 15; // a lane of the quad's
     float highest = quad_max(top[r]);
     float grown = grows ? highest : rows.reference[r];
-    float factor = exp2_approx(rows.reference[r] - grown); // 0 for the first keys of a row
+    factor[r] = exp2_approx(rows.reference[r] - grown); // 0 for the first keys of a row
     rows.reference[r] = grown;
-    rows.sum[r] *= factor;
-#pragma unroll
-    for (int j = 0; j < kM; ++j) {
-      o[j][2 * r] *= factor;
-      o[j][2 * r + 1] *= factor;
-    }
+    rows.sum[r] *= factor[r];
   }
+  return true;
+}
+
+// o [16, 8 * kM], C fragments, follows the references.
+template <int kM> NSAI_DEVICE void softmax_rescale(float (&o)[kM][4], const float (&factor)[2]) {
+#pragma unroll
+  for (int j = 0; j < kM; ++j)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) o[j][c] *= factor[c / 2];
+}
+
+// Both.
+template <int kN, int kM>
+NSAI_DEVICE void softmax_raise(SoftmaxRows &rows, const float (&s)[kN][4], float (&o)[kM][4],
+                               float scale_log2) {
+  float factor[2];
+  if (softmax_grow(rows, factor, s, scale_log2)) softmax_rescale(o, factor);
 }
 
 // Scores s [16, 8] become probabilities 2^(scale_log2 * s - reference), 0 where masked, and join

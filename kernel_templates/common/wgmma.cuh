@@ -110,15 +110,19 @@ template <class Element, int kN> struct Wgmma;
 #define NSAI_OUT_8(d, i) NSAI_OUT_4(d, i), NSAI_OUT_4(d, i + 4)
 #define NSAI_OUT_16(d, i) NSAI_OUT_8(d, i), NSAI_OUT_8(d, i + 8)
 #define NSAI_OUT_32(d, i) NSAI_OUT_16(d, i), NSAI_OUT_16(d, i + 16)
+#define NSAI_OUT_24(d, i) NSAI_OUT_16(d, i), NSAI_OUT_8(d, i + 16)
+#define NSAI_OUT_40(d, i) NSAI_OUT_32(d, i), NSAI_OUT_8(d, i + 32)
+#define NSAI_OUT_48(d, i) NSAI_OUT_32(d, i), NSAI_OUT_16(d, i + 32)
+#define NSAI_OUT_56(d, i) NSAI_OUT_48(d, i), NSAI_OUT_8(d, i + 48)
 #define NSAI_OUT_64(d, i) NSAI_OUT_32(d, i), NSAI_OUT_32(d, i + 32)
 #define NSAI_NAMES_8 "%0, %1, %2, %3, %4, %5, %6, %7"
 #define NSAI_NAMES_16 NSAI_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define NSAI_NAMES_32                                                                              \
-  NSAI_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define NSAI_NAMES_64                                                                              \
-  NSAI_NAMES_32                                                                                    \
-      ", %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "         \
-      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define NSAI_NAMES_24 NSAI_NAMES_16 ", %16, %17, %18, %19, %20, %21, %22, %23"
+#define NSAI_NAMES_32 NSAI_NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define NSAI_NAMES_40 NSAI_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define NSAI_NAMES_48 NSAI_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define NSAI_NAMES_56 NSAI_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define NSAI_NAMES_64 NSAI_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
 
 NSAI_WGMMA(Bf16, "bf16", 16, NSAI_NAMES_8, NSAI_OUT_8, "%8", "%9", "%10", "%11", "%12", "%13",
            "%14")
@@ -127,10 +131,26 @@ NSAI_WGMMA(Bf16, "bf16", 32, NSAI_NAMES_16, NSAI_OUT_16, "%16", "%17", "%18", "%
            "%22")
 NSAI_WGMMA(Fp16, "f16", 32, NSAI_NAMES_16, NSAI_OUT_16, "%16", "%17", "%18", "%19", "%20", "%21",
            "%22")
+NSAI_WGMMA(Bf16, "bf16", 48, NSAI_NAMES_24, NSAI_OUT_24, "%24", "%25", "%26", "%27", "%28", "%29",
+           "%30")
+NSAI_WGMMA(Fp16, "f16", 48, NSAI_NAMES_24, NSAI_OUT_24, "%24", "%25", "%26", "%27", "%28", "%29",
+           "%30")
 NSAI_WGMMA(Bf16, "bf16", 64, NSAI_NAMES_32, NSAI_OUT_32, "%32", "%33", "%34", "%35", "%36", "%37",
            "%38")
 NSAI_WGMMA(Fp16, "f16", 64, NSAI_NAMES_32, NSAI_OUT_32, "%32", "%33", "%34", "%35", "%36", "%37",
            "%38")
+NSAI_WGMMA(Bf16, "bf16", 80, NSAI_NAMES_40, NSAI_OUT_40, "%40", "%41", "%42", "%43", "%44", "%45",
+           "%46")
+NSAI_WGMMA(Fp16, "f16", 80, NSAI_NAMES_40, NSAI_OUT_40, "%40", "%41", "%42", "%43", "%44", "%45",
+           "%46")
+NSAI_WGMMA(Bf16, "bf16", 96, NSAI_NAMES_48, NSAI_OUT_48, "%48", "%49", "%50", "%51", "%52", "%53",
+           "%54")
+NSAI_WGMMA(Fp16, "f16", 96, NSAI_NAMES_48, NSAI_OUT_48, "%48", "%49", "%50", "%51", "%52", "%53",
+           "%54")
+NSAI_WGMMA(Bf16, "bf16", 112, NSAI_NAMES_56, NSAI_OUT_56, "%56", "%57", "%58", "%59", "%60", "%61",
+           "%62")
+NSAI_WGMMA(Fp16, "f16", 112, NSAI_NAMES_56, NSAI_OUT_56, "%56", "%57", "%58", "%59", "%60", "%61",
+           "%62")
 NSAI_WGMMA(Bf16, "bf16", 128, NSAI_NAMES_64, NSAI_OUT_64, "%64", "%65", "%66", "%67", "%68", "%69",
            "%70")
 NSAI_WGMMA(Fp16, "f16", 128, NSAI_NAMES_64, NSAI_OUT_64, "%64", "%65", "%66", "%67", "%68", "%69",
@@ -140,20 +160,26 @@ NSAI_WGMMA(Fp16, "f16", 128, NSAI_NAMES_64, NSAI_OUT_64, "%64", "%65", "%66", "%
 #undef NSAI_OUT_4
 #undef NSAI_OUT_8
 #undef NSAI_OUT_16
+#undef NSAI_OUT_24
 #undef NSAI_OUT_32
+#undef NSAI_OUT_40
+#undef NSAI_OUT_48
+#undef NSAI_OUT_56
 #undef NSAI_OUT_64
 #undef NSAI_NAMES_8
 #undef NSAI_NAMES_16
+#undef NSAI_NAMES_24
 #undef NSAI_NAMES_32
+#undef NSAI_NAMES_40
+#undef NSAI_NAMES_48
+#undef NSAI_NAMES_56
 #undef NSAI_NAMES_64
 
 // The widest product that fits into `columns` (a multiple of 16).
-constexpr NSAI_DEVICE int wgmma_width(int columns) {
-  return columns >= 128 ? 128 : columns >= 64 ? 64 : columns >= 32 ? 32 : 16;
-}
+constexpr NSAI_DEVICE int wgmma_width(int columns) { return columns < 128 ? columns : 128; }
 
-// D [64, kColumns] += A B with B [16, kColumns], kColumns any multiple of 16 up to 256, in as few
-// products as there are powers of two in it. B MN-major of kRows rows (columns lie over panels).
+// D [64, kColumns] += A B with B [16, kColumns], kColumns any multiple of 16 up to 256, in one
+// product or two. B MN-major of kRows rows (columns lie over panels).
 template <class Element, int kColumns, int kRows, int kFirst = 0>
 NSAI_DEVICE void wgmma_pv(float *d, const u32 (&a)[4], u64 b, int accumulate) {
   if constexpr (kFirst < kColumns) {

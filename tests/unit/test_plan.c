@@ -175,14 +175,14 @@ static void test_bad_kernel(void **state) {
   (void)state;
   session s = { 0 };
   nsa_problem problem = small_problem();
-  setenv("FAKE_NVRTC_BAD", "attend_window_mma", 1);
+  setenv("FAKE_NVRTC_BAD", "attend_window_wgmma", 1);
   open_session(&s, "runtime.compile_jobs=1");
   char kernels[128];
   snprintf(kernels, sizeof kernels, "%s/kernels", s.dir);
   rmdir(kernels);
   machine_record()->compilations = 0;
   machine_expect("bad kernel", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
-                 "kernel attend_window_mma for sm_90a does not compile");
+                 "kernel attend_window_wgmma for sm_90a does not compile");
   unsetenv("FAKE_NVRTC_BAD");
   assert_int_equal(machine_record()->compilations, 2); /* smaller tiles are not tried */
   assert_true(missing(&s) < 6);
@@ -194,7 +194,7 @@ static void test_refused_kernel(void **state) {
   (void)state;
   session s = { 0 };
   nsa_problem problem = small_problem();
-  setenv("FAKE_NVRTC_FAT", "attend_window_mma", 1);
+  setenv("FAKE_NVRTC_FAT", "attend_window_wgmma", 1);
   open_session(&s, "runtime.compile_jobs=1");
   machine_record()->spills = 1;
   machine_expect("smaller tiles", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
@@ -206,18 +206,19 @@ static void test_refused_kernel(void **state) {
   open_session(&s, "runtime.compile_jobs=1");
   machine_record()->spills = 100;
   machine_expect("no tiles", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
-                 "kernel attend_window_mma for sm_90a is refused: it spills "
+                 "kernel attend_window_wgmma for sm_90a is refused: it spills "
                  "16 bytes");
   assert_int_equal(machine_record()->spills, 100 - 1 - NSAI_MAX_CAUTION);
   machine_record()->spills = 100;
-  setenv("FAKE_NVRTC_BAD", "attend_compressed_mma", 1); /* a real failure beside it is the cause */
+  setenv("FAKE_NVRTC_BAD", "attend_compressed_wgmma",
+         1); /* a real failure beside it is the cause */
   nsa_destroy(s.ctx);
   machine_remove(s.dir);
   s.dir[0] = 0;
   open_session(&s, "runtime.compile_jobs=2");
   setenv("FAKE_NVRTC_MS", "20", 1);
   machine_expect("both", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
-                 "kernel attend_compressed_mma for sm_90a does not compile");
+                 "kernel attend_compressed_wgmma for sm_90a does not compile");
   assert_int_equal(machine_record()->spills, 99);
   unsetenv("FAKE_NVRTC_MS");
   unsetenv("FAKE_NVRTC_BAD");
@@ -349,7 +350,7 @@ static void test_policies(void **state) {
     machine_overrides_init(&o, s.dir, jits[i]);
     s.ctx = machine_context(yaml, o.list, true);
     machine_expect("plan", nsa_plan_create(s.ctx, &problem, NULL, NULL, &plan), NSA_E_NOT_PREPARED,
-                   "attend_compressed_mma, attend_window_mma, attend_selected_mma, "
+                   "attend_compressed_wgmma, attend_window_wgmma, attend_selected_mma, "
                    "importance_mma, select_topn, compress_mean (sm_90a)");
     assert_null(plan);
     machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, NULL, NULL),
@@ -405,8 +406,8 @@ static void test_launch_lists(void **state) {
   /* 64 tokens are 4 blocks: all are chosen, so the selected branch is dense. The caller's
    * block_idx is still filled. */
   expect_launches(&m, status,
-                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "attend_window_mma",
-                       "dense_mma"));
+                  LIST("compress_mean", "attend_compressed_wgmma", "select_topn",
+                       "attend_window_wgmma", "dense_wgmma"));
   const fake_cuda_launch *l = machine_record()->launch;
   assert_int_equal(l[0].grid_x, 1); /* 11 rows * 2 heads; 51 pairs a block */
   assert_int_equal(l[0].threads, 256);
@@ -414,10 +415,10 @@ static void test_launch_lists(void **state) {
   m.exec.branches = 1u << NSA_WIN;
   m.toy.io.o_branch[0] = m.toy.io.o_branch[1] = m.toy.io.lse[0] = m.toy.io.lse[1] =
       m.toy.io.block_idx = (nsa_tensor){ 0 };
-  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("attend_window_mma"));
+  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("attend_window_wgmma"));
   m.exec.branches = 1u << NSA_SEL;
   m.toy.io.o_branch[2] = m.toy.io.lse[2] = (nsa_tensor){ 0 };
-  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("dense_mma"));
+  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("dense_wgmma"));
   nsa_tensor importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
   m.toy.io.block_idx = toy_tensor(&m.toy, NSA_I32, 3, m.toy.tokens, 2, 4);
   expect_launches(&m, RUN(&m, nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io, &importance)),
@@ -425,11 +426,11 @@ static void test_launch_lists(void **state) {
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });
   expect_launches(&m, FORWARD(&m),
-                  LIST("compress_mean", "attend_compressed_mma", "importance_mma", "select_topn",
-                       "attend_window_mma", "attend_selected_mma"));
+                  LIST("compress_mean", "attend_compressed_wgmma", "importance_mma", "select_topn",
+                       "attend_window_wgmma", "attend_selected_mma"));
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .op = NSA_OP_DENSE });
-  expect_launches(&m, nsa_dense(m.plan, &m.exec, &m.toy.batch, &m.toy.io), LIST("dense_mma"));
+  expect_launches(&m, nsa_dense(m.plan, &m.exec, &m.toy.batch, &m.toy.io), LIST("dense_wgmma"));
   machine_free(&m);
 }
 
@@ -440,13 +441,13 @@ static void test_given_selection(void **state) {
   static const int32_t ends[] = { 39, 0 };
   begin(&m, &(machine_request){ .gpu = true, .selection = NSA_SELECT_BLOCKS, .max_probe_rows = 2 });
   expect_launches(&m, FORWARD(&m),
-                  LIST("compress_mean", "attend_compressed_mma", "attend_window_mma", "sort_blocks",
-                       "attend_selected_mma"));
+                  LIST("compress_mean", "attend_compressed_wgmma", "attend_window_wgmma",
+                       "sort_blocks", "attend_selected_mma"));
   m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
   m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
   expect_launches(&m, RUN(&m, FORWARD(&m)),
-                  LIST("compress_mean", "attend_compressed_mma", "importance_mma",
-                       "attend_window_mma", "sort_blocks", "attend_selected_mma"));
+                  LIST("compress_mean", "attend_compressed_wgmma", "importance_mma",
+                       "attend_window_wgmma", "sort_blocks", "attend_selected_mma"));
   assert_int_equal(machine_record()->launch[2].grid_x, 4); /* 2 rows * 2 heads */
   machine_free(&m);
 }
@@ -479,7 +480,7 @@ static void test_products(void **state) {
   m.toy.io.block_idx = (nsa_tensor){ 0 };
   expect_launches(&m, FORWARD(&m),
                   LIST("matmul", "bias_activation", "matmul", "bias_activation",
-                       "attend_window_mma"));
+                       "attend_window_wgmma"));
   machine_free(&m);
 }
 
@@ -575,13 +576,13 @@ static void test_images_that_do_not_load(void **state) {
   machine_expect("cached", plan_with_bad_images(dir, NULL, 1, &w), NSA_OK, NULL);
   assert_int_equal(machine_record()->compilations, 1);
   assert_int_equal(w.count, 1);
-  assert_non_null(strstr(w.last, "kernel attend_compressed_mma of the cache does not load "
+  assert_non_null(strstr(w.last, "kernel attend_compressed_wgmma of the cache does not load "
                                  "(cuLibraryLoadData: "));
   assert_non_null(strstr(w.last, ".nsak was removed"));
   machine_expect("stored", plan_with_bad_images(dir, "runtime.jit=never", 0, &w), NSA_OK, NULL);
   machine_expect("twice", plan_with_bad_images(dir, NULL, 2, &w), NSA_E_CUDA, "cuLibraryLoadData");
   machine_expect("never", plan_with_bad_images(dir, "runtime.jit=never", 1, &w), NSA_E_NOT_PREPARED,
-                 "kernel attend_compressed_mma of the cache does not load (cuLibraryLoadData");
+                 "kernel attend_compressed_wgmma of the cache does not load (cuLibraryLoadData");
   machine_remove(dir);
   assert_int_equal(machine_record()->loads, machine_record()->unloads);
 }

@@ -156,7 +156,7 @@ static void test_lengths(void **state) {
                WINDOW(32, 32) ": chosen (record of 1000 tokens, level quick, "
                               "2026-11-20T10:00:00Z): ");
   /* Stages that the record does not know follow the rules. */
-  expect_story(&w, &p, ": chosen (first legal in the table; tiles by the general rule): flash");
+  expect_story(&w, &p, ": chosen (first legal in the table; tiles by the general rule): one warp");
   p.parity = 1; /* a problem of its own */
   expect_story(&w, &p, "no record of this device and problem: nsa_tune makes one");
   p.parity = 0;
@@ -294,10 +294,10 @@ static void test_other_heads_unprepared(void **state) {
   machine_expect("prepare", nsa_prepare(w.ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
   SAVE_HEADS("h12/2", 1000, LOW, WINDOW(32, 32));
   enter(&w, "runtime.jit=never");
-  expect_decider(&w, LOW, NSAI_BY_DEFAULT);
+  expect_decider(&w, LOW, NSAI_BY_ARCHITECTURE);
   assert_int_equal(w.warnings, 0);
   save_window(&w, 1000, LOW, WINDOW(32, 32));
-  expect_decider(&w, LOW, NSAI_BY_DEFAULT);
+  expect_decider(&w, LOW, NSAI_BY_ARCHITECTURE);
   assert_int_equal(w.warnings, 1);
   assert_non_null(strstr(w.warning, "is not followed"));
   leave(&w);
@@ -402,7 +402,8 @@ static void test_configuration_wins(void **state) {
   expect_story(&w, &p, ": chosen (variants.force; tiles by the general rule)");
   enter(&w, "variants.disable=[dense.sdpa_*]");
   expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
-  expect_story(&w, &p, ": chosen (first legal in the table; tiles by the general rule)");
+  expect_story(&w, &p,
+               ": chosen (first legal in the table; tiles by the rule of the architecture)");
   enter(&w, "tuning.records=false");
   expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
   expect_story(&w, &p, "tuning.records is false: no record is asked");
@@ -432,7 +433,7 @@ static void test_rules(void **state) {
   enter(&w, NULL);
   expect_story(&w, &p, "on sm_90a, Fake H200\n  no record of this device and problem");
   expect_story(&w, &p,
-               "attend_window_mma rows=128 keys=64 warps=4 blocks=2: chosen (first legal in the "
+               "attend_window_wgmma rows=192 keys=80 stages=2: chosen (first legal in the "
                "table; tiles by the rule of the architecture)");
   expect_story(&w, &p,
                "select_topn warps=8 blocks=4: chosen (first legal in the table; tiles by "

@@ -44,6 +44,23 @@ static bool flash_allows(const nsai_kernel_spec *s) {
          rows % (16 * warps) == 0 && constant(s, "kKeys") % 16 == 0;
 }
 
+/* Those of common/flash_wgmma.cuh. */
+static bool flash_wgmma_allows(const nsai_kernel_spec *s) {
+  int64_t rows = constant(s, "kRows"), keys = constant(s, "kKeys");
+  int64_t group = constant(s, "kGroupPadded"), queries = constant(s, "kQueryStages");
+  int64_t panels_qk = (constant(s, "kHeadDimQk") + 63) / 64;
+  int64_t panels_v = (constant(s, "kHeadDimV") + 63) / 64, stages = constant(s, "kStages");
+  assert_int_equal(s->threads, 128 + 2 * rows);
+  assert_int_equal(s->tokens, rows / group);
+  assert_int_equal(s->shared_bytes,
+                   128 * (queries * rows * panels_qk + stages * keys * (panels_qk + panels_v)) +
+                       32 * queries + 8 * (2 * queries + 4 * stages));
+  assert_int_equal(s->box_heads, group);
+  assert_int_equal(s->box_heads * s->box_tokens, 64);
+  assert_int_equal(s->box_keys, keys);
+  return (rows == 128 || rows == 192) && group <= 64 && keys % 16 == 0 && queries >= 1;
+}
+
 /* Those of attend_selected_mma.cuh. */
 static bool union_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps");
@@ -60,10 +77,11 @@ static bool importance_allows(const nsai_kernel_spec *s) {
   return group <= rows && group <= 64 && constant(s, "kKeys") % 32 == 0;
 }
 
-static bool kernel_allows(const nsai_kernel_spec *s) {
+static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
   bool attends = is(s, "attend_compressed_mma") || is(s, "attend_window_mma") || is(s, "dense_mma");
   if (s->threads > 1024 || s->threads * constant(s, "kMinBlocks") > 2048) return false;
-  if (s->shared_bytes > 99 * 1024) return false;
+  if (s->shared_bytes > (s->box_keys ? t->shared_bytes : 99 * 1024)) return false;
+  if (s->box_keys) return flash_wgmma_allows(s);
   if (attends) return flash_allows(s);
   if (is(s, "attend_selected_mma")) return union_allows(s);
   if (is(s, "importance_mma")) return importance_allows(s);
@@ -121,7 +139,7 @@ static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai
   for (int role = 0; role < NSAI_ROLES; role++) {
     bool beside = v->covers && (role == NSAI_KERNEL_SELECT || role == NSAI_KERNEL_PROBE);
     if (!specs[role].entry || role == NSAI_KERNEL_SORT || beside) continue;
-    allowed &= kernel_allows(&specs[role]);
+    allowed &= kernel_allows(&specs[role], t);
     any = true;
     if (!reasons.count) check_constants(v, tiles, &specs[role]);
   }

@@ -1,0 +1,127 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Tensor maps, with a driver that has no hardware (fake_cuda.c) and refuses what the real one does.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tensor_map.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static _Alignas(16) unsigned char memory[64]; /* nothing is read of it */
+
+static const nsai_driver *open_fake(void) {
+  const nsai_driver *driver;
+  const char *path = getenv("FAKE_CUDA");
+  if (!path) fail_msg("FAKE_CUDA is not set: run through meson test");
+  if (nsai_driver_open(path, NULL, &driver) != NSA_OK) fail_msg("%s", nsa_last_error());
+  return driver;
+}
+
+/* k [1000, 4, 128], contiguous, in boxes of 80 tokens of a head. */
+static nsai_boxed usual(void) {
+  return (nsai_boxed){ .name = "k",
+                       .view = { memory, 512, 128 },
+                       .tokens = 1000,
+                       .heads = 4,
+                       .dim = 128,
+                       .dtype = NSA_BF16,
+                       .box_heads = 1,
+                       .box_tokens = 80 };
+}
+
+static void expect(const nsai_boxed *boxed, nsa_status status, const char *text) {
+  NsaiTensorMap map;
+  nsa_status got = nsai_tensor_map(open_fake(), boxed, &map);
+  if (got != status)
+    fail_msg("%s, expected %s: %s", nsa_status_name(got), nsa_status_name(status),
+             got ? nsa_last_error() : "");
+  if (text && !strstr(nsa_last_error(), text))
+    fail_msg("the error does not say \"%s\": %s", text, nsa_last_error());
+}
+
+static void test_usual(void **state) {
+  (void)state;
+  NsaiTensorMap map;
+  nsai_boxed k = usual();
+  assert_int_equal(nsai_tensor_map(open_fake(), &k, &map), NSA_OK);
+  uintptr_t at = (uintptr_t)memory;
+  assert_memory_equal(&map, &at, sizeof at);
+  k.dtype = NSA_F16;
+  k.dim = 16; /* narrower than a box */
+  expect(&k, NSA_OK, NULL);
+  k.heads = 64;
+  k.box_heads = 64;
+  k.box_tokens = 1;
+  expect(&k, NSA_OK, NULL);
+}
+
+/* A sequence shorter than a compression block has no compressed keys, and perhaps no memory. */
+static void test_no_tokens(void **state) {
+  (void)state;
+  NsaiTensorMap map;
+  static const NsaiTensorMap empty;
+  nsai_boxed k = usual();
+  k.tokens = 0;
+  k.view = (NsaiView){ 0 };
+  memset(&map, 0xff, sizeof map);
+  assert_int_equal(nsai_tensor_map(open_fake(), &k, &map), NSA_OK);
+  assert_memory_equal(&map, &empty, sizeof map);
+}
+
+/* Strides of a dimension of one are never followed, whatever they are. */
+static void test_strides(void **state) {
+  (void)state;
+  static const struct {
+    int64_t tokens, token_stride, head_stride;
+    int32_t heads;
+    nsa_status status;
+    const char *text;
+  } cases[] = {
+    { 1000, 128, 128000, 4, NSA_OK, NULL }, /* head by head */
+    { 1000, 0, 128, 4, NSA_E_UNSUPPORTED, "k: the copy engine" },
+    { 1000, -512, 128, 4, NSA_E_UNSUPPORTED, "no stride of -512 elements (token)" },
+    { 1000, 512, 0, 4, NSA_E_UNSUPPORTED, "no stride of 0 elements (head)" },
+    { 1000, 512, 0, 1, NSA_OK, NULL },
+    { 1, -8, 128, 4, NSA_OK, NULL },
+    { 1000, 1ll << 38, 128, 4, NSA_OK, NULL },
+    { 1000, 1ll << 39, 128, 4, NSA_E_UNSUPPORTED, "below 2^39" },
+    { 1000, 1ll << 62, 128, 4, NSA_E_UNSUPPORTED, "variants.disable" },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    nsai_boxed k = usual();
+    k.tokens = cases[i].tokens;
+    k.heads = cases[i].heads;
+    k.view.token_stride = cases[i].token_stride;
+    k.view.head_stride = cases[i].head_stride;
+    expect(&k, cases[i].status, cases[i].text);
+  }
+}
+
+/* What the library's own checks have let through by mistake, the driver refuses. */
+static void test_refused(void **state) {
+  (void)state;
+  nsai_boxed k = usual();
+  k.view.data = memory + 8;
+  expect(&k, NSA_E_CUDA, "cuTensorMapEncodeTiled");
+  k = usual();
+  k.box_tokens = 257;
+  expect(&k, NSA_E_CUDA, "cuTensorMapEncodeTiled");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_usual),
+    cmocka_unit_test(test_no_tokens),
+    cmocka_unit_test(test_strides),
+    cmocka_unit_test(test_refused),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
