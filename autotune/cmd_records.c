@@ -7,6 +7,7 @@
 #include "cli.h"
 
 #include "json.h"
+#include "tune.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -48,7 +49,7 @@ static void list_text(nsai_writer *out, const nsai_record *r) {
   nsai_write(out, "%s: %s (%s, %d SMs), %" PRId64 " tokens, %s, %s, %s:", r->problem, r->device,
              r->arch, r->sms, r->bucket, r->level, r->date, r->complete ? "complete" : "not ended");
   for (int32_t i = 0; i < r->timing_count; i++) {
-    if (!r->timings[i].chosen) continue;
+    if (!r->timings[i].chosen || nsai_record_is_covered(r, r->timings[i].stage)) continue;
     nsai_write(out, "%s%s = %s", comma, r->timings[i].stage, r->timings[i].candidate);
     comma = "; ";
   }
@@ -256,8 +257,8 @@ static nsa_status read_text(FILE *in, const char *name, char **text, size_t *siz
 
 /* The diagnostics of the records name lines; this puts the file before them. */
 static nsa_status import_text(nsai_records *records, const char *name, const char *text,
-                              size_t size, int32_t *count) {
-  nsa_status status = nsai_records_import(records, text, size, count);
+                              size_t size, nsai_import *import) {
+  nsa_status status = nsai_records_import(records, text, size, import);
   if (status != NSA_E_CACHE) return status;
   char *reason = strdup(nsa_last_error());
   if (!reason) return nsai_fail_nomem("the error text", 0);
@@ -266,7 +267,7 @@ static nsa_status import_text(nsai_records *records, const char *name, const cha
   return status;
 }
 
-static nsa_status import_from(nsai_records *records, const char *path, int32_t *count) {
+static nsa_status import_from(nsai_records *records, const char *path, nsai_import *import) {
   bool piped = !strcmp(path, "-");
   const char *name = piped ? "standard input" : path;
   FILE *in = piped ? stdin : fopen(path, "rbe");
@@ -275,7 +276,7 @@ static nsa_status import_from(nsai_records *records, const char *path, int32_t *
   if (!in) return nsai_cli_fail_io(name, "cannot be read", errno);
   nsa_status status = read_text(in, name, &text, &size);
   if (!piped) fclose(in);
-  if (status == NSA_OK) status = import_text(records, name, text, size, count);
+  if (status == NSA_OK) status = import_text(records, name, text, size, import);
   free(text);
   return status;
 }
@@ -285,21 +286,31 @@ static bool find_unsaved(void *user, const nsai_record_item *item) {
   return true;
 }
 
+static void tell_kept(void *user, const nsai_record *record, const nsai_record *here) {
+  (void)user;
+  printf("kept: %s, %s: the record here is of %s, library %s, driver %s; that of the file of %s, "
+         "library %s, driver %s\n",
+         here->device, here->problem, here->date, here->library, here->driver, record->date,
+         record->library, record->driver);
+}
+
 /* Records that are kept in memory alone would be gone with this process. */
 static nsa_status import_and_store(nsai_records *records, const char *path) {
   nsai_cache_tier_info tier;
-  int32_t count = 0;
+  nsai_import import = { .on_kept = tell_kept };
   bool unsaved = false;
   if (!nsai_records_tier(records, 0, &tier))
     return nsai_fail(NSA_E_CACHE, "no folder for records: set runtime.cache_dir or $NSA_CACHE_DIR");
   if (!tier.used || !tier.writable)
     return nsai_fail(NSA_E_CACHE, "records cannot be stored in %s: %s", tier.path, tier.state);
-  NSAI_TRY(import_from(records, path, &count));
+  NSAI_TRY(import_from(records, path, &import));
   NSAI_TRY(nsai_records_each(records, find_unsaved, &unsaved));
   if (unsaved)
     return nsai_fail(NSA_E_CACHE, "some of the records did not stay in %s; is there room?",
                      tier.path);
-  printf("%d record%s imported into %s\n", count, plural(count), tier.path);
+  printf("%d record%s imported into %s", import.saved, plural(import.saved), tier.path);
+  if (import.kept) printf(", %d older than those there", import.kept);
+  printf("\n");
   return NSA_OK;
 }
 

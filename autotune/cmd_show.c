@@ -80,17 +80,40 @@ static void write_space_json(nsai_writer *out, const nsai_space *space) {
   nsai_write(out, "]");
 }
 
+/* The stages that a variant does beside its own. */
+static void write_covers(nsai_writer *out, uint32_t covers) {
+  if (!covers) return;
+  nsai_write(out, "%-18s   covers", "");
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+    if (covers >> s & 1) nsai_write(out, " %s", nsai_stage_name((nsai_stage)s));
+  nsai_write(out, "\n");
+}
+
+/* The same as a JSON member. */
+static void write_covers_json(nsai_writer *out, uint32_t covers) {
+  const char *comma = "";
+  nsai_write(out, ", \"covers\": [");
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    if (!(covers >> s & 1)) continue;
+    nsai_write(out, "%s\"%s\"", comma, nsai_stage_name((nsai_stage)s));
+    comma = ", ";
+  }
+  nsai_write(out, "]");
+}
+
 static void write_variants(nsai_writer *out, bool json) {
   for (int i = 0; i < nsai_variant_count; i++) {
     const nsai_variant *v = &nsai_variants[i];
     if (!json) {
       nsai_write(out, "%-18s %-24s %s\n", nsai_stage_name(v->stage), v->name, v->why);
+      write_covers(out, v->covers);
       write_space(out, v->space);
       continue;
     }
     member(out, i ? ",\n {" : "[{", "stage", nsai_stage_name(v->stage));
     member(out, ", ", "name", v->name);
     member(out, ", ", "why", v->why);
+    write_covers_json(out, v->covers);
     write_space_json(out, v->space);
     nsai_write(out, "}");
   }

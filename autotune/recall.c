@@ -1,10 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * From records to decisions.
+ * From records to decisions. Stages that a winner covers have decisions of their own all the same:
+ * nsai_choose follows them where it is not the winner that serves.
  */
 #include "tune.h"
 
+#include <ctype.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,18 +22,84 @@ void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out
   if (tokens) nsai_write(out, "%lld", (long long)tokens);
 }
 
-/* The search: of each stage, the nearest record whose winner can serve here. */
+/* ---- keys ---- */
+
+/* Reads digits and steps over them; false: there are none. */
+static bool take_number(const char **text, int64_t *out) {
+  char *end;
+  if (!isdigit((unsigned char)**text)) return false;
+  *out = strtoll(*text, &end, 10);
+  *text = end;
+  return true;
+}
+
+/* "h64/4". */
+static bool take_heads(const char *part, nsai_tune_key_parts *out) {
+  int64_t heads, kv_heads;
+  if (*part++ != 'h' || !take_number(&part, &heads) || *part++ != '/' ||
+      !take_number(&part, &kv_heads) || *part || kv_heads < 1 || heads < kv_heads ||
+      heads > INT32_MAX)
+    return false;
+  out->heads = (int32_t)heads;
+  out->kv_heads = (int32_t)kv_heads;
+  return true;
+}
+
+/* "len65536", "len". */
+static bool take_length(const char *part, nsai_tune_key_parts *out) {
+  int64_t tokens = 0;
+  if (strncmp(part, "len", 3) != 0) return false;
+  part += 3;
+  (void)take_number(&part, &tokens);
+  if (*part) return false;
+  out->tokens = tokens;
+  return true;
+}
+
+static bool take_overlap(const char *part, nsai_tune_key_parts *out) {
+  if (!strcmp(part, "ov=low"))
+    out->overlap = NSA_OVERLAP_LOW;
+  else if (!strcmp(part, "ov=high"))
+    out->overlap = NSA_OVERLAP_HIGH;
+  else
+    return false;
+  return true;
+}
+
+bool nsai_tune_key_parse(const char *key, nsai_tune_key_parts *out) {
+  char copy[NSAI_TUNE_KEY_BYTES], *left = copy;
+  nsai_writer rest = nsai_writer_open(out->rest, sizeof out->rest);
+  out->heads = out->kv_heads = out->overlap = 0;
+  out->tokens = 0;
+  if (snprintf(copy, sizeof copy, "%s", key) >= (int)sizeof copy) return false;
+  for (const char *part; (part = strsep(&left, ":")) != NULL;)
+    if (!take_heads(part, out) && !take_length(part, out) && !take_overlap(part, out))
+      nsai_write(&rest, "%s%s", rest.used ? ":" : "", part);
+  return out->heads > 0;
+}
+
+/* ---- the search ---- */
+
+/* Where a choice comes from, and how far that is from the problem. */
+typedef struct source {
+  bool there;
+  bool other_heads, other_overlap;
+  double group_distance, length_distance; /* |log(ratio)| */
+  int32_t group;
+  int64_t tokens;
+} source;
+
+/* Of each stage, the nearest record whose winner can serve here. */
 typedef struct recall {
   nsa_ctx *ctx;
   const nsai_problem *problem;
-  const char *key;
+  nsai_tune_key_parts asked;
   nsai_decisions *out;
-  double distance[NSAI_STAGE_COUNT]; /* of lengths: |log(ratio)| */
-  int64_t tokens[NSAI_STAGE_COUNT];  /* of the record that decides; 0: none */
-  char level[16], date[32];          /* of the nearest of all */
-  double nearest;
-  bool complete; /* the nearest came to its end */
-  bool old;      /* one that decides is of another environment */
+  source stage[NSAI_STAGE_COUNT];
+  source nearest;           /* of all; what follows is of its record */
+  char level[16], date[32]; /* ... */
+  bool complete;            /* it came to its end */
+  bool old;                 /* it is of another environment */
   char library[32], driver[32];
 } recall;
 
@@ -40,15 +108,39 @@ static bool same_device(const nsa_ctx *ctx, const nsai_record *r) {
          r->sms == ctx->device.sm_count;
 }
 
-static bool is_of_key(const recall *r, const nsai_record *record) {
-  size_t length = strlen(r->key);
-  const char *tokens = record->problem + length;
-  return !strncmp(record->problem, r->key, length) && record->bucket > 0 && *tokens &&
-         strspn(tokens, "0123456789") == strlen(tokens);
+static double log_ratio(double a, double b) { return fabs(log(a / b)); }
+
+/* Whether a record's problem is this one but for heads, overlap and length, and how far it is. */
+static bool is_related(const recall *r, const nsai_record *record, source *out) {
+  nsai_tune_key_parts key;
+  if (!nsai_tune_key_parse(record->problem, &key) || !key.tokens || record->bucket < 1 ||
+      strcmp(key.rest, r->asked.rest) != 0)
+    return false;
+  int32_t group = key.heads / key.kv_heads;
+  *out = (source){
+    .there = true,
+    .other_heads = key.heads != r->asked.heads || key.kv_heads != r->asked.kv_heads,
+    .other_overlap = key.overlap != r->asked.overlap,
+    .group_distance = log_ratio(group, r->asked.heads / r->asked.kv_heads),
+    .length_distance = log_ratio((double)record->bucket, (double)r->problem->max_kv_len),
+    .group = group,
+    .tokens = record->bucket,
+  };
+  return true;
 }
 
-/* Whether a candidate of a record, which may be another library's or another length's, is one
- * here. */
+/* Records of the problem go before others; among those, what differs first decides. */
+static bool is_nearer(const source *a, const source *b) {
+  if (!b->there) return true;
+  if (a->other_heads != b->other_heads) return b->other_heads;
+  if (a->other_overlap != b->other_overlap) return b->other_overlap;
+  if (a->group_distance < b->group_distance || a->group_distance > b->group_distance)
+    return a->group_distance < b->group_distance;
+  return a->length_distance < b->length_distance;
+}
+
+/* Whether a candidate of a record, which may be another library's, another length's or another
+ * group's, is one here. */
 static bool serves(const recall *r, const nsai_timing *t, nsai_stage stage, nsai_candidate *out) {
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
   if (!nsai_candidate_parse(t->candidate, stage, out)) return false;
@@ -57,24 +149,45 @@ static bool serves(const recall *r, const nsai_timing *t, nsai_stage stage, nsai
   return !reasons.count;
 }
 
+/* Where the winner covers further stages and cannot serve here, the fastest that covers none. */
+static bool serves_apart(const recall *r, const nsai_record *record, nsai_stage stage,
+                         nsai_candidate *out) {
+  const nsai_timing *winner = nsai_record_chosen(record, nsai_stage_name(stage));
+  nsai_candidate one;
+  int32_t count;
+  double best = (double)INFINITY;
+  if (!nsai_candidate_parse(winner->candidate, stage, &one) || !one.variant->covers) return false;
+  const nsai_timing *t = nsai_record_stage(record, nsai_stage_name(stage), &count);
+  for (int32_t i = 0; i < count; i++) {
+    bool timed = t[i].rounds && (t[i].state == NSAI_TIMING_OK || t[i].state == NSAI_TIMING_DROPPED);
+    if (!timed || t[i].ms >= best || !serves(r, &t[i], stage, &one) || one.variant->covers)
+      continue;
+    best = t[i].ms;
+    *out = one;
+  }
+  return isfinite(best);
+}
+
 static bool visit(void *user, const nsai_record_item *item) {
   recall *r = user;
   const nsai_record *record = item->record;
+  source from;
   bool decides = false;
-  if (!record || item->hidden || !same_device(r->ctx, record) || !is_of_key(r, record)) return true;
-  double distance = fabs(log((double)record->bucket / (double)r->problem->max_kv_len));
+  if (!record || item->hidden || !same_device(r->ctx, record) || !is_related(r, record, &from))
+    return true;
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     const nsai_timing *t = nsai_record_chosen(record, nsai_stage_name((nsai_stage)s));
     nsai_candidate candidate;
-    if (!t || (r->tokens[s] && distance >= r->distance[s])) continue;
-    if (!serves(r, t, (nsai_stage)s, &candidate)) continue;
+    if (!t || !is_nearer(&from, &r->stage[s])) continue;
+    if (!serves(r, t, (nsai_stage)s, &candidate) &&
+        !serves_apart(r, record, (nsai_stage)s, &candidate))
+      continue;
     r->out->stage[s] = candidate;
-    r->distance[s] = distance;
-    r->tokens[s] = record->bucket;
+    r->stage[s] = from;
     decides = true;
   }
-  if (!decides || (r->level[0] && distance >= r->nearest)) return true;
-  r->nearest = distance;
+  if (!decides || !is_nearer(&from, &r->nearest)) return true;
+  r->nearest = from;
   r->complete = record->complete;
   snprintf(r->level, sizeof r->level, "%s", record->level);
   snprintf(r->date, sizeof r->date, "%s", record->date);
@@ -84,20 +197,36 @@ static bool visit(void *user, const nsai_record_item *item) {
   return true;
 }
 
+/* The stages are decided by records of one kind: where there are records of the problem and its
+ * overlap, others say nothing. */
+static void drop_weaker(recall *r) {
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    source *from = &r->stage[s];
+    if (!from->there || (from->other_heads == r->nearest.other_heads &&
+                         from->other_overlap == r->nearest.other_overlap))
+      continue;
+    from->there = false;
+    r->out->stage[s] = (nsai_candidate){ 0 };
+  }
+}
+
 /* Fills `r` and its decisions; false: no record decides anything. Out of memory is no reason to fail
  * a plan: it is made as without a record. */
-static bool search(nsa_ctx *ctx, const nsai_problem *problem, int32_t overlap,
-                   nsai_decisions *decisions, recall *r) {
-  char key[512];
-  nsai_problem asked = *problem;
+static bool search(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *decisions,
+                   recall *r) {
+  char key[NSAI_TUNE_KEY_BYTES];
   nsai_writer text = nsai_writer_open(key, sizeof key);
-  *r = (recall){ .ctx = ctx, .problem = problem, .key = key, .out = decisions };
+  *r = (recall){ .ctx = ctx, .problem = problem, .out = decisions };
   memset(decisions->stage, 0, sizeof decisions->stage);
-  asked.overlap = overlap;
-  nsai_tune_key(&asked, 0, &text);
-  if (text.used >= sizeof key) return false;
-  return nsai_records_each(ctx->records, visit, r) == NSA_OK && r->level[0];
+  nsai_tune_key(problem, 0, &text);
+  if (text.used >= sizeof key || !nsai_tune_key_parse(key, &r->asked)) return false;
+  if (nsai_records_each(ctx->records, visit, r) != NSA_OK) return false;
+  drop_weaker(r);
+  decisions->other_heads = r->nearest.other_heads;
+  return r->nearest.there;
 }
+
+/* ---- decisions ---- */
 
 /* Once a context: timings of other versions may have other winners. */
 static void warn_of_age(nsa_ctx *ctx, const recall *r) {
@@ -114,46 +243,56 @@ static void warn_of_age(nsa_ctx *ctx, const recall *r) {
            r->library, r->driver, now.library, now.driver);
 }
 
-/* "records of 1024, 4096 tokens, level quick, 2026-11-20T...". */
-static void write_why(const recall *r, bool exact, nsai_writer *why) {
-  int count = 0;
-  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-    bool told = !r->tokens[s];
-    for (int k = 0; k < s; k++) told |= r->tokens[k] == r->tokens[s];
-    if (told) continue;
-    nsai_write(why, "%s%lld", count ? ", " : "record of ", (long long)r->tokens[s]);
-    count++;
+/* Whether what was decided for another stage covers this one. */
+static bool is_covered(const recall *r, int stage) {
+  for (int s = 0; s < stage; s++) {
+    const nsai_variant *v = r->out->stage[s].variant;
+    if (v && nsai_covers(v, (nsai_stage)stage)) return true;
   }
-  nsai_write(why, " tokens%s, level %s, %s", exact ? "" : " with the other overlap", r->level,
-             r->date);
+  return false;
+}
+
+/* "record of 1024, 4096 tokens, level quick, 2026-11-20T...", or "record of G 16, 4096 tokens, ...".
+ */
+static void write_why(const recall *r, nsai_writer *why) {
+  int32_t group = 0; /* the last one that was told */
+  nsai_write(why, "record of ");
+  for (int s = 0, count = 0; s < NSAI_STAGE_COUNT; s++) {
+    const source *from = &r->stage[s];
+    bool told = !from->there || is_covered(r, s);
+    for (int k = 0; k < s; k++)
+      told |= r->stage[k].there && r->stage[k].tokens == from->tokens &&
+              r->stage[k].group == from->group;
+    if (told) continue;
+    bool tell_group = from->other_heads && from->group != group;
+    nsai_write(why, "%s", !count++ ? "" : tell_group ? "; " : ", ");
+    if (tell_group) nsai_write(why, "G %d, ", from->group);
+    nsai_write(why, "%lld", (long long)from->tokens);
+    group = from->group;
+  }
+  nsai_write(why, " tokens%s, level %s, %s",
+             r->nearest.other_overlap ? " with the other overlap" : "", r->level, r->date);
 }
 
 void nsai_decisions_recall(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out) {
   nsai_writer why = nsai_writer_open(out->why, sizeof out->why);
-  memset(out->stage, 0, sizeof out->stage);
-  out->why[0] = 0;
+  recall r;
+  *out = (nsai_decisions){ 0 };
   if (!ctx->records || ctx->deviceless) {
     nsai_write(&why, "no device, so no record");
-    return;
-  }
-  if (!ctx->config->tuning.records) {
+  } else if (!ctx->config->tuning.records) {
     nsai_write(&why, "tuning.records is false: no record is asked");
-    return;
-  }
-  recall r;
-  int32_t other = problem->overlap == NSA_OVERLAP_HIGH ? NSA_OVERLAP_LOW : NSA_OVERLAP_HIGH;
-  bool exact = search(ctx, problem, problem->overlap, out, &r);
-  if (!exact && (problem->op != NSA_OP_FORWARD || !search(ctx, problem, other, out, &r))) {
+  } else if (!search(ctx, problem, out, &r)) {
     nsai_write(&why, "no record of this device and problem: nsa_tune makes one");
-    return;
+  } else {
+    warn_of_age(ctx, &r);
+    write_why(&r, &why);
   }
-  warn_of_age(ctx, &r);
-  write_why(&r, exact, &why);
 }
 
 bool nsai_tune_is_recorded(nsa_ctx *ctx, const nsai_problem *problem) {
   nsai_decisions decisions;
   recall r;
-  return search(ctx, problem, problem->overlap, &decisions, &r) && r.complete &&
-         r.nearest <= log(2.01);
+  return search(ctx, problem, &decisions, &r) && !r.nearest.other_heads &&
+         !r.nearest.other_overlap && r.complete && r.nearest.length_distance <= log(2.01);
 }

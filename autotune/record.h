@@ -19,7 +19,7 @@
 
 typedef enum nsai_timing_state {
   NSAI_TIMING_OK,
-  NSAI_TIMING_REFUSED, /* does not compile, or spills */
+  NSAI_TIMING_REFUSED, /* does not compile, spills, or does not run */
   NSAI_TIMING_WRONG,   /* failed verification */
   NSAI_TIMING_DROPPED, /* so slow that it was not measured further */
   NSAI_TIMING_STATES
@@ -33,11 +33,12 @@ typedef struct nsai_timing {
   char stage[32];      /* "attend_window" */
   char candidate[128]; /* variant, then its constants: "attend_window_mma rows=128 keys=64" */
   int32_t state;       /* nsai_timing_state */
-  double ms, spread;   /* median of the rounds; half the distance of the quartiles, relative */
+  double ms, spread;   /* of its own stage, with what it covers: median of the rounds; half the
+                          distance of the quartiles, relative */
   int32_t rounds;      /* 0: not measured, as ms and spread */
   bool chosen;         /* the winner of its stage: at most one */
   bool is_default;     /* what the heuristic says: at most one of a stage */
-  char note[96];       /* why it was refused or is wrong; "" */
+  char note[96];       /* why it was refused or is wrong; else which stages it covers, or "" */
 } nsai_timing;
 
 /* Something that the choice is compared with. */
@@ -156,6 +157,12 @@ bool nsai_records_tier(nsai_records *records, int32_t index, nsai_cache_tier_inf
  * nsai_record_check; NSA_E_NOMEM. */
 nsa_status nsai_records_save(nsai_records *records, const nsai_record *record);
 
+/* The same with a record that comes from elsewhere, so that what was measured here later does not go
+ * back: where a newer one of the same environment stands, its timings go before those that are added;
+ * of another environment, it stays as it is, and `*kept` is a copy of it, the caller's to destroy.
+ * `*kept` NULL: the record was saved. A record without a date is as good as new. */
+nsa_status nsai_records_add(nsai_records *records, const nsai_record *record, nsai_record **kept);
+
 /* Looks in memory, the user's folder, the read-only folders; these are read once, at the first use
  * of the store. True: `*out` is a copy, the caller's to destroy. Of bad files the first is a
  * warning; they stay where they are. */
@@ -182,8 +189,8 @@ typedef struct nsai_record_item {
 /* Return false to stop. */
 typedef bool (*nsai_record_item_fn)(void *user, const nsai_record_item *item);
 
-/* Visits all records and bad files, in the order of names, then folders. The callback may use the
- * store. NSA_E_NOMEM. */
+/* Visits all records and bad files, in the order of names, then folders. The store is locked
+ * meanwhile: the callback must not use it. NSA_E_NOMEM. */
 nsa_status nsai_records_each(nsai_records *records, nsai_record_item_fn fn, void *user);
 
 /* The digest of all decisions: keys and chosen candidates, not dates or timings. Ranks that decide
@@ -194,11 +201,19 @@ nsa_status nsai_records_digest(nsai_records *records, unsigned char out[NSAI_DIG
  * nsai_record_write's. NSA_E_NOMEM. */
 nsa_status nsai_records_export(nsai_records *records, nsai_writer *writer);
 
-/* Checks a document of nsai_records_export, then saves its records, all or none; `*count` gets
- * their number. A document without its checksum line was written or edited by hand and is accepted
- * when its last line is "...". NSA_E_CACHE: names the line, what is wrong and the remedy;
- * NSA_E_NOMEM. */
+/* What becomes of a document that is imported. */
+typedef struct nsai_import {
+  int32_t saved,
+      kept; /* out; kept: not imported, since a newer one of another environment is here */
+  /* Told of each that is not imported; `here` is the one that stays. NULL: nobody. */
+  void (*on_kept)(void *user, const nsai_record *record, const nsai_record *here);
+  void *user;
+} nsai_import;
+
+/* Checks a document of nsai_records_export, then adds its records (nsai_records_add), all or none. A
+ * document without its checksum line was written or edited by hand and is accepted when its last
+ * line is "...". NSA_E_CACHE: names the line, what is wrong and the remedy; NSA_E_NOMEM. */
 nsa_status nsai_records_import(nsai_records *records, const char *text, size_t size,
-                               int32_t *count);
+                               nsai_import *import);
 
 #endif /* NSAI_RECORD_H */

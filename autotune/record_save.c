@@ -45,20 +45,19 @@ static int wait_for_lock(nsai_records *records, const char *file) {
   return token;
 }
 
-/* Adds what the user's file holds now. A bad file was or will be warned of by the index. */
-static nsa_status merge_file(nsai_records *records, const char *file, nsai_record *record) {
+/* What the user's file holds now, the caller's to destroy; NULL: nothing. A bad file was or will be
+ * warned of by the index. */
+static nsa_status read_file(nsai_records *records, const char *file, nsai_record **out) {
   struct stat st;
-  nsai_record *older;
   char *data, fs_fault[NSAI_FS_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
+  *out = NULL;
   if (!nsai_fs_read_trusted(records->place.fd[0], file, NSAI_RECORD_MAX_BYTES, &data, &st,
                             fs_fault))
     return st.st_ino == 0 && errno == ENOMEM ? nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES)
                                              : NSA_OK;
-  nsa_status status = nsai_record_decode(data, (size_t)st.st_size, &older, fault);
+  nsa_status status = nsai_record_decode(data, (size_t)st.st_size, out, fault);
   free(data);
   if (status == NSA_E_NOMEM) return nsai_fail_nomem(file, (size_t)st.st_size);
-  if (status == NSA_OK) status = nsai_record_merge(record, older);
-  nsai_record_destroy(older);
   return status == NSA_E_CACHE ? NSA_OK : status;
 }
 
@@ -112,13 +111,55 @@ static nsa_status keep(nsai_records *records, const char *file, nsai_record *rec
   return status;
 }
 
-/* Under `saving`. Takes `merged` over. */
-static nsa_status save(nsai_records *records, const char *file, nsai_record *merged) {
+/* The record that counts now, of the user's file or the index, the caller's to destroy; NULL: none. */
+static nsa_status find_standing(nsai_records *records, const char *file, nsai_record *in_file,
+                                nsai_record **out) {
+  *out = NULL;
+  if (in_file) return nsai_record_copy(in_file, out);
+  pthread_mutex_lock(&records->lock);
+  nsa_status status = nsai_records_load(records);
+  const nsai_record_entry *entry = status ? NULL : nsai_records_visible(records, file);
+  if (entry) status = nsai_record_copy(entry->record, out);
+  pthread_mutex_unlock(&records->lock);
+  return status;
+}
+
+/* Dates are ISO 8601 in UTC: their order is that of their texts. */
+static bool is_newer(const nsai_record *a, const nsai_record *b) {
+  return a->date[0] && b->date[0] && strcmp(a->date, b->date) > 0;
+}
+
+/* Puts a newer record that stands here in the place of `*record`, which is added to it, or into
+ * `*kept` when they cannot be merged. */
+static nsa_status yield_to_newer(nsai_records *records, const char *file, nsai_record *in_file,
+                                 nsai_record **record, nsai_record **kept) {
+  nsai_record *here;
   nsa_status status = NSA_OK;
+  NSAI_TRY(find_standing(records, file, in_file, &here));
+  if (here && is_newer(here, *record)) {
+    bool merges = nsai_record_same_environment(here, *record);
+    nsai_record **place = merges ? record : kept, *before = *place;
+    if (merges) status = nsai_record_merge(here, *record);
+    *place = here;
+    here = before;
+  }
+  nsai_record_destroy(here);
+  return status;
+}
+
+/* Under `saving`. Takes `merged` over. `kept` as nsai_records_add has it, and NULL; or NULL: what
+ * stands here yields. */
+static nsa_status save(nsai_records *records, const char *file, nsai_record *merged,
+                       nsai_record **kept) {
+  nsa_status status = NSA_OK;
+  nsai_record *in_file = NULL;
   bool stored = false;
   int token = wait_for_lock(records, file);
   bool writable = nsai_place_writable(&records->place);
-  if (writable) NSAI_TRY_TO(fail, merge_file(records, file, merged));
+  if (writable) NSAI_TRY_TO(fail, read_file(records, file, &in_file));
+  if (kept) NSAI_TRY_TO(fail, yield_to_newer(records, file, in_file, &merged, kept));
+  if (kept && *kept) goto fail; /* nothing to do */
+  if (in_file) NSAI_TRY_TO(fail, nsai_record_merge(merged, in_file));
   pthread_mutex_lock(&records->lock);
   status = merge_index(records, file, writable, merged);
   pthread_mutex_unlock(&records->lock);
@@ -128,20 +169,31 @@ static nsa_status save(nsai_records *records, const char *file, nsai_record *mer
   merged = NULL;
 fail:
   if (token >= 0) close(token);
+  nsai_record_destroy(in_file);
   nsai_record_destroy(merged);
   return status;
 }
 
-nsa_status nsai_records_save(nsai_records *records, const nsai_record *record) {
+static nsa_status check_and_save(nsai_records *records, const nsai_record *record,
+                                 nsai_record **kept) {
   char file[NSAI_RECORD_NAME_CHARS];
   nsai_record *merged;
   NSAI_TRY(nsai_record_check(record));
   NSAI_TRY(nsai_record_copy(record, &merged));
   nsai_record_name(record, file);
   pthread_mutex_lock(&records->saving);
-  nsa_status status = save(records, file, merged);
+  nsa_status status = save(records, file, merged, kept);
   pthread_mutex_unlock(&records->saving);
   return status;
+}
+
+nsa_status nsai_records_save(nsai_records *records, const nsai_record *record) {
+  return check_and_save(records, record, NULL);
+}
+
+nsa_status nsai_records_add(nsai_records *records, const nsai_record *record, nsai_record **kept) {
+  *kept = NULL;
+  return check_and_save(records, record, kept);
 }
 
 /* ---- removing ---- */

@@ -201,28 +201,12 @@ bool nsai_records_find(nsai_records *records, const char *device, const char *ar
 
 /* ---- visiting ---- */
 
-/* A copy of the index, for callbacks that may use the store. Lock held. */
-static nsa_status copy_entries(const nsai_records *records, nsai_record_entry **out) {
-  size_t bytes = (size_t)records->count * sizeof **out;
-  *out = malloc(bytes ? bytes : 1);
-  if (!*out) return nsai_fail_nomem("a copy of the index of tuning records", bytes);
-  for (int32_t i = 0; i < records->count; i++) {
-    (*out)[i] = records->entries[i];
-    nsai_record **copy = &(*out)[i].record;
-    if (!*copy || nsai_record_copy(records->entries[i].record, copy) == NSA_OK) continue;
-    while (i--) nsai_record_destroy((*out)[i].record);
-    free(*out);
-    return NSA_E_NOMEM;
-  }
-  return NSA_OK;
-}
-
-static void visit(const nsai_records *records, const nsai_record_entry *entries, int32_t count,
-                  nsai_record_item_fn fn, void *user) {
+/* Lock held. */
+static void visit(const nsai_records *records, nsai_record_item_fn fn, void *user) {
   const char *good = ""; /* the last file name of which a good record was seen */
   bool go_on = true;
-  for (int32_t i = 0; i < count && go_on; i++) {
-    const nsai_record_entry *entry = &entries[i];
+  for (int32_t i = 0; i < records->count && go_on; i++) {
+    const nsai_record_entry *entry = &records->entries[i];
     bool memory = entry->tier == NSAI_RECORD_IN_MEMORY;
     const nsai_record_item item = {
       .folder = memory ? "" : records->place.info[entry->tier].path,
@@ -237,17 +221,11 @@ static void visit(const nsai_records *records, const nsai_record_entry *entries,
 }
 
 nsa_status nsai_records_each(nsai_records *records, nsai_record_item_fn fn, void *user) {
-  nsai_record_entry *entries = NULL;
   pthread_mutex_lock(&records->lock);
   nsa_status status = nsai_records_load(records);
-  if (status == NSA_OK) status = copy_entries(records, &entries);
-  int32_t count = records->count;
+  if (status == NSA_OK) visit(records, fn, user);
   pthread_mutex_unlock(&records->lock);
-  NSAI_TRY(status);
-  visit(records, entries, count, fn, user);
-  for (int32_t i = 0; i < count; i++) nsai_record_destroy(entries[i].record);
-  free(entries);
-  return NSA_OK;
+  return status;
 }
 
 /* ---- the digest ---- */

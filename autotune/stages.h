@@ -15,8 +15,10 @@
 /* Compute capability major of the target: 9 for "sm_90a". */
 int32_t nsai_target_major(const nsai_target *target);
 
-/* The devices with rules of their own; nsai_named_device lists one name of each. */
-#define NSAI_H200 "NVIDIA H200*"
+/* The devices with rules of their own: a name, which nsai_named_device lists, and the glob of all
+ * that are of the kind. */
+#define NSAI_H200_NAME "NVIDIA H200"
+#define NSAI_H200 NSAI_H200_NAME "*"
 
 /* Whether the target is a device whose name matches the glob. */
 bool nsai_target_is(const nsai_target *target, const char *pattern);

@@ -4,6 +4,7 @@
  * nsa_tune: which problems at which lengths, in which order, within which budget; what is told and
  * what is kept.
  */
+#include "kernels.h"
 #include "tune_impl.h"
 
 #include <math.h>
@@ -32,9 +33,26 @@ nsa_status nsai_tune_step(tuner *t, const char *what) {
   return nsai_tune_poll(t, what);
 }
 
+/* A winner is told by its weight, and by what that contains. */
+static void add_weight(const tune_task *task, const contender *c, nsai_writer *note,
+                       nsa_tune_event *event) {
+  const nsai_weight *first = NULL;
+  for (int i = 0; i < task->contests; i++)
+    if (!strcmp(task->contest[i].item[0].timing.stage, event->stage))
+      first = &task->contest[i].item[0].weight;
+  nsai_weight_write(&c->weight, note);
+  if (event->note[0]) nsai_write(note, "%s%s", note->used ? "; " : "", event->note);
+  if (!first || !isfinite(first->ms) || !isfinite(c->weight.ms)) return;
+  event->ms = c->weight.ms;
+  event->spread = c->weight.spread;
+  event->gain = 1 - event->ms / first->ms;
+}
+
 void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const contender *c,
                     const char *note) {
   const nsa_tune_options *o = t->options;
+  char text[512] = "";
+  nsai_writer whole = nsai_writer_open(text, sizeof text);
   nsa_tune_event event = { .struct_size = sizeof event,
                            .kind = kind,
                            .problem = task->key,
@@ -48,10 +66,10 @@ void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const c
     event.ms = c->timing.ms;
     event.spread = c->timing.spread;
   }
-  if (kind == NSA_TUNE_CHOSEN)
-    for (int i = 0; i < task->contests; i++)
-      if (!strcmp(task->contest[i].item[0].timing.stage, event.stage))
-        event.gain = 1 - event.ms / task->contest[i].item[0].timing.ms;
+  if (kind == NSA_TUNE_CHOSEN) {
+    add_weight(task, c, &whole, &event);
+    event.note = text;
+  }
   if (o->event) o->event(o->user, &event);
 }
 
@@ -212,7 +230,8 @@ static void tell_known(tuner *t, const tune_task *task) {
       if (c->timing.rounds || kind != NSA_TUNE_TIMED)
         nsai_tune_tell(t, kind, task, c, c->timing.note);
       const nsai_timing *won = nsai_record_chosen(r, c->timing.stage);
-      if (won && !strcmp(won->candidate, c->timing.candidate))
+      if (won && !strcmp(won->candidate, c->timing.candidate) &&
+          !nsai_record_is_covered(r, c->timing.stage))
         nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, c, "");
     }
   for (int32_t i = 0; i < r->baseline_count; i++) {
@@ -433,6 +452,7 @@ static void close_tuner(tuner *t) {
   const nsai_driver *driver = t->ctx->device.driver;
   nsai_tune_data_free(t);
   nsai_tune_verdicts_free(t);
+  nsai_kernels_end_trial(t->ctx); /* kernels of candidates that lost, above all */
   for (int i = 0; i < t->event_count; i++) driver->cuEventDestroy(t->events[i]);
   nsai_sensors_close(t->sensors);
   nsai_trial_device_free(&t->device, t->flush);
@@ -584,12 +604,13 @@ size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size) {
 }
 
 nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size) {
-  int32_t count = 0;
+  nsai_import import = { 0 };
   NSAI_TRY(nsai_context_check(ctx));
   if (!text) return nsai_fail(NSA_E_ARG, "text is NULL");
   if (!ctx->records) return check_device(ctx);
-  NSAI_TRY(nsai_records_import(ctx->records, text, size ? size : strlen(text), &count));
-  nsai_log(&ctx->logger, NSA_LOG_INFO, "tune", "%d records imported", count);
+  NSAI_TRY(nsai_records_import(ctx->records, text, size ? size : strlen(text), &import));
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "tune", "%d records imported, %d older than those here",
+           import.saved, import.kept);
   return NSA_OK;
 }
 

@@ -13,9 +13,23 @@
  * before the length, which records of all lengths share. Dense attention knows no overlap. */
 void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out);
 
-/* What the records of the context's device say about a problem: those of the nearest length, by
- * ratio, and preferably of the problem's overlap. Never fails: without one nothing is decided, and
- * `why` says so. */
+/* A key in parts: what problems that can learn from each other may differ in, and the rest. */
+#define NSAI_TUNE_KEY_BYTES 512
+typedef struct nsai_tune_key_parts {
+  int32_t heads, kv_heads;
+  int32_t overlap;                /* NSA_OVERLAP_*; 0: dense attention, which knows none */
+  int64_t tokens;                 /* 0: the key of all lengths */
+  char rest[NSAI_TUNE_KEY_BYTES]; /* the other parts, in their order */
+} nsai_tune_key_parts;
+
+/* Takes a key apart; false: it is none. */
+bool nsai_tune_key_parse(const char *key, nsai_tune_key_parts *out);
+
+/* What the records of the context's device say about a problem: each stage is decided by the one of
+ * the nearest length, by ratio, and preferably of the problem's overlap. Where the problem has no
+ * record, those of problems that differ in the number of heads alone serve, preferably of its
+ * overlap: the one of the nearest group, by ratio, whose choice is legal here, and of the nearest
+ * length. Never fails: without a record nothing is decided, and `why` says so. */
 void nsai_decisions_recall(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out);
 
 /* Fills what a record says about library, templates, driver and compiler; the compiler stays "" until
@@ -24,6 +38,23 @@ void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *record);
 
 /* Whether a record was measured with this library, these kernels and this driver. */
 bool nsai_tune_is_current(const nsa_ctx *ctx, const nsai_record *record);
+
+/* What a timing is compared by within its stage: its own time and that of the stages in `rest`, which
+ * a rival covers and it does not. Infinite: one of them has not been measured. */
+typedef struct nsai_weight {
+  double ms, spread;
+  uint32_t covers, rest; /* 1 << stage */
+} nsai_weight;
+
+/* The weight of a timing of the record; what covers nothing is as fast as the winner of its stage. */
+nsai_weight nsai_record_weigh(const nsai_record *record, const nsai_timing *timing);
+
+/* "covers importance, select", "with importance, select", both, or nothing. */
+void nsai_weight_write(const nsai_weight *weight, nsai_writer *out);
+
+/* Whether the winner of another stage covers this one: its own winner then serves only where that
+ * one cannot. */
+bool nsai_record_is_covered(const nsai_record *record, const char *stage);
 
 /* Whether there is a complete record of the problem and its overlap at a length within a factor of
  * two. */

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * What the tuner's files share: tune.c (problems, budget, records), tune_space.c (candidates and
- * their kernels), tune_verify.c (right or wrong), tune_time.c (how fast).
+ * their kernels), tune_columns.c (what runs together), tune_verify.c (right or wrong), tune_time.c
+ * (how fast), tune_weigh.c (faster than which), tune_fault.c (failing).
  */
 #ifndef NSAI_TUNE_IMPL_H
 #define NSAI_TUNE_IMPL_H
@@ -25,6 +26,7 @@ typedef struct contender {
   bool alive;         /* takes part in the next rounds */
   int32_t rounds;
   double samples[TUNE_MAX_ROUNDS]; /* ms */
+  nsai_weight weight;              /* what it is compared by: nsai_tune_weigh */
 } contender;
 
 /* The contenders of one stage; the heuristic's choice is the first, or what stands in for it where it
@@ -33,6 +35,8 @@ typedef struct contest {
   nsai_stage stage;
   contender *item;
   int count;
+  int apart; /* the heuristic's choice among those that cover no other stage, or what stands in for
+                it; -1: there is none */
 } contest;
 
 /* One problem at one length with one kind of inputs: what becomes one record. */
@@ -61,6 +65,7 @@ typedef struct tuner {
   nsai_cu_event events[TUNE_MAX_EVENTS];
   int event_count;
   int64_t done, total; /* pieces, for progress */
+  nsai_stage at;       /* whose launches are under way in a timed run; NSAI_STAGE_COUNT: none */
   /* The tensors that are there, kept between tasks of one length. */
   nsai_trial_case c;
   nsai_trial_bench bench;
@@ -94,18 +99,43 @@ void nsai_tune_candidates_free(tune_task *task);
  * all of a stage. */
 nsa_status nsai_tune_compile(tuner *t, tune_task *task);
 
-/* The decisions of column `column`: of every stage that contender among those alive, or the first
- * where there are fewer. `taken` gets the contender of each contest, NULL where it is a stand-in. */
+/* tune_columns.c */
+
+/* The decisions of column `column`: of every stage the next contender among those alive, or the first
+ * where there are no more; of a stage that is covered, none. `taken` gets the contender of each
+ * contest, NULL where it is none or a stand-in. The first column has the first of each stage. */
 void nsai_tune_column(const tune_task *task, int column, nsai_decisions *out,
                       contender *taken[NSAI_STAGE_COUNT]);
 
 /* Columns that hold every contender alive. */
 int nsai_tune_columns(const tune_task *task);
 
+/* The same for the heuristic's choices among what covers no other stage; false: the first column has
+ * them. */
+bool nsai_tune_apart(const tune_task *task, nsai_decisions *out,
+                     contender *taken[NSAI_STAGE_COUNT]);
+
+/* One contender with the heuristic's choices around it. */
+void nsai_tune_around(const tune_task *task, const contender *one, nsai_decisions *out);
+
+/* tune_fault.c */
+
+/* After NSA_E_CUDA: whether the device still works, so that only what ran is at fault. */
+bool nsai_tune_survived(const tuner *t);
+
+/* The contender is out, as refused with the first line of `why`; told. */
+void nsai_tune_refuse(tuner *t, tune_task *task, contender *c, const char *why);
+
+/* After NSA_E_CUDA that the device did not survive, with the thread's error as the reason: names
+ * those that ran, by contest, NULL where there is no suspect; those that are not the first of their
+ * contest are refused, so that the next process does not run them again. Returns NSA_E_CUDA. */
+nsa_status nsai_tune_lost(tuner *t, tune_task *task, contender *const suspects[NSAI_STAGE_COUNT]);
+
 /* tune_verify.c */
 
 /* Runs every contender alive on a short case inside red zones and compares all it writes with the
- * reference; those wrong are out. NSA_E_VERIFY: the heuristic's own choice is wrong. */
+ * reference; those wrong are out, and those that the device refuses to run. NSA_E_VERIFY: the
+ * heuristic's own choice is wrong. NSA_E_CUDA: it does not run, or the context is lost. */
 nsa_status nsai_tune_verify(tuner *t, tune_task *task);
 void nsai_tune_verdicts_free(tuner *t);
 
@@ -132,5 +162,10 @@ nsa_status nsai_tune_time(tuner *t, tune_task *task);
 
 /* Times the whole with the winners, with the heuristic's choices, and the baselines. */
 nsa_status nsai_tune_whole(tuner *t, tune_task *task);
+
+/* tune_weigh.c */
+
+/* Weighs all contenders, by what has been measured of them and of the stages they cover. */
+void nsai_tune_weigh(tune_task *task);
 
 #endif /* NSAI_TUNE_IMPL_H */

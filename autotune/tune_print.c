@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * JSON and CSV carry what was measured, text and Markdown what a person asks first. JSON has null
- * where a number is not finite.
+ * Text and Markdown, which say what a person asks first; and the choice among all formats. JSON and
+ * CSV, which carry everything, have files of their own.
  */
-#include "tune_print.h"
+#include "tune_print_impl.h"
 
 #include "json.h"
 
@@ -60,6 +60,18 @@ static void put_ms(char cell[CELL_BYTES], double ms) {
 
 /* ---- one problem, for people ---- */
 
+/* What there is to say of winners. */
+static void put_notes(nsai_writer *out, bool markdown, const nsai_tune_span *span) {
+  bool any = false;
+  for (size_t i = 0; i < span->count; i++) {
+    const nsa_tune_event *e = &span->events[i];
+    if (e->kind != NSA_TUNE_CHOSEN || !e->note[0]) continue;
+    nsai_write(out, "%s%s: %s\n", markdown ? "- " : "  ", e->stage, e->note);
+    any = true;
+  }
+  nsai_write(out, "%s", any && markdown ? "\n" : "");
+}
+
 static void put_stages(nsai_writer *out, bool markdown, const nsai_tune_span *span) {
   static const char *const names[] = { "stage", "candidate", "ms", "spread", "heuristic", "gain" };
   table t = { out, markdown, COLUMNS, 2, { 16, 9, 9, 8, 9, 7 } };
@@ -73,16 +85,16 @@ static void put_stages(nsai_writer *out, bool markdown, const nsai_tune_span *sp
   for (size_t i = 0; i < span->count; i++) {
     const nsa_tune_event *e = &span->events[i];
     if (e->kind != NSA_TUNE_CHOSEN) continue;
-    const nsa_tune_event *timed = nsai_tune_find(span, NSA_TUNE_TIMED, e->stage, e->candidate);
     snprintf(cells[0], CELL_BYTES, "%s", e->stage);
     snprintf(cells[1], CELL_BYTES, "%s", e->candidate);
     put_ms(cells[2], e->ms);
-    put_share(cells[3], timed ? timed->spread : e->spread);
+    put_share(cells[3], nsai_tune_spread(span, e));
     put_ms(cells[4], nsai_tune_default_ms(e));
     put_share(cells[5], e->gain);
     put_row(&t, cells);
   }
   nsai_write(out, "%s", markdown ? "\n" : "");
+  put_notes(out, markdown, span);
 }
 
 static void put_baselines(nsai_writer *out, bool markdown, const nsai_tune_span *span) {
@@ -178,49 +190,15 @@ static void put_series(nsai_writer *out, bool markdown, const nsai_tune_point *p
                points[0].tokens);
 }
 
-/* ---- JSON ---- */
+/* ---- all formats ---- */
 
-static void json_string(nsai_writer *out, const char *name, const char *text) {
-  nsai_write(out, "\"%s\": ", name);
-  nsai_write_json(out, text);
+double nsai_tune_spread(const nsai_tune_span *span, const nsa_tune_event *chosen) {
+  const nsa_tune_event *timed =
+      nsai_tune_find(span, NSA_TUNE_TIMED, chosen->stage, chosen->candidate);
+  return chosen->spread > 0 || !timed ? chosen->spread : timed->spread;
 }
 
-static void json_number(nsai_writer *out, const char *name, double value) {
-  if (isfinite(value))
-    nsai_write(out, ", \"%s\": %.6g", name, value);
-  else
-    nsai_write(out, ", \"%s\": null", name);
-}
-
-static void json_candidate(nsai_writer *out, const nsa_tune_event *e, const char *state,
-                           bool first) {
-  nsai_write(out, "%s\n    {", first ? "" : ",");
-  json_string(out, "stage", e->stage);
-  nsai_write(out, ", ");
-  json_string(out, "candidate", e->candidate);
-  if (state) nsai_write(out, ", \"state\": \"%s\"", state);
-}
-
-static void json_chosen(nsai_writer *out, const nsai_tune_span *span) {
-  bool first = true;
-  nsai_write(out, ",\n   \"chosen\": [");
-  for (size_t i = 0; i < span->count; i++) {
-    const nsa_tune_event *e = &span->events[i];
-    if (e->kind != NSA_TUNE_CHOSEN) continue;
-    const nsa_tune_event *timed = nsai_tune_find(span, NSA_TUNE_TIMED, e->stage, e->candidate);
-    json_candidate(out, e, NULL, first);
-    json_number(out, "ms", e->ms);
-    json_number(out, "spread", timed ? timed->spread : e->spread);
-    json_number(out, "heuristic_ms", nsai_tune_default_ms(e));
-    json_number(out, "gain", e->gain);
-    nsai_write(out, "}");
-    first = false;
-  }
-  nsai_write(out, "]");
-}
-
-/* NULL: the event is about no candidate. */
-static const char *state_of(int32_t kind) {
+const char *nsai_tune_state(int32_t kind) {
   switch (kind) {
   case NSA_TUNE_PLANNED: return "planned";
   case NSA_TUNE_TIMED: return "timed";
@@ -230,150 +208,14 @@ static const char *state_of(int32_t kind) {
   }
 }
 
-static void json_candidates(nsai_writer *out, const nsai_tune_span *span) {
-  bool first = true;
-  nsai_write(out, ",\n   \"candidates\": [");
-  for (size_t i = 0; i < span->count; i++) {
-    const nsa_tune_event *e = &span->events[i];
-    const char *state = state_of(e->kind);
-    if (!state) continue;
-    json_candidate(out, e, state, first);
-    if (e->kind == NSA_TUNE_TIMED) {
-      json_number(out, "ms", e->ms);
-      json_number(out, "spread", e->spread);
-    }
-    if (e->note[0]) {
-      nsai_write(out, ", ");
-      json_string(out, "note", e->note);
-    }
-    nsai_write(out, "}");
-    first = false;
-  }
-  nsai_write(out, "]");
+const char *nsai_tune_where_faster(double crossover) {
+  return isinf(crossover) ? "not at the longest"
+         : crossover > 0  ? "from the crossover on"
+                          : "at every length";
 }
-
-static void json_baselines(nsai_writer *out, const nsai_tune_span *span) {
-  bool first = true;
-  nsai_write(out, ",\n   \"baselines\": [");
-  for (size_t i = 0; i < span->count; i++) {
-    const nsa_tune_event *e = &span->events[i];
-    if (e->kind != NSA_TUNE_BASELINE) continue;
-    nsai_write(out, "%s\n    {", first ? "" : ",");
-    json_string(out, "name", e->candidate);
-    json_number(out, "ms", e->ms);
-    json_number(out, "spread", e->spread);
-    nsai_write(out, "}");
-    first = false;
-  }
-  nsai_write(out, "]");
-}
-
-static void json_problem(nsai_writer *out, const nsai_tune_span *span) {
-  const nsa_tune_event *done = nsai_tune_find(span, NSA_TUNE_DONE, NULL, NULL);
-  char inputs[NSAI_TUNE_INPUTS_BYTES];
-  nsai_write(out, "{");
-  json_string(out, "problem", span->events[0].problem);
-  nsai_write(out, ", \"tokens\": %" PRId64 ", ", span->events[0].tokens);
-  json_string(out, "inputs", nsai_tune_inputs(span->events[0].problem, inputs));
-  json_number(out, "estimate_ms", span->events[0].ms);
-  json_chosen(out, span);
-  json_candidates(out, span);
-  json_baselines(out, span);
-  nsai_write(out, ",\n   \"done\": %s, ", done ? "true" : "false");
-  json_string(out, "note", done ? done->note : "");
-  nsai_write(out, "}");
-}
-
-static void json_series(nsai_writer *out, const nsai_tune_point *points, size_t count) {
-  char inputs[NSAI_TUNE_INPUTS_BYTES];
-  double crossover = nsai_tune_crossover(points, count);
-  nsai_write(out, "{");
-  json_string(out, "inputs", nsai_tune_inputs(points[0].problem, inputs));
-  nsai_write(out, ", \"points\": [");
-  for (size_t i = 0; i < count; i++) {
-    const nsai_tune_point *p = &points[i];
-    nsai_write(out, "%s\n    {\"tokens\": %" PRId64, i ? "," : "", p->tokens);
-    json_number(out, "forward_ms", p->forward_ms);
-    nsai_write(out, ", ");
-    json_string(out, "baseline", p->dense);
-    json_number(out, "baseline_ms", p->dense_ms);
-    json_number(out, "ratio", p->dense_ms / p->forward_ms);
-    nsai_write(out, "}");
-  }
-  nsai_write(out, "]");
-  json_number(out, "crossover_tokens", crossover > 0 ? crossover : (double)NAN);
-  nsai_write(out, ", \"sparse_faster\": \"%s\"}",
-             isinf(crossover) ? "not at the longest"
-             : crossover > 0  ? "from the crossover on"
-                              : "at every length");
-}
-
-/* ---- CSV ---- */
-
-#define CSV_HEAD "file,problem,tokens,row,stage,candidate,ms,spread,heuristic_ms,gain,note\n"
-
-static void csv_field(nsai_writer *out, const char *text) {
-  bool quoted = strpbrk(text, ",\"\r\n") != NULL;
-  if (quoted) nsai_write(out, "\"");
-  for (; *text; text++) nsai_write(out, quoted && *text == '"' ? "\"\"" : "%c", *text);
-  if (quoted) nsai_write(out, "\"");
-}
-
-/* An empty field where `there` is false or the value is not finite. */
-static void csv_number(nsai_writer *out, bool there, double value) {
-  nsai_write(out, ",");
-  if (there && isfinite(value)) nsai_write(out, "%.6g", value);
-}
-
-static void csv_row(nsai_writer *out, const char *file, const nsai_tune_span *span,
-                    const nsa_tune_event *e) {
-  const char *state = state_of(e->kind);
-  bool chosen = e->kind == NSA_TUNE_CHOSEN, baseline = e->kind == NSA_TUNE_BASELINE;
-  bool timed = chosen || baseline || e->kind == NSA_TUNE_TIMED;
-  if (!state && !chosen && !baseline) return;
-  csv_field(out, file);
-  nsai_write(out, ",");
-  csv_field(out, span->events[0].problem);
-  nsai_write(out, ",%" PRId64 ",%s,", span->events[0].tokens,
-             state    ? state
-             : chosen ? "chosen"
-                      : "baseline");
-  csv_field(out, e->stage);
-  nsai_write(out, ",");
-  csv_field(out, e->candidate);
-  csv_number(out, timed, e->ms);
-  csv_number(out, timed, e->spread);
-  csv_number(out, chosen, nsai_tune_default_ms(e));
-  csv_number(out, chosen, e->gain);
-  nsai_write(out, ",");
-  csv_field(out, e->note);
-  nsai_write(out, "\n");
-}
-
-static void csv_problems(nsai_writer *out, const char *file, const nsai_tune_results *results) {
-  nsai_tune_span span = { 0 };
-  while (nsai_tune_next(results, &span))
-    for (size_t i = 0; i < span.count; i++) csv_row(out, file, &span, &span.events[i]);
-}
-
-static void csv_crossovers(nsai_writer *out, const char *file, const nsai_tune_point *points,
-                           size_t count) {
-  double crossover = nsai_tune_crossover(points, count);
-  csv_field(out, file);
-  nsai_write(out, ",");
-  csv_field(out, points[0].problem);
-  nsai_write(out, ",");
-  if (isfinite(crossover) && crossover > 0) nsai_write(out, "%.0f", crossover);
-  nsai_write(out, ",crossover,,,,,,,%s\n",
-             isinf(crossover) ? "not at the longest"
-             : crossover > 0  ? "from the crossover on"
-                              : "at every length");
-}
-
-/* ---- all formats ---- */
 
 const char *nsai_tune_head(nsai_tune_format format) {
-  return format == NSAI_TUNE_JSON ? "[" : format == NSAI_TUNE_CSV ? CSV_HEAD : "";
+  return format == NSAI_TUNE_JSON ? "[" : format == NSAI_TUNE_CSV ? nsai_tune_csv_head() : "";
 }
 
 const char *nsai_tune_foot(nsai_tune_format format) {
@@ -385,7 +227,7 @@ void nsai_tune_print_problems(nsai_writer *out, nsai_tune_format format,
   nsai_tune_span span = { 0 };
   bool first = true;
   if (format == NSAI_TUNE_CSV) {
-    csv_problems(out, "", results);
+    nsai_tune_csv_problems(out, "", results);
     return;
   }
   if (format == NSAI_TUNE_JSON) nsai_write(out, "[");
@@ -395,7 +237,7 @@ void nsai_tune_print_problems(nsai_writer *out, nsai_tune_format format,
       continue;
     }
     nsai_write(out, "%s\n  ", first ? "" : ",");
-    json_problem(out, &span);
+    nsai_tune_json_problem(out, &span);
   }
   if (format == NSAI_TUNE_JSON) nsai_write(out, "]");
 }
@@ -408,10 +250,10 @@ static void print_summary(nsai_writer *out, nsai_tune_format format, const char 
   for (size_t at = 0; at < count; at += same) {
     same = nsai_tune_series(points + at, count - at);
     if (format == NSAI_TUNE_CSV) {
-      csv_crossovers(out, file, points + at, same);
+      nsai_tune_csv_series(out, file, points + at, same);
     } else if (format == NSAI_TUNE_JSON) {
       nsai_write(out, "%s\n  ", at ? "," : "");
-      json_series(out, points + at, same);
+      nsai_tune_json_series(out, points + at, same);
     } else {
       put_series(out, format == NSAI_TUNE_MARKDOWN, points + at, same);
     }
@@ -428,13 +270,13 @@ void nsai_tune_print_summary(nsai_writer *out, nsai_tune_format format,
 void nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file,
                      const nsai_tune_results *results) {
   if (format == NSAI_TUNE_CSV) {
-    csv_problems(out, file, results);
+    nsai_tune_csv_problems(out, file, results);
     print_summary(out, format, file, results);
     return;
   }
   if (format == NSAI_TUNE_JSON) {
-    nsai_write(out, "{");
-    json_string(out, "file", file);
+    nsai_write(out, "{\"file\": ");
+    nsai_write_json(out, file);
     nsai_write(out, ", \"problems\": ");
   } else {
     nsai_write(out, format == NSAI_TUNE_MARKDOWN ? "## %s\n\n" : "%s\n\n", file);

@@ -87,6 +87,10 @@ static nsa_status add(tune_task *task, contest *c, const nsai_candidate *what) {
   snprintf(timing->stage, sizeof timing->stage, "%s", nsai_stage_name(c->stage));
   const nsai_timing *known = nsai_record_find(task->record, timing->stage, timing->candidate);
   if (known) *timing = *known;
+  if (what->variant->covers && !timing->note[0]) {
+    nsai_writer note = nsai_writer_open(timing->note, sizeof timing->note);
+    nsai_weight_write(&(nsai_weight){ .covers = what->variant->covers }, &note);
+  }
   timing->chosen = false;
   timing->is_default = c->count == 1;
   if (known && known->state != NSAI_TIMING_OK) fresh->alive = timing->is_default;
@@ -149,58 +153,83 @@ static nsa_status add_known(tuner *t, tune_task *task, contest *c) {
   return NSA_OK;
 }
 
+/* The first alive that covers no other stage. */
+static int find_apart(const contest *c) {
+  for (int k = 0; k < c->count; k++)
+    if (c->item[k].alive && !c->item[k].what.variant->covers) return k;
+  return -1;
+}
+
+/* The heuristic's choice first, then what else the level looks at. */
+static nsa_status add_contest(tuner *t, tune_task *task, nsai_stage stage,
+                              const nsai_variant *first) {
+  contest *c = &task->contest[task->contests++];
+  *c = (contest){ .stage = stage };
+  NSAI_TRY(add_variant(t, task, c, first));
+  for (int i = 0; i < nsai_variant_count; i++) {
+    const nsai_variant *v = &nsai_variants[i];
+    nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+    if (v->stage != stage || v == first) continue;
+    nsai_variant_judge(t->ctx->config, &task->problem, &t->ctx->target, v, &reasons);
+    bool sensible = !v->sensible || v->sensible(&task->problem, &t->ctx->target);
+    if (!reasons.count && sensible) NSAI_TRY(add_variant(t, task, c, v));
+  }
+  NSAI_TRY(add_known(t, task, c));
+  c->apart = find_apart(c);
+  return NSA_OK;
+}
+
+/* Whether the stage can be done by itself: whoever covers it has rivals that do not. */
+static bool runs_apart(const tune_task *task, nsai_stage stage) {
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    if (c->apart < 0 && nsai_covers(c->item[0].what.variant, stage)) return false;
+  }
+  return true;
+}
+
+/* Nobody else can do the stage: of those that run before it, only what covers it is left. */
+static void keep_covering(tune_task *task, nsai_stage stage) {
+  for (int i = 0; i < task->contests; i++) {
+    contest *c = &task->contest[i];
+    int count = 0;
+    if (!nsai_covers(c->item[0].what.variant, stage)) continue;
+    for (int k = 0; k < c->count; k++)
+      if (nsai_covers(c->item[k].what.variant, stage)) c->item[count++] = c->item[k];
+    c->count = count;
+    c->apart = -1;
+  }
+}
+
+/* The heuristic's choice for a stage that its choice for another one covers; NULL: it has no contest.
+ */
+static const nsai_variant *first_apart(const tuner *t, tune_task *task, nsai_stage stage) {
+  const nsa_ctx *ctx = t->ctx;
+  if (!runs_apart(task, stage)) return NULL;
+  nsai_candidate first = nsai_choose_apart(ctx->config, &task->problem, &ctx->target, stage);
+  if (!first.variant) keep_covering(task, stage);
+  return first.variant;
+}
+
 nsa_status nsai_tune_candidates(tuner *t, tune_task *task) {
   nsai_choice choice;
   NSAI_TRY(nsai_choose(t->ctx->config, &task->problem, &t->ctx->target, NULL, NULL, &choice));
-  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+  for (int i = 0; i < NSAI_STAGE_COUNT; i++) {
+    nsai_stage s = (nsai_stage)i;
+    const nsai_variant *first = choice.variant[s];
     bool lists = s == NSAI_STAGE_IMPORTANCE || s == NSAI_STAGE_SELECT;
     /* Where every block is chosen there is no importance to rank, and next to nothing to select. */
-    if (!choice.variant[s] || (lists && nsai_problem_selects_all(&task->problem))) continue;
-    contest *c = &task->contest[task->contests++];
-    *c = (contest){ .stage = (nsai_stage)s };
-    NSAI_TRY(add_variant(t, task, c, choice.variant[s]));
-    for (int i = 0; i < nsai_variant_count; i++) {
-      const nsai_variant *v = &nsai_variants[i];
-      nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-      if (v->stage != (nsai_stage)s || v == choice.variant[s]) continue;
-      nsai_variant_judge(t->ctx->config, &task->problem, &t->ctx->target, v, &reasons);
-      bool sensible = !v->sensible || v->sensible(&task->problem, &t->ctx->target);
-      if (!reasons.count && sensible) NSAI_TRY(add_variant(t, task, c, v));
-    }
-    NSAI_TRY(add_known(t, task, c));
+    if (!first || (lists && nsai_problem_selects_all(&task->problem))) continue;
+    if (nsai_is_covered(&choice, s)) first = first_apart(t, task, s);
+    if (first) NSAI_TRY(add_contest(t, task, s, first));
   }
+  nsai_tune_weigh(task);
   return NSA_OK;
 }
 
 void nsai_tune_candidates_free(tune_task *task) {
   for (int i = 0; i < task->contests; i++) free(task->contest[i].item);
   task->contests = 0;
-}
-
-/* ---- columns ---- */
-
-int nsai_tune_columns(const tune_task *task) {
-  int columns = 1;
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
-    int alive = 0;
-    for (int k = 0; k < c->count; k++) alive += c->item[k].alive;
-    if (alive > columns) columns = alive;
-  }
-  return columns;
-}
-
-void nsai_tune_column(const tune_task *task, int column, nsai_decisions *out,
-                      contender *taken[NSAI_STAGE_COUNT]) {
-  *out = (nsai_decisions){ .why = "the tuner" };
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
-    int left = column;
-    taken[i] = NULL;
-    for (int k = 0; k < c->count && !taken[i]; k++)
-      if (c->item[k].alive && left-- == 0) taken[i] = &c->item[k];
-    out->stage[c->stage] = taken[i] ? taken[i]->what : c->item[0].what;
-  }
 }
 
 /* ---- kernels ---- */
@@ -291,7 +320,7 @@ static nsa_status run_pool(compile_pool *p) {
  * of each stage is what others are measured against, and what runs beside them. */
 static nsa_status stand_in(tune_task *task) {
   for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
+    contest *c = &task->contest[i];
     int k = 0;
     while (k < c->count && !c->item[k].alive) k++;
     if (k == c->count)
@@ -300,8 +329,21 @@ static nsa_status stand_in(tune_task *task) {
     contender refused = c->item[0];
     c->item[0] = c->item[k];
     c->item[k] = refused;
+    c->apart = find_apart(c);
   }
   return NSA_OK;
+}
+
+/* Hands the heuristic's choices over, or all the others; they are out until they are taken. */
+static void collect_work(tune_task *task, bool heuristic, compile_pool *p) {
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    for (int k = 0; k < c->count; k++) {
+      if (!c->item[k].alive || (!k || k == c->apart) != heuristic) continue;
+      c->item[k].alive = false;
+      p->item[p->count++] = &c->item[k];
+    }
+  }
 }
 
 nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
@@ -313,17 +355,10 @@ nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
   for (int i = 0; i < task->contests; i++) count += task->contest[i].count;
   p.item = calloc((size_t)count + 1, sizeof(contender *));
   if (!p.item) return nsai_fail_nomem("candidates", (size_t)count * sizeof(contender *));
-  for (int i = 0; i < task->contests; i++)
-    for (int k = 0; k < task->contest[i].count; k++)
-      if (task->contest[i].item[k].alive) p.item[p.count++] = &task->contest[i].item[k];
   /* The heuristic's choices first: they are needed whatever the budget. */
-  for (int i = 0; i < p.count; i++) {
-    p.item[i]->alive = false; /* until it is taken */
-    if (!p.item[i]->timing.is_default) continue;
-    contender *first = p.item[i];
-    p.item[i] = p.item[p.needed];
-    p.item[p.needed++] = first;
-  }
+  collect_work(task, true, &p);
+  p.needed = p.count;
+  collect_work(task, false, &p);
   pthread_mutex_init(&p.lock, NULL);
   status = run_pool(&p);
   pthread_mutex_destroy(&p.lock);

@@ -4,7 +4,13 @@
  * How fast: whole forwards with an event on either side of every stage, so that each stage has the
  * inputs and the neighbours of real runs, and one run times a candidate of every stage at once.
  * Before each stage the L2 is flushed, outside the timed span. Rounds go over all columns in turn,
- * so that clocks and temperature drift for all alike.
+ * so that clocks and temperature drift for all alike. Candidates are compared by their weights.
+ *
+ * A sample is one launch of a stage, however short. Launching it again within the span would measure
+ * another thing: the second launch finds in the L2 what the first has read, and attention adds to a
+ * partial sum that must be added to once. The floor is met from the other side: events tell times
+ * apart to 0.5 us (CUDA's documentation of cuEventElapsedTime), and what differs by less than
+ * TICK_MS counts as equal, so that for the shortest stages the heuristic's choice stays.
  */
 #include "forward.h"
 #include "tune_impl.h"
@@ -20,7 +26,7 @@
 #define DROP 1.25      /* times the best after the first rounds */
 #define NOISE 1.5      /* spreads that a winner must be ahead, of both together */
 #define TIE 0.01       /* of the fastest: as fast */
-#define TICK_MS 0.001  /* what two events cannot tell apart */
+#define TICK_MS 0.001  /* two events' uncertainty of 0.5 us each */
 #define MOST_CHUNKS 64 /* of importance and select that are timed, evenly spread */
 #define LEAST_ROUNDS 3 /* that decide anything */
 #define LONG_MS 100.0  /* runs of this length are noisy by far less than their differences */
@@ -109,7 +115,9 @@ static nsa_status flush(tuner *t) {
 
 static nsa_status mark(void *user, nsai_stage stage, bool begins) {
   spans *s = user;
+  s->t->at = NSAI_STAGE_COUNT;
   if (begins) s->pieces[stage]++;
+  if (begins) s->t->at = stage;
   if ((s->pieces[stage] - 1) % s->every) return NSA_OK;
   if (s->used >= s->t->event_count)
     return nsai_fail(NSA_E_INTERNAL, "a run has more pieces than the tuner has events");
@@ -148,6 +156,7 @@ static nsa_status time_stages(tuner *t, const nsai_trial_plan *plan, double ms[N
   spans s = { .t = t, .every = chunks / MOST_CHUNKS + 1 };
   nsai_marks marks = { mark, &s };
   memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);
+  t->at = NSAI_STAGE_COUNT;
   NSAI_TRY(enqueue(t, plan, &marks));
   NSAI_TRY(nsai_trial_device_wait(&t->device, NULL));
   for (int i = 0; i + 1 < s.used; i += 2) {
@@ -213,6 +222,7 @@ static void settle_all(tune_task *task) {
   for (int i = 0; i < task->contests; i++)
     for (int k = 0; k < task->contest[i].count; k++)
       if (task->contest[i].item[k].alive) settle(&task->contest[i].item[k]);
+  nsai_tune_weigh(task);
 }
 
 /* Widens a range by a reading; 0 is unknown. */
@@ -228,27 +238,47 @@ static void read_sensors(const tuner *t, nsai_record *record) {
   widen(record->temperature_c, now.temperature_c);
 }
 
-/* `rounds` rounds over all columns, each beginning one further; the first run of each column only
- * warms up. Ends early, after a whole round, when the budget does. */
-static nsa_status run_rounds(tuner *t, tune_task *task, int rounds, const char *what) {
+/* The heuristic's choices stay whatever they take. */
+static bool is_kept(const contest *c, int index) { return !index || index == c->apart; }
+
+/* Times one run of a column. A contender whose launch the device refuses, at this length as it did
+ * not when it was verified, is out, and `*refused` says so; the heuristic's choices are needed. */
+static nsa_status time_column(tuner *t, tune_task *task, int column, const nsai_trial_plan *plan,
+                              bool keeps, bool *refused) {
+  nsai_decisions decisions;
+  contender *taken[NSAI_STAGE_COUNT];
+  double ms[NSAI_STAGE_COUNT];
+  nsai_tune_column(task, column, &decisions, taken);
+  nsa_status status = time_stages(t, plan, ms);
+  if (status == NSA_E_CUDA && !nsai_tune_survived(t)) return nsai_tune_lost(t, task, taken);
+  for (int k = 0; k < task->contests; k++) {
+    const contest *c = &task->contest[k];
+    if (!taken[k]) continue;
+    if (!status && keeps) keep_sample(taken[k], ms[c->stage]);
+    bool needed = is_kept(c, (int)(taken[k] - c->item));
+    if (status != NSA_E_CUDA || c->stage != t->at || needed) continue;
+    nsai_tune_refuse(t, task, taken[k], nsa_last_error());
+    *refused = true;
+  }
+  return *refused ? NSA_OK : status;
+}
+
+/* One try of run_rounds; `*refused`: a contender is out now, so that the columns are others. */
+static nsa_status try_rounds(tuner *t, tune_task *task, int rounds, const char *what,
+                             bool *refused) {
   int columns = nsai_tune_columns(task);
   nsai_trial_plan *plans = calloc((size_t)columns, sizeof *plans);
-  double ms[NSAI_STAGE_COUNT];
   nsa_status status = NSA_OK;
   if (!plans) return nsai_fail_nomem("plans", (size_t)columns * sizeof *plans);
   NSAI_TRY_TO(done, make_columns(t, task, columns, plans));
-  for (int i = 0; i < columns; i++) NSAI_TRY_TO(done, time_stages(t, &plans[i], ms));
-  for (int round = 0; round < rounds; round++) {
+  for (int i = 0; i < columns && !*refused; i++)
+    NSAI_TRY_TO(done, time_column(t, task, i, &plans[i], false, refused));
+  for (int round = 0; round < rounds && !*refused; round++) {
     if (round && nsai_tune_spent(t)) break;
-    for (int i = 0; i < columns; i++) {
-      nsai_decisions decisions;
-      contender *taken[NSAI_STAGE_COUNT];
+    for (int i = 0; i < columns && !*refused; i++) {
       int column = (i + round) % columns;
       NSAI_TRY_TO(done, nsai_tune_step(t, what));
-      nsai_tune_column(task, column, &decisions, taken);
-      NSAI_TRY_TO(done, time_stages(t, &plans[column], ms));
-      for (int k = 0; k < task->contests; k++)
-        if (taken[k]) keep_sample(taken[k], ms[task->contest[k].stage]);
+      NSAI_TRY_TO(done, time_column(t, task, column, &plans[column], true, refused));
     }
     read_sensors(t, task->record);
   }
@@ -259,22 +289,32 @@ done:
   return status;
 }
 
+/* `rounds` rounds over all columns, each beginning one further; the first run of each column only
+ * warms up. Ends early, after a whole round, when the budget does. */
+static nsa_status run_rounds(tuner *t, tune_task *task, int rounds, const char *what) {
+  bool refused;
+  do {
+    refused = false;
+    NSAI_TRY(try_rounds(t, task, rounds, what, &refused));
+  } while (refused);
+  return NSA_OK;
+}
+
 static double best_of(const contest *c) {
   double best = INFINITY;
   for (int k = 0; k < c->count; k++)
-    if (c->item[k].alive && c->item[k].timing.ms < best) best = c->item[k].timing.ms;
+    if (c->item[k].alive && c->item[k].weight.ms < best) best = c->item[k].weight.ms;
   return best;
 }
 
-/* The heuristic's choice stays whatever it takes. */
 static void drop_slow(tune_task *task) {
   for (int i = 0; i < task->contests; i++) {
     contest *c = &task->contest[i];
     double best = best_of(c);
-    for (int k = 1; k < c->count; k++) {
+    for (int k = 0; k < c->count; k++) {
       contender *one = &c->item[k];
-      if (!one->alive || one->timing.rounds < LEAST_ROUNDS || one->timing.ms <= DROP * best)
-        continue;
+      bool slow = isfinite(one->weight.ms) && one->weight.ms > DROP * best;
+      if (!one->alive || is_kept(c, k) || one->timing.rounds < LEAST_ROUNDS || !slow) continue;
       one->alive = false;
       one->timing.state = NSAI_TIMING_DROPPED;
     }
@@ -283,11 +323,11 @@ static void drop_slow(tune_task *task) {
 
 static int faster(const void *a, const void *b) {
   const contender *x = *(contender *const *)a, *y = *(contender *const *)b;
-  if (x->timing.ms != y->timing.ms) return x->timing.ms < y->timing.ms ? -1 : 1;
+  if (x->weight.ms != y->weight.ms) return x->weight.ms < y->weight.ms ? -1 : 1;
   return strcmp(x->timing.candidate, y->timing.candidate);
 }
 
-/* Leaves the best of each stage and the heuristic's choice, with fresh samples to come: the best of
+/* Leaves the best of each stage and the heuristic's choices, with fresh samples to come: the best of
  * many noisy samples is partly the luckiest. */
 static nsa_status leave_finalists(tune_task *task) {
   for (int i = 0; i < task->contests; i++) {
@@ -299,7 +339,7 @@ static nsa_status leave_finalists(tune_task *task) {
       if (c->item[k].alive && c->item[k].timing.rounds) order[count++] = &c->item[k];
     qsort(order, (size_t)count, sizeof(contender *), faster);
     for (int k = 0; k < count; k++) {
-      bool stays = k < FINALISTS || order[k] == &c->item[0];
+      bool stays = k < FINALISTS || is_kept(c, (int)(order[k] - c->item));
       order[k]->alive = stays;
       if (stays) order[k]->rounds = 0;
     }
@@ -315,23 +355,32 @@ static bool takes_part(const contender *c) { return c->alive && c->timing.rounds
 static contender *first_of_best(const contest *c) {
   double best = INFINITY;
   for (int k = 0; k < c->count; k++)
-    if (takes_part(&c->item[k])) best = fmin(best, c->item[k].timing.ms);
+    if (takes_part(&c->item[k])) best = fmin(best, c->item[k].weight.ms);
   double limit = fmax(best * (1 + TIE), best + TICK_MS);
   for (int k = 0; k < c->count; k++)
-    if (takes_part(&c->item[k]) && c->item[k].timing.ms <= limit) return &c->item[k];
+    if (takes_part(&c->item[k]) && c->item[k].weight.ms <= limit) return &c->item[k];
   return &c->item[0];
 }
 
 /* The winner must be faster than the heuristic's choice by more than the noise and min_gain. */
 static void choose_winner(const tuner *t, contest *c) {
   contender *first = &c->item[0], *best = first_of_best(c);
-  if (!first->timing.rounds) return;
-  double gain = 1 - best->timing.ms / first->timing.ms;
-  double noise =
-      fmax(NOISE * hypot(best->timing.spread, first->timing.spread), TICK_MS / first->timing.ms);
+  const nsai_weight *x = &best->weight, *y = &first->weight;
+  if (!isfinite(y->ms)) return;
+  double gain = 1 - x->ms / y->ms;
+  double noise = fmax(NOISE * hypot(x->spread, y->spread), TICK_MS / y->ms);
   bool thin = best->timing.rounds < LEAST_ROUNDS || first->timing.rounds < LEAST_ROUNDS;
   if (best != first && (thin || gain <= fmax(noise, t->ctx->config->tuning.min_gain))) best = first;
   for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = &c->item[k] == best;
+}
+
+/* What is covered lies behind what covers it, and is weighed by its winner. */
+static void choose_winners(const tuner *t, tune_task *task) {
+  for (int i = task->contests - 1; i >= 0; i--) {
+    nsai_tune_weigh(task);
+    choose_winner(t, &task->contest[i]);
+  }
+  nsai_tune_weigh(task);
 }
 
 static const contender *winner(const contest *c) {
@@ -395,11 +444,12 @@ static void tell_timed(tuner *t, tune_task *task) {
 }
 
 nsa_status nsai_tune_time(tuner *t, tune_task *task) {
-  /* What an earlier call measured is not measured again, but for the first of each stage, which
+  /* What an earlier call measured is not measured again, but for the heuristic's choices, which
    * later rounds compare with. */
   for (int i = 0; i < task->contests; i++)
-    for (int k = 1; k < task->contest[i].count; k++)
-      if (task->contest[i].item[k].timing.rounds) task->contest[i].item[k].alive = false;
+    for (int k = 0; k < task->contest[i].count; k++)
+      if (task->contest[i].item[k].timing.rounds && !is_kept(&task->contest[i], k))
+        task->contest[i].item[k].alive = false;
   NSAI_TRY(run_rounds(t, task, FIRST_ROUNDS, "timing"));
   drop_slow(task);
   NSAI_TRY(nsai_tune_keep(t, task));
@@ -414,28 +464,45 @@ nsa_status nsai_tune_time(tuner *t, tune_task *task) {
   tell_timed(t, task);
   NSAI_TRY(leave_finalists(task));
   NSAI_TRY(run_rounds(t, task, FINAL_ROUNDS, "confirming"));
-  for (int i = 0; i < task->contests; i++) choose_winner(t, &task->contest[i]);
+  choose_winners(t, task);
   return nsai_tune_keep(t, task);
 }
 
 /* ---- the whole ---- */
 
-/* Several plans in turn; each gets median and spread. */
-static nsa_status time_plans(tuner *t, const nsai_trial_plan *plans, int count,
-                             nsai_baseline *out) {
-  double samples[4][TUNE_MAX_ROUNDS];
-  int rounds = FINAL_ROUNDS;
-  for (int i = 0; i < count; i++) {
-    double warm = 0;
-    NSAI_TRY(time_whole(t, &plans[i], &warm));
-    if (warm > LONG_MS) rounds = 3;
-  }
-  for (int r = 0; r < rounds; r++)
+/* A plan whose whole runs are compared with those of others. */
+typedef struct entrant {
+  nsai_trial_plan plan;
+  nsai_baseline base;
+  bool optional; /* where the device has no room for it, it is left out */
+  int rounds;    /* 0: left out */
+  double samples[FINAL_ROUNDS];
+} entrant;
+
+#define MOST_ENTRANTS 4
+
+static nsa_status warm_up(tuner *t, entrant *e) {
+  double warm = 0;
+  nsa_status status = time_whole(t, &e->plan, &warm);
+  if (status == NSA_E_CUDA && e->optional && nsai_tune_survived(t)) return NSA_OK;
+  e->rounds = warm > LONG_MS ? LEAST_ROUNDS : FINAL_ROUNDS;
+  return status;
+}
+
+/* All in turn, and back: none of them always follows the same other, which may leave the device warm
+ * or its clocks low. They share one workspace, which is that of the largest. */
+static nsa_status time_entrants(tuner *t, entrant *e, int count) {
+  /* The optional ones first: one that has failed leaves no workspace. */
+  for (int i = count; i-- > 0;) NSAI_TRY(warm_up(t, &e[i]));
+  for (int r = 0; r < FINAL_ROUNDS; r++)
     for (int i = 0; i < count; i++) {
+      entrant *next = &e[r % 2 ? count - 1 - i : i];
+      if (r >= next->rounds) continue;
       NSAI_TRY(nsai_tune_step(t, "timing the whole"));
-      NSAI_TRY(time_whole(t, &plans[i], &samples[i][r]));
+      NSAI_TRY(time_whole(t, &next->plan, &next->samples[r]));
     }
-  for (int i = 0; i < count; i++) summarise(samples[i], rounds, &out[i].ms, &out[i].spread);
+  for (int i = 0; i < count; i++)
+    if (e[i].rounds) summarise(e[i].samples, e[i].rounds, &e[i].base.ms, &e[i].base.spread);
   return NSA_OK;
 }
 
@@ -455,51 +522,54 @@ static void tell_baseline(tuner *t, tune_task *task, const nsai_baseline *base) 
   nsai_tune_tell(t, NSA_TUNE_BASELINE, task, &told, "");
 }
 
-/* The unfused baseline on the same tensors; where it cannot serve, there is none. */
-static nsa_status time_gemm(tuner *t, const nsai_problem *dense, nsai_baseline *out, bool *has) {
+/* Adds the unfused baseline on the same tensors; where it cannot serve, there is none. */
+static nsa_status add_gemm(tuner *t, const nsai_problem *dense, entrant *e, int *count) {
   nsai_decisions decisions = { .why = "the tuner" };
   nsai_candidate *gemm = &decisions.stage[NSAI_STAGE_DENSE];
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-  nsai_trial_plan plan = { 0 };
-  *has = nsai_candidate_parse("sdpa_gemm", NSAI_STAGE_DENSE, gemm);
-  if (*has) nsai_variant_judge(t->ctx->config, dense, &t->ctx->target, gemm->variant, &reasons);
-  *has = *has && !reasons.count;
-  if (!*has) return NSA_OK;
-  nsa_status status = nsai_tune_plan(t, dense, &decisions, &plan);
-  if (!status) status = time_plans(t, &plan, 1, out);
-  nsa_plan_destroy(plan.plan);
-  *has = !status;
-  return status == NSA_E_NO_CUBLASLT ? NSA_OK : status;
+  if (!nsai_candidate_parse("sdpa_gemm", NSAI_STAGE_DENSE, gemm)) return NSA_OK;
+  nsai_variant_judge(t->ctx->config, dense, &t->ctx->target, gemm->variant, &reasons);
+  if (reasons.count) return NSA_OK;
+  nsa_status status = nsai_tune_plan(t, dense, &decisions, &e[*count].plan);
+  if (status) return status == NSA_E_NO_CUBLASLT ? NSA_OK : status;
+  e[*count].base = (nsai_baseline){ .name = "sdpa_gemm" };
+  e[(*count)++].optional = true;
+  return NSA_OK;
 }
 
-/* Dense attention by its record, and unfused, once for each length. */
-static nsa_status time_baselines(tuner *t, const tune_task *task) {
+/* Adds dense attention by its record, and unfused. */
+static nsa_status add_baselines(tuner *t, const tune_task *task, entrant *e, int *count) {
   nsai_problem dense = task->problem;
   nsai_decisions decisions;
-  nsai_trial_plan plan = { 0 };
-  bool has;
-  if (t->base_tokens == task->tokens) return NSA_OK;
-  t->base_count = 0;
   dense.op = NSA_OP_DENSE;
   dense.selection = NSA_SELECT_OWN;
   dense.max_probe_rows = 0;
   nsai_decisions_recall(t->ctx, &dense, &decisions);
-  NSAI_TRY(nsai_tune_plan(t, &dense, &decisions, &plan));
-  nsai_baseline *base = &t->base[t->base_count++];
-  *base = (nsai_baseline){ .name = "dense" };
-  nsa_status status = time_plans(t, &plan, 1, base);
-  nsa_plan_destroy(plan.plan);
-  NSAI_TRY(status);
-  base = &t->base[t->base_count];
-  *base = (nsai_baseline){ .name = "sdpa_gemm" };
-  NSAI_TRY(time_gemm(t, &dense, base, &has));
-  t->base_count += has;
+  NSAI_TRY(nsai_tune_plan(t, &dense, &decisions, &e[*count].plan));
+  e[(*count)++].base = (nsai_baseline){ .name = "dense" };
+  return add_gemm(t, &dense, e, count);
+}
+
+/* The baselines of a length are measured once, beside its first forward. */
+static void take_baselines(tuner *t, const tune_task *task, const entrant *e, int count) {
+  t->base_count = 0;
   t->base_tokens = task->tokens;
-  return NSA_OK;
+  for (int i = 0; i < count; i++)
+    if (e[i].rounds) t->base[t->base_count++] = e[i].base;
+}
+
+/* Whether another stage's winner covers this one, or with `first` the heuristic's choice for it. */
+static bool is_covered(const tune_task *task, nsai_stage stage, bool first) {
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    const contender *runs = first ? &c->item[0] : winner(c);
+    if (runs && nsai_covers(runs->what.variant, stage)) return true;
+  }
+  return false;
 }
 
 /* The parts may be faster and the whole not: then the heuristic's choices stay, and their time is
- * the forward's. */
+ * the forward's. What they cover has not run; its winners stay. */
 static bool prefer_whole(tune_task *task, nsai_baseline both[2]) {
   double noise = NOISE * hypot(both[0].spread, both[1].spread);
   if (both[0].ms <= both[1].ms * (1 + noise)) return false;
@@ -507,50 +577,61 @@ static bool prefer_whole(tune_task *task, nsai_baseline both[2]) {
   both[0].spread = both[1].spread;
   for (int i = 0; i < task->contests; i++) {
     contest *c = &task->contest[i];
-    if (!c->item[0].timing.rounds) continue;
+    if (!c->item[0].timing.rounds || is_covered(task, c->stage, true)) continue;
     for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = !k;
   }
+  nsai_tune_weigh(task);
   return true;
 }
 
-/* What is told has been saved. */
-static nsa_status keep_baselines(tuner *t, tune_task *task, const nsai_baseline *base, int count) {
-  /* There are fewer names than places. */
+/* There are fewer names than places. */
+static void set_baselines(tune_task *task, const nsai_baseline *base, int count) {
   for (int i = 0; i < count; i++)
     (void)nsai_record_set_baseline(task->record, base[i].name, base[i].ms, base[i].spread);
-  return nsai_tune_keep(t, task);
 }
 
 static void tell_winners(tuner *t, const tune_task *task, const char *note) {
-  for (int i = 0; i < task->contests; i++)
-    if (winner(&task->contest[i]))
-      nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, winner(&task->contest[i]), note);
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    if (winner(c) && !is_covered(task, c->stage, false))
+      nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, winner(c), note);
+  }
 }
 
-nsa_status nsai_tune_whole(tuner *t, tune_task *task) {
-  nsai_trial_plan plans[2] = { 0 };
-  nsai_baseline both[2] = { { .name = "forward" }, { .name = "forward.default" } };
-  nsa_status status = NSA_OK;
-  if (task->problem.op == NSA_OP_DENSE) {
-    snprintf(both[0].name, sizeof both[0].name, "dense");
-    snprintf(both[1].name, sizeof both[1].name, "dense.default");
-  }
+/* Adds the problem itself, with the winners and with the heuristic's choices. */
+static nsa_status add_both(tuner *t, const tune_task *task, entrant *e, int *count) {
+  static const char *const names[2][2] = { { "forward", "forward.default" },
+                                           { "dense", "dense.default" } };
   for (int i = 0; i < 2; i++) {
     nsai_decisions decisions;
     winners(task, i == 0, &decisions);
-    NSAI_TRY_TO(done, nsai_tune_plan(t, &task->problem, &decisions, &plans[i]));
+    snprintf(e[i].base.name, sizeof e[i].base.name, "%s",
+             names[task->problem.op == NSA_OP_DENSE][i]);
+    NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &e[i].plan));
+    ++*count;
   }
-  NSAI_TRY_TO(done, time_plans(t, plans, 2, both));
+  return NSA_OK;
+}
+
+nsa_status nsai_tune_whole(tuner *t, tune_task *task) {
+  entrant e[MOST_ENTRANTS] = { 0 };
+  int count = 0;
+  bool compares = task->problem.op == NSA_OP_FORWARD && !t->no_baselines;
+  nsa_status status = NSA_OK;
+  NSAI_TRY_TO(done, add_both(t, task, e, &count));
+  if (compares && t->base_tokens != task->tokens)
+    NSAI_TRY_TO(done, add_baselines(t, task, e, &count));
+  NSAI_TRY_TO(done, time_entrants(t, e, count));
+  if (count > 2) take_baselines(t, task, e + 2, count - 2);
+  nsai_baseline both[2] = { e[0].base, e[1].base };
   bool back = prefer_whole(task, both);
-  NSAI_TRY_TO(done, keep_baselines(t, task, both, 2));
+  set_baselines(task, both, 2);
+  if (compares) set_baselines(task, t->base, t->base_count);
+  NSAI_TRY_TO(done, nsai_tune_keep(t, task)); /* what is told has been saved */
   tell_winners(t, task, back ? "the whole was slower with the winners" : "");
   for (int i = 0; i < 2; i++) tell_baseline(t, task, &both[i]);
-  if (task->problem.op == NSA_OP_FORWARD && !t->no_baselines) {
-    NSAI_TRY_TO(done, time_baselines(t, task));
-    NSAI_TRY_TO(done, keep_baselines(t, task, t->base, t->base_count));
-    for (int i = 0; i < t->base_count; i++) tell_baseline(t, task, &t->base[i]);
-  }
+  for (int i = 0; compares && i < t->base_count; i++) tell_baseline(t, task, &t->base[i]);
 done:
-  for (int i = 0; i < 2; i++) nsa_plan_destroy(plans[i].plan);
+  for (int i = 0; i < count; i++) nsa_plan_destroy(e[i].plan.plan);
   return status;
 }

@@ -4,8 +4,8 @@
  * Right before fast: no time counts of a candidate that has not been held against the float64
  * reference. A short case does, since the kernels' constants do not depend on lengths: long enough
  * that blocks are left out (or not, as in the problem), of a ragged length, every output between
- * red zones. A column runs one candidate of every stage at once; only when it fails does each of
- * its candidates run alone.
+ * red zones. A column runs one candidate of every stage at once; only when it fails, by its results
+ * or by a launch that the device refuses, does each of its candidates run alone.
  */
 #include "trial/judge.h"
 #include "tune_impl.h"
@@ -112,21 +112,34 @@ typedef struct court {
   nsai_trial_bench bench;
   nsai_trial_truth truth;
   bool ready;
+  bool refused; /* the last run did not fail by its results: the device refused it */
 } court;
+
+/* A failure to load or to launch that the device survives is a result. */
+static nsa_status blame(court *c, nsa_status status, nsai_trial_result *result) {
+  const char *text = nsa_last_error();
+  if (status != NSA_E_CUDA || !nsai_tune_survived(c->t)) return status;
+  c->refused = true;
+  nsai_trial_fail(result, "%.*s", (int)strcspn(text, "\n"), text);
+  return NSA_OK;
+}
 
 /* Runs one plan and compares; `result` says what came of it. */
 static nsa_status judge(court *c, const nsai_decisions *decisions, nsai_trial_result *result) {
   nsai_trial_plan plan = { 0 };
   nsa_status status = NSA_OK;
   *result = (nsai_trial_result){ .outcome = NSAI_TRIAL_PASSED };
-  NSAI_TRY(nsai_tune_plan(c->t, &c->problem, decisions, &plan));
+  c->refused = false;
+  NSAI_TRY(blame(c, nsai_tune_plan(c->t, &c->problem, decisions, &plan), result));
+  if (c->refused) return NSA_OK;
   if (!c->ready) {
     NSAI_TRY_TO(done,
                 nsai_trial_bench_prepare(&c->t->device, &c->c, &plan, c->bench.threads, &c->bench));
     c->ready = true;
   }
   NSAI_TRY_TO(done, nsai_trial_bench_use(&c->bench, &plan));
-  NSAI_TRY_TO(done, nsai_trial_run_intact(&c->bench, result));
+  NSAI_TRY_TO(done, blame(c, nsai_trial_run_intact(&c->bench, result), result));
+  if (c->refused) goto done;
   if (c->c.kind == NSAI_TRIAL_DENSE)
     NSAI_TRY_TO(done, nsai_trial_judge_dense(&c->bench, &c->truth, result));
   else
@@ -136,7 +149,12 @@ done:
   return status;
 }
 
-static void find_wrong(court *c, contender *wrong, const nsai_trial_result *result) {
+/* The judgement of one contender that is out. */
+static void find_guilty(court *c, contender *wrong, const nsai_trial_result *result) {
+  if (c->refused) {
+    nsai_tune_refuse(c->t, c->task, wrong, result->text);
+    return;
+  }
   wrong->alive = false;
   wrong->timing.state = NSAI_TIMING_WRONG;
   snprintf(wrong->timing.note, sizeof wrong->timing.note, "%.*s",
@@ -144,51 +162,91 @@ static void find_wrong(court *c, contender *wrong, const nsai_trial_result *resu
   nsai_tune_tell(c->t, NSA_TUNE_WRONG, c->task, wrong, wrong->timing.note);
 }
 
+/* The same, and a context that is lost is said to be so. */
+static nsa_status judge_suspects(court *c, const nsai_decisions *decisions,
+                                 contender *const suspects[NSAI_STAGE_COUNT],
+                                 nsai_trial_result *result) {
+  nsa_status status = judge(c, decisions, result);
+  if (status != NSA_E_CUDA || nsai_tune_survived(c->t)) return status;
+  return nsai_tune_lost(c->t, c->task, suspects);
+}
+
 /* One candidate with the heuristic's choices around it. */
 static nsa_status judge_alone(court *c, contender *one) {
-  nsai_decisions decisions = { .why = "the tuner" };
+  nsai_decisions decisions;
+  contender *suspects[NSAI_STAGE_COUNT] = { NULL };
   nsai_trial_result result;
-  for (int i = 0; i < c->task->contests; i++) {
-    const contest *k = &c->task->contest[i];
-    decisions.stage[k->stage] = k->item[0].what;
-    if (!strcmp(one->timing.stage, k->item[0].timing.stage)) decisions.stage[k->stage] = one->what;
-  }
-  NSAI_TRY(judge(c, &decisions, &result));
+  nsai_tune_around(c->task, one, &decisions);
+  for (int i = 0; i < c->task->contests; i++)
+    if (c->task->contest[i].stage == one->what.variant->stage) suspects[i] = one;
+  NSAI_TRY(judge_suspects(c, &decisions, suspects, &result));
   if (result.outcome == NSAI_TRIAL_PASSED) return remember(c->t, c->task, one);
-  find_wrong(c, one, &result);
+  find_guilty(c, one, &result);
   return NSA_OK;
 }
 
+/* Judges contenders that run together, unless all are verified; `suspects` gets those that are not.
+ */
+static nsa_status judge_taken(court *c, const nsai_decisions *decisions,
+                              contender *const taken[NSAI_STAGE_COUNT],
+                              contender *suspects[NSAI_STAGE_COUNT], nsai_trial_result *result) {
+  bool fresh = false;
+  *result = (nsai_trial_result){ .outcome = NSAI_TRIAL_PASSED };
+  for (int i = 0; i < c->task->contests; i++) {
+    suspects[i] = taken[i] && !is_verified(c->t, c->task, taken[i]) ? taken[i] : NULL;
+    fresh |= suspects[i] != NULL;
+  }
+  if (!fresh) return NSA_OK;
+  NSAI_TRY(judge_suspects(c, decisions, suspects, result));
+  if (result->outcome != NSAI_TRIAL_PASSED) return NSA_OK;
+  for (int i = 0; i < c->task->contests; i++)
+    if (taken[i]) NSAI_TRY(remember(c->t, c->task, taken[i]));
+  return NSA_OK;
+}
+
+/* The heuristic's choices, also those that other contenders cover: all others build on them. */
+static nsa_status judge_heuristic(court *c) {
+  contender *taken[NSAI_STAGE_COUNT], *suspects[NSAI_STAGE_COUNT];
+  nsai_decisions decisions;
+  nsai_trial_result result;
+  nsai_tune_column(c->task, 0, &decisions, taken);
+  NSAI_TRY(judge_taken(c, &decisions, taken, suspects, &result));
+  if (result.outcome == NSAI_TRIAL_PASSED && nsai_tune_apart(c->task, &decisions, taken))
+    NSAI_TRY(judge_taken(c, &decisions, taken, suspects, &result));
+  if (result.outcome == NSAI_TRIAL_PASSED) return NSA_OK;
+  if (c->refused)
+    return nsai_fail(NSA_E_CUDA,
+                     "the device refuses to run the heuristic's own choice for %s: %s; please "
+                     "report it with the output of `nsa-autotune doctor`",
+                     c->task->key, result.text);
+  return nsai_fail(NSA_E_VERIFY,
+                   "the heuristic's own choice computes wrong results for %s: %s; please report "
+                   "it with the output of `nsa-autotune doctor`",
+                   c->task->key, result.text);
+}
+
 static nsa_status judge_column(court *c, int column) {
-  contender *taken[NSAI_STAGE_COUNT];
+  contender *taken[NSAI_STAGE_COUNT], *suspects[NSAI_STAGE_COUNT];
   nsai_decisions decisions;
   nsai_trial_result result;
   tune_task *task = c->task;
-  bool fresh = false;
   nsai_tune_column(task, column, &decisions, taken);
-  for (int i = 0; i < task->contests; i++) fresh |= taken[i] && !is_verified(c->t, task, taken[i]);
-  if (!fresh) return NSA_OK;
-  NSAI_TRY(judge(c, &decisions, &result));
-  if (result.outcome == NSAI_TRIAL_PASSED) {
-    for (int i = 0; i < task->contests; i++)
-      if (taken[i]) NSAI_TRY(remember(c->t, task, taken[i]));
-    return NSA_OK;
-  }
-  if (!column)
-    return nsai_fail(NSA_E_VERIFY,
-                     "the heuristic's own choice computes wrong results for %s: %s; please report "
-                     "it with the output of `nsa-autotune doctor`",
-                     task->key, result.text);
-  bool found = false;
+  NSAI_TRY(judge_taken(c, &decisions, taken, suspects, &result));
+  if (result.outcome == NSAI_TRIAL_PASSED) return NSA_OK;
+  bool found = false, refused = c->refused;
   for (int i = 0; i < task->contests; i++)
-    if (taken[i] && !is_verified(c->t, task, taken[i])) {
-      NSAI_TRY(judge_alone(c, taken[i]));
-      found |= !taken[i]->alive;
+    if (suspects[i]) {
+      NSAI_TRY(judge_alone(c, suspects[i]));
+      found |= !suspects[i]->alive;
     }
   if (found) return NSA_OK;
   /* Wrong together, or wrong once in a while, as races are: none of them is trusted. */
-  for (int i = 0; i < task->contests; i++)
-    if (taken[i] && taken[i] != &task->contest[i].item[0]) find_wrong(c, taken[i], &result);
+  c->refused = refused;
+  for (int i = 0; i < task->contests; i++) {
+    const contest *k = &task->contest[i];
+    if (taken[i] && taken[i] != &k->item[0] && taken[i] - k->item != k->apart)
+      find_guilty(c, taken[i], &result);
+  }
   return NSA_OK;
 }
 
@@ -209,9 +267,9 @@ nsa_status nsai_tune_verify(tuner *t, tune_task *task) {
   c->bench.threads = t->bench.threads;
   nsai_tune_case(&c->problem, c->problem.max_kv_len, NSAI_TRIAL_FILL_CORRELATED, &c->c);
   /* From the last column on: a wrong candidate leaves its column, and those before stay as they
-   * are. Column 0, the heuristic's, comes first all the same, since all others build on it. */
+   * are. The heuristic's choices come first all the same. */
   int columns = nsai_tune_columns(task);
-  NSAI_TRY_TO(done, judge_column(c, 0));
+  NSAI_TRY_TO(done, judge_heuristic(c));
   for (int column = columns - 1; column > 0; column--) {
     NSAI_TRY_TO(done, nsai_tune_step(t, "verifying"));
     if (nsai_tune_spent(t))

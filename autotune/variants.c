@@ -37,7 +37,7 @@ int32_t nsai_target_major(const nsai_target *target) {
 }
 
 const char *nsai_named_device(const char *arch, int index) {
-  return index == 0 && !strcmp(arch, "sm_90a") ? "NVIDIA H200" : NULL;
+  return index == 0 && !strcmp(arch, "sm_90a") ? NSAI_H200_NAME : NULL;
 }
 
 bool nsai_target_is(const nsai_target *target, const char *pattern) {
@@ -260,6 +260,7 @@ static const char *decider_text(nsai_decider by) {
   switch (by) {
   case NSAI_BY_FORCE: return "variants.force";
   case NSAI_BY_RECORD: return "record";
+  case NSAI_BY_OTHER_RECORD: return "record of another group";
   case NSAI_BY_DEVICE: return "rule of the device";
   case NSAI_BY_ARCHITECTURE: return "rule of the architecture";
   case NSAI_BY_DEFAULT: return "general rule";
@@ -273,7 +274,7 @@ static void write_chosen(const chooser *c, nsai_stage stage, bool forced) {
   nsai_decider by = c->out->decider[stage];
   nsai_write(c->text, "    ");
   nsai_candidate_print(&candidate, c->text);
-  if (by == NSAI_BY_RECORD)
+  if (by == NSAI_BY_RECORD || by == NSAI_BY_OTHER_RECORD)
     nsai_write(c->text, ": chosen (%s)", c->decisions->why);
   else
     nsai_write(c->text, ": chosen (%s%s%s)", forced ? "variants.force" : "first legal in the table",
@@ -298,7 +299,7 @@ static void choose_stage(const chooser *c, nsai_stage stage) {
   if (by_record) {
     out->variant[stage] = c->decisions->stage[stage].variant;
     out->tiles[stage] = c->decisions->stage[stage].tiles;
-    out->decider[stage] = NSAI_BY_RECORD;
+    out->decider[stage] = c->decisions->other_heads ? NSAI_BY_OTHER_RECORD : NSAI_BY_RECORD;
   }
   nsai_write(c->text, "  %s:\n", nsai_stage_name(stage));
   if (covered)

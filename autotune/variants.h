@@ -106,7 +106,8 @@ typedef struct nsai_tiles {
 /* Who chose a stage's variant or tiles, from the most to the least particular. */
 typedef enum nsai_decider {
   NSAI_BY_FORCE,        /* variants.force */
-  NSAI_BY_RECORD,       /* a record of this device */
+  NSAI_BY_RECORD,       /* a record of this device and problem */
+  NSAI_BY_OTHER_RECORD, /* ... of this device and the problem with another number of heads */
   NSAI_BY_DEVICE,       /* the heuristic's rule for this device */
   NSAI_BY_ARCHITECTURE, /* ... for its architecture */
   NSAI_BY_DEFAULT       /* ... for any */
@@ -176,7 +177,8 @@ typedef struct nsai_candidate {
 /* What has been decided beforehand, by a record or the tuner. */
 typedef struct nsai_decisions {
   nsai_candidate stage[NSAI_STAGE_COUNT]; /* variant NULL: nothing */
-  char why[256];                          /* "record of 65536 tokens, 2026-11-20"; "" */
+  bool other_heads;                       /* by records of another number of heads */
+  char why[256]; /* "record of 65536 tokens, ...", "record of G 16, 65536 tokens, ..."; "" */
 } nsai_decisions;
 
 /* The choice for one problem: a variant per needed stage, NULL for the others. A covered stage has

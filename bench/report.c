@@ -7,6 +7,42 @@
 
 #include <stdlib.h>
 
+/* ---- the columns of a part ------------------------------------------------------------------- */
+
+/* What tables of text and Markdown say of a part; 0: missing. */
+typedef struct column {
+  const char *text, *markdown; /* its head; in text 9 characters at most */
+  int decimals;
+  double (*value)(const bench_problem *, bench_part);
+} column;
+
+static double burst(const bench_problem *p, bench_part part) { return p->part[part].burst_ms; }
+static double sustained(const bench_problem *p, bench_part part) {
+  return p->part[part].sustained_ms;
+}
+static double tflops(const bench_problem *p, bench_part part) { return p->part[part].tflops; }
+static double gbps(const bench_problem *p, bench_part part) { return p->part[part].gbps; }
+static double roofline(const bench_problem *p, bench_part part) {
+  return 100 * p->part[part].roofline;
+}
+static double dense_ratio(const bench_problem *p, bench_part part) {
+  return bench_ratio(p, bench_ms(p, BENCH_DENSE), part);
+}
+static double best_ratio(const bench_problem *p, bench_part part) {
+  return bench_ratio(p, bench_baseline_ms(p), part);
+}
+static double megabytes(const bench_problem *p, bench_part part) {
+  return 1e-6 * (double)p->part[part].workspace;
+}
+
+static const column columns[] = {
+  { "burst ms", "burst ms", 3, burst },       { "sustained", "sustained ms", 3, sustained },
+  { "TFLOP/s", "TFLOP/s", 1, tflops },        { "GB/s", "GB/s", 1, gbps },
+  { "roofline%", "roofline %", 1, roofline }, { "dense/", "dense / part", 2, dense_ratio },
+  { "best/", "best / part", 2, best_ratio },  { "work MB", "workspace MB", 1, megabytes },
+};
+#define COLUMNS (sizeof columns / sizeof *columns)
+
 /* ---- text ------------------------------------------------------------------------------------ */
 
 /* The number in a column of 9, or a dash when it is 0: missing. */
@@ -24,8 +60,9 @@ void bench_report_problem(FILE *out, const bench_problem *p) {
           problem, p->device, p->overlap.r, p->overlap.u4, p->overlap.u8, p->plan_cold_ms,
           p->plan_warm_ms);
   if (p->variants[0]) fprintf(out, "  %s\n", p->variants);
-  fprintf(out, "  %-11s %9s %9s %9s %9s %9s %9s %9s %9s\n", "part", "burst ms", "sustained",
-          "TFLOP/s", "GB/s", "roofline%", "dense/", "best/", "work MB");
+  fprintf(out, "  %-11s", "part");
+  for (size_t i = 0; i < COLUMNS; i++) fprintf(out, " %9s", columns[i].text);
+  fputc('\n', out);
   for (int i = 0; i < BENCH_PARTS; i++) {
     const bench_time *t = &p->part[i];
     if (!t->present) continue;
@@ -34,14 +71,8 @@ void bench_report_problem(FILE *out, const bench_problem *p) {
       fprintf(out, " %s\n", t->note);
       continue;
     }
-    put_cell(out, 3, t->burst_ms);
-    put_cell(out, 3, t->sustained_ms);
-    put_cell(out, 1, t->tflops);
-    put_cell(out, 1, t->gbps);
-    put_cell(out, 1, 100 * t->roofline);
-    put_cell(out, 2, bench_ratio(p, bench_ms(p, BENCH_DENSE), (bench_part)i));
-    put_cell(out, 2, bench_ratio(p, bench_baseline_ms(p), (bench_part)i));
-    put_cell(out, 1, 1e-6 * (double)t->workspace);
+    for (size_t k = 0; k < COLUMNS; k++)
+      put_cell(out, columns[k].decimals, columns[k].value(p, (bench_part)i));
     fputc('\n', out);
   }
 }
@@ -139,14 +170,8 @@ static void put_rows(FILE *out, const bench_problem *p) {
     if (!t->present) continue;
     fprintf(out, "| %lld | %d/%d | %s | %s |", (long long)bench_tokens(p), p->c.geometry.heads,
             p->c.geometry.kv_heads, bench_fill_name(p), bench_part_names[i]);
-    put_field(out, 3, t->burst_ms);
-    put_field(out, 3, t->sustained_ms);
-    put_field(out, 1, t->tflops);
-    put_field(out, 1, t->gbps);
-    put_field(out, 1, 100 * t->roofline);
-    put_field(out, 2, bench_ratio(p, bench_ms(p, BENCH_DENSE), (bench_part)i));
-    put_field(out, 2, bench_ratio(p, bench_baseline_ms(p), (bench_part)i));
-    put_field(out, 1, 1e-6 * (double)t->workspace);
+    for (size_t k = 0; k < COLUMNS; k++)
+      put_field(out, columns[k].decimals, columns[k].value(p, (bench_part)i));
     if (t->note[0]) fputc(' ', out);
     for (const char *c = t->note; *c; c++) {
       if (*c == '|') fputc('\\', out);
@@ -161,11 +186,11 @@ nsa_status bench_report_markdown(FILE *out, const bench_results *results) {
   fprintf(out, "# %s, %.10s%s%s\n\n", first->device, first->date,
           first->commit[0] ? ", commit " : "", first->commit);
   if (bench_report_table(out, results)) fputc('\n', out);
-  fputs(
-      "| tokens | heads | inputs | part | burst ms | sustained ms | TFLOP/s | GB/s | roofline % | "
-      "dense / part | best / part | workspace MB | note |\n"
-      "|---|---|---|---|---|---|---|---|---|---|---|---|---|\n",
-      out);
+  fputs("| tokens | heads | inputs | part |", out);
+  for (size_t i = 0; i < COLUMNS; i++) fprintf(out, " %s |", columns[i].markdown);
+  fputs(" note |\n|---|---|---|---|", out);
+  for (size_t i = 0; i < COLUMNS; i++) fputs("---|", out);
+  fputs("---|\n", out);
   for (int64_t i = 0; i < results->count; i++) put_rows(out, &results->problem[i]);
   fputc('\n', out);
   return put_crossovers(out, results, "- ");

@@ -33,7 +33,7 @@ struct nsa_ctx {
   nsai_records *records; /* NULL: CPU device */
 
   pthread_mutex_t lock;       /* guards what follows; held over loading, never over compiling */
-  struct nsai_loaded *loaded; /* list; entries live as long as the context */
+  struct nsai_loaded *loaded; /* list; nobody but the tuner takes an entry out before the end */
   const nsai_cublaslt *lt;    /* NULL until the first plan that needs it */
   nsai_cublaslt_handle lt_handle;
   bool tuning;        /* nsa_tune is running */

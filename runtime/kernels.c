@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define UNIT_BYTES 4096 /* a generated unit is about 1 KB */
 
@@ -36,10 +37,13 @@ static const nsai_role compile_order[NSAI_ROLES] = {
   NSAI_KERNEL_GATE_BIAS,
 };
 
+/* Guarded by the context's lock, but what its users read: library and function. */
 struct nsai_loaded {
   char digest[NSAI_DIGEST_CHARS];
   nsai_cu_library library;
   nsai_cu_function function;
+  int32_t users; /* kernels of plans, and items on their way */
+  bool on_trial; /* wanted by the tuner alone */
   struct nsai_loaded *next;
 };
 
@@ -48,11 +52,11 @@ typedef struct item {
   const nsai_kernel_spec *spec;
   char unit[UNIT_BYTES];
   nsai_kernel_key key;
-  nsai_kernel_image image;          /* cubin NULL: not found yet */
-  const struct nsai_loaded *loaded; /* NULL: not in the memory tier */
-  int lock;                         /* token while it is being compiled here */
-  bool compiled;                    /* the image was made here and now */
-  bool unfit;                       /* what the cache has does not load */
+  nsai_kernel_image image;    /* cubin NULL: not found yet */
+  struct nsai_loaded *loaded; /* NULL: not in the memory tier; held by this item */
+  int lock;                   /* token while it is being compiled here */
+  bool compiled;              /* the image was made here and now */
+  bool unfit;                 /* what the cache has does not load */
 } item;
 
 typedef struct work {
@@ -61,8 +65,12 @@ typedef struct work {
   int of_role[NSAI_ROLES]; /* index into items, -1: no such kernel */
 } work;
 
-static void work_destroy(work *w) {
+static void work_destroy(nsa_ctx *ctx, work *w) {
   if (!w) return;
+  pthread_mutex_lock(&ctx->lock);
+  for (int i = 0; i < w->count; i++)
+    if (w->items[i].loaded) w->items[i].loaded->users--;
+  pthread_mutex_unlock(&ctx->lock);
   for (int i = 0; i < w->count; i++) {
     nsai_kernel_image_fini(&w->items[i].image);
     nsai_kernel_key_fini(&w->items[i].key);
@@ -117,14 +125,16 @@ static nsa_status work_create(nsa_ctx *ctx, const nsai_kernel_request *request, 
   *out = w;
   return NSA_OK;
 fail:
-  work_destroy(w);
+  work_destroy(ctx, w);
   return status;
 }
 
-static const struct nsai_loaded *find_loaded(nsa_ctx *ctx, const char *digest) {
-  for (const struct nsai_loaded *l = ctx->loaded; l; l = l->next)
-    if (!strcmp(l->digest, digest)) return l;
-  return NULL;
+/* Looks an item up in the memory tier, and holds what is there. Lock held. */
+static void find_loaded(const nsa_ctx *ctx, item *it) {
+  struct nsai_loaded *l = ctx->loaded;
+  while (l && strcmp(l->digest, it->key.digest) != 0) l = l->next;
+  it->loaded = l;
+  if (l) l->users++;
 }
 
 static bool is_missing(const item *it) { return !it->loaded && !it->image.cubin; }
@@ -140,7 +150,7 @@ static int look_up(nsa_ctx *ctx, work *w) {
   for (int i = 0; i < w->count; i++) {
     item *it = &w->items[i];
     pthread_mutex_lock(&ctx->lock);
-    it->loaded = find_loaded(ctx, it->key.digest);
+    find_loaded(ctx, it);
     pthread_mutex_unlock(&ctx->lock);
     if (!it->loaded) nsai_cache_find(ctx->cache, &it->key, &it->image);
   }
@@ -328,7 +338,7 @@ static nsai_cu_result load_function(const nsa_ctx *ctx, const item *it, struct n
 
 /* Puts one image into the device's memory and the context's list. `it->unfit` tells whether it was
  * the cache's image that failed. The device is current, the lock is held. */
-static nsa_status load_image(nsa_ctx *ctx, item *it) {
+static nsa_status load_image(nsa_ctx *ctx, item *it, bool on_trial) {
   const nsai_driver *driver = ctx->device.driver;
   struct nsai_loaded *l = calloc(1, sizeof *l);
   const char *call;
@@ -338,6 +348,8 @@ static nsa_status load_image(nsa_ctx *ctx, item *it) {
   it->unfit = blames_image(result) && !it->compiled;
   NSAI_TRY_TO(fail, nsai_driver_status(driver, result, call));
   memcpy(l->digest, it->key.digest, sizeof l->digest);
+  l->users = 1;
+  l->on_trial = on_trial;
   l->next = ctx->loaded;
   ctx->loaded = l;
   it->loaded = l;
@@ -349,7 +361,7 @@ fail:
 }
 
 /* Loads until something fails; `*failed` is the item, NULL when it was none. */
-static nsa_status load_all(nsa_ctx *ctx, work *w, item **failed) {
+static nsa_status load_all(nsa_ctx *ctx, work *w, bool on_trial, item **failed) {
   nsa_status status = NSA_OK;
   bool pushed = false;
   /* Another stream of this process may be capturing: loading must not disturb it. */
@@ -360,9 +372,8 @@ static nsa_status load_all(nsa_ctx *ctx, work *w, item **failed) {
   pthread_mutex_lock(&ctx->lock);
   for (int i = 0; i < w->count && status == NSA_OK; i++) {
     item *it = &w->items[i];
-    if (!it->loaded)
-      it->loaded = find_loaded(ctx, it->key.digest); /* another thread may have been faster */
-    if (!it->loaded) status = load_image(ctx, it);
+    if (!it->loaded) find_loaded(ctx, it); /* another thread may have been faster */
+    if (!it->loaded) status = load_image(ctx, it, on_trial);
     if (status != NSA_OK) *failed = it;
   }
   pthread_mutex_unlock(&ctx->lock);
@@ -398,10 +409,34 @@ static nsa_status replace_image(nsa_ctx *ctx, nsai_kernel_request *request, work
 static nsa_status load_work(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
   for (;;) {
     item *failed;
-    nsa_status status = load_all(ctx, w, &failed);
+    nsa_status status = load_all(ctx, w, request->on_trial, &failed);
     if (!failed || !failed->unfit) return status;
     NSAI_TRY(replace_image(ctx, request, w, failed));
   }
+}
+
+/* Hands the loaded kernels out: each role of the plan holds its own. */
+static void hand_out(nsa_ctx *ctx, const nsai_kernel_request *request, const work *w,
+                     nsai_kernel out[NSAI_ROLES]) {
+  pthread_mutex_lock(&ctx->lock);
+  for (int role = 0; role < NSAI_ROLES; role++) {
+    if (w->of_role[role] < 0) continue;
+    const nsai_kernel_spec *spec = &request->specs[role];
+    struct nsai_loaded *l = w->items[w->of_role[role]].loaded;
+    l->users++;
+    l->on_trial = l->on_trial && request->on_trial;
+    out[role] = (nsai_kernel){ .function = l->function,
+                               .loaded = l,
+                               .name = spec->entry,
+                               .threads = spec->threads,
+                               .shared_bytes = spec->shared_bytes,
+                               .tokens = spec->tokens,
+                               .most_blocks = spec->per_sm * ctx->target.sms,
+                               .box_heads = spec->box_heads,
+                               .box_tokens = spec->box_tokens,
+                               .box_keys = spec->box_keys };
+  }
+  pthread_mutex_unlock(&ctx->lock);
 }
 
 nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
@@ -414,22 +449,35 @@ nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
   NSAI_TRY_TO(done, complete(ctx, request, w));
   if (!out) goto done;
   NSAI_TRY_TO(done, load_work(ctx, request, w));
-  for (int role = 0; role < NSAI_ROLES; role++) {
-    if (w->of_role[role] < 0) continue;
-    const nsai_kernel_spec *spec = &request->specs[role];
-    out[role] = (nsai_kernel){ .function = w->items[w->of_role[role]].loaded->function,
-                               .name = spec->entry,
-                               .threads = spec->threads,
-                               .shared_bytes = spec->shared_bytes,
-                               .tokens = spec->tokens,
-                               .most_blocks = spec->per_sm * ctx->target.sms,
-                               .box_heads = spec->box_heads,
-                               .box_tokens = spec->box_tokens,
-                               .box_keys = spec->box_keys };
-  }
+  hand_out(ctx, request, w, out);
 done:
-  work_destroy(w);
+  work_destroy(ctx, w);
   return status;
+}
+
+void nsai_kernels_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_ROLES]) {
+  if (ctx->pid != getpid()) return; /* another thread of the parent may have held the lock */
+  pthread_mutex_lock(&ctx->lock);
+  for (int role = 0; role < NSAI_ROLES; role++) {
+    if (kernels[role].loaded) kernels[role].loaded->users--;
+    kernels[role].loaded = NULL;
+  }
+  pthread_mutex_unlock(&ctx->lock);
+}
+
+void nsai_kernels_end_trial(nsa_ctx *ctx) {
+  pthread_mutex_lock(&ctx->lock);
+  for (struct nsai_loaded **at = &ctx->loaded; *at;) {
+    struct nsai_loaded *l = *at;
+    if (!l->on_trial || l->users) {
+      at = &l->next;
+      continue;
+    }
+    *at = l->next;
+    ctx->device.driver->cuLibraryUnload(l->library);
+    free(l);
+  }
+  pthread_mutex_unlock(&ctx->lock);
 }
 
 nsa_status nsai_kernels_missing(nsa_ctx *ctx, const nsai_kernel_request *request,
@@ -437,7 +485,7 @@ nsa_status nsai_kernels_missing(nsa_ctx *ctx, const nsai_kernel_request *request
   work *w = NULL;
   NSAI_TRY(work_create(ctx, request, &w));
   *missing = look_up(ctx, w);
-  work_destroy(w);
+  work_destroy(ctx, w);
   return NSA_OK;
 }
 

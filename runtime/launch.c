@@ -3,6 +3,8 @@
  */
 #include "launch.h"
 
+#include <stdio.h>
+
 #define MAX_GRID_X ((uint64_t)INT32_MAX) /* CUDA's limit on the first grid dimension */
 
 nsa_status nsai_launch(const nsai_driver *driver, const nsai_kernel *kernel, uint64_t grid_x,
@@ -23,5 +25,9 @@ nsa_status nsai_launch(const nsai_driver *driver, const nsai_kernel *kernel, uin
     .stream = stream,
   };
   void *arguments[] = { (void *)(uintptr_t)params };
-  return NSAI_CUDA(driver, cuLaunchKernelEx(&config, kernel->function, arguments, NULL));
+  nsai_cu_result result = driver->cuLaunchKernelEx(&config, kernel->function, arguments, NULL);
+  if (result == NSAI_CUDA_SUCCESS) return NSA_OK;
+  char call[96];
+  snprintf(call, sizeof call, "cuLaunchKernelEx of %s", kernel->name);
+  return nsai_driver_status(driver, result, call);
 }

@@ -8,9 +8,12 @@
 
 #include "cuda_api.h"
 
+struct nsai_loaded; /* kernels.c: a kernel in the device's memory */
+
 /* A loaded kernel. */
 typedef struct nsai_kernel {
   nsai_cu_function function;
+  struct nsai_loaded *loaded; /* where the function lies; held by this struct */
   const char *name;
   int32_t threads;
   uint32_t shared_bytes;

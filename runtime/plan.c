@@ -166,7 +166,8 @@ static bool decisions_serve(nsa_ctx *ctx, plan_request *request, nsai_choice *ch
   if (!*status && !k->may_compile) *status = nsai_kernels_missing(ctx, k, &missing);
   if (!*status && !missing) *status = nsai_kernels_make(ctx, &request->kernels, kernels);
   if (!missing && !(*status && k->refused)) return true;
-  nsai_log(&ctx->logger, NSA_LOG_WARN, "tune",
+  /* What another problem's record says was only worth a try. */
+  nsai_log(&ctx->logger, request->decisions->other_heads ? NSA_LOG_INFO : NSA_LOG_WARN, "tune",
            "the %s is not followed: %s; `nsa-autotune tune` measures anew", request->decisions->why,
            missing ? "its kernels are in no cache, and runtime.jit forbids to compile them"
                    : "this compiler refuses one of its kernels");
@@ -237,8 +238,9 @@ static nsa_status check_decided(const nsai_decisions *decisions, const nsai_choi
 nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
                           const nsai_decisions *decisions, nsa_plan **out) {
   nsa_status status = NSA_OK;
-  plan_request request = { { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER },
-                           decisions };
+  plan_request request = {
+    { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER, .on_trial = true }, decisions
+  };
   *out = NULL;
   nsa_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);
@@ -320,4 +322,8 @@ nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps) {
   return NSA_OK;
 }
 
-void nsa_plan_destroy(nsa_plan *plan) { free(plan); }
+void nsa_plan_destroy(nsa_plan *plan) {
+  if (!plan) return;
+  nsai_kernels_release(plan->ctx, plan->kernels);
+  free(plan);
+}

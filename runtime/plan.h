@@ -56,7 +56,8 @@ struct nsa_plan {
   nsai_cublaslt_handle lt_handle;  /* the context's */
 };
 
-/* Makes a plan of a resolved problem by these decisions, and no others: what the tuner times. */
+/* Makes a plan of a resolved problem by these decisions, and no others: what the tuner times. Its
+ * kernels are loaded on trial (kernels.h). */
 nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
                           const nsai_decisions *decisions, nsa_plan **out);
 

@@ -83,7 +83,8 @@ typedef struct nsa_caps {
   int32_t needs_compile;    /* kernels that neither memory nor disk tier has */
   uint64_t workspace_bytes; /* device memory a run needs */
   uint64_t workspace_align; /* bytes */
-  char variants[512]; /* "stage=variant stage=variant ...": can be pinned under `variants.force` */
+  char variants[512]; /* "stage=variant stage=variant ...": can be pinned under `variants.force`, a
+                         variant of several stages at the first of them */
 } nsa_caps;
 #define NSA_CAPS_INIT                                                                              \
   { (uint32_t)sizeof(nsa_caps), 0, 0, 0, 0, 0, NSA_ZERO }

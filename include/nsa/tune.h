@@ -29,7 +29,9 @@ enum {
   NSA_TUNE_TIMED = 3,    /* stage and candidate: ms, spread */
   NSA_TUNE_REFUSED = 4,  /* stage and candidate: note says why it cannot be used */
   NSA_TUNE_WRONG = 5,    /* stage and candidate: note says what it computed wrongly; never chosen */
-  NSA_TUNE_CHOSEN = 6,   /* stage and candidate: ms; gain against the heuristic's choice */
+  NSA_TUNE_CHOSEN = 6,   /* stage and candidate: ms; gain against the heuristic's choice. Where a
+                            candidate does further stages as well, ms is that of all of them, and
+                            note names them */
   NSA_TUNE_BASELINE = 7, /* candidate is "forward", "forward.default", "dense" or "sdpa_gemm": ms */
   NSA_TUNE_DONE = 8      /* a problem ends; note says so when the budget ended it */
 };
@@ -70,9 +72,10 @@ typedef struct nsa_tune_options {
  * each of `tuning.lengths` up to its max_kv_len, with each of `tuning.inputs`; a problem of a given
  * overlap with the inputs of that overlap alone. A record is kept for each.
  *
- * Every candidate's results are compared with the CPU device's before its time counts. Winners must
- * beat the heuristic's choice by more than the noise and `tuning.min_gain`. Plans made afterwards by
- * this context, and by others after nsa_cache_reload, choose from the records.
+ * Every candidate's results are compared with the CPU device's before its time counts; one that the
+ * device refuses to launch is left out. Winners must beat the heuristic's choice by more than the
+ * noise and `tuning.min_gain`. Plans made afterwards by this context, and by others after
+ * nsa_cache_reload, choose from the records.
  *
  * Takes device memory for the tensors of the longest length. Compiles on several threads, times
  * alone: nothing else should run on the device. Blocking; one at a time per context. The budget ends
@@ -80,9 +83,10 @@ typedef struct nsa_tune_options {
  *
  * NSA_OK (a spent budget too), NSA_E_CANCELLED (kept: everything measured), NSA_E_NO_DEVICE (the
  * CPU device, a deviceless context), NSA_E_VERIFY (the heuristic's choice itself computes wrong
- * results), NSA_E_NOT_PREPARED (`runtime.jit: never`), NSA_E_CONFIG (no length of tuning.lengths
- * fits), NSA_E_ARG (also: the context is being tuned by another thread), NSA_E_CACHE, errors of
- * nsa_plan_create. */
+ * results), NSA_E_CUDA (the device refuses the heuristic's choice; or it failed in a run, then this
+ * process's CUDA context is lost, and the text names what ran), NSA_E_NOT_PREPARED (`runtime.jit:
+ * never`), NSA_E_CONFIG (no length of tuning.lengths fits), NSA_E_ARG (also: the context is being
+ * tuned by another thread), NSA_E_CACHE, errors of nsa_plan_create. */
 NSA_API nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                             const nsa_tune_options *options);
 
@@ -93,7 +97,8 @@ NSA_API nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t co
  * nsa_last_error. Thread-safe. */
 NSA_API size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size);
 
-/* Adds the records of such a text, all or nothing; those of other devices are kept for them.
+/* Adds the records of such a text, all or nothing; those of other devices are kept for them. Where a
+ * newer record of another driver or library stands here, that one stays.
  *
  * text, size  size 0: up to its NUL. A text edited by hand has no checksum line.
  *

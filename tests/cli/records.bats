@@ -80,6 +80,22 @@ import_records() {
   NSA_CACHE_DIR=$PWD/piped autotune import --records - <one.yaml
 }
 
+@test "import of older records leaves newer ones of another environment, and says so" {
+  import_records
+  mv records.yaml old.yaml
+  printf 'nsa_records: 1\nrecords:\n' >records.yaml
+  add_record 4096 0.25
+  echo ... >>records.yaml
+  sed -e 's/"580.1"/"590.2"/' -e 's/2026-01-02T/2027-01-02T/' records.yaml >new.yaml
+  autotune import --records new.yaml
+  run -0 --separate-stderr autotune import --records old.yaml
+  [[ ${#lines[@]} == 2 ]]
+  [[ ${lines[0]} == 'kept: NVIDIA H200, fwd:'*':len4096: the record here is of 2027-01-02T03:04:05Z, '*'driver 590.2; '*'2026-01-02T'* ]]
+  [[ ${lines[1]} == "1 record imported into $NSA_CACHE_DIR, 1 older than those there" ]]
+  autotune list --records --json | jq -e '[.records[] | {tokens, driver}] | sort_by(.tokens) ==
+    [{tokens: 4096, driver: "590.2"}, {tokens: 16384, driver: "580.1"}]'
+}
+
 @test "import of what is no records, cut or changed: 6, and nothing is stored" {
   import_records
   autotune export --records good.yaml

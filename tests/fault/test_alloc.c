@@ -135,7 +135,7 @@ static nsa_status use_records(fixture *f) {
   nsai_timing timing = { .stage = "select", .candidate = "select_sort", .chosen = true };
   nsai_record *record = NULL, *found = NULL;
   nsai_records *records = NULL;
-  int32_t count;
+  nsai_import import = { 0 };
   NSAI_TRY(nsai_record_create(&record));
   strcpy(record->device, "d");
   strcpy(record->arch, "sm_90a");
@@ -151,8 +151,8 @@ static nsa_status use_records(fixture *f) {
   NSAI_TRY_TO(fail, nsai_records_each(records, look_at, NULL));
   NSAI_TRY_TO(fail, nsai_records_digest(records, digest));
   NSAI_TRY_TO(fail, nsai_records_export(records, &writer));
-  NSAI_TRY_TO(fail, nsai_records_import(records, text, writer.used, &count));
-  assert_int_equal(count, 1);
+  NSAI_TRY_TO(fail, nsai_records_import(records, text, writer.used, &import));
+  assert_int_equal(import.saved, 1);
 fail:
   nsai_records_close(records);
   nsai_record_destroy(record);

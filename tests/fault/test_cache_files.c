@@ -4,19 +4,16 @@
  * The cache's promise under damage: a find gives the right bytes or nothing, a warning is given
  * once, and no run fails. The fixture aborts on wrong bytes.
  */
-#include "../cache_fixture.h"
+#include "child.h"
 
 #include "fs.h"
 
 #include <errno.h>
-#include <sched.h>
 #include <signal.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <time.h>
 
-enum { SIZE = 400, NOBODY = 65534 };
+enum { SIZE = 400 };
 
 /* Stores kernel 1 and reads its file back. */
 static size_t store_and_read(fixture *f, char path[PATH_MAX], unsigned char *data, size_t room) {
@@ -30,27 +27,6 @@ static size_t store_and_read(fixture *f, char path[PATH_MAX], unsigned char *dat
   assert_true(size > SIZE);
   return (size_t)size;
 }
-
-/* Runs `body` in a child, so that limits, users and mounts stay there. Returns its exit status. */
-static int in_child(void (*body)(fixture *), fixture *f) {
-  pid_t child = fork();
-  assert_true(child >= 0);
-  if (child == 0) {
-    body(f);
-    _exit(0);
-  }
-  int status = 0;
-  assert_int_equal(waitpid(child, &status, 0), child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
-
-#define CHILD_ASSERT(condition)                                                                    \
-  do {                                                                                             \
-    if (!(condition)) {                                                                            \
-      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                              \
-      _exit(1);                                                                                    \
-    }                                                                                              \
-  } while (0)
 
 static void test_truncated_at_every_length(void **state) {
   (void)state;
@@ -219,9 +195,7 @@ static void fill(fixture *f, size_t size) {
 }
 
 static void fill_tmpfs(fixture *f) {
-  if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-      mount("tmpfs", f->dir, "tmpfs", 0, "size=128k,mode=0700") != 0)
-    _exit(77);
+  use_small_disk(f);
   fill(f, 20000);
 }
 

@@ -5,38 +5,15 @@
  * a person to look at, nothing saved is lost to a race or a killed writer, and no save fails.
  */
 #include "../record_fixture.h"
+#include "child.h"
 
 #include "fs.h"
 
-#include <sched.h>
 #include <signal.h>
-#include <sys/mount.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <time.h>
 
-enum { NOBODY = 65534, WRITERS = 16 };
-
-#define CHILD_ASSERT(condition)                                                                    \
-  do {                                                                                             \
-    if (!(condition)) {                                                                            \
-      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                              \
-      _exit(1);                                                                                    \
-    }                                                                                              \
-  } while (0)
-
-/* Runs `body` in a child, so that limits, users and mounts stay there. Returns its exit status. */
-static int in_child(void (*body)(fixture *), fixture *f) {
-  pid_t child = fork();
-  assert_true(child >= 0);
-  if (child == 0) {
-    body(f);
-    _exit(0);
-  }
-  int status = 0;
-  assert_int_equal(waitpid(child, &status, 0), child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-}
+enum { WRITERS = 16 };
 
 static void save(nsai_records *records, int n) {
   nsai_record *record = record_full(n);
@@ -220,9 +197,7 @@ static void fill(fixture *f) {
 }
 
 static void fill_tmpfs(fixture *f) {
-  if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
-      mount("tmpfs", f->dir, "tmpfs", 0, "size=128k,mode=0700") != 0)
-    _exit(77);
+  use_small_disk(f);
   fill(f);
 }
 

@@ -12,7 +12,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { INVALID_VALUE = 1, INVALID_CONTEXT = 201 }; /* CUresult */
+enum {
+  INVALID_VALUE = 1,
+  INVALID_CONTEXT = 201,
+  ILLEGAL_ADDRESS = 700,
+  LAUNCH_OUT_OF_RESOURCES = 701,
+  LAUNCH_FAILED = 719
+}; /* CUresult */
 
 /* One library with its one kernel; library, kernel and function are the same address. */
 typedef struct library {
@@ -209,7 +215,11 @@ static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_functi
                              void **params, void **extra) {
   const library *self = (const library *)(void *)function;
   if (!in_context()) return INVALID_CONTEXT;
-  if (record.fail_launch && !--record.fail_launch) return 719; /* CUDA_ERROR_LAUNCH_FAILED */
+  if (record.fail_launch && !--record.fail_launch) return LAUNCH_FAILED;
+  if (record.broken) return record.broken;
+  if (record.refuse_threads == (int)config->block_x &&
+      !(record.refuse_spare && record.refuse_spare--))
+    return LAUNCH_OUT_OF_RESOURCES;
   if (!self || !params || !params[0] || extra || !config->grid_x || !config->block_x ||
       config->block_x > 1024 || (int)config->shared_bytes > self->max_shared_bytes)
     return INVALID_VALUE;
@@ -220,6 +230,7 @@ static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_functi
                          .stream = config->stream };
   memcpy(l.name, self->name, sizeof l.name);
   fake_cuda_enqueue(&l, params[0]);
+  if (record.break_threads == (int)config->block_x) record.broken = ILLEGAL_ADDRESS;
   return 0;
 }
 
@@ -243,6 +254,7 @@ static nsai_cu_result upload(nsai_cu_ptr to, const void *from, size_t bytes,
                              nsai_cu_stream stream) {
   (void)stream;
   record.memory_calls++;
+  if (record.broken) return record.broken;
   memcpy((void *)(uintptr_t)to, from, bytes);
   return 0;
 }
@@ -250,6 +262,7 @@ static nsai_cu_result upload(nsai_cu_ptr to, const void *from, size_t bytes,
 static nsai_cu_result download(void *to, nsai_cu_ptr from, size_t bytes, nsai_cu_stream stream) {
   (void)stream;
   record.memory_calls++;
+  if (record.broken) return record.broken;
   memcpy(to, (const void *)(uintptr_t)from, bytes);
   return 0;
 }
@@ -260,6 +273,7 @@ static nsai_cu_result fill(nsai_cu_ptr memory, unsigned char value, size_t bytes
                            nsai_cu_stream stream) {
   (void)stream;
   record.memory_calls++;
+  if (record.broken) return record.broken;
   if (bytes < LARGE_FILL) memset((void *)(uintptr_t)memory, value, bytes);
   return 0;
 }
@@ -321,7 +335,7 @@ static nsai_cu_result pointer_attribute(void *value, int attribute, nsai_cu_ptr 
 static nsai_cu_result wait_for_stream(nsai_cu_stream stream) {
   (void)stream;
   record.waits++;
-  return 0;
+  return record.broken;
 }
 
 /* Refuses what the driver refuses; the map says no more than where the tensor lies. */

@@ -32,6 +32,10 @@ typedef struct fake_cuda_state {
   int retained;            /* primary contexts held */
   int wrong_context;       /* calls that need a current context and found none, or another */
   int fail_launch;         /* the n-th launch from now fails; 0: none */
+  int refuse_threads;      /* blocks of so many threads are not launched; 0: none */
+  int refuse_spare;        /* but for the next so many */
+  int break_threads;       /* blocks of so many threads run into an illegal address; 0: none */
+  int broken;              /* what every call on the device returns since then */
   int fail_loads;          /* so many loads from now find no code for the GPU */
   int capture_relaxed;     /* loads while the thread's capture mode was relaxed */
   int compilations;        /* of NVRTC */

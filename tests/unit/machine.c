@@ -94,6 +94,33 @@ nsa_ctx *machine_context(const char *yaml, const char *const *overrides, bool gp
   return ctx;
 }
 
+void machine_reopen(nsa_ctx **ctx, char dir[64], const machine_reopening *how) {
+  machine_overrides o;
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_destroy(*ctx);
+  *ctx = NULL;
+  if (!dir[0]) {
+    snprintf(dir, 64, "/tmp/nsa-test-machine-XXXXXX");
+    assert_non_null(mkdtemp(dir));
+  }
+  machine_overrides_init(&o, dir, how->extra);
+  options.yaml_text = how->yaml;
+  options.overrides = o.list;
+  options.device = 1;
+  options.log = how->log;
+  options.log_user = how->log_user;
+  machine_expect("nsa_create", nsa_create(NULL, &options, ctx), NSA_OK, NULL);
+}
+
+nsa_problem machine_problem(int32_t op, int64_t tokens, int32_t overlap) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  p.op = op;
+  p.max_tokens = tokens;
+  p.max_seqs = 1;
+  p.overlap = overlap;
+  return p;
+}
+
 static void make_gate(machine *m, const machine_request *r) {
   toy *t = &m->toy;
   if (r->gate != NSAI_GATE_MLP) return;

@@ -53,6 +53,19 @@ void machine_overrides_init(machine_overrides *o, const char *dir, const char *e
 /* A context from a YAML text; `gpu`: on GPU 1 of the fake driver. */
 nsa_ctx *machine_context(const char *yaml, const char *const *overrides, bool gpu);
 
+typedef struct machine_reopening {
+  const char *yaml, *extra; /* extra: as machine_overrides_init has it */
+  nsa_log_fn log;
+  void *log_user;
+} machine_reopening;
+
+/* Destroys `*ctx` and makes another on the fake GPU in the folder `dir`, which outlives both; "": a
+ * fresh one. */
+void machine_reopen(nsa_ctx **ctx, char dir[64], const machine_reopening *how);
+
+/* One sequence of at most `tokens` tokens. */
+nsa_problem machine_problem(int32_t op, int64_t tokens, int32_t overlap);
+
 /* The fake module's record, and its way to set this thread's current context. */
 fake_cuda_state *machine_record(void);
 void machine_set_current(void *context);

@@ -44,23 +44,9 @@ static void keep(void *user, int32_t level, const char *component, const char *t
 
 /* A context on the fake GPU, in a folder that lives longer than it. */
 static void enter(world *w, const char *extra) {
-  machine_overrides o;
-  nsa_options options = NSA_OPTIONS_INIT;
-  nsa_destroy(w->ctx);
-  w->ctx = NULL;
   w->warnings = 0;
-  if (!w->dir[0]) {
-    snprintf(w->dir, sizeof w->dir, "/tmp/nsa-test-recall-XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
-  }
   if (!w->yaml[0]) machine_yaml(&(machine_request){ .gpu = true }, w->yaml, sizeof w->yaml);
-  machine_overrides_init(&o, w->dir, extra);
-  options.yaml_text = w->yaml;
-  options.overrides = o.list;
-  options.device = 1;
-  options.log = keep;
-  options.log_user = w;
-  machine_expect("nsa_create", nsa_create(NULL, &options, &w->ctx), NSA_OK, NULL);
+  machine_reopen(&w->ctx, w->dir, &(machine_reopening){ w->yaml, extra, keep, w });
 }
 
 static void leave(world *w) {
@@ -69,17 +55,8 @@ static void leave(world *w) {
   memset(w, 0, sizeof *w);
 }
 
-static nsa_problem problem_of(int32_t op, int64_t tokens, int32_t overlap) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  p.op = op;
-  p.max_tokens = tokens;
-  p.max_seqs = 1;
-  p.overlap = overlap;
-  return p;
-}
-
 static nsai_record *new_record(const world *w, int32_t op, int64_t tokens, int32_t overlap) {
-  nsa_problem asked = problem_of(op, tokens, overlap);
+  nsa_problem asked = machine_problem(op, tokens, overlap);
   nsai_problem p;
   nsai_record *r = NULL;
   machine_expect("record", nsai_record_create(&r), NSA_OK, NULL);
@@ -132,13 +109,14 @@ static void expect_choice(const world *w, const nsa_problem *problem, nsai_stage
   out = nsai_writer_open(heuristic, sizeof heuristic);
   nsai_candidate_print(&(nsai_candidate){ own.variant[stage], own.tiles[stage] }, &out);
   assert_string_equal(text, expected[0] ? expected : heuristic);
-  assert_true((plan->choice.decider[stage] == NSAI_BY_RECORD) == (expected[0] != 0));
+  nsai_decider by = plan->choice.decider[stage];
+  assert_true((by == NSAI_BY_RECORD || by == NSAI_BY_OTHER_RECORD) == (expected[0] != 0));
   if (expected[0]) assert_string_not_equal(expected, heuristic);
   nsa_plan_destroy(plan);
 }
 
 static void expect_window(const world *w, int64_t tokens, int32_t overlap, const char *expected) {
-  nsa_problem p = problem_of(NSA_OP_FORWARD, tokens, overlap);
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, tokens, overlap);
   expect_choice(w, &p, NSAI_STAGE_ATTEND_WINDOW, expected);
 }
 
@@ -172,7 +150,7 @@ static void test_lengths(void **state) {
     expect_window(&w, 20100, LOW, WINDOW(64, 128));
     enter(&w, NULL); /* another process: from the folder */
   }
-  nsa_problem p = problem_of(NSA_OP_FORWARD, 1990, LOW);
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, 1990, LOW);
   expect_story(&w, &p, "record of 1000 tokens, level quick, 2026-11-20T10:00:00Z");
   expect_story(&w, &p,
                WINDOW(32, 32) ": chosen (record of 1000 tokens, level quick, "
@@ -194,12 +172,134 @@ static void test_overlaps(void **state) {
   enter(&w, NULL);
   save_window(&w, 1000, LOW, WINDOW(32, 32));
   expect_window(&w, 1000, HIGH, WINDOW(32, 32));
-  nsa_problem p = problem_of(NSA_OP_FORWARD, 1000, HIGH);
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, HIGH);
   expect_story(&w, &p, "record of 1000 tokens with the other overlap, level quick");
   save_window(&w, 50000, HIGH, WINDOW(64, 64)); /* far away, but of the overlap */
   expect_window(&w, 1000, HIGH, WINDOW(64, 64));
   expect_window(&w, 1000, LOW, WINDOW(32, 32));
   expect_window(&w, 1000, NSA_OVERLAP_DEFAULT, WINDOW(32, 32)); /* is low */
+  leave(&w);
+}
+
+/* ---- records of other numbers of heads ---- */
+
+/* A record whose key has `to` where the problem's has `from`. */
+static void save_changed(const world *w, const char *from, const char *to, int64_t tokens,
+                         int32_t overlap, const char *candidate) {
+  char key[384];
+  nsai_record *r = new_record(w, NSA_OP_FORWARD, tokens, overlap);
+  const char *at = strstr(r->problem, from);
+  assert_non_null(at);
+  snprintf(key, sizeof key, "%.*s%s%s", (int)(at - r->problem), r->problem, to, at + strlen(from));
+  memcpy(r->problem, key, sizeof key);
+  win(r, "attend_window", candidate);
+  save(w, r);
+}
+
+#define SAVE_HEADS(heads, tokens, overlap, candidate)                                              \
+  save_changed(&w, ":h6/2:", ":" heads ":", tokens, overlap, candidate)
+
+static void expect_decider(const world *w, int32_t overlap, nsai_decider expected) {
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, overlap);
+  nsa_plan *plan = NULL;
+  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  assert_int_equal(plan->choice.decider[NSAI_STAGE_ATTEND_WINDOW], expected);
+  nsa_plan_destroy(plan);
+}
+
+/* The problem has G 3. Its own records go first; then overlap, group and length count. */
+static void test_other_heads(void **state) {
+  (void)state;
+  world w = { 0 };
+  nsai_problem resolved;
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
+  enter(&w, NULL);
+  SAVE_HEADS("h40/1", 1000, LOW, WINDOW(64, 128));
+  expect_window(&w, 1000, LOW, WINDOW(64, 128));
+  expect_decider(&w, LOW, NSAI_BY_OTHER_RECORD);
+  expect_story(&w, &p, "\n  record of G 40, 1000 tokens, level quick, 2026-11-20T10:00:00Z\n");
+  expect_story(&w, &p, WINDOW(64, 128) ": chosen (record of G 40, 1000 tokens, level quick, ");
+  SAVE_HEADS("h12/2", 64000, LOW, WINDOW(32, 32)); /* G 6 is nearer, whatever the length */
+  expect_window(&w, 1000, LOW, WINDOW(32, 32));
+  SAVE_HEADS("h6/6", 1000, LOW, WINDOW(64, 64)); /* G 1 is as 9: by ratio */
+  expect_window(&w, 1000, LOW, WINDOW(32, 32));
+  SAVE_HEADS("h12/2", 4000, LOW, WINDOW(64, 32)); /* of G 6, the nearer length */
+  expect_window(&w, 1000, LOW, WINDOW(64, 32));
+  SAVE_HEADS("h24/8", 500000, LOW, WINDOW(64, 64)); /* G 3, with other heads */
+  expect_window(&w, 1000, LOW, WINDOW(64, 64));
+  expect_window(&w, 1000, HIGH, WINDOW(64, 64));
+  p.overlap = HIGH;
+  expect_story(&w, &p, "record of G 3, 500000 tokens with the other overlap, level quick");
+  SAVE_HEADS("h40/1", 1000, HIGH, WINDOW(64, 128)); /* far away, but of the overlap */
+  expect_window(&w, 1000, HIGH, WINDOW(64, 128));
+  p.overlap = LOW;
+  machine_expect("resolve", nsai_problem_resolve(w.ctx->config, &p, &resolved), NSA_OK, NULL);
+  assert_false(nsai_tune_is_recorded(w.ctx, &resolved)); /* a first use tunes */
+  save_window(&w, 2000000, HIGH, WINDOW(32, 64));        /* its own, of the other overlap */
+  expect_window(&w, 1000, LOW, WINDOW(32, 64));
+  expect_decider(&w, LOW, NSAI_BY_RECORD);
+  expect_story(&w, &p, "record of 2000000 tokens with the other overlap, level quick");
+  assert_int_equal(w.warnings, 0);
+  leave(&w);
+}
+
+/* Whatever else differs makes another problem. */
+static void test_other_problems(void **state) {
+  (void)state;
+  static const char *const changes[][2] = {
+    { "fwd:", "dense:" },   { ":bf16:", ":fp16:" },      { ":d24/16:", ":d24/24:" },
+    { ":l8/4:", ":l8/8:" }, { "s16x4+1+2", "s16x5" },    { ":w20:", ":w32:" },
+    { "=mean", "=linear" }, { "=weights:", "=logits:" }, { ":sel=own:", ":sel=blocks:" },
+    { ":len", ":det:len" }, { ":h6/2:", ":h0/0:" },      { ":h6/2:", ":h2/6:" },
+    { ":h6/2:", ":h12/:" }, { ":h6/2:", ":x12/2:" },     { ":len", ":len6k" },
+  };
+  world w = { 0 };
+  enter(&w, NULL);
+  for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
+    save_changed(&w, changes[i][0], changes[i][1], 1000, LOW, WINDOW(32, 32));
+  expect_window(&w, 1000, LOW, "");
+  leave(&w);
+}
+
+/* Each stage takes the nearest group's choice that is legal here: tiles hold whole tokens. */
+static void test_other_heads_legal(void **state) {
+  (void)state;
+  static const char compressed[] = "attend_compressed_mma rows=64 keys=32 warps=2 blocks=1";
+  world w = { 0 };
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
+  strcpy(w.yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 1, head_dim: 64, window: 64}\n");
+  enter(&w, NULL);
+  save_changed(&w, ":h64/1:", ":h32/1:", 1000, LOW, WINDOW(32, 32)); /* a token has 64 rows */
+  nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
+  memcpy(strstr(r->problem, ":h64/1:"), ":h16/1:", 7);
+  win(r, "attend_window", WINDOW(64, 64));
+  win(r, "attend_compressed", compressed);
+  save(&w, r);
+  expect_window(&w, 1000, LOW, WINDOW(64, 64));
+  expect_choice(&w, &p, NSAI_STAGE_ATTEND_COMPRESSED, compressed);
+  expect_story(&w, &p, "record of G 16, 1000 tokens, level quick");
+  save_changed(&w, ":h64/1:", ":h32/1:", 4000, LOW, WINDOW(64, 128));
+  expect_window(&w, 1000, LOW, WINDOW(64, 128));
+  expect_choice(&w, &p, NSAI_STAGE_ATTEND_COMPRESSED, compressed);
+  expect_story(&w, &p, "record of G 16, 1000; G 32, 4000 tokens, level quick");
+  leave(&w);
+}
+
+/* Where its kernels cannot be had, it is left without a warning: it was only worth a try. */
+static void test_other_heads_unprepared(void **state) {
+  (void)state;
+  world w = { 0 };
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
+  enter(&w, NULL);
+  machine_expect("prepare", nsa_prepare(w.ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
+  SAVE_HEADS("h12/2", 1000, LOW, WINDOW(32, 32));
+  enter(&w, "runtime.jit=never");
+  expect_decider(&w, LOW, NSAI_BY_ARCHITECTURE);
+  assert_int_equal(w.warnings, 0);
+  save_window(&w, 1000, LOW, WINDOW(32, 32));
+  expect_decider(&w, LOW, NSAI_BY_ARCHITECTURE);
+  assert_int_equal(w.warnings, 1);
+  assert_non_null(strstr(w.warning, "is not followed"));
   leave(&w);
 }
 
@@ -210,7 +310,7 @@ static void test_dense(void **state) {
   world w = { 0 };
   enter(&w, NULL);
   save_window(&w, 1000, LOW, WINDOW(32, 32));
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1000, HIGH);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, HIGH);
   expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
   nsai_record *r = new_record(&w, NSA_OP_DENSE, 1000, LOW);
   win(r, "dense", candidate);
@@ -223,7 +323,7 @@ static void test_other_machines(void **state) {
   (void)state;
   for (int i = 0; i < 4; i++) {
     world w = { 0 };
-    nsa_problem p = problem_of(NSA_OP_FORWARD, 1000, LOW);
+    nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
     enter(&w, NULL);
     nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
     win(r, "attend_window", WINDOW(32, 32));
@@ -272,7 +372,7 @@ static void test_strange_candidates(void **state) {
   static const char compressed[] = "attend_compressed_mma rows=64 keys=32 warps=2 blocks=1";
   for (size_t i = 0; i < sizeof strange / sizeof *strange; i++) {
     world w = { 0 };
-    nsa_problem p = problem_of(NSA_OP_FORWARD, 1000, LOW);
+    nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
     enter(&w, NULL);
     nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
     win(r, "attend_window", strange[i]);
@@ -290,7 +390,7 @@ static void test_strange_candidates(void **state) {
 static void test_configuration_wins(void **state) {
   (void)state;
   world w = { 0 };
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1000, LOW);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, LOW);
   enter(&w, NULL);
   nsai_record *r = new_record(&w, NSA_OP_DENSE, 1000, LOW);
   win(r, "dense", "sdpa_gemm"); /* no heuristic chooses it */
@@ -329,7 +429,7 @@ static void test_rules(void **state) {
   (void)state;
   world w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 128}\n");
-  nsa_problem p = problem_of(NSA_OP_FORWARD, 100000, LOW);
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, 100000, LOW);
   enter(&w, NULL);
   expect_story(&w, &p, "on sm_90a, Fake H200\n  no record of this device and problem");
   expect_story(&w, &p,
@@ -547,6 +647,10 @@ int main(int argc, char **argv) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_lengths),
     cmocka_unit_test(test_overlaps),
+    cmocka_unit_test(test_other_heads),
+    cmocka_unit_test(test_other_problems),
+    cmocka_unit_test(test_other_heads_legal),
+    cmocka_unit_test(test_other_heads_unprepared),
     cmocka_unit_test(test_dense),
     cmocka_unit_test(test_other_machines),
     cmocka_unit_test(test_other_versions),

@@ -149,7 +149,6 @@ static void test_merged_on_disk(void **state) {
 typedef struct seen {
   int items, bad, hidden;
   char last[256];
-  nsai_records *records;
 } seen;
 
 static bool see(void *user, const nsai_record_item *item) {
@@ -160,8 +159,6 @@ static bool see(void *user, const nsai_record_item *item) {
   s->items++;
   s->bad += item->problem != NULL;
   s->hidden += item->hidden;
-  if (item->record && s->records) /* the store may be used meanwhile */
-    assert_int_equal(nsai_records_remove(s->records, item->record), NSA_OK);
   return true;
 }
 
@@ -185,10 +182,15 @@ static void test_each(void **state) {
   seen s = { 0 };
   assert_int_equal(nsai_records_each(records, see_one, &s), NSA_OK);
   assert_int_equal(s.items, 1);
-  s = (seen){ .records = records };
+  s = (seen){ 0 };
   assert_int_equal(nsai_records_each(records, see, &s), NSA_OK);
   assert_int_equal(s.items, 6);
   assert_int_equal(s.bad, 1);
+  for (int n = 0; n < 5; n++) {
+    nsai_record *record = record_make(n);
+    record_must(nsai_records_remove(records, record));
+    nsai_record_destroy(record);
+  }
   s = (seen){ 0 };
   assert_int_equal(nsai_records_each(records, see, &s), NSA_OK);
   assert_int_equal(s.items, 1);
@@ -309,12 +311,12 @@ static void test_export_import(void **state) {
   nsai_records *b = records_open(&g, NSAI_CACHE_READ_WRITE);
   for (int number = 0; number < 4; number += 3) { /* none, then three */
     size_t size, again_size;
-    int32_t count = -1;
+    nsai_import import = { .saved = -1 };
     for (int n = 0; n < number; n++) save(a, n);
     char *text = export_of(a, &size);
     assert_int_equal(strlen(text), size);
-    assert_int_equal(nsai_records_import(b, text, size, &count), NSA_OK);
-    assert_int_equal(count, number);
+    assert_int_equal(nsai_records_import(b, text, size, &import), NSA_OK);
+    assert_int_equal(import.saved, number);
     char *again = export_of(b, &again_size);
     assert_string_equal(text, again);
     free(text);
@@ -333,13 +335,13 @@ static void test_export_import(void **state) {
 /* Nothing is imported, and the error says why. */
 static void expect_no_import(const char *text, size_t size, const char *why) {
   fixture f;
-  int32_t count = -1;
+  nsai_import import = { .saved = -1 };
   seen s = { 0 };
   fixture_begin(&f);
   nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
-  assert_int_equal(nsai_records_import(records, text, size, &count), NSA_E_CACHE);
+  assert_int_equal(nsai_records_import(records, text, size, &import), NSA_E_CACHE);
   if (!strstr(nsa_last_error(), why)) fail_msg("\"%s\" not in: %s", why, nsa_last_error());
-  assert_int_equal(count, 0);
+  assert_int_equal(import.saved, 0);
   assert_int_equal(nsai_records_each(records, see, &s), NSA_OK);
   assert_int_equal(s.items, 0);
   nsai_records_close(records);
@@ -350,7 +352,7 @@ static void test_import_all_or_nothing(void **state) {
   (void)state;
   fixture f;
   size_t size;
-  int32_t count;
+  nsai_import import = { 0 };
   fixture_begin(&f);
   nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
   for (int n = 0; n < 3; n++) save(records, n);
@@ -374,8 +376,8 @@ static void test_import_all_or_nothing(void **state) {
   expect_no_import(text, size, "remove the line");
   expect_no_import(text, seal, "true or false");
   memcpy(place, "chosen: true", 12);
-  assert_int_equal(nsai_records_import(records, text, seal, &count), NSA_OK);
-  assert_int_equal(count, 3);
+  assert_int_equal(nsai_records_import(records, text, seal, &import), NSA_OK);
+  assert_int_equal(import.saved, 3);
   /* The last record is bad: the first two must not be taken. */
   for (char *next = place; (next = strstr(next + 1, "sms: 132"));) place = next;
   memcpy(place, "smx: 132", 8);
@@ -406,17 +408,104 @@ static void test_import_by_hand(void **state) {
                              "      select: [{candidate: select_sort, state: ok, chosen: true}]\n"
                              "...\n";
   fixture f;
-  int32_t count;
+  nsai_import import = { 0 };
   nsai_record *found;
   fixture_begin(&f);
   nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
-  record_must(nsai_records_import(records, text, sizeof text - 1, &count));
-  assert_int_equal(count, 1);
+  record_must(nsai_records_import(records, text, sizeof text - 1, &import));
+  assert_int_equal(import.saved, 1);
   assert_true(nsai_records_find(records, "NVIDIA H200", "sm_90a", 132, "k", &found));
   assert_string_equal(nsai_record_chosen(found, "select")->candidate, "select_sort");
   nsai_record_destroy(found);
   nsai_records_close(records);
   expect_no_import(text, sizeof text - 5, "`...`");
+  fixture_end(&f);
+}
+
+typedef struct kept {
+  int count;
+  char problem[384], here[32];
+} kept;
+
+static void note_kept(void *user, const nsai_record *record, const nsai_record *here) {
+  kept *k = user;
+  k->count++;
+  assert_true(nsai_record_same_key(record, here));
+  snprintf(k->problem, sizeof k->problem, "%s", record->problem);
+  snprintf(k->here, sizeof k->here, "%s", here->date);
+}
+
+/* Saves problem `n` with one timing, measured by a driver on a date. */
+static void save_dated(nsai_records *records, int n, const char *driver, const char *date,
+                       int rows) {
+  nsai_record *r = record_make(n);
+  snprintf(r->driver, sizeof r->driver, "%s", driver);
+  snprintf(r->date, sizeof r->date, "%s", date);
+  record_add(r, "select", rows);
+  record_choose(r, "select", rows);
+  record_must(nsai_records_save(records, r));
+  nsai_record_destroy(r);
+}
+
+static void expect_dated(nsai_records *records, int n, const char *date, int timings, int rows) {
+  char candidate[32];
+  nsai_record *r = records_find(records, n);
+  assert_non_null(r);
+  snprintf(candidate, sizeof candidate, "select_mma rows=%d", rows);
+  assert_string_equal(r->date, date);
+  assert_int_equal(r->timing_count, timings);
+  assert_string_equal(nsai_record_chosen(r, "select")->candidate, candidate);
+  nsai_record_destroy(r);
+}
+
+/* What was measured here later stays, record by record; of one environment both are merged. */
+static void test_import_of_older(void **state) {
+  (void)state;
+  enum { OLDER, NEWER, SAME_OLDER, SAME_NEWER, UNDATED, SYSTEM, PROBLEMS };
+  fixture from, system, f;
+  kept k = { 0 };
+  nsai_import import = { .on_kept = note_kept, .user = &k };
+  size_t size;
+  fixture_begin(&from);
+  fixture_begin(&system);
+  fixture_begin(&f);
+  nsai_records *a = records_open(&from, NSAI_CACHE_READ_WRITE);
+  for (int n = 0; n < PROBLEMS; n++)
+    save_dated(a, n, "570", n == UNDATED ? "" : "2026-05-05T00:00:00Z", 1);
+  char *text = export_of(a, &size);
+  nsai_records_close(a);
+  a = records_open(&system, NSAI_CACHE_READ_WRITE);
+  save_dated(a, SYSTEM, "580", "2026-06-06T00:00:00Z", 2);
+  nsai_records_close(a);
+  const char *const dirs[] = { system.dir, NULL };
+  const nsai_cache_options options = { f.dir, NSAI_CACHE_READ_WRITE, FIXTURE_LIMIT, dirs,
+                                       &f.logger };
+  nsai_records *b;
+  record_must(nsai_records_open(&options, &b));
+  save_dated(b, OLDER, "580", "2026-06-06T00:00:00Z", 2);
+  save_dated(b, NEWER, "580", "2026-04-04T00:00:00Z", 2);
+  save_dated(b, SAME_OLDER, "570", "2026-06-06T00:00:00Z", 2);
+  save_dated(b, SAME_NEWER, "570", "2026-04-04T00:00:00Z", 2);
+  save_dated(b, UNDATED, "580", "2026-06-06T00:00:00Z", 2);
+  for (int i = 0; i < 2; i++) { /* once more: nothing changes */
+    k = (kept){ 0 };
+    record_must(nsai_records_import(b, text, size, &import));
+    assert_int_equal(import.saved, 4);
+    assert_int_equal(import.kept, 2);
+    assert_int_equal(k.count, 2);
+    assert_string_equal(k.here, "2026-06-06T00:00:00Z");
+    expect_dated(b, OLDER, "2026-06-06T00:00:00Z", 1, 2);
+    expect_dated(b, NEWER, "2026-05-05T00:00:00Z", 1, 1);
+    expect_dated(b, SAME_OLDER, "2026-06-06T00:00:00Z", 2, 2);
+    expect_dated(b, SAME_NEWER, "2026-05-05T00:00:00Z", 2, 1);
+    expect_dated(b, UNDATED, "", 1, 1);
+    expect_dated(b, SYSTEM, "2026-06-06T00:00:00Z", 1, 2);
+    nsai_records_reload(b);
+  }
+  nsai_records_close(b);
+  free(text);
+  fixture_end(&from);
+  fixture_end(&system);
   fixture_end(&f);
 }
 
@@ -475,7 +564,8 @@ int main(void) {
     cmocka_unit_test(test_merged_on_disk), cmocka_unit_test(test_each),
     cmocka_unit_test(test_system_tier),    cmocka_unit_test(test_digest),
     cmocka_unit_test(test_export_import),  cmocka_unit_test(test_import_all_or_nothing),
-    cmocka_unit_test(test_import_by_hand), cmocka_unit_test(test_threads),
+    cmocka_unit_test(test_import_by_hand), cmocka_unit_test(test_import_of_older),
+    cmocka_unit_test(test_threads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -36,7 +36,9 @@ typedef struct world {
   int steps, cancel_at;      /* calls of progress */
   const char *cancel_what;   /* only those are counted; NULL: all */
   int64_t done;
-  bool reenter; /* tune from another thread, once */
+  bool reenter;                  /* tune from another thread, once */
+  bool plan_beside, keep_beside; /* make a plan in another thread, once; and keep it */
+  nsa_plan *beside;
   int warnings;
 } world;
 
@@ -51,23 +53,9 @@ static bool begun; /* this test has its first context */
 /* A context on the fake GPU with more YAML, in a folder that lives longer than it. */
 static void enter(world *w, const char *more) {
   char yaml[2048];
-  machine_overrides o;
-  nsa_options options = NSA_OPTIONS_INIT;
-  nsa_destroy(w->ctx);
-  w->ctx = NULL;
-  if (!w->dir[0]) {
-    snprintf(w->dir, sizeof w->dir, "/tmp/nsa-test-tune-XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
-  }
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   strcat(yaml, more);
-  machine_overrides_init(&o, w->dir, NULL);
-  options.yaml_text = yaml;
-  options.overrides = o.list;
-  options.device = 1;
-  options.log = keep_log;
-  options.log_user = w;
-  machine_expect("nsa_create", nsa_create(NULL, &options, &w->ctx), NSA_OK, NULL);
+  machine_reopen(&w->ctx, w->dir, &(machine_reopening){ yaml, NULL, keep_log, w });
   /* What a test that failed has left behind is no matter of the next. */
   if (!begun) *machine_record() = (fake_cuda_state){ .retained = 1 };
   begun = true;
@@ -103,6 +91,16 @@ static void *tune_beside(void *user) {
   return NULL;
 }
 
+static void *make_plan_beside(void *user) {
+  world *w = user;
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
+  machine_expect("beside", nsa_plan_create(w->ctx, &p, NULL, NULL, &w->beside), NSA_OK, NULL);
+  if (w->keep_beside) return NULL;
+  nsa_plan_destroy(w->beside);
+  w->beside = NULL;
+  return NULL;
+}
+
 static int32_t observe(void *user, int64_t done, int64_t total, const char *what) {
   world *w = user;
   pthread_t thread;
@@ -112,6 +110,13 @@ static int32_t observe(void *user, int64_t done, int64_t total, const char *what
     w->reenter = false;
     assert_int_equal(pthread_create(&thread, NULL, tune_beside, w), 0);
     pthread_join(thread, NULL);
+  }
+  if (w->plan_beside && !strcmp(what, "timing")) {
+    int loads = machine_record()->loads;
+    w->plan_beside = false;
+    assert_int_equal(pthread_create(&thread, NULL, make_plan_beside, w), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(machine_record()->loads, loads);
   }
   if (w->cancel_what && strcmp(w->cancel_what, what) != 0) return 0;
   return ++w->steps == w->cancel_at;
@@ -140,15 +145,6 @@ static void dry_run(world *w, int32_t level, const nsa_problem *problems, size_t
   assert_int_equal(w->steps, 0);
 }
 
-static nsa_problem problem_of(int32_t op, int64_t tokens, int32_t overlap) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  p.op = op;
-  p.max_tokens = tokens;
-  p.max_seqs = 1;
-  p.overlap = overlap;
-  return p;
-}
-
 /* "dense 1024, low 1024, high 1024": the problems of the results, in their order. */
 static const char *list_problems(const world *w) {
   static char text[1024];
@@ -170,7 +166,7 @@ static const char *list_problems(const world *w) {
 static void test_options(void **state) {
   (void)state;
   world w = { 0 };
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1000, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   enter(&w, "");
   o.struct_size -= 4;
@@ -194,7 +190,7 @@ static void test_options(void **state) {
   p.max_tokens = -1;
   machine_expect("problem", nsa_tune(w.ctx, &p, 1, NULL), NSA_E_ARG, "max_tokens");
   machine_expect("no serving", nsa_tune(w.ctx, NULL, 0, NULL), NSA_E_ARG, "serving.max_seqs");
-  p = problem_of(NSA_OP_DENSE, 1000, 0);
+  p = machine_problem(NSA_OP_DENSE, 1000, 0);
   o = (nsa_tune_options)NSA_TUNE_OPTIONS_INIT;
   o.dry_run = 1; /* none of these left the context busy */
   machine_expect("good", nsa_tune(w.ctx, &p, 1, &o), NSA_OK, NULL);
@@ -206,7 +202,7 @@ static void test_no_device(void **state) {
   char yaml[1024];
   nsa_options options = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1000, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
   machine_yaml(&(machine_request){ 0 }, yaml, sizeof yaml);
   options.yaml_text = yaml;
   machine_expect("cpu", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
@@ -249,7 +245,8 @@ static size_t expect_nested(const world *a, const world *b) {
   return more;
 }
 
-/* The first of each stage is what nsai_choose says, and is said to be. */
+/* The first of each stage is what nsai_choose says, where no other stage's variant covers it, and is
+ * said to be. */
 static void expect_heuristic_first(const world *w) {
   for (size_t i = 0; i < w->results.count; i++) {
     const nsa_tune_event *e = &w->results.events[i];
@@ -261,7 +258,7 @@ static void expect_heuristic_first(const world *w) {
     bool first = strcmp(e[-1].stage, e->stage) != 0;
     assert_true(first == !strcmp(e->note, "the heuristic's choice"));
     bool dense = !strstr(e->problem, ":ov=");
-    nsa_problem asked = problem_of(dense ? NSA_OP_DENSE : NSA_OP_FORWARD, e->tokens, 0);
+    nsa_problem asked = machine_problem(dense ? NSA_OP_DENSE : NSA_OP_FORWARD, e->tokens, 0);
     nsai_problem p;
     nsai_choice choice;
     char text[128];
@@ -269,7 +266,9 @@ static void expect_heuristic_first(const world *w) {
     machine_expect("choose", nsai_choose(w->ctx->config, &p, &w->ctx->target, NULL, NULL, &choice),
                    NSA_OK, NULL);
     for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-      if (!choice.variant[s] || strcmp(nsai_stage_name((nsai_stage)s), e->stage) != 0) continue;
+      if (!choice.variant[s] || nsai_is_covered(&choice, (nsai_stage)s) ||
+          strcmp(nsai_stage_name((nsai_stage)s), e->stage) != 0)
+        continue;
       nsai_writer out = nsai_writer_open(text, sizeof text);
       nsai_candidate_print(&(nsai_candidate){ choice.variant[s], choice.tiles[s] }, &out);
       if (first != !strcmp(text, e->candidate))
@@ -321,7 +320,7 @@ static void test_configuration(void **state) {
   (void)state;
   world w = { 0 };
   enter(&w, "variants: {force: {dense: sdpa_gemm}}\n");
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   dry_run(&w, NSA_TUNE_EXHAUSTIVE, &p, 1);
   assert_int_equal(w.results.count, 2);
   assert_string_equal(w.results.events[1].candidate, "sdpa_gemm");
@@ -354,26 +353,26 @@ static void test_problems(void **state) {
   expect_problems(more, NULL, 0, "dense 2048, low 2048");
   snprintf(more, sizeof more, "%stuning: {lengths: [2Ki], inputs: correlated}\n", serving);
   expect_problems(more, NULL, 0, "dense 2048, high 2048");
-  nsa_problem p[3] = { problem_of(NSA_OP_DENSE, 40000, 0) };
+  nsa_problem p[3] = { machine_problem(NSA_OP_DENSE, 40000, 0) };
   expect_problems(serving, p, 1, "dense 1024, dense 4096, dense 16384, dense 40000");
   p[0].max_tokens = 5000; /* nothing is far beyond 4Ki */
   expect_problems(serving, p, 1, "dense 1024, dense 4096");
   /* A problem of one overlap is measured with its inputs alone. */
-  p[0] = problem_of(NSA_OP_FORWARD, 1024, NSA_OVERLAP_HIGH);
+  p[0] = machine_problem(NSA_OP_FORWARD, 1024, NSA_OVERLAP_HIGH);
   expect_problems("tuning: {inputs: random}\n", p, 1, "high 1024");
   p[0].overlap = NSA_OVERLAP_LOW;
   expect_problems("", p, 1, "low 1024");
   /* Dense attention stands before the forwards that compare themselves with it. */
-  p[1] = problem_of(NSA_OP_DENSE, 1024, 0);
+  p[1] = machine_problem(NSA_OP_DENSE, 1024, 0);
   expect_problems("", p, 2, "dense 1024, low 1024");
   /* Shorter than every default length: the longest itself. */
-  p[0] = problem_of(NSA_OP_FORWARD, 500, 0);
+  p[0] = machine_problem(NSA_OP_FORWARD, 500, 0);
   expect_problems("", p, 1, "low 500, high 500");
   /* Beside a longer problem, too. */
-  p[1] = problem_of(NSA_OP_DENSE, 4096, 0);
+  p[1] = machine_problem(NSA_OP_DENSE, 4096, 0);
   expect_problems("", p, 2, "low 500, high 500, dense 1024, dense 4096");
-  p[1] = problem_of(NSA_OP_DENSE, 10000, 0);
-  p[2] = problem_of(NSA_OP_FORWARD, 100000, NSA_OVERLAP_LOW);
+  p[1] = machine_problem(NSA_OP_DENSE, 10000, 0);
+  p[2] = machine_problem(NSA_OP_FORWARD, 100000, NSA_OVERLAP_LOW);
   expect_problems("", p + 1, 2,
                   "dense 1024, low 1024, dense 4096, low 4096, dense 10000, low 16384, low 65536");
 }
@@ -381,7 +380,7 @@ static void test_problems(void **state) {
 static void test_no_length(void **state) {
   (void)state;
   world w = { 0 };
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1000, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   enter(&w, "tuning: {lengths: [4Ki]}\n");
   machine_expect("no length", nsa_tune(w.ctx, &p, 1, &o), NSA_E_CONFIG,
@@ -404,7 +403,7 @@ static void test_wrong_heuristic(void **state) {
   for (int i = 0; i < 2; i++) {
     world w = { 0 };
     nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-    nsa_problem p = problem_of(i ? NSA_OP_FORWARD : NSA_OP_DENSE, 1024, 0);
+    nsa_problem p = machine_problem(i ? NSA_OP_FORWARD : NSA_OP_DENSE, 1024, 0);
     uint8_t before[16], after[16];
     enter(&w, "");
     machine_expect("digest", nsa_cache_digest(w.ctx, before), NSA_OK, NULL);
@@ -473,7 +472,7 @@ static void enter_dense(world *w, const char *more) {
 
 static void tune_dense(world *w, int32_t level, int32_t fresh) {
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   o.level = level;
   o.fresh = fresh;
   machine_expect("tune", tune(w, &o, &p, 1), NSA_OK, NULL);
@@ -497,7 +496,7 @@ static size_t count_events(const world *w, int32_t kind) {
 
 /* How many threads the dense kernel of a plan has, and whether a record says so. */
 static int32_t planned_threads(const world *w, bool *by_record) {
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
   int32_t threads = plan->choice.specs[NSAI_KERNEL_DENSE].threads;
@@ -578,7 +577,7 @@ static void test_resume(void **state) {
   (void)state;
   world w = { 0 };
   nsa_tune_options dry = NSA_TUNE_OPTIONS_INIT;
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   enter_dense(&w, "");
   ms_of_64 = 5;
   tune_dense(&w, NSA_TUNE_QUICK, 0);
@@ -609,7 +608,7 @@ static void test_budget(void **state) {
   (void)state;
   world w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  nsa_problem p = problem_of(NSA_OP_DENSE, 4096, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 4096, 0);
   enter_dense(&w, "");
   o.budget_s = 1e-9;
   machine_expect("spent", tune(&w, &o, &p, 1), NSA_OK, NULL);
@@ -628,7 +627,7 @@ static void test_cancel(void **state) {
   world w = { 0 };
   bool by_record;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   static const char *const what[] = { "compiling", "verifying", "timing", "confirming",
                                       "timing the whole" };
   for (size_t i = 0; i < sizeof what / sizeof *what; i++) {
@@ -665,7 +664,7 @@ static void test_two_threads(void **state) {
 static void test_refused_candidate(void **state) {
   (void)state;
   world w = { 0 };
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   enter_dense(&w, "runtime: {compile_jobs: 1}\n");
   machine_expect("prepare", nsa_prepare(w.ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
   setenv("FAKE_NVRTC_FAT", "dense_mma", 1);
@@ -698,7 +697,7 @@ static void test_refused_heuristic(void **state) {
   assert_int_equal(planned_threads(&w, &by_record), 64);
   assert_true(by_record);
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   machine_remove(w.dir);
   w.dir[0] = 0;
   enter_dense(&w, "runtime: {compile_jobs: 1}\nvariants: {disable: [dense.dense_mma]}\n");
@@ -709,12 +708,150 @@ static void test_refused_heuristic(void **state) {
   leave(&w);
 }
 
+/* ---- what stays loaded ---- */
+
+static int loaded(void) { return machine_record()->loads - machine_record()->unloads; }
+
+static nsa_plan *make_plan(const world *w) {
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
+  nsa_plan *plan = NULL;
+  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  return plan;
+}
+
+/* After a tuning only what plans use is loaded; a plan's end unloads nothing. */
+static void test_unload(void **state) {
+  (void)state;
+  world w = { 0 };
+  enter_dense(&w, "");
+  ms_of_64 = 5;
+  tune_dense(&w, NSA_TUNE_QUICK, 0);
+  assert_true(machine_record()->loads > 1);
+  assert_int_equal(loaded(), 0);
+  enter_dense(&w, "tuning: {records: false}\n");
+  ms_of_64 = 5;
+  int before = loaded();
+  nsa_plan *plan = make_plan(&w); /* the heuristic's */
+  assert_int_equal(loaded(), before + 1);
+  tune_dense(&w, NSA_TUNE_QUICK, 1);
+  assert_int_equal(loaded(), before + 1);
+  nsa_plan_destroy(plan);
+  assert_int_equal(loaded(), before + 1);
+  int loads = machine_record()->loads;
+  nsa_plan_destroy(make_plan(&w));
+  assert_int_equal(machine_record()->loads, loads); /* still there */
+  tune_dense(&w, NSA_TUNE_QUICK, 1);
+  assert_int_equal(loaded(), before + 1); /* the tuner did not load it */
+  leave(&w);
+}
+
+/* What another thread makes a plan of meanwhile stays, though the tuner loaded it. */
+static void test_unload_beside(void **state) {
+  (void)state;
+  for (int i = 0; i < 2; i++) {
+    world w = { 0 };
+    enter_dense(&w, "tuning: {records: false}\n");
+    ms_of_64 = 5;
+    w.plan_beside = true;
+    w.keep_beside = i;
+    tune_dense(&w, NSA_TUNE_QUICK, 0);
+    assert_false(w.plan_beside);
+    assert_int_equal(loaded(), 1);
+    nsa_plan_destroy(w.beside);
+    assert_int_equal(loaded(), 1);
+    leave(&w);
+  }
+}
+
+/* ---- launches that fail ---- */
+
+/* A candidate that the device refuses to launch is told and left: when it is verified, when it warms
+ * up, amid the rounds. */
+static void test_refused_launch(void **state) {
+  (void)state;
+  static const int spare[] = { 0, 1, 4 };
+  for (size_t i = 0; i < sizeof spare / sizeof *spare; i++) {
+    world w = { 0 };
+    bool by_record;
+    enter_dense(&w, "");
+    ms_of_64 = 1;
+    machine_record()->refuse_threads = 64;
+    machine_record()->refuse_spare = spare[i];
+    tune_dense(&w, NSA_TUNE_QUICK, 0);
+    assert_int_equal(machine_record()->refuse_spare, 0);
+    assert_int_equal(count_events(&w, NSA_TUNE_REFUSED), 1);
+    const nsa_tune_event *refused = find_event(&w, NSA_TUNE_REFUSED, NULL);
+    assert_non_null(strstr(refused->candidate, "warps=2"));
+    assert_non_null(strstr(refused->note, "cuLaunchKernelEx of dense_mma: "));
+    assert_null(find_event(&w, NSA_TUNE_TIMED, refused->candidate));
+    assert_true(count_events(&w, NSA_TUNE_TIMED) >= 2);
+    assert_null(strstr(find_event(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
+    assert_int_not_equal(planned_threads(&w, &by_record), 64);
+    assert_true(by_record);
+    machine_record()->refuse_threads = 0;
+    int launches = machine_record()->launches;
+    tune_dense(&w, NSA_TUNE_QUICK, 0); /* remembered and told, not tried */
+    assert_int_equal(count_events(&w, NSA_TUNE_REFUSED), 1);
+    assert_int_equal(machine_record()->launches, launches);
+    tune_dense(&w, NSA_TUNE_QUICK, 1); /* fresh: tried anew */
+    assert_int_equal(planned_threads(&w, &by_record), 64);
+    leave(&w);
+  }
+}
+
+static void test_refused_launch_of_heuristic(void **state) {
+  (void)state;
+  world w = { 0 };
+  bool by_record;
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
+  enter_dense(&w, "");
+  machine_record()->refuse_threads = planned_threads(&w, &by_record);
+  machine_expect("refused", tune(&w, &o, &p, 1), NSA_E_CUDA,
+                 "refuses to run the heuristic's own choice for ");
+  assert_int_equal(count_events(&w, NSA_TUNE_REFUSED), 0);
+  expect_nothing_chosen(&w, &p);
+  leave(&w);
+}
+
+/* A kernel that breaks the context ends the tuning, which says whose it was; the next process leaves
+ * that one out. */
+static void test_lost_context(void **state) {
+  (void)state;
+  world w = { 0 };
+  bool by_record;
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
+  o.level = NSA_TUNE_QUICK;
+  enter_dense(&w, "");
+  ms_of_64 = 1;
+  machine_record()->break_threads = 64;
+  machine_expect("lost", tune(&w, &o, &p, 1), NSA_E_CUDA,
+                 "the device failed in a run with dense_mma ");
+  assert_non_null(strstr(nsa_last_error(), "warps=2"));
+  assert_non_null(strstr(nsa_last_error(), "CUDA context is lost"));
+  assert_non_null(strstr(find_event(&w, NSA_TUNE_DONE, NULL)->note, "warps=2"));
+  machine_record()->broken = 0;
+  enter_dense(&w, "");
+  ms_of_64 = 1;
+  tune_dense(&w, NSA_TUNE_QUICK, 0);
+  assert_int_equal(machine_record()->broken, 0);
+  assert_null(strstr(find_event(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
+  assert_int_not_equal(planned_threads(&w, &by_record), 64);
+  machine_record()->break_threads = planned_threads(&w, &by_record); /* the heuristic's own */
+  o.fresh = 1;
+  machine_expect("lost", tune(&w, &o, &p, 1), NSA_E_CUDA, "CUDA context is lost");
+  assert_int_equal(count_events(&w, NSA_TUNE_REFUSED), 0);
+  machine_record()->broken = 0;
+  leave(&w);
+}
+
 /* The heuristic's level measures nothing. */
 static void test_heuristic_level(void **state) {
   (void)state;
   world w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   enter(&w, "tuning: {level: heuristic}\n");
   machine_expect("nothing", tune(&w, &o, &p, 1), NSA_OK, NULL);
   assert_int_equal(machine_record()->launches + machine_record()->compilations, 0);
@@ -739,7 +876,7 @@ static void test_first_use(void **state) {
   assert_int_equal(w.warnings, 0);
   leave(&w);
   enter(&w, "tuning: {on_first_use: quick}\n"); /* kernels that compute nothing */
-  nsa_problem p = problem_of(NSA_OP_DENSE, 1024, 0);
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w.ctx, &p, NULL, NULL, &plan), NSA_E_VERIFY, "wrong");
   assert_null(plan);
@@ -775,6 +912,11 @@ int main(void) {
     TEST(test_two_threads),
     TEST(test_refused_candidate),
     TEST(test_refused_heuristic),
+    TEST(test_unload),
+    TEST(test_unload_beside),
+    TEST(test_refused_launch),
+    TEST(test_refused_launch_of_heuristic),
+    TEST(test_lost_context),
     TEST(test_heuristic_level),
     TEST(test_first_use),
   };

@@ -98,6 +98,27 @@ static void test_text(void **state) {
   nsai_tune_results_fini(&results);
 }
 
+/* A winner whose time contains that of other stages says so. */
+static void test_notes(void **state) {
+  (void)state;
+  nsai_tune_results results = { 0 };
+  add(&results, (nsa_tune_event){ .kind = NSA_TUNE_PROBLEM, .problem = "fwd", .tokens = 4096 });
+  add(&results, (nsa_tune_event){ .kind = NSA_TUNE_CHOSEN,
+                                  .stage = "attend_selected",
+                                  .candidate = "both",
+                                  .ms = 3,
+                                  .spread = 0.01,
+                                  .gain = 0.25,
+                                  .note = "covers attend_window" });
+  add(&results, (nsa_tune_event){ .kind = NSA_TUNE_DONE });
+  print(NSAI_TUNE_TEXT, &results);
+  assert_non_null(strstr(text, "3.000     1.0 %      4.000   25.0 %\n"
+                               "  attend_selected: covers attend_window\n"));
+  print(NSAI_TUNE_MARKDOWN, &results);
+  assert_non_null(strstr(text, "25.0 % |\n\n- attend_selected: covers attend_window\n\n"));
+  nsai_tune_results_fini(&results);
+}
+
 static void test_markdown(void **state) {
   (void)state;
   nsai_tune_results results = { 0 };
@@ -252,9 +273,11 @@ static void test_json_check(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_text), cmocka_unit_test(test_markdown), cmocka_unit_test(test_json),
-    cmocka_unit_test(test_csv),  cmocka_unit_test(test_dry_run),  cmocka_unit_test(test_summary),
-    cmocka_unit_test(test_sort), cmocka_unit_test(test_series),   cmocka_unit_test(test_json_check),
+    cmocka_unit_test(test_text),       cmocka_unit_test(test_markdown),
+    cmocka_unit_test(test_json),       cmocka_unit_test(test_csv),
+    cmocka_unit_test(test_dry_run),    cmocka_unit_test(test_summary),
+    cmocka_unit_test(test_sort),       cmocka_unit_test(test_series),
+    cmocka_unit_test(test_json_check), cmocka_unit_test(test_notes),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,46 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Children in which a test may go without room, rights or descriptors.
+ */
+#ifndef NSA_TEST_CHILD_H
+#define NSA_TEST_CHILD_H
+
+#include "../cache_fixture.h"
+
+#include <sched.h>
+#include <sys/mount.h>
+#include <sys/wait.h>
+
+#define NOBODY 65534 /* a user that is not root */
+
+#define CHILD_ASSERT(condition)                                                                    \
+  do {                                                                                             \
+    if (!(condition)) {                                                                            \
+      fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #condition);                              \
+      _exit(1);                                                                                    \
+    }                                                                                              \
+  } while (0)
+
+/* Runs `body` in a child, so that limits, users and mounts stay there. Returns its exit status. */
+static inline int in_child(void (*body)(fixture *), fixture *f) {
+  pid_t child = fork();
+  assert_true(child >= 0);
+  if (child == 0) {
+    body(f);
+    _exit(0);
+  }
+  int status = 0;
+  assert_int_equal(waitpid(child, &status, 0), child);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* In a child: the fixture's folder becomes a disk of 128 KiB. Ends the child with 77, a skip, where
+ * that is not allowed. */
+static inline void use_small_disk(const fixture *f) {
+  if (unshare(CLONE_NEWNS) != 0 || mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 ||
+      mount("tmpfs", f->dir, "tmpfs", 0, "size=128k,mode=0700") != 0)
+    _exit(77);
+}
+
+#endif /* NSA_TEST_CHILD_H */

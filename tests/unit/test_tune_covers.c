@@ -1,0 +1,470 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa_tune where candidates cover further stages, on the fake GPU: what runs together, what is
+ * compared with what, what is told and kept, and what plans make of it. Forwards compute on the host
+ * here and take the time that a test says.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "covering.h"
+#include "forward.h"
+#include "machine.h"
+#include "reference/reference.h"
+#include "tune_impl.h"
+#include "tune_results.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- a forward that computes ---- */
+
+#define LONGEST_COMPUTED 512 /* tokens: verified cases are shorter, timed ones longer */
+#define TOKENS 1024
+
+static double ms_of_topn, ms_of_both; /* the other stages take 10, 6, 4, 10 and 5 ms */
+static const char *wrong;             /* forwards with this kernel compute nothing; NULL: none */
+static bool wrong_seen;
+
+nsa_status __real_nsai_enqueue_forward(const nsai_run *run);
+nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run);
+
+/* As a GPU does it, which goes on with the rounded blocks that it stores. */
+nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run) {
+  nsai_geometry m = run->plan->problem.model;
+  wrong_seen = false;
+  NSAI_TRY(__real_nsai_enqueue_forward(run));
+  if (run->sizes.tokens > LONGEST_COMPUTED || wrong_seen) return NSA_OK;
+  NSAI_TRY(nsai_reference_compress(&m, run->batch, run->io, 1));
+  m.phi = NSAI_PHI_EXTERNAL;
+  return nsai_reference_forward(&m, run->plan->problem.selection, run->branches, run->batch,
+                                run->io, 1);
+}
+
+static double take_time(const fake_cuda_launch *launch, const void *params) {
+  (void)params;
+  wrong_seen |= wrong && !strcmp(launch->name, wrong);
+  if (!strcmp(launch->name, "made_up_topn")) return ms_of_topn;
+  if (!strcmp(launch->name, "made_up_both")) return ms_of_both;
+  if (!strcmp(launch->name, "importance_mma")) return 6;
+  if (!strcmp(launch->name, "select_topn")) return 4;
+  if (!strcmp(launch->name, "attend_window_mma")) return 5;
+  return 10;
+}
+
+/* ---- contexts ---- */
+
+typedef struct world {
+  char dir[64];
+  nsa_ctx *ctx;
+  nsai_tune_results results; /* of the last tuning */
+} world;
+
+static void be_silent(void *user, int32_t level, const char *component, const char *text) {
+  (void)user, (void)level, (void)component, (void)text;
+}
+
+/* A context on the fake GPU, in a folder that lives longer than it. */
+static void enter(world *w, const char *extra) {
+  char yaml[2048];
+  machine_overrides o;
+  nsa_options options = NSA_OPTIONS_INIT;
+  nsa_destroy(w->ctx);
+  w->ctx = NULL;
+  if (!w->dir[0]) {
+    snprintf(w->dir, sizeof w->dir, "/tmp/nsa-test-tune-covers-XXXXXX");
+    assert_non_null(mkdtemp(w->dir));
+  }
+  machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+  strcat(yaml, "tuning: {min_gain: 0.02, lengths: [1024], inputs: random}\n");
+  machine_overrides_init(&o, w->dir, extra);
+  options.yaml_text = yaml;
+  options.overrides = o.list;
+  options.device = 1;
+  options.log = be_silent;
+  machine_expect("nsa_create", nsa_create(NULL, &options, &w->ctx), NSA_OK, NULL);
+  machine_record()->kernel = take_time;
+}
+
+static void leave(world *w) {
+  nsa_destroy(w->ctx);
+  machine_remove(w->dir);
+  nsai_tune_results_fini(&w->results);
+  memset(w, 0, sizeof *w);
+  *machine_record() = (fake_cuda_state){ 0 };
+}
+
+static int begin(void **state) {
+  (void)state;
+  covering_topn = false;
+  ms_of_topn = 30;
+  ms_of_both = 30;
+  wrong = NULL;
+  return 0;
+}
+
+static void keep_event(void *user, const nsa_tune_event *event) {
+  world *w = user;
+  nsai_tune_results_add(&w->results, event);
+}
+
+static nsa_problem asked(void) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  p.max_tokens = TOKENS;
+  p.max_seqs = 1;
+  return p;
+}
+
+static nsa_status tune(world *w, int32_t level) {
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = asked();
+  nsai_tune_results_fini(&w->results);
+  o.level = level;
+  o.event = keep_event;
+  o.user = w;
+  return nsa_tune(w->ctx, &p, 1, &o);
+}
+
+static const nsa_tune_event *find(const world *w, int32_t kind, const char *stage) {
+  nsai_tune_span span = { 0 };
+  assert_true(nsai_tune_next(&w->results, &span));
+  return nsai_tune_find(&span, kind, stage, NULL);
+}
+
+static void expect_chosen(const world *w, const char *stage, const char *variant, double ms,
+                          double gain, const char *note) {
+  const nsa_tune_event *e = find(w, NSA_TUNE_CHOSEN, stage);
+  if (!e) fail_msg("nothing is chosen for %s", stage);
+  if (strncmp(e->candidate, variant, strlen(variant)) != 0 || fabs(e->ms - ms) > 1e-3 ||
+      fabs(e->gain - gain) > 1e-3 || strcmp(e->note, note) != 0)
+    fail_msg("%s: %s, %g ms, gain %g, \"%s\"", stage, e->candidate, e->ms, e->gain, e->note);
+}
+
+static void expect_variants(const world *w, const char *expected) {
+  nsa_problem p = asked();
+  nsa_plan *plan = NULL;
+  nsa_caps caps = NSA_CAPS_INIT;
+  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  machine_expect("caps", nsa_plan_caps(plan, &caps), NSA_OK, NULL);
+  nsa_plan_destroy(plan);
+  if (!strstr(caps.variants, expected)) fail_msg("%s is not in %s", expected, caps.variants);
+}
+
+static nsai_record *find_record(const world *w) {
+  nsa_problem p = asked();
+  nsai_problem resolved;
+  nsai_record *record = NULL, now = { 0 };
+  nsai_writer key = nsai_writer_open(now.problem, sizeof now.problem);
+  machine_expect("resolve", nsai_problem_resolve(w->ctx->config, &p, &resolved), NSA_OK, NULL);
+  nsai_tune_environment(w->ctx, &now);
+  nsai_tune_key(&resolved, TOKENS, &key);
+  assert_true(
+      nsai_records_find(w->ctx->records, now.device, now.arch, now.sms, now.problem, &record));
+  return record;
+}
+
+/* ---- one that is no default ---- */
+
+static void test_both_wins(void **state) {
+  (void)state;
+  world w = { 0 };
+  ms_of_both = 12;
+  enter(&w, NULL);
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  expect_chosen(&w, "attend_selected", "made_up_both", 12, 0.2, "covers attend_window");
+  assert_null(find(&w, NSA_TUNE_CHOSEN, "attend_window"));
+  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 10, 0, "");
+  expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
+  nsai_tune_span span = { 0 };
+  assert_true(nsai_tune_next(&w.results, &span));
+  assert_true(fabs(nsai_tune_find(&span, NSA_TUNE_BASELINE, NULL, "forward")->ms - 42) < 1e-3);
+  expect_variants(&w, "attend_selected=made_up_both attend_window=made_up_both");
+  /* The record says what was measured, and keeps the window's winner. */
+  nsai_record *r = find_record(&w);
+  const nsai_timing *both = nsai_record_chosen(r, "attend_selected");
+  const nsai_timing *window = nsai_record_chosen(r, "attend_window");
+  assert_true(fabs(both->ms - 12) < 1e-3 && !both->is_default);
+  assert_string_equal(both->note, "covers attend_window");
+  assert_true(window && fabs(window->ms - 5) < 1e-3);
+  assert_true(nsai_record_is_covered(r, "attend_window"));
+  assert_false(nsai_record_is_covered(r, "attend_selected"));
+  assert_false(nsai_record_is_covered(r, "no_such_stage"));
+  int32_t count;
+  const nsai_timing *t = nsai_record_stage(r, "attend_selected", &count);
+  for (int32_t i = 0; i < count; i++) {
+    bool covers = !strncmp(t[i].candidate, "made_up_both", 12);
+    nsai_weight weight = nsai_record_weigh(r, &t[i]);
+    assert_true(fabs(t[i].ms - (covers ? 12 : 10)) < 1e-3);
+    assert_true(fabs(weight.ms - (covers ? 12 : 15)) < 1e-3);
+  }
+  nsai_record_destroy(r);
+  /* Where it cannot serve, the others do, by the same record. */
+  enter(&w, "variants.disable=[attend_selected.made_up*]");
+  nsa_problem p = asked();
+  nsa_plan *plan = NULL;
+  machine_expect("plan", nsa_plan_create(w.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  assert_string_equal(plan->choice.variant[NSAI_STAGE_ATTEND_SELECTED]->name,
+                      "attend_selected_mma");
+  assert_int_equal(plan->choice.decider[NSAI_STAGE_ATTEND_SELECTED], NSAI_BY_RECORD);
+  assert_int_equal(plan->choice.decider[NSAI_STAGE_ATTEND_WINDOW], NSAI_BY_RECORD);
+  nsa_plan_destroy(plan);
+  /* Another call tells the same. */
+  enter(&w, NULL);
+  machine_expect("again", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  expect_chosen(&w, "attend_selected", "made_up_both", 12, 0.2, "covers attend_window");
+  assert_null(find(&w, NSA_TUNE_CHOSEN, "attend_window"));
+  leave(&w);
+}
+
+/* Faster than its own stage's rivals with the window's time, but by less than tuning.min_gain. */
+static void test_both_loses(void **state) {
+  (void)state;
+  world w = { 0 };
+  ms_of_both = 14.9;
+  enter(&w, NULL);
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  expect_chosen(&w, "attend_selected", "attend_selected_mma", 15, 0, "with attend_window");
+  expect_chosen(&w, "attend_window", "attend_window_mma", 5, 0, "");
+  expect_variants(&w, "attend_selected=attend_selected_mma attend_window=attend_window_mma");
+  leave(&w);
+}
+
+static void test_wrong_both(void **state) {
+  (void)state;
+  world w = { 0 };
+  ms_of_both = 1;
+  wrong = "made_up_both";
+  enter(&w, NULL);
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  assert_non_null(strstr(find(&w, NSA_TUNE_WRONG, NULL)->candidate, "made_up_both"));
+  expect_chosen(&w, "attend_selected", "attend_selected_mma", 10, 0, "");
+  expect_variants(&w, "attend_selected=attend_selected_mma attend_window=attend_window_mma");
+  leave(&w);
+}
+
+/* ---- one that is the default ---- */
+
+static size_t count_timed(const world *w, const char *stage) {
+  size_t count = 0;
+  for (size_t i = 0; i < w->results.count; i++) {
+    const nsa_tune_event *e = &w->results.events[i];
+    count += e->kind == NSA_TUNE_TIMED && !strcmp(e->stage, stage);
+  }
+  return count;
+}
+
+/* Against 10 + 6 + 4 ms it stays; the stages that it covers are measured all the same. */
+static void test_topn_stays(void **state) {
+  (void)state;
+  world w = { 0 };
+  covering_topn = true;
+  ms_of_topn = 15;
+  enter(&w, NULL);
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  expect_chosen(&w, "attend_compressed", "made_up_topn warps=4", 15, 0,
+                "covers importance, select");
+  assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
+  assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
+  assert_true(count_timed(&w, "importance") > 1 && count_timed(&w, "select") > 1);
+  expect_variants(&w, "attend_compressed=made_up_topn importance=made_up_topn select=made_up_topn");
+  nsai_record *r = find_record(&w);
+  assert_non_null(nsai_record_chosen(r, "importance"));
+  assert_non_null(nsai_record_chosen(r, "select"));
+  nsai_record_destroy(r);
+  size_t timed = count_timed(&w, "importance");
+  machine_expect("more", tune(&w, NSA_TUNE_NORMAL), NSA_OK, NULL); /* goes on */
+  assert_true(count_timed(&w, "importance") > timed);
+  expect_chosen(&w, "attend_compressed", "made_up_topn warps=4", 15, 0,
+                "covers importance, select");
+  leave(&w);
+}
+
+static void test_topn_loses(void **state) {
+  (void)state;
+  world w = { 0 };
+  covering_topn = true;
+  ms_of_topn = 25;
+  enter(&w, NULL);
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 20, 0.2,
+                "with importance, select");
+  expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
+  expect_chosen(&w, "select", "select_topn", 4, 0, "");
+  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma "
+                      "select=select_topn");
+  leave(&w);
+}
+
+/* The heuristic's choices for the stages it covers have to be right, too. */
+static void test_wrong_heuristic(void **state) {
+  (void)state;
+  static const char *const kernels[] = { "made_up_topn", "select_topn" };
+  for (int i = 0; i < 2; i++) {
+    world w = { 0 };
+    covering_topn = true;
+    wrong = kernels[i];
+    enter(&w, NULL);
+    machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_E_VERIFY, "the heuristic's own choice");
+    leave(&w);
+  }
+}
+
+/* Forced, it has no rivals that leave stages to others. */
+static void test_forced(void **state) {
+  (void)state;
+  world w = { 0 };
+  enter(&w, "variants.force.attend_compressed=made_up_topn");
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "covers importance, select");
+  assert_int_equal(count_timed(&w, "importance") + count_timed(&w, "select"), 0);
+  expect_variants(&w, "attend_compressed=made_up_topn importance=made_up_topn select=made_up_topn");
+  leave(&w);
+}
+
+/* So it is where nothing else can do one of its stages. */
+static void test_alone(void **state) {
+  (void)state;
+  world w = { 0 };
+  covering_topn = true;
+  enter(&w, "variants.disable=[select.*]");
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "covers importance, select");
+  for (size_t i = 0; i < w.results.count; i++)
+    assert_string_not_equal(w.results.events[i].stage, "select");
+  assert_null(find(&w, NSA_TUNE_TIMED, "importance"));
+  leave(&w);
+}
+
+/* A compiler that refuses the covering default leaves its stages to the others. */
+static void test_refused(void **state) {
+  (void)state;
+  world w = { 0 };
+  covering_topn = true;
+  ms_of_topn = 1;
+  setenv("FAKE_NVRTC_FAT", "made_up_topn", 1);
+  enter(&w, "runtime.compile_jobs=1");
+  machine_record()->spills = 1000;
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  machine_record()->spills = 0;
+  unsetenv("FAKE_NVRTC_FAT");
+  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 10, 0, "");
+  expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
+  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma");
+  leave(&w);
+}
+
+/* ---- columns ---- */
+
+static contender contender_of(const char *name) {
+  for (int i = 0; i < nsai_variant_count; i++)
+    if (!strcmp(nsai_variants[i].name, name))
+      return (contender){ .what = { .variant = &nsai_variants[i] }, .alive = true };
+  fail_msg("no variant %s", name);
+  return (contender){ 0 };
+}
+
+#define MOST 4
+
+typedef struct column_case {
+  const char *compressed; /* 't' covers, 'm' does not, in the order of the contest */
+  int importance, select; /* contenders */
+  int columns;
+} column_case;
+
+/* Every contender has one column, none beside one that covers it, and the first of each stage that is
+ * not covered are in the first. */
+static void check_columns(const column_case *one) {
+  contender items[3][MOST];
+  const int counts[3] = { (int)strlen(one->compressed), one->importance, one->select };
+  static const char *const names[] = { NULL, "importance_mma", "select_topn" };
+  tune_task task = { .contests = 3 };
+  for (int i = 0; i < 3; i++) {
+    for (int k = 0; k < counts[i]; k++)
+      items[i][k] = contender_of(i                           ? names[i]
+                                 : one->compressed[k] == 't' ? "made_up_topn"
+                                                             : "attend_compressed_mma");
+    task.contest[i] = (contest){ .stage = (nsai_stage)(NSAI_STAGE_ATTEND_COMPRESSED + i),
+                                 .item = items[i],
+                                 .count = counts[i] };
+  }
+  const char *apart = strchr(one->compressed, 'm');
+  task.contest[0].apart = apart ? (int)(apart - one->compressed) : -1;
+  int seen[3][MOST] = { { 0 } };
+  assert_int_equal(nsai_tune_columns(&task), one->columns);
+  for (int column = 0; column < one->columns; column++) {
+    nsai_decisions d;
+    contender *taken[NSAI_STAGE_COUNT];
+    nsai_tune_column(&task, column, &d, taken);
+    bool covered = d.stage[NSAI_STAGE_ATTEND_COMPRESSED].variant->covers != 0;
+    for (int i = 0; i < 3; i++) {
+      if (taken[i]) seen[i][taken[i] - items[i]]++;
+      if (i) assert_true((d.stage[task.contest[i].stage].variant == NULL) == covered);
+      if (!column && !(i && covered)) assert_ptr_equal(taken[i], &items[i][0]);
+    }
+  }
+  for (int i = 0; i < 3; i++)
+    for (int k = 0; k < counts[i]; k++) assert_int_equal(seen[i][k], !i || apart ? 1 : 0);
+}
+
+static void test_columns(void **state) {
+  (void)state;
+  static const column_case cases[] = {
+    { "m", 1, 1, 1 },   { "mm", 1, 3, 3 },   { "mt", 1, 1, 2 },
+    { "tm", 1, 1, 2 },  { "tm", 4, 2, 5 },   { "mt", 4, 2, 5 },
+    { "ttm", 3, 1, 5 }, { "mtmt", 2, 2, 4 }, { "tt", 2, 2, 2 },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_columns(&cases[i]);
+}
+
+/* ---- weights ---- */
+
+/* Contests of attend_compressed (`ms` of 'm', then of 't'), importance and select. */
+static void weigh(double compressed, double topn, double importance, double select,
+                  double expected[2]) {
+  contender first[2] = { contender_of("attend_compressed_mma"), contender_of("made_up_topn") };
+  contender second = contender_of("importance_mma"), third = contender_of("select_topn");
+  const double ms[] = { compressed, topn, importance, select };
+  contender *const all[] = { &first[0], &first[1], &second, &third };
+  tune_task task = { .contest = { { NSAI_STAGE_ATTEND_COMPRESSED, first, 2, 0 },
+                                  { NSAI_STAGE_IMPORTANCE, &second, 1, 0 },
+                                  { NSAI_STAGE_SELECT, &third, 1, 0 } },
+                     .contests = 3 };
+  for (int i = 0; i < 4; i++)
+    if (ms[i] > 0) all[i]->timing = (nsai_timing){ .ms = ms[i], .spread = 0.1, .rounds = 3 };
+  nsai_tune_weigh(&task);
+  for (int i = 0; i < 2; i++) expected[i] = first[i].weight.ms;
+  if (ms[0] > 0 && ms[1] > 0 && ms[2] > 0 && ms[3] > 0)
+    assert_true(
+        fabs(first[0].weight.spread - 0.1 * sqrt(ms[0] * ms[0] + ms[2] * ms[2] + ms[3] * ms[3]) /
+                                          first[0].weight.ms) < 1e-9);
+  assert_true(fabs(first[1].weight.spread - (topn > 0 ? 0.1 : 0)) < 1e-9);
+}
+
+static void test_weights(void **state) {
+  (void)state;
+  double ms[2];
+  weigh(3, 7, 2, 1, ms);
+  assert_true(fabs(ms[0] - 6) < 1e-9 && fabs(ms[1] - 7) < 1e-9);
+  weigh(3, 0, 2, 1, ms); /* nobody that was measured covers anything */
+  assert_true(fabs(ms[0] - 3) < 1e-9 && isinf(ms[1]));
+  weigh(3, 7, 0, 1, ms); /* a stage that is not known */
+  assert_true(isinf(ms[0]) && fabs(ms[1] - 7) < 1e-9);
+}
+
+#define TEST(name) cmocka_unit_test_setup(name, begin)
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    TEST(test_both_wins),  TEST(test_both_loses),      TEST(test_wrong_both), TEST(test_topn_stays),
+    TEST(test_topn_loses), TEST(test_wrong_heuristic), TEST(test_forced),     TEST(test_refused),
+    TEST(test_columns),    TEST(test_weights),         TEST(test_alone),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
