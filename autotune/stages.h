@@ -83,7 +83,7 @@ NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
-    nsai_space_window_wgmma, nsai_space_union, nsai_space_importance, nsai_space_select;
+    nsai_space_union, nsai_space_importance, nsai_space_select;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */

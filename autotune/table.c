@@ -38,7 +38,7 @@ const nsai_variant nsai_variants[] = {
   { "attend_window_wgmma", NSAI_STAGE_ATTEND_WINDOW,
     "flash attention over a sliding window, wgmma and tensor maps", true, true,
     nsai_legal_attend_window_wgmma, NULL, nsai_specify_attend_window_wgmma,
-    &nsai_space_window_wgmma },
+    &nsai_space_flash_wgmma },
   { "attend_window_mma", NSAI_STAGE_ATTEND_WINDOW,
     "flash attention over a sliding window, mma.sync", true, true, nsai_legal_attend_window_mma,
     NULL, nsai_specify_attend_window_mma, &nsai_space_flash },

@@ -6,8 +6,8 @@
 //
 // q [T, Hq, Dk]; k [rows, Hkv, Dk], v [rows, Hkv, Dv] compressed, block i of a sequence in row
 // first_block_row + i
-// -> NsaiEpilogue. Loop, grid, shared memory and Config: common/flash_wgmma.cuh, and Config::kBlock (l),
-// kStride (d).
+// -> NsaiEpilogue. Loop, grid, shared memory and Config: common/flash_wgmma.cuh, and Config::kBlock
+// (l), kStride (d).
 #pragma once
 #include "common/flash_wgmma.cuh"
 

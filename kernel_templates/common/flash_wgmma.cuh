@@ -7,15 +7,17 @@
 //
 //   o[t, h] = softmax over keys i in [begin(t), end(t)) of (scale * q[t, h] . k[i]) V
 //
-// Grid     x = any number of CTAs, which stay and take the tiles x, x + grid, ... of kv_heads * tiles,
-//          KV head major, so that the K and V of one head at a time live in L2. tiles = seq.cu_q ?
-//          q_tokens / T + num_seqs : ceil(q_tokens / T), with T = kRows / kGroupPadded tokens.
-// CTA      kRows / 64 consumer warpgroups of 64 query rows of one KV head, token major: row r is head
-//          r % kGroupPadded of the group, token r / kGroupPadded of the tile; and one warpgroup of
-//          which a single warp, the producer, asks for boxes. It runs ahead into the next tile while
-//          the consumers store this one.
-// Shared   kQueryStages of Q [kRows / 64][64, Dk], kStages of K [kKeys, Dk], of V [kKeys, Dv], all in
-//          panels (common/tma.cuh), and two barriers for each: full and empty.
+// Grid     x = any number of CTAs, which stay and take the tiles x, x + grid, ... of kv_heads *
+//          tiles, KV head major, so that the K and V of one head at a time live in L2. tiles =
+//          seq.cu_q ? q_tokens / T + num_seqs : ceil(q_tokens / T), with T = kRows / kGroupPadded
+//          tokens.
+// CTA      kRows / 64 consumer warpgroups of 64 query rows of one KV head, token major: row r is
+//          head r % kGroupPadded of the group, token r / kGroupPadded of the tile; and one
+//          warpgroup of which a single warp, the producer, asks for boxes. It runs ahead into the
+//          next tile while the consumers store this one.
+// Shared   kQueryStages of Q [kRows / 64][64, Dk], kStages of K [kKeys, Dk], of V [kKeys, Dv], all
+//          in panels (common/tma.cuh), what there is to know of each tile of queries, and two
+//          barriers for each: full and empty.
 // Consumer scores of a tile of keys are multiplied before P V of the tile before is, so that the
 //          tensor cores have P V to do during the softmax:
 //
@@ -23,6 +25,25 @@
 //                                              softmax (1) | Q K^T (2)  P V (1) ...
 //
 // Reads    q, k, v with 16-byte, o and o_branch with 8-byte alignment of base and strides.
+//
+// Measured on an H200: bf16, 64/4 heads, D 128, launches apart from each other, products of visible
+// pairs in TFLOP/s (a plain product of 8192^3 has 799 there, cuDNN's dense attention 630):
+//
+//            dense causal      4k 0.40 ms (680)   16k 5.6 ms (785)
+//            compressed 32/16  16k 0.54 ms (510)  64k 6.0 ms (735)
+//            window 512        64k 2.0 ms (550; 10 % more are computed at the edges of tiles)
+//
+// Bound    by tensor cores and power in long tiles: 80 keys of three warpgroups take 2400 clocks,
+//          wgmma alone 1920. Short tiles pay about 6000 clocks from the last P V of one to the
+//          second Q K^T of the next, a third of them for stores. At D 64 (dense 16k: 530) by
+//          latencies around the exponentials, which keep their unit busy for half of the time.
+// Tried    without gain: two warpgroups of 128 keys (-8 %); three of 112 or 128 keys without the
+//          overlap above (-3 %); three stages (0). Q asked for a tile earlier, by the same warp or
+//          another (-2 to -5 %: its boxes come from memory and stand before those of K and V, which
+//          come from L2); Q brought to L2 earlier (0). A producer for each of Q, K and V (-2 to -7
+//          %; D 64 +4 %). The first Q K^T of the next tile issued before the stores of this one
+//          (window -1 to +2 %, dense -3 %, D 64 -9 %). Masks from bits, waits with a time limit
+//          (0).
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kStages, kQueryStages,
 // kThreads, kMinBlocks, kSharedBytes, kGate.
