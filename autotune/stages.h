@@ -67,6 +67,7 @@ int32_t nsai_register_limit(int32_t threads);
 
 NSAI_VARIANT_FUNCTIONS(compress_mean);
 NSAI_VARIANT_FUNCTIONS(compress_gemm);
+NSAI_VARIANT_FUNCTIONS(compressed_topn_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_compressed_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_compressed_mma);
 NSAI_VARIANT_FUNCTIONS(importance_mma);
@@ -80,6 +81,7 @@ NSAI_VARIANT_FUNCTIONS(dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 
+bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,

@@ -94,6 +94,8 @@ static nsa_status launch_tiles(const nsai_run *run, nsai_role role, const void *
 static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int64_t rows,
                              NsaiAttendTma *p) {
   const nsai_geometry *m = &run->plan->problem.model;
+  nsa_status (*map_keys)(const nsai_driver *, const nsai_boxed *, NsaiTensorMap *) =
+      kernel->spread_keys ? nsai_tensor_map_spread : nsai_tensor_map;
   nsai_boxed q = { .name = "q",
                    .view = p->attend.q,
                    .tokens = run->sizes.tokens,
@@ -115,8 +117,8 @@ static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int
   v.view = p->attend.v;
   v.dim = m->head_dim_v;
   NSAI_TRY(nsai_tensor_map(run->driver, &q, &p->q));
-  NSAI_TRY(nsai_tensor_map(run->driver, &k, &p->k));
-  return nsai_tensor_map(run->driver, &v, &p->v);
+  NSAI_TRY(map_keys(run->driver, &k, &p->k));
+  return map_keys(run->driver, &v, &p->v);
 }
 
 /* Flash attention, by a kernel that takes tensor maps or one that does not; `rows`: see map_attend. */
@@ -274,9 +276,10 @@ static bool selects(const nsai_run *run) {
 
 /* Importance and select are part of it. */
 static nsa_status attend_compressed_topn(const nsai_run *run) {
+  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_ATTEND_COMPRESSED];
   const nsai_choice *choice = &run->plan->choice;
   NsaiCompressedTopn p = {
-    .attend = compressed_params(run),
+    .attend.attend = compressed_params(run),
     .scratch = nsai_piece_at(run, run->plan->layout.scratch),
     .scratch_bytes = (long long)choice->specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes
   };
@@ -286,6 +289,7 @@ static nsa_status attend_compressed_topn(const nsai_run *run) {
     p.idx_token_stride = idx.stride[0];
     p.idx_head_stride = idx.stride[1];
   }
+  if (kernel->box_keys) NSAI_TRY(map_attend(run, kernel, present_blocks(run), &p.attend));
   return launch_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p);
 }
 
