@@ -89,23 +89,14 @@ static nsa_status launch_tiles(const nsai_run *run, nsai_role role, const void *
   return launch(run, role, most && most < tiles && tiles <= INT32_MAX ? most : tiles, params);
 }
 
-/* Maps of q, k and v for a kernel that asks for boxes of them; `rows`: of k and v, all that may be
- * read. */
-static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int64_t rows,
-                             NsaiAttendTma *p) {
+/* Maps of k and v for a kernel that asks for boxes of them; `rows`: all that may be read. */
+static nsa_status map_keys(const nsai_run *run, const nsai_kernel *kernel, const NsaiView kv[2],
+                           int64_t rows, NsaiTensorMap *k_map, NsaiTensorMap *v_map) {
   const nsai_geometry *m = &run->plan->problem.model;
-  nsa_status (*map_keys)(const nsai_driver *, const nsai_boxed *, NsaiTensorMap *) =
+  nsa_status (*map)(const nsai_driver *, const nsai_boxed *, NsaiTensorMap *) =
       kernel->spread_keys ? nsai_tensor_map_spread : nsai_tensor_map;
-  nsai_boxed q = { .name = "q",
-                   .view = p->attend.q,
-                   .tokens = run->sizes.tokens,
-                   .heads = m->heads,
-                   .dim = m->head_dim_qk,
-                   .dtype = m->dtype,
-                   .box_heads = kernel->box_heads,
-                   .box_tokens = kernel->box_tokens };
   nsai_boxed k = { .name = "k",
-                   .view = p->attend.k,
+                   .view = kv[0],
                    .tokens = rows,
                    .heads = m->kv_heads,
                    .dim = m->head_dim_qk,
@@ -114,11 +105,27 @@ static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int
                    .box_tokens = kernel->box_keys };
   nsai_boxed v = k;
   v.name = "v";
-  v.view = p->attend.v;
+  v.view = kv[1];
   v.dim = m->head_dim_v;
+  NSAI_TRY(map(run->driver, &k, k_map));
+  return map(run->driver, &v, v_map);
+}
+
+/* The same, and q's. */
+static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int64_t rows,
+                             NsaiAttendTma *p) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  nsai_boxed q = { .name = "q",
+                   .view = p->attend.q,
+                   .tokens = run->sizes.tokens,
+                   .heads = m->heads,
+                   .dim = m->head_dim_qk,
+                   .dtype = m->dtype,
+                   .box_heads = kernel->box_heads,
+                   .box_tokens = kernel->box_tokens };
+  const NsaiView kv[2] = { p->attend.k, p->attend.v };
   NSAI_TRY(nsai_tensor_map(run->driver, &q, &p->q));
-  NSAI_TRY(map_keys(run->driver, &k, &p->k));
-  return map_keys(run->driver, &v, &p->v);
+  return map_keys(run, kernel, kv, rows, &p->k, &p->v);
 }
 
 /* Flash attention, by a kernel that takes tensor maps or one that does not; `rows`: see map_attend. */
@@ -411,7 +418,12 @@ static nsa_status attend_selected(const nsai_run *run) {
   if (run->plan->selected_dense) return attend_selected_dense(run);
   NsaiAttendSelected p = selected_params(run);
   NSAI_TRY(find_lists(run, &p));
-  return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
+  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED];
+  if (!kernel->box_keys) return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
+  NsaiAttendSelectedTma boxed = { .attend = p };
+  const NsaiView kv[2] = { p.k, p.v };
+  NSAI_TRY(map_keys(run, kernel, kv, run->sizes.kv_tokens, &boxed.k, &boxed.v));
+  return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &boxed);
 }
 
 /* The window's branch is part of it, or all of it. */

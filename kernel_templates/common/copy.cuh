@@ -20,3 +20,8 @@ NSAI_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" :::
 template <int kPending> NSAI_DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
+
+// Fetches the line of 128 bytes around a global address into L2.
+NSAI_DEVICE void prefetch_line(const void *global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}
