@@ -115,8 +115,6 @@ void nsai_legal_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons, "needs wgmma and the registers' division of sm_90a, the target is %s",
                 t->arch);
-  if (t->caution)
-    nsai_refuse(reasons, "just fits the registers, and another kernel did not with this compiler");
   if (p->selection != NSA_SELECT_OWN || !p->model.select_count) {
     nsai_refuse(reasons, "the library makes no selection here");
     return;
@@ -136,10 +134,10 @@ void nsai_legal_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *
  * are chosen in more time than their importance takes. */
 #define SHORTEST 4096
 
-/* Where every block is chosen there is no importance to be had for nothing. */
+/* Where every block is chosen there is no importance to be had for nothing. It just fits the registers
+ * and has no smaller tiles for other compilers. */
 bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *t) {
-  (void)t;
-  return !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST;
+  return !t->caution && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST;
 }
 
 void nsai_specify_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *t,
