@@ -38,6 +38,9 @@ void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
  * heads. */
 int32_t nsai_padded_group(const nsai_geometry *model);
 
+/* The kernel that sorts a caller's selection. */
+void nsai_specify_sort(const nsai_problem *, nsai_kernel_spec *);
+
 /* Bytes of a Tile<rows, padded_dim(dim)> in shared memory: common/tile.cuh. */
 uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
 
@@ -73,6 +76,7 @@ NSAI_VARIANT_FUNCTIONS(importance_mma);
 NSAI_VARIANT_FUNCTIONS(select_topn);
 NSAI_VARIANT_FUNCTIONS(selected_dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(selected_dense_mma);
+NSAI_VARIANT_FUNCTIONS(attend_selected_kv);
 NSAI_VARIANT_FUNCTIONS(attend_selected_mma);
 NSAI_VARIANT_FUNCTIONS(attend_window_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_window_mma);
@@ -80,10 +84,11 @@ NSAI_VARIANT_FUNCTIONS(dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 
+bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
-    nsai_space_union, nsai_space_importance, nsai_space_select;
+    nsai_space_union, nsai_space_importance, nsai_space_select, nsai_space_selected_kv;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */

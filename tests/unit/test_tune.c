@@ -259,6 +259,7 @@ static void expect_heuristic_first(const world *w) {
     assert_true(first == !strcmp(e->note, "the heuristic's choice"));
     bool dense = !strstr(e->problem, ":ov=");
     nsa_problem asked = machine_problem(dense ? NSA_OP_DENSE : NSA_OP_FORWARD, e->tokens, 0);
+    if (strstr(e->problem, ":ov=high")) asked.overlap = NSA_OVERLAP_HIGH;
     nsai_problem p;
     nsai_choice choice;
     char text[128];
