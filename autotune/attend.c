@@ -318,7 +318,7 @@ void nsai_legal_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
   nsai_legal_common(p, reasons);
 }
 
-void nsai_specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
+static void specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
   bool ranges = p->selection == NSA_SELECT_RANGES;
   *spec = (nsai_kernel_spec){ .entry = ranges ? "sort_ranges" : "sort_blocks",
                               .dtype = p->model.dtype,
@@ -326,6 +326,14 @@ void nsai_specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
   if (!ranges) nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
+void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *p) {
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
+  nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
+  nsai_constant_add(spec, "kSelectCount", p->model.select_count);
+  nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
+  if (p->selection != NSA_SELECT_OWN) specify_sort(p, &specs[NSAI_KERNEL_SORT]);
 }
 
 void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
@@ -344,10 +352,7 @@ void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *
   nsai_constant_add(spec, "kWarps", warps);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
-  nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
-  nsai_constant_add(spec, "kSelectCount", p->model.select_count);
-  nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
-  if (p->selection != NSA_SELECT_OWN) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
+  nsai_lists_add(specs, p);
 }
 
 /* ---- sdpa_gemm ---- */

@@ -106,8 +106,9 @@ void nsai_legal_attend_selected_kv(const nsai_problem *p, const nsai_target *t,
 /* Every (head, token, block) costs the same here, whatever the group and the lists: 13.6 to 14.7 ms at
  * 64k tokens, 64 heads, D 128 and 16 blocks (H200, groups of 4 to 1). A query-stationary tile of 64 rows
  * costs 0.22 ms there for every block in the union of the lists of 64 / G tokens, of which there are n
- * up to 64 n / G, and never more than the sequence has: 41 ms at G 4 and random inputs, 20 where 65 % of
- * a list survive a token, 11 at G 16. (20 ms at G 8 follow from the union of 8 tokens, 91 blocks.) */
+ * up to 64 n / G, and never more than the sequence has: 41 ms at G 4 and 11 at G 16 with random inputs,
+ * so that 20 are to be expected at G 8. With correlated ones attend_selected_tma takes 16.8 ms at G 2,
+ * 11.4 at G 4. */
 #define BREAK_EVEN_BLOCKS 64
 
 bool nsai_sensible_attend_selected_kv(const nsai_problem *p, const nsai_target *t) {
@@ -115,7 +116,7 @@ bool nsai_sensible_attend_selected_kv(const nsai_problem *p, const nsai_target *
   int32_t group = m->heads / m->kv_heads;
   (void)t;
   if (p->max_kv_len <= (int64_t)BREAK_EVEN_BLOCKS * m->select_block) return false;
-  return group <= 4 || (group <= 8 && p->overlap == NSA_OVERLAP_LOW);
+  return group <= 2 || (group <= 8 && p->overlap == NSA_OVERLAP_LOW);
 }
 
 static nsai_kernel_spec beside_spec(const nsai_problem *p, const char *entry, int32_t threads) {
@@ -161,12 +162,10 @@ void nsai_specify_attend_selected_kv(const nsai_problem *p, const nsai_target *t
                               .shared_bytes = kv_shared(&p->model, s),
                               .tokens = rows };
   nsai_heads_add(spec, p);
-  nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
-  nsai_constant_add(spec, "kSelectCount", p->model.select_count);
+  nsai_lists_add(specs, p);
   nsai_constant_add(spec, "kRows", rows);
   nsai_constant_add(spec, "kWarps", warps);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
   specify_invert(p, rows, specs);
   specs[NSAI_KERNEL_COMBINE] = combine_spec(p);
-  if (p->selection != NSA_SELECT_OWN) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
 }

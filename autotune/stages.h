@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the files of the stages (attend.c, attend_wgmma.c, selection.c, compress.c) give to the variant table.
+ * What the files of the stages (attend.c, attend_wgmma.c, selected_hopper.c, selection.c,
+ * compress.c) give to the variant table.
  */
 #ifndef NSAI_STAGES_H
 #define NSAI_STAGES_H
@@ -34,12 +35,12 @@ void nsai_constant_add(nsai_kernel_spec *spec, const char *name, int64_t value);
 void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
+/* Appends to attend_selected's what its lists are, and adds the kernel that sorts a caller's. */
+void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *problem);
+
 /* The next power of two at or above the group size: rows of a tile are token-major over that many
  * heads. */
 int32_t nsai_padded_group(const nsai_geometry *model);
-
-/* The kernel that sorts a caller's selection. */
-void nsai_specify_sort(const nsai_problem *, nsai_kernel_spec *);
 
 /* Bytes of a Tile<rows, padded_dim(dim)> in shared memory: common/tile.cuh. */
 uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
@@ -77,6 +78,8 @@ NSAI_VARIANT_FUNCTIONS(select_topn);
 NSAI_VARIANT_FUNCTIONS(selected_dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(selected_dense_mma);
 NSAI_VARIANT_FUNCTIONS(attend_selected_kv);
+NSAI_VARIANT_FUNCTIONS(attend_selected_wgmma);
+NSAI_VARIANT_FUNCTIONS(attend_selected_tma);
 NSAI_VARIANT_FUNCTIONS(attend_selected_mma);
 NSAI_VARIANT_FUNCTIONS(attend_window_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_window_mma);
@@ -85,10 +88,13 @@ NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 
 bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_selected_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
-    nsai_space_union, nsai_space_importance, nsai_space_select, nsai_space_selected_kv;
+    nsai_space_union, nsai_space_selected_tma, nsai_space_selected_wgmma, nsai_space_importance,
+    nsai_space_select, nsai_space_selected_kv;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: MIT
  *
  * The variant table. To add a variant: a kernel file and one row here, with its functions in the
- * file of its stage (attend.c, attend_wgmma.c, selection.c, compress.c). A row of a variant that covers further
- * stages ends with their bits. Nothing else stands in this file, so that a test may bring a table of
- * its own.
+ * file of its stage (attend.c, attend_wgmma.c, selected_hopper.c, selection.c, compress.c). A row
+ * of a variant that covers further stages ends with their bits. Nothing else stands in this file, so
+ * that a test may bring a table of its own.
  */
 #include "stages.h"
 
@@ -36,6 +36,14 @@ const nsai_variant nsai_variants[] = {
     "KV-stationary over inverted lists, wgmma: small groups, lists that differ", true, true,
     nsai_legal_attend_selected_kv, nsai_sensible_attend_selected_kv,
     nsai_specify_attend_selected_kv, &nsai_space_selected_kv },
+  { "attend_selected_wgmma", NSAI_STAGE_ATTEND_SELECTED,
+    "union of adjacent tokens' blocks, wgmma and tensor maps", true, true,
+    nsai_legal_attend_selected_wgmma, nsai_sensible_attend_selected_wgmma,
+    nsai_specify_attend_selected_wgmma, &nsai_space_selected_wgmma },
+  { "attend_selected_tma", NSAI_STAGE_ATTEND_SELECTED,
+    "union of adjacent tokens' blocks, mma.sync and tensor maps", true, true,
+    nsai_legal_attend_selected_tma, nsai_sensible_attend_selected_tma,
+    nsai_specify_attend_selected_tma, &nsai_space_selected_tma },
   { "attend_selected_mma", NSAI_STAGE_ATTEND_SELECTED, "union of adjacent tokens' blocks, mma.sync",
     true, true, nsai_legal_attend_selected_mma, NULL, nsai_specify_attend_selected_mma,
     &nsai_space_union },

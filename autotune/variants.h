@@ -81,7 +81,8 @@ typedef struct nsai_kernel_spec {
                              multiprocessor, which go on to further tiles; 0: one for each tile */
   uint64_t scratch_bytes; /* of workspace for each block of threads of a persistent kernel */
   int32_t box_heads, box_tokens; /* of a box of q in shared memory; its tensor map has them */
-  int32_t box_keys; /* of a box of k or v; 0: the kernel takes no tensor maps (NsaiAttendTma) */
+  int32_t box_keys; /* of a box of k or v; 0: the kernel takes no tensor maps (NsaiAttendTma,
+                       NsaiAttendSelectedTma) */
   bool every_block; /* attend_selected: dense attention, which reads no lists (NsaiAttend) */
   int32_t constant_count;
   nsai_constant constants[NSAI_MAX_CONSTANTS];

@@ -89,8 +89,27 @@ static nsa_status launch_tiles(const nsai_run *run, nsai_role role, const void *
   return launch(run, role, most && most < tiles && tiles <= INT32_MAX ? most : tiles, params);
 }
 
-/* Maps of q, k and v for a kernel that asks for boxes of them; `rows`: of k and v, all that may be
- * read. */
+/* Maps of k and v for a kernel that asks for boxes of them; `rows`: all that may be read. */
+static nsa_status map_keys(const nsai_run *run, const nsai_kernel *kernel, const NsaiView kv[2],
+                           int64_t rows, NsaiTensorMap *k_map, NsaiTensorMap *v_map) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  nsai_boxed k = { .name = "k",
+                   .view = kv[0],
+                   .tokens = rows,
+                   .heads = m->kv_heads,
+                   .dim = m->head_dim_qk,
+                   .dtype = m->dtype,
+                   .box_heads = 1,
+                   .box_tokens = kernel->box_keys };
+  nsai_boxed v = k;
+  v.name = "v";
+  v.view = kv[1];
+  v.dim = m->head_dim_v;
+  NSAI_TRY(nsai_tensor_map(run->driver, &k, k_map));
+  return nsai_tensor_map(run->driver, &v, v_map);
+}
+
+/* The same, and q's. */
 static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int64_t rows,
                              NsaiAttendTma *p) {
   const nsai_geometry *m = &run->plan->problem.model;
@@ -102,21 +121,9 @@ static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int
                    .dtype = m->dtype,
                    .box_heads = kernel->box_heads,
                    .box_tokens = kernel->box_tokens };
-  nsai_boxed k = { .name = "k",
-                   .view = p->attend.k,
-                   .tokens = rows,
-                   .heads = m->kv_heads,
-                   .dim = m->head_dim_qk,
-                   .dtype = m->dtype,
-                   .box_heads = 1,
-                   .box_tokens = kernel->box_keys };
-  nsai_boxed v = k;
-  v.name = "v";
-  v.view = p->attend.v;
-  v.dim = m->head_dim_v;
+  const NsaiView kv[2] = { p->attend.k, p->attend.v };
   NSAI_TRY(nsai_tensor_map(run->driver, &q, &p->q));
-  NSAI_TRY(nsai_tensor_map(run->driver, &k, &p->k));
-  return nsai_tensor_map(run->driver, &v, &p->v);
+  return map_keys(run, kernel, kv, rows, &p->k, &p->v);
 }
 
 /* Flash attention, by a kernel that takes tensor maps or one that does not; `rows`: see map_attend. */
@@ -408,7 +415,12 @@ static nsa_status attend_selected(const nsai_run *run) {
   NsaiAttendSelected p = selected_params(run);
   NSAI_TRY(find_lists(run, &p));
   if (run->plan->layout.kv.rows) return nsai_enqueue_selected_kv(run, &p);
-  return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
+  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED];
+  if (!kernel->box_keys) return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
+  NsaiAttendSelectedTma boxed = { .attend = p };
+  const NsaiView kv[2] = { p.k, p.v };
+  NSAI_TRY(map_keys(run, kernel, kv, run->sizes.kv_tokens, &boxed.k, &boxed.v));
+  return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &boxed);
 }
 
 /* The window's branch is part of it, or all of it. */

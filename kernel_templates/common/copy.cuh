@@ -44,3 +44,8 @@ NSAI_DEVICE uint2 load_streaming(const void *from_global) {
   asm volatile("ld.global.cs.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from_global));
   return x;
 }
+
+// Fetches the line of 128 bytes around a global address into L2.
+NSAI_DEVICE void prefetch_line(const void *global) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(global));
+}

@@ -103,6 +103,15 @@ typedef struct NsaiAttendSelected {
   int reserved;
 } NsaiAttendSelected;
 
+/* attend_selected_tma, attend_selected_wgmma: the same with keys through tensor maps, by blocks of
+ * threads that stay and take one tile after the other. */
+typedef struct NsaiAttendSelectedTma {
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
+  NsaiTensorMap v;
+  NsaiAttendSelected attend;
+  int reserved[12];
+} NsaiAttendSelectedTma;
+
 /* Variants of attend_selected that cover attend_window: one kernel for both branches, or for one of
  * them where a run has no more. The epilogues are as for two kernels, the window's first; a sum that
  * stays in registers between the two need not pass through `partial`. */
@@ -293,6 +302,7 @@ NSAI_SIZE_IS(NsaiCompressedTopn, 288);
 NSAI_SIZE_IS(NsaiTensorMap, 128);
 NSAI_SIZE_IS(NsaiAttendTma, 640);
 NSAI_SIZE_IS(NsaiAttendSelected, 272);
+NSAI_SIZE_IS(NsaiAttendSelectedTma, 576);
 NSAI_SIZE_IS(NsaiSelectedWindow, 448);
 NSAI_SIZE_IS(NsaiKvItem, 32);
 NSAI_SIZE_IS(NsaiInvert, 152);

@@ -19,6 +19,17 @@ constexpr int kPanelPitch = 128;
 
 constexpr NSAI_DEVICE int panels(int dim) { return ceil_div(dim, kPanelColumns); }
 
+// Where 16-byte chunk `chunk` % 8 of row `row` of a panel lies.
+NSAI_DEVICE u32 panel_offset(int row, int chunk) {
+  return (u32)(row * kPanelPitch + ((chunk ^ row) & 7) * 16);
+}
+
+// The address `chunks` (even, a constant) further along a row of a tile of kRows rows, from `address`
+// of its chunk 0 or 1.
+template <int kRows> NSAI_DEVICE u32 panel_along(u32 address, int chunks) {
+  return (address ^ (u32)((chunks & 7) << 4)) + (u32)(chunks / 8 * kRows * kPanelPitch);
+}
+
 // Fetches a tensor map ahead of its first use. One thread.
 NSAI_DEVICE void tma_prefetch_map(const NsaiTensorMap &map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
@@ -58,7 +69,7 @@ NSAI_DEVICE void copy_present_rows(u32 to_shared, const u16 *from, long long tok
   constexpr int kChunks = panels(kDim) * 8;
   for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
     int row = i / kChunks, chunk = i % kChunks;
-    copy_async_16(to_shared + (chunk / 8 * kRows + row) * kPanelPitch + ((chunk ^ row) & 7) * 16,
+    copy_async_16(to_shared + chunk / 8 * kRows * kPanelPitch + panel_offset(row, chunk),
                   from + row * token_stride + chunk * 8, row < present && chunk * 8 < kDim);
   }
   copy_async_commit();

@@ -351,7 +351,7 @@ static void test_policies(void **state) {
     machine_overrides_init(&o, s.dir, jits[i]);
     s.ctx = machine_context(yaml, o.list, true);
     machine_expect("plan", nsa_plan_create(s.ctx, &problem, NULL, NULL, &plan), NSA_E_NOT_PREPARED,
-                   "attend_compressed_wgmma, attend_window_wgmma, attend_selected_mma, "
+                   "attend_compressed_wgmma, attend_window_wgmma, attend_selected_tma, "
                    "importance_mma, select_topn, compress_mean (sm_90a)");
     assert_null(plan);
     machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, NULL, NULL),
@@ -428,7 +428,7 @@ static void test_launch_lists(void **state) {
   begin(&m, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });
   expect_launches(&m, FORWARD(&m),
                   LIST("compress_mean", "attend_compressed_wgmma", "importance_mma", "select_topn",
-                       "attend_window_wgmma", "attend_selected_mma"));
+                       "attend_window_wgmma", "attend_selected_tma"));
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .op = NSA_OP_DENSE });
   expect_launches(&m, nsa_dense(m.plan, &m.exec, &m.toy.batch, &m.toy.io), LIST("dense_wgmma"));
@@ -443,12 +443,12 @@ static void test_given_selection(void **state) {
   begin(&m, &(machine_request){ .gpu = true, .selection = NSA_SELECT_BLOCKS, .max_probe_rows = 2 });
   expect_launches(&m, FORWARD(&m),
                   LIST("compress_mean", "attend_compressed_wgmma", "attend_window_wgmma",
-                       "sort_blocks", "attend_selected_mma"));
+                       "sort_blocks", "attend_selected_tma"));
   m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
   m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
   expect_launches(&m, RUN(&m, FORWARD(&m)),
                   LIST("compress_mean", "attend_compressed_wgmma", "importance_mma",
-                       "attend_window_wgmma", "sort_blocks", "attend_selected_mma"));
+                       "attend_window_wgmma", "sort_blocks", "attend_selected_tma"));
   assert_int_equal(machine_record()->launch[2].grid_x, 4); /* 2 rows * 2 heads */
   machine_free(&m);
 }

@@ -61,6 +61,26 @@ static bool flash_wgmma_allows(const nsai_kernel_spec *s) {
   return (rows == 128 || rows == 192) && group <= 64 && keys % 16 == 0 && queries >= 1;
 }
 
+/* Those of common/union_ring.cuh, attend_selected_tma.cuh, attend_selected_wgmma.cuh. */
+static bool ring_allows(const nsai_kernel_spec *s) {
+  int64_t warps = constant(s, "kWarps"), stages = constant(s, "kStages");
+  int64_t group = constant(s, "kGroupPadded"), tokens = 16 * warps / group;
+  int64_t panels_qk = (constant(s, "kHeadDimQk") + 63) / 64;
+  int64_t panels_v = (constant(s, "kHeadDimV") + 63) / 64;
+  assert_int_equal(s->threads, 32 * warps + 128);
+  assert_int_equal(s->tokens, tokens);
+  assert_int_equal(s->per_sm, constant(s, "kMinBlocks"));
+  assert_int_equal(s->box_keys, 64);
+  assert_int_equal(constant(s, "kKeys"), 64);
+  int64_t producers = tokens > 32 ? 4 : 1;
+  int64_t ring = stages * ((panels_qk + panels_v) * 64 * 128 + 8 * tokens + 16 + 8 * producers) +
+                 8 * producers;
+  assert_true(s->shared_bytes >= ring &&
+              s->shared_bytes < ring + 1024 + 16 * warps * 128 * panels_qk);
+  return warps % 4 == 0 && warps <= 12 && warps * constant(s, "kMinBlocks") >= 8 && group <= 64 &&
+         stages >= 2;
+}
+
 /* Those of attend_selected_mma.cuh. */
 static bool union_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps");
@@ -99,6 +119,10 @@ static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
   if (s->threads > 1024 || s->threads * constant(s, "kMinBlocks") > 2048) return false;
   if (is(s, "attend_selected_kv")) return kv_allows(s, t->shared_bytes);
   if (s->shared_bytes > (s->box_keys ? t->shared_bytes : 99 * 1024)) return false;
+  if (is(s, "attend_selected_tma") || is(s, "attend_selected_wgmma")) {
+    int64_t blocks = constant(s, "kMinBlocks");
+    return nsai_holds_blocks(t, s->shared_bytes, (int32_t)blocks) && ring_allows(s);
+  }
   if (s->box_keys) return flash_wgmma_allows(s);
   if (attends) return flash_allows(s);
   if (is(s, "attend_selected_mma")) return union_allows(s);
@@ -192,7 +216,7 @@ static void check_choice(const nsai_variant *v, const nsai_problem *p, const nsa
 /* A value that no range has, or a tile that the variant does not have, is refused. */
 static void check_strange_values(const nsai_variant *v, const nsai_problem *p,
                                  const nsai_target *t) {
-  static const int32_t strange[] = { 0, -1, 7, 48, 1000, INT32_MAX };
+  static const int32_t strange[] = { 0, -1, 9, 48, 1000, INT32_MAX };
   for (int i = 0; i < v->space->count; i++)
     for (size_t k = 0; k < sizeof strange / sizeof *strange; k++) {
       nsai_tiles tiles = nsai_variant_tiles(v, p, t, NULL);

@@ -258,8 +258,8 @@ static void expect_heuristic_first(const world *w) {
     bool first = strcmp(e[-1].stage, e->stage) != 0;
     assert_true(first == !strcmp(e->note, "the heuristic's choice"));
     bool dense = !strstr(e->problem, ":ov=");
-    nsa_problem asked = machine_problem(dense ? NSA_OP_DENSE : NSA_OP_FORWARD, e->tokens, 0);
-    if (strstr(e->problem, ":ov=high")) asked.overlap = NSA_OVERLAP_HIGH;
+    nsa_problem asked = machine_problem(dense ? NSA_OP_DENSE : NSA_OP_FORWARD, e->tokens,
+                                        strstr(e->problem, ":ov=high") ? NSA_OVERLAP_HIGH : 0);
     nsai_problem p;
     nsai_choice choice;
     char text[128];

@@ -1,0 +1,358 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The selected branch on sm_90: a warp that walks the union of adjacent tokens' lists and has the
+// copy engine bring its keys into a ring, for consumers of either instruction family
+// (attend_selected_tma.cuh, attend_selected_wgmma.cuh).
+//
+// Work: tile i of p.tiles is tokens [kTokens * (i % per_group), ...) of KV head i / per_group, so
+// that blocks of threads that run together read one head's keys. A block takes every gridDim.x-th
+// tile. Its kWarps consumer warps hold 16 rows each, token-major over kGroupPadded heads: 16 /
+// kGroupPadded tokens of a warp, or 16 heads of one.
+//
+// Keys are cut into tiles on a fixed grid of kKeys. The lanes of the producers hold cursors of the
+// tokens' lists (common/list_cursor.cuh); the least next key of all gives the next tile, and the
+// lists that have keys in it move on. So no list is ever stored, whatever n, l' and the alignment
+// of ranges. One warp does it for up to 32 tokens, else four do. A stage of the ring holds
+//
+//   K, V    [kKeys, Dk], [kKeys, Dv]: panels with the 128-byte swizzle (common/tma.cuh)
+//   bits    u64 [kTokens]: the keys that each token sees, selection and causality at once
+//   seen    u32 [kProducers], to be united: bit w: a token of warp w sees one of the keys. kLast in
+//           the first: it is the last stage of the tile of tokens
+//   partly  the same: not all of the keys are seen by all of the warp
+//
+//   producers: wait empty[s]; store what they know; start the copies of K and V; arrive full[s]
+//   consumer:  wait full[s]; work, or nothing where its bit is not set; arrive empty[s]
+//
+// The producers go on to the next tile at once: while consumers store O, the ring fills.
+//
+// V behind a sequence's end may be anything where further sequences follow; such tiles are copied
+// row by row, with zeros behind the end. (K may: its scores are masked.) Behind the tensor's end
+// the copy engine brings zeros.
+//
+// Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kThreads = 32 * kWarps + 128,
+//   kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges.
+#pragma once
+#include "common/barrier.cuh"
+#include "common/copy.cuh"
+#include "common/epilogue.cuh"
+#include "common/list_cursor.cuh"
+#include "common/params.h"
+#include "common/sequence.cuh"
+#include "common/tile.cuh"
+#include "common/tma.cuh"
+#include "common/types.cuh"
+#include "common/wgmma.cuh"
+
+template <class Config> struct UnionRing {
+  static constexpr int kWarps = Config::kWarps, kStages = Config::kStages, kKeys = Config::kKeys;
+  static constexpr int kWarpgroups = kWarps / 4; // of consumers; the producer's is the last one
+  static constexpr int kTokens = 16 * kWarps / Config::kGroupPadded;
+  static constexpr int kProducers = kTokens <= 32 ? 1 : 4;          // warps
+  static constexpr int kLists = ceil_div(kTokens, 32 * kProducers); // of a lane
+  static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
+                       kColsV = padded_dim(Config::kHeadDimV);
+  static constexpr int kPanelBytes = kKeys * kPanelPitch;
+  static constexpr int kKBytes = panels(Config::kHeadDimQk) * kPanelBytes;
+  static constexpr int kVBytes = panels(Config::kHeadDimV) * kPanelBytes;
+
+  // Registers of a thread. Of 65536 / kMinBlocks, a launch gives kLaunch to every thread; the
+  // producer's threads hand on what they do not need. A cursor takes 8.
+  static constexpr int kLaunch = 65536 / (Config::kThreads * Config::kMinBlocks) / 8 * 8;
+  static constexpr int kProducerRegisters = kLists == 1 ? 32 : 40;
+  static constexpr int kFair =
+      (kLaunch * (kWarpgroups + 1) - kProducerRegisters) / kWarpgroups / 8 * 8;
+  static constexpr int kConsumerRegisters = kFair < 240 ? kFair : 240;
+
+  // Shared memory from a multiple of 1024 bytes on; offsets in bytes. Buffers are [kStages].
+  static constexpr int kSK = 0;
+  static constexpr int kSV = kSK + kStages * kKBytes;
+  static constexpr int kSBits = kSV + kStages * kVBytes;             // u64 [kTokens]
+  static constexpr int kSSeen = kSBits + 8 * kStages * kTokens;      // u32 [kProducers]
+  static constexpr int kSPartly = kSSeen + 4 * kStages * kProducers; // u32 [kProducers]
+  static constexpr int kFull = kSPartly + 4 * kStages * kProducers;  // barrier: can be read
+  static constexpr int kEmpty = kFull + 8 * kStages;                 // barrier: can be filled
+  static constexpr int kSLeast = kEmpty + 8 * kStages;               // int [2, kProducers], once
+  static constexpr int kEnd = (kSLeast + 8 * kProducers + 15) / 16 * 16;
+  static constexpr u32 kLast = 1u << 31;
+
+  static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
+                "rows are copied 16 bytes at a time");
+  static_assert(Config::kGroup <= Config::kGroupPadded &&
+                    (Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0,
+                "rows are token-major over a power of two of heads");
+  static_assert(kWarps % 4 == 0 && kWarps <= 12, "whole warpgroups, which share 65536 registers");
+  static_assert(kWarps * Config::kMinBlocks >= 8, "one of four could not use its registers");
+  static_assert(kKeys == 64, "the keys of a stage are the bits of a word");
+  static_assert(Config::kGroupPadded <= 64, "a warpgroup holds whole tokens");
+  static_assert(Config::kThreads == 32 * kWarps + 128, "one producer warpgroup");
+  static_assert(kStages >= 2, "a stage is filled while another is read");
+};
+
+// A stage of the ring and the parity that its barriers have this time round.
+template <int kStages> struct RingStep {
+  int stage = 0;
+  u32 parity = 0;
+  NSAI_DEVICE void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// Where a tile lies.
+struct Place {
+  Sequence seq;
+  int first_query; // of the tile, within the sequence
+  int group;       // KV head
+  NSAI_DEVICE bool empty() const { return first_query < 0 || first_query >= seq.q_len; }
+};
+
+template <class Config> NSAI_DEVICE Place find_place(const NsaiAttendSelected &p, int tile) {
+  const int per_group = p.tiles / p.kv_heads, group = tile / per_group;
+  const QueryTile at = find_query_tile<UnionRing<Config>::kTokens>(p.seq, tile - group * per_group);
+  return Place{ at.seq, at.first_query, group };
+}
+
+// Row `row` of the block's rows.
+template <class Config> NSAI_DEVICE OutputRow place_row(const Place &at, int row) {
+  int query = at.first_query + row / Config::kGroupPadded, head = row % Config::kGroupPadded;
+  return OutputRow{ at.seq.q_begin + query, at.group * Config::kGroup + head,
+                    head < Config::kGroup && query < at.seq.q_len };
+}
+
+// One thread, before anyone else looks at a barrier.
+template <class Config> NSAI_DEVICE void ring_init(const NsaiAttendSelectedTma &p, u32 base) {
+  using R = UnionRing<Config>;
+  tma_prefetch_map(p.k);
+  tma_prefetch_map(p.v);
+  for (int s = 0; s < R::kStages; ++s) {
+    barrier_init(base + R::kFull + 8 * s, R::kProducers); // a lane of each producer warp
+    barrier_init(base + R::kEmpty + 8 * s, R::kWarps);    // a lane of each consumer warp
+  }
+  barrier_init_fence();
+}
+
+// ---- producers
+
+// Consumer warps that hold a token's rows.
+template <class Config> NSAI_DEVICE u32 warps_of_token(int token) {
+  constexpr int kWarpsOfToken = Config::kGroupPadded <= 16 ? 1 : Config::kGroupPadded / 16;
+  return ((1u << kWarpsOfToken) - 1) << (token * Config::kGroupPadded / 16);
+}
+
+// Where a tile's keys lie, for the copies.
+struct KeyPlace {
+  int row;   // of k and v: key 0
+  int group; // KV head
+  int rest;  // keys from here on must not come with a box: rows of another sequence, or behind the
+             // longest. Where none follow, the highest int
+};
+
+// Starts the copies of keys [first, first + kKeys) of a sequence into stage s, and arrives. By a
+// whole warp, whose plain stores the arrival covers.
+template <class Config>
+NSAI_DEVICE void ring_fill(const NsaiAttendSelectedTma &p, const KeyPlace &at, u32 base, int s,
+                           int first) {
+  using R = UnionRing<Config>;
+  const NsaiView &v = p.attend.v;
+  const u32 full = base + R::kFull + 8 * s;
+  const u32 sK = base + R::kSK + s * R::kKBytes; // [kKeys, Dk]
+  const u32 sV = base + R::kSV + s * R::kVBytes; // [kKeys, Dv]
+  const int row = at.row + first;
+  const bool foreign = first + R::kKeys > at.rest;
+  if (foreign) {
+    const u16 *gV =
+        (const u16 *)v.data + row * v.token_stride + at.group * v.head_stride; // [., Dv]
+    copy_present_rows<R::kKeys, Config::kHeadDimV>(sV, gV, v.token_stride, at.rest - first);
+  }
+  __syncwarp();
+  if (threadIdx.x % 32 != 0) return;
+  barrier_arrive_expecting(full, foreign ? R::kKBytes : R::kKBytes + R::kVBytes);
+  tma_load_panels<Config::kHeadDimQk>(sK, p.k, full, R::kKeys, at.group, row);
+  if (!foreign) tma_load_panels<Config::kHeadDimV>(sV, p.v, full, R::kKeys, at.group, row);
+}
+
+// The kProducers warps, for all tiles of the block; `producer`: which of them.
+template <class Config>
+NSAI_DEVICE void ring_produce(const NsaiAttendSelectedTma &params, unsigned char *shared,
+                              int producer) {
+  using R = UnionRing<Config>;
+  using Cursor = ListCursor<Config>;
+  const NsaiAttendSelected &p = params.attend;
+  const int lane = threadIdx.x % 32;
+  const u32 base = shared_address(shared);
+  int turn = 0; // of sLeast
+  RingStep<R::kStages> step;
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    KeyPlace keys;
+    Cursor cursors[R::kLists];
+    auto token_of = [&](int j) { return (j * R::kProducers + producer) * 32 + lane; };
+    {
+      const Place at = find_place<Config>(p, tile);
+      if (at.empty()) continue;
+      const int end = at.seq.kv_begin + at.seq.kv_len;
+      keys =
+          KeyPlace{ at.seq.kv_begin, at.group, end < p.seq.kv_tokens ? at.seq.kv_len : 0x7fffffff };
+#pragma unroll
+      for (int j = 0; j < R::kLists; ++j) {
+        int token = token_of(j), query = at.first_query + token;
+        const int *gList = p.lists + (at.seq.q_begin + query) * p.list_token_stride +
+                           at.group * p.list_head_stride; // [n]
+        cursors[j].open(gList, at.seq.position(query), token < R::kTokens && query < at.seq.q_len);
+      }
+    }
+    auto next = [&]() { // the least key that is not taken, of all producers
+      int least = cursors[0].begin;
+#pragma unroll
+      for (int j = 1; j < R::kLists; ++j) least = min(least, cursors[j].begin);
+      least = __reduce_min_sync(~0u, least);
+      if constexpr (R::kProducers > 1) {
+        int *sLeast = (int *)(shared + R::kSLeast) + turn * R::kProducers; // [kProducers]
+        if (lane == 0) sLeast[producer] = least;
+        threads_sync(15, 32 * R::kProducers); // everyone's is there, and the turn before was read
+        const int4 all = *(const int4 *)sLeast;
+        least = min(min(all.x, all.y), min(all.z, all.w));
+        turn ^= 1;
+      }
+      return least;
+    };
+
+    for (int begin = next(), last = 0; !last; step.advance()) {
+      // Where no token sees a key, one stage without keys ends the tile.
+      const bool any = begin != Cursor::kNever;
+      const int first = begin / R::kKeys * R::kKeys;
+      typename Cursor::KeyBits bits[R::kLists];
+      u32 seen = 0, partly = 0;
+#pragma unroll
+      for (int j = 0; j < R::kLists; ++j) {
+        bits[j] = any ? cursors[j].take(first) : 0;
+        if (R::kTokens % (32 * R::kProducers) && token_of(j) >= R::kTokens) continue;
+        if (bits[j]) seen |= warps_of_token<Config>(token_of(j));
+        if (bits[j] != Cursor::kAllKeys) partly |= warps_of_token<Config>(token_of(j));
+      }
+      seen = __reduce_or_sync(~0u, seen);
+      partly = __reduce_or_sync(~0u, partly);
+      begin = next();
+      last = begin == Cursor::kNever;
+
+      // A fresh barrier lets the wait for the phase before its first one pass.
+      const int s = step.stage;
+      barrier_wait(base + R::kEmpty + 8 * s, step.parity ^ 1);   // by all consumer warps
+      u64 *sBits = (u64 *)(shared + R::kSBits) + s * R::kTokens; // [kTokens]
+#pragma unroll
+      for (int j = 0; j < R::kLists; ++j)
+        if (R::kTokens % (32 * R::kProducers) == 0 || token_of(j) < R::kTokens)
+          sBits[token_of(j)] = bits[j];
+      if (lane == 0) {
+        const int i = s * R::kProducers + producer;
+        ((u32 *)(shared + R::kSSeen))[i] = seen | (last ? R::kLast : 0);
+        ((u32 *)(shared + R::kSPartly))[i] = partly;
+      }
+      if (producer == 0 && any) {
+        ring_fill<Config>(params, keys, base, s, first);
+      } else {
+        __syncwarp();
+        if (lane == 0) barrier_arrive(base + R::kFull + 8 * s);
+      }
+    }
+  }
+}
+
+// ---- consumers
+
+// A fragments of Q, straight from global memory, two columns a load; the lane holds rows `row` and
+// `row + 8`. Padding is zero.
+template <class Config, int kSteps>
+NSAI_DEVICE void load_query(u32 (&rQ)[kSteps][4], const NsaiView &q, const Place &at, int row) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const OutputRow place = place_row<Config>(at, row + 8 * r);
+    const u16 *gRow =
+        (const u16 *)q.data + place.token * q.token_stride + place.head * q.head_stride; // [Dk]
+    const u32 *gPair = (const u32 *)gRow + (threadIdx.x & 3);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      rQ[k][r] = place.present ? gPair[8 * k] : 0;
+      rQ[k][r + 2] = place.present && 16 * k + 8 < Config::kHeadDimQk ? gPair[8 * k + 4] : 0;
+    }
+  }
+}
+
+// Of a warp's 16 rows of Q the panels from kFirst on, into rows [at_row, at_row + 16) of a tile of
+// kRows rows, complete and visible to products on return. Padding is zero.
+template <class Config, int kRows, int kFirst>
+NSAI_DEVICE void copy_query(u32 sQ, int at_row, const NsaiView &q, const Place &at, int row) {
+  constexpr int kChunks = (panels(Config::kHeadDimQk) - kFirst) * 8;
+  for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
+    int r = i / kChunks, chunk = i % kChunks, to = at_row + r;
+    OutputRow place = place_row<Config>(at, row + r);
+    const u16 *gRow =
+        (const u16 *)q.data + place.token * q.token_stride + place.head * q.head_stride; // [Dk]
+    copy_async_16(sQ + chunk / 8 * kRows * kPanelPitch + panel_offset(to, chunk),
+                  gRow + 64 * kFirst + 8 * chunk,
+                  place.present && 64 * kFirst + 8 * chunk < Config::kHeadDimQk);
+  }
+  copy_async_commit();
+  copy_async_wait<0>();
+  shared_proxy_fence();
+  __syncwarp();
+}
+
+// Fetches what the end of a tile reads, gates and the sum of the branches before, from DRAM: there
+// are no registers to hold it so long. place[r]: of row `row + 8 * r` of the lane.
+template <class Config>
+NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
+                                 const OutputRow (&place)[2]) {
+  constexpr int kLineFloats = 32;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (!place[r].present) continue;
+    if (Config::kGate && threadIdx.x % 4 == 0) {
+      const long long at = place[r].token * out.gate.token_stride +
+                           place[r].head * out.gate.head_stride + out.gate_branch;
+      prefetch_line((const char *)out.gate.data + at * (out.gate_float ? 4 : 2));
+    }
+    if (!out.add_partial) continue;
+    const long long row = (long long)place[r].token * (Config::kGroup * kv_heads) + place[r].head;
+    for (int i = threadIdx.x % 4 * kLineFloats; i < Config::kHeadDimV; i += 4 * kLineFloats)
+      prefetch_line(out.partial + row * Config::kHeadDimV + i);
+  }
+}
+
+// What the producers say of a stage, united: kSSeen or kSPartly. All lanes take part.
+template <class Config>
+NSAI_DEVICE u32 ring_word(const unsigned char *shared, int offset, int stage) {
+  constexpr int kProducers = UnionRing<Config>::kProducers;
+  const u32 *sWords = (const u32 *)(shared + offset) + stage * kProducers; // [kProducers]
+  if constexpr (kProducers == 1) return warp_uniform(sWords[0]);
+  return __reduce_or_sync(~0u, sWords[threadIdx.x % kProducers]);
+}
+
+// Scores s [16, 8 * kN] of a warp become -inf where the row's token does not see the key; they
+// are those from 8 * kN * part on of a stage.
+template <class Config, int kN>
+NSAI_DEVICE void mask_scores(float (&s)[kN][4], const unsigned char *shared, int stage, int warp,
+                             int part = 0) {
+  using R = UnionRing<Config>;
+  // Tokens of this lane's rows: one, or the other one kApart further on.
+  constexpr int kApart = Config::kGroupPadded < 16 ? 8 / Config::kGroupPadded : 0;
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane)); // computed here: before the loop it would take registers
+  const int token = (16 * warp + (kApart ? lane / 4 : 0)) / Config::kGroupPadded;
+  const u64 *sBits = (const u64 *)(shared + R::kSBits) + stage * R::kTokens + token;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int half = 0; half < kN / 4; ++half) {
+      // Bit 8j + c is column c of this lane in n8 tile j.
+      const u32 mine =
+          ((const u32 *)(sBits + r * kApart))[part * kN / 4 + half] >> (2 * (lane & 3));
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          if (!(mine >> (8 * j + c) & 1)) s[4 * half + j][2 * r + c] = kMinusInf;
+    }
+}
