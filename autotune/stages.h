@@ -71,6 +71,7 @@ int32_t nsai_register_limit(int32_t threads);
 
 NSAI_VARIANT_FUNCTIONS(compress_mean);
 NSAI_VARIANT_FUNCTIONS(compress_gemm);
+NSAI_VARIANT_FUNCTIONS(compressed_topn_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_compressed_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_compressed_mma);
 NSAI_VARIANT_FUNCTIONS(importance_mma);
@@ -88,6 +89,7 @@ NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 
 bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);

@@ -83,6 +83,7 @@ typedef struct nsai_kernel_spec {
   int32_t box_heads, box_tokens; /* of a box of q in shared memory; its tensor map has them */
   int32_t box_keys; /* of a box of k or v; 0: the kernel takes no tensor maps (NsaiAttendTma,
                        NsaiAttendSelectedTma) */
+  bool spread_keys; /* boxes of k and v have the order of tma_load_spread() in common/tma.cuh */
   bool every_block; /* attend_selected: dense attention, which reads no lists (NsaiAttend) */
   int32_t constant_count;
   nsai_constant constants[NSAI_MAX_CONSTANTS];

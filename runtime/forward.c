@@ -93,6 +93,8 @@ static nsa_status launch_tiles(const nsai_run *run, nsai_role role, const void *
 static nsa_status map_keys(const nsai_run *run, const nsai_kernel *kernel, const NsaiView kv[2],
                            int64_t rows, NsaiTensorMap *k_map, NsaiTensorMap *v_map) {
   const nsai_geometry *m = &run->plan->problem.model;
+  nsa_status (*map)(const nsai_driver *, const nsai_boxed *, NsaiTensorMap *) =
+      kernel->spread_keys ? nsai_tensor_map_spread : nsai_tensor_map;
   nsai_boxed k = { .name = "k",
                    .view = kv[0],
                    .tokens = rows,
@@ -105,8 +107,8 @@ static nsa_status map_keys(const nsai_run *run, const nsai_kernel *kernel, const
   v.name = "v";
   v.view = kv[1];
   v.dim = m->head_dim_v;
-  NSAI_TRY(nsai_tensor_map(run->driver, &k, k_map));
-  return nsai_tensor_map(run->driver, &v, v_map);
+  NSAI_TRY(map(run->driver, &k, k_map));
+  return map(run->driver, &v, v_map);
 }
 
 /* The same, and q's. */
@@ -281,9 +283,10 @@ static bool selects(const nsai_run *run) {
 
 /* Importance and select are part of it. */
 static nsa_status attend_compressed_topn(const nsai_run *run) {
+  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_ATTEND_COMPRESSED];
   const nsai_choice *choice = &run->plan->choice;
   NsaiCompressedTopn p = {
-    .attend = compressed_params(run),
+    .attend.attend = compressed_params(run),
     .scratch = nsai_piece_at(run, run->plan->layout.scratch),
     .scratch_bytes = (long long)choice->specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes
   };
@@ -293,6 +296,7 @@ static nsa_status attend_compressed_topn(const nsai_run *run) {
     p.idx_token_stride = idx.stride[0];
     p.idx_head_stride = idx.stride[1];
   }
+  if (kernel->box_keys) NSAI_TRY(map_attend(run, kernel, present_blocks(run), &p.attend));
   return launch_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p);
 }
 

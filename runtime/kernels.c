@@ -438,7 +438,8 @@ static void hand_out(nsa_ctx *ctx, const nsai_kernel_request *request, const wor
                                .most_blocks = spec->per_sm * ctx->target.sms,
                                .box_heads = spec->box_heads,
                                .box_tokens = spec->box_tokens,
-                               .box_keys = spec->box_keys };
+                               .box_keys = spec->box_keys,
+                               .spread_keys = spec->spread_keys };
   }
   pthread_mutex_unlock(&ctx->lock);
 }

@@ -20,6 +20,7 @@ typedef struct nsai_kernel {
   int32_t tokens;      /* query tokens a block takes; 0: not tiled by tokens */
   int32_t most_blocks; /* of a persistent kernel, tiled by tokens; 0: a block for each tile */
   int32_t box_heads, box_tokens, box_keys; /* of its tensor maps: nsai_kernel_spec */
+  bool spread_keys;
 } nsai_kernel;
 
 /* Enqueues one kernel whose only parameter is the struct at `params`. A grid of 0 blocks is no

@@ -26,4 +26,11 @@ typedef struct nsai_boxed {
  * of which no box may be asked. */
 nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *tensor, NsaiTensorMap *out);
 
+/* The same for tiles of 128 keys that are spread over the lanes of a quad (common/tma.cuh); box_heads
+ * and box_tokens are not looked at. A box is asked for by its column among those of all heads and its
+ * first key; all of its 128 rows must be there. NSA_E_UNSUPPORTED also where the heads lie 2^31
+ * elements apart in all. */
+nsa_status nsai_tensor_map_spread(const nsai_driver *driver, const nsai_boxed *tensor,
+                                  NsaiTensorMap *out);
+
 #endif /* NSAI_TENSOR_MAP_H */

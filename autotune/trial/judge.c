@@ -6,6 +6,8 @@
 #include "trial/compare.h"
 #include "trial/parallel.h"
 
+#include "plan.h"
+
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -52,6 +54,14 @@ static void judge_form(nsai_trial_bench *bench, nsai_trial_result *result) {
   }
 }
 
+/* Whether the importance that a probe tells is the one that was chosen by: not that of another
+ * kernel's, where one covers the stage. The CPU device chooses by float64, of which it tells the
+ * rounding. */
+static bool tells_own(const nsai_trial_bench *bench) {
+  return bench->data.device->driver &&
+         !nsai_is_covered(&bench->plan.plan->choice, NSAI_STAGE_IMPORTANCE);
+}
+
 /* One probed row and KV head. Returns the distance from the cut by the reference's importance. */
 static double judge_row(nsai_trial_bench *bench, int64_t token, int32_t head, const float *own,
                         const double *reference, nsai_trial_result *result) {
@@ -68,9 +78,7 @@ static double judge_row(nsai_trial_bench *bench, int64_t token, int32_t head, co
   for (int64_t j = 0; j < candidates; j++) widened[j] = (double)own[j];
   nsai_reference_select_row(g, position, widened, exact);
   free(widened);
-  /* The CPU device chooses by float64, of which this is the rounding. */
-  int rounded = !bench->data.device->driver;
-  if (!rounded && memcmp(exact, row, (size_t)g->select_count * sizeof *row))
+  if (tells_own(bench) && memcmp(exact, row, (size_t)g->select_count * sizeof *row))
     nsai_trial_fail(result,
                     "block_idx token %lld KV head %d is not the top-n of its own importance",
                     (long long)token, head);

@@ -57,3 +57,14 @@ NSAI_DEVICE bool barrier_test(u32 barrier, u32 parity) {
 NSAI_DEVICE void barrier_wait(u32 barrier, u32 parity) {
   while (!barrier_test(barrier, parity)) {}
 }
+
+// A number in shared memory that one thread writes and others wait for: what the writer, or its warp
+// before __syncwarp(), has read and written before, is done for whoever has seen it.
+NSAI_DEVICE void publish(u32 address, int number) {
+  asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
+}
+NSAI_DEVICE int published(u32 address) {
+  int number;
+  asm volatile("ld.acquire.cta.shared.s32 %0, [%1];" : "=r"(number) : "r"(address) : "memory");
+  return number;
+}

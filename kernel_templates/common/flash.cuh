@@ -81,14 +81,6 @@ template <class T> NSAI_DEVICE u32 at_step(u32 base, int step) {
     return base + step * 32;
 }
 
-// x, of which the compiler does not know that it is the same in every turn of a loop: what depends
-// on it is computed where it is used and holds no register from before the loop. The loop has none
-// to spare.
-NSAI_DEVICE int recomputed(int x) {
-  asm volatile("" : "+r"(x));
-  return x;
-}
-
 // How the threads share the copy of a tile T: lanes side by side take the chunks of one row side by
 // side.
 template <class T, int kThreads> struct CopyLanes {

@@ -115,6 +115,11 @@ template <int kStages> struct Ring {
     stage = 0;
     parity ^= 1;
   }
+  // next() so many times.
+  NSAI_DEVICE void skip(int count) {
+    parity ^= (stage + count) / kStages & 1;
+    stage = (stage + count) % kStages;
+  }
 };
 
 // ---- tiles

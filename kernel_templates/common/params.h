@@ -75,15 +75,16 @@ typedef struct NsaiAttendTma {
   NsaiAttend attend;
 } NsaiAttendTma;
 
-/* Variants of attend_compressed that cover importance and select: the compressed branch, and of
- * each token the top-n by the importance that follows from its scores. */
+/* compressed_topn_wgmma: the compressed branch, and of each token the top-n by the importance that
+ * follows from its scores. */
 typedef struct NsaiCompressedTopn {
-  NsaiAttend attend;
-  int *idx; /* [T, Hkv, n] ascending, then -1; NULL: no lists are wanted */
+  NsaiAttendTma attend; /* k, v: boxes of 128 spread tokens, see tma_load_spread() */
+  int *idx;             /* [T, Hkv, n] ascending, then -1; NULL: no lists are wanted */
   long long idx_token_stride;
   long long idx_head_stride;
   void *scratch; /* workspace: scratch_bytes for each block of threads of the grid */
   long long scratch_bytes;
+  long long reserved[3];
 } NsaiCompressedTopn;
 
 /* attend_selected: attention over each token's own sorted list of disjoint key ranges. */
@@ -298,9 +299,9 @@ NSAI_SIZE_IS(NsaiView, 24);
 NSAI_SIZE_IS(NsaiSequences, 40);
 NSAI_SIZE_IS(NsaiEpilogue, 120);
 NSAI_SIZE_IS(NsaiAttend, 248);
-NSAI_SIZE_IS(NsaiCompressedTopn, 288);
 NSAI_SIZE_IS(NsaiTensorMap, 128);
 NSAI_SIZE_IS(NsaiAttendTma, 640);
+NSAI_SIZE_IS(NsaiCompressedTopn, 704);
 NSAI_SIZE_IS(NsaiAttendSelected, 272);
 NSAI_SIZE_IS(NsaiAttendSelectedTma, 576);
 NSAI_SIZE_IS(NsaiSelectedWindow, 448);

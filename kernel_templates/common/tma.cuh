@@ -54,6 +54,65 @@ NSAI_DEVICE void tma_load_panels(u32 to_shared, const NsaiTensorMap &map, u32 ba
     tma_load(to_shared + i * rows * kPanelPitch, map, barrier, i * kPanelColumns, head, token);
 }
 
+// Starts the copy of adjacent bytes, a multiple of 16 from and to multiples of 16; they count on
+// `barrier`. One thread.
+NSAI_DEVICE void bulk_load(u32 to_shared, const void *from_global, u32 barrier, u32 bytes) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+               "[%3];" ::"r"(to_shared),
+               "l"(from_global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+
+// This thread's writes to global memory become visible to such copies.
+NSAI_DEVICE void global_proxy_fence() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// ---- tiles of 128 rows, spread over the lanes of a quad
+//
+// Of the scores of 128 keys, C fragments, lane `pair` of a quad holds columns 8 j + 2 * pair and the
+// next, j < 16. Where key 32 * pair + 2 j + e of a tile lies in row 8 j + 2 * pair + e, these are 32
+// adjacent keys. The order is the copy engine's to make: a tensor map of five dimensions, element
+// (all heads in a row), e, pair, j, and first key, of which the last overlap.
+
+constexpr int kSpreadRows = 128;
+
+// The key that lies in row `row` of the tile.
+constexpr NSAI_DEVICE int spread_key(int row) { return row / 2 % 4 * 32 + row / 8 * 2 + row % 2; }
+
+// All panels of a tile of kDim columns from `column` on (of all heads' columns) and keys from `key`
+// on. All 128 rows are read, whatever the tensor's extent.
+template <int kDim>
+NSAI_DEVICE void tma_load_spread(u32 to_shared, const NsaiTensorMap &map, u32 barrier, int column,
+                                 int key) {
+#pragma unroll
+  for (int i = 0; i < panels(kDim); ++i)
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
+                 "[%0], [%1, {%2, 0, 0, 0, %3}], [%4];" ::"r"(to_shared +
+                                                              i * kSpreadRows * kPanelPitch),
+                 "l"(&map), "r"(column + i * kPanelColumns), "r"(key), "r"(barrier)
+                 : "memory");
+}
+
+// Keys [0, present) of such a tile by a warpgroup, zeros behind. `from`: key 0. To be followed by
+// copy_async_wait() and shared_proxy_fence(). Rows 16 apart are keys 4 apart.
+template <int kDim>
+NSAI_DEVICE void copy_present_spread(u32 to_shared, const u16 *from, long long token_stride,
+                                     int present) {
+  const int row = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8; // 16 rows at once
+  to_shared += row * kPanelPitch + ((chunk ^ row) & 7) * 16;
+  from += spread_key(row) * token_stride + chunk * 8;
+  present -= spread_key(row);
+#pragma unroll 1 // producers have few registers
+  for (int key = 0; key < kSpreadRows / 4; key += 4) {
+#pragma unroll
+    for (int i = 0; i < panels(kDim); ++i)
+      copy_async_16(to_shared + i * kSpreadRows * kPanelPitch, from + i * kPanelColumns,
+                    key < present && i * kPanelColumns + chunk * 8 < kDim);
+    to_shared += 16 * kPanelPitch;
+    from += 4 * token_stride;
+  }
+  copy_async_commit();
+}
+
 // This thread's writes to shared memory become visible to copies and products of the asynchronous
 // proxy.
 NSAI_DEVICE void shared_proxy_fence() {

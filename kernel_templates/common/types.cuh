@@ -68,3 +68,11 @@ NSAI_DEVICE float log2_approx(float x) {
 }
 
 constexpr NSAI_DEVICE int ceil_div(int a, int b) { return (a + b - 1) / b; }
+
+// x, of which the compiler does not know that it is the same in every turn of a loop, or how it changes
+// from turn to turn: what depends on it is computed where it is used and holds no register from
+// before the loop. For loops that have none to spare.
+NSAI_DEVICE int recomputed(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}

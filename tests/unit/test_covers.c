@@ -104,13 +104,13 @@ static void test_topn(void **state) {
                                     "attend_selected_mma"));
   /* 40 tokens in two sequences, a token a tile: 42 tiles of each of 2 heads. */
   assert_int_equal(machine_record()->launch[1].grid_x, 84);
-  assert_int_equal(topn.attend.tiles, 84);
+  assert_int_equal(topn.attend.attend.tiles, 84);
   assert_ptr_equal(topn.idx, m.toy.io.block_idx.data);
   assert_int_equal(topn.idx_token_stride, 2 * 4);
   assert_int_equal(topn.idx_head_stride, 4);
   assert_ptr_equal(topn.scratch, (char *)m.workspace + l->scratch.offset);
   assert_int_equal(topn.scratch_bytes, COVERING_SCRATCH);
-  assert_non_null(topn.attend.out.lse);
+  assert_non_null(topn.attend.attend.out.lse);
   machine_free(&m);
 }
 
@@ -129,7 +129,7 @@ static void test_persistent(void **state) {
     kernel->most_blocks = most[i];
     machine_expect("run", forward(&m), NSA_OK, NULL);
     assert_int_equal(machine_record()->launch[1].grid_x, grids[i]);
-    assert_int_equal(topn.attend.tiles, 84);
+    assert_int_equal(topn.attend.attend.tiles, 84);
   }
   machine_free(&m);
 }

@@ -116,12 +116,39 @@ static void test_refused(void **state) {
   expect(&k, NSA_E_CUDA, "cuTensorMapEncodeTiled");
 }
 
+static void expect_spread(const nsai_boxed *boxed, nsa_status status, const char *text) {
+  NsaiTensorMap map;
+  assert_int_equal(nsai_tensor_map_spread(open_fake(), boxed, &map), status);
+  if (text && !strstr(nsa_last_error(), text))
+    fail_msg("the error does not say \"%s\": %s", text, nsa_last_error());
+}
+
+/* Spread tiles: all heads in a row, 32 tokens to the next lane of a quad. */
+static void test_spread(void **state) {
+  (void)state;
+  nsai_boxed k = usual();
+  expect_spread(&k, NSA_OK, NULL);
+  k.view.head_stride = 128000; /* head by head */
+  k.view.token_stride = 128;
+  expect_spread(&k, NSA_OK, NULL);
+  k.view.head_stride = 1ll << 30; /* the last one's columns end behind 2^31 */
+  expect_spread(&k, NSA_E_UNSUPPORTED, "k: 4 heads 1073741824 elements apart");
+  k.heads = 1; /* whatever its stride */
+  expect_spread(&k, NSA_OK, NULL);
+  k.view.token_stride = 1ll << 34;
+  expect_spread(&k, NSA_E_UNSUPPORTED, "below 2^39");
+  k.view.token_stride = 0;
+  expect_spread(&k, NSA_E_UNSUPPORTED, "no stride of 0 elements (token)");
+  k.view = (NsaiView){ 0 };
+  k.tokens = 0;
+  expect_spread(&k, NSA_OK, NULL);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_usual),
-    cmocka_unit_test(test_no_tokens),
-    cmocka_unit_test(test_strides),
-    cmocka_unit_test(test_refused),
+    cmocka_unit_test(test_usual),   cmocka_unit_test(test_no_tokens),
+    cmocka_unit_test(test_strides), cmocka_unit_test(test_refused),
+    cmocka_unit_test(test_spread),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

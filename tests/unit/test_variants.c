@@ -375,12 +375,81 @@ static void test_same_code(void **state) {
   assert_string_not_equal(k, v);
 }
 
+/* ---- compressed_topn_wgmma ---- */
+
+/* The reasons against it for a model of 4 KV heads; its spec where there are none. */
+static int judge_topn(const char *model, nsai_kernel_spec specs[NSAI_ROLES], char *text,
+                      size_t size) {
+  char yaml[512];
+  snprintf(yaml, sizeof yaml, "nsa: 1\nmodel: {kv_heads: 4, %s}\n", model);
+  nsai_config *config = must_load(NULL, yaml);
+  nsa_problem asked = NSA_PROBLEM_INIT;
+  nsai_problem p;
+  asked.max_tokens = 65536;
+  asked.max_seqs = 1;
+  if (nsai_problem_resolve(config, &asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
+  const nsai_target t = { .arch = "sm_90a", .shared_bytes = 227 << 10, .sms = 132 };
+  nsai_candidate candidate;
+  nsai_reasons reasons = { nsai_writer_open(text, size), 0 };
+  assert_true(
+      nsai_candidate_parse("compressed_topn_wgmma", NSAI_STAGE_ATTEND_COMPRESSED, &candidate));
+  nsai_variant_judge(config, &p, &t, candidate.variant, &reasons);
+  if (!reasons.count) candidate.variant->specify(&p, &t, &candidate.tiles, specs);
+  nsai_config_destroy(config);
+  return reasons.count;
+}
+
+static void test_topn_legal(void **state) {
+  (void)state;
+  static const struct {
+    const char *model, *reason; /* NULL: it is legal */
+  } cases[] = {
+    { "heads: 64, head_dim: 128", NULL },
+    { "heads: 64, head_dim_qk: 192, head_dim_v: 128, dtype: fp16", NULL },
+    { "heads: 12, head_dim: 64", NULL },
+    { "heads: 256, head_dim: 128", NULL },
+    { "heads: 8, head_dim: 128", "groups of 3 to 64 query heads, this model has 2" },
+    { "heads: 64, head_dim: 256", "head_dim_v 256: at most 128" },
+    { "heads: 64, head_dim_qk: 256, head_dim_v: 128", "bytes of shared memory" },
+    { "heads: 64, head_dim: 72", "multiples of 32" },
+    { "heads: 64, head_dim: 128, compress: {block: 32, stride: 32}", NULL },
+    { "heads: 256, head_dim: 128, compress: {block: 32, stride: 32}", "need more registers" },
+    { "heads: 64, head_dim: 128, compress: {block: 64, stride: 8}", "at most 4 are taken" },
+    { "heads: 64, head_dim: 128, compress: {block: 48, stride: 16}, select: {block: 48}",
+      "whole blocks of 2 at least" },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char text[2048] = "";
+    nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+    int count = judge_topn(cases[i].model, specs, text, sizeof text);
+    if ((count > 0) != (cases[i].reason != NULL) ||
+        (cases[i].reason && !strstr(text, cases[i].reason)))
+      fail_msg("%s: %d reasons\n%s", cases[i].model, count, text);
+    if (count) continue;
+    const nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
+    assert_true(spec->scratch_bytes > 0 && spec->scratch_bytes % 256 == 0 && spec->per_sm == 1);
+    assert_true(spec->spread_keys && spec->box_heads * spec->box_tokens == 64);
+  }
+}
+
+/* At 64 heads: 32 tiles of keys, of each 8 pieces of 16 rows and 32 blocks with their references, a
+ * row of 8 bytes a block for each of 8 tokens, and the LSE of 128 rows. */
+static void test_topn_scratch(void **state) {
+  (void)state;
+  char text[2048];
+  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  assert_int_equal(judge_topn("heads: 64, head_dim: 128", specs, text, sizeof text), 0);
+  assert_int_equal(specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes,
+                   32 * (8 * (16 * 32 + 16) * 4 + 8 * 32 * 8) + 128 * 4);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_shipped),           cmocka_unit_test(test_random),
     cmocka_unit_test(test_force_and_disable), cmocka_unit_test(test_all_reasons),
     cmocka_unit_test(test_same_code),         cmocka_unit_test(test_wishes),
     cmocka_unit_test(test_shared_memory),     cmocka_unit_test(test_covers),
+    cmocka_unit_test(test_topn_legal),        cmocka_unit_test(test_topn_scratch),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
