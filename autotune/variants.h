@@ -36,12 +36,20 @@ typedef enum nsai_role {
   NSAI_KERNEL_PROBE,
   NSAI_KERNEL_SELECT,
   NSAI_KERNEL_SORT,
+  NSAI_KERNEL_INVERT_COUNT,
+  NSAI_KERNEL_INVERT_SCAN,
+  NSAI_KERNEL_INVERT_FILL,
   NSAI_KERNEL_ATTEND_SELECTED,
+  NSAI_KERNEL_COMBINE,
   NSAI_KERNEL_ATTEND_WINDOW,
   NSAI_KERNEL_DENSE,
   NSAI_KERNEL_SOFTMAX,
   NSAI_ROLES
 } nsai_role;
+
+/* Blocks whose entries one block of threads counts; beyond, others read the lists again: 73,000 tokens
+ * of 64. Four blocks of 16 warps fit on a multiprocessor. */
+#define NSAI_KV_COUNTERS 1152
 
 /* What kernels are made for: a device or, without one, an architecture. */
 typedef struct nsai_target {

@@ -418,6 +418,7 @@ static nsa_status attend_selected(const nsai_run *run) {
   if (run->plan->selected_dense) return attend_selected_dense(run);
   NsaiAttendSelected p = selected_params(run);
   NSAI_TRY(find_lists(run, &p));
+  if (run->plan->layout.kv.rows) return nsai_enqueue_selected_kv(run, &p);
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED];
   if (!kernel->box_keys) return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
   NsaiAttendSelectedTma boxed = { .attend = p };

@@ -56,6 +56,9 @@ NsaiSequences nsai_compressed_sequences(const nsai_run *run);
 /* Rows of compressed storage that this run may touch. */
 int64_t nsai_compressed_rows(const nsai_run *run);
 
+/* selected_kv.c: the selected branch by attend_selected_kv; `selected` with its lists. */
+nsa_status nsai_enqueue_selected_kv(const nsai_run *run, const NsaiAttendSelected *selected);
+
 /* phi.c: the products. */
 nsa_status nsai_enqueue_phi(const nsai_run *run);
 nsa_status nsai_enqueue_gate(const nsai_run *run);

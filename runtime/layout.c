@@ -5,6 +5,8 @@
  */
 #include "plan.h"
 
+#include "common/params.h"
+
 #include <string.h>
 
 /* Importance of all tokens at once would be T * Hkv * S/l' floats: 1 GB at 64k and 4 KV heads, 275
@@ -15,11 +17,18 @@
 /* Scores of sdpa_gemm, per chunk of query rows and group of heads. */
 #define SCORES_CHUNK_BYTES ((int64_t)1 << 30)
 
+/* Partial results of attend_selected_kv: a row of Dv for every head, token and slot would be 17 GB at
+ * 64k tokens and 64 heads. In pieces of this many bytes the launches last milliseconds, which is
+ * enough. */
+#define SLOT_CHUNK_BYTES ((int64_t)1 << 30)
+#define MOST_CHUNK_TOKENS ((int64_t)1 << 24) /* kEntryTokenBits of common/block_lists.cuh */
+
 /* Chunks are whole tiles of query tokens: no kernel tile has more. */
 #define CHUNK_STEP 128
 
 static int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step * step; }
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static nsai_piece take(nsai_layout *layout, int64_t bytes) {
   nsai_piece piece = { layout->total, (uint64_t)bytes };
@@ -88,6 +97,27 @@ static void layout_selection(nsai_layout *out, const nsai_problem *p, const nsai
   }
 }
 
+static void layout_selected_kv(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
+  const nsai_geometry *m = &p->model;
+  nsai_kv_layout *kv = &out->kv;
+  int64_t fit = SLOT_CHUNK_BYTES / (m->head_dim_v * 2), n = m->select_count;
+  int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
+  kv->chunk_tokens = smaller(larger(fit / n, 1), smaller(p->max_tokens, MOST_CHUNK_TOKENS));
+  kv->rows = larger(smaller(fit, p->max_tokens * n * m->heads), kv->chunk_tokens * n);
+  /* Parts of nsai_kv_part_tokens: of `blocks` tokens and more, or as large as they get. */
+  int64_t counts = larger(kv->chunk_tokens + larger(blocks, NSAI_KV_LEAST_PART),
+                          (kv->chunk_tokens / NSAI_KV_MOST_PART + 1) * blocks);
+  kv->counts = take(out, m->kv_heads * counts * 4);
+  kv->starts = take(out, m->kv_heads * blocks * 4);
+  kv->entries = take(out, m->kv_heads * kv->chunk_tokens * n * 4);
+  kv->places = take(out, m->kv_heads * kv->chunk_tokens * n * 4);
+  kv->items = take(out, m->kv_heads * nsai_kv_items(m, kv->chunk_tokens, blocks, item_rows) *
+                            (int64_t)sizeof(NsaiKvItem));
+  kv->item_counts = take(out, m->kv_heads * 4);
+  kv->o = take(out, kv->rows * m->head_dim_v * 2);
+  kv->lse = take(out, kv->rows * 4);
+}
+
 nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
   const nsai_geometry *m = &p->model;
   nsai_layout out = { 0 };
@@ -108,5 +138,7 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
   if (m->select_count || m->window)
     out.partial = take(&out, p->max_tokens * m->heads * m->head_dim_v * 4);
   if (m->select_count) layout_selection(&out, p, choice);
+  if (choice->specs[NSAI_KERNEL_COMBINE].entry)
+    layout_selected_kv(&out, p, choice->specs[NSAI_KERNEL_ATTEND_SELECTED].tokens);
   return out;
 }

@@ -142,6 +142,11 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     return text.used;
   nsai_layout layout = nsai_layout_make(&resolved, &choice);
   nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)layout.total);
+  if (layout.kv.rows)
+    nsai_write(
+        &text,
+        "  attend_selected_kv: %llu bytes of partial results at a time, of %lld tokens' lists\n",
+        (unsigned long long)layout.kv.o.bytes, (long long)layout.kv.chunk_tokens);
   for (int role = 0; role < NSAI_ROLES; role++)
     if (choice.specs[role].entry) write_kernel(&choice.specs[role], &text);
   return text.used;

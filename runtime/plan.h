@@ -17,6 +17,20 @@ typedef struct nsai_piece {
   uint64_t offset, bytes;
 } nsai_piece;
 
+/* Of attend_selected_kv; B numbers of blocks: common/block_lists.cuh. */
+typedef struct nsai_kv_layout {
+  nsai_piece counts;      /* i32 [Hkv, parts, B] */
+  nsai_piece starts;      /* i32 [Hkv, B] */
+  nsai_piece entries;     /* u32 [Hkv, chunk_tokens * n] */
+  nsai_piece places;      /* i32 [Hkv, chunk_tokens, n] */
+  nsai_piece items;       /* NsaiKvItem [Hkv, items of a head] */
+  nsai_piece item_counts; /* i32 [Hkv] */
+  nsai_piece o;           /* dtype [rows, Dv] of a (head, token, slot) each */
+  nsai_piece lse;         /* f32 [rows] */
+  int64_t rows;           /* 0: the plan does not run it */
+  int64_t chunk_tokens;   /* query tokens whose lists are inverted at once */
+} nsai_kv_layout;
+
 /* Letters as in include/nsa/attention.h; R rows of compressed storage. */
 typedef struct nsai_layout {
   nsai_piece k_cmp, v_cmp;  /* dtype [R, Hkv, D] */
@@ -33,6 +47,7 @@ typedef struct nsai_layout {
   nsai_piece gate_hidden;   /* dtype [T, H] */
   nsai_piece gate_logits;   /* f32 [T, Hq*3] */
   nsai_piece gemm;          /* cuBLASLt's own */
+  nsai_kv_layout kv;        /* attend_selected_kv */
   nsai_piece scores, probs; /* sdpa_gemm: f32 and dtype [G, chunk_tokens, max_kv_len] */
   nsai_piece scratch;       /* of persistent kernels, a part for each block of threads */
   int64_t cmp_rows;         /* R */
@@ -55,6 +70,26 @@ struct nsa_plan {
   const nsai_cublaslt *lt;         /* NULL: no product */
   nsai_cublaslt_handle lt_handle;  /* the context's */
 };
+
+/* Numbers of blocks that sequences of `kv_tokens` keys in all have: common/block_lists.cuh. */
+static inline int64_t nsai_kv_blocks(const nsai_geometry *m, int64_t kv_tokens, int64_t num_seqs) {
+  return kv_tokens / m->select_block + num_seqs;
+}
+
+/* Most items of one head: runs of at most item_rows entries. */
+static inline int64_t nsai_kv_items(const nsai_geometry *m, int64_t tokens, int64_t blocks,
+                                    int64_t item_rows) {
+  return tokens * m->select_count / item_rows + blocks;
+}
+
+/* Tokens whose blocks are counted together: enough that the table of counts is no larger than the
+ * lists, few enough for 16-bit counters. */
+#define NSAI_KV_LEAST_PART 1024
+#define NSAI_KV_MOST_PART 32768
+static inline int64_t nsai_kv_part_tokens(int64_t blocks) {
+  if (blocks < NSAI_KV_LEAST_PART) return NSAI_KV_LEAST_PART;
+  return blocks < NSAI_KV_MOST_PART ? blocks : NSAI_KV_MOST_PART;
+}
 
 /* Makes a plan of a resolved problem by these decisions, and no others: what the tuner times. Its
  * kernels are loaded on trial (kernels.h). */

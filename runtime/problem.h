@@ -17,7 +17,7 @@ typedef struct nsai_problem {
   nsai_geometry model;
   int32_t op;
   int32_t selection;
-  int32_t overlap; /* part of the problem string; no variant of today is chosen by it */
+  int32_t overlap; /* of adjacent tokens' lists: variants of attend_selected are chosen by it */
   int32_t max_seqs;
   int32_t max_probe_rows;
   /* A problem that gives max_tokens has as many KV tokens unless it gives max_kv_tokens too;

@@ -58,8 +58,8 @@ typedef struct nsa_problem {
   int32_t max_seqs;   /* sequences of one run */
   int32_t selection;  /* NSA_SELECT_* */
   int32_t
-      overlap; /* NSA_OVERLAP_*: part of the problem and its string, for the choice of variants; today's
-                      serve both, and every variant is right for any input */
+      overlap; /* NSA_OVERLAP_*: part of the problem and its string, for the choice of variants; every
+                      variant is right for any input */
   int32_t max_probe_rows; /* rows of io.probe_rows; 0: no probe */
   int32_t deterministic;  /* 1: only variants whose results are bit-identical from run to run; also
                              in the YAML */

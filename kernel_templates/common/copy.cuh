@@ -21,6 +21,30 @@ template <int kPending> NSAI_DEVICE void copy_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+// 16 bytes of shared memory.
+NSAI_DEVICE Chunk load_shared(u32 from_shared) {
+  Chunk x;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x.w[0]), "=r"(x.w[1]), "=r"(x.w[2]), "=r"(x.w[3])
+               : "r"(from_shared)
+               : "memory");
+  return x;
+}
+
+// 16 bytes to global memory, past L1.
+NSAI_DEVICE void store_once(void *to_global, const Chunk &x) {
+  asm volatile("st.global.L1::no_allocate.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to_global),
+               "r"(x.w[0]), "r"(x.w[1]), "r"(x.w[2]), "r"(x.w[3])
+               : "memory");
+}
+
+// 8 bytes that nobody reads again.
+NSAI_DEVICE uint2 load_streaming(const void *from_global) {
+  uint2 x;
+  asm volatile("ld.global.cs.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "l"(from_global));
+  return x;
+}
+
 // Fetches the line of 128 bytes around a global address into L2.
 NSAI_DEVICE void prefetch_line(const void *global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));

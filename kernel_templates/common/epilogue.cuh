@@ -137,3 +137,51 @@ NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float
   const u32 gate[2] = { load_gate<Config>(out, place[0]), load_gate<Config>(out, place[1]) };
   store_output<Config>(out, kv_heads, acc, rows, place, gate);
 }
+
+// ---- rows that a warp has as a whole
+
+// The lane's columns j of a row are the four from row_column(j) on; whether they exist.
+NSAI_DEVICE int row_column(int j) { return 128 * j + 4 * (threadIdx.x & 31); }
+template <int kDim> NSAI_DEVICE bool has_row_column(int j) {
+  return 128 * j + 128 <= kDim || row_column(j) < kDim;
+}
+
+template <class Config, int kJ>
+NSAI_DEVICE void store_row_elements(const NsaiView &view, const OutputRow &row,
+                                    const float4 (&x)[kJ]) {
+  u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride;
+#pragma unroll
+  for (int j = 0; j < kJ; ++j)
+    if (has_row_column<Config::kHeadDimV>(j))
+      *(uint2 *)(to + row_column(j)) =
+          make_uint2(Config::Element::pack(x[j].x, x[j].y), Config::Element::pack(x[j].z, x[j].w));
+}
+
+// Stores a row: x = O_b, normalised, zeros where `total`, the sum of its probabilities relative to
+// 2^reference, is 0. All 32 lanes take part.
+template <class Config, int kJ>
+NSAI_DEVICE void store_row_output(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
+                                  float reference, float total, float4 (&x)[kJ]) {
+  if (out.lse && (threadIdx.x & 31) == 0)
+    out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
+        softmax_lse(reference, total);
+  if (out.o_branch.data) store_row_elements<Config>(out.o_branch, row, x);
+  const float gate = total == 0.0f ? 0.0f : gate_value<Config>(out, load_gate<Config>(out, row));
+  float *partial = out.partial + ((long long)row.token * (Config::kGroup * kv_heads) + row.head) *
+                                     Config::kHeadDimV;
+#pragma unroll
+  for (int j = 0; j < kJ; ++j) {
+    float4 before = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    if (out.add_partial && has_row_column<Config::kHeadDimV>(j))
+      before = *(const float4 *)(partial + row_column(j));
+    x[j] = make_float4(fmaf(gate, x[j].x, before.x), fmaf(gate, x[j].y, before.y),
+                       fmaf(gate, x[j].z, before.z), fmaf(gate, x[j].w, before.w));
+  }
+  if (out.o.data) {
+    store_row_elements<Config>(out.o, row, x);
+  } else if (out.partial) {
+#pragma unroll
+    for (int j = 0; j < kJ; ++j)
+      if (has_row_column<Config::kHeadDimV>(j)) *(float4 *)(partial + row_column(j)) = x[j];
+  }
+}

@@ -25,6 +25,14 @@ NSAI_DEVICE void ldmatrix_x4_trans(u32 (&r)[4], u32 shared_address) {
                : "memory");
 }
 
+// The inverse of ldmatrix_x4 (sm_90 and up): C fragments to rows, 16 bytes of each.
+NSAI_DEVICE void stmatrix_x4(u32 shared_address, const u32 (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   shared_address),
+               "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
 // c += a * b
 NSAI_DEVICE void mma_m16n8k16(Bf16, float (&c)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   asm volatile(

@@ -125,6 +125,71 @@ typedef struct NsaiSelectedWindow {
   int has_window;   /* 0: window_k, window_v and window_out mean nothing */
 } NsaiSelectedWindow;
 
+/* A run of one block's inverted list: common/block_lists.cuh. Tokens count from row 0 of q. */
+typedef struct NsaiKvItem {
+  int kv_row; /* of k and v where the block begins */
+  int keys;   /* of the block, 1 .. l'; fewer at the end of its sequence */
+  int shift;  /* token t of the list sees key i of the block when i <= t + shift */
+  int begin;  /* of the run, among the head's entries */
+  int count;
+  int reserved[3];
+} NsaiKvItem;
+
+/* invert_count, invert_scan, invert_fill: lists of blocks into lists of tokens, for the tokens
+ * [token_begin, token_end). `heads`: Hkv, or 1 where all share one list. */
+typedef struct NsaiInvert {
+  NsaiSequences seq;
+  const int *lists; /* as in NsaiAttendSelected */
+  long long list_token_stride;
+  long long list_head_stride;
+  int *counts;       /* [heads, parts, blocks] */
+  int *starts;       /* [heads, blocks] */
+  unsigned *entries; /* [heads, entry_capacity] */
+  int *places;       /* [heads, tokens of the chunk, n]: among the entries of the head */
+  NsaiKvItem *items; /* [heads, item_capacity] */
+  int *item_counts;  /* [heads] */
+  long long entry_capacity;
+  int item_capacity;
+  int heads;
+  int token_begin, token_end;
+  int part_tokens, parts; /* tokens that are counted together, and how many such parts there are */
+  int blocks;             /* numbers of blocks */
+  int head_begin;         /* invert_fill: the first head of this launch */
+} NsaiInvert;
+
+/* attend_selected_kv: each item's rows of Q over its block, for the query heads [head_begin,
+ * head_begin + heads) and the tokens from token_begin on. */
+typedef struct NsaiAttendKv {
+  NsaiView q;
+  NsaiView k;
+  NsaiView v;
+  const NsaiKvItem *items;
+  const int *item_counts;
+  const unsigned *entries;
+  void *partial;      /* dtype [heads, chunk_tokens, n, Dv]: O of one block, normalised */
+  float *partial_lse; /* f32 [heads, entry_capacity], as entries, in powers of two */
+  long long entry_capacity;
+  int item_capacity;
+  int shared_lists; /* 1: all KV heads have the same */
+  int token_begin, chunk_tokens;
+  int head_begin, heads;
+  float scale_log2;
+  int reserved;
+} NsaiAttendKv;
+
+/* combine_blocks: the partial results of a token's blocks into its output. */
+typedef struct NsaiCombine {
+  const int *places;        /* as in NsaiInvert */
+  const void *partial;      /* as in NsaiAttendKv */
+  const float *partial_lse; /* as in NsaiAttendKv */
+  NsaiEpilogue out;
+  long long entry_capacity;
+  int shared_lists;
+  int token_begin, chunk_tokens;
+  int head_begin, heads;
+  int kv_heads;
+} NsaiCombine;
+
 /* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`.
  */
 typedef struct NsaiImportance {
@@ -240,6 +305,10 @@ NSAI_SIZE_IS(NsaiCompressedTopn, 704);
 NSAI_SIZE_IS(NsaiAttendSelected, 272);
 NSAI_SIZE_IS(NsaiAttendSelectedTma, 576);
 NSAI_SIZE_IS(NsaiSelectedWindow, 448);
+NSAI_SIZE_IS(NsaiKvItem, 32);
+NSAI_SIZE_IS(NsaiInvert, 152);
+NSAI_SIZE_IS(NsaiAttendKv, 152);
+NSAI_SIZE_IS(NsaiCombine, 176);
 NSAI_SIZE_IS(NsaiImportance, 168);
 NSAI_SIZE_IS(NsaiSelect, 104);
 NSAI_SIZE_IS(NsaiSortSelection, 88);

@@ -43,6 +43,12 @@ const char *const chk_fixed_cases[] = {
   "fwd:h5/1:d64/64:q=300", "fwd:h6/1:d64/64:q=300", "fwd:h7/1:d64/64:q=300",
   "fwd:h12/1:d64/64:q=300", "fwd:h24/2:d64/64:q=300", "fwd:h48/1:d64/64:q=300",
   "fwd:h64/1:d64/64:q=300",
+  /* small groups over long lists of blocks: KV-stationary, where it is legal */
+  "fwd:h4/4:d128/128:l16/16:s16x6+1+2:w64:q=1700,33,130",
+  "fwd:h8/2:d64/64:l16/16:s32x8+1+2:q=5,90,2500:kv=2100,90,2500:sel=blocks:slack=40",
+  "fwd:h4/2:d192/128:f16:l16/16:s48x20+1+2:q=4000:fill=correlated:branches=2",
+  "fwd:h8/8:d64/128:l16/16:s32x16+1+2:q=3000,1:kv=3000,2600:sel=blocks.shared:gate=weights",
+  "repeat:h4/4:d64/64:l16/16:s16x6+1+2:q=1700,33",
   /* head dims */
   "fwd:d16/16:q=300", "fwd:d24/40:q=300", "fwd:d256/256:q=300", "fwd:d256/16:q=300",
   "fwd:d16/256:q=300", "fwd:d72/136:f16:q=300", "fwd:d192/128:f16:q=300",

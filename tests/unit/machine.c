@@ -40,7 +40,9 @@ void machine_yaml(const machine_request *r, char *text, size_t size) {
   if (r->gate == NSAI_GATE_MLP)
     nsai_write(&w, "  gate_mlp: {channels: %d, hidden: %d}\n", GATE_CHANNELS, r->gate_hidden);
   nsai_write(&w, "  kv_sharing: %s\n  dtype: %s\n", r->per_branch ? "per_branch" : "shared",
-             r->gpu ? "bf16" : "f32");
+             !r->gpu   ? "f32"
+             : r->fp16 ? "fp16"
+                       : "bf16");
   if (!r->gpu) nsai_write(&w, "runtime: {device: cpu}\n");
   assert_true(w.used < size);
 }
@@ -153,7 +155,7 @@ static void make_compressed(machine *m, const machine_request *r) {
 static void make_toy(machine *m, const machine_request *r) {
   static const int32_t lengths[] = { 17, 23 };
   nsai_geometry g = toy_geometry(r->phi);
-  g.dtype = r->gpu ? NSA_BF16 : NSA_F32;
+  g.dtype = !r->gpu ? NSA_F32 : r->fp16 ? NSA_F16 : NSA_BF16;
   g.per_branch = r->per_branch;
   g.gate = r->gate;
   g.gate_hidden = r->gate_hidden;

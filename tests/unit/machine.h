@@ -31,6 +31,7 @@ typedef struct machine_request {
   nsai_gate_kind gate;
   int32_t gate_hidden;
   bool per_branch;
+  bool fp16; /* of the GPU's machine, in the place of bf16 */
   int32_t op, selection, max_probe_rows;
   const char *override; /* one more override of the configuration; NULL: none */
 } machine_request;

@@ -12,6 +12,7 @@
 #include <cmocka.h>
 
 #include "machine.h"
+#include "plan.h"
 #include "variants.h"
 
 #include <dirent.h>
@@ -452,6 +453,42 @@ static void test_given_selection(void **state) {
   machine_free(&m);
 }
 
+#define INVERT "invert_count", "invert_scan", "invert_fill"
+#define KV_STATIONARY "variants.force.attend_selected=attend_selected_kv"
+
+/* KV-stationary: the lists are inverted, then all heads pass through the workspace at once, or some
+ * after the others, or few tokens at a time. */
+static void test_selected_kv(void **state) {
+  (void)state;
+  machine m;
+  machine_request request = {
+    .gpu = true, .fp16 = true, .selection = NSA_SELECT_BLOCKS, .override = KV_STATIONARY
+  };
+  begin(&m, &request);
+  m.exec.branches = 1u << NSA_SEL;
+  for (int b = 0; b < NSA_BRANCHES; b++) m.toy.io.o_branch[b] = m.toy.io.lse[b] = (nsa_tensor){ 0 };
+  expect_launches(&m, FORWARD(&m),
+                  LIST("sort_blocks", INVERT, "attend_selected_kv", "combine_blocks"));
+  const fake_cuda_launch *l = machine_record()->launch;
+  assert_int_equal(l[1].grid_x, 2);  /* KV heads, one part */
+  assert_int_equal(l[2].grid_x, 2);  /* KV heads */
+  assert_int_equal(l[3].grid_x, 2);  /* KV heads, one part */
+  assert_int_equal(l[4].grid_x, 24); /* 6 heads * (40 / 16 + 2 items) */
+  assert_int_equal(l[5].grid_x, 30); /* 6 heads * 40 tokens, 8 warps a block */
+  nsai_kv_layout *kv = &m.plan->layout.kv;
+  kv->rows = 2 * 40 * 4; /* of two heads */
+  expect_launches(&m, RUN(&m, FORWARD(&m)),
+                  LIST("sort_blocks", INVERT, "attend_selected_kv", "combine_blocks",
+                       "attend_selected_kv", "combine_blocks", "attend_selected_kv",
+                       "combine_blocks"));
+  kv->chunk_tokens = 24;
+  kv->rows = 6 * 24 * 4; /* of all heads */
+  expect_launches(&m, RUN(&m, FORWARD(&m)),
+                  LIST("sort_blocks", INVERT, "attend_selected_kv", "combine_blocks", INVERT,
+                       "attend_selected_kv", "combine_blocks"));
+  machine_free(&m);
+}
+
 /* phi mlp and the gate MLP go through cuBLASLt, on the same stream. */
 static void test_products(void **state) {
   (void)state;
@@ -595,7 +632,8 @@ int main(void) {
     cmocka_unit_test(test_waiting),      cmocka_unit_test(test_images_that_do_not_load),
     cmocka_unit_test(test_policies),     cmocka_unit_test(test_shared_kernels),
     cmocka_unit_test(test_launch_lists), cmocka_unit_test(test_given_selection),
-    cmocka_unit_test(test_products),     cmocka_unit_test(test_contexts),
+    cmocka_unit_test(test_selected_kv),  cmocka_unit_test(test_products),
+    cmocka_unit_test(test_contexts),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

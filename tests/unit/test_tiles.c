@@ -88,6 +88,15 @@ static bool union_allows(const nsai_kernel_spec *s) {
   return 16 * warps % constant(s, "kGroupPadded") == 0 && constant(s, "kStages") >= 2;
 }
 
+/* Those of attend_selected_kv.cuh; what a block of threads may ask for is the device's affair. */
+static bool kv_allows(const nsai_kernel_spec *s, uint32_t shared_bytes) {
+  int64_t keys = constant(s, "kSelectBlock"), warps = constant(s, "kWarps");
+  assert_int_equal(s->threads, 32 * warps);
+  assert_int_equal(s->tokens, constant(s, "kRows"));
+  return keys % 16 == 0 && keys <= 128 && warps % 4 == 0 && constant(s, "kRows") % 64 == 0 &&
+         s->shared_bytes <= shared_bytes;
+}
+
 /* Those of importance_mma.cuh. */
 static bool importance_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps"), rows = constant(s, "kRows");
@@ -97,9 +106,18 @@ static bool importance_allows(const nsai_kernel_spec *s) {
   return group <= rows && group <= 64 && constant(s, "kKeys") % 32 == 0;
 }
 
+/* Kernels beside the one that has the tiles. */
+static bool is_beside(const nsai_variant *v, int role) {
+  bool inverts = role >= NSAI_KERNEL_INVERT_COUNT && role <= NSAI_KERNEL_INVERT_FILL;
+  bool stands_alone = role == NSAI_KERNEL_SELECT || role == NSAI_KERNEL_PROBE;
+  return role == NSAI_KERNEL_SORT || inverts || role == NSAI_KERNEL_COMBINE ||
+         (v->covers && stands_alone);
+}
+
 static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
   bool attends = is(s, "attend_compressed_mma") || is(s, "attend_window_mma") || is(s, "dense_mma");
   if (s->threads > 1024 || s->threads * constant(s, "kMinBlocks") > 2048) return false;
+  if (is(s, "attend_selected_kv")) return kv_allows(s, t->shared_bytes);
   if (s->shared_bytes > (s->box_keys ? t->shared_bytes : 99 * 1024)) return false;
   if (is(s, "attend_selected_tma") || is(s, "attend_selected_wgmma")) {
     int64_t blocks = constant(s, "kMinBlocks");
@@ -161,8 +179,7 @@ static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai
   v->specify(p, t, tiles, specs);
   bool allowed = true, any = false;
   for (int role = 0; role < NSAI_ROLES; role++) {
-    bool beside = v->covers && (role == NSAI_KERNEL_SELECT || role == NSAI_KERNEL_PROBE);
-    if (!specs[role].entry || role == NSAI_KERNEL_SORT || beside) continue;
+    if (!specs[role].entry || is_beside(v, role)) continue;
     allowed &= kernel_allows(&specs[role], t);
     any = true;
     if (!reasons.count) check_constants(v, tiles, &specs[role]);
@@ -199,7 +216,7 @@ static void check_choice(const nsai_variant *v, const nsai_problem *p, const nsa
 /* A value that no range has, or a tile that the variant does not have, is refused. */
 static void check_strange_values(const nsai_variant *v, const nsai_problem *p,
                                  const nsai_target *t) {
-  static const int32_t strange[] = { 0, -1, 9, 48, 1024, INT32_MAX };
+  static const int32_t strange[] = { 0, -1, 9, 48, 1000, INT32_MAX };
   for (int i = 0; i < v->space->count; i++)
     for (size_t k = 0; k < sizeof strange / sizeof *strange; k++) {
       nsai_tiles tiles = nsai_variant_tiles(v, p, t, NULL);
