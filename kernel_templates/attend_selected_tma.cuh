@@ -146,8 +146,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
           accumulate<Config>(rO, rS, sV + offset);
         }
       }
-      __syncwarp();
-      if (lane == 0) barrier_arrive(base + S::kEmpty + 8 * s); // for the producers
+      barrier_arrive(base + S::kEmpty + 8 * s); // for the producers
     }
     const Place at = find_place<Config>(p, tile);
     const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };

@@ -111,7 +111,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
   const int row = 16 * warp + lane / 4;              // this lane's rows: row, row + 8
   RingStep<S::kStages> step;
   auto release = [&](int stage) { // for the producers
-    if (lane == 0) barrier_arrive(base + S::kEmpty + 8 * stage);
+    barrier_arrive(base + S::kEmpty + 8 * stage);
   };
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {

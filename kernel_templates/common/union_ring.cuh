@@ -127,8 +127,10 @@ template <class Config> NSAI_DEVICE void ring_init(const NsaiAttendSelectedTma &
   tma_prefetch_map(p.k);
   tma_prefetch_map(p.v);
   for (int s = 0; s < R::kStages; ++s) {
-    barrier_init(base + R::kFull + 8 * s, R::kProducers); // a lane of each producer warp
-    barrier_init(base + R::kEmpty + 8 * s, R::kWarps);    // a lane of each consumer warp
+    // Every lane arrives: one of each warp would do and is no faster, but racecheck does not follow
+    // it.
+    barrier_init(base + R::kFull + 8 * s, 32 * R::kProducers);
+    barrier_init(base + R::kEmpty + 8 * s, 32 * R::kWarps);
   }
   barrier_init_fence();
 }
@@ -166,8 +168,10 @@ NSAI_DEVICE void ring_fill(const NsaiAttendSelectedTma &p, const KeyPlace &at, u
         (const u16 *)v.data + row * v.token_stride + at.group * v.head_stride; // [., Dv]
     copy_present_rows<R::kKeys, Config::kHeadDimV>(sV, gV, v.token_stride, at.rest - first);
   }
-  __syncwarp();
-  if (threadIdx.x % 32 != 0) return;
+  if (threadIdx.x % 32 != 0) {
+    barrier_arrive(full);
+    return;
+  }
   barrier_arrive_expecting(full, foreign ? R::kKBytes : R::kKBytes + R::kVBytes);
   tma_load_panels<Config::kHeadDimQk>(sK, p.k, full, R::kKeys, at.group, row);
   if (!foreign) tma_load_panels<Config::kHeadDimV>(sV, p.v, full, R::kKeys, at.group, row);
@@ -253,8 +257,7 @@ NSAI_DEVICE void ring_produce(const NsaiAttendSelectedTma &params, unsigned char
       if (producer == 0 && any) {
         ring_fill<Config>(params, keys, base, s, first);
       } else {
-        __syncwarp();
-        if (lane == 0) barrier_arrive(base + R::kFull + 8 * s);
+        barrier_arrive(base + R::kFull + 8 * s);
       }
     }
   }
