@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Order of a forward: gates, compress, attend_compressed, importance and select in chunks of
- * tokens, attend_window, attend_selected. Each branch's kernel adds its gated output to an fp32
- * partial sum; the last one that runs rounds once into o. A stage that another stage's variant
- * covers is part of that one's launch.
+ * Order of a forward: gates, attend_window, compress, attend_compressed, importance and select in
+ * chunks of tokens, attend_selected. Each branch's kernel adds its gated output to an fp32 partial
+ * sum; the last one that runs rounds once into o. A stage that another stage's variant covers is
+ * part of that one's launch.
  */
 #include "forward.h"
 
@@ -165,20 +165,27 @@ static nsa_tensor compressed_lse(const nsai_run *run) {
                        .stride = { run->plan->problem.model.heads, 1 } };
 }
 
-/* The branches in the order of their kernels. */
-static const int branch_order[NSA_BRANCHES] = { NSA_CMP, NSA_WIN, NSA_SEL };
+/* The branches in the order of their kernels. The window is first, where its kernel is its own: it
+ * has the least to compute beside the partial sum, which the first branch need not read. */
+static const int *branch_order(const nsai_run *run) {
+  static const int apart[NSA_BRANCHES] = { NSA_WIN, NSA_CMP, NSA_SEL };
+  static const int together[NSA_BRANCHES] = { NSA_CMP, NSA_WIN, NSA_SEL };
+  return is_covered(run, NSAI_STAGE_ATTEND_WINDOW) ? together : apart;
+}
 
-static bool runs_before(uint32_t branches, int branch) {
-  for (int i = 0; branch_order[i] != branch; i++)
-    if (branches >> branch_order[i] & 1) return true;
+static bool runs_before(const nsai_run *run, int branch) {
+  const int *order = branch_order(run);
+  for (int i = 0; order[i] != branch; i++)
+    if (run->branches >> order[i] & 1) return true;
   return false;
 }
 
-static bool runs_after(uint32_t branches, int branch) {
+static bool runs_after(const nsai_run *run, int branch) {
+  const int *order = branch_order(run);
   bool seen = false;
   for (int i = 0; i < NSA_BRANCHES; i++) {
-    if (seen && (branches >> branch_order[i] & 1)) return true;
-    seen |= branch_order[i] == branch;
+    if (seen && (run->branches >> order[i] & 1)) return true;
+    seen |= order[i] == branch;
   }
   return false;
 }
@@ -204,8 +211,8 @@ static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
   if (!has_branch(run, branch)) return out; /* only its LSE is wanted, by the selection */
   if (nsai_present(&run->io->o_branch[branch]))
     out.o_branch = nsai_view(&run->io->o_branch[branch]);
-  out.add_partial = runs_before(run->branches, branch);
-  bool last = !runs_after(run->branches, branch);
+  out.add_partial = runs_before(run, branch);
+  bool last = !runs_after(run, branch);
   if (last) out.o = nsai_view(&run->io->o);
   if (out.add_partial || !last) out.partial = nsai_piece_at(run, run->plan->layout.partial);
   return out;
@@ -440,15 +447,12 @@ static nsa_status attend_selected_window(const nsai_run *run) {
   return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
 }
 
-/* The branches that read raw keys. */
-static nsa_status attend_raw(const nsai_run *run) {
-  bool selected = has_branch(run, NSA_SEL), window = has_branch(run, NSA_WIN);
-  if (is_covered(run, NSAI_STAGE_ATTEND_WINDOW)) {
-    if (!selected && !window) return NSA_OK;
-    return staged(run, NSAI_STAGE_ATTEND_SELECTED, attend_selected_window);
-  }
-  if (window) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
-  return selected ? staged(run, NSAI_STAGE_ATTEND_SELECTED, attend_selected) : NSA_OK;
+/* The selected branch, with the window's where one kernel does both. */
+static nsa_status attend_last(const nsai_run *run) {
+  bool together = is_covered(run, NSAI_STAGE_ATTEND_WINDOW);
+  if (!has_branch(run, NSA_SEL) && !(together && has_branch(run, NSA_WIN))) return NSA_OK;
+  return staged(run, NSAI_STAGE_ATTEND_SELECTED,
+                together ? attend_selected_window : attend_selected);
 }
 
 nsa_status nsai_enqueue_forward(const nsai_run *run) {
@@ -457,6 +461,8 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   bool compressed = has_branch(run, NSA_CMP) || selecting || probes;
   bool fused = is_covered(run, NSAI_STAGE_SELECT);
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
+  if (has_branch(run, NSA_WIN) && !is_covered(run, NSAI_STAGE_ATTEND_WINDOW))
+    NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
   if ((compressed || nsai_present(&run->io->kv.k_cmp)) && m->phi != NSAI_PHI_EXTERNAL)
     NSAI_TRY(staged(run, NSAI_STAGE_COMPRESS, nsai_enqueue_compress));
   if (compressed)
@@ -464,7 +470,7 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
                     fused ? attend_compressed_topn : attend_compressed));
   if (selecting && !fused) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe(run));
-  return attend_raw(run);
+  return attend_last(run);
 }
 
 nsa_status nsai_enqueue_compress(const nsai_run *run) {
