@@ -314,8 +314,7 @@ static int run_reader(const arguments *a) {
   if (length > 4 && !strcmp(stem + length - 4, ".csv")) stem[length - 4] = 0;
   if (!status && a->command == PLOT) status = bench_figures_write(&results, a->svg, stem);
   if (!status && a->command == TABLE && !bench_report_table(stdout, &results))
-    status =
-        nsai_fail(NSA_E_ARG, "%s: no problem has forward, compressed, window and dense", a->file);
+    status = nsai_fail(NSA_E_ARG, "%s: the forward of no problem was timed", a->file);
   bench_results_free(&results);
   return status ? fail(1) : 0;
 }
