@@ -132,6 +132,12 @@ static void specify(const nsai_problem *p, const nsai_target *t, const nsai_tile
   nsai_constant_add(spec, "kMinBlocks", 1);
 }
 
+/* With a compiler that needs more registers than any tiles leave, the portable kernels serve. */
+bool nsai_sensible_flash_wgmma(const nsai_problem *p, const nsai_target *t) {
+  (void)p;
+  return t->caution < NSAI_MAX_CAUTION;
+}
+
 void nsai_legal_attend_compressed_wgmma(const nsai_problem *p, const nsai_target *t,
                                         nsai_reasons *reasons) {
   legal(p, t, reasons);

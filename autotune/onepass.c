@@ -79,6 +79,10 @@ static void judge_registers(const nsai_geometry *m, nsai_reasons *reasons) {
   bool wide = m->head_dim_v > 64, holds = true;
   if (ratio == 2) holds = wide ? overlap == 1 && (group == 8 || group == 16) : group <= 16;
   if (ratio != 2 && group > 16 && wide) holds = ratio == 4 && overlap <= 3;
+  /* P as the sum of two bf16 (kSplitP) takes more of the consumers' registers. */
+  if (ratio == 2 && m->dtype == NSA_BF16 && m->head_dim_v < 64) holds = holds && group > 4;
+  /* Fewer columns of Q than of O: fp16 alone spilled. */
+  if (wide && m->dtype == NSA_F16 && m->head_dim_qk < m->head_dim_v) holds = false;
   if (!holds)
     nsai_refuse(reasons,
                 "blocks of %d and %d strides with groups of %d heads and head_dim_v %d need more "
@@ -104,6 +108,7 @@ static void judge_geometry(const nsai_geometry *m, nsai_reasons *reasons) {
                 m->head_dim_v);
   if (m->head_dim_v > MOST_HEAD_DIM_V)
     nsai_refuse(reasons, "head_dim_v %d: at most %d is taken", m->head_dim_v, MOST_HEAD_DIM_V);
+  if (free < 1) nsai_refuse(reasons, "every block it would choose is a forced one");
   if (free > MOST_FREE)
     nsai_refuse(reasons, "chooses %d blocks beside the forced ones: at most %d are taken", free,
                 MOST_FREE);

@@ -114,7 +114,7 @@ void nsai_legal_attend_selected_kv(const nsai_problem *p, const nsai_target *t,
 bool nsai_sensible_attend_selected_kv(const nsai_problem *p, const nsai_target *t) {
   const nsai_geometry *m = &p->model;
   int32_t group = m->heads / m->kv_heads;
-  (void)t;
+  if (t->caution == NSAI_MAX_CAUTION) return false; /* registers: the portable kernel serves */
   if (p->max_kv_len <= (int64_t)BREAK_EVEN_BLOCKS * m->select_block) return false;
   return group <= 2 || (group <= 8 && p->overlap == NSA_OVERLAP_LOW);
 }

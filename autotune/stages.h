@@ -88,6 +88,7 @@ NSAI_VARIANT_FUNCTIONS(dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 
+bool nsai_sensible_flash_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *);

@@ -84,6 +84,7 @@ NSAI_DEVICE int scan_parts(const NsaiInvert &p, int *gCounts, int b) {
 template <class Config>
 NSAI_DEVICE void write_items(const NsaiSequences &seqs, NsaiKvItem *gItems, int count, int b,
                              int start, int length) {
+  if (!count) return;
   int s =
       seqs.cu_q
           ? find_sequence(seqs.num_seqs, b,

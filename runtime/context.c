@@ -104,6 +104,7 @@ static void set_target(nsa_ctx *ctx) {
                                .sms = ctx->device.sm_count };
   if (ctx->deviceless && c->device.smem_per_block)
     ctx->target.shared_bytes = (uint32_t)c->device.smem_per_block;
+  if (ctx->deviceless && c->device.sms) ctx->target.sms = (int32_t)c->device.sms;
 }
 
 static bool stop_at_first(void *user, const nsai_record_item *item) {

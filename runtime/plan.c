@@ -107,9 +107,12 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
     return NSA_OK;
   }
   NSAI_TRY(status);
+  int32_t missing = 0;
+  NSAI_TRY(count_missing(ctx, &request, &choice, &missing)); /* leaves the choice that will serve */
   nsai_layout layout = nsai_layout_make(&resolved, &choice);
   fill_caps(ctx, &choice, &layout, caps);
-  return count_missing(ctx, &request, &choice, &caps->needs_compile);
+  caps->needs_compile = missing;
+  return NSA_OK;
 }
 
 static void write_kernel(const nsai_kernel_spec *spec, nsai_writer *text) {

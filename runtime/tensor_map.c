@@ -16,13 +16,20 @@ static int64_t stride_of(int64_t stride, int64_t extent) {
   return extent > 1 ? stride : BOX_COLUMNS;
 }
 
-static nsa_status check_stride(const nsai_boxed *t, const char *what, int64_t stride) {
-  if (stride > 0 && stride < MOST_STRIDE && t->tokens <= MOST_EXTENT) return NSA_OK;
+static nsa_status check_stride(const nsai_boxed *t, const char *what, int64_t stride,
+                               int64_t most) {
+  if (t->tokens > MOST_EXTENT)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "%s has %lld tokens: the copy engine of sm_90 takes 2^32 at most; split the "
+                     "batch",
+                     t->name, (long long)t->tokens);
+  if (stride > 0 && stride < most) return NSA_OK;
   return nsai_fail(NSA_E_UNSUPPORTED,
                    "%s: the copy engine of sm_90 takes no stride of %lld elements (%s): it "
-                   "must be positive and below 2^39; copy the tensor, or disable the variants that "
+                   "must be positive and below 2^%d; copy the tensor, or disable the variants that "
                    "need it (variants.disable: [\"*_wgmma\", \"*_tma\"])",
-                   t->name, (long long)stride, what);
+                   t->name, (long long)stride, what,
+                   63 - __builtin_clzll((unsigned long long)most));
 }
 
 /* Dimension 0 is of adjacent elements; strides [dims - 1] of the others, in elements. */
@@ -47,8 +54,8 @@ nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *t, NsaiT
   const uint32_t box[] = { BOX_COLUMNS, (uint32_t)t->box_heads, (uint32_t)t->box_tokens };
   *out = (NsaiTensorMap){ { 0 } };
   if (t->tokens <= 0) return NSA_OK;
-  NSAI_TRY(check_stride(t, "head", strides[0]));
-  NSAI_TRY(check_stride(t, "token", strides[1]));
+  NSAI_TRY(check_stride(t, "head", strides[0], MOST_STRIDE));
+  NSAI_TRY(check_stride(t, "token", strides[1], MOST_STRIDE));
   return encode(driver, t, 3, extents, strides, box, out);
 }
 
@@ -58,13 +65,14 @@ nsa_status nsai_tensor_map_spread(const nsai_driver *driver, const nsai_boxed *t
   int64_t token = stride_of(t->view.token_stride, t->tokens);
   *out = (NsaiTensorMap){ { 0 } };
   if (t->tokens <= 0) return NSA_OK;
-  NSAI_TRY(check_stride(t, "head", head));
-  NSAI_TRY(check_stride(t, "token", token * SPREAD_KEYS));
+  NSAI_TRY(check_stride(t, "head", head, MOST_STRIDE));
+  NSAI_TRY(check_stride(t, "token", token, MOST_STRIDE / SPREAD_KEYS));
   int64_t columns = (t->heads - 1) * head + t->dim;
   if (columns > INT32_MAX)
     return nsai_fail(NSA_E_UNSUPPORTED,
                      "%s: %d heads %lld elements apart: the copy engine of sm_90 is given 2^31 at "
-                     "most; copy the tensor, or disable compressed_topn_wgmma (variants.disable)",
+                     "most; copy the tensor, or "
+                     "disable the variant (variants.disable: [\"*compressed_topn_wgmma\"])",
                      t->name, t->heads, (long long)head);
   /* Heads in a row, 2 keys, lanes, pairs of keys, first key: these overlap. */
   const uint64_t extents[] = { (uint64_t)columns, 2, SPREAD_LANES, SPREAD_KEYS / 2,

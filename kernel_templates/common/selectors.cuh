@@ -103,7 +103,8 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
         for (int k = 0; k < P::kTokens; ++k) sum[k / P::kUnitTokens][k % P::kUnitTokens] = 0;
       barrier_wait(shared_address(&desk.full[ring.stage]), ring.parity);
       sum_heads<C>(sum, desk, desk.pieces[ring.stage], lse[w], w * 16, lane);
-      __syncwarp(); // the pieces are read
+      shared_proxy_fence();
+      __syncwarp(); // the pieces are read, and may be overwritten by a bulk copy
       if (part + 1 == P::kParts && w + 1 == P::kUnitWarps && lane < P::kMine)
         publish(shared_address(&own.read[selector + lane * P::kSelectors]), done + i + 1);
       fetch(i + (step + C::kDepth) / kSteps, (step + C::kDepth) % kSteps, ring.stage);
@@ -129,7 +130,8 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
         if (wins) greatest = max(greatest, order);
         desk.greatest[k][lane] = greatest;
         u32 bar = order_reached_roughly<C>(greatest);
-        if (lane == 0) { // everyone has read them
+        __syncwarp(); // everyone has read them
+        if (lane == 0) {
           desk.bar[k] = bar;
           desk.listed[k] = listed + __popc(winners);
         }

@@ -136,7 +136,7 @@ static void test_spread(void **state) {
   k.heads = 1; /* whatever its stride */
   expect_spread(&k, NSA_OK, NULL);
   k.view.token_stride = 1ll << 34;
-  expect_spread(&k, NSA_E_UNSUPPORTED, "below 2^39");
+  expect_spread(&k, NSA_E_UNSUPPORTED, "below 2^34");
   k.view.token_stride = 0;
   expect_spread(&k, NSA_E_UNSUPPORTED, "no stride of 0 elements (token)");
   k.view = (NsaiView){ 0 };
