@@ -16,14 +16,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Capacity where neither the file's `serving` section nor --max-kv-len names one. Kernels depend on
- * it only through which side of thresholds.select_dense_below it lies on. */
+/* Capacity where neither the file's `serving` section nor --max-kv-len names one. */
 #define DEFAULT_TOKENS 65536
 #define DEFAULT_SEQS 1
 
 #define MAX_ARCHS 16
 #define MAX_SAMPLE 100
-#define MAX_PROBLEMS 3 /* forward on both sides of the threshold, dense */
+
+/* Plans are also made for less than the longest sequence, and variants are chosen by the length. Their
+ * thresholds are powers of two, as common block sizes are, but for thresholds.select_dense_below. */
+#define SHORTEST_TOKENS 1024
+#define MAX_LENGTHS 32                 /* up to 2^31, and three more */
+#define MAX_PROBLEMS (3 * MAX_LENGTHS) /* forwards of both overlaps, dense */
 
 typedef struct arguments {
   nsai_cli_settings settings;
@@ -31,7 +35,7 @@ typedef struct arguments {
   int arch_count; /* 0: the device's own */
   int32_t op;     /* 0: both */
   int32_t selection;
-  int64_t max_kv_len; /* 0: as the file says, and both sides of the threshold */
+  int64_t max_kv_len; /* 0: as the file says */
   int32_t probe_rows; /* of the forward's importance */
   int32_t caution;    /* nsai_target.caution to begin with */
   int32_t sample;     /* so many candidates of each stage; 0: the heuristic's choices */
@@ -60,7 +64,7 @@ static const struct argp_option options[] = {
   { "selection", OPT_SELECTION, "KIND", 0, "Selection of the forward: own, blocks or ranges (own)",
     0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
-    "Longest sequence; without it the file's, and both sides of thresholds.select_dense_below", 0 },
+    "Longest sequence; without it the file's. What shorter ones choose is compiled, too", 0 },
   { "probe-rows", OPT_PROBE_ROWS, "N", 0,
     "Also the kernel that reads the importance of N chosen rows (problem.max_probe_rows)", 0 },
   { "caution", OPT_CAUTION, "N", OPTION_HIDDEN,
@@ -178,22 +182,51 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   return p;
 }
 
-/* The problems whose kernels are wanted. */
+/* Fills `lengths` with those that may lead to other variants, the longest first; returns how many. A
+ * sample, which asks nobody's choice, only looks at both sides of select_dense_below. */
+static int list_lengths(const arguments *a, const nsai_problem *longest,
+                        int64_t lengths[MAX_LENGTHS]) {
+  bool selects = longest->op == NSA_OP_FORWARD && longest->selection == NSA_SELECT_OWN;
+  const int64_t most = longest->max_kv_len, below = selects ? longest->select_dense_below : 0;
+  int count = 0;
+  lengths[count++] = most;
+  if (below && below < most) lengths[count++] = below;
+  if (a->sample) return count;
+  if (below && below + 1 < most) lengths[count++] = below + 1;
+  for (int64_t n = SHORTEST_TOKENS; n < most && count < MAX_LENGTHS; n *= 2)
+    if (n != below && n != below + 1) lengths[count++] = n;
+  return count;
+}
+
+/* Adds an operation at all lengths, and a forward with both overlaps. */
+static nsa_status add_problems(const arguments *a, const nsai_config *config, int32_t op,
+                               int64_t longest, nsa_problem problems[MAX_PROBLEMS], size_t *count) {
+  nsa_problem problem = problem_of(a, config, op, longest);
+  nsai_problem resolved;
+  int64_t lengths[MAX_LENGTHS];
+  NSAI_TRY(nsai_problem_resolve(config, &problem, &resolved));
+  int length_count = list_lengths(a, &resolved, lengths);
+  for (int i = 0; i < length_count; i++) {
+    problem = problem_of(a, config, op, lengths[i]);
+    problems[(*count)++] = problem;
+    if (op == NSA_OP_DENSE || a->sample) continue;
+    problem.overlap = NSA_OVERLAP_HIGH;
+    problems[(*count)++] = problem;
+  }
+  return NSA_OK;
+}
+
+/* The problems whose kernels are wanted. What several of them choose is compiled for the first. */
 static nsa_status make_problems(const arguments *a, const nsai_config *config,
                                 nsa_problem problems[MAX_PROBLEMS], size_t *count) {
   int64_t longest = a->max_kv_len                ? a->max_kv_len
                     : config->serving.max_kv_len ? config->serving.max_kv_len
                                                  : DEFAULT_TOKENS;
-  nsai_problem resolved;
   *count = 0;
-  if (a->op != NSA_OP_DENSE) {
-    problems[*count] = problem_of(a, config, NSA_OP_FORWARD, longest);
-    NSAI_TRY(nsai_problem_resolve(config, &problems[(*count)++], &resolved));
-    bool crosses = resolved.select_dense_below && longest > resolved.select_dense_below;
-    if (crosses && !a->max_kv_len && a->selection == NSA_SELECT_OWN)
-      problems[(*count)++] = problem_of(a, config, NSA_OP_FORWARD, resolved.select_dense_below);
-  }
-  if (a->op != NSA_OP_FORWARD) problems[(*count)++] = problem_of(a, config, NSA_OP_DENSE, longest);
+  if (a->op != NSA_OP_DENSE)
+    NSAI_TRY(add_problems(a, config, NSA_OP_FORWARD, longest, problems, count));
+  if (a->op != NSA_OP_FORWARD)
+    NSAI_TRY(add_problems(a, config, NSA_OP_DENSE, longest, problems, count));
   return NSA_OK;
 }
 
@@ -242,16 +275,16 @@ static nsa_status check_stored(const job *j, const nsa_ctx *ctx, nsai_cli_progre
   nsai_cache_tier_info tier;
   nsa_status status = NSA_OK;
   nsa_ctx *next = NULL;
-  int32_t missing = 0;
+  int32_t missing = 0; /* of the problem that lacks most: problems share kernels */
   NSAI_TRY_TO(done, open_context(j, progress, NSA_LOG_ERROR, &next));
   for (size_t i = 0; i < j->count; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
     NSAI_TRY_TO(done, nsa_query(next, &j->problems[i], &caps));
-    missing += caps.needs_compile;
+    if (caps.needs_compile > missing) missing = caps.needs_compile;
   }
   if (missing && nsai_cache_tier(ctx->cache, 0, &tier))
     status = nsai_fail(NSA_E_CACHE,
-                       "%d of the kernels did not stay in %s (%s); is there room, and is "
+                       "at least %d of the kernels did not stay in %s (%s); is there room, and is "
                        "runtime.cache_limit large enough?",
                        missing, tier.path, tier.state);
 done:

@@ -165,27 +165,21 @@ static nsa_tensor compressed_lse(const nsai_run *run) {
                        .stride = { run->plan->problem.model.heads, 1 } };
 }
 
-/* The branches in the order of their kernels. The window is first, where its kernel is its own: it
- * has the least to compute beside the partial sum, which the first branch need not read. */
-static const int *branch_order(const nsai_run *run) {
-  static const int apart[NSA_BRANCHES] = { NSA_WIN, NSA_CMP, NSA_SEL };
-  static const int together[NSA_BRANCHES] = { NSA_CMP, NSA_WIN, NSA_SEL };
-  return is_covered(run, NSAI_STAGE_ATTEND_WINDOW) ? together : apart;
-}
+/* The branches in the order of their kernels. The window is first: it has the least to compute
+ * beside the partial sum, which the first branch need not read. */
+static const int branch_order[NSA_BRANCHES] = { NSA_WIN, NSA_CMP, NSA_SEL };
 
 static bool runs_before(const nsai_run *run, int branch) {
-  const int *order = branch_order(run);
-  for (int i = 0; order[i] != branch; i++)
-    if (run->branches >> order[i] & 1) return true;
+  for (int i = 0; branch_order[i] != branch; i++)
+    if (run->branches >> branch_order[i] & 1) return true;
   return false;
 }
 
 static bool runs_after(const nsai_run *run, int branch) {
-  const int *order = branch_order(run);
   bool seen = false;
   for (int i = 0; i < NSA_BRANCHES; i++) {
-    if (seen && (run->branches >> order[i] & 1)) return true;
-    seen |= order[i] == branch;
+    if (seen && (run->branches >> branch_order[i] & 1)) return true;
+    seen |= branch_order[i] == branch;
   }
   return false;
 }
@@ -434,35 +428,13 @@ static nsa_status attend_selected(const nsai_run *run) {
   return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &boxed);
 }
 
-/* The window's branch is part of it, or all of it. */
-static nsa_status attend_selected_window(const nsai_run *run) {
-  NsaiAttend window = attend_params(run, NSA_WIN, NSAI_KERNEL_ATTEND_SELECTED);
-  NsaiSelectedWindow p = { .selected = selected_params(run),
-                           .window_k = window.k,
-                           .window_v = window.v,
-                           .window_out = window.out,
-                           .has_selected = has_branch(run, NSA_SEL),
-                           .has_window = has_branch(run, NSA_WIN) };
-  if (p.has_selected) NSAI_TRY(find_lists(run, &p.selected));
-  return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
-}
-
-/* The selected branch, with the window's where one kernel does both. */
-static nsa_status attend_last(const nsai_run *run) {
-  bool together = is_covered(run, NSAI_STAGE_ATTEND_WINDOW);
-  if (!has_branch(run, NSA_SEL) && !(together && has_branch(run, NSA_WIN))) return NSA_OK;
-  return staged(run, NSAI_STAGE_ATTEND_SELECTED,
-                together ? attend_selected_window : attend_selected);
-}
-
 nsa_status nsai_enqueue_forward(const nsai_run *run) {
   const nsai_geometry *m = &run->plan->problem.model;
   bool probes = nsai_present(&run->io->probe_rows), selecting = selects(run);
   bool compressed = has_branch(run, NSA_CMP) || selecting || probes;
   bool fused = is_covered(run, NSAI_STAGE_SELECT);
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
-  if (has_branch(run, NSA_WIN) && !is_covered(run, NSAI_STAGE_ATTEND_WINDOW))
-    NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
+  if (has_branch(run, NSA_WIN)) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
   if ((compressed || nsai_present(&run->io->kv.k_cmp)) && m->phi != NSAI_PHI_EXTERNAL)
     NSAI_TRY(staged(run, NSAI_STAGE_COMPRESS, nsai_enqueue_compress));
   if (compressed)
@@ -470,7 +442,8 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
                     fused ? attend_compressed_topn : attend_compressed));
   if (selecting && !fused) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe(run));
-  return attend_last(run);
+  return has_branch(run, NSA_SEL) ? staged(run, NSAI_STAGE_ATTEND_SELECTED, attend_selected)
+                                  : NSA_OK;
 }
 
 nsa_status nsai_enqueue_compress(const nsai_run *run) {

@@ -113,18 +113,6 @@ typedef struct NsaiAttendSelectedTma {
   int reserved[12];
 } NsaiAttendSelectedTma;
 
-/* Variants of attend_selected that cover attend_window: one kernel for both branches, or for one of
- * them where a run has no more. The epilogues are as for two kernels, the window's first; a sum that
- * stays in registers between the two need not pass through `partial`. */
-typedef struct NsaiSelectedWindow {
-  NsaiAttendSelected selected; /* seq, q, scale and tiles of both */
-  NsaiView window_k;
-  NsaiView window_v;
-  NsaiEpilogue window_out;
-  int has_selected; /* 0: lists, k, v and out of `selected` mean nothing */
-  int has_window;   /* 0: window_k, window_v and window_out mean nothing */
-} NsaiSelectedWindow;
-
 /* A run of one block's inverted list: common/block_lists.cuh. Tokens count from row 0 of q. */
 typedef struct NsaiKvItem {
   int kv_row; /* of k and v where the block begins */
@@ -304,7 +292,6 @@ NSAI_SIZE_IS(NsaiAttendTma, 640);
 NSAI_SIZE_IS(NsaiCompressedTopn, 704);
 NSAI_SIZE_IS(NsaiAttendSelected, 272);
 NSAI_SIZE_IS(NsaiAttendSelectedTma, 576);
-NSAI_SIZE_IS(NsaiSelectedWindow, 448);
 NSAI_SIZE_IS(NsaiKvItem, 32);
 NSAI_SIZE_IS(NsaiInvert, 152);
 NSAI_SIZE_IS(NsaiAttendKv, 152);

@@ -15,13 +15,33 @@ load common
   [[ $(autotune list --json | jq .count) == "$count" ]]
 }
 
-@test "both sides of select_dense_below are compiled, --max-kv-len chooses one" {
+@test "both sides of select_dense_below are compiled, --max-kv-len bounds them" {
   need_nvrtc
   small_model
   autotune compile --arch sm_80 --op forward --max-kv-len 64 small.yaml
   autotune list --json | jq -e '[.entries[].kernel] | index("attend_selected_mma") == null'
   autotune compile --arch sm_80 --op forward small.yaml
   autotune list --json | jq -e '[.entries[].kernel] | index("attend_selected_mma") != null'
+}
+
+@test "what other lengths and overlaps choose is compiled, too" {
+  need_nvrtc
+  compiled() { autotune list --json | jq -r '.entries[].kernel' | sort -u; }
+  model=$configs/models/g16_d192.yaml
+  autotune compile --arch sm_90a --op forward --max-kv-len 4096 "$model"
+  compiled >short
+  grep -qx importance_mma short        # up to 4096 tokens
+  grep -qx attend_selected_tma short   # low overlap
+  grep -qx attend_selected_wgmma short # high overlap
+  run -1 grep -x compressed_topn_wgmma short
+  autotune compile --arch sm_90a --op forward --max-kv-len 65536 "$model"
+  compiled | grep -qx compressed_topn_wgmma
+  # Shorter plans find all of theirs.
+  for length in 700 1500 4000 5000 50000; do
+    run -0 --separate-stderr autotune compile --arch sm_90a --op forward --max-kv-len $length \
+      --set runtime.jit=never "$model"
+    [[ $output == *": 0 kernels compiled"* ]]
+  done
 }
 
 @test "--verbose prints registers" {
@@ -192,7 +212,7 @@ export_small() {
   compile() { autotune compile --arch sm_80 --op forward --max-kv-len 4096 "$@" small.yaml; }
   kernels() { autotune list --json | jq -r '.entries[].file' | sort; }
   run -0 --separate-stderr compile --sample 2 --seed 5
-  [[ $output =~ ^'small.yaml for sm_80: 12 candidates of seed 5, '[0-9]+' refused, in ' ]]
+  [[ $output =~ ^'small.yaml for sm_80: 24 candidates of seed 5, '[0-9]+' refused, in ' ]]
   first=$(kernels)
   (($(wc -l <<<"$first") >= 6))
   compile --sample 2 --seed 5

@@ -36,10 +36,10 @@ static const nsai_space warps = {
   1, { { NSAI_TILE_WARPS, { 2, 4 }, "more than one candidate" } }, choose_warps, fit_any, cost_same
 };
 
-static void specify_topn(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
-                         nsai_kernel_spec specs[NSAI_ROLES]) {
+static void specify(const char *entry, const nsai_problem *p, const nsai_target *t,
+                    const nsai_tiles *tiles, nsai_kernel_spec specs[NSAI_ROLES]) {
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
-  *spec = (nsai_kernel_spec){ .entry = "made_up_topn",
+  *spec = (nsai_kernel_spec){ .entry = entry,
                               .threads = 32 * tiles->of[NSAI_TILE_WARPS],
                               .tokens = 1,
                               .per_sm = COVERING_PER_SM,
@@ -48,19 +48,14 @@ static void specify_topn(const nsai_problem *p, const nsai_target *t, const nsai
   nsai_specify_beside(p, t, specs);
 }
 
-static void legal_both(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
-  (void)t;
-  if (p->selection != NSA_SELECT_OWN) nsai_refuse(reasons, "it sorts no lists");
+static void specify_topn(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
+                         nsai_kernel_spec specs[NSAI_ROLES]) {
+  specify("made_up_topn", p, t, tiles, specs);
 }
 
-static void specify_both(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
-                         nsai_kernel_spec specs[NSAI_ROLES]) {
-  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
-  (void)p, (void)t;
-  *spec = (nsai_kernel_spec){ .entry = "made_up_both",
-                              .threads = 32 * tiles->of[NSAI_TILE_WARPS],
-                              .tokens = 4 };
-  nsai_constant_add(spec, "kMinBlocks", 1);
+static void specify_rival(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
+                          nsai_kernel_spec specs[NSAI_ROLES]) {
+  specify("made_up_rival", p, t, tiles, specs);
 }
 
 #define ROW(row_stage, row_name, row_space)                                                        \
@@ -83,19 +78,19 @@ const nsai_variant nsai_variants[] = {
     .space = &warps,
     .covers = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT },
   ROW(NSAI_STAGE_ATTEND_COMPRESSED, attend_compressed_mma, &nsai_space_flash),
+  { .name = "made_up_rival",
+    .stage = NSAI_STAGE_ATTEND_COMPRESSED,
+    .why = "a test of what is no default",
+    .deterministic = true,
+    .fp32_importance = true,
+    .legal = legal_any,
+    .specify = specify_rival,
+    .space = &warps,
+    .covers = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT },
   ROW(NSAI_STAGE_IMPORTANCE, importance_mma, &nsai_space_importance),
   ROW(NSAI_STAGE_SELECT, select_topn, &nsai_space_select),
   ROW(NSAI_STAGE_ATTEND_SELECTED, selected_dense_mma, &nsai_space_flash),
   ROW(NSAI_STAGE_ATTEND_SELECTED, attend_selected_mma, &nsai_space_union),
-  { .name = "made_up_both",
-    .stage = NSAI_STAGE_ATTEND_SELECTED,
-    .why = "a test of two stages",
-    .deterministic = true,
-    .fp32_importance = true,
-    .legal = legal_both,
-    .specify = specify_both,
-    .space = &warps,
-    .covers = 1u << NSAI_STAGE_ATTEND_WINDOW },
   ROW(NSAI_STAGE_ATTEND_WINDOW, attend_window_mma, &nsai_space_flash),
   ROW(NSAI_STAGE_DENSE, dense_mma, &nsai_space_flash),
 };

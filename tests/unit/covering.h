@@ -4,15 +4,15 @@
  * A variant table that stands in for the library's: its portable variants of a forward, and two
  * that cover further stages, with kernels in name only.
  *
- *   made_up_topn   attend_compressed, covers importance and select; first of its stage
- *   made_up_both   attend_selected, covers attend_window; last of its stage
+ *   made_up_topn    attend_compressed, covers importance and select; first of its stage
+ *   made_up_rival   the same; last of its stage
  */
 #ifndef TEST_COVERING_H
 #define TEST_COVERING_H
 
 #include "variants.h"
 
-/* Whether made_up_topn is sensible; false at the start. */
+/* Whether made_up_topn is sensible, and so the default; false at the start. */
 extern bool covering_topn;
 
 /* Blocks of threads per multiprocessor and bytes of scratch for each, of made_up_topn. */

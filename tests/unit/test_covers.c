@@ -21,13 +21,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The last params of either kernel. */
-static NsaiCompressedTopn topn;
-static NsaiSelectedWindow both;
+static NsaiCompressedTopn topn; /* the last params of made_up_topn */
 
 static double keep_params(const fake_cuda_launch *launch, const void *params) {
   if (!strcmp(launch->name, "made_up_topn")) memcpy(&topn, params, sizeof topn);
-  if (!strcmp(launch->name, "made_up_both")) memcpy(&both, params, sizeof both);
   return 1;
 }
 
@@ -164,48 +161,6 @@ static void test_topn_in_part(void **state) {
   machine_free(&m);
 }
 
-/* ---- made_up_both ---- */
-
-static void test_both(void **state) {
-  (void)state;
-  machine m;
-  covering_topn = false;
-  begin(&m, &(machine_request){ .override = "variants.force.attend_selected=made_up_both",
-                                .per_branch = true });
-  expect_variants(&m, "compress=compress_mean attend_compressed=attend_compressed_mma "
-                      "importance=importance_mma select=select_topn "
-                      "attend_selected=made_up_both attend_window=made_up_both");
-  expect_launches(forward(&m),
-                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
-  const nsa_io *io = &m.toy.io;
-  assert_true(both.has_selected && both.has_window);
-  assert_ptr_equal(both.selected.k.data, io->kv.k[NSA_SEL].data);
-  assert_ptr_equal(both.window_k.data, io->kv.k[NSA_WIN].data);
-  assert_ptr_equal(both.window_v.data, io->kv.v[NSA_WIN].data);
-  assert_ptr_equal(both.selected.lists, io->block_idx.data);
-  assert_int_equal(both.selected.tiles, 24); /* (40 / 4 + 2) of each head */
-  /* The window's comes after the compressed branch and before the last. */
-  assert_true(both.window_out.add_partial && both.window_out.partial && !both.window_out.o.data);
-  assert_true(both.selected.out.add_partial);
-  assert_ptr_equal(both.selected.out.o.data, io->o.data);
-  m.exec.branches = 1u << NSA_WIN;
-  memset(m.toy.io.o_branch, 0, sizeof m.toy.io.o_branch);
-  memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
-  expect_no_selection(&m);
-  expect_launches(forward(&m), LIST("made_up_both"));
-  assert_true(!both.has_selected && both.has_window);
-  assert_ptr_equal(both.window_out.o.data, io->o.data);
-  assert_false(both.window_out.add_partial);
-  m.exec.branches = 1u << NSA_SEL;
-  expect_launches(forward(&m),
-                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
-  assert_true(both.has_selected && !both.has_window);
-  assert_ptr_equal(both.selected.out.o.data, io->o.data);
-  m.exec.branches = 1u << NSA_CMP;
-  expect_launches(forward(&m), LIST("compress_mean", "attend_compressed_mma"));
-  machine_free(&m);
-}
-
 /* ---- when it is not chosen ---- */
 
 static void expect_refusal(const char *override, int32_t selection, const char *reason) {
@@ -239,16 +194,6 @@ static void test_refusals(void **state) {
   options.yaml_text = yaml;
   machine_expect("force", nsa_create(NULL, &options, &ctx), NSA_E_CONFIG,
                  "no variant 'made_up_topn'; stage select has select_topn");
-}
-
-/* Without a window nothing runs it. */
-static void test_no_window(void **state) {
-  (void)state;
-  machine m;
-  covering_topn = true;
-  begin(&m, &(machine_request){ .override = "model.window=0" });
-  expect_story(&m, 0, "made_up_both: no\n      it covers attend_window, which is not run here\n");
-  machine_free(&m);
 }
 
 /* ---- decisions ---- */
@@ -304,8 +249,7 @@ static void test_decisions(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_topn),         cmocka_unit_test(test_persistent),
-    cmocka_unit_test(test_topn_in_part), cmocka_unit_test(test_both),
-    cmocka_unit_test(test_refusals),     cmocka_unit_test(test_no_window),
+    cmocka_unit_test(test_topn_in_part), cmocka_unit_test(test_refusals),
     cmocka_unit_test(test_decisions),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

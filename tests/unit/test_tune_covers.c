@@ -29,8 +29,8 @@
 #define LONGEST_COMPUTED 512 /* tokens: verified cases are shorter, timed ones longer */
 #define TOKENS 1024
 
-static double ms_of_topn, ms_of_both; /* the other stages take 10, 6, 4, 10 and 5 ms */
-static const char *wrong;             /* forwards with this kernel compute nothing; NULL: none */
+static double ms_of_topn, ms_of_rival; /* the other stages take 10, 6, 4, 10 and 5 ms */
+static const char *wrong;              /* forwards with this kernel compute nothing; NULL: none */
 static bool wrong_seen;
 
 nsa_status __real_nsai_enqueue_forward(const nsai_run *run);
@@ -52,7 +52,7 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
   (void)params;
   wrong_seen |= wrong && !strcmp(launch->name, wrong);
   if (!strcmp(launch->name, "made_up_topn")) return ms_of_topn;
-  if (!strcmp(launch->name, "made_up_both")) return ms_of_both;
+  if (!strcmp(launch->name, "made_up_rival")) return ms_of_rival;
   if (!strcmp(launch->name, "importance_mma")) return 6;
   if (!strcmp(launch->name, "select_topn")) return 4;
   if (!strcmp(launch->name, "attend_window_mma")) return 5;
@@ -105,7 +105,7 @@ static int begin(void **state) {
   (void)state;
   covering_topn = false;
   ms_of_topn = 30;
-  ms_of_both = 30;
+  ms_of_rival = 30;
   wrong = NULL;
   return 0;
 }
@@ -172,80 +172,83 @@ static nsai_record *find_record(const world *w) {
 
 /* ---- one that is no default ---- */
 
-static void test_both_wins(void **state) {
+static void test_rival_wins(void **state) {
   (void)state;
   world w = { 0 };
-  ms_of_both = 12;
+  ms_of_rival = 16;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  expect_chosen(&w, "attend_selected", "made_up_both", 12, 0.2, "covers attend_window");
-  assert_null(find(&w, NSA_TUNE_CHOSEN, "attend_window"));
-  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 10, 0, "");
-  expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
+  expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "covers importance, select");
+  assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
+  assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
+  expect_chosen(&w, "attend_selected", "attend_selected_mma", 10, 0, "");
+  expect_chosen(&w, "attend_window", "attend_window_mma", 5, 0, "");
   nsai_tune_span span = { 0 };
   assert_true(nsai_tune_next(&w.results, &span));
-  assert_true(fabs(nsai_tune_find(&span, NSA_TUNE_BASELINE, NULL, "forward")->ms - 42) < 1e-3);
-  expect_variants(&w, "attend_selected=made_up_both attend_window=made_up_both");
-  /* The record says what was measured, and keeps the window's winner. */
+  assert_true(fabs(nsai_tune_find(&span, NSA_TUNE_BASELINE, NULL, "forward")->ms - 41) < 1e-3);
+  expect_variants(&w,
+                  "attend_compressed=made_up_rival importance=made_up_rival select=made_up_rival");
+  /* The record says what was measured, and keeps the winners of the stages that are covered. */
   nsai_record *r = find_record(&w);
-  const nsai_timing *both = nsai_record_chosen(r, "attend_selected");
-  const nsai_timing *window = nsai_record_chosen(r, "attend_window");
-  assert_true(fabs(both->ms - 12) < 1e-3 && !both->is_default);
-  assert_string_equal(both->note, "covers attend_window");
-  assert_true(window && fabs(window->ms - 5) < 1e-3);
-  assert_true(nsai_record_is_covered(r, "attend_window"));
-  assert_false(nsai_record_is_covered(r, "attend_selected"));
+  const nsai_timing *topn = nsai_record_chosen(r, "attend_compressed");
+  const nsai_timing *importance = nsai_record_chosen(r, "importance");
+  assert_true(fabs(topn->ms - 16) < 1e-3 && !topn->is_default);
+  assert_string_equal(topn->note, "covers importance, select");
+  assert_true(importance && fabs(importance->ms - 6) < 1e-3);
+  assert_true(nsai_record_is_covered(r, "importance"));
+  assert_false(nsai_record_is_covered(r, "attend_compressed"));
   assert_false(nsai_record_is_covered(r, "no_such_stage"));
   int32_t count;
-  const nsai_timing *t = nsai_record_stage(r, "attend_selected", &count);
+  const nsai_timing *t = nsai_record_stage(r, "attend_compressed", &count);
   for (int32_t i = 0; i < count; i++) {
-    bool covers = !strncmp(t[i].candidate, "made_up_both", 12);
+    bool covers = !strncmp(t[i].candidate, "made_up_rival", 13);
     nsai_weight weight = nsai_record_weigh(r, &t[i]);
-    assert_true(fabs(t[i].ms - (covers ? 12 : 10)) < 1e-3);
-    assert_true(fabs(weight.ms - (covers ? 12 : 15)) < 1e-3);
+    assert_true(fabs(t[i].ms - (covers ? 16 : 10)) < 1e-3);
+    assert_true(fabs(weight.ms - (covers ? 16 : 20)) < 1e-3);
   }
   nsai_record_destroy(r);
   /* Where it cannot serve, the others do, by the same record. */
-  enter(&w, "variants.disable=[attend_selected.made_up*]");
+  enter(&w, "variants.disable=[attend_compressed.made_up*]");
   nsa_problem p = asked();
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
-  assert_string_equal(plan->choice.variant[NSAI_STAGE_ATTEND_SELECTED]->name,
-                      "attend_selected_mma");
-  assert_int_equal(plan->choice.decider[NSAI_STAGE_ATTEND_SELECTED], NSAI_BY_RECORD);
-  assert_int_equal(plan->choice.decider[NSAI_STAGE_ATTEND_WINDOW], NSAI_BY_RECORD);
+  assert_string_equal(plan->choice.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name,
+                      "attend_compressed_mma");
+  assert_int_equal(plan->choice.decider[NSAI_STAGE_ATTEND_COMPRESSED], NSAI_BY_RECORD);
+  assert_int_equal(plan->choice.decider[NSAI_STAGE_IMPORTANCE], NSAI_BY_RECORD);
   nsa_plan_destroy(plan);
   /* Another call tells the same. */
   enter(&w, NULL);
   machine_expect("again", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  expect_chosen(&w, "attend_selected", "made_up_both", 12, 0.2, "covers attend_window");
-  assert_null(find(&w, NSA_TUNE_CHOSEN, "attend_window"));
+  expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "covers importance, select");
+  assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
+  assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
   leave(&w);
 }
 
-/* Faster than its own stage's rivals with the window's time, but by less than tuning.min_gain. */
-static void test_both_loses(void **state) {
+/* Faster than its own stage's rivals with the time of the stages it covers, but by less than tuning.min_gain. */
+static void test_rival_loses(void **state) {
   (void)state;
   world w = { 0 };
-  ms_of_both = 14.9;
+  ms_of_rival = 19.9;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  expect_chosen(&w, "attend_selected", "attend_selected_mma", 15, 0, "with attend_window");
-  expect_chosen(&w, "attend_window", "attend_window_mma", 5, 0, "");
-  expect_variants(&w, "attend_selected=attend_selected_mma attend_window=attend_window_mma");
+  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 20, 0, "with importance, select");
+  expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
+  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma");
   leave(&w);
 }
 
-static void test_wrong_both(void **state) {
+static void test_wrong_rival(void **state) {
   (void)state;
   world w = { 0 };
-  ms_of_both = 1;
-  wrong = "made_up_both";
+  ms_of_rival = 1;
+  wrong = "made_up_rival";
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  assert_non_null(strstr(find(&w, NSA_TUNE_WRONG, NULL)->candidate, "made_up_both"));
-  expect_chosen(&w, "attend_selected", "attend_selected_mma", 10, 0, "");
-  expect_variants(&w, "attend_selected=attend_selected_mma attend_window=attend_window_mma");
+  assert_non_null(strstr(find(&w, NSA_TUNE_WRONG, NULL)->candidate, "made_up_rival"));
+  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 10, 0, "");
+  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma");
   leave(&w);
 }
 
@@ -462,9 +465,10 @@ static void test_weights(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    TEST(test_both_wins),  TEST(test_both_loses),      TEST(test_wrong_both), TEST(test_topn_stays),
-    TEST(test_topn_loses), TEST(test_wrong_heuristic), TEST(test_forced),     TEST(test_refused),
-    TEST(test_columns),    TEST(test_weights),         TEST(test_alone),
+    TEST(test_rival_wins), TEST(test_rival_loses), TEST(test_wrong_rival),
+    TEST(test_topn_stays), TEST(test_topn_loses),  TEST(test_wrong_heuristic),
+    TEST(test_forced),     TEST(test_refused),     TEST(test_columns),
+    TEST(test_weights),    TEST(test_alone),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
