@@ -6,6 +6,7 @@
 #include "stages.h"
 
 bool covering_topn;
+uint64_t covering_both_scratch;
 
 static bool sensible_topn(const nsai_problem *p, const nsai_target *t) {
   (void)p, (void)t;
@@ -56,10 +57,14 @@ static void legal_both(const nsai_problem *p, const nsai_target *t, nsai_reasons
 static void specify_both(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
                          nsai_kernel_spec specs[NSAI_ROLES]) {
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
-  (void)p, (void)t;
+  (void)t;
   *spec = (nsai_kernel_spec){ .entry = "made_up_both",
                               .threads = 32 * tiles->of[NSAI_TILE_WARPS],
                               .tokens = 4 };
+  if (covering_both_scratch) {
+    spec->per_sm = 1;
+    spec->scratch_bytes = covering_both_scratch * (uint64_t)p->max_kv_len;
+  }
   nsai_constant_add(spec, "kMinBlocks", 1);
 }
 

@@ -33,6 +33,7 @@ static double ms_of_topn, ms_of_both; /* the other stages take 10, 6, 4, 10 and 
 static const char *wrong;             /* forwards with this kernel compute nothing; NULL: none */
 static bool wrong_seen;
 static int64_t longest_verified; /* tokens */
+static uint64_t room_to_time;    /* bytes of an allocation, once forwards are timed; 0: any */
 
 nsa_status __real_nsai_enqueue_forward(const nsai_run *run);
 nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run);
@@ -42,6 +43,7 @@ nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run) {
   nsai_geometry m = run->plan->problem.model;
   wrong_seen = false;
   NSAI_TRY(__real_nsai_enqueue_forward(run));
+  if (run->sizes.tokens > LONGEST_COMPUTED) machine_record()->most_bytes = room_to_time;
   if (run->sizes.tokens > LONGEST_COMPUTED || wrong_seen) return NSA_OK;
   if (run->sizes.tokens > longest_verified) longest_verified = run->sizes.tokens;
   NSAI_TRY(nsai_reference_compress(&m, run->batch, run->io, 1));
@@ -110,6 +112,7 @@ static int begin(void **state) {
   ms_of_both = 30;
   wrong = NULL;
   longest_verified = 0;
+  room_to_time = covering_both_scratch = 0;
   return 0;
 }
 
@@ -248,6 +251,29 @@ static void test_wrong_both(void **state) {
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
   assert_non_null(strstr(find(&w, NSA_TUNE_WRONG, NULL)->candidate, "made_up_both"));
+  expect_chosen(&w, "attend_selected", "attend_selected_mma", 10, 0, "");
+  expect_variants(&w, "attend_selected=attend_selected_mma attend_window=attend_window_mma");
+  leave(&w);
+}
+
+/* One whose workspace the device has no room for is out, and nobody else. */
+static void test_no_room(void **state) {
+  (void)state;
+  world w = { 0 };
+  ms_of_both = 1;
+  covering_both_scratch = 256;
+  room_to_time = 16 << 20;
+  enter(&w, NULL);
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  size_t refused = 0;
+  for (size_t i = 0; i < w.results.count; i++) {
+    const nsa_tune_event *e = &w.results.events[i];
+    if (e->kind != NSA_TUNE_REFUSED) continue;
+    refused++;
+    assert_non_null(strstr(e->candidate, "made_up_both"));
+    assert_non_null(strstr(e->note, "cuMemAlloc"));
+  }
+  assert_int_equal(refused, 2); /* of 2 and of 4 warps */
   expect_chosen(&w, "attend_selected", "attend_selected_mma", 10, 0, "");
   expect_variants(&w, "attend_selected=attend_selected_mma attend_window=attend_window_mma");
   leave(&w);
@@ -468,7 +494,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     TEST(test_both_wins),  TEST(test_both_loses),      TEST(test_wrong_both), TEST(test_topn_stays),
     TEST(test_topn_loses), TEST(test_wrong_heuristic), TEST(test_forced),     TEST(test_refused),
-    TEST(test_columns),    TEST(test_weights),         TEST(test_alone),
+    TEST(test_columns),    TEST(test_weights),         TEST(test_alone),      TEST(test_no_room),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
