@@ -1,8 +1,11 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * From records to decisions. Stages that a winner covers have decisions of their own all the same:
- * nsai_choose follows them where it is not the winner that serves.
+ * From records to decisions. A record says nothing against what it has not timed: where the heuristic
+ * chooses a variant that was no candidate of the record, as another length's or another group's may
+ * not have been, the record does not decide the stage. Stages that a winner covers have decisions of
+ * their own all the same: nsai_choose follows them where it is not the winner that serves, and leaves
+ * them where the heuristic's choice covers them.
  */
 #include "tune.h"
 
@@ -95,6 +98,8 @@ typedef struct recall {
   const nsai_problem *problem;
   nsai_tune_key_parts asked;
   nsai_decisions *out;
+  /* The heuristic's choices, for a stage that another's covers the one apart from it; NULL: none. */
+  const nsai_variant *heuristic[NSAI_STAGE_COUNT];
   source stage[NSAI_STAGE_COUNT];
   source nearest;           /* of all; what follows is of its record */
   char level[16], date[32]; /* ... */
@@ -168,6 +173,28 @@ static bool serves_apart(const recall *r, const nsai_record *record, nsai_stage 
   return isfinite(best);
 }
 
+/* Whether a record can say something against a variant: it has been a candidate there, be it a wrong or
+ * a refused one. */
+static bool knows(const nsai_record *record, nsai_stage stage, const nsai_variant *variant) {
+  int32_t count;
+  const nsai_timing *t = nsai_record_stage(record, nsai_stage_name(stage), &count);
+  size_t length = strlen(variant->name);
+  for (int32_t i = 0; i < count; i++) {
+    /* By its name: another library's tiles may be others. */
+    bool same =
+        strcspn(t[i].candidate, " ") == length && !strncmp(t[i].candidate, variant->name, length);
+    if (same && (t[i].rounds || t[i].state != NSAI_TIMING_OK)) return true;
+  }
+  return false;
+}
+
+/* Whether the record may put the candidate in the place of the heuristic's choice. */
+static bool may_decide(const recall *r, const nsai_record *record, nsai_stage stage,
+                       const nsai_candidate *candidate) {
+  const nsai_variant *own = r->heuristic[stage];
+  return !own || own == candidate->variant || knows(record, stage, own);
+}
+
 static bool visit(void *user, const nsai_record_item *item) {
   recall *r = user;
   const nsai_record *record = item->record;
@@ -182,6 +209,7 @@ static bool visit(void *user, const nsai_record_item *item) {
     if (!serves(r, t, (nsai_stage)s, &candidate) &&
         !serves_apart(r, record, (nsai_stage)s, &candidate))
       continue;
+    if (!may_decide(r, record, (nsai_stage)s, &candidate)) continue;
     r->out->stage[s] = candidate;
     r->stage[s] = from;
     decides = true;
@@ -210,6 +238,19 @@ static void drop_weaker(recall *r) {
   }
 }
 
+/* Where the problem cannot be served, whoever makes the plan finds out. */
+static void ask_heuristic(recall *r) {
+  const nsa_ctx *ctx = r->ctx;
+  nsai_choice choice;
+  if (nsai_choose(ctx->config, r->problem, &ctx->target, NULL, NULL, &choice) != NSA_OK) return;
+  for (int i = 0; i < NSAI_STAGE_COUNT; i++) {
+    nsai_stage s = (nsai_stage)i;
+    bool covered = nsai_is_covered(&choice, s);
+    r->heuristic[s] = covered ? nsai_choose_apart(ctx->config, r->problem, &ctx->target, s).variant
+                              : choice.variant[s];
+  }
+}
+
 /* Fills `r` and its decisions; false: no record decides anything. Out of memory is no reason to fail
  * a plan: it is made as without a record. */
 static bool search(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *decisions,
@@ -220,6 +261,7 @@ static bool search(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *de
   memset(decisions->stage, 0, sizeof decisions->stage);
   nsai_tune_key(problem, 0, &text);
   if (text.used >= sizeof key || !nsai_tune_key_parse(key, &r->asked)) return false;
+  ask_heuristic(r);
   if (nsai_records_each(ctx->records, visit, r) != NSA_OK) return false;
   drop_weaker(r);
   decisions->other_heads = r->nearest.other_heads;

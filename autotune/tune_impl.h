@@ -71,7 +71,7 @@ typedef struct tuner {
   nsai_trial_bench bench;
   bool has_data;
   nsai_trial_overlap overlap; /* of their selections */
-  /* Candidates found right or wrong so far, for all lengths. */
+  /* Candidates found right so far, by the length that they were verified at. */
   char **verdicts;
   int verdict_count;
   /* Baselines of the length at hand. */

@@ -188,6 +188,28 @@ static bool runs_apart(const tune_task *task, nsai_stage stage) {
   return true;
 }
 
+static bool all_cover(const contest *c, nsai_stage stage) {
+  for (int k = 0; k < c->count; k++)
+    if (!nsai_covers(c->item[k].what.variant, stage)) return false;
+  return true;
+}
+
+/* Contests of stages that every contender of another one covers have no column. */
+static void drop_covered(tune_task *task) {
+  int count = 0;
+  for (int i = 0; i < task->contests; i++) {
+    bool reached = true;
+    /* What covers a stage lies before it, and has been kept. */
+    for (int k = 0; k < count; k++)
+      reached &= !all_cover(&task->contest[k], task->contest[i].stage);
+    if (reached)
+      task->contest[count++] = task->contest[i];
+    else
+      free(task->contest[i].item);
+  }
+  task->contests = count;
+}
+
 /* Nobody else can do the stage: of those that run before it, only what covers it is left. */
 static void keep_covering(tune_task *task, nsai_stage stage) {
   for (int i = 0; i < task->contests; i++) {
@@ -199,6 +221,7 @@ static void keep_covering(tune_task *task, nsai_stage stage) {
     c->count = count;
     c->apart = -1;
   }
+  drop_covered(task);
 }
 
 /* The heuristic's choice for a stage that its choice for another one covers; NULL: it has no contest.

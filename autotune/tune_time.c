@@ -241,15 +241,53 @@ static void read_sensors(const tuner *t, nsai_record *record) {
 /* The heuristic's choices stay whatever they take. */
 static bool is_kept(const contest *c, int index) { return !index || index == c->apart; }
 
-/* Times one run of a column. A contender whose launch the device refuses, at this length as it did
- * not when it was verified, is out, and `*refused` says so; the heuristic's choices are needed. */
+/* Bytes of workspace with one contender, and the heuristic's choices around it. */
+static nsa_status ask_room(tuner *t, const tune_task *task, const contender *one, uint64_t *bytes) {
+  nsai_decisions decisions;
+  nsai_trial_plan plan;
+  nsai_tune_around(task, one, &decisions);
+  NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &plan));
+  *bytes = plan.caps.workspace_bytes;
+  nsa_plan_destroy(plan.plan);
+  return NSA_OK;
+}
+
+/* The device has no room for a column's workspace: contenders that want more of it than the heuristic's
+ * choices are out, or all if none does by itself. Fails where there is nobody to blame. */
+static nsa_status refuse_roomless(tuner *t, tune_task *task,
+                                  contender *const taken[NSAI_STAGE_COUNT], bool *refused) {
+  uint64_t usual = 0, wanted[NSAI_STAGE_COUNT] = { 0 };
+  bool larger = false;
+  char why[512];
+  snprintf(why, sizeof why, "%s", nsa_last_error());
+  NSAI_TRY(ask_room(t, task, &task->contest[0].item[0], &usual));
+  for (int k = 0; k < task->contests; k++) {
+    const contest *c = &task->contest[k];
+    if (!taken[k] || is_kept(c, (int)(taken[k] - c->item))) continue;
+    NSAI_TRY(ask_room(t, task, taken[k], &wanted[k]));
+    larger |= wanted[k] > usual;
+  }
+  for (int k = 0; k < task->contests; k++) {
+    if (!wanted[k] || (larger && wanted[k] <= usual)) continue;
+    nsai_tune_refuse(t, task, taken[k], why);
+    *refused = true;
+  }
+  return *refused ? NSA_OK : nsai_fail_text(NSA_E_CUDA, why);
+}
+
+/* Times one run of a column. A contender whose launch the device refuses, or for whose workspace it
+ * has no room, at this length as it was not when it was verified, is out, and `*refused` says so; the
+ * heuristic's choices are needed. */
 static nsa_status time_column(tuner *t, tune_task *task, int column, const nsai_trial_plan *plan,
                               bool keeps, bool *refused) {
   nsai_decisions decisions;
   contender *taken[NSAI_STAGE_COUNT];
   double ms[NSAI_STAGE_COUNT];
   nsai_tune_column(task, column, &decisions, taken);
-  nsa_status status = time_stages(t, plan, ms);
+  nsa_status status = nsai_trial_data_workspace(&t->bench.data, plan->caps.workspace_bytes);
+  if (status == NSA_E_CUDA && nsai_tune_survived(t))
+    return refuse_roomless(t, task, taken, refused);
+  if (!status) status = time_stages(t, plan, ms);
   if (status == NSA_E_CUDA && !nsai_tune_survived(t)) return nsai_tune_lost(t, task, taken);
   for (int k = 0; k < task->contests; k++) {
     const contest *c = &task->contest[k];

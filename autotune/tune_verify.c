@@ -3,8 +3,9 @@
  *
  * Right before fast: no time counts of a candidate that has not been held against the float64
  * reference. A short case does, since the kernels' constants do not depend on lengths: long enough
- * that blocks are left out (or not, as in the problem), of a ragged length, every output between
- * red zones. A column runs one candidate of every stage at once; only when it fails, by its results
+ * that blocks are left out (or not, as in the problem), and where they are, that what goes over the
+ * compressed keys goes round its loop more than once, as far as the problem is so long; of a ragged
+ * length, every output between red zones. A verdict holds for the length that it was found at. A column runs one candidate of every stage at once; only when it fails, by its results
  * or by a launch that the device refuses, does each of its candidates run alone.
  */
 #include "trial/judge.h"
@@ -15,6 +16,8 @@
 
 #define RAGGED 37         /* tokens beyond a multiple of anything */
 #define BLOCKS_LEFT_OUT 4 /* where the problem leaves blocks out, the case does, too */
+#define TILE_KEYS 128     /* compressed keys: the largest tile of attend_compressed's variants */
+#define MOST_TILES 3      /* a first, one in the middle and a last; then the ragged one */
 
 void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_trial_fill fill,
                     nsai_trial_case *c) {
@@ -30,14 +33,27 @@ void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_trial_fill
   c->fill = fill;
 }
 
+/* Tokens of as many whole tiles of compressed keys as are of use and leave the ragged rest room. */
+static int64_t whole_tiles(const nsai_problem *problem) {
+  int64_t tile = (int64_t)TILE_KEYS * problem->model.stride;
+  if (problem->op != NSA_OP_FORWARD || tile < 1 || problem->max_kv_len < RAGGED) return 0;
+  int64_t count = (problem->max_kv_len - RAGGED) / tile;
+  return (count < MOST_TILES ? count : MOST_TILES) * tile;
+}
+
 /* The problem at another length, with rows whose importance can be looked at. */
 static nsai_problem verified_problem(const nsai_problem *problem) {
   nsai_problem p = *problem;
   const nsai_geometry *m = &p.model;
   int64_t tokens = (int64_t)m->select_count * m->select_block;
   if (!m->select_count || p.op == NSA_OP_DENSE) tokens = 4 * (m->window + m->block);
-  if (!nsai_problem_selects_all(problem)) tokens += (int64_t)BLOCKS_LEFT_OUT * m->select_block;
-  tokens += nsai_problem_selects_all(problem) ? -RAGGED : RAGGED;
+  if (nsai_problem_selects_all(problem)) {
+    tokens -= RAGGED;
+  } else {
+    int64_t tiles = whole_tiles(problem);
+    tokens += (int64_t)BLOCKS_LEFT_OUT * m->select_block;
+    tokens = (tokens > tiles ? tokens : tiles) + RAGGED;
+  }
   if (tokens > problem->max_kv_len) tokens = problem->max_kv_len;
   if (tokens < 1) tokens = 1;
   p.max_tokens = p.max_kv_tokens = p.max_kv_len = tokens;
@@ -59,11 +75,11 @@ nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_deci
 
 /* ---- what is known already ---- */
 
-/* "key without length, whether all blocks are chosen | candidate". */
+/* "key without length | tokens of the case | stage | candidate". */
 static void verdict_text(const tune_task *task, const contender *c, nsai_writer *out) {
   nsai_tune_key(&task->problem, 0, out);
-  nsai_write(out, "|%d|%s|%s", nsai_problem_selects_all(&task->problem), c->timing.stage,
-             c->timing.candidate);
+  nsai_write(out, "|%lld|%s|%s", (long long)verified_problem(&task->problem).max_kv_len,
+             c->timing.stage, c->timing.candidate);
 }
 
 static bool is_known(const tuner *t, const char *verdict) {

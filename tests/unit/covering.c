@@ -6,6 +6,7 @@
 #include "stages.h"
 
 bool covering_topn;
+uint64_t covering_rival_scratch;
 
 static bool sensible_topn(const nsai_problem *p, const nsai_target *t) {
   (void)p, (void)t;
@@ -56,6 +57,9 @@ static void specify_topn(const nsai_problem *p, const nsai_target *t, const nsai
 static void specify_rival(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
                           nsai_kernel_spec specs[NSAI_ROLES]) {
   specify("made_up_rival", p, t, tiles, specs);
+  if (covering_rival_scratch)
+    specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes =
+        covering_rival_scratch * (uint64_t)p->max_kv_len;
 }
 
 #define ROW(row_stage, row_name, row_space)                                                        \

@@ -19,4 +19,7 @@ extern bool covering_topn;
 #define COVERING_PER_SM 2
 #define COVERING_SCRATCH 1000
 
+/* Bytes of scratch on each multiprocessor for each token, of made_up_rival; 0 at the start. */
+extern uint64_t covering_rival_scratch;
+
 #endif /* TEST_COVERING_H */

@@ -70,12 +70,19 @@ static nsai_record *new_record(const world *w, int32_t op, int64_t tokens, int32
   return r;
 }
 
-/* The candidate wins its stage. */
-static void win(nsai_record *r, const char *stage, const char *candidate) {
-  nsai_timing t = { .ms = 1, .rounds = 5, .chosen = true };
+static void add(nsai_record *r, const char *stage, const char *candidate, bool wins) {
+  nsai_timing t = { .ms = wins ? 1 : 2, .rounds = 5, .chosen = wins };
   snprintf(t.stage, sizeof t.stage, "%s", stage);
   snprintf(t.candidate, sizeof t.candidate, "%s", candidate);
   machine_expect("add", nsai_record_add(r, &t), NSA_OK, NULL);
+}
+
+/* The candidate wins its stage, in which all other variants have been timed. */
+static void win(nsai_record *r, const char *stage, const char *candidate) {
+  for (int i = 0; i < nsai_variant_count; i++)
+    if (!strcmp(nsai_stage_name(nsai_variants[i].stage), stage))
+      add(r, stage, nsai_variants[i].name, false);
+  add(r, stage, candidate, true);
 }
 
 static void save(const world *w, nsai_record *r) {
@@ -385,6 +392,69 @@ static void test_strange_candidates(void **state) {
   }
 }
 
+/* ---- what a record has not timed ---- */
+
+#define COMPRESSED "attend_compressed_wgmma rows=128 keys=64 stages=2"
+#define SELECT "select_topn warps=2 blocks=1"
+
+/* A variant that is not sensible at the record's length is chosen all the same at its own; what it
+ * covers is its business, and stays decided where it is not chosen. */
+static void test_untimed_length(void **state) {
+  (void)state;
+  static const char onepass[] = "compressed_topn_wgmma";
+  world w = { 0 };
+  strcpy(w.yaml, "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128}\n");
+  nsa_problem near = machine_problem(NSA_OP_FORWARD, 4096, LOW);
+  nsa_problem far = machine_problem(NSA_OP_FORWARD, 65536, LOW);
+  enter(&w, NULL);
+  nsai_record *r = new_record(&w, NSA_OP_FORWARD, 4096, LOW);
+  add(r, "attend_compressed", COMPRESSED, true);
+  add(r, "select", SELECT, true);
+  save(&w, r);
+  expect_choice(&w, &near, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
+  expect_choice(&w, &near, NSAI_STAGE_SELECT, SELECT);
+  for (int s = NSAI_STAGE_ATTEND_COMPRESSED; s <= NSAI_STAGE_SELECT; s++)
+    expect_choice(&w, &far, (nsai_stage)s, "");
+  expect_story(&w, &far, "compressed_topn_wgmma: chosen (first legal in the table)");
+  enter(&w, "variants.disable=[\"*.compressed_topn*\"]");
+  expect_choice(&w, &far, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
+  expect_choice(&w, &far, NSAI_STAGE_SELECT, SELECT);
+  enter(&w, NULL);
+  /* A record that has timed it decides, although it is farther away. */
+  r = new_record(&w, NSA_OP_FORWARD, 2000000, LOW);
+  add(r, "attend_compressed", COMPRESSED, true);
+  add(r, "attend_compressed", onepass, false);
+  save(&w, r);
+  expect_choice(&w, &far, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
+  expect_choice(&w, &far, NSAI_STAGE_SELECT, SELECT);
+  leave(&w);
+}
+
+/* So it is with one that is not sensible for the record's group. */
+static void test_untimed_group(void **state) {
+  (void)state;
+  static const char queries[] = "attend_selected_mma keys=32 warps=4 stages=2 blocks=1";
+  world w = { 0 };
+  strcpy(w.yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 16, head_dim: 128}\n");
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, 65536, LOW);
+  enter(&w, NULL);
+  for (int i = 0; i < 3; i++) {
+    nsai_record *r = new_record(&w, NSA_OP_FORWARD, 65536, LOW);
+    memcpy(strstr(r->problem, ":h64/16:"), ":h64/04:", 8);
+    add(r, "attend_selected", queries, true);
+    add(r, "select", SELECT, true);
+    nsai_timing t = { .state = i == 1 ? NSAI_TIMING_OK : NSAI_TIMING_REFUSED };
+    strcpy(t.stage, "attend_selected");
+    strcpy(t.candidate, "attend_selected_kv rows=256 warps=4 blocks=1");
+    /* Not there, there without a round, refused. */
+    if (i) machine_expect("add", nsai_record_add(r, &t), NSA_OK, NULL);
+    save(&w, r);
+    expect_choice(&w, &p, NSAI_STAGE_ATTEND_SELECTED, i == 2 ? queries : "");
+    if (i < 2) expect_story(&w, &p, "attend_selected_kv rows=2048 warps=8 blocks=2: chosen (first");
+  }
+  leave(&w);
+}
+
 /* ---- what wins over a record ---- */
 
 static void test_configuration_wins(void **state) {
@@ -655,6 +725,8 @@ int main(int argc, char **argv) {
     cmocka_unit_test(test_other_machines),
     cmocka_unit_test(test_other_versions),
     cmocka_unit_test(test_strange_candidates),
+    cmocka_unit_test(test_untimed_length),
+    cmocka_unit_test(test_untimed_group),
     cmocka_unit_test(test_configuration_wins),
     cmocka_unit_test(test_force_keeps_tiles),
     cmocka_unit_test(test_rules),

@@ -26,12 +26,14 @@
 
 /* ---- a forward that computes ---- */
 
-#define LONGEST_COMPUTED 512 /* tokens: verified cases are shorter, timed ones longer */
+#define LONGEST_COMPUTED 600 /* tokens: verified cases are shorter, timed ones longer */
 #define TOKENS 1024
 
 static double ms_of_topn, ms_of_rival; /* the other stages take 10, 6, 4, 10 and 5 ms */
 static const char *wrong;              /* forwards with this kernel compute nothing; NULL: none */
 static bool wrong_seen;
+static int64_t longest_verified; /* tokens */
+static uint64_t room_to_time;    /* bytes of an allocation, once forwards are timed; 0: any */
 
 nsa_status __real_nsai_enqueue_forward(const nsai_run *run);
 nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run);
@@ -41,7 +43,9 @@ nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run) {
   nsai_geometry m = run->plan->problem.model;
   wrong_seen = false;
   NSAI_TRY(__real_nsai_enqueue_forward(run));
+  if (run->sizes.tokens > LONGEST_COMPUTED) machine_record()->most_bytes = room_to_time;
   if (run->sizes.tokens > LONGEST_COMPUTED || wrong_seen) return NSA_OK;
+  if (run->sizes.tokens > longest_verified) longest_verified = run->sizes.tokens;
   NSAI_TRY(nsai_reference_compress(&m, run->batch, run->io, 1));
   m.phi = NSAI_PHI_EXTERNAL;
   return nsai_reference_forward(&m, run->plan->problem.selection, run->branches, run->batch,
@@ -107,6 +111,8 @@ static int begin(void **state) {
   ms_of_topn = 30;
   ms_of_rival = 30;
   wrong = NULL;
+  longest_verified = 0;
+  room_to_time = covering_rival_scratch = 0;
   return 0;
 }
 
@@ -178,6 +184,7 @@ static void test_rival_wins(void **state) {
   ms_of_rival = 16;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  assert_int_equal(longest_verified, 128 * 4 + 37); /* a tile of compressed keys, and a rest */
   expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "covers importance, select");
   assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
   assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
@@ -247,6 +254,29 @@ static void test_wrong_rival(void **state) {
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
   assert_non_null(strstr(find(&w, NSA_TUNE_WRONG, NULL)->candidate, "made_up_rival"));
+  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 10, 0, "");
+  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma");
+  leave(&w);
+}
+
+/* One whose workspace the device has no room for is out, and nobody else. */
+static void test_no_room(void **state) {
+  (void)state;
+  world w = { 0 };
+  ms_of_rival = 1;
+  covering_rival_scratch = 256;
+  room_to_time = 16 << 20;
+  enter(&w, NULL);
+  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
+  size_t refused = 0;
+  for (size_t i = 0; i < w.results.count; i++) {
+    const nsa_tune_event *e = &w.results.events[i];
+    if (e->kind != NSA_TUNE_REFUSED) continue;
+    refused++;
+    assert_non_null(strstr(e->candidate, "made_up_rival"));
+    assert_non_null(strstr(e->note, "cuMemAlloc"));
+  }
+  assert_int_equal(refused, 2); /* of 2 and of 4 warps */
   expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 10, 0, "");
   expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma");
   leave(&w);
@@ -331,18 +361,28 @@ static void test_forced(void **state) {
   leave(&w);
 }
 
-/* So it is where nothing else can do one of its stages. */
+/* So it is where nothing else can do one of its stages: the other's candidates are not even planned. */
 static void test_alone(void **state) {
   (void)state;
-  world w = { 0 };
-  covering_topn = true;
-  enter(&w, "variants.disable=[select.*]");
-  machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "covers importance, select");
-  for (size_t i = 0; i < w.results.count; i++)
-    assert_string_not_equal(w.results.events[i].stage, "select");
-  assert_null(find(&w, NSA_TUNE_TIMED, "importance"));
-  leave(&w);
+  for (int32_t dry = 0; dry < 2; dry++) {
+    world w = { 0 };
+    nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+    nsa_problem p = asked();
+    covering_topn = true;
+    enter(&w, "variants.disable=[select.*]");
+    o.level = NSA_TUNE_QUICK;
+    o.dry_run = dry;
+    o.event = keep_event;
+    o.user = &w;
+    machine_expect("tune", nsa_tune(w.ctx, &p, 1, &o), NSA_OK, NULL);
+    if (!dry)
+      expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "covers importance, select");
+    for (size_t i = 0; i < w.results.count; i++) {
+      assert_string_not_equal(w.results.events[i].stage, "select");
+      assert_string_not_equal(w.results.events[i].stage, "importance"); /* comes before select */
+    }
+    leave(&w);
+  }
 }
 
 /* A compiler that refuses the covering default leaves its stages to the others. */
@@ -468,7 +508,7 @@ int main(void) {
     TEST(test_rival_wins), TEST(test_rival_loses), TEST(test_wrong_rival),
     TEST(test_topn_stays), TEST(test_topn_loses),  TEST(test_wrong_heuristic),
     TEST(test_forced),     TEST(test_refused),     TEST(test_columns),
-    TEST(test_weights),    TEST(test_alone),
+    TEST(test_weights),    TEST(test_alone),       TEST(test_no_room),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
