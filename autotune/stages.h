@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the files of the stages (attend.c, attend_wgmma.c, selected_hopper.c, selection.c,
- * compress.c) give to the variant table.
+ * What the files of the stages (attend.c, attend_wgmma.c, onepass.c, selected_hopper.c,
+ * selected_kv.c, selection.c, compress.c) give to the variant table.
  */
 #ifndef NSAI_STAGES_H
 #define NSAI_STAGES_H

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: MIT
  *
  * The variant table. To add a variant: a kernel file and one row here, with its functions in the
- * file of its stage (attend.c, attend_wgmma.c, selected_hopper.c, selection.c, compress.c). A row
- * of a variant that covers further stages ends with their bits. Nothing else stands in this file, so
- * that a test may bring a table of its own.
+ * file of its stage (attend.c, attend_wgmma.c, onepass.c, selected_hopper.c, selected_kv.c,
+ * selection.c, compress.c). A row of a variant that covers further stages ends with their bits.
+ * Nothing else stands in this file, so that a test may bring a table of its own.
  */
 #include "stages.h"
 

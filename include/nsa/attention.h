@@ -14,7 +14,8 @@
  * and o = sum over branches of gate * branch output. (arXiv 2502.11089, Eq. 5 to 12.)
  *
  * q, k and v must be finite in every row that belongs to a sequence: a masked key counts 0 times, and
- * 0 * inf is NaN. Rows at or beyond a sequence's end are never read.
+ * 0 * inf is NaN. Rows of the tensors at or beyond a sequence's end may hold anything; rows beyond the
+ * tensors are never read.
  */
 #ifndef NSA_ATTENTION_H
 #define NSA_ATTENTION_H
