@@ -78,22 +78,9 @@ static void be_silent(void *user, int32_t level, const char *component, const ch
 /* A context on the fake GPU, in a folder that lives longer than it. */
 static void enter(world *w, const char *extra) {
   char yaml[2048];
-  machine_overrides o;
-  nsa_options options = NSA_OPTIONS_INIT;
-  nsa_destroy(w->ctx);
-  w->ctx = NULL;
-  if (!w->dir[0]) {
-    snprintf(w->dir, sizeof w->dir, "/tmp/nsa-test-tune-covers-XXXXXX");
-    assert_non_null(mkdtemp(w->dir));
-  }
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   strcat(yaml, "tuning: {min_gain: 0.02, lengths: [1024], inputs: random}\n");
-  machine_overrides_init(&o, w->dir, extra);
-  options.yaml_text = yaml;
-  options.overrides = o.list;
-  options.device = 1;
-  options.log = be_silent;
-  machine_expect("nsa_create", nsa_create(NULL, &options, &w->ctx), NSA_OK, NULL);
+  machine_reopen(&w->ctx, w->dir, &(machine_reopening){ yaml, extra, be_silent, NULL });
   machine_record()->kernel = take_time;
 }
 
@@ -121,16 +108,9 @@ static void keep_event(void *user, const nsa_tune_event *event) {
   nsai_tune_results_add(&w->results, event);
 }
 
-static nsa_problem asked(void) {
-  nsa_problem p = NSA_PROBLEM_INIT;
-  p.max_tokens = TOKENS;
-  p.max_seqs = 1;
-  return p;
-}
-
 static nsa_status tune(world *w, int32_t level) {
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  nsa_problem p = asked();
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
   nsai_tune_results_fini(&w->results);
   o.level = level;
   o.event = keep_event;
@@ -154,7 +134,7 @@ static void expect_chosen(const world *w, const char *stage, const char *variant
 }
 
 static void expect_variants(const world *w, const char *expected) {
-  nsa_problem p = asked();
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
   nsa_plan *plan = NULL;
   nsa_caps caps = NSA_CAPS_INIT;
   machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
@@ -164,7 +144,7 @@ static void expect_variants(const world *w, const char *expected) {
 }
 
 static nsai_record *find_record(const world *w) {
-  nsa_problem p = asked();
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
   nsai_problem resolved;
   nsai_record *record = NULL, now = { 0 };
   nsai_writer key = nsai_writer_open(now.problem, sizeof now.problem);
@@ -216,7 +196,7 @@ static void test_rival_wins(void **state) {
   nsai_record_destroy(r);
   /* Where it cannot serve, the others do, by the same record. */
   enter(&w, "variants.disable=[attend_compressed.made_up*]");
-  nsa_problem p = asked();
+  nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
   assert_string_equal(plan->choice.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name,
@@ -367,7 +347,7 @@ static void test_alone(void **state) {
   for (int32_t dry = 0; dry < 2; dry++) {
     world w = { 0 };
     nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-    nsa_problem p = asked();
+    nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
     covering_topn = true;
     enter(&w, "variants.disable=[select.*]");
     o.level = NSA_TUNE_QUICK;

@@ -1,0 +1,221 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "tune_fixture.h"
+
+#include "common/params.h"
+#include "context.h"
+#include "plan.h"
+#include "reference/reference.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- contexts ---- */
+
+static void keep_log(void *user, int32_t level, const char *component, const char *text) {
+  world *w = user;
+  (void)component, (void)text;
+  w->warnings += level <= NSA_LOG_WARN;
+}
+
+static bool begun; /* this test has its first context */
+
+void world_enter(world *w, const char *more) {
+  char yaml[2048];
+  machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
+  strcat(yaml, more);
+  machine_reopen(&w->ctx, w->dir, &(machine_reopening){ yaml, NULL, keep_log, w });
+  /* What a test that failed has left behind is no matter of the next. */
+  if (!begun) *machine_record() = (fake_cuda_state){ .retained = 1 };
+  begun = true;
+}
+
+void world_leave(world *w) {
+  const fake_cuda_state *r = machine_record();
+  nsa_destroy(w->ctx);
+  machine_remove(w->dir);
+  nsai_tune_results_fini(&w->results);
+  memset(w, 0, sizeof *w);
+  assert_int_equal(r->blocks, 0);
+  assert_int_equal(r->streams + r->events + r->retained + r->wrong_context, 0);
+  *machine_record() = (fake_cuda_state){ 0 };
+}
+
+static void keep_event(void *user, const nsa_tune_event *event) {
+  world *w = user;
+  assert_int_equal(event->struct_size, sizeof *event);
+  assert_true(event->problem && event->stage && event->candidate && event->note);
+  assert_true(event->problem[0] && event->tokens > 0);
+  nsai_tune_results_add(&w->results, event);
+}
+
+static void *tune_beside(void *user) {
+  world *w = user;
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  o.dry_run = 1;
+  machine_expect("beside", nsa_tune(w->ctx, NULL, 0, &o), NSA_E_ARG, "by another thread");
+  return NULL;
+}
+
+static void *make_plan_beside(void *user) {
+  world *w = user;
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
+  machine_expect("beside", nsa_plan_create(w->ctx, &p, NULL, NULL, &w->beside), NSA_OK, NULL);
+  if (w->keep_beside) return NULL;
+  nsa_plan_destroy(w->beside);
+  w->beside = NULL;
+  return NULL;
+}
+
+static int32_t observe(void *user, int64_t done, int64_t total, const char *what) {
+  world *w = user;
+  pthread_t thread;
+  assert_true(what && done <= total && done >= w->done);
+  w->done = done;
+  if (w->reenter) {
+    w->reenter = false;
+    assert_int_equal(pthread_create(&thread, NULL, tune_beside, w), 0);
+    pthread_join(thread, NULL);
+  }
+  if (w->plan_beside && !strcmp(what, "timing")) {
+    int loads = machine_record()->loads;
+    w->plan_beside = false;
+    assert_int_equal(pthread_create(&thread, NULL, make_plan_beside, w), 0);
+    pthread_join(thread, NULL);
+    assert_int_equal(machine_record()->loads, loads);
+  }
+  if (w->cancel_what && strcmp(w->cancel_what, what) != 0) return 0;
+  return ++w->steps == w->cancel_at;
+}
+
+nsa_status world_tune(world *w, const nsa_tune_options *options, const nsa_problem *problems,
+                      size_t count) {
+  nsa_tune_options o = *options;
+  nsai_tune_results_fini(&w->results);
+  w->steps = 0;
+  w->done = 0;
+  o.event = keep_event;
+  o.progress = observe;
+  o.user = w;
+  nsa_status status = nsa_tune(w->ctx, problems, count, &o);
+  assert_false(w->results.failed);
+  return status;
+}
+
+void world_dry_run(world *w, int32_t level, const nsa_problem *problems, size_t count) {
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  o.level = level;
+  o.dry_run = 1;
+  machine_expect("dry run", world_tune(w, &o, problems, count), NSA_OK, NULL);
+  assert_int_equal(machine_record()->launches + machine_record()->compilations, 0);
+  assert_int_equal(w->steps, 0);
+}
+
+void world_expect_nothing_chosen(world *w, const nsa_problem *p) {
+  nsa_plan *plan = NULL;
+  machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+    assert_true(!plan->choice.variant[s] || plan->choice.decider[s] != NSAI_BY_RECORD);
+  nsa_plan_destroy(plan);
+}
+
+/* ---- a dense kernel ---- */
+
+static nsai_geometry geometry; /* of the models here */
+bool dense_wrong_of_64;
+double dense_ms_of_64;
+
+static nsa_tensor tensor_of(const NsaiView *view, int64_t rows, int64_t heads, int64_t dim) {
+  return (nsa_tensor){ .data = view->data,
+                       .dtype = geometry.dtype,
+                       .ndim = 3,
+                       .shape = { rows, heads, dim },
+                       .stride = { view->token_stride, view->head_stride, 1 } };
+}
+
+#define LONGEST_COMPUTED 512 /* tokens: verified cases are shorter, timed ones longer */
+
+static double run_dense(const fake_cuda_launch *launch, const void *params) {
+  const NsaiAttend *a = params;
+  if (!strcmp(launch->name, "dense_wgmma"))
+    a = &((const NsaiAttendTma *)params)->attend;
+  else if (strcmp(launch->name, "dense_mma") != 0)
+    return 10;
+  bool small = launch->threads == 64;
+  double ms = small ? dense_ms_of_64 : 10;
+  int tokens = a->seq.q_tokens;
+  if (tokens > LONGEST_COMPUTED || (small && dense_wrong_of_64)) return ms;
+  nsa_io io = { 0 };
+  io.q = tensor_of(&a->q, tokens, geometry.heads, geometry.head_dim_qk);
+  io.kv.k[0] = tensor_of(&a->k, a->seq.kv_tokens, geometry.kv_heads, geometry.head_dim_qk);
+  io.kv.v[0] = tensor_of(&a->v, a->seq.kv_tokens, geometry.kv_heads, geometry.head_dim_v);
+  io.o = tensor_of(&a->out.o, tokens, geometry.heads, geometry.head_dim_v);
+  if (a->out.lse)
+    io.lse[0] = (nsa_tensor){ .data = a->out.lse,
+                              .dtype = NSA_F32,
+                              .ndim = 2,
+                              .shape = { tokens, geometry.heads },
+                              .stride = { a->out.lse_token_stride, a->out.lse_head_stride } };
+  (void)nsai_reference_dense(&geometry, NULL, &io, 1);
+  return ms;
+}
+
+void dense_enter(world *w, const char *more) {
+  world_enter(w, more);
+  geometry = w->ctx->config->model;
+  machine_record()->kernel = run_dense;
+  dense_wrong_of_64 = false;
+  dense_ms_of_64 = 10;
+}
+
+void dense_tune(world *w, int32_t level, int32_t fresh) {
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
+  o.level = level;
+  o.fresh = fresh;
+  machine_expect("tune", world_tune(w, &o, &p, 1), NSA_OK, NULL);
+  nsai_tune_span span = { 0 };
+  assert_true(nsai_tune_next(&w->results, &span));
+  assert_int_equal(span.count, w->results.count);
+  assert_int_equal(span.events[span.count - 1].kind, NSA_TUNE_DONE);
+}
+
+const nsa_tune_event *world_find(const world *w, int32_t kind, const char *candidate) {
+  nsai_tune_span span = { 0 };
+  assert_true(nsai_tune_next(&w->results, &span));
+  return nsai_tune_find(&span, kind, NULL, candidate);
+}
+
+size_t world_count(const world *w, int32_t kind) {
+  nsai_tune_span span = { 0 };
+  assert_true(nsai_tune_next(&w->results, &span));
+  return nsai_tune_count(&span, kind);
+}
+
+int32_t dense_planned_threads(const world *w, bool *by_record) {
+  nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
+  nsa_plan *plan = NULL;
+  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  int32_t threads = plan->choice.specs[NSAI_KERNEL_DENSE].threads;
+  *by_record = plan->choice.decider[NSAI_STAGE_DENSE] == NSAI_BY_RECORD;
+  nsa_plan_destroy(plan);
+  return threads;
+}
+
+int world_begin(void **state) {
+  (void)state;
+  begun = false;
+  unsetenv("FAKE_NVRTC_FAT");
+  unsetenv("FAKE_NVRTC_MS");
+  return 0;
+}
