@@ -31,8 +31,6 @@ void nsai_legal_common(const nsai_problem *p, nsai_reasons *reasons) {
         "model.dtype is f32: GPU kernels take bf16 and fp16, f32 runs with runtime.device: cpu");
 }
 
-static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
-
 void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   const nsai_geometry *m = &p->model;
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
@@ -97,7 +95,7 @@ static void fit_flash(const nsai_problem *p, const nsai_target *t, const nsai_ti
 /* O and the scores of a warp's m16 tiles, and what else the loop holds. */
 static int32_t flash_registers(const nsai_geometry *m, const nsai_tiles *s) {
   int32_t m16 = s->of[NSAI_TILE_ROWS] / (16 * s->of[NSAI_TILE_WARPS]);
-  return m16 * (padded(m->head_dim_v) + s->of[NSAI_TILE_KEYS]) / 2 + 48;
+  return m16 * (nsai_padded_dim(m->head_dim_v) + s->of[NSAI_TILE_KEYS]) / 2 + 48;
 }
 
 /* Each fragment that is read from shared memory feeds as many products as a warp has m16 tiles; a
@@ -255,7 +253,7 @@ static nsai_tiles choose_union_tiles(const nsai_geometry *m, const nsai_target *
 
 static uint32_t union_shared(const nsai_geometry *m, const nsai_tiles *s) {
   int32_t keys = s->of[NSAI_TILE_KEYS], rows = 16 * s->of[NSAI_TILE_WARPS];
-  int32_t columns = padded(m->head_dim_qk) + padded(m->head_dim_v);
+  int32_t columns = nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v);
   uint32_t bits = (uint32_t)(rows / nsai_padded_group(m) * (keys > 32 ? 8 : 4));
   uint32_t stage =
       nsai_tile_bytes(keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v) + bits;
@@ -285,9 +283,9 @@ static void fit_union(const nsai_problem *p, const nsai_target *t, const nsai_ti
 /* O, the scores of a step, Q where it is held, and what else the loop holds. */
 static int32_t union_registers(const nsai_geometry *m, const nsai_tiles *s) {
   int32_t step = s->of[NSAI_TILE_KEYS] < 32 ? s->of[NSAI_TILE_KEYS] : 32;
-  int32_t columns = padded(m->head_dim_qk) + padded(m->head_dim_v);
-  int32_t q = columns > UNION_REGISTER_COLUMNS ? 0 : padded(m->head_dim_qk) / 4;
-  return padded(m->head_dim_v) / 2 + step / 2 + q + 40;
+  int32_t columns = nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v);
+  int32_t q = columns > UNION_REGISTER_COLUMNS ? 0 : nsai_padded_dim(m->head_dim_qk) / 4;
+  return nsai_padded_dim(m->head_dim_v) / 2 + step / 2 + q + 40;
 }
 
 /* A ring that holds more bytes hides more of the latency of scattered reads; more consumers share

@@ -10,8 +10,6 @@
 #include <string.h>
 
 #define CONSUMER_ROWS 64   /* of a warpgroup: what one wgmma takes */
-#define PANEL_COLUMNS 64   /* common/tma.cuh: 128 bytes of a row */
-#define PANEL_PITCH 128    /* bytes */
 #define MOST_QUERY_TILES 2 /* one that is computed, one that arrives */
 #define BARRIER_BYTES 8
 #define FLASH_TILE_BYTES 32 /* what is told of a tile of queries */
@@ -24,16 +22,12 @@ static nsai_tiles make_tiles(int32_t rows, int32_t keys, int32_t stages) {
   };
 }
 
-static uint32_t panel_bytes(int32_t rows, int32_t dim) {
-  return (uint32_t)((dim + PANEL_COLUMNS - 1) / PANEL_COLUMNS * rows * PANEL_PITCH);
-}
-
 /* sizeof Flash<Config>::Shared with so many tiles of queries. */
 static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s, int32_t queries) {
   int32_t keys = s->of[NSAI_TILE_KEYS], stages = s->of[NSAI_TILE_STAGES];
-  uint32_t stage = panel_bytes(keys, m->head_dim_qk) + panel_bytes(keys, m->head_dim_v);
+  uint32_t stage = nsai_panel_bytes(keys, m->head_dim_qk) + nsai_panel_bytes(keys, m->head_dim_v);
   uint32_t barriers = (uint32_t)(2 * queries + 4 * stages) * BARRIER_BYTES;
-  uint32_t query = panel_bytes(s->of[NSAI_TILE_ROWS], m->head_dim_qk) + FLASH_TILE_BYTES;
+  uint32_t query = nsai_panel_bytes(s->of[NSAI_TILE_ROWS], m->head_dim_qk) + FLASH_TILE_BYTES;
   return (uint32_t)queries * query + (uint32_t)stages * stage + barriers;
 }
 
@@ -52,14 +46,12 @@ static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s
                 t->shared_bytes);
 }
 
-static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
-
 /* O, the scores of a tile of keys, the probabilities of the tile before (twice where they are split
  * in two, softmax.cuh: kSplitP), and what else the loop holds, against Flash::kConsumerRegisters. */
 static bool registers_do(const nsai_geometry *m, const nsai_tiles *s) {
   int32_t keys = s->of[NSAI_TILE_KEYS];
   int32_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1;
-  int32_t needs = (padded(m->head_dim_v) + keys) / 2 + parts * keys / 4 + 32;
+  int32_t needs = (nsai_padded_dim(m->head_dim_v) + keys) / 2 + parts * keys / 4 + 32;
   return needs <= (s->of[NSAI_TILE_ROWS] > 2 * CONSUMER_ROWS ? 160 : 240);
 }
 

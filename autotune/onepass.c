@@ -15,7 +15,6 @@
 #define WARPS 8 /* of consumers */
 #define SELECTORS 4
 #define QUEUE_BYTES (159 * 8)    /* common/topn.cuh: kQueue keys */
-#define PANEL_COLUMNS 64         /* common/tma.cuh */
 #define PANEL_BYTES (ROWS * 128) /* of 128 rows, keys or queries */
 #define BARRIERS(queries) (2 * (queries) + 4 * STAGES)
 #define TILE_BYTES 32  /* FlashTile */
@@ -28,18 +27,17 @@
 
 static uint32_t round_up(uint32_t x, uint32_t step) { return (x + step - 1) / step * step; }
 
-static uint32_t panels(int32_t dim) { return (uint32_t)(dim + PANEL_COLUMNS - 1) / PANEL_COLUMNS; }
-
 /* Selection blocks of a tile of keys. */
 static int32_t tile_blocks(const nsai_geometry *m) { return KEYS * m->stride / m->select_block; }
 
 /* sizeof SharedPlan<Config>. */
 static uint32_t shared_bytes(const nsai_geometry *m, int32_t queries, int32_t depth) {
   int32_t group = nsai_padded_group(m), blocks = tile_blocks(m);
-  uint32_t flash = ((uint32_t)queries * panels(m->head_dim_qk) +
-                    STAGES * (panels(m->head_dim_qk) + panels(m->head_dim_v))) *
-                       PANEL_BYTES +
-                   (uint32_t)queries * TILE_BYTES + 8 * (uint32_t)BARRIERS(queries);
+  uint32_t flash =
+      ((uint32_t)queries * (uint32_t)nsai_panels(m->head_dim_qk) +
+       STAGES * ((uint32_t)nsai_panels(m->head_dim_qk) + (uint32_t)nsai_panels(m->head_dim_v))) *
+          PANEL_BYTES +
+      (uint32_t)queries * TILE_BYTES + 8 * (uint32_t)BARRIERS(queries);
   uint32_t units = (uint32_t)(group > 16 ? ROWS / group : WARPS);
   uint32_t mine = (units + SELECTORS - 1) / SELECTORS;
   uint32_t pieces = (uint32_t)depth * mine * 64 * (uint32_t)((blocks < 32 ? blocks : 32) + 1);

@@ -9,14 +9,8 @@
 #include <math.h>
 #include <string.h>
 
-#define KEYS 64          /* of a stage: the bits of a word; KEYS * 128 bytes are a panel */
-#define PANEL_COLUMNS 64 /* common/tma.cuh: 128 bytes of a row */
-#define PANEL_PITCH 128  /* bytes */
-#define WARPGROUP 4      /* warps */
-#define SM_REGISTERS 65536
-
-static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
-static int32_t panels(int32_t dim) { return (dim + PANEL_COLUMNS - 1) / PANEL_COLUMNS; }
+#define KEYS 64     /* of a stage: the bits of a word; KEYS * 128 bytes are a panel */
+#define WARPGROUP 4 /* warps */
 
 /* Blocks of threads for which a multiprocessor's registers are divided: one consumer warpgroup
  * alone leaves too much waiting, four have no room for O. */
@@ -36,7 +30,7 @@ static int32_t producers_of(const nsai_geometry *m, const nsai_tiles *s) {
 /* UnionRing::kConsumerRegisters. */
 static int32_t consumer_registers(const nsai_geometry *m, const nsai_tiles *s) {
   int32_t groups = s->of[NSAI_TILE_WARPS] / WARPGROUP;
-  int32_t launch = SM_REGISTERS / (threads_of(s) * blocks_of(s)) / 8 * 8;
+  int32_t launch = NSAI_SM_REGISTERS / (threads_of(s) * blocks_of(s)) / 8 * 8;
   int32_t producer = tokens_of(m, s) > 128 ? 40 : 32;
   int32_t fair = (launch * (groups + 1) - producer) / groups / 8 * 8;
   return fair < 240 ? fair : 240;
@@ -45,12 +39,12 @@ static int32_t consumer_registers(const nsai_geometry *m, const nsai_tiles *s) {
 /* Plan::kOthers, of attend_selected_wgmma: O, the scores, the rest of P, and 44 more. */
 static int32_t others_wgmma(const nsai_geometry *m) {
   bool split = m->dtype == NSA_BF16 && m->head_dim_v < 64; /* common/softmax.cuh: kSplitP */
-  return padded(m->head_dim_v) / 2 + KEYS / 2 + (split ? 16 : 0) + 44;
+  return nsai_padded_dim(m->head_dim_v) / 2 + KEYS / 2 + (split ? 16 : 0) + 44;
 }
 
 /* Of attend_selected_tma: O, 16 scores, and Plan::kOthers. */
 static int32_t others_tma(const nsai_geometry *m) {
-  int32_t columns = padded(m->head_dim_v);
+  int32_t columns = nsai_padded_dim(m->head_dim_v);
   return columns / 2 + 16 + (columns > 128 ? 60 : 48);
 }
 
@@ -59,20 +53,21 @@ typedef uint32_t (*query_bytes)(const nsai_geometry *, const nsai_tiles *);
 
 /* Plan::kQueryInRegisters. */
 static uint32_t query_bytes_tma(const nsai_geometry *m, const nsai_tiles *s) {
-  if (others_tma(m) + padded(m->head_dim_qk) / 4 <= consumer_registers(m, s)) return 0;
-  return (uint32_t)(s->of[NSAI_TILE_WARPS] * panels(m->head_dim_qk) * 16 * PANEL_PITCH);
+  if (others_tma(m) + nsai_padded_dim(m->head_dim_qk) / 4 <= consumer_registers(m, s)) return 0;
+  return (uint32_t)(s->of[NSAI_TILE_WARPS] * nsai_panels(m->head_dim_qk) * 16 * NSAI_PANEL_PITCH);
 }
 
 /* Plan::kHeldPanels: 16 registers a panel. */
 static uint32_t query_bytes_wgmma(const nsai_geometry *m, const nsai_tiles *s) {
   int32_t left = consumer_registers(m, s) - others_wgmma(m);
-  int32_t others = panels(m->head_dim_qk) - (left < 0 ? 0 : left / 16);
+  int32_t others = nsai_panels(m->head_dim_qk) - (left < 0 ? 0 : left / 16);
   if (others <= 0) return 0;
-  return (uint32_t)(s->of[NSAI_TILE_WARPS] / WARPGROUP * others * 64 * PANEL_PITCH);
+  return (uint32_t)(s->of[NSAI_TILE_WARPS] / WARPGROUP * others * 64 * NSAI_PANEL_PITCH);
 }
 
 static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s, query_bytes query) {
-  uint32_t stage = (uint32_t)(panels(m->head_dim_qk) + panels(m->head_dim_v)) * KEYS * PANEL_PITCH;
+  uint32_t stage = (uint32_t)(nsai_panels(m->head_dim_qk) + nsai_panels(m->head_dim_v)) * KEYS *
+                   NSAI_PANEL_PITCH;
   uint32_t bits = 8 * (uint32_t)tokens_of(m, s), words = 8 * (uint32_t)producers_of(m, s);
   uint32_t barriers = 2 * 8;
   uint32_t ring = (uint32_t)s->of[NSAI_TILE_STAGES] * (stage + bits + words + barriers) + words;

@@ -10,13 +10,6 @@
 
 #define TILE_ROWS 64 /* of a product */
 
-static int32_t padded(int32_t dim) { return (dim + 15) / 16 * 16; }
-
-/* Bytes of `rows` rows in panels of 64 columns: common/tma.cuh. */
-static uint32_t panel_bytes(int32_t rows, int32_t dim) {
-  return (uint32_t)rows * (uint32_t)((dim + 63) / 64) * 128;
-}
-
 static nsai_tiles kv_tiles(int32_t rows, int32_t warps, int32_t blocks) {
   return (nsai_tiles){
     { [NSAI_TILE_ROWS] = rows, [NSAI_TILE_WARPS] = warps, [NSAI_TILE_BLOCKS] = blocks }
@@ -26,17 +19,17 @@ static nsai_tiles kv_tiles(int32_t rows, int32_t warps, int32_t blocks) {
 /* K and V of a block, Q and O of each warp's 16 rows, the tokens of an item. */
 static uint32_t kv_shared(const nsai_geometry *m, const nsai_tiles *s) {
   uint32_t rows = nsai_tile_bytes(16, m->head_dim_qk) + nsai_tile_bytes(16, m->head_dim_v);
-  return panel_bytes(m->select_block, m->head_dim_qk) +
-         panel_bytes(m->select_block, m->head_dim_v) + (uint32_t)s->of[NSAI_TILE_WARPS] * rows +
-         4 * (uint32_t)s->of[NSAI_TILE_ROWS];
+  return nsai_panel_bytes(m->select_block, m->head_dim_qk) +
+         nsai_panel_bytes(m->select_block, m->head_dim_v) +
+         (uint32_t)s->of[NSAI_TILE_WARPS] * rows + 4 * (uint32_t)s->of[NSAI_TILE_ROWS];
 }
 
 /* Q beside the scores, then P beside O; and what else the loop holds, more of it where rows that are
  * no multiple of 128 bytes lie unswizzled. */
 static int32_t kv_registers(const nsai_geometry *m) {
-  int32_t keys = m->select_block, p = keys / 4, o = padded(m->head_dim_v) / 2;
+  int32_t keys = m->select_block, p = keys / 4, o = nsai_padded_dim(m->head_dim_v) / 2;
   if (m->dtype == NSA_BF16 && m->head_dim_v < 128) p *= 2; /* kSplitBlockP */
-  int32_t scores = padded(m->head_dim_qk) / 4 + keys / 2;
+  int32_t scores = nsai_padded_dim(m->head_dim_qk) / 4 + keys / 2;
   int32_t rest = m->head_dim_qk % 64 || m->head_dim_v % 64 ? 56 : 40;
   return (scores > p + o ? scores : p + o) + rest;
 }

@@ -42,6 +42,19 @@ void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *prob
  * heads. */
 int32_t nsai_padded_group(const nsai_geometry *model);
 
+/* Columns of a head dim in products of 16: padded_dim() in common/tile.cuh. */
+static inline int32_t nsai_padded_dim(int32_t dim) { return (dim + 15) / 16 * 16; }
+
+/* Panels of 64 columns, 128 bytes a row, that a head dim takes: common/tma.cuh. */
+#define NSAI_PANEL_PITCH 128
+static inline int32_t nsai_panels(int32_t dim) { return (dim + 63) / 64; }
+static inline uint32_t nsai_panel_bytes(int32_t rows, int32_t dim) {
+  return (uint32_t)rows * (uint32_t)nsai_panels(dim) * NSAI_PANEL_PITCH;
+}
+
+/* Registers of a multiprocessor, on every architecture from sm_80 on. */
+#define NSAI_SM_REGISTERS 65536
+
 /* Bytes of a Tile<rows, padded_dim(dim)> in shared memory: common/tile.cuh. */
 uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
 

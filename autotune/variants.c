@@ -76,8 +76,7 @@ bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t blocks
   return (uint64_t)blocks * (bytes + RESERVED_SHARED_BYTES) <= all;
 }
 
-/* Of a multiprocessor, on every architecture from sm_80 on; the threads of sm_90 and sm_100. */
-#define MULTIPROCESSOR_REGISTERS 65536
+/* Of a multiprocessor of sm_90 and sm_100. */
 #define MULTIPROCESSOR_THREADS 2048
 #define MOST_REGISTERS 255 /* of a thread */
 
@@ -89,7 +88,7 @@ void nsai_fit_threads(const nsai_tiles *tiles, nsai_reasons *reasons) {
 }
 
 int32_t nsai_register_limit(int32_t threads) {
-  int32_t share = MULTIPROCESSOR_REGISTERS / threads / 8 * 8; /* they are given out by eights */
+  int32_t share = NSAI_SM_REGISTERS / threads / 8 * 8; /* they are given out by eights */
   return share < MOST_REGISTERS ? share : MOST_REGISTERS;
 }
 
