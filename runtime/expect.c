@@ -17,9 +17,11 @@ static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t,
   int32_t model = check->problem->model.dtype;
   bool fits = ((e->types & NSAI_DTYPE_MODEL) && t->dtype == model) ||
               ((e->types & NSAI_DTYPE_F32) && t->dtype == NSA_F32) ||
-              ((e->types & NSAI_DTYPE_I32) && t->dtype == NSA_I32);
+              ((e->types & NSAI_DTYPE_I32) && t->dtype == NSA_I32) ||
+              ((e->types & NSAI_DTYPE_I64) && t->dtype == NSA_I64);
   if (fits) return NSA_OK;
   const char *wanted = e->types & NSAI_DTYPE_I32     ? "i32"
+                       : e->types & NSAI_DTYPE_I64   ? "i64"
                        : e->types & NSAI_DTYPE_MODEL ? dtype_name(model)
                                                      : "f32";
   return nsai_fail(NSA_E_ARG, "%s has dtype %s, expected %s%s", e->name, dtype_name(t->dtype),
@@ -98,4 +100,23 @@ nsa_status nsai_expect(const nsai_check *check, const nsa_tensor *t, const nsai_
 nsa_status nsai_expect_optional(const nsai_check *check, const nsa_tensor *t,
                                 const nsai_expectation *e) {
   return nsai_present(t) ? nsai_expect(check, t, e) : NSA_OK;
+}
+
+nsa_status nsai_expect_offsets(const nsa_tensor *t, int32_t num_seqs,
+                               const nsai_offset_limits *limits) {
+  const int32_t *at = t->data;
+  if (!at) return NSA_OK;
+  if (at[0] != 0) return nsai_fail(NSA_E_ARG, "%s[0] is %d, expected 0", limits->name, at[0]);
+  for (int32_t s = 0; s < num_seqs; s++) {
+    if (at[s + 1] < at[s] || at[s + 1] > limits->rows)
+      return nsai_fail(NSA_E_ARG, "%s[%d] is %d, expected %d (the one before) to %lld (the rows)",
+                       limits->name, s + 1, at[s + 1], at[s], (long long)limits->rows);
+    if (at[s + 1] - at[s] > limits->length)
+      return nsai_fail(NSA_E_ARG,
+                       "%s gives sequence %d %d tokens, the plan was made for at most %lld: raise "
+                       "problem.%s",
+                       limits->name, s, at[s + 1] - at[s], (long long)limits->length,
+                       limits->capacity);
+  }
+  return NSA_OK;
 }

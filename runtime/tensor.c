@@ -4,6 +4,7 @@
 #include "tensor.h"
 
 #include "expect.h"
+#include "kv_cache.h"
 
 #include <stdio.h>
 
@@ -53,6 +54,24 @@ static nsa_status check_sizes(const nsai_problem *p, const nsai_run_sizes *s) {
   return NSA_OK;
 }
 
+/* What a batch says of a cache, where there is none. */
+static nsa_status refuse_cache(const nsai_check *check, const nsa_batch *batch) {
+  const struct {
+    const char *name;
+    const nsa_tensor *tensor;
+  } fields[] = { { "kv_len", &batch->kv_len },
+                 { "block_table", &batch->block_table },
+                 { "page_indptr", &batch->page_indptr },
+                 { "page_indices", &batch->page_indices },
+                 { "slots", &batch->slots },
+                 { "slot_mapping", &batch->slot_mapping } };
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+    if (nsai_present(fields[i].tensor))
+      return nsai_fail(NSA_E_ARG, "batch.%s is given, but %s has no cache: leave it out",
+                       fields[i].name, nsai_op_name(check->problem->op));
+  return NSA_OK;
+}
+
 static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
                               nsai_run_sizes *sizes) {
   sizes->num_seqs = 1;
@@ -63,6 +82,7 @@ static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
                      batch->struct_size, sizeof *batch);
   if (batch->num_seqs < 1)
     return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1", batch->num_seqs);
+  NSAI_TRY(refuse_cache(check, batch));
   sizes->num_seqs = batch->num_seqs;
   int64_t count = (int64_t)batch->num_seqs + 1;
   nsai_expectation q = { "batch.cu_q", 1, { count }, NSAI_DTYPE_I32 },
@@ -71,32 +91,6 @@ static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
   NSAI_TRY(nsai_expect(check, &batch->cu_q, &q));
   NSAI_TRY(nsai_expect_optional(check, &batch->cu_kv, &kv));
   return nsai_expect_optional(check, &batch->cu_blocks, &blocks);
-}
-
-/* What an array of offsets may hold. */
-typedef struct offset_limits {
-  const char *name;
-  int64_t rows;   /* of the tensors it cuts into sequences */
-  int64_t length; /* of one sequence */
-} offset_limits;
-
-/* Ascending from 0, within the rows and the longest sequence. An absent array is fine. */
-static nsa_status check_offsets(const nsa_tensor *t, int32_t num_seqs,
-                                const offset_limits *limits) {
-  const int32_t *at = t->data;
-  if (!at) return NSA_OK;
-  if (at[0] != 0) return nsai_fail(NSA_E_ARG, "%s[0] is %d, expected 0", limits->name, at[0]);
-  for (int32_t s = 0; s < num_seqs; s++) {
-    if (at[s + 1] < at[s] || at[s + 1] > limits->rows)
-      return nsai_fail(NSA_E_ARG, "%s[%d] is %d, expected %d (the one before) to %lld (the rows)",
-                       limits->name, s + 1, at[s + 1], at[s], (long long)limits->rows);
-    if (at[s + 1] - at[s] > limits->length)
-      return nsai_fail(NSA_E_ARG,
-                       "%s gives sequence %d %d tokens, the plan was made for at most %lld: raise "
-                       "problem.max_kv_len",
-                       limits->name, s, at[s + 1] - at[s], (long long)limits->length);
-  }
-  return NSA_OK;
 }
 
 /* Whether sequence s has room for its compressed blocks in the caller's tensors. */
@@ -123,14 +117,16 @@ static nsa_status check_values(const nsai_check *check, const nsa_batch *batch, 
                                int64_t kv_rows, const nsai_run_sizes *sizes) {
   if (!batch || check->driver || check->level == NSAI_CHECK_OFF) return NSA_OK;
   int64_t kv_len = check->problem->max_kv_len;
-  offset_limits q = { "batch.cu_q", q_rows, INT32_MAX }, kv = { "batch.cu_kv", kv_rows, kv_len };
-  offset_limits blocks = { "batch.cu_blocks", sizes->cmp_rows, INT32_MAX };
+  nsai_offset_limits q = { "batch.cu_q", q_rows, INT32_MAX, NULL },
+                     kv = { "batch.cu_kv", kv_rows, kv_len, "max_kv_len" };
+  nsai_offset_limits blocks = { "batch.cu_blocks", sizes->cmp_rows, INT32_MAX, NULL };
   if (!nsai_present(&batch->cu_kv)) /* cu_q stands for both */
-    q = (offset_limits){ "batch.cu_q", q_rows < kv_rows ? q_rows : kv_rows, kv_len };
-  NSAI_TRY(check_offsets(&batch->cu_q, batch->num_seqs, &q));
-  NSAI_TRY(check_offsets(&batch->cu_kv, batch->num_seqs, &kv));
+    q = (nsai_offset_limits){ "batch.cu_q", q_rows < kv_rows ? q_rows : kv_rows, kv_len,
+                              "max_kv_len" };
+  NSAI_TRY(nsai_expect_offsets(&batch->cu_q, batch->num_seqs, &q));
+  NSAI_TRY(nsai_expect_offsets(&batch->cu_kv, batch->num_seqs, &kv));
   if (!sizes->cmp_rows) return NSA_OK;
-  NSAI_TRY(check_offsets(&batch->cu_blocks, batch->num_seqs, &blocks));
+  NSAI_TRY(nsai_expect_offsets(&batch->cu_blocks, batch->num_seqs, &blocks));
   return check->problem->model.phi == NSAI_PHI_EXTERNAL ? NSA_OK : check_room(check, batch, sizes);
 }
 
@@ -218,13 +214,14 @@ static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_s
   return NSA_OK;
 }
 
-static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side,
+static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side, const char *phi,
                                  const char *which, int32_t dim) {
   const nsai_geometry *m = &check->problem->model;
   int64_t g = m->kv_heads, wide = (int64_t)m->block * dim, h = m->phi_hidden;
   char names[6][24];
   static const char *const fields[] = { "pe", "w", "w1", "b1", "w2", "b2" };
-  for (int i = 0; i < 6; i++) snprintf(names[i], sizeof names[i], "io.phi.%s.%s", which, fields[i]);
+  for (int i = 0; i < 6; i++)
+    snprintf(names[i], sizeof names[i], "%s.%s.%s", phi, which, fields[i]);
   nsai_expectation pe = { names[0], 3, { g, m->block, dim }, NSAI_DTYPE_MODEL },
                    w = { names[1], 3, { g, wide, dim }, NSAI_DTYPE_WEIGHT };
   nsai_expectation w1 = { names[2], 3, { g, wide, h }, NSAI_DTYPE_WEIGHT },
@@ -239,11 +236,11 @@ static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *si
   return nsai_expect_optional(check, &side->b2, &b2);
 }
 
-static nsa_status check_phi(const nsai_check *check, const nsa_io *io) {
+nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi, const char *name) {
   const nsai_geometry *m = &check->problem->model;
   if (m->phi != NSAI_PHI_LINEAR && m->phi != NSAI_PHI_MLP) return NSA_OK;
-  NSAI_TRY(check_phi_side(check, &io->phi.k, "k", m->head_dim_qk));
-  return check_phi_side(check, &io->phi.v, "v", m->head_dim_v);
+  NSAI_TRY(check_phi_side(check, &phi->k, name, "k", m->head_dim_qk));
+  return check_phi_side(check, &phi->v, name, "v", m->head_dim_v);
 }
 
 static nsa_status check_gate(const nsai_check *check, const nsa_io *io, int64_t tokens) {
@@ -338,6 +335,14 @@ static nsa_status check_probe(const nsai_check *check, const nsa_io *io) {
   return NSA_OK;
 }
 
+/* What the three branches have beside keys and outputs. */
+static nsa_status check_attention(const nsai_check *check, const nsa_io *io,
+                                  const nsai_run_sizes *sizes) {
+  NSAI_TRY(check_gate(check, io, sizes->tokens));
+  if (check->problem->model.select_count) NSAI_TRY(check_selection(check, io, sizes->tokens));
+  return check_probe(check, io);
+}
+
 static nsa_status check_io(const nsa_io *io) {
   if (!io) return nsai_fail(NSA_E_ARG, "io is NULL");
   if (io->struct_size != sizeof *io)
@@ -360,18 +365,19 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   };
   NSAI_TRY(nsai_expect(check, &io->q, &q));
   sizes->tokens = io->q.shape[0];
+  if (nsai_problem_is_cached(p)) {
+    NSAI_TRY(nsai_check_cached(check, batch, &io->kv, sizes));
+    NSAI_TRY(check_outputs(check, io, sizes->tokens));
+    return check_attention(check, io, sizes);
+  }
   NSAI_TRY(check_batch(check, batch, sizes));
   NSAI_TRY(check_kv(check, io, sizes));
   NSAI_TRY(check_outputs(check, io, sizes->tokens));
-  if (p->op == NSA_OP_DENSE) {
-    NSAI_TRY(check_sizes(p, sizes));
-    return check_values(check, batch, sizes->tokens, sizes->kv_tokens, sizes);
+  if (p->op == NSA_OP_FORWARD) {
+    NSAI_TRY(check_compressed(check, batch, io, p->model.phi == NSAI_PHI_EXTERNAL, sizes));
+    NSAI_TRY(nsai_check_phi(check, &io->phi, "io.phi"));
+    NSAI_TRY(check_attention(check, io, sizes));
   }
-  NSAI_TRY(check_compressed(check, batch, io, p->model.phi == NSAI_PHI_EXTERNAL, sizes));
-  NSAI_TRY(check_phi(check, io));
-  NSAI_TRY(check_gate(check, io, sizes->tokens));
-  if (p->model.select_count) NSAI_TRY(check_selection(check, io, sizes->tokens));
-  NSAI_TRY(check_probe(check, io));
   NSAI_TRY(check_sizes(p, sizes));
   return check_values(check, batch, sizes->tokens, sizes->kv_tokens, sizes);
 }
@@ -390,7 +396,7 @@ nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, 
   NSAI_TRY(check_pair(check, io, 0, NSAI_ANY));
   sizes->kv_tokens = io->kv.k[0].shape[0];
   NSAI_TRY(check_compressed(check, batch, io, true, sizes));
-  NSAI_TRY(check_phi(check, io));
+  NSAI_TRY(nsai_check_phi(check, &io->phi, "io.phi"));
   NSAI_TRY(check_sizes(p, sizes));
   return check_values(check, batch, INT32_MAX, sizes->kv_tokens, sizes);
 }
