@@ -3,6 +3,7 @@
  */
 #include "kv_world.h"
 
+#include "context.h"
 #include "reference/reference.h"
 
 #include <math.h>
@@ -16,12 +17,19 @@
 
 #define NOWHERE 0x7ffffff0 /* an id of a page that must not be looked at */
 
+/* Bytes of `count` elements. */
+static size_t bytes_of(const nsa_tensor *t, int64_t count) {
+  return (size_t)count * (t->dtype == NSA_F32 || t->dtype == NSA_I32 ? 4 : 2);
+}
+
+static char *element(const nsa_tensor *t, int64_t at) { return (char *)t->data + bytes_of(t, at); }
+
 /* ---- the cache ---- */
 
 /* [rows, tokens, heads, dim], NaN; with `hnd` in memory [rows, heads, tokens, dim]. */
 static nsa_tensor cache_tensor(kv_world *w, int64_t rows, int64_t tokens, int64_t dim) {
   int64_t heads = w->geometry.kv_heads;
-  nsa_tensor t = toy_tensor(&w->memory, NSA_F32, 3, rows, tokens * heads, dim);
+  nsa_tensor t = toy_tensor(&w->memory, w->geometry.dtype, 3, rows, tokens * heads, dim);
   t.ndim = 4;
   t.shape[0] = rows;
   t.shape[1] = tokens;
@@ -59,8 +67,8 @@ void kv_copy_page(kv_world *w, int32_t from, int32_t to) {
                         &w->cache.k[2], &w->cache.v[2], &w->cache.k_cmp, &w->cache.v_cmp };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
     if (all[i]->data)
-      memcpy(toy_floats(all[i]) + to * all[i]->stride[0],
-             toy_floats(all[i]) + from * all[i]->stride[0], (size_t)all[i]->stride[0] * 4);
+      memcpy(element(all[i], to * all[i]->stride[0]), element(all[i], from * all[i]->stride[0]),
+             bytes_of(all[i], all[i]->stride[0]));
 }
 
 /* ---- the world ---- */
@@ -85,11 +93,9 @@ void kv_init(kv_world *w, const machine_request *model, const kv_form *form, int
   memset(w, 0, sizeof *w);
   w->form = *form;
   w->seqs = seqs;
-  w->geometry = toy_geometry(model->phi);
-  w->geometry.per_branch = model->per_branch;
-  w->geometry.gate = model->gate;
   machine_yaml(model, yaml, sizeof yaml);
-  w->ctx = machine_context(yaml, NULL, false);
+  w->ctx = machine_context(yaml, form->model, false);
+  w->geometry = w->ctx->config->model;
   w->append = make_plan(w, NSA_OP_APPEND, form->ring ? KV_CHUNK : 0);
   w->prefill = make_plan(w, NSA_OP_PREFILL, form->ring ? KV_CHUNK : 0);
   w->decode = make_plan(w, NSA_OP_DECODE, KV_STEP);
@@ -109,8 +115,8 @@ void kv_oracle(kv_world *w) {
                                                   toy_ints(&t->batch.cu_q)[s]);
   t->batch.cu_blocks = toy_offsets(t, w->seqs, blocks);
   int64_t rows = toy_ints(&t->batch.cu_blocks)[w->seqs];
-  t->io.kv.k_cmp = toy_tensor(t, NSA_F32, 3, rows, g.kv_heads, g.head_dim_qk);
-  t->io.kv.v_cmp = toy_tensor(t, NSA_F32, 3, rows, g.kv_heads, g.head_dim_v);
+  t->io.kv.k_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_qk);
+  t->io.kv.v_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_v);
   machine_expect("compress", nsai_reference_compress(&g, &t->batch, &t->io, 2), NSA_OK, NULL);
   g.phi = NSAI_PHI_EXTERNAL; /* the keys as stored */
   machine_expect("forward", nsai_reference_forward(&g, NSA_SELECT_OWN, 0, &t->batch, &t->io, 2),
@@ -145,7 +151,7 @@ static nsa_tensor gather(kv_call *c, const nsa_tensor *all) {
   nsa_tensor out = toy_tensor(&c->memory, all->dtype, all->ndim, c->tokens, all->shape[1],
                               all->ndim > 2 ? all->shape[2] : 0);
   char *to = out.data;
-  size_t bytes = (size_t)all->stride[0] * 4;
+  size_t bytes = bytes_of(all, all->stride[0]);
   for (int s = 0; s < c->world->seqs; s++)
     for (int64_t i = 0; i < c->q_len[s]; i++, to += bytes)
       memcpy(to, (const char *)all->data + source_row(c, s, i) * (int64_t)bytes, bytes);
@@ -214,6 +220,8 @@ void kv_call_init(kv_call *c, kv_world *w, const int32_t *q_len, const int32_t *
   c->io.gate.value = gather(c, &w->toy.io.gate.value);
   c->io.kv = w->cache;
   toy_outputs(&c->memory, &c->io, c->tokens);
+  if (!w->geometry.select_count) c->io.o_branch[1] = c->io.lse[1] = (nsa_tensor){ 0 };
+  if (!w->geometry.window) c->io.o_branch[2] = c->io.lse[2] = (nsa_tensor){ 0 };
 }
 
 void kv_call_free(kv_call *c) { toy_free(&c->memory); }
@@ -238,10 +246,10 @@ void kv_attend(kv_call *c, bool decode) {
 
 static void compare_row(const char *what, const nsa_tensor *got, int64_t row,
                         const nsa_tensor *want, int64_t want_row) {
-  size_t bytes = (size_t)got->stride[0] * 4;
+  if (!got->data) return; /* of a branch that is off */
   assert_true(got->stride[0] == want->stride[0]);
-  if (memcmp((const char *)got->data + row * (int64_t)bytes,
-             (const char *)want->data + want_row * (int64_t)bytes, bytes))
+  if (memcmp(element(got, row * got->stride[0]), element(want, want_row * want->stride[0]),
+             bytes_of(got, got->stride[0])))
     fail_msg("%s: row %d, which is row %d of all, differs", what, (int)row, (int)want_row);
 }
 

@@ -22,11 +22,12 @@
 
 /* How the cache lies in memory. */
 typedef struct kv_form {
-  int32_t page_size; /* problem.page_size */
-  bool hnd;          /* heads before tokens */
-  bool lists;        /* page_indptr and page_indices, not a table */
-  bool ring;         /* with per_branch */
-  bool slots;        /* rows are given out from the last on; else row s */
+  int32_t page_size;    /* problem.page_size */
+  bool hnd;             /* heads before tokens */
+  bool lists;           /* page_indptr and page_indices, not a table */
+  bool ring;            /* with per_branch */
+  bool slots;           /* rows are given out from the last on; else row s */
+  const char *model[4]; /* overrides of the configuration, NULL behind the last */
 } kv_form;
 
 typedef struct kv_world {
