@@ -228,10 +228,12 @@ typedef struct page_list {
 } page_list;
 
 static page_list list_of(const nsa_batch *b, int32_t s) {
-  const int32_t *table = b->block_table.data, *starts = b->page_indptr.data;
-  if (table) return (page_list){ table + s * b->block_table.stride[0], b->block_table.shape[1] };
-  return (page_list){ (const int32_t *)b->page_indices.data + starts[s],
-                      starts[s + 1] - starts[s] };
+  const int32_t *starts = b->page_indptr.data;
+  const nsa_tensor *pages = starts ? &b->page_indices : &b->block_table;
+  int64_t begin = starts ? starts[s] : s * pages->stride[0];
+  int64_t count = starts ? starts[s + 1] - starts[s] : pages->shape[1];
+  if (!pages->data) return (page_list){ NULL, 0 }; /* of padded rows alone: an empty list */
+  return (page_list){ (const int32_t *)pages->data + begin, count };
 }
 
 static nsa_status check_pages(const cached *c, int32_t s, int64_t kv_len) {

@@ -154,6 +154,13 @@ static void test_padded(void **state) {
   kv_append(&c);
   kv_attend(&c, true);
   kv_compare(&c, "padded alone");
+  nsa_tensor table = c.batch.block_table;
+  c.batch.block_table.data = NULL; /* nobody has a page */
+  c.batch.block_table.shape[1] = 0;
+  kv_append(&c);
+  kv_attend(&c, false);
+  kv_compare(&c, "padded alone, without a list");
+  c.batch.block_table = table;
   /* Two queries of which the second is the sequence's first token. */
   toy_ints(&c.batch.kv_len)[2] = 1;
   kv_attend(&c, true);
