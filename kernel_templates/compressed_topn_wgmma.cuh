@@ -31,14 +31,27 @@
 //
 // One after the other 10.7 ms at 64k. The separate kernels take 6.0, 6.7 and 0.6 ms there.
 //
-// Bound    by instructions: of the 2.1 ms at 64k pooling is 0.5, storing 0.4, and 1.1 what the
-//          selectors take from the schedulers and from shared memory; consumers wait for them 1 % of
-//          the time. At 8k the selectors are busy for 85 % of it, two thirds with choosing.
+// Bound    by latencies, not by a unit: at 128k tensor cores are busy for 57 % of the time, schedulers
+//          issue in 41 % of the clocks. With parts left out, ms, the least of five launches:
+//
+//                                       64k     128k
+//            attend_compressed_wgmma    6.2     22.9
+//            this, nothing pooled       7.05    25.6
+//            pooled and stored          8.5     31.3
+//            fetched and summed         9.2     34.8
+//            listed and chosen: all     9.5     35.4
+//
+//          A scratch that stays in L2 would save 0.45 and 2.1 of it (at 128k 42 GB are written to
+//          memory). At 8k the selectors are busy for 85 % of the time, two thirds with choosing.
 // Tried    without gain: two pieces fetched ahead in the place of one (0); boxes in the natural order of
-//          the keys (0: spreading is free). 64k took 11.3 ms with cp.async for pieces, importance in
-//          a row of memory that is read again, and sorting; 10.3 with bulk copies and ranks. Pooling
-//          by a further wgmma, P times a constant matrix, would take P rounded to bf16: 1e-3 of a
-//          block's importance, against 1e-6 here.
+//          the keys (0: spreading is free); 224 registers for the consumers, nothing pooled (-1 %); all
+//          exponentials before the first sum (+1 %). 64k took 11.3 ms with cp.async for pieces,
+//          importance in a row of memory that is read again, and sorting; 10.3 with bulk copies and
+//          ranks. Three warpgroups of 64 keys, three selectors beside the producer in 56 registers,
+//          lists in shared memory: 8k 0.34 ms (0.37), but 64k 9.8 to 10.2 (9.5) and 128k 36.6 (35.4),
+//          since the consumers wait for the selectors; without any 64k took 8.3, pooled and stored, and
+//          6.5 with nothing pooled. Pooling by a further wgmma, P times a constant matrix, would take P
+//          rounded to bf16: 1e-3 of a block's importance, against 1e-6 here.
 //
 // Config: that of the flash loop with kRows 128, kKeys 128, kThreads 512; kBlock (l), kStride (d),
 // kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kDepth (pieces on their way to a
