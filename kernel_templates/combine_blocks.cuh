@@ -17,6 +17,7 @@
 #include "common/block_lists.cuh"
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
@@ -123,5 +124,6 @@ template <class Config> NSAI_DEVICE void combine(const NsaiCombine &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     combine_blocks(const __grid_constant__ NsaiCombine p) {
+  begin_kernel();
   combine<Config>(p);
 }

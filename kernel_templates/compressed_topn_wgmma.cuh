@@ -303,6 +303,7 @@ template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p)
     init_barriers<FlashConfig<C>>(shared.flash);
   }
   if (threadIdx.x < P::kUnits) shared.own.read[threadIdx.x] = 0;
+  begin_kernel();
   __syncthreads(); // barriers are there
 
   if (warpgroup == 0) {

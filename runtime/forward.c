@@ -79,7 +79,7 @@ static uint64_t grid_tiles(const nsai_run *run, nsai_role role) {
 }
 
 static nsa_status launch(const nsai_run *run, nsai_role role, uint64_t grid, const void *params) {
-  return nsai_launch(run->driver, &run->plan->kernels[role], grid, 1, params, run->stream);
+  return nsai_launch(run->queue, &run->plan->kernels[role], grid, 1, params);
 }
 
 /* Launches a block of threads for each tile or, of a persistent kernel, no more than the device has
@@ -146,7 +146,9 @@ static bool is_covered(const nsai_run *run, nsai_stage stage) {
 static bool has_branch(const nsai_run *run, int branch) { return run->branches >> branch & 1; }
 
 static nsa_status mark(const nsai_run *run, nsai_stage stage, bool begins) {
-  return run->marks ? run->marks->mark(run->marks->user, stage, begins) : NSA_OK;
+  if (!run->marks) return NSA_OK;
+  nsai_queue_break(run->queue);
+  return run->marks->mark(run->marks->user, stage, begins);
 }
 
 /* Enqueues a whole stage between its marks. */
@@ -508,8 +510,8 @@ static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, i
                    .dtype = m->dtype,
                    .c_dtype = m->dtype };
   void *gemm_workspace = nsai_piece_at(run, run->plan->layout.gemm);
-  nsai_gemm_operands first = { q, k, scores, gemm_workspace, run->stream };
-  nsai_gemm_operands second = { probs, v, o, gemm_workspace, run->stream };
+  nsai_gemm_operands first = { q, k, scores, gemm_workspace, run->queue->stream };
+  nsai_gemm_operands second = { probs, v, o, gemm_workspace, run->queue->stream };
   NsaiCausalSoftmax softmax = { .scores = scores,
                                 .probs = probs,
                                 .scale_log2 = scale_log2(run),
@@ -525,8 +527,9 @@ static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, i
     softmax.lse_head_stride = lse->stride[1];
   }
   NSAI_TRY(nsai_gemm_run(run->plan->lt, run->plan->lt_handle, &qk, &first));
-  NSAI_TRY(nsai_launch(run->driver, &run->plan->kernels[NSAI_KERNEL_SOFTMAX], (uint64_t)rows,
-                       (uint32_t)heads, &softmax, run->stream));
+  nsai_queue_break(run->queue);
+  NSAI_TRY(nsai_launch(run->queue, &run->plan->kernels[NSAI_KERNEL_SOFTMAX], (uint64_t)rows,
+                       (uint32_t)heads, &softmax));
   return nsai_gemm_run(run->plan->lt, run->plan->lt_handle, &pv, &second);
 }
 

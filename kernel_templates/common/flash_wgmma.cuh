@@ -51,6 +51,7 @@
 #include "common/barrier.cuh"
 #include "common/epilogue.cuh"
 #include "common/keys.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
@@ -422,6 +423,7 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     tma_prefetch_map(p.v);
     init_barriers<Config>(shared);
   }
+  begin_kernel();
   __syncthreads(); // barriers are there
 
   if (warpgroup == 0) {

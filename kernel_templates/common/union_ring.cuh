@@ -36,6 +36,7 @@
 #include "common/barrier.cuh"
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
+#include "common/launch.cuh"
 #include "common/list_cursor.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
