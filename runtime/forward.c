@@ -1,10 +1,11 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Order of a forward: gates, attend_window, compress, attend_compressed, importance and select in
- * chunks of tokens, attend_selected. Each branch's kernel adds its gated output to an fp32 partial
- * sum; the last one that runs rounds once into o. A stage that another stage's variant covers is
- * part of that one's launch.
+ * Order of a forward: gates, compress, attend_window, attend_compressed, importance and select in
+ * chunks of tokens, attend_selected. So attend_window runs beside the end of compress, and
+ * attend_compressed, whose keys are there by then, beside the end of attend_window (launch.h).
+ * Each branch's kernel adds its gated output to an fp32 partial sum; the last one that runs rounds
+ * once into o. A stage that another stage's variant covers is part of that one's launch.
  */
 #include "forward.h"
 
@@ -226,6 +227,11 @@ static NsaiAttend attend_params(const nsai_run *run, int branch, nsai_role role)
                        .tiles = (int)grid_tiles(run, role) };
 }
 
+/* Whether the last thing enqueued is the kernel of this role. */
+static bool is_behind(const nsai_run *run, nsai_role role) {
+  return run->queue->last == &run->plan->kernels[role];
+}
+
 static NsaiAttend compressed_params(const nsai_run *run) {
   return (NsaiAttend){ .seq = nsai_compressed_sequences(run),
                        .q = nsai_view(&run->io->q),
@@ -234,7 +240,8 @@ static NsaiAttend compressed_params(const nsai_run *run) {
                        .out = branch_epilogue(run, NSA_CMP),
                        .scale_log2 = scale_log2(run),
                        .kv_heads = run->plan->problem.model.kv_heads,
-                       .tiles = (int)grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED) };
+                       .tiles = (int)grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED),
+                       .early = is_behind(run, NSAI_KERNEL_ATTEND_WINDOW) };
 }
 
 /* Rows of compressed storage that boxes may be read of. Those of one sequence end with its last whole
@@ -252,6 +259,7 @@ static nsa_status attend_compressed(const nsai_run *run) {
 
 static nsa_status attend_window(const nsai_run *run) {
   NsaiAttend p = attend_params(run, NSA_WIN, NSAI_KERNEL_ATTEND_WINDOW);
+  p.early = is_behind(run, NSAI_KERNEL_COMPRESS) || is_behind(run, NSAI_KERNEL_PHI_BIAS);
   return launch_attend(run, NSAI_KERNEL_ATTEND_WINDOW, &p, run->sizes.kv_tokens);
 }
 
@@ -436,9 +444,9 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   bool compressed = has_branch(run, NSA_CMP) || selecting || probes;
   bool fused = is_covered(run, NSAI_STAGE_SELECT);
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
-  if (has_branch(run, NSA_WIN)) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
   if ((compressed || nsai_present(&run->io->kv.k_cmp)) && m->phi != NSAI_PHI_EXTERNAL)
     NSAI_TRY(staged(run, NSAI_STAGE_COMPRESS, nsai_enqueue_compress));
+  if (has_branch(run, NSA_WIN)) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
   if (compressed)
     NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_COMPRESSED,
                     fused ? attend_compressed_topn : attend_compressed));

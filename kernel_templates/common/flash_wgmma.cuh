@@ -391,6 +391,7 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
     }
+    wait_for_kernel_before(); // has the partial sum
     store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, place, gate);
   }
 }
@@ -423,11 +424,12 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     tma_prefetch_map(p.v);
     init_barriers<Config>(shared);
   }
-  begin_kernel();
+  if (!p.attend.early) wait_for_kernel_before();
   __syncthreads(); // barriers are there
 
   if (warpgroup == 0) {
     registers_drop<F::kProducerRegisters>();
+    if (threadIdx.x >= 32) begin_kernel(); // for the next one's sake; there may be no tile here
     if (threadIdx.x < 32) flash_produce<Config, Keys>(p, shared);
   } else {
     registers_raise<F::kConsumerRegisters>();

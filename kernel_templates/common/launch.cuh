@@ -12,6 +12,11 @@
 // Before it has waited, a kernel may read and write what the one right before it neither writes nor
 // reads, and nothing else. Launched without overlap (runtime/launch.h), it does not wait for
 // anything.
+//
+// Measured on an H200, forward of 64/4 heads, D 128, in a long run: 1k tokens 0.144 -> 0.130 ms, 4k
+// 0.802 -> 0.785; 64k the same. Two thirds of it come from what begins before it
+// waits (NsaiAttend.early). Tried without gain: consumers of attend_selected_wgmma that read their
+// queries before the producers have waited (0).
 #pragma once
 #include "common/types.cuh"
 

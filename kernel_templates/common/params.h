@@ -64,7 +64,8 @@ typedef struct NsaiAttend {
   float scale_log2; /* softmax scale * log2(e) */
   int kv_heads;
   int tiles; /* of query tokens, times Hkv: blocks with one each; persistent kernels have fewer */
-  int reserved;
+  int early; /* 1: of what the kernel right before does, the partial sum alone matters here, so that the
+                rest need not wait for it: common/launch.cuh */
 } NsaiAttend;
 
 /* attend_compressed_wgmma, attend_window_wgmma, dense_wgmma: the same through tensor maps. */

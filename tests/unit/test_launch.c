@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "common/params.h"
 #include "forward.h"
 #include "machine.h"
 #include "templates.h"
@@ -18,6 +19,19 @@
 #include <string.h>
 
 /* ---- launches ---- */
+
+static int early[2]; /* of the last run: attend_window, attend_compressed */
+
+/* Runs where the host can read what a kernel gets. */
+static double look(const fake_cuda_launch *launch, const void *params) {
+  if (!strcmp(launch->name, "attend_window_wgmma"))
+    early[0] = ((const NsaiAttendTma *)params)->attend.early;
+  if (!strcmp(launch->name, "attend_compressed_wgmma"))
+    early[1] = ((const NsaiAttendTma *)params)->attend.early;
+  if (!strcmp(launch->name, "dense_wgmma")) /* of the selected branch */
+    assert_int_equal(((const NsaiAttendTma *)params)->attend.early, 0);
+  return 1;
+}
 
 #define FORWARD(m) nsa_forward((m)->plan, &(m)->exec, &(m)->toy.batch, &(m)->toy.io)
 
@@ -33,7 +47,8 @@ static void expect_overlaps(nsa_status status, const char *overlaps) {
 
 static void begin(machine *m, const machine_request *request) {
   machine_init(m, request);
-  *machine_record() = (fake_cuda_state){ .retained = 1 };
+  *machine_record() = (fake_cuda_state){ .retained = 1, .kernel = look };
+  early[0] = early[1] = -1;
 }
 
 /* All but the first; but nothing behind what is not a kernel of the run. */
@@ -41,14 +56,37 @@ static void test_overlap(void **state) {
   (void)state;
   machine m;
   begin(&m, &(machine_request){ .gpu = true });
-  expect_overlaps(FORWARD(&m), "01111"); /* window, compress, compressed, select, dense */
+  expect_overlaps(FORWARD(&m), "01111"); /* compress, window, compressed, select, dense */
+  assert_int_equal(early[0], 1);
+  assert_int_equal(early[1], 1);
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP });
-  /* Window; gather, product, activation, two products, bias, of K and of V; compressed, select,
-   * dense. */
-  expect_overlaps(FORWARD(&m), "0"
-                               "100000100000"
-                               "111");
+  /* gather, product, activation, two products, bias, of K and of V; then as above. */
+  expect_overlaps(FORWARD(&m), "000000100000"
+                               "1111");
+  assert_int_equal(early[0], 1);
+  assert_int_equal(early[1], 1);
+  machine_free(&m);
+}
+
+/* The window branch does not begin early behind what makes its gates; the compressed one not behind
+ * what makes its keys. */
+static void test_early(void **state) {
+  (void)state;
+  machine m;
+  begin(&m, &(machine_request){
+                .gpu = true, .phi = NSAI_PHI_EXTERNAL, .gate = NSAI_GATE_MLP, .gate_hidden = 8 });
+  machine_expect("window behind gates", FORWARD(&m), NSA_OK, NULL);
+  assert_int_equal(early[0], 0);
+  assert_int_equal(early[1], 1);
+  machine_free(&m);
+  begin(&m, &(machine_request){ .gpu = true });
+  m.exec.branches = 1u << NSA_CMP;
+  for (int b = NSA_CMP + 1; b < NSA_BRANCHES; b++)
+    m.toy.io.o_branch[b] = m.toy.io.lse[b] = (nsa_tensor){ 0 };
+  machine_expect("compressed behind compress", FORWARD(&m), NSA_OK, NULL);
+  assert_int_equal(early[0], -1);
+  assert_int_equal(early[1], 0);
   machine_free(&m);
 }
 
@@ -71,6 +109,8 @@ static void test_marks(void **state) {
   marked = 0;
   expect_overlaps(nsai_run_marked(m.plan, &m.exec, &m.toy.batch, &m.toy.io, &marks), "00000");
   assert_int_equal(marked, 10);
+  assert_int_equal(early[0], 0);
+  assert_int_equal(early[1], 0);
   machine_free(&m);
 }
 
@@ -119,6 +159,7 @@ static void test_every_kernel_waits(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_overlap),
+    cmocka_unit_test(test_early),
     cmocka_unit_test(test_marks),
     cmocka_unit_test(test_where),
     cmocka_unit_test(test_every_kernel_waits),
