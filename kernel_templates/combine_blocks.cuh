@@ -21,12 +21,6 @@
 #include "common/params.h"
 #include "common/types.cuh"
 
-NSAI_DEVICE float warp_max(float x) {
-#pragma unroll
-  for (int apart = 16; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-  return x;
-}
-
 NSAI_DEVICE float warp_sum(float x) {
 #pragma unroll
   for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);

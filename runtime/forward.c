@@ -4,8 +4,9 @@
  * Order of a forward: gates, compress, attend_window, attend_compressed, importance and select in
  * chunks of tokens, attend_selected. So attend_window runs beside the end of compress, and
  * attend_compressed, whose keys are there by then, beside the end of attend_window (launch.h).
- * Each branch's kernel adds its gated output to an fp32 partial sum; the last one that runs rounds
- * once into o. A stage that another stage's variant covers is part of that one's launch.
+ * Each branch's kernel adds its gated output in fp32 to a partial sum, which goes from one to the
+ * next in 16 bits and a unit for each row (common/epilogue.cuh); the last one that runs rounds into
+ * o. A stage that another stage's variant covers is part of that one's launch.
  */
 #include "forward.h"
 
@@ -211,7 +212,10 @@ static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
   out.add_partial = runs_before(run, branch);
   bool last = !runs_after(run, branch);
   if (last) out.o = nsai_view(&run->io->o);
-  if (out.add_partial || !last) out.partial = nsai_piece_at(run, run->plan->layout.partial);
+  if (out.add_partial || !last) {
+    out.partial = nsai_piece_at(run, run->plan->layout.partial);
+    out.partial_units = nsai_piece_at(run, run->plan->layout.partial_units);
+  }
   return out;
 }
 

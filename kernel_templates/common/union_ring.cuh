@@ -309,7 +309,7 @@ NSAI_DEVICE void copy_query(u32 sQ, int at_row, const NsaiView &q, const Place &
 template <class Config>
 NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
                                  const OutputRow (&place)[2]) {
-  constexpr int kLineFloats = 32;
+  constexpr int kLineElements = 64;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (!place[r].present) continue;
@@ -320,8 +320,9 @@ NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
     }
     if (!out.add_partial) continue;
     const long long row = (long long)place[r].token * (Config::kGroup * kv_heads) + place[r].head;
-    for (int i = threadIdx.x % 4 * kLineFloats; i < Config::kHeadDimV; i += 4 * kLineFloats)
-      prefetch_line(out.partial + row * Config::kHeadDimV + i);
+    for (int i = threadIdx.x % 4 * kLineElements; i < Config::kHeadDimV; i += 4 * kLineElements)
+      prefetch_line((const u16 *)out.partial + row * Config::kHeadDimV + i);
+    if (threadIdx.x % 4 == 3) prefetch_line(out.partial_units + row);
   }
 }
 
