@@ -104,7 +104,8 @@ static nsa_status map_keys(const nsai_run *run, const nsai_kernel *kernel, const
                    .dim = m->head_dim_qk,
                    .dtype = m->dtype,
                    .box_heads = 1,
-                   .box_tokens = kernel->box_keys };
+                   .box_tokens = kernel->box_keys,
+                   .repeats = true };
   nsai_boxed v = k;
   v.name = "v";
   v.view = kv[1];

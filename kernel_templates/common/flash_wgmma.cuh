@@ -193,8 +193,8 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
       barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.parity ^ 1);
       if (asks) {
         barrier_arrive_expecting(k_full, F::kKeyBytes);
-        tma_load_panels<kDk>(shared_address(shared.k[keys.stage]), p.k, k_full, kKeys, tile.group,
-                             row);
+        tma_load_panels<kDk>(shared_address(shared.k[keys.stage]), p.k, k_full, kKeys,
+                             box_head(p.attend.k, tile.group), row);
       }
 
       u32 sV = shared_address(shared.v[keys.stage]);
@@ -210,7 +210,7 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
         if (asks) barrier_arrive(v_full);
       } else if (asks) {
         barrier_arrive_expecting(v_full, F::kValueBytes);
-        tma_load_panels<kDv>(sV, p.v, v_full, kKeys, tile.group, row);
+        tma_load_panels<kDv>(sV, p.v, v_full, kKeys, box_head(p.attend.v, tile.group), row);
       }
       keys.next();
     }

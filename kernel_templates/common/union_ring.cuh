@@ -174,8 +174,9 @@ NSAI_DEVICE void ring_fill(const NsaiAttendSelectedTma &p, const KeyPlace &at, u
     return;
   }
   barrier_arrive_expecting(full, foreign ? R::kKBytes : R::kKBytes + R::kVBytes);
-  tma_load_panels<Config::kHeadDimQk>(sK, p.k, full, R::kKeys, at.group, row);
-  if (!foreign) tma_load_panels<Config::kHeadDimV>(sV, p.v, full, R::kKeys, at.group, row);
+  tma_load_panels<Config::kHeadDimQk>(sK, p.k, full, R::kKeys, box_head(p.attend.k, at.group), row);
+  if (!foreign)
+    tma_load_panels<Config::kHeadDimV>(sV, p.v, full, R::kKeys, box_head(v, at.group), row);
 }
 
 // The kProducers warps, for all tiles of the block; `producer`: which of them.
