@@ -16,11 +16,12 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { OPT_NO_RUN = 256 };
+enum { OPT_NO_RUN = 256, OPT_COMMIT };
 
 static const struct argp_option options[] = {
   { "out", 'o', "DIR", 0,
     "Write report.md and report.json there, times.csv and its figures beside them (.)", 0 },
+  { "commit", OPT_COMMIT, "HASH", 0, "Written into times.csv", 0 },
   { "no-run", OPT_NO_RUN, 0, 0, "Run neither nsacheck nor nsa-bench", 0 },
   { 0 }
 };
@@ -30,6 +31,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   switch (key) {
   case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'o': a->folder = value; break;
+  case OPT_COMMIT: a->commit = value; break;
   case OPT_NO_RUN: a->no_run = true; break;
   case ARGP_KEY_ARG:
     if (state->arg_num) argp_error(state, "one FILE only");
@@ -134,8 +136,8 @@ outcome nsai_report_outcome(const report *r, const nsai_tool *tool) {
 }
 
 /* The benchmarks leave a table and figures, too; a table of before would be gone on with. */
-static void add_files(nsai_tool *tool, const char *times, const char *folder) {
-  const char *const more[] = { "--csv", times, "--svg", folder };
+static void add_files(nsai_tool *tool, const char *times, const char *folder, const char *commit) {
+  const char *const more[] = { "--csv", times, "--svg", folder, "--commit", commit ? commit : "" };
   int count = 0;
   while (tool->arguments[count]) count++;
   for (size_t i = 0; i < sizeof more / sizeof *more; i++) tool->arguments[count++] = more[i];
@@ -156,7 +158,7 @@ static nsa_status run_tools(report *r) {
   for (int i = 0; i < TOOLS; i++) {
     nsai_tool *tool = &r->tools[i];
     *tool = tools[i];
-    if (i == TOOLS - 1) add_files(tool, r->times, folder);
+    if (i == TOOLS - 1) add_files(tool, r->times, folder, r->a->commit);
     if (!r->a->no_run) {
       fprintf(stderr, "%s: %s\n", tool->title, tool->arguments[0]);
       NSAI_TRY(nsai_tool_run(tool));

@@ -17,7 +17,7 @@
 
 typedef struct arguments {
   nsai_cli_settings settings;
-  const char *file, *folder;
+  const char *file, *folder, *commit;
   bool no_run;
 } arguments;
 

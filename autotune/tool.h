@@ -14,7 +14,7 @@
 /* Where a tool is to write its JSON; an argument that says so. */
 #define NSAI_TOOL_FILE "/proc/self/fd/3"
 
-#define NSAI_TOOL_ARGUMENTS 8
+#define NSAI_TOOL_ARGUMENTS 10
 typedef struct nsai_tool {
   const char *title;                              /* "checks" */
   const char *arguments[NSAI_TOOL_ARGUMENTS + 1]; /* the program's name first; NULL-terminated */

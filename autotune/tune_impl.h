@@ -26,6 +26,7 @@ typedef struct contender {
   bool alive;         /* takes part in the next rounds */
   int32_t rounds;
   double samples[TUNE_MAX_ROUNDS]; /* ms */
+  double before_ms;                /* of a finalist: what the rounds before the final measured */
   nsai_weight weight;              /* what it is compared by: nsai_tune_weigh */
 } contender;
 

@@ -4,7 +4,9 @@
  * How fast: whole forwards with an event on either side of every stage, so that each stage has the
  * inputs and the neighbours of real runs, and one run times a candidate of every stage at once.
  * Before each stage the L2 is flushed, outside the timed span. Rounds go over all columns in turn,
- * so that clocks and temperature drift for all alike. Candidates are compared by their weights.
+ * so that clocks and temperature drift for all alike. Candidates are compared by their weights. A
+ * final among the best may find other clocks than the rounds before it, where slow candidates let the
+ * device rest; what was measured before is told at the final's clocks.
  *
  * A sample is one launch of a stage, however short. Launching it again within the span would measure
  * another thing: the second launch finds in the L2 what the first has read, and attention adds to a
@@ -23,9 +25,9 @@
 #define ROUNDS 4       /* of the others */
 #define FINAL_ROUNDS 5 /* of the best and the heuristic's choice */
 #define FINALISTS 3
-#define DROP 1.25      /* times the best after the first rounds */
-#define NOISE 1.5      /* spreads that a winner must be ahead, of both together */
-#define TIE 0.01       /* of the fastest: as fast */
+#define DROP 1.25 /* times the best after the first rounds */
+#define NOISE 1.5 /* spreads that a winner must be ahead: of the rounds' ratios, or of both times */
+#define TIE 0.01  /* of the fastest: as fast */
 #define TICK_MS 0.001  /* two events' uncertainty of 0.5 us each */
 #define MOST_CHUNKS 64 /* of importance and select that are timed, evenly spread */
 #define LEAST_ROUNDS 3 /* that decide anything */
@@ -379,11 +381,36 @@ static nsa_status leave_finalists(tune_task *task) {
     for (int k = 0; k < count; k++) {
       bool stays = k < FINALISTS || is_kept(c, (int)(order[k] - c->item));
       order[k]->alive = stays;
-      if (stays) order[k]->rounds = 0;
+      if (!stays) continue;
+      order[k]->before_ms = order[k]->rounds ? order[k]->timing.ms : 0;
+      order[k]->rounds = 0;
     }
     free(order);
   }
   return NSA_OK;
+}
+
+/* How much longer the finalists took than in the rounds before: the median; 1: nothing is known. */
+static double final_ratio(const contest *c) {
+  double ratios[TUNE_MAX_ROUNDS], median = 1, spread;
+  int count = 0;
+  for (int k = 0; k < c->count; k++) {
+    const contender *one = &c->item[k];
+    if (one->alive && one->rounds && one->before_ms > 0 && count < TUNE_MAX_ROUNDS)
+      ratios[count++] = one->timing.ms / one->before_ms;
+  }
+  if (count) summarise(ratios, count, &median, &spread);
+  return median;
+}
+
+/* What was measured in this call before the final, at the final's clocks. */
+static void restate_others(tune_task *task) {
+  for (int i = 0; i < task->contests; i++) {
+    contest *c = &task->contest[i];
+    double ratio = final_ratio(c);
+    for (int k = 0; k < c->count; k++)
+      if (!c->item[k].alive && c->item[k].rounds) c->item[k].timing.ms *= ratio;
+  }
 }
 
 static bool takes_part(const contender *c) { return c->alive && c->timing.rounds; }
@@ -400,13 +427,25 @@ static contender *first_of_best(const contest *c) {
   return &c->item[0];
 }
 
+/* By how much x is faster than y, and how sure that is. Where both stand for the same stages, the two of
+ * each round are compared: what drifts between rounds drifts for both. */
+static double measure_gain(const contender *x, const contender *y, double *spread) {
+  double ratios[TUNE_MAX_ROUNDS], median;
+  const nsai_weight *a = &x->weight, *b = &y->weight;
+  *spread = hypot(a->spread, b->spread);
+  if (x->rounds != y->rounds || x->rounds < LEAST_ROUNDS || a->covers != b->covers || a->rest)
+    return 1 - a->ms / b->ms;
+  for (int i = 0; i < x->rounds; i++) ratios[i] = x->samples[i] / y->samples[i];
+  summarise(ratios, x->rounds, &median, spread);
+  return 1 - median;
+}
+
 /* The winner must be faster than the heuristic's choice by more than the noise and min_gain. */
 static void choose_winner(const tuner *t, contest *c) {
   contender *first = &c->item[0], *best = first_of_best(c);
-  const nsai_weight *x = &best->weight, *y = &first->weight;
-  if (!isfinite(y->ms)) return;
-  double gain = 1 - x->ms / y->ms;
-  double noise = fmax(NOISE * hypot(x->spread, y->spread), TICK_MS / y->ms);
+  if (!isfinite(first->weight.ms)) return;
+  double spread, gain = measure_gain(best, first, &spread);
+  double noise = fmax(NOISE * spread, TICK_MS / first->weight.ms);
   bool thin = best->timing.rounds < LEAST_ROUNDS || first->timing.rounds < LEAST_ROUNDS;
   if (best != first && (thin || gain <= fmax(noise, t->ctx->config->tuning.min_gain))) best = first;
   for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = &c->item[k] == best;
@@ -502,6 +541,7 @@ nsa_status nsai_tune_time(tuner *t, tune_task *task) {
   tell_timed(t, task);
   NSAI_TRY(leave_finalists(task));
   NSAI_TRY(run_rounds(t, task, FINAL_ROUNDS, "confirming"));
+  restate_others(task);
   choose_winners(t, task);
   return nsai_tune_keep(t, task);
 }

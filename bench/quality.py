@@ -10,31 +10,41 @@ tuned with --level exhaustive and that no CHOICE holds: other lengths, other mod
 for each as a plan would: by its record of the nearest length, else by the heuristic. Its regret is the
 time of the stages by that choice over the time by the best candidate of each, less one. Between two
 choices, winners of the same problem and stage that differ are counted, and those that differ by more
-than both spreads.
+than both spreads. A problem that the exhaustive search did not come to, or not to the end of, is left out.
 """
+import collections
 import math
 import re
 import sys
 
 CANDIDATE = re.compile(r'- \{candidate: "([^"]*)", state: (\w+), ms: ([^,]*), spread: ([^,]*), rounds: (\d+), '
-                       r'chosen: (\w+), default: (\w+)')
+                       r'chosen: (\w+), default: (\w+), note: "(?:covers ([a-z_, ]*))?')
+Timing = collections.namedtuple('Timing', 'ms spread chosen default covers')
 
 
-def read(path):
-    """{problem without length: {tokens: {stage: {candidate: (ms, spread, chosen, default)}}}}"""
-    records, stage, stages = {}, None, None
+def read(path, ended_only=False):
+    """{problem without length: {tokens: {stage: {candidate: Timing}}}}"""
+    records, stage, stages, problem = {}, None, None, None
     for line in open(path):
         if m := re.search(r'key: "(.*):len(\d+)"', line):
-            stages = records.setdefault(m.group(1), {}).setdefault(int(m.group(2)), {})
+            problem, tokens = m.group(1), int(m.group(2))
+            stages = records.setdefault(problem, {}).setdefault(tokens, {})
+        elif ended_only and re.match(r' *complete: false$', line):
+            del records[problem][tokens]
         elif m := re.match(r' *"([a-z_]+)":$', line):
             stage = stages.setdefault(m.group(1), {})
         elif (m := CANDIDATE.search(line)) and m.group(2) in ('ok', 'dropped') and int(m.group(5)):
-            stage[m.group(1)] = (float(m.group(3)), float(m.group(4)), m.group(6) == 'true', m.group(7) == 'true')
+            stage[m.group(1)] = Timing(float(m.group(3)), float(m.group(4)), m.group(6) == 'true',
+                                       m.group(7) == 'true', frozenset((m.group(8) or '').split(', ')))
     return records
 
 
 def winner(stage):
-    return next((c for c, t in stage.items() if t[2]), None)
+    return next((c for c, t in stage.items() if t.chosen), None)
+
+
+def default(stage):
+    return next((c for c, t in stage.items() if t.default), None)
 
 
 def decide(choice, problem, tokens, stage, timings):
@@ -45,25 +55,34 @@ def decide(choice, problem, tokens, stage, timings):
         candidate = winner(lengths[nearest].get(stage, {}))
         if candidate in timings:
             return candidate, f'record of {nearest}'
-    return next((c for c, t in timings.items() if t[3]), None), 'heuristic'
+    return default(timings), 'heuristic'
+
+
+def least(stages, left):
+    """The shortest time of the stages `left`, some of them perhaps covered by a candidate of another."""
+    if not left:
+        return 0
+    fastest = {}
+    for t in stages[left[0]].values():
+        fastest[t.covers] = min(t.ms, fastest.get(t.covers, math.inf))
+    return min(ms + least(stages, [s for s in left[1:] if s not in covers]) for covers, ms in fastest.items())
+
+
+def total(stages, taken):
+    """The time of the stages by the candidates taken, less what one of these covers."""
+    covered = frozenset().union(*(stages[s][c].covers for s, c in taken.items()))
+    return sum(stages[s][c].ms for s, c in taken.items() if s not in covered)
 
 
 def regret(choice, problem, tokens, stages):
-    best = took = heuristic = 0
-    worst, by = (0, ''), set()
-    for stage, timings in stages.items():
-        if not timings:
-            continue
-        candidate, who = decide(choice, problem, tokens, stage, timings)
-        least = min(t[0] for t in timings.values())
-        if candidate is None:
-            continue
-        by.add(who)
-        best += least
-        took += timings[candidate][0]
-        heuristic += next((t[0] for t in timings.values() if t[3]), timings[candidate][0])
-        worst = max(worst, (timings[candidate][0] / least - 1, stage))
-    return took / best - 1, heuristic / best - 1, worst, ', '.join(sorted(by))
+    stages = {s: t for s, t in stages.items() if default(t)}
+    decided = {s: decide(choice, problem, tokens, s, t) for s, t in stages.items()}
+    # Whoever covers comes first: nothing covers a stage before its own.
+    order = sorted(stages, key=lambda s: not any(t.covers - {''} for t in stages[s].values()))
+    best = least(stages, order)
+    took = total(stages, {s: c for s, (c, _) in decided.items()})
+    heuristic = total(stages, {s: default(t) for s, t in stages.items()})
+    return took / best - 1, heuristic / best - 1, ', '.join(sorted({who for _, who in decided.values()}))
 
 
 def flips(a, b):
@@ -78,26 +97,28 @@ def flips(a, b):
                 same += x == y
                 changed += x != y
                 if x != y and y in timings and x in other:
-                    noise = timings[x][1] + timings[y][1] + other[x][1] + other[y][1]
-                    real += (abs(timings[y][0] / timings[x][0] - 1) > noise and
-                             abs(other[x][0] / other[y][0] - 1) > noise)
+                    noise = timings[x].spread + timings[y].spread + other[x].spread + other[y].spread
+                    real += (abs(timings[y].ms / timings[x].ms - 1) > noise and
+                             abs(other[x].ms / other[y].ms - 1) > noise)
     return same, changed, real
 
 
 if len(sys.argv) < 3:
     sys.exit(__doc__)
-held = read(sys.argv[1])
+held = read(sys.argv[1], ended_only=True)
+if not any(held.values()):
+    sys.exit(f'{sys.argv[1]}: no search in it came to its end')
 choices = [(path, read(path)) for path in sys.argv[2:]]
-print('| choice | held-out problem | tokens | decided by | regret | of the heuristic | worst stage |')
-print('|---|---|---|---|---|---|---|')
+print('| choice | held-out problem | tokens | decided by | regret | of the heuristic |')
+print('|---|---|---|---|---|---|')
 for path, choice in choices:
     every = []
     for problem, lengths in held.items():
         for tokens, stages in lengths.items():
-            r, h, (w, stage), who = regret(choice, problem, tokens, stages)
+            r, h, who = regret(choice, problem, tokens, stages)
             every.append(r)
-            print(f'| {path} | {problem} | {tokens} | {who} | {r:.1%} | {h:.1%} | {stage} {w:.1%} |')
-    print(f'| {path} | mean of {len(every)} | | | {sum(every) / len(every):.1%} | | most {max(every):.1%} |')
+            print(f'| {path} | {problem} | {tokens} | {who} | {r:.1%} | {h:.1%} |')
+    print(f'| {path} | mean of {len(every)}, most {max(every):.1%} | | | {sum(every) / len(every):.1%} | |')
 for i, (path, choice) in enumerate(choices):
     for other_path, other in choices[i + 1:]:
         same, changed, real = flips(choice, other)

@@ -83,6 +83,8 @@ typedef enum nsai_key_id {
   NSAI_KEY_MAX_KV_TOKENS,
   NSAI_KEY_MAX_KV_LEN,
   NSAI_KEY_MAX_SEQS,
+  NSAI_KEY_MAX_Q_LEN,
+  NSAI_KEY_PAGE_SIZE,
   NSAI_KEY_DEVICE,
   NSAI_KEY_JIT,
   NSAI_KEY_CACHE_DIR,
@@ -162,7 +164,8 @@ typedef struct nsai_config {
   bool causal; /* always true in a valid configuration */
   struct {
     int64_t max_tokens, max_kv_tokens, max_kv_len; /* tokens; 0: not given */
-    int32_t max_seqs;                              /* 0: not given */
+    int32_t max_seqs, max_q_len;                   /* 0: not given */
+    int32_t page_size;                             /* tokens; 0: no pages */
   } serving;
   struct {
     char *device; /* "auto", "cpu", an ordinal, a PCI bus id, or a UUID; never NULL */

@@ -156,6 +156,20 @@ static void check_serving(const checker *c) {
            "lower max_kv_len, or raise max_kv_tokens to at least as much");
 }
 
+/* Pages of the cache hold whole strides: their compressed entries have places of their own. */
+static void check_pages(const checker *c) {
+  const nsai_config *config = c->config;
+  int32_t size = config->serving.page_size;
+  if (!is_good(c, NSAI_KEY_PAGE_SIZE)) return;
+  if (!nsai_page_size_exists(size))
+    nsai_diag_add(c->diag, NSAI_ERROR, config->origin[NSAI_KEY_PAGE_SIZE].mark,
+                  nsai_keys[NSAI_KEY_PAGE_SIZE].path,
+                  "%d tokens: pages have 16, 32, 64 or 128; 0: no pages", size);
+  else if (config->has_model && is_good(c, NSAI_KEY_COMPRESS_STRIDE) && size % config->model.stride)
+    report(c, NSAI_KEY_PAGE_SIZE, NSAI_KEY_COMPRESS_STRIDE, "is no multiple of the stride",
+           "use larger pages, or a stride that divides them");
+}
+
 /* A threshold beyond count * block would not be exact: nsai_problem_resolve clamps it. */
 static void check_threshold(const checker *c) {
   const nsai_config *config = c->config;
@@ -296,6 +310,7 @@ void nsai_config_check_rules(const nsai_config *config, nsai_mark main, nsai_dia
                   "missing: the heads and blocks of the model, see configs/base.yaml");
   }
   check_serving(&c);
+  check_pages(&c);
   check_variants(&c);
   check_figures(&c);
   check_profiles(&c);

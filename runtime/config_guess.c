@@ -37,6 +37,7 @@ static const struct {
   { "is_causal", NSAI_KEY_MODEL_CAUSAL },
   { "kernel_size", NSAI_KEY_COMPRESS_BLOCK },
   { "kernel_stride", NSAI_KEY_COMPRESS_STRIDE },
+  { "kv_block_size", NSAI_KEY_PAGE_SIZE },
   { "local_blocks", NSAI_KEY_SELECT_LOCAL },
   { "max_autotune", NSAI_KEY_TUNING_LEVEL },
   { "max_batch_size", NSAI_KEY_MAX_SEQS },
@@ -62,12 +63,40 @@ static const struct {
   { "time_budget", NSAI_KEY_TUNING_BUDGET },
   { "top_k", NSAI_KEY_SELECT_COUNT },
   { "top_n", NSAI_KEY_SELECT_COUNT },
+  { "tokens_per_block", NSAI_KEY_PAGE_SIZE },
   { "topk", NSAI_KEY_SELECT_COUNT },
   { "topn", NSAI_KEY_SELECT_COUNT },
   { "torch_dtype", NSAI_KEY_MODEL_DTYPE },
   { "v_head_dim", NSAI_KEY_MODEL_HEAD_DIM_V },
   { "value_head_dim", NSAI_KEY_MODEL_HEAD_DIM_V },
   { "window_size", NSAI_KEY_MODEL_WINDOW },
+};
+
+/* What other projects' configurations ask for and no kernel does. */
+static const char fp8_cache[] =
+    "a KV cache has model.dtype: fp8 and other dtypes are not supported yet";
+static const char sinks[] = "attention sinks are not supported yet";
+static const char soft_cap[] = "soft-capped logits are not supported yet";
+static const char tree_mask[] =
+    "masks other than causal, as of trees of drafts, are not supported yet";
+static const struct {
+  const char *spelling, *text;
+} missing[] = {
+  { "attention_sinks", sinks },
+  { "attn_logit_softcapping", soft_cap },
+  { "attn_mask", tree_mask },
+  { "cache_dtype", fp8_cache },
+  { "custom_mask", tree_mask },
+  { "kv_cache_dtype", fp8_cache },
+  { "kv_dtype", fp8_cache },
+  { "logit_softcap", soft_cap },
+  { "logits_soft_cap", soft_cap },
+  { "sink_size", sinks },
+  { "sinks", sinks },
+  { "soft_cap", soft_cap },
+  { "softcap", soft_cap },
+  { "tree_attention", tree_mask },
+  { "tree_mask", tree_mask },
 };
 
 /* Values that others write, with the library's word; tried only where that word is allowed. */
@@ -98,6 +127,16 @@ static bool guess_alias(const char *word, nsai_guess *guess) {
     nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
     nsai_write(&w, "unknown key; what others call '%s' is %s here", word,
                nsai_keys[guess->key].path);
+    return true;
+  }
+  return false;
+}
+
+static bool guess_missing(const char *word, nsai_guess *guess) {
+  for (size_t i = 0; i < sizeof missing / sizeof missing[0]; i++) {
+    if (strcmp(missing[i].spelling, word) != 0) continue;
+    nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
+    nsai_write(&w, "unknown key; %s", missing[i].text);
     return true;
   }
   return false;
@@ -164,7 +203,7 @@ void nsai_key_guess(const char *path, nsai_guess *guess) {
   nsai_writer w = nsai_writer_open(prefix, sizeof prefix);
   nsai_write_bytes(&w, path, length);
   guess->key = NSAI_KEY_COUNT;
-  if (guess_alias(word, guess)) return;
+  if (guess_alias(word, guess) || guess_missing(word, guess)) return;
   if (guess_sibling(prefix, word, guess)) return;
   if (guess_elsewhere(word, guess)) return;
   while (*prefix && !nsai_section_exists(prefix, strlen(prefix))) {

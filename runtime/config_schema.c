@@ -9,6 +9,7 @@
 #include "text.h"
 #include "writer.h"
 
+#include <nsa/attention.h>
 #include <nsa/log.h>
 #include <stddef.h>
 #include <string.h>
@@ -175,6 +176,14 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                             "KV tokens of one sequence; 0: each problem says" },
   [NSAI_KEY_MAX_SEQS] = { "serving.max_seqs", NSAI_TYPE_INT, AT(serving.max_seqs), 0, MAX_SEQS, 0,
                           NULL, "0", "sequences of one run; 0: each problem says" },
+  [NSAI_KEY_MAX_Q_LEN] = { "serving.max_q_len", NSAI_TYPE_INT, AT(serving.max_q_len), 0,
+                           NSA_MAX_DECODE_LEN, 0, NULL, "0",
+                           "new tokens of a sequence in one decode step, drafts included; 0: each "
+                           "problem says, else 1" },
+  [NSAI_KEY_PAGE_SIZE] = { "serving.page_size", NSAI_TYPE_INT, AT(serving.page_size), 0,
+                           NSAI_MAX_PAGE_SIZE, NSAI_MIN_PAGE_SIZE, NULL, "0",
+                           "tokens of a page of the KV cache: 16, 32, 64 or 128, a multiple of "
+                           "compress.stride; 0: each problem says, else no pages" },
 
   [NSAI_KEY_DEVICE] = { "runtime.device", NSAI_TYPE_DEVICE, AT(runtime.device), 0, 0, 0, NULL,
                         "auto", "auto, cpu, a CUDA ordinal, a PCI bus id, or a GPU's UUID" },

@@ -24,6 +24,8 @@ typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsa
 #define NSAI_MIN_HEAD_DIM 16
 #define NSAI_HEAD_DIM_STEP 8 /* 16 bytes of bf16: the unit of cp.async */
 #define NSAI_MAX_SELECTED 256
+#define NSAI_MIN_PAGE_SIZE 16
+#define NSAI_MAX_PAGE_SIZE 128
 
 typedef struct nsai_geometry {
   int32_t heads, kv_heads;           /* Hq, Hkv; Hkv divides Hq */
@@ -42,6 +44,18 @@ typedef struct nsai_geometry {
   int32_t gate_channels, gate_hidden; /* C; H, 0: one layer */
   nsai_activation gate_activation;
 } nsai_geometry;
+
+/* Whether the model reads raw K and V of pair 0, 1 or 2. */
+static inline int nsai_reads_pair(const nsai_geometry *g, int pair) {
+  int reads[3] = { g->phi != NSAI_PHI_EXTERNAL, g->select_count > 0, g->window > 0 };
+  return g->per_branch ? reads[pair] : !pair && (reads[0] || reads[1] || reads[2]);
+}
+
+/* Whether a KV cache can have pages of so many tokens; 0: none. */
+static inline int nsai_page_size_exists(int32_t size) {
+  return !size ||
+         (size >= NSAI_MIN_PAGE_SIZE && size <= NSAI_MAX_PAGE_SIZE && !(size & (size - 1)));
+}
 
 /* N(L): compressed blocks of a sequence of `len` tokens. */
 static inline int64_t nsai_block_count(const nsai_geometry *g, int64_t len) {

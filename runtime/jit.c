@@ -241,9 +241,29 @@ static nsa_status take_cubin(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program
   return NSAI_NVRTC(nvrtc, nvrtcGetCUBIN(program, out->cubin));
 }
 
-/* Puts the first errors into the error text; the whole log and the numbered unit into the log. */
-static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request, const char *log) {
-  char errors[4096];
+/* There is nothing that a user has to set: plans turn to smaller tiles. */
+static nsa_status fail_refused(const nsai_jit_request *request, const char *why) {
+  return nsai_fail(NSA_E_COMPILE,
+                   "kernel %s for %s is refused: %s; smaller tiles are "
+                   "tried where there are any. Another NVRTC (`%s` or $%s) may need fewer "
+                   "registers.",
+                   request->name, request->arch, why, nsai_nvrtc_spec.config_key,
+                   nsai_nvrtc_spec.env);
+}
+
+/* Puts the first errors into the error text; the whole log and the numbered unit into the log. A
+ * kernel that does not compile for want of registers alone is refused, as one that spills. */
+static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request,
+                               nsai_kernel_image *image) {
+  char errors[4096], why[640];
+  const char *log = image->log;
+  nsai_jit_figures figures;
+  nsai_jit_read_log(log, &figures);
+  image->refused = figures.starved;
+  if (image->refused) {
+    snprintf(why, sizeof why, "its threads have too few registers (%s)", figures.remark);
+    return fail_refused(request, why);
+  }
   nsai_jit_first_errors(log, errors, sizeof errors);
   nsai_jit_log_source(jit->logger, request);
   nsai_log(jit->logger, NSA_LOG_ERROR, "jit", "kernel %s for %s does not compile:", request->name,
@@ -253,8 +273,7 @@ static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request, c
                    request->arch, errors);
 }
 
-/* A kernel that spills, or whose wgmma run one after the other, is refused. There is nothing that a
- * user has to set: plans turn to smaller tiles. */
+/* A kernel that spills, or whose wgmma run one after the other, is refused. */
 static nsa_status judge(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_image *image) {
   nsai_jit_figures figures;
   nsai_jit_read_log(image->log, &figures);
@@ -277,12 +296,7 @@ static nsa_status judge(nsai_jit *jit, const nsai_jit_request *request, nsai_ker
              (int)image->spill_bytes, (int)image->registers, (int)image->stack_bytes);
   else
     snprintf(why, sizeof why, "the assembler serialised its wgmma (%s)", figures.remark);
-  return nsai_fail(NSA_E_COMPILE,
-                   "kernel %s for %s is refused: %s; smaller tiles are "
-                   "tried where there are any. Another NVRTC (`%s` or $%s) may need fewer "
-                   "registers.",
-                   request->name, request->arch, why, nsai_nvrtc_spec.config_key,
-                   nsai_nvrtc_spec.env);
+  return fail_refused(request, why);
 }
 
 static double now_ms(void) {
@@ -324,7 +338,7 @@ nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request,
   result = run_compiler(nvrtc, program, request, &out->compile_ms);
   NSAI_TRY_TO(fail, take_log(nvrtc, program, &out->log));
   if (jit->dump_dir) nsai_jit_dump(jit->logger, jit->dump_dir, request, nvrtc, program);
-  if (result == NSAI_NVRTC_COMPILATION) NSAI_TRY_TO(fail, fail_compile(jit, request, out->log));
+  if (result == NSAI_NVRTC_COMPILATION) NSAI_TRY_TO(fail, fail_compile(jit, request, out));
   NSAI_TRY_TO(fail, nsai_nvrtc_status(nvrtc, result, "nvrtcCompileProgram"));
   NSAI_TRY_TO(fail, take_cubin(nvrtc, program, out));
   NSAI_TRY_TO(fail, judge(jit, request, out));

@@ -7,6 +7,7 @@
  *   ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
  *   ptxas info    : Used 10 registers, used 1 barriers, 256 bytes smem
  *   ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
+ *   ptxas fatal   : (C7602) Insufficient registers (80) to compile instruction at line 1708 in ...
  */
 #include "jit_log.h"
 
@@ -50,6 +51,10 @@ static void read_line(const char *line, nsai_jit_figures *out) {
   if (remark && is_digit(remark[4]) && is_digit(remark[5]) && remark[6] == ')' &&
       !out->serial_wgmma) {
     out->serial_wgmma = 1;
+    snprintf(out->remark, sizeof out->remark, "%s", line);
+  }
+  if (strstr(line, "(C7602)")) {
+    out->starved = 1;
     snprintf(out->remark, sizeof out->remark, "%s", line);
   }
 }

@@ -15,7 +15,8 @@ typedef struct nsai_jit_figures {
   int32_t stack_bytes;  /* the largest frame */
   int32_t shared_bytes; /* static, the largest */
   int32_t serial_wgmma; /* 1: a C75xx remark was found */
-  char remark[512];     /* its line */
+  int32_t starved;      /* 1: an instruction alone needs more registers than a thread has (C7602) */
+  char remark[512];     /* the line of the one or the other */
 } nsai_jit_figures;
 
 /* Reads the log of a compilation with --ptxas-options=-v. Lines it does not know are skipped. */

@@ -28,6 +28,106 @@ static nsa_status check_choice(const char *name, int32_t value, int32_t low, int
   return NSA_OK;
 }
 
+const char *nsai_op_name(int32_t op) {
+  static const char *const names[] = { "NSA_OP_FORWARD", "NSA_OP_DENSE", "NSA_OP_PREFILL",
+                                       "NSA_OP_DECODE", "NSA_OP_APPEND" };
+  return op >= NSA_OP_FORWARD && op <= NSA_OP_APPEND ? names[op - NSA_OP_FORWARD] : "no operation";
+}
+
+/* Capacities of packed K and V. */
+static nsa_status resolve_packed(const nsai_config *config, const nsa_problem *problem,
+                                 nsai_problem *out) {
+  const struct {
+    const char *name;
+    int32_t value;
+  } cache_only[] = { { "page_size", problem->page_size },
+                     { "max_q_len", problem->max_q_len },
+                     { "window_ring", problem->window_ring } };
+  for (size_t i = 0; i < sizeof cache_only / sizeof *cache_only; i++)
+    if (cache_only[i].value)
+      return nsai_fail(NSA_E_ARG, "problem.%s is %d, but %s has no cache: leave it 0",
+                       cache_only[i].name, cache_only[i].value, nsai_op_name(out->op));
+  out->max_kv_tokens = problem->max_kv_tokens ? problem->max_kv_tokens
+                       : problem->max_tokens  ? problem->max_tokens
+                                              : config->serving.max_kv_tokens;
+  if (!out->max_kv_tokens) out->max_kv_tokens = out->max_tokens;
+  NSAI_TRY(check_capacity("max_kv_tokens", "max_kv_tokens", out->max_kv_tokens, MAX_ROWS));
+  if (!out->max_kv_len || out->max_kv_len > out->max_kv_tokens)
+    out->max_kv_len = out->max_kv_tokens;
+  return NSA_OK;
+}
+
+static nsa_status resolve_page_size(const nsai_config *config, const nsa_problem *problem,
+                                    nsai_problem *out) {
+  int32_t size = problem->page_size ? problem->page_size : config->serving.page_size;
+  out->page_size = size == NSA_NO_PAGES ? 0 : size;
+  if (!nsai_page_size_exists(out->page_size))
+    return nsai_fail(NSA_E_ARG,
+                     "problem.page_size is %d: expected 16, 32, 64, 128, NSA_NO_PAGES, or 0 for "
+                     "serving.page_size",
+                     size);
+  if (out->page_size % config->model.stride)
+    return nsai_fail(
+        NSA_E_ARG,
+        "problem.page_size is %d: expected a multiple of model.compress.stride (%d), so "
+        "that compressed blocks end in pages evenly",
+        size, config->model.stride);
+  return NSA_OK;
+}
+
+/* The most new tokens of a sequence, and of all. */
+static nsa_status resolve_new_tokens(const nsai_config *config, const nsa_problem *problem,
+                                     nsai_problem *out) {
+  bool decodes = out->op == NSA_OP_DECODE;
+  out->max_q_len = problem->max_q_len;
+  if (decodes && !out->max_q_len)
+    out->max_q_len = config->serving.max_q_len ? config->serving.max_q_len : 1;
+  if (decodes && out->max_q_len > NSA_MAX_DECODE_LEN)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.max_q_len is %d: NSA_OP_DECODE takes at most %d new tokens of a "
+                     "sequence; more are NSA_OP_PREFILL's",
+                     out->max_q_len, NSA_MAX_DECODE_LEN);
+  if (decodes && !problem->max_tokens) out->max_tokens = (int64_t)out->max_seqs * out->max_q_len;
+  NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, MAX_ROWS));
+  if (!out->max_q_len) out->max_q_len = (int32_t)out->max_tokens;
+  if (out->max_q_len < 1 || out->max_q_len > out->max_tokens)
+    return nsai_fail(NSA_E_ARG, "problem.max_q_len is %d: expected 1 to max_tokens (%lld)",
+                     out->max_q_len, (long long)out->max_tokens);
+  return NSA_OK;
+}
+
+static nsa_status resolve_ring(const nsai_config *config, const nsa_problem *problem,
+                               nsai_problem *out) {
+  NSAI_TRY(check_choice("window_ring", problem->window_ring, 0, 1));
+  out->window_ring = problem->window_ring;
+  if (out->window_ring && (!config->model.per_branch || !config->model.window))
+    return nsai_fail(
+        NSA_E_ARG, "problem.window_ring is 1, but %s",
+        config->model.window
+            ? "model.kv_sharing is shared: the selected branch reads every token of the "
+              "window's K and V"
+            : "model.window is 0: the window branch is off");
+  return NSA_OK;
+}
+
+/* Capacities of a cache. */
+static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *problem,
+                                 nsai_problem *out) {
+  if (problem->max_kv_tokens)
+    return nsai_fail(
+        NSA_E_ARG,
+        "problem.max_kv_tokens is %lld, but %s reads a cache of any size: leave it 0 and "
+        "give max_kv_len",
+        (long long)problem->max_kv_tokens, nsai_op_name(out->op));
+  if (out->op == NSA_OP_APPEND && (out->selection || out->max_probe_rows))
+    return nsai_fail(NSA_E_ARG, "problem.%s is %d, but NSA_OP_APPEND selects nothing: leave it 0",
+                     out->selection ? "selection" : "max_probe_rows",
+                     out->selection ? out->selection : out->max_probe_rows);
+  NSAI_TRY(resolve_page_size(config, problem, out));
+  NSAI_TRY(resolve_new_tokens(config, problem, out));
+  return resolve_ring(config, problem, out);
+}
+
 nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *problem,
                                 nsai_problem *out) {
   if (!problem || !out) return nsai_fail(NSA_E_ARG, "problem is NULL");
@@ -50,22 +150,20 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
     .max_seqs = problem->max_seqs ? problem->max_seqs : config->serving.max_seqs,
     .max_probe_rows = problem->max_probe_rows,
     .max_tokens = problem->max_tokens ? problem->max_tokens : config->serving.max_tokens,
+    .max_kv_len = problem->max_kv_len ? problem->max_kv_len : config->serving.max_kv_len,
     .deterministic = problem->deterministic || config->runtime.deterministic,
     .parity = problem->parity || config->runtime.parity,
   };
-  NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_DENSE));
+  NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_APPEND));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_OWN, NSA_SELECT_RANGES));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, MAX_SEQS));
-  NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, MAX_ROWS));
-  out->max_kv_tokens = problem->max_kv_tokens ? problem->max_kv_tokens
-                       : problem->max_tokens  ? problem->max_tokens
-                                              : config->serving.max_kv_tokens;
-  if (!out->max_kv_tokens) out->max_kv_tokens = out->max_tokens;
-  NSAI_TRY(check_capacity("max_kv_tokens", "max_kv_tokens", out->max_kv_tokens, MAX_ROWS));
-  out->max_kv_len = problem->max_kv_len ? problem->max_kv_len : config->serving.max_kv_len;
-  if (!out->max_kv_len || out->max_kv_len > out->max_kv_tokens)
-    out->max_kv_len = out->max_kv_tokens;
+  if (nsai_problem_is_cached(out)) {
+    NSAI_TRY(resolve_cached(config, problem, out));
+  } else {
+    NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, MAX_ROWS));
+    NSAI_TRY(resolve_packed(config, problem, out));
+  }
   NSAI_TRY(check_capacity("max_kv_len", "max_kv_len", out->max_kv_len, MAX_ROWS));
   if (out->max_probe_rows < 0 || out->max_probe_rows > out->max_tokens)
     return nsai_fail(NSA_E_ARG, "problem.max_probe_rows is %d: expected 0 to max_tokens (%lld)",
@@ -96,8 +194,9 @@ void nsai_problem_add_geometry(nsai_writer *text, const nsai_problem *p) {
   static const char *const phis[] = { "mean", "linear", "mlp", "external" };
   static const char *const gates[] = { "weights", "logits", "mlp" };
   static const char *const selections[] = { "own", "blocks", "ranges" };
+  static const char *const ops[] = { "fwd", "dense", "prefill", "decode", "append" };
   const nsai_geometry *m = &p->model;
-  nsai_write(text, "%s:%s:h%d/%d:d%d/%d", p->op == NSA_OP_DENSE ? "dense" : "fwd",
+  nsai_write(text, "%s:%s:h%d/%d:d%d/%d", ops[p->op - NSA_OP_FORWARD],
              m->dtype == NSA_BF16  ? "bf16"
              : m->dtype == NSA_F16 ? "fp16"
                                    : "f32",
@@ -116,9 +215,13 @@ void nsai_problem_add_geometry(nsai_writer *text, const nsai_problem *p) {
 
 void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
   nsai_problem_add_geometry(text, p);
-  nsai_write(text, ":ov=%s:tok%lld:kv%lld:len%lld:seq%d",
-             p->overlap == NSA_OVERLAP_HIGH ? "high" : "low", (long long)p->max_tokens,
-             (long long)p->max_kv_tokens, (long long)p->max_kv_len, p->max_seqs);
+  nsai_write(text, ":ov=%s:tok%lld", p->overlap == NSA_OVERLAP_HIGH ? "high" : "low",
+             (long long)p->max_tokens);
+  if (nsai_problem_is_cached(p))
+    nsai_write(text, ":q%d:page%d%s", p->max_q_len, p->page_size, p->window_ring ? ":ring" : "");
+  else
+    nsai_write(text, ":kv%lld", (long long)p->max_kv_tokens);
+  nsai_write(text, ":len%lld:seq%d", (long long)p->max_kv_len, p->max_seqs);
   if (p->max_probe_rows) nsai_write(text, ":probe%d", p->max_probe_rows);
   if (p->deterministic) nsai_write(text, ":det");
   if (p->parity) nsai_write(text, ":parity");

@@ -22,7 +22,10 @@ typedef struct nsai_problem {
   int32_t max_probe_rows;
   /* A problem that gives max_tokens has as many KV tokens unless it gives max_kv_tokens too;
    * serving.max_kv_tokens counts where it gives neither. */
-  int64_t max_tokens, max_kv_tokens, max_kv_len;
+  int64_t max_tokens, max_kv_tokens, max_kv_len; /* max_kv_tokens 0 with a cache */
+  int32_t page_size;                             /* of the cache; 0: none, or without pages */
+  int32_t max_q_len;                             /* with a cache */
+  bool window_ring;
   int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
   bool deterministic, parity;
 } nsai_problem;
@@ -31,6 +34,15 @@ typedef struct nsai_problem {
  * (NSA_E_ARG, NSA_E_VERSION), naming the field. */
 nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *problem,
                                 nsai_problem *out);
+
+/* Whether K and V lie in a cache. */
+static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
+  return problem->op == NSA_OP_PREFILL || problem->op == NSA_OP_DECODE ||
+         problem->op == NSA_OP_APPEND;
+}
+
+/* "NSA_OP_DECODE". Static storage. */
+const char *nsai_op_name(int32_t op);
 
 /* Appends the part of the problem string that kernels depend on: operation and geometry, no
  * capacities. */

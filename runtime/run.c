@@ -5,7 +5,10 @@
  */
 #include "context.h"
 #include "forward.h"
+#include "kv_cache.h"
 #include "reference/reference.h"
+
+#include <nsa/kv_cache.h>
 
 #define ALL_PROCESSORS 0 /* threads of the CPU device */
 
@@ -35,11 +38,12 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *ex
   if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
   NSAI_TRY(nsai_context_check(plan->ctx));
   if (plan->problem.op != op)
-    return nsai_fail(NSA_E_ARG, "the plan was made for problem.op %d, this call runs %d",
-                     plan->problem.op, op);
+    return nsai_fail(NSA_E_ARG, "the plan was made for problem.op %s, this call runs %s",
+                     nsai_op_name(plan->problem.op), nsai_op_name(op));
   NSAI_TRY(check_exec(plan, exec));
-  uint32_t branches = 1u << NSA_CMP; /* of NSA_OP_DENSE: its outputs are o and lse[0] */
-  if (op == NSA_OP_FORWARD)
+  uint32_t branches =
+      1u << NSA_CMP; /* of NSA_OP_DENSE: its outputs are o and lse[0]; an append's are none */
+  if (op != NSA_OP_DENSE && op != NSA_OP_APPEND)
     NSAI_TRY(nsai_check_branches(&plan->problem, exec->branches, &branches));
   *run = (nsai_run){ .plan = plan,
                      .driver = plan->ctx->cpu ? NULL : plan->ctx->device.driver,
@@ -80,6 +84,30 @@ static nsa_status dense(nsai_run *run) {
   return nsai_reference_dense(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
 }
 
+/* How the cache of a plan lies in memory. */
+static nsai_reference_cache cache_of(const nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  return (nsai_reference_cache){ .page_size = p->page_size, .window_ring = p->window_ring };
+}
+
+/* Over a cache; no plan of it exists for a GPU. */
+static nsa_status cached(nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  nsai_check check = check_of(run);
+  nsai_reference_cache cache = cache_of(run);
+  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
+                               ALL_PROCESSORS);
+}
+
+static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *fresh, const nsa_phi *phi) {
+  nsai_check check = check_of(run);
+  nsai_reference_cache cache = cache_of(run);
+  NSAI_TRY(nsai_check_append(&check, run->batch, kv, fresh, phi, &run->sizes));
+  return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, kv, fresh, phi,
+                               ALL_PROCESSORS);
+}
+
 static nsa_status compress(nsai_run *run) {
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_compress(&check, run->batch, run->io, &run->sizes));
@@ -113,6 +141,33 @@ nsa_status nsa_dense(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch
   nsai_run run = { .queue = &queue };
   NSAI_TRY(begin_run(plan, NSA_OP_DENSE, exec, batch, io, &run));
   return end_run(&run, dense(&run));
+}
+
+nsa_status nsa_prefill(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                       const nsa_io *io) {
+  nsai_run run;
+  NSAI_TRY(begin_run(plan, NSA_OP_PREFILL, exec, batch, io, &run));
+  return end_run(&run, cached(&run));
+}
+
+nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                      const nsa_io *io) {
+  nsai_run run;
+  NSAI_TRY(begin_run(plan, NSA_OP_DECODE, exec, batch, io, &run));
+  return end_run(&run, cached(&run));
+}
+
+nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                         const nsa_kv *cache, const nsa_kv *fresh, const nsa_phi *phi) {
+  nsai_run run;
+  NSAI_TRY(begin_run(plan, NSA_OP_APPEND, exec, batch, NULL, &run));
+  nsa_status status =
+      exec->branches ? nsai_fail(NSA_E_ARG,
+                                 "exec.branches is 0x%x, but an append writes for every branch: "
+                                 "leave it 0",
+                                 exec->branches)
+                     : append(&run, cache, fresh, phi);
+  return end_run(&run, status);
 }
 
 nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,

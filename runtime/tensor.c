@@ -3,119 +3,10 @@
  */
 #include "tensor.h"
 
+#include "expect.h"
+#include "kv_cache.h"
+
 #include <stdio.h>
-#include <string.h>
-
-#define ANY ((int64_t)-1)
-
-/* dtypes a tensor may have. */
-enum { TYPE_MODEL = 1, TYPE_F32 = 2, TYPE_I32 = 4 };
-
-/* Operands of products and biases: of the model's dtype, with any strides, which cuBLASLt takes. */
-enum { TYPE_WEIGHT = TYPE_MODEL | 8 };
-
-/* What a tensor must look like. */
-typedef struct expectation {
-  const char *name;
-  int32_t ndim;
-  int64_t shape[NSA_MAX_DIMS]; /* ANY: free */
-  int types;
-} expectation;
-
-static const char *dtype_name(int32_t dtype) {
-  static const char *const names[] = { "none", "f16", "bf16", "f32", "i32", "i64" };
-  return dtype >= 0 && dtype <= NSA_I64 ? names[dtype] : "unknown";
-}
-
-static int64_t dtype_bytes(int32_t dtype) {
-  return dtype == NSA_F32 || dtype == NSA_I32 ? 4 : dtype == NSA_I64 ? 8 : 2;
-}
-
-static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t, const expectation *e) {
-  int32_t model = check->problem->model.dtype;
-  bool fits = ((e->types & TYPE_MODEL) && t->dtype == model) ||
-              ((e->types & TYPE_F32) && t->dtype == NSA_F32) ||
-              ((e->types & TYPE_I32) && t->dtype == NSA_I32);
-  if (fits) return NSA_OK;
-  const char *wanted = e->types & TYPE_I32     ? "i32"
-                       : e->types & TYPE_MODEL ? dtype_name(model)
-                                               : "f32";
-  return nsai_fail(NSA_E_ARG, "%s has dtype %s, expected %s%s", e->name, dtype_name(t->dtype),
-                   wanted, e->types == (TYPE_MODEL | TYPE_F32) ? " or f32" : "");
-}
-
-static nsa_status check_shape(const nsa_tensor *t, const expectation *e) {
-  char wanted[128];
-  nsai_writer w = nsai_writer_open(wanted, sizeof wanted);
-  for (int i = 0; i < e->ndim; i++) {
-    if (e->shape[i] == ANY)
-      nsai_write(&w, "%sany", i ? ", " : "");
-    else
-      nsai_write(&w, "%s%lld", i ? ", " : "", (long long)e->shape[i]);
-  }
-  if (t->ndim != e->ndim)
-    return nsai_fail(NSA_E_ARG, "%s has %d dimensions, expected %d: [%s]", e->name, t->ndim,
-                     e->ndim, wanted);
-  for (int i = 0; i < e->ndim; i++)
-    if (t->shape[i] < 0 || (e->shape[i] != ANY && t->shape[i] != e->shape[i]))
-      return nsai_fail(NSA_E_ARG, "%s has shape[%d] = %lld, expected [%s]", e->name, i,
-                       (long long)t->shape[i], wanted);
-  return NSA_OK;
-}
-
-/* The last stride is 1; on the GPU 16-bit tensors of rows are copied in units of 16 bytes. */
-static nsa_status check_strides(const nsai_check *check, const nsa_tensor *t,
-                                const expectation *e) {
-  int last = e->ndim - 1;
-  if (t->shape[last] > 1 && t->stride[last] != 1)
-    return nsai_fail(NSA_E_ARG,
-                     "%s has stride[%d] = %lld, expected 1: make the last dimension contiguous",
-                     e->name, last, (long long)t->stride[last]);
-  bool chunks = check->driver && e->types == TYPE_MODEL;
-  uintptr_t unit = chunks ? 16 : (uintptr_t)dtype_bytes(t->dtype);
-  if ((uintptr_t)t->data % unit)
-    return nsai_fail(NSA_E_ARG, "%s.data is not aligned to %u bytes", e->name, (unsigned)unit);
-  for (int i = 0; chunks && i < last; i++)
-    if (t->shape[i] > 1 && t->stride[i] % 8)
-      return nsai_fail(NSA_E_ARG,
-                       "%s has stride[%d] = %lld, expected a multiple of 8 elements (16 bytes)",
-                       e->name, i, (long long)t->stride[i]);
-  return NSA_OK;
-}
-
-/* runtime.check_inputs: full asks the driver whose memory it is. */
-static nsa_status check_memory(const nsai_check *check, const nsa_tensor *t, const expectation *e) {
-  if (!check->driver || !nsai_present(t) || check->level != NSAI_CHECK_FULL) return NSA_OK;
-  uint32_t type = 0;
-  nsai_cu_result result =
-      check->driver->cuPointerGetAttribute(&type, NSAI_CU_POINTER_MEMORY_TYPE, (uintptr_t)t->data);
-  if (result != NSAI_CUDA_SUCCESS || type == NSAI_CU_MEMORY_HOST)
-    return nsai_fail(NSA_E_ARG, "%s.data (%p) is not device memory: copy the tensor to the GPU",
-                     e->name, t->data);
-  return NSA_OK;
-}
-
-/* Frameworks give no memory to a tensor without elements. */
-static bool is_empty(const nsa_tensor *t) {
-  for (int i = 0; i < t->ndim && i < NSA_MAX_DIMS; i++)
-    if (t->shape[i] == 0) return true;
-  return false;
-}
-
-static nsa_status check_tensor(const nsai_check *check, const nsa_tensor *t, const expectation *e) {
-  if (!nsai_present(t) && !is_empty(t))
-    return nsai_fail(NSA_E_ARG, "%s is missing (data is NULL)", e->name);
-  if (check->level == NSAI_CHECK_OFF) return NSA_OK;
-  NSAI_TRY(check_dtype(check, t, e));
-  NSAI_TRY(check_shape(t, e));
-  NSAI_TRY(check_strides(check, t, e));
-  return check_memory(check, t, e);
-}
-
-static nsa_status check_optional(const nsai_check *check, const nsa_tensor *t,
-                                 const expectation *e) {
-  return nsai_present(t) ? check_tensor(check, t, e) : NSA_OK;
-}
 
 nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uint32_t *branches) {
   const nsai_geometry *m = &problem->model;
@@ -163,6 +54,24 @@ static nsa_status check_sizes(const nsai_problem *p, const nsai_run_sizes *s) {
   return NSA_OK;
 }
 
+/* What a batch says of a cache, where there is none. */
+static nsa_status refuse_cache(const nsai_check *check, const nsa_batch *batch) {
+  const struct {
+    const char *name;
+    const nsa_tensor *tensor;
+  } fields[] = { { "kv_len", &batch->kv_len },
+                 { "block_table", &batch->block_table },
+                 { "page_indptr", &batch->page_indptr },
+                 { "page_indices", &batch->page_indices },
+                 { "slots", &batch->slots },
+                 { "slot_mapping", &batch->slot_mapping } };
+  for (size_t i = 0; i < sizeof fields / sizeof *fields; i++)
+    if (nsai_present(fields[i].tensor))
+      return nsai_fail(NSA_E_ARG, "batch.%s is given, but %s has no cache: leave it out",
+                       fields[i].name, nsai_op_name(check->problem->op));
+  return NSA_OK;
+}
+
 static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
                               nsai_run_sizes *sizes) {
   sizes->num_seqs = 1;
@@ -173,40 +82,15 @@ static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
                      batch->struct_size, sizeof *batch);
   if (batch->num_seqs < 1)
     return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1", batch->num_seqs);
+  NSAI_TRY(refuse_cache(check, batch));
   sizes->num_seqs = batch->num_seqs;
   int64_t count = (int64_t)batch->num_seqs + 1;
-  expectation q = { "batch.cu_q", 1, { count }, TYPE_I32 },
-              kv = { "batch.cu_kv", 1, { count }, TYPE_I32 };
-  expectation blocks = { "batch.cu_blocks", 1, { count }, TYPE_I32 };
-  NSAI_TRY(check_tensor(check, &batch->cu_q, &q));
-  NSAI_TRY(check_optional(check, &batch->cu_kv, &kv));
-  return check_optional(check, &batch->cu_blocks, &blocks);
-}
-
-/* What an array of offsets may hold. */
-typedef struct offset_limits {
-  const char *name;
-  int64_t rows;   /* of the tensors it cuts into sequences */
-  int64_t length; /* of one sequence */
-} offset_limits;
-
-/* Ascending from 0, within the rows and the longest sequence. An absent array is fine. */
-static nsa_status check_offsets(const nsa_tensor *t, int32_t num_seqs,
-                                const offset_limits *limits) {
-  const int32_t *at = t->data;
-  if (!at) return NSA_OK;
-  if (at[0] != 0) return nsai_fail(NSA_E_ARG, "%s[0] is %d, expected 0", limits->name, at[0]);
-  for (int32_t s = 0; s < num_seqs; s++) {
-    if (at[s + 1] < at[s] || at[s + 1] > limits->rows)
-      return nsai_fail(NSA_E_ARG, "%s[%d] is %d, expected %d (the one before) to %lld (the rows)",
-                       limits->name, s + 1, at[s + 1], at[s], (long long)limits->rows);
-    if (at[s + 1] - at[s] > limits->length)
-      return nsai_fail(NSA_E_ARG,
-                       "%s gives sequence %d %d tokens, the plan was made for at most %lld: raise "
-                       "problem.max_kv_len",
-                       limits->name, s, at[s + 1] - at[s], (long long)limits->length);
-  }
-  return NSA_OK;
+  nsai_expectation q = { "batch.cu_q", 1, { count }, NSAI_DTYPE_I32 },
+                   kv = { "batch.cu_kv", 1, { count }, NSAI_DTYPE_I32 };
+  nsai_expectation blocks = { "batch.cu_blocks", 1, { count }, NSAI_DTYPE_I32 };
+  NSAI_TRY(nsai_expect(check, &batch->cu_q, &q));
+  NSAI_TRY(nsai_expect_optional(check, &batch->cu_kv, &kv));
+  return nsai_expect_optional(check, &batch->cu_blocks, &blocks);
 }
 
 /* Whether sequence s has room for its compressed blocks in the caller's tensors. */
@@ -233,14 +117,16 @@ static nsa_status check_values(const nsai_check *check, const nsa_batch *batch, 
                                int64_t kv_rows, const nsai_run_sizes *sizes) {
   if (!batch || check->driver || check->level == NSAI_CHECK_OFF) return NSA_OK;
   int64_t kv_len = check->problem->max_kv_len;
-  offset_limits q = { "batch.cu_q", q_rows, INT32_MAX }, kv = { "batch.cu_kv", kv_rows, kv_len };
-  offset_limits blocks = { "batch.cu_blocks", sizes->cmp_rows, INT32_MAX };
+  nsai_offset_limits q = { "batch.cu_q", q_rows, INT32_MAX, NULL },
+                     kv = { "batch.cu_kv", kv_rows, kv_len, "max_kv_len" };
+  nsai_offset_limits blocks = { "batch.cu_blocks", sizes->cmp_rows, INT32_MAX, NULL };
   if (!nsai_present(&batch->cu_kv)) /* cu_q stands for both */
-    q = (offset_limits){ "batch.cu_q", q_rows < kv_rows ? q_rows : kv_rows, kv_len };
-  NSAI_TRY(check_offsets(&batch->cu_q, batch->num_seqs, &q));
-  NSAI_TRY(check_offsets(&batch->cu_kv, batch->num_seqs, &kv));
+    q = (nsai_offset_limits){ "batch.cu_q", q_rows < kv_rows ? q_rows : kv_rows, kv_len,
+                              "max_kv_len" };
+  NSAI_TRY(nsai_expect_offsets(&batch->cu_q, batch->num_seqs, &q));
+  NSAI_TRY(nsai_expect_offsets(&batch->cu_kv, batch->num_seqs, &kv));
   if (!sizes->cmp_rows) return NSA_OK;
-  NSAI_TRY(check_offsets(&batch->cu_blocks, batch->num_seqs, &blocks));
+  NSAI_TRY(nsai_expect_offsets(&batch->cu_blocks, batch->num_seqs, &blocks));
   return check->problem->model.phi == NSAI_PHI_EXTERNAL ? NSA_OK : check_room(check, batch, sizes);
 }
 
@@ -249,11 +135,11 @@ static nsa_status check_pair(const nsai_check *check, const nsa_io *io, int b, i
   static const char *const k_names[] = { "io.kv.k[0]", "io.kv.k[1]", "io.kv.k[2]" };
   static const char *const v_names[] = { "io.kv.v[0]", "io.kv.v[1]", "io.kv.v[2]" };
   const nsai_geometry *m = &check->problem->model;
-  expectation k = { k_names[b], 3, { rows, m->kv_heads, m->head_dim_qk }, TYPE_MODEL };
-  expectation v = { v_names[b], 3, { rows, m->kv_heads, m->head_dim_v }, TYPE_MODEL };
-  NSAI_TRY(check_tensor(check, &io->kv.k[b], &k));
+  nsai_expectation k = { k_names[b], 3, { rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
+  nsai_expectation v = { v_names[b], 3, { rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
+  NSAI_TRY(nsai_expect(check, &io->kv.k[b], &k));
   v.shape[0] = io->kv.k[b].shape[0];
-  return check_tensor(check, &io->kv.v[b], &v);
+  return nsai_expect(check, &io->kv.v[b], &v);
 }
 
 /* The compressed pair: an input with phi external, else an optional output. */
@@ -264,10 +150,14 @@ static nsa_status check_compressed(const nsai_check *check, const nsa_batch *bat
     return nsai_fail(NSA_E_ARG, "io.kv.k_cmp and io.kv.v_cmp must be given together");
   if (!required && !nsai_present(&io->kv.k_cmp)) return NSA_OK;
   sizes->cmp_rows = io->kv.k_cmp.shape[0];
-  expectation k = { "io.kv.k_cmp", 3, { ANY, m->kv_heads, m->head_dim_qk }, TYPE_MODEL };
-  expectation v = { "io.kv.v_cmp", 3, { sizes->cmp_rows, m->kv_heads, m->head_dim_v }, TYPE_MODEL };
-  NSAI_TRY(check_tensor(check, &io->kv.k_cmp, &k));
-  NSAI_TRY(check_tensor(check, &io->kv.v_cmp, &v));
+  nsai_expectation k = {
+    "io.kv.k_cmp", 3, { NSAI_ANY, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL
+  };
+  nsai_expectation v = {
+    "io.kv.v_cmp", 3, { sizes->cmp_rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL
+  };
+  NSAI_TRY(nsai_expect(check, &io->kv.k_cmp, &k));
+  NSAI_TRY(nsai_expect(check, &io->kv.v_cmp, &v));
   if (batch && batch->num_seqs > 1 && !nsai_present(&batch->cu_blocks))
     return nsai_fail(
         NSA_E_ARG,
@@ -306,7 +196,7 @@ static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_s
   for (int b = 0; b < NSA_BRANCHES; b++) {
     int source = m->per_branch ? b : 0;
     if (!needs_raw[b] || (!m->per_branch && !first)) continue;
-    NSAI_TRY(check_pair(check, io, source, first ? ANY : sizes->kv_tokens));
+    NSAI_TRY(check_pair(check, io, source, first ? NSAI_ANY : sizes->kv_tokens));
     if (first) sizes->kv_tokens = io->kv.k[source].shape[0];
     first = false;
   }
@@ -324,79 +214,88 @@ static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_s
   return NSA_OK;
 }
 
-static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side,
+static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side, const char *phi,
                                  const char *which, int32_t dim) {
   const nsai_geometry *m = &check->problem->model;
   int64_t g = m->kv_heads, wide = (int64_t)m->block * dim, h = m->phi_hidden;
   char names[6][24];
   static const char *const fields[] = { "pe", "w", "w1", "b1", "w2", "b2" };
-  for (int i = 0; i < 6; i++) snprintf(names[i], sizeof names[i], "io.phi.%s.%s", which, fields[i]);
-  expectation pe = { names[0], 3, { g, m->block, dim }, TYPE_MODEL },
-              w = { names[1], 3, { g, wide, dim }, TYPE_WEIGHT };
-  expectation w1 = { names[2], 3, { g, wide, h }, TYPE_WEIGHT },
-              b1 = { names[3], 2, { g, h }, TYPE_WEIGHT };
-  expectation w2 = { names[4], 3, { g, h, dim }, TYPE_WEIGHT },
-              b2 = { names[5], 2, { g, dim }, TYPE_WEIGHT };
-  NSAI_TRY(check_optional(check, &side->pe, &pe));
-  if (m->phi == NSAI_PHI_LINEAR) return check_tensor(check, &side->w, &w);
-  NSAI_TRY(check_tensor(check, &side->w1, &w1));
-  NSAI_TRY(check_optional(check, &side->b1, &b1));
-  NSAI_TRY(check_tensor(check, &side->w2, &w2));
-  return check_optional(check, &side->b2, &b2);
+  for (int i = 0; i < 6; i++)
+    snprintf(names[i], sizeof names[i], "%s.%s.%s", phi, which, fields[i]);
+  nsai_expectation pe = { names[0], 3, { g, m->block, dim }, NSAI_DTYPE_MODEL },
+                   w = { names[1], 3, { g, wide, dim }, NSAI_DTYPE_WEIGHT };
+  nsai_expectation w1 = { names[2], 3, { g, wide, h }, NSAI_DTYPE_WEIGHT },
+                   b1 = { names[3], 2, { g, h }, NSAI_DTYPE_WEIGHT };
+  nsai_expectation w2 = { names[4], 3, { g, h, dim }, NSAI_DTYPE_WEIGHT },
+                   b2 = { names[5], 2, { g, dim }, NSAI_DTYPE_WEIGHT };
+  NSAI_TRY(nsai_expect_optional(check, &side->pe, &pe));
+  if (m->phi == NSAI_PHI_LINEAR) return nsai_expect(check, &side->w, &w);
+  NSAI_TRY(nsai_expect(check, &side->w1, &w1));
+  NSAI_TRY(nsai_expect_optional(check, &side->b1, &b1));
+  NSAI_TRY(nsai_expect(check, &side->w2, &w2));
+  return nsai_expect_optional(check, &side->b2, &b2);
 }
 
-static nsa_status check_phi(const nsai_check *check, const nsa_io *io) {
+nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi, const char *name) {
   const nsai_geometry *m = &check->problem->model;
   if (m->phi != NSAI_PHI_LINEAR && m->phi != NSAI_PHI_MLP) return NSA_OK;
-  NSAI_TRY(check_phi_side(check, &io->phi.k, "k", m->head_dim_qk));
-  return check_phi_side(check, &io->phi.v, "v", m->head_dim_v);
+  NSAI_TRY(check_phi_side(check, &phi->k, name, "k", m->head_dim_qk));
+  return check_phi_side(check, &phi->v, name, "v", m->head_dim_v);
 }
 
 static nsa_status check_gate(const nsai_check *check, const nsa_io *io, int64_t tokens) {
   const nsai_geometry *m = &check->problem->model;
-  expectation value = { "io.gate.value", 3, { tokens, m->heads, 3 }, TYPE_MODEL | TYPE_F32 };
-  if (m->gate != NSAI_GATE_MLP) return check_tensor(check, &io->gate.value, &value);
+  nsai_expectation value = {
+    "io.gate.value", 3, { tokens, m->heads, 3 }, NSAI_DTYPE_MODEL | NSAI_DTYPE_F32
+  };
+  if (m->gate != NSAI_GATE_MLP) return nsai_expect(check, &io->gate.value, &value);
   int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * 3;
-  expectation x = { "io.gate.x", 2, { tokens, c }, TYPE_WEIGHT },
-              w1 = { "io.gate.w1", 2, { c, h }, TYPE_WEIGHT };
-  expectation b1 = { "io.gate.b1", 1, { h }, TYPE_WEIGHT },
-              w2 = { "io.gate.w2", 2, { h ? h : c, out }, TYPE_WEIGHT };
-  expectation b2 = { "io.gate.b2", 1, { out }, TYPE_WEIGHT };
-  NSAI_TRY(check_tensor(check, &io->gate.x, &x));
+  nsai_expectation x = { "io.gate.x", 2, { tokens, c }, NSAI_DTYPE_WEIGHT },
+                   w1 = { "io.gate.w1", 2, { c, h }, NSAI_DTYPE_WEIGHT };
+  nsai_expectation b1 = { "io.gate.b1", 1, { h }, NSAI_DTYPE_WEIGHT },
+                   w2 = { "io.gate.w2", 2, { h ? h : c, out }, NSAI_DTYPE_WEIGHT };
+  nsai_expectation b2 = { "io.gate.b2", 1, { out }, NSAI_DTYPE_WEIGHT };
+  NSAI_TRY(nsai_expect(check, &io->gate.x, &x));
   if (h) {
-    NSAI_TRY(check_tensor(check, &io->gate.w1, &w1));
-    NSAI_TRY(check_optional(check, &io->gate.b1, &b1));
+    NSAI_TRY(nsai_expect(check, &io->gate.w1, &w1));
+    NSAI_TRY(nsai_expect_optional(check, &io->gate.b1, &b1));
   }
-  NSAI_TRY(check_tensor(check, &io->gate.w2, &w2));
-  return check_optional(check, &io->gate.b2, &b2);
+  NSAI_TRY(nsai_expect(check, &io->gate.w2, &w2));
+  return nsai_expect_optional(check, &io->gate.b2, &b2);
 }
 
 /* A selection that the caller brings, with or without the axis of KV heads. */
 static nsa_status check_selection(const nsai_check *check, const nsa_io *io, int64_t tokens) {
   const nsai_geometry *m = &check->problem->model;
   if (check->problem->selection == NSA_SELECT_RANGES) {
-    expectation each = { "io.ranges", 4, { tokens, m->kv_heads, m->select_count, 2 }, TYPE_I32 };
-    expectation all = { "io.ranges", 3, { tokens, m->select_count, 2 }, TYPE_I32 };
-    return check_tensor(check, &io->ranges, io->ranges.ndim == 3 ? &all : &each);
+    nsai_expectation each = {
+      "io.ranges", 4, { tokens, m->kv_heads, m->select_count, 2 }, NSAI_DTYPE_I32
+    };
+    nsai_expectation all = { "io.ranges", 3, { tokens, m->select_count, 2 }, NSAI_DTYPE_I32 };
+    return nsai_expect(check, &io->ranges, io->ranges.ndim == 3 ? &all : &each);
   }
-  expectation each = { "io.block_idx", 3, { tokens, m->kv_heads, m->select_count }, TYPE_I32 };
-  expectation all = { "io.block_idx", 2, { tokens, m->select_count }, TYPE_I32 };
+  nsai_expectation each = {
+    "io.block_idx", 3, { tokens, m->kv_heads, m->select_count }, NSAI_DTYPE_I32
+  };
+  nsai_expectation all = { "io.block_idx", 2, { tokens, m->select_count }, NSAI_DTYPE_I32 };
   if (check->problem->selection == NSA_SELECT_OWN)
-    return check_optional(check, &io->block_idx, &each);
-  return check_tensor(check, &io->block_idx, io->block_idx.ndim == 2 ? &all : &each);
+    return nsai_expect_optional(check, &io->block_idx, &each);
+  return nsai_expect(check, &io->block_idx, io->block_idx.ndim == 2 ? &all : &each);
 }
 
 static nsa_status check_outputs(const nsai_check *check, const nsa_io *io, int64_t tokens) {
   static const char *const o_names[] = { "io.o_branch[0]", "io.o_branch[1]", "io.o_branch[2]" };
   static const char *const lse_names[] = { "io.lse[0]", "io.lse[1]", "io.lse[2]" };
   const nsai_geometry *m = &check->problem->model;
-  expectation o = { "io.o", 3, { tokens, m->heads, m->head_dim_v }, TYPE_MODEL };
-  NSAI_TRY(check_tensor(check, &io->o, &o));
+  nsai_expectation o = { "io.o", 3, { tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
+  NSAI_TRY(nsai_expect(check, &io->o, &o));
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    expectation branch = { o_names[b], 3, { tokens, m->heads, m->head_dim_v }, TYPE_MODEL };
-    expectation lse = { lse_names[b], 2, { tokens, m->heads }, TYPE_F32 };
-    NSAI_TRY(check_optional(check, &io->o_branch[b], &branch));
-    NSAI_TRY(check_optional(check, &io->lse[b], &lse));
+    nsai_expectation branch = {
+      o_names[b], 3, { tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL
+    };
+    nsai_expectation lse = { lse_names[b], 2, { tokens, m->heads }, NSAI_DTYPE_F32 };
+    NSAI_TRY(nsai_expect_optional(check, &io->o_branch[b], &branch));
+    NSAI_TRY(nsai_expect_optional(check, &io->lse[b], &lse));
     bool runs = check->branches >> b & 1;
     if (check->problem->op == NSA_OP_DENSE && nsai_present(&io->o_branch[b]))
       return nsai_fail(NSA_E_ARG, "%s is wanted, but NSA_OP_DENSE has no branches: use io.o",
@@ -416,10 +315,12 @@ static nsa_status check_probe(const nsai_check *check, const nsa_io *io) {
     return nsai_fail(NSA_E_ARG, "io.probe_rows and io.probe_importance must be given together");
   if (!nsai_present(&io->probe_rows)) return NSA_OK;
   int64_t rows = io->probe_rows.shape[0];
-  expectation list = { "io.probe_rows", 1, { ANY }, TYPE_I32 };
-  expectation out = { "io.probe_importance", 3, { rows, p->model.kv_heads, ANY }, TYPE_F32 };
-  NSAI_TRY(check_tensor(check, &io->probe_rows, &list));
-  NSAI_TRY(check_tensor(check, &io->probe_importance, &out));
+  nsai_expectation list = { "io.probe_rows", 1, { NSAI_ANY }, NSAI_DTYPE_I32 };
+  nsai_expectation out = {
+    "io.probe_importance", 3, { rows, p->model.kv_heads, NSAI_ANY }, NSAI_DTYPE_F32
+  };
+  NSAI_TRY(nsai_expect(check, &io->probe_rows, &list));
+  NSAI_TRY(nsai_expect(check, &io->probe_importance, &out));
   if (rows > p->max_probe_rows)
     return nsai_fail(
         NSA_E_ARG,
@@ -432,6 +333,14 @@ static nsa_status check_probe(const nsai_check *check, const nsa_io *io) {
         "io.probe_importance has %lld columns, a sequence of the plan has up to %lld blocks",
         (long long)io->probe_importance.shape[2], (long long)blocks);
   return NSA_OK;
+}
+
+/* What the three branches have beside keys and outputs. */
+static nsa_status check_attention(const nsai_check *check, const nsa_io *io,
+                                  const nsai_run_sizes *sizes) {
+  NSAI_TRY(check_gate(check, io, sizes->tokens));
+  if (check->problem->model.select_count) NSAI_TRY(check_selection(check, io, sizes->tokens));
+  return check_probe(check, io);
 }
 
 static nsa_status check_io(const nsa_io *io) {
@@ -451,21 +360,24 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   const nsai_problem *p = check->problem;
   *sizes = (nsai_run_sizes){ 0 };
   NSAI_TRY(check_io(io));
-  expectation q = { "io.q", 3, { ANY, p->model.heads, p->model.head_dim_qk }, TYPE_MODEL };
-  NSAI_TRY(check_tensor(check, &io->q, &q));
+  nsai_expectation q = {
+    "io.q", 3, { NSAI_ANY, p->model.heads, p->model.head_dim_qk }, NSAI_DTYPE_MODEL
+  };
+  NSAI_TRY(nsai_expect(check, &io->q, &q));
   sizes->tokens = io->q.shape[0];
+  if (nsai_problem_is_cached(p)) {
+    NSAI_TRY(nsai_check_cached(check, batch, &io->kv, sizes));
+    NSAI_TRY(check_outputs(check, io, sizes->tokens));
+    return check_attention(check, io, sizes);
+  }
   NSAI_TRY(check_batch(check, batch, sizes));
   NSAI_TRY(check_kv(check, io, sizes));
   NSAI_TRY(check_outputs(check, io, sizes->tokens));
-  if (p->op == NSA_OP_DENSE) {
-    NSAI_TRY(check_sizes(p, sizes));
-    return check_values(check, batch, sizes->tokens, sizes->kv_tokens, sizes);
+  if (p->op == NSA_OP_FORWARD) {
+    NSAI_TRY(check_compressed(check, batch, io, p->model.phi == NSAI_PHI_EXTERNAL, sizes));
+    NSAI_TRY(nsai_check_phi(check, &io->phi, "io.phi"));
+    NSAI_TRY(check_attention(check, io, sizes));
   }
-  NSAI_TRY(check_compressed(check, batch, io, p->model.phi == NSAI_PHI_EXTERNAL, sizes));
-  NSAI_TRY(check_phi(check, io));
-  NSAI_TRY(check_gate(check, io, sizes->tokens));
-  if (p->model.select_count) NSAI_TRY(check_selection(check, io, sizes->tokens));
-  NSAI_TRY(check_probe(check, io));
   NSAI_TRY(check_sizes(p, sizes));
   return check_values(check, batch, sizes->tokens, sizes->kv_tokens, sizes);
 }
@@ -481,10 +393,10 @@ nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, 
         "model.compress.phi is external: the caller brings the compressed keys, there is nothing "
         "to compress");
   NSAI_TRY(check_batch(check, batch, sizes));
-  NSAI_TRY(check_pair(check, io, 0, ANY));
+  NSAI_TRY(check_pair(check, io, 0, NSAI_ANY));
   sizes->kv_tokens = io->kv.k[0].shape[0];
   NSAI_TRY(check_compressed(check, batch, io, true, sizes));
-  NSAI_TRY(check_phi(check, io));
+  NSAI_TRY(nsai_check_phi(check, &io->phi, "io.phi"));
   NSAI_TRY(check_sizes(p, sizes));
   return check_values(check, batch, INT32_MAX, sizes->kv_tokens, sizes);
 }
@@ -502,13 +414,15 @@ nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, co
   sizes->kv_tokens = io->kv.k[0].shape[0];
   if (sizes->tokens < 0 || sizes->kv_tokens < 0)
     return nsai_fail(NSA_E_ARG, "io.q or io.kv.k[0] has a negative shape[0]");
-  expectation given = { "importance", 3, { sizes->tokens, m->kv_heads, ANY }, TYPE_F32 };
-  expectation idx = {
-    "io.block_idx", 3, { sizes->tokens, m->kv_heads, m->select_count }, TYPE_I32
+  nsai_expectation given = {
+    "importance", 3, { sizes->tokens, m->kv_heads, NSAI_ANY }, NSAI_DTYPE_F32
+  };
+  nsai_expectation idx = {
+    "io.block_idx", 3, { sizes->tokens, m->kv_heads, m->select_count }, NSAI_DTYPE_I32
   };
   if (!importance) return nsai_fail(NSA_E_ARG, "importance is NULL");
-  NSAI_TRY(check_tensor(check, importance, &given));
-  NSAI_TRY(check_tensor(check, &io->block_idx, &idx));
+  NSAI_TRY(nsai_expect(check, importance, &given));
+  NSAI_TRY(nsai_expect(check, &io->block_idx, &idx));
   int64_t blocks = nsai_select_block_count(m, sizes->packed ? p->max_kv_len : sizes->kv_tokens);
   if (importance->shape[2] < blocks)
     return nsai_fail(NSA_E_ARG, "importance has %lld columns, a sequence has up to %lld blocks",

@@ -13,7 +13,7 @@
 /* The sizes of one run, from its tensors. */
 typedef struct nsai_run_sizes {
   int64_t tokens;    /* T: rows of q */
-  int64_t kv_tokens; /* rows of k */
+  int64_t kv_tokens; /* rows of k; 0 with a cache */
   int64_t cmp_rows;  /* rows of io.kv.k_cmp; 0 when absent */
   int32_t num_seqs;
   bool packed; /* the batch brings cu_q */
@@ -31,9 +31,12 @@ static inline bool nsai_present(const nsa_tensor *tensor) { return tensor->data 
 /* Which of the wanted branches (0: all) the model has. NSA_E_ARG when none is left. */
 nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uint32_t *branches);
 
-/* All tensors of nsa_forward or nsa_dense, by the plan's operation. */
+/* All tensors of nsa_forward, nsa_dense, nsa_prefill or nsa_decode, by the plan's operation. */
 nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
                           nsai_run_sizes *sizes);
+
+/* Weights of phi, where it has some; `name` is what messages call it. */
+nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi, const char *name);
 
 /* Those of nsa_compress. */
 nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,

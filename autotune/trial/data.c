@@ -447,8 +447,8 @@ static int64_t written_rows(const nsai_trial_data *d, int slot) {
   return d->tokens;
 }
 
-/* Calls for every contiguous run of the last dimension among the written rows: the offset in bytes
- * from the image's start. The count of such runs, and the offset of the i-th. */
+/* Contiguous runs of the last dimension among the written rows: their count, and the offset of the
+ * i-th in bytes from the image's start. */
 static int64_t run_count(const nsai_trial_data *d, int slot) {
   const nsa_tensor *v = &d->view[slot];
   int64_t count = written_rows(d, slot);
@@ -472,18 +472,29 @@ static size_t run_bytes(const nsai_trial_data *d, int slot) {
   return (size_t)v->shape[v->ndim - 1] * element_bytes(v->dtype);
 }
 
+static int is_filled(const uint8_t *bytes, size_t count, int fill) {
+  return !count || (bytes[0] == fill && !memcmp(bytes, bytes + 1, count - 1));
+}
+
+/* The offset of the i-th run in the order of addresses. */
+static size_t ascending_offset(const nsai_trial_data *d, int slot, int64_t i) {
+  const nsa_tensor *v = &d->view[slot];
+  int64_t rows = written_rows(d, slot);
+  if (v->ndim == 3 && v->stride[1] > v->stride[0]) i = i % rows * v->shape[1] + i / rows;
+  return run_offset(d, slot, i);
+}
+
 /* Whether everything in an output's image but the written elements is still the fill. */
 static int output_intact(const nsai_trial_data *d, int slot) {
   const nsai_trial_buffer *buffer = &d->buffer[slot];
-  size_t whole = buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD, width = run_bytes(d, slot);
-  uint8_t *copy = malloc(whole);
-  if (!copy) return 0;
-  memcpy(copy, buffer->image, whole);
-  for (int64_t run = run_count(d, slot); run-- > 0;)
-    memset(copy + run_offset(d, slot, run), buffer->fill, width);
-  int intact = copy[0] == buffer->fill && !memcmp(copy, copy + 1, whole - 1);
-  free(copy);
-  return intact;
+  size_t whole = buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD, width = run_bytes(d, slot), end = 0;
+  int64_t count = run_count(d, slot);
+  for (int64_t i = 0; i < count; i++) {
+    size_t begin = ascending_offset(d, slot, i);
+    if (begin < end || !is_filled(buffer->image + end, begin - end, buffer->fill)) return 0;
+    end = begin + width;
+  }
+  return is_filled(buffer->image + end, whole - end, buffer->fill);
 }
 
 static int input_intact(const nsai_trial_data *d, int slot) {

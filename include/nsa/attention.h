@@ -32,8 +32,18 @@ extern "C" {
 enum {
   NSA_OP_FORWARD = 1, /* the three gated branches */
   NSA_OP_DENSE =
-      2 /* ordinary causal attention over q, k[0], v[0]: baseline, or below a crossover length */
+      2, /* ordinary causal attention over q, k[0], v[0]: baseline, or below a crossover length */
+  /* Over a KV cache, see kv_cache.h: */
+  NSA_OP_PREFILL = 3, /* the three gated branches for any number of new tokens a sequence */
+  NSA_OP_DECODE = 4,  /* the same for few new tokens a sequence */
+  NSA_OP_APPEND = 5   /* the new tokens' K and V into the cache */
 };
+
+/* Most new tokens (drafts) of a sequence that NSA_OP_DECODE takes. */
+#define NSA_MAX_DECODE_LEN 16
+
+/* As problem.page_size: the cache has a row for each sequence in the place of pages. */
+#define NSA_NO_PAGES (-1)
 
 enum {
   NSA_SELECT_OWN = 0,    /* the library selects by the compressed branch's importance */
@@ -52,9 +62,10 @@ enum {
 typedef struct nsa_problem {
   uint32_t struct_size;
   int32_t op;            /* NSA_OP_*; 0: NSA_OP_FORWARD */
-  int64_t max_tokens;    /* query tokens of one run, all sequences together */
+  int64_t max_tokens;    /* query tokens of one run, all sequences together; NSA_OP_DECODE, 0:
+                            max_seqs * max_q_len */
   int64_t max_kv_tokens; /* KV tokens of one run, all sequences together; 0: max_tokens when that
-                            is given, else serving.max_kv_tokens, else max_tokens */
+                            is given, else serving.max_kv_tokens, else max_tokens; not with a cache */
   int64_t max_kv_len; /* KV tokens of one sequence; 0: serving.max_kv_len, at most max_kv_tokens */
   int32_t max_seqs;   /* sequences of one run */
   int32_t selection;  /* NSA_SELECT_* */
@@ -65,10 +76,16 @@ typedef struct nsa_problem {
   int32_t deterministic;  /* 1: only variants whose results are bit-identical from run to run; also
                              in the YAML */
   int32_t parity;         /* 1: only variants with fp32 importance; also in the YAML */
-  int32_t reserved[4];    /* 0 */
+  /* With a cache only, else 0: */
+  int32_t page_size;   /* P, tokens of a page: 16, 32, 64 or 128, a multiple of compress.stride; or
+                          NSA_NO_PAGES. 0: serving.page_size, and no pages where that is 0, too */
+  int32_t max_q_len;   /* new tokens of one sequence; 0: max_tokens. NSA_OP_DECODE: at most
+                          NSA_MAX_DECODE_LEN; 0: serving.max_q_len, and 1 where that is 0, too */
+  int32_t window_ring; /* 1: the window's K and V lie in rings */
+  int32_t reserved[1]; /* 0 */
 } nsa_problem;
 #define NSA_PROBLEM_INIT                                                                           \
-  { (uint32_t)sizeof(nsa_problem), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NSA_ZERO }
+  { (uint32_t)sizeof(nsa_problem), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NSA_ZERO }
 
 /* How far a plan's runs can be captured into a CUDA graph. */
 enum {
@@ -171,9 +188,21 @@ typedef struct nsa_batch {
   nsa_tensor cu_kv; /* i32 [num_seqs + 1], the same for KV tokens; absent: cu_q */
   nsa_tensor cu_blocks; /* i32 [num_seqs + 1], the same for compressed blocks; needed when
                            io.kv.k_cmp is given and num_seqs > 1 */
+  /* With a cache only, and then without cu_kv and cu_blocks: */
+  nsa_tensor kv_len;       /* i32 [num_seqs]: tokens of each sequence, the new ones included */
+  nsa_tensor block_table;  /* i32 [num_seqs, any]: the pages of each sequence, in order; or: */
+  nsa_tensor page_indptr;  /* i32 [num_seqs + 1], ascending from 0: where its pages begin */
+  nsa_tensor page_indices; /* i32 [any]: the pages of all sequences */
+  nsa_tensor slots;        /* i32 [num_seqs]: without pages, and for rings, the row of the cache
+                              that belongs to each sequence; absent: row s */
+  nsa_tensor slot_mapping; /* i64 [T], read by an append alone: page * P + place in the page that
+                              each new token goes to, or -1: not written; absent: all are */
 } nsa_batch;
 #define NSA_BATCH_INIT                                                                             \
-  { (uint32_t)sizeof(nsa_batch), 0, NSA_ZERO, NSA_ZERO, NSA_ZERO }
+  {                                                                                                \
+    (uint32_t)sizeof(nsa_batch), 0, NSA_ZERO, NSA_ZERO, NSA_ZERO, NSA_ZERO, NSA_ZERO, NSA_ZERO,    \
+        NSA_ZERO, NSA_ZERO, NSA_ZERO                                                               \
+  }
 
 enum { NSA_CMP = 0, NSA_SEL = 1, NSA_WIN = 2, NSA_BRANCHES = 3 };
 

@@ -10,6 +10,7 @@
 #include <nsa/attention.h>
 #include <nsa/base.h>
 #include <nsa/context.h>
+#include <nsa/kv_cache.h>
 #include <nsa/log.h>
 #include <nsa/tune.h>
 

@@ -29,7 +29,7 @@ static const double *widen_rows(const nsai_ref_problem *problem, nsai_ref_scratc
                                 const nsai_ref_keys *keys, const nsa_tensor *source, int64_t dim,
                                 nsai_ref_range rows) {
   for (int64_t i = rows.begin; i < rows.end; i++) {
-    int64_t at = nsai_ref_offset2(source, keys->first + i, keys->head);
+    int64_t at = nsai_ref_token_at(problem, source, keys->pair, keys->sequence, i, keys->head);
     problem->ops->widen(source->dtype, nsai_ref_at(source, at), dim,
                         scratch->tile + (i - rows.begin) * dim);
   }
@@ -142,10 +142,9 @@ static void attend_tokens(const nsai_ref_problem *problem, nsai_ref_scratch *scr
                           nsai_ref_position position, int64_t group, int64_t range_count) {
   const nsa_kv *kv = &problem->io->kv;
   int pair = problem->geometry->per_branch ? branch : 0;
-  nsai_ref_keys keys = { .k = &kv->k[pair],
-                         .v = &kv->v[pair],
-                         .first = problem->sequences.kv[position.sequence],
-                         .head = group };
+  nsai_ref_keys keys = {
+    .k = &kv->k[pair], .v = &kv->v[pair], .pair = pair, .sequence = position.sequence, .head = group
+  };
   nsai_ref_probabilities(problem, scratch, &keys, range_count, scratch->lse[branch]);
   nsai_ref_values(problem, scratch, &keys, range_count, scratch->out[branch]);
 }

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * phi: raw keys and values to compressed ones. Block i of a sequence covers its tokens
- * [i*d, i*d + l). The result is float64 [Hkv, blocks of all sequences, D], not rounded.
+ * [i*d, i*d + l). The result is float64 [Hkv, blocks of all sequences, D], not rounded. Compressed
+ * keys that the caller has, as its own or in a cache, are widened to the same.
  */
 #include "internal.h"
 #include "tensor.h"
@@ -15,6 +16,7 @@
 /* One of K and V. */
 typedef struct side {
   const nsai_ref_problem *problem;
+  bool load;                         /* from `stored`, not by phi */
   const nsa_tensor *source, *stored; /* raw tokens; compressed ones of the caller */
   const nsa_phi_side *phi;
   int64_t dim;
@@ -51,32 +53,45 @@ static int64_t lay_out(const nsai_geometry *g, int64_t dim, double *memory, buff
   return used;
 }
 
-/* First raw token (an index into the KV tensors) of block `at`, counted over all sequences. */
-static int64_t first_token(const nsai_ref_problem *problem, int64_t at) {
+/* A block: its sequence, and its index there. */
+typedef struct block_id {
+  int64_t sequence, index;
+} block_id;
+
+/* Block `at`, counted over all sequences. */
+static block_id find_block(const nsai_ref_problem *problem, int64_t at) {
   const nsai_ref_sequences *sequences = &problem->sequences;
   int64_t s = nsai_ref_sequence_of(sequences->blocks, sequences->count, at);
-  return sequences->kv[s] + (at - sequences->blocks[s]) * problem->geometry->stride;
+  return (block_id){ s, sequences->first[s] + at - sequences->blocks[s] };
 }
 
-static void load_external(const side *self, const chunk *c) {
-  const nsai_ref_sequences *sequences = &self->problem->sequences;
+/* Where token r of a block lies in the source. */
+static int64_t token_at(const side *self, block_id block, int64_t r, int64_t head) {
+  int64_t position = block.index * self->problem->geometry->stride + r;
+  return nsai_ref_token_at(self->problem, self->source, NSA_CMP, block.sequence, position, head);
+}
+
+static void load_stored(const side *self, const chunk *c) {
+  const nsai_ref_problem *problem = self->problem;
   for (int64_t i = 0; i < c->count; i++) {
-    int64_t s = nsai_ref_sequence_of(sequences->blocks, sequences->count, c->first + i);
-    int64_t row = sequences->stored[s] + c->first + i - sequences->blocks[s];
-    int64_t at = nsai_ref_offset2(self->stored, row, c->head);
-    self->problem->ops->widen(self->stored->dtype, nsai_ref_at(self->stored, at), self->dim,
-                              c->out + i * self->dim);
+    block_id block = find_block(problem, c->first + i);
+    int64_t row = problem->sequences.stored[block.sequence] + block.index;
+    int64_t at = problem->cache ? nsai_ref_entry_at(problem, self->stored, block.sequence,
+                                                    block.index, c->head)
+                                : nsai_ref_offset2(self->stored, row, c->head);
+    problem->ops->widen(self->stored->dtype, nsai_ref_at(self->stored, at), self->dim,
+                        c->out + i * self->dim);
   }
 }
 
 static void run_mean(const side *self, const chunk *c) {
   int64_t length = self->problem->geometry->block;
   for (int64_t i = 0; i < c->count; i++) {
-    int64_t token = first_token(self->problem, c->first + i);
+    block_id block = find_block(self->problem, c->first + i);
     double *out = c->out + i * self->dim;
     memset(out, 0, (size_t)self->dim * sizeof *out);
     for (int64_t r = 0; r < length; r++) {
-      int64_t at = nsai_ref_offset2(self->source, token + r, c->head);
+      int64_t at = token_at(self, block, r, c->head);
       for (int64_t e = 0; e < self->dim; e++) out[e] += nsai_ref_load(self->source, at + e);
     }
     for (int64_t e = 0; e < self->dim; e++) out[e] /= (double)length;
@@ -89,10 +104,10 @@ static void gather(const side *self, const chunk *c, const buffers *b) {
   const nsa_tensor *pe = &self->phi->pe;
   int64_t length = self->problem->geometry->block, dim = self->dim;
   for (int64_t i = 0; i < c->count; i++) {
-    int64_t token = first_token(self->problem, c->first + i);
+    block_id block = find_block(self->problem, c->first + i);
     for (int64_t r = 0; r < length; r++) {
       double *x = b->x + (i * length + r) * dim;
-      int64_t at = nsai_ref_offset2(self->source, token + r, c->head);
+      int64_t at = token_at(self, block, r, c->head);
       ops->widen(self->source->dtype, nsai_ref_at(self->source, at), dim, x);
       if (!pe->data) continue;
       ops->widen(pe->dtype, nsai_ref_at(pe, nsai_ref_offset2(pe, c->head, r)), dim, b->pe);
@@ -149,10 +164,13 @@ static void run_item(void *context, int worker, int64_t item) {
   chunk c = { .head = item / chunks, .first = item % chunks * CHUNK };
   c.count = total - c.first < CHUNK ? total - c.first : CHUNK;
   c.out = self->out + (c.head * total + c.first) * self->dim;
-  switch (problem->geometry->phi) {
-  case NSAI_PHI_EXTERNAL: load_external(self, &c); return;
-  case NSAI_PHI_MEAN: run_mean(self, &c); return;
-  default: break;
+  if (self->load) {
+    load_stored(self, &c);
+    return;
+  }
+  if (problem->geometry->phi == NSAI_PHI_MEAN) {
+    run_mean(self, &c);
+    return;
   }
   buffers b;
   lay_out(problem->geometry, self->dim, self->scratch + worker * self->scratch_size, &b);
@@ -168,7 +186,7 @@ static nsa_status run_side(side *self, double **out) {
   *out = self->out = nsai_ref_doubles(size);
   if (!self->out)
     return nsai_fail_nomem("compressed keys in float64", (size_t)size * sizeof(double));
-  if (g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP) {
+  if (!self->load && g->phi != NSAI_PHI_MEAN) {
     buffers sizes;
     self->scratch_size = lay_out(g, self->dim, NULL, &sizes);
     self->scratch = nsai_ref_doubles(self->scratch_size * workers);
@@ -181,10 +199,11 @@ static nsa_status run_side(side *self, double **out) {
   return NSA_OK;
 }
 
-nsa_status nsai_ref_compress(nsai_ref_problem *problem, bool want_v) {
+static nsa_status run_sides(nsai_ref_problem *problem, bool load, bool want_v) {
   const nsai_geometry *g = problem->geometry;
   const nsa_io *io = problem->io;
   side k = { .problem = problem,
+             .load = load,
              .source = &io->kv.k[0],
              .stored = &io->kv.k_cmp,
              .phi = &io->phi.k,
@@ -192,12 +211,21 @@ nsa_status nsai_ref_compress(nsai_ref_problem *problem, bool want_v) {
   NSAI_TRY(run_side(&k, &problem->k_cmp));
   if (!want_v) return NSA_OK;
   side v = { .problem = problem,
+             .load = load,
              .source = &io->kv.v[0],
              .stored = &io->kv.v_cmp,
              .phi = &io->phi.v,
              .dim = g->head_dim_v };
   NSAI_TRY(run_side(&v, &problem->v_cmp));
   return NSA_OK;
+}
+
+nsa_status nsai_ref_compress(nsai_ref_problem *problem, bool want_v) {
+  return run_sides(problem, problem->geometry->phi == NSAI_PHI_EXTERNAL, want_v);
+}
+
+nsa_status nsai_ref_compress_load(nsai_ref_problem *problem, bool want_v) {
+  return run_sides(problem, true, want_v);
 }
 
 /* Rounds what `values` [Hkv, blocks, dim] holds into `stored` [rows, Hkv, dim]. */

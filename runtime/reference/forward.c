@@ -131,12 +131,14 @@ static nsa_status execute(run *self) {
   const nsa_io *io = problem->io;
   bool probed = !self->dense && !self->rows && io->probe_rows.data && io->probe_importance.data;
   bool want_v = problem->run[NSA_CMP];
-  /* A caller's k_cmp and v_cmp are filled whatever branches run. */
-  bool stored = !self->dense && !self->rows && problem->geometry->phi != NSAI_PHI_EXTERNAL &&
+  /* A caller's k_cmp and v_cmp are filled whatever branches run; those of a cache are read. */
+  bool stored = !self->dense && !self->rows && !problem->cache &&
+                problem->geometry->phi != NSAI_PHI_EXTERNAL &&
                 (io->kv.k_cmp.data || io->kv.v_cmp.data);
   if (stored && io->kv.v_cmp.data) want_v = true;
   if (problem->run[NSA_CMP] || problem->select || probed || stored)
-    NSAI_TRY(nsai_ref_compress(problem, want_v));
+    NSAI_TRY(problem->cache ? nsai_ref_compress_load(problem, want_v)
+                            : nsai_ref_compress(problem, want_v));
   self->count = self->rows ? self->rows->count : problem->sequences.q[problem->sequences.count];
   int64_t items = (self->count + NSAI_REF_SLAB - 1) / NSAI_REF_SLAB;
   int64_t probes = probed ? io->probe_rows.shape[0] : 0;
@@ -177,6 +179,14 @@ nsa_status nsai_reference_forward(const nsai_geometry *geometry, int32_t selecti
                                   uint32_t branches, const nsa_batch *batch, const nsa_io *io,
                                   int threads) {
   nsai_ref_problem problem = { .threads = threads };
+  run self = { .problem = &problem };
+  return forward(geometry, selection, branches, batch, io, &self);
+}
+
+nsa_status nsai_reference_cached(const nsai_geometry *geometry, const nsai_reference_cache *cache,
+                                 int32_t selection, uint32_t branches, const nsa_batch *batch,
+                                 const nsa_io *io, int threads) {
+  nsai_ref_problem problem = { .cache = cache, .threads = threads };
   run self = { .problem = &problem };
   return forward(geometry, selection, branches, batch, io, &self);
 }

@@ -60,18 +60,26 @@ static inline int64_t nsai_ref_lanes(int64_t count) {
 
 /* ---- sequence.c ---- */
 
-/* How the rows fall into sequences. Arrays of count + 1, one allocation that `q` owns. */
+/* How the rows fall into sequences. Arrays of count + 1, one allocation that `q` owns. With a cache
+ * `kv` counts tokens that lie elsewhere: place.c finds them. */
 typedef struct nsai_ref_sequences {
   int64_t count;
   int64_t *q, *kv; /* first token of each sequence in q and in the KV tensors */
-  int64_t *blocks; /* first compressed block, packed without gaps */
-  int64_t *stored; /* first compressed block in io.kv.k_cmp and v_cmp */
+  int64_t *blocks; /* compressed blocks that this call reads or makes, packed without gaps */
+  int64_t *first;  /* which block of its sequence the first of them is: 0, but for an append */
+  int64_t *stored; /* first compressed block in io.kv.k_cmp and v_cmp; not with a cache */
   int64_t max_kv;  /* longest sequence, KV tokens */
   int64_t max_cmp; /* most compressed blocks of a sequence */
 } nsai_ref_sequences;
 
 nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_geometry *geometry,
                                    const nsa_batch *batch, const nsa_io *io);
+
+/* The sequences of a batch over a cache, of `tokens` rows of q. The blocks are those of all its
+ * tokens, or with `appends` those that the new tokens complete. */
+nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences,
+                                          const nsai_geometry *geometry, const nsa_batch *batch,
+                                          int64_t tokens, bool appends);
 void nsai_ref_sequences_fini(nsai_ref_sequences *sequences);
 
 /* A query row: its sequence and its position there; t < 0 has no keys, nor has a row beyond the
@@ -90,6 +98,8 @@ int64_t nsai_ref_sequence_of(const int64_t *starts, int64_t count, int64_t at);
 
 typedef struct nsai_ref_problem {
   const nsai_geometry *geometry;
+  const nsai_reference_cache *cache; /* NULL: packed K and V */
+  const nsa_batch *batch;            /* NULL: one sequence */
   const nsa_io *io;
   const nsai_ref_ops *ops;
   int32_t selection;
@@ -103,10 +113,25 @@ typedef struct nsai_ref_problem {
   int threads;
 } nsai_ref_problem;
 
-/* Fills what every call needs. `problem` is zero before; fini is right after a failure too. */
+/* Fills what every call needs. `problem` is zero before, but for `cache`; fini is right after a
+ * failure too. */
 nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry *geometry,
                                  const nsa_batch *batch, const nsa_io *io, int threads);
 void nsai_ref_problem_fini(nsai_ref_problem *problem);
+
+/* Fills all but the sequences. */
+void nsai_ref_problem_begin(nsai_ref_problem *problem, const nsai_geometry *geometry,
+                            const nsa_batch *batch, const nsa_io *io, int threads);
+
+/* ---- place.c: where a token lies, as offsets in elements ---- */
+
+/* KV head `head` of the token at `position` of a sequence, in `x`: K or V of pair `pair`. */
+int64_t nsai_ref_token_at(const nsai_ref_problem *problem, const nsa_tensor *x, int pair,
+                          int64_t sequence, int64_t position, int64_t head);
+
+/* The same of compressed block `block` in `x`, K or V of a cache. */
+int64_t nsai_ref_entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
+                          int64_t block, int64_t head);
 
 /* ---- scratch.c: a thread's memory ---- */
 
@@ -149,6 +174,9 @@ double *nsai_ref_take(double *memory, int64_t *used, int64_t count);
 /* Fills problem->k_cmp (and v_cmp) by phi, or from io with phi external. */
 nsa_status nsai_ref_compress(nsai_ref_problem *problem, bool want_v);
 
+/* Fills problem->k_cmp (and v_cmp) from the cache. */
+nsa_status nsai_ref_compress_load(nsai_ref_problem *problem, bool want_v);
+
 /* Rounds k_cmp and v_cmp into those of io's that are present. */
 void nsai_ref_compress_store(const nsai_ref_problem *problem);
 
@@ -180,7 +208,8 @@ double nsai_ref_sigmoid(double value);
 /* Keys and values of one (sequence, KV head), in storage dtype or already widened. */
 typedef struct nsai_ref_keys {
   const nsa_tensor *k, *v; /* read when k64 is NULL */
-  int64_t first, head;     /* first token of the sequence, KV head */
+  int pair;                /* which of io.kv's pairs they are */
+  int64_t sequence, head;  /* KV head */
   const double *k64, *v64; /* [keys, D] without gaps */
 } nsai_ref_keys;
 

@@ -8,16 +8,24 @@
 #include <math.h>
 #include <stdlib.h>
 
-nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry *geometry,
-                                 const nsa_batch *batch, const nsa_io *io, int threads) {
+void nsai_ref_problem_begin(nsai_ref_problem *problem, const nsai_geometry *geometry,
+                            const nsa_batch *batch, const nsa_io *io, int threads) {
   problem->geometry = geometry;
+  problem->batch = batch;
   problem->io = io;
   problem->ops = nsai_ref_ops_get(0);
   problem->threads = threads;
   problem->lanes = nsai_ref_lanes(geometry->heads / geometry->kv_heads);
   problem->scale = io->softmax_scale != 0 ? io->softmax_scale : 1.0 / sqrt(geometry->head_dim_qk);
-  NSAI_TRY(nsai_ref_sequences_init(&problem->sequences, geometry, batch, io));
-  return NSA_OK;
+}
+
+nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry *geometry,
+                                 const nsa_batch *batch, const nsa_io *io, int threads) {
+  nsai_ref_problem_begin(problem, geometry, batch, io, threads);
+  if (problem->cache)
+    return nsai_ref_sequences_init_cached(&problem->sequences, geometry, batch, io->q.shape[0],
+                                          false);
+  return nsai_ref_sequences_init(&problem->sequences, geometry, batch, io);
 }
 
 void nsai_ref_problem_fini(nsai_ref_problem *problem) {

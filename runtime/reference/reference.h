@@ -11,7 +11,8 @@
  *   result is rounded once.
  * - Shapes are taken as valid: the API layer checks them.
  * - `threads` < 1 means one per processor. Results do not depend on it, bit for bit.
- * - NSA_OK, or NSA_E_NOMEM with nothing written. Thread-safe: no state outlives a call.
+ * - NSA_OK, or NSA_E_NOMEM with nothing written (an append may have written, and can be repeated).
+ *   Thread-safe: no state outlives a call.
  * - Memory: the compressed K and V in float64, and per thread the scores of one token and KV group
  *   over the keys of one branch. Nothing is quadratic in the length.
  * - geometry.phi = NSAI_PHI_EXTERNAL makes io.kv.k_cmp and v_cmp inputs. A caller who wants a
@@ -24,6 +25,13 @@
 #include "geometry.h"
 
 #include <nsa/attention.h>
+#include <stdbool.h>
+
+/* How a KV cache lies in memory: include/nsa/kv_cache.h. */
+typedef struct nsai_reference_cache {
+  int32_t page_size; /* tokens; 0: a row of the tensors for each sequence */
+  bool window_ring;  /* the window's pair lies in rings */
+} nsai_reference_cache;
 
 /* A list of (token, head) rows and where their float64 results go. Rows of one token and KV group
  * that stand next to each other are computed together: sort by token, then head. */
@@ -50,6 +58,18 @@ nsa_status nsai_reference_forward(const nsai_geometry *geometry, int32_t selecti
 nsa_status nsai_reference_forward_rows(const nsai_geometry *geometry, int32_t selection,
                                        uint32_t branches, const nsa_batch *batch, const nsa_io *io,
                                        const nsai_reference_rows *rows, int threads);
+
+/* nsa_decode and nsa_prefill: the whole forward over a cache, by the compressed keys that are stored
+ * there. phi is not read. */
+nsa_status nsai_reference_cached(const nsai_geometry *geometry, const nsai_reference_cache *cache,
+                                 int32_t selection, uint32_t branches, const nsa_batch *batch,
+                                 const nsa_io *io, int threads);
+
+/* nsa_kv_append: `fresh` tokens into `kv`, and every compressed block that they complete. Where
+ * batch->slot_mapping is not -1 it agrees with the page lists. */
+nsa_status nsai_reference_append(const nsai_geometry *geometry, const nsai_reference_cache *cache,
+                                 const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *fresh,
+                                 const nsa_phi *phi, int threads);
 
 /* Computes the importance of `count` token rows, before forcing.
  *

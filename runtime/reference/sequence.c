@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Rows to sequences: one packed view over a batch, a NULL batch, and stored compressed keys.
+ * Rows to sequences: one packed view over a batch, a NULL batch, stored compressed keys, and a
+ * cache.
  */
 #include "internal.h"
 #include "tensor.h"
@@ -29,17 +30,31 @@ static int64_t count_blocks(const nsai_geometry *geometry, const nsa_batch *batc
   return end - begin < count ? longer(end - begin, 0) : count;
 }
 
-nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_geometry *geometry,
-                                   const nsa_batch *batch, const nsa_io *io) {
-  int64_t count = batch ? batch->num_seqs : 1;
-  size_t bytes = (size_t)(count + 1) * 4 * sizeof(int64_t);
+/* All arrays, zeroed. */
+static nsa_status allocate(nsai_ref_sequences *sequences, int64_t count) {
+  size_t bytes = (size_t)(count + 1) * 5 * sizeof(int64_t);
   int64_t *memory = calloc(1, bytes);
   if (!memory) return nsai_fail_nomem("the sequences of a batch", bytes);
   *sequences = (nsai_ref_sequences){ .count = count,
                                      .q = memory,
                                      .kv = memory + (count + 1),
                                      .blocks = memory + 2 * (count + 1),
-                                     .stored = memory + 3 * (count + 1) };
+                                     .first = memory + 3 * (count + 1),
+                                     .stored = memory + 4 * (count + 1) };
+  return NSA_OK;
+}
+
+/* Counts `blocks` for sequence s, whose kv is filled. */
+static void add_blocks(nsai_ref_sequences *sequences, int64_t s, int64_t blocks) {
+  sequences->blocks[s + 1] = sequences->blocks[s] + blocks;
+  sequences->max_cmp = longer(sequences->max_cmp, blocks);
+  sequences->max_kv = longer(sequences->max_kv, sequences->kv[s + 1] - sequences->kv[s]);
+}
+
+nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_geometry *geometry,
+                                   const nsa_batch *batch, const nsa_io *io) {
+  int64_t count = batch ? batch->num_seqs : 1;
+  NSAI_TRY(allocate(sequences, count));
   const nsa_tensor *cu_kv = batch && batch->cu_kv.data ? &batch->cu_kv : NULL;
   for (int64_t s = 0; s < count; s++) {
     int64_t q_end = batch ? nsai_ref_load_i32(&batch->cu_q, s + 1) : io->q.shape[0];
@@ -50,10 +65,24 @@ nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_geo
       sequences->kv[s + 1] = cu_kv ? nsai_ref_load_i32(cu_kv, s + 1) : q_end;
     sequences->stored[s] = batch && batch->cu_blocks.data ? nsai_ref_load_i32(&batch->cu_blocks, s)
                                                           : sequences->blocks[s];
-    int64_t blocks = count_blocks(geometry, batch, io, sequences, s);
-    sequences->blocks[s + 1] = sequences->blocks[s] + blocks;
-    sequences->max_cmp = longer(sequences->max_cmp, blocks);
-    sequences->max_kv = longer(sequences->max_kv, sequences->kv[s + 1] - sequences->kv[s]);
+    add_blocks(sequences, s, count_blocks(geometry, batch, io, sequences, s));
+  }
+  return NSA_OK;
+}
+
+nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences,
+                                          const nsai_geometry *geometry, const nsa_batch *batch,
+                                          int64_t tokens, bool appends) {
+  int64_t count = batch->num_seqs;
+  NSAI_TRY(allocate(sequences, count));
+  for (int64_t s = 0; s < count; s++) {
+    int64_t *q = sequences->q, kv_len = nsai_ref_load_i32(&batch->kv_len, s);
+    q[s + 1] =
+        batch->cu_q.data ? nsai_ref_load_i32(&batch->cu_q, s + 1) : (s + 1) * (tokens / count);
+    int64_t old = longer(kv_len - (q[s + 1] - q[s]), 0); /* rows may stand before the sequence */
+    sequences->kv[s + 1] = sequences->kv[s] + kv_len;
+    if (appends) sequences->first[s] = nsai_block_count(geometry, old);
+    add_blocks(sequences, s, nsai_block_count(geometry, kv_len) - sequences->first[s]);
   }
   return NSA_OK;
 }

@@ -14,9 +14,13 @@ static inline int64_t nsai_ref_offset2(const nsa_tensor *x, int64_t i, int64_t j
   return i * x->stride[0] + j * x->stride[1];
 }
 
+/* Bytes of an element. */
+static inline int64_t nsai_ref_size(const nsa_tensor *x) {
+  return x->dtype == NSA_I64 ? 8 : x->dtype == NSA_F32 || x->dtype == NSA_I32 ? 4 : 2;
+}
+
 static inline const void *nsai_ref_at(const nsa_tensor *x, int64_t offset) {
-  int64_t size = x->dtype == NSA_F32 || x->dtype == NSA_I32 ? 4 : 2;
-  return (const char *)x->data + offset * size;
+  return (const char *)x->data + offset * nsai_ref_size(x);
 }
 
 static inline double nsai_ref_load(const nsa_tensor *x, int64_t offset) {

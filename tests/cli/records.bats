@@ -180,10 +180,10 @@ fake() {
 @test "report takes the JSON of nsacheck and nsa-bench; a failed check is 7" {
   small_model
   fake nsacheck 'echo "{\"passed\": 3, \"arguments\": \"$*\"}"'
-  fake nsa-bench 'echo words; echo "{\"bench\": true}" >"$2"'
-  PATH=$PWD/bin:$PATH run -0 --separate-stderr autotune report --out out small.yaml
+  fake nsa-bench 'echo words; echo "{\"bench\": \"$*\"}" >"$2"'
+  PATH=$PWD/bin:$PATH run -0 --separate-stderr autotune report --out out --commit 0123abc small.yaml
   jq -e '.runs | map(.result) == ["pass", "pass", "pass"] and .[0].output.passed == 3 and
-    .[1].output.arguments == "--filter needle:* --count 0 --json" and .[2].output.bench' out/report.json
+    .[1].output.arguments == "--filter needle:* --count 0 --json" and (.[2].output.bench | endswith("--commit 0123abc"))' out/report.json
   [[ $output != *words* && $stderr == *words* ]]
   fake nsacheck 'echo "{\"passed\": "; exit 1' # and no JSON
   PATH=$PWD/bin:$PATH run -7 autotune report --out out small.yaml

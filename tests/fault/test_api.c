@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "../unit/machine.h"
+#include "../unit/kv_world.h"
 
 #include <nsa/tune.h>
 #include <stdatomic.h>
@@ -134,6 +134,34 @@ static void test_cpu(void **state) {
   machine_remove(s.dir);
 }
 
+/* An append that lacks memory can be repeated, and so can attention over the cache. */
+static void test_cache(void **state) {
+  (void)state;
+  static const int32_t length = 40, zero = 0;
+  const kv_form form = { .page_size = 16 };
+  kv_world w;
+  kv_call c;
+  kv_init(&w, &(machine_request){ .phi = NSAI_PHI_MLP }, &form, 1, &length);
+  kv_oracle(&w);
+  kv_call_init(&c, &w, &length, &zero);
+  for (int call = 0; call < 2; call++) {
+    long n = 0;
+    for (bool reached = true; reached; n++) {
+      countdown = n;
+      nsa_status status =
+          call ? nsa_prefill(w.prefill, &w.exec, &c.batch, &c.io)
+               : nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, &c.fresh, &w.toy.io.phi);
+      reached = countdown < 0;
+      countdown = -1;
+      machine_expect(call ? "prefill" : "append", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
+    }
+    assert_true(n > 4);
+  }
+  kv_compare(&c, "after all");
+  kv_call_free(&c);
+  kv_free(&w);
+}
+
 static void test_gpu(void **state) {
   (void)state;
   machine m;
@@ -218,6 +246,7 @@ static void test_missing_libraries(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_cpu),
+    cmocka_unit_test(test_cache),
     cmocka_unit_test(test_gpu),
     cmocka_unit_test(test_tuning),
     cmocka_unit_test(test_missing_libraries),

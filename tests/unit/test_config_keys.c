@@ -150,13 +150,41 @@ static const diag_case key_cases[] = {
     "weather: fine\n",
     NSA_E_CONFIG,
     "t.yaml:2:11: error: serving.colour: unknown key; serving has max_tokens, max_kv_tokens, "
-    "max_kv_len, max_seqs\n"
+    "max_kv_len, max_seqs, max_q_len, page_size\n"
     "    serving: {colour: blue}\n"
     "              ^\n"
     "t.yaml:3:1: error: weather: unknown key; the configuration has model, serving, runtime, "
     "tuning, variants, thresholds, device, profiles, and x-* for your own\n"
     "    weather: fine\n"
     "    ^" },
+  { "what no kernel does",
+    "nsa: 1\n"
+    "serving: {kv_cache_dtype: fp8, tree_mask: true, tokens_per_block: 64}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:11: error: serving.kv_cache_dtype: unknown key; a KV cache has model.dtype: fp8 and "
+    "other dtypes are not supported yet\n"
+    "    serving: {kv_cache_dtype: fp8, tree_mask: true, tokens_per_block: 64}\n"
+    "              ^\n"
+    "t.yaml:2:32: error: serving.tree_mask: unknown key; masks other than causal, as of trees of "
+    "drafts, are not supported yet\n"
+    "    serving: {kv_cache_dtype: fp8, tree_mask: true, tokens_per_block: 64}\n"
+    "                                   ^\n"
+    "t.yaml:2:49: error: serving.tokens_per_block: unknown key; what others call "
+    "'tokens_per_block' is serving.page_size here\n"
+    "    serving: {kv_cache_dtype: fp8, tree_mask: true, tokens_per_block: 64}\n"
+    "                                                    ^" },
+  { "what no kernel does to logits",
+    "nsa: 1\n"
+    "runtime: {attention_sinks: 4, logits_soft_cap: 30}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:11: error: runtime.attention_sinks: unknown key; attention sinks are not supported "
+    "yet\n"
+    "    runtime: {attention_sinks: 4, logits_soft_cap: 30}\n"
+    "              ^\n"
+    "t.yaml:2:31: error: runtime.logits_soft_cap: unknown key; soft-capped logits are not "
+    "supported yet\n"
+    "    runtime: {attention_sinks: 4, logits_soft_cap: 30}\n"
+    "                                  ^" },
   { "dotted key",
     "nsa: 1\n"
     "runtime.jit: never\n",

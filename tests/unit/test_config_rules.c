@@ -129,6 +129,22 @@ static const diag_case rule_cases[] = {
     "least as much\n"
     "    serving: {max_kv_len: 2k, max_kv_tokens: 1k}\n"
     "                          ^" },
+  { "no size of pages",
+    "nsa: 1\n"
+    "serving: {page_size: 48}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:22: error: serving.page_size: 48 tokens: pages have 16, 32, 64 or 128; 0: no pages\n"
+    "    serving: {page_size: 48}\n"
+    "                         ^" },
+  { "strides across pages",
+    "nsa: 1\n"
+    "model: {heads: 8, kv_heads: 2, head_dim: 64, compress: {block: 32, stride: 32}}\n"
+    "serving: {page_size: 16}\n",
+    NSA_E_CONFIG,
+    "t.yaml:3:22: error: serving.page_size: 16 is no multiple of the stride: model.compress.stride "
+    "is 32 (t.yaml:2); use larger pages, or a stride that divides them\n"
+    "    serving: {page_size: 16}\n"
+    "                         ^" },
   { "no such variant",
     "nsa: 1\n"
     "variants:\n"

@@ -14,6 +14,7 @@
 #include "arch.h"
 #include "jit.h"
 #include "jit_log.h"
+#include "writer.h"
 
 #include <limits.h>
 #include <stdio.h>
@@ -165,6 +166,34 @@ static void test_spills_are_refused(void **state) {
   nsai_jit_destroy(jit);
 }
 
+/* A wgmma of 128 accumulators where a thread has 64 registers: no spilling helps. */
+static void test_starved_is_refused(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  char source[8192];
+  nsai_writer w = nsai_writer_open(source, sizeof source);
+  nsai_write(&w, "extern \"C\" __global__ void __launch_bounds__(1024) starved(float *x) {\n"
+                 "  float r[128];\n"
+                 "  #pragma unroll\n"
+                 "  for (int i = 0; i < 128; i++) r[i] = x[i];\n"
+                 "  asm volatile(\"wgmma.mma_async.sync.aligned.m64n256k16.f32.bf16.bf16 {");
+  for (int i = 0; i < 128; i++) nsai_write(&w, "%s%%%d", i ? "," : "", i);
+  nsai_write(&w, "}, 0, 0, 1, 1, 1, 0, 0;\" :");
+  for (int i = 0; i < 128; i++) nsai_write(&w, "%s\"+f\"(r[%d])", i ? "," : " ", i);
+  nsai_write(&w, ");\n"
+                 "  #pragma unroll\n"
+                 "  for (int i = 0; i < 128; i++) x[i] = r[i];\n"
+                 "}\n");
+  assert_true(w.used < sizeof source);
+  nsai_jit *jit = make_jit();
+  nsai_jit_request request = { "starved", source, "sm_90a", false };
+  nsai_kernel_image image;
+  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_COMPILE);
+  assert_non_null(strstr(nsa_last_error(), "kernel starved for sm_90a is refused: "));
+  assert_int_equal(image.refused, 1);
+  nsai_jit_destroy(jit);
+}
+
 static void test_log_figures(void **state) {
   (void)state;
   nsai_jit_figures f;
@@ -188,6 +217,13 @@ static void test_log_figures(void **state) {
   nsai_jit_read_log("(C75\n(C7\n(C75x0)\n99999999999999999999 registers\n registers", &f);
   assert_int_equal(f.serial_wgmma, 0);
   assert_int_equal(f.registers, INT_MAX);
+  assert_int_equal(f.starved, 0);
+  nsai_jit_read_log("ptxas fatal   : (C7602) Insufficient registers (80) to compile instruction at "
+                    "line 1708 in function k. Try to compile with register target of 94\n"
+                    "ptxas fatal   : Ptx assembly aborted due to errors\n",
+                    &f);
+  assert_int_equal(f.starved, 1);
+  assert_non_null(strstr(f.remark, "C7602"));
   char text[64];
   nsai_jit_first_errors("a.cuh(3): error: x\nnote\na.cuh(4): error: y\n", text, sizeof text);
   assert_string_equal(text, "a.cuh(3): error: x\na.cuh(4): error: y");
@@ -419,6 +455,7 @@ int main(void) {
     cmocka_unit_test(test_error_names_template_and_line),
     cmocka_unit_test(test_unknown_arch),
     cmocka_unit_test(test_spills_are_refused),
+    cmocka_unit_test(test_starved_is_refused),
     cmocka_unit_test(test_key_is_the_same_before_and_after_opening),
     cmocka_unit_test(test_search),
     cmocka_unit_test(test_newer_than_the_driver),

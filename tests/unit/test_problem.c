@@ -65,6 +65,46 @@ static void test_defaults(void **state) {
   nsai_config_destroy(config);
 }
 
+/* With a cache: pages and new tokens of a decode from the serving section, where they are not
+ * given. */
+static void test_cached_defaults(void **state) {
+  (void)state;
+  nsai_config *config =
+      load(MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 200, max_kv_len: 150, "
+                 "max_seqs: 3, max_q_len: 4, page_size: 32}");
+  nsa_problem asked = NSA_PROBLEM_INIT;
+  asked.op = NSA_OP_DECODE;
+  nsai_problem p = resolve(config, &asked);
+  assert_true(nsai_problem_is_cached(&p) && !p.window_ring);
+  assert_int_equal(p.max_tokens, 12);
+  assert_int_equal(p.max_q_len, 4);
+  assert_int_equal(p.page_size, 32);
+  assert_int_equal(p.max_kv_len, 150);
+  assert_int_equal(p.max_kv_tokens, 0);
+  asked.max_q_len = 16;
+  asked.page_size = NSA_NO_PAGES;
+  asked.window_ring = 1;
+  asked.max_kv_len = 1000000; /* not bounded by what packed runs may have */
+  p = resolve(config, &asked);
+  assert_true(p.window_ring);
+  assert_int_equal(p.max_tokens, 48);
+  assert_int_equal(p.page_size, 0);
+  assert_int_equal(p.max_kv_len, 1000000);
+  asked = (nsa_problem)NSA_PROBLEM_INIT;
+  asked.op = NSA_OP_PREFILL;
+  p = resolve(config, &asked);
+  assert_int_equal(p.max_tokens, 100);
+  assert_int_equal(p.max_q_len, 100);
+  nsai_config_destroy(config);
+  config = load(MODEL "}\nserving: {max_kv_len: 10, max_seqs: 3}");
+  asked.op = NSA_OP_DECODE;
+  p = resolve(config, &asked);
+  assert_int_equal(p.max_tokens, 3);
+  assert_int_equal(p.max_q_len, 1);
+  assert_int_equal(p.page_size, 0);
+  nsai_config_destroy(config);
+}
+
 typedef struct refusal {
   nsa_problem problem;
   nsa_status status;
@@ -95,7 +135,7 @@ static void test_refusals(void **state) {
       "problem.max_kv_tokens" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_kv_len = -1), NSA_E_ARG,
       "problem.max_kv_len is -1" },
-    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = 3), NSA_E_ARG, "problem.op is 3" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = 6), NSA_E_ARG, "problem.op is 6" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = -1), NSA_E_ARG, "problem.op is -1" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .selection = 3), NSA_E_ARG, "problem.selection" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .overlap = 3), NSA_E_ARG, "problem.overlap" },
@@ -104,8 +144,32 @@ static void test_refusals(void **state) {
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = 10), NSA_E_ARG, "(9)" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = 1, .op = NSA_OP_DENSE), NSA_E_ARG,
       "NSA_OP_DENSE has no importance" },
-    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .reserved = { 0, 0, 0, 7 }), NSA_E_ARG,
-      "problem.reserved[3] is 7" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .reserved = { 7 }), NSA_E_ARG,
+      "problem.reserved[0] is 7" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .page_size = 64), NSA_E_ARG,
+      "problem.page_size is 64, but NSA_OP_FORWARD has no cache" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_q_len = 1, .op = NSA_OP_DENSE), NSA_E_ARG,
+      "problem.max_q_len is 1, but NSA_OP_DENSE has no cache" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .window_ring = 1), NSA_E_ARG, "problem.window_ring" },
+    { PROBLEM(.op = NSA_OP_DECODE, .max_seqs = 1), NSA_E_ARG, "serving.max_kv_len" },
+    { PROBLEM(.op = NSA_OP_PREFILL, .max_seqs = 1, .max_kv_len = 9), NSA_E_ARG,
+      "serving.max_tokens" },
+#define CACHED(...) PROBLEM(.max_seqs = 2, .max_tokens = 40, .max_kv_len = 9, __VA_ARGS__)
+    { CACHED(.op = NSA_OP_APPEND, .max_kv_tokens = 9), NSA_E_ARG, "problem.max_kv_tokens is 9" },
+    { CACHED(.op = NSA_OP_APPEND, .selection = NSA_SELECT_BLOCKS), NSA_E_ARG,
+      "problem.selection is 1, but NSA_OP_APPEND" },
+    { CACHED(.op = NSA_OP_APPEND, .max_probe_rows = 2), NSA_E_ARG, "problem.max_probe_rows is 2" },
+    { CACHED(.op = NSA_OP_DECODE, .page_size = 24), NSA_E_ARG, "problem.page_size is 24" },
+    { CACHED(.op = NSA_OP_DECODE, .page_size = 256), NSA_E_ARG, "problem.page_size is 256" },
+    { CACHED(.op = NSA_OP_DECODE, .page_size = 8), NSA_E_ARG, "problem.page_size is 8" },
+    { CACHED(.op = NSA_OP_DECODE, .page_size = -2), NSA_E_ARG, "problem.page_size is -2" },
+    { CACHED(.op = NSA_OP_DECODE, .page_size = INT32_MIN), NSA_E_ARG, "problem.page_size" },
+    { CACHED(.op = NSA_OP_DECODE, .max_q_len = 17), NSA_E_ARG, "at most 16 new tokens" },
+    { CACHED(.op = NSA_OP_DECODE, .max_q_len = -1), NSA_E_ARG, "problem.max_q_len is -1" },
+    { CACHED(.op = NSA_OP_PREFILL, .max_q_len = 41), NSA_E_ARG, "expected 1 to max_tokens (40)" },
+    { CACHED(.op = NSA_OP_PREFILL, .window_ring = 2), NSA_E_ARG, "problem.window_ring is 2" },
+    { PROBLEM(.op = NSA_OP_PREFILL, .max_seqs = 1, .max_tokens = 9, .max_kv_len = INT64_MAX),
+      NSA_E_ARG, "problem.max_kv_len" },
   };
   nsai_problem out;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -117,6 +181,20 @@ static void test_refusals(void **state) {
   nsa_problem blocks = PROBLEM(.max_seqs = 1, .max_tokens = 9, .selection = NSA_SELECT_BLOCKS);
   assert_int_equal(nsai_problem_resolve(off, &blocks, &out), NSA_E_ARG);
   assert_non_null(strstr(nsa_last_error(), "model.select.count is 0"));
+  nsa_problem ring = CACHED(.op = NSA_OP_DECODE, .window_ring = 1);
+  nsai_config *others[] = {
+    load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, kv_sharing: shared}"),
+    load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, window: 0}"),
+    load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, compress: {block: 64, stride: 32}}"),
+  };
+  nsa_problem pages = CACHED(.op = NSA_OP_DECODE, .page_size = 16);
+  static const char *const texts[] = { "model.kv_sharing is shared", "model.window is 0",
+                                       "multiple of model.compress.stride (32)" };
+  for (int i = 0; i < 3; i++) {
+    assert_int_equal(nsai_problem_resolve(others[i], i < 2 ? &ring : &pages, &out), NSA_E_ARG);
+    assert_non_null(strstr(nsa_last_error(), texts[i]));
+    nsai_config_destroy(others[i]);
+  }
   nsai_config_destroy(config);
   nsai_config_destroy(off);
 }
@@ -150,6 +228,11 @@ static void test_strings(void **state) {
               "gate=mlp,7,3,relu:sel=ranges:ov=high:tok100:kv100:len100:seq1:probe5:det:parity");
   nsa_problem dense = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_DENSE);
   expect_text(MODEL "}", dense, "dense:bf16:h8/2:d64/64:ov=low:tok64:kv64:len64:seq1");
+  nsa_problem decode = PROBLEM(.max_seqs = 3, .max_kv_len = 70000, .op = NSA_OP_DECODE,
+                               .page_size = 64, .window_ring = 1, .max_q_len = 2);
+  expect_text(MODEL "}", decode,
+              "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
+              "sel=own:ov=low:tok6:q2:page64:ring:len70000:seq3");
 }
 
 static bool selects_all(const char *model, int64_t kv_len, int32_t selection, int32_t op) {
@@ -178,9 +261,8 @@ static void test_selects_all(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_defaults),
-    cmocka_unit_test(test_refusals),
-    cmocka_unit_test(test_strings),
+    cmocka_unit_test(test_defaults),    cmocka_unit_test(test_cached_defaults),
+    cmocka_unit_test(test_refusals),    cmocka_unit_test(test_strings),
     cmocka_unit_test(test_selects_all),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -44,6 +44,24 @@ static void test_winner(void **state) {
   world_leave(&w);
 }
 
+/* Clocks that fall before the final: the record tells all times at the final's. */
+static void test_final_clocks(void **state) {
+  (void)state;
+  world w = { 0 };
+  char text[65536];
+  int timed = 0;
+  dense_enter(&w, "");
+  dense_slowdown = 1.3;
+  dense_tune(&w, NSA_TUNE_QUICK, 0);
+  assert_true(nsa_cache_export(w.ctx, text, sizeof text) < sizeof text);
+  for (const char *at = text; (at = strstr(at, "state: ok, ms: ")) != NULL; timed++) {
+    at += strlen("state: ok, ms: ");
+    assert_true(fabs(strtod(at, NULL) - 13) < 1e-3);
+  }
+  assert_true(timed > 4); /* more than finalists */
+  world_leave(&w);
+}
+
 /* Less than tuning.min_gain is no reason to leave the heuristic's choice. */
 static void test_min_gain(void **state) {
   (void)state;
@@ -388,6 +406,7 @@ static void test_first_use(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     TEST(test_winner),
+    TEST(test_final_clocks),
     TEST(test_min_gain),
     TEST(test_wrong_candidate),
     TEST(test_resume),

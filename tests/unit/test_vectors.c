@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * The CPU device against tests/vectors: every forward output of every case, by the whole call, by
- * the rows call with its own selection, and by the rows call on the vector's indices.
+ * the rows call with its own selection, by the rows call on the vector's indices, and through a cache.
  */
 #include "reference/reference.h"
 #include "vector_file.h"
@@ -272,6 +272,65 @@ static void check_importance(call *c) {
   free(tokens);
 }
 
+/* Sequence s has pages s, s + B, s + 2B ...: [rows, P, heads, dim] for rows of all sequences. */
+static nsa_tensor pages_for(const call *c, int64_t pages, int64_t places, int64_t dim) {
+  int64_t heads = c->geometry.kv_heads, row = heads * dim;
+  nsa_tensor t = { .ndim = 4,
+                   .dtype = NSA_F32,
+                   .shape = { pages, places, heads, dim },
+                   .stride = { places * row, row, dim, 1 } };
+  t.data = bytes_for(pages * places * row, 4);
+  return t;
+}
+
+/* All tokens appended at once, then the vector's queries. */
+static void check_cached(call *c) {
+  const nsai_geometry *g = &c->geometry;
+  nsai_reference_cache cache = { .page_size = NSAI_MIN_PAGE_SIZE };
+  while (cache.page_size % g->stride) cache.page_size *= 2;
+  int64_t width = (c->kv_len + cache.page_size - 1) / cache.page_size, pages = width * c->seqs;
+  int32_t *table = bytes_for(pages, sizeof *table), *len = bytes_for(c->seqs, sizeof *len);
+  for (int64_t s = 0; s < c->seqs; s++) {
+    len[s] = (int32_t)c->kv_len;
+    for (int64_t i = 0; i < width; i++) table[s * width + i] = (int32_t)(s + i * c->seqs);
+  }
+  nsa_batch batch = NSA_BATCH_INIT;
+  batch.num_seqs = (int32_t)c->seqs;
+  batch.kv_len = lengths(len, c->seqs);
+  batch.block_table = lengths(table, c->seqs);
+  batch.block_table.ndim = 2;
+  batch.block_table.shape[1] = batch.block_table.stride[0] = width;
+  batch.block_table.stride[1] = 1;
+  nsa_io io = c->io;
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    if (!nsai_reads_pair(g, b)) continue;
+    io.kv.k[b] = pages_for(c, pages, cache.page_size, g->head_dim_qk);
+    io.kv.v[b] = pages_for(c, pages, cache.page_size, g->head_dim_v);
+  }
+  io.kv.k_cmp = pages_for(c, pages, cache.page_size / g->stride, g->head_dim_qk);
+  io.kv.v_cmp = pages_for(c, pages, cache.page_size / g->stride, g->head_dim_v);
+  assert_int_equal(nsai_reference_append(g, &cache, &batch, &io.kv, &c->io.kv, &c->io.phi, 2),
+                   NSA_OK);
+  io.o = output_like(c, "o");
+  io.lse[0] = output_like(c, "lse_cmp");
+  io.block_idx = output_like(c, "idx");
+  batch.cu_q = c->batch.cu_q;
+  assert_int_equal(nsai_reference_cached(g, &cache, NSA_SELECT_OWN, 0, &batch, &io, 2), NSA_OK);
+  compare_tensor(c, "o", &io.o);
+  compare_tensor(c, "lse_cmp", &io.lse[0]);
+  nsa_tensor idx = vector_file_packed(&c->file, "idx");
+  assert_memory_equal(io.block_idx.data, idx.data, (size_t)(idx.shape[0] * idx.stride[0]) * 4);
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    if (!nsai_reads_pair(g, b)) continue;
+    free(io.kv.k[b].data);
+    free(io.kv.v[b].data);
+  }
+  void *all[] = {
+    io.kv.k_cmp.data, io.kv.v_cmp.data, io.o.data, io.lse[0].data, io.block_idx.data, table, len
+  };
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) free(all[i]);
+}
+
 static void test_case(void **state) {
   call c;
   call_load(&c, *state);
@@ -279,6 +338,7 @@ static void test_case(void **state) {
   check_rows(&c, NSA_SELECT_OWN);
   check_rows(&c, NSA_SELECT_BLOCKS);
   check_importance(&c);
+  check_cached(&c);
   call_free(&c);
 }
 

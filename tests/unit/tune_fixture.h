@@ -51,6 +51,7 @@ size_t world_count(const world *w, int32_t kind);
 
 extern bool dense_wrong_of_64; /* blocks of 64 threads compute nothing */
 extern double dense_ms_of_64;  /* how long they take; others take 10 ms */
+extern double dense_slowdown;  /* from the final on, all take so many times as long */
 
 /* world_enter with a dense kernel that computes. */
 void dense_enter(world *w, const char *more);

@@ -1,0 +1,106 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The KV cache: new tokens into it, and attention over it, for prefill in chunks and for decoding.
+ *
+ *   nsa_kv_append(append_plan, exec, batch, &cache, &fresh, &phi);  // K and V of the new tokens
+ *   nsa_decode(decode_plan, exec, batch, &io);                      // their queries over the cache
+ *
+ * with the same batch. Prefill in any chunks and then decode gives what one nsa_forward over all
+ * tokens gives: the same function, whose compressed keys are read as the cache holds them.
+ *
+ * Layout. Beside the letters of attention.h: page size P, pages N. A cache's tensors have four
+ * dimensions; the last is contiguous, the others have any strides, so that memory in the order
+ * [N, P, Hkv, D] ("NHD") and in the order [N, Hkv, P, D] ("HND", passed with the two middle
+ * dimensions exchanged) both fit:
+ *   k[b]  [N, P, Hkv, Dk]      v[b]  [N, P, Hkv, Dv]      raw tokens
+ *   k_cmp [N, P/d, Hkv, Dk]    v_cmp [N, P/d, Hkv, Dv]    compressed blocks, under the same page
+ *   ids Without pages N is a number of rows, of which each sequence has one (batch.slots), P is
+ *   their capacity, at least max_kv_len, and k_cmp has ceil(P/d) entries a row.
+ *
+ * Compressed block i lies in the page of its last token e = i*d + l - 1, at entry (e mod P) / d. It
+ * depends on no token behind that. Hence:
+ * - A prefix can be shared: sequences that begin alike may name the same pages. An append may write
+ *   into such a page what it holds already, or skip those tokens (batch.slot_mapping -1).
+ * - Copy-on-write copies one page of every tensor; the entries in it are right for the copy, too.
+ * - A rejected draft needs no call: lower kv_len and append other tokens over it. Every entry that
+ *   ends in the tokens written is written again, and nothing behind kv_len is read.
+ * - A page may hold anything when it is taken into use again.
+ *
+ * Ring (problem.window_ring, with kv_sharing per_branch): the window's pair is [rows, R, Hkv, D],
+ * and the token at position p lies at p mod R of its sequence's row (batch.slots); R >= w +
+ * max_q_len - 1, or max_kv_len where that is less. The tokens of the last append can be rejected,
+ * not more. A ring belongs to one sequence: where others computed its prefix, the last w - 1 tokens
+ * of that must be appended (to this pair) or copied.
+ *
+ * Lists of pages name a page for every position below kv_len, whichever of them are written; what
+ * lies behind those in a list is not read, nor are tokens behind kv_len, nor entries behind the
+ * last whole block. New token i of a sequence stands at t = kv_len - q_len + i. A padded row of a
+ * batch has kv_len 0: nothing is appended for it, and its output is zeros with lse -inf. With cu_q
+ * absent every sequence has T / num_seqs new tokens.
+ *
+ * The cache has the model's dtype. fp8 caches, attention sinks, soft-capped logits and trees of
+ * drafts do not exist yet; tensors of other dtypes are refused, and so are the keys by which other
+ * projects' configurations ask for these things, by name.
+ *
+ * So far these operations run on the CPU device alone. On a GPU no kernel serves them: nsa_query
+ * says so, nsa_explain why, and nsa_plan_create returns NSA_E_UNSUPPORTED.
+ */
+#ifndef NSA_KV_CACHE_H
+#define NSA_KV_CACHE_H
+
+#include <nsa/attention.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Says how many bytes one page takes in one layer: raw K and V of every pair that the model reads
+ * and that lies in pages, and the compressed entries. Without pages: one row of max_kv_len tokens.
+ * Rings are not counted: R * Hkv * (Dk + Dv) elements for each sequence.
+ *
+ * problem  of NSA_OP_PREFILL, NSA_OP_DECODE or NSA_OP_APPEND.
+ * bytes    out, host memory.
+ *
+ * NSA_E_ARG, NSA_E_VERSION, NSA_E_FORKED. Thread-safe. */
+NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, uint64_t *bytes);
+
+/* Enqueues the writing of new tokens, and of every compressed block whose last token is among them.
+ * The other tokens of such a block are read from the cache: what precedes must have been appended.
+ * No two sequences may write different values into one place.
+ *
+ * plan   of NSA_OP_APPEND.
+ * exec   its `branches` must be 0: every pair is written.
+ * batch  kv_len, the pages or slots, cu_q (of the tokens in `fresh`), slot_mapping. Required.
+ * cache  out: the pairs that the model reads, and k_cmp, v_cmp. With phi external the caller writes
+ *        the compressed entries, and k_cmp, v_cmp are not touched.
+ * fresh  the same pairs without k_cmp, v_cmp: dtype [T, Hkv, Dk], [T, Hkv, Dv].
+ * phi    the weights of phi linear or mlp; else NULL or empty.
+ *
+ * The arrays of the batch lie where the tensors do: in device memory, on the CPU device in host
+ * memory. Errors and behaviour as nsa_forward; on the CPU device, where the batch's arrays can be
+ * read, values that lead out of the cache are NSA_E_ARG. */
+NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                                 const nsa_kv *cache, const nsa_kv *fresh, const nsa_phi *phi);
+
+/* Enqueues the attention of every sequence's new tokens over the cache. Their own K and V must have
+ * been appended.
+ *
+ * plan   of NSA_OP_DECODE: at most max_q_len new tokens a sequence.
+ * batch  kv_len, the pages or slots, cu_q. Required.
+ * io     as nsa_forward has it, but that io.kv is the cache (k_cmp and v_cmp are read) and that
+ *        io.phi is not read.
+ *
+ * Errors and behaviour as nsa_kv_append. */
+NSA_API nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                              const nsa_io *io);
+
+/* The same with a plan of NSA_OP_PREFILL, for any number of new tokens: chunks of long prompts,
+ * beside sequences that decode. */
+NSA_API nsa_status nsa_prefill(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                               const nsa_io *io);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* NSA_KV_CACHE_H */

@@ -1,0 +1,309 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The KV cache on the CPU device, through the public API: appended to in any steps and laid out in
+ * any way, it gives the rows of one forward, bit for bit.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "kv_world.h"
+
+#include <math.h>
+#include <string.h>
+
+static const int32_t sizes[] = { NSA_NO_PAGES, 16, 32, 64, 128 };
+#define SIZES (sizeof sizes / sizeof *sizes)
+
+static int32_t length_of(const kv_world *w, int s) {
+  const int32_t *cu = toy_ints(&w->toy.batch.cu_q);
+  return cu[s + 1] - cu[s];
+}
+
+/* ---- continuity ---- */
+
+/* Steps of all sequences until each is at its end: each of at most `most` tokens, some of none. */
+static void walk(kv_world *w, int32_t most, bool decode) {
+  uint32_t random = 7;
+  for (bool more = true; more;) {
+    int32_t q_len[KV_SEQS] = { 0 }, all = 0;
+    more = false;
+    for (int s = 0; s < w->seqs; s++) {
+      random = random * 1664525u + 1013904223u; /* Numerical Recipes' generator */
+      int32_t rest = length_of(w, s) - w->len[s];
+      q_len[s] = (int32_t)(random >> 8) % (most + 1);
+      if (q_len[s] > rest) q_len[s] = rest;
+      all += q_len[s];
+      more = more || q_len[s] < rest;
+    }
+    if (all) kv_step(w, q_len, decode);
+  }
+}
+
+static void walk_form(const machine_request *model, const kv_form *form) {
+  static const int32_t lengths[] = { 131, 70, 5, 33 };
+  kv_world w;
+  kv_init(&w, model, form, 4, lengths);
+  kv_oracle(&w);
+  walk(&w, KV_CHUNK, false);
+  /* Rejects half and decodes it again; a ring has lost what precedes, but for the beginning. */
+  for (int s = 0; s < 4; s++) w.len[s] = form->ring ? 0 : length_of(&w, s) / 2;
+  walk(&w, KV_STEP, true);
+  kv_free(&w);
+}
+
+/* Every layout, with three pairs and rings as well as with one pair. */
+static void test_layouts(void **state) {
+  (void)state;
+  for (size_t i = 0; i < SIZES; i++)
+    for (int bits = 0; bits < 16; bits++) {
+      kv_form form = { .page_size = sizes[i],
+                       .hnd = bits & 1,
+                       .lists = bits & 2,
+                       .ring = bits & 4,
+                       .slots = bits & 8 };
+      bool paged = sizes[i] > 0;
+      if ((form.lists && !paged) || (form.slots && paged && !form.ring)) continue;
+      walk_form(&(machine_request){ .per_branch = true }, &form);
+      if (!form.ring) walk_form(&(machine_request){ 0 }, &form);
+    }
+}
+
+static void test_kinds(void **state) {
+  (void)state;
+  static const kv_form form = { .page_size = 16, .hnd = true };
+  walk_form(&(machine_request){ .phi = NSAI_PHI_LINEAR }, &form);
+  walk_form(&(machine_request){ .phi = NSAI_PHI_MLP, .per_branch = true }, &form);
+  walk_form(&(machine_request){ .gate = NSAI_GATE_LOGITS }, &form);
+}
+
+/* Other geometries: blocks that do not overlap or hold several pages, groups of 1, 2 and 7 heads,
+ * branches that are off, 16-bit types. */
+static void test_geometries(void **state) {
+  (void)state;
+  static const kv_form forms[] = {
+    { .page_size = 16, .model = { "model.compress.block=16", "model.compress.stride=16" } },
+    { .page_size = 16, .model = { "model.compress.block=48", "model.select.block=48" } },
+    { .page_size = 32, .model = { "model.compress.block=4", "model.select.block=8" } },
+    { .page_size = 64, .model = { "model.compress.stride=1", "model.window=1" } },
+    { .page_size = 16, .model = { "model.heads=2", "model.select.init=0" } },
+    { .page_size = 16, .model = { "model.heads=14", "model.kv_heads=2", "model.window=100" } },
+    { .page_size = 32, .model = { "model.select.count=0" } },
+    { .page_size = 32, .model = { "model.window=0", "model.head_dim_v=32" } },
+    { .page_size = 16, .hnd = true, .model = { "model.dtype=bf16" } },
+    { .page_size = NSA_NO_PAGES, .model = { "model.dtype=fp16", "model.compress.stride=2" } },
+  };
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+    walk_form(&(machine_request){ 0 }, &forms[i]);
+    walk_form(&(machine_request){ .per_branch = true }, &forms[i]);
+  }
+}
+
+/* One prefill of `at` tokens, one of the rest, for every at; then that again, token by token. */
+static void test_every_split(void **state) {
+  static const int32_t length = 75;
+  const kv_form form = { .page_size = 32 };
+  kv_world w;
+  kv_init(&w, &(machine_request){ .phi = *(nsai_phi_kind *)*state }, &form, 1, &length);
+  kv_oracle(&w);
+  for (int32_t at = 0; at <= length; at++) {
+    int32_t rest = length - at, one = 1;
+    w.len[0] = 0;
+    if (at) kv_step(&w, &at, false);
+    if (rest) kv_step(&w, &rest, false);
+    if (at % 8) continue;
+    for (w.len[0] = at; w.len[0] < length;) kv_step(&w, &one, true);
+  }
+  kv_free(&w);
+}
+
+/* Prefill chunks and decode rows in one batch. */
+static void test_mixed(void **state) {
+  (void)state;
+  static const int32_t lengths[] = { 100, 90, 60, 20 };
+  static const int32_t first[] = { 0, 50, 0, 17 }, then[] = { 64, 1, 0, 1 },
+                       last[] = { 36, 1, 60, 2 };
+  const kv_form form = { .page_size = 64, .lists = true };
+  kv_world w;
+  kv_init(&w, &(machine_request){ 0 }, &form, 4, lengths);
+  kv_oracle(&w);
+  kv_step(&w, first, false);
+  kv_step(&w, then, false);
+  kv_step(&w, last, false);
+  kv_free(&w);
+}
+
+/* ---- where everything lies: the rules of kv_cache.h, written down once more ---- */
+
+static void expect_row(const nsa_tensor *cache, const int64_t at[2], const nsa_tensor *want,
+                       int64_t row) {
+  for (int64_t head = 0; head < cache->shape[2]; head++) {
+    const float *got = toy_floats(cache) + at[0] * cache->stride[0] + at[1] * cache->stride[1] +
+                       head * cache->stride[2];
+    assert_memory_equal(got, toy_floats(want) + row * want->stride[0] + head * want->stride[1],
+                        (size_t)cache->shape[3] * 4);
+  }
+}
+
+static void expect_sequence(const kv_world *w, int32_t s) {
+  const nsai_geometry *g = &w->geometry;
+  const nsa_kv *all = &w->toy.io.kv;
+  int64_t first = toy_ints(&w->toy.batch.cu_q)[s], size = w->form.page_size;
+  int64_t block = toy_ints(&w->toy.batch.cu_blocks)[s], slot = w->form.slots ? KV_SEQS - s : s;
+  for (int64_t t = 0; t < w->len[s]; t++) {
+    int64_t ring[2] = { slot, t % KV_RING }, at[2] = { slot, t };
+    if (size > 0) at[0] = w->page[s][t / size], at[1] = t % size;
+    expect_row(&w->cache.k[0], at, &all->k[0], first + t);
+    expect_row(&w->cache.v[1], at, &all->v[1], first + t);
+    if (!w->form.ring) expect_row(&w->cache.k[2], at, &all->k[2], first + t);
+    if (w->form.ring && t + KV_RING >= w->len[s])
+      expect_row(&w->cache.v[2], ring, &all->v[2], first + t);
+    if ((t + 1) % g->stride || t + 1 < g->block) continue; /* ends no block */
+    at[1] /= g->stride;
+    expect_row(&w->cache.k_cmp, at, &all->k_cmp, block);
+    expect_row(&w->cache.v_cmp, at, &all->v_cmp, block++);
+  }
+}
+
+static void test_places(void **state) {
+  (void)state;
+  static const int32_t lengths[] = { 70, 33 };
+  static const int32_t first[] = { 40, 30 }, then[] = { 30, 3 };
+  for (size_t i = 0; i < SIZES; i++)
+    for (int bits = 0; bits < 4; bits++) {
+      kv_form form = { .page_size = sizes[i], .hnd = bits & 1, .ring = bits & 2 };
+      form.slots = form.ring || sizes[i] < 0;
+      kv_world w;
+      kv_init(&w, &(machine_request){ .per_branch = true }, &form, 2, lengths);
+      kv_oracle(&w);
+      kv_step(&w, first, false);
+      kv_step(&w, then, false);
+      for (int32_t s = 0; s < 2; s++) expect_sequence(&w, s);
+      kv_free(&w);
+    }
+}
+
+/* ---- the rest of the API ---- */
+
+/* The caller's own compressed keys: phi external, entries written by the rule of kv_cache.h. */
+static void test_external(void **state) {
+  (void)state;
+  static const int32_t length = 60;
+  const kv_form form = { .page_size = 16 };
+  const int32_t zero = 0;
+  kv_world w, other;
+  kv_call c, mean;
+  kv_init(&w, &(machine_request){ .phi = NSAI_PHI_EXTERNAL, .per_branch = true }, &form, 1,
+          &length);
+  kv_init(&other, &(machine_request){ .per_branch = true }, &form, 1, &length);
+  kv_oracle(&other); /* the same random tensors */
+  kv_call_init(&mean, &other, &length, &zero);
+  kv_append(&mean);
+  w.cache.k_cmp = other.cache.k_cmp;
+  w.cache.v_cmp = other.cache.v_cmp;
+  w.want = other.want;
+  kv_call_init(&c, &w, &length, &zero);
+  assert_null(c.fresh.k[0].data);
+  kv_append(&c);
+  kv_attend(&c, false);
+  kv_compare(&c, "external");
+  kv_call_free(&c);
+  kv_call_free(&mean);
+  kv_free(&w);
+  kv_free(&other);
+}
+
+/* A caller's selection, single branches and the probe work over a cache as they do without one. */
+static void test_other_inputs(void **state) {
+  (void)state;
+  static const int32_t length = 60;
+  const kv_form form = { .page_size = 16 };
+  const int32_t zero = 0;
+  nsa_problem p = NSA_PROBLEM_INIT;
+  nsa_plan *plan;
+  kv_world w;
+  kv_call c;
+  kv_init(&w, &(machine_request){ 0 }, &form, 1, &length);
+  kv_oracle(&w);
+  kv_call_init(&c, &w, &length, &zero);
+  kv_append(&c);
+  w.exec.branches = 1u << NSA_SEL;
+  c.io.o_branch[0] = c.io.o_branch[2] = c.io.lse[0] = c.io.lse[2] = (nsa_tensor){ 0 };
+  kv_attend(&c, false);
+  toy_same("selected", &c.io.o_branch[1], &w.want.o_branch[1], length);
+  p.op = NSA_OP_PREFILL;
+  p.max_tokens = p.max_kv_len = 64;
+  p.page_size = 16;
+  p.max_seqs = p.max_probe_rows = 1;
+  p.selection = NSA_SELECT_BLOCKS;
+  machine_expect("plan", nsa_plan_create(w.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_io io = c.io;
+  toy_outputs(&c.memory, &io, length);
+  io.block_idx = w.want.block_idx;
+  io.probe_rows = toy_tensor(&c.memory, NSA_I32, 1, 1, 0, 0);
+  io.probe_importance = toy_tensor(&c.memory, NSA_F32, 3, 1, 2, 4);
+  toy_ints(&io.probe_rows)[0] = 59;
+  w.exec.branches = 0;
+  machine_expect("blocks", nsa_prefill(plan, &w.exec, &c.batch, &io), NSA_OK, NULL);
+  toy_same("blocks", &io.o, &w.want.o, length);
+  double sum = 0; /* each of 3 heads shares 1 among blocks of two strides */
+  for (int j = 0; j < 4; j++) sum += (double)toy_floats(&io.probe_importance)[j];
+  assert_true(fabs(sum - 6) < 1e-5);
+  nsa_plan_destroy(plan);
+  kv_call_free(&c);
+  kv_free(&w);
+}
+
+static void expect_bytes(bool per_branch, int32_t page_size, bool ring, uint64_t want) {
+  char yaml[1024];
+  nsa_problem p = NSA_PROBLEM_INIT;
+  uint64_t bytes = 0;
+  machine_yaml(&(machine_request){ .per_branch = per_branch }, yaml, sizeof yaml);
+  nsa_ctx *ctx = machine_context(yaml, NULL, false);
+  p.op = NSA_OP_DECODE;
+  p.max_seqs = 1;
+  p.max_kv_len = 1001;
+  p.page_size = page_size;
+  p.window_ring = ring;
+  machine_expect("bytes", nsa_kv_page_bytes(ctx, &p, &bytes), NSA_OK, NULL);
+  assert_int_equal(bytes, want);
+  p.op = NSA_OP_FORWARD;
+  p.page_size = p.window_ring = 0;
+  p.max_tokens = 1;
+  machine_expect("no cache", nsa_kv_page_bytes(ctx, &p, &bytes), NSA_E_ARG, "has no cache");
+  machine_expect("NULL", nsa_kv_page_bytes(ctx, &p, NULL), NSA_E_ARG, "bytes is NULL");
+  machine_expect("NULL", nsa_kv_page_bytes(NULL, &p, &bytes), NSA_E_ARG, NULL);
+  nsa_destroy(ctx);
+}
+
+/* Rows of 2 heads, 24 + 16 numbers of 4 bytes; a row for each token and pair, and one for each
+ * stride. */
+static void test_page_bytes(void **state) {
+  (void)state;
+  expect_bytes(false, 64, false, (64 + 16) * 320);
+  expect_bytes(true, 64, false, (3 * 64 + 16) * 320);
+  expect_bytes(true, 16, true, (2 * 16 + 4) * 320);
+  expect_bytes(false, NSA_NO_PAGES, false, (1001 + 251) * 320);
+}
+
+int main(void) {
+  static nsai_phi_kind mean = NSAI_PHI_MEAN, linear = NSAI_PHI_LINEAR, mlp = NSAI_PHI_MLP;
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_layouts),
+    cmocka_unit_test(test_kinds),
+    cmocka_unit_test(test_geometries),
+    cmocka_unit_test_prestate(test_every_split, &mean),
+    cmocka_unit_test_prestate(test_every_split, &linear),
+    cmocka_unit_test_prestate(test_every_split, &mlp),
+    cmocka_unit_test(test_mixed),
+    cmocka_unit_test(test_places),
+    cmocka_unit_test(test_external),
+    cmocka_unit_test(test_other_inputs),
+    cmocka_unit_test(test_page_bytes),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}

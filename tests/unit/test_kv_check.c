@@ -1,0 +1,420 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the calls over a KV cache refuse: each tensor wrong in each way, values of the batch's
+ * arrays that lead out of the cache, what does not go together; and every one of them on a GPU. A
+ * refusal names what is wrong and writes nothing.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <cmocka.h>
+
+#include "kv_world.h"
+
+#include <string.h>
+
+static const int32_t lengths[] = { 37, 20 };
+
+/* The three calls, by one signature. */
+typedef nsa_status (*run_fn)(kv_call *c);
+static nsa_status run_append(kv_call *c) {
+  kv_world *w = c->world;
+  return nsa_kv_append(w->append, &w->exec, &c->batch, &w->cache, &c->fresh, &w->toy.io.phi);
+}
+static nsa_status run_decode(kv_call *c) {
+  return nsa_decode(c->world->decode, &c->world->exec, &c->batch, &c->io);
+}
+static nsa_status run_prefill(kv_call *c) {
+  return nsa_prefill(c->world->prefill, &c->world->exec, &c->batch, &c->io);
+}
+
+static void begin(kv_world *w, kv_call *c, const machine_request *model, const kv_form *form) {
+  static const int32_t q_len[] = { 7, 3 }, at[] = { 30, 17 };
+  kv_init(w, model, form, 2, lengths);
+  kv_call_init(c, w, at, (const int32_t[]){ 0, 0 });
+  kv_append(c);
+  kv_call_free(c);
+  kv_call_init(c, w, q_len, at);
+}
+
+static void end(kv_world *w, kv_call *c) {
+  kv_call_free(c);
+  kv_free(w);
+}
+
+static void refuse(kv_call *c, run_fn run, const char *name, const char *text) {
+  machine_expect(name, run(c), NSA_E_ARG, text);
+}
+
+/* ---- each tensor ---- */
+
+/* Dimensions that a check takes as they come. */
+enum { FIRST_FREE = 1, SECOND_FREE = 2, BOTH_FREE = 3 };
+
+static void spoil(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int free_dims) {
+  nsa_tensor good = *t;
+  char what[64];
+  assert_non_null(t->data);
+  snprintf(what, sizeof what, "%s is missing", name);
+  t->data = NULL;
+  refuse(c, run, what, name);
+  *t = good;
+  t->ndim--;
+  snprintf(what, sizeof what, "%s has %d dimensions", name, t->ndim);
+  refuse(c, run, what, what);
+  *t = good;
+  t->dtype = t->dtype == NSA_I32 ? NSA_I64 : NSA_BF16;
+  snprintf(what, sizeof what, "%s has dtype", name);
+  refuse(c, run, what, what);
+  *t = good;
+  for (int d = 0; d < t->ndim; d++)
+    for (int64_t by = -1; by <= 1; by += 2) {
+      if (free_dims >> d & 1) continue;
+      t->shape[d] = good.shape[d] + by;
+      snprintf(what, sizeof what, "%s has shape[%d]", name, d);
+      refuse(c, run, what, what);
+      *t = good;
+    }
+  t->stride[t->ndim - 1] = 2;
+  snprintf(what, sizeof what, "%s has stride", name);
+  refuse(c, run, what, what);
+  *t = good;
+  t->data = (char *)t->data + 1;
+  snprintf(what, sizeof what, "%s.data is not aligned", name);
+  refuse(c, run, what, what);
+  *t = good;
+}
+
+/* The cache, under the name that a call gives it. Numbers of pages or rows, and lengths of rows,
+ * come from the first tensor that has them. */
+static void spoil_cache(kv_call *c, run_fn run, const char *name, nsa_kv *kv) {
+  char full[32];
+  bool first = true;
+  bool paged = c->world->form.page_size > 0;
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    nsa_tensor *sides[] = { &kv->k[pair], &kv->v[pair] };
+    for (int i = 0; i < 2; i++) {
+      if (!sides[i]->data) continue;
+      bool ring = c->world->form.ring && pair == NSA_WIN;
+      snprintf(full, sizeof full, "%s.%c[%d]", name, "kv"[i], pair);
+      int free_dims = ring             ? (i ? SECOND_FREE : BOTH_FREE)
+                      : first && paged ? FIRST_FREE
+                      : first          ? BOTH_FREE
+                                       : 0;
+      spoil(c, run, full, sides[i], free_dims);
+      first = first && ring;
+    }
+  }
+  snprintf(full, sizeof full, "%s.k_cmp", name);
+  spoil(c, run, full, &kv->k_cmp, paged ? 0 : SECOND_FREE);
+  snprintf(full, sizeof full, "%s.v_cmp", name);
+  spoil(c, run, full, &kv->v_cmp, paged ? 0 : SECOND_FREE);
+}
+
+static void spoil_batch(kv_call *c, run_fn run) {
+  spoil(c, run, "batch.kv_len", &c->batch.kv_len, 0);
+  if (c->batch.block_table.data)
+    spoil(c, run, "batch.block_table", &c->batch.block_table, SECOND_FREE);
+  if (!c->batch.page_indptr.data) return;
+  spoil(c, run, "batch.page_indptr", &c->batch.page_indptr, 0);
+  spoil(c, run, "batch.page_indices", &c->batch.page_indices, FIRST_FREE);
+}
+
+static void test_each_tensor(void **state) {
+  (void)state;
+  static const kv_form forms[] = { { .page_size = 16 },
+                                   { .page_size = 64, .hnd = true, .ring = true },
+                                   { .page_size = 32, .lists = true },
+                                   { .page_size = NSA_NO_PAGES, .hnd = true } };
+  kv_world w;
+  kv_call c;
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+    begin(&w, &c, &(machine_request){ .phi = NSAI_PHI_LINEAR, .per_branch = true }, &forms[i]);
+    const run_fn attends[] = { run_decode, run_prefill };
+    for (int k = 0; k < 2; k++) {
+      spoil_cache(&c, attends[k], "io.kv", &c.io.kv);
+      spoil_batch(&c, attends[k]);
+      spoil(&c, attends[k], "io.q", &c.io.q, FIRST_FREE);
+      spoil(&c, attends[k], "io.o", &c.io.o, 0);
+      spoil(&c, attends[k], "io.gate.value", &c.io.gate.value, 0);
+    }
+    spoil_cache(&c, run_append, "cache", &w.cache);
+    spoil_batch(&c, run_append);
+    spoil(&c, run_append, "fresh.k[0]", &c.fresh.k[0], FIRST_FREE);
+    spoil(&c, run_append, "fresh.v[0]", &c.fresh.v[0], 0);
+    spoil(&c, run_append, "fresh.k[2]", &c.fresh.k[2], 0);
+    spoil(&c, run_append, "phi.k.w", &w.toy.io.phi.k.w, 0);
+    end(&w, &c);
+  }
+}
+
+/* ---- capacities of rows and rings ---- */
+
+static void test_rows(void **state) {
+  (void)state;
+  const kv_form plain = { .page_size = NSA_NO_PAGES },
+                ring = { .page_size = NSA_NO_PAGES, .ring = true };
+  kv_world w;
+  kv_call c;
+  begin(&w, &c, &(machine_request){ 0 }, &plain);
+  nsa_kv good = c.io.kv;
+  c.io.kv.k[0].shape[1] = c.io.kv.v[0].shape[1] = KV_MAX_LEN - 1;
+  refuse(&c, run_decode, "short rows", "a row holds problem.max_kv_len tokens");
+  c.io.kv = good;
+  c.io.kv.k_cmp.shape[1]--;
+  refuse(&c, run_decode, "few entries", "io.kv.k_cmp has shape[1] = 35, expected at least 36");
+  c.io.kv = good;
+  nsa_tensor *all[] = { &c.io.kv.k[0], &c.io.kv.v[0], &c.io.kv.k_cmp, &c.io.kv.v_cmp };
+  for (int i = 0; i < 4; i++) all[i]->shape[0] = 1;
+  refuse(&c, run_decode, "few rows", "io.kv has 1 rows for 2 sequences: give batch.slots");
+  end(&w, &c);
+  begin(&w, &c, &(machine_request){ .per_branch = true }, &ring);
+  w.cache.k[2].shape[1] = KV_RING - 1;
+  refuse(&c, run_append, "short ring", "expected at least 59: a ring holds the window");
+  w.cache.k[2].shape[1] = KV_RING;
+  w.cache.k[2].shape[0] = w.cache.v[2].shape[0] = 1;
+  refuse(&c, run_append, "few rings", "cache has 1 rows for 2 sequences");
+  end(&w, &c);
+}
+
+/* ---- the batch ---- */
+
+static void test_what_does_not_belong(void **state) {
+  (void)state;
+  const kv_form form = { .page_size = 16 }, rows = { .page_size = NSA_NO_PAGES };
+  kv_world w;
+  kv_call c;
+  begin(&w, &c, &(machine_request){ 0 }, &form);
+  const nsa_batch good = c.batch;
+  const run_fn runs[] = { run_decode, run_prefill, run_append };
+  for (int i = 0; i < 3; i++) {
+    c.batch.cu_kv = good.kv_len;
+    refuse(&c, runs[i], "cu_kv", "batch.cu_kv is given, but batch.kv_len says");
+    c.batch = good;
+    c.batch.cu_blocks = good.kv_len;
+    refuse(&c, runs[i], "cu_blocks", "batch.cu_blocks is given");
+    c.batch = good;
+    c.batch.page_indptr = good.kv_len;
+    refuse(&c, runs[i], "two forms", "batch.block_table is given, but so are batch.page_indptr");
+    c.batch.block_table.data = NULL;
+    refuse(&c, runs[i], "half a form", "batch.page_indptr has shape[0]");
+    c.batch = good;
+    c.batch.slots = good.kv_len;
+    refuse(&c, runs[i], "slots",
+           "batch.slots is given, but the plan's cache has pages and no rings");
+    c.batch = good;
+    c.batch.cu_q.data = NULL; /* 7 and 3 tokens are 5 each */
+    machine_expect("5 each", runs[i](&c), NSA_OK, NULL);
+    c.batch.num_seqs = 3;
+    c.batch.kv_len.shape[0] = c.batch.block_table.shape[0] = 3;
+    refuse(&c, runs[i], "10 of 3", "batch.cu_q is missing, and 10 tokens are not the same number");
+    c.batch = good;
+    c.batch.num_seqs = KV_SEQS + 1;
+    refuse(&c, runs[i], "sequences", "raise problem.max_seqs");
+    c.batch.num_seqs = 0;
+    refuse(&c, runs[i], "no sequence", "batch.num_seqs is 0");
+    c.batch = good;
+    c.batch.struct_size = 8;
+    machine_expect("size", runs[i](&c), NSA_E_VERSION, "batch.struct_size");
+    c.batch = good;
+  }
+  machine_expect("NULL batch", nsa_decode(w.decode, &w.exec, NULL, &c.io), NSA_E_ARG,
+                 "NSA_OP_DECODE needs batch.kv_len");
+  c.fresh.k_cmp = w.cache.k_cmp;
+  refuse(&c, run_append, "k_cmp", "fresh.k_cmp is given, but the append makes");
+  c.fresh.k_cmp.data = NULL;
+  w.exec.branches = 1;
+  refuse(&c, run_append, "branches", "exec.branches is 0x1");
+  w.exec.branches = 0;
+  machine_expect("cache", nsa_kv_append(w.append, &w.exec, &c.batch, NULL, &c.fresh, NULL),
+                 NSA_E_ARG, "cache is NULL");
+  machine_expect("fresh", nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, NULL, NULL),
+                 NSA_E_ARG, "fresh is NULL");
+  machine_expect("phi", nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, &c.fresh, NULL),
+                 NSA_OK, NULL);
+  machine_expect("plan", nsa_decode(w.append, &w.exec, &c.batch, &c.io), NSA_E_ARG,
+                 "made for problem.op NSA_OP_APPEND, this call runs NSA_OP_DECODE");
+  machine_expect("plan", nsa_forward(w.decode, &w.exec, NULL, &c.io), NSA_E_ARG, "NSA_OP_FORWARD");
+  end(&w, &c);
+  begin(&w, &c, &(machine_request){ 0 }, &rows);
+  c.batch.block_table = c.io.block_idx;
+  refuse(&c, run_decode, "table", "batch.block_table is given, but the plan's cache has no pages");
+  end(&w, &c);
+}
+
+/* A cache's arrays where there is no cache. */
+static void test_forward(void **state) {
+  (void)state;
+  machine m;
+  machine_init(&m, &(machine_request){ 0 });
+  nsa_batch *b = &m.toy.batch;
+  nsa_tensor *fields[] = { &b->kv_len,       &b->block_table, &b->page_indptr,
+                           &b->page_indices, &b->slots,       &b->slot_mapping };
+  static const char *const names[] = { "kv_len",       "block_table", "page_indptr",
+                                       "page_indices", "slots",       "slot_mapping" };
+  for (int i = 0; i < 6; i++) {
+    char text[64];
+    snprintf(text, sizeof text, "batch.%s is given, but NSA_OP_FORWARD has no cache", names[i]);
+    *fields[i] = b->cu_q;
+    machine_expect(text, nsa_forward(m.plan, &m.exec, b, &m.toy.io), NSA_E_ARG, text);
+    *fields[i] = (nsa_tensor){ 0 };
+  }
+  machine_free(&m);
+}
+
+/* ---- values ---- */
+
+static void bad_value(kv_call *c, run_fn run, int32_t *at, int32_t value, const char *text) {
+  int32_t good = *at;
+  *at = value;
+  refuse(c, run, text, text);
+  *at = good;
+}
+
+static void test_values(void **state) {
+  (void)state;
+  static const kv_form forms[] = { { .page_size = 16 }, { .page_size = 16, .lists = true } };
+  kv_world w;
+  kv_call c;
+  for (int i = 0; i < 2; i++) {
+    begin(&w, &c, &(machine_request){ 0 }, &forms[i]);
+    const run_fn runs[] = { run_decode, run_prefill, run_append };
+    for (int k = 0; k < 3; k++) {
+      int32_t *len = toy_ints(&c.batch.kv_len), *cu_q = toy_ints(&c.batch.cu_q);
+      bad_value(&c, runs[k], &len[1], -1, "batch.kv_len[1] is -1");
+      bad_value(&c, runs[k], &len[0], KV_MAX_LEN + 1, "raise problem.max_kv_len");
+      bad_value(&c, runs[k], &cu_q[0], 1, "batch.cu_q[0] is 1");
+      bad_value(&c, runs[k], &cu_q[2], 11, "batch.cu_q[2] is 11");
+      bad_value(&c, runs[k], &cu_q[1], -1, "batch.cu_q[1] is -1");
+      int32_t *page = toy_ints(forms[i].lists ? &c.batch.page_indices : &c.batch.block_table);
+      bad_value(&c, runs[k], &page[1], KV_PAGES, "page 1 of sequence 0 is 64, expected one of");
+      bad_value(&c, runs[k], &page[2], -1, "page 2 of sequence 0 is -1");
+      if (forms[i].lists) {
+        int32_t *starts = toy_ints(&c.batch.page_indptr);
+        bad_value(&c, runs[k], &starts[1], 2, "sequence 0 has 2 pages, its 37 tokens need 3");
+        bad_value(&c, runs[k], &starts[2], 99, "batch.page_indptr[2] is 99");
+        bad_value(&c, runs[k], &starts[0], 1, "batch.page_indptr[0] is 1");
+      } else {
+        bad_value(&c, runs[k], &len[0], KV_MAX_LEN, "page 3 of sequence 0 is 2147483632");
+      }
+    }
+    end(&w, &c);
+  }
+  static const int32_t nine[] = { 9, 1 }, at[] = { 28, 19 };
+  begin(&w, &c, &(machine_request){ 0 }, &forms[0]);
+  kv_call_free(&c);
+  kv_call_init(&c, &w, nine, at);
+  refuse(&c, run_decode, "q_len", "gives sequence 0 9 tokens, the plan was made for at most 8");
+  c.batch.cu_q.data = NULL;
+  machine_expect("5 each", run_decode(&c), NSA_OK, NULL);
+  c.batch.num_seqs = 1;
+  c.batch.kv_len.shape[0] = c.batch.block_table.shape[0] = 1;
+  refuse(&c, run_decode, "q_len", "every sequence has 10 new tokens");
+  end(&w, &c);
+}
+
+static void test_slots(void **state) {
+  (void)state;
+  const kv_form rows = { .page_size = NSA_NO_PAGES, .slots = true },
+                rings = { .page_size = 16, .ring = true, .slots = true };
+  kv_world w;
+  kv_call c;
+  begin(&w, &c, &(machine_request){ 0 }, &rows);
+  bad_value(&c, run_decode, toy_ints(&c.batch.slots), KV_SEQS + 1, "batch.slots[0] is 5");
+  bad_value(&c, run_append, toy_ints(&c.batch.slots), -1, "batch.slots[0] is -1");
+  c.batch.slots.shape[0] = 1;
+  refuse(&c, run_append, "slots", "batch.slots has shape[0] = 1, expected [2]");
+  c.batch.slots.dtype = NSA_I64;
+  refuse(&c, run_append, "slots", "batch.slots has dtype i64, expected i32");
+  end(&w, &c);
+  begin(&w, &c, &(machine_request){ .per_branch = true }, &rings);
+  bad_value(&c, run_decode, toy_ints(&c.batch.slots), KV_SEQS + 1,
+            "batch.slots[0] is 5, expected one of io.kv's 5 rows");
+  end(&w, &c);
+}
+
+static void test_slot_mapping(void **state) {
+  (void)state;
+  static const kv_form forms[] = { { .page_size = 16 }, { .page_size = NSA_NO_PAGES } };
+  static const int64_t bad[] = { -2, INT64_MIN, INT64_MAX, 0 };
+  for (int i = 0; i < 2; i++) {
+    kv_world w;
+    kv_call c;
+    int64_t slot[10];
+    begin(&w, &c, &(machine_request){ 0 }, &forms[i]);
+    int64_t size = i ? KV_MAX_LEN : 16;
+    for (int t = 0; t < 10; t++) {
+      int s = t >= 7, at = s ? 17 + t - 7 : 30 + t;
+      slot[t] = i ? s * size + at : w.page[s][at / 16] * size + at % 16;
+    }
+    c.batch.slot_mapping =
+        (nsa_tensor){ .data = slot, .ndim = 1, .dtype = NSA_I64, .shape = { 10 }, .stride = { 1 } };
+    machine_expect("good", run_append(&c), NSA_OK, NULL);
+    machine_expect("not read", run_decode(&c), NSA_OK, NULL);
+    for (int k = 0; k < 4; k++) {
+      int64_t good = slot[8];
+      slot[8] = bad[k];
+      refuse(&c, run_append, "slot", "batch.slot_mapping[8] is");
+      slot[8] = good;
+    }
+    toy_ints(&c.batch.kv_len)[1] = 2; /* 3 new tokens: the first stands before the sequence */
+    refuse(&c, run_append, "before", "batch.slot_mapping[7] is");
+    toy_ints(&c.batch.kv_len)[1] = 20;
+    c.batch.slot_mapping.shape[0] = 9;
+    refuse(&c, run_append, "shape", "batch.slot_mapping has shape[0] = 9");
+    c.batch.slot_mapping.dtype = NSA_I32;
+    refuse(&c, run_append, "dtype", "batch.slot_mapping has dtype i32, expected i64");
+    end(&w, &c);
+  }
+}
+
+/* ---- no kernel reads a cache yet ---- */
+
+static void test_gpu(void **state) {
+  (void)state;
+  static const int32_t ops[] = { NSA_OP_PREFILL, NSA_OP_DECODE, NSA_OP_APPEND };
+  machine m;
+  machine_init(&m, &(machine_request){ .gpu = true });
+  for (int i = 0; i < 3; i++) {
+    nsa_problem p = NSA_PROBLEM_INIT;
+    nsa_caps caps = NSA_CAPS_INIT;
+    nsa_plan *plan;
+    uint64_t bytes;
+    char text[1024];
+    p.op = ops[i];
+    p.max_tokens = p.max_kv_len = 64;
+    p.max_seqs = 2;
+    p.page_size = 16;
+    machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
+    assert_false(caps.supported);
+    nsa_explain(m.ctx, &p, text, sizeof text);
+    assert_non_null(strstr(text, "set runtime.device to cpu, or run nsa_forward"));
+    machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
+                   "set runtime.device to cpu, or run nsa_forward");
+    assert_null(plan);
+    machine_expect("prepare", nsa_prepare(m.ctx, &p, 1, NULL, NULL), NSA_E_UNSUPPORTED,
+                   "no kernel");
+    machine_expect("tune", nsa_tune(m.ctx, &p, 1, NULL), NSA_E_UNSUPPORTED, "nothing to tune");
+    machine_expect("bytes", nsa_kv_page_bytes(m.ctx, &p, &bytes), NSA_OK, NULL);
+    assert_int_equal(bytes, (16 + 4) * 160); /* bf16 */
+  }
+  machine_free(&m);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_each_tensor),
+    cmocka_unit_test(test_rows),
+    cmocka_unit_test(test_what_does_not_belong),
+    cmocka_unit_test(test_forward),
+    cmocka_unit_test(test_values),
+    cmocka_unit_test(test_slots),
+    cmocka_unit_test(test_slot_mapping),
+    cmocka_unit_test(test_gpu),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
