@@ -133,11 +133,12 @@ static bool waits(const char *text) {
   return strstr(text, "begin_kernel();") || strstr(text, "wait_for_kernel_before();");
 }
 
-/* The loops that kernels share. */
+/* The loops that kernels share; launch.cuh has the functions themselves. */
 static bool includes_waiting(const char *text) {
   for (size_t i = 0; i < nsai_embedded_template_count; i++) {
     const nsai_template *t = &nsai_embedded_templates[i];
-    if (!strncmp(t->name, "common/flash", 12) && waits(t->text) && strstr(text, t->name))
+    if (!strncmp(t->name, "common/", 7) && strcmp(t->name, "common/launch.cuh") != 0 &&
+        waits(t->text) && strstr(text, t->name))
       return true;
   }
   return false;
