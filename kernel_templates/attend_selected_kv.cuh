@@ -43,6 +43,7 @@
 //   kMinBlocks, kSharedBytes.
 #pragma once
 #include "common/block_lists.cuh"
+#include "common/launch.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
 #include "common/softmax.cuh"
@@ -331,5 +332,6 @@ template <class Config> NSAI_DEVICE void attend_item(const NsaiAttendKv &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_selected_kv(const __grid_constant__ NsaiAttendKv p) {
+  begin_kernel();
   attend_item<Config>(p);
 }

@@ -40,6 +40,7 @@
 #include "common/barrier.cuh"
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
+#include "common/launch.cuh"
 #include "common/list_cursor.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
@@ -382,5 +383,6 @@ template <class Config> NSAI_DEVICE void attend_selected(const NsaiAttendSelecte
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_selected_mma(const __grid_constant__ NsaiAttendSelected p) {
+  begin_kernel();
   attend_selected<Config>(p);
 }

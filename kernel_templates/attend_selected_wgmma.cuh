@@ -184,6 +184,7 @@ template <class Config> NSAI_DEVICE void attend_selected(const NsaiAttendSelecte
   using S = Plan<Config>;
   extern __shared__ __align__(1024) unsigned char shared[];
   if (threadIdx.x == 0) ring_init<Config>(p, shared_address(shared));
+  begin_kernel();
   __syncthreads(); // barriers are there
   const int warp = warp_uniform(threadIdx.x / 32);
   if (warp >= S::kWarps) {

@@ -16,6 +16,7 @@
 // compressed storage), kBlock (l), kStride (d), kThreads, kMinBlocks.
 #pragma once
 #include "common/block_row.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
@@ -56,5 +57,6 @@ template <class Config> NSAI_DEVICE void bias_activation_body(const NsaiBiasActi
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     bias_activation(const __grid_constant__ NsaiBiasActivation p) {
+  begin_kernel();
   bias_activation_body<Config>(p);
 }

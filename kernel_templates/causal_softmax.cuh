@@ -17,6 +17,7 @@
 //
 // Config: Element, kThreads, kMinBlocks. 8 bytes of shared memory a warp, static.
 #pragma once
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
@@ -119,5 +120,6 @@ template <class C> NSAI_DEVICE void softmax(const NsaiCausalSoftmax &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     causal_softmax(const __grid_constant__ NsaiCausalSoftmax p) {
+  begin_kernel();
   softmax<Config>(p);
 }

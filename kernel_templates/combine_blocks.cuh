@@ -17,14 +17,9 @@
 #include "common/block_lists.cuh"
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
-
-NSAI_DEVICE float warp_max(float x) {
-#pragma unroll
-  for (int apart = 16; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-  return x;
-}
 
 NSAI_DEVICE float warp_sum(float x) {
 #pragma unroll
@@ -123,5 +118,6 @@ template <class Config> NSAI_DEVICE void combine(const NsaiCombine &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     combine_blocks(const __grid_constant__ NsaiCombine p) {
+  begin_kernel();
   combine<Config>(p);
 }

@@ -21,6 +21,7 @@
 // memory.
 #pragma once
 #include "common/block_row.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
@@ -77,5 +78,6 @@ template <class C> NSAI_DEVICE void compress(const NsaiCompress &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     compress_mean(const __grid_constant__ NsaiCompress p) {
+  begin_kernel();
   compress<Config>(p);
 }

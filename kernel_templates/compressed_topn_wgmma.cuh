@@ -294,6 +294,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedPlan<C> &all, int co
       place[r] = OutputRow{ tile.first_token + token, tile.group * C::kGroup + head,
                             head < C::kGroup && token < tile.tokens };
     }
+    begin_kernel(); // the one before has the partial sum
     store_output<C>(p.attend.attend.out, p.attend.attend.kv_heads, o, rows, place);
   });
 }
@@ -316,6 +317,7 @@ template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p)
     init_barriers<FlashConfig<C>>(shared.flash);
   }
   if (threadIdx.x < P::kUnits) shared.own.read[threadIdx.x] = 0;
+  if (!p.attend.attend.early) wait_for_kernel_before();
   __syncthreads(); // barriers are there
 
   if (warpgroup == 0) {
@@ -333,4 +335,5 @@ template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p)
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     compressed_topn_wgmma(const __grid_constant__ NsaiCompressedTopn p) {
   compressed_topn<Config>(p);
+  wait_for_kernel_before(); // where there was no tile
 }

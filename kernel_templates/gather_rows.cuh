@@ -20,6 +20,7 @@
 // Config: Element, kHeadDim, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared memory.
 #pragma once
 #include "common/block_row.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
@@ -52,5 +53,6 @@ template <class C> NSAI_DEVICE void gather(const NsaiGatherRows &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     gather_rows(const __grid_constant__ NsaiGatherRows p) {
+  begin_kernel();
   gather<Config>(p);
 }

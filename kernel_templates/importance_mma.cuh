@@ -36,6 +36,7 @@
 //   history = kKeys % r == 0 && m <= 8 ? m - 1 : 0
 #pragma once
 #include "common/copy.cuh"
+#include "common/launch.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
@@ -442,5 +443,6 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     importance_mma(const __grid_constant__ NsaiImportance p) {
+  begin_kernel();
   importance<Config>(p);
 }

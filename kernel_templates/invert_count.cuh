@@ -13,6 +13,7 @@
 // Config: kSelectBlock (l'), kSelectCount (n), kCounters, kThreads, kMinBlocks, kSharedBytes (0).
 #pragma once
 #include "common/block_lists.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
@@ -43,5 +44,6 @@ template <class Config> NSAI_DEVICE void invert_count_part(const NsaiInvert &p) 
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     invert_count(const __grid_constant__ NsaiInvert p) {
+  begin_kernel();
   invert_count_part<Config>(p);
 }

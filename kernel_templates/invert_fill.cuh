@@ -16,6 +16,7 @@
 //   kSharedBytes ((kThreads / 16 + 4) * kCounters). A part has less than 2^16 tokens.
 #pragma once
 #include "common/block_lists.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
@@ -123,5 +124,6 @@ template <class Config> NSAI_DEVICE void invert_fill_part(const NsaiInvert &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     invert_fill(const __grid_constant__ NsaiInvert p) {
+  begin_kernel();
   invert_fill_part<Config>(p);
 }

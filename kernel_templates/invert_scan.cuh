@@ -12,6 +12,7 @@
 //   kSharedBytes (0).
 #pragma once
 #include "common/block_lists.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
 
@@ -129,5 +130,6 @@ template <class Config> NSAI_DEVICE void invert_scan_head(const NsaiInvert &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     invert_scan(const __grid_constant__ NsaiInvert p) {
+  begin_kernel();
   invert_scan_head<Config>(p);
 }

@@ -15,6 +15,7 @@
 // Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks.
 // 1272 bytes of shared memory a warp, static.
 #pragma once
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
 #include "common/topn.cuh"
@@ -48,5 +49,6 @@ template <class C> NSAI_DEVICE void select(const NsaiSelect &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     select_topn(const __grid_constant__ NsaiSelect p) {
+  begin_kernel();
   select<Config>(p);
 }

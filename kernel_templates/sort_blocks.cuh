@@ -11,6 +11,7 @@
 // Config: kSelectBlock (l'), kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1),
 //   kSharedBytes (0).
 #pragma once
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/position.cuh"
 #include "common/sort.cuh"
@@ -58,5 +59,6 @@ template <class Config> NSAI_DEVICE void sort_block_list(const NsaiSortSelection
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     sort_blocks(const __grid_constant__ NsaiSortSelection p) {
+  begin_kernel();
   sort_block_list<Config>(p);
 }

@@ -11,6 +11,7 @@
 // latency: 2n ints in, 2n out.
 // Config: kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1), kSharedBytes (0).
 #pragma once
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/position.cuh"
 #include "common/sort.cuh"
@@ -78,5 +79,6 @@ template <class Config> NSAI_DEVICE void sort_range_list(const NsaiSortSelection
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     sort_ranges(const __grid_constant__ NsaiSortSelection p) {
+  begin_kernel();
   sort_range_list<Config>(p);
 }

@@ -69,12 +69,26 @@ enum { NSAI_CU_TENSOR_MAP_SWIZZLE_128B = 3 };
 enum { NSAI_CU_TENSOR_MAP_PROMOTE_128B = 2 };
 enum { NSAI_CU_TENSOR_MAP_FILL_ZERO = 0 };
 
+/* CUlaunchAttributeID: the kernel may begin before the one before it in the stream has ended. */
+enum { NSAI_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6 };
+
+/* CUlaunchAttribute */
+typedef struct nsai_cu_launch_attribute {
+  int32_t id;
+  int32_t reserved;
+  union {
+    int32_t allowed;
+    char bytes[64];
+  } value;
+} nsai_cu_launch_attribute;
+_Static_assert(sizeof(nsai_cu_launch_attribute) == 72, "CUlaunchAttribute is 72 bytes");
+
 typedef struct nsai_cu_launch_config {
   uint32_t grid_x, grid_y, grid_z;    /* blocks */
   uint32_t block_x, block_y, block_z; /* threads */
   uint32_t shared_bytes;              /* dynamic shared memory per block */
   nsai_cu_stream stream;
-  void *attributes; /* CUlaunchAttribute; none is used */
+  nsai_cu_launch_attribute *attributes;
   uint32_t attribute_count;
 } nsai_cu_launch_config;
 _Static_assert(sizeof(nsai_cu_launch_config) == 56, "CUlaunchConfig is 56 bytes");

@@ -1,10 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Order of a forward: gates, attend_window, compress, attend_compressed, importance and select in
- * chunks of tokens, attend_selected. Each branch's kernel adds its gated output to an fp32 partial
- * sum; the last one that runs rounds once into o. A stage that another stage's variant covers is
- * part of that one's launch.
+ * Order of a forward: gates, compress, attend_window, attend_compressed, importance and select in
+ * chunks of tokens, attend_selected. So attend_window runs beside the end of compress, and
+ * attend_compressed, whose keys are there by then, beside the end of attend_window (launch.h).
+ * Each branch's kernel adds its gated output in fp32 to a partial sum, which goes from one to the
+ * next in 16 bits and a unit for each row (common/epilogue.cuh); the last one that runs rounds into
+ * o. A stage that another stage's variant covers is part of that one's launch.
  */
 #include "forward.h"
 
@@ -79,7 +81,7 @@ static uint64_t grid_tiles(const nsai_run *run, nsai_role role) {
 }
 
 static nsa_status launch(const nsai_run *run, nsai_role role, uint64_t grid, const void *params) {
-  return nsai_launch(run->driver, &run->plan->kernels[role], grid, 1, params, run->stream);
+  return nsai_launch(run->queue, &run->plan->kernels[role], grid, 1, params);
 }
 
 /* Launches a block of threads for each tile or, of a persistent kernel, no more than the device has
@@ -102,7 +104,8 @@ static nsa_status map_keys(const nsai_run *run, const nsai_kernel *kernel, const
                    .dim = m->head_dim_qk,
                    .dtype = m->dtype,
                    .box_heads = 1,
-                   .box_tokens = kernel->box_keys };
+                   .box_tokens = kernel->box_keys,
+                   .repeats = true };
   nsai_boxed v = k;
   v.name = "v";
   v.view = kv[1];
@@ -146,7 +149,9 @@ static bool is_covered(const nsai_run *run, nsai_stage stage) {
 static bool has_branch(const nsai_run *run, int branch) { return run->branches >> branch & 1; }
 
 static nsa_status mark(const nsai_run *run, nsai_stage stage, bool begins) {
-  return run->marks ? run->marks->mark(run->marks->user, stage, begins) : NSA_OK;
+  if (!run->marks) return NSA_OK;
+  nsai_queue_break(run->queue);
+  return run->marks->mark(run->marks->user, stage, begins);
 }
 
 /* Enqueues a whole stage between its marks. */
@@ -208,7 +213,10 @@ static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
   out.add_partial = runs_before(run, branch);
   bool last = !runs_after(run, branch);
   if (last) out.o = nsai_view(&run->io->o);
-  if (out.add_partial || !last) out.partial = nsai_piece_at(run, run->plan->layout.partial);
+  if (out.add_partial || !last) {
+    out.partial = nsai_piece_at(run, run->plan->layout.partial);
+    out.partial_units = nsai_piece_at(run, run->plan->layout.partial_units);
+  }
   return out;
 }
 
@@ -224,6 +232,11 @@ static NsaiAttend attend_params(const nsai_run *run, int branch, nsai_role role)
                        .tiles = (int)grid_tiles(run, role) };
 }
 
+/* Whether the last thing enqueued is the kernel of this role. */
+static bool is_behind(const nsai_run *run, nsai_role role) {
+  return run->queue->last == &run->plan->kernels[role];
+}
+
 static NsaiAttend compressed_params(const nsai_run *run) {
   return (NsaiAttend){ .seq = nsai_compressed_sequences(run),
                        .q = nsai_view(&run->io->q),
@@ -232,7 +245,8 @@ static NsaiAttend compressed_params(const nsai_run *run) {
                        .out = branch_epilogue(run, NSA_CMP),
                        .scale_log2 = scale_log2(run),
                        .kv_heads = run->plan->problem.model.kv_heads,
-                       .tiles = (int)grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED) };
+                       .tiles = (int)grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED),
+                       .early = is_behind(run, NSAI_KERNEL_ATTEND_WINDOW) };
 }
 
 /* Rows of compressed storage that boxes may be read of. Those of one sequence end with its last whole
@@ -250,6 +264,7 @@ static nsa_status attend_compressed(const nsai_run *run) {
 
 static nsa_status attend_window(const nsai_run *run) {
   NsaiAttend p = attend_params(run, NSA_WIN, NSAI_KERNEL_ATTEND_WINDOW);
+  p.early = is_behind(run, NSAI_KERNEL_COMPRESS) || is_behind(run, NSAI_KERNEL_PHI_BIAS);
   return launch_attend(run, NSAI_KERNEL_ATTEND_WINDOW, &p, run->sizes.kv_tokens);
 }
 
@@ -434,9 +449,9 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   bool compressed = has_branch(run, NSA_CMP) || selecting || probes;
   bool fused = is_covered(run, NSAI_STAGE_SELECT);
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
-  if (has_branch(run, NSA_WIN)) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
   if ((compressed || nsai_present(&run->io->kv.k_cmp)) && m->phi != NSAI_PHI_EXTERNAL)
     NSAI_TRY(staged(run, NSAI_STAGE_COMPRESS, nsai_enqueue_compress));
+  if (has_branch(run, NSA_WIN)) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
   if (compressed)
     NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_COMPRESSED,
                     fused ? attend_compressed_topn : attend_compressed));
@@ -508,8 +523,8 @@ static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, i
                    .dtype = m->dtype,
                    .c_dtype = m->dtype };
   void *gemm_workspace = nsai_piece_at(run, run->plan->layout.gemm);
-  nsai_gemm_operands first = { q, k, scores, gemm_workspace, run->stream };
-  nsai_gemm_operands second = { probs, v, o, gemm_workspace, run->stream };
+  nsai_gemm_operands first = { q, k, scores, gemm_workspace, run->queue->stream };
+  nsai_gemm_operands second = { probs, v, o, gemm_workspace, run->queue->stream };
   NsaiCausalSoftmax softmax = { .scores = scores,
                                 .probs = probs,
                                 .scale_log2 = scale_log2(run),
@@ -525,8 +540,9 @@ static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, i
     softmax.lse_head_stride = lse->stride[1];
   }
   NSAI_TRY(nsai_gemm_run(run->plan->lt, run->plan->lt_handle, &qk, &first));
-  NSAI_TRY(nsai_launch(run->driver, &run->plan->kernels[NSAI_KERNEL_SOFTMAX], (uint64_t)rows,
-                       (uint32_t)heads, &softmax, run->stream));
+  nsai_queue_break(run->queue);
+  NSAI_TRY(nsai_launch(run->queue, &run->plan->kernels[NSAI_KERNEL_SOFTMAX], (uint64_t)rows,
+                       (uint32_t)heads, &softmax));
   return nsai_gemm_run(run->plan->lt, run->plan->lt_handle, &pv, &second);
 }
 

@@ -27,7 +27,7 @@ typedef struct nsai_run {
   const nsa_batch *batch; /* NULL: one sequence */
   const nsa_io *io;
   char *workspace;
-  nsa_stream stream;
+  nsai_queue *queue; /* changes with every launch */
   uint32_t branches;
   nsai_run_sizes sizes;
   const nsai_marks *marks; /* NULL: none */

@@ -118,6 +118,13 @@ static void layout_selected_kv(nsai_layout *out, const nsai_problem *p, int64_t 
   kv->lse = take(out, kv->rows * 4);
 }
 
+/* In fp32 it would be the largest piece by far: 2.1 GB at 64k tokens, 64 heads and Dv 128. */
+static void layout_partial(nsai_layout *out, const nsai_problem *p) {
+  int64_t rows = p->max_tokens * p->model.heads;
+  out->partial = take(out, rows * p->model.head_dim_v * 2);
+  out->partial_units = take(out, rows * 4);
+}
+
 nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
   const nsai_geometry *m = &p->model;
   nsai_layout out = { 0 };
@@ -135,8 +142,7 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
   if (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP) layout_phi(&out, m);
   if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
   out.lse = take(&out, p->max_tokens * m->heads * 4);
-  if (m->select_count || m->window)
-    out.partial = take(&out, p->max_tokens * m->heads * m->head_dim_v * 4);
+  if (m->select_count || m->window) layout_partial(&out, p);
   if (m->select_count) layout_selection(&out, p, choice);
   if (choice->specs[NSAI_KERNEL_COMBINE].entry)
     layout_selected_kv(&out, p, choice->specs[NSAI_KERNEL_ATTEND_SELECTED].tokens);

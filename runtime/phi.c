@@ -23,15 +23,16 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 static nsa_status run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void *a, const void *b,
                            void *c) {
-  nsai_gemm_operands o = { a, b, c, nsai_piece_at(run, run->plan->layout.gemm), run->stream };
+  nsai_gemm_operands o = { a, b, c, nsai_piece_at(run, run->plan->layout.gemm),
+                           run->queue->stream };
+  nsai_queue_break(run->queue);
   return nsai_gemm_run(run->plan->lt, run->plan->lt_handle, gemm, &o);
 }
 
 static nsa_status run_bias(const nsai_run *run, nsai_role role, const NsaiBiasActivation *p) {
   const nsai_kernel *kernel = &run->plan->kernels[role];
   int64_t count = (int64_t)p->batch * p->rows * p->columns;
-  return nsai_launch(run->driver, kernel, (uint64_t)ceil_div(count, kernel->threads), 1, p,
-                     run->stream);
+  return nsai_launch(run->queue, kernel, (uint64_t)ceil_div(count, kernel->threads), 1, p);
 }
 
 /* rows[g, r, :] = vec(x), zero where there is no block; behind the last row, vec(pe). */
@@ -46,8 +47,8 @@ static nsa_status gather(const nsai_run *run, const phi_side *side) {
                        .out = nsai_piece_at(run, run->plan->layout.phi_rows),
                        .rows = (int)side->rows,
                        .kv_heads = m->kv_heads };
-  return nsai_launch(run->driver, &run->plan->kernels[side->gather],
-                     (uint64_t)((side->rows + 1) * m->kv_heads), 1, &p, run->stream);
+  return nsai_launch(run->queue, &run->plan->kernels[side->gather],
+                     (uint64_t)((side->rows + 1) * m->kv_heads), 1, &p);
 }
 
 /* phi_product [Hkv, rows, n] = a [Hkv, rows, k] times w [Hkv, k, n]. */

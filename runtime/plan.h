@@ -35,7 +35,8 @@ typedef struct nsai_kv_layout {
 typedef struct nsai_layout {
   nsai_piece k_cmp, v_cmp;  /* dtype [R, Hkv, D] */
   nsai_piece lse;           /* f32 [T, Hq] of the compressed branch */
-  nsai_piece partial;       /* f32 [T, Hq, Dv]: gated sum of the branches so far */
+  nsai_piece partial;       /* fp16 [T, Hq, Dv]: gated sum of the branches, in its row's units */
+  nsai_piece partial_units; /* f32 [T, Hq] */
   nsai_piece importance;    /* f32 [chunk_tokens, Hkv, importance_columns]; none where a variant
                                covers the stage */
   nsai_piece idx;           /* i32 [T, Hkv, n] */

@@ -29,10 +29,12 @@ static nsa_status check_exec(const nsa_plan *plan, const nsa_exec *exec) {
   return NSA_OK;
 }
 
-/* What every run call checks first; fills everything of `run` but the sizes. On the GPU the
- * context's device is current from here to end_run, since the check of a pointer asks for it. */
+/* What every run call checks first; fills everything of `run` but the sizes, and its queue. On the
+ * GPU the context's device is current from here to end_run, since the check of a pointer asks for
+ * it. */
 static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *exec,
                             const nsa_batch *batch, const nsa_io *io, nsai_run *run) {
+  nsai_queue *queue = run->queue;
   if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
   NSAI_TRY(nsai_context_check(plan->ctx));
   if (plan->problem.op != op)
@@ -48,8 +50,9 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *ex
                      .batch = batch,
                      .io = io,
                      .workspace = exec->workspace,
-                     .stream = exec->stream,
+                     .queue = queue,
                      .branches = branches };
+  if (run->driver) *queue = nsai_queue_open(&plan->ctx->device, exec->stream);
   return run->driver ? nsai_context_enter(plan->ctx, &run->pushed) : NSA_OK;
 }
 
@@ -126,14 +129,16 @@ static nsa_status select_blocks(nsai_run *run, const nsa_tensor *importance) {
 
 nsa_status nsa_forward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                        const nsa_io *io) {
-  nsai_run run;
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
   NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
   return end_run(&run, forward(&run));
 }
 
 nsa_status nsa_dense(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                      const nsa_io *io) {
-  nsai_run run;
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
   NSAI_TRY(begin_run(plan, NSA_OP_DENSE, exec, batch, io, &run));
   return end_run(&run, dense(&run));
 }
@@ -167,7 +172,8 @@ nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_b
 
 nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                            const nsa_io *io, const nsai_marks *marks) {
-  nsai_run run;
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
   int32_t op = plan->problem.op;
   NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
   run.marks = marks;
@@ -176,14 +182,16 @@ nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa
 
 nsa_status nsa_compress(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                         const nsa_io *io) {
-  nsai_run run;
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
   NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
   return end_run(&run, compress(&run));
 }
 
 nsa_status nsa_select(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                       const nsa_io *io, const nsa_tensor *importance) {
-  nsai_run run;
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
   NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
   return end_run(&run, select_blocks(&run, importance));
 }

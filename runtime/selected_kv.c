@@ -12,8 +12,8 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static nsa_status launch(const nsai_run *run, nsai_role role, int64_t grid_x, int64_t grid_y,
                          const void *params) {
-  return nsai_launch(run->driver, &run->plan->kernels[role], (uint64_t)grid_x, (uint32_t)grid_y,
-                     params, run->stream);
+  return nsai_launch(run->queue, &run->plan->kernels[role], (uint64_t)grid_x, (uint32_t)grid_y,
+                     params);
 }
 
 /* The parameters of one chunk of tokens. */

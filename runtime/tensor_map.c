@@ -48,9 +48,10 @@ static nsa_status encode(const nsai_driver *driver, const nsai_boxed *t, int dim
 }
 
 nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *t, NsaiTensorMap *out) {
-  const int64_t strides[] = { stride_of(t->view.head_stride, t->heads),
+  const int32_t heads = t->repeats && !t->view.head_stride ? 1 : t->heads;
+  const int64_t strides[] = { stride_of(t->view.head_stride, heads),
                               stride_of(t->view.token_stride, t->tokens) };
-  const uint64_t extents[] = { (uint64_t)t->dim, (uint64_t)t->heads, (uint64_t)t->tokens };
+  const uint64_t extents[] = { (uint64_t)t->dim, (uint64_t)heads, (uint64_t)t->tokens };
   const uint32_t box[] = { BOX_COLUMNS, (uint32_t)t->box_heads, (uint32_t)t->box_tokens };
   *out = (NsaiTensorMap){ { 0 } };
   if (t->tokens <= 0) return NSA_OK;
@@ -65,7 +66,7 @@ nsa_status nsai_tensor_map_spread(const nsai_driver *driver, const nsai_boxed *t
   int64_t token = stride_of(t->view.token_stride, t->tokens);
   *out = (NsaiTensorMap){ { 0 } };
   if (t->tokens <= 0) return NSA_OK;
-  NSAI_TRY(check_stride(t, "head", head, MOST_STRIDE));
+  if (head || !t->repeats) NSAI_TRY(check_stride(t, "head", head, MOST_STRIDE));
   NSAI_TRY(check_stride(t, "token", token, MOST_STRIDE / SPREAD_KEYS));
   int64_t columns = (t->heads - 1) * head + t->dim;
   if (columns > INT32_MAX)

@@ -19,6 +19,7 @@ typedef struct nsai_boxed {
   int32_t heads, dim;
   int32_t dtype;                 /* NSA_BF16, NSA_F16 */
   int32_t box_heads, box_tokens; /* of a box, at most 256 each; its columns are always 64 */
+  bool repeats; /* where the head stride is 0, the kernel asks for boxes of head 0 alone */
 } nsai_boxed;
 
 /* NSA_E_UNSUPPORTED: the engine cannot express the tensor (a stride that is not positive or beyond

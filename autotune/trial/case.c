@@ -20,8 +20,8 @@ static const char *const kind_names[NSAI_TRIAL_KINDS] = {
 };
 static const char *const fill_names[NSAI_TRIAL_FILLS] = { "random", "correlated", "large",
                                                           "constant", "tiny" };
-static const char *const layout_names[NSAI_TRIAL_LAYOUTS] = { "plain", "strided", "packed",
-                                                              "heads" };
+static const char *const layout_names[NSAI_TRIAL_LAYOUTS] = { "plain", "strided", "packed", "heads",
+                                                              "shared" };
 static const char *const phi_names[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_names[] = { "weights", "logits", "mlp" };
 static const char *const act_names[] = { "relu", "silu", "gelu" };

@@ -10,7 +10,7 @@
  * h heads/KV heads, d Dk/Dv, l block/stride, s block x count + initial + local, w window. Only the
  * first field, the kind, has a fixed place; what is left out has the defaults of nsai_trial_case_init.
  * Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act, kv=branches,
- * sel=blocks.shared, sel=ranges, layout=strided|packed|heads, slack=N (capacity beyond the true
+ * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
  * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen).
  */
@@ -56,6 +56,7 @@ typedef enum nsai_trial_layout {
   NSAI_TRIAL_LAYOUT_STRIDED, /* gaps after every head and every token */
   NSAI_TRIAL_LAYOUT_PACKED,  /* q, k[0], v[0] are slices of one [T, heads, D] buffer */
   NSAI_TRIAL_LAYOUT_HEADS,   /* [H, T, D] in memory */
+  NSAI_TRIAL_LAYOUT_SHARED,  /* k and v: all heads are one (stride 0) */
   NSAI_TRIAL_LAYOUTS
 } nsai_trial_layout;
 

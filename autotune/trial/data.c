@@ -141,6 +141,8 @@ static void declare_qkv(nsai_trial_data *d) {
     if (b && (dense || !g->per_branch || off)) continue;
     declare_heads(d, NSAI_TRIAL_K0 + b, d->kv_capacity, g->kv_heads, g->head_dim_qk);
     declare_heads(d, NSAI_TRIAL_V0 + b, d->kv_capacity, g->kv_heads, g->head_dim_v);
+    if (d->c->layout != NSAI_TRIAL_LAYOUT_SHARED) continue;
+    d->view[NSAI_TRIAL_K0 + b].stride[1] = d->view[NSAI_TRIAL_V0 + b].stride[1] = 0;
   }
   if (d->c->layout != NSAI_TRIAL_LAYOUT_PACKED) return;
   int64_t k_at = (int64_t)g->heads * g->head_dim_qk;

@@ -280,8 +280,9 @@ typedef struct nsa_io {
  * NSA_E_ARG (names the tensor, what it is and what it should be), NSA_E_VERSION, NSA_E_WORKSPACE,
  * NSA_E_CUDA, NSA_E_FORKED, NSA_E_NOMEM (CPU device only), NSA_E_UNSUPPORTED (more than 2^31 blocks
  * of threads: split the batch; cuBLASLt has no algorithm for a product; on sm_90a, a stride that the
- * copy engine does not take: 0, negative, or 2^35 elements and more). Nothing is enqueued
- * when the arguments are refused; after NSA_E_CUDA or NSA_E_UNSUPPORTED a part may have been. */
+ * copy engine does not take: negative, 0 but for the heads of k and v, or 2^35 elements and more).
+ * Nothing is enqueued when the arguments are refused; after NSA_E_CUDA or NSA_E_UNSUPPORTED a part
+ * may have been. */
 NSA_API nsa_status nsa_forward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                                const nsa_io *io);
 

@@ -115,7 +115,8 @@ enum { NSA_DTYPE_NONE = 0, NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, 
  * v, o, o_branch, k_cmp, v_cmp, pe) need `data` and every stride but the last to be multiples of 16
  * bytes; gates, weights and biases need not. Kernels of sm_90a that read q, k, v, k_cmp and v_cmp
  * through the copy engine want strides of theirs to be positive where there is more than one head or
- * token: tensors that repeat a head (stride 0) are refused by name. */
+ * token; but one head of k, v, k_cmp or v_cmp may stand for all (stride 0). What they cannot read is
+ * refused by name. */
 typedef struct nsa_tensor {
   void *data;                   /* device memory; host memory on the CPU device */
   int64_t shape[NSA_MAX_DIMS];  /* elements; the first `ndim` count */

@@ -6,7 +6,7 @@
 //
 //   O_b = acc / l           -> o_branch
 //   LSE = (m + log2 l) ln 2 -> lse
-//   gate * O_b + partial    -> o, rounded once, else partial in fp32
+//   gate * O_b + partial    -> o, else partial in 16 bits and a unit for each row
 //
 // Uses Config::Element, kHeadDimV, kGroup, kGate (0: none, 1: weights, 2: logits).
 #pragma once
@@ -73,35 +73,79 @@ NSAI_DEVICE void store_elements(const NsaiView &view, const OutputRow &row,
   }
 }
 
-// The same row onto the sum of the branches before, which goes on in fp32 or is rounded once.
+// ---- the partial sum
+//
+// Values of a row in fp16, as multiples of a unit: the power of two that brings the greatest of them
+// to 2^14 .. 2^15. So nothing overflows, whatever the values, and what is above 2^-29 of the greatest
+// is kept to 11 bits, three more than bf16 has. Where one is inf or NaN, it stays that.
+
+struct PartialUnit {
+  float unit, inverse;
+};
+
+// `highest`: the greatest magnitude of the row, not below 0. The unit is a normal number, as is its
+// inverse: the exponent of `highest` is bounded from both sides.
+NSAI_DEVICE PartialUnit partial_unit(float highest) {
+  int exponent = min(max((int)(__float_as_uint(highest) >> 23), 15), 254);
+  return PartialUnit{ __uint_as_float((exponent - 14) << 23),
+                      __uint_as_float((268 - exponent) << 23) };
+}
+
+NSAI_DEVICE uint2 pack_partial(const float4 &x, float inverse) {
+  return make_uint2(Fp16::pack(x.x * inverse, x.y * inverse),
+                    Fp16::pack(x.z * inverse, x.w * inverse));
+}
+
+// packed * unit + factor * x
+NSAI_DEVICE float4 add_partial(const uint2 &packed, float unit, float factor, const float4 &x) {
+  return make_float4(fmaf(Fp16::low(packed.x), unit, factor * x.x),
+                     fmaf(Fp16::high(packed.x), unit, factor * x.y),
+                     fmaf(Fp16::low(packed.y), unit, factor * x.z),
+                     fmaf(Fp16::high(packed.y), unit, factor * x.w));
+}
+
+NSAI_DEVICE float greatest_of(float highest, const float4 &x) {
+  highest = fmaxf(highest, fmaxf(fabsf(x.x), fabsf(x.y)));
+  return fmaxf(highest, fmaxf(fabsf(x.z), fabsf(x.w)));
+}
+
+// The same row of acc onto the sum of the branches before, which is rounded into o or goes on.
 template <class Config, int kN>
 NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
                            const float (&acc)[kN][4], int r, float scale) {
   constexpr int kDim = Config::kHeadDimV;
   long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
-  float *partial = out.partial + at * kDim + column_of_lane();
-  float4 sum[kN / 2];
+  u16 *partial = (u16 *)out.partial + at * kDim + column_of_lane();
+  const bool adds = out.add_partial && row.present;
+  uint2 before[kN / 2];
+  const float unit = adds ? out.partial_units[at] : 0.0f;
 #pragma unroll
   for (int j = 0; j < kN / 2; ++j) {
-    sum[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    if (out.add_partial && row.present && has_columns<kDim>(j))
-      sum[j] = *(const float4 *)(partial + 16 * j);
+    before[j] = make_uint2(0, 0);
+    if (adds && has_columns<kDim>(j)) before[j] = *(const uint2 *)(partial + 16 * j);
   }
   u16 *to = (u16 *)out.o.data + row.token * out.o.token_stride + row.head * out.o.head_stride +
             column_of_lane();
+  float4 x[kN / 2];
+  float highest = 0.0f; // columns that pad are 0
 #pragma unroll
   for (int j = 0; j < kN / 2; ++j) {
-    float4 x = gather_four(acc[2 * j][2 * r], acc[2 * j][2 * r + 1], acc[2 * j + 1][2 * r],
-                           acc[2 * j + 1][2 * r + 1]);
-    x = make_float4(fmaf(scale, x.x, sum[j].x), fmaf(scale, x.y, sum[j].y),
-                    fmaf(scale, x.z, sum[j].z), fmaf(scale, x.w, sum[j].w));
+    x[j] = add_partial(before[j], unit, scale,
+                       gather_four(acc[2 * j][2 * r], acc[2 * j][2 * r + 1], acc[2 * j + 1][2 * r],
+                                   acc[2 * j + 1][2 * r + 1]));
+    highest = greatest_of(highest, x[j]);
+  }
+  const PartialUnit mine = partial_unit(quad_max(highest));
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j) {
     if (!row.present || !has_columns<kDim>(j)) continue;
     if (out.o.data)
       *(uint2 *)(to + 16 * j) =
-          make_uint2(Config::Element::pack(x.x, x.y), Config::Element::pack(x.z, x.w));
+          make_uint2(Config::Element::pack(x[j].x, x[j].y), Config::Element::pack(x[j].z, x[j].w));
     else
-      *(float4 *)(partial + 16 * j) = x;
+      *(uint2 *)(partial + 16 * j) = pack_partial(x[j], mine.inverse);
   }
+  if (row.present && !out.o.data && threadIdx.x % 4 == 0) out.partial_units[at] = mine.unit;
 }
 
 // Stores the 16 rows of a warp's tile: acc [16, 8 * kN] unnormalised, C fragments, kN =
@@ -167,21 +211,26 @@ NSAI_DEVICE void store_row_output(const NsaiEpilogue &out, int kv_heads, const O
         softmax_lse(reference, total);
   if (out.o_branch.data) store_row_elements<Config>(out.o_branch, row, x);
   const float gate = total == 0.0f ? 0.0f : gate_value<Config>(out, load_gate<Config>(out, row));
-  float *partial = out.partial + ((long long)row.token * (Config::kGroup * kv_heads) + row.head) *
-                                     Config::kHeadDimV;
+  const long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
+  u16 *partial = (u16 *)out.partial + at * Config::kHeadDimV;
+  const float unit = out.add_partial ? out.partial_units[at] : 0.0f;
+  float highest = 0.0f;
 #pragma unroll
   for (int j = 0; j < kJ; ++j) {
-    float4 before = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    uint2 before = make_uint2(0, 0);
     if (out.add_partial && has_row_column<Config::kHeadDimV>(j))
-      before = *(const float4 *)(partial + row_column(j));
-    x[j] = make_float4(fmaf(gate, x[j].x, before.x), fmaf(gate, x[j].y, before.y),
-                       fmaf(gate, x[j].z, before.z), fmaf(gate, x[j].w, before.w));
+      before = *(const uint2 *)(partial + row_column(j));
+    x[j] = add_partial(before, unit, gate, x[j]);
+    if (has_row_column<Config::kHeadDimV>(j)) highest = greatest_of(highest, x[j]);
   }
   if (out.o.data) {
     store_row_elements<Config>(out.o, row, x);
   } else if (out.partial) {
+    const PartialUnit mine = partial_unit(warp_max(highest));
 #pragma unroll
     for (int j = 0; j < kJ; ++j)
-      if (has_row_column<Config::kHeadDimV>(j)) *(float4 *)(partial + row_column(j)) = x[j];
+      if (has_row_column<Config::kHeadDimV>(j))
+        *(uint2 *)(partial + row_column(j)) = pack_partial(x[j], mine.inverse);
+    if ((threadIdx.x & 31) == 0) out.partial_units[at] = mine.unit;
   }
 }

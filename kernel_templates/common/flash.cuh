@@ -32,6 +32,7 @@
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
 #include "common/keys.cuh"
+#include "common/launch.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
@@ -225,6 +226,7 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   constexpr int kKeys = Config::kKeys;
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   Shared &shared = *(Shared *)shared_bytes;
+  begin_kernel();
 
   // ---- coordinates
   int tiles = gridDim.x / p.kv_heads;

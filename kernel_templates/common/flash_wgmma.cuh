@@ -51,6 +51,7 @@
 #include "common/barrier.cuh"
 #include "common/epilogue.cuh"
 #include "common/keys.cuh"
+#include "common/launch.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
@@ -192,8 +193,8 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
       barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.parity ^ 1);
       if (asks) {
         barrier_arrive_expecting(k_full, F::kKeyBytes);
-        tma_load_panels<kDk>(shared_address(shared.k[keys.stage]), p.k, k_full, kKeys, tile.group,
-                             row);
+        tma_load_panels<kDk>(shared_address(shared.k[keys.stage]), p.k, k_full, kKeys,
+                             box_head(p.attend.k, tile.group), row);
       }
 
       u32 sV = shared_address(shared.v[keys.stage]);
@@ -209,7 +210,7 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
         if (asks) barrier_arrive(v_full);
       } else if (asks) {
         barrier_arrive_expecting(v_full, F::kValueBytes);
-        tma_load_panels<kDv>(sV, p.v, v_full, kKeys, tile.group, row);
+        tma_load_panels<kDv>(sV, p.v, v_full, kKeys, box_head(p.attend.v, tile.group), row);
       }
       keys.next();
     }
@@ -390,6 +391,7 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
       __syncwarp();
       if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
     }
+    wait_for_kernel_before(); // has the partial sum
     store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, place, gate);
   }
 }
@@ -422,10 +424,12 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     tma_prefetch_map(p.v);
     init_barriers<Config>(shared);
   }
+  if (!p.attend.early) wait_for_kernel_before();
   __syncthreads(); // barriers are there
 
   if (warpgroup == 0) {
     registers_drop<F::kProducerRegisters>();
+    if (threadIdx.x >= 32) begin_kernel(); // for the next one's sake; there may be no tile here
     if (threadIdx.x < 32) flash_produce<Config, Keys>(p, shared);
   } else {
     registers_raise<F::kConsumerRegisters>();

@@ -46,8 +46,9 @@ typedef struct NsaiEpilogue {
   float *lse;        /* f32 [T, Hq], natural log, -inf for an empty row */
   long long lse_token_stride;
   long long lse_head_stride;
-  float *partial; /* f32 [T, Hq, Dv] contiguous: the gated sum so far */
-  NsaiView gate;  /* [T, Hq, 3]: this branch's column is gate_branch */
+  void *partial;        /* fp16 [T, Hq, Dv] contiguous: the gated sum so far, in units of its row */
+  float *partial_units; /* f32 [T, Hq] contiguous: powers of two */
+  NsaiView gate;        /* [T, Hq, 3]: this branch's column is gate_branch */
   int gate_branch;
   int gate_float; /* 1: the gates are f32, 0: dtype */
   int add_partial;
@@ -64,7 +65,8 @@ typedef struct NsaiAttend {
   float scale_log2; /* softmax scale * log2(e) */
   int kv_heads;
   int tiles; /* of query tokens, times Hkv: blocks with one each; persistent kernels have fewer */
-  int reserved;
+  int early; /* 1: of what the kernel right before does, the partial sum alone matters here, so that the
+                rest need not wait for it: common/launch.cuh */
 } NsaiAttend;
 
 /* attend_compressed_wgmma, attend_window_wgmma, dense_wgmma: the same through tensor maps. */
@@ -110,7 +112,7 @@ typedef struct NsaiAttendSelectedTma {
   NsaiTensorMap k; /* boxes of one head, kKeys tokens */
   NsaiTensorMap v;
   NsaiAttendSelected attend;
-  int reserved[12];
+  int reserved[10];
 } NsaiAttendSelectedTma;
 
 /* A run of one block's inverted list: common/block_lists.cuh. Tokens count from row 0 of q. */
@@ -285,17 +287,17 @@ typedef struct NsaiCausalSoftmax {
 #endif
 NSAI_SIZE_IS(NsaiView, 24);
 NSAI_SIZE_IS(NsaiSequences, 40);
-NSAI_SIZE_IS(NsaiEpilogue, 120);
-NSAI_SIZE_IS(NsaiAttend, 248);
+NSAI_SIZE_IS(NsaiEpilogue, 128);
+NSAI_SIZE_IS(NsaiAttend, 256);
 NSAI_SIZE_IS(NsaiTensorMap, 128);
 NSAI_SIZE_IS(NsaiAttendTma, 640);
 NSAI_SIZE_IS(NsaiCompressedTopn, 704);
-NSAI_SIZE_IS(NsaiAttendSelected, 272);
+NSAI_SIZE_IS(NsaiAttendSelected, 280);
 NSAI_SIZE_IS(NsaiAttendSelectedTma, 576);
 NSAI_SIZE_IS(NsaiKvItem, 32);
 NSAI_SIZE_IS(NsaiInvert, 152);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
-NSAI_SIZE_IS(NsaiCombine, 176);
+NSAI_SIZE_IS(NsaiCombine, 184);
 NSAI_SIZE_IS(NsaiImportance, 168);
 NSAI_SIZE_IS(NsaiSelect, 104);
 NSAI_SIZE_IS(NsaiSortSelection, 88);

@@ -46,6 +46,12 @@ NSAI_DEVICE float quad_max(float x) {
   return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
 }
 
+NSAI_DEVICE float warp_max(float x) {
+#pragma unroll
+  for (int apart = 16; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
+  return x;
+}
+
 NSAI_DEVICE float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);

@@ -54,6 +54,9 @@ NSAI_DEVICE void tma_load_panels(u32 to_shared, const NsaiTensorMap &map, u32 ba
     tma_load(to_shared + i * rows * kPanelPitch, map, barrier, i * kPanelColumns, head, token);
 }
 
+// Head coordinate of boxes of k or v: one that repeats a head (stride 0) has a map of this one.
+NSAI_DEVICE int box_head(const NsaiView &view, int head) { return view.head_stride ? head : 0; }
+
 // Starts the copy of adjacent bytes, a multiple of 16 from and to multiples of 16; they count on
 // `barrier`. One thread.
 NSAI_DEVICE void bulk_load(u32 to_shared, const void *from_global, u32 barrier, u32 bytes) {

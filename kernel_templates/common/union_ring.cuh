@@ -36,6 +36,7 @@
 #include "common/barrier.cuh"
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
+#include "common/launch.cuh"
 #include "common/list_cursor.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
@@ -173,8 +174,9 @@ NSAI_DEVICE void ring_fill(const NsaiAttendSelectedTma &p, const KeyPlace &at, u
     return;
   }
   barrier_arrive_expecting(full, foreign ? R::kKBytes : R::kKBytes + R::kVBytes);
-  tma_load_panels<Config::kHeadDimQk>(sK, p.k, full, R::kKeys, at.group, row);
-  if (!foreign) tma_load_panels<Config::kHeadDimV>(sV, p.v, full, R::kKeys, at.group, row);
+  tma_load_panels<Config::kHeadDimQk>(sK, p.k, full, R::kKeys, box_head(p.attend.k, at.group), row);
+  if (!foreign)
+    tma_load_panels<Config::kHeadDimV>(sV, p.v, full, R::kKeys, box_head(v, at.group), row);
 }
 
 // The kProducers warps, for all tiles of the block; `producer`: which of them.
@@ -308,7 +310,7 @@ NSAI_DEVICE void copy_query(u32 sQ, int at_row, const NsaiView &q, const Place &
 template <class Config>
 NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
                                  const OutputRow (&place)[2]) {
-  constexpr int kLineFloats = 32;
+  constexpr int kLineElements = 64;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     if (!place[r].present) continue;
@@ -319,8 +321,9 @@ NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
     }
     if (!out.add_partial) continue;
     const long long row = (long long)place[r].token * (Config::kGroup * kv_heads) + place[r].head;
-    for (int i = threadIdx.x % 4 * kLineFloats; i < Config::kHeadDimV; i += 4 * kLineFloats)
-      prefetch_line(out.partial + row * Config::kHeadDimV + i);
+    for (int i = threadIdx.x % 4 * kLineElements; i < Config::kHeadDimV; i += 4 * kLineElements)
+      prefetch_line((const u16 *)out.partial + row * Config::kHeadDimV + i);
+    if (threadIdx.x % 4 == 3) prefetch_line(out.partial_units + row);
   }
 }
 

@@ -56,6 +56,9 @@ const char *const chk_fixed_cases[] = {
   "fwd:q=0:kv=0", "fwd:q=5:kv=0", "fwd:q=0,5,130:kv=9,0,130", "fwd:q=40:kv=9", "fwd:q=31",
   "fwd:q=32", "fwd:q=33", "fwd:q=1,31,32,47,48,63,64,65", "fwd:q=200,200:kv=64,500:slack=77",
   "fwd:q=200:nobatch:layout=heads", "fwd:s64x16+1+2:q=700:lists",
+  /* one head of k and v for all */
+  "fwd:h8/4:q=300,21:layout=shared", "fwd:h64/4:d128/128:w512:q=3000:nobatch:layout=shared",
+  "fwd:h16/2:d128/64:q=700,90:sel=blocks:kv=branches:layout=shared", "dense:q=300:layout=shared",
   "fwd:s32x20+1+2:q=1,600,31:lists:h16/1:d128/128",
   /* sequences of one row or block, whose errors nothing averages, least of all over few columns */
   "fwd:h64/4:d16/16:s64x16+1+2:w256:q=1x16:kv=300x16:fill=correlated",

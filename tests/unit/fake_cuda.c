@@ -211,6 +211,14 @@ void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params) {
   record.clock_ms += record.kernel ? record.kernel(launch, params) : 1;
 }
 
+/* The one attribute that is known; -1: there is another, or several. */
+static int get_overlaps(const nsai_cu_launch_config *config) {
+  const nsai_cu_launch_attribute *a = config->attributes;
+  if (!config->attribute_count) return 0;
+  if (config->attribute_count > 1 || a->id != NSAI_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION) return -1;
+  return a->value.allowed;
+}
+
 static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_function function,
                              void **params, void **extra) {
   const library *self = (const library *)(void *)function;
@@ -227,7 +235,9 @@ static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_functi
                          .grid_y = config->grid_y,
                          .threads = config->block_x,
                          .shared_bytes = config->shared_bytes,
-                         .stream = config->stream };
+                         .stream = config->stream,
+                         .overlaps = get_overlaps(config) };
+  if (l.overlaps < 0) return INVALID_VALUE;
   memcpy(l.name, self->name, sizeof l.name);
   fake_cuda_enqueue(&l, params[0]);
   if (record.break_threads == (int)config->block_x) record.broken = ILLEGAL_ADDRESS;

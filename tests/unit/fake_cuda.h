@@ -16,6 +16,7 @@ typedef struct fake_cuda_launch {
   char name[64];
   uint32_t grid_x, grid_y, threads, shared_bytes;
   nsai_cu_stream stream;
+  int overlaps; /* it may begin before the one before it has ended */
 } fake_cuda_launch;
 
 /* What a launch does, in place of nothing, and the milliseconds that it takes, in place of 1.

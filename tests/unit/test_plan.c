@@ -415,11 +415,11 @@ static void test_launch_lists(void **state) {
   /* 64 tokens are 4 blocks: all are chosen, so the selected branch is dense. The caller's
    * block_idx is still filled. */
   expect_launches(&m, status,
-                  LIST("attend_window_wgmma", "compress_mean", "attend_compressed_wgmma",
+                  LIST("compress_mean", "attend_window_wgmma", "attend_compressed_wgmma",
                        "select_topn", "dense_wgmma"));
   const fake_cuda_launch *l = machine_record()->launch;
-  assert_int_equal(l[1].grid_x, 1); /* 11 rows * 2 heads; 51 pairs a block */
-  assert_int_equal(l[1].threads, 256);
+  assert_int_equal(l[0].grid_x, 1); /* 11 rows * 2 heads; 51 pairs a block */
+  assert_int_equal(l[0].threads, 256);
   assert_int_equal(l[3].grid_x, 10); /* 40 tokens * 2 heads, 8 warps a block */
   m.exec.branches = 1u << NSA_WIN;
   m.toy.io.o_branch[0] = m.toy.io.o_branch[1] = m.toy.io.lse[0] = m.toy.io.lse[1] =
@@ -435,7 +435,7 @@ static void test_launch_lists(void **state) {
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });
   expect_launches(&m, FORWARD(&m),
-                  LIST("attend_window_wgmma", "compress_mean", "attend_compressed_wgmma",
+                  LIST("compress_mean", "attend_window_wgmma", "attend_compressed_wgmma",
                        "importance_mma", "select_topn", "attend_selected_tma"));
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .op = NSA_OP_DENSE });
@@ -450,12 +450,12 @@ static void test_given_selection(void **state) {
   static const int32_t ends[] = { 39, 0 };
   begin(&m, &(machine_request){ .gpu = true, .selection = NSA_SELECT_BLOCKS, .max_probe_rows = 2 });
   expect_launches(&m, FORWARD(&m),
-                  LIST("attend_window_wgmma", "compress_mean", "attend_compressed_wgmma",
+                  LIST("compress_mean", "attend_window_wgmma", "attend_compressed_wgmma",
                        "sort_blocks", "attend_selected_tma"));
   m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
   m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
   expect_launches(&m, RUN(&m, FORWARD(&m)),
-                  LIST("attend_window_wgmma", "compress_mean", "attend_compressed_wgmma",
+                  LIST("compress_mean", "attend_window_wgmma", "attend_compressed_wgmma",
                        "importance_mma", "sort_blocks", "attend_selected_tma"));
   assert_int_equal(machine_record()->launch[3].grid_x, 4); /* 2 rows * 2 heads */
   machine_free(&m);

@@ -105,6 +105,21 @@ static void test_strides(void **state) {
   }
 }
 
+/* One head for all is a map of one, of a tensor whose kernel asks for no other. */
+static void test_repeated_head(void **state) {
+  (void)state;
+  NsaiTensorMap map;
+  nsai_boxed k = usual();
+  k.view.head_stride = 0;
+  assert_int_equal(nsai_tensor_map_spread(open_fake(), &k, &map), NSA_E_UNSUPPORTED);
+  k.repeats = true;
+  expect(&k, NSA_OK, NULL);
+  assert_int_equal(nsai_tensor_map_spread(open_fake(), &k, &map), NSA_OK);
+  k.view.head_stride = -128;
+  expect(&k, NSA_E_UNSUPPORTED, "no stride of -128 elements (head)");
+  assert_int_equal(nsai_tensor_map_spread(open_fake(), &k, &map), NSA_E_UNSUPPORTED);
+}
+
 /* What the library's own checks have let through by mistake, the driver refuses. */
 static void test_refused(void **state) {
   (void)state;
@@ -148,7 +163,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_usual),   cmocka_unit_test(test_no_tokens),
     cmocka_unit_test(test_strides), cmocka_unit_test(test_refused),
-    cmocka_unit_test(test_spread),
+    cmocka_unit_test(test_spread),  cmocka_unit_test(test_repeated_head),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

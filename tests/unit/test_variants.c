@@ -77,11 +77,11 @@ static void check_spec(const nsai_kernel_spec *spec, const nsai_problem *problem
 static void check_layout(const nsai_problem *problem, const nsai_choice *choice) {
   nsai_layout l = nsai_layout_make(problem, choice);
   const nsai_piece all[] = {
-    l.k_cmp,       l.v_cmp,      l.lse,         l.partial,    l.importance,     l.idx,
-    l.lists,       l.phi_rows,   l.phi_product, l.phi_hidden, l.gate_product,   l.gate_hidden,
-    l.gate_logits, l.gemm,       l.scores,      l.probs,      l.scratch,        l.kv.counts,
-    l.kv.starts,   l.kv.entries, l.kv.places,   l.kv.items,   l.kv.item_counts, l.kv.o,
-    l.kv.lse
+    l.k_cmp,       l.v_cmp,        l.lse,         l.partial,    l.importance,     l.idx,
+    l.lists,       l.phi_rows,     l.phi_product, l.phi_hidden, l.gate_product,   l.gate_hidden,
+    l.gate_logits, l.gemm,         l.scores,      l.probs,      l.scratch,        l.kv.counts,
+    l.kv.starts,   l.kv.entries,   l.kv.places,   l.kv.items,   l.kv.item_counts, l.kv.o,
+    l.kv.lse,      l.partial_units
   };
   uint64_t sum = 0;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
