@@ -2,15 +2,17 @@
  * SPDX-License-Identifier: MIT
  *
  * Variants of attend_selected for sm_90a: keys through tensor maps into a ring that a producer warp
- * fills (common/union_ring.cuh), multiplied by mma.sync or by wgmma.
+ * fills (common/union_ring.cuh), multiplied by mma.sync or by wgmma; and those of them that cover
+ * attend_window.
  */
 #include "stages.h"
 
 #include <math.h>
 #include <string.h>
 
-#define KEYS 64     /* of a stage: the bits of a word; KEYS * 128 bytes are a panel */
-#define WARPGROUP 4 /* warps */
+#define KEYS 64               /* of a stage: the bits of a word; KEYS * 128 bytes are a panel */
+#define WARPGROUP 4           /* warps */
+#define MOST_WINDOW_DIM_V 136 /* of selected_window_wgmma, found by compiling (NVRTC 13.0) */
 
 /* Blocks of threads for which a multiprocessor's registers are divided: one consumer warpgroup
  * alone leaves too much waiting, four have no room for O. */
@@ -48,13 +50,28 @@ static int32_t others_tma(const nsai_geometry *m) {
   return columns / 2 + 16 + (columns > 128 ? 60 : 48);
 }
 
+/* ... with Q as fragments. */
+static int32_t held_tma(const nsai_geometry *m) {
+  return others_tma(m) + nsai_padded_dim(m->head_dim_qk) / 4;
+}
+
+/* Of selected_window_tma, which has an O of each branch and takes Q as fragments alone. */
+static int32_t held_window(const nsai_geometry *m) {
+  return held_tma(m) + nsai_padded_dim(m->head_dim_v) / 2;
+}
+
 /* Bytes of Q in shared memory: Plan::kQBytes of all warps or warpgroups. */
 typedef uint32_t (*query_bytes)(const nsai_geometry *, const nsai_tiles *);
 
 /* Plan::kQueryInRegisters. */
 static uint32_t query_bytes_tma(const nsai_geometry *m, const nsai_tiles *s) {
-  if (others_tma(m) + nsai_padded_dim(m->head_dim_qk) / 4 <= consumer_registers(m, s)) return 0;
+  if (held_tma(m) <= consumer_registers(m, s)) return 0;
   return (uint32_t)(s->of[NSAI_TILE_WARPS] * nsai_panels(m->head_dim_qk) * 16 * NSAI_PANEL_PITCH);
+}
+
+static uint32_t query_bytes_none(const nsai_geometry *m, const nsai_tiles *s) {
+  (void)m, (void)s;
+  return 0;
 }
 
 /* Plan::kHeldPanels: 16 registers a panel. */
@@ -117,6 +134,15 @@ static double cost_wgmma(const nsai_problem *p, const nsai_target *t, const nsai
   return cost(p, s, others_wgmma(&p->model));
 }
 
+static void fit_window_tma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                           nsai_reasons *reasons) {
+  int32_t held = held_window(&p->model), registers = consumer_registers(&p->model, s);
+  fit(p, t, s, reasons, query_bytes_none);
+  if (held > registers)
+    nsai_refuse(reasons, "Q and O of both branches take %d registers of a thread, it has %d", held,
+                registers);
+}
+
 /* The deepest ring beside `warps`; 0 where there is none of two stages. */
 static int32_t most_stages(const nsai_problem *p, const nsai_target *t, int32_t warps,
                            query_bytes query) {
@@ -134,6 +160,11 @@ static int32_t most_stages(const nsai_problem *p, const nsai_target *t, int32_t 
 static nsai_tiles choose_tma(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_ARCHITECTURE;
   return make_tiles(8, most_stages(p, t, 8, query_bytes_tma));
+}
+
+static nsai_tiles choose_window_tma(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  *by = NSAI_BY_ARCHITECTURE;
+  return make_tiles(8, most_stages(p, t, 8, query_bytes_none));
 }
 
 /* Twelve warps where their registers do: a third warpgroup fills the waits of two (5.5 against 6.8
@@ -156,6 +187,8 @@ static nsai_tiles choose_wgmma(const nsai_problem *p, const nsai_target *t, nsai
   }
 const nsai_space nsai_space_selected_tma = { 2, RANGES, choose_tma, fit_tma, cost_tma };
 const nsai_space nsai_space_selected_wgmma = { 2, RANGES, choose_wgmma, fit_wgmma, cost_wgmma };
+const nsai_space nsai_space_selected_window_tma = { 2, RANGES, choose_window_tma, fit_window_tma,
+                                                    cost_tma };
 #undef RANGES
 
 /* ---- variants ---- */
@@ -174,7 +207,8 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
         p->model.head_dim_qk, p->model.head_dim_v, t->shared_bytes);
 }
 
-static void specify(const nsai_problem *p, const nsai_tiles *s, const char *entry,
+/* `window`: of the branch that it covers, or 0. */
+static void specify(const nsai_problem *p, const nsai_tiles *s, const char *entry, int32_t window,
                     query_bytes query, nsai_kernel_spec specs[NSAI_ROLES]) {
   const nsai_geometry *m = &p->model;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
@@ -191,6 +225,7 @@ static void specify(const nsai_problem *p, const nsai_tiles *s, const char *entr
   nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
   nsai_constant_add(spec, "kMinBlocks", blocks_of(s));
+  nsai_constant_add(spec, "kWindow", window);
   nsai_lists_add(specs, p);
 }
 
@@ -202,7 +237,7 @@ void nsai_legal_attend_selected_tma(const nsai_problem *p, const nsai_target *t,
 void nsai_specify_attend_selected_tma(const nsai_problem *p, const nsai_target *t,
                                       const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
-  specify(p, s, "attend_selected_tma", query_bytes_tma, specs);
+  specify(p, s, "attend_selected_tma", 0, query_bytes_tma, specs);
 }
 
 /* With a compiler that needs more registers than any tiles leave, the portable kernel serves. */
@@ -228,5 +263,57 @@ bool nsai_sensible_attend_selected_wgmma(const nsai_problem *p, const nsai_targe
 void nsai_specify_attend_selected_wgmma(const nsai_problem *p, const nsai_target *t,
                                         const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
-  specify(p, s, "attend_selected_wgmma", query_bytes_wgmma, specs);
+  specify(p, s, "attend_selected_wgmma", 0, query_bytes_wgmma, specs);
+}
+
+/* ---- with the window */
+
+void nsai_legal_selected_window_tma(const nsai_problem *p, const nsai_target *t,
+                                    nsai_reasons *reasons) {
+  const nsai_tiles s = make_tiles(8, 2);
+  const int32_t held = held_window(&p->model), registers = consumer_registers(&p->model, &s);
+  legal(p, t, reasons, query_bytes_none);
+  if (held > registers)
+    nsai_refuse(reasons,
+                "head dims %d and %d: Q and O of both branches take %d registers of a thread, it "
+                "has %d",
+                p->model.head_dim_qk, p->model.head_dim_v, held, registers);
+}
+
+/* Not timed yet: its stages of the window between those of the lists, and either beside a partial sum
+ * of 16 bits. What it was before, the window first, gained 1 to 3 % of a forward of random lists (H200,
+ * G 16: 8k 1.69 to 1.65 ms, 64k 23.5 to 23.2). A tuning finds out. */
+bool nsai_sensible_selected_window_tma(const nsai_problem *p, const nsai_target *t) {
+  (void)p, (void)t;
+  return false;
+}
+
+void nsai_specify_selected_window_tma(const nsai_problem *p, const nsai_target *t,
+                                      const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  specify(p, s, "selected_window_tma", p->model.window, query_bytes_none, specs);
+}
+
+void nsai_legal_selected_window_wgmma(const nsai_problem *p, const nsai_target *t,
+                                      nsai_reasons *reasons) {
+  legal(p, t, reasons, query_bytes_wgmma);
+  if (p->model.head_dim_v > MOST_WINDOW_DIM_V)
+    nsai_refuse(reasons,
+                "head_dim_v %d: O beside the window's scores and P takes more registers than there "
+                "are, at most %d is taken",
+                p->model.head_dim_v, MOST_WINDOW_DIM_V);
+}
+
+/* Faster while the partial sum had 32 bits (H200, forwards of correlated lists, G 16: 4k 0.705 to
+ * 0.657 ms, 8k 1.33 to 1.25, 64k 17.9 to 17.5; G 8: 64k 21.2 to 20.9). With one of 16 bits, which
+ * halves what it saves, it has not been timed. A tuning finds out. */
+bool nsai_sensible_selected_window_wgmma(const nsai_problem *p, const nsai_target *t) {
+  (void)p, (void)t;
+  return false;
+}
+
+void nsai_specify_selected_window_wgmma(const nsai_problem *p, const nsai_target *t,
+                                        const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  specify(p, s, "selected_window_wgmma", p->model.window, query_bytes_wgmma, specs);
 }

@@ -1,12 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Order of a forward: gates, compress, attend_window, attend_compressed, importance and select in
- * chunks of tokens, attend_selected. So attend_window runs beside the end of compress, and
- * attend_compressed, whose keys are there by then, beside the end of attend_window (launch.h).
- * Each branch's kernel adds its gated output in fp32 to a partial sum, which goes from one to the
- * next in 16 bits and a unit for each row (common/epilogue.cuh); the last one that runs rounds into
- * o. A stage that another stage's variant covers is part of that one's launch.
+ * Order of a forward: gates, compress, attend_window where its kernel is its own, attend_compressed,
+ * importance and select in chunks of tokens, attend_selected. So attend_window runs beside the end of
+ * compress, and attend_compressed, whose keys are there by then, beside the end of attend_window
+ * (launch.h). Each branch's kernel adds its gated output in fp32 to a partial sum, which goes from one
+ * to the next in 16 bits and a unit for each row (common/epilogue.cuh); the last one that runs rounds
+ * into o. A stage that another stage's variant covers is part of that one's launch.
  */
 #include "forward.h"
 
@@ -170,21 +170,27 @@ static nsa_tensor compressed_lse(const nsai_run *run) {
                        .stride = { run->plan->problem.model.heads, 1 } };
 }
 
-/* The branches in the order of their kernels. The window is first: it has the least to compute
- * beside the partial sum, which the first branch need not read. */
-static const int branch_order[NSA_BRANCHES] = { NSA_WIN, NSA_CMP, NSA_SEL };
+/* The branches in the order of their kernels. The window is first, where its kernel is its own: it
+ * has the least to compute beside the partial sum, which the first branch need not read. */
+static const int *branch_order(const nsai_run *run) {
+  static const int apart[NSA_BRANCHES] = { NSA_WIN, NSA_CMP, NSA_SEL };
+  static const int together[NSA_BRANCHES] = { NSA_CMP, NSA_WIN, NSA_SEL };
+  return is_covered(run, NSAI_STAGE_ATTEND_WINDOW) ? together : apart;
+}
 
 static bool runs_before(const nsai_run *run, int branch) {
-  for (int i = 0; branch_order[i] != branch; i++)
-    if (run->branches >> branch_order[i] & 1) return true;
+  const int *order = branch_order(run);
+  for (int i = 0; order[i] != branch; i++)
+    if (run->branches >> order[i] & 1) return true;
   return false;
 }
 
 static bool runs_after(const nsai_run *run, int branch) {
+  const int *order = branch_order(run);
   bool seen = false;
   for (int i = 0; i < NSA_BRANCHES; i++) {
-    if (seen && (run->branches >> branch_order[i] & 1)) return true;
-    seen |= branch_order[i] == branch;
+    if (seen && (run->branches >> order[i] & 1)) return true;
+    seen |= order[i] == branch;
   }
   return false;
 }
@@ -443,6 +449,35 @@ static nsa_status attend_selected(const nsai_run *run) {
   return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &boxed);
 }
 
+/* The window's branch is part of it, or all of it. */
+static nsa_status attend_selected_window(const nsai_run *run) {
+  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED];
+  const int64_t rows = run->sizes.kv_tokens;
+  const NsaiAttend window = attend_params(run, NSA_WIN, NSAI_KERNEL_ATTEND_SELECTED);
+  NsaiSelectedWindow p = { .selected.attend = selected_params(run),
+                           .window_k = window.k,
+                           .window_v = window.v,
+                           .first_part =
+                               has_branch(run, NSA_WIN) ? NSAI_PART_WINDOW : NSAI_PART_SELECTED,
+                           .end_part = has_branch(run, NSA_SEL) ? NSAI_PARTS : NSAI_PART_SELECTED };
+  const NsaiView window_kv[2] = { window.k, window.v };
+  const NsaiView kv[2] = { p.selected.attend.k, p.selected.attend.v };
+  p.out[NSAI_PART_WINDOW] = window.out;
+  p.out[NSAI_PART_SELECTED] = p.selected.attend.out;
+  NSAI_TRY(map_keys(run, kernel, window_kv, rows, &p.window_k_map, &p.window_v_map));
+  NSAI_TRY(map_keys(run, kernel, kv, rows, &p.selected.k, &p.selected.v));
+  if (has_branch(run, NSA_SEL)) NSAI_TRY(find_lists(run, &p.selected.attend));
+  return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
+}
+
+/* The selected branch, with the window's where one kernel does both. */
+static nsa_status attend_last(const nsai_run *run) {
+  bool together = is_covered(run, NSAI_STAGE_ATTEND_WINDOW);
+  if (!has_branch(run, NSA_SEL) && !(together && has_branch(run, NSA_WIN))) return NSA_OK;
+  return staged(run, NSAI_STAGE_ATTEND_SELECTED,
+                together ? attend_selected_window : attend_selected);
+}
+
 nsa_status nsai_enqueue_forward(const nsai_run *run) {
   const nsai_geometry *m = &run->plan->problem.model;
   bool probes = nsai_present(&run->io->probe_rows), selecting = selects(run);
@@ -451,14 +486,14 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
   if ((compressed || nsai_present(&run->io->kv.k_cmp)) && m->phi != NSAI_PHI_EXTERNAL)
     NSAI_TRY(staged(run, NSAI_STAGE_COMPRESS, nsai_enqueue_compress));
-  if (has_branch(run, NSA_WIN)) NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
+  if (has_branch(run, NSA_WIN) && !is_covered(run, NSAI_STAGE_ATTEND_WINDOW))
+    NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
   if (compressed)
     NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_COMPRESSED,
                     fused ? attend_compressed_topn : attend_compressed));
   if (selecting && !fused) NSAI_TRY(select_blocks(run));
   if (probes) NSAI_TRY(probe(run));
-  return has_branch(run, NSA_SEL) ? staged(run, NSAI_STAGE_ATTEND_SELECTED, attend_selected)
-                                  : NSA_OK;
+  return attend_last(run);
 }
 
 nsa_status nsai_enqueue_compress(const nsai_run *run) {

@@ -148,6 +148,31 @@ NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRo
   if (row.present && !out.o.data && threadIdx.x % 4 == 0) out.partial_units[at] = mine.unit;
 }
 
+// What row r of acc, unnormalised, is to be multiplied by for the sum. Stores what is wanted of the
+// branch by itself. All 32 lanes take part.
+template <class Config, int kN>
+NSAI_DEVICE float finish_row(const NsaiEpilogue &out, const OutputRow &row,
+                             const float (&acc)[kN][4], const SoftmaxRows &rows, int r, u32 gate) {
+  float total = quad_sum(rows.sum[r]);
+  float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
+  if (out.lse && row.present && threadIdx.x % 4 == 0)
+    out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
+        softmax_lse(rows.reference[r], total);
+  if (out.o_branch.data) store_elements<Config>(out.o_branch, row, acc, r, inverse);
+  // An empty row may be a padding row, whose gate may be anything.
+  return total == 0.0f ? 0.0f : gate_value<Config>(out, gate) * inverse;
+}
+
+// Row r of acc times `scale` into the sum.
+template <class Config, int kN>
+NSAI_DEVICE void store_gated(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
+                             const float (&acc)[kN][4], int r, float scale) {
+  if (out.o.data && !out.add_partial)
+    store_elements<Config>(out.o, row, acc, r, scale);
+  else if (out.partial)
+    store_sum<Config>(out, kv_heads, row, acc, r, scale);
+}
+
 // Stores the 16 rows of a warp's tile: acc [16, 8 * kN] unnormalised, C fragments, kN =
 // padded_dim(Dv) / 8; place[r] is where row `group + 8 * r` of this lane belongs, gate[r] its gate.
 // All 32 lanes take part.
@@ -159,19 +184,8 @@ NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float
                 "acc is padded to 16 columns");
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const OutputRow &row = place[r];
-    float total = quad_sum(rows.sum[r]);
-    float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
-    // An empty row may be a padding row, whose gate may be anything.
-    float scale = total == 0.0f ? 0.0f : gate_value<Config>(out, gate[r]) * inverse;
-    if (out.lse && row.present && threadIdx.x % 4 == 0)
-      out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
-          softmax_lse(rows.reference[r], total);
-    if (out.o_branch.data) store_elements<Config>(out.o_branch, row, acc, r, inverse);
-    if (out.o.data && !out.add_partial)
-      store_elements<Config>(out.o, row, acc, r, scale);
-    else if (out.partial)
-      store_sum<Config>(out, kv_heads, row, acc, r, scale);
+    const float scale = finish_row<Config>(out, place[r], acc, rows, r, gate[r]);
+    store_gated<Config>(out, kv_heads, place[r], acc, r, scale);
   }
 }
 

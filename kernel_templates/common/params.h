@@ -115,6 +115,20 @@ typedef struct NsaiAttendSelectedTma {
   int reserved[10];
 } NsaiAttendSelectedTma;
 
+/* selected_window_tma, selected_window_wgmma: the window's branch and the selected one by one kernel, or
+ * one of them where a run has no more. */
+enum { NSAI_PART_WINDOW, NSAI_PART_SELECTED, NSAI_PARTS };
+typedef struct NsaiSelectedWindow {
+  NsaiAttendSelectedTma selected; /* seq, q, scale and tiles of both; its `out` means nothing */
+  NsaiTensorMap window_k_map;     /* as selected.k, of the window's */
+  NsaiTensorMap window_v_map;
+  NsaiView window_k, window_v;
+  NsaiEpilogue out[NSAI_PARTS]; /* as for two kernels, the window's first; a sum that stays in
+                                   registers between the two need not pass through `partial` */
+  int first_part, end_part;     /* those that run; of the others nothing else means anything */
+  int reserved[2];
+} NsaiSelectedWindow;
+
 /* A run of one block's inverted list: common/block_lists.cuh. Tokens count from row 0 of q. */
 typedef struct NsaiKvItem {
   int kv_row; /* of k and v where the block begins */
@@ -294,6 +308,7 @@ NSAI_SIZE_IS(NsaiAttendTma, 640);
 NSAI_SIZE_IS(NsaiCompressedTopn, 704);
 NSAI_SIZE_IS(NsaiAttendSelected, 280);
 NSAI_SIZE_IS(NsaiAttendSelectedTma, 576);
+NSAI_SIZE_IS(NsaiSelectedWindow, 1152);
 NSAI_SIZE_IS(NsaiKvItem, 32);
 NSAI_SIZE_IS(NsaiInvert, 152);
 NSAI_SIZE_IS(NsaiAttendKv, 152);

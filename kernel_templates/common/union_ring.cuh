@@ -3,7 +3,9 @@
 //
 // The selected branch on sm_90: a warp that walks the union of adjacent tokens' lists and has the
 // copy engine bring its keys into a ring, for consumers of either instruction family
-// (attend_selected_tma.cuh, attend_selected_wgmma.cuh).
+// (common/union_mma.cuh, common/union_wgmma.cuh). Where the kernel does the window's branch as well
+// (common/union_window.cuh), its keys come through the same ring, before or between those of the
+// lists.
 //
 // Work: tile i of p.tiles is tokens [kTokens * (i % per_group), ...) of KV head i / per_group, so
 // that blocks of threads that run together read one head's keys. A block takes every gridDim.x-th
@@ -18,7 +20,8 @@
 //   K, V    [kKeys, Dk], [kKeys, Dv]: panels with the 128-byte swizzle (common/tma.cuh)
 //   bits    u64 [kTokens]: the keys that each token sees, selection and causality at once
 //   seen    u32 [kProducers], to be united: bit w: a token of warp w sees one of the keys. kLast in
-//           the first: it is the last stage of the tile of tokens
+//           the first: it is the last stage of the tile of tokens. kWindowStage, where these lie
+//           between the lists': nothing else is told of one, the positions say who sees which key
 //   partly  the same: not all of the keys are seen by all of the warp
 //
 //   producers: wait empty[s]; store what they know; start the copies of K and V; arrive full[s]
@@ -31,11 +34,12 @@
 // the copy engine brings zeros.
 //
 // Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kThreads = 32 * kWarps + 128,
-//   kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges.
+//   kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges; kWindow.
 #pragma once
 #include "common/barrier.cuh"
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
+#include "common/keys.cuh"
 #include "common/launch.cuh"
 #include "common/list_cursor.cuh"
 #include "common/params.h"
@@ -43,6 +47,7 @@
 #include "common/tile.cuh"
 #include "common/tma.cuh"
 #include "common/types.cuh"
+#include "common/union_parts.cuh"
 #include "common/wgmma.cuh"
 
 template <class Config> struct UnionRing {
@@ -75,7 +80,7 @@ template <class Config> struct UnionRing {
   static constexpr int kEmpty = kFull + 8 * kStages;                 // barrier: can be filled
   static constexpr int kSLeast = kEmpty + 8 * kStages;               // int [2, kProducers], once
   static constexpr int kEnd = (kSLeast + 8 * kProducers + 15) / 16 * 16;
-  static constexpr u32 kLast = 1u << 31;
+  static constexpr u32 kLast = 1u << 31, kWindowStage = 1u << 30; // of kSSeen
 
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
                 "rows are copied 16 bytes at a time");
@@ -122,11 +127,25 @@ template <class Config> NSAI_DEVICE OutputRow place_row(const Place &at, int row
                     head < Config::kGroup && query < at.seq.q_len };
 }
 
-// One thread, before anyone else looks at a barrier.
-template <class Config> NSAI_DEVICE void ring_init(const NsaiAttendSelectedTma &p, u32 base) {
+// The window's keys of a tile fall into stages: a first one of kFirst keys, what w and the tile's
+// tokens have beyond whole stages, and further ones of kKeys.
+template <class Config> struct WindowStages {
   using R = UnionRing<Config>;
-  tma_prefetch_map(p.k);
-  tma_prefetch_map(p.v);
+  static constexpr int kRest = (Config::kWindow + R::kTokens - 1) % R::kKeys;
+  static constexpr int kFirst = kRest ? kRest : R::kKeys;
+  static constexpr int kFirstPadded = padded_dim(kFirst); // that are multiplied
+};
+
+// Keys [begin, end) that the window of any token of the tile holds; none where begin >= end.
+template <class Config> NSAI_DEVICE KeyRange window_of_tile(const Place &at) {
+  const int next = min(at.first_query + UnionRing<Config>::kTokens, at.seq.q_len);
+  return KeyRange{ WindowKeys<Config>::visible(at.seq.position(at.first_query)).begin,
+                   WindowKeys<Config>::visible(at.seq.position(next - 1)).end };
+}
+
+// One thread, before anyone else looks at a barrier.
+template <class Config> NSAI_DEVICE void ring_init(u32 base) {
+  using R = UnionRing<Config>;
   for (int s = 0; s < R::kStages; ++s) {
     // Every lane arrives: one of each warp would do and is no faster, but racecheck does not follow
     // it.
@@ -153,12 +172,12 @@ struct KeyPlace {
 };
 
 // Starts the copies of keys [first, first + kKeys) of a sequence into stage s, and arrives. By a
-// whole warp, whose plain stores the arrival covers.
+// whole warp, whose plain stores the arrival covers. `v`: what v_map maps.
 template <class Config>
-NSAI_DEVICE void ring_fill(const NsaiAttendSelectedTma &p, const KeyPlace &at, u32 base, int s,
-                           int first) {
+NSAI_DEVICE void ring_fill(const NsaiTensorMap &k_map, const NsaiTensorMap &v_map,
+                           const NsaiView &k, const NsaiView &v, const KeyPlace &at, u32 base,
+                           int s, int first) {
   using R = UnionRing<Config>;
-  const NsaiView &v = p.attend.v;
   const u32 full = base + R::kFull + 8 * s;
   const u32 sK = base + R::kSK + s * R::kKBytes; // [kKeys, Dk]
   const u32 sV = base + R::kSV + s * R::kVBytes; // [kKeys, Dv]
@@ -174,40 +193,68 @@ NSAI_DEVICE void ring_fill(const NsaiAttendSelectedTma &p, const KeyPlace &at, u
     return;
   }
   barrier_arrive_expecting(full, foreign ? R::kKBytes : R::kKBytes + R::kVBytes);
-  tma_load_panels<Config::kHeadDimQk>(sK, p.k, full, R::kKeys, box_head(p.attend.k, at.group), row);
+  tma_load_panels<Config::kHeadDimQk>(sK, k_map, full, R::kKeys, box_head(k, at.group), row);
   if (!foreign)
-    tma_load_panels<Config::kHeadDimV>(sV, p.v, full, R::kKeys, box_head(v, at.group), row);
+    tma_load_panels<Config::kHeadDimV>(sV, v_map, full, R::kKeys, box_head(v, at.group), row);
 }
 
-// The kProducers warps, for all tiles of the block; `producer`: which of them.
+// The next stage of the window's keys, of those [first, window.end). `said`: kSSeen.
 template <class Config>
-NSAI_DEVICE void ring_produce(const NsaiAttendSelectedTma &params, unsigned char *shared,
-                              int producer) {
+NSAI_DEVICE void ring_produce_window(const NsaiSelectedWindow &p, const KeyPlace &keys, int first,
+                                     u32 said, unsigned char *shared, int producer,
+                                     RingStep<Config::kStages> &step) {
+  using R = UnionRing<Config>;
+  const u32 base = shared_address(shared);
+  const int s = step.stage;
+  barrier_wait(base + R::kEmpty + 8 * s, step.parity ^ 1); // by all consumer warps
+  if (threadIdx.x % 32 == 0) ((u32 *)(shared + R::kSSeen))[s * R::kProducers + producer] = said;
+  if (producer == 0)
+    ring_fill<Config>(p.window_k_map, p.window_v_map, p.window_k, p.window_v, keys, base, s, first);
+  else
+    barrier_arrive(base + R::kFull + 8 * s);
+  step.advance();
+}
+
+// The kProducers warps, for all tiles of the block; `producer`: which of them. Stages of the window
+// come before those of the lists or, with kEvery, one before each kEvery of these.
+template <class Config, int kEvery, class Params>
+NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int producer) {
   using R = UnionRing<Config>;
   using Cursor = ListCursor<Config>;
-  const NsaiAttendSelected &p = params.attend;
+  const NsaiAttendSelectedTma &selected = selected_part(params);
+  const NsaiAttendSelected &p = selected.attend;
   const int lane = threadIdx.x % 32;
   const u32 base = shared_address(shared);
   int turn = 0; // of sLeast
   RingStep<R::kStages> step;
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    KeyPlace keys;
+    const Place at = find_place<Config>(p, tile);
+    if (at.empty()) continue;
+    const int end = at.seq.kv_begin + at.seq.kv_len;
+    const KeyPlace keys = { at.seq.kv_begin, at.group,
+                            end < p.seq.kv_tokens ? at.seq.kv_len : 0x7fffffff };
+    [[maybe_unused]] KeyRange window = {}; // what is left of it
+    if constexpr (kCanWindow<Params>) {
+      if (first_part(params) == NSAI_PART_WINDOW) window = window_of_tile<Config>(at);
+      if constexpr (!kEvery) {
+        for (int keys_of_stage = WindowStages<Config>::kFirst; window.begin < window.end;
+             window.begin += keys_of_stage, keys_of_stage = R::kKeys)
+          ring_produce_window<Config>(params, keys, window.begin, 0, shared, producer, step);
+        begin_kernel(); // for the lists
+        if (end_part(params) == NSAI_PART_SELECTED) continue;
+      }
+    }
     Cursor cursors[R::kLists];
     auto token_of = [&](int j) { return (j * R::kProducers + producer) * 32 + lane; };
-    {
-      const Place at = find_place<Config>(p, tile);
-      if (at.empty()) continue;
-      const int end = at.seq.kv_begin + at.seq.kv_len;
-      keys =
-          KeyPlace{ at.seq.kv_begin, at.group, end < p.seq.kv_tokens ? at.seq.kv_len : 0x7fffffff };
 #pragma unroll
-      for (int j = 0; j < R::kLists; ++j) {
-        int token = token_of(j), query = at.first_query + token;
-        const int *gList = p.lists + (at.seq.q_begin + query) * p.list_token_stride +
-                           at.group * p.list_head_stride; // [n]
-        cursors[j].open(gList, at.seq.position(query), token < R::kTokens && query < at.seq.q_len);
-      }
+    for (int j = 0; j < R::kLists; ++j) {
+      int token = token_of(j), query = at.first_query + token;
+      const int *gList = p.lists + (at.seq.q_begin + query) * p.list_token_stride +
+                         at.group * p.list_head_stride; // [n]
+      cursors[j].open(gList, at.seq.position(query),
+                      token < R::kTokens && query < at.seq.q_len &&
+                          end_part(params) > NSAI_PART_SELECTED);
     }
     auto next = [&]() { // the least key that is not taken, of all producers
       int least = cursors[0].begin;
@@ -225,7 +272,15 @@ NSAI_DEVICE void ring_produce(const NsaiAttendSelectedTma &params, unsigned char
       return least;
     };
 
+    [[maybe_unused]] int until_window = 0; // stages of the lists
     for (int begin = next(), last = 0; !last; step.advance()) {
+      if constexpr (kCanWindow<Params> && kEvery > 0)
+        if (window.begin < window.end && until_window-- == 0) {
+          ring_produce_window<Config>(params, keys, window.begin, R::kWindowStage, shared, producer,
+                                      step);
+          window.begin += R::kKeys;
+          until_window = kEvery - 1;
+        }
       // Where no token sees a key, one stage without keys ends the tile.
       const bool any = begin != Cursor::kNever;
       const int first = begin / R::kKeys * R::kKeys;
@@ -253,15 +308,24 @@ NSAI_DEVICE void ring_produce(const NsaiAttendSelectedTma &params, unsigned char
           sBits[token_of(j)] = bits[j];
       if (lane == 0) {
         const int i = s * R::kProducers + producer;
-        ((u32 *)(shared + R::kSSeen))[i] = seen | (last ? R::kLast : 0);
+        ((u32 *)(shared + R::kSSeen))[i] =
+            seen | (last && window.begin >= window.end ? R::kLast : 0);
         ((u32 *)(shared + R::kSPartly))[i] = partly;
       }
       if (producer == 0 && any) {
-        ring_fill<Config>(params, keys, base, s, first);
+        ring_fill<Config>(selected.k, selected.v, p.k, p.v, keys, base, s, first);
       } else {
         barrier_arrive(base + R::kFull + 8 * s);
       }
     }
+    if constexpr (kCanWindow<Params> && kEvery > 0)
+      while (window.begin < window.end) {
+        const int first = window.begin;
+        window.begin += R::kKeys;
+        ring_produce_window<Config>(params, keys, first,
+                                    R::kWindowStage | (window.begin < window.end ? 0 : R::kLast),
+                                    shared, producer, step);
+      }
   }
 }
 
@@ -361,4 +425,37 @@ NSAI_DEVICE void mask_scores(float (&s)[kN][4], const unsigned char *shared, int
         for (int c = 0; c < 2; ++c)
           if (!(mine >> (8 * j + c) & 1)) s[4 * half + j][2 * r + c] = kMinusInf;
     }
+}
+
+// ---- body
+
+// The kernel: `consume(shared)` is what its consumer warps do, for all tiles of the block. kEvery: as
+// in ring_produce().
+template <class Config, int kEvery = 0, class Params, class Consume>
+NSAI_DEVICE void ring_attend(const Params &p, Consume consume) {
+  using R = UnionRing<Config>;
+  extern __shared__ __align__(1024) unsigned char shared[];
+  if (threadIdx.x == 0) {
+    tma_prefetch_map(selected_part(p).k);
+    tma_prefetch_map(selected_part(p).v);
+    if constexpr (kCanWindow<Params>) {
+      tma_prefetch_map(p.window_k_map);
+      tma_prefetch_map(p.window_v_map);
+    }
+    ring_init<Config>(shared_address(shared));
+  }
+  // Where the window's keys come first, neither they nor their products wait for the kernel before:
+  // its lists and its sum do.
+  constexpr bool kWindowFirst = kCanWindow<Params> && !kEvery;
+  if (!kWindowFirst) begin_kernel();
+  __syncthreads(); // barriers are there
+  const int warp = warp_uniform(threadIdx.x / 32);
+  if (warp >= R::kWarps) {
+    registers_drop<R::kProducerRegisters>();
+    if (warp < R::kWarps + R::kProducers) ring_produce<Config, kEvery>(p, shared, warp - R::kWarps);
+    if (kWindowFirst) begin_kernel(); // also where no tile has tokens
+  } else {
+    registers_raise<R::kConsumerRegisters>();
+    consume(shared);
+  }
 }

@@ -5,7 +5,7 @@
 
 #include "stages.h"
 
-bool covering_topn;
+bool covering_topn, covering_both;
 uint64_t covering_rival_scratch;
 
 static bool sensible_topn(const nsai_problem *p, const nsai_target *t) {
@@ -62,6 +62,21 @@ static void specify_rival(const nsai_problem *p, const nsai_target *t, const nsa
         covering_rival_scratch * (uint64_t)p->max_kv_len;
 }
 
+static void legal_both(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)p, (void)t;
+  if (!covering_both) nsai_refuse(reasons, "no test asks for it");
+}
+
+static void specify_both(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
+                         nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)p, (void)t;
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
+  *spec = (nsai_kernel_spec){
+    .entry = "made_up_both", .threads = 32 * tiles->of[NSAI_TILE_WARPS], .tokens = 4, .box_keys = 64
+  };
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
 #define ROW(row_stage, row_name, row_space)                                                        \
   {                                                                                                \
     .name = #row_name, .stage = (row_stage), .why = "as in the library", .deterministic = true,    \
@@ -95,6 +110,15 @@ const nsai_variant nsai_variants[] = {
   ROW(NSAI_STAGE_SELECT, select_topn, &nsai_space_select),
   ROW(NSAI_STAGE_ATTEND_SELECTED, selected_dense_mma, &nsai_space_flash),
   ROW(NSAI_STAGE_ATTEND_SELECTED, attend_selected_mma, &nsai_space_union),
+  { .name = "made_up_both",
+    .stage = NSAI_STAGE_ATTEND_SELECTED,
+    .why = "a test of two stages",
+    .deterministic = true,
+    .fp32_importance = true,
+    .legal = legal_both,
+    .specify = specify_both,
+    .space = &warps,
+    .covers = 1u << NSAI_STAGE_ATTEND_WINDOW },
   ROW(NSAI_STAGE_ATTEND_WINDOW, attend_window_mma, &nsai_space_flash),
   ROW(NSAI_STAGE_DENSE, dense_mma, &nsai_space_flash),
 };

@@ -1,11 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A variant table that stands in for the library's: its portable variants of a forward, and two
+ * A variant table that stands in for the library's: its portable variants of a forward, and three
  * that cover further stages, with kernels in name only.
  *
  *   made_up_topn    attend_compressed, covers importance and select; first of its stage
  *   made_up_rival   the same; last of its stage
+ *   made_up_both    attend_selected, covers attend_window; last of its stage
  */
 #ifndef TEST_COVERING_H
 #define TEST_COVERING_H
@@ -14,6 +15,9 @@
 
 /* Whether made_up_topn is sensible, and so the default; false at the start. */
 extern bool covering_topn;
+
+/* Whether made_up_both is legal; false at the start. */
+extern bool covering_both;
 
 /* Blocks of threads per multiprocessor and bytes of scratch for each, of made_up_topn. */
 #define COVERING_PER_SM 2

@@ -21,10 +21,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-static NsaiCompressedTopn topn; /* the last params of made_up_topn */
+/* The last params of either kernel. */
+static NsaiCompressedTopn topn;
+static NsaiSelectedWindow both;
 
 static double keep_params(const fake_cuda_launch *launch, const void *params) {
   if (!strcmp(launch->name, "made_up_topn")) memcpy(&topn, params, sizeof topn);
+  if (!strcmp(launch->name, "made_up_both")) memcpy(&both, params, sizeof both);
   return 1;
 }
 
@@ -161,6 +164,87 @@ static void test_topn_in_part(void **state) {
   machine_free(&m);
 }
 
+/* ---- made_up_both ---- */
+
+static void begin_both(machine *m) {
+  covering_topn = false;
+  covering_both = true;
+  begin(m, &(machine_request){ .override = "variants.force.attend_selected=made_up_both",
+                               .per_branch = true });
+}
+
+/* The window's sum comes after the compressed branch's and before the last. */
+static void test_both(void **state) {
+  (void)state;
+  machine m;
+  begin_both(&m);
+  expect_variants(&m, "compress=compress_mean attend_compressed=attend_compressed_mma "
+                      "importance=importance_mma select=select_topn "
+                      "attend_selected=made_up_both attend_window=made_up_both");
+  expect_launches(forward(&m),
+                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
+  const nsa_io *io = &m.toy.io;
+  const NsaiEpilogue *window = &both.out[NSAI_PART_WINDOW];
+  const NsaiEpilogue *selected = &both.out[NSAI_PART_SELECTED];
+  assert_int_equal(both.first_part, NSAI_PART_WINDOW);
+  assert_int_equal(both.end_part, NSAI_PARTS);
+  assert_ptr_equal(both.selected.attend.v.data, io->kv.v[NSA_SEL].data);
+  assert_ptr_equal(both.window_v.data, io->kv.v[NSA_WIN].data);
+  assert_ptr_equal(both.selected.attend.lists, io->block_idx.data);
+  assert_int_equal(both.selected.attend.tiles, 24); /* (40 / 4 + 2) of each head */
+  assert_true(window->add_partial && window->partial && !window->o.data);
+  assert_true(selected->add_partial);
+  assert_ptr_equal(selected->o.data, io->o.data);
+  assert_int_equal(window->gate_branch, NSA_WIN);
+  assert_int_equal(selected->gate_branch, NSA_SEL);
+  machine_free(&m);
+  covering_both = false;
+}
+
+/* One of the two branches alone, or neither. */
+static void test_both_in_part(void **state) {
+  (void)state;
+  machine m;
+  begin_both(&m);
+  m.exec.branches = 1u << NSA_WIN;
+  memset(m.toy.io.o_branch, 0, sizeof m.toy.io.o_branch);
+  memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
+  expect_no_selection(&m);
+  expect_launches(forward(&m), LIST("made_up_both"));
+  assert_int_equal(both.first_part, NSAI_PART_WINDOW);
+  assert_int_equal(both.end_part, NSAI_PART_SELECTED);
+  assert_ptr_equal(both.out[NSAI_PART_WINDOW].o.data, m.toy.io.o.data);
+  assert_false(both.out[NSAI_PART_WINDOW].add_partial);
+  m.exec.branches = 1u << NSA_SEL;
+  expect_launches(forward(&m),
+                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
+  assert_int_equal(both.first_part, NSAI_PART_SELECTED);
+  assert_int_equal(both.end_part, NSAI_PARTS);
+  assert_ptr_equal(both.out[NSAI_PART_SELECTED].o.data, m.toy.io.o.data);
+  assert_false(both.out[NSAI_PART_SELECTED].add_partial);
+  m.exec.branches = 1u << NSA_WIN | 1u << NSA_SEL;
+  expect_launches(forward(&m),
+                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
+  assert_false(both.out[NSAI_PART_WINDOW].add_partial);
+  assert_true(both.out[NSAI_PART_SELECTED].add_partial);
+  m.exec.branches = 1u << NSA_CMP;
+  expect_launches(forward(&m), LIST("compress_mean", "attend_compressed_mma"));
+  machine_free(&m);
+  covering_both = false;
+}
+
+/* Without a window nothing runs it. */
+static void test_no_window(void **state) {
+  (void)state;
+  machine m;
+  covering_topn = false;
+  covering_both = true;
+  begin(&m, &(machine_request){ .override = "model.window=0" });
+  expect_story(&m, 0, "made_up_both: no\n      it covers attend_window, which is not run here\n");
+  machine_free(&m);
+  covering_both = false;
+}
+
 /* ---- when it is not chosen ---- */
 
 static void expect_refusal(const char *override, int32_t selection, const char *reason) {
@@ -249,8 +333,9 @@ static void test_decisions(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_topn),         cmocka_unit_test(test_persistent),
-    cmocka_unit_test(test_topn_in_part), cmocka_unit_test(test_refusals),
-    cmocka_unit_test(test_decisions),
+    cmocka_unit_test(test_topn_in_part), cmocka_unit_test(test_both),
+    cmocka_unit_test(test_both_in_part), cmocka_unit_test(test_no_window),
+    cmocka_unit_test(test_refusals),     cmocka_unit_test(test_decisions),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -61,7 +61,18 @@ static bool flash_wgmma_allows(const nsai_kernel_spec *s) {
   return (rows == 128 || rows == 192) && group <= 64 && keys % 16 == 0 && queries >= 1;
 }
 
-/* Those of common/union_ring.cuh, attend_selected_tma.cuh, attend_selected_wgmma.cuh. */
+/* Whether the registers of selected_window_tma hold Q beside two branches' O: Plan::kQueryInRegisters
+ * of common/union_mma.cuh. */
+static bool window_tma_holds(const nsai_kernel_spec *s) {
+  int64_t groups = constant(s, "kWarps") / 4;
+  int64_t launch = 65536 / (s->threads * constant(s, "kMinBlocks")) / 8 * 8;
+  int64_t fair = (launch * (groups + 1) - (s->tokens > 128 ? 40 : 32)) / groups / 8 * 8;
+  int64_t columns_qk = (constant(s, "kHeadDimQk") + 15) / 16 * 16;
+  int64_t columns_v = (constant(s, "kHeadDimV") + 15) / 16 * 16;
+  return columns_v + columns_qk / 4 + 16 + (columns_v > 128 ? 60 : 48) <= (fair < 240 ? fair : 240);
+}
+
+/* Those of common/union_ring.cuh, union_mma.cuh, union_wgmma.cuh. */
 static bool ring_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps"), stages = constant(s, "kStages");
   int64_t group = constant(s, "kGroupPadded"), tokens = 16 * warps / group;
@@ -77,6 +88,7 @@ static bool ring_allows(const nsai_kernel_spec *s) {
                  8 * producers;
   assert_true(s->shared_bytes >= ring &&
               s->shared_bytes < ring + 1024 + 16 * warps * 128 * panels_qk);
+  if (is(s, "selected_window_tma") && !window_tma_holds(s)) return false;
   return warps % 4 == 0 && warps <= 12 && warps * constant(s, "kMinBlocks") >= 8 && group <= 64 &&
          stages >= 2;
 }
@@ -119,7 +131,7 @@ static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
   if (s->threads > 1024 || s->threads * constant(s, "kMinBlocks") > 2048) return false;
   if (is(s, "attend_selected_kv")) return kv_allows(s, t->shared_bytes);
   if (s->shared_bytes > (s->box_keys ? t->shared_bytes : 99 * 1024)) return false;
-  if (is(s, "attend_selected_tma") || is(s, "attend_selected_wgmma")) {
+  if (s->box_keys && !s->box_heads) {
     int64_t blocks = constant(s, "kMinBlocks");
     return nsai_holds_blocks(t, s->shared_bytes, (int32_t)blocks) && ring_allows(s);
   }

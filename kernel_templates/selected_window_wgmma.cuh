@@ -1,0 +1,32 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// selected_window_wgmma: the selected branch and the window's in one pass over tiles of tokens
+// (sm_90a).
+//
+//   O_sel[t, h] = sum over keys p in list[t, g], p <= t, of softmax_p(scale q[t, h] . k[p, g]) v[p, g]
+//   O_win[t, h] = the same over keys t - w < p <= t, with keys and values of their own or the same
+//
+//   q     [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv]
+//   lists [T, Hkv, n] blocks of l' tokens, or [T, Hkv, n, 2] token ranges: ascending, disjoint, -1
+//
+// Grid: persistent; tiles and ring as in common/union_ring.cuh, consumers and Config as in
+// common/union_wgmma.cuh, the window, which comes first, as in common/union_window.cuh. Until the
+// window's end the kernel before may run: it makes the lists and the sum, and nothing else is read of
+// it.
+//
+// Against two kernels it saves a launch, a tail, and of the partial sum a write and a read. H200, bf16,
+// 64/4 heads, D 128, window 512, whole forwards of correlated lists while the partial sum had 32 bits,
+// two kernels / this one: 4k 0.705 / 0.657 ms, 8k 1.33 / 1.25, 64k 17.9 / 17.5 (8 heads in a group 21.2 /
+// 20.9); of random lists 4k 0.838 / 0.757, 8k 1.69 / 1.60. The window's branch alone takes 2.4 ms at 64k,
+// attend_window_wgmma 2.1: three warpgroups of 64 keys leave the tensor cores waiting as in
+// attend_selected_wgmma. Its sum passes through `partial` for want of registers: to read that at the
+// window's end costs 0.2 ms. Did not help: P V in order (2.5 ms); whole stages, without a short first
+// one (2.45). With a partial sum of 16 bits, and beside the kernel before, it was not timed yet.
+#pragma once
+#include "common/union_wgmma.cuh"
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    selected_window_wgmma(const __grid_constant__ NsaiSelectedWindow p) {
+  ring_attend<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
+}
