@@ -145,21 +145,24 @@ nsa_status nsa_dense(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch
 
 nsa_status nsa_prefill(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                        const nsa_io *io) {
-  nsai_run run;
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
   NSAI_TRY(begin_run(plan, NSA_OP_PREFILL, exec, batch, io, &run));
   return end_run(&run, cached(&run));
 }
 
 nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                       const nsa_io *io) {
-  nsai_run run;
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
   NSAI_TRY(begin_run(plan, NSA_OP_DECODE, exec, batch, io, &run));
   return end_run(&run, cached(&run));
 }
 
 nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                          const nsa_kv *cache, const nsa_kv *fresh, const nsa_phi *phi) {
-  nsai_run run;
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
   NSAI_TRY(begin_run(plan, NSA_OP_APPEND, exec, batch, NULL, &run));
   nsa_status status =
       exec->branches ? nsai_fail(NSA_E_ARG,
