@@ -266,7 +266,12 @@ void nsai_specify_attend_selected_wgmma(const nsai_problem *p, const nsai_target
   specify(p, s, "attend_selected_wgmma", 0, query_bytes_wgmma, specs);
 }
 
-/* ---- with the window */
+/* ---- with the window
+ *
+ * Worth timing, and behind all others in the table: faster than two kernels while the partial sum had
+ * 32 bits (H200, forwards, G 16: correlated lists, wgmma, 4k 0.705 to 0.657 ms, 8k 1.33 to 1.25, 64k
+ * 17.9 to 17.5; random lists, tma with the window first, 8k 1.69 to 1.65, 64k 23.5 to 23.2). With one of
+ * 16 bits, which halves what they save, they have been checked but not timed. */
 
 void nsai_legal_selected_window_tma(const nsai_problem *p, const nsai_target *t,
                                     nsai_reasons *reasons) {
@@ -278,14 +283,6 @@ void nsai_legal_selected_window_tma(const nsai_problem *p, const nsai_target *t,
                 "head dims %d and %d: Q and O of both branches take %d registers of a thread, it "
                 "has %d",
                 p->model.head_dim_qk, p->model.head_dim_v, held, registers);
-}
-
-/* Not timed yet: its stages of the window between those of the lists, and either beside a partial sum
- * of 16 bits. What it was before, the window first, gained 1 to 3 % of a forward of random lists (H200,
- * G 16: 8k 1.69 to 1.65 ms, 64k 23.5 to 23.2). A tuning finds out. */
-bool nsai_sensible_selected_window_tma(const nsai_problem *p, const nsai_target *t) {
-  (void)p, (void)t;
-  return false;
 }
 
 void nsai_specify_selected_window_tma(const nsai_problem *p, const nsai_target *t,
@@ -302,14 +299,6 @@ void nsai_legal_selected_window_wgmma(const nsai_problem *p, const nsai_target *
                 "head_dim_v %d: O beside the window's scores and P takes more registers than there "
                 "are, at most %d is taken",
                 p->model.head_dim_v, MOST_WINDOW_DIM_V);
-}
-
-/* Faster while the partial sum had 32 bits (H200, forwards of correlated lists, G 16: 4k 0.705 to
- * 0.657 ms, 8k 1.33 to 1.25, 64k 17.9 to 17.5; G 8: 64k 21.2 to 20.9). With one of 16 bits, which
- * halves what it saves, it has not been timed. A tuning finds out. */
-bool nsai_sensible_selected_window_wgmma(const nsai_problem *p, const nsai_target *t) {
-  (void)p, (void)t;
-  return false;
 }
 
 void nsai_specify_selected_window_wgmma(const nsai_problem *p, const nsai_target *t,

@@ -108,8 +108,6 @@ bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *)
 bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_wgmma(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_selected_window_tma(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_selected_window_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,

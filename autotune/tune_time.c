@@ -646,11 +646,20 @@ static bool is_covered(const tune_task *task, nsai_stage stage, bool first) {
   return false;
 }
 
+/* Whether the winners are the heuristic's choices, and the two wholes one. */
+static bool all_first(const tune_task *task) {
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    if (winner(c) && winner(c) != &c->item[0] && !is_covered(task, c->stage, true)) return false;
+  }
+  return true;
+}
+
 /* The parts may be faster and the whole not: then the heuristic's choices stay, and their time is
  * the forward's. What they cover has not run; its winners stay. */
 static bool prefer_whole(tune_task *task, nsai_baseline both[2]) {
   double noise = NOISE * hypot(both[0].spread, both[1].spread);
-  if (both[0].ms <= both[1].ms * (1 + noise)) return false;
+  if (all_first(task) || both[0].ms <= both[1].ms * (1 + noise)) return false;
   both[0].ms = both[1].ms;
   both[0].spread = both[1].spread;
   for (int i = 0; i < task->contests; i++) {

@@ -85,11 +85,19 @@ def regret(choice, problem, tokens, stages):
     return took / best - 1, heuristic / best - 1, ', '.join(sorted({who for _, who in decided.values()}))
 
 
+def covered(stages):
+    """Stages that the winner of another one covers: what would win there is of no effect."""
+    return frozenset().union(*(stages[s][winner(stages[s])].covers for s in stages if winner(stages[s])))
+
+
 def flips(a, b):
     same = changed = real = 0
     for problem in a:
         for tokens in a[problem]:
+            idle = covered(a[problem][tokens]) & covered(b.get(problem, {}).get(tokens, {}))
             for stage, timings in a[problem][tokens].items():
+                if stage in idle:
+                    continue
                 other = b.get(problem, {}).get(tokens, {}).get(stage, {})
                 x, y = winner(timings), winner(other)
                 if x is None or y is None:
