@@ -17,6 +17,7 @@
 #pragma once
 #include "common/mma.cuh"
 #include "common/softmax.cuh"
+#include "common/union_consume.cuh"
 #include "common/union_ring.cuh"
 #include "common/union_window.cuh"
 

@@ -16,6 +16,7 @@
 // branch as well. kSharedBytes = Plan::kBytes.
 #pragma once
 #include "common/softmax.cuh"
+#include "common/union_consume.cuh"
 #include "common/union_products.cuh"
 #include "common/union_ring.cuh"
 #include "common/union_window.cuh"
