@@ -14,12 +14,11 @@
 // common/union_mma.cuh, the window as in common/union_window.cuh: a stage of it comes before each
 // kEvery of the lists.
 //
-// Where lists differ their loads take the time, and L2 to one multiprocessor, not all of it together, is
-// what bounds them: with the window before the lists (selected by mma.sync, its sum in registers) a
-// forward of random lists took 23.2 ms at 64k against 23.5 by two kernels (H200, bf16, 64/4 heads, D 128,
-// window 512), the window's 2.8 ms beside nothing; every other block of threads half a tile behind
-// changed nothing. So the window's products stand between the lists' loads here, and both branches' O in
-// registers. In this form it was not timed yet.
+// Where lists differ their loads take the time. With the window before the lists (selected by mma.sync,
+// its sum in registers) a forward of random lists took 23.2 ms at 64k against 23.5 by two kernels (H200,
+// bf16, 64/4 heads, D 128, window 512), the window's 2.8 ms beside nothing; every other block of threads
+// half a tile behind changed nothing. So the window's products stand between the lists' loads here, and
+// both branches' O in registers. In this form it was checked, but not timed yet.
 #pragma once
 #include "common/union_mma.cuh"
 

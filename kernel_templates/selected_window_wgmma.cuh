@@ -22,7 +22,7 @@
 // attend_window_wgmma 2.1: three warpgroups of 64 keys leave the tensor cores waiting as in
 // attend_selected_wgmma. Its sum passes through `partial` for want of registers: to read that at the
 // window's end costs 0.2 ms. Did not help: P V in order (2.5 ms); whole stages, without a short first
-// one (2.45). With a partial sum of 16 bits, and beside the kernel before, it was not timed yet.
+// one (2.45). With a partial sum of 16 bits, and beside the kernel before, it was checked, but not timed yet.
 #pragma once
 #include "common/union_wgmma.cuh"
 
