@@ -2,8 +2,9 @@
  * SPDX-License-Identifier: MIT
  *
  * What the tuner's files share: tune.c (problems, budget, records), tune_space.c (candidates and
- * their kernels), tune_columns.c (what runs together), tune_verify.c (right or wrong), tune_time.c
- * (how fast), tune_weigh.c (faster than which), tune_fault.c (failing).
+ * their kernels), tune_columns.c (what runs together), tune_verify.c (right or wrong), tune_run.c (one
+ * timed run), tune_time.c (how fast), tune_weigh.c (faster than which), tune_whole.c (the call as a
+ * whole), tune_fault.c (failing).
  */
 #ifndef NSAI_TUNE_IMPL_H
 #define NSAI_TUNE_IMPL_H
@@ -17,6 +18,10 @@
 #include <nsa/tune.h>
 
 #define TUNE_MAX_ROUNDS 32
+#define TUNE_FINAL_ROUNDS 5 /* of the best and the heuristic's choice */
+#define TUNE_LEAST_ROUNDS 3 /* that decide anything */
+/* Spreads that a winner must be ahead: of the rounds' ratios, or of both times. */
+#define TUNE_NOISE 1.5
 #define TUNE_MAX_EVENTS 512 /* two for each piece of each stage of one run */
 
 /* A candidate on its way. */
@@ -148,11 +153,23 @@ void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_trial_fill
 nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_decisions *decisions,
                           nsai_trial_plan *out);
 
-/* tune_time.c */
+/* tune_run.c */
 
 /* Makes the tensors of a task unless they are there. */
 nsa_status nsai_tune_data(tuner *t, const tune_task *task);
 void nsai_tune_data_free(tuner *t);
+
+/* Milliseconds of every stage in one run, and of one whole run. */
+nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan, double ms[NSAI_STAGE_COUNT]);
+nsa_status nsai_tune_run_whole(tuner *t, const nsai_trial_plan *plan, double *ms);
+
+/* tune_time.c */
+
+/* Median of up to TUNE_MAX_ROUNDS, and half the distance of the quartiles relative to it. */
+void nsai_tune_summarise(const double *samples, int count, double *median, double *spread);
+
+/* NULL: there is none yet. */
+const contender *nsai_tune_winner(const contest *c);
 
 /* Copies the contenders' timings into the record, and saves that. */
 nsa_status nsai_tune_keep(tuner *t, tune_task *task);
@@ -160,6 +177,8 @@ nsa_status nsai_tune_keep(tuner *t, tune_task *task);
 /* Times the contenders alive in interleaved rounds, drops the slow ones, confirms the best, and
  * marks each stage's winner. */
 nsa_status nsai_tune_time(tuner *t, tune_task *task);
+
+/* tune_whole.c */
 
 /* Times the whole with the winners, with the heuristic's choices, and the baselines. */
 nsa_status nsai_tune_whole(tuner *t, tune_task *task);
