@@ -544,8 +544,8 @@ static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t coun
     status = nsai_problem_resolve(ctx->config, &problems[i], &(*out)[i].problem);
     (*out)[i].any_overlap = problems[i].overlap == NSA_OVERLAP_DEFAULT;
     if (!status && !nsai_problem_has_kernels(&(*out)[i].problem))
-      status = nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: no kernel serves %s yet, nothing to tune",
-                         i, nsai_op_name(problems[i].op));
+      status = nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: no kernel serves %s yet: leave it out", i,
+                         nsai_op_name(problems[i].op));
   }
   return status;
 }

@@ -339,7 +339,8 @@ static void take_chosen(const chooser *c, nsai_stage stage) {
   }
 }
 
-/* Kernels run one after another, so that one piece serves them all. */
+/* One piece serves all, since the kernels of one stage alone have any: neighbours overlap
+ * (common/launch.cuh), and attend_compressed fills its piece before attend_window has ended. */
 static uint64_t scratch_of(const nsai_choice *choice, const nsai_target *target) {
   uint64_t most = 0;
   for (int role = 0; role < NSAI_ROLES; role++) {

@@ -261,6 +261,7 @@ static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request,
   nsai_jit_read_log(log, &figures);
   image->refused = figures.starved;
   if (image->refused) {
+    nsai_log_lines(jit->logger, NSA_LOG_TRACE, "jit", log);
     snprintf(why, sizeof why, "its threads have too few registers (%s)", figures.remark);
     return fail_refused(request, why);
   }

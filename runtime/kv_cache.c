@@ -297,7 +297,7 @@ static nsa_status check_sequence(const cached *c, int32_t s) {
                      "problem.max_kv_len",
                      s, (long long)kv_len, (long long)p->max_kv_len);
   if (p->page_size) NSAI_TRY(check_pages(c, s, kv_len));
-  if (nsai_present(&b->slots)) NSAI_TRY(check_slot(c, s));
+  if (kv_len && nsai_present(&b->slots)) NSAI_TRY(check_slot(c, s)); /* a padded row has none */
   if (p->op != NSA_OP_APPEND || !nsai_present(&b->slot_mapping)) return NSA_OK;
   int64_t end = first_token(c, s + 1);
   for (int64_t token = first_token(c, s); token < end; token++)
@@ -333,6 +333,7 @@ nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, co
 static nsa_status check_fresh(cached *c, const nsa_kv *fresh) {
   const nsai_geometry *m = &c->check->problem->model;
   int64_t rows = NSAI_ANY;
+  bool any = false;
   char names[2][24];
   if (nsai_present(&fresh->k_cmp) || nsai_present(&fresh->v_cmp))
     return nsai_fail(NSA_E_ARG, "fresh.%s is given, but %s: leave it out",
@@ -347,10 +348,11 @@ static nsa_status check_fresh(cached *c, const nsa_kv *fresh) {
     nsai_expectation k = { names[0], 3, { rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
     NSAI_TRY(nsai_expect(c->check, &fresh->k[pair], &k));
     rows = fresh->k[pair].shape[0];
+    any = true;
     nsai_expectation v = { names[1], 3, { rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
     NSAI_TRY(nsai_expect(c->check, &fresh->v[pair], &v));
   }
-  c->tokens = rows == NSAI_ANY ? 0 : rows;
+  if (any) c->tokens = rows;
   return NSA_OK;
 }
 

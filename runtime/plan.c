@@ -140,7 +140,7 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   }
   nsai_decisions decisions;
   nsai_decisions_recall(ctx, &resolved, &decisions);
-  nsai_write(&text, "  %s\n", decisions.why);
+  if (!nsai_problem_is_cached(&resolved)) nsai_write(&text, "  %s\n", decisions.why);
   if (nsai_choose(ctx->config, &resolved, &ctx->target, &decisions, &text, &choice) != NSA_OK)
     return text.used;
   nsai_layout layout = nsai_layout_make(&resolved, &choice);

@@ -83,17 +83,18 @@ static nsa_status resolve_new_tokens(const nsai_config *config, const nsa_proble
   out->max_q_len = problem->max_q_len;
   if (decodes && !out->max_q_len)
     out->max_q_len = config->serving.max_q_len ? config->serving.max_q_len : 1;
-  if (decodes && out->max_q_len > NSA_MAX_DECODE_LEN)
+  if (decodes && (out->max_q_len < 1 || out->max_q_len > NSA_MAX_DECODE_LEN))
     return nsai_fail(NSA_E_ARG,
-                     "problem.max_q_len is %d: NSA_OP_DECODE takes at most %d new tokens of a "
+                     "problem.max_q_len is %d: NSA_OP_DECODE takes 1 to %d new tokens of a "
                      "sequence; more are NSA_OP_PREFILL's",
                      out->max_q_len, NSA_MAX_DECODE_LEN);
   if (decodes && !problem->max_tokens) out->max_tokens = (int64_t)out->max_seqs * out->max_q_len;
   NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, MAX_ROWS));
   if (!out->max_q_len) out->max_q_len = (int32_t)out->max_tokens;
   if (out->max_q_len < 1 || out->max_q_len > out->max_tokens)
-    return nsai_fail(NSA_E_ARG, "problem.max_q_len is %d: expected 1 to max_tokens (%lld)",
-                     out->max_q_len, (long long)out->max_tokens);
+    return nsai_fail(NSA_E_ARG, "%s.max_q_len is %d: expected 1 to problem.max_tokens (%lld)",
+                     problem->max_q_len ? "problem" : "serving", out->max_q_len,
+                     (long long)out->max_tokens);
   return NSA_OK;
 }
 

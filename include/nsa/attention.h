@@ -185,7 +185,7 @@ typedef struct nsa_batch {
   uint32_t struct_size;
   int32_t num_seqs;
   nsa_tensor cu_q;  /* i32 [num_seqs + 1], ascending from 0: query tokens of sequence s are cu_q[s]
-                       .. cu_q[s+1]-1 */
+                       .. cu_q[s+1]-1; with a cache, absent: T / num_seqs of each */
   nsa_tensor cu_kv; /* i32 [num_seqs + 1], the same for KV tokens; absent: cu_q */
   nsa_tensor cu_blocks; /* i32 [num_seqs + 1], the same for compressed blocks; needed when
                            io.kv.k_cmp is given and num_seqs > 1 */
@@ -195,7 +195,7 @@ typedef struct nsa_batch {
   nsa_tensor page_indptr;  /* i32 [num_seqs + 1], ascending from 0: where its pages begin */
   nsa_tensor page_indices; /* i32 [any]: the pages of all sequences */
   nsa_tensor slots;        /* i32 [num_seqs]: without pages, and for rings, the row of the cache
-                              that belongs to each sequence; absent: row s */
+                              that belongs to each sequence, of a padded row any; absent: row s */
   nsa_tensor slot_mapping; /* i64 [T], read by an append alone: page * P + place in the page that
                               each new token goes to, or -1: not written; absent: all are */
 } nsa_batch;

@@ -31,7 +31,7 @@
  * and the token at position p lies at p mod R of its sequence's row (batch.slots); R >= w +
  * max_q_len - 1, or max_kv_len where that is less. The tokens of the last append can be rejected,
  * not more. A ring belongs to one sequence: where others computed its prefix, the last w - 1 tokens
- * of that must be appended (to this pair) or copied.
+ * of that must be appended or copied.
  *
  * Lists of pages name a page for every position below kv_len, whichever of them are written; what
  * lies behind those in a list is not read, nor are tokens behind kv_len, nor entries behind the
@@ -71,7 +71,8 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  *
  * plan   of NSA_OP_APPEND.
  * exec   its `branches` must be 0: every pair is written.
- * batch  kv_len, the pages or slots, cu_q (of the tokens in `fresh`), slot_mapping. Required.
+ * batch  kv_len and, with pages, their lists are required; cu_q (of the tokens in `fresh`), slots and
+ *        slot_mapping (-1 for tokens of padded rows and for those with t < 0) may be absent.
  * cache  out: the pairs that the model reads, and k_cmp, v_cmp. With phi external the caller writes
  *        the compressed entries, and k_cmp, v_cmp are not touched.
  * fresh  the same pairs without k_cmp, v_cmp: dtype [T, Hkv, Dk], [T, Hkv, Dv].
@@ -79,7 +80,7 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  *
  * The arrays of the batch lie where the tensors do: in device memory, on the CPU device in host
  * memory. Errors and behaviour as nsa_forward; on the CPU device, where the batch's arrays can be
- * read, values that lead out of the cache are NSA_E_ARG. */
+ * read, values that lead out of the cache are NSA_E_ARG, unless runtime.check_inputs is off. */
 NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                                  const nsa_kv *cache, const nsa_kv *fresh, const nsa_phi *phi);
 
@@ -87,7 +88,7 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  * been appended.
  *
  * plan   of NSA_OP_DECODE: at most max_q_len new tokens a sequence.
- * batch  kv_len, the pages or slots, cu_q. Required.
+ * batch  kv_len and, with pages, their lists are required; cu_q and slots may be absent.
  * io     as nsa_forward has it, but that io.kv is the cache (k_cmp and v_cmp are read) and that
  *        io.phi is not read.
  *

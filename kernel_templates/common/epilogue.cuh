@@ -77,16 +77,18 @@ NSAI_DEVICE void store_elements(const NsaiView &view, const OutputRow &row,
 //
 // Values of a row in fp16, as multiples of a unit: the power of two that brings the greatest of them
 // to 2^14 .. 2^15. So nothing overflows, whatever the values, and what is above 2^-29 of the greatest
-// is kept to 11 bits, three more than bf16 has. Where one is inf or NaN, it stays that.
+// is kept to 11 bits, three more than bf16 has. Where one is inf or NaN, it stays that; the others of
+// a row with an inf keep what fp16 holds of them.
 
 struct PartialUnit {
   float unit, inverse;
 };
 
 // `highest`: the greatest magnitude of the row, not below 0. The unit is a normal number, as is its
-// inverse: the exponent of `highest` is bounded from both sides.
+// inverse: the exponent of `highest` is bounded from both sides. Of inf it is 1.
 NSAI_DEVICE PartialUnit partial_unit(float highest) {
-  int exponent = min(max((int)(__float_as_uint(highest) >> 23), 15), 254);
+  int exponent = max((int)(__float_as_uint(highest) >> 23), 15);
+  if (exponent == 255) exponent = 127 + 14;
   return PartialUnit{ __uint_as_float((exponent - 14) << 23),
                       __uint_as_float((268 - exponent) << 23) };
 }

@@ -134,6 +134,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
       const Place at = find_place<Config>(p, tile);
       const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
       store_output<Config>(epilogue_of(params, part), p.kv_heads, rO, rows, place);
+      if constexpr (kCanWindow<Params>) __syncwarp(); // all of a quad read the unit that one wrote
     }
   }
 }

@@ -181,7 +181,10 @@ static nsa_status run_side(side *self, double **out) {
   const nsai_ref_problem *problem = self->problem;
   const nsai_geometry *g = problem->geometry;
   int64_t blocks = problem->sequences.blocks[problem->sequences.count];
-  int64_t size = g->kv_heads * blocks * self->dim, items = g->kv_heads * chunks_of(problem);
+  int64_t row = g->kv_heads * self->dim;
+  /* The sequences of a cache may share memory, so that nothing bounds the sum of their blocks. */
+  if (blocks > INT64_MAX / 16 / row) return nsai_fail_nomem("compressed keys in float64", SIZE_MAX);
+  int64_t size = row * blocks, items = g->kv_heads * chunks_of(problem);
   int workers = nsai_ref_worker_count(problem->threads, items);
   *out = self->out = nsai_ref_doubles(size);
   if (!self->out)

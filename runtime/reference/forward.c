@@ -7,6 +7,8 @@
 #include "internal.h"
 #include "tensor.h"
 
+#include <math.h>
+
 /* One call. An item is a slab of NSAI_REF_SLAB tokens, or of as many rows of the list. */
 typedef struct run {
   nsai_ref_problem *problem;
@@ -23,8 +25,8 @@ static double output_of(const run *self, const nsai_ref_scratch *scratch, const 
   int64_t at = e * problem->lanes + h;
   if (self->dense) return scratch->out[0][at];
   double sum = 0;
-  for (int b = 0; b < NSA_BRANCHES; b++)
-    if (problem->run[b]) sum += gates[b] * scratch->out[b][at];
+  for (int b = 0; b < NSA_BRANCHES; b++) /* without keys the row may be padded, its gate anything */
+    if (problem->run[b] && scratch->lse[b][h] != -INFINITY) sum += gates[b] * scratch->out[b][at];
   return sum;
 }
 

@@ -325,7 +325,11 @@ static void test_slots(void **state) {
   kv_call c;
   begin(&w, &c, &(machine_request){ 0 }, &rows);
   bad_value(&c, run_decode, toy_ints(&c.batch.slots), KV_SEQS + 1, "batch.slots[0] is 5");
+  bad_value(&c, run_decode, toy_ints(&c.batch.slots), -1, "batch.slots[0] is -1");
   bad_value(&c, run_append, toy_ints(&c.batch.slots), -1, "batch.slots[0] is -1");
+  toy_ints(&c.batch.kv_len)[0] = 0; /* a padded row has none */
+  toy_ints(&c.batch.slots)[0] = -1;
+  machine_expect("padded", run_decode(&c), NSA_OK, NULL);
   c.batch.slots.shape[0] = 1;
   refuse(&c, run_append, "slots", "batch.slots has shape[0] = 1, expected [2]");
   c.batch.slots.dtype = NSA_I64;
@@ -335,6 +339,45 @@ static void test_slots(void **state) {
   bad_value(&c, run_decode, toy_ints(&c.batch.slots), KV_SEQS + 1,
             "batch.slots[0] is 5, expected one of io.kv's 5 rows");
   end(&w, &c);
+}
+
+/* Sequences that share memory hold more tokens together than there is memory for. */
+static void test_many_alike(void **state) {
+  (void)state;
+  enum { SEQS = 131072, LEN = 1 << 30, HEADS = 64, DIM = 256 };
+  static const char yaml[] =
+      "nsa: 1\n"
+      "model: {heads: 64, kv_heads: 64, head_dim: 256, window: 8,\n"
+      "  compress: {block: 1, stride: 1},\n"
+      "  select: {block: 16, count: 2, init: 1, local: 1}, gate: weights, kv_sharing: shared}\n"
+      "runtime: {device: cpu}\n";
+  static int32_t len[SEQS], slots[SEQS], cu_q[SEQS + 1];
+  static uint16_t row[HEADS * DIM];
+  static float gates[HEADS * 3];
+  nsa_problem problem = NSA_PROBLEM_INIT;
+  nsa_batch batch = NSA_BATCH_INIT;
+  nsa_exec exec = NSA_EXEC_INIT;
+  nsa_io io = NSA_IO_INIT;
+  nsa_plan *plan = NULL;
+  nsa_ctx *ctx = machine_context(yaml, (const char *const[]){ NULL }, false);
+  problem.op = NSA_OP_DECODE;
+  problem.max_seqs = SEQS;
+  problem.max_kv_len = LEN;
+  problem.page_size = NSA_NO_PAGES;
+  machine_expect("plan", nsa_plan_create(ctx, &problem, NULL, NULL, &plan), NSA_OK, NULL);
+  for (int s = 0; s < SEQS; s++) len[s] = LEN, cu_q[s + 1] = 1;
+  batch.num_seqs = SEQS;
+  batch.kv_len = (nsa_tensor){ len, { SEQS }, { 1 }, 1, NSA_I32, { 0 } };
+  batch.slots = (nsa_tensor){ slots, { SEQS }, { 1 }, 1, NSA_I32, { 0 } };
+  batch.cu_q = (nsa_tensor){ cu_q, { SEQS + 1 }, { 1 }, 1, NSA_I32, { 0 } };
+  io.q = io.o = (nsa_tensor){ row, { 1, HEADS, DIM }, { HEADS * DIM, DIM, 1 }, 3, NSA_BF16, { 0 } };
+  io.kv.k[0] =
+      (nsa_tensor){ row, { 1, LEN, HEADS, DIM }, { HEADS * DIM, 0, DIM, 1 }, 4, NSA_BF16, { 0 } };
+  io.kv.v[0] = io.kv.k_cmp = io.kv.v_cmp = io.kv.k[0];
+  io.gate.value = (nsa_tensor){ gates, { 1, HEADS, 3 }, { HEADS * 3, 3, 1 }, 3, NSA_F32, { 0 } };
+  machine_expect("alike", nsa_decode(plan, &exec, &batch, &io), NSA_E_NOMEM, "compressed keys");
+  nsa_plan_destroy(plan);
+  nsa_destroy(ctx);
 }
 
 static void test_slot_mapping(void **state) {
@@ -398,7 +441,7 @@ static void test_gpu(void **state) {
     assert_null(plan);
     machine_expect("prepare", nsa_prepare(m.ctx, &p, 1, NULL, NULL), NSA_E_UNSUPPORTED,
                    "no kernel");
-    machine_expect("tune", nsa_tune(m.ctx, &p, 1, NULL), NSA_E_UNSUPPORTED, "nothing to tune");
+    machine_expect("tune", nsa_tune(m.ctx, &p, 1, NULL), NSA_E_UNSUPPORTED, "leave it out");
     machine_expect("bytes", nsa_kv_page_bytes(m.ctx, &p, &bytes), NSA_OK, NULL);
     assert_int_equal(bytes, (16 + 4) * 160); /* bf16 */
   }
@@ -413,6 +456,7 @@ int main(void) {
     cmocka_unit_test(test_forward),
     cmocka_unit_test(test_values),
     cmocka_unit_test(test_slots),
+    cmocka_unit_test(test_many_alike),
     cmocka_unit_test(test_slot_mapping),
     cmocka_unit_test(test_gpu),
   };

@@ -361,7 +361,7 @@ static void test_same_code(void **state) {
   static char story[65536];
   char k[UNIT_BYTES], v[UNIT_BYTES];
   nsai_choice c;
-  nsai_problem any = { 0 };
+  nsai_problem any = { .op = NSA_OP_FORWARD };
   nsa_problem asked = NSA_PROBLEM_INIT;
   asked.max_tokens = 5000;
   asked.max_seqs = 1;
