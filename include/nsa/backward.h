@@ -63,7 +63,8 @@ typedef struct nsa_grads {
  * grads  required.
  *
  * Rows of tensors at or beyond the last sequence's end are neither read nor written. A row with t < 0
- * gets 0 and adds nothing. On the CPU device the results do not depend on the number of threads.
+ * gets 0 and adds nothing, but its io.gate.x must be finite, as must be every row of d_o with t >= 0.
+ * On the CPU device the results do not depend on the number of threads.
  *
  * Errors and behaviour as nsa_forward. */
 NSA_API nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,

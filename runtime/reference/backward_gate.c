@@ -140,8 +140,10 @@ void nsai_ref_gate_back(nsai_ref_back *back) {
   const nsai_geometry *g = back->problem->geometry;
   const nsai_ref_sequences *sequences = &back->problem->sequences;
   int64_t tokens = sequences->q[sequences->count], count = tokens * nsai_ref_gate_row(g);
-  if (g->gate != NSAI_GATE_WEIGHTS) /* through the sigmoid */
-    for (int64_t i = 0; i < count; i++) back->d_gates[i] *= back->gates[i] * (1 - back->gates[i]);
+  /* Through the sigmoid; the logit of a row without keys may be anything. */
+  if (g->gate != NSAI_GATE_WEIGHTS)
+    for (int64_t i = 0; i < count; i++)
+      if (back->d_gates[i] != 0) back->d_gates[i] *= back->gates[i] * (1 - back->gates[i]);
   if (g->gate == NSAI_GATE_MLP)
     mlp_back(back, tokens);
   else
