@@ -365,11 +365,13 @@ nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *
   return (nsai_candidate){ 0 };
 }
 
-/* No kernel reads a cache yet. */
-static nsa_status refuse_cached(const nsai_problem *problem, const nsai_target *target,
-                                nsai_writer *explain) {
-  static const char remedy[] =
-      "set runtime.device to cpu, or run nsa_forward over packed keys and values";
+/* No kernel reads a cache or computes gradients yet. */
+static nsa_status refuse_op(const nsai_problem *problem, const nsai_target *target,
+                            nsai_writer *explain) {
+  const char *remedy =
+      nsai_problem_is_cached(problem)
+          ? "set runtime.device to cpu, or run nsa_forward over packed keys and values"
+          : "set runtime.device to cpu";
   const char *op = nsai_op_name(problem->op);
   if (explain) nsai_write(explain, "  no kernel serves %s yet: %s\n", op, remedy);
   return nsai_fail(NSA_E_UNSUPPORTED, "no kernel serves %s on %s yet: %s", op, target->arch,
@@ -384,7 +386,7 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   const chooser c = { config, problem, target, decisions, explain ? explain : &own, out };
   bool complete = true;
   memset(out, 0, sizeof *out);
-  if (nsai_problem_is_cached(problem)) return refuse_cached(problem, target, explain);
+  if (!nsai_problem_has_kernels(problem)) return refuse_op(problem, target, explain);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     if (!nsai_stage_needed(problem, (nsai_stage)s)) continue;
     choose_stage(&c, (nsai_stage)s);

@@ -29,9 +29,10 @@ static nsa_status check_choice(const char *name, int32_t value, int32_t low, int
 }
 
 const char *nsai_op_name(int32_t op) {
-  static const char *const names[] = { "NSA_OP_FORWARD", "NSA_OP_DENSE", "NSA_OP_PREFILL",
-                                       "NSA_OP_DECODE", "NSA_OP_APPEND" };
-  return op >= NSA_OP_FORWARD && op <= NSA_OP_APPEND ? names[op - NSA_OP_FORWARD] : "no operation";
+  static const char *const names[] = { "NSA_OP_FORWARD", "NSA_OP_DENSE",  "NSA_OP_PREFILL",
+                                       "NSA_OP_DECODE",  "NSA_OP_APPEND", "NSA_OP_BACKWARD" };
+  return op >= NSA_OP_FORWARD && op <= NSA_OP_BACKWARD ? names[op - NSA_OP_FORWARD]
+                                                       : "no operation";
 }
 
 /* Capacities of packed K and V. */
@@ -155,7 +156,7 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
     .deterministic = problem->deterministic || config->runtime.deterministic,
     .parity = problem->parity || config->runtime.parity,
   };
-  NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_APPEND));
+  NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_OWN, NSA_SELECT_RANGES));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, MAX_SEQS));
@@ -169,10 +170,10 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
   if (out->max_probe_rows < 0 || out->max_probe_rows > out->max_tokens)
     return nsai_fail(NSA_E_ARG, "problem.max_probe_rows is %d: expected 0 to max_tokens (%lld)",
                      out->max_probe_rows, (long long)out->max_tokens);
-  if (out->op == NSA_OP_DENSE && out->max_probe_rows)
+  if ((out->op == NSA_OP_DENSE || out->op == NSA_OP_BACKWARD) && out->max_probe_rows)
     return nsai_fail(NSA_E_ARG,
-                     "problem.max_probe_rows is %d, but NSA_OP_DENSE has no importance: leave it 0",
-                     out->max_probe_rows);
+                     "problem.max_probe_rows is %d, but %s has no importance: leave it 0",
+                     out->max_probe_rows, nsai_op_name(out->op));
   if (out->selection != NSA_SELECT_OWN && !m->select_count)
     return nsai_fail(
         NSA_E_ARG,
@@ -195,7 +196,7 @@ void nsai_problem_add_geometry(nsai_writer *text, const nsai_problem *p) {
   static const char *const phis[] = { "mean", "linear", "mlp", "external" };
   static const char *const gates[] = { "weights", "logits", "mlp" };
   static const char *const selections[] = { "own", "blocks", "ranges" };
-  static const char *const ops[] = { "fwd", "dense", "prefill", "decode", "append" };
+  static const char *const ops[] = { "fwd", "dense", "prefill", "decode", "append", "backward" };
   const nsai_geometry *m = &p->model;
   nsai_write(text, "%s:%s:h%d/%d:d%d/%d", ops[p->op - NSA_OP_FORWARD],
              m->dtype == NSA_BF16  ? "bf16"

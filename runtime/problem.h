@@ -41,6 +41,16 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
          problem->op == NSA_OP_APPEND;
 }
 
+/* Whether there are kernels for the operation; the others run on the CPU device alone. */
+static inline bool nsai_problem_has_kernels(const nsai_problem *problem) {
+  return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DENSE;
+}
+
+/* Whether the three branches run over packed K and V. */
+static inline bool nsai_problem_is_packed(const nsai_problem *problem) {
+  return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_BACKWARD;
+}
+
 /* "NSA_OP_DECODE". Static storage. */
 const char *nsai_op_name(int32_t op);
 

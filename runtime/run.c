@@ -3,11 +3,13 @@
  *
  * The run calls: check the arguments, then enqueue on the GPU or compute on the CPU device.
  */
+#include "backward.h"
 #include "context.h"
 #include "forward.h"
 #include "kv_cache.h"
 #include "reference/reference.h"
 
+#include <nsa/backward.h>
 #include <nsa/kv_cache.h>
 
 #define ALL_PROCESSORS 0 /* threads of the CPU device */
@@ -108,6 +110,16 @@ static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *fresh, c
                                ALL_PROCESSORS);
 }
 
+/* No plan of it exists for a GPU. */
+static nsa_status backward(nsai_run *run, const nsa_grads *grads) {
+  const nsai_problem *p = &run->plan->problem;
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  NSAI_TRY(nsai_check_grads(&check, grads, &run->sizes));
+  return nsai_reference_backward(&p->model, p->selection, run->branches, run->batch, run->io, grads,
+                                 ALL_PROCESSORS);
+}
+
 static nsa_status compress(nsai_run *run) {
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_compress(&check, run->batch, run->io, &run->sizes));
@@ -171,6 +183,14 @@ nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_b
                                  exec->branches)
                      : append(&run, cache, fresh, phi);
   return end_run(&run, status);
+}
+
+nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                        const nsa_io *io, const nsa_grads *grads) {
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
+  NSAI_TRY(begin_run(plan, NSA_OP_BACKWARD, exec, batch, io, &run));
+  return end_run(&run, backward(&run, grads));
 }
 
 nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,

@@ -189,8 +189,8 @@ static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_s
   const nsai_geometry *m = &check->problem->model;
   bool raw_cmp = check->problem->op == NSA_OP_DENSE || m->phi != NSAI_PHI_EXTERNAL;
   bool needs_raw[NSA_BRANCHES] = { raw_cmp,
-                                   check->problem->op == NSA_OP_FORWARD && m->select_count > 0,
-                                   check->problem->op == NSA_OP_FORWARD && m->window > 0 };
+                                   check->problem->op != NSA_OP_DENSE && m->select_count > 0,
+                                   check->problem->op != NSA_OP_DENSE && m->window > 0 };
   bool first = true;
   sizes->kv_tokens = 0;
   for (int b = 0; b < NSA_BRANCHES; b++) {
@@ -278,8 +278,11 @@ static nsa_status check_selection(const nsai_check *check, const nsa_io *io, int
     "io.block_idx", 3, { tokens, m->kv_heads, m->select_count }, NSAI_DTYPE_I32
   };
   nsai_expectation all = { "io.block_idx", 2, { tokens, m->select_count }, NSAI_DTYPE_I32 };
-  if (check->problem->selection == NSA_SELECT_OWN)
-    return nsai_expect_optional(check, &io->block_idx, &each);
+  if (check->problem->selection ==
+      NSA_SELECT_OWN) /* what the forward chose is its backward's input */
+    return check->problem->op == NSA_OP_BACKWARD
+               ? nsai_expect(check, &io->block_idx, &each)
+               : nsai_expect_optional(check, &io->block_idx, &each);
   return nsai_expect(check, &io->block_idx, io->block_idx.ndim == 2 ? &all : &each);
 }
 
@@ -288,7 +291,8 @@ static nsa_status check_outputs(const nsai_check *check, const nsa_io *io, int64
   static const char *const lse_names[] = { "io.lse[0]", "io.lse[1]", "io.lse[2]" };
   const nsai_geometry *m = &check->problem->model;
   nsai_expectation o = { "io.o", 3, { tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
-  NSAI_TRY(nsai_expect(check, &io->o, &o));
+  NSAI_TRY(check->problem->op == NSA_OP_BACKWARD ? nsai_expect_optional(check, &io->o, &o)
+                                                 : nsai_expect(check, &io->o, &o));
   for (int b = 0; b < NSA_BRANCHES; b++) {
     nsai_expectation branch = {
       o_names[b], 3, { tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL
@@ -314,6 +318,9 @@ static nsa_status check_probe(const nsai_check *check, const nsa_io *io) {
   if (nsai_present(&io->probe_rows) != nsai_present(&io->probe_importance))
     return nsai_fail(NSA_E_ARG, "io.probe_rows and io.probe_importance must be given together");
   if (!nsai_present(&io->probe_rows)) return NSA_OK;
+  if (p->op == NSA_OP_BACKWARD)
+    return nsai_fail(NSA_E_ARG,
+                     "io.probe_rows is given, but NSA_OP_BACKWARD has no importance: leave it out");
   int64_t rows = io->probe_rows.shape[0];
   nsai_expectation list = { "io.probe_rows", 1, { NSAI_ANY }, NSAI_DTYPE_I32 };
   nsai_expectation out = {
@@ -373,7 +380,7 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   NSAI_TRY(check_batch(check, batch, sizes));
   NSAI_TRY(check_kv(check, io, sizes));
   NSAI_TRY(check_outputs(check, io, sizes->tokens));
-  if (p->op == NSA_OP_FORWARD) {
+  if (nsai_problem_is_packed(p)) {
     NSAI_TRY(check_compressed(check, batch, io, p->model.phi == NSAI_PHI_EXTERNAL, sizes));
     NSAI_TRY(nsai_check_phi(check, &io->phi, "io.phi"));
     NSAI_TRY(check_attention(check, io, sizes));

@@ -36,7 +36,8 @@ enum {
   /* Over a KV cache, see kv_cache.h: */
   NSA_OP_PREFILL = 3, /* the three gated branches for any number of new tokens a sequence */
   NSA_OP_DECODE = 4,  /* the same for few new tokens a sequence */
-  NSA_OP_APPEND = 5   /* the new tokens' K and V into the cache */
+  NSA_OP_APPEND = 5,  /* the new tokens' K and V into the cache */
+  NSA_OP_BACKWARD = 6 /* the gradients of a forward, see backward.h */
 };
 
 /* Most new tokens (drafts) of a sequence that NSA_OP_DECODE takes. */

@@ -8,6 +8,7 @@
 #define NSA_NSA_H
 
 #include <nsa/attention.h>
+#include <nsa/backward.h>
 #include <nsa/base.h>
 #include <nsa/context.h>
 #include <nsa/kv_cache.h>

@@ -24,10 +24,9 @@ void nsai_ref_load_query(const nsai_ref_problem *problem, nsai_ref_scratch *scra
   }
 }
 
-/* Rows begin .. begin+count-1 of `source` [tokens, Hkv, dim] as [count, dim] in scratch->tile. */
-static const double *widen_rows(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
-                                const nsai_ref_keys *keys, const nsa_tensor *source, int64_t dim,
-                                nsai_ref_range rows) {
+const double *nsai_ref_widen_rows(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                                  const nsai_ref_keys *keys, const nsa_tensor *source, int64_t dim,
+                                  nsai_ref_range rows) {
   for (int64_t i = rows.begin; i < rows.end; i++) {
     int64_t at = nsai_ref_token_at(problem, source, keys->pair, keys->sequence, i, keys->head);
     problem->ops->widen(source->dtype, nsai_ref_at(source, at), dim,
@@ -36,8 +35,7 @@ static const double *widen_rows(const nsai_ref_problem *problem, nsai_ref_scratc
   return scratch->tile;
 }
 
-/* The next tile of at most TILE keys of a range, from *begin on; false at its end. */
-static bool next_tile(const nsai_ref_range *range, int64_t *begin, nsai_ref_range *tile) {
+bool nsai_ref_next_tile(const nsai_ref_range *range, int64_t *begin, nsai_ref_range *tile) {
   if (*begin >= range->end) return false;
   tile->begin = *begin;
   tile->end = range->end - *begin < NSAI_REF_TILE ? range->end : *begin + NSAI_REF_TILE;
@@ -51,7 +49,8 @@ static int64_t add_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scr
   int64_t dim = problem->geometry->head_dim_qk, lanes = problem->lanes, total = 0;
   for (int64_t r = 0; r < range_count; r++) {
     nsai_ref_range tile;
-    for (int64_t begin = scratch->ranges[r].begin; next_tile(&scratch->ranges[r], &begin, &tile);) {
+    for (int64_t begin = scratch->ranges[r].begin;
+         nsai_ref_next_tile(&scratch->ranges[r], &begin, &tile);) {
       int64_t count = tile.end - tile.begin;
       double *scores = scratch->scores + total * lanes;
       memset(scores, 0, (size_t)(count * lanes) * sizeof *scores);
@@ -60,7 +59,7 @@ static int64_t add_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scr
           .k = dim,
           .n = lanes,
           .a = keys->k64 ? keys->k64 + tile.begin * dim
-                         : widen_rows(problem, scratch, keys, keys->k, dim, tile),
+                         : nsai_ref_widen_rows(problem, scratch, keys, keys->k, dim, tile),
           .a_row = dim,
           .a_column = 1,
           .b = scratch->q,
@@ -108,14 +107,15 @@ void nsai_ref_values(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
   memset(out, 0, (size_t)(dim * lanes) * sizeof *out);
   for (int64_t r = 0; r < range_count; r++) {
     nsai_ref_range tile;
-    for (int64_t begin = scratch->ranges[r].begin; next_tile(&scratch->ranges[r], &begin, &tile);) {
+    for (int64_t begin = scratch->ranges[r].begin;
+         nsai_ref_next_tile(&scratch->ranges[r], &begin, &tile);) {
       int64_t count = tile.end - tile.begin;
       problem->ops->multiply(&(nsai_ref_product){
           .m = dim,
           .k = count,
           .n = lanes,
           .a = keys->v64 ? keys->v64 + tile.begin * dim
-                         : widen_rows(problem, scratch, keys, keys->v, dim, tile),
+                         : nsai_ref_widen_rows(problem, scratch, keys, keys->v, dim, tile),
           .a_row = 1,
           .a_column = dim,
           .b = scratch->scores + total * lanes,

@@ -53,20 +53,14 @@ static int64_t lay_out(const nsai_geometry *g, int64_t dim, double *memory, buff
   return used;
 }
 
-/* A block: its sequence, and its index there. */
-typedef struct block_id {
-  int64_t sequence, index;
-} block_id;
-
-/* Block `at`, counted over all sequences. */
-static block_id find_block(const nsai_ref_problem *problem, int64_t at) {
+nsai_ref_block nsai_ref_find_block(const nsai_ref_problem *problem, int64_t at) {
   const nsai_ref_sequences *sequences = &problem->sequences;
   int64_t s = nsai_ref_sequence_of(sequences->blocks, sequences->count, at);
-  return (block_id){ s, sequences->first[s] + at - sequences->blocks[s] };
+  return (nsai_ref_block){ s, sequences->first[s] + at - sequences->blocks[s] };
 }
 
 /* Where token r of a block lies in the source. */
-static int64_t token_at(const side *self, block_id block, int64_t r, int64_t head) {
+static int64_t token_at(const side *self, nsai_ref_block block, int64_t r, int64_t head) {
   int64_t position = block.index * self->problem->geometry->stride + r;
   return nsai_ref_token_at(self->problem, self->source, NSA_CMP, block.sequence, position, head);
 }
@@ -74,7 +68,7 @@ static int64_t token_at(const side *self, block_id block, int64_t r, int64_t hea
 static void load_stored(const side *self, const chunk *c) {
   const nsai_ref_problem *problem = self->problem;
   for (int64_t i = 0; i < c->count; i++) {
-    block_id block = find_block(problem, c->first + i);
+    nsai_ref_block block = nsai_ref_find_block(problem, c->first + i);
     int64_t row = problem->sequences.stored[block.sequence] + block.index;
     int64_t at = problem->cache ? nsai_ref_entry_at(problem, self->stored, block.sequence,
                                                     block.index, c->head)
@@ -87,7 +81,7 @@ static void load_stored(const side *self, const chunk *c) {
 static void run_mean(const side *self, const chunk *c) {
   int64_t length = self->problem->geometry->block;
   for (int64_t i = 0; i < c->count; i++) {
-    block_id block = find_block(self->problem, c->first + i);
+    nsai_ref_block block = nsai_ref_find_block(self->problem, c->first + i);
     double *out = c->out + i * self->dim;
     memset(out, 0, (size_t)self->dim * sizeof *out);
     for (int64_t r = 0; r < length; r++) {
@@ -98,22 +92,28 @@ static void run_mean(const side *self, const chunk *c) {
   }
 }
 
+void nsai_ref_gather_block(const nsai_ref_problem *problem, const nsai_ref_phi_input *input,
+                           nsai_ref_block block, int64_t head, double *x, double *pe) {
+  const nsai_ref_ops *ops = problem->ops;
+  const nsa_tensor *source = input->source, *added = &input->phi->pe;
+  int64_t length = problem->geometry->block, dim = input->dim;
+  for (int64_t r = 0; r < length; r++, x += dim) {
+    int64_t position = block.index * problem->geometry->stride + r;
+    int64_t at = nsai_ref_token_at(problem, source, NSA_CMP, block.sequence, position, head);
+    ops->widen(source->dtype, nsai_ref_at(source, at), dim, x);
+    if (!added->data) continue;
+    ops->widen(added->dtype, nsai_ref_at(added, nsai_ref_offset2(added, head, r)), dim, pe);
+    for (int64_t e = 0; e < dim; e++) x[e] += pe[e];
+  }
+}
+
 /* x [count, l * D] = vec(tokens + pe), token-major. */
 static void gather(const side *self, const chunk *c, const buffers *b) {
-  const nsai_ref_ops *ops = self->problem->ops;
-  const nsa_tensor *pe = &self->phi->pe;
-  int64_t length = self->problem->geometry->block, dim = self->dim;
-  for (int64_t i = 0; i < c->count; i++) {
-    block_id block = find_block(self->problem, c->first + i);
-    for (int64_t r = 0; r < length; r++) {
-      double *x = b->x + (i * length + r) * dim;
-      int64_t at = token_at(self, block, r, c->head);
-      ops->widen(self->source->dtype, nsai_ref_at(self->source, at), dim, x);
-      if (!pe->data) continue;
-      ops->widen(pe->dtype, nsai_ref_at(pe, nsai_ref_offset2(pe, c->head, r)), dim, b->pe);
-      for (int64_t e = 0; e < dim; e++) x[e] += b->pe[e];
-    }
-  }
+  nsai_ref_phi_input input = { self->source, self->phi, self->dim };
+  int64_t flat = self->problem->geometry->block * self->dim;
+  for (int64_t i = 0; i < c->count; i++)
+    nsai_ref_gather_block(self->problem, &input, nsai_ref_find_block(self->problem, c->first + i),
+                          c->head, b->x + i * flat, b->pe);
 }
 
 static void run_dense(const side *self, const chunk *c, const buffers *b) {

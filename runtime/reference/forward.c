@@ -114,20 +114,6 @@ static void run_rows(void *context, int worker, int64_t item) {
   }
 }
 
-/* The most keys that a branch of this call sees. */
-static int64_t most_keys(const run *self) {
-  const nsai_ref_problem *problem = self->problem;
-  const nsai_geometry *g = problem->geometry;
-  int64_t longest = problem->sequences.max_kv, most = problem->sequences.max_cmp;
-  if (self->dense) return longest;
-  int64_t selected = (int64_t)g->select_count * g->select_block;
-  if (problem->selection == NSA_SELECT_RANGES || selected > longest) selected = longest;
-  if (problem->run[NSA_SEL] && selected > most) most = selected;
-  int64_t window = g->window < longest ? g->window : longest;
-  if (problem->run[NSA_WIN] && window > most) most = window;
-  return most;
-}
-
 static nsa_status execute(run *self) {
   nsai_ref_problem *problem = self->problem;
   const nsa_io *io = problem->io;
@@ -145,7 +131,8 @@ static nsa_status execute(run *self) {
   int64_t items = (self->count + NSAI_REF_SLAB - 1) / NSAI_REF_SLAB;
   int64_t probes = probed ? io->probe_rows.shape[0] : 0;
   int workers = nsai_ref_worker_count(problem->threads, items > probes ? items : probes);
-  NSAI_TRY(nsai_ref_scratch_create(problem, most_keys(self), workers, &self->scratch));
+  int64_t keys = self->dense ? problem->sequences.max_kv : nsai_ref_most_keys(problem);
+  NSAI_TRY(nsai_ref_scratch_create(problem, keys, workers, &self->scratch));
   if (stored) nsai_ref_compress_store(problem);
   nsai_ref_parallel(workers, items, self->rows ? run_rows : run_tokens, self);
   if (probed) nsai_ref_probe(problem, self->scratch, workers);
@@ -165,11 +152,8 @@ static nsa_status forward(const nsai_geometry *geometry, int32_t selection, uint
                           const nsa_batch *batch, const nsa_io *io, run *self) {
   nsai_ref_problem *problem = self->problem;
   NSAI_TRY(nsai_ref_problem_init(problem, geometry, batch, io, problem->threads));
-  uint32_t mask = branches ? branches : ~0u;
   problem->selection = selection;
-  problem->run[NSA_CMP] = mask & 1u << NSA_CMP;
-  problem->run[NSA_SEL] = mask & 1u << NSA_SEL && geometry->select_count > 0;
-  problem->run[NSA_WIN] = mask & 1u << NSA_WIN && geometry->window > 0;
+  nsai_ref_problem_run(problem, branches);
   bool wanted = problem->run[NSA_SEL] || (!self->rows && io->block_idx.data);
   problem->select = selection == NSA_SELECT_OWN && geometry->select_count > 0 && wanted;
   problem->gated = self->rows ? self->rows->o != NULL : io->o.data != NULL;

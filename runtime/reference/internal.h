@@ -119,6 +119,12 @@ nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry 
                                  const nsa_batch *batch, const nsa_io *io, int threads);
 void nsai_ref_problem_fini(nsai_ref_problem *problem);
 
+/* Fills which branches run: bit b, 0: all that the model has. */
+void nsai_ref_problem_run(nsai_ref_problem *problem, uint32_t branches);
+
+/* The most keys that a branch of this call sees. */
+int64_t nsai_ref_most_keys(const nsai_ref_problem *problem);
+
 /* Fills all but the sequences. */
 void nsai_ref_problem_begin(nsai_ref_problem *problem, const nsai_geometry *geometry,
                             const nsa_batch *batch, const nsa_io *io, int threads);
@@ -177,6 +183,25 @@ nsa_status nsai_ref_compress(nsai_ref_problem *problem, bool want_v);
 /* Fills problem->k_cmp (and v_cmp) from the cache. */
 nsa_status nsai_ref_compress_load(nsai_ref_problem *problem, bool want_v);
 
+/* One of K and V on its way through phi. */
+typedef struct nsai_ref_phi_input {
+  const nsa_tensor *source; /* raw tokens */
+  const nsa_phi_side *phi;
+  int64_t dim;
+} nsai_ref_phi_input;
+
+/* A block: its sequence, and its index there. */
+typedef struct nsai_ref_block {
+  int64_t sequence, index;
+} nsai_ref_block;
+
+/* Block `at`, counted over all sequences. */
+nsai_ref_block nsai_ref_find_block(const nsai_ref_problem *problem, int64_t at);
+
+/* x [l * D] = vec(tokens + pe) of a block of one KV head, token-major; `pe` [D] is scratch. */
+void nsai_ref_gather_block(const nsai_ref_problem *problem, const nsai_ref_phi_input *input,
+                           nsai_ref_block block, int64_t head, double *x, double *pe);
+
 /* Rounds k_cmp and v_cmp into those of io's that are present. */
 void nsai_ref_compress_store(const nsai_ref_problem *problem);
 
@@ -198,6 +223,29 @@ typedef struct nsai_ref_projection {
 
 /* y = x . weights + bias */
 void nsai_ref_project(const nsai_ref_projection *projection);
+
+/* What a layer's gradients are made from and go to; NULL: not wanted. Sums are added to. */
+typedef struct nsai_ref_projection_back {
+  const nsai_ref_ops *ops;
+  int64_t rows, in, out;
+  const double *x; /* [rows, in], row stride x_row */
+  int64_t x_row;
+  const double *d_y;        /* [rows, out rounded up to lanes] */
+  const double *transposed; /* [out, in rounded up to lanes]: the weights; needed for d_x */
+  double *d_x;              /* out: [rows, in rounded up to lanes] */
+  double *d_weights;        /* [in, out rounded up to lanes] */
+  double *d_bias;           /* [out] */
+} nsai_ref_projection_back;
+
+/* d_x = d_y . weights^T, d_weights += x^T . d_y, d_bias += sum of d_y's rows */
+void nsai_ref_project_back(const nsai_ref_projection_back *layer);
+
+/* Widens weights [.., in, out] of `head` to [out, in rounded up to lanes]; `out` is zero before. */
+void nsai_ref_transpose(const nsa_tensor *weights, int64_t head, double *out);
+
+/* gradient [count] *= act'(inputs [count]) */
+void nsai_ref_activate_back(nsai_activation activation, const double *inputs, double *gradient,
+                            int64_t count);
 
 /* values [count] = act(values) */
 void nsai_ref_activate(nsai_activation activation, double *values, int64_t count);
@@ -226,6 +274,14 @@ int64_t nsai_ref_probabilities(const nsai_ref_problem *problem, nsai_ref_scratch
 /* out = scores . V, normalised; zeros without keys. */
 void nsai_ref_values(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                      const nsai_ref_keys *keys, int64_t range_count, double *out);
+
+/* Rows of `source`, K or V of `keys` in storage dtype, as [count, dim] in scratch->tile. */
+const double *nsai_ref_widen_rows(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
+                                  const nsai_ref_keys *keys, const nsa_tensor *source, int64_t dim,
+                                  nsai_ref_range rows);
+
+/* The next tile of at most TILE keys of a range, from *begin on; false at its end. */
+bool nsai_ref_next_tile(const nsai_ref_range *range, int64_t *begin, nsai_ref_range *tile);
 
 /* All branches of one (token, KV group) into scratch->out, lse and, where selected, idx. */
 void nsai_ref_attend(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,

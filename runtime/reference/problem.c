@@ -28,6 +28,24 @@ nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry 
   return nsai_ref_sequences_init(&problem->sequences, geometry, batch, io);
 }
 
+int64_t nsai_ref_most_keys(const nsai_ref_problem *problem) {
+  const nsai_geometry *g = problem->geometry;
+  int64_t longest = problem->sequences.max_kv, most = problem->sequences.max_cmp;
+  int64_t selected = (int64_t)g->select_count * g->select_block;
+  if (problem->selection == NSA_SELECT_RANGES || selected > longest) selected = longest;
+  if (problem->run[NSA_SEL] && selected > most) most = selected;
+  int64_t window = g->window < longest ? g->window : longest;
+  if (problem->run[NSA_WIN] && window > most) most = window;
+  return most;
+}
+
+void nsai_ref_problem_run(nsai_ref_problem *problem, uint32_t branches) {
+  uint32_t mask = branches ? branches : ~0u;
+  problem->run[NSA_CMP] = mask & 1u << NSA_CMP;
+  problem->run[NSA_SEL] = mask & 1u << NSA_SEL && problem->geometry->select_count > 0;
+  problem->run[NSA_WIN] = mask & 1u << NSA_WIN && problem->geometry->window > 0;
+}
+
 void nsai_ref_problem_fini(nsai_ref_problem *problem) {
   nsai_ref_sequences_fini(&problem->sequences);
   free(problem->k_cmp);

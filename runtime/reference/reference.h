@@ -25,6 +25,7 @@
 #include "geometry.h"
 
 #include <nsa/attention.h>
+#include <nsa/backward.h>
 #include <stdbool.h>
 
 /* How a KV cache lies in memory: include/nsa/kv_cache.h. */
@@ -70,6 +71,13 @@ nsa_status nsai_reference_cached(const nsai_geometry *geometry, const nsai_refer
 nsa_status nsai_reference_append(const nsai_geometry *geometry, const nsai_reference_cache *cache,
                                  const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *fresh,
                                  const nsa_phi *phi, int threads);
+
+/* nsa_backward. With NSA_SELECT_OWN io->block_idx holds what the forward chose. Other memory than the
+ * forward's: the gradients of K and V in float64, and per thread of phi its weights and their
+ * gradients. */
+nsa_status nsai_reference_backward(const nsai_geometry *geometry, int32_t selection,
+                                   uint32_t branches, const nsa_batch *batch, const nsa_io *io,
+                                   const nsa_grads *grads, int threads);
 
 /* Computes the importance of `count` token rows, before forcing.
  *

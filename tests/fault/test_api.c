@@ -162,6 +162,35 @@ static void test_cache(void **state) {
   kv_free(&w);
 }
 
+/* A backward pass that lacks memory has written nothing. */
+static void test_backward(void **state) {
+  (void)state;
+  machine m;
+  long n = 0;
+  machine_init(&m, &(machine_request){
+                       .op = NSA_OP_BACKWARD, .phi = NSAI_PHI_MLP, .gate = NSAI_GATE_MLP });
+  toy *t = &m.toy;
+  nsa_grads g = NSA_GRADS_INIT;
+  g.d_o = toy_tensor(t, NSA_F32, 3, t->tokens, t->geometry.heads, t->geometry.head_dim_v);
+  g.d_q = toy_tensor(t, NSA_F32, 3, t->tokens, t->geometry.heads, t->geometry.head_dim_qk);
+  g.d_kv.k[0] = toy_tensor(t, NSA_F32, 3, t->tokens, 2, t->geometry.head_dim_qk);
+  g.d_gate.x = toy_tensor(t, NSA_F32, 2, t->tokens, t->geometry.gate_channels, 0);
+  toy_randomize(t, &g.d_o);
+  const nsa_tensor *outputs[] = { &g.d_q, &g.d_kv.k[0], &g.d_gate.x };
+  for (bool reached = true; reached; n++) {
+    countdown = n;
+    nsa_status status = nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g);
+    reached = countdown < 0;
+    countdown = -1;
+    machine_expect("backward", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
+    for (int i = 0; i < 3; i++)
+      for (int64_t e = 0; e < toy_count(outputs[i]); e++)
+        assert_true((toy_ints(outputs[i])[e] == -1) == reached);
+  }
+  assert_true(n > 10);
+  machine_free(&m);
+}
+
 static void test_gpu(void **state) {
   (void)state;
   machine m;
@@ -245,11 +274,9 @@ static void test_missing_libraries(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_cpu),
-    cmocka_unit_test(test_cache),
-    cmocka_unit_test(test_gpu),
-    cmocka_unit_test(test_tuning),
-    cmocka_unit_test(test_missing_libraries),
+    cmocka_unit_test(test_cpu),      cmocka_unit_test(test_cache),
+    cmocka_unit_test(test_backward), cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_tuning),   cmocka_unit_test(test_missing_libraries),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -135,7 +135,7 @@ static void test_refusals(void **state) {
       "problem.max_kv_tokens" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_kv_len = -1), NSA_E_ARG,
       "problem.max_kv_len is -1" },
-    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = 6), NSA_E_ARG, "problem.op is 6" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = 7), NSA_E_ARG, "problem.op is 7" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = -1), NSA_E_ARG, "problem.op is -1" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .selection = 3), NSA_E_ARG, "problem.selection" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .overlap = 3), NSA_E_ARG, "problem.overlap" },
@@ -144,6 +144,10 @@ static void test_refusals(void **state) {
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = 10), NSA_E_ARG, "(9)" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = 1, .op = NSA_OP_DENSE), NSA_E_ARG,
       "NSA_OP_DENSE has no importance" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = 1, .op = NSA_OP_BACKWARD),
+      NSA_E_ARG, "NSA_OP_BACKWARD has no importance" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .page_size = 64, .op = NSA_OP_BACKWARD), NSA_E_ARG,
+      "but NSA_OP_BACKWARD has no cache" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .reserved = { 7 }), NSA_E_ARG,
       "problem.reserved[0] is 7" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .page_size = 64), NSA_E_ARG,
@@ -230,6 +234,10 @@ static void test_strings(void **state) {
               "gate=mlp,7,3,relu:sel=ranges:ov=high:tok100:kv100:len100:seq1:probe5:det:parity");
   nsa_problem dense = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_DENSE);
   expect_text(MODEL "}", dense, "dense:bf16:h8/2:d64/64:ov=low:tok64:kv64:len64:seq1");
+  nsa_problem backward = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_BACKWARD);
+  expect_text(MODEL "}", backward,
+              "backward:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
+              "sel=own:ov=low:tok64:kv64:len64:seq1");
   nsa_problem decode = PROBLEM(.max_seqs = 3, .max_kv_len = 70000, .op = NSA_OP_DECODE,
                                .page_size = 64, .window_ring = 1, .max_q_len = 2);
   expect_text(MODEL "}", decode,

@@ -1,0 +1,76 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The backward pass: from the gradient of the output to those of everything that the forward reads.
+ *
+ *   nsa_forward(forward_plan, exec, batch, &io);           // io.block_idx given: it is needed here
+ *   nsa_backward(backward_plan, exec, batch, &io, &grads); // the same batch and inputs
+ *
+ * With dO the gradient of o, and per branch b its gate g, output o_b and probabilities P:
+ *   dg_b = dO . o_b      delta = g_b dg_b            dV = P^T (g_b dO)
+ *   dP = (g_b dO) V^T    dS = P * (dP - delta)       dQ += scale dS K      dK = scale dS^T Q
+ * The compressed branch's dK and dV go on through phi to the raw tokens and to phi's weights, the
+ * gates' through the sigmoid and the gate MLP. The selection is a constant: nothing passes through
+ * the top-n. relu has the slope 0 at 0.
+ *
+ * So far the backward pass runs on the CPU device alone, in float64. On a GPU no kernel serves it:
+ * nsa_query says so, nsa_explain why, and nsa_plan_create returns NSA_E_UNSUPPORTED.
+ */
+#ifndef NSA_BACKWARD_H
+#define NSA_BACKWARD_H
+
+#include <nsa/attention.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The gradients of a run. Each has the shape of what it is the gradient of, and the model's dtype or
+ * f32. All but d_o are outputs and optional: what is absent is not computed. What the model does not
+ * read has no gradient, and is refused. What it could read, but the caller left out (pe, a bias), has
+ * the gradient at zero. No two of them may share memory. */
+typedef struct nsa_grads {
+  uint32_t struct_size;
+  uint32_t accumulate; /* 1: adds to what the outputs hold, rounding the sum once; 0: overwrites */
+  nsa_tensor d_o;      /* in: [T, Hq, Dv] */
+  nsa_tensor d_q;      /* [T, Hq, Dk] */
+  nsa_kv d_kv; /* kv_sharing shared: k[0] and v[0], the sum over the branches; per_branch: each
+                          pair that the model reads. phi external: k_cmp and v_cmp, too, of which rows
+                          that hold no block get 0; with another phi there are none */
+  nsa_phi d_phi;
+  nsa_gate d_gate; /* `value`: of the weights or the logits; else x, w1, b1, w2, b2 */
+} nsa_grads;
+#ifdef __cplusplus
+#define NSA_GRADS_INIT                                                                             \
+  {                                                                                                \
+    (uint32_t)sizeof(nsa_grads), 0, {}, {}, {}, {}, {}                                             \
+  }
+#else
+#define NSA_GRADS_INIT                                                                             \
+  { .struct_size = (uint32_t)sizeof(nsa_grads) }
+#endif
+
+/* Enqueues the backward pass.
+ *
+ * plan   of NSA_OP_BACKWARD.
+ * exec   its `branches` as in the forward: the others' gates and their K and V get gradients of 0.
+ * batch  as in the forward; NULL: one sequence.
+ * io     the inputs of the forward, and what it chose: with NSA_SELECT_OWN, block_idx is an input here,
+ *        [T, Hkv, n] as the forward wrote it; blocks or ranges of the caller are given as they were.
+ *        Optional are o, o_branch, lse, and k_cmp and v_cmp where phi is not external: a kernel will
+ *        want what the forward wrote there. The CPU device does not read them, it computes them again
+ *        in float64. There is no probe.
+ * grads  required.
+ *
+ * Rows of tensors at or beyond the last sequence's end are neither read nor written. A row with t < 0
+ * gets 0 and adds nothing, but its io.gate.x must be finite, as must be every row of d_o with t >= 0.
+ * On the CPU device the results do not depend on the number of threads.
+ *
+ * Errors and behaviour as nsa_forward. */
+NSA_API nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                                const nsa_io *io, const nsa_grads *grads);
+
+#ifdef __cplusplus
+}
+#endif
+#endif /* NSA_BACKWARD_H */

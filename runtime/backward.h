@@ -1,0 +1,17 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Checks of the gradients that a backward pass brings and wants.
+ */
+#ifndef NSAI_BACKWARD_H
+#define NSAI_BACKWARD_H
+
+#include "tensor.h"
+
+#include <nsa/backward.h>
+
+/* All tensors of `grads`; those of io are checked, and `sizes` is theirs. */
+nsa_status nsai_check_grads(const nsai_check *check, const nsa_grads *grads,
+                            const nsai_run_sizes *sizes);
+
+#endif /* NSAI_BACKWARD_H */
