@@ -14,9 +14,18 @@ static const char *const outcome_names[] = {
   [PASS] = "pass", [FAIL] = "fail", [SKIPPED] = "skipped"
 };
 
-static void write_command(nsai_writer *out, const nsai_tool *tool) {
+/* An argument as seen from the report's folder: a report may be read on another machine. */
+static const char *seen_from_folder(const report *r, const char *argument) {
+  const char *folder = r->a->folder ? r->a->folder : ".";
+  size_t length = strlen(folder);
+  if (strncmp(argument, folder, length) != 0) return argument;
+  if (!argument[length]) return ".";
+  return argument[length] == '/' ? argument + length + 1 : argument;
+}
+
+static void write_command(nsai_writer *out, const report *r, const nsai_tool *tool) {
   for (int i = 0; tool->arguments[i]; i++)
-    nsai_write(out, "%s%s", i ? " " : "", tool->arguments[i]);
+    nsai_write(out, "%s%s", i ? " " : "", seen_from_folder(r, tool->arguments[i]));
 }
 
 size_t nsai_report_write_markdown(const void *user, char *buf, size_t size) {
@@ -42,7 +51,7 @@ size_t nsai_report_write_markdown(const void *user, char *buf, size_t size) {
                    "|---|---|---|---:|---:|\n");
   for (int i = 0; i < TOOLS; i++) {
     nsai_write(&out, "| %s | `", r->tools[i].title);
-    write_command(&out, &r->tools[i]);
+    write_command(&out, r, &r->tools[i]);
     nsai_write(&out, "` | %s | ", outcome_names[nsai_report_outcome(r, &r->tools[i])]);
     if (r->tools[i].path[0])
       nsai_write(&out, "%d | %.1f |\n", r->tools[i].exit_status, r->tools[i].seconds);
@@ -62,7 +71,7 @@ static void write_tool_json(nsai_writer *out, const report *r, const nsai_tool *
   nsai_write(out, ", \"command\": [");
   for (int i = 0; tool->arguments[i]; i++) {
     nsai_write(out, "%s", i ? ", " : "");
-    nsai_write_json(out, tool->arguments[i]);
+    nsai_write_json(out, seen_from_folder(r, tool->arguments[i]));
   }
   member(out, "], ", "path", tool->path[0] ? tool->path : NULL);
   member(out, ", ", "result", outcome_names[nsai_report_outcome(r, tool)]);

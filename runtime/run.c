@@ -139,36 +139,33 @@ static nsa_status select_blocks(nsai_run *run, const nsa_tensor *importance) {
                                ALL_PROCESSORS);
 }
 
-nsa_status nsa_forward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                       const nsa_io *io) {
+/* A call that has no arguments but those of all. */
+static nsa_status run_call(const nsa_plan *plan, int32_t op, const nsa_exec *exec,
+                           const nsa_batch *batch, const nsa_io *io, nsa_status (*fn)(nsai_run *)) {
   nsai_queue queue;
   nsai_run run = { .queue = &queue };
-  NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
-  return end_run(&run, forward(&run));
+  NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
+  return end_run(&run, fn(&run));
+}
+
+nsa_status nsa_forward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                       const nsa_io *io) {
+  return run_call(plan, NSA_OP_FORWARD, exec, batch, io, forward);
 }
 
 nsa_status nsa_dense(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                      const nsa_io *io) {
-  nsai_queue queue;
-  nsai_run run = { .queue = &queue };
-  NSAI_TRY(begin_run(plan, NSA_OP_DENSE, exec, batch, io, &run));
-  return end_run(&run, dense(&run));
+  return run_call(plan, NSA_OP_DENSE, exec, batch, io, dense);
 }
 
 nsa_status nsa_prefill(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                        const nsa_io *io) {
-  nsai_queue queue;
-  nsai_run run = { .queue = &queue };
-  NSAI_TRY(begin_run(plan, NSA_OP_PREFILL, exec, batch, io, &run));
-  return end_run(&run, cached(&run));
+  return run_call(plan, NSA_OP_PREFILL, exec, batch, io, cached);
 }
 
 nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                       const nsa_io *io) {
-  nsai_queue queue;
-  nsai_run run = { .queue = &queue };
-  NSAI_TRY(begin_run(plan, NSA_OP_DECODE, exec, batch, io, &run));
-  return end_run(&run, cached(&run));
+  return run_call(plan, NSA_OP_DECODE, exec, batch, io, cached);
 }
 
 nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
@@ -205,10 +202,7 @@ nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa
 
 nsa_status nsa_compress(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                         const nsa_io *io) {
-  nsai_queue queue;
-  nsai_run run = { .queue = &queue };
-  NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
-  return end_run(&run, compress(&run));
+  return run_call(plan, NSA_OP_FORWARD, exec, batch, io, compress);
 }
 
 nsa_status nsa_select(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,

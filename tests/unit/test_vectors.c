@@ -214,26 +214,7 @@ static void test_case(void **state) {
   vector_case_free(&c);
 }
 
-#define CASE(name)                                                                                 \
-  { #name, test_case, NULL, NULL, (void *)(uintptr_t) #name }
-
 int main(void) {
-  const struct CMUnitTest tests[] = {
-    CASE(chunk),
-    CASE(equal_blocks),
-    CASE(gate_logits),
-    CASE(gate_mlp),
-    CASE(group16),
-    CASE(kv_per_branch),
-    CASE(linear_phi),
-    CASE(mlp_gelu),
-    CASE(mlp_relu),
-    CASE(mlp_silu),
-    CASE(odd_length),
-    CASE(nothing_forced),
-    CASE(shorter_than_block),
-    CASE(tiny),
-    CASE(wide_qk),
-  };
+  const struct CMUnitTest tests[] = { VECTOR_CASES(test_case) };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -12,6 +12,17 @@
 #include <nsa/attention.h>
 #include <stddef.h>
 
+/* The tests of all cases: `test` finds the name in its state. */
+#define VECTOR_CASE(test, name)                                                                    \
+  { #name, test, NULL, NULL, (void *)(uintptr_t) #name }
+#define VECTOR_CASES(test)                                                                         \
+  VECTOR_CASE(test, chunk), VECTOR_CASE(test, equal_blocks), VECTOR_CASE(test, gate_logits),       \
+      VECTOR_CASE(test, gate_mlp), VECTOR_CASE(test, group16), VECTOR_CASE(test, kv_per_branch),   \
+      VECTOR_CASE(test, linear_phi), VECTOR_CASE(test, mlp_gelu), VECTOR_CASE(test, mlp_relu),     \
+      VECTOR_CASE(test, mlp_silu), VECTOR_CASE(test, odd_length),                                  \
+      VECTOR_CASE(test, nothing_forced), VECTOR_CASE(test, shorter_than_block),                    \
+      VECTOR_CASE(test, tiny), VECTOR_CASE(test, wide_qk)
+
 typedef struct vector_case {
   const char *name;
   vector_file file;
