@@ -48,6 +48,7 @@
 #include "common/softmax.cuh"
 #include "common/tile.cuh"
 #include "common/types.cuh"
+#include "common/union_rows.cuh"
 
 static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
               "rows are copied 16 bytes at a time");
@@ -58,14 +59,8 @@ static_assert(16 * Config::kWarps % Config::kGroupPadded == 0, "a CTA holds whol
 static_assert(Config::kThreads == 32 * (Config::kWarps + 1), "one producer warp");
 static_assert(Config::kStages >= 2, "a stage is filled while another is read");
 
-// Where the CTA works. Lies in shared memory: read again behind the main loop, it holds no
-// registers there.
-struct Place {
-  Sequence seq;
-  int first_query; // of the tile, within the sequence
-  int group;       // KV head
-};
-
+// Where the CTA works lies in shared memory: read again behind the main loop, it holds no registers
+// there.
 template <class Config> struct Plan {
   static constexpr int kKeys = Config::kKeys, kStages = Config::kStages, kWarps = Config::kWarps;
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
@@ -97,17 +92,6 @@ template <class Config> struct Plan {
   static constexpr int kBytes = (kSPlace + (int)sizeof(Place) + 15) / 16 * 16;
   static_assert(kBytes <= 101376, "99 KB is all that sm_86, sm_89 and sm_120 have");
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
-};
-
-// A stage of the ring and the parity that its barriers have this time round.
-template <int kStages> struct RingStep {
-  int stage = 0;
-  u32 parity = 0;
-  NSAI_DEVICE void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
 };
 
 // ---- producer: the walk over the lists ----
@@ -194,31 +178,6 @@ NSAI_DEVICE void produce(const NsaiAttendSelected &p, const Place &at, unsigned 
 }
 
 // ---- consumers ----
-
-// Row `row` of the CTA's rows, token-major over the padded heads.
-template <class Config> NSAI_DEVICE OutputRow place_row(const Place &at, int row) {
-  int query = at.first_query + row / Config::kGroupPadded, head = row % Config::kGroupPadded;
-  return OutputRow{ at.seq.q_begin + query, at.group * Config::kGroup + head,
-                    head < Config::kGroup && query < at.seq.q_len };
-}
-
-// A fragments of Q, straight from global memory, two columns a load; the lane holds rows `row` and
-// `row + 8`. Padding is zero.
-template <class Config, int kSteps>
-NSAI_DEVICE void load_query(u32 (&rQ)[kSteps][4], const NsaiView &q, const Place &at, int row) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const OutputRow place = place_row<Config>(at, row + 8 * r);
-    const u16 *gRow =
-        (const u16 *)q.data + place.token * q.token_stride + place.head * q.head_stride; // [Dk]
-    const u32 *gPair = (const u32 *)gRow + (threadIdx.x & 3);
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      rQ[k][r] = place.present ? gPair[8 * k] : 0;
-      rQ[k][r + 2] = place.present && 16 * k + 8 < Config::kHeadDimQk ? gPair[8 * k + 4] : 0;
-    }
-  }
-}
 
 // The warp's Q into its own tile of shared memory, complete on return. Padding is zero.
 template <class Config>

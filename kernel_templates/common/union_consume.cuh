@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What consumers of the ring of common/union_ring.cuh have in common: Q of their rows, what the
+// What consumers of the ring of common/union_ring.cuh have in common: Q in shared memory, what the
 // producers say of a stage, and the end of a tile ahead of time.
 //
 // Config: that of common/union_ring.cuh, kGate.
@@ -12,24 +12,6 @@
 #include "common/tma.cuh"
 #include "common/types.cuh"
 #include "common/union_ring.cuh"
-
-// A fragments of Q, straight from global memory, two columns a load; the lane holds rows `row` and
-// `row + 8`. Padding is zero.
-template <class Config, int kSteps>
-NSAI_DEVICE void load_query(u32 (&rQ)[kSteps][4], const NsaiView &q, const Place &at, int row) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const OutputRow place = place_row<Config>(at, row + 8 * r);
-    const u16 *gRow =
-        (const u16 *)q.data + place.token * q.token_stride + place.head * q.head_stride; // [Dk]
-    const u32 *gPair = (const u32 *)gRow + (threadIdx.x & 3);
-#pragma unroll
-    for (int k = 0; k < kSteps; ++k) {
-      rQ[k][r] = place.present ? gPair[8 * k] : 0;
-      rQ[k][r + 2] = place.present && 16 * k + 8 < Config::kHeadDimQk ? gPair[8 * k + 4] : 0;
-    }
-  }
-}
 
 // Of a warp's 16 rows of Q the panels from kFirst on, into rows [at_row, at_row + 16) of a tile of
 // kRows rows, complete and visible to products on return. Padding is zero.

@@ -48,6 +48,7 @@
 #include "common/tma.cuh"
 #include "common/types.cuh"
 #include "common/union_parts.cuh"
+#include "common/union_rows.cuh"
 #include "common/wgmma.cuh"
 
 template <class Config> struct UnionRing {
@@ -95,36 +96,10 @@ template <class Config> struct UnionRing {
   static_assert(kStages >= 2, "a stage is filled while another is read");
 };
 
-// A stage of the ring and the parity that its barriers have this time round.
-template <int kStages> struct RingStep {
-  int stage = 0;
-  u32 parity = 0;
-  NSAI_DEVICE void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    parity ^= 1;
-  }
-};
-
-// Where a tile lies.
-struct Place {
-  Sequence seq;
-  int first_query; // of the tile, within the sequence
-  int group;       // KV head
-  NSAI_DEVICE bool empty() const { return first_query < 0 || first_query >= seq.q_len; }
-};
-
 template <class Config> NSAI_DEVICE Place find_place(const NsaiAttendSelected &p, int tile) {
   const int per_group = p.tiles / p.kv_heads, group = tile / per_group;
   const QueryTile at = find_query_tile<UnionRing<Config>::kTokens>(p.seq, tile - group * per_group);
   return Place{ at.seq, at.first_query, group };
-}
-
-// Row `row` of the block's rows.
-template <class Config> NSAI_DEVICE OutputRow place_row(const Place &at, int row) {
-  int query = at.first_query + row / Config::kGroupPadded, head = row % Config::kGroupPadded;
-  return OutputRow{ at.seq.q_begin + query, at.group * Config::kGroup + head,
-                    head < Config::kGroup && query < at.seq.q_len };
 }
 
 // The window's keys of a tile fall into stages: a first one of kFirst keys, what w and the tile's
