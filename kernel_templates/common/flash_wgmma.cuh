@@ -371,6 +371,7 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
   for (;; queries.next()) {
     barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.parity);
     FlashTile tile = shared.tile[queries.stage];
+    __syncwarp(); // every lane has read it before lane 0 gives the stage back
     if (!tile.tokens) return;
     OutputRow place[2];
     u32 gate[2]; // long before it is needed
@@ -387,9 +388,8 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
     if (tile.begin < tile.end) {
       flash_multiply<Config>(tile, flash_rows<Config, Keys>(tile, warp_row), shared, consumer,
                              queries, keys, p.attend.scale_log2, softmax, o);
-    } else {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
+    } else if (threadIdx.x % 32 == 0) {
+      barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
     }
     wait_for_kernel_before(); // has the partial sum
     store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, place, gate);
