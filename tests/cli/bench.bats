@@ -83,6 +83,7 @@ assert len(rows) == 21 and all(None not in row and None not in row.values() for 
 first = "date,commit,device,problem,part,burst_ms,sustained_ms,tflops,gbps,roofline,r,u4,u8,workspace," \
         "plan_cold_ms,plan_warm_ms"
 assert ",".join(rows[0]).startswith(first)
+assert list(rows[0])[-2:] == ["floor_ms", "note"]
 for name in "speed", "stages":
     assert xml.dom.minidom.parse(f"figures/forward-{name}.svg").getElementsByTagName("text")
 PY
