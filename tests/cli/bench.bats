@@ -95,6 +95,31 @@ PY
   diff figures/forward-stages.svg again/out-stages.svg
 }
 
+@test "decode: cells on the terminal, as CSV and drawn; wrong usage is 2" {
+  model='fwd:h4/2:d64/64:w64'
+  run -0 --separate-stderr bench decode --device cpu --problem "$model" --contexts 64,300 --batches 1,3 \
+    --q-len 2 --page-size 16 --csv cells.csv --svg . --commit abc
+  [[ ${#lines[@]} == 8 && ${lines[1]} == *"2 new tokens, pages of 16" ]]
+  run -0 bench decode --device cpu --problem "$model" --contexts 64 --batches 1 --page-size 0 --csv cells.csv
+  python3 - <<'PY'
+import csv, xml.dom.minidom
+rows = list(csv.DictReader(open("cells.csv")))
+assert [(r["S"], r["batch"], r["page_size"]) for r in rows] == \
+    [("64", "1", "16"), ("64", "3", "16"), ("300", "1", "16"), ("300", "3", "16"), ("64", "1", "0")]
+for r in rows:
+    assert float(r["ms_total"]) > 0 and float(r["ms_append"]) > 0 and not r["note"], r
+# 300 tokens: 17 blocks of phi; two tokens of 3 blocks and a part; a window and a token
+assert rows[2]["reads_expected"] == str(17 + (3 * 64 + 43) + (3 * 64 + 44) + 65)
+xml.dom.minidom.parse("decode-speed.svg")
+PY
+  run -2 bench decode --device cpu --contexts 4k
+  run -2 bench decode --device cpu --list
+  run -2 bench window --device cpu --batches 4
+  run -2 bench decode --device cpu --problem "$model:phi=linear"
+  run -1 bench decode --device cpu --problem "$model" --contexts 64 --batches 1 --q-len 17
+  [[ $output == *"max_q_len"* ]]
+}
+
 @test "a problem that fails is told, the others are timed, 1" {
   tiny_problems
   echo 'fwd:h64/4:d128/128:q=65536:nobatch' >>tiny.txt
