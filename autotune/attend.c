@@ -316,7 +316,7 @@ void nsai_legal_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
   nsai_legal_common(p, reasons);
 }
 
-static void specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
+void nsai_specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
   bool ranges = p->selection == NSA_SELECT_RANGES;
   *spec = (nsai_kernel_spec){ .entry = ranges ? "sort_ranges" : "sort_blocks",
                               .dtype = p->model.dtype,
@@ -331,7 +331,7 @@ void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *p) {
   nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
-  if (p->selection != NSA_SELECT_OWN) specify_sort(p, &specs[NSAI_KERNEL_SORT]);
+  if (p->selection != NSA_SELECT_OWN) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
 }
 
 void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *t,

@@ -60,7 +60,7 @@ enum {
 static const struct argp_option options[] = {
   { "arch", 'a', "LIST", 0, "Architectures, as sm_80,sm_90a, or all; without it the GPU's own", 0 },
   { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
-  { "op", OPT_OP, "OP", 0, "forward or dense; without it both", 0 },
+  { "op", OPT_OP, "OP", 0, "forward, dense or backward; without it the first two", 0 },
   { "selection", OPT_SELECTION, "KIND", 0, "Selection of the forward: own, blocks or ranges (own)",
     0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
@@ -129,7 +129,8 @@ static void parse_seed(arguments *a, const char *text, struct argp_state *state)
 }
 
 static error_t parse(int key, char *value, struct argp_state *state) {
-  static const char *const ops[] = { "forward", "dense", NULL };
+  static const char *const ops[] = { "forward", "dense", "backward", NULL };
+  static const int32_t op_values[] = { NSA_OP_FORWARD, NSA_OP_DENSE, NSA_OP_BACKWARD };
   static const char *const selections[] = { "own", "blocks", "ranges", NULL };
   arguments *a = state->input;
   switch (key) {
@@ -139,7 +140,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
     nsai_cli_override(&a->settings, a->jobs, state);
     break;
-  case OPT_OP: a->op = NSA_OP_FORWARD + parse_word("--op", value, ops, state); break;
+  case OPT_OP: a->op = op_values[parse_word("--op", value, ops, state)]; break;
   case OPT_SELECTION:
     a->selection = NSA_SELECT_OWN + parse_word("--selection", value, selections, state);
     break;
@@ -223,6 +224,10 @@ static nsa_status make_problems(const arguments *a, const nsai_config *config,
                     : config->serving.max_kv_len ? config->serving.max_kv_len
                                                  : DEFAULT_TOKENS;
   *count = 0;
+  if (a->op == NSA_OP_BACKWARD) { /* the same kernels for every length */
+    problems[(*count)++] = problem_of(a, config, a->op, longest);
+    return NSA_OK;
+  }
   if (a->op != NSA_OP_DENSE)
     NSAI_TRY(add_problems(a, config, NSA_OP_FORWARD, longest, problems, count));
   if (a->op != NSA_OP_FORWARD)

@@ -123,8 +123,8 @@ static nsai_kernel_spec beside_spec(const nsai_problem *p, const char *entry, in
 /* A warp takes its tokens one by one: the more warps, the shorter. */
 #define FILL_THREADS 512
 
-static void specify_invert(const nsai_problem *p, int32_t item_rows,
-                           nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_invert(const nsai_problem *p, int32_t item_rows,
+                         nsai_kernel_spec specs[NSAI_ROLES]) {
   nsai_kernel_spec count = beside_spec(p, "invert_count", 256),
                    scan = beside_spec(p, "invert_scan", 1024),
                    fill = beside_spec(p, "invert_fill", FILL_THREADS);
@@ -159,6 +159,6 @@ void nsai_specify_attend_selected_kv(const nsai_problem *p, const nsai_target *t
   nsai_constant_add(spec, "kRows", rows);
   nsai_constant_add(spec, "kWarps", warps);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
-  specify_invert(p, rows, specs);
+  nsai_specify_invert(p, rows, specs);
   specs[NSAI_KERNEL_COMBINE] = combine_spec(p);
 }

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * What the files of the stages (attend.c, attend_wgmma.c, onepass.c, selected_hopper.c,
- * selected_kv.c, selection.c, compress.c) give to the variant table.
+ * selected_kv.c, selection.c, compress.c, backward.c) give to the variant table.
  */
 #ifndef NSAI_STAGES_H
 #define NSAI_STAGES_H
@@ -37,6 +37,13 @@ void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
 /* Appends to attend_selected's what its lists are, and adds the kernel that sorts a caller's. */
 void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *problem);
+
+/* The kernel that sorts a caller's lists. */
+void nsai_specify_sort(const nsai_problem *problem, nsai_kernel_spec *spec);
+
+/* The kernels that make lists of tokens from lists of blocks, in items of at most item_rows. */
+void nsai_specify_invert(const nsai_problem *problem, int32_t item_rows,
+                         nsai_kernel_spec specs[NSAI_ROLES]);
 
 /* The next power of two at or above the group size: rows of a tile are token-major over that many
  * heads. */
@@ -101,6 +108,8 @@ NSAI_VARIANT_FUNCTIONS(attend_window_mma);
 NSAI_VARIANT_FUNCTIONS(dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
+NSAI_VARIANT_FUNCTIONS(backward_q_mma);
+NSAI_VARIANT_FUNCTIONS(backward_kv_mma);
 
 bool nsai_sensible_flash_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *);

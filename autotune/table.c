@@ -3,7 +3,7 @@
  *
  * The variant table. To add a variant: a kernel file and one row here, with its functions in the
  * file of its stage (attend.c, attend_wgmma.c, onepass.c, selected_hopper.c, selected_kv.c,
- * selection.c, compress.c). A row of a variant that covers further stages ends with their bits.
+ * selection.c, compress.c, backward.c). A row of a variant that covers further stages ends with their bits.
  * Nothing else stands in this file, so that a test may bring a table of its own.
  */
 #include "stages.h"
@@ -70,5 +70,11 @@ const nsai_variant nsai_variants[] = {
     nsai_legal_dense_mma, NULL, nsai_specify_dense_mma, &nsai_space_flash },
   { "sdpa_gemm", NSAI_STAGE_DENSE, "unfused baseline: q k^T, softmax and p v through cuBLASLt",
     true, true, nsai_legal_sdpa_gemm, nsai_sensible_sdpa_gemm, nsai_specify_sdpa_gemm, NULL },
+  { "backward_q_mma", NSAI_STAGE_BACKWARD_Q,
+    "statistics of rows and dQ, row-stationary over all branches, mma.sync", true, true,
+    nsai_legal_backward_q_mma, NULL, nsai_specify_backward_q_mma, NULL },
+  { "backward_kv_mma", NSAI_STAGE_BACKWARD_KV,
+    "dK and dV, KV-stationary over windows and inverted lists, mma.sync", true, true,
+    nsai_legal_backward_kv_mma, NULL, nsai_specify_backward_kv_mma, NULL },
 };
 const int nsai_variant_count = sizeof nsai_variants / sizeof *nsai_variants;

@@ -16,7 +16,10 @@
 
 bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   const nsai_geometry *m = &p->model;
+  bool backward = stage == NSAI_STAGE_BACKWARD_Q || stage == NSAI_STAGE_BACKWARD_KV;
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
+  if (p->op == NSA_OP_BACKWARD)
+    return backward || (stage == NSAI_STAGE_COMPRESS && m->phi != NSAI_PHI_EXTERNAL);
   switch (stage) {
   case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL;
   case NSAI_STAGE_ATTEND_COMPRESSED: return true;
@@ -26,6 +29,8 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_ATTEND_SELECTED: return m->select_count > 0;
   case NSAI_STAGE_ATTEND_WINDOW: return m->window > 0;
   case NSAI_STAGE_DENSE:
+  case NSAI_STAGE_BACKWARD_Q:
+  case NSAI_STAGE_BACKWARD_KV:
   case NSAI_STAGE_COUNT: return false;
   }
   return false;
@@ -365,13 +370,10 @@ nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *
   return (nsai_candidate){ 0 };
 }
 
-/* No kernel reads a cache or computes gradients yet. */
+/* No kernel reads a cache yet. */
 static nsa_status refuse_op(const nsai_problem *problem, const nsai_target *target,
                             nsai_writer *explain) {
-  const char *remedy =
-      nsai_problem_is_cached(problem)
-          ? "set runtime.device to cpu, or run nsa_forward over packed keys and values"
-          : "set runtime.device to cpu";
+  const char *remedy = "set runtime.device to cpu, or run nsa_forward over packed keys and values";
   const char *op = nsai_op_name(problem->op);
   if (explain) nsai_write(explain, "  no kernel serves %s yet: %s\n", op, remedy);
   return nsai_fail(NSA_E_UNSUPPORTED, "no kernel serves %s on %s yet: %s", op, target->arch,

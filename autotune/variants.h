@@ -44,12 +44,27 @@ typedef enum nsai_role {
   NSAI_KERNEL_ATTEND_WINDOW,
   NSAI_KERNEL_DENSE,
   NSAI_KERNEL_SOFTMAX,
+  NSAI_KERNEL_BACKWARD_STATISTICS,
+  NSAI_KERNEL_BACKWARD_Q,
+  NSAI_KERNEL_BACKWARD_COMPRESSED,
+  NSAI_KERNEL_BACKWARD_SELECTED,
+  NSAI_KERNEL_BACKWARD_WINDOW,
+  NSAI_KERNEL_BACKWARD_SUM,
   NSAI_ROLES
 } nsai_role;
 
 /* Blocks whose entries one block of threads counts; beyond, others read the lists again: 73,000 tokens
  * of 64. Four blocks of 16 warps fit on a multiprocessor. */
 #define NSAI_KV_COUNTERS 1152
+
+/* Most tokens whose lists are inverted at once: kEntryTokenBits of common/block_lists.cuh. */
+#define NSAI_KV_MOST_TOKENS ((int64_t)1 << 24)
+
+/* Whether dK and dV of a tile of keys are made by a block of threads each. 16 keys of a warp have (Dk +
+ * Dv) / 2 floats in every thread; up to 128 of them fit beside the scores. */
+static inline bool nsai_backward_is_split(const nsai_geometry *m) {
+  return m->head_dim_qk + m->head_dim_v > 256;
+}
 
 /* What kernels are made for: a device or, without one, an architecture. */
 typedef struct nsai_target {

@@ -5,6 +5,7 @@
 //
 //   counts[h, part, b] -> sum of counts[h, earlier parts, b]
 //   starts[h, b]        = sum of the lengths of the lists of blocks before b
+//   item_starts[h, b]   = the same of their items; on request
 //   items[h, ..]        : every list in runs of at most kRows entries, of about equal length and, but
 //                         for the last, a multiple of kTileRows; blocks ascending
 //
@@ -120,6 +121,7 @@ template <class Config> NSAI_DEVICE void invert_scan_head(const NsaiInvert &p) {
     const Pair upto = before + block_scan<Config::kThreads>(mine, &total);
     if (b < p.blocks) {
       gStarts[b] = upto.entries - mine.entries;
+      if (p.item_starts) p.item_starts[(long long)head * p.blocks + b] = upto.items - mine.items;
       write_items<Config>(p.seq, gItems + upto.items - mine.items, mine.items, b,
                           upto.entries - mine.entries, length);
     }

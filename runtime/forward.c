@@ -61,22 +61,21 @@ int64_t nsai_compressed_rows(const nsai_run *run) {
   return run->sizes.kv_tokens / run->plan->problem.model.stride + 1;
 }
 
-static float scale_log2(const nsai_run *run) {
-  double scale = run->io->softmax_scale > 0
-                     ? (double)run->io->softmax_scale
-                     : 1.0 / sqrt((double)run->plan->problem.model.head_dim_qk);
-  return (float)(scale * LOG2E);
+double nsai_run_scale(const nsai_run *run) {
+  if (run->io->softmax_scale > 0) return (double)run->io->softmax_scale;
+  return 1.0 / sqrt((double)run->plan->problem.model.head_dim_qk);
 }
 
-/* Tiles of `tokens` query tokens that cover every sequence: common/sequence.cuh. */
-static uint64_t tile_count(const nsai_run *run, int32_t tokens) {
+float nsai_run_scale_log2(const nsai_run *run) { return (float)(nsai_run_scale(run) * LOG2E); }
+
+uint64_t nsai_tile_count(const nsai_run *run, int32_t tokens) {
   const nsai_run_sizes *s = &run->sizes;
   return (uint64_t)(s->packed ? s->tokens / tokens + s->num_seqs : ceil_div(s->tokens, tokens));
 }
 
 /* Tiles of a kernel's grid: of tokens, times KV heads. */
 static uint64_t grid_tiles(const nsai_run *run, nsai_role role) {
-  return tile_count(run, run->plan->kernels[role].tokens) *
+  return nsai_tile_count(run, run->plan->kernels[role].tokens) *
          (uint64_t)run->plan->problem.model.kv_heads;
 }
 
@@ -233,7 +232,7 @@ static NsaiAttend attend_params(const nsai_run *run, int branch, nsai_role role)
                        .k = nsai_view(&run->io->kv.k[source]),
                        .v = nsai_view(&run->io->kv.v[source]),
                        .out = branch_epilogue(run, branch),
-                       .scale_log2 = scale_log2(run),
+                       .scale_log2 = nsai_run_scale_log2(run),
                        .kv_heads = run->plan->problem.model.kv_heads,
                        .tiles = (int)grid_tiles(run, role) };
 }
@@ -249,7 +248,7 @@ static NsaiAttend compressed_params(const nsai_run *run) {
                        .k = nsai_compressed_view(run, 0),
                        .v = nsai_compressed_view(run, 1),
                        .out = branch_epilogue(run, NSA_CMP),
-                       .scale_log2 = scale_log2(run),
+                       .scale_log2 = nsai_run_scale_log2(run),
                        .kv_heads = run->plan->problem.model.kv_heads,
                        .tiles = (int)grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED),
                        .early = is_behind(run, NSAI_KERNEL_ATTEND_WINDOW) };
@@ -282,7 +281,7 @@ static NsaiImportance importance_params(const nsai_run *run) {
                            .lse = lse.data,
                            .lse_token_stride = lse.stride[0],
                            .lse_head_stride = lse.stride[1],
-                           .scale_log2 = scale_log2(run),
+                           .scale_log2 = nsai_run_scale_log2(run),
                            .kv_heads = run->plan->problem.model.kv_heads };
 }
 
@@ -385,8 +384,7 @@ static nsa_status probe(const nsai_run *run) {
   return launch(run, NSAI_KERNEL_PROBE, (uint64_t)p.num_rows * (uint64_t)p.kv_heads, &p);
 }
 
-/* A caller's selection into sorted lists; sets where attend_selected finds them. */
-static nsa_status sort_selection(const nsai_run *run, NsaiAttendSelected *attend) {
+nsa_status nsai_sort_selection(const nsai_run *run, NsaiAttendSelected *attend) {
   const nsai_geometry *m = &run->plan->problem.model;
   bool ranges = run->plan->problem.selection == NSA_SELECT_RANGES;
   const nsa_tensor *in = ranges ? &run->io->ranges : &run->io->block_idx;
@@ -423,7 +421,7 @@ static NsaiAttendSelected selected_params(const nsai_run *run) {
 
 /* Sets the lists: the library's own, or those that come of sorting the caller's. */
 static nsa_status find_lists(const nsai_run *run, NsaiAttendSelected *p) {
-  if (run->plan->problem.selection != NSA_SELECT_OWN) return sort_selection(run, p);
+  if (run->plan->problem.selection != NSA_SELECT_OWN) return nsai_sort_selection(run, p);
   nsa_tensor idx = index_tensor(run);
   p->lists = idx.data;
   p->list_token_stride = idx.stride[0];
@@ -562,7 +560,7 @@ static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, i
   nsai_gemm_operands second = { probs, v, o, gemm_workspace, run->queue->stream };
   NsaiCausalSoftmax softmax = { .scores = scores,
                                 .probs = probs,
-                                .scale_log2 = scale_log2(run),
+                                .scale_log2 = nsai_run_scale_log2(run),
                                 .heads = heads,
                                 .rows = (int)rows,
                                 .keys = (int)pitch,
@@ -605,7 +603,7 @@ static nsa_status enqueue_dense(const nsai_run *run) {
                    .k = nsai_view(&run->io->kv.k[0]),
                    .v = nsai_view(&run->io->kv.v[0]),
                    .out = out,
-                   .scale_log2 = scale_log2(run),
+                   .scale_log2 = nsai_run_scale_log2(run),
                    .kv_heads = run->plan->problem.model.kv_heads,
                    .tiles = (int)grid_tiles(run, NSAI_KERNEL_DENSE) };
   return launch_attend(run, NSAI_KERNEL_DENSE, &p, run->sizes.kv_tokens);

@@ -10,6 +10,8 @@
 #include "plan.h"
 #include "tensor.h"
 
+#include <nsa/backward.h>
+
 /* Called before and after what each stage enqueues; several times where it works in chunks. */
 typedef struct nsai_marks {
   nsa_status (*mark)(void *user, nsai_stage stage, bool begins);
@@ -39,7 +41,7 @@ nsa_status nsai_enqueue_dense(const nsai_run *run);
 nsa_status nsai_enqueue_compress(const nsai_run *run);
 nsa_status nsai_enqueue_select(const nsai_run *run, const nsa_tensor *importance);
 
-/* Pieces that forward.c and phi.c share. */
+/* Pieces that the launch lists share. */
 static inline void *nsai_piece_at(const nsai_run *run, nsai_piece piece) {
   return run->workspace + piece.offset;
 }
@@ -56,8 +58,27 @@ NsaiSequences nsai_compressed_sequences(const nsai_run *run);
 /* Rows of compressed storage that this run may touch. */
 int64_t nsai_compressed_rows(const nsai_run *run);
 
+/* Softmax scale of this run; and times log2(e), as the kernels take it. */
+double nsai_run_scale(const nsai_run *run);
+float nsai_run_scale_log2(const nsai_run *run);
+
+/* Tiles of `tokens` query tokens that cover every sequence: common/sequence.cuh. */
+uint64_t nsai_tile_count(const nsai_run *run, int32_t tokens);
+
+/* A caller's selection into sorted lists; sets where they lie. */
+nsa_status nsai_sort_selection(const nsai_run *run, NsaiAttendSelected *attend);
+
+/* selected_kv.c: lists of tokens from the lists of blocks of tokens [begin, end), in items of at most
+ * item_rows. Only seq and lists of `selected` are read. */
+NsaiInvert nsai_invert_params(const nsai_run *run, const NsaiAttendSelected *selected,
+                              int64_t begin, int64_t end, int64_t item_rows);
+nsa_status nsai_enqueue_invert(const nsai_run *run, NsaiInvert p);
+
 /* selected_kv.c: the selected branch by attend_selected_kv; `selected` with its lists. */
 nsa_status nsai_enqueue_selected_kv(const nsai_run *run, const NsaiAttendSelected *selected);
+
+/* gradients.c: the backward pass. */
+nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads);
 
 /* phi.c: the products. */
 nsa_status nsai_enqueue_phi(const nsai_run *run);

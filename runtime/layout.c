@@ -21,7 +21,16 @@
  * 64k tokens and 64 heads. In pieces of this many bytes the launches last milliseconds, which is
  * enough. */
 #define SLOT_CHUNK_BYTES ((int64_t)1 << 30)
-#define MOST_CHUNK_TOKENS ((int64_t)1 << 24) /* kEntryTokenBits of common/block_lists.cuh */
+
+/* Partial sums of dK and dV: at 64k tokens and D 128 a KV head has 220 MB. In pieces of this many bytes
+ * the launches last milliseconds. */
+#define GRADIENT_CHUNK_BYTES ((int64_t)1 << 30)
+
+/* Few tiles of compressed keys have many query rows each: they are cut until there are so many blocks
+ * of threads, several for each place on the largest devices, so that unequal ones even out. */
+#define COMPRESSED_BLOCKS 2048
+#define MOST_SPLITS 32
+#define COMPRESSED_KEYS 64 /* of a tile */
 
 /* Chunks are whole tiles of query tokens: no kernel tile has more. */
 #define CHUNK_STEP 128
@@ -97,13 +106,11 @@ static void layout_selection(nsai_layout *out, const nsai_problem *p, const nsai
   }
 }
 
-static void layout_selected_kv(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
+/* Lists of tokens, for chunk_tokens of them. */
+static void layout_inverted(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
   const nsai_geometry *m = &p->model;
   nsai_kv_layout *kv = &out->kv;
-  int64_t fit = SLOT_CHUNK_BYTES / (m->head_dim_v * 2), n = m->select_count;
-  int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
-  kv->chunk_tokens = smaller(larger(fit / n, 1), smaller(p->max_tokens, MOST_CHUNK_TOKENS));
-  kv->rows = larger(smaller(fit, p->max_tokens * n * m->heads), kv->chunk_tokens * n);
+  int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs), n = m->select_count;
   /* Parts of nsai_kv_part_tokens: of `blocks` tokens and more, or as large as they get. */
   int64_t counts = larger(kv->chunk_tokens + larger(blocks, NSAI_KV_LEAST_PART),
                           (kv->chunk_tokens / NSAI_KV_MOST_PART + 1) * blocks);
@@ -114,6 +121,15 @@ static void layout_selected_kv(nsai_layout *out, const nsai_problem *p, int64_t 
   kv->items = take(out, m->kv_heads * nsai_kv_items(m, kv->chunk_tokens, blocks, item_rows) *
                             (int64_t)sizeof(NsaiKvItem));
   kv->item_counts = take(out, m->kv_heads * 4);
+}
+
+static void layout_selected_kv(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
+  const nsai_geometry *m = &p->model;
+  nsai_kv_layout *kv = &out->kv;
+  int64_t fit = SLOT_CHUNK_BYTES / (m->head_dim_v * 2), n = m->select_count;
+  kv->chunk_tokens = smaller(larger(fit / n, 1), smaller(p->max_tokens, NSAI_KV_MOST_TOKENS));
+  kv->rows = larger(smaller(fit, p->max_tokens * n * m->heads), kv->chunk_tokens * n);
+  layout_inverted(out, p, item_rows);
   kv->o = take(out, kv->rows * m->head_dim_v * 2);
   kv->lse = take(out, kv->rows * 4);
 }
@@ -123,6 +139,30 @@ static void layout_partial(nsai_layout *out, const nsai_problem *p) {
   int64_t rows = p->max_tokens * p->model.heads;
   out->partial = take(out, rows * p->model.head_dim_v * 2);
   out->partial_units = take(out, rows * 4);
+}
+
+/* As many KV heads at a time as the budget has room for, at least one. */
+static void layout_backward(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
+  const nsai_geometry *m = &p->model;
+  nsai_backward_layout *b = &out->backward;
+  int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4, selected = 0;
+  int64_t window = m->window ? p->max_kv_tokens * row : 0, compressed = out->cmp_rows * row;
+  if (m->select_count) {
+    int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
+    out->lists = take(out, p->max_tokens * m->kv_heads * m->select_count * 4);
+    out->kv.chunk_tokens = p->max_tokens;
+    layout_inverted(out, p, item_rows);
+    b->starts = take(out, m->kv_heads * blocks * 4);
+    selected = nsai_kv_items(m, p->max_tokens, blocks, item_rows) * m->select_block * row;
+  }
+  int64_t fit = GRADIENT_CHUNK_BYTES / (window + selected + compressed);
+  b->heads = (int32_t)smaller(larger(fit, 1), m->kv_heads);
+  int64_t tiles = out->cmp_rows / COMPRESSED_KEYS + p->max_seqs;
+  b->splits = (int32_t)smaller(larger(COMPRESSED_BLOCKS / (tiles * b->heads), 1), MOST_SPLITS);
+  b->statistics = take(out, NSA_BRANCHES * p->max_tokens * m->heads * 16);
+  b->compressed = take(out, b->heads * b->splits * compressed);
+  b->selected = take(out, b->heads * selected);
+  b->window = take(out, b->heads * window);
 }
 
 nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
@@ -138,6 +178,10 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
   if (m->phi != NSAI_PHI_EXTERNAL) {
     out.k_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_qk * 2);
     out.v_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_v * 2);
+  }
+  if (p->op == NSA_OP_BACKWARD) {
+    layout_backward(&out, p, choice->specs[NSAI_KERNEL_BACKWARD_SELECTED].tokens);
+    return out;
   }
   if (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP) layout_phi(&out, m);
   if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);

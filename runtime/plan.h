@@ -27,9 +27,20 @@ typedef struct nsai_kv_layout {
   nsai_piece item_counts; /* i32 [Hkv] */
   nsai_piece o;           /* dtype [rows, Dv] of a (head, token, slot) each */
   nsai_piece lse;         /* f32 [rows] */
-  int64_t rows;           /* 0: the plan does not run it */
+  int64_t rows;           /* 0: the plan does not run attend_selected_kv */
   int64_t chunk_tokens;   /* query tokens whose lists are inverted at once */
 } nsai_kv_layout;
+
+/* Of the backward pass: partial sums of dK and dV side by side, for `heads` KV heads at a time. */
+typedef struct nsai_backward_layout {
+  nsai_piece statistics; /* f32 [3, T, Hq, 4]: RowStatistics */
+  nsai_piece compressed; /* f32 [heads, splits, R, Dk + Dv] */
+  nsai_piece selected;   /* f32 [heads, items of a head, l', Dk + Dv] */
+  nsai_piece window;     /* f32 [heads, KV tokens, Dk + Dv] */
+  nsai_piece starts;     /* i32 [Hkv, B]: each block's first item */
+  int32_t heads;         /* 0: the plan has no backward pass */
+  int32_t splits;        /* runs that the query rows of compressed blocks are cut into */
+} nsai_backward_layout;
 
 /* Letters as in include/nsa/attention.h; R rows of compressed storage. */
 typedef struct nsai_layout {
@@ -48,7 +59,8 @@ typedef struct nsai_layout {
   nsai_piece gate_hidden;   /* dtype [T, H] */
   nsai_piece gate_logits;   /* f32 [T, Hq*3] */
   nsai_piece gemm;          /* cuBLASLt's own */
-  nsai_kv_layout kv;        /* attend_selected_kv */
+  nsai_kv_layout kv;        /* attend_selected_kv, and lists alone of the backward pass */
+  nsai_backward_layout backward;
   nsai_piece scores, probs; /* sdpa_gemm: f32 and dtype [G, chunk_tokens, max_kv_len] */
   nsai_piece scratch;       /* of persistent kernels, a part for each block of threads */
   int64_t cmp_rows;         /* R */

@@ -16,12 +16,10 @@ static nsa_status launch(const nsai_run *run, nsai_role role, int64_t grid_x, in
                      params);
 }
 
-/* The parameters of one chunk of tokens. */
-static NsaiInvert invert_params(const nsai_run *run, const NsaiAttendSelected *s, int64_t begin,
-                                int64_t end) {
+NsaiInvert nsai_invert_params(const nsai_run *run, const NsaiAttendSelected *s, int64_t begin,
+                              int64_t end, int64_t item_rows) {
   const nsai_geometry *m = &run->plan->problem.model;
   const nsai_kv_layout *kv = &run->plan->layout.kv;
-  int64_t item_rows = run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED].tokens;
   int64_t blocks = nsai_kv_blocks(m, run->sizes.kv_tokens, run->sizes.num_seqs);
   int64_t part = nsai_kv_part_tokens(blocks);
   return (NsaiInvert){ .seq = s->seq,
@@ -47,7 +45,7 @@ static NsaiInvert invert_params(const nsai_run *run, const NsaiAttendSelected *s
 /* Entries are written to all places of a head's lists at once: of so many bytes L2 makes lines. */
 #define FILL_BYTES ((int64_t)32 << 20)
 
-static nsa_status invert(const nsai_run *run, NsaiInvert p) {
+nsa_status nsai_enqueue_invert(const nsai_run *run, NsaiInvert p) {
   int64_t ranges = ceil_div(p.blocks, NSAI_KV_COUNTERS);
   int64_t heads = FILL_BYTES / (4 * p.entry_capacity);
   NSAI_TRY(launch(run, NSAI_KERNEL_INVERT_COUNT, (int64_t)p.heads * p.parts, ranges, &p));
@@ -102,11 +100,12 @@ static nsa_status attend_heads(const nsai_run *run, const NsaiAttendSelected *s,
 nsa_status nsai_enqueue_selected_kv(const nsai_run *run, const NsaiAttendSelected *selected) {
   const nsai_geometry *m = &run->plan->problem.model;
   const nsai_kv_layout *kv = &run->plan->layout.kv;
+  int64_t item_rows = run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED].tokens;
   for (int64_t begin = 0; begin < run->sizes.tokens; begin += kv->chunk_tokens) {
     int64_t end = smaller(begin + kv->chunk_tokens, run->sizes.tokens);
     int64_t heads = smaller(kv->rows / ((end - begin) * m->select_count), m->heads);
-    NsaiInvert index = invert_params(run, selected, begin, end);
-    NSAI_TRY(invert(run, index));
+    NsaiInvert index = nsai_invert_params(run, selected, begin, end, item_rows);
+    NSAI_TRY(nsai_enqueue_invert(run, index));
     for (int64_t head = 0; head < m->heads; head += heads)
       NSAI_TRY(attend_heads(run, selected, &index, (int32_t)head,
                             (int32_t)smaller(head + heads, m->heads)));

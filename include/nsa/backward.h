@@ -13,8 +13,14 @@
  * gates' through the sigmoid and the gate MLP. The selection is a constant: nothing passes through
  * the top-n. relu has the slope 0 at 0.
  *
- * So far the backward pass runs on the CPU device alone, in float64. On a GPU no kernel serves it:
- * nsa_query says so, nsa_explain why, and nsa_plan_create returns NSA_E_UNSUPPORTED.
+ * The CPU device has all of it, in float64. On a GPU there are kernels for phi mean and external, for
+ * gates as weights or logits, for the library's own selection and a caller's blocks, and for d_o of the
+ * model's dtype; gradients may be f32. What is beyond that is refused: nsa_query says so, nsa_explain why,
+ * and nsa_plan_create returns NSA_E_UNSUPPORTED. Results are the same bits in every run.
+ *
+ * Nothing but the inputs and block_idx has to be kept from the forward: 4 n Hkv bytes a token. The
+ * workspace of a plan on a GPU holds 48 Hq bytes a token for statistics of the rows, and partial sums of
+ * dK and dV of some KV heads at a time, about 1 GB or those of one head.
  */
 #ifndef NSA_BACKWARD_H
 #define NSA_BACKWARD_H
@@ -57,16 +63,16 @@ typedef struct nsa_grads {
  * batch  as in the forward; NULL: one sequence.
  * io     the inputs of the forward, and what it chose: with NSA_SELECT_OWN, block_idx is an input here,
  *        [T, Hkv, n] as the forward wrote it; blocks or ranges of the caller are given as they were.
- *        Optional are o, o_branch, lse, and k_cmp and v_cmp where phi is not external: a kernel will
- *        want what the forward wrote there. The CPU device does not read them, it computes them again
- *        in float64. There is no probe.
+ *        Optional are o, o_branch and lse, which nothing reads so far, and k_cmp and v_cmp where phi is
+ *        not external: on a GPU what the forward wrote there need not be compressed again, the CPU
+ *        device does that in float64. There is no probe.
  * grads  required.
  *
  * Rows of tensors at or beyond the last sequence's end are neither read nor written. A row with t < 0
  * gets 0 and adds nothing, but its io.gate.x must be finite, as must be every row of d_o with t >= 0.
  * On the CPU device the results do not depend on the number of threads.
  *
- * Errors and behaviour as nsa_forward. */
+ * Errors and behaviour as nsa_forward; NSA_E_UNSUPPORTED for d_o in f32 on a GPU. */
 NSA_API nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                                 const nsa_io *io, const nsa_grads *grads);
 

@@ -7,6 +7,7 @@
 #include "common/types.cuh"
 
 struct BlockRow {
+  int s, block;    // sequence, and number of the block within it
   long long token; // row of k, v where the block begins
   bool exists;     // else the row holds no block: its sequence is too short, or it lies between two
                    // sequences
@@ -19,5 +20,5 @@ NSAI_DEVICE BlockRow find_block_row(const NsaiSequences &seqs, int row) {
   Sequence seq = load_sequence(seqs, s);
   int block = row - first_block_row<kStride>(seqs, s);
   bool exists = block >= 0 && block < block_count<kBlock, kStride>(seq.kv_len);
-  return BlockRow{ seq.kv_begin + (long long)block * kStride, exists };
+  return BlockRow{ s, block, seq.kv_begin + (long long)block * kStride, exists };
 }

@@ -31,6 +31,17 @@ NSAI_DEVICE Chunk load_shared(u32 from_shared) {
   return x;
 }
 
+// 4 bytes of shared memory.
+NSAI_DEVICE u32 load_shared_word(u32 from_shared) {
+  u32 x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(from_shared) : "memory");
+  return x;
+}
+
+NSAI_DEVICE void store_shared_word(u32 to_shared, u32 x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(to_shared), "r"(x) : "memory");
+}
+
 // 16 bytes to global memory, past L1.
 NSAI_DEVICE void store_once(void *to_global, const Chunk &x) {
   asm volatile("st.global.L1::no_allocate.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to_global),

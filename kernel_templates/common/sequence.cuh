@@ -56,13 +56,44 @@ template <int kTokens> NSAI_DEVICE QueryTile find_query_tile(const NsaiSequences
   return QueryTile{ s, load_sequence(seqs, s), (tile - (seqs.cu_q[s] / kTokens + s)) * kTokens };
 }
 
+// First row of sequence s where compressed blocks lie without gaps but those of rounding, whatever
+// cu_blocks says of the caller's storage.
+template <int kStride> NSAI_DEVICE int own_block_row(const NsaiSequences &seqs, int s) {
+  return seqs.cu_q ? seqs.cu_kv[s] / kStride : 0;
+}
+
 // First row of compressed storage of sequence s.
 template <int kStride> NSAI_DEVICE int first_block_row(const NsaiSequences &seqs, int s) {
-  if (seqs.cu_blocks) return seqs.cu_blocks[s];
-  return seqs.cu_q ? seqs.cu_kv[s] / kStride : 0;
+  return seqs.cu_blocks ? seqs.cu_blocks[s] : own_block_row<kStride>(seqs, s);
 }
 
 // N(len): whole compression blocks of a sequence of `len` tokens.
 template <int kBlock, int kStride> NSAI_DEVICE int block_count(int len) {
   return len < kBlock ? 0 : (len - kBlock) / kStride + 1;
+}
+
+// A tile of keys, or of compressed blocks, of one sequence; empty when first_key lies beyond its end.
+struct KeyTileAt {
+  int s; // sequence
+  Sequence seq;
+  int first_row; // the sequence's, of what the tiles are numbered by
+  int first_key; // of the tile, within the sequence
+};
+
+// Tile number `tile` of tiles of kKeys, where `first(s)` is the first row of sequence s.
+template <int kKeys, class First>
+NSAI_DEVICE KeyTileAt find_tile_of_keys(const NsaiSequences &seqs, int tile, First first) {
+  int s = seqs.cu_q ? find_sequence(seqs.num_seqs, tile, [&](int i) { return first(i) / kKeys + i; })
+                    : 0;
+  int row = first(s);
+  return KeyTileAt{ s, load_sequence(seqs, s), row, (tile - (row / kKeys + s)) * kKeys };
+}
+
+template <int kKeys> NSAI_DEVICE KeyTileAt find_key_tile(const NsaiSequences &seqs, int tile) {
+  return find_tile_of_keys<kKeys>(seqs, tile, [&](int s) { return seqs.cu_q ? seqs.cu_kv[s] : 0; });
+}
+
+template <int kKeys, int kStride>
+NSAI_DEVICE KeyTileAt find_block_tile(const NsaiSequences &seqs, int tile) {
+  return find_tile_of_keys<kKeys>(seqs, tile, [&](int s) { return own_block_row<kStride>(seqs, s); });
 }

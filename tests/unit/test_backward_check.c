@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What nsa_backward refuses, each by its name, and that no GPU serves it yet.
+ * What nsa_backward refuses, each by its name; what it launches on a GPU.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -118,32 +118,69 @@ static void test_arguments(void **state) {
   machine_free(&other);
 }
 
+/* What a GPU has kernels for runs there: every launch of a backward pass, in order. */
 static void test_gpu(void **state) {
   (void)state;
+  static const char *const names[] = {
+    "compress_mean",   "sort_blocks",         "invert_count", "invert_scan",
+    "invert_fill",     "backward_statistics", "backward_q",   "backward_compressed",
+    "backward_window", "backward_selected",   "backward_sum",
+  };
   machine m;
+  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true });
+  toy *t = &m.toy;
+  choose(t);
+  nsa_grads g = make_grads(t, NSA_BF16);
+  fake_cuda_state *record = machine_record();
+  record->launches = 0;
+  machine_expect("good", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  assert_int_equal(record->launches, sizeof names / sizeof *names);
+  for (int i = 0; i < record->launches; i++) assert_string_equal(record->launch[i].name, names[i]);
+  assert_false(record->launch[0].overlaps);
+  g.d_o = g.d_q; /* nothing reads it */
+  g.d_o.dtype = NSA_F32;
+  g.d_o.shape[2] = t->io.o.shape[2];
+  machine_expect("f32", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_E_UNSUPPORTED,
+                 "grads.d_o is f32");
   nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
-  nsa_caps caps = NSA_CAPS_INIT;
-  nsa_plan *plan;
-  char text[1024];
-  machine_init(&m, &(machine_request){ .gpu = true });
-  machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
-  assert_false(caps.supported);
-  nsa_explain(m.ctx, &p, text, sizeof text);
-  assert_non_null(
-      strstr(text, "no kernel serves NSA_OP_BACKWARD yet: set runtime.device to cpu\n"));
-  machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
-                 "no kernel serves NSA_OP_BACKWARD");
-  assert_null(plan);
   machine_expect("tune", nsa_tune(m.ctx, &p, 1, NULL), NSA_E_UNSUPPORTED, "leave it out");
   machine_free(&m);
 }
 
+/* No plan is made of what has no kernel, and the reason is said. */
+static void test_gpu_refuses(void **state) {
+  (void)state;
+  static const struct {
+    machine_request request; /* of a forward, which all of them have */
+    int32_t selection;
+    const char *text;
+  } cases[] = {
+    { { .gpu = true, .phi = NSAI_PHI_LINEAR }, 0, "model.compress.phi is linear: no kernel" },
+    { { .gpu = true, .phi = NSAI_PHI_MLP }, 0, "model.compress.phi is mlp: no kernel" },
+    { { .gpu = true, .gate = NSAI_GATE_MLP }, 0, "model.gate is mlp: no kernel" },
+    { { .gpu = true }, NSA_SELECT_RANGES, "the caller brings ranges" },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    machine m;
+    nsa_plan *plan;
+    nsa_caps caps = NSA_CAPS_INIT;
+    nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
+    p.selection = cases[i].selection;
+    machine_init(&m, &cases[i].request);
+    machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
+    assert_false(caps.supported);
+    machine_expect(cases[i].text, nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
+                   cases[i].text);
+    assert_null(plan);
+    machine_free(&m);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_absent),
-    cmocka_unit_test(test_each_tensor),
-    cmocka_unit_test(test_arguments),
-    cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_absent),      cmocka_unit_test(test_each_tensor),
+    cmocka_unit_test(test_arguments),   cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_gpu_refuses),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,46 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// dK and dV of the selected branch: a block is seen by the tokens of its inverted list, which come as
+// items of at most kEntries tokens (invert_scan.cuh), so that the blocks that every token selects take
+// no longer than others.
+//
+// q [T, Hq, Dk], d_o [T, Hq, Dv], RowStatistics [3, T, Hq], k, v [rows, Hkv, D]
+//   -> partial [heads, item_capacity, l', Dk + Dv], read by backward_sum, which adds the items of a block
+//      in their order
+//
+// Grid: x = heads * item_capacity * tiles, head major, tiles = ceil(l' / kKeys) of a block; those beyond
+// item_counts leave at once; y = 1 + kSplit. Loop, shared memory and Config: common/gradient_keys.cuh.
+#pragma once
+#include "common/gradient_keys.cuh"
+
+template <class Config> NSAI_DEVICE void selected_keys(const NsaiBackwardKv &p) {
+  using F = KeysPlan<Config>;
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  u32 *sEntries = (u32 *)(shared_bytes + F::kSEntries); // [kEntries]
+  const int part = blockIdx.x % p.tiles, number = blockIdx.x / p.tiles % p.item_capacity,
+            head = blockIdx.x / p.tiles / p.item_capacity;
+  const int list_head = p.shared_lists ? 0 : p.head_begin + head;
+  if (number >= p.item_counts[list_head]) return;
+  const NsaiKvItem item = p.items[(long long)list_head * p.item_capacity + number];
+  const int first_key = part * Config::kKeys;
+  KeyTile tile;
+  tile.keys = min(Config::kKeys, item.keys - first_key);
+  if (tile.keys <= 0) return;
+  tile.tokens = min(item.count, Config::kEntries);
+  tile.key_row = item.kv_row + first_key;
+  tile.partial = p.partial + (((long long)head * p.item_capacity + number) * Config::kSelectBlock +
+                              first_key) *
+                                 F::kWidth;
+  const unsigned *gEntries = p.entries + list_head * p.entry_capacity + item.begin; // [count]
+  for (int i = threadIdx.x; i < tile.tokens; i += Config::kThreads) sEntries[i] = gEntries[i];
+  __syncthreads();
+  const ListRows<Config> rows = { sEntries, item.shift - first_key, tile.keys };
+  attend_keys<Config>(p, tile, rows, p.head_begin + head, shared_address(shared_bytes));
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    backward_selected(const __grid_constant__ NsaiBackwardKv p) {
+  begin_kernel();
+  selected_keys<Config>(p);
+}

@@ -1,0 +1,128 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// backward_sum: dK and dV of one pair, from the partial sums of the branches that read it.
+//
+//   d[p] = window[p] + sum over items of p's block of selected[item, p % l']
+//        + 1 / l * sum over blocks i that cover p of sum over splits of compressed[split, i]   (phi mean)
+//   is_external: d[i] = sum over splits of compressed[split, i], 0 in rows that hold no block
+//
+// Terms are added in this order, whatever ran when: the same bits in every run.
+//
+// Grid: x = ceil(rows * heads / kItems), kItems = kThreads / ((Dk + Dv) / 4) row-head pairs of a CTA, a
+// thread for four columns of K or V. Threads that are left over idle. Bound by HBM.
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kSelectBlock (l'), kThreads,
+//   kMinBlocks. No shared memory.
+#pragma once
+#include "common/block_lists.cuh"
+#include "common/block_row.cuh"
+#include "common/gradient.cuh"
+#include "common/launch.cuh"
+#include "common/params.h"
+
+template <class Config> struct SumPlan {
+  static constexpr int kWidth = Config::kHeadDimQk + Config::kHeadDimV;
+  static constexpr int kColumns = kWidth / 4;                 // threads of a pair
+  static constexpr int kItems = Config::kThreads / kColumns; // pairs of a CTA
+  static_assert(kItems >= 1, "a CTA holds one row-head pair at least");
+};
+
+NSAI_DEVICE void add_four(float4 &sum, const float4 &x) {
+  sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+}
+
+// Row `row` of the compressed sums, from this thread's columns on.
+template <class Config>
+NSAI_DEVICE float4 compressed_sum(const NsaiBackwardSum &p, int head, long long row, int column) {
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int split = 0; split < p.splits; ++split)
+    add_four(sum, *(const float4 *)(p.compressed +
+                                    (((long long)head * p.splits + split) * p.compressed_rows +
+                                     row) *
+                                        SumPlan<Config>::kWidth +
+                                    column));
+  return sum;
+}
+
+// What the items of the key's block have.
+template <class Config>
+NSAI_DEVICE float4 selected_sum(const NsaiBackwardSum &p, int head, int s, int key, int column) {
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const int list_head = p.shared_lists ? 0 : p.head_begin + head;
+  const int number =
+      first_block_number<Config::kSelectBlock>(p.seq, s) + key / Config::kSelectBlock;
+  const int *gStarts = p.item_starts + (long long)list_head * p.blocks; // [blocks]
+  const int begin = gStarts[number];
+  const int end = number + 1 < p.blocks ? gStarts[number + 1] : p.item_counts[list_head];
+  for (int item = begin; item < end; ++item)
+    add_four(sum, *(const float4 *)(p.selected +
+                                    (((long long)head * p.item_capacity + item) *
+                                         Config::kSelectBlock +
+                                     key % Config::kSelectBlock) *
+                                        SumPlan<Config>::kWidth +
+                                    column));
+  return sum;
+}
+
+// What phi mean passes on to token `key` from the blocks that cover it.
+template <class Config>
+NSAI_DEVICE float4 mean_sum(const NsaiBackwardSum &p, int head, int s, int kv_len, int key,
+                            int column) {
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const int first = key < Config::kBlock ? 0 : (key - Config::kBlock) / Config::kStride + 1;
+  const int last = min(key / Config::kStride,
+                       block_count<Config::kBlock, Config::kStride>(kv_len) - 1);
+  const long long row = own_block_row<Config::kStride>(p.seq, s);
+  for (int i = first; i <= last; ++i)
+    add_four(sum, compressed_sum<Config>(p, head, row + i, column));
+  constexpr float kInverse = 1.0f / Config::kBlock;
+  return make_float4(sum.x * kInverse, sum.y * kInverse, sum.z * kInverse, sum.w * kInverse);
+}
+
+// The sum for row `row` of the outputs; false: no sequence has such a row.
+template <class Config>
+NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, int head, int row, int column, float4 &sum) {
+  sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  if (p.is_external) {
+    const BlockRow at = find_block_row<Config::kBlock, Config::kStride>(p.seq, row);
+    if (at.exists)
+      sum = compressed_sum<Config>(p, head, own_block_row<Config::kStride>(p.seq, at.s) + at.block,
+                                   column);
+    return true;
+  }
+  int s = p.seq.cu_q ? find_sequence(p.seq.num_seqs, row, [&](int i) { return p.seq.cu_kv[i]; }) : 0;
+  const Sequence seq = load_sequence(p.seq, s);
+  const int key = row - seq.kv_begin;
+  if (key < 0 || key >= seq.kv_len) return false;
+  if (p.window)
+    add_four(sum, *(const float4 *)(p.window +
+                                    (head * p.window_rows + row) * SumPlan<Config>::kWidth +
+                                    column));
+  if (p.selected) add_four(sum, selected_sum<Config>(p, head, s, key, column));
+  if (p.compressed) add_four(sum, mean_sum<Config>(p, head, s, seq.kv_len, key, column));
+  return true;
+}
+
+template <class Config> NSAI_DEVICE void sum_gradients(const NsaiBackwardSum &p) {
+  using F = SumPlan<Config>;
+  const int item = threadIdx.x / F::kColumns, column = threadIdx.x % F::kColumns * 4;
+  const u64 index = (u64)blockIdx.x * F::kItems + item;
+  if (item >= F::kItems || index >= (u64)p.rows * p.heads) return;
+  const int row = (int)(index / p.heads), head = (int)(index % p.heads);
+  const bool is_k = column < Config::kHeadDimQk;
+  const NsaiGradient &out = is_k ? p.d_k : p.d_v;
+  float4 sum;
+  if (!out.view.data || !sum_row<Config>(p, head, row, column, sum)) return;
+  store_gradients<typename Config::Element>(out,
+                                            row * out.view.token_stride +
+                                                (p.head_begin + head) * out.view.head_stride +
+                                                (is_k ? column : column - Config::kHeadDimQk),
+                                            sum);
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    backward_sum(const __grid_constant__ NsaiBackwardSum p) {
+  begin_kernel();
+  sum_gradients<Config>(p);
+}

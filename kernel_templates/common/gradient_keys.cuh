@@ -1,0 +1,249 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The KV-stationary half of the backward pass: a tile of keys over the query rows that see them, for one
+// branch. backward_compressed, backward_selected and backward_window differ in these rows (`Rows`).
+//
+//   S^T = scale K Q^T      dU^T = V dO^T      P' = g 2^(S - LSE)      dS = P' (dU - u)
+//   dV += P'^T dO          dK += dS^T Q                               -> partial [keys, Dk + Dv]
+//
+// P' and dS are transposed as they come out of the products, and go into the next ones from registers.
+//
+// CTA      kKeys keys of one KV head, 16 to a warp, with dK and dV in registers; query rows pass by in
+//          tiles of kRows: row r is head r % G of token r / G of those that see the keys.
+// Shared   K [kKeys, Dk] | V [kKeys, Dv] | kStages * (Q [kRows, Dk] | dO [kRows, Dv] | RowStatistics
+//          [kRows] | u32 [kRows]: which keys the row sees) | u32 [kEntries] of backward_selected.
+// kSplit   1: dK and dV are two blocks of threads (grid.y), for head dims whose sums do not fit into
+//          registers together.
+//
+// Every key that exists is written, with zeros where no query sees it.
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kKeys, kRows, kWarps, kStages (1, 2), kSplit, kEntries
+//   (0, or most tokens of an item), kThreads, kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kWindow
+//   (w), kSelectBlock (l').
+#pragma once
+#include "common/block_lists.cuh"
+#include "common/gradient.cuh"
+#include "common/keys.cuh"
+#include "common/launch.cuh"
+#include "common/sequence.cuh"
+
+template <class Config> struct KeysPlan {
+  static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
+                       kColsV = padded_dim(Config::kHeadDimV);
+  static constexpr int kN = Config::kRows / 8; // n8 tiles of S^T
+  static constexpr int kWidth = Config::kHeadDimQk + Config::kHeadDimV;
+  using K = Tile<Config::kKeys, kColsQk>;
+  using V = Tile<Config::kKeys, kColsV>;
+  using Q = Tile<Config::kRows, kColsQk>;
+  using DO = Tile<Config::kRows, kColsV>;
+
+  // Shared memory, offsets in bytes; within a stage from kQ on.
+  static constexpr int kSK = 0, kSV = kSK + K::kBytes, kSStage = kSV + V::kBytes;
+  static constexpr int kQ = 0, kDO = kQ + Q::kBytes, kStatistics = kDO + DO::kBytes,
+                       kSeen = kStatistics + 16 * Config::kRows;
+  static constexpr int kStageBytes = (kSeen + 4 * Config::kRows + 127) / 128 * 128;
+  static constexpr int kSEntries = kSStage + Config::kStages * kStageBytes;
+  static constexpr int kBytes = kSEntries + 4 * Config::kEntries;
+  static_assert(kBytes == Config::kSharedBytes, "the host's formula for shared memory");
+  static_assert(Config::kKeys == 16 * Config::kWarps && Config::kThreads == 32 * Config::kWarps,
+                "16 keys for each warp");
+  static_assert(Config::kRows % 16 == 0, "dK and dV take 16 rows at a time");
+};
+
+// A tile of keys and its rows: what `Rows` fills in.
+struct KeyTile {
+  long long key_row; // of k and v: the tile's first key
+  int keys;          // that exist; of a selected block, those of this tile of it
+  int tokens;        // that may see one of them
+  float *partial;    // [keys, Dk + Dv]
+};
+
+// Which keys of the tile a row sees: [begin, end) as halves of a word.
+NSAI_DEVICE u32 pack_seen(int begin, int end, int keys) {
+  begin = max(begin, 0);
+  end = min(end, keys);
+  return begin < end ? (u32)begin | (u32)end << 16 : 0;
+}
+
+// Tokens that follow each other in a sequence: window and compressed branch.
+template <class Config, class Keys, int kBranchOf> struct RangeRows {
+  static constexpr int kBranch = kBranchOf;
+  Sequence seq;
+  int first_key;   // of the tile, within the sequence
+  int first_query; // the first token that may see one
+  int keys;
+
+  NSAI_DEVICE int token(int i) const { return seq.q_begin + first_query + i; }
+  NSAI_DEVICE u32 seen(int i) const {
+    const KeyRange range = Keys::visible(seq.position(first_query + i));
+    return pack_seen(range.begin - first_key, range.end - first_key, keys);
+  }
+};
+
+// Tokens of an item, from shared memory: the selected branch.
+template <class Config> struct ListRows {
+  static constexpr int kBranch = NSAI_BRANCH_SELECTED;
+  const u32 *sEntries;
+  int shift; // token t sees the tile's key i when i <= t + shift
+  int keys;
+
+  NSAI_DEVICE int token(int i) const { return entry_token(sEntries[i]); }
+  NSAI_DEVICE u32 seen(int i) const { return pack_seen(0, token(i) + shift + 1, keys); }
+};
+
+// Starts the copies of tile `number` of the rows into a stage; rows behind the last are zeros.
+template <class Config, class Rows>
+NSAI_DEVICE void load_query_rows(const NsaiBackwardKv &p, const Rows &rows, int head, int count,
+                                 int number, u32 stage) {
+  using F = KeysPlan<Config>;
+  const int first = number * Config::kRows;
+  const int first_head = head * Config::kGroup;
+  auto token_of = [&](int row) { return rows.token(min(first + row, count - 1) / Config::kGroup); };
+  auto head_of = [&](int row) { return first_head + (first + row) % Config::kGroup; };
+  load_tile<typename F::Q, Config::kRows, Config::kHeadDimQk, Config::kThreads>(
+      stage + F::kQ, [&](int row, const u16 *&from) {
+        from = (const u16 *)p.q.data + token_of(row) * p.q.token_stride +
+               head_of(row) * p.q.head_stride;
+        return first + row < count;
+      });
+  load_tile<typename F::DO, Config::kRows, Config::kHeadDimV, Config::kThreads>(
+      stage + F::kDO, [&](int row, const u16 *&from) {
+        from = (const u16 *)p.d_o.data + token_of(row) * p.d_o.token_stride +
+               head_of(row) * p.d_o.head_stride;
+        return first + row < count;
+      });
+  for (int row = threadIdx.x; row < Config::kRows; row += Config::kThreads) {
+    const bool present = first + row < count;
+    const long long at = statistics_at(Rows::kBranch, p.seq.q_tokens, token_of(row),
+                                       Config::kGroup * p.kv_heads, head_of(row));
+    copy_async_16(stage + F::kStatistics + 16 * row, (const RowStatistics *)p.statistics + at,
+                  present);
+    store_shared_word(stage + F::kSeen + 4 * row,
+                      present ? rows.seen((first + row) / Config::kGroup) : 0u);
+  }
+}
+
+// P' [16 keys, 8 rows] and dS, in place of S and dU: n8 tile j of the rows.
+NSAI_DEVICE void gradient_of_scores(float (&s)[4], float (&du)[4], u32 sStatistics, u32 sSeen,
+                                    int first_row, int key, float scale_log2) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int row = first_row + 2 * (threadIdx.x & 3) + c;
+    const Chunk x = load_shared(sStatistics + 16 * row);
+    const u32 seen = load_shared_word(sSeen + 4 * row);
+    const float lse = __uint_as_float(x.w[0]), gate = __uint_as_float(x.w[1]),
+                inner = __uint_as_float(x.w[2]);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const bool sees = key + 8 * r >= (int)(seen & 0xffff) && key + 8 * r < (int)(seen >> 16);
+      const float e = exp2_approx(fmaf(s[2 * r + c], scale_log2, -lse)) * gate;
+      s[2 * r + c] = sees ? e : 0.0f;
+      du[2 * r + c] = sees ? e * (du[2 * r + c] - inner) : 0.0f;
+    }
+  }
+}
+
+// One tile of rows into dK (kMakesK) and dV (kMakesV) of the warp's 16 keys.
+template <class Config, bool kMakesK, bool kMakesV, int kK, int kV>
+NSAI_DEVICE void add_rows(float (&dk)[1][kK][4], float (&dv)[1][kV][4], u32 base, u32 stage,
+                          float scale_log2) {
+  using F = KeysPlan<Config>;
+  using E = typename Config::Element;
+  const int warp_key = recomputed(threadIdx.x) / 32 * 16;
+  float s[1][F::kN][4], du[1][F::kN][4]; // [16 keys, kRows]
+  multiply_rows<E, typename F::K, typename F::Q, Config::kHeadDimQk>(s, base + F::kSK, warp_key,
+                                                                     stage + F::kQ);
+  if constexpr (kMakesK)
+    multiply_rows<E, typename F::V, typename F::DO, Config::kHeadDimV>(du, base + F::kSV, warp_key,
+                                                                       stage + F::kDO);
+#pragma unroll
+  for (int j = 0; j < F::kN; ++j) {
+    if constexpr (!kMakesK) du[0][j][0] = du[0][j][1] = du[0][j][2] = du[0][j][3] = 0.0f;
+    gradient_of_scores(s[0][j], du[0][j], stage + F::kStatistics, stage + F::kSeen, 8 * j,
+                       warp_key + (int)(threadIdx.x & 31) / 4, scale_log2);
+  }
+#pragma unroll
+  for (int j = 0; j < F::kN; j += 2) {
+    u32 x[1][4]; // [16 keys, 16 rows]
+    if constexpr (kMakesV) {
+      softmax_pack<E>(x[0], s[0][j], s[0][j + 1]);
+      multiply_fragments<E, typename F::DO>(dv, x, stage + F::kDO, 8 * j);
+    }
+    if constexpr (kMakesK) {
+      softmax_pack<E>(x[0], du[0][j], du[0][j + 1]);
+      multiply_fragments<E, typename F::Q>(dk, x, stage + F::kQ, 8 * j);
+    }
+  }
+}
+
+// Columns from `column` on of the partial sums: acc [16, 8 * kN] of the warp's keys.
+template <class Config, int kDim, int kN>
+NSAI_DEVICE void store_partial(const KeyTile &tile, int column, const float (&acc)[kN][4],
+                               float scale) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = (int)threadIdx.x / 32 * 16 + r * 8 + (int)(threadIdx.x & 31) / 4;
+    float *to = tile.partial + (long long)key * KeysPlan<Config>::kWidth + column;
+    for_columns<kDim>(acc, r, scale, [&](int at, const float4 &x) {
+      if (key < tile.keys) *(float4 *)(to + at) = x;
+    });
+  }
+}
+
+template <class Config, bool kMakesK, bool kMakesV, class Rows>
+NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows, int head,
+                          u32 base) {
+  using F = KeysPlan<Config>;
+  constexpr int kK = kMakesK ? F::kColsQk / 8 : 2, kV = kMakesV ? F::kColsV / 8 : 2;
+  float dk[1][kK][4] = {}, dv[1][kV][4] = {}; // [16, Dk], [16, Dv]
+  const int count = tile.tokens * Config::kGroup, tiles = ceil_div(count, Config::kRows);
+  auto stage_at = [&](int number) {
+    return base + F::kSStage + (Config::kStages == 2 ? number & 1 : 0) * F::kStageBytes;
+  };
+  if (tiles > 0) load_query_rows<Config>(p, rows, head, count, 0, stage_at(0));
+  copy_async_commit();
+  for (int i = 0; i < tiles; ++i) {
+    if (Config::kStages == 2 && i + 1 < tiles)
+      load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));
+    copy_async_commit();
+    copy_async_wait<1>();
+    __syncthreads(); // tile i is there (and K and V)
+    add_rows<Config, kMakesK, kMakesV>(dk, dv, base, stage_at(i), p.scale_log2);
+    __syncthreads(); // everyone is done with it
+    if (Config::kStages == 1 && i + 1 < tiles)
+      load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));
+    if (Config::kStages == 1) copy_async_commit();
+  }
+  copy_async_wait<0>(); // a CTA does not end with copies on their way
+  if constexpr (kMakesK) store_partial<Config, Config::kHeadDimQk>(tile, 0, dk[0], p.scale);
+  if constexpr (kMakesV)
+    store_partial<Config, Config::kHeadDimV>(tile, Config::kHeadDimQk, dv[0], 1.0f);
+}
+
+// The tile's K and V, on their way with the first rows; then all rows.
+template <class Config, class Rows>
+NSAI_DEVICE void attend_keys(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
+                             int head, u32 base) {
+  using F = KeysPlan<Config>;
+  load_tile<typename F::K, Config::kKeys, Config::kHeadDimQk, Config::kThreads>(
+      base + F::kSK, [&](int row, const u16 *&from) {
+        from = (const u16 *)p.k.data + (tile.key_row + row) * p.k.token_stride +
+               head * p.k.head_stride;
+        return row < tile.keys;
+      });
+  load_tile<typename F::V, Config::kKeys, Config::kHeadDimV, Config::kThreads>(
+      base + F::kSV, [&](int row, const u16 *&from) {
+        from = (const u16 *)p.v.data + (tile.key_row + row) * p.v.token_stride +
+               head * p.v.head_stride;
+        return row < tile.keys;
+      });
+  if constexpr (!Config::kSplit) {
+    run_keys<Config, true, true>(p, tile, rows, head, base);
+  } else {
+    if (blockIdx.y == 0)
+      run_keys<Config, true, false>(p, tile, rows, head, base);
+    else
+      run_keys<Config, false, true>(p, tile, rows, head, base);
+  }
+}

@@ -1,0 +1,243 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The launch list of the backward pass: compressed keys where the caller has none, the statistics of every
+ * row, dQ; then, for as many KV heads at a time as the workspace holds partial sums of, dK and dV of every
+ * branch, and their sums. Nothing is added by atomics: every run gives the same bits.
+ */
+#include "forward.h"
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* One backward pass. */
+typedef struct pass {
+  const nsai_run *run;
+  const nsai_geometry *model;
+  const nsa_grads *grads;
+  NsaiAttendSelected selected; /* seq and lists */
+  NsaiInvert index;            /* of the selected branch */
+} pass;
+
+static nsa_status launch(const pass *b, nsai_role role, int64_t grid_x, uint32_t grid_y,
+                         const void *params) {
+  return nsai_launch(b->run->queue, &b->run->plan->kernels[role], (uint64_t)grid_x, grid_y, params);
+}
+
+static bool has_branch(const pass *b, int branch) { return b->run->branches >> branch & 1; }
+
+static NsaiGradient gradient(const pass *b, const nsa_tensor *out) {
+  return (NsaiGradient){ .view = nsai_view(out),
+                         .is_float = out->dtype == NSA_F32,
+                         .accumulate = (int)b->grads->accumulate };
+}
+
+/* The pair of K and V that a branch reads. */
+static int pair_of(const pass *b, int branch) { return b->model->per_branch ? branch : 0; }
+
+static NsaiView keys_of(const pass *b, int branch, int side) {
+  const nsa_kv *kv = &b->run->io->kv;
+  if (branch == NSA_CMP) return nsai_compressed_view(b->run, side);
+  return nsai_view(side ? &kv->v[pair_of(b, branch)] : &kv->k[pair_of(b, branch)]);
+}
+
+/* ---- query rows ---- */
+
+static NsaiBackwardQ rows_params(const pass *b) {
+  const nsai_run *run = b->run;
+  const nsa_tensor *gate = &run->io->gate.value;
+  NsaiBackwardQ p = { .seq = nsai_compressed_sequences(run),
+                      .q = nsai_view(&run->io->q),
+                      .d_o = nsai_view(&b->grads->d_o),
+                      .gate = nsai_view(gate),
+                      .lists = b->selected.lists,
+                      .list_token_stride = b->selected.list_token_stride,
+                      .list_head_stride = b->selected.list_head_stride,
+                      .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
+                      .d_q = gradient(b, &b->grads->d_q),
+                      .d_gate = gradient(b, &b->grads->d_gate.value),
+                      .scale = (float)nsai_run_scale(run),
+                      .scale_log2 = nsai_run_scale_log2(run),
+                      .kv_heads = b->model->kv_heads,
+                      .gate_float = gate->dtype == NSA_F32,
+                      .branches = run->branches };
+  for (int branch = 0; branch < NSA_BRANCHES; branch++) {
+    if (!has_branch(b, branch)) continue;
+    p.k[branch] = keys_of(b, branch, 0);
+    p.v[branch] = keys_of(b, branch, 1);
+  }
+  return p;
+}
+
+static nsa_status query_rows(const pass *b) {
+  NsaiBackwardQ p = rows_params(b);
+  const nsai_kernel *kernel = &b->run->plan->kernels[NSAI_KERNEL_BACKWARD_Q];
+  int64_t tiles = (int64_t)nsai_tile_count(b->run, kernel->tokens) * p.kv_heads;
+  NSAI_TRY(launch(b, NSAI_KERNEL_BACKWARD_STATISTICS, tiles, 1, &p));
+  if (!nsai_present(&b->grads->d_q)) return NSA_OK;
+  return launch(b, NSAI_KERNEL_BACKWARD_Q, tiles, 1, &p);
+}
+
+/* ---- keys ---- */
+
+static bool wants_pair(const pass *b, int pair) {
+  const nsa_kv *kv = &b->grads->d_kv;
+  return nsai_present(&kv->k[pair]) || nsai_present(&kv->v[pair]);
+}
+
+static bool is_external(const pass *b) { return b->model->phi == NSAI_PHI_EXTERNAL; }
+
+static bool wants_compressed(const pass *b) {
+  const nsa_kv *kv = &b->grads->d_kv;
+  return nsai_present(&kv->k_cmp) || nsai_present(&kv->v_cmp);
+}
+
+/* Whether an output depends on the branch's dK and dV. */
+static bool needs_branch(const pass *b, int branch) {
+  if (!has_branch(b, branch)) return false;
+  if (branch == NSA_CMP && is_external(b)) return wants_compressed(b);
+  return wants_pair(b, pair_of(b, branch));
+}
+
+/* Keys of a tile: 16 to a warp. */
+static int64_t tile_keys(const pass *b, nsai_role role) {
+  return b->run->plan->kernels[role].threads / 32 * 16;
+}
+
+/* Tiles of keys that cover `rows` of all sequences: common/sequence.cuh. */
+static int64_t key_tiles(const pass *b, nsai_role role, int64_t rows) {
+  int64_t keys = tile_keys(b, role);
+  return b->run->batch ? rows / keys + b->run->sizes.num_seqs : ceil_div(rows, keys);
+}
+
+/* Rows that compressed blocks of this run's sequences take: own_block_row of common/sequence.cuh. */
+static int64_t block_rows(const pass *b) { return b->run->sizes.kv_tokens / b->model->stride + 1; }
+
+static NsaiBackwardKv keys_params(const pass *b, int branch, nsai_piece partial, int head,
+                                  int heads) {
+  const nsai_run *run = b->run;
+  return (NsaiBackwardKv){ .seq = nsai_compressed_sequences(run),
+                           .q = nsai_view(&run->io->q),
+                           .d_o = nsai_view(&b->grads->d_o),
+                           .k = keys_of(b, branch, 0),
+                           .v = keys_of(b, branch, 1),
+                           .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
+                           .partial = nsai_piece_at(run, partial),
+                           .head_begin = head,
+                           .heads = heads,
+                           .kv_heads = b->model->kv_heads,
+                           .splits = 1,
+                           .scale = (float)nsai_run_scale(run),
+                           .scale_log2 = nsai_run_scale_log2(run) };
+}
+
+static nsa_status compressed_keys(const pass *b, int head, int heads) {
+  const nsai_backward_layout *l = &b->run->plan->layout.backward;
+  NsaiBackwardKv p = keys_params(b, NSA_CMP, l->compressed, head, heads);
+  p.rows = block_rows(b);
+  p.tiles = (int)key_tiles(b, NSAI_KERNEL_BACKWARD_COMPRESSED, p.rows);
+  p.splits = l->splits;
+  return launch(b, NSAI_KERNEL_BACKWARD_COMPRESSED, (int64_t)heads * p.splits * p.tiles,
+                1 + nsai_backward_is_split(b->model), &p);
+}
+
+static nsa_status window_keys(const pass *b, int head, int heads) {
+  NsaiBackwardKv p = keys_params(b, NSA_WIN, b->run->plan->layout.backward.window, head, heads);
+  p.rows = b->run->sizes.kv_tokens;
+  p.tiles = (int)key_tiles(b, NSAI_KERNEL_BACKWARD_WINDOW, p.rows);
+  return launch(b, NSAI_KERNEL_BACKWARD_WINDOW, (int64_t)heads * p.tiles,
+                1 + nsai_backward_is_split(b->model), &p);
+}
+
+static nsa_status selected_keys(const pass *b, int head, int heads) {
+  NsaiBackwardKv p = keys_params(b, NSA_SEL, b->run->plan->layout.backward.selected, head, heads);
+  p.items = b->index.items;
+  p.item_counts = b->index.item_counts;
+  p.entries = b->index.entries;
+  p.entry_capacity = b->index.entry_capacity;
+  p.item_capacity = b->index.item_capacity;
+  p.shared_lists = !b->index.list_head_stride;
+  p.tiles = (int)ceil_div(b->model->select_block, tile_keys(b, NSAI_KERNEL_BACKWARD_SELECTED));
+  return launch(b, NSAI_KERNEL_BACKWARD_SELECTED, (int64_t)heads * p.item_capacity * p.tiles,
+                1 + nsai_backward_is_split(b->model), &p);
+}
+
+/* dK and dV of one pair, or of the caller's compressed blocks; `branches`: whose sums they are. */
+static nsa_status sum_pair(const pass *b, const nsa_tensor *k, const nsa_tensor *v,
+                           uint32_t branches, bool external, int head, int heads) {
+  const nsai_run *run = b->run;
+  const nsai_backward_layout *l = &run->plan->layout.backward;
+  const nsa_tensor *given = nsai_present(k) ? k : v;
+  if (!nsai_present(given)) return NSA_OK;
+  NsaiBackwardSum p = { .seq = nsai_compressed_sequences(run),
+                        .d_k = gradient(b, k),
+                        .d_v = gradient(b, v),
+                        .item_starts = b->index.item_starts,
+                        .item_counts = b->index.item_counts,
+                        .compressed_rows = block_rows(b),
+                        .window_rows = run->sizes.kv_tokens,
+                        .item_capacity = b->index.item_capacity,
+                        .blocks = b->index.blocks,
+                        .shared_lists = !b->index.list_head_stride,
+                        .rows = (int)given->shape[0],
+                        .head_begin = head,
+                        .heads = heads,
+                        .is_external = external };
+  if (branches >> NSA_CMP & 1) {
+    p.compressed = nsai_piece_at(run, l->compressed);
+    p.splits = l->splits;
+  }
+  if (branches >> NSA_SEL & 1) p.selected = nsai_piece_at(run, l->selected);
+  if (branches >> NSA_WIN & 1) p.window = nsai_piece_at(run, l->window);
+  int64_t columns = (b->model->head_dim_qk + b->model->head_dim_v) / 4;
+  int64_t pairs = run->plan->kernels[NSAI_KERNEL_BACKWARD_SUM].threads / columns;
+  return launch(b, NSAI_KERNEL_BACKWARD_SUM, ceil_div((int64_t)p.rows * heads, pairs), 1, &p);
+}
+
+static nsa_status sum_pairs(const pass *b, int head, int heads) {
+  const nsa_kv *out = &b->grads->d_kv;
+  uint32_t raw = b->run->branches & ~(is_external(b) ? 1u << NSA_CMP : 0u);
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    uint32_t branches = b->model->per_branch ? raw & 1u << pair : raw;
+    NSAI_TRY(sum_pair(b, &out->k[pair], &out->v[pair], branches, false, head, heads));
+  }
+  uint32_t compressed = b->run->branches & 1u << NSA_CMP;
+  return sum_pair(b, &out->k_cmp, &out->v_cmp, compressed, true, head, heads);
+}
+
+static nsa_status key_heads(const pass *b, int head, int heads) {
+  if (needs_branch(b, NSA_CMP)) NSAI_TRY(compressed_keys(b, head, heads));
+  if (needs_branch(b, NSA_WIN)) NSAI_TRY(window_keys(b, head, heads));
+  if (needs_branch(b, NSA_SEL)) NSAI_TRY(selected_keys(b, head, heads));
+  return sum_pairs(b, head, heads);
+}
+
+/* ---- the whole ---- */
+
+static nsa_status make_lists(pass *b) {
+  const nsai_run *run = b->run;
+  b->selected.seq = nsai_run_sequences(run);
+  if (!has_branch(b, NSA_SEL)) return NSA_OK;
+  NSAI_TRY(nsai_sort_selection(run, &b->selected));
+  if (!needs_branch(b, NSA_SEL)) return NSA_OK;
+  b->index = nsai_invert_params(run, &b->selected, 0, run->sizes.tokens,
+                                run->plan->kernels[NSAI_KERNEL_BACKWARD_SELECTED].tokens);
+  b->index.item_starts = nsai_piece_at(run, run->plan->layout.backward.starts);
+  return nsai_enqueue_invert(run, b->index);
+}
+
+nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
+  pass b = { .run = run, .model = &run->plan->problem.model, .grads = grads };
+  if (grads->d_o.dtype == NSA_F32)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "grads.d_o is f32: the kernels take the model's dtype; convert it, or set "
+                     "runtime.device to cpu");
+  if (has_branch(&b, NSA_CMP) && !nsai_present(&run->io->kv.k_cmp))
+    NSAI_TRY(nsai_enqueue_compress(run));
+  NSAI_TRY(make_lists(&b));
+  NSAI_TRY(query_rows(&b));
+  for (int head = 0; head < b.model->kv_heads; head += run->plan->layout.backward.heads)
+    NSAI_TRY(key_heads(&b, head,
+                       (int)smaller(run->plan->layout.backward.heads, b.model->kv_heads - head)));
+  return NSA_OK;
+}
