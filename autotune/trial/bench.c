@@ -45,6 +45,7 @@ nsa_status nsai_trial_bench_enqueue(const nsai_trial_bench *bench, uint32_t bran
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_batch batch;
   nsa_io io;
+  nsa_grads grads;
   exec.branches = branches;
   exec.workspace = bench->data.workspace;
   exec.workspace_bytes = bench->data.workspace_bytes;
@@ -57,12 +58,16 @@ nsa_status nsai_trial_bench_enqueue(const nsai_trial_bench *bench, uint32_t bran
   case NSAI_TRIAL_COMPRESS: return nsa_compress(bench->plan.plan, &exec, given, &io);
   case NSAI_TRIAL_SELECT: return nsa_select(bench->plan.plan, &exec, given, &io, &importance);
   case NSAI_TRIAL_DENSE: return nsa_dense(bench->plan.plan, &exec, given, &io);
+  case NSAI_TRIAL_BACKWARD:
+    nsai_trial_data_grads(&bench->data, NSAI_TRIAL_ON_DEVICE, &grads);
+    return nsa_backward(bench->plan.plan, &exec, given, &io, &grads);
   default: return nsa_forward(bench->plan.plan, &exec, given, &io);
   }
 }
 
 nsa_status nsai_trial_bench_run(nsai_trial_bench *bench) {
   NSAI_TRY(nsai_trial_data_poison(&bench->data));
+  if (bench->c->accumulate) NSAI_TRY(nsai_trial_data_begin_sums(&bench->data, bench->c->seed));
   NSAI_TRY(nsai_trial_bench_enqueue(bench, bench->c->branches, NULL));
   NSAI_TRY(nsai_trial_device_wait(bench->data.device, NULL));
   return nsai_trial_data_fetch(&bench->data);

@@ -9,14 +9,15 @@
 #include <string.h>
 
 static const char *const kind_names[NSAI_TRIAL_KINDS] = {
-  [NSAI_TRIAL_FORWARD] = "fwd",         [NSAI_TRIAL_COMPRESS] = "compress",
-  [NSAI_TRIAL_SELECT] = "select",       [NSAI_TRIAL_DENSE] = "dense",
-  [NSAI_TRIAL_REPEAT] = "repeat",       [NSAI_TRIAL_ALL_BLOCKS] = "all_blocks",
-  [NSAI_TRIAL_WIDE_WINDOW] = "wide",    [NSAI_TRIAL_FUTURE] = "future",
-  [NSAI_TRIAL_PERMUTE] = "permute",     [NSAI_TRIAL_SCALE_V] = "scale_v",
-  [NSAI_TRIAL_ZERO_GATE] = "zero_gate", [NSAI_TRIAL_INFINITE] = "infinite",
-  [NSAI_TRIAL_SPLIT] = "split",         [NSAI_TRIAL_GRAPH] = "graph",
-  [NSAI_TRIAL_STREAMS] = "streams",     [NSAI_TRIAL_NEEDLE] = "needle",
+  [NSAI_TRIAL_FORWARD] = "fwd",           [NSAI_TRIAL_COMPRESS] = "compress",
+  [NSAI_TRIAL_SELECT] = "select",         [NSAI_TRIAL_DENSE] = "dense",
+  [NSAI_TRIAL_BACKWARD] = "bwd",          [NSAI_TRIAL_REPEAT] = "repeat",
+  [NSAI_TRIAL_ALL_BLOCKS] = "all_blocks", [NSAI_TRIAL_WIDE_WINDOW] = "wide",
+  [NSAI_TRIAL_FUTURE] = "future",         [NSAI_TRIAL_PERMUTE] = "permute",
+  [NSAI_TRIAL_SCALE_V] = "scale_v",       [NSAI_TRIAL_ZERO_GATE] = "zero_gate",
+  [NSAI_TRIAL_INFINITE] = "infinite",     [NSAI_TRIAL_SPLIT] = "split",
+  [NSAI_TRIAL_GRAPH] = "graph",           [NSAI_TRIAL_STREAMS] = "streams",
+  [NSAI_TRIAL_NEEDLE] = "needle",
 };
 static const char *const fill_names[NSAI_TRIAL_FILLS] = { "random", "correlated", "large",
                                                           "constant", "tiny" };
@@ -164,7 +165,9 @@ static int parse_bare(const char *field, nsai_trial_case *c) {
                 { "overlap", offsetof(nsai_trial_case, overlap) },
                 { "nobatch", offsetof(nsai_trial_case, no_batch) },
                 { "gemm", offsetof(nsai_trial_case, gemm) },
-                { "lists", offsetof(nsai_trial_case, lists) } };
+                { "lists", offsetof(nsai_trial_case, lists) },
+                { "f32grads", offsetof(nsai_trial_case, grads_f32) },
+                { "accumulate", offsetof(nsai_trial_case, accumulate) } };
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
     if (!strcmp(field, flags[i].name)) {
       *(int32_t *)((char *)c + flags[i].offset) = 1;
@@ -284,5 +287,7 @@ void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size) {
   if (c->no_batch) fprintf(out, ":nobatch");
   if (c->gemm) fprintf(out, ":gemm");
   if (c->lists) fprintf(out, ":lists");
+  if (c->grads_f32) fprintf(out, ":f32grads");
+  if (c->accumulate) fprintf(out, ":accumulate");
   fclose(out);
 }

@@ -12,7 +12,8 @@
  * Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act, kv=branches,
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
- * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen).
+ * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen), f32grads and
+ * accumulate (bwd).
  */
 #ifndef NSAI_TRIAL_CASE_H
 #define NSAI_TRIAL_CASE_H
@@ -28,7 +29,8 @@ typedef enum nsai_trial_kind {
   NSAI_TRIAL_COMPRESS,
   NSAI_TRIAL_SELECT,
   NSAI_TRIAL_DENSE,
-  NSAI_TRIAL_REPEAT, /* from here on: properties that need no reference */
+  NSAI_TRIAL_BACKWARD, /* every gradient of nsa_backward, and the same bits when run again */
+  NSAI_TRIAL_REPEAT,   /* from here on: properties that need no reference */
   NSAI_TRIAL_ALL_BLOCKS,
   NSAI_TRIAL_WIDE_WINDOW,
   NSAI_TRIAL_FUTURE,
@@ -69,9 +71,11 @@ typedef struct nsai_trial_case {
   int64_t slack; /* capacity beyond the lengths; those rows hold NaN or must stay untouched */
   int32_t selection, index_shared; /* NSA_SELECT_*; 1: rank without the Hkv axis */
   int32_t gate_f32, no_batch, parity, overlap;
-  int32_t gemm;      /* dense: by plain matrix products (the variant sdpa_gemm) */
-  int32_t lists;     /* selected: by attend_selected_mma, never by dense attention */
-  uint32_t branches; /* exec.branches; 0: all */
+  int32_t gemm;       /* dense: by plain matrix products (the variant sdpa_gemm) */
+  int32_t lists;      /* selected: by attend_selected_mma, never by dense attention */
+  int32_t grads_f32;  /* bwd: gradients in f32 */
+  int32_t accumulate; /* bwd: added to what the outputs hold */
+  uint32_t branches;  /* exec.branches; 0: all */
   float softmax_scale;
   uint64_t seed;
   nsai_trial_fill fill;

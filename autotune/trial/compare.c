@@ -15,6 +15,7 @@
 static const nsai_trial_tolerance tolerances[NSAI_TRIAL_MEASURES][2] = {
   [NSAI_TRIAL_STAGE] = { { 4e-3, 1e-3 }, { 1e-3, 2.5e-4 } },
   [NSAI_TRIAL_WHOLE] = { { 6e-3, 1.5e-3 }, { 1.5e-3, 4e-4 } },
+  [NSAI_TRIAL_GRADIENT] = { { 8e-3, 0 }, { 2e-3, 0 } }, /* P, dS and the result are rounded */
 };
 
 nsai_trial_tolerance nsai_trial_tolerance_of(nsai_trial_measure measure, int32_t dtype) {
@@ -172,6 +173,32 @@ void nsai_trial_compare_lse(const char *name, const nsa_tensor *got,
         rows->head[at],
         (double)((const float *)got->data)[rows->token[at] * got->stride[0] + rows->head[at]],
         want[at]);
+}
+
+void nsai_trial_compare_gradient(const char *name, nsai_trial_tolerance tolerance,
+                                 const nsa_tensor *got, const nsa_tensor *want, int64_t begin,
+                                 int64_t rows, double floor, nsai_trial_result *result) {
+  double least = floor * floor * (double)(rows * want->shape[2]);
+  for (int64_t h = 0; h < want->shape[1]; h++) {
+    group g = { .worst = -1 };
+    sums unused = { 0 };
+    int finite = 1;
+    for (int64_t r = begin; r < begin + rows && finite; r++)
+      for (int32_t i = 0; i < want->shape[2] && finite; i++) {
+        double x = (double)nsai_trial_load(got, r * got->stride[0] + h * got->stride[1] + i);
+        double y = (double)nsai_trial_load(want, r * want->stride[0] + h * want->stride[1] + i);
+        finite = isfinite(x) && add(&g, &unused, x, y, r, i);
+        if (!finite)
+          nsai_trial_fail(result, "%s row %lld head %lld column %d: got %g, want %g", name,
+                          (long long)r, (long long)h, i, x, y);
+      }
+    double error = ratio(g.error, fmax(g.norm, least));
+    nsai_trial_record(result, name, error, tolerance.relative);
+    if (error > tolerance.relative)
+      nsai_trial_fail(result, "%s head %lld rows %lld..: worst row %lld column %d: got %g, want %g",
+                      name, (long long)h, (long long)begin, (long long)g.token, g.dim, g.got,
+                      g.want);
+  }
 }
 
 /* ---- selection ------------------------------------------------------------------------------- */

@@ -13,6 +13,7 @@
 typedef enum nsai_trial_measure {
   NSAI_TRIAL_STAGE, /* one stage on its own inputs */
   NSAI_TRIAL_WHOLE, /* raw inputs to final output */
+  NSAI_TRIAL_GRADIENT,
   NSAI_TRIAL_MEASURES
 } nsai_trial_measure;
 
@@ -51,6 +52,13 @@ void nsai_trial_compare_rows(const nsai_trial_comparison *comparison, nsai_trial
 void nsai_trial_compare_lse(const char *name, const nsa_tensor *got,
                             const nsai_reference_rows *rows, const double *want,
                             nsai_trial_result *result);
+
+/* Compares the rows [begin, begin + rows) of gradients [.., heads, width], a norm for each head. A norm
+ * of the reference below `floor` times that of ones counts as that: what cancels has no relative error.
+ */
+void nsai_trial_compare_gradient(const char *name, nsai_trial_tolerance tolerance,
+                                 const nsa_tensor *got, const nsa_tensor *want, int64_t begin,
+                                 int64_t rows, double floor, nsai_trial_result *result);
 
 /* Compares whole tensors of the same shape [rows, heads, width], groups = heads. */
 void nsai_trial_compare_tensors(const char *name, nsai_trial_tolerance tolerance,

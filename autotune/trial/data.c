@@ -54,6 +54,7 @@ const char *nsai_trial_slot_name(int slot) {
                                                        "v_cmp (in)",
                                                        "probe_rows",
                                                        "importance",
+                                                       "d_o",
                                                        "o",
                                                        "o_branch[0]",
                                                        "o_branch[1]",
@@ -64,7 +65,17 @@ const char *nsai_trial_slot_name(int slot) {
                                                        "block_idx",
                                                        "k_cmp",
                                                        "v_cmp",
-                                                       "probe_importance" };
+                                                       "probe_importance",
+                                                       "d_q",
+                                                       "d_kv.k[0]",
+                                                       "d_kv.k[1]",
+                                                       "d_kv.k[2]",
+                                                       "d_kv.v[0]",
+                                                       "d_kv.v[1]",
+                                                       "d_kv.v[2]",
+                                                       "d_kv.k_cmp",
+                                                       "d_kv.v_cmp",
+                                                       "d_gate.value" };
   return names[slot];
 }
 
@@ -215,7 +226,11 @@ static void declare_indices(nsai_trial_data *d) {
     declare(d, NSAI_TRIAL_RANGES, NSA_I32, 3, (int64_t[3]){ t, n, 2 });
   if (c->selection == NSA_SELECT_RANGES && !c->index_shared)
     declare(d, NSAI_TRIAL_RANGES, NSA_I32, 4, (int64_t[4]){ t, g->kv_heads, n, 2 });
-  if (c->selection != NSA_SELECT_OWN || !(running(c) >> NSA_SEL & 1)) return;
+  if (c->selection == NSA_SELECT_OWN && c->kind == NSAI_TRIAL_BACKWARD) /* chosen by the forward */
+    declare3(d, NSAI_TRIAL_INDEX_IN, NSA_I32, shape, 1);
+  if (c->selection != NSA_SELECT_OWN || c->kind == NSAI_TRIAL_BACKWARD ||
+      !(running(c) >> NSA_SEL & 1))
+    return;
   declare3(d, NSAI_TRIAL_INDEX, NSA_I32, shape, 1);
   if (!d->probe_count) return;
   declare1(d, NSAI_TRIAL_PROBE_ROWS, NSA_I32, d->probe_count);
@@ -229,7 +244,8 @@ static void declare_compressed(nsai_trial_data *d) {
   int64_t rows = d->blocks + (d->c->no_batch ? 0 : d->c->slack / g->stride);
   uint32_t run = running(d->c);
   int own = d->c->selection == NSA_SELECT_OWN && (run >> NSA_SEL & 1);
-  /* Where nothing needs compressed blocks, nobody makes them. */
+  /* Where nothing needs compressed blocks, nobody makes them; a backward pass makes its own. */
+  if (!in && d->c->kind == NSAI_TRIAL_BACKWARD) return;
   if (!in && !(run >> NSA_CMP & 1) && !own) return;
   declare_heads(d, in ? NSAI_TRIAL_K_CMP_IN : NSAI_TRIAL_K_CMP, rows, g->kv_heads, g->head_dim_qk);
   declare_heads(d, in ? NSAI_TRIAL_V_CMP_IN : NSAI_TRIAL_V_CMP, rows, g->kv_heads, g->head_dim_v);
@@ -245,6 +261,31 @@ static void declare_outputs(nsai_trial_data *d) {
       declare_heads(d, NSAI_TRIAL_O_BRANCH + b, d->token_capacity, g->heads, g->head_dim_v);
     declare2(d, NSAI_TRIAL_LSE + b, NSA_F32, d->token_capacity, g->heads);
   }
+}
+
+static void declare_gradient(nsai_trial_data *d, int slot, int64_t rows, int64_t heads,
+                             int64_t width) {
+  int32_t dtype = d->c->grads_f32 ? NSA_F32 : d->c->geometry.dtype;
+  declare3(d, slot, dtype, (int64_t[3]){ rows, heads, width }, dtype == NSA_F32 ? 1 : HALF_STEP);
+}
+
+static void declare_gradients(nsai_trial_data *d) {
+  const nsai_geometry *g = &d->c->geometry;
+  declare_heads(d, NSAI_TRIAL_D_O, d->token_capacity, g->heads, g->head_dim_v);
+  declare_gradient(d, NSAI_TRIAL_D_Q, d->token_capacity, g->heads, g->head_dim_qk);
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    if (!nsai_reads_pair(g, pair)) continue;
+    declare_gradient(d, NSAI_TRIAL_D_K0 + pair, d->kv_capacity, g->kv_heads, g->head_dim_qk);
+    declare_gradient(d, NSAI_TRIAL_D_V0 + pair, d->kv_capacity, g->kv_heads, g->head_dim_v);
+  }
+  if (nsai_trial_data_has(d, NSAI_TRIAL_K_CMP_IN)) {
+    int64_t rows = d->view[NSAI_TRIAL_K_CMP_IN].shape[0];
+    declare_gradient(d, NSAI_TRIAL_D_K_CMP, rows, g->kv_heads, g->head_dim_qk);
+    declare_gradient(d, NSAI_TRIAL_D_V_CMP, rows, g->kv_heads, g->head_dim_v);
+  }
+  if (g->gate == NSAI_GATE_MLP) return;
+  int64_t gates[3] = { d->token_capacity, g->heads, NSA_BRANCHES };
+  declare(d, NSAI_TRIAL_D_GATE_VALUE, d->c->grads_f32 ? NSA_F32 : g->dtype, 3, gates);
 }
 
 static void declare_all(nsai_trial_data *d) {
@@ -270,7 +311,10 @@ static void declare_all(nsai_trial_data *d) {
     declare_compressed(d);
   }
   if (c->kind == NSAI_TRIAL_COMPRESS) return;
-  declare_outputs(d);
+  if (c->kind == NSAI_TRIAL_BACKWARD)
+    declare_gradients(d);
+  else
+    declare_outputs(d);
   if (c->kind == NSAI_TRIAL_DENSE) return;
   declare_gate(d);
   declare_indices(d);
@@ -396,6 +440,20 @@ void nsai_trial_data_io(const nsai_trial_data *d, int where, nsa_batch *batch, n
 #undef VIEW
 }
 
+void nsai_trial_data_grads(const nsai_trial_data *d, int where, nsa_grads *grads) {
+  *grads = (nsa_grads)NSA_GRADS_INIT;
+  grads->accumulate = (uint32_t)d->c->accumulate;
+  grads->d_o = nsai_trial_data_view(d, NSAI_TRIAL_D_O, where);
+  grads->d_q = nsai_trial_data_view(d, NSAI_TRIAL_D_Q, where);
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    grads->d_kv.k[pair] = nsai_trial_data_view(d, NSAI_TRIAL_D_K0 + pair, where);
+    grads->d_kv.v[pair] = nsai_trial_data_view(d, NSAI_TRIAL_D_V0 + pair, where);
+  }
+  grads->d_kv.k_cmp = nsai_trial_data_view(d, NSAI_TRIAL_D_K_CMP, where);
+  grads->d_kv.v_cmp = nsai_trial_data_view(d, NSAI_TRIAL_D_V_CMP, where);
+  grads->d_gate.value = nsai_trial_data_view(d, NSAI_TRIAL_D_GATE_VALUE, where);
+}
+
 const nsa_batch *nsai_trial_data_batch(const nsai_trial_data *d, const nsa_batch *batch) {
   return d->c->no_batch ? NULL : batch;
 }
@@ -442,6 +500,8 @@ nsa_status nsai_trial_data_fetch(nsai_trial_data *d) {
 
 /* Rows of the first dimension that a run writes. */
 static int64_t written_rows(const nsai_trial_data *d, int slot) {
+  if (slot == NSAI_TRIAL_D_K_CMP || slot == NSAI_TRIAL_D_V_CMP) return d->view[slot].shape[0];
+  if (slot >= NSAI_TRIAL_D_K0 && slot < NSAI_TRIAL_D_K_CMP) return d->kv_tokens;
   if (slot == NSAI_TRIAL_K_CMP || slot == NSAI_TRIAL_V_CMP) return d->blocks;
   if (slot == NSAI_TRIAL_PROBE) return d->probe_count;
   return d->tokens;
@@ -537,6 +597,21 @@ int64_t nsai_trial_data_difference(const nsai_trial_data *a, const nsai_trial_da
                b->buffer[slot].image + run_offset(b, slot, run), width))
       return run / per_row;
   return -1;
+}
+
+nsa_status nsai_trial_data_begin_sums(nsai_trial_data *d, uint64_t seed) {
+  nsai_trial_inputs in = { &d->c->geometry, NSAI_TRIAL_FILL_RANDOM, seed, 1 };
+  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++) {
+    nsai_trial_buffer *buffer = &d->buffer[slot];
+    if (!buffer->device) continue;
+    if (!nsai_trial_buffer_image(buffer)) return nsai_fail_nomem("a host image", buffer->bytes);
+    memset(buffer->image, buffer->fill, buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD);
+    nsa_tensor view = nsai_trial_data_view(d, slot, NSAI_TRIAL_HOST);
+    view.shape[0] = written_rows(d, slot);
+    nsai_trial_fill_normal(&in, (uint64_t)slot, 1, &view);
+    NSAI_TRY(nsai_trial_buffer_upload(d->device, buffer));
+  }
+  return NSA_OK;
 }
 
 const int32_t *nsai_trial_index_row(const nsa_tensor *index, int64_t t, int32_t head) {

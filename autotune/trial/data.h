@@ -12,6 +12,8 @@
 #include "trial/device.h"
 #include "trial/inputs.h"
 
+#include <nsa/backward.h>
+
 /* Inputs first: everything from NSAI_TRIAL_FIRST_OUTPUT on is written by runs. */
 typedef enum nsai_trial_slot {
   NSAI_TRIAL_CU_Q,
@@ -38,6 +40,7 @@ typedef enum nsai_trial_slot {
   NSAI_TRIAL_V_CMP_IN,
   NSAI_TRIAL_PROBE_ROWS,
   NSAI_TRIAL_IMPORTANCE_IN,
+  NSAI_TRIAL_D_O,
   NSAI_TRIAL_FIRST_OUTPUT,
   NSAI_TRIAL_O = NSAI_TRIAL_FIRST_OUTPUT,
   NSAI_TRIAL_O_BRANCH,
@@ -46,6 +49,13 @@ typedef enum nsai_trial_slot {
   NSAI_TRIAL_K_CMP,
   NSAI_TRIAL_V_CMP,
   NSAI_TRIAL_PROBE,
+  NSAI_TRIAL_FIRST_GRADIENT,
+  NSAI_TRIAL_D_Q = NSAI_TRIAL_FIRST_GRADIENT,
+  NSAI_TRIAL_D_K0,
+  NSAI_TRIAL_D_V0 = NSAI_TRIAL_D_K0 + NSA_BRANCHES,
+  NSAI_TRIAL_D_K_CMP = NSAI_TRIAL_D_V0 + NSA_BRANCHES,
+  NSAI_TRIAL_D_V_CMP,
+  NSAI_TRIAL_D_GATE_VALUE,
   NSAI_TRIAL_SLOTS
 } nsai_trial_slot;
 
@@ -81,6 +91,13 @@ nsa_tensor nsai_trial_data_view(const nsai_trial_data *data, int slot, int where
 /* The structs of a run. An output slot appears only if it exists; INDEX_IN and INDEX share
  * io.block_idx by the case's selection. */
 void nsai_trial_data_io(const nsai_trial_data *data, int where, nsa_batch *batch, nsa_io *io);
+
+/* The gradients of a backward pass, in the same way. */
+void nsai_trial_data_grads(const nsai_trial_data *data, int where, nsa_grads *grads);
+
+/* Puts numbers to add to into the gradients' written elements, on the device and in their images: those
+ * of `seed`. */
+nsa_status nsai_trial_data_begin_sums(nsai_trial_data *data, uint64_t seed);
 
 /* A batch for calls: NULL when the case has none. */
 const nsa_batch *nsai_trial_data_batch(const nsai_trial_data *data, const nsa_batch *batch);

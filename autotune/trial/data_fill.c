@@ -5,9 +5,11 @@
  */
 #include "trial/data_fill.h"
 
+#include "reference/reference.h"
 #include "trial/parallel.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 /* Streams of random numbers; those below 10000 are inputs.c's. */
 enum { STREAM_SLOT = 10000, STREAM_INDEX = 20000 };
@@ -110,6 +112,26 @@ static void fill_blocks(const nsai_trial_data *d) {
   }
 }
 
+/* What a forward would choose by importance without pattern: forced blocks among them. */
+static void fill_chosen(const nsai_trial_data *d) {
+  const nsai_geometry *g = &d->c->geometry;
+  nsa_tensor view = nsai_trial_data_view(d, NSAI_TRIAL_INDEX_IN, NSAI_TRIAL_HOST);
+  double *importance = calloc((size_t)d->select_blocks + 1, sizeof *importance);
+  for (int64_t t = 0; t < d->tokens && importance; t++) {
+    nsai_trial_random random = { nsai_trial_key(d->c->seed, STREAM_INDEX + (uint64_t)t), 0 };
+    int32_t sequence;
+    int64_t position;
+    nsai_trial_data_locate(d->c, t, &sequence, &position);
+    for (int64_t h = 0; h < view.shape[1]; h++) {
+      for (int64_t j = 0; position >= 0 && j <= position / g->select_block; j++)
+        importance[j] = (double)nsai_trial_pick(&random, 1, 1 << 30);
+      nsai_reference_select_row(g, position, importance,
+                                (int32_t *)view.data + t * view.stride[0] + h * view.stride[1]);
+    }
+  }
+  free(importance);
+}
+
 /* Half-open token ranges of any alignment, some empty, some reaching past the end. */
 static void fill_ranges(const nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
@@ -170,7 +192,16 @@ void nsai_trial_data_fill(nsai_trial_data *d, int threads, const int64_t *probes
   fill_phi(d, &in, NSAI_TRIAL_PHI_K, g->head_dim_qk);
   fill_phi(d, &in, NSAI_TRIAL_PHI_V, g->head_dim_v);
   fill_gate(d, &in);
-  if (nsai_trial_data_has(d, NSAI_TRIAL_INDEX_IN)) fill_blocks(d);
+  if (nsai_trial_data_has(d, NSAI_TRIAL_D_O)) {
+    nsa_tensor d_o = host(d, NSAI_TRIAL_D_O, d->tokens);
+    nsai_trial_fill_normal(&in, STREAM_SLOT + NSAI_TRIAL_D_O, 1, &d_o);
+  }
+  if (nsai_trial_data_has(d, NSAI_TRIAL_INDEX_IN)) {
+    if (d->c->selection == NSA_SELECT_OWN)
+      fill_chosen(d);
+    else
+      fill_blocks(d);
+  }
   if (nsai_trial_data_has(d, NSAI_TRIAL_RANGES)) fill_ranges(d);
   if (nsai_trial_data_has(d, NSAI_TRIAL_IMPORTANCE_IN)) fill_importance(d);
   if (!nsai_trial_data_has(d, NSAI_TRIAL_PROBE_ROWS)) return;

@@ -86,6 +86,20 @@ const char *const chk_fixed_cases[] = {
   "select:q=5,100:kv=2000,40:s32x16+2+3", "dense:q=200,1,0,77", "dense:h16/1:d192/128:q=1000",
   "dense:h7/1:d64/64:q=5,90:kv=300,20:f16", "dense:h64/4:d128/128:q=8192",
   "dense:gemm:nobatch:h16/2:d128/128:q=1000",
+  /* gradients: groups, head dims, edges, layouts; long enough that lists and windows fill tiles, and that
+     lists of the first block are cut */
+  "bwd:q=200", "bwd:h16/1:d128/128:s64x16+1+2:w512:q=1500", "bwd:h64/4:d128/128:w512:q=700,33",
+  "bwd:h4/4:d64/64:s16x6+1+2:l16/16:q=900:f16", "bwd:h3/1:d24/40:q=300:gate=weights",
+  "bwd:h7/1:d192/128:s48x5+1+2:l16/16:q=400:kv=branches", "bwd:d256/256:q=300",
+  "bwd:d256/16:q=130:w40", "bwd:d16/256:q=300:f16", "bwd:h64/1:d64/64:q=150:s128x2+0+1",
+  "bwd:h2/2:d64/64:s32x4+1+1:q=3000:f32grads", "bwd:q=0,5,130:kv=9,0,130:slack=9:layout=strided",
+  "bwd:q=40:kv=9", "bwd:q=5:kv=0", "bwd:q=1,31,32,47,48,63,64,65:f32grads:accumulate",
+  "bwd:q=1,3,90:kv=300,77,200:accumulate", "bwd:q=200:nobatch:layout=heads:gate=logits.f32",
+  "bwd:q=300,21:layout=shared:h8/4", "bwd:q=300:layout=packed", "bwd:w0:q=200", "bwd:w1:q=200",
+  "bwd:s64x0+0+0:q=200", "bwd:s64x0+0+0:w0:q=200", "bwd:branches=1:q=300",
+  "bwd:branches=2:q=300:kv=branches", "bwd:branches=5:q=300", "bwd:phi=external:q=200,20,77",
+  "bwd:phi=external:branches=6:q=90:slack=50:f32grads", "bwd:sel=blocks:q=300,44",
+  "bwd:sel=blocks.shared:h6/3:q=300", "bwd:q=700:fill=correlated:l64/8", "bwd:q=300:scale=0.3",
   /* properties */
   "repeat:q=700,33:h16/2", "all_blocks:q=250:s64x4+1+2:h16/1:d128/128", "wide:q=500:w512:h16/1",
   "future:q=500:h16/2:s32x6+1+2:fill=correlated", "permute:q=500:h16/2:s32x6+1+2:sel=blocks",
@@ -106,6 +120,8 @@ const char *const chk_short_cases[] = {
   "fwd:q=200:sel=blocks.shared:branches=3",
   "fwd:q=300:s32x6+0+0:fill=constant",
   "compress:q=100,40",
+  "bwd:q=70,0,20:kv=70,9,33:slack=5:layout=strided:f32grads:accumulate",
+  "bwd:q=60:phi=external:kv=branches:sel=blocks:branches=3:gate=weights.f32",
   "select:q=200:s32x4+1+1:fill=constant",
   "dense:q=100:kv=90",
   "repeat:q=100",
@@ -194,6 +210,18 @@ static int64_t random_length(nsai_trial_random *random, const nsai_geometry *g) 
   }
 }
 
+/* Makes it a backward pass, of what has kernels. */
+static void random_backward(nsai_trial_random *random, nsai_trial_case *c) {
+  nsai_geometry *g = &c->geometry;
+  c->kind = NSAI_TRIAL_BACKWARD;
+  if (g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP) g->phi = NSAI_PHI_MEAN;
+  if (g->gate == NSAI_GATE_MLP) g->gate = NSAI_GATE_LOGITS;
+  if (c->selection == NSA_SELECT_RANGES) c->selection = NSA_SELECT_BLOCKS;
+  c->parity = 0;
+  c->grads_f32 = (int32_t)nsai_trial_pick(random, 0, 1);
+  c->accumulate = nsai_trial_pick(random, 0, 2) == 0;
+}
+
 void chk_case_random(uint64_t seed, int64_t number, nsai_trial_case *c) {
   nsai_trial_random random = { nsai_trial_key(seed, (uint64_t)number), 0 };
   nsai_trial_case_init(c);
@@ -230,4 +258,5 @@ void chk_case_random(uint64_t seed, int64_t number, nsai_trial_case *c) {
   if (nsai_trial_pick(&random, 0, 7) == 0)
     c->branches = (uint32_t)nsai_trial_pick(&random, 1, 7) & has;
   if (nsai_trial_pick(&random, 0, 7) == 0) c->softmax_scale = 0.2f;
+  if (nsai_trial_pick(&random, 0, 3) == 0) random_backward(&random, c);
 }

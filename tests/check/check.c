@@ -44,6 +44,7 @@ void chk_check(chk_session *session, const nsai_trial_case *c, nsai_trial_result
     case NSAI_TRIAL_COMPRESS: status = chk_check_compress(&bench, result); break;
     case NSAI_TRIAL_SELECT: status = chk_check_select(&bench, result); break;
     case NSAI_TRIAL_DENSE: status = chk_check_dense(&bench, result); break;
+    case NSAI_TRIAL_BACKWARD: status = chk_check_backward(&bench, result); break;
     case NSAI_TRIAL_NEEDLE: status = chk_check_needle(&bench, result); break;
     default: status = chk_check_property(&bench, result);
     }

@@ -23,6 +23,7 @@ nsa_status chk_check_forward(nsai_trial_bench *bench, nsai_trial_result *result)
 nsa_status chk_check_compress(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_select(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_dense(nsai_trial_bench *bench, nsai_trial_result *result);
+nsa_status chk_check_backward(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_property(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_needle(nsai_trial_bench *bench, nsai_trial_result *result);
 

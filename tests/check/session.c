@@ -125,6 +125,7 @@ char *chk_session_yaml(const chk_session *session, const nsai_trial_case *c) {
 }
 
 int32_t chk_case_op(const nsai_trial_case *c) {
+  if (c->kind == NSAI_TRIAL_BACKWARD) return NSA_OP_BACKWARD;
   return c->kind == NSAI_TRIAL_DENSE ? NSA_OP_DENSE : NSA_OP_FORWARD;
 }
 
@@ -144,7 +145,7 @@ nsa_problem chk_case_problem(const nsai_trial_case *c, int32_t op) {
   if (op == NSA_OP_DENSE) return p;
   p.selection = c->selection;
   p.parity = c->parity;
-  if (c->selection == NSA_SELECT_OWN && c->geometry.select_count)
+  if (op == NSA_OP_FORWARD && c->selection == NSA_SELECT_OWN && c->geometry.select_count)
     p.max_probe_rows =
         (int32_t)(p.max_tokens < NSAI_TRIAL_MAX_PROBES ? p.max_tokens : NSAI_TRIAL_MAX_PROBES);
   return p;
