@@ -141,6 +141,33 @@ static nsa_status time_forward(const bench_rig *rig, const nsai_trial_bench *ben
   return NSA_OK;
 }
 
+/* Products of the backward pass over those of the forward: q k^T and dO v^T again, dQ, dK and dV. */
+static double backward_ratio(const nsai_geometry *g) {
+  double qk = g->head_dim_qk, v = g->head_dim_v;
+  return (3 * qk + 2 * v) / (qk + v);
+}
+
+/* The backward pass with the selection that the forward has just made: its image is the bench's. */
+static nsa_status time_backward(const bench_rig *rig, const nsai_trial_bench *bench,
+                                bench_problem *p) {
+  nsai_trial_case backward = p->c;
+  nsai_trial_bench other;
+  nsa_status status;
+  backward.kind = NSAI_TRIAL_BACKWARD;
+  NSAI_TRY_TO(done, chk_bench_create(rig->session, &backward, &other));
+  const nsai_trial_buffer *chosen = &bench->data.buffer[NSAI_TRIAL_INDEX];
+  nsai_trial_buffer *given = &other.data.buffer[NSAI_TRIAL_INDEX_IN];
+  if (chosen->image && given->image) {
+    memcpy(given->image, chosen->image, chosen->bytes + 2 * (size_t)NSAI_TRIAL_GUARD);
+    NSAI_TRY_TO(done, nsai_trial_buffer_upload(other.data.device, given));
+  }
+  status = time_part(rig, &other, 0, backward_ratio(&p->c.geometry) * forward_flops(&p->c),
+                     2 * attention_bytes(&p->c), &p->part[BENCH_BACKWARD]);
+done:
+  nsai_trial_bench_destroy(&other);
+  return status;
+}
+
 /* Dense attention over the same tensors, by the default variant or by plain matrix products. */
 static nsa_status time_dense(const bench_rig *rig, nsai_trial_bench *bench, bench_part part,
                              bench_problem *p) {
@@ -197,6 +224,7 @@ nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
   if (bench.data.device->driver)
     NSAI_TRY_TO(done, chk_time_plan(rig->session, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
   if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &bench, p));
+  if (parts >> BENCH_BACKWARD & 1) NSAI_TRY_TO(done, time_backward(rig, &bench, p));
   nsai_trial_data_drop_optional(&bench.data);
   NSAI_TRY_TO(done, time_forward(rig, &bench, parts, p));
   if (parts >> BENCH_DENSE & 1) NSAI_TRY_TO(done, time_dense(rig, &bench, BENCH_DENSE, p));

@@ -20,17 +20,27 @@
 #define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
 #define MAX_OVERRIDES 32
 
-typedef enum command { FORWARD, WINDOW, COMPRESSED, DECODE, PLOT, TABLE, COMMANDS } command;
+typedef enum command {
+  FORWARD,
+  BACKWARD,
+  WINDOW,
+  COMPRESSED,
+  DECODE,
+  PLOT,
+  TABLE,
+  COMMANDS
+} command;
 
-static const char *const command_names[COMMANDS] = { "forward", "window", "compressed",
-                                                     "decode",  "plot",   "table" };
+static const char *const command_names[COMMANDS] = { "forward", "backward", "window", "compressed",
+                                                     "decode",  "plot",     "table" };
 
 #define BIT(part) (1u << (part))
 #define BRANCHES (BIT(BENCH_COMPRESSED) | BIT(BENCH_SELECTED) | BIT(BENCH_WINDOW))
 
 /* What each command times. */
 static const uint32_t command_parts[COMMANDS] = {
-  [FORWARD] = BIT(BENCH_PARTS) - 1,
+  [FORWARD] = (BIT(BENCH_PARTS) - 1) & ~BIT(BENCH_BACKWARD),
+  [BACKWARD] = BIT(BENCH_FORWARD) | BIT(BENCH_BACKWARD),
   [WINDOW] = BIT(BENCH_WINDOW) | BIT(BENCH_DENSE),
   [COMPRESSED] = BIT(BENCH_COMPRESS) | BIT(BENCH_COMPRESSED) | BIT(BENCH_DENSE),
 };
@@ -138,8 +148,10 @@ static void check_usage(const arguments *a, struct argp_state *state) {
   if (a->command == TABLE && a->svg) argp_error(state, "table draws nothing; plot does");
   if (reads && (a->csv || a->json || a->markdown || a->commit))
     argp_error(state, "%s writes no results", name);
-  if (a->command != FORWARD && (a->problems || a->branches || (a->problem && a->command != DECODE)))
-    argp_error(state, "%s takes no --problem, --problems or --branches", name);
+  if ((reads || sweeps) && (a->problem || a->problems))
+    argp_error(state, "%s takes no --problem or --problems", name);
+  if (a->command == DECODE && a->problems) argp_error(state, "decode takes no --problems");
+  if (a->command != FORWARD && a->branches) argp_error(state, "%s takes no --branches", name);
   const bench_decode_options *d = &a->decode;
   if (a->command != DECODE && (d->context_count || d->batch_count || d->q_len || d->page_size))
     argp_error(state, "%s takes no --contexts, --batches, --q-len or --page-size", name);
@@ -195,7 +207,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 /* ---- measuring ------------------------------------------------------------------------------- */
 
 static nsa_status make_list(const arguments *a, bench_cases *list) {
-  if (a->command != FORWARD)
+  if (a->command == WINDOW || a->command == COMPRESSED)
     NSAI_TRY(bench_cases_sweep(list, a->from ? a->from : 128, a->to ? a->to : 65536, a->filter));
   else if (a->problem)
     NSAI_TRY(bench_cases_add(list, a->problem, a->filter));
@@ -322,7 +334,7 @@ static int fail(int exit_code) {
   return exit_code;
 }
 
-/* forward, window, compressed. */
+/* forward, backward, window, compressed. */
 static int run_bench(const arguments *a) {
   bench_cases list = { 0 };
   chk_session *session = NULL;
@@ -401,10 +413,10 @@ int main(int argc, char **argv) {
   static const struct argp argp = {
     options,
     parse,
-    "[forward | window | compressed | decode]\nplot FILE.csv --svg DIR\ntable FILE.csv",
-    "Time libnsa's forward beside dense attention; the window or the compressed branch alone over "
-    "many lengths; steps of decoding over a paged cache; draw the figures, or print the table, of "
-    "a CSV written before.\v"
+    "[forward | backward | window | compressed | decode]\nplot FILE.csv --svg DIR\ntable FILE.csv",
+    "Time libnsa's forward beside dense attention, or the backward pass; the window or the "
+    "compressed branch alone over many lengths; steps of decoding over a paged cache; draw the "
+    "figures, or print the table, of a CSV written before.\v"
     "A problem is one line of text; tests/check/case.h describes it. Exit status: 0 ok, 1 failure, "
     "2 usage, 77 no GPU.",
     NULL,

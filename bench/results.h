@@ -21,6 +21,7 @@ typedef enum bench_part {
   BENCH_WINDOW,
   BENCH_DENSE,     /* the library's own causal attention over the same tensors */
   BENCH_SDPA_GEMM, /* the same by plain matrix products */
+  BENCH_BACKWARD,  /* the whole nsa_backward */
   BENCH_PARTS
 } bench_part;
 
