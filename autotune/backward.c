@@ -6,6 +6,8 @@
  */
 #include "stages.h"
 
+#include <string.h>
+
 #define WARPS 4
 #define THREADS (32 * WARPS)
 #define BLOCKS 2 /* of 128 threads: each has all the 255 registers that an instruction can name */
@@ -54,6 +56,26 @@ void nsai_legal_backward_kv_mma(const nsai_problem *p, const nsai_target *t,
   refuse(p, reasons);
 }
 
+static void refuse_wgmma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  refuse(p, reasons);
+  if (strcmp(t->arch, "sm_90a")) nsai_refuse(reasons, "%s has no wgmma, sm_90a has", t->arch);
+}
+
+void nsai_legal_backward_q_wgmma(const nsai_problem *p, const nsai_target *t,
+                                 nsai_reasons *reasons) {
+  refuse_wgmma(p, t, reasons);
+}
+
+void nsai_legal_backward_kv_wgmma(const nsai_problem *p, const nsai_target *t,
+                                  nsai_reasons *reasons) {
+  refuse_wgmma(p, t, reasons);
+}
+
+bool nsai_sensible_backward_wgmma(const nsai_problem *p, const nsai_target *t) {
+  (void)p;
+  return t->caution < NSAI_MAX_CAUTION;
+}
+
 /* What the keys of a branch follow from. */
 static void add_branches(const nsai_problem *p, nsai_kernel_spec *spec) {
   const nsai_geometry *m = &p->model;
@@ -64,42 +86,78 @@ static void add_branches(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kSelectCount", m->select_count);
 }
 
+/* Bytes of a tile, as mma.sync or as wgmma reads it: ProductTile of common/gradient.cuh. */
+static uint32_t tile_bytes(bool wgmma, int32_t rows, int32_t dim) {
+  return wgmma ? nsai_panel_bytes(rows, dim) : nsai_tile_bytes(rows, dim);
+}
+
+/* The shared memory that a block of threads may take. */
+static uint32_t most_shared(bool wgmma, const nsai_target *t) {
+  return wgmma ? t->shared_bytes : NSAI_PORTABLE_SHARED_BYTES;
+}
+
 /* ---- backward_q (common/gradient_rows.cuh) ---- */
 
 #define ROWS 64 /* of the largest group: a tile holds whole tokens */
 
-static uint32_t rows_shared(const nsai_geometry *m, int32_t keys, int32_t stages) {
-  return nsai_tile_bytes(ROWS + stages * keys, m->head_dim_qk) +
-         nsai_tile_bytes(ROWS + stages * keys, m->head_dim_v) + 4 * WARPS;
+typedef struct rows_tiles {
+  bool wgmma;
+  int32_t keys, stages;
+} rows_tiles;
+
+static uint32_t rows_shared(const nsai_geometry *m, const rows_tiles *s) {
+  uint32_t rows =
+      tile_bytes(s->wgmma, ROWS, m->head_dim_qk) + tile_bytes(s->wgmma, ROWS, m->head_dim_v);
+  uint32_t keys =
+      tile_bytes(s->wgmma, s->keys, m->head_dim_qk) + tile_bytes(s->wgmma, s->keys, m->head_dim_v);
+  return rows + (uint32_t)s->stages * keys + 4 * WARPS;
 }
 
-static void specify_rows(const nsai_problem *p, const nsai_target *t, const char *entry,
+/* The scores of so many keys fit beside dQ in registers. */
+static int32_t choose_row_keys(const nsai_geometry *m, const nsai_target *t, bool wgmma) {
+  if (wgmma) return m->head_dim_qk > 128 || t->caution ? 32 : 64;
+  return m->head_dim_qk > 192 || t->caution ? 16 : 32;
+}
+
+static void specify_rows(const nsai_problem *p, const nsai_target *t, bool wgmma, const char *entry,
                          nsai_kernel_spec *spec) {
   const nsai_geometry *m = &p->model;
-  int32_t keys = m->head_dim_qk > 192 || t->caution ? 16 : 32; /* beside dQ in registers */
-  int32_t stages = rows_shared(m, keys, 2) <= NSAI_PORTABLE_SHARED_BYTES ? 2 : 1;
+  rows_tiles s = { wgmma, choose_row_keys(m, t, wgmma), 2 };
+  if (rows_shared(m, &s) > most_shared(wgmma, t)) s.stages = 1;
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = m->dtype,
                               .threads = THREADS,
-                              .shared_bytes = rows_shared(m, keys, stages),
+                              .shared_bytes = rows_shared(m, &s),
                               .tokens = ROWS / nsai_padded_group(m) };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   add_branches(p, spec);
   nsai_constant_add(spec, "kRanges", 0);
+  nsai_constant_add(spec, "kWgmma", wgmma);
   nsai_constant_add(spec, "kRows", ROWS);
-  nsai_constant_add(spec, "kKeys", keys);
+  nsai_constant_add(spec, "kKeys", s.keys);
   nsai_constant_add(spec, "kWarps", WARPS);
-  nsai_constant_add(spec, "kStages", stages);
+  nsai_constant_add(spec, "kStages", s.stages);
   nsai_constant_add(spec, "kMinBlocks", t->caution > 1 ? 1 : BLOCKS);
+}
+
+static void specify_q(const nsai_problem *p, const nsai_target *t, bool wgmma,
+                      nsai_kernel_spec specs[NSAI_ROLES]) {
+  specify_rows(p, t, wgmma, "backward_statistics", &specs[NSAI_KERNEL_BACKWARD_STATISTICS]);
+  specify_rows(p, t, wgmma, "backward_q", &specs[NSAI_KERNEL_BACKWARD_Q]);
+  if (p->model.select_count) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
 }
 
 void nsai_specify_backward_q_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                                  nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)s;
-  specify_rows(p, t, "backward_statistics", &specs[NSAI_KERNEL_BACKWARD_STATISTICS]);
-  specify_rows(p, t, "backward_q", &specs[NSAI_KERNEL_BACKWARD_Q]);
-  if (p->model.select_count) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
+  specify_q(p, t, false, specs);
+}
+
+void nsai_specify_backward_q_wgmma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                                   nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)s;
+  specify_q(p, t, true, specs);
 }
 
 /* ---- backward_kv (common/gradient_keys.cuh) ---- */
@@ -108,45 +166,60 @@ void nsai_specify_backward_q_mma(const nsai_problem *p, const nsai_target *t, co
  * every token selects are spread over the device. */
 #define ITEM_TOKENS 1024
 
+#define TILE_KEYS 64 /* at most; all that wgmma takes */
+
 typedef struct keys_tiles {
+  bool wgmma;
   int32_t keys, rows, stages;
 } keys_tiles;
 
+/* One of the kernels: at most so many keys, and tokens of an item. */
+typedef struct keys_use {
+  const char *entry;
+  int32_t keys, entries;
+} keys_use;
+
 static uint32_t keys_shared(const nsai_geometry *m, const keys_tiles *s, int32_t entries) {
-  uint32_t stage = nsai_tile_bytes(s->rows, m->head_dim_qk) +
-                   nsai_tile_bytes(s->rows, m->head_dim_v) + 20 * (uint32_t)s->rows;
-  return nsai_tile_bytes(s->keys, m->head_dim_qk) + nsai_tile_bytes(s->keys, m->head_dim_v) +
-         (uint32_t)s->stages * ((stage + 127) / 128 * 128) + 4 * (uint32_t)entries;
+  uint32_t align = s->wgmma ? 1024 : 128;
+  uint32_t stage = tile_bytes(s->wgmma, s->rows, m->head_dim_qk) +
+                   tile_bytes(s->wgmma, s->rows, m->head_dim_v) + 20 * (uint32_t)s->rows;
+  uint32_t keys =
+      tile_bytes(s->wgmma, s->keys, m->head_dim_qk) + tile_bytes(s->wgmma, s->keys, m->head_dim_v);
+  return keys + (uint32_t)s->stages * ((stage + align - 1) / align * align) + 4 * (uint32_t)entries;
 }
 
-/* The scores of 32 rows fit beside the sums. */
-static keys_tiles choose_keys(const nsai_geometry *m, const nsai_target *t, int32_t most_keys,
-                              int32_t entries) {
-  keys_tiles in_order[] = { { 64, t->caution ? 16 : 32, 2 }, { 64, 16, 2 }, { 64, 16, 1 } };
+/* The scores of so many rows fit beside the sums in registers. */
+static keys_tiles choose_keys(const nsai_geometry *m, const nsai_target *t, bool wgmma,
+                              const keys_use *use) {
+  int32_t wide = wgmma ? 64 : 32, rows = t->caution ? wide / 2 : wide;
+  keys_tiles in_order[] = { { wgmma, TILE_KEYS, rows, 2 },
+                            { wgmma, TILE_KEYS, rows / 2, 2 },
+                            { wgmma, TILE_KEYS, 16, 1 } };
   for (size_t i = 0; i < sizeof in_order / sizeof *in_order; i++) {
-    if (in_order[i].keys > most_keys) in_order[i].keys = most_keys;
-    if (keys_shared(m, &in_order[i], entries) <= NSAI_PORTABLE_SHARED_BYTES) return in_order[i];
+    if (in_order[i].keys > use->keys) in_order[i].keys = use->keys;
+    if (keys_shared(m, &in_order[i], use->entries) <= most_shared(wgmma, t)) return in_order[i];
   }
-  return (keys_tiles){ 16, 16, 1 };
+  return (keys_tiles){ false, 16, 16, 1 };
 }
 
-static void specify_keys(const nsai_problem *p, const nsai_target *t, const char *entry,
-                         int32_t most_keys, int32_t entries, nsai_kernel_spec *spec) {
+static void specify_keys(const nsai_problem *p, const nsai_target *t, bool wgmma,
+                         const keys_use *use, nsai_kernel_spec *spec) {
   const nsai_geometry *m = &p->model;
-  keys_tiles s = choose_keys(m, t, most_keys, entries);
-  *spec = (nsai_kernel_spec){ .entry = entry,
+  keys_tiles s = choose_keys(m, t, wgmma && use->keys == TILE_KEYS, use);
+  *spec = (nsai_kernel_spec){ .entry = use->entry,
                               .dtype = m->dtype,
                               .threads = 2 * s.keys, /* 16 to a warp */
-                              .shared_bytes = keys_shared(m, &s, entries),
-                              .tokens = entries };
+                              .shared_bytes = keys_shared(m, &s, use->entries),
+                              .tokens = use->entries };
   nsai_heads_add(spec, p);
   add_branches(p, spec);
+  nsai_constant_add(spec, "kWgmma", s.wgmma);
   nsai_constant_add(spec, "kKeys", s.keys);
   nsai_constant_add(spec, "kRows", s.rows);
   nsai_constant_add(spec, "kWarps", s.keys / 16);
   nsai_constant_add(spec, "kStages", s.stages);
   nsai_constant_add(spec, "kSplit", nsai_backward_is_split(m));
-  nsai_constant_add(spec, "kEntries", entries);
+  nsai_constant_add(spec, "kEntries", use->entries);
   nsai_constant_add(spec, "kMinBlocks", t->caution > 1 ? 1 : BLOCKS);
 }
 
@@ -157,17 +230,35 @@ static void specify_sum(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kMinBlocks", 2);
 }
 
-void nsai_specify_backward_kv_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                                  nsai_kernel_spec specs[NSAI_ROLES]) {
+/* Blocks of at most 32 keys would leave half of wgmma's 64 empty. */
+static int32_t block_keys(const nsai_geometry *m) {
+  int32_t keys = nsai_padded_dim(m->select_block);
+  return keys > 32 ? TILE_KEYS : keys;
+}
+
+static void specify_kv(const nsai_problem *p, const nsai_target *t, bool wgmma,
+                       nsai_kernel_spec specs[NSAI_ROLES]) {
   const nsai_geometry *m = &p->model;
-  (void)s;
-  specify_keys(p, t, "backward_compressed", 64, 0, &specs[NSAI_KERNEL_BACKWARD_COMPRESSED]);
-  if (m->window) specify_keys(p, t, "backward_window", 64, 0, &specs[NSAI_KERNEL_BACKWARD_WINDOW]);
+  const keys_use compressed = { "backward_compressed", TILE_KEYS, 0 };
+  const keys_use window = { "backward_window", TILE_KEYS, 0 };
+  const keys_use selected = { "backward_selected", block_keys(m), ITEM_TOKENS };
+  specify_keys(p, t, wgmma, &compressed, &specs[NSAI_KERNEL_BACKWARD_COMPRESSED]);
+  if (m->window) specify_keys(p, t, wgmma, &window, &specs[NSAI_KERNEL_BACKWARD_WINDOW]);
   if (m->select_count) {
-    int32_t keys = nsai_padded_dim(m->select_block) < 64 ? nsai_padded_dim(m->select_block) : 64;
-    specify_keys(p, t, "backward_selected", keys, ITEM_TOKENS,
-                 &specs[NSAI_KERNEL_BACKWARD_SELECTED]);
+    specify_keys(p, t, wgmma, &selected, &specs[NSAI_KERNEL_BACKWARD_SELECTED]);
     nsai_specify_invert(p, ITEM_TOKENS, specs);
   }
   specify_sum(p, &specs[NSAI_KERNEL_BACKWARD_SUM]);
+}
+
+void nsai_specify_backward_kv_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                                  nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)s;
+  specify_kv(p, t, false, specs);
+}
+
+void nsai_specify_backward_kv_wgmma(const nsai_problem *p, const nsai_target *t,
+                                    const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)s;
+  specify_kv(p, t, true, specs);
 }

@@ -108,7 +108,9 @@ NSAI_VARIANT_FUNCTIONS(attend_window_mma);
 NSAI_VARIANT_FUNCTIONS(dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
+NSAI_VARIANT_FUNCTIONS(backward_q_wgmma);
 NSAI_VARIANT_FUNCTIONS(backward_q_mma);
+NSAI_VARIANT_FUNCTIONS(backward_kv_wgmma);
 NSAI_VARIANT_FUNCTIONS(backward_kv_mma);
 
 bool nsai_sensible_flash_wgmma(const nsai_problem *, const nsai_target *);
@@ -117,6 +119,7 @@ bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *, const nsai_target
 bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_selected_window_wgmma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_backward_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,

@@ -18,7 +18,7 @@
 
 template <class Config> NSAI_DEVICE void compressed_keys(const NsaiBackwardKv &p) {
   using Keys = CompressedKeys<Config>;
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
   const int number = blockIdx.x % p.tiles, split = blockIdx.x / p.tiles % p.splits,
             head = blockIdx.x / p.tiles / p.splits;
   const KeyTileAt at = find_block_tile<Config::kKeys, Config::kStride>(p.seq, number);

@@ -16,7 +16,7 @@
 
 template <class Config> NSAI_DEVICE void selected_keys(const NsaiBackwardKv &p) {
   using F = KeysPlan<Config>;
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
   u32 *sEntries = (u32 *)(shared_bytes + F::kSEntries); // [kEntries]
   const int part = blockIdx.x % p.tiles, number = blockIdx.x / p.tiles % p.item_capacity,
             head = blockIdx.x / p.tiles / p.item_capacity;

@@ -15,7 +15,7 @@
 
 template <class Config> NSAI_DEVICE void window_keys(const NsaiBackwardKv &p) {
   using Keys = WindowKeys<Config>;
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
   const int head = blockIdx.x / p.tiles, number = blockIdx.x % p.tiles;
   const KeyTileAt at = find_key_tile<Config::kKeys>(p.seq, number);
   RangeRows<Config, Keys, NSAI_BRANCH_WINDOW> rows;

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What the kernels of the backward pass share: products of tiles in shared memory by mma.sync, the
-// copies that fill them, and how a gradient is stored.
+// What the kernels of the backward pass share: products of tiles in shared memory by mma.sync or by
+// wgmma (Config::kWgmma: one warpgroup), the copies that fill them, and how a gradient is stored.
 //
 // With the gate g, the probabilities P and u = dO . o_b of a row (include/nsa/backward.h):
 //
@@ -16,7 +16,9 @@
 #include "common/mma.cuh"
 #include "common/params.h"
 #include "common/tile.cuh"
+#include "common/tma.cuh"
 #include "common/types.cuh"
+#include "common/wgmma.cuh"
 
 // Of a branch, a token and a query head. Of a row that sees no key: lse +inf, so that every
 // probability is 0, and zeros.
@@ -33,6 +35,25 @@ constexpr float kPlusInf = __builtin_bit_cast(float, 0x7f800000u);
 NSAI_DEVICE long long statistics_at(int branch, int tokens, int token, int heads, int head) {
   return ((long long)branch * tokens + token) * heads + head;
 }
+
+// A tile as wgmma reads it: panels of 64 columns (common/tma.cuh), at a multiple of 1024 bytes.
+template <int kRowsOf, int kCols> struct PanelTile {
+  static constexpr int kRows = kRowsOf;
+  static constexpr int kChunks = kCols / 8; // 16-byte chunks that hold data, per row
+  static constexpr int kBytes = panels(kCols) * kRows * kPanelPitch;
+  static NSAI_DEVICE u32 offset(int row, int chunk) {
+    return (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(row, chunk);
+  }
+};
+
+template <bool kPanels, int kRows, int kCols> struct ProductTileOf {
+  using Type = Tile<kRows, kCols>;
+};
+template <int kRows, int kCols> struct ProductTileOf<true, kRows, kCols> {
+  using Type = PanelTile<kRows, kCols>;
+};
+template <bool kPanels, int kRows, int kCols>
+using ProductTile = typename ProductTileOf<kPanels, kRows, kCols>::Type;
 
 // Fills T [kRows, kDim]: `at(row, from)` says where a row lies, or false: zeros.
 template <class T, int kRows, int kDim, int kThreads, class At>
@@ -98,6 +119,36 @@ NSAI_DEVICE void multiply_fragments(float (&acc)[kM][kO][4], const u32 (&x)[kM][
       mma_m16n8k16(E(), acc[m][n + 1], x[m], rB[2], rB[3]);
     }
   }
+}
+
+// The same by one warpgroup: s [64, 8 kN] = A B^T of 64 rows and 8 kN. Starts the products.
+template <class E, class A, class B, int kDim, int kN>
+NSAI_DEVICE void start_rows(float (&s)[kN][4], u32 sA, u32 sB) {
+  static_assert(A::kRows == 64 && B::kRows == 8 * kN, "whole tiles");
+  const u64 a = wgmma_k_major(sA), b = wgmma_k_major(sB);
+#pragma unroll
+  for (int i = 0; i < padded_dim(kDim) / 16; ++i)
+    wgmma_qk<E, B::kRows>(&s[0][0], a + wgmma_k_step<A::kRows>(i), b + wgmma_k_step<B::kRows>(i),
+                          i > 0);
+}
+
+// acc [64, 8 kO] += X B of all rows of B: X as A fragments. Starts the products.
+template <class E, class B, int kO, int kSteps>
+NSAI_DEVICE void start_fragments(float (&acc)[kO][4], const u32 (&x)[kSteps][4], u32 sB) {
+  static_assert(B::kRows == 16 * kSteps, "a whole tile");
+  const u64 b = wgmma_mn_major<B::kRows>(sB);
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k)
+    wgmma_pv<E, 8 * kO, B::kRows>(&acc[0][0], x[k], b + wgmma_mn_step(k), 1);
+}
+
+// After the wait: nothing of it moves before.
+template <int kN> NSAI_DEVICE void hold(float (&x)[kN][4]) { wgmma_hold((float(&)[4 * kN]) x); }
+
+// Fragments of all n8 tiles, as A of further products.
+template <class E, int kN> NSAI_DEVICE void pack_all(u32 (&x)[kN / 2][4], const float (&p)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j) softmax_pack<E>(x[j], p[2 * j], p[2 * j + 1]);
 }
 
 // ---- stores

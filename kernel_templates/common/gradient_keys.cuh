@@ -18,7 +18,9 @@
 //
 // Every key that exists is written, with zeros where no query sees it.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kKeys, kRows, kWarps, kStages (1, 2), kSplit, kEntries
+// kWgmma   1: products of 64 keys by a warpgroup (sm_90a).
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kKeys, kRows, kWarps, kWgmma, kStages (1, 2), kSplit, kEntries
 //   (0, or most tokens of an item), kThreads, kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kWindow
 //   (w), kSelectBlock (l').
 #pragma once
@@ -33,21 +35,23 @@ template <class Config> struct KeysPlan {
                        kColsV = padded_dim(Config::kHeadDimV);
   static constexpr int kN = Config::kRows / 8; // n8 tiles of S^T
   static constexpr int kWidth = Config::kHeadDimQk + Config::kHeadDimV;
-  using K = Tile<Config::kKeys, kColsQk>;
-  using V = Tile<Config::kKeys, kColsV>;
-  using Q = Tile<Config::kRows, kColsQk>;
-  using DO = Tile<Config::kRows, kColsV>;
+  using K = ProductTile<Config::kWgmma, Config::kKeys, kColsQk>;
+  using V = ProductTile<Config::kWgmma, Config::kKeys, kColsV>;
+  using Q = ProductTile<Config::kWgmma, Config::kRows, kColsQk>;
+  using DO = ProductTile<Config::kWgmma, Config::kRows, kColsV>;
+  static constexpr int kAlign = Config::kWgmma ? 1024 : 128; // of a stage
 
   // Shared memory, offsets in bytes; within a stage from kQ on.
   static constexpr int kSK = 0, kSV = kSK + K::kBytes, kSStage = kSV + V::kBytes;
   static constexpr int kQ = 0, kDO = kQ + Q::kBytes, kStatistics = kDO + DO::kBytes,
                        kSeen = kStatistics + 16 * Config::kRows;
-  static constexpr int kStageBytes = (kSeen + 4 * Config::kRows + 127) / 128 * 128;
+  static constexpr int kStageBytes = (kSeen + 4 * Config::kRows + kAlign - 1) / kAlign * kAlign;
   static constexpr int kSEntries = kSStage + Config::kStages * kStageBytes;
   static constexpr int kBytes = kSEntries + 4 * Config::kEntries;
   static_assert(kBytes == Config::kSharedBytes, "the host's formula for shared memory");
   static_assert(Config::kKeys == 16 * Config::kWarps && Config::kThreads == 32 * Config::kWarps,
                 "16 keys for each warp");
+  static_assert(!Config::kWgmma || Config::kKeys == 64, "a warpgroup has 64 keys");
   static_assert(Config::kRows % 16 == 0, "dK and dV take 16 rows at a time");
 };
 
@@ -144,10 +148,46 @@ NSAI_DEVICE void gradient_of_scores(float (&s)[4], float (&du)[4], u32 sStatisti
   }
 }
 
+// The same by the warpgroup's products.
+template <class Config, bool kMakesK, bool kMakesV, int kK, int kV>
+NSAI_DEVICE void add_rows_wgmma(float (&dk)[kK][4], float (&dv)[kV][4], u32 base, u32 stage,
+                                float scale_log2) {
+  using F = KeysPlan<Config>;
+  using E = typename Config::Element;
+  const int key = (int)(recomputed(threadIdx.x) / 32) * 16 + (int)(threadIdx.x & 31) / 4;
+  float s[F::kN][4], du[F::kN][4]; // [64 keys, kRows]
+  u32 rP[F::kN / 2][4], rDS[F::kN / 2][4];
+  wgmma_fence();
+  start_rows<E, typename F::K, typename F::Q, Config::kHeadDimQk>(s, base + F::kSK,
+                                                                  stage + F::kQ);
+  if constexpr (kMakesK)
+    start_rows<E, typename F::V, typename F::DO, Config::kHeadDimV>(du, base + F::kSV,
+                                                                    stage + F::kDO);
+  wgmma_commit();
+  wgmma_wait<0>();
+  hold(s);
+  if constexpr (kMakesK) hold(du);
+#pragma unroll
+  for (int j = 0; j < F::kN; ++j) {
+    if constexpr (!kMakesK) du[j][0] = du[j][1] = du[j][2] = du[j][3] = 0.0f;
+    gradient_of_scores(s[j], du[j], stage + F::kStatistics, stage + F::kSeen, 8 * j, key,
+                       scale_log2);
+  }
+  if constexpr (kMakesV) pack_all<E>(rP, s);
+  if constexpr (kMakesK) pack_all<E>(rDS, du);
+  wgmma_fence();
+  if constexpr (kMakesV) start_fragments<E, typename F::DO>(dv, rP, stage + F::kDO);
+  if constexpr (kMakesK) start_fragments<E, typename F::Q>(dk, rDS, stage + F::kQ);
+  wgmma_commit();
+  wgmma_wait<0>();
+  if constexpr (kMakesV) hold(dv);
+  if constexpr (kMakesK) hold(dk);
+}
+
 // One tile of rows into dK (kMakesK) and dV (kMakesV) of the warp's 16 keys.
 template <class Config, bool kMakesK, bool kMakesV, int kK, int kV>
-NSAI_DEVICE void add_rows(float (&dk)[1][kK][4], float (&dv)[1][kV][4], u32 base, u32 stage,
-                          float scale_log2) {
+NSAI_DEVICE void add_rows_mma(float (&dk)[1][kK][4], float (&dv)[1][kV][4], u32 base, u32 stage,
+                              float scale_log2) {
   using F = KeysPlan<Config>;
   using E = typename Config::Element;
   const int warp_key = recomputed(threadIdx.x) / 32 * 16;
@@ -208,8 +248,12 @@ NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, const Ro
       load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));
     copy_async_commit();
     copy_async_wait<1>();
+    if constexpr (Config::kWgmma) shared_proxy_fence();
     __syncthreads(); // tile i is there (and K and V)
-    add_rows<Config, kMakesK, kMakesV>(dk, dv, base, stage_at(i), p.scale_log2);
+    if constexpr (Config::kWgmma)
+      add_rows_wgmma<Config, kMakesK, kMakesV>(dk[0], dv[0], base, stage_at(i), p.scale_log2);
+    else
+      add_rows_mma<Config, kMakesK, kMakesV>(dk, dv, base, stage_at(i), p.scale_log2);
     __syncthreads(); // everyone is done with it
     if (Config::kStages == 1 && i + 1 < tiles)
       load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));

@@ -18,7 +18,9 @@
 //          With two stages the next tile is on its way while one is computed.
 // Rows with t < 0 are padding: zeros in the products, and 0 as their gradients.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys (16 or 32), kWarps,
+// kWgmma   1: the warpgroup computes every tile of keys of the union at once (sm_90a).
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys (16, 32, 64), kWarps, kWgmma,
 //   kStages (1, 2), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d), kWindow (w; 0:
 //   no such branch), kSelectBlock (l'), kSelectCount (n; 0: no such branch), kRanges (0).
 #pragma once
@@ -36,10 +38,10 @@ template <class Config> struct RowsPlan {
   static constexpr int kN = Config::kKeys / 8; // n8 tiles of S
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
-  using Q = Tile<Config::kRows, kColsQk>;
-  using DO = Tile<Config::kRows, kColsV>;
-  using K = Tile<Config::kKeys, kColsQk>;
-  using V = Tile<Config::kKeys, kColsV>;
+  using Q = ProductTile<Config::kWgmma, Config::kRows, kColsQk>;
+  using DO = ProductTile<Config::kWgmma, Config::kRows, kColsV>;
+  using K = ProductTile<Config::kWgmma, Config::kKeys, kColsQk>;
+  using V = ProductTile<Config::kWgmma, Config::kKeys, kColsV>;
   using Cursor = ListCursor<Config>;
   using Bits = typename Cursor::KeyBits;
 
@@ -49,7 +51,8 @@ template <class Config> struct RowsPlan {
   static constexpr int kSNext = kSStage + Config::kStages * kStageBytes;
   static constexpr int kBytes = kSNext + 4 * Config::kWarps;
   static_assert(kBytes == Config::kSharedBytes, "the host's formula for shared memory");
-  static_assert(Config::kKeys <= 32, "a tile's keys are the bits of a u32");
+  static_assert(!Config::kWgmma || (Config::kRows == 64 && Config::kWarps == 4),
+                "a warpgroup has 64 rows");
   static_assert(kTokens >= 1 && kTokens * Config::kGroupPadded == Config::kRows,
                 "a tile holds whole tokens");
   static_assert(kM >= 1 && kM * 16 * Config::kWarps == Config::kRows,
@@ -286,21 +289,38 @@ template <class Config> struct QueryPass {
 
   NSAI_DEVICE void step(const NsaiBackwardQ &p, float (&s)[F::kM][F::kN][4],
                         float (&du)[F::kM][F::kN][4], u32 sK) {
+    if constexpr (Config::kWgmma) {
 #pragma unroll
-    for (int j = 0; j < F::kN; j += 2) {
-      u32 rDS[F::kM][4]; // [16, 16 keys]
+      for (int j = 0; j < F::kN; ++j) score_gradient(p, s[0][j], du[0][j], 0);
+      u32 rDS[F::kN / 2][4]; // [64, 16 keys] each
+      pack_all<E>(rDS, s[0]);
+      wgmma_fence();
+      start_fragments<E, typename F::K>(dq[0], rDS, sK);
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold(dq[0]);
+    } else {
 #pragma unroll
-      for (int m = 0; m < F::kM; ++m) {
+      for (int j = 0; j < F::kN; j += 2) {
+        u32 rDS[F::kM][4]; // [16, 16 keys]
 #pragma unroll
-        for (int i = j; i < j + 2; ++i)
-#pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            const float x = exp2_approx(fmaf(s[m][i][c], p.scale_log2, -lse[m][c / 2]));
-            s[m][i][c] = x * gate[m][c / 2] * (du[m][i][c] - inner[m][c / 2]);
-          }
-        softmax_pack<E>(rDS[m], s[m][j], s[m][j + 1]);
+        for (int m = 0; m < F::kM; ++m) {
+          score_gradient(p, s[m][j], du[m][j], m);
+          score_gradient(p, s[m][j + 1], du[m][j + 1], m);
+          softmax_pack<E>(rDS[m], s[m][j], s[m][j + 1]);
+        }
+        multiply_fragments<E, typename F::K>(dq, rDS, sK, 8 * j);
       }
-      multiply_fragments<E, typename F::K>(dq, rDS, sK, 8 * j);
+    }
+  }
+
+  // S becomes dS.
+  NSAI_DEVICE void score_gradient(const NsaiBackwardQ &p, float (&s)[4], const float (&du)[4],
+                                  int m) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) {
+      const float x = exp2_approx(fmaf(s[c], p.scale_log2, -lse[m][c / 2]));
+      s[c] = x * gate[m][c / 2] * (du[c] - inner[m][c / 2]);
     }
   }
 
@@ -378,6 +398,7 @@ NSAI_DEVICE void run_branch(const NsaiBackwardQ &p, const RowTile<Config> &at, P
       load_key_tile<Config, Walk>(p, at, branch, key_row, next, walk.last_key(), stage ^ 1);
     copy_async_commit();
     copy_async_wait<1>();
+    if constexpr (Config::kWgmma) shared_proxy_fence();
     __syncthreads(); // this tile is there
     typename F::Bits any = 0, all = ~(typename F::Bits)0;
 #pragma unroll
@@ -385,11 +406,21 @@ NSAI_DEVICE void run_branch(const NsaiBackwardQ &p, const RowTile<Config> &at, P
       any |= bits[m][0] | bits[m][1];
       all &= bits[m][0] & bits[m][1];
     }
-    if (__any_sync(~0u, any != 0)) {
+    if (Config::kWgmma || __any_sync(~0u, any != 0)) {
       const u32 sK = at.shared + F::kSStage + stage * F::kStageBytes, sV = sK + F::K::kBytes;
       float s[F::kM][F::kN][4], du[F::kM][F::kN][4]; // [16, kKeys] each
-      multiply_rows<E, typename F::Q, typename F::K, Config::kHeadDimQk>(s, sQ, warp_row, sK);
-      multiply_rows<E, typename F::DO, typename F::V, Config::kHeadDimV>(du, sDO, warp_row, sV);
+      if constexpr (Config::kWgmma) {
+        wgmma_fence();
+        start_rows<E, typename F::Q, typename F::K, Config::kHeadDimQk>(s[0], sQ, sK);
+        start_rows<E, typename F::DO, typename F::V, Config::kHeadDimV>(du[0], sDO, sV);
+        wgmma_commit();
+        wgmma_wait<0>();
+        hold(s[0]);
+        hold(du[0]);
+      } else {
+        multiply_rows<E, typename F::Q, typename F::K, Config::kHeadDimQk>(s, sQ, warp_row, sK);
+        multiply_rows<E, typename F::DO, typename F::V, Config::kHeadDimV>(du, sDO, warp_row, sV);
+      }
       if (__any_sync(~0u, (all & F::Cursor::kAllKeys) != F::Cursor::kAllKeys)) {
 #pragma unroll
         for (int m = 0; m < F::kM; ++m) mask_keys<Config>(s[m], bits[m]);
@@ -425,7 +456,7 @@ NSAI_DEVICE void load_row_tile(const NsaiBackwardQ &p, const RowTile<Config> &at
 
 template <class Config, class Pass> NSAI_DEVICE void run_rows(const NsaiBackwardQ &p) {
   using F = RowsPlan<Config>;
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
   begin_kernel();
 
   // ---- coordinates
