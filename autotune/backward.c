@@ -141,8 +141,16 @@ static void specify_rows(const nsai_problem *p, const nsai_target *t, bool wgmma
   nsai_constant_add(spec, "kMinBlocks", t->caution > 1 ? 1 : BLOCKS);
 }
 
+static void specify_saved(const nsai_problem *p, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "backward_saved", .dtype = p->model.dtype, .threads = 256 };
+  nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
+  nsai_gate_add(spec, p);
+  nsai_constant_add(spec, "kMinBlocks", 4);
+}
+
 static void specify_q(const nsai_problem *p, const nsai_target *t, bool wgmma,
                       nsai_kernel_spec specs[NSAI_ROLES]) {
+  specify_saved(p, &specs[NSAI_KERNEL_BACKWARD_SAVED]);
   specify_rows(p, t, wgmma, "backward_statistics", &specs[NSAI_KERNEL_BACKWARD_STATISTICS]);
   specify_rows(p, t, wgmma, "backward_q", &specs[NSAI_KERNEL_BACKWARD_Q]);
   if (p->model.select_count) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);

@@ -14,8 +14,9 @@
 
 /* Colour of a part in both figures. */
 static const int part_color[BENCH_PARTS] = {
-  [BENCH_COMPRESS] = 5, [BENCH_FORWARD] = 0, [BENCH_COMPRESSED] = 3, [BENCH_SELECTED] = 0,
-  [BENCH_WINDOW] = 2,   [BENCH_DENSE] = 1,   [BENCH_SDPA_GEMM] = 4,  [BENCH_BACKWARD] = 3,
+  [BENCH_COMPRESS] = 5,  [BENCH_FORWARD] = 0,  [BENCH_COMPRESSED] = 3,
+  [BENCH_SELECTED] = 0,  [BENCH_WINDOW] = 2,   [BENCH_DENSE] = 1,
+  [BENCH_SDPA_GEMM] = 4, [BENCH_BACKWARD] = 3, [BENCH_BACKWARD_SAVED] = 2,
 };
 
 /* The problems of one figure: those of the first one's model, by length and fill. */

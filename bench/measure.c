@@ -147,22 +147,43 @@ static double backward_ratio(const nsai_geometry *g) {
   return (3 * qk + 2 * v) / (qk + v);
 }
 
-/* The backward pass with the selection that the forward has just made: its image is the bench's. */
+/* Copies what a forward has left on the device into an input of another bench, if that has it. */
+static nsa_status hand_over(const nsai_trial_bench *from, int output, nsai_trial_bench *to,
+                            int input) {
+  nsai_trial_buffer left = from->data.buffer[output], *given = &to->data.buffer[input];
+  if (!left.device || !given->device) return NSA_OK;
+  if (left.bytes != given->bytes)
+    return nsai_fail(NSA_E_INTERNAL, "%s and %s differ in size", nsai_trial_slot_name(output),
+                     nsai_trial_slot_name(input));
+  NSAI_TRY(nsai_trial_device_download(from->data.device, given->image, left.device,
+                                      left.bytes + 2 * (size_t)NSAI_TRIAL_GUARD));
+  return nsai_trial_buffer_upload(to->data.device, given);
+}
+
+static nsa_status hand_over_all(const nsai_trial_bench *from, nsai_trial_bench *to) {
+  NSAI_TRY(hand_over(from, NSAI_TRIAL_INDEX, to, NSAI_TRIAL_INDEX_IN));
+  if (!to->c->saved) return NSA_OK;
+  NSAI_TRY(hand_over(from, NSAI_TRIAL_K_CMP, to, NSAI_TRIAL_K_CMP_IN));
+  NSAI_TRY(hand_over(from, NSAI_TRIAL_V_CMP, to, NSAI_TRIAL_V_CMP_IN));
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    NSAI_TRY(hand_over(from, NSAI_TRIAL_O_BRANCH + b, to, NSAI_TRIAL_O_BRANCH_IN + b));
+    NSAI_TRY(hand_over(from, NSAI_TRIAL_LSE + b, to, NSAI_TRIAL_LSE_IN + b));
+  }
+  return NSA_OK;
+}
+
+/* The backward pass of what the bench's forward has just left. */
 static nsa_status time_backward(const bench_rig *rig, const nsai_trial_bench *bench,
-                                bench_problem *p) {
+                                bench_part part, bench_problem *p) {
   nsai_trial_case backward = p->c;
   nsai_trial_bench other;
   nsa_status status;
   backward.kind = NSAI_TRIAL_BACKWARD;
+  backward.saved = part == BENCH_BACKWARD_SAVED ? 2 : 0;
   NSAI_TRY_TO(done, chk_bench_create(rig->session, &backward, &other));
-  const nsai_trial_buffer *chosen = &bench->data.buffer[NSAI_TRIAL_INDEX];
-  nsai_trial_buffer *given = &other.data.buffer[NSAI_TRIAL_INDEX_IN];
-  if (chosen->image && given->image) {
-    memcpy(given->image, chosen->image, chosen->bytes + 2 * (size_t)NSAI_TRIAL_GUARD);
-    NSAI_TRY_TO(done, nsai_trial_buffer_upload(other.data.device, given));
-  }
+  NSAI_TRY_TO(done, hand_over_all(bench, &other));
   status = time_part(rig, &other, 0, backward_ratio(&p->c.geometry) * forward_flops(&p->c),
-                     2 * attention_bytes(&p->c), &p->part[BENCH_BACKWARD]);
+                     2 * attention_bytes(&p->c), &p->part[part]);
 done:
   nsai_trial_bench_destroy(&other);
   return status;
@@ -224,7 +245,8 @@ nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
   if (bench.data.device->driver)
     NSAI_TRY_TO(done, chk_time_plan(rig->session, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
   if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &bench, p));
-  if (parts >> BENCH_BACKWARD & 1) NSAI_TRY_TO(done, time_backward(rig, &bench, p));
+  for (int part = BENCH_BACKWARD; part <= BENCH_BACKWARD_SAVED; part++)
+    if (parts >> part & 1) NSAI_TRY_TO(done, time_backward(rig, &bench, (bench_part)part, p));
   nsai_trial_data_drop_optional(&bench.data);
   NSAI_TRY_TO(done, time_forward(rig, &bench, parts, p));
   if (parts >> BENCH_DENSE & 1) NSAI_TRY_TO(done, time_dense(rig, &bench, BENCH_DENSE, p));

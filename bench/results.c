@@ -7,9 +7,15 @@
 #include <string.h>
 
 const char *const bench_part_names[BENCH_PARTS] = {
-  [BENCH_COMPRESS] = "compress",   [BENCH_FORWARD] = "forward",   [BENCH_COMPRESSED] = "compressed",
-  [BENCH_SELECTED] = "selected",   [BENCH_WINDOW] = "window",     [BENCH_DENSE] = "dense",
-  [BENCH_SDPA_GEMM] = "sdpa_gemm", [BENCH_BACKWARD] = "backward",
+  [BENCH_COMPRESS] = "compress",
+  [BENCH_FORWARD] = "forward",
+  [BENCH_COMPRESSED] = "compressed",
+  [BENCH_SELECTED] = "selected",
+  [BENCH_WINDOW] = "window",
+  [BENCH_DENSE] = "dense",
+  [BENCH_SDPA_GEMM] = "sdpa_gemm",
+  [BENCH_BACKWARD] = "backward",
+  [BENCH_BACKWARD_SAVED] = "back_saved",
 };
 
 nsa_status bench_results_add(bench_results *results, const nsai_trial_case *c,

@@ -19,9 +19,10 @@ typedef enum bench_part {
   BENCH_COMPRESSED, /* from here: the branches alone, with what they need */
   BENCH_SELECTED,
   BENCH_WINDOW,
-  BENCH_DENSE,     /* the library's own causal attention over the same tensors */
-  BENCH_SDPA_GEMM, /* the same by plain matrix products */
-  BENCH_BACKWARD,  /* the whole nsa_backward */
+  BENCH_DENSE,          /* the library's own causal attention over the same tensors */
+  BENCH_SDPA_GEMM,      /* the same by plain matrix products */
+  BENCH_BACKWARD,       /* the whole nsa_backward, from the selection alone */
+  BENCH_BACKWARD_SAVED, /* the same with the branches' outputs, LSE and compressed keys of the forward */
   BENCH_PARTS
 } bench_part;
 

@@ -21,12 +21,6 @@
 #include "common/params.h"
 #include "common/types.cuh"
 
-NSAI_DEVICE float warp_sum(float x) {
-#pragma unroll
-  for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
-  return x;
-}
-
 // Adds `weight` times one slot's row: the lane's columns.
 template <class Config, int kJ>
 NSAI_DEVICE void add_slot(float4 (&x)[kJ], const uint2 (&rPartial)[kJ], float weight) {

@@ -69,11 +69,61 @@ static NsaiBackwardQ rows_params(const pass *b) {
   return p;
 }
 
+/* The branches whose output and LSE the caller has kept. */
+static uint32_t saved_branches(const pass *b) {
+  const nsa_io *io = b->run->io;
+  uint32_t saved = 0;
+  for (int branch = 0; branch < NSA_BRANCHES; branch++)
+    if (has_branch(b, branch) && nsai_present(&io->o_branch[branch]) &&
+        nsai_present(&io->lse[branch]))
+      saved |= 1u << branch;
+  return saved;
+}
+
+/* Those that do not run. */
+static uint32_t absent_branches(const pass *b) {
+  return ~b->run->branches & ((1u << NSA_BRANCHES) - 1);
+}
+
+static nsa_status read_saved(const pass *b, uint32_t saved) {
+  const nsai_run *run = b->run;
+  const nsa_io *io = run->io;
+  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_BACKWARD_SAVED];
+  NsaiBackwardSaved p = { .seq = nsai_run_sequences(run),
+                          .d_o = nsai_view(&b->grads->d_o),
+                          .gate = nsai_view(&io->gate.value),
+                          .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
+                          .d_gate = gradient(b, &b->grads->d_gate.value),
+                          .heads = b->model->heads,
+                          .gate_float = io->gate.value.dtype == NSA_F32,
+                          .saved = saved,
+                          .absent = absent_branches(b) };
+  for (int branch = 0; branch < NSA_BRANCHES; branch++) {
+    if (!(saved >> branch & 1)) continue;
+    p.o_branch[branch] = nsai_view(&io->o_branch[branch]);
+    p.lse[branch] = io->lse[branch].data;
+    p.lse_token_stride[branch] = io->lse[branch].stride[0];
+    p.lse_head_stride[branch] = io->lse[branch].stride[1];
+  }
+  int64_t rows = run->sizes.tokens * p.heads; /* a warp each */
+  return launch(b, NSAI_KERNEL_BACKWARD_SAVED, ceil_div(rows, kernel->threads / 32), 1, &p);
+}
+
+/* What the passes over the keys need to know of each row. */
+static nsa_status find_statistics(const pass *b, NsaiBackwardQ p, int64_t tiles) {
+  uint32_t saved = saved_branches(b);
+  if (saved) NSAI_TRY(read_saved(b, saved));
+  p.branches &= ~saved;
+  p.absent = saved ? 0 : absent_branches(b);
+  if (!p.branches) return NSA_OK;
+  return launch(b, NSAI_KERNEL_BACKWARD_STATISTICS, tiles, 1, &p);
+}
+
 static nsa_status query_rows(const pass *b) {
   NsaiBackwardQ p = rows_params(b);
   const nsai_kernel *kernel = &b->run->plan->kernels[NSAI_KERNEL_BACKWARD_Q];
   int64_t tiles = (int64_t)nsai_tile_count(b->run, kernel->tokens) * p.kv_heads;
-  NSAI_TRY(launch(b, NSAI_KERNEL_BACKWARD_STATISTICS, tiles, 1, &p));
+  NSAI_TRY(find_statistics(b, p, tiles));
   if (!nsai_present(&b->grads->d_q)) return NSA_OK;
   return launch(b, NSAI_KERNEL_BACKWARD_Q, tiles, 1, &p);
 }

@@ -167,7 +167,8 @@ static int parse_bare(const char *field, nsai_trial_case *c) {
                 { "gemm", offsetof(nsai_trial_case, gemm) },
                 { "lists", offsetof(nsai_trial_case, lists) },
                 { "f32grads", offsetof(nsai_trial_case, grads_f32) },
-                { "accumulate", offsetof(nsai_trial_case, accumulate) } };
+                { "accumulate", offsetof(nsai_trial_case, accumulate) },
+                { "saved", offsetof(nsai_trial_case, saved) } };
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
     if (!strcmp(field, flags[i].name)) {
       *(int32_t *)((char *)c + flags[i].offset) = 1;
@@ -289,5 +290,6 @@ void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size) {
   if (c->lists) fprintf(out, ":lists");
   if (c->grads_f32) fprintf(out, ":f32grads");
   if (c->accumulate) fprintf(out, ":accumulate");
+  if (c->saved) fprintf(out, ":saved");
   fclose(out);
 }

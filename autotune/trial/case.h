@@ -12,8 +12,8 @@
  * Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act, kv=branches,
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
- * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen), f32grads and
- * accumulate (bwd).
+ * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen), f32grads,
+ * accumulate and saved (bwd).
  */
 #ifndef NSAI_TRIAL_CASE_H
 #define NSAI_TRIAL_CASE_H
@@ -74,6 +74,7 @@ typedef struct nsai_trial_case {
   int32_t gemm;       /* dense: by plain matrix products (the variant sdpa_gemm) */
   int32_t lists;      /* selected: by attend_selected_mma, never by dense attention */
   int32_t grads_f32;  /* bwd: gradients in f32 */
+  int32_t saved;      /* bwd: 1: with the forward's o_branch, lse, k_cmp; 2: with room for them */
   int32_t accumulate; /* bwd: added to what the outputs hold */
   uint32_t branches;  /* exec.branches; 0: all */
   float softmax_scale;

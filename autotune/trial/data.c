@@ -55,6 +55,12 @@ const char *nsai_trial_slot_name(int slot) {
                                                        "probe_rows",
                                                        "importance",
                                                        "d_o",
+                                                       "o_branch[0] (in)",
+                                                       "o_branch[1] (in)",
+                                                       "o_branch[2] (in)",
+                                                       "lse[0] (in)",
+                                                       "lse[1] (in)",
+                                                       "lse[2] (in)",
                                                        "o",
                                                        "o_branch[0]",
                                                        "o_branch[1]",
@@ -245,7 +251,8 @@ static void declare_compressed(nsai_trial_data *d) {
   uint32_t run = running(d->c);
   int own = d->c->selection == NSA_SELECT_OWN && (run >> NSA_SEL & 1);
   /* Where nothing needs compressed blocks, nobody makes them; a backward pass makes its own. */
-  if (!in && d->c->kind == NSAI_TRIAL_BACKWARD) return;
+  if (!in && d->c->kind == NSAI_TRIAL_BACKWARD && !(d->c->saved && (run & 1))) return;
+  in |= d->c->kind == NSAI_TRIAL_BACKWARD;
   if (!in && !(run >> NSA_CMP & 1) && !own) return;
   declare_heads(d, in ? NSAI_TRIAL_K_CMP_IN : NSAI_TRIAL_K_CMP, rows, g->kv_heads, g->head_dim_qk);
   declare_heads(d, in ? NSAI_TRIAL_V_CMP_IN : NSAI_TRIAL_V_CMP, rows, g->kv_heads, g->head_dim_v);
@@ -269,8 +276,18 @@ static void declare_gradient(nsai_trial_data *d, int slot, int64_t rows, int64_t
   declare3(d, slot, dtype, (int64_t[3]){ rows, heads, width }, dtype == NSA_F32 ? 1 : HALF_STEP);
 }
 
+static void declare_saved(nsai_trial_data *d) {
+  const nsai_geometry *g = &d->c->geometry;
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    if (!(running(d->c) >> b & 1)) continue;
+    declare_heads(d, NSAI_TRIAL_O_BRANCH_IN + b, d->token_capacity, g->heads, g->head_dim_v);
+    declare2(d, NSAI_TRIAL_LSE_IN + b, NSA_F32, d->token_capacity, g->heads);
+  }
+}
+
 static void declare_gradients(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
+  if (d->c->saved) declare_saved(d);
   declare_heads(d, NSAI_TRIAL_D_O, d->token_capacity, g->heads, g->head_dim_v);
   declare_gradient(d, NSAI_TRIAL_D_Q, d->token_capacity, g->heads, g->head_dim_qk);
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
@@ -278,7 +295,7 @@ static void declare_gradients(nsai_trial_data *d) {
     declare_gradient(d, NSAI_TRIAL_D_K0 + pair, d->kv_capacity, g->kv_heads, g->head_dim_qk);
     declare_gradient(d, NSAI_TRIAL_D_V0 + pair, d->kv_capacity, g->kv_heads, g->head_dim_v);
   }
-  if (nsai_trial_data_has(d, NSAI_TRIAL_K_CMP_IN)) {
+  if (g->phi == NSAI_PHI_EXTERNAL) {
     int64_t rows = d->view[NSAI_TRIAL_K_CMP_IN].shape[0];
     declare_gradient(d, NSAI_TRIAL_D_K_CMP, rows, g->kv_heads, g->head_dim_qk);
     declare_gradient(d, NSAI_TRIAL_D_V_CMP, rows, g->kv_heads, g->head_dim_v);
@@ -410,8 +427,9 @@ void nsai_trial_data_io(const nsai_trial_data *d, int where, nsa_batch *batch, n
   for (int b = 0; b < NSA_BRANCHES; b++) {
     io->kv.k[b] = VIEW(NSAI_TRIAL_K0 + b);
     io->kv.v[b] = VIEW(NSAI_TRIAL_V0 + b);
-    io->o_branch[b] = VIEW(NSAI_TRIAL_O_BRANCH + b);
-    io->lse[b] = VIEW(NSAI_TRIAL_LSE + b);
+    int given = nsai_trial_data_has(d, NSAI_TRIAL_LSE_IN + b);
+    io->o_branch[b] = VIEW((given ? NSAI_TRIAL_O_BRANCH_IN : NSAI_TRIAL_O_BRANCH) + b);
+    io->lse[b] = VIEW((given ? NSAI_TRIAL_LSE_IN : NSAI_TRIAL_LSE) + b);
   }
   nsa_phi_side *sides[2] = { &io->phi.k, &io->phi.v };
   for (int side = 0; side < 2; side++) {

@@ -132,6 +132,26 @@ static void fill_chosen(const nsai_trial_data *d) {
   free(importance);
 }
 
+/* What the reference's forward leaves, by the selection that is given. */
+static void fill_saved(nsai_trial_data *d, int threads) {
+  const nsai_geometry *g = &d->c->geometry;
+  nsa_batch batch;
+  nsa_io io;
+  nsai_trial_data_io(d, NSAI_TRIAL_HOST, &batch, &io);
+  int64_t row = (int64_t)g->heads * g->head_dim_v;
+  io.o = (nsa_tensor){ .shape = { d->token_capacity, g->heads, g->head_dim_v },
+                       .stride = { row, g->head_dim_v, 1 },
+                       .ndim = 3,
+                       .dtype = NSA_F32 };
+  io.o.data = calloc((size_t)(d->token_capacity * row + 1), sizeof(float));
+  int32_t selection = d->c->selection == NSA_SELECT_OWN ? NSA_SELECT_BLOCKS : d->c->selection;
+  /* Without memory the inputs stay NaN, which no comparison overlooks. */
+  if (io.o.data)
+    (void)nsai_reference_forward(g, selection, d->c->branches, nsai_trial_data_batch(d, &batch),
+                                 &io, threads);
+  free(io.o.data);
+}
+
 /* Half-open token ranges of any alignment, some empty, some reaching past the end. */
 static void fill_ranges(const nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
@@ -183,7 +203,7 @@ void nsai_trial_data_fill(nsai_trial_data *d, int threads, const int64_t *probes
     nsai_trial_fill_keys(&in, b, &k);
     nsai_trial_fill_values(&in, b, &v);
   }
-  if (nsai_trial_data_has(d, NSAI_TRIAL_K_CMP_IN)) {
+  if (g->phi == NSAI_PHI_EXTERNAL && nsai_trial_data_has(d, NSAI_TRIAL_K_CMP_IN)) {
     nsa_tensor k = host(d, NSAI_TRIAL_K_CMP_IN, d->blocks),
                v = host(d, NSAI_TRIAL_V_CMP_IN, d->blocks);
     nsai_trial_fill_normal(&in, STREAM_SLOT + NSAI_TRIAL_K_CMP_IN, 1, &k);
@@ -203,6 +223,7 @@ void nsai_trial_data_fill(nsai_trial_data *d, int threads, const int64_t *probes
       fill_blocks(d);
   }
   if (nsai_trial_data_has(d, NSAI_TRIAL_RANGES)) fill_ranges(d);
+  if (d->c->saved == 1) fill_saved(d, threads);
   if (nsai_trial_data_has(d, NSAI_TRIAL_IMPORTANCE_IN)) fill_importance(d);
   if (!nsai_trial_data_has(d, NSAI_TRIAL_PROBE_ROWS)) return;
   nsa_tensor rows = nsai_trial_data_view(d, NSAI_TRIAL_PROBE_ROWS, NSAI_TRIAL_HOST);

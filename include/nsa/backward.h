@@ -18,8 +18,9 @@
  * model's dtype; gradients may be f32. What is beyond that is refused: nsa_query says so, nsa_explain why,
  * and nsa_plan_create returns NSA_E_UNSUPPORTED. Results are the same bits in every run.
  *
- * Nothing but the inputs and block_idx has to be kept from the forward: 4 n Hkv bytes a token. The
- * workspace of a plan on a GPU holds 48 Hq bytes a token for statistics of the rows, and partial sums of
+ * Nothing but the inputs and block_idx has to be kept from the forward: 4 n Hkv bytes a token. Of a branch
+ * whose o_branch and lse are kept, Hq (2 Dv + 4) bytes a token, the GPU need not find out again what they
+ * say; its results then have the rounding of o_branch in them, as is usual elsewhere. The workspace of a plan on a GPU holds 48 Hq bytes a token for statistics of the rows, and partial sums of
  * dK and dV of some KV heads at a time, about 1 GB or those of one head.
  */
 #ifndef NSA_BACKWARD_H
@@ -63,9 +64,9 @@ typedef struct nsa_grads {
  * batch  as in the forward; NULL: one sequence.
  * io     the inputs of the forward, and what it chose: with NSA_SELECT_OWN, block_idx is an input here,
  *        [T, Hkv, n] as the forward wrote it; blocks or ranges of the caller are given as they were.
- *        Optional are o, o_branch and lse, which nothing reads so far, and k_cmp and v_cmp where phi is
- *        not external: on a GPU what the forward wrote there need not be compressed again, the CPU
- *        device does that in float64. There is no probe.
+ *        Optional are what the forward wrote to o_branch and lse, of a branch both together, and, where
+ *        phi is not external, to k_cmp and v_cmp: on a GPU it is not computed again. The CPU device does
+ *        not read them, it computes all in float64; nothing reads o. There is no probe.
  * grads  required.
  *
  * Rows of tensors at or beyond the last sequence's end are neither read nor written. A row with t < 0

@@ -166,6 +166,26 @@ NSAI_DEVICE void store_gradient(const NsaiGradient &out, long long at, float x) 
   }
 }
 
+// A branch's gate of a row.
+template <class Config>
+NSAI_DEVICE float read_gate(const NsaiView &gate, int is_float, int branch, int token, int head) {
+  NsaiEpilogue gates = {};
+  gates.gate = gate;
+  gates.gate_branch = branch;
+  gates.gate_float = is_float;
+  return gate_value<Config>(gates, load_gate<Config>(gates, OutputRow{ token, head, true }));
+}
+
+// The gradient of a branch's gate: of weights it is u, of logits it passes through the sigmoid.
+template <class Config>
+NSAI_DEVICE void store_gate(const NsaiGradient &out, int token, int head, int branch,
+                            const RowStatistics &x) {
+  if (!out.view.data) return;
+  const float slope = Config::kGate == 2 ? x.gate * (1.0f - x.gate) : 1.0f;
+  store_gradient<typename Config::Element>(
+      out, token * out.view.token_stride + head * out.view.head_stride + branch, x.inner * slope);
+}
+
 // Four elements side by side; `at` is a multiple of 4. Floats may lie at any multiple of 4 bytes.
 template <class E>
 NSAI_DEVICE void store_gradients(const NsaiGradient &out, long long at, float4 x) {

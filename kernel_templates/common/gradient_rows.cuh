@@ -199,22 +199,7 @@ template <class Config> struct StatisticsPass {
     }
   }
 
-  // The gradient of the gate: of weights it is u, of logits it passes through the sigmoid.
-  NSAI_DEVICE void store_gate(const NsaiBackwardQ &p, int token, int head, int branch,
-                              const RowStatistics &x) const {
-    if (!p.d_gate.view.data) return;
-    float slope = Config::kGate == 2 ? x.gate * (1.0f - x.gate) : 1.0f;
-    store_gradient<typename Config::Element>(p.d_gate,
-                                             token * p.d_gate.view.token_stride +
-                                                 head * p.d_gate.view.head_stride + branch,
-                                             x.inner * slope);
-  }
-
   NSAI_DEVICE void end(const NsaiBackwardQ &p, const RowTile<Config> &at, int branch) {
-    NsaiEpilogue gates = {};
-    gates.gate = p.gate;
-    gates.gate_branch = branch;
-    gates.gate_float = p.gate_float;
     const int heads = Config::kGroup * p.kv_heads;
 #pragma unroll
     for (int m = 0; m < F::kM; ++m)
@@ -225,14 +210,13 @@ template <class Config> struct StatisticsPass {
         if (!at.exists(row) || threadIdx.x % 4) continue;
         RowStatistics x = { kPlusInf, 0.0f, 0.0f, 0.0f };
         if (total > 0.0f) {
-          const OutputRow place = { token, head, true };
           x.lse = rows[m].reference[r] + log2_approx(total);
-          x.gate = gate_value<Config>(gates, load_gate<Config>(gates, place));
+          x.gate = read_gate<Config>(p.gate, p.gate_float, branch, token, head);
           x.inner = sum / total;
         }
         ((RowStatistics *)p.statistics)[statistics_at(branch, p.seq.q_tokens, token, heads, head)] =
             x;
-        store_gate(p, token, head, branch, x);
+        store_gate<Config>(p.d_gate, token, head, branch, x);
       }
   }
 
@@ -247,7 +231,7 @@ template <class Config> struct StatisticsPass {
         if (!at.exists(row) || threadIdx.x % 4) continue;
 #pragma unroll
         for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
-          if (!(p.branches >> b & 1)) store_gate(p, at.q_row(row), at.head(row), b, none);
+          if (p.absent >> b & 1) store_gate<Config>(p.d_gate, at.q_row(row), at.head(row), b, none);
       }
   }
 };

@@ -319,9 +319,25 @@ typedef struct NsaiBackwardQ {
   float scale, scale_log2;
   int kv_heads;
   int gate_float;    /* 1: the gates are f32, 0: dtype */
-  unsigned branches; /* bit b: branch b runs */
-  int reserved;
+  unsigned branches; /* bit b: branch b is looked at */
+  unsigned absent;   /* bit b: branch b does not run, and its gates' gradients become 0 here */
 } NsaiBackwardQ;
+
+/* backward_saved: the statistics of branches whose o_branch and lse are given. */
+typedef struct NsaiBackwardSaved {
+  NsaiSequences seq;
+  NsaiView d_o;         /* dtype [T, Hq, Dv] */
+  NsaiView o_branch[3]; /* dtype [T, Hq, Dv] */
+  const float *lse[3];  /* f32 [T, Hq], natural log */
+  long long lse_token_stride[3], lse_head_stride[3];
+  NsaiView gate;    /* [T, Hq, 3] */
+  void *statistics; /* RowStatistics [3, T, Hq] */
+  NsaiGradient d_gate;
+  int heads;       /* Hq */
+  int gate_float;  /* 1: the gates are f32, 0: dtype */
+  unsigned saved;  /* bit b: branch b is given */
+  unsigned absent; /* as in NsaiBackwardQ */
+} NsaiBackwardSaved;
 
 /* backward_compressed, backward_selected, backward_window: a tile of keys over the query rows that see
  * them, for the KV heads [head_begin, head_begin + heads). */
@@ -393,6 +409,7 @@ NSAI_SIZE_IS(NsaiBiasActivation, 128);
 NSAI_SIZE_IS(NsaiCausalSoftmax, 64);
 NSAI_SIZE_IS(NsaiGradient, 32);
 NSAI_SIZE_IS(NsaiBackwardQ, 376);
+NSAI_SIZE_IS(NsaiBackwardSaved, 288);
 NSAI_SIZE_IS(NsaiBackwardKv, 232);
 NSAI_SIZE_IS(NsaiBackwardSum, 192);
 

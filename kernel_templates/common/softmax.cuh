@@ -52,6 +52,12 @@ NSAI_DEVICE float warp_max(float x) {
   return x;
 }
 
+NSAI_DEVICE float warp_sum(float x) {
+#pragma unroll
+  for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
+  return x;
+}
+
 NSAI_DEVICE float quad_sum(float x) {
   x += __shfl_xor_sync(~0u, x, 1);
   return x + __shfl_xor_sync(~0u, x, 2);
