@@ -175,28 +175,41 @@ void nsai_trial_compare_lse(const char *name, const nsa_tensor *got,
         want[at]);
 }
 
-void nsai_trial_compare_gradient(const char *name, nsai_trial_tolerance tolerance,
-                                 const nsa_tensor *got, const nsa_tensor *want, int64_t begin,
-                                 int64_t rows, double floor, nsai_trial_result *result) {
-  double least = floor * floor * (double)(rows * want->shape[2]);
-  for (int64_t h = 0; h < want->shape[1]; h++) {
-    group g = { .worst = -1 };
-    sums unused = { 0 };
-    int finite = 1;
-    for (int64_t r = begin; r < begin + rows && finite; r++)
-      for (int32_t i = 0; i < want->shape[2] && finite; i++) {
-        double x = (double)nsai_trial_load(got, r * got->stride[0] + h * got->stride[1] + i);
-        double y = (double)nsai_trial_load(want, r * want->stride[0] + h * want->stride[1] + i);
-        finite = isfinite(x) && add(&g, &unused, x, y, r, i);
-        if (!finite)
-          nsai_trial_fail(result, "%s row %lld head %lld column %d: got %g, want %g", name,
-                          (long long)r, (long long)h, i, x, y);
+static double element(const nsa_tensor *t, int64_t r, int64_t h, int32_t i) {
+  return (double)nsai_trial_load(t, r * t->stride[0] + h * t->stride[1] + i);
+}
+
+/* Sums one head; returns 0, with the place in `g`, where `got` is not finite. */
+static int add_gradient(const nsai_trial_gradient *x, int64_t h, group *g) {
+  sums unused = { 0 };
+  *g = (group){ .worst = -1 };
+  for (int64_t r = x->begin; r < x->begin + x->rows; r++)
+    for (int32_t i = 0; i < x->want->shape[2]; i++) {
+      double got = element(x->got, r, h, i), want = element(x->want, r, h, i);
+      if (!isfinite(got) || !add(g, &unused, got, want, r, i)) {
+        *g = (group){ .got = got, .want = want, .token = r, .dim = i };
+        return 0;
       }
-    double error = ratio(g.error, fmax(g.norm, least));
-    nsai_trial_record(result, name, error, tolerance.relative);
-    if (error > tolerance.relative)
+      double plain = x->plain ? element(x->plain, r, h, i) - want : 0;
+      g->plain += plain * plain;
+    }
+  return 1;
+}
+
+void nsai_trial_compare_gradient(const nsai_trial_gradient *x, nsai_trial_result *result) {
+  double least = x->floor * x->floor * (double)(x->rows * x->want->shape[2]);
+  for (int64_t h = 0; h < x->want->shape[1]; h++) {
+    group g;
+    int finite = add_gradient(x, h, &g);
+    double norm = fmax(g.norm, least),
+           limit = fmax(x->tolerance.relative, 2 * ratio(g.plain, norm));
+    double error = finite ? ratio(g.error, norm) : INFINITY;
+    /* Recorded as a share of what is allowed here. */
+    nsai_trial_record(result, x->name, error / limit * x->tolerance.relative,
+                      x->tolerance.relative);
+    if (!(error <= limit))
       nsai_trial_fail(result, "%s head %lld rows %lld..: worst row %lld column %d: got %g, want %g",
-                      name, (long long)h, (long long)begin, (long long)g.token, g.dim, g.got,
+                      x->name, (long long)h, (long long)x->begin, (long long)g.token, g.dim, g.got,
                       g.want);
   }
 }

@@ -56,9 +56,16 @@ void nsai_trial_compare_lse(const char *name, const nsa_tensor *got,
 /* Compares the rows [begin, begin + rows) of gradients [.., heads, width], a norm for each head. A norm
  * of the reference below `floor` times that of ones counts as that: what cancels has no relative error.
  */
-void nsai_trial_compare_gradient(const char *name, nsai_trial_tolerance tolerance,
-                                 const nsa_tensor *got, const nsa_tensor *want, int64_t begin,
-                                 int64_t rows, double floor, nsai_trial_result *result);
+typedef struct nsai_trial_gradient {
+  const char *name;
+  nsai_trial_tolerance tolerance;
+  const nsa_tensor *got, *want;
+  const nsa_tensor *plain; /* as in nsai_trial_comparison, or NULL */
+  int64_t begin, rows;
+  double floor;
+} nsai_trial_gradient;
+
+void nsai_trial_compare_gradient(const nsai_trial_gradient *gradient, nsai_trial_result *result);
 
 /* Compares whole tensors of the same shape [rows, heads, width], groups = heads. */
 void nsai_trial_compare_tensors(const char *name, nsai_trial_tolerance tolerance,

@@ -8,36 +8,47 @@
 
 #include "trial/compare.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Unit-variance inputs give terms of about 1 in every gradient. Where they cancel (the dS of a row with
- * one key is 0) the error is measured against this much of them. */
+ * one key is 0) the error is measured against this much of them; dS from outputs that the forward has
+ * rounded is off by more. */
 #define FLOOR 0.01
+#define FLOOR_SAVED 0.2
 
 /* The reference's gradients: f32, contiguous, from the same numbers to add to. */
 typedef struct wanted {
   nsa_tensor slot[NSAI_TRIAL_SLOTS];
+  nsa_tensor
+      plain[NSAI_TRIAL_SLOTS]; /* with what is usually stored rounded as usual; few have it */
 } wanted;
 
 static void wanted_fini(wanted *w) {
-  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) free(w->slot[slot].data);
+  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) {
+    free(w->slot[slot].data);
+    free(w->plain[slot].data);
+  }
+}
+
+/* An f32 tensor like a slot, with its numbers where they are added to. */
+static nsa_status make_like(const nsai_trial_data *d, int slot, nsa_tensor *t) {
+  nsa_tensor view = nsai_trial_data_view(d, slot, NSAI_TRIAL_HOST);
+  *t = view;
+  t->dtype = NSA_F32;
+  t->stride[2] = 1;
+  t->stride[1] = t->shape[2];
+  t->stride[0] = t->shape[1] * t->shape[2];
+  t->data = calloc((size_t)(t->shape[0] * t->stride[0] + 1), sizeof(float));
+  if (!t->data) return nsai_fail_nomem("gradients of the reference", 0);
+  if (d->c->accumulate) nsai_trial_copy_rows(t, &view, 0, t->shape[0]);
+  return NSA_OK;
 }
 
 static nsa_status wanted_init(const nsai_trial_data *d, wanted *w) {
-  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++) {
-    if (!nsai_trial_data_has(d, slot)) continue;
-    nsa_tensor view = nsai_trial_data_view(d, slot, NSAI_TRIAL_HOST);
-    nsa_tensor *t = &w->slot[slot];
-    *t = view;
-    t->dtype = NSA_F32;
-    t->stride[2] = 1;
-    t->stride[1] = t->shape[2];
-    t->stride[0] = t->shape[1] * t->shape[2];
-    t->data = calloc((size_t)(t->shape[0] * t->stride[0] + 1), sizeof(float));
-    if (!t->data) return nsai_fail_nomem("gradients of the reference", 0);
-    if (d->c->accumulate) nsai_trial_copy_rows(t, &view, 0, t->shape[0]);
-  }
+  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++)
+    if (nsai_trial_data_has(d, slot)) NSAI_TRY(make_like(d, slot, &w->slot[slot]));
   return NSA_OK;
 }
 
@@ -53,6 +64,73 @@ static void wanted_grads(const nsai_trial_data *d, const wanted *w, nsa_grads *g
   grads->d_gate.value = w->slot[NSAI_TRIAL_D_GATE_VALUE];
 }
 
+/* Compressed keys or values in the model's dtype, as every implementation keeps them. */
+static nsa_status make_compressed(const nsai_trial_data *d, int32_t dim, nsa_tensor *t) {
+  const nsai_geometry *g = &d->c->geometry;
+  *t = (nsa_tensor){ .shape = { d->blocks, g->kv_heads, dim },
+                     .stride = { (int64_t)g->kv_heads * dim, dim, 1 },
+                     .ndim = 3,
+                     .dtype = g->dtype };
+  t->data = calloc((size_t)(d->blocks * t->stride[0] + 1), sizeof(uint16_t));
+  return t->data ? NSA_OK : nsai_fail_nomem("compressed keys", 0);
+}
+
+/* `rounded` gets compressed keys and values in the model's dtype; they are to be freed. */
+static nsa_status round_compressed(nsai_trial_bench *bench, const nsa_batch *batch,
+                                   nsa_io *rounded) {
+  const nsai_geometry *g = &bench->c->geometry;
+  rounded->kv.k_cmp = rounded->kv.v_cmp = (nsa_tensor){ 0 };
+  NSAI_TRY(make_compressed(&bench->data, g->head_dim_qk, &rounded->kv.k_cmp));
+  NSAI_TRY(make_compressed(&bench->data, g->head_dim_v, &rounded->kv.v_cmp));
+  return nsai_reference_compress(g, batch, rounded, bench->threads);
+}
+
+/* d_q and the gates' from compressed keys that are rounded: what no implementation is better than. */
+static nsa_status plain_rows(nsai_trial_bench *bench, const nsa_batch *batch, const nsa_io *io,
+                             wanted *w) {
+  nsai_trial_data *d = &bench->data;
+  nsai_geometry geometry = bench->c->geometry;
+  bool given = geometry.phi == NSAI_PHI_EXTERNAL;
+  nsa_io rounded = *io;
+  nsa_grads grads = NSA_GRADS_INIT;
+  nsa_status status = NSA_OK;
+  if (!given) NSAI_TRY_TO(done, round_compressed(bench, batch, &rounded));
+  NSAI_TRY_TO(done, make_like(d, NSAI_TRIAL_D_Q, &w->plain[NSAI_TRIAL_D_Q]));
+  NSAI_TRY_TO(done, make_like(d, NSAI_TRIAL_D_GATE_VALUE, &w->plain[NSAI_TRIAL_D_GATE_VALUE]));
+  geometry.phi = NSAI_PHI_EXTERNAL;
+  grads.accumulate = (uint32_t)bench->c->accumulate;
+  grads.d_o = nsai_trial_data_view(d, NSAI_TRIAL_D_O, NSAI_TRIAL_HOST);
+  grads.d_q = w->plain[NSAI_TRIAL_D_Q];
+  grads.d_gate.value = w->plain[NSAI_TRIAL_D_GATE_VALUE];
+  NSAI_TRY_TO(done, nsai_reference_backward(&geometry, bench->c->selection, bench->c->branches,
+                                            batch, &rounded, &grads, bench->threads));
+done:
+  if (!given) free(rounded.kv.k_cmp.data);
+  if (!given) free(rounded.kv.v_cmp.data);
+  return status;
+}
+
+/* A gate's gradient from an output that the forward has rounded, on top of the other error. */
+static void add_saved_gate(const nsai_trial_data *d, int64_t t, int64_t h, int b, wanted *w) {
+  nsa_tensor o = nsai_trial_data_view(d, NSAI_TRIAL_O_BRANCH_IN + b, NSAI_TRIAL_HOST);
+  nsa_tensor d_o = nsai_trial_data_view(d, NSAI_TRIAL_D_O, NSAI_TRIAL_HOST);
+  nsa_tensor *plain = &w->plain[NSAI_TRIAL_D_GATE_VALUE];
+  double terms = 0, rounding = d->c->geometry.dtype == NSA_F16 ? 0x1p-12 : 0x1p-9;
+  for (int64_t e = 0; e < o.shape[2]; e++) {
+    double term = (double)nsai_trial_load(&o, t * o.stride[0] + h * o.stride[1] + e) *
+                  (double)nsai_trial_load(&d_o, t * d_o.stride[0] + h * d_o.stride[1] + e);
+    terms += term * term;
+  }
+  ((float *)plain->data)[t * plain->stride[0] + h * plain->stride[1] + b] +=
+      (float)(sqrt(terms) * rounding);
+}
+
+static void add_saved_gates(const nsai_trial_data *d, wanted *w) {
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    for (int64_t t = 0; t < d->tokens && nsai_trial_data_has(d, NSAI_TRIAL_O_BRANCH_IN + b); t++)
+      for (int64_t h = 0; h < d->c->geometry.heads; h++) add_saved_gate(d, t, h, b, w);
+}
+
 /* Before the run: what the outputs are added to. */
 static nsa_status reference(nsai_trial_bench *bench, wanted *w) {
   nsai_trial_data *d = &bench->data;
@@ -64,8 +142,13 @@ static nsa_status reference(nsai_trial_bench *bench, wanted *w) {
   NSAI_TRY(wanted_init(d, w));
   nsai_trial_data_io(d, NSAI_TRIAL_HOST, &batch, &io);
   wanted_grads(d, w, &grads);
-  return nsai_reference_backward(&bench->c->geometry, bench->c->selection, bench->c->branches,
-                                 nsai_trial_data_batch(d, &batch), &io, &grads, bench->threads);
+  const nsa_batch *given = nsai_trial_data_batch(d, &batch);
+  NSAI_TRY(nsai_reference_backward(&bench->c->geometry, bench->c->selection, bench->c->branches,
+                                   given, &io, &grads, bench->threads));
+  if (bench->c->geometry.phi == NSAI_PHI_EXTERNAL && !bench->c->saved) return NSA_OK;
+  NSAI_TRY(plain_rows(bench, given, &io, w));
+  if (bench->c->saved) add_saved_gates(d, w);
+  return NSA_OK;
 }
 
 /* Rows of a gradient that belong to sequence s. */
@@ -76,21 +159,33 @@ static int64_t rows_of(const nsai_trial_case *c, int slot, int32_t s) {
   return c->kv_len[s];
 }
 
-static void judge(const nsai_trial_bench *bench, const wanted *w, nsai_trial_result *result) {
+/* Whether it is made of dS. */
+static int is_of_scores(int slot) { return slot < NSAI_TRIAL_D_V0 || slot == NSAI_TRIAL_D_K_CMP; }
+
+static void judge_slot(const nsai_trial_bench *bench, const wanted *w, int slot,
+                       nsai_trial_result *result) {
   const nsai_trial_case *c = bench->c;
-  nsai_trial_tolerance tolerance = nsai_trial_tolerance_of(NSAI_TRIAL_GRADIENT, c->geometry.dtype);
-  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++) {
-    if (!nsai_trial_data_has(&bench->data, slot)) continue;
-    nsa_tensor got = nsai_trial_data_view(&bench->data, slot, NSAI_TRIAL_HOST);
-    int64_t begin = 0;
-    for (int32_t s = 0; s < c->num_seqs; begin += rows_of(c, slot, s++))
-      nsai_trial_compare_gradient(nsai_trial_slot_name(slot), tolerance, &got, &w->slot[slot],
-                                  begin, rows_of(c, slot, s), FLOOR, result);
-    if (slot != NSAI_TRIAL_D_K_CMP && slot != NSAI_TRIAL_D_V_CMP) continue;
-    /* Rows that hold no block: exactly as the reference has them, which computes nothing there. */
-    nsai_trial_compare_gradient(nsai_trial_slot_name(slot), (nsai_trial_tolerance){ 0, 0 }, &got,
-                                &w->slot[slot], begin, got.shape[0] - begin, FLOOR, result);
+  nsa_tensor got = nsai_trial_data_view(&bench->data, slot, NSAI_TRIAL_HOST);
+  nsai_trial_gradient x = { .name = nsai_trial_slot_name(slot),
+                            .tolerance =
+                                nsai_trial_tolerance_of(NSAI_TRIAL_GRADIENT, c->geometry.dtype),
+                            .got = &got,
+                            .want = &w->slot[slot],
+                            .plain = w->plain[slot].data ? &w->plain[slot] : NULL,
+                            .floor = c->saved && is_of_scores(slot) ? FLOOR_SAVED : FLOOR };
+  for (int32_t s = 0; s < c->num_seqs; s++) {
+    x.rows = rows_of(c, slot, s);
+    nsai_trial_compare_gradient(&x, result);
+    x.begin += x.rows;
   }
+  if (slot != NSAI_TRIAL_D_K_CMP && slot != NSAI_TRIAL_D_V_CMP) return;
+  x.rows = got.shape[0] - x.begin; /* that hold no block: nothing but one rounding */
+  nsai_trial_compare_gradient(&x, result);
+}
+
+static void judge(const nsai_trial_bench *bench, const wanted *w, nsai_trial_result *result) {
+  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++)
+    if (nsai_trial_data_has(&bench->data, slot)) judge_slot(bench, w, slot, result);
 }
 
 /* Runs again and compares every byte of every output. */
