@@ -110,7 +110,7 @@ static uint32_t rows_shared(const nsai_geometry *m, const rows_tiles *s) {
       tile_bytes(s->wgmma, ROWS, m->head_dim_qk) + tile_bytes(s->wgmma, ROWS, m->head_dim_v);
   uint32_t keys =
       tile_bytes(s->wgmma, s->keys, m->head_dim_qk) + tile_bytes(s->wgmma, s->keys, m->head_dim_v);
-  return rows + (uint32_t)s->stages * keys + 4 * WARPS;
+  return rows + (uint32_t)s->stages * keys + 8 * WARPS;
 }
 
 /* The scores of so many keys fit beside dQ in registers. */
@@ -220,6 +220,7 @@ static void specify_keys(const nsai_problem *p, const nsai_target *t, bool wgmma
                               .shared_bytes = keys_shared(m, &s, use->entries),
                               .tokens = use->entries };
   nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
   add_branches(p, spec);
   nsai_constant_add(spec, "kWgmma", s.wgmma);
   nsai_constant_add(spec, "kKeys", s.keys);

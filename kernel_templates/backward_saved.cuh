@@ -41,8 +41,8 @@ NSAI_DEVICE RowStatistics branch_statistics(const NsaiBackwardSaved &p, int bran
       (const u16 *)p.d_o.data + token * p.d_o.token_stride + head * p.d_o.head_stride);
   // A row without keys, whose gate and dO may be anything.
   if (lse == kMinusInf) return RowStatistics{ kPlusInf, 0.0f, 0.0f, 0.0f };
-  return RowStatistics{ lse * kLog2e, read_gate<Config>(p.gate, p.gate_float, branch, token, head),
-                        inner, 0.0f };
+  return make_statistics<Config>(
+      lse * kLog2e, read_gate<Config>(p.gate, p.gate_float, branch, token, head), inner);
 }
 
 template <class Config> NSAI_DEVICE void save_row(const NsaiBackwardSaved &p) {

@@ -31,6 +31,16 @@ NSAI_DEVICE Chunk load_shared(u32 from_shared) {
   return x;
 }
 
+// 8 bytes of shared memory.
+NSAI_DEVICE uint2 load_shared_pair(u32 from_shared) {
+  uint2 x;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];"
+               : "=r"(x.x), "=r"(x.y)
+               : "r"(from_shared)
+               : "memory");
+  return x;
+}
+
 // 4 bytes of shared memory.
 NSAI_DEVICE u32 load_shared_word(u32 from_shared) {
   u32 x;

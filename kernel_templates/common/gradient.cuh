@@ -23,11 +23,26 @@
 // Of a branch, a token and a query head. Of a row that sees no key: lse +inf, so that every
 // probability is 0, and zeros.
 struct __align__(16) RowStatistics {
-  float lse;   // log2 of the sum of 2^(scale_log2 s)
+  float lse;   // log2 of the sum of 2^(scale_log2 s); of gates that are never negative less log2 g
   float gate;  // g
   float inner; // u, the gradient of g
   float reserved;
 };
+
+// Whether the gates are logits: their sigmoid is never negative, and P' is one exponential.
+template <class Config> constexpr bool kGateInLse = Config::kGate == 2;
+
+// Those of a row that sees keys; `lse` without the gate.
+template <class Config> NSAI_DEVICE RowStatistics make_statistics(float lse, float gate, float inner) {
+  return RowStatistics{ kGateInLse<Config> ? lse - log2_approx(gate) : lse, gate, inner, 0.0f };
+}
+
+// P' = g P of a score.
+template <class Config>
+NSAI_DEVICE float gated_probability(float s, float scale_log2, float lse, float gate) {
+  const float x = exp2_approx(fmaf(s, scale_log2, -lse));
+  return kGateInLse<Config> ? x : x * gate;
+}
 
 constexpr float kPlusInf = __builtin_bit_cast(float, 0x7f800000u);
 

@@ -21,8 +21,8 @@
 // kWgmma   1: products of 64 keys by a warpgroup (sm_90a).
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kKeys, kRows, kWarps, kWgmma, kStages (1, 2), kSplit, kEntries
-//   (0, or most tokens of an item), kThreads, kMinBlocks, kSharedBytes, kBlock (l), kStride (d), kWindow
-//   (w), kSelectBlock (l').
+//   (0, or most tokens of an item), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d),
+//   kWindow (w), kSelectBlock (l').
 #pragma once
 #include "common/block_lists.cuh"
 #include "common/gradient.cuh"
@@ -96,9 +96,10 @@ template <class Config> struct ListRows {
   NSAI_DEVICE u32 seen(int i) const { return pack_seen(0, token(i) + shift + 1, keys); }
 };
 
-// Starts the copies of tile `number` of the rows into a stage; rows behind the last are zeros.
+// Starts the copies of tile `number` of the rows into a stage; rows behind the last are zeros. Returns
+// whether some row of this thread's does not see all kKeys keys.
 template <class Config, class Rows>
-NSAI_DEVICE void load_query_rows(const NsaiBackwardKv &p, const Rows &rows, int head, int count,
+NSAI_DEVICE bool load_query_rows(const NsaiBackwardKv &p, const Rows &rows, int head, int count,
                                  int number, u32 stage) {
   using F = KeysPlan<Config>;
   const int first = number * Config::kRows;
@@ -117,68 +118,107 @@ NSAI_DEVICE void load_query_rows(const NsaiBackwardKv &p, const Rows &rows, int 
                head_of(row) * p.d_o.head_stride;
         return first + row < count;
       });
+  bool masked = false;
   for (int row = threadIdx.x; row < Config::kRows; row += Config::kThreads) {
     const bool present = first + row < count;
     const long long at = statistics_at(Rows::kBranch, p.seq.q_tokens, token_of(row),
                                        Config::kGroup * p.kv_heads, head_of(row));
     copy_async_16(stage + F::kStatistics + 16 * row, (const RowStatistics *)p.statistics + at,
                   present);
-    store_shared_word(stage + F::kSeen + 4 * row,
-                      present ? rows.seen((first + row) / Config::kGroup) : 0u);
+    const u32 seen = present ? rows.seen((first + row) / Config::kGroup) : 0u;
+    store_shared_word(stage + F::kSeen + 4 * row, seen);
+    masked |= seen != (u32)Config::kKeys << 16;
   }
+  return masked;
 }
 
-// P' [16 keys, 8 rows] and dS, in place of S and dU: n8 tile j of the rows.
-NSAI_DEVICE void gradient_of_scores(float (&s)[4], float (&du)[4], u32 sStatistics, u32 sSeen,
-                                    int first_row, int key, float scale_log2) {
+// S [16 keys, 8 rows] of n8 tile j of the rows becomes P'. kMasked 0: every row sees every key.
+template <class Config, bool kMasked>
+NSAI_DEVICE void probabilities(float (&s)[4], u32 stage, int first_row, int key, float scale_log2) {
+  using F = KeysPlan<Config>;
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const int row = first_row + 2 * (threadIdx.x & 3) + c;
-    const Chunk x = load_shared(sStatistics + 16 * row);
-    const u32 seen = load_shared_word(sSeen + 4 * row);
-    const float lse = __uint_as_float(x.w[0]), gate = __uint_as_float(x.w[1]),
-                inner = __uint_as_float(x.w[2]);
+    const uint2 x = load_shared_pair(stage + F::kStatistics + 16 * row); // LSE, gate
+    const u32 seen = kMasked ? load_shared_word(stage + F::kSeen + 4 * row) : 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool sees = key + 8 * r >= (int)(seen & 0xffff) && key + 8 * r < (int)(seen >> 16);
-      const float e = exp2_approx(fmaf(s[2 * r + c], scale_log2, -lse)) * gate;
+      const float e = gated_probability<Config>(s[2 * r + c], scale_log2, __uint_as_float(x.x),
+                                                __uint_as_float(x.y));
+      const bool sees =
+          !kMasked || (key + 8 * r >= (int)(seen & 0xffff) && key + 8 * r < (int)(seen >> 16));
       s[2 * r + c] = sees ? e : 0.0f;
-      du[2 * r + c] = sees ? e * (du[2 * r + c] - inner) : 0.0f;
     }
   }
 }
 
-// The same by the warpgroup's products.
+// dU becomes dS = P' (dU - u).
+template <class Config>
+NSAI_DEVICE void score_gradients(float (&du)[4], const float (&s)[4], u32 stage, int first_row) {
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const int row = first_row + 2 * (threadIdx.x & 3) + c;
+    const float inner = __uint_as_float(
+        load_shared_word(stage + KeysPlan<Config>::kStatistics + 16 * row + 8));
+#pragma unroll
+    for (int r = 0; r < 2; ++r) du[2 * r + c] = s[2 * r + c] * (du[2 * r + c] - inner);
+  }
+}
+
+// All of the tile: s [16 keys, kRows].
+template <class Config, int kN>
+NSAI_DEVICE void all_probabilities(float (&s)[kN][4], u32 stage, bool masked, int key,
+                                   float scale_log2) {
+  if (masked) {
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+      probabilities<Config, true>(s[j], stage, 8 * j, key, scale_log2);
+  } else {
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+      probabilities<Config, false>(s[j], stage, 8 * j, key, scale_log2);
+  }
+}
+
+// One tile of rows into dK (kMakesK) and dV (kMakesV) of 64 keys, by the warpgroup: the exponentials run
+// beside dU, dS beside dV.
 template <class Config, bool kMakesK, bool kMakesV, int kK, int kV>
 NSAI_DEVICE void add_rows_wgmma(float (&dk)[kK][4], float (&dv)[kV][4], u32 base, u32 stage,
-                                float scale_log2) {
+                                bool masked, float scale_log2) {
   using F = KeysPlan<Config>;
   using E = typename Config::Element;
   const int key = (int)(recomputed(threadIdx.x) / 32) * 16 + (int)(threadIdx.x & 31) / 4;
   float s[F::kN][4], du[F::kN][4]; // [64 keys, kRows]
   u32 rP[F::kN / 2][4], rDS[F::kN / 2][4];
+  // One group each: S, dU, dV, dK. A group without products makes ptxas fence it (C7519).
   wgmma_fence();
   start_rows<E, typename F::K, typename F::Q, Config::kHeadDimQk>(s, base + F::kSK,
                                                                   stage + F::kQ);
-  if constexpr (kMakesK)
+  wgmma_commit();
+  if constexpr (kMakesK) {
     start_rows<E, typename F::V, typename F::DO, Config::kHeadDimV>(du, base + F::kSV,
                                                                     stage + F::kDO);
-  wgmma_commit();
-  wgmma_wait<0>();
-  hold(s);
-  if constexpr (kMakesK) hold(du);
-#pragma unroll
-  for (int j = 0; j < F::kN; ++j) {
-    if constexpr (!kMakesK) du[j][0] = du[j][1] = du[j][2] = du[j][3] = 0.0f;
-    gradient_of_scores(s[j], du[j], stage + F::kStatistics, stage + F::kSeen, 8 * j, key,
-                       scale_log2);
+    wgmma_commit();
   }
-  if constexpr (kMakesV) pack_all<E>(rP, s);
-  if constexpr (kMakesK) pack_all<E>(rDS, du);
-  wgmma_fence();
-  if constexpr (kMakesV) start_fragments<E, typename F::DO>(dv, rP, stage + F::kDO);
-  if constexpr (kMakesK) start_fragments<E, typename F::Q>(dk, rDS, stage + F::kQ);
-  wgmma_commit();
+  wgmma_wait<kMakesK ? 1 : 0>();
+  hold(s);
+  all_probabilities<Config>(s, stage, masked, key, scale_log2);
+  if constexpr (kMakesV) {
+    pack_all<E>(rP, s);
+    wgmma_fence();
+    start_fragments<E, typename F::DO>(dv, rP, stage + F::kDO);
+    wgmma_commit();
+  }
+  if constexpr (kMakesK) {
+    wgmma_wait<kMakesV ? 1 : 0>();
+    hold(du);
+#pragma unroll
+    for (int j = 0; j < F::kN; ++j) score_gradients<Config>(du[j], s[j], stage, 8 * j);
+    pack_all<E>(rDS, du);
+    wgmma_fence();
+    start_fragments<E, typename F::Q>(dk, rDS, stage + F::kQ);
+    wgmma_commit();
+  }
   wgmma_wait<0>();
   if constexpr (kMakesV) hold(dv);
   if constexpr (kMakesK) hold(dk);
@@ -187,7 +227,7 @@ NSAI_DEVICE void add_rows_wgmma(float (&dk)[kK][4], float (&dv)[kV][4], u32 base
 // One tile of rows into dK (kMakesK) and dV (kMakesV) of the warp's 16 keys.
 template <class Config, bool kMakesK, bool kMakesV, int kK, int kV>
 NSAI_DEVICE void add_rows_mma(float (&dk)[1][kK][4], float (&dv)[1][kV][4], u32 base, u32 stage,
-                              float scale_log2) {
+                              bool masked, float scale_log2) {
   using F = KeysPlan<Config>;
   using E = typename Config::Element;
   const int warp_key = recomputed(threadIdx.x) / 32 * 16;
@@ -197,11 +237,10 @@ NSAI_DEVICE void add_rows_mma(float (&dk)[1][kK][4], float (&dv)[1][kV][4], u32 
   if constexpr (kMakesK)
     multiply_rows<E, typename F::V, typename F::DO, Config::kHeadDimV>(du, base + F::kSV, warp_key,
                                                                        stage + F::kDO);
+  all_probabilities<Config>(s[0], stage, masked, warp_key + (int)(threadIdx.x & 31) / 4, scale_log2);
+  if constexpr (kMakesK) {
 #pragma unroll
-  for (int j = 0; j < F::kN; ++j) {
-    if constexpr (!kMakesK) du[0][j][0] = du[0][j][1] = du[0][j][2] = du[0][j][3] = 0.0f;
-    gradient_of_scores(s[0][j], du[0][j], stage + F::kStatistics, stage + F::kSeen, 8 * j,
-                       warp_key + (int)(threadIdx.x & 31) / 4, scale_log2);
+    for (int j = 0; j < F::kN; ++j) score_gradients<Config>(du[0][j], s[0][j], stage, 8 * j);
   }
 #pragma unroll
   for (int j = 0; j < F::kN; j += 2) {
@@ -241,22 +280,24 @@ NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, const Ro
   auto stage_at = [&](int number) {
     return base + F::kSStage + (Config::kStages == 2 ? number & 1 : 0) * F::kStageBytes;
   };
-  if (tiles > 0) load_query_rows<Config>(p, rows, head, count, 0, stage_at(0));
+  bool masked = false, next_masked = false; // tile i, and the one behind
+  if (tiles > 0) next_masked = load_query_rows<Config>(p, rows, head, count, 0, stage_at(0));
   copy_async_commit();
   for (int i = 0; i < tiles; ++i) {
+    masked = next_masked;
     if (Config::kStages == 2 && i + 1 < tiles)
-      load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));
+      next_masked = load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));
     copy_async_commit();
     copy_async_wait<1>();
     if constexpr (Config::kWgmma) shared_proxy_fence();
-    __syncthreads(); // tile i is there (and K and V)
+    masked = __syncthreads_or(masked); // tile i is there (and K and V)
     if constexpr (Config::kWgmma)
-      add_rows_wgmma<Config, kMakesK, kMakesV>(dk[0], dv[0], base, stage_at(i), p.scale_log2);
+      add_rows_wgmma<Config, kMakesK, kMakesV>(dk[0], dv[0], base, stage_at(i), masked, p.scale_log2);
     else
-      add_rows_mma<Config, kMakesK, kMakesV>(dk, dv, base, stage_at(i), p.scale_log2);
+      add_rows_mma<Config, kMakesK, kMakesV>(dk, dv, base, stage_at(i), masked, p.scale_log2);
     __syncthreads(); // everyone is done with it
     if (Config::kStages == 1 && i + 1 < tiles)
-      load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));
+      next_masked = load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));
     if (Config::kStages == 1) copy_async_commit();
   }
   copy_async_wait<0>(); // a CTA does not end with copies on their way

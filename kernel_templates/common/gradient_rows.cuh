@@ -14,7 +14,7 @@
 // Keys     in tiles of kKeys: of window and compressed branch the range that the tile's tokens see, of
 //          the selected branch the union of their lists. Which keys a row sees are bits of a word; a
 //          warp leaves out tiles of which its rows see none.
-// Shared   Q [kRows, Dk] | dO [kRows, Dv] | kStages * (K [kKeys, Dk] | V [kKeys, Dv]) | int [kWarps].
+// Shared   Q [kRows, Dk] | dO [kRows, Dv] | kStages * (K [kKeys, Dk] | V [kKeys, Dv]) | int [2, kWarps].
 //          With two stages the next tile is on its way while one is computed.
 // Rows with t < 0 are padding: zeros in the products, and 0 as their gradients.
 //
@@ -49,7 +49,7 @@ template <class Config> struct RowsPlan {
   static constexpr int kSQ = 0, kSDO = kSQ + Q::kBytes, kSStage = kSDO + DO::kBytes;
   static constexpr int kStageBytes = K::kBytes + V::kBytes; // K, then V
   static constexpr int kSNext = kSStage + Config::kStages * kStageBytes;
-  static constexpr int kBytes = kSNext + 4 * Config::kWarps;
+  static constexpr int kBytes = kSNext + 8 * Config::kWarps;
   static_assert(kBytes == Config::kSharedBytes, "the host's formula for shared memory");
   static_assert(!Config::kWgmma || (Config::kRows == 64 && Config::kWarps == 4),
                 "a warpgroup has 64 rows");
@@ -120,7 +120,8 @@ template <class Config> struct ListWalk {
   using F = RowsPlan<Config>;
   const RowTile<Config> &at;
   int first;
-  int *sNext; // [kWarps]
+  int *sNext; // [2, kWarps]: of this turn and the one before, so that one barrier is enough
+  int turn = 0;
   typename F::Cursor cursor[F::kM][2];
 
   NSAI_DEVICE ListWalk(const RowTile<Config> &tile, const NsaiBackwardQ &p, int *next)
@@ -145,12 +146,13 @@ template <class Config> struct ListWalk {
 #pragma unroll
       for (int r = 0; r < 2; ++r) begin = min(begin, cursor[m][r].begin);
     begin = __reduce_min_sync(~0u, begin);
-    if (threadIdx.x % 32 == 0) sNext[threadIdx.x / 32] = begin;
+    int *sTurn = sNext + turn * Config::kWarps;
+    turn ^= 1;
+    if (threadIdx.x % 32 == 0) sTurn[threadIdx.x / 32] = begin;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < Config::kWarps; ++w) begin = min(begin, sNext[w]);
+    for (int w = 0; w < Config::kWarps; ++w) begin = min(begin, sTurn[w]);
     first = begin == F::Cursor::kNever ? kNoTile : begin / Config::kKeys * Config::kKeys;
-    __syncthreads(); // sNext has been read
     return first;
   }
   NSAI_DEVICE int last_key() const { return at.tile.seq.kv_len; }
@@ -191,12 +193,18 @@ template <class Config> struct StatisticsPass {
         inner[m][1] *= factor[1];
       }
 #pragma unroll
-      for (int j = 0; j < F::kN; ++j) {
-        softmax_exponentiate(rows[m], s[m][j], p.scale_log2);
+      for (int j = 0; j < F::kN; ++j) softmax_exponentiate(rows[m], s[m][j], p.scale_log2);
+    }
+    if constexpr (Config::kWgmma) {
+      wgmma_wait<0>();
+      hold(du[0]);
+    }
+#pragma unroll
+    for (int m = 0; m < F::kM; ++m)
+#pragma unroll
+      for (int j = 0; j < F::kN; ++j)
 #pragma unroll
         for (int c = 0; c < 4; ++c) inner[m][c / 2] = fmaf(s[m][j][c], du[m][j][c], inner[m][c / 2]);
-      }
-    }
   }
 
   NSAI_DEVICE void end(const NsaiBackwardQ &p, const RowTile<Config> &at, int branch) {
@@ -210,9 +218,9 @@ template <class Config> struct StatisticsPass {
         if (!at.exists(row) || threadIdx.x % 4) continue;
         RowStatistics x = { kPlusInf, 0.0f, 0.0f, 0.0f };
         if (total > 0.0f) {
-          x.lse = rows[m].reference[r] + log2_approx(total);
-          x.gate = read_gate<Config>(p.gate, p.gate_float, branch, token, head);
-          x.inner = sum / total;
+          x = make_statistics<Config>(rows[m].reference[r] + log2_approx(total),
+                                      read_gate<Config>(p.gate, p.gate_float, branch, token, head),
+                                      sum / total);
         }
         ((RowStatistics *)p.statistics)[statistics_at(branch, p.seq.q_tokens, token, heads, head)] =
             x;
@@ -275,7 +283,11 @@ template <class Config> struct QueryPass {
                         float (&du)[F::kM][F::kN][4], u32 sK) {
     if constexpr (Config::kWgmma) {
 #pragma unroll
-      for (int j = 0; j < F::kN; ++j) score_gradient(p, s[0][j], du[0][j], 0);
+      for (int j = 0; j < F::kN; ++j) probability(p, s[0][j], 0);
+      wgmma_wait<0>();
+      hold(du[0]);
+#pragma unroll
+      for (int j = 0; j < F::kN; ++j) score_gradient(s[0][j], du[0][j], 0);
       u32 rDS[F::kN / 2][4]; // [64, 16 keys] each
       pack_all<E>(rDS, s[0]);
       wgmma_fence();
@@ -289,8 +301,11 @@ template <class Config> struct QueryPass {
         u32 rDS[F::kM][4]; // [16, 16 keys]
 #pragma unroll
         for (int m = 0; m < F::kM; ++m) {
-          score_gradient(p, s[m][j], du[m][j], m);
-          score_gradient(p, s[m][j + 1], du[m][j + 1], m);
+#pragma unroll
+          for (int i = j; i < j + 2; ++i) {
+            probability(p, s[m][i], m);
+            score_gradient(s[m][i], du[m][i], m);
+          }
           softmax_pack<E>(rDS[m], s[m][j], s[m][j + 1]);
         }
         multiply_fragments<E, typename F::K>(dq, rDS, sK, 8 * j);
@@ -298,14 +313,15 @@ template <class Config> struct QueryPass {
     }
   }
 
-  // S becomes dS.
-  NSAI_DEVICE void score_gradient(const NsaiBackwardQ &p, float (&s)[4], const float (&du)[4],
-                                  int m) {
+  // S becomes P', P' becomes dS.
+  NSAI_DEVICE void probability(const NsaiBackwardQ &p, float (&s)[4], int m) {
 #pragma unroll
-    for (int c = 0; c < 4; ++c) {
-      const float x = exp2_approx(fmaf(s[c], p.scale_log2, -lse[m][c / 2]));
-      s[c] = x * gate[m][c / 2] * (du[c] - inner[m][c / 2]);
-    }
+    for (int c = 0; c < 4; ++c)
+      s[c] = gated_probability<Config>(s[c], p.scale_log2, lse[m][c / 2], gate[m][c / 2]);
+  }
+  NSAI_DEVICE void score_gradient(float (&s)[4], const float (&du)[4], int m) {
+#pragma unroll
+    for (int c = 0; c < 4; ++c) s[c] *= du[c] - inner[m][c / 2];
   }
 
   NSAI_DEVICE void end(const NsaiBackwardQ &, const RowTile<Config> &, int) {}
@@ -396,11 +412,11 @@ NSAI_DEVICE void run_branch(const NsaiBackwardQ &p, const RowTile<Config> &at, P
       if constexpr (Config::kWgmma) {
         wgmma_fence();
         start_rows<E, typename F::Q, typename F::K, Config::kHeadDimQk>(s[0], sQ, sK);
+        wgmma_commit();
         start_rows<E, typename F::DO, typename F::V, Config::kHeadDimV>(du[0], sDO, sV);
         wgmma_commit();
-        wgmma_wait<0>();
-        hold(s[0]);
-        hold(du[0]);
+        wgmma_wait<1>();
+        hold(s[0]); // dU is still on its way: the pass waits for it
       } else {
         multiply_rows<E, typename F::Q, typename F::K, Config::kHeadDimQk>(s, sQ, warp_row, sK);
         multiply_rows<E, typename F::DO, typename F::V, Config::kHeadDimV>(du, sDO, warp_row, sV);
