@@ -199,7 +199,9 @@ static uint32_t keys_shared(const nsai_geometry *m, const keys_tiles *s, int32_t
 /* The scores of so many rows fit beside the sums in registers. */
 static keys_tiles choose_keys(const nsai_geometry *m, const nsai_target *t, bool wgmma,
                               const keys_use *use) {
-  int32_t wide = wgmma ? 64 : 32, rows = t->caution ? wide / 2 : wide;
+  int32_t wide = wgmma ? 64 : 32;
+  if (m->head_dim_qk > 192 || m->head_dim_v > 192) wide = 32;
+  int32_t rows = t->caution ? wide / 2 : wide;
   keys_tiles in_order[] = { { wgmma, TILE_KEYS, rows, 2 },
                             { wgmma, TILE_KEYS, rows / 2, 2 },
                             { wgmma, TILE_KEYS, 16, 1 } };
