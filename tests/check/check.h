@@ -24,6 +24,9 @@ nsa_status chk_check_compress(nsai_trial_bench *bench, nsai_trial_result *result
 nsa_status chk_check_select(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_dense(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_backward(nsai_trial_bench *bench, nsai_trial_result *result);
+
+/* Judges the fetched gradients of a case that does not accumulate. */
+nsa_status chk_judge_backward(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_property(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_needle(nsai_trial_bench *bench, nsai_trial_result *result);
 

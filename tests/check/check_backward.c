@@ -138,7 +138,6 @@ static nsa_status reference(nsai_trial_bench *bench, wanted *w) {
   nsa_io io;
   nsa_grads grads;
   if (bench->c->accumulate) NSAI_TRY(nsai_trial_data_begin_sums(d, bench->c->seed));
-  NSAI_TRY(nsai_trial_data_fetch(d));
   NSAI_TRY(wanted_init(d, w));
   nsai_trial_data_io(d, NSAI_TRIAL_HOST, &batch, &io);
   wanted_grads(d, w, &grads);
@@ -208,6 +207,14 @@ static nsa_status again(nsai_trial_bench *bench, nsai_trial_result *result) {
       nsai_trial_fail(result, "run again: %s has other bits", nsai_trial_slot_name(slot));
 done:
   for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) free(before[slot]);
+  return status;
+}
+
+nsa_status chk_judge_backward(nsai_trial_bench *bench, nsai_trial_result *result) {
+  wanted w = { 0 };
+  nsa_status status = reference(bench, &w);
+  if (!status) judge(bench, &w, result);
+  wanted_fini(&w);
   return status;
 }
 

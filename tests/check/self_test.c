@@ -106,7 +106,30 @@ static void spoil_workspace(nsai_trial_bench *bench) {
   poke(bench, (uint8_t *)bench->data.guarded + NSAI_TRIAL_GUARD - 1);
 }
 
+static void spoil_gradient(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_D_K0);
+  for (int64_t row = 0; row < bench->data.kv_tokens; row++)
+    nsai_trial_store(&t, row * t.stride[0] + 3,
+                     1.1f * nsai_trial_load(&t, row * t.stride[0] + 3) + 0.05f);
+}
+
+static void spoil_query_gradient(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_D_Q);
+  nsai_trial_store(&t, (bench->data.tokens - 1) * t.stride[0] + t.stride[1], 3);
+}
+
+static void spoil_gate_gradient(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_D_GATE_VALUE);
+  nsai_trial_store(&t, 7 * t.stride[0], NAN);
+}
+
+static void spoil_gradient_tail(nsai_trial_bench *bench) {
+  nsai_trial_buffer *b = &bench->data.buffer[NSAI_TRIAL_D_V0];
+  b->image[NSAI_TRIAL_GUARD + b->bytes + 5] ^= 1;
+}
+
 #define FEW "fwd:q=300:s32x6+1+2:fill=correlated:seed=3"
+#define BACK "bwd:q=200:s32x6+1+2:seed=3"
 
 static const damage damages[] = {
   { "output", FEW, spoil_output, 0 },
@@ -122,7 +145,17 @@ static const damage damages[] = {
   { "guard behind", FEW, spoil_tail, 1 },
   { "input", FEW, spoil_input, 1 },
   { "workspace's guard", FEW, spoil_workspace, 1 },
+  { "gradient of keys", BACK, spoil_gradient, 0 },
+  { "one element of d_q", BACK, spoil_query_gradient, 0 },
+  { "NaN of a gate's gradient", BACK, spoil_gate_gradient, 0 },
+  { "guard behind a gradient", BACK, spoil_gradient_tail, 1 },
 };
+
+static nsa_status judge(nsai_trial_bench *bench, nsai_trial_truth *truth,
+                        nsai_trial_result *result) {
+  if (bench->c->kind == NSAI_TRIAL_BACKWARD) return chk_judge_backward(bench, result);
+  return nsai_trial_judge_forward(bench, truth, result);
+}
 
 /* Whether the damage is reported; -1 when the case could not run. */
 static int noticed(chk_session *session, const damage *kind, nsai_trial_result *result) {
@@ -136,12 +169,12 @@ static int noticed(chk_session *session, const damage *kind, nsai_trial_result *
   nsa_status status = chk_bench_create(session, &c, &bench);
   if (!status) status = nsai_trial_run_intact(&bench, result);
   /* Unspoiled, everything has to pass: else any damage would seem to be noticed. */
-  if (!status) status = nsai_trial_judge_forward(&bench, &truth, result);
+  if (!status) status = judge(&bench, &truth, result);
   if (!status && result->outcome == NSAI_TRIAL_PASSED) {
     kind->spoil(&bench);
     if (kind->memory)
       seen = nsai_trial_data_damaged(&bench.data) != NULL;
-    else if (!nsai_trial_judge_forward(&bench, &truth, result))
+    else if (!judge(&bench, &truth, result))
       seen = result->outcome == NSAI_TRIAL_FAILED;
   }
   if (status) nsai_trial_fail(result, "%s", nsa_last_error());
