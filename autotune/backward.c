@@ -73,7 +73,7 @@ void nsai_legal_backward_kv_wgmma(const nsai_problem *p, const nsai_target *t,
 
 bool nsai_sensible_backward_wgmma(const nsai_problem *p, const nsai_target *t) {
   (void)p;
-  return t->caution < NSAI_MAX_CAUTION;
+  return !t->caution; /* registers: the portable kernels serve */
 }
 
 /* What the keys of a branch follow from. */
@@ -115,7 +115,7 @@ static uint32_t rows_shared(const nsai_geometry *m, const rows_tiles *s) {
 
 /* The scores of so many keys fit beside dQ in registers. */
 static int32_t choose_row_keys(const nsai_geometry *m, const nsai_target *t, bool wgmma) {
-  if (wgmma) return m->head_dim_qk > 128 || t->caution ? 32 : 64;
+  if (wgmma) return m->head_dim_qk > 128 ? 32 : 64;
   return m->head_dim_qk > 192 || t->caution ? 16 : 32;
 }
 
@@ -200,7 +200,6 @@ static uint32_t keys_shared(const nsai_geometry *m, const keys_tiles *s, int32_t
 static keys_tiles choose_keys(const nsai_geometry *m, const nsai_target *t, bool wgmma,
                               const keys_use *use) {
   int32_t wide = wgmma ? 64 : 32;
-  if (m->head_dim_qk > 192 || m->head_dim_v > 192) wide = 32;
   int32_t rows = t->caution ? wide / 2 : wide;
   keys_tiles in_order[] = { { wgmma, TILE_KEYS, rows, 2 },
                             { wgmma, TILE_KEYS, rows / 2, 2 },
@@ -212,10 +211,13 @@ static keys_tiles choose_keys(const nsai_geometry *m, const nsai_target *t, bool
   return (keys_tiles){ false, 16, 16, 1 };
 }
 
+/* Sums of more columns and the scores of 64 rows spill from the warpgroup's registers. */
+static bool is_wide(const nsai_geometry *m) { return m->head_dim_qk > 192 || m->head_dim_v > 192; }
+
 static void specify_keys(const nsai_problem *p, const nsai_target *t, bool wgmma,
                          const keys_use *use, nsai_kernel_spec *spec) {
   const nsai_geometry *m = &p->model;
-  keys_tiles s = choose_keys(m, t, wgmma && use->keys == TILE_KEYS, use);
+  keys_tiles s = choose_keys(m, t, wgmma && use->keys == TILE_KEYS && !is_wide(m), use);
   *spec = (nsai_kernel_spec){ .entry = use->entry,
                               .dtype = m->dtype,
                               .threads = 2 * s.keys, /* 16 to a warp */
