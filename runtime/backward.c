@@ -19,18 +19,22 @@ typedef struct gradient {
   int64_t shape[NSA_MAX_DIMS];
 } gradient;
 
-/* A group of gradients: "grads.d_kv", and why one of them may not exist. */
-static nsa_status check_group(const nsai_check *check, const char *group, const gradient *all,
-                              size_t count, const char *why) {
+/* What the gradients of a group have in common: "grads.d_kv", and why one of them may not exist. */
+typedef struct gradient_group {
+  const char *name;
+  int types;
+  const char *why;
+} gradient_group;
+
+static nsa_status check_group(const nsai_check *check, const gradient_group *group,
+                              const gradient *all, size_t count) {
   for (size_t i = 0; i < count; i++) {
     char name[40];
-    snprintf(name, sizeof name, "%s.%s", group, all[i].name);
-    nsai_expectation e = { .name = name,
-                           .ndim = all[i].ndim,
-                           .types = NSAI_DTYPE_MODEL | NSAI_DTYPE_F32 };
+    snprintf(name, sizeof name, "%s.%s", group->name, all[i].name);
+    nsai_expectation e = { .name = name, .ndim = all[i].ndim, .types = group->types };
     for (int d = 0; d < all[i].ndim; d++) e.shape[d] = all[i].shape[d];
     if (nsai_present(all[i].tensor) && !all[i].exists)
-      return nsai_fail(NSA_E_ARG, "%s is wanted, but %s: leave it out", name, why);
+      return nsai_fail(NSA_E_ARG, "%s is wanted, but %s: leave it out", name, group->why);
     NSAI_TRY(nsai_expect_optional(check, all[i].tensor, &e));
   }
   return NSA_OK;
@@ -49,15 +53,19 @@ static nsa_status check_kv(const nsai_check *check, const nsa_kv *kv, const nsai
                              { &kv->v[2], "v[2]", nsai_reads_pair(m, 2), 3, { n, g, v } } };
   const gradient entries[] = { { &kv->k_cmp, "k_cmp", external, 3, { c, g, k } },
                                { &kv->v_cmp, "v_cmp", external, 3, { c, g, v } } };
-  NSAI_TRY(check_group(check, "grads.d_kv", pairs, 6,
-                       "the model does not read this pair (model.kv_sharing, compress.phi, "
-                       "select.count, window)"));
-  return check_group(check, "grads.d_kv", entries, 2,
-                     "model.compress.phi is not external: its gradient goes on to the raw tokens");
+  const gradient_group raw = { "grads.d_kv", NSAI_DTYPE_ROWS,
+                               "the model does not read this pair (model.kv_sharing, compress.phi, "
+                               "select.count, window)" };
+  const gradient_group compressed = {
+    "grads.d_kv", NSAI_DTYPE_ROWS,
+    "model.compress.phi is not external: its gradient goes on to the raw tokens"
+  };
+  NSAI_TRY(check_group(check, &raw, pairs, 6));
+  return check_group(check, &compressed, entries, 2);
 }
 
 static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side,
-                                 const char *group, int64_t dim) {
+                                 const char *name, int64_t dim) {
   const nsai_geometry *m = &check->problem->model;
   bool linear = m->phi == NSAI_PHI_LINEAR, mlp = m->phi == NSAI_PHI_MLP;
   int64_t g = m->kv_heads, wide = m->block * dim, h = m->phi_hidden;
@@ -67,8 +75,9 @@ static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *si
                            { &side->b1, "b1", mlp, 2, { g, h } },
                            { &side->w2, "w2", mlp, 3, { g, h, dim } },
                            { &side->b2, "b2", mlp, 2, { g, dim } } };
-  return check_group(check, group, all, sizeof all / sizeof *all,
-                     "model.compress.phi has no such weights");
+  const gradient_group group = { name, NSAI_DTYPE_MODEL | NSAI_DTYPE_F32,
+                                 "model.compress.phi has no such weights" };
+  return check_group(check, &group, all, sizeof all / sizeof *all);
 }
 
 static nsa_status check_gate(const nsai_check *check, const nsa_gate *gate, int64_t tokens) {
@@ -81,8 +90,9 @@ static nsa_status check_gate(const nsai_check *check, const nsa_gate *gate, int6
                            { &gate->b1, "b1", two, 1, { h } },
                            { &gate->w2, "w2", mlp, 2, { h ? h : c, out } },
                            { &gate->b2, "b2", mlp, 1, { out } } };
-  return check_group(check, "grads.d_gate", all, sizeof all / sizeof *all,
-                     "the model does not read it (model.gate)");
+  const gradient_group group = { "grads.d_gate", NSAI_DTYPE_MODEL | NSAI_DTYPE_F32,
+                                 "the model does not read it (model.gate)" };
+  return check_group(check, &group, all, sizeof all / sizeof *all);
 }
 
 nsa_status nsai_check_grads(const nsai_check *check, const nsa_grads *grads,
@@ -95,11 +105,12 @@ nsa_status nsai_check_grads(const nsai_check *check, const nsa_grads *grads,
   if (grads->accumulate > 1)
     return nsai_fail(NSA_E_ARG, "grads.accumulate is %u, expected 0 or 1", grads->accumulate);
   nsai_expectation d_o = {
-    "grads.d_o", 3, { sizes->tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL | NSAI_DTYPE_F32
+    "grads.d_o", 3, { sizes->tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_ROWS
   };
   const gradient q = { &grads->d_q, "d_q", true, 3, { sizes->tokens, m->heads, m->head_dim_qk } };
   NSAI_TRY(nsai_expect(check, &grads->d_o, &d_o));
-  NSAI_TRY(check_group(check, "grads", &q, 1, ""));
+  const gradient_group queries = { "grads", NSAI_DTYPE_ROWS, "" };
+  NSAI_TRY(check_group(check, &queries, &q, 1));
   NSAI_TRY(check_kv(check, &grads->d_kv, sizes));
   NSAI_TRY(check_phi_side(check, &grads->d_phi.k, "grads.d_phi.k", m->head_dim_qk));
   NSAI_TRY(check_phi_side(check, &grads->d_phi.v, "grads.d_phi.v", m->head_dim_v));

@@ -25,7 +25,8 @@ static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t,
                        : e->types & NSAI_DTYPE_MODEL ? dtype_name(model)
                                                      : "f32";
   return nsai_fail(NSA_E_ARG, "%s has dtype %s, expected %s%s", e->name, dtype_name(t->dtype),
-                   wanted, e->types == (NSAI_DTYPE_MODEL | NSAI_DTYPE_F32) ? " or f32" : "");
+                   wanted,
+                   (e->types & NSAI_DTYPE_MODEL) && (e->types & NSAI_DTYPE_F32) ? " or f32" : "");
 }
 
 static nsa_status check_shape(const nsa_tensor *t, const nsai_expectation *e) {
@@ -55,7 +56,8 @@ static nsa_status check_strides(const nsai_check *check, const nsa_tensor *t,
     return nsai_fail(NSA_E_ARG,
                      "%s has stride[%d] = %lld, expected 1: make the last dimension contiguous",
                      e->name, last, (long long)t->stride[last]);
-  bool chunks = check->driver && e->types == NSAI_DTYPE_MODEL;
+  bool rows = e->types == NSAI_DTYPE_ROWS && t->dtype != NSA_F32;
+  bool chunks = check->driver && (e->types == NSAI_DTYPE_MODEL || rows);
   uintptr_t unit = chunks ? 16 : (uintptr_t)dtype_bytes(t->dtype);
   if ((uintptr_t)t->data % unit)
     return nsai_fail(NSA_E_ARG, "%s.data is not aligned to %u bytes", e->name, (unsigned)unit);

@@ -17,6 +17,10 @@ enum { NSAI_DTYPE_MODEL = 1, NSAI_DTYPE_F32 = 2, NSAI_DTYPE_I32 = 4, NSAI_DTYPE_
 /* Operands of products and biases: of the model's dtype, with any strides, which cuBLASLt takes. */
 enum { NSAI_DTYPE_WEIGHT = NSAI_DTYPE_MODEL | 8 };
 
+/* Gradients that kernels read and write in rows: 16-bit ones are subject to what NSAI_DTYPE_MODEL is by
+ * itself. */
+enum { NSAI_DTYPE_ROWS = NSAI_DTYPE_MODEL | NSAI_DTYPE_F32 | 32 };
+
 /* What a tensor must look like. */
 typedef struct nsai_expectation {
   const char *name;

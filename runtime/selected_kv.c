@@ -47,7 +47,7 @@ NsaiInvert nsai_invert_params(const nsai_run *run, const NsaiAttendSelected *s, 
 
 nsa_status nsai_enqueue_invert(const nsai_run *run, NsaiInvert p) {
   int64_t ranges = ceil_div(p.blocks, NSAI_KV_COUNTERS);
-  int64_t heads = FILL_BYTES / (4 * p.entry_capacity);
+  int64_t heads = p.entry_capacity ? FILL_BYTES / (4 * p.entry_capacity) : p.heads;
   NSAI_TRY(launch(run, NSAI_KERNEL_INVERT_COUNT, (int64_t)p.heads * p.parts, ranges, &p));
   NSAI_TRY(launch(run, NSAI_KERNEL_INVERT_SCAN, p.heads, 1, &p));
   if (!heads) heads = 1;

@@ -152,6 +152,75 @@ static void test_gpu(void **state) {
   machine_free(&m);
 }
 
+/* Kernels copy rows of 16-bit tensors in pieces of 16 bytes; f32 ones may lie anywhere. */
+static void test_gpu_alignment(void **state) {
+  (void)state;
+  machine m;
+  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true });
+  toy *t = &m.toy;
+  choose(t);
+  nsa_grads g = make_grads(t, NSA_BF16), floats = make_grads(t, NSA_F32);
+  nsa_tensor *const rows[] = { &g.d_o, &g.d_q, &g.d_kv.k[0], &g.d_kv.v[0] };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    nsa_tensor good = *rows[i];
+    rows[i]->data = (uint16_t *)good.data + 4;
+    refuse(&m, &t->io, &g, ".data is not aligned to 16 bytes");
+    *rows[i] = good;
+    rows[i]->stride[0] += 4;
+    refuse(&m, &t->io, &g, "expected a multiple of 8 elements (16 bytes)");
+    *rows[i] = good;
+  }
+  g.d_gate.value.data = (uint16_t *)g.d_gate.value.data + 1; /* elements of their own */
+  machine_expect("gate", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  floats.d_o = g.d_o;
+  floats.d_q.data = (float *)floats.d_q.data + 1;
+  floats.d_kv.v[0].stride[1] += 1;
+  machine_expect("f32", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &floats), NSA_OK, NULL);
+  machine_free(&m);
+}
+
+/* Keys, and no query that sees them: gradients of 0, lists without entries. */
+static void test_gpu_no_queries(void **state) {
+  (void)state;
+  static const int32_t none[] = { 0, 0 }, keys[] = { 0, 9 };
+  machine m;
+  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true });
+  toy *t = &m.toy;
+  choose(t);
+  nsa_grads g = make_grads(t, NSA_BF16);
+  nsa_tensor *const cut[] = { &t->io.q,
+                              &t->io.o,
+                              &t->io.gate.value,
+                              &t->io.block_idx,
+                              &t->io.o_branch[0],
+                              &t->io.o_branch[1],
+                              &t->io.o_branch[2],
+                              &t->io.lse[0],
+                              &t->io.lse[1],
+                              &t->io.lse[2],
+                              &g.d_o,
+                              &g.d_q,
+                              &g.d_gate.value };
+  for (size_t i = 0; i < sizeof cut / sizeof *cut; i++) cut[i]->shape[0] = 0;
+  t->batch.num_seqs = 1;
+  t->batch.cu_q.data = (void *)(uintptr_t)none;
+  t->batch.cu_kv = t->batch.cu_q;
+  t->batch.cu_kv.data = (void *)(uintptr_t)keys;
+  t->batch.cu_q.shape[0] = t->batch.cu_kv.shape[0] = 2;
+  if (t->batch.cu_blocks.data) t->batch.cu_blocks.shape[0] = 2;
+  fake_cuda_state *record = machine_record();
+  record->launches = 0;
+  machine_expect("good", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  int scans = 0, sums = 0;
+  for (int i = 0; i < record->launches; i++) {
+    scans += !strcmp(record->launch[i].name, "invert_scan");
+    sums += !strcmp(record->launch[i].name, "backward_sum");
+  }
+  assert_int_equal(scans, 1); /* leaves no items */
+  assert_int_equal(sums, 1);
+  machine_free(&m);
+}
+
 /* No plan is made of what has no kernel, and the reason is said. */
 static void test_gpu_refuses(void **state) {
   (void)state;
@@ -183,8 +252,9 @@ static void test_gpu_refuses(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_absent),      cmocka_unit_test(test_each_tensor),
-    cmocka_unit_test(test_arguments),   cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_absent),        cmocka_unit_test(test_each_tensor),
+    cmocka_unit_test(test_arguments),     cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_gpu_alignment), cmocka_unit_test(test_gpu_no_queries),
     cmocka_unit_test(test_gpu_refuses),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
