@@ -18,10 +18,22 @@
  * model's dtype; gradients may be f32. What is beyond that is refused: nsa_query says so, nsa_explain why,
  * and nsa_plan_create returns NSA_E_UNSUPPORTED. Results are the same bits in every run.
  *
- * Nothing but the inputs and block_idx has to be kept from the forward: 4 n Hkv bytes a token. Of a branch
- * whose o_branch and lse are kept, Hq (2 Dv + 4) bytes a token, the GPU need not find out again what they
- * say; its results then have the rounding of o_branch in them, as is usual elsewhere. The workspace of a plan on a GPU holds 48 Hq bytes a token for statistics of the rows, and partial sums of
- * dK and dV of some KV heads at a time, about 1 GB or those of one head.
+ * Nothing but the inputs and block_idx has to be kept from the forward: 4 n Hkv bytes a token. Of a
+ * branch whose o_branch and lse are kept, Hq (2 Dv + 4) bytes a token, the GPU need not find out again
+ * what they say. They are trusted to be this forward's; and d_q, d_k and the gates' gradients then have
+ * the rounding of o_branch in them, as is usual elsewhere.
+ *
+ * The workspace of a plan on a GPU, in bytes, for T query and S KV tokens of B = S / l' + max_seqs blocks:
+ *   48 Hq T                                  statistics of the rows
+ *   12 n Hkv T and some 16 Hkv B             lists of blocks and of tokens
+ *   2 (Dk + Dv) Hkv (S / d + 1)              compressed K and V
+ *   4 (Dk + Dv) x (S + c (S / d + 1) + l' (n T / 1024 + B))   partial sums of dK and dV of x KV heads
+ * The last without S where there is no window, without the last term where nothing is selected; c is 32 or
+ * less, the fewer the longer S is; x is as many as 1 GiB holds, at least one: a head of many large blocks
+ * takes more (nsa_query says how much).
+ *
+ * In fp16 dS = g P (dO . v - u) is rounded to fp16 as it is: it must stay below 65504, and what is below
+ * 6e-8 is lost. Scale the loss.
  */
 #ifndef NSA_BACKWARD_H
 #define NSA_BACKWARD_H
@@ -70,7 +82,9 @@ typedef struct nsa_grads {
  * grads  required.
  *
  * Rows of tensors at or beyond the last sequence's end are neither read nor written. A row with t < 0
- * gets 0 and adds nothing, but its io.gate.x must be finite, as must be every row of d_o with t >= 0.
+ * gets 0 and adds nothing, but its io.gate.x must be finite, as must be every row of d_o with t >= 0, and
+ * q, k and v as in the forward. On a GPU d_o and gradients in 16 bits are aligned to 16 bytes, as are
+ * their strides but for d_gate.value; f32 ones to 4 bytes.
  * On the CPU device the results do not depend on the number of threads.
  *
  * Errors and behaviour as nsa_forward; NSA_E_UNSUPPORTED for d_o in f32 on a GPU. */

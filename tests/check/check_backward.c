@@ -8,15 +8,12 @@
 
 #include "trial/compare.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
 /* Unit-variance inputs give terms of about 1 in every gradient. Where they cancel (the dS of a row with
- * one key is 0) the error is measured against this much of them; dS from outputs that the forward has
- * rounded is off by more. */
+ * one key is 0) the error is measured against this much of them. */
 #define FLOOR 0.01
-#define FLOOR_SAVED 0.2
 
 /* The reference's gradients: f32, contiguous, from the same numbers to add to. */
 typedef struct wanted {
@@ -110,25 +107,14 @@ done:
   return status;
 }
 
-/* A gate's gradient from an output that the forward has rounded, on top of the other error. */
-static void add_saved_gate(const nsai_trial_data *d, int64_t t, int64_t h, int b, wanted *w) {
-  nsa_tensor o = nsai_trial_data_view(d, NSAI_TRIAL_O_BRANCH_IN + b, NSAI_TRIAL_HOST);
-  nsa_tensor d_o = nsai_trial_data_view(d, NSAI_TRIAL_D_O, NSAI_TRIAL_HOST);
-  nsa_tensor *plain = &w->plain[NSAI_TRIAL_D_GATE_VALUE];
-  double terms = 0, rounding = d->c->geometry.dtype == NSA_F16 ? 0x1p-12 : 0x1p-9;
-  for (int64_t e = 0; e < o.shape[2]; e++) {
-    double term = (double)nsai_trial_load(&o, t * o.stride[0] + h * o.stride[1] + e) *
-                  (double)nsai_trial_load(&d_o, t * d_o.stride[0] + h * d_o.stride[1] + e);
-    terms += term * term;
+/* The gradients of keys, exact so far. */
+static nsa_status plain_keys(const nsai_trial_data *d, wanted *w) {
+  for (int slot = NSAI_TRIAL_D_K0; slot <= NSAI_TRIAL_D_K_CMP; slot++) {
+    if (!w->slot[slot].data || (slot >= NSAI_TRIAL_D_V0 && slot < NSAI_TRIAL_D_K_CMP)) continue;
+    NSAI_TRY(make_like(d, slot, &w->plain[slot]));
+    nsai_trial_copy_rows(&w->plain[slot], &w->slot[slot], 0, w->slot[slot].shape[0]);
   }
-  ((float *)plain->data)[t * plain->stride[0] + h * plain->stride[1] + b] +=
-      (float)(sqrt(terms) * rounding);
-}
-
-static void add_saved_gates(const nsai_trial_data *d, wanted *w) {
-  for (int b = 0; b < NSA_BRANCHES; b++)
-    for (int64_t t = 0; t < d->tokens && nsai_trial_data_has(d, NSAI_TRIAL_O_BRANCH_IN + b); t++)
-      for (int64_t h = 0; h < d->c->geometry.heads; h++) add_saved_gate(d, t, h, b, w);
+  return NSA_OK;
 }
 
 /* Before the run: what the outputs are added to. */
@@ -146,8 +132,9 @@ static nsa_status reference(nsai_trial_bench *bench, wanted *w) {
                                    given, &io, &grads, bench->threads));
   if (bench->c->geometry.phi == NSAI_PHI_EXTERNAL && !bench->c->saved) return NSA_OK;
   NSAI_TRY(plain_rows(bench, given, &io, w));
-  if (bench->c->saved) add_saved_gates(d, w);
-  return NSA_OK;
+  if (!bench->c->saved) return NSA_OK;
+  NSAI_TRY(plain_keys(d, w));
+  return chk_add_saved_error(bench, given, &io, w->plain);
 }
 
 /* Rows of a gradient that belong to sequence s. */
@@ -157,9 +144,6 @@ static int64_t rows_of(const nsai_trial_case *c, int slot, int32_t s) {
     return nsai_block_count(&c->geometry, c->kv_len[s]);
   return c->kv_len[s];
 }
-
-/* Whether it is made of dS. */
-static int is_of_scores(int slot) { return slot < NSAI_TRIAL_D_V0 || slot == NSAI_TRIAL_D_K_CMP; }
 
 static void judge_slot(const nsai_trial_bench *bench, const wanted *w, int slot,
                        nsai_trial_result *result) {
@@ -171,7 +155,7 @@ static void judge_slot(const nsai_trial_bench *bench, const wanted *w, int slot,
                             .got = &got,
                             .want = &w->slot[slot],
                             .plain = w->plain[slot].data ? &w->plain[slot] : NULL,
-                            .floor = c->saved && is_of_scores(slot) ? FLOOR_SAVED : FLOOR };
+                            .floor = FLOOR };
   for (int32_t s = 0; s < c->num_seqs; s++) {
     x.rows = rows_of(c, slot, s);
     nsai_trial_compare_gradient(&x, result);
