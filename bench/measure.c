@@ -246,7 +246,8 @@ nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
     NSAI_TRY_TO(done, chk_time_plan(rig->session, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
   if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &bench, p));
   for (int part = BENCH_BACKWARD; part <= BENCH_BACKWARD_SAVED; part++)
-    if (parts >> part & 1) NSAI_TRY_TO(done, time_backward(rig, &bench, (bench_part)part, p));
+    if (parts >> part & 1 && time_backward(rig, &bench, (bench_part)part, p))
+      note_error(&p->part[part]);
   nsai_trial_data_drop_optional(&bench.data);
   NSAI_TRY_TO(done, time_forward(rig, &bench, parts, p));
   if (parts >> BENCH_DENSE & 1) NSAI_TRY_TO(done, time_dense(rig, &bench, BENCH_DENSE, p));
