@@ -151,6 +151,7 @@ static int parse_named(const char *name, const char *value, nsai_trial_case *c, 
   if (!strcmp(name, "seed")) return sscanf(value, "%" SCNu64, &c->seed) == 1 ? 0 : -1;
   if (!strcmp(name, "slack")) return sscanf(value, "%" SCNd64, &c->slack) == 1 ? 0 : -1;
   if (!strcmp(name, "branches")) return sscanf(value, "%u", &c->branches) == 1 ? 0 : -1;
+  if (!strcmp(name, "wanted")) return sscanf(value, "%u", &c->wanted) == 1 ? 0 : -1;
   if (!strcmp(name, "scale")) return sscanf(value, "%f", &c->softmax_scale) == 1 ? 0 : -1;
   return -1;
 }
@@ -168,7 +169,8 @@ static int parse_bare(const char *field, nsai_trial_case *c) {
                 { "lists", offsetof(nsai_trial_case, lists) },
                 { "f32grads", offsetof(nsai_trial_case, grads_f32) },
                 { "accumulate", offsetof(nsai_trial_case, accumulate) },
-                { "saved", offsetof(nsai_trial_case, saved) } };
+                { "saved", offsetof(nsai_trial_case, saved) },
+                { "mma", offsetof(nsai_trial_case, mma) } };
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
     if (!strcmp(field, flags[i].name)) {
       *(int32_t *)((char *)c + flags[i].offset) = 1;
@@ -291,5 +293,7 @@ void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size) {
   if (c->grads_f32) fprintf(out, ":f32grads");
   if (c->accumulate) fprintf(out, ":accumulate");
   if (c->saved) fprintf(out, ":saved");
+  if (c->mma) fprintf(out, ":mma");
+  if (c->wanted) fprintf(out, ":wanted=%u", c->wanted);
   fclose(out);
 }

@@ -13,7 +13,7 @@
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
  * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen), f32grads,
- * accumulate and saved (bwd).
+ * accumulate, saved, mma and wanted=MASK (bwd).
  */
 #ifndef NSAI_TRIAL_CASE_H
 #define NSAI_TRIAL_CASE_H
@@ -75,6 +75,8 @@ typedef struct nsai_trial_case {
   int32_t lists;      /* selected: by attend_selected_mma, never by dense attention */
   int32_t grads_f32;  /* bwd: gradients in f32 */
   int32_t saved;      /* bwd: 1: with the forward's o_branch, lse, k_cmp; 2: with room for them */
+  int32_t mma;        /* bwd: by the portable variants */
+  uint32_t wanted;    /* bwd: gradients as bits: 1 d_q, 2 d_k, 4 d_v, 8 d_gate; 0: all */
   int32_t accumulate; /* bwd: added to what the outputs hold */
   uint32_t branches;  /* exec.branches; 0: all */
   float softmax_scale;

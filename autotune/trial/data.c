@@ -270,8 +270,20 @@ static void declare_outputs(nsai_trial_data *d) {
   }
 }
 
+/* The bit of a gradient in the case's `wanted`. */
+static uint32_t wanted_bit(int slot) {
+  if (slot == NSAI_TRIAL_D_Q) return 1;
+  if (slot == NSAI_TRIAL_D_GATE_VALUE) return 8;
+  return slot < NSAI_TRIAL_D_V0 || slot == NSAI_TRIAL_D_K_CMP ? 2 : 4;
+}
+
+static bool wants(const nsai_trial_data *d, int slot) {
+  return !d->c->wanted || (d->c->wanted & wanted_bit(slot));
+}
+
 static void declare_gradient(nsai_trial_data *d, int slot, int64_t rows, int64_t heads,
                              int64_t width) {
+  if (!wants(d, slot)) return;
   int32_t dtype = d->c->grads_f32 ? NSA_F32 : d->c->geometry.dtype;
   declare3(d, slot, dtype, (int64_t[3]){ rows, heads, width }, dtype == NSA_F32 ? 1 : HALF_STEP);
 }
@@ -300,7 +312,7 @@ static void declare_gradients(nsai_trial_data *d) {
     declare_gradient(d, NSAI_TRIAL_D_K_CMP, rows, g->kv_heads, g->head_dim_qk);
     declare_gradient(d, NSAI_TRIAL_D_V_CMP, rows, g->kv_heads, g->head_dim_v);
   }
-  if (g->gate == NSAI_GATE_MLP) return;
+  if (g->gate == NSAI_GATE_MLP || !wants(d, NSAI_TRIAL_D_GATE_VALUE)) return;
   int64_t gates[3] = { d->token_capacity, g->heads, NSA_BRANCHES };
   declare(d, NSAI_TRIAL_D_GATE_VALUE, d->c->grads_f32 ? NSA_F32 : g->dtype, 3, gates);
 }

@@ -100,6 +100,10 @@ const char *const chk_fixed_cases[] = {
   "bwd:branches=2:q=300:kv=branches", "bwd:branches=5:q=300", "bwd:phi=external:q=200,20,77",
   "bwd:phi=external:branches=6:q=90:slack=50:f32grads", "bwd:sel=blocks:q=300,44",
   "bwd:sel=blocks.shared:h6/3:q=300", "bwd:q=700:fill=correlated:l64/8", "bwd:q=300:scale=0.3",
+  "bwd:h16/1:d128/128:s64x6+1+2:w100:q=300,33:mma", "bwd:d192/128:q=300:mma",
+  "bwd:d256/200:q=130:mma", "bwd:q=200:wanted=1", "bwd:q=200:wanted=2",
+  "bwd:q=200:wanted=4:phi=external", "bwd:q=200:wanted=8:saved",
+  "bwd:q=200:wanted=10:kv=branches:saved", "bwd:q=0:kv=9",
   "bwd:h16/1:d128/128:s64x6+1+2:w100:q=300,33:saved",
   "bwd:q=0,5,130:kv=9,0,130:slack=9:layout=strided:saved", "bwd:q=40:kv=9:saved:accumulate",
   "bwd:branches=6:q=200:saved:f32grads:gate=weights", "bwd:branches=1:q=200:saved:kv=branches",
@@ -225,6 +229,8 @@ static void random_backward(nsai_trial_random *random, nsai_trial_case *c) {
   c->grads_f32 = (int32_t)nsai_trial_pick(random, 0, 1);
   c->accumulate = nsai_trial_pick(random, 0, 2) == 0;
   c->saved = nsai_trial_pick(random, 0, 2) == 0;
+  c->mma = nsai_trial_pick(random, 0, 3) == 0;
+  if (nsai_trial_pick(random, 0, 3) == 0) c->wanted = (uint32_t)nsai_trial_pick(random, 1, 15);
 }
 
 void chk_case_random(uint64_t seed, int64_t number, nsai_trial_case *c) {

@@ -31,6 +31,7 @@ static void wanted_fini(wanted *w) {
 
 /* An f32 tensor like a slot, with its numbers where they are added to. */
 static nsa_status make_like(const nsai_trial_data *d, int slot, nsa_tensor *t) {
+  if (!nsai_trial_data_has(d, slot)) return NSA_OK;
   nsa_tensor view = nsai_trial_data_view(d, slot, NSAI_TRIAL_HOST);
   *t = view;
   t->dtype = NSA_F32;

@@ -39,8 +39,9 @@ static double at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i) {
   return (double)nsai_trial_load(t, row * t->stride[0] + head * t->stride[1] + i);
 }
 
+/* An absent tensor is fine. */
 static void add(nsa_tensor *t, int64_t row, int64_t head, int64_t i, double x) {
-  ((float *)t->data)[row * t->stride[0] + head * t->stride[1] + i] += (float)x;
+  if (t->data) ((float *)t->data)[row * t->stride[0] + head * t->stride[1] + i] += (float)x;
 }
 
 static int has(const saved_error *e, int b) {

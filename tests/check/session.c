@@ -118,6 +118,9 @@ char *chk_session_yaml(const chk_session *session, const nsai_trial_case *c) {
     fprintf(out, "  cache_dir: \"%s\"\n", session->options.cache_dir);
   else
     fprintf(out, "  cache_mode: off\n");
+  if (c->mma)
+    fprintf(out, "variants:\n  force:\n    backward_q: backward_q_mma\n"
+                 "    backward_kv: backward_kv_mma\n");
   if (c->gemm) fprintf(out, "variants:\n  force:\n    dense: sdpa_gemm\n");
   if (c->lists) fprintf(out, "variants:\n  force:\n    attend_selected: attend_selected_mma\n");
   fclose(out);
