@@ -37,6 +37,36 @@ typedef struct NsaiSequences {
   int max_kv_len; /* the plan's: longer sequences are cut, so that no row of importance is outgrown */
 } NsaiSequences;
 
+/* K, V or compressed entries of a cache: [pages, rows of a page, Hkv, dim]; of rings and of caches
+ * without pages [rows, tokens, Hkv, dim]. The last stride is 1. */
+typedef struct NsaiCacheTensor {
+  void *data;
+  long long page_stride;
+  long long row_stride;
+  long long head_stride;
+} NsaiCacheTensor;
+
+/* One pair of a cache. */
+typedef struct NsaiCachePair {
+  NsaiCacheTensor k, v;
+  int ring; /* tokens of a row where the pair lies in rings; 0: it does not */
+  int reserved;
+} NsaiCachePair;
+
+/* How new tokens fall into the sequences of a cache, and where these lie: common/cached.cuh. */
+typedef struct NsaiCacheBatch {
+  const int *cu_q;        /* [num_seqs + 1]; NULL: every sequence has q_each new tokens */
+  const int *kv_len;      /* [num_seqs]: tokens, the new ones included; 0: a padded row */
+  const int *pages;       /* the lists of pages, one sequence behind the other; NULL: no pages */
+  const int *page_starts; /* [num_seqs + 1]: where each begins; NULL: page_list_stride apart */
+  const int *slots;       /* [num_seqs]: rows of rings and caches without pages; NULL: row s */
+  long long page_list_stride; /* ints */
+  int num_seqs;
+  int q_tokens; /* rows of q, or new tokens */
+  int q_each;
+  int max_kv_len; /* as in NsaiSequences */
+} NsaiCacheBatch;
+
 /* What an attention kernel does with its branch's normalised output O_b, see common/epilogue.cuh:
  *   o_branch = O_b;  lse = log sum exp;  sum = gate_b * O_b (+ partial when add_partial);
  *   o = sum, rounded once, when o.data; else partial = sum. */
@@ -301,6 +331,9 @@ typedef struct NsaiCausalSoftmax {
 #endif
 NSAI_SIZE_IS(NsaiView, 24);
 NSAI_SIZE_IS(NsaiSequences, 40);
+NSAI_SIZE_IS(NsaiCacheTensor, 32);
+NSAI_SIZE_IS(NsaiCachePair, 72);
+NSAI_SIZE_IS(NsaiCacheBatch, 64);
 NSAI_SIZE_IS(NsaiEpilogue, 128);
 NSAI_SIZE_IS(NsaiAttend, 256);
 NSAI_SIZE_IS(NsaiTensorMap, 128);
