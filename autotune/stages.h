@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * What the files of the stages (attend.c, attend_wgmma.c, onepass.c, selected_hopper.c,
- * selected_kv.c, selection.c, compress.c) give to the variant table.
+ * selected_kv.c, selection.c, compress.c, decode.c) give to the variant table.
  */
 #ifndef NSAI_STAGES_H
 #define NSAI_STAGES_H
@@ -102,6 +102,8 @@ NSAI_VARIANT_FUNCTIONS(attend_window_mma);
 NSAI_VARIANT_FUNCTIONS(dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
+NSAI_VARIANT_FUNCTIONS(append_mean);
+NSAI_VARIANT_FUNCTIONS(decode_mma);
 
 bool nsai_sensible_flash_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *);
@@ -113,7 +115,7 @@ bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
     nsai_space_union, nsai_space_selected_tma, nsai_space_selected_wgmma,
     nsai_space_selected_window_tma, nsai_space_importance, nsai_space_select,
-    nsai_space_selected_kv;
+    nsai_space_selected_kv, nsai_space_decode;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */

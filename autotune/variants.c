@@ -17,6 +17,8 @@
 bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   const nsai_geometry *m = &p->model;
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
+  if (p->op == NSA_OP_APPEND) return stage == NSAI_STAGE_APPEND;
+  if (p->op == NSA_OP_DECODE) return stage == NSAI_STAGE_DECODE;
   switch (stage) {
   case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL;
   case NSAI_STAGE_ATTEND_COMPRESSED: return true;
@@ -26,6 +28,8 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_ATTEND_SELECTED: return m->select_count > 0;
   case NSAI_STAGE_ATTEND_WINDOW: return m->window > 0;
   case NSAI_STAGE_DENSE:
+  case NSAI_STAGE_APPEND:
+  case NSAI_STAGE_DECODE:
   case NSAI_STAGE_COUNT: return false;
   }
   return false;
@@ -365,7 +369,7 @@ nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *
   return (nsai_candidate){ 0 };
 }
 
-/* No kernel reads a cache or computes gradients yet. */
+/* No kernel prefills from a cache or computes gradients yet. */
 static nsa_status refuse_op(const nsai_problem *problem, const nsai_target *target,
                             nsai_writer *explain) {
   const char *remedy =
@@ -396,7 +400,8 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
       take_chosen(&c, (nsai_stage)s);
   }
   out->scratch_bytes = scratch_of(out, target);
-  if (complete && problem->model.gate == NSAI_GATE_MLP && problem->op == NSA_OP_FORWARD)
+  bool gates = problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DECODE;
+  if (complete && problem->model.gate == NSAI_GATE_MLP && gates)
     nsai_specify_gate(problem, out->specs);
   if (complete) return NSA_OK;
   return nsai_fail(NSA_E_UNSUPPORTED, "no variant can serve a stage of this problem on %s:\n%s",

@@ -277,6 +277,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   FORCE(NSAI_STAGE_ATTEND_SELECTED, "attend_selected"),
   FORCE(NSAI_STAGE_ATTEND_WINDOW, "attend_window"),
   FORCE(NSAI_STAGE_DENSE, "dense"),
+  FORCE(NSAI_STAGE_APPEND, "append"),
+  FORCE(NSAI_STAGE_DECODE, "decode"),
 #undef FORCE
   [NSAI_KEY_DISABLE] = { "variants.disable", NSAI_TYPE_GLOBS, AT(variants.disable), 0, 0, 0, NULL,
                          "[]", "variants that are never chosen: globs over stage.variant" },

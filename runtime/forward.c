@@ -61,7 +61,7 @@ int64_t nsai_compressed_rows(const nsai_run *run) {
   return run->sizes.kv_tokens / run->plan->problem.model.stride + 1;
 }
 
-static float scale_log2(const nsai_run *run) {
+float nsai_scale_log2(const nsai_run *run) {
   double scale = run->io->softmax_scale > 0
                      ? (double)run->io->softmax_scale
                      : 1.0 / sqrt((double)run->plan->problem.model.head_dim_qk);
@@ -195,7 +195,7 @@ static bool runs_after(const nsai_run *run, int branch) {
   return false;
 }
 
-static void set_gate(const nsai_run *run, NsaiEpilogue *out) {
+void nsai_set_gate(const nsai_run *run, NsaiEpilogue *out) {
   const nsai_geometry *m = &run->plan->problem.model;
   if (m->gate == NSAI_GATE_MLP) {
     out->gate = nsai_piece_view(run, run->plan->layout.gate_logits, m->heads, 3);
@@ -212,7 +212,7 @@ static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
   out.lse = lse.data;
   out.lse_token_stride = lse.stride[0];
   out.lse_head_stride = lse.stride[1];
-  set_gate(run, &out);
+  nsai_set_gate(run, &out);
   if (!has_branch(run, branch)) return out; /* only its LSE is wanted, by the selection */
   if (nsai_present(&run->io->o_branch[branch]))
     out.o_branch = nsai_view(&run->io->o_branch[branch]);
@@ -233,7 +233,7 @@ static NsaiAttend attend_params(const nsai_run *run, int branch, nsai_role role)
                        .k = nsai_view(&run->io->kv.k[source]),
                        .v = nsai_view(&run->io->kv.v[source]),
                        .out = branch_epilogue(run, branch),
-                       .scale_log2 = scale_log2(run),
+                       .scale_log2 = nsai_scale_log2(run),
                        .kv_heads = run->plan->problem.model.kv_heads,
                        .tiles = (int)grid_tiles(run, role) };
 }
@@ -249,7 +249,7 @@ static NsaiAttend compressed_params(const nsai_run *run) {
                        .k = nsai_compressed_view(run, 0),
                        .v = nsai_compressed_view(run, 1),
                        .out = branch_epilogue(run, NSA_CMP),
-                       .scale_log2 = scale_log2(run),
+                       .scale_log2 = nsai_scale_log2(run),
                        .kv_heads = run->plan->problem.model.kv_heads,
                        .tiles = (int)grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED),
                        .early = is_behind(run, NSAI_KERNEL_ATTEND_WINDOW) };
@@ -282,12 +282,11 @@ static NsaiImportance importance_params(const nsai_run *run) {
                            .lse = lse.data,
                            .lse_token_stride = lse.stride[0],
                            .lse_head_stride = lse.stride[1],
-                           .scale_log2 = scale_log2(run),
+                           .scale_log2 = nsai_scale_log2(run),
                            .kv_heads = run->plan->problem.model.kv_heads };
 }
 
-/* Where the top-n goes: the caller's tensor, or the workspace. */
-static nsa_tensor index_tensor(const nsai_run *run) {
+nsa_tensor nsai_index_tensor(const nsai_run *run) {
   const nsai_geometry *m = &run->plan->problem.model;
   if (nsai_present(&run->io->block_idx)) return run->io->block_idx;
   return (nsa_tensor){ .data = nsai_piece_at(run, run->plan->layout.idx),
@@ -313,7 +312,7 @@ static nsa_status attend_compressed_topn(const nsai_run *run) {
     .scratch_bytes = (long long)choice->specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes
   };
   if (selects(run)) {
-    nsa_tensor idx = index_tensor(run);
+    nsa_tensor idx = nsai_index_tensor(run);
     p.idx = idx.data;
     p.idx_token_stride = idx.stride[0];
     p.idx_head_stride = idx.stride[1];
@@ -324,7 +323,7 @@ static nsa_status attend_compressed_topn(const nsai_run *run) {
 
 static nsa_status select_tokens(const nsai_run *run, const nsa_tensor *importance, int64_t begin,
                                 int64_t end) {
-  nsa_tensor idx = index_tensor(run);
+  nsa_tensor idx = nsai_index_tensor(run);
   NsaiSelect p = { .seq = nsai_run_sequences(run),
                    .importance = importance->data,
                    .importance_token_stride = importance->stride[0],
@@ -424,7 +423,7 @@ static NsaiAttendSelected selected_params(const nsai_run *run) {
 /* Sets the lists: the library's own, or those that come of sorting the caller's. */
 static nsa_status find_lists(const nsai_run *run, NsaiAttendSelected *p) {
   if (run->plan->problem.selection != NSA_SELECT_OWN) return sort_selection(run, p);
-  nsa_tensor idx = index_tensor(run);
+  nsa_tensor idx = nsai_index_tensor(run);
   p->lists = idx.data;
   p->list_token_stride = idx.stride[0];
   p->list_head_stride = idx.stride[1];
@@ -562,7 +561,7 @@ static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, i
   nsai_gemm_operands second = { probs, v, o, gemm_workspace, run->queue->stream };
   NsaiCausalSoftmax softmax = { .scores = scores,
                                 .probs = probs,
-                                .scale_log2 = scale_log2(run),
+                                .scale_log2 = nsai_scale_log2(run),
                                 .heads = heads,
                                 .rows = (int)rows,
                                 .keys = (int)pitch,
@@ -605,7 +604,7 @@ static nsa_status enqueue_dense(const nsai_run *run) {
                    .k = nsai_view(&run->io->kv.k[0]),
                    .v = nsai_view(&run->io->kv.v[0]),
                    .out = out,
-                   .scale_log2 = scale_log2(run),
+                   .scale_log2 = nsai_scale_log2(run),
                    .kv_heads = run->plan->problem.model.kv_heads,
                    .tiles = (int)grid_tiles(run, NSAI_KERNEL_DENSE) };
   return launch_attend(run, NSAI_KERNEL_DENSE, &p, run->sizes.kv_tokens);

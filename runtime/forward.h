@@ -49,6 +49,13 @@ NsaiView nsai_view(const nsa_tensor *tensor);
 /* A contiguous one in the workspace. */
 NsaiView nsai_piece_view(const nsai_run *run, nsai_piece piece, int64_t heads, int64_t dim);
 
+/* The scale of the softmax, for powers of two. */
+float nsai_scale_log2(const nsai_run *run);
+/* Where the gates lie; all but the branch. */
+void nsai_set_gate(const nsai_run *run, NsaiEpilogue *out);
+/* Where the top-n goes: the caller's tensor, or the workspace. */
+nsa_tensor nsai_index_tensor(const nsai_run *run);
+
 /* Where this run's compressed keys (side 0) or values (side 1) lie, and the sequences as compressed
  * storage sees them. */
 NsaiView nsai_compressed_view(const nsai_run *run, int side);
@@ -58,6 +65,10 @@ int64_t nsai_compressed_rows(const nsai_run *run);
 
 /* selected_kv.c: the selected branch by attend_selected_kv; `selected` with its lists. */
 nsa_status nsai_enqueue_selected_kv(const nsai_run *run, const NsaiAttendSelected *selected);
+
+/* decode.c: nsa_decode, and nsa_kv_append. */
+nsa_status nsai_enqueue_decode(const nsai_run *run);
+nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh);
 
 /* phi.c: the products. */
 nsa_status nsai_enqueue_phi(const nsai_run *run);

@@ -43,6 +43,12 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
 
 /* Whether there are kernels for the operation; the others run on the CPU device alone. */
 static inline bool nsai_problem_has_kernels(const nsai_problem *problem) {
+  return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DENSE ||
+         problem->op == NSA_OP_DECODE || problem->op == NSA_OP_APPEND;
+}
+
+/* Whether the tuner has inputs for the operation. */
+static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
   return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DENSE;
 }
 

@@ -245,6 +245,52 @@ typedef struct NsaiImportance {
                 */
 } NsaiImportance;
 
+/* Partial results of one decode kernel, f32: of every (unit, part, row) the unnormalised O and the
+ * reference and sum of its softmax; a sum of 0 says that O was not written. */
+typedef struct NsaiDecodeParts {
+  float *o;     /* [units, parts, rows, Dv] */
+  float *stats; /* [units, parts, rows, 2] */
+  int parts;
+  int least; /* decode_scan: fewest quanta of keys that a team takes, where there are as many */
+} NsaiDecodeParts;
+
+/* decode_scan, decode_select, decode_attend, decode_combine: common/decode.cuh. */
+typedef struct NsaiDecode {
+  NsaiCacheBatch batch;
+  NsaiView q;
+  NsaiCachePair entries;  /* compressed */
+  NsaiCachePair selected; /* raw tokens, as that branch has them */
+  NsaiCachePair window;
+  NsaiEpilogue out[3];  /* of each branch: lse, o_branch and the gate; o lies in the first */
+  NsaiDecodeParts scan; /* units: (tile of tokens, KV head), rows: kScanRows */
+  NsaiDecodeParts
+      attend;    /* units: (token, KV head), rows: kGroup; parts of the window come first */
+  float *pooled; /* f32 [scan's units, pooled_blocks, kScanRows], log2 */
+  float *spills; /* f32 [scan's units, scan.parts, teams, kScanRows], log2 */
+  int *idx;      /* [T, Hkv, n] ascending, then -1 */
+  long long idx_token_stride;
+  long long idx_head_stride;
+  float scale_log2;
+  int kv_heads;
+  int tiles; /* of tokens, of decode_scan */
+  int pooled_blocks;
+  int window_parts; /* of attend.parts */
+  int branches;     /* bit b: branch b counts */
+  int row_warps;    /* decode_combine: 1, 2 or 4 warps share a row's parts */
+  int reserved;
+} NsaiDecode;
+
+/* kv_append: new tokens, and the compressed entries that they complete. */
+typedef struct NsaiAppend {
+  NsaiCacheBatch batch;
+  const long long *slot_mapping; /* [T]; -1: the token is not written; NULL: all are */
+  NsaiCachePair cache[3];        /* of which the model reads some: pairs */
+  NsaiView k[3], v[3];           /* the new tokens of each */
+  NsaiCachePair entries;
+  int kv_heads;
+  int pairs; /* bit i: pair i is written */
+} NsaiAppend;
+
 /* select: top-n by importance, with forced blocks. */
 typedef struct NsaiSelect {
   NsaiSequences seq;
@@ -347,6 +393,9 @@ NSAI_SIZE_IS(NsaiInvert, 152);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
 NSAI_SIZE_IS(NsaiImportance, 168);
+NSAI_SIZE_IS(NsaiDecodeParts, 24);
+NSAI_SIZE_IS(NsaiDecode, 808);
+NSAI_SIZE_IS(NsaiAppend, 512);
 NSAI_SIZE_IS(NsaiSelect, 104);
 NSAI_SIZE_IS(NsaiSortSelection, 88);
 NSAI_SIZE_IS(NsaiCompress, 144);
