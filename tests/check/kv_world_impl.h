@@ -1,0 +1,86 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A world of kv_world.h between its two files: memory and walk, and what is compared.
+ */
+#ifndef CHK_KV_WORLD_IMPL_H
+#define CHK_KV_WORLD_IMPL_H
+
+#include "kv_world.h"
+
+enum {
+  CHK_KV_K,
+  CHK_KV_V = CHK_KV_K + NSA_BRANCHES,
+  CHK_KV_K_CMP = CHK_KV_V + NSA_BRANCHES,
+  CHK_KV_V_CMP,
+  CHK_KV_CU_Q, /* from here on: what a call brings */
+  CHK_KV_LEN,
+  CHK_KV_TABLE,
+  CHK_KV_STARTS,
+  CHK_KV_LISTS,
+  CHK_KV_SLOTS,
+  CHK_KV_MAPPING,
+  CHK_KV_Q,
+  CHK_KV_GATE,
+  CHK_KV_FRESH_K,
+  CHK_KV_FRESH_V = CHK_KV_FRESH_K + NSA_BRANCHES,
+  CHK_KV_FIRST_OUTPUT = CHK_KV_FRESH_V + NSA_BRANCHES,
+  CHK_KV_O = CHK_KV_FIRST_OUTPUT,
+  CHK_KV_IDX,
+  CHK_KV_LSE,
+  CHK_KV_O_BRANCH = CHK_KV_LSE + NSA_BRANCHES,
+  CHK_KV_PROBE_ROWS = CHK_KV_O_BRANCH + NSA_BRANCHES,
+  CHK_KV_PROBE,
+  CHK_KV_TENSORS
+};
+
+/* The CPU device's memory, and the GPU's with guards and an image. */
+typedef struct chk_kv_tensor {
+  nsa_tensor view; /* data NULL */
+  size_t bytes;
+  uint8_t *host;
+  nsai_trial_buffer gpu;
+} chk_kv_tensor;
+
+typedef struct chk_kv_world {
+  chk_kv_form form;
+  const nsai_trial_device *device;
+  uint64_t random;
+  nsa_ctx *gpu, *cpu;
+  nsa_plan *gpu_append, *gpu_decode, *cpu_append;
+  nsa_plan *cpu_select; /* with the importance of every row */
+  nsa_plan *cpu_decode; /* on the GPU's own blocks */
+  nsa_exec gpu_exec, cpu_exec;
+  nsai_trial_buffer workspace;
+  nsai_cu_graph_exec graph;
+  chk_kv_tensor tensor[CHK_KV_TENSORS];
+  int32_t chunk; /* new tokens of a sequence in one append */
+  int64_t ring, most_tokens, most_pages;
+  int32_t pages, *page[CHK_KV_SEQS], page_count[CHK_KV_SEQS], *free_page, free_count;
+  uint32_t branches;
+  /* of the call */
+  int32_t len[CHK_KV_SEQS], q_len[CHK_KV_SEQS];
+  int64_t tokens;
+  bool packed; /* cu_q is given */
+  chk_kv_result *result;
+} chk_kv_world;
+
+uint64_t chk_kv_next(chk_kv_world *w);
+nsa_status chk_kv_upload(chk_kv_world *w, int what);
+nsa_status chk_kv_fetch(chk_kv_world *w, int what);
+uint8_t *chk_kv_fetched(const chk_kv_tensor *t);
+nsa_tensor chk_kv_view(const chk_kv_world *w, int what, bool gpu);
+nsa_batch chk_kv_batch(const chk_kv_world *w, bool gpu, bool append);
+nsa_io chk_kv_io(const chk_kv_world *w, bool gpu);
+nsa_status chk_kv_append(chk_kv_world *w, bool gpu);
+
+/* kv_compare.c: append and decode on the GPU, by a captured graph where the form says so. */
+nsa_status chk_kv_run_gpu(chk_kv_world *w);
+
+/* The caches: raw tokens bit by bit, entries to one rounding; the CPU's entries become the GPU's. */
+nsa_status chk_kv_compare_cache(chk_kv_world *w);
+
+/* The step's outputs: by the CPU device on the GPU's blocks, which are judged by themselves. */
+nsa_status chk_kv_compare_step(chk_kv_world *w);
+
+#endif /* CHK_KV_WORLD_IMPL_H */
