@@ -449,6 +449,11 @@ static nsa_status create(chk_kv_world *w, const char *cache_dir) {
     w->page[s] = malloc((size_t)w->most_pages * sizeof **w->page);
     if (!w->page[s]) return nsai_fail_nomem("pages", (size_t)w->most_pages);
   }
+  for (int i = 0; i <= NSA_BRANCHES; i++) {
+    size_t count = (size_t)w->form.seqs * (size_t)w->form.geometry.heads;
+    w->sums[i] = calloc(count, sizeof **w->sums);
+    if (!w->sums[i]) return nsai_fail_nomem("sums", count);
+  }
   for (int32_t i = 0; i < w->pages; i++) w->free_page[w->free_count++] = i;
   for (int32_t i = w->pages - 1; i > 0; i--) {
     int32_t at = (int32_t)(chk_kv_next(w) % (uint64_t)(i + 1)), page = w->free_page[i];
@@ -478,6 +483,7 @@ static void destroy(chk_kv_world *w) {
   }
   nsai_trial_buffer_destroy(w->device, &w->workspace);
   for (int s = 0; s < CHK_KV_SEQS; s++) free(w->page[s]);
+  for (int i = 0; i <= NSA_BRANCHES; i++) free(w->sums[i]);
   free(w->free_page);
 }
 
@@ -487,6 +493,7 @@ nsa_status chk_kv_walk(const nsai_trial_device *device, const chk_kv_form *form,
   *result = (chk_kv_result){ 0 };
   nsa_status status = create(&w, cache_dir);
   if (!status) status = walk(&w);
+  if (!status) chk_kv_judge(&w);
   destroy(&w);
   return status;
 }

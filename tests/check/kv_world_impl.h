@@ -42,6 +42,11 @@ typedef struct chk_kv_tensor {
   nsai_trial_buffer gpu;
 } chk_kv_tensor;
 
+/* Sums of squares: of errors, of references, of a plain computation's errors. */
+typedef struct chk_kv_sums {
+  double error, norm, plain;
+} chk_kv_sums;
+
 typedef struct chk_kv_world {
   chk_kv_form form;
   const nsai_trial_device *device;
@@ -61,7 +66,8 @@ typedef struct chk_kv_world {
   /* of the call */
   int32_t len[CHK_KV_SEQS], q_len[CHK_KV_SEQS];
   int64_t tokens;
-  bool packed; /* cu_q is given */
+  bool packed;                         /* cu_q is given */
+  chk_kv_sums *sums[NSA_BRANCHES + 1]; /* of branches and o: [seqs, heads] */
   chk_kv_result *result;
 } chk_kv_world;
 
@@ -82,5 +88,8 @@ nsa_status chk_kv_compare_cache(chk_kv_world *w);
 
 /* The step's outputs: by the CPU device on the GPU's blocks, which are judged by themselves. */
 nsa_status chk_kv_compare_step(chk_kv_world *w);
+
+/* At the end: every sequence's and head's norm. */
+void chk_kv_judge(chk_kv_world *w);
 
 #endif /* CHK_KV_WORLD_IMPL_H */
