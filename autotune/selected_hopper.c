@@ -55,11 +55,6 @@ static int32_t held_tma(const nsai_geometry *m) {
   return others_tma(m) + nsai_padded_dim(m->head_dim_qk) / 4;
 }
 
-/* Of selected_window_tma, which has an O of each branch and takes Q as fragments alone. */
-static int32_t held_window(const nsai_geometry *m) {
-  return held_tma(m) + nsai_padded_dim(m->head_dim_v) / 2;
-}
-
 /* Bytes of Q in shared memory: Plan::kQBytes of all warps or warpgroups. */
 typedef uint32_t (*query_bytes)(const nsai_geometry *, const nsai_tiles *);
 
@@ -67,11 +62,6 @@ typedef uint32_t (*query_bytes)(const nsai_geometry *, const nsai_tiles *);
 static uint32_t query_bytes_tma(const nsai_geometry *m, const nsai_tiles *s) {
   if (held_tma(m) <= consumer_registers(m, s)) return 0;
   return (uint32_t)(s->of[NSAI_TILE_WARPS] * nsai_panels(m->head_dim_qk) * 16 * NSAI_PANEL_PITCH);
-}
-
-static uint32_t query_bytes_none(const nsai_geometry *m, const nsai_tiles *s) {
-  (void)m, (void)s;
-  return 0;
 }
 
 /* Plan::kHeldPanels: 16 registers a panel. */
@@ -134,15 +124,6 @@ static double cost_wgmma(const nsai_problem *p, const nsai_target *t, const nsai
   return cost(p, s, others_wgmma(&p->model));
 }
 
-static void fit_window_tma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                           nsai_reasons *reasons) {
-  int32_t held = held_window(&p->model), registers = consumer_registers(&p->model, s);
-  fit(p, t, s, reasons, query_bytes_none);
-  if (held > registers)
-    nsai_refuse(reasons, "Q and O of both branches take %d registers of a thread, it has %d", held,
-                registers);
-}
-
 /* The deepest ring beside `warps`; 0 where there is none of two stages. */
 static int32_t most_stages(const nsai_problem *p, const nsai_target *t, int32_t warps,
                            query_bytes query) {
@@ -155,16 +136,16 @@ static int32_t most_stages(const nsai_problem *p, const nsai_target *t, int32_t 
   return 0;
 }
 
-/* Eight warps and the deepest ring: with twelve, whose scores have room for 32 keys at a time, it
- * is as fast on random and 5 % slower on correlated selections (H200). */
+/* Eight warps and the deepest ring. Twelve, whose scores have room for 32 keys at a time, share more of
+ * what is read where lists differ: forwards of random lists 1.60 against 1.69 ms at 8k, 3.67 against 3.88
+ * at 16k, the same at 64k; of correlated ones their stage is 5 % slower (H200). */
 static nsai_tiles choose_tma(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  nsai_tiles s = make_tiles(12, most_stages(p, t, 12, query_bytes_tma));
   *by = NSAI_BY_ARCHITECTURE;
+  if (p->overlap != NSA_OVERLAP_HIGH && p->max_kv_len <= 32768 && !t->caution &&
+      s.of[NSAI_TILE_STAGES] >= 3 && cost_tma(p, t, &s) < INFINITY)
+    return s;
   return make_tiles(8, most_stages(p, t, 8, query_bytes_tma));
-}
-
-static nsai_tiles choose_window_tma(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  *by = NSAI_BY_ARCHITECTURE;
-  return make_tiles(8, most_stages(p, t, 8, query_bytes_none));
 }
 
 /* Twelve warps where their registers do: a third warpgroup fills the waits of two (5.5 against 6.8
@@ -187,8 +168,6 @@ static nsai_tiles choose_wgmma(const nsai_problem *p, const nsai_target *t, nsai
   }
 const nsai_space nsai_space_selected_tma = { 2, RANGES, choose_tma, fit_tma, cost_tma };
 const nsai_space nsai_space_selected_wgmma = { 2, RANGES, choose_wgmma, fit_wgmma, cost_wgmma };
-const nsai_space nsai_space_selected_window_tma = { 2, RANGES, choose_window_tma, fit_window_tma,
-                                                    cost_tma };
 #undef RANGES
 
 /* ---- variants ---- */
@@ -266,30 +245,7 @@ void nsai_specify_attend_selected_wgmma(const nsai_problem *p, const nsai_target
   specify(p, s, "attend_selected_wgmma", 0, query_bytes_wgmma, specs);
 }
 
-/* ---- with the window
- *
- * Worth timing, and behind all others in the table: faster than two kernels while the partial sum had
- * 32 bits (H200, forwards, G 16: correlated lists, wgmma, 4k 0.705 to 0.657 ms, 8k 1.33 to 1.25, 64k
- * 17.9 to 17.5; random lists, tma with the window first, 8k 1.69 to 1.65, 64k 23.5 to 23.2). With one of
- * 16 bits, which halves what they save, they have been checked but not timed. */
-
-void nsai_legal_selected_window_tma(const nsai_problem *p, const nsai_target *t,
-                                    nsai_reasons *reasons) {
-  const nsai_tiles s = make_tiles(8, 2);
-  const int32_t held = held_window(&p->model), registers = consumer_registers(&p->model, &s);
-  legal(p, t, reasons, query_bytes_none);
-  if (held > registers)
-    nsai_refuse(reasons,
-                "head dims %d and %d: Q and O of both branches take %d registers of a thread, it "
-                "has %d",
-                p->model.head_dim_qk, p->model.head_dim_v, held, registers);
-}
-
-void nsai_specify_selected_window_tma(const nsai_problem *p, const nsai_target *t,
-                                      const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  specify(p, s, "selected_window_tma", p->model.window, query_bytes_none, specs);
-}
+/* ---- with the window */
 
 void nsai_legal_selected_window_wgmma(const nsai_problem *p, const nsai_target *t,
                                       nsai_reasons *reasons) {
@@ -299,6 +255,15 @@ void nsai_legal_selected_window_wgmma(const nsai_problem *p, const nsai_target *
                 "head_dim_v %d: O beside the window's scores and P takes more registers than there "
                 "are, at most %d is taken",
                 p->model.head_dim_v, MOST_WINDOW_DIM_V);
+}
+
+/* Where lists are alike, and for short sequences, of which most lists are. (H200, forwards, G 16, by
+ * two kernels / by this: correlated lists 4k 0.67 / 0.63 ms, 8k 1.28 / 1.23, 64k 17.5 / 17.3; random ones
+ * 4k 0.80 / 0.74, 8k 1.60 / 1.61, 16k 3.67 / 3.80.) */
+bool nsai_sensible_selected_window_wgmma(const nsai_problem *p, const nsai_target *t) {
+  return nsai_sensible_attend_selected_wgmma(p, t) ||
+         (p->max_kv_len <= 6144 && nsai_padded_group(&p->model) >= 16 &&
+          t->caution < NSAI_MAX_CAUTION);
 }
 
 void nsai_specify_selected_window_wgmma(const nsai_problem *p, const nsai_target *t,

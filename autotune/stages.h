@@ -95,7 +95,6 @@ NSAI_VARIANT_FUNCTIONS(attend_selected_kv);
 NSAI_VARIANT_FUNCTIONS(attend_selected_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_selected_tma);
 NSAI_VARIANT_FUNCTIONS(attend_selected_mma);
-NSAI_VARIANT_FUNCTIONS(selected_window_tma);
 NSAI_VARIANT_FUNCTIONS(selected_window_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_window_wgmma);
 NSAI_VARIANT_FUNCTIONS(attend_window_mma);
@@ -110,12 +109,12 @@ bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *)
 bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_attend_selected_wgmma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_selected_window_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
-    nsai_space_union, nsai_space_selected_tma, nsai_space_selected_wgmma,
-    nsai_space_selected_window_tma, nsai_space_importance, nsai_space_select,
-    nsai_space_selected_kv, nsai_space_decode;
+    nsai_space_union, nsai_space_selected_tma, nsai_space_selected_wgmma, nsai_space_importance,
+    nsai_space_select, nsai_space_selected_kv, nsai_space_decode;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */

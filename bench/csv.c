@@ -27,6 +27,7 @@ typedef enum column {
   PLAN_WARM,
   DENSE_RATIO, /* from here on: not in files of early versions */
   BASELINE_RATIO,
+  FLOOR,
   NOTE,
   COLUMNS
 } column;
@@ -35,7 +36,7 @@ static const char *const names[COLUMNS] = {
   "date",         "commit",    "device",       "problem",      "part",        "burst_ms",
   "sustained_ms", "tflops",    "gbps",         "roofline",     "r",           "u4",
   "u8",           "workspace", "plan_cold_ms", "plan_warm_ms", "dense_ratio", "baseline_ratio",
-  "note",
+  "floor_ms",     "note",
 };
 
 /* ---- writing --------------------------------------------------------------------------------- */
@@ -90,6 +91,7 @@ static void put_part(FILE *out, const bench_problem *p, bench_part part) {
           (unsigned long long)time->workspace, p->plan_cold_ms, p->plan_warm_ms);
   put_known(out, 4, bench_ratio(p, bench_ms(p, BENCH_DENSE), part));
   put_known(out, 4, bench_ratio(p, bench_baseline_ms(p), part));
+  put_known(out, 4, time->roofline * time->burst_ms);
   fputc(',', out);
   if (time->note[0]) put_quoted(out, time->note);
   fputc('\n', out);

@@ -4,6 +4,7 @@
  * nsa-bench: times the library, tells the times in several forms, and draws them.
  */
 #include "csv.h"
+#include "decode.h"
 #include "figures.h"
 #include "measure.h"
 #include "problems.h"
@@ -19,10 +20,10 @@
 #define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
 #define MAX_OVERRIDES 32
 
-typedef enum command { FORWARD, WINDOW, COMPRESSED, PLOT, TABLE, COMMANDS } command;
+typedef enum command { FORWARD, WINDOW, COMPRESSED, DECODE, PLOT, TABLE, COMMANDS } command;
 
-static const char *const command_names[COMMANDS] = { "forward", "window", "compressed", "plot",
-                                                     "table" };
+static const char *const command_names[COMMANDS] = { "forward", "window", "compressed",
+                                                     "decode",  "plot",   "table" };
 
 #define BIT(part) (1u << (part))
 #define BRANCHES (BIT(BENCH_COMPRESSED) | BIT(BENCH_SELECTED) | BIT(BENCH_WINDOW))
@@ -44,6 +45,7 @@ typedef struct arguments {
   const char *problem, *problems, *filter, *commit;
   const char *csv, *json, *markdown, *svg;
   int64_t from, to; /* 0: the default */
+  bench_decode_options decode;
   int branches, list;
 } arguments;
 
@@ -57,17 +59,25 @@ enum {
   OPT_BRANCHES,
   OPT_FROM,
   OPT_TO,
-  OPT_CACHE_DIR
+  OPT_CACHE_DIR,
+  OPT_CONTEXTS,
+  OPT_BATCHES,
+  OPT_Q_LEN,
+  OPT_PAGE_SIZE
 };
 
 static const struct argp_option options[] = {
   { "problems", OPT_PROBLEMS, "FILE", 0, "Problems, one per line (forward; default: built in)", 0 },
-  { "problem", 'p', "STR", 0, "This problem instead (forward)", 0 },
+  { "problem", 'p', "STR", 0, "This problem instead (forward; decode: its model and fill)", 0 },
   { "filter", 'f', "GLOB", 0, "Only problems that match", 0 },
   { "list", 'l', 0, 0, "Print the problems that would be timed", 0 },
   { "branches", OPT_BRANCHES, 0, 0, "Forward, branches and phi alone: no baselines (forward)", 0 },
   { "from", OPT_FROM, "N", 0, "Shortest length in tokens (window, compressed; 128)", 0 },
   { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
+  { "contexts", OPT_CONTEXTS, "LIST", 0, "Tokens of every sequence (decode; 4096,16384,65536)", 0 },
+  { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
+  { "q-len", OPT_Q_LEN, "N", 0, "New tokens of a sequence in a step (decode; 1)", 0 },
+  { "page-size", OPT_PAGE_SIZE, "N", 0, "Tokens of a page, 0: no pages (decode; 64)", 0 },
   { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal", 1 },
   { "config", 'c', "FILE", 0, "A configuration below each problem's own", 1 },
   { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 1 },
@@ -89,6 +99,21 @@ static int64_t parse_length(const char *value, struct argp_state *state) {
   if (end == value || *end || length < 1)
     argp_error(state, "'%s' is not a number of tokens from 1", value);
   return length;
+}
+
+/* "4096,65536": positive numbers. */
+static void parse_list(const char *value, int64_t *list, int *count, struct argp_state *state) {
+  const char *at = value;
+  for (*count = 0; *count < BENCH_DECODE_SIZES; at++) {
+    char *end;
+    list[*count] = strtoll(at, &end, 10);
+    if (end == at || list[*count] < 1 || list[*count] > INT32_MAX || (*end && *end != ',')) break;
+    ++*count;
+    at = end;
+    if (!*at) return;
+  }
+  argp_error(state, "'%s' is no list of at most %d numbers from 1, as in 4096,65536", value,
+             BENCH_DECODE_SIZES);
 }
 
 static void parse_word(arguments *a, const char *word, struct argp_state *state) {
@@ -113,8 +138,13 @@ static void check_usage(const arguments *a, struct argp_state *state) {
   if (a->command == TABLE && a->svg) argp_error(state, "table draws nothing; plot does");
   if (reads && (a->csv || a->json || a->markdown || a->commit))
     argp_error(state, "%s writes no results", name);
-  if (a->command != FORWARD && (a->problem || a->problems || a->branches))
+  if (a->command != FORWARD && (a->problems || a->branches || (a->problem && a->command != DECODE)))
     argp_error(state, "%s takes no --problem, --problems or --branches", name);
+  const bench_decode_options *d = &a->decode;
+  if (a->command != DECODE && (d->context_count || d->batch_count || d->q_len || d->page_size))
+    argp_error(state, "%s takes no --contexts, --batches, --q-len or --page-size", name);
+  if (a->command == DECODE && (a->filter || a->list || a->json || a->markdown))
+    argp_error(state, "decode takes no --filter, --list, --json or --md");
   if (a->problem && a->problems) argp_error(state, "--problem or --problems, not both");
   if (!sweeps && (a->from || a->to)) argp_error(state, "%s takes no --from and --to", name);
   if (sweeps && (a->from ? a->from : 128) > (a->to ? a->to : 65536))
@@ -131,6 +161,12 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_BRANCHES: a->branches = 1; break;
   case OPT_FROM: a->from = parse_length(value, state); break;
   case OPT_TO: a->to = parse_length(value, state); break;
+  case OPT_CONTEXTS: parse_list(value, a->decode.contexts, &a->decode.context_count, state); break;
+  case OPT_BATCHES: parse_list(value, a->decode.batches, &a->decode.batch_count, state); break;
+  case OPT_Q_LEN: a->decode.q_len = (int32_t)parse_length(value, state); break;
+  case OPT_PAGE_SIZE:
+    a->decode.page_size = strcmp(value, "0") ? (int32_t)parse_length(value, state) : NSA_NO_PAGES;
+    break;
   case 'd':
     if (nsai_trial_device_parse(value, &a->session.device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
@@ -185,12 +221,13 @@ static nsa_status close_file(FILE *file, const char *path) {
   return NSA_OK;
 }
 
-static nsa_status open_csv(const char *path, FILE **out) {
+/* *fresh: it is empty yet. */
+static nsa_status open_csv(const char *path, FILE **out, int *fresh) {
   if (!path) return NSA_OK;
   *out = fopen(path, "a");
   if (!*out) return nsai_fail(NSA_E_IO, "cannot append to %s: %s", path, strerror(errno));
   fseek(*out, 0, SEEK_END);
-  if (ftell(*out) == 0) bench_csv_header(*out);
+  *fresh = ftell(*out) == 0;
   return NSA_OK;
 }
 
@@ -231,7 +268,9 @@ static nsa_status measure(const arguments *a, chk_session *session, const bench_
   bench_rig rig = { 0 };
   FILE *csv = NULL;
   nsa_status status;
-  NSAI_TRY_TO(done, open_csv(a->csv, &csv));
+  int fresh = 0;
+  NSAI_TRY_TO(done, open_csv(a->csv, &csv, &fresh));
+  if (fresh) bench_csv_header(csv);
   NSAI_TRY_TO(done, bench_rig_create(session, &rig));
   for (int64_t i = 0; i < list->count; i++) {
     nsai_trial_case_print(&list->cases[i], text, sizeof text);
@@ -303,6 +342,45 @@ static int run_bench(const arguments *a) {
   return exit_code;
 }
 
+/* What the command line leaves open. */
+static nsa_status complete_decode(const arguments *a, bench_decode_options *d) {
+  static const int64_t contexts[] = { 4096, 16384, 65536 }, batches[] = { 1, 4, 16, 32, 64, 256 };
+  bench_cases list = { 0 };
+  *d = a->decode;
+  nsa_status status = a->problem
+                          ? bench_cases_add(&list, a->problem, NULL)
+                          : bench_cases_parse(&list, bench_problem_text, "problems.txt", NULL);
+  if (!status) d->c = list.cases[0];
+  bench_cases_free(&list);
+  for (; !a->decode.context_count && d->context_count < 3; d->context_count++)
+    d->contexts[d->context_count] = contexts[d->context_count];
+  for (; !a->decode.batch_count && d->batch_count < 6; d->batch_count++)
+    d->batches[d->batch_count] = batches[d->batch_count];
+  if (!d->q_len) d->q_len = 1;
+  if (!d->page_size) d->page_size = 64;
+  return status;
+}
+
+static int run_decode(const arguments *a) {
+  bench_decode_options decode;
+  chk_session *session = NULL;
+  FILE *csv = NULL;
+  int fresh = 0;
+  nsa_status status = complete_decode(a, &decode);
+  if (status) return fail(2);
+  status = chk_session_create(&a->session, &session);
+  if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
+  status = open_csv(a->csv, &csv, &fresh);
+  if (!status)
+    status = bench_decode(session, &decode, a->commit ? a->commit : "", stdout, csv, fresh, a->svg);
+  if (csv) {
+    nsa_status closed = close_file(csv, a->csv);
+    if (!status) status = closed;
+  }
+  chk_session_destroy(session);
+  return status ? fail(status == NSA_E_ARG ? 2 : 1) : 0;
+}
+
 /* plot and table: a CSV's results again. */
 static int run_reader(const arguments *a) {
   bench_results results = { 0 };
@@ -323,9 +401,10 @@ int main(int argc, char **argv) {
   static const struct argp argp = {
     options,
     parse,
-    "[forward | window | compressed]\nplot FILE.csv --svg DIR\ntable FILE.csv",
+    "[forward | window | compressed | decode]\nplot FILE.csv --svg DIR\ntable FILE.csv",
     "Time libnsa's forward beside dense attention; the window or the compressed branch alone over "
-    "many lengths; draw the figures, or print the table, of a CSV written before.\v"
+    "many lengths; steps of decoding over a paged cache; draw the figures, or print the table, of "
+    "a CSV written before.\v"
     "A problem is one line of text; tests/check/case.h describes it. Exit status: 0 ok, 1 failure, "
     "2 usage, 77 no GPU.",
     NULL,
@@ -337,5 +416,6 @@ int main(int argc, char **argv) {
   a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   argp_err_exit_status = 2;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (a.command == DECODE) return run_decode(&a);
   return a.command == PLOT || a.command == TABLE ? run_reader(&a) : run_bench(&a);
 }

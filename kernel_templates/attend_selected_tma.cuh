@@ -22,5 +22,5 @@
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_selected_tma(const __grid_constant__ NsaiAttendSelectedTma p) {
-  ring_attend<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
+  ring_attend<Config>(p, [&](const unsigned char *shared) { consume<Config>(p.attend, shared); });
 }

@@ -261,7 +261,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedPlan<C> &all, int co
         if (grows) softmax_rescale(o, factor);
         pack_probabilities<FlashConfig<C>>(probabilities, s);
       }
-      if (arrives) barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
+      barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
       barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.parity);
       multiply_pv<FlashConfig<C>>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
 

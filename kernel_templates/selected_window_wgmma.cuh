@@ -16,13 +16,13 @@
 // it.
 //
 // Against two kernels it saves a launch, a tail, and of the partial sum a write and a read. H200, bf16,
-// 64/4 heads, D 128, window 512, whole forwards of correlated lists while the partial sum had 32 bits,
-// two kernels / this one: 4k 0.705 / 0.657 ms, 8k 1.33 / 1.25, 64k 17.9 / 17.5 (8 heads in a group 21.2 /
-// 20.9); of random lists 4k 0.838 / 0.757, 8k 1.69 / 1.60. The window's branch alone takes 2.4 ms at 64k,
-// attend_window_wgmma 2.1: three warpgroups of 64 keys leave the tensor cores waiting as in
-// attend_selected_wgmma. Its sum passes through `partial` for want of registers: to read that at the
-// window's end costs 0.2 ms. Did not help: P V in order (2.5 ms); whole stages, without a short first
-// one (2.45). With a partial sum of 16 bits, and beside the kernel before, it was checked, but not timed yet.
+// 64/4 heads, D 128, window 512, whole forwards of correlated lists, two kernels / this one: 4k 0.67 /
+// 0.63 ms, 8k 1.28 / 1.23, 64k 17.5 / 17.3; of random lists 4k 0.80 / 0.74, 8k 1.60 / 1.61, 16k 3.67 /
+// 3.80. The window's branch alone takes 2.4 ms at 64k, attend_window_wgmma 2.1: three warpgroups of 64
+// keys leave the tensor cores waiting as in attend_selected_wgmma. Its sum passes through `partial` for
+// want of registers: to read that at the window's end costs 0.2 ms. Did not help: P V in order (2.5 ms);
+// whole stages, without a short first one (2.45); the lists on mma.sync, the window's stages before or
+// between theirs, for random lists (64k 24.6 ms against 23.4 by two kernels, 4k 0.93 against 0.80).
 #pragma once
 #include "common/union_wgmma.cuh"
 

@@ -14,9 +14,9 @@ static const char *const kind_names[NSAI_TRIAL_KINDS] = {
   [NSAI_TRIAL_REPEAT] = "repeat",       [NSAI_TRIAL_ALL_BLOCKS] = "all_blocks",
   [NSAI_TRIAL_WIDE_WINDOW] = "wide",    [NSAI_TRIAL_FUTURE] = "future",
   [NSAI_TRIAL_PERMUTE] = "permute",     [NSAI_TRIAL_SCALE_V] = "scale_v",
-  [NSAI_TRIAL_ZERO_GATE] = "zero_gate", [NSAI_TRIAL_SPLIT] = "split",
-  [NSAI_TRIAL_GRAPH] = "graph",         [NSAI_TRIAL_STREAMS] = "streams",
-  [NSAI_TRIAL_NEEDLE] = "needle",
+  [NSAI_TRIAL_ZERO_GATE] = "zero_gate", [NSAI_TRIAL_INFINITE] = "infinite",
+  [NSAI_TRIAL_SPLIT] = "split",         [NSAI_TRIAL_GRAPH] = "graph",
+  [NSAI_TRIAL_STREAMS] = "streams",     [NSAI_TRIAL_NEEDLE] = "needle",
 };
 static const char *const fill_names[NSAI_TRIAL_FILLS] = { "random", "correlated", "large",
                                                           "constant", "tiny" };

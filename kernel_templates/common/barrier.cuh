@@ -59,7 +59,8 @@ NSAI_DEVICE void barrier_wait(u32 barrier, u32 parity) {
 }
 
 // A number in shared memory that one thread writes and others wait for: what the writer, or its warp
-// before __syncwarp(), has read and written before, is done for whoever has seen it.
+// before __syncwarp(), has read and written before, is done for whoever has seen it. (racecheck, which
+// follows barriers alone, takes the two for a race.)
 NSAI_DEVICE void publish(u32 address, int number) {
   asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
 }

@@ -351,7 +351,7 @@ flash_multiply(const FlashTile &tile, const FlashRows &rows, typename Flash<Conf
     if (grows) softmax_rescale(o, factor);
     pack_probabilities<Config>(probabilities, s);
   }
-  if (arrives) barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
+  barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
 
   barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.parity);
   multiply_pv<Config>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
@@ -388,8 +388,7 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
       flash_multiply<Config>(tile, flash_rows<Config, Keys>(tile, warp_row), shared, consumer,
                              queries, keys, p.attend.scale_log2, softmax, o);
     } else {
-      __syncwarp();
-      if (threadIdx.x % 32 == 0) barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
+      barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
     }
     wait_for_kernel_before(); // has the partial sum
     store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, place, gate);
@@ -402,7 +401,8 @@ template <class Config> NSAI_DEVICE void init_barriers(typename Flash<Config>::S
   constexpr int kConsumerWarps = 4 * Flash<Config>::kConsumers;
   for (int i = 0; i < Config::kQueryStages; ++i) {
     barrier_init(shared_address(&shared.q_full[i]), 1);
-    barrier_init(shared_address(&shared.q_empty[i]), kConsumerWarps);
+    // Every lane arrives: one of each warp would do, but racecheck does not follow it.
+    barrier_init(shared_address(&shared.q_empty[i]), 32 * kConsumerWarps);
   }
   for (int i = 0; i < Config::kStages; ++i) {
     barrier_init(shared_address(&shared.k_full[i]), 1);

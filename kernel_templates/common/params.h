@@ -145,7 +145,7 @@ typedef struct NsaiAttendSelectedTma {
   int reserved[10];
 } NsaiAttendSelectedTma;
 
-/* selected_window_tma, selected_window_wgmma: the window's branch and the selected one by one kernel, or
+/* selected_window_wgmma: the window's branch and the selected one by one kernel, or
  * one of them where a run has no more. */
 enum { NSAI_PART_WINDOW, NSAI_PART_SELECTED, NSAI_PARTS };
 typedef struct NsaiSelectedWindow {
@@ -153,8 +153,7 @@ typedef struct NsaiSelectedWindow {
   NsaiTensorMap window_k_map;     /* as selected.k, of the window's */
   NsaiTensorMap window_v_map;
   NsaiView window_k, window_v;
-  NsaiEpilogue out[NSAI_PARTS]; /* as for two kernels, the window's first; a sum that stays in
-                                   registers between the two need not pass through `partial` */
+  NsaiEpilogue out[NSAI_PARTS]; /* as for two kernels, the window's first */
   int first_part, end_part;     /* those that run; of the others nothing else means anything */
   int reserved[2];
 } NsaiSelectedWindow;

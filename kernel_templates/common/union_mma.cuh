@@ -1,37 +1,28 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Consumers of the ring of common/union_ring.cuh on mma.sync: attend_selected_tma and
-// selected_window_tma.
+// Consumers of the ring of common/union_ring.cuh on mma.sync: attend_selected_tma.
 //
 // A consumer warp has one m16 tile: 16 / kGroupPadded tokens and their heads, or 16 of one token's
 // heads. It multiplies the keys that its own tokens see and nothing else: with 16 heads in a group no
 // product is wasted, however much the lists of adjacent tokens differ.
 //
-// The window's keys, which adjacent tokens share, come in stages between those of the lists, and a
-// whole warpgroup multiplies them by wgmma. Both branches' O stay in registers until the tile's end, so
-// that their sum is never rounded in between.
-//
-// Config: Element, kGate, and common/union_ring.cuh's; kWindow: of the window's branch, 0 where the
-// kernel has none. kSharedBytes = Plan::kBytes.
+// Config: Element, kGate, and common/union_ring.cuh's. kSharedBytes = Plan::kBytes.
 #pragma once
 #include "common/mma.cuh"
 #include "common/softmax.cuh"
 #include "common/union_consume.cuh"
 #include "common/union_ring.cuh"
-#include "common/union_window.cuh"
 
 template <class Config> struct Plan : UnionRing<Config> {
   using R = UnionRing<Config>;
-  static constexpr int kBranches = Config::kWindow ? 2 : 1; // whose O is accumulated
   // What the loop holds beside O, Q and the scores of a step; found by compiling random geometries.
   static constexpr int kOthers = R::kColsV > 128 ? 60 : 48;
-  static constexpr int kOutputs = kBranches * R::kColsV / 2;
   // Q as fragments, where 16 scores fit beside it: that saves a fifth of the reads of shared
   // memory.
   static constexpr bool kQueryInRegisters =
-      kOutputs + R::kColsQk / 4 + 16 + kOthers <= R::kConsumerRegisters;
-  static constexpr int kHeld = kOutputs + (kQueryInRegisters ? R::kColsQk / 4 : 0) + kOthers;
+      R::kColsV / 2 + R::kColsQk / 4 + 16 + kOthers <= R::kConsumerRegisters;
+  static constexpr int kHeld = R::kColsV / 2 + (kQueryInRegisters ? R::kColsQk / 4 : 0) + kOthers;
   // Keys of one softmax step.
   static constexpr int kStepKeys = kHeld + 32 <= R::kConsumerRegisters ? 64 : 32;
   static constexpr int kParts = R::kKeys / kStepKeys; // steps of a stage
@@ -40,7 +31,6 @@ template <class Config> struct Plan : UnionRing<Config> {
   static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarps], or nothing
   static constexpr int kBytes = kQBytes ? kSQ + R::kWarps * kQBytes : R::kEnd;
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size");
-  static_assert(!Config::kWindow || kQueryInRegisters, "the window takes Q from registers");
 };
 
 // S = Q K^T: rS [16, kStepKeys]. Q comes from rQ, or from sQ where registers do not hold it.
@@ -99,49 +89,10 @@ NSAI_DEVICE void accumulate(float (&rO)[kO][4], const float (&rP)[Plan<Config>::
   }
 }
 
-// What waits for a tile's end: O of the warp's rows, unnormalised, by the selected branch and by the
-// window's.
-template <class Config> struct Outputs {
-  static constexpr int kO = Plan<Config>::kColsV / 8;
-  float selected[kO][4] = {}; // [16, Dv]
-  float window[kO][4] = {};   // [16, Dv]
-  SoftmaxRows selected_rows, window_rows;
-};
-
-// The end of a tile of both branches, or of the one that the run has.
-template <class Config>
-NSAI_DEVICE void store_outputs(const NsaiSelectedWindow &p, Outputs<Config> &outputs,
-                               const OutputRow (&place)[2]) {
-  NsaiEpilogue out = p.out[p.end_part - 1];
-  out.add_partial = p.out[p.first_part].add_partial; // of branches before both
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float selected = 0.0f, window = 0.0f;
-    if (p.first_part == NSAI_PART_WINDOW) {
-      const NsaiEpilogue &end = p.out[NSAI_PART_WINDOW];
-      window = finish_row<Config>(end, place[r], outputs.window, outputs.window_rows, r,
-                                  load_gate<Config>(end, place[r]));
-    }
-    if (p.end_part == NSAI_PARTS) {
-      const NsaiEpilogue &end = p.out[NSAI_PART_SELECTED];
-      selected = finish_row<Config>(end, place[r], outputs.selected, outputs.selected_rows, r,
-                                    load_gate<Config>(end, place[r]));
-    }
-#pragma unroll
-    for (int j = 0; j < outputs.kO; ++j)
-#pragma unroll
-      for (int c = 2 * r; c < 2 * r + 2; ++c)
-        outputs.selected[j][c] =
-            fmaf(selected, outputs.selected[j][c], window * outputs.window[j][c]);
-    store_gated<Config>(out, p.selected.attend.kv_heads, place[r], outputs.selected, r, 1.0f);
-  }
-}
-
 // What a consumer warp does, for all tiles of its block.
-template <class Config, class Params>
-NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
+template <class Config>
+NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *shared) {
   using S = Plan<Config>;
-  const NsaiAttendSelected &p = selected_part(params).attend;
   u32 base = shared_address(shared);
   asm volatile("" : "+r"(base)); // to be held, not computed for every stage
   RingStep<S::kStages> step;
@@ -153,36 +104,25 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
     const u32 sQ = base + S::kSQ + warp * S::kQBytes;      // [16, Dk]
     const int row = 16 * warp + lane / 4;                  // this lane's rows: row, row + 8
     u32 rQ[S::kQueryInRegisters ? S::kColsQk / 16 : 1][4]; // [16, Dk]
-    [[maybe_unused]] WindowRows<Config> window;
-    [[maybe_unused]] int window_first = 0; // key of the window's next stage
     {
       const Place at = find_place<Config>(p, tile);
       if (at.empty()) continue;
       const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
-      prefetch_output<Config>(epilogue_of(params, first_part(params)), p.kv_heads, place);
+      prefetch_output<Config>(p.out, p.kv_heads, place);
       if constexpr (S::kQueryInRegisters)
         load_query<Config>(rQ, p.q, at, row);
       else
         copy_query<Config, 16, 0>(sQ, 0, p.q, at, 16 * warp);
-      if constexpr (kCanWindow<Params>) {
-        window = window_rows<Config>(at);
-        window_first = window.seen(0).begin;
-      }
     }
-    Outputs<Config> outputs;
-    auto &rO = outputs.selected; // [16, Dv]
+    float rO[S::kColsV / 8][4] = {}; // [16, Dv]
+    SoftmaxRows rows;
 
     for (bool last = false; !last; step.advance()) {
       const int s = step.stage;
       barrier_wait(base + S::kFull + 8 * s, step.parity); // by the producers
       const u32 seen = ring_word<Config>(shared, S::kSSeen, s);
       last = seen & S::kLast;
-      if (kCanWindow<Params> && seen & S::kWindowStage) {
-        if constexpr (kCanWindow<Params>)
-          multiply_window_stage<Config>(outputs.window, outputs.window_rows, rQ, window,
-                                        window_first, base, s, p.scale_log2);
-        window_first += S::kKeys;
-      } else if (seen >> warp & 1) {
+      if (seen >> warp & 1) {
         const bool partly = ring_word<Config>(shared, S::kSPartly, s) >> warp & 1;
         const u32 sK = base + S::kSK + s * S::kKBytes; // [kKeys, Dk]
         const u32 sV = base + S::kSV + s * S::kVBytes; // [kKeys, Dv]
@@ -192,7 +132,7 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
           float rS[S::kStepKeys / 8][4]; // [16, kStepKeys]
           score<Config>(rS, rQ, sQ, sK + offset);
           if (partly) mask_scores<Config>(rS, shared, s, warp, part);
-          softmax_step(outputs.selected_rows, rS, rO, p.scale_log2);
+          softmax_step(rows, rS, rO, p.scale_log2);
           accumulate<Config>(rO, rS, sV + offset);
         }
       }
@@ -201,9 +141,6 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
 
     const Place at = find_place<Config>(p, tile);
     const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
-    if constexpr (kCanWindow<Params>)
-      store_outputs<Config>(params, outputs, place);
-    else
-      store_output<Config>(p.out, p.kv_heads, rO, outputs.selected_rows, place);
+    store_output<Config>(p.out, p.kv_heads, rO, rows, place);
   }
 }

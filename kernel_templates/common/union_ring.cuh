@@ -4,8 +4,7 @@
 // The selected branch on sm_90: a warp that walks the union of adjacent tokens' lists and has the
 // copy engine bring its keys into a ring, for consumers of either instruction family
 // (common/union_mma.cuh, common/union_wgmma.cuh). Where the kernel does the window's branch as well
-// (common/union_window.cuh), its keys come through the same ring, before or between those of the
-// lists.
+// (common/union_window.cuh), its keys come through the same ring, before those of the lists.
 //
 // Work: tile i of p.tiles is tokens [kTokens * (i % per_group), ...) of KV head i / per_group, so
 // that blocks of threads that run together read one head's keys. A block takes every gridDim.x-th
@@ -20,8 +19,8 @@
 //   K, V    [kKeys, Dk], [kKeys, Dv]: panels with the 128-byte swizzle (common/tma.cuh)
 //   bits    u64 [kTokens]: the keys that each token sees, selection and causality at once
 //   seen    u32 [kProducers], to be united: bit w: a token of warp w sees one of the keys. kLast in
-//           the first: it is the last stage of the tile of tokens. kWindowStage, where these lie
-//           between the lists': nothing else is told of one, the positions say who sees which key
+//           the first: it is the last stage of the tile of tokens. Nothing is told of the window's
+//           stages: positions say who sees which key
 //   partly  the same: not all of the keys are seen by all of the warp
 //
 //   producers: wait empty[s]; store what they know; start the copies of K and V; arrive full[s]
@@ -81,7 +80,7 @@ template <class Config> struct UnionRing {
   static constexpr int kEmpty = kFull + 8 * kStages;                 // barrier: can be filled
   static constexpr int kSLeast = kEmpty + 8 * kStages;               // int [2, kProducers], once
   static constexpr int kEnd = (kSLeast + 8 * kProducers + 15) / 16 * 16;
-  static constexpr u32 kLast = 1u << 31, kWindowStage = 1u << 30; // of kSSeen
+  static constexpr u32 kLast = 1u << 31;                             // of kSSeen
 
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
                 "rows are copied 16 bytes at a time");
@@ -173,16 +172,15 @@ NSAI_DEVICE void ring_fill(const NsaiTensorMap &k_map, const NsaiTensorMap &v_ma
     tma_load_panels<Config::kHeadDimV>(sV, v_map, full, R::kKeys, box_head(v, at.group), row);
 }
 
-// The next stage of the window's keys, of those [first, window.end). `said`: kSSeen.
+// The next stage of the window's keys, those from `first` on.
 template <class Config>
 NSAI_DEVICE void ring_produce_window(const NsaiSelectedWindow &p, const KeyPlace &keys, int first,
-                                     u32 said, unsigned char *shared, int producer,
+                                     unsigned char *shared, int producer,
                                      RingStep<Config::kStages> &step) {
   using R = UnionRing<Config>;
   const u32 base = shared_address(shared);
   const int s = step.stage;
   barrier_wait(base + R::kEmpty + 8 * s, step.parity ^ 1); // by all consumer warps
-  if (threadIdx.x % 32 == 0) ((u32 *)(shared + R::kSSeen))[s * R::kProducers + producer] = said;
   if (producer == 0)
     ring_fill<Config>(p.window_k_map, p.window_v_map, p.window_k, p.window_v, keys, base, s, first);
   else
@@ -190,9 +188,8 @@ NSAI_DEVICE void ring_produce_window(const NsaiSelectedWindow &p, const KeyPlace
   step.advance();
 }
 
-// The kProducers warps, for all tiles of the block; `producer`: which of them. Stages of the window
-// come before those of the lists or, with kEvery, one before each kEvery of these.
-template <class Config, int kEvery, class Params>
+// The kProducers warps, for all tiles of the block; `producer`: which of them.
+template <class Config, class Params>
 NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int producer) {
   using R = UnionRing<Config>;
   using Cursor = ListCursor<Config>;
@@ -209,16 +206,14 @@ NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int p
     const int end = at.seq.kv_begin + at.seq.kv_len;
     const KeyPlace keys = { at.seq.kv_begin, at.group,
                             end < p.seq.kv_tokens ? at.seq.kv_len : 0x7fffffff };
-    [[maybe_unused]] KeyRange window = {}; // what is left of it
     if constexpr (kCanWindow<Params>) {
+      KeyRange window = {};
       if (first_part(params) == NSAI_PART_WINDOW) window = window_of_tile<Config>(at);
-      if constexpr (!kEvery) {
-        for (int keys_of_stage = WindowStages<Config>::kFirst; window.begin < window.end;
-             window.begin += keys_of_stage, keys_of_stage = R::kKeys)
-          ring_produce_window<Config>(params, keys, window.begin, 0, shared, producer, step);
-        begin_kernel(); // for the lists
-        if (end_part(params) == NSAI_PART_SELECTED) continue;
-      }
+      for (int count = WindowStages<Config>::kFirst; window.begin < window.end;
+           window.begin += count, count = R::kKeys)
+        ring_produce_window<Config>(params, keys, window.begin, shared, producer, step);
+      begin_kernel(); // for the lists
+      if (end_part(params) == NSAI_PART_SELECTED) continue;
     }
     Cursor cursors[R::kLists];
     auto token_of = [&](int j) { return (j * R::kProducers + producer) * 32 + lane; };
@@ -247,15 +242,7 @@ NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int p
       return least;
     };
 
-    [[maybe_unused]] int until_window = 0; // stages of the lists
     for (int begin = next(), last = 0; !last; step.advance()) {
-      if constexpr (kCanWindow<Params> && kEvery > 0)
-        if (window.begin < window.end && until_window-- == 0) {
-          ring_produce_window<Config>(params, keys, window.begin, R::kWindowStage, shared, producer,
-                                      step);
-          window.begin += R::kKeys;
-          until_window = kEvery - 1;
-        }
       // Where no token sees a key, one stage without keys ends the tile.
       const bool any = begin != Cursor::kNever;
       const int first = begin / R::kKeys * R::kKeys;
@@ -283,8 +270,7 @@ NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int p
           sBits[token_of(j)] = bits[j];
       if (lane == 0) {
         const int i = s * R::kProducers + producer;
-        ((u32 *)(shared + R::kSSeen))[i] =
-            seen | (last && window.begin >= window.end ? R::kLast : 0);
+        ((u32 *)(shared + R::kSSeen))[i] = seen | (last ? R::kLast : 0);
         ((u32 *)(shared + R::kSPartly))[i] = partly;
       }
       if (producer == 0 && any) {
@@ -293,22 +279,13 @@ NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int p
         barrier_arrive(base + R::kFull + 8 * s);
       }
     }
-    if constexpr (kCanWindow<Params> && kEvery > 0)
-      while (window.begin < window.end) {
-        const int first = window.begin;
-        window.begin += R::kKeys;
-        ring_produce_window<Config>(params, keys, first,
-                                    R::kWindowStage | (window.begin < window.end ? 0 : R::kLast),
-                                    shared, producer, step);
-      }
   }
 }
 
 // ---- body
 
-// The kernel: `consume(shared)` is what its consumer warps do, for all tiles of the block. kEvery: as
-// in ring_produce().
-template <class Config, int kEvery = 0, class Params, class Consume>
+// The kernel: `consume(shared)` is what its consumer warps do, for all tiles of the block.
+template <class Config, class Params, class Consume>
 NSAI_DEVICE void ring_attend(const Params &p, Consume consume) {
   using R = UnionRing<Config>;
   extern __shared__ __align__(1024) unsigned char shared[];
@@ -321,16 +298,14 @@ NSAI_DEVICE void ring_attend(const Params &p, Consume consume) {
     }
     ring_init<Config>(shared_address(shared));
   }
-  // Where the window's keys come first, neither they nor their products wait for the kernel before:
-  // its lists and its sum do.
-  constexpr bool kWindowFirst = kCanWindow<Params> && !kEvery;
-  if (!kWindowFirst) begin_kernel();
+  // Neither the window's keys nor their products wait for the kernel before: lists and sum do.
+  if (!kCanWindow<Params>) begin_kernel();
   __syncthreads(); // barriers are there
   const int warp = warp_uniform(threadIdx.x / 32);
   if (warp >= R::kWarps) {
     registers_drop<R::kProducerRegisters>();
-    if (warp < R::kWarps + R::kProducers) ring_produce<Config, kEvery>(p, shared, warp - R::kWarps);
-    if (kWindowFirst) begin_kernel(); // also where no tile has tokens
+    if (warp < R::kWarps + R::kProducers) ring_produce<Config>(p, shared, warp - R::kWarps);
+    if (kCanWindow<Params>) begin_kernel(); // also where no tile has tokens
   } else {
     registers_raise<R::kConsumerRegisters>();
     consume(shared);

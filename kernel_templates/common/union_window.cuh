@@ -1,21 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The window's branch within a kernel of the selected branch (selected_window_tma.cuh,
-// selected_window_wgmma.cuh), for consumers of the ring of common/union_ring.cuh.
+// The window's branch within a kernel of the selected branch (selected_window_wgmma.cuh), for consumers
+// of the ring of common/union_ring.cuh.
 //
 //   O[t, h] = sum over keys t - w < p <= t of softmax_p(scale q[t, h] . k[p, g]) v[p, g]
 //
 // The keys of a tile of tokens are adjacent, w + kTokens - 1 of them, and begin where its first
-// token's window does. Consumer warpgroups multiply them by their 64 rows, in one of two ways:
-//
-//   multiply_window()        all of them, before those of the lists. As in common/flash_wgmma.cuh, the
-//                            scores of a stage are multiplied before P V of the one before is, so
-//                            that the tensor cores have P V to do during the softmax. What w and the
-//                            tokens have beyond whole stages is the first of them: the one whose
-//                            softmax nothing hides is the shortest.
-//   multiply_window_stage()  one of them, between those of the lists: where the loads of these take
-//                            the time, the window's products fill it.
+// token's window does. They come before those of the lists; consumer warpgroups multiply them by their
+// 64 rows. As in common/flash_wgmma.cuh, the scores of a stage are multiplied before P V of the one
+// before is, so that the tensor cores have P V to do during the softmax. What w and the tokens have
+// beyond whole stages is the first of them: the one whose softmax nothing hides is the shortest.
 //
 // Config: Element, kGate, kWindow, and common/union_ring.cuh's.
 #pragma once
@@ -122,25 +117,4 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
     wait();
     release(step.stage);
   }
-}
-
-// One of the window's stages, all of it in order: keys from `first` on, in stage s.
-template <class Config, int kO, int kSteps>
-NSAI_DEVICE void multiply_window_stage(float (&rO)[kO][4], SoftmaxRows &softmax,
-                                       const u32 (&rQ)[kSteps][4], const WindowRows<Config> &rows,
-                                       int first, u32 base, int s, float scale_log2) {
-  using R = UnionRing<Config>;
-  float rS[R::kKeys / 8][4]; // [64, kKeys]
-  Probabilities<Config> rP;  // [64, kKeys]
-  float factor[2];
-  s = warp_uniform(s);
-  multiply_qk<Config, kSteps>(rS, rQ, 0, base + R::kSK + s * R::kKBytes);
-  wgmma_wait<0>();
-  hold(rS);
-  if (window_softmax<R::kKeys>(rS, softmax, factor, rows, first, scale_log2))
-    softmax_rescale(rO, factor);
-  pack_probabilities<Config>(rP, rS);
-  multiply_pv<Config>(rO, rP, base + R::kSV + s * R::kVBytes);
-  wgmma_wait<0>();
-  hold(rO);
 }

@@ -89,10 +89,11 @@ const char *const chk_fixed_cases[] = {
   /* properties */
   "repeat:q=700,33:h16/2", "all_blocks:q=250:s64x4+1+2:h16/1:d128/128", "wide:q=500:w512:h16/1",
   "future:q=500:h16/2:s32x6+1+2:fill=correlated", "permute:q=500:h16/2:s32x6+1+2:sel=blocks",
-  "scale_v:q=500:h16/2", "zero_gate:q=500:h16/2:gate=weights", "split:q=150:s32x4+1+1",
-  "graph:q=700,33:h16/2", "graph:phi=mlp.32.silu:gate=mlp.64.32.relu:q=200,77",
-  "graph:q=300:phi=linear:gate=mlp.64.0.silu", "streams:q=2000:h16/2",
-  "needle:h16/1:d128/128:s64x16+1+2:w512:q=1:kv=65536", 0
+  "scale_v:q=500:h16/2", "zero_gate:q=500:h16/2:gate=weights", "infinite:q=500:h16/2:s32x6+1+2",
+  "infinite:q=3,700:kv=0,700:h64/4:d128/128:lists", "infinite:q=300:f16:kv=branches",
+  "split:q=150:s32x4+1+1", "graph:q=700,33:h16/2",
+  "graph:phi=mlp.32.silu:gate=mlp.64.32.relu:q=200,77", "graph:q=300:phi=linear:gate=mlp.64.0.silu",
+  "streams:q=2000:h16/2", "needle:h16/1:d128/128:s64x16+1+2:w512:q=1:kv=65536", 0
 };
 
 const char *const chk_short_cases[] = {
@@ -114,6 +115,7 @@ const char *const chk_short_cases[] = {
   "permute:q=150:s32x4+1+1:sel=blocks",
   "scale_v:q=100",
   "zero_gate:q=100:gate=weights",
+  "infinite:q=5,100:kv=0,100",
   "split:q=70:s32x2+1+1",
   "streams:q=64",
   "needle:h2/1:d64/64:s32x8+1+2:w64:q=1:kv=2048",

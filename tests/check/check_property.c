@@ -8,6 +8,7 @@
 #include "trial/compare.h"
 #include "trial/parallel.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -211,6 +212,52 @@ static nsa_status check_zero_gate(nsai_trial_bench *bench, nsai_trial_bench *oth
   return NSA_OK;
 }
 
+/* Sets column `dim` of every head in the first `rows` of a [T, H, D] image. */
+static void set_column(const nsa_tensor *t, int64_t rows, int64_t dim, float value) {
+  for (int64_t r = 0; r < rows; r++)
+    for (int64_t h = 0; h < t->shape[1]; h++)
+      nsai_trial_store(t, r * t->stride[0] + h * t->stride[1] + dim, value);
+}
+
+/* The first row of o that has a finite column `dim` and is not 0 throughout; -1: none. */
+static int64_t find_finite(const nsai_trial_bench *bench, const nsa_tensor *o, int64_t dim) {
+  for (int64_t r = 0; r < bench->data.tokens; r++)
+    for (int64_t h = 0; h < o->shape[1]; h++) {
+      int64_t at = r * o->stride[0] + h * o->stride[1];
+      double largest = 0;
+      for (int64_t i = 0; i < o->shape[2]; i++)
+        largest = fmax(largest, i == dim ? 0 : fabs(nsai_trial_load(o, at + i)));
+      if (largest > 0 && isfinite(nsai_trial_load(o, at + dim))) return r;
+    }
+  return -1;
+}
+
+/* Values of inf in one column are seen there, and leave the other columns as they are. */
+static nsa_status check_infinite(nsai_trial_bench *bench, nsai_trial_bench *other,
+                                 nsai_trial_result *result) {
+  const int64_t dim = bench->c->geometry.head_dim_v / 2 + 1;
+  NSAI_TRY(nsai_trial_bench_run(bench));
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    if (!nsai_trial_data_has(&other->data, NSAI_TRIAL_V0 + b)) continue;
+    nsa_tensor v = nsai_trial_data_view(&other->data, NSAI_TRIAL_V0 + b, NSAI_TRIAL_HOST);
+    set_column(&v, other->data.kv_tokens, dim, INFINITY);
+    if (other->data.buffer[NSAI_TRIAL_V0 + b].device) NSAI_TRY(upload(other, NSAI_TRIAL_V0 + b));
+  }
+  NSAI_TRY(nsai_trial_bench_run(other));
+  nsa_tensor want = nsai_trial_data_view(&bench->data, NSAI_TRIAL_O, NSAI_TRIAL_HOST),
+             got = nsai_trial_data_view(&other->data, NSAI_TRIAL_O, NSAI_TRIAL_HOST);
+  int64_t row = find_finite(other, &got, dim);
+  if (row >= 0)
+    nsai_trial_fail(result, "o row %lld has a finite mean of infinite values", (long long)row);
+  want.shape[0] = got.shape[0] = bench->data.tokens;
+  set_column(&want, bench->data.tokens, dim, 0);
+  set_column(&got, bench->data.tokens, dim, 0);
+  nsai_trial_compare_tensors("others",
+                             nsai_trial_tolerance_of(NSAI_TRIAL_WHOLE, bench->c->geometry.dtype),
+                             &got, &want, result);
+  return NSA_OK;
+}
+
 /* ---- special cases of the maths -------------------------------------------------------------- */
 
 /* A branch that sees every token is dense attention. */
@@ -353,6 +400,7 @@ nsa_status chk_check_property(nsai_trial_bench *bench, nsai_trial_result *result
     case NSAI_TRIAL_PERMUTE: status = check_permute(bench, &other, result); break;
     case NSAI_TRIAL_SCALE_V: status = check_scale_v(bench, &other, result); break;
     case NSAI_TRIAL_ZERO_GATE: status = check_zero_gate(bench, &other, result); break;
+    case NSAI_TRIAL_INFINITE: status = check_infinite(bench, &other, result); break;
     case NSAI_TRIAL_GRAPH: status = check_graph(bench, &other, result); break;
     default: status = nsai_fail(NSA_E_INTERNAL, "no check of kind %d", (int)c->kind);
     }

@@ -83,6 +83,7 @@ assert len(rows) == 21 and all(None not in row and None not in row.values() for 
 first = "date,commit,device,problem,part,burst_ms,sustained_ms,tflops,gbps,roofline,r,u4,u8,workspace," \
         "plan_cold_ms,plan_warm_ms"
 assert ",".join(rows[0]).startswith(first)
+assert list(rows[0])[-2:] == ["floor_ms", "note"]
 for name in "speed", "stages":
     assert xml.dom.minidom.parse(f"figures/forward-{name}.svg").getElementsByTagName("text")
 PY
@@ -92,6 +93,31 @@ PY
   grep -Fxf table out.md | diff table -
   bench plot out.csv --svg again
   diff figures/forward-stages.svg again/out-stages.svg
+}
+
+@test "decode: cells on the terminal, as CSV and drawn; wrong usage is 2" {
+  model='fwd:h4/2:d64/64:w64'
+  run -0 --separate-stderr bench decode --device cpu --problem "$model" --contexts 64,300 --batches 1,3 \
+    --q-len 2 --page-size 16 --csv cells.csv --svg . --commit abc
+  [[ ${#lines[@]} == 8 && ${lines[1]} == *"2 new tokens, pages of 16" ]]
+  run -0 bench decode --device cpu --problem "$model" --contexts 64 --batches 1 --page-size 0 --csv cells.csv
+  python3 - <<'PY'
+import csv, xml.dom.minidom
+rows = list(csv.DictReader(open("cells.csv")))
+assert [(r["S"], r["batch"], r["page_size"]) for r in rows] == \
+    [("64", "1", "16"), ("64", "3", "16"), ("300", "1", "16"), ("300", "3", "16"), ("64", "1", "0")]
+for r in rows:
+    assert float(r["ms_total"]) > 0 and float(r["ms_append"]) > 0 and not r["note"], r
+# 300 tokens: 17 blocks of phi; two tokens of 3 blocks and a part; a window and a token
+assert rows[2]["reads_expected"] == str(17 + (3 * 64 + 43) + (3 * 64 + 44) + 65)
+xml.dom.minidom.parse("decode-speed.svg")
+PY
+  run -2 bench decode --device cpu --contexts 4k
+  run -2 bench decode --device cpu --list
+  run -2 bench window --device cpu --batches 4
+  run -2 bench decode --device cpu --problem "$model:phi=linear"
+  run -1 bench decode --device cpu --problem "$model" --contexts 64 --batches 1 --q-len 17
+  [[ $output == *"max_q_len"* ]]
 }
 
 @test "a problem that fails is told, the others are timed, 1" {

@@ -28,14 +28,17 @@ load common
   need_nvrtc
   compiled() { autotune list --json | jq -r '.entries[].kernel' | sort -u; }
   model=$configs/models/g16_d192.yaml
-  autotune compile --arch sm_90a --op forward --max-kv-len 4096 "$model"
+  autotune compile --arch sm_90a --op forward --max-kv-len 2048 "$model"
   compiled >short
-  grep -qx importance_mma short        # up to 4096 tokens
-  grep -qx attend_selected_tma short   # low overlap
-  grep -qx attend_selected_wgmma short # high overlap
+  grep -qx importance_mma short # up to 2048 tokens
+  grep -qx selected_window_wgmma short
   run -1 grep -x compressed_topn_wgmma short
+  run -1 grep -x attend_selected_tma short
   autotune compile --arch sm_90a --op forward --max-kv-len 65536 "$model"
-  compiled | grep -qx compressed_topn_wgmma
+  compiled >long
+  grep -qx compressed_topn_wgmma long
+  grep -qx attend_selected_tma long   # low overlap
+  grep -qx selected_window_wgmma long # high overlap
   # Shorter plans find all of theirs.
   for length in 700 1500 4000 5000 50000; do
     run -0 --separate-stderr autotune compile --arch sm_90a --op forward --max-kv-len $length \

@@ -404,10 +404,10 @@ static void test_untimed_length(void **state) {
   static const char onepass[] = "compressed_topn_wgmma";
   world w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128}\n");
-  nsa_problem near = machine_problem(NSA_OP_FORWARD, 4096, LOW);
+  nsa_problem near = machine_problem(NSA_OP_FORWARD, 2048, LOW);
   nsa_problem far = machine_problem(NSA_OP_FORWARD, 65536, LOW);
   enter(&w, NULL);
-  nsai_record *r = new_record(&w, NSA_OP_FORWARD, 4096, LOW);
+  nsai_record *r = new_record(&w, NSA_OP_FORWARD, 2048, LOW);
   add(r, "attend_compressed", COMPRESSED, true);
   add(r, "select", SELECT, true);
   save(&w, r);

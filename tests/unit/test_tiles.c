@@ -61,17 +61,6 @@ static bool flash_wgmma_allows(const nsai_kernel_spec *s) {
   return (rows == 128 || rows == 192) && group <= 64 && keys % 16 == 0 && queries >= 1;
 }
 
-/* Whether the registers of selected_window_tma hold Q beside two branches' O: Plan::kQueryInRegisters
- * of common/union_mma.cuh. */
-static bool window_tma_holds(const nsai_kernel_spec *s) {
-  int64_t groups = constant(s, "kWarps") / 4;
-  int64_t launch = 65536 / (s->threads * constant(s, "kMinBlocks")) / 8 * 8;
-  int64_t fair = (launch * (groups + 1) - (s->tokens > 128 ? 40 : 32)) / groups / 8 * 8;
-  int64_t columns_qk = (constant(s, "kHeadDimQk") + 15) / 16 * 16;
-  int64_t columns_v = (constant(s, "kHeadDimV") + 15) / 16 * 16;
-  return columns_v + columns_qk / 4 + 16 + (columns_v > 128 ? 60 : 48) <= (fair < 240 ? fair : 240);
-}
-
 /* Those of common/union_ring.cuh, union_mma.cuh, union_wgmma.cuh. */
 static bool ring_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps"), stages = constant(s, "kStages");
@@ -88,7 +77,6 @@ static bool ring_allows(const nsai_kernel_spec *s) {
                  8 * producers;
   assert_true(s->shared_bytes >= ring &&
               s->shared_bytes < ring + 1024 + 16 * warps * 128 * panels_qk);
-  if (is(s, "selected_window_tma") && !window_tma_holds(s)) return false;
   return warps % 4 == 0 && warps <= 12 && warps * constant(s, "kMinBlocks") >= 8 && group <= 64 &&
          stages >= 2;
 }

@@ -1,0 +1,202 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "decode.h"
+
+#include "decode_world.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define COLD_BYTES 256e6 /* that other steps read before one reads the same again */
+#define MOST_COPIES 96   /* nodes of a graph are not free either */
+#define REPLAYS 7
+
+const char *const bench_decode_part_names[BENCH_DECODE_PARTS] = { "total", "cmp",    "sel",
+                                                                  "win",   "append", "dense" };
+
+/* ---- work ------------------------------------------------------------------------------------ */
+
+bench_decode_reads bench_decode_reads_of(const nsai_geometry *g, int64_t context, int32_t q_len) {
+  bench_decode_reads r = { .compressed = nsai_block_count(g, context), .dense = context };
+  int64_t window = g->window ? (int64_t)g->window + q_len - 1 : 0;
+  r.window = window < context ? window : context;
+  for (int64_t t = context - q_len; g->select_count && t < context; t++) {
+    int64_t most = (int64_t)(g->select_count - 1) * g->select_block + t % g->select_block + 1;
+    r.selected += t < 0 ? 0 : t + 1 < most ? t + 1 : most;
+  }
+  return r;
+}
+
+static double row_bytes(const nsai_geometry *g, int64_t batch) {
+  return 2.0 * (double)batch * g->kv_heads * (g->head_dim_qk + g->head_dim_v);
+}
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+/* `whole`: of one sequence's context at once; else of a step. */
+static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options *options,
+                            const bench_decode_cell *cell, int whole, nsa_plan **out) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  p.op = op;
+  p.page_size = options->page_size;
+  p.max_kv_len = cell->context;
+  p.max_seqs = whole ? 1 : (int32_t)cell->batch;
+  p.max_q_len = whole ? 0 : cell->q_len;
+  p.max_tokens = whole ? cell->context : cell->batch * cell->q_len;
+  p.overlap = options->c.overlap ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
+  return nsa_plan_create(ctx, &p, NULL, NULL, out);
+}
+
+/* ---- times ----------------------------------------------------------------------------------- */
+
+/* What a graph repeats over the copies. */
+typedef struct steps {
+  const decode_world *world;
+  const nsa_plan *append, *decode; /* append NULL: none */
+  nsa_exec exec;
+} steps;
+
+static nsa_status enqueue(const steps *s) {
+  for (int64_t copy = 0; copy < s->world->copies; copy++) {
+    nsa_batch batch = decode_world_batch(s->world, copy);
+    nsa_exec append = s->exec;
+    append.branches = 0;
+    if (s->append)
+      NSAI_TRY(nsa_kv_append(s->append, &append, &batch, &s->world->cache, &s->world->fresh, NULL));
+    NSAI_TRY(nsa_decode(s->decode, &s->exec, &batch, &s->world->io));
+  }
+  return NSA_OK;
+}
+
+static nsa_status capture(const steps *s, nsai_cu_graph_exec *out) {
+  const nsai_trial_device *device = s->world->device;
+  nsai_cu_graph graph = NULL;
+  NSAI_TRY(NSAI_CUDA(device->driver,
+                     cuStreamBeginCapture(device->stream, NSAI_CU_CAPTURE_THREAD_LOCAL)));
+  nsa_status status = enqueue(s);
+  nsa_status ended = NSAI_CUDA(device->driver, cuStreamEndCapture(device->stream, &graph));
+  if (!status) status = ended;
+  if (!status) status = NSAI_CUDA(device->driver, cuGraphInstantiateWithFlags(out, graph, 0));
+  if (graph) device->driver->cuGraphDestroy(graph);
+  return status;
+}
+
+static int ascending(const void *a, const void *b) {
+  double x = *(const double *)a, y = *(const double *)b;
+  return (x > y) - (x < y);
+}
+
+/* The median of some replays, microseconds of a step. The first warms up. */
+static nsa_status time_steps(const steps *s, double *us) {
+  const nsai_trial_device *device = s->world->device;
+  double ms[REPLAYS];
+  nsai_cu_graph_exec graph = NULL;
+  nsai_trial_timer timer;
+  nsa_status status;
+  NSAI_TRY(nsai_trial_timer_create(device, &timer));
+  if (device->driver) NSAI_TRY_TO(done, capture(s, &graph));
+  for (int i = -1; i < REPLAYS; i++) {
+    NSAI_TRY_TO(done, nsai_trial_timer_start(device, &timer));
+    if (graph)
+      NSAI_TRY_TO(done, NSAI_CUDA(device->driver, cuGraphLaunch(graph, device->stream)));
+    else
+      NSAI_TRY_TO(done, enqueue(s));
+    NSAI_TRY_TO(done, nsai_trial_timer_stop(device, &timer));
+    NSAI_TRY_TO(done, nsai_trial_timer_read(device, &timer, &ms[i < 0 ? 0 : i]));
+  }
+  qsort(ms, REPLAYS, sizeof *ms, ascending);
+  *us = 1e3 * ms[REPLAYS / 2] / (double)s->world->copies;
+done:
+  if (graph) device->driver->cuGraphExecDestroy(graph);
+  nsai_trial_timer_destroy(device, &timer);
+  return status;
+}
+
+/* ---- a cell ---------------------------------------------------------------------------------- */
+
+typedef struct plans {
+  nsa_plan *fill, *append, *decode, *dense;
+} plans;
+
+static void destroy_plans(plans *p) {
+  nsa_plan_destroy(p->fill);
+  nsa_plan_destroy(p->append);
+  nsa_plan_destroy(p->decode);
+  nsa_plan_destroy(p->dense);
+}
+
+static nsa_status make_plans(nsa_ctx *ctx, nsa_ctx *dense, const bench_decode_options *options,
+                             const bench_decode_cell *cell, plans *p) {
+  NSAI_TRY(make_plan(ctx, NSA_OP_APPEND, options, cell, 1, &p->fill));
+  NSAI_TRY(make_plan(ctx, NSA_OP_APPEND, options, cell, 0, &p->append));
+  NSAI_TRY(make_plan(ctx, NSA_OP_DECODE, options, cell, 0, &p->decode));
+  return dense ? make_plan(dense, NSA_OP_DECODE, options, cell, 0, &p->dense) : NSA_OK;
+}
+
+/* Device memory for the largest of the plans' workspaces. */
+static nsa_status make_workspace(decode_world *w, const plans *p, nsa_exec *exec) {
+  const nsa_plan *all[] = { p->append, p->decode, p->dense };
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    if (!all[i]) continue;
+    NSAI_TRY(nsa_plan_caps(all[i], &caps));
+    if (caps.workspace_bytes > exec->workspace_bytes) exec->workspace_bytes = caps.workspace_bytes;
+  }
+  exec->stream = (nsa_stream)w->device->stream;
+  return decode_world_alloc(w, exec->workspace_bytes, &exec->workspace);
+}
+
+static nsa_status time_parts(decode_world *w, const plans *p, bench_decode_cell *cell) {
+  static const bench_decode_part part_of[NSA_BRANCHES] = {
+    [NSA_CMP] = BENCH_DECODE_CMP, [NSA_SEL] = BENCH_DECODE_SEL, [NSA_WIN] = BENCH_DECODE_WIN
+  };
+  const nsai_geometry *g = w->geometry;
+  steps s = { .world = w, .decode = p->decode, .exec = NSA_EXEC_INIT };
+  NSAI_TRY(make_workspace(w, p, &s.exec));
+  NSAI_TRY(time_steps(&s, &cell->us[BENCH_DECODE_TOTAL]));
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    if ((b == NSA_SEL && !g->select_count) || (b == NSA_WIN && !g->window)) continue;
+    s.exec.branches = 1u << b;
+    NSAI_TRY(time_steps(&s, &cell->us[part_of[b]]));
+  }
+  if (p->dense) {
+    s.decode = p->dense;
+    s.exec.branches = 1u << NSA_WIN;
+    NSAI_TRY(time_steps(&s, &cell->us[BENCH_DECODE_DENSE]));
+  }
+  s.decode = p->decode;
+  s.append = p->append;
+  s.exec.branches = 0;
+  return time_steps(&s, &cell->us[BENCH_DECODE_STEP]);
+}
+
+nsa_status bench_decode_measure(chk_session *session, nsa_ctx *ctx, nsa_ctx *dense,
+                                const bench_decode_options *options, bench_decode_cell *cell) {
+  const nsai_geometry *g = &options->c.geometry;
+  const bench_decode_reads reads = bench_decode_reads_of(g, cell->context, cell->q_len);
+  nsa_caps caps = NSA_CAPS_INIT;
+  plans p = { 0 };
+  decode_world world = { 0 };
+  nsa_status status;
+  cell->bytes =
+      row_bytes(g, cell->batch) * (double)(reads.compressed + reads.selected + reads.window);
+  cell->dense_bytes = row_bytes(g, cell->batch) * (double)reads.dense;
+  int64_t copies =
+      chk_session_device(session)->driver ? 1 + (int64_t)(COLD_BYTES / cell->bytes) : 1;
+  if (copies > MOST_COPIES) copies = MOST_COPIES;
+  NSAI_TRY_TO(done, make_plans(ctx, dense, options, cell, &p));
+  NSAI_TRY_TO(done, nsa_plan_caps(p.decode, &caps));
+  memcpy(cell->variants, caps.variants, sizeof cell->variants);
+  NSAI_TRY_TO(done, decode_world_create(session, options, g, p.fill, cell, copies, &world));
+  cell->copies = world.copies;
+  NSAI_TRY_TO(done, time_parts(&world, &p, cell));
+done:
+  decode_world_destroy(&world);
+  destroy_plans(&p);
+  if (status) {
+    const char *text = nsa_last_error();
+    snprintf(cell->note, sizeof cell->note, "%.*s", (int)strcspn(text, "\n"), text);
+  }
+  return status;
+}
