@@ -9,7 +9,7 @@
 //
 //   parts (decode_scan, decode_attend) -> o [T, Hq, Dv] and what else is wanted
 //
-// Grid: x = ceil(T * Hq / (4 / row_warps)), 4 warps; row_warps of them add up a row's parts, every
+// Grid: x = ceil(T * Hq / (8 / row_warps)), 8 warps; row_warps of them add up a row's parts, every
 // row_warps-th each, in a fixed order. Rows behind all sequences are left alone. Bound by latency, where
 // there are few rows, and by L2.
 //
@@ -21,7 +21,7 @@
 #include "common/params.h"
 #include "common/softmax.cuh"
 
-static_assert(Config::kThreads == 128, "4 warps share 4, 2 or 1 rows");
+static_assert(Config::kThreads == 256, "8 warps share 8, 4, 2 or 1 rows");
 
 constexpr int kBranches = 3, kWarps = Config::kThreads / 32;
 constexpr int kJ = (Config::kHeadDimV + 127) / 128; // columns of a lane, by fours: row_column()
@@ -50,36 +50,55 @@ NSAI_DEVICE RowParts parts_of(const NsaiDecodeParts &x, int rows, long long unit
 // Reference and total of all parts; all 32 lanes take part.
 NSAI_DEVICE void combine_stats(const RowParts &parts, BranchRow &out, int lane) {
   float highest = kNoReference, total = 0.0f;
-  for (int i = lane; i < parts.count; i += 32)
-    highest = fmaxf(highest, parts.gStats[2 * i * parts.stride]);
-  highest = warp_max(highest);
+#pragma unroll 4
   for (int i = lane; i < parts.count; i += 32) {
     const float2 stats = *(const float2 *)(parts.gStats + 2 * i * parts.stride);
-    total = fmaf(exp2_approx(stats.x - highest), stats.y, total);
+    const float higher = fmaxf(highest, stats.x);
+    total = total * exp2_approx(highest - higher) + stats.y * exp2_approx(stats.x - higher);
+    highest = higher;
   }
+  const float higher = warp_max(highest);
+  total *= exp2_approx(highest - higher);
+  highest = higher;
 #pragma unroll
   for (int apart = 16; apart; apart /= 2) total += __shfl_xor_sync(~0u, total, apart);
   out.reference = highest;
   out.total = total;
 }
 
-// The warp's parts of O: those from `first` on, every `step`-th.
+// The warp's parts of O: those from `first` on, every `step`-th; kAtOnce of them in flight.
+constexpr int kAtOnce = 8 / kJ;
 template <class C>
 NSAI_DEVICE void combine_parts(const RowParts &parts, BranchRow &out, int first, int step) {
 #pragma unroll
   for (int j = 0; j < kJ; ++j) out.o[j] = make_float4(0, 0, 0, 0);
-#pragma unroll 4
-  for (int i = first; i < parts.count; i += step) {
-    const float2 stats = *(const float2 *)(parts.gStats + 2 * i * parts.stride);
-    if (stats.y == 0.0f) continue; // not written
-    const float factor = exp2_approx(stats.x - out.reference);
-    const float *from = parts.gO + i * parts.stride * C::kHeadDimV;
+  for (int begin = first; begin < parts.count; begin += kAtOnce * step) {
+    float2 stats[kAtOnce];
+    float4 x[kAtOnce][kJ];
 #pragma unroll
-    for (int j = 0; j < kJ; ++j) {
-      if (!has_row_column<C::kHeadDimV>(j)) continue;
-      const float4 x = *(const float4 *)(from + row_column(j));
-      out.o[j] = make_float4(fmaf(factor, x.x, out.o[j].x), fmaf(factor, x.y, out.o[j].y),
-                             fmaf(factor, x.z, out.o[j].z), fmaf(factor, x.w, out.o[j].w));
+    for (int i = 0; i < kAtOnce; ++i) {
+      const int part = begin + i * step;
+      stats[i] = part < parts.count ? *(const float2 *)(parts.gStats + 2 * part * parts.stride)
+                                    : make_float2(kNoReference, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float *from = parts.gO + (begin + i * step) * parts.stride * C::kHeadDimV;
+#pragma unroll
+      for (int j = 0; j < kJ; ++j) {
+        x[i][j] = make_float4(0, 0, 0, 0); // a sum of 0: O is not written
+        if (stats[i].y != 0.0f && has_row_column<C::kHeadDimV>(j))
+          x[i][j] = *(const float4 *)(from + row_column(j));
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const float factor = exp2_approx(stats[i].x - out.reference);
+#pragma unroll
+      for (int j = 0; j < kJ; ++j)
+        out.o[j] = make_float4(
+            fmaf(factor, x[i][j].x, out.o[j].x), fmaf(factor, x[i][j].y, out.o[j].y),
+            fmaf(factor, x[i][j].z, out.o[j].z), fmaf(factor, x[i][j].w, out.o[j].w));
     }
   }
 }

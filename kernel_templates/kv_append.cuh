@@ -22,7 +22,7 @@
 #include "common/params.h"
 #include "common/types.cuh"
 
-constexpr int kLoads = 8; // of a mean in flight per thread
+constexpr int kLoads = 8; // of a mean in flight per thread; 16 spill where rows have no power of two of chunks
 
 // A token of the call.
 struct NewToken {
@@ -77,17 +77,25 @@ NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewTok
   for (int i = threadIdx.x; i < p.kv_heads * Piece<C>::kPerHead; i += C::kThreads) {
     const Piece<C> piece(i);
     float sum[8] = {};
-#pragma unroll kLoads
-    for (int x = 0; x < C::kBlock; ++x) {
-      const int token = at.seq.q_begin + first + x - old;
-      const bool fresh = first + x >= old && is_kept(p, token);
-      const Chunk chunk = *(const Chunk *)(fresh ? piece.fresh(p, 0, token)
-                                                 : piece.cached(p.cache[0], rows, first + x));
+    for (int begin = 0; begin < C::kBlock; begin += kLoads) {
+      Chunk chunk[kLoads];
 #pragma unroll
-      for (int w = 0; w < 4; ++w) {
-        sum[2 * w] += C::Element::low(chunk.w[w]);
-        sum[2 * w + 1] += C::Element::high(chunk.w[w]);
+      for (int i = 0; i < kLoads; ++i) {
+        const int position = first + begin + i, token = at.seq.q_begin + position - old;
+        const bool exists = C::kBlock % kLoads == 0 || begin + i < C::kBlock;
+        const bool fresh = position >= old && is_kept(p, token);
+        chunk[i] = Chunk{};
+        if (exists)
+          chunk[i] = *(const Chunk *)(fresh ? piece.fresh(p, 0, token)
+                                            : piece.cached(p.cache[0], rows, position));
       }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i)
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          sum[2 * w] += C::Element::low(chunk[i].w[w]);
+          sum[2 * w + 1] += C::Element::high(chunk[i].w[w]);
+        }
     }
     constexpr float kInverse = 1.0f / C::kBlock;
     Chunk mean;

@@ -25,7 +25,7 @@
 
 /* Rows of the output from which on a warp adds up a row's parts alone. */
 #define MANY_ROWS 4096
-#define MOST_ROW_WARPS 4
+#define MOST_ROW_WARPS 8
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }

@@ -275,7 +275,7 @@ typedef struct NsaiDecode {
   int pooled_blocks;
   int window_parts; /* of attend.parts */
   int branches;     /* bit b: branch b counts */
-  int row_warps;    /* decode_combine: 1, 2 or 4 warps share a row's parts */
+  int row_warps;    /* decode_combine: 1, 2, 4 or 8 warps share a row's parts */
   int reserved;
 } NsaiDecode;
 
