@@ -83,7 +83,7 @@ NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewTok
       for (int i = 0; i < kLoads; ++i) {
         const int position = first + begin + i, token = at.seq.q_begin + position - old;
         const bool exists = C::kBlock % kLoads == 0 || begin + i < C::kBlock;
-        const bool fresh = position >= old && is_kept(p, token);
+        const bool fresh = exists && position >= old && is_kept(p, token);
         chunk[i] = Chunk{};
         if (exists)
           chunk[i] = *(const Chunk *)(fresh ? piece.fresh(p, 0, token)
