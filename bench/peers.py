@@ -29,7 +29,7 @@ def burst_ms(run):
 
 
 print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, cuDNN {torch.backends.cudnn.version()}")
-for tokens in (4096, 8192, 16384, 32768, 65536):
+for tokens in (4096, 6144, 8192, 16384, 32768, 65536):
     draw = lambda heads: torch.randn(1, heads, tokens, DIM, device="cuda", dtype=torch.bfloat16)
     q, k, v = draw(HEADS), draw(KV_HEADS), draw(KV_HEADS)
     for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("flash", SDPBackend.FLASH_ATTENTION)):

@@ -148,12 +148,12 @@ PY
 }
 
 @test "README's table and the committed figures are those of the committed CSVs" {
-  bench table "$NSA_SOURCE/bench/results/h200-2026-11-21.csv" >table
+  bench table "$NSA_SOURCE/bench/results/h200-2026-11-22.csv" >table
   [[ $(wc -l <table) == 17 ]]
   grep -Fxf table "$NSA_SOURCE/README.md" | diff table -
-  bench plot "$NSA_SOURCE/bench/results/h200-2026-11-21.csv" --svg .
+  bench plot "$NSA_SOURCE/bench/results/h200-2026-11-22.csv" --svg .
   for name in speed stages; do
-    diff "h200-2026-11-21-$name.svg" "$NSA_SOURCE/bench/results"
+    diff "h200-2026-11-22-$name.svg" "$NSA_SOURCE/bench/results"
   done
 }
 
