@@ -60,9 +60,10 @@ enum {
 static const struct argp_option options[] = {
   { "arch", 'a', "LIST", 0, "Architectures, as sm_80,sm_90a, or all; without it the GPU's own", 0 },
   { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
-  { "op", OPT_OP, "OP", 0, "forward, dense, decode or append; without it the first two", 0 },
-  { "selection", OPT_SELECTION, "KIND", 0, "Selection of the forward: own, blocks or ranges (own)",
+  { "op", OPT_OP, "OP", 0, "forward, dense, prefill, decode or append; without it the first two",
     0 },
+  { "selection", OPT_SELECTION, "KIND", 0,
+    "Selection of a forward or prefill: own, blocks or ranges (own)", 0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
     "Longest sequence; without it the file's. What shorter ones choose is compiled, too", 0 },
   { "probe-rows", OPT_PROBE_ROWS, "N", 0,
@@ -129,8 +130,7 @@ static void parse_seed(arguments *a, const char *text, struct argp_state *state)
 }
 
 static error_t parse(int key, char *value, struct argp_state *state) {
-  static const char *const ops[] = { "forward", "dense", "decode", "append", NULL };
-  static const int32_t op_of[] = { NSA_OP_FORWARD, NSA_OP_DENSE, NSA_OP_DECODE, NSA_OP_APPEND };
+  static const char *const ops[] = { "forward", "dense", "prefill", "decode", "append", NULL };
   static const char *const selections[] = { "own", "blocks", "ranges", NULL };
   arguments *a = state->input;
   switch (key) {
@@ -140,7 +140,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
     nsai_cli_override(&a->settings, a->jobs, state);
     break;
-  case OPT_OP: a->op = op_of[parse_word("--op", value, ops, state)]; break;
+  case OPT_OP: a->op = NSA_OP_FORWARD + parse_word("--op", value, ops, state); break;
   case OPT_SELECTION:
     a->selection = NSA_SELECT_OWN + parse_word("--selection", value, selections, state);
     break;
@@ -175,10 +175,11 @@ static bool is_tuned(int32_t op) { return op == NSA_OP_FORWARD || op == NSA_OP_D
 static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
                               int64_t max_kv_len) {
   nsa_problem p = NSA_PROBLEM_INIT;
+  bool has_rows = op == NSA_OP_FORWARD || op == NSA_OP_PREFILL; /* of selections and importance */
   p.op = op;
-  p.selection = op == NSA_OP_FORWARD ? a->selection : NSA_SELECT_OWN;
+  p.selection = has_rows ? a->selection : NSA_SELECT_OWN;
   p.max_kv_len = max_kv_len;
-  p.max_probe_rows = op == NSA_OP_FORWARD ? a->probe_rows : 0;
+  p.max_probe_rows = has_rows ? a->probe_rows : 0;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
   if (is_tuned(op)) p.max_kv_tokens = p.max_tokens;

@@ -64,6 +64,13 @@ void nsai_legal_common(const nsai_problem *, nsai_reasons *);
 /* Reasons against dense attention in the place of the selected branch: blocks may be left out. */
 void nsai_legal_every_block(const nsai_problem *, nsai_reasons *);
 
+/* Appends how a kernel that serves packed tensors and caches finds its keys: Config::kCached and, with
+ * a cache, kPageRows, the rows of a page that hold `stride` tokens each. */
+void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_t stride);
+
+/* Reasons against kernels of tensor maps, and others that know packed tensors alone. */
+void nsai_legal_packed(const nsai_problem *, nsai_reasons *);
+
 /* Adds a reason against a block of threads of so many bytes: portable variants stay under
  * NSAI_PORTABLE_SHARED_BYTES everywhere. */
 void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);

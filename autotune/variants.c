@@ -20,7 +20,7 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   if (p->op == NSA_OP_APPEND) return stage == NSAI_STAGE_APPEND;
   if (p->op == NSA_OP_DECODE) return stage == NSAI_STAGE_DECODE;
   switch (stage) {
-  case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL;
+  case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(p);
   case NSAI_STAGE_ATTEND_COMPRESSED: return true;
   case NSAI_STAGE_IMPORTANCE:
     return p->max_probe_rows || (m->select_count && p->selection == NSA_SELECT_OWN);
@@ -369,13 +369,10 @@ nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *
   return (nsai_candidate){ 0 };
 }
 
-/* No kernel prefills from a cache or computes gradients yet. */
+/* Of an operation that runs on the CPU device alone. */
 static nsa_status refuse_op(const nsai_problem *problem, const nsai_target *target,
                             nsai_writer *explain) {
-  const char *remedy =
-      nsai_problem_is_cached(problem)
-          ? "set runtime.device to cpu, or run nsa_forward over packed keys and values"
-          : "set runtime.device to cpu";
+  const char *remedy = "set runtime.device to cpu";
   const char *op = nsai_op_name(problem->op);
   if (explain) nsai_write(explain, "  no kernel serves %s yet: %s\n", op, remedy);
   return nsai_fail(NSA_E_UNSUPPORTED, "no kernel serves %s on %s yet: %s", op, target->arch,
@@ -400,7 +397,8 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
       take_chosen(&c, (nsai_stage)s);
   }
   out->scratch_bytes = scratch_of(out, target);
-  bool gates = problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DECODE;
+  bool gates = problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_PREFILL ||
+               problem->op == NSA_OP_DECODE;
   if (complete && problem->model.gate == NSAI_GATE_MLP && gates)
     nsai_specify_gate(problem, out->specs);
   if (complete) return NSA_OK;

@@ -46,13 +46,19 @@ static int64_t chunk_of(int64_t budget, int64_t bytes, int64_t tokens) {
   return fit < all ? fit : all;
 }
 
+/* Whether runs compress K and V: those over a cache find its entries made. */
+static bool makes_blocks(const nsai_problem *problem) {
+  return problem->model.phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(problem);
+}
+
 bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice) {
   if (problem->op == NSA_OP_APPEND) return false;
   if (problem->op == NSA_OP_DECODE) return problem->model.gate == NSAI_GATE_MLP;
   if (problem->op == NSA_OP_DENSE)
     return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
-  return problem->model.phi == NSAI_PHI_LINEAR || problem->model.phi == NSAI_PHI_MLP ||
-         problem->model.gate == NSAI_GATE_MLP;
+  if (problem->model.gate == NSAI_GATE_MLP) return true;
+  return makes_blocks(problem) &&
+         (problem->model.phi == NSAI_PHI_LINEAR || problem->model.phi == NSAI_PHI_MLP);
 }
 
 static void layout_dense(nsai_layout *out, const nsai_problem *p) {
@@ -164,11 +170,11 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice, i
     return out;
   }
   out.cmp_rows = p->max_kv_tokens / m->stride + 1;
-  if (m->phi != NSAI_PHI_EXTERNAL) {
+  if (makes_blocks(p)) {
     out.k_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_qk * 2);
     out.v_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_v * 2);
   }
-  if (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP) layout_phi(&out, m);
+  if (makes_blocks(p) && m->phi != NSAI_PHI_MEAN) layout_phi(&out, m);
   if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
   out.lse = take(&out, p->max_tokens * m->heads * 4);
   if (m->select_count || m->window) layout_partial(&out, p);

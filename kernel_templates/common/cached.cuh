@@ -32,7 +32,7 @@ NSAI_DEVICE int find_cached_sequence(const NsaiCacheBatch &batch, int token) {
 }
 
 // Index of compressed block i among its sequence's entries: the place of its last token, in strides.
-template <int kBlock, int kStride> NSAI_DEVICE int entry_index(int i) {
+template <int kBlock, int kStride> constexpr NSAI_DEVICE int entry_index(int i) {
   return i + kBlock / kStride - 1;
 }
 

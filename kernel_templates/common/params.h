@@ -223,6 +223,19 @@ typedef struct NsaiCombine {
   int kv_heads;
 } NsaiCombine;
 
+/* The same over a cache; the packed struct's seq, k and v mean nothing, as in all of these. */
+typedef struct NsaiCachedAttend {
+  NsaiCacheBatch batch;
+  NsaiCachePair pair; /* attend_compressed: the compressed entries */
+  NsaiAttend packed;
+} NsaiCachedAttend;
+
+typedef struct NsaiCachedAttendSelected {
+  NsaiCacheBatch batch;
+  NsaiCachePair pair;
+  NsaiAttendSelected packed;
+} NsaiCachedAttendSelected;
+
 /* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`.
  */
 typedef struct NsaiImportance {
@@ -243,6 +256,12 @@ typedef struct NsaiImportance {
   int columns; /* Config::kProbe: columns of `importance`; those beyond the candidates are set to 0
                 */
 } NsaiImportance;
+
+typedef struct NsaiCachedImportance {
+  NsaiCacheBatch batch;
+  NsaiCacheTensor k;
+  NsaiImportance packed;
+} NsaiCachedImportance;
 
 /* Partial results of one decode kernel, f32: of every (unit, part, row) the unnormalised O and the
  * reference and sum of its softmax; a sum of 0 says that O was not written. */
@@ -304,6 +323,11 @@ typedef struct NsaiSelect {
   int reserved;
 } NsaiSelect;
 
+typedef struct NsaiCachedSelect {
+  NsaiCacheBatch batch;
+  NsaiSelect packed;
+} NsaiCachedSelect;
+
 /* sort_blocks, sort_ranges: a caller's selection into the sorted lists attend_selected reads. */
 typedef struct NsaiSortSelection {
   NsaiSequences seq;
@@ -315,6 +339,11 @@ typedef struct NsaiSortSelection {
   int heads;                 /* 1 or Hkv */
   int reserved;
 } NsaiSortSelection;
+
+typedef struct NsaiCachedSortSelection {
+  NsaiCacheBatch batch;
+  NsaiSortSelection packed;
+} NsaiCachedSortSelection;
 
 /* compress_mean: phi mean of K and V. */
 typedef struct NsaiCompress {
@@ -391,12 +420,17 @@ NSAI_SIZE_IS(NsaiKvItem, 32);
 NSAI_SIZE_IS(NsaiInvert, 152);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
+NSAI_SIZE_IS(NsaiCachedAttend, 392);
+NSAI_SIZE_IS(NsaiCachedAttendSelected, 416);
 NSAI_SIZE_IS(NsaiImportance, 168);
+NSAI_SIZE_IS(NsaiCachedImportance, 264);
 NSAI_SIZE_IS(NsaiDecodeParts, 24);
 NSAI_SIZE_IS(NsaiDecode, 808);
 NSAI_SIZE_IS(NsaiAppend, 512);
 NSAI_SIZE_IS(NsaiSelect, 104);
+NSAI_SIZE_IS(NsaiCachedSelect, 168);
 NSAI_SIZE_IS(NsaiSortSelection, 88);
+NSAI_SIZE_IS(NsaiCachedSortSelection, 152);
 NSAI_SIZE_IS(NsaiCompress, 144);
 NSAI_SIZE_IS(NsaiGatherRows, 104);
 NSAI_SIZE_IS(NsaiBiasActivation, 128);

@@ -56,6 +56,11 @@ template <int kTokens> NSAI_DEVICE QueryTile find_query_tile(const NsaiSequences
   return QueryTile{ s, load_sequence(seqs, s), (tile - (seqs.cu_q[s] / kTokens + s)) * kTokens };
 }
 
+// The sequence that row `row` of q belongs to. A row behind the last one's counts as the last one's.
+NSAI_DEVICE int find_row_sequence(const NsaiSequences &seqs, int row) {
+  return seqs.cu_q ? find_sequence(seqs.num_seqs, row, [&](int i) { return seqs.cu_q[i]; }) : 0;
+}
+
 // First row of compressed storage of sequence s.
 template <int kStride> NSAI_DEVICE int first_block_row(const NsaiSequences &seqs, int s) {
   if (seqs.cu_blocks) return seqs.cu_blocks[s];

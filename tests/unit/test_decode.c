@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Append and decode on the fake GPU: what is launched for which sizes, that it fits the workspace, and
+ * Append, decode and prefill on the fake GPU: what is launched for which sizes, that it fits the workspace, and
  * that nothing waits.
  */
 #include <setjmp.h>
@@ -188,10 +188,42 @@ static void test_launches(void **state) {
   end(&r);
 }
 
+/* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
+static void test_prefill(void **state) {
+  (void)state;
+  static const char *const whole[] = { "attend_window_mma",   "attend_compressed_mma",
+                                       "importance_mma",      "select_topn",
+                                       "attend_selected_mma", NULL };
+  static const int32_t begins[SEQS + 1] = { 0, 4, 5, 6 };
+  const int32_t tile = 32; /* tokens of 3 heads, padded to 4, in 128 rows */
+  decode_run r;
+  begin(&r);
+  nsa_plan *prefill = plan_of(&r, NSA_OP_PREFILL);
+  for (int packed = 0; packed < 2; packed++) {
+    if (packed) {
+      r.batch.cu_q = toy_tensor(&r.memory, NSA_I32, 1, SEQS + 1, 0, 0);
+      memcpy(r.batch.cu_q.data, begins, sizeof begins);
+    }
+    machine_expect("prefill", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+    for (int i = 0; i < 2; i++)
+      assert_int_equal(machine_record()->launch[i].grid_x, 2 * (TOKENS / tile + SEQS));
+    expect_launches(whole);
+  }
+  r.m.exec.branches = 1u << NSA_CMP;
+  machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+  expect_launches(NAMES("attend_compressed_mma"));
+  r.m.exec.branches = 1u << NSA_SEL;
+  machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+  expect_launches(whole + 1);
+  nsa_plan_destroy(prefill);
+  end(&r);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_places),
     cmocka_unit_test(test_launches),
+    cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

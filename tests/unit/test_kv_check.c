@@ -415,7 +415,7 @@ static void test_slot_mapping(void **state) {
   }
 }
 
-/* ---- what a GPU does not do yet ---- */
+/* ---- what a GPU does, and does not yet ---- */
 
 static nsa_problem gpu_problem(int32_t op) {
   nsa_problem p = NSA_PROBLEM_INIT;
@@ -439,13 +439,35 @@ static void expect_unsupported(machine *m, const nsa_problem *p, const char *why
   machine_expect("prepare", nsa_prepare(m->ctx, p, 1, NULL, NULL), NSA_E_UNSUPPORTED, why);
 }
 
+/* The portable kernels serve a prefill; each of the others says why not. */
+static void test_prefill(void **state) {
+  (void)state;
+  machine m;
+  char text[8192];
+  nsa_caps caps = NSA_CAPS_INIT;
+  nsa_plan *plan;
+  machine_init(&m, &(machine_request){ .gpu = true });
+  nsa_problem p = gpu_problem(NSA_OP_PREFILL);
+  machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
+  assert_true(caps.supported && caps.graph_level == NSA_GRAPH_ALWAYS);
+  assert_true(caps.workspace_bytes > 0);
+  assert_string_equal(caps.variants,
+                      "attend_compressed=attend_compressed_mma importance=importance_mma "
+                      "select=select_topn attend_selected=attend_selected_mma "
+                      "attend_window=attend_window_mma");
+  nsa_explain(m.ctx, &p, text, sizeof text);
+  assert_non_null(strstr(text, "    attend_window_wgmma: no\n"
+                               "      keys and values lie in a cache: it reads packed tensors\n"));
+  machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan_destroy(plan);
+  machine_free(&m);
+}
+
 static void test_gpu(void **state) {
   (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
-  nsa_problem p = gpu_problem(NSA_OP_PREFILL);
-  expect_unsupported(&m, &p, "set runtime.device to cpu, or run nsa_forward");
-  p = gpu_problem(NSA_OP_DECODE);
+  nsa_problem p = gpu_problem(NSA_OP_DECODE);
   p.selection = NSA_SELECT_BLOCKS;
   expect_unsupported(&m, &p, "let the library select");
   p = gpu_problem(NSA_OP_DECODE);
@@ -475,6 +497,7 @@ int main(void) {
     cmocka_unit_test(test_slots),
     cmocka_unit_test(test_many_alike),
     cmocka_unit_test(test_slot_mapping),
+    cmocka_unit_test(test_prefill),
     cmocka_unit_test(test_gpu),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
