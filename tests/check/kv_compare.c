@@ -14,8 +14,10 @@
 static nsa_status enqueue(chk_kv_world *w) {
   nsa_batch batch = chk_kv_batch(w, true, false);
   nsa_io io = chk_kv_io(w, true);
+  nsa_exec exec = w->gpu_exec;
+  exec.branches = w->branches;
   NSAI_TRY(chk_kv_append(w, true));
-  return nsa_decode(w->gpu_decode, &w->gpu_exec, &batch, &io);
+  return chk_kv_attend(w, w->gpu_attend, &exec, &batch, &io);
 }
 
 static nsa_status capture(chk_kv_world *w) {
@@ -97,6 +99,10 @@ nsa_status chk_kv_compare_cache(chk_kv_world *w) {
   for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
     if (!w->tensor[what].host) continue;
     NSAI_TRY(chk_kv_fetch(w, what));
+  }
+  chk_kv_spoil_cache(w);
+  for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
+    if (!w->tensor[what].host) continue;
     if (what >= CHK_KV_K_CMP && w->form.geometry.phi == NSAI_PHI_MEAN)
       compare_entries(w, what);
     else
@@ -107,14 +113,13 @@ nsa_status chk_kv_compare_cache(chk_kv_world *w) {
 
 /* ---- blocks ---- */
 
-static int sequence_of(const chk_kv_world *w, int64_t token) {
+int chk_kv_sequence_of(const chk_kv_world *w, int64_t token) {
   int s = 0;
   while (token >= w->q_len[s]) token -= w->q_len[s++];
   return s;
 }
 
-/* Position of a token of the call; below 0 for padded sequences. */
-static int64_t position_of(const chk_kv_world *w, int64_t token) {
+int64_t chk_kv_position_of(const chk_kv_world *w, int64_t token) {
   int s = 0;
   while (token >= w->q_len[s]) token -= w->q_len[s++];
   return w->len[s] ? w->len[s] - w->q_len[s] + token : -1;
@@ -126,7 +131,7 @@ static void compare_row_blocks(chk_kv_world *w, int64_t token, int32_t head) {
   int64_t at = token * idx->view.stride[0] + head * idx->view.stride[1];
   const int32_t *got = (const int32_t *)(const void *)chk_kv_fetched(idx) + at;
   const int32_t *want = (const int32_t *)(const void *)idx->host + at;
-  int64_t t = position_of(w, token), blocks = probe->view.shape[2];
+  int64_t t = chk_kv_position_of(w, token), blocks = probe->view.shape[2];
   const float *row = (const float *)(const void *)probe->host + token * probe->view.stride[0] +
                      head * probe->view.stride[1];
   const char *complaint = nsai_trial_selection_malformed(g, t, got);
@@ -177,14 +182,14 @@ static double ratio_of(const chk_kv_sums *s, double tolerance) {
 static void compare_row(chk_kv_world *w, int part, int what, int64_t token, int32_t head,
                         const double *plain, double tolerance) {
   chk_kv_sums row = row_sums(w, what, token, head, plain);
-  chk_kv_sums *all = &w->sums[part][sequence_of(w, token) * w->form.geometry.heads + head];
+  chk_kv_sums *all = &w->sums[part][chk_kv_sequence_of(w, token) * w->form.geometry.heads + head];
   double ratio = ratio_of(&row, tolerance);
   all->error += row.error;
   all->norm += row.norm;
   all->plain += row.plain;
   if (!(ratio <= ROW_LIMIT))
     FAIL(w, "%s of token %lld (t %lld), head %d: error %.3g times its limit", part_names[part],
-         (long long)token, (long long)position_of(w, token), head, ratio);
+         (long long)token, (long long)chk_kv_position_of(w, token), head, ratio);
 }
 
 /* o from the branches as they are stored. */
@@ -192,7 +197,7 @@ static void add_branches(const chk_kv_world *w, int64_t token, int32_t head, dou
   const nsai_geometry *g = &w->form.geometry;
   const chk_kv_tensor *gate = &w->tensor[CHK_KV_GATE];
   memset(plain, 0, (size_t)g->head_dim_v * sizeof *plain);
-  for (int b = 0; b < NSA_BRANCHES && position_of(w, token) >= 0; b++) {
+  for (int b = 0; b < NSA_BRANCHES && chk_kv_position_of(w, token) >= 0; b++) {
     const chk_kv_tensor *t = &w->tensor[CHK_KV_O_BRANCH + b];
     if (!(w->branches >> b & 1)) continue;
     double x = value(&gate->view, gate->host,
@@ -228,7 +233,7 @@ static void compare_lse(chk_kv_world *w, int branch, int64_t token, int32_t head
   if (ratio > w->result->lse) w->result->lse = ratio;
   if (!(ratio <= 1))
     FAIL(w, "lse %d of token %lld (t %lld), head %d: %g, expected %g", branch, (long long)token,
-         (long long)position_of(w, token), head, x, want);
+         (long long)chk_kv_position_of(w, token), head, x, want);
 }
 
 static void compare_outputs(chk_kv_world *w) {
@@ -253,31 +258,47 @@ static void compare_outputs(chk_kv_world *w) {
 static nsa_status ask_cpu(chk_kv_world *w) {
   nsa_batch batch = chk_kv_batch(w, false, false);
   nsa_io io = chk_kv_io(w, false);
-  bool selects = w->form.geometry.select_count > 0;
+  nsa_exec exec = w->cpu_exec;
+  exec.branches = w->branches;
+  bool selects = w->form.geometry.select_count > 0 && w->form.selection == NSA_SELECT_OWN;
   if (selects) {
     io.probe_rows = chk_kv_view(w, CHK_KV_PROBE_ROWS, false);
     io.probe_importance = chk_kv_view(w, CHK_KV_PROBE, false);
     io.probe_rows.shape[0] = io.probe_importance.shape[0] = w->tokens;
     for (int64_t i = 0; i < w->tokens; i++) ((int32_t *)io.probe_rows.data)[i] = (int32_t)i;
-    NSAI_TRY(nsa_decode(w->cpu_select, &w->cpu_exec, &batch, &io));
+    NSAI_TRY(chk_kv_attend(w, w->cpu_select, &exec, &batch, &io));
     for (int64_t token = 0; token < w->tokens; token++)
       for (int32_t head = 0; head < w->form.geometry.kv_heads; head++)
         compare_row_blocks(w, token, head);
+    if (w->form.probed) chk_kv_compare_probes(w);
     io.probe_rows = io.probe_importance = (nsa_tensor){ 0 };
     memcpy(io.block_idx.data, chk_kv_fetched(&w->tensor[CHK_KV_IDX]), w->tensor[CHK_KV_IDX].bytes);
   }
-  return nsa_decode(w->cpu_decode, &w->cpu_exec, &batch, &io);
+  return chk_kv_attend(w, w->cpu_attend, &exec, &batch, &io);
+}
+
+/* Guards of an output, and, of those that have the call's rows, what lies behind its tokens. */
+static void check_output(chk_kv_world *w, const chk_kv_tensor *t, bool rows) {
+  const uint8_t *data = chk_kv_fetched(t);
+  size_t row = t->bytes / (size_t)t->view.shape[0];
+  check_guards(w, &t->gpu, "output");
+  for (size_t i = row * (size_t)w->tokens; rows && i < t->bytes; i++)
+    if (data[i] != 0xff) {
+      FAIL(w, "an output's row %zu is written, there are %lld", i / row, (long long)w->tokens);
+      return;
+    }
 }
 
 nsa_status chk_kv_compare_step(chk_kv_world *w) {
   if (!w->tokens) return NSA_OK;
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_TENSORS; what++)
-    if (w->tensor[what].host) {
-      NSAI_TRY(chk_kv_fetch(w, what));
-      check_guards(w, &w->tensor[what].gpu, "output");
-    }
+    if (w->tensor[what].host) NSAI_TRY(chk_kv_fetch(w, what));
   NSAI_TRY(nsai_trial_buffer_fetch(w->device, &w->workspace));
+  chk_kv_spoil_step(w);
+  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_PROBE_ROWS; what++)
+    if (w->tensor[what].host) check_output(w, &w->tensor[what], what != CHK_KV_SOME);
   check_guards(w, &w->workspace, "workspace");
+  if (w->result->failure[0]) return NSA_OK; /* blocks may lead the CPU device anywhere */
   NSAI_TRY(ask_cpu(w));
   compare_outputs(w);
   return NSA_OK;

@@ -57,20 +57,42 @@ void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
   out->ragged = !out->graph && next(&random) % 2;
   out->seqs = (int32_t)(1 + next(&random) % CHK_KV_SEQS);
   out->max_q_len = PICK(&random, q_lens);
+  out->op = NSA_OP_DECODE;
   out->max_kv_len = (int32_t)(longest / 4 + (int64_t)(next(&random) % (uint64_t)longest));
   out->steps = 6;
+  out->softmax_scale = next(&random) % 4 ? 0 : 0.02f + 0.01f * (float)(next(&random) % 20);
+  out->masks = !out->graph && next(&random) % 4 == 0;
+}
+
+void chk_kv_form_prefill(chk_kv_form *out) {
+  uint64_t random = out->seed * 0xd1342543de82ef95ull + 1;
+  bool selects = out->geometry.select_count > 0;
+  out->op = NSA_OP_PREFILL;
+  out->max_q_len = (int32_t)(1 + next(&random) % (out->geometry.heads > 16 ? 70 : 300));
+  out->ragged = next(&random) % 4 > 0;
+  out->shared_lists = next(&random) % 2;
+  if (selects && next(&random) % 4 == 0)
+    out->selection = next(&random) % 2 ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
+  out->probed = selects && !out->selection && next(&random) % 2 &&
+                out->seqs * out->max_q_len >= CHK_KV_PROBES;
+  if (out->max_kv_len < 8 * out->max_q_len) out->max_kv_len = 8 * out->max_q_len;
 }
 
 void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
   const nsai_geometry *g = &f->geometry;
-  fprintf(
-      out,
-      "seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s page%d%s%s%s%s%s%s%s seq%d q%d len%d",
-      (unsigned long long)f->seed, g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block,
-      g->stride, g->select_block, g->select_count, g->select_init, g->select_local, g->window,
-      g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
-      g->phi == NSAI_PHI_EXTERNAL ? " external" : "", f->page_size, f->hnd ? " hnd" : "",
-      f->lists ? " lists" : "", f->ring ? " ring" : "", f->slots ? " slots" : "",
-      f->mapping ? " mapping" : "", f->graph ? " graph" : "", f->ragged ? " ragged" : "", f->seqs,
-      f->max_q_len, f->max_kv_len);
+  fprintf(out,
+          "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s page%d%s%s%s%s%s%s%s%s%s%s "
+          "scale %.2f seq%d q%d len%d",
+          f->op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)f->seed, g->heads,
+          g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride, g->select_block,
+          g->select_count, g->select_init, g->select_local, g->window,
+          g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
+          g->phi == NSAI_PHI_EXTERNAL ? " external" : "", f->page_size, f->hnd ? " hnd" : "",
+          f->lists ? " lists" : "", f->ring ? " ring" : "", f->slots ? " slots" : "",
+          f->mapping ? " mapping" : "", f->graph ? " graph" : "", f->ragged ? " ragged" : "",
+          f->selection == NSA_SELECT_OWN      ? ""
+          : f->selection == NSA_SELECT_BLOCKS ? " blocks"
+                                              : " ranges",
+          f->probed ? " probed" : "", f->masks ? " masks" : "", (double)f->softmax_scale, f->seqs,
+          f->max_q_len, f->max_kv_len);
 }

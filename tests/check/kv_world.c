@@ -94,6 +94,21 @@ static nsa_status make_caches(chk_kv_world *w) {
 
 #define SHAPE(...) ((const int64_t[]){ __VA_ARGS__ })
 
+/* Of `t` rows, chosen or brought. */
+static nsa_status make_lists(chk_kv_world *w, int64_t t) {
+  const chk_kv_form *f = &w->form;
+  int64_t heads = f->geometry.kv_heads, n = f->geometry.select_count;
+  int64_t blocks = nsai_select_block_count(&f->geometry, f->max_kv_len);
+  bool ranges = f->selection == NSA_SELECT_RANGES;
+  if (f->probed) {
+    NSAI_TRY(make(w, CHK_KV_SOME_ROWS, NSA_I32, 1, SHAPE(CHK_KV_PROBES)));
+    NSAI_TRY(make(w, CHK_KV_SOME, NSA_F32, 3, SHAPE(CHK_KV_PROBES, heads, blocks)));
+  }
+  if (f->selection == NSA_SELECT_OWN) return make(w, CHK_KV_IDX, NSA_I32, 3, SHAPE(t, heads, n));
+  if (f->shared_lists) return make(w, CHK_KV_SELECTION, NSA_I32, ranges ? 3 : 2, SHAPE(t, n, 2));
+  return make(w, CHK_KV_SELECTION, NSA_I32, ranges ? 4 : 3, SHAPE(t, heads, n, 2));
+}
+
 static nsa_status make_rest(chk_kv_world *w) {
   const chk_kv_form *f = &w->form;
   const nsai_geometry *g = &f->geometry;
@@ -118,7 +133,7 @@ static nsa_status make_rest(chk_kv_world *w) {
   NSAI_TRY(make(w, CHK_KV_PROBE_ROWS, NSA_I32, 1, SHAPE(t)));
   NSAI_TRY(make(w, CHK_KV_PROBE, NSA_F32, 3, SHAPE(t, g->kv_heads, blocks)));
   if (!g->select_count) return NSA_OK;
-  return make(w, CHK_KV_IDX, NSA_I32, 3, SHAPE(t, g->kv_heads, g->select_count));
+  return make_lists(w, t);
 }
 
 /* ---- contexts and plans ---- */
@@ -148,34 +163,34 @@ static nsa_status make_context(chk_kv_world *w, const char *cache_dir, bool gpu,
 }
 
 static nsa_status make_plan(chk_kv_world *w, nsa_ctx *ctx, int32_t op, int32_t selection,
-                            bool probes, nsa_plan **out) {
+                            int32_t probes, nsa_plan **out) {
   nsa_problem p = NSA_PROBLEM_INIT;
   p.op = op;
   p.page_size = w->form.page_size;
   p.max_seqs = w->form.seqs;
-  p.max_tokens = op == NSA_OP_DECODE ? w->form.seqs * w->form.max_q_len : w->most_tokens;
+  p.max_tokens = op == NSA_OP_APPEND ? w->most_tokens : w->form.seqs * w->form.max_q_len;
   p.max_kv_len = w->form.max_kv_len;
-  p.max_q_len = op == NSA_OP_DECODE ? w->form.max_q_len : w->chunk;
+  p.max_q_len = op == NSA_OP_APPEND ? w->chunk : w->form.max_q_len;
   p.window_ring = w->form.ring;
   p.selection = selection;
-  if (probes) p.max_probe_rows = (int32_t)p.max_tokens;
+  p.max_probe_rows = probes < p.max_tokens ? probes : (int32_t)p.max_tokens;
   return nsa_plan_create(ctx, &p, NULL, NULL, out);
 }
 
 static nsa_status make_plans(chk_kv_world *w, const char *cache_dir) {
-  bool selects = w->form.geometry.select_count > 0;
+  const int32_t op = w->form.op, selection = w->form.selection;
+  bool selects = w->form.geometry.select_count > 0 && selection == NSA_SELECT_OWN;
   uint64_t bytes = 0;
   NSAI_TRY(make_context(w, cache_dir, true, &w->gpu));
   NSAI_TRY(make_context(w, cache_dir, false, &w->cpu));
-  NSAI_TRY(make_plan(w, w->gpu, NSA_OP_APPEND, 0, false, &w->gpu_append));
-  NSAI_TRY(make_plan(w, w->gpu, NSA_OP_DECODE, 0, false, &w->gpu_decode));
-  NSAI_TRY(make_plan(w, w->cpu, NSA_OP_APPEND, 0, false, &w->cpu_append));
-  NSAI_TRY(make_plan(w, w->cpu, NSA_OP_DECODE, 0, selects, &w->cpu_select));
-  NSAI_TRY(
-      make_plan(w, w->cpu, NSA_OP_DECODE, selects ? NSA_SELECT_BLOCKS : 0, false, &w->cpu_decode));
+  NSAI_TRY(make_plan(w, w->gpu, NSA_OP_APPEND, 0, 0, &w->gpu_append));
+  NSAI_TRY(make_plan(w, w->gpu, op, selection, w->form.probed ? CHK_KV_PROBES : 0, &w->gpu_attend));
+  NSAI_TRY(make_plan(w, w->cpu, NSA_OP_APPEND, 0, 0, &w->cpu_append));
+  NSAI_TRY(make_plan(w, w->cpu, op, selection, selects ? INT32_MAX : 0, &w->cpu_select));
+  NSAI_TRY(make_plan(w, w->cpu, op, selects ? NSA_SELECT_BLOCKS : selection, 0, &w->cpu_attend));
   for (int i = 0; i < 2; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
-    NSAI_TRY(nsa_plan_caps(i ? w->gpu_append : w->gpu_decode, &caps));
+    NSAI_TRY(nsa_plan_caps(i ? w->gpu_append : w->gpu_attend, &caps));
     if (caps.workspace_bytes > bytes) bytes = caps.workspace_bytes;
   }
   w->gpu_exec = w->cpu_exec = (nsa_exec)NSA_EXEC_INIT;
@@ -238,6 +253,14 @@ static void write_mapping(chk_kv_world *w) {
     }
 }
 
+/* Gate weights are what a sigmoid gives: where signs let branches cancel, what is left has the errors of
+ * much larger terms. */
+static void drop_signs(chk_kv_world *w) {
+  chk_kv_tensor *t = &w->tensor[CHK_KV_GATE];
+  uint16_t *gate = (uint16_t *)(void *)t->host;
+  for (int64_t i = 0; i < w->tokens * t->view.stride[0]; i++) gate[i] &= 0x7fff;
+}
+
 /* Contents of rows that belong to sequences that are there; the others stay NaN. */
 static void fill_inputs(chk_kv_world *w) {
   static const int inputs[] = { CHK_KV_Q,           CHK_KV_GATE,        CHK_KV_FRESH_K,
@@ -247,13 +270,14 @@ static void fill_inputs(chk_kv_world *w) {
     chk_kv_tensor *t = &w->tensor[inputs[i]];
     if (!t->host) continue;
     fill(w, inputs[i], w->tokens);
+    if (inputs[i] == CHK_KV_GATE && w->form.geometry.gate == NSAI_GATE_WEIGHTS) drop_signs(w);
     size_t row = (size_t)t->view.stride[0] * 2;
     for (int s = 0, token = 0; s < w->form.seqs; token += w->q_len[s++])
       if (!w->len[s]) memset(t->host + (size_t)token * row, 0xff, (size_t)w->q_len[s] * row);
   }
 }
 
-static nsa_status prepare_call(chk_kv_world *w) {
+static nsa_status prepare_call(chk_kv_world *w, bool step) {
   w->tokens = 0;
   for (int s = 0; s < w->form.seqs; s++) {
     ints(w, CHK_KV_CU_Q)[s] = (int32_t)w->tokens;
@@ -262,10 +286,15 @@ static nsa_status prepare_call(chk_kv_world *w) {
     w->tokens += w->q_len[s];
   }
   ints(w, CHK_KV_CU_Q)[w->form.seqs] = (int32_t)w->tokens;
+  w->rows = w->tokens;
+  if (step && w->packed && w->form.op == NSA_OP_PREFILL) /* as many in each, for a graph */
+    w->rows = (int64_t)w->form.seqs * w->form.max_q_len;
   take_pages(w);
   write_pages(w);
   if (w->form.mapping) write_mapping(w);
   fill_inputs(w);
+  chk_kv_choose_selection(w);
+  NSAI_TRY(nsai_trial_buffer_poison(w->device, &w->workspace));
   for (int what = CHK_KV_CU_Q; what < CHK_KV_FIRST_OUTPUT; what++)
     if (w->tensor[what].host) NSAI_TRY(chk_kv_upload(w, what));
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_TENSORS; what++)
@@ -273,10 +302,10 @@ static nsa_status prepare_call(chk_kv_world *w) {
   return NSA_OK;
 }
 
-/* Rows [0, tokens) of a tensor of the call. */
+/* The rows of a tensor of the call. */
 static nsa_tensor rows_of(const chk_kv_world *w, int what, bool gpu) {
   nsa_tensor t = chk_kv_view(w, what, gpu);
-  if (t.data) t.shape[0] = w->tokens;
+  if (t.data) t.shape[0] = w->rows;
   return t;
 }
 
@@ -310,6 +339,7 @@ static nsa_kv cache_of(const chk_kv_world *w, bool gpu) {
 
 nsa_io chk_kv_io(const chk_kv_world *w, bool gpu) {
   nsa_io io = NSA_IO_INIT;
+  io.softmax_scale = w->form.softmax_scale;
   io.q = rows_of(w, CHK_KV_Q, gpu);
   io.gate.value = rows_of(w, CHK_KV_GATE, gpu);
   io.kv = cache_of(w, gpu);
@@ -319,7 +349,13 @@ nsa_io chk_kv_io(const chk_kv_world *w, bool gpu) {
     io.o_branch[b] = rows_of(w, CHK_KV_O_BRANCH + b, gpu);
     io.lse[b] = rows_of(w, CHK_KV_LSE + b, gpu);
   }
-  io.block_idx = rows_of(w, CHK_KV_IDX, gpu);
+  io.block_idx =
+      rows_of(w, w->form.selection == NSA_SELECT_OWN ? CHK_KV_IDX : CHK_KV_SELECTION, gpu);
+  if (w->form.selection == NSA_SELECT_RANGES) io.ranges = io.block_idx, io.block_idx.data = NULL;
+  if (gpu && w->form.probed) {
+    io.probe_rows = chk_kv_view(w, CHK_KV_SOME_ROWS, true);
+    io.probe_importance = chk_kv_view(w, CHK_KV_SOME, true);
+  }
   return io;
 }
 
@@ -375,7 +411,7 @@ static nsa_status begin_sequences(chk_kv_world *w) {
       any |= rest > 0;
     }
     if (!any) break;
-    NSAI_TRY(prepare_call(w));
+    NSAI_TRY(prepare_call(w, false));
     NSAI_TRY(chk_kv_append(w, false));
     NSAI_TRY(chk_kv_append(w, true));
     NSAI_TRY(chk_kv_compare_cache(w));
@@ -384,23 +420,46 @@ static nsa_status begin_sequences(chk_kv_world *w) {
   return NSA_OK;
 }
 
-/* New tokens for a decode step: as many for each or, ragged, any number. */
+/* New tokens of a sequence: as many for each or, ragged, any number, and one where it decodes beside
+ * chunks. */
+static int32_t choose_new(chk_kv_world *w) {
+  const chk_kv_form *f = &w->form;
+  if (!f->ragged) return f->max_q_len;
+  if (f->op == NSA_OP_PREFILL && chk_kv_next(w) % 3 == 0) return 1;
+  return (int32_t)(chk_kv_next(w) % (uint64_t)(f->max_q_len + 1));
+}
+
+/* New tokens for a step. */
 static void choose_step(chk_kv_world *w) {
   const chk_kv_form *f = &w->form;
   w->packed = f->ragged;
   for (int s = 0; s < f->seqs; s++) {
-    w->q_len[s] =
-        f->ragged ? (int32_t)(chk_kv_next(w) % (uint64_t)(f->max_q_len + 1)) : f->max_q_len;
+    w->q_len[s] = choose_new(w);
     bool absent = w->len[s] + w->q_len[s] > f->max_kv_len || (!w->len[s] && chk_kv_next(w) % 2);
+    bool fresh = !w->len[s];
     w->len[s] = absent ? 0 : w->len[s] + w->q_len[s]; /* 0: for this call */
+    if (fresh && w->len[s] > 1 && chk_kv_next(w) % 2) /* rows before its first token */
+      w->len[s] = 1 + (int32_t)(chk_kv_next(w) % (uint64_t)(w->q_len[s] - 1));
   }
+}
+
+static uint32_t all_branches(const nsai_geometry *g) {
+  return 1u << NSA_CMP | (g->select_count ? 1u << NSA_SEL : 0) | (g->window ? 1u << NSA_WIN : 0);
+}
+
+/* Some of the branches, one at least. */
+static void choose_branches(chk_kv_world *w) {
+  uint32_t all = all_branches(&w->form.geometry);
+  do w->branches = all & (uint32_t)chk_kv_next(w);
+  while (!w->branches);
 }
 
 static nsa_status step(chk_kv_world *w) {
   int32_t before[CHK_KV_SEQS];
   memcpy(before, w->len, sizeof before);
   choose_step(w);
-  NSAI_TRY(prepare_call(w));
+  if (w->form.masks) choose_branches(w);
+  NSAI_TRY(prepare_call(w, true));
   NSAI_TRY(chk_kv_append(w, false));
   NSAI_TRY(chk_kv_run_gpu(w));
   NSAI_TRY(chk_kv_compare_cache(w));
@@ -410,7 +469,9 @@ static nsa_status step(chk_kv_world *w) {
       w->len[s] = before[s];
       continue;
     }
-    w->len[s] -= (int32_t)(chk_kv_next(w) % (uint64_t)(w->q_len[s] + 1)); /* rejected drafts */
+    int32_t drafts = w->q_len[s] < w->len[s] ? w->q_len[s] : w->len[s];
+    if (w->form.op == NSA_OP_DECODE) /* some of them are rejected */
+      w->len[s] -= (int32_t)(chk_kv_next(w) % (uint64_t)(drafts + 1));
   }
   return NSA_OK;
 }
@@ -432,13 +493,12 @@ static void size_world(chk_kv_world *w) {
   const chk_kv_form *f = &w->form;
   const nsai_geometry *g = &f->geometry;
   int64_t seen = (int64_t)g->window + (f->max_q_len > 40 ? f->max_q_len : 40) - 1;
-  w->chunk = f->ring ? 40 : f->max_kv_len;
+  w->chunk = !f->ring ? f->max_kv_len : f->max_q_len > 40 ? f->max_q_len : 40;
   w->ring = seen < f->max_kv_len ? seen : f->max_kv_len;
   w->most_tokens = (int64_t)f->seqs * (w->chunk > f->max_q_len ? w->chunk : f->max_q_len);
   w->most_pages = f->page_size > 0 ? f->max_kv_len / f->page_size + 2 : 1;
   w->pages = (int32_t)(f->seqs * w->most_pages);
-  w->branches =
-      1u << NSA_CMP | (g->select_count ? 1u << NSA_SEL : 0) | (g->window ? 1u << NSA_WIN : 0);
+  w->branches = all_branches(g);
 }
 
 static nsa_status create(chk_kv_world *w, const char *cache_dir) {
@@ -473,7 +533,7 @@ static nsa_status create(chk_kv_world *w, const char *cache_dir) {
 static void destroy(chk_kv_world *w) {
   nsai_trial_device_wait(w->device, NULL);
   if (w->graph) w->device->driver->cuGraphExecDestroy(w->graph);
-  nsa_plan *plans[] = { w->gpu_append, w->gpu_decode, w->cpu_append, w->cpu_select, w->cpu_decode };
+  nsa_plan *plans[] = { w->gpu_append, w->gpu_attend, w->cpu_append, w->cpu_select, w->cpu_attend };
   for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) nsa_plan_destroy(plans[i]);
   nsa_destroy(w->gpu);
   nsa_destroy(w->cpu);
@@ -488,8 +548,10 @@ static void destroy(chk_kv_world *w) {
 }
 
 nsa_status chk_kv_walk(const nsai_trial_device *device, const chk_kv_form *form,
-                       const char *cache_dir, chk_kv_result *result) {
-  chk_kv_world w = { .form = *form, .device = device, .random = form->seed, .result = result };
+                       const char *cache_dir, int *spoil, chk_kv_result *result) {
+  chk_kv_world w = {
+    .form = *form, .device = device, .random = form->seed, .spoil = spoil, .result = result
+  };
   *result = (chk_kv_result){ 0 };
   nsa_status status = create(&w, cache_dir);
   if (!status) status = walk(&w);

@@ -24,12 +24,15 @@ enum {
   CHK_KV_GATE,
   CHK_KV_FRESH_K,
   CHK_KV_FRESH_V = CHK_KV_FRESH_K + NSA_BRANCHES,
-  CHK_KV_FIRST_OUTPUT = CHK_KV_FRESH_V + NSA_BRANCHES,
+  CHK_KV_SELECTION = CHK_KV_FRESH_V + NSA_BRANCHES, /* that the caller brings */
+  CHK_KV_SOME_ROWS,                                 /* whose importance the GPU tells */
+  CHK_KV_FIRST_OUTPUT,
   CHK_KV_O = CHK_KV_FIRST_OUTPUT,
   CHK_KV_IDX,
   CHK_KV_LSE,
   CHK_KV_O_BRANCH = CHK_KV_LSE + NSA_BRANCHES,
-  CHK_KV_PROBE_ROWS = CHK_KV_O_BRANCH + NSA_BRANCHES,
+  CHK_KV_SOME = CHK_KV_O_BRANCH + NSA_BRANCHES,
+  CHK_KV_PROBE_ROWS, /* of the CPU device alone: every row */
   CHK_KV_PROBE,
   CHK_KV_TENSORS
 };
@@ -52,9 +55,9 @@ typedef struct chk_kv_world {
   const nsai_trial_device *device;
   uint64_t random;
   nsa_ctx *gpu, *cpu;
-  nsa_plan *gpu_append, *gpu_decode, *cpu_append;
+  nsa_plan *gpu_append, *gpu_attend, *cpu_append;
   nsa_plan *cpu_select; /* with the importance of every row */
-  nsa_plan *cpu_decode; /* on the GPU's own blocks */
+  nsa_plan *cpu_attend; /* on the GPU's own blocks, or the caller's selection */
   nsa_exec gpu_exec, cpu_exec;
   nsai_trial_buffer workspace;
   nsai_cu_graph_exec graph;
@@ -62,11 +65,13 @@ typedef struct chk_kv_world {
   int32_t chunk; /* new tokens of a sequence in one append */
   int64_t ring, most_tokens, most_pages;
   int32_t pages, *page[CHK_KV_SEQS], page_count[CHK_KV_SEQS], *free_page, free_count;
-  uint32_t branches;
+  uint32_t branches; /* of the call */
   /* of the call */
   int32_t len[CHK_KV_SEQS], q_len[CHK_KV_SEQS];
   int64_t tokens;
+  int64_t rows;                        /* of q; those behind the tokens must stay untouched */
   bool packed;                         /* cu_q is given */
+  int *spoil;                          /* CHK_KV_SPOIL_*; NULL: nothing */
   chk_kv_sums *sums[NSA_BRANCHES + 1]; /* of branches and o: [seqs, heads] */
   chk_kv_result *result;
 } chk_kv_world;
@@ -80,7 +85,29 @@ nsa_batch chk_kv_batch(const chk_kv_world *w, bool gpu, bool append);
 nsa_io chk_kv_io(const chk_kv_world *w, bool gpu);
 nsa_status chk_kv_append(chk_kv_world *w, bool gpu);
 
-/* kv_compare.c: append and decode on the GPU, by a captured graph where the form says so. */
+/* The attention of the form's steps. */
+static inline nsa_status chk_kv_attend(const chk_kv_world *w, const nsa_plan *plan,
+                                       const nsa_exec *exec, const nsa_batch *batch,
+                                       const nsa_io *io) {
+  return w->form.op == NSA_OP_PREFILL ? nsa_prefill(plan, exec, batch, io)
+                                      : nsa_decode(plan, exec, batch, io);
+}
+
+/* Sequence of a token of the call, and its position; below 0 for padded sequences. */
+int chk_kv_sequence_of(const chk_kv_world *w, int64_t token);
+int64_t chk_kv_position_of(const chk_kv_world *w, int64_t token);
+
+/* kv_prefill.c: a selection of the caller's, and the rows to be probed, for the call. */
+void chk_kv_choose_selection(chk_kv_world *w);
+
+/* What the GPU tells of the probed rows' importance, by what the CPU device does of all. */
+void chk_kv_compare_probes(chk_kv_world *w);
+
+/* kv_spoil.c: damages what the GPU gave. */
+void chk_kv_spoil_cache(chk_kv_world *w);
+void chk_kv_spoil_step(chk_kv_world *w);
+
+/* kv_compare.c: append and attention on the GPU, by a captured graph where the form says so. */
 nsa_status chk_kv_run_gpu(chk_kv_world *w);
 
 /* The caches: raw tokens bit by bit, entries to one rounding; the CPU's entries become the GPU's. */

@@ -1,29 +1,33 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsakvcheck: nsa_kv_append and nsa_decode on a GPU against the CPU device, in random worlds.
+ * nsakvcheck: nsa_kv_append, nsa_decode and nsa_prefill on a GPU against the CPU device, in random
+ * worlds.
  */
 #include "kv_world.h"
 
 #include <argp.h>
 #include <stdlib.h>
+#include <string.h>
 
 #define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
 
 typedef struct arguments {
   uint64_t seed;
   int64_t count;
-  int32_t longest, device;
+  int32_t longest, device, op; /* op 0: one after the other */
   double time_limit;
   const char *cache_dir;
-  bool verbose;
+  bool verbose, self_test;
 } arguments;
 
-enum { OPT_CACHE_DIR = 256, OPT_TIME_LIMIT };
+enum { OPT_CACHE_DIR = 256, OPT_TIME_LIMIT, OPT_OP, OPT_SELF_TEST };
 
 static const struct argp_option options[] = {
   { "seed", 's', "N", 0, "Seed of the first world; the others follow (1)", 0 },
   { "count", 'n', "N", 0, "How many worlds (60)", 0 },
+  { "op", OPT_OP, "OP", 0, "Steps of decode or of prefill; without it worlds of both in turn", 0 },
+  { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
   { "longest", 'l', "N", 0, "Tokens of the longest sequences (1500)", 0 },
   { "device", 'd', "DEVICE", 0, "auto, an ordinal, or cpu: the CPU device with itself", 0 },
   { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels there (default: in memory)", 0 },
@@ -42,6 +46,13 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     if (nsai_trial_device_parse(value, &a->device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
     break;
+  case OPT_OP:
+    a->op = !strcmp(value, "decode")    ? NSA_OP_DECODE
+            : !strcmp(value, "prefill") ? NSA_OP_PREFILL
+                                        : -1;
+    if (a->op < 0) argp_error(state, "--op: '%s' is neither decode nor prefill", value);
+    break;
+  case OPT_SELF_TEST: a->self_test = true; break;
   case OPT_CACHE_DIR: a->cache_dir = value; break;
   case OPT_TIME_LIMIT: a->time_limit = strtod(value, NULL); break;
   case 'v': a->verbose = true; break;
@@ -54,6 +65,11 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   return 0;
 }
 
+static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
+  chk_kv_form_random(seed, a->longest, form);
+  if (a->op ? a->op == NSA_OP_PREFILL : seed % 2 == 0) chk_kv_form_prefill(form);
+}
+
 typedef struct counts {
   int64_t passed, failed, skipped, rows;
 } counts;
@@ -62,8 +78,8 @@ typedef struct counts {
 static void check(const arguments *a, const nsai_trial_device *device, uint64_t seed, counts *all) {
   chk_kv_form form;
   chk_kv_result r;
-  chk_kv_form_random(seed, a->longest, &form);
-  nsa_status status = chk_kv_walk(device, &form, a->cache_dir, &r);
+  make_form(a, seed, &form);
+  nsa_status status = chk_kv_walk(device, &form, a->cache_dir, NULL, &r);
   bool skipped = status == NSA_E_UNSUPPORTED;
   if (status) snprintf(r.failure, sizeof r.failure, "%.200s", nsa_last_error());
   bool failed = r.failure[0] && !skipped;
@@ -72,13 +88,35 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
   if (!failed && !a->verbose) return;
   printf("%s: ", skipped ? "skipped" : failed ? "FAILED" : "passed");
   chk_kv_form_print(&form, stdout);
-  printf(": o %.2f branch %.2f lse %.2f entry %.2f near_cut %lld rows %lld%s%s\n", r.o, r.branch,
-         r.lse, r.entry, (long long)r.near_cut, (long long)r.rows, r.failure[0] ? ": " : "",
-         r.failure);
+  printf(": o %.2f branch %.2f lse %.2f entry %.2f importance %.2f near_cut %lld rows %lld%s%s\n",
+         r.o, r.branch, r.lse, r.entry, r.importance, (long long)r.near_cut, (long long)r.rows,
+         r.failure[0] ? ": " : "", r.failure);
   if (failed)
-    printf("  again: nsakvcheck --seed %llu --count 1 --longest %d\n", (unsigned long long)seed,
-           a->longest);
+    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d\n",
+           form.op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)seed, a->longest);
   fflush(stdout);
+}
+
+/* Damage of every kind, in the first world that has it. Returns what was not found. */
+static int self_test(const arguments *a, const nsai_trial_device *device) {
+  int failed = 0;
+  for (int kind = CHK_KV_SPOIL_NOTHING + 1; kind < CHK_KV_SPOILS; kind++) {
+    int spoil = kind;
+    chk_kv_result r = { 0 };
+    for (uint64_t seed = a->seed; spoil != CHK_KV_SPOILT && seed < a->seed + 400; seed++) {
+      chk_kv_form form;
+      make_form(a, seed, &form);
+      if (form.geometry.heads > 16) continue; /* small ones will do */
+      nsa_status status = chk_kv_walk(device, &form, a->cache_dir, &spoil, &r);
+      if (status && status != NSA_E_UNSUPPORTED)
+        printf("seed %llu: %s\n", (unsigned long long)seed, nsa_last_error());
+    }
+    bool found = spoil == CHK_KV_SPOILT && r.failure[0];
+    printf("%s: damage %d: %s\n", found ? "ok" : "FAILED", kind,
+           spoil != CHK_KV_SPOILT ? "no world has it" : r.failure);
+    failed += !found;
+  }
+  return failed;
 }
 
 int main(int argc, char **argv) {
@@ -86,7 +124,7 @@ int main(int argc, char **argv) {
     options,
     parse,
     NULL,
-    "Check nsa_kv_append and nsa_decode on a GPU against the CPU device.\v"
+    "Check nsa_kv_append, nsa_decode and nsa_prefill on a GPU against the CPU device.\v"
     "A world is a random model, layout and course of sequences; its seed names it. Figures are "
     "worst "
     "errors over their limits. Exit status: 0 all passed, 1 failures, 2 usage, 77 no GPU.",
@@ -103,6 +141,11 @@ int main(int argc, char **argv) {
   if (status) {
     fprintf(stderr, "nsakvcheck: %s\n", nsa_last_error());
     return status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1;
+  }
+  if (a.self_test) {
+    int failed = self_test(&a, &device);
+    nsai_trial_device_close(&device);
+    return failed ? 1 : 0;
   }
   double start = nsai_trial_now();
   for (int64_t i = 0; i < a.count; i++) {
