@@ -31,6 +31,17 @@ void nsai_legal_common(const nsai_problem *p, nsai_reasons *reasons) {
         "model.dtype is f32: GPU kernels take bf16 and fp16, f32 runs with runtime.device: cpu");
 }
 
+void nsai_legal_packed(const nsai_problem *p, nsai_reasons *reasons) {
+  if (nsai_problem_is_cached(p))
+    nsai_refuse(reasons, "keys and values lie in a cache: it reads packed tensors");
+}
+
+void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *p, int32_t stride) {
+  bool cached = nsai_problem_is_cached(p);
+  nsai_constant_add(spec, "kCached", cached);
+  if (cached) nsai_constant_add(spec, "kPageRows", p->page_size / stride);
+}
+
 void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   const nsai_geometry *m = &p->model;
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
@@ -77,7 +88,8 @@ static nsai_tiles choose_flash(const nsai_problem *p, const nsai_target *t, nsai
     return p->op == NSA_OP_DENSE ? flash_tiles(128, 128, 4, 2) : flash_tiles(64, 64, 4, 4);
   }
   if (m->head_dim_v <= 64) return flash_tiles(128, 64, 4, 2);
-  bool fits = nsai_target_major(t) == 9 && m->head_dim_qk == 128 && m->head_dim_v == 128;
+  bool fits = nsai_target_major(t) == 9 && m->head_dim_qk == 128 && m->head_dim_v == 128 &&
+              !nsai_problem_is_cached(p); /* where the lists of pages are looked up */
   if (fits) *by = NSAI_BY_ARCHITECTURE;
   return flash_tiles(128, fits ? 64 : 32, 4, 2);
 }
@@ -146,6 +158,7 @@ void nsai_specify_attend_compressed_mma(const nsai_problem *p, const nsai_target
   (void)t;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
   specify_flash(p, s, "attend_compressed_mma", spec);
+  nsai_source_add(spec, p, p->model.stride);
   nsai_constant_add(spec, "kBlock", p->model.block);
   nsai_constant_add(spec, "kStride", p->model.stride);
 }
@@ -156,11 +169,20 @@ void nsai_legal_attend_window_mma(const nsai_problem *p, const nsai_target *t,
   nsai_legal_common(p, reasons);
 }
 
+/* Rings have no pages. */
+static void add_window_source(nsai_kernel_spec *spec, const nsai_problem *p) {
+  nsai_problem seen = *p;
+  if (p->window_ring) seen.page_size = 0;
+  nsai_source_add(spec, &seen, 1);
+}
+
 void nsai_specify_attend_window_mma(const nsai_problem *p, const nsai_target *t,
                                     const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
-  specify_flash(p, s, "attend_window_mma", &specs[NSAI_KERNEL_ATTEND_WINDOW]);
-  nsai_constant_add(&specs[NSAI_KERNEL_ATTEND_WINDOW], "kWindow", p->model.window);
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_WINDOW];
+  specify_flash(p, s, "attend_window_mma", spec);
+  add_window_source(spec, p);
+  nsai_constant_add(spec, "kWindow", p->model.window);
 }
 
 void nsai_legal_dense_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -175,7 +197,9 @@ void nsai_specify_dense_mma(const nsai_problem *p, const nsai_target *t, const n
 }
 
 void nsai_legal_every_block(const nsai_problem *p, nsai_reasons *reasons) {
-  if (p->selection != NSA_SELECT_OWN)
+  if (nsai_problem_is_cached(p))
+    nsai_legal_packed(p, reasons);
+  else if (p->selection != NSA_SELECT_OWN)
     nsai_refuse(reasons, "the caller brings the selection: it may leave blocks out");
   else if (!nsai_problem_selects_all(p))
     nsai_refuse(reasons,
@@ -324,6 +348,7 @@ void nsai_specify_sort(const nsai_problem *p, nsai_kernel_spec *spec) {
   if (!ranges) nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kMinBlocks", 1);
+  nsai_constant_add(spec, "kCached", nsai_problem_is_cached(p));
 }
 
 void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *p) {
@@ -351,6 +376,7 @@ void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
   nsai_lists_add(specs, p);
+  nsai_source_add(spec, p, 1);
 }
 
 /* ---- sdpa_gemm ---- */

@@ -96,6 +96,7 @@ const nsai_space nsai_space_flash_wgmma = {
 
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
+  nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons, "needs wgmma and the registers' division of sm_90a, the target is %s",
                 t->arch);

@@ -33,7 +33,7 @@ typedef struct arguments {
   nsai_cli_settings settings;
   const char *archs[MAX_ARCHS];
   int arch_count; /* 0: the device's own */
-  int32_t op;     /* 0: both */
+  int32_t op;     /* 0: forward and dense */
   int32_t selection;
   int64_t max_kv_len; /* 0: as the file says */
   int32_t probe_rows; /* of the forward's importance */
@@ -60,9 +60,10 @@ enum {
 static const struct argp_option options[] = {
   { "arch", 'a', "LIST", 0, "Architectures, as sm_80,sm_90a, or all; without it the GPU's own", 0 },
   { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
-  { "op", OPT_OP, "OP", 0, "forward, dense or backward; without it the first two", 0 },
-  { "selection", OPT_SELECTION, "KIND", 0, "Selection of the forward: own, blocks or ranges (own)",
-    0 },
+  { "op", OPT_OP, "OP", 0,
+    "forward, dense, prefill, decode, append or backward; without it the first two", 0 },
+  { "selection", OPT_SELECTION, "KIND", 0,
+    "Selection of a forward or prefill: own, blocks or ranges (own)", 0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
     "Longest sequence; without it the file's. What shorter ones choose is compiled, too", 0 },
   { "probe-rows", OPT_PROBE_ROWS, "N", 0,
@@ -129,8 +130,8 @@ static void parse_seed(arguments *a, const char *text, struct argp_state *state)
 }
 
 static error_t parse(int key, char *value, struct argp_state *state) {
-  static const char *const ops[] = { "forward", "dense", "backward", NULL };
-  static const int32_t op_values[] = { NSA_OP_FORWARD, NSA_OP_DENSE, NSA_OP_BACKWARD };
+  static const char *const ops[] = { "forward", "dense",    "prefill", "decode",
+                                     "append",  "backward", NULL };
   static const char *const selections[] = { "own", "blocks", "ranges", NULL };
   arguments *a = state->input;
   switch (key) {
@@ -140,7 +141,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
     nsai_cli_override(&a->settings, a->jobs, state);
     break;
-  case OPT_OP: a->op = op_values[parse_word("--op", value, ops, state)]; break;
+  case OPT_OP: a->op = NSA_OP_FORWARD + parse_word("--op", value, ops, state); break;
   case OPT_SELECTION:
     a->selection = NSA_SELECT_OWN + parse_word("--selection", value, selections, state);
     break;
@@ -169,16 +170,20 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 
 /* ---- work ---- */
 
+/* Whether an operation's kernels depend on lengths and overlap. */
+static bool is_tuned(int32_t op) { return op == NSA_OP_FORWARD || op == NSA_OP_DENSE; }
+
 static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
                               int64_t max_kv_len) {
   nsa_problem p = NSA_PROBLEM_INIT;
+  bool has_rows = op == NSA_OP_FORWARD || op == NSA_OP_PREFILL; /* of selections and importance */
   p.op = op;
-  p.selection = op == NSA_OP_FORWARD ? a->selection : NSA_SELECT_OWN;
+  p.selection = has_rows ? a->selection : NSA_SELECT_OWN;
   p.max_kv_len = max_kv_len;
-  p.max_probe_rows = op == NSA_OP_FORWARD ? a->probe_rows : 0;
+  p.max_probe_rows = has_rows ? a->probe_rows : 0;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
-  p.max_kv_tokens = p.max_tokens;
+  if (is_tuned(op)) p.max_kv_tokens = p.max_tokens;
   p.max_seqs = config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
   return p;
 }
@@ -206,11 +211,12 @@ static nsa_status add_problems(const arguments *a, const nsai_config *config, in
   nsai_problem resolved;
   int64_t lengths[MAX_LENGTHS];
   NSAI_TRY(nsai_problem_resolve(config, &problem, &resolved));
-  int length_count = list_lengths(a, &resolved, lengths);
+  int length_count = is_tuned(op) ? list_lengths(a, &resolved, lengths) : 1;
+  lengths[0] = longest;
   for (int i = 0; i < length_count; i++) {
     problem = problem_of(a, config, op, lengths[i]);
     problems[(*count)++] = problem;
-    if (op == NSA_OP_DENSE || a->sample) continue;
+    if (op != NSA_OP_FORWARD || a->sample) continue;
     problem.overlap = NSA_OVERLAP_HIGH;
     problems[(*count)++] = problem;
   }
@@ -224,10 +230,8 @@ static nsa_status make_problems(const arguments *a, const nsai_config *config,
                     : config->serving.max_kv_len ? config->serving.max_kv_len
                                                  : DEFAULT_TOKENS;
   *count = 0;
-  if (a->op == NSA_OP_BACKWARD) { /* the same kernels for every length */
-    problems[(*count)++] = problem_of(a, config, a->op, longest);
-    return NSA_OK;
-  }
+  if (a->op && a->op != NSA_OP_FORWARD && a->op != NSA_OP_DENSE)
+    return add_problems(a, config, a->op, longest, problems, count);
   if (a->op != NSA_OP_DENSE)
     NSAI_TRY(add_problems(a, config, NSA_OP_FORWARD, longest, problems, count));
   if (a->op != NSA_OP_FORWARD)

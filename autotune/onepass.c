@@ -115,6 +115,7 @@ static void judge_geometry(const nsai_geometry *m, nsai_reasons *reasons) {
 void nsai_legal_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *t,
                                       nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
+  nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons, "needs wgmma and the registers' division of sm_90a, the target is %s",
                 t->arch);

@@ -175,6 +175,7 @@ const nsai_space nsai_space_selected_wgmma = { 2, RANGES, choose_wgmma, fit_wgmm
 static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons,
                   query_bytes query) {
   nsai_legal_common(p, reasons);
+  nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
     nsai_refuse(reasons,
                 "needs the copy engine and the registers' division of sm_90a, the target is %s",

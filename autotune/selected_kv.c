@@ -82,6 +82,7 @@ void nsai_legal_attend_selected_kv(const nsai_problem *p, const nsai_target *t,
                                    nsai_reasons *reasons) {
   const nsai_geometry *m = &p->model;
   nsai_legal_common(p, reasons);
+  nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a")) nsai_refuse(reasons, "%s has no wgmma, sm_90a has", t->arch);
   if (p->selection == NSA_SELECT_RANGES)
     nsai_refuse(reasons, "the caller brings ranges: only blocks have lists of tokens");

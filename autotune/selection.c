@@ -91,6 +91,7 @@ static void specify_importance(const nsai_problem *p, const nsai_tiles *s, bool 
   nsai_constant_add(spec, "kStride", m->stride);
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
   nsai_constant_add(spec, "kProbe", probe);
+  nsai_source_add(spec, p, m->stride);
 }
 
 void nsai_specify_importance_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
@@ -150,6 +151,7 @@ void nsai_specify_select_topn(const nsai_problem *p, const nsai_target *t, const
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
   nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
+  nsai_constant_add(spec, "kCached", nsai_problem_is_cached(p));
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
 }
 

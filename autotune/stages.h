@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * What the files of the stages (attend.c, attend_wgmma.c, onepass.c, selected_hopper.c,
- * selected_kv.c, selection.c, compress.c, backward.c) give to the variant table.
+ * selected_kv.c, selection.c, compress.c, decode.c, backward.c) give to the variant table.
  */
 #ifndef NSAI_STAGES_H
 #define NSAI_STAGES_H
@@ -71,6 +71,13 @@ void nsai_legal_common(const nsai_problem *, nsai_reasons *);
 /* Reasons against dense attention in the place of the selected branch: blocks may be left out. */
 void nsai_legal_every_block(const nsai_problem *, nsai_reasons *);
 
+/* Appends how a kernel that serves packed tensors and caches finds its keys: Config::kCached and, with
+ * a cache, kPageRows, the rows of a page that hold `stride` tokens each. */
+void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_t stride);
+
+/* Reasons against kernels of tensor maps, and others that know packed tensors alone. */
+void nsai_legal_packed(const nsai_problem *, nsai_reasons *);
+
 /* Adds a reason against a block of threads of so many bytes: portable variants stay under
  * NSAI_PORTABLE_SHARED_BYTES everywhere. */
 void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
@@ -108,6 +115,8 @@ NSAI_VARIANT_FUNCTIONS(attend_window_mma);
 NSAI_VARIANT_FUNCTIONS(dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
+NSAI_VARIANT_FUNCTIONS(append_mean);
+NSAI_VARIANT_FUNCTIONS(decode_mma);
 NSAI_VARIANT_FUNCTIONS(backward_q_wgmma);
 NSAI_VARIANT_FUNCTIONS(backward_q_mma);
 NSAI_VARIANT_FUNCTIONS(backward_kv_wgmma);
@@ -124,7 +133,7 @@ bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
     nsai_space_union, nsai_space_selected_tma, nsai_space_selected_wgmma, nsai_space_importance,
-    nsai_space_select, nsai_space_selected_kv;
+    nsai_space_select, nsai_space_selected_kv, nsai_space_decode;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */

@@ -3,7 +3,8 @@
  *
  * The variant table. To add a variant: a kernel file and one row here, with its functions in the
  * file of its stage (attend.c, attend_wgmma.c, onepass.c, selected_hopper.c, selected_kv.c,
- * selection.c, compress.c, backward.c). A row of a variant that covers further stages ends with their bits.
+ * selection.c, compress.c, decode.c, backward.c). A row of a variant that covers further stages ends with
+ * their bits.
  * Nothing else stands in this file, so that a test may bring a table of its own.
  */
 #include "stages.h"
@@ -70,6 +71,10 @@ const nsai_variant nsai_variants[] = {
     nsai_legal_dense_mma, NULL, nsai_specify_dense_mma, &nsai_space_flash },
   { "sdpa_gemm", NSAI_STAGE_DENSE, "unfused baseline: q k^T, softmax and p v through cuBLASLt",
     true, true, nsai_legal_sdpa_gemm, nsai_sensible_sdpa_gemm, nsai_specify_sdpa_gemm, NULL },
+  { "append_mean", NSAI_STAGE_APPEND, "new tokens and the means that they complete, one launch",
+    true, true, nsai_legal_append_mean, NULL, nsai_specify_append_mean, NULL },
+  { "decode_mma", NSAI_STAGE_DECODE, "scan, select, attend, combine: split over keys, mma.sync",
+    true, true, nsai_legal_decode_mma, NULL, nsai_specify_decode_mma, &nsai_space_decode },
   { "backward_q_wgmma", NSAI_STAGE_BACKWARD_Q,
     "statistics of rows and dQ, row-stationary over all branches, wgmma", true, true,
     nsai_legal_backward_q_wgmma, nsai_sensible_backward_wgmma, nsai_specify_backward_q_wgmma,

@@ -543,10 +543,10 @@ static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t coun
   for (size_t i = 0; i < count && !status; i++) {
     status = nsai_problem_resolve(ctx->config, &problems[i], &(*out)[i].problem);
     (*out)[i].any_overlap = problems[i].overlap == NSA_OVERLAP_DEFAULT;
-    if (!status && !nsai_problem_is_tuned(&(*out)[i].problem))
-      status = nsai_fail(NSA_E_UNSUPPORTED,
-                         "problem %zu: the stages of %s are not tuned yet: leave it out", i,
-                         nsai_op_name(problems[i].op));
+    if (!status && !nsai_problem_is_tunable(&(*out)[i].problem))
+      status =
+          nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: the tuner does not time %s yet: leave it out",
+                    i, nsai_op_name(problems[i].op));
   }
   return status;
 }
@@ -574,7 +574,7 @@ nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
 nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
                                void *user) {
   const nsai_config *c = ctx->config;
-  if (!nsai_problem_is_tuned(problem) || !c->tuning.on_first_use || !c->tuning.records ||
+  if (!nsai_problem_is_tunable(problem) || !c->tuning.on_first_use || !c->tuning.records ||
       ctx->deviceless || c->runtime.jit != NSAI_JIT_ON_DEMAND ||
       nsai_tune_is_recorded(ctx, problem) || begin_tuning(ctx) != NSA_OK)
     return NSA_OK;

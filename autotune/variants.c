@@ -20,8 +20,10 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
   if (p->op == NSA_OP_BACKWARD)
     return backward || (stage == NSAI_STAGE_COMPRESS && m->phi != NSAI_PHI_EXTERNAL);
+  if (p->op == NSA_OP_APPEND) return stage == NSAI_STAGE_APPEND;
+  if (p->op == NSA_OP_DECODE) return stage == NSAI_STAGE_DECODE;
   switch (stage) {
-  case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL;
+  case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(p);
   case NSAI_STAGE_ATTEND_COMPRESSED: return true;
   case NSAI_STAGE_IMPORTANCE:
     return p->max_probe_rows || (m->select_count && p->selection == NSA_SELECT_OWN);
@@ -31,6 +33,8 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   case NSAI_STAGE_DENSE:
   case NSAI_STAGE_BACKWARD_Q:
   case NSAI_STAGE_BACKWARD_KV:
+  case NSAI_STAGE_APPEND:
+  case NSAI_STAGE_DECODE:
   case NSAI_STAGE_COUNT: return false;
   }
   return false;
@@ -370,16 +374,6 @@ nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *
   return (nsai_candidate){ 0 };
 }
 
-/* No kernel reads a cache yet. */
-static nsa_status refuse_op(const nsai_problem *problem, const nsai_target *target,
-                            nsai_writer *explain) {
-  const char *remedy = "set runtime.device to cpu, or run nsa_forward over packed keys and values";
-  const char *op = nsai_op_name(problem->op);
-  if (explain) nsai_write(explain, "  no kernel serves %s yet: %s\n", op, remedy);
-  return nsai_fail(NSA_E_UNSUPPORTED, "no kernel serves %s on %s yet: %s", op, target->arch,
-                   remedy);
-}
-
 nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
                        const nsai_target *target, const nsai_decisions *decisions,
                        nsai_writer *explain, nsai_choice *out) {
@@ -388,7 +382,6 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   const chooser c = { config, problem, target, decisions, explain ? explain : &own, out };
   bool complete = true;
   memset(out, 0, sizeof *out);
-  if (!nsai_problem_has_kernels(problem)) return refuse_op(problem, target, explain);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     if (!nsai_stage_needed(problem, (nsai_stage)s)) continue;
     choose_stage(&c, (nsai_stage)s);
@@ -398,7 +391,9 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
       take_chosen(&c, (nsai_stage)s);
   }
   out->scratch_bytes = scratch_of(out, target);
-  if (complete && problem->model.gate == NSAI_GATE_MLP && problem->op == NSA_OP_FORWARD)
+  bool gates = problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_PREFILL ||
+               problem->op == NSA_OP_DECODE;
+  if (complete && problem->model.gate == NSAI_GATE_MLP && gates)
     nsai_specify_gate(problem, out->specs);
   if (complete) return NSA_OK;
   return nsai_fail(NSA_E_UNSUPPORTED, "no variant can serve a stage of this problem on %s:\n%s",

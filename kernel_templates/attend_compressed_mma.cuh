@@ -12,6 +12,6 @@
 #include "common/flash.cuh"
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    attend_compressed_mma(const __grid_constant__ NsaiAttend p) {
+    attend_compressed_mma(const __grid_constant__ AttendParams<Config> p) {
   flash_attend<Config, CompressedKeys<Config>>(p);
 }

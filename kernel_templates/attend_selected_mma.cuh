@@ -31,7 +31,7 @@
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (power of two >= kGroup),
 //   kWarps (consumers), kThreads = 32 * (kWarps + 1), kMinBlocks, kKeys (16, 32, 64),
 //   kStages (2 and more), kSharedBytes, kSelectBlock (l'), kSelectCount (n), kRanges (lists hold
-//   ranges), kGate.
+//   ranges), kGate; common/source.cuh.
 // kSharedBytes, rounded up to 16 =
 //   kStages * (kKeys * (pitch(Dk) + pitch(Dv)) + kTokens * max(4, kKeys / 8) + 20) + 24
 //   + (padded(Dk) + padded(Dv) > 320 ? 16 * kWarps * pitch(Dk) : 0), where padded(D) is D rounded
@@ -46,6 +46,7 @@
 #include "common/params.h"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
+#include "common/source.cuh"
 #include "common/tile.cuh"
 #include "common/types.cuh"
 #include "common/union_rows.cuh"
@@ -96,39 +97,97 @@ template <class Config> struct Plan {
 
 // ---- producer: the walk over the lists ----
 
-// Starts the copy of rows [first, first + kKeys) of one head into a tile; rows from kv_len on
-// become zero, as do columns behind kDim.
-template <int kKeys, int kDim>
-NSAI_DEVICE void copy_keys(u32 sTile, const u16 *gRows, long long token_stride, int first,
+// How a warp shares the copy of rows: eight lanes take a row's 128 bytes, so that it reads whole lines;
+// narrow rows take fewer.
+template <int kDim> struct RowLanes {
+  static constexpr int kChunks = Tile<1, padded_dim(kDim)>::kChunks;
+  static constexpr int kLanes = kChunks >= 6 ? 8 : kChunks;
+  static constexpr int kRows = 32 / kLanes; // at once
+  static NSAI_DEVICE int row(int lane) { return lane / kLanes; }
+  static NSAI_DEVICE int chunk(int lane) { return lane % kLanes; }
+};
+
+// Starts the copy of kCount rows, one behind the other in memory, into those of a tile from row `to` on;
+// `gRow`: this lane's first chunk of them. The first one is key `first`: keys from kv_len on become zero,
+// as do columns behind kDim.
+template <int kKeys, int kCount, int kDim>
+NSAI_DEVICE void copy_rows(u32 sTile, int to, const u16 *gRow, long long stride, int first,
                            int kv_len) {
   using T = Tile<kKeys, padded_dim(kDim)>;
-  // Eight lanes take a row's 128 bytes, so that a warp reads whole lines; narrow rows take fewer.
-  constexpr int kLanes = T::kChunks >= 6 ? 8 : T::kChunks;
-  constexpr int kRowsPerStep = 32 / kLanes;
-  const int lane = threadIdx.x & 31, chunk = lane % kLanes;
-  const u16 *gRow = gRows + (first + lane / kLanes) * token_stride + 8 * chunk; // [kDim]
+  using L = RowLanes<kDim>;
+  const int lane = threadIdx.x & 31, chunk = L::chunk(lane);
 #pragma unroll 4
-  for (int r = 0; r < kKeys; r += kRowsPerStep, gRow += kRowsPerStep * token_stride) {
-    int row = r + lane / kLanes;
+  for (int r = 0; r < kCount; r += L::kRows, gRow += L::kRows * stride) {
+    int row = r + L::row(lane);
     bool present = first + row < kv_len;
 #pragma unroll
-    for (int c = 0; c < T::kChunks; c += kLanes)
-      if (T::kChunks % kLanes == 0 || c + chunk < T::kChunks)
-        copy_async_16(sTile + T::offset(row, c + chunk), gRow + 8 * c,
+    for (int c = 0; c < T::kChunks; c += L::kLanes)
+      if (T::kChunks % L::kLanes == 0 || c + chunk < T::kChunks)
+        copy_async_16(sTile + T::offset(to + row, c + chunk), gRow + 8 * c,
                       present && 8 * (c + chunk) < kDim);
   }
 }
 
+// Rows of K or V of a sequence and head, in packed tensors.
+struct PackedRows {
+  const NsaiView &x;
+  const u16 *gRows; // [kv_len, kDim]
+  // The rows of keys [first, first + kKeys) into a tile.
+  template <class Config, int kDim> NSAI_DEVICE void copy(u32 sTile, int first, int kv_len) const {
+    using L = RowLanes<kDim>;
+    const int lane = threadIdx.x & 31;
+    const u16 *gRow =
+        gRows + (first + L::row(lane)) * x.token_stride + 8 * L::chunk(lane); // [kDim]
+    copy_rows<Config::kKeys, Config::kKeys, kDim>(sTile, 0, gRow, x.token_stride, first, kv_len);
+  }
+};
+
 template <class Config>
-NSAI_DEVICE void produce(const NsaiAttendSelected &p, const Place &at, unsigned char *shared) {
+NSAI_DEVICE Sides<PackedRows> find_sides(const NsaiAttendSelected &p, const Place &at) {
+  return { { p.k, (const u16 *)p.k.data + at.seq.kv_begin * p.k.token_stride +
+                      at.group * p.k.head_stride },
+           { p.v, (const u16 *)p.v.data + at.seq.kv_begin * p.v.token_stride +
+                      at.group * p.v.head_stride } };
+}
+
+// In a cache. A tile lies in one page as a whole, or holds whole pages: both are powers of two.
+template <class C> struct CachedTileRows {
+  static constexpr int kRun = C::kPageRows && C::kPageRows < C::kKeys ? C::kPageRows : C::kKeys;
+  static constexpr int kRuns = C::kKeys / kRun; // of rows one behind the other in memory
+  const NsaiCacheTensor &x;
+  CachedRows<C::kPageRows> rows;
+  int group;
+  template <class, int kDim> NSAI_DEVICE void copy(u32 sTile, int first, int kv_len) const {
+    using L = RowLanes<kDim>;
+    const int lane = threadIdx.x & 31;
+    const CachedRun<C::kPageRows, C::kKeys, kRun> runs(rows, first, 0, kv_len - first);
+#pragma unroll
+    for (int i = 0; i < kRuns; ++i) {
+      const u16 *gRow = (const u16 *)x.data + group * x.head_stride + runs.offset(x, i) +
+                        L::row(lane) * x.row_stride + 8 * L::chunk(lane); // [kDim]
+      copy_rows<C::kKeys, kRun, kDim>(sTile, i * kRun, gRow, x.row_stride, first + i * kRun,
+                                      kv_len);
+    }
+  }
+};
+
+template <class C>
+NSAI_DEVICE Sides<CachedTileRows<C>> find_sides(const NsaiCachedAttendSelected &p,
+                                                const Place &at) {
+  const int tiles = gridDim.x / p.packed.kv_heads;
+  const int s = find_query_tile<Plan<C>::kTokens>(p.batch, blockIdx.x % tiles).s;
+  const CachedRows<C::kPageRows> rows = find_rows<C::kPageRows>(p.batch, s, 0);
+  return { { p.pair.k, rows, at.group }, { p.pair.v, rows, at.group } };
+}
+
+template <class Config, class Params>
+NSAI_DEVICE void produce(const Params &params, const Place &at, unsigned char *shared) {
   using S = Plan<Config>;
+  const NsaiAttendSelected &p = packed_of(params);
   constexpr int kLists = (S::kTokens + 31) / 32; // a lane's: tokens lane, lane + 32, ...
   const int lane = threadIdx.x & 31;
   const u32 base = shared_address(shared);
-  const u16 *gK = (const u16 *)p.k.data + at.seq.kv_begin * p.k.token_stride +
-                  at.group * p.k.head_stride; // [kv_len, Dk]
-  const u16 *gV = (const u16 *)p.v.data + at.seq.kv_begin * p.v.token_stride +
-                  at.group * p.v.head_stride; // [kv_len, Dv]
+  const auto sides = find_sides<Config>(params, at);
 
   ListCursor<Config> cursors[kLists];
 #pragma unroll
@@ -151,10 +210,12 @@ NSAI_DEVICE void produce(const NsaiAttendSelected &p, const Place &at, unsigned 
     barrier_wait(base + S::kEmpty + 8 * step.stage, step.parity ^ 1); // by all consumer warps
     if (more) {
       const int first = begin / S::kKeys * S::kKeys;
-      copy_keys<S::kKeys, Config::kHeadDimQk>(base + S::kSK + step.stage * S::KTile::kBytes, gK,
-                                              p.k.token_stride, first, at.seq.kv_len);
-      copy_keys<S::kKeys, Config::kHeadDimV>(base + S::kSV + step.stage * S::VTile::kBytes, gV,
-                                             p.v.token_stride, first, at.seq.kv_len);
+      sides.k.template copy<Config, Config::kHeadDimQk>(base + S::kSK +
+                                                            step.stage * S::KTile::kBytes,
+                                                        first, at.seq.kv_len);
+      sides.v.template copy<Config, Config::kHeadDimV>(base + S::kSV +
+                                                           step.stage * S::VTile::kBytes,
+                                                       first, at.seq.kv_len);
       // sBits [kTokens, kParts]
       u32 *sBits = (u32 *)(shared + S::kSBits) + step.stage * S::kTokens * S::kParts;
 #pragma unroll
@@ -316,14 +377,15 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const Place &at, int warp,
 
 // ---- body ----
 
-template <class Config> NSAI_DEVICE void attend_selected(const NsaiAttendSelected &p) {
+template <class Config, class Params> NSAI_DEVICE void attend_selected(const Params &params) {
   using S = Plan<Config>;
+  const NsaiAttendSelected &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared[];
 
   Place &at = *(Place *)(shared + S::kSPlace);
   if (threadIdx.x == 0) {
     const int tiles = gridDim.x / p.kv_heads;
-    const QueryTile tile = find_query_tile<S::kTokens>(p.seq, blockIdx.x % tiles);
+    const QueryTile tile = find_query_tile<S::kTokens>(sequences_of(params), blockIdx.x % tiles);
     at = Place{ tile.seq, tile.first_query, (int)blockIdx.x / tiles };
     for (int s = 0; s < S::kStages; ++s) {
       // Full: the producer's copies, lane by lane, and its plain stores.
@@ -335,13 +397,14 @@ template <class Config> NSAI_DEVICE void attend_selected(const NsaiAttendSelecte
   if (at.first_query < 0 || at.first_query >= at.seq.q_len) return; // an empty tile
   const int warp = threadIdx.x / 32;
   if (warp == S::kWarps)
-    produce<Config>(p, at, shared);
+    produce<Config>(params, at, shared);
   else
     consume<Config>(p, at, warp, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    attend_selected_mma(const __grid_constant__ NsaiAttendSelected p) {
+    attend_selected_mma(const __grid_constant__ ParamsOf<Config::kCached, NsaiAttendSelected,
+                                                         NsaiCachedAttendSelected>::Type p) {
   begin_kernel();
   attend_selected<Config>(p);
 }

@@ -10,6 +10,6 @@
 #include "common/flash.cuh"
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    attend_window_mma(const __grid_constant__ NsaiAttend p) {
+    attend_window_mma(const __grid_constant__ AttendParams<Config> p) {
   flash_attend<Config, WindowKeys<Config>>(p);
 }

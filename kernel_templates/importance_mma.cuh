@@ -28,7 +28,7 @@
 // Bound     by mma.sync: 2.2 TFLOP of q k^T in 7.5 ms at 64k, D 128, G 16 on the H200.
 //
 // Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
-// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe.
+// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe; common/source.cuh.
 // kSharedBytes = 2 * kKeys * pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
 //   chunks  = padded_dim(Dk) / 8
 //   pitch   = 16 * (chunks % 8 ? chunks | 1 : chunks), the pitch of Tile<kKeys, padded_dim(Dk)>
@@ -36,10 +36,12 @@
 //   history = kKeys % r == 0 && m <= 8 ? m - 1 : 0
 #pragma once
 #include "common/copy.cuh"
+#include "common/importance_keys.cuh"
 #include "common/launch.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
+#include "common/source.cuh"
 #include "common/tile.cuh"
 #include "common/types.cuh"
 
@@ -65,14 +67,6 @@ template <class C> struct Plan {
   static constexpr int kTokenWarps = C::kGroupPadded > 32 ? C::kGroupPadded / 32 : 1;
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // of k16
   static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
-  // Lanes that copy one key, a power of two and not the number of chunks: a thread then keeps one
-  // column and its addresses need no divisions, and no registers to hold their results over the
-  // loop.
-  static constexpr int kCopyLanes = C::kHeadDimQk > 128  ? 32
-                                    : C::kHeadDimQk > 64 ? 16
-                                    : C::kHeadDimQk > 32 ? 8
-                                    : C::kHeadDimQk > 16 ? 4
-                                                         : 2;
   // Rows of one thread that belong to different tokens: its four rows lie 8 apart.
   static constexpr int kSets = C::kGroupPadded >= 32 ? 1 : C::kGroupPadded == 16 ? 2 : 4;
   // Lanes that hold heads of one token, within a column of a fragment.
@@ -123,21 +117,22 @@ struct TokenTile {
   NSAI_DEVICE bool present(int query) const { return begin <= query && query < end; }
 };
 
-template <class C>
-NSAI_DEVICE TokenTile find_tokens(const NsaiImportance &p, int index, int count) {
+template <class C, class Params>
+NSAI_DEVICE TokenTile find_tokens(const Params &params, int index, int count) {
+  const NsaiImportance &p = packed_of(params);
+  const auto &seqs = sequences_of(params);
   if constexpr (C::kProbe) {
     int row = p.rows[index];
-    int s =
-        p.seq.cu_q ? find_sequence(p.seq.num_seqs, row, [&](int i) { return p.seq.cu_q[i]; }) : 0;
-    Sequence seq = load_sequence(p.seq, s);
+    int s = find_row_sequence(seqs, row);
+    Sequence seq = load_sequence(seqs, s);
     int query = row - seq.q_begin;
     bool present = 0 <= query && query < seq.q_len;
     return TokenTile{ seq, s, query, query, query + present, index - query };
   } else {
     constexpr int kTokens = Plan<C>::kTokens;
     // Token x lies in tile x / kTokens - 1 or later, whatever the sequences are.
-    int skipped = max(0, p.token_begin / kTokens - (p.seq.cu_q ? 1 : 0));
-    QueryTile tile = find_query_tile<kTokens>(p.seq, skipped + count - 1 - index);
+    int skipped = max(0, p.token_begin / kTokens - numbers_tiles_by_sequence(seqs));
+    QueryTile tile = find_query_tile<kTokens>(seqs, skipped + count - 1 - index);
     int begin = max(tile.first_query, p.token_begin - tile.seq.q_begin);
     int end = min(min(tile.first_query + kTokens, tile.seq.q_len), p.token_end - tile.seq.q_begin);
     return TokenTile{ tile.seq, tile.s, tile.first_query,
@@ -157,24 +152,6 @@ template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t
 }
 
 // ---- steps
-
-// Keys first .. first + kKeys - 1 to shared memory; those from `end` on are zeros and are not read.
-template <class C>
-NSAI_DEVICE void load_keys(u32 to, const u16 *gK, long long token_stride, int first, int end) {
-  using KeyTile = typename SharedPlan<C>::KeyTile;
-  constexpr int kLanes = Plan<C>::kCopyLanes;
-  constexpr int kStep = C::kThreads / kLanes; // keys between two copies of a thread
-  const int key = threadIdx.x / kLanes, chunk = threadIdx.x % kLanes;
-  if (chunk >= KeyTile::kChunks) return;
-  const u16 *from = gK + (first + key) * token_stride + chunk * 8;
-#pragma unroll
-  for (int i = 0; i < C::kKeys; i += kStep) {
-    bool present = first + key + i < end && chunk * 8 < C::kHeadDimQk;
-    if (C::kKeys % kStep == 0 || key + i < C::kKeys)
-      copy_async_16(to + KeyTile::offset(key + i, chunk), from, present);
-    from += kStep * token_stride;
-  }
-}
 
 // The four rows of a thread: Q fragments and -lse in base 2. Padding heads and absent tokens get
 // zeros and -inf: P = 0.
@@ -336,15 +313,16 @@ template <class C> NSAI_DEVICE float pool(const float *row, int start, float beg
 
 // ---- body
 
-template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
+template <class C, class Params> NSAI_DEVICE void importance(const Params &params) {
   using P = Plan<C>;
+  const NsaiImportance &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedPlan<C> &shared = *(SharedPlan<C> *)shared_bytes;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   // ---- coordinates ----
   const int count = gridDim.x / p.kv_heads, group = blockIdx.x / count;
-  const TokenTile tokens = find_tokens<C>(p, blockIdx.x % count, count);
+  const TokenTile tokens = find_tokens<C>(params, blockIdx.x % count, count);
   if (tokens.begin >= tokens.end) {
     if constexpr (C::kProbe) { // a row outside the sequences has no candidates
       float *gRow = p.importance + blockIdx.x % count * p.importance_token_stride +
@@ -359,14 +337,12 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
   // too.
   const int tiles = visible_to_any ? ceil_div(visible_to_any + P::kOverlap - 1, C::kKeys) : 0;
 
-  const u16 *gK = (const u16 *)p.k.data + group * p.k.head_stride +
-                  first_block_row<C::kStride>(p.seq, tokens.s) *
-                      p.k.token_stride;                        // [N, Dk] of this sequence and group
+  const auto keys = find_keys<C>(params, tokens.s, group);     // [N, Dk]
   float *gI = p.importance + group * p.importance_head_stride; // [rows, blocks] of this group
   float *sums = &shared.sums[warp][0][0];                      // [kWarpTokens, kSumPitch]
 
   // ---- prologue ----
-  if (tiles) load_keys<C>(shared_address(shared.keys[0]), gK, p.k.token_stride, 0, visible_to_any);
+  if (tiles) keys.load(shared_address(shared.keys[0]), 0, visible_to_any);
   copy_async_commit();
   u32 rQ[2][P::kSteps][4]; // [32 rows, Dk]
   float bias[2][2];        // [32 rows]
@@ -382,15 +358,14 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
     copy_async_wait<0>();
     __syncthreads(); // everyone's part of the tile has come; everyone is done with the other buffer
     if (tile + 1 < tiles)
-      load_keys<C>(shared_address(shared.keys[(tile + 1) % 2]), gK, p.k.token_stride,
-                   first + C::kKeys, visible_to_any);
+      keys.load(shared_address(shared.keys[(tile + 1) % 2]), first + C::kKeys, visible_to_any);
     copy_async_commit();
 
-    const u32 keys = shared_address(shared.keys[tile % 2]); // [kKeys, Dk]
+    const u32 sK = shared_address(shared.keys[tile % 2]); // [kKeys, Dk]
 #pragma unroll
     for (int slice = 0; slice < C::kKeys; slice += 32) {
       float rS[2][P::kSliceTiles][4]; // [32 rows, 32 keys]
-      scores<C>(rS, rQ, keys + slice * SharedPlan<C>::KeyTile::kPitch, lane);
+      scores<C>(rS, rQ, sK + slice * SharedPlan<C>::KeyTile::kPitch, lane);
 #pragma unroll
       for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -442,7 +417,8 @@ template <class C> NSAI_DEVICE void importance(const NsaiImportance &p) {
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    importance_mma(const __grid_constant__ NsaiImportance p) {
+    importance_mma(const __grid_constant__
+                       ParamsOf<Config::kCached, NsaiImportance, NsaiCachedImportance>::Type p) {
   begin_kernel();
   importance<Config>(p);
 }

@@ -12,27 +12,28 @@
 // a warp, kUnroll in flight. Bound by issue: about 10 instructions per 32 candidates, and 200 *
 // kSlots per merge.
 //
-// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks.
+// Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks, kCached.
 // 1272 bytes of shared memory a warp, static.
 #pragma once
 #include "common/launch.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
+#include "common/source.cuh"
 #include "common/topn.cuh"
 #include "common/types.cuh"
 
 static_assert(Config::kThreads % 32 == 0, "a warp per token and KV head");
 
-template <class C> NSAI_DEVICE void select(const NsaiSelect &p) {
+template <class C, class Params> NSAI_DEVICE void select(const Params &params) {
+  const NsaiSelect &p = packed_of(params);
   constexpr int kWarps = C::kThreads / 32;
   __shared__ u64 queues[kWarps][kQueue];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const u64 index = (u64)blockIdx.x * kWarps + warp;
   if (index >= (u64)(p.token_end - p.token_begin) * p.kv_heads) return;
   const int token = p.token_begin + (int)(index / p.kv_heads), group = (int)(index % p.kv_heads);
-  const int s =
-      p.seq.cu_q ? find_sequence(p.seq.num_seqs, token, [&](int i) { return p.seq.cu_q[i]; }) : 0;
-  const Sequence seq = load_sequence(p.seq, s);
+  const Sequence seq =
+      load_sequence(sequences_of(params), find_row_sequence(sequences_of(params), token));
   const int query = token - seq.q_begin;
   if (query < 0 || query >= seq.q_len) return;
   int *gOut = p.idx + token * p.idx_token_stride + group * p.idx_head_stride; // [n]
@@ -47,8 +48,8 @@ template <class C> NSAI_DEVICE void select(const NsaiSelect &p) {
         queues[warp], lane, 0);
 }
 
-extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    select_topn(const __grid_constant__ NsaiSelect p) {
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks) select_topn(
+    const __grid_constant__ ParamsOf<Config::kCached, NsaiSelect, NsaiCachedSelect>::Type p) {
   begin_kernel();
   select<Config>(p);
 }

@@ -9,28 +9,30 @@
 // Grid: x = ceil(T * heads / (kThreads / 32)); a warp per list, in registers. Bound by launch and
 // latency: n ints in, n out.
 // Config: kSelectBlock (l'), kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1),
-//   kSharedBytes (0).
+//   kSharedBytes (0), kCached.
 #pragma once
 #include "common/launch.cuh"
 #include "common/params.h"
 #include "common/position.cuh"
 #include "common/sort.cuh"
+#include "common/source.cuh"
 #include "common/types.cuh"
 
 static_assert(Config::kSelectBlock > 0 && Config::kSelectCount > 0, "a selection has blocks");
 static_assert(Config::kThreads % 32 == 0, "a warp sorts a list");
 static_assert(Config::kSharedBytes == 0, "lists are sorted in registers");
 
-template <class Config> NSAI_DEVICE void sort_block_list(const NsaiSortSelection &p) {
+template <class Config, class Params> NSAI_DEVICE void sort_block_list(const Params &params) {
+  const NsaiSortSelection &p = packed_of(params);
   constexpr int kCount = Config::kSelectCount;
   constexpr int kPerLane = sort_keys_per_lane(kCount);
   constexpr u32 kNone = ~0u; // sorts last
   const int lane = threadIdx.x & 31;
   const long long list = (long long)blockIdx.x * (Config::kThreads / 32) + threadIdx.x / 32;
-  if (list >= (long long)p.seq.q_tokens * p.heads) return;
+  if (list >= (long long)sequences_of(params).q_tokens * p.heads) return;
   const int token = (int)(list / p.heads), head = (int)(list % p.heads);
 
-  const int t = token_position(p.seq, token);
+  const int t = token_position(sequences_of(params), token);
   const int last = t < 0 ? -1 : t / Config::kSelectBlock;
   const int *gIn = p.in + token * p.in_token_stride + head * p.in_head_stride; // [n]
   u32 rBlock[kPerLane]; // element 32 * j + lane
@@ -58,7 +60,8 @@ template <class Config> NSAI_DEVICE void sort_block_list(const NsaiSortSelection
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    sort_blocks(const __grid_constant__ NsaiSortSelection p) {
+    sort_blocks(const __grid_constant__
+                    ParamsOf<Config::kCached, NsaiSortSelection, NsaiCachedSortSelection>::Type p) {
   begin_kernel();
   sort_block_list<Config>(p);
 }

@@ -9,12 +9,14 @@
 //
 // Grid: x = ceil(T * heads / (kThreads / 32)); a warp per list, in registers. Bound by launch and
 // latency: 2n ints in, 2n out.
-// Config: kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1), kSharedBytes (0).
+// Config: kSelectCount (n), kThreads (a multiple of 32; 128), kMinBlocks (1),
+//   kSharedBytes (0), kCached.
 #pragma once
 #include "common/launch.cuh"
 #include "common/params.h"
 #include "common/position.cuh"
 #include "common/sort.cuh"
+#include "common/source.cuh"
 #include "common/types.cuh"
 
 static_assert(Config::kSelectCount > 0, "a selection has ranges");
@@ -32,16 +34,17 @@ NSAI_DEVICE int max_so_far(int x) {
   return x;
 }
 
-template <class Config> NSAI_DEVICE void sort_range_list(const NsaiSortSelection &p) {
+template <class Config, class Params> NSAI_DEVICE void sort_range_list(const Params &params) {
+  const NsaiSortSelection &p = packed_of(params);
   constexpr int kCount = Config::kSelectCount;
   constexpr int kPerLane = sort_keys_per_lane(kCount);
   constexpr u64 kNone = 0xffffffffull << 32; // sorts last, and its end is the smallest
   const int lane = threadIdx.x & 31;
   const long long list = (long long)blockIdx.x * (Config::kThreads / 32) + threadIdx.x / 32;
-  if (list >= (long long)p.seq.q_tokens * p.heads) return;
+  if (list >= (long long)sequences_of(params).q_tokens * p.heads) return;
   const int token = (int)(list / p.heads), head = (int)(list % p.heads);
 
-  const int t = token_position(p.seq, token);
+  const int t = token_position(sequences_of(params), token);
   const int *gIn = p.in + token * p.in_token_stride + head * p.in_head_stride; // [n, 2]
   u64 rRange[kPerLane]; // start << 32 | end, element 32 * j + lane
 #pragma unroll
@@ -78,7 +81,8 @@ template <class Config> NSAI_DEVICE void sort_range_list(const NsaiSortSelection
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    sort_ranges(const __grid_constant__ NsaiSortSelection p) {
+    sort_ranges(const __grid_constant__
+                    ParamsOf<Config::kCached, NsaiSortSelection, NsaiCachedSortSelection>::Type p) {
   begin_kernel();
   sort_range_list<Config>(p);
 }

@@ -277,6 +277,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   FORCE(NSAI_STAGE_ATTEND_SELECTED, "attend_selected"),
   FORCE(NSAI_STAGE_ATTEND_WINDOW, "attend_window"),
   FORCE(NSAI_STAGE_DENSE, "dense"),
+  FORCE(NSAI_STAGE_APPEND, "append"),
+  FORCE(NSAI_STAGE_DECODE, "decode"),
   FORCE(NSAI_STAGE_BACKWARD_Q, "backward_q"),
   FORCE(NSAI_STAGE_BACKWARD_KV, "backward_kv"),
 #undef FORCE

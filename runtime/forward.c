@@ -7,9 +7,12 @@
  * (launch.h). Each branch's kernel adds its gated output in fp32 to a partial sum, which goes from one
  * to the next in 16 bits and a unit for each row (common/epilogue.cuh); the last one that runs rounds
  * into o. A stage that another stage's variant covers is part of that one's launch.
+ *
+ * nsa_prefill is the same over a cache, without compress: the cache has the entries.
  */
 #include "forward.h"
 
+#include "source.h"
 #include "tensor_map.h"
 
 #include <math.h>
@@ -145,6 +148,8 @@ static bool is_covered(const nsai_run *run, nsai_stage stage) {
   return nsai_is_covered(&run->plan->choice, stage);
 }
 
+static bool is_cached(const nsai_run *run) { return nsai_problem_is_cached(&run->plan->problem); }
+
 static bool has_branch(const nsai_run *run, int branch) { return run->branches >> branch & 1; }
 
 static nsa_status mark(const nsai_run *run, nsai_stage stage, bool begins) {
@@ -194,7 +199,7 @@ static bool runs_after(const nsai_run *run, int branch) {
   return false;
 }
 
-static void set_gate(const nsai_run *run, NsaiEpilogue *out) {
+void nsai_set_gate(const nsai_run *run, NsaiEpilogue *out) {
   const nsai_geometry *m = &run->plan->problem.model;
   if (m->gate == NSAI_GATE_MLP) {
     out->gate = nsai_piece_view(run, run->plan->layout.gate_logits, m->heads, 3);
@@ -211,7 +216,7 @@ static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
   out.lse = lse.data;
   out.lse_token_stride = lse.stride[0];
   out.lse_head_stride = lse.stride[1];
-  set_gate(run, &out);
+  nsai_set_gate(run, &out);
   if (!has_branch(run, branch)) return out; /* only its LSE is wanted, by the selection */
   if (nsai_present(&run->io->o_branch[branch]))
     out.o_branch = nsai_view(&run->io->o_branch[branch]);
@@ -264,11 +269,21 @@ static int64_t present_blocks(const nsai_run *run) {
 
 static nsa_status attend_compressed(const nsai_run *run) {
   NsaiAttend p = compressed_params(run);
+  if (is_cached(run)) {
+    NsaiCachePair entries = nsai_cache_entries(&run->io->kv);
+    return nsai_launch_cached_attend(run, NSAI_KERNEL_ATTEND_COMPRESSED,
+                                     grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED), &entries, &p);
+  }
   return launch_attend(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p, present_blocks(run));
 }
 
 static nsa_status attend_window(const nsai_run *run) {
   NsaiAttend p = attend_params(run, NSA_WIN, NSAI_KERNEL_ATTEND_WINDOW);
+  if (is_cached(run)) {
+    NsaiCachePair pair = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
+    return nsai_launch_cached_attend(run, NSAI_KERNEL_ATTEND_WINDOW,
+                                     grid_tiles(run, NSAI_KERNEL_ATTEND_WINDOW), &pair, &p);
+  }
   p.early = is_behind(run, NSAI_KERNEL_COMPRESS) || is_behind(run, NSAI_KERNEL_PHI_BIAS);
   return launch_attend(run, NSAI_KERNEL_ATTEND_WINDOW, &p, run->sizes.kv_tokens);
 }
@@ -285,8 +300,7 @@ static NsaiImportance importance_params(const nsai_run *run) {
                            .kv_heads = run->plan->problem.model.kv_heads };
 }
 
-/* Where the top-n goes: the caller's tensor, or the workspace. */
-static nsa_tensor index_tensor(const nsai_run *run) {
+nsa_tensor nsai_index_tensor(const nsai_run *run) {
   const nsai_geometry *m = &run->plan->problem.model;
   if (nsai_present(&run->io->block_idx)) return run->io->block_idx;
   return (nsa_tensor){ .data = nsai_piece_at(run, run->plan->layout.idx),
@@ -312,7 +326,7 @@ static nsa_status attend_compressed_topn(const nsai_run *run) {
     .scratch_bytes = (long long)choice->specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes
   };
   if (selects(run)) {
-    nsa_tensor idx = index_tensor(run);
+    nsa_tensor idx = nsai_index_tensor(run);
     p.idx = idx.data;
     p.idx_token_stride = idx.stride[0];
     p.idx_head_stride = idx.stride[1];
@@ -323,7 +337,7 @@ static nsa_status attend_compressed_topn(const nsai_run *run) {
 
 static nsa_status select_tokens(const nsai_run *run, const nsa_tensor *importance, int64_t begin,
                                 int64_t end) {
-  nsa_tensor idx = index_tensor(run);
+  nsa_tensor idx = nsai_index_tensor(run);
   NsaiSelect p = { .seq = nsai_run_sequences(run),
                    .importance = importance->data,
                    .importance_token_stride = importance->stride[0],
@@ -337,7 +351,7 @@ static nsa_status select_tokens(const nsai_run *run, const nsa_tensor *importanc
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_SELECT];
   int64_t rows = (end - begin) * p.kv_heads; /* a warp each */
   NSAI_TRY(mark(run, NSAI_STAGE_SELECT, true));
-  NSAI_TRY(launch(run, NSAI_KERNEL_SELECT, (uint64_t)ceil_div(rows, kernel->threads / 32), &p));
+  NSAI_TRY(nsai_launch_select(run, (uint64_t)ceil_div(rows, kernel->threads / 32), &p));
   return mark(run, NSAI_STAGE_SELECT, false);
 }
 
@@ -364,7 +378,7 @@ static nsa_status select_blocks(const nsai_run *run) {
     int64_t last = (end - 1) / tile + (run->sizes.packed ? run->sizes.num_seqs - 1 : 0);
     uint64_t tiles = (uint64_t)(last - first + 1);
     NSAI_TRY(mark(run, NSAI_STAGE_IMPORTANCE, true));
-    NSAI_TRY(launch(run, NSAI_KERNEL_IMPORTANCE, tiles * (uint64_t)p.kv_heads, &p));
+    NSAI_TRY(nsai_launch_importance(run, NSAI_KERNEL_IMPORTANCE, tiles * (uint64_t)p.kv_heads, &p));
     NSAI_TRY(mark(run, NSAI_STAGE_IMPORTANCE, false));
     NSAI_TRY(select_tokens(run, &importance, begin, end));
   }
@@ -381,7 +395,8 @@ static nsa_status probe(const nsai_run *run) {
   p.rows = run->io->probe_rows.data;
   p.num_rows = (int)run->io->probe_rows.shape[0];
   p.token_end = (int)run->sizes.tokens;
-  return launch(run, NSAI_KERNEL_PROBE, (uint64_t)p.num_rows * (uint64_t)p.kv_heads, &p);
+  return nsai_launch_importance(run, NSAI_KERNEL_PROBE, (uint64_t)p.num_rows * (uint64_t)p.kv_heads,
+                                &p);
 }
 
 nsa_status nsai_sort_selection(const nsai_run *run, NsaiAttendSelected *attend) {
@@ -402,8 +417,7 @@ nsa_status nsai_sort_selection(const nsai_run *run, NsaiAttendSelected *attend) 
   attend->list_head_stride = each ? length : 0;
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_SORT];
   uint64_t warps = (uint64_t)run->sizes.tokens * (uint64_t)p.heads;
-  return launch(run, NSAI_KERNEL_SORT, (uint64_t)ceil_div((int64_t)warps, kernel->threads / 32),
-                &p);
+  return nsai_launch_sort(run, (uint64_t)ceil_div((int64_t)warps, kernel->threads / 32), &p);
 }
 
 /* All but the lists. */
@@ -422,7 +436,7 @@ static NsaiAttendSelected selected_params(const nsai_run *run) {
 /* Sets the lists: the library's own, or those that come of sorting the caller's. */
 static nsa_status find_lists(const nsai_run *run, NsaiAttendSelected *p) {
   if (run->plan->problem.selection != NSA_SELECT_OWN) return nsai_sort_selection(run, p);
-  nsa_tensor idx = index_tensor(run);
+  nsa_tensor idx = nsai_index_tensor(run);
   p->lists = idx.data;
   p->list_token_stride = idx.stride[0];
   p->list_head_stride = idx.stride[1];
@@ -438,6 +452,8 @@ static nsa_status attend_selected(const nsai_run *run) {
   if (run->plan->selected_dense) return attend_selected_dense(run);
   NsaiAttendSelected p = selected_params(run);
   NSAI_TRY(find_lists(run, &p));
+  if (is_cached(run))
+    return nsai_launch_cached_selected(run, grid_tiles(run, NSAI_KERNEL_ATTEND_SELECTED), &p);
   if (run->plan->layout.kv.rows) return nsai_enqueue_selected_kv(run, &p);
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED];
   if (!kernel->box_keys) return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
@@ -482,7 +498,8 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
   bool compressed = has_branch(run, NSA_CMP) || selecting || probes;
   bool fused = is_covered(run, NSAI_STAGE_SELECT);
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
-  if ((compressed || nsai_present(&run->io->kv.k_cmp)) && m->phi != NSAI_PHI_EXTERNAL)
+  bool made = m->phi == NSAI_PHI_EXTERNAL || is_cached(run); /* what is compressed */
+  if (!made && (compressed || nsai_present(&run->io->kv.k_cmp)))
     NSAI_TRY(staged(run, NSAI_STAGE_COMPRESS, nsai_enqueue_compress));
   if (has_branch(run, NSA_WIN) && !is_covered(run, NSAI_STAGE_ATTEND_WINDOW))
     NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));

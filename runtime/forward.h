@@ -18,7 +18,8 @@ typedef struct nsai_marks {
   void *user;
 } nsai_marks;
 
-/* nsa_forward or nsa_dense, by the plan's problem, with marks. */
+/* nsa_forward, nsa_dense or nsa_prefill, by the plan's problem, with marks; nsa_decode, without. Not with
+ * plans of other operations. */
 nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                            const nsa_io *io, const nsai_marks *marks);
 
@@ -51,6 +52,11 @@ NsaiView nsai_view(const nsa_tensor *tensor);
 /* A contiguous one in the workspace. */
 NsaiView nsai_piece_view(const nsai_run *run, nsai_piece piece, int64_t heads, int64_t dim);
 
+/* Where the gates lie; all but the branch. */
+void nsai_set_gate(const nsai_run *run, NsaiEpilogue *out);
+/* Where the top-n goes: the caller's tensor, or the workspace. */
+nsa_tensor nsai_index_tensor(const nsai_run *run);
+
 /* Where this run's compressed keys (side 0) or values (side 1) lie, and the sequences as compressed
  * storage sees them. */
 NsaiView nsai_compressed_view(const nsai_run *run, int side);
@@ -79,6 +85,9 @@ nsa_status nsai_enqueue_selected_kv(const nsai_run *run, const NsaiAttendSelecte
 
 /* gradients.c: the backward pass. */
 nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads);
+/* decode.c: nsa_decode, and nsa_kv_append. */
+nsa_status nsai_enqueue_decode(const nsai_run *run);
+nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh);
 
 /* phi.c: the products. */
 nsa_status nsai_enqueue_phi(const nsai_run *run);

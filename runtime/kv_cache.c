@@ -326,6 +326,7 @@ nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, co
   NSAI_TRY(check_cache(&c, kv, true));
   NSAI_TRY(check_batch(&c));
   sizes->num_seqs = batch->num_seqs;
+  sizes->packed = true;
   return check_values(&c);
 }
 

@@ -5,6 +5,8 @@
  */
 #include "plan.h"
 
+#include "decode.h"
+
 #include "common/params.h"
 
 #include <string.h>
@@ -53,11 +55,19 @@ static int64_t chunk_of(int64_t budget, int64_t bytes, int64_t tokens) {
   return fit < all ? fit : all;
 }
 
+/* Whether runs compress K and V: those over a cache find its entries made. */
+static bool makes_blocks(const nsai_problem *problem) {
+  return problem->model.phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(problem);
+}
+
 bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice) {
+  if (problem->op == NSA_OP_APPEND) return false;
+  if (problem->op == NSA_OP_DECODE) return problem->model.gate == NSAI_GATE_MLP;
   if (problem->op == NSA_OP_DENSE)
     return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
-  return problem->model.phi == NSAI_PHI_LINEAR || problem->model.phi == NSAI_PHI_MLP ||
-         problem->model.gate == NSAI_GATE_MLP;
+  if (problem->model.gate == NSAI_GATE_MLP) return true;
+  return makes_blocks(problem) &&
+         (problem->model.phi == NSAI_PHI_LINEAR || problem->model.phi == NSAI_PHI_MLP);
 }
 
 static void layout_dense(nsai_layout *out, const nsai_problem *p) {
@@ -165,7 +175,26 @@ static void layout_backward(nsai_layout *out, const nsai_problem *p, int64_t ite
   b->window = take(out, b->heads * window);
 }
 
-nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
+static void layout_decode(nsai_layout *out, const nsai_problem *p, const nsai_choice *choice,
+                          int32_t sms) {
+  const nsai_geometry *m = &p->model;
+  const nsai_kernel_spec *scan = &choice->specs[NSAI_KERNEL_DECODE_SCAN];
+  nsai_decode_layout *d = &out->decode;
+  nsai_decode_most most = nsai_decode_most_of(p, scan, sms);
+  int64_t rows = nsai_decode_scan_rows(p, scan), group = m->heads / m->kv_heads;
+  d->scan_o = take(out, most.scan_places * rows * m->head_dim_v * 4);
+  d->scan_stats = take(out, most.scan_places * rows * 2 * 4);
+  if (m->select_count) {
+    d->pooled = take(out, most.tiles * m->kv_heads * nsai_decode_pooled_blocks(p) * rows * 4);
+    d->spills = take(out, most.scan_places * nsai_decode_scan_teams(p, scan) * rows * 4);
+    out->idx = take(out, p->max_tokens * m->kv_heads * m->select_count * 4);
+  }
+  if (!m->select_count && !m->window) return;
+  d->attend_o = take(out, most.attend_places * group * m->head_dim_v * 4);
+  d->attend_stats = take(out, most.attend_places * group * 2 * 4);
+}
+
+nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice, int32_t sms) {
   const nsai_geometry *m = &p->model;
   nsai_layout out = { 0 };
   if (nsai_needs_gemm(p, choice)) out.gemm = take(&out, (int64_t)NSAI_GEMM_WORKSPACE_BYTES);
@@ -174,8 +203,14 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
     if (out.gemm.bytes) layout_dense(&out, p);
     return out;
   }
+  if (p->op == NSA_OP_APPEND) return out;
+  if (p->op == NSA_OP_DECODE) {
+    if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
+    layout_decode(&out, p, choice, sms);
+    return out;
+  }
   out.cmp_rows = p->max_kv_tokens / m->stride + 1;
-  if (m->phi != NSAI_PHI_EXTERNAL) {
+  if (makes_blocks(p)) {
     out.k_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_qk * 2);
     out.v_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_v * 2);
   }
@@ -183,7 +218,7 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice) {
     layout_backward(&out, p, choice->specs[NSAI_KERNEL_BACKWARD_SELECTED].tokens);
     return out;
   }
-  if (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP) layout_phi(&out, m);
+  if (makes_blocks(p) && m->phi != NSAI_PHI_MEAN) layout_phi(&out, m);
   if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
   out.lse = take(&out, p->max_tokens * m->heads * 4);
   if (m->select_count || m->window) layout_partial(&out, p);

@@ -109,7 +109,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   NSAI_TRY(status);
   int32_t missing = 0;
   NSAI_TRY(count_missing(ctx, &request, &choice, &missing)); /* leaves the choice that will serve */
-  nsai_layout layout = nsai_layout_make(&resolved, &choice);
+  nsai_layout layout = nsai_layout_make(&resolved, &choice, ctx->target.sms);
   fill_caps(ctx, &choice, &layout, caps);
   caps->needs_compile = missing;
   return NSA_OK;
@@ -140,10 +140,10 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   }
   nsai_decisions decisions;
   nsai_decisions_recall(ctx, &resolved, &decisions);
-  if (!nsai_problem_is_cached(&resolved)) nsai_write(&text, "  %s\n", decisions.why);
+  if (nsai_problem_is_tunable(&resolved)) nsai_write(&text, "  %s\n", decisions.why);
   if (nsai_choose(ctx->config, &resolved, &ctx->target, &decisions, &text, &choice) != NSA_OK)
     return text.used;
-  nsai_layout layout = nsai_layout_make(&resolved, &choice);
+  nsai_layout layout = nsai_layout_make(&resolved, &choice, ctx->target.sms);
   nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)layout.total);
   if (layout.kv.rows)
     nsai_write(
@@ -209,7 +209,7 @@ static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice 
 
 /* What a plan holds beside problem and kernels. */
 static nsa_status complete_plan(nsa_ctx *ctx, nsa_plan *plan) {
-  plan->layout = nsai_layout_make(&plan->problem, &plan->choice);
+  plan->layout = nsai_layout_make(&plan->problem, &plan->choice, ctx->target.sms);
   plan->selected_dense = plan->choice.specs[NSAI_KERNEL_ATTEND_SELECTED].every_block;
   if (!nsai_needs_gemm(&plan->problem, &plan->choice)) return NSA_OK;
   NSAI_TRY(nsai_context_open_gemm(ctx));

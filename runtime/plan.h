@@ -42,6 +42,16 @@ typedef struct nsai_backward_layout {
   int32_t splits;        /* runs that the query rows of compressed blocks are cut into */
 } nsai_backward_layout;
 
+/* Of a decode step; units and parts: common/decode.cuh. */
+typedef struct nsai_decode_layout {
+  nsai_piece scan_o;       /* f32 [units, parts, rows, Dv] */
+  nsai_piece scan_stats;   /* f32 [units, parts, rows, 2] */
+  nsai_piece pooled;       /* f32 [units, blocks, rows] */
+  nsai_piece spills;       /* f32 [units, parts, teams, rows] */
+  nsai_piece attend_o;     /* f32 [T, Hkv, parts, G, Dv] */
+  nsai_piece attend_stats; /* f32 [T, Hkv, parts, G, 2] */
+} nsai_decode_layout;
+
 /* Letters as in include/nsa/attention.h; R rows of compressed storage. */
 typedef struct nsai_layout {
   nsai_piece k_cmp, v_cmp;  /* dtype [R, Hkv, D] */
@@ -61,6 +71,7 @@ typedef struct nsai_layout {
   nsai_piece gemm;          /* cuBLASLt's own */
   nsai_kv_layout kv;        /* attend_selected_kv, and lists alone of the backward pass */
   nsai_backward_layout backward;
+  nsai_decode_layout decode;
   nsai_piece scores, probs; /* sdpa_gemm: f32 and dtype [G, chunk_tokens, max_kv_len] */
   nsai_piece scratch;       /* of persistent kernels, a part for each block of threads */
   int64_t cmp_rows;         /* R */
@@ -71,7 +82,8 @@ typedef struct nsai_layout {
 
 #define NSAI_WORKSPACE_ALIGN 256u /* what cuBLASLt and 16-byte copies are happiest with */
 
-nsai_layout nsai_layout_make(const nsai_problem *problem, const nsai_choice *choice);
+/* `sms`: the device's multiprocessors. */
+nsai_layout nsai_layout_make(const nsai_problem *problem, const nsai_choice *choice, int32_t sms);
 
 struct nsa_plan {
   nsa_ctx *ctx;

@@ -41,13 +41,8 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
          problem->op == NSA_OP_APPEND;
 }
 
-/* Whether there are kernels for the operation; the others run on the CPU device alone. */
-static inline bool nsai_problem_has_kernels(const nsai_problem *problem) {
-  return !nsai_problem_is_cached(problem);
-}
-
-/* Whether the tuner times the operation's stages. */
-static inline bool nsai_problem_is_tuned(const nsai_problem *problem) {
+/* Whether the tuner has inputs for the operation; the others' plans follow the heuristics. */
+static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
   return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DENSE;
 }
 

@@ -92,12 +92,14 @@ static nsai_reference_cache cache_of(const nsai_run *run) {
   return (nsai_reference_cache){ .page_size = p->page_size, .window_ring = p->window_ring };
 }
 
-/* Over a cache; no plan of it exists for a GPU. */
+/* Over a cache. */
 static nsa_status cached(nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
   nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  if (run->driver)
+    return p->op == NSA_OP_DECODE ? nsai_enqueue_decode(run) : nsai_enqueue_forward(run);
   return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
                                ALL_PROCESSORS);
 }
@@ -106,6 +108,7 @@ static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *fresh, c
   nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(nsai_check_append(&check, run->batch, kv, fresh, phi, &run->sizes));
+  if (run->driver) return nsai_enqueue_append(run, kv, fresh);
   return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, kv, fresh, phi,
                                ALL_PROCESSORS);
 }
@@ -197,6 +200,7 @@ nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa
   int32_t op = plan->problem.op;
   NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
   run.marks = marks;
+  if (nsai_problem_is_cached(&plan->problem)) return end_run(&run, cached(&run));
   return end_run(&run, op == NSA_OP_DENSE ? dense(&run) : forward(&run));
 }
 

@@ -16,7 +16,7 @@ typedef struct nsai_run_sizes {
   int64_t kv_tokens; /* rows of k; 0 with a cache */
   int64_t cmp_rows;  /* rows of io.kv.k_cmp; 0 when absent */
   int32_t num_seqs;
-  bool packed; /* the batch brings cu_q */
+  bool packed; /* the batch brings cu_q, or lies over a cache: tiles are numbered by sequence */
 } nsai_run_sizes;
 
 typedef struct nsai_check {

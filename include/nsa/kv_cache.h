@@ -43,8 +43,9 @@
  * drafts do not exist yet; tensors of other dtypes are refused, and so are the keys by which other
  * projects' configurations ask for these things, by name.
  *
- * So far these operations run on the CPU device alone. On a GPU no kernel serves them: nsa_query
- * says so, nsa_explain why, and nsa_plan_create returns NSA_E_UNSUPPORTED.
+ * On a GPU nsa_kv_append makes compressed entries with phi mean, and none with phi external; nsa_decode
+ * lets the library select, and has no probe; nsa_prefill does whatever nsa_forward does. What is not
+ * served nsa_query says, nsa_explain why, and nsa_plan_create returns NSA_E_UNSUPPORTED.
  */
 #ifndef NSA_KV_CACHE_H
 #define NSA_KV_CACHE_H
@@ -66,7 +67,8 @@ extern "C" {
 NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, uint64_t *bytes);
 
 /* Enqueues the writing of new tokens, and of every compressed block whose last token is among them.
- * The other tokens of such a block are read from the cache: what precedes must have been appended.
+ * The other tokens of such a block are read from the cache: what precedes must have been appended, by
+ * the sequence's own tokens in this call or by a call before it.
  * No two sequences may write different values into one place.
  *
  * plan   of NSA_OP_APPEND.

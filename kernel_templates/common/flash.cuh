@@ -22,12 +22,13 @@
 //          barriers of a tile.
 // Bound    by mma.sync issue where Dk, Dv >= 128; by exponentials at 64 and below.
 //
+// Source   Packed tensors, or a cache, whose lists of pages are read for each tile: common/source.cuh.
 // Reads    q, k, v with 16-byte, o and o_branch with 8-byte alignment of base and strides.
 //
 // Which shapes fit the registers: choose_flash in autotune/attend.c.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads,
-// kMinBlocks, kSharedBytes, kGate.
+// kMinBlocks, kSharedBytes, kGate; common/source.cuh (dense_mma: packed tensors alone).
 #pragma once
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
@@ -37,6 +38,7 @@
 #include "common/params.h"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
+#include "common/source.cuh"
 #include "common/tile.cuh"
 #include "common/types.cuh"
 
@@ -124,21 +126,6 @@ NSAI_DEVICE void load_queries(u32 tile, const NsaiView &q, const QueryTile &at, 
   }
 }
 
-// The keys of a tile [kKeys, kDim] of K or V; those from `left` on are zero. `from`: this thread's
-// first chunk, which moves on to the next tile.
-template <class Config, class T, int kDim>
-NSAI_DEVICE void load_keys(u32 tile, const u16 *&from, long long stride, int left) {
-  using Lanes = CopyLanes<T, Config::kThreads>;
-  int thread = recomputed(threadIdx.x);
-#pragma unroll
-  for (int i = 0; i < ceil_div(Config::kKeys, Lanes::kPass); ++i) {
-    int row = Lanes::row(thread) + i * Lanes::kPass;
-    if (Config::kKeys % Lanes::kPass == 0 || row < Config::kKeys)
-      copy_row<T, kDim, Config::kThreads>(tile, row, Lanes::chunk(thread), from, row < left);
-    from += min(Lanes::kPass, Config::kKeys - i * Lanes::kPass) * stride;
-  }
-}
-
 // This thread's first chunk of key `first`'s tile, in the [row, head, dim] tensor of K or V.
 template <class Config, class T>
 NSAI_DEVICE const u16 *first_chunk(const NsaiView &view, long long first, int group) {
@@ -146,6 +133,76 @@ NSAI_DEVICE const u16 *first_chunk(const NsaiView &view, long long first, int gr
   return (const u16 *)view.data + (first + Lanes::row(threadIdx.x)) * view.token_stride +
          group * view.head_stride + Lanes::chunk(threadIdx.x) * 8;
 }
+
+// Where a query tile's K or V lies in packed tensors: this thread's first chunk of the next tile of keys.
+struct PackedSide {
+  const NsaiView &x;
+  const u16 *from;
+};
+
+// The tile [kKeys, kDim] of K or V of the keys from first + ahead on, which is the next one; from `end` on
+// they are zero.
+template <class Config, class T, int kDim>
+NSAI_DEVICE void load_keys(u32 tile, PackedSide &side, int first, int end, int ahead) {
+  using Lanes = CopyLanes<T, Config::kThreads>;
+  const long long stride = side.x.token_stride;
+  const int left = end - first - ahead;
+  int thread = recomputed(threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < ceil_div(Config::kKeys, Lanes::kPass); ++i) {
+    int row = Lanes::row(thread) + i * Lanes::kPass;
+    if (Config::kKeys % Lanes::kPass == 0 || row < Config::kKeys)
+      copy_row<T, kDim, Config::kThreads>(tile, row, Lanes::chunk(thread), side.from, row < left);
+    side.from += min(Lanes::kPass, Config::kKeys - i * Lanes::kPass) * stride;
+  }
+}
+
+// Where it lies in a cache.
+template <int kPageRows, int kFirstIndex> struct CachedSide {
+  const NsaiCacheTensor &x;
+  CachedRows<kPageRows> rows;
+  int group;
+};
+
+template <class Config, class T, int kDim, int kPageRows, int kFirstIndex>
+NSAI_DEVICE void load_keys(u32 tile, const CachedSide<kPageRows, kFirstIndex> &side, int first,
+                           int end, int ahead) {
+  using Lanes = CopyLanes<T, Config::kThreads>;
+  const int left = end - first - ahead;
+  int thread = recomputed(threadIdx.x);
+  const CachedRun<kPageRows, Config::kKeys, Lanes::kPass> run(side.rows,
+                                                              first + ahead + kFirstIndex,
+                                                              Lanes::row(thread), left);
+  const u16 *gHead = (const u16 *)side.x.data + side.group * side.x.head_stride +
+                     Lanes::chunk(thread) * 8; // [rows, kDim]
+#pragma unroll
+  for (int i = 0; i < ceil_div(Config::kKeys, Lanes::kPass); ++i) {
+    int row = Lanes::row(thread) + i * Lanes::kPass;
+    if (Config::kKeys % Lanes::kPass == 0 || row < Config::kKeys)
+      copy_row<T, kDim, Config::kThreads>(tile, row, Lanes::chunk(thread),
+                                          gHead + run.offset(side.x, i), row < left);
+  }
+}
+
+template <class Config, class Keys>
+NSAI_DEVICE Sides<PackedSide> find_sides(const NsaiAttend &p, const QueryTile &tile, int begin,
+                                         int group) {
+  using Shared = FlashShared<Config>;
+  int first_row = Keys::first_row(p.seq, tile) + begin;
+  return { { p.k, first_chunk<Config, typename Shared::K>(p.k, first_row, group) },
+           { p.v, first_chunk<Config, typename Shared::V>(p.v, first_row, group) } };
+}
+
+template <class Config, class Keys>
+NSAI_DEVICE Sides<CachedSide<Config::kPageRows, Keys::kFirstIndex>>
+find_sides(const NsaiCachedAttend &p, const QueryTile &tile, int, int group) {
+  auto rows = find_rows<Config::kPageRows>(p.batch, tile.s, p.pair.ring);
+  return { { p.pair.k, rows, group }, { p.pair.v, rows, group } };
+}
+
+// What a kernel of this loop takes that serves a cache, too.
+template <class Config>
+using AttendParams = typename ParamsOf<Config::kCached, NsaiAttend, NsaiCachedAttend>::Type;
 
 // S = Q K^T: s[m] [16, kKeys] of every m16 tile of the warp.
 template <class Config>
@@ -220,10 +277,12 @@ NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4]
   }
 }
 
-template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAttend &p) {
+template <class Config, class Keys, class Params>
+NSAI_DEVICE void flash_attend(const Params &params) {
   using F = Flash<Config>;
   using Shared = typename F::Shared;
   constexpr int kKeys = Config::kKeys;
+  const NsaiAttend &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   Shared &shared = *(Shared *)shared_bytes;
   begin_kernel();
@@ -231,8 +290,8 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
   // ---- coordinates
   int tiles = gridDim.x / p.kv_heads;
   int group = blockIdx.x / tiles, number = blockIdx.x % tiles;
-  QueryTile tile =
-      find_query_tile<F::kTokens>(p.seq, Keys::kLongestFirst ? tiles - 1 - number : number);
+  QueryTile tile = find_query_tile<F::kTokens>(sequences_of(params),
+                                               Keys::kLongestFirst ? tiles - 1 - number : number);
   int tokens = min(F::kTokens, tile.seq.q_len - tile.first_query); // of this tile
   if (tokens <= 0 || tile.first_query < 0) return;
   int position = tile.seq.position(tile.first_query);    // of the tile's first token
@@ -246,10 +305,9 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     return position + min(tile_row(row) / Config::kGroupPadded, tokens - 1);
   };
 
-  int first_row = Keys::first_row(p.seq, tile) + begin;
-  const u16 *gK =
-      first_chunk<Config, typename Shared::K>(p.k, first_row, group); // [keys, Dk] from `begin`
-  const u16 *gV = first_chunk<Config, typename Shared::V>(p.v, first_row, group); // [keys, Dv]
+  auto sides = find_sides<Config, Keys>(params, tile, begin, group);
+  using K = typename Shared::K;
+  using V = typename Shared::V;
   u32 sQ = shared_address(shared.q), sK = shared_address(shared.k), sV = shared_address(shared.v);
 
   float o[F::kM][F::kO][4] = {}; // [16, Dv] each
@@ -257,9 +315,7 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
 
   // ---- key tiles
   load_queries<Config>(sQ, p.q, tile, group);
-  if (begin < end)
-    load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride,
-                                                              end - begin);
+  if (begin < end) load_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, begin, end, 0);
   copy_async_commit();
   for (int first = begin; first < end; first += kKeys) {
     // Whether a row of this warp sees one of the keys. (The vote tells the compiler that all lanes
@@ -270,15 +326,14 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
 
     copy_async_wait<0>();
     __syncthreads(); // K of this tile is there (and Q); everyone is done with V of the tile before
-    load_keys<Config, typename Shared::V, Config::kHeadDimV>(sV, gV, p.v.token_stride, end - first);
+    load_keys<Config, V, Config::kHeadDimV>(sV, sides.v, first, end, 0);
     copy_async_commit();
     if (seen) multiply_qk<Config>(s, sQ, sK);
 
     copy_async_wait<0>();
     __syncthreads(); // V of this tile is there; everyone is done with K
     if (first + kKeys < end)
-      load_keys<Config, typename Shared::K, Config::kHeadDimQk>(sK, gK, p.k.token_stride,
-                                                                end - first - kKeys);
+      load_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, first, end, kKeys);
     copy_async_commit();
     if (!seen) continue;
     bool partly = __any_sync(~0u, first < Keys::visible(position_of(F::kWarpRows - 1)).begin ||

@@ -8,9 +8,12 @@
 //       in units of rows of the sequence's k and v; both bounds ascend with the position
 //   int first_row(const NsaiSequences &seqs, const QueryTile &tile)
 //       row of k and v that is the sequence's key 0
+//   constexpr int kFirstIndex
+//       its index in a cache: common/cached.cuh
 //   constexpr bool kLongestFirst
 //       later tiles have more keys: start with them
 #pragma once
+#include "common/cached.cuh"
 #include "common/params.h"
 #include "common/sequence.cuh"
 #include "common/types.cuh"
@@ -23,6 +26,7 @@ struct KeyRange {
 template <class Config> struct CompressedKeys {
   static_assert(Config::kBlock % Config::kStride == 0, "d divides l");
   static constexpr bool kLongestFirst = true;
+  static constexpr int kFirstIndex = entry_index<Config::kBlock, Config::kStride>(0);
   // The blocks that are whole at position t: as many as a sequence of t + 1 tokens has.
   static NSAI_DEVICE KeyRange visible(int t) {
     return KeyRange{ 0, block_count<Config::kBlock, Config::kStride>(t + 1) };
@@ -36,6 +40,7 @@ template <class Config> struct CompressedKeys {
 template <class Config> struct WindowKeys {
   static_assert(Config::kWindow >= 1, "a window of 0 switches the branch off");
   static constexpr bool kLongestFirst = false; // all tiles but the first are equal
+  static constexpr int kFirstIndex = 0;
   static NSAI_DEVICE KeyRange visible(int t) {
     return KeyRange{ max(t - Config::kWindow + 1, 0), max(t + 1, 0) };
   }
@@ -47,6 +52,7 @@ template <class Config> struct WindowKeys {
 // Ordinary causal attention: tokens p with p <= t.
 struct DenseKeys {
   static constexpr bool kLongestFirst = true;
+  static constexpr int kFirstIndex = 0;
   static NSAI_DEVICE KeyRange visible(int t) { return KeyRange{ 0, max(t + 1, 0) }; }
   static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) {
     return tile.seq.kv_begin;

@@ -37,6 +37,36 @@ typedef struct NsaiSequences {
   int max_kv_len; /* the plan's: longer sequences are cut, so that no row of importance is outgrown */
 } NsaiSequences;
 
+/* K, V or compressed entries of a cache: [pages, rows of a page, Hkv, dim]; of rings and of caches
+ * without pages [rows, tokens, Hkv, dim]. The last stride is 1. */
+typedef struct NsaiCacheTensor {
+  void *data;
+  long long page_stride;
+  long long row_stride;
+  long long head_stride;
+} NsaiCacheTensor;
+
+/* One pair of a cache. */
+typedef struct NsaiCachePair {
+  NsaiCacheTensor k, v;
+  int ring; /* tokens of a row where the pair lies in rings; 0: it does not */
+  int reserved;
+} NsaiCachePair;
+
+/* How new tokens fall into the sequences of a cache, and where these lie: common/cached.cuh. */
+typedef struct NsaiCacheBatch {
+  const int *cu_q;        /* [num_seqs + 1]; NULL: every sequence has q_each new tokens */
+  const int *kv_len;      /* [num_seqs]: tokens, the new ones included; 0: a padded row */
+  const int *pages;       /* the lists of pages, one sequence behind the other; NULL: no pages */
+  const int *page_starts; /* [num_seqs + 1]: where each begins; NULL: page_list_stride apart */
+  const int *slots;       /* [num_seqs]: rows of rings and caches without pages; NULL: row s */
+  long long page_list_stride; /* ints */
+  int num_seqs;
+  int q_tokens; /* rows of q, or new tokens */
+  int q_each;
+  int max_kv_len; /* as in NsaiSequences */
+} NsaiCacheBatch;
+
 /* What an attention kernel does with its branch's normalised output O_b, see common/epilogue.cuh:
  *   o_branch = O_b;  lse = log sum exp;  sum = gate_b * O_b (+ partial when add_partial);
  *   o = sum, rounded once, when o.data; else partial = sum. */
@@ -194,6 +224,19 @@ typedef struct NsaiCombine {
   int kv_heads;
 } NsaiCombine;
 
+/* The same over a cache; the packed struct's seq, k and v mean nothing, as in all of these. */
+typedef struct NsaiCachedAttend {
+  NsaiCacheBatch batch;
+  NsaiCachePair pair; /* attend_compressed: the compressed entries */
+  NsaiAttend packed;
+} NsaiCachedAttend;
+
+typedef struct NsaiCachedAttendSelected {
+  NsaiCacheBatch batch;
+  NsaiCachePair pair;
+  NsaiAttendSelected packed;
+} NsaiCachedAttendSelected;
+
 /* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`.
  */
 typedef struct NsaiImportance {
@@ -215,6 +258,58 @@ typedef struct NsaiImportance {
                 */
 } NsaiImportance;
 
+typedef struct NsaiCachedImportance {
+  NsaiCacheBatch batch;
+  NsaiCacheTensor k;
+  NsaiImportance packed;
+} NsaiCachedImportance;
+
+/* Partial results of one decode kernel, f32: of every (unit, part, row) the unnormalised O and the
+ * reference and sum of its softmax; a sum of 0 says that O was not written. */
+typedef struct NsaiDecodeParts {
+  float *o;     /* [units, parts, rows, Dv] */
+  float *stats; /* [units, parts, rows, 2] */
+  int parts;
+  int least; /* decode_scan: fewest quanta of keys that a team takes, where there are as many */
+} NsaiDecodeParts;
+
+/* decode_scan, decode_select, decode_attend, decode_combine: common/decode.cuh. */
+typedef struct NsaiDecode {
+  NsaiCacheBatch batch;
+  NsaiView q;
+  NsaiCachePair entries;  /* compressed */
+  NsaiCachePair selected; /* raw tokens, as that branch has them */
+  NsaiCachePair window;
+  NsaiEpilogue out[3];  /* of each branch: lse, o_branch and the gate; o lies in the first */
+  NsaiDecodeParts scan; /* units: (tile of tokens, KV head), rows: kScanRows */
+  NsaiDecodeParts
+      attend;    /* units: (token, KV head), rows: kGroup; parts of the window come first */
+  float *pooled; /* f32 [scan's units, pooled_blocks, kScanRows], log2 */
+  float *spills; /* f32 [scan's units, scan.parts, teams, kScanRows], log2 */
+  int *idx;      /* [T, Hkv, n] ascending, then -1 */
+  long long idx_token_stride;
+  long long idx_head_stride;
+  float scale_log2;
+  int kv_heads;
+  int tiles; /* of tokens, of decode_scan */
+  int pooled_blocks;
+  int window_parts; /* of attend.parts */
+  int branches;     /* bit b: branch b counts */
+  int row_warps;    /* decode_combine: 1, 2, 4 or 8 warps share a row's parts */
+  int reserved;
+} NsaiDecode;
+
+/* kv_append: new tokens, and the compressed entries that they complete. */
+typedef struct NsaiAppend {
+  NsaiCacheBatch batch;
+  const long long *slot_mapping; /* [T]; -1: the token is not written; NULL: all are */
+  NsaiCachePair cache[3];        /* of which the model reads some: pairs */
+  NsaiView k[3], v[3];           /* the new tokens of each */
+  NsaiCachePair entries;
+  int kv_heads;
+  int pairs; /* bit i: pair i is written */
+} NsaiAppend;
+
 /* select: top-n by importance, with forced blocks. */
 typedef struct NsaiSelect {
   NsaiSequences seq;
@@ -229,6 +324,11 @@ typedef struct NsaiSelect {
   int reserved;
 } NsaiSelect;
 
+typedef struct NsaiCachedSelect {
+  NsaiCacheBatch batch;
+  NsaiSelect packed;
+} NsaiCachedSelect;
+
 /* sort_blocks, sort_ranges: a caller's selection into the sorted lists attend_selected reads. */
 typedef struct NsaiSortSelection {
   NsaiSequences seq;
@@ -240,6 +340,11 @@ typedef struct NsaiSortSelection {
   int heads;                 /* 1 or Hkv */
   int reserved;
 } NsaiSortSelection;
+
+typedef struct NsaiCachedSortSelection {
+  NsaiCacheBatch batch;
+  NsaiSortSelection packed;
+} NsaiCachedSortSelection;
 
 /* compress_mean: phi mean of K and V. */
 typedef struct NsaiCompress {
@@ -388,6 +493,9 @@ typedef struct NsaiBackwardSum {
 #endif
 NSAI_SIZE_IS(NsaiView, 24);
 NSAI_SIZE_IS(NsaiSequences, 40);
+NSAI_SIZE_IS(NsaiCacheTensor, 32);
+NSAI_SIZE_IS(NsaiCachePair, 72);
+NSAI_SIZE_IS(NsaiCacheBatch, 64);
 NSAI_SIZE_IS(NsaiEpilogue, 128);
 NSAI_SIZE_IS(NsaiAttend, 256);
 NSAI_SIZE_IS(NsaiTensorMap, 128);
@@ -400,9 +508,17 @@ NSAI_SIZE_IS(NsaiKvItem, 32);
 NSAI_SIZE_IS(NsaiInvert, 160);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
+NSAI_SIZE_IS(NsaiCachedAttend, 392);
+NSAI_SIZE_IS(NsaiCachedAttendSelected, 416);
 NSAI_SIZE_IS(NsaiImportance, 168);
+NSAI_SIZE_IS(NsaiCachedImportance, 264);
+NSAI_SIZE_IS(NsaiDecodeParts, 24);
+NSAI_SIZE_IS(NsaiDecode, 808);
+NSAI_SIZE_IS(NsaiAppend, 512);
 NSAI_SIZE_IS(NsaiSelect, 104);
+NSAI_SIZE_IS(NsaiCachedSelect, 168);
 NSAI_SIZE_IS(NsaiSortSelection, 88);
+NSAI_SIZE_IS(NsaiCachedSortSelection, 152);
 NSAI_SIZE_IS(NsaiCompress, 144);
 NSAI_SIZE_IS(NsaiGatherRows, 104);
 NSAI_SIZE_IS(NsaiBiasActivation, 128);

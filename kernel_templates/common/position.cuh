@@ -5,11 +5,10 @@
 #pragma once
 #include "common/sequence.cuh"
 
-// Position t of row `token` of q: negative where the sequence has more queries than keys, and for
+// `seqs`: NsaiSequences or, with common/source.cuh, NsaiCacheBatch. Position t of row `token` of q: negative where the sequence has more queries than keys, and for
 // rows behind the last sequence.
-NSAI_DEVICE int token_position(const NsaiSequences &seqs, int token) {
-  int s = seqs.cu_q ? find_sequence(seqs.num_seqs, token, [&](int i) { return seqs.cu_q[i]; }) : 0;
-  Sequence seq = load_sequence(seqs, s);
+template <class Sequences> NSAI_DEVICE int token_position(const Sequences &seqs, int token) {
+  Sequence seq = load_sequence(seqs, find_row_sequence(seqs, token));
   int i = token - seq.q_begin;
   return i < seq.q_len ? seq.position(i) : -1;
 }

@@ -62,6 +62,11 @@ template <int kStride> NSAI_DEVICE int own_block_row(const NsaiSequences &seqs, 
   return seqs.cu_q ? seqs.cu_kv[s] / kStride : 0;
 }
 
+// The sequence that row `row` of q belongs to. A row behind the last one's counts as the last one's.
+NSAI_DEVICE int find_row_sequence(const NsaiSequences &seqs, int row) {
+  return seqs.cu_q ? find_sequence(seqs.num_seqs, row, [&](int i) { return seqs.cu_q[i]; }) : 0;
+}
+
 // First row of compressed storage of sequence s.
 template <int kStride> NSAI_DEVICE int first_block_row(const NsaiSequences &seqs, int s) {
   return seqs.cu_blocks ? seqs.cu_blocks[s] : own_block_row<kStride>(seqs, s);

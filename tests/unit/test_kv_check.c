@@ -415,36 +415,75 @@ static void test_slot_mapping(void **state) {
   }
 }
 
-/* ---- no kernel reads a cache yet ---- */
+/* ---- what a GPU does, and does not yet ---- */
+
+static nsa_problem gpu_problem(int32_t op) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  p.op = op;
+  p.max_tokens = p.max_kv_len = 64;
+  p.max_seqs = 2;
+  p.page_size = 16;
+  return p;
+}
+
+static void expect_unsupported(machine *m, const nsa_problem *p, const char *why) {
+  nsa_caps caps = NSA_CAPS_INIT;
+  nsa_plan *plan;
+  char text[2048];
+  machine_expect("query", nsa_query(m->ctx, p, &caps), NSA_OK, NULL);
+  assert_false(caps.supported);
+  nsa_explain(m->ctx, p, text, sizeof text);
+  assert_non_null(strstr(text, why));
+  machine_expect("plan", nsa_plan_create(m->ctx, p, NULL, NULL, &plan), NSA_E_UNSUPPORTED, why);
+  assert_null(plan);
+  machine_expect("prepare", nsa_prepare(m->ctx, p, 1, NULL, NULL), NSA_E_UNSUPPORTED, why);
+}
+
+/* The portable kernels serve a prefill; each of the others says why not. */
+static void test_prefill(void **state) {
+  (void)state;
+  machine m;
+  char text[8192];
+  nsa_caps caps = NSA_CAPS_INIT;
+  nsa_plan *plan;
+  machine_init(&m, &(machine_request){ .gpu = true });
+  nsa_problem p = gpu_problem(NSA_OP_PREFILL);
+  machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
+  assert_true(caps.supported && caps.graph_level == NSA_GRAPH_ALWAYS);
+  assert_true(caps.workspace_bytes > 0);
+  assert_string_equal(caps.variants,
+                      "attend_compressed=attend_compressed_mma importance=importance_mma "
+                      "select=select_topn attend_selected=attend_selected_mma "
+                      "attend_window=attend_window_mma");
+  nsa_explain(m.ctx, &p, text, sizeof text);
+  assert_non_null(strstr(text, "    attend_window_wgmma: no\n"
+                               "      keys and values lie in a cache: it reads packed tensors\n"));
+  machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  nsa_plan_destroy(plan);
+  machine_free(&m);
+}
 
 static void test_gpu(void **state) {
   (void)state;
-  static const int32_t ops[] = { NSA_OP_PREFILL, NSA_OP_DECODE, NSA_OP_APPEND };
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
-  for (int i = 0; i < 3; i++) {
-    nsa_problem p = NSA_PROBLEM_INIT;
-    nsa_caps caps = NSA_CAPS_INIT;
-    nsa_plan *plan;
+  nsa_problem p = gpu_problem(NSA_OP_DECODE);
+  p.selection = NSA_SELECT_BLOCKS;
+  expect_unsupported(&m, &p, "let the library select");
+  p = gpu_problem(NSA_OP_DECODE);
+  p.max_probe_rows = 1;
+  expect_unsupported(&m, &p, "max_probe_rows is 1");
+  for (int32_t op = NSA_OP_PREFILL; op <= NSA_OP_APPEND; op++) {
     uint64_t bytes;
-    char text[1024];
-    p.op = ops[i];
-    p.max_tokens = p.max_kv_len = 64;
-    p.max_seqs = 2;
-    p.page_size = 16;
-    machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
-    assert_false(caps.supported);
-    nsa_explain(m.ctx, &p, text, sizeof text);
-    assert_non_null(strstr(text, "set runtime.device to cpu, or run nsa_forward"));
-    machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
-                   "set runtime.device to cpu, or run nsa_forward");
-    assert_null(plan);
-    machine_expect("prepare", nsa_prepare(m.ctx, &p, 1, NULL, NULL), NSA_E_UNSUPPORTED,
-                   "no kernel");
+    p = gpu_problem(op);
     machine_expect("tune", nsa_tune(m.ctx, &p, 1, NULL), NSA_E_UNSUPPORTED, "leave it out");
     machine_expect("bytes", nsa_kv_page_bytes(m.ctx, &p, &bytes), NSA_OK, NULL);
     assert_int_equal(bytes, (16 + 4) * 160); /* bf16 */
   }
+  machine_free(&m);
+  machine_init(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_LINEAR });
+  p = gpu_problem(NSA_OP_APPEND);
+  expect_unsupported(&m, &p, "write the compressed entries yourself");
   machine_free(&m);
 }
 
@@ -458,6 +497,7 @@ int main(void) {
     cmocka_unit_test(test_slots),
     cmocka_unit_test(test_many_alike),
     cmocka_unit_test(test_slot_mapping),
+    cmocka_unit_test(test_prefill),
     cmocka_unit_test(test_gpu),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

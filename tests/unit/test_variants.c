@@ -75,7 +75,7 @@ static void check_spec(const nsai_kernel_spec *spec, const nsai_problem *problem
 
 /* Pieces lie one after the other, aligned, within the total. */
 static void check_layout(const nsai_problem *problem, const nsai_choice *choice) {
-  nsai_layout l = nsai_layout_make(problem, choice);
+  nsai_layout l = nsai_layout_make(problem, choice, 132);
   const nsai_piece all[] = {
     l.k_cmp,       l.v_cmp,        l.lse,         l.partial,    l.importance,     l.idx,
     l.lists,       l.phi_rows,     l.phi_product, l.phi_hidden, l.gate_product,   l.gate_hidden,

@@ -1,0 +1,218 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Variants of the stages append and decode: kernels over a KV cache.
+ */
+#include "stages.h"
+
+#include "decode.h"
+
+#include <math.h>
+
+#define SELECT_THREADS 256  /* eight warps search 128 of a 64k context's 1024 blocks each */
+#define COMBINE_THREADS 256 /* what decode_combine asserts */
+#define APPEND_THREADS 128  /* K and V of 4 heads of 128, 16 bytes each */
+
+void nsai_legal_append_mean(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)t;
+  nsai_legal_common(p, reasons);
+  if (p->model.phi == NSAI_PHI_LINEAR || p->model.phi == NSAI_PHI_MLP)
+    nsai_refuse(reasons,
+                "model.compress.phi is linear or mlp, whose products it does not run: take phi "
+                "mean, or phi external and write the compressed entries yourself, or set "
+                "runtime.device to cpu");
+}
+
+void nsai_specify_append_mean(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                              nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  (void)s;
+  const nsai_geometry *m = &p->model;
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_KV_APPEND];
+  *spec = (nsai_kernel_spec){ .entry = "kv_append", .dtype = m->dtype, .threads = APPEND_THREADS };
+  nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
+  nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
+  nsai_constant_add(spec, "kBlock", m->block);
+  nsai_constant_add(spec, "kStride", m->stride);
+  nsai_constant_add(spec, "kPageSize", p->page_size);
+  nsai_constant_add(spec, "kRing", p->window_ring);
+  nsai_constant_add(spec, "kMean", m->phi == NSAI_PHI_MEAN);
+  nsai_constant_add(spec, "kMinBlocks", 4);
+}
+
+/* ---- decode ---- */
+
+/* Registers of a thread for O and Q of an m16 tile: beside 160 (Dk 256, Dv 192) the loop spills, beside 144
+ * (D 192) it does not. (NVRTC 13.0.) */
+#define MOST_ROW_REGISTERS 144
+
+/* Rows of decode_scan's tile: all heads of as many drafts as fit 64 rows. */
+static int32_t scan_rows(const nsai_problem *p) {
+  int32_t rows = NSAI_DECODE_ROWS, wanted = p->max_q_len * nsai_padded_group(&p->model);
+  while (rows < wanted && rows < 4 * NSAI_DECODE_ROWS) rows *= 2;
+  return rows;
+}
+
+static int32_t attend_rows(const nsai_problem *p) {
+  int32_t group = nsai_padded_group(&p->model);
+  return group < NSAI_DECODE_ROWS ? NSAI_DECODE_ROWS : group;
+}
+
+/* Bytes of KeyStream::Shared: the rings of all teams or, in the same memory, their O; and their stats. */
+static uint32_t stream_shared(const nsai_geometry *m, int32_t rows, const nsai_tiles *s) {
+  uint32_t teams = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
+  uint32_t stage = nsai_tile_bytes(NSAI_DECODE_STEP, m->head_dim_qk) +
+                   nsai_tile_bytes(NSAI_DECODE_STEP, m->head_dim_v);
+  uint32_t ring = teams * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
+  uint32_t o = teams * (uint32_t)rows * (uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4;
+  return (ring > o ? ring : o) + teams * (uint32_t)rows * 8;
+}
+
+/* And per warp 16 rows of 20 floats. */
+static uint32_t scan_shared(const nsai_problem *p, const nsai_tiles *s) {
+  return stream_shared(&p->model, scan_rows(p), s) + (uint32_t)s->of[NSAI_TILE_WARPS] * 16 * 20 * 4;
+}
+
+/* And the list of blocks. */
+static uint32_t attend_shared(const nsai_problem *p, const nsai_tiles *s) {
+  uint32_t list = p->model.select_count ? (uint32_t)p->model.select_count : 1;
+  return stream_shared(&p->model, attend_rows(p), s) + (list + 1) / 2 * 8;
+}
+
+static uint32_t decode_shared(const nsai_problem *p, const nsai_tiles *s) {
+  uint32_t scan = scan_shared(p, s), attend = attend_shared(p, s);
+  return scan > attend ? scan : attend;
+}
+
+void nsai_legal_decode_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)t;
+  nsai_legal_common(p, reasons);
+  if (nsai_padded_dim(p->model.head_dim_v) / 2 + nsai_padded_dim(p->model.head_dim_qk) / 4 >
+      MOST_ROW_REGISTERS)
+    nsai_refuse(reasons,
+                "O of Dv %d and Q of Dk %d leave a thread no registers: set runtime.device to cpu",
+                p->model.head_dim_v, p->model.head_dim_qk);
+  if (p->selection != NSA_SELECT_OWN)
+    nsai_refuse(reasons, "problem.selection is a caller's, which it does not sort: let the library "
+                         "select (NSA_SELECT_OWN), or set runtime.device to cpu");
+  if (p->max_probe_rows)
+    nsai_refuse(reasons,
+                "problem.max_probe_rows is %d, and it has no importance of single rows: leave "
+                "it 0, or set runtime.device to cpu",
+                p->max_probe_rows);
+}
+
+/* Registers of a thread: O and Q of an m16 tile, scores, and what else the loop holds. (189 at D 128,
+ * NVRTC 13.0.) */
+static int32_t decode_registers(const nsai_geometry *m) {
+  return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 + 96;
+}
+
+static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
+  return (nsai_tiles){
+    { [NSAI_TILE_WARPS] = warps, [NSAI_TILE_STAGES] = stages, [NSAI_TILE_BLOCKS] = blocks }
+  };
+}
+
+/* Two blocks of four warps and as many stages as their shared memory holds, four at most; where it
+ * does not hold two stages of them, one block. */
+static nsai_tiles choose_decode(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  *by = NSAI_BY_DEFAULT;
+  int32_t blocks = t->caution || decode_registers(&p->model) > 232 ? 1 : 2;
+  for (int32_t stages = 4; stages >= 2; stages--) {
+    nsai_tiles tiles = decode_tiles(4, stages, blocks);
+    uint32_t bytes = decode_shared(p, &tiles);
+    if (bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, 2)) return tiles;
+  }
+  return decode_tiles(4, 2, 1);
+}
+
+static void fit_decode(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                       nsai_reasons *reasons) {
+  int32_t rows = scan_rows(p) > attend_rows(p) ? scan_rows(p) : attend_rows(p);
+  uint32_t bytes = decode_shared(p, s);
+  if (s->of[NSAI_TILE_WARPS] < rows / NSAI_DECODE_ROWS)
+    nsai_refuse(reasons, "%d warps do not hold %d rows", s->of[NSAI_TILE_WARPS], rows);
+  if (bytes > t->shared_bytes)
+    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
+                t->shared_bytes);
+  nsai_fit_threads(s, reasons);
+}
+
+/* Bound by memory: what matters are bytes on their way. */
+static double cost_decode(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
+  if (decode_registers(&p->model) > nsai_register_limit(32 * warps * blocks) ||
+      !nsai_holds_blocks(t, decode_shared(p, s), blocks))
+    return INFINITY;
+  return 1 + 4.0 / (warps * blocks * (s->of[NSAI_TILE_STAGES] - 1));
+}
+
+const nsai_space nsai_space_decode = {
+  3,
+  { { NSAI_TILE_WARPS,
+      { 4, 8 },
+      "each streams keys of its own, or shares them with its rows' team" },
+    { NSAI_TILE_STAGES, { 2, 3, 4, 6 }, "bytes on their way against shared memory" },
+    { NSAI_TILE_BLOCKS, { 1, 2, 3 }, "others fill the waits of one; registers are divided" } },
+  choose_decode,
+  fit_decode,
+  cost_decode,
+};
+
+/* The constants that the kernels of the chain agree on: common/decode.cuh. */
+static void add_decode(nsai_kernel_spec *spec, const nsai_problem *p, const nsai_tiles *s) {
+  const nsai_geometry *m = &p->model;
+  nsai_heads_add(spec, p);
+  nsai_constant_add(spec, "kBlock", m->block);
+  nsai_constant_add(spec, "kStride", m->stride);
+  nsai_constant_add(spec, "kSelectBlock", m->select_block);
+  nsai_constant_add(spec, "kSelectCount", m->select_count);
+  nsai_constant_add(spec, "kPageSize", p->page_size);
+  nsai_constant_add(spec, "kScanRows", scan_rows(p));
+  nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
+}
+
+static void specify_stream(const nsai_problem *p, const nsai_tiles *s, nsai_kernel_spec *spec) {
+  spec->dtype = p->model.dtype;
+  spec->threads = 32 * s->of[NSAI_TILE_WARPS];
+  add_decode(spec, p, s);
+  nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+}
+
+static void specify_select(const nsai_problem *p, const nsai_tiles *s, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "decode_select",
+                              .dtype = p->model.dtype,
+                              .threads = SELECT_THREADS };
+  add_decode(spec, p, s);
+  nsai_constant_add(spec, "kSelectInit", p->model.select_init);
+  nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
+  nsai_constant_add(spec, "kMinBlocks", 2); /* at most 128 registers; kFree 256 holds 16 of them */
+}
+
+void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                             nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  const nsai_geometry *m = &p->model;
+  nsai_kernel_spec *scan = &specs[NSAI_KERNEL_DECODE_SCAN];
+  *scan = (nsai_kernel_spec){ .entry = "decode_scan",
+                              .shared_bytes = scan_shared(p, s),
+                              .tokens = scan_rows(p) / nsai_padded_group(m) };
+  specify_stream(p, s, scan);
+  if (m->select_count) specify_select(p, s, &specs[NSAI_KERNEL_DECODE_SELECT]);
+  if (m->select_count || m->window) {
+    nsai_kernel_spec *attend = &specs[NSAI_KERNEL_DECODE_ATTEND];
+    *attend = (nsai_kernel_spec){ .entry = "decode_attend", .shared_bytes = attend_shared(p, s) };
+    specify_stream(p, s, attend);
+    nsai_constant_add(attend, "kWindow", m->window);
+    nsai_constant_add(attend, "kRing", p->window_ring);
+  }
+  nsai_kernel_spec *combine = &specs[NSAI_KERNEL_DECODE_COMBINE];
+  *combine = (nsai_kernel_spec){ .entry = "decode_combine",
+                                 .dtype = m->dtype,
+                                 .threads = COMBINE_THREADS };
+  add_decode(combine, p, s);
+  nsai_gate_add(combine, p);
+  nsai_constant_add(combine, "kMinBlocks", 2);
+}

@@ -1,0 +1,129 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// What the kernels of a decode step agree on. They run one behind the other:
+//
+//   decode_scan     compressed branch, split over keys; per selection block and row what its scores
+//                   weigh
+//   decode_select   importance and top-n
+//   decode_attend   window and selected branch, split over keys
+//   decode_combine  parts into branches, gates, outputs
+//
+// Tiles of decode_scan: kScanRows rows are kTileTokens tokens of one sequence times kGroupPadded heads,
+// token-major, so that drafts read the compressed keys once. Tile numbers follow from cu_q alone, as
+// in common/sequence.cuh.
+//
+// Keys of decode_scan come in quanta: whole steps of 16 keys and whole selection blocks' worth. A team of
+// warps takes a run of quanta, as long for every team of the unit. Importance of selection block j, the
+// keys of which are r = l'/d from j * r on, and the last m - 1 ones before, m = l/d:
+//
+//   I[j] = sum over heads of 2^-lse * (pooled[j] + spill of block j - 1)
+//
+// A run carries the spill from block to block; what is left at its end goes to `spills`, and the reader
+// adds it to the first block behind the run. Values are stored as log2, which needs no reference beside.
+//
+// Config: kGroup, kGroupPadded, kBlock (l), kStride (d), kSelectBlock (l'), kSelectCount (n), kScanRows,
+// kWarps.
+#pragma once
+#include "common/cached.cuh"
+#include "common/params.h"
+#include "common/types.cuh"
+
+constexpr int kStepKeys = 16; // keys of one step of a team: K of one mma of P V
+
+constexpr NSAI_DEVICE int greatest_divisor(int a, int b) {
+  return b ? greatest_divisor(b, a % b) : a;
+}
+
+template <class C> struct Decode {
+  static constexpr int kRatio = C::kSelectBlock / C::kStride; // r
+  static constexpr int kOverlap = C::kBlock / C::kStride;     // m
+  static constexpr int kTileTokens = C::kScanRows / C::kGroupPadded;
+  static constexpr int kTeams = C::kWarps / (C::kScanRows / 16); // of decode_scan's CTA
+  static constexpr int kQuantum = kRatio / greatest_divisor(kStepKeys, kRatio) * kStepKeys; // keys
+  static constexpr int kQuantumBlocks = kQuantum / kRatio;
+  static_assert(C::kScanRows % 16 == 0 && C::kScanRows % C::kGroupPadded == 0,
+                "a tile holds whole tokens");
+  static_assert(kOverlap <= kRatio, "a compressed block lies in two selection blocks at most");
+};
+
+// ---- tiles
+
+struct DecodeTile {
+  Sequence seq;
+  int s;
+  int first_query; // of the tile; the tile is empty when >= seq.q_len
+};
+
+// The first tile of sequence s.
+template <int kTokens> NSAI_DEVICE int first_tile(const NsaiCacheBatch &batch, int s) {
+  if (!batch.cu_q) return s * ceil_div(batch.q_each, kTokens);
+  return kTokens == 1 ? batch.cu_q[s] : batch.cu_q[s] / kTokens + s;
+}
+
+template <int kTokens> NSAI_DEVICE DecodeTile find_decode_tile(const NsaiCacheBatch &batch, int tile) {
+  const int s = find_sequence(batch.num_seqs, tile,
+                              [&](int i) { return first_tile<kTokens>(batch, i); });
+  return DecodeTile{ load_cached_sequence(batch, s), s,
+                     (tile - first_tile<kTokens>(batch, s)) * kTokens };
+}
+
+// ---- one token
+
+struct DecodeToken {
+  int s, query;
+  int position; // negative: it sees nothing
+  bool present; // else the row lies behind all sequences
+};
+
+NSAI_DEVICE DecodeToken find_token(const NsaiCacheBatch &batch, int token) {
+  const int s = find_cached_sequence(batch, token);
+  const Sequence seq = load_cached_sequence(batch, s);
+  const int query = token - seq.q_begin;
+  const bool present = 0 <= query && query < seq.q_len;
+  return DecodeToken{ s, query, present ? seq.position(query) : -1, present };
+}
+
+// Where decode_scan keeps a token's heads.
+struct ScanRow {
+  int unit;
+  int row; // of head 0 of the group
+};
+
+template <class C>
+NSAI_DEVICE ScanRow find_scan_row(const NsaiDecode &p, const DecodeToken &token, int group) {
+  constexpr int kTokens = Decode<C>::kTileTokens;
+  const int tile = first_tile<kTokens>(p.batch, token.s) + token.query / kTokens;
+  return ScanRow{ tile * p.kv_heads + group, token.query % kTokens * C::kGroupPadded };
+}
+
+// Floats before the stats of a row; times Dv / 2, before its O.
+NSAI_DEVICE long long part_row(const NsaiDecodeParts &x, int rows, long long unit, int part, int row) {
+  return ((unit * x.parts + part) * rows + row) * 2;
+}
+
+// ---- keys of a tile
+
+// Compressed blocks that position t sees.
+template <class C> NSAI_DEVICE int visible_entries(int t) {
+  return block_count<C::kBlock, C::kStride>(t + 1);
+}
+
+// How a tile's keys fall to the teams of its unit.
+struct TeamRuns {
+  int quanta; // in all
+  int each;   // of a run
+};
+
+// `visible`: entries that the tile's last token sees.
+template <class C> NSAI_DEVICE TeamRuns find_runs(const NsaiDecode &p, int visible) {
+  const int quanta = ceil_div(visible, Decode<C>::kQuantum);
+  return TeamRuns{ quanta,
+                   max(max(p.scan.least, 1), ceil_div(quanta, p.scan.parts * Decode<C>::kTeams)) };
+}
+
+// The last token of the tile that holds query `query`, as a position.
+template <class C> NSAI_DEVICE int last_position(const Sequence &seq, int query) {
+  constexpr int kTokens = Decode<C>::kTileTokens;
+  return seq.position(min(query / kTokens * kTokens + kTokens, seq.q_len) - 1);
+}

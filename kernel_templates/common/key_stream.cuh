@@ -1,0 +1,251 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Attention of few rows over many keys of a cache, for decode_scan and decode_attend: bound by memory.
+//
+// A CTA has kRows = 16 * kRowTiles rows and kTeams teams of kRowTiles warps. A team runs through keys of
+// its own, 16 at a time, through a ring of kStages stages of its own; a warp of it has an m16 tile of
+// rows. So nothing but a team waits, and kStages - 1 steps of every team are on their way all the time:
+// at D 128 with 4 teams of 3 stages 64 KB a CTA. At the end the teams' results are added up.
+//
+//   ring   [kTeams][kStages] { K [16, Dk] | V [16, Dv] }, then the same memory as O [kTeams][kRows, Dv]
+//   rows   each lane finds one key's row two steps ahead: page lists are read in good time
+//
+// Which keys a team sees, its caller says by a policy `Keys`:
+//
+//   int limit         keys from `limit` on do not exist
+//   int index(int i)  the row of key i < limit in its sequence: common/cached.cuh
+//   int end(int r)    keys that row `group + 8 * r` of the warp sees
+//   void pool(s, rows)  what becomes of the probabilities of a step beside P V
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads.
+#pragma once
+#include "common/cached.cuh"
+#include "common/decode.cuh"
+#include "common/flash.cuh"
+#include "common/mma.cuh"
+#include "common/softmax.cuh"
+#include "common/tile.cuh"
+
+template <class C, int kRowTiles> struct KeyStream {
+  static constexpr int kRows = 16 * kRowTiles;
+  static constexpr int kTeams = C::kWarps / kRowTiles;
+  static constexpr int kTeamThreads = 32 * kRowTiles;
+  using K = Tile<kStepKeys, padded_dim(C::kHeadDimQk)>;
+  using V = Tile<kStepKeys, padded_dim(C::kHeadDimV)>;
+  static constexpr int kStageBytes = K::kBytes + V::kBytes;
+  static constexpr int kO = padded_dim(C::kHeadDimV) / 8;        // n8 tiles of O
+  static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16;  // k16 steps of Q K^T
+  static constexpr int kPitch = padded_dim(C::kHeadDimV) + 8;    // floats: rows on different banks
+  static_assert(kTeams >= 1 && kTeams * kRowTiles == C::kWarps, "whole teams");
+  static_assert(C::kStages >= 2, "a step arrives while another is computed");
+
+  struct Shared {
+    union { // the ring is done with when O is written
+      unsigned char ring[kTeams][C::kStages][kStageBytes];
+      float o[kTeams][kRows][kPitch];
+    };
+    float2 stats[kTeams][kRows]; // reference and sum
+  };
+
+  // A warp's place.
+  int lane, team, row_tile;
+  NSAI_DEVICE KeyStream() {
+    lane = threadIdx.x % 32;
+    team = threadIdx.x / kTeamThreads;
+    row_tile = threadIdx.x / 32 % kRowTiles;
+  }
+};
+
+// The warps of a team.
+template <int kRowTiles> NSAI_DEVICE void sync_team(int team) {
+  if constexpr (kRowTiles == 1)
+    __syncwarp();
+  else
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(32 * kRowTiles) : "memory");
+}
+
+// Where one lane's key of a step lies.
+struct KeyPlace {
+  int index; // negative: there is none
+  int page;
+};
+
+template <class Keys, class Rows>
+NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int lane) {
+  const int i = step * kStepKeys + lane % kStepKeys;
+  const int index = i < keys.limit ? keys.index(i) : -1;
+  return KeyPlace{ index, index < 0 ? 0 : rows.page(index) };
+}
+
+// K or V of a step into tile T; `from`: the tensor's rows of one head. All lanes take part.
+template <class T, int kDim, int kThreads, class Rows>
+NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, const Rows &rows,
+                           const KeyPlace &place, int thread) {
+  using Lanes = CopyLanes<T, kThreads>;
+#pragma unroll
+  for (int i = 0; i < ceil_div(kStepKeys, Lanes::kPass); ++i) {
+    const int row = Lanes::row(thread) + i * Lanes::kPass;
+    const int index = __shfl_sync(~0u, place.index, row % kStepKeys);
+    const int page = __shfl_sync(~0u, place.page, row % kStepKeys);
+    const u16 *at = from + row_offset(x, page, rows.slot(index)) + Lanes::chunk(thread) * 8;
+    if (kStepKeys % Lanes::kPass == 0 || row < kStepKeys)
+      copy_row<T, kDim, kThreads>(tile, row, Lanes::chunk(thread), at, index >= 0);
+  }
+}
+
+// The warp's 16 rows of Q as A fragments: row r is head r % kGroupPadded of token r / kGroupPadded, of
+// `tokens` ones from row `first` of q on; others are zero.
+template <class C, int kSteps>
+NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const NsaiView &q, int first, int tokens,
+                                    int group, int row_tile, int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = 16 * row_tile + 8 * half + lane / 4;
+    const int token = row / C::kGroupPadded, head = row % C::kGroupPadded;
+    const bool present = head < C::kGroup && token < tokens;
+    const u16 *from = (const u16 *)q.data +
+                      (present ? (first + token) * q.token_stride +
+                                     (group * C::kGroup + head) * q.head_stride
+                               : 0) +
+                      lane % 4 * 2; // [Dk]
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const bool upper = k * 16 + 8 < C::kHeadDimQk;
+      rQ[k][half] = present ? *(const u32 *)(from + k * 16) : 0;
+      rQ[k][half + 2] = present && upper ? *(const u32 *)(from + k * 16 + 8) : 0;
+    }
+  }
+}
+
+// S = Q K^T [16, 16 keys].
+template <class C, class T, int kSteps>
+NSAI_DEVICE void multiply_step_qk(float (&s)[2][4], const u32 (&rQ)[kSteps][4], u32 sK, int lane) {
+  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
+#pragma unroll
+  for (int j = 0; j < 2; ++j)
+#pragma unroll
+    for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    u32 b[4]; // K [16 keys, 16]
+    ldmatrix_x4(b, T::along(k, 2 * step));
+    mma_m16n8k16(typename C::Element(), s[0], rQ[step], b[0], b[1]);
+    mma_m16n8k16(typename C::Element(), s[1], rQ[step], b[2], b[3]);
+  }
+}
+
+// O += P V, P [16, 16 keys].
+template <class C, class T, int kO>
+NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32 sV, int lane) {
+  const u32 v = sV + T::offset(lane % 16, lane / 16); // keys 0, 8 | columns 0, 8
+  u32 a[4], rest[4];
+  softmax_pack<typename C::Element>(a, p[0], p[1]);
+  if constexpr (kSplitP<C>) softmax_pack_rest<typename C::Element>(rest, a, p[0], p[1]);
+#pragma unroll
+  for (int n = 0; n < kO; n += 2) {
+    u32 b[4]; // V [16 keys, 16]
+    ldmatrix_x4_trans(b, T::along(v, n));
+    mma_m16n8k16(typename C::Element(), o[n], a, b[0], b[1]);
+    mma_m16n8k16(typename C::Element(), o[n + 1], a, b[2], b[3]);
+    if constexpr (kSplitP<C>) {
+      mma_m16n8k16(typename C::Element(), o[n], rest, b[0], b[1]);
+      mma_m16n8k16(typename C::Element(), o[n + 1], rest, b[2], b[3]);
+    }
+  }
+}
+
+// The team's steps [begin, end) of its keys onto o and rows.
+template <class C, int kRowTiles, class Keys, class Rows, int kO, int kSteps>
+NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
+                             const KeyStream<C, kRowTiles> &at, const NsaiCachePair &pair, int group,
+                             const Rows &lists, Keys &keys, int begin, int end,
+                             const u32 (&rQ)[kSteps][4], float (&o)[kO][4], SoftmaxRows &rows,
+                             float scale_log2) {
+  using S = KeyStream<C, kRowTiles>;
+  constexpr int kAhead = C::kStages - 1; // steps on their way while one is computed
+  const int thread = threadIdx.x % S::kTeamThreads;
+  const u16 *gK = (const u16 *)pair.k.data + group * pair.k.head_stride;
+  const u16 *gV = (const u16 *)pair.v.data + group * pair.v.head_stride;
+  const u32 ring = shared_address(shared.ring[at.team]);
+  auto copy = [&](int step, const KeyPlace &place) {
+    const u32 stage = ring + (step - begin) % C::kStages * S::kStageBytes;
+    if (step < end) {
+      copy_keys<typename S::K, C::kHeadDimQk, S::kTeamThreads>(stage, pair.k, gK, lists, place,
+                                                               thread);
+      copy_keys<typename S::V, C::kHeadDimV, S::kTeamThreads>(stage + S::K::kBytes, pair.v, gV,
+                                                              lists, place, thread);
+    }
+    copy_async_commit();
+  };
+
+  KeyPlace place[kAhead];
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) place[i] = find_key(keys, lists, begin + i, at.lane);
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) copy(begin + i, place[i]);
+  KeyPlace next = find_key(keys, lists, begin + kAhead, at.lane);
+
+  for (int step = begin; step < end; ++step) {
+    copy_async_wait<kAhead - 1>();
+    sync_team<kRowTiles>(at.team); // everyone's part of the step has come, and the one before is read
+    copy(step + kAhead, next);
+    next = find_key(keys, lists, step + kAhead + 1, at.lane);
+
+    const u32 stage = ring + (step - begin) % C::kStages * S::kStageBytes;
+    float s[2][4]; // [16, 16 keys]
+    multiply_step_qk<C, typename S::K>(s, rQ, stage, at.lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, keys.end(r) }, step * kStepKeys);
+    softmax_step(rows, s, o, scale_log2);
+    keys.pool(s, rows);
+    multiply_step_pv<C, typename S::V>(o, s, stage + S::K::kBytes, at.lane);
+  }
+  copy_async_wait<0>();
+}
+
+// Adds up the teams' results and stores the CTA's part: rows [0, stored) of gO [rows, Dv] and gStats
+// [rows, 2]. Every thread takes part.
+template <class C, int kRowTiles, int kO>
+NSAI_DEVICE void store_part(typename KeyStream<C, kRowTiles>::Shared &shared,
+                            const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
+                            const SoftmaxRows &rows, float *gO, float *gStats, int stored) {
+  using S = KeyStream<C, kRowTiles>;
+  __syncthreads(); // no team reads the ring any more
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = 16 * at.row_tile + 8 * r + at.lane / 4;
+    const float sum = quad_sum(rows.sum[r]);
+    if (at.lane % 4 == 0) shared.stats[at.team][row] = make_float2(rows.reference[r], sum);
+    float *to = &shared.o[at.team][row][at.lane % 4 * 2];
+#pragma unroll
+    for (int j = 0; j < kO; ++j)
+      *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
+  }
+  __syncthreads(); // the teams' results are there
+  for (int i = threadIdx.x; i < stored * (C::kHeadDimV / 4); i += C::kThreads) {
+    const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
+    float highest = kNoReference, total = 0.0f;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int team = 0; team < S::kTeams; ++team)
+      highest = fmaxf(highest, shared.stats[team][row].x);
+#pragma unroll
+    for (int team = 0; team < S::kTeams; ++team) {
+      const float2 stats = shared.stats[team][row];
+      const float factor = exp2_approx(stats.x - highest);
+      const float4 x = *(const float4 *)&shared.o[team][row][column];
+      sum = make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y),
+                        fmaf(factor, x.z, sum.z), fmaf(factor, x.w, sum.w));
+      total = fmaf(factor, stats.y, total);
+    }
+    *(float4 *)(gO + (long long)row * C::kHeadDimV + column) = sum;
+    if (column == 0) *(float2 *)(gStats + 2 * row) = make_float2(highest, total);
+  }
+}
+
+// The stats of a part without keys.
+NSAI_DEVICE void store_no_part(float *gStats, int stored, int threads) {
+  for (int row = threadIdx.x; row < stored; row += threads)
+    *(float2 *)(gStats + 2 * row) = make_float2(kNoReference, 0.0f);
+}

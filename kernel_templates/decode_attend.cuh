@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// decode_attend: window and selected branch of a decode step, split over keys.
+//
+//   o[part, h] = sum over the part's tokens p of 2^(scale_log2 * q[h] . k_p - reference) v_p
+//   p: t - w < p <= t; or p <= t of the blocks in idx[t]
+//
+//   q [T, Hq, Dk], the branches' pairs of the cache, idx [T, Hkv, n] (decode_select) -> parts
+//   (decode_combine)
+//
+// Grid   x = parts * T * kv_heads, parts outermost, those of the window first: they need nothing of
+//        decode_select and begin beside it.
+// CTA    one token's heads of one group, teams of kAttendRows / 16 warps: common/key_stream.cuh. Drafts
+//        of one sequence read the same blocks from L2.
+// Bound  by memory: 2 (Dk + Dv) bytes a key.
+//
+// Config: those of common/key_stream.cuh, kSelectBlock (l'), kSelectCount (n), kWindow (w), kPageSize (P;
+// 0: none), kRing (the window's pair lies in rings), kMinBlocks, kSharedBytes.
+#pragma once
+#include "common/cached.cuh"
+#include "common/decode.cuh"
+#include "common/key_stream.cuh"
+#include "common/launch.cuh"
+#include "common/params.h"
+
+constexpr int kRowTiles = (Config::kGroupPadded + 15) / 16;
+using Stream = KeyStream<Config, kRowTiles>;
+
+struct SharedPlan {
+  Stream::Shared stream;
+  int list[Config::kSelectCount > 0 ? Config::kSelectCount : 1];
+};
+static_assert(sizeof(SharedPlan) <= Config::kSharedBytes &&
+                  Config::kSharedBytes < sizeof(SharedPlan) + 128,
+              "the host's formula for shared memory");
+
+struct EveryKey { // of the branch is seen by every head
+  int limit;
+  NSAI_DEVICE int end(int) const { return limit; }
+  NSAI_DEVICE void pool(const float (&)[2][4], const SoftmaxRows &) const {}
+};
+
+struct WindowOfToken : EveryKey {
+  int begin; // position of key 0
+  NSAI_DEVICE int index(int i) const { return begin + i; }
+};
+
+struct BlocksOfToken : EveryKey {
+  const int *sList; // ascending
+  NSAI_DEVICE int index(int i) const {
+    return sList[i / Config::kSelectBlock] * Config::kSelectBlock + i % Config::kSelectBlock;
+  }
+};
+
+// The list of idx into shared memory; returns how many blocks it has. Every thread takes part.
+template <class C> NSAI_DEVICE int load_list(const int *gList, int *sList) {
+  int count = 0;
+  for (int i = 0; i < C::kSelectCount; i += C::kThreads) {
+    const int at = i + (int)threadIdx.x;
+    const int block = at < C::kSelectCount ? gList[at] : -1;
+    if (at < C::kSelectCount) sList[at] = block;
+    count += __syncthreads_count(block >= 0);
+  }
+  return count;
+}
+
+// Part `part` of `parts` of a branch.
+template <class C, class Keys, class Rows>
+NSAI_DEVICE void attend_part(const NsaiDecode &p, SharedPlan &shared, const Stream &at,
+                             const NsaiCachePair &pair, const Rows &lists, Keys &keys, int part,
+                             int parts, const u32 (&rQ)[Stream::kSteps][4], int group, float *gO,
+                             float *gStats) {
+  const int steps = ceil_div(keys.limit, kStepKeys);
+  const int each = ceil_div(steps, parts * Stream::kTeams);
+  const int run = part * Stream::kTeams + at.team;
+  const int begin = min(run * each, steps), end = min(begin + each, steps);
+  if (part * Stream::kTeams * each >= steps) {
+    store_no_part(gStats, C::kGroup, C::kThreads);
+    return;
+  }
+  float o[Stream::kO][4] = {}; // [16, Dv]
+  SoftmaxRows rows;
+  stream_keys<C, kRowTiles>(shared.stream, at, pair, group, lists, keys, begin, end, rQ, o, rows,
+                            p.scale_log2);
+  store_part<C, kRowTiles>(shared.stream, at, o, rows, gO, gStats, C::kGroup);
+}
+
+template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+  const Stream at;
+
+  // ---- coordinates ----
+  const int units = p.batch.q_tokens * p.kv_heads;
+  const int part = blockIdx.x / units, unit = blockIdx.x % units;
+  const int row = unit / p.kv_heads, group = unit % p.kv_heads;
+  const DecodeToken token = find_token(p.batch, row);
+  const bool window = part < p.window_parts;
+  const long long at_stats = part_row(p.attend, C::kGroup, unit, part, 0);
+  float *gStats = p.attend.stats + at_stats, *gO = p.attend.o + at_stats / 2 * C::kHeadDimV;
+  u32 rQ[Stream::kSteps][4]; // [16, Dk]
+  load_row_fragments<C>(rQ, p.q, row, token.present, group, at.row_tile, at.lane);
+
+  // ---- window ----
+  if constexpr (C::kWindow > 0) {
+    if (window) {
+      WindowOfToken keys;
+      keys.limit = min(token.position + 1, C::kWindow);
+      keys.begin = token.position + 1 - keys.limit;
+      const auto lists =
+          find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, token.s, p.window.ring);
+      attend_part<C>(p, shared, at, p.window, lists, keys, part, p.window_parts, rQ, group, gO,
+                     gStats);
+    }
+  }
+  wait_for_kernel_before();
+  let_next_kernel_begin();
+
+  // ---- selected blocks ----
+  if constexpr (C::kSelectCount > 0) {
+    if (!window) {
+      BlocksOfToken keys;
+      const int *gList = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n]
+      const int count = token.present ? load_list<C>(gList, shared.list) : 0;
+      keys.sList = shared.list;
+      keys.limit = 0;
+      if (count) // the last block may hold tokens behind t
+        keys.limit = (count - 1) * C::kSelectBlock +
+                     min(C::kSelectBlock,
+                         token.position + 1 - shared.list[count - 1] * C::kSelectBlock);
+      attend_part<C>(p, shared, at, p.selected, find_rows<C::kPageSize>(p.batch, token.s, 0), keys,
+                     part - p.window_parts, p.attend.parts - p.window_parts, rQ, group, gO, gStats);
+    }
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    decode_attend(const __grid_constant__ NsaiDecode p) {
+  attend<Config>(p);
+}

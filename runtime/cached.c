@@ -1,0 +1,39 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the kernels over a cache are given.
+ */
+#include "cached.h"
+
+NsaiCacheBatch nsai_cache_batch(const nsai_run *run) {
+  const nsa_batch *b = run->batch;
+  bool lists = nsai_present(&b->page_indptr);
+  const nsa_tensor *pages = lists ? &b->page_indices : &b->block_table;
+  return (NsaiCacheBatch){ .cu_q = b->cu_q.data,
+                           .kv_len = b->kv_len.data,
+                           .pages = pages->data,
+                           .page_starts = lists ? b->page_indptr.data : NULL,
+                           .slots = b->slots.data,
+                           .page_list_stride = lists ? 0 : pages->stride[0],
+                           .num_seqs = b->num_seqs,
+                           .q_tokens = (int)run->sizes.tokens,
+                           .q_each = (int)(run->sizes.tokens / b->num_seqs),
+                           .max_kv_len = (int)run->plan->problem.max_kv_len };
+}
+
+NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {
+  return (NsaiCacheTensor){ t->data, t->stride[0], t->stride[1], t->stride[2] };
+}
+
+NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch) {
+  const nsai_problem *p = &run->plan->problem;
+  int source = p->model.per_branch ? branch : 0;
+  NsaiCachePair pair = { nsai_cache_tensor(&kv->k[source]), nsai_cache_tensor(&kv->v[source]), 0,
+                         0 };
+  if (p->window_ring && branch == NSA_WIN) pair.ring = (int)kv->k[source].shape[1];
+  return pair;
+}
+
+NsaiCachePair nsai_cache_entries(const nsa_kv *kv) {
+  return (NsaiCachePair){ nsai_cache_tensor(&kv->k_cmp), nsai_cache_tensor(&kv->v_cmp), 0, 0 };
+}

@@ -1,0 +1,58 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A decode step on the GPU: how it is split over blocks of threads, by sizes that the host knows. What
+ * each of them really finds follows from lengths in device memory: kernel_templates/common/decode.cuh.
+ */
+#ifndef NSAI_DECODE_H
+#define NSAI_DECODE_H
+
+#include "problem.h"
+#include "variants.h"
+
+/* Keys of one step of a team of warps, and rows of one of its warps: an mma's. */
+#define NSAI_DECODE_STEP 16
+#define NSAI_DECODE_ROWS 16
+
+/* Keys that teams of decode_scan divide among themselves by, and their selection blocks. */
+int64_t nsai_decode_quantum(const nsai_geometry *model);
+
+/* One launch of the chain. */
+typedef struct nsai_decode_split {
+  int64_t tiles;          /* of tokens, of decode_scan */
+  int32_t scan_parts;     /* of every tile's keys */
+  int32_t scan_least;     /* quanta of a team at least */
+  int32_t window_parts;   /* of every token's window; 0: the branch does not run */
+  int32_t selected_parts; /* the same of its blocks */
+  int32_t row_warps;      /* of decode_combine */
+} nsai_decode_split;
+
+/* What a split follows from. */
+typedef struct nsai_decode_sizes {
+  const nsai_problem *problem;
+  const nsai_kernel_spec *scan;
+  int32_t sms; /* 0: unknown */
+  int64_t tokens;
+  int32_t num_seqs;
+  bool packed; /* cu_q is given */
+  uint32_t branches;
+} nsai_decode_sizes;
+
+nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *sizes);
+
+/* Most (unit, part) places that any run of the plan has in decode_scan's and decode_attend's partial
+ * results, and most tiles. */
+typedef struct nsai_decode_most {
+  int64_t tiles, scan_places, attend_places;
+} nsai_decode_most;
+nsai_decode_most nsai_decode_most_of(const nsai_problem *problem, const nsai_kernel_spec *scan,
+                                     int32_t sms);
+
+/* Numbers of selection blocks that decode_scan may pool, rounded up to whole quanta. */
+int64_t nsai_decode_pooled_blocks(const nsai_problem *problem);
+
+/* Teams of decode_scan's block of threads, and its rows. */
+int32_t nsai_decode_scan_rows(const nsai_problem *problem, const nsai_kernel_spec *scan);
+int32_t nsai_decode_scan_teams(const nsai_problem *problem, const nsai_kernel_spec *scan);
+
+#endif /* NSAI_DECODE_H */

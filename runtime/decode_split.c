@@ -1,0 +1,122 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * How a decode step falls into blocks of threads. Few sequences are cut into as many parts as the device
+ * holds at once; many into parts that are long beside what each costs: its partial result is written
+ * and read again, 1/16 of 256 keys' bytes.
+ */
+#include "decode.h"
+
+#include "stages.h"
+
+/* Blocks of threads of decode_scan and decode_attend that a multiprocessor holds. */
+#define BLOCKS_PER_SM 2
+
+/* Sequences of different lengths share the device evenly when none is longer than this many compressed
+ * keys in one piece; but few parts of a sequence are ever empty. (A guess.) */
+#define LONGEST_SCAN 1024
+#define MOST_EVEN_PARTS 16
+
+/* Fewest compressed keys of a part where there are blocks enough without. */
+#define SHORTEST_SCAN 256
+
+/* Most steps of 16 keys of a part of decode_attend: 512 keys, half of 16 blocks of 64. */
+#define LONGEST_ATTEND 32
+
+/* Rows of the output from which on a warp adds up a row's parts alone. */
+#define MANY_ROWS 4096
+#define MOST_ROW_WARPS 8
+
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+static int64_t greatest_divisor(int64_t a, int64_t b) {
+  while (b) {
+    int64_t rest = a % b;
+    a = b;
+    b = rest;
+  }
+  return a;
+}
+
+int64_t nsai_decode_quantum(const nsai_geometry *m) {
+  int64_t ratio = m->select_block / m->stride;
+  return ratio / greatest_divisor(NSAI_DECODE_STEP, ratio) * NSAI_DECODE_STEP;
+}
+
+int64_t nsai_decode_pooled_blocks(const nsai_problem *p) {
+  int64_t quantum = nsai_decode_quantum(&p->model);
+  return ceil_div(nsai_block_count(&p->model, p->max_kv_len), quantum) *
+         (quantum / (p->model.select_block / p->model.stride));
+}
+
+int32_t nsai_decode_scan_rows(const nsai_problem *p, const nsai_kernel_spec *scan) {
+  return scan->tokens * nsai_padded_group(&p->model);
+}
+
+int32_t nsai_decode_scan_teams(const nsai_problem *p, const nsai_kernel_spec *scan) {
+  return scan->threads / 32 / (nsai_decode_scan_rows(p, scan) / NSAI_DECODE_ROWS);
+}
+
+/* Parts of the longest sequence's keys that a part is not longer than LONGEST_SCAN for. */
+static int64_t even_parts(const nsai_problem *p) {
+  int64_t keys = nsai_block_count(&p->model, p->max_kv_len);
+  return smaller(larger(ceil_div(keys, LONGEST_SCAN), 1), MOST_EVEN_PARTS);
+}
+
+static int64_t tile_count(const nsai_decode_sizes *s) {
+  int64_t each = s->scan->tokens;
+  if (!s->packed) return s->num_seqs * ceil_div(s->tokens / s->num_seqs, each);
+  return each == 1 ? s->tokens : s->tokens / each + s->num_seqs;
+}
+
+/* Steps that a token has at most, of a branch. */
+static int64_t selected_steps(const nsai_geometry *m) {
+  return ceil_div((int64_t)m->select_count * m->select_block, NSAI_DECODE_STEP);
+}
+static int64_t window_steps(const nsai_geometry *m) {
+  return ceil_div(m->window, NSAI_DECODE_STEP);
+}
+
+static void split_attend(const nsai_decode_sizes *s, nsai_decode_split *out) {
+  const nsai_geometry *m = &s->problem->model;
+  int64_t selected = s->branches >> NSA_SEL & 1 ? selected_steps(m) : 0;
+  int64_t window = s->branches >> NSA_WIN & 1 ? window_steps(m) : 0;
+  int64_t units = s->tokens * m->kv_heads, room = larger((int64_t)s->sms * BLOCKS_PER_SM, 1);
+  int64_t least = s->scan->threads / 32; /* a step for every warp */
+  int64_t steps = larger(ceil_div((selected + window) * units, room), least);
+  steps = smaller(ceil_div(steps, least) * least, larger(LONGEST_ATTEND, least));
+  out->selected_parts = (int32_t)ceil_div(selected, steps);
+  out->window_parts = (int32_t)ceil_div(window, steps);
+}
+
+nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *s) {
+  const nsai_problem *p = s->problem;
+  nsai_decode_split out = { .tiles = tile_count(s) };
+  int64_t units = larger(out.tiles * p->model.kv_heads, 1),
+          quantum = nsai_decode_quantum(&p->model);
+  int64_t room = (int64_t)s->sms * BLOCKS_PER_SM, teams = nsai_decode_scan_teams(p, s->scan);
+  int64_t quanta = larger(ceil_div(nsai_block_count(&p->model, p->max_kv_len), quantum), 1);
+  bool full = units * even_parts(p) >= room;
+  int64_t parts = larger(room / units, even_parts(p));
+  out.scan_parts = (int32_t)smaller(parts, ceil_div(quanta, teams));
+  out.scan_least = (int32_t)(full ? larger(SHORTEST_SCAN / (quantum * teams), 1) : 1);
+  out.row_warps = s->tokens * p->model.heads >= MANY_ROWS ? 1 : MOST_ROW_WARPS;
+  split_attend(s, &out);
+  return out;
+}
+
+nsai_decode_most nsai_decode_most_of(const nsai_problem *p, const nsai_kernel_spec *scan,
+                                     int32_t sms) {
+  const nsai_geometry *m = &p->model;
+  int64_t room = (int64_t)sms * BLOCKS_PER_SM;
+  int64_t tiles = scan->tokens == 1 ? p->max_tokens : p->max_tokens / scan->tokens + p->max_seqs;
+  int64_t units = p->max_tokens * m->kv_heads;
+  int64_t steps = selected_steps(m) + window_steps(m);
+  return (nsai_decode_most){ .tiles = tiles,
+                             .scan_places = larger(room, tiles * m->kv_heads * even_parts(p)),
+                             /* parts of either branch round up */
+                             .attend_places =
+                                 room + units * (2 + ceil_div(steps, LONGEST_ATTEND)) };
+}

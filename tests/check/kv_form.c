@@ -1,0 +1,98 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "kv_world.h"
+
+#include <string.h>
+
+static uint64_t next(uint64_t *state) {
+  uint64_t z = *state += 0x9e3779b97f4a7c15ull; /* splitmix64 */
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+  return z ^ z >> 31;
+}
+
+#define PICK(state, list) ((list)[next(state) % (sizeof(list) / sizeof *(list))])
+
+static void random_model(uint64_t *random, nsai_geometry *g) {
+  static const int32_t groups[] = { 1, 2, 3, 4, 5, 7, 8, 16, 16, 16, 24, 32, 64 };
+  static const int32_t dims[] = { 16, 32, 64, 72, 96, 128, 128, 128, 128, 192, 256 };
+  static const int32_t strides[] = { 1, 2, 4, 8, 16, 16, 16 };
+  static const int32_t overlaps[] = { 1, 2, 2, 2, 4 };
+  static const int32_t counts[] = { 0, 1, 4, 8, 16, 16, 20, 40 };
+  static const int32_t windows[] = { 0, 1, 5, 33, 64, 100, 512 };
+  g->kv_heads = (int32_t)(1 + next(random) % 3);
+  g->heads = g->kv_heads * PICK(random, groups);
+  g->head_dim_qk = PICK(random, dims);
+  g->head_dim_v = next(random) % 3 ? g->head_dim_qk : PICK(random, dims);
+  g->stride = PICK(random, strides);
+  g->block = g->stride * PICK(random, overlaps);
+  g->select_block = g->block;
+  while (next(random) % 4 && g->select_block < 128) g->select_block += g->stride;
+  if (next(random) % 2 && g->block <= 64 && 64 % g->stride == 0) g->select_block = 64;
+  g->select_count = PICK(random, counts);
+  g->select_init = g->select_count > 2 ? (int32_t)(next(random) % 3) : 0;
+  g->select_local = g->select_count > 4 ? (int32_t)(next(random) % 3) : g->select_count > 0;
+  g->window = PICK(random, windows);
+  g->per_branch = next(random) % 2;
+  g->dtype = next(random) % 3 ? NSA_BF16 : NSA_F16;
+  g->phi = next(random) % 8 ? NSAI_PHI_MEAN : NSAI_PHI_EXTERNAL;
+  g->gate = next(random) % 2 ? NSAI_GATE_WEIGHTS : NSAI_GATE_LOGITS;
+}
+
+void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
+  static const int32_t pages[] = { NSA_NO_PAGES, 16, 32, 64, 64, 128 };
+  static const int32_t q_lens[] = { 1, 1, 2, 4, 5, 16 };
+  uint64_t random = seed * 0x2545f4914f6cdd1dull + 1;
+  memset(out, 0, sizeof *out);
+  out->seed = seed;
+  random_model(&random, &out->geometry);
+  out->page_size = PICK(&random, pages);
+  out->hnd = next(&random) % 2;
+  out->lists = out->page_size > 0 && next(&random) % 2;
+  out->ring = out->geometry.per_branch && out->geometry.window && next(&random) % 2;
+  out->slots = (out->page_size < 0 || out->ring) && next(&random) % 2;
+  out->mapping = out->page_size > 0 && next(&random) % 3 == 0;
+  out->graph = next(&random) % 2;
+  out->ragged = !out->graph && next(&random) % 2;
+  out->seqs = (int32_t)(1 + next(&random) % CHK_KV_SEQS);
+  out->max_q_len = PICK(&random, q_lens);
+  out->op = NSA_OP_DECODE;
+  out->max_kv_len = (int32_t)(longest / 4 + (int64_t)(next(&random) % (uint64_t)longest));
+  out->steps = 6;
+  out->softmax_scale = next(&random) % 4 ? 0 : 0.02f + 0.01f * (float)(next(&random) % 20);
+  out->masks = !out->graph && next(&random) % 4 == 0;
+}
+
+void chk_kv_form_prefill(chk_kv_form *out) {
+  uint64_t random = out->seed * 0xd1342543de82ef95ull + 1;
+  bool selects = out->geometry.select_count > 0;
+  out->op = NSA_OP_PREFILL;
+  out->max_q_len = (int32_t)(1 + next(&random) % (out->geometry.heads > 16 ? 70 : 300));
+  out->ragged = next(&random) % 4 > 0;
+  out->shared_lists = next(&random) % 2;
+  if (selects && next(&random) % 4 == 0)
+    out->selection = next(&random) % 2 ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
+  out->probed = selects && !out->selection && next(&random) % 2 &&
+                out->seqs * out->max_q_len >= CHK_KV_PROBES;
+  if (out->max_kv_len < 8 * out->max_q_len) out->max_kv_len = 8 * out->max_q_len;
+}
+
+void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
+  const nsai_geometry *g = &f->geometry;
+  fprintf(out,
+          "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s page%d%s%s%s%s%s%s%s%s%s%s "
+          "scale %.2f seq%d q%d len%d",
+          f->op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)f->seed, g->heads,
+          g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride, g->select_block,
+          g->select_count, g->select_init, g->select_local, g->window,
+          g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
+          g->phi == NSAI_PHI_EXTERNAL ? " external" : "", f->page_size, f->hnd ? " hnd" : "",
+          f->lists ? " lists" : "", f->ring ? " ring" : "", f->slots ? " slots" : "",
+          f->mapping ? " mapping" : "", f->graph ? " graph" : "", f->ragged ? " ragged" : "",
+          f->selection == NSA_SELECT_OWN      ? ""
+          : f->selection == NSA_SELECT_BLOCKS ? " blocks"
+                                              : " ranges",
+          f->probed ? " probed" : "", f->masks ? " masks" : "", (double)f->softmax_scale, f->seqs,
+          f->max_q_len, f->max_kv_len);
+}

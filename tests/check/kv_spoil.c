@@ -1,0 +1,94 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Damage on purpose, to what was fetched from the GPU: every kind must be reported.
+ */
+#include "kv_world_impl.h"
+
+/* The last token of the call that has a key, or -1. */
+static int64_t last_token(const chk_kv_world *w, int64_t position) {
+  int64_t token = w->tokens - 1;
+  while (token >= 0 && chk_kv_position_of(w, token) < position) token--;
+  return token;
+}
+
+/* Turns the sign of a row's first head. */
+static bool turn(chk_kv_world *w, int what, int64_t token) {
+  const chk_kv_tensor *t = &w->tensor[what];
+  if (token < 0) return false;
+  uint16_t *row = (uint16_t *)(void *)chk_kv_fetched(t) + token * t->view.stride[0];
+  for (int32_t i = 0; i < w->form.geometry.head_dim_v; i++) row[i] ^= 0x8000;
+  return true;
+}
+
+static bool spoil_lse(chk_kv_world *w) {
+  const chk_kv_tensor *t = &w->tensor[CHK_KV_LSE];
+  int64_t token = last_token(w, w->form.geometry.block);
+  if (token < 0) return false;
+  ((float *)(void *)chk_kv_fetched(t))[token * t->view.stride[0]] += 0.01f;
+  return true;
+}
+
+/* An index that is none, or another choice: the least block that was left out in place of a free one. */
+static bool spoil_list(chk_kv_world *w, bool malformed) {
+  const nsai_geometry *g = &w->form.geometry;
+  const chk_kv_tensor *t = &w->tensor[CHK_KV_IDX];
+  for (int64_t token = w->tokens - 1; t->host && token >= 0; token--) {
+    int32_t *list = (int32_t *)(void *)chk_kv_fetched(t) + token * t->view.stride[0];
+    int64_t blocks = chk_kv_position_of(w, token) / g->select_block + 1;
+    int32_t free = g->select_init;
+    if (malformed) return list[0] = 1 << 20, true;
+    if (g->select_count <= g->select_init + g->select_local || blocks < 2 * g->select_count ||
+        list[free] == free)
+      continue;
+    return list[free] = free, true;
+  }
+  return false;
+}
+
+static bool spoil_importance(chk_kv_world *w) {
+  if (!w->form.probed || !w->tokens) return false;
+  ((float *)(void *)chk_kv_fetched(&w->tensor[CHK_KV_SOME]))[0] += 0.1f;
+  return true;
+}
+
+static bool spoil_behind(chk_kv_world *w) {
+  const chk_kv_tensor *t = &w->tensor[CHK_KV_O];
+  if (w->tokens == t->view.shape[0]) return false;
+  chk_kv_fetched(t)[t->bytes - 1] = 0;
+  return true;
+}
+
+static bool spoil_step(chk_kv_world *w, int kind) {
+  switch (kind) {
+  case CHK_KV_SPOIL_O: return turn(w, CHK_KV_O, last_token(w, 0));
+  case CHK_KV_SPOIL_NAN:
+    ((uint16_t *)(void *)chk_kv_fetched(&w->tensor[CHK_KV_O]))[0] = 0x7fff;
+    return true;
+  case CHK_KV_SPOIL_BRANCH: return turn(w, CHK_KV_O_BRANCH, last_token(w, w->form.geometry.block));
+  case CHK_KV_SPOIL_LSE: return spoil_lse(w);
+  case CHK_KV_SPOIL_LIST: return spoil_list(w, true);
+  case CHK_KV_SPOIL_CHOICE: return spoil_list(w, false);
+  case CHK_KV_SPOIL_IMPORTANCE: return spoil_importance(w);
+  case CHK_KV_SPOIL_GUARD: w->tensor[CHK_KV_O].gpu.image[0] = 0; return true;
+  case CHK_KV_SPOIL_BEHIND: return spoil_behind(w);
+  case CHK_KV_SPOIL_WORKSPACE: w->workspace.image[0] = 0; return true;
+  default: return false;
+  }
+}
+
+void chk_kv_spoil_step(chk_kv_world *w) {
+  if (w->spoil && spoil_step(w, *w->spoil)) *w->spoil = CHK_KV_SPOILT;
+}
+
+void chk_kv_spoil_cache(chk_kv_world *w) {
+  bool entry = w->spoil && *w->spoil == CHK_KV_SPOIL_ENTRY;
+  if (!entry && !(w->spoil && *w->spoil == CHK_KV_SPOIL_CACHE)) return;
+  for (int what = entry ? CHK_KV_K_CMP : CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
+    chk_kv_tensor *t = &w->tensor[what];
+    if (!t->host) continue;
+    chk_kv_fetched(t)[t->bytes - 1] ^= 0x40;
+    *w->spoil = CHK_KV_SPOILT;
+    return;
+  }
+}

@@ -1,0 +1,78 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A KV cache twice, on the GPU and on the CPU device, through the same calls: random layouts, lengths that
+ * grow, drafts that are rejected, sequences that end and leave their pages poisoned to others.
+ * Everything that nothing was written to is NaN, and entries of page lists that must not be read lead
+ * nowhere.
+ */
+#ifndef CHK_KV_WORLD_H
+#define CHK_KV_WORLD_H
+
+#include "geometry.h"
+#include "trial/device.h"
+
+#include <nsa/nsa.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+#define CHK_KV_SEQS 8
+#define CHK_KV_PROBES 7 /* rows whose importance the GPU is asked for */
+#define CHK_KV_PAIRS 8  /* tensors of a cache: k[3], v[3], k_cmp, v_cmp */
+
+/* How a world is made; one line of text. */
+typedef struct chk_kv_form {
+  uint64_t seed;
+  nsai_geometry geometry;
+  int32_t op;        /* of its steps' attention: NSA_OP_DECODE or NSA_OP_PREFILL */
+  int32_t selection; /* NSA_SELECT_*, of a prefill */
+  int32_t page_size; /* NSA_NO_PAGES: rows */
+  bool hnd, lists, ring, slots, mapping, graph, ragged;
+  bool shared_lists; /* a selection that the caller brings has no axis of KV heads */
+  bool probed;       /* some rows' importance is asked for */
+  int32_t seqs, max_q_len, max_kv_len;
+  int32_t steps;
+  float softmax_scale;
+  bool masks; /* steps run some of the branches */
+} chk_kv_form;
+
+/* A random one; `longest`: of a sequence. */
+void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out);
+/* Makes steps of a random one into steps of a prefill. */
+void chk_kv_form_prefill(chk_kv_form *form);
+void chk_kv_form_print(const chk_kv_form *form, FILE *out);
+
+/* What a world has found. */
+typedef struct chk_kv_result {
+  double o, branch, lse;  /* worst error over its limit */
+  double entry;           /* the same of compressed entries */
+  int64_t rows, near_cut; /* rows compared; of those with other blocks, near the cut */
+  double importance;      /* worst error of probed rows over its limit */
+  char failure[256];      /* "": none */
+} chk_kv_result;
+
+/* What a self-test does to the first step that has it; CHK_KV_SPOILT: it has been done. */
+enum {
+  CHK_KV_SPOIL_NOTHING,
+  CHK_KV_SPOIL_O,
+  CHK_KV_SPOIL_NAN,
+  CHK_KV_SPOIL_BRANCH,
+  CHK_KV_SPOIL_LSE,
+  CHK_KV_SPOIL_LIST,
+  CHK_KV_SPOIL_CHOICE,
+  CHK_KV_SPOIL_IMPORTANCE,
+  CHK_KV_SPOIL_CACHE,
+  CHK_KV_SPOIL_ENTRY,
+  CHK_KV_SPOIL_GUARD,
+  CHK_KV_SPOIL_BEHIND,
+  CHK_KV_SPOIL_WORKSPACE,
+  CHK_KV_SPOILS,
+  CHK_KV_SPOILT = CHK_KV_SPOILS
+};
+
+/* Walks through a world. `spoil`: what to damage, and whether it was; NULL: nothing. Not NSA_OK:
+ * something could not be tried at all. */
+nsa_status chk_kv_walk(const nsai_trial_device *device, const chk_kv_form *form,
+                       const char *cache_dir, int *spoil, chk_kv_result *result);
+
+#endif /* CHK_KV_WORLD_H */

@@ -1,0 +1,122 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A world of kv_world.h between its two files: memory and walk, and what is compared.
+ */
+#ifndef CHK_KV_WORLD_IMPL_H
+#define CHK_KV_WORLD_IMPL_H
+
+#include "kv_world.h"
+
+enum {
+  CHK_KV_K,
+  CHK_KV_V = CHK_KV_K + NSA_BRANCHES,
+  CHK_KV_K_CMP = CHK_KV_V + NSA_BRANCHES,
+  CHK_KV_V_CMP,
+  CHK_KV_CU_Q, /* from here on: what a call brings */
+  CHK_KV_LEN,
+  CHK_KV_TABLE,
+  CHK_KV_STARTS,
+  CHK_KV_LISTS,
+  CHK_KV_SLOTS,
+  CHK_KV_MAPPING,
+  CHK_KV_Q,
+  CHK_KV_GATE,
+  CHK_KV_FRESH_K,
+  CHK_KV_FRESH_V = CHK_KV_FRESH_K + NSA_BRANCHES,
+  CHK_KV_SELECTION = CHK_KV_FRESH_V + NSA_BRANCHES, /* that the caller brings */
+  CHK_KV_SOME_ROWS,                                 /* whose importance the GPU tells */
+  CHK_KV_FIRST_OUTPUT,
+  CHK_KV_O = CHK_KV_FIRST_OUTPUT,
+  CHK_KV_IDX,
+  CHK_KV_LSE,
+  CHK_KV_O_BRANCH = CHK_KV_LSE + NSA_BRANCHES,
+  CHK_KV_SOME = CHK_KV_O_BRANCH + NSA_BRANCHES,
+  CHK_KV_PROBE_ROWS, /* of the CPU device alone: every row */
+  CHK_KV_PROBE,
+  CHK_KV_TENSORS
+};
+
+/* The CPU device's memory, and the GPU's with guards and an image. */
+typedef struct chk_kv_tensor {
+  nsa_tensor view; /* data NULL */
+  size_t bytes;
+  uint8_t *host;
+  nsai_trial_buffer gpu;
+} chk_kv_tensor;
+
+/* Sums of squares: of errors, of references, of a plain computation's errors. */
+typedef struct chk_kv_sums {
+  double error, norm, plain;
+} chk_kv_sums;
+
+typedef struct chk_kv_world {
+  chk_kv_form form;
+  const nsai_trial_device *device;
+  uint64_t random;
+  nsa_ctx *gpu, *cpu;
+  nsa_plan *gpu_append, *gpu_attend, *cpu_append;
+  nsa_plan *cpu_select; /* with the importance of every row */
+  nsa_plan *cpu_attend; /* on the GPU's own blocks, or the caller's selection */
+  nsa_exec gpu_exec, cpu_exec;
+  nsai_trial_buffer workspace;
+  nsai_cu_graph_exec graph;
+  chk_kv_tensor tensor[CHK_KV_TENSORS];
+  int32_t chunk; /* new tokens of a sequence in one append */
+  int64_t ring, most_tokens, most_pages;
+  int32_t pages, *page[CHK_KV_SEQS], page_count[CHK_KV_SEQS], *free_page, free_count;
+  uint32_t branches; /* of the call */
+  /* of the call */
+  int32_t len[CHK_KV_SEQS], q_len[CHK_KV_SEQS];
+  int64_t tokens;
+  int64_t rows;                        /* of q; those behind the tokens must stay untouched */
+  bool packed;                         /* cu_q is given */
+  int *spoil;                          /* CHK_KV_SPOIL_*; NULL: nothing */
+  chk_kv_sums *sums[NSA_BRANCHES + 1]; /* of branches and o: [seqs, heads] */
+  chk_kv_result *result;
+} chk_kv_world;
+
+uint64_t chk_kv_next(chk_kv_world *w);
+nsa_status chk_kv_upload(chk_kv_world *w, int what);
+nsa_status chk_kv_fetch(chk_kv_world *w, int what);
+uint8_t *chk_kv_fetched(const chk_kv_tensor *t);
+nsa_tensor chk_kv_view(const chk_kv_world *w, int what, bool gpu);
+nsa_batch chk_kv_batch(const chk_kv_world *w, bool gpu, bool append);
+nsa_io chk_kv_io(const chk_kv_world *w, bool gpu);
+nsa_status chk_kv_append(chk_kv_world *w, bool gpu);
+
+/* The attention of the form's steps. */
+static inline nsa_status chk_kv_attend(const chk_kv_world *w, const nsa_plan *plan,
+                                       const nsa_exec *exec, const nsa_batch *batch,
+                                       const nsa_io *io) {
+  return w->form.op == NSA_OP_PREFILL ? nsa_prefill(plan, exec, batch, io)
+                                      : nsa_decode(plan, exec, batch, io);
+}
+
+/* Sequence of a token of the call, and its position; below 0 for padded sequences. */
+int chk_kv_sequence_of(const chk_kv_world *w, int64_t token);
+int64_t chk_kv_position_of(const chk_kv_world *w, int64_t token);
+
+/* kv_prefill.c: a selection of the caller's, and the rows to be probed, for the call. */
+void chk_kv_choose_selection(chk_kv_world *w);
+
+/* What the GPU tells of the probed rows' importance, by what the CPU device does of all. */
+void chk_kv_compare_probes(chk_kv_world *w);
+
+/* kv_spoil.c: damages what the GPU gave. */
+void chk_kv_spoil_cache(chk_kv_world *w);
+void chk_kv_spoil_step(chk_kv_world *w);
+
+/* kv_compare.c: append and attention on the GPU, by a captured graph where the form says so. */
+nsa_status chk_kv_run_gpu(chk_kv_world *w);
+
+/* The caches: raw tokens bit by bit, entries to one rounding; the CPU's entries become the GPU's. */
+nsa_status chk_kv_compare_cache(chk_kv_world *w);
+
+/* The step's outputs: by the CPU device on the GPU's blocks, which are judged by themselves. */
+nsa_status chk_kv_compare_step(chk_kv_world *w);
+
+/* At the end: every sequence's and head's norm. */
+void chk_kv_judge(chk_kv_world *w);
+
+#endif /* CHK_KV_WORLD_IMPL_H */

@@ -1,0 +1,160 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsakvcheck: nsa_kv_append, nsa_decode and nsa_prefill on a GPU against the CPU device, in random
+ * worlds.
+ */
+#include "kv_world.h"
+
+#include <argp.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
+
+typedef struct arguments {
+  uint64_t seed;
+  int64_t count;
+  int32_t longest, device, op; /* op 0: one after the other */
+  double time_limit;
+  const char *cache_dir;
+  bool verbose, self_test;
+} arguments;
+
+enum { OPT_CACHE_DIR = 256, OPT_TIME_LIMIT, OPT_OP, OPT_SELF_TEST };
+
+static const struct argp_option options[] = {
+  { "seed", 's', "N", 0, "Seed of the first world; the others follow (1)", 0 },
+  { "count", 'n', "N", 0, "How many worlds (60)", 0 },
+  { "op", OPT_OP, "OP", 0, "Steps of decode or of prefill; without it worlds of both in turn", 0 },
+  { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
+  { "longest", 'l', "N", 0, "Tokens of the longest sequences (1500)", 0 },
+  { "device", 'd', "DEVICE", 0, "auto, an ordinal, or cpu: the CPU device with itself", 0 },
+  { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels there (default: in memory)", 0 },
+  { "time-limit", OPT_TIME_LIMIT, "SECONDS", 0, "Start no further world after this time", 0 },
+  { "verbose", 'v', 0, 0, "A line for each world, not for failures alone", 0 },
+  { 0 }
+};
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  arguments *a = state->input;
+  switch (key) {
+  case 's': a->seed = strtoull(value, NULL, 10); break;
+  case 'n': a->count = strtoll(value, NULL, 10); break;
+  case 'l': a->longest = (int32_t)strtol(value, NULL, 10); break;
+  case 'd':
+    if (nsai_trial_device_parse(value, &a->device))
+      argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
+    break;
+  case OPT_OP:
+    a->op = !strcmp(value, "decode")    ? NSA_OP_DECODE
+            : !strcmp(value, "prefill") ? NSA_OP_PREFILL
+                                        : -1;
+    if (a->op < 0) argp_error(state, "--op: '%s' is neither decode nor prefill", value);
+    break;
+  case OPT_SELF_TEST: a->self_test = true; break;
+  case OPT_CACHE_DIR: a->cache_dir = value; break;
+  case OPT_TIME_LIMIT: a->time_limit = strtod(value, NULL); break;
+  case 'v': a->verbose = true; break;
+  case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", value); break;
+  case ARGP_KEY_END:
+    if (a->longest < 64) argp_error(state, "--longest: at least 64");
+    break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
+  chk_kv_form_random(seed, a->longest, form);
+  if (a->op ? a->op == NSA_OP_PREFILL : seed % 2 == 0) chk_kv_form_prefill(form);
+}
+
+typedef struct counts {
+  int64_t passed, failed, skipped, rows;
+} counts;
+
+/* One world. A plan that the library refuses by name is no failure. */
+static void check(const arguments *a, const nsai_trial_device *device, uint64_t seed, counts *all) {
+  chk_kv_form form;
+  chk_kv_result r;
+  make_form(a, seed, &form);
+  nsa_status status = chk_kv_walk(device, &form, a->cache_dir, NULL, &r);
+  bool skipped = status == NSA_E_UNSUPPORTED;
+  if (status) snprintf(r.failure, sizeof r.failure, "%.200s", nsa_last_error());
+  bool failed = r.failure[0] && !skipped;
+  all->rows += r.rows;
+  *(skipped ? &all->skipped : failed ? &all->failed : &all->passed) += 1;
+  if (!failed && !a->verbose) return;
+  printf("%s: ", skipped ? "skipped" : failed ? "FAILED" : "passed");
+  chk_kv_form_print(&form, stdout);
+  printf(": o %.2f branch %.2f lse %.2f entry %.2f importance %.2f near_cut %lld rows %lld%s%s\n",
+         r.o, r.branch, r.lse, r.entry, r.importance, (long long)r.near_cut, (long long)r.rows,
+         r.failure[0] ? ": " : "", r.failure);
+  if (failed)
+    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d\n",
+           form.op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)seed, a->longest);
+  fflush(stdout);
+}
+
+/* Damage of every kind, in the first world that has it. Returns what was not found. */
+static int self_test(const arguments *a, const nsai_trial_device *device) {
+  int failed = 0;
+  for (int kind = CHK_KV_SPOIL_NOTHING + 1; kind < CHK_KV_SPOILS; kind++) {
+    int spoil = kind;
+    chk_kv_result r = { 0 };
+    for (uint64_t seed = a->seed; spoil != CHK_KV_SPOILT && seed < a->seed + 400; seed++) {
+      chk_kv_form form;
+      make_form(a, seed, &form);
+      if (form.geometry.heads > 16) continue; /* small ones will do */
+      nsa_status status = chk_kv_walk(device, &form, a->cache_dir, &spoil, &r);
+      if (status && status != NSA_E_UNSUPPORTED)
+        printf("seed %llu: %s\n", (unsigned long long)seed, nsa_last_error());
+    }
+    bool found = spoil == CHK_KV_SPOILT && r.failure[0];
+    printf("%s: damage %d: %s\n", found ? "ok" : "FAILED", kind,
+           spoil != CHK_KV_SPOILT ? "no world has it" : r.failure);
+    failed += !found;
+  }
+  return failed;
+}
+
+int main(int argc, char **argv) {
+  static const struct argp argp = {
+    options,
+    parse,
+    NULL,
+    "Check nsa_kv_append, nsa_decode and nsa_prefill on a GPU against the CPU device.\v"
+    "A world is a random model, layout and course of sequences; its seed names it. Figures are "
+    "worst "
+    "errors over their limits. Exit status: 0 all passed, 1 failures, 2 usage, 77 no GPU.",
+    NULL,
+    NULL,
+    NULL
+  };
+  arguments a = { .seed = 1, .count = 60, .longest = 1500, .device = NSAI_TRIAL_DEVICE_AUTO };
+  nsai_trial_device device;
+  counts all = { 0 };
+  argp_err_exit_status = 2;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsa_status status = nsai_trial_device_open(a.device, &device);
+  if (status) {
+    fprintf(stderr, "nsakvcheck: %s\n", nsa_last_error());
+    return status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1;
+  }
+  if (a.self_test) {
+    int failed = self_test(&a, &device);
+    nsai_trial_device_close(&device);
+    return failed ? 1 : 0;
+  }
+  double start = nsai_trial_now();
+  for (int64_t i = 0; i < a.count; i++) {
+    if (a.time_limit > 0 && nsai_trial_now() - start > a.time_limit) break;
+    check(&a, &device, a.seed + (uint64_t)i, &all);
+  }
+  printf("%lld worlds passed, %lld failed, %lld skipped, of %lld; %lld rows (%s, %.1f s)\n",
+         (long long)all.passed, (long long)all.failed, (long long)all.skipped, (long long)a.count,
+         (long long)all.rows, device.name, nsai_trial_now() - start);
+  nsai_trial_device_close(&device);
+  return all.failed ? 1 : 0;
+}

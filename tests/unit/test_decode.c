@@ -1,0 +1,229 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Append, decode and prefill on the fake GPU: what is launched for which sizes, that it fits the workspace, and
+ * that nothing waits.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "context.h"
+#include "decode.h"
+#include "machine.h"
+#include "plan.h"
+
+#include <nsa/kv_cache.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define PAGES 8
+#define SEQS 3
+#define TOKENS 6
+
+/* ---- splits ---- */
+
+/* Whatever number of sequences comes, its parts have their places. */
+static void expect_places(const nsai_problem *p, const nsai_kernel_spec *scan, int32_t sms) {
+  nsai_decode_most most = nsai_decode_most_of(p, scan, sms);
+  for (int32_t seqs = 1; seqs <= p->max_seqs; seqs = seqs * 3 / 2 + 1)
+    for (int64_t each = 1; each <= p->max_q_len && each * seqs <= p->max_tokens; each++)
+      for (int packed = 0; packed < 2; packed++) {
+        nsai_decode_sizes sizes = { p, scan, sms, each * seqs, seqs, packed, 7 };
+        nsai_decode_split s = nsai_decode_split_make(&sizes);
+        int64_t parts = s.window_parts + s.selected_parts, units = s.tiles * p->model.kv_heads;
+        assert_true(s.scan_parts >= 1 && s.scan_least >= 1);
+        assert_true(s.tiles >= 1 && s.tiles <= most.tiles);
+        assert_true(units * s.scan_parts <= most.scan_places);
+        assert_true(each * seqs * p->model.kv_heads * parts <= most.attend_places);
+        assert_int_equal(s.window_parts > 0, p->model.window > 0);
+        assert_int_equal(s.selected_parts > 0, p->model.select_count > 0);
+      }
+}
+
+static void test_places(void **state) {
+  (void)state;
+  static const int64_t lengths[] = { 1, 31, 4096, 65536, 1 << 20 };
+  static const int32_t seqs[] = { 1, 7, 64, 1000 };
+  static const int32_t q_lens[] = { 1, 4, 16 };
+  for (int i = 0; i < 5 * 4 * 3 * 4; i++) {
+    nsai_problem p = { .op = NSA_OP_DECODE,
+                       .max_kv_len = lengths[i % 5],
+                       .max_seqs = seqs[i / 5 % 4],
+                       .max_q_len = q_lens[i / 20 % 3] };
+    p.model = (nsai_geometry){ .heads = i % 2 ? 64 : 12, .kv_heads = 4, .block = 32, .stride = 16 };
+    p.model.select_block = i % 7 ? 64 : 48;
+    p.model.select_count = i / 60 % 2 ? 16 : 0;
+    p.model.window = i / 60 / 2 ? 512 : 0;
+    p.max_tokens = (int64_t)p.max_seqs * p.max_q_len;
+    nsai_kernel_spec scan = { .threads = 128, .tokens = i % 2 ? p.max_q_len < 4 ? 1 : 4 : 4 };
+    expect_places(&p, &scan, i % 3 ? 132 : 0);
+  }
+}
+
+/* ---- launches ---- */
+
+/* Tensors on the fake GPU, whose memory is the host's. */
+typedef struct decode_run {
+  machine m;
+  nsa_plan *append, *decode;
+  toy memory;
+  nsa_batch batch;
+  nsa_kv cache, fresh;
+  nsa_io io;
+} decode_run;
+
+static nsa_tensor paged(decode_run *r, int64_t rows, int64_t dim) {
+  nsa_tensor t = toy_tensor(&r->memory, NSA_BF16, 3, PAGES, rows * 2, dim);
+  t.ndim = 4;
+  t.shape[1] = rows;
+  t.shape[2] = 2;
+  t.shape[3] = dim;
+  t.stride[1] = 2 * dim;
+  t.stride[2] = dim;
+  t.stride[3] = 1;
+  return t;
+}
+
+static nsa_plan *plan_of(decode_run *r, int32_t op) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  nsa_plan *plan = NULL;
+  p.op = op;
+  p.max_tokens = TOKENS;
+  p.max_kv_len = 64;
+  p.max_seqs = SEQS;
+  p.max_q_len = 4;
+  p.page_size = 16;
+  machine_expect("plan", nsa_plan_create(r->m.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  return plan;
+}
+
+static void begin(decode_run *r) {
+  memset(r, 0, sizeof *r);
+  machine_init(&r->m, &(machine_request){ .gpu = true });
+  r->memory.geometry = r->m.ctx->config->model;
+  r->append = plan_of(r, NSA_OP_APPEND);
+  r->decode = plan_of(r, NSA_OP_DECODE);
+  r->batch = (nsa_batch)NSA_BATCH_INIT;
+  r->batch.num_seqs = SEQS;
+  r->batch.kv_len = toy_tensor(&r->memory, NSA_I32, 1, SEQS, 0, 0);
+  r->batch.block_table = toy_tensor(&r->memory, NSA_I32, 2, SEQS, 4, 0);
+  r->cache.k[0] = paged(r, 16, 24);
+  r->cache.v[0] = paged(r, 16, 16);
+  r->cache.k_cmp = paged(r, 4, 24);
+  r->cache.v_cmp = paged(r, 4, 16);
+  r->fresh.k[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 24);
+  r->fresh.v[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 16);
+  r->io = (nsa_io)NSA_IO_INIT;
+  r->io.q = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 6, 24);
+  r->io.gate.value = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 6, 3);
+  r->io.o = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 6, 16);
+  r->io.kv = r->cache;
+  nsa_caps caps = NSA_CAPS_INIT;
+  machine_expect("caps", nsa_plan_caps(r->decode, &caps), NSA_OK, NULL);
+  assert_non_null(strstr(caps.variants, "decode=decode_mma"));
+  assert_int_equal(caps.graph_level, NSA_GRAPH_ALWAYS);
+  assert_true(caps.workspace_bytes <= 1 << 24);
+  r->m.exec.workspace = aligned_alloc(256, 1 << 24);
+  r->m.exec.workspace_bytes = 1 << 24;
+  *machine_record() = (fake_cuda_state){ .retained = 1 };
+}
+
+static void end(decode_run *r) {
+  free(r->m.exec.workspace);
+  nsa_plan_destroy(r->append);
+  nsa_plan_destroy(r->decode);
+  toy_free(&r->memory);
+  machine_free(&r->m);
+}
+
+/* These kernels, each but the first of which may begin early; and nothing else. */
+static void expect_launches(const char *const *names) {
+  fake_cuda_state *r = machine_record();
+  int count = 0;
+  for (; names[count]; count++) {
+    assert_true(count < r->launches);
+    assert_string_equal(r->launch[count].name, names[count]);
+    assert_int_equal(r->launch[count].overlaps, count > 0);
+  }
+  assert_int_equal(r->launches, count);
+  assert_int_equal(r->waits, 0);
+  assert_int_equal(r->memory_calls, 0);
+  *r = (fake_cuda_state){ .retained = 1 };
+}
+
+static void decode(decode_run *r, uint32_t branches) {
+  r->m.exec.branches = branches;
+  machine_expect("decode", nsa_decode(r->decode, &r->m.exec, &r->batch, &r->io), NSA_OK, NULL);
+  r->m.exec.branches = 0;
+}
+
+#define NAMES(...) ((const char *const[]){ __VA_ARGS__, NULL })
+
+static void test_launches(void **state) {
+  (void)state;
+  decode_run r;
+  begin(&r);
+  machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh, NULL),
+                 NSA_OK, NULL);
+  assert_int_equal(machine_record()->launch[0].grid_x, TOKENS);
+  expect_launches(NAMES("kv_append"));
+  decode(&r, 0);
+  /* a row of 6 heads a warp, 4 warps for a row */
+  assert_int_equal(machine_record()->launch[3].grid_x, TOKENS * 6);
+  assert_int_equal(machine_record()->launch[1].grid_x, TOKENS * 2);
+  expect_launches(NAMES("decode_scan", "decode_select", "decode_attend", "decode_combine"));
+  decode(&r, 1u << NSA_CMP);
+  expect_launches(NAMES("decode_scan", "decode_combine"));
+  decode(&r, 1u << NSA_WIN);
+  expect_launches(NAMES("decode_attend", "decode_combine"));
+  decode(&r, 1u << NSA_SEL);
+  expect_launches(NAMES("decode_scan", "decode_select", "decode_attend", "decode_combine"));
+  r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 3, TOKENS, 2, 4);
+  decode(&r, 1u << NSA_CMP);
+  expect_launches(NAMES("decode_scan", "decode_select", "decode_combine"));
+  end(&r);
+}
+
+/* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
+static void test_prefill(void **state) {
+  (void)state;
+  static const char *const whole[] = { "attend_window_mma",   "attend_compressed_mma",
+                                       "importance_mma",      "select_topn",
+                                       "attend_selected_mma", NULL };
+  static const int32_t begins[SEQS + 1] = { 0, 4, 5, 6 };
+  const int32_t tile = 32; /* tokens of 3 heads, padded to 4, in 128 rows */
+  decode_run r;
+  begin(&r);
+  nsa_plan *prefill = plan_of(&r, NSA_OP_PREFILL);
+  for (int packed = 0; packed < 2; packed++) {
+    if (packed) {
+      r.batch.cu_q = toy_tensor(&r.memory, NSA_I32, 1, SEQS + 1, 0, 0);
+      memcpy(r.batch.cu_q.data, begins, sizeof begins);
+    }
+    machine_expect("prefill", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+    for (int i = 0; i < 2; i++)
+      assert_int_equal(machine_record()->launch[i].grid_x, 2 * (TOKENS / tile + SEQS));
+    expect_launches(whole);
+  }
+  r.m.exec.branches = 1u << NSA_CMP;
+  machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+  expect_launches(NAMES("attend_compressed_mma"));
+  r.m.exec.branches = 1u << NSA_SEL;
+  machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
+  expect_launches(whole + 1);
+  nsa_plan_destroy(prefill);
+  end(&r);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    cmocka_unit_test(test_places),
+    cmocka_unit_test(test_launches),
+    cmocka_unit_test(test_prefill),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
