@@ -67,9 +67,11 @@ NSAI_DEVICE int find_row_sequence(const NsaiSequences &seqs, int row) {
   return seqs.cu_q ? find_sequence(seqs.num_seqs, row, [&](int i) { return seqs.cu_q[i]; }) : 0;
 }
 
-// First row of compressed storage of sequence s.
+// First row of compressed storage of sequence s. It ends as own_block_row() does, but a call of that one
+// changes the registers of compressed_topn_wgmma, which has none to spare.
 template <int kStride> NSAI_DEVICE int first_block_row(const NsaiSequences &seqs, int s) {
-  return seqs.cu_blocks ? seqs.cu_blocks[s] : own_block_row<kStride>(seqs, s);
+  if (seqs.cu_blocks) return seqs.cu_blocks[s];
+  return seqs.cu_q ? seqs.cu_kv[s] / kStride : 0;
 }
 
 // N(len): whole compression blocks of a sequence of `len` tokens.
