@@ -25,12 +25,14 @@ static uint32_t kv_shared(const nsai_geometry *m, const nsai_tiles *s) {
 }
 
 /* Q beside the scores, then P beside O; and what else the loop holds, more of it where rows that are
- * no multiple of 128 bytes lie unswizzled. */
+ * no multiple of 128 bytes lie unswizzled, most where those of V are long, too. */
 static int32_t kv_registers(const nsai_geometry *m) {
   int32_t keys = m->select_block, p = keys / 4, o = nsai_padded_dim(m->head_dim_v) / 2;
   if (m->dtype == NSA_BF16 && m->head_dim_v < 128) p *= 2; /* kSplitBlockP */
   int32_t scores = nsai_padded_dim(m->head_dim_qk) / 4 + keys / 2;
-  int32_t rest = m->head_dim_qk % 64 || m->head_dim_v % 64 ? 56 : 40;
+  int32_t rest = m->head_dim_qk % 64 == 0 && m->head_dim_v % 64 == 0 ? 40
+                 : m->head_dim_v > 128                               ? 72
+                                                                     : 56;
   return (scores > p + o ? scores : p + o) + rest;
 }
 
