@@ -41,8 +41,7 @@ static const char *const names[COLUMNS] = {
 
 /* ---- writing --------------------------------------------------------------------------------- */
 
-/* Problems and notes may hold commas and quotes. */
-static void put_quoted(FILE *out, const char *text) {
+void bench_csv_quoted(FILE *out, const char *text) {
   fputc('"', out);
   for (; *text; text++) {
     if (*text == '"') fputc('"', out);
@@ -51,9 +50,9 @@ static void put_quoted(FILE *out, const char *text) {
   fputc('"', out);
 }
 
-static void put_word(FILE *out, const char *text) {
+void bench_csv_word(FILE *out, const char *text) {
   if (strpbrk(text, ",\"\r\n"))
-    put_quoted(out, text);
+    bench_csv_quoted(out, text);
   else
     fputs(text, out);
 }
@@ -74,11 +73,11 @@ static void put_part(FILE *out, const bench_problem *p, bench_part part) {
   char problem[NSAI_TRIAL_CASE_TEXT];
   nsai_trial_case_print(&p->c, problem, sizeof problem);
   fprintf(out, "%s,", p->date);
-  put_word(out, p->commit);
+  bench_csv_word(out, p->commit);
   fputc(',', out);
-  put_quoted(out, p->device);
+  bench_csv_quoted(out, p->device);
   fputc(',', out);
-  put_quoted(out, problem);
+  bench_csv_quoted(out, problem);
   fprintf(out, ",%s", bench_part_names[part]);
   put_known(out, 5, time->burst_ms);
   put_known(out, 5, time->sustained_ms);
@@ -93,7 +92,7 @@ static void put_part(FILE *out, const bench_problem *p, bench_part part) {
   put_known(out, 4, bench_ratio(p, bench_baseline_ms(p), part));
   put_known(out, 4, time->roofline * time->burst_ms);
   fputc(',', out);
-  if (time->note[0]) put_quoted(out, time->note);
+  if (time->note[0]) bench_csv_quoted(out, time->note);
   fputc('\n', out);
 }
 

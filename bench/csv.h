@@ -26,6 +26,10 @@
 
 #include <stdio.h>
 
+/* A field in quotes; and in quotes only where it needs them. */
+void bench_csv_quoted(FILE *out, const char *text);
+void bench_csv_word(FILE *out, const char *text);
+
 void bench_csv_header(FILE *out);
 
 /* The lines of one problem. */

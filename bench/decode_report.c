@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "context.h"
+#include "csv.h"
 #include "decode.h"
 #include "plot.h"
 
@@ -73,9 +74,14 @@ static void put_csv(FILE *out, const bench_decode_options *o, const bench_decode
   struct tm utc;
   strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
   nsai_trial_case_print(&o->c, text, sizeof text);
-  fprintf(out, "%s,%s,\"%s\",\"%s\",%lld,%lld,%d,%d,%lld", date, commit, device, text,
-          (long long)c->context, (long long)c->batch, c->q_len, o->page_size > 0 ? o->page_size : 0,
-          (long long)c->copies);
+  fprintf(out, "%s,", date);
+  bench_csv_word(out, commit);
+  fputc(',', out);
+  bench_csv_quoted(out, device);
+  fputc(',', out);
+  bench_csv_quoted(out, text);
+  fprintf(out, ",%lld,%lld,%d,%d,%lld", (long long)c->context, (long long)c->batch, c->q_len,
+          o->page_size > 0 ? o->page_size : 0, (long long)c->copies);
   for (int i = 0; i < BENCH_DECODE_PARTS; i++) put_number(out, c->us[i] * 1e-3);
   fprintf(out, ",%lld,%lld,%lld,%lld,%.0f", (long long)r.compressed, (long long)r.selected,
           (long long)r.window, (long long)(r.compressed + r.selected + r.window), c->bytes);
@@ -83,11 +89,7 @@ static void put_csv(FILE *out, const bench_decode_options *o, const bench_decode
   put_number(out, bandwidth > 0 ? read / bandwidth : 0);
   put_number(out, gbps(c->dense_bytes, c->us[BENCH_DECODE_DENSE]));
   fputc(',', out);
-  if (c->note[0]) {
-    fputc('"', out);
-    for (const char *s = c->note; *s; s++) fputc(*s == '"' ? '\'' : *s, out);
-    fputc('"', out);
-  }
+  if (c->note[0]) bench_csv_quoted(out, c->note);
   fputc('\n', out);
 }
 

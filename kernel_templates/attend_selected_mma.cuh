@@ -44,6 +44,7 @@
 #include "common/list_cursor.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
+#include "common/params_cache.h"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 #include "common/source.cuh"

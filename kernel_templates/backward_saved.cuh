@@ -12,6 +12,7 @@
 #include "common/gradient.cuh"
 #include "common/launch.cuh"
 #include "common/params.h"
+#include "common/params_backward.h"
 #include "common/sequence.cuh"
 
 // The lane's columns of row `at`, times those of another, summed over the warp.

@@ -19,7 +19,7 @@
 #include "common/block_row.cuh"
 #include "common/gradient.cuh"
 #include "common/launch.cuh"
-#include "common/params.h"
+#include "common/params_backward.h"
 
 template <class Config> struct SumPlan {
   static constexpr int kWidth = Config::kHeadDimQk + Config::kHeadDimV;

@@ -22,7 +22,7 @@
 #include "common/decode.cuh"
 #include "common/key_stream.cuh"
 #include "common/launch.cuh"
-#include "common/params.h"
+#include "common/params_cache.h"
 
 constexpr int kRowTiles = (Config::kGroupPadded + 15) / 16;
 using Stream = KeyStream<Config, kRowTiles>;

@@ -19,6 +19,7 @@
 #include "common/epilogue.cuh"
 #include "common/launch.cuh"
 #include "common/params.h"
+#include "common/params_cache.h"
 #include "common/softmax.cuh"
 
 static_assert(Config::kThreads == 256, "8 warps share 8, 4, 2 or 1 rows");

@@ -21,7 +21,7 @@
 #include "common/decode.cuh"
 #include "common/key_stream.cuh"
 #include "common/launch.cuh"
-#include "common/params.h"
+#include "common/params_cache.h"
 
 constexpr int kRowTiles = Config::kScanRows / 16;
 using Stream = KeyStream<Config, kRowTiles>;

@@ -17,7 +17,7 @@
 #pragma once
 #include "common/decode.cuh"
 #include "common/launch.cuh"
-#include "common/params.h"
+#include "common/params_cache.h"
 #include "common/softmax.cuh"
 #include "common/topn.cuh"
 

@@ -40,6 +40,7 @@
 #include "common/launch.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
+#include "common/params_cache.h"
 #include "common/sequence.cuh"
 #include "common/source.cuh"
 #include "common/tile.cuh"

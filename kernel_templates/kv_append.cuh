@@ -20,6 +20,7 @@
 #include "common/decode.cuh"
 #include "common/launch.cuh"
 #include "common/params.h"
+#include "common/params_cache.h"
 #include "common/types.cuh"
 
 constexpr int kLoads = 8; // of a mean in flight per thread; 16 spill where rows have no power of two of chunks

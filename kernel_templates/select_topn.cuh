@@ -17,6 +17,7 @@
 #pragma once
 #include "common/launch.cuh"
 #include "common/params.h"
+#include "common/params_cache.h"
 #include "common/sequence.cuh"
 #include "common/source.cuh"
 #include "common/topn.cuh"

@@ -14,6 +14,7 @@
 #pragma once
 #include "common/launch.cuh"
 #include "common/params.h"
+#include "common/params_cache.h"
 #include "common/position.cuh"
 #include "common/sort.cuh"
 #include "common/source.cuh"

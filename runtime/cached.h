@@ -7,6 +7,7 @@
 #ifndef NSAI_CACHED_H
 #define NSAI_CACHED_H
 
+#include "common/params_cache.h"
 #include "forward.h"
 
 /* The run's sequences and where they lie. */

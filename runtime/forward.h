@@ -18,8 +18,7 @@ typedef struct nsai_marks {
   void *user;
 } nsai_marks;
 
-/* nsa_forward, nsa_dense or nsa_prefill, by the plan's problem, with marks; nsa_decode, without. Not with
- * plans of other operations. */
+/* nsa_forward or nsa_dense, by the plan's problem, with marks; NSA_E_INTERNAL with a plan of another. */
 nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                            const nsa_io *io, const nsai_marks *marks);
 

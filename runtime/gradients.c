@@ -5,6 +5,7 @@
  * row, dQ; then, for as many KV heads at a time as the workspace holds partial sums of, dK and dV of every
  * branch, and their sums. Nothing is added by atomics: every run gives the same bits.
  */
+#include "common/params_backward.h"
 #include "forward.h"
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }

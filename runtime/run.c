@@ -198,9 +198,10 @@ nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa
   nsai_queue queue;
   nsai_run run = { .queue = &queue };
   int32_t op = plan->problem.op;
+  if (!nsai_problem_is_tunable(&plan->problem))
+    return nsai_fail(NSA_E_INTERNAL, "a run of %s has no marks", nsai_op_name(op));
   NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
   run.marks = marks;
-  if (nsai_problem_is_cached(&plan->problem)) return end_run(&run, cached(&run));
   return end_run(&run, op == NSA_OP_DENSE ? dense(&run) : forward(&run));
 }
 

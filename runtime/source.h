@@ -9,6 +9,7 @@
 #define NSAI_SOURCE_H
 
 #include "cached.h"
+#include "common/params_cache.h"
 
 nsa_status nsai_launch_importance(const nsai_run *run, nsai_role role, uint64_t grid,
                                   const NsaiImportance *p);

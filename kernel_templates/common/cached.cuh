@@ -13,7 +13,7 @@
 //
 // and the row begins at page * page_stride + slot * row_stride + head * head_stride.
 #pragma once
-#include "common/params.h"
+#include "common/params_cache.h"
 #include "common/sequence.cuh"
 #include "common/types.cuh"
 

@@ -26,7 +26,7 @@
 // kWarps.
 #pragma once
 #include "common/cached.cuh"
-#include "common/params.h"
+#include "common/params_cache.h"
 #include "common/types.cuh"
 
 constexpr int kStepKeys = 16; // keys of one step of a team: K of one mma of P V

@@ -36,6 +36,7 @@
 #include "common/launch.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
+#include "common/params_cache.h"
 #include "common/sequence.cuh"
 #include "common/softmax.cuh"
 #include "common/source.cuh"

@@ -15,6 +15,7 @@
 #include "common/flash.cuh"
 #include "common/mma.cuh"
 #include "common/params.h"
+#include "common/params_backward.h"
 #include "common/tile.cuh"
 #include "common/tma.cuh"
 #include "common/types.cuh"

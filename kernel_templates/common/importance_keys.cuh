@@ -8,6 +8,7 @@
 #pragma once
 #include "common/copy.cuh"
 #include "common/params.h"
+#include "common/params_cache.h"
 #include "common/sequence.cuh"
 #include "common/source.cuh"
 #include "common/tile.cuh"

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the host hands to the kernels. The only header that both sides include: plain C, no other
- * include, so that NVRTC takes it without a header path. Sizes are asserted at the end, on both
- * sides.
+ * What the host hands to the kernels that work on packed tensors; over a cache params_cache.h, for
+ * the gradients params_backward.h. These are the only headers that both sides include: plain C, without a
+ * system's header, so that NVRTC takes them. Sizes are asserted at the end, on both sides.
  *
  * Conventions: strides count elements; pointers are device addresses; NULL means "not wanted" or
  * "absent". Letters as in include/nsa/attention.h: T query tokens, Hq, Hkv, G = Hq / Hkv, Dk, Dv,
@@ -36,36 +36,6 @@ typedef struct NsaiSequences {
   int kv_tokens; /* rows of k */
   int max_kv_len; /* the plan's: longer sequences are cut, so that no row of importance is outgrown */
 } NsaiSequences;
-
-/* K, V or compressed entries of a cache: [pages, rows of a page, Hkv, dim]; of rings and of caches
- * without pages [rows, tokens, Hkv, dim]. The last stride is 1. */
-typedef struct NsaiCacheTensor {
-  void *data;
-  long long page_stride;
-  long long row_stride;
-  long long head_stride;
-} NsaiCacheTensor;
-
-/* One pair of a cache. */
-typedef struct NsaiCachePair {
-  NsaiCacheTensor k, v;
-  int ring; /* tokens of a row where the pair lies in rings; 0: it does not */
-  int reserved;
-} NsaiCachePair;
-
-/* How new tokens fall into the sequences of a cache, and where these lie: common/cached.cuh. */
-typedef struct NsaiCacheBatch {
-  const int *cu_q;        /* [num_seqs + 1]; NULL: every sequence has q_each new tokens */
-  const int *kv_len;      /* [num_seqs]: tokens, the new ones included; 0: a padded row */
-  const int *pages;       /* the lists of pages, one sequence behind the other; NULL: no pages */
-  const int *page_starts; /* [num_seqs + 1]: where each begins; NULL: page_list_stride apart */
-  const int *slots;       /* [num_seqs]: rows of rings and caches without pages; NULL: row s */
-  long long page_list_stride; /* ints */
-  int num_seqs;
-  int q_tokens; /* rows of q, or new tokens */
-  int q_each;
-  int max_kv_len; /* as in NsaiSequences */
-} NsaiCacheBatch;
 
 /* What an attention kernel does with its branch's normalised output O_b, see common/epilogue.cuh:
  *   o_branch = O_b;  lse = log sum exp;  sum = gate_b * O_b (+ partial when add_partial);
@@ -224,19 +194,6 @@ typedef struct NsaiCombine {
   int kv_heads;
 } NsaiCombine;
 
-/* The same over a cache; the packed struct's seq, k and v mean nothing, as in all of these. */
-typedef struct NsaiCachedAttend {
-  NsaiCacheBatch batch;
-  NsaiCachePair pair; /* attend_compressed: the compressed entries */
-  NsaiAttend packed;
-} NsaiCachedAttend;
-
-typedef struct NsaiCachedAttendSelected {
-  NsaiCacheBatch batch;
-  NsaiCachePair pair;
-  NsaiAttendSelected packed;
-} NsaiCachedAttendSelected;
-
 /* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`.
  */
 typedef struct NsaiImportance {
@@ -258,58 +215,6 @@ typedef struct NsaiImportance {
                 */
 } NsaiImportance;
 
-typedef struct NsaiCachedImportance {
-  NsaiCacheBatch batch;
-  NsaiCacheTensor k;
-  NsaiImportance packed;
-} NsaiCachedImportance;
-
-/* Partial results of one decode kernel, f32: of every (unit, part, row) the unnormalised O and the
- * reference and sum of its softmax; a sum of 0 says that O was not written. */
-typedef struct NsaiDecodeParts {
-  float *o;     /* [units, parts, rows, Dv] */
-  float *stats; /* [units, parts, rows, 2] */
-  int parts;
-  int least; /* decode_scan: fewest quanta of keys that a team takes, where there are as many */
-} NsaiDecodeParts;
-
-/* decode_scan, decode_select, decode_attend, decode_combine: common/decode.cuh. */
-typedef struct NsaiDecode {
-  NsaiCacheBatch batch;
-  NsaiView q;
-  NsaiCachePair entries;  /* compressed */
-  NsaiCachePair selected; /* raw tokens, as that branch has them */
-  NsaiCachePair window;
-  NsaiEpilogue out[3];  /* of each branch: lse, o_branch and the gate; o lies in the first */
-  NsaiDecodeParts scan; /* units: (tile of tokens, KV head), rows: kScanRows */
-  NsaiDecodeParts
-      attend;    /* units: (token, KV head), rows: kGroup; parts of the window come first */
-  float *pooled; /* f32 [scan's units, pooled_blocks, kScanRows], log2 */
-  float *spills; /* f32 [scan's units, scan.parts, teams, kScanRows], log2 */
-  int *idx;      /* [T, Hkv, n] ascending, then -1 */
-  long long idx_token_stride;
-  long long idx_head_stride;
-  float scale_log2;
-  int kv_heads;
-  int tiles; /* of tokens, of decode_scan */
-  int pooled_blocks;
-  int window_parts; /* of attend.parts */
-  int branches;     /* bit b: branch b counts */
-  int row_warps;    /* decode_combine: 1, 2, 4 or 8 warps share a row's parts */
-  int reserved;
-} NsaiDecode;
-
-/* kv_append: new tokens, and the compressed entries that they complete. */
-typedef struct NsaiAppend {
-  NsaiCacheBatch batch;
-  const long long *slot_mapping; /* [T]; -1: the token is not written; NULL: all are */
-  NsaiCachePair cache[3];        /* of which the model reads some: pairs */
-  NsaiView k[3], v[3];           /* the new tokens of each */
-  NsaiCachePair entries;
-  int kv_heads;
-  int pairs; /* bit i: pair i is written */
-} NsaiAppend;
-
 /* select: top-n by importance, with forced blocks. */
 typedef struct NsaiSelect {
   NsaiSequences seq;
@@ -324,11 +229,6 @@ typedef struct NsaiSelect {
   int reserved;
 } NsaiSelect;
 
-typedef struct NsaiCachedSelect {
-  NsaiCacheBatch batch;
-  NsaiSelect packed;
-} NsaiCachedSelect;
-
 /* sort_blocks, sort_ranges: a caller's selection into the sorted lists attend_selected reads. */
 typedef struct NsaiSortSelection {
   NsaiSequences seq;
@@ -340,11 +240,6 @@ typedef struct NsaiSortSelection {
   int heads;                 /* 1 or Hkv */
   int reserved;
 } NsaiSortSelection;
-
-typedef struct NsaiCachedSortSelection {
-  NsaiCacheBatch batch;
-  NsaiSortSelection packed;
-} NsaiCachedSortSelection;
 
 /* compress_mean: phi mean of K and V. */
 typedef struct NsaiCompress {
@@ -397,93 +292,6 @@ typedef struct NsaiCausalSoftmax {
   int reserved;
 } NsaiCausalSoftmax;
 
-/* A gradient that a kernel writes or adds to. */
-typedef struct NsaiGradient {
-  NsaiView view; /* data NULL: not wanted */
-  int is_float;  /* 1: f32, 0: dtype */
-  int accumulate;
-} NsaiGradient;
-
-/* The branches, as NSA_CMP, NSA_SEL, NSA_WIN. */
-enum { NSAI_BRANCH_COMPRESSED, NSAI_BRANCH_SELECTED, NSAI_BRANCH_WINDOW, NSAI_BRANCH_COUNT };
-
-/* backward_statistics, backward_q: a tile of query rows over the keys of every branch. */
-typedef struct NsaiBackwardQ {
-  NsaiSequences seq; /* as compressed storage sees them */
-  NsaiView q;        /* dtype [T, Hq, Dk] */
-  NsaiView d_o;      /* dtype [T, Hq, Dv] */
-  NsaiView k[3];     /* of each branch: dtype [rows, Hkv, Dk] */
-  NsaiView v[3];
-  NsaiView gate;    /* [T, Hq, 3] */
-  const int *lists; /* [T, Hkv, n] ascending, then -1 */
-  long long list_token_stride;
-  long long list_head_stride; /* 0: shared by all KV heads */
-  void *statistics;           /* RowStatistics [3, T, Hq]: common/gradient.cuh */
-  NsaiGradient d_q;
-  NsaiGradient d_gate; /* of weights or logits */
-  float scale, scale_log2;
-  int kv_heads;
-  int gate_float;    /* 1: the gates are f32, 0: dtype */
-  unsigned branches; /* bit b: branch b is looked at */
-  unsigned absent;   /* bit b: branch b does not run, and its gates' gradients become 0 here */
-} NsaiBackwardQ;
-
-/* backward_saved: the statistics of branches whose o_branch and lse are given. */
-typedef struct NsaiBackwardSaved {
-  NsaiSequences seq;
-  NsaiView d_o;         /* dtype [T, Hq, Dv] */
-  NsaiView o_branch[3]; /* dtype [T, Hq, Dv] */
-  const float *lse[3];  /* f32 [T, Hq], natural log */
-  long long lse_token_stride[3], lse_head_stride[3];
-  NsaiView gate;    /* [T, Hq, 3] */
-  void *statistics; /* RowStatistics [3, T, Hq] */
-  NsaiGradient d_gate;
-  int heads;       /* Hq */
-  int gate_float;  /* 1: the gates are f32, 0: dtype */
-  unsigned saved;  /* bit b: branch b is given */
-  unsigned absent; /* as in NsaiBackwardQ */
-} NsaiBackwardSaved;
-
-/* backward_compressed, backward_selected, backward_window: a tile of keys over the query rows that see
- * them, for the KV heads [head_begin, head_begin + heads). */
-typedef struct NsaiBackwardKv {
-  NsaiSequences seq; /* as compressed storage sees them */
-  NsaiView q, d_o;
-  NsaiView k, v;
-  const void *statistics;  /* RowStatistics [3, T, Hq] */
-  const NsaiKvItem *items; /* backward_selected: as in NsaiInvert, of all heads */
-  const int *item_counts;
-  const unsigned *entries;
-  float *partial; /* f32 [heads, rows, Dk + Dv]; rows: of k and v, or l' of each item; of
-                     backward_compressed [heads, splits, rows, ...] */
-  long long entry_capacity;
-  long long rows; /* of `partial`, for one head (and split), where it has any of k and v */
-  int item_capacity;
-  int shared_lists; /* 1: all KV heads have the same */
-  int head_begin, heads, kv_heads;
-  int tiles;  /* of keys; backward_selected: of a block */
-  int splits; /* backward_compressed: runs of query rows that a tile's are cut into */
-  float scale, scale_log2;
-  int reserved;
-} NsaiBackwardKv;
-
-/* backward_sum: the gradients of one pair of K and V, from what NsaiBackwardKv left, in a fixed order. */
-typedef struct NsaiBackwardSum {
-  NsaiSequences seq; /* as compressed storage sees them */
-  NsaiGradient d_k, d_v;
-  const float *compressed; /* f32 [heads, splits, compressed_rows, Dk + Dv]; NULL: no part of it */
-  const float *selected;   /* f32 [heads, item_capacity, l', Dk + Dv]; NULL */
-  const float *window;     /* f32 [heads, window_rows, Dk + Dv]; NULL */
-  const int *item_starts;  /* [heads or 1, blocks]: a block's first item */
-  const int *item_counts;  /* [heads or 1] */
-  long long compressed_rows, window_rows;
-  int item_capacity, blocks, shared_lists;
-  int splits;
-  int rows; /* of d_k and d_v */
-  int head_begin, heads;
-  int is_external; /* 1: d_k and d_v are those of the compressed blocks themselves */
-} NsaiBackwardSum;
-
 #ifdef __cplusplus
 #define NSAI_SIZE_IS(type, bytes)                                                                  \
   static_assert(sizeof(type) == bytes, "host and device disagree on " #type)
@@ -493,9 +301,6 @@ typedef struct NsaiBackwardSum {
 #endif
 NSAI_SIZE_IS(NsaiView, 24);
 NSAI_SIZE_IS(NsaiSequences, 40);
-NSAI_SIZE_IS(NsaiCacheTensor, 32);
-NSAI_SIZE_IS(NsaiCachePair, 72);
-NSAI_SIZE_IS(NsaiCacheBatch, 64);
 NSAI_SIZE_IS(NsaiEpilogue, 128);
 NSAI_SIZE_IS(NsaiAttend, 256);
 NSAI_SIZE_IS(NsaiTensorMap, 128);
@@ -508,25 +313,12 @@ NSAI_SIZE_IS(NsaiKvItem, 32);
 NSAI_SIZE_IS(NsaiInvert, 160);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
-NSAI_SIZE_IS(NsaiCachedAttend, 392);
-NSAI_SIZE_IS(NsaiCachedAttendSelected, 416);
 NSAI_SIZE_IS(NsaiImportance, 168);
-NSAI_SIZE_IS(NsaiCachedImportance, 264);
-NSAI_SIZE_IS(NsaiDecodeParts, 24);
-NSAI_SIZE_IS(NsaiDecode, 808);
-NSAI_SIZE_IS(NsaiAppend, 512);
 NSAI_SIZE_IS(NsaiSelect, 104);
-NSAI_SIZE_IS(NsaiCachedSelect, 168);
 NSAI_SIZE_IS(NsaiSortSelection, 88);
-NSAI_SIZE_IS(NsaiCachedSortSelection, 152);
 NSAI_SIZE_IS(NsaiCompress, 144);
 NSAI_SIZE_IS(NsaiGatherRows, 104);
 NSAI_SIZE_IS(NsaiBiasActivation, 128);
 NSAI_SIZE_IS(NsaiCausalSoftmax, 64);
-NSAI_SIZE_IS(NsaiGradient, 32);
-NSAI_SIZE_IS(NsaiBackwardQ, 376);
-NSAI_SIZE_IS(NsaiBackwardSaved, 288);
-NSAI_SIZE_IS(NsaiBackwardKv, 232);
-NSAI_SIZE_IS(NsaiBackwardSum, 192);
 
 #endif /* NSAI_PARAMS_H */

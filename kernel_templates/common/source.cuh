@@ -11,6 +11,7 @@
 #pragma once
 #include "common/cached.cuh"
 #include "common/params.h"
+#include "common/params_cache.h"
 #include "common/sequence.cuh"
 #include "common/types.cuh"
 

@@ -1,0 +1,104 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the host hands to the kernels of the backward pass; conventions: common/params.h.
+ */
+#ifndef NSAI_PARAMS_BACKWARD_H
+#define NSAI_PARAMS_BACKWARD_H
+
+#include "common/params.h"
+
+/* A gradient that a kernel writes or adds to. */
+typedef struct NsaiGradient {
+  NsaiView view; /* data NULL: not wanted */
+  int is_float;  /* 1: f32, 0: dtype */
+  int accumulate;
+} NsaiGradient;
+
+/* The branches, as NSA_CMP, NSA_SEL, NSA_WIN. */
+enum { NSAI_BRANCH_COMPRESSED, NSAI_BRANCH_SELECTED, NSAI_BRANCH_WINDOW, NSAI_BRANCH_COUNT };
+
+/* backward_statistics, backward_q: a tile of query rows over the keys of every branch. */
+typedef struct NsaiBackwardQ {
+  NsaiSequences seq; /* as compressed storage sees them */
+  NsaiView q;        /* dtype [T, Hq, Dk] */
+  NsaiView d_o;      /* dtype [T, Hq, Dv] */
+  NsaiView k[3];     /* of each branch: dtype [rows, Hkv, Dk] */
+  NsaiView v[3];
+  NsaiView gate;    /* [T, Hq, 3] */
+  const int *lists; /* [T, Hkv, n] ascending, then -1 */
+  long long list_token_stride;
+  long long list_head_stride; /* 0: shared by all KV heads */
+  void *statistics;           /* RowStatistics [3, T, Hq]: common/gradient.cuh */
+  NsaiGradient d_q;
+  NsaiGradient d_gate; /* of weights or logits */
+  float scale, scale_log2;
+  int kv_heads;
+  int gate_float;    /* 1: the gates are f32, 0: dtype */
+  unsigned branches; /* bit b: branch b is looked at */
+  unsigned absent;   /* bit b: branch b does not run, and its gates' gradients become 0 here */
+} NsaiBackwardQ;
+
+/* backward_saved: the statistics of branches whose o_branch and lse are given. */
+typedef struct NsaiBackwardSaved {
+  NsaiSequences seq;
+  NsaiView d_o;         /* dtype [T, Hq, Dv] */
+  NsaiView o_branch[3]; /* dtype [T, Hq, Dv] */
+  const float *lse[3];  /* f32 [T, Hq], natural log */
+  long long lse_token_stride[3], lse_head_stride[3];
+  NsaiView gate;    /* [T, Hq, 3] */
+  void *statistics; /* RowStatistics [3, T, Hq] */
+  NsaiGradient d_gate;
+  int heads;       /* Hq */
+  int gate_float;  /* 1: the gates are f32, 0: dtype */
+  unsigned saved;  /* bit b: branch b is given */
+  unsigned absent; /* as in NsaiBackwardQ */
+} NsaiBackwardSaved;
+
+/* backward_compressed, backward_selected, backward_window: a tile of keys over the query rows that see
+ * them, for the KV heads [head_begin, head_begin + heads). */
+typedef struct NsaiBackwardKv {
+  NsaiSequences seq; /* as compressed storage sees them */
+  NsaiView q, d_o;
+  NsaiView k, v;
+  const void *statistics;  /* RowStatistics [3, T, Hq] */
+  const NsaiKvItem *items; /* backward_selected: as in NsaiInvert, of all heads */
+  const int *item_counts;
+  const unsigned *entries;
+  float *partial; /* f32 [heads, rows, Dk + Dv]; rows: of k and v, or l' of each item; of
+                     backward_compressed [heads, splits, rows, ...] */
+  long long entry_capacity;
+  long long rows; /* of `partial`, for one head (and split), where it has any of k and v */
+  int item_capacity;
+  int shared_lists; /* 1: all KV heads have the same */
+  int head_begin, heads, kv_heads;
+  int tiles;  /* of keys; backward_selected: of a block */
+  int splits; /* backward_compressed: runs of query rows that a tile's are cut into */
+  float scale, scale_log2;
+  int reserved;
+} NsaiBackwardKv;
+
+/* backward_sum: the gradients of one pair of K and V, from what NsaiBackwardKv left, in a fixed order. */
+typedef struct NsaiBackwardSum {
+  NsaiSequences seq; /* as compressed storage sees them */
+  NsaiGradient d_k, d_v;
+  const float *compressed; /* f32 [heads, splits, compressed_rows, Dk + Dv]; NULL: no part of it */
+  const float *selected;   /* f32 [heads, item_capacity, l', Dk + Dv]; NULL */
+  const float *window;     /* f32 [heads, window_rows, Dk + Dv]; NULL */
+  const int *item_starts;  /* [heads or 1, blocks]: a block's first item */
+  const int *item_counts;  /* [heads or 1] */
+  long long compressed_rows, window_rows;
+  int item_capacity, blocks, shared_lists;
+  int splits;
+  int rows; /* of d_k and d_v */
+  int head_begin, heads;
+  int is_external; /* 1: d_k and d_v are those of the compressed blocks themselves */
+} NsaiBackwardSum;
+
+NSAI_SIZE_IS(NsaiGradient, 32);
+NSAI_SIZE_IS(NsaiBackwardQ, 376);
+NSAI_SIZE_IS(NsaiBackwardSaved, 288);
+NSAI_SIZE_IS(NsaiBackwardKv, 232);
+NSAI_SIZE_IS(NsaiBackwardSum, 192);
+
+#endif /* NSAI_PARAMS_BACKWARD_H */
