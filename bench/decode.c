@@ -4,8 +4,8 @@
 #include "decode.h"
 
 #include "decode_world.h"
+#include "time_launch.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #define COLD_BYTES 256e6 /* that other steps read before one reads the same again */
@@ -57,7 +57,8 @@ typedef struct steps {
   nsa_exec exec;
 } steps;
 
-static nsa_status enqueue(const steps *s) {
+static nsa_status enqueue(void *user) {
+  const steps *s = user;
   for (int64_t copy = 0; copy < s->world->copies; copy++) {
     nsa_batch batch = decode_world_batch(s->world, copy);
     nsa_exec append = s->exec;
@@ -69,33 +70,15 @@ static nsa_status enqueue(const steps *s) {
   return NSA_OK;
 }
 
-static nsa_status capture(const steps *s, nsai_cu_graph_exec *out) {
-  const nsai_trial_device *device = s->world->device;
-  nsai_cu_graph graph = NULL;
-  NSAI_TRY(NSAI_CUDA(device->driver,
-                     cuStreamBeginCapture(device->stream, NSAI_CU_CAPTURE_THREAD_LOCAL)));
-  nsa_status status = enqueue(s);
-  nsa_status ended = NSAI_CUDA(device->driver, cuStreamEndCapture(device->stream, &graph));
-  if (!status) status = ended;
-  if (!status) status = NSAI_CUDA(device->driver, cuGraphInstantiateWithFlags(out, graph, 0));
-  if (graph) device->driver->cuGraphDestroy(graph);
-  return status;
-}
-
-static int ascending(const void *a, const void *b) {
-  double x = *(const double *)a, y = *(const double *)b;
-  return (x > y) - (x < y);
-}
-
 /* The median of some replays, microseconds of a step. The first warms up. */
-static nsa_status time_steps(const steps *s, double *us) {
+static nsa_status time_steps(steps *s, double *us) {
   const nsai_trial_device *device = s->world->device;
   double ms[REPLAYS];
   nsai_cu_graph_exec graph = NULL;
   nsai_trial_timer timer;
   nsa_status status;
   NSAI_TRY(nsai_trial_timer_create(device, &timer));
-  if (device->driver) NSAI_TRY_TO(done, capture(s, &graph));
+  if (device->driver) NSAI_TRY_TO(done, nsai_trial_device_capture(device, enqueue, s, &graph));
   for (int i = -1; i < REPLAYS; i++) {
     NSAI_TRY_TO(done, nsai_trial_timer_start(device, &timer));
     if (graph)
@@ -105,8 +88,7 @@ static nsa_status time_steps(const steps *s, double *us) {
     NSAI_TRY_TO(done, nsai_trial_timer_stop(device, &timer));
     NSAI_TRY_TO(done, nsai_trial_timer_read(device, &timer, &ms[i < 0 ? 0 : i]));
   }
-  qsort(ms, REPLAYS, sizeof *ms, ascending);
-  *us = 1e3 * ms[REPLAYS / 2] / (double)s->world->copies;
+  *us = 1e3 * chk_median(ms, REPLAYS) / (double)s->world->copies;
 done:
   if (graph) device->driver->cuGraphExecDestroy(graph);
   nsai_trial_timer_destroy(device, &timer);

@@ -83,6 +83,20 @@ nsa_status nsai_trial_device_wait(const nsai_trial_device *device, nsa_stream st
   return NSAI_CUDA(device->driver, cuStreamSynchronize(stream ? stream : device->stream));
 }
 
+nsa_status nsai_trial_device_capture(const nsai_trial_device *device,
+                                     nsa_status (*enqueue)(void *user), void *user,
+                                     nsai_cu_graph_exec *out) {
+  nsai_cu_graph graph = NULL;
+  NSAI_TRY(NSAI_CUDA(device->driver,
+                     cuStreamBeginCapture(device->stream, NSAI_CU_CAPTURE_THREAD_LOCAL)));
+  nsa_status status = enqueue(user);
+  nsa_status ended = NSAI_CUDA(device->driver, cuStreamEndCapture(device->stream, &graph));
+  if (!status) status = ended;
+  if (!status) status = NSAI_CUDA(device->driver, cuGraphInstantiateWithFlags(out, graph, 0));
+  if (graph) device->driver->cuGraphDestroy(graph);
+  return status;
+}
+
 nsa_status nsai_trial_device_upload(const nsai_trial_device *device, void *to, const void *from,
                                     size_t bytes) {
   if (!device->driver) {

@@ -39,6 +39,11 @@ nsa_status nsai_trial_device_download(const nsai_trial_device *device, void *to,
 nsa_status nsai_trial_device_set(const nsai_trial_device *device, void *memory, int value,
                                  size_t bytes);
 
+/* Captures what `enqueue` puts on the device's stream, not on the CPU device; the caller destroys *out. */
+nsa_status nsai_trial_device_capture(const nsai_trial_device *device,
+                                     nsa_status (*enqueue)(void *user), void *user,
+                                     nsai_cu_graph_exec *out);
+
 /* What is written over to empty the L2: four times the largest so far (60 MB). */
 #define NSAI_TRIAL_FLUSH_BYTES ((size_t)256 << 20)
 

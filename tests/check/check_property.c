@@ -336,18 +336,9 @@ static nsa_status check_split(nsai_trial_bench *bench, nsai_trial_result *result
 
 /* ---- CUDA graphs ----------------------------------------------------------------------------- */
 
-/* Captures one run; the caller destroys *out. */
-static nsa_status capture(nsai_trial_bench *bench, nsai_cu_graph_exec *out) {
-  const nsai_trial_device *device = bench->data.device;
-  nsai_cu_graph graph = NULL;
-  NSAI_TRY(NSAI_CUDA(device->driver,
-                     cuStreamBeginCapture(device->stream, NSAI_CU_CAPTURE_THREAD_LOCAL)));
-  nsa_status status = nsai_trial_bench_enqueue(bench, bench->c->branches, NULL);
-  nsa_status ended = NSAI_CUDA(device->driver, cuStreamEndCapture(device->stream, &graph));
-  if (!status) status = ended;
-  if (!status) status = NSAI_CUDA(device->driver, cuGraphInstantiateWithFlags(out, graph, 0));
-  if (graph) device->driver->cuGraphDestroy(graph);
-  return status;
+static nsa_status enqueue_case(void *user) {
+  const nsai_trial_bench *bench = user;
+  return nsai_trial_bench_enqueue(bench, bench->c->branches, NULL);
 }
 
 /* A replay gives the bits of a plain run, also after the lengths changed on the device. */
@@ -360,7 +351,7 @@ static nsa_status check_graph(nsai_trial_bench *bench, nsai_trial_bench *other,
     nsai_trial_skip(result, "the CPU device has no graphs");
     return NSA_OK;
   }
-  NSAI_TRY(capture(other, &graph));
+  NSAI_TRY(nsai_trial_device_capture(device, enqueue_case, other, &graph));
   for (int round = 0; round < 3; round++) {
     if (round == 2) {
       /* The last sequence becomes one token shorter in both; the packed rows stay. */

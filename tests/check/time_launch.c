@@ -21,7 +21,7 @@ static int ascending(const void *a, const void *b) {
   return (x > y) - (x < y);
 }
 
-static double median(double *values, int64_t count) {
+double chk_median(double *values, int64_t count) {
   qsort(values, (size_t)count, sizeof *values, ascending);
   return count % 2 ? values[count / 2] : (values[count / 2 - 1] + values[count / 2]) / 2;
 }
@@ -58,7 +58,7 @@ static nsa_status sustained(const nsai_trial_bench *bench, uint32_t branches, in
   int64_t kept = count / 3;
   for (int64_t i = 0; i < kept; i++)
     NSAI_TRY_TO(done, nsai_trial_timer_read(device, &timers[count - kept + i], &values[i]));
-  *ms = median(values, kept);
+  *ms = chk_median(values, kept);
 done:
   for (int64_t i = 0; timers && i < count; i++) nsai_trial_timer_destroy(device, &timers[i]);
   free(timers);
@@ -77,7 +77,7 @@ nsa_status chk_time_launch(const nsai_trial_bench *bench, uint32_t branches, voi
   NSAI_TRY_TO(done, burst(bench, branches, flush, &timer, &first));
   for (int i = 0; i < BURSTS; i++)
     NSAI_TRY_TO(done, burst(bench, branches, flush, &timer, &values[i]));
-  times->burst_ms = median(values, BURSTS);
+  times->burst_ms = chk_median(values, BURSTS);
   int64_t count = (int64_t)(SUSTAINED_MS / (times->burst_ms + 1e-3));
   if (count > MOST_LAUNCHES) count = MOST_LAUNCHES;
   if (count < LEAST_LAUNCHES) count = LEAST_LAUNCHES;

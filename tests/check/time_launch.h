@@ -16,6 +16,9 @@ typedef struct chk_times {
   double burst_ms, sustained_ms;
 } chk_times;
 
+/* The median; sorts the values. */
+double chk_median(double *values, int64_t count);
+
 /* Times bench's call with exec.branches = branches. `flush` is device memory of NSAI_TRIAL_FLUSH_BYTES;
  * NULL: no L2 to flush. CHK_LEAST_TIMED is the fewest launches that this takes. */
 nsa_status chk_time_launch(const nsai_trial_bench *bench, uint32_t branches, void *flush,
