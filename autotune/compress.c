@@ -108,7 +108,11 @@ void nsai_specify_compress_gemm(const nsai_problem *p, const nsai_target *t, con
   (void)s;
   specify_gather(p, p->model.head_dim_qk, &specs[NSAI_KERNEL_GATHER_K]);
   specify_gather(p, p->model.head_dim_v, &specs[NSAI_KERNEL_GATHER_V]);
-  specify_bias(p, (bias_use){ ACTIVATION_NONE, false, true }, &specs[NSAI_KERNEL_PHI_BIAS]);
+  nsai_specify_phi(p, false, specs);
+}
+
+void nsai_specify_phi(const nsai_problem *p, bool every, nsai_kernel_spec specs[NSAI_ROLES]) {
+  specify_bias(p, (bias_use){ ACTIVATION_NONE, false, !every }, &specs[NSAI_KERNEL_PHI_BIAS]);
   if (p->model.phi == NSAI_PHI_MLP)
     specify_bias(p, (bias_use){ (int)p->model.phi_activation, false, false },
                  &specs[NSAI_KERNEL_PHI_ACTIVATION]);

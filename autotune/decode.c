@@ -11,16 +11,32 @@
 
 #define SELECT_THREADS 256  /* eight warps search 128 of a 64k context's 1024 blocks each */
 #define COMBINE_THREADS 256 /* what decode_combine asserts */
+#define GATHER_THREADS 256  /* as gather_rows has */
 #define APPEND_THREADS 128  /* K and V of 4 heads of 128, 16 bytes each */
+
+/* phi external: the caller writes the entries. */
+static bool has_products(const nsai_problem *p) {
+  return p->model.phi == NSAI_PHI_LINEAR || p->model.phi == NSAI_PHI_MLP;
+}
 
 void nsai_legal_append_mean(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
-  if (p->model.phi == NSAI_PHI_LINEAR || p->model.phi == NSAI_PHI_MLP)
-    nsai_refuse(reasons,
-                "model.compress.phi is linear or mlp, whose products it does not run: take phi "
-                "mean, or phi external and write the compressed entries yourself, or set "
-                "runtime.device to cpu");
+  if (has_products(p))
+    nsai_refuse(reasons, "model.compress.phi has weights, whose products it lacks");
+}
+
+void nsai_legal_append_gemm(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  (void)t;
+  nsai_legal_common(p, reasons);
+  if (!has_products(p)) nsai_refuse(reasons, "model.compress.phi has no weights");
+}
+
+static void add_cache(const nsai_problem *p, nsai_kernel_spec *spec) {
+  nsai_constant_add(spec, "kBlock", p->model.block);
+  nsai_constant_add(spec, "kStride", p->model.stride);
+  nsai_constant_add(spec, "kPageSize", p->page_size);
+  nsai_constant_add(spec, "kMinBlocks", 4);
 }
 
 void nsai_specify_append_mean(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
@@ -32,12 +48,32 @@ void nsai_specify_append_mean(const nsai_problem *p, const nsai_target *t, const
   *spec = (nsai_kernel_spec){ .entry = "kv_append", .dtype = m->dtype, .threads = APPEND_THREADS };
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
   nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
-  nsai_constant_add(spec, "kBlock", m->block);
-  nsai_constant_add(spec, "kStride", m->stride);
-  nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kRing", p->window_ring);
   nsai_constant_add(spec, "kMean", m->phi == NSAI_PHI_MEAN);
-  nsai_constant_add(spec, "kMinBlocks", 4);
+  add_cache(p, spec);
+}
+
+static void specify_gather_entries(const nsai_problem *p, int32_t dim, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "gather_entries",
+                              .dtype = p->model.dtype,
+                              .threads = GATHER_THREADS };
+  nsai_constant_add(spec, "kHeadDim", dim);
+  add_cache(p, spec);
+}
+
+void nsai_specify_append_gemm(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                              nsai_kernel_spec specs[NSAI_ROLES]) {
+  nsai_kernel_spec *scatter = &specs[NSAI_KERNEL_SCATTER];
+  nsai_specify_append_mean(p, t, s, specs); /* the tokens; it makes no entries here */
+  specify_gather_entries(p, p->model.head_dim_qk, &specs[NSAI_KERNEL_GATHER_K]);
+  specify_gather_entries(p, p->model.head_dim_v, &specs[NSAI_KERNEL_GATHER_V]);
+  nsai_specify_phi(p, true, specs);
+  *scatter = (nsai_kernel_spec){ .entry = "scatter_entries",
+                                 .dtype = p->model.dtype,
+                                 .threads = APPEND_THREADS };
+  nsai_constant_add(scatter, "kHeadDimQk", p->model.head_dim_qk);
+  nsai_constant_add(scatter, "kHeadDimV", p->model.head_dim_v);
+  add_cache(p, scatter);
 }
 
 /* ---- decode ---- */

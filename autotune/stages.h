@@ -116,6 +116,7 @@ NSAI_VARIANT_FUNCTIONS(dense_wgmma);
 NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 NSAI_VARIANT_FUNCTIONS(append_mean);
+NSAI_VARIANT_FUNCTIONS(append_gemm);
 NSAI_VARIANT_FUNCTIONS(decode_mma);
 NSAI_VARIANT_FUNCTIONS(backward_q_wgmma);
 NSAI_VARIANT_FUNCTIONS(backward_q_mma);
@@ -138,6 +139,9 @@ extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_f
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */
 void nsai_specify_beside(const nsai_problem *, const nsai_target *, nsai_kernel_spec[NSAI_ROLES]);
+
+/* Adds the kernels that follow phi's products, over rows that all exist (`every`) or compressed storage. */
+void nsai_specify_phi(const nsai_problem *, bool every, nsai_kernel_spec[NSAI_ROLES]);
 
 /* Adds the kernel the gate MLP needs beside its GEMMs. */
 void nsai_specify_gate(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);

@@ -17,8 +17,8 @@
 // lies in rings), kMean (entries are written), kThreads, kMinBlocks.
 #pragma once
 #include "common/cached.cuh"
-#include "common/decode.cuh"
 #include "common/launch.cuh"
+#include "common/new_entries.cuh"
 #include "common/params.h"
 #include "common/params_cache.h"
 #include "common/types.cuh"
@@ -31,10 +31,6 @@ struct NewToken {
   int s;
   int position;
 };
-
-NSAI_DEVICE bool is_kept(const NsaiAppend &p, int token) {
-  return !p.slot_mapping || p.slot_mapping[token] >= 0;
-}
 
 // 16 bytes of K or V at one place of a head's row: which, and where.
 template <class C> struct Piece {
@@ -84,7 +80,7 @@ NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewTok
       for (int i = 0; i < kLoads; ++i) {
         const int position = first + begin + i, token = at.seq.q_begin + position - old;
         const bool exists = C::kBlock % kLoads == 0 || begin + i < C::kBlock;
-        const bool fresh = exists && position >= old && is_kept(p, token);
+        const bool fresh = exists && position >= old && is_kept(p.slot_mapping, token);
         chunk[i] = Chunk{};
         if (exists)
           chunk[i] = *(const Chunk *)(fresh ? piece.fresh(p, 0, token)
@@ -113,7 +109,8 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   const int s = find_cached_sequence(p.batch, token);
   const Sequence seq = load_cached_sequence(p.batch, s);
   const int query = token - seq.q_begin;
-  if (query < 0 || query >= seq.q_len || seq.position(query) < 0 || !is_kept(p, token)) return;
+  const bool exists = 0 <= query && query < seq.q_len && seq.position(query) >= 0;
+  if (!exists || !is_kept(p.slot_mapping, token)) return;
   const NewToken at = { seq, s, seq.position(query) };
   const auto rows = find_rows<C::kPageSize>(p.batch, s, 0);
 

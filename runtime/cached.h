@@ -22,4 +22,8 @@ NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch)
 /* The compressed entries, under the same pages. */
 NsaiCachePair nsai_cache_entries(const nsa_kv *kv);
 
+/* phi.c: compressed entries of what has been appended, through phi's products. */
+nsa_status nsai_enqueue_phi_append(const nsai_run *run, const nsa_kv *cache, const nsa_phi *phi,
+                                   const NsaiAppend *append);
+
 #endif /* NSAI_CACHED_H */

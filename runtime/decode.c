@@ -102,7 +102,8 @@ nsa_status nsai_enqueue_decode(const nsai_run *run) {
                 &p);
 }
 
-nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh) {
+nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh,
+                               const nsa_phi *phi) {
   const nsai_geometry *m = &run->plan->problem.model;
   NsaiAppend p = { .batch = nsai_cache_batch(run),
                    .slot_mapping = run->batch->slot_mapping.data,
@@ -115,5 +116,8 @@ nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const n
     p.v[pair] = nsai_view(&fresh->v[pair]);
   }
   if (m->phi == NSAI_PHI_MEAN) p.entries = nsai_cache_entries(cache);
-  return launch(run, NSAI_KERNEL_KV_APPEND, run->sizes.tokens, &p);
+  if (!run->sizes.tokens) return NSA_OK;
+  NSAI_TRY(launch(run, NSAI_KERNEL_KV_APPEND, run->sizes.tokens, &p));
+  if (m->phi == NSAI_PHI_MEAN || m->phi == NSAI_PHI_EXTERNAL) return NSA_OK;
+  return nsai_enqueue_phi_append(run, cache, phi, &p);
 }

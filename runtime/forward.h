@@ -86,7 +86,8 @@ nsa_status nsai_enqueue_selected_kv(const nsai_run *run, const NsaiAttendSelecte
 nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads);
 /* decode.c: nsa_decode, and nsa_kv_append. */
 nsa_status nsai_enqueue_decode(const nsai_run *run);
-nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh);
+nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh,
+                               const nsa_phi *phi);
 
 /* phi.c: the products. */
 nsa_status nsai_enqueue_phi(const nsai_run *run);

@@ -61,7 +61,8 @@ static bool makes_blocks(const nsai_problem *problem) {
 }
 
 bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice) {
-  if (problem->op == NSA_OP_APPEND) return false;
+  if (problem->op == NSA_OP_APPEND)
+    return problem->model.phi == NSAI_PHI_LINEAR || problem->model.phi == NSAI_PHI_MLP;
   if (problem->op == NSA_OP_DECODE) return problem->model.gate == NSAI_GATE_MLP;
   if (problem->op == NSA_OP_DENSE)
     return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
@@ -175,6 +176,15 @@ static void layout_backward(nsai_layout *out, const nsai_problem *p, int64_t ite
   b->window = take(out, b->heads * window);
 }
 
+/* Rows of phi's products: common/new_entries.cuh. */
+static void layout_append(nsai_layout *out, const nsai_problem *p) {
+  const nsai_geometry *m = &p->model;
+  out->cmp_rows = p->max_tokens / m->stride + p->max_seqs;
+  out->k_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_qk * 2);
+  out->v_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_v * 2);
+  layout_phi(out, m);
+}
+
 static void layout_decode(nsai_layout *out, const nsai_problem *p, const nsai_choice *choice,
                           int32_t sms) {
   const nsai_geometry *m = &p->model;
@@ -203,7 +213,10 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice, i
     if (out.gemm.bytes) layout_dense(&out, p);
     return out;
   }
-  if (p->op == NSA_OP_APPEND) return out;
+  if (p->op == NSA_OP_APPEND) {
+    if (out.gemm.bytes) layout_append(&out, p);
+    return out;
+  }
   if (p->op == NSA_OP_DECODE) {
     if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
     layout_decode(&out, p, choice, sms);

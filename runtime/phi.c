@@ -7,13 +7,14 @@
  * activations in two halves, for where a block has few of them, or few columns, or is the only one
  * of its sequence, no average makes up for their rounding.
  */
-#include "common/params.h"
-#include "forward.h"
+#include "cached.h"
 
 /* One of K and V on its way through phi. */
 typedef struct phi_side {
   const nsa_phi_side *weights;
   const nsa_tensor *x;
+  const NsaiAppend
+      *append;  /* x lies in a cache, and rows are what this completes; NULL: x is packed */
   NsaiView out; /* compressed storage */
   int64_t dim, rows;
   nsai_role gather;
@@ -35,10 +36,27 @@ static nsa_status run_bias(const nsai_run *run, nsai_role role, const NsaiBiasAc
   return nsai_launch(run->queue, kernel, (uint64_t)ceil_div(count, kernel->threads), 1, p);
 }
 
+static nsa_status gather_entries(const nsai_run *run, const phi_side *side) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  const nsa_tensor *pe = &side->weights->pe;
+  NsaiGatherEntries p = { .batch = side->append->batch,
+                          .slot_mapping = side->append->slot_mapping,
+                          .x = nsai_cache_tensor(side->x),
+                          .pe = pe->data,
+                          .pe_head_stride = pe->stride[0],
+                          .pe_token_stride = pe->stride[1],
+                          .out = nsai_piece_at(run, run->plan->layout.phi_rows),
+                          .rows = (int)side->rows,
+                          .kv_heads = m->kv_heads };
+  return nsai_launch(run->queue, &run->plan->kernels[side->gather],
+                     (uint64_t)((side->rows + 1) * m->kv_heads), 1, &p);
+}
+
 /* rows[g, r, :] = vec(x), zero where there is no block; behind the last row, vec(pe). */
 static nsa_status gather(const nsai_run *run, const phi_side *side) {
   const nsai_geometry *m = &run->plan->problem.model;
   const nsa_tensor *pe = &side->weights->pe;
+  if (side->append) return gather_entries(run, side);
   NsaiGatherRows p = { .seq = nsai_compressed_sequences(run),
                        .x = nsai_view(side->x),
                        .pe = pe->data,
@@ -82,7 +100,8 @@ static nsa_status multiply_rows(const nsai_run *run, const phi_side *side, const
 static NsaiBiasActivation after_product(const nsai_run *run, const phi_side *side, int64_t columns,
                                         bool has_pe) {
   float *x = nsai_piece_at(run, run->plan->layout.phi_product);
-  return (NsaiBiasActivation){ .seq = nsai_compressed_sequences(run),
+  const NsaiSequences none = { 0 };
+  return (NsaiBiasActivation){ .seq = side->append ? none : nsai_compressed_sequences(run),
                                .x = x,
                                .shift = has_pe ? x + side->rows * columns : NULL,
                                .x_batch_stride = (side->rows + has_pe) * columns,
@@ -133,23 +152,47 @@ static nsa_status mlp_side(const nsai_run *run, const phi_side *side) {
   return store_side(run, side, &w->b2, false);
 }
 
+static nsa_status run_side(const nsai_run *run, const phi_side *side) {
+  NSAI_TRY(gather(run, side));
+  return run->plan->problem.model.phi == NSAI_PHI_LINEAR ? linear_side(run, side)
+                                                         : mlp_side(run, side);
+}
+
 nsa_status nsai_enqueue_phi(const nsai_run *run) {
   const nsai_geometry *m = &run->plan->problem.model;
   const nsa_io *io = run->io;
-  phi_side sides[2] = {
-    { &io->phi.k, &io->kv.k[0], nsai_compressed_view(run, 0), m->head_dim_qk,
-      nsai_compressed_rows(run), NSAI_KERNEL_GATHER_K },
-    { &io->phi.v, &io->kv.v[0], nsai_compressed_view(run, 1), m->head_dim_v,
-      nsai_compressed_rows(run), NSAI_KERNEL_GATHER_V },
+  int64_t rows = nsai_compressed_rows(run);
+  phi_side k = {
+    &io->phi.k, &io->kv.k[0],        NULL, nsai_compressed_view(run, 0), m->head_dim_qk,
+    rows,       NSAI_KERNEL_GATHER_K
   };
-  for (int i = 0; i < 2; i++) {
-    NSAI_TRY(gather(run, &sides[i]));
-    if (m->phi == NSAI_PHI_LINEAR)
-      NSAI_TRY(linear_side(run, &sides[i]));
-    else
-      NSAI_TRY(mlp_side(run, &sides[i]));
-  }
-  return NSA_OK;
+  phi_side v = { &io->phi.v, &io->kv.v[0],        NULL, nsai_compressed_view(run, 1), m->head_dim_v,
+                 rows,       NSAI_KERNEL_GATHER_V };
+  NSAI_TRY(run_side(run, &k));
+  return run_side(run, &v);
+}
+
+nsa_status nsai_enqueue_phi_append(const nsai_run *run, const nsa_kv *cache, const nsa_phi *phi,
+                                   const NsaiAppend *append) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_layout *l = &run->plan->layout;
+  int64_t rows = run->sizes.tokens / m->stride + run->sizes.num_seqs;
+  NsaiView k_rows = nsai_piece_view(run, l->k_cmp, m->kv_heads, m->head_dim_qk);
+  NsaiView v_rows = nsai_piece_view(run, l->v_cmp, m->kv_heads, m->head_dim_v);
+  phi_side k = {
+    &phi->k, &cache->k[0], append, k_rows, m->head_dim_qk, rows, NSAI_KERNEL_GATHER_K
+  };
+  phi_side v = { &phi->v, &cache->v[0], append, v_rows, m->head_dim_v, rows, NSAI_KERNEL_GATHER_V };
+  NsaiScatterEntries scatter = { .batch = append->batch,
+                                 .slot_mapping = append->slot_mapping,
+                                 .entries = nsai_cache_entries(cache),
+                                 .k = k_rows.data,
+                                 .v = v_rows.data,
+                                 .kv_heads = m->kv_heads };
+  NSAI_TRY(run_side(run, &k));
+  NSAI_TRY(run_side(run, &v));
+  return nsai_launch(run->queue, &run->plan->kernels[NSAI_KERNEL_SCATTER], (uint64_t)rows, 1,
+                     &scatter);
 }
 
 /* logits = act(x W1 + b1) W2 + b2; the branches' kernels apply the sigmoid. */

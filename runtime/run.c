@@ -108,7 +108,7 @@ static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *fresh, c
   nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(nsai_check_append(&check, run->batch, kv, fresh, phi, &run->sizes));
-  if (run->driver) return nsai_enqueue_append(run, kv, fresh);
+  if (run->driver) return nsai_enqueue_append(run, kv, fresh, phi);
   return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, kv, fresh, phi,
                                ALL_PROCESSORS);
 }

@@ -103,6 +103,30 @@ typedef struct NsaiAppend {
   int pairs; /* bit i: pair i is written */
 } NsaiAppend;
 
+/* gather_entries: vec(x) of every entry that an append completes, zero in the rows that are left over, and
+ * vec(pe). */
+typedef struct NsaiGatherEntries {
+  NsaiCacheBatch batch;
+  const long long *slot_mapping; /* as in NsaiAppend */
+  NsaiCacheTensor x;             /* raw K or V, appended */
+  const void *pe;                /* as in NsaiGatherRows, up to `rows` */
+  long long pe_head_stride;
+  long long pe_token_stride;
+  void *out;
+  int rows; /* of products: common/new_entries.cuh */
+  int kv_heads;
+} NsaiGatherEntries;
+
+/* scatter_entries: phi's rows into the cache. */
+typedef struct NsaiScatterEntries {
+  NsaiCacheBatch batch;
+  const long long *slot_mapping;
+  NsaiCachePair entries;
+  const void *k, *v; /* dtype [rows, Hkv, D] contiguous */
+  int kv_heads;
+  int reserved;
+} NsaiScatterEntries;
+
 typedef struct NsaiCachedSelect {
   NsaiCacheBatch batch;
   NsaiSelect packed;
@@ -122,6 +146,8 @@ NSAI_SIZE_IS(NsaiCachedImportance, 264);
 NSAI_SIZE_IS(NsaiDecodeParts, 24);
 NSAI_SIZE_IS(NsaiDecode, 808);
 NSAI_SIZE_IS(NsaiAppend, 512);
+NSAI_SIZE_IS(NsaiGatherEntries, 144);
+NSAI_SIZE_IS(NsaiScatterEntries, 168);
 NSAI_SIZE_IS(NsaiCachedSelect, 168);
 NSAI_SIZE_IS(NsaiCachedSortSelection, 152);
 

@@ -37,6 +37,10 @@ static void random_model(uint64_t *random, nsai_geometry *g) {
   g->per_branch = next(random) % 2;
   g->dtype = next(random) % 3 ? NSA_BF16 : NSA_F16;
   g->phi = next(random) % 8 ? NSAI_PHI_MEAN : NSAI_PHI_EXTERNAL;
+  if (g->block * g->head_dim_qk <= 2048 && next(random) % 4 == 0)
+    g->phi = next(random) % 2 ? NSAI_PHI_LINEAR : NSAI_PHI_MLP;
+  g->phi_hidden = g->phi == NSAI_PHI_MLP ? 48 : 0;
+  g->phi_activation = NSAI_ACT_SILU;
   g->gate = next(random) % 2 ? NSAI_GATE_WEIGHTS : NSAI_GATE_LOGITS;
 }
 
@@ -78,6 +82,8 @@ void chk_kv_form_prefill(chk_kv_form *out) {
   if (out->max_kv_len < 8 * out->max_q_len) out->max_kv_len = 8 * out->max_q_len;
 }
 
+static const char *const phi_names[] = { "", " linear", " mlp", " external" };
+
 void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
   const nsai_geometry *g = &f->geometry;
   fprintf(out,
@@ -86,10 +92,10 @@ void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
           f->op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)f->seed, g->heads,
           g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride, g->select_block,
           g->select_count, g->select_init, g->select_local, g->window,
-          g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
-          g->phi == NSAI_PHI_EXTERNAL ? " external" : "", f->page_size, f->hnd ? " hnd" : "",
-          f->lists ? " lists" : "", f->ring ? " ring" : "", f->slots ? " slots" : "",
-          f->mapping ? " mapping" : "", f->graph ? " graph" : "", f->ragged ? " ragged" : "",
+          g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "", phi_names[g->phi],
+          f->page_size, f->hnd ? " hnd" : "", f->lists ? " lists" : "", f->ring ? " ring" : "",
+          f->slots ? " slots" : "", f->mapping ? " mapping" : "", f->graph ? " graph" : "",
+          f->ragged ? " ragged" : "",
           f->selection == NSA_SELECT_OWN      ? ""
           : f->selection == NSA_SELECT_BLOCKS ? " blocks"
                                               : " ranges",

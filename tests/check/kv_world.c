@@ -136,7 +136,64 @@ static nsa_status make_rest(chk_kv_world *w) {
   return make_lists(w, t);
 }
 
+/* About normal. */
+static void fill_scaled(chk_kv_world *w, int what, int64_t rows, double deviation) {
+  chk_kv_tensor *t = &w->tensor[what];
+  uint16_t *to = (uint16_t *)(void *)t->host;
+  int64_t count = rows * t->view.stride[0];
+  for (int64_t i = 0; i < count; i++) {
+    uint64_t bits = chk_kv_next(w);
+    double sum = 0;
+    for (int k = 0; k < 4; k++) sum += (double)(bits >> 16 * k & 0xffff) / 65536.0 - 0.5;
+    float x = (float)(sum * 1.7320508 * deviation);
+    to[i] = t->view.dtype == NSA_F16 ? nsai_f16_from_float(x) : nsai_bf16_from_float(x);
+  }
+}
+
+static void fill(chk_kv_world *w, int what, int64_t rows) { fill_scaled(w, what, rows, 1); }
+
+/* ---- weights of phi ---- */
+
+/* A weight's elements of the variance that keeps products at unit variance. */
+static nsa_status make_weight(chk_kv_world *w, int what, int64_t a, int64_t b, int64_t c) {
+  int64_t heads = w->form.geometry.kv_heads;
+  NSAI_TRY(make(w, what, w->form.geometry.dtype, c ? 3 : 2, SHAPE(heads, c ? a : b, c ? b : 0)));
+  fill_scaled(w, what, heads, 1 / sqrt((double)a));
+  return chk_kv_upload(w, what);
+}
+
+/* pe, then linear's W or mlp's W1, b1, W2, b2, of one of K and V. */
+static nsa_status make_side(chk_kv_world *w, int first, int64_t dim) {
+  const nsai_geometry *g = &w->form.geometry;
+  int64_t h = g->phi_hidden, all = g->block * dim;
+  NSAI_TRY(make_weight(w, first + CHK_KV_PE, g->block, dim, 1));
+  if (g->phi == NSAI_PHI_LINEAR) return make_weight(w, first + CHK_KV_W, all, dim, 1);
+  NSAI_TRY(make_weight(w, first + CHK_KV_W1, all, h, 1));
+  NSAI_TRY(make_weight(w, first + CHK_KV_B1, 16, h, 0));
+  NSAI_TRY(make_weight(w, first + CHK_KV_W2, h, dim, 1));
+  return make_weight(w, first + CHK_KV_B2, 16, dim, 0);
+}
+
+static nsa_status make_phi(chk_kv_world *w) {
+  const nsai_geometry *g = &w->form.geometry;
+  if (g->phi != NSAI_PHI_LINEAR && g->phi != NSAI_PHI_MLP) return NSA_OK;
+  NSAI_TRY(make_side(w, CHK_KV_PHI_K, g->head_dim_qk));
+  return make_side(w, CHK_KV_PHI_V, g->head_dim_v);
+}
+
+static nsa_phi_side side_of(const chk_kv_world *w, int first, bool gpu) {
+  return (nsa_phi_side){ .pe = chk_kv_view(w, first + CHK_KV_PE, gpu),
+                         .w = chk_kv_view(w, first + CHK_KV_W, gpu),
+                         .w1 = chk_kv_view(w, first + CHK_KV_W1, gpu),
+                         .b1 = chk_kv_view(w, first + CHK_KV_B1, gpu),
+                         .w2 = chk_kv_view(w, first + CHK_KV_W2, gpu),
+                         .b2 = chk_kv_view(w, first + CHK_KV_B2, gpu) };
+}
+
 /* ---- contexts and plans ---- */
+
+static const char *const phi_words[] = { "mean", "linear",
+                                         "mlp\n    hidden: 48\n    activation: silu", "external" };
 
 static nsa_status make_context(chk_kv_world *w, const char *cache_dir, bool gpu, nsa_ctx **out) {
   const nsai_geometry *g = &w->form.geometry;
@@ -148,9 +205,8 @@ static nsa_status make_context(chk_kv_world *w, const char *cache_dir, bool gpu,
            "  select:\n    block: %d\n    count: %d\n    init: %d\n    local: %d\n"
            "  window: %d\n  gate: %s\n  kv_sharing: %s\n  dtype: %s\nruntime:\n  device: %s\n",
            g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
-           g->phi == NSAI_PHI_MEAN ? "mean" : "external", g->select_block, g->select_count,
-           g->select_init, g->select_local, g->window,
-           g->gate == NSAI_GATE_WEIGHTS ? "weights" : "logits",
+           phi_words[g->phi], g->select_block, g->select_count, g->select_init, g->select_local,
+           g->window, g->gate == NSAI_GATE_WEIGHTS ? "weights" : "logits",
            g->per_branch ? "per_branch" : "shared", g->dtype == NSA_F16 ? "fp16" : "bf16",
            gpu && w->device->driver ? "auto" : "cpu");
   size_t used = strlen(text);
@@ -202,20 +258,6 @@ static nsa_status make_plans(chk_kv_world *w, const char *cache_dir) {
 }
 
 /* ---- one call ---- */
-
-/* Unit variance; keys and queries lean towards a common direction, so that some scores stand out. */
-static void fill(chk_kv_world *w, int what, int64_t rows) {
-  chk_kv_tensor *t = &w->tensor[what];
-  uint16_t *to = (uint16_t *)(void *)t->host;
-  int64_t count = rows * t->view.stride[0];
-  for (int64_t i = 0; i < count; i++) {
-    uint64_t bits = chk_kv_next(w);
-    double sum = 0;
-    for (int k = 0; k < 4; k++) sum += (double)(bits >> 16 * k & 0xffff) / 65536.0 - 0.5;
-    float x = (float)(sum * 1.7320508);
-    to[i] = t->view.dtype == NSA_F16 ? nsai_f16_from_float(x) : nsai_bf16_from_float(x);
-  }
-}
 
 static int32_t *ints(chk_kv_world *w, int what) { return (int32_t *)(void *)w->tensor[what].host; }
 
@@ -297,7 +339,7 @@ static nsa_status prepare_call(chk_kv_world *w, bool step) {
   NSAI_TRY(nsai_trial_buffer_poison(w->device, &w->workspace));
   for (int what = CHK_KV_CU_Q; what < CHK_KV_FIRST_OUTPUT; what++)
     if (w->tensor[what].host) NSAI_TRY(chk_kv_upload(w, what));
-  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_TENSORS; what++)
+  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_OUTPUTS_END; what++)
     if (w->tensor[what].host) NSAI_TRY(nsai_trial_buffer_poison(w->device, &w->tensor[what].gpu));
   return NSA_OK;
 }
@@ -362,12 +404,13 @@ nsa_io chk_kv_io(const chk_kv_world *w, bool gpu) {
 nsa_status chk_kv_append(chk_kv_world *w, bool gpu) {
   nsa_kv cache = cache_of(w, gpu), fresh = { 0 };
   nsa_batch batch = chk_kv_batch(w, gpu, true);
+  nsa_phi phi = { side_of(w, CHK_KV_PHI_K, gpu), side_of(w, CHK_KV_PHI_V, gpu) };
   for (int i = 0; i < NSA_BRANCHES; i++) {
     fresh.k[i] = rows_of(w, CHK_KV_FRESH_K + i, gpu);
     fresh.v[i] = rows_of(w, CHK_KV_FRESH_V + i, gpu);
   }
   return nsa_kv_append(gpu ? w->gpu_append : w->cpu_append, gpu ? &w->gpu_exec : &w->cpu_exec,
-                       &batch, &cache, &fresh, NULL);
+                       &batch, &cache, &fresh, &phi);
 }
 
 /* ---- the walk ---- */
@@ -522,6 +565,7 @@ static nsa_status create(chk_kv_world *w, const char *cache_dir) {
   }
   NSAI_TRY(make_caches(w));
   NSAI_TRY(make_rest(w));
+  NSAI_TRY(make_phi(w));
   if (w->form.geometry.phi == NSAI_PHI_EXTERNAL)
     for (int what = CHK_KV_K_CMP; what <= CHK_KV_V_CMP; what++) {
       fill(w, what, w->tensor[what].view.shape[0]);

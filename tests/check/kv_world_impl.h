@@ -34,8 +34,14 @@ enum {
   CHK_KV_SOME = CHK_KV_O_BRANCH + NSA_BRANCHES,
   CHK_KV_PROBE_ROWS, /* of the CPU device alone: every row */
   CHK_KV_PROBE,
-  CHK_KV_TENSORS
+  CHK_KV_OUTPUTS_END,
+  CHK_KV_PHI_K = CHK_KV_OUTPUTS_END, /* weights, as below; written once */
+  CHK_KV_PHI_V = CHK_KV_PHI_K + 6,
+  CHK_KV_TENSORS = CHK_KV_PHI_V + 6
 };
+
+/* Of one of K and V. */
+enum { CHK_KV_PE, CHK_KV_W, CHK_KV_W1, CHK_KV_B1, CHK_KV_W2, CHK_KV_B2 };
 
 /* The CPU device's memory, and the GPU's with guards and an image. */
 typedef struct chk_kv_tensor {

@@ -23,6 +23,7 @@
 #define PAGES 8
 #define SEQS 3
 #define TOKENS 6
+#define WORKSPACE (64 << 20) /* never touched; twice what products ask for */
 
 /* ---- splits ---- */
 
@@ -101,9 +102,9 @@ static nsa_plan *plan_of(decode_run *r, int32_t op) {
   return plan;
 }
 
-static void begin(decode_run *r) {
+static void begin(decode_run *r, nsai_phi_kind phi) {
   memset(r, 0, sizeof *r);
-  machine_init(&r->m, &(machine_request){ .gpu = true });
+  machine_init(&r->m, &(machine_request){ .gpu = true, .phi = phi });
   r->memory.geometry = r->m.ctx->config->model;
   r->append = plan_of(r, NSA_OP_APPEND);
   r->decode = plan_of(r, NSA_OP_DECODE);
@@ -126,9 +127,9 @@ static void begin(decode_run *r) {
   machine_expect("caps", nsa_plan_caps(r->decode, &caps), NSA_OK, NULL);
   assert_non_null(strstr(caps.variants, "decode=decode_mma"));
   assert_int_equal(caps.graph_level, NSA_GRAPH_ALWAYS);
-  assert_true(caps.workspace_bytes <= 1 << 24);
-  r->m.exec.workspace = aligned_alloc(256, 1 << 24);
-  r->m.exec.workspace_bytes = 1 << 24;
+  assert_true(caps.workspace_bytes <= WORKSPACE);
+  r->m.exec.workspace = aligned_alloc(256, WORKSPACE);
+  r->m.exec.workspace_bytes = WORKSPACE;
   *machine_record() = (fake_cuda_state){ .retained = 1 };
 }
 
@@ -166,7 +167,7 @@ static void decode(decode_run *r, uint32_t branches) {
 static void test_launches(void **state) {
   (void)state;
   decode_run r;
-  begin(&r);
+  begin(&r, NSAI_PHI_MEAN);
   machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh, NULL),
                  NSA_OK, NULL);
   assert_int_equal(machine_record()->launch[0].grid_x, TOKENS);
@@ -188,6 +189,34 @@ static void test_launches(void **state) {
   end(&r);
 }
 
+/* Products of the rows that an append may complete, K and then V, between gathering and scattering. */
+static void test_products(void **state) {
+  (void)state;
+  static const char *const sides[2][6] = { { "gather_entries", "matmul", "bias_activation" },
+                                           { "gather_entries", "matmul", "bias_activation",
+                                             "matmul", "matmul", "bias_activation" } };
+  const fake_cuda_state *record = machine_record();
+  for (int mlp = 0; mlp < 2; mlp++) {
+    int each = mlp ? 6 : 3, last = 2 * each + 1;
+    decode_run r;
+    begin(&r, mlp ? NSAI_PHI_MLP : NSAI_PHI_LINEAR);
+    machine_expect("append",
+                   nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh,
+                                 &r.m.toy.io.phi),
+                   NSA_OK, NULL);
+    assert_int_equal(record->launches, last + 1);
+    assert_string_equal(record->launch[0].name, "kv_append");
+    for (int i = 0; i < 2 * each; i++)
+      assert_string_equal(record->launch[1 + i].name, sides[mlp][i % each]);
+    assert_string_equal(record->launch[last].name, "scatter_entries");
+    /* a row for every 4 tokens and one for every sequence, and pe's, of 2 heads */
+    assert_int_equal(record->launch[1].grid_x, (TOKENS / 4 + SEQS + 1) * 2);
+    assert_int_equal(record->launch[last].grid_x, TOKENS / 4 + SEQS);
+    assert_int_equal(record->waits + record->memory_calls, 0);
+    end(&r);
+  }
+}
+
 /* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
 static void test_prefill(void **state) {
   (void)state;
@@ -197,7 +226,7 @@ static void test_prefill(void **state) {
   static const int32_t begins[SEQS + 1] = { 0, 4, 5, 6 };
   const int32_t tile = 32; /* tokens of 3 heads, padded to 4, in 128 rows */
   decode_run r;
-  begin(&r);
+  begin(&r, NSAI_PHI_MEAN);
   nsa_plan *prefill = plan_of(&r, NSA_OP_PREFILL);
   for (int packed = 0; packed < 2; packed++) {
     if (packed) {
@@ -223,6 +252,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_places),
     cmocka_unit_test(test_launches),
+    cmocka_unit_test(test_products),
     cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

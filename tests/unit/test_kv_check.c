@@ -481,10 +481,6 @@ static void test_gpu(void **state) {
     assert_int_equal(bytes, (16 + 4) * 160); /* bf16 */
   }
   machine_free(&m);
-  machine_init(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_LINEAR });
-  p = gpu_problem(NSA_OP_APPEND);
-  expect_unsupported(&m, &p, "write the compressed entries yourself");
-  machine_free(&m);
 }
 
 int main(void) {
