@@ -78,14 +78,13 @@ void nsai_specify_append_gemm(const nsai_problem *p, const nsai_target *t, const
 
 /* ---- decode ---- */
 
-/* Registers of a thread for O and Q of an m16 tile: beside 160 (Dk 256, Dv 192) the loop spills, beside 144
- * (D 192) it does not. (NVRTC 13.0.) */
-#define MOST_ROW_REGISTERS 144
-
-/* Rows of decode_scan's tile: all heads of as many drafts as fit 64 rows. */
+/* Rows of decode_scan's tile: all heads of as many drafts as fit 64 rows. Of wide heads 32, so that two
+ * warps hold them: two stages of four fit no block of 99 KB. */
 static int32_t scan_rows(const nsai_problem *p) {
-  int32_t rows = NSAI_DECODE_ROWS, wanted = p->max_q_len * nsai_padded_group(&p->model);
-  while (rows < wanted && rows < 4 * NSAI_DECODE_ROWS) rows *= 2;
+  bool wide = p->model.head_dim_qk + p->model.head_dim_v > 256;
+  int32_t rows = NSAI_DECODE_ROWS, group = nsai_padded_group(&p->model);
+  int32_t most = (wide ? 2 : 4) * NSAI_DECODE_ROWS;
+  while (rows < group || (rows < p->max_q_len * group && rows < most)) rows *= 2;
   return rows;
 }
 
@@ -94,12 +93,18 @@ static int32_t attend_rows(const nsai_problem *p) {
   return group < NSAI_DECODE_ROWS ? NSAI_DECODE_ROWS : group;
 }
 
-/* Bytes of KeyStream::Shared: the rings of all teams or, in the same memory, their O; and their stats. */
+/* kSharedQ of common/key_stream.cuh: O of an m16 tile leaves a thread no registers for Q. */
+static bool has_shared_q(const nsai_geometry *m) {
+  return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 > 144;
+}
+
+/* Bytes of KeyStream::Shared: Q and the rings of all teams or, in the same memory, their O; and their stats. */
 static uint32_t stream_shared(const nsai_geometry *m, int32_t rows, const nsai_tiles *s) {
   uint32_t teams = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
   uint32_t stage = nsai_tile_bytes(NSAI_DECODE_STEP, m->head_dim_qk) +
                    nsai_tile_bytes(NSAI_DECODE_STEP, m->head_dim_v);
   uint32_t ring = teams * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
+  if (has_shared_q(m)) ring += nsai_tile_bytes(rows, m->head_dim_qk);
   uint32_t o = teams * (uint32_t)rows * (uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4;
   return (ring > o ? ring : o) + teams * (uint32_t)rows * 8;
 }
@@ -115,6 +120,10 @@ static uint32_t attend_shared(const nsai_problem *p, const nsai_tiles *s) {
   return stream_shared(&p->model, attend_rows(p), s) + (list + 1) / 2 * 8;
 }
 
+static int32_t most_rows(const nsai_problem *p) {
+  return scan_rows(p) > attend_rows(p) ? scan_rows(p) : attend_rows(p);
+}
+
 static uint32_t decode_shared(const nsai_problem *p, const nsai_tiles *s) {
   uint32_t scan = scan_shared(p, s), attend = attend_shared(p, s);
   return scan > attend ? scan : attend;
@@ -123,11 +132,6 @@ static uint32_t decode_shared(const nsai_problem *p, const nsai_tiles *s) {
 void nsai_legal_decode_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
-  if (nsai_padded_dim(p->model.head_dim_v) / 2 + nsai_padded_dim(p->model.head_dim_qk) / 4 >
-      MOST_ROW_REGISTERS)
-    nsai_refuse(reasons,
-                "O of Dv %d and Q of Dk %d leave a thread no registers: set runtime.device to cpu",
-                p->model.head_dim_v, p->model.head_dim_qk);
   if (p->selection != NSA_SELECT_OWN)
     nsai_refuse(reasons, "problem.selection is a caller's, which it does not sort: let the library "
                          "select (NSA_SELECT_OWN), or set runtime.device to cpu");
@@ -141,6 +145,7 @@ void nsai_legal_decode_mma(const nsai_problem *p, const nsai_target *t, nsai_rea
 /* Registers of a thread: O and Q of an m16 tile, scores, and what else the loop holds. (189 at D 128,
  * NVRTC 13.0.) */
 static int32_t decode_registers(const nsai_geometry *m) {
+  if (has_shared_q(m)) return nsai_padded_dim(m->head_dim_v) / 2 + 100;
   return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 + 96;
 }
 
@@ -150,22 +155,23 @@ static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
   };
 }
 
-/* Two blocks of four warps and as many stages as their shared memory holds, four at most; where it
- * does not hold two stages of them, one block. */
+/* Two blocks of four warps and as many stages as their shared memory holds, four at most; else one
+ * block; else one of fewer warps. */
 static nsai_tiles choose_decode(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
-  int32_t blocks = t->caution || decode_registers(&p->model) > 232 ? 1 : 2;
-  for (int32_t stages = 4; stages >= 2; stages--) {
-    nsai_tiles tiles = decode_tiles(4, stages, blocks);
-    uint32_t bytes = decode_shared(p, &tiles);
-    if (bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, 2)) return tiles;
-  }
-  return decode_tiles(4, 2, 1);
+  int32_t wanted = t->caution || decode_registers(&p->model) > 224 ? 1 : 2;
+  int32_t least = most_rows(p) / NSAI_DECODE_ROWS;
+  for (int32_t blocks = wanted; blocks >= 1; blocks--)
+    for (int32_t stages = 4; stages >= 2; stages--) {
+      nsai_tiles tiles = decode_tiles(4, stages, blocks);
+      if (nsai_holds_blocks(t, decode_shared(p, &tiles), blocks)) return tiles;
+    }
+  return decode_tiles(least < 2 ? 2 : least, 2, 1);
 }
 
 static void fit_decode(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                        nsai_reasons *reasons) {
-  int32_t rows = scan_rows(p) > attend_rows(p) ? scan_rows(p) : attend_rows(p);
+  int32_t rows = most_rows(p);
   uint32_t bytes = decode_shared(p, s);
   if (s->of[NSAI_TILE_WARPS] < rows / NSAI_DECODE_ROWS)
     nsai_refuse(reasons, "%d warps do not hold %d rows", s->of[NSAI_TILE_WARPS], rows);

@@ -69,7 +69,7 @@ template <class C> NSAI_DEVICE int load_list(const int *gList, int *sList) {
 template <class C, class Keys, class Rows>
 NSAI_DEVICE void attend_part(const NsaiDecode &p, SharedPlan &shared, const Stream &at,
                              const NsaiCachePair &pair, const Rows &lists, Keys &keys, int part,
-                             int parts, const u32 (&rQ)[Stream::kSteps][4], int group, float *gO,
+                             int parts, const Queries<C, Stream::kSteps> &queries, int group, float *gO,
                              float *gStats) {
   const int steps = ceil_div(keys.limit, kStepKeys);
   const int each = ceil_div(steps, parts * Stream::kTeams);
@@ -81,7 +81,7 @@ NSAI_DEVICE void attend_part(const NsaiDecode &p, SharedPlan &shared, const Stre
   }
   float o[Stream::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
-  stream_keys<C, kRowTiles>(shared.stream, at, pair, group, lists, keys, begin, end, rQ, o, rows,
+  stream_keys<C, kRowTiles>(shared.stream, at, pair, group, lists, keys, begin, end, queries, o, rows,
                             p.scale_log2);
   store_part<C, kRowTiles>(shared.stream, at, o, rows, gO, gStats, C::kGroup);
 }
@@ -99,8 +99,8 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
   const bool window = part < p.window_parts;
   const long long at_stats = part_row(p.attend, C::kGroup, unit, part, 0);
   float *gStats = p.attend.stats + at_stats, *gO = p.attend.o + at_stats / 2 * C::kHeadDimV;
-  u32 rQ[Stream::kSteps][4]; // [16, Dk]
-  load_row_fragments<C>(rQ, p.q, row, token.present, group, at.row_tile, at.lane);
+  const QueryRows<C> query_rows = { p.q, row, token.present, group };
+  const auto queries = load_row_queries<C, kRowTiles>(shared.stream, at, query_rows); // [16, Dk]
 
   // ---- window ----
   if constexpr (C::kWindow > 0) {
@@ -110,7 +110,7 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
       keys.begin = token.position + 1 - keys.limit;
       const auto lists =
           find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, token.s, p.window.ring);
-      attend_part<C>(p, shared, at, p.window, lists, keys, part, p.window_parts, rQ, group, gO,
+      attend_part<C>(p, shared, at, p.window, lists, keys, part, p.window_parts, queries, group, gO,
                      gStats);
     }
   }
@@ -130,7 +130,7 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
                      min(C::kSelectBlock,
                          token.position + 1 - shared.list[count - 1] * C::kSelectBlock);
       attend_part<C>(p, shared, at, p.selected, find_rows<C::kPageSize>(p.batch, token.s, 0), keys,
-                     part - p.window_parts, p.attend.parts - p.window_parts, rQ, group, gO, gStats);
+                     part - p.window_parts, p.attend.parts - p.window_parts, queries, group, gO, gStats);
     }
   }
 }

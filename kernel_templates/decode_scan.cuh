@@ -146,17 +146,16 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
 
   // ---- keys ----
   constexpr int kQuantumSteps = Decode<C>::kQuantum / kStepKeys;
-  u32 rQ[Stream::kSteps][4];     // [16, Dk]
-  float o[Stream::kO][4] = {};   // [16, Dv]
+  const QueryRows<C> query_rows = { p.q, tile.seq.q_begin + tile.first_query, tokens, group };
+  const auto queries = load_row_queries<C, kRowTiles>(shared.stream, at, query_rows); // [16, Dk]
+  float o[Stream::kO][4] = {};                                                        // [16, Dv]
   SoftmaxRows rows;
-  load_row_fragments<C>(rQ, p.q, tile.seq.q_begin + tile.first_query, tokens, group, at.row_tile,
-                        at.lane);
   ScanKeys<C> keys =
       scan_keys<C>(p, shared, at, tile, unit, begin * Decode<C>::kQuantumBlocks);
   stream_keys<C, kRowTiles>(
       shared.stream, at, p.entries, group,
       find_rows<C::kPageSize / C::kStride>(p.batch, tile.s, 0), keys, begin * kQuantumSteps,
-      end * kQuantumSteps, rQ, o, rows, p.scale_log2);
+      end * kQuantumSteps, queries, o, rows, p.scale_log2);
 
   // ---- what the run's last keys weigh in the block behind it ----
   if (keys.pools && begin < end && at.lane < 16)

@@ -9,6 +9,7 @@
 // at D 128 with 4 teams of 3 stages 64 KB a CTA. At the end the teams' results are added up.
 //
 //   ring   [kTeams][kStages] { K [16, Dk] | V [16, Dv] }, then the same memory as O [kTeams][kRows, Dv]
+//   Q      in registers or, where those of O leave no room, in shared memory before the ring
 //   rows   each lane finds one key's row two steps ahead: page lists are read in good time
 //
 // Which keys a team sees, its caller says by a policy `Keys`:
@@ -27,12 +28,19 @@
 #include "common/softmax.cuh"
 #include "common/tile.cuh"
 
+// Whether Q lies in shared memory: with O it would take a thread more registers than at D 192, 48 and 96.
+// (Dk 256 and Dv 192, 64 and 96, spill. NVRTC 13.0.)
+template <class C>
+constexpr bool kSharedQ = padded_dim(C::kHeadDimV) / 2 + padded_dim(C::kHeadDimQk) / 4 > 144;
+
 template <class C, int kRowTiles> struct KeyStream {
   static constexpr int kRows = 16 * kRowTiles;
   static constexpr int kTeams = C::kWarps / kRowTiles;
   static constexpr int kTeamThreads = 32 * kRowTiles;
   using K = Tile<kStepKeys, padded_dim(C::kHeadDimQk)>;
   using V = Tile<kStepKeys, padded_dim(C::kHeadDimV)>;
+  using Q = Tile<kRows, padded_dim(C::kHeadDimQk)>;
+  static constexpr int kQBytes = kSharedQ<C> ? Q::kBytes : 0;
   static constexpr int kStageBytes = K::kBytes + V::kBytes;
   static constexpr int kO = padded_dim(C::kHeadDimV) / 8;        // n8 tiles of O
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16;  // k16 steps of Q K^T
@@ -41,8 +49,8 @@ template <class C, int kRowTiles> struct KeyStream {
   static_assert(C::kStages >= 2, "a step arrives while another is computed");
 
   struct Shared {
-    union { // the ring is done with when O is written
-      unsigned char ring[kTeams][C::kStages][kStageBytes];
+    union { // Q and the ring are done with when O is written
+      unsigned char keys[kQBytes + kTeams * C::kStages * kStageBytes]; // Q, and the ring
       float o[kTeams][kRows][kPitch];
     };
     float2 stats[kTeams][kRows]; // reference and sum
@@ -57,12 +65,17 @@ template <class C, int kRowTiles> struct KeyStream {
   }
 };
 
-// The warps of a team.
-template <int kRowTiles> NSAI_DEVICE void sync_team(int team) {
-  if constexpr (kRowTiles == 1)
+// The warps of a team. (By constant numbers of barriers: racecheck follows no others.)
+template <int kTeams, int kThreads, int kTeam = 0> NSAI_DEVICE void sync_team(int team) {
+  if constexpr (kThreads == 32) {
     __syncwarp();
-  else
-    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(32 * kRowTiles) : "memory");
+  } else if constexpr (kTeams == 1) {
+    __syncthreads();
+  } else if (team == kTeam) {
+    asm volatile("bar.sync %0, %1;" ::"n"(kTeam + 1), "n"(kThreads) : "memory");
+  } else if constexpr (kTeam + 1 < kTeams) {
+    sync_team<kTeams, kThreads, kTeam + 1>(team);
+  }
 }
 
 // Where one lane's key of a step lies.
@@ -94,21 +107,33 @@ NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, 
   }
 }
 
-// The warp's 16 rows of Q as A fragments: row r is head r % kGroupPadded of token r / kGroupPadded, of
-// `tokens` ones from row `first` of q on; others are zero.
+// 16 rows of Q for a warp: A fragments, or where ldmatrix finds them.
+template <class C, int kSteps> struct Queries {
+  u32 fragment[kSharedQ<C> ? 1 : kSteps][4];
+  u32 address;
+};
+
+// Rows of Q of a CTA: row r is head r % kGroupPadded of token r / kGroupPadded, of `tokens` ones from row
+// `first` of q on; others are zero.
+template <class C> struct QueryRows {
+  const NsaiView &q;
+  int first, tokens, group;
+  NSAI_DEVICE bool present(int row) const {
+    return row % C::kGroupPadded < C::kGroup && row / C::kGroupPadded < tokens;
+  }
+  NSAI_DEVICE const u16 *at(int row) const { // [Dk], of a present row
+    return (const u16 *)q.data + (first + row / C::kGroupPadded) * q.token_stride +
+           (group * C::kGroup + row % C::kGroupPadded) * q.head_stride;
+  }
+};
+
 template <class C, int kSteps>
-NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const NsaiView &q, int first, int tokens,
-                                    int group, int row_tile, int lane) {
+NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const QueryRows<C> &rows, int first, int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = 16 * row_tile + 8 * half + lane / 4;
-    const int token = row / C::kGroupPadded, head = row % C::kGroupPadded;
-    const bool present = head < C::kGroup && token < tokens;
-    const u16 *from = (const u16 *)q.data +
-                      (present ? (first + token) * q.token_stride +
-                                     (group * C::kGroup + head) * q.head_stride
-                               : 0) +
-                      lane % 4 * 2; // [Dk]
+    const int row = first + 8 * half + lane / 4;
+    const bool present = rows.present(row);
+    const u16 *from = present ? rows.at(row) + lane % 4 * 2 : nullptr; // [Dk]
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
       const bool upper = k * 16 + 8 < C::kHeadDimQk;
@@ -118,20 +143,53 @@ NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const NsaiView &q, int
   }
 }
 
+// The warp's rows of Q. Every thread takes part.
+template <class C, int kRowTiles>
+NSAI_DEVICE Queries<C, KeyStream<C, kRowTiles>::kSteps>
+load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C, kRowTiles> &at,
+                 const QueryRows<C> &rows) {
+  using S = KeyStream<C, kRowTiles>;
+  using Q = typename S::Q;
+  Queries<C, S::kSteps> queries = {};
+  if constexpr (kSharedQ<C>) {
+    const u32 sQ = shared_address(shared.keys);
+    for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads) {
+      const int row = i / Q::kChunks, chunk = i % Q::kChunks;
+      const bool present = rows.present(row) && chunk * 8 < C::kHeadDimQk;
+      copy_async_16(sQ + Q::offset(row, chunk), present ? rows.at(row) + chunk * 8 : rows.q.data,
+                    present);
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    __syncthreads(); // Q is there
+    queries.address = sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
+  } else {
+    load_row_fragments<C>(queries.fragment, rows, 16 * at.row_tile, at.lane);
+  }
+  return queries;
+}
+
 // S = Q K^T [16, 16 keys].
-template <class C, class T, int kSteps>
-NSAI_DEVICE void multiply_step_qk(float (&s)[2][4], const u32 (&rQ)[kSteps][4], u32 sK, int lane) {
+template <class C, class S>
+NSAI_DEVICE void multiply_step_qk(float (&s)[2][4], const Queries<C, S::kSteps> &q, u32 sK, int lane) {
+  using T = typename S::K;
   const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
 #pragma unroll
   for (int j = 0; j < 2; ++j)
 #pragma unroll
     for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
 #pragma unroll
-  for (int step = 0; step < kSteps; ++step) {
-    u32 b[4]; // K [16 keys, 16]
+  for (int step = 0; step < S::kSteps; ++step) {
+    u32 a[4], b[4]; // Q [16, 16], K [16 keys, 16]
     ldmatrix_x4(b, T::along(k, 2 * step));
-    mma_m16n8k16(typename C::Element(), s[0], rQ[step], b[0], b[1]);
-    mma_m16n8k16(typename C::Element(), s[1], rQ[step], b[2], b[3]);
+    if constexpr (kSharedQ<C>) {
+      ldmatrix_x4(a, S::Q::along(q.address, 2 * step));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = q.fragment[step][i];
+    }
+    mma_m16n8k16(typename C::Element(), s[0], a, b[0], b[1]);
+    mma_m16n8k16(typename C::Element(), s[1], a, b[2], b[3]);
   }
 }
 
@@ -156,18 +214,19 @@ NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32
 }
 
 // The team's steps [begin, end) of its keys onto o and rows.
-template <class C, int kRowTiles, class Keys, class Rows, int kO, int kSteps>
+template <class C, int kRowTiles, class Keys, class Rows, int kO>
 NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                              const KeyStream<C, kRowTiles> &at, const NsaiCachePair &pair, int group,
                              const Rows &lists, Keys &keys, int begin, int end,
-                             const u32 (&rQ)[kSteps][4], float (&o)[kO][4], SoftmaxRows &rows,
-                             float scale_log2) {
+                             const Queries<C, KeyStream<C, kRowTiles>::kSteps> &queries, float (&o)[kO][4],
+                             SoftmaxRows &rows, float scale_log2) {
   using S = KeyStream<C, kRowTiles>;
   constexpr int kAhead = C::kStages - 1; // steps on their way while one is computed
   const int thread = threadIdx.x % S::kTeamThreads;
   const u16 *gK = (const u16 *)pair.k.data + group * pair.k.head_stride;
   const u16 *gV = (const u16 *)pair.v.data + group * pair.v.head_stride;
-  const u32 ring = shared_address(shared.ring[at.team]);
+  const u32 ring =
+      shared_address(shared.keys) + S::kQBytes + at.team * C::kStages * S::kStageBytes;
   auto copy = [&](int step, const KeyPlace &place) {
     const u32 stage = ring + (step - begin) % C::kStages * S::kStageBytes;
     if (step < end) {
@@ -188,13 +247,14 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
 
   for (int step = begin; step < end; ++step) {
     copy_async_wait<kAhead - 1>();
-    sync_team<kRowTiles>(at.team); // everyone's part of the step has come, and the one before is read
+    // Everyone's part of the step has come, and the one before is read.
+    sync_team<S::kTeams, S::kTeamThreads>(at.team);
     copy(step + kAhead, next);
     next = find_key(keys, lists, step + kAhead + 1, at.lane);
 
     const u32 stage = ring + (step - begin) % C::kStages * S::kStageBytes;
     float s[2][4]; // [16, 16 keys]
-    multiply_step_qk<C, typename S::K>(s, rQ, stage, at.lane);
+    multiply_step_qk<C, S>(s, queries, stage, at.lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, keys.end(r) }, step * kStepKeys);
     softmax_step(rows, s, o, scale_log2);

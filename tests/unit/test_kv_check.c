@@ -483,6 +483,33 @@ static void test_gpu(void **state) {
   machine_free(&m);
 }
 
+/* Heads of any width and any number of drafts have tiles. */
+static void test_wide_heads(void **state) {
+  (void)state;
+  static const int32_t dims[][2] = { { 256, 256 }, { 256, 192 }, { 192, 256 }, { 128, 256 } };
+  for (int i = 0; i < 4 * 3; i++) {
+    machine m;
+    machine_overrides o;
+    char yaml[400], text[4096];
+    nsa_caps caps = NSA_CAPS_INIT;
+    snprintf(yaml, sizeof yaml,
+             "nsa: 1\nmodel: {heads: 64, kv_heads: %d, head_dim_qk: %d, head_dim_v: %d}\n",
+             1 << 2 * (i / 4), dims[i % 4][0], dims[i % 4][1]);
+    machine_init(&m, &(machine_request){ .gpu = true });
+    machine_overrides_init(&o, m.dir, NULL);
+    nsa_ctx *ctx = machine_context(yaml, o.list, true);
+    for (int32_t q_len = 1; q_len <= 16; q_len *= 4) {
+      nsa_problem p = gpu_problem(NSA_OP_DECODE);
+      p.max_q_len = q_len;
+      machine_expect("query", nsa_query(ctx, &p, &caps), NSA_OK, NULL);
+      nsa_explain(ctx, &p, text, sizeof text);
+      if (!caps.supported) fail_msg("%s%s", yaml, text);
+    }
+    nsa_destroy(ctx);
+    machine_free(&m);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_each_tensor),
@@ -495,6 +522,7 @@ int main(void) {
     cmocka_unit_test(test_slot_mapping),
     cmocka_unit_test(test_prefill),
     cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_wide_heads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
