@@ -159,6 +159,7 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
   const bool works = exists && token.present;
   const long long unit = (long long)row * p.kv_heads + group;
   const OutputRow place = { row, head, works };
+  begin_kernel(); // the batch lay there before decode_scan
 
   // ---- branches in the order of the sum ----
   float4 sum[kJ];
@@ -183,6 +184,5 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     decode_combine(const __grid_constant__ NsaiDecode p) {
-  begin_kernel();
   combine<Config>(p);
 }

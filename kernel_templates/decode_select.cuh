@@ -130,6 +130,7 @@ template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
   // ---- coordinates ----
   const int row = blockIdx.x / p.kv_heads, group = blockIdx.x % p.kv_heads;
   const DecodeToken token = find_token(p.batch, row);
+  begin_kernel(); // the batch lay there before decode_scan
   if (!token.present) return;
   int *gOut = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n]
   const int candidates = candidate_count<C>(token.position);
@@ -181,6 +182,5 @@ template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     decode_select(const __grid_constant__ NsaiDecode p) {
-  begin_kernel();
   select<Config>(p);
 }
