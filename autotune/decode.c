@@ -230,7 +230,8 @@ static void specify_select(const nsai_problem *p, const nsai_tiles *s, nsai_kern
   add_decode(spec, p, s);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
   nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
-  nsai_constant_add(spec, "kMinBlocks", 2); /* at most 128 registers; kFree 256 holds 16 of them */
+  /* At most 128 registers: kFree 256 holds 16 of them, a group's unrolled loads the others. */
+  nsai_constant_add(spec, "kMinBlocks", nsai_padded_group(&p->model) > 32 ? 1 : 2);
 }
 
 void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
