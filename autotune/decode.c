@@ -114,9 +114,10 @@ static uint32_t scan_shared(const nsai_problem *p, const nsai_tiles *s) {
   return stream_shared(&p->model, scan_rows(p), s) + (uint32_t)s->of[NSAI_TILE_WARPS] * 16 * 20 * 4;
 }
 
-/* And the list of blocks. */
+/* And the list of blocks, or two ints of every range and of their end. */
 static uint32_t attend_shared(const nsai_problem *p, const nsai_tiles *s) {
   uint32_t list = p->model.select_count ? (uint32_t)p->model.select_count : 1;
+  if (p->selection == NSA_SELECT_RANGES) list = 2 * (list + 1);
   return stream_shared(&p->model, attend_rows(p), s) + (list + 1) / 2 * 8;
 }
 
@@ -132,14 +133,6 @@ static uint32_t decode_shared(const nsai_problem *p, const nsai_tiles *s) {
 void nsai_legal_decode_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
-  if (p->selection != NSA_SELECT_OWN)
-    nsai_refuse(reasons, "problem.selection is a caller's, which it does not sort: let the library "
-                         "select (NSA_SELECT_OWN), or set runtime.device to cpu");
-  if (p->max_probe_rows)
-    nsai_refuse(reasons,
-                "problem.max_probe_rows is %d, and it has no importance of single rows: leave "
-                "it 0, or set runtime.device to cpu",
-                p->max_probe_rows);
 }
 
 /* Registers of a thread: O and Q of an m16 tile, scores, and what else the loop holds. (189 at D 128,
@@ -209,7 +202,6 @@ static void add_decode(nsai_kernel_spec *spec, const nsai_problem *p, const nsai
   nsai_constant_add(spec, "kBlock", m->block);
   nsai_constant_add(spec, "kStride", m->stride);
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
-  nsai_constant_add(spec, "kSelectCount", m->select_count);
   nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kScanRows", scan_rows(p));
   nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
@@ -228,6 +220,7 @@ static void specify_select(const nsai_problem *p, const nsai_tiles *s, nsai_kern
                               .dtype = p->model.dtype,
                               .threads = SELECT_THREADS };
   add_decode(spec, p, s);
+  nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
   nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
   /* At most 128 registers: kFree 256 holds 16 of them, a group's unrolled loads the others. */
@@ -236,18 +229,23 @@ static void specify_select(const nsai_problem *p, const nsai_tiles *s, nsai_kern
 
 void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                              nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
   const nsai_geometry *m = &p->model;
+  bool selects = m->select_count && p->selection == NSA_SELECT_OWN;
   nsai_kernel_spec *scan = &specs[NSAI_KERNEL_DECODE_SCAN];
   *scan = (nsai_kernel_spec){ .entry = "decode_scan",
                               .shared_bytes = scan_shared(p, s),
                               .tokens = scan_rows(p) / nsai_padded_group(m) };
   specify_stream(p, s, scan);
-  if (m->select_count) specify_select(p, s, &specs[NSAI_KERNEL_DECODE_SELECT]);
+  nsai_constant_add(scan, "kSelectCount", selects ? m->select_count : 0);
+  if (selects) specify_select(p, s, &specs[NSAI_KERNEL_DECODE_SELECT]);
+  if (p->selection != NSA_SELECT_OWN) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
+  if (p->max_probe_rows) nsai_specify_probe(p, t, &specs[NSAI_KERNEL_PROBE]);
   if (m->select_count || m->window) {
     nsai_kernel_spec *attend = &specs[NSAI_KERNEL_DECODE_ATTEND];
     *attend = (nsai_kernel_spec){ .entry = "decode_attend", .shared_bytes = attend_shared(p, s) };
     specify_stream(p, s, attend);
+    nsai_constant_add(attend, "kSelectCount", m->select_count);
+    nsai_constant_add(attend, "kRanges", p->selection == NSA_SELECT_RANGES);
     nsai_constant_add(attend, "kWindow", m->window);
     nsai_constant_add(attend, "kRing", p->window_ring);
   }

@@ -160,7 +160,11 @@ void nsai_specify_beside(const nsai_problem *p, const nsai_target *t,
   nsai_decider by;
   nsai_tiles tiles = choose_select(p, t, &by);
   nsai_specify_select_topn(p, t, &tiles, specs);
-  if (!p->max_probe_rows) return;
-  tiles = choose_importance(p, t, &by);
-  specify_importance(p, &tiles, true, &specs[NSAI_KERNEL_PROBE]);
+  if (p->max_probe_rows) nsai_specify_probe(p, t, &specs[NSAI_KERNEL_PROBE]);
+}
+
+void nsai_specify_probe(const nsai_problem *p, const nsai_target *t, nsai_kernel_spec *spec) {
+  nsai_decider by;
+  nsai_tiles tiles = choose_importance(p, t, &by);
+  specify_importance(p, &tiles, true, spec);
 }

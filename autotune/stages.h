@@ -140,6 +140,9 @@ extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_f
  * by themselves, the top-n of nsa_select and the importance of probed rows. */
 void nsai_specify_beside(const nsai_problem *, const nsai_target *, nsai_kernel_spec[NSAI_ROLES]);
 
+/* The kernel that tells the importance of probed rows. */
+void nsai_specify_probe(const nsai_problem *, const nsai_target *, nsai_kernel_spec *);
+
 /* Adds the kernels that follow phi's products, over rows that all exist (`every`) or compressed storage. */
 void nsai_specify_phi(const nsai_problem *, bool every, nsai_kernel_spec[NSAI_ROLES]);
 

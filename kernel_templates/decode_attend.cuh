@@ -4,10 +4,10 @@
 // decode_attend: window and selected branch of a decode step, split over keys.
 //
 //   o[part, h] = sum over the part's tokens p of 2^(scale_log2 * q[h] . k_p - reference) v_p
-//   p: t - w < p <= t; or p <= t of the blocks in idx[t]
+//   p: t - w < p <= t; or p <= t of the blocks in idx[t]; or the ranges there
 //
-//   q [T, Hq, Dk], the branches' pairs of the cache, idx [T, Hkv, n] (decode_select) -> parts
-//   (decode_combine)
+//   q [T, Hq, Dk], the branches' pairs of the cache, idx [T, Hkv, n] (decode_select, sort_blocks) or
+//   [T, Hkv, n, 2] (sort_ranges) -> parts (decode_combine)
 //
 // Grid   x = parts * T * kv_heads, parts outermost, those of the window first: they need nothing of
 //        decode_select and begin beside it.
@@ -15,8 +15,8 @@
 //        of one sequence read the same blocks from L2.
 // Bound  by memory: 2 (Dk + Dv) bytes a key.
 //
-// Config: those of common/key_stream.cuh, kSelectBlock (l'), kSelectCount (n), kWindow (w), kPageSize (P;
-// 0: none), kRing (the window's pair lies in rings), kMinBlocks, kSharedBytes.
+// Config: those of common/key_stream.cuh, kSelectBlock (l'), kSelectCount (n), kRanges, kWindow (w),
+// kPageSize (P; 0: none), kRing (the window's pair lies in rings), kMinBlocks, kSharedBytes.
 #pragma once
 #include "common/cached.cuh"
 #include "common/decode.cuh"
@@ -27,9 +27,18 @@
 constexpr int kRowTiles = (Config::kGroupPadded + 15) / 16;
 using Stream = KeyStream<Config, kRowTiles>;
 
+// Of a token's ranges: the number of a range's first key among all keys, and the steps from there to its
+// position.
+struct KeyRun {
+  int first, apart;
+};
+
 struct SharedPlan {
   Stream::Shared stream;
-  int list[Config::kSelectCount > 0 ? Config::kSelectCount : 1];
+  union {
+    int list[Config::kSelectCount > 0 ? Config::kSelectCount : 1];
+    KeyRun runs[Config::kRanges ? Config::kSelectCount + 1 : 1]; // the one behind the last begins at all
+  };
 };
 static_assert(sizeof(SharedPlan) <= Config::kSharedBytes &&
                   Config::kSharedBytes < sizeof(SharedPlan) + 128,
@@ -53,6 +62,19 @@ struct BlocksOfToken : EveryKey {
   }
 };
 
+struct RangesOfToken : EveryKey {
+  const KeyRun *sRuns; // ascending, none empty
+  int count;
+  NSAI_DEVICE int index(int i) const {
+    int run = 0;
+#pragma unroll
+    for (int half = 128; half; half /= 2) // 256 ranges at most
+      if (run + half < count && sRuns[run + half].first <= i) run += half;
+    return i + sRuns[run].apart;
+  }
+};
+static_assert(Config::kSelectCount <= 256, "RangesOfToken::index");
+
 // The list of idx into shared memory; returns how many blocks it has. Every thread takes part.
 template <class C> NSAI_DEVICE int load_list(const int *gList, int *sList) {
   int count = 0;
@@ -63,6 +85,56 @@ template <class C> NSAI_DEVICE int load_list(const int *gList, int *sList) {
     count += __syncthreads_count(block >= 0);
   }
   return count;
+}
+
+// The ranges of idx, which ascend and are none but the last ones -1, into shared memory; returns how many
+// there are. Every thread takes part.
+template <class C> NSAI_DEVICE int load_ranges(const int *gRanges, KeyRun *sRuns) {
+  const int lane = threadIdx.x % 32;
+  int count = 0, keys = 0; // so far
+  if (threadIdx.x < 32)
+    for (int i = 0; i < C::kSelectCount; i += 32) {
+      const bool exists = i + lane < C::kSelectCount && gRanges[2 * (i + lane)] >= 0;
+      const int begin = exists ? gRanges[2 * (i + lane)] : 0;
+      const int length = exists ? gRanges[2 * (i + lane) + 1] - begin : 0;
+      int sum = length;
+#pragma unroll
+      for (int apart = 1; apart < 32; apart *= 2) {
+        const int before = __shfl_up_sync(~0u, sum, apart);
+        if (lane >= apart) sum += before;
+      }
+      const int first = keys + sum - length;
+      if (exists) sRuns[i + lane] = KeyRun{ first, begin - first };
+      count += __popc(__ballot_sync(~0u, exists));
+      keys += __shfl_sync(~0u, sum, 31);
+    }
+  if (threadIdx.x == 0) sRuns[C::kSelectCount] = KeyRun{ keys, count };
+  __syncthreads(); // the runs are there
+  return sRuns[C::kSelectCount].apart;
+}
+
+template <bool kRanges> struct ListedKeys { using Type = BlocksOfToken; };
+template <> struct ListedKeys<true> { using Type = RangesOfToken; };
+
+// The keys of a token's list. Every thread takes part.
+template <class C>
+NSAI_DEVICE void find_keys(BlocksOfToken &keys, SharedPlan &shared, const DecodeToken &token,
+                           const int *gList) {
+  const int count = token.present ? load_list<C>(gList, shared.list) : 0;
+  keys.sList = shared.list;
+  keys.limit = 0;
+  if (count) // the last block may hold tokens behind t
+    keys.limit =
+        (count - 1) * C::kSelectBlock +
+        min(C::kSelectBlock, token.position + 1 - shared.list[count - 1] * C::kSelectBlock);
+}
+
+template <class C>
+NSAI_DEVICE void find_keys(RangesOfToken &keys, SharedPlan &shared, const DecodeToken &token,
+                           const int *gList) {
+  keys.sRuns = shared.runs;
+  keys.count = token.present ? load_ranges<C>(gList, shared.runs) : 0;
+  keys.limit = token.present ? shared.runs[C::kSelectCount].first : 0;
 }
 
 // Part `part` of `parts` of a branch.
@@ -120,15 +192,9 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
   // ---- selected blocks ----
   if constexpr (C::kSelectCount > 0) {
     if (!window) {
-      BlocksOfToken keys;
-      const int *gList = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n]
-      const int count = token.present ? load_list<C>(gList, shared.list) : 0;
-      keys.sList = shared.list;
-      keys.limit = 0;
-      if (count) // the last block may hold tokens behind t
-        keys.limit = (count - 1) * C::kSelectBlock +
-                     min(C::kSelectBlock,
-                         token.position + 1 - shared.list[count - 1] * C::kSelectBlock);
+      const int *gList = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n], [n, 2]
+      typename ListedKeys<C::kRanges>::Type keys;
+      find_keys<C>(keys, shared, token, gList);
       attend_part<C>(p, shared, at, p.selected, find_rows<C::kPageSize>(p.batch, token.s, 0), keys,
                      part - p.window_parts, p.attend.parts - p.window_parts, queries, group, gO, gStats);
     }

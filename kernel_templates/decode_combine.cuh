@@ -122,10 +122,10 @@ NSAI_DEVICE void gather_warps(float4 (&sO)[kWarps][kJ][32], BranchRow &out, int 
   __syncthreads(); // it is read
 }
 
-// Normalises a branch, stores what is wanted of it by itself, and adds it to the sum.
+// Normalises a branch, stores what is wanted of it by itself, and adds it to the sum where it counts.
 template <class C>
 NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, BranchRow &branch,
-                               float4 (&sum)[kJ], int lane) {
+                               bool counts, float4 (&sum)[kJ], int lane) {
   const float inverse = branch.total > 0.0f ? __fdividef(1.0f, branch.total) : 0.0f;
   // An empty row may be a padding row, whose gate may be anything.
   const float gate =
@@ -137,7 +137,7 @@ NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, Br
   for (int j = 0; j < kJ; ++j) {
     float4 &x = branch.o[j];
     x = make_float4(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse);
-    if (branch.total == 0.0f) continue;
+    if (branch.total == 0.0f || !counts) continue;
     sum[j] = make_float4(fmaf(gate, x.x, sum[j].x), fmaf(gate, x.y, sum[j].y),
                          fmaf(gate, x.z, sum[j].z), fmaf(gate, x.w, sum[j].w));
   }
@@ -166,7 +166,8 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
 #pragma unroll
   for (int j = 0; j < kJ; ++j) sum[j] = make_float4(0, 0, 0, 0);
   for (int b = 0; b < kBranches; ++b) {
-    if (!(p.branches >> b & 1)) continue;
+    const bool counts = p.branches >> b & 1;
+    if (!counts && !(b == 0 && p.probes)) continue;
     RowParts parts =
         b == 0   ? parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0,
                                p.scan.parts)
@@ -177,7 +178,8 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
     combine_stats(parts, branch, lane);
     combine_parts<C>(parts, branch, warp % p.row_warps, p.row_warps);
     gather_warps(sO, branch, warp, p.row_warps, lane);
-    if (works && warp % p.row_warps == 0) finish_branch<C>(p.out[b], place, branch, sum, lane);
+    if (works && warp % p.row_warps == 0) 
+      finish_branch<C>(p.out[b], place, branch, counts, sum, lane);
   }
   if (works && warp % p.row_warps == 0) store_row_elements<C>(p.out[0].o, place, sum);
 }

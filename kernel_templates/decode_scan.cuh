@@ -14,8 +14,8 @@
 // CTA    teams of kScanRows / 16 warps: common/key_stream.cuh.
 // Bound  by memory: 2 (Dk + Dv) bytes a key, and 4 rows / r bytes written for it.
 //
-// Config: those of common/key_stream.cuh and common/decode.cuh, kPageSize (P; 0: none), kMinBlocks,
-// kSharedBytes.
+// Config: those of common/key_stream.cuh and common/decode.cuh, kSelectCount (n of the library's own
+// selection, 0: nothing is pooled), kPageSize (P; 0: none), kMinBlocks, kSharedBytes.
 #pragma once
 #include "common/cached.cuh"
 #include "common/decode.cuh"

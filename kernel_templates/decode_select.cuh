@@ -13,7 +13,7 @@
 // kKept blocks a warp it is computed again, to the same bits. The greatest of each lane bound from below
 // what can win: so 32 candidates or fewer are left of nearly every piece, which are ranked, not sorted.
 //
-// Config: those of common/decode.cuh, kSelectInit, kSelectLocal, kThreads, kMinBlocks.
+// Config: those of common/decode.cuh, kSelectCount (n), kSelectInit, kSelectLocal, kThreads, kMinBlocks.
 #pragma once
 #include "common/decode.cuh"
 #include "common/launch.cuh"

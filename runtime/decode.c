@@ -26,21 +26,28 @@ static nsai_decode_split split_of(const nsai_run *run) {
   return nsai_decode_split_make(&sizes);
 }
 
-/* Lists are wanted by the branch, or by the caller. */
+static bool owns_lists(const nsai_run *run) {
+  return run->plan->problem.selection == NSA_SELECT_OWN;
+}
+
+/* The library's own lists are wanted by the branch, or by the caller. */
 static bool selects(const nsai_run *run) {
-  if (!run->plan->problem.model.select_count) return false;
+  if (!run->plan->problem.model.select_count || !owns_lists(run)) return false;
   return has_branch(run, NSA_SEL) || nsai_present(&run->io->block_idx);
 }
 
+static bool probes(const nsai_run *run) { return nsai_present(&run->io->probe_rows); }
+
 static void set_outputs(const nsai_run *run, NsaiDecode *p) {
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    const nsa_tensor *lse = &run->io->lse[b];
+    bool kept = b == NSA_CMP && probes(run);
+    nsa_tensor lse = kept ? nsai_compressed_lse(run) : run->io->lse[b];
     NsaiEpilogue *out = &p->out[b];
     out->gate_branch = b;
     nsai_set_gate(run, out);
-    out->lse = lse->data;
-    out->lse_token_stride = lse->stride[0];
-    out->lse_head_stride = lse->stride[1];
+    out->lse = lse.data;
+    out->lse_token_stride = lse.stride[0];
+    out->lse_head_stride = lse.stride[1];
     if (nsai_present(&run->io->o_branch[b])) out->o_branch = nsai_view(&run->io->o_branch[b]);
   }
   p->out[0].o = nsai_view(&run->io->o);
@@ -70,6 +77,7 @@ static NsaiDecode decode_params(const nsai_run *run, const nsai_decode_split *sp
                    .tiles = (int)split->tiles,
                    .pooled_blocks = (int)nsai_decode_pooled_blocks(problem),
                    .branches = (int)run->branches,
+                   .probes = probes(run),
                    .row_warps = split->row_warps };
   if (has_branch(run, NSA_SEL)) p.selected = nsai_cache_pair(run, &run->io->kv, NSA_SEL);
   if (has_branch(run, NSA_WIN)) p.window = nsai_cache_pair(run, &run->io->kv, NSA_WIN);
@@ -84,6 +92,16 @@ static NsaiDecode decode_params(const nsai_run *run, const nsai_decode_split *sp
   return p;
 }
 
+/* A caller's lists, sorted. */
+static nsa_status sort_lists(const nsai_run *run, NsaiDecode *p) {
+  NsaiAttendSelected sorted;
+  NSAI_TRY(nsai_sort_selection(run, &sorted));
+  p->idx = (int *)sorted.lists;
+  p->idx_token_stride = sorted.list_token_stride;
+  p->idx_head_stride = sorted.list_head_stride;
+  return NSA_OK;
+}
+
 nsa_status nsai_enqueue_decode(const nsai_run *run) {
   const nsai_geometry *m = &run->plan->problem.model;
   const nsai_decode_split split = split_of(run);
@@ -94,12 +112,14 @@ nsa_status nsai_enqueue_decode(const nsai_run *run) {
   if (!tokens) return NSA_OK;
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
   NsaiDecode p = decode_params(run, &split);
-  if (has_branch(run, NSA_CMP) || selects(run))
+  if (has_branch(run, NSA_CMP) || selects(run) || probes(run))
     NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SCAN, scans, &p));
   if (selects(run)) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SELECT, units, &p));
+  if (has_branch(run, NSA_SEL) && !owns_lists(run)) NSAI_TRY(sort_lists(run, &p));
   if (p.attend.parts) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_ATTEND, units * p.attend.parts, &p));
-  return launch(run, NSAI_KERNEL_DECODE_COMBINE, (tokens * m->heads + rows_each - 1) / rows_each,
-                &p);
+  NSAI_TRY(
+      launch(run, NSAI_KERNEL_DECODE_COMBINE, (tokens * m->heads + rows_each - 1) / rows_each, &p));
+  return probes(run) ? nsai_enqueue_probe(run) : NSA_OK;
 }
 
 nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh,

@@ -166,9 +166,7 @@ static nsa_status staged(const nsai_run *run, nsai_stage stage,
   return mark(run, stage, false);
 }
 
-/* The LSE of the compressed branch is always stored: importance needs it. The caller's tensor
- * serves when there is one. */
-static nsa_tensor compressed_lse(const nsai_run *run) {
+nsa_tensor nsai_compressed_lse(const nsai_run *run) {
   if (nsai_present(&run->io->lse[NSA_CMP])) return run->io->lse[NSA_CMP];
   return (nsa_tensor){ .data = nsai_piece_at(run, run->plan->layout.lse),
                        .stride = { run->plan->problem.model.heads, 1 } };
@@ -212,7 +210,7 @@ void nsai_set_gate(const nsai_run *run, NsaiEpilogue *out) {
 
 static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
   NsaiEpilogue out = { .gate_branch = branch };
-  nsa_tensor lse = branch == NSA_CMP ? compressed_lse(run) : run->io->lse[branch];
+  nsa_tensor lse = branch == NSA_CMP ? nsai_compressed_lse(run) : run->io->lse[branch];
   out.lse = lse.data;
   out.lse_token_stride = lse.stride[0];
   out.lse_head_stride = lse.stride[1];
@@ -289,7 +287,7 @@ static nsa_status attend_window(const nsai_run *run) {
 }
 
 static NsaiImportance importance_params(const nsai_run *run) {
-  nsa_tensor lse = compressed_lse(run);
+  nsa_tensor lse = nsai_compressed_lse(run);
   return (NsaiImportance){ .seq = nsai_compressed_sequences(run),
                            .q = nsai_view(&run->io->q),
                            .k = nsai_compressed_view(run, 0),
@@ -385,7 +383,7 @@ static nsa_status select_blocks(const nsai_run *run) {
   return NSA_OK;
 }
 
-static nsa_status probe(const nsai_run *run) {
+nsa_status nsai_enqueue_probe(const nsai_run *run) {
   const nsa_tensor *out = &run->io->probe_importance;
   NsaiImportance p = importance_params(run);
   p.importance = out->data;
@@ -507,7 +505,7 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
     NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_COMPRESSED,
                     fused ? attend_compressed_topn : attend_compressed));
   if (selecting && !fused) NSAI_TRY(select_blocks(run));
-  if (probes) NSAI_TRY(probe(run));
+  if (probes) NSAI_TRY(nsai_enqueue_probe(run));
   return attend_last(run);
 }
 

@@ -194,11 +194,14 @@ static void layout_decode(nsai_layout *out, const nsai_problem *p, const nsai_ch
   int64_t rows = nsai_decode_scan_rows(p, scan), group = m->heads / m->kv_heads;
   d->scan_o = take(out, most.scan_places * rows * m->head_dim_v * 4);
   d->scan_stats = take(out, most.scan_places * rows * 2 * 4);
-  if (m->select_count) {
+  if (p->selection != NSA_SELECT_OWN) {
+    layout_selection(out, p, choice);
+  } else if (m->select_count) {
     d->pooled = take(out, most.tiles * m->kv_heads * nsai_decode_pooled_blocks(p) * rows * 4);
     d->spills = take(out, most.scan_places * nsai_decode_scan_teams(p, scan) * rows * 4);
     out->idx = take(out, p->max_tokens * m->kv_heads * m->select_count * 4);
   }
+  if (p->max_probe_rows) out->lse = take(out, p->max_tokens * m->heads * 4);
   if (!m->select_count && !m->window) return;
   d->attend_o = take(out, most.attend_places * group * m->head_dim_v * 4);
   d->attend_stats = take(out, most.attend_places * group * 2 * 4);

@@ -43,9 +43,8 @@
  * drafts do not exist yet; tensors of other dtypes are refused, and so are the keys by which other
  * projects' configurations ask for these things, by name.
  *
- * On a GPU nsa_decode lets the library select, and has no probe; nsa_prefill does whatever nsa_forward
- * does. What is not served nsa_query says, nsa_explain why, and nsa_plan_create returns
- * NSA_E_UNSUPPORTED.
+ * A GPU serves all of these with whatever nsa_forward takes: every phi, a selection of the caller's,
+ * probes.
  */
 #ifndef NSA_KV_CACHE_H
 #define NSA_KV_CACHE_H

@@ -6,7 +6,8 @@
 //   decode_scan     compressed branch, split over keys; per selection block and row what its scores
 //                   weigh
 //   decode_select   importance and top-n
-//   decode_attend   window and selected branch, split over keys
+//   decode_attend   window and selected branch, split over keys; of a caller's lists, which sort_blocks or
+//                   sort_ranges has sorted in decode_select's place
 //   decode_combine  parts into branches, gates, outputs
 //
 // Tiles of decode_scan: kScanRows rows are kTileTokens tokens of one sequence times kGroupPadded heads,
@@ -22,8 +23,7 @@
 // A run carries the spill from block to block; what is left at its end goes to `spills`, and the reader
 // adds it to the first block behind the run. Values are stored as log2, which needs no reference beside.
 //
-// Config: kGroup, kGroupPadded, kBlock (l), kStride (d), kSelectBlock (l'), kSelectCount (n), kScanRows,
-// kWarps.
+// Config: kGroup, kGroupPadded, kBlock (l), kStride (d), kSelectBlock (l'), kScanRows, kWarps.
 #pragma once
 #include "common/cached.cuh"
 #include "common/params_cache.h"

@@ -79,7 +79,7 @@ typedef struct NsaiDecode {
       attend;    /* units: (token, KV head), rows: kGroup; parts of the window come first */
   float *pooled; /* f32 [scan's units, pooled_blocks, kScanRows], log2 */
   float *spills; /* f32 [scan's units, scan.parts, teams, kScanRows], log2 */
-  int *idx;      /* [T, Hkv, n] ascending, then -1 */
+  int *idx;      /* [T, Hkv, n] ascending, then -1; or ranges [T, Hkv, n, 2] */
   long long idx_token_stride;
   long long idx_head_stride;
   float scale_log2;
@@ -89,7 +89,7 @@ typedef struct NsaiDecode {
   int window_parts; /* of attend.parts */
   int branches;     /* bit b: branch b counts */
   int row_warps;    /* decode_combine: 1, 2, 4 or 8 warps share a row's parts */
-  int reserved;
+  int probes;       /* the compressed branch's lse is wanted even where it does not count */
 } NsaiDecode;
 
 /* kv_append: new tokens, and the compressed entries that they complete. */

@@ -44,6 +44,17 @@ static void random_model(uint64_t *random, nsai_geometry *g) {
   g->gate = next(random) % 2 ? NSAI_GATE_WEIGHTS : NSAI_GATE_LOGITS;
 }
 
+/* A selection of the caller's in every fifth, probes in half of the others. */
+static void choose_lists(uint64_t *random, chk_kv_form *out) {
+  bool selects = out->geometry.select_count > 0;
+  out->shared_lists = next(random) % 2;
+  out->selection = NSA_SELECT_OWN;
+  if (selects && next(random) % 5 == 0)
+    out->selection = next(random) % 2 ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
+  out->probed =
+      selects && !out->selection && next(random) % 2 && out->seqs * out->max_q_len >= CHK_KV_PROBES;
+}
+
 void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
   static const int32_t pages[] = { NSA_NO_PAGES, 16, 32, 64, 64, 128 };
   static const int32_t q_lens[] = { 1, 1, 2, 4, 5, 16 };
@@ -66,19 +77,15 @@ void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
   out->steps = 6;
   out->softmax_scale = next(&random) % 4 ? 0 : 0.02f + 0.01f * (float)(next(&random) % 20);
   out->masks = !out->graph && next(&random) % 4 == 0;
+  choose_lists(&random, out);
 }
 
 void chk_kv_form_prefill(chk_kv_form *out) {
   uint64_t random = out->seed * 0xd1342543de82ef95ull + 1;
-  bool selects = out->geometry.select_count > 0;
   out->op = NSA_OP_PREFILL;
   out->max_q_len = (int32_t)(1 + next(&random) % (out->geometry.heads > 16 ? 70 : 300));
   out->ragged = next(&random) % 4 > 0;
-  out->shared_lists = next(&random) % 2;
-  if (selects && next(&random) % 4 == 0)
-    out->selection = next(&random) % 2 ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
-  out->probed = selects && !out->selection && next(&random) % 2 &&
-                out->seqs * out->max_q_len >= CHK_KV_PROBES;
+  choose_lists(&random, out);
   if (out->max_kv_len < 8 * out->max_q_len) out->max_kv_len = 8 * out->max_q_len;
 }
 

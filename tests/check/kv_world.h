@@ -25,7 +25,7 @@ typedef struct chk_kv_form {
   uint64_t seed;
   nsai_geometry geometry;
   int32_t op;        /* of its steps' attention: NSA_OP_DECODE or NSA_OP_PREFILL */
-  int32_t selection; /* NSA_SELECT_*, of a prefill */
+  int32_t selection; /* NSA_SELECT_* */
   int32_t page_size; /* NSA_NO_PAGES: rows */
   bool hnd, lists, ring, slots, mapping, graph, ragged;
   bool shared_lists; /* a selection that the caller brings has no axis of KV heads */

@@ -103,7 +103,7 @@ static inline nsa_status chk_kv_attend(const chk_kv_world *w, const nsa_plan *pl
 int chk_kv_sequence_of(const chk_kv_world *w, int64_t token);
 int64_t chk_kv_position_of(const chk_kv_world *w, int64_t token);
 
-/* kv_prefill.c: a selection of the caller's, and the rows to be probed, for the call. */
+/* kv_lists.c: a selection of the caller's, and the rows to be probed, for the call. */
 void chk_kv_choose_selection(chk_kv_world *w);
 
 /* What the GPU tells of the probed rows' importance, by what the CPU device does of all. */

@@ -89,10 +89,12 @@ static nsa_tensor paged(decode_run *r, int64_t rows, int64_t dim) {
   return t;
 }
 
-static nsa_plan *plan_of(decode_run *r, int32_t op) {
+static nsa_plan *plan_for(decode_run *r, int32_t op, int32_t selection, int32_t probes) {
   nsa_problem p = NSA_PROBLEM_INIT;
   nsa_plan *plan = NULL;
   p.op = op;
+  p.selection = selection;
+  p.max_probe_rows = probes;
   p.max_tokens = TOKENS;
   p.max_kv_len = 64;
   p.max_seqs = SEQS;
@@ -101,6 +103,8 @@ static nsa_plan *plan_of(decode_run *r, int32_t op) {
   machine_expect("plan", nsa_plan_create(r->m.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
   return plan;
 }
+
+static nsa_plan *plan_of(decode_run *r, int32_t op) { return plan_for(r, op, NSA_SELECT_OWN, 0); }
 
 static void begin(decode_run *r, nsai_phi_kind phi) {
   memset(r, 0, sizeof *r);
@@ -189,6 +193,40 @@ static void test_launches(void **state) {
   end(&r);
 }
 
+/* A caller's lists are sorted, not chosen; and what a branch alone leaves out, a probe brings back. */
+static void test_lists(void **state) {
+  (void)state;
+  decode_run r;
+  begin(&r, NSAI_PHI_MEAN);
+  nsa_plan *own = r.decode;
+  r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_BLOCKS, 0);
+  r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 2, TOKENS, 4, 0);
+  decode(&r, 0);
+  assert_int_equal(machine_record()->launch[1].grid_x, (TOKENS + 3) / 4); /* a warp a list */
+  expect_launches(NAMES("decode_scan", "sort_blocks", "decode_attend", "decode_combine"));
+  decode(&r, 1u << NSA_SEL);
+  expect_launches(NAMES("sort_blocks", "decode_attend", "decode_combine"));
+  decode(&r, 1u << NSA_CMP | 1u << NSA_WIN);
+  expect_launches(NAMES("decode_scan", "decode_attend", "decode_combine"));
+  nsa_plan_destroy(r.decode);
+  r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_RANGES, 0);
+  r.io.block_idx = (nsa_tensor){ 0 };
+  r.io.ranges = toy_tensor(&r.memory, NSA_I32, 3, TOKENS, 4, 2);
+  decode(&r, 0);
+  expect_launches(NAMES("decode_scan", "sort_ranges", "decode_attend", "decode_combine"));
+  nsa_plan_destroy(r.decode);
+  r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_OWN, 2);
+  r.io.ranges = (nsa_tensor){ 0 };
+  r.io.probe_rows = toy_tensor(&r.memory, NSA_I32, 1, 2, 0, 0);
+  r.io.probe_importance = toy_tensor(&r.memory, NSA_F32, 3, 2, 2, 4);
+  decode(&r, 1u << NSA_WIN);
+  assert_int_equal(machine_record()->launch[3].grid_x, 2 * 2);
+  expect_launches(NAMES("decode_scan", "decode_attend", "decode_combine", "importance_mma"));
+  nsa_plan_destroy(r.decode);
+  r.decode = own;
+  end(&r);
+}
+
 /* Products of the rows that an append may complete, K and then V, between gathering and scattering. */
 static void test_products(void **state) {
   (void)state;
@@ -250,10 +288,8 @@ static void test_prefill(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_places),
-    cmocka_unit_test(test_launches),
-    cmocka_unit_test(test_products),
-    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_places),   cmocka_unit_test(test_launches), cmocka_unit_test(test_lists),
+    cmocka_unit_test(test_products), cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What nsa_prefill has and nsa_decode has not: a selection that the caller brings, and probed rows.
+ * A selection that the caller brings, and probed rows.
  */
 #include "kv_world_impl.h"
 
