@@ -60,6 +60,10 @@
     (nsai_cu_ptr dst, const void *src, size_t bytes, nsai_cu_stream))                              \
   X(REQUIRED, cuMemcpyDtoHAsync, 3020,                                                             \
     (void *dst, nsai_cu_ptr src, size_t bytes, nsai_cu_stream))                                    \
+  X(OPTIONAL, cuMemHostAlloc, 2020, (void **, size_t bytes, unsigned flags))                       \
+  X(OPTIONAL, cuMemFreeHost, 2000, (void *))                                                       \
+  X(OPTIONAL, cuMemcpyDtoDAsync, 3020,                                                             \
+    (nsai_cu_ptr dst, nsai_cu_ptr src, size_t bytes, nsai_cu_stream))                              \
   X(OPTIONAL, cuMemsetD8Async, 3020,                                                               \
     (nsai_cu_ptr, unsigned char value, size_t count, nsai_cu_stream))                              \
   X(REQUIRED, cuPointerGetAttribute, 4000, (void *value, int attribute, nsai_cu_ptr))              \

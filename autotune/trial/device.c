@@ -119,6 +119,40 @@ nsa_status nsai_trial_device_download(const nsai_trial_device *device, void *to,
   return nsai_trial_device_wait(device, NULL);
 }
 
+nsa_status nsai_trial_device_copy(const nsai_trial_device *device, void *to, const void *from,
+                                  size_t bytes) {
+  if (!device->driver) {
+    memcpy(to, from, bytes);
+    return NSA_OK;
+  }
+  return NSAI_CUDA(device->driver,
+                   cuMemcpyDtoDAsync((nsai_cu_ptr)(uintptr_t)to, (nsai_cu_ptr)(uintptr_t)from,
+                                     bytes, device->stream));
+}
+
+nsa_status nsai_trial_device_send(const nsai_trial_device *device, void *to, const void *from,
+                                  size_t bytes) {
+  if (!device->driver) {
+    memcpy(to, from, bytes);
+    return NSA_OK;
+  }
+  return NSAI_CUDA(device->driver,
+                   cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to, from, bytes, device->stream));
+}
+
+nsa_status nsai_trial_device_alloc_host(const nsai_trial_device *device, size_t bytes, void **out) {
+  if (device->driver) return NSAI_CUDA(device->driver, cuMemHostAlloc(out, bytes, 0));
+  *out = malloc(bytes);
+  return *out ? NSA_OK : nsai_fail_nomem("a check's host memory", bytes);
+}
+
+void nsai_trial_device_free_host(const nsai_trial_device *device, void *memory) {
+  if (memory && device->driver)
+    device->driver->cuMemFreeHost(memory);
+  else
+    free(memory);
+}
+
 nsa_status nsai_trial_device_set(const nsai_trial_device *device, void *memory, int value,
                                  size_t bytes) {
   if (!device->driver) {

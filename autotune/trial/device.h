@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * The device under test: a GPU through the driver table, or the CPU device. Memory comes with red
- * zones. Everything is synchronous except nsai_trial_device_record and what runs enqueue.
+ * zones. Everything is synchronous except what says otherwise, nsai_trial_device_set and what runs
+ * enqueue.
  */
 #ifndef NSAI_TRIAL_DEVICE_H
 #define NSAI_TRIAL_DEVICE_H
@@ -36,6 +37,17 @@ nsa_status nsai_trial_device_upload(const nsai_trial_device *device, void *to, c
                                     size_t bytes);
 nsa_status nsai_trial_device_download(const nsai_trial_device *device, void *to, const void *from,
                                       size_t bytes);
+/* What only enqueues, on the device's stream: a copy within the device, and one of host memory that
+ * nsai_trial_device_alloc_host gave and that stays as it is until the stream is waited for. */
+nsa_status nsai_trial_device_copy(const nsai_trial_device *device, void *to, const void *from,
+                                  size_t bytes);
+nsa_status nsai_trial_device_send(const nsai_trial_device *device, void *to, const void *from,
+                                  size_t bytes);
+
+/* Host memory that copies need not stage: pinned. */
+nsa_status nsai_trial_device_alloc_host(const nsai_trial_device *device, size_t bytes, void **out);
+void nsai_trial_device_free_host(const nsai_trial_device *device, void *memory);
+
 nsa_status nsai_trial_device_set(const nsai_trial_device *device, void *memory, int value,
                                  size_t bytes);
 

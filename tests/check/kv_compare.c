@@ -53,8 +53,7 @@ static double value(const nsa_tensor *t, const uint8_t *data, int64_t at) {
       snprintf((w)->result->failure, sizeof(w)->result->failure, __VA_ARGS__);                     \
   } while (0)
 
-/* Guards of a fetched tensor. */
-static void check_guards(chk_kv_world *w, const nsai_trial_buffer *b, const char *name) {
+void chk_kv_check_guards(chk_kv_world *w, const nsai_trial_buffer *b, const char *name) {
   for (size_t i = 0; i < NSAI_TRIAL_GUARD; i++)
     if (b->image[i] != 0xff || b->image[NSAI_TRIAL_GUARD + b->bytes + i] != 0xff)
       FAIL(w, "%s: written %s it", name, b->image[i] != 0xff ? "before" : "behind");
@@ -65,7 +64,7 @@ static void check_guards(chk_kv_world *w, const nsai_trial_buffer *b, const char
 static void compare_raw(chk_kv_world *w, int what) {
   chk_kv_tensor *t = &w->tensor[what];
   const uint8_t *got = chk_kv_fetched(t);
-  check_guards(w, &t->gpu, "cache");
+  chk_kv_check_guards(w, &t->gpu, "cache");
   if (!memcmp(got, t->host, t->bytes)) return;
   for (size_t i = 0; i < t->bytes; i++)
     if (got[i] != t->host[i]) {
@@ -76,13 +75,12 @@ static void compare_raw(chk_kv_world *w, int what) {
 }
 
 /* Sums in fp32 and in float64 may round to neighbours. */
-static void compare_entries(chk_kv_world *w, int what) {
+void chk_kv_compare_entries(chk_kv_world *w, int what, int64_t first, int64_t count) {
   chk_kv_tensor *t = &w->tensor[what];
   uint8_t *got = chk_kv_fetched(t);
   double unit = t->view.dtype == NSA_F16 ? 0x1p-10 : 0x1p-7;
   double least = w->form.geometry.phi == NSAI_PHI_MEAN ? 1e-5 : 2e-4; /* of sums that cancel */
-  check_guards(w, &t->gpu, "entries");
-  for (int64_t i = 0; i < (int64_t)(t->bytes / 2); i++) {
+  for (int64_t i = first; i < first + count; i++) {
     double x = value(&t->view, got, i), want = value(&t->view, t->host, i);
     if (isnan(want) && isnan(x)) continue;
     double error = fabs(x - want) / (unit * fabs(want) + least);
@@ -93,7 +91,12 @@ static void compare_entries(chk_kv_world *w, int what) {
       return;
     }
   }
-  memcpy(t->host, got, t->bytes);
+  memcpy(t->host + 2 * first, got + 2 * first, 2 * (size_t)count);
+}
+
+static void compare_all_entries(chk_kv_world *w, int what) {
+  chk_kv_check_guards(w, &w->tensor[what].gpu, "entries");
+  chk_kv_compare_entries(w, what, 0, (int64_t)w->tensor[what].bytes / 2);
 }
 
 nsa_status chk_kv_compare_cache(chk_kv_world *w) {
@@ -105,7 +108,7 @@ nsa_status chk_kv_compare_cache(chk_kv_world *w) {
   for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
     if (!w->tensor[what].host) continue;
     if (what >= CHK_KV_K_CMP && w->form.geometry.phi != NSAI_PHI_EXTERNAL)
-      compare_entries(w, what);
+      compare_all_entries(w, what);
     else
       compare_raw(w, what);
   }
@@ -282,7 +285,7 @@ static nsa_status ask_cpu(chk_kv_world *w) {
 static void check_output(chk_kv_world *w, const chk_kv_tensor *t, bool rows) {
   const uint8_t *data = chk_kv_fetched(t);
   size_t row = t->bytes / (size_t)t->view.shape[0];
-  check_guards(w, &t->gpu, "output");
+  chk_kv_check_guards(w, &t->gpu, "output");
   for (size_t i = row * (size_t)w->tokens; rows && i < t->bytes; i++)
     if (data[i] != 0xff) {
       FAIL(w, "an output's row %zu is written, there are %lld", i / row, (long long)w->tokens);
@@ -298,7 +301,7 @@ nsa_status chk_kv_compare_step(chk_kv_world *w) {
   chk_kv_spoil_step(w);
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_PROBE_ROWS; what++)
     if (w->tensor[what].host) check_output(w, &w->tensor[what], what != CHK_KV_SOME);
-  check_guards(w, &w->workspace, "workspace");
+  chk_kv_check_guards(w, &w->workspace, "workspace");
   if (w->result->failure[0]) return NSA_OK; /* blocks may lead the CPU device anywhere */
   NSAI_TRY(ask_cpu(w));
   compare_outputs(w);

@@ -89,6 +89,24 @@ void chk_kv_form_prefill(chk_kv_form *out) {
   if (out->max_kv_len < 8 * out->max_q_len) out->max_kv_len = 8 * out->max_q_len;
 }
 
+void chk_kv_form_soak(chk_kv_form *out, int32_t longest) {
+  nsai_geometry *g = &out->geometry;
+  int32_t group = g->heads / g->kv_heads;
+  g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
+  g->heads = g->kv_heads * (group < 8 ? group : 8);
+  if (g->head_dim_qk > 128) g->head_dim_qk = 128;
+  if (g->head_dim_v > 128) g->head_dim_v = 128;
+  if (g->phi == NSAI_PHI_EXTERNAL) g->phi = NSAI_PHI_MEAN;
+  if (out->page_size < 0) out->page_size = 32;
+  out->ring = out->slots = out->masks = out->probed = false;
+  out->graph = out->ragged = true;
+  out->selection = NSA_SELECT_OWN;
+  out->seqs = CHK_KV_SEQS;
+  out->max_q_len = 16;
+  out->chunk = 128;
+  out->max_kv_len = longest;
+}
+
 static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 
 void chk_kv_form_print(const chk_kv_form *f, FILE *out) {

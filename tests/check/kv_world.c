@@ -150,7 +150,18 @@ static void fill_scaled(chk_kv_world *w, int what, int64_t rows, double deviatio
   }
 }
 
-static void fill(chk_kv_world *w, int what, int64_t rows) { fill_scaled(w, what, rows, 1); }
+/* Gate weights are what a sigmoid gives: where signs let branches cancel, what is left has the errors of
+ * much larger terms. */
+static void drop_signs(chk_kv_world *w, int64_t rows) {
+  chk_kv_tensor *t = &w->tensor[CHK_KV_GATE];
+  uint16_t *gate = (uint16_t *)(void *)t->host;
+  for (int64_t i = 0; i < rows * t->view.stride[0]; i++) gate[i] &= 0x7fff;
+}
+
+void chk_kv_fill(chk_kv_world *w, int what, int64_t rows) {
+  fill_scaled(w, what, rows, 1);
+  if (what == CHK_KV_GATE && w->form.geometry.gate == NSAI_GATE_WEIGHTS) drop_signs(w, rows);
+}
 
 /* ---- weights of phi ---- */
 
@@ -295,14 +306,6 @@ static void write_mapping(chk_kv_world *w) {
     }
 }
 
-/* Gate weights are what a sigmoid gives: where signs let branches cancel, what is left has the errors of
- * much larger terms. */
-static void drop_signs(chk_kv_world *w) {
-  chk_kv_tensor *t = &w->tensor[CHK_KV_GATE];
-  uint16_t *gate = (uint16_t *)(void *)t->host;
-  for (int64_t i = 0; i < w->tokens * t->view.stride[0]; i++) gate[i] &= 0x7fff;
-}
-
 /* Contents of rows that belong to sequences that are there; the others stay NaN. */
 static void fill_inputs(chk_kv_world *w) {
   static const int inputs[] = { CHK_KV_Q,           CHK_KV_GATE,        CHK_KV_FRESH_K,
@@ -311,15 +314,14 @@ static void fill_inputs(chk_kv_world *w) {
   for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
     chk_kv_tensor *t = &w->tensor[inputs[i]];
     if (!t->host) continue;
-    fill(w, inputs[i], w->tokens);
-    if (inputs[i] == CHK_KV_GATE && w->form.geometry.gate == NSAI_GATE_WEIGHTS) drop_signs(w);
+    chk_kv_fill(w, inputs[i], w->tokens);
     size_t row = (size_t)t->view.stride[0] * 2;
     for (int s = 0, token = 0; s < w->form.seqs; token += w->q_len[s++])
       if (!w->len[s]) memset(t->host + (size_t)token * row, 0xff, (size_t)w->q_len[s] * row);
   }
 }
 
-static nsa_status prepare_call(chk_kv_world *w, bool step) {
+void chk_kv_write_call(chk_kv_world *w) {
   w->tokens = 0;
   for (int s = 0; s < w->form.seqs; s++) {
     ints(w, CHK_KV_CU_Q)[s] = (int32_t)w->tokens;
@@ -329,19 +331,27 @@ static nsa_status prepare_call(chk_kv_world *w, bool step) {
   }
   ints(w, CHK_KV_CU_Q)[w->form.seqs] = (int32_t)w->tokens;
   w->rows = w->tokens;
-  if (step && w->packed && w->form.op == NSA_OP_PREFILL) /* as many in each, for a graph */
-    w->rows = (int64_t)w->form.seqs * w->form.max_q_len;
-  take_pages(w);
   write_pages(w);
   if (w->form.mapping) write_mapping(w);
-  fill_inputs(w);
-  chk_kv_choose_selection(w);
+}
+
+nsa_status chk_kv_poison_outputs(chk_kv_world *w) {
   NSAI_TRY(nsai_trial_buffer_poison(w->device, &w->workspace));
-  for (int what = CHK_KV_CU_Q; what < CHK_KV_FIRST_OUTPUT; what++)
-    if (w->tensor[what].host) NSAI_TRY(chk_kv_upload(w, what));
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_OUTPUTS_END; what++)
     if (w->tensor[what].host) NSAI_TRY(nsai_trial_buffer_poison(w->device, &w->tensor[what].gpu));
   return NSA_OK;
+}
+
+static nsa_status prepare_call(chk_kv_world *w, bool step) {
+  take_pages(w);
+  chk_kv_write_call(w);
+  if (step && w->packed && w->form.op == NSA_OP_PREFILL) /* as many in each, for a graph */
+    w->rows = (int64_t)w->form.seqs * w->form.max_q_len;
+  fill_inputs(w);
+  chk_kv_choose_selection(w);
+  for (int what = CHK_KV_CU_Q; what < CHK_KV_FIRST_OUTPUT; what++)
+    if (w->tensor[what].host) NSAI_TRY(chk_kv_upload(w, what));
+  return chk_kv_poison_outputs(w);
 }
 
 /* The rows of a tensor of the call. */
@@ -537,6 +547,7 @@ static void size_world(chk_kv_world *w) {
   const nsai_geometry *g = &f->geometry;
   int64_t seen = (int64_t)g->window + (f->max_q_len > 40 ? f->max_q_len : 40) - 1;
   w->chunk = !f->ring ? f->max_kv_len : f->max_q_len > 40 ? f->max_q_len : 40;
+  if (f->chunk) w->chunk = f->chunk;
   w->ring = seen < f->max_kv_len ? seen : f->max_kv_len;
   w->most_tokens = (int64_t)f->seqs * (w->chunk > f->max_q_len ? w->chunk : f->max_q_len);
   w->most_pages = f->page_size > 0 ? f->max_kv_len / f->page_size + 2 : 1;
@@ -544,7 +555,7 @@ static void size_world(chk_kv_world *w) {
   w->branches = all_branches(g);
 }
 
-static nsa_status create(chk_kv_world *w, const char *cache_dir) {
+nsa_status chk_kv_create(chk_kv_world *w, const char *cache_dir) {
   size_world(w);
   w->free_page = malloc((size_t)w->pages * sizeof *w->free_page);
   if (!w->free_page) return nsai_fail_nomem("pages", (size_t)w->pages);
@@ -568,13 +579,13 @@ static nsa_status create(chk_kv_world *w, const char *cache_dir) {
   NSAI_TRY(make_phi(w));
   if (w->form.geometry.phi == NSAI_PHI_EXTERNAL)
     for (int what = CHK_KV_K_CMP; what <= CHK_KV_V_CMP; what++) {
-      fill(w, what, w->tensor[what].view.shape[0]);
+      chk_kv_fill(w, what, w->tensor[what].view.shape[0]);
       NSAI_TRY(chk_kv_upload(w, what));
     }
   return make_plans(w, cache_dir);
 }
 
-static void destroy(chk_kv_world *w) {
+void chk_kv_destroy(chk_kv_world *w) {
   nsai_trial_device_wait(w->device, NULL);
   if (w->graph) w->device->driver->cuGraphExecDestroy(w->graph);
   nsa_plan *plans[] = { w->gpu_append, w->gpu_attend, w->cpu_append, w->cpu_select, w->cpu_attend };
@@ -597,9 +608,9 @@ nsa_status chk_kv_walk(const nsai_trial_device *device, const chk_kv_form *form,
     .form = *form, .device = device, .random = form->seed, .spoil = spoil, .result = result
   };
   *result = (chk_kv_result){ 0 };
-  nsa_status status = create(&w, cache_dir);
+  nsa_status status = chk_kv_create(&w, cache_dir);
   if (!status) status = walk(&w);
   if (!status) chk_kv_judge(&w);
-  destroy(&w);
+  chk_kv_destroy(&w);
   return status;
 }

@@ -32,6 +32,7 @@ typedef struct chk_kv_form {
   bool probed;       /* some rows' importance is asked for */
   int32_t seqs, max_q_len, max_kv_len;
   int32_t steps;
+  int32_t chunk; /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
   float softmax_scale;
   bool masks; /* steps run some of the branches */
 } chk_kv_form;
@@ -40,6 +41,8 @@ typedef struct chk_kv_form {
 void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out);
 /* Makes steps of a random one into steps of a prefill. */
 void chk_kv_form_prefill(chk_kv_form *form);
+/* Makes a random one into a soak's: small, paged, drafts of any number in one captured graph. */
+void chk_kv_form_soak(chk_kv_form *form, int32_t longest);
 void chk_kv_form_print(const chk_kv_form *form, FILE *out);
 
 /* What a world has found. */
@@ -74,5 +77,33 @@ enum {
  * something could not be tried at all. */
 nsa_status chk_kv_walk(const nsai_trial_device *device, const chk_kv_form *form,
                        const char *cache_dir, int *spoil, chk_kv_result *result);
+
+/* kv_soak.c: what a soak has done. */
+typedef struct chk_kv_soak_counts {
+  int64_t steps, checks, tokens;
+  int64_t arrivals, exits, forks, rollbacks, copies, poisoned; /* the last two: of pages */
+} chk_kv_soak_counts;
+
+typedef struct chk_kv_soak_request {
+  const chk_kv_form *form;
+  const char *cache_dir;
+  int64_t steps, every; /* every so many of them the device is waited for, and all is compared */
+  int spoil;            /* CHK_KV_SOAK_SPOIL_* */
+} chk_kv_soak_request;
+
+/* What a self-test damages. */
+enum {
+  CHK_KV_SOAK_SPOIL_NOTHING,
+  CHK_KV_SOAK_SPOIL_COPY, /* shared pages are written to without a copy */
+  CHK_KV_SOAK_SPOIL_FREE, /* a byte of a free page */
+  CHK_KV_SOAK_SPOIL_LEN,  /* a sequence's length on the device */
+  CHK_KV_SOAK_SPOILS
+};
+
+/* Walks through a long course of appends, drafts, rollbacks, sequences that come, go and share prefixes.
+ * Nothing waits for the device but every `every`-th step, which the CPU device then repeats. Not NSA_OK: it
+ * could not be tried; result->failure: what was found. */
+nsa_status chk_kv_soak(const nsai_trial_device *device, const chk_kv_soak_request *request,
+                       chk_kv_soak_counts *counts, chk_kv_result *result);
 
 #endif /* CHK_KV_WORLD_H */

@@ -83,6 +83,14 @@ typedef struct chk_kv_world {
 } chk_kv_world;
 
 uint64_t chk_kv_next(chk_kv_world *w);
+/* Memory, contexts and plans of a world of which form, device, random, spoil and result are set. */
+nsa_status chk_kv_create(chk_kv_world *w, const char *cache_dir);
+void chk_kv_destroy(chk_kv_world *w);
+/* Random rows [0, rows) of a tensor on the host. */
+void chk_kv_fill(chk_kv_world *w, int what, int64_t rows);
+/* What a call's integers follow from len, q_len and the pages, on the host; sets tokens and rows. */
+void chk_kv_write_call(chk_kv_world *w);
+nsa_status chk_kv_poison_outputs(chk_kv_world *w);
 nsa_status chk_kv_upload(chk_kv_world *w, int what);
 nsa_status chk_kv_fetch(chk_kv_world *w, int what);
 uint8_t *chk_kv_fetched(const chk_kv_tensor *t);
@@ -121,6 +129,12 @@ nsa_status chk_kv_compare_cache(chk_kv_world *w);
 
 /* The step's outputs: by the CPU device on the GPU's blocks, which are judged by themselves. */
 nsa_status chk_kv_compare_step(chk_kv_world *w);
+
+/* Guards of a fetched tensor. */
+void chk_kv_check_guards(chk_kv_world *w, const nsai_trial_buffer *b, const char *name);
+
+/* Elements [first, first + count) of fetched entries, by the host's; the host's become the GPU's. */
+void chk_kv_compare_entries(chk_kv_world *w, int what, int64_t first, int64_t count);
 
 /* At the end: every sequence's and head's norm. */
 void chk_kv_judge(chk_kv_world *w);

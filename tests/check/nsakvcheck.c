@@ -14,20 +14,22 @@
 
 typedef struct arguments {
   uint64_t seed;
-  int64_t count;
+  int64_t count, soak, every;
   int32_t longest, device, op; /* op 0: one after the other */
   double time_limit;
   const char *cache_dir;
   bool verbose, self_test;
 } arguments;
 
-enum { OPT_CACHE_DIR = 256, OPT_TIME_LIMIT, OPT_OP, OPT_SELF_TEST };
+enum { OPT_CACHE_DIR = 256, OPT_TIME_LIMIT, OPT_OP, OPT_SELF_TEST, OPT_SOAK, OPT_EVERY };
 
 static const struct argp_option options[] = {
   { "seed", 's', "N", 0, "Seed of the first world; the others follow (1)", 0 },
   { "count", 'n', "N", 0, "How many worlds (60)", 0 },
   { "op", OPT_OP, "OP", 0, "Steps of decode or of prefill; without it worlds of both in turn", 0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
+  { "soak", OPT_SOAK, "STEPS", 0, "So many steps of one world of sequences that come and go", 0 },
+  { "every", OPT_EVERY, "N", 0, "Steps of a soak from check to check (250)", 0 },
   { "longest", 'l', "N", 0, "Tokens of the longest sequences (1500)", 0 },
   { "device", 'd', "DEVICE", 0, "auto, an ordinal, or cpu: the CPU device with itself", 0 },
   { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels there (default: in memory)", 0 },
@@ -53,12 +55,16 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     if (a->op < 0) argp_error(state, "--op: '%s' is neither decode nor prefill", value);
     break;
   case OPT_SELF_TEST: a->self_test = true; break;
+  case OPT_SOAK: a->soak = strtoll(value, NULL, 10); break;
+  case OPT_EVERY: a->every = strtoll(value, NULL, 10); break;
   case OPT_CACHE_DIR: a->cache_dir = value; break;
   case OPT_TIME_LIMIT: a->time_limit = strtod(value, NULL); break;
   case 'v': a->verbose = true; break;
   case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", value); break;
   case ARGP_KEY_END:
     if (a->longest < 64) argp_error(state, "--longest: at least 64");
+    if (a->every < 1) argp_error(state, "--every: at least 1");
+    if (a->soak < 0) argp_error(state, "--soak: at least 1");
     break;
   default: return ARGP_ERR_UNKNOWN;
   }
@@ -97,6 +103,56 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
   fflush(stdout);
 }
 
+static nsa_status run_soak(const arguments *a, const nsai_trial_device *device, int spoil,
+                           chk_kv_form *form, chk_kv_soak_counts *n, chk_kv_result *r) {
+  chk_kv_soak_request request = {
+    .form = form, .cache_dir = a->cache_dir, .steps = a->soak, .every = a->every, .spoil = spoil
+  };
+  chk_kv_form_random(a->seed, a->longest, form);
+  chk_kv_form_soak(form, a->longest);
+  return chk_kv_soak(device, &request, n, r);
+}
+
+static int soak(const arguments *a, const nsai_trial_device *device) {
+  chk_kv_form form;
+  chk_kv_soak_counts n;
+  chk_kv_result r;
+  double start = nsai_trial_now();
+  nsa_status status = run_soak(a, device, CHK_KV_SOAK_SPOIL_NOTHING, &form, &n, &r);
+  if (status) snprintf(r.failure, sizeof r.failure, "%.200s", nsa_last_error());
+  printf("soak of ");
+  chk_kv_form_print(&form, stdout);
+  printf(": %lld of %lld steps (%s, %.1f s), %lld checks of %lld rows: o %.2f branch %.2f lse %.2f "
+         "entry "
+         "%.2f near_cut %lld; %lld tokens, %lld arrivals, %lld exits, %lld shared prefixes, %lld "
+         "rollbacks, %lld pages copied, %lld poisoned: %s\n",
+         (long long)n.steps, (long long)a->soak, device->name, nsai_trial_now() - start,
+         (long long)n.checks, (long long)r.rows, r.o, r.branch, r.lse, r.entry,
+         (long long)r.near_cut, (long long)n.tokens, (long long)n.arrivals, (long long)n.exits,
+         (long long)n.forks, (long long)n.rollbacks, (long long)n.copies, (long long)n.poisoned,
+         r.failure[0] ? r.failure : "passed");
+  return r.failure[0] ? 1 : 0;
+}
+
+/* The soak's own kinds of damage. Returns how many were not found. */
+static int soak_self_test(const arguments *a, const nsai_trial_device *device) {
+  int failed = 0;
+  arguments own = *a;
+  own.soak = 600;
+  own.every = 20;
+  for (int kind = CHK_KV_SOAK_SPOIL_NOTHING + 1; kind < CHK_KV_SOAK_SPOILS; kind++) {
+    chk_kv_form form;
+    chk_kv_soak_counts n;
+    chk_kv_result r;
+    nsa_status status = run_soak(&own, device, kind, &form, &n, &r);
+    bool found = r.failure[0] || status == NSA_E_ARG; /* the CPU device reads a batch */
+    printf("%s: damage %d of a soak: %s\n", found ? "ok" : "FAILED", kind,
+           status ? nsa_last_error() : r.failure);
+    failed += !found;
+  }
+  return failed;
+}
+
 /* Damage of every kind, in the first world that has it. Returns what was not found. */
 static int self_test(const arguments *a, const nsai_trial_device *device) {
   int failed = 0;
@@ -132,7 +188,9 @@ int main(int argc, char **argv) {
     NULL,
     NULL
   };
-  arguments a = { .seed = 1, .count = 60, .longest = 1500, .device = NSAI_TRIAL_DEVICE_AUTO };
+  arguments a = {
+    .seed = 1, .count = 60, .every = 250, .longest = 1500, .device = NSAI_TRIAL_DEVICE_AUTO
+  };
   nsai_trial_device device;
   counts all = { 0 };
   argp_err_exit_status = 2;
@@ -143,9 +201,14 @@ int main(int argc, char **argv) {
     return status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1;
   }
   if (a.self_test) {
-    int failed = self_test(&a, &device);
+    int failed = self_test(&a, &device) + soak_self_test(&a, &device);
     nsai_trial_device_close(&device);
     return failed ? 1 : 0;
+  }
+  if (a.soak) {
+    int failed = soak(&a, &device);
+    nsai_trial_device_close(&device);
+    return failed;
   }
   double start = nsai_trial_now();
   for (int64_t i = 0; i < a.count; i++) {
