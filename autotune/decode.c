@@ -213,6 +213,7 @@ static void specify_stream(const nsai_problem *p, const nsai_tiles *s, nsai_kern
   add_decode(spec, p, s);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+  nsai_constant_add(spec, "kCountReads", p->count_reads);
 }
 
 static void specify_select(const nsai_problem *p, const nsai_tiles *s, nsai_kernel_spec *spec) {

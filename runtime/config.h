@@ -103,6 +103,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_CUBLASLT_PATH,
   NSAI_KEY_DRIVER_PATH,
   NSAI_KEY_LINE_INFO,
+  NSAI_KEY_COUNT_READS,
   NSAI_KEY_DUMP_DIR,
   NSAI_KEY_TEMPLATES_DIR,
   NSAI_KEY_TUNING_LEVEL,
@@ -181,7 +182,7 @@ typedef struct nsai_config {
     int32_t check_inputs;
     int32_t compile_jobs;                           /* 0: min(cores, 4) */
     char *nvrtc_path, *cublaslt_path, *driver_path; /* NULL: searched for */
-    bool line_info;
+    bool line_info, count_reads;
     char *dump_dir, *templates_dir; /* NULL: none */
   } runtime;
   struct {

@@ -67,6 +67,11 @@ static void set_workspace(const nsai_run *run, const nsai_decode_split *split, N
   p->spills = nsai_piece_at(run, l->spills);
 }
 
+static NsaiReads reads_of(const nsai_run *run) {
+  const nsa_tensor *t = &run->io->reads;
+  return (NsaiReads){ t->data, t->stride[0], t->stride[1], t->stride[2] };
+}
+
 static NsaiDecode decode_params(const nsai_run *run, const nsai_decode_split *split) {
   const nsai_problem *problem = &run->plan->problem;
   NsaiDecode p = { .batch = nsai_cache_batch(run),
@@ -87,6 +92,7 @@ static NsaiDecode decode_params(const nsai_run *run, const nsai_decode_split *sp
     p.idx_token_stride = idx.stride[0];
     p.idx_head_stride = idx.stride[1];
   }
+  if (problem->count_reads) p.reads = reads_of(run);
   set_outputs(run, &p);
   set_workspace(run, split, &p);
   return p;

@@ -156,6 +156,7 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
     .deterministic = problem->deterministic || config->runtime.deterministic,
     .parity = problem->parity || config->runtime.parity,
   };
+  out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_OWN, NSA_SELECT_RANGES));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
@@ -227,6 +228,7 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
   if (p->max_probe_rows) nsai_write(text, ":probe%d", p->max_probe_rows);
   if (p->deterministic) nsai_write(text, ":det");
   if (p->parity) nsai_write(text, ":parity");
+  if (p->count_reads) nsai_write(text, ":reads");
 }
 
 bool nsai_problem_selects_all(const nsai_problem *p) {

@@ -350,6 +350,23 @@ static nsa_status check_attention(const nsai_check *check, const nsa_io *io,
   return check_probe(check, io);
 }
 
+/* Counters of what a decode step reads. */
+static nsa_status check_reads(const nsai_check *check, const nsa_io *io, int32_t num_seqs) {
+  const nsai_problem *p = check->problem;
+  if (!nsai_present(&io->reads)) return NSA_OK;
+  if (p->op != NSA_OP_DECODE)
+    return nsai_fail(NSA_E_ARG,
+                     "io.reads is given, but %s counts nothing, nsa_decode does: leave it out",
+                     nsai_op_name(p->op));
+  if (!p->count_reads)
+    return nsai_fail(NSA_E_ARG, "io.reads is given, but the plan does not count: set "
+                                "runtime.count_reads to true, or leave it out");
+  nsai_expectation reads = {
+    "io.reads", 4, { num_seqs, p->model.kv_heads, NSA_BRANCHES, 2 }, NSAI_DTYPE_I64
+  };
+  return nsai_expect(check, &io->reads, &reads);
+}
+
 static nsa_status check_io(const nsa_io *io) {
   if (!io) return nsai_fail(NSA_E_ARG, "io is NULL");
   if (io->struct_size != sizeof *io)
@@ -375,8 +392,10 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   if (nsai_problem_is_cached(p)) {
     NSAI_TRY(nsai_check_cached(check, batch, &io->kv, sizes));
     NSAI_TRY(check_outputs(check, io, sizes->tokens));
+    NSAI_TRY(check_reads(check, io, sizes->num_seqs));
     return check_attention(check, io, sizes);
   }
+  NSAI_TRY(check_reads(check, io, sizes->num_seqs));
   NSAI_TRY(check_batch(check, batch, sizes));
   NSAI_TRY(check_kv(check, io, sizes));
   NSAI_TRY(check_outputs(check, io, sizes->tokens));

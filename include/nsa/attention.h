@@ -259,11 +259,13 @@ typedef struct nsa_io {
   nsa_tensor probe_rows; /* i32 [R], R <= max_probe_rows: token rows whose importance is wanted */
   nsa_tensor probe_importance; /* out: f32 [R, Hkv, >= ceil(max_kv_len / l')], 0 for blocks that are
                                   no candidates */
+  nsa_tensor reads; /* in, out: i64 [num_seqs, Hkv, 3, 2], counters of what nsa_decode reads of the
+                       cache, see kv_cache.h; only with runtime.count_reads */
 } nsa_io;
 #ifdef __cplusplus
 #define NSA_IO_INIT                                                                                \
   {                                                                                                \
-    (uint32_t)sizeof(nsa_io), 0.0f, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}                     \
+    (uint32_t)sizeof(nsa_io), 0.0f, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}                 \
   }
 #else
 #define NSA_IO_INIT                                                                                \

@@ -91,7 +91,22 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  * plan   of NSA_OP_DECODE: at most max_q_len new tokens a sequence.
  * batch  kv_len and, with pages, their lists are required; cu_q and slots may be absent.
  * io     as nsa_forward has it, but that io.kv is the cache (k_cmp and v_cmp are read) and that
- *        io.phi is not read.
+ *        io.phi is not read. io.reads is optional where the configuration has `runtime.count_reads:
+ *        true`, and refused elsewhere.
+ *
+ * Counters. io.reads is i64 [num_seqs, Hkv, NSA_BRANCHES, 2], in device memory: of each sequence, KV
+ * head and branch the tokens (of NSA_CMP compressed entries) whose K was read, then the bytes of K and
+ * V. They are counted where the kernels load them, and added to what is there: the caller sets zeros
+ * where a count begins, and one captured graph goes on counting. A sequence of L tokens with one new
+ * one has
+ *   NSA_CMP  N(L) = L < l ? 0 : (L - l) / d + 1, also where selection or probe alone needs them
+ *   NSA_SEL  the sum over its chosen blocks j of min(l', L - j*l'); n*l' when all are whole
+ *   NSA_WIN  min(w, L)
+ * tokens of 2 * (Dk + Dv) bytes; of a caller's ranges their tokens. Of several new tokens each reads its
+ * own blocks and window, and those that one block of threads takes share the compressed entries of the
+ * last of them; what a token reads again counts again, though a cache may have it. What the importance of
+ * probed rows reads once more is not counted. The CPU device reads compressed entries once for all tokens
+ * of a sequence, and no V of them where the branch itself does not run.
  *
  * Errors and behaviour as nsa_kv_append. */
 NSA_API nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,

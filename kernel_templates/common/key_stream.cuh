@@ -19,12 +19,13 @@
 //   int end(int r)    keys that row `group + 8 * r` of the warp sees
 //   void pool(s, rows)  what becomes of the probabilities of a step beside P V
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads.
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kCountReads.
 #pragma once
 #include "common/cached.cuh"
 #include "common/decode.cuh"
 #include "common/flash.cuh"
 #include "common/mma.cuh"
+#include "common/read_counter.cuh"
 #include "common/softmax.cuh"
 #include "common/tile.cuh"
 
@@ -91,10 +92,10 @@ NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int 
   return KeyPlace{ index, index < 0 ? 0 : rows.page(index) };
 }
 
-// K or V of a step into tile T; `from`: the tensor's rows of one head. All lanes take part.
-template <class T, int kDim, int kThreads, class Rows>
+// K (kToken) or V of a step into tile T; `from`: the tensor's rows of one head. All lanes take part.
+template <class T, int kDim, int kThreads, bool kToken, class Rows, class Counter>
 NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, const Rows &rows,
-                           const KeyPlace &place, int thread) {
+                           const KeyPlace &place, int thread, Counter &counter) {
   using Lanes = CopyLanes<T, kThreads>;
 #pragma unroll
   for (int i = 0; i < ceil_div(kStepKeys, Lanes::kPass); ++i) {
@@ -102,8 +103,10 @@ NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, 
     const int index = __shfl_sync(~0u, place.index, row % kStepKeys);
     const int page = __shfl_sync(~0u, place.page, row % kStepKeys);
     const u16 *at = from + row_offset(x, page, rows.slot(index)) + Lanes::chunk(thread) * 8;
-    if (kStepKeys % Lanes::kPass == 0 || row < kStepKeys)
+    if (kStepKeys % Lanes::kPass == 0 || row < kStepKeys) {
       copy_row<T, kDim, kThreads>(tile, row, Lanes::chunk(thread), at, index >= 0);
+      counter.template add<kDim, Lanes::kLanes, kToken>(Lanes::chunk(thread), index >= 0);
+    }
   }
 }
 
@@ -213,13 +216,13 @@ NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32
   }
 }
 
-// The team's steps [begin, end) of its keys onto o and rows.
+// The team's steps [begin, end) of its keys onto o and rows, counted in gReads: common/read_counter.cuh.
 template <class C, int kRowTiles, class Keys, class Rows, int kO>
 NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                              const KeyStream<C, kRowTiles> &at, const NsaiCachePair &pair, int group,
                              const Rows &lists, Keys &keys, int begin, int end,
                              const Queries<C, KeyStream<C, kRowTiles>::kSteps> &queries, float (&o)[kO][4],
-                             SoftmaxRows &rows, float scale_log2) {
+                             SoftmaxRows &rows, float scale_log2, u64 *gReads) {
   using S = KeyStream<C, kRowTiles>;
   constexpr int kAhead = C::kStages - 1; // steps on their way while one is computed
   const int thread = threadIdx.x % S::kTeamThreads;
@@ -227,13 +230,14 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
   const u16 *gV = (const u16 *)pair.v.data + group * pair.v.head_stride;
   const u32 ring =
       shared_address(shared.keys) + S::kQBytes + at.team * C::kStages * S::kStageBytes;
+  ReadCounter<(bool)C::kCountReads> counter;
   auto copy = [&](int step, const KeyPlace &place) {
     const u32 stage = ring + (step - begin) % C::kStages * S::kStageBytes;
     if (step < end) {
-      copy_keys<typename S::K, C::kHeadDimQk, S::kTeamThreads>(stage, pair.k, gK, lists, place,
-                                                               thread);
-      copy_keys<typename S::V, C::kHeadDimV, S::kTeamThreads>(stage + S::K::kBytes, pair.v, gV,
-                                                              lists, place, thread);
+      copy_keys<typename S::K, C::kHeadDimQk, S::kTeamThreads, true>(stage, pair.k, gK, lists,
+                                                                     place, thread, counter);
+      copy_keys<typename S::V, C::kHeadDimV, S::kTeamThreads, false>(
+          stage + S::K::kBytes, pair.v, gV, lists, place, thread, counter);
     }
     copy_async_commit();
   };
@@ -262,6 +266,7 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
     multiply_step_pv<C, typename S::V>(o, s, stage + S::K::kBytes, at.lane);
   }
   copy_async_wait<0>();
+  counter.store(gReads);
 }
 
 // Adds up the teams' results and stores the CTA's part: rows [0, stored) of gO [rows, Dv] and gStats

@@ -37,6 +37,9 @@ typedef struct NsaiSequences {
   int max_kv_len; /* the plan's: longer sequences are cut, so that no row of importance is outgrown */
 } NsaiSequences;
 
+/* The branches, as NSA_CMP, NSA_SEL, NSA_WIN. */
+enum { NSAI_BRANCH_COMPRESSED, NSAI_BRANCH_SELECTED, NSAI_BRANCH_WINDOW, NSAI_BRANCH_COUNT };
+
 /* What an attention kernel does with its branch's normalised output O_b, see common/epilogue.cuh:
  *   o_branch = O_b;  lse = log sum exp;  sum = gate_b * O_b (+ partial when add_partial);
  *   o = sum, rounded once, when o.data; else partial = sum. */

@@ -15,9 +15,6 @@ typedef struct NsaiGradient {
   int accumulate;
 } NsaiGradient;
 
-/* The branches, as NSA_CMP, NSA_SEL, NSA_WIN. */
-enum { NSAI_BRANCH_COMPRESSED, NSAI_BRANCH_SELECTED, NSAI_BRANCH_WINDOW, NSAI_BRANCH_COUNT };
-
 /* backward_statistics, backward_q: a tile of query rows over the keys of every branch. */
 typedef struct NsaiBackwardQ {
   NsaiSequences seq; /* as compressed storage sees them */

@@ -66,6 +66,14 @@ typedef struct NsaiDecodeParts {
   int least; /* decode_scan: fewest quanta of keys that a team takes, where there are as many */
 } NsaiDecodeParts;
 
+/* Counters of what was read, i64 [num_seqs, Hkv, branches, 2]: tokens, bytes. */
+typedef struct NsaiReads {
+  void *data; /* NULL: not counted */
+  long long sequence_stride;
+  long long head_stride;
+  long long branch_stride;
+} NsaiReads;
+
 /* decode_scan, decode_select, decode_attend, decode_combine: common/decode.cuh. */
 typedef struct NsaiDecode {
   NsaiCacheBatch batch;
@@ -90,6 +98,7 @@ typedef struct NsaiDecode {
   int branches;     /* bit b: branch b counts */
   int row_warps;    /* decode_combine: 1, 2, 4 or 8 warps share a row's parts */
   int probes;       /* the compressed branch's lse is wanted even where it does not count */
+  NsaiReads reads;  /* Config::kCountReads */
 } NsaiDecode;
 
 /* kv_append: new tokens, and the compressed entries that they complete. */
@@ -144,7 +153,8 @@ NSAI_SIZE_IS(NsaiCachedAttend, 392);
 NSAI_SIZE_IS(NsaiCachedAttendSelected, 416);
 NSAI_SIZE_IS(NsaiCachedImportance, 264);
 NSAI_SIZE_IS(NsaiDecodeParts, 24);
-NSAI_SIZE_IS(NsaiDecode, 808);
+NSAI_SIZE_IS(NsaiReads, 32);
+NSAI_SIZE_IS(NsaiDecode, 840);
 NSAI_SIZE_IS(NsaiAppend, 512);
 NSAI_SIZE_IS(NsaiGatherEntries, 144);
 NSAI_SIZE_IS(NsaiScatterEntries, 168);

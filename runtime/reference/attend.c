@@ -32,6 +32,13 @@ const double *nsai_ref_widen_rows(const nsai_ref_problem *problem, nsai_ref_scra
     problem->ops->widen(source->dtype, nsai_ref_at(source, at), dim,
                         scratch->tile + (i - rows.begin) * dim);
   }
+  nsai_ref_count_reads(problem, &(nsai_ref_reads){ .source = source,
+                                                   .is_k = source == keys->k,
+                                                   .branch = keys->branch,
+                                                   .sequence = keys->sequence,
+                                                   .head = keys->head,
+                                                   .rows = rows.end - rows.begin,
+                                                   .dim = dim });
   return scratch->tile;
 }
 
@@ -142,9 +149,12 @@ static void attend_tokens(const nsai_ref_problem *problem, nsai_ref_scratch *scr
                           nsai_ref_position position, int64_t group, int64_t range_count) {
   const nsa_kv *kv = &problem->io->kv;
   int pair = problem->geometry->per_branch ? branch : 0;
-  nsai_ref_keys keys = {
-    .k = &kv->k[pair], .v = &kv->v[pair], .pair = pair, .sequence = position.sequence, .head = group
-  };
+  nsai_ref_keys keys = { .k = &kv->k[pair],
+                         .v = &kv->v[pair],
+                         .branch = branch,
+                         .pair = pair,
+                         .sequence = position.sequence,
+                         .head = group };
   nsai_ref_probabilities(problem, scratch, &keys, range_count, scratch->lse[branch]);
   nsai_ref_values(problem, scratch, &keys, range_count, scratch->out[branch]);
 }

@@ -75,6 +75,13 @@ static void load_stored(const side *self, const chunk *c) {
                                 : nsai_ref_offset2(self->stored, row, c->head);
     problem->ops->widen(self->stored->dtype, nsai_ref_at(self->stored, at), self->dim,
                         c->out + i * self->dim);
+    nsai_ref_count_reads(problem, &(nsai_ref_reads){ .source = self->stored,
+                                                     .is_k = self->stored == &problem->io->kv.k_cmp,
+                                                     .branch = NSA_CMP,
+                                                     .sequence = block.sequence,
+                                                     .head = c->head,
+                                                     .rows = 1,
+                                                     .dim = self->dim });
   }
 }
 

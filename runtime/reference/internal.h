@@ -256,6 +256,7 @@ double nsai_ref_sigmoid(double value);
 /* Keys and values of one (sequence, KV head), in storage dtype or already widened. */
 typedef struct nsai_ref_keys {
   const nsa_tensor *k, *v; /* read when k64 is NULL */
+  int branch;              /* that reads them */
   int pair;                /* which of io.kv's pairs they are */
   int64_t sequence, head;  /* KV head */
   const double *k64, *v64; /* [keys, D] without gaps */
@@ -307,6 +308,19 @@ void nsai_ref_importance(const nsai_ref_problem *problem, nsai_ref_scratch *scra
 
 /* Importance of the rows in io->probe_rows into io->probe_importance. */
 void nsai_ref_probe(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int workers);
+
+/* ---- reads.c ---- */
+
+/* Rows of K or V of one (sequence, KV head) that a branch reads. */
+typedef struct nsai_ref_reads {
+  const nsa_tensor *source;
+  bool is_k; /* tokens are counted by their K */
+  int branch;
+  int64_t sequence, head, rows, dim;
+} nsai_ref_reads;
+
+/* Adds them to io->reads where that is present. Threads may count at once. */
+void nsai_ref_count_reads(const nsai_ref_problem *problem, const nsai_ref_reads *reads);
 
 /* ---- select.c ---- */
 

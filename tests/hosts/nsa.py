@@ -59,7 +59,7 @@ class Io(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("softmax_scale", C.c_float), ("q", Tensor), ("o", Tensor),
                 ("kv", Kv), ("phi", Phi), ("gate", Gate), ("block_idx", Tensor), ("ranges", Tensor),
                 ("o_branch", Tensor * 3), ("lse", Tensor * 3), ("probe_rows", Tensor),
-                ("probe_importance", Tensor)]
+                ("probe_importance", Tensor), ("reads", Tensor)]
 
 
 class Grads(C.Structure):

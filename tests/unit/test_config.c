@@ -155,6 +155,7 @@ static const char full[] =
     "  cublaslt_path: '/l # t'\n"
     "  driver_path: /d\n"
     "  line_info: true\n"
+    "  count_reads: true\n"
     "  dump_dir: /dump\n"
     "  templates_dir: /t\n"
     "tuning:\n"
@@ -209,6 +210,7 @@ static void test_every_key(void **state) {
   assert_int_equal(c->runtime.cache_limit, 512 << 20);
   assert_int_equal(c->runtime.log_level, NSA_LOG_TRACE);
   assert_true(c->runtime.deterministic && c->runtime.parity && c->runtime.line_info);
+  assert_true(c->runtime.count_reads);
   assert_int_equal(c->runtime.check_inputs, NSAI_CHECK_FULL);
   assert_int_equal(c->runtime.compile_jobs, 2);
   assert_string_equal(c->runtime.nvrtc_path, "/n");

@@ -243,6 +243,9 @@ static void test_strings(void **state) {
   expect_text(MODEL "}", decode,
               "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
               "sel=own:ov=low:tok6:q2:page64:ring:len70000:seq3");
+  expect_text(MODEL "}\nruntime: {count_reads: true}", decode,
+              "decode:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:"
+              "sel=own:ov=low:tok6:q2:page64:ring:len70000:seq3:reads");
 }
 
 static bool selects_all(const char *model, int64_t kv_len, int32_t selection, int32_t op) {
