@@ -297,13 +297,16 @@ nsa_status chk_kv_compare_step(chk_kv_world *w) {
   if (!w->tokens) return NSA_OK;
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_OUTPUTS_END; what++)
     if (w->tensor[what].host) NSAI_TRY(chk_kv_fetch(w, what));
+  if (w->form.counted) NSAI_TRY(chk_kv_fetch(w, CHK_KV_READS));
   NSAI_TRY(nsai_trial_buffer_fetch(w->device, &w->workspace));
   chk_kv_spoil_step(w);
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_PROBE_ROWS; what++)
     if (w->tensor[what].host) check_output(w, &w->tensor[what], what != CHK_KV_SOME);
   chk_kv_check_guards(w, &w->workspace, "workspace");
+  if (w->form.counted) chk_kv_check_guards(w, &w->tensor[CHK_KV_READS].gpu, "reads");
   if (w->result->failure[0]) return NSA_OK; /* blocks may lead the CPU device anywhere */
   NSAI_TRY(ask_cpu(w));
   compare_outputs(w);
+  if (w->form.counted) chk_kv_compare_reads(w);
   return NSA_OK;
 }

@@ -78,11 +78,13 @@ void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
   out->softmax_scale = next(&random) % 4 ? 0 : 0.02f + 0.01f * (float)(next(&random) % 20);
   out->masks = !out->graph && next(&random) % 4 == 0;
   choose_lists(&random, out);
+  out->counted = next(&random) % 2;
 }
 
 void chk_kv_form_prefill(chk_kv_form *out) {
   uint64_t random = out->seed * 0xd1342543de82ef95ull + 1;
   out->op = NSA_OP_PREFILL;
+  out->counted = false;
   out->max_q_len = (int32_t)(1 + next(&random) % (out->geometry.heads > 16 ? 70 : 300));
   out->ragged = next(&random) % 4 > 0;
   choose_lists(&random, out);
@@ -98,7 +100,7 @@ void chk_kv_form_soak(chk_kv_form *out, int32_t longest) {
   if (g->head_dim_v > 128) g->head_dim_v = 128;
   if (g->phi == NSAI_PHI_EXTERNAL) g->phi = NSAI_PHI_MEAN;
   if (out->page_size < 0) out->page_size = 32;
-  out->ring = out->slots = out->masks = out->probed = false;
+  out->ring = out->slots = out->masks = out->probed = out->counted = false;
   out->graph = out->ragged = true;
   out->selection = NSA_SELECT_OWN;
   out->seqs = CHK_KV_SEQS;
@@ -112,7 +114,7 @@ static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
   const nsai_geometry *g = &f->geometry;
   fprintf(out,
-          "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s page%d%s%s%s%s%s%s%s%s%s%s "
+          "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s "
           "scale %.2f seq%d q%d len%d",
           f->op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)f->seed, g->heads,
           g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride, g->select_block,
@@ -124,6 +126,6 @@ void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
           f->selection == NSA_SELECT_OWN      ? ""
           : f->selection == NSA_SELECT_BLOCKS ? " blocks"
                                               : " ranges",
-          f->probed ? " probed" : "", f->masks ? " masks" : "", (double)f->softmax_scale, f->seqs,
-          f->max_q_len, f->max_kv_len);
+          f->probed ? " probed" : "", f->masks ? " masks" : "", f->counted ? " counted" : "",
+          (double)f->softmax_scale, f->seqs, f->max_q_len, f->max_kv_len);
 }

@@ -52,6 +52,13 @@ static bool spoil_importance(chk_kv_world *w) {
   return true;
 }
 
+static bool spoil_reads(chk_kv_world *w) {
+  const chk_kv_tensor *t = &w->tensor[CHK_KV_READS];
+  if (!t->host || !w->tokens) return false;
+  ((int64_t *)(void *)chk_kv_fetched(t))[0]++;
+  return true;
+}
+
 static bool spoil_behind(chk_kv_world *w) {
   const chk_kv_tensor *t = &w->tensor[CHK_KV_O];
   if (w->tokens == t->view.shape[0]) return false;
@@ -70,6 +77,7 @@ static bool spoil_step(chk_kv_world *w, int kind) {
   case CHK_KV_SPOIL_LIST: return spoil_list(w, true);
   case CHK_KV_SPOIL_CHOICE: return spoil_list(w, false);
   case CHK_KV_SPOIL_IMPORTANCE: return spoil_importance(w);
+  case CHK_KV_SPOIL_READS: return spoil_reads(w);
   case CHK_KV_SPOIL_GUARD: w->tensor[CHK_KV_O].gpu.image[0] = 0; return true;
   case CHK_KV_SPOIL_BEHIND: return spoil_behind(w);
   case CHK_KV_SPOIL_WORKSPACE: w->workspace.image[0] = 0; return true;

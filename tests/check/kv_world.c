@@ -132,6 +132,8 @@ static nsa_status make_rest(chk_kv_world *w) {
   NSAI_TRY(make(w, CHK_KV_O, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_v)));
   NSAI_TRY(make(w, CHK_KV_PROBE_ROWS, NSA_I32, 1, SHAPE(t)));
   NSAI_TRY(make(w, CHK_KV_PROBE, NSA_F32, 3, SHAPE(t, g->kv_heads, blocks)));
+  if (f->counted)
+    NSAI_TRY(make(w, CHK_KV_READS, NSA_I64, 4, SHAPE(s, g->kv_heads, NSA_BRANCHES, 2)));
   if (!g->select_count) return NSA_OK;
   return make_lists(w, t);
 }
@@ -214,12 +216,13 @@ static nsa_status make_context(chk_kv_world *w, const char *cache_dir, bool gpu,
            "nsa: 1\nmodel:\n  heads: %d\n  kv_heads: %d\n  head_dim_qk: %d\n  head_dim_v: %d\n"
            "  compress:\n    block: %d\n    stride: %d\n    phi: %s\n"
            "  select:\n    block: %d\n    count: %d\n    init: %d\n    local: %d\n"
-           "  window: %d\n  gate: %s\n  kv_sharing: %s\n  dtype: %s\nruntime:\n  device: %s\n",
+           "  window: %d\n  gate: %s\n  kv_sharing: %s\n  dtype: %s\nruntime:\n  device: %s\n"
+           "  count_reads: %s\n",
            g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
            phi_words[g->phi], g->select_block, g->select_count, g->select_init, g->select_local,
            g->window, g->gate == NSAI_GATE_WEIGHTS ? "weights" : "logits",
            g->per_branch ? "per_branch" : "shared", g->dtype == NSA_F16 ? "fp16" : "bf16",
-           gpu && w->device->driver ? "auto" : "cpu");
+           gpu && w->device->driver ? "auto" : "cpu", w->form.counted ? "true" : "false");
   size_t used = strlen(text);
   if (cache_dir)
     snprintf(text + used, sizeof text - used, "  cache_dir: \"%s\"\n", cache_dir);
@@ -349,6 +352,7 @@ static nsa_status prepare_call(chk_kv_world *w, bool step) {
     w->rows = (int64_t)w->form.seqs * w->form.max_q_len;
   fill_inputs(w);
   chk_kv_choose_selection(w);
+  chk_kv_start_reads(w);
   for (int what = CHK_KV_CU_Q; what < CHK_KV_FIRST_OUTPUT; what++)
     if (w->tensor[what].host) NSAI_TRY(chk_kv_upload(w, what));
   return chk_kv_poison_outputs(w);
@@ -408,6 +412,7 @@ nsa_io chk_kv_io(const chk_kv_world *w, bool gpu) {
     io.probe_rows = chk_kv_view(w, CHK_KV_SOME_ROWS, true);
     io.probe_importance = chk_kv_view(w, CHK_KV_SOME, true);
   }
+  if (gpu && w->form.counted) io.reads = chk_kv_view(w, CHK_KV_READS, true);
   return io;
 }
 

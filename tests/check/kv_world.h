@@ -34,7 +34,8 @@ typedef struct chk_kv_form {
   int32_t steps;
   int32_t chunk; /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
   float softmax_scale;
-  bool masks; /* steps run some of the branches */
+  bool masks;   /* steps run some of the branches */
+  bool counted; /* steps of a decode count what they read */
 } chk_kv_form;
 
 /* A random one; `longest`: of a sequence. */
@@ -51,6 +52,7 @@ typedef struct chk_kv_result {
   double entry;           /* the same of compressed entries */
   int64_t rows, near_cut; /* rows compared; of those with other blocks, near the cut */
   double importance;      /* worst error of probed rows over its limit */
+  int64_t counted;        /* tokens that counters had to have */
   char failure[256];      /* "": none */
 } chk_kv_result;
 
@@ -64,6 +66,7 @@ enum {
   CHK_KV_SPOIL_LIST,
   CHK_KV_SPOIL_CHOICE,
   CHK_KV_SPOIL_IMPORTANCE,
+  CHK_KV_SPOIL_READS,
   CHK_KV_SPOIL_CACHE,
   CHK_KV_SPOIL_ENTRY,
   CHK_KV_SPOIL_GUARD,

@@ -26,6 +26,7 @@ enum {
   CHK_KV_FRESH_V = CHK_KV_FRESH_K + NSA_BRANCHES,
   CHK_KV_SELECTION = CHK_KV_FRESH_V + NSA_BRANCHES, /* that the caller brings */
   CHK_KV_SOME_ROWS,                                 /* whose importance the GPU tells */
+  CHK_KV_READS,                                     /* counters, which a step adds to */
   CHK_KV_FIRST_OUTPUT,
   CHK_KV_O = CHK_KV_FIRST_OUTPUT,
   CHK_KV_IDX,
@@ -116,6 +117,10 @@ void chk_kv_choose_selection(chk_kv_world *w);
 
 /* What the GPU tells of the probed rows' importance, by what the CPU device does of all. */
 void chk_kv_compare_probes(chk_kv_world *w);
+
+/* kv_reads.c: what counters begin with, and what a step has added to them. */
+void chk_kv_start_reads(chk_kv_world *w);
+void chk_kv_compare_reads(chk_kv_world *w);
 
 /* kv_spoil.c: damages what the GPU gave. */
 void chk_kv_spoil_cache(chk_kv_world *w);

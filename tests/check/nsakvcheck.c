@@ -77,7 +77,7 @@ static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
 }
 
 typedef struct counts {
-  int64_t passed, failed, skipped, rows;
+  int64_t passed, failed, skipped, rows, counted;
 } counts;
 
 /* One world. A plan that the library refuses by name is no failure. */
@@ -90,6 +90,7 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
   if (status) snprintf(r.failure, sizeof r.failure, "%.200s", nsa_last_error());
   bool failed = r.failure[0] && !skipped;
   all->rows += r.rows;
+  all->counted += r.counted;
   *(skipped ? &all->skipped : failed ? &all->failed : &all->passed) += 1;
   if (!failed && !a->verbose) return;
   printf("%s: ", skipped ? "skipped" : failed ? "FAILED" : "passed");
@@ -215,9 +216,10 @@ int main(int argc, char **argv) {
     if (a.time_limit > 0 && nsai_trial_now() - start > a.time_limit) break;
     check(&a, &device, a.seed + (uint64_t)i, &all);
   }
-  printf("%lld worlds passed, %lld failed, %lld skipped, of %lld; %lld rows (%s, %.1f s)\n",
+  printf("%lld worlds passed, %lld failed, %lld skipped, of %lld; %lld rows, %lld reads "
+         "(%s, %.1f s)\n",
          (long long)all.passed, (long long)all.failed, (long long)all.skipped, (long long)a.count,
-         (long long)all.rows, device.name, nsai_trial_now() - start);
+         (long long)all.rows, (long long)all.counted, device.name, nsai_trial_now() - start);
   nsai_trial_device_close(&device);
   return all.failed ? 1 : 0;
 }

@@ -1,0 +1,127 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The counters of a decode step (nsa_io.reads) against what follows from lengths and chosen blocks.
+ */
+#include "kv_world_impl.h"
+#include "plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define ELEMENT 2 /* bytes */
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static bool runs(const chk_kv_world *w, int branch) { return w->branches >> branch & 1; }
+
+/* What the counters hold before a step: no two alike. */
+static int64_t start_of(int64_t i) { return 1000003 * i; }
+
+void chk_kv_start_reads(chk_kv_world *w) {
+  chk_kv_tensor *t = &w->tensor[CHK_KV_READS];
+  for (int64_t i = 0; t->host && i < (int64_t)(t->bytes / sizeof(int64_t)); i++)
+    ((int64_t *)(void *)t->host)[i] = start_of(i);
+}
+
+/* New tokens that a block of threads takes, which share compressed entries. */
+static int64_t tile_tokens(const chk_kv_world *w) {
+  int64_t most = 1;
+  for (int role = NSAI_KERNEL_DECODE_SCAN; role < NSAI_KERNEL_BACKWARD_SAVED; role++)
+    if (w->gpu_attend->choice.specs[role].tokens > most)
+      most = w->gpu_attend->choice.specs[role].tokens;
+  return most;
+}
+
+/* Compressed entries of a sequence: by tiles of tokens, each up to its last one; on the CPU device at
+ * once. */
+static int64_t entries_read(const chk_kv_world *w, int s) {
+  const nsai_geometry *g = &w->form.geometry;
+  const int64_t tile = tile_tokens(w);
+  bool selects = g->select_count && w->form.selection == NSA_SELECT_OWN;
+  int64_t sum = 0;
+  if (!runs(w, NSA_CMP) && !selects && !w->form.probed) return 0;
+  if (!w->device->driver) return nsai_block_count(g, w->len[s]);
+  for (int64_t first = 0; first < w->q_len[s]; first += tile)
+    sum += nsai_block_count(g, w->len[s] - w->q_len[s] + least(first + tile, w->q_len[s]));
+  return sum;
+}
+
+/* Entries of the row's list, chosen or brought, as tokens [begin, end). */
+typedef struct entries {
+  const int32_t *at;
+  int width; /* 2: ranges */
+  int64_t block;
+} entries;
+
+static entries entries_of(const chk_kv_world *w, int64_t token, int32_t head) {
+  const bool own = w->form.selection == NSA_SELECT_OWN;
+  const chk_kv_tensor *t = &w->tensor[own ? CHK_KV_IDX : CHK_KV_SELECTION];
+  const int64_t heads = own || !w->form.shared_lists ? head * t->view.stride[1] : 0;
+  return (entries){ (const int32_t *)(const void *)(own ? chk_kv_fetched(t) : t->host) +
+                        token * t->view.stride[0] + heads,
+                    w->form.selection == NSA_SELECT_RANGES ? 2 : 1, w->form.geometry.select_block };
+}
+
+/* Tokens in the list of a row at position t, each once. `seen` [t + 1]: zeros, and again after. */
+static int64_t listed_tokens(const chk_kv_world *w, int64_t token, int32_t head, int64_t t,
+                             char *seen) {
+  const entries e = entries_of(w, token, head);
+  int64_t sum = 0;
+  for (int32_t i = 0; i < w->form.geometry.select_count; i++) {
+    const int32_t *at = e.at + i * e.width;
+    int64_t begin = e.width == 2 ? at[0] : at[0] * e.block;
+    int64_t end = e.width == 2 ? at[1] : at[0] < 0 ? begin : begin + e.block;
+    for (int64_t p = begin < 0 ? 0 : begin; p < least(end, t + 1); p++)
+      sum += !seen[p], seen[p] = 1;
+  }
+  memset(seen, 0, (size_t)t + 1);
+  return sum;
+}
+
+/* Tokens that a sequence's new ones, from row `first` of q on, read for one head and branch. */
+static int64_t tokens_read(const chk_kv_world *w, int s, int64_t first, int32_t head, int branch,
+                           char *seen) {
+  int64_t sum = 0;
+  if (branch == NSA_CMP) return entries_read(w, s);
+  for (int64_t token = first; runs(w, branch) && token < first + w->q_len[s]; token++) {
+    int64_t t = chk_kv_position_of(w, token);
+    if (t < 0) continue;
+    sum += branch == NSA_SEL ? listed_tokens(w, token, head, t, seen)
+                             : least(w->form.geometry.window, t + 1);
+  }
+  return sum;
+}
+
+/* Bytes of K and V of a token; the CPU device reads no V for the selection alone. */
+static int64_t row_bytes(const chk_kv_world *w, int branch) {
+  const nsai_geometry *g = &w->form.geometry;
+  bool k_alone = !w->device->driver && branch == NSA_CMP && !runs(w, NSA_CMP);
+  return ELEMENT * (int64_t)(g->head_dim_qk + (k_alone ? 0 : g->head_dim_v));
+}
+
+void chk_kv_compare_reads(chk_kv_world *w) {
+  const chk_kv_tensor *t = &w->tensor[CHK_KV_READS];
+  const int64_t *got = (const int64_t *)(const void *)chk_kv_fetched(t);
+  int64_t first = 0, i = 0;
+  char *seen = calloc((size_t)w->form.max_kv_len + 1, 1);
+  if (!seen) {
+    snprintf(w->result->failure, sizeof w->result->failure, "no memory to judge reads");
+    return;
+  }
+  for (int s = 0; s < w->form.seqs; first += w->q_len[s++])
+    for (int32_t head = 0; head < w->form.geometry.kv_heads; head++)
+      for (int branch = 0; branch < NSA_BRANCHES; branch++, i += 2) {
+        int64_t tokens = got[i] - start_of(i), bytes = got[i + 1] - start_of(i + 1);
+        int64_t want = tokens_read(w, s, first, head, branch, seen);
+        w->result->counted += want;
+        if ((tokens == want && bytes == want * row_bytes(w, branch)) || w->result->failure[0])
+          continue;
+        snprintf(w->result->failure, sizeof w->result->failure,
+                 "reads of sequence %d (%d of %d tokens new), head %d, branch %d: %lld tokens, "
+                 "%lld bytes, expected %lld, %lld",
+                 s, w->q_len[s], w->len[s], head, branch, (long long)tokens, (long long)bytes,
+                 (long long)want, (long long)(want * row_bytes(w, branch)));
+      }
+  free(seen);
+}
