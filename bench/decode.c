@@ -3,7 +3,7 @@
  */
 #include "decode.h"
 
-#include "decode_world.h"
+#include "decode_reads.h"
 #include "time_launch.h"
 
 #include <string.h>
@@ -14,23 +14,6 @@
 
 const char *const bench_decode_part_names[BENCH_DECODE_PARTS] = { "total", "cmp",    "sel",
                                                                   "win",   "append", "dense" };
-
-/* ---- work ------------------------------------------------------------------------------------ */
-
-bench_decode_reads bench_decode_reads_of(const nsai_geometry *g, int64_t context, int32_t q_len) {
-  bench_decode_reads r = { .compressed = nsai_block_count(g, context), .dense = context };
-  int64_t window = g->window ? (int64_t)g->window + q_len - 1 : 0;
-  r.window = window < context ? window : context;
-  for (int64_t t = context - q_len; g->select_count && t < context; t++) {
-    int64_t most = (int64_t)(g->select_count - 1) * g->select_block + t % g->select_block + 1;
-    r.selected += t < 0 ? 0 : t + 1 < most ? t + 1 : most;
-  }
-  return r;
-}
-
-static double row_bytes(const nsai_geometry *g, int64_t batch) {
-  return 2.0 * (double)batch * g->kv_heads * (g->head_dim_qk + g->head_dim_v);
-}
 
 /* ---- plans ----------------------------------------------------------------------------------- */
 
@@ -98,27 +81,29 @@ done:
 /* ---- a cell ---------------------------------------------------------------------------------- */
 
 typedef struct plans {
-  nsa_plan *fill, *append, *decode, *dense;
+  nsa_plan *fill, *append, *decode, *counted, *dense;
 } plans;
 
 static void destroy_plans(plans *p) {
   nsa_plan_destroy(p->fill);
   nsa_plan_destroy(p->append);
   nsa_plan_destroy(p->decode);
+  nsa_plan_destroy(p->counted);
   nsa_plan_destroy(p->dense);
 }
 
-static nsa_status make_plans(nsa_ctx *ctx, nsa_ctx *dense, const bench_decode_options *options,
+static nsa_status make_plans(const bench_decode_contexts *c, const bench_decode_options *options,
                              const bench_decode_cell *cell, plans *p) {
-  NSAI_TRY(make_plan(ctx, NSA_OP_APPEND, options, cell, 1, &p->fill));
-  NSAI_TRY(make_plan(ctx, NSA_OP_APPEND, options, cell, 0, &p->append));
-  NSAI_TRY(make_plan(ctx, NSA_OP_DECODE, options, cell, 0, &p->decode));
-  return dense ? make_plan(dense, NSA_OP_DECODE, options, cell, 0, &p->dense) : NSA_OK;
+  NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, 1, &p->fill));
+  NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, 0, &p->append));
+  NSAI_TRY(make_plan(c->timed, NSA_OP_DECODE, options, cell, 0, &p->decode));
+  NSAI_TRY(make_plan(c->counting, NSA_OP_DECODE, options, cell, 0, &p->counted));
+  return c->dense ? make_plan(c->dense, NSA_OP_DECODE, options, cell, 0, &p->dense) : NSA_OK;
 }
 
 /* Device memory for the largest of the plans' workspaces. */
 static nsa_status make_workspace(decode_world *w, const plans *p, nsa_exec *exec) {
-  const nsa_plan *all[] = { p->append, p->decode, p->dense };
+  const nsa_plan *all[] = { p->append, p->decode, p->counted, p->dense };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
     if (!all[i]) continue;
@@ -129,13 +114,15 @@ static nsa_status make_workspace(decode_world *w, const plans *p, nsa_exec *exec
   return decode_world_alloc(w, exec->workspace_bytes, &exec->workspace);
 }
 
-static nsa_status time_parts(decode_world *w, const plans *p, bench_decode_cell *cell) {
+/* Counts first: what the counting kernels leave in L2 the first replay, which warms up, reads over. */
+static nsa_status measure_parts(decode_world *w, const plans *p, bench_decode_cell *cell) {
   static const bench_decode_part part_of[NSA_BRANCHES] = {
     [NSA_CMP] = BENCH_DECODE_CMP, [NSA_SEL] = BENCH_DECODE_SEL, [NSA_WIN] = BENCH_DECODE_WIN
   };
   const nsai_geometry *g = w->geometry;
   steps s = { .world = w, .decode = p->decode, .exec = NSA_EXEC_INIT };
   NSAI_TRY(make_workspace(w, p, &s.exec));
+  NSAI_TRY(bench_decode_count(w, p->counted, &s.exec, cell));
   NSAI_TRY(time_steps(&s, &cell->us[BENCH_DECODE_TOTAL]));
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if ((b == NSA_SEL && !g->select_count) || (b == NSA_WIN && !g->window)) continue;
@@ -153,26 +140,26 @@ static nsa_status time_parts(decode_world *w, const plans *p, bench_decode_cell 
   return time_steps(&s, &cell->us[BENCH_DECODE_STEP]);
 }
 
-nsa_status bench_decode_measure(chk_session *session, nsa_ctx *ctx, nsa_ctx *dense,
+nsa_status bench_decode_measure(chk_session *session, const bench_decode_contexts *contexts,
                                 const bench_decode_options *options, bench_decode_cell *cell) {
   const nsai_geometry *g = &options->c.geometry;
-  const bench_decode_reads reads = bench_decode_reads_of(g, cell->context, cell->q_len);
   nsa_caps caps = NSA_CAPS_INIT;
   plans p = { 0 };
   decode_world world = { 0 };
   nsa_status status;
-  cell->bytes =
-      row_bytes(g, cell->batch) * (double)(reads.compressed + reads.selected + reads.window);
-  cell->dense_bytes = row_bytes(g, cell->batch) * (double)reads.dense;
-  int64_t copies =
-      chk_session_device(session)->driver ? 1 + (int64_t)(COLD_BYTES / cell->bytes) : 1;
+  bench_decode_expect(g, cell, NULL, &cell->expected);
+  cell->dense_bytes =
+      2.0 * (double)(cell->batch * cell->context * g->kv_heads) * (g->head_dim_qk + g->head_dim_v);
+  int64_t copies = chk_session_device(session)->driver
+                       ? 1 + (int64_t)(COLD_BYTES / (double)cell->expected.bytes)
+                       : 1;
   if (copies > MOST_COPIES) copies = MOST_COPIES;
-  NSAI_TRY_TO(done, make_plans(ctx, dense, options, cell, &p));
+  NSAI_TRY_TO(done, make_plans(contexts, options, cell, &p));
   NSAI_TRY_TO(done, nsa_plan_caps(p.decode, &caps));
   memcpy(cell->variants, caps.variants, sizeof cell->variants);
   NSAI_TRY_TO(done, decode_world_create(session, options, g, p.fill, cell, copies, &world));
   cell->copies = world.copies;
-  NSAI_TRY_TO(done, time_parts(&world, &p, cell));
+  NSAI_TRY_TO(done, measure_parts(&world, &p, cell));
 done:
   decode_world_destroy(&world);
   destroy_plans(&p);

@@ -36,13 +36,11 @@ typedef enum bench_decode_part {
 
 extern const char *const bench_decode_part_names[BENCH_DECODE_PARTS];
 
-/* Rows that a step has to read at least once, of one KV head of one sequence: where q_len tokens choose
- * different blocks, each of them counts. */
+/* Tokens of K and V that a step reads, by branch, and their bytes: decode_reads.h. */
 typedef struct bench_decode_reads {
-  int64_t compressed, selected, window, dense;
+  int64_t tokens[NSA_BRANCHES];
+  int64_t bytes;
 } bench_decode_reads;
-
-bench_decode_reads bench_decode_reads_of(const nsai_geometry *g, int64_t context, int32_t q_len);
 
 typedef struct bench_decode_cell {
   int64_t context;
@@ -50,18 +48,45 @@ typedef struct bench_decode_cell {
   int32_t q_len;
   int64_t copies;                /* of the cache, and steps of one graph */
   double us[BENCH_DECODE_PARTS]; /* of a step; 0: no time, `note` says why */
-  double bytes, dense_bytes;     /* K, V and compressed rows to be read */
+  bench_decode_reads actual;     /* what the device has counted */
+  bench_decode_reads expected;   /* what has to be read at least once */
+  double dense_bytes;            /* the same of attention over all keys */
   char variants[512];
   char note[200];
 } bench_decode_cell;
 
-/* Times one cell. What could not be timed has its reason in the cell's note; errors are those that
+/* The contexts of a cell's plans. */
+typedef struct bench_decode_contexts {
+  nsa_ctx *timed;
+  nsa_ctx *counting; /* runtime.count_reads */
+  nsa_ctx *dense;    /* a window as long as the context; NULL: not timed */
+} bench_decode_contexts;
+
+/* Counts and times one cell. What could not be has its reason in the cell's note; errors are those that
  * concern all cells. */
-nsa_status bench_decode_measure(chk_session *session, nsa_ctx *ctx, nsa_ctx *dense,
+nsa_status bench_decode_measure(chk_session *session, const bench_decode_contexts *contexts,
                                 const bench_decode_options *options, bench_decode_cell *cell);
 
+/* What the lines of one table have in common. */
+typedef struct bench_decode_table {
+  const bench_decode_options *options;
+  const char *device, *commit; /* commit may be empty */
+  double bandwidth;            /* GB/s, as measured; 0: unknown */
+} bench_decode_table;
+
+/* Bytes over a time, 1e9 in a second; 0 without a time. */
+double bench_decode_gbps(double bytes, double us);
+
+/* Of all branches. */
+double bench_decode_tokens(const bench_decode_reads *reads);
+
+/* decode_csv.c: which columns there are, it says there. */
+void bench_decode_csv_header(FILE *out);
+void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_decode_cell *c);
+
 /* All cells of the options: a line each on `out`, and on `csv` (NULL: none; `header`: it is new). With
- * `svg` (NULL: none) DIR/decode-speed.svg. `commit` may be empty. */
+ * `svg` (NULL: none) DIR/decode-speed.svg. `commit` may be empty. On a GPU the bandwidth of its memory is
+ * measured first. */
 nsa_status bench_decode(chk_session *session, const bench_decode_options *options,
                         const char *commit, FILE *out, FILE *csv, int header, const char *svg);
 

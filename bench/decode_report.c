@@ -1,39 +1,55 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "context.h"
-#include "csv.h"
+#include "bandwidth.h"
 #include "decode.h"
 #include "plot.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #define MAX_OVERRIDES 40
 
 /* ---- lines ----------------------------------------------------------------------------------- */
 
-static double gbps(double bytes, double us) { return us > 0 ? bytes / us * 1e-3 : 0; }
+double bench_decode_gbps(double bytes, double us) { return us > 0 ? bytes / us * 1e-3 : 0; }
 
-static void put_head(FILE *out, const bench_decode_options *o) {
+double bench_decode_tokens(const bench_decode_reads *reads) {
+  double sum = 0;
+  for (int b = 0; b < NSA_BRANCHES; b++) sum += (double)reads->tokens[b];
+  return sum;
+}
+
+static void put_head(FILE *out, const bench_decode_table *t) {
+  const bench_decode_options *o = t->options;
   char text[NSAI_TRIAL_CASE_TEXT];
   nsai_trial_case_print(&o->c, text, sizeof text);
   fprintf(out, "%s\nmicroseconds of a step of %d new tokens, ", text, o->q_len);
   if (o->page_size > 0)
-    fprintf(out, "pages of %d\n", o->page_size);
+    fprintf(out, "pages of %d", o->page_size);
   else
-    fprintf(out, "without pages\n");
-  fprintf(out, "%8s %6s", "context", "batch");
+    fprintf(out, "without pages");
+  if (t->bandwidth > 0)
+    fprintf(out, "; memory is read at %.0f GB/s, which shares are of", t->bandwidth);
+  fprintf(out, "\n%8s %6s", "context", "batch");
   for (int i = 0; i < BENCH_DECODE_PARTS; i++) fprintf(out, " %8s", bench_decode_part_names[i]);
-  fprintf(out, " %7s %6s %7s %7s\n", "GB/s", "share", "dense/", "dense");
-  fprintf(out, "%8s %6s%*s %7s %6s %7s %7s\n", "", "", 9 * BENCH_DECODE_PARTS, "", "", "", "total",
-          "GB/s");
+  fprintf(out, " %7s %6s %7s %7s %6s\n", "GB/s", "share", "dense/", "dense", "dense");
+  fprintf(out, "%8s %6s%*s %7s %6s %7s %7s %6s\n", "", "", 9 * BENCH_DECODE_PARTS, "", "", "",
+          "total", "GB/s", "share");
 }
 
-static void put_cell(FILE *out, const bench_decode_cell *c, double bandwidth) {
-  const double *us = c->us, read = gbps(c->bytes, us[BENCH_DECODE_TOTAL]);
+static void put_share(FILE *out, double part, double whole) {
+  if (part > 0 && whole > 0)
+    fprintf(out, " %4.0f %%", 100 * part / whole);
+  else
+    fprintf(out, " %6s", "-");
+}
+
+static void put_cell(FILE *out, const bench_decode_table *t, const bench_decode_cell *c) {
+  const double *us = c->us;
+  const double read = bench_decode_gbps((double)c->expected.bytes, us[BENCH_DECODE_TOTAL]);
+  const double dense = bench_decode_gbps(c->dense_bytes, us[BENCH_DECODE_DENSE]);
   fprintf(out, "%8lld %6lld", (long long)c->context, (long long)c->batch);
   for (int i = 0; i < BENCH_DECODE_PARTS; i++)
     if (us[i] > 0)
@@ -41,56 +57,41 @@ static void put_cell(FILE *out, const bench_decode_cell *c, double bandwidth) {
     else
       fprintf(out, " %8s", "-");
   fprintf(out, " %7.0f", read);
-  if (bandwidth > 0 && read > 0)
-    fprintf(out, " %4.0f %%", 100 * read / bandwidth);
-  else
-    fprintf(out, " %6s", "-");
-  if (us[BENCH_DECODE_DENSE] > 0 && us[BENCH_DECODE_TOTAL] > 0)
-    fprintf(out, " %7.2f %7.0f", us[BENCH_DECODE_DENSE] / us[BENCH_DECODE_TOTAL],
-            gbps(c->dense_bytes, us[BENCH_DECODE_DENSE]));
+  put_share(out, read, t->bandwidth);
+  if (dense > 0 && us[BENCH_DECODE_TOTAL] > 0) {
+    fprintf(out, " %7.2f %7.0f", us[BENCH_DECODE_DENSE] / us[BENCH_DECODE_TOTAL], dense);
+    put_share(out, dense, t->bandwidth);
+  }
   fprintf(out, c->note[0] ? "  %s\n" : "%s\n", c->note);
 }
 
-/* ---- CSV ------------------------------------------------------------------------------------- */
-
-static void put_csv_header(FILE *out) {
-  fprintf(out, "date,commit,device,problem,S,batch,q_len,page_size,copies,ms_total,ms_cmp,ms_sel,"
-               "ms_win,ms_append,ms_dense,reads_expected_cmp,reads_expected_sel,reads_expected_win,"
-               "reads_expected,bytes,gbps,share,dense_gbps,note\n");
-}
-
-static void put_number(FILE *out, double value) {
-  fputc(',', out);
-  if (value > 0) fprintf(out, "%.5g", value);
-}
-
-/* Times in ms; reads_expected*: rows of one KV head of one sequence, decode.h. */
-static void put_csv(FILE *out, const bench_decode_options *o, const bench_decode_cell *c,
-                    const char *commit, const char *device, double bandwidth) {
-  const bench_decode_reads r = bench_decode_reads_of(&o->c.geometry, c->context, c->q_len);
-  const double read = gbps(c->bytes, c->us[BENCH_DECODE_TOTAL]);
-  char date[24], text[NSAI_TRIAL_CASE_TEXT];
-  time_t now = time(NULL);
-  struct tm utc;
-  strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-  nsai_trial_case_print(&o->c, text, sizeof text);
-  fprintf(out, "%s,", date);
-  bench_csv_word(out, commit);
-  fputc(',', out);
-  bench_csv_quoted(out, device);
-  fputc(',', out);
-  bench_csv_quoted(out, text);
-  fprintf(out, ",%lld,%lld,%d,%d,%lld", (long long)c->context, (long long)c->batch, c->q_len,
-          o->page_size > 0 ? o->page_size : 0, (long long)c->copies);
-  for (int i = 0; i < BENCH_DECODE_PARTS; i++) put_number(out, c->us[i] * 1e-3);
-  fprintf(out, ",%lld,%lld,%lld,%lld,%.0f", (long long)r.compressed, (long long)r.selected,
-          (long long)r.window, (long long)(r.compressed + r.selected + r.window), c->bytes);
-  put_number(out, read);
-  put_number(out, bandwidth > 0 ? read / bandwidth : 0);
-  put_number(out, gbps(c->dense_bytes, c->us[BENCH_DECODE_DENSE]));
-  fputc(',', out);
-  if (c->note[0]) bench_csv_quoted(out, c->note);
-  fputc('\n', out);
+/* The branches' shares of the step, each timed alone, and what is read of one KV head of one sequence: of
+ * all branches and of each, as counted over what has to be. */
+static void put_summary(FILE *out, const bench_decode_table *t, const bench_decode_cell *cells) {
+  const bench_decode_options *o = t->options;
+  fprintf(out,
+          "\nbranches' times over the step's, and tokens of K and V that a KV head of a sequence "
+          "reads: counted / expected\n");
+  fprintf(out, "%8s %6s %6s %6s %6s %13s %13s %13s %13s %8s\n", "context", "batch", "cmp", "sel",
+          "win", "reads", "cmp", "sel", "win", "MB");
+  for (int i = 0; i < o->context_count * o->batch_count; i++) {
+    const bench_decode_cell *c = &cells[i];
+    const double rows = (double)(c->batch * o->c.geometry.kv_heads);
+    if (!(c->us[BENCH_DECODE_TOTAL] > 0)) continue;
+    fprintf(out, "%8lld %6lld", (long long)c->context, (long long)c->batch);
+    for (int b = BENCH_DECODE_CMP; b <= BENCH_DECODE_WIN; b++)
+      put_share(out, c->us[b], c->us[BENCH_DECODE_TOTAL]);
+    for (int b = -1; b < NSA_BRANCHES; b++) {
+      char text[48];
+      const bench_decode_reads *r[] = { &c->actual, &c->expected };
+      double tokens[2];
+      for (int k = 0; k < 2; k++)
+        tokens[k] = (b < 0 ? bench_decode_tokens(r[k]) : (double)r[k]->tokens[b]) / rows;
+      snprintf(text, sizeof text, "%.0f/%.0f", tokens[0], tokens[1]);
+      fprintf(out, " %13s", text);
+    }
+    fprintf(out, " %8.1f\n", 1e-6 * (double)c->actual.bytes);
+  }
 }
 
 /* ---- figure ---------------------------------------------------------------------------------- */
@@ -149,16 +150,14 @@ static nsa_status draw(const bench_decode_options *o, const bench_decode_cell *c
 
 /* ---- all cells ------------------------------------------------------------------------------- */
 
-/* A context of the model, its window `window` tokens unless that is 0. */
-static nsa_status make_context(chk_session *session, const nsai_trial_case *c, int64_t window,
+/* A context of the model with one more setting; NULL: none. */
+static nsa_status make_context(chk_session *session, const nsai_trial_case *c, const char *setting,
                                nsa_ctx **out) {
   const char *const *given = chk_session_opts(session)->overrides, *overrides[MAX_OVERRIDES];
-  char setting[64];
   int count = 0;
   nsa_options options = NSA_OPTIONS_INIT;
   for (; given && *given && count < MAX_OVERRIDES - 2; given++) overrides[count++] = *given;
-  snprintf(setting, sizeof setting, "model.window=%lld", (long long)window);
-  if (window) overrides[count++] = setting;
+  if (setting) overrides[count++] = setting;
   overrides[count] = NULL;
   char *yaml = chk_session_yaml(session, c);
   if (!yaml) return nsai_fail_nomem("a configuration", 1024);
@@ -169,26 +168,25 @@ static nsa_status make_context(chk_session *session, const nsai_trial_case *c, i
   return status;
 }
 
-static nsa_status measure_context(chk_session *session, nsa_ctx *ctx, const bench_decode_options *o,
-                                  bench_decode_cell *cells, const char *commit, FILE *out,
+/* The cells of one context. */
+static nsa_status measure_context(chk_session *session, bench_decode_contexts *contexts,
+                                  const bench_decode_table *t, bench_decode_cell *cells, FILE *out,
                                   FILE *csv) {
-  const char *device = chk_session_device(session)->name;
-  const double bandwidth = ctx->config->device.hbm_gbps;
-  nsa_ctx *dense = NULL;
-  nsa_status status;
+  char window[64];
+  nsa_status status = NSA_OK;
+  snprintf(window, sizeof window, "model.window=%lld", (long long)cells->context);
   if (chk_session_device(session)->driver) /* the CPU device has but one way to compute */
-    NSAI_TRY_TO(done, make_context(session, &o->c, cells->context, &dense));
-  else
-    status = NSA_OK;
-  for (int b = 0; b < o->batch_count; b++) {
+    NSAI_TRY_TO(done, make_context(session, &t->options->c, window, &contexts->dense));
+  for (int b = 0; b < t->options->batch_count; b++) {
     /* A failure stands in the cell; the next one may fit. */
-    (void)bench_decode_measure(session, ctx, dense, o, &cells[b]);
-    put_cell(out, &cells[b], bandwidth);
+    (void)bench_decode_measure(session, contexts, t->options, &cells[b]);
+    put_cell(out, t, &cells[b]);
     fflush(out);
-    if (csv) put_csv(csv, o, &cells[b], commit, device, bandwidth), fflush(csv);
+    if (csv) bench_decode_csv_line(csv, t, &cells[b]), fflush(csv);
   }
 done:
-  nsa_destroy(dense);
+  nsa_destroy(contexts->dense);
+  contexts->dense = NULL;
   return status;
 }
 
@@ -201,32 +199,45 @@ static nsa_status refuse_model(const nsai_geometry *g) {
   return NSA_OK;
 }
 
+/* All contexts of plans that do not depend on the sequences' lengths, and the device's bandwidth. */
+static nsa_status prepare(chk_session *session, bench_decode_contexts *contexts,
+                          bench_decode_table *t) {
+  const nsai_trial_device *device = chk_session_device(session);
+  NSAI_TRY(refuse_model(&t->options->c.geometry));
+  NSAI_TRY(make_context(session, &t->options->c, NULL, &contexts->timed));
+  NSAI_TRY(make_context(session, &t->options->c, "runtime.count_reads=true", &contexts->counting));
+  t->device = device->name;
+  return bench_bandwidth_measure(device, contexts->timed, &t->bandwidth);
+}
+
 nsa_status bench_decode(chk_session *session, const bench_decode_options *o, const char *commit,
                         FILE *out, FILE *csv, int header, const char *svg) {
   bench_decode_cell *cells = calloc((size_t)(o->context_count * o->batch_count), sizeof *cells);
-  nsa_ctx *ctx = NULL;
+  bench_decode_table table = { .options = o, .commit = commit };
+  bench_decode_contexts contexts = { 0 };
   int timed = 0;
   nsa_status status;
   if (!cells) return nsai_fail_nomem("cells", sizeof *cells);
-  NSAI_TRY_TO(done, refuse_model(&o->c.geometry));
-  NSAI_TRY_TO(done, make_context(session, &o->c, 0, &ctx));
-  if (csv && header) put_csv_header(csv);
-  put_head(out, o);
+  NSAI_TRY_TO(done, prepare(session, &contexts, &table));
+  if (csv && header) bench_decode_csv_header(csv);
+  put_head(out, &table);
   for (int i = 0; i < o->context_count; i++) {
     bench_decode_cell *row = &cells[i * o->batch_count];
     for (int b = 0; b < o->batch_count; b++)
       row[b] = (bench_decode_cell){ .context = o->contexts[i],
                                     .batch = o->batches[b],
                                     .q_len = o->q_len };
-    NSAI_TRY_TO(done, measure_context(session, ctx, o, row, commit, out, csv));
+    NSAI_TRY_TO(done, measure_context(session, &contexts, &table, row, out, csv));
   }
   for (int i = 0; i < o->context_count * o->batch_count; i++)
     timed += cells[i].us[BENCH_DECODE_TOTAL] > 0;
   if (!timed)
     NSAI_TRY_TO(done, nsai_fail(NSA_E_UNSUPPORTED, "nothing could be timed: %s", cells->note));
+  put_summary(out, &table, cells);
   if (svg) status = draw(o, cells, svg);
 done:
-  nsa_destroy(ctx);
+  nsa_destroy(contexts.timed);
+  nsa_destroy(contexts.counting);
   free(cells);
   return status;
 }

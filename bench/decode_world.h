@@ -20,7 +20,7 @@ typedef struct decode_world {
   nsa_kv fresh;  /* of a step: the first rows of the prompt */
   nsa_tensor lengths,
       tables; /* i32 [batch], i32 [copies * batch, pages] or slots [copies * batch] */
-  void *owned[24];
+  void *owned[32];
   int owned_count;
 } decode_world;
 

@@ -56,6 +56,7 @@ typedef struct arguments {
   const char *csv, *json, *markdown, *svg;
   int64_t from, to; /* 0: the default */
   bench_decode_options decode;
+  int fill; /* NSAI_TRIAL_FILLS: the problem's own */
   int branches, list;
 } arguments;
 
@@ -73,7 +74,8 @@ enum {
   OPT_CONTEXTS,
   OPT_BATCHES,
   OPT_Q_LEN,
-  OPT_PAGE_SIZE
+  OPT_PAGE_SIZE,
+  OPT_FILL
 };
 
 static const struct argp_option options[] = {
@@ -88,6 +90,7 @@ static const struct argp_option options[] = {
   { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
   { "q-len", OPT_Q_LEN, "N", 0, "New tokens of a sequence in a step (decode; 1)", 0 },
   { "page-size", OPT_PAGE_SIZE, "N", 0, "Tokens of a page, 0: no pages (decode; 64)", 0 },
+  { "fill", OPT_FILL, "NAME", 0, "Inputs: random, correlated, ... (decode; the problem's)", 0 },
   { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal", 1 },
   { "config", 'c', "FILE", 0, "A configuration below each problem's own", 1 },
   { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 1 },
@@ -126,6 +129,13 @@ static void parse_list(const char *value, int64_t *list, int *count, struct argp
              BENCH_DECODE_SIZES);
 }
 
+static int parse_fill(const char *value, struct argp_state *state) {
+  for (int fill = 0; fill < NSAI_TRIAL_FILLS; fill++)
+    if (!strcmp(value, nsai_trial_fill_name((nsai_trial_fill)fill))) return fill;
+  argp_error(state, "--fill: '%s' is none of a problem's fills, as random or correlated", value);
+  return NSAI_TRIAL_FILLS;
+}
+
 static void parse_word(arguments *a, const char *word, struct argp_state *state) {
   if (!a->named) {
     while (a->command < COMMANDS && strcmp(word, command_names[a->command]) != 0) a->command++;
@@ -155,6 +165,8 @@ static void check_usage(const arguments *a, struct argp_state *state) {
   const bench_decode_options *d = &a->decode;
   if (a->command != DECODE && (d->context_count || d->batch_count || d->q_len || d->page_size))
     argp_error(state, "%s takes no --contexts, --batches, --q-len or --page-size", name);
+  if (a->command != DECODE && a->fill != NSAI_TRIAL_FILLS)
+    argp_error(state, "%s takes no --fill: --problem and --filter say it", name);
   if (a->command == DECODE && (a->filter || a->list || a->json || a->markdown))
     argp_error(state, "decode takes no --filter, --list, --json or --md");
   if (a->problem && a->problems) argp_error(state, "--problem or --problems, not both");
@@ -179,6 +191,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_PAGE_SIZE:
     a->decode.page_size = strcmp(value, "0") ? (int32_t)parse_length(value, state) : NSA_NO_PAGES;
     break;
+  case OPT_FILL: a->fill = parse_fill(value, state); break;
   case 'd':
     if (nsai_trial_device_parse(value, &a->session.device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
@@ -368,6 +381,10 @@ static nsa_status complete_decode(const arguments *a, bench_decode_options *d) {
     d->contexts[d->context_count] = contexts[d->context_count];
   for (; !a->decode.batch_count && d->batch_count < 6; d->batch_count++)
     d->batches[d->batch_count] = batches[d->batch_count];
+  if (a->fill != NSAI_TRIAL_FILLS) {
+    d->c.fill = (nsai_trial_fill)a->fill;
+    d->c.overlap = a->fill == NSAI_TRIAL_FILL_CORRELATED;
+  }
   if (!d->q_len) d->q_len = 1;
   if (!d->page_size) d->page_size = 64;
   return status;
@@ -423,7 +440,7 @@ int main(int argc, char **argv) {
     NULL,
     NULL
   };
-  arguments a = { 0 };
+  arguments a = { .fill = NSAI_TRIAL_FILLS };
   a.session.device = NSAI_TRIAL_DEVICE_AUTO;
   a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   argp_err_exit_status = 2;

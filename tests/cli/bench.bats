@@ -99,22 +99,44 @@ PY
   model='fwd:h4/2:d64/64:w64'
   run -0 --separate-stderr bench decode --device cpu --problem "$model" --contexts 64,300 --batches 1,3 \
     --q-len 2 --page-size 16 --csv cells.csv --svg . --commit abc
-  [[ ${#lines[@]} == 8 && ${lines[1]} == *"2 new tokens, pages of 16" ]]
+  [[ ${lines[1]} == *"2 new tokens, pages of 16" ]]
+  ((${#lines[@]} == 8 + 6)) # blank ones are left out: a table of 4 cells, and a summary of them
   run -0 bench decode --device cpu --problem "$model" --contexts 64 --batches 1 --page-size 0 --csv cells.csv
+  run -0 bench decode --device cpu --problem "$model" --contexts 300 --batches 2 --csv cells.csv \
+    --fill correlated
   python3 - <<'PY'
 import csv, xml.dom.minidom
 rows = list(csv.DictReader(open("cells.csv")))
 assert [(r["S"], r["batch"], r["page_size"]) for r in rows] == \
-    [("64", "1", "16"), ("64", "3", "16"), ("300", "1", "16"), ("300", "3", "16"), ("64", "1", "0")]
+    [("64", "1", "16"), ("64", "3", "16"), ("300", "1", "16"), ("300", "3", "16"), ("64", "1", "0"),
+     ("300", "2", "64")]
+assert "S,ms_total,ms_cmp,ms_sel,ms_win,reads_actual,reads_expected,reads_actual_decode," \
+       "reads_expected_decode" in ",".join(rows[0])
+assert all(None not in r and None not in r.values() for r in rows)
+assert "fill=correlated" in rows[5]["problem"] and "fill=random" in rows[4]["problem"]
 for r in rows:
     assert float(r["ms_total"]) > 0 and float(r["ms_append"]) > 0 and not r["note"], r
-# 300 tokens: 17 blocks of phi; two tokens of 3 blocks and a part; a window and a token
-assert rows[2]["reads_expected"] == str(17 + (3 * 64 + 43) + (3 * 64 + 44) + 65)
+# Of one new token what is counted is what follows from the length: 300 tokens have 17 blocks of phi, 3
+# whole blocks and the current one are chosen, and a window of 64.
+for row, tokens in (rows[4], 3 + 64 + 64), (rows[5], 17 + (3 * 64 + 44) + 64):
+    for name in "reads_actual", "reads_expected", "reads_actual_decode", "reads_expected_decode":
+        assert row[name] == str(tokens), (name, row)
+    size = tokens * int(row["batch"]) * 2 * (64 + 64) * 2 # KV heads, K and V, bytes
+    assert int(row["bytes_actual"]) == int(row["bytes_expected"]) == size, row
+# Of two each reads its own blocks and window, which have to be read once; phi's blocks are shared.
+two = rows[2]
+assert two["reads_actual_cmp"] == two["reads_expected_cmp"] == "17"
+assert two["reads_actual_sel"] == str((3 * 64 + 43) + (3 * 64 + 44))
+assert 3 * 64 + 44 <= float(two["reads_expected_sel"]) <= 300
+assert (two["reads_actual_win"], two["reads_expected_win"]) == ("128", "65")
+assert float(two["reads_actual_decode"]) == float(two["reads_actual"]) / 2
 xml.dom.minidom.parse("decode-speed.svg")
 PY
   run -2 bench decode --device cpu --contexts 4k
   run -2 bench decode --device cpu --list
   run -2 bench window --device cpu --batches 4
+  run -2 bench window --device cpu --fill random
+  run -2 bench decode --device cpu --fill noise
   run -2 bench decode --device cpu --problem "$model:phi=linear"
   run -1 bench decode --device cpu --problem "$model" --contexts 64 --batches 1 --q-len 17
   [[ $output == *"max_q_len"* ]]

@@ -88,6 +88,31 @@ static void test_compiles_for_every_arch(void **state) {
   nsai_jit_destroy(jit);
 }
 
+/* The kernel that nsa-bench measures the memory's bandwidth with. */
+static void test_stream_read(void **state) {
+  (void)state;
+  const char *root = getenv("TEST_SOURCE_ROOT");
+  char path[1024], text[8192] = "";
+  if (!root || !have_nvrtc()) skip();
+  snprintf(path, sizeof path, "%s/bench/stream_read.cuh", root);
+  FILE *file = fopen(path, "r");
+  assert_non_null(file);
+  assert_in_range(fread(text, 1, sizeof text - 1, file), 500, sizeof text - 2);
+  fclose(file);
+  nsai_jit *jit = make_jit();
+  for (int32_t i = 0; nsai_arch_at(i); i++) {
+    nsai_jit_request request = { "stream_read", text, nsai_arch_at(i)->name, false };
+    nsai_kernel_image image;
+    nsa_status status = nsai_jit_compile(jit, &request, &image);
+    if (status == NSA_E_UNSUPPORTED) continue;
+    if (status != NSA_OK) fail_msg("%s", nsa_last_error());
+    assert_in_range(image.registers, 1,
+                    64); /* 8 loads on their way; full occupancy is not needed */
+    nsai_kernel_image_fini(&image);
+  }
+  nsai_jit_destroy(jit);
+}
+
 /* One unit gives one cubin, byte by byte; line information is an option of its own. */
 static void test_line_info_changes_the_cubin(void **state) {
   (void)state;
@@ -452,6 +477,7 @@ int main(void) {
     cmocka_unit_test(test_missing_compiler),
     cmocka_unit_test(test_compiles_for_every_arch),
     cmocka_unit_test(test_line_info_changes_the_cubin),
+    cmocka_unit_test(test_stream_read),
     cmocka_unit_test(test_error_names_template_and_line),
     cmocka_unit_test(test_unknown_arch),
     cmocka_unit_test(test_spills_are_refused),

@@ -1,0 +1,22 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * How fast the device reads its memory today: what shares of the bandwidth are shares of.
+ */
+#ifndef BENCH_BANDWIDTH_H
+#define BENCH_BANDWIDTH_H
+
+#include "context.h"
+#include "trial/device.h"
+
+/* The text of stream_read.cuh. */
+extern const char bench_stream_read_text[];
+
+/* Reads 4 GiB, or a quarter of the device's memory where that is less, by stream_read some times; *gbps:
+ * 1e9 bytes in a second of the median time, 0 on the CPU device. `ctx` compiles the kernel, in 0.1 s, and
+ * keeps nothing of it. Waits.
+ *
+ * What compiling, loading and launching say; NSA_E_NOMEM or NSA_E_CUDA without memory. */
+nsa_status bench_bandwidth_measure(const nsai_trial_device *device, nsa_ctx *ctx, double *gbps);
+
+#endif /* BENCH_BANDWIDTH_H */
