@@ -142,6 +142,39 @@ PY
   [[ $output == *"max_q_len"* ]]
 }
 
+@test "counters against the profiler's DRAM reads: the first step's kernels, to a tolerance" {
+  mkdir bin
+  cat >bin/ncu <<'SH'
+#!/usr/bin/env bash
+while [[ $1 == --* ]]; do
+  case $1 in
+    --log-file) log=$2 && shift 2 ;;
+    --csv) shift ;;
+    *) shift 2 ;;
+  esac
+done
+cat >"$log" <<CSV
+==PROF== Connected to process 1
+"ID","Kernel Name","dram__bytes_read.sum"
+"","","byte"
+"0","decode_scan","$SCANNED"
+"1","decode_select(NsaiDecode)","500000"
+"2","decode_attend(NsaiDecode)","245,760"
+"3","decode_scan","999,999,999"
+CSV
+exec "$@" --device cpu --problem fwd:h4/2:d64/64:w64
+SH
+  chmod +x bin/ncu
+  dram() { PATH=$PWD/bin:$PATH python3 "$NSA_SOURCE/bench/dram_reads.py" "$NSA_BENCH" --context 300 --batch 2; }
+  # 317 tokens of 2 sequences, 2 KV heads, 256 bytes: 324608
+  export SCANNED=100000
+  run -0 dram
+  [[ $output == *'counted 0.32 MB of K and V, expected 0.32, read from DRAM 0.35: +6.5 %' ]]
+  SCANNED=40,000
+  run -1 dram
+  [[ $output == *'-12.0 %' ]]
+}
+
 @test "a problem that fails is told, the others are timed, 1" {
   tiny_problems
   echo 'fwd:h64/4:d128/128:q=65536:nobatch' >>tiny.txt
