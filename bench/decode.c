@@ -5,11 +5,10 @@
 
 #include "decode_reads.h"
 #include "time_launch.h"
+#include "trial/kv.h"
 
 #include <string.h>
 
-#define COLD_BYTES 256e6 /* that other steps read before one reads the same again */
-#define MOST_COPIES 96   /* nodes of a graph are not free either */
 #define REPLAYS 7
 
 const char *const bench_decode_part_names[BENCH_DECODE_PARTS] = { "total", "cmp",    "sel",
@@ -35,15 +34,15 @@ static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options
 
 /* What a graph repeats over the copies. */
 typedef struct steps {
-  const decode_world *world;
+  const nsai_trial_kv *world;
   const nsa_plan *append, *decode; /* append NULL: none */
   nsa_exec exec;
 } steps;
 
 static nsa_status enqueue(void *user) {
   const steps *s = user;
-  for (int64_t copy = 0; copy < s->world->copies; copy++) {
-    nsa_batch batch = decode_world_batch(s->world, copy);
+  for (int64_t copy = 0; copy < s->world->form.copies; copy++) {
+    nsa_batch batch = nsai_trial_kv_batch(s->world, copy);
     nsa_exec append = s->exec;
     append.branches = 0;
     if (s->append)
@@ -71,7 +70,7 @@ static nsa_status time_steps(steps *s, double *us) {
     NSAI_TRY_TO(done, nsai_trial_timer_stop(device, &timer));
     NSAI_TRY_TO(done, nsai_trial_timer_read(device, &timer, &ms[i < 0 ? 0 : i]));
   }
-  *us = 1e3 * chk_median(ms, REPLAYS) / (double)s->world->copies;
+  *us = 1e3 * chk_median(ms, REPLAYS) / (double)s->world->form.copies;
 done:
   if (graph) device->driver->cuGraphExecDestroy(graph);
   nsai_trial_timer_destroy(device, &timer);
@@ -102,7 +101,7 @@ static nsa_status make_plans(const bench_decode_contexts *c, const bench_decode_
 }
 
 /* Device memory for the largest of the plans' workspaces. */
-static nsa_status make_workspace(decode_world *w, const plans *p, nsa_exec *exec) {
+static nsa_status make_workspace(nsai_trial_kv *w, const plans *p, nsa_exec *exec) {
   const nsa_plan *all[] = { p->append, p->decode, p->counted, p->dense };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
@@ -111,15 +110,17 @@ static nsa_status make_workspace(decode_world *w, const plans *p, nsa_exec *exec
     if (caps.workspace_bytes > exec->workspace_bytes) exec->workspace_bytes = caps.workspace_bytes;
   }
   exec->stream = (nsa_stream)w->device->stream;
-  return decode_world_alloc(w, exec->workspace_bytes, &exec->workspace);
+  NSAI_TRY(nsai_trial_kv_workspace(w, exec->workspace_bytes));
+  exec->workspace = w->workspace;
+  return NSA_OK;
 }
 
 /* Counts first: what the counting kernels leave in L2 the first replay, which warms up, reads over. */
-static nsa_status measure_parts(decode_world *w, const plans *p, bench_decode_cell *cell) {
+static nsa_status measure_parts(nsai_trial_kv *w, const plans *p, bench_decode_cell *cell) {
   static const bench_decode_part part_of[NSA_BRANCHES] = {
     [NSA_CMP] = BENCH_DECODE_CMP, [NSA_SEL] = BENCH_DECODE_SEL, [NSA_WIN] = BENCH_DECODE_WIN
   };
-  const nsai_geometry *g = w->geometry;
+  const nsai_geometry *g = w->form.geometry;
   steps s = { .world = w, .decode = p->decode, .exec = NSA_EXEC_INIT };
   NSAI_TRY(make_workspace(w, p, &s.exec));
   NSAI_TRY(bench_decode_count(w, p->counted, &s.exec, cell));
@@ -145,23 +146,31 @@ nsa_status bench_decode_measure(chk_session *session, const bench_decode_context
   const nsai_geometry *g = &options->c.geometry;
   nsa_caps caps = NSA_CAPS_INIT;
   plans p = { 0 };
-  decode_world world = { 0 };
+  nsai_trial_kv world = { 0 };
   nsa_status status;
   bench_decode_expect(g, cell, NULL, &cell->expected);
   cell->dense_bytes =
       2.0 * (double)(cell->batch * cell->context * g->kv_heads) * (g->head_dim_qk + g->head_dim_v);
-  int64_t copies = chk_session_device(session)->driver
-                       ? 1 + (int64_t)(COLD_BYTES / (double)cell->expected.bytes)
-                       : 1;
-  if (copies > MOST_COPIES) copies = MOST_COPIES;
+  const nsai_trial_device *device = chk_session_device(session);
   NSAI_TRY_TO(done, make_plans(contexts, options, cell, &p));
   NSAI_TRY_TO(done, nsa_plan_caps(p.decode, &caps));
   memcpy(cell->variants, caps.variants, sizeof cell->variants);
-  NSAI_TRY_TO(done, decode_world_create(session, options, g, p.fill, cell, copies, &world));
-  cell->copies = world.copies;
+  const nsai_trial_kv_form form = {
+    .geometry = g,
+    .fill = options->c.fill,
+    .seed = options->c.seed,
+    .threads = chk_session_opts(session)->threads,
+    .context = cell->context,
+    .batch = cell->batch,
+    .q_len = cell->q_len,
+    .page_size = options->page_size,
+    .copies = device->driver ? nsai_trial_kv_copies((double)cell->expected.bytes) : 1
+  };
+  NSAI_TRY_TO(done, nsai_trial_kv_create(device, &form, p.fill, &world));
+  cell->copies = world.form.copies;
   NSAI_TRY_TO(done, measure_parts(&world, &p, cell));
 done:
-  decode_world_destroy(&world);
+  nsai_trial_kv_destroy(&world);
   destroy_plans(&p);
   if (status) {
     const char *text = nsa_last_error();

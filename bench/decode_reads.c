@@ -89,28 +89,30 @@ typedef struct buffers {
   int32_t *host_blocks;
 } buffers;
 
-static nsa_status make_buffers(decode_world *w, buffers *b) {
-  const nsai_geometry *g = w->geometry;
-  const int64_t rows = w->batch * g->kv_heads;
+static nsa_status make_buffers(nsai_trial_kv *w, buffers *b) {
+  const nsai_geometry *g = w->form.geometry;
+  const int64_t rows = w->form.batch * g->kv_heads;
   b->reads_bytes = (size_t)(rows * NSA_BRANCHES * 2) * sizeof *b->host_reads;
-  b->blocks_bytes = (size_t)(rows * w->q_len * g->select_count) * sizeof *b->host_blocks;
+  b->blocks_bytes = (size_t)(rows * w->form.q_len * g->select_count) * sizeof *b->host_blocks;
   b->host_reads = malloc(b->reads_bytes);
   b->host_blocks = malloc(b->blocks_bytes + 1);
   if (!b->host_reads || !b->host_blocks) return nsai_fail_nomem("counters", b->blocks_bytes);
-  NSAI_TRY(decode_world_alloc(w, b->reads_bytes, &b->reads));
+  NSAI_TRY(nsai_trial_kv_alloc(w, b->reads_bytes, &b->reads));
   NSAI_TRY(nsai_trial_device_set(w->device, b->reads, 0, b->reads_bytes));
   if (!b->blocks_bytes) return NSA_OK;
-  return decode_world_alloc(w, b->blocks_bytes, &b->blocks);
+  return nsai_trial_kv_alloc(w, b->blocks_bytes, &b->blocks);
 }
 
-static nsa_status run(decode_world *w, const nsa_plan *plan, const nsa_exec *exec, buffers *b) {
-  const nsai_geometry *g = w->geometry;
-  nsa_batch batch = decode_world_batch(w, 0);
+static nsa_status run(nsai_trial_kv *w, const nsa_plan *plan, const nsa_exec *exec, buffers *b) {
+  const nsai_geometry *g = w->form.geometry;
+  nsa_batch batch = nsai_trial_kv_batch(w, 0);
   nsa_io io = w->io;
-  io.reads = packed(b->reads, NSA_I64, 4, (int64_t[]){ w->batch, g->kv_heads, NSA_BRANCHES, 2 });
+  io.reads =
+      packed(b->reads, NSA_I64, 4, (int64_t[]){ w->form.batch, g->kv_heads, NSA_BRANCHES, 2 });
   if (b->blocks)
-    io.block_idx = packed(b->blocks, NSA_I32, 3,
-                          (int64_t[]){ w->batch * w->q_len, g->kv_heads, g->select_count });
+    io.block_idx =
+        packed(b->blocks, NSA_I32, 3,
+               (int64_t[]){ w->form.batch * w->form.q_len, g->kv_heads, g->select_count });
   NSAI_TRY(nsa_decode(plan, exec, &batch, &io));
   NSAI_TRY(nsai_trial_device_wait(w->device, NULL));
   NSAI_TRY(nsai_trial_device_download(w->device, b->host_reads, b->reads, b->reads_bytes));
@@ -118,14 +120,14 @@ static nsa_status run(decode_world *w, const nsa_plan *plan, const nsa_exec *exe
   return nsai_trial_device_download(w->device, b->host_blocks, b->blocks, b->blocks_bytes);
 }
 
-nsa_status bench_decode_count(decode_world *w, const nsa_plan *plan, const nsa_exec *exec,
+nsa_status bench_decode_count(nsai_trial_kv *w, const nsa_plan *plan, const nsa_exec *exec,
                               bench_decode_cell *cell) {
   buffers b = { 0 };
   nsa_status status;
   NSAI_TRY_TO(done, make_buffers(w, &b));
   NSAI_TRY_TO(done, run(w, plan, exec, &b));
-  add_up(b.host_reads, w->batch * w->geometry->kv_heads, &cell->actual);
-  bench_decode_expect(w->geometry, cell, b.blocks ? b.host_blocks : NULL, &cell->expected);
+  add_up(b.host_reads, w->form.batch * w->form.geometry->kv_heads, &cell->actual);
+  bench_decode_expect(w->form.geometry, cell, b.blocks ? b.host_blocks : NULL, &cell->expected);
 done:
   free(b.host_reads);
   free(b.host_blocks);

@@ -7,7 +7,8 @@
 #ifndef BENCH_DECODE_READS_H
 #define BENCH_DECODE_READS_H
 
-#include "decode_world.h"
+#include "decode.h"
+#include "trial/kv.h"
 
 /* What a step has to read at least once: N(L) compressed entries, the tokens of the chosen blocks, the
  * window. Of one new token these follow from the context alone. Where a sequence has several, a block that
@@ -18,7 +19,7 @@ void bench_decode_expect(const nsai_geometry *g, const bench_decode_cell *cell,
 
 /* Runs a step over the first copy by `plan`, whose kernels count, and fills cell->actual and
  * cell->expected. `exec` has the plan's workspace. Waits. */
-nsa_status bench_decode_count(decode_world *world, const nsa_plan *plan, const nsa_exec *exec,
+nsa_status bench_decode_count(nsai_trial_kv *world, const nsa_plan *plan, const nsa_exec *exec,
                               bench_decode_cell *cell);
 
 #endif /* BENCH_DECODE_READS_H */

@@ -1,19 +1,24 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "decode_world.h"
+#include "trial/kv.h"
+
+#include "trial/inputs.h"
+
+#include <nsa/kv_cache.h>
 
 #include <stdlib.h>
 #include <string.h>
 
-#define PROMPT 65536     /* tokens of one append; longer contexts repeat them */
 #define MEMORY_SHARE 0.6 /* of the device's, for the caches */
 #define CPU_MEMORY 1e9   /* bytes */
 #define SCATTER 7919     /* a prime: page i lies at i * SCATTER mod their number */
+#define COLD_BYTES 256e6 /* that other steps read before one reads the same again */
+#define MOST_COPIES 96   /* nodes of a graph are not free either */
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-nsa_status decode_world_alloc(decode_world *w, size_t bytes, void **out) {
+nsa_status nsai_trial_kv_alloc(nsai_trial_kv *w, size_t bytes, void **out) {
   if (w->owned_count == (int)(sizeof w->owned / sizeof *w->owned))
     return nsai_fail(NSA_E_INTERNAL, "too many buffers of a decode world");
   NSAI_TRY(nsai_trial_device_alloc(w->device, bytes, out));
@@ -21,9 +26,25 @@ nsa_status decode_world_alloc(decode_world *w, size_t bytes, void **out) {
   return NSA_OK;
 }
 
-void decode_world_destroy(decode_world *w) {
+void nsai_trial_kv_destroy(nsai_trial_kv *w) {
+  if (!w->device) return;
   for (int i = 0; i < w->owned_count; i++) nsai_trial_device_free(w->device, w->owned[i]);
   w->owned_count = 0;
+  nsai_trial_device_free(w->device, w->workspace);
+  w->workspace = NULL;
+}
+
+nsa_status nsai_trial_kv_workspace(nsai_trial_kv *w, uint64_t bytes) {
+  if (w->workspace && w->workspace_bytes >= bytes) return NSA_OK;
+  nsai_trial_device_free(w->device, w->workspace);
+  w->workspace = NULL;
+  NSAI_TRY(nsai_trial_device_alloc(w->device, bytes, &w->workspace));
+  w->workspace_bytes = bytes;
+  return NSA_OK;
+}
+
+int64_t nsai_trial_kv_copies(double bytes) {
+  return least(1 + (int64_t)(COLD_BYTES / bytes), MOST_COPIES);
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */
@@ -44,13 +65,13 @@ static size_t bytes_of(const nsa_tensor *t) {
   return (size_t)(t->shape[0] * t->stride[0]) * element;
 }
 
-static nsa_status alloc_tensor(decode_world *w, int32_t dtype, int32_t ndim, const int64_t *shape,
+static nsa_status alloc_tensor(nsai_trial_kv *w, int32_t dtype, int32_t ndim, const int64_t *shape,
                                nsa_tensor *out) {
   *out = tensor_of(dtype, ndim, shape);
-  return decode_world_alloc(w, bytes_of(out), &out->data);
+  return nsai_trial_kv_alloc(w, bytes_of(out), &out->data);
 }
 
-static nsa_status upload_ints(decode_world *w, const int32_t *values, const nsa_tensor *to) {
+static nsa_status upload_ints(nsai_trial_kv *w, const int32_t *values, const nsa_tensor *to) {
   return nsai_trial_device_upload(w->device, to->data, values, bytes_of(to));
 }
 
@@ -70,10 +91,10 @@ static void fill_gates(const nsai_trial_inputs *in, int branch, const nsa_tensor
 }
 
 /* [rows, heads, dim] on the device, filled on the host. */
-static nsa_status make_filled(decode_world *w, const nsai_trial_inputs *in, fill_fn fill,
+static nsa_status make_filled(nsai_trial_kv *w, const nsai_trial_inputs *in, fill_fn fill,
                               int branch, int64_t rows, int64_t heads, int64_t dim,
                               nsa_tensor *out) {
-  NSAI_TRY(alloc_tensor(w, w->geometry->dtype, 3, (int64_t[]){ rows, heads, dim }, out));
+  NSAI_TRY(alloc_tensor(w, w->form.geometry->dtype, 3, (int64_t[]){ rows, heads, dim }, out));
   nsa_tensor host = *out;
   host.data = malloc(bytes_of(&host));
   if (!host.data) return nsai_fail_nomem("inputs", bytes_of(&host));
@@ -84,9 +105,9 @@ static nsa_status make_filled(decode_world *w, const nsai_trial_inputs *in, fill
 }
 
 /* K and V of every pair that the model reads. */
-static nsa_status make_pairs(decode_world *w, const nsai_trial_inputs *in, int64_t rows,
+static nsa_status make_pairs(nsai_trial_kv *w, const nsai_trial_inputs *in, int64_t rows,
                              nsa_kv *out) {
-  const nsai_geometry *g = w->geometry;
+  const nsai_geometry *g = w->form.geometry;
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!nsai_reads_pair(g, b)) continue;
     NSAI_TRY(
@@ -99,13 +120,13 @@ static nsa_status make_pairs(decode_world *w, const nsai_trial_inputs *in, int64
 
 /* ---- the cache ------------------------------------------------------------------------------- */
 
-static int64_t page_tokens(const decode_world *w) {
-  return w->page_size > 0 ? w->page_size : w->context;
+static int64_t page_tokens(const nsai_trial_kv *w) {
+  return w->form.page_size > 0 ? w->form.page_size : w->form.context;
 }
 
-static nsa_status alloc_cache(decode_world *w) {
-  const nsai_geometry *g = w->geometry;
-  const int64_t count = w->copies * w->batch * w->pages, tokens = page_tokens(w);
+static nsa_status alloc_cache(nsai_trial_kv *w) {
+  const nsai_geometry *g = w->form.geometry;
+  const int64_t count = w->form.copies * w->form.batch * w->pages, tokens = page_tokens(w);
   const int64_t entries = (tokens + g->stride - 1) / g->stride;
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!nsai_reads_pair(g, b)) continue;
@@ -121,26 +142,27 @@ static nsa_status alloc_cache(decode_world *w) {
 }
 
 /* Pages lie scattered, as they do after a while of serving; rows in order. */
-static nsa_status make_tables(decode_world *w) {
-  const int64_t count = w->copies * w->batch * w->pages;
-  const int64_t step = w->page_size > 0 && count % SCATTER ? SCATTER : 1;
+static nsa_status make_tables(nsai_trial_kv *w) {
+  const int64_t count = w->form.copies * w->form.batch * w->pages;
+  const int64_t step = w->form.page_size > 0 && count % SCATTER ? SCATTER : 1;
   int32_t *values = malloc((size_t)count * sizeof *values);
   if (!values) return nsai_fail_nomem("page tables", (size_t)count * sizeof *values);
   for (int64_t i = 0; i < count; i++) values[i] = (int32_t)(i * step % count);
   nsa_status status =
-      alloc_tensor(w, NSA_I32, 2, (int64_t[]){ w->copies * w->batch, w->pages }, &w->tables);
+      alloc_tensor(w, NSA_I32, 2, (int64_t[]){ w->form.copies * w->form.batch, w->pages },
+                   &w->tables);
   if (!status) status = upload_ints(w, values, &w->tables);
   free(values);
   return status;
 }
 
 /* Rows [first, first + count) of the tables as a batch has them. */
-static void set_rows(const decode_world *w, int64_t first, int64_t count, nsa_batch *batch) {
+static void set_rows(const nsai_trial_kv *w, int64_t first, int64_t count, nsa_batch *batch) {
   nsa_tensor rows = w->tables;
   rows.data = (int32_t *)w->tables.data + first * w->pages;
   rows.shape[0] = count;
   batch->num_seqs = (int32_t)count;
-  if (w->page_size > 0) {
+  if (w->form.page_size > 0) {
     batch->block_table = rows;
     return;
   }
@@ -148,24 +170,45 @@ static void set_rows(const decode_world *w, int64_t first, int64_t count, nsa_ba
   batch->slots = rows;
 }
 
-nsa_batch decode_world_batch(const decode_world *w, int64_t copy) {
+nsa_batch nsai_trial_kv_batch(const nsai_trial_kv *w, int64_t copy) {
   nsa_batch batch = NSA_BATCH_INIT;
-  set_rows(w, copy * w->batch, w->batch, &batch);
+  set_rows(w, copy * w->form.batch, w->form.batch, &batch);
   batch.kv_len = w->lengths;
   return batch;
 }
 
+#define MOST_ENTRIES 65536 /* rows of compressed entries that are made; further ones repeat them */
+#define STREAM_ENTRIES 20010
+
+/* Any numbers for compressed entries that no append makes. */
+static nsa_status fill_entries(nsai_trial_kv *w, const nsai_trial_inputs *in, int side) {
+  const nsa_tensor *t = side ? &w->cache.v_cmp : &w->cache.k_cmp;
+  const int64_t all = t->shape[0] * t->shape[1], rows = least(all, MOST_ENTRIES);
+  nsa_tensor host = tensor_of(t->dtype, 3, (int64_t[]){ rows, t->shape[2], t->shape[3] });
+  const size_t row = bytes_of(&host) / (size_t)rows;
+  nsa_status status = NSA_OK;
+  host.data = malloc(bytes_of(&host));
+  if (!host.data) return nsai_fail_nomem("compressed entries", bytes_of(&host));
+  nsai_trial_fill_normal(in, STREAM_ENTRIES + (uint64_t)side, 1, &host);
+  for (int64_t i = 0; i < all && !status; i += rows)
+    status = nsai_trial_device_upload(w->device, (char *)t->data + (size_t)i * row, host.data,
+                                      (size_t)least(rows, all - i) * row);
+  free(host.data);
+  return status;
+}
+
 /* Appends `prompt` to every sequence, as often as the context is long. */
-static nsa_status fill_cache(decode_world *w, const nsa_plan *plan, const nsa_kv *prompt,
+static nsa_status fill_cache(nsai_trial_kv *w, const nsa_plan *plan, const nsa_kv *prompt,
                              const nsa_exec *exec) {
-  const int64_t rows = least(w->context, PROMPT), chunks = (w->context + rows - 1) / rows;
+  const int64_t rows = least(w->form.context, NSAI_TRIAL_KV_PROMPT),
+                chunks = (w->form.context + rows - 1) / rows;
   nsa_tensor ends;
   int32_t *values = malloc((size_t)chunks * sizeof *values);
   if (!values) return nsai_fail_nomem("lengths", (size_t)chunks * sizeof *values);
-  for (int64_t i = 0; i < chunks; i++) values[i] = (int32_t)least((i + 1) * rows, w->context);
+  for (int64_t i = 0; i < chunks; i++) values[i] = (int32_t)least((i + 1) * rows, w->form.context);
   nsa_status status = alloc_tensor(w, NSA_I32, 1, (int64_t[]){ chunks }, &ends);
   if (!status) status = upload_ints(w, values, &ends);
-  for (int64_t i = 0; i < w->copies * w->batch * chunks && !status; i++) {
+  for (int64_t i = 0; i < w->form.copies * w->form.batch * chunks && !status; i++) {
     const int64_t chunk = i % chunks, tokens = values[chunk] - chunk * rows;
     nsa_batch batch = NSA_BATCH_INIT;
     nsa_kv fresh = *prompt;
@@ -183,11 +226,11 @@ static nsa_status fill_cache(decode_world *w, const nsa_plan *plan, const nsa_kv
 
 /* ---- the world ------------------------------------------------------------------------------- */
 
-/* As many copies as memory takes, at most w->copies. */
-static nsa_status limit_copies(decode_world *w) {
-  const nsai_geometry *g = w->geometry;
+/* As many copies as memory takes, at most w->form.copies. */
+static nsa_status limit_copies(nsai_trial_kv *w) {
+  const nsai_geometry *g = w->form.geometry;
   const double dims = g->head_dim_qk + g->head_dim_v, pairs = g->per_branch ? NSA_BRANCHES : 1;
-  const double rows = (double)w->batch * (double)w->pages * (double)page_tokens(w);
+  const double rows = (double)w->form.batch * (double)w->pages * (double)page_tokens(w);
   const double bytes = 2 * dims * g->kv_heads * rows * (pairs + 1.0 / g->stride);
   double memory = CPU_MEMORY;
   if (w->device->driver) {
@@ -200,52 +243,76 @@ static nsa_status limit_copies(decode_world *w) {
   if (bytes > memory)
     return nsai_fail(NSA_E_NOMEM, "a cache of %.1f GB does not fit, there are %.1f GB for it",
                      bytes * 1e-9, memory * 1e-9);
-  w->copies = least(w->copies, (int64_t)(memory / bytes));
+  w->form.copies = least(w->form.copies, (int64_t)(memory / bytes));
   return NSA_OK;
 }
 
-static nsa_status make_step(decode_world *w, const nsai_trial_inputs *in) {
-  const nsai_geometry *g = w->geometry;
-  const int64_t tokens = w->batch * w->q_len;
+/* A tensor of two dimensions, made as one of three. */
+static void drop_first(nsa_tensor *t) {
+  if (!t->data) return;
+  t->ndim = 2;
+  for (int i = 0; i < 2; i++) {
+    t->shape[i] = t->shape[i + 1];
+    t->stride[i] = t->stride[i + 1];
+  }
+}
+
+/* What the gates follow from: a value, or an MLP's input and weights. */
+static nsa_status make_gate(nsai_trial_kv *w, const nsai_trial_inputs *in, int64_t tokens) {
+  const nsai_geometry *g = w->form.geometry;
+  nsa_gate *gate = &w->io.gate;
+  if (g->gate != NSAI_GATE_MLP)
+    return make_filled(w, in, fill_gates, 0, tokens, g->heads, NSA_BRANCHES, &gate->value);
+  const int64_t width = g->gate_hidden ? g->gate_hidden : g->gate_channels;
+  const int64_t columns = (int64_t)g->heads * NSA_BRANCHES;
+  NSAI_TRY(make_filled(w, in, fill_gates, 0, 1, tokens, g->gate_channels, &gate->x));
+  if (g->gate_hidden)
+    NSAI_TRY(make_filled(w, in, fill_gates, 0, 1, g->gate_channels, g->gate_hidden, &gate->w1));
+  /* Rows of 16 bytes. */
+  NSAI_TRY(make_filled(w, in, fill_gates, 0, 1, width, (columns + 7) / 8 * 8, &gate->w2));
+  nsa_tensor *matrices[] = { &gate->x, &gate->w1, &gate->w2 };
+  for (size_t i = 0; i < sizeof matrices / sizeof *matrices; i++) drop_first(matrices[i]);
+  gate->w2.shape[1] = columns;
+  return NSA_OK;
+}
+
+static nsa_status make_step(nsai_trial_kv *w, const nsai_trial_inputs *in) {
+  const nsai_geometry *g = w->form.geometry;
+  const int64_t tokens = w->form.batch * w->form.q_len;
   w->io = (nsa_io)NSA_IO_INIT;
   NSAI_TRY(make_filled(w, in, fill_queries, 0, tokens, g->heads, g->head_dim_qk, &w->io.q));
-  NSAI_TRY(make_filled(w, in, fill_gates, 0, tokens, g->heads, NSA_BRANCHES, &w->io.gate.value));
+  NSAI_TRY(make_gate(w, in, tokens));
   NSAI_TRY(alloc_tensor(w, g->dtype, 3, (int64_t[]){ tokens, g->heads, g->head_dim_v }, &w->io.o));
   NSAI_TRY(make_pairs(w, in, tokens, &w->fresh));
   w->io.kv = w->cache;
-  int32_t *lengths = malloc((size_t)w->batch * sizeof *lengths);
-  if (!lengths) return nsai_fail_nomem("lengths", (size_t)w->batch * sizeof *lengths);
-  for (int64_t i = 0; i < w->batch; i++) lengths[i] = (int32_t)w->context;
-  nsa_status status = alloc_tensor(w, NSA_I32, 1, (int64_t[]){ w->batch }, &w->lengths);
+  int32_t *lengths = malloc((size_t)w->form.batch * sizeof *lengths);
+  if (!lengths) return nsai_fail_nomem("lengths", (size_t)w->form.batch * sizeof *lengths);
+  for (int64_t i = 0; i < w->form.batch; i++) lengths[i] = (int32_t)w->form.context;
+  nsa_status status = alloc_tensor(w, NSA_I32, 1, (int64_t[]){ w->form.batch }, &w->lengths);
   if (!status) status = upload_ints(w, lengths, &w->lengths);
   free(lengths);
   return status;
 }
 
-nsa_status decode_world_create(chk_session *session, const bench_decode_options *options,
-                               const nsai_geometry *g, const nsa_plan *fill,
-                               const bench_decode_cell *cell, int64_t copies, decode_world *w) {
-  nsai_trial_inputs in = { g, options->c.fill, options->c.seed,
-                           chk_session_opts(session)->threads };
+nsa_status nsai_trial_kv_create(const nsai_trial_device *device, const nsai_trial_kv_form *form,
+                                const nsa_plan *append, nsai_trial_kv *w) {
+  nsai_trial_inputs in = { form->geometry, form->fill, form->seed, form->threads };
   nsa_caps caps = NSA_CAPS_INIT;
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_kv prompt = { 0 };
-  *w = (decode_world){ .device = chk_session_device(session),
-                       .geometry = g,
-                       .context = cell->context,
-                       .batch = cell->batch,
-                       .q_len = cell->q_len,
-                       .page_size = options->page_size,
-                       .copies = copies };
-  w->pages = w->page_size > 0 ? (w->context + w->page_size - 1) / w->page_size : 1;
+  *w = (nsai_trial_kv){ .device = device, .form = *form };
+  w->pages = form->page_size > 0 ? (form->context + form->page_size - 1) / form->page_size : 1;
   NSAI_TRY(limit_copies(w));
   NSAI_TRY(alloc_cache(w));
   NSAI_TRY(make_tables(w));
   NSAI_TRY(make_step(w, &in));
-  NSAI_TRY(make_pairs(w, &in, least(w->context, PROMPT), &prompt));
-  NSAI_TRY(nsa_plan_caps(fill, &caps));
-  NSAI_TRY(decode_world_alloc(w, caps.workspace_bytes, &exec.workspace));
-  exec.workspace_bytes = caps.workspace_bytes;
-  exec.stream = (nsa_stream)w->device->stream;
-  return fill_cache(w, fill, &prompt, &exec);
+  NSAI_TRY(make_pairs(w, &in, least(form->context, NSAI_TRIAL_KV_PROMPT), &prompt));
+  NSAI_TRY(nsa_plan_caps(append, &caps));
+  NSAI_TRY(nsai_trial_kv_workspace(w, caps.workspace_bytes));
+  exec.workspace = w->workspace;
+  exec.workspace_bytes = w->workspace_bytes;
+  exec.stream = (nsa_stream)device->stream;
+  for (int side = 0; side < 2 && form->geometry->phi != NSAI_PHI_MEAN; side++)
+    NSAI_TRY(fill_entries(w, &in, side));
+  return fill_cache(w, append, &prompt, &exec);
 }
