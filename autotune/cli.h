@@ -78,6 +78,12 @@ nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, 
 nsa_status nsai_show_device(const char *file, const char *arch, const nsai_cli_settings *settings,
                             bool json);
 
+/* The words for NSA_OP_FORWARD and the operations behind it; NULL behind the last. */
+extern const char *const nsai_cli_ops[];
+
+/* Reads one of them as NSA_OP_*; 0: it is none. */
+int32_t nsai_cli_op(const char *word);
+
 /* Calls a function of snprintf's rule twice; the caller frees the text. NULL: out of memory. */
 typedef size_t (*nsai_cli_writer)(const void *subject, char *buf, size_t size);
 char *nsai_cli_text(nsai_cli_writer write, const void *subject);

@@ -130,8 +130,6 @@ static void parse_seed(arguments *a, const char *text, struct argp_state *state)
 }
 
 static error_t parse(int key, char *value, struct argp_state *state) {
-  static const char *const ops[] = { "forward", "dense",    "prefill", "decode",
-                                     "append",  "backward", NULL };
   static const char *const selections[] = { "own", "blocks", "ranges", NULL };
   arguments *a = state->input;
   switch (key) {
@@ -141,7 +139,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
     nsai_cli_override(&a->settings, a->jobs, state);
     break;
-  case OPT_OP: a->op = NSA_OP_FORWARD + parse_word("--op", value, ops, state); break;
+  case OPT_OP: a->op = NSA_OP_FORWARD + parse_word("--op", value, nsai_cli_ops, state); break;
   case OPT_SELECTION:
     a->selection = NSA_SELECT_OWN + parse_word("--selection", value, selections, state);
     break;

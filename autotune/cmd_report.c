@@ -118,9 +118,9 @@ static nsa_status open_report(report *r) {
   if (status == NSA_OK) status = quote(r, &device);
   nsai_device_fini(&device);
   NSAI_TRY(status);
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < REPORT_OPS; i++) {
     nsai_problem p = { .model = r->config->model,
-                       .op = i ? NSA_OP_DENSE : NSA_OP_FORWARD,
+                       .op = NSA_OP_FORWARD + i,
                        .selection = NSA_SELECT_OWN };
     nsai_writer key = nsai_writer_open(r->geometry[i], sizeof r->geometry[i]);
     nsai_problem_add_geometry(&key, &p);

@@ -14,6 +14,7 @@
 #define TOOLS 3
 #define CRITERIA 16
 #define NOTE_BYTES 256
+#define REPORT_OPS (NSA_OP_BACKWARD - NSA_OP_FORWARD + 1)
 
 typedef struct arguments {
   nsai_cli_settings settings;
@@ -34,10 +35,10 @@ typedef struct report {
   nsai_config *config;
   char *environment, *environment_json, *configuration; /* texts of other modules, quoted */
   char device[128];                                     /* "NVIDIA H200"; "": none here */
-  char record_device[128];   /* whose records are reported; "": none yet */
-  char geometry[2][512];     /* how the keys of the file's problems begin: forward, dense */
-  nsai_tune_results results; /* the records, as the events of a tuning */
-  char times[4096];          /* the benchmarks' CSV */
+  char record_device[128];        /* whose records are reported; "": none yet */
+  char geometry[REPORT_OPS][512]; /* how the keys of the file's problems begin, by operation */
+  nsai_tune_results results;      /* the records, as the events of a tuning */
+  char times[4096];               /* the benchmarks' CSV */
   int64_t records, unfinished, outdated, elsewhere;
   nsai_tool tools[TOOLS];
   criterion criteria[CRITERIA];

@@ -15,7 +15,7 @@
 
 static bool is_ours(report *r, const nsai_record *record) {
   bool same = false;
-  for (int i = 0; i < 2; i++) {
+  for (int i = 0; i < REPORT_OPS; i++) {
     size_t length = strlen(r->geometry[i]);
     char after = !strncmp(record->problem, r->geometry[i], length) ? record->problem[length] : '?';
     same |= after == ':' || !after;

@@ -18,12 +18,17 @@ typedef struct arguments {
   const char *what; /* a table's name, "device" or a file */
   const char *file; /* of "device"; NULL: none */
   const char *arch; /* NULL: the GPU's */
+  int32_t op;       /* NSA_OP_*; 0: forward and dense */
   bool json;
 } arguments;
 
 static const struct argp_option options[] = {
   { "json", 'j', 0, 0, "Print JSON", 0 },
   { "arch", 'a', "ARCH", 0, "Show FILE or device for this architecture, without a GPU", 0 },
+  { "op", 'o', "OP", 0,
+    "Operation of FILE: forward, dense, prefill, decode, append or backward; without it the first "
+    "two",
+    0 },
   { 0 }
 };
 
@@ -33,6 +38,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'j': a->json = true; break;
   case 'a': a->arch = value; break;
+  case 'o':
+    a->op = nsai_cli_op(value);
+    if (!a->op) argp_error(state, "--op: no operation \"%s\"; `--help` lists them", value);
+    break;
   case ARGP_KEY_ARG:
     if (!state->arg_num)
       a->what = value;
@@ -177,7 +186,9 @@ static size_t explain(const void *user, char *buf, size_t size) {
   return nsa_explain(s->ctx, &s->problem, buf, size);
 }
 
-static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, nsai_writer *out) {
+/* `comma`: how its JSON object begins. */
+static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, const char *comma,
+                                nsai_writer *out) {
   explain_subject subject = { ctx, NSA_PROBLEM_INIT };
   nsa_caps caps = NSA_CAPS_INIT;
   char name[1024];
@@ -187,7 +198,7 @@ static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, nsai_writer
   if (!text) return nsai_fail_nomem("the explanation", 0);
   if (json) {
     nsa_problem_string(ctx, &subject.problem, name, sizeof name);
-    member(out, op == NSA_OP_FORWARD ? "[{" : ",\n {", "problem", name);
+    member(out, comma, "problem", name);
     member(out, ", ", "variants", caps.variants);
     member(out, ", ", "explanation", text);
     nsai_write(out, ", \"supported\": %s, \"workspace_bytes\": %llu, \"needs_compile\": %d}",
@@ -203,9 +214,9 @@ static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, nsai_writer
   return NSA_OK;
 }
 
-static nsa_status write_file(nsa_ctx *ctx, bool json, nsai_writer *out) {
-  NSAI_TRY(write_problem(ctx, NSA_OP_FORWARD, json, out));
-  NSAI_TRY(write_problem(ctx, NSA_OP_DENSE, json, out));
+static nsa_status write_file(nsa_ctx *ctx, int32_t op, bool json, nsai_writer *out) {
+  NSAI_TRY(write_problem(ctx, op ? op : NSA_OP_FORWARD, json, "[{", out));
+  if (!op) NSAI_TRY(write_problem(ctx, NSA_OP_DENSE, json, ",\n {", out));
   if (json) nsai_write(out, "]\n");
   return NSA_OK;
 }
@@ -223,7 +234,7 @@ static size_t write_subject(const void *user, char *buf, size_t size) {
   const char *what = s->a->what;
   nsai_writer out = nsai_writer_open(buf, size);
   if (s->ctx)
-    *s->status = write_file(s->ctx, s->a->json, &out);
+    *s->status = write_file(s->ctx, s->a->op, s->a->json, &out);
   else if (!strcmp(what, "env"))
     write_env(&out, s->a->json);
   else if (!strcmp(what, "arch"))

@@ -6,6 +6,7 @@
 #include "cli.h"
 
 #include "duration.h"
+#include "problem.h"
 
 #include "text.h"
 #include "tune_print.h"
@@ -19,6 +20,8 @@ typedef struct arguments {
   nsai_cli_settings settings;
   int32_t level; /* NSA_TUNE_DEFAULT: tuning.level */
   double budget; /* seconds; 0: tuning.budget */
+  int32_t op;    /* NSA_OP_*; 0: forward and dense */
+  bool all_ops;  /* every operation that the tuner times and that has kernels here */
   bool fresh, dry_run;
   nsai_tune_format format;
   char jobs[64]; /* override made of --jobs */
@@ -26,7 +29,7 @@ typedef struct arguments {
   int file_count;
 } arguments;
 
-enum { OPT_BUDGET = 256, OPT_FRESH, OPT_JOBS, OPT_JSON, OPT_CSV, OPT_MD };
+enum { OPT_BUDGET = 256, OPT_FRESH, OPT_JOBS, OPT_OP, OPT_JSON, OPT_CSV, OPT_MD };
 
 static const struct argp_option options[] = {
   { "level", 'l', "LEVEL", 0,
@@ -36,6 +39,8 @@ static const struct argp_option options[] = {
   { "fresh", OPT_FRESH, 0, 0, "Forget earlier timings instead of resuming", 0 },
   { "dry-run", 'n', 0, 0, "Print what would be measured and how long it takes", 0 },
   { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
+  { "op", OPT_OP, "OP", 0, "Operation: forward, dense, decode, or all; without it the first two",
+    0 },
   { "json", OPT_JSON, 0, 0, "Print JSON", 1 },
   { "csv", OPT_CSV, 0, 0, "Print CSV, a row for every candidate", 1 },
   { "md", OPT_MD, 0, 0, "Print Markdown", 1 },
@@ -92,6 +97,12 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
     nsai_cli_override(&a->settings, a->jobs, state);
     break;
+  case OPT_OP:
+    a->all_ops = !strcmp(value, "all");
+    a->op = nsai_cli_op(value);
+    if (!a->op && !a->all_ops)
+      argp_error(state, "--op: no operation \"%s\"; `--help` lists them", value);
+    break;
   case OPT_JSON: set_format(a, NSAI_TUNE_JSON, state); break;
   case OPT_CSV: set_format(a, NSAI_TUNE_CSV, state); break;
   case OPT_MD: set_format(a, NSAI_TUNE_MARKDOWN, state); break;
@@ -142,11 +153,43 @@ static void say(void *user, int32_t level, const char *component, const char *te
   nsai_cli_log(&((job *)user)->progress, level, component, text);
 }
 
+#define OPS (NSA_OP_BACKWARD - NSA_OP_FORWARD + 1)
+
+/* Every operation that the tuner times; those that no kernel serves here are named. */
+static nsa_status list_served(nsa_ctx *ctx, nsa_problem problems[OPS], size_t *count) {
+  for (int32_t op = NSA_OP_FORWARD; op <= NSA_OP_BACKWARD; op++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    nsa_problem p = NSA_PROBLEM_INIT;
+    p.op = op;
+    if (!nsai_problem_is_tunable(&(nsai_problem){ .op = op })) continue;
+    NSAI_TRY(nsa_query(ctx, &p, &caps));
+    if (caps.supported)
+      problems[(*count)++] = p;
+    else
+      fprintf(stderr, "%s is left out: no kernels here serve it, as `nsa-autotune show` explains\n",
+              nsai_cli_ops[op - NSA_OP_FORWARD]);
+  }
+  return NSA_OK;
+}
+
+/* What is tuned; none: what nsa_tune takes by itself. */
+static nsa_status list_problems(const arguments *a, nsa_ctx *ctx, nsa_problem problems[OPS],
+                                size_t *count) {
+  if (a->all_ops) return list_served(ctx, problems, count);
+  if (!a->op) return NSA_OK;
+  problems[0] = (nsa_problem)NSA_PROBLEM_INIT;
+  problems[0].op = a->op;
+  *count = 1;
+  return NSA_OK;
+}
+
 static nsa_status tune_one(job *j) {
   nsa_options o = NSA_OPTIONS_INIT;
   nsa_tune_options t = NSA_TUNE_OPTIONS_INIT;
   nsa_status status = NSA_OK;
   nsa_ctx *ctx = NULL;
+  nsa_problem problems[OPS];
+  size_t count = 0;
   o.overrides = j->a->settings.overrides;
   o.log = say;
   o.log_user = j;
@@ -159,7 +202,8 @@ static nsa_status tune_one(job *j) {
   t.user = j;
   nsai_cli_progress_begin(&j->progress, j->file);
   NSAI_TRY_TO(done, nsa_create(j->file, &o, &ctx));
-  status = nsa_tune(ctx, NULL, 0, &t);
+  NSAI_TRY_TO(done, list_problems(j->a, ctx, problems, &count));
+  status = nsa_tune(ctx, count ? problems : NULL, count, &t);
   nsai_cli_progress_clear(&j->progress);
 done:
   nsa_destroy(ctx);

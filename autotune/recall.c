@@ -19,8 +19,10 @@ void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out
   nsai_problem_add_geometry(out, problem);
   if (problem->op == NSA_OP_FORWARD)
     nsai_write(out, ":ov=%s", problem->overlap == NSA_OVERLAP_HIGH ? "high" : "low");
+  if (problem->op == NSA_OP_DECODE) nsai_write(out, ":q%d", problem->max_q_len);
   if (problem->deterministic) nsai_write(out, ":det");
   if (problem->parity) nsai_write(out, ":parity");
+  if (problem->op == NSA_OP_DECODE && tokens) nsai_write(out, ":seq%d", problem->max_seqs);
   nsai_write(out, ":len");
   if (tokens) nsai_write(out, "%lld", (long long)tokens);
 }
@@ -59,6 +61,16 @@ static bool take_length(const char *part, nsai_tune_key_parts *out) {
   return true;
 }
 
+/* "seq64". */
+static bool take_seqs(const char *part, nsai_tune_key_parts *out) {
+  int64_t seqs;
+  if (strncmp(part, "seq", 3) != 0) return false;
+  part += 3;
+  if (!take_number(&part, &seqs) || *part || seqs < 1 || seqs > INT32_MAX) return false;
+  out->seqs = (int32_t)seqs;
+  return true;
+}
+
 static bool take_overlap(const char *part, nsai_tune_key_parts *out) {
   if (!strcmp(part, "ov=low"))
     out->overlap = NSA_OVERLAP_LOW;
@@ -72,11 +84,12 @@ static bool take_overlap(const char *part, nsai_tune_key_parts *out) {
 bool nsai_tune_key_parse(const char *key, nsai_tune_key_parts *out) {
   char copy[NSAI_TUNE_KEY_BYTES], *left = copy;
   nsai_writer rest = nsai_writer_open(out->rest, sizeof out->rest);
-  out->heads = out->kv_heads = out->overlap = 0;
+  out->heads = out->kv_heads = out->overlap = out->seqs = 0;
   out->tokens = 0;
   if (snprintf(copy, sizeof copy, "%s", key) >= (int)sizeof copy) return false;
   for (const char *part; (part = strsep(&left, ":")) != NULL;)
-    if (!take_heads(part, out) && !take_length(part, out) && !take_overlap(part, out))
+    if (!take_heads(part, out) && !take_length(part, out) && !take_overlap(part, out) &&
+        !take_seqs(part, out))
       nsai_write(&rest, "%s%s", rest.used ? ":" : "", part);
   return out->heads > 0;
 }
@@ -87,8 +100,8 @@ bool nsai_tune_key_parse(const char *key, nsai_tune_key_parts *out) {
 typedef struct source {
   bool there;
   bool other_heads, other_overlap;
-  double group_distance, length_distance; /* |log(ratio)| */
-  int32_t group;
+  double group_distance, length_distance; /* |log(ratio)|; of lengths and sequences together */
+  int32_t group, seqs;
   int64_t tokens;
 } source;
 
@@ -127,8 +140,10 @@ static bool is_related(const recall *r, const nsai_record *record, source *out) 
     .other_heads = key.heads != r->asked.heads || key.kv_heads != r->asked.kv_heads,
     .other_overlap = key.overlap != r->asked.overlap,
     .group_distance = log_ratio(group, r->asked.heads / r->asked.kv_heads),
-    .length_distance = log_ratio((double)record->bucket, (double)r->problem->max_kv_len),
+    .length_distance = log_ratio((double)record->bucket, (double)r->problem->max_kv_len) +
+                       (key.seqs ? log_ratio(key.seqs, r->problem->max_seqs) : 0),
     .group = group,
+    .seqs = key.seqs,
     .tokens = record->bucket,
   };
   return true;
@@ -294,8 +309,8 @@ static bool is_covered(const recall *r, int stage) {
   return false;
 }
 
-/* "record of 1024, 4096 tokens, level quick, 2026-11-20T...", or "record of G 16, 4096 tokens, ...".
- */
+/* "record of 1024, 4096 tokens, level quick, 2026-11-20T...", "record of G 16, 4096 tokens, ...", or of
+ * decode steps "record of 64 x 4096 tokens, ...". */
 static void write_why(const recall *r, nsai_writer *why) {
   int32_t group = 0; /* the last one that was told */
   nsai_write(why, "record of ");
@@ -309,6 +324,7 @@ static void write_why(const recall *r, nsai_writer *why) {
     bool tell_group = from->other_heads && from->group != group;
     nsai_write(why, "%s", !count++ ? "" : tell_group ? "; " : ", ");
     if (tell_group) nsai_write(why, "G %d, ", from->group);
+    if (from->seqs) nsai_write(why, "%d x ", from->seqs);
     nsai_write(why, "%lld", (long long)from->tokens);
     group = from->group;
   }

@@ -145,17 +145,34 @@ static void close_task(tune_task *task) {
   nsai_record_destroy(task->record);
 }
 
+/* The problem as it is timed: one sequence of `tokens`, or a decode step of max_seqs of them. */
+static nsai_problem timed_problem(const nsai_problem *problem, int64_t tokens) {
+  nsai_problem p = *problem;
+  p.max_probe_rows = 0;
+  p.max_kv_len = tokens;
+  if (p.op == NSA_OP_DECODE) {
+    p.max_tokens = (int64_t)p.max_seqs * p.max_q_len;
+    p.window_ring = false; /* the same tokens are read */
+    return p;
+  }
+  p.max_tokens = p.max_kv_tokens = tokens;
+  p.max_seqs = 1;
+  return p;
+}
+
+/* Decode steps are timed on one kind of inputs, as trained models' where these are asked for. */
+static nsai_trial_fill fill_of(const tuner *t, const nsai_problem *p) {
+  bool correlated = p->op == NSA_OP_FORWARD && p->overlap == NSA_OVERLAP_HIGH;
+  if (p->op == NSA_OP_DECODE) correlated = t->ctx->config->tuning.inputs & NSAI_INPUTS_CORRELATED;
+  return correlated ? NSAI_TRIAL_FILL_CORRELATED : NSAI_TRIAL_FILL_RANDOM;
+}
+
 static nsa_status begin_task(tuner *t, const nsai_problem *problem, int64_t tokens,
                              tune_task *task) {
   nsai_writer key = nsai_writer_open(task->key, sizeof task->key);
-  task->problem = *problem;
-  task->problem.max_tokens = task->problem.max_kv_tokens = task->problem.max_kv_len = tokens;
-  task->problem.max_seqs = 1;
-  task->problem.max_probe_rows = 0;
+  task->problem = timed_problem(problem, tokens);
   task->tokens = tokens;
-  task->fill = problem->op == NSA_OP_FORWARD && problem->overlap == NSA_OVERLAP_HIGH
-                   ? NSAI_TRIAL_FILL_CORRELATED
-                   : NSAI_TRIAL_FILL_RANDOM;
+  task->fill = fill_of(t, problem);
   nsai_tune_key(&task->problem, tokens, &key);
   if (key.used >= sizeof task->key)
     return nsai_fail(NSA_E_UNSUPPORTED, "the problem's name is too long to be recorded: %s",
@@ -182,10 +199,12 @@ static int count_open(const tune_task *task) {
 #define RUNS_PER_COLUMN 9
 #define RUNS_OF_WHOLE 40     /* finals, wholes and baselines, counted as forwards */
 #define BYTES_PER_SECOND 4e8 /* of inputs that are made and copied */
+#define STEPS_SECONDS 0.01   /* a graph of decode steps, captured and launched twice */
 
 static double run_seconds(const tuner *t, const tune_task *task) {
   const nsai_geometry *m = &task->problem.model;
   double tokens = (double)task->tokens, keys = tokens / 2;
+  if (task->problem.op == NSA_OP_DECODE) return STEPS_SECONDS;
   if (task->problem.op == NSA_OP_FORWARD)
     keys = 1.5 * tokens / m->stride / 2 + (double)m->select_count * m->select_block + m->window;
   double flops = 2 * tokens * keys * m->heads * (m->head_dim_qk + m->head_dim_v);
@@ -321,7 +340,8 @@ typedef struct task_list {
 static bool is_listed(const task_list *list, const nsai_problem *problem, int64_t tokens) {
   char key[512];
   nsai_writer text = nsai_writer_open(key, sizeof key);
-  nsai_tune_key(problem, tokens, &text);
+  nsai_problem timed = timed_problem(problem, tokens);
+  nsai_tune_key(&timed, tokens, &text);
   for (int i = 0; i < list->count; i++)
     if (!strcmp(list->item[i].key, key)) return true;
   return false;
@@ -337,17 +357,21 @@ static nsa_status add_task(tuner *t, task_list *list, const nsai_problem *proble
   return begin_task(t, problem, tokens, task);
 }
 
-/* tuning.lengths up to `longest`; by default powers of four, and the longest itself where it lies
- * far beyond the last of them. */
-static int lengths_up_to(const nsai_config *c, int64_t longest, int64_t out[NSAI_MAX_LENGTHS]) {
+/* A list of the configuration up to `most`; where there is none, powers of four times `least`, and the
+ * most itself where it lies far beyond the last of them. */
+static int counts_up_to(const nsai_counts *given, int64_t least, int64_t most,
+                        int64_t out[NSAI_MAX_COUNTS]) {
   int count = 0;
-  for (size_t i = 0; i < c->tuning.length_count; i++)
-    if (c->tuning.lengths[i] <= longest) out[count++] = c->tuning.lengths[i];
-  if (c->tuning.length_count) return count;
-  for (int64_t tokens = SHORTEST_TOKENS; tokens <= longest && count < NSAI_MAX_LENGTHS; tokens *= 4)
-    out[count++] = tokens;
-  if (count < NSAI_MAX_LENGTHS && (!count || longest >= 2 * out[count - 1])) out[count++] = longest;
+  for (size_t i = 0; i < given->count; i++)
+    if (given->items[i] <= most) out[count++] = given->items[i];
+  if (given->count) return count;
+  for (int64_t n = least; n <= most && count < NSAI_MAX_COUNTS; n *= 4) out[count++] = n;
+  if (count < NSAI_MAX_COUNTS && (!count || most >= 2 * out[count - 1])) out[count++] = most;
   return count;
+}
+
+static int lengths_up_to(const nsai_config *c, int64_t longest, int64_t out[NSAI_MAX_COUNTS]) {
+  return counts_up_to(&c->tuning.lengths, SHORTEST_TOKENS, longest, out);
 }
 
 /* The tasks of one problem at one length: dense attention has one, a forward one for each kind of
@@ -355,12 +379,31 @@ static int lengths_up_to(const nsai_config *c, int64_t longest, int64_t out[NSAI
 static nsa_status add_problem(tuner *t, task_list *list, const nsai_problem *problem,
                               bool any_overlap, int64_t tokens) {
   int32_t inputs = t->ctx->config->tuning.inputs;
-  if (problem->op == NSA_OP_DENSE || !any_overlap) return add_task(t, list, problem, tokens);
+  if (problem->op != NSA_OP_FORWARD || !any_overlap) return add_task(t, list, problem, tokens);
   for (int32_t overlap = NSA_OVERLAP_LOW; overlap <= NSA_OVERLAP_HIGH; overlap++) {
     nsai_problem p = *problem;
     p.overlap = overlap;
     int32_t bit = overlap == NSA_OVERLAP_LOW ? NSAI_INPUTS_RANDOM : NSAI_INPUTS_CORRELATED;
     if (inputs & bit) NSAI_TRY(add_task(t, list, &p, tokens));
+  }
+  return NSA_OK;
+}
+
+/* A decode step's with each of tuning.batches up to its max_seqs. */
+static nsa_status add_batches(tuner *t, task_list *list, const nsai_problem *problem,
+                              int64_t tokens) {
+  int64_t batches[NSAI_MAX_COUNTS];
+  int count = counts_up_to(&t->ctx->config->tuning.batches, 1, problem->max_seqs, batches);
+  if (!count)
+    return nsai_fail(
+        NSA_E_CONFIG,
+        "tuning.batches holds no number up to the problem's max_seqs %d: give a smaller "
+        "one, or leave it out",
+        problem->max_seqs);
+  for (int i = 0; i < count; i++) {
+    nsai_problem p = *problem;
+    p.max_seqs = (int32_t)batches[i];
+    NSAI_TRY(add_task(t, list, &p, tokens));
   }
   return NSA_OK;
 }
@@ -373,7 +416,7 @@ typedef struct asked {
 
 /* Whether a problem is measured at this length. */
 static bool has_length(const nsai_config *c, const nsai_problem *problem, int64_t tokens) {
-  int64_t own[NSAI_MAX_LENGTHS];
+  int64_t own[NSAI_MAX_COUNTS];
   int count = lengths_up_to(c, problem->max_kv_len, own);
   for (int i = 0; i < count; i++)
     if (own[i] == tokens) return true;
@@ -383,7 +426,7 @@ static bool has_length(const nsai_config *c, const nsai_problem *problem, int64_
 /* The next length behind `last` that any of the problems is measured at; 0: none. */
 static int64_t next_length(const nsai_config *c, const asked *problems, size_t count,
                            int64_t last) {
-  int64_t next = 0, own[NSAI_MAX_LENGTHS];
+  int64_t next = 0, own[NSAI_MAX_COUNTS];
   for (size_t i = 0; i < count; i++) {
     int lengths = lengths_up_to(c, problems[i].problem.max_kv_len, own);
     for (int k = 0; k < lengths; k++)
@@ -393,13 +436,17 @@ static int64_t next_length(const nsai_config *c, const asked *problems, size_t c
 }
 
 /* The tasks of one length: dense attention before the forwards, which compare themselves with it.
- * `any`: of all problems, whatever their lengths. */
+ * `any`: of all problems as they are, whatever their lengths. */
 static nsa_status list_length(tuner *t, const asked *problems, size_t count, int64_t tokens,
                               bool any, task_list *list) {
-  for (int32_t op = NSA_OP_DENSE; op >= NSA_OP_FORWARD; op--)
+  static const int32_t order[] = { NSA_OP_DENSE, NSA_OP_FORWARD, NSA_OP_DECODE };
+  for (size_t o = 0; o < sizeof order / sizeof *order; o++)
     for (size_t i = 0; i < count; i++) {
       const nsai_problem *p = &problems[i].problem;
-      if (p->op == op && (any || has_length(t->ctx->config, p, tokens)))
+      if (p->op != order[o] || (!any && !has_length(t->ctx->config, p, tokens))) continue;
+      if (p->op == NSA_OP_DECODE && !any)
+        NSAI_TRY(add_batches(t, list, p, tokens));
+      else
         NSAI_TRY(add_problem(t, list, p, problems[i].any_overlap, tokens));
     }
   return NSA_OK;
@@ -432,7 +479,9 @@ static nsa_status open_tuner(tuner *t) {
   NSAI_TRY(nsai_context_enter(ctx, &t->pushed));
   /* As in loading: another thread may be capturing a stream. */
   driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
-  t->device = (nsai_trial_device){ .driver = driver, .context = ctx->device.context };
+  t->device = (nsai_trial_device){ .driver = driver,
+                                   .context = ctx->device.context,
+                                   .ordinal = ctx->device.ordinal };
   snprintf(t->device.name, sizeof t->device.name, "%.*s", (int)sizeof t->device.name - 1,
            ctx->device.name);
   if (!measures(t)) return NSA_OK;
@@ -544,9 +593,8 @@ static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t coun
     status = nsai_problem_resolve(ctx->config, &problems[i], &(*out)[i].problem);
     (*out)[i].any_overlap = problems[i].overlap == NSA_OVERLAP_DEFAULT;
     if (!status && !nsai_problem_is_tunable(&(*out)[i].problem))
-      status =
-          nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: the tuner does not time %s yet: leave it out",
-                    i, nsai_op_name(problems[i].op));
+      status = nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: %s has nothing to choose: leave it out",
+                         i, nsai_op_name(problems[i].op));
   }
   return status;
 }

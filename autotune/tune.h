@@ -9,16 +9,19 @@
 #include "context.h"
 #include "problem.h"
 
-/* Appends the key under which a problem of one sequence of `tokens` tokens is recorded; 0: the part
- * before the length, which records of all lengths share. Dense attention knows no overlap. */
+/* Appends the key under which a problem at `tokens` tokens of a sequence is recorded; 0: the part before
+ * the length, which records of all lengths share. It has one sequence, but for a decode step, which has
+ * the problem's max_seqs. Only a forward knows overlap. How a cache is paged is not in it: the same
+ * bytes are read. */
 void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out);
 
 /* A key in parts: what problems that can learn from each other may differ in, and the rest. */
 #define NSAI_TUNE_KEY_BYTES 512
 typedef struct nsai_tune_key_parts {
   int32_t heads, kv_heads;
-  int32_t overlap;                /* NSA_OVERLAP_*; 0: dense attention, which knows none */
-  int64_t tokens;                 /* 0: the key of all lengths */
+  int32_t overlap; /* NSA_OVERLAP_*; 0: the operation knows none */
+  int32_t seqs;    /* of a decode step; 0: another operation, or the key of all lengths */
+  int64_t tokens;  /* 0: the key of all lengths */
   char rest[NSAI_TUNE_KEY_BYTES]; /* the other parts, in their order */
 } nsai_tune_key_parts;
 
@@ -26,7 +29,8 @@ typedef struct nsai_tune_key_parts {
 bool nsai_tune_key_parse(const char *key, nsai_tune_key_parts *out);
 
 /* What the records of the context's device say about a problem: each stage is decided by the one of
- * the nearest length, by ratio, and preferably of the problem's overlap. Where the problem has no
+ * the nearest length, by ratio (of a decode step: of length and batch together), and preferably of the
+ * problem's overlap. Where the problem has no
  * record, those of problems that differ in the number of heads alone serve, preferably of its
  * overlap: the one of the nearest group, by ratio, whose choice is legal here, and of the nearest
  * length. Never fails: without a record nothing is decided, and `why` says so. */

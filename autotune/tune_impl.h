@@ -3,7 +3,7 @@
  *
  * What the tuner's files share: tune.c (problems, budget, records), tune_space.c (candidates and
  * their kernels), tune_columns.c (what runs together), tune_verify.c (right or wrong), tune_run.c (one
- * timed run), tune_time.c (how fast), tune_weigh.c (faster than which), tune_whole.c (the call as a
+ * timed run), tune_kv.c (over caches), tune_time.c (how fast), tune_weigh.c (faster than which), tune_whole.c (the call as a
  * whole), tune_fault.c (failing).
  */
 #ifndef NSAI_TUNE_IMPL_H
@@ -12,6 +12,8 @@
 #include "plan.h"
 #include "sensors.h"
 #include "trial/bench.h"
+#include "trial/kv.h"
+#include "trial/kv_judge.h"
 #include "trial/truth.h"
 #include "tune.h"
 
@@ -47,7 +49,7 @@ typedef struct contest {
 
 /* One problem at one length with one kind of inputs: what becomes one record. */
 typedef struct tune_task {
-  nsai_problem problem; /* one sequence of `tokens` */
+  nsai_problem problem; /* one sequence of `tokens`; a decode step: max_seqs of them */
   int64_t tokens;
   nsai_trial_fill fill;
   char key[384];
@@ -77,6 +79,9 @@ typedef struct tuner {
   nsai_trial_bench bench;
   bool has_data;
   nsai_trial_overlap overlap; /* of their selections */
+  nsai_trial_kv kv;           /* the same for problems over a cache */
+  nsai_geometry kv_model;     /* of the caches */
+  bool has_kv;
   /* Candidates found right so far, by the length that they were verified at. */
   char **verdicts;
   int verdict_count;
@@ -162,6 +167,20 @@ void nsai_tune_data_free(tuner *t);
 /* Milliseconds of every stage in one run, and of one whole run. */
 nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan, double ms[NSAI_STAGE_COUNT]);
 nsa_status nsai_tune_run_whole(tuner *t, const nsai_trial_plan *plan, double *ms);
+
+/* Makes the workspace of timed runs at least so large. */
+nsa_status nsai_tune_workspace(tuner *t, uint64_t bytes);
+
+/* tune_kv.c */
+
+/* nsai_tune_data for a problem over a cache. */
+nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task);
+
+/* Milliseconds of one decode step: steps over all copies of the caches stand in one graph. */
+nsa_status nsai_tune_kv_step(tuner *t, const nsai_trial_plan *plan, double *ms);
+
+/* What candidates for a problem over a cache are judged by; `out->problem` is that of its plans. */
+void nsai_tune_kv_case(const nsai_problem *problem, nsai_trial_kv_case *out);
 
 /* tune_time.c */
 

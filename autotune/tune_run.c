@@ -3,7 +3,7 @@
  *
  * One timed run: a whole forward with an event on either side of every stage, so that each stage has
  * the inputs and the neighbours of real runs, and one run times a candidate of every stage at once.
- * Before each stage the L2 is flushed, outside the timed span.
+ * Before each stage the L2 is flushed, outside the timed span. Decode steps are tune_kv.c's.
  *
  * A sample is one launch of a stage, however short. Launching it again within the span would measure
  * another thing: the second launch finds in the L2 what the first has read, and attention adds to a
@@ -21,8 +21,9 @@
 void nsai_tune_data_free(tuner *t) {
   int threads = t->bench.threads;
   if (t->has_data) nsai_trial_bench_destroy(&t->bench);
+  if (t->has_kv) nsai_trial_kv_destroy(&t->kv);
   t->bench.threads = threads;
-  t->has_data = false;
+  t->has_data = t->has_kv = false;
 }
 
 /* Whether the tensors that are there serve the task: dense attention reads those of any forward. */
@@ -58,6 +59,7 @@ nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
   contender *taken[NSAI_STAGE_COUNT];
   nsai_trial_plan plan;
   nsa_status status = NSA_OK;
+  if (nsai_problem_is_cached(&task->problem)) return nsai_tune_kv_data(t, task);
   if (data_serves(t, task)) return NSA_OK;
   nsai_tune_data_free(t);
   t->overlap = (nsai_trial_overlap){ 0 };
@@ -75,6 +77,11 @@ done:
   t->bench.plan = (nsai_trial_plan){ 0 }; /* each run brings its own */
   nsa_plan_destroy(plan.plan);
   return status;
+}
+
+nsa_status nsai_tune_workspace(tuner *t, uint64_t bytes) {
+  return t->has_kv ? nsai_trial_kv_workspace(&t->kv, bytes)
+                   : nsai_trial_data_workspace(&t->bench.data, bytes);
 }
 
 /* ---- one run ---- */
@@ -136,6 +143,10 @@ static nsa_status enqueue(tuner *t, const nsai_trial_plan *plan, const nsai_mark
 
 nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan,
                                 double ms[NSAI_STAGE_COUNT]) {
+  if (plan->plan->problem.op == NSA_OP_DECODE) {
+    memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);
+    return nsai_tune_kv_step(t, plan, &ms[NSAI_STAGE_DECODE]);
+  }
   int64_t chunk = plan->plan->layout.chunk_tokens, tokens = t->c.kv_len[0];
   int64_t chunks = chunk ? (tokens + chunk - 1) / chunk : 1;
   spans s = { .t = t, .every = chunks / MOST_CHUNKS + 1 };
@@ -153,6 +164,7 @@ nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan,
 }
 
 nsa_status nsai_tune_run_whole(tuner *t, const nsai_trial_plan *plan, double *ms) {
+  if (plan->plan->problem.op == NSA_OP_DECODE) return nsai_tune_kv_step(t, plan, ms);
   NSAI_TRY(flush(t));
   NSAI_TRY(record_event(t, 0));
   NSAI_TRY(enqueue(t, plan, NULL));

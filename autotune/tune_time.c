@@ -128,7 +128,7 @@ static nsa_status time_column(tuner *t, tune_task *task, int column, const nsai_
   contender *taken[NSAI_STAGE_COUNT];
   double ms[NSAI_STAGE_COUNT];
   nsai_tune_column(task, column, &decisions, taken);
-  nsa_status status = nsai_trial_data_workspace(&t->bench.data, plan->caps.workspace_bytes);
+  nsa_status status = nsai_tune_workspace(t, plan->caps.workspace_bytes);
   if (status == NSA_E_CUDA && nsai_tune_survived(t))
     return refuse_roomless(t, task, taken, refused);
   if (!status) status = nsai_tune_run_stages(t, plan, ms);

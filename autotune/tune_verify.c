@@ -43,6 +43,11 @@ static int64_t whole_tiles(const nsai_problem *problem) {
 
 /* The problem at another length, with rows whose importance can be looked at. */
 static nsai_problem verified_problem(const nsai_problem *problem) {
+  if (nsai_problem_is_cached(problem)) {
+    nsai_trial_kv_case kv;
+    nsai_tune_kv_case(problem, &kv);
+    return kv.problem;
+  }
   nsai_problem p = *problem;
   const nsai_geometry *m = &p.model;
   int64_t tokens = (int64_t)m->select_count * m->select_block;
@@ -75,11 +80,11 @@ nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_deci
 
 /* ---- what is known already ---- */
 
-/* "key without length | tokens of the case | stage | candidate". */
+/* "key at the case's length|stage|candidate". */
 static void verdict_text(const tune_task *task, const contender *c, nsai_writer *out) {
-  nsai_tune_key(&task->problem, 0, out);
-  nsai_write(out, "|%lld|%s|%s", (long long)verified_problem(&task->problem).max_kv_len,
-             c->timing.stage, c->timing.candidate);
+  nsai_problem verified = verified_problem(&task->problem);
+  nsai_tune_key(&verified, verified.max_kv_len, out);
+  nsai_write(out, "|%s|%s", c->timing.stage, c->timing.candidate);
 }
 
 static bool is_known(const tuner *t, const char *verdict) {
@@ -127,6 +132,7 @@ typedef struct court {
   nsai_trial_case c;
   nsai_trial_bench bench;
   nsai_trial_truth truth;
+  nsai_trial_kv_court kv; /* in the place of case, bench and truth, over a cache */
   bool ready;
   bool refused; /* the last run did not fail by its results: the device refused it */
 } court;
@@ -140,6 +146,29 @@ static nsa_status blame(court *c, nsa_status status, nsai_trial_result *result) 
   return NSA_OK;
 }
 
+/* Runs one plan on the bench and compares. */
+static nsa_status judge_packed(court *c, const nsai_trial_plan *plan, nsai_trial_result *result) {
+  if (!c->ready)
+    NSAI_TRY(nsai_trial_bench_prepare(&c->t->device, &c->c, plan, c->bench.threads, &c->bench));
+  c->ready = true;
+  NSAI_TRY(nsai_trial_bench_use(&c->bench, plan));
+  NSAI_TRY(blame(c, nsai_trial_run_intact(&c->bench, result), result));
+  if (c->refused) return NSA_OK;
+  if (c->c.kind == NSAI_TRIAL_DENSE) return nsai_trial_judge_dense(&c->bench, &c->truth, result);
+  return nsai_trial_judge_forward(&c->bench, &c->truth, result);
+}
+
+/* The same over a cache. */
+static nsa_status judge_cached(court *c, const nsai_trial_plan *plan, nsai_trial_result *result) {
+  if (!c->ready) {
+    nsai_trial_kv_case kv;
+    nsai_tune_kv_case(&c->task->problem, &kv);
+    NSAI_TRY(nsai_trial_kv_court_create(&c->t->device, &kv, c->bench.threads, &c->kv));
+  }
+  c->ready = true;
+  return blame(c, nsai_trial_kv_judge(&c->kv, plan, result), result);
+}
+
 /* Runs one plan and compares; `result` says what came of it. */
 static nsa_status judge(court *c, const nsai_decisions *decisions, nsai_trial_result *result) {
   nsai_trial_plan plan = { 0 };
@@ -148,19 +177,10 @@ static nsa_status judge(court *c, const nsai_decisions *decisions, nsai_trial_re
   c->refused = false;
   NSAI_TRY(blame(c, nsai_tune_plan(c->t, &c->problem, decisions, &plan), result));
   if (c->refused) return NSA_OK;
-  if (!c->ready) {
-    NSAI_TRY_TO(done,
-                nsai_trial_bench_prepare(&c->t->device, &c->c, &plan, c->bench.threads, &c->bench));
-    c->ready = true;
-  }
-  NSAI_TRY_TO(done, nsai_trial_bench_use(&c->bench, &plan));
-  NSAI_TRY_TO(done, blame(c, nsai_trial_run_intact(&c->bench, result), result));
-  if (c->refused) goto done;
-  if (c->c.kind == NSAI_TRIAL_DENSE)
-    NSAI_TRY_TO(done, nsai_trial_judge_dense(&c->bench, &c->truth, result));
+  if (nsai_problem_is_cached(&c->problem))
+    status = judge_cached(c, &plan, result);
   else
-    NSAI_TRY_TO(done, nsai_trial_judge_forward(&c->bench, &c->truth, result));
-done:
+    status = judge_packed(c, &plan, result);
   nsa_plan_destroy(plan.plan);
   return status;
 }
@@ -296,6 +316,7 @@ nsa_status nsai_tune_verify(tuner *t, tune_task *task) {
 done:
   nsai_trial_truth_fini(&c->truth);
   nsai_trial_bench_destroy(&c->bench);
+  nsai_trial_kv_court_destroy(&c->kv);
   free(c);
   return status;
 }

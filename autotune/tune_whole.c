@@ -154,13 +154,13 @@ static void tell_winners(tuner *t, const tune_task *task, const char *note) {
 
 /* Adds the problem itself, with the winners and with the heuristic's choices. */
 static nsa_status add_both(tuner *t, const tune_task *task, entrant *e, int *count) {
-  static const char *const names[2][2] = { { "forward", "forward.default" },
-                                           { "dense", "dense.default" } };
+  static const char *const names[][2] = { [NSA_OP_FORWARD] = { "forward", "forward.default" },
+                                          [NSA_OP_DENSE] = { "dense", "dense.default" },
+                                          [NSA_OP_DECODE] = { "decode", "decode.default" } };
   for (int i = 0; i < 2; i++) {
     nsai_decisions decisions;
     winners(task, i == 0, &decisions);
-    snprintf(e[i].base.name, sizeof e[i].base.name, "%s",
-             names[task->problem.op == NSA_OP_DENSE][i]);
+    snprintf(e[i].base.name, sizeof e[i].base.name, "%s", names[task->problem.op][i]);
     NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &e[i].plan));
     ++*count;
   }

@@ -38,7 +38,13 @@ enum {
   NSAI_INPUTS_BOTH = NSAI_INPUTS_RANDOM | NSAI_INPUTS_CORRELATED
 };
 
-#define NSAI_MAX_LENGTHS 16 /* of tuning.lengths; each is timed for itself */
+#define NSAI_MAX_COUNTS 16 /* of tuning.lengths, of tuning.batches; each is timed for itself */
+
+/* Numbers of a list, ascending; the configuration's arena owns them. */
+typedef struct nsai_counts {
+  const int64_t *items; /* NULL: null */
+  size_t count;         /* 1 to NSAI_MAX_COUNTS; 0 with NULL */
+} nsai_counts;
 
 /* The stages that `variants` may name. */
 typedef enum nsai_stage {
@@ -111,6 +117,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_TUNING_MIN_GAIN,
   NSAI_KEY_TUNING_INPUTS,
   NSAI_KEY_TUNING_LENGTHS,
+  NSAI_KEY_TUNING_BATCHES,
   NSAI_KEY_TUNING_ON_FIRST_USE,
   NSAI_KEY_TUNING_FIRST_USE_BUDGET,
   NSAI_KEY_TUNING_RECORDS,
@@ -186,13 +193,13 @@ typedef struct nsai_config {
     char *dump_dir, *templates_dir; /* NULL: none */
   } runtime;
   struct {
-    int32_t level;          /* NSAI_LEVEL_*: of a tuning that is not told otherwise */
-    double budget_s;        /* seconds, a whole number of milliseconds, as first_use_budget_s */
-    double min_gain;        /* a share of the time, 0 to 0.5 */
-    int32_t inputs;         /* NSAI_INPUTS_* */
-    const int64_t *lengths; /* tokens, ascending; NULL: powers of four up to serving's largest */
-    size_t length_count;    /* 1 to NSAI_MAX_LENGTHS; 0 with NULL */
-    int32_t on_first_use;   /* NSAI_LEVEL_*, never EXHAUSTIVE; HEURISTIC: off */
+    int32_t level;        /* NSAI_LEVEL_*: of a tuning that is not told otherwise */
+    double budget_s;      /* seconds, a whole number of milliseconds, as first_use_budget_s */
+    double min_gain;      /* a share of the time, 0 to 0.5 */
+    int32_t inputs;       /* NSAI_INPUTS_* */
+    nsai_counts lengths;  /* tokens; null: powers of four up to serving's largest */
+    nsai_counts batches;  /* sequences of a decode step; likewise */
+    int32_t on_first_use; /* NSAI_LEVEL_*, never EXHAUSTIVE; HEURISTIC: off */
     double first_use_budget_s;
     bool records; /* false: plans are made as if there were none, and on_first_use is off */
   } tuning;

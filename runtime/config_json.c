@@ -69,10 +69,10 @@ static void write_type(const nsai_key *key, nsai_writer *w) {
     nsai_write(w, "\"type\": [\"array\", \"null\"], \"items\": {\"type\": \"string\", \"pattern\": "
                   "\"^[a-z_*?]+\\\\.[a-z0-9_*?]+$\"}");
     break;
-  case NSAI_TYPE_LENGTHS:
+  case NSAI_TYPE_COUNTS:
     nsai_write(w,
                "\"type\": [\"array\", \"null\"], \"minItems\": 1, \"maxItems\": %d, \"items\": {",
-               NSAI_MAX_LENGTHS);
+               NSAI_MAX_COUNTS);
     write_count(key, w);
     nsai_write(w, "}");
     break;

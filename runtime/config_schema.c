@@ -248,10 +248,14 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                input_words, "both",
                                "what is timed: random keys, keys whose neighbours select alike as "
                                "trained models' do, or both" },
-  [NSAI_KEY_TUNING_LENGTHS] = { "tuning.lengths", NSAI_TYPE_LENGTHS, AT(tuning.lengths), MIN_LENGTH,
+  [NSAI_KEY_TUNING_LENGTHS] = { "tuning.lengths", NSAI_TYPE_COUNTS, AT(tuning.lengths), MIN_LENGTH,
                                 MAX_TOKENS, 0, NULL, "null",
                                 "KV tokens of the sequences that are timed, ascending; null: 1Ki, "
                                 "4Ki, 16Ki and on up to the longest that serving allows" },
+  [NSAI_KEY_TUNING_BATCHES] = { "tuning.batches", NSAI_TYPE_COUNTS, AT(tuning.batches), 1, MAX_SEQS,
+                                0, NULL, "null",
+                                "sequences of the decode steps that are timed, ascending; null: 1, "
+                                "4, 16 and on up to serving.max_seqs" },
   [NSAI_KEY_TUNING_ON_FIRST_USE] = { "tuning.on_first_use", NSAI_TYPE_WORD, AT(tuning.on_first_use),
                                      0, 0, 0, first_use_words, "off",
                                      "effort of the tuning that making a plan begins when it finds "

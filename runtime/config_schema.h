@@ -24,7 +24,7 @@ typedef enum nsai_type {
   NSAI_TYPE_DEVICE,   /* char *: auto, cpu, ordinal, PCI bus id, UUID */
   NSAI_TYPE_VARIANT,  /* char *: the name of a variant; may be null */
   NSAI_TYPE_GLOBS,    /* nsai_list: globs over "stage.variant" */
-  NSAI_TYPE_LENGTHS,  /* tuning.lengths and length_count: ascending, each min to max; may be null */
+  NSAI_TYPE_COUNTS,   /* nsai_counts: ascending, each min to max; may be null */
   NSAI_TYPE_BOTH      /* an int that stands for the two keys that follow it */
 } nsai_type;
 
@@ -49,7 +49,7 @@ extern const nsai_key nsai_keys[NSAI_KEY_COUNT];
 
 /* Whether values of this type are lists. */
 static inline bool nsai_type_is_list(nsai_type type) {
-  return type == NSAI_TYPE_GLOBS || type == NSAI_TYPE_LENGTHS;
+  return type == NSAI_TYPE_GLOBS || type == NSAI_TYPE_COUNTS;
 }
 
 /* The key with this path, or NSAI_KEY_COUNT. `length` bytes of `path` count. */

@@ -45,8 +45,8 @@ void nsai_type_write(const nsai_key *key, nsai_writer *writer) {
     return;
   case NSAI_TYPE_VARIANT: nsai_write(writer, "a variant's name, or null"); return;
   case NSAI_TYPE_GLOBS: nsai_write(writer, "a list of globs like [dense.*_gemm]"); return;
-  case NSAI_TYPE_LENGTHS:
-    nsai_write(writer, "a list of ascending lengths like [4Ki, 16Ki], or null");
+  case NSAI_TYPE_COUNTS:
+    nsai_write(writer, "a list of ascending numbers like [4Ki, 16Ki], or null");
     return;
   case NSAI_TYPE_WORD: break;
   }
@@ -312,38 +312,37 @@ static bool read_globs(const nsai_key *key, const nsai_node *node, nsai_arena *a
   return true;
 }
 
-static bool read_lengths(const nsai_key *key, const nsai_node *node, nsai_arena *arena,
-                         nsai_value *value, nsai_writer *why) {
+static bool read_counts(const nsai_key *key, const nsai_node *node, nsai_arena *arena,
+                        nsai_value *value, nsai_writer *why) {
   if (node->kind == NSAI_NODE_SCALAR && is_null(node)) return true;
   if (node->kind != NSAI_NODE_SEQUENCE) return refuse(key, node, why);
   if (!node->first) {
-    nsai_write(why, "an empty list: give at least one length, or write null");
+    nsai_write(why, "an empty list: give at least one number, or write null");
     return false;
   }
   nsai_key item_key = *key; /* an item is read and refused as a number */
   item_key.type = NSAI_TYPE_LONG;
-  int64_t *lengths = nsai_arena_alloc(arena, NSAI_MAX_LENGTHS * sizeof *lengths);
-  if (!lengths) return false;
+  int64_t *items = nsai_arena_alloc(arena, NSAI_MAX_COUNTS * sizeof *items);
+  if (!items) return false;
   size_t count = 0;
   for (const nsai_node *item = node->first; item; item = item->next) {
     value->mark = item->mark;
     if (item->kind == NSAI_NODE_REFUSED) return false;
     if (item->kind != NSAI_NODE_SCALAR) return refuse(&item_key, item, why);
     if (!read_integer(&item_key, item, value, why)) return false;
-    if (count == NSAI_MAX_LENGTHS) {
-      nsai_write(why, "more than %d lengths, and each is timed for itself: choose fewer",
-                 NSAI_MAX_LENGTHS);
+    if (count == NSAI_MAX_COUNTS) {
+      nsai_write(why, "more than %d numbers, and each is timed for itself: choose fewer",
+                 NSAI_MAX_COUNTS);
       return false;
     }
-    if (count && value->integer <= lengths[count - 1]) {
-      nsai_write(why, "%" PRId64 " after %" PRId64 ": write the lengths ascending, each once",
-                 value->integer, lengths[count - 1]);
+    if (count && value->integer <= items[count - 1]) {
+      nsai_write(why, "%" PRId64 " after %" PRId64 ": write the numbers ascending, each once",
+                 value->integer, items[count - 1]);
       return false;
     }
-    lengths[count++] = value->integer;
+    items[count++] = value->integer;
   }
-  value->lengths = lengths;
-  value->length_count = count;
+  value->counts = (nsai_counts){ items, count };
   return true;
 }
 
@@ -353,7 +352,7 @@ bool nsai_value_read(nsai_key_id id, const nsai_node *node, nsai_arena *arena, n
   *value = (nsai_value){ .mark = node->mark };
   if (node->kind == NSAI_NODE_REFUSED) return false;
   if (key->type == NSAI_TYPE_GLOBS) return read_globs(key, node, arena, value, why);
-  if (key->type == NSAI_TYPE_LENGTHS) return read_lengths(key, node, arena, value, why);
+  if (key->type == NSAI_TYPE_COUNTS) return read_counts(key, node, arena, value, why);
   if (node->kind != NSAI_NODE_SCALAR) return refuse(key, node, why);
   switch (key->type) {
   case NSAI_TYPE_BOOL: return read_bool(key, node, value, why);
@@ -389,10 +388,7 @@ void nsai_value_store(nsai_config *config, nsai_key_id id, const nsai_value *val
   case NSAI_TYPE_SHARE: *(double *)place = value->number; break;
   case NSAI_TYPE_DURATION: *(double *)place = (double)value->integer / MS_PER_SECOND; break;
   case NSAI_TYPE_GLOBS: *(nsai_list *)place = value->list; break;
-  case NSAI_TYPE_LENGTHS:
-    config->tuning.lengths = value->lengths;
-    config->tuning.length_count = value->length_count;
-    break;
+  case NSAI_TYPE_COUNTS: *(nsai_counts *)place = value->counts; break;
   default: *(char **)place = value->text; break;
   }
 }
@@ -413,9 +409,10 @@ static void write_list(const nsai_list *list, nsai_writer *writer) {
   nsai_write(writer, "]");
 }
 
-static void write_lengths(const int64_t *lengths, size_t count, nsai_writer *writer) {
-  for (size_t i = 0; i < count; i++) nsai_write(writer, "%s%" PRId64, i ? ", " : "[", lengths[i]);
-  nsai_write(writer, count ? "]" : "null");
+static void write_counts(const nsai_counts *list, nsai_writer *writer) {
+  for (size_t i = 0; i < list->count; i++)
+    nsai_write(writer, "%s%" PRId64, i ? ", " : "[", list->items[i]);
+  nsai_write(writer, list->count ? "]" : "null");
 }
 
 static void write_text(const char *text, nsai_writer *writer) {
@@ -454,9 +451,7 @@ void nsai_value_write(const nsai_config *config, nsai_key_id id, nsai_writer *wr
     nsai_duration_write(llround(*(const double *)place * MS_PER_SECOND), writer);
     break;
   case NSAI_TYPE_GLOBS: write_list(place, writer); break;
-  case NSAI_TYPE_LENGTHS:
-    write_lengths(config->tuning.lengths, config->tuning.length_count, writer);
-    break;
+  case NSAI_TYPE_COUNTS: write_counts(place, writer); break;
   default: write_text(*(char *const *)place, writer); break;
   }
 }

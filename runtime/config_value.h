@@ -16,8 +16,7 @@ typedef struct nsai_value {
   double number;
   char *text; /* NULL: null */
   nsai_list list;
-  const int64_t *lengths; /* NULL: null */
-  size_t length_count;
+  nsai_counts counts;
   nsai_mark mark; /* where a refused value is wrong: it, or an item of its list */
 } nsai_value;
 

@@ -42,9 +42,11 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
          problem->op == NSA_OP_APPEND;
 }
 
-/* Whether the tuner has inputs for the operation; the others' plans follow the heuristics. */
+/* Whether the tuner times the operation: it has inputs for it, and there is something to choose. The
+ * others' plans follow the heuristics. */
 static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
-  return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DENSE;
+  return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DENSE ||
+         problem->op == NSA_OP_DECODE;
 }
 
 /* Whether the three branches run over packed K and V. */

@@ -32,7 +32,8 @@ enum {
   NSA_TUNE_CHOSEN = 6,   /* stage and candidate: ms; gain against the heuristic's choice. Where a
                             candidate does further stages as well, ms is that of all of them, and
                             note names them */
-  NSA_TUNE_BASELINE = 7, /* candidate is "forward", "forward.default", "dense" or "sdpa_gemm": ms */
+  NSA_TUNE_BASELINE = 7, /* candidate is "forward" or another operation, "forward.default" (by the
+                            heuristic's choices), "dense" or "sdpa_gemm": ms */
   NSA_TUNE_DONE = 8      /* a problem ends; note says so when the budget ended it */
 };
 
@@ -41,7 +42,8 @@ typedef struct nsa_tune_event {
   uint32_t struct_size;
   int32_t kind;          /* NSA_TUNE_PROBLEM ... */
   const char *problem;   /* the record's key */
-  int64_t tokens;        /* length of the one sequence it is measured at */
+  int64_t tokens;        /* length of the one sequence it is measured at; a decode step has as
+                            many as `problem` says (seq64) */
   const char *stage;     /* "attend_window"; "" where there is none */
   const char *candidate; /* "attend_window_mma rows=128 keys=64 warps=4 blocks=2", or "" */
   double ms;             /* median of the rounds */
@@ -71,6 +73,12 @@ typedef struct nsa_tune_options {
  * dense problem of the configuration's `serving` section. A problem is measured as one sequence at
  * each of `tuning.lengths` up to its max_kv_len, with each of `tuning.inputs`; a problem of a given
  * overlap with the inputs of that overlap alone. A record is kept for each.
+ *
+ * NSA_OP_DECODE is measured as steps of as many sequences as each of `tuning.batches` up to its
+ * max_seqs says, of each length, over caches that the tuner makes; caches paged in another way, and
+ * rings, follow the same records. Steps stand in a CUDA graph. The inputs are of one kind, as trained
+ * models' where tuning.inputs asks for these. NSA_OP_APPEND has nothing to choose:
+ * NSA_E_UNSUPPORTED.
  *
  * Every candidate's results are compared with the CPU device's before its time counts; one that the
  * device refuses to launch is left out. Winners must beat the heuristic's choice by more than the

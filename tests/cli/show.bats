@@ -20,6 +20,14 @@ load common
     jq -e 'length == 2 and all(.supported) and (.[0].problem | startswith("fwd:"))'
 }
 
+@test "one operation of a file" {
+  run -0 --separate-stderr autotune show --arch sm_90a --op decode "$configs/h200_d128.yaml"
+  [[ $output == decode:* && $output == *"decode_mma warps="*": chosen"* && $output != *attend_window* ]]
+  autotune show --json --op backward --arch sm_90a "$configs/h200_d128.yaml" |
+    jq -e 'length == 1 and all(.supported) and (.[0].problem | startswith("backward:"))'
+  run -2 autotune show --arch sm_90a --op decoed "$configs/h200_d128.yaml"
+}
+
 @test "a forced variant is shown as such" {
   run -0 autotune show --arch sm_80 "$configs/h200_d128.yaml" --set variants.force.dense=sdpa_gemm
   [[ $output == *"sdpa_gemm: chosen (variants.force)"* ]]

@@ -17,6 +17,8 @@ need_no_gpu() { ! autotune doctor >/dev/null || skip 'a GPU is here'; }
   done
   run -2 autotune tune --json --csv small.yaml
   run -2 autotune tune --bogus small.yaml
+  run -2 --separate-stderr autotune tune --op decoed small.yaml
+  [[ $stderr == *'no operation "decoed"'* ]]
 }
 
 @test "a wrong configuration is 3, a missing file 1" {
@@ -31,7 +33,7 @@ need_no_gpu() { ! autotune doctor >/dev/null || skip 'a GPU is here'; }
 @test "without a GPU: 4, in every format, and nothing on stdout" {
   need_no_gpu
   small_model
-  for option in '' --json --csv --md --fresh '--level quick' '--budget 1.5m' '--jobs 2'; do
+  for option in '' --json --csv --md --fresh '--level quick' '--budget 1.5m' '--jobs 2' '--op decode' '--op all'; do
     run -4 --separate-stderr autotune tune $option small.yaml
     [[ -z $output ]]
   done

@@ -69,6 +69,22 @@ check 'a plan follows the record' has 'record of' <("$program" show "${short[@]:
 NSA_RECORDS=false "$program" show "${short[@]:4}" "$model" >"$work/without.txt"
 check 'NSA_RECORDS=false follows none' lacks 'chosen (record' "$work/without.txt"
 
+# Decode steps: tuned for each batch, followed by plans; attention that reads no block is found out.
+steps=(--op decode --set 'tuning.batches=[1, 8]' --set serving.max_seqs=8)
+tune "${steps[@]}" --md >"$work/steps.txt" 2>&1
+check 'decode steps are tuned' test $? = 0
+check 'each batch has a record' test "$("$program" list --records | grep -c decode:)" = 2
+check 'a decode plan follows its record' has 'record of 8 x 2048 tokens' \
+  <("$program" show --op decode "${steps[@]:2}" "${short[@]:4}" --set serving.max_kv_len=2048 "$model")
+sed -i 's|end = min(begin + each, steps);|end = C::kWarps == 8 ? begin : min(begin + each, steps);|' \
+  "$work/templates/decode_attend.cuh"
+check 'a decode kernel is spoiled' has 'kWarps == 8 ? begin' "$work/templates/decode_attend.cuh"
+NSA_TEMPLATES_DIR=$work/templates NSA_CACHE_DIR=$work/wrong-steps tune "${steps[@]}" >"$work/wrong-steps.txt" 2>&1
+check 'a tuning with wrong steps succeeds' test $? = 0
+cat "$work/wrong-steps/tuning/"*.yaml >"$work/wrong-steps.yaml"
+check 'wrong steps are found' has 'warps=8.*state: wrong' "$work/wrong-steps.yaml"
+check 'no wrong step is chosen' lacks 'warps=8.*chosen: true' "$work/wrong-steps.yaml"
+
 # First use.
 NSA_CACHE_DIR=$work/first "$program" quickstart --tokens 4096 --set tuning.on_first_use=quick \
   --set tuning.first_use_budget=20s >"$work/first.txt" 2>&1

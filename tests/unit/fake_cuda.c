@@ -208,7 +208,8 @@ static nsai_cu_result set_attribute(int attribute, int value, nsai_cu_kernel ker
 void fake_cuda_enqueue(const fake_cuda_launch *launch, const void *params) {
   if (record.launches < FAKE_CUDA_LAUNCHES) record.launch[record.launches] = *launch;
   record.launches++;
-  record.clock_ms += record.kernel ? record.kernel(launch, params) : 1;
+  double ms = record.kernel ? record.kernel(launch, params) : 1;
+  *(record.capturing ? &record.captured_ms : &record.clock_ms) += ms;
 }
 
 /* The one attribute that is known; -1: there is another, or several. */
@@ -334,6 +335,55 @@ static nsai_cu_result elapsed_time(float *ms, nsai_cu_event from, nsai_cu_event 
   return 0;
 }
 
+/* A graph, and what is made of it, is the time that it takes. */
+static nsai_cu_result begin_capture(nsai_cu_stream stream, int32_t mode) {
+  (void)stream, (void)mode;
+  if (record.capturing) return INVALID_VALUE;
+  record.capturing = true;
+  record.captured_ms = 0;
+  return record.broken;
+}
+
+static double *new_graph(double ms) {
+  double *memory = malloc(sizeof *memory);
+  record.graphs += memory != NULL;
+  if (memory) *memory = ms;
+  return memory;
+}
+
+static nsai_cu_result end_capture(nsai_cu_stream stream, nsai_cu_graph *out) {
+  (void)stream;
+  if (!record.capturing) return INVALID_VALUE;
+  record.capturing = false;
+  *out = (nsai_cu_graph)(void *)new_graph(record.captured_ms);
+  return *out ? record.broken : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static nsai_cu_result instantiate(nsai_cu_graph_exec *out, nsai_cu_graph graph, uint64_t flags) {
+  (void)flags;
+  *out = (nsai_cu_graph_exec)(void *)new_graph(*(const double *)(const void *)graph);
+  return *out ? record.broken : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+}
+
+static nsai_cu_result launch_graph(nsai_cu_graph_exec graph, nsai_cu_stream stream) {
+  (void)stream;
+  record.graph_launches++;
+  record.clock_ms += *(const double *)(const void *)graph;
+  return record.broken;
+}
+
+static nsai_cu_result destroy_graph(nsai_cu_graph graph) {
+  record.graphs--;
+  free((void *)graph);
+  return 0;
+}
+
+static nsai_cu_result destroy_graph_exec(nsai_cu_graph_exec graph) {
+  record.graphs--;
+  free((void *)graph);
+  return 0;
+}
+
 /* Addresses whose page offset has bit 4 set are the host's: the tests choose. */
 static nsai_cu_result pointer_attribute(void *value, int attribute, nsai_cu_ptr memory) {
   uint32_t host = NSAI_CU_MEMORY_HOST, device = 2;
@@ -416,6 +466,12 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuEventDestroy", (any)destroy_event },
     { "cuEventRecord", (any)record_event },
     { "cuEventElapsedTime", (any)elapsed_time },
+    { "cuStreamBeginCapture", (any)begin_capture },
+    { "cuStreamEndCapture", (any)end_capture },
+    { "cuGraphInstantiateWithFlags", (any)instantiate },
+    { "cuGraphLaunch", (any)launch_graph },
+    { "cuGraphDestroy", (any)destroy_graph },
+    { "cuGraphExecDestroy", (any)destroy_graph_exec },
   };
   any result = (any)unsupported;
   const char *hidden = getenv("FAKE_CUDA_HIDE");

@@ -9,6 +9,8 @@
 
 #include "cuda_types.h"
 
+#include <stdbool.h>
+
 #define FAKE_CUDA_LAUNCHES 64
 
 /* A kernel launch, or a product of the fake cuBLASLt (name "matmul", the rest 0 but the stream). */
@@ -44,8 +46,12 @@ typedef struct fake_cuda_state {
   int spills;              /* so many compilations of FAKE_NVRTC_FAT from now on spill */
   fake_cuda_kernel kernel; /* NULL: launches do nothing */
   double clock_ms;         /* of the device: the sum of what was launched; events read it */
-  int blocks;              /* of memory, allocated and not freed */
-  int streams, events;     /* created and not destroyed */
+  bool capturing;          /* launches do their work at once, but their time is the graph's */
+  double captured_ms;
+  int graphs; /* captured, or made of it, and not destroyed */
+  int graph_launches;
+  int blocks;          /* of memory, allocated and not freed */
+  int streams, events; /* created and not destroyed */
 } fake_cuda_state;
 
 /* Exported by the module. */

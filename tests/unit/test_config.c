@@ -113,8 +113,8 @@ static void test_builtin(void **state) {
   assert_true(c->tuning.budget_s == 600);
   assert_true(c->tuning.min_gain == 0.02);
   assert_int_equal(c->tuning.inputs, NSAI_INPUTS_BOTH);
-  assert_null(c->tuning.lengths);
-  assert_int_equal(c->tuning.length_count, 0);
+  assert_null(c->tuning.lengths.items);
+  assert_int_equal(c->tuning.lengths.count, 0);
   assert_int_equal(c->tuning.on_first_use, NSAI_LEVEL_HEURISTIC);
   assert_true(c->tuning.first_use_budget_s == 20);
   assert_true(c->tuning.records);
@@ -164,6 +164,7 @@ static const char full[] =
     "  min_gain: 0.5\n"
     "  inputs: correlated\n"
     "  lengths: [64, \"1k\", 64Ki]\n"
+    "  batches: [1, 32]\n"
     "  on_first_use: normal\n"
     "  first_use_budget: 1s\n"
     "  records: false\n"
@@ -222,10 +223,12 @@ static void test_every_key(void **state) {
   assert_true(c->tuning.budget_s == 5400.25);
   assert_true(c->tuning.min_gain == 0.5);
   assert_int_equal(c->tuning.inputs, NSAI_INPUTS_CORRELATED);
-  assert_int_equal(c->tuning.length_count, 3);
-  assert_int_equal(c->tuning.lengths[0], 64);
-  assert_int_equal(c->tuning.lengths[1], 1000);
-  assert_int_equal(c->tuning.lengths[2], 65536);
+  assert_int_equal(c->tuning.lengths.count, 3);
+  assert_int_equal(c->tuning.lengths.items[0], 64);
+  assert_int_equal(c->tuning.lengths.items[1], 1000);
+  assert_int_equal(c->tuning.lengths.items[2], 65536);
+  assert_int_equal(c->tuning.batches.count, 2);
+  assert_int_equal(c->tuning.batches.items[1], 32);
   assert_int_equal(c->tuning.on_first_use, NSAI_LEVEL_NORMAL);
   assert_true(c->tuning.first_use_budget_s == 1);
   assert_false(c->tuning.records);
@@ -356,8 +359,8 @@ static void test_overrides(void **state) {
   assert_int_equal(c->model.select_local, 2);
   assert_int_equal(c->variants.disable.count, 2);
   assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_mma");
-  assert_int_equal(c->tuning.length_count, 2);
-  assert_int_equal(c->tuning.lengths[1], 2048);
+  assert_int_equal(c->tuning.lengths.count, 2);
+  assert_int_equal(c->tuning.lengths.items[1], 2048);
   assert_true(c->tuning.budget_s == 90);
   assert_string_equal(c->device.source, "a: b # c");
   nsai_config_destroy(c);
@@ -550,8 +553,8 @@ static void test_profile_tuning(void **state) {
   assert_int_equal(nsai_config_apply_device(c, "sm_90a", NULL, NULL), NSA_OK);
   assert_int_equal(c->tuning.level, NSAI_LEVEL_NORMAL);
   assert_true(c->tuning.budget_s == 3600);
-  assert_int_equal(c->tuning.length_count, 1);
-  assert_int_equal(c->tuning.lengths[0], 8192);
+  assert_int_equal(c->tuning.lengths.count, 1);
+  assert_int_equal(c->tuning.lengths.items[0], 8192);
   assert_int_equal(c->tuning.on_first_use, NSAI_LEVEL_HEURISTIC);
   expect_in_dump(c, "  level: normal                                 # t.yaml:2\n");
   expect_in_dump(c, "  budget: 1h                                    # profile t.yaml:5\n");
@@ -559,8 +562,8 @@ static void test_profile_tuning(void **state) {
   nsai_config_destroy(c);
   c = load_text(text, NULL);
   assert_int_equal(nsai_config_apply_device(c, "sm_80", NULL, NULL), NSA_OK);
-  assert_null(c->tuning.lengths);
-  assert_int_equal(c->tuning.length_count, 0);
+  assert_null(c->tuning.lengths.items);
+  assert_int_equal(c->tuning.lengths.count, 0);
   nsai_config_destroy(c);
 }
 
@@ -620,6 +623,7 @@ static void test_dump(void **state) {
   expect_in_dump(c, "  budget: 1h30m250ms ");
   expect_in_dump(c, "  min_gain: 0.5 ");
   expect_in_dump(c, "  lengths: [64, 1000, 65536] ");
+  expect_in_dump(c, "  batches: [1, 32] ");
   expect_in_dump(c, "  smem_per_block: 227Ki ");
   expect_in_dump(c, "  hbm_gbps: 4280.0125 ");
   expect_in_dump(c, "  bf16_tflops: 0.1 ");

@@ -471,7 +471,7 @@ static const diag_case tuning_cases[] = {
     "    tuning: {levle: quick, colour: blue}\n"
     "             ^\n"
     "t.yaml:2:24: error: tuning.colour: unknown key; tuning has level, budget, min_gain, inputs, "
-    "lengths, on_first_use, first_use_budget, records\n"
+    "lengths, batches, on_first_use, first_use_budget, records\n"
     "    tuning: {levle: quick, colour: blue}\n"
     "                           ^" },
   { "durations",
@@ -540,7 +540,7 @@ static const diag_case tuning_cases[] = {
     "nsa: 1\n"
     "tuning: {lengths: [1Ki, 4Ki, 4096]}\n",
     NSA_E_CONFIG,
-    "t.yaml:2:30: error: tuning.lengths: 4096 after 4096: write the lengths ascending, each once\n"
+    "t.yaml:2:30: error: tuning.lengths: 4096 after 4096: write the numbers ascending, each once\n"
     "    tuning: {lengths: [1Ki, 4Ki, 4096]}\n"
     "                                 ^" },
   { "a list in the lengths",
@@ -555,14 +555,14 @@ static const diag_case tuning_cases[] = {
     "nsa: 1\n"
     "tuning: {lengths: []}\n",
     NSA_E_CONFIG,
-    "t.yaml:2:19: error: tuning.lengths: an empty list: give at least one length, or write null\n"
+    "t.yaml:2:19: error: tuning.lengths: an empty list: give at least one number, or write null\n"
     "    tuning: {lengths: []}\n"
     "                      ^" },
   { "one length without brackets",
     "nsa: 1\n"
     "tuning: {lengths: 4096}\n",
     NSA_E_CONFIG,
-    "t.yaml:2:19: error: tuning.lengths: expected a list of ascending lengths like [4Ki, 16Ki], or "
+    "t.yaml:2:19: error: tuning.lengths: expected a list of ascending numbers like [4Ki, 16Ki], or "
     "null; found '4096'\n"
     "    tuning: {lengths: 4096}\n"
     "                      ^" },
@@ -570,7 +570,7 @@ static const diag_case tuning_cases[] = {
     "nsa: 1\n"
     "tuning: {lengths: [64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80]}\n",
     NSA_E_CONFIG,
-    "t.yaml:2:84: error: tuning.lengths: more than 16 lengths, and each is timed for itself: "
+    "t.yaml:2:84: error: tuning.lengths: more than 16 numbers, and each is timed for itself: "
     "choose fewer\n"
     "    tuning: {lengths: [64, 65, 66, 67, 68, 69, 70, 71, 72, 73, 74, 75, 76, 77, 78, 79, 80]}\n"
     "                                                                                       ^" },
