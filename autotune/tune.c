@@ -160,10 +160,12 @@ static nsai_problem timed_problem(const nsai_problem *problem, int64_t tokens) {
   return p;
 }
 
-/* Decode steps are timed on one kind of inputs, as trained models' where these are asked for. */
+/* Decode steps and backward passes are timed on one kind of inputs, as trained models' where these are
+ * asked for. */
 static nsai_trial_fill fill_of(const tuner *t, const nsai_problem *p) {
   bool correlated = p->op == NSA_OP_FORWARD && p->overlap == NSA_OVERLAP_HIGH;
-  if (p->op == NSA_OP_DECODE) correlated = t->ctx->config->tuning.inputs & NSAI_INPUTS_CORRELATED;
+  if (p->op == NSA_OP_DECODE || p->op == NSA_OP_BACKWARD)
+    correlated = t->ctx->config->tuning.inputs & NSAI_INPUTS_CORRELATED;
   return correlated ? NSAI_TRIAL_FILL_CORRELATED : NSAI_TRIAL_FILL_RANDOM;
 }
 
@@ -199,15 +201,17 @@ static int count_open(const tune_task *task) {
 #define RUNS_PER_COLUMN 9
 #define RUNS_OF_WHOLE 40     /* finals, wholes and baselines, counted as forwards */
 #define BYTES_PER_SECOND 4e8 /* of inputs that are made and copied */
+#define BACKWARD_RATIO 4     /* times a forward */
 #define STEPS_SECONDS 0.01   /* a graph of decode steps, captured and launched twice */
 
 static double run_seconds(const tuner *t, const tune_task *task) {
   const nsai_geometry *m = &task->problem.model;
   double tokens = (double)task->tokens, keys = tokens / 2;
   if (task->problem.op == NSA_OP_DECODE) return STEPS_SECONDS;
-  if (task->problem.op == NSA_OP_FORWARD)
+  if (task->problem.op != NSA_OP_DENSE)
     keys = 1.5 * tokens / m->stride / 2 + (double)m->select_count * m->select_block + m->window;
   double flops = 2 * tokens * keys * m->heads * (m->head_dim_qk + m->head_dim_v);
+  if (task->problem.op == NSA_OP_BACKWARD) flops *= BACKWARD_RATIO;
   return flops / (TFLOPS_PER_SM * 1e12 * fmax(t->ctx->device.sm_count, 1)) + 3e-4;
 }
 
@@ -439,7 +443,7 @@ static int64_t next_length(const nsai_config *c, const asked *problems, size_t c
  * `any`: of all problems as they are, whatever their lengths. */
 static nsa_status list_length(tuner *t, const asked *problems, size_t count, int64_t tokens,
                               bool any, task_list *list) {
-  static const int32_t order[] = { NSA_OP_DENSE, NSA_OP_FORWARD, NSA_OP_DECODE };
+  static const int32_t order[] = { NSA_OP_DENSE, NSA_OP_FORWARD, NSA_OP_DECODE, NSA_OP_BACKWARD };
   for (size_t o = 0; o < sizeof order / sizeof *order; o++)
     for (size_t i = 0; i < count; i++) {
       const nsai_problem *p = &problems[i].problem;

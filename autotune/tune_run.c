@@ -30,9 +30,10 @@ void nsai_tune_data_free(tuner *t) {
 static bool data_serves(const tuner *t, const tune_task *task) {
   if (!t->has_data || t->c.kv_len[0] != task->tokens) return false;
   if (memcmp(&t->c.geometry, &task->problem.model, sizeof t->c.geometry)) return false;
-  if (task->problem.op == NSA_OP_DENSE) return true;
-  return t->c.kind == NSAI_TRIAL_FORWARD && t->c.fill == task->fill &&
-         t->c.selection == task->problem.selection;
+  if (task->problem.op == NSA_OP_DENSE) return t->c.kind != NSAI_TRIAL_BACKWARD;
+  bool backward = task->problem.op == NSA_OP_BACKWARD;
+  return t->c.kind == (backward ? NSAI_TRIAL_BACKWARD : NSAI_TRIAL_FORWARD) &&
+         t->c.fill == task->fill && t->c.selection == task->problem.selection;
 }
 
 static void drop_slot(nsai_trial_data *d, int slot) {
@@ -54,6 +55,32 @@ static nsa_status measure_overlap(tuner *t) {
   return NSA_OK;
 }
 
+/* A backward pass goes over the blocks that a forward has chosen. */
+static nsa_status run_forward(tuner *t, const tune_task *task) {
+  nsai_problem p = task->problem;
+  nsai_decisions decisions;
+  nsai_trial_plan plan;
+  nsai_trial_bench bench = { 0 };
+  nsai_trial_case c = t->c;
+  nsa_status status = NSA_OK;
+  if (!p.model.select_count || p.selection != NSA_SELECT_OWN) return NSA_OK;
+  p.op = NSA_OP_FORWARD;
+  p.overlap = task->fill == NSAI_TRIAL_FILL_CORRELATED ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
+  c.kind = NSAI_TRIAL_FORWARD;
+  nsai_decisions_recall(t->ctx, &p, &decisions);
+  NSAI_TRY(nsai_tune_plan(t, &p, &decisions, &plan));
+  NSAI_TRY_TO(done, nsai_trial_bench_prepare(&t->device, &c, &plan, t->bench.threads, &bench));
+  drop_slot(&bench.data, NSAI_TRIAL_PROBE_ROWS);
+  drop_slot(&bench.data, NSAI_TRIAL_PROBE);
+  NSAI_TRY_TO(done, nsai_trial_bench_enqueue(&bench, 0, NULL));
+  NSAI_TRY_TO(done, nsai_trial_device_wait(&t->device, NULL));
+  status = nsai_trial_bench_hand_over(&bench, &t->bench);
+done:
+  nsai_trial_bench_destroy(&bench);
+  nsa_plan_destroy(plan.plan);
+  return status;
+}
+
 nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
   nsai_decisions decisions;
   contender *taken[NSAI_STAGE_COUNT];
@@ -72,7 +99,10 @@ nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
   drop_slot(&t->bench.data, NSAI_TRIAL_PROBE_ROWS);
   drop_slot(&t->bench.data, NSAI_TRIAL_PROBE);
   if (task->problem.op == NSA_OP_FORWARD) NSAI_TRY_TO(done, measure_overlap(t));
-  nsai_trial_data_drop_optional(&t->bench.data);
+  if (task->problem.op == NSA_OP_BACKWARD)
+    NSAI_TRY_TO(done, run_forward(t, task));
+  else
+    nsai_trial_data_drop_optional(&t->bench.data);
 done:
   t->bench.plan = (nsai_trial_plan){ 0 }; /* each run brings its own */
   nsa_plan_destroy(plan.plan);
@@ -131,6 +161,7 @@ static nsa_status elapsed(const tuner *t, int first, double *ms) {
 static nsa_status enqueue(tuner *t, const nsai_trial_plan *plan, const nsai_marks *marks) {
   nsai_trial_data *d = &t->bench.data;
   nsa_exec exec = NSA_EXEC_INIT;
+  nsa_grads grads = NSA_GRADS_INIT;
   nsa_batch batch;
   nsa_io io;
   NSAI_TRY(nsai_trial_data_workspace(d, plan->caps.workspace_bytes));
@@ -138,7 +169,9 @@ static nsa_status enqueue(tuner *t, const nsai_trial_plan *plan, const nsai_mark
   exec.workspace_bytes = d->workspace_bytes;
   exec.stream = t->device.stream;
   nsai_trial_data_io(d, NSAI_TRIAL_ON_DEVICE, &batch, &io);
-  return nsai_run_marked(plan->plan, &exec, NULL, &io, marks);
+  if (plan->plan->problem.op == NSA_OP_BACKWARD)
+    nsai_trial_data_grads(d, NSAI_TRIAL_ON_DEVICE, &grads);
+  return nsai_run_marked(plan->plan, &exec, NULL, &io, &grads, marks);
 }
 
 nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan,

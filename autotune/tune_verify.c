@@ -9,6 +9,7 @@
  * or by a launch that the device refuses, does each of its candidates run alone.
  */
 #include "trial/judge.h"
+#include "trial/judge_backward.h"
 #include "tune_impl.h"
 
 #include <stdlib.h>
@@ -18,11 +19,14 @@
 #define BLOCKS_LEFT_OUT 4 /* where the problem leaves blocks out, the case does, too */
 #define TILE_KEYS 128     /* compressed keys: the largest tile of attend_compressed's variants */
 #define MOST_TILES 3      /* a first, one in the middle and a last; then the ragged one */
+#define MOST_GROUPS 2     /* KV heads of a backward pass: its reference is asked for every row */
 
 void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_trial_fill fill,
                     nsai_trial_case *c) {
   nsai_trial_case_init(c);
-  c->kind = problem->op == NSA_OP_DENSE ? NSAI_TRIAL_DENSE : NSAI_TRIAL_FORWARD;
+  c->kind = problem->op == NSA_OP_DENSE      ? NSAI_TRIAL_DENSE
+            : problem->op == NSA_OP_BACKWARD ? NSAI_TRIAL_BACKWARD
+                                             : NSAI_TRIAL_FORWARD;
   c->geometry = problem->model;
   c->num_seqs = 1;
   c->q_len[0] = c->kv_len[0] = tokens;
@@ -62,6 +66,10 @@ static nsai_problem verified_problem(const nsai_problem *problem) {
   if (tokens > problem->max_kv_len) tokens = problem->max_kv_len;
   if (tokens < 1) tokens = 1;
   p.max_tokens = p.max_kv_tokens = p.max_kv_len = tokens;
+  if (p.op == NSA_OP_BACKWARD && p.model.kv_heads > MOST_GROUPS) {
+    p.model.heads = p.model.heads / p.model.kv_heads * MOST_GROUPS;
+    p.model.kv_heads = MOST_GROUPS;
+  }
   if (p.op == NSA_OP_FORWARD && p.selection == NSA_SELECT_OWN && m->select_count)
     p.max_probe_rows = (int32_t)(tokens < NSAI_TRIAL_MAX_PROBES ? tokens : NSAI_TRIAL_MAX_PROBES);
   return p;
@@ -132,7 +140,8 @@ typedef struct court {
   nsai_trial_case c;
   nsai_trial_bench bench;
   nsai_trial_truth truth;
-  nsai_trial_kv_court kv; /* in the place of case, bench and truth, over a cache */
+  nsai_trial_wanted *wanted; /* of a backward pass, in the place of truth */
+  nsai_trial_kv_court kv;    /* in the place of case, bench and truth, over a cache */
   bool ready;
   bool refused; /* the last run did not fail by its results: the device refused it */
 } court;
@@ -146,12 +155,19 @@ static nsa_status blame(court *c, nsa_status status, nsai_trial_result *result) 
   return NSA_OK;
 }
 
+/* Two runs: the second one must give the same bits. */
+static nsa_status judge_gradients(court *c, nsai_trial_result *result) {
+  if (!c->wanted) NSAI_TRY(nsai_trial_wanted_create(&c->bench, &c->wanted));
+  return blame(c, nsai_trial_check_backward(&c->bench, c->wanted, result), result);
+}
+
 /* Runs one plan on the bench and compares. */
 static nsa_status judge_packed(court *c, const nsai_trial_plan *plan, nsai_trial_result *result) {
   if (!c->ready)
     NSAI_TRY(nsai_trial_bench_prepare(&c->t->device, &c->c, plan, c->bench.threads, &c->bench));
   c->ready = true;
   NSAI_TRY(nsai_trial_bench_use(&c->bench, plan));
+  if (c->c.kind == NSAI_TRIAL_BACKWARD) return judge_gradients(c, result);
   NSAI_TRY(blame(c, nsai_trial_run_intact(&c->bench, result), result));
   if (c->refused) return NSA_OK;
   if (c->c.kind == NSAI_TRIAL_DENSE) return nsai_trial_judge_dense(&c->bench, &c->truth, result);
@@ -317,6 +333,7 @@ done:
   nsai_trial_truth_fini(&c->truth);
   nsai_trial_bench_destroy(&c->bench);
   nsai_trial_kv_court_destroy(&c->kv);
+  nsai_trial_wanted_destroy(c->wanted);
   free(c);
   return status;
 }

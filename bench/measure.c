@@ -147,31 +147,6 @@ static double backward_ratio(const nsai_geometry *g) {
   return (3 * qk + 2 * v) / (qk + v);
 }
 
-/* Copies what a forward has left on the device into an input of another bench, if that has it. */
-static nsa_status hand_over(const nsai_trial_bench *from, int output, nsai_trial_bench *to,
-                            int input) {
-  nsai_trial_buffer left = from->data.buffer[output], *given = &to->data.buffer[input];
-  if (!left.device || !given->device) return NSA_OK;
-  if (left.bytes != given->bytes)
-    return nsai_fail(NSA_E_INTERNAL, "%s and %s differ in size", nsai_trial_slot_name(output),
-                     nsai_trial_slot_name(input));
-  NSAI_TRY(nsai_trial_device_download(from->data.device, given->image, left.device,
-                                      left.bytes + 2 * (size_t)NSAI_TRIAL_GUARD));
-  return nsai_trial_buffer_upload(to->data.device, given);
-}
-
-static nsa_status hand_over_all(const nsai_trial_bench *from, nsai_trial_bench *to) {
-  NSAI_TRY(hand_over(from, NSAI_TRIAL_INDEX, to, NSAI_TRIAL_INDEX_IN));
-  if (!to->c->saved) return NSA_OK;
-  NSAI_TRY(hand_over(from, NSAI_TRIAL_K_CMP, to, NSAI_TRIAL_K_CMP_IN));
-  NSAI_TRY(hand_over(from, NSAI_TRIAL_V_CMP, to, NSAI_TRIAL_V_CMP_IN));
-  for (int b = 0; b < NSA_BRANCHES; b++) {
-    NSAI_TRY(hand_over(from, NSAI_TRIAL_O_BRANCH + b, to, NSAI_TRIAL_O_BRANCH_IN + b));
-    NSAI_TRY(hand_over(from, NSAI_TRIAL_LSE + b, to, NSAI_TRIAL_LSE_IN + b));
-  }
-  return NSA_OK;
-}
-
 /* The backward pass of what the bench's forward has just left. */
 static nsa_status time_backward(const bench_rig *rig, const nsai_trial_bench *bench,
                                 bench_part part, bench_problem *p) {
@@ -181,7 +156,7 @@ static nsa_status time_backward(const bench_rig *rig, const nsai_trial_bench *be
   backward.kind = NSAI_TRIAL_BACKWARD;
   backward.saved = part == BENCH_BACKWARD_SAVED ? 2 : 0;
   NSAI_TRY_TO(done, chk_bench_create(rig->session, &backward, &other));
-  NSAI_TRY_TO(done, hand_over_all(bench, &other));
+  NSAI_TRY_TO(done, nsai_trial_bench_hand_over(bench, &other));
   status = time_part(rig, &other, 0, backward_ratio(&p->c.geometry) * forward_flops(&p->c),
                      2 * attention_bytes(&p->c), &p->part[part]);
 done:

@@ -152,7 +152,7 @@ static bool is_cached(const nsai_run *run) { return nsai_problem_is_cached(&run-
 
 static bool has_branch(const nsai_run *run, int branch) { return run->branches >> branch & 1; }
 
-static nsa_status mark(const nsai_run *run, nsai_stage stage, bool begins) {
+nsa_status nsai_run_mark(const nsai_run *run, nsai_stage stage, bool begins) {
   if (!run->marks) return NSA_OK;
   nsai_queue_break(run->queue);
   return run->marks->mark(run->marks->user, stage, begins);
@@ -161,9 +161,9 @@ static nsa_status mark(const nsai_run *run, nsai_stage stage, bool begins) {
 /* Enqueues a whole stage between its marks. */
 static nsa_status staged(const nsai_run *run, nsai_stage stage,
                          nsa_status (*enqueue)(const nsai_run *)) {
-  NSAI_TRY(mark(run, stage, true));
+  NSAI_TRY(nsai_run_mark(run, stage, true));
   NSAI_TRY(enqueue(run));
-  return mark(run, stage, false);
+  return nsai_run_mark(run, stage, false);
 }
 
 nsa_tensor nsai_compressed_lse(const nsai_run *run) {
@@ -348,9 +348,9 @@ static nsa_status select_tokens(const nsai_run *run, const nsa_tensor *importanc
                    .kv_heads = run->plan->problem.model.kv_heads };
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_SELECT];
   int64_t rows = (end - begin) * p.kv_heads; /* a warp each */
-  NSAI_TRY(mark(run, NSAI_STAGE_SELECT, true));
+  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_SELECT, true));
   NSAI_TRY(nsai_launch_select(run, (uint64_t)ceil_div(rows, kernel->threads / 32), &p));
-  return mark(run, NSAI_STAGE_SELECT, false);
+  return nsai_run_mark(run, NSAI_STAGE_SELECT, false);
 }
 
 /* Importance and top-n, one chunk of tokens after the other through the same piece of workspace. */
@@ -375,9 +375,9 @@ static nsa_status select_blocks(const nsai_run *run) {
     int64_t first = larger(0, begin / tile - run->sizes.packed);
     int64_t last = (end - 1) / tile + (run->sizes.packed ? run->sizes.num_seqs - 1 : 0);
     uint64_t tiles = (uint64_t)(last - first + 1);
-    NSAI_TRY(mark(run, NSAI_STAGE_IMPORTANCE, true));
+    NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_IMPORTANCE, true));
     NSAI_TRY(nsai_launch_importance(run, NSAI_KERNEL_IMPORTANCE, tiles * (uint64_t)p.kv_heads, &p));
-    NSAI_TRY(mark(run, NSAI_STAGE_IMPORTANCE, false));
+    NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_IMPORTANCE, false));
     NSAI_TRY(select_tokens(run, &importance, begin, end));
   }
   return NSA_OK;

@@ -18,9 +18,10 @@ typedef struct nsai_marks {
   void *user;
 } nsai_marks;
 
-/* nsa_forward or nsa_dense, by the plan's problem, with marks; NSA_E_INTERNAL with a plan of another. */
+/* nsa_forward, nsa_dense or nsa_backward, by the plan's problem, with marks; NSA_E_INTERNAL with a plan of
+ * another. `grads`: of nsa_backward, else NULL. */
 nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                           const nsa_io *io, const nsai_marks *marks);
+                           const nsa_io *io, const nsa_grads *grads, const nsai_marks *marks);
 
 /* One run, resolved: where everything lies. */
 typedef struct nsai_run {
@@ -40,6 +41,9 @@ nsa_status nsai_enqueue_forward(const nsai_run *run);
 nsa_status nsai_enqueue_dense(const nsai_run *run);
 nsa_status nsai_enqueue_compress(const nsai_run *run);
 nsa_status nsai_enqueue_select(const nsai_run *run, const nsa_tensor *importance);
+
+/* Calls the run's marks, if it has any. */
+nsa_status nsai_run_mark(const nsai_run *run, nsai_stage stage, bool begins);
 
 /* Pieces that the launch lists share. */
 static inline void *nsai_piece_at(const nsai_run *run, nsai_piece piece) {

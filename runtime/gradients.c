@@ -265,16 +265,19 @@ static nsa_status key_heads(const pass *b, int head, int heads) {
 
 /* ---- the whole ---- */
 
+/* Inverting them is a part of the stage backward_kv. */
 static nsa_status make_lists(pass *b) {
   const nsai_run *run = b->run;
   b->selected.seq = nsai_run_sequences(run);
   if (!has_branch(b, NSA_SEL)) return NSA_OK;
   NSAI_TRY(nsai_sort_selection(run, &b->selected));
   if (!needs_branch(b, NSA_SEL)) return NSA_OK;
+  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, true));
   b->index = nsai_invert_params(run, &b->selected, 0, run->sizes.tokens,
                                 run->plan->kernels[NSAI_KERNEL_BACKWARD_SELECTED].tokens);
   b->index.item_starts = nsai_piece_at(run, run->plan->layout.backward.starts);
-  return nsai_enqueue_invert(run, b->index);
+  NSAI_TRY(nsai_enqueue_invert(run, b->index));
+  return nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, false);
 }
 
 nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
@@ -283,12 +286,18 @@ nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
     return nsai_fail(NSA_E_UNSUPPORTED,
                      "grads.d_o is f32: the kernels take the model's dtype; convert it, or set "
                      "runtime.device to cpu");
-  if (has_branch(&b, NSA_CMP) && !nsai_present(&run->io->kv.k_cmp))
+  if (has_branch(&b, NSA_CMP) && !nsai_present(&run->io->kv.k_cmp)) {
+    NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_COMPRESS, true));
     NSAI_TRY(nsai_enqueue_compress(run));
+    NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_COMPRESS, false));
+  }
   NSAI_TRY(make_lists(&b));
+  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_Q, true));
   NSAI_TRY(query_rows(&b));
+  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_Q, false));
+  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, true));
   for (int head = 0; head < b.model->kv_heads; head += run->plan->layout.backward.heads)
     NSAI_TRY(key_heads(&b, head,
                        (int)smaller(run->plan->layout.backward.heads, b.model->kv_heads - head)));
-  return NSA_OK;
+  return nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, false);
 }

@@ -46,7 +46,7 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
  * others' plans follow the heuristics. */
 static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
   return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DENSE ||
-         problem->op == NSA_OP_DECODE;
+         problem->op == NSA_OP_DECODE || problem->op == NSA_OP_BACKWARD;
 }
 
 /* Whether the three branches run over packed K and V. */

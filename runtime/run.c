@@ -194,14 +194,15 @@ nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_ba
 }
 
 nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                           const nsa_io *io, const nsai_marks *marks) {
+                           const nsa_io *io, const nsa_grads *grads, const nsai_marks *marks) {
   nsai_queue queue;
   nsai_run run = { .queue = &queue };
   int32_t op = plan->problem.op;
-  if (!nsai_problem_is_tunable(&plan->problem))
+  if (op != NSA_OP_FORWARD && op != NSA_OP_DENSE && op != NSA_OP_BACKWARD)
     return nsai_fail(NSA_E_INTERNAL, "a run of %s has no marks", nsai_op_name(op));
   NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
   run.marks = marks;
+  if (op == NSA_OP_BACKWARD) return end_run(&run, backward(&run, grads));
   return end_run(&run, op == NSA_OP_DENSE ? dense(&run) : forward(&run));
 }
 

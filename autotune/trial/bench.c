@@ -79,3 +79,28 @@ nsa_status nsai_trial_run_intact(nsai_trial_bench *bench, nsai_trial_result *res
   if (damaged) nsai_trial_fail(result, "%s: memory outside the written rows changed", damaged);
   return NSA_OK;
 }
+
+/* Copies what a forward has left on the device into an input of another bench, if that has it. */
+static nsa_status hand_over(const nsai_trial_bench *from, int output, nsai_trial_bench *to,
+                            int input) {
+  nsai_trial_buffer left = from->data.buffer[output], *given = &to->data.buffer[input];
+  if (!left.device || !given->device) return NSA_OK;
+  if (left.bytes != given->bytes)
+    return nsai_fail(NSA_E_INTERNAL, "%s and %s differ in size", nsai_trial_slot_name(output),
+                     nsai_trial_slot_name(input));
+  NSAI_TRY(nsai_trial_device_download(from->data.device, given->image, left.device,
+                                      left.bytes + 2 * (size_t)NSAI_TRIAL_GUARD));
+  return nsai_trial_buffer_upload(to->data.device, given);
+}
+
+nsa_status nsai_trial_bench_hand_over(const nsai_trial_bench *from, nsai_trial_bench *to) {
+  NSAI_TRY(hand_over(from, NSAI_TRIAL_INDEX, to, NSAI_TRIAL_INDEX_IN));
+  if (!to->c->saved) return NSA_OK;
+  NSAI_TRY(hand_over(from, NSAI_TRIAL_K_CMP, to, NSAI_TRIAL_K_CMP_IN));
+  NSAI_TRY(hand_over(from, NSAI_TRIAL_V_CMP, to, NSAI_TRIAL_V_CMP_IN));
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    NSAI_TRY(hand_over(from, NSAI_TRIAL_O_BRANCH + b, to, NSAI_TRIAL_O_BRANCH_IN + b));
+    NSAI_TRY(hand_over(from, NSAI_TRIAL_LSE + b, to, NSAI_TRIAL_LSE_IN + b));
+  }
+  return NSA_OK;
+}

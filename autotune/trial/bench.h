@@ -57,4 +57,8 @@ nsa_status nsai_trial_bench_run(nsai_trial_bench *bench);
 /* The same, and memory that changed though nobody may write there is a failure in `result`. */
 nsa_status nsai_trial_run_intact(nsai_trial_bench *bench, nsai_trial_result *result);
 
+/* Copies what a forward's last run has left on the device (chosen blocks; with `saved` compressed blocks,
+ * branches' outputs and LSE, too) into the inputs of a backward pass's bench, as far as both have them. */
+nsa_status nsai_trial_bench_hand_over(const nsai_trial_bench *from, nsai_trial_bench *to);
+
 #endif /* NSAI_TRIAL_BENCH_H */

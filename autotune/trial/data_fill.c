@@ -113,23 +113,26 @@ static void fill_blocks(const nsai_trial_data *d) {
 }
 
 /* What a forward would choose by importance without pattern: forced blocks among them. */
-static void fill_chosen(const nsai_trial_data *d) {
+static void fill_chosen_row(void *user, int64_t t) {
+  const nsai_trial_data *d = user;
   const nsai_geometry *g = &d->c->geometry;
   nsa_tensor view = nsai_trial_data_view(d, NSAI_TRIAL_INDEX_IN, NSAI_TRIAL_HOST);
   double *importance = calloc((size_t)d->select_blocks + 1, sizeof *importance);
-  for (int64_t t = 0; t < d->tokens && importance; t++) {
-    nsai_trial_random random = { nsai_trial_key(d->c->seed, STREAM_INDEX + (uint64_t)t), 0 };
-    int32_t sequence;
-    int64_t position;
-    nsai_trial_data_locate(d->c, t, &sequence, &position);
-    for (int64_t h = 0; h < view.shape[1]; h++) {
-      for (int64_t j = 0; position >= 0 && j <= position / g->select_block; j++)
-        importance[j] = (double)nsai_trial_pick(&random, 1, 1 << 30);
-      nsai_reference_select_row(g, position, importance,
-                                (int32_t *)view.data + t * view.stride[0] + h * view.stride[1]);
-    }
+  nsai_trial_random random = { nsai_trial_key(d->c->seed, STREAM_INDEX + (uint64_t)t), 0 };
+  int32_t sequence;
+  int64_t position;
+  nsai_trial_data_locate(d->c, t, &sequence, &position);
+  for (int64_t h = 0; h < view.shape[1] && importance; h++) {
+    for (int64_t j = 0; position >= 0 && j <= position / g->select_block; j++)
+      importance[j] = (double)nsai_trial_pick(&random, 1, 1 << 30);
+    nsai_reference_select_row(g, position, importance,
+                              (int32_t *)view.data + t * view.stride[0] + h * view.stride[1]);
   }
   free(importance);
+}
+
+static void fill_chosen(nsai_trial_data *d, int threads) {
+  nsai_trial_parallel(threads, d->tokens, fill_chosen_row, d);
 }
 
 /* What the reference's forward leaves, by the selection that is given. */
@@ -218,7 +221,7 @@ void nsai_trial_data_fill(nsai_trial_data *d, int threads, const int64_t *probes
   }
   if (nsai_trial_data_has(d, NSAI_TRIAL_INDEX_IN)) {
     if (d->c->selection == NSA_SELECT_OWN)
-      fill_chosen(d);
+      fill_chosen(d, threads);
     else
       fill_blocks(d);
   }

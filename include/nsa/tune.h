@@ -76,7 +76,8 @@ typedef struct nsa_tune_options {
  *
  * NSA_OP_DECODE is measured as steps of as many sequences as each of `tuning.batches` up to its
  * max_seqs says, of each length, over caches that the tuner makes; caches paged in another way, and
- * rings, follow the same records. Steps stand in a CUDA graph. The inputs are of one kind, as trained
+ * rings, follow the same records. Steps stand in a CUDA graph. NSA_OP_BACKWARD is measured on the
+ * blocks that a forward chooses, without its outputs. The inputs of both are of one kind, as trained
  * models' where tuning.inputs asks for these. NSA_OP_APPEND has nothing to choose:
  * NSA_E_UNSUPPORTED.
  *

@@ -28,6 +28,14 @@ static int is_missing(nsa_status status) {
 /* Multiply-adds that the CPU device may take for a case: some seconds of one core. */
 #define CPU_COST 1e10
 
+static nsa_status check_backward(nsai_trial_bench *bench, nsai_trial_result *result) {
+  nsai_trial_wanted *wanted;
+  NSAI_TRY(nsai_trial_wanted_create(bench, &wanted));
+  nsa_status status = nsai_trial_check_backward(bench, wanted, result);
+  nsai_trial_wanted_destroy(wanted);
+  return status;
+}
+
 void chk_check(chk_session *session, const nsai_trial_case *c, nsai_trial_result *result) {
   nsai_trial_bench bench;
   double start = nsai_trial_now();
@@ -44,7 +52,7 @@ void chk_check(chk_session *session, const nsai_trial_case *c, nsai_trial_result
     case NSAI_TRIAL_COMPRESS: status = chk_check_compress(&bench, result); break;
     case NSAI_TRIAL_SELECT: status = chk_check_select(&bench, result); break;
     case NSAI_TRIAL_DENSE: status = chk_check_dense(&bench, result); break;
-    case NSAI_TRIAL_BACKWARD: status = chk_check_backward(&bench, result); break;
+    case NSAI_TRIAL_BACKWARD: status = check_backward(&bench, result); break;
     case NSAI_TRIAL_NEEDLE: status = chk_check_needle(&bench, result); break;
     default: status = chk_check_property(&bench, result);
     }

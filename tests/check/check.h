@@ -9,6 +9,7 @@
 
 #include "session.h"
 #include "trial/judge.h"
+#include "trial/judge_backward.h"
 
 /* One case made ready: its plan from the session, its tensors, a workspace. On failure
  * nsai_trial_bench_destroy still has to be called. */
@@ -23,15 +24,6 @@ nsa_status chk_check_forward(nsai_trial_bench *bench, nsai_trial_result *result)
 nsa_status chk_check_compress(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_select(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_dense(nsai_trial_bench *bench, nsai_trial_result *result);
-nsa_status chk_check_backward(nsai_trial_bench *bench, nsai_trial_result *result);
-
-/* Adds to `plain`, f32 and contiguous, what the rounded outputs of a case with `saved` do to the gradients
- * of queries, gates and, where they are there, keys. */
-nsa_status chk_add_saved_error(const nsai_trial_bench *bench, const nsa_batch *batch,
-                               const nsa_io *io, nsa_tensor plain[NSAI_TRIAL_SLOTS]);
-
-/* Judges the fetched gradients of a case that does not accumulate. */
-nsa_status chk_judge_backward(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_property(nsai_trial_bench *bench, nsai_trial_result *result);
 nsa_status chk_check_needle(nsai_trial_bench *bench, nsai_trial_result *result);
 

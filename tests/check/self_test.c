@@ -151,9 +151,17 @@ static const damage damages[] = {
   { "guard behind a gradient", BACK, spoil_gradient_tail, 1 },
 };
 
+static nsa_status judge_backward(nsai_trial_bench *bench, nsai_trial_result *result) {
+  nsai_trial_wanted *wanted;
+  NSAI_TRY(nsai_trial_wanted_create(bench, &wanted));
+  nsai_trial_judge_backward(bench, wanted, result);
+  nsai_trial_wanted_destroy(wanted);
+  return NSA_OK;
+}
+
 static nsa_status judge(nsai_trial_bench *bench, nsai_trial_truth *truth,
                         nsai_trial_result *result) {
-  if (bench->c->kind == NSAI_TRIAL_BACKWARD) return chk_judge_backward(bench, result);
+  if (bench->c->kind == NSAI_TRIAL_BACKWARD) return judge_backward(bench, result);
   return nsai_trial_judge_forward(bench, truth, result);
 }
 

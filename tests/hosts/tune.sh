@@ -85,6 +85,12 @@ cat "$work/wrong-steps/tuning/"*.yaml >"$work/wrong-steps.yaml"
 check 'wrong steps are found' has 'warps=8.*state: wrong' "$work/wrong-steps.yaml"
 check 'no wrong step is chosen' lacks 'warps=8.*chosen: true' "$work/wrong-steps.yaml"
 
+# The backward pass.
+tune --op backward --md >"$work/backward.txt" 2>&1
+check 'the backward pass is tuned' test $? = 0
+check 'a backward plan follows its record' has 'record of 2048 tokens' \
+  <("$program" show --op backward "${short[@]:4}" --set serving.max_kv_len=2048 "$model")
+
 # First use.
 NSA_CACHE_DIR=$work/first "$program" quickstart --tokens 4096 --set tuning.on_first_use=quick \
   --set tuning.first_use_budget=20s >"$work/first.txt" 2>&1

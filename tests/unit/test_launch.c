@@ -107,7 +107,7 @@ static void test_marks(void **state) {
   const nsai_marks marks = { .mark = count_mark };
   begin(&m, &(machine_request){ .gpu = true });
   marked = 0;
-  expect_overlaps(nsai_run_marked(m.plan, &m.exec, &m.toy.batch, &m.toy.io, &marks), "00000");
+  expect_overlaps(nsai_run_marked(m.plan, &m.exec, &m.toy.batch, &m.toy.io, NULL, &marks), "00000");
   assert_int_equal(marked, 10);
   assert_int_equal(early[0], 0);
   assert_int_equal(early[1], 0);

@@ -4,7 +4,7 @@
  * Every gradient against the float64 reference, per sequence and head; and the same bits when run again,
  * in a workspace that holds something else.
  */
-#include "check.h"
+#include "trial/judge_backward.h"
 
 #include "trial/compare.h"
 
@@ -16,11 +16,13 @@
 #define FLOOR 0.01
 
 /* The reference's gradients: f32, contiguous, from the same numbers to add to. */
-typedef struct wanted {
+struct nsai_trial_wanted {
   nsa_tensor slot[NSAI_TRIAL_SLOTS];
   nsa_tensor
       plain[NSAI_TRIAL_SLOTS]; /* with what is usually stored rounded as usual; few have it */
-} wanted;
+};
+
+typedef nsai_trial_wanted wanted;
 
 static void wanted_fini(wanted *w) {
   for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) {
@@ -135,7 +137,7 @@ static nsa_status reference(nsai_trial_bench *bench, wanted *w) {
   NSAI_TRY(plain_rows(bench, given, &io, w));
   if (!bench->c->saved) return NSA_OK;
   NSAI_TRY(plain_keys(d, w));
-  return chk_add_saved_error(bench, given, &io, w->plain);
+  return nsai_trial_add_saved_error(bench, given, &io, w->plain);
 }
 
 /* Rows of a gradient that belong to sequence s. */
@@ -195,22 +197,28 @@ done:
   return status;
 }
 
-nsa_status chk_judge_backward(nsai_trial_bench *bench, nsai_trial_result *result) {
-  wanted w = { 0 };
-  nsa_status status = reference(bench, &w);
-  if (!status) judge(bench, &w, result);
-  wanted_fini(&w);
+nsa_status nsai_trial_wanted_create(nsai_trial_bench *bench, nsai_trial_wanted **out) {
+  wanted *w = calloc(1, sizeof *w);
+  if (!w) return nsai_fail_nomem("gradients of the reference", sizeof *w);
+  nsa_status status = reference(bench, w);
+  if (status) nsai_trial_wanted_destroy(w);
+  *out = status ? NULL : w;
   return status;
 }
 
-nsa_status chk_check_backward(nsai_trial_bench *bench, nsai_trial_result *result) {
-  wanted w = { 0 };
-  nsa_status status = NSA_OK;
-  NSAI_TRY_TO(done, reference(bench, &w));
-  NSAI_TRY_TO(done, nsai_trial_run_intact(bench, result));
-  judge(bench, &w, result);
-  NSAI_TRY_TO(done, again(bench, result));
-done:
-  wanted_fini(&w);
-  return status;
+void nsai_trial_wanted_destroy(nsai_trial_wanted *w) {
+  if (w) wanted_fini(w);
+  free(w);
+}
+
+void nsai_trial_judge_backward(const nsai_trial_bench *bench, const nsai_trial_wanted *w,
+                               nsai_trial_result *result) {
+  judge(bench, w, result);
+}
+
+nsa_status nsai_trial_check_backward(nsai_trial_bench *bench, const nsai_trial_wanted *w,
+                                     nsai_trial_result *result) {
+  NSAI_TRY(nsai_trial_run_intact(bench, result));
+  judge(bench, w, result);
+  return again(bench, result);
 }

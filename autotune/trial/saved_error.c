@@ -8,7 +8,7 @@
  *
  * The reference has these sums: the second is its output where v is k, the third its d_v where dO is e q.
  */
-#include "check.h"
+#include "trial/judge_backward.h"
 
 #include "reference/reference.h"
 #include "trial/inputs.h"
@@ -147,8 +147,8 @@ done:
   return status;
 }
 
-nsa_status chk_add_saved_error(const nsai_trial_bench *bench, const nsa_batch *batch,
-                               const nsa_io *io, nsa_tensor plain[NSAI_TRIAL_SLOTS]) {
+nsa_status nsai_trial_add_saved_error(const nsai_trial_bench *bench, const nsa_batch *batch,
+                                      const nsa_io *io, nsa_tensor plain[NSAI_TRIAL_SLOTS]) {
   saved_error e = { .bench = bench, .batch = batch, .io = io, .keys = bench->c->geometry };
   nsa_status status;
   e.keys.head_dim_v = e.keys.head_dim_qk;

@@ -1,0 +1,34 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Whether what a bench's backward pass left is right: every gradient against the float64 reference, and
+ * the same bits when it runs again. The reference's gradients depend on the bench's inputs alone, and
+ * serve all plans that run on it.
+ */
+#ifndef NSAI_TRIAL_JUDGE_BACKWARD_H
+#define NSAI_TRIAL_JUDGE_BACKWARD_H
+
+#include "trial/bench.h"
+#include "trial/result.h"
+
+typedef struct nsai_trial_wanted nsai_trial_wanted;
+
+/* Asks the reference, before a run: what a case that accumulates adds to is put into the outputs here.
+ * NSA_E_NOMEM, or what the driver says; `*out` is NULL then. */
+nsa_status nsai_trial_wanted_create(nsai_trial_bench *bench, nsai_trial_wanted **out);
+void nsai_trial_wanted_destroy(nsai_trial_wanted *wanted);
+
+/* Judges the fetched gradients. */
+void nsai_trial_judge_backward(const nsai_trial_bench *bench, const nsai_trial_wanted *wanted,
+                               nsai_trial_result *result);
+
+/* Runs the case, judges memory and gradients, and runs it again: other bits are a failure. */
+nsa_status nsai_trial_check_backward(nsai_trial_bench *bench, const nsai_trial_wanted *wanted,
+                                     nsai_trial_result *result);
+
+/* saved_error.c: adds to `plain`, f32 and contiguous, what the rounded outputs of a case with `saved` do
+ * to the gradients of queries, gates and, where they are there, keys. */
+nsa_status nsai_trial_add_saved_error(const nsai_trial_bench *bench, const nsa_batch *batch,
+                                      const nsa_io *io, nsa_tensor plain[NSAI_TRIAL_SLOTS]);
+
+#endif /* NSAI_TRIAL_JUDGE_BACKWARD_H */

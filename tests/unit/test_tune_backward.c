@@ -1,0 +1,161 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Tunings of backward passes on the fake GPU: what is timed, winners, wrong candidates, results that
+ * differ from run to run. Passes compute on the host while they are judged.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "forward.h"
+#include "plan.h"
+#include "reference/reference.h"
+#include "tune_fixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- passes that compute ---- */
+
+#define TOKENS 1024
+#define LONGEST_COMPUTED 600 /* tokens: verified cases are shorter, timed ones longer */
+
+static double ms_of_mma; /* of a kernel of keys by mma; all others take 10 */
+static bool wrong_mma;   /* they compute nothing */
+static bool random_mma;  /* their results differ from run to run */
+static bool mma_keys;    /* of the pass that is enqueued */
+static int passes;       /* computed */
+static int32_t most_heads;
+
+nsa_status __real_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads);
+nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads);
+
+nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
+  const nsai_problem *p = &run->plan->problem;
+  mma_keys = !strcmp(run->plan->choice.variant[NSAI_STAGE_BACKWARD_KV]->name, "backward_kv_mma");
+  NSAI_TRY(__real_nsai_enqueue_backward(run, grads));
+  if (run->sizes.tokens > LONGEST_COMPUTED || (mma_keys && wrong_mma)) return NSA_OK;
+  passes++;
+  if (p->model.kv_heads > most_heads) most_heads = p->model.kv_heads;
+  NSAI_TRY(nsai_reference_backward(&p->model, p->selection, run->branches, run->batch, run->io,
+                                   grads, 1));
+  /* The last bit of one element. */
+  if (mma_keys && random_mma && passes % 2) *(uint16_t *)grads->d_kv.k[0].data ^= 1;
+  return NSA_OK;
+}
+
+static double take_time(const fake_cuda_launch *launch, const void *params) {
+  static const char *const keys[] = { "backward_compressed", "backward_selected",
+                                      "backward_window" };
+  (void)params;
+  for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
+    if (!strcmp(launch->name, keys[i]) && mma_keys) return ms_of_mma;
+  return 10;
+}
+
+/* ---- worlds ---- */
+
+static nsa_problem pass(void) { return machine_problem(NSA_OP_BACKWARD, TOKENS, 0); }
+
+static void enter(world *w, const char *more) {
+  char yaml[512];
+  snprintf(yaml, sizeof yaml, "tuning: {lengths: [%d]}\n%s", TOKENS, more);
+  world_enter(w, yaml);
+  machine_record()->kernel = take_time;
+  ms_of_mma = 10;
+  wrong_mma = random_mma = false;
+  passes = most_heads = 0;
+}
+
+static void tune(world *w, int32_t level) {
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = pass();
+  o.level = level;
+  machine_expect("tune", world_tune(w, &o, &p, 1), NSA_OK, NULL);
+}
+
+/* Fails unless the plan's keys are done so, by a record. */
+static void expect_keys(const world *w, const char *variant) {
+  nsa_problem p = pass();
+  nsa_plan *plan = NULL;
+  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  assert_string_equal(plan->choice.variant[NSAI_STAGE_BACKWARD_KV]->name, variant);
+  assert_int_equal(plan->choice.decider[NSAI_STAGE_BACKWARD_KV], NSAI_BY_RECORD);
+  nsa_plan_destroy(plan);
+}
+
+static const nsa_tune_event *chosen_for(const world *w, const char *stage) {
+  nsai_tune_span span = { 0 };
+  assert_true(nsai_tune_next(&w->results, &span));
+  return nsai_tune_find(&span, NSA_TUNE_CHOSEN, stage, NULL);
+}
+
+/* ---- tests ---- */
+
+static void test_winner(void **state) {
+  (void)state;
+  world w = { 0 };
+  enter(&w, "");
+  ms_of_mma = 4;
+  tune(&w, NSA_TUNE_QUICK);
+  assert_true(passes > 0);
+  assert_int_equal(most_heads, 2);
+  assert_non_null(chosen_for(&w, "compress"));
+  assert_non_null(strstr(chosen_for(&w, "backward_q")->candidate, "backward_q_wgmma"));
+  const nsa_tune_event *keys = chosen_for(&w, "backward_kv");
+  assert_non_null(strstr(keys->candidate, "backward_kv_mma"));
+  assert_non_null(strstr(keys->problem, ":sel=own:len1024"));
+  /* Inverting lists, and the sums, in 10 ms each: three and one kernels. */
+  assert_true(fabs(keys->ms - (30 + 3 * 4 + 10)) < 1e-6 && keys->gain > 0.2);
+  double best = world_find(&w, NSA_TUNE_BASELINE, "backward")->ms;
+  assert_true(fabs(world_find(&w, NSA_TUNE_BASELINE, "backward.default")->ms - best - 18) < 1e-6);
+  expect_keys(&w, "backward_kv_mma");
+  enter(&w, ""); /* another process */
+  expect_keys(&w, "backward_kv_mma");
+  tune(&w, NSA_TUNE_QUICK);
+  assert_int_equal(passes, 0); /* known: nothing is measured */
+  world_leave(&w);
+}
+
+static void expect_wrong(const char *note) {
+  world w = { 0 };
+  bool wrong = wrong_mma;
+  enter(&w, "");
+  wrong_mma = wrong;
+  random_mma = !wrong;
+  ms_of_mma = 1;
+  tune(&w, NSA_TUNE_QUICK);
+  const nsa_tune_event *event = world_find(&w, NSA_TUNE_WRONG, NULL);
+  assert_non_null(event);
+  assert_string_equal(event->stage, "backward_kv");
+  if (!strstr(event->note, note)) fail_msg("%s", event->note);
+  expect_keys(&w, "backward_kv_wgmma");
+  world_leave(&w);
+}
+
+static void test_wrong_candidate(void **state) {
+  (void)state;
+  wrong_mma = true;
+  expect_wrong("d_q");
+}
+
+/* Gradients are the same bits from run to run. */
+static void test_random_candidate(void **state) {
+  (void)state;
+  wrong_mma = false;
+  expect_wrong("d_kv.k[0] has other bits");
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    TEST(test_winner),
+    TEST(test_wrong_candidate),
+    TEST(test_random_candidate),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
