@@ -17,7 +17,7 @@
 
 void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out) {
   nsai_problem_add_geometry(out, problem);
-  if (problem->op == NSA_OP_FORWARD)
+  if (problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_PREFILL)
     nsai_write(out, ":ov=%s", problem->overlap == NSA_OVERLAP_HIGH ? "high" : "low");
   if (problem->op == NSA_OP_DECODE) nsai_write(out, ":q%d", problem->max_q_len);
   if (problem->deterministic) nsai_write(out, ":det");

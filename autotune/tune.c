@@ -145,7 +145,8 @@ static void close_task(tune_task *task) {
   nsai_record_destroy(task->record);
 }
 
-/* The problem as it is timed: one sequence of `tokens`, or a decode step of max_seqs of them. */
+/* The problem as it is timed: one sequence of `tokens`, a prefill of its last max_tokens, or a decode step
+ * of max_seqs of them. */
 static nsai_problem timed_problem(const nsai_problem *problem, int64_t tokens) {
   nsai_problem p = *problem;
   p.max_probe_rows = 0;
@@ -155,15 +156,25 @@ static nsai_problem timed_problem(const nsai_problem *problem, int64_t tokens) {
     p.window_ring = false; /* the same tokens are read */
     return p;
   }
-  p.max_tokens = p.max_kv_tokens = tokens;
   p.max_seqs = 1;
+  if (p.op == NSA_OP_PREFILL) {
+    if (p.max_tokens > tokens) p.max_tokens = tokens;
+    p.max_q_len = (int32_t)p.max_tokens;
+    p.window_ring = false;
+    return p;
+  }
+  p.max_tokens = p.max_kv_tokens = tokens;
   return p;
+}
+
+static bool knows_overlap(const nsai_problem *p) {
+  return p->op == NSA_OP_FORWARD || p->op == NSA_OP_PREFILL;
 }
 
 /* Decode steps and backward passes are timed on one kind of inputs, as trained models' where these are
  * asked for. */
 static nsai_trial_fill fill_of(const tuner *t, const nsai_problem *p) {
-  bool correlated = p->op == NSA_OP_FORWARD && p->overlap == NSA_OVERLAP_HIGH;
+  bool correlated = knows_overlap(p) && p->overlap == NSA_OVERLAP_HIGH;
   if (p->op == NSA_OP_DECODE || p->op == NSA_OP_BACKWARD)
     correlated = t->ctx->config->tuning.inputs & NSAI_INPUTS_CORRELATED;
   return correlated ? NSAI_TRIAL_FILL_CORRELATED : NSAI_TRIAL_FILL_RANDOM;
@@ -206,10 +217,11 @@ static int count_open(const tune_task *task) {
 
 static double run_seconds(const tuner *t, const tune_task *task) {
   const nsai_geometry *m = &task->problem.model;
-  double tokens = (double)task->tokens, keys = tokens / 2;
+  double tokens = (double)task->problem.max_tokens, keys = (double)task->tokens / 2;
   if (task->problem.op == NSA_OP_DECODE) return STEPS_SECONDS;
   if (task->problem.op != NSA_OP_DENSE)
-    keys = 1.5 * tokens / m->stride / 2 + (double)m->select_count * m->select_block + m->window;
+    keys = 1.5 * (double)task->tokens / m->stride / 2 + (double)m->select_count * m->select_block +
+           m->window;
   double flops = 2 * tokens * keys * m->heads * (m->head_dim_qk + m->head_dim_v);
   if (task->problem.op == NSA_OP_BACKWARD) flops *= BACKWARD_RATIO;
   return flops / (TFLOPS_PER_SM * 1e12 * fmax(t->ctx->device.sm_count, 1)) + 3e-4;
@@ -383,7 +395,7 @@ static int lengths_up_to(const nsai_config *c, int64_t longest, int64_t out[NSAI
 static nsa_status add_problem(tuner *t, task_list *list, const nsai_problem *problem,
                               bool any_overlap, int64_t tokens) {
   int32_t inputs = t->ctx->config->tuning.inputs;
-  if (problem->op != NSA_OP_FORWARD || !any_overlap) return add_task(t, list, problem, tokens);
+  if (!knows_overlap(problem) || !any_overlap) return add_task(t, list, problem, tokens);
   for (int32_t overlap = NSA_OVERLAP_LOW; overlap <= NSA_OVERLAP_HIGH; overlap++) {
     nsai_problem p = *problem;
     p.overlap = overlap;
@@ -443,7 +455,8 @@ static int64_t next_length(const nsai_config *c, const asked *problems, size_t c
  * `any`: of all problems as they are, whatever their lengths. */
 static nsa_status list_length(tuner *t, const asked *problems, size_t count, int64_t tokens,
                               bool any, task_list *list) {
-  static const int32_t order[] = { NSA_OP_DENSE, NSA_OP_FORWARD, NSA_OP_DECODE, NSA_OP_BACKWARD };
+  static const int32_t order[] = { NSA_OP_DENSE, NSA_OP_FORWARD, NSA_OP_PREFILL, NSA_OP_DECODE,
+                                   NSA_OP_BACKWARD };
   for (size_t o = 0; o < sizeof order / sizeof *order; o++)
     for (size_t i = 0; i < count; i++) {
       const nsai_problem *p = &problems[i].problem;
@@ -582,6 +595,17 @@ static nsa_status check_device(const nsa_ctx *ctx) {
   return NSA_OK;
 }
 
+static nsa_status check_tunable(const nsai_problem *p, size_t index) {
+  if (nsai_problem_is_tunable(p)) return NSA_OK;
+  if (p->op == NSA_OP_APPEND)
+    return nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: %s has nothing to choose: leave it out",
+                     index, nsai_op_name(p->op));
+  return nsai_fail(NSA_E_UNSUPPORTED,
+                   "problem %zu: %s is timed with selections of the library's own: leave "
+                   "problem.selection 0",
+                   index, nsai_op_name(p->op));
+}
+
 /* The host's problems resolved; none: a forward and a dense one of the configuration. */
 static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t count, asked **out,
                           size_t *out_count) {
@@ -596,9 +620,7 @@ static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t coun
   for (size_t i = 0; i < count && !status; i++) {
     status = nsai_problem_resolve(ctx->config, &problems[i], &(*out)[i].problem);
     (*out)[i].any_overlap = problems[i].overlap == NSA_OVERLAP_DEFAULT;
-    if (!status && !nsai_problem_is_tunable(&(*out)[i].problem))
-      status = nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: %s has nothing to choose: leave it out",
-                         i, nsai_op_name(problems[i].op));
+    if (!status) status = check_tunable(&(*out)[i].problem, i);
   }
   return status;
 }

@@ -11,7 +11,7 @@
 
 /* Appends the key under which a problem at `tokens` tokens of a sequence is recorded; 0: the part before
  * the length, which records of all lengths share. It has one sequence, but for a decode step, which has
- * the problem's max_seqs. Only a forward knows overlap. How a cache is paged is not in it: the same
+ * the problem's max_seqs. Only forwards and prefills know overlap. How a cache is paged is not in it: the same
  * bytes are read. */
 void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out);
 

@@ -9,6 +9,7 @@
 #ifndef NSAI_TUNE_IMPL_H
 #define NSAI_TUNE_IMPL_H
 
+#include "forward.h"
 #include "plan.h"
 #include "sensors.h"
 #include "trial/bench.h"
@@ -81,6 +82,7 @@ typedef struct tuner {
   nsai_trial_overlap overlap; /* of their selections */
   nsai_trial_kv kv;           /* the same for problems over a cache */
   nsai_geometry kv_model;     /* of the caches */
+  int32_t kv_op;
   bool has_kv;
   /* Candidates found right so far, by the length that they were verified at. */
   char **verdicts;
@@ -178,6 +180,9 @@ nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task);
 
 /* Milliseconds of one decode step: steps over all copies of the caches stand in one graph. */
 nsa_status nsai_tune_kv_step(tuner *t, const nsai_trial_plan *plan, double *ms);
+
+/* Enqueues a prefill of the last tokens of the cache's sequence. */
+nsa_status nsai_tune_kv_prefill(tuner *t, const nsai_trial_plan *plan, const nsai_marks *marks);
 
 /* What candidates for a problem over a cache are judged by; `out->problem` is that of its plans. */
 void nsai_tune_kv_case(const nsai_problem *problem, nsai_trial_kv_case *out);

@@ -28,7 +28,7 @@ static double step_bytes(const nsai_problem *p) {
 static bool kv_serves(const tuner *t, const tune_task *task) {
   const nsai_trial_kv_form *f = &t->kv.form;
   const nsai_problem *p = &task->problem;
-  return t->has_kv && f->context == task->tokens && f->batch == p->max_seqs &&
+  return t->has_kv && t->kv_op == p->op && f->context == task->tokens && f->batch == p->max_seqs &&
          f->q_len == p->max_q_len && f->page_size == p->page_size && f->fill == task->fill &&
          !memcmp(&t->kv_model, &p->model, sizeof p->model);
 }
@@ -59,6 +59,7 @@ nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task) {
     return nsai_fail(NSA_E_NO_DRIVER,
                      "the driver lacks CUDA graphs, in which decode steps are timed: update it");
   t->kv_model = p->model;
+  t->kv_op = p->op;
   const nsai_trial_kv_form form = { .geometry = &t->kv_model,
                                     .fill = task->fill,
                                     .seed = SEED,
@@ -67,7 +68,9 @@ nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task) {
                                     .batch = p->max_seqs,
                                     .q_len = p->max_q_len,
                                     .page_size = p->page_size,
-                                    .copies = nsai_trial_kv_copies(step_bytes(p)) };
+                                    .copies = p->op == NSA_OP_DECODE
+                                                  ? nsai_trial_kv_copies(step_bytes(p))
+                                                  : 1 };
   NSAI_TRY(plan_append(t, p, &append));
   t->has_kv = true;
   nsa_status status = nsai_trial_kv_create(&t->device, &form, append.plan, &t->kv);
@@ -75,7 +78,18 @@ nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task) {
   return status;
 }
 
-/* ---- steps ---- */
+/* ---- runs ---- */
+
+nsa_status nsai_tune_kv_prefill(tuner *t, const nsai_trial_plan *plan, const nsai_marks *marks) {
+  const nsai_trial_kv *kv = &t->kv;
+  nsa_exec exec = NSA_EXEC_INIT;
+  nsa_batch batch = nsai_trial_kv_batch(kv, 0);
+  NSAI_TRY(nsai_trial_kv_workspace(&t->kv, plan->caps.workspace_bytes));
+  exec.workspace = kv->workspace;
+  exec.workspace_bytes = kv->workspace_bytes;
+  exec.stream = (nsa_stream)t->device.stream;
+  return nsai_run_marked(plan->plan, &exec, &batch, &kv->io, NULL, marks);
+}
 
 typedef struct steps {
   tuner *t;
@@ -128,12 +142,25 @@ nsa_status nsai_tune_kv_step(tuner *t, const nsai_trial_plan *plan, double *ms) 
 #define LONGEST_JUDGED 65536 /* the reference takes seconds for more */
 #define SHORT 300            /* tokens of the other sequences at most */
 
+#define CHUNK 100 /* tokens of a prefill that are judged */
+#define BLOCKS_LEFT_OUT 4
+
+/* A chunk at the end of a sequence so long that blocks are left out, as far as the problem is so long, a
+ * shorter one from its beginning, and a padded row. */
+static void prefill_case(const nsai_problem *problem, nsai_trial_kv_case *out) {
+  const nsai_geometry *m = &problem->model;
+  int64_t tokens = (int64_t)(m->select_count + BLOCKS_LEFT_OUT) * m->select_block + RAGGED;
+  if (!m->select_count) tokens = 4 * (m->window + m->block);
+  out->seqs = 3;
+  out->len[0] = (int32_t)least(tokens, problem->max_kv_len);
+  out->q_len[0] = (int32_t)least(least(CHUNK, out->len[0]), problem->max_tokens);
+  out->len[1] = out->q_len[1] = out->q_len[0] / 2;
+  out->problem.max_q_len = out->q_len[0];
+}
+
 /* As many sequences as the problem has, so that a step is split as it will be: the first as long as the
  * problem's, the others short, some shorter than a block, the last one padded. */
-void nsai_tune_kv_case(const nsai_problem *problem, nsai_trial_kv_case *out) {
-  nsai_problem *p = &out->problem;
-  *out =
-      (nsai_trial_kv_case){ .problem = *problem, .fill = NSAI_TRIAL_FILL_CORRELATED, .seed = SEED };
+static void step_case(const nsai_problem *p, nsai_trial_kv_case *out) {
   int64_t longest = least(p->max_kv_len, LONGEST_JUDGED), q_len = p->max_q_len;
   if (longest > RAGGED + q_len) longest -= RAGGED;
   out->seqs = (int32_t)least(p->max_seqs, NSAI_TRIAL_KV_SEQS);
@@ -144,7 +171,18 @@ void nsai_tune_kv_case(const nsai_problem *problem, nsai_trial_kv_case *out) {
     out->len[s] = (int32_t)(len > q_len ? len : q_len);
   }
   if (out->seqs > 1) out->len[out->seqs - 1] = 0;
+}
+
+void nsai_tune_kv_case(const nsai_problem *problem, nsai_trial_kv_case *out) {
+  nsai_problem *p = &out->problem;
+  *out =
+      (nsai_trial_kv_case){ .problem = *problem, .fill = NSAI_TRIAL_FILL_CORRELATED, .seed = SEED };
+  if (p->op == NSA_OP_PREFILL)
+    prefill_case(problem, out);
+  else
+    step_case(problem, out);
   p->max_seqs = out->seqs;
-  p->max_tokens = (int64_t)out->seqs * q_len;
+  p->max_tokens = 0;
+  for (int32_t s = 0; s < out->seqs; s++) p->max_tokens += out->q_len[s];
   p->max_kv_len = out->len[0];
 }

@@ -51,9 +51,12 @@ static void put_share(char cell[CELL_BYTES], double share) {
     snprintf(cell, CELL_BYTES, "-");
 }
 
+/* Microseconds of a decode step have digits of their own. */
+#define SHORT_MS 0.1
+
 static void put_ms(char cell[CELL_BYTES], double ms) {
   if (isfinite(ms))
-    snprintf(cell, CELL_BYTES, "%.3f", ms);
+    snprintf(cell, CELL_BYTES, ms < SHORT_MS ? "%.5f" : "%.3f", ms);
   else
     snprintf(cell, CELL_BYTES, "-");
 }

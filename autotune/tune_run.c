@@ -160,6 +160,7 @@ static nsa_status elapsed(const tuner *t, int first, double *ms) {
 /* Enqueues the plan's call on the tensors that are there. */
 static nsa_status enqueue(tuner *t, const nsai_trial_plan *plan, const nsai_marks *marks) {
   nsai_trial_data *d = &t->bench.data;
+  if (t->has_kv) return nsai_tune_kv_prefill(t, plan, marks);
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_grads grads = NSA_GRADS_INIT;
   nsa_batch batch;
@@ -180,7 +181,7 @@ nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan,
     memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);
     return nsai_tune_kv_step(t, plan, &ms[NSAI_STAGE_DECODE]);
   }
-  int64_t chunk = plan->plan->layout.chunk_tokens, tokens = t->c.kv_len[0];
+  int64_t chunk = plan->plan->layout.chunk_tokens, tokens = plan->plan->problem.max_tokens;
   int64_t chunks = chunk ? (tokens + chunk - 1) / chunk : 1;
   spans s = { .t = t, .every = chunks / MOST_CHUNKS + 1 };
   nsai_marks marks = { mark, &s };

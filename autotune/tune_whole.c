@@ -156,6 +156,7 @@ static void tell_winners(tuner *t, const tune_task *task, const char *note) {
 static nsa_status add_both(tuner *t, const tune_task *task, entrant *e, int *count) {
   static const char *const names[][2] = { [NSA_OP_FORWARD] = { "forward", "forward.default" },
                                           [NSA_OP_DENSE] = { "dense", "dense.default" },
+                                          [NSA_OP_PREFILL] = { "prefill", "prefill.default" },
                                           [NSA_OP_DECODE] = { "decode", "decode.default" },
                                           [NSA_OP_BACKWARD] = { "backward", "backward.default" } };
   for (int i = 0; i < 2; i++) {

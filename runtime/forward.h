@@ -18,8 +18,8 @@ typedef struct nsai_marks {
   void *user;
 } nsai_marks;
 
-/* nsa_forward, nsa_dense or nsa_backward, by the plan's problem, with marks; NSA_E_INTERNAL with a plan of
- * another. `grads`: of nsa_backward, else NULL. */
+/* nsa_forward, nsa_dense, nsa_prefill or nsa_backward, by the plan's problem, with marks; NSA_E_INTERNAL
+ * with a plan of another. `grads`: of nsa_backward, else NULL. */
 nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                            const nsa_io *io, const nsa_grads *grads, const nsai_marks *marks);
 

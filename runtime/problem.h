@@ -42,11 +42,11 @@ static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
          problem->op == NSA_OP_APPEND;
 }
 
-/* Whether the tuner times the operation: it has inputs for it, and there is something to choose. The
- * others' plans follow the heuristics. */
+/* Whether the tuner times the problem: it has inputs for it, and there is something to choose. The others'
+ * plans follow the heuristics. */
 static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
-  return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_DENSE ||
-         problem->op == NSA_OP_DECODE || problem->op == NSA_OP_BACKWARD;
+  if (problem->op == NSA_OP_APPEND) return false;
+  return problem->selection == NSA_SELECT_OWN || !nsai_problem_is_cached(problem);
 }
 
 /* Whether the three branches run over packed K and V. */

@@ -198,11 +198,12 @@ nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa
   nsai_queue queue;
   nsai_run run = { .queue = &queue };
   int32_t op = plan->problem.op;
-  if (op != NSA_OP_FORWARD && op != NSA_OP_DENSE && op != NSA_OP_BACKWARD)
+  if (op == NSA_OP_DECODE || op == NSA_OP_APPEND)
     return nsai_fail(NSA_E_INTERNAL, "a run of %s has no marks", nsai_op_name(op));
   NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
   run.marks = marks;
   if (op == NSA_OP_BACKWARD) return end_run(&run, backward(&run, grads));
+  if (op == NSA_OP_PREFILL) return end_run(&run, cached(&run));
   return end_run(&run, op == NSA_OP_DENSE ? dense(&run) : forward(&run));
 }
 

@@ -386,7 +386,7 @@ static nsa_status judge_list(const nsai_trial_kv_court *w, int64_t token, int32_
 static nsa_status judge_lists(nsai_trial_kv_court *w, nsai_trial_result *result) {
   nsa_tensor idx = view_of(w, NSAI_TRIAL_KV_IDX, false);
   if (!idx.ndim) return NSA_OK;
-  for (int64_t token = 0; token < w->tokens; token++)
+  for (int64_t token = 0; token < w->tokens && result->outcome != NSAI_TRIAL_FAILED; token++)
     for (int32_t head = 0; head < model_of(w)->kv_heads; head++)
       NSAI_TRY(judge_list(w, token, head, result));
   /* Blocks out of range would lead the reference out of its tensors. */

@@ -74,12 +74,12 @@ typedef struct nsa_tune_options {
  * each of `tuning.lengths` up to its max_kv_len, with each of `tuning.inputs`; a problem of a given
  * overlap with the inputs of that overlap alone. A record is kept for each.
  *
- * NSA_OP_DECODE is measured as steps of as many sequences as each of `tuning.batches` up to its
- * max_seqs says, of each length, over caches that the tuner makes; caches paged in another way, and
- * rings, follow the same records. Steps stand in a CUDA graph. NSA_OP_BACKWARD is measured on the
- * blocks that a forward chooses, without its outputs. The inputs of both are of one kind, as trained
- * models' where tuning.inputs asks for these. NSA_OP_APPEND has nothing to choose:
- * NSA_E_UNSUPPORTED.
+ * NSA_OP_PREFILL is measured as the last max_tokens tokens of a sequence of each length,
+ * NSA_OP_DECODE as steps of as many sequences as each of `tuning.batches` up to its max_seqs says, in
+ * a CUDA graph; both over caches that the tuner makes: caches paged in another way, and rings, follow
+ * the same records. NSA_OP_BACKWARD is measured on the blocks that a forward chooses, without its
+ * outputs. The inputs of decode steps and backward passes are of one kind, as trained models' where
+ * tuning.inputs asks for these. NSA_OP_APPEND has nothing to choose: NSA_E_UNSUPPORTED.
  *
  * Every candidate's results are compared with the CPU device's before its time counts; one that the
  * device refuses to launch is left out. Winners must beat the heuristic's choice by more than the

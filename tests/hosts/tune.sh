@@ -85,6 +85,12 @@ cat "$work/wrong-steps/tuning/"*.yaml >"$work/wrong-steps.yaml"
 check 'wrong steps are found' has 'warps=8.*state: wrong' "$work/wrong-steps.yaml"
 check 'no wrong step is chosen' lacks 'warps=8.*chosen: true' "$work/wrong-steps.yaml"
 
+# A prefill over pages.
+tune --op prefill --md >"$work/prefill.txt" 2>&1
+check 'a prefill is tuned' test $? = 0
+check 'a prefill plan follows its record' has 'record of 2048 tokens' \
+  <("$program" show --op prefill "${short[@]:4}" --set serving.max_kv_len=2048 "$model")
+
 # The backward pass.
 tune --op backward --md >"$work/backward.txt" 2>&1
 check 'the backward pass is tuned' test $? = 0

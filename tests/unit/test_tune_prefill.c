@@ -1,0 +1,177 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Tunings of prefills on the fake GPU: every stage over a cache, winners, wrong candidates, and which
+ * record a plan follows. Prefills compute on the host while they are judged.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "forward.h"
+#include "plan.h"
+#include "reference/reference.h"
+#include "tune_fixture.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+/* ---- prefills that compute ---- */
+
+#define CONTEXT 1024
+#define CHUNK 256         /* new tokens of a run that is timed */
+#define MOST_COMPUTED 200 /* of one that is judged */
+
+static double ms_of_64;  /* of a window's kernel of 64 threads; others take 10 */
+static bool wrong_of_64; /* it computes nothing */
+static bool small_seen;
+static int32_t judged_seqs;
+
+nsa_status __real_nsai_enqueue_forward(const nsai_run *run);
+nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run);
+
+nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  const nsai_reference_cache cache = { .page_size = p->page_size };
+  small_seen = false;
+  NSAI_TRY(__real_nsai_enqueue_forward(run));
+  if (run->sizes.tokens > MOST_COMPUTED || (small_seen && wrong_of_64)) return NSA_OK;
+  judged_seqs = run->sizes.num_seqs;
+  return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
+                               1);
+}
+
+static double take_time(const fake_cuda_launch *launch, const void *params) {
+  (void)params;
+  if (strcmp(launch->name, "attend_window_mma") != 0) return 10;
+  small_seen |= launch->threads == 64;
+  return launch->threads == 64 ? ms_of_64 : 10;
+}
+
+/* ---- worlds ---- */
+
+static nsa_problem prefill(int32_t overlap) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  p.op = NSA_OP_PREFILL;
+  p.overlap = overlap;
+  p.max_kv_len = CONTEXT;
+  p.max_tokens = CHUNK;
+  p.max_seqs = 2;
+  p.page_size = 16;
+  return p;
+}
+
+static void enter(world *w) {
+  world_enter(w, "");
+  machine_record()->kernel = take_time;
+  ms_of_64 = 10;
+  wrong_of_64 = false;
+  judged_seqs = 0;
+}
+
+static void tune(world *w) {
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = prefill(NSA_OVERLAP_HIGH);
+  o.level = NSA_TUNE_QUICK;
+  machine_expect("tune", world_tune(w, &o, &p, 1), NSA_OK, NULL);
+}
+
+/* Threads of the window's kernel of a plan that follows a record; 0: it follows none. */
+static int32_t threads_of(const world *w, const nsa_problem *p) {
+  nsa_plan *plan = NULL;
+  machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
+  bool by_record = plan->choice.decider[NSAI_STAGE_ATTEND_WINDOW] == NSAI_BY_RECORD;
+  int32_t threads = plan->choice.specs[NSAI_KERNEL_ATTEND_WINDOW].threads;
+  nsa_plan_destroy(plan);
+  return by_record ? threads : 0;
+}
+
+/* ---- tests ---- */
+
+static void test_winner(void **state) {
+  (void)state;
+  static const char *const stages[] = { "attend_compressed", "importance", "select",
+                                        "attend_selected", "attend_window" };
+  world w = { 0 };
+  nsai_tune_span span = { 0 };
+  nsa_problem p = prefill(NSA_OVERLAP_HIGH);
+  enter(&w);
+  ms_of_64 = 4;
+  tune(&w);
+  assert_int_equal(judged_seqs, 3);
+  assert_true(nsai_tune_next(&w.results, &span));
+  assert_non_null(strstr(span.events[0].problem, "prefill:"));
+  assert_non_null(strstr(span.events[0].problem, ":ov=high:len1024"));
+  for (size_t i = 0; i < sizeof stages / sizeof *stages; i++)
+    if (!nsai_tune_find(&span, NSA_TUNE_CHOSEN, stages[i], NULL))
+      fail_msg("nothing is chosen for %s", stages[i]);
+  const nsa_tune_event *window = nsai_tune_find(&span, NSA_TUNE_CHOSEN, "attend_window", NULL);
+  assert_non_null(strstr(window->candidate, "warps=2"));
+  assert_true(fabs(window->ms - 4) < 1e-6 && fabs(window->gain - 0.6) < 1e-6);
+  double best = world_find(&w, NSA_TUNE_BASELINE, "prefill")->ms;
+  assert_true(fabs(world_find(&w, NSA_TUNE_BASELINE, "prefill.default")->ms - best - 6) < 1e-6);
+  enter(&w); /* another process */
+  assert_int_equal(threads_of(&w, &p), 64);
+  p.max_tokens = 10; /* other capacities */
+  p.page_size = 32;
+  assert_int_equal(threads_of(&w, &p), 64);
+  p = machine_problem(NSA_OP_FORWARD, CONTEXT, NSA_OVERLAP_HIGH); /* another operation */
+  assert_int_equal(threads_of(&w, &p), 0);
+  world_leave(&w);
+}
+
+static void test_wrong_candidate(void **state) {
+  (void)state;
+  world w = { 0 };
+  nsa_problem p = prefill(NSA_OVERLAP_HIGH);
+  enter(&w);
+  wrong_of_64 = true;
+  ms_of_64 = 1;
+  tune(&w);
+  const nsa_tune_event *wrong = world_find(&w, NSA_TUNE_WRONG, NULL);
+  assert_non_null(wrong);
+  assert_string_equal(wrong->stage, "attend_window");
+  assert_int_not_equal(threads_of(&w, &p), 64);
+  world_leave(&w);
+}
+
+/* The tuner brings no selections to a cache. */
+static void test_selection(void **state) {
+  (void)state;
+  world w = { 0 };
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = prefill(NSA_OVERLAP_HIGH);
+  enter(&w);
+  p.selection = NSA_SELECT_RANGES;
+  machine_expect("ranges", world_tune(&w, &o, &p, 1), NSA_E_UNSUPPORTED,
+                 "leave problem.selection 0");
+  world_leave(&w);
+}
+
+/* Both overlaps, and the configuration's lengths. */
+static void test_problems(void **state) {
+  (void)state;
+  world w = { 0 };
+  nsai_tune_span span = { 0 };
+  nsa_problem p = prefill(NSA_OVERLAP_DEFAULT);
+  int problems = 0;
+  enter(&w);
+  world_dry_run(&w, NSA_TUNE_HEURISTIC, &p, 1);
+  while (nsai_tune_next(&w.results, &span)) problems++;
+  assert_int_equal(problems, 2);
+  world_leave(&w);
+}
+
+int main(void) {
+  const struct CMUnitTest tests[] = {
+    TEST(test_winner),
+    TEST(test_wrong_candidate),
+    TEST(test_selection),
+    TEST(test_problems),
+  };
+  return cmocka_run_group_tests(tests, NULL, NULL);
+}
