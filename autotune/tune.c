@@ -290,7 +290,9 @@ static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
   task->record->complete = !status && !nsai_tune_spent(t);
   /* What was measured is kept whatever ended it; the failure stays the one that is told. */
   nsa_status kept = nsai_tune_keep(t, task);
-  if (status) kept = nsai_fail_text(status, error);
+  /* Caches that this device has no room for say nothing about shorter and smaller ones. */
+  bool roomless = status == NSA_E_NOMEM && nsai_problem_is_cached(&task->problem);
+  if (status && !roomless) kept = nsai_fail_text(status, error);
   error[strcspn(error, "\n")] = 0;
   nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL,
                  status                    ? error

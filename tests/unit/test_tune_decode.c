@@ -27,6 +27,7 @@ static double
 static bool wrong_of_256; /* they compute nothing */
 static bool all_wrong;    /* nothing computes */
 static bool small_seen;
+static uint64_t room;     /* of an allocation, once steps have been judged; 0: any */
 static int judged;        /* steps that were computed */
 static int32_t most_seqs; /* of those */
 
@@ -40,6 +41,7 @@ nsa_status __wrap_nsai_enqueue_decode(const nsai_run *run) {
   NSAI_TRY(__real_nsai_enqueue_decode(run));
   if (machine_record()->capturing || all_wrong || (small_seen && wrong_of_256)) return NSA_OK;
   judged++;
+  machine_record()->most_bytes = room;
   if (run->sizes.num_seqs > most_seqs) most_seqs = run->sizes.num_seqs;
   return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
                                1);
@@ -72,6 +74,7 @@ static void enter(world *w, const char *more) {
   ms_of_256 = 10;
   wrong_of_256 = all_wrong = false;
   judged = most_seqs = 0;
+  room = 0;
 }
 
 static void leave(world *w) {
@@ -241,6 +244,25 @@ static void test_nearest(void **state) {
   leave(&w);
 }
 
+/* What the device has no room for is left out, and told. */
+static void test_room(void **state) {
+  (void)state;
+  world w = { 0 };
+  nsai_tune_span span = { 0 };
+  nsa_problem p = steps(4, 1);
+  enter(&w, "tuning: {batches: [1, 4]}\n");
+  room = 20 << 20; /* bytes of a tensor */
+  tune(&w, &p, NSA_TUNE_QUICK);
+  assert_true(nsai_tune_next(&w.results, &span));
+  assert_non_null(nsai_tune_find(&span, NSA_TUNE_CHOSEN, "decode", NULL));
+  assert_true(nsai_tune_next(&w.results, &span));
+  assert_null(nsai_tune_find(&span, NSA_TUNE_CHOSEN, "decode", NULL));
+  const nsa_tune_event *done = nsai_tune_find(&span, NSA_TUNE_DONE, NULL, NULL);
+  assert_non_null(strstr(done->note, "cuMemAlloc"));
+  expect_story(&w, &p, "record of 1 x 1024 tokens");
+  leave(&w);
+}
+
 /* An append has nothing to choose. */
 static void test_append(void **state) {
   (void)state;
@@ -271,7 +293,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     TEST(test_winner), TEST(test_wrong_candidate), TEST(test_wrong_heuristic),
     TEST(test_resume), TEST(test_batches),         TEST(test_nearest),
-    TEST(test_append), TEST(test_first_use),
+    TEST(test_room),   TEST(test_append),          TEST(test_first_use),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
