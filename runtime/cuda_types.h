@@ -150,10 +150,15 @@ enum { NSAI_CUBLASLT_LAYOUT_BATCH_COUNT = 5, NSAI_CUBLASLT_LAYOUT_BATCH_STRIDE =
 /* cublasLtMatmulPreferenceAttributes_t */
 enum {
   NSAI_CUBLASLT_PREF_WORKSPACE_BYTES = 1,
+  NSAI_CUBLASLT_PREF_REDUCTIONS = 3, /* u32: a mask of reduction schemes */
   NSAI_CUBLASLT_PREF_ALIGN_A = 5,
   NSAI_CUBLASLT_PREF_ALIGN_B = 6,
   NSAI_CUBLASLT_PREF_ALIGN_C = 7,
   NSAI_CUBLASLT_PREF_ALIGN_D = 8
 };
+
+/* cublasLtReductionScheme_t: parts of a long k lie in the workspace, as fp32, and are summed in their
+ * order. */
+enum { NSAI_CUBLASLT_REDUCTION_COMPUTE_TYPE = 2 };
 
 #endif /* NSAI_CUDA_TYPES_H */

@@ -101,5 +101,7 @@ nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const n
 /* phi.c: the products. */
 nsa_status nsai_enqueue_phi(const nsai_run *run);
 nsa_status nsai_enqueue_gate(const nsai_run *run);
+nsa_status nsai_run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void *a, const void *b,
+                         void *c);
 
 #endif /* NSAI_FORWARD_H */

@@ -37,13 +37,17 @@ static nsa_status make_layout(const nsai_cublaslt *lt, int32_t dtype, const int6
 }
 
 static nsa_status make_descriptors(const nsai_cublaslt *lt, const nsai_gemm *g, descriptors *d) {
-  int32_t transpose = g->b_transposed ? NSAI_CUBLAS_OP_T : NSAI_CUBLAS_OP_N;
+  /* They trade places: cuBLASLt's A is B. */
+  int32_t first = g->b_transposed ? NSAI_CUBLAS_OP_T : NSAI_CUBLAS_OP_N,
+          second = g->a_transposed ? NSAI_CUBLAS_OP_T : NSAI_CUBLAS_OP_N;
   NSAI_TRY(NSAI_CUBLASLT(lt, cublasLtMatmulDescCreate(&d->desc, NSAI_CUBLAS_COMPUTE_32F,
                                                       NSAI_CUDA_R_32F)));
   NSAI_TRY(NSAI_CUBLASLT(lt, cublasLtMatmulDescSetAttribute(d->desc, NSAI_CUBLASLT_DESC_TRANSA,
-                                                            &transpose, sizeof transpose)));
+                                                            &first, sizeof first)));
+  NSAI_TRY(NSAI_CUBLASLT(lt, cublasLtMatmulDescSetAttribute(d->desc, NSAI_CUBLASLT_DESC_TRANSB,
+                                                            &second, sizeof second)));
   int64_t b[2] = { g->b_transposed ? g->k : g->n, g->b_transposed ? g->n : g->k },
-          a[2] = { g->k, g->m };
+          a[2] = { g->a_transposed ? g->m : g->k, g->a_transposed ? g->k : g->m };
   int64_t c[2] = { g->n, g->m };
   NSAI_TRY(make_layout(lt, g->dtype, b, g->b_row, g->batch, g->b_batch, &d->b));
   NSAI_TRY(make_layout(lt, g->dtype, a, g->a_row, g->batch, g->a_batch, &d->a));
@@ -59,9 +63,15 @@ static uint32_t alignment_of(const void *p) {
 }
 
 /* Tells the heuristic how much workspace there is and how the operands are aligned. */
-static nsa_status set_preference(const nsai_cublaslt *lt, const nsai_gemm_operands *o,
-                                 nsai_cublaslt_pref preference) {
+static nsa_status set_preference(const nsai_cublaslt *lt, const nsai_gemm *g,
+                                 const nsai_gemm_operands *o, nsai_cublaslt_pref preference) {
   uint64_t bytes = NSAI_GEMM_WORKSPACE_BYTES;
+  uint32_t reductions = NSAI_CUBLASLT_REDUCTION_COMPUTE_TYPE;
+  if (g->ordered)
+    NSAI_TRY(
+        NSAI_CUBLASLT(lt, cublasLtMatmulPreferenceSetAttribute(preference,
+                                                               NSAI_CUBLASLT_PREF_REDUCTIONS,
+                                                               &reductions, sizeof reductions)));
   NSAI_TRY(
       NSAI_CUBLASLT(lt, cublasLtMatmulPreferenceSetAttribute(preference,
                                                              NSAI_CUBLASLT_PREF_WORKSPACE_BYTES,
@@ -86,7 +96,7 @@ static nsa_status set_preference(const nsai_cublaslt *lt, const nsai_gemm_operan
 static nsa_status enqueue(const nsai_cublaslt *lt, nsai_cublaslt_handle handle, const nsai_gemm *g,
                           const nsai_gemm_operands *o, descriptors *d) {
   NSAI_TRY(make_descriptors(lt, g, d));
-  NSAI_TRY(set_preference(lt, o, d->preference));
+  NSAI_TRY(set_preference(lt, g, o, d->preference));
   nsai_cublaslt_heuristic found;
   int count = 0;
   memset(&found, 0, sizeof found);

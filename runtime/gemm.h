@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * Dense products through cuBLASLt: C [m, n] = A [m, k] B [k, n], row-major, batched, fp32
- * accumulation; or C += A B.
+ * accumulation; or C += A B. The same bits in every run on one device: the algorithm follows from the
+ * shapes, and where a long k is cut its parts are summed in a fixed order.
  */
 #ifndef NSAI_GEMM_H
 #define NSAI_GEMM_H
@@ -20,10 +21,14 @@ typedef struct nsai_gemm {
   int32_t batch;
   int64_t a_batch, b_batch,
       c_batch;       /* elements from one batch entry to the next; 0 repeats the operand */
+  bool a_transposed; /* A is given as [k, m] */
   bool b_transposed; /* B is given as [n, k] */
-  bool adds;         /* to C, which is fp32 */
-  int32_t dtype;     /* of A and B: NSA_BF16, NSA_F16 */
-  int32_t c_dtype;   /* dtype, or NSA_F32 */
+  bool
+      ordered; /* parts of a long k are added in fp32 and in a fixed order, by no algorithm that adds in
+                   place */
+  bool adds;       /* to C, which is fp32 */
+  int32_t dtype;   /* of A and B: NSA_BF16, NSA_F16 */
+  int32_t c_dtype; /* dtype, or NSA_F32 */
 } nsai_gemm;
 
 typedef struct nsai_gemm_operands {

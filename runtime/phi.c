@@ -22,8 +22,8 @@ typedef struct phi_side {
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static nsa_status run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void *a, const void *b,
-                           void *c) {
+nsa_status nsai_run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void *a, const void *b,
+                         void *c) {
   nsai_gemm_operands o = { a, b, c, nsai_piece_at(run, run->plan->layout.gemm),
                            run->queue->stream };
   nsai_queue_break(run->queue);
@@ -91,8 +91,8 @@ static nsai_gemm product(const nsai_run *run, int64_t rows, const nsa_tensor *w)
 static nsa_status multiply_rows(const nsai_run *run, const phi_side *side, const nsa_tensor *w) {
   const nsai_layout *l = &run->plan->layout;
   nsai_gemm gemm = product(run, side->rows + 1, w);
-  return run_gemm(run, &gemm, nsai_piece_at(run, l->phi_rows), w->data,
-                  nsai_piece_at(run, l->phi_product));
+  return nsai_run_gemm(run, &gemm, nsai_piece_at(run, l->phi_rows), w->data,
+                       nsai_piece_at(run, l->phi_product));
 }
 
 /* What becomes of phi_product: [Hkv, rows, columns], followed by the row of pe's product where it
@@ -146,9 +146,9 @@ static nsa_status mlp_side(const nsai_run *run, const phi_side *side) {
   NSAI_TRY(run_bias(run, NSAI_KERNEL_PHI_ACTIVATION, &act));
   nsai_gemm gemm = product(run, side->rows, &w->w2);
   void *c = nsai_piece_at(run, l->phi_product);
-  NSAI_TRY(run_gemm(run, &gemm, hidden, w->w2.data, c));
+  NSAI_TRY(nsai_run_gemm(run, &gemm, hidden, w->w2.data, c));
   gemm.adds = true;
-  NSAI_TRY(run_gemm(run, &gemm, rest, w->w2.data, c));
+  NSAI_TRY(nsai_run_gemm(run, &gemm, rest, w->w2.data, c));
   return store_side(run, side, &w->b2, false);
 }
 
@@ -220,7 +220,7 @@ nsa_status nsai_enqueue_gate(const nsai_run *run) {
                                .batch = 1,
                                .rows = (int)tokens,
                                .columns = (int)h };
-    NSAI_TRY(run_gemm(run, &first, x, g->w1.data, nsai_piece_at(run, l->gate_product)));
+    NSAI_TRY(nsai_run_gemm(run, &first, x, g->w1.data, nsai_piece_at(run, l->gate_product)));
     NSAI_TRY(run_bias(run, NSAI_KERNEL_GATE_ACTIVATION, &act));
     x = nsai_piece_at(run, l->gate_hidden);
     x_row = width = h;
@@ -235,7 +235,7 @@ nsa_status nsai_enqueue_gate(const nsai_run *run) {
                      .dtype = m->dtype,
                      .c_dtype = NSA_F32 };
   float *logits = nsai_piece_at(run, l->gate_logits);
-  NSAI_TRY(run_gemm(run, &last, x, g->w2.data, logits));
+  NSAI_TRY(nsai_run_gemm(run, &last, x, g->w2.data, logits));
   if (!nsai_present(&g->b2)) return NSA_OK;
   NsaiBiasActivation bias = { .x = logits,
                               .bias = g->b2.data,

@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * cuBLASLt without hardware, in the same module as the fake driver: products are recorded among the
- * launches, descriptors are counted by the leak checker.
+ * launches, descriptors are counted by the leak checker, and shapes that do not fit each other are refused
+ * as cuBLASLt does.
  */
 #include "fake_cuda.h"
 
@@ -41,8 +42,16 @@ const char *cublasLtGetStatusString(nsai_cublas_status status) {
   return cublasLtGetStatusName(status);
 }
 
+/* What any descriptor remembers. */
+typedef struct descriptor {
+  uint64_t rows, columns; /* of a layout */
+  int64_t leading;
+  int32_t transposed[2]; /* of a product */
+  int32_t batch;         /* of a layout; 0: one */
+} descriptor;
+
 static nsai_cublas_status create(void **out) {
-  *out = malloc(16);
+  *out = calloc(1, sizeof(descriptor));
   return *out ? 0 : 3; /* CUBLAS_STATUS_ALLOC_FAILED */
 }
 
@@ -68,9 +77,11 @@ nsai_cublas_status cublasLtMatmulDescCreate(nsai_cublaslt_desc *out, int32_t com
 
 nsai_cublas_status cublasLtMatrixLayoutCreate(nsai_cublaslt_layout *out, int32_t type,
                                               uint64_t rows, uint64_t columns, int64_t leading) {
-  (void)type, (void)columns;
-  if (!rows || leading < (int64_t)rows) return 7; /* CUBLAS_STATUS_INVALID_VALUE */
-  return create(out);
+  (void)type;
+  if (!rows || !columns || leading < (int64_t)rows) return 7; /* CUBLAS_STATUS_INVALID_VALUE */
+  nsai_cublas_status status = create(out);
+  if (!status) *(descriptor *)*out = (descriptor){ rows, columns, leading, { 0 }, 0 };
+  return status;
 }
 
 nsai_cublas_status cublasLtMatmulPreferenceCreate(nsai_cublaslt_pref *out) { return create(out); }
@@ -86,12 +97,40 @@ nsai_cublas_status cublasLtMatmulPreferenceCreate(nsai_cublaslt_pref *out) { ret
                                                   const void *value, size_t bytes);                \
   nsai_cublas_status cublasLt##kind##SetAttribute(void *memory, int32_t attribute,                 \
                                                   const void *value, size_t bytes) {               \
-    (void)attribute;                                                                               \
-    return memory && value && bytes ? 0 : 7;                                                       \
+    return memory && value && bytes ? set_##kind(memory, attribute, value) : 7;                    \
   }
+
+static nsai_cublas_status set_MatmulDesc(descriptor *d, int32_t attribute, const void *value) {
+  if (attribute == NSAI_CUBLASLT_DESC_TRANSA) memcpy(&d->transposed[0], value, sizeof(int32_t));
+  if (attribute == NSAI_CUBLASLT_DESC_TRANSB) memcpy(&d->transposed[1], value, sizeof(int32_t));
+  return 0;
+}
+
+static nsai_cublas_status set_MatrixLayout(descriptor *d, int32_t attribute, const void *value) {
+  if (attribute == NSAI_CUBLASLT_LAYOUT_BATCH_COUNT) memcpy(&d->batch, value, sizeof d->batch);
+  return 0;
+}
+
+static nsai_cublas_status set_MatmulPreference(descriptor *d, int32_t attribute,
+                                               const void *value) {
+  (void)d, (void)attribute, (void)value;
+  return 0;
+}
+
 DESCRIPTOR(MatmulDesc)
 DESCRIPTOR(MatrixLayout)
 DESCRIPTOR(MatmulPreference)
+
+/* Whether op(A) [m, k] op(B) [k, n] is C [m, n], in batches of the same size. */
+static int fits(const descriptor *desc, const descriptor *a, const descriptor *b,
+                const descriptor *c) {
+  uint64_t m = desc->transposed[0] ? a->columns : a->rows,
+           k = desc->transposed[0] ? a->rows : a->columns;
+  uint64_t inner = desc->transposed[1] ? b->columns : b->rows,
+           n = desc->transposed[1] ? b->rows : b->columns;
+  return k == inner && c->rows == m && c->columns == n && a->batch == b->batch &&
+         b->batch == c->batch;
+}
 
 nsai_cublas_status cublasLtMatmulAlgoGetHeuristic(nsai_cublaslt_handle handle,
                                                   nsai_cublaslt_desc desc, nsai_cublaslt_layout a,
@@ -112,7 +151,8 @@ nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_des
                                   void *workspace, size_t workspace_bytes, nsai_cu_stream stream) {
   const fake_cuda_launch launch = { .name = "matmul", .stream = stream };
   if (!handle || !desc || !alpha || !a || !a_layout || !b || !b_layout || !beta || !c ||
-      !c_layout || !d || !d_layout || !algo || !workspace || !workspace_bytes)
+      !c_layout || !d || !d_layout || !algo || !workspace || !workspace_bytes ||
+      !fits(desc, a_layout, b_layout, d_layout))
     return 7;
   fake_cuda_enqueue(&launch, NULL);
   return 0;
