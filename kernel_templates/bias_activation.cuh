@@ -15,18 +15,11 @@
 // Config: Element, kActivation (0 relu, 1 silu, 2 gelu, 3 none), kOutFloat, kBlocks (rows are
 // compressed storage), kBlock (l), kStride (d), kThreads, kMinBlocks.
 #pragma once
+#include "common/activation.cuh"
 #include "common/block_row.cuh"
 #include "common/launch.cuh"
 #include "common/params.h"
 #include "common/types.cuh"
-
-// The exact (erf) form of gelu, as SEMANTICS asks for; the tanh form differs by up to 5e-4.
-template <int kActivation> NSAI_DEVICE float activate(float x) {
-  if constexpr (kActivation == 0) return fmaxf(x, 0.0f);
-  if constexpr (kActivation == 1) return x / (1.0f + __expf(-x));
-  if constexpr (kActivation == 2) return 0.5f * x * (1.0f + erff(x * 0.707106781186547524f));
-  return x;
-}
 
 template <class Config> NSAI_DEVICE void bias_activation_body(const NsaiBiasActivation &p) {
   long long at = (long long)blockIdx.x * Config::kThreads + threadIdx.x;
