@@ -150,8 +150,9 @@ static void specify_saved(const nsai_problem *p, nsai_kernel_spec *spec) {
 
 static void specify_q(const nsai_problem *p, const nsai_target *t, bool wgmma,
                       nsai_kernel_spec specs[NSAI_ROLES]) {
-  specify_saved(p, &specs[NSAI_KERNEL_BACKWARD_SAVED]);
-  specify_rows(p, t, wgmma, "backward_statistics", &specs[NSAI_KERNEL_BACKWARD_STATISTICS]);
+  if (p->recompute != NSAI_RECOMPUTE_ALWAYS) specify_saved(p, &specs[NSAI_KERNEL_BACKWARD_SAVED]);
+  if (p->recompute != NSAI_RECOMPUTE_NEVER)
+    specify_rows(p, t, wgmma, "backward_statistics", &specs[NSAI_KERNEL_BACKWARD_STATISTICS]);
   specify_rows(p, t, wgmma, "backward_q", &specs[NSAI_KERNEL_BACKWARD_Q]);
   if (p->model.select_count) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
 }

@@ -95,7 +95,21 @@ static nsa_status check_gate(const nsai_check *check, const nsa_gate *gate, int6
   return check_group(check, &group, all, sizeof all / sizeof *all);
 }
 
-nsa_status nsai_check_grads(const nsai_check *check, const nsa_grads *grads,
+/* runtime.recompute: never is a promise that memory has been spent; it is kept on every device. */
+static nsa_status check_saved(const nsai_check *check, const nsa_io *io) {
+  if (check->problem->recompute != NSAI_RECOMPUTE_NEVER) return NSA_OK;
+  for (int branch = 0; branch < NSA_BRANCHES; branch++) {
+    bool has_o = nsai_present(&io->o_branch[branch]);
+    if (!(check->branches >> branch & 1) || (has_o && nsai_present(&io->lse[branch]))) continue;
+    return nsai_fail(NSA_E_ARG,
+                     "io.%s[%d] is missing, but runtime.recompute is never: give what the forward "
+                     "wrote there, or set runtime.recompute to auto",
+                     has_o ? "lse" : "o_branch", branch);
+  }
+  return NSA_OK;
+}
+
+nsa_status nsai_check_grads(const nsai_check *check, const nsa_io *io, const nsa_grads *grads,
                             const nsai_run_sizes *sizes) {
   const nsai_geometry *m = &check->problem->model;
   if (!grads) return nsai_fail(NSA_E_ARG, "grads is NULL");
@@ -114,5 +128,6 @@ nsa_status nsai_check_grads(const nsai_check *check, const nsa_grads *grads,
   NSAI_TRY(check_kv(check, &grads->d_kv, sizes));
   NSAI_TRY(check_phi_side(check, &grads->d_phi.k, "grads.d_phi.k", m->head_dim_qk));
   NSAI_TRY(check_phi_side(check, &grads->d_phi.v, "grads.d_phi.v", m->head_dim_v));
-  return check_gate(check, &grads->d_gate, sizes->tokens);
+  NSAI_TRY(check_gate(check, &grads->d_gate, sizes->tokens));
+  return check_saved(check, io);
 }

@@ -10,8 +10,9 @@
 
 #include <nsa/backward.h>
 
-/* All tensors of `grads`; those of io are checked, and `sizes` is theirs. */
-nsa_status nsai_check_grads(const nsai_check *check, const nsa_grads *grads,
+/* All tensors of `grads`, and what runtime.recompute asks of io; the tensors of io are checked, and
+ * `sizes` is theirs. */
+nsa_status nsai_check_grads(const nsai_check *check, const nsa_io *io, const nsa_grads *grads,
                             const nsai_run_sizes *sizes);
 
 #endif /* NSAI_BACKWARD_H */

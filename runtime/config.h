@@ -25,6 +25,9 @@
 enum { NSAI_JIT_ON_DEMAND, NSAI_JIT_PREPARE_ONLY, NSAI_JIT_NEVER };
 enum { NSAI_CHECK_OFF, NSAI_CHECK_BASIC, NSAI_CHECK_FULL };
 
+/* What a backward pass on a GPU does about o_branch and lse of the forward. */
+enum { NSAI_RECOMPUTE_AUTO, NSAI_RECOMPUTE_ALWAYS, NSAI_RECOMPUTE_NEVER };
+
 /* The tuner's effort; the heuristic times nothing. */
 enum { NSAI_LEVEL_HEURISTIC, NSAI_LEVEL_QUICK, NSAI_LEVEL_NORMAL, NSAI_LEVEL_EXHAUSTIVE };
 
@@ -103,6 +106,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_LOG_LEVEL,
   NSAI_KEY_DETERMINISTIC,
   NSAI_KEY_PARITY,
+  NSAI_KEY_RECOMPUTE,
   NSAI_KEY_CHECK_INPUTS,
   NSAI_KEY_COMPILE_JOBS,
   NSAI_KEY_NVRTC_PATH,
@@ -186,6 +190,7 @@ typedef struct nsai_config {
     uint64_t cache_limit; /* bytes */
     int32_t log_level;    /* NSA_LOG_* */
     bool deterministic, parity;
+    int32_t recompute; /* NSAI_RECOMPUTE_* */
     int32_t check_inputs;
     int32_t compile_jobs;                           /* 0: min(cores, 4) */
     char *nvrtc_path, *cublaslt_path, *driver_path; /* NULL: searched for */

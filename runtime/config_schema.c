@@ -69,6 +69,10 @@ static const nsai_word level_words[] = { { "off", NSA_LOG_OFF },
 static const nsai_word check_words[] = {
   { "off", NSAI_CHECK_OFF }, { "basic", NSAI_CHECK_BASIC }, { "full", NSAI_CHECK_FULL }, { NULL, 0 }
 };
+static const nsai_word recompute_words[] = { { "auto", NSAI_RECOMPUTE_AUTO },
+                                             { "always", NSAI_RECOMPUTE_ALWAYS },
+                                             { "never", NSAI_RECOMPUTE_NEVER },
+                                             { NULL, 0 } };
 static const nsai_word effort_words[] = { { "heuristic", NSAI_LEVEL_HEURISTIC },
                                           { "quick", NSAI_LEVEL_QUICK },
                                           { "normal", NSAI_LEVEL_NORMAL },
@@ -208,6 +212,11 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                "only variants whose results are bit-identical from run to run" },
   [NSAI_KEY_PARITY] = { "runtime.parity", NSAI_TYPE_BOOL, AT(runtime.parity), 0, 0, 0, NULL,
                         "false", "only variants with fp32 importance" },
+  [NSAI_KEY_RECOMPUTE] = { "runtime.recompute", NSAI_TYPE_WORD, AT(runtime.recompute), 0, 0, 0,
+                           recompute_words, "auto",
+                           "outputs and LSE of the branches, in a backward pass: computed again "
+                           "where the forward's are not given, always, or never: then each has to "
+                           "be given" },
   [NSAI_KEY_CHECK_INPUTS] = { "runtime.check_inputs", NSAI_TYPE_WORD, AT(runtime.check_inputs), 0,
                               0, 0, check_words, "basic",
                               "what run calls check: nothing, shapes and strides, or values too" },

@@ -70,10 +70,11 @@ static NsaiBackwardQ rows_params(const pass *b) {
   return p;
 }
 
-/* The branches whose output and LSE the caller has kept. */
+/* The branches whose output and LSE the caller has kept, if they are to be read. */
 static uint32_t saved_branches(const pass *b) {
   const nsa_io *io = b->run->io;
   uint32_t saved = 0;
+  if (b->run->plan->problem.recompute == NSAI_RECOMPUTE_ALWAYS) return 0;
   for (int branch = 0; branch < NSA_BRANCHES; branch++)
     if (has_branch(b, branch) && nsai_present(&io->o_branch[branch]) &&
         nsai_present(&io->lse[branch]))

@@ -122,6 +122,20 @@ static void write_kernel(const nsai_kernel_spec *spec, nsai_writer *text) {
   nsai_write(text, "\n");
 }
 
+/* What is kept between forward and backward, in bytes a token. */
+static void write_saved(const nsai_problem *p, nsai_writer *text) {
+  static const char *const names[] = { "auto", "always", "never" };
+  const nsai_geometry *m = &p->model;
+  int branches = 1 + (m->select_count > 0) + (m->window > 0);
+  int64_t lists = (int64_t)m->select_count * m->kv_heads * 4;
+  int64_t outputs = (int64_t)branches * m->heads * (2 * m->head_dim_v + 4);
+  nsai_write(text,
+             "  runtime.recompute: %s; kept from the forward beside its inputs, bytes a token: "
+             "block_idx %lld%s; o_branch and lse %lld (never), 0 (always)\n",
+             names[p->recompute], (long long)(p->selection == NSA_SELECT_OWN ? lists : 0),
+             p->selection == NSA_SELECT_OWN ? "" : ", the caller's selection", (long long)outputs);
+}
+
 size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
   nsai_writer text = nsai_writer_open(buf, size);
   nsai_problem resolved;
@@ -150,6 +164,7 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
         &text,
         "  attend_selected_kv: %llu bytes of partial results at a time, of %lld tokens' lists\n",
         (unsigned long long)layout.kv.o.bytes, (long long)layout.kv.chunk_tokens);
+  if (resolved.op == NSA_OP_BACKWARD) write_saved(&resolved, &text);
   for (int role = 0; role < NSAI_ROLES; role++)
     if (choice.specs[role].entry) write_kernel(&choice.specs[role], &text);
   return text.used;

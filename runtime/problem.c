@@ -155,6 +155,7 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
     .max_kv_len = problem->max_kv_len ? problem->max_kv_len : config->serving.max_kv_len,
     .deterministic = problem->deterministic || config->runtime.deterministic,
     .parity = problem->parity || config->runtime.parity,
+    .recompute = config->runtime.recompute,
   };
   out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
@@ -229,6 +230,8 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
   if (p->deterministic) nsai_write(text, ":det");
   if (p->parity) nsai_write(text, ":parity");
   if (p->count_reads) nsai_write(text, ":reads");
+  if (p->op == NSA_OP_BACKWARD && p->recompute)
+    nsai_write(text, ":%s", p->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");
 }
 
 bool nsai_problem_selects_all(const nsai_problem *p) {

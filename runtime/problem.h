@@ -28,7 +28,8 @@ typedef struct nsai_problem {
   bool window_ring;
   int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
   bool deterministic, parity;
-  bool count_reads; /* of a decode step: its kernels count what they read */
+  bool count_reads;  /* of a decode step: its kernels count what they read */
+  int32_t recompute; /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
 } nsai_problem;
 
 /* Fills `out` from the caller's problem and the configuration; refuses what no plan could mean

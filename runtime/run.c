@@ -117,7 +117,7 @@ static nsa_status backward(nsai_run *run, const nsa_grads *grads) {
   const nsai_problem *p = &run->plan->problem;
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
-  NSAI_TRY(nsai_check_grads(&check, grads, &run->sizes));
+  NSAI_TRY(nsai_check_grads(&check, run->io, grads, &run->sizes));
   if (run->driver) return nsai_enqueue_backward(run, grads);
   return nsai_reference_backward(&p->model, p->selection, run->branches, run->batch, run->io, grads,
                                  ALL_PROCESSORS);

@@ -26,6 +26,7 @@ static const char *const layout_names[NSAI_TRIAL_LAYOUTS] = { "plain", "strided"
 static const char *const phi_names[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_names[] = { "weights", "logits", "mlp" };
 static const char *const act_names[] = { "relu", "silu", "gelu" };
+static const char *const recompute_names[] = { "auto", "always", "never" };
 static const char *const select_names[] = { "own", "blocks", "ranges" };
 
 const char *nsai_trial_kind_name(nsai_trial_kind kind) { return kind_names[kind]; }
@@ -136,6 +137,11 @@ static int parse_named(const char *name, const char *value, nsai_trial_case *c, 
     found = find_name(value, select_names, 3);
     c->selection = found;
     c->index_shared = strstr(value, ".shared") != NULL;
+    return found < 0 ? -1 : 0;
+  }
+  if (!strcmp(name, "recompute")) {
+    found = find_name(value, recompute_names, 3);
+    c->recompute = found;
     return found < 0 ? -1 : 0;
   }
   if (!strcmp(name, "fill")) {
@@ -293,6 +299,7 @@ void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size) {
   if (c->grads_f32) fprintf(out, ":f32grads");
   if (c->accumulate) fprintf(out, ":accumulate");
   if (c->saved) fprintf(out, ":saved");
+  if (c->recompute) fprintf(out, ":recompute=%s", recompute_names[c->recompute]);
   if (c->mma) fprintf(out, ":mma");
   if (c->wanted) fprintf(out, ":wanted=%u", c->wanted);
   fclose(out);

@@ -18,7 +18,7 @@
 #ifndef NSAI_TRIAL_CASE_H
 #define NSAI_TRIAL_CASE_H
 
-#include "geometry.h"
+#include "config.h"
 
 #include <nsa/nsa.h>
 
@@ -74,6 +74,7 @@ typedef struct nsai_trial_case {
   int32_t gemm;       /* dense: by plain matrix products (the variant sdpa_gemm) */
   int32_t lists;      /* selected: by attend_selected_mma, never by dense attention */
   int32_t grads_f32;  /* bwd: gradients in f32 */
+  int32_t recompute;  /* bwd: NSAI_RECOMPUTE_* */
   int32_t saved;      /* bwd: 1: with the forward's o_branch, lse, k_cmp; 2: with room for them */
   int32_t mma;        /* bwd: by the portable variants */
   uint32_t wanted;    /* bwd: gradients as bits: 1 d_q, 2 d_k, 4 d_v, 8 d_gate; 0: all */

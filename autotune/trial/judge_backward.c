@@ -133,9 +133,10 @@ static nsa_status reference(nsai_trial_bench *bench, wanted *w) {
   const nsa_batch *given = nsai_trial_data_batch(d, &batch);
   NSAI_TRY(nsai_reference_backward(&bench->c->geometry, bench->c->selection, bench->c->branches,
                                    given, &io, &grads, bench->threads));
-  if (bench->c->geometry.phi == NSAI_PHI_EXTERNAL && !bench->c->saved) return NSA_OK;
+  bool reads_saved = bench->c->saved && bench->c->recompute != NSAI_RECOMPUTE_ALWAYS;
+  if (bench->c->geometry.phi == NSAI_PHI_EXTERNAL && !reads_saved) return NSA_OK;
   NSAI_TRY(plain_rows(bench, given, &io, w));
-  if (!bench->c->saved) return NSA_OK;
+  if (!reads_saved) return NSA_OK;
   NSAI_TRY(plain_keys(d, w));
   return nsai_trial_add_saved_error(bench, given, &io, w->plain);
 }

@@ -118,6 +118,8 @@ char *chk_session_yaml(const chk_session *session, const nsai_trial_case *c) {
     fprintf(out, "  cache_dir: \"%s\"\n", session->options.cache_dir);
   else
     fprintf(out, "  cache_mode: off\n");
+  if (c->recompute)
+    fprintf(out, "  recompute: %s\n", c->recompute == NSAI_RECOMPUTE_NEVER ? "never" : "always");
   if (c->mma)
     fprintf(out, "variants:\n  force:\n    backward_q: backward_q_mma\n"
                  "    backward_kv: backward_kv_mma\n");

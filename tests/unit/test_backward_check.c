@@ -248,12 +248,58 @@ static void test_gpu_refuses(void **state) {
   }
 }
 
+static int count_launches(const char *name) {
+  const fake_cuda_state *record = machine_record();
+  int count = 0;
+  for (int i = 0; i < record->launches; i++) count += !strcmp(record->launch[i].name, name);
+  return count;
+}
+
+/* What the forward left is read, must be there, or is ignored; which, nsa_explain says. */
+static void test_recompute(void **state) {
+  (void)state;
+  static const struct {
+    const char *override;
+    int saved, statistics;
+    const char *story;
+  } cases[] = {
+    { "runtime.recompute=auto", 1, 0, "runtime.recompute: auto" },
+    { "runtime.recompute=always", 0, 1, "runtime.recompute: always" },
+    { "runtime.recompute=never", 1, 0, "runtime.recompute: never" },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    char story[16384];
+    machine m;
+    machine_init(&m, &(machine_request){
+                         .op = NSA_OP_BACKWARD, .gpu = true, .override = cases[i].override });
+    toy *t = &m.toy;
+    choose(t);
+    nsa_grads g = make_grads(t, NSA_BF16);
+    machine_record()->launches = 0;
+    machine_expect("given", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+    assert_int_equal(count_launches("backward_saved"), cases[i].saved);
+    assert_int_equal(count_launches("backward_statistics"), cases[i].statistics);
+    nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
+    nsa_explain(m.ctx, &p, story, sizeof story);
+    assert_non_null(strstr(story, cases[i].story));
+    t->io.lse[1] = (nsa_tensor){ 0 };
+    if (i == 2) {
+      refuse(&m, &t->io, &g, "io.lse[1] is missing, but runtime.recompute is never");
+      t->io.o_branch[1] = (nsa_tensor){ 0 };
+      refuse(&m, &t->io, &g, "io.o_branch[1] is missing");
+      m.exec.branches = 1u << NSA_CMP | 1u << NSA_WIN; /* it does not run */
+    }
+    machine_expect("missing", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+    machine_free(&m);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_absent),        cmocka_unit_test(test_each_tensor),
     cmocka_unit_test(test_arguments),     cmocka_unit_test(test_gpu),
     cmocka_unit_test(test_gpu_alignment), cmocka_unit_test(test_gpu_no_queries),
-    cmocka_unit_test(test_gpu_refuses),
+    cmocka_unit_test(test_gpu_refuses),   cmocka_unit_test(test_recompute),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -149,6 +149,7 @@ static const char full[] =
     "  log_level: trace\n"
     "  deterministic: true\n"
     "  parity: true\n"
+    "  recompute: never\n"
     "  check_inputs: full\n"
     "  compile_jobs: 2\n"
     "  nvrtc_path: /n\n"
@@ -212,6 +213,7 @@ static void test_every_key(void **state) {
   assert_int_equal(c->runtime.log_level, NSA_LOG_TRACE);
   assert_true(c->runtime.deterministic && c->runtime.parity && c->runtime.line_info);
   assert_true(c->runtime.count_reads);
+  assert_int_equal(c->runtime.recompute, NSAI_RECOMPUTE_NEVER);
   assert_int_equal(c->runtime.check_inputs, NSAI_CHECK_FULL);
   assert_int_equal(c->runtime.compile_jobs, 2);
   assert_string_equal(c->runtime.nvrtc_path, "/n");
