@@ -148,8 +148,15 @@ static void specify_saved(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kMinBlocks", 4);
 }
 
+static void specify_round(const nsai_problem *p, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "backward_round", .dtype = p->model.dtype, .threads = 256 };
+  nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
+  nsai_constant_add(spec, "kMinBlocks", 4);
+}
+
 static void specify_q(const nsai_problem *p, const nsai_target *t, bool wgmma,
                       nsai_kernel_spec specs[NSAI_ROLES]) {
+  specify_round(p, &specs[NSAI_KERNEL_BACKWARD_ROUND]);
   if (p->recompute != NSAI_RECOMPUTE_ALWAYS) specify_saved(p, &specs[NSAI_KERNEL_BACKWARD_SAVED]);
   if (p->recompute != NSAI_RECOMPUTE_NEVER)
     specify_rows(p, t, wgmma, "backward_statistics", &specs[NSAI_KERNEL_BACKWARD_STATISTICS]);

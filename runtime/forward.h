@@ -30,6 +30,7 @@ typedef struct nsai_run {
   const nsa_batch *batch; /* NULL: one sequence */
   const nsa_io *io;
   char *workspace;
+  uint64_t workspace_bytes;
   nsai_queue *queue; /* changes with every launch */
   uint32_t branches;
   nsai_run_sizes sizes;

@@ -16,6 +16,7 @@ typedef struct pass {
   const nsai_run *run;
   const nsai_geometry *model;
   const nsa_grads *grads;
+  NsaiView d_o;                /* as the kernels read it */
   NsaiAttendSelected selected; /* seq and lists */
   NsaiInvert index;            /* of the selected branch */
 } pass;
@@ -49,8 +50,8 @@ static NsaiBackwardQ rows_params(const pass *b) {
   const nsa_tensor *gate = &run->io->gate.value;
   NsaiBackwardQ p = { .seq = nsai_compressed_sequences(run),
                       .q = nsai_view(&run->io->q),
-                      .d_o = nsai_view(&b->grads->d_o),
                       .gate = nsai_view(gate),
+                      .d_o = b->d_o,
                       .lists = b->selected.lists,
                       .list_token_stride = b->selected.list_token_stride,
                       .list_head_stride = b->selected.list_head_stride,
@@ -92,8 +93,8 @@ static nsa_status read_saved(const pass *b, uint32_t saved) {
   const nsa_io *io = run->io;
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_BACKWARD_SAVED];
   NsaiBackwardSaved p = { .seq = nsai_run_sequences(run),
-                          .d_o = nsai_view(&b->grads->d_o),
                           .gate = nsai_view(&io->gate.value),
+                          .d_o = b->d_o,
                           .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
                           .d_gate = gradient(b, &b->grads->d_gate.value),
                           .heads = b->model->heads,
@@ -170,7 +171,7 @@ static NsaiBackwardKv keys_params(const pass *b, int branch, nsai_piece partial,
   const nsai_run *run = b->run;
   return (NsaiBackwardKv){ .seq = nsai_compressed_sequences(run),
                            .q = nsai_view(&run->io->q),
-                           .d_o = nsai_view(&b->grads->d_o),
+                           .d_o = b->d_o,
                            .k = keys_of(b, branch, 0),
                            .v = keys_of(b, branch, 1),
                            .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
@@ -266,6 +267,30 @@ static nsa_status key_heads(const pass *b, int head, int heads) {
 
 /* ---- the whole ---- */
 
+/* d_o as the products take it. One in f32 is rounded into the workspace, behind all that the plan lays out
+ * there: plans do not know of it. */
+static nsa_status take_d_o(pass *b) {
+  const nsai_run *run = b->run;
+  const nsa_tensor *d_o = &b->grads->d_o;
+  uint64_t needed = run->plan->layout.total + nsai_d_o_bytes(b->model, run->sizes.tokens);
+  b->d_o = nsai_view(d_o);
+  if (d_o->dtype != NSA_F32) return NSA_OK;
+  if (!run->workspace || run->workspace_bytes < needed)
+    return nsai_fail(NSA_E_WORKSPACE,
+                     "grads.d_o is f32, and is rounded in the workspace: exec.workspace has %llu "
+                     "bytes, %llu are needed, caps.workspace_bytes and 2 for each element of d_o; "
+                     "give more, or a d_o in the model's dtype",
+                     (unsigned long long)run->workspace_bytes, (unsigned long long)needed);
+  NsaiBackwardRound p = { .d_o = b->d_o,
+                          .out = run->workspace + run->plan->layout.total,
+                          .tokens = (int)run->sizes.tokens,
+                          .heads = b->model->heads };
+  int64_t dim = b->model->head_dim_v, threads = run->sizes.tokens * p.heads * dim / 4;
+  b->d_o = (NsaiView){ p.out, p.heads * dim, dim };
+  return launch(b, NSAI_KERNEL_BACKWARD_ROUND,
+                ceil_div(threads, run->plan->kernels[NSAI_KERNEL_BACKWARD_ROUND].threads), 1, &p);
+}
+
 /* Inverting them is a part of the stage backward_kv. */
 static nsa_status make_lists(pass *b) {
   const nsai_run *run = b->run;
@@ -283,10 +308,7 @@ static nsa_status make_lists(pass *b) {
 
 nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
   pass b = { .run = run, .model = &run->plan->problem.model, .grads = grads };
-  if (grads->d_o.dtype == NSA_F32)
-    return nsai_fail(NSA_E_UNSUPPORTED,
-                     "grads.d_o is f32: the kernels take the model's dtype; convert it, or set "
-                     "runtime.device to cpu");
+  NSAI_TRY(take_d_o(&b));
   if (has_branch(&b, NSA_CMP) && !nsai_present(&run->io->kv.k_cmp)) {
     NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_COMPRESS, true));
     NSAI_TRY(nsai_enqueue_compress(run));

@@ -134,6 +134,8 @@ static void write_saved(const nsai_problem *p, nsai_writer *text) {
              "block_idx %lld%s; o_branch and lse %lld (never), 0 (always)\n",
              names[p->recompute], (long long)(p->selection == NSA_SELECT_OWN ? lists : 0),
              p->selection == NSA_SELECT_OWN ? "" : ", the caller's selection", (long long)outputs);
+  nsai_write(text, "  a d_o in f32 takes %llu bytes more of workspace\n",
+             (unsigned long long)nsai_d_o_bytes(m, p->max_tokens));
 }
 
 size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {

@@ -116,6 +116,11 @@ static inline int64_t nsai_kv_part_tokens(int64_t blocks) {
   return blocks < NSAI_KV_MOST_PART ? blocks : NSAI_KV_MOST_PART;
 }
 
+/* Workspace that a run takes behind the plan's where d_o is f32. */
+static inline uint64_t nsai_d_o_bytes(const nsai_geometry *m, int64_t tokens) {
+  return (uint64_t)(tokens * m->heads * m->head_dim_v) * 2;
+}
+
 /* Makes a plan of a resolved problem by these decisions, and no others: what the tuner times. Its
  * kernels are loaded on trial (kernels.h). */
 nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,

@@ -52,6 +52,7 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *ex
                      .batch = batch,
                      .io = io,
                      .workspace = exec->workspace,
+                     .workspace_bytes = exec->workspace_bytes,
                      .queue = queue,
                      .branches = branches };
   if (run->driver) *queue = nsai_queue_open(&plan->ctx->device, exec->stream);

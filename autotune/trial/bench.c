@@ -5,6 +5,8 @@
 
 #include "trial/rows.h"
 
+#include "plan.h"
+
 #include <stdlib.h>
 
 /* Up to NSAI_TRIAL_MAX_PROBES of the compared rows, evenly spread, the last among them. */
@@ -16,6 +18,14 @@ static int64_t pick_probes(const nsai_trial_bench *bench, int64_t *probes) {
   return count;
 }
 
+/* What runs of a plan need; a d_o in f32 is rounded behind the rest on a GPU. */
+static uint64_t workspace_of(const nsai_trial_bench *bench) {
+  const nsai_trial_case *c = bench->c;
+  uint64_t bytes = bench->plan.caps.workspace_bytes;
+  if (c->kind != NSAI_TRIAL_BACKWARD || !c->d_o_f32 || !bench->data.device->driver) return bytes;
+  return bytes + nsai_d_o_bytes(&c->geometry, bench->data.token_capacity);
+}
+
 nsa_status nsai_trial_bench_prepare(const nsai_trial_device *device, const nsai_trial_case *c,
                                     const nsai_trial_plan *plan, int threads,
                                     nsai_trial_bench *bench) {
@@ -24,7 +34,7 @@ nsa_status nsai_trial_bench_prepare(const nsai_trial_device *device, const nsai_
   bench->token_count = nsai_trial_sample_tokens(c, &bench->tokens);
   int64_t probe_count = pick_probes(bench, probes);
   NSAI_TRY(nsai_trial_data_create(device, c, threads, probes, probe_count, &bench->data));
-  NSAI_TRY(nsai_trial_data_workspace(&bench->data, plan->caps.workspace_bytes));
+  NSAI_TRY(nsai_trial_data_workspace(&bench->data, workspace_of(bench)));
   return nsai_trial_device_wait(device, NULL);
 }
 
@@ -36,7 +46,7 @@ void nsai_trial_bench_destroy(nsai_trial_bench *bench) {
 
 nsa_status nsai_trial_bench_use(nsai_trial_bench *bench, const nsai_trial_plan *plan) {
   bench->plan = *plan;
-  NSAI_TRY(nsai_trial_data_workspace_anew(&bench->data, plan->caps.workspace_bytes));
+  NSAI_TRY(nsai_trial_data_workspace_anew(&bench->data, workspace_of(bench)));
   return nsai_trial_device_wait(bench->data.device, NULL);
 }
 

@@ -174,6 +174,7 @@ static int parse_bare(const char *field, nsai_trial_case *c) {
                 { "gemm", offsetof(nsai_trial_case, gemm) },
                 { "lists", offsetof(nsai_trial_case, lists) },
                 { "f32grads", offsetof(nsai_trial_case, grads_f32) },
+                { "f32dout", offsetof(nsai_trial_case, d_o_f32) },
                 { "accumulate", offsetof(nsai_trial_case, accumulate) },
                 { "saved", offsetof(nsai_trial_case, saved) },
                 { "mma", offsetof(nsai_trial_case, mma) } };
@@ -297,6 +298,7 @@ void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size) {
   if (c->gemm) fprintf(out, ":gemm");
   if (c->lists) fprintf(out, ":lists");
   if (c->grads_f32) fprintf(out, ":f32grads");
+  if (c->d_o_f32) fprintf(out, ":f32dout");
   if (c->accumulate) fprintf(out, ":accumulate");
   if (c->saved) fprintf(out, ":saved");
   if (c->recompute) fprintf(out, ":recompute=%s", recompute_names[c->recompute]);

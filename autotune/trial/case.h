@@ -13,7 +13,7 @@
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
  * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen), f32grads,
- * accumulate, saved, mma and wanted=MASK (bwd).
+ * f32dout, accumulate, saved, recompute=always|never, mma and wanted=MASK (bwd).
  */
 #ifndef NSAI_TRIAL_CASE_H
 #define NSAI_TRIAL_CASE_H
@@ -74,6 +74,7 @@ typedef struct nsai_trial_case {
   int32_t gemm;       /* dense: by plain matrix products (the variant sdpa_gemm) */
   int32_t lists;      /* selected: by attend_selected_mma, never by dense attention */
   int32_t grads_f32;  /* bwd: gradients in f32 */
+  int32_t d_o_f32;    /* bwd: d_o in f32 */
   int32_t recompute;  /* bwd: NSAI_RECOMPUTE_* */
   int32_t saved;      /* bwd: 1: with the forward's o_branch, lse, k_cmp; 2: with room for them */
   int32_t mma;        /* bwd: by the portable variants */

@@ -300,7 +300,9 @@ static void declare_saved(nsai_trial_data *d) {
 static void declare_gradients(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
   if (d->c->saved) declare_saved(d);
-  declare_heads(d, NSAI_TRIAL_D_O, d->token_capacity, g->heads, g->head_dim_v);
+  int64_t d_o[3] = { d->token_capacity, g->heads, g->head_dim_v };
+  declare3(d, NSAI_TRIAL_D_O, d->c->d_o_f32 ? NSA_F32 : g->dtype, d_o,
+           d->c->d_o_f32 ? 1 : HALF_STEP);
   declare_gradient(d, NSAI_TRIAL_D_Q, d->token_capacity, g->heads, g->head_dim_qk);
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(g, pair)) continue;

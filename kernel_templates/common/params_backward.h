@@ -92,10 +92,18 @@ typedef struct NsaiBackwardSum {
   int is_external; /* 1: d_k and d_v are those of the compressed blocks themselves */
 } NsaiBackwardSum;
 
+/* backward_round: a d_o in f32 to the model's dtype. */
+typedef struct NsaiBackwardRound {
+  NsaiView d_o; /* f32 [T, Hq, Dv] */
+  void *out;    /* dtype [T, Hq, Dv] contiguous */
+  int tokens, heads;
+} NsaiBackwardRound;
+
 NSAI_SIZE_IS(NsaiGradient, 32);
 NSAI_SIZE_IS(NsaiBackwardQ, 376);
 NSAI_SIZE_IS(NsaiBackwardSaved, 288);
 NSAI_SIZE_IS(NsaiBackwardKv, 232);
 NSAI_SIZE_IS(NsaiBackwardSum, 192);
+NSAI_SIZE_IS(NsaiBackwardRound, 40);
 
 #endif /* NSAI_PARAMS_BACKWARD_H */

@@ -107,8 +107,10 @@ const char *const chk_fixed_cases[] = {
   "bwd:h16/1:d128/128:s64x6+1+2:w100:q=300,33:saved",
   "bwd:q=0,5,130:kv=9,0,130:slack=9:layout=strided:saved", "bwd:q=40:kv=9:saved:accumulate",
   "bwd:branches=6:q=200:saved:f32grads:gate=weights", "bwd:branches=1:q=200:saved:kv=branches",
-  "bwd:phi=external:q=200,20:saved:h3/1:d24/40", "bwd:q=200:saved:recompute=always",
-  "bwd:q=200,77:saved:recompute=never",
+  "bwd:phi=external:q=200,20:saved:h3/1:d24/40",
+  /* d_o in f32; the forward's outputs ignored, or relied on */
+  "bwd:q=300,33:f32dout", "bwd:q=0,5,130:kv=9,0,130:slack=9:layout=strided:f32dout:f32grads",
+  "bwd:q=200:saved:recompute=always", "bwd:q=200,77:saved:recompute=never",
   /* properties */
   "repeat:q=700,33:h16/2", "all_blocks:q=250:s64x4+1+2:h16/1:d128/128", "wide:q=500:w512:h16/1",
   "future:q=500:h16/2:s32x6+1+2:fill=correlated", "permute:q=500:h16/2:s32x6+1+2:sel=blocks",

@@ -12,6 +12,7 @@
 
 #include "gradients.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 static void refuse(machine *m, const nsa_io *io, const nsa_grads *g, const char *text) {
@@ -142,11 +143,6 @@ static void test_gpu(void **state) {
   assert_int_equal(record->launches, sizeof names / sizeof *names);
   for (int i = 0; i < record->launches; i++) assert_string_equal(record->launch[i].name, names[i]);
   assert_false(record->launch[0].overlaps);
-  g.d_o = g.d_q; /* nothing reads it */
-  g.d_o.dtype = NSA_F32;
-  g.d_o.shape[2] = t->io.o.shape[2];
-  machine_expect("f32", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_E_UNSUPPORTED,
-                 "grads.d_o is f32");
   machine_free(&m);
 }
 
@@ -248,6 +244,34 @@ static void test_gpu_refuses(void **state) {
   }
 }
 
+/* d_o in f32 takes workspace behind the plan's, and one launch. */
+static void test_gpu_f32_d_o(void **state) {
+  (void)state;
+  machine m;
+  nsa_caps caps = NSA_CAPS_INIT;
+  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true });
+  toy *t = &m.toy;
+  choose(t);
+  nsa_grads g = make_grads(t, NSA_BF16);
+  g.d_o = tensor_like(t, &g.d_o, NSA_F32);
+  machine_expect("caps", nsa_plan_caps(m.plan, &caps), NSA_OK, NULL);
+  uint64_t bytes = caps.workspace_bytes + (uint64_t)toy_count(&g.d_o) * 2;
+  m.exec.workspace_bytes = bytes - 1;
+  machine_expect("small", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_E_WORKSPACE,
+                 "2 for each element of d_o");
+  void *plans = m.exec.workspace, *room = NULL;
+  assert_int_equal(posix_memalign(&room, 4096, bytes), 0);
+  m.exec.workspace = room;
+  m.exec.workspace_bytes = bytes;
+  fake_cuda_state *record = machine_record();
+  record->launches = 0;
+  machine_expect("good", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  assert_string_equal(record->launch[0].name, "backward_round");
+  m.exec.workspace = plans;
+  free(room);
+  machine_free(&m);
+}
+
 static int count_launches(const char *name) {
   const fake_cuda_state *record = machine_record();
   int count = 0;
@@ -300,6 +324,7 @@ int main(void) {
     cmocka_unit_test(test_arguments),     cmocka_unit_test(test_gpu),
     cmocka_unit_test(test_gpu_alignment), cmocka_unit_test(test_gpu_no_queries),
     cmocka_unit_test(test_gpu_refuses),   cmocka_unit_test(test_recompute),
+    cmocka_unit_test(test_gpu_f32_d_o),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
