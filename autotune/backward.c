@@ -30,11 +30,8 @@ static void refuse_weights(const nsai_problem *p, nsai_reasons *reasons) {
 }
 
 static void refuse_lists(const nsai_problem *p, nsai_reasons *reasons) {
-  if (p->model.select_count && p->selection == NSA_SELECT_RANGES)
-    nsai_refuse(reasons,
-                "the caller brings ranges: only blocks have lists of tokens; give blocks, or "
-                "set runtime.device to cpu");
-  if (p->model.select_count && p->max_tokens > NSAI_KV_MOST_TOKENS)
+  if (p->model.select_count && p->selection != NSA_SELECT_RANGES &&
+      p->max_tokens > NSAI_KV_MOST_TOKENS)
     nsai_refuse(reasons, "max_tokens is %lld: lists of tokens hold at most %lld; split the batch",
                 (long long)p->max_tokens, (long long)NSAI_KV_MOST_TOKENS);
 }
@@ -84,6 +81,7 @@ static void add_branches(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kWindow", m->window);
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
   nsai_constant_add(spec, "kSelectCount", m->select_count);
+  nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
 }
 
 /* Bytes of a tile, as mma.sync or as wgmma reads it: ProductTile of common/gradient.cuh. */
@@ -132,7 +130,6 @@ static void specify_rows(const nsai_problem *p, const nsai_target *t, bool wgmma
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   add_branches(p, spec);
-  nsai_constant_add(spec, "kRanges", 0);
   nsai_constant_add(spec, "kWgmma", wgmma);
   nsai_constant_add(spec, "kRows", ROWS);
   nsai_constant_add(spec, "kKeys", s.keys);
@@ -182,6 +179,9 @@ void nsai_specify_backward_q_wgmma(const nsai_problem *p, const nsai_target *t, 
  * every token selects are spread over the device. */
 #define ITEM_TOKENS 1024
 
+/* Words of shared memory of backward_ranges: a thousand rows, of a token and its keys each. */
+#define RANGE_WORDS 2048
+
 #define TILE_KEYS 64 /* at most; all that wgmma takes */
 
 typedef struct keys_tiles {
@@ -189,7 +189,7 @@ typedef struct keys_tiles {
   int32_t keys, rows, stages;
 } keys_tiles;
 
-/* One of the kernels: at most so many keys, and tokens of an item. */
+/* One of the kernels: at most so many keys, and words of shared memory for its rows. */
 typedef struct keys_use {
   const char *entry;
   int32_t keys, entries;
@@ -210,7 +210,7 @@ static keys_tiles choose_keys(const nsai_geometry *m, const nsai_target *t, bool
   int32_t wide = wgmma ? 64 : 32;
   int32_t rows = t->caution ? wide / 2 : wide;
   keys_tiles in_order[] = { { wgmma, TILE_KEYS, rows, 2 },
-                            { wgmma, TILE_KEYS, rows / 2, 2 },
+                            { wgmma, TILE_KEYS, rows > 16 ? rows / 2 : 16, 2 },
                             { wgmma, TILE_KEYS, 16, 1 } };
   for (size_t i = 0; i < sizeof in_order / sizeof *in_order; i++) {
     if (in_order[i].keys > use->keys) in_order[i].keys = use->keys;
@@ -263,9 +263,12 @@ static void specify_kv(const nsai_problem *p, const nsai_target *t, bool wgmma,
   const keys_use compressed = { "backward_compressed", TILE_KEYS, 0 };
   const keys_use window = { "backward_window", TILE_KEYS, 0 };
   const keys_use selected = { "backward_selected", block_keys(m), ITEM_TOKENS };
+  const keys_use ranges = { "backward_ranges", TILE_KEYS, RANGE_WORDS };
   specify_keys(p, t, wgmma, &compressed, &specs[NSAI_KERNEL_BACKWARD_COMPRESSED]);
   if (m->window) specify_keys(p, t, wgmma, &window, &specs[NSAI_KERNEL_BACKWARD_WINDOW]);
-  if (m->select_count) {
+  if (m->select_count && p->selection == NSA_SELECT_RANGES) {
+    specify_keys(p, t, wgmma, &ranges, &specs[NSAI_KERNEL_BACKWARD_SELECTED]);
+  } else if (m->select_count) {
     specify_keys(p, t, wgmma, &selected, &specs[NSAI_KERNEL_BACKWARD_SELECTED]);
     nsai_specify_invert(p, ITEM_TOKENS, specs);
   }

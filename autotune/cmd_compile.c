@@ -63,7 +63,7 @@ static const struct argp_option options[] = {
   { "op", OPT_OP, "OP", 0,
     "forward, dense, prefill, decode, append or backward; without it the first two", 0 },
   { "selection", OPT_SELECTION, "KIND", 0,
-    "Selection of a forward, prefill or decode: own, blocks or ranges (own)", 0 },
+    "Selection of all but dense and append: own, blocks or ranges (own)", 0 },
   { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
     "Longest sequence; without it the file's. What shorter ones choose is compiled, too", 0 },
   { "probe-rows", OPT_PROBE_ROWS, "N", 0,
@@ -174,10 +174,11 @@ static bool is_tuned(int32_t op) { return op == NSA_OP_FORWARD || op == NSA_OP_D
 static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
                               int64_t max_kv_len) {
   nsa_problem p = NSA_PROBLEM_INIT;
-  /* Of selections and importance. */
+  /* Of importance. */
   bool has_rows = op == NSA_OP_FORWARD || op == NSA_OP_PREFILL || op == NSA_OP_DECODE;
+  bool selects = has_rows || op == NSA_OP_BACKWARD;
   p.op = op;
-  p.selection = has_rows ? a->selection : NSA_SELECT_OWN;
+  p.selection = selects ? a->selection : NSA_SELECT_OWN;
   p.max_kv_len = max_kv_len;
   p.max_probe_rows = has_rows ? a->probe_rows : 0;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;

@@ -35,7 +35,7 @@ template <class Config> NSAI_DEVICE void selected_keys(const NsaiBackwardKv &p) 
   const unsigned *gEntries = p.entries + list_head * p.entry_capacity + item.begin; // [count]
   for (int i = threadIdx.x; i < tile.tokens; i += Config::kThreads) sEntries[i] = gEntries[i];
   __syncthreads();
-  const ListRows<Config> rows = { sEntries, item.shift - first_key, tile.keys };
+  ListRows<Config> rows = { sEntries, item.shift - first_key, tile.keys };
   attend_keys<Config>(p, tile, rows, p.head_begin + head, shared_address(shared_bytes));
 }
 

@@ -4,6 +4,7 @@
 // backward_sum: dK and dV of one pair, from the partial sums of the branches that read it.
 //
 //   d[p] = window[p] + sum over items of p's block of selected[item, p % l']
+//        (ranges: + sum over splits of selected[split, p])
 //        + 1 / l * sum over blocks i that cover p of sum over splits of compressed[split, i]   (phi mean)
 //   is_external: d[i] = sum over splits of compressed[split, i], 0 in rows that hold no block
 //
@@ -12,7 +13,7 @@
 // Grid: x = ceil(rows * heads / kItems), kItems = kThreads / ((Dk + Dv) / 4) row-head pairs of a CTA, a
 // thread for four columns of K or V. Threads that are left over idle. Bound by HBM.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kSelectBlock (l'), kThreads,
+// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kSelectBlock (l'), kRanges, kThreads,
 //   kMinBlocks. No shared memory.
 #pragma once
 #include "common/block_lists.cuh"
@@ -39,6 +40,19 @@ NSAI_DEVICE float4 compressed_sum(const NsaiBackwardSum &p, int head, long long 
   for (int split = 0; split < p.splits; ++split)
     add_four(sum, *(const float4 *)(p.compressed +
                                     (((long long)head * p.splits + split) * p.compressed_rows +
+                                     row) *
+                                        SumPlan<Config>::kWidth +
+                                    column));
+  return sum;
+}
+
+// What the runs of query rows have for row `row` of the keys.
+template <class Config>
+NSAI_DEVICE float4 ranges_sum(const NsaiBackwardSum &p, int head, long long row, int column) {
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  for (int split = 0; split < p.range_splits; ++split)
+    add_four(sum, *(const float4 *)(p.selected +
+                                    (((long long)head * p.range_splits + split) * p.window_rows +
                                      row) *
                                         SumPlan<Config>::kWidth +
                                     column));
@@ -99,7 +113,12 @@ NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, int head, int row, int column
     add_four(sum, *(const float4 *)(p.window +
                                     (head * p.window_rows + row) * SumPlan<Config>::kWidth +
                                     column));
-  if (p.selected) add_four(sum, selected_sum<Config>(p, head, s, key, column));
+  if (p.selected) {
+    if constexpr (Config::kRanges)
+      add_four(sum, ranges_sum<Config>(p, head, row, column));
+    else
+      add_four(sum, selected_sum<Config>(p, head, s, key, column));
+  }
   if (p.compressed) add_four(sum, mean_sum<Config>(p, head, s, seq.kv_len, key, column));
   return true;
 }

@@ -34,6 +34,10 @@ static NsaiGradient gradient(const pass *b, const nsa_tensor *out) {
                          .accumulate = (int)b->grads->accumulate };
 }
 
+static bool has_ranges(const pass *b) {
+  return b->run->plan->problem.selection == NSA_SELECT_RANGES;
+}
+
 /* The pair of K and V that a branch reads. */
 static int pair_of(const pass *b, int branch) { return b->model->per_branch ? branch : 0; }
 
@@ -202,6 +206,20 @@ static nsa_status window_keys(const pass *b, int head, int heads) {
                 1 + nsai_backward_is_split(b->model), &p);
 }
 
+/* The selected branch where the caller brings ranges. */
+static nsa_status ranges_keys(const pass *b, int head, int heads) {
+  const nsai_backward_layout *l = &b->run->plan->layout.backward;
+  NsaiBackwardKv p = keys_params(b, NSA_SEL, l->selected, head, heads);
+  p.rows = b->run->sizes.kv_tokens;
+  p.tiles = (int)key_tiles(b, NSAI_KERNEL_BACKWARD_SELECTED, p.rows);
+  p.splits = l->range_splits;
+  p.lists = b->selected.lists;
+  p.list_token_stride = b->selected.list_token_stride;
+  p.list_head_stride = b->selected.list_head_stride;
+  return launch(b, NSAI_KERNEL_BACKWARD_SELECTED, (int64_t)heads * p.splits * p.tiles,
+                1 + nsai_backward_is_split(b->model), &p);
+}
+
 static nsa_status selected_keys(const pass *b, int head, int heads) {
   NsaiBackwardKv p = keys_params(b, NSA_SEL, b->run->plan->layout.backward.selected, head, heads);
   p.items = b->index.items;
@@ -235,7 +253,8 @@ static nsa_status sum_pair(const pass *b, const nsa_tensor *k, const nsa_tensor 
                         .rows = (int)given->shape[0],
                         .head_begin = head,
                         .heads = heads,
-                        .is_external = external };
+                        .is_external = external,
+                        .range_splits = l->range_splits };
   if (branches >> NSA_CMP & 1) {
     p.compressed = nsai_piece_at(run, l->compressed);
     p.splits = l->splits;
@@ -261,7 +280,8 @@ static nsa_status sum_pairs(const pass *b, int head, int heads) {
 static nsa_status key_heads(const pass *b, int head, int heads) {
   if (needs_branch(b, NSA_CMP)) NSAI_TRY(compressed_keys(b, head, heads));
   if (needs_branch(b, NSA_WIN)) NSAI_TRY(window_keys(b, head, heads));
-  if (needs_branch(b, NSA_SEL)) NSAI_TRY(selected_keys(b, head, heads));
+  if (needs_branch(b, NSA_SEL))
+    NSAI_TRY(has_ranges(b) ? ranges_keys(b, head, heads) : selected_keys(b, head, heads));
   return sum_pairs(b, head, heads);
 }
 
@@ -297,7 +317,7 @@ static nsa_status make_lists(pass *b) {
   b->selected.seq = nsai_run_sequences(run);
   if (!has_branch(b, NSA_SEL)) return NSA_OK;
   NSAI_TRY(nsai_sort_selection(run, &b->selected));
-  if (!needs_branch(b, NSA_SEL)) return NSA_OK;
+  if (!needs_branch(b, NSA_SEL) || has_ranges(b)) return NSA_OK;
   NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, true));
   b->index = nsai_invert_params(run, &b->selected, 0, run->sizes.tokens,
                                 run->plan->kernels[NSAI_KERNEL_BACKWARD_SELECTED].tokens);

@@ -32,7 +32,11 @@
  * of threads, several for each place on the largest devices, so that unequal ones even out. */
 #define COMPRESSED_BLOCKS 2048
 #define MOST_SPLITS 32
-#define COMPRESSED_KEYS 64 /* of a tile */
+#define COMPRESSED_KEYS 64 /* of a tile, as of keys in a caller's ranges */
+
+/* At least so many runs where the caller brings ranges: all tokens may see the first tile of keys, and few
+ * the others. */
+#define LEAST_RANGE_SPLITS 4
 
 /* Chunks are whole tiles of query tokens: no kernel tile has more. */
 #define CHUNK_STEP 128
@@ -152,20 +156,33 @@ static void layout_partial(nsai_layout *out, const nsai_problem *p) {
   out->partial_units = take(out, rows * 4);
 }
 
+/* Bytes of the partial sums of the selected branch, for each KV head; the lists are taken here. */
+static int64_t layout_selected_back(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
+  const nsai_geometry *m = &p->model;
+  int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
+  bool ranges = p->selection == NSA_SELECT_RANGES;
+  if (!m->select_count) return 0;
+  out->lists = take(out, p->max_tokens * m->kv_heads * m->select_count * (ranges ? 8 : 4));
+  if (ranges) {
+    int64_t tiles = (p->max_kv_tokens / COMPRESSED_KEYS + p->max_seqs) * m->kv_heads;
+    out->backward.range_splits =
+        (int32_t)smaller(larger(COMPRESSED_BLOCKS / tiles, LEAST_RANGE_SPLITS), MOST_SPLITS);
+    return out->backward.range_splits * p->max_kv_tokens * row;
+  }
+  int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
+  out->kv.chunk_tokens = p->max_tokens;
+  layout_inverted(out, p, item_rows);
+  out->backward.starts = take(out, m->kv_heads * blocks * 4);
+  return nsai_kv_items(m, p->max_tokens, blocks, item_rows) * m->select_block * row;
+}
+
 /* As many KV heads at a time as the budget has room for, at least one. */
 static void layout_backward(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
   const nsai_geometry *m = &p->model;
   nsai_backward_layout *b = &out->backward;
-  int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4, selected = 0;
+  int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
   int64_t window = m->window ? p->max_kv_tokens * row : 0, compressed = out->cmp_rows * row;
-  if (m->select_count) {
-    int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
-    out->lists = take(out, p->max_tokens * m->kv_heads * m->select_count * 4);
-    out->kv.chunk_tokens = p->max_tokens;
-    layout_inverted(out, p, item_rows);
-    b->starts = take(out, m->kv_heads * blocks * 4);
-    selected = nsai_kv_items(m, p->max_tokens, blocks, item_rows) * m->select_block * row;
-  }
+  int64_t selected = layout_selected_back(out, p, item_rows);
   int64_t fit = GRADIENT_CHUNK_BYTES / (window + selected + compressed);
   b->heads = (int32_t)smaller(larger(fit, 1), m->kv_heads);
   int64_t tiles = out->cmp_rows / COMPRESSED_KEYS + p->max_seqs;

@@ -40,6 +40,7 @@ typedef struct nsai_backward_layout {
   nsai_piece starts;     /* i32 [Hkv, B]: each block's first item */
   int32_t heads;         /* 0: the plan has no backward pass */
   int32_t splits;        /* runs that the query rows of compressed blocks are cut into */
+  int32_t range_splits;  /* of ranges: selected is [heads, range_splits, KV tokens, Dk + Dv] */
 } nsai_backward_layout;
 
 /* Of a decode step; units and parts: common/decode.cuh. */

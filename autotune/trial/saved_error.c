@@ -66,8 +66,9 @@ static nsa_status outputs(const saved_error *e, bool of_keys, nsa_tensor *out) {
     NSAI_TRY_TO(done, make(&out[b], d->token_capacity, g->heads, g->head_dim_v));
     io.o_branch[b] = out[b];
   }
-  status = nsai_reference_forward(g, NSA_SELECT_BLOCKS, e->bench->c->branches, e->batch, &io,
-                                  e->bench->threads);
+  bool ranges = e->bench->c->selection == NSA_SELECT_RANGES;
+  status = nsai_reference_forward(g, ranges ? NSA_SELECT_RANGES : NSA_SELECT_BLOCKS,
+                                  e->bench->c->branches, e->batch, &io, e->bench->threads);
 done:
   free(io.o.data);
   return status;

@@ -2,7 +2,8 @@
 // SPDX-License-Identifier: MIT
 //
 // The KV-stationary half of the backward pass: a tile of keys over the query rows that see them, for one
-// branch. backward_compressed, backward_selected and backward_window differ in these rows (`Rows`).
+// branch. backward_compressed, backward_selected, backward_ranges and backward_window differ in these rows
+// (`Rows`): token(i) and seen(i) of the i-th token, and next(), which finds more where not all came at once.
 //
 //   S^T = scale K Q^T      dU^T = V dO^T      P' = g 2^(S - LSE)      dS = P' (dU - u)
 //   dV += P'^T dO          dK += dS^T Q                               -> partial [keys, Dk + Dv]
@@ -12,7 +13,7 @@
 // CTA      kKeys keys of one KV head, 16 to a warp, with dK and dV in registers; query rows pass by in
 //          tiles of kRows: row r is head r % G of token r / G of those that see the keys.
 // Shared   K [kKeys, Dk] | V [kKeys, Dv] | kStages * (Q [kRows, Dk] | dO [kRows, Dv] | RowStatistics
-//          [kRows] | u32 [kRows]: which keys the row sees) | u32 [kEntries] of backward_selected.
+//          [kRows] | u32 [kRows]: which keys the row sees) | u32 [kEntries] of the selected branch.
 // kSplit   1: dK and dV are two blocks of threads (grid.y), for head dims whose sums do not fit into
 //          registers together.
 //
@@ -21,7 +22,7 @@
 // kWgmma   1: products of 64 keys by a warpgroup (sm_90a).
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kKeys, kRows, kWarps, kWgmma, kStages (1, 2), kSplit, kEntries
-//   (0, or most tokens of an item), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d),
+//   (words of shared memory that `Rows` has: 0, most tokens of an item, or see backward_ranges), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d),
 //   kWindow (w), kSelectBlock (l').
 #pragma once
 #include "common/block_lists.cuh"
@@ -83,6 +84,7 @@ template <class Config, class Keys, int kBranchOf> struct RangeRows {
     const KeyRange range = Keys::visible(seq.position(first_query + i));
     return pack_seen(range.begin - first_key, range.end - first_key, keys);
   }
+  static NSAI_DEVICE bool next(int &) { return false; }
 };
 
 // Tokens of an item, from shared memory: the selected branch.
@@ -94,6 +96,7 @@ template <class Config> struct ListRows {
 
   NSAI_DEVICE int token(int i) const { return entry_token(sEntries[i]); }
   NSAI_DEVICE u32 seen(int i) const { return pack_seen(0, token(i) + shift + 1, keys); }
+  static NSAI_DEVICE bool next(int &) { return false; }
 };
 
 // Starts the copies of tile `number` of the rows into a stage; rows behind the last are zeros. Returns
@@ -270,13 +273,12 @@ NSAI_DEVICE void store_partial(const KeyTile &tile, int column, const float (&ac
   }
 }
 
-template <class Config, bool kMakesK, bool kMakesV, class Rows>
-NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows, int head,
-                          u32 base) {
+// The rows that are at hand, into dK and dV.
+template <class Config, bool kMakesK, bool kMakesV, class Rows, int kK, int kV>
+NSAI_DEVICE void add_rows(const NsaiBackwardKv &p, float (&dk)[1][kK][4], float (&dv)[1][kV][4],
+                          int tokens, const Rows &rows, int head, u32 base) {
   using F = KeysPlan<Config>;
-  constexpr int kK = kMakesK ? F::kColsQk / 8 : 2, kV = kMakesV ? F::kColsV / 8 : 2;
-  float dk[1][kK][4] = {}, dv[1][kV][4] = {}; // [16, Dk], [16, Dv]
-  const int count = tile.tokens * Config::kGroup, tiles = ceil_div(count, Config::kRows);
+  const int count = tokens * Config::kGroup, tiles = ceil_div(count, Config::kRows);
   auto stage_at = [&](int number) {
     return base + F::kSStage + (Config::kStages == 2 ? number & 1 : 0) * F::kStageBytes;
   };
@@ -300,6 +302,18 @@ NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, const Ro
       next_masked = load_query_rows<Config>(p, rows, head, count, i + 1, stage_at(i + 1));
     if (Config::kStages == 1) copy_async_commit();
   }
+}
+
+template <class Config, bool kMakesK, bool kMakesV, class Rows>
+NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &rows, int head,
+                          u32 base) {
+  using F = KeysPlan<Config>;
+  constexpr int kK = kMakesK ? F::kColsQk / 8 : 2, kV = kMakesV ? F::kColsV / 8 : 2;
+  float dk[1][kK][4] = {}, dv[1][kV][4] = {}; // [16, Dk], [16, Dv]
+  int tokens = tile.tokens;
+  do {
+    add_rows<Config, kMakesK, kMakesV>(p, dk, dv, tokens, rows, head, base);
+  } while (rows.next(tokens));
   copy_async_wait<0>(); // a CTA does not end with copies on their way
   if constexpr (kMakesK) store_partial<Config, Config::kHeadDimQk>(tile, 0, dk[0], p.scale);
   if constexpr (kMakesV)
@@ -308,8 +322,8 @@ NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, const Ro
 
 // The tile's K and V, on their way with the first rows; then all rows.
 template <class Config, class Rows>
-NSAI_DEVICE void attend_keys(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
-                             int head, u32 base) {
+NSAI_DEVICE void attend_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &rows, int head,
+                             u32 base) {
   using F = KeysPlan<Config>;
   load_tile<typename F::K, Config::kKeys, Config::kHeadDimQk, Config::kThreads>(
       base + F::kSK, [&](int row, const u16 *&from) {

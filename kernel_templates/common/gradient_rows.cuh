@@ -22,7 +22,7 @@
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys (16, 32, 64), kWarps, kWgmma,
 //   kStages (1, 2), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d), kWindow (w; 0:
-//   no such branch), kSelectBlock (l'), kSelectCount (n; 0: no such branch), kRanges (0).
+//   no such branch), kSelectBlock (l'), kSelectCount (n; 0: no such branch), kRanges (1: lists of ranges).
 #pragma once
 #include "common/gradient.cuh"
 #include "common/key_walks.cuh"

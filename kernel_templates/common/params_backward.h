@@ -23,7 +23,7 @@ typedef struct NsaiBackwardQ {
   NsaiView k[3];     /* of each branch: dtype [rows, Hkv, Dk] */
   NsaiView v[3];
   NsaiView gate;    /* [T, Hq, 3] */
-  const int *lists; /* [T, Hkv, n] ascending, then -1 */
+  const int *lists; /* as in NsaiAttendSelected */
   long long list_token_stride;
   long long list_head_stride; /* 0: shared by all KV heads */
   void *statistics;           /* RowStatistics [3, T, Hq]: common/gradient.cuh */
@@ -52,8 +52,8 @@ typedef struct NsaiBackwardSaved {
   unsigned absent; /* as in NsaiBackwardQ */
 } NsaiBackwardSaved;
 
-/* backward_compressed, backward_selected, backward_window: a tile of keys over the query rows that see
- * them, for the KV heads [head_begin, head_begin + heads). */
+/* backward_compressed, backward_selected, backward_ranges, backward_window: a tile of keys over the query
+ * rows that see them, for the KV heads [head_begin, head_begin + heads). */
 typedef struct NsaiBackwardKv {
   NsaiSequences seq; /* as compressed storage sees them */
   NsaiView q, d_o;
@@ -62,15 +62,18 @@ typedef struct NsaiBackwardKv {
   const NsaiKvItem *items; /* backward_selected: as in NsaiInvert, of all heads */
   const int *item_counts;
   const unsigned *entries;
+  const int *lists; /* backward_ranges: [T, Hkv, n, 2], as in NsaiAttendSelected */
+  long long list_token_stride;
+  long long list_head_stride; /* 0: shared by all KV heads */
   float *partial; /* f32 [heads, rows, Dk + Dv]; rows: of k and v, or l' of each item; of
-                     backward_compressed [heads, splits, rows, ...] */
+                     backward_compressed and backward_ranges [heads, splits, rows, ...] */
   long long entry_capacity;
   long long rows; /* of `partial`, for one head (and split), where it has any of k and v */
   int item_capacity;
   int shared_lists; /* 1: all KV heads have the same */
   int head_begin, heads, kv_heads;
   int tiles;  /* of keys; backward_selected: of a block */
-  int splits; /* backward_compressed: runs of query rows that a tile's are cut into */
+  int splits; /* runs that a tile's query rows are cut into: backward_compressed, backward_ranges */
   float scale, scale_log2;
   int reserved;
 } NsaiBackwardKv;
@@ -89,7 +92,9 @@ typedef struct NsaiBackwardSum {
   int splits;
   int rows; /* of d_k and d_v */
   int head_begin, heads;
-  int is_external; /* 1: d_k and d_v are those of the compressed blocks themselves */
+  int is_external;  /* 1: d_k and d_v are those of the compressed blocks themselves */
+  int range_splits; /* of ranges: `selected` is [heads, range_splits, window_rows, Dk + Dv] */
+  int reserved;
 } NsaiBackwardSum;
 
 /* backward_round: a d_o in f32 to the model's dtype. */
@@ -102,8 +107,8 @@ typedef struct NsaiBackwardRound {
 NSAI_SIZE_IS(NsaiGradient, 32);
 NSAI_SIZE_IS(NsaiBackwardQ, 376);
 NSAI_SIZE_IS(NsaiBackwardSaved, 288);
-NSAI_SIZE_IS(NsaiBackwardKv, 232);
-NSAI_SIZE_IS(NsaiBackwardSum, 192);
+NSAI_SIZE_IS(NsaiBackwardKv, 256);
+NSAI_SIZE_IS(NsaiBackwardSum, 200);
 NSAI_SIZE_IS(NsaiBackwardRound, 40);
 
 #endif /* NSAI_PARAMS_BACKWARD_H */

@@ -111,6 +111,14 @@ const char *const chk_fixed_cases[] = {
   /* d_o in f32; the forward's outputs ignored, or relied on */
   "bwd:q=300,33:f32dout", "bwd:q=0,5,130:kv=9,0,130:slack=9:layout=strided:f32dout:f32grads",
   "bwd:q=200:saved:recompute=always", "bwd:q=200,77:saved:recompute=never",
+  /* token ranges: shared, several in a tile of keys, long ones, no multiple of anything */
+  "bwd:sel=ranges:q=300,40", "bwd:sel=ranges.shared:h6/3:q=300",
+  "bwd:sel=ranges:h4/4:d24/40:s16x40+1+2:l16/16:q=900:gate=weights",
+  "bwd:sel=ranges:h16/1:d128/128:s64x16+1+2:q=1500:branches=2",
+  "bwd:sel=ranges:q=5,0,130:kv=9,3,130:slack=9:layout=strided:f32grads:accumulate",
+  "bwd:sel=ranges:q=3,90:kv=300,77:saved", "bwd:sel=ranges:d192/128:q=300:kv=branches",
+  "bwd:sel=ranges:d256/256:q=300:mma", "bwd:sel=ranges:s64x256+1+2:q=700:branches=2:f16",
+  "bwd:sel=ranges:q=0:kv=9",
   /* properties */
   "repeat:q=700,33:h16/2", "all_blocks:q=250:s64x4+1+2:h16/1:d128/128", "wide:q=500:w512:h16/1",
   "future:q=500:h16/2:s32x6+1+2:fill=correlated", "permute:q=500:h16/2:s32x6+1+2:sel=blocks",
@@ -227,7 +235,6 @@ static void random_backward(nsai_trial_random *random, nsai_trial_case *c) {
   c->kind = NSAI_TRIAL_BACKWARD;
   if (g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP) g->phi = NSAI_PHI_MEAN;
   if (g->gate == NSAI_GATE_MLP) g->gate = NSAI_GATE_LOGITS;
-  if (c->selection == NSA_SELECT_RANGES) c->selection = NSA_SELECT_BLOCKS;
   c->parity = 0;
   c->grads_f32 = (int32_t)nsai_trial_pick(random, 0, 1);
   c->accumulate = nsai_trial_pick(random, 0, 2) == 0;

@@ -226,7 +226,6 @@ static void test_gpu_refuses(void **state) {
     { { .gpu = true, .phi = NSAI_PHI_LINEAR }, 0, "model.compress.phi is linear: no kernel" },
     { { .gpu = true, .phi = NSAI_PHI_MLP }, 0, "model.compress.phi is mlp: no kernel" },
     { { .gpu = true, .gate = NSAI_GATE_MLP }, 0, "model.gate is mlp: no kernel" },
-    { { .gpu = true }, NSA_SELECT_RANGES, "the caller brings ranges" },
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     machine m;
@@ -242,6 +241,37 @@ static void test_gpu_refuses(void **state) {
     assert_null(plan);
     machine_free(&m);
   }
+}
+
+/* The launches of one pass with all gradients must be `names`, NULL-terminated. */
+static void expect_launches(machine *m, const nsa_grads *g, const char *const *names) {
+  fake_cuda_state *record = machine_record();
+  record->launches = 0;
+  machine_expect("backward", nsa_backward(m->plan, &m->exec, &m->toy.batch, &m->toy.io, g), NSA_OK,
+                 NULL);
+  int count = 0;
+  for (; names[count]; count++)
+    if (count < record->launches) assert_string_equal(record->launch[count].name, names[count]);
+  assert_int_equal(record->launches, count);
+}
+
+/* A caller's ranges have no lists of tokens. */
+static void test_gpu_ranges(void **state) {
+  (void)state;
+  static const char *const names[] = {
+    "compress_mean",   "sort_ranges",         "backward_statistics",
+    "backward_q",      "backward_compressed", "backward_window",
+    "backward_ranges", "backward_sum",        NULL,
+  };
+  machine m;
+  machine_init(&m, &(machine_request){
+                       .op = NSA_OP_BACKWARD, .gpu = true, .selection = NSA_SELECT_RANGES });
+  toy *t = &m.toy;
+  t->io.ranges = toy_tensor(t, NSA_I32, 3, t->tokens, t->geometry.select_count, 2);
+  memset(t->io.o_branch, 0, sizeof t->io.o_branch);
+  nsa_grads g = make_grads(t, NSA_BF16);
+  expect_launches(&m, &g, names);
+  machine_free(&m);
 }
 
 /* d_o in f32 takes workspace behind the plan's, and one launch. */
@@ -324,7 +354,7 @@ int main(void) {
     cmocka_unit_test(test_arguments),     cmocka_unit_test(test_gpu),
     cmocka_unit_test(test_gpu_alignment), cmocka_unit_test(test_gpu_no_queries),
     cmocka_unit_test(test_gpu_refuses),   cmocka_unit_test(test_recompute),
-    cmocka_unit_test(test_gpu_f32_d_o),
+    cmocka_unit_test(test_gpu_f32_d_o),   cmocka_unit_test(test_gpu_ranges),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
