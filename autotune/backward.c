@@ -12,23 +12,7 @@
 #define THREADS (32 * WARPS)
 #define BLOCKS 2 /* of 128 threads: each has all the 255 registers that an instruction can name */
 
-/* ---- what no kernel does yet ---- */
-
-static void refuse_weights(const nsai_problem *p, nsai_reasons *reasons) {
-  const nsai_geometry *m = &p->model;
-  if (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP)
-    nsai_refuse(
-        reasons,
-        "model.compress.phi is %s: no kernel has the gradients of its weights yet; mean and "
-        "external have kernels, and all run with runtime.device: cpu",
-        m->phi == NSAI_PHI_LINEAR ? "linear" : "mlp");
-  if (m->gate == NSAI_GATE_MLP)
-    nsai_refuse(
-        reasons,
-        "model.gate is mlp: no kernel has the gradients of its weights yet; give the library "
-        "its logits, or set runtime.device to cpu");
-}
-
+/* What no kernel can do. */
 static void refuse_lists(const nsai_problem *p, nsai_reasons *reasons) {
   if (p->model.select_count && p->selection != NSA_SELECT_RANGES &&
       p->max_tokens > NSAI_KV_MOST_TOKENS)
@@ -38,7 +22,6 @@ static void refuse_lists(const nsai_problem *p, nsai_reasons *reasons) {
 
 static void refuse(const nsai_problem *p, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
-  refuse_weights(p, reasons);
   refuse_lists(p, reasons);
 }
 
@@ -273,6 +256,7 @@ static void specify_kv(const nsai_problem *p, const nsai_target *t, bool wgmma,
     nsai_specify_invert(p, ITEM_TOKENS, specs);
   }
   specify_sum(p, &specs[NSAI_KERNEL_BACKWARD_SUM]);
+  if (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP) nsai_specify_phi_back(p, specs);
 }
 
 void nsai_specify_backward_kv_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,

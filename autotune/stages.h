@@ -2,7 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * What the files of the stages (attend.c, attend_wgmma.c, onepass.c, selected_hopper.c,
- * selected_kv.c, selection.c, compress.c, decode.c, backward.c) give to the variant table.
+ * selected_kv.c, selection.c, compress.c, decode.c, backward.c, backward_weights.c) give to the variant
+ * table.
  */
 #ifndef NSAI_STAGES_H
 #define NSAI_STAGES_H
@@ -148,5 +149,10 @@ void nsai_specify_phi(const nsai_problem *, bool every, nsai_kernel_spec[NSAI_RO
 
 /* Adds the kernel the gate MLP needs beside its GEMMs. */
 void nsai_specify_gate(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
+
+/* The kernels beside the products of the backward pass through phi linear and mlp, and through the gate
+ * MLP. */
+void nsai_specify_phi_back(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
+void nsai_specify_gate_back(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
 
 #endif /* NSAI_STAGES_H */

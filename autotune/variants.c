@@ -392,9 +392,11 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   }
   out->scratch_bytes = scratch_of(out, target);
   bool gates = problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_PREFILL ||
-               problem->op == NSA_OP_DECODE;
-  if (complete && problem->model.gate == NSAI_GATE_MLP && gates)
+               problem->op == NSA_OP_DECODE || problem->op == NSA_OP_BACKWARD;
+  if (complete && problem->model.gate == NSAI_GATE_MLP && gates) {
     nsai_specify_gate(problem, out->specs);
+    if (problem->op == NSA_OP_BACKWARD) nsai_specify_gate_back(problem, out->specs);
+  }
   if (complete) return NSA_OK;
   return nsai_fail(NSA_E_UNSUPPORTED, "no variant can serve a stage of this problem on %s:\n%s",
                    target->arch, explain ? "(see the explanation)" : story);

@@ -6,6 +6,7 @@
 //   d[p] = window[p] + sum over items of p's block of selected[item, p % l']
 //        (ranges: + sum over splits of selected[split, p])
 //        + 1 / l * sum over blocks i that cover p of sum over splits of compressed[split, i]   (phi mean)
+//          or sum over blocks i that cover p of k_rows[i, p - i d], v_rows[..]   (phi linear, mlp)
 //   is_external: d[i] = sum over splits of compressed[split, i], 0 in rows that hold no block
 //
 // Terms are added in this order, whatever ran when: the same bits in every run.
@@ -79,16 +80,44 @@ NSAI_DEVICE float4 selected_sum(const NsaiBackwardSum &p, int head, int s, int k
   return sum;
 }
 
-// What phi mean passes on to token `key` from the blocks that cover it.
+struct BlockRange {
+  int first, last; // none: last < first
+};
+
+// The blocks that cover token `key` of a sequence.
+template <class Config> NSAI_DEVICE BlockRange covering_blocks(int kv_len, int key) {
+  return BlockRange{ key < Config::kBlock ? 0 : (key - Config::kBlock) / Config::kStride + 1,
+                     min(key / Config::kStride,
+                         block_count<Config::kBlock, Config::kStride>(kv_len) - 1) };
+}
+
+// What phi linear or mlp passes on to it.
+template <class Config>
+NSAI_DEVICE float4 rows_sum(const NsaiBackwardSum &p, int head, int s, int kv_len, int key,
+                            int column) {
+  float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  const bool is_k = column < Config::kHeadDimQk;
+  const int dim = is_k ? Config::kHeadDimQk : Config::kHeadDimV;
+  const float *gRows = (is_k ? p.k_rows : p.v_rows) +
+                       head * (p.compressed_rows + 1) * Config::kBlock * dim; // [rows, l, D]
+  const BlockRange blocks = covering_blocks<Config>(kv_len, key);
+  const long long row = own_block_row<Config::kStride>(p.seq, s);
+  for (int i = blocks.first; i <= blocks.last; ++i)
+    add_four(sum,
+             *(const float4 *)(gRows +
+                               ((row + i) * Config::kBlock + key - i * Config::kStride) * dim +
+                               (is_k ? column : column - Config::kHeadDimQk)));
+  return sum;
+}
+
+// What phi mean passes on to it.
 template <class Config>
 NSAI_DEVICE float4 mean_sum(const NsaiBackwardSum &p, int head, int s, int kv_len, int key,
                             int column) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const int first = key < Config::kBlock ? 0 : (key - Config::kBlock) / Config::kStride + 1;
-  const int last = min(key / Config::kStride,
-                       block_count<Config::kBlock, Config::kStride>(kv_len) - 1);
+  const BlockRange blocks = covering_blocks<Config>(kv_len, key);
   const long long row = own_block_row<Config::kStride>(p.seq, s);
-  for (int i = first; i <= last; ++i)
+  for (int i = blocks.first; i <= blocks.last; ++i)
     add_four(sum, compressed_sum<Config>(p, head, row + i, column));
   constexpr float kInverse = 1.0f / Config::kBlock;
   return make_float4(sum.x * kInverse, sum.y * kInverse, sum.z * kInverse, sum.w * kInverse);
@@ -119,6 +148,8 @@ NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, int head, int row, int column
     else
       add_four(sum, selected_sum<Config>(p, head, s, key, column));
   }
+  if (column < Config::kHeadDimQk ? p.k_rows : p.v_rows)
+    add_four(sum, rows_sum<Config>(p, head, s, seq.kv_len, key, column));
   if (p.compressed) add_four(sum, mean_sum<Config>(p, head, s, seq.kv_len, key, column));
   return true;
 }

@@ -105,4 +105,13 @@ nsa_status nsai_enqueue_gate(const nsai_run *run);
 nsa_status nsai_run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void *a, const void *b,
                          void *c);
 
+/* phi_back.c: the backward pass through phi linear and mlp, for the KV heads [head, head + heads), from
+ * the compressed branch's partial sums. gate_back.c: through the gate MLP, from layers.d_logits. */
+nsa_status nsai_enqueue_phi_back(const nsai_run *run, const nsa_grads *grads, int head, int heads);
+nsa_status nsai_enqueue_gate_back(const nsai_run *run, const nsa_grads *grads);
+
+/* Whether any of these gradients is wanted. */
+bool nsai_wants_phi(const nsa_phi_side *out);
+bool nsai_wants_gate(const nsa_gate *out);
+
 #endif /* NSAI_FORWARD_H */

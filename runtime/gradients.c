@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The launch list of the backward pass: compressed keys where the caller has none, the statistics of every
- * row, dQ; then, for as many KV heads at a time as the workspace holds partial sums of, dK and dV of every
- * branch, and their sums. Nothing is added by atomics: every run gives the same bits.
+ * The launch list of the backward pass: gates and compressed keys where the caller has none, the statistics
+ * of every row, dQ, the gate MLP; then, for as many KV heads at a time as the workspace holds partial sums
+ * of, dK and dV of every branch, phi, and their sums. Nothing is added by atomics: every run gives the same
+ * bits.
  */
 #include "common/params_backward.h"
 #include "forward.h"
@@ -16,7 +17,8 @@ typedef struct pass {
   const nsai_run *run;
   const nsai_geometry *model;
   const nsa_grads *grads;
-  NsaiView d_o;                /* as the kernels read it */
+  NsaiView d_o, gate; /* as the kernels read them */
+  int gate_float;
   NsaiAttendSelected selected; /* seq and lists */
   NsaiInvert index;            /* of the selected branch */
 } pass;
@@ -32,6 +34,16 @@ static NsaiGradient gradient(const pass *b, const nsa_tensor *out) {
   return (NsaiGradient){ .view = nsai_view(out),
                          .is_float = out->dtype == NSA_F32,
                          .accumulate = (int)b->grads->accumulate };
+}
+
+/* What the kernels of the rows do with the gradient of the gates: the MLP's logits wait for the products. */
+static NsaiGradient gate_gradient(const pass *b) {
+  const nsa_gate *out = &b->grads->d_gate;
+  nsai_piece logits = b->run->plan->layout.backward.layers.d_logits;
+  if (b->model->gate != NSAI_GATE_MLP) return gradient(b, &out->value);
+  if (!nsai_wants_gate(out)) return (NsaiGradient){ .is_float = 1 };
+  return (NsaiGradient){ .view = nsai_piece_view(b->run, logits, b->model->heads, NSA_BRANCHES),
+                         .is_float = 1 };
 }
 
 static bool has_ranges(const pass *b) {
@@ -51,21 +63,20 @@ static NsaiView keys_of(const pass *b, int branch, int side) {
 
 static NsaiBackwardQ rows_params(const pass *b) {
   const nsai_run *run = b->run;
-  const nsa_tensor *gate = &run->io->gate.value;
   NsaiBackwardQ p = { .seq = nsai_compressed_sequences(run),
                       .q = nsai_view(&run->io->q),
-                      .gate = nsai_view(gate),
                       .d_o = b->d_o,
+                      .gate = b->gate,
                       .lists = b->selected.lists,
                       .list_token_stride = b->selected.list_token_stride,
                       .list_head_stride = b->selected.list_head_stride,
                       .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
                       .d_q = gradient(b, &b->grads->d_q),
-                      .d_gate = gradient(b, &b->grads->d_gate.value),
+                      .d_gate = gate_gradient(b),
                       .scale = (float)nsai_run_scale(run),
                       .scale_log2 = nsai_run_scale_log2(run),
                       .kv_heads = b->model->kv_heads,
-                      .gate_float = gate->dtype == NSA_F32,
+                      .gate_float = b->gate_float,
                       .branches = run->branches };
   for (int branch = 0; branch < NSA_BRANCHES; branch++) {
     if (!has_branch(b, branch)) continue;
@@ -97,12 +108,12 @@ static nsa_status read_saved(const pass *b, uint32_t saved) {
   const nsa_io *io = run->io;
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_BACKWARD_SAVED];
   NsaiBackwardSaved p = { .seq = nsai_run_sequences(run),
-                          .gate = nsai_view(&io->gate.value),
                           .d_o = b->d_o,
+                          .gate = b->gate,
                           .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
-                          .d_gate = gradient(b, &b->grads->d_gate.value),
+                          .d_gate = gate_gradient(b),
                           .heads = b->model->heads,
-                          .gate_float = io->gate.value.dtype == NSA_F32,
+                          .gate_float = b->gate_float,
                           .saved = saved,
                           .absent = absent_branches(b) };
   for (int branch = 0; branch < NSA_BRANCHES; branch++) {
@@ -149,10 +160,19 @@ static bool wants_compressed(const pass *b) {
   return nsai_present(&kv->k_cmp) || nsai_present(&kv->v_cmp);
 }
 
+static bool wants_weights(const pass *b) {
+  return nsai_wants_phi(&b->grads->d_phi.k) || nsai_wants_phi(&b->grads->d_phi.v);
+}
+
+static bool has_weights(const pass *b) {
+  return b->model->phi == NSAI_PHI_LINEAR || b->model->phi == NSAI_PHI_MLP;
+}
+
 /* Whether an output depends on the branch's dK and dV. */
 static bool needs_branch(const pass *b, int branch) {
   if (!has_branch(b, branch)) return false;
   if (branch == NSA_CMP && is_external(b)) return wants_compressed(b);
+  if (branch == NSA_CMP && wants_weights(b)) return true;
   return wants_pair(b, pair_of(b, branch));
 }
 
@@ -255,7 +275,10 @@ static nsa_status sum_pair(const pass *b, const nsa_tensor *k, const nsa_tensor 
                         .heads = heads,
                         .is_external = external,
                         .range_splits = l->range_splits };
-  if (branches >> NSA_CMP & 1) {
+  if (branches >> NSA_CMP & 1 && has_weights(b)) {
+    if (nsai_present(k)) p.k_rows = nsai_piece_at(run, l->layers.k_rows);
+    if (nsai_present(v)) p.v_rows = nsai_piece_at(run, l->layers.v_rows);
+  } else if (branches >> NSA_CMP & 1) {
     p.compressed = nsai_piece_at(run, l->compressed);
     p.splits = l->splits;
   }
@@ -279,6 +302,7 @@ static nsa_status sum_pairs(const pass *b, int head, int heads) {
 
 static nsa_status key_heads(const pass *b, int head, int heads) {
   if (needs_branch(b, NSA_CMP)) NSAI_TRY(compressed_keys(b, head, heads));
+  if (has_weights(b)) NSAI_TRY(nsai_enqueue_phi_back(b->run, b->grads, head, heads));
   if (needs_branch(b, NSA_WIN)) NSAI_TRY(window_keys(b, head, heads));
   if (needs_branch(b, NSA_SEL))
     NSAI_TRY(has_ranges(b) ? ranges_keys(b, head, heads) : selected_keys(b, head, heads));
@@ -311,6 +335,15 @@ static nsa_status take_d_o(pass *b) {
                 ceil_div(threads, run->plan->kernels[NSAI_KERNEL_BACKWARD_ROUND].threads), 1, &p);
 }
 
+static nsa_status make_gates(pass *b) {
+  NsaiEpilogue out = { 0 };
+  if (b->model->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(b->run));
+  nsai_set_gate(b->run, &out);
+  b->gate = out.gate;
+  b->gate_float = out.gate_float;
+  return NSA_OK;
+}
+
 /* Inverting them is a part of the stage backward_kv. */
 static nsa_status make_lists(pass *b) {
   const nsai_run *run = b->run;
@@ -329,6 +362,7 @@ static nsa_status make_lists(pass *b) {
 nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
   pass b = { .run = run, .model = &run->plan->problem.model, .grads = grads };
   NSAI_TRY(take_d_o(&b));
+  NSAI_TRY(make_gates(&b));
   if (has_branch(&b, NSA_CMP) && !nsai_present(&run->io->kv.k_cmp)) {
     NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_COMPRESS, true));
     NSAI_TRY(nsai_enqueue_compress(run));
@@ -338,6 +372,7 @@ nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
   NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_Q, true));
   NSAI_TRY(query_rows(&b));
   NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_Q, false));
+  if (b.model->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate_back(run, grads));
   NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, true));
   for (int head = 0; head < b.model->kv_heads; head += run->plan->layout.backward.heads)
     NSAI_TRY(key_heads(&b, head,

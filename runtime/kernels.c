@@ -53,6 +53,13 @@ static const nsai_role compile_order[NSAI_ROLES] = {
   NSAI_KERNEL_PHI_BIAS,
   NSAI_KERNEL_GATE_ACTIVATION,
   NSAI_KERNEL_GATE_BIAS,
+  NSAI_KERNEL_PHI_OUT_BACK,
+  NSAI_KERNEL_PHI_HIDDEN_BACK,
+  NSAI_KERNEL_GATE_OUT_BACK,
+  NSAI_KERNEL_GATE_HIDDEN_BACK,
+  NSAI_KERNEL_COLUMN_SUMS,
+  NSAI_KERNEL_STORE_GRADIENT,
+  NSAI_KERNEL_PRESENT_ROWS,
 };
 
 /* Guarded by the context's lock, but what its users read: library and function. */

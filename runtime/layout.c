@@ -38,6 +38,9 @@
  * the others. */
 #define LEAST_RANGE_SPLITS 4
 
+/* Features of tokens and their gradients on their way through the gate's first layer. */
+#define GATE_CHUNK_BYTES ((int64_t)256 << 20)
+
 /* Chunks are whole tiles of query tokens: no kernel tile has more. */
 #define CHUNK_STEP 128
 
@@ -59,6 +62,11 @@ static int64_t chunk_of(int64_t budget, int64_t bytes, int64_t tokens) {
   return fit < all ? fit : all;
 }
 
+/* Whether phi has weights. */
+static bool has_weights(const nsai_geometry *m) {
+  return m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP;
+}
+
 /* Whether runs compress K and V: those over a cache find its entries made. */
 static bool makes_blocks(const nsai_problem *problem) {
   return problem->model.phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(problem);
@@ -71,8 +79,7 @@ bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice) {
   if (problem->op == NSA_OP_DENSE)
     return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
   if (problem->model.gate == NSAI_GATE_MLP) return true;
-  return makes_blocks(problem) &&
-         (problem->model.phi == NSAI_PHI_LINEAR || problem->model.phi == NSAI_PHI_MLP);
+  return makes_blocks(problem) && has_weights(&problem->model);
 }
 
 static void layout_dense(nsai_layout *out, const nsai_problem *p) {
@@ -176,6 +183,58 @@ static int64_t layout_selected_back(nsai_layout *out, const nsai_problem *p, int
   return nsai_kv_items(m, p->max_tokens, blocks, item_rows) * m->select_block * row;
 }
 
+/* What one pass through layers needs. */
+typedef struct layers_need {
+  int64_t batch, rows;         /* of results; of phi the row of sums counts */
+  int64_t in, hidden, columns; /* of the layers; hidden 0: one layer */
+} layers_need;
+
+static int64_t operand(int64_t columns) { return round_up(columns, NSAI_OPERAND_STEP); }
+
+/* A piece that serves several passes. */
+static void enlarge(nsai_piece *piece, int64_t bytes) {
+  if (piece->bytes < (uint64_t)bytes) piece->bytes = (uint64_t)bytes;
+}
+
+static void need_layers(nsai_layers_layout *l, const layers_need *n) {
+  int64_t rows = n->batch * n->rows, first = n->hidden ? n->hidden : n->columns;
+  int64_t widest = larger(n->hidden, n->columns);
+  enlarge(&l->d_out, rows * operand(n->columns) * 2);
+  enlarge(&l->d_hidden, rows * n->hidden * 4);
+  enlarge(&l->d_inner, rows * operand(n->hidden) * 2);
+  enlarge(&l->hidden, rows * operand(n->hidden) * 2);
+  enlarge(&l->d_weights, n->batch * larger(n->in * first, n->hidden * n->columns) * 4);
+  enlarge(&l->parts, n->batch * (n->rows / NSAI_COLUMN_SUM_ROWS + 1) * widest * 4);
+  enlarge(&l->sums, n->batch * widest * 4);
+}
+
+static void layout_layers(nsai_layout *out, const nsai_problem *p) {
+  const nsai_geometry *m = &p->model;
+  nsai_layers_layout *l = &out->backward.layers;
+  int64_t rows = out->cmp_rows + 1, heads = out->backward.heads, tokens = p->max_tokens;
+  if (has_weights(m)) {
+    int64_t dim = larger(m->head_dim_qk, m->head_dim_v);
+    layers_need phi = { heads, rows, m->block * dim, m->phi == NSAI_PHI_MLP ? m->phi_hidden : 0,
+                        dim };
+    need_layers(l, &phi);
+    enlarge(&l->k_rows, heads * rows * m->block * m->head_dim_qk * 4);
+    enlarge(&l->v_rows, heads * rows * m->block * m->head_dim_v * 4);
+  }
+  if (m->gate == NSAI_GATE_MLP) {
+    layers_need gate = { 1, tokens, m->gate_channels, m->gate_hidden, (int64_t)m->heads * 3 };
+    need_layers(l, &gate);
+    l->gate_tokens = chunk_of(GATE_CHUNK_BYTES, (int64_t)m->gate_channels * 6, tokens);
+    enlarge(&l->d_logits, tokens * m->heads * 3 * 4);
+    enlarge(&l->x, l->gate_tokens * m->gate_channels * 2);
+    enlarge(&l->d_x, l->gate_tokens * m->gate_channels * 4);
+  }
+  nsai_piece *const pieces[] = { &l->d_logits,  &l->d_out,  &l->d_hidden, &l->d_inner,
+                                 &l->hidden,    &l->k_rows, &l->v_rows,   &l->x,
+                                 &l->d_weights, &l->d_x,    &l->parts,    &l->sums };
+  for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++)
+    if (pieces[i]->bytes) *pieces[i] = take(out, (int64_t)pieces[i]->bytes);
+}
+
 /* As many KV heads at a time as the budget has room for, at least one. */
 static void layout_backward(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
   const nsai_geometry *m = &p->model;
@@ -183,10 +242,12 @@ static void layout_backward(nsai_layout *out, const nsai_problem *p, int64_t ite
   int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
   int64_t window = m->window ? p->max_kv_tokens * row : 0, compressed = out->cmp_rows * row;
   int64_t selected = layout_selected_back(out, p, item_rows);
-  int64_t fit = GRADIENT_CHUNK_BYTES / (window + selected + compressed);
+  int64_t rows = has_weights(m) ? (out->cmp_rows + 1) * m->block * row : 0;
+  int64_t fit = GRADIENT_CHUNK_BYTES / (window + selected + compressed + rows);
   b->heads = (int32_t)smaller(larger(fit, 1), m->kv_heads);
   int64_t tiles = out->cmp_rows / COMPRESSED_KEYS + p->max_seqs;
   b->splits = (int32_t)smaller(larger(COMPRESSED_BLOCKS / (tiles * b->heads), 1), MOST_SPLITS);
+  layout_layers(out, p);
   b->statistics = take(out, NSA_BRANCHES * p->max_tokens * m->heads * 16);
   b->compressed = take(out, b->heads * b->splits * compressed);
   b->selected = take(out, b->heads * selected);
@@ -247,12 +308,12 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice, i
     out.k_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_qk * 2);
     out.v_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_v * 2);
   }
+  if (makes_blocks(p) && m->phi != NSAI_PHI_MEAN) layout_phi(&out, m);
+  if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
   if (p->op == NSA_OP_BACKWARD) {
     layout_backward(&out, p, choice->specs[NSAI_KERNEL_BACKWARD_SELECTED].tokens);
     return out;
   }
-  if (makes_blocks(p) && m->phi != NSAI_PHI_MEAN) layout_phi(&out, m);
-  if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
   out.lse = take(&out, p->max_tokens * m->heads * 4);
   if (m->select_count || m->window) layout_partial(&out, p);
   if (m->select_count) layout_selection(&out, p, choice);

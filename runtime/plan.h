@@ -31,6 +31,27 @@ typedef struct nsai_kv_layout {
   int64_t chunk_tokens;   /* query tokens whose lists are inverted at once */
 } nsai_kv_layout;
 
+/* Of the backward pass through the layers of phi linear or mlp, and of the gate MLP, one after the other.
+ * Rows m: R + 1, the last of them the sums of the others, in a batch of `heads`; or T. Columns of
+ * operands are padded to a multiple of NSAI_OPERAND_STEP. */
+typedef struct nsai_layers_layout {
+  nsai_piece d_logits;    /* f32 [T, Hq*3] */
+  nsai_piece d_out;       /* dtype [heads, m, D or Hq*3]: of the last layer's result */
+  nsai_piece d_hidden;    /* f32 [heads, m, H]: before rounding */
+  nsai_piece d_inner;     /* dtype [heads, m, H]: before the activation */
+  nsai_piece hidden;      /* dtype [heads, m, H]: behind it */
+  nsai_piece d_weights;   /* f32 [heads, in, out] of the largest layer */
+  nsai_piece k_rows;      /* f32 [heads, R + 1, l*Dk]; the last row: of pe */
+  nsai_piece v_rows;      /* f32 [heads, R + 1, l*Dv] */
+  nsai_piece x;           /* dtype [gate_tokens, C]: the gate's features, of tokens that exist */
+  nsai_piece d_x;         /* f32 [gate_tokens, C] */
+  nsai_piece parts, sums; /* f32 [heads, parts, columns] and [heads, columns]: column_sums */
+  int64_t gate_tokens;    /* through the gate's first layer at once */
+} nsai_layers_layout;
+
+#define NSAI_OPERAND_STEP 8 /* elements: 16 bytes, below which cuBLASLt has slower algorithms */
+#define NSAI_COLUMN_SUM_ROWS 256 /* of a part: enough to fill the device from 64k rows on */
+
 /* Of the backward pass: partial sums of dK and dV side by side, for `heads` KV heads at a time. */
 typedef struct nsai_backward_layout {
   nsai_piece statistics; /* f32 [3, T, Hq, 4]: RowStatistics */
@@ -41,6 +62,7 @@ typedef struct nsai_backward_layout {
   int32_t heads;         /* 0: the plan has no backward pass */
   int32_t splits;        /* runs that the query rows of compressed blocks are cut into */
   int32_t range_splits;  /* of ranges: selected is [heads, range_splits, KV tokens, Dk + Dv] */
+  nsai_layers_layout layers;
 } nsai_backward_layout;
 
 /* Of a decode step; units and parts: common/decode.cuh. */

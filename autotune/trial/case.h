@@ -78,7 +78,7 @@ typedef struct nsai_trial_case {
   int32_t recompute;  /* bwd: NSAI_RECOMPUTE_* */
   int32_t saved;      /* bwd: 1: with the forward's o_branch, lse, k_cmp; 2: with room for them */
   int32_t mma;        /* bwd: by the portable variants */
-  uint32_t wanted;    /* bwd: gradients as bits: 1 d_q, 2 d_k, 4 d_v, 8 d_gate; 0: all */
+  uint32_t wanted;    /* bwd: gradients as bits: 1 d_q, 2 d_k, 4 d_v, 8 d_gate, 16 d_phi; 0: all */
   int32_t accumulate; /* bwd: added to what the outputs hold */
   uint32_t branches;  /* exec.branches; 0: all */
   float softmax_scale;

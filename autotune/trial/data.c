@@ -81,7 +81,24 @@ const char *nsai_trial_slot_name(int slot) {
                                                        "d_kv.v[2]",
                                                        "d_kv.k_cmp",
                                                        "d_kv.v_cmp",
-                                                       "d_gate.value" };
+                                                       "d_phi.k.pe",
+                                                       "d_phi.k.w",
+                                                       "d_phi.k.w1",
+                                                       "d_phi.k.b1",
+                                                       "d_phi.k.w2",
+                                                       "d_phi.k.b2",
+                                                       "d_phi.v.pe",
+                                                       "d_phi.v.w",
+                                                       "d_phi.v.w1",
+                                                       "d_phi.v.b1",
+                                                       "d_phi.v.w2",
+                                                       "d_phi.v.b2",
+                                                       "d_gate.value",
+                                                       "d_gate.x",
+                                                       "d_gate.w1",
+                                                       "d_gate.b1",
+                                                       "d_gate.w2",
+                                                       "d_gate.b2" };
   return names[slot];
 }
 
@@ -273,7 +290,8 @@ static void declare_outputs(nsai_trial_data *d) {
 /* The bit of a gradient in the case's `wanted`. */
 static uint32_t wanted_bit(int slot) {
   if (slot == NSAI_TRIAL_D_Q) return 1;
-  if (slot == NSAI_TRIAL_D_GATE_VALUE) return 8;
+  if (slot >= NSAI_TRIAL_D_GATE_VALUE) return 8;
+  if (slot >= NSAI_TRIAL_D_PHI_K) return 16;
   return slot < NSAI_TRIAL_D_V0 || slot == NSAI_TRIAL_D_K_CMP ? 2 : 4;
 }
 
@@ -297,6 +315,17 @@ static void declare_saved(nsai_trial_data *d) {
   }
 }
 
+/* Like the weights that have been declared, in the gradients' dtype. */
+static void declare_weights(nsai_trial_data *d, int slot, int input) {
+  const nsa_tensor *like = &d->view[input];
+  int32_t dtype = d->c->grads_f32 ? NSA_F32 : d->c->geometry.dtype;
+  if (!like->ndim || !wants(d, slot)) return;
+  if (like->ndim == 3)
+    declare3(d, slot, dtype, like->shape, 1);
+  else
+    declare(d, slot, dtype, like->ndim, like->shape);
+}
+
 static void declare_gradients(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
   if (d->c->saved) declare_saved(d);
@@ -314,6 +343,11 @@ static void declare_gradients(nsai_trial_data *d) {
     declare_gradient(d, NSAI_TRIAL_D_K_CMP, rows, g->kv_heads, g->head_dim_qk);
     declare_gradient(d, NSAI_TRIAL_D_V_CMP, rows, g->kv_heads, g->head_dim_v);
   }
+  for (int i = 0; i < 6; i++) {
+    declare_weights(d, NSAI_TRIAL_D_PHI_K + i, NSAI_TRIAL_PHI_K + i);
+    declare_weights(d, NSAI_TRIAL_D_PHI_V + i, NSAI_TRIAL_PHI_V + i);
+  }
+  for (int i = 0; i < 5; i++) declare_weights(d, NSAI_TRIAL_D_GATE_X + i, NSAI_TRIAL_GATE_X + i);
   if (g->gate == NSAI_GATE_MLP || !wants(d, NSAI_TRIAL_D_GATE_VALUE)) return;
   int64_t gates[3] = { d->token_capacity, g->heads, NSA_BRANCHES };
   declare(d, NSAI_TRIAL_D_GATE_VALUE, d->c->grads_f32 ? NSA_F32 : g->dtype, 3, gates);
@@ -342,13 +376,14 @@ static void declare_all(nsai_trial_data *d) {
     declare_compressed(d);
   }
   if (c->kind == NSAI_TRIAL_COMPRESS) return;
+  if (c->kind != NSAI_TRIAL_DENSE) {
+    declare_gate(d);
+    declare_indices(d);
+  }
   if (c->kind == NSAI_TRIAL_BACKWARD)
     declare_gradients(d);
   else
     declare_outputs(d);
-  if (c->kind == NSAI_TRIAL_DENSE) return;
-  declare_gate(d);
-  declare_indices(d);
 }
 
 /* ---- buffers --------------------------------------------------------------------------------- */
@@ -472,18 +507,36 @@ void nsai_trial_data_io(const nsai_trial_data *d, int where, nsa_batch *batch, n
 #undef VIEW
 }
 
+void nsai_trial_set_grads(const nsa_tensor *slot, nsa_grads *grads) {
+  nsa_phi_side *sides[2] = { &grads->d_phi.k, &grads->d_phi.v };
+  grads->d_q = slot[NSAI_TRIAL_D_Q];
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    grads->d_kv.k[pair] = slot[NSAI_TRIAL_D_K0 + pair];
+    grads->d_kv.v[pair] = slot[NSAI_TRIAL_D_V0 + pair];
+  }
+  grads->d_kv.k_cmp = slot[NSAI_TRIAL_D_K_CMP];
+  grads->d_kv.v_cmp = slot[NSAI_TRIAL_D_V_CMP];
+  for (int side = 0; side < 2; side++) {
+    const nsa_tensor *x = &slot[side ? NSAI_TRIAL_D_PHI_V : NSAI_TRIAL_D_PHI_K];
+    *sides[side] =
+        (nsa_phi_side){ .pe = x[0], .w = x[1], .w1 = x[2], .b1 = x[3], .w2 = x[4], .b2 = x[5] };
+  }
+  grads->d_gate = (nsa_gate){ .value = slot[NSAI_TRIAL_D_GATE_VALUE],
+                              .x = slot[NSAI_TRIAL_D_GATE_X],
+                              .w1 = slot[NSAI_TRIAL_D_GATE_W1],
+                              .b1 = slot[NSAI_TRIAL_D_GATE_B1],
+                              .w2 = slot[NSAI_TRIAL_D_GATE_W2],
+                              .b2 = slot[NSAI_TRIAL_D_GATE_B2] };
+}
+
 void nsai_trial_data_grads(const nsai_trial_data *d, int where, nsa_grads *grads) {
+  nsa_tensor slot[NSAI_TRIAL_SLOTS] = { 0 };
   *grads = (nsa_grads)NSA_GRADS_INIT;
   grads->accumulate = (uint32_t)d->c->accumulate;
   grads->d_o = nsai_trial_data_view(d, NSAI_TRIAL_D_O, where);
-  grads->d_q = nsai_trial_data_view(d, NSAI_TRIAL_D_Q, where);
-  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    grads->d_kv.k[pair] = nsai_trial_data_view(d, NSAI_TRIAL_D_K0 + pair, where);
-    grads->d_kv.v[pair] = nsai_trial_data_view(d, NSAI_TRIAL_D_V0 + pair, where);
-  }
-  grads->d_kv.k_cmp = nsai_trial_data_view(d, NSAI_TRIAL_D_K_CMP, where);
-  grads->d_kv.v_cmp = nsai_trial_data_view(d, NSAI_TRIAL_D_V_CMP, where);
-  grads->d_gate.value = nsai_trial_data_view(d, NSAI_TRIAL_D_GATE_VALUE, where);
+  for (int i = NSAI_TRIAL_FIRST_GRADIENT; i < NSAI_TRIAL_SLOTS; i++)
+    slot[i] = nsai_trial_data_view(d, i, where);
+  nsai_trial_set_grads(slot, grads);
 }
 
 const nsa_batch *nsai_trial_data_batch(const nsai_trial_data *d, const nsa_batch *batch) {
@@ -536,6 +589,9 @@ static int64_t written_rows(const nsai_trial_data *d, int slot) {
   if (slot >= NSAI_TRIAL_D_K0 && slot < NSAI_TRIAL_D_K_CMP) return d->kv_tokens;
   if (slot == NSAI_TRIAL_K_CMP || slot == NSAI_TRIAL_V_CMP) return d->blocks;
   if (slot == NSAI_TRIAL_PROBE) return d->probe_count;
+  bool weights =
+      (slot >= NSAI_TRIAL_D_PHI_K && slot < NSAI_TRIAL_D_GATE_VALUE) || slot > NSAI_TRIAL_D_GATE_X;
+  if (weights) return d->view[slot].shape[0];
   return d->tokens;
 }
 
@@ -543,7 +599,7 @@ static int64_t written_rows(const nsai_trial_data *d, int slot) {
  * i-th in bytes from the image's start. */
 static int64_t run_count(const nsai_trial_data *d, int slot) {
   const nsa_tensor *v = &d->view[slot];
-  int64_t count = written_rows(d, slot);
+  int64_t count = v->ndim == 1 ? 1 : written_rows(d, slot);
   for (int32_t i = 1; i < v->ndim - 1; i++) count *= v->shape[i];
   return count;
 }

@@ -57,7 +57,14 @@ typedef enum nsai_trial_slot {
   NSAI_TRIAL_D_V0 = NSAI_TRIAL_D_K0 + NSA_BRANCHES,
   NSAI_TRIAL_D_K_CMP = NSAI_TRIAL_D_V0 + NSA_BRANCHES,
   NSAI_TRIAL_D_V_CMP,
-  NSAI_TRIAL_D_GATE_VALUE,
+  NSAI_TRIAL_D_PHI_K, /* pe, w, w1, b1, w2, b2 */
+  NSAI_TRIAL_D_PHI_V = NSAI_TRIAL_D_PHI_K + 6,
+  NSAI_TRIAL_D_GATE_VALUE = NSAI_TRIAL_D_PHI_V + 6,
+  NSAI_TRIAL_D_GATE_X,
+  NSAI_TRIAL_D_GATE_W1,
+  NSAI_TRIAL_D_GATE_B1,
+  NSAI_TRIAL_D_GATE_W2,
+  NSAI_TRIAL_D_GATE_B2,
   NSAI_TRIAL_SLOTS
 } nsai_trial_slot;
 
@@ -94,8 +101,9 @@ nsa_tensor nsai_trial_data_view(const nsai_trial_data *data, int slot, int where
  * io.block_idx by the case's selection. */
 void nsai_trial_data_io(const nsai_trial_data *data, int where, nsa_batch *batch, nsa_io *io);
 
-/* The gradients of a backward pass, in the same way. */
+/* The gradients of a backward pass, in the same way: those of data, or `slot` [NSAI_TRIAL_SLOTS]. */
 void nsai_trial_data_grads(const nsai_trial_data *data, int where, nsa_grads *grads);
+void nsai_trial_set_grads(const nsa_tensor *slot, nsa_grads *grads);
 
 /* Puts numbers to add to into the gradients' written elements, on the device and in their images: those
  * of `seed`. */

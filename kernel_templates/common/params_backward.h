@@ -85,6 +85,8 @@ typedef struct NsaiBackwardSum {
   const float *compressed; /* f32 [heads, splits, compressed_rows, Dk + Dv]; NULL: no part of it */
   const float *selected;   /* f32 [heads, item_capacity, l', Dk + Dv]; NULL */
   const float *window;     /* f32 [heads, window_rows, Dk + Dv]; NULL */
+  const float *k_rows;     /* f32 [heads, compressed_rows + 1, l, Dk]: of phi linear, mlp; NULL */
+  const float *v_rows;     /* f32 [heads, compressed_rows + 1, l, Dv]; NULL */
   const int *item_starts;  /* [heads or 1, blocks]: a block's first item */
   const int *item_counts;  /* [heads or 1] */
   long long compressed_rows, window_rows;
@@ -104,11 +106,65 @@ typedef struct NsaiBackwardRound {
   int tokens, heads;
 } NsaiBackwardRound;
 
+/* activation_back: the gradient of a layer's result through its activation, in f32 and as an operand. */
+typedef struct NsaiActivationBack {
+  NsaiSequences seq;  /* which rows exist; no cu_blocks */
+  float *d_y;         /* f32 [batch, parts, rows, columns]; the first part receives the result */
+  const float *x;     /* f32 [batch, rows, columns], before shift, bias and activation */
+  const float *shift; /* f32 [batch, columns], x_batch_stride apart; NULL: zeros */
+  const void *bias;   /* dtype [batch, columns]; NULL: zeros */
+  void *out;          /* dtype [batch, .., columns] */
+  void *hidden;       /* dtype [batch, .., columns]: act(x + shift + bias); NULL: not wanted */
+  long long d_batch_stride, d_part_stride, d_row_stride; /* elements, as the next five */
+  long long x_batch_stride;
+  long long bias_batch_stride;
+  long long out_batch_stride, hidden_batch_stride;
+  long long out_row_stride; /* of both */
+  int batch, rows, columns;
+  int parts;
+} NsaiActivationBack;
+
+/* column_sums: sums of rows, by parts of part_rows. */
+typedef struct NsaiColumnSums {
+  const float *x;                         /* f32 [batch, rows, columns] */
+  long long x_batch_stride, x_row_stride; /* elements */
+  float *sums;                            /* f32 [batch, parts, columns] */
+  void *row; /* dtype [batch, columns]: the sums, where there is one part; NULL: not wanted */
+  long long row_batch_stride;
+  int batch, rows, columns;
+  int part_rows, parts;
+  int reserved;
+} NsaiColumnSums;
+
+/* store_gradient: from the workspace to the caller's tensor. */
+typedef struct NsaiStoreGradient {
+  NsaiSequences seq;
+  const float *x;   /* f32 [batch, rows, columns]; NULL: zeros */
+  NsaiGradient out; /* token_stride: from row to row, head_stride: from batch to batch */
+  long long x_batch_stride;
+  int batch, rows, columns;
+  int first_token; /* -1: rows are no tokens */
+} NsaiStoreGradient;
+
+/* present_rows: rows of tokens, zeros for those behind the last sequence. */
+typedef struct NsaiPresentRows {
+  NsaiSequences seq;
+  const void *x; /* dtype [T, columns] */
+  long long x_row_stride;
+  void *out; /* dtype [rows, columns] contiguous */
+  int first_token, rows, columns;
+  int reserved;
+} NsaiPresentRows;
+
 NSAI_SIZE_IS(NsaiGradient, 32);
 NSAI_SIZE_IS(NsaiBackwardQ, 376);
 NSAI_SIZE_IS(NsaiBackwardSaved, 288);
 NSAI_SIZE_IS(NsaiBackwardKv, 256);
-NSAI_SIZE_IS(NsaiBackwardSum, 200);
+NSAI_SIZE_IS(NsaiBackwardSum, 216);
 NSAI_SIZE_IS(NsaiBackwardRound, 40);
+NSAI_SIZE_IS(NsaiActivationBack, 168);
+NSAI_SIZE_IS(NsaiColumnSums, 72);
+NSAI_SIZE_IS(NsaiStoreGradient, 104);
+NSAI_SIZE_IS(NsaiPresentRows, 80);
 
 #endif /* NSAI_PARAMS_BACKWARD_H */

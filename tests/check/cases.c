@@ -111,6 +111,26 @@ const char *const chk_fixed_cases[] = {
   /* d_o in f32; the forward's outputs ignored, or relied on */
   "bwd:q=300,33:f32dout", "bwd:q=0,5,130:kv=9,0,130:slack=9:layout=strided:f32dout:f32grads",
   "bwd:q=200:saved:recompute=always", "bwd:q=200,77:saved:recompute=never",
+  /* the gate MLP: one layer, two, tokens behind the last sequence, rows before the first key */
+  "bwd:gate=mlp.64.0.silu:q=300,20", "bwd:gate=mlp.64.32.gelu:q=300,20:seed=2",
+  "bwd:gate=mlp.40.24.relu:h3/1:q=200:nobatch:f32grads:seed=4",
+  "bwd:gate=mlp.128.64.silu:q=5,0,130:kv=9,3,130:slack=40:layout=strided:accumulate:seed=2",
+  "bwd:gate=mlp.64.32.silu:q=200:branches=5:f16", "bwd:gate=mlp.64.32.gelu:q=100:wanted=8",
+  "bwd:gate=mlp.256.0.silu:h64/4:d128/128:w512:q=3000", "bwd:gate=mlp.64.16.relu:q=0:kv=9:seed=2",
+  "bwd:gate=mlp.64.32.gelu:q=100:wanted=7", "bwd:gate=mlp.64.32.silu:q=300:saved",
+  /* phi with weights */
+  "bwd:phi=linear:q=300,77", "bwd:phi=linear:q=300,77:seed=2",
+  "bwd:phi=mlp.32.gelu:q=300,77:seed=2", "bwd:phi=mlp.48.relu:f16:q=300",
+  "bwd:phi=mlp.64.silu:h16/2:d128/64:q=700,33:kv=branches:seed=2",
+  "bwd:phi=linear:h64/4:d128/128:w512:q=2000:seed=2",
+  "bwd:phi=linear:q=5,0,130:kv=90,3,130:slack=40:layout=strided:accumulate:f32grads:seed=2",
+  "bwd:phi=mlp.16.silu:q=5,0,130:kv=90,3,130:slack=40:layout=heads:accumulate:seed=4",
+  "bwd:phi=linear:branches=6:q=90:seed=2", "bwd:phi=mlp.16.relu:branches=6:q=90:accumulate:seed=2",
+  "bwd:phi=linear:q=31:seed=2", "bwd:phi=mlp.16.gelu:q=0:kv=90:seed=2",
+  "bwd:phi=linear:q=300:wanted=16:seed=2", "bwd:phi=mlp.32.silu:q=300:wanted=16:seed=2",
+  "bwd:phi=mlp.32.silu:q=300:wanted=2:seed=2", "bwd:phi=linear:q=300:wanted=4",
+  "bwd:phi=linear:q=300,200:saved:seed=2", "bwd:phi=linear:q=300:mma:l16/16:layout=shared:h8/4",
+  "bwd:phi=mlp.32.gelu:gate=mlp.64.32.silu:sel=ranges:q=200,77:f32dout:seed=2",
   /* token ranges: shared, several in a tile of keys, long ones, no multiple of anything */
   "bwd:sel=ranges:q=300,40", "bwd:sel=ranges.shared:h6/3:q=300",
   "bwd:sel=ranges:h4/4:d24/40:s16x40+1+2:l16/16:q=900:gate=weights",
@@ -141,6 +161,8 @@ const char *const chk_short_cases[] = {
   "compress:q=100,40",
   "bwd:q=70,0,20:kv=70,9,33:slack=5:layout=strided:f32grads:accumulate",
   "bwd:q=60:phi=external:kv=branches:sel=blocks:branches=3:gate=weights.f32",
+  "bwd:q=60,9:phi=mlp.16.gelu:gate=mlp.32.16.silu:sel=ranges:f32dout:slack=7:seed=2",
+  "bwd:q=60:phi=linear:gate=mlp.32.0.silu:accumulate:saved:recompute=never:seed=2",
   "select:q=200:s32x4+1+1:fill=constant",
   "dense:q=100:kv=90",
   "repeat:q=100",
@@ -229,18 +251,21 @@ static int64_t random_length(nsai_trial_random *random, const nsai_geometry *g) 
   }
 }
 
-/* Makes it a backward pass, of what has kernels. */
+/* Makes it a backward pass. */
 static void random_backward(nsai_trial_random *random, nsai_trial_case *c) {
   nsai_geometry *g = &c->geometry;
   c->kind = NSAI_TRIAL_BACKWARD;
-  if (g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP) g->phi = NSAI_PHI_MEAN;
-  if (g->gate == NSAI_GATE_MLP) g->gate = NSAI_GATE_LOGITS;
+  bool layers = g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP || g->gate == NSAI_GATE_MLP;
   c->parity = 0;
   c->grads_f32 = (int32_t)nsai_trial_pick(random, 0, 1);
   c->accumulate = nsai_trial_pick(random, 0, 2) == 0;
-  c->saved = nsai_trial_pick(random, 0, 2) == 0;
+  c->saved = nsai_trial_pick(random, 0, 2) == 0 && !layers;
   c->mma = nsai_trial_pick(random, 0, 3) == 0;
-  if (nsai_trial_pick(random, 0, 3) == 0) c->wanted = (uint32_t)nsai_trial_pick(random, 1, 15);
+  if (nsai_trial_pick(random, 0, 3) == 0) c->wanted = (uint32_t)nsai_trial_pick(random, 1, 31);
+  c->d_o_f32 = nsai_trial_pick(random, 0, 3) == 0;
+  int64_t recompute = nsai_trial_pick(random, 0, 5);
+  if (recompute == 0) c->recompute = NSAI_RECOMPUTE_ALWAYS;
+  if (recompute == 1 && c->saved) c->recompute = NSAI_RECOMPUTE_NEVER;
 }
 
 void chk_case_random(uint64_t seed, int64_t number, nsai_trial_case *c) {

@@ -215,33 +215,7 @@ static void test_gpu_no_queries(void **state) {
   machine_free(&m);
 }
 
-/* No plan is made of what has no kernel, and the reason is said. */
-static void test_gpu_refuses(void **state) {
-  (void)state;
-  static const struct {
-    machine_request request; /* of a forward, which all of them have */
-    int32_t selection;
-    const char *text;
-  } cases[] = {
-    { { .gpu = true, .phi = NSAI_PHI_LINEAR }, 0, "model.compress.phi is linear: no kernel" },
-    { { .gpu = true, .phi = NSAI_PHI_MLP }, 0, "model.compress.phi is mlp: no kernel" },
-    { { .gpu = true, .gate = NSAI_GATE_MLP }, 0, "model.gate is mlp: no kernel" },
-  };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    machine m;
-    nsa_plan *plan;
-    nsa_caps caps = NSA_CAPS_INIT;
-    nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
-    p.selection = cases[i].selection;
-    machine_init(&m, &cases[i].request);
-    machine_expect("query", nsa_query(m.ctx, &p, &caps), NSA_OK, NULL);
-    assert_false(caps.supported);
-    machine_expect(cases[i].text, nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_E_UNSUPPORTED,
-                   cases[i].text);
-    assert_null(plan);
-    machine_free(&m);
-  }
-}
+/* ---- the layers of phi and of the gate ---- */
 
 /* The launches of one pass with all gradients must be `names`, NULL-terminated. */
 static void expect_launches(machine *m, const nsa_grads *g, const char *const *names) {
@@ -253,6 +227,202 @@ static void expect_launches(machine *m, const nsa_grads *g, const char *const *n
   for (; names[count]; count++)
     if (count < record->launches) assert_string_equal(record->launch[count].name, names[count]);
   assert_int_equal(record->launches, count);
+}
+
+/* Leaves out everything but these gradients. */
+static nsa_grads only(const nsa_grads *all, const nsa_phi *phi, const nsa_gate *gate) {
+  nsa_grads g = NSA_GRADS_INIT;
+  g.d_o = all->d_o;
+  if (phi) g.d_phi = *phi;
+  if (gate) g.d_gate = *gate;
+  return g;
+}
+
+/* phi linear: products of rows and of their sums, dW and dX, K and V; then the sums over the raw tokens. */
+static void test_gpu_linear(void **state) {
+  (void)state;
+  static const char *const names[] = {
+    "gather_rows",
+    "matmul",
+    "bias_activation",
+    "gather_rows",
+    "matmul",
+    "bias_activation",
+    "sort_blocks",
+    "invert_count",
+    "invert_scan",
+    "invert_fill",
+    "backward_statistics",
+    "backward_q",
+    "backward_compressed",
+    "gather_rows",
+    "activation_back",
+    "column_sums",
+    "column_sums",
+    "matmul",
+    "store_gradient",
+    "matmul",
+    "store_gradient",
+    "gather_rows",
+    "activation_back",
+    "column_sums",
+    "column_sums",
+    "matmul",
+    "store_gradient",
+    "matmul",
+    "store_gradient",
+    "backward_window",
+    "backward_selected",
+    "backward_sum",
+    NULL,
+  };
+  machine m;
+  machine_init(&m,
+               &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true, .phi = NSAI_PHI_LINEAR });
+  toy *t = &m.toy;
+  choose(t);
+  memset(t->io.o_branch, 0, sizeof t->io.o_branch);
+  nsa_grads g = make_grads(t, NSA_BF16);
+  expect_launches(&m, &g, names);
+  /* Weights of V alone need no window, no selected branch, no rows of K, and no dX. */
+  nsa_phi weights = { .v.w = g.d_phi.v.w };
+  nsa_grads few = only(&g, &weights, NULL);
+  static const char *const of_v[] = {
+    "gather_rows",
+    "matmul",
+    "bias_activation",
+    "gather_rows",
+    "matmul",
+    "bias_activation",
+    "sort_blocks",
+    "backward_statistics",
+    "backward_compressed",
+    "gather_rows",
+    "activation_back",
+    "column_sums",
+    "column_sums",
+    "matmul",
+    "store_gradient",
+    NULL,
+  };
+  expect_launches(&m, &few, of_v);
+  /* Where the branch does not run, its weights' gradients become 0. */
+  m.exec.branches = 1u << NSA_WIN;
+  t->io.lse[0] = t->io.lse[1] = (nsa_tensor){ 0 };
+  static const char *const none[] = { "backward_statistics", "store_gradient", NULL };
+  expect_launches(&m, &few, none);
+  machine_free(&m);
+}
+
+/* phi mlp: the hidden layer again, and both layers' products. */
+static void test_gpu_mlp(void **state) {
+  (void)state;
+  static const char *const names[] = {
+    "backward_statistics",
+    "backward_compressed",
+    /* K: z, d_out and b2, dY W2^T, dZ and b1, w2, w1, dX with pe */
+    "gather_rows",
+    "matmul",
+    "activation_back",
+    "column_sums",
+    "column_sums",
+    "store_gradient",
+    "matmul",
+    "activation_back",
+    "column_sums",
+    "column_sums",
+    "store_gradient",
+    "matmul",
+    "store_gradient",
+    "matmul",
+    "store_gradient",
+    "matmul",
+    "store_gradient",
+    NULL,
+  };
+  machine m;
+  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true, .phi = NSAI_PHI_MLP });
+  toy *t = &m.toy;
+  choose(t);
+  memset(t->io.o_branch, 0, sizeof t->io.o_branch);
+  nsa_grads g = make_grads(t, NSA_F32);
+  g.d_o = make_grads(t, NSA_BF16).d_o;
+  nsa_phi weights = { .k = g.d_phi.k };
+  nsa_grads few = only(&g, &weights, NULL);
+  fake_cuda_state *record = machine_record();
+  record->launches = 0;
+  machine_expect("mlp", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &few), NSA_OK, NULL);
+  int first = 0, count = 0;
+  while (first < record->launches && strcmp(record->launch[first].name, names[0])) first++;
+  for (; names[count]; count++) {
+    assert_in_range(first + count, 0, record->launches - 1);
+    assert_string_equal(record->launch[first + count].name, names[count]);
+  }
+  assert_int_equal(record->launches, first + count);
+  machine_expect("all", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  machine_free(&m);
+}
+
+/* The gate MLP: logits first, their gradients through the layers, the features' rows that exist. */
+static void test_gpu_gate(void **state) {
+  (void)state;
+  static const char *const one[] = {
+    "matmul",
+    "bias_activation",
+    "compress_mean",
+    "sort_blocks",
+    "backward_statistics",
+    "activation_back",
+    "column_sums",
+    "column_sums",
+    "store_gradient", /* b2 */
+    "present_rows",
+    "matmul",
+    "matmul",
+    "store_gradient",
+    "store_gradient", /* w2, x */
+    NULL,
+  };
+  static const char *const two[] = {
+    "matmul",
+    "bias_activation",
+    "matmul",
+    "bias_activation",
+    "compress_mean",
+    "sort_blocks",
+    "backward_statistics",
+    "activation_back",
+    "column_sums",
+    "column_sums",
+    "store_gradient",
+    "matmul",
+    "activation_back",
+    "column_sums",
+    "column_sums",
+    "store_gradient", /* b1 */
+    "matmul",
+    "store_gradient", /* w2 */
+    "present_rows",
+    "matmul",
+    "matmul",
+    "store_gradient",
+    "store_gradient", /* w1, x */
+    NULL,
+  };
+  for (int hidden = 0; hidden <= 8; hidden += 8) {
+    machine m;
+    machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD,
+                                         .gpu = true,
+                                         .gate = NSAI_GATE_MLP,
+                                         .gate_hidden = hidden });
+    toy *t = &m.toy;
+    choose(t);
+    memset(t->io.o_branch, 0, sizeof t->io.o_branch);
+    nsa_grads g = make_grads(t, NSA_BF16), few = only(&g, NULL, &g.d_gate);
+    expect_launches(&m, &few, hidden ? two : one);
+    machine_expect("all", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+    machine_free(&m);
+  }
 }
 
 /* A caller's ranges have no lists of tokens. */
@@ -273,6 +443,8 @@ static void test_gpu_ranges(void **state) {
   expect_launches(&m, &g, names);
   machine_free(&m);
 }
+
+/* ---- d_o in f32, and runtime.recompute ---- */
 
 /* d_o in f32 takes workspace behind the plan's, and one launch. */
 static void test_gpu_f32_d_o(void **state) {
@@ -353,8 +525,9 @@ int main(void) {
     cmocka_unit_test(test_absent),        cmocka_unit_test(test_each_tensor),
     cmocka_unit_test(test_arguments),     cmocka_unit_test(test_gpu),
     cmocka_unit_test(test_gpu_alignment), cmocka_unit_test(test_gpu_no_queries),
-    cmocka_unit_test(test_gpu_refuses),   cmocka_unit_test(test_recompute),
-    cmocka_unit_test(test_gpu_f32_d_o),   cmocka_unit_test(test_gpu_ranges),
+    cmocka_unit_test(test_gpu_linear),    cmocka_unit_test(test_gpu_mlp),
+    cmocka_unit_test(test_gpu_gate),      cmocka_unit_test(test_gpu_ranges),
+    cmocka_unit_test(test_gpu_f32_d_o),   cmocka_unit_test(test_recompute),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
