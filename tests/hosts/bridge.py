@@ -13,29 +13,36 @@ model:
   heads: {heads}
   kv_heads: {kv_heads}
   head_dim: {dim}
-  compress: {{block: {block}, stride: {stride}, phi: mean}}
+  compress: {{block: {block}, stride: {stride}, phi: {phi}, hidden: {hidden}, activation: gelu}}
   select: {{block: {select}, count: {count}, init: {init}, local: {local}}}
   window: {window}
-  gate: logits
+  gate: {gate}
+  gate_mlp: {{channels: {channels}, hidden: {gate_hidden}}}
   kv_sharing: shared
   dtype: bf16
 """
+
+DEFAULTS = dict(phi="mean", hidden=0, gate="logits", channels=0, gate_hidden=0)
+PHI = "pe", "w", "w1", "b1", "w2", "b2"
+GATE = "x", "w1", "b1", "w2", "b2"
 
 
 class Attention:
     """A model on a device: q [T, Hq, D], k, v [T, Hkv, D], gate logits [T, Hq, 3], bf16 -> o [T, Hq, D].
 
-    `lengths` of the sequences that lie packed in T. The blocks that the last call chose are in
-    `chosen` [T, Hkv, n]."""
+    `lengths` of the sequences that lie packed in T. `weights`: a dict of what phi and the gate MLP have, as
+    "phi.k.w1" and "gate.x"; with the MLP there are no logits: None. The blocks that the last call chose are
+    in `chosen` [T, Hkv, n]."""
 
     def __init__(self, path, model, device, deterministic=True):
         self.model, self.device = model, device
-        self.library = nsa.Library(path, text=MODEL.format(**model),
+        self.library = nsa.Library(path, text=MODEL.format(**DEFAULTS | model),
                                    overrides=["runtime.device=cpu"] if device == "cpu" else [])
         self.deterministic, self.plans, self.batches, self.chosen = deterministic, {}, {}, None
 
-    def __call__(self, q, k, v, gates, lengths):
-        return Function.apply(self, tuple(lengths), q, k, v, gates)
+    def __call__(self, q, k, v, gates, lengths, weights={}):
+        inputs = dict(q=q, k=k, v=v) | ({} if gates is None else dict(gates=gates)) | weights
+        return Function.apply(self, tuple(lengths), tuple(inputs), *inputs.values())
 
     def plan(self, op, lengths):
         key = op, lengths
@@ -62,34 +69,50 @@ class Attention:
         self.library.close()
 
 
-def make_io(q, k, v, gates, chosen):
-    io = nsa.Io(struct_size=C.sizeof(nsa.Io), q=nsa.describe(q), block_idx=nsa.describe(chosen))
-    io.kv.k[0], io.kv.v[0], io.gate.value = nsa.describe(k), nsa.describe(v), nsa.describe(gates)
+def place(name, x, q, kv, phi, gate):
+    """Puts a tensor, or its gradient, where its name belongs; `q` takes what is of q."""
+    view = nsa.describe(x)
+    if name == "q":
+        q(view)
+    elif name in ("k", "v"):
+        getattr(kv, name)[0] = view
+    elif name == "gates":
+        gate.value = view
+    elif name.startswith("gate."):
+        gate.mlp[GATE.index(name[5:])] = view
+    else:
+        phi.sides[len(PHI) * (name[4] == "v") + PHI.index(name[6:])] = view
+
+
+def make_io(names, inputs, chosen):
+    io = nsa.Io(struct_size=C.sizeof(nsa.Io), block_idx=nsa.describe(chosen))
+    for name, x in zip(names, inputs):
+        place(name, x, lambda view: setattr(io, "q", view), io.kv, io.phi, io.gate)
     return io
 
 
 class Function(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, attention, lengths, q, k, v, gates):
-        q, k, v, gates = (x.contiguous() for x in (q, k, v, gates))
+    def forward(ctx, attention, lengths, names, *inputs):
+        inputs = [x.contiguous() for x in inputs]
+        q, k = inputs[:2]
         o = torch.empty_like(q)
         chosen = torch.empty(len(q), k.shape[1], attention.model["count"], dtype=torch.int32, device=q.device)
-        io = make_io(q, k, v, gates, chosen)
+        io = make_io(names, inputs, chosen)
         io.o = nsa.describe(o)
         attention.plan(nsa.FORWARD, lengths).run("nsa_forward", attention.stream(), attention.batch(lengths), io)
-        ctx.save_for_backward(q, k, v, gates, chosen)
-        ctx.attention, ctx.lengths, attention.chosen = attention, lengths, chosen
+        ctx.save_for_backward(*inputs, chosen)
+        ctx.attention, ctx.lengths, ctx.names, attention.chosen = attention, lengths, names, chosen
         return o
 
     @staticmethod
     def backward(ctx, d_o):
-        inputs = ctx.saved_tensors[:4]
-        io, d_o = make_io(*ctx.saved_tensors), d_o.contiguous()
-        d_q, d_k, d_v, d_gates = out = [torch.empty_like(x) for x in inputs]
-        grads = nsa.Grads(struct_size=C.sizeof(nsa.Grads), d_o=nsa.describe(d_o), d_q=nsa.describe(d_q))
-        grads.d_kv.k[0], grads.d_kv.v[0] = nsa.describe(d_k), nsa.describe(d_v)
-        grads.d_gate.value = nsa.describe(d_gates)
+        *inputs, chosen = ctx.saved_tensors
+        io, d_o, out = make_io(ctx.names, inputs, chosen), d_o.contiguous(), [torch.empty_like(x) for x in inputs]
+        grads = nsa.Grads(struct_size=C.sizeof(nsa.Grads), d_o=nsa.describe(d_o))
+        for name, x in zip(ctx.names, out):
+            place(name, x, lambda view: setattr(grads, "d_q", view), grads.d_kv, grads.d_phi, grads.d_gate)
         attention = ctx.attention
         attention.plan(nsa.BACKWARD, ctx.lengths).run("nsa_backward", attention.stream(),
                                                       attention.batch(ctx.lengths), io, grads)
-        return None, None, *out
+        return None, None, None, *out
