@@ -228,8 +228,7 @@ static void declare_gate(nsai_trial_data *d) {
   if (optional) declare1(d, NSAI_TRIAL_GATE_B2, g->dtype, out);
 }
 
-/* The branches that run: those the model has and the case asks for. */
-static uint32_t running(const nsai_trial_case *c) {
+uint32_t nsai_trial_branches(const nsai_trial_case *c) {
   uint32_t has = 1u << NSA_CMP | (c->geometry.select_count ? 1u << NSA_SEL : 0) |
                  (c->geometry.window ? 1u << NSA_WIN : 0);
   return c->branches ? has & c->branches : has;
@@ -252,7 +251,7 @@ static void declare_indices(nsai_trial_data *d) {
   if (c->selection == NSA_SELECT_OWN && c->kind == NSAI_TRIAL_BACKWARD) /* chosen by the forward */
     declare3(d, NSAI_TRIAL_INDEX_IN, NSA_I32, shape, 1);
   if (c->selection != NSA_SELECT_OWN || c->kind == NSAI_TRIAL_BACKWARD ||
-      !(running(c) >> NSA_SEL & 1))
+      !(nsai_trial_branches(c) >> NSA_SEL & 1))
     return;
   declare3(d, NSAI_TRIAL_INDEX, NSA_I32, shape, 1);
   if (!d->probe_count) return;
@@ -265,7 +264,7 @@ static void declare_compressed(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
   int in = g->phi == NSAI_PHI_EXTERNAL;
   int64_t rows = d->blocks + (d->c->no_batch ? 0 : d->c->slack / g->stride);
-  uint32_t run = running(d->c);
+  uint32_t run = nsai_trial_branches(d->c);
   int own = d->c->selection == NSA_SELECT_OWN && (run >> NSA_SEL & 1);
   /* Where nothing needs compressed blocks, nobody makes them; a backward pass makes its own. */
   if (!in && d->c->kind == NSAI_TRIAL_BACKWARD && !(d->c->saved && (run & 1))) return;
@@ -277,7 +276,7 @@ static void declare_compressed(nsai_trial_data *d) {
 
 static void declare_outputs(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
-  uint32_t run = d->c->kind == NSAI_TRIAL_DENSE ? 1u : running(d->c);
+  uint32_t run = d->c->kind == NSAI_TRIAL_DENSE ? 1u : nsai_trial_branches(d->c);
   declare_heads(d, NSAI_TRIAL_O, d->token_capacity, g->heads, g->head_dim_v);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!(run >> b & 1)) continue;
@@ -309,7 +308,7 @@ static void declare_gradient(nsai_trial_data *d, int slot, int64_t rows, int64_t
 static void declare_saved(nsai_trial_data *d) {
   const nsai_geometry *g = &d->c->geometry;
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    if (!(running(d->c) >> b & 1)) continue;
+    if (!(nsai_trial_branches(d->c) >> b & 1)) continue;
     declare_heads(d, NSAI_TRIAL_O_BRANCH_IN + b, d->token_capacity, g->heads, g->head_dim_v);
     declare2(d, NSAI_TRIAL_LSE_IN + b, NSA_F32, d->token_capacity, g->heads);
   }

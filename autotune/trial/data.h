@@ -91,6 +91,9 @@ nsa_status nsai_trial_data_create(const nsai_trial_device *device, const nsai_tr
                                   nsai_trial_data *data);
 void nsai_trial_data_destroy(nsai_trial_data *data);
 
+/* The branches that run, as bits: those the model has and the case asks for. */
+uint32_t nsai_trial_branches(const nsai_trial_case *c);
+
 int nsai_trial_data_has(const nsai_trial_data *data, int slot);
 
 /* A slot as the library or the reference takes it; absent slots give data NULL. Host views need the

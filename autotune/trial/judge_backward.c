@@ -146,8 +146,8 @@ static nsa_status round_d_o(const nsai_trial_data *d, nsa_tensor *out) {
   return NSA_OK;
 }
 
-/* d_q and the gates' from compressed keys that are rounded: what no implementation is better than. And how
- * large the blocks' gradients are. */
+/* d_q and the gates' from compressed keys that are rounded, d_q from dS that is: what no implementation is
+ * better than. And how large the blocks' gradients are. */
 static nsa_status plain_rows(nsai_trial_bench *bench, const nsa_batch *batch, const nsa_io *io,
                              const nsa_tensor *d_o, wanted *w) {
   nsai_trial_data *d = &bench->data;
@@ -171,6 +171,7 @@ static nsa_status plain_rows(nsai_trial_bench *bench, const nsa_batch *batch, co
   grads.d_kv.v_cmp = blocks[1];
   NSAI_TRY_TO(done, nsai_reference_backward(&geometry, bench->c->selection, bench->c->branches,
                                             batch, &rounded, &grads, bench->threads));
+  NSAI_TRY_TO(done, nsai_trial_add_score_error(bench, &rounded, d_o, &w->plain[NSAI_TRIAL_D_Q]));
   for (int side = 0; side < 2 && sums; side++) {
     /* Rows hold what they were added to: zeros. */
     w->block_sums[side] = root_of_squares(&blocks[side]);
@@ -220,7 +221,6 @@ static nsa_status plain(nsai_trial_bench *bench, const nsa_batch *batch, const n
                 c->geometry.gate == NSAI_GATE_MLP;
   nsa_tensor d_o;
   nsa_status status;
-  if (c->geometry.phi == NSAI_PHI_EXTERNAL && !reads_saved && !c->d_o_f32) return NSA_OK;
   NSAI_TRY_TO(done, round_d_o(&bench->data, &d_o));
   NSAI_TRY_TO(done, plain_rows(bench, batch, io, &d_o, w));
   if (c->d_o_f32) NSAI_TRY_TO(done, plain_rest(bench, batch, io, &d_o, w));

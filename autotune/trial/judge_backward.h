@@ -31,4 +31,9 @@ nsa_status nsai_trial_check_backward(nsai_trial_bench *bench, const nsai_trial_w
 nsa_status nsai_trial_add_saved_error(const nsai_trial_bench *bench, const nsa_batch *batch,
                                       const nsa_io *io, nsa_tensor plain[NSAI_TRIAL_SLOTS]);
 
+/* score_error.c: adds to d_q, f32 and contiguous or absent, what rounding dS does to it; `io` with
+ * compressed keys and values as they are stored. */
+nsa_status nsai_trial_add_score_error(const nsai_trial_bench *bench, const nsa_io *io,
+                                      const nsa_tensor *d_o, nsa_tensor *d_q);
+
 #endif /* NSAI_TRIAL_JUDGE_BACKWARD_H */
