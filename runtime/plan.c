@@ -131,7 +131,8 @@ static void write_saved(const nsai_problem *p, nsai_writer *text) {
   int64_t outputs = (int64_t)branches * m->heads * (2 * m->head_dim_v + 4);
   nsai_write(text,
              "  runtime.recompute: %s; kept from the forward beside its inputs, bytes a token: "
-             "block_idx %lld%s; o_branch and lse %lld (never), 0 (always)\n",
+             "block_idx %lld%s; o_branch and lse %lld with never, 0 with always, of the branches "
+             "that are given with auto\n",
              names[p->recompute], (long long)(p->selection == NSA_SELECT_OWN ? lists : 0),
              p->selection == NSA_SELECT_OWN ? "" : ", the caller's selection", (long long)outputs);
   nsai_write(text, "  a d_o in f32 takes %llu bytes more of workspace\n",

@@ -100,7 +100,7 @@ typedef struct nsa_caps {
                                they are */
   int32_t graph_level;      /* NSA_GRAPH_* */
   int32_t needs_compile;    /* kernels that neither memory nor disk tier has */
-  uint64_t workspace_bytes; /* device memory a run needs */
+  uint64_t workspace_bytes; /* device memory a run needs; an f32 d_o adds to it */
   uint64_t workspace_align; /* bytes */
   char variants[512]; /* "stage=variant stage=variant ...": can be pinned under `variants.force`, a
                          variant of several stages at the first of them */
