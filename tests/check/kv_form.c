@@ -42,6 +42,28 @@ static void random_model(uint64_t *random, nsai_geometry *g) {
   g->phi_hidden = g->phi == NSAI_PHI_MLP ? 48 : 0;
   g->phi_activation = NSAI_ACT_SILU;
   g->gate = next(random) % 2 ? NSAI_GATE_WEIGHTS : NSAI_GATE_LOGITS;
+  g->gate_channels = 64;
+  g->gate_hidden = 32;
+  g->gate_activation = NSAI_ACT_SILU;
+}
+
+/* Where a check has time for it: more selection blocks than decode_select keeps the importance of, and
+ * as many compressed ones. */
+#define LONG_FROM 1000
+#define LONG_BLOCKS 4096
+static void make_long(chk_kv_form *out) {
+  nsai_geometry *g = &out->geometry;
+  g->block = g->stride = g->select_block = 4;
+  g->heads = g->heads / g->kv_heads < 8 ? g->heads / g->kv_heads : 8;
+  g->kv_heads = 1;
+  if (g->head_dim_qk > 64) g->head_dim_qk = 64;
+  if (g->head_dim_v > 64) g->head_dim_v = 64;
+  out->max_kv_len = 4 * LONG_BLOCKS * 2; /* of which sequences have any part */
+  out->chunk = LONG_BLOCKS;
+  if (out->seqs > 2) out->seqs = 2;
+  if (out->max_q_len > 2) out->max_q_len = 2;
+  out->ring = out->probed = false;
+  if (!g->select_count) g->select_count = 16;
 }
 
 /* A selection of the caller's in every fifth, probes in half of the others. */
@@ -79,6 +101,8 @@ void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
   out->masks = !out->graph && next(&random) % 4 == 0;
   choose_lists(&random, out);
   out->counted = next(&random) % 2;
+  if (next(&random) % 5 == 0) out->geometry.gate = NSAI_GATE_MLP;
+  if (longest >= LONG_FROM && next(&random) % 20 == 0) make_long(out);
 }
 
 void chk_kv_form_prefill(chk_kv_form *out) {
@@ -113,19 +137,21 @@ static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 
 void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
   const nsai_geometry *g = &f->geometry;
-  fprintf(out,
-          "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s "
-          "scale %.2f seq%d q%d len%d",
-          f->op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)f->seed, g->heads,
-          g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride, g->select_block,
-          g->select_count, g->select_init, g->select_local, g->window,
-          g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "", phi_names[g->phi],
-          f->page_size, f->hnd ? " hnd" : "", f->lists ? " lists" : "", f->ring ? " ring" : "",
-          f->slots ? " slots" : "", f->mapping ? " mapping" : "", f->graph ? " graph" : "",
-          f->ragged ? " ragged" : "",
-          f->selection == NSA_SELECT_OWN      ? ""
-          : f->selection == NSA_SELECT_BLOCKS ? " blocks"
-                                              : " ranges",
-          f->probed ? " probed" : "", f->masks ? " masks" : "", f->counted ? " counted" : "",
-          (double)f->softmax_scale, f->seqs, f->max_q_len, f->max_kv_len);
+  fprintf(
+      out,
+      "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s "
+      "scale %.2f seq%d q%d len%d",
+      f->op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)f->seed, g->heads,
+      g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride, g->select_block,
+      g->select_count, g->select_init, g->select_local, g->window,
+      g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
+      g->gate == NSAI_GATE_MLP ? " gates" : "", phi_names[g->phi], f->page_size,
+      f->hnd ? " hnd" : "", f->lists ? " lists" : "", f->ring ? " ring" : "",
+      f->slots ? " slots" : "", f->mapping ? " mapping" : "", f->graph ? " graph" : "",
+      f->ragged ? " ragged" : "",
+      f->selection == NSA_SELECT_OWN      ? ""
+      : f->selection == NSA_SELECT_BLOCKS ? " blocks"
+                                          : " ranges",
+      f->probed ? " probed" : "", f->masks ? " masks" : "", f->counted ? " counted" : "",
+      (double)f->softmax_scale, f->seqs, f->max_q_len, f->max_kv_len);
 }

@@ -68,7 +68,7 @@ static bool spoil_behind(chk_kv_world *w) {
 
 static bool spoil_step(chk_kv_world *w, int kind) {
   switch (kind) {
-  case CHK_KV_SPOIL_O: return turn(w, CHK_KV_O, last_token(w, 0));
+  case CHK_KV_SPOIL_O: return turn(w, CHK_KV_O, last_token(w, w->form.geometry.block));
   case CHK_KV_SPOIL_NAN:
     ((uint16_t *)(void *)chk_kv_fetched(&w->tensor[CHK_KV_O]))[0] = 0x7fff;
     return true;

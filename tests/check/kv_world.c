@@ -26,7 +26,7 @@ static size_t element_bytes(int32_t dtype) {
   return dtype == NSA_I64 ? 8 : dtype == NSA_F32 || dtype == NSA_I32 ? 4 : 2;
 }
 
-static nsa_status make(chk_kv_world *w, int what, int32_t dtype, int32_t ndim,
+nsa_status chk_kv_make(chk_kv_world *w, int what, int32_t dtype, int32_t ndim,
                        const int64_t *shape) {
   chk_kv_tensor *t = &w->tensor[what];
   int64_t count = 1;
@@ -68,7 +68,7 @@ nsa_tensor chk_kv_view(const chk_kv_world *w, int what, bool gpu) {
 static nsa_status make_cache(chk_kv_world *w, int what, int64_t rows, int64_t tokens, int64_t dim) {
   int64_t heads = w->form.geometry.kv_heads;
   const int64_t shape[] = { rows, tokens, heads, dim };
-  NSAI_TRY(make(w, what, w->form.geometry.dtype, 4, shape));
+  NSAI_TRY(chk_kv_make(w, what, w->form.geometry.dtype, 4, shape));
   if (!w->form.hnd) return NSA_OK;
   w->tensor[what].view.stride[1] = dim;
   w->tensor[what].view.stride[2] = tokens * dim;
@@ -101,45 +101,52 @@ static nsa_status make_lists(chk_kv_world *w, int64_t t) {
   int64_t blocks = nsai_select_block_count(&f->geometry, f->max_kv_len);
   bool ranges = f->selection == NSA_SELECT_RANGES;
   if (f->probed) {
-    NSAI_TRY(make(w, CHK_KV_SOME_ROWS, NSA_I32, 1, SHAPE(CHK_KV_PROBES)));
-    NSAI_TRY(make(w, CHK_KV_SOME, NSA_F32, 3, SHAPE(CHK_KV_PROBES, heads, blocks)));
+    NSAI_TRY(chk_kv_make(w, CHK_KV_SOME_ROWS, NSA_I32, 1, SHAPE(CHK_KV_PROBES)));
+    NSAI_TRY(chk_kv_make(w, CHK_KV_SOME, NSA_F32, 3, SHAPE(CHK_KV_PROBES, heads, blocks)));
   }
-  if (f->selection == NSA_SELECT_OWN) return make(w, CHK_KV_IDX, NSA_I32, 3, SHAPE(t, heads, n));
-  if (f->shared_lists) return make(w, CHK_KV_SELECTION, NSA_I32, ranges ? 3 : 2, SHAPE(t, n, 2));
-  return make(w, CHK_KV_SELECTION, NSA_I32, ranges ? 4 : 3, SHAPE(t, heads, n, 2));
+  if (f->selection == NSA_SELECT_OWN)
+    return chk_kv_make(w, CHK_KV_IDX, NSA_I32, 3, SHAPE(t, heads, n));
+  if (f->shared_lists)
+    return chk_kv_make(w, CHK_KV_SELECTION, NSA_I32, ranges ? 3 : 2, SHAPE(t, n, 2));
+  return chk_kv_make(w, CHK_KV_SELECTION, NSA_I32, ranges ? 4 : 3, SHAPE(t, heads, n, 2));
 }
 
 static nsa_status make_rest(chk_kv_world *w) {
   const chk_kv_form *f = &w->form;
   const nsai_geometry *g = &f->geometry;
   int64_t t = w->most_tokens, s = f->seqs, blocks = nsai_select_block_count(g, f->max_kv_len);
-  NSAI_TRY(make(w, CHK_KV_CU_Q, NSA_I32, 1, SHAPE(s + 1)));
-  NSAI_TRY(make(w, CHK_KV_LEN, NSA_I32, 1, SHAPE(s)));
-  NSAI_TRY(make(w, CHK_KV_TABLE, NSA_I32, 2, SHAPE(s, w->most_pages)));
-  NSAI_TRY(make(w, CHK_KV_STARTS, NSA_I32, 1, SHAPE(s + 1)));
-  NSAI_TRY(make(w, CHK_KV_LISTS, NSA_I32, 1, SHAPE(s * w->most_pages)));
-  NSAI_TRY(make(w, CHK_KV_SLOTS, NSA_I32, 1, SHAPE(s)));
-  NSAI_TRY(make(w, CHK_KV_MAPPING, NSA_I64, 1, SHAPE(t)));
-  NSAI_TRY(make(w, CHK_KV_Q, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_qk)));
-  NSAI_TRY(make(w, CHK_KV_GATE, g->dtype, 3, SHAPE(t, g->heads, 3)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_CU_Q, NSA_I32, 1, SHAPE(s + 1)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_LEN, NSA_I32, 1, SHAPE(s)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_TABLE, NSA_I32, 2, SHAPE(s, w->most_pages)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_STARTS, NSA_I32, 1, SHAPE(s + 1)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_LISTS, NSA_I32, 1, SHAPE(s * w->most_pages)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_SLOTS, NSA_I32, 1, SHAPE(s)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_MAPPING, NSA_I64, 1, SHAPE(t)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_Q, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_qk)));
+  if (g->gate == NSAI_GATE_MLP)
+    NSAI_TRY(chk_kv_make(w, CHK_KV_GATE, g->dtype, 2, SHAPE(t, g->gate_channels)));
+  else
+    NSAI_TRY(chk_kv_make(w, CHK_KV_GATE, g->dtype, 3, SHAPE(t, g->heads, 3)));
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    NSAI_TRY(make(w, CHK_KV_LSE + pair, NSA_F32, 2, SHAPE(t, g->heads)));
-    NSAI_TRY(make(w, CHK_KV_O_BRANCH + pair, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_v)));
+    NSAI_TRY(chk_kv_make(w, CHK_KV_LSE + pair, NSA_F32, 2, SHAPE(t, g->heads)));
+    NSAI_TRY(
+        chk_kv_make(w, CHK_KV_O_BRANCH + pair, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_v)));
     if (!nsai_reads_pair(g, pair)) continue;
-    NSAI_TRY(make(w, CHK_KV_FRESH_K + pair, g->dtype, 3, SHAPE(t, g->kv_heads, g->head_dim_qk)));
-    NSAI_TRY(make(w, CHK_KV_FRESH_V + pair, g->dtype, 3, SHAPE(t, g->kv_heads, g->head_dim_v)));
+    NSAI_TRY(
+        chk_kv_make(w, CHK_KV_FRESH_K + pair, g->dtype, 3, SHAPE(t, g->kv_heads, g->head_dim_qk)));
+    NSAI_TRY(
+        chk_kv_make(w, CHK_KV_FRESH_V + pair, g->dtype, 3, SHAPE(t, g->kv_heads, g->head_dim_v)));
   }
-  NSAI_TRY(make(w, CHK_KV_O, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_v)));
-  NSAI_TRY(make(w, CHK_KV_PROBE_ROWS, NSA_I32, 1, SHAPE(t)));
-  NSAI_TRY(make(w, CHK_KV_PROBE, NSA_F32, 3, SHAPE(t, g->kv_heads, blocks)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_O, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_v)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_PROBE_ROWS, NSA_I32, 1, SHAPE(t)));
+  NSAI_TRY(chk_kv_make(w, CHK_KV_PROBE, NSA_F32, 3, SHAPE(s * f->max_q_len, g->kv_heads, blocks)));
   if (f->counted)
-    NSAI_TRY(make(w, CHK_KV_READS, NSA_I64, 4, SHAPE(s, g->kv_heads, NSA_BRANCHES, 2)));
+    NSAI_TRY(chk_kv_make(w, CHK_KV_READS, NSA_I64, 4, SHAPE(s, g->kv_heads, NSA_BRANCHES, 2)));
   if (!g->select_count) return NSA_OK;
   return make_lists(w, t);
 }
 
-/* About normal. */
-static void fill_scaled(chk_kv_world *w, int what, int64_t rows, double deviation) {
+void chk_kv_fill_scaled(chk_kv_world *w, int what, int64_t rows, double deviation) {
   chk_kv_tensor *t = &w->tensor[what];
   uint16_t *to = (uint16_t *)(void *)t->host;
   int64_t count = rows * t->view.stride[0];
@@ -161,52 +168,18 @@ static void drop_signs(chk_kv_world *w, int64_t rows) {
 }
 
 void chk_kv_fill(chk_kv_world *w, int what, int64_t rows) {
-  fill_scaled(w, what, rows, 1);
+  chk_kv_fill_scaled(w, what, rows, 1);
   if (what == CHK_KV_GATE && w->form.geometry.gate == NSAI_GATE_WEIGHTS) drop_signs(w, rows);
-}
-
-/* ---- weights of phi ---- */
-
-/* A weight's elements of the variance that keeps products at unit variance. */
-static nsa_status make_weight(chk_kv_world *w, int what, int64_t a, int64_t b, int64_t c) {
-  int64_t heads = w->form.geometry.kv_heads;
-  NSAI_TRY(make(w, what, w->form.geometry.dtype, c ? 3 : 2, SHAPE(heads, c ? a : b, c ? b : 0)));
-  fill_scaled(w, what, heads, 1 / sqrt((double)a));
-  return chk_kv_upload(w, what);
-}
-
-/* pe, then linear's W or mlp's W1, b1, W2, b2, of one of K and V. */
-static nsa_status make_side(chk_kv_world *w, int first, int64_t dim) {
-  const nsai_geometry *g = &w->form.geometry;
-  int64_t h = g->phi_hidden, all = g->block * dim;
-  NSAI_TRY(make_weight(w, first + CHK_KV_PE, g->block, dim, 1));
-  if (g->phi == NSAI_PHI_LINEAR) return make_weight(w, first + CHK_KV_W, all, dim, 1);
-  NSAI_TRY(make_weight(w, first + CHK_KV_W1, all, h, 1));
-  NSAI_TRY(make_weight(w, first + CHK_KV_B1, 16, h, 0));
-  NSAI_TRY(make_weight(w, first + CHK_KV_W2, h, dim, 1));
-  return make_weight(w, first + CHK_KV_B2, 16, dim, 0);
-}
-
-static nsa_status make_phi(chk_kv_world *w) {
-  const nsai_geometry *g = &w->form.geometry;
-  if (g->phi != NSAI_PHI_LINEAR && g->phi != NSAI_PHI_MLP) return NSA_OK;
-  NSAI_TRY(make_side(w, CHK_KV_PHI_K, g->head_dim_qk));
-  return make_side(w, CHK_KV_PHI_V, g->head_dim_v);
-}
-
-static nsa_phi_side side_of(const chk_kv_world *w, int first, bool gpu) {
-  return (nsa_phi_side){ .pe = chk_kv_view(w, first + CHK_KV_PE, gpu),
-                         .w = chk_kv_view(w, first + CHK_KV_W, gpu),
-                         .w1 = chk_kv_view(w, first + CHK_KV_W1, gpu),
-                         .b1 = chk_kv_view(w, first + CHK_KV_B1, gpu),
-                         .w2 = chk_kv_view(w, first + CHK_KV_W2, gpu),
-                         .b2 = chk_kv_view(w, first + CHK_KV_B2, gpu) };
 }
 
 /* ---- contexts and plans ---- */
 
 static const char *const phi_words[] = { "mean", "linear",
                                          "mlp\n    hidden: 48\n    activation: silu", "external" };
+
+static const char *const gate_words[] = {
+  "weights", "logits", "mlp\n  gate_mlp: {channels: 64, hidden: 32, activation: silu}"
+};
 
 static nsa_status make_context(chk_kv_world *w, const char *cache_dir, bool gpu, nsa_ctx **out) {
   const nsai_geometry *g = &w->form.geometry;
@@ -220,9 +193,9 @@ static nsa_status make_context(chk_kv_world *w, const char *cache_dir, bool gpu,
            "  count_reads: %s\n",
            g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
            phi_words[g->phi], g->select_block, g->select_count, g->select_init, g->select_local,
-           g->window, g->gate == NSAI_GATE_WEIGHTS ? "weights" : "logits",
-           g->per_branch ? "per_branch" : "shared", g->dtype == NSA_F16 ? "fp16" : "bf16",
-           gpu && w->device->driver ? "auto" : "cpu", w->form.counted ? "true" : "false");
+           g->window, gate_words[g->gate], g->per_branch ? "per_branch" : "shared",
+           g->dtype == NSA_F16 ? "fp16" : "bf16", gpu && w->device->driver ? "auto" : "cpu",
+           w->form.counted ? "true" : "false");
   size_t used = strlen(text);
   if (cache_dir)
     snprintf(text + used, sizeof text - used, "  cache_dir: \"%s\"\n", cache_dir);
@@ -397,7 +370,7 @@ nsa_io chk_kv_io(const chk_kv_world *w, bool gpu) {
   nsa_io io = NSA_IO_INIT;
   io.softmax_scale = w->form.softmax_scale;
   io.q = rows_of(w, CHK_KV_Q, gpu);
-  io.gate.value = rows_of(w, CHK_KV_GATE, gpu);
+  io.gate = chk_kv_gate(w, gpu, w->rows);
   io.kv = cache_of(w, gpu);
   io.o = rows_of(w, CHK_KV_O, gpu);
   for (int b = 0; b < NSA_BRANCHES; b++) {
@@ -419,7 +392,7 @@ nsa_io chk_kv_io(const chk_kv_world *w, bool gpu) {
 nsa_status chk_kv_append(chk_kv_world *w, bool gpu) {
   nsa_kv cache = cache_of(w, gpu), fresh = { 0 };
   nsa_batch batch = chk_kv_batch(w, gpu, true);
-  nsa_phi phi = { side_of(w, CHK_KV_PHI_K, gpu), side_of(w, CHK_KV_PHI_V, gpu) };
+  nsa_phi phi = chk_kv_phi(w, gpu);
   for (int i = 0; i < NSA_BRANCHES; i++) {
     fresh.k[i] = rows_of(w, CHK_KV_FRESH_K + i, gpu);
     fresh.v[i] = rows_of(w, CHK_KV_FRESH_V + i, gpu);
@@ -581,7 +554,7 @@ nsa_status chk_kv_create(chk_kv_world *w, const char *cache_dir) {
   }
   NSAI_TRY(make_caches(w));
   NSAI_TRY(make_rest(w));
-  NSAI_TRY(make_phi(w));
+  NSAI_TRY(chk_kv_make_weights(w));
   if (w->form.geometry.phi == NSAI_PHI_EXTERNAL)
     for (int what = CHK_KV_K_CMP; what <= CHK_KV_V_CMP; what++) {
       chk_kv_fill(w, what, w->tensor[what].view.shape[0]);

@@ -21,7 +21,7 @@ enum {
   CHK_KV_SLOTS,
   CHK_KV_MAPPING,
   CHK_KV_Q,
-  CHK_KV_GATE,
+  CHK_KV_GATE, /* or what a gate MLP reads */
   CHK_KV_FRESH_K,
   CHK_KV_FRESH_V = CHK_KV_FRESH_K + NSA_BRANCHES,
   CHK_KV_SELECTION = CHK_KV_FRESH_V + NSA_BRANCHES, /* that the caller brings */
@@ -38,7 +38,9 @@ enum {
   CHK_KV_OUTPUTS_END,
   CHK_KV_PHI_K = CHK_KV_OUTPUTS_END, /* weights, as below; written once */
   CHK_KV_PHI_V = CHK_KV_PHI_K + 6,
-  CHK_KV_TENSORS = CHK_KV_PHI_V + 6
+  CHK_KV_GATE_W1 = CHK_KV_PHI_V + 6, /* and behind each its bias */
+  CHK_KV_GATE_W2 = CHK_KV_GATE_W1 + 2,
+  CHK_KV_TENSORS = CHK_KV_GATE_W2 + 2
 };
 
 /* Of one of K and V. */
@@ -87,7 +89,15 @@ uint64_t chk_kv_next(chk_kv_world *w);
 /* Memory, contexts and plans of a world of which form, device, random, spoil and result are set. */
 nsa_status chk_kv_create(chk_kv_world *w, const char *cache_dir);
 void chk_kv_destroy(chk_kv_world *w);
-/* Random rows [0, rows) of a tensor on the host. */
+/* A tensor of NaN on both sides. */
+nsa_status chk_kv_make(chk_kv_world *w, int what, int32_t dtype, int32_t ndim,
+                       const int64_t *shape);
+/* kv_weights.c: makes and uploads what the model has; views of it. `rows`: of the call. */
+nsa_status chk_kv_make_weights(chk_kv_world *w);
+nsa_gate chk_kv_gate(const chk_kv_world *w, bool gpu, int64_t rows);
+nsa_phi chk_kv_phi(const chk_kv_world *w, bool gpu);
+/* Random rows [0, rows) of a tensor on the host, about normal; of inputs, as the model wants them. */
+void chk_kv_fill_scaled(chk_kv_world *w, int what, int64_t rows, double deviation);
 void chk_kv_fill(chk_kv_world *w, int what, int64_t rows);
 /* What a call's integers follow from len, q_len and the pages, on the host; sets tokens and rows. */
 void chk_kv_write_call(chk_kv_world *w);
