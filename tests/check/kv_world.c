@@ -46,13 +46,26 @@ nsa_status chk_kv_make(chk_kv_world *w, int what, int32_t dtype, int32_t ndim,
 
 uint8_t *chk_kv_fetched(const chk_kv_tensor *t) { return t->gpu.image + NSAI_TRIAL_GUARD; }
 
+/* Pages that lie far apart from `gpu` to there, or back. */
+static nsa_status move_pages(const chk_kv_world *w, const chk_kv_tensor *t, bool out) {
+  size_t bytes = (size_t)t->view.stride[0] * 2;
+  for (int64_t page = 0; t->far && page < t->view.shape[0]; page++) {
+    uint8_t *near = t->gpu.device + NSAI_TRIAL_GUARD + (size_t)page * bytes;
+    uint8_t *far = t->far + page * t->page_stride * 2;
+    NSAI_TRY(nsai_trial_device_copy(w->device, out ? far : near, out ? near : far, bytes));
+  }
+  return NSA_OK;
+}
+
 nsa_status chk_kv_upload(chk_kv_world *w, int what) {
   chk_kv_tensor *t = &w->tensor[what];
   memcpy(chk_kv_fetched(t), t->host, t->bytes);
-  return nsai_trial_buffer_upload(w->device, &t->gpu);
+  NSAI_TRY(nsai_trial_buffer_upload(w->device, &t->gpu));
+  return move_pages(w, t, true);
 }
 
 nsa_status chk_kv_fetch(chk_kv_world *w, int what) {
+  NSAI_TRY(move_pages(w, &w->tensor[what], false));
   return nsai_trial_buffer_fetch(w->device, &w->tensor[what].gpu);
 }
 
@@ -61,7 +74,24 @@ nsa_tensor chk_kv_view(const chk_kv_world *w, int what, bool gpu) {
   nsa_tensor view = t->view;
   if (!t->host) return (nsa_tensor){ 0 };
   view.data = gpu ? (void *)(t->gpu.device + NSAI_TRIAL_GUARD) : (void *)t->host;
+  if (gpu && t->far) {
+    view.data = t->far;
+    view.stride[0] = t->page_stride;
+  }
   return view;
+}
+
+/* The last page begins behind 2^31 elements. */
+static nsa_status spread_pages(chk_kv_world *w, int what) {
+  chk_kv_tensor *t = &w->tensor[what];
+  int64_t last = t->view.shape[0] - 1;
+  void *far;
+  t->page_stride = (((int64_t)1 << 31) / last / 64 + 1) * 64;
+  if (t->page_stride < t->view.stride[0]) t->page_stride = t->view.stride[0];
+  NSAI_TRY(nsai_trial_device_alloc(w->device,
+                                   (size_t)(last * t->page_stride + t->view.stride[0]) * 2, &far));
+  t->far = far;
+  return move_pages(w, t, true);
 }
 
 /* [rows, tokens, heads, dim]; with `hnd` in memory [rows, heads, tokens, dim]. */
@@ -69,10 +99,11 @@ static nsa_status make_cache(chk_kv_world *w, int what, int64_t rows, int64_t to
   int64_t heads = w->form.geometry.kv_heads;
   const int64_t shape[] = { rows, tokens, heads, dim };
   NSAI_TRY(chk_kv_make(w, what, w->form.geometry.dtype, 4, shape));
-  if (!w->form.hnd) return NSA_OK;
-  w->tensor[what].view.stride[1] = dim;
-  w->tensor[what].view.stride[2] = tokens * dim;
-  return NSA_OK;
+  if (w->form.hnd) {
+    w->tensor[what].view.stride[1] = dim;
+    w->tensor[what].view.stride[2] = tokens * dim;
+  }
+  return w->form.spread ? spread_pages(w, what) : NSA_OK;
 }
 
 static nsa_status make_caches(chk_kv_world *w) {
@@ -573,6 +604,7 @@ void chk_kv_destroy(chk_kv_world *w) {
   for (int i = 0; i < CHK_KV_TENSORS; i++) {
     free(w->tensor[i].host);
     if (w->tensor[i].host) nsai_trial_buffer_destroy(w->device, &w->tensor[i].gpu);
+    nsai_trial_device_free(w->device, w->tensor[i].far);
   }
   nsai_trial_buffer_destroy(w->device, &w->workspace);
   for (int s = 0; s < CHK_KV_SEQS; s++) free(w->page[s]);

@@ -36,6 +36,7 @@ typedef struct chk_kv_form {
   float softmax_scale;
   bool masks;   /* steps run some of the branches */
   bool counted; /* steps of a decode count what they read */
+  bool spread;  /* the GPU's pages lie beyond 2^31 elements: 4.3 GB a tensor, up to eight */
 } chk_kv_form;
 
 /* A random one; `longest`: of a sequence. */

@@ -52,6 +52,8 @@ typedef struct chk_kv_tensor {
   size_t bytes;
   uint8_t *host;
   nsai_trial_buffer gpu;
+  uint8_t *far; /* where the GPU's pages lie, page_stride elements apart; NULL: in `gpu` */
+  int64_t page_stride;
 } chk_kv_tensor;
 
 /* Sums of squares: of errors, of references, of a plain computation's errors. */

@@ -18,15 +18,25 @@ typedef struct arguments {
   int32_t longest, device, op; /* op 0: one after the other */
   double time_limit;
   const char *cache_dir;
-  bool verbose, self_test;
+  bool verbose, self_test, spread;
 } arguments;
 
-enum { OPT_CACHE_DIR = 256, OPT_TIME_LIMIT, OPT_OP, OPT_SELF_TEST, OPT_SOAK, OPT_EVERY };
+enum {
+  OPT_CACHE_DIR = 256,
+  OPT_TIME_LIMIT,
+  OPT_OP,
+  OPT_SELF_TEST,
+  OPT_SOAK,
+  OPT_EVERY,
+  OPT_SPREAD
+};
 
 static const struct argp_option options[] = {
   { "seed", 's', "N", 0, "Seed of the first world; the others follow (1)", 0 },
   { "count", 'n', "N", 0, "How many worlds (60)", 0 },
   { "op", OPT_OP, "OP", 0, "Steps of decode or of prefill; without it worlds of both in turn", 0 },
+  { "spread", OPT_SPREAD, 0, 0,
+    "Pages far apart, up to 2^31 elements and more: 4.3 GB a tensor, up to eight", 0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
   { "soak", OPT_SOAK, "STEPS", 0, "So many steps of one world of sequences that come and go", 0 },
   { "every", OPT_EVERY, "N", 0, "Steps of a soak from check to check (250)", 0 },
@@ -55,6 +65,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     if (a->op < 0) argp_error(state, "--op: '%s' is neither decode nor prefill", value);
     break;
   case OPT_SELF_TEST: a->self_test = true; break;
+  case OPT_SPREAD: a->spread = true; break;
   case OPT_SOAK: a->soak = strtoll(value, NULL, 10); break;
   case OPT_EVERY: a->every = strtoll(value, NULL, 10); break;
   case OPT_CACHE_DIR: a->cache_dir = value; break;
@@ -74,6 +85,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
   chk_kv_form_random(seed, a->longest, form);
   if (a->op ? a->op == NSA_OP_PREFILL : seed % 2 == 0) chk_kv_form_prefill(form);
+  form->spread = a->spread;
 }
 
 typedef struct counts {
@@ -99,8 +111,9 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
          r.o, r.branch, r.lse, r.entry, r.importance, (long long)r.near_cut, (long long)r.rows,
          r.failure[0] ? ": " : "", r.failure);
   if (failed)
-    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d\n",
-           form.op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)seed, a->longest);
+    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s\n",
+           form.op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)seed, a->longest,
+           a->spread ? " --spread" : "");
   fflush(stdout);
 }
 
