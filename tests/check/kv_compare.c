@@ -47,6 +47,10 @@ static double value(const nsa_tensor *t, const uint8_t *data, int64_t at) {
   return (double)(t->dtype == NSA_F16 ? nsai_float_from_f16(bits) : nsai_float_from_bf16(bits));
 }
 
+double chk_kv_value(const chk_kv_tensor *t, int64_t at) {
+  return value(&t->view, chk_kv_fetched(t), at);
+}
+
 #define FAIL(w, ...)                                                                               \
   do {                                                                                             \
     if (!(w)->result->failure[0])                                                                  \

@@ -133,6 +133,21 @@ void chk_kv_form_soak(chk_kv_form *out, int32_t longest) {
   out->max_kv_len = longest;
 }
 
+void chk_kv_form_split(chk_kv_form *out) {
+  nsai_geometry *g = &out->geometry;
+  int32_t group = g->heads / g->kv_heads;
+  chk_kv_form_prefill(out);
+  out->split = true;
+  g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
+  g->heads = g->kv_heads * (group < 16 ? group : 16);
+  g->phi = NSAI_PHI_MEAN; /* products of other shapes may round otherwise */
+  if (out->seqs > 3) out->seqs = 3;
+  out->masks = out->probed = out->graph = false;
+  out->selection = NSA_SELECT_OWN;
+  out->max_q_len = out->ring && out->max_q_len > 40 ? 40 : out->max_q_len;
+  out->chunk = out->max_q_len;
+}
+
 static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 
 void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
@@ -141,9 +156,11 @@ void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
       out,
       "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s "
       "scale %.2f seq%d q%d len%d",
-      f->op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)f->seed, g->heads,
-      g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride, g->select_block,
-      g->select_count, g->select_init, g->select_local, g->window,
+      f->split                  ? "split"
+      : f->op == NSA_OP_PREFILL ? "prefill"
+                                : "decode",
+      (unsigned long long)f->seed, g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block,
+      g->stride, g->select_block, g->select_count, g->select_init, g->select_local, g->window,
       g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
       g->gate == NSAI_GATE_MLP ? " gates" : "", phi_names[g->phi], f->page_size,
       f->hnd ? " hnd" : "", f->lists ? " lists" : "", f->ring ? " ring" : "",

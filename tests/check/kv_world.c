@@ -291,8 +291,7 @@ static void write_pages(chk_kv_world *w) {
   starts[w->form.seqs] = used;
 }
 
-/* Gives every sequence the pages that its tokens need. */
-static void take_pages(chk_kv_world *w) {
+void chk_kv_take_pages(chk_kv_world *w) {
   for (int s = 0; w->form.page_size > 0 && s < w->form.seqs; s++)
     while (w->page_count[s] * w->form.page_size < w->len[s])
       w->page[s][w->page_count[s]++] = w->free_page[--w->free_count];
@@ -349,11 +348,9 @@ nsa_status chk_kv_poison_outputs(chk_kv_world *w) {
   return NSA_OK;
 }
 
-static nsa_status prepare_call(chk_kv_world *w, bool step) {
-  take_pages(w);
+nsa_status chk_kv_prepare_call(chk_kv_world *w) {
+  chk_kv_take_pages(w);
   chk_kv_write_call(w);
-  if (step && w->packed && w->form.op == NSA_OP_PREFILL) /* as many in each, for a graph */
-    w->rows = (int64_t)w->form.seqs * w->form.max_q_len;
   fill_inputs(w);
   chk_kv_choose_selection(w);
   chk_kv_start_reads(w);
@@ -473,7 +470,7 @@ static nsa_status begin_sequences(chk_kv_world *w) {
       any |= rest > 0;
     }
     if (!any) break;
-    NSAI_TRY(prepare_call(w, false));
+    NSAI_TRY(chk_kv_prepare_call(w));
     NSAI_TRY(chk_kv_append(w, false));
     NSAI_TRY(chk_kv_append(w, true));
     NSAI_TRY(chk_kv_compare_cache(w));
@@ -521,7 +518,9 @@ static nsa_status step(chk_kv_world *w) {
   memcpy(before, w->len, sizeof before);
   choose_step(w);
   if (w->form.masks) choose_branches(w);
-  NSAI_TRY(prepare_call(w, true));
+  NSAI_TRY(chk_kv_prepare_call(w));
+  if (w->packed && w->form.op == NSA_OP_PREFILL) /* as many in each, for a graph */
+    w->rows = (int64_t)w->form.seqs * w->form.max_q_len;
   NSAI_TRY(chk_kv_append(w, false));
   NSAI_TRY(chk_kv_run_gpu(w));
   NSAI_TRY(chk_kv_compare_cache(w));

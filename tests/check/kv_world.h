@@ -25,6 +25,7 @@ typedef struct chk_kv_form {
   uint64_t seed;
   nsai_geometry geometry;
   int32_t op;        /* of its steps' attention: NSA_OP_DECODE or NSA_OP_PREFILL */
+  bool split;        /* chk_kv_split's */
   int32_t selection; /* NSA_SELECT_* */
   int32_t page_size; /* NSA_NO_PAGES: rows */
   bool hnd, lists, ring, slots, mapping, graph, ragged;
@@ -81,6 +82,11 @@ enum {
  * something could not be tried at all. */
 nsa_status chk_kv_walk(const nsai_trial_device *device, const chk_kv_form *form,
                        const char *cache_dir, int *spoil, chk_kv_result *result);
+
+/* kv_split.c: whole sequences in one call, and the same in pieces; arguments and status as chk_kv_walk. */
+void chk_kv_form_split(chk_kv_form *form);
+nsa_status chk_kv_split(const nsai_trial_device *device, const chk_kv_form *form,
+                        const char *cache_dir, int *spoil, chk_kv_result *result);
 
 /* kv_soak.c: what a soak has done. */
 typedef struct chk_kv_soak_counts {

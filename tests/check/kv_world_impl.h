@@ -36,7 +36,8 @@ enum {
   CHK_KV_PROBE_ROWS, /* of the CPU device alone: every row */
   CHK_KV_PROBE,
   CHK_KV_OUTPUTS_END,
-  CHK_KV_PHI_K = CHK_KV_OUTPUTS_END, /* weights, as below; written once */
+  CHK_KV_WEIGHTS = CHK_KV_OUTPUTS_END, /* as below; written once */
+  CHK_KV_PHI_K = CHK_KV_WEIGHTS,
   CHK_KV_PHI_V = CHK_KV_PHI_K + 6,
   CHK_KV_GATE_W1 = CHK_KV_PHI_V + 6, /* and behind each its bias */
   CHK_KV_GATE_W2 = CHK_KV_GATE_W1 + 2,
@@ -103,7 +104,13 @@ void chk_kv_fill_scaled(chk_kv_world *w, int what, int64_t rows, double deviatio
 void chk_kv_fill(chk_kv_world *w, int what, int64_t rows);
 /* What a call's integers follow from len, q_len and the pages, on the host; sets tokens and rows. */
 void chk_kv_write_call(chk_kv_world *w);
+/* That, pages, random inputs, all uploaded, and outputs poisoned. */
+nsa_status chk_kv_prepare_call(chk_kv_world *w);
 nsa_status chk_kv_poison_outputs(chk_kv_world *w);
+/* Gives every sequence the pages that its tokens need. */
+void chk_kv_take_pages(chk_kv_world *w);
+/* An element of a fetched tensor. */
+double chk_kv_value(const chk_kv_tensor *t, int64_t at);
 nsa_status chk_kv_upload(chk_kv_world *w, int what);
 nsa_status chk_kv_fetch(chk_kv_world *w, int what);
 uint8_t *chk_kv_fetched(const chk_kv_tensor *t);

@@ -12,6 +12,8 @@
 
 #define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
 
+#define OP_SPLIT 100 /* no operation of the library's */
+
 typedef struct arguments {
   uint64_t seed;
   int64_t count, soak, every;
@@ -34,7 +36,11 @@ enum {
 static const struct argp_option options[] = {
   { "seed", 's', "N", 0, "Seed of the first world; the others follow (1)", 0 },
   { "count", 'n', "N", 0, "How many worlds (60)", 0 },
-  { "op", OPT_OP, "OP", 0, "Steps of decode or of prefill; without it worlds of both in turn", 0 },
+  { "op", OPT_OP, "OP", 0,
+    "Steps of decode or of prefill, or split: nsa_forward against both in pieces; without it all "
+    "in "
+    "turn",
+    0 },
   { "spread", OPT_SPREAD, 0, 0,
     "Pages far apart, up to 2^31 elements and more: 4.3 GB a tensor, up to eight", 0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
@@ -61,8 +67,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_OP:
     a->op = !strcmp(value, "decode")    ? NSA_OP_DECODE
             : !strcmp(value, "prefill") ? NSA_OP_PREFILL
+            : !strcmp(value, "split")   ? OP_SPLIT
                                         : -1;
-    if (a->op < 0) argp_error(state, "--op: '%s' is neither decode nor prefill", value);
+    if (a->op < 0) argp_error(state, "--op: '%s' is none of decode, prefill, split", value);
     break;
   case OPT_SELF_TEST: a->self_test = true; break;
   case OPT_SPREAD: a->spread = true; break;
@@ -84,7 +91,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 
 static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
   chk_kv_form_random(seed, a->longest, form);
-  if (a->op ? a->op == NSA_OP_PREFILL : seed % 2 == 0) chk_kv_form_prefill(form);
+  if (a->op ? a->op == OP_SPLIT : seed % 7 == 0)
+    chk_kv_form_split(form);
+  else if (a->op ? a->op == NSA_OP_PREFILL : seed % 2 == 0)
+    chk_kv_form_prefill(form);
   form->spread = a->spread;
 }
 
@@ -97,7 +107,8 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
   chk_kv_form form;
   chk_kv_result r;
   make_form(a, seed, &form);
-  nsa_status status = chk_kv_walk(device, &form, a->cache_dir, NULL, &r);
+  nsa_status status =
+      (form.split ? chk_kv_split : chk_kv_walk)(device, &form, a->cache_dir, NULL, &r);
   bool skipped = status == NSA_E_UNSUPPORTED;
   if (status) snprintf(r.failure, sizeof r.failure, "%.200s", nsa_last_error());
   bool failed = r.failure[0] && !skipped;
@@ -112,8 +123,10 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
          r.failure[0] ? ": " : "", r.failure);
   if (failed)
     printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s\n",
-           form.op == NSA_OP_PREFILL ? "prefill" : "decode", (unsigned long long)seed, a->longest,
-           a->spread ? " --spread" : "");
+           form.split                  ? "split"
+           : form.op == NSA_OP_PREFILL ? "prefill"
+                                       : "decode",
+           (unsigned long long)seed, a->longest, a->spread ? " --spread" : "");
   fflush(stdout);
 }
 
@@ -146,6 +159,32 @@ static int soak(const arguments *a, const nsai_trial_device *device) {
          (long long)n.forks, (long long)n.rollbacks, (long long)n.copies, (long long)n.poisoned,
          r.failure[0] ? r.failure : "passed");
   return r.failure[0] ? 1 : 0;
+}
+
+/* What a piece has other than the whole. Returns how many were not found. */
+static int split_self_test(const arguments *a, const nsai_trial_device *device) {
+  static const int kinds[] = { CHK_KV_SPOIL_O, CHK_KV_SPOIL_NAN, CHK_KV_SPOIL_BRANCH,
+                               CHK_KV_SPOIL_LSE, CHK_KV_SPOIL_CHOICE };
+  int failed = 0;
+  for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+    int spoil = kinds[i];
+    chk_kv_result r = { 0 };
+    nsa_status status = NSA_OK;
+    for (uint64_t seed = a->seed; !status && spoil != CHK_KV_SPOILT && seed < a->seed + 50;
+         seed++) {
+      chk_kv_form form;
+      chk_kv_form_random(seed, 100, &form);
+      chk_kv_form_split(&form);
+      status = chk_kv_split(device, &form, a->cache_dir, &spoil, &r);
+    }
+    bool found = !status && spoil == CHK_KV_SPOILT && r.failure[0];
+    printf("%s: damage %d of a whole: %s\n", found ? "ok" : "FAILED", kinds[i],
+           status                   ? nsa_last_error()
+           : spoil != CHK_KV_SPOILT ? "no world has it"
+                                    : r.failure);
+    failed += !found;
+  }
+  return failed;
 }
 
 /* The soak's own kinds of damage. Returns how many were not found. */
@@ -215,7 +254,8 @@ int main(int argc, char **argv) {
     return status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1;
   }
   if (a.self_test) {
-    int failed = self_test(&a, &device) + soak_self_test(&a, &device);
+    int failed = self_test(&a, &device) + split_self_test(&a, &device);
+    failed += soak_self_test(&a, &device);
     nsai_trial_device_close(&device);
     return failed ? 1 : 0;
   }

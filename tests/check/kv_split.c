@@ -1,0 +1,292 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Continuity: what one nsa_prefill gives of whole sequences, in rows, nsa_prefill and nsa_decode give of them
+ * in any pieces and in whatever layout: the same blocks, but for rows at the cut, and the same outputs.
+ */
+#include "kv_world_impl.h"
+
+#include "trial/compare.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DECODED 16 /* new tokens of a sequence in a decode step at most */
+
+typedef struct split {
+  chk_kv_world whole, parts; /* with the same weights */
+  nsa_plan *decode;
+  nsai_trial_buffer workspace;
+  nsa_exec exec;
+  int32_t length[CHK_KV_SEQS];
+  bool has_importance;
+  chk_kv_result *result;
+} split;
+
+static void fail(split *k, const char *what, int s, int32_t position, int32_t head) {
+  if (!k->result->failure[0])
+    snprintf(k->result->failure, sizeof k->result->failure,
+             "%s of sequence %d, t %d, head %d: whole and in pieces differ", what, s, position,
+             head);
+}
+
+/* ---- the whole ---- */
+
+static nsa_status run_whole(split *k) {
+  chk_kv_world *v = &k->whole;
+  memcpy(v->len, k->length, sizeof v->len);
+  memcpy(v->q_len, k->length, sizeof v->q_len);
+  v->packed = true;
+  NSAI_TRY(chk_kv_prepare_call(v));
+  nsa_batch batch = chk_kv_batch(v, true, false);
+  nsa_io io = chk_kv_io(v, true);
+  NSAI_TRY(chk_kv_append(v, false));
+  NSAI_TRY(chk_kv_append(v, true));
+  NSAI_TRY(nsa_prefill(v->gpu_attend, &v->gpu_exec, &batch, &io));
+  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_SOME; what++)
+    if (v->tensor[what].host) NSAI_TRY(chk_kv_fetch(v, what));
+  return chk_kv_compare_cache(v);
+}
+
+/* Every row's importance, by the CPU device over the same entries; asked for when lists differ. */
+static nsa_status find_importance(split *k) {
+  chk_kv_world *v = &k->whole;
+  if (k->has_importance) return NSA_OK;
+  k->has_importance = true;
+  nsa_batch batch = chk_kv_batch(v, false, false);
+  nsa_io io = chk_kv_io(v, false);
+  io.probe_rows = chk_kv_view(v, CHK_KV_PROBE_ROWS, false);
+  io.probe_importance = chk_kv_view(v, CHK_KV_PROBE, false);
+  io.probe_rows.shape[0] = io.probe_importance.shape[0] = v->tokens;
+  for (int64_t i = 0; i < v->tokens; i++) ((int32_t *)io.probe_rows.data)[i] = (int32_t)i;
+  return nsa_prefill(v->cpu_select, &v->cpu_exec, &batch, &io);
+}
+
+/* ---- comparison ---- */
+
+/* A row of both: of the whole's token `token`, and of the call's. */
+typedef struct place {
+  int s;
+  int32_t position;
+  int64_t token, part;
+} place;
+
+static const int32_t *list_of(const chk_kv_world *w, int64_t token, int32_t head) {
+  const chk_kv_tensor *t = &w->tensor[CHK_KV_IDX];
+  return (const int32_t *)(const void *)chk_kv_fetched(t) + token * t->view.stride[0] +
+         head * t->view.stride[1];
+}
+
+/* Whether both chose the same blocks; if not, either's must lie at the cut. */
+static nsa_status compare_lists(split *k, const place *at, int32_t head, bool *same) {
+  const nsai_geometry *g = &k->whole.form.geometry;
+  const chk_kv_tensor *probe = &k->whole.tensor[CHK_KV_PROBE];
+  const int32_t *lists[2] = { list_of(&k->whole, at->token, head),
+                              list_of(&k->parts, at->part, head) };
+  int64_t blocks = probe->view.shape[2];
+  *same = !memcmp(lists[0], lists[1], (size_t)g->select_count * 4);
+  if (*same) return NSA_OK;
+  k->result->near_cut++;
+  if (!k->whole.device->driver) fail(k, "blocks on the CPU device", at->s, at->position, head);
+  NSAI_TRY(find_importance(k));
+  double *importance = malloc((size_t)blocks * sizeof *importance);
+  if (!importance) return nsai_fail_nomem("importance", (size_t)blocks);
+  const float *row = (const float *)(const void *)probe->host + at->token * probe->view.stride[0] +
+                     head * probe->view.stride[1];
+  for (int64_t i = 0; i < blocks; i++) importance[i] = (double)row[i];
+  for (int i = 0; i < 2; i++)
+    if (nsai_trial_selection_malformed(g, at->position, lists[i]) ||
+        !(nsai_trial_selection_distance(g, at->position, lists[i], importance) <=
+          NSAI_TRIAL_CUT_TOLERANCE))
+      fail(k, "blocks", at->s, at->position, head);
+  free(importance);
+  return NSA_OK;
+}
+
+/* Twice what either may be off from the reference, and for a row by itself more. */
+#define BOTH 2
+#define ROW_LIMIT 4
+
+static void compare_values(split *k, const place *at, int32_t head, int part, int what) {
+  chk_kv_world *v = &k->whole, *w = &k->parts;
+  const chk_kv_tensor *a = &v->tensor[what], *b = &w->tensor[what];
+  const nsai_geometry *g = &v->form.geometry;
+  chk_kv_sums *all = &v->sums[part][at->s * g->heads + head], sum = { 0 };
+  for (int32_t i = 0; i < g->head_dim_v; i++) {
+    double x = chk_kv_value(a, at->token * a->view.stride[0] + head * a->view.stride[1] + i);
+    double y = chk_kv_value(b, at->part * b->view.stride[0] + head * b->view.stride[1] + i);
+    sum.error += (x - y) * (x - y) / (BOTH * BOTH);
+    sum.norm += x * x;
+  }
+  all->error += sum.error;
+  all->norm += sum.norm;
+  nsai_trial_measure measure = part == NSA_BRANCHES ? NSAI_TRIAL_WHOLE : NSAI_TRIAL_STAGE;
+  double limit = ROW_LIMIT * nsai_trial_tolerance_of(measure, g->dtype).relative;
+  if (!(sqrt(sum.error) <= limit * sqrt(sum.norm))) fail(k, "outputs", at->s, at->position, head);
+}
+
+static void compare_lse(split *k, const place *at, int32_t head, int branch) {
+  const chk_kv_tensor *a = &k->whole.tensor[CHK_KV_LSE + branch];
+  const chk_kv_tensor *b = &k->parts.tensor[CHK_KV_LSE + branch];
+  double x = chk_kv_value(a, at->token * a->view.stride[0] + head);
+  double y = chk_kv_value(b, at->part * b->view.stride[0] + head);
+  if (isinf(x) && x == y) return;
+  double ratio = fabs(x - y) / (BOTH * NSAI_TRIAL_LSE_TOLERANCE * fmax(1, fabs(x)));
+  if (ratio > k->result->lse) k->result->lse = ratio;
+  if (!(ratio <= 1)) fail(k, "lse", at->s, at->position, head);
+}
+
+static nsa_status compare_row(split *k, const place *at) {
+  const nsai_geometry *g = &k->whole.form.geometry;
+  const int32_t group = g->heads / g->kv_heads;
+  bool same = true;
+  for (int32_t head = 0; head < g->heads; head++) {
+    if (g->select_count && head % group == 0) NSAI_TRY(compare_lists(k, at, head / group, &same));
+    k->result->rows++;
+    for (int b = 0; b < NSA_BRANCHES; b++) {
+      if (!(k->whole.branches >> b & 1) || (b == NSA_SEL && !same)) continue;
+      compare_lse(k, at, head, b);
+      compare_values(k, at, head, b, CHK_KV_O_BRANCH + b);
+    }
+    if (same) compare_values(k, at, head, NSA_BRANCHES, CHK_KV_O);
+  }
+  return NSA_OK;
+}
+
+/* ---- pieces ---- */
+
+/* The call's rows are those of the whole. */
+static nsa_status bring_rows(split *k) {
+  static const int inputs[] = { CHK_KV_Q,           CHK_KV_GATE,        CHK_KV_FRESH_K,
+                                CHK_KV_FRESH_K + 1, CHK_KV_FRESH_K + 2, CHK_KV_FRESH_V,
+                                CHK_KV_FRESH_V + 1, CHK_KV_FRESH_V + 2 };
+  chk_kv_world *v = &k->whole, *w = &k->parts;
+  for (int what = CHK_KV_CU_Q; what <= CHK_KV_MAPPING; what++) NSAI_TRY(chk_kv_upload(w, what));
+  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
+    const chk_kv_tensor *from = &v->tensor[inputs[i]];
+    size_t bytes = (size_t)from->view.stride[0] * 2, to = 0, first = 0;
+    if (!from->host) continue;
+    for (int s = 0; s < w->form.seqs; first += (size_t)k->length[s++]) {
+      size_t begin = first + (size_t)(w->len[s] - w->q_len[s]), count = (size_t)w->q_len[s];
+      memcpy(w->tensor[inputs[i]].host + to * bytes, from->host + begin * bytes, count * bytes);
+      to += count;
+    }
+    NSAI_TRY(chk_kv_upload(w, inputs[i]));
+  }
+  return chk_kv_poison_outputs(w);
+}
+
+static nsa_status compare_call(split *k) {
+  chk_kv_world *w = &k->parts;
+  place at = { 0 };
+  int64_t first = 0;
+  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_SOME; what++)
+    if (w->tensor[what].host) NSAI_TRY(chk_kv_fetch(w, what));
+  for (at.s = 0; at.s < w->form.seqs; first += k->length[at.s++])
+    for (int32_t i = 0; i < w->q_len[at.s]; i++, at.part++) {
+      at.position = w->len[at.s] - w->q_len[at.s] + i;
+      at.token = first + at.position;
+      NSAI_TRY(compare_row(k, &at));
+    }
+  return NSA_OK;
+}
+
+static int32_t most_decoded(const chk_kv_world *w) {
+  return w->chunk < DECODED ? w->chunk : DECODED;
+}
+
+/* Any piece of what is left of every sequence, by nsa_decode or nsa_prefill. */
+static nsa_status run_piece(split *k, bool *any) {
+  chk_kv_world *w = &k->parts;
+  bool decodes = chk_kv_next(w) % 2;
+  int32_t most = decodes ? most_decoded(w) : w->chunk;
+  *any = false;
+  for (int s = 0; s < w->form.seqs; s++) {
+    int32_t rest = k->length[s] - w->len[s];
+    *any |= rest > 0;
+    w->q_len[s] = (int32_t)(chk_kv_next(w) % (uint64_t)((rest < most ? rest : most) + 1));
+    w->len[s] += w->q_len[s];
+  }
+  chk_kv_take_pages(w);
+  chk_kv_write_call(w);
+  if (!*any || !w->tokens) return NSA_OK;
+  NSAI_TRY(bring_rows(k));
+  nsa_batch batch = chk_kv_batch(w, true, false);
+  nsa_io io = chk_kv_io(w, true);
+  NSAI_TRY(chk_kv_append(w, true));
+  NSAI_TRY(decodes ? nsa_decode(k->decode, &k->exec, &batch, &io)
+                   : nsa_prefill(w->gpu_attend, &w->gpu_exec, &batch, &io));
+  return compare_call(k);
+}
+
+/* ---- memory ---- */
+
+static nsa_status make_decode(split *k) {
+  const chk_kv_form *f = &k->parts.form;
+  nsa_problem p = NSA_PROBLEM_INIT;
+  nsa_caps caps = NSA_CAPS_INIT;
+  p.op = NSA_OP_DECODE;
+  p.max_seqs = f->seqs;
+  p.max_kv_len = f->max_kv_len;
+  p.max_q_len = most_decoded(&k->parts);
+  p.max_tokens = (int64_t)f->seqs * p.max_q_len;
+  p.page_size = f->page_size;
+  p.window_ring = f->ring;
+  NSAI_TRY(nsa_plan_create(k->parts.gpu, &p, NULL, NULL, &k->decode));
+  NSAI_TRY(nsa_plan_caps(k->decode, &caps));
+  NSAI_TRY(nsai_trial_buffer_create(k->parts.device, caps.workspace_bytes, 0xff, &k->workspace));
+  k->exec = k->parts.gpu_exec;
+  k->exec.workspace = k->workspace.device + NSAI_TRIAL_GUARD;
+  k->exec.workspace_bytes = caps.workspace_bytes;
+  return NSA_OK;
+}
+
+/* The whole lies in rows, in one append. */
+static nsa_status create(split *k, const char *cache_dir) {
+  chk_kv_world *v = &k->whole, *w = &k->parts;
+  chk_kv_form *f = &v->form;
+  f->ring = f->spread = f->hnd = f->lists = f->slots = f->mapping = false;
+  f->page_size = NSA_NO_PAGES;
+  f->chunk = 0;
+  f->max_q_len = f->max_kv_len;
+  NSAI_TRY(chk_kv_create(v, cache_dir));
+  NSAI_TRY(chk_kv_create(w, cache_dir));
+  w->packed = true;
+  for (int what = CHK_KV_WEIGHTS; what < CHK_KV_TENSORS; what++) {
+    if (!w->tensor[what].host) continue;
+    memcpy(w->tensor[what].host, v->tensor[what].host, w->tensor[what].bytes);
+    NSAI_TRY(chk_kv_upload(w, what));
+  }
+  for (int s = 0; s < w->form.seqs; s++)
+    k->length[s] = 1 + (int32_t)(chk_kv_next(w) % (uint64_t)w->form.max_kv_len);
+  return make_decode(k);
+}
+
+static void destroy(split *k) {
+  nsai_trial_device_wait(k->whole.device, NULL);
+  nsa_plan_destroy(k->decode);
+  nsai_trial_buffer_destroy(k->whole.device, &k->workspace);
+  chk_kv_destroy(&k->parts);
+  chk_kv_destroy(&k->whole);
+}
+
+nsa_status chk_kv_split(const nsai_trial_device *device, const chk_kv_form *form,
+                        const char *cache_dir, int *spoil, chk_kv_result *result) {
+  split *k = calloc(1, sizeof *k);
+  bool any = true;
+  if (!k) return nsai_fail_nomem("a split", sizeof *k);
+  *result = (chk_kv_result){ 0 };
+  k->result = result;
+  k->whole = k->parts =
+      (chk_kv_world){ .form = *form, .device = device, .random = form->seed, .result = result };
+  k->whole.spoil = spoil;
+  nsa_status status = create(k, cache_dir);
+  if (!status) status = run_whole(k);
+  if (!status) chk_kv_spoil_step(&k->whole);
+  while (!status && any && !result->failure[0]) status = run_piece(k, &any);
+  if (!status) chk_kv_judge(&k->whole);
+  destroy(k);
+  free(k);
+  return status;
+}
