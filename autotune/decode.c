@@ -98,7 +98,8 @@ static bool has_shared_q(const nsai_geometry *m) {
   return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 > 144;
 }
 
-/* Bytes of KeyStream::Shared: Q and the rings of all teams or, in the same memory, their O; and their stats. */
+/* Bytes of KeyStream::Shared: Q and the rings of all teams or, in the same memory, their O; and their
+ * stats. */
 static uint32_t stream_shared(const nsai_geometry *m, int32_t rows, const nsai_tiles *s) {
   uint32_t teams = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
   uint32_t stage = nsai_tile_bytes(NSAI_DECODE_STEP, m->head_dim_qk) +

@@ -71,7 +71,8 @@ static int64_t tile_count(const nsai_decode_sizes *s) {
   return each == 1 ? s->tokens : s->tokens / each + s->num_seqs;
 }
 
-/* Steps that a token has at most, of a branch. */
+/* Steps that a token has at most, of a branch; of a caller's ranges, which may be longer than so many
+ * blocks, a guess: parts take whatever there is in equal shares. */
 static int64_t selected_steps(const nsai_geometry *m) {
   return ceil_div((int64_t)m->select_count * m->select_block, NSAI_DECODE_STEP);
 }

@@ -72,7 +72,8 @@ int64_t nsai_compressed_rows(const nsai_run *run);
 double nsai_run_scale(const nsai_run *run);
 float nsai_run_scale_log2(const nsai_run *run);
 
-/* Where the LSE of the compressed branch goes, which importance needs: the caller's tensor, or the workspace. */
+/* Where the LSE of the compressed branch goes, which importance needs: the caller's tensor, or the
+ * workspace. */
 nsa_tensor nsai_compressed_lse(const nsai_run *run);
 /* Importance of the rows that io.probe_rows names, once that LSE is there. */
 nsa_status nsai_enqueue_probe(const nsai_run *run);
