@@ -37,8 +37,7 @@ static const struct argp_option options[] = {
   { "seed", 's', "N", 0, "Seed of the first world; the others follow (1)", 0 },
   { "count", 'n', "N", 0, "How many worlds (60)", 0 },
   { "op", OPT_OP, "OP", 0,
-    "Steps of decode or of prefill, or split: nsa_forward against both in pieces; without it all "
-    "in "
+    "Steps of decode or of prefill, or split: one prefill against any pieces; without it all in "
     "turn",
     0 },
   { "spread", OPT_SPREAD, 0, 0,
@@ -73,7 +72,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_SELF_TEST: a->self_test = true; break;
   case OPT_SPREAD: a->spread = true; break;
-  case OPT_SOAK: a->soak = strtoll(value, NULL, 10); break;
+  case OPT_SOAK:
+    a->soak = strtoll(value, NULL, 10);
+    if (a->soak < 1) argp_error(state, "--soak: at least 1 step");
+    break;
   case OPT_EVERY: a->every = strtoll(value, NULL, 10); break;
   case OPT_CACHE_DIR: a->cache_dir = value; break;
   case OPT_TIME_LIMIT: a->time_limit = strtod(value, NULL); break;
@@ -82,7 +84,8 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case ARGP_KEY_END:
     if (a->longest < 64) argp_error(state, "--longest: at least 64");
     if (a->every < 1) argp_error(state, "--every: at least 1");
-    if (a->soak < 0) argp_error(state, "--soak: at least 1");
+    if (a->soak && (a->op || a->spread))
+      argp_error(state, "--soak has a world of its own: leave out --op and --spread");
     break;
   default: return ARGP_ERR_UNKNOWN;
   }
