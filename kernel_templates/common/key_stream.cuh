@@ -66,7 +66,8 @@ template <class C, int kRowTiles> struct KeyStream {
   }
 };
 
-// The warps of a team. (By constant numbers of barriers: racecheck follows no others.)
+// The warps of a team. (racecheck follows no barrier of a part of a block: of two teams of two warps it
+// reports rings and sums that barriers keep apart, and nothing where all warps meet in the place of these.)
 template <int kTeams, int kThreads, int kTeam = 0> NSAI_DEVICE void sync_team(int team) {
   if constexpr (kThreads == 32) {
     __syncwarp();
