@@ -77,9 +77,9 @@ double nsai_tune_default_ms(const nsa_tune_event *chosen) {
 
 /* ---- keys ---- */
 
-/* Whether the part of a key is a length: "tok", "kv" or "len", then digits alone. */
-static bool is_length(const char *part, size_t size) {
-  static const char *const names[] = { "tok", "kv", "len" };
+/* Whether the part of a key is a size: "tok", "kv", "len" or "seq", then digits alone. */
+static bool is_size(const char *part, size_t size) {
+  static const char *const names[] = { "tok", "kv", "len", "seq" };
   for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
     size_t at = strlen(names[i]);
     if (size <= at || strncmp(part, names[i], at)) continue;
@@ -89,17 +89,17 @@ static bool is_length(const char *part, size_t size) {
   return false;
 }
 
-/* Steps over the lengths to the next other part; 0 at the end. */
+/* Steps over the sizes to the next other part; 0 at the end. */
 static size_t next_part(const char **key) {
   for (;;) {
     size_t size = strcspn(*key, ":");
-    if (size && !is_length(*key, size)) return size;
+    if (size && !is_size(*key, size)) return size;
     if (!(*key)[size]) return 0;
     *key += size + 1;
   }
 }
 
-/* The order of two keys without their lengths. */
+/* The order of two keys without their sizes. */
 static int compare_series(const char *a, const char *b) {
   for (;;) {
     size_t size = next_part(&a), other = next_part(&b);
@@ -125,11 +125,20 @@ const char *nsai_tune_inputs(const char *problem, char out[NSAI_TUNE_INPUTS_BYTE
 
 /* ---- order ---- */
 
+/* ":seq64"; 0: one. */
+static long sequences(const char *problem) {
+  const char *part = strstr(problem, ":seq");
+  return part ? strtol(part + strlen(":seq"), NULL, 10) : 0;
+}
+
 static int compare_spans(const void *a, const void *b) {
   const nsa_tune_event *x = ((const nsai_tune_span *)a)->events;
   const nsa_tune_event *y = ((const nsai_tune_span *)b)->events;
   int order = compare_series(x->problem, y->problem);
-  return order ? order : (x->tokens > y->tokens) - (x->tokens < y->tokens);
+  if (!order) order = (x->tokens > y->tokens) - (x->tokens < y->tokens);
+  if (order) return order;
+  long more = sequences(x->problem), than = sequences(y->problem);
+  return (more > than) - (more < than);
 }
 
 void nsai_tune_results_sort(nsai_tune_results *results) {

@@ -23,7 +23,7 @@ typedef struct nsai_tune_results {
 /* Keeps a copy of the event. */
 void nsai_tune_results_add(nsai_tune_results *results, const nsa_tune_event *event);
 
-/* Puts the problems of a series together, by length; events before the first problem are dropped. */
+/* Puts the problems of a series together, by length and then by sequences; events before the first problem are dropped. */
 void nsai_tune_results_sort(nsai_tune_results *results);
 
 /* Releases everything; the results are empty again. */
@@ -52,7 +52,7 @@ double nsai_tune_default_ms(const nsa_tune_event *chosen);
 #define NSAI_TUNE_INPUTS_BYTES 64
 const char *nsai_tune_inputs(const char *problem, char out[NSAI_TUNE_INPUTS_BYTES]);
 
-/* Whether two keys differ in lengths alone: in their parts tokN, kvN and lenN. */
+/* Whether two keys differ in sizes alone: in their parts tokN, kvN, lenN and seqN. */
 bool nsai_tune_same_series(const char *a, const char *b);
 
 /* ---- sparse against dense ---- */

@@ -241,6 +241,15 @@ static void test_sort(void **state) {
   add_length(&results, "fwd:ov=low:len64", 64, 1, 2); /* it grows as before */
   assert_int_equal(results.count, 20);
   nsai_tune_results_fini(&results);
+  static const char *const steps[] = { "decode:seq16:len64", "decode:seq4:len64",
+                                       "decode:seq4:len8" };
+  static const int64_t lengths[] = { 64, 64, 8 };
+  for (int i = 0; i < 3; i++) add_length(&results, steps[i], lengths[i], 1, 2);
+  nsai_tune_results_sort(&results);
+  span = (nsai_tune_span){ 0 };
+  for (int i = 2; nsai_tune_next(&results, &span); i--)
+    assert_string_equal(span.events[0].problem, steps[i]);
+  nsai_tune_results_fini(&results);
 }
 
 static void test_series(void **state) {
@@ -248,6 +257,8 @@ static void test_series(void **state) {
   char inputs[NSAI_TUNE_INPUTS_BYTES];
   assert_true(nsai_tune_same_series("fwd:ov=low:tok8:kv8:len8:seq1", "fwd:ov=low:seq1"));
   assert_true(nsai_tune_same_series("len1", "len2"));
+  assert_true(nsai_tune_same_series("decode:q1:seq4:len8", "decode:q1:seq16:len8"));
+  assert_false(nsai_tune_same_series("decode:q1:seq4:len8", "decode:q4:seq4:len8"));
   assert_false(nsai_tune_same_series("fwd:ov=low:len8", "fwd:ov=high:len8"));
   assert_false(nsai_tune_same_series("fwd:kv=shared:len8", "fwd:kv=branch:len8"));
   assert_false(nsai_tune_same_series("fwd:a:len8", "fwd:ab:len8"));
