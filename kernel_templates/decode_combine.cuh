@@ -27,10 +27,10 @@ static_assert(Config::kThreads == 256, "8 warps share 8, 4, 2 or 1 rows");
 constexpr int kBranches = 3, kWarps = Config::kThreads / 32;
 constexpr int kJ = (Config::kHeadDimV + 127) / 128; // columns of a lane, by fours: row_column()
 
-// A branch of one row: what a warp has of it.
+// A branch of one row, or some of its parts.
 struct BranchRow {
-  float reference, total; // of all parts
-  float4 o[kJ];           // of the warp's parts, relative to `reference`
+  float reference, total;
+  float4 o[kJ]; // relative to `reference`
 };
 
 // The parts of a row.
@@ -48,78 +48,80 @@ NSAI_DEVICE RowParts parts_of(const NsaiDecodeParts &x, int rows, long long unit
   return RowParts{ x.o + at / 2 * C::kHeadDimV, x.stats + at, rows, end - begin };
 }
 
-// Reference and total of all parts; all 32 lanes take part.
-NSAI_DEVICE void combine_stats(const RowParts &parts, BranchRow &out, int lane) {
-  float highest = kNoReference, total = 0.0f;
-#pragma unroll 4
-  for (int i = lane; i < parts.count; i += 32) {
-    const float2 stats = *(const float2 *)(parts.gStats + 2 * i * parts.stride);
-    const float higher = fmaxf(highest, stats.x);
-    total = total * exp2_approx(highest - higher) + stats.y * exp2_approx(stats.x - higher);
-    highest = higher;
-  }
-  const float higher = warp_max(highest);
-  total *= exp2_approx(highest - higher);
-  highest = higher;
+// Adds factor * o, of another reference.
+NSAI_DEVICE void add_scaled(float4 (&sum)[kJ], float factor, const float4 (&o)[kJ]) {
 #pragma unroll
-  for (int apart = 16; apart; apart /= 2) total += __shfl_xor_sync(~0u, total, apart);
-  out.reference = highest;
-  out.total = total;
+  for (int j = 0; j < kJ; ++j)
+    sum[j] = make_float4(fmaf(factor, o[j].x, sum[j].x), fmaf(factor, o[j].y, sum[j].y),
+                         fmaf(factor, o[j].z, sum[j].z), fmaf(factor, o[j].w, sum[j].w));
 }
 
-// The warp's parts of O: those from `first` on, every `step`-th; kAtOnce of them in flight.
-constexpr int kAtOnce = 8 / kJ;
-template <class C>
-NSAI_DEVICE void combine_parts(const RowParts &parts, BranchRow &out, int first, int step) {
+// The reference of `row` becomes `reference`, if that is higher.
+NSAI_DEVICE void raise_row(BranchRow &row, float reference) {
+  const float higher = fmaxf(row.reference, reference), factor = exp2_approx(row.reference - higher);
 #pragma unroll
-  for (int j = 0; j < kJ; ++j) out.o[j] = make_float4(0, 0, 0, 0);
+  for (int j = 0; j < kJ; ++j)
+    row.o[j] = make_float4(factor * row.o[j].x, factor * row.o[j].y, factor * row.o[j].z,
+                           factor * row.o[j].w);
+  row.total *= factor;
+  row.reference = higher;
+}
+
+// The warp's parts: those from `first` on, every `step`-th; kAtOnce of them in flight. O of a part without
+// keys is read and means nothing.
+constexpr int kAtOnce = 8 / kJ;
+template <class C> NSAI_DEVICE BranchRow combine_parts(const RowParts &parts, int first, int step) {
+  BranchRow out = { kNoReference, 0.0f, {} };
   for (int begin = first; begin < parts.count; begin += kAtOnce * step) {
     float2 stats[kAtOnce];
     float4 x[kAtOnce][kJ];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const int part = begin + i * step;
-      stats[i] = part < parts.count ? *(const float2 *)(parts.gStats + 2 * part * parts.stride)
-                                    : make_float2(kNoReference, 0.0f);
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float *from = parts.gO + (begin + i * step) * parts.stride * C::kHeadDimV;
-#pragma unroll
-      for (int j = 0; j < kJ; ++j) {
-        x[i][j] = make_float4(0, 0, 0, 0); // a sum of 0: O is not written
-        if (stats[i].y != 0.0f && has_row_column<C::kHeadDimV>(j))
-          x[i][j] = *(const float4 *)(from + row_column(j));
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      const float factor = exp2_approx(stats[i].x - out.reference);
+      const long long row = min(begin + i * step, parts.count - 1) * parts.stride;
+      stats[i] = *(const float2 *)(parts.gStats + 2 * row);
 #pragma unroll
       for (int j = 0; j < kJ; ++j)
-        out.o[j] = make_float4(
-            fmaf(factor, x[i][j].x, out.o[j].x), fmaf(factor, x[i][j].y, out.o[j].y),
-            fmaf(factor, x[i][j].z, out.o[j].z), fmaf(factor, x[i][j].w, out.o[j].w));
+        if (has_row_column<C::kHeadDimV>(j))
+          x[i][j] = *(const float4 *)(parts.gO + row * C::kHeadDimV + row_column(j));
+    }
+    float highest = kNoReference;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (begin + i * step >= parts.count) stats[i] = make_float2(kNoReference, 0.0f);
+      highest = fmaxf(highest, stats[i].x);
+    }
+    raise_row(out, highest);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (stats[i].y == 0.0f) continue;
+      const float factor = exp2_approx(stats[i].x - out.reference);
+      out.total = fmaf(factor, stats[i].y, out.total);
+      add_scaled(out.o, factor, x[i]);
     }
   }
+  return out;
 }
 
-// Adds the other warps' O of the row onto its first warp's.
-NSAI_DEVICE void gather_warps(float4 (&sO)[kWarps][kJ][32], BranchRow &out, int warp, int row_warps,
-                              int lane) {
-  if (row_warps == 1) return;
+struct SharedPlan {
+  float4 o[kBranches][kWarps][kJ][32];
+  float2 stats[kBranches][kWarps];
+};
+
+// The row of a branch from its warps', in their order.
+NSAI_DEVICE BranchRow gather_warps(const SharedPlan &shared, int b, int warp, int row_warps, int lane) {
+  BranchRow out = { kNoReference, 0.0f, {} };
+  for (int w = warp; w < warp + row_warps; ++w)
+    out.reference = fmaxf(out.reference, shared.stats[b][w].x);
+  for (int w = warp; w < warp + row_warps; ++w) {
+    const float2 stats = shared.stats[b][w];
+    const float factor = exp2_approx(stats.x - out.reference);
+    float4 x[kJ];
 #pragma unroll
-  for (int j = 0; j < kJ; ++j) sO[warp][j][lane] = out.o[j];
-  __syncthreads(); // every warp's part is there
-  if (warp % row_warps == 0)
-    for (int w = 1; w < row_warps; ++w)
-#pragma unroll
-      for (int j = 0; j < kJ; ++j) {
-        const float4 x = sO[warp + w][j][lane];
-        out.o[j] = make_float4(out.o[j].x + x.x, out.o[j].y + x.y, out.o[j].z + x.z,
-                               out.o[j].w + x.w);
-      }
-  __syncthreads(); // it is read
+    for (int j = 0; j < kJ; ++j) x[j] = shared.o[b][w][j][lane];
+    out.total = fmaf(factor, stats.y, out.total);
+    add_scaled(out.o, factor, x);
+  }
+  return out;
 }
 
 // Normalises a branch, stores what is wanted of it by itself, and adds it to the sum where it counts.
@@ -145,7 +147,7 @@ NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, Br
 }
 
 template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
-  __shared__ float4 sO[kWarps][kJ][32];
+  __shared__ SharedPlan shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   // ---- coordinates; warps without a row go along to the barriers ----
@@ -161,27 +163,41 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
   const OutputRow place = { row, head, works };
   begin_kernel(); // the batch lay there before decode_scan
 
-  // ---- branches in the order of the sum ----
-  float4 sum[kJ];
+  // ---- the warps' parts of every branch ----
+  const int wanted = p.branches | (p.probes ? 1 : 0);
+  BranchRow mine[kBranches];
 #pragma unroll
-  for (int j = 0; j < kJ; ++j) sum[j] = make_float4(0, 0, 0, 0);
   for (int b = 0; b < kBranches; ++b) {
-    const bool counts = p.branches >> b & 1;
-    if (!counts && !(b == 0 && p.probes)) continue;
     RowParts parts =
         b == 0   ? parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0,
                                p.scan.parts)
         : b == 1 ? parts_of<C>(p.attend, C::kGroup, unit, in_group, p.window_parts, p.attend.parts)
                  : parts_of<C>(p.attend, C::kGroup, unit, in_group, 0, p.window_parts);
-    if (!works) parts.count = 0;
-    BranchRow branch;
-    combine_stats(parts, branch, lane);
-    combine_parts<C>(parts, branch, warp % p.row_warps, p.row_warps);
-    gather_warps(sO, branch, warp, p.row_warps, lane);
-    if (works && warp % p.row_warps == 0) 
-      finish_branch<C>(p.out[b], place, branch, counts, sum, lane);
+    if (!works || !(wanted >> b & 1)) parts.count = 0;
+    mine[b] = combine_parts<C>(parts, warp % p.row_warps, p.row_warps);
   }
-  if (works && warp % p.row_warps == 0) store_row_elements<C>(p.out[0].o, place, sum);
+
+  // ---- the row's ----
+  if (p.row_warps > 1) {
+#pragma unroll
+    for (int b = 0; b < kBranches; ++b) {
+#pragma unroll
+      for (int j = 0; j < kJ; ++j) shared.o[b][warp][j][lane] = mine[b].o[j];
+      if (lane == 0) shared.stats[b][warp] = make_float2(mine[b].reference, mine[b].total);
+    }
+    __syncthreads(); // every warp's part is there
+  }
+  if (!works || warp % p.row_warps) return;
+
+  // ---- branches in the order of the sum ----
+  float4 sum[kJ] = {};
+#pragma unroll
+  for (int b = 0; b < kBranches; ++b) {
+    if (!(wanted >> b & 1)) continue;
+    if (p.row_warps > 1) mine[b] = gather_warps(shared, b, warp, p.row_warps, lane);
+    finish_branch<C>(p.out[b], place, mine[b], p.branches >> b & 1, sum, lane);
+  }
+  store_row_elements<C>(p.out[0].o, place, sum);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

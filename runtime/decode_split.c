@@ -20,12 +20,12 @@
 /* Fewest compressed keys of a part where there are blocks enough without. */
 #define SHORTEST_SCAN 256
 
-/* Most steps of 16 keys of a part of decode_attend: 512 keys, half of 16 blocks of 64. */
-#define LONGEST_ATTEND 32
+/* Most steps of 16 keys of a part of decode_attend, where windows are long: 2048 keys. */
+#define LONGEST_ATTEND 128
 
-/* Rows of the output from which on a warp adds up a row's parts alone. */
-#define MANY_ROWS 4096
+/* Warps of decode_combine for a row, and how many warps of it a multiprocessor holds. */
 #define MOST_ROW_WARPS 8
+#define COMBINE_WARPS_PER_SM 16
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -80,16 +80,34 @@ static int64_t window_steps(const nsai_geometry *m) {
   return ceil_div(m->window, NSAI_DECODE_STEP);
 }
 
+/* Parts of `steps`: as many as wanted, or as have a step for every warp; none without keys. */
+static int32_t attend_parts(int64_t steps, int64_t wanted, int64_t warps) {
+  if (!steps) return 0;
+  int64_t parts = larger(larger(wanted, 1), ceil_div(steps, LONGEST_ATTEND));
+  int64_t each = ceil_div(steps, parts * warps); /* steps of a warp */
+  return (int32_t)ceil_div(steps, each * warps);
+}
+
+/* As many parts as the device holds at once, shared out by keys; at least one of each branch. */
 static void split_attend(const nsai_decode_sizes *s, nsai_decode_split *out) {
   const nsai_geometry *m = &s->problem->model;
   int64_t selected = s->branches >> NSA_SEL & 1 ? selected_steps(m) : 0;
   int64_t window = s->branches >> NSA_WIN & 1 ? window_steps(m) : 0;
-  int64_t units = s->tokens * m->kv_heads, room = larger((int64_t)s->sms * BLOCKS_PER_SM, 1);
-  int64_t least = s->scan->threads / 32; /* a step for every warp */
-  int64_t steps = larger(ceil_div((selected + window) * units, room), least);
-  steps = smaller(ceil_div(steps, least) * least, larger(LONGEST_ATTEND, least));
-  out->selected_parts = (int32_t)ceil_div(selected, steps);
-  out->window_parts = (int32_t)ceil_div(window, steps);
+  int64_t units = larger(s->tokens * m->kv_heads, 1), warps = s->scan->threads / 32;
+  int64_t parts = (int64_t)s->sms * BLOCKS_PER_SM / units, all = selected + window;
+  if (!all) return;
+  int64_t of_selected = (parts * selected * 2 + all) / (all * 2);
+  if (window) of_selected = smaller(of_selected, parts - 1);
+  out->selected_parts = attend_parts(selected, of_selected, warps);
+  out->window_parts = attend_parts(window, parts - out->selected_parts, warps);
+}
+
+/* As many as all rows find room for at once. */
+static int32_t row_warps(const nsai_decode_sizes *s) {
+  int64_t rows = s->tokens * s->problem->model.heads, room = (int64_t)s->sms * COMBINE_WARPS_PER_SM;
+  int32_t warps = MOST_ROW_WARPS;
+  while (warps > 1 && rows * warps > room) warps /= 2;
+  return warps;
 }
 
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *s) {
@@ -103,7 +121,7 @@ nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *s) {
   int64_t parts = larger(room / units, even_parts(p));
   out.scan_parts = (int32_t)smaller(parts, ceil_div(quanta, teams));
   out.scan_least = (int32_t)(full ? larger(SHORTEST_SCAN / (quantum * teams), 1) : 1);
-  out.row_warps = s->tokens * p->model.heads >= MANY_ROWS ? 1 : MOST_ROW_WARPS;
+  out.row_warps = row_warps(s);
   split_attend(s, &out);
   return out;
 }
