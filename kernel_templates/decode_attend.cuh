@@ -141,8 +141,8 @@ NSAI_DEVICE void find_keys(RangesOfToken &keys, SharedPlan &shared, const Decode
 template <class C, class Keys, class Rows>
 NSAI_DEVICE void attend_part(const NsaiDecode &p, SharedPlan &shared, const Stream &at,
                              const NsaiCachePair &pair, const Rows &lists, Keys &keys, int part,
-                             int parts, const Queries<C, Stream::kSteps> &queries, int group, float *gO,
-                             float *gStats, u64 *gReads) {
+                             int parts, const Queries<C, Stream::kSteps> &queries, int group, bool once,
+                             float *gO, float *gStats, u64 *gReads) {
   const int steps = ceil_div(keys.limit, kStepKeys);
   const int each = ceil_div(steps, parts * Stream::kTeams);
   const int run = part * Stream::kTeams + at.team;
@@ -154,7 +154,7 @@ NSAI_DEVICE void attend_part(const NsaiDecode &p, SharedPlan &shared, const Stre
   float o[Stream::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
   stream_keys<C, kRowTiles>(shared.stream, at, pair, group, lists, keys, begin, end, queries, o, rows,
-                            p.scale_log2, gReads);
+                            p.scale_log2, gReads, once);
   store_part<C, kRowTiles>(shared.stream, at, o, rows, gO, gStats, C::kGroup);
 }
 
@@ -182,8 +182,8 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
       keys.begin = token.position + 1 - keys.limit;
       const auto lists =
           find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, token.s, p.window.ring);
-      attend_part<C>(p, shared, at, p.window, lists, keys, part, p.window_parts, queries, group, gO,
-                     gStats, find_reads<C>(p.reads, token.s, group, NSAI_BRANCH_WINDOW));
+      attend_part<C>(p, shared, at, p.window, lists, keys, part, p.window_parts, queries, group,
+                     token.alone, gO, gStats, find_reads<C>(p.reads, token.s, group, NSAI_BRANCH_WINDOW));
     }
   }
   wait_for_kernel_before();
@@ -196,8 +196,8 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
       typename ListedKeys<C::kRanges>::Type keys;
       find_keys<C>(keys, shared, token, gList);
       attend_part<C>(p, shared, at, p.selected, find_rows<C::kPageSize>(p.batch, token.s, 0), keys,
-                     part - p.window_parts, p.attend.parts - p.window_parts, queries, group, gO, gStats,
-                     find_reads<C>(p.reads, token.s, group, NSAI_BRANCH_SELECTED));
+                     part - p.window_parts, p.attend.parts - p.window_parts, queries, group,
+                     token.alone, gO, gStats, find_reads<C>(p.reads, token.s, group, NSAI_BRANCH_SELECTED));
     }
   }
 }

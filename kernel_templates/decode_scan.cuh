@@ -156,7 +156,7 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
       shared.stream, at, p.entries, group,
       find_rows<C::kPageSize / C::kStride>(p.batch, tile.s, 0), keys, begin * kQuantumSteps,
       end * kQuantumSteps, queries, o, rows, p.scale_log2,
-      find_reads<C>(p.reads, tile.s, group, NSAI_BRANCH_COMPRESSED));
+      find_reads<C>(p.reads, tile.s, group, NSAI_BRANCH_COMPRESSED), true);
 
   // ---- what the run's last keys weigh in the block behind it ----
   if (keys.pools && begin < end && at.lane < 16)

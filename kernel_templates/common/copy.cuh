@@ -14,6 +14,21 @@ NSAI_DEVICE void copy_async_16(u32 to_shared, const void *from_global, bool pres
                : "memory");
 }
 
+// How long L2 keeps what is read: as long as it keeps everything, or until there is something else to keep.
+NSAI_DEVICE u64 l2_policy(bool once) {
+  u64 normal, first;
+  asm("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(normal));
+  asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(first));
+  return once ? first : normal;
+}
+
+// copy_async_16() by such a policy.
+NSAI_DEVICE void copy_async_16(u32 to_shared, const void *from_global, bool present, u64 policy) {
+  asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to_shared),
+               "l"(from_global), "r"(present ? 16 : 0), "l"(policy)
+               : "memory");
+}
+
 NSAI_DEVICE void copy_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most kPending of this thread's newest groups are in flight.

@@ -74,6 +74,7 @@ struct DecodeToken {
   int s, query;
   int position; // negative: it sees nothing
   bool present; // else the row lies behind all sequences
+  bool alone;   // the sequence's only one of the step
 };
 
 NSAI_DEVICE DecodeToken find_token(const NsaiCacheBatch &batch, int token) {
@@ -81,7 +82,8 @@ NSAI_DEVICE DecodeToken find_token(const NsaiCacheBatch &batch, int token) {
   const Sequence seq = load_cached_sequence(batch, s);
   const int query = token - seq.q_begin;
   const bool present = 0 <= query && query < seq.q_len;
-  return DecodeToken{ s, query, present ? seq.position(query) : -1, present };
+  return DecodeToken{ s, query, present ? seq.position(query) : -1, present,
+                      seq.q_len == 1 };
 }
 
 // Where decode_scan keeps a token's heads.

@@ -96,7 +96,7 @@ NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int 
 // K (kToken) or V of a step into tile T; `from`: the tensor's rows of one head. All lanes take part.
 template <class T, int kDim, int kThreads, bool kToken, class Rows, class Counter>
 NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, const Rows &rows,
-                           const KeyPlace &place, int thread, Counter &counter) {
+                           const KeyPlace &place, int thread, u64 policy, Counter &counter) {
   using Lanes = CopyLanes<T, kThreads>;
 #pragma unroll
   for (int i = 0; i < ceil_div(kStepKeys, Lanes::kPass); ++i) {
@@ -105,7 +105,12 @@ NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, 
     const int page = __shfl_sync(~0u, place.page, row % kStepKeys);
     const u16 *at = from + row_offset(x, page, rows.slot(index)) + Lanes::chunk(thread) * 8;
     if (kStepKeys % Lanes::kPass == 0 || row < kStepKeys) {
-      copy_row<T, kDim, kThreads>(tile, row, Lanes::chunk(thread), at, index >= 0);
+#pragma unroll
+      for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
+        const int chunk = c + Lanes::chunk(thread);
+        if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
+          copy_async_16(tile + T::offset(row, chunk), at + c * 8, index >= 0 && chunk * 8 < kDim, policy);
+      }
       counter.template add<kDim, Lanes::kLanes, kToken>(Lanes::chunk(thread), index >= 0);
     }
   }
@@ -218,12 +223,14 @@ NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32
 }
 
 // The team's steps [begin, end) of its keys onto o and rows, counted in gReads: common/read_counter.cuh.
+// `once`: nobody reads these keys again soon, and L2 need not keep them. Else they drive out what the step
+// has left there for its own end and for the next step: pooled values, partial results, code.
 template <class C, int kRowTiles, class Keys, class Rows, int kO>
 NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                              const KeyStream<C, kRowTiles> &at, const NsaiCachePair &pair, int group,
                              const Rows &lists, Keys &keys, int begin, int end,
                              const Queries<C, KeyStream<C, kRowTiles>::kSteps> &queries, float (&o)[kO][4],
-                             SoftmaxRows &rows, float scale_log2, u64 *gReads) {
+                             SoftmaxRows &rows, float scale_log2, u64 *gReads, bool once) {
   using S = KeyStream<C, kRowTiles>;
   constexpr int kAhead = C::kStages - 1; // steps on their way while one is computed
   const int thread = threadIdx.x % S::kTeamThreads;
@@ -231,14 +238,15 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
   const u16 *gV = (const u16 *)pair.v.data + group * pair.v.head_stride;
   const u32 ring =
       shared_address(shared.keys) + S::kQBytes + at.team * C::kStages * S::kStageBytes;
+  const u64 policy = l2_policy(once);
   ReadCounter<(bool)C::kCountReads> counter;
   auto copy = [&](int step, const KeyPlace &place) {
     const u32 stage = ring + (step - begin) % C::kStages * S::kStageBytes;
     if (step < end) {
       copy_keys<typename S::K, C::kHeadDimQk, S::kTeamThreads, true>(stage, pair.k, gK, lists,
-                                                                     place, thread, counter);
+                                                                     place, thread, policy, counter);
       copy_keys<typename S::V, C::kHeadDimV, S::kTeamThreads, false>(
-          stage + S::K::kBytes, pair.v, gV, lists, place, thread, counter);
+          stage + S::K::kBytes, pair.v, gV, lists, place, thread, policy, counter);
     }
     copy_async_commit();
   };
