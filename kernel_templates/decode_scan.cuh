@@ -14,117 +14,24 @@
 // CTA    teams of kScanRows / 16 warps: common/key_stream.cuh.
 // Bound  by memory: 2 (Dk + Dv) bytes a key, and 4 rows / r bytes written for it.
 //
-// Config: those of common/key_stream.cuh and common/decode.cuh, kSelectCount (n of the library's own
-// selection, 0: nothing is pooled), kPageSize (P; 0: none), kMinBlocks, kSharedBytes.
+// Config: those of common/decode_scan.cuh, kMinBlocks, kSharedBytes.
 #pragma once
-#include "common/cached.cuh"
 #include "common/decode.cuh"
+#include "common/decode_scan.cuh"
 #include "common/key_stream.cuh"
 #include "common/launch.cuh"
 #include "common/params_cache.h"
 
-constexpr int kRowTiles = Config::kScanRows / 16;
-using Stream = KeyStream<Config, kRowTiles>;
-
-// Probabilities of a step on their way from C fragments to rows: 16 keys, and the row's reference.
-constexpr int kPoolPitch = kStepKeys + 4; // floats: 16-byte reads of 8 rows hit all banks
 struct SharedPlan {
-  Stream::Shared stream;
-  float pool[Config::kWarps][16][kPoolPitch];
+  ScanStream<Config>::Shared stream;
+  ScanPool<Config> pool;
 };
 static_assert(sizeof(SharedPlan) == Config::kSharedBytes, "the host's formula for shared memory");
-
-// The compressed keys of a run, and what they weigh. Lane l pools row l % 16 of its warp.
-template <class C> struct ScanKeys {
-  static constexpr int kRatio = Decode<C>::kRatio, kOverlap = Decode<C>::kOverlap;
-  int limit;
-  int ends[2];
-  // ---- pooling
-  bool pools;      // else the selection is all blocks, and nobody asks
-  float *sP;       // [16, kPoolPitch] of the warp
-  float *gPooled;  // [blocks from the run's first on, kScanRows], this lane's row
-  float reference; // of own and spill
-  float own, spill; // of the open selection block, and what the next one gets
-  int phase;        // keys of the open block that are done, where steps do not end on block ends
-
-  NSAI_DEVICE int index(int i) const { return entry_index<C::kBlock, C::kStride>(i); }
-  NSAI_DEVICE int end(int r) const { return ends[r]; }
-
-  NSAI_DEVICE void close_block() {
-    if (threadIdx.x % 32 < 16) *gPooled = reference + log2_approx(own);
-    gPooled += C::kScanRows;
-    own = spill;
-    spill = 0.0f;
-  }
-
-  // A key of weight m, `at` keys from its selection block's begin.
-  NSAI_DEVICE void add(float p, int at) {
-    const int inside = min(kOverlap, kRatio - at);
-    own = fmaf((float)inside, p, own);
-    spill = fmaf((float)(kOverlap - inside), p, spill);
-    if (at == kRatio - 1) close_block();
-  }
-
-  NSAI_DEVICE void pool(const float (&p)[2][4], const SoftmaxRows &rows) {
-    if (!pools) return;
-    const int lane = threadIdx.x % 32;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      float *row = sP + (8 * r + lane / 4) * kPoolPitch;
-#pragma unroll
-      for (int j = 0; j < 2; ++j)
-        *(float2 *)(row + 8 * j + lane % 4 * 2) = make_float2(p[j][2 * r], p[j][2 * r + 1]);
-      if (lane % 4 == 0) row[kStepKeys] = rows.reference[r];
-    }
-    __syncwarp(); // the rows are written
-    const float *row = sP + lane % 16 * kPoolPitch; // [16 keys]
-    const float factor = exp2_approx(reference - row[kStepKeys]);
-    reference = row[kStepKeys];
-    own *= factor;
-    spill *= factor;
-#pragma unroll
-    for (int x = 0; x < kStepKeys; x += 4) {
-      const float4 v = *(const float4 *)(row + x);
-      const float each[4] = { v.x, v.y, v.z, v.w };
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        if constexpr (kStepKeys % kRatio == 0) {
-          add(each[i], (x + i) % kRatio);
-        } else {
-          add(each[i], phase);
-          phase = phase + 1 == kRatio ? 0 : phase + 1;
-        }
-      }
-    }
-    __syncwarp(); // the rows are read
-  }
-};
-
-// This warp's keys: visible to rows of `tile`, run `run` of its unit.
-template <class C>
-NSAI_DEVICE ScanKeys<C> scan_keys(const NsaiDecode &p, SharedPlan &shared, const Stream &at,
-                                  const DecodeTile &tile, int unit, int first_block) {
-  ScanKeys<C> keys = {};
-  const int last = last_position<C>(tile.seq, tile.first_query);
-  keys.limit = visible_entries<C>(last);
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const int row = 16 * at.row_tile + 8 * r + at.lane / 4;
-    keys.ends[r] =
-        visible_entries<C>(tile.seq.position(tile.first_query + row / C::kGroupPadded));
-  }
-  if constexpr (C::kSelectCount > 0) keys.pools = last / C::kSelectBlock + 1 > C::kSelectCount;
-  keys.sP = &shared.pool[threadIdx.x / 32][0][0];
-  keys.gPooled = p.pooled + ((long long)unit * p.pooled_blocks + first_block) * C::kScanRows +
-                 16 * at.row_tile + at.lane % 16;
-  keys.reference = kNoReference;
-  return keys;
-}
 
 template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedPlan &shared = *(SharedPlan *)shared_bytes;
-  const Stream at;
+  const ScanStream<C> at;
 
   // ---- coordinates ----
   const int units = p.tiles * p.kv_heads;
@@ -134,35 +41,19 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   if (tokens <= 0) return;
   const TeamRuns runs =
       find_runs<C>(p, visible_entries<C>(last_position<C>(tile.seq, tile.first_query)));
-  const int run = part * Stream::kTeams + at.team;
-  const int begin = min(run * runs.each, runs.quanta),
-            end = min(begin + runs.each, runs.quanta); // quanta
   const long long at_stats = part_row(p.scan, C::kScanRows, unit, part, 0);
   float *gStats = p.scan.stats + at_stats, *gO = p.scan.o + at_stats / 2 * C::kHeadDimV;
-  if (part * Stream::kTeams * runs.each >= runs.quanta) {
+  if (part * Decode<C>::kTeams * runs.each >= runs.quanta) {
     store_no_part(gStats, C::kScanRows, C::kThreads);
     return;
   }
 
   // ---- keys ----
-  constexpr int kQuantumSteps = Decode<C>::kQuantum / kStepKeys;
-  const QueryRows<C> query_rows = { p.q, tile.seq.q_begin + tile.first_query, tokens, group };
-  const auto queries = load_row_queries<C, kRowTiles>(shared.stream, at, query_rows); // [16, Dk]
-  float o[Stream::kO][4] = {};                                                        // [16, Dv]
+  float o[ScanStream<C>::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
-  ScanKeys<C> keys =
-      scan_keys<C>(p, shared, at, tile, unit, begin * Decode<C>::kQuantumBlocks);
-  stream_keys<C, kRowTiles>(
-      shared.stream, at, p.entries, group,
-      find_rows<C::kPageSize / C::kStride>(p.batch, tile.s, 0), keys, begin * kQuantumSteps,
-      end * kQuantumSteps, queries, o, rows, p.scale_log2,
-      find_reads<C>(p.reads, tile.s, group, NSAI_BRANCH_COMPRESSED), true);
-
-  // ---- what the run's last keys weigh in the block behind it ----
-  if (keys.pools && begin < end && at.lane < 16)
-    p.spills[((long long)unit * p.scan.parts * Stream::kTeams + run) * C::kScanRows +
-             16 * at.row_tile + at.lane] = keys.reference + log2_approx(keys.own);
-  store_part<C, kRowTiles>(shared.stream, at, o, rows, gO, gStats, C::kScanRows);
+  scan_run<C>(p, shared.stream, shared.pool, at, tile, tokens, unit, group,
+              part * Decode<C>::kTeams + at.team, runs, o, rows);
+  store_part<C, C::kScanRows / 16>(shared.stream, at, o, rows, gO, gStats, C::kScanRows);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
