@@ -93,10 +93,13 @@ static int32_t attend_rows(const nsai_problem *p) {
   return group < NSAI_DECODE_ROWS ? NSAI_DECODE_ROWS : group;
 }
 
-/* kSharedQ of common/key_stream.cuh: O of an m16 tile leaves a thread no registers for Q. */
-static bool has_shared_q(const nsai_geometry *m) {
-  return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 > 144;
+/* Registers of a thread for O and Q of an m16 tile. */
+static int32_t row_registers(const nsai_geometry *m) {
+  return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4;
 }
+
+/* kSharedQ of common/key_stream.cuh: O leaves a thread no registers for Q. */
+static bool has_shared_q(const nsai_geometry *m) { return row_registers(m) > 144; }
 
 /* Bytes of KeyStream::Shared: Q and the rings of all teams or, in the same memory, their O; and their
  * stats. */
@@ -140,7 +143,7 @@ void nsai_legal_decode_mma(const nsai_problem *p, const nsai_target *t, nsai_rea
  * NVRTC 13.0.) */
 static int32_t decode_registers(const nsai_geometry *m) {
   if (has_shared_q(m)) return nsai_padded_dim(m->head_dim_v) / 2 + 100;
-  return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 + 96;
+  return row_registers(m) + 96;
 }
 
 static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
@@ -229,6 +232,153 @@ static void specify_select(const nsai_problem *p, const nsai_tiles *s, nsai_kern
   nsai_constant_add(spec, "kMinBlocks", nsai_padded_group(&p->model) > 32 ? 1 : 2);
 }
 
+/* ---- decode_whole ---- */
+
+/* What its search keeps of all blocks, and for each warp: common/decode_select.cuh. */
+#define SEARCH_KEPT 4096
+#define SEARCH_QUEUE 159
+
+/* Whether a thread has the registers: Dk 192 and Dv 128 take 112 for O and Q, and 252 in all where a tile is one
+ * token and nothing is counted; else they spill. (NVRTC 13.0.) */
+static bool has_whole_registers(const nsai_problem *p) {
+  bool more = p->count_reads || nsai_padded_group(&p->model) < NSAI_DECODE_ROWS;
+  return row_registers(&p->model) <= (more ? 96 : 112);
+}
+
+static uint32_t round16(uint32_t bytes) { return (bytes + 15) / 16 * 16; }
+static uint32_t greater(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* The larger stream's or the search's, rows that pool or the list, and of every row the sum, its gates and lse. */
+static uint32_t whole_shared(const nsai_problem *p, const nsai_tiles *s) {
+  const nsai_geometry *m = &p->model;
+  uint32_t rows = (uint32_t)scan_rows(p), warps = (uint32_t)s->of[NSAI_TILE_WARPS];
+  uint32_t streams =
+      greater(stream_shared(m, scan_rows(p), s), stream_shared(m, attend_rows(p), s));
+  uint32_t free = (uint32_t)(m->select_count - m->select_init - m->select_local);
+  uint32_t search =
+      m->select_count ? SEARCH_KEPT * 4 + warps * (SEARCH_QUEUE * 8 + greater(free, 1) * 4) : 0;
+  uint32_t pool = warps * 16 * 20 * 4, list = (uint32_t)m->select_count * 4;
+  return round16(greater(streams, search)) + round16(greater(pool, list)) +
+         rows * ((uint32_t)m->head_dim_v + 4) * 4;
+}
+
+/* As many stages as the shared memory of so many blocks holds; none where it does not hold two. */
+static nsai_tiles whole_tiles(const nsai_problem *p, const nsai_target *t, int32_t warps,
+                              int32_t blocks) {
+  for (int32_t stages = 4; stages >= 2; stages--) {
+    nsai_tiles tiles = decode_tiles(warps, stages, blocks);
+    uint32_t bytes = whole_shared(p, &tiles);
+    if (bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, blocks)) return tiles;
+  }
+  return decode_tiles(0, 0, 0);
+}
+
+/* Two blocks of four warps for units that fill the device so, a block of eight for fewer. */
+static nsai_tiles narrow_tiles(const nsai_problem *p, const nsai_target *t) {
+  return whole_tiles(p, t, 4, 2);
+}
+static nsai_tiles wide_tiles(const nsai_problem *p, const nsai_target *t) {
+  return whole_tiles(p, t, 8, 1);
+}
+
+/* Lists are the library's own, and nobody asks for importance. */
+static bool selects_alone(const nsai_problem *p) {
+  return p->selection == NSA_SELECT_OWN && !p->max_probe_rows;
+}
+
+void nsai_legal_decode_whole(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  const nsai_tiles least = decode_tiles(4, 2, 1);
+  nsai_legal_common(p, reasons);
+  if (!selects_alone(p))
+    nsai_refuse(reasons,
+                "problem.selection is a caller's or rows are probed: decode_mma does that");
+  if (scan_rows(p) > NSAI_DECODE_ROWS)
+    nsai_refuse(reasons, "%d new tokens of %d heads a group are more than the %d rows of a warp",
+                p->max_q_len, p->model.heads / p->model.kv_heads, NSAI_DECODE_ROWS);
+  if (!has_whole_registers(p))
+    nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers",
+                p->model.head_dim_v, p->model.head_dim_qk);
+  if (whole_shared(p, &least) > t->shared_bytes)
+    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here",
+                whole_shared(p, &least), t->shared_bytes);
+}
+
+static int64_t most_units(const nsai_problem *p, const nsai_kernel_spec *scan, int32_t sms) {
+  return nsai_decode_most_of(p, scan, sms).tiles * p->model.kv_heads;
+}
+
+static nsai_tiles choose_whole(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  const nsai_kernel_spec scan = { .tokens = scan_rows(p) / nsai_padded_group(&p->model) };
+  const nsai_tiles wide = wide_tiles(p, t), narrow = narrow_tiles(p, t);
+  *by = NSAI_BY_DEFAULT;
+  if (wide.of[NSAI_TILE_BLOCKS] &&
+      !nsai_decode_reaches_whole(p, t->sms, most_units(p, &scan, t->sms)))
+    return wide;
+  return narrow.of[NSAI_TILE_BLOCKS] ? narrow : decode_tiles(4, 2, 1);
+}
+
+static void fit_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                      nsai_reasons *reasons) {
+  uint32_t bytes = whole_shared(p, s);
+  if (bytes > t->shared_bytes)
+    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
+                t->shared_bytes);
+  nsai_fit_threads(s, reasons);
+}
+
+/* Blocks of 128 threads have the registers twice on a multiprocessor, of 256 once. */
+static double cost_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
+  if (warps * blocks > 8 || !nsai_holds_blocks(t, whole_shared(p, s), blocks)) return INFINITY;
+  return 1 + 4.0 / (warps * blocks * (s->of[NSAI_TILE_STAGES] - 1));
+}
+
+const nsai_space nsai_space_decode_whole = {
+  3,
+  { { NSAI_TILE_WARPS,
+      { 4, 8 },
+      "each streams keys of its own; more for a unit, or more units at once" },
+    { NSAI_TILE_STAGES, { 2, 3, 4, 6 }, "bytes on their way against shared memory" },
+    { NSAI_TILE_BLOCKS, { 1, 2 }, "others stream while one searches; registers are divided" } },
+  choose_whole,
+  fit_whole,
+  cost_whole,
+};
+
+static void specify_whole(const nsai_problem *p, const nsai_tiles *tiles, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "decode_whole",
+                              .shared_bytes = whole_shared(p, tiles),
+                              .tokens = scan_rows(p) / nsai_padded_group(&p->model) };
+  specify_stream(p, tiles, spec);
+  nsai_constant_add(spec, "kSelectCount", p->model.select_count);
+  nsai_constant_add(spec, "kSelectInit", p->model.select_init);
+  nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
+  nsai_constant_add(spec, "kWindow", p->model.window);
+  nsai_constant_add(spec, "kRing", p->window_ring);
+  nsai_gate_add(spec, p);
+}
+
+void nsai_specify_decode_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                               nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  specify_whole(p, s, &specs[NSAI_KERNEL_DECODE_WHOLE]);
+}
+
+/* Beside the chain what serves more units, where a run of the plan can have so many. */
+static void specify_many(const nsai_problem *p, const nsai_target *t,
+                         nsai_kernel_spec specs[NSAI_ROLES]) {
+  const int64_t units = most_units(p, &specs[NSAI_KERNEL_DECODE_SCAN], t->sms);
+  const nsai_tiles wide = wide_tiles(p, t), narrow = narrow_tiles(p, t);
+  if (t->caution || !selects_alone(p) || scan_rows(p) > NSAI_DECODE_ROWS || !has_whole_registers(p))
+    return;
+  if (wide.of[NSAI_TILE_BLOCKS] && nsai_decode_reaches_wide(p, t->sms, units))
+    specify_whole(p, &wide, &specs[NSAI_KERNEL_DECODE_WIDE]);
+  if (narrow.of[NSAI_TILE_BLOCKS] && nsai_decode_reaches_whole(p, t->sms, units))
+    specify_whole(p, &narrow, &specs[NSAI_KERNEL_DECODE_WHOLE]);
+}
+
+/* ---- decode_mma ---- */
+
 void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                              nsai_kernel_spec specs[NSAI_ROLES]) {
   const nsai_geometry *m = &p->model;
@@ -251,6 +401,7 @@ void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const 
     nsai_constant_add(attend, "kWindow", m->window);
     nsai_constant_add(attend, "kRing", p->window_ring);
   }
+  specify_many(p, t, specs);
   nsai_kernel_spec *combine = &specs[NSAI_KERNEL_DECODE_COMBINE];
   *combine = (nsai_kernel_spec){ .entry = "decode_combine",
                                  .dtype = m->dtype,

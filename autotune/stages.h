@@ -119,6 +119,7 @@ NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 NSAI_VARIANT_FUNCTIONS(append_mean);
 NSAI_VARIANT_FUNCTIONS(append_gemm);
 NSAI_VARIANT_FUNCTIONS(decode_mma);
+NSAI_VARIANT_FUNCTIONS(decode_whole);
 NSAI_VARIANT_FUNCTIONS(backward_q_wgmma);
 NSAI_VARIANT_FUNCTIONS(backward_q_mma);
 NSAI_VARIANT_FUNCTIONS(backward_kv_wgmma);
@@ -135,7 +136,7 @@ bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
     nsai_space_union, nsai_space_selected_tma, nsai_space_selected_wgmma, nsai_space_importance,
-    nsai_space_select, nsai_space_selected_kv, nsai_space_decode;
+    nsai_space_select, nsai_space_selected_kv, nsai_space_decode, nsai_space_decode_whole;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */

@@ -20,6 +20,7 @@
 #pragma once
 #include "common/cached.cuh"
 #include "common/decode.cuh"
+#include "common/decode_keys.cuh"
 #include "common/key_stream.cuh"
 #include "common/launch.cuh"
 #include "common/params_cache.h"
@@ -43,24 +44,6 @@ struct SharedPlan {
 static_assert(sizeof(SharedPlan) <= Config::kSharedBytes &&
                   Config::kSharedBytes < sizeof(SharedPlan) + 128,
               "the host's formula for shared memory");
-
-struct EveryKey { // of the branch is seen by every head
-  int limit;
-  NSAI_DEVICE int end(int) const { return limit; }
-  NSAI_DEVICE void pool(const float (&)[2][4], const SoftmaxRows &) const {}
-};
-
-struct WindowOfToken : EveryKey {
-  int begin; // position of key 0
-  NSAI_DEVICE int index(int i) const { return begin + i; }
-};
-
-struct BlocksOfToken : EveryKey {
-  const int *sList; // ascending
-  NSAI_DEVICE int index(int i) const {
-    return sList[i / Config::kSelectBlock] * Config::kSelectBlock + i % Config::kSelectBlock;
-  }
-};
 
 struct RangesOfToken : EveryKey {
   const KeyRun *sRuns; // ascending, none empty
@@ -121,12 +104,7 @@ template <class C>
 NSAI_DEVICE void find_keys(BlocksOfToken &keys, SharedPlan &shared, const DecodeToken &token,
                            const int *gList) {
   const int count = token.present ? load_list<C>(gList, shared.list) : 0;
-  keys.sList = shared.list;
-  keys.limit = 0;
-  if (count) // the last block may hold tokens behind t
-    keys.limit =
-        (count - 1) * C::kSelectBlock +
-        min(C::kSelectBlock, token.position + 1 - shared.list[count - 1] * C::kSelectBlock);
+  keys = find_blocks(shared.list, count, token.position);
 }
 
 template <class C>
@@ -177,9 +155,7 @@ template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
   // ---- window ----
   if constexpr (C::kWindow > 0) {
     if (window) {
-      WindowOfToken keys;
-      keys.limit = min(token.position + 1, C::kWindow);
-      keys.begin = token.position + 1 - keys.limit;
+      WindowOfToken keys = find_window(token.position);
       const auto lists =
           find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, token.s, p.window.ring);
       attend_part<C>(p, shared, at, p.window, lists, keys, part, p.window_parts, queries, group,

@@ -16,8 +16,12 @@ static nsa_status launch(const nsai_run *run, nsai_role role, int64_t grid, cons
 static bool has_branch(const nsai_run *run, int branch) { return run->branches >> branch & 1; }
 
 static nsai_decode_split split_of(const nsai_run *run) {
+  const nsai_kernel_spec *specs = run->plan->choice.specs;
   nsai_decode_sizes sizes = { .problem = &run->plan->problem,
-                              .scan = &run->plan->choice.specs[NSAI_KERNEL_DECODE_SCAN],
+                              .scan = nsai_decode_scan_spec(specs),
+                              .chain = specs[NSAI_KERNEL_DECODE_SCAN].entry,
+                              .whole = specs[NSAI_KERNEL_DECODE_WHOLE].entry,
+                              .wide = specs[NSAI_KERNEL_DECODE_WIDE].entry,
                               .sms = run->plan->ctx->target.sms,
                               .tokens = run->sizes.tokens,
                               .num_seqs = run->sizes.num_seqs,
@@ -113,16 +117,17 @@ nsa_status nsai_enqueue_decode(const nsai_run *run) {
   const nsai_decode_split split = split_of(run);
   const int64_t tokens = run->sizes.tokens, units = tokens * m->kv_heads;
   const int64_t scans = split.tiles * m->kv_heads * split.scan_parts;
-  const int64_t rows_each =
-      run->plan->kernels[NSAI_KERNEL_DECODE_COMBINE].threads / 32 / split.row_warps;
   if (!tokens) return NSA_OK;
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
   NsaiDecode p = decode_params(run, &split);
+  if (split.single != NSAI_ROLES) return launch(run, split.single, split.tiles * m->kv_heads, &p);
   if (has_branch(run, NSA_CMP) || selects(run) || probes(run))
     NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SCAN, scans, &p));
   if (selects(run)) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SELECT, units, &p));
   if (has_branch(run, NSA_SEL) && !owns_lists(run)) NSAI_TRY(sort_lists(run, &p));
   if (p.attend.parts) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_ATTEND, units * p.attend.parts, &p));
+  const int64_t rows_each =
+      run->plan->kernels[NSAI_KERNEL_DECODE_COMBINE].threads / 32 / split.row_warps;
   NSAI_TRY(
       launch(run, NSAI_KERNEL_DECODE_COMBINE, (tokens * m->heads + rows_each - 1) / rows_each, &p));
   return probes(run) ? nsai_enqueue_probe(run) : NSA_OK;

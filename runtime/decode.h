@@ -19,6 +19,7 @@ int64_t nsai_decode_quantum(const nsai_geometry *model);
 
 /* One launch of the chain. */
 typedef struct nsai_decode_split {
+  nsai_role single;       /* one launch of it does it all, by `tiles`; NSAI_ROLES: the chain does */
   int64_t tiles;          /* of tokens, of decode_scan */
   int32_t scan_parts;     /* of every tile's keys */
   int32_t scan_least;     /* quanta of a team at least */
@@ -30,13 +31,25 @@ typedef struct nsai_decode_split {
 /* What a split follows from. */
 typedef struct nsai_decode_sizes {
   const nsai_problem *problem;
-  const nsai_kernel_spec *scan;
+  const nsai_kernel_spec *scan; /* nsai_decode_scan_spec() */
+  bool chain, whole,
+      wide;    /* the plan has decode_scan and what follows, NSAI_KERNEL_DECODE_WHOLE, _WIDE */
   int32_t sms; /* 0: unknown */
   int64_t tokens;
   int32_t num_seqs;
   bool packed; /* cu_q is given */
   uint32_t branches;
 } nsai_decode_sizes;
+
+/* The spec of the kernel that scans: decode_scan's or, where the plan has none, decode_whole's. */
+const nsai_kernel_spec *nsai_decode_scan_spec(const nsai_kernel_spec specs[NSAI_ROLES]);
+
+/* Whether decode_whole is the fastest for `units` (tile of tokens, KV head) pairs: with two blocks of threads on a
+ * multiprocessor, or with one wide one. And whether it is for some number up to `units`. */
+bool nsai_decode_suits_whole(const nsai_problem *problem, int32_t sms, int64_t units);
+bool nsai_decode_suits_wide(const nsai_problem *problem, int32_t sms, int64_t units);
+bool nsai_decode_reaches_whole(const nsai_problem *problem, int32_t sms, int64_t units);
+bool nsai_decode_reaches_wide(const nsai_problem *problem, int32_t sms, int64_t units);
 
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *sizes);
 

@@ -20,6 +20,18 @@
 /* Fewest compressed keys of a part where there are blocks enough without. */
 #define SHORTEST_SCAN 256
 
+/* Multiprocessors where their number is unknown: kernels are compiled for another machine. */
+#define USUAL_SMS 128
+
+/* decode_whole, H200: with 64k tokens 16 sequences of 4 KV heads take 71 us by the chain, 76 by one wide block of
+ * threads each; 32 take 119 and 102 us, and 118 by two blocks on a multiprocessor; 64 take 222, 205 and 184.
+ * So a wide block is the fastest from 3/5 of the multiprocessors up to all, and two of them behind; but a last
+ * wave, of however few, takes at least 9/16 of a full one, and the chain 9/8 of full ones. */
+#define FEWEST_WIDE_FIFTHS 3
+
+/* Most compressed keys of a unit that one block of threads takes alone: 256k tokens. */
+#define LONGEST_WHOLE 16384
+
 /* Most steps of 16 keys of a part of decode_attend, where windows are long: 2048 keys. */
 #define LONGEST_ATTEND 128
 
@@ -110,6 +122,43 @@ static int32_t row_warps(const nsai_decode_sizes *s) {
   return warps;
 }
 
+const nsai_kernel_spec *nsai_decode_scan_spec(const nsai_kernel_spec specs[NSAI_ROLES]) {
+  const nsai_kernel_spec *scan = &specs[NSAI_KERNEL_DECODE_SCAN];
+  return scan->entry ? scan : &specs[NSAI_KERNEL_DECODE_WHOLE];
+}
+
+static int64_t known_sms(int32_t sms) { return sms > 0 ? sms : USUAL_SMS; }
+
+/* No unit can take much longer than all others together. */
+static bool is_even(const nsai_problem *p) {
+  return nsai_block_count(&p->model, p->max_kv_len) <= LONGEST_WHOLE;
+}
+
+bool nsai_decode_reaches_whole(const nsai_problem *p, int32_t sms, int64_t units) {
+  return units > known_sms(sms) && is_even(p);
+}
+
+bool nsai_decode_reaches_wide(const nsai_problem *p, int32_t sms, int64_t units) {
+  return units * 5 >= known_sms(sms) * FEWEST_WIDE_FIFTHS && is_even(p);
+}
+
+bool nsai_decode_suits_wide(const nsai_problem *p, int32_t sms, int64_t units) {
+  return nsai_decode_reaches_wide(p, sms, units) && units <= known_sms(sms);
+}
+
+bool nsai_decode_suits_whole(const nsai_problem *p, int32_t sms, int64_t units) {
+  int64_t room = known_sms(sms) * BLOCKS_PER_SM, rest = units % room;
+  int64_t took = units - rest + (rest ? larger(rest, room * 9 / 16) : 0);
+  return nsai_decode_reaches_whole(p, sms, units) && took * 8 <= units * 9;
+}
+
+static nsai_role single_kernel(const nsai_decode_sizes *s, int64_t units) {
+  if (s->wide && nsai_decode_suits_wide(s->problem, s->sms, units)) return NSAI_KERNEL_DECODE_WIDE;
+  if (s->whole && nsai_decode_suits_whole(s->problem, s->sms, units))
+    return NSAI_KERNEL_DECODE_WHOLE;
+  return s->chain ? NSAI_ROLES : NSAI_KERNEL_DECODE_WHOLE;
+}
+
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *s) {
   const nsai_problem *p = s->problem;
   nsai_decode_split out = { .tiles = tile_count(s) };
@@ -117,6 +166,11 @@ nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *s) {
           quantum = nsai_decode_quantum(&p->model);
   int64_t room = (int64_t)s->sms * BLOCKS_PER_SM, teams = nsai_decode_scan_teams(p, s->scan);
   int64_t quanta = larger(ceil_div(nsai_block_count(&p->model, p->max_kv_len), quantum), 1);
+  out.single = single_kernel(s, units);
+  if (out.single != NSAI_ROLES) {
+    out.scan_parts = out.scan_least = 1;
+    return out;
+  }
   bool full = units * even_parts(p) >= room;
   int64_t parts = larger(room / units, even_parts(p));
   out.scan_parts = (int32_t)smaller(parts, ceil_div(quanta, teams));

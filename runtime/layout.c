@@ -266,7 +266,7 @@ static void layout_append(nsai_layout *out, const nsai_problem *p) {
 static void layout_decode(nsai_layout *out, const nsai_problem *p, const nsai_choice *choice,
                           int32_t sms) {
   const nsai_geometry *m = &p->model;
-  const nsai_kernel_spec *scan = &choice->specs[NSAI_KERNEL_DECODE_SCAN];
+  const nsai_kernel_spec *scan = nsai_decode_scan_spec(choice->specs);
   nsai_decode_layout *d = &out->decode;
   nsai_decode_most most = nsai_decode_most_of(p, scan, sms);
   int64_t rows = nsai_decode_scan_rows(p, scan), group = m->heads / m->kv_heads;
@@ -276,7 +276,12 @@ static void layout_decode(nsai_layout *out, const nsai_problem *p, const nsai_ch
     layout_selection(out, p, choice);
   } else if (m->select_count) {
     d->pooled = take(out, most.tiles * m->kv_heads * nsai_decode_pooled_blocks(p) * rows * 4);
-    d->spills = take(out, most.scan_places * nsai_decode_scan_teams(p, scan) * rows * 4);
+    int64_t spills = most.scan_places * nsai_decode_scan_teams(p, scan);
+    for (nsai_role role = NSAI_KERNEL_DECODE_WHOLE; role <= NSAI_KERNEL_DECODE_WIDE; role++)
+      if (choice->specs[role].entry)
+        spills = larger(spills,
+                        most.tiles * m->kv_heads * nsai_decode_scan_teams(p, &choice->specs[role]));
+    d->spills = take(out, spills * rows * 4);
     out->idx = take(out, p->max_tokens * m->kv_heads * m->select_count * 4);
   }
   if (p->max_probe_rows) out->lse = take(out, p->max_tokens * m->heads * 4);

@@ -81,6 +81,11 @@ NSAI_DEVICE uint2 load_streaming(const void *from_global) {
   return x;
 }
 
+// L2 forgets the line of 128 bytes at a global address; it holds nothing then, until it is written.
+NSAI_DEVICE void discard_line(const void *global) {
+  asm volatile("discard.global.L2 [%0], 128;" ::"l"(global) : "memory");
+}
+
 // Fetches the line of 128 bytes around a global address into L2.
 NSAI_DEVICE void prefetch_line(const void *global) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(global));

@@ -98,6 +98,15 @@ template <class C> struct ScanImportance {
   }
 };
 
+// What was pooled of a tile is read for the last time, and need not go to memory: whole lines of it alone.
+// Every thread takes part. (H200, 64k tokens: 64 sequences 190 -> 184 us, 256 777 -> 710 us.)
+template <class C> NSAI_DEVICE void discard_pooled(const float *gPooled, int blocks) {
+  const u64 begin = ((u64)gPooled + 127) / 128 * 128;
+  const u64 end = (u64)(gPooled + (long long)blocks * C::kScanRows) / 128 * 128;
+  for (u64 line = begin + threadIdx.x * 128; line < end; line += C::kThreads * 128)
+    discard_line((const void *)line);
+}
+
 // An order that kFree of the lanes' greatest have, less one: what is not above it cannot win.
 template <int kFree> NSAI_DEVICE u32 bar_of(u32 greatest, int lane) {
   if constexpr (kFree > 32)

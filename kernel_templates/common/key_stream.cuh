@@ -278,13 +278,11 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
   counter.store(gReads);
 }
 
-// Adds up the teams' results and stores the CTA's part: rows [0, stored) of gO [rows, Dv] and gStats
-// [rows, 2]. Every thread takes part.
+// The teams' results into shared memory. Every thread takes part.
 template <class C, int kRowTiles, int kO>
-NSAI_DEVICE void store_part(typename KeyStream<C, kRowTiles>::Shared &shared,
-                            const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
-                            const SoftmaxRows &rows, float *gO, float *gStats, int stored) {
-  using S = KeyStream<C, kRowTiles>;
+NSAI_DEVICE void share_teams(typename KeyStream<C, kRowTiles>::Shared &shared,
+                             const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
+                             const SoftmaxRows &rows) {
   __syncthreads(); // no team reads the ring any more
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -297,24 +295,46 @@ NSAI_DEVICE void store_part(typename KeyStream<C, kRowTiles>::Shared &shared,
       *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
   }
   __syncthreads(); // the teams' results are there
+}
+
+// All teams' of four columns of a row.
+struct TeamsSum {
+  float reference, total;
+  float4 o; // relative to `reference`
+};
+
+template <class C, int kRowTiles>
+NSAI_DEVICE TeamsSum add_teams(const typename KeyStream<C, kRowTiles>::Shared &shared, int row,
+                               int column) {
+  constexpr int kTeams = KeyStream<C, kRowTiles>::kTeams;
+  TeamsSum x = { kNoReference, 0.0f, make_float4(0, 0, 0, 0) };
+#pragma unroll
+  for (int team = 0; team < kTeams; ++team)
+    x.reference = fmaxf(x.reference, shared.stats[team][row].x);
+#pragma unroll
+  for (int team = 0; team < kTeams; ++team) {
+    const float2 stats = shared.stats[team][row];
+    const float factor = exp2_approx(stats.x - x.reference);
+    const float4 o = *(const float4 *)&shared.o[team][row][column];
+    x.o = make_float4(fmaf(factor, o.x, x.o.x), fmaf(factor, o.y, x.o.y), fmaf(factor, o.z, x.o.z),
+                      fmaf(factor, o.w, x.o.w));
+    x.total = fmaf(factor, stats.y, x.total);
+  }
+  return x;
+}
+
+// Adds up the teams' results and stores the CTA's part: rows [0, stored) of gO [rows, Dv] and gStats
+// [rows, 2]. Every thread takes part.
+template <class C, int kRowTiles, int kO>
+NSAI_DEVICE void store_part(typename KeyStream<C, kRowTiles>::Shared &shared,
+                            const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
+                            const SoftmaxRows &rows, float *gO, float *gStats, int stored) {
+  share_teams<C, kRowTiles>(shared, at, o, rows);
   for (int i = threadIdx.x; i < stored * (C::kHeadDimV / 4); i += C::kThreads) {
     const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
-    float highest = kNoReference, total = 0.0f;
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int team = 0; team < S::kTeams; ++team)
-      highest = fmaxf(highest, shared.stats[team][row].x);
-#pragma unroll
-    for (int team = 0; team < S::kTeams; ++team) {
-      const float2 stats = shared.stats[team][row];
-      const float factor = exp2_approx(stats.x - highest);
-      const float4 x = *(const float4 *)&shared.o[team][row][column];
-      sum = make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y),
-                        fmaf(factor, x.z, sum.z), fmaf(factor, x.w, sum.w));
-      total = fmaf(factor, stats.y, total);
-    }
-    *(float4 *)(gO + (long long)row * C::kHeadDimV + column) = sum;
-    if (column == 0) *(float2 *)(gStats + 2 * row) = make_float2(highest, total);
+    const TeamsSum x = add_teams<C, kRowTiles>(shared, row, column);
+    *(float4 *)(gO + (long long)row * C::kHeadDimV + column) = x.o;
+    if (column == 0) *(float2 *)(gStats + 2 * row) = make_float2(x.reference, x.total);
   }
 }
 

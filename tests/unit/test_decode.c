@@ -33,7 +33,9 @@ static void expect_places(const nsai_problem *p, const nsai_kernel_spec *scan, i
   for (int32_t seqs = 1; seqs <= p->max_seqs; seqs = seqs * 3 / 2 + 1)
     for (int64_t each = 1; each <= p->max_q_len && each * seqs <= p->max_tokens; each++)
       for (int packed = 0; packed < 2; packed++) {
-        nsai_decode_sizes sizes = { p, scan, sms, each * seqs, seqs, packed, 7 };
+        nsai_decode_sizes sizes = {
+          p, scan, true, false, false, sms, each * seqs, seqs, packed, 7
+        };
         nsai_decode_split s = nsai_decode_split_make(&sizes);
         int64_t parts = s.window_parts + s.selected_parts, units = s.tiles * p->model.kv_heads;
         assert_true(s.scan_parts >= 1 && s.scan_least >= 1);
@@ -62,6 +64,41 @@ static void test_places(void **state) {
     p.max_tokens = (int64_t)p.max_seqs * p.max_q_len;
     nsai_kernel_spec scan = { .threads = 128, .tokens = i % 2 ? p.max_q_len < 4 ? 1 : 4 : 4 };
     expect_places(&p, &scan, i % 3 ? 132 : 0);
+  }
+}
+
+/* Which kernel takes so many sequences of 4 KV heads on 132 multiprocessors; 0: the chain. */
+static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
+  nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = longest, .max_tokens = seqs };
+  p.model = (nsai_geometry){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16 };
+  p.model.select_block = 64;
+  p.max_seqs = seqs;
+  p.max_q_len = 1;
+  nsai_kernel_spec scan = { .threads = 128, .tokens = 1 };
+  nsai_decode_split s = nsai_decode_split_make(
+      &(nsai_decode_sizes){ &p, &scan, chain, true, chain, 132, seqs, seqs, false, 7 });
+  if (s.single != NSAI_ROLES) assert_int_equal(s.scan_parts, 1);
+  return s.single == NSAI_ROLES ? 0 : s.single;
+}
+
+static void test_single(void **state) {
+  (void)state;
+  static const struct {
+    int32_t seqs;
+    nsai_role role;
+  } rows[] = { { 1, 0 },
+               { 16, 0 },
+               { 20, NSAI_KERNEL_DECODE_WIDE },
+               { 33, NSAI_KERNEL_DECODE_WIDE },
+               { 40, NSAI_KERNEL_DECODE_WHOLE },
+               { 66, NSAI_KERNEL_DECODE_WHOLE },
+               { 67, 0 }, /* a wave of 4 more */
+               { 132, NSAI_KERNEL_DECODE_WHOLE },
+               { 256, NSAI_KERNEL_DECODE_WHOLE } };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    assert_int_equal(single_of(rows[i].seqs, 65536, true), rows[i].role);
+    assert_int_equal(single_of(rows[i].seqs, 1 << 20, true), 0); /* one may be much longer */
+    assert_int_equal(single_of(rows[i].seqs, 1 << 20, false), NSAI_KERNEL_DECODE_WHOLE);
   }
 }
 
@@ -288,8 +325,8 @@ static void test_prefill(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_places),   cmocka_unit_test(test_launches), cmocka_unit_test(test_lists),
-    cmocka_unit_test(test_products), cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_single), cmocka_unit_test(test_places),   cmocka_unit_test(test_launches),
+    cmocka_unit_test(test_lists),  cmocka_unit_test(test_products), cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
