@@ -232,6 +232,10 @@ static nsa_status make_context(chk_kv_world *w, const char *cache_dir, bool gpu,
     snprintf(text + used, sizeof text - used, "  cache_dir: \"%s\"\n", cache_dir);
   else
     snprintf(text + used, sizeof text - used, "  cache_mode: off\n");
+  used = strlen(text);
+  if (gpu && w->form.variant && w->form.op == NSA_OP_DECODE)
+    snprintf(text + used, sizeof text - used, "variants:\n  force: {decode: %s}\n",
+             w->form.variant);
   options.yaml_text = text;
   return nsa_create(NULL, &options, out);
 }

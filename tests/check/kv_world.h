@@ -35,9 +35,10 @@ typedef struct chk_kv_form {
   int32_t steps;
   int32_t chunk; /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
   float softmax_scale;
-  bool masks;   /* steps run some of the branches */
-  bool counted; /* steps of a decode count what they read */
-  bool spread;  /* the GPU's pages lie beyond 2^31 elements: 4.3 GB a tensor, up to eight */
+  bool masks;          /* steps run some of the branches */
+  bool counted;        /* steps of a decode count what they read */
+  const char *variant; /* variants.force.decode on the GPU; NULL: the library chooses */
+  bool spread;         /* the GPU's pages lie beyond 2^31 elements: 4.3 GB a tensor, up to eight */
 } chk_kv_form;
 
 /* A random one; `longest`: of a sequence. */

@@ -19,7 +19,7 @@ typedef struct arguments {
   int64_t count, soak, every;
   int32_t longest, device, op; /* op 0: one after the other */
   double time_limit;
-  const char *cache_dir;
+  const char *cache_dir, *variant;
   bool verbose, self_test, spread;
 } arguments;
 
@@ -30,7 +30,8 @@ enum {
   OPT_SELF_TEST,
   OPT_SOAK,
   OPT_EVERY,
-  OPT_SPREAD
+  OPT_SPREAD,
+  OPT_VARIANT
 };
 
 static const struct argp_option options[] = {
@@ -40,6 +41,8 @@ static const struct argp_option options[] = {
     "Steps of decode or of prefill, or split: one prefill against any pieces; without it all in "
     "turn",
     0 },
+  { "variant", OPT_VARIANT, "NAME", 0,
+    "Decode by this variant; worlds that it cannot serve are skipped", 0 },
   { "spread", OPT_SPREAD, 0, 0,
     "Pages far apart, up to 2^31 elements and more: 4.3 GB a tensor, up to eight", 0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
@@ -70,6 +73,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
                                         : -1;
     if (a->op < 0) argp_error(state, "--op: '%s' is none of decode, prefill, split", value);
     break;
+  case OPT_VARIANT: a->variant = value; break;
   case OPT_SELF_TEST: a->self_test = true; break;
   case OPT_SPREAD: a->spread = true; break;
   case OPT_SOAK:
@@ -99,6 +103,7 @@ static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
   else if (a->op ? a->op == NSA_OP_PREFILL : seed % 2 == 0)
     chk_kv_form_prefill(form);
   form->spread = a->spread;
+  form->variant = a->variant;
 }
 
 typedef struct counts {
@@ -125,11 +130,12 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
          r.o, r.branch, r.lse, r.entry, r.importance, (long long)r.near_cut, (long long)r.rows,
          r.failure[0] ? ": " : "", r.failure);
   if (failed)
-    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s\n",
+    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s%s%s\n",
            form.split                  ? "split"
            : form.op == NSA_OP_PREFILL ? "prefill"
                                        : "decode",
-           (unsigned long long)seed, a->longest, a->spread ? " --spread" : "");
+           (unsigned long long)seed, a->longest, a->spread ? " --spread" : "",
+           a->variant ? " --variant " : "", a->variant ? a->variant : "");
   fflush(stdout);
 }
 
