@@ -101,14 +101,19 @@ static int32_t row_registers(const nsai_geometry *m) {
 /* kSharedQ of common/key_stream.cuh: O leaves a thread no registers for Q. */
 static bool has_shared_q(const nsai_geometry *m) { return row_registers(m) > 144; }
 
+/* kDrafts of common/key_stream.cuh: a team takes two steps at once, with Q in shared memory. */
+static bool has_drafts(const nsai_geometry *m, int32_t rows) {
+  return rows >= 4 * NSAI_DECODE_ROWS && m->head_dim_qk + m->head_dim_v <= 256;
+}
+
 /* Bytes of KeyStream::Shared: Q and the rings of all teams or, in the same memory, their O; and their
  * stats. */
 static uint32_t stream_shared(const nsai_geometry *m, int32_t rows, const nsai_tiles *s) {
   uint32_t teams = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
-  uint32_t stage = nsai_tile_bytes(NSAI_DECODE_STEP, m->head_dim_qk) +
-                   nsai_tile_bytes(NSAI_DECODE_STEP, m->head_dim_v);
+  int32_t keys = NSAI_DECODE_STEP * (has_drafts(m, rows) ? 2 : 1); /* of a stage */
+  uint32_t stage = nsai_tile_bytes(keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v);
   uint32_t ring = teams * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
-  if (has_shared_q(m)) ring += nsai_tile_bytes(rows, m->head_dim_qk);
+  if (has_shared_q(m) || has_drafts(m, rows)) ring += nsai_tile_bytes(rows, m->head_dim_qk);
   uint32_t o = teams * (uint32_t)rows * (uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4;
   return (ring > o ? ring : o) + teams * (uint32_t)rows * 8;
 }
@@ -387,7 +392,11 @@ void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const 
   *scan = (nsai_kernel_spec){ .entry = "decode_scan",
                               .shared_bytes = scan_shared(p, s),
                               .tokens = scan_rows(p) / nsai_padded_group(m) };
-  specify_stream(p, s, scan);
+  nsai_tiles tiles = *s;
+  if (has_drafts(m, scan_rows(p)) && s->of[NSAI_TILE_BLOCKS] == 2 &&
+      nsai_holds_blocks(t, scan_shared(p, s), 3))
+    tiles.of[NSAI_TILE_BLOCKS] = 3;
+  specify_stream(p, &tiles, scan);
   nsai_constant_add(scan, "kSelectCount", selects ? m->select_count : 0);
   if (selects) specify_select(p, s, &specs[NSAI_KERNEL_DECODE_SELECT]);
   if (p->selection != NSA_SELECT_OWN) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);

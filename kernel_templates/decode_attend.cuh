@@ -119,7 +119,7 @@ NSAI_DEVICE void find_keys(RangesOfToken &keys, SharedPlan &shared, const Decode
 template <class C, class Keys, class Rows>
 NSAI_DEVICE void attend_part(const NsaiDecode &p, SharedPlan &shared, const Stream &at,
                              const NsaiCachePair &pair, const Rows &lists, Keys &keys, int part,
-                             int parts, const Queries<C, Stream::kSteps> &queries, int group, bool once,
+                             int parts, const Queries<Stream> &queries, int group, bool once,
                              float *gO, float *gStats, u64 *gReads) {
   const int steps = ceil_div(keys.limit, kStepKeys);
   const int each = ceil_div(steps, parts * Stream::kTeams);

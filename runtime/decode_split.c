@@ -9,12 +9,14 @@
 
 #include "stages.h"
 
+#include <string.h>
+
 /* Blocks of threads of decode_scan and decode_attend that a multiprocessor holds. */
 #define BLOCKS_PER_SM 2
 
 /* Sequences of different lengths share the device evenly when none is longer than this many compressed
  * keys in one piece; but few parts of a sequence are ever empty. (A guess.) */
-#define LONGEST_SCAN 1024
+#define LONGEST_SCAN 2048
 #define MOST_EVEN_PARTS 16
 
 /* Fewest compressed keys of a part where there are blocks enough without. */
@@ -75,6 +77,15 @@ int32_t nsai_decode_scan_teams(const nsai_problem *p, const nsai_kernel_spec *sc
 static int64_t even_parts(const nsai_problem *p) {
   int64_t keys = nsai_block_count(&p->model, p->max_kv_len);
   return smaller(larger(ceil_div(keys, LONGEST_SCAN), 1), MOST_EVEN_PARTS);
+}
+
+/* Blocks of threads of decode_scan that the device holds at once. */
+static int64_t scan_room(const nsai_kernel_spec *scan, int32_t sms) {
+  int64_t blocks = BLOCKS_PER_SM;
+  for (int i = 0; i < scan->constant_count; i++)
+    if (!strcmp(scan->constants[i].name, "kMinBlocks"))
+      blocks = larger(blocks, scan->constants[i].value);
+  return sms * blocks;
 }
 
 static int64_t tile_count(const nsai_decode_sizes *s) {
@@ -164,7 +175,7 @@ nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *s) {
   nsai_decode_split out = { .tiles = tile_count(s) };
   int64_t units = larger(out.tiles * p->model.kv_heads, 1),
           quantum = nsai_decode_quantum(&p->model);
-  int64_t room = (int64_t)s->sms * BLOCKS_PER_SM, teams = nsai_decode_scan_teams(p, s->scan);
+  int64_t room = scan_room(s->scan, s->sms), teams = nsai_decode_scan_teams(p, s->scan);
   int64_t quanta = larger(ceil_div(nsai_block_count(&p->model, p->max_kv_len), quantum), 1);
   out.single = single_kernel(s, units);
   if (out.single != NSAI_ROLES) {
@@ -188,7 +199,8 @@ nsai_decode_most nsai_decode_most_of(const nsai_problem *p, const nsai_kernel_sp
   int64_t units = p->max_tokens * m->kv_heads;
   int64_t steps = selected_steps(m) + window_steps(m);
   return (nsai_decode_most){ .tiles = tiles,
-                             .scan_places = larger(room, tiles * m->kv_heads * even_parts(p)),
+                             .scan_places =
+                                 larger(scan_room(scan, sms), tiles * m->kv_heads * even_parts(p)),
                              /* parts of either branch round up */
                              .attend_places =
                                  room + units * (2 + ceil_div(steps, LONGEST_ATTEND)) };

@@ -38,10 +38,16 @@ template <class C, int kRowTiles> struct KeyStream {
   static constexpr int kRows = 16 * kRowTiles;
   static constexpr int kTeams = C::kWarps / kRowTiles;
   static constexpr int kTeamThreads = 32 * kRowTiles;
-  using K = Tile<kStepKeys, padded_dim(C::kHeadDimQk)>;
-  using V = Tile<kStepKeys, padded_dim(C::kHeadDimV)>;
+  // Drafts: a team of four warps takes two steps at once, so that it waits half as often; and Q lies in shared
+  // memory, so that a third CTA fits a multiprocessor.
+  static constexpr bool kDrafts = kRowTiles >= 4 && C::kHeadDimQk + C::kHeadDimV <= 256;
+  static constexpr int kAtOnce = kDrafts ? 2 : 1; // steps of a stage
+  static constexpr int kStageKeys = kAtOnce * kStepKeys;
+  using K = Tile<kStageKeys, padded_dim(C::kHeadDimQk)>;
+  using V = Tile<kStageKeys, padded_dim(C::kHeadDimV)>;
   using Q = Tile<kRows, padded_dim(C::kHeadDimQk)>;
-  static constexpr int kQBytes = kSharedQ<C> ? Q::kBytes : 0;
+  static constexpr bool kQShared = kSharedQ<C> || kDrafts;
+  static constexpr int kQBytes = kQShared ? Q::kBytes : 0;
   static constexpr int kStageBytes = K::kBytes + V::kBytes;
   static constexpr int kO = padded_dim(C::kHeadDimV) / 8;        // n8 tiles of O
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16;  // k16 steps of Q K^T
@@ -80,31 +86,31 @@ template <int kTeams, int kThreads, int kTeam = 0> NSAI_DEVICE void sync_team(in
   }
 }
 
-// Where one lane's key of a step lies.
+// Where one lane's key of a stage lies.
 struct KeyPlace {
   int index; // negative: there is none
   int page;
 };
 
-template <class Keys, class Rows>
-NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int lane) {
-  const int i = step * kStepKeys + lane % kStepKeys;
-  const int index = i < keys.limit ? keys.index(i) : -1;
+template <int kStageKeys, class Keys, class Rows>
+NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int limit, int lane) {
+  const int i = step * kStepKeys + lane % kStageKeys;
+  const int index = i < limit ? keys.index(i) : -1;
   return KeyPlace{ index, index < 0 ? 0 : rows.page(index) };
 }
 
-// K (kToken) or V of a step into tile T; `from`: the tensor's rows of one head. All lanes take part.
-template <class T, int kDim, int kThreads, bool kToken, class Rows, class Counter>
+// K (kToken) or V of a stage into tile T; `from`: the tensor's rows of one head. All lanes take part.
+template <class T, int kKeys, int kDim, int kThreads, bool kToken, class Rows, class Counter>
 NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, const Rows &rows,
                            const KeyPlace &place, int thread, u64 policy, Counter &counter) {
   using Lanes = CopyLanes<T, kThreads>;
 #pragma unroll
-  for (int i = 0; i < ceil_div(kStepKeys, Lanes::kPass); ++i) {
+  for (int i = 0; i < ceil_div(kKeys, Lanes::kPass); ++i) {
     const int row = Lanes::row(thread) + i * Lanes::kPass;
-    const int index = __shfl_sync(~0u, place.index, row % kStepKeys);
-    const int page = __shfl_sync(~0u, place.page, row % kStepKeys);
+    const int index = __shfl_sync(~0u, place.index, row % kKeys);
+    const int page = __shfl_sync(~0u, place.page, row % kKeys);
     const u16 *at = from + row_offset(x, page, rows.slot(index)) + Lanes::chunk(thread) * 8;
-    if (kStepKeys % Lanes::kPass == 0 || row < kStepKeys) {
+    if (kKeys % Lanes::kPass == 0 || row < kKeys) {
 #pragma unroll
       for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
         const int chunk = c + Lanes::chunk(thread);
@@ -117,8 +123,8 @@ NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, 
 }
 
 // 16 rows of Q for a warp: A fragments, or where ldmatrix finds them.
-template <class C, int kSteps> struct Queries {
-  u32 fragment[kSharedQ<C> ? 1 : kSteps][4];
+template <class S> struct Queries {
+  u32 fragment[S::kQShared ? 1 : S::kSteps][4];
   u32 address;
 };
 
@@ -154,13 +160,13 @@ NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const QueryRows<C> &ro
 
 // The warp's rows of Q. Every thread takes part.
 template <class C, int kRowTiles>
-NSAI_DEVICE Queries<C, KeyStream<C, kRowTiles>::kSteps>
+NSAI_DEVICE Queries<KeyStream<C, kRowTiles>>
 load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C, kRowTiles> &at,
                  const QueryRows<C> &rows) {
   using S = KeyStream<C, kRowTiles>;
   using Q = typename S::Q;
-  Queries<C, S::kSteps> queries = {};
-  if constexpr (kSharedQ<C>) {
+  Queries<S> queries = {};
+  if constexpr (S::kQShared) {
     const u32 sQ = shared_address(shared.keys);
     for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads) {
       const int row = i / Q::kChunks, chunk = i % Q::kChunks;
@@ -178,27 +184,25 @@ load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStre
   return queries;
 }
 
-// S = Q K^T [16, 16 keys].
+// S [16, 16 keys] = Q K^T, as the n8 tiles s0 and s1.
 template <class C, class S>
-NSAI_DEVICE void multiply_step_qk(float (&s)[2][4], const Queries<C, S::kSteps> &q, u32 sK, int lane) {
+NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<S> &q, u32 sK, int lane) {
   using T = typename S::K;
   const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
 #pragma unroll
-  for (int j = 0; j < 2; ++j)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
+  for (int c = 0; c < 4; ++c) s0[c] = s1[c] = 0.0f;
 #pragma unroll
   for (int step = 0; step < S::kSteps; ++step) {
     u32 a[4], b[4]; // Q [16, 16], K [16 keys, 16]
     ldmatrix_x4(b, T::along(k, 2 * step));
-    if constexpr (kSharedQ<C>) {
+    if constexpr (S::kQShared) {
       ldmatrix_x4(a, S::Q::along(q.address, 2 * step));
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) a[i] = q.fragment[step][i];
     }
-    mma_m16n8k16(typename C::Element(), s[0], a, b[0], b[1]);
-    mma_m16n8k16(typename C::Element(), s[1], a, b[2], b[3]);
+    mma_m16n8k16(typename C::Element(), s0, a, b[0], b[1]);
+    mma_m16n8k16(typename C::Element(), s1, a, b[2], b[3]);
   }
 }
 
@@ -229,7 +233,7 @@ template <class C, int kRowTiles, class Keys, class Rows, int kO>
 NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                              const KeyStream<C, kRowTiles> &at, const NsaiCachePair &pair, int group,
                              const Rows &lists, Keys &keys, int begin, int end,
-                             const Queries<C, KeyStream<C, kRowTiles>::kSteps> &queries, float (&o)[kO][4],
+                             const Queries<KeyStream<C, kRowTiles>> &queries, float (&o)[kO][4],
                              SoftmaxRows &rows, float scale_log2, u64 *gReads, bool once) {
   using S = KeyStream<C, kRowTiles>;
   constexpr int kAhead = C::kStages - 1; // steps on their way while one is computed
@@ -240,39 +244,53 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
       shared_address(shared.keys) + S::kQBytes + at.team * C::kStages * S::kStageBytes;
   const u64 policy = l2_policy(once);
   ReadCounter<(bool)C::kCountReads> counter;
+  const int limit = min(keys.limit, end * kStepKeys);
+  // Keys that all rows of the warp see.
+  const int all_see = __reduce_min_sync(~0u, min(min(keys.end(0), keys.end(1)), limit));
   auto copy = [&](int step, const KeyPlace &place) {
-    const u32 stage = ring + (step - begin) % C::kStages * S::kStageBytes;
+    const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
     if (step < end) {
-      copy_keys<typename S::K, C::kHeadDimQk, S::kTeamThreads, true>(stage, pair.k, gK, lists,
-                                                                     place, thread, policy, counter);
-      copy_keys<typename S::V, C::kHeadDimV, S::kTeamThreads, false>(
+      copy_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kTeamThreads, true>(
+          stage, pair.k, gK, lists, place, thread, policy, counter);
+      copy_keys<typename S::V, S::kStageKeys, C::kHeadDimV, S::kTeamThreads, false>(
           stage + S::K::kBytes, pair.v, gV, lists, place, thread, policy, counter);
     }
     copy_async_commit();
   };
+  auto find = [&](int step) { return find_key<S::kStageKeys>(keys, lists, step, limit, at.lane); };
 
   KeyPlace place[kAhead];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) place[i] = find_key(keys, lists, begin + i, at.lane);
+  for (int i = 0; i < kAhead; ++i) place[i] = find(begin + i * S::kAtOnce);
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) copy(begin + i, place[i]);
-  KeyPlace next = find_key(keys, lists, begin + kAhead, at.lane);
+  for (int i = 0; i < kAhead; ++i) copy(begin + i * S::kAtOnce, place[i]);
+  KeyPlace next = find(begin + kAhead * S::kAtOnce);
 
-  for (int step = begin; step < end; ++step) {
+  for (int step = begin; step < end; step += S::kAtOnce) {
     copy_async_wait<kAhead - 1>();
-    // Everyone's part of the step has come, and the one before is read.
+    // Everyone's part of the stage has come, and the one before is read.
     sync_team<S::kTeams, S::kTeamThreads>(at.team);
-    copy(step + kAhead, next);
-    next = find_key(keys, lists, step + kAhead + 1, at.lane);
+    copy(step + kAhead * S::kAtOnce, next);
+    next = find(step + (kAhead + 1) * S::kAtOnce);
 
-    const u32 stage = ring + (step - begin) % C::kStages * S::kStageBytes;
-    float s[2][4]; // [16, 16 keys]
-    multiply_step_qk<C, S>(s, queries, stage, at.lane);
+    const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
+    float s[2 * S::kAtOnce][4]; // [16, keys of the stage]
 #pragma unroll
-    for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, keys.end(r) }, step * kStepKeys);
+    for (int i = 0; i < S::kAtOnce; ++i)
+      multiply_step_qk<C, S>(s[2 * i], s[2 * i + 1], queries, stage + i * kStepKeys * S::K::kPitch, at.lane);
+    if ((step + S::kAtOnce) * kStepKeys > all_see)
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        mask_row(s, r, KeyRange{ 0, min(keys.end(r), limit) }, step * kStepKeys);
     softmax_step(rows, s, o, scale_log2);
-    keys.pool(s, rows);
-    multiply_step_pv<C, typename S::V>(o, s, stage + S::K::kBytes, at.lane);
+#pragma unroll
+    for (int i = 0; i < S::kAtOnce; ++i) {
+      float p[2][4]; // [16, 16 keys]
+#pragma unroll
+      for (int c = 0; c < 4; ++c) p[0][c] = s[2 * i][c], p[1][c] = s[2 * i + 1][c];
+      multiply_step_pv<C, typename S::V>(o, p, stage + S::K::kBytes + i * kStepKeys * S::V::kPitch, at.lane);
+      if (i == 0 || step + i < end) keys.pool(p, rows); // while the products are on their way
+    }
   }
   copy_async_wait<0>();
   counter.store(gReads);
