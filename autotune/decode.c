@@ -127,7 +127,9 @@ static uint32_t scan_shared(const nsai_problem *p, const nsai_tiles *s) {
 static uint32_t attend_shared(const nsai_problem *p, const nsai_tiles *s) {
   uint32_t list = p->model.select_count ? (uint32_t)p->model.select_count : 1;
   if (p->selection == NSA_SELECT_RANGES) list = 2 * (list + 1);
-  return stream_shared(&p->model, attend_rows(p), s) + (list + 1) / 2 * 8;
+  uint32_t tile = stream_shared(&p->model, scan_rows(p), s);
+  uint32_t token = stream_shared(&p->model, attend_rows(p), s);
+  return (tile > token ? tile : token) + (list + 1) / 2 * 8;
 }
 
 static int32_t most_rows(const nsai_problem *p) {

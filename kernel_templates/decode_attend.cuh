@@ -9,10 +9,11 @@
 //   q [T, Hq, Dk], the branches' pairs of the cache, idx [T, Hkv, n] (decode_select, sort_blocks) or
 //   [T, Hkv, n, 2] (sort_ranges) -> parts (decode_combine)
 //
-// Grid   x = parts * T * kv_heads, parts outermost, those of the window first: they need nothing of
-//        decode_select and begin beside it.
-// CTA    one token's heads of one group, teams of kAttendRows / 16 warps: common/key_stream.cuh. Drafts
-//        of one sequence read the same blocks from L2.
+// Grid   x = window_parts * tiles * kv_heads, then selected parts * T * kv_heads, parts outermost. Those of
+//        the window need nothing of decode_select and begin beside it.
+// CTA    one tile's or one token's rows of one group, teams of a warp for 16 rows: common/key_stream.cuh.
+//        Tokens of a tile share their windows' keys; those of one sequence, which run side by side, find
+//        each other's blocks in L2.
 // Bound  by memory: 2 (Dk + Dv) bytes a key.
 //
 // Config: those of common/key_stream.cuh, kSelectBlock (l'), kSelectCount (n), kRanges, kWindow (w),
@@ -25,8 +26,7 @@
 #include "common/launch.cuh"
 #include "common/params_cache.h"
 
-constexpr int kRowTiles = (Config::kGroupPadded + 15) / 16;
-using Stream = KeyStream<Config, kRowTiles>;
+constexpr int kTileTiles = Config::kScanRows / 16, kTokenTiles = (Config::kGroupPadded + 15) / 16;
 
 // Of a token's ranges: the number of a range's first key among all keys, and the steps from there to its
 // position.
@@ -35,7 +35,10 @@ struct KeyRun {
 };
 
 struct SharedPlan {
-  Stream::Shared stream;
+  union {
+    KeyStream<Config, kTileTiles>::Shared tile;
+    KeyStream<Config, kTokenTiles>::Shared token;
+  };
   union {
     int list[Config::kSelectCount > 0 ? Config::kSelectCount : 1];
     KeyRun runs[Config::kRanges ? Config::kSelectCount + 1 : 1]; // the one behind the last begins at all
@@ -103,7 +106,7 @@ template <> struct ListedKeys<true> { using Type = RangesOfToken; };
 template <class C>
 NSAI_DEVICE void find_keys(BlocksOfToken &keys, SharedPlan &shared, const DecodeToken &token,
                            const int *gList) {
-  const int count = token.present ? load_list<C>(gList, shared.list) : 0;
+  const int count = load_list<C>(gList, shared.list);
   keys = find_blocks(shared.list, count, token.position);
 }
 
@@ -111,70 +114,80 @@ template <class C>
 NSAI_DEVICE void find_keys(RangesOfToken &keys, SharedPlan &shared, const DecodeToken &token,
                            const int *gList) {
   keys.sRuns = shared.runs;
-  keys.count = token.present ? load_ranges<C>(gList, shared.runs) : 0;
-  keys.limit = token.present ? shared.runs[C::kSelectCount].first : 0;
+  keys.count = load_ranges<C>(gList, shared.runs);
+  keys.limit = shared.runs[C::kSelectCount].first;
 }
 
-// Part `part` of `parts` of a branch.
-template <class C, class Keys, class Rows>
-NSAI_DEVICE void attend_part(const NsaiDecode &p, SharedPlan &shared, const Stream &at,
-                             const NsaiCachePair &pair, const Rows &lists, Keys &keys, int part,
-                             int parts, const Queries<Stream> &queries, int group, bool once,
-                             float *gO, float *gStats, u64 *gReads) {
-  const int steps = ceil_div(keys.limit, kStepKeys);
-  const int each = ceil_div(steps, parts * Stream::kTeams);
-  const int run = part * Stream::kTeams + at.team;
+// Part `part` of `parts` of a branch, for the rows of `query_rows`, as attend.parts' part `stored`.
+template <class C, int kRowTiles, class Keys, class Rows>
+NSAI_DEVICE void attend_part(const NsaiDecode &p, typename KeyStream<C, kRowTiles>::Shared &shared,
+                             const KeyStream<C, kRowTiles> &at, const QueryRows<C> &query_rows,
+                             const NsaiCachePair &pair, const Rows &lists, Keys &keys, int part, int parts,
+                             int stored, bool once, u64 *gReads) {
+  using S = KeyStream<C, kRowTiles>;
+  auto place = [&](int row) -> long long {
+    const int token = row / C::kGroupPadded, head = row % C::kGroupPadded;
+    if (!query_rows.present(row)) return -1;
+    const long long unit = (long long)(query_rows.first + token) * p.kv_heads + query_rows.group;
+    return part_row(p.attend, C::kGroup, unit, stored, head);
+  };
+  const int steps = ceil_div(keys.limit, kStepKeys), each = ceil_div(steps, parts * S::kTeams);
+  const int run = part * S::kTeams + at.team;
   const int begin = min(run * each, steps), end = min(begin + each, steps);
-  if (part * Stream::kTeams * each >= steps) {
-    store_no_part(gStats, C::kGroup, C::kThreads);
+  if (part * S::kTeams * each >= steps) {
+    store_no_part(p.attend, S::kRows, C::kThreads, place);
     return;
   }
-  float o[Stream::kO][4] = {}; // [16, Dv]
+  const auto queries = load_row_queries<C, kRowTiles>(shared, at, query_rows); // [rows, Dk]
+  float o[S::kO][4] = {};                                                     // [16, Dv]
   SoftmaxRows rows;
-  stream_keys<C, kRowTiles>(shared.stream, at, pair, group, lists, keys, begin, end, queries, o, rows,
+  stream_keys<C, kRowTiles>(shared, at, pair, query_rows.group, lists, keys, begin, end, queries, o, rows,
                             p.scale_log2, gReads, once);
-  store_part<C, kRowTiles>(shared.stream, at, o, rows, gO, gStats, C::kGroup);
+  store_part<C, kRowTiles>(shared, at, o, rows, p.attend, S::kRows, place);
+}
+
+template <class C> NSAI_DEVICE void attend_window(const NsaiDecode &p, SharedPlan &shared, int block) {
+  const KeyStream<C, kTileTiles> at;
+  const int units = p.tiles * p.kv_heads, part = block / units, unit = block % units;
+  const DecodeTile tile = find_decode_tile<Decode<C>::kTileTokens>(p.batch, unit / p.kv_heads);
+  const int tokens = min(Decode<C>::kTileTokens, tile.seq.q_len - tile.first_query);
+  if (tokens <= 0) return;
+  WindowsOfTile<C> keys(tile, tokens, at.row_tile, at.lane);
+  const QueryRows<C> query_rows = { p.q, tile.seq.q_begin + tile.first_query, tokens, unit % p.kv_heads };
+  const auto lists = find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, tile.s, p.window.ring);
+  attend_part<C, kTileTiles>(p, shared.tile, at, query_rows, p.window, lists, keys, part, p.window_parts,
+                             part, tokens == tile.seq.q_len,
+                             find_reads<C>(p.reads, tile.s, unit % p.kv_heads, NSAI_BRANCH_WINDOW));
+}
+
+template <class C> NSAI_DEVICE void attend_selected(const NsaiDecode &p, SharedPlan &shared, int block) {
+  const KeyStream<C, kTokenTiles> at;
+  const int units = p.batch.q_tokens * p.kv_heads, part = block / units, unit = block % units;
+  const int row = unit / p.kv_heads, group = unit % p.kv_heads;
+  const DecodeToken token = find_token(p.batch, row);
+  const auto lists = find_rows<C::kPageSize>(p.batch, token.s, 0);
+  wait_for_kernel_before();
+  let_next_kernel_begin();
+  if (!token.present) return;
+  const int *gList = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n], [n, 2]
+  typename ListedKeys<C::kRanges>::Type keys;
+  find_keys<C>(keys, shared, token, gList);
+  const QueryRows<C> query_rows = { p.q, row, 1, group };
+  attend_part<C, kTokenTiles>(p, shared.token, at, query_rows, p.selected, lists, keys, part,
+                              p.attend.parts - p.window_parts, p.window_parts + part, token.alone,
+                              find_reads<C>(p.reads, token.s, group, NSAI_BRANCH_SELECTED));
 }
 
 template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedPlan &shared = *(SharedPlan *)shared_bytes;
-  const Stream at;
-
-  // ---- coordinates ----
-  const int units = p.batch.q_tokens * p.kv_heads;
-  const int part = blockIdx.x / units, unit = blockIdx.x % units;
-  const int row = unit / p.kv_heads, group = unit % p.kv_heads;
-  const DecodeToken token = find_token(p.batch, row);
-  const bool window = part < p.window_parts;
-  const long long at_stats = part_row(p.attend, C::kGroup, unit, part, 0);
-  float *gStats = p.attend.stats + at_stats, *gO = p.attend.o + at_stats / 2 * C::kHeadDimV;
-  const QueryRows<C> query_rows = { p.q, row, token.present, group };
-  const auto queries = load_row_queries<C, kRowTiles>(shared.stream, at, query_rows); // [16, Dk]
-
-  // ---- window ----
-  if constexpr (C::kWindow > 0) {
-    if (window) {
-      WindowOfToken keys = find_window(token.position);
-      const auto lists =
-          find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, token.s, p.window.ring);
-      attend_part<C>(p, shared, at, p.window, lists, keys, part, p.window_parts, queries, group,
-                     token.alone, gO, gStats, find_reads<C>(p.reads, token.s, group, NSAI_BRANCH_WINDOW));
-    }
-  }
-  wait_for_kernel_before();
-  let_next_kernel_begin();
-
-  // ---- selected blocks ----
-  if constexpr (C::kSelectCount > 0) {
-    if (!window) {
-      const int *gList = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n], [n, 2]
-      typename ListedKeys<C::kRanges>::Type keys;
-      find_keys<C>(keys, shared, token, gList);
-      attend_part<C>(p, shared, at, p.selected, find_rows<C::kPageSize>(p.batch, token.s, 0), keys,
-                     part - p.window_parts, p.attend.parts - p.window_parts, queries, group,
-                     token.alone, gO, gStats, find_reads<C>(p.reads, token.s, group, NSAI_BRANCH_SELECTED));
-    }
+  const int windows = p.window_parts * p.tiles * p.kv_heads;
+  if ((int)blockIdx.x < windows) {
+    if constexpr (C::kWindow > 0) attend_window<C>(p, shared, blockIdx.x);
+    wait_for_kernel_before();
+    let_next_kernel_begin();
+  } else if constexpr (C::kSelectCount > 0) {
+    attend_selected<C>(p, shared, blockIdx.x - windows);
   }
 }
 

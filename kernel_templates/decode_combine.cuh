@@ -45,7 +45,7 @@ template <class C>
 NSAI_DEVICE RowParts parts_of(const NsaiDecodeParts &x, int rows, long long unit, int row, int begin,
                               int end) {
   const long long at = part_row(x, rows, unit, begin, row);
-  return RowParts{ x.o + at / 2 * C::kHeadDimV, x.stats + at, rows, end - begin };
+  return RowParts{ x.o + at * C::kHeadDimV, x.stats + at * 2, rows, end - begin };
 }
 
 // Adds factor * o, of another reference.

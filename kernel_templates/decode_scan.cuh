@@ -41,10 +41,9 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   if (tokens <= 0) return;
   const TeamRuns runs =
       find_runs<C>(p, visible_entries<C>(last_position<C>(tile.seq, tile.first_query)));
-  const long long at_stats = part_row(p.scan, C::kScanRows, unit, part, 0);
-  float *gStats = p.scan.stats + at_stats, *gO = p.scan.o + at_stats / 2 * C::kHeadDimV;
+  auto place = [&](int row) { return part_row(p.scan, C::kScanRows, unit, part, row); };
   if (part * Decode<C>::kTeams * runs.each >= runs.quanta) {
-    store_no_part(gStats, C::kScanRows, C::kThreads);
+    store_no_part(p.scan, C::kScanRows, C::kThreads, place);
     return;
   }
 
@@ -53,7 +52,7 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   SoftmaxRows rows;
   scan_run<C>(p, shared.stream, shared.pool, at, tile, tokens, unit, group,
               part * Decode<C>::kTeams + at.team, runs, o, rows);
-  store_part<C, C::kScanRows / 16>(shared.stream, at, o, rows, gO, gStats, C::kScanRows);
+  store_part<C, C::kScanRows / 16>(shared.stream, at, o, rows, p.scan, C::kScanRows, place);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

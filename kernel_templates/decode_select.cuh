@@ -35,7 +35,7 @@ NSAI_DEVICE void combine_lse(const NsaiDecode &p, const ScanRow &at, float *sLse
     for (int part = lane % 16; part < p.scan.parts; part += 16) {
       if (!exists) continue;
       const float2 stats =
-          *(const float2 *)(p.scan.stats + part_row(p.scan, C::kScanRows, at.unit, part, at.row + h));
+          *(const float2 *)(p.scan.stats + 2 * part_row(p.scan, C::kScanRows, at.unit, part, at.row + h));
       const float higher = fmaxf(highest, stats.x);
       total = total * exp2_approx(highest - higher) + stats.y * exp2_approx(stats.x - higher);
       highest = higher;

@@ -129,31 +129,31 @@ template <class C> NSAI_DEVICE void scan_unit(const NsaiDecode &p, SharedPlan &s
   add_branch<C, C::kScanRows / 16>(p, shared, unit, kCompressed, 0, C::kScanRows, shared.scan);
 }
 
-// One token's raw keys of a branch.
-template <class C, class Keys, class Rows>
-NSAI_DEVICE void attend_token(const NsaiDecode &p, SharedPlan &shared, const Unit &unit, int token, int b,
-                              const NsaiCachePair &pair, const Rows &lists, Keys &keys) {
-  const TokenStream<C> at;
-  const QueryRows<C> query_rows = { p.q, unit.first_row() + token, 1, unit.group };
-  const auto queries = load_row_queries<C, kTokenTiles>(shared.token, at, query_rows); // [16, Dk]
-  const int steps = ceil_div(keys.limit, kStepKeys), each = ceil_div(steps, TokenStream<C>::kTeams);
+// Raw keys of a branch for `tokens` tokens from the unit's `token` on.
+template <class C, int kRowTiles, class Keys, class Rows>
+NSAI_DEVICE void attend_rows(const NsaiDecode &p, SharedPlan &shared,
+                             typename KeyStream<C, kRowTiles>::Shared &teams, const Unit &unit, int token,
+                             int tokens, int b, const NsaiCachePair &pair, const Rows &lists, Keys &keys) {
+  const KeyStream<C, kRowTiles> at;
+  const QueryRows<C> query_rows = { p.q, unit.first_row() + token, tokens, unit.group };
+  const auto queries = load_row_queries<C, kRowTiles>(teams, at, query_rows); // [16, Dk]
+  const int steps = ceil_div(keys.limit, kStepKeys), each = ceil_div(steps, KeyStream<C, kRowTiles>::kTeams);
   const int begin = min(at.team * each, steps), end = min(begin + each, steps);
-  float o[TokenStream<C>::kO][4] = {}; // [16, Dv]
+  float o[KeyStream<C, kRowTiles>::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
-  stream_keys<C, kTokenTiles>(shared.token, at, pair, unit.group, lists, keys, begin, end, queries, o, rows,
+  stream_keys<C, kRowTiles>(teams, at, pair, unit.group, lists, keys, begin, end, queries, o, rows,
                               p.scale_log2, find_reads<C>(p.reads, unit.tile.s, unit.group, b),
-                              unit.tile.seq.q_len == 1);
-  share_teams<C, kTokenTiles>(shared.token, at, o, rows);
-  add_branch<C, kTokenTiles>(p, shared, unit, b, token * C::kGroupPadded, C::kGroupPadded, shared.token);
+                            tokens == unit.tile.seq.q_len);
+  share_teams<C, kRowTiles>(teams, at, o, rows);
+  add_branch<C, kRowTiles>(p, shared, unit, b, token * C::kGroupPadded, tokens * C::kGroupPadded, teams);
 }
 
 template <class C> NSAI_DEVICE void window_unit(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
+  const ScanStream<C> at;
   const auto lists = find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, unit.tile.s, p.window.ring);
-#pragma unroll 1
-  for (int token = 0; token < unit.tokens; ++token) {
-    WindowOfToken keys = find_window(unit.tile.seq.position(unit.tile.first_query + token));
-    attend_token<C>(p, shared, unit, token, kWindow, p.window, lists, keys);
-  }
+  WindowsOfTile<C> keys(unit.tile, unit.tokens, at.row_tile, at.lane);
+  attend_rows<C, C::kScanRows / 16>(p, shared, shared.scan, unit, 0, unit.tokens, kWindow, p.window, lists,
+                                    keys);
 }
 
 // The token's blocks into shared.list and idx; returns how many there are.
@@ -198,7 +198,7 @@ template <class C> NSAI_DEVICE void selected_unit(const NsaiDecode &p, SharedPla
     }
     BlocksOfToken keys =
         find_blocks(shared.list, count, unit.tile.seq.position(unit.tile.first_query + token));
-    attend_token<C>(p, shared, unit, token, kSelected, p.selected, lists, keys);
+    attend_rows<C, kTokenTiles>(p, shared, shared.token, unit, token, 1, kSelected, p.selected, lists, keys);
   }
 }
 

@@ -125,7 +125,10 @@ nsa_status nsai_enqueue_decode(const nsai_run *run) {
     NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SCAN, scans, &p));
   if (selects(run)) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SELECT, units, &p));
   if (has_branch(run, NSA_SEL) && !owns_lists(run)) NSAI_TRY(sort_lists(run, &p));
-  if (p.attend.parts) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_ATTEND, units * p.attend.parts, &p));
+  if (p.attend.parts)
+    NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_ATTEND,
+                    units * split.selected_parts + split.tiles * m->kv_heads * split.window_parts,
+                    &p));
   const int64_t rows_each =
       run->plan->kernels[NSAI_KERNEL_DECODE_COMBINE].threads / 32 / split.row_warps;
   NSAI_TRY(

@@ -116,13 +116,15 @@ static void split_attend(const nsai_decode_sizes *s, nsai_decode_split *out) {
   const nsai_geometry *m = &s->problem->model;
   int64_t selected = s->branches >> NSA_SEL & 1 ? selected_steps(m) : 0;
   int64_t window = s->branches >> NSA_WIN & 1 ? window_steps(m) : 0;
-  int64_t units = larger(s->tokens * m->kv_heads, 1), warps = s->scan->threads / 32;
-  int64_t parts = (int64_t)s->sms * BLOCKS_PER_SM / units, all = selected + window;
+  int64_t units = larger(s->tokens * m->kv_heads, 1), tiles = out->tiles * m->kv_heads;
+  int64_t room = (int64_t)s->sms * BLOCKS_PER_SM, all = selected * units + window * tiles;
   if (!all) return;
-  int64_t of_selected = (parts * selected * 2 + all) / (all * 2);
-  if (window) of_selected = smaller(of_selected, parts - 1);
-  out->selected_parts = attend_parts(selected, of_selected, warps);
-  out->window_parts = attend_parts(window, parts - out->selected_parts, warps);
+  int64_t of_selected = (room * selected * 2 + all) / (all * 2);
+  if (window) of_selected = smaller(of_selected, (room - tiles) / units);
+  out->selected_parts = attend_parts(selected, of_selected, s->scan->threads / 32);
+  int64_t of_window =
+      smaller((room - out->selected_parts * units) / tiles, room / units); /* bounds memory */
+  out->window_parts = attend_parts(window, of_window, nsai_decode_scan_teams(s->problem, s->scan));
 }
 
 /* As many as all rows find room for at once. */
@@ -203,5 +205,5 @@ nsai_decode_most nsai_decode_most_of(const nsai_problem *p, const nsai_kernel_sp
                                  larger(scan_room(scan, sms), tiles * m->kv_heads * even_parts(p)),
                              /* parts of either branch round up */
                              .attend_places =
-                                 room + units * (2 + ceil_div(steps, LONGEST_ATTEND)) };
+                                 2 * room + units * (2 + ceil_div(steps, LONGEST_ATTEND)) };
 }

@@ -99,9 +99,9 @@ NSAI_DEVICE ScanRow find_scan_row(const NsaiDecode &p, const DecodeToken &token,
   return ScanRow{ tile * p.kv_heads + group, token.query % kTokens * C::kGroupPadded };
 }
 
-// Floats before the stats of a row; times Dv / 2, before its O.
+// A row's place among those of all parts.
 NSAI_DEVICE long long part_row(const NsaiDecodeParts &x, int rows, long long unit, int part, int row) {
-  return ((unit * x.parts + part) * rows + row) * 2;
+  return (unit * x.parts + part) * rows + row;
 }
 
 // ---- keys of a tile

@@ -1,23 +1,43 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The raw keys that a token of a decode step attends to, as policies of common/key_stream.cuh: its window,
-// and its selected blocks.
+// The raw keys that tokens of a decode step attend to, as policies of common/key_stream.cuh: the windows of a
+// tile's tokens, and the selected blocks of one token.
 //
-// Config: kSelectBlock (l'), kWindow (w).
+// Config: those of common/decode.cuh, kWindow (w).
 #pragma once
+#include "common/decode.cuh"
 #include "common/softmax.cuh"
 #include "common/types.cuh"
 
 struct EveryKey { // of the branch is seen by every head
   int limit;
+  NSAI_DEVICE int begin(int) const { return 0; }
   NSAI_DEVICE int end(int) const { return limit; }
   NSAI_DEVICE void pool(const float (&)[2][4], const SoftmaxRows &) const {}
 };
 
-struct WindowOfToken : EveryKey {
-  int begin; // position of key 0
-  NSAI_DEVICE int index(int i) const { return begin + i; }
+// The windows of a tile's tokens, of which each sees its own.
+template <class C> struct WindowsOfTile {
+  int limit;
+  int base; // position of key 0
+  int begins[2], ends[2];
+  NSAI_DEVICE WindowsOfTile(const DecodeTile &tile, int tokens, int row_tile, int lane) {
+    const int first = tile.seq.position(tile.first_query);
+    base = max(first + 1 - C::kWindow, 0);
+    limit = max(first + tokens - base, 0);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const int query = (16 * row_tile + 8 * r + lane / 4) / C::kGroupPadded;
+      const int position = first + min(query, tokens - 1);
+      begins[r] = max(position + 1 - C::kWindow, 0) - base;
+      ends[r] = position + 1 - base;
+    }
+  }
+  NSAI_DEVICE int index(int i) const { return base + i; }
+  NSAI_DEVICE int begin(int r) const { return Decode<C>::kTileTokens == 1 ? 0 : begins[r]; }
+  NSAI_DEVICE int end(int r) const { return Decode<C>::kTileTokens == 1 ? limit : ends[r]; }
+  NSAI_DEVICE void pool(const float (&)[2][4], const SoftmaxRows &) const {}
 };
 
 struct BlocksOfToken : EveryKey {
@@ -26,13 +46,6 @@ struct BlocksOfToken : EveryKey {
     return sList[i / Config::kSelectBlock] * Config::kSelectBlock + i % Config::kSelectBlock;
   }
 };
-
-NSAI_DEVICE WindowOfToken find_window(int position) {
-  WindowOfToken keys;
-  keys.limit = min(position + 1, Config::kWindow);
-  keys.begin = position + 1 - keys.limit;
-  return keys;
-}
 
 // The first `count` blocks of sList; the last of them may hold tokens behind the token's position.
 NSAI_DEVICE BlocksOfToken find_blocks(const int *sList, int count, int position) {

@@ -35,6 +35,7 @@ template <class C> struct ScanKeys {
   int phase;        // keys of the open block that are done, where steps do not end on block ends
 
   NSAI_DEVICE int index(int i) const { return entry_index<C::kBlock, C::kStride>(i); }
+  NSAI_DEVICE int begin(int) const { return 0; }
   NSAI_DEVICE int end(int r) const { return ends[r]; }
 
   NSAI_DEVICE void close_block() {

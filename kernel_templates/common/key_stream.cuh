@@ -16,7 +16,7 @@
 //
 //   int limit         keys from `limit` on do not exist
 //   int index(int i)  the row of key i < limit in its sequence: common/cached.cuh
-//   int end(int r)    keys that row `group + 8 * r` of the warp sees
+//   int begin(int r), end(int r)  keys that row `group + 8 * r` of the warp sees
 //   void pool(s, rows)  what becomes of the probabilities of a step beside P V
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kCountReads.
@@ -38,8 +38,8 @@ template <class C, int kRowTiles> struct KeyStream {
   static constexpr int kRows = 16 * kRowTiles;
   static constexpr int kTeams = C::kWarps / kRowTiles;
   static constexpr int kTeamThreads = 32 * kRowTiles;
-  // Drafts: a team of four warps takes two steps at once, so that it waits half as often; and Q lies in shared
-  // memory, so that a third CTA fits a multiprocessor.
+  // Drafts: a team of four warps takes two steps at once, so that it waits half as often; and Q lies in
+  // shared memory, so that a third CTA fits a multiprocessor.
   static constexpr bool kDrafts = kRowTiles >= 4 && C::kHeadDimQk + C::kHeadDimV <= 256;
   static constexpr int kAtOnce = kDrafts ? 2 : 1; // steps of a stage
   static constexpr int kStageKeys = kAtOnce * kStepKeys;
@@ -246,7 +246,8 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
   ReadCounter<(bool)C::kCountReads> counter;
   const int limit = min(keys.limit, end * kStepKeys);
   // Keys that all rows of the warp see.
-  const int all_see = __reduce_min_sync(~0u, min(min(keys.end(0), keys.end(1)), limit));
+  const int all_begin = __reduce_max_sync(~0u, max(keys.begin(0), keys.begin(1)));
+  const int all_end = __reduce_min_sync(~0u, min(min(keys.end(0), keys.end(1)), limit));
   auto copy = [&](int step, const KeyPlace &place) {
     const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
     if (step < end) {
@@ -278,10 +279,10 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
 #pragma unroll
     for (int i = 0; i < S::kAtOnce; ++i)
       multiply_step_qk<C, S>(s[2 * i], s[2 * i + 1], queries, stage + i * kStepKeys * S::K::kPitch, at.lane);
-    if ((step + S::kAtOnce) * kStepKeys > all_see)
+    if (step * kStepKeys < all_begin || (step + S::kAtOnce) * kStepKeys > all_end)
 #pragma unroll
       for (int r = 0; r < 2; ++r)
-        mask_row(s, r, KeyRange{ 0, min(keys.end(r), limit) }, step * kStepKeys);
+        mask_row(s, r, KeyRange{ keys.begin(r), min(keys.end(r), limit) }, step * kStepKeys);
     softmax_step(rows, s, o, scale_log2);
 #pragma unroll
     for (int i = 0; i < S::kAtOnce; ++i) {
@@ -341,23 +342,26 @@ NSAI_DEVICE TeamsSum add_teams(const typename KeyStream<C, kRowTiles>::Shared &s
   return x;
 }
 
-// Adds up the teams' results and stores the CTA's part: rows [0, stored) of gO [rows, Dv] and gStats
-// [rows, 2]. Every thread takes part.
-template <class C, int kRowTiles, int kO>
+// Adds up the teams' results and stores rows [0, stored) of the CTA's part: row r as row place(r) of all
+// parts, or nowhere, if that is negative. Every thread takes part.
+template <class C, int kRowTiles, int kO, class Place>
 NSAI_DEVICE void store_part(typename KeyStream<C, kRowTiles>::Shared &shared,
                             const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
-                            const SoftmaxRows &rows, float *gO, float *gStats, int stored) {
+                            const SoftmaxRows &rows, const NsaiDecodeParts &to, int stored, Place place) {
   share_teams<C, kRowTiles>(shared, at, o, rows);
   for (int i = threadIdx.x; i < stored * (C::kHeadDimV / 4); i += C::kThreads) {
     const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
+    const long long at_row = place(row);
+    if (at_row < 0) continue;
     const TeamsSum x = add_teams<C, kRowTiles>(shared, row, column);
-    *(float4 *)(gO + (long long)row * C::kHeadDimV + column) = x.o;
-    if (column == 0) *(float2 *)(gStats + 2 * row) = make_float2(x.reference, x.total);
+    *(float4 *)(to.o + at_row * C::kHeadDimV + column) = x.o;
+    if (column == 0) *(float2 *)(to.stats + 2 * at_row) = make_float2(x.reference, x.total);
   }
 }
 
 // The stats of a part without keys.
-NSAI_DEVICE void store_no_part(float *gStats, int stored, int threads) {
+template <class Place>
+NSAI_DEVICE void store_no_part(const NsaiDecodeParts &to, int stored, int threads, Place place) {
   for (int row = threadIdx.x; row < stored; row += threads)
-    *(float2 *)(gStats + 2 * row) = make_float2(kNoReference, 0.0f);
+    if (place(row) >= 0) *(float2 *)(to.stats + 2 * place(row)) = make_float2(kNoReference, 0.0f);
 }

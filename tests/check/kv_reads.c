@@ -24,7 +24,7 @@ void chk_kv_start_reads(chk_kv_world *w) {
     ((int64_t *)(void *)t->host)[i] = start_of(i);
 }
 
-/* New tokens that a block of threads takes, which share compressed entries. */
+/* New tokens that a block of threads takes, which share compressed entries and windows. */
 static int64_t tile_tokens(const chk_kv_world *w) {
   int64_t most = 1;
   for (int role = NSAI_KERNEL_DECODE_SCAN; role < NSAI_KERNEL_BACKWARD_SAVED; role++)
@@ -44,6 +44,19 @@ static int64_t entries_read(const chk_kv_world *w, int s) {
   if (!w->device->driver) return nsai_block_count(g, w->len[s]);
   for (int64_t first = 0; first < w->q_len[s]; first += tile)
     sum += nsai_block_count(g, w->len[s] - w->q_len[s] + least(first + tile, w->q_len[s]));
+  return sum;
+}
+
+/* Tokens of a sequence's windows: by tiles, each from its first token's first key on; on the CPU device by
+ * tokens. */
+static int64_t windows_read(const chk_kv_world *w, int s) {
+  const int64_t tile = w->device->driver ? tile_tokens(w) : 1;
+  int64_t sum = 0;
+  for (int64_t first = 0; runs(w, NSA_WIN) && first < w->q_len[s]; first += tile) {
+    int64_t begin = w->len[s] - w->q_len[s] + first + 1 - w->form.geometry.window;
+    int64_t end = w->len[s] - w->q_len[s] + least(first + tile, w->q_len[s]);
+    if (end > 0) sum += end - (begin > 0 ? begin : 0);
+  }
   return sum;
 }
 
@@ -84,11 +97,10 @@ static int64_t tokens_read(const chk_kv_world *w, int s, int64_t first, int32_t 
                            char *seen) {
   int64_t sum = 0;
   if (branch == NSA_CMP) return entries_read(w, s);
+  if (branch == NSA_WIN) return windows_read(w, s);
   for (int64_t token = first; runs(w, branch) && token < first + w->q_len[s]; token++) {
     int64_t t = chk_kv_position_of(w, token);
-    if (t < 0) continue;
-    sum += branch == NSA_SEL ? listed_tokens(w, token, head, t, seen)
-                             : least(w->form.geometry.window, t + 1);
+    if (t >= 0) sum += listed_tokens(w, token, head, t, seen);
   }
   return sum;
 }
