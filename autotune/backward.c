@@ -231,6 +231,7 @@ static void specify_sum(const nsai_problem *p, nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "backward_sum", .dtype = p->model.dtype, .threads = 256 };
   nsai_heads_add(spec, p);
   add_branches(p, spec);
+  nsai_constant_add(spec, "kRun", nsai_sum_run(&p->model));
   nsai_constant_add(spec, "kMinBlocks", 2);
 }
 

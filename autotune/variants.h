@@ -83,6 +83,10 @@ static inline bool nsai_backward_is_split(const nsai_geometry *m) {
   return m->head_dim_qk + m->head_dim_v > 256;
 }
 
+/* Rows of k and v that a thread of backward_sum adds up: as many as follow each other under the same
+ * compressed blocks, at most 8, whose sums it holds. */
+static inline int32_t nsai_sum_run(const nsai_geometry *m) { return m->stride < 8 ? m->stride : 8; }
+
 /* What kernels are made for: a device or, without one, an architecture. */
 typedef struct nsai_target {
   const char *arch;      /* "sm_90a" */

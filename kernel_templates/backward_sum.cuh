@@ -11,11 +11,13 @@
 //
 // Terms are added in this order, whatever ran when: the same bits in every run.
 //
-// Grid: x = ceil(rows * heads / kItems), kItems = kThreads / ((Dk + Dv) / 4) row-head pairs of a CTA, a
-// thread for four columns of K or V. Threads that are left over idle. Bound by HBM.
+// Grid: x = ceil(ceil(rows / kRun) * heads / kItems), kItems = kThreads / ((Dk + Dv) / 4) pairs of a run
+// of kRun rows and a head of a CTA, a thread for four columns of K or V. Threads that are left over idle.
+// What a thread has summed of compressed blocks serves all rows of its run that the same blocks cover.
+// Bound by HBM.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kSelectBlock (l'), kRanges, kThreads,
-//   kMinBlocks. No shared memory.
+// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kSelectBlock (l'), kRanges, kRun,
+//   kThreads, kMinBlocks. No shared memory.
 #pragma once
 #include "common/block_lists.cuh"
 #include "common/block_row.cuh"
@@ -25,9 +27,9 @@
 
 template <class Config> struct SumPlan {
   static constexpr int kWidth = Config::kHeadDimQk + Config::kHeadDimV;
-  static constexpr int kColumns = kWidth / 4;                 // threads of a pair
-  static constexpr int kItems = Config::kThreads / kColumns; // pairs of a CTA
-  static_assert(kItems >= 1, "a CTA holds one row-head pair at least");
+  static constexpr int kColumns = kWidth / 4;                // threads of a run
+  static constexpr int kItems = Config::kThreads / kColumns; // of a CTA
+  static_assert(kItems >= 1, "a CTA holds one run of a head at least");
 };
 
 NSAI_DEVICE void add_four(float4 &sum, const float4 &x) {
@@ -110,12 +112,11 @@ NSAI_DEVICE float4 rows_sum(const NsaiBackwardSum &p, int head, int s, int kv_le
   return sum;
 }
 
-// What phi mean passes on to it.
+// What phi mean passes on to the tokens that these blocks of sequence s cover.
 template <class Config>
-NSAI_DEVICE float4 mean_sum(const NsaiBackwardSum &p, int head, int s, int kv_len, int key,
+NSAI_DEVICE float4 mean_sum(const NsaiBackwardSum &p, int head, int s, const BlockRange &blocks,
                             int column) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const BlockRange blocks = covering_blocks<Config>(kv_len, key);
   const long long row = own_block_row<Config::kStride>(p.seq, s);
   for (int i = blocks.first; i <= blocks.last; ++i)
     add_four(sum, compressed_sum<Config>(p, head, row + i, column));
@@ -123,21 +124,47 @@ NSAI_DEVICE float4 mean_sum(const NsaiBackwardSum &p, int head, int s, int kv_le
   return make_float4(sum.x * kInverse, sum.y * kInverse, sum.z * kInverse, sum.w * kInverse);
 }
 
+// A walk over rows of k and v.
+template <class Config> struct SumCursor {
+  int s = -1; // sequence
+  Sequence seq;
+  BlockRange blocks = { -1, -1 }; // that cover the token, of which `mean` is the sum
+  float4 mean;
+
+  // The token's number within its sequence; negative: no sequence has the row.
+  NSAI_DEVICE int key_of(const NsaiBackwardSum &p, int row) {
+    if (s < 0 || row - seq.kv_begin >= seq.kv_len) {
+      s = p.seq.cu_q ? find_sequence(p.seq.num_seqs, row, [&](int i) { return p.seq.cu_kv[i]; }) : 0;
+      seq = load_sequence(p.seq, s);
+      blocks.first = -1;
+    }
+    const int key = row - seq.kv_begin;
+    return key < seq.kv_len ? key : -1;
+  }
+
+  NSAI_DEVICE float4 mean_of(const NsaiBackwardSum &p, int head, int key, int column) {
+    const BlockRange now = covering_blocks<Config>(seq.kv_len, key);
+    if (now.first != blocks.first || now.last != blocks.last)
+      mean = mean_sum<Config>(p, head, s, now, column);
+    blocks = now;
+    return mean;
+  }
+};
+
 // The sum for row `row` of the outputs; false: no sequence has such a row.
 template <class Config>
-NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, int head, int row, int column, float4 &sum) {
+NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, SumCursor<Config> &at, int head, int row, int column,
+                         float4 &sum) {
   sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   if (p.is_external) {
-    const BlockRow at = find_block_row<Config::kBlock, Config::kStride>(p.seq, row);
-    if (at.exists)
-      sum = compressed_sum<Config>(p, head, own_block_row<Config::kStride>(p.seq, at.s) + at.block,
-                                   column);
+    const BlockRow block = find_block_row<Config::kBlock, Config::kStride>(p.seq, row);
+    if (block.exists)
+      sum = compressed_sum<Config>(
+          p, head, own_block_row<Config::kStride>(p.seq, block.s) + block.block, column);
     return true;
   }
-  int s = p.seq.cu_q ? find_sequence(p.seq.num_seqs, row, [&](int i) { return p.seq.cu_kv[i]; }) : 0;
-  const Sequence seq = load_sequence(p.seq, s);
-  const int key = row - seq.kv_begin;
-  if (key < 0 || key >= seq.kv_len) return false;
+  const int key = at.key_of(p, row);
+  if (key < 0) return false;
   if (p.window)
     add_four(sum, *(const float4 *)(p.window +
                                     (head * p.window_rows + row) * SumPlan<Config>::kWidth +
@@ -146,11 +173,11 @@ NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, int head, int row, int column
     if constexpr (Config::kRanges)
       add_four(sum, ranges_sum<Config>(p, head, row, column));
     else
-      add_four(sum, selected_sum<Config>(p, head, s, key, column));
+      add_four(sum, selected_sum<Config>(p, head, at.s, key, column));
   }
   if (column < Config::kHeadDimQk ? p.k_rows : p.v_rows)
-    add_four(sum, rows_sum<Config>(p, head, s, seq.kv_len, key, column));
-  if (p.compressed) add_four(sum, mean_sum<Config>(p, head, s, seq.kv_len, key, column));
+    add_four(sum, rows_sum<Config>(p, head, at.s, at.seq.kv_len, key, column));
+  if (p.compressed) add_four(sum, at.mean_of(p, head, key, column));
   return true;
 }
 
@@ -158,17 +185,23 @@ template <class Config> NSAI_DEVICE void sum_gradients(const NsaiBackwardSum &p)
   using F = SumPlan<Config>;
   const int item = threadIdx.x / F::kColumns, column = threadIdx.x % F::kColumns * 4;
   const u64 index = (u64)blockIdx.x * F::kItems + item;
-  if (item >= F::kItems || index >= (u64)p.rows * p.heads) return;
-  const int row = (int)(index / p.heads), head = (int)(index % p.heads);
+  const u64 runs = ceil_div(p.rows, Config::kRun);
+  if (item >= F::kItems || index >= runs * p.heads) return;
+  const int first = (int)(index / p.heads) * Config::kRun, head = (int)(index % p.heads);
   const bool is_k = column < Config::kHeadDimQk;
   const NsaiGradient &out = is_k ? p.d_k : p.d_v;
-  float4 sum;
-  if (!out.view.data || !sum_row<Config>(p, head, row, column, sum)) return;
-  store_gradients<typename Config::Element>(out,
-                                            row * out.view.token_stride +
-                                                (p.head_begin + head) * out.view.head_stride +
-                                                (is_k ? column : column - Config::kHeadDimQk),
-                                            sum);
+  if (!out.view.data) return;
+  SumCursor<Config> at;
+#pragma unroll 1
+  for (int row = first; row < min(first + Config::kRun, p.rows); ++row) {
+    float4 sum;
+    if (!sum_row<Config>(p, at, head, row, column, sum)) continue;
+    store_gradients<typename Config::Element>(out,
+                                              row * out.view.token_stride +
+                                                  (p.head_begin + head) * out.view.head_stride +
+                                                  (is_k ? column : column - Config::kHeadDimQk),
+                                              sum);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

@@ -123,8 +123,9 @@ static nsa_status read_saved(const pass *b, uint32_t saved) {
     p.lse_token_stride[branch] = io->lse[branch].stride[0];
     p.lse_head_stride[branch] = io->lse[branch].stride[1];
   }
-  int64_t rows = run->sizes.tokens * p.heads; /* a warp each */
-  return launch(b, NSAI_KERNEL_BACKWARD_SAVED, ceil_div(rows, kernel->threads / 32), 1, &p);
+  int64_t rows = run->sizes.tokens * p.heads, lanes = 1; /* of a row, 8 columns each */
+  while (8 * lanes < b->model->head_dim_v) lanes *= 2;
+  return launch(b, NSAI_KERNEL_BACKWARD_SAVED, ceil_div(rows * lanes, kernel->threads), 1, &p);
 }
 
 /* What the passes over the keys need to know of each row. */
@@ -285,8 +286,9 @@ static nsa_status sum_pair(const pass *b, const nsa_tensor *k, const nsa_tensor 
   if (branches >> NSA_SEL & 1) p.selected = nsai_piece_at(run, l->selected);
   if (branches >> NSA_WIN & 1) p.window = nsai_piece_at(run, l->window);
   int64_t columns = (b->model->head_dim_qk + b->model->head_dim_v) / 4;
-  int64_t pairs = run->plan->kernels[NSAI_KERNEL_BACKWARD_SUM].threads / columns;
-  return launch(b, NSAI_KERNEL_BACKWARD_SUM, ceil_div((int64_t)p.rows * heads, pairs), 1, &p);
+  int64_t items = run->plan->kernels[NSAI_KERNEL_BACKWARD_SUM].threads / columns;
+  int64_t runs = ceil_div(p.rows, nsai_sum_run(b->model));
+  return launch(b, NSAI_KERNEL_BACKWARD_SUM, ceil_div(runs * heads, items), 1, &p);
 }
 
 static nsa_status sum_pairs(const pass *b, int head, int heads) {
