@@ -121,6 +121,58 @@ static void specify_rows(const nsai_problem *p, const nsai_target *t, bool wgmma
   nsai_constant_add(spec, "kMinBlocks", t->caution > 1 ? 1 : BLOCKS);
 }
 
+/* ---- backward_q through tensor maps (common/row_ring.cuh) ---- */
+
+#define RING_ROWS 128
+#define RING_KEYS 64
+#define RING_THREADS 384 /* two warpgroups that compute, and the producers' */
+#define RING_STAGES 4    /* at most: one held, one read, two on their way */
+#define LEAST_STAGES 3
+
+static uint32_t ring_shared(const nsai_geometry *m, int32_t stages) {
+  uint32_t rows = nsai_panel_bytes(RING_ROWS, m->head_dim_qk) + /* and of a stage's keys: */
+                  nsai_panel_bytes(RING_ROWS, m->head_dim_v);
+  uint32_t stage =
+      nsai_panel_bytes(RING_KEYS, m->head_dim_qk) + nsai_panel_bytes(RING_KEYS, m->head_dim_v);
+  uint32_t tokens = (uint32_t)(RING_ROWS / nsai_padded_group(m));
+  uint32_t known = 8 * tokens + 2 * 4 + 2 * 8; /* bits, two words, two barriers */
+  return rows + (uint32_t)stages * (stage + known) + NSA_BRANCHES * RING_ROWS * 16 + 2 * 8;
+}
+
+static int32_t ring_stages(const nsai_geometry *m, const nsai_target *t) {
+  int32_t stages = RING_STAGES;
+  while (stages >= LEAST_STAGES && ring_shared(m, stages) > t->shared_bytes) stages--;
+  return stages;
+}
+
+/* A lane of the producer has a token. Q, dQ, scores and dU of a row are in registers together. */
+static bool takes_ring(const nsai_geometry *m, const nsai_target *t) {
+  int32_t group = nsai_padded_group(m);
+  return !t->caution && group >= 4 && group <= 64 && m->head_dim_qk <= 128 &&
+         ring_stages(m, t) >= LEAST_STAGES;
+}
+
+static void specify_ring(const nsai_problem *p, const nsai_target *t, const char *entry,
+                         nsai_kernel_spec *spec) {
+  const nsai_geometry *m = &p->model;
+  int32_t stages = ring_stages(m, t), group = nsai_padded_group(m);
+  *spec = (nsai_kernel_spec){ .entry = entry,
+                              .dtype = m->dtype,
+                              .threads = RING_THREADS,
+                              .shared_bytes = ring_shared(m, stages),
+                              .tokens = RING_ROWS / group,
+                              .per_sm = 1,
+                              .box_heads = group,
+                              .box_tokens = RING_ROWS / 2 / group,
+                              .box_keys = RING_KEYS };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  add_branches(p, spec);
+  nsai_constant_add(spec, "kKeys", RING_KEYS);
+  nsai_constant_add(spec, "kStages", stages);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
 static void specify_saved(const nsai_problem *p, nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "backward_saved", .dtype = p->model.dtype, .threads = 256 };
   nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
@@ -140,7 +192,10 @@ static void specify_q(const nsai_problem *p, const nsai_target *t, bool wgmma,
   if (p->recompute != NSAI_RECOMPUTE_ALWAYS) specify_saved(p, &specs[NSAI_KERNEL_BACKWARD_SAVED]);
   if (p->recompute != NSAI_RECOMPUTE_NEVER)
     specify_rows(p, t, wgmma, "backward_statistics", &specs[NSAI_KERNEL_BACKWARD_STATISTICS]);
-  specify_rows(p, t, wgmma, "backward_q", &specs[NSAI_KERNEL_BACKWARD_Q]);
+  if (wgmma && takes_ring(&p->model, t))
+    specify_ring(p, t, "backward_q_tma", &specs[NSAI_KERNEL_BACKWARD_Q]);
+  else
+    specify_rows(p, t, wgmma, "backward_q", &specs[NSAI_KERNEL_BACKWARD_Q]);
   if (p->model.select_count) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
 }
 

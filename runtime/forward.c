@@ -93,9 +93,8 @@ static nsa_status launch_tiles(const nsai_run *run, nsai_role role, const void *
   return launch(run, role, most && most < tiles && tiles <= INT32_MAX ? most : tiles, params);
 }
 
-/* Maps of k and v for a kernel that asks for boxes of them; `rows`: all that may be read. */
-static nsa_status map_keys(const nsai_run *run, const nsai_kernel *kernel, const NsaiView kv[2],
-                           int64_t rows, NsaiTensorMap *k_map, NsaiTensorMap *v_map) {
+nsa_status nsai_map_keys(const nsai_run *run, const nsai_kernel *kernel, const NsaiView kv[2],
+                         int64_t rows, NsaiTensorMap *k_map, NsaiTensorMap *v_map) {
   const nsai_geometry *m = &run->plan->problem.model;
   nsa_status (*map)(const nsai_driver *, const nsai_boxed *, NsaiTensorMap *) =
       kernel->spread_keys ? nsai_tensor_map_spread : nsai_tensor_map;
@@ -116,21 +115,27 @@ static nsa_status map_keys(const nsai_run *run, const nsai_kernel *kernel, const
   return map(run->driver, &v, v_map);
 }
 
-/* The same, and q's. */
+nsa_status nsai_map_rows(const nsai_run *run, const nsai_kernel *kernel, const char *name,
+                         const NsaiView *view, int32_t dim, NsaiTensorMap *map) {
+  const nsai_geometry *m = &run->plan->problem.model;
+  nsai_boxed rows = { .name = name,
+                      .view = *view,
+                      .tokens = run->sizes.tokens,
+                      .heads = m->heads,
+                      .dim = dim,
+                      .dtype = m->dtype,
+                      .box_heads = kernel->box_heads,
+                      .box_tokens = kernel->box_tokens };
+  return nsai_tensor_map(run->driver, &rows, map);
+}
+
+/* Those of q, k and v. */
 static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int64_t rows,
                              NsaiAttendTma *p) {
-  const nsai_geometry *m = &run->plan->problem.model;
-  nsai_boxed q = { .name = "q",
-                   .view = p->attend.q,
-                   .tokens = run->sizes.tokens,
-                   .heads = m->heads,
-                   .dim = m->head_dim_qk,
-                   .dtype = m->dtype,
-                   .box_heads = kernel->box_heads,
-                   .box_tokens = kernel->box_tokens };
   const NsaiView kv[2] = { p->attend.k, p->attend.v };
-  NSAI_TRY(nsai_tensor_map(run->driver, &q, &p->q));
-  return map_keys(run, kernel, kv, rows, &p->k, &p->v);
+  NSAI_TRY(
+      nsai_map_rows(run, kernel, "q", &p->attend.q, run->plan->problem.model.head_dim_qk, &p->q));
+  return nsai_map_keys(run, kernel, kv, rows, &p->k, &p->v);
 }
 
 /* Flash attention, by a kernel that takes tensor maps or one that does not; `rows`: see map_attend. */
@@ -257,9 +262,7 @@ static NsaiAttend compressed_params(const nsai_run *run) {
                        .early = is_behind(run, NSAI_KERNEL_ATTEND_WINDOW) };
 }
 
-/* Rows of compressed storage that boxes may be read of. Those of one sequence end with its last whole
- * block; behind it lies nothing that was written. */
-static int64_t present_blocks(const nsai_run *run) {
+int64_t nsai_present_blocks(const nsai_run *run) {
   int64_t rows = nsai_compressed_rows(run);
   if (run->batch) return rows;
   return smaller(rows, nsai_block_count(&run->plan->problem.model, run->sizes.kv_tokens));
@@ -272,7 +275,7 @@ static nsa_status attend_compressed(const nsai_run *run) {
     return nsai_launch_cached_attend(run, NSAI_KERNEL_ATTEND_COMPRESSED,
                                      grid_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED), &entries, &p);
   }
-  return launch_attend(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p, present_blocks(run));
+  return launch_attend(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p, nsai_present_blocks(run));
 }
 
 static nsa_status attend_window(const nsai_run *run) {
@@ -329,7 +332,7 @@ static nsa_status attend_compressed_topn(const nsai_run *run) {
     p.idx_token_stride = idx.stride[0];
     p.idx_head_stride = idx.stride[1];
   }
-  if (kernel->box_keys) NSAI_TRY(map_attend(run, kernel, present_blocks(run), &p.attend));
+  if (kernel->box_keys) NSAI_TRY(map_attend(run, kernel, nsai_present_blocks(run), &p.attend));
   return launch_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p);
 }
 
@@ -457,7 +460,7 @@ static nsa_status attend_selected(const nsai_run *run) {
   if (!kernel->box_keys) return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
   NsaiAttendSelectedTma boxed = { .attend = p };
   const NsaiView kv[2] = { p.k, p.v };
-  NSAI_TRY(map_keys(run, kernel, kv, run->sizes.kv_tokens, &boxed.k, &boxed.v));
+  NSAI_TRY(nsai_map_keys(run, kernel, kv, run->sizes.kv_tokens, &boxed.k, &boxed.v));
   return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &boxed);
 }
 
@@ -476,8 +479,8 @@ static nsa_status attend_selected_window(const nsai_run *run) {
   const NsaiView kv[2] = { p.selected.attend.k, p.selected.attend.v };
   p.out[NSAI_PART_WINDOW] = window.out;
   p.out[NSAI_PART_SELECTED] = p.selected.attend.out;
-  NSAI_TRY(map_keys(run, kernel, window_kv, rows, &p.window_k_map, &p.window_v_map));
-  NSAI_TRY(map_keys(run, kernel, kv, rows, &p.selected.k, &p.selected.v));
+  NSAI_TRY(nsai_map_keys(run, kernel, window_kv, rows, &p.window_k_map, &p.window_v_map));
+  NSAI_TRY(nsai_map_keys(run, kernel, kv, rows, &p.selected.k, &p.selected.v));
   if (has_branch(run, NSA_SEL)) NSAI_TRY(find_lists(run, &p.selected.attend));
   return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
 }

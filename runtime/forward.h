@@ -68,6 +68,17 @@ NsaiSequences nsai_compressed_sequences(const nsai_run *run);
 /* Rows of compressed storage that this run may touch. */
 int64_t nsai_compressed_rows(const nsai_run *run);
 
+/* Those that boxes may be read of. Of one sequence they end with its last whole block; behind it lies
+ * nothing that was written. */
+int64_t nsai_present_blocks(const nsai_run *run);
+
+/* Maps of k and v for a kernel that asks for boxes of them; `rows`: all that may be read. */
+nsa_status nsai_map_keys(const nsai_run *run, const nsai_kernel *kernel, const NsaiView kv[2],
+                         int64_t rows, NsaiTensorMap *k_map, NsaiTensorMap *v_map);
+/* That of a tensor [T, Hq, dim] like q, `name` for errors. */
+nsa_status nsai_map_rows(const nsai_run *run, const nsai_kernel *kernel, const char *name,
+                         const NsaiView *view, int32_t dim, NsaiTensorMap *map);
+
 /* Softmax scale of this run; and times log2(e), as the kernels take it. */
 double nsai_run_scale(const nsai_run *run);
 float nsai_run_scale_log2(const nsai_run *run);

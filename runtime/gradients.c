@@ -128,23 +128,43 @@ static nsa_status read_saved(const pass *b, uint32_t saved) {
   return launch(b, NSAI_KERNEL_BACKWARD_SAVED, ceil_div(rows * lanes, kernel->threads), 1, &p);
 }
 
+/* Tiles of query tokens of all KV heads. */
+static int64_t row_tiles(const pass *b, nsai_role role) {
+  return (int64_t)nsai_tile_count(b->run, b->run->plan->kernels[role].tokens) * b->model->kv_heads;
+}
+
+/* A kernel over query rows, which takes tensor maps and stays on the device, or does not. */
+static nsa_status launch_rows(const pass *b, nsai_role role, const NsaiBackwardQ *rows) {
+  const nsai_run *run = b->run;
+  const nsai_kernel *kernel = &run->plan->kernels[role];
+  int64_t tiles = row_tiles(b, role);
+  if (!kernel->box_keys) return launch(b, role, tiles, 1, rows);
+  NsaiBackwardQTma p = { .rows = *rows, .tiles = (int)tiles };
+  NSAI_TRY(nsai_map_rows(run, kernel, "q", &rows->q, b->model->head_dim_qk, &p.q));
+  NSAI_TRY(nsai_map_rows(run, kernel, "grads.d_o", &rows->d_o, b->model->head_dim_v, &p.d_o));
+  for (int branch = 0; branch < NSA_BRANCHES; branch++) {
+    const NsaiView kv[2] = { rows->k[branch], rows->v[branch] };
+    int64_t keys = branch == NSA_CMP ? nsai_present_blocks(run) : run->sizes.kv_tokens;
+    if (rows->branches >> branch & 1)
+      NSAI_TRY(nsai_map_keys(run, kernel, kv, keys, &p.k[branch], &p.v[branch]));
+  }
+  return launch(b, role, tiles <= INT32_MAX ? smaller(kernel->most_blocks, tiles) : tiles, 1, &p);
+}
+
 /* What the passes over the keys need to know of each row. */
-static nsa_status find_statistics(const pass *b, NsaiBackwardQ p, int64_t tiles) {
+static nsa_status find_statistics(const pass *b, NsaiBackwardQ p) {
   uint32_t saved = saved_branches(b);
   if (saved) NSAI_TRY(read_saved(b, saved));
   p.branches &= ~saved;
   p.absent = saved ? 0 : absent_branches(b);
   if (!p.branches) return NSA_OK;
-  return launch(b, NSAI_KERNEL_BACKWARD_STATISTICS, tiles, 1, &p);
+  return launch_rows(b, NSAI_KERNEL_BACKWARD_STATISTICS, &p);
 }
 
 static nsa_status query_rows(const pass *b) {
   NsaiBackwardQ p = rows_params(b);
-  const nsai_kernel *kernel = &b->run->plan->kernels[NSAI_KERNEL_BACKWARD_Q];
-  int64_t tiles = (int64_t)nsai_tile_count(b->run, kernel->tokens) * p.kv_heads;
-  NSAI_TRY(find_statistics(b, p, tiles));
-  if (!nsai_present(&b->grads->d_q)) return NSA_OK;
-  return launch(b, NSAI_KERNEL_BACKWARD_Q, tiles, 1, &p);
+  NSAI_TRY(find_statistics(b, p));
+  return nsai_present(&b->grads->d_q) ? launch_rows(b, NSAI_KERNEL_BACKWARD_Q, &p) : NSA_OK;
 }
 
 /* ---- keys ---- */

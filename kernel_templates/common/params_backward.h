@@ -36,6 +36,17 @@ typedef struct NsaiBackwardQ {
   unsigned absent;   /* bit b: branch b does not run, and its gates' gradients become 0 here */
 } NsaiBackwardQ;
 
+/* backward_q_tma: the same with keys through tensor maps, by blocks of threads that stay. */
+typedef struct NsaiBackwardQTma {
+  NsaiTensorMap k[3]; /* of each branch: boxes of one head, kKeys tokens */
+  NsaiTensorMap v[3];
+  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
+  NsaiTensorMap d_o;
+  NsaiBackwardQ rows;
+  int tiles; /* of query tokens, times Hkv */
+  int reserved;
+} NsaiBackwardQTma;
+
 /* backward_saved: the statistics of branches whose o_branch and lse are given. */
 typedef struct NsaiBackwardSaved {
   NsaiSequences seq;
@@ -158,6 +169,7 @@ typedef struct NsaiPresentRows {
 
 NSAI_SIZE_IS(NsaiGradient, 32);
 NSAI_SIZE_IS(NsaiBackwardQ, 376);
+NSAI_SIZE_IS(NsaiBackwardQTma, 1408);
 NSAI_SIZE_IS(NsaiBackwardSaved, 288);
 NSAI_SIZE_IS(NsaiBackwardKv, 256);
 NSAI_SIZE_IS(NsaiBackwardSum, 216);

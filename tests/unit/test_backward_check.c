@@ -123,8 +123,8 @@ static void test_arguments(void **state) {
 static void test_gpu(void **state) {
   (void)state;
   static const char *const names[] = {
-    "compress_mean",   "sort_blocks",         "invert_count", "invert_scan",
-    "invert_fill",     "backward_statistics", "backward_q",   "backward_compressed",
+    "compress_mean",   "sort_blocks",         "invert_count",   "invert_scan",
+    "invert_fill",     "backward_statistics", "backward_q_tma", "backward_compressed",
     "backward_window", "backward_selected",   "backward_sum",
   };
   machine m;
@@ -253,7 +253,7 @@ static void test_gpu_linear(void **state) {
     "invert_scan",
     "invert_fill",
     "backward_statistics",
-    "backward_q",
+    "backward_q_tma",
     "backward_compressed",
     "gather_rows",
     "activation_back",
@@ -430,7 +430,7 @@ static void test_gpu_ranges(void **state) {
   (void)state;
   static const char *const names[] = {
     "compress_mean",   "sort_ranges",         "backward_statistics",
-    "backward_q",      "backward_compressed", "backward_window",
+    "backward_q_tma",  "backward_compressed", "backward_window",
     "backward_ranges", "backward_sum",        NULL,
   };
   machine m;
