@@ -282,6 +282,56 @@ static void specify_keys(const nsai_problem *p, const nsai_target *t, bool wgmma
   nsai_constant_add(spec, "kMinBlocks", t->caution > 1 ? 1 : BLOCKS);
 }
 
+/* ---- backward_kv through tensor maps (common/key_ring.cuh) ---- */
+
+#define STAGE_ROWS 64
+#define KEY_STAGES 4 /* at most: one held, one read, two on their way */
+#define LEAST_KEY_STAGES 3
+
+static uint32_t key_ring_shared(const nsai_geometry *m, int32_t keys, int32_t stages) {
+  uint32_t tile = nsai_panel_bytes(keys, m->head_dim_qk) + nsai_panel_bytes(keys, m->head_dim_v);
+  uint32_t stage =
+      nsai_panel_bytes(STAGE_ROWS, m->head_dim_qk) + nsai_panel_bytes(STAGE_ROWS, m->head_dim_v);
+  uint32_t known = 16 * STAGE_ROWS + 16 + 2 * 8; /* of a stage, and two barriers */
+  return tile + (uint32_t)stages * (stage + known) + 8;
+}
+
+static int32_t key_ring_stages(const nsai_geometry *m, const nsai_target *t, int32_t keys) {
+  int32_t stages = KEY_STAGES;
+  while (stages >= LEAST_KEY_STAGES && key_ring_shared(m, keys, stages) > t->shared_bytes) stages--;
+  return stages;
+}
+
+/* A stage holds whole tokens; of a list each is a box, which are to be few. dK, dV and scores of 64 keys
+ * fit into a warpgroup's registers. */
+static bool takes_key_ring(const nsai_geometry *m, const nsai_target *t, const keys_use *use) {
+  int32_t group = m->heads / m->kv_heads;
+  return !t->caution && group == nsai_padded_group(m) && group >= (use->entries ? 4 : 1) &&
+         group <= STAGE_ROWS && m->head_dim_qk <= 128 && m->head_dim_v <= 128 &&
+         key_ring_stages(m, t, use->keys) >= LEAST_KEY_STAGES;
+}
+
+static void specify_key_ring(const nsai_problem *p, const nsai_target *t, const keys_use *use,
+                             nsai_kernel_spec *spec) {
+  const nsai_geometry *m = &p->model;
+  int32_t stages = key_ring_stages(m, t, use->keys), group = m->heads / m->kv_heads;
+  *spec = (nsai_kernel_spec){ .entry = use->entry,
+                              .dtype = m->dtype,
+                              .threads = RING_THREADS,
+                              .shared_bytes = key_ring_shared(m, use->keys, stages),
+                              .tokens = use->entries,
+                              .box_heads = group,
+                              .box_tokens = use->entries ? 1 : STAGE_ROWS / group,
+                              .box_keys = use->keys };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  add_branches(p, spec);
+  nsai_constant_add(spec, "kKeys", use->keys);
+  nsai_constant_add(spec, "kStages", stages);
+  nsai_constant_add(spec, "kEntries", use->entries);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
 static void specify_sum(const nsai_problem *p, nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "backward_sum", .dtype = p->model.dtype, .threads = 256 };
   nsai_heads_add(spec, p);
@@ -296,19 +346,35 @@ static int32_t block_keys(const nsai_geometry *m) {
   return keys > 32 ? TILE_KEYS : keys;
 }
 
+/* One branch's kernel: through tensor maps where it can be. */
+static void specify_branch(const nsai_problem *p, const nsai_target *t, bool wgmma,
+                           const keys_use *plain, const keys_use *boxed, nsai_kernel_spec *spec) {
+  if (wgmma && takes_key_ring(&p->model, t, boxed))
+    specify_key_ring(p, t, boxed, spec);
+  else
+    specify_keys(p, t, wgmma, plain, spec);
+}
+
 static void specify_kv(const nsai_problem *p, const nsai_target *t, bool wgmma,
                        nsai_kernel_spec specs[NSAI_ROLES]) {
   const nsai_geometry *m = &p->model;
-  const keys_use compressed = { "backward_compressed", TILE_KEYS, 0 };
-  const keys_use window = { "backward_window", TILE_KEYS, 0 };
-  const keys_use selected = { "backward_selected", block_keys(m), ITEM_TOKENS };
+  const keys_use compressed[] = { { "backward_compressed", TILE_KEYS, 0 },
+                                  { "backward_compressed_tma", 2 * TILE_KEYS, 0 } };
+  const keys_use window[] = { { "backward_window", TILE_KEYS, 0 },
+                              { "backward_window_tma", 2 * TILE_KEYS, 0 } };
+  const keys_use selected[] = { { "backward_selected", block_keys(m), ITEM_TOKENS },
+                                { "backward_selected_tma", TILE_KEYS, ITEM_TOKENS } };
   const keys_use ranges = { "backward_ranges", TILE_KEYS, RANGE_WORDS };
-  specify_keys(p, t, wgmma, &compressed, &specs[NSAI_KERNEL_BACKWARD_COMPRESSED]);
-  if (m->window) specify_keys(p, t, wgmma, &window, &specs[NSAI_KERNEL_BACKWARD_WINDOW]);
+  bool whole = wgmma && block_keys(m) == TILE_KEYS;
+  specify_branch(p, t, wgmma, &compressed[0], &compressed[1],
+                 &specs[NSAI_KERNEL_BACKWARD_COMPRESSED]);
+  if (m->window)
+    specify_branch(p, t, wgmma, &window[0], &window[1], &specs[NSAI_KERNEL_BACKWARD_WINDOW]);
   if (m->select_count && p->selection == NSA_SELECT_RANGES) {
     specify_keys(p, t, wgmma, &ranges, &specs[NSAI_KERNEL_BACKWARD_SELECTED]);
   } else if (m->select_count) {
-    specify_keys(p, t, wgmma, &selected, &specs[NSAI_KERNEL_BACKWARD_SELECTED]);
+    nsai_kernel_spec *spec = &specs[NSAI_KERNEL_BACKWARD_SELECTED];
+    specify_branch(p, t, whole, &selected[0], &selected[1], spec);
     nsai_specify_invert(p, ITEM_TOKENS, specs);
   }
   specify_sum(p, &specs[NSAI_KERNEL_BACKWARD_SUM]);

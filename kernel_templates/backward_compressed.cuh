@@ -17,28 +17,10 @@
 #include "common/gradient_keys.cuh"
 
 template <class Config> NSAI_DEVICE void compressed_keys(const NsaiBackwardKv &p) {
-  using Keys = CompressedKeys<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  const int number = blockIdx.x % p.tiles, split = blockIdx.x / p.tiles % p.splits,
-            head = blockIdx.x / p.tiles / p.splits;
-  const KeyTileAt at = find_block_tile<Config::kKeys, Config::kStride>(p.seq, number);
-  const int blocks = block_count<Config::kBlock, Config::kStride>(at.seq.kv_len);
-  RangeRows<Config, Keys, NSAI_BRANCH_COMPRESSED> rows;
+  CompressedRows<Config> rows;
   KeyTile tile;
-  rows.seq = at.seq;
-  rows.first_key = at.first_key;
-  tile.keys = rows.keys = min(Config::kKeys, blocks - at.first_key);
-  if (tile.keys <= 0 || at.first_key < 0) return;
-  const int shift = at.seq.position(0);
-  const int begin = max(at.first_key * Config::kStride + Config::kBlock - 1 - shift, 0);
-  const long long count = max(at.seq.q_len - begin, 0);
-  rows.first_query = begin + (int)(count * split / p.splits);
-  tile.tokens = begin + (int)(count * (split + 1) / p.splits) - rows.first_query;
-  const long long row = at.first_row + at.first_key; // of `partial`
-  tile.key_row = first_block_row<Config::kStride>(p.seq, at.s) + at.first_key;
-  tile.partial = p.partial + (((long long)head * p.splits + split) * p.rows + row) *
-                                 KeysPlan<Config>::kWidth;
-  attend_keys<Config>(p, tile, rows, p.head_begin + head, shared_address(shared_bytes));
+  if (find_rows<Config>(p, rows, tile)) attend_keys<Config>(p, tile, rows, shared_address(shared_bytes));
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

@@ -165,5 +165,6 @@ template <class Config> NSAI_DEVICE void consume_rows(const NsaiBackwardQTma &p,
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_q_tma(const __grid_constant__ NsaiBackwardQTma p) {
-  run_row_ring<Config>(p, [&](const unsigned char *shared, u32 base) { consume_rows<Config>(p, shared, base); });
+  run_row_ring<Config>(
+      p, [&](const unsigned char *shared, u32 base) { consume_rows<Config>(p, shared, base); });
 }

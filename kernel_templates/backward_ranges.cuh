@@ -131,11 +131,12 @@ template <class Config> NSAI_DEVICE void ranges_keys(const NsaiBackwardKv &p) {
   rows.sTokens = (u32 *)(shared_bytes + F::kSEntries);
   rows.sSeen = rows.sTokens + RangesRows<Config>::kRoom;
   rows.sCounts = (int *)(rows.sSeen + RangesRows<Config>::kRoom);
+  tile.head = p.head_begin + head;
   tile.key_row = at.seq.kv_begin + at.first_key;
   tile.partial =
       p.partial + (((long long)head * p.splits + split) * p.rows + tile.key_row) * F::kWidth;
   rows.next(tile.tokens);
-  attend_keys<Config>(p, tile, rows, p.head_begin + head, shared_address(shared_bytes));
+  attend_keys<Config>(p, tile, rows, shared_address(shared_bytes));
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

@@ -15,28 +15,15 @@
 #include "common/gradient_keys.cuh"
 
 template <class Config> NSAI_DEVICE void selected_keys(const NsaiBackwardKv &p) {
-  using F = KeysPlan<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  u32 *sEntries = (u32 *)(shared_bytes + F::kSEntries); // [kEntries]
-  const int part = blockIdx.x % p.tiles, number = blockIdx.x / p.tiles % p.item_capacity,
-            head = blockIdx.x / p.tiles / p.item_capacity;
-  const int list_head = p.shared_lists ? 0 : p.head_begin + head;
-  if (number >= p.item_counts[list_head]) return;
-  const NsaiKvItem item = p.items[(long long)list_head * p.item_capacity + number];
-  const int first_key = part * Config::kKeys;
+  u32 *sEntries = (u32 *)(shared_bytes + KeysPlan<Config>::kSEntries); // [kEntries]
+  ListRows<Config> rows;
   KeyTile tile;
-  tile.keys = min(Config::kKeys, item.keys - first_key);
-  if (tile.keys <= 0) return;
-  tile.tokens = min(item.count, Config::kEntries);
-  tile.key_row = item.kv_row + first_key;
-  tile.partial = p.partial + (((long long)head * p.item_capacity + number) * Config::kSelectBlock +
-                              first_key) *
-                                 F::kWidth;
-  const unsigned *gEntries = p.entries + list_head * p.entry_capacity + item.begin; // [count]
-  for (int i = threadIdx.x; i < tile.tokens; i += Config::kThreads) sEntries[i] = gEntries[i];
+  if (!find_rows<Config>(p, rows, tile)) return;
+  for (int i = threadIdx.x; i < tile.tokens; i += Config::kThreads) sEntries[i] = rows.entries[i];
   __syncthreads();
-  ListRows<Config> rows = { sEntries, item.shift - first_key, tile.keys };
-  attend_keys<Config>(p, tile, rows, p.head_begin + head, shared_address(shared_bytes));
+  rows.entries = sEntries;
+  attend_keys<Config>(p, tile, rows, shared_address(shared_bytes));
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

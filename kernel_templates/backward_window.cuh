@@ -14,24 +14,10 @@
 #include "common/gradient_keys.cuh"
 
 template <class Config> NSAI_DEVICE void window_keys(const NsaiBackwardKv &p) {
-  using Keys = WindowKeys<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  const int head = blockIdx.x / p.tiles, number = blockIdx.x % p.tiles;
-  const KeyTileAt at = find_key_tile<Config::kKeys>(p.seq, number);
-  RangeRows<Config, Keys, NSAI_BRANCH_WINDOW> rows;
+  WindowRows<Config> rows;
   KeyTile tile;
-  rows.seq = at.seq;
-  rows.first_key = at.first_key;
-  tile.keys = rows.keys = min(Config::kKeys, at.seq.kv_len - at.first_key);
-  if (tile.keys <= 0 || at.first_key < 0) return;
-  // Query i stands at position(i): from the tile's first key to the last that its last one is seen from.
-  const int shift = at.seq.position(0);
-  rows.first_query = max(at.first_key - shift, 0);
-  const int end = min(at.first_key + tile.keys - 1 + Config::kWindow - shift, at.seq.q_len);
-  tile.tokens = max(end - rows.first_query, 0);
-  tile.key_row = at.seq.kv_begin + at.first_key;
-  tile.partial = p.partial + (head * p.rows + tile.key_row) * KeysPlan<Config>::kWidth;
-  attend_keys<Config>(p, tile, rows, p.head_begin + head, shared_address(shared_bytes));
+  if (find_rows<Config>(p, rows, tile)) attend_keys<Config>(p, tile, rows, shared_address(shared_bytes));
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

@@ -197,9 +197,10 @@ static bool needs_branch(const pass *b, int branch) {
   return wants_pair(b, pair_of(b, branch));
 }
 
-/* Keys of a tile: 16 to a warp. */
+/* Keys of a tile: a box of them, or 16 to a warp. */
 static int64_t tile_keys(const pass *b, nsai_role role) {
-  return b->run->plan->kernels[role].threads / 32 * 16;
+  const nsai_kernel *kernel = &b->run->plan->kernels[role];
+  return kernel->box_keys ? kernel->box_keys : kernel->threads / 32 * 16;
 }
 
 /* Tiles of keys that cover `rows` of all sequences: common/sequence.cuh. */
@@ -229,22 +230,37 @@ static NsaiBackwardKv keys_params(const pass *b, int branch, nsai_piece partial,
                            .scale_log2 = nsai_run_scale_log2(run) };
 }
 
+/* dK and dV of a branch, by a kernel that takes tensor maps or one that does not; `keys`: rows of k and v
+ * that may be read. */
+static nsa_status launch_keys(const pass *b, nsai_role role, int64_t grid, int64_t keys,
+                              const NsaiBackwardKv *kv) {
+  const nsai_run *run = b->run;
+  const nsai_kernel *kernel = &run->plan->kernels[role];
+  if (!kernel->box_keys) return launch(b, role, grid, 1 + nsai_backward_is_split(b->model), kv);
+  NsaiBackwardKvTma p = { .kv = *kv };
+  const NsaiView pair[2] = { kv->k, kv->v };
+  NSAI_TRY(nsai_map_rows(run, kernel, "q", &kv->q, b->model->head_dim_qk, &p.q));
+  NSAI_TRY(nsai_map_rows(run, kernel, "grads.d_o", &kv->d_o, b->model->head_dim_v, &p.d_o));
+  NSAI_TRY(nsai_map_keys(run, kernel, pair, keys, &p.k, &p.v));
+  return launch(b, role, grid, 1, &p);
+}
+
 static nsa_status compressed_keys(const pass *b, int head, int heads) {
   const nsai_backward_layout *l = &b->run->plan->layout.backward;
   NsaiBackwardKv p = keys_params(b, NSA_CMP, l->compressed, head, heads);
   p.rows = block_rows(b);
   p.tiles = (int)key_tiles(b, NSAI_KERNEL_BACKWARD_COMPRESSED, p.rows);
   p.splits = l->splits;
-  return launch(b, NSAI_KERNEL_BACKWARD_COMPRESSED, (int64_t)heads * p.splits * p.tiles,
-                1 + nsai_backward_is_split(b->model), &p);
+  return launch_keys(b, NSAI_KERNEL_BACKWARD_COMPRESSED, (int64_t)heads * p.splits * p.tiles,
+                     nsai_present_blocks(b->run), &p);
 }
 
 static nsa_status window_keys(const pass *b, int head, int heads) {
   NsaiBackwardKv p = keys_params(b, NSA_WIN, b->run->plan->layout.backward.window, head, heads);
   p.rows = b->run->sizes.kv_tokens;
   p.tiles = (int)key_tiles(b, NSAI_KERNEL_BACKWARD_WINDOW, p.rows);
-  return launch(b, NSAI_KERNEL_BACKWARD_WINDOW, (int64_t)heads * p.tiles,
-                1 + nsai_backward_is_split(b->model), &p);
+  return launch_keys(b, NSAI_KERNEL_BACKWARD_WINDOW, (int64_t)heads * p.tiles,
+                     b->run->sizes.kv_tokens, &p);
 }
 
 /* The selected branch where the caller brings ranges. */
@@ -270,8 +286,8 @@ static nsa_status selected_keys(const pass *b, int head, int heads) {
   p.item_capacity = b->index.item_capacity;
   p.shared_lists = !b->index.list_head_stride;
   p.tiles = (int)ceil_div(b->model->select_block, tile_keys(b, NSAI_KERNEL_BACKWARD_SELECTED));
-  return launch(b, NSAI_KERNEL_BACKWARD_SELECTED, (int64_t)heads * p.item_capacity * p.tiles,
-                1 + nsai_backward_is_split(b->model), &p);
+  return launch_keys(b, NSAI_KERNEL_BACKWARD_SELECTED, (int64_t)heads * p.item_capacity * p.tiles,
+                     b->run->sizes.kv_tokens, &p);
 }
 
 /* dK and dV of one pair, or of the caller's compressed blocks; `branches`: whose sums they are. */

@@ -32,7 +32,8 @@
  * of threads, several for each place on the largest devices, so that unequal ones even out. */
 #define COMPRESSED_BLOCKS 2048
 #define MOST_SPLITS 32
-#define COMPRESSED_KEYS 64 /* of a tile, as of keys in a caller's ranges */
+#define COMPRESSED_KEYS 128 /* of a tile */
+#define RANGE_KEYS 64       /* of a tile of a caller's ranges */
 
 /* At least so many runs where the caller brings ranges: all tokens may see the first tile of keys, and few
  * the others. */
@@ -171,7 +172,7 @@ static int64_t layout_selected_back(nsai_layout *out, const nsai_problem *p, int
   if (!m->select_count) return 0;
   out->lists = take(out, p->max_tokens * m->kv_heads * m->select_count * (ranges ? 8 : 4));
   if (ranges) {
-    int64_t tiles = (p->max_kv_tokens / COMPRESSED_KEYS + p->max_seqs) * m->kv_heads;
+    int64_t tiles = (p->max_kv_tokens / RANGE_KEYS + p->max_seqs) * m->kv_heads;
     out->backward.range_splits =
         (int32_t)smaller(larger(COMPRESSED_BLOCKS / tiles, LEAST_RANGE_SPLITS), MOST_SPLITS);
     return out->backward.range_splits * p->max_kv_tokens * row;

@@ -137,10 +137,11 @@ NSAI_DEVICE void multiply_fragments(float (&acc)[kM][kO][4], const u32 (&x)[kM][
   }
 }
 
-// The same by one warpgroup: s [64, 8 kN] = A B^T of 64 rows and 8 kN. Starts the products.
+// The same by one warpgroup: s [64, 8 kN] = A B^T of 64 rows of A, from sA on, and 8 kN of B. Starts the
+// products.
 template <class E, class A, class B, int kDim, int kN>
 NSAI_DEVICE void start_rows(float (&s)[kN][4], u32 sA, u32 sB) {
-  static_assert(A::kRows == 64 && B::kRows == 8 * kN, "whole tiles");
+  static_assert(A::kRows % 64 == 0 && B::kRows == 8 * kN, "whole tiles");
   const u64 a = wgmma_k_major(sA), b = wgmma_k_major(sB);
 #pragma unroll
   for (int i = 0; i < padded_dim(kDim) / 16; ++i)

@@ -25,11 +25,9 @@
 //   (words of shared memory that `Rows` has: 0, most tokens of an item, or see backward_ranges), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d),
 //   kWindow (w), kSelectBlock (l').
 #pragma once
-#include "common/block_lists.cuh"
 #include "common/gradient.cuh"
-#include "common/keys.cuh"
+#include "common/key_tiles.cuh"
 #include "common/launch.cuh"
-#include "common/sequence.cuh"
 
 template <class Config> struct KeysPlan {
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
@@ -54,49 +52,6 @@ template <class Config> struct KeysPlan {
                 "16 keys for each warp");
   static_assert(!Config::kWgmma || Config::kKeys == 64, "a warpgroup has 64 keys");
   static_assert(Config::kRows % 16 == 0, "dK and dV take 16 rows at a time");
-};
-
-// A tile of keys and its rows: what `Rows` fills in.
-struct KeyTile {
-  long long key_row; // of k and v: the tile's first key
-  int keys;          // that exist; of a selected block, those of this tile of it
-  int tokens;        // that may see one of them
-  float *partial;    // [keys, Dk + Dv]
-};
-
-// Which keys of the tile a row sees: [begin, end) as halves of a word.
-NSAI_DEVICE u32 pack_seen(int begin, int end, int keys) {
-  begin = max(begin, 0);
-  end = min(end, keys);
-  return begin < end ? (u32)begin | (u32)end << 16 : 0;
-}
-
-// Tokens that follow each other in a sequence: window and compressed branch.
-template <class Config, class Keys, int kBranchOf> struct RangeRows {
-  static constexpr int kBranch = kBranchOf;
-  Sequence seq;
-  int first_key;   // of the tile, within the sequence
-  int first_query; // the first token that may see one
-  int keys;
-
-  NSAI_DEVICE int token(int i) const { return seq.q_begin + first_query + i; }
-  NSAI_DEVICE u32 seen(int i) const {
-    const KeyRange range = Keys::visible(seq.position(first_query + i));
-    return pack_seen(range.begin - first_key, range.end - first_key, keys);
-  }
-  static NSAI_DEVICE bool next(int &) { return false; }
-};
-
-// Tokens of an item, from shared memory: the selected branch.
-template <class Config> struct ListRows {
-  static constexpr int kBranch = NSAI_BRANCH_SELECTED;
-  const u32 *sEntries;
-  int shift; // token t sees the tile's key i when i <= t + shift
-  int keys;
-
-  NSAI_DEVICE int token(int i) const { return entry_token(sEntries[i]); }
-  NSAI_DEVICE u32 seen(int i) const { return pack_seen(0, token(i) + shift + 1, keys); }
-  static NSAI_DEVICE bool next(int &) { return false; }
 };
 
 // Starts the copies of tile `number` of the rows into a stage; rows behind the last are zeros. Returns
@@ -322,9 +277,9 @@ NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &ro
 
 // The tile's K and V, on their way with the first rows; then all rows.
 template <class Config, class Rows>
-NSAI_DEVICE void attend_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &rows, int head,
-                             u32 base) {
+NSAI_DEVICE void attend_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &rows, u32 base) {
   using F = KeysPlan<Config>;
+  const int head = tile.head;
   load_tile<typename F::K, Config::kKeys, Config::kHeadDimQk, Config::kThreads>(
       base + F::kSK, [&](int row, const u16 *&from) {
         from = (const u16 *)p.k.data + (tile.key_row + row) * p.k.token_stride +

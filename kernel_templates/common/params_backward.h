@@ -89,6 +89,15 @@ typedef struct NsaiBackwardKv {
   int reserved;
 } NsaiBackwardKv;
 
+/* backward_compressed_tma, backward_selected_tma, backward_window_tma: the same through tensor maps. */
+typedef struct NsaiBackwardKvTma {
+  NsaiTensorMap q; /* boxes of G heads of box_tokens tokens */
+  NsaiTensorMap d_o;
+  NsaiTensorMap k; /* boxes of one head, 64 tokens */
+  NsaiTensorMap v;
+  NsaiBackwardKv kv;
+} NsaiBackwardKvTma;
+
 /* backward_sum: the gradients of one pair of K and V, from what NsaiBackwardKv left, in a fixed order. */
 typedef struct NsaiBackwardSum {
   NsaiSequences seq; /* as compressed storage sees them */
@@ -172,6 +181,7 @@ NSAI_SIZE_IS(NsaiBackwardQ, 376);
 NSAI_SIZE_IS(NsaiBackwardQTma, 1408);
 NSAI_SIZE_IS(NsaiBackwardSaved, 288);
 NSAI_SIZE_IS(NsaiBackwardKv, 256);
+NSAI_SIZE_IS(NsaiBackwardKvTma, 768);
 NSAI_SIZE_IS(NsaiBackwardSum, 216);
 NSAI_SIZE_IS(NsaiBackwardRound, 40);
 NSAI_SIZE_IS(NsaiActivationBack, 168);
