@@ -157,6 +157,7 @@ static int parse_named(const char *name, const char *value, nsai_trial_case *c, 
   if (!strcmp(name, "seed")) return sscanf(value, "%" SCNu64, &c->seed) == 1 ? 0 : -1;
   if (!strcmp(name, "slack")) return sscanf(value, "%" SCNd64, &c->slack) == 1 ? 0 : -1;
   if (!strcmp(name, "branches")) return sscanf(value, "%u", &c->branches) == 1 ? 0 : -1;
+  if (!strcmp(name, "again")) return sscanf(value, "%d", &c->again) == 1 && c->again > 0 ? 0 : -1;
   if (!strcmp(name, "wanted")) return sscanf(value, "%u", &c->wanted) == 1 ? 0 : -1;
   if (!strcmp(name, "scale")) return sscanf(value, "%f", &c->softmax_scale) == 1 ? 0 : -1;
   return -1;
@@ -304,5 +305,6 @@ void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size) {
   if (c->recompute) fprintf(out, ":recompute=%s", recompute_names[c->recompute]);
   if (c->mma) fprintf(out, ":mma");
   if (c->wanted) fprintf(out, ":wanted=%u", c->wanted);
+  if (c->again) fprintf(out, ":again=%d", c->again);
   fclose(out);
 }

@@ -13,7 +13,7 @@
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
  * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen), f32grads,
- * f32dout, accumulate, saved, recompute=always|never, mma and wanted=MASK (bwd).
+ * f32dout, accumulate, saved, recompute=always|never, mma, wanted=MASK and again=N (bwd).
  */
 #ifndef NSAI_TRIAL_CASE_H
 #define NSAI_TRIAL_CASE_H
@@ -79,6 +79,7 @@ typedef struct nsai_trial_case {
   int32_t saved;      /* bwd: 1: with the forward's o_branch, lse, k_cmp; 2: with room for them */
   int32_t mma;        /* bwd: by the portable variants */
   uint32_t wanted;    /* bwd: gradients as bits: 1 d_q, 2 d_k, 4 d_v, 8 d_gate, 16 d_phi; 0: all */
+  int32_t again;      /* bwd: further runs, which give the same bits; 0: one */
   int32_t accumulate; /* bwd: added to what the outputs hold */
   uint32_t branches;  /* exec.branches; 0: all */
   float softmax_scale;

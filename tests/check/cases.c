@@ -139,6 +139,18 @@ const char *const chk_fixed_cases[] = {
   "bwd:sel=ranges:q=3,90:kv=300,77:saved", "bwd:sel=ranges:d192/128:q=300:kv=branches",
   "bwd:sel=ranges:d256/256:q=300:mma", "bwd:sel=ranges:s64x256+1+2:q=700:branches=2:f16",
   "bwd:sel=ranges:q=0:kv=9",
+  /* by kernels that share rows and keys: groups, sequences that end within a tile, windows that begin in
+     one, tiles of keys that some rows alone see */
+  "bwd:h32/2:d128/128:s64x6+1+2:w200:q=300,33,0,5:kv=900,70,9,5:slack=7:layout=strided",
+  "bwd:h64/2:d64/64:s64x4+1+2:q=400,70:gate=weights:saved",
+  "bwd:h64/1:d128/128:s64x16+1+2:w512:q=1100,77", "bwd:h24/2:d128/96:s64x6+1+2:q=700:f16",
+  "bwd:h8/1:d96/128:s64x6+1+2:q=700,1,64:kv=branches:accumulate",
+  "bwd:h8/2:d128/128:s64x16+1+2:w512:q=1500:saved", "bwd:h4/2:d128/128:s64x6+1+2:w300:q=900,77",
+  "bwd:h16/1:d128/128:s64x6+1+2:w0:q=1300:saved", "bwd:h16/1:d128/128:branches=1:q=2500",
+  "bwd:h16/1:d128/128:branches=4:w512:q=1400,40", "bwd:h16/1:d128/128:s128x4+1+1:w1:q=900",
+  "bwd:h16/1:d128/128:s64x6+1+2:w130:q=600:phi=external:kv=branches:saved",
+  "bwd:h32/2:d128/128:s64x16+1+2:w512:q=1900:sel=blocks.shared:layout=shared",
+  "bwd:h16/1:d128/128:s64x16+1+2:w512:q=3000:again=100", "bwd:h16/2:q=1500,33:saved:again=100",
   /* properties */
   "repeat:q=700,33:h16/2", "all_blocks:q=250:s64x4+1+2:h16/1:d128/128", "wide:q=500:w512:h16/1",
   "future:q=500:h16/2:s32x6+1+2:fill=correlated", "permute:q=500:h16/2:s32x6+1+2:sel=blocks",
