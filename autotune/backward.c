@@ -145,10 +145,10 @@ static int32_t ring_stages(const nsai_geometry *m, const nsai_target *t) {
   return stages;
 }
 
-/* A lane of the producer has a token. Q, dQ, scores and dU of a row are in registers together. */
+/* A lane of the producer has a token. dQ, scores and dU of a row are in registers together. */
 static bool takes_ring(const nsai_geometry *m, const nsai_target *t) {
   int32_t group = nsai_padded_group(m);
-  return !t->caution && group >= 4 && group <= 64 && m->head_dim_qk <= 128 &&
+  return !t->caution && group >= 4 && group <= 64 && m->head_dim_qk <= 192 &&
          ring_stages(m, t) >= LEAST_STAGES;
 }
 
@@ -188,11 +188,14 @@ static void specify_round(const nsai_problem *p, nsai_kernel_spec *spec) {
 
 static void specify_q(const nsai_problem *p, const nsai_target *t, bool wgmma,
                       nsai_kernel_spec specs[NSAI_ROLES]) {
+  bool ring = wgmma && takes_ring(&p->model, t);
   specify_round(p, &specs[NSAI_KERNEL_BACKWARD_ROUND]);
   if (p->recompute != NSAI_RECOMPUTE_ALWAYS) specify_saved(p, &specs[NSAI_KERNEL_BACKWARD_SAVED]);
-  if (p->recompute != NSAI_RECOMPUTE_NEVER)
+  if (p->recompute != NSAI_RECOMPUTE_NEVER && ring)
+    specify_ring(p, t, "backward_statistics_tma", &specs[NSAI_KERNEL_BACKWARD_STATISTICS]);
+  else if (p->recompute != NSAI_RECOMPUTE_NEVER)
     specify_rows(p, t, wgmma, "backward_statistics", &specs[NSAI_KERNEL_BACKWARD_STATISTICS]);
-  if (wgmma && takes_ring(&p->model, t))
+  if (ring)
     specify_ring(p, t, "backward_q_tma", &specs[NSAI_KERNEL_BACKWARD_Q]);
   else
     specify_rows(p, t, wgmma, "backward_q", &specs[NSAI_KERNEL_BACKWARD_Q]);

@@ -65,18 +65,13 @@ template <class Config, int kO>
 NSAI_DEVICE void multiply_ring(float (&dq)[kO][4], const NsaiBackwardQ &p, RingReader<Config> &reader) {
   using R = RowRing<Config>;
   using E = typename Config::Element;
-  constexpr int kSteps = R::kColsQk / 16;
   const int warp = warp_uniform(threadIdx.x / 32), group = warp / 4;
   const u32 base = reader.base, sDO = base + R::kSDO + group * R::DO::kBytes;
-  u32 rQ[kSteps][4]; // [64, Dk]
-  load_rows<Config>(rQ, base + R::kSQ + group * R::Q::kBytes);
+  const RingQuery<Config> query(base);
   float s[R::kN][4], du[R::kN][4]; // [64, kKeys]
   auto stage_k = [&](int stage) { return base + R::kSStage + warp_uniform(stage) * R::kStageBytes; };
   auto start_s = [&](int stage) {
-    const u64 k = wgmma_k_major(stage_k(stage));
-#pragma unroll
-    for (int i = 0; i < kSteps; ++i)
-      wgmma_qk<E, R::kKeys>(s[0], rQ[i], k + wgmma_k_step<R::kKeys>(i), i > 0);
+    query.start(s, stage_k(stage));
     wgmma_commit();
   };
   auto start_du = [&](int stage) {
@@ -165,6 +160,6 @@ template <class Config> NSAI_DEVICE void consume_rows(const NsaiBackwardQTma &p,
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_q_tma(const __grid_constant__ NsaiBackwardQTma p) {
-  run_row_ring<Config>(
+  run_row_ring<Config, true>(
       p, [&](const unsigned char *shared, u32 base) { consume_rows<Config>(p, shared, base); });
 }

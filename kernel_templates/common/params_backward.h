@@ -36,7 +36,8 @@ typedef struct NsaiBackwardQ {
   unsigned absent;   /* bit b: branch b does not run, and its gates' gradients become 0 here */
 } NsaiBackwardQ;
 
-/* backward_q_tma: the same with keys through tensor maps, by blocks of threads that stay. */
+/* backward_statistics_tma, backward_q_tma: the same with keys through tensor maps, by blocks of threads
+ * that stay. */
 typedef struct NsaiBackwardQTma {
   NsaiTensorMap k[3]; /* of each branch: boxes of one head, kKeys tokens */
   NsaiTensorMap v[3];

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: MIT
 //
 // Tiles of query rows and the keys of every branch that they see, brought into shared memory by the
-// copy engine (sm_90a): what backward_q_tma reads. Two warpgroups of 64 rows each share a tile of
-// 128 and its keys.
+// copy engine (sm_90a): what backward_q_tma and backward_statistics_tma read. Two warpgroups of 64
+// rows each share a tile of 128 and its keys.
 //
 // Work     tiles of kTokens tokens of one KV head, head major, the longest first; a block of threads
 //          stays and takes every gridDim.x-th, back and forth, so that none gets the longer one each
@@ -124,7 +124,8 @@ template <class Config> NSAI_DEVICE void init_row_ring(u32 base) {
 
 // ---- rows, by one warp
 
-template <class Config> NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p, u32 base) {
+// kKnown: with what is known of them.
+template <class Config, bool kKnown> NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p, u32 base) {
   using R = RowRing<Config>;
   const NsaiBackwardQ &rows = p.rows;
   const int lane = threadIdx.x % 32, heads = Config::kGroup * rows.kv_heads;
@@ -134,7 +135,7 @@ template <class Config> NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p,
     barrier_wait(base + R::kRowsEmpty, parity ^ 1); // by all consumer warps
     parity ^= 1;
     const int first = at.seq.q_begin + at.first_query, head = at.group * Config::kGroup;
-    const u32 bytes = __popc(rows.branches) * at.tokens * (16 * Config::kGroup);
+    const u32 bytes = kKnown ? __popc(rows.branches) * at.tokens * (16 * Config::kGroup) : 0;
     if (lane == 0) {
       barrier_arrive_expecting(full, bytes + 2 * (R::Q::kBytes + R::DO::kBytes));
 #pragma unroll
@@ -146,7 +147,7 @@ template <class Config> NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p,
       }
     }
     __syncwarp(); // the bytes to come are known
-    if (lane < at.tokens)
+    if (kKnown && lane < at.tokens)
 #pragma unroll
       for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
         if (rows.branches >> b & 1)
@@ -306,13 +307,37 @@ NSAI_DEVICE void produce_keys(const NsaiBackwardQTma &p, unsigned char *shared, 
 
 // ---- consumers
 
-// Q of the warp's 16 rows as A fragments.
-template <class Config, int kSteps> NSAI_DEVICE void load_rows(u32 (&rQ)[kSteps][4], u32 sQ) {
-  const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
+// Q of the warpgroup's 64 rows: in registers, as fragments, where there is room beside dQ; what is read
+// from shared memory for a product, Q and K, takes as long as the product itself.
+template <class Config> struct RingQuery {
+  using R = RowRing<Config>;
+  static constexpr bool kHeld = R::kColsQk <= 128;
+  static constexpr int kSteps = R::kColsQk / 16;
+  u32 sQ;
+  u32 rQ[kHeld ? kSteps : 1][4]; // [64, Dk]
+
+  NSAI_DEVICE RingQuery(u32 base) {
+    sQ = base + R::kSQ + warp_uniform(threadIdx.x / 128) * R::Q::kBytes;
+    if constexpr (kHeld) {
+      const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
-  for (int i = 0; i < kSteps; ++i)
-    ldmatrix_x4(rQ[i], sQ + RowRing<Config>::Q::offset(row, 2 * i + lane / 16));
-}
+      for (int i = 0; i < kSteps; ++i) ldmatrix_x4(rQ[i], sQ + R::Q::offset(row, 2 * i + lane / 16));
+    }
+  }
+
+  // Starts S = Q K^T of a stage: s [64, kKeys].
+  NSAI_DEVICE void start(float (&s)[R::kN][4], u32 sK) const {
+    using E = typename Config::Element;
+    if constexpr (kHeld) {
+      const u64 k = wgmma_k_major(sK);
+#pragma unroll
+      for (int i = 0; i < kSteps; ++i)
+        wgmma_qk<E, R::kKeys>(s[0], rQ[i], k + wgmma_k_step<R::kKeys>(i), i > 0);
+    } else {
+      start_rows<E, typename R::Q, typename R::K, Config::kHeadDimQk>(s, sQ, sK);
+    }
+  }
+};
 
 // The stages as one warpgroup goes through them: all of its threads agree.
 template <class Config> struct RingReader {
@@ -340,7 +365,7 @@ template <class Config> struct RingReader {
 };
 
 // The kernel: consume(shared, base) is what a consumer warp does.
-template <class Config, class Consume>
+template <class Config, bool kKnown, class Consume>
 NSAI_DEVICE void run_row_ring(const NsaiBackwardQTma &p, Consume consume) {
   using R = RowRing<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
@@ -352,7 +377,7 @@ NSAI_DEVICE void run_row_ring(const NsaiBackwardQTma &p, Consume consume) {
   if (warp >= R::kWarps) {
     registers_drop<R::kProducerRegisters>();
     if (warp == R::kWarps) produce_keys<Config>(p, shared_bytes, base);
-    if (warp == R::kWarps + 1) produce_rows<Config>(p, base);
+    if (warp == R::kWarps + 1) produce_rows<Config, kKnown>(p, base);
   } else {
     registers_raise<R::kConsumerRegisters>();
     consume(shared_bytes, base);

@@ -123,9 +123,10 @@ static void test_arguments(void **state) {
 static void test_gpu(void **state) {
   (void)state;
   static const char *const names[] = {
-    "compress_mean",   "sort_blocks",         "invert_count",   "invert_scan",
-    "invert_fill",     "backward_statistics", "backward_q_tma", "backward_compressed",
-    "backward_window", "backward_selected",   "backward_sum",
+    "compress_mean",     "sort_blocks",         "invert_count",
+    "invert_scan",       "invert_fill",         "backward_statistics_tma",
+    "backward_q_tma",    "backward_compressed", "backward_window",
+    "backward_selected", "backward_sum",
   };
   machine m;
   machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true });
@@ -252,7 +253,7 @@ static void test_gpu_linear(void **state) {
     "invert_count",
     "invert_scan",
     "invert_fill",
-    "backward_statistics",
+    "backward_statistics_tma",
     "backward_q_tma",
     "backward_compressed",
     "gather_rows",
@@ -295,7 +296,7 @@ static void test_gpu_linear(void **state) {
     "matmul",
     "bias_activation",
     "sort_blocks",
-    "backward_statistics",
+    "backward_statistics_tma",
     "backward_compressed",
     "gather_rows",
     "activation_back",
@@ -309,7 +310,7 @@ static void test_gpu_linear(void **state) {
   /* Where the branch does not run, its weights' gradients become 0. */
   m.exec.branches = 1u << NSA_WIN;
   t->io.lse[0] = t->io.lse[1] = (nsa_tensor){ 0 };
-  static const char *const none[] = { "backward_statistics", "store_gradient", NULL };
+  static const char *const none[] = { "backward_statistics_tma", "store_gradient", NULL };
   expect_launches(&m, &few, none);
   machine_free(&m);
 }
@@ -318,7 +319,7 @@ static void test_gpu_linear(void **state) {
 static void test_gpu_mlp(void **state) {
   (void)state;
   static const char *const names[] = {
-    "backward_statistics",
+    "backward_statistics_tma",
     "backward_compressed",
     /* K: z, d_out and b2, dY W2^T, dZ and b1, w2, w1, dX with pe */
     "gather_rows",
@@ -371,7 +372,7 @@ static void test_gpu_gate(void **state) {
     "bias_activation",
     "compress_mean",
     "sort_blocks",
-    "backward_statistics",
+    "backward_statistics_tma",
     "activation_back",
     "column_sums",
     "column_sums",
@@ -390,7 +391,7 @@ static void test_gpu_gate(void **state) {
     "bias_activation",
     "compress_mean",
     "sort_blocks",
-    "backward_statistics",
+    "backward_statistics_tma",
     "activation_back",
     "column_sums",
     "column_sums",
@@ -429,7 +430,7 @@ static void test_gpu_gate(void **state) {
 static void test_gpu_ranges(void **state) {
   (void)state;
   static const char *const names[] = {
-    "compress_mean",   "sort_ranges",         "backward_statistics",
+    "compress_mean",   "sort_ranges",         "backward_statistics_tma",
     "backward_q_tma",  "backward_compressed", "backward_window",
     "backward_ranges", "backward_sum",        NULL,
   };
@@ -504,7 +505,7 @@ static void test_recompute(void **state) {
     machine_record()->launches = 0;
     machine_expect("given", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
     assert_int_equal(count_launches("backward_saved"), cases[i].saved);
-    assert_int_equal(count_launches("backward_statistics"), cases[i].statistics);
+    assert_int_equal(count_launches("backward_statistics_tma"), cases[i].statistics);
     nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
     nsa_explain(m.ctx, &p, story, sizeof story);
     assert_non_null(strstr(story, cases[i].story));
