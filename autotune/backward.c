@@ -135,8 +135,9 @@ static uint32_t ring_shared(const nsai_geometry *m, int32_t stages) {
   uint32_t stage =
       nsai_panel_bytes(RING_KEYS, m->head_dim_qk) + nsai_panel_bytes(RING_KEYS, m->head_dim_v);
   uint32_t tokens = (uint32_t)(RING_ROWS / nsai_padded_group(m));
-  uint32_t known = 8 * tokens + 2 * 4 + 2 * 8; /* bits, two words, two barriers */
-  return rows + (uint32_t)stages * (stage + known) + NSA_BRANCHES * RING_ROWS * 16 + 2 * 8;
+  uint32_t bits = (uint32_t)stages * (2 * 8 * tokens + 3 * 4), barriers = 2 * 8 * (stages + 1u);
+  return rows + (uint32_t)stages * stage + NSA_BRANCHES * RING_ROWS * 16 + (bits + 7) / 8 * 8 +
+         barriers;
 }
 
 static int32_t ring_stages(const nsai_geometry *m, const nsai_target *t) {

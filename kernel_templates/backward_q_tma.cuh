@@ -11,8 +11,9 @@
 // Grid, shared memory and Config: common/row_ring.cuh; also Element, kGate. Two warpgroups of consumers
 // with 64 rows each, Q in registers; one of which two warps ask for copies.
 //
-// A warpgroup passes by the stages that none of its tokens sees. The next stage's S stands before this
-// one's dQ, so that the exponentials have products beside them:
+// Of blocks within the window S and dU are multiplied once for both branches, where these read one pair
+// of K and V. A warpgroup passes by the stages that none of its tokens sees. The next stage's S stands
+// before this one's dQ, so that the exponentials have products beside them:
 //
 //   S(i) | dQ(i-1) dU(i) | S(i+1) | dQ(i) dU(i+1) ...
 //          2^S(i)          dS(i)
@@ -37,6 +38,35 @@ NSAI_DEVICE void ring_probabilities(float (&s)[kN][4], const unsigned char *shar
       for (int c = 0; c < 2; ++c) {
         const float e = gated_probability<Config>(s[j][2 * r + c], scale_log2, x[r].lse, x[r].gate);
         s[j][2 * r + c] = !partly || half[j / 4] >> (8 * (j % 4) + c) & 1 ? e : 0.0f;
+      }
+  }
+}
+
+// Scores of a tile of the window that lists have keys of, too, and its dU become dS of both branches:
+// `x`, `y` what is known of the lane's rows in the one and the other.
+template <class Config, int kN>
+NSAI_DEVICE void join_branches(float (&s)[kN][4], const float (&du)[kN][4], const unsigned char *shared,
+                               int stage, const RowStatistics (&x)[2], const RowStatistics (&y)[2],
+                               float scale_log2) {
+  using R = RowRing<Config>;
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int at = 8 * (stage * R::kTokens + (row + 8 * r) / Config::kGroupPadded);
+    const uint2 bits = *(const uint2 *)(shared + R::kSBits + at),
+                listed = *(const uint2 *)(shared + R::kSListed + at);
+    const int shift = 2 * (threadIdx.x & 3);
+    const u32 in_window[2] = { bits.x >> shift, bits.y >> shift },
+              in_list[2] = { listed.x >> shift, listed.y >> shift };
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int bit = 8 * (j % 4) + c, i = 2 * r + c;
+        const float a = gated_probability<Config>(s[j][i], scale_log2, x[r].lse, x[r].gate),
+                    b = gated_probability<Config>(s[j][i], scale_log2, y[r].lse, y[r].gate);
+        const float d = in_window[j / 4] >> bit & 1 ? a * (du[j][i] - x[r].inner) : 0.0f;
+        s[j][i] = in_list[j / 4] >> bit & 1 ? fmaf(b, du[j][i] - y[r].inner, d) : d;
       }
   }
 }
@@ -89,13 +119,15 @@ NSAI_DEVICE void multiply_ring(float (&dq)[kO][4], const NsaiBackwardQ &p, RingR
   start_du(now);
   for (;;) {
     const u32 seen = reader.seen;
-    const RowStatistics *sRows = (const RowStatistics *)(reader.shared + R::kSStatistics) +
-                                 (seen >> R::kBranchShift & 3) * R::kRows;
     const int row = recomputed(threadIdx.x) / 32 * 16 + threadIdx.x % 32 / 4;
-    const RowStatistics x[2] = { sRows[row], sRows[row + 8] };
+    const RowStatistics *sRows = (const RowStatistics *)(reader.shared + R::kSStatistics) + row; // [3, kRows]
+    const RowStatistics *sBranch = sRows + (seen >> R::kBranchShift & 3) * R::kRows;
+    const RowStatistics x[2] = { sBranch[0], sBranch[8] };
+    const bool both = R::kCanJoin && ((const u32 *)(reader.shared + R::kSBoth))[now] >> warp & 1;
     wgmma_wait<1>();
     hold(s); // dU and the dQ before are still on their way
-    if (seen >> warp & 1) {
+    if (both) { // once dU is there
+    } else if (seen >> warp & 1) {
       const bool partly = ((const u32 *)(reader.shared + R::kSPartly))[now] >> warp & 1;
       if (partly)
         ring_probabilities<Config>(s, reader.shared, now, true, x, p.scale_log2);
@@ -112,10 +144,16 @@ NSAI_DEVICE void multiply_ring(float (&dq)[kO][4], const NsaiBackwardQ &p, RingR
     hold(dq);
     if (before >= 0) reader.release(before);
     u32 rDS[R::kN / 2][4]; // [64, 16 keys] each
+    if (both) {
+      const RowStatistics *sListed = sRows + NSAI_BRANCH_SELECTED * R::kRows;
+      const RowStatistics y[2] = { sListed[0], sListed[8] };
+      join_branches<Config>(s, du, reader.shared, now, x, y, p.scale_log2);
+    } else {
 #pragma unroll
-    for (int j = 0; j < R::kN; ++j)
+      for (int j = 0; j < R::kN; ++j)
 #pragma unroll
-      for (int c = 0; c < 4; ++c) s[j][c] *= du[j][c] - x[c / 2].inner;
+        for (int c = 0; c < 4; ++c) s[j][c] *= du[j][c] - x[c / 2].inner;
+    }
     pack_all<E>(rDS, s);
     // A stage that is held while another is waited for must not be the one that this would take.
     int next = reader.find(R::kStages - 1);
@@ -160,6 +198,6 @@ template <class Config> NSAI_DEVICE void consume_rows(const NsaiBackwardQTma &p,
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_q_tma(const __grid_constant__ NsaiBackwardQTma p) {
-  run_row_ring<Config, true>(
+  run_row_ring<Config, true, true>(
       p, [&](const unsigned char *shared, u32 base) { consume_rows<Config>(p, shared, base); });
 }

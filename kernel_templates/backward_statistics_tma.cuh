@@ -184,6 +184,6 @@ NSAI_DEVICE void find_statistics(const NsaiBackwardQTma &p, const unsigned char 
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_statistics_tma(const __grid_constant__ NsaiBackwardQTma p) {
-  run_row_ring<Config, false>(
+  run_row_ring<Config, false, false>(
       p, [&](const unsigned char *shared, u32 base) { find_statistics<Config>(p, shared, base); });
 }

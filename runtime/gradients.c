@@ -133,13 +133,18 @@ static int64_t row_tiles(const pass *b, nsai_role role) {
   return (int64_t)nsai_tile_count(b->run, b->run->plan->kernels[role].tokens) * b->model->kv_heads;
 }
 
+/* Whether window and selected branch run and read one pair. */
+static bool joins_branches(const pass *b) {
+  return !b->model->per_branch && has_branch(b, NSA_SEL) && has_branch(b, NSA_WIN);
+}
+
 /* A kernel over query rows, which takes tensor maps and stays on the device, or does not. */
 static nsa_status launch_rows(const pass *b, nsai_role role, const NsaiBackwardQ *rows) {
   const nsai_run *run = b->run;
   const nsai_kernel *kernel = &run->plan->kernels[role];
   int64_t tiles = row_tiles(b, role);
   if (!kernel->box_keys) return launch(b, role, tiles, 1, rows);
-  NsaiBackwardQTma p = { .rows = *rows, .tiles = (int)tiles };
+  NsaiBackwardQTma p = { .rows = *rows, .tiles = (int)tiles, .joined = joins_branches(b) };
   NSAI_TRY(nsai_map_rows(run, kernel, "q", &rows->q, b->model->head_dim_qk, &p.q));
   NSAI_TRY(nsai_map_rows(run, kernel, "grads.d_o", &rows->d_o, b->model->head_dim_v, &p.d_o));
   for (int branch = 0; branch < NSA_BRANCHES; branch++) {

@@ -44,8 +44,8 @@ typedef struct NsaiBackwardQTma {
   NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
   NsaiTensorMap d_o;
   NsaiBackwardQ rows;
-  int tiles; /* of query tokens, times Hkv */
-  int reserved;
+  int tiles;  /* of query tokens, times Hkv */
+  int joined; /* 1: window and selected branch run and have one pair of k and v */
 } NsaiBackwardQTma;
 
 /* backward_saved: the statistics of branches whose o_branch and lse are given. */

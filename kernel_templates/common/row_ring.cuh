@@ -20,7 +20,11 @@
 //   seen     u32: bit w: a token of consumer warp w sees one of the keys; from kBranchShift on the
 //            branch; kLast: it is the tile's last stage
 //   partly   u32: bit w: not all of the keys are seen by all of the warp
+//   listed   u64 [kTokens], of a tile of the window: the keys that each token's list has of it
+//   both     u32: bit w: a token of the warp has such
 //
+// Where window and lists read one pair of K and V, blocks within the window so need no products of their
+// own (backward_q_tma).
 // A tile whose rows see no key has one stage, which nobody sees and nothing was copied into.
 // Keys behind a sequence's end may be anything where another sequence follows; such tiles are copied row by
 // row, with zeros behind the end.
@@ -58,12 +62,15 @@ template <class Config> struct RowRing {
   static constexpr int kStageBytes = K::kBytes + V::kBytes; // K, then V
   static constexpr int kSStatistics = kSStage + kStages * kStageBytes; // [3][kRows]
   static constexpr int kSBits = kSStatistics + NSAI_BRANCH_COUNT * kRows * 16;
-  static constexpr int kSSeen = kSBits + 8 * kStages * kTokens, kSPartly = kSSeen + 4 * kStages;
-  static constexpr int kFull = kSPartly + 4 * kStages;           // barrier: can be read
+  static constexpr int kSListed = kSBits + 8 * kStages * kTokens;
+  static constexpr int kSSeen = kSListed + 8 * kStages * kTokens, kSPartly = kSSeen + 4 * kStages,
+                       kSBoth = kSPartly + 4 * kStages;
+  static constexpr int kFull = (kSBoth + 4 * kStages + 7) / 8 * 8; // barrier: can be read
   static constexpr int kEmpty = kFull + 8 * kStages;             // barrier: can be filled
   static constexpr int kRowsFull = kEmpty + 8 * kStages, kRowsEmpty = kRowsFull + 8;
   static constexpr int kBytes = kRowsEmpty + 8;
 
+  static constexpr bool kCanJoin = Config::kWindow > 0 && Config::kSelectCount > 0;
   static constexpr int kBranchShift = 8;
   static constexpr u32 kLast = 1u << 31;
 
@@ -75,7 +82,6 @@ template <class Config> struct RowRing {
   static_assert(kKeys == 64, "the keys of a stage are the bits of a word");
   static_assert(kStages >= 3, "one is held while the next is read and another filled");
   static_assert(Config::kThreads == 384, "two warpgroups of consumers and the producers'");
-  static_assert(kStages % 2 == 0 || 4 * (2 * kStages) % 8 == 0, "barriers are aligned");
 };
 
 // A tile of query rows.
@@ -162,19 +168,25 @@ template <class Config, bool kKnown> NSAI_DEVICE void produce_rows(const NsaiBac
 // ---- keys, by another
 
 // The keys of a tile of rows, branch by branch; a lane has one token.
-template <class Config> struct RingWalk {
+// kJoins: of one pair of K and V (p.joined) the window's tiles serve the lists, too.
+template <class Config, bool kJoins> struct RingWalk {
   using R = RowRing<Config>;
   using Cursor = ListCursor<Config>;
   static constexpr int kNever = Cursor::kNever;
+  static constexpr bool kCanJoin = kJoins && R::kCanJoin;
   const NsaiBackwardQ &p;
   const RingTile &at;
+  const bool joined;
   int position; // of the lane's token; negative: none
   int turn = 0; // of the branches' order
   int branch = 0;
   int first = kNever, end; // of the range, or the next keys of the lists
+  int window = kNever;     // the next of the window's tiles, where they join the lists'
+  int window_end;
   Cursor cursor;
 
-  NSAI_DEVICE RingWalk(const NsaiBackwardQ &params, const RingTile &tile) : p(params), at(tile) {
+  NSAI_DEVICE RingWalk(const NsaiBackwardQTma &params, const RingTile &tile)
+      : p(params.rows), at(tile), joined(kCanJoin && params.joined) {
     const int lane = threadIdx.x % 32;
     position = lane < at.tokens ? at.position + lane : -1;
     next_branch();
@@ -187,6 +199,7 @@ template <class Config> struct RingWalk {
   NSAI_DEVICE void find_listed() {
     const int least = __reduce_min_sync(~0u, cursor.begin);
     first = least == kNever ? kNever : least / R::kKeys * R::kKeys;
+    if constexpr (kCanJoin) first = min(first, window);
   }
 
   // Moves on to the next branch that has keys; first: kNever when there is none.
@@ -205,6 +218,11 @@ template <class Config> struct RingWalk {
         if (branch == NSAI_BRANCH_WINDOW) {
           using Keys = WindowKeys<Config>;
           open_range(Keys::visible(at.position), Keys::visible(last));
+          if (joined) { // its tiles come in the lists' turn
+            window = first;
+            window_end = end;
+            first = kNever;
+          }
         }
       if constexpr (Config::kSelectCount > 0)
         if (branch == NSAI_BRANCH_SELECTED) {
@@ -217,19 +235,32 @@ template <class Config> struct RingWalk {
     }
   }
 
-  // The keys of the tile at hand that the lane's token sees; moves on.
-  NSAI_DEVICE u64 take() {
+  // The branch that the tile at hand is of; one that joins the lists' is of the window.
+  NSAI_DEVICE int branch_at_hand() const {
+    return kCanJoin && first == window && first != kNever ? NSAI_BRANCH_WINDOW : branch;
+  }
+
+  // The keys of the tile at hand that the lane's token sees; moves on. `listed`: those that its list has
+  // of a tile of the window.
+  NSAI_DEVICE u64 take(u64 &listed) {
     u64 bits = 0;
+    listed = 0;
+    const int of = branch_at_hand();
+    KeyRange seen = { 0, 0 };
+    if (of == NSAI_BRANCH_COMPRESSED) seen = CompressedKeys<Config>::visible(position);
+    if constexpr (Config::kWindow > 0)
+      if (of == NSAI_BRANCH_WINDOW) seen = WindowKeys<Config>::visible(position);
+    const int a = max(seen.begin - first, 0), b = min(seen.end - first, R::kKeys);
+    if (position >= 0 && a < b) bits = (~0ull >> (R::kKeys - (b - a))) << a;
     if (Config::kSelectCount > 0 && branch == NSAI_BRANCH_SELECTED) {
-      if constexpr (Config::kSelectCount > 0) bits = cursor.take(first);
+      if constexpr (Config::kSelectCount > 0)
+        (of == NSAI_BRANCH_WINDOW ? listed : bits) = cursor.take(first);
+      if (of == NSAI_BRANCH_WINDOW) {
+        window += R::kKeys;
+        if (window >= window_end) window = kNever;
+      }
       find_listed();
     } else {
-      KeyRange seen = { 0, 0 };
-      if (branch == NSAI_BRANCH_COMPRESSED) seen = CompressedKeys<Config>::visible(position);
-      if constexpr (Config::kWindow > 0)
-        if (branch == NSAI_BRANCH_WINDOW) seen = WindowKeys<Config>::visible(position);
-      const int a = max(seen.begin - first, 0), b = min(seen.end - first, R::kKeys);
-      if (position >= 0 && a < b) bits = (~0ull >> (R::kKeys - (b - a))) << a;
       first += R::kKeys;
       if (first >= end) first = kNever;
     }
@@ -274,25 +305,32 @@ NSAI_DEVICE void fill_stage(const NsaiBackwardQTma &p, const RingTile &at, int b
   }
 }
 
-template <class Config>
+template <class Config, bool kJoins>
 NSAI_DEVICE void produce_keys(const NsaiBackwardQTma &p, unsigned char *shared, u32 base) {
   using R = RowRing<Config>;
   const int lane = threadIdx.x % 32;
   RingStep<R::kStages> step;
   for_ring_tiles<Config>(p, [&](const RingTile &at) {
-    RingWalk<Config> walk(p.rows, at);
+    using Walk = RingWalk<Config, kJoins>;
+    Walk walk(p, at);
     for (bool last = false; !last; step.advance()) {
-      const int s = step.stage, first = walk.first, branch = walk.branch;
-      const bool any = first != RingWalk<Config>::kNever;
-      const u64 bits = any ? walk.take() : 0;
-      last = walk.first == RingWalk<Config>::kNever;
+      const int s = step.stage, first = walk.first, branch = walk.branch_at_hand();
+      const bool any = first != Walk::kNever;
+      u64 listed = 0;
+      const u64 bits = any ? walk.take(listed) : 0;
+      last = walk.first == Walk::kNever;
       const bool exists = R::kTokens == 32 || lane < R::kTokens;
       const u32 mine = exists ? warps_of_lane<Config>() : 0;
-      const u32 seen = __reduce_or_sync(~0u, bits ? mine : 0);
+      const u32 seen = __reduce_or_sync(~0u, bits | listed ? mine : 0);
       const u32 partly = __reduce_or_sync(~0u, ~bits ? mine : 0);
+      const u32 both = Walk::kCanJoin ? __reduce_or_sync(~0u, listed ? mine : 0) : 0;
       barrier_wait(base + R::kEmpty + 8 * s, step.parity ^ 1); // by all consumer warps
-      if (exists) ((u64 *)(shared + R::kSBits))[s * R::kTokens + lane] = bits;
+      if (exists) {
+        ((u64 *)(shared + R::kSBits))[s * R::kTokens + lane] = bits;
+        if (Walk::kCanJoin) ((u64 *)(shared + R::kSListed))[s * R::kTokens + lane] = listed;
+      }
       if (lane == 0) {
+        if (Walk::kCanJoin) ((u32 *)(shared + R::kSBoth))[s] = both;
         ((u32 *)(shared + R::kSSeen))[s] =
             seen | (u32)branch << R::kBranchShift | (last ? R::kLast : 0);
         ((u32 *)(shared + R::kSPartly))[s] = partly;
@@ -365,7 +403,8 @@ template <class Config> struct RingReader {
 };
 
 // The kernel: consume(shared, base) is what a consumer warp does.
-template <class Config, bool kKnown, class Consume>
+// kKnown: rows come with what is known of them. kJoins: RingWalk.
+template <class Config, bool kKnown, bool kJoins, class Consume>
 NSAI_DEVICE void run_row_ring(const NsaiBackwardQTma &p, Consume consume) {
   using R = RowRing<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
@@ -376,7 +415,7 @@ NSAI_DEVICE void run_row_ring(const NsaiBackwardQTma &p, Consume consume) {
   const int warp = warp_uniform(threadIdx.x / 32);
   if (warp >= R::kWarps) {
     registers_drop<R::kProducerRegisters>();
-    if (warp == R::kWarps) produce_keys<Config>(p, shared_bytes, base);
+    if (warp == R::kWarps) produce_keys<Config, kJoins>(p, shared_bytes, base);
     if (warp == R::kWarps + 1) produce_rows<Config, kKnown>(p, base);
   } else {
     registers_raise<R::kConsumerRegisters>();
