@@ -231,10 +231,12 @@ typedef struct keys_tiles {
   int32_t keys, rows, stages;
 } keys_tiles;
 
-/* One of the kernels: at most so many keys, and words of shared memory for its rows. */
+/* One of the kernels: at most so many keys, and words of shared memory for its rows; whether it does the
+ * selected branch within the window. */
 typedef struct keys_use {
   const char *entry;
   int32_t keys, entries;
+  bool joins;
 } keys_use;
 
 static uint32_t keys_shared(const nsai_geometry *m, const keys_tiles *s, int32_t entries) {
@@ -292,17 +294,20 @@ static void specify_keys(const nsai_problem *p, const nsai_target *t, bool wgmma
 #define KEY_STAGES 4 /* at most: one held, one read, two on their way */
 #define LEAST_KEY_STAGES 3
 
-static uint32_t key_ring_shared(const nsai_geometry *m, int32_t keys, int32_t stages) {
+static uint32_t key_ring_shared(const nsai_geometry *m, const keys_use *use, int32_t stages) {
+  int32_t keys = use->keys;
   uint32_t tile = nsai_panel_bytes(keys, m->head_dim_qk) + nsai_panel_bytes(keys, m->head_dim_v);
   uint32_t stage =
       nsai_panel_bytes(STAGE_ROWS, m->head_dim_qk) + nsai_panel_bytes(STAGE_ROWS, m->head_dim_v);
-  uint32_t known = 16 * STAGE_ROWS + 16 + 2 * 8; /* of a stage, and two barriers */
-  return tile + (uint32_t)stages * (stage + known) + 8;
+  uint32_t joined = use->joins; /* LSE and u of rows once more; a byte for each token and tile */
+  uint32_t known = (16 + 8 * joined) * STAGE_ROWS + 16 + 2 * 8;
+  uint32_t listed = joined * 2 * (uint32_t)(STAGE_ROWS * m->kv_heads / m->heads);
+  return tile + (uint32_t)stages * (stage + known) + 8 + listed;
 }
 
-static int32_t key_ring_stages(const nsai_geometry *m, const nsai_target *t, int32_t keys) {
+static int32_t key_ring_stages(const nsai_geometry *m, const nsai_target *t, const keys_use *use) {
   int32_t stages = KEY_STAGES;
-  while (stages >= LEAST_KEY_STAGES && key_ring_shared(m, keys, stages) > t->shared_bytes) stages--;
+  while (stages >= LEAST_KEY_STAGES && key_ring_shared(m, use, stages) > t->shared_bytes) stages--;
   return stages;
 }
 
@@ -312,17 +317,17 @@ static bool takes_key_ring(const nsai_geometry *m, const nsai_target *t, const k
   int32_t group = m->heads / m->kv_heads;
   return !t->caution && group == nsai_padded_group(m) && group >= (use->entries ? 4 : 1) &&
          group <= STAGE_ROWS && m->head_dim_qk <= 128 && m->head_dim_v <= 128 &&
-         key_ring_stages(m, t, use->keys) >= LEAST_KEY_STAGES;
+         key_ring_stages(m, t, use) >= LEAST_KEY_STAGES;
 }
 
 static void specify_key_ring(const nsai_problem *p, const nsai_target *t, const keys_use *use,
                              nsai_kernel_spec *spec) {
   const nsai_geometry *m = &p->model;
-  int32_t stages = key_ring_stages(m, t, use->keys), group = m->heads / m->kv_heads;
+  int32_t stages = key_ring_stages(m, t, use), group = m->heads / m->kv_heads;
   *spec = (nsai_kernel_spec){ .entry = use->entry,
                               .dtype = m->dtype,
                               .threads = RING_THREADS,
-                              .shared_bytes = key_ring_shared(m, use->keys, stages),
+                              .shared_bytes = key_ring_shared(m, use, stages),
                               .tokens = use->entries,
                               .box_heads = group,
                               .box_tokens = use->entries ? 1 : STAGE_ROWS / group,
@@ -333,6 +338,7 @@ static void specify_key_ring(const nsai_problem *p, const nsai_target *t, const 
   nsai_constant_add(spec, "kKeys", use->keys);
   nsai_constant_add(spec, "kStages", stages);
   nsai_constant_add(spec, "kEntries", use->entries);
+  nsai_constant_add(spec, "kJoins", use->joins);
   nsai_constant_add(spec, "kMinBlocks", 1);
 }
 
@@ -362,13 +368,13 @@ static void specify_branch(const nsai_problem *p, const nsai_target *t, bool wgm
 static void specify_kv(const nsai_problem *p, const nsai_target *t, bool wgmma,
                        nsai_kernel_spec specs[NSAI_ROLES]) {
   const nsai_geometry *m = &p->model;
-  const keys_use compressed[] = { { "backward_compressed", TILE_KEYS, 0 },
-                                  { "backward_compressed_tma", 2 * TILE_KEYS, 0 } };
-  const keys_use window[] = { { "backward_window", TILE_KEYS, 0 },
-                              { "backward_window_tma", 2 * TILE_KEYS, 0 } };
-  const keys_use selected[] = { { "backward_selected", block_keys(m), ITEM_TOKENS },
-                                { "backward_selected_tma", TILE_KEYS, ITEM_TOKENS } };
-  const keys_use ranges = { "backward_ranges", TILE_KEYS, RANGE_WORDS };
+  const keys_use compressed[] = { { "backward_compressed", TILE_KEYS, 0, false },
+                                  { "backward_compressed_tma", 2 * TILE_KEYS, 0, false } };
+  const keys_use window[] = { { "backward_window", TILE_KEYS, 0, false },
+                              { "backward_window_tma", 2 * TILE_KEYS, 0, nsai_backward_joins(m) } };
+  const keys_use selected[] = { { "backward_selected", block_keys(m), ITEM_TOKENS, false },
+                                { "backward_selected_tma", TILE_KEYS, ITEM_TOKENS, false } };
+  const keys_use ranges = { "backward_ranges", TILE_KEYS, RANGE_WORDS, false };
   bool whole = wgmma && block_keys(m) == TILE_KEYS;
   specify_branch(p, t, wgmma, &compressed[0], &compressed[1],
                  &specs[NSAI_KERNEL_BACKWARD_COMPRESSED]);

@@ -83,6 +83,12 @@ static inline bool nsai_backward_is_split(const nsai_geometry *m) {
   return m->head_dim_qk + m->head_dim_v > 256;
 }
 
+/* Whether backward_window_tma may do the selected branch within the window: common/key_ring.cuh. */
+static inline bool nsai_backward_joins(const nsai_geometry *m) {
+  return !m->per_branch && m->window && m->select_count > 0 && m->select_block % 64 == 0 &&
+         m->gate != NSAI_GATE_WEIGHTS && m->heads / m->kv_heads >= 8;
+}
+
 /* Rows of k and v that a thread of backward_sum adds up: as many as follow each other under the same
  * compressed blocks, at most 8, whose sums it holds. */
 static inline int32_t nsai_sum_run(const nsai_geometry *m) { return m->stride < 8 ? m->stride : 8; }

@@ -35,7 +35,8 @@ template <class Config> NSAI_DEVICE void invert_count_part(const NsaiInvert &p) 
     const int block = gLists[token * p.list_token_stride + i % Config::kSelectCount];
     cursor.move(p.seq, token);
     const int number = cursor.first_block + block - first_number;
-    if (cursor.sees(block) && number >= 0 && number < numbers) atomicAdd(&sCounts[number], 1);
+    if (cursor.sees(block, p.near) && number >= 0 && number < numbers)
+      atomicAdd(&sCounts[number], 1);
   }
   __syncthreads();
   int *gCounts = p.counts + (long long)blockIdx.x * p.blocks + first_number; // [numbers]

@@ -42,7 +42,7 @@ NSAI_DEVICE void load_numbers(int (&rNumber)[kAhead][kPerLane], TokenCursor<Conf
 #pragma unroll
     for (int j = 0; j < kPerLane; ++j) {
       const int number = cursor.first_block + rNumber[i][j];
-      const bool seen = cursor.sees(rNumber[i][j]) && number < p.blocks;
+      const bool seen = cursor.sees(rNumber[i][j], p.near) && number < p.blocks;
       rNumber[i][j] = seen ? number : cursor.exists ? kNoPlace : kNoToken;
     }
   }
@@ -80,7 +80,7 @@ template <class Config> NSAI_DEVICE void invert_fill_part(const NsaiInvert &p) {
     const int block = gLists[token * p.list_token_stride + i % Config::kSelectCount];
     cursor.move(p.seq, token);
     const int number = cursor.first_block + block - first_number;
-    if (cursor.sees(block) && number >= 0 && number < numbers) // a counter is half a word
+    if (cursor.sees(block, p.near) && number >= 0 && number < numbers) // a counter is half a word
       atomicAdd((u32 *)sRank + number / 2, number % 2 ? 0x10000u : 1u);
   }
   __syncthreads();

@@ -250,6 +250,12 @@ static nsa_status launch_keys(const pass *b, nsai_role role, int64_t grid, int64
   return launch(b, role, grid, 1, &p);
 }
 
+/* Whether the window's kernel does the selected branch within the window. */
+static bool joins_keys(const pass *b) {
+  return b->run->plan->kernels[NSAI_KERNEL_BACKWARD_WINDOW].box_keys &&
+         nsai_backward_joins(b->model) && joins_branches(b);
+}
+
 static nsa_status compressed_keys(const pass *b, int head, int heads) {
   const nsai_backward_layout *l = &b->run->plan->layout.backward;
   NsaiBackwardKv p = keys_params(b, NSA_CMP, l->compressed, head, heads);
@@ -264,6 +270,10 @@ static nsa_status window_keys(const pass *b, int head, int heads) {
   NsaiBackwardKv p = keys_params(b, NSA_WIN, b->run->plan->layout.backward.window, head, heads);
   p.rows = b->run->sizes.kv_tokens;
   p.tiles = (int)key_tiles(b, NSAI_KERNEL_BACKWARD_WINDOW, p.rows);
+  p.lists = b->selected.lists;
+  p.list_token_stride = b->selected.list_token_stride;
+  p.list_head_stride = b->selected.list_head_stride;
+  p.joined = b->index.near > 0;
   return launch_keys(b, NSAI_KERNEL_BACKWARD_WINDOW, (int64_t)heads * p.tiles,
                      b->run->sizes.kv_tokens, &p);
 }
@@ -398,6 +408,7 @@ static nsa_status make_lists(pass *b) {
   b->index = nsai_invert_params(run, &b->selected, 0, run->sizes.tokens,
                                 run->plan->kernels[NSAI_KERNEL_BACKWARD_SELECTED].tokens);
   b->index.item_starts = nsai_piece_at(run, run->plan->layout.backward.starts);
+  if (joins_keys(b)) b->index.near = b->model->window;
   NSAI_TRY(nsai_enqueue_invert(run, b->index));
   return nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, false);
 }

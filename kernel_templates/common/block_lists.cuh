@@ -50,8 +50,10 @@ template <class Config> struct TokenCursor {
     position = exists ? token + shift : -1;
   }
 
-  // Whether the token at hand attends to block `block` of its list.
-  NSAI_DEVICE bool sees(int block) const {
-    return block >= 0 && position >= 0 && block <= position / Config::kSelectBlock;
+  // Whether the token at hand attends to block `block` of its list; blocks that begin less than `near`
+  // keys before it do not count.
+  NSAI_DEVICE bool sees(int block, int near) const {
+    return block >= 0 && position >= 0 && block <= position / Config::kSelectBlock &&
+           position - block * Config::kSelectBlock >= near;
   }
 };

@@ -24,10 +24,13 @@
 // Rows that do not exist, behind the last, have Q = dO = 0 and see no key; stages that have such are
 // copied row by row.
 //
+// kJoins   1, of backward_window_tma: where p.joined, blocks that are on a token's list and begin within its
+//          window are of both branches here, by the same S and dU: the row has the statistics of the sum.
+//
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup (1 .. 64, a power of two; of backward_selected_tma 4
 //   and more), kKeys (64, 128), kStages,
-//   kThreads, kMinBlocks, kSharedBytes, kGate, kEntries, kBlock (l), kStride (d), kWindow (w),
-//   kSelectBlock (l').
+//   kThreads, kMinBlocks, kSharedBytes, kGate, kEntries, kJoins, kBlock (l), kStride (d),
+//   kWindow (w), kSelectBlock (l'), kSelectCount (n).
 #pragma once
 #include "common/barrier.cuh"
 #include "common/gradient.cuh"
@@ -52,14 +55,17 @@ template <class Config> struct KeyRing {
   static constexpr int kSK = 0, kSV = kSK + K::kBytes, kSStage = kSV + V::kBytes;
   static constexpr int kStageBytes = Q::kBytes + DO::kBytes; // Q, then dO
   static constexpr int kSKnown = kSStage + kStages * kStageBytes;
-  // Within what is known of a stage: float2 (LSE, u) of each row, its gate, which keys it sees; what
-  // all rows see.
-  static constexpr int kGates = 8 * kRows, kSeen = kGates + 4 * kRows, kAll = kSeen + 4 * kRows;
+  // Within what is known of a stage: float2 (LSE, u) of each row, with kJoins for each tile of keys; its
+  // gate, which keys it sees; u32 [kTiles]: what all rows see.
+  static constexpr int kKnownWarps = Config::kJoins ? kTiles : 1;
+  static constexpr int kGates = 8 * kRows * kKnownWarps, kSeen = kGates + 4 * kRows,
+                       kAll = kSeen + 4 * kRows;
   static constexpr int kKnownBytes = kAll + 16;
   static constexpr int kFull = kSKnown + kStages * kKnownBytes; // barrier: can be read
   static constexpr int kEmpty = kFull + 8 * kStages;            // barrier: can be filled
   static constexpr int kKeysFull = kEmpty + 8 * kStages;        // barrier: K and V are there
-  static constexpr int kBytes = kKeysFull + 8;
+  static constexpr int kSListed = kKeysFull + 8; // u8 [kKnownWarps][kTokens]: kJoins
+  static constexpr int kBytes = kSListed + (Config::kJoins ? kKnownWarps * kTokens : 0);
   static constexpr int kSumBytes = 64 * (kColsQk + kColsV) * 4; // of a warpgroup
 
   static_assert(kBytes == Config::kSharedBytes, "the host's formula for shared memory");
@@ -68,16 +74,18 @@ template <class Config> struct KeyRing {
   static_assert(kTokens * Config::kGroup == kRows, "a stage holds whole tokens");
   static_assert(!Config::kEntries || kTokens <= 16, "a lane for each token of a list");
   static_assert(kTiles == 2 || kStages * kStageBytes >= kSumBytes, "the stages hold the sums");
+  static_assert(!Config::kJoins || (kTiles == 2 && Config::kSelectBlock % 64 == 0 && kGateInLse<Config>),
+                "a tile of keys lies in one block, and gates are never negative");
   static_assert(kStages >= 3, "each warpgroup may hold one while another is filled");
 };
 
-// Words of kAll: bit t: some row sees a key of tile t; bit t + 2: not every row sees all of them.
-constexpr u32 kPartlySeen = 4;
+// Words of kAll: some row sees a key of the tile; not every row sees all of them.
+constexpr u32 kSomeSeen = 1, kPartlySeen = 2;
 
 template <class Config> NSAI_DEVICE void init_key_ring(u32 base) {
   using R = KeyRing<Config>;
   for (int s = 0; s < R::kStages; ++s) {
-    barrier_init(base + R::kFull + 8 * s, 64); // both producer warps
+    barrier_init(base + R::kFull + 8 * s, 32 + 32 * R::kKnownWarps); // all producer warps
     barrier_init(base + R::kEmpty + 8 * s, 128 * R::kTiles);
   }
   barrier_init(base + R::kKeysFull, 1);
@@ -174,23 +182,63 @@ struct KnownRows {
   u32 seen[2];
 };
 
+// The window's statistics of a row become those of its sum with the selected branch, of keys that it sees
+// in both: P' + P'_sel = 2^(S - LSE), dS + dS_sel = (P' + P'_sel) (dU - u) with LSE and u of the sum.
+NSAI_DEVICE void join_statistics(float4 &x, const float4 &y) {
+  const float low = fminf(x.x, y.x);
+  if (low == kPlusInf) return; // neither sees a key
+  const float a = exp2_approx(low - x.x), b = exp2_approx(low - y.x), sum = a + b;
+  x.z = (a * x.z + b * y.z) / sum;
+  x.x = low - log2_approx(sum);
+}
+
+// Which tokens of a stage have the block of tile t on their lists, and begin to see it within their
+// windows: those leave it to the window's kernel (NsaiInvert.near). sListed [kTokens], by a warp.
+template <class Config, class Rows>
+NSAI_DEVICE void find_listed(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows, int first,
+                             int t, unsigned char *sListed) {
+  using R = KeyRing<Config>;
+  const int lane = threadIdx.x % 32, wanted = (rows.first_key + 64 * t) / Config::kSelectBlock;
+  __syncwarp(); // those of the stage before have been read
+  for (int i = lane; i < R::kTokens; i += 32) sListed[i] = 0;
+  __syncwarp();
+#pragma unroll 2
+  for (int i = lane; i < R::kTokens * Config::kSelectCount; i += 32) {
+    const int place = i / Config::kSelectCount, token = first + place;
+    if (token >= tile.tokens) break;
+    const int block = p.lists[rows.token(token) * p.list_token_stride +
+                              tile.head * p.list_head_stride + i % Config::kSelectCount];
+    const int ahead = rows.seq.position(rows.first_query + token) - wanted * Config::kSelectBlock;
+    if (block == wanted && ahead >= 0 && ahead < Config::kWindow) sListed[place] = 1;
+  }
+  __syncwarp();
+}
+
 template <class Config, class Rows>
 NSAI_DEVICE void load_known(KnownRows &known, const NsaiBackwardKv &p, const KeyTile &tile,
-                            const Rows &rows, int first) {
+                            const Rows &rows, int first, int t, unsigned char *sListed) {
+  if constexpr (Config::kJoins)
+    if (p.joined) find_listed<Config>(p, tile, rows, first, t, sListed);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const int row = threadIdx.x % 32 + 32 * i, token = first + row / Config::kGroup;
     known.x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
     known.seen[i] = 0;
     if (token >= tile.tokens) continue;
-    known.x[i] = ((const float4 *)p.statistics)[statistics_at(
-        Rows::kBranch, p.seq.q_tokens, rows.token(token), Config::kGroup * p.kv_heads,
-        tile.head * Config::kGroup + row % Config::kGroup)];
+    auto load = [&](int branch) {
+      return ((const float4 *)p.statistics)[statistics_at(
+          branch, p.seq.q_tokens, rows.token(token), Config::kGroup * p.kv_heads,
+          tile.head * Config::kGroup + row % Config::kGroup)];
+    };
+    known.x[i] = load(Rows::kBranch);
     known.seen[i] = rows.seen(token);
+    if constexpr (Config::kJoins)
+      if (p.joined && sListed[row / Config::kGroup])
+        join_statistics(known.x[i], load(NSAI_BRANCH_SELECTED));
   }
 }
 
-// Of tile t of 64 keys: whether some row sees one, and not every row all.
+// Of tile t of 64 keys: a word of kAll.
 template <class Config> NSAI_DEVICE u32 seen_of_tile(const KnownRows &known, int t) {
   bool some = false, all = true;
 #pragma unroll
@@ -199,37 +247,43 @@ template <class Config> NSAI_DEVICE u32 seen_of_tile(const KnownRows &known, int
     some |= max(begin, 64 * t) < min(end, 64 * t + 64);
     all &= begin <= 64 * t && end >= 64 * t + 64;
   }
-  return (__any_sync(~0u, some) ? 1u << t : 0) | (__all_sync(~0u, all) ? 0 : kPartlySeen << t);
+  return (__any_sync(~0u, some) ? kSomeSeen : 0) | (__all_sync(~0u, all) ? 0 : kPartlySeen);
 }
 
+// By kKnownWarps warps; warp t > 0 for tile t alone.
 template <class Config, class Rows>
-NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows, u32 base) {
+NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
+                               unsigned char *shared, u32 base, int t) {
   using R = KeyRing<Config>;
+  unsigned char *sListed = shared + R::kSListed + t * R::kTokens; // [kTokens]
   RingStep<R::kStages> step;
   KnownRows known;
   auto store = [&]() {
     const u32 to = base + R::kSKnown + step.stage * R::kKnownBytes;
-    u32 all = 0;
+    u32 all[R::kTiles];
 #pragma unroll
-    for (int t = 0; t < R::kTiles; ++t) all |= seen_of_tile<Config>(known, t);
+    for (int i = 0; i < R::kTiles; ++i) all[i] = seen_of_tile<Config>(known, i);
     barrier_wait(base + R::kEmpty + 8 * step.stage, step.parity ^ 1); // by its readers
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = threadIdx.x % 32 + 32 * i;
-      store_shared_word(to + 8 * row, __float_as_uint(known.x[i].x));
-      store_shared_word(to + 8 * row + 4, __float_as_uint(known.x[i].z));
+      store_shared_word(to + 8 * (t * R::kRows + row), __float_as_uint(known.x[i].x));
+      store_shared_word(to + 8 * (t * R::kRows + row) + 4, __float_as_uint(known.x[i].z));
+      if (t > 0) continue;
       if constexpr (!kGateInLse<Config>)
         store_shared_word(to + R::kGates + 4 * row, __float_as_uint(known.x[i].y));
       store_shared_word(to + R::kSeen + 4 * row, known.seen[i]);
     }
-    if (threadIdx.x % 32 == 0) store_shared_word(to + R::kAll, all);
+    if (threadIdx.x % 32 == 0 && t == 0)
+#pragma unroll
+      for (int i = 0; i < R::kTiles; ++i) store_shared_word(to + R::kAll + 4 * i, all[i]);
     barrier_arrive(base + R::kFull + 8 * step.stage);
     step.advance();
   };
   bool any = false;
   for_stages<Config>(tile, [&](int first) {
     if (any) store(); // the stage before: what is loaded now arrives while this one waits
-    load_known<Config>(known, p, tile, rows, first);
+    load_known<Config>(known, p, tile, rows, first, t, sListed);
     any = true;
   });
   if (any) store();
@@ -237,12 +291,14 @@ NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, con
 
 // ---- consumers
 
-// S^T [16 keys, 8 rows] from row `first` on becomes P'. kMasked 0: every row sees every key.
+// S^T [16 keys, 8 rows] from row `first` on becomes P'. `rows`: LSE and u of the stage's. kMasked 0: every
+// row sees every key.
 template <class Config, bool kMasked>
-NSAI_DEVICE void ring_probability(float (&s)[4], u32 known, int first, int key, float scale_log2) {
+NSAI_DEVICE void ring_probability(float (&s)[4], u32 rows, u32 known, int first, int key,
+                                  float scale_log2) {
   using R = KeyRing<Config>;
   const int row = first + 2 * (threadIdx.x & 3);
-  const Chunk x = load_shared(known + 8 * row); // LSE, u of two rows
+  const Chunk x = load_shared(rows + 8 * row); // LSE, u of two rows
   uint2 gate = make_uint2(0, 0), seen = make_uint2(0, 0);
   if constexpr (!kGateInLse<Config>) gate = load_shared_pair(known + R::kGates + 4 * row);
   if constexpr (kMasked) seen = load_shared_pair(known + R::kSeen + 4 * row);
@@ -262,8 +318,8 @@ NSAI_DEVICE void ring_probability(float (&s)[4], u32 known, int first, int key, 
 
 // dU becomes dS.
 template <class Config>
-NSAI_DEVICE void ring_score_gradient(float (&du)[4], const float (&s)[4], u32 known, int first) {
-  const Chunk x = load_shared(known + 8 * (first + 2 * (int)(threadIdx.x & 3)));
+NSAI_DEVICE void ring_score_gradient(float (&du)[4], const float (&s)[4], u32 rows, int first) {
+  const Chunk x = load_shared(rows + 8 * (first + 2 * (int)(threadIdx.x & 3)));
 #pragma unroll
   for (int c = 0; c < 2; ++c)
 #pragma unroll
@@ -296,11 +352,12 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
     const int now = warp_uniform(step.stage);
     const u32 sQ = base + R::kSStage + now * R::kStageBytes, sDO = sQ + R::Q::kBytes;
     const u32 known = base + R::kSKnown + now * R::kKnownBytes;
+    const u32 in_rows = known + (R::kKnownWarps > 1 ? 8 * R::kRows * tile : 0);
     barrier_wait(base + R::kFull + 8 * now, step.parity); // by the producers
     step.advance();
     if (R::kTiles == 1) step.advance();
-    const u32 all = warp_uniform(load_shared_word(known + R::kAll)) >> tile;
-    if (!(all & 1)) { // nobody sees the keys: at the ends of a range
+    const u32 all = warp_uniform(load_shared_word(known + R::kAll + 4 * tile));
+    if (!(all & kSomeSeen)) { // nobody sees the keys: at the ends of a range
       if (held >= 0) { // else it would be the one that a later stage takes
         wgmma_wait<0>();
         hold(dv);
@@ -326,16 +383,18 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
     hold(s);
     if (all & kPartlySeen) {
 #pragma unroll
-      for (int j = 0; j < R::kN; ++j) ring_probability<Config, true>(s[j], known, 8 * j, key, scale_log2);
+      for (int j = 0; j < R::kN; ++j)
+        ring_probability<Config, true>(s[j], in_rows, known, 8 * j, key, scale_log2);
     } else {
 #pragma unroll
-      for (int j = 0; j < R::kN; ++j) ring_probability<Config, false>(s[j], known, 8 * j, key, scale_log2);
+      for (int j = 0; j < R::kN; ++j)
+        ring_probability<Config, false>(s[j], in_rows, known, 8 * j, key, scale_log2);
     }
     wgmma_wait<0>();
     hold(du);
     u32 rP[R::kN / 2][4], rDS[R::kN / 2][4]; // [64 keys, 16 rows] each
 #pragma unroll
-    for (int j = 0; j < R::kN; ++j) ring_score_gradient<Config>(du[j], s[j], known, 8 * j);
+    for (int j = 0; j < R::kN; ++j) ring_score_gradient<Config>(du[j], s[j], in_rows, 8 * j);
     pack_all<E>(rP, s);
     pack_all<E>(rDS, du);
     wgmma_fence();
@@ -418,7 +477,8 @@ template <class Config, class Rows> NSAI_DEVICE void run_key_ring(const NsaiBack
   if (warp >= 8) {
     registers_drop<R::kProducerRegisters>();
     if (warp == 8) produce_boxes<Config>(p, tile, rows, base);
-    if (warp == 9) produce_known<Config>(p.kv, tile, rows, base);
+    if (warp >= 9 && warp < 9 + R::kKnownWarps)
+      produce_known<Config>(p.kv, tile, rows, shared_bytes, base, warp - 9);
   } else {
     registers_raise<R::kConsumerRegisters>();
     consume_keys<Config>(p.kv, tile, shared_bytes, base);

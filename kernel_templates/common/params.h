@@ -162,6 +162,8 @@ typedef struct NsaiInvert {
   int blocks;             /* numbers of blocks */
   int head_begin;         /* invert_fill: the first head of this launch */
   int *item_starts;       /* [heads, blocks]: each block's first item; NULL: not wanted */
+  int near; /* entries of blocks that begin less than so many keys before their token are left out */
+  int reserved;
 } NsaiInvert;
 
 /* attend_selected_kv: each item's rows of Q over its block, for the query heads [head_begin,
@@ -313,7 +315,7 @@ NSAI_SIZE_IS(NsaiAttendSelected, 280);
 NSAI_SIZE_IS(NsaiAttendSelectedTma, 576);
 NSAI_SIZE_IS(NsaiSelectedWindow, 1152);
 NSAI_SIZE_IS(NsaiKvItem, 32);
-NSAI_SIZE_IS(NsaiInvert, 160);
+NSAI_SIZE_IS(NsaiInvert, 168);
 NSAI_SIZE_IS(NsaiAttendKv, 152);
 NSAI_SIZE_IS(NsaiCombine, 184);
 NSAI_SIZE_IS(NsaiImportance, 168);

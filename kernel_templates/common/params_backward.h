@@ -87,7 +87,8 @@ typedef struct NsaiBackwardKv {
   int tiles;  /* of keys; backward_selected: of a block */
   int splits; /* runs that a tile's query rows are cut into: backward_compressed, backward_ranges */
   float scale, scale_log2;
-  int reserved;
+  int joined; /* backward_window_tma: 1: it does the selected branch of blocks that begin within the
+                 window, too, which has the same k and v; lists: of blocks */
 } NsaiBackwardKv;
 
 /* backward_compressed_tma, backward_selected_tma, backward_window_tma: the same through tensor maps. */
