@@ -55,7 +55,8 @@ static nsa_status measure_overlap(tuner *t) {
   return NSA_OK;
 }
 
-/* A backward pass goes over the blocks that a forward has chosen. */
+/* A backward pass goes over the blocks that a forward has chosen, and takes its outputs where it may not
+ * compute them again. */
 static nsa_status run_forward(tuner *t, const tune_task *task) {
   nsai_problem p = task->problem;
   nsai_decisions decisions;
@@ -63,7 +64,8 @@ static nsa_status run_forward(tuner *t, const tune_task *task) {
   nsai_trial_bench bench = { 0 };
   nsai_trial_case c = t->c;
   nsa_status status = NSA_OK;
-  if (!p.model.select_count || p.selection != NSA_SELECT_OWN) return NSA_OK;
+  bool chooses = p.model.select_count && p.selection == NSA_SELECT_OWN;
+  if (!chooses && !c.saved) return NSA_OK;
   p.op = NSA_OP_FORWARD;
   p.overlap = task->fill == NSAI_TRIAL_FILL_CORRELATED ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
   c.kind = NSAI_TRIAL_FORWARD;
@@ -91,6 +93,7 @@ nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
   nsai_tune_data_free(t);
   t->overlap = (nsai_trial_overlap){ 0 };
   nsai_tune_case(&task->problem, task->tokens, task->fill, &t->c);
+  if (t->c.saved) t->c.saved = 2; /* from the forward, not from the reference */
   nsai_tune_column(task, 0, &decisions, taken);
   NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &plan));
   t->has_data = true;

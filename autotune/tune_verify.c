@@ -34,6 +34,8 @@ void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_trial_fill
   c->no_batch = 1;
   c->parity = problem->parity;
   c->overlap = problem->overlap == NSA_OVERLAP_HIGH;
+  c->recompute = problem->recompute;
+  c->saved = problem->op == NSA_OP_BACKWARD && problem->recompute == NSAI_RECOMPUTE_NEVER;
   c->fill = fill;
 }
 

@@ -78,9 +78,10 @@ typedef struct nsa_tune_options {
  * NSA_OP_DECODE as steps of as many sequences as each of `tuning.batches` up to its max_seqs says, in
  * a CUDA graph; both over caches that the tuner makes: caches paged in another way, and rings, follow
  * the same records. Caches that the device has no room for are left out, which NSA_TUNE_DONE says.
- * NSA_OP_BACKWARD is measured on the blocks that a forward chooses, without its
- * outputs. The inputs of decode steps and backward passes are of one kind, as trained models' where
- * tuning.inputs asks for these. NSA_OP_APPEND has nothing to choose: NSA_E_UNSUPPORTED.
+ * NSA_OP_BACKWARD is measured on the blocks that a forward chooses, without its outputs unless
+ * runtime.recompute is never. The inputs of decode steps and backward passes are of one kind, as
+ * trained models' where tuning.inputs asks for these. NSA_OP_APPEND has nothing to choose:
+ * NSA_E_UNSUPPORTED.
  *
  * Every candidate's results are compared with the CPU device's before its time counts; one that the
  * device refuses to launch is left out. Winners must beat the heuristic's choice by more than the

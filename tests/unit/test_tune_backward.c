@@ -122,6 +122,20 @@ static void test_winner(void **state) {
   world_leave(&w);
 }
 
+/* Where nothing may be computed again, what a forward saves is given. */
+static void test_saved(void **state) {
+  (void)state;
+  world w = { 0 };
+  enter(&w, "runtime: {recompute: never}\n");
+  ms_of_mma = 4;
+  tune(&w, NSA_TUNE_QUICK);
+  const nsa_tune_event *keys = chosen_for(&w, "backward_kv");
+  assert_non_null(strstr(keys->candidate, "backward_kv_mma"));
+  assert_non_null(strstr(keys->problem, ":sel=own:saved:len1024"));
+  expect_keys(&w, "backward_kv_mma");
+  world_leave(&w);
+}
+
 static void expect_wrong(const char *note) {
   world w = { 0 };
   bool wrong = wrong_mma;
@@ -154,6 +168,7 @@ static void test_random_candidate(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     TEST(test_winner),
+    TEST(test_saved),
     TEST(test_wrong_candidate),
     TEST(test_random_candidate),
   };
