@@ -6,6 +6,7 @@
  */
 #include "trial/judge_backward.h"
 
+#include "tensor.h"
 #include "trial/compare.h"
 
 #include <math.h>
@@ -42,6 +43,7 @@ static bool is_gate_weights(int slot) { return slot >= NSAI_TRIAL_D_GATE_W1; }
 /* Any gradient as [rows, heads, columns]: weights of phi come by heads, those of the gate have none. */
 static nsa_tensor by_heads(int slot, nsa_tensor t) {
   nsa_tensor x = t;
+  if (!nsai_present(&t)) return x;
   x.ndim = 3;
   x.shape[2] = t.shape[t.ndim - 1];
   x.stride[2] = 1;

@@ -44,7 +44,9 @@ nsa_status chk_kv_make(chk_kv_world *w, int what, int32_t dtype, int32_t ndim,
   return nsai_trial_buffer_image(&t->gpu) ? NSA_OK : nsai_fail_nomem("an image", t->bytes);
 }
 
-uint8_t *chk_kv_fetched(const chk_kv_tensor *t) { return t->gpu.image + NSAI_TRIAL_GUARD; }
+uint8_t *chk_kv_fetched(const chk_kv_tensor *t) {
+  return t->gpu.image ? t->gpu.image + NSAI_TRIAL_GUARD : NULL;
+}
 
 /* Pages that lie far apart from `gpu` to there, or back. */
 static nsa_status move_pages(const chk_kv_world *w, const chk_kv_tensor *t, bool out) {
