@@ -123,6 +123,11 @@ void chk_kv_form_soak(chk_kv_form *out, int32_t longest) {
   if (g->head_dim_qk > 128) g->head_dim_qk = 128;
   if (g->head_dim_v > 128) g->head_dim_v = 128;
   if (g->phi == NSAI_PHI_EXTERNAL) g->phi = NSAI_PHI_MEAN;
+  if (!g->select_count) { /* every branch runs, and there are blocks to choose from */
+    g->select_count = 4;
+    g->select_init = g->select_local = 1;
+  }
+  if (!g->window) g->window = 100;
   if (out->page_size < 0) out->page_size = 32;
   out->ring = out->slots = out->masks = out->probed = out->counted = false;
   out->graph = out->ragged = true;

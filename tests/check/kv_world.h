@@ -45,7 +45,8 @@ typedef struct chk_kv_form {
 void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out);
 /* Makes steps of a random one into steps of a prefill. */
 void chk_kv_form_prefill(chk_kv_form *form);
-/* Makes a random one into a soak's: small, paged, drafts of any number in one captured graph. */
+/* Makes a random one into a soak's: small, paged, of all branches, drafts of any number in one captured
+ * graph. */
 void chk_kv_form_soak(chk_kv_form *form, int32_t longest);
 void chk_kv_form_print(const chk_kv_form *form, FILE *out);
 
