@@ -19,8 +19,10 @@ static void choose_lists(chk_kv_world *w, chk_kv_tensor *t) {
   for (size_t i = 0; w->form.selection == NSA_SELECT_BLOCKS && i < count; i++)
     out[i] = (int32_t)(chk_kv_next(w) % (blocks + 2)) - 1;
   for (size_t i = 0; w->form.selection == NSA_SELECT_RANGES && i < count; i += 2) {
+    /* every eighth of any length: more keys than so many blocks have, which splits are made for */
+    uint64_t most = chk_kv_next(w) % 8 ? 60 : (uint64_t)w->form.max_kv_len;
     out[i] = (int32_t)(chk_kv_next(w) % (uint64_t)w->form.max_kv_len);
-    out[i + 1] = out[i] + (int32_t)(chk_kv_next(w) % 60) - 5;
+    out[i + 1] = out[i] + (int32_t)(chk_kv_next(w) % most) - 5;
   }
 }
 
