@@ -74,8 +74,7 @@ static bool makes_blocks(const nsai_problem *problem) {
 }
 
 bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice) {
-  if (problem->op == NSA_OP_APPEND)
-    return problem->model.phi == NSAI_PHI_LINEAR || problem->model.phi == NSAI_PHI_MLP;
+  if (problem->op == NSA_OP_APPEND) return has_weights(&problem->model);
   if (problem->op == NSA_OP_DECODE) return problem->model.gate == NSAI_GATE_MLP;
   if (problem->op == NSA_OP_DENSE)
     return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
