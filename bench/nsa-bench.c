@@ -246,9 +246,28 @@ static nsa_status close_file(FILE *file, const char *path) {
   return NSA_OK;
 }
 
+/* Refuses a file whose lines have other columns than those to come. */
+static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) {
+  char *wanted = NULL, *found = NULL;
+  size_t size = 0, room = 0;
+  FILE *file = fopen(path, "r"), *text = file ? open_memstream(&wanted, &size) : NULL;
+  int differs = 0;
+  if (text) {
+    write_header(text);
+    fclose(text);
+    differs = getline(&found, &room, file) > 0 && strcmp(found, wanted) != 0;
+  }
+  if (file) fclose(file);
+  free(wanted);
+  free(found);
+  return differs ? nsai_fail(NSA_E_ARG, "%s has other columns: give --csv another file", path)
+                 : NSA_OK;
+}
+
 /* *fresh: it is empty yet. */
-static nsa_status open_csv(const char *path, FILE **out, int *fresh) {
+static nsa_status open_csv(const char *path, void (*write_header)(FILE *), FILE **out, int *fresh) {
   if (!path) return NSA_OK;
+  NSAI_TRY(check_columns(path, write_header));
   *out = fopen(path, "a");
   if (!*out) return nsai_fail(NSA_E_IO, "cannot append to %s: %s", path, strerror(errno));
   fseek(*out, 0, SEEK_END);
@@ -294,7 +313,7 @@ static nsa_status measure(const arguments *a, chk_session *session, const bench_
   FILE *csv = NULL;
   nsa_status status;
   int fresh = 0;
-  NSAI_TRY_TO(done, open_csv(a->csv, &csv, &fresh));
+  NSAI_TRY_TO(done, open_csv(a->csv, bench_csv_header, &csv, &fresh));
   if (fresh) bench_csv_header(csv);
   NSAI_TRY_TO(done, bench_rig_create(session, &rig));
   for (int64_t i = 0; i < list->count; i++) {
@@ -399,7 +418,7 @@ static int run_decode(const arguments *a) {
   if (status) return fail(2);
   status = chk_session_create(&a->session, &session);
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
-  status = open_csv(a->csv, &csv, &fresh);
+  status = open_csv(a->csv, bench_decode_csv_header, &csv, &fresh);
   if (!status)
     status = bench_decode(session, &decode, a->commit ? a->commit : "", stdout, csv, fresh, a->svg);
   if (csv) {

@@ -192,6 +192,9 @@ SH
   [[ $(grep -c '^date,' out.csv) == 1 ]]
   [[ $(wc -l <out.csv) == 11 ]]
   run -1 grep ',dense,' out.csv
+  run -2 bench decode --device cpu --contexts 64 --batches 1 --csv out.csv
+  [[ $output == *"out.csv has other columns: give --csv another file"* ]]
+  [[ $(wc -l <out.csv) == 11 ]]
 }
 
 @test "the sweeps time one branch and dense" {
