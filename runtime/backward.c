@@ -96,8 +96,8 @@ static nsa_status check_gate(const nsai_check *check, const nsa_gate *gate, int6
 }
 
 /* runtime.recompute: never is a promise that memory has been spent; it is kept on every device. */
-static nsa_status check_saved(const nsai_check *check, const nsa_io *io) {
-  if (check->problem->recompute != NSAI_RECOMPUTE_NEVER) return NSA_OK;
+static nsa_status check_saved(const nsai_check *check, const nsa_io *io, int64_t tokens) {
+  if (check->problem->recompute != NSAI_RECOMPUTE_NEVER || !tokens) return NSA_OK;
   for (int branch = 0; branch < NSA_BRANCHES; branch++) {
     bool has_o = nsai_present(&io->o_branch[branch]);
     if (!(check->branches >> branch & 1) || (has_o && nsai_present(&io->lse[branch]))) continue;
@@ -129,5 +129,5 @@ nsa_status nsai_check_grads(const nsai_check *check, const nsa_io *io, const nsa
   NSAI_TRY(check_phi_side(check, &grads->d_phi.k, "grads.d_phi.k", m->head_dim_qk));
   NSAI_TRY(check_phi_side(check, &grads->d_phi.v, "grads.d_phi.v", m->head_dim_v));
   NSAI_TRY(check_gate(check, &grads->d_gate, sizes->tokens));
-  return check_saved(check, io);
+  return check_saved(check, io, sizes->tokens);
 }

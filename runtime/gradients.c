@@ -168,6 +168,7 @@ static nsa_status find_statistics(const pass *b, NsaiBackwardQ p) {
 
 static nsa_status query_rows(const pass *b) {
   NsaiBackwardQ p = rows_params(b);
+  if (!b->run->sizes.tokens) return NSA_OK; /* nor need anything be kept of them */
   NSAI_TRY(find_statistics(b, p));
   return nsai_present(&b->grads->d_q) ? launch_rows(b, NSAI_KERNEL_BACKWARD_Q, &p) : NSA_OK;
 }
