@@ -57,7 +57,8 @@ extern "C" {
 /* The gradients of a run. Each has the shape of what it is the gradient of, and the model's dtype or
  * f32. All but d_o are outputs and optional: what is absent is not computed. What the model does not
  * read has no gradient, and is refused. What it could read, but the caller left out (pe, a bias), has
- * the gradient at zero. No two of them may share memory. */
+ * the gradient at zero. No two of them may share memory, nor two elements of one: where heads of K and V
+ * lie on each other (a stride of 0), or weights do, their gradients come apart, and the caller sums them. */
 typedef struct nsa_grads {
   uint32_t struct_size;
   uint32_t accumulate; /* 1: adds to what the outputs hold, rounding the sum once; 0: overwrites */
