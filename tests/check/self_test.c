@@ -128,8 +128,44 @@ static void spoil_gradient_tail(nsai_trial_bench *bench) {
   b->image[NSAI_TRIAL_GUARD + b->bytes + 5] ^= 1;
 }
 
+/* One head's share of the weights is 2 % too large. */
+static void spoil_weights(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_D_PHI_K + 1); /* w */
+  for (int64_t row = 0; row < t.shape[1]; row++)
+    for (int64_t i = 0; i < t.shape[2]; i++) {
+      int64_t at = t.stride[0] + row * t.stride[1] + i;
+      nsai_trial_store(&t, at, 1.02f * nsai_trial_load(&t, at));
+    }
+}
+
+/* What pe shares with all blocks is counted twice at one token of a block. */
+static void spoil_pe(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_D_PHI_V);
+  for (int64_t i = 0; i < t.shape[2]; i++)
+    nsai_trial_store(&t, 3 * t.stride[1] + i, 2 * nsai_trial_load(&t, 3 * t.stride[1] + i));
+}
+
+/* The last token's features have no gradient. */
+static void spoil_features(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_D_GATE_X);
+  for (int64_t i = 0; i < t.shape[1]; i++)
+    nsai_trial_store(&t, (bench->data.tokens - 1) * t.stride[0] + i, 0);
+}
+
+/* The biases' sums lack their last part. */
+static void spoil_bias(nsai_trial_bench *bench) {
+  nsa_tensor t = host(bench, NSAI_TRIAL_D_GATE_B2);
+  for (int64_t i = 0; i < t.shape[0]; i++) nsai_trial_store(&t, i, 0.95f * nsai_trial_load(&t, i));
+}
+
+static void spoil_weights_tail(nsai_trial_bench *bench) {
+  nsai_trial_buffer *b = &bench->data.buffer[NSAI_TRIAL_D_GATE_W1];
+  b->image[NSAI_TRIAL_GUARD + b->bytes + 5] ^= 1;
+}
+
 #define FEW "fwd:q=300:s32x6+1+2:fill=correlated:seed=3"
 #define BACK "bwd:q=200:s32x6+1+2:seed=3"
+#define LAYERS "bwd:q=200:s32x6+1+2:phi=linear:gate=mlp.32.16.silu:seed=2"
 
 static const damage damages[] = {
   { "output", FEW, spoil_output, 0 },
@@ -149,6 +185,11 @@ static const damage damages[] = {
   { "one element of d_q", BACK, spoil_query_gradient, 0 },
   { "NaN of a gate's gradient", BACK, spoil_gate_gradient, 0 },
   { "guard behind a gradient", BACK, spoil_gradient_tail, 1 },
+  { "gradient of phi's weights", LAYERS, spoil_weights, 0 },
+  { "gradient of pe", LAYERS, spoil_pe, 0 },
+  { "gradient of features", LAYERS, spoil_features, 0 },
+  { "gradient of a bias", LAYERS, spoil_bias, 0 },
+  { "guard behind weights' gradients", LAYERS, spoil_weights_tail, 1 },
 };
 
 static nsa_status judge_backward(nsai_trial_bench *bench, nsai_trial_result *result) {
