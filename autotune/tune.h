@@ -11,8 +11,8 @@
 
 /* Appends the key under which a problem at `tokens` tokens of a sequence is recorded; 0: the part before
  * the length, which records of all lengths share. It has one sequence, but for a decode step, which has
- * the problem's max_seqs. Only forwards and prefills know overlap. How a cache is paged is not in it: the same
- * bytes are read. */
+ * the problem's max_seqs. Only forwards and prefills know overlap. How a cache is paged is not in it: the
+ * same bytes are read. Nor is what a backward pass finds kept of its forward: it is timed with nothing. */
 void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out);
 
 /* A key in parts: what problems that can learn from each other may differ in, and the rest. */

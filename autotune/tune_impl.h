@@ -3,8 +3,8 @@
  *
  * What the tuner's files share: tune.c (problems, budget, records), tune_space.c (candidates and
  * their kernels), tune_columns.c (what runs together), tune_verify.c (right or wrong), tune_run.c (one
- * timed run), tune_kv.c (over caches), tune_time.c (how fast), tune_weigh.c (faster than which), tune_whole.c (the call as a
- * whole), tune_fault.c (failing).
+ * timed run), tune_kv.c (over caches), tune_time.c (how fast), tune_weigh.c (faster than which),
+ * tune_whole.c (the call as a whole), tune_fault.c (failing).
  */
 #ifndef NSAI_TUNE_IMPL_H
 #define NSAI_TUNE_IMPL_H

@@ -23,7 +23,8 @@ typedef struct nsai_tune_results {
 /* Keeps a copy of the event. */
 void nsai_tune_results_add(nsai_tune_results *results, const nsa_tune_event *event);
 
-/* Puts the problems of a series together, by length and then by sequences; events before the first problem are dropped. */
+/* Puts the problems of a series together, by length and then by sequences; events before the first
+ * problem are dropped. */
 void nsai_tune_results_sort(nsai_tune_results *results);
 
 /* Releases everything; the results are empty again. */

@@ -5,8 +5,9 @@
  * reference. A short case does, since the kernels' constants do not depend on lengths: long enough
  * that blocks are left out (or not, as in the problem), and where they are, that what goes over the
  * compressed keys goes round its loop more than once, as far as the problem is so long; of a ragged
- * length, every output between red zones. A verdict holds for the length that it was found at. A column runs one candidate of every stage at once; only when it fails, by its results
- * or by a launch that the device refuses, does each of its candidates run alone.
+ * length, every output between red zones. A verdict holds for the length that it was found at. A
+ * column runs one candidate of every stage at once; only when it fails, by its results or by a launch
+ * that the device refuses, does each of its candidates run alone.
  */
 #include "trial/judge.h"
 #include "trial/judge_backward.h"
