@@ -168,8 +168,15 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 
 /* ---- work ---- */
 
-/* Whether an operation's kernels depend on lengths and overlap. */
-static bool is_tuned(int32_t op) { return op == NSA_OP_FORWARD || op == NSA_OP_DENSE; }
+/* Whether an operation's kernels depend on lengths: an append has nothing to choose. */
+static bool is_tuned(int32_t op) { return op != NSA_OP_APPEND; }
+
+static bool knows_overlap(int32_t op) { return op == NSA_OP_FORWARD || op == NSA_OP_PREFILL; }
+
+/* Whether K and V are packed: the others read a cache of any size. */
+static bool is_packed(int32_t op) {
+  return op == NSA_OP_FORWARD || op == NSA_OP_DENSE || op == NSA_OP_BACKWARD;
+}
 
 static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
                               int64_t max_kv_len) {
@@ -183,7 +190,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   p.max_probe_rows = has_rows ? a->probe_rows : 0;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
-  if (is_tuned(op)) p.max_kv_tokens = p.max_tokens;
+  if (is_packed(op)) p.max_kv_tokens = p.max_tokens;
   p.max_seqs = config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
   return p;
 }
@@ -204,7 +211,7 @@ static int list_lengths(const arguments *a, const nsai_problem *longest,
   return count;
 }
 
-/* Adds an operation at all lengths, and a forward with both overlaps. */
+/* Adds an operation at all lengths, and where it knows them with both overlaps. */
 static nsa_status add_problems(const arguments *a, const nsai_config *config, int32_t op,
                                int64_t longest, nsa_problem problems[MAX_PROBLEMS], size_t *count) {
   nsa_problem problem = problem_of(a, config, op, longest);
@@ -216,7 +223,7 @@ static nsa_status add_problems(const arguments *a, const nsai_config *config, in
   for (int i = 0; i < length_count; i++) {
     problem = problem_of(a, config, op, lengths[i]);
     problems[(*count)++] = problem;
-    if (op != NSA_OP_FORWARD || a->sample) continue;
+    if (!knows_overlap(op) || a->sample) continue;
     problem.overlap = NSA_OVERLAP_HIGH;
     problems[(*count)++] = problem;
   }
