@@ -66,7 +66,8 @@ void nsai_refuse(nsai_reasons *reasons, const char *format, ...) {
 /* ---- tiles ---- */
 
 const char *nsai_tile_name(nsai_tile tile) {
-  static const char *const names[NSAI_TILE_COUNT] = { "rows", "keys", "warps", "stages", "blocks" };
+  static const char *const names[NSAI_TILE_COUNT] = { "rows",   "keys",   "warps",
+                                                      "stages", "blocks", "cluster" };
   return names[tile];
 }
 

@@ -53,6 +53,7 @@ typedef enum nsai_role {
   NSAI_KERNEL_DECODE_WHOLE,
   NSAI_KERNEL_DECODE_WIDE,
   NSAI_KERNEL_BACKWARD_ROUND,
+  NSAI_KERNEL_DECODE_CLUSTER,
   NSAI_KERNEL_BACKWARD_SAVED,
   NSAI_KERNEL_BACKWARD_STATISTICS,
   NSAI_KERNEL_BACKWARD_Q,
@@ -121,6 +122,7 @@ typedef struct nsai_kernel_spec {
   int32_t tokens;         /* query tokens a block of threads takes; 0: not tiled by tokens */
   int32_t per_sm;         /* persistent, tiled by tokens: at most so many blocks of threads for each
                              multiprocessor, which go on to further tiles; 0: one for each tile */
+  int32_t cluster;        /* blocks of threads of a cluster; 0: none */
   uint64_t scratch_bytes; /* of workspace for each block of threads of a persistent kernel */
   int32_t box_heads, box_tokens; /* of a box of q in shared memory; its tensor map has them */
   int32_t box_keys; /* of a box of k or v; 0: the kernel takes no tensor maps (NsaiAttendTma,
@@ -139,11 +141,12 @@ typedef struct nsai_reasons {
 
 /* The constants of kernels that may be chosen. */
 typedef enum nsai_tile {
-  NSAI_TILE_ROWS,   /* query rows of a block of threads */
-  NSAI_TILE_KEYS,   /* keys at a time */
-  NSAI_TILE_WARPS,  /* that compute */
-  NSAI_TILE_STAGES, /* of the ring of keys */
-  NSAI_TILE_BLOCKS, /* per multiprocessor that the registers are divided for */
+  NSAI_TILE_ROWS,    /* query rows of a block of threads */
+  NSAI_TILE_KEYS,    /* keys at a time */
+  NSAI_TILE_WARPS,   /* that compute */
+  NSAI_TILE_STAGES,  /* of the ring of keys */
+  NSAI_TILE_BLOCKS,  /* per multiprocessor that the registers are divided for */
+  NSAI_TILE_CLUSTER, /* blocks of threads of a cluster */
   NSAI_TILE_COUNT
 } nsai_tile;
 

@@ -49,7 +49,7 @@ enum {
 enum { NSAI_CU_COMPUTEMODE_PROHIBITED = 2 };
 
 /* CUfunction_attribute */
-enum { NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES = 8 };
+enum { NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES = 8, NSAI_CU_FUNC_NON_PORTABLE_CLUSTER = 14 };
 
 /* CUpointer_attribute, CUmemorytype */
 enum { NSAI_CU_POINTER_MEMORY_TYPE = 2 };

@@ -16,6 +16,10 @@
 #define WAIT_MS 3000
 #define POLL_MS 20 /* short against a compilation of 100 ms and more */
 
+/* Blocks of threads of a cluster that every device with clusters takes; a kernel of larger ones has to
+ * ask. */
+#define PORTABLE_CLUSTER 8
+
 /* Roles in the order they are compiled, the longest first (NVRTC 13, D 128: 0.7 s, 0.35 s, 0.1 s of
  * one core): with the short ones last the threads end together. */
 static const nsai_role compile_order[NSAI_ROLES] = {
@@ -30,6 +34,7 @@ static const nsai_role compile_order[NSAI_ROLES] = {
   NSAI_KERNEL_ATTEND_SELECTED,
   NSAI_KERNEL_DECODE_WHOLE,
   NSAI_KERNEL_DECODE_WIDE,
+  NSAI_KERNEL_DECODE_CLUSTER,
   NSAI_KERNEL_DECODE_SCAN,
   NSAI_KERNEL_DECODE_SELECT,
   NSAI_KERNEL_DECODE_ATTEND,
@@ -359,6 +364,12 @@ static nsai_cu_result load_function(const nsa_ctx *ctx, const item *it, struct n
   result = driver->cuKernelSetAttribute(NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES,
                                         (int)it->spec->shared_bytes, kernel, ctx->device.ordinal);
   if (result != NSAI_CUDA_SUCCESS) return result;
+  if (it->spec->cluster > PORTABLE_CLUSTER) {
+    *call = "cuKernelSetAttribute of the cluster's size";
+    result = driver->cuKernelSetAttribute(NSAI_CU_FUNC_NON_PORTABLE_CLUSTER, 1, kernel,
+                                          ctx->device.ordinal);
+    if (result != NSAI_CUDA_SUCCESS) return result;
+  }
   *call = "cuKernelGetFunction";
   return driver->cuKernelGetFunction(&l->function, kernel);
 }

@@ -200,6 +200,10 @@ static nsai_cu_result get_function(nsai_cu_function *function, nsai_cu_kernel ke
 static nsai_cu_result set_attribute(int attribute, int value, nsai_cu_kernel kernel,
                                     nsai_cu_device device) {
   (void)device;
+  if (attribute == NSAI_CU_FUNC_NON_PORTABLE_CLUSTER && value == 1) {
+    record.large_clusters++;
+    return 0;
+  }
   if (attribute != NSAI_CU_FUNC_MAX_DYNAMIC_SHARED_BYTES || value > 232448) return INVALID_VALUE;
   ((library *)(void *)kernel)->max_shared_bytes = value;
   return 0;

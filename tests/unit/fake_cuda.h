@@ -42,6 +42,7 @@ typedef struct fake_cuda_state {
   uint64_t most_bytes;     /* there is no room for larger allocations; 0: for any */
   int fail_loads;          /* so many loads from now find no code for the GPU */
   int capture_relaxed;     /* loads while the thread's capture mode was relaxed */
+  int large_clusters;      /* kernels that asked for clusters of more than 8 blocks */
   int compilations;        /* of NVRTC */
   int spills;              /* so many compilations of FAKE_NVRTC_FAT from now on spill */
   fake_cuda_kernel kernel; /* NULL: launches do nothing */
