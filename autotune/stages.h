@@ -118,6 +118,7 @@ NSAI_VARIANT_FUNCTIONS(dense_mma);
 NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
 NSAI_VARIANT_FUNCTIONS(append_mean);
 NSAI_VARIANT_FUNCTIONS(append_gemm);
+NSAI_VARIANT_FUNCTIONS(decode_cluster);
 NSAI_VARIANT_FUNCTIONS(decode_mma);
 NSAI_VARIANT_FUNCTIONS(decode_whole);
 NSAI_VARIANT_FUNCTIONS(backward_q_wgmma);
@@ -132,11 +133,13 @@ bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *
 bool nsai_sensible_attend_selected_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_selected_window_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_backward_wgmma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_decode_cluster(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 
 extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
     nsai_space_union, nsai_space_selected_tma, nsai_space_selected_wgmma, nsai_space_importance,
-    nsai_space_select, nsai_space_selected_kv, nsai_space_decode, nsai_space_decode_whole;
+    nsai_space_select, nsai_space_selected_kv, nsai_space_decode, nsai_space_decode_whole,
+    nsai_space_decode_cluster;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */

@@ -112,13 +112,23 @@ static nsa_status sort_lists(const nsai_run *run, NsaiDecode *p) {
   return NSA_OK;
 }
 
-nsa_status nsai_enqueue_decode(const nsai_run *run) {
+/* All of it by one launch: decode_cluster. */
+static nsa_status enqueue_cluster(const nsai_run *run) {
+  const nsai_kernel_spec *spec = &run->plan->choice.specs[NSAI_KERNEL_DECODE_CLUSTER];
+  const nsai_decode_split split = { .tiles = run->sizes.tokens,
+                                    .scan_parts = spec->cluster,
+                                    .scan_least = 1 };
+  const NsaiDecode p = decode_params(run, &split);
+  return launch(run, NSAI_KERNEL_DECODE_CLUSTER,
+                run->sizes.tokens * run->plan->problem.model.kv_heads * spec->cluster, &p);
+}
+
+/* By scan, select, attend and combine. */
+static nsa_status enqueue_chain(const nsai_run *run) {
   const nsai_geometry *m = &run->plan->problem.model;
   const nsai_decode_split split = split_of(run);
   const int64_t tokens = run->sizes.tokens, units = tokens * m->kv_heads;
   const int64_t scans = split.tiles * m->kv_heads * split.scan_parts;
-  if (!tokens) return NSA_OK;
-  if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
   NsaiDecode p = decode_params(run, &split);
   if (split.single != NSAI_ROLES) return launch(run, split.single, split.tiles * m->kv_heads, &p);
   if (has_branch(run, NSA_CMP) || selects(run) || probes(run))
@@ -134,6 +144,13 @@ nsa_status nsai_enqueue_decode(const nsai_run *run) {
   NSAI_TRY(
       launch(run, NSAI_KERNEL_DECODE_COMBINE, (tokens * m->heads + rows_each - 1) / rows_each, &p));
   return probes(run) ? nsai_enqueue_probe(run) : NSA_OK;
+}
+
+nsa_status nsai_enqueue_decode(const nsai_run *run) {
+  if (!run->sizes.tokens) return NSA_OK;
+  if (run->plan->problem.model.gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
+  return run->plan->choice.specs[NSAI_KERNEL_DECODE_CLUSTER].entry ? enqueue_cluster(run)
+                                                                   : enqueue_chain(run);
 }
 
 nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh,

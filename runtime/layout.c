@@ -263,6 +263,15 @@ static void layout_append(nsai_layout *out, const nsai_problem *p) {
   layout_phi(out, m);
 }
 
+/* decode_cluster: what does not fit shared memory of long sequences, and the lists. */
+static void layout_cluster(nsai_layout *out, const nsai_problem *p) {
+  const nsai_geometry *m = &p->model;
+  int64_t units = p->max_tokens * m->kv_heads;
+  if (!m->select_count) return;
+  out->decode.pooled = take(out, units * nsai_decode_pooled_blocks(p) * NSAI_DECODE_ROWS * 4);
+  out->idx = take(out, units * m->select_count * 4);
+}
+
 static void layout_decode(nsai_layout *out, const nsai_problem *p, const nsai_choice *choice,
                           int32_t sms) {
   const nsai_geometry *m = &p->model;
@@ -305,7 +314,10 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice, i
   }
   if (p->op == NSA_OP_DECODE) {
     if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
-    layout_decode(&out, p, choice, sms);
+    if (choice->specs[NSAI_KERNEL_DECODE_CLUSTER].entry)
+      layout_cluster(&out, p);
+    else
+      layout_decode(&out, p, choice, sms);
     return out;
   }
   out.cmp_rows = p->max_kv_tokens / m->stride + 1;

@@ -15,8 +15,10 @@
 #include "decode.h"
 #include "machine.h"
 #include "plan.h"
+#include "stages.h"
 
 #include <nsa/kv_cache.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -143,9 +145,11 @@ static nsa_plan *plan_for(decode_run *r, int32_t op, int32_t selection, int32_t 
 
 static nsa_plan *plan_of(decode_run *r, int32_t op) { return plan_for(r, op, NSA_SELECT_OWN, 0); }
 
-static void begin(decode_run *r, nsai_phi_kind phi) {
+static void begin(decode_run *r, const char *variant, nsai_phi_kind phi) {
+  char force[80], name[80];
   memset(r, 0, sizeof *r);
-  machine_init(&r->m, &(machine_request){ .gpu = true, .phi = phi });
+  snprintf(force, sizeof force, "variants.force.decode=%s", variant);
+  machine_init(&r->m, &(machine_request){ .gpu = true, .phi = phi, .override = force });
   r->memory.geometry = r->m.ctx->config->model;
   r->append = plan_of(r, NSA_OP_APPEND);
   r->decode = plan_of(r, NSA_OP_DECODE);
@@ -166,7 +170,8 @@ static void begin(decode_run *r, nsai_phi_kind phi) {
   r->io.kv = r->cache;
   nsa_caps caps = NSA_CAPS_INIT;
   machine_expect("caps", nsa_plan_caps(r->decode, &caps), NSA_OK, NULL);
-  assert_non_null(strstr(caps.variants, "decode=decode_mma"));
+  snprintf(name, sizeof name, "decode=%s", variant);
+  assert_non_null(strstr(caps.variants, name));
   assert_int_equal(caps.graph_level, NSA_GRAPH_ALWAYS);
   assert_true(caps.workspace_bytes <= WORKSPACE);
   r->m.exec.workspace = aligned_alloc(256, WORKSPACE);
@@ -203,12 +208,28 @@ static void decode(decode_run *r, uint32_t branches) {
   r->m.exec.branches = 0;
 }
 
+/* Chosen with clusters of so many blocks; 0: refused with this text. */
+static void expect_cluster(const nsai_problem *p, const nsai_target *t, int32_t cluster,
+                           const char *text) {
+  char story[2048];
+  nsai_reasons reasons = { nsai_writer_open(story, sizeof story), 0 };
+  nsai_decider by;
+  nsai_legal_decode_cluster(p, t, &reasons);
+  if (text && !strstr(story, text)) fail_msg("no '%s' in: %s", text, story);
+  if ((reasons.count > 0) != (cluster == 0)) fail_msg("%d reasons: %s", reasons.count, story);
+  if (!cluster) return;
+  nsai_tiles tiles = nsai_space_decode_cluster.choose(p, t, &by);
+  assert_int_equal(tiles.of[NSAI_TILE_CLUSTER], cluster);
+  nsai_space_decode_cluster.fit(p, t, &tiles, &reasons);
+  assert_int_equal(reasons.count, 0);
+}
+
 #define NAMES(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
 static void test_launches(void **state) {
   (void)state;
   decode_run r;
-  begin(&r, NSAI_PHI_MEAN);
+  begin(&r, "decode_mma", NSAI_PHI_MEAN);
   machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh, NULL),
                  NSA_OK, NULL);
   assert_int_equal(machine_record()->launch[0].grid_x, TOKENS);
@@ -234,7 +255,7 @@ static void test_launches(void **state) {
 static void test_lists(void **state) {
   (void)state;
   decode_run r;
-  begin(&r, NSAI_PHI_MEAN);
+  begin(&r, "decode_mma", NSAI_PHI_MEAN);
   nsa_plan *own = r.decode;
   r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_BLOCKS, 0);
   r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 2, TOKENS, 4, 0);
@@ -274,7 +295,7 @@ static void test_products(void **state) {
   for (int mlp = 0; mlp < 2; mlp++) {
     int each = mlp ? 6 : 3, last = 2 * each + 1;
     decode_run r;
-    begin(&r, mlp ? NSAI_PHI_MLP : NSAI_PHI_LINEAR);
+    begin(&r, "decode_mma", mlp ? NSAI_PHI_MLP : NSAI_PHI_LINEAR);
     machine_expect("append",
                    nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh,
                                  &r.m.toy.io.phi),
@@ -292,6 +313,70 @@ static void test_products(void **state) {
   }
 }
 
+/* One launch whatever the branches, of a cluster for each token and KV head. */
+static void test_cluster(void **state) {
+  (void)state;
+  decode_run r;
+  begin(&r, "decode_cluster", NSAI_PHI_MEAN);
+  const nsai_kernel_spec *spec = &r.decode->choice.specs[NSAI_KERNEL_DECODE_CLUSTER];
+  assert_true(spec->cluster >= 2 && spec->cluster <= 8); /* not an H200 */
+  assert_int_equal(machine_record()->large_clusters, 0);
+  for (uint32_t branches = 0; branches < 8; branches++) {
+    decode(&r, branches);
+    assert_int_equal(machine_record()->launch[0].grid_x, TOKENS * 2 * spec->cluster);
+    assert_int_equal(machine_record()->launch[0].shared_bytes, spec->shared_bytes);
+    expect_launches(NAMES("decode_cluster"));
+  }
+  end(&r);
+}
+
+/* What it refuses, and the shapes that the rule chooses. */
+static void test_cluster_rules(void **state) {
+  (void)state;
+  static const nsai_target h200 = { "sm_90a", "NVIDIA H200", 232448, 0, 132 },
+                           unknown = { "sm_90a", NULL, 232448, 0, 132 },
+                           small = { "sm_120", NULL, 101376, 0, 84 },
+                           old = { "sm_80", NULL, 166912, 0, 108 };
+  const nsai_geometry model = { .heads = 64,
+                                .kv_heads = 4,
+                                .head_dim_qk = 128,
+                                .head_dim_v = 128,
+                                .block = 32,
+                                .stride = 16,
+                                .select_block = 64,
+                                .select_count = 16,
+                                .select_init = 1,
+                                .select_local = 2,
+                                .window = 512,
+                                .dtype = NSA_BF16 };
+  nsai_problem p = { .op = NSA_OP_DECODE,
+                     .model = model,
+                     .max_kv_len = 65536,
+                     .max_tokens = 1,
+                     .max_seqs = 1,
+                     .max_q_len = 1,
+                     .page_size = 64 };
+  expect_cluster(&p, &h200, 16, NULL);
+  expect_cluster(&p, &unknown, 8, NULL);
+  expect_cluster(&p, &small, 0, "shared memory");
+  expect_cluster(&p, &old, 0, "sm_90 or later");
+  p.max_kv_len = 1 << 20;
+  expect_cluster(&p, &h200, 16, NULL);
+  p.max_kv_len = 1 << 22;
+  expect_cluster(&p, &h200, 0, "max_kv_len");
+  p.max_kv_len = 65536;
+  p.max_tokens = 1000;
+  expect_cluster(&p, &h200, 2, NULL);
+  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_tokens = 1;
+  assert_true(nsai_sensible_decode_cluster(&p, &h200));
+  p.model.select_count = 64;
+  expect_cluster(&p, &h200, 0, "61 blocks");
+  p.model = model;
+  p.model.heads = 128;
+  expect_cluster(&p, &h200, 0, "32 heads");
+}
+
 /* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
 static void test_prefill(void **state) {
   (void)state;
@@ -301,7 +386,7 @@ static void test_prefill(void **state) {
   static const int32_t begins[SEQS + 1] = { 0, 4, 5, 6 };
   const int32_t tile = 32; /* tokens of 3 heads, padded to 4, in 128 rows */
   decode_run r;
-  begin(&r, NSAI_PHI_MEAN);
+  begin(&r, "decode_mma", NSAI_PHI_MEAN);
   nsa_plan *prefill = plan_of(&r, NSA_OP_PREFILL);
   for (int packed = 0; packed < 2; packed++) {
     if (packed) {
@@ -325,8 +410,10 @@ static void test_prefill(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_single), cmocka_unit_test(test_places),   cmocka_unit_test(test_launches),
-    cmocka_unit_test(test_lists),  cmocka_unit_test(test_products), cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_single),        cmocka_unit_test(test_places),
+    cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
+    cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_lists),
+    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -202,7 +202,9 @@ static void test_kernels(void **state) {
     machine m;
     nsa_plan *plan = NULL;
     nsa_problem p = NSA_PROBLEM_INIT;
-    machine_init(&m, &(machine_request){ .gpu = true, .override = counts ? COUNTS : NULL });
+    machine_init(&m, &(machine_request){ .gpu = true,
+                                         .override = counts ? COUNTS
+                                                            : "variants.force.decode=decode_mma" });
     p.op = NSA_OP_DECODE;
     p.max_kv_len = 64;
     p.max_seqs = SEQS;

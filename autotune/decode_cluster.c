@@ -1,0 +1,230 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The variant decode_cluster of the stage decode: one launch, for few tokens.
+ */
+#include "stages.h"
+
+#include "decode.h"
+
+#include <math.h>
+
+#define ROWS NSAI_DECODE_ROWS
+#define STEP NSAI_DECODE_STEP
+#define MOST_FREE 32 /* common/few_best.cuh */
+
+/* Registers of a thread for O and Q of an m16 tile, and columns of O: beside 128 (192/160) or 192
+ * columns (96/192) it spills, beside 120 (160/160) it does not. (NVRTC 13.0.) */
+#define MOST_ROW_REGISTERS 120
+#define MOST_COLUMNS 160
+
+/* Selection blocks of a block of threads whose pooled values lie in shared memory: the part of O that lies
+ * there later has as many bytes at Dv 128. Those of more lie in the workspace. */
+#define KEPT_BLOCKS 128
+
+/* Selection blocks of a block of threads: 2^20 tokens of 16 blocks, fewer where two are to fit a
+ * multiprocessor of 228 KB. */
+static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_BLOCKS] > 1 ? 480 : 1152; }
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int32_t free_blocks(const nsai_geometry *m) {
+  return m->select_count ? m->select_count - m->select_init - m->select_local : 0;
+}
+
+/* SharedPlan of decode_cluster.cuh, member by member. */
+static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
+  int64_t warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES];
+  int64_t cluster = s->of[NSAI_TILE_CLUSTER], group = m->heads / m->kv_heads;
+  int64_t places = group * m->head_dim_v / 4, slice = ceil_div(places, cluster);
+  int64_t candidates = larger(free_blocks(m), 1);
+  int64_t ring =
+      warps * stages *
+      ((int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v));
+  int64_t o = warps * ROWS * (nsai_padded_dim(m->head_dim_v) + 8) * 4;
+  int64_t received = 3 * cluster * (slice * 16 + ROWS * 8);
+  int64_t bytes = ring + larger(o, received) + larger(KEPT_BLOCKS * ROWS * 4, places * 16) +
+                  most_blocks(s) * 8 + (warps + cluster + 3) * ROWS * 8 +
+                  (2 * warps + 1) * ROWS * 4 + cluster * candidates * 8 + MOST_FREE * 8 + 3 * 8 +
+                  (m->select_count + 1) * 4;
+  return (uint32_t)(ceil_div(bytes, 16) * 16);
+}
+
+/* Selection blocks that one block of threads has, at most: Stretch of decode_cluster.cuh. */
+static int64_t longest_stretch(const nsai_problem *p, const nsai_tiles *s) {
+  const nsai_geometry *m = &p->model;
+  int64_t quantum = nsai_decode_quantum(m), teams = s->of[NSAI_TILE_WARPS];
+  int64_t quanta = ceil_div(nsai_block_count(m, p->max_kv_len), quantum);
+  int64_t each = larger(ceil_div(quanta, teams * s->of[NSAI_TILE_CLUSTER]), 1);
+  return each * teams * (quantum / (m->select_block / m->stride)) +
+         1; /* and one that a spill makes */
+}
+
+static nsai_tiles cluster_tiles(int32_t cluster, int32_t warps, int32_t stages, int32_t blocks) {
+  return (nsai_tiles){ { [NSAI_TILE_WARPS] = warps,
+                         [NSAI_TILE_STAGES] = stages,
+                         [NSAI_TILE_BLOCKS] = blocks,
+                         [NSAI_TILE_CLUSTER] = cluster } };
+}
+
+static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  uint32_t bytes = shared_bytes(&p->model, s);
+  return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, s->of[NSAI_TILE_BLOCKS]) &&
+         longest_stretch(p, s) <= most_blocks(s);
+}
+
+/* Clusters, token by token and KV head by KV head, that a step has at most. */
+static int64_t units_of(const nsai_problem *p) { return p->max_tokens * p->model.kv_heads; }
+
+/* Clusters of 16 are more than all devices take. */
+static int32_t largest_cluster(const nsai_target *t) {
+  return nsai_target_is(t, NSAI_H200) ? 16 : 8;
+}
+
+/* Blocks of threads that run at once where a multiprocessor holds one: 7 clusters of 16, 15 of 8, 30 of 4,
+ * 66 of 2. (H200.) */
+static int64_t blocks_at_once(int32_t cluster) {
+  return cluster > 8 ? 112 : cluster > 2 ? 120 : 132;
+}
+
+/* The largest clusters that run at once; two blocks of four warps to a multiprocessor, which would allow
+ * more of them, are slower (H200, 4 and 8 sequences of 64k: 36.3 and 57.5 us, 34.2 and 56.0). Where they
+ * do not fit or do not hold the longest sequence, whatever does. */
+static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  int64_t units = larger(units_of(p), 1);
+  *by = nsai_target_is(t, NSAI_H200) ? NSAI_BY_DEVICE : NSAI_BY_ARCHITECTURE;
+  for (int32_t cluster = largest_cluster(t); cluster >= 2; cluster /= 2) {
+    nsai_tiles tiles = cluster_tiles(cluster, 8, 2, 1);
+    if (units * cluster <= blocks_at_once(cluster) && fits(p, t, &tiles)) return tiles;
+  }
+  for (int32_t cluster = 2; cluster <= largest_cluster(t); cluster *= 2)
+    for (int32_t warps = 8; warps >= 4; warps -= 4) {
+      nsai_tiles tiles = cluster_tiles(cluster, warps, 2, 1);
+      if (fits(p, t, &tiles)) return tiles;
+    }
+  return cluster_tiles(largest_cluster(t), 4, 2, 1);
+}
+
+void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  const nsai_geometry *m = &p->model;
+  nsai_decider by;
+  int before = reasons->count;
+  nsai_legal_decode_mma(p, t, reasons);
+  if (nsai_target_major(t) < 9)
+    nsai_refuse(reasons, "clusters of blocks of threads need sm_90 or later: take decode_mma");
+  if (nsai_padded_group(m) > ROWS)
+    nsai_refuse(reasons, "a KV head has %d heads, and it takes 16 at most: take decode_mma",
+                m->heads / m->kv_heads);
+  if (m->head_dim_v > MOST_COLUMNS ||
+      nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 > MOST_ROW_REGISTERS)
+    nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers: take decode_mma",
+                m->head_dim_v, m->head_dim_qk);
+  if (free_blocks(m) > MOST_FREE)
+    nsai_refuse(reasons,
+                "model.select leaves %d blocks to the search, and it takes %d at most: take "
+                "decode_mma",
+                free_blocks(m), MOST_FREE);
+  if (p->selection != NSA_SELECT_OWN)
+    nsai_refuse(reasons,
+                "problem.selection is a caller's, which it does not sort: take decode_mma");
+  if (p->max_probe_rows)
+    nsai_refuse(reasons,
+                "problem.max_probe_rows is %d, and it has no importance of single rows: take "
+                "decode_mma",
+                p->max_probe_rows);
+  if (p->count_reads)
+    nsai_refuse(reasons, "runtime.count_reads is true, and it does not count: take decode_mma");
+  if (reasons->count != before) return;
+  nsai_tiles tiles = choose_cluster(p, t, &by);
+  uint32_t bytes = shared_bytes(m, &tiles);
+  if (bytes > t->shared_bytes)
+    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here: take decode_mma",
+                bytes, t->shared_bytes);
+  else if (longest_stretch(p, &tiles) > most_blocks(&tiles))
+    nsai_refuse(
+        reasons,
+        "problem.max_kv_len is %lld: %lld selection blocks of a block of threads, which keeps "
+        "%d at most: take decode_mma",
+        (long long)p->max_kv_len, (long long)longest_stretch(p, &tiles), most_blocks(&tiles));
+}
+
+/* Raw keys of a token up to which waits, and not bytes, are what a step is bound by. (A guess.) */
+#define MOST_RAW_KEYS 8192
+
+/* While clusters of four run at once: with those of two the chain is as fast or faster (H200, 8 and 16
+ * sequences of 64k: 56.0 and 70.5 us, the chain 48.7 and 70.3). Measured on Hopper alone. */
+bool nsai_sensible_decode_cluster(const nsai_problem *p, const nsai_target *t) {
+  const nsai_geometry *m = &p->model;
+  return nsai_target_major(t) == 9 && 4 * units_of(p) <= blocks_at_once(4) &&
+         m->window + m->select_count * m->select_block <= MOST_RAW_KEYS;
+}
+
+static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                        nsai_reasons *reasons) {
+  uint32_t bytes = shared_bytes(&p->model, s);
+  int64_t stretch = longest_stretch(p, s);
+  if (bytes > t->shared_bytes)
+    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
+                t->shared_bytes);
+  if (stretch > most_blocks(s))
+    nsai_refuse(reasons, "%lld selection blocks of a block of threads, which keeps %d at most",
+                (long long)stretch, most_blocks(s));
+  if (s->of[NSAI_TILE_CLUSTER] > largest_cluster(t))
+    nsai_refuse(reasons, "clusters of %d are more than every device takes",
+                s->of[NSAI_TILE_CLUSTER]);
+  nsai_fit_threads(s, reasons);
+}
+
+/* Bound by waits: more blocks at once are better, as long as there is room for all. */
+static double cost_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  int32_t blocks = s->of[NSAI_TILE_BLOCKS], cluster = s->of[NSAI_TILE_CLUSTER];
+  if (!nsai_holds_blocks(t, shared_bytes(&p->model, s), blocks)) return INFINITY;
+  int64_t all = larger(units_of(p), 1) * cluster, room = blocks * blocks_at_once(cluster);
+  return (double)ceil_div(all, room) *
+         (1 + 16.0 / (cluster * s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_STAGES]));
+}
+
+const nsai_space nsai_space_decode_cluster = {
+  4,
+  { { NSAI_TILE_WARPS, { 4, 8 }, "each streams keys of its own" },
+    { NSAI_TILE_STAGES, { 2, 3 }, "bytes on their way against shared memory" },
+    { NSAI_TILE_BLOCKS, { 1, 2 }, "clusters that run at once; registers and memory are divided" },
+    { NSAI_TILE_CLUSTER,
+      { 2, 4, 8, 16 },
+      "blocks that share a token's keys, against waits for each other" } },
+  choose_cluster,
+  fit_cluster,
+  cost_cluster,
+};
+
+void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                                 nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  const nsai_geometry *m = &p->model;
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_DECODE_CLUSTER];
+  *spec = (nsai_kernel_spec){ .entry = "decode_cluster",
+                              .dtype = m->dtype,
+                              .threads = 32 * s->of[NSAI_TILE_WARPS],
+                              .shared_bytes = shared_bytes(m, s),
+                              .cluster = s->of[NSAI_TILE_CLUSTER] };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  nsai_constant_add(spec, "kBlock", m->block);
+  nsai_constant_add(spec, "kStride", m->stride);
+  nsai_constant_add(spec, "kSelectBlock", m->select_block);
+  nsai_constant_add(spec, "kSelectCount", m->select_count);
+  nsai_constant_add(spec, "kSelectInit", m->select_init);
+  nsai_constant_add(spec, "kSelectLocal", m->select_local);
+  nsai_constant_add(spec, "kWindow", m->window);
+  nsai_constant_add(spec, "kRing", p->window_ring);
+  nsai_constant_add(spec, "kPageSize", p->page_size);
+  nsai_constant_add(spec, "kCountReads", 0);
+  nsai_constant_add(spec, "kScanRows", ROWS);
+  nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
+  nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kCluster", s->of[NSAI_TILE_CLUSTER]);
+  nsai_constant_add(spec, "kKeptBlocks", KEPT_BLOCKS);
+  nsai_constant_add(spec, "kMostBlocks", most_blocks(s));
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+}
