@@ -63,6 +63,7 @@ static void make_long(chk_kv_form *out) {
   if (out->seqs > 2) out->seqs = 2;
   if (out->max_q_len > 2) out->max_q_len = 2;
   out->ring = out->probed = false;
+  if (out->page_size > 0) out->slots = false; /* they were the rings' */
   if (!g->select_count) g->select_count = 16;
 }
 
@@ -103,6 +104,11 @@ void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
   out->counted = next(&random) % 2;
   if (next(&random) % 5 == 0) out->geometry.gate = NSAI_GATE_MLP;
   if (longest >= LONG_FROM && next(&random) % 20 == 0) make_long(out);
+}
+
+void chk_kv_form_plain(chk_kv_form *out) {
+  out->selection = NSA_SELECT_OWN;
+  out->probed = out->counted = false;
 }
 
 void chk_kv_form_prefill(chk_kv_form *out) {

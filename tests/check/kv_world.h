@@ -43,6 +43,8 @@ typedef struct chk_kv_form {
 
 /* A random one; `longest`: of a sequence. */
 void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out);
+/* Leaves out what the variants of one launch refuse: a caller's selection, probes, counters. */
+void chk_kv_form_plain(chk_kv_form *form);
 /* Makes steps of a random one into steps of a prefill. */
 void chk_kv_form_prefill(chk_kv_form *form);
 /* Makes a random one into a soak's: small, paged, of all branches, drafts of any number in one captured

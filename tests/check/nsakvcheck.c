@@ -43,7 +43,10 @@ static const struct argp_option options[] = {
     "turn",
     0 },
   { "variant", OPT_VARIANT, "NAME", 0,
-    "Decode by this variant; worlds that it cannot serve are skipped", 0 },
+    "Decode by this variant, without counters, probes and selections of the caller's; worlds that "
+    "it "
+    "cannot serve are skipped",
+    0 },
   { "spread", OPT_SPREAD, 0, 0,
     "Pages far apart, up to 2^31 elements and more: 4.3 GB a tensor, up to eight", 0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
@@ -121,6 +124,7 @@ static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
     chk_kv_form_prefill(form);
   form->spread = a->spread;
   form->variant = a->variant;
+  if (a->variant) chk_kv_form_plain(form);
 }
 
 typedef struct counts {
