@@ -190,6 +190,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   p.max_probe_rows = has_rows ? a->probe_rows : 0;
   p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
+  if (op == NSA_OP_DECODE) p.max_tokens = 0; /* what max_seqs and max_q_len come to */
   if (is_packed(op)) p.max_kv_tokens = p.max_tokens;
   p.max_seqs = config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
   return p;
