@@ -22,7 +22,7 @@ load common
 
 @test "one operation of a file" {
   run -0 --separate-stderr autotune show --arch sm_90a --op decode "$configs/h200_d128.yaml"
-  [[ $output == decode:* && $output == *"decode_mma warps="*": chosen"* && $output != *attend_window* ]]
+  [[ $output == decode:* && $output == *"decode_cluster warps="*": chosen"* && $output != *attend_window* ]]
   autotune show --json --op backward --arch sm_90a "$configs/h200_d128.yaml" |
     jq -e 'length == 1 and all(.supported) and (.[0].problem | startswith("backward:"))'
   run -2 autotune show --arch sm_90a --op decoed "$configs/h200_d128.yaml"
