@@ -23,7 +23,8 @@
 #include "common/params_cache.h"
 #include "common/types.cuh"
 
-constexpr int kLoads = 8; // of a mean in flight per thread; 16 spill where rows have no power of two of chunks
+// Of a mean in flight per thread; 16 spill where rows have no power of two of chunks.
+constexpr int kLoads = 8;
 
 // A token of the call.
 struct NewToken {

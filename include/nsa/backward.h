@@ -87,14 +87,14 @@ typedef struct nsa_grads {
  * batch  as in the forward; NULL: one sequence.
  * io     the inputs of the forward, and what it chose: with NSA_SELECT_OWN, block_idx is an input here,
  *        [T, Hkv, n] as the forward wrote it; blocks or ranges of the caller are given as they were.
- *        Optional are what the forward wrote to o_branch and lse, of a branch both together, and, where
+ *        Optional are what the forward wrote to o_branch and lse, of a branch both or neither, and, where
  *        phi is not external, to k_cmp and v_cmp: on a GPU it is not computed again. The CPU device does
  *        not read them, it computes all in float64; nothing reads o. There is no probe.
  * grads  required.
  *
- * Rows of tensors at or beyond the last sequence's end are neither read nor written. A row with t < 0
- * gets 0 and adds nothing, but its io.gate.x must be finite, as must be every row of d_o with t >= 0, and
- * q, k and v as in the forward. On a GPU d_o and gradients in 16 bits are aligned to 16 bytes, as are
+ * Rows of tensors at or beyond the last sequence's end are not written, and what they hold does not matter.
+ * A row with t < 0 gets 0 and adds nothing, but its io.gate.x must be finite, as must be every row of d_o
+ * with t >= 0, and q, k and v as in the forward. On a GPU d_o and gradients in 16 bits are aligned to 16 bytes, as are
  * their strides but for those of d_gate and d_phi; f32 ones to 4 bytes.
  * On the CPU device the results do not depend on the number of threads.
  *

@@ -21,9 +21,9 @@
 //
 // kWgmma   1: products of 64 keys by a warpgroup (sm_90a).
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kKeys, kRows, kWarps, kWgmma, kStages (1, 2), kSplit, kEntries
-//   (words of shared memory that `Rows` has: 0, most tokens of an item, or see backward_ranges), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d),
-//   kWindow (w), kSelectBlock (l').
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kKeys, kRows, kWarps, kWgmma, kStages (1, 2), kSplit,
+//   kEntries (words of shared memory that `Rows` has: 0, most tokens of an item, or see backward_ranges),
+//   kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d), kWindow (w), kSelectBlock (l').
 #pragma once
 #include "common/gradient.cuh"
 #include "common/key_tiles.cuh"

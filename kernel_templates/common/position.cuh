@@ -5,8 +5,8 @@
 #pragma once
 #include "common/sequence.cuh"
 
-// `seqs`: NsaiSequences or, with common/source.cuh, NsaiCacheBatch. Position t of row `token` of q: negative where the sequence has more queries than keys, and for
-// rows behind the last sequence.
+// `seqs`: NsaiSequences or, with common/source.cuh, NsaiCacheBatch. Position t of row `token` of q: negative
+// where the sequence has more queries than keys, and for rows behind the last sequence.
 template <class Sequences> NSAI_DEVICE int token_position(const Sequences &seqs, int token) {
   Sequence seq = load_sequence(seqs, find_row_sequence(seqs, token));
   int i = token - seq.q_begin;

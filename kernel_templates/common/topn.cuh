@@ -12,9 +12,9 @@
 //   best   in registers: 32 * kSlots keys in descending order over the lanes,
 //          (order of importance, ~index) as u64
 //   queue  in shared memory: candidates that beat the n_free-th best, appended by ballot and rank
-// Where 32 or more have gathered they are sorted and merged in; where they never do, they are ranked. So a candidate that cannot win costs a
-// load, a comparison and its share of a ballot, and the sorting is paid for 32 at a time, also where
-// importance rises along the row.
+// Where 32 or more have gathered they are sorted and merged in; where they never do, they are ranked. So a
+// candidate that cannot win costs a load, a comparison and its share of a ballot, and the sorting is paid
+// for 32 at a time, also where importance rises along the row.
 // Importance is >= 0, so that its bits order as integers. NaN and negative values rank below 0, by
 // index among themselves: any input gives n different candidates.
 //
