@@ -37,7 +37,7 @@ template <int kFree> NSAI_DEVICE u64 few_best(const u64 *keys, int count, u64 *q
   for (int i = lane; i < count; i += 32) greatest = max(greatest, order_in(keys[i]));
   // An order that kFree lanes' greatest have; 0 where fewer lanes have a key.
   const u32 owner = __ballot_sync(kAllLanes, lane_rank(greatest, lane) == kFree - 1);
-  const u32 reached = __shfl_sync(kAllLanes, greatest, __ffs(owner) - 1);
+  const u32 reached = owner ? __shfl_sync(kAllLanes, greatest, __ffs(owner) - 1) : 0; // `owner` is uniform
   // What is chosen is not below `least`; 1: whatever is a key.
   u64 least = reached ? (u64)reached << 32 : 1;
   int found = 0;
