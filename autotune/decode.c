@@ -245,8 +245,8 @@ static void specify_select(const nsai_problem *p, const nsai_tiles *s, nsai_kern
 #define SEARCH_KEPT 4096
 #define SEARCH_QUEUE 159
 
-/* Whether a thread has the registers: Dk 192 and Dv 128 take 112 for O and Q, and 252 in all where a tile is one
- * token and nothing is counted; else they spill. (NVRTC 13.0.) */
+/* Whether a thread has the registers: Dk 192 and Dv 128 take 112 for O and Q, and 252 in all where a tile
+ * is one token and nothing is counted; else they spill. (NVRTC 13.0.) */
 static bool has_whole_registers(const nsai_problem *p) {
   bool more = p->count_reads || nsai_padded_group(&p->model) < NSAI_DECODE_ROWS;
   return row_registers(&p->model) <= (more ? 96 : 112);
@@ -255,7 +255,8 @@ static bool has_whole_registers(const nsai_problem *p) {
 static uint32_t round16(uint32_t bytes) { return (bytes + 15) / 16 * 16; }
 static uint32_t greater(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* The larger stream's or the search's, rows that pool or the list, and of every row the sum, its gates and lse. */
+/* The larger stream's or the search's, rows that pool or the list, and of every row the sum, its gates and
+ * lse. */
 static uint32_t whole_shared(const nsai_problem *p, const nsai_tiles *s) {
   const nsai_geometry *m = &p->model;
   uint32_t rows = (uint32_t)scan_rows(p), warps = (uint32_t)s->of[NSAI_TILE_WARPS];

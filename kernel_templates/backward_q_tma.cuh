@@ -9,7 +9,7 @@
 // q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch, RowStatistics [3, T, Hq] -> d_q [T, Hq, Dk].
 //
 // Grid, shared memory and Config: common/row_ring.cuh; also Element, kGate. Two warpgroups of consumers
-// with 64 rows each, Q in registers; one of which two warps ask for copies.
+// with 64 rows each, Q in registers up to Dk 128; one of which two warps ask for copies.
 //
 // Of blocks within the window S and dU are multiplied once for both branches, where these read one pair
 // of K and V. A warpgroup passes by the stages that none of its tokens sees. The next stage's S stands

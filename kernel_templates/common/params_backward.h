@@ -95,7 +95,7 @@ typedef struct NsaiBackwardKv {
 typedef struct NsaiBackwardKvTma {
   NsaiTensorMap q; /* boxes of G heads of box_tokens tokens */
   NsaiTensorMap d_o;
-  NsaiTensorMap k; /* boxes of one head, 64 tokens */
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
   NsaiTensorMap v;
   NsaiBackwardKv kv;
 } NsaiBackwardKvTma;
