@@ -41,9 +41,7 @@ static int32_t query_tiles(const nsai_geometry *m, const nsai_target *t, const n
 static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                 nsai_reasons *reasons) {
   uint32_t bytes = shared_bytes(&p->model, s, 1);
-  if (bytes > t->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
-                t->shared_bytes);
+  nsai_fit_block(t, bytes, reasons);
 }
 
 /* O, the scores of a tile of keys, the probabilities of the tile before (twice where they are split

@@ -179,9 +179,7 @@ static void fit_decode(const nsai_problem *p, const nsai_target *t, const nsai_t
   uint32_t bytes = decode_shared(p, s);
   if (s->of[NSAI_TILE_WARPS] < rows / NSAI_DECODE_ROWS)
     nsai_refuse(reasons, "%d warps do not hold %d rows", s->of[NSAI_TILE_WARPS], rows);
-  if (bytes > t->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
-                t->shared_bytes);
+  nsai_fit_block(t, bytes, reasons);
   nsai_fit_threads(s, reasons);
 }
 
@@ -328,9 +326,7 @@ static nsai_tiles choose_whole(const nsai_problem *p, const nsai_target *t, nsai
 static void fit_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                       nsai_reasons *reasons) {
   uint32_t bytes = whole_shared(p, s);
-  if (bytes > t->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
-                t->shared_bytes);
+  nsai_fit_block(t, bytes, reasons);
   nsai_fit_threads(s, reasons);
 }
 

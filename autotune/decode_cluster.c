@@ -164,9 +164,7 @@ static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_
                         nsai_reasons *reasons) {
   uint32_t bytes = shared_bytes(&p->model, s);
   int64_t stretch = longest_stretch(p, s);
-  if (bytes > t->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
-                t->shared_bytes);
+  nsai_fit_block(t, bytes, reasons);
   if (stretch > most_blocks(s))
     nsai_refuse(reasons, "%lld selection blocks of a block of threads, which keeps %d at most",
                 (long long)stretch, most_blocks(s));

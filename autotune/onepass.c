@@ -129,9 +129,7 @@ void nsai_legal_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *
   int32_t queries, depth;
   choose_depths(&p->model, t, &queries, &depth);
   uint32_t bytes = shared_bytes(&p->model, queries, depth);
-  if (bytes > t->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
-                t->shared_bytes);
+  nsai_fit_block(t, bytes, reasons);
 }
 
 /* A guess, between 4k tokens, where it is the faster way (H200, forwards of random lists 0.69 against

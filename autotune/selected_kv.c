@@ -56,9 +56,7 @@ static nsai_tiles choose_kv(const nsai_problem *p, const nsai_target *t, nsai_de
 static void fit_kv(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                    nsai_reasons *reasons) {
   uint32_t bytes = kv_shared(&p->model, s);
-  if (bytes > t->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
-                t->shared_bytes);
+  nsai_fit_block(t, bytes, reasons);
 }
 
 static double cost_kv(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {

@@ -83,6 +83,9 @@ void nsai_legal_packed(const nsai_problem *, nsai_reasons *);
  * NSAI_PORTABLE_SHARED_BYTES everywhere. */
 void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
 
+/* The same against a block of threads for which the device's own limit alone counts. */
+void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
+
 /* Whether a multiprocessor has shared memory for `blocks` of them. */
 bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t blocks);
 

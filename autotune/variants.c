@@ -81,6 +81,12 @@ void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *re
 /* What the driver keeps of each block's shared memory. */
 #define RESERVED_SHARED_BYTES 1024
 
+void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons) {
+  if (bytes > target->shared_bytes)
+    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
+                target->shared_bytes);
+}
+
 bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t blocks) {
   uint64_t all = (uint64_t)target->shared_bytes + RESERVED_SHARED_BYTES;
   return (uint64_t)blocks * (bytes + RESERVED_SHARED_BYTES) <= all;

@@ -49,7 +49,7 @@ int64_t nsai_trial_kv_copies(double bytes) {
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-static nsa_tensor tensor_of(int32_t dtype, int32_t ndim, const int64_t *shape) {
+nsa_tensor nsai_trial_tensor(int32_t dtype, int32_t ndim, const int64_t *shape) {
   nsa_tensor t = { .ndim = ndim, .dtype = dtype };
   int64_t stride = 1;
   for (int i = ndim - 1; i >= 0; i--) {
@@ -60,19 +60,19 @@ static nsa_tensor tensor_of(int32_t dtype, int32_t ndim, const int64_t *shape) {
   return t;
 }
 
-static size_t bytes_of(const nsa_tensor *t) {
+size_t nsai_trial_tensor_bytes(const nsa_tensor *t) {
   size_t element = t->dtype == NSA_BF16 || t->dtype == NSA_F16 ? 2 : 4;
   return (size_t)(t->shape[0] * t->stride[0]) * element;
 }
 
 static nsa_status alloc_tensor(nsai_trial_kv *w, int32_t dtype, int32_t ndim, const int64_t *shape,
                                nsa_tensor *out) {
-  *out = tensor_of(dtype, ndim, shape);
-  return nsai_trial_kv_alloc(w, bytes_of(out), &out->data);
+  *out = nsai_trial_tensor(dtype, ndim, shape);
+  return nsai_trial_kv_alloc(w, nsai_trial_tensor_bytes(out), &out->data);
 }
 
 static nsa_status upload_ints(nsai_trial_kv *w, const int32_t *values, const nsa_tensor *to) {
-  return nsai_trial_device_upload(w->device, to->data, values, bytes_of(to));
+  return nsai_trial_device_upload(w->device, to->data, values, nsai_trial_tensor_bytes(to));
 }
 
 /* How a tensor of a step or of a prompt gets its numbers. */
@@ -96,10 +96,11 @@ static nsa_status make_filled(nsai_trial_kv *w, const nsai_trial_inputs *in, fil
                               nsa_tensor *out) {
   NSAI_TRY(alloc_tensor(w, w->form.geometry->dtype, 3, (int64_t[]){ rows, heads, dim }, out));
   nsa_tensor host = *out;
-  host.data = malloc(bytes_of(&host));
-  if (!host.data) return nsai_fail_nomem("inputs", bytes_of(&host));
+  host.data = malloc(nsai_trial_tensor_bytes(&host));
+  if (!host.data) return nsai_fail_nomem("inputs", nsai_trial_tensor_bytes(&host));
   fill(in, branch, &host);
-  nsa_status status = nsai_trial_device_upload(w->device, out->data, host.data, bytes_of(&host));
+  nsa_status status =
+      nsai_trial_device_upload(w->device, out->data, host.data, nsai_trial_tensor_bytes(&host));
   free(host.data);
   return status;
 }
@@ -184,11 +185,11 @@ nsa_batch nsai_trial_kv_batch(const nsai_trial_kv *w, int64_t copy) {
 static nsa_status fill_entries(nsai_trial_kv *w, const nsai_trial_inputs *in, int side) {
   const nsa_tensor *t = side ? &w->cache.v_cmp : &w->cache.k_cmp;
   const int64_t all = t->shape[0] * t->shape[1], rows = least(all, MOST_ENTRIES);
-  nsa_tensor host = tensor_of(t->dtype, 3, (int64_t[]){ rows, t->shape[2], t->shape[3] });
-  const size_t row = bytes_of(&host) / (size_t)rows;
+  nsa_tensor host = nsai_trial_tensor(t->dtype, 3, (int64_t[]){ rows, t->shape[2], t->shape[3] });
+  const size_t row = nsai_trial_tensor_bytes(&host) / (size_t)rows;
   nsa_status status = NSA_OK;
-  host.data = malloc(bytes_of(&host));
-  if (!host.data) return nsai_fail_nomem("compressed entries", bytes_of(&host));
+  host.data = malloc(nsai_trial_tensor_bytes(&host));
+  if (!host.data) return nsai_fail_nomem("compressed entries", nsai_trial_tensor_bytes(&host));
   nsai_trial_fill_normal(in, STREAM_ENTRIES + (uint64_t)side, 1, &host);
   for (int64_t i = 0; i < all && !status; i += rows)
     status = nsai_trial_device_upload(w->device, (char *)t->data + (size_t)i * row, host.data,

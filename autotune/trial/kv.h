@@ -56,6 +56,10 @@ nsa_status nsai_trial_kv_alloc(nsai_trial_kv *kv, size_t bytes, void **out);
 /* Makes the workspace at least so large; the driver's failure leaves none. No run may be under way. */
 nsa_status nsai_trial_kv_workspace(nsai_trial_kv *kv, uint64_t bytes);
 
+/* A packed tensor without memory, the last dimension contiguous; and the bytes that it takes. */
+nsa_tensor nsai_trial_tensor(int32_t dtype, int32_t ndim, const int64_t *shape);
+size_t nsai_trial_tensor_bytes(const nsa_tensor *tensor);
+
 /* Copies after whose steps, of so many bytes read, nothing of the first one is in L2. */
 int64_t nsai_trial_kv_copies(double bytes);
 

@@ -6,6 +6,7 @@
 #include "reference/reference.h"
 #include "trial/compare.h"
 #include "trial/inputs.h"
+#include "trial/kv.h"
 
 #include <math.h>
 #include <nsa/kv_cache.h>
@@ -19,26 +20,10 @@
 
 /* ---- shapes ---------------------------------------------------------------------------------- */
 
-static nsa_tensor tensor_of(int32_t dtype, int32_t ndim, const int64_t *shape) {
-  nsa_tensor t = { .ndim = ndim, .dtype = dtype };
-  int64_t stride = 1;
-  for (int i = ndim - 1; i >= 0; i--) {
-    t.shape[i] = shape[i];
-    t.stride[i] = stride;
-    stride *= shape[i];
-  }
-  return t;
-}
-
-static size_t bytes_of(const nsa_tensor *t) {
-  size_t element = t->dtype == NSA_BF16 || t->dtype == NSA_F16 ? 2 : 4;
-  return (size_t)(t->shape[0] * t->stride[0]) * element;
-}
-
 static nsa_status alloc_host(int32_t dtype, int32_t ndim, const int64_t *shape, nsa_tensor *out) {
-  *out = tensor_of(dtype, ndim, shape);
-  out->data = calloc(bytes_of(out) + 1, 1);
-  return out->data ? NSA_OK : nsai_fail_nomem("a reference", bytes_of(out));
+  *out = nsai_trial_tensor(dtype, ndim, shape);
+  out->data = calloc(nsai_trial_tensor_bytes(out) + 1, 1);
+  return out->data ? NSA_OK : nsai_fail_nomem("a reference", nsai_trial_tensor_bytes(out));
 }
 
 static const nsai_geometry *model_of(const nsai_trial_kv_court *w) { return &w->c.problem.model; }
@@ -69,7 +54,7 @@ static int64_t all_pages(const nsai_trial_kv_court *w) {
 
 static void declare(nsai_trial_kv_court *w, int slot, int32_t dtype, int32_t ndim,
                     const int64_t *shape) {
-  w->view[slot] = tensor_of(dtype, ndim, shape);
+  w->view[slot] = nsai_trial_tensor(dtype, ndim, shape);
 }
 
 static void declare_gate(nsai_trial_kv_court *w) {
@@ -230,7 +215,8 @@ static void fill_entries(nsai_trial_kv_court *w, const nsai_trial_inputs *in) {
   for (int side = 0; side < 2; side++) {
     nsa_tensor t = view_of(w, NSAI_TRIAL_KV_K_CMP + side, false);
     nsa_tensor rows =
-        tensor_of(t.dtype, 3, (int64_t[]){ t.shape[0] * t.shape[1], t.shape[2], t.shape[3] });
+        nsai_trial_tensor(t.dtype, 3,
+                          (int64_t[]){ t.shape[0] * t.shape[1], t.shape[2], t.shape[3] });
     rows.data = t.data;
     nsai_trial_fill_normal(in, STREAM_ENTRIES + (uint64_t)side, 1, &rows);
   }
@@ -245,7 +231,7 @@ static nsa_status fill_cache(nsai_trial_kv_court *w, const nsai_trial_inputs *in
   int32_t ends[NSAI_TRIAL_KV_SEQS + 1] = { 0 };
   nsa_status status;
   for (int32_t s = 0; s < w->c.seqs; s++) ends[s + 1] = ends[s] + w->c.len[s];
-  batch.cu_q = tensor_of(NSA_I32, 1, (int64_t[]){ w->c.seqs + 1 });
+  batch.cu_q = nsai_trial_tensor(NSA_I32, 1, (int64_t[]){ w->c.seqs + 1 });
   batch.cu_q.data = ends;
   if (g.phi != NSAI_PHI_MEAN) {
     g.phi = NSAI_PHI_EXTERNAL;
@@ -265,7 +251,8 @@ static nsa_status make_buffers(nsai_trial_kv_court *w) {
   for (int slot = 0; slot < NSAI_TRIAL_KV_SLOTS; slot++) {
     if (!w->view[slot].ndim) continue;
     nsai_trial_buffer *b = &w->buffer[slot];
-    NSAI_TRY(nsai_trial_buffer_create(w->device, bytes_of(&w->view[slot]), NAN_FILL, b));
+    NSAI_TRY(
+        nsai_trial_buffer_create(w->device, nsai_trial_tensor_bytes(&w->view[slot]), NAN_FILL, b));
     if (!nsai_trial_buffer_image(b)) return nsai_fail_nomem("a host image", b->bytes);
   }
   return NSA_OK;
@@ -309,7 +296,7 @@ static nsa_status make_answers(nsai_trial_kv_court *w) {
   NSAI_TRY(
       alloc_host(NSA_F32, 3, (int64_t[]){ w->tokens, g->kv_heads, w->blocks }, &w->importance));
   NSAI_TRY(ask_reference(w, NSA_SELECT_OWN, true));
-  memcpy(w->on.data, w->own.data, bytes_of(&w->own));
+  memcpy(w->on.data, w->own.data, nsai_trial_tensor_bytes(&w->own));
   return NSA_OK;
 }
 
@@ -390,9 +377,10 @@ static nsa_status judge_lists(nsai_trial_kv_court *w, nsai_trial_result *result)
     for (int32_t head = 0; head < model_of(w)->kv_heads; head++)
       NSAI_TRY(judge_list(w, token, head, result));
   /* Blocks out of range would lead the reference out of its tensors. */
-  if (result->outcome == NSAI_TRIAL_FAILED || !memcmp(w->on.data, idx.data, bytes_of(&idx)))
+  if (result->outcome == NSAI_TRIAL_FAILED ||
+      !memcmp(w->on.data, idx.data, nsai_trial_tensor_bytes(&idx)))
     return NSA_OK;
-  memcpy(w->on.data, idx.data, bytes_of(&idx));
+  memcpy(w->on.data, idx.data, nsai_trial_tensor_bytes(&idx));
   return ask_reference(w, NSA_SELECT_BLOCKS, false);
 }
 
