@@ -62,6 +62,7 @@ template <int kFree> NSAI_DEVICE u64 few_best(const u64 *keys, int count, u64 *q
       below = warp_greatest(x);
     }
     least = below;
+    __syncwarp(); // the queue is written anew
   }
   __syncwarp(); // the queue is written
   const u64 key = lane < found ? queue[lane] : 0;
