@@ -67,6 +67,34 @@ static void make_long(chk_kv_form *out) {
   if (!g->select_count) g->select_count = 16;
 }
 
+/* More blocks to be searched than half a warp has lanes, in contexts of little more blocks than are chosen:
+ * blocks of threads that share a search have few or none of them. */
+#define SEARCHED_FROM 2100
+#define SEARCHED_TO 4096
+void chk_kv_form_searched(chk_kv_form *out) {
+  static const int32_t counts[][3] = { { 32, 1, 2 }, { 16, 0, 1 }, { 18, 1, 2 }, { 34, 1, 1 } };
+  nsai_geometry *g = &out->geometry;
+  uint64_t random = out->seed * 0x9fb21c651e98df25ull + 1;
+  const int32_t *count = PICK(&random, counts), group = g->heads / g->kv_heads;
+  g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
+  g->heads = g->kv_heads * (group < 16 ? group : 16);
+  if (g->head_dim_qk > 128) g->head_dim_qk = 128;
+  if (g->head_dim_v > 128) g->head_dim_v = 128;
+  if (g->phi != NSAI_PHI_EXTERNAL)
+    g->phi = NSAI_PHI_MEAN; /* products of blocks of 32 take long here */
+  g->stride = next(&random) % 2 ? 16 : 32;
+  g->block = 32;
+  g->select_block = 64;
+  g->select_count = count[0];
+  g->select_init = count[1];
+  g->select_local = count[2];
+  if (out->page_size == 16 && g->stride == 32) out->page_size = 32;
+  if (out->seqs > 4) out->seqs = 4;
+  if (out->max_q_len > 4) out->max_q_len = 4;
+  out->least_kv_len = SEARCHED_FROM;
+  out->max_kv_len = SEARCHED_TO;
+}
+
 /* A selection of the caller's in every fifth, probes in half of the others. */
 static void choose_lists(uint64_t *random, chk_kv_form *out) {
   bool selects = out->geometry.select_count > 0;
@@ -103,7 +131,11 @@ void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
   choose_lists(&random, out);
   out->counted = next(&random) % 2;
   if (next(&random) % 5 == 0) out->geometry.gate = NSAI_GATE_MLP;
-  if (longest >= LONG_FROM && next(&random) % 20 == 0) make_long(out);
+  bool takes_long = longest >= LONG_FROM, is_long = takes_long && next(&random) % 20 == 0;
+  if (is_long)
+    make_long(out);
+  else if (takes_long && next(&random) % 12 == 0)
+    chk_kv_form_searched(out);
 }
 
 void chk_kv_form_plain(chk_kv_form *out) {

@@ -463,7 +463,9 @@ static nsa_status begin_sequences(chk_kv_world *w) {
   for (int s = 0; s < w->form.seqs; s++) {
     bool begins = !w->len[s] && chk_kv_next(w) % 4 > 0;
     int64_t room = w->form.max_kv_len - w->form.max_q_len * w->form.steps;
-    goal[s] = begins && room > 0 ? (int32_t)(chk_kv_next(w) % (uint64_t)room) : w->len[s];
+    int64_t least = w->form.least_kv_len < room ? w->form.least_kv_len : 0;
+    uint64_t goals = (uint64_t)(room - least);
+    goal[s] = begins && room > 0 ? (int32_t)(least + (int64_t)(chk_kv_next(w) % goals)) : w->len[s];
     if (begins && chk_kv_next(w) % 4 == 0 && room > 0) goal[s] = (int32_t)room;
   }
   w->packed = true;

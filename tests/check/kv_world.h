@@ -32,6 +32,7 @@ typedef struct chk_kv_form {
   bool shared_lists; /* a selection that the caller brings has no axis of KV heads */
   bool probed;       /* some rows' importance is asked for */
   int32_t seqs, max_q_len, max_kv_len;
+  int32_t least_kv_len; /* sequences begin with as many tokens at least; 0: with any number */
   int32_t steps;
   int32_t chunk; /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
   float softmax_scale;
@@ -45,6 +46,9 @@ typedef struct chk_kv_form {
 void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out);
 /* Leaves out what the variants of one launch refuse: a caller's selection, probes, counters. */
 void chk_kv_form_plain(chk_kv_form *form);
+/* Makes the model of a random one one that searches many of few blocks: up to 32, in some thousands of
+ * tokens. */
+void chk_kv_form_searched(chk_kv_form *form);
 /* Makes steps of a random one into steps of a prefill. */
 void chk_kv_form_prefill(chk_kv_form *form);
 /* Makes a random one into a soak's: small, paged, of all branches, drafts of any number in one captured
