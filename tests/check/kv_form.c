@@ -191,6 +191,55 @@ void chk_kv_form_split(chk_kv_form *out) {
   out->chunk = out->max_q_len;
 }
 
+/* What random worlds leave out: hundreds of sequences, and long ones. */
+typedef struct large_world {
+  int32_t seqs, least, most; /* tokens of a sequence */
+  int32_t chunk, q_len;      /* new ones in an append, and in a step at most */
+  int32_t kv_heads, group, dim;
+  int32_t block, stride, select_block, count, window;
+} large_world;
+static const large_world large_worlds[] = {
+  { 1024, 0, 300, 40, 4, 2, 4, 64, 16, 8, 16, 6, 33 },
+  { 256, 0, 2000, 500, 4, 2, 8, 32, 32, 16, 64, 16, 512 },
+  { 2, 3 << 18, 1 << 20, 1 << 17, 16, 1, 4, 16, 32, 16, 64, 16, 512 },
+  { 2, 3 << 15, 1 << 17, 1 << 14, 16, 1, 16, 128, 32, 16, 64, 16, 512 },
+};
+#define LARGE_WORLDS (sizeof large_worlds / sizeof *large_worlds)
+
+void chk_kv_form_large(int32_t op, chk_kv_form *out) {
+  const uint64_t number = out->seed - 1, layout = number / LARGE_WORLDS;
+  const large_world *x = &large_worlds[number % LARGE_WORLDS];
+  nsai_geometry *g = &out->geometry;
+  g->kv_heads = x->kv_heads;
+  g->heads = x->kv_heads * x->group;
+  g->head_dim_qk = g->head_dim_v = x->dim;
+  g->block = x->block;
+  g->stride = x->stride;
+  g->select_block = x->select_block;
+  g->select_count = x->count;
+  g->select_init = 1;
+  g->select_local = 2;
+  g->window = x->window;
+  if (x->dim > 64 && g->phi != NSAI_PHI_EXTERNAL) g->phi = NSAI_PHI_MEAN;
+  out->page_size = layout % 2 == 0 ? NSA_NO_PAGES : out->page_size > 16 ? out->page_size : 16;
+  out->lists = out->lists && out->page_size > 0;
+  out->mapping = out->mapping && out->page_size > 0;
+  out->ring = out->ring && g->per_branch && x->chunk <= 40; /* what it holds beside the window */
+  out->slots = out->slots && (out->page_size < 0 || out->ring);
+  out->probed = false;
+  if (out->selection == NSA_SELECT_RANGES)
+    out->selection = NSA_SELECT_BLOCKS; /* not of any length */
+  out->seqs = x->seqs;
+  out->least_kv_len = x->least;
+  out->max_kv_len = x->most;
+  out->chunk = x->chunk;
+  out->op = op ? op : layout / 2 % 2 ? NSA_OP_PREFILL : NSA_OP_DECODE;
+  if (out->op == NSA_OP_PREFILL) out->counted = false;
+  if (out->max_q_len > x->q_len) out->max_q_len = x->q_len;
+  if (out->op == NSA_OP_PREFILL) out->max_q_len = 3 * x->q_len;
+  out->steps = 3;
+}
+
 static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 
 void chk_kv_form_print(const chk_kv_form *f, FILE *out) {

@@ -31,12 +31,12 @@ typedef struct soak {
   chk_kv_soak_counts *counts;
   pool pools[MOST_POOLS];
   int pool_count;
-  uint16_t *history[CHK_KV_SEQS]; /* [max_kv_len]: each token's row of the pools */
-  int32_t *users;                 /* [pages] */
-  int32_t solid[CHK_KV_SEQS];     /* tokens that lie in the cache before the call */
-  int32_t resent[CHK_KV_SEQS];    /* new tokens of the call that must not be written */
-  int64_t base;                   /* the call's first row of the pools */
-  uint8_t *slots;                 /* [every, slot_bytes] */
+  uint16_t *history[CHK_KV_MOST_SEQS]; /* [max_kv_len]: each token's row of the pools */
+  int32_t *users;                      /* [pages] */
+  int32_t solid[CHK_KV_MOST_SEQS];     /* tokens that lie in the cache before the call */
+  int32_t resent[CHK_KV_MOST_SEQS];    /* new tokens of the call that must not be written */
+  int64_t base;                        /* the call's first row of the pools */
+  uint8_t *slots;                      /* [every, slot_bytes] */
   size_t slot_bytes;
   int64_t slot;
   bool spoilt;
@@ -237,7 +237,7 @@ static void fill_rows(soak *k, const uint16_t *rows, int64_t count) {
 /* The host's caches, from the histories alone. */
 static nsa_status rebuild(soak *k) {
   chk_kv_world *w = &k->w;
-  int32_t len[CHK_KV_SEQS], q_len[CHK_KV_SEQS];
+  int32_t len[CHK_KV_MOST_SEQS], q_len[CHK_KV_MOST_SEQS];
   memcpy(len, w->len, sizeof len);
   memcpy(q_len, w->q_len, sizeof q_len);
   memset(w->q_len, 0, sizeof w->q_len);
@@ -388,7 +388,7 @@ static void destroy(soak *k) {
     nsai_trial_device_free(k->w.device, k->pools[i].device);
   }
   nsai_trial_device_free_host(k->w.device, k->slots);
-  for (int s = 0; s < CHK_KV_SEQS; s++) free(k->history[s]);
+  for (int s = 0; s < CHK_KV_MOST_SEQS; s++) free(k->history[s]);
   free(k->users);
   chk_kv_destroy(&k->w);
 }

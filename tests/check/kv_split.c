@@ -19,7 +19,7 @@ typedef struct split {
   nsa_plan *decode;
   nsai_trial_buffer workspace;
   nsa_exec exec;
-  int32_t length[CHK_KV_SEQS];
+  int32_t length[CHK_KV_MOST_SEQS];
   bool has_importance;
   chk_kv_result *result;
 } split;

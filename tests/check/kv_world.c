@@ -318,15 +318,12 @@ static void write_mapping(chk_kv_world *w) {
     }
 }
 
-/* Contents of rows that belong to sequences that are there; the others stay NaN. */
-static void fill_inputs(chk_kv_world *w) {
-  static const int inputs[] = { CHK_KV_Q,           CHK_KV_GATE,        CHK_KV_FRESH_K,
-                                CHK_KV_FRESH_K + 1, CHK_KV_FRESH_K + 2, CHK_KV_FRESH_V,
-                                CHK_KV_FRESH_V + 1, CHK_KV_FRESH_V + 2 };
-  for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
-    chk_kv_tensor *t = &w->tensor[inputs[i]];
+/* Contents of rows that belong to sequences that are there, from tensor `first` on; the others stay NaN. */
+static void fill_inputs(chk_kv_world *w, int first) {
+  for (int what = first; what < CHK_KV_SELECTION; what++) {
+    chk_kv_tensor *t = &w->tensor[what];
     if (!t->host) continue;
-    chk_kv_fill(w, inputs[i], w->tokens);
+    chk_kv_fill(w, what, w->tokens);
     size_t row = (size_t)t->view.stride[0] * 2;
     for (int s = 0, token = 0; s < w->form.seqs; token += w->q_len[s++])
       if (!w->len[s]) memset(t->host + (size_t)token * row, 0xff, (size_t)w->q_len[s] * row);
@@ -354,10 +351,20 @@ nsa_status chk_kv_poison_outputs(chk_kv_world *w) {
   return NSA_OK;
 }
 
+nsa_status chk_kv_prepare_append(chk_kv_world *w) {
+  chk_kv_take_pages(w);
+  chk_kv_write_call(w);
+  fill_inputs(w, CHK_KV_FRESH_K);
+  for (int what = CHK_KV_CU_Q; what < CHK_KV_SELECTION; what++)
+    if (w->tensor[what].host && what != CHK_KV_Q && what != CHK_KV_GATE)
+      NSAI_TRY(chk_kv_upload(w, what));
+  return NSA_OK;
+}
+
 nsa_status chk_kv_prepare_call(chk_kv_world *w) {
   chk_kv_take_pages(w);
   chk_kv_write_call(w);
-  fill_inputs(w);
+  fill_inputs(w, CHK_KV_Q);
   chk_kv_choose_selection(w);
   chk_kv_start_reads(w);
   for (int what = CHK_KV_CU_Q; what < CHK_KV_FIRST_OUTPUT; what++)
@@ -438,7 +445,7 @@ nsa_status chk_kv_append(chk_kv_world *w, bool gpu) {
 /* ---- the walk ---- */
 
 /* A sequence ends; whoever reads its pages from now on finds NaN. */
-static nsa_status end_sequence(chk_kv_world *w, int s) {
+static void end_sequence(chk_kv_world *w, int s) {
   for (int i = 0; i < w->page_count[s]; i++) {
     int32_t page = w->page[s][i];
     w->free_page[w->free_count++] = page;
@@ -451,6 +458,12 @@ static nsa_status end_sequence(chk_kv_world *w, int s) {
     }
   }
   w->page_count[s] = w->len[s] = 0;
+}
+
+/* About half of them. */
+static nsa_status end_sequences(chk_kv_world *w) {
+  for (int s = 0; s < w->form.seqs; s++)
+    if (chk_kv_next(w) % 2 && !w->form.ring) end_sequence(w, s);
   for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++)
     if (w->tensor[what].host) NSAI_TRY(chk_kv_upload(w, what));
   return NSA_OK;
@@ -459,9 +472,10 @@ static nsa_status end_sequence(chk_kv_world *w, int s) {
 /* Sequences that are not there get a beginning of any length, in one append of chunks. */
 static nsa_status begin_sequences(chk_kv_world *w) {
   bool any = true;
-  int32_t goal[CHK_KV_SEQS];
+  int32_t goal[CHK_KV_MOST_SEQS];
   for (int s = 0; s < w->form.seqs; s++) {
-    bool begins = !w->len[s] && chk_kv_next(w) % 4 > 0;
+    bool first = s == 0 && w->form.least_kv_len > 0;
+    bool begins = !w->len[s] && (chk_kv_next(w) % 4 > 0 || first);
     int64_t room = w->form.max_kv_len - w->form.max_q_len * w->form.steps;
     int64_t least = w->form.least_kv_len < room ? w->form.least_kv_len : 0;
     uint64_t goals = (uint64_t)(room - least);
@@ -478,7 +492,7 @@ static nsa_status begin_sequences(chk_kv_world *w) {
       any |= rest > 0;
     }
     if (!any) break;
-    NSAI_TRY(chk_kv_prepare_call(w));
+    NSAI_TRY(chk_kv_prepare_append(w));
     NSAI_TRY(chk_kv_append(w, false));
     NSAI_TRY(chk_kv_append(w, true));
     NSAI_TRY(chk_kv_compare_cache(w));
@@ -522,7 +536,7 @@ static void choose_branches(chk_kv_world *w) {
 }
 
 static nsa_status step(chk_kv_world *w) {
-  int32_t before[CHK_KV_SEQS];
+  int32_t before[CHK_KV_MOST_SEQS];
   memcpy(before, w->len, sizeof before);
   choose_step(w);
   if (w->form.masks) choose_branches(w);
@@ -551,9 +565,7 @@ static nsa_status walk(chk_kv_world *w) {
     if (w->result->failure[0]) return NSA_OK;
     NSAI_TRY(step(w));
     if (w->result->failure[0]) return NSA_OK;
-    if (i % 3 < 2) continue;
-    for (int s = 0; s < w->form.seqs; s++)
-      if (chk_kv_next(w) % 2 && !w->form.ring) NSAI_TRY(end_sequence(w, s));
+    if (i % 3 == 2) NSAI_TRY(end_sequences(w));
   }
   return NSA_OK;
 }
@@ -614,7 +626,7 @@ void chk_kv_destroy(chk_kv_world *w) {
     nsai_trial_device_free(w->device, w->tensor[i].far);
   }
   nsai_trial_buffer_destroy(w->device, &w->workspace);
-  for (int s = 0; s < CHK_KV_SEQS; s++) free(w->page[s]);
+  for (int s = 0; s < CHK_KV_MOST_SEQS; s++) free(w->page[s]);
   for (int i = 0; i <= NSA_BRANCHES; i++) free(w->sums[i]);
   free(w->free_page);
 }

@@ -16,9 +16,10 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#define CHK_KV_SEQS 8
-#define CHK_KV_PROBES 7 /* rows whose importance the GPU is asked for */
-#define CHK_KV_PAIRS 8  /* tensors of a cache: k[3], v[3], k_cmp, v_cmp */
+#define CHK_KV_SEQS 8         /* of a random world */
+#define CHK_KV_MOST_SEQS 1024 /* of a large one */
+#define CHK_KV_PROBES 7       /* rows whose importance the GPU is asked for */
+#define CHK_KV_PAIRS 8        /* tensors of a cache: k[3], v[3], k_cmp, v_cmp */
 
 /* How a world is made; one line of text. */
 typedef struct chk_kv_form {
@@ -32,7 +33,8 @@ typedef struct chk_kv_form {
   bool shared_lists; /* a selection that the caller brings has no axis of KV heads */
   bool probed;       /* some rows' importance is asked for */
   int32_t seqs, max_q_len, max_kv_len;
-  int32_t least_kv_len; /* sequences begin with as many tokens at least; 0: with any number */
+  int32_t
+      least_kv_len; /* sequences begin with as many tokens at least, the first at once; 0: any number */
   int32_t steps;
   int32_t chunk; /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
   float softmax_scale;
@@ -49,6 +51,9 @@ void chk_kv_form_plain(chk_kv_form *form);
 /* Makes the model of a random one one that searches many of few blocks: up to 32, in some thousands of
  * tokens. */
 void chk_kv_form_searched(chk_kv_form *form);
+/* Makes a random one into one of many sequences, or of sequences of up to 2^20 tokens, in rows or in pages,
+ * of steps of `op` or, where that is 0, of decode or prefill: 16 of them, by their seeds from 1 on. */
+void chk_kv_form_large(int32_t op, chk_kv_form *form);
 /* Makes steps of a random one into steps of a prefill. */
 void chk_kv_form_prefill(chk_kv_form *form);
 /* Makes a random one into a soak's: small, paged, of all branches, drafts of any number in one captured

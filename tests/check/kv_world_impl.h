@@ -76,10 +76,10 @@ typedef struct chk_kv_world {
   chk_kv_tensor tensor[CHK_KV_TENSORS];
   int32_t chunk; /* new tokens of a sequence in one append */
   int64_t ring, most_tokens, most_pages;
-  int32_t pages, *page[CHK_KV_SEQS], page_count[CHK_KV_SEQS], *free_page, free_count;
+  int32_t pages, *page[CHK_KV_MOST_SEQS], page_count[CHK_KV_MOST_SEQS], *free_page, free_count;
   uint32_t branches; /* of the call */
   /* of the call */
-  int32_t len[CHK_KV_SEQS], q_len[CHK_KV_SEQS];
+  int32_t len[CHK_KV_MOST_SEQS], q_len[CHK_KV_MOST_SEQS];
   int64_t tokens;
   int64_t rows;                        /* of q; those behind the tokens must stay untouched */
   bool packed;                         /* cu_q is given */
@@ -104,8 +104,9 @@ void chk_kv_fill_scaled(chk_kv_world *w, int what, int64_t rows, double deviatio
 void chk_kv_fill(chk_kv_world *w, int what, int64_t rows);
 /* What a call's integers follow from len, q_len and the pages, on the host; sets tokens and rows. */
 void chk_kv_write_call(chk_kv_world *w);
-/* That, pages, random inputs, all uploaded, and outputs poisoned. */
+/* That, pages, random inputs, all uploaded, and outputs poisoned; of an append alone, what it reads. */
 nsa_status chk_kv_prepare_call(chk_kv_world *w);
+nsa_status chk_kv_prepare_append(chk_kv_world *w);
 nsa_status chk_kv_poison_outputs(chk_kv_world *w);
 /* Gives every sequence the pages that its tokens need. */
 void chk_kv_take_pages(chk_kv_world *w);

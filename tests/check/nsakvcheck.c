@@ -21,7 +21,7 @@ typedef struct arguments {
   int32_t longest, device, op; /* op 0: one after the other */
   double time_limit;
   const char *cache_dir, *variant;
-  bool verbose, self_test, spread, searched;
+  bool verbose, self_test, spread, searched, large;
 } arguments;
 
 enum {
@@ -33,6 +33,7 @@ enum {
   OPT_EVERY,
   OPT_SPREAD,
   OPT_SEARCHED,
+  OPT_LARGE,
   OPT_VARIANT
 };
 
@@ -52,6 +53,10 @@ static const struct argp_option options[] = {
     "Pages far apart, up to 2^31 elements and more: 4.3 GB a tensor, up to eight", 0 },
   { "searched", OPT_SEARCHED, 0, 0,
     "Models alone that search up to 32 blocks of some thousands of tokens", 0 },
+  { "large", OPT_LARGE, 0, 0,
+    "Worlds alone of 256 and 1024 sequences, and of 128k and 1M tokens: 16 by their seeds from 1 "
+    "on",
+    0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
   { "soak", OPT_SOAK, "STEPS", 0, "So many steps of one world of sequences that come and go", 0 },
   { "every", OPT_EVERY, "N", 0, "Steps of a soak from check to check (250)", 0 },
@@ -103,6 +108,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_VARIANT: a->variant = value; break;
   case OPT_SELF_TEST: a->self_test = true; break;
   case OPT_SEARCHED: a->searched = true; break;
+  case OPT_LARGE: a->large = true; break;
   case OPT_SPREAD: a->spread = true; break;
   case OPT_SOAK: a->soak = parse_number(value, 1, INT64_MAX, "soak", state); break;
   case OPT_EVERY: a->every = parse_number(value, 1, INT32_MAX, "every", state); break;
@@ -111,9 +117,11 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'v': a->verbose = true; break;
   case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", value); break;
   case ARGP_KEY_END:
-    if (a->soak && (a->op || a->spread || a->searched || a->time_limit > 0))
+    if (a->soak && (a->op || a->spread || a->searched || a->large || a->time_limit > 0))
       argp_error(state, "--soak has a world and an end of its own: leave out --op, --spread, "
-                        "--searched and --time-limit");
+                        "--searched, --large and --time-limit");
+    if (a->large && (a->searched || a->op == OP_SPLIT))
+      argp_error(state, "--large says of its own what is searched, and splits nothing");
     break;
   default: return ARGP_ERR_UNKNOWN;
   }
@@ -123,7 +131,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
   chk_kv_form_random(seed, a->longest, form);
   if (a->searched) chk_kv_form_searched(form);
-  if (a->op ? a->op == OP_SPLIT : seed % 7 == 0)
+  if (a->large)
+    chk_kv_form_large(a->op, form);
+  else if (a->op ? a->op == OP_SPLIT : seed % 7 == 0)
     chk_kv_form_split(form);
   else if (a->op ? a->op == NSA_OP_PREFILL : seed % 2 == 0)
     chk_kv_form_prefill(form);
@@ -156,13 +166,13 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
          r.o, r.branch, r.lse, r.entry, r.importance, (long long)r.near_cut, (long long)r.rows,
          r.failure[0] ? ": " : "", r.failure);
   if (failed)
-    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s%s%s%s\n",
+    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s%s%s%s%s\n",
            form.split                  ? "split"
            : form.op == NSA_OP_PREFILL ? "prefill"
                                        : "decode",
            (unsigned long long)seed, a->longest, a->searched ? " --searched" : "",
-           a->spread ? " --spread" : "", a->variant ? " --variant " : "",
-           a->variant ? a->variant : "");
+           a->large ? " --large" : "", a->spread ? " --spread" : "",
+           a->variant ? " --variant " : "", a->variant ? a->variant : "");
   fflush(stdout);
 }
 
