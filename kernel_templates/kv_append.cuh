@@ -10,8 +10,9 @@
 // are read from `fresh` then, since another CTA writes them meanwhile; else the cache has them. The sum
 // runs as in compress_mean: a block has the same bits here and there.
 //
-// Grid: x = T, one CTA a token; a thread moves 16 bytes of a head's row at a time. Tokens with t < 0,
-// those behind all sequences and those with slot_mapping -1 write nothing. Bound by memory, or latency.
+// Grid: x = T, one CTA a token; a thread moves 16 bytes of a head's row at a time. Tokens with t < 0 or t >=
+// max_kv_len, those behind all sequences and those with slot_mapping -1 write nothing. Bound by memory, or
+// latency.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: none), kRing (pair 2
 // lies in rings), kMean (entries are written), kThreads, kMinBlocks.
@@ -108,11 +109,11 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   // ---- coordinates ----
   const int token = blockIdx.x;
   const int s = find_cached_sequence(p.batch, token);
-  const Sequence seq = load_cached_sequence(p.batch, s);
-  const int query = token - seq.q_begin;
-  const bool exists = 0 <= query && query < seq.q_len && seq.position(query) >= 0;
+  const Sequence seq = load_appended_sequence(p.batch, s);
+  const int query = token - seq.q_begin, position = seq.position(query);
+  const bool exists = 0 <= query && query < seq.q_len && 0 <= position && position < p.batch.max_kv_len;
   if (!exists || !is_kept(p.slot_mapping, token)) return;
-  const NewToken at = { seq, s, seq.position(query) };
+  const NewToken at = { seq, s, position };
   const auto rows = find_rows<C::kPageSize>(p.batch, s, 0);
 
   // ---- the token itself ----

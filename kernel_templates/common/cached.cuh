@@ -17,12 +17,27 @@
 #include "common/sequence.cuh"
 #include "common/types.cuh"
 
-// Sequence s of a batch over a cache: load_sequence() of such a batch; kv_begin means nothing. Rows of q
-// beyond its end and keys beyond the plan's longest sequence do not exist, whatever the arrays say.
-NSAI_DEVICE Sequence load_cached_sequence(const NsaiCacheBatch &batch, int s) {
+// New tokens of sequence s, and its length as the array has it; kv_begin means nothing.
+NSAI_DEVICE Sequence read_sequence(const NsaiCacheBatch &batch, int s) {
   const int begin = batch.cu_q ? batch.cu_q[s] : s * batch.q_each;
   const int end = batch.cu_q ? min(batch.cu_q[s + 1], batch.q_tokens) : begin + batch.q_each;
-  return Sequence{ begin, end - begin, 0, min(max(batch.kv_len[s], 0), batch.max_kv_len) };
+  return Sequence{ begin, end - begin, 0, max(batch.kv_len[s], 0) };
+}
+
+// Sequence s of a batch over a cache: load_sequence() of such a batch. Rows of q beyond its end and keys
+// beyond the plan's longest sequence do not exist, whatever the arrays say.
+NSAI_DEVICE Sequence load_cached_sequence(const NsaiCacheBatch &batch, int s) {
+  Sequence seq = read_sequence(batch, s);
+  seq.kv_len = min(seq.kv_len, batch.max_kv_len);
+  return seq;
+}
+
+// Sequence s of a batch that is appended to: every token keeps its position, and those from max_kv_len on
+// have no place. What is longer by more than the new tokens says no more than that.
+NSAI_DEVICE Sequence load_appended_sequence(const NsaiCacheBatch &batch, int s) {
+  Sequence seq = read_sequence(batch, s);
+  seq.kv_len = min(seq.kv_len, batch.max_kv_len + seq.q_len);
+  return seq;
 }
 
 // The sequence that row `token` of q belongs to, or the last one for rows behind all.

@@ -35,7 +35,7 @@ typedef struct NsaiCacheBatch {
   int num_seqs;
   int q_tokens; /* rows of q, or new tokens */
   int q_each;
-  int max_kv_len; /* as in NsaiSequences */
+  int max_kv_len; /* as in NsaiSequences; an append writes no token at it or behind it */
 } NsaiCacheBatch;
 
 /* The same over a cache; the packed struct's seq, k and v mean nothing, as in all of these. */

@@ -567,7 +567,7 @@ static nsa_status walk(chk_kv_world *w) {
     if (w->result->failure[0]) return NSA_OK;
     if (i % 3 == 2) NSAI_TRY(end_sequences(w));
   }
-  return NSA_OK;
+  return chk_kv_next(w) % 2 ? chk_kv_overrun(w) : NSA_OK;
 }
 
 static void size_world(chk_kv_world *w) {

@@ -138,6 +138,9 @@ void chk_kv_choose_selection(chk_kv_world *w);
 /* What the GPU tells of the probed rows' importance, by what the CPU device does of all. */
 void chk_kv_compare_probes(chk_kv_world *w);
 
+/* kv_overrun.c: an append to a sequence that is longer than the plan's. */
+nsa_status chk_kv_overrun(chk_kv_world *w);
+
 /* kv_reads.c: what counters begin with, and what a step has added to them. */
 void chk_kv_start_reads(chk_kv_world *w);
 void chk_kv_compare_reads(chk_kv_world *w);
