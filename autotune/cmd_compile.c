@@ -26,8 +26,13 @@
 /* Plans are also made for less than the longest sequence, and variants are chosen by the length. Their
  * thresholds are powers of two, as common block sizes are, but for thresholds.select_dense_below. */
 #define SHORTEST_TOKENS 1024
-#define MAX_LENGTHS 32                 /* up to 2^31, and three more */
-#define MAX_PROBLEMS (3 * MAX_LENGTHS) /* forwards of both overlaps, dense */
+#define MAX_LENGTHS 32 /* up to 2^31, and three more */
+
+/* Decode steps of fewer sequences than the most, by whose number theirs are chosen: powers of two, and what
+ * a tuning looks at. */
+#define MAX_BATCHES (32 + NSAI_MAX_COUNTS)
+
+#define MAX_PROBLEMS (MAX_BATCHES * MAX_LENGTHS) /* or thrice the lengths: both overlaps, dense */
 
 typedef struct arguments {
   nsai_cli_settings settings;
@@ -179,7 +184,7 @@ static bool is_packed(int32_t op) {
 }
 
 static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
-                              int64_t max_kv_len) {
+                              int64_t max_kv_len, int32_t max_seqs) {
   nsa_problem p = NSA_PROBLEM_INIT;
   /* Of importance. */
   bool has_rows = op == NSA_OP_FORWARD || op == NSA_OP_PREFILL || op == NSA_OP_DECODE;
@@ -192,7 +197,7 @@ static nsa_problem problem_of(const arguments *a, const nsai_config *config, int
   if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
   if (op == NSA_OP_DECODE) p.max_tokens = 0; /* what max_seqs and max_q_len come to */
   if (is_packed(op)) p.max_kv_tokens = p.max_tokens;
-  p.max_seqs = config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
+  p.max_seqs = max_seqs;
   return p;
 }
 
@@ -212,22 +217,49 @@ static int list_lengths(const arguments *a, const nsai_problem *longest,
   return count;
 }
 
-/* Adds an operation at all lengths, and where it knows them with both overlaps. */
-static nsa_status add_problems(const arguments *a, const nsai_config *config, int32_t op,
-                               int64_t longest, nsa_problem problems[MAX_PROBLEMS], size_t *count) {
-  nsa_problem problem = problem_of(a, config, op, longest);
+/* Numbers of sequences that may lead to other variants, the most first; returns how many. Only decode steps
+ * ask for it, and no sample does. */
+static int list_batches(const arguments *a, const nsai_config *config, int32_t op,
+                        int32_t batches[MAX_BATCHES]) {
+  const int32_t most = config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
+  const nsai_counts *tuned = &config->tuning.batches;
+  int count = 0;
+  batches[count++] = most;
+  if (op != NSA_OP_DECODE || a->sample) return count;
+  for (int64_t n = 1; n < most; n *= 2) batches[count++] = (int32_t)n;
+  for (size_t i = 0; i < tuned->count; i++)
+    if (tuned->items[i] < most && (tuned->items[i] & (tuned->items[i] - 1)))
+      batches[count++] = (int32_t)tuned->items[i];
+  return count;
+}
+
+/* Adds an operation of so many sequences at all lengths, and where it knows them with both overlaps. */
+static nsa_status add_lengths(const arguments *a, const nsai_config *config, int32_t op,
+                              int64_t longest, int32_t seqs, nsa_problem problems[MAX_PROBLEMS],
+                              size_t *count) {
+  nsa_problem problem = problem_of(a, config, op, longest, seqs);
   nsai_problem resolved;
   int64_t lengths[MAX_LENGTHS];
   NSAI_TRY(nsai_problem_resolve(config, &problem, &resolved));
   int length_count = is_tuned(op) ? list_lengths(a, &resolved, lengths) : 1;
   lengths[0] = longest;
   for (int i = 0; i < length_count; i++) {
-    problem = problem_of(a, config, op, lengths[i]);
+    problem = problem_of(a, config, op, lengths[i], seqs);
     problems[(*count)++] = problem;
     if (!knows_overlap(op) || a->sample) continue;
     problem.overlap = NSA_OVERLAP_HIGH;
     problems[(*count)++] = problem;
   }
+  return NSA_OK;
+}
+
+/* The same of every number of sequences. */
+static nsa_status add_problems(const arguments *a, const nsai_config *config, int32_t op,
+                               int64_t longest, nsa_problem problems[MAX_PROBLEMS], size_t *count) {
+  int32_t batches[MAX_BATCHES];
+  const int batch_count = list_batches(a, config, op, batches);
+  for (int i = 0; i < batch_count; i++)
+    NSAI_TRY(add_lengths(a, config, op, longest, batches[i], problems, count));
   return NSA_OK;
 }
 

@@ -47,6 +47,18 @@ load common
   done
 }
 
+@test "what decode steps of fewer sequences choose is compiled, too" {
+  need_nvrtc
+  small_model
+  settings=(--arch sm_90a --op decode --max-kv-len 2048)
+  autotune compile "${settings[@]}" --set serving.max_seqs=48 --set 'tuning.batches=[1, 12]' small.yaml
+  for seqs in 1 2 4 8 12 16 32 48; do
+    run -0 --separate-stderr autotune compile "${settings[@]}" --set serving.max_seqs=$seqs --set runtime.jit=never \
+      small.yaml
+    [[ $output == *": 0 kernels compiled"* ]]
+  done
+}
+
 @test "--verbose prints registers" {
   need_nvrtc
   small_model
