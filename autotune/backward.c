@@ -388,7 +388,7 @@ static void specify_kv(const nsai_problem *p, const nsai_target *t, bool wgmma,
     nsai_specify_invert(p, ITEM_TOKENS, specs);
   }
   specify_sum(p, &specs[NSAI_KERNEL_BACKWARD_SUM]);
-  if (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP) nsai_specify_phi_back(p, specs);
+  if (nsai_phi_has_weights(m)) nsai_specify_phi_back(p, specs);
 }
 
 void nsai_specify_backward_kv_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,

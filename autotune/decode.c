@@ -14,22 +14,17 @@
 #define GATHER_THREADS 256  /* as gather_rows has */
 #define APPEND_THREADS 128  /* K and V of 4 heads of 128, 16 bytes each */
 
-/* phi external: the caller writes the entries. */
-static bool has_products(const nsai_problem *p) {
-  return p->model.phi == NSAI_PHI_LINEAR || p->model.phi == NSAI_PHI_MLP;
-}
-
 void nsai_legal_append_mean(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
-  if (has_products(p))
+  if (nsai_phi_has_weights(&p->model))
     nsai_refuse(reasons, "model.compress.phi has weights, whose products it lacks");
 }
 
 void nsai_legal_append_gemm(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
-  if (!has_products(p)) nsai_refuse(reasons, "model.compress.phi has no weights");
+  if (!nsai_phi_has_weights(&p->model)) nsai_refuse(reasons, "model.compress.phi has no weights");
 }
 
 static void add_cache(const nsai_problem *p, nsai_kernel_spec *spec) {

@@ -45,6 +45,11 @@ typedef struct nsai_geometry {
   nsai_activation gate_activation;
 } nsai_geometry;
 
+/* Whether phi has weights: products of every compressed block. With `external` the caller makes those. */
+static inline int nsai_phi_has_weights(const nsai_geometry *g) {
+  return g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP;
+}
+
 /* Whether the model reads raw K and V of pair 0, 1 or 2. */
 static inline int nsai_reads_pair(const nsai_geometry *g, int pair) {
   int reads[3] = { g->phi != NSAI_PHI_EXTERNAL, g->select_count > 0, g->window > 0 };

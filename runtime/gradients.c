@@ -191,10 +191,6 @@ static bool wants_weights(const pass *b) {
   return nsai_wants_phi(&b->grads->d_phi.k) || nsai_wants_phi(&b->grads->d_phi.v);
 }
 
-static bool has_weights(const pass *b) {
-  return b->model->phi == NSAI_PHI_LINEAR || b->model->phi == NSAI_PHI_MLP;
-}
-
 /* Whether an output depends on the branch's dK and dV. */
 static bool needs_branch(const pass *b, int branch) {
   if (!has_branch(b, branch)) return false;
@@ -328,7 +324,7 @@ static nsa_status sum_pair(const pass *b, const nsa_tensor *k, const nsa_tensor 
                         .heads = heads,
                         .is_external = external,
                         .range_splits = l->range_splits };
-  if (branches >> NSA_CMP & 1 && has_weights(b)) {
+  if (branches >> NSA_CMP & 1 && nsai_phi_has_weights(b->model)) {
     if (nsai_present(k)) p.k_rows = nsai_piece_at(run, l->layers.k_rows);
     if (nsai_present(v)) p.v_rows = nsai_piece_at(run, l->layers.v_rows);
   } else if (branches >> NSA_CMP & 1) {
@@ -356,7 +352,8 @@ static nsa_status sum_pairs(const pass *b, int head, int heads) {
 
 static nsa_status key_heads(const pass *b, int head, int heads) {
   if (needs_branch(b, NSA_CMP)) NSAI_TRY(compressed_keys(b, head, heads));
-  if (has_weights(b)) NSAI_TRY(nsai_enqueue_phi_back(b->run, b->grads, head, heads));
+  if (nsai_phi_has_weights(b->model))
+    NSAI_TRY(nsai_enqueue_phi_back(b->run, b->grads, head, heads));
   if (needs_branch(b, NSA_WIN)) NSAI_TRY(window_keys(b, head, heads));
   if (needs_branch(b, NSA_SEL))
     NSAI_TRY(has_ranges(b) ? ranges_keys(b, head, heads) : selected_keys(b, head, heads));

@@ -63,23 +63,18 @@ static int64_t chunk_of(int64_t budget, int64_t bytes, int64_t tokens) {
   return fit < all ? fit : all;
 }
 
-/* Whether phi has weights. */
-static bool has_weights(const nsai_geometry *m) {
-  return m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP;
-}
-
 /* Whether runs compress K and V: those over a cache find its entries made. */
 static bool makes_blocks(const nsai_problem *problem) {
   return problem->model.phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(problem);
 }
 
 bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice) {
-  if (problem->op == NSA_OP_APPEND) return has_weights(&problem->model);
+  if (problem->op == NSA_OP_APPEND) return nsai_phi_has_weights(&problem->model);
   if (problem->op == NSA_OP_DECODE) return problem->model.gate == NSAI_GATE_MLP;
   if (problem->op == NSA_OP_DENSE)
     return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
   if (problem->model.gate == NSAI_GATE_MLP) return true;
-  return makes_blocks(problem) && has_weights(&problem->model);
+  return makes_blocks(problem) && nsai_phi_has_weights(&problem->model);
 }
 
 static void layout_dense(nsai_layout *out, const nsai_problem *p) {
@@ -212,7 +207,7 @@ static void layout_layers(nsai_layout *out, const nsai_problem *p) {
   const nsai_geometry *m = &p->model;
   nsai_layers_layout *l = &out->backward.layers;
   int64_t rows = out->cmp_rows + 1, heads = out->backward.heads, tokens = p->max_tokens;
-  if (has_weights(m)) {
+  if (nsai_phi_has_weights(m)) {
     int64_t dim = larger(m->head_dim_qk, m->head_dim_v);
     layers_need phi = { heads, rows, m->block * dim, m->phi == NSAI_PHI_MLP ? m->phi_hidden : 0,
                         dim };
@@ -242,7 +237,7 @@ static void layout_backward(nsai_layout *out, const nsai_problem *p, int64_t ite
   int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
   int64_t window = m->window ? p->max_kv_tokens * row : 0, compressed = out->cmp_rows * row;
   int64_t selected = layout_selected_back(out, p, item_rows);
-  int64_t rows = has_weights(m) ? (out->cmp_rows + 1) * m->block * row : 0;
+  int64_t rows = nsai_phi_has_weights(m) ? (out->cmp_rows + 1) * m->block * row : 0;
   int64_t fit = GRADIENT_CHUNK_BYTES / (window + selected + compressed + rows);
   b->heads = (int32_t)smaller(larger(fit, 1), m->kv_heads);
   int64_t tiles = out->cmp_rows / COMPRESSED_KEYS + p->max_seqs;

@@ -169,7 +169,7 @@ static nsa_status check_compressed(const nsai_check *check, const nsa_batch *bat
                      (long long)sizes->cmp_rows, (long long)check->problem->max_kv_tokens);
   /* The products of phi go through workspace that is laid out for the plan's tokens. */
   int64_t most = check->problem->max_kv_tokens / m->stride + 1;
-  if (sizes->cmp_rows > most && (m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP))
+  if (sizes->cmp_rows > most && nsai_phi_has_weights(m))
     return nsai_fail(NSA_E_ARG,
                      "io.kv.k_cmp has %lld rows, the plan's %lld KV tokens have at most %lld "
                      "compression blocks: pass fewer rows, or raise problem.max_kv_tokens",
@@ -238,7 +238,7 @@ static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *si
 
 nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi, const char *name) {
   const nsai_geometry *m = &check->problem->model;
-  if (m->phi != NSAI_PHI_LINEAR && m->phi != NSAI_PHI_MLP) return NSA_OK;
+  if (!nsai_phi_has_weights(m)) return NSA_OK;
   NSAI_TRY(check_phi_side(check, &phi->k, name, "k", m->head_dim_qk));
   return check_phi_side(check, &phi->v, name, "v", m->head_dim_v);
 }

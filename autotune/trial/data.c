@@ -195,7 +195,7 @@ static void declare_phi(nsai_trial_data *d, int first, int32_t dim) {
   int64_t w1[3] = { heads, flat, hidden }, w2[3] = { heads, hidden, dim };
   /* pe and the biases are optional: odd seeds go without. */
   int optional = d->c->seed % 2 == 0;
-  if (g->phi != NSAI_PHI_LINEAR && g->phi != NSAI_PHI_MLP) return;
+  if (!nsai_phi_has_weights(g)) return;
   if (optional) declare(d, first, g->dtype, 3, pe);
   if (g->phi == NSAI_PHI_LINEAR) {
     declare(d, first + 1, g->dtype, 3, w);

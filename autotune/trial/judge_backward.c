@@ -159,7 +159,7 @@ static nsa_status plain_rows(nsai_trial_bench *bench, const nsa_batch *batch, co
   nsa_grads grads = NSA_GRADS_INIT;
   nsa_tensor blocks[2] = { { 0 }, { 0 } };
   nsa_status status = NSA_OK;
-  bool sums = geometry.phi == NSAI_PHI_LINEAR || geometry.phi == NSAI_PHI_MLP;
+  bool sums = nsai_phi_has_weights(&geometry);
   if (!given) NSAI_TRY_TO(done, round_compressed(bench, batch, &rounded));
   NSAI_TRY_TO(done, make_like(d, NSAI_TRIAL_D_Q, &w->plain[NSAI_TRIAL_D_Q]));
   for (int slot = NSAI_TRIAL_D_GATE_VALUE; slot < NSAI_TRIAL_SLOTS; slot++)
@@ -219,8 +219,7 @@ static nsa_status plain(nsai_trial_bench *bench, const nsa_batch *batch, const n
                         wanted *w) {
   const nsai_trial_case *c = bench->c;
   bool reads_saved = c->saved && c->recompute != NSAI_RECOMPUTE_ALWAYS;
-  bool layers = c->geometry.phi == NSAI_PHI_LINEAR || c->geometry.phi == NSAI_PHI_MLP ||
-                c->geometry.gate == NSAI_GATE_MLP;
+  bool layers = nsai_phi_has_weights(&c->geometry) || c->geometry.gate == NSAI_GATE_MLP;
   nsa_tensor d_o;
   nsa_status status;
   NSAI_TRY_TO(done, round_d_o(&bench->data, &d_o));

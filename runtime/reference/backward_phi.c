@@ -55,10 +55,6 @@ static int64_t lay_out(const nsai_geometry *g, int64_t dim, double *memory, buff
   return used;
 }
 
-static bool has_weights(const nsai_geometry *g) {
-  return g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP;
-}
-
 static bool wants_weights(const nsa_phi_side *out) {
   return out->pe.data || out->w.data || out->w1.data || out->b1.data || out->w2.data ||
          out->b2.data;
@@ -78,7 +74,7 @@ nsa_status nsai_ref_phi_back_prepare(nsai_ref_back *back) {
   int64_t widest = g->head_dim_qk > g->head_dim_v ? g->head_dim_qk : g->head_dim_v;
   buffers sizes;
   back->phi_workers = nsai_ref_worker_count(back->problem->threads, SIDES * (int64_t)g->kv_heads);
-  if (!has_weights(g)) return NSA_OK;
+  if (!nsai_phi_has_weights(g)) return NSA_OK;
   back->phi_size = lay_out(g, widest, NULL, &sizes);
   int64_t size = back->phi_size * back->phi_workers;
   back->phi = nsai_ref_doubles(size);

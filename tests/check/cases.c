@@ -268,7 +268,7 @@ static int64_t random_length(nsai_trial_random *random, const nsai_geometry *g) 
 static void random_backward(nsai_trial_random *random, nsai_trial_case *c) {
   nsai_geometry *g = &c->geometry;
   c->kind = NSAI_TRIAL_BACKWARD;
-  bool layers = g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP || g->gate == NSAI_GATE_MLP;
+  bool layers = nsai_phi_has_weights(g) || g->gate == NSAI_GATE_MLP;
   c->parity = 0;
   c->grads_f32 = (int32_t)nsai_trial_pick(random, 0, 1);
   c->accumulate = nsai_trial_pick(random, 0, 2) == 0;

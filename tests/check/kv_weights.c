@@ -32,7 +32,7 @@ static nsa_status make_side(chk_kv_world *w, int first, int64_t dim) {
 
 static nsa_status make_phi(chk_kv_world *w) {
   const nsai_geometry *g = &w->form.geometry;
-  if (g->phi != NSAI_PHI_LINEAR && g->phi != NSAI_PHI_MLP) return NSA_OK;
+  if (!nsai_phi_has_weights(g)) return NSA_OK;
   NSAI_TRY(make_side(w, CHK_KV_PHI_K, g->head_dim_qk));
   return make_side(w, CHK_KV_PHI_V, g->head_dim_v);
 }

@@ -93,8 +93,7 @@ static nsa_phi_side phi_side(toy *t, int64_t dim) {
   const nsai_geometry *g = &t->geometry;
   int64_t flat = g->block * dim;
   nsa_phi_side side = { 0 };
-  if (g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP)
-    side.pe = random_tensor(t, 3, g->kv_heads, g->block, dim);
+  if (nsai_phi_has_weights(g)) side.pe = random_tensor(t, 3, g->kv_heads, g->block, dim);
   if (g->phi == NSAI_PHI_LINEAR) side.w = weights(t, flat, dim);
   if (g->phi == NSAI_PHI_MLP) {
     side.w1 = weights(t, flat, g->phi_hidden);
