@@ -23,6 +23,7 @@ typedef struct cached {
   int64_t pages;     /* of the cache's tensors, or their rows; NSAI_ANY: none lies in either */
   int64_t page_size; /* or the capacity of a row; NSAI_ANY as above */
   int64_t rings;     /* rows of the window's ring; NSAI_ANY: none */
+  int64_t ring_size; /* tokens of each */
 } cached;
 
 static cached cached_begin(const nsai_check *check, const nsa_batch *batch, const char *name) {
@@ -32,7 +33,8 @@ static cached cached_begin(const nsai_check *check, const nsa_batch *batch, cons
                    .name = name,
                    .pages = NSAI_ANY,
                    .page_size = page_size ? page_size : NSAI_ANY,
-                   .rings = NSAI_ANY };
+                   .rings = NSAI_ANY,
+                   .ring_size = NSAI_ANY };
 }
 
 /* ---- tensors of the cache ---- */
@@ -73,10 +75,11 @@ static nsa_status check_raw(cached *c, const nsa_tensor *t, const char *name, in
 static nsa_status check_ring(cached *c, const nsa_tensor *t, const char *name, int32_t dim) {
   const nsai_problem *p = c->check->problem;
   nsai_expectation e = {
-    name, 4, { c->rings, NSAI_ANY, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
+    name, 4, { c->rings, c->ring_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
   };
   NSAI_TRY(nsai_expect(c->check, t, &e));
   c->rings = t->shape[0];
+  c->ring_size = t->shape[1]; /* K and V turn at the same token */
   return check_rows_length(
       t, name, least_ring(p),
       "a ring holds the window and the problem.max_q_len - 1 tokens behind it");

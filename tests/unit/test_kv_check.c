@@ -101,7 +101,7 @@ static void spoil_cache(kv_call *c, run_fn run, const char *name, nsa_kv *kv) {
       if (!sides[i]->data) continue;
       bool ring = c->world->form.ring && pair == NSA_WIN;
       snprintf(full, sizeof full, "%s.%c[%d]", name, "kv"[i], pair);
-      int free_dims = ring             ? (i ? SECOND_FREE : BOTH_FREE)
+      int free_dims = ring             ? (i ? 0 : BOTH_FREE)
                       : first && paged ? FIRST_FREE
                       : first          ? BOTH_FREE
                                        : 0;
