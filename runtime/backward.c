@@ -19,19 +19,6 @@ typedef struct gradient {
   int64_t shape[NSA_MAX_DIMS];
 } gradient;
 
-/* Inputs may repeat their heads by a stride of 0; what is written has a place for each element. */
-static nsa_status check_places(const nsai_check *check, const nsa_tensor *t, const char *name) {
-  if (!nsai_present(t) || check->level == NSAI_CHECK_OFF) return NSA_OK;
-  for (int32_t i = 0; i < t->ndim; i++)
-    if (t->shape[i] > 1 && !t->stride[i])
-      return nsai_fail(
-          NSA_E_ARG,
-          "%s has stride[%d] = 0, and its elements lie on each other: give each of the "
-          "%lld a place of its own, and sum them afterwards",
-          name, i, (long long)t->shape[i]);
-  return NSA_OK;
-}
-
 /* What the gradients of a group have in common: "grads.d_kv", and why one of them may not exist. */
 typedef struct gradient_group {
   const char *name;
@@ -49,7 +36,7 @@ static nsa_status check_group(const nsai_check *check, const gradient_group *gro
     if (nsai_present(all[i].tensor) && !all[i].exists)
       return nsai_fail(NSA_E_ARG, "%s is wanted, but %s: leave it out", name, group->why);
     NSAI_TRY(nsai_expect_optional(check, all[i].tensor, &e));
-    NSAI_TRY(check_places(check, all[i].tensor, name));
+    NSAI_TRY(nsai_expect_places(check, all[i].tensor, name));
   }
   return NSA_OK;
 }

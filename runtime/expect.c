@@ -104,6 +104,39 @@ nsa_status nsai_expect_optional(const nsai_check *check, const nsa_tensor *t,
   return nsai_present(t) ? nsai_expect(check, t, e) : NSA_OK;
 }
 
+static uint64_t distance(int64_t stride) {
+  return stride < 0 ? -(uint64_t)stride : (uint64_t)stride;
+}
+
+/* The dimension with the least stride above those in the set `done`; -1: there is none. Dimensions of one
+ * element have no stride. */
+static int next_dimension(const nsa_tensor *t, unsigned done) {
+  int next = -1;
+  for (int i = t->ndim - 1; i >= 0; i--)
+    if (!(done >> i & 1) && t->shape[i] > 1 &&
+        (next < 0 || distance(t->stride[i]) < distance(t->stride[next])))
+      next = i;
+  return next;
+}
+
+nsa_status nsai_expect_places(const nsai_check *check, const nsa_tensor *t, const char *name) {
+  if (!nsai_present(t) || check->level == NSAI_CHECK_OFF || is_empty(t)) return NSA_OK;
+  uint64_t extent = 1; /* elements from the first to the last of the dimensions in `done` */
+  unsigned done = 0;
+  for (int i; (i = next_dimension(t, done)) >= 0; done |= 1u << i) {
+    uint64_t stride = distance(t->stride[i]), more;
+    if (stride < extent)
+      return nsai_fail(NSA_E_ARG,
+                       "%s has stride[%d] = %lld, and its elements lie on each other: give each of "
+                       "the %lld a place of its own",
+                       name, i, (long long)t->stride[i], (long long)t->shape[i]);
+    if (__builtin_mul_overflow(stride, (uint64_t)t->shape[i] - 1, &more) ||
+        __builtin_add_overflow(extent, more, &extent))
+      extent = UINT64_MAX;
+  }
+  return NSA_OK;
+}
+
 nsa_status nsai_expect_offsets(const nsa_tensor *t, int32_t num_seqs,
                                const nsai_offset_limits *limits) {
   const int32_t *at = t->data;

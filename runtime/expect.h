@@ -37,6 +37,10 @@ nsa_status nsai_expect(const nsai_check *check, const nsa_tensor *tensor,
 nsa_status nsai_expect_optional(const nsai_check *check, const nsa_tensor *tensor,
                                 const nsai_expectation *expectation);
 
+/* What is written has a place for each element; inputs may repeat rows or heads by a stride of 0. Takes
+ * tensors whose dimensions nest, in any order. `tensor` is as expected, or absent. NSA_E_ARG. */
+nsa_status nsai_expect_places(const nsai_check *check, const nsa_tensor *tensor, const char *name);
+
 /* What an array of offsets may hold. */
 typedef struct nsai_offset_limits {
   const char *name;

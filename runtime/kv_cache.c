@@ -58,13 +58,19 @@ static nsa_status check_rows_length(const nsa_tensor *t, const char *name, int64
                    (long long)t->shape[1], (long long)least, why);
 }
 
+/* A tensor of the cache; an append writes it. */
+static nsa_status expect_tensor(const cached *c, const nsa_tensor *t, const nsai_expectation *e) {
+  NSAI_TRY(nsai_expect(c->check, t, e));
+  return c->check->problem->op == NSA_OP_APPEND ? nsai_expect_places(c->check, t, e->name) : NSA_OK;
+}
+
 /* K or V of a pair, in pages or rows. */
 static nsa_status check_raw(cached *c, const nsa_tensor *t, const char *name, int32_t dim) {
   const nsai_problem *p = c->check->problem;
   nsai_expectation e = {
     name, 4, { c->pages, c->page_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(nsai_expect(c->check, t, &e));
+  NSAI_TRY(expect_tensor(c, t, &e));
   c->pages = t->shape[0];
   c->page_size = t->shape[1];
   if (p->page_size) return NSA_OK;
@@ -77,7 +83,7 @@ static nsa_status check_ring(cached *c, const nsa_tensor *t, const char *name, i
   nsai_expectation e = {
     name, 4, { c->rings, c->ring_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(nsai_expect(c->check, t, &e));
+  NSAI_TRY(expect_tensor(c, t, &e));
   c->rings = t->shape[0];
   c->ring_size = t->shape[1]; /* K and V turn at the same token */
   return check_rows_length(
@@ -92,7 +98,7 @@ static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side
   snprintf(name, sizeof name, "%s.%s_cmp", c->name, side);
   int64_t entries = p->page_size ? p->page_size / p->model.stride : NSAI_ANY;
   nsai_expectation e = { name, 4, { c->pages, entries, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL };
-  NSAI_TRY(nsai_expect(c->check, t, &e));
+  NSAI_TRY(expect_tensor(c, t, &e));
   c->pages = t->shape[0];
   if (p->page_size) return NSA_OK;
   return check_rows_length(t, name, row_entries(p),

@@ -158,6 +158,10 @@ static nsa_status check_compressed(const nsai_check *check, const nsa_batch *bat
   };
   NSAI_TRY(nsai_expect(check, &io->kv.k_cmp, &k));
   NSAI_TRY(nsai_expect(check, &io->kv.v_cmp, &v));
+  if (m->phi != NSAI_PHI_EXTERNAL && check->problem->op != NSA_OP_BACKWARD) {
+    NSAI_TRY(nsai_expect_places(check, &io->kv.k_cmp, k.name));
+    NSAI_TRY(nsai_expect_places(check, &io->kv.v_cmp, v.name));
+  }
   if (batch && batch->num_seqs > 1 && !nsai_present(&batch->cu_blocks))
     return nsai_fail(
         NSA_E_ARG,
@@ -264,6 +268,13 @@ static nsa_status check_gate(const nsai_check *check, const nsa_io *io, int64_t 
   return nsai_expect_optional(check, &io->gate.b2, &b2);
 }
 
+/* An optional tensor that the call writes; a backward pass reads it. */
+static nsa_status expect_output(const nsai_check *check, const nsa_tensor *t,
+                                const nsai_expectation *e) {
+  NSAI_TRY(nsai_expect_optional(check, t, e));
+  return check->problem->op == NSA_OP_BACKWARD ? NSA_OK : nsai_expect_places(check, t, e->name);
+}
+
 /* A selection that the caller brings, with or without the axis of KV heads. */
 static nsa_status check_selection(const nsai_check *check, const nsa_io *io, int64_t tokens) {
   const nsai_geometry *m = &check->problem->model;
@@ -280,9 +291,8 @@ static nsa_status check_selection(const nsai_check *check, const nsa_io *io, int
   nsai_expectation all = { "io.block_idx", 2, { tokens, m->select_count }, NSAI_DTYPE_I32 };
   if (check->problem->selection ==
       NSA_SELECT_OWN) /* what the forward chose is its backward's input */
-    return check->problem->op == NSA_OP_BACKWARD
-               ? nsai_expect(check, &io->block_idx, &each)
-               : nsai_expect_optional(check, &io->block_idx, &each);
+    return check->problem->op == NSA_OP_BACKWARD ? nsai_expect(check, &io->block_idx, &each)
+                                                 : expect_output(check, &io->block_idx, &each);
   return nsai_expect(check, &io->block_idx, io->block_idx.ndim == 2 ? &all : &each);
 }
 
@@ -291,15 +301,16 @@ static nsa_status check_outputs(const nsai_check *check, const nsa_io *io, int64
   static const char *const lse_names[] = { "io.lse[0]", "io.lse[1]", "io.lse[2]" };
   const nsai_geometry *m = &check->problem->model;
   nsai_expectation o = { "io.o", 3, { tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
-  NSAI_TRY(check->problem->op == NSA_OP_BACKWARD ? nsai_expect_optional(check, &io->o, &o)
-                                                 : nsai_expect(check, &io->o, &o));
+  NSAI_TRY(check->problem->op == NSA_OP_BACKWARD || nsai_present(&io->o)
+               ? expect_output(check, &io->o, &o)
+               : nsai_expect(check, &io->o, &o));
   for (int b = 0; b < NSA_BRANCHES; b++) {
     nsai_expectation branch = {
       o_names[b], 3, { tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL
     };
     nsai_expectation lse = { lse_names[b], 2, { tokens, m->heads }, NSAI_DTYPE_F32 };
-    NSAI_TRY(nsai_expect_optional(check, &io->o_branch[b], &branch));
-    NSAI_TRY(nsai_expect_optional(check, &io->lse[b], &lse));
+    NSAI_TRY(expect_output(check, &io->o_branch[b], &branch));
+    NSAI_TRY(expect_output(check, &io->lse[b], &lse));
     bool runs = check->branches >> b & 1;
     if (check->problem->op == NSA_OP_DENSE && nsai_present(&io->o_branch[b]))
       return nsai_fail(NSA_E_ARG, "%s is wanted, but NSA_OP_DENSE has no branches: use io.o",
@@ -328,6 +339,7 @@ static nsa_status check_probe(const nsai_check *check, const nsa_io *io) {
   };
   NSAI_TRY(nsai_expect(check, &io->probe_rows, &list));
   NSAI_TRY(nsai_expect(check, &io->probe_importance, &out));
+  NSAI_TRY(nsai_expect_places(check, &io->probe_importance, out.name));
   if (rows > p->max_probe_rows)
     return nsai_fail(
         NSA_E_ARG,
@@ -364,7 +376,7 @@ static nsa_status check_reads(const nsai_check *check, const nsa_io *io, int32_t
   nsai_expectation reads = {
     "io.reads", 4, { num_seqs, p->model.kv_heads, NSA_BRANCHES, 2 }, NSAI_DTYPE_I64
   };
-  return nsai_expect(check, &io->reads, &reads);
+  return nsai_expect(check, &io->reads, &reads); /* sums may lie on each other */
 }
 
 static nsa_status check_io(const nsa_io *io) {
@@ -449,6 +461,7 @@ nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, co
   if (!importance) return nsai_fail(NSA_E_ARG, "importance is NULL");
   NSAI_TRY(nsai_expect(check, importance, &given));
   NSAI_TRY(nsai_expect(check, &io->block_idx, &idx));
+  NSAI_TRY(nsai_expect_places(check, &io->block_idx, idx.name));
   int64_t blocks = nsai_select_block_count(m, sizes->packed ? p->max_kv_len : sizes->kv_tokens);
   if (importance->shape[2] < blocks)
     return nsai_fail(NSA_E_ARG, "importance has %lld columns, a sequence has up to %lld blocks",

@@ -78,7 +78,8 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  * batch  kv_len and, with pages, their lists are required; cu_q (of the tokens in `fresh`), slots and
  *        slot_mapping (-1 for tokens of padded rows and for those with t < 0) may be absent.
  * cache  out: the pairs that the model reads, and k_cmp, v_cmp. With phi external the caller writes
- *        the compressed entries, and k_cmp, v_cmp are not touched.
+ *        the compressed entries, and k_cmp, v_cmp are not touched. Strides that lay two elements on
+ *        each other are refused.
  * fresh  the same pairs without k_cmp, v_cmp: dtype [T, Hkv, Dk], [T, Hkv, Dv].
  * phi    the weights of phi linear or mlp; else NULL or empty.
  *

@@ -173,6 +173,7 @@ static void test_gpu_alignment(void **state) {
   machine_expect("gate", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
   floats.d_o = g.d_o;
   floats.d_q.data = (float *)floats.d_q.data + 1;
+  floats.d_kv.v[0].stride[0] += 1;
   floats.d_kv.v[0].stride[1] += 1;
   machine_expect("f32", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &floats), NSA_OK, NULL);
   machine_free(&m);

@@ -152,6 +152,50 @@ static void test_each_tensor(void **state) {
   }
 }
 
+/* ---- elements that lie on each other ---- */
+
+static void overlap(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int dim,
+                    int64_t stride) {
+  nsa_tensor good = *t;
+  char what[96];
+  t->stride[dim] = stride;
+  snprintf(what, sizeof what, "%s has stride[%d] = %lld, and its elements lie on each other", name,
+           dim, (long long)stride);
+  refuse(c, run, what, what);
+  *t = good;
+}
+
+/* What an append writes, and what the others do; the cache may repeat itself where it is read. */
+static void test_overlaps(void **state) {
+  (void)state;
+  static const kv_form forms[] = { { .page_size = 16, .ring = true },
+                                   { .page_size = 16, .hnd = true },
+                                   { .page_size = NSA_NO_PAGES, .hnd = true } };
+  kv_world w;
+  kv_call c;
+  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+    begin(&w, &c, &(machine_request){ .per_branch = true }, &forms[i]);
+    nsa_kv *kv = &w.cache;
+    overlap(&c, run_append, "cache.k[0]", &kv->k[0], 0, 0);
+    overlap(&c, run_append, "cache.v[0]", &kv->v[0], 0, kv->v[0].stride[0] - 1);
+    overlap(&c, run_append, "cache.v[1]", &kv->v[1], 2, 0);
+    overlap(&c, run_append, "cache.k[2]", &kv->k[2], forms[i].hnd ? 1 : 2, -23);
+    overlap(&c, run_append, "cache.v_cmp", &kv->v_cmp, 1, 15);
+    const run_fn attends[] = { run_decode, run_prefill };
+    for (int a = 0; a < 2; a++) {
+      nsa_tensor cached = c.io.kv.k[0];
+      c.io.kv.k[0].stride[2] = 0; /* one head for all */
+      machine_expect("one head", attends[a](&c), NSA_OK, NULL);
+      c.io.kv.k[0] = cached;
+      overlap(&c, attends[a], "io.o", &c.io.o, 0, 0);
+      overlap(&c, attends[a], "io.o", &c.io.o, 1, 8);
+      overlap(&c, attends[a], "io.lse[2]", &c.io.lse[2], 0, 5);
+      overlap(&c, attends[a], "io.block_idx", &c.io.block_idx, 1, -3);
+    }
+    end(&w, &c);
+  }
+}
+
 /* ---- capacities of rows and rings ---- */
 
 static void test_rows(void **state) {
@@ -492,17 +536,12 @@ static void test_wide_heads(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_each_tensor),
-    cmocka_unit_test(test_rows),
-    cmocka_unit_test(test_what_does_not_belong),
-    cmocka_unit_test(test_forward),
-    cmocka_unit_test(test_values),
-    cmocka_unit_test(test_slots),
-    cmocka_unit_test(test_many_alike),
-    cmocka_unit_test(test_slot_mapping),
-    cmocka_unit_test(test_prefill),
-    cmocka_unit_test(test_gpu),
-    cmocka_unit_test(test_wide_heads),
+    cmocka_unit_test(test_each_tensor),  cmocka_unit_test(test_overlaps),
+    cmocka_unit_test(test_rows),         cmocka_unit_test(test_what_does_not_belong),
+    cmocka_unit_test(test_forward),      cmocka_unit_test(test_values),
+    cmocka_unit_test(test_slots),        cmocka_unit_test(test_many_alike),
+    cmocka_unit_test(test_slot_mapping), cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_gpu),          cmocka_unit_test(test_wide_heads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
