@@ -5,6 +5,16 @@
  */
 #include "cached.h"
 
+/* Tokens that no sequence has more of: the plan's, and those that a row of the table has pages for. How many
+ * pages a list has is known on the device alone. */
+static int longest_sequence(const nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  const nsa_batch *b = run->batch;
+  if (!p->page_size || nsai_present(&b->page_indptr)) return (int)p->max_kv_len;
+  int64_t pages = b->block_table.shape[1], all = (p->max_kv_len + p->page_size - 1) / p->page_size;
+  return (int)(pages < all ? pages * p->page_size : p->max_kv_len);
+}
+
 NsaiCacheBatch nsai_cache_batch(const nsai_run *run) {
   const nsa_batch *b = run->batch;
   bool lists = nsai_present(&b->page_indptr);
@@ -18,7 +28,7 @@ NsaiCacheBatch nsai_cache_batch(const nsai_run *run) {
                            .num_seqs = b->num_seqs,
                            .q_tokens = (int)run->sizes.tokens,
                            .q_each = (int)(run->sizes.tokens / b->num_seqs),
-                           .max_kv_len = (int)run->plan->problem.max_kv_len };
+                           .max_kv_len = longest_sequence(run) };
 }
 
 NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {

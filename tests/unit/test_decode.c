@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "common/params_cache.h"
 #include "context.h"
 #include "decode.h"
 #include "machine.h"
@@ -105,6 +106,15 @@ static void test_single(void **state) {
 }
 
 /* ---- launches ---- */
+
+static int longest; /* that the last kernel over a cache was told */
+
+static double note_longest(const fake_cuda_launch *launch, const void *params) {
+  const NsaiCacheBatch *batch = params; /* the first member of each */
+  (void)launch;
+  longest = batch->max_kv_len;
+  return 1;
+}
 
 /* Tensors on the fake GPU, whose memory is the host's. */
 typedef struct decode_run {
@@ -285,6 +295,37 @@ static void test_lists(void **state) {
   end(&r);
 }
 
+/* No kernel looks behind a row of the table, whatever lengths say. */
+static void test_narrow_table(void **state) {
+  (void)state;
+  static const struct {
+    int64_t pages;
+    int longest;
+  } rows[] = { { 0, 0 }, { 1, 16 }, { 3, 48 }, { 4, 64 }, { 4000000000, 64 } };
+  decode_run r;
+  begin(&r, "decode_mma", NSAI_PHI_MEAN);
+  nsa_plan *prefill = plan_of(&r, NSA_OP_PREFILL);
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    r.batch.block_table.shape[1] = rows[i].pages;
+    machine_record()->kernel = note_longest;
+    for (int call = 0; call < 3; call++) {
+      nsa_status status =
+          call == 0   ? nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh, NULL)
+          : call == 1 ? nsa_decode(r.decode, &r.m.exec, &r.batch, &r.io)
+                      : nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io);
+      machine_expect("narrow", status, NSA_OK, NULL);
+      assert_int_equal(longest, rows[i].longest);
+    }
+  }
+  r.batch.page_indptr = toy_tensor(&r.memory, NSA_I32, 1, SEQS + 1, 0, 0);
+  r.batch.page_indices = toy_tensor(&r.memory, NSA_I32, 1, 2, 0, 0);
+  r.batch.block_table = (nsa_tensor){ 0 };
+  decode(&r, 0); /* lists say themselves how long they are */
+  assert_int_equal(longest, 64);
+  nsa_plan_destroy(prefill);
+  end(&r);
+}
+
 /* Products of the rows that an append may complete, K and then V, between gathering and scattering. */
 static void test_products(void **state) {
   (void)state;
@@ -413,7 +454,8 @@ int main(void) {
     cmocka_unit_test(test_single),        cmocka_unit_test(test_places),
     cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
     cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_lists),
-    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_products),
+    cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
