@@ -70,6 +70,7 @@
   X(OPTIONAL, cuStreamCreate, 2000, (nsai_cu_stream *, unsigned flags))                            \
   X(OPTIONAL, cuStreamDestroy, 4000, (nsai_cu_stream))                                             \
   X(REQUIRED, cuStreamSynchronize, 2000, (nsai_cu_stream))                                         \
+  X(REQUIRED, cuStreamIsCapturing, 10000, (nsai_cu_stream, int32_t *status))                       \
   X(OPTIONAL, cuStreamBeginCapture, 10010, (nsai_cu_stream, int32_t mode))                         \
   X(OPTIONAL, cuStreamEndCapture, 10000, (nsai_cu_stream, nsai_cu_graph *))                        \
   X(REQUIRED, cuEventCreate, 2000, (nsai_cu_event *, unsigned flags))                              \

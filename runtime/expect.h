@@ -49,7 +49,7 @@ typedef struct nsai_offset_limits {
   const char *capacity; /* of the problem, which `length` comes from */
 } nsai_offset_limits;
 
-/* Checks on the CPU device that i32 [num_seqs + 1] ascends from 0, within the rows and the longest
+/* Checks of values that can be read that i32 [num_seqs + 1] ascends from 0, within the rows and the longest
  * sequence. An absent array is fine. NSA_E_ARG. */
 nsa_status nsai_expect_offsets(const nsa_tensor *offsets, int32_t num_seqs,
                                const nsai_offset_limits *limits);

@@ -2,10 +2,11 @@
  * SPDX-License-Identifier: MIT
  *
  * The checks of a cache, and nsa_kv_page_bytes. What the host can see is checked on every device,
- * the values of the batch's arrays on the CPU device alone.
+ * the values of the batch's arrays where it may look at them (batch_values.h).
  */
 #include "kv_cache.h"
 
+#include "batch_values.h"
 #include "context.h"
 #include "expect.h"
 
@@ -228,7 +229,7 @@ static nsa_status check_batch(const cached *c) {
   return nsai_expect_optional(c->check, &b->slot_mapping, &mapping);
 }
 
-/* ---- the batch's values, on the CPU device: a wrong one would be followed ---- */
+/* ---- the batch's values: of arrays that the host can read ---- */
 
 /* A sequence's list of pages. */
 typedef struct page_list {
@@ -314,16 +315,27 @@ static nsa_status check_sequence(const cached *c, int32_t s) {
   return NSA_OK;
 }
 
-static nsa_status check_values(const cached *c) {
+static nsa_status check_sequences(const cached *c) {
   const nsai_problem *p = c->check->problem;
   const nsa_batch *b = c->batch;
-  if (c->check->driver || c->check->level == NSAI_CHECK_OFF) return NSA_OK;
   nsai_offset_limits q = { "batch.cu_q", c->tokens, p->max_q_len, "max_q_len" };
   nsai_offset_limits pages = { "batch.page_indptr", b->page_indices.shape[0], INT32_MAX, NULL };
   NSAI_TRY(nsai_expect_offsets(&b->cu_q, b->num_seqs, &q));
   NSAI_TRY(nsai_expect_offsets(&b->page_indptr, b->num_seqs, &pages));
   for (int32_t s = 0; s < b->num_seqs; s++) NSAI_TRY(check_sequence(c, s));
   return NSA_OK;
+}
+
+static nsa_status check_values(const cached *c) {
+  nsai_batch_values values;
+  cached read = *c;
+  nsa_status status = NSA_OK;
+  NSAI_TRY(nsai_batch_values_read(c->check, c->batch, &values));
+  read.batch = values.batch;
+  if (values.batch) NSAI_TRY_TO(done, check_sequences(&read));
+done:
+  nsai_batch_values_fini(&values);
+  return status;
 }
 
 /* ---- the calls ---- */

@@ -67,6 +67,7 @@ static nsa_status end_run(const nsai_run *run, nsa_status status) {
 static nsai_check check_of(const nsai_run *run) {
   return (nsai_check){ .problem = &run->plan->problem,
                        .driver = run->driver,
+                       .stream = run->driver ? run->queue->stream : NULL,
                        .level = run->plan->ctx->config->runtime.check_inputs,
                        .branches = run->branches };
 }

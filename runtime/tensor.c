@@ -3,6 +3,7 @@
  */
 #include "tensor.h"
 
+#include "batch_values.h"
 #include "expect.h"
 #include "kv_cache.h"
 
@@ -111,11 +112,9 @@ static nsa_status check_room(const nsai_check *check, const nsa_batch *batch,
   return NSA_OK;
 }
 
-/* The values of the batch's arrays: on the CPU device they can be read, and a wrong one would be
- * followed. `q_rows`, `kv_rows`: of the tensors that they cut. */
-static nsa_status check_values(const nsai_check *check, const nsa_batch *batch, int64_t q_rows,
-                               int64_t kv_rows, const nsai_run_sizes *sizes) {
-  if (!batch || check->driver || check->level == NSAI_CHECK_OFF) return NSA_OK;
+/* Offsets that can be read. `q_rows`, `kv_rows`: of the tensors that they cut. */
+static nsa_status check_offsets(const nsai_check *check, const nsa_batch *batch, int64_t q_rows,
+                                int64_t kv_rows, const nsai_run_sizes *sizes) {
   int64_t kv_len = check->problem->max_kv_len;
   nsai_offset_limits q = { "batch.cu_q", q_rows, INT32_MAX, NULL },
                      kv = { "batch.cu_kv", kv_rows, kv_len, "max_kv_len" };
@@ -128,6 +127,18 @@ static nsa_status check_values(const nsai_check *check, const nsa_batch *batch, 
   if (!sizes->cmp_rows) return NSA_OK;
   NSAI_TRY(nsai_expect_offsets(&batch->cu_blocks, batch->num_seqs, &blocks));
   return check->problem->model.phi == NSAI_PHI_EXTERNAL ? NSA_OK : check_room(check, batch, sizes);
+}
+
+/* The values of the batch's arrays, where they can be looked at. */
+static nsa_status check_values(const nsai_check *check, const nsa_batch *batch, int64_t q_rows,
+                               int64_t kv_rows, const nsai_run_sizes *sizes) {
+  nsai_batch_values values;
+  nsa_status status = NSA_OK;
+  NSAI_TRY(nsai_batch_values_read(check, batch, &values));
+  if (values.batch) NSAI_TRY_TO(done, check_offsets(check, values.batch, q_rows, kv_rows, sizes));
+done:
+  nsai_batch_values_fini(&values);
+  return status;
 }
 
 /* K and V of one branch; the first also gives the number of KV tokens. */

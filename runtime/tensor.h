@@ -22,6 +22,7 @@ typedef struct nsai_run_sizes {
 typedef struct nsai_check {
   const nsai_problem *problem;
   const nsai_driver *driver; /* NULL: the CPU device */
+  nsa_stream stream;         /* of a GPU's run */
   int32_t level;             /* NSAI_CHECK_* of runtime.check_inputs */
   uint32_t branches;         /* that will run */
 } nsai_check;

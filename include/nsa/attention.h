@@ -280,12 +280,17 @@ typedef struct nsa_io {
  * go through cuBLASLt, which makes small allocations on the host; otherwise none are made there
  * either. On the CPU device it computes before it returns. Thread-safe.
  *
+ * The values of the batch's arrays are checked on the CPU device, unless runtime.check_inputs is off, and
+ * trusted on a GPU: a wrong one may be followed anywhere. `runtime.check_inputs: full` checks them there,
+ * too, to find a bug of the host: it waits for the stream, but looks at nothing during a capture.
+ *
  * plan, exec, io  required. batch NULL: one sequence.
  *
  * NSA_E_ARG (names the tensor, what it is and what it should be), NSA_E_VERSION, NSA_E_WORKSPACE,
- * NSA_E_CUDA, NSA_E_FORKED, NSA_E_NOMEM (CPU device only), NSA_E_UNSUPPORTED (more than 2^31 blocks
- * of threads: split the batch; cuBLASLt has no algorithm for a product; on sm_90a, a stride that the
- * copy engine does not take: negative, 0 but for the heads of k and v, or 2^35 elements and more).
+ * NSA_E_CUDA, NSA_E_FORKED, NSA_E_NOMEM (CPU device, or check_inputs full), NSA_E_UNSUPPORTED (more
+ * than 2^31 blocks of threads: split the batch; cuBLASLt has no algorithm for a product; on sm_90a, a
+ * stride that the copy engine does not take: negative, 0 but for the heads of k and v, or 2^35 elements
+ * and more).
  * Nothing is enqueued when the arguments are refused; after NSA_E_CUDA or NSA_E_UNSUPPORTED a part
  * may have been. */
 NSA_API nsa_status nsa_forward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,

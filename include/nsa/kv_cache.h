@@ -84,8 +84,8 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  * phi    the weights of phi linear or mlp; else NULL or empty.
  *
  * The arrays of the batch lie where the tensors do: in device memory, on the CPU device in host
- * memory. Errors and behaviour as nsa_forward; on the CPU device, where the batch's arrays can be
- * read, values that lead out of the cache are NSA_E_ARG, unless runtime.check_inputs is off. */
+ * memory. Errors and behaviour as nsa_forward; where it checks the batch's values, those that lead out of
+ * the cache are NSA_E_ARG: lengths, pages, slots. */
 NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                                  const nsa_kv *cache, const nsa_kv *fresh, const nsa_phi *phi);
 

@@ -363,6 +363,12 @@ static nsai_cu_result end_capture(nsai_cu_stream stream, nsai_cu_graph *out) {
   return *out ? record.broken : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
 }
 
+static nsai_cu_result is_capturing(nsai_cu_stream stream, int32_t *status) {
+  (void)stream;
+  *status = record.capturing;
+  return record.broken;
+}
+
 static nsai_cu_result instantiate(nsai_cu_graph_exec *out, nsai_cu_graph graph, uint64_t flags) {
   (void)flags;
   *out = (nsai_cu_graph_exec)(void *)new_graph(*(const double *)(const void *)graph);
@@ -470,6 +476,7 @@ nsai_cu_result cuGetProcAddress_v2(const char *name, void **function, int versio
     { "cuEventDestroy", (any)destroy_event },
     { "cuEventRecord", (any)record_event },
     { "cuEventElapsedTime", (any)elapsed_time },
+    { "cuStreamIsCapturing", (any)is_capturing },
     { "cuStreamBeginCapture", (any)begin_capture },
     { "cuStreamEndCapture", (any)end_capture },
     { "cuGraphInstantiateWithFlags", (any)instantiate },

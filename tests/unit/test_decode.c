@@ -155,11 +155,9 @@ static nsa_plan *plan_for(decode_run *r, int32_t op, int32_t selection, int32_t 
 
 static nsa_plan *plan_of(decode_run *r, int32_t op) { return plan_for(r, op, NSA_SELECT_OWN, 0); }
 
-static void begin(decode_run *r, const char *variant, nsai_phi_kind phi) {
-  char force[80], name[80];
+static void begin_with(decode_run *r, const char *override, nsai_phi_kind phi) {
   memset(r, 0, sizeof *r);
-  snprintf(force, sizeof force, "variants.force.decode=%s", variant);
-  machine_init(&r->m, &(machine_request){ .gpu = true, .phi = phi, .override = force });
+  machine_init(&r->m, &(machine_request){ .gpu = true, .phi = phi, .override = override });
   r->memory.geometry = r->m.ctx->config->model;
   r->append = plan_of(r, NSA_OP_APPEND);
   r->decode = plan_of(r, NSA_OP_DECODE);
@@ -180,13 +178,21 @@ static void begin(decode_run *r, const char *variant, nsai_phi_kind phi) {
   r->io.kv = r->cache;
   nsa_caps caps = NSA_CAPS_INIT;
   machine_expect("caps", nsa_plan_caps(r->decode, &caps), NSA_OK, NULL);
-  snprintf(name, sizeof name, "decode=%s", variant);
-  assert_non_null(strstr(caps.variants, name));
   assert_int_equal(caps.graph_level, NSA_GRAPH_ALWAYS);
   assert_true(caps.workspace_bytes <= WORKSPACE);
   r->m.exec.workspace = aligned_alloc(256, WORKSPACE);
   r->m.exec.workspace_bytes = WORKSPACE;
   *machine_record() = (fake_cuda_state){ .retained = 1 };
+}
+
+static void begin(decode_run *r, const char *variant, nsai_phi_kind phi) {
+  char force[80], name[80];
+  nsa_caps caps = NSA_CAPS_INIT;
+  snprintf(force, sizeof force, "variants.force.decode=%s", variant);
+  begin_with(r, force, phi);
+  machine_expect("caps", nsa_plan_caps(r->decode, &caps), NSA_OK, NULL);
+  snprintf(name, sizeof name, "decode=%s", variant);
+  assert_non_null(strstr(caps.variants, name));
 }
 
 static void end(decode_run *r) {
@@ -326,6 +332,50 @@ static void test_narrow_table(void **state) {
   end(&r);
 }
 
+/* ---- runtime.check_inputs: full ---- */
+
+/* An append and a decode step: neither enqueues anything, or both do; they wait `waits` times. */
+static void expect_checked(decode_run *r, nsa_status status, const char *text, int waits) {
+  fake_cuda_state *record = machine_record();
+  record->waits = 0;
+  record->launches = 0;
+  machine_expect("append",
+                 nsa_kv_append(r->append, &r->m.exec, &r->batch, &r->cache, &r->fresh, NULL),
+                 status, text);
+  machine_expect("decode", nsa_decode(r->decode, &r->m.exec, &r->batch, &r->io), status, text);
+  assert_int_equal(record->launches > 0, status == NSA_OK);
+  assert_int_equal(record->waits, waits);
+}
+
+/* The values that the CPU device checks are read back, but not into a capture. */
+static void test_full(void **state) {
+  (void)state;
+  decode_run r;
+  begin_with(&r, "runtime.check_inputs=full", NSAI_PHI_MEAN);
+  int32_t *len = toy_ints(&r.batch.kv_len), *page = toy_ints(&r.batch.block_table);
+  for (int s = 0; s < SEQS; s++) len[s] = 17 * s;                 /* 0: a padded row */
+  for (int i = 0; i < SEQS * 4; i++) page[i] = i < 6 ? i : PAGES; /* of the last, 3 pages */
+  page[8] = page[9] = page[10] = 7;
+  expect_checked(&r, NSA_OK, NULL, 2);
+  page[9] = PAGES;
+  expect_checked(&r, NSA_E_ARG, "page 1 of sequence 2 is 8, expected one of", 2);
+  r.batch.block_table.shape[1] = 2; /* a row of 2 every 4 */
+  expect_checked(&r, NSA_E_ARG, "sequence 2 has 2 pages, its 34 tokens need 3", 2);
+  r.batch.block_table.shape[1] = 3;
+  expect_checked(&r, NSA_E_ARG, "page 1 of sequence 2 is 8, expected one of", 2);
+  page[9] = 7;
+  expect_checked(&r, NSA_OK, NULL, 2);
+  len[1] = 65;
+  expect_checked(&r, NSA_E_ARG, "batch.kv_len[1] is 65", 2);
+  machine_record()->capturing = true;
+  expect_checked(&r, NSA_OK, NULL, 0);
+  machine_record()->capturing = false;
+  machine_record()->broken = 700;
+  machine_expect("broken", nsa_decode(r.decode, &r.m.exec, &r.batch, &r.io), NSA_E_CUDA, NULL);
+  machine_record()->broken = 0;
+  end(&r);
+}
+
 /* Products of the rows that an append may complete, K and then V, between gathering and scattering. */
 static void test_products(void **state) {
   (void)state;
@@ -454,8 +504,8 @@ int main(void) {
     cmocka_unit_test(test_single),        cmocka_unit_test(test_places),
     cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
     cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_lists),
-    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_products),
-    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
+    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

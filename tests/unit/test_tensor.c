@@ -279,7 +279,7 @@ static void test_offsets(void **state) {
 }
 
 /* runtime.check_inputs: off looks at nothing but what a run cannot do without; full asks whose
- * memory it is. */
+ * memory it is, and reads the values of offsets. */
 static void test_levels(void **state) {
   (void)state;
   machine m;
@@ -297,6 +297,7 @@ static void test_levels(void **state) {
   nsa_tensor *rows = &m.toy.io.lse[1]; /* f32: any multiple of 4 will do */
   void *memory = aligned_alloc(32, 4096);
   assert_non_null(memory);
+  memset(memory, 0, 4096); /* of offsets: no sequence has tokens */
   nsa_tensor *all[] = { &m.toy.io.q,           &m.toy.io.o,           &m.toy.io.kv.k[0],
                         &m.toy.io.kv.v[0],     &m.toy.io.gate.value,  &m.toy.io.block_idx,
                         &m.toy.io.o_branch[0], &m.toy.io.o_branch[1], &m.toy.io.o_branch[2],
@@ -310,6 +311,10 @@ static void test_levels(void **state) {
   refuse(&m, nsa_forward, "io.lse[1]", "on the host");
   machine_expect("full", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_E_ARG,
                  "is not device memory");
+  rows->data = memory;
+  ((int32_t *)memory)[1] = -1;
+  refuse(&m, nsa_forward, "batch.cu_q[1] is -1", "descending");
+  ((int32_t *)memory)[1] = 0;
   free(memory);
   machine_free(&m);
 }

@@ -42,8 +42,9 @@ nsa_tensor toy_tensor(toy *t, int32_t dtype, int32_t ndim, int64_t a, int64_t b,
   }
   size_t bytes = (size_t)stride * (dtype == NSA_F32 || dtype == NSA_I32 ? 4 : 2);
   assert_true(t->owned_count < (int)(sizeof t->owned / sizeof *t->owned));
-  tensor.data = t->owned[t->owned_count++] = malloc(bytes + 1);
-  assert_non_null(tensor.data);
+  void *memory = NULL;
+  assert_int_equal(posix_memalign(&memory, 32, bytes + 1), 0); /* on the fake GPU */
+  tensor.data = t->owned[t->owned_count++] = memory;
   memset(tensor.data, 0xff, bytes);
   return tensor;
 }
