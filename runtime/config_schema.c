@@ -23,8 +23,6 @@
 #define MAX_BLOCK 4096
 #define MAX_WINDOW (1024 * 1024)
 #define MAX_WIDTH 65536 /* features of a hidden layer or a token */
-#define MAX_TOKENS (INT64_C(1) << 40)
-#define MAX_SEQS (1024 * 1024)
 #define MAX_JOBS 256
 #define MAX_SMS 4096
 #define MAX_FIGURE 1000000 /* GB/s and TFLOP/s: far above any device */
@@ -169,17 +167,17 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                              "of queries, keys, values and outputs; f32 on the CPU device only" },
 
   [NSAI_KEY_MAX_TOKENS] = { "serving.max_tokens", NSAI_TYPE_LONG, AT(serving.max_tokens), 0,
-                            MAX_TOKENS, 0, NULL, "0",
+                            NSAI_MAX_ROWS, 0, NULL, "0",
                             "query tokens of one run; 0: each problem says" },
   [NSAI_KEY_MAX_KV_TOKENS] = { "serving.max_kv_tokens", NSAI_TYPE_LONG, AT(serving.max_kv_tokens),
-                               0, MAX_TOKENS, 0, NULL, "0",
+                               0, NSAI_MAX_ROWS, 0, NULL, "0",
                                "KV tokens of one run, all sequences together, for problems "
                                "that give no max_tokens either; 0: max_tokens" },
   [NSAI_KEY_MAX_KV_LEN] = { "serving.max_kv_len", NSAI_TYPE_LONG, AT(serving.max_kv_len), 0,
-                            MAX_TOKENS, 0, NULL, "0",
+                            NSAI_MAX_ROWS, 0, NULL, "0",
                             "KV tokens of one sequence; 0: each problem says" },
-  [NSAI_KEY_MAX_SEQS] = { "serving.max_seqs", NSAI_TYPE_INT, AT(serving.max_seqs), 0, MAX_SEQS, 0,
-                          NULL, "0", "sequences of one run; 0: each problem says" },
+  [NSAI_KEY_MAX_SEQS] = { "serving.max_seqs", NSAI_TYPE_INT, AT(serving.max_seqs), 0, NSAI_MAX_SEQS,
+                          0, NULL, "0", "sequences of one run; 0: each problem says" },
   [NSAI_KEY_MAX_Q_LEN] = { "serving.max_q_len", NSAI_TYPE_INT, AT(serving.max_q_len), 0,
                            NSA_MAX_DECODE_LEN, 0, NULL, "0",
                            "new tokens of a sequence in one decode step, drafts included; 0: each "
@@ -260,11 +258,11 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                "what is timed: random keys, keys whose neighbours select alike as "
                                "trained models' do, or both" },
   [NSAI_KEY_TUNING_LENGTHS] = { "tuning.lengths", NSAI_TYPE_COUNTS, AT(tuning.lengths), MIN_LENGTH,
-                                MAX_TOKENS, 0, NULL, "null",
+                                NSAI_MAX_ROWS, 0, NULL, "null",
                                 "KV tokens of the sequences that are timed, ascending; null: 1Ki, "
                                 "4Ki, 16Ki and on up to the longest that serving allows" },
-  [NSAI_KEY_TUNING_BATCHES] = { "tuning.batches", NSAI_TYPE_COUNTS, AT(tuning.batches), 1, MAX_SEQS,
-                                0, NULL, "null",
+  [NSAI_KEY_TUNING_BATCHES] = { "tuning.batches", NSAI_TYPE_COUNTS, AT(tuning.batches), 1,
+                                NSAI_MAX_SEQS, 0, NULL, "null",
                                 "sequences of the decode steps that are timed, ascending; null: 1, "
                                 "4, 16 and on up to serving.max_seqs" },
   [NSAI_KEY_TUNING_ON_FIRST_USE] = { "tuning.on_first_use", NSAI_TYPE_WORD, AT(tuning.on_first_use),
@@ -305,8 +303,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                          "[]", "variants that are never chosen: globs over stage.variant" },
 
   [NSAI_KEY_SELECT_DENSE_BELOW] = { "thresholds.select_dense_below", NSAI_TYPE_LONG,
-                                    AT(thresholds.select_dense_below), 0, MAX_TOKENS, 0, auto_words,
-                                    "auto",
+                                    AT(thresholds.select_dense_below), 0, NSAI_MAX_ROWS, 0,
+                                    auto_words, "auto",
                                     "KV tokens up to which the selected branch runs dense; auto: "
                                     "select.count * select.block, where both are the same" },
 

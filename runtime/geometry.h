@@ -19,6 +19,11 @@ typedef enum nsai_gate_kind { NSAI_GATE_WEIGHTS, NSAI_GATE_LOGITS, NSAI_GATE_MLP
 typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsai_activation;
 
 /* Limits of the kernels; the configuration refuses what lies beyond, by name. */
+/* Rows are counted in int32 on the device, with room for a tile and one tile per sequence beyond the
+ * last; tiles of a launch, rows / 1 + sequences, too. */
+#define NSAI_MAX_ROWS INT64_C(2000000000)
+#define NSAI_MAX_SEQS 1000000
+
 #define NSAI_MAX_GROUP 64 /* query heads per KV head */
 #define NSAI_MAX_HEAD_DIM 256
 #define NSAI_MIN_HEAD_DIM 16

@@ -3,12 +3,6 @@
  */
 #include "problem.h"
 
-/* Rows are counted in int32 on the device, with room for a tile and one tile per sequence beyond
- * the last. */
-#define MAX_ROWS ((int64_t)2000000000)
-/* Tiles of a launch: rows / 1 + sequences must stay an int32, too. */
-#define MAX_SEQS 1000000
-
 static nsa_status check_capacity(const char *name, const char *serving_key, int64_t value,
                                  int64_t limit) {
   if (value < 1)
@@ -52,7 +46,7 @@ static nsa_status resolve_packed(const nsai_config *config, const nsa_problem *p
                        : problem->max_tokens  ? problem->max_tokens
                                               : config->serving.max_kv_tokens;
   if (!out->max_kv_tokens) out->max_kv_tokens = out->max_tokens;
-  NSAI_TRY(check_capacity("max_kv_tokens", "max_kv_tokens", out->max_kv_tokens, MAX_ROWS));
+  NSAI_TRY(check_capacity("max_kv_tokens", "max_kv_tokens", out->max_kv_tokens, NSAI_MAX_ROWS));
   if (!out->max_kv_len || out->max_kv_len > out->max_kv_tokens)
     out->max_kv_len = out->max_kv_tokens;
   return NSA_OK;
@@ -89,7 +83,7 @@ static nsa_status resolve_new_tokens(const nsai_config *config, const nsa_proble
                      "sequence; more are NSA_OP_PREFILL's",
                      out->max_q_len, NSA_MAX_DECODE_LEN);
   if (decodes && !problem->max_tokens) out->max_tokens = (int64_t)out->max_seqs * out->max_q_len;
-  NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, MAX_ROWS));
+  NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, NSAI_MAX_ROWS));
   if (!out->max_q_len) out->max_q_len = (int32_t)out->max_tokens;
   if (out->max_q_len < 1 || out->max_q_len > out->max_tokens)
     return nsai_fail(NSA_E_ARG, "%s.max_q_len is %d: expected 1 to problem.max_tokens (%lld)",
@@ -161,14 +155,14 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_OWN, NSA_SELECT_RANGES));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
-  NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, MAX_SEQS));
+  NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
   if (nsai_problem_is_cached(out)) {
     NSAI_TRY(resolve_cached(config, problem, out));
   } else {
-    NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, MAX_ROWS));
+    NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, NSAI_MAX_ROWS));
     NSAI_TRY(resolve_packed(config, problem, out));
   }
-  NSAI_TRY(check_capacity("max_kv_len", "max_kv_len", out->max_kv_len, MAX_ROWS));
+  NSAI_TRY(check_capacity("max_kv_len", "max_kv_len", out->max_kv_len, NSAI_MAX_ROWS));
   if (out->max_probe_rows < 0 || out->max_probe_rows > out->max_tokens)
     return nsai_fail(NSA_E_ARG, "problem.max_probe_rows is %d: expected 0 to max_tokens (%lld)",
                      out->max_probe_rows, (long long)out->max_tokens);

@@ -197,7 +197,7 @@ static const diag_case syntax_cases[] = {
     "serving:\r\n"
     "  max_seqs: x\r\n",
     NSA_E_CONFIG,
-    "t.yaml:3:13: error: serving.max_seqs: expected a whole number from 0 to 1048576; found 'x'\n"
+    "t.yaml:3:13: error: serving.max_seqs: expected a whole number from 0 to 1000000; found 'x'\n"
     "      max_seqs: x\n"
     "                ^" },
 };

@@ -318,7 +318,7 @@ static const diag_case value_cases[] = {
     "'64KB': units are k, M, G, T (1000) and Ki, Mi, Gi, Ti (1024)\n"
     "      max_kv_len: 64KB\n"
     "                  ^\n"
-    "t.yaml:6:13: error: serving.max_seqs: expected a whole number from 0 to 1048576; found "
+    "t.yaml:6:13: error: serving.max_seqs: expected a whole number from 0 to 1000000; found "
     "'1.5k': write a whole number with a unit\n"
     "      max_seqs: 1.5k\n"
     "                ^" },
@@ -329,10 +329,10 @@ static const diag_case value_cases[] = {
     "  max_seqs: 9999999999999999999999\n"
     "device: {hbm_gbps: 1e3, bf16_tflops: 2000000}\n",
     NSA_E_CONFIG,
-    "t.yaml:3:15: error: serving.max_tokens: -1 is out of range: 0 to 1099511627776\n"
+    "t.yaml:3:15: error: serving.max_tokens: -1 is out of range: 0 to 2000000000\n"
     "      max_tokens: -1\n"
     "                  ^\n"
-    "t.yaml:4:13: error: serving.max_seqs: 9999999999999999999999 is out of range: 0 to 1048576\n"
+    "t.yaml:4:13: error: serving.max_seqs: 9999999999999999999999 is out of range: 0 to 1000000\n"
     "      max_seqs: 9999999999999999999999\n"
     "                ^\n"
     "t.yaml:5:20: error: device.hbm_gbps: expected a number like 4280 or 781.5; found '1e3': write "
@@ -347,7 +347,7 @@ static const diag_case value_cases[] = {
     "serving: {max_seqs: }\n"
     "runtime: {jit: , device: null}\n",
     NSA_E_CONFIG,
-    "t.yaml:2:21: error: serving.max_seqs: expected a whole number from 0 to 1048576; found "
+    "t.yaml:2:21: error: serving.max_seqs: expected a whole number from 0 to 1000000; found "
     "nothing\n"
     "    serving: {max_seqs: }\n"
     "                        ^\n"
@@ -533,7 +533,7 @@ static const diag_case tuning_cases[] = {
     "nsa: 1\n"
     "tuning: {lengths: [63]}\n",
     NSA_E_CONFIG,
-    "t.yaml:2:20: error: tuning.lengths: 63 is out of range: 64 to 1099511627776\n"
+    "t.yaml:2:20: error: tuning.lengths: 63 is out of range: 64 to 2000000000\n"
     "    tuning: {lengths: [63]}\n"
     "                       ^" },
   { "lengths out of order",
