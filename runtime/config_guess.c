@@ -10,17 +10,20 @@
 
 #include <string.h>
 
-/* Spellings of NSA implementations and of transformer configurations. */
+/* Spellings of NSA implementations, of transformer and of serving configurations. */
 static const struct {
   const char *spelling;
   nsai_key_id key;
+  const char *section; /* where it means this; NULL: anywhere else */
 } aliases[] = {
   { "attention_heads", NSAI_KEY_MODEL_HEADS },
   { "autotune", NSAI_KEY_TUNING_ON_FIRST_USE },
   { "block_count", NSAI_KEY_SELECT_COUNT },
   { "block_counts", NSAI_KEY_SELECT_COUNT },
+  { "block_size", NSAI_KEY_PAGE_SIZE, "serving" },
   { "block_size", NSAI_KEY_SELECT_BLOCK },
   { "bus_id", NSAI_KEY_DEVICE },
+  { "chunked_prefill_size", NSAI_KEY_MAX_TOKENS },
   { "cmp_block_size", NSAI_KEY_COMPRESS_BLOCK },
   { "cmp_stride", NSAI_KEY_COMPRESS_STRIDE },
   { "compress_block", NSAI_KEY_COMPRESS_BLOCK },
@@ -30,6 +33,7 @@ static const struct {
   { "compress_mlp_expand_factor", NSAI_KEY_COMPRESS_HIDDEN },
   { "compress_stride", NSAI_KEY_COMPRESS_STRIDE },
   { "compress_type", NSAI_KEY_COMPRESS_PHI },
+  { "context_length", NSAI_KEY_MAX_KV_LEN },
   { "dim_head", NSAI_KEY_MODEL_HEAD_DIM },
   { "effort", NSAI_KEY_TUNING_LEVEL },
   { "head_size", NSAI_KEY_MODEL_HEAD_DIM },
@@ -44,7 +48,10 @@ static const struct {
   { "max_model_len", NSAI_KEY_MAX_KV_LEN },
   { "max_num_batched_tokens", NSAI_KEY_MAX_TOKENS },
   { "max_num_seqs", NSAI_KEY_MAX_SEQS },
+  { "max_num_tokens", NSAI_KEY_MAX_TOKENS },
   { "max_position_embeddings", NSAI_KEY_MAX_KV_LEN },
+  { "max_running_requests", NSAI_KEY_MAX_SEQS },
+  { "max_seq_len", NSAI_KEY_MAX_KV_LEN },
   { "n_heads", NSAI_KEY_MODEL_HEADS },
   { "n_kv_heads", NSAI_KEY_MODEL_KV_HEADS },
   { "num_attention_heads", NSAI_KEY_MODEL_HEADS },
@@ -72,31 +79,47 @@ static const struct {
   { "window_size", NSAI_KEY_MODEL_WINDOW },
 };
 
-/* What other projects' configurations ask for and no kernel does. */
+/* What other projects' configurations ask for and no kernel does, or what has another count here. */
 static const char fp8_cache[] =
     "a KV cache has model.dtype: fp8 and other dtypes are not supported yet";
 static const char sinks[] = "attention sinks are not supported yet";
 static const char soft_cap[] = "soft-capped logits are not supported yet";
 static const char tree_mask[] =
     "masks other than causal, as of trees of drafts, are not supported yet";
+static const char drafts[] = "serving.max_q_len has the drafts of a step and the token before them";
 static const struct {
   const char *spelling, *text;
 } missing[] = {
+  { "attention_sink", sinks },
   { "attention_sinks", sinks },
   { "attn_logit_softcapping", soft_cap },
   { "attn_mask", tree_mask },
   { "cache_dtype", fp8_cache },
+  { "calculate_kv_scales", fp8_cache },
   { "custom_mask", tree_mask },
+  { "fp8_kv_cache", fp8_cache },
+  { "k_scale", fp8_cache },
   { "kv_cache_dtype", fp8_cache },
   { "kv_dtype", fp8_cache },
+  { "kv_scale", fp8_cache },
+  { "logit_cap", soft_cap },
   { "logit_softcap", soft_cap },
   { "logits_soft_cap", soft_cap },
+  { "max_draft_len", drafts },
+  { "num_sink_tokens", sinks },
+  { "num_speculative_tokens", drafts },
   { "sink_size", sinks },
+  { "sink_token_length", sinks },
   { "sinks", sinks },
   { "soft_cap", soft_cap },
   { "softcap", soft_cap },
+  { "speculative_eagle_topk", tree_mask },
+  { "speculative_num_draft_tokens", drafts },
+  { "speculative_token_tree", tree_mask },
   { "tree_attention", tree_mask },
+  { "tree_choices", tree_mask },
   { "tree_mask", tree_mask },
+  { "v_scale", fp8_cache },
 };
 
 /* Values that others write, with the library's word; tried only where that word is allowed. */
@@ -113,6 +136,15 @@ static const struct {
   { "patient", "normal" },   { "full", "exhaustive" },    { "all", "both" },
 };
 
+/* Beginnings of values that others write and no kernel takes. */
+static const struct {
+  const char *begin, *text;
+} missing_words[] = {
+  { "e4m3", "fp8 is not supported yet" },   { "e5m2", "fp8 is not supported yet" },
+  { "float8", "fp8 is not supported yet" }, { "fp4", "fp4 is not supported yet" },
+  { "fp8", "fp8 is not supported yet" },    { "int8", "int8 is not supported yet" },
+};
+
 /* The last part of a path, and in *length the bytes before its dot. */
 static const char *last_part(const char *path, size_t *length) {
   const char *dot = strrchr(path, '.');
@@ -120,9 +152,10 @@ static const char *last_part(const char *path, size_t *length) {
   return dot ? dot + 1 : path;
 }
 
-static bool guess_alias(const char *word, nsai_guess *guess) {
+static bool guess_alias(const char *prefix, const char *word, nsai_guess *guess) {
   for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++) {
     if (strcmp(aliases[i].spelling, word) != 0) continue;
+    if (aliases[i].section && strcmp(aliases[i].section, prefix) != 0) continue;
     guess->key = aliases[i].key;
     nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
     nsai_write(&w, "unknown key; what others call '%s' is %s here", word,
@@ -203,7 +236,7 @@ void nsai_key_guess(const char *path, nsai_guess *guess) {
   nsai_writer w = nsai_writer_open(prefix, sizeof prefix);
   nsai_write_bytes(&w, path, length);
   guess->key = NSAI_KEY_COUNT;
-  if (guess_alias(word, guess) || guess_missing(word, guess)) return;
+  if (guess_alias(prefix, word, guess) || guess_missing(word, guess)) return;
   if (guess_sibling(prefix, word, guess)) return;
   if (guess_elsewhere(word, guess)) return;
   while (*prefix && !nsai_section_exists(prefix, strlen(prefix))) {
@@ -211,6 +244,13 @@ void nsai_key_guess(const char *path, nsai_guess *guess) {
     prefix[length] = '\0';
   }
   list_siblings(prefix, guess);
+}
+
+const char *nsai_word_missing(const char *text) {
+  for (size_t i = 0; i < sizeof missing_words / sizeof missing_words[0]; i++)
+    if (strncmp(text, missing_words[i].begin, strlen(missing_words[i].begin)) == 0)
+      return missing_words[i].text;
+  return NULL;
 }
 
 const char *nsai_word_guess(const nsai_word *words, const char *text) {

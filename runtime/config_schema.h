@@ -73,6 +73,9 @@ void nsai_key_guess(const char *path, nsai_guess *guess);
  * none. */
 const char *nsai_word_guess(const nsai_word *words, const char *text);
 
+/* A sentence about `text`, where other projects know such a value and no kernel does; NULL: none. */
+const char *nsai_word_missing(const char *text);
+
 /* The text of `value` in `words`; NULL: it has none. */
 const char *nsai_word_text(const nsai_word *words, int64_t value);
 

@@ -196,7 +196,9 @@ static bool read_word(const nsai_key *key, const nsai_node *node, nsai_value *va
   }
   const char *guess = nsai_word_guess(key->words, node->text);
   refuse(key, node, why);
+  const char *missing = guess ? NULL : nsai_word_missing(node->text);
   if (guess) nsai_write(why, ": did you mean '%s'?", guess);
+  if (missing) nsai_write(why, ": %s", missing);
   return false;
 }
 

@@ -185,6 +185,35 @@ static const diag_case key_cases[] = {
     "supported yet\n"
     "    runtime: {attention_sinks: 4, logits_soft_cap: 30}\n"
     "                                  ^" },
+  { "what no kernel stores",
+    "nsa: 1\n"
+    "model: {heads: 4, kv_heads: 2, head_dim: 64, dtype: fp8_e4m3}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:53: error: model.dtype: expected bf16 | fp16 | f32; found 'fp8_e4m3': fp8 is not "
+    "supported yet\n"
+    "    model: {heads: 4, kv_heads: 2, head_dim: 64, dtype: fp8_e4m3}\n"
+    "                                                        ^" },
+  { "what engines say",
+    "nsa: 1\n"
+    "serving: {block_size: 16, max_seq_len: 4096, num_speculative_tokens: 3}\n"
+    "model: {heads: 4, kv_heads: 2, head_dim: 64, block_size: 64}\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:11: error: serving.block_size: unknown key; what others call 'block_size' is "
+    "serving.page_size here\n"
+    "    serving: {block_size: 16, max_seq_len: 4096, num_speculative_tokens: 3}\n"
+    "              ^\n"
+    "t.yaml:2:27: error: serving.max_seq_len: unknown key; what others call 'max_seq_len' is "
+    "serving.max_kv_len here\n"
+    "    serving: {block_size: 16, max_seq_len: 4096, num_speculative_tokens: 3}\n"
+    "                              ^\n"
+    "t.yaml:2:46: error: serving.num_speculative_tokens: unknown key; serving.max_q_len has the "
+    "drafts of a step and the token before them\n"
+    "    serving: {block_size: 16, max_seq_len: 4096, num_speculative_tokens: 3}\n"
+    "                                                 ^\n"
+    "t.yaml:3:46: error: model.block_size: unknown key; what others call 'block_size' is "
+    "model.select.block here\n"
+    "    model: {heads: 4, kv_heads: 2, head_dim: 64, block_size: 64}\n"
+    "                                                 ^" },
   { "dotted key",
     "nsa: 1\n"
     "runtime.jit: never\n",
