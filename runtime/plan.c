@@ -41,13 +41,14 @@ static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice, const nsai_
 /* A problem on its way to kernels. */
 typedef struct plan_request {
   nsai_kernel_request kernels;
+  const nsai_target *target;       /* the context's, or another device of its architecture */
   const nsai_decisions *decisions; /* hold at the target's own level of caution */
 } plan_request;
 
 /* Chooses at one level of caution. */
 static nsa_status choose_level(nsa_ctx *ctx, int32_t caution, plan_request *request,
                                nsai_choice *choice) {
-  nsai_target target = ctx->target;
+  nsai_target target = *request->target;
   const nsai_decisions *decisions = caution == target.caution ? request->decisions : NULL;
   target.caution = caution;
   NSAI_TRY(nsai_choose(ctx->config, request->kernels.problem, &target, decisions, NULL, choice));
@@ -60,8 +61,8 @@ static nsa_status choose_level(nsa_ctx *ctx, int32_t caution, plan_request *requ
  * process does not try it again. */
 static nsa_status find_level(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                              int32_t *level) {
-  *level = ctx->target.caution;
-  for (int32_t caution = ctx->target.caution; caution <= NSAI_MAX_CAUTION; caution++) {
+  *level = request->target->caution;
+  for (int32_t caution = *level; caution <= NSAI_MAX_CAUTION; caution++) {
     int32_t missing = 0;
     NSAI_TRY(choose_level(ctx, caution, request, choice));
     NSAI_TRY(nsai_kernels_missing(ctx, &request->kernels, &missing));
@@ -82,7 +83,7 @@ static bool decides(const nsai_decisions *decisions) {
 /* What a plan would have to compile now. */
 static nsa_status count_missing(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                                 int32_t *missing) {
-  int32_t caution = ctx->target.caution;
+  int32_t caution = request->target->caution;
   if (!decides(request->decisions)) NSAI_TRY(find_level(ctx, request, choice, &caution));
   NSAI_TRY(choose_level(ctx, caution, request, choice));
   return nsai_kernels_missing(ctx, &request->kernels, missing);
@@ -100,7 +101,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   }
   nsai_decisions decisions;
   nsai_decisions_recall(ctx, &resolved, &decisions);
-  plan_request request = { { .problem = &resolved }, &decisions };
+  plan_request request = { { .problem = &resolved }, &ctx->target, &decisions };
   nsa_status status = choose_level(ctx, ctx->target.caution, &request, &choice);
   if (status == NSA_E_UNSUPPORTED) {
     *caps = (nsa_caps)NSA_CAPS_INIT;
@@ -188,7 +189,7 @@ static bool decisions_serve(nsa_ctx *ctx, plan_request *request, nsai_choice *ch
                             nsai_kernel *kernels, nsa_status *status) {
   const nsai_kernel_request *k = &request->kernels;
   int32_t missing = 0;
-  *status = choose_level(ctx, ctx->target.caution, request, choice);
+  *status = choose_level(ctx, request->target->caution, request, choice);
   if (!*status && !k->may_compile) *status = nsai_kernels_missing(ctx, k, &missing);
   if (!*status && !missing) *status = nsai_kernels_make(ctx, &request->kernels, kernels);
   if (!missing && !(*status && k->refused)) return true;
@@ -242,6 +243,7 @@ static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user,
                              .may_compile = ctx->config->runtime.jit == NSAI_JIT_ON_DEMAND,
                              .progress = progress,
                              .user = user },
+                           &ctx->target,
                            &decisions };
   NSAI_TRY(nsai_tune_first_use(ctx, &plan->problem, progress, user));
   nsai_decisions_recall(ctx, &plan->problem, &decisions);
@@ -264,9 +266,10 @@ static nsa_status check_decided(const nsai_decisions *decisions, const nsai_choi
 nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
                           const nsai_decisions *decisions, nsa_plan **out) {
   nsa_status status = NSA_OK;
-  plan_request request = {
-    { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER, .on_trial = true }, decisions
-  };
+  plan_request request = { { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER,
+                             .on_trial = true },
+                           &ctx->target,
+                           decisions };
   *out = NULL;
   nsa_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);
@@ -317,19 +320,19 @@ static nsa_status prepare_one(nsa_ctx *ctx, const nsa_problem *problem, nsa_prog
                              .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER,
                              .progress = progress,
                              .user = user },
+                           &ctx->target,
                            &decisions };
   nsai_decisions_recall(ctx, &resolved, &decisions);
   NSAI_TRY(make_kernels(ctx, &request, &choice, NULL));
   /* A pack for an architecture serves every device of it that has rules of its own. */
   nsai_target target = ctx->target;
-  nsa_status status = NSA_OK;
-  for (int i = 0; ctx->deviceless && nsai_named_device(target.arch, i) && !status; i++) {
-    ctx->target.device = nsai_named_device(target.arch, i);
+  request.target = &target;
+  for (int i = 0; ctx->deviceless && nsai_named_device(target.arch, i); i++) {
+    target.device = nsai_named_device(target.arch, i);
     request.decisions = &decisions;
-    status = make_kernels(ctx, &request, &choice, NULL);
+    NSAI_TRY(make_kernels(ctx, &request, &choice, NULL));
   }
-  ctx->target = target;
-  return status;
+  return NSA_OK;
 }
 
 nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "context.h"
 #include "machine.h"
 #include "plan.h"
 #include "variants.h"
@@ -108,6 +109,7 @@ static int32_t missing(session *s) {
 typedef struct watch {
   int calls, cancel_at;
   int64_t done, most;
+  const nsa_ctx *ctx; /* others may ask it meanwhile; NULL: nobody does */
 } watch;
 
 static int32_t observe(void *user, int64_t done, int64_t total, const char *what) {
@@ -115,6 +117,7 @@ static int32_t observe(void *user, int64_t done, int64_t total, const char *what
   /* It counts anew for a device with choices of its own. */
   assert_true(what && (done >= w->done || !done) && done <= total);
   w->done = done;
+  if (w->ctx) assert_null(w->ctx->target.device); /* as before, whatever device it compiles for */
   if (done > w->most) w->most = done;
   return ++w->calls == w->cancel_at;
 }
@@ -126,6 +129,7 @@ static void test_prepare(void **state) {
   watch w = { 0 };
   open_session(&s, NULL);
   int32_t kernels = missing(&s);
+  w.ctx = s.ctx;
   assert_int_equal(kernels, 6); /* compress, compressed, importance, select, window, selected */
   machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, observe, &w), NSA_OK, NULL);
   assert_int_equal(w.most, kernels);
