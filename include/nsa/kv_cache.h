@@ -9,14 +9,54 @@
  * with the same batch. Prefill in any chunks and then decode gives what one nsa_forward over all
  * tokens gives: the same function, whose compressed keys are read as the cache holds them.
  *
+ * A host that decodes, `model.kv_sharing: shared`; dev() gives device memory, tensor() one of this shape,
+ * with strides (tests/hosts/loop.c has both, and runs this text; tests/hosts/serve.c has prompts in chunks,
+ * a pool of pages and graphs as well):
+ *
+ *   // ---- once: plans, one workspace for all, the caches of all layers
+ *   nsa_problem p = NSA_PROBLEM_INIT; // heads and blocks are the configuration's
+ *   p.max_seqs = SEQS, p.max_kv_len = 4096, p.page_size = P; // p.max_q_len: 1
+ *   p.op = NSA_OP_DECODE;
+ *   check(nsa_plan_create(ctx, &p, NULL, NULL, &decode));
+ *   p.op = NSA_OP_APPEND, p.max_tokens = SEQS;
+ *   check(nsa_plan_create(ctx, &p, NULL, NULL, &append));
+ *   check(nsa_plan_caps(decode, &caps)); // and of the others: the most that one of them wants
+ *   exec.workspace = dev(exec.workspace_bytes = caps.workspace_bytes);
+ *   check(nsa_kv_page_bytes(ctx, &p, &page_bytes)); // of one layer
+ *   int64_t N = pool_bytes / (LAYERS * (int64_t)page_bytes);
+ *   for (int i = 0; i < LAYERS; i++) {
+ *     cache[i].k[0] = tensor(NSA_BF16, 4, (int64_t[]){ N, P, HKV, DK });
+ *     cache[i].v[0] = tensor(NSA_BF16, 4, (int64_t[]){ N, P, HKV, DV });
+ *     cache[i].k_cmp = tensor(NSA_BF16, 4, (int64_t[]){ N, P / STRIDE, HKV, DK });
+ *     cache[i].v_cmp = tensor(NSA_BF16, 4, (int64_t[]){ N, P / STRIDE, HKV, DV });
+ *   }
+ *   // ---- once, captured into a graph: SEQS new tokens, one of each sequence
+ *   batch.num_seqs = SEQS;
+ *   batch.kv_len = tensor(NSA_I32, 1, (int64_t[]){ SEQS });
+ *   batch.block_table = tensor(NSA_I32, 2, (int64_t[]){ SEQS, 4096 / P });
+ *   for (int i = 0; i < LAYERS; i++) {
+ *     project(i, &fresh, &io); // fresh.k[0], v[0], io.q, io.gate.value of SEQS tokens; io.o
+ *     io.kv = cache[i];
+ *     check(nsa_kv_append(append, &exec, &batch, &cache[i], &fresh, NULL));
+ *     check(nsa_decode(decode, &exec, &batch, &io));
+ *   }
+ *   // ---- each step: kv_len grows by 1, a row without a sequence has 0; a sequence that fills its last
+ *   // page gets another id in its row of block_table. Both are copied to the same device memory, and
+ *   // the graph is launched.
+ *
+ * A graph keeps num_seqs, the number of tokens and all addresses; lengths, lists, slots and cu_q are read
+ * anew by each launch. A plan serves all layers, and any batch up to its sizes; its kernels are chosen for
+ * max_seqs * max_q_len tokens, so a host that captures graphs of several sizes makes a plan for each.
+ * Prompts, and rows that decode beside them, go through an nsa_prefill with cu_q.
+ *
  * Layout. Beside the letters of attention.h: page size P, pages N. A cache's tensors have four
  * dimensions; the last is contiguous, the others have any strides, so that memory in the order
  * [N, P, Hkv, D] ("NHD") and in the order [N, Hkv, P, D] ("HND", passed with the two middle
  * dimensions exchanged) both fit:
  *   k[b]  [N, P, Hkv, Dk]      v[b]  [N, P, Hkv, Dv]      raw tokens
- *   k_cmp [N, P/d, Hkv, Dk]    v_cmp [N, P/d, Hkv, Dv]    compressed blocks, under the same page
- *   ids Without pages N is a number of rows, of which each sequence has one (batch.slots), P is
- *   their capacity, at least max_kv_len, and k_cmp has ceil(P/d) entries a row.
+ *   k_cmp [N, P/d, Hkv, Dk]    v_cmp [N, P/d, Hkv, Dv]    compressed blocks, under the same page ids
+ * Without pages N is a number of rows, of which each sequence has one (batch.slots), P is their
+ * capacity, at least max_kv_len, and k_cmp has ceil(P/d) entries a row.
  *
  * Compressed block i lies in the page of its last token e = i*d + l - 1, at entry (e mod P) / d. It
  * depends on no token behind that. Hence:

@@ -5,9 +5,10 @@
 # Installs the build into an empty folder and builds a host against nothing but that folder and its
 # pkg-config file, then runs it on the CPU device.
 #
-#   installed.sh c|static|c++ BUILD SOURCE COMPILER...
+#   installed.sh c|static|c++|loop BUILD SOURCE COMPILER...
 #
-# c and static: the README's program, cut out of README.md, with libnsa.so or libnsa.a; c++: hello.cpp.
+# c and static: the README's program, cut out of README.md, with libnsa.so or libnsa.a; c++: hello.cpp; loop:
+# the host that nsa/kv_cache.h shows, inside loop.c.
 set -euo pipefail
 kind=$1 build=$2 source=$3
 shift 3
@@ -28,6 +29,12 @@ case $kind in
 c++)
   program=$source/tests/hosts/hello.cpp
   wanted='hello from C++'
+  ;;
+loop)
+  program=$source/tests/hosts/loop.c
+  wanted='48 steps over 151 pages of 3456 bytes'
+  sed -n '/---- once: plans/,/---- each step/s/^ \*   //p' "$(find "$dest" -name kv_cache.h)" >"$dest/loop.inc"
+  set -- "$@" -I"$dest"
   ;;
 *)
   program=$dest/hello.c
