@@ -144,6 +144,7 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
   nsa_ctx *ctx = calloc(1, sizeof *ctx);
   if (!ctx) return nsai_fail_nomem("a context", sizeof *ctx);
   ctx->pid = getpid();
+  ctx->users = 1;
   ctx->deviceless = o->deviceless != 0;
   nsai_logger_init(&ctx->logger, o->log, o->log_user, o->log_level);
   pthread_mutex_init(&ctx->lock, NULL);
@@ -175,8 +176,10 @@ static void release_gemm_handle(nsa_ctx *ctx) {
   nsai_context_leave(ctx, pushed);
 }
 
-void nsa_destroy(nsa_ctx *ctx) {
-  if (!ctx) return;
+void nsai_context_retain(nsa_ctx *ctx) { __atomic_fetch_add(&ctx->users, 1, __ATOMIC_RELAXED); }
+
+void nsai_context_release(nsa_ctx *ctx) {
+  if (__atomic_sub_fetch(&ctx->users, 1, __ATOMIC_ACQ_REL)) return;
   /* After a fork the device belongs to the parent: only host memory is released. */
   bool owner = ctx->pid == getpid();
   if (owner) release_gemm_handle(ctx);
@@ -189,6 +192,16 @@ void nsa_destroy(nsa_ctx *ctx) {
   nsai_logger_fini(&ctx->logger);
   pthread_mutex_destroy(&ctx->lock);
   free(ctx);
+}
+
+void nsa_destroy(nsa_ctx *ctx) {
+  if (!ctx) return;
+  int32_t plans = __atomic_load_n(&ctx->users, __ATOMIC_RELAXED) - 1;
+  if (plans && ctx->pid == getpid())
+    nsai_log(&ctx->logger, NSA_LOG_WARN, "context",
+             "nsa_destroy: %d plan%s of the context still exist%s; it goes with the last of them",
+             plans, plans > 1 ? "s" : "", plans > 1 ? "" : "s");
+  nsai_context_release(ctx);
 }
 
 nsa_status nsai_context_check(const nsa_ctx *ctx) {

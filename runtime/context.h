@@ -26,6 +26,7 @@ struct nsa_ctx {
   bool cpu;        /* runtime.device: cpu */
   bool deviceless; /* compiles for an architecture, cannot run */
   pid_t pid;       /* of the process that made it */
+  int32_t users;   /* the host and each plan; changed by retain and release alone */
   nsai_device device;
   nsai_target target;
   nsai_jit *jit;         /* NULL: CPU device */
@@ -39,6 +40,10 @@ struct nsa_ctx {
   bool tuning;        /* nsa_tune is running */
   bool warned_record; /* of another environment: said once */
 };
+
+/* Another user, and one less: the last one frees the context. Thread-safe. */
+void nsai_context_retain(nsa_ctx *ctx);
+void nsai_context_release(nsa_ctx *ctx);
 
 /* Refuses NULL and contexts from before a fork. */
 nsa_status nsai_context_check(const nsa_ctx *ctx);

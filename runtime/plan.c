@@ -274,6 +274,7 @@ nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
   nsa_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);
   plan->ctx = ctx;
+  nsai_context_retain(ctx);
   plan->problem = *problem;
   request.kernels.problem = &plan->problem;
   NSAI_TRY_TO(fail, choose_level(ctx, ctx->target.caution, &request, &plan->choice));
@@ -299,6 +300,7 @@ nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem, nsa_progres
   nsa_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);
   plan->ctx = ctx;
+  nsai_context_retain(ctx);
   NSAI_TRY_TO(fail, nsai_problem_resolve(ctx->config, problem, &plan->problem));
   if (!ctx->cpu) NSAI_TRY_TO(fail, build_plan(ctx, progress, user, plan));
   *out = plan;
@@ -354,5 +356,6 @@ nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps) {
 void nsa_plan_destroy(nsa_plan *plan) {
   if (!plan) return;
   nsai_kernels_release(plan->ctx, plan->kernels);
+  nsai_context_release(plan->ctx);
   free(plan);
 }

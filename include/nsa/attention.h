@@ -126,7 +126,7 @@ NSA_API size_t nsa_problem_string(nsa_ctx *ctx, const nsa_problem *problem, char
 /* ---- plan ---- */
 
 /* A problem resolved on a device. Immutable and shareable between threads; two runs of one plan at
- * once are fine with two workspaces. Must be destroyed before its context. */
+ * once are fine with two workspaces. Keeps what it needs of its context until it is destroyed. */
 typedef struct nsa_plan nsa_plan;
 
 /* Makes a plan: chooses a variant per stage, finds each kernel in the memory tier, the disk cache,
@@ -158,7 +158,8 @@ NSA_API nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t
  * Thread-safe. */
 NSA_API nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps);
 
-/* NULL is fine. The plan's runs must have passed on their streams. */
+/* NULL is fine. The plan's runs must have passed on their streams, and no graph that holds some may be
+ * launched any more. */
 NSA_API void nsa_plan_destroy(nsa_plan *plan);
 
 /* ---- run: enqueue only ---- */

@@ -63,7 +63,8 @@ typedef struct nsa_options {
  * NSA_E_VERSION, NSA_E_ARG, NSA_E_CUDA, NSA_E_NOMEM, NSA_E_FORKED. */
 NSA_API nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out);
 
-/* Releases the context. NULL is fine. Its plans must have been destroyed before. */
+/* Releases the context. NULL is fine. While plans of it exist, which a warning counts, what they need stays
+ * until the last of them is destroyed; the host's log and CUDA context must, too. */
 NSA_API void nsa_destroy(nsa_ctx *ctx);
 
 /* Writes the effective configuration as YAML; with `with_origin` every line says in a comment where

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "context.h"
 #include "machine.h"
 
 #include <pthread.h>
@@ -293,6 +294,32 @@ static void test_fork(void **state) {
   assert_int_equal(machine_record()->retained, 0);
 }
 
+/* A context whose plans outlive it: they run, and the last one frees it. */
+static void test_order(void **state) {
+  (void)state;
+  for (int gpu = 0; gpu < 2; gpu++) {
+    machine m;
+    nsa_problem problem = NSA_PROBLEM_INIT;
+    nsa_plan *other;
+    machine_init(&m, &(machine_request){ .gpu = gpu });
+    lines l = { 0 };
+    m.ctx->logger.fn = note;
+    m.ctx->logger.user = &l;
+    problem.max_tokens = 8;
+    problem.max_seqs = 1;
+    machine_expect("other", nsa_plan_create(m.ctx, &problem, NULL, NULL, &other), NSA_OK, NULL);
+    nsa_destroy(m.ctx);
+    m.ctx = NULL;
+    assert_int_equal(l.count[NSA_LOG_WARN], 1);
+    nsa_plan_destroy(other);
+    machine_expect("run", nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io), NSA_OK, NULL);
+    if (gpu) assert_int_equal(machine_record()->retained, 1);
+    machine_free(&m);
+  }
+  assert_int_equal(machine_record()->loads, machine_record()->unloads);
+  assert_int_equal(machine_record()->retained, 0);
+}
+
 #define THREADS 8
 
 typedef struct crowd {
@@ -383,8 +410,8 @@ int main(void) {
     cmocka_unit_test(test_bad_options), cmocka_unit_test(test_bad_configurations),
     cmocka_unit_test(test_overrides),   cmocka_unit_test(test_texts),
     cmocka_unit_test(test_names),       cmocka_unit_test(test_log),
-    cmocka_unit_test(test_fork),        cmocka_unit_test(test_threads),
-    cmocka_unit_test(test_bad_plans),
+    cmocka_unit_test(test_fork),        cmocka_unit_test(test_order),
+    cmocka_unit_test(test_threads),     cmocka_unit_test(test_bad_plans),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
