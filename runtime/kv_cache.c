@@ -249,13 +249,21 @@ static page_list list_of(const nsa_batch *b, int32_t s) {
 static nsa_status check_pages(const cached *c, int32_t s, int64_t kv_len) {
   int64_t needed = (kv_len + c->page_size - 1) / c->page_size;
   page_list list = list_of(c->batch, s);
+  bool table = !nsai_present(&c->batch->page_indptr);
   if (list.count < needed)
-    return nsai_fail(NSA_E_ARG, "sequence %d has %lld pages, its %lld tokens need %lld", s,
-                     (long long)list.count, (long long)kv_len, (long long)needed);
+    return nsai_fail(NSA_E_ARG,
+                     "%s: sequence %d has %lld pages, its %lld tokens need %lld: %s, or lower "
+                     "batch.kv_len[%d]",
+                     table ? "batch.block_table" : "batch.page_indptr", s, (long long)list.count,
+                     (long long)kv_len, (long long)needed,
+                     table ? "widen the table" : "lengthen its list", s);
   for (int64_t i = 0; i < needed; i++)
     if (list.page[i] < 0 || (c->pages != NSAI_ANY && list.page[i] >= c->pages))
-      return nsai_fail(NSA_E_ARG, "page %lld of sequence %d is %d, expected one of %s's %lld pages",
-                       (long long)i, s, list.page[i], c->name, (long long)c->pages);
+      return nsai_fail(NSA_E_ARG,
+                       "%s: page %lld of sequence %d is %d, expected one of %s's %lld pages, which "
+                       "are numbered from 0",
+                       table ? "batch.block_table" : "batch.page_indices", (long long)i, s,
+                       list.page[i], c->name, (long long)c->pages);
   return NSA_OK;
 }
 
@@ -286,7 +294,9 @@ static nsa_status check_mapping(const cached *c, int32_t s, int64_t token, int64
   }
   if (slot == page * c->page_size + place) return NSA_OK;
   return nsai_fail(
-      NSA_E_ARG, "batch.slot_mapping[%lld] is %lld, but position %lld of sequence %d lies at %lld",
+      NSA_E_ARG,
+      "batch.slot_mapping[%lld] is %lld, but position %lld of sequence %d lies at %lld: give that, "
+      "or -1 for a token that is not to be written",
       (long long)token, (long long)slot, (long long)position, s,
       (long long)(page * c->page_size + place));
 }

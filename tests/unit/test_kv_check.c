@@ -327,6 +327,7 @@ static void test_values(void **state) {
   for (int i = 0; i < 2; i++) {
     begin(&w, &c, &(machine_request){ 0 }, &forms[i]);
     const run_fn runs[] = { run_decode, run_prefill, run_append };
+    char text[80];
     for (int k = 0; k < 3; k++) {
       int32_t *len = toy_ints(&c.batch.kv_len), *cu_q = toy_ints(&c.batch.cu_q);
       bad_value(&c, runs[k], &len[1], -1, "batch.kv_len[1] is -1");
@@ -335,15 +336,23 @@ static void test_values(void **state) {
       bad_value(&c, runs[k], &cu_q[2], 11, "batch.cu_q[2] is 11");
       bad_value(&c, runs[k], &cu_q[1], -1, "batch.cu_q[1] is -1");
       int32_t *page = toy_ints(forms[i].lists ? &c.batch.page_indices : &c.batch.block_table);
-      bad_value(&c, runs[k], &page[1], KV_PAGES, "page 1 of sequence 0 is 64, expected one of");
+      snprintf(text, sizeof text, "batch.%s: page 1 of sequence 0 is 64, expected one of",
+               forms[i].lists ? "page_indices" : "block_table");
+      bad_value(&c, runs[k], &page[1], KV_PAGES, text);
       bad_value(&c, runs[k], &page[2], -1, "page 2 of sequence 0 is -1");
       if (forms[i].lists) {
         int32_t *starts = toy_ints(&c.batch.page_indptr);
-        bad_value(&c, runs[k], &starts[1], 2, "sequence 0 has 2 pages, its 37 tokens need 3");
+        bad_value(&c, runs[k], &starts[1], 2,
+                  "batch.page_indptr: sequence 0 has 2 pages, its 37 tokens need 3: lengthen");
         bad_value(&c, runs[k], &starts[2], 99, "batch.page_indptr[2] is 99");
         bad_value(&c, runs[k], &starts[0], 1, "batch.page_indptr[0] is 1");
       } else {
         bad_value(&c, runs[k], &len[0], KV_MAX_LEN, "page 3 of sequence 0 is 2147483632");
+        c.batch.block_table.shape[1] = 2;
+        refuse(&c, runs[k], "narrow",
+               "batch.block_table: sequence 0 has 2 pages, its 37 tokens need 3: widen the table, "
+               "or lower batch.kv_len[0]");
+        c.batch.block_table.shape[1] = KV_MAX_LIST;
       }
     }
     end(&w, &c);
