@@ -208,6 +208,25 @@ static void test_gpu(void **state) {
   assert_int_equal(r->loads, r->unloads);
 }
 
+/* A run that lacks memory to look at the values of its batch enqueues nothing. */
+static void test_values(void **state) {
+  (void)state;
+  machine m;
+  long n = 0;
+  machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=full" });
+  for (bool reached = true; reached; n++) {
+    int launches = machine_record()->launches;
+    countdown = n;
+    nsa_status status = nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io);
+    reached = countdown < 0;
+    countdown = -1;
+    machine_expect("values", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
+    assert_int_equal(machine_record()->launches > launches, !reached);
+  }
+  assert_true(n >= 2); /* cu_q, at least */
+  machine_free(&m);
+}
+
 /* A tuning that lacks memory says so, and gives everything back. Kernels compute nothing here, so that
  * one with enough memory ends where the heuristic's choice is found out. */
 static void test_tuning(void **state) {
@@ -274,9 +293,13 @@ static void test_missing_libraries(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_cpu),      cmocka_unit_test(test_cache),
-    cmocka_unit_test(test_backward), cmocka_unit_test(test_gpu),
-    cmocka_unit_test(test_tuning),   cmocka_unit_test(test_missing_libraries),
+    cmocka_unit_test(test_cpu),
+    cmocka_unit_test(test_cache),
+    cmocka_unit_test(test_backward),
+    cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_values),
+    cmocka_unit_test(test_tuning),
+    cmocka_unit_test(test_missing_libraries),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
