@@ -103,14 +103,12 @@ void bench_csv_problem(FILE *out, const bench_problem *p) {
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-/* Fields of one line, cut in place. More than we know: a later version's. */
-#define MAX_FIELDS (COLUMNS + 16)
-
-/* Cuts a line (without its end) into fields and takes their quotes off. Returns the count, or -1. */
+/* Cuts a line into fields and takes its end and their quotes off. Returns the count, or -1. */
 static int cut_fields(char *line, char **fields) {
   int count = 0;
+  line[strcspn(line, "\r\n")] = 0;
   for (char *in = line;;) {
-    if (count == MAX_FIELDS) return -1;
+    if (count == BENCH_CSV_FIELDS) return -1;
     char *to = in;
     fields[count++] = to;
     if (*in == '"') {
@@ -131,18 +129,73 @@ static int cut_fields(char *line, char **fields) {
   }
 }
 
+static int find_field(char *const *fields, int count, const char *name) {
+  for (int i = count - 1; i >= 0; i--)
+    if (!strcmp(fields[i], name)) return i;
+  return -1;
+}
+
 /* at[c]: the field of column c; -1: the file has none. */
-static nsa_status read_header(const char *path, char *line, int *at) {
-  char *fields[MAX_FIELDS];
+static nsa_status read_header(const char *path, const bench_csv_columns *columns, char *line,
+                              int *at) {
+  char *fields[BENCH_CSV_FIELDS];
   int count = cut_fields(line, fields);
-  for (int c = 0; c < COLUMNS; c++) {
-    at[c] = -1;
-    for (int i = 0; i < count; i++)
-      if (!strcmp(fields[i], names[c])) at[c] = i;
-    if (at[c] < 0 && c < DENSE_RATIO)
-      return nsai_fail(NSA_E_ARG, "%s: no column '%s': not a CSV of nsa-bench", path, names[c]);
+  for (int c = 0; c < columns->count; c++) {
+    at[c] = find_field(fields, count, columns->names[c]);
+    if (at[c] < 0 && c < columns->required)
+      return nsai_fail(NSA_E_ARG, "%s: no column '%s': not a CSV of nsa-bench", path,
+                       columns->names[c]);
   }
   return NSA_OK;
+}
+
+/* value[c]: of column c. */
+static nsa_status cut_line(const bench_csv_columns *columns, const int *at, char *line,
+                           char **value) {
+  static char none[1] = "";
+  char *fields[BENCH_CSV_FIELDS];
+  int count = cut_fields(line, fields);
+  for (int c = 0; c < columns->count; c++) {
+    if (at[c] >= count) return nsai_fail(NSA_E_ARG, "a field is missing or badly quoted");
+    value[c] = at[c] < 0 ? none : fields[at[c]];
+  }
+  return NSA_OK;
+}
+
+nsa_status bench_csv_read(const char *path, const bench_csv_columns *columns,
+                          nsa_status (*line)(void *user, char *const *value), void *user) {
+  char *text = NULL, *value[BENCH_CSV_FIELDS], reason[1024];
+  size_t size = 0;
+  int at[BENCH_CSV_FIELDS];
+  nsa_status status = NSA_OK;
+  FILE *file = fopen(path, "r");
+  if (!file) return nsai_fail(NSA_E_IO, "cannot read %s: %s", path, strerror(errno));
+  for (int n = 1; status == NSA_OK && getline(&text, &size, file) >= 0; n++) {
+    if (n == 1) {
+      status = read_header(path, columns, text, at);
+    } else if (text[strspn(text, "\r\n")]) {
+      status = cut_line(columns, at, text, value);
+      if (!status) status = line(user, value);
+      if (status != NSA_E_ARG) continue;
+      snprintf(reason, sizeof reason, "%s", nsa_last_error());
+      status = nsai_fail(NSA_E_ARG, "%s:%d: %s", path, n, reason);
+    }
+  }
+  free(text);
+  if (!status && ferror(file)) status = nsai_fail(NSA_E_IO, "cannot read %s", path);
+  fclose(file);
+  return status;
+}
+
+int bench_csv_has(const char *path, const char *name) {
+  char *text = NULL, *fields[BENCH_CSV_FIELDS];
+  size_t size = 0;
+  FILE *file = fopen(path, "r");
+  int has = file && getline(&text, &size, file) >= 0 &&
+            find_field(fields, cut_fields(text, fields), name) >= 0;
+  if (file) fclose(file);
+  free(text);
+  return has;
 }
 
 static nsa_status find_problem(bench_results *results, const char *text, bench_problem **out) {
@@ -161,14 +214,11 @@ static nsa_status find_problem(bench_results *results, const char *text, bench_p
 
 static double number(const char *text) { return strtod(text, NULL); }
 
-static nsa_status read_line(char *line, const int *at, bench_results *results) {
-  char *fields[MAX_FIELDS], *value[COLUMNS], none[1] = "";
+/* One part of a problem. */
+static nsa_status read_part(void *user, char *const *value) {
+  bench_results *results = user;
   bench_problem *p;
-  int part = 0, count = cut_fields(line, fields);
-  for (int c = 0; c < COLUMNS; c++) {
-    if (at[c] >= count) return nsai_fail(NSA_E_ARG, "a field is missing or badly quoted");
-    value[c] = at[c] < 0 ? none : fields[at[c]];
-  }
+  int part = 0;
   while (part < BENCH_PARTS && strcmp(value[PART], bench_part_names[part]) != 0) part++;
   if (part == BENCH_PARTS) return nsai_fail(NSA_E_ARG, "no part is called '%s'", value[PART]);
   NSAI_TRY(find_problem(results, value[PROBLEM], &p));
@@ -192,33 +242,9 @@ static nsa_status read_line(char *line, const int *at, bench_results *results) {
   return NSA_OK;
 }
 
-static nsa_status read_lines(const char *path, FILE *file, bench_results *results) {
-  char *line = NULL, reason[1024];
-  size_t size = 0;
-  int at[COLUMNS];
-  nsa_status status = NSA_OK;
-  for (int n = 1; status == NSA_OK && getline(&line, &size, file) >= 0; n++) {
-    line[strcspn(line, "\r\n")] = 0;
-    if (n == 1) {
-      status = read_header(path, line, at);
-    } else if (line[0]) {
-      status = read_line(line, at, results);
-      if (status != NSA_E_ARG) continue;
-      snprintf(reason, sizeof reason, "%s", nsa_last_error());
-      status = nsai_fail(NSA_E_ARG, "%s:%d: %s", path, n, reason);
-    }
-  }
-  free(line);
-  NSAI_TRY(status);
-  if (ferror(file)) return nsai_fail(NSA_E_IO, "cannot read %s", path);
+nsa_status bench_csv_load(const char *path, bench_results *results) {
+  const bench_csv_columns columns = { names, COLUMNS, DENSE_RATIO };
+  NSAI_TRY(bench_csv_read(path, &columns, read_part, results));
   if (!results->count) return nsai_fail(NSA_E_ARG, "%s holds no results", path);
   return NSA_OK;
-}
-
-nsa_status bench_csv_load(const char *path, bench_results *results) {
-  FILE *file = fopen(path, "r");
-  if (!file) return nsai_fail(NSA_E_IO, "cannot read %s: %s", path, strerror(errno));
-  nsa_status status = read_lines(path, file, results);
-  fclose(file);
-  return status;
 }

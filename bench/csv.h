@@ -30,6 +30,22 @@
 void bench_csv_quoted(FILE *out, const char *text);
 void bench_csv_word(FILE *out, const char *text);
 
+/* The columns of a CSV that are read, by their names: the first `required` of `count` have to be there. */
+typedef struct bench_csv_columns {
+  const char *const *names;
+  int count, required;
+} bench_csv_columns;
+#define BENCH_CSV_FIELDS 64 /* of a line at most */
+
+/* Hands the fields of every line over, value[c] that of names[c], "" where the file lacks the column. What
+ * `line` refuses with NSA_E_ARG is told with file and line. NSA_E_IO: not readable; NSA_E_ARG: not such a
+ * CSV. */
+nsa_status bench_csv_read(const char *path, const bench_csv_columns *columns,
+                          nsa_status (*line)(void *user, char *const *value), void *user);
+
+/* Whether the file can be read and its first line names the column. */
+int bench_csv_has(const char *path, const char *name);
+
 void bench_csv_header(FILE *out);
 
 /* The lines of one problem. */

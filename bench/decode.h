@@ -84,6 +84,24 @@ double bench_decode_tokens(const bench_decode_reads *reads);
 void bench_decode_csv_header(FILE *out);
 void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_decode_cell *c);
 
+/* A table again, from a CSV. */
+typedef struct bench_decode_sheet {
+  bench_decode_options options; /* contexts and batches ascend */
+  bench_decode_cell *cells;
+  int count;
+} bench_decode_sheet;
+
+/* Whether the file is a CSV of decode; and reads one, of earlier versions, too: places and times of the cells
+ * that have the first one's problem, q_len and page size. NSA_E_IO, NSA_E_ARG; `out->cells` is to be freed in
+ * any case. */
+int bench_decode_csv_is(const char *path);
+nsa_status bench_decode_csv_load(const char *path, bench_decode_sheet *out);
+
+/* decode_plot.c: DIR/STEM-speed.svg, the step and dense attention against the context, a line a batch. Of
+ * cells at one place the last counts. The folder is made when it is missing. */
+nsa_status bench_decode_draw(const bench_decode_options *options, const bench_decode_cell *cells,
+                             int count, const char *dir, const char *stem);
+
 /* All cells of the options: a line each on `out`, and on `csv` (NULL: none; `header`: it is new). With
  * `svg` (NULL: none) DIR/decode-speed.svg. `commit` may be empty. On a GPU the bandwidth of its memory is
  * measured first. */

@@ -27,7 +27,11 @@
 #include "csv.h"
 #include "decode.h"
 
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
+
+/* ---- writing --------------------------------------------------------------------------------- */
 
 void bench_decode_csv_header(FILE *out) {
   fprintf(out, "date,commit,device,problem,batch,q_len,page_size,copies,S,ms_total,ms_cmp,ms_sel,"
@@ -86,4 +90,94 @@ void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_d
   fputc(',', out);
   if (c->note[0]) bench_csv_quoted(out, c->note);
   fputc('\n', out);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+enum { PROBLEM, BATCH, Q_LEN, PAGE_SIZE, CONTEXT, TOTAL, DENSE, COLUMNS };
+static const char *const names[COLUMNS] = { "problem", "batch",    "q_len",   "page_size",
+                                            "S",       "ms_total", "ms_dense" };
+
+static nsa_status read_size(const char *name, const char *text, int64_t least, int64_t *out) {
+  char *end;
+  *out = strtoll(text, &end, 10);
+  if (end == text || *end || *out < least || *out > INT32_MAX)
+    return nsai_fail(NSA_E_ARG, "%s is '%s', expected a number from %lld", name, text,
+                     (long long)least);
+  return NSA_OK;
+}
+
+/* Empty: there is none. */
+static nsa_status read_ms(const char *name, const char *text, double *us) {
+  char *end;
+  *us = 1e3 * strtod(text, &end);
+  if (*end || !(*us >= 0)) return nsai_fail(NSA_E_ARG, "%s is '%s', no time", name, text);
+  return NSA_OK;
+}
+
+/* Keeps an ascending list of what there is. */
+static nsa_status insert(const char *name, int64_t value, int64_t *list, int *count) {
+  int at = *count;
+  while (at > 0 && list[at - 1] > value) at--;
+  if (at > 0 && list[at - 1] == value) return NSA_OK;
+  if (*count == BENCH_DECODE_SIZES)
+    return nsai_fail(NSA_E_ARG, "%s has more than %d values", name, BENCH_DECODE_SIZES);
+  memmove(&list[at + 1], &list[at], (size_t)((*count)++ - at) * sizeof *list);
+  list[at] = value;
+  return NSA_OK;
+}
+
+static nsa_status read_problem(const char *text, nsai_trial_case *out) {
+  char error[256];
+  if (nsai_trial_case_parse(text, out, error, sizeof error))
+    return nsai_fail(NSA_E_ARG, "%s: %s", text, error);
+  return NSA_OK;
+}
+
+/* Whether the line belongs to the table; its first line says what that is. */
+static int takes(bench_decode_sheet *s, const nsai_trial_case *c, int64_t q_len,
+                 int64_t page_size) {
+  char known[NSAI_TRIAL_CASE_TEXT], text[NSAI_TRIAL_CASE_TEXT];
+  bench_decode_options *o = &s->options;
+  if (!s->count) {
+    o->c = *c;
+    o->q_len = (int32_t)q_len;
+    o->page_size = (int32_t)page_size;
+  }
+  nsai_trial_case_print(&o->c, known, sizeof known);
+  nsai_trial_case_print(c, text, sizeof text);
+  return !strcmp(known, text) && o->q_len == q_len && o->page_size == page_size;
+}
+
+static nsa_status read_cell(void *user, char *const *value) {
+  bench_decode_sheet *s = user;
+  bench_decode_options *o = &s->options;
+  bench_decode_cell cell = { 0 };
+  int64_t q_len, page_size;
+  nsai_trial_case c;
+  NSAI_TRY(read_problem(value[PROBLEM], &c));
+  NSAI_TRY(read_size("batch", value[BATCH], 1, &cell.batch));
+  NSAI_TRY(read_size("q_len", value[Q_LEN], 1, &q_len));
+  NSAI_TRY(read_size("page_size", value[PAGE_SIZE], 0, &page_size));
+  NSAI_TRY(read_size("S", value[CONTEXT], 1, &cell.context));
+  NSAI_TRY(read_ms("ms_total", value[TOTAL], &cell.us[BENCH_DECODE_TOTAL]));
+  NSAI_TRY(read_ms("ms_dense", value[DENSE], &cell.us[BENCH_DECODE_DENSE]));
+  if (!takes(s, &c, q_len, page_size)) return NSA_OK;
+  NSAI_TRY(insert("S", cell.context, o->contexts, &o->context_count));
+  NSAI_TRY(insert("batch", cell.batch, o->batches, &o->batch_count));
+  bench_decode_cell *grown = realloc(s->cells, (size_t)(s->count + 1) * sizeof *grown);
+  if (!grown) return nsai_fail_nomem("cells", sizeof *grown);
+  s->cells = grown;
+  s->cells[s->count++] = cell;
+  return NSA_OK;
+}
+
+int bench_decode_csv_is(const char *path) { return bench_csv_has(path, names[TOTAL]); }
+
+nsa_status bench_decode_csv_load(const char *path, bench_decode_sheet *out) {
+  const bench_csv_columns columns = { names, COLUMNS, DENSE };
+  *out = (bench_decode_sheet){ 0 };
+  NSAI_TRY(bench_csv_read(path, &columns, read_cell, out));
+  if (!out->count) return nsai_fail(NSA_E_ARG, "%s holds no results", path);
+  return NSA_OK;
 }

@@ -3,9 +3,7 @@
  */
 #include "bandwidth.h"
 #include "decode.h"
-#include "plot.h"
 
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -94,60 +92,6 @@ static void put_summary(FILE *out, const bench_decode_table *t, const bench_deco
   }
 }
 
-/* ---- figure ---------------------------------------------------------------------------------- */
-
-typedef struct curve {
-  double x[BENCH_DECODE_SIZES], y[BENCH_DECODE_SIZES];
-  char name[48];
-} curve;
-
-/* One line a batch, and its dense one dashed. */
-static int make_curves(const bench_decode_options *o, const bench_decode_cell *cells, curve *curves,
-                       bench_line *lines) {
-  int count = 0;
-  for (int b = 0; b < o->batch_count; b++)
-    for (int dense = 0; dense < 2; dense++) {
-      curve *c = &curves[count];
-      bench_line line = { .name = c->name,
-                          .x = c->x,
-                          .y = c->y,
-                          .color = b % BENCH_COLORS,
-                          .marker = b % BENCH_COLORS,
-                          .dashed = dense };
-      for (int i = 0; i < o->context_count; i++) {
-        double us =
-            cells[i * o->batch_count + b].us[dense ? BENCH_DECODE_DENSE : BENCH_DECODE_TOTAL];
-        if (us <= 0) continue;
-        c->x[line.count] = (double)o->contexts[i];
-        c->y[line.count++] = us;
-      }
-      snprintf(c->name, sizeof c->name, "%lld sequences%s", (long long)o->batches[b],
-               dense ? ", dense" : "");
-      if (line.count) lines[count++] = line;
-    }
-  return count;
-}
-
-static nsa_status draw(const bench_decode_options *o, const bench_decode_cell *cells,
-                       const char *dir) {
-  curve curves[2 * BENCH_DECODE_SIZES];
-  bench_line lines[2 * BENCH_DECODE_SIZES];
-  char path[4096], text[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(&o->c, text, sizeof text);
-  bench_plot plot = { .title = "A decode step against the context, in a CUDA graph, nothing in L2",
-                      .subtitle = text,
-                      .x = { .label = "context in tokens (k = 1024)", .scale = BENCH_LOG2 },
-                      .y = { .label = "time in microseconds", .scale = BENCH_LOG10 },
-                      .lines = lines,
-                      .line_count = make_curves(o, cells, curves, lines) };
-  snprintf(path, sizeof path, "%s/decode-speed.svg", dir);
-  FILE *out = fopen(path, "w");
-  if (!out) return nsai_fail(NSA_E_IO, "cannot write %s: %s", path, strerror(errno));
-  nsa_status status = bench_plot_write(out, &plot);
-  if (fclose(out) && !status) status = nsai_fail(NSA_E_IO, "cannot write %s", path);
-  return status;
-}
-
 /* ---- all cells ------------------------------------------------------------------------------- */
 
 /* A context of the model with one more setting; NULL: none. */
@@ -234,7 +178,7 @@ nsa_status bench_decode(chk_session *session, const bench_decode_options *o, con
   if (!timed)
     NSAI_TRY_TO(done, nsai_fail(NSA_E_UNSUPPORTED, "nothing could be timed: %s", cells->note));
   put_summary(out, &table, cells);
-  if (svg) status = draw(o, cells, svg);
+  if (svg) status = bench_decode_draw(o, cells, o->context_count * o->batch_count, svg, "decode");
 done:
   nsa_destroy(contexts.timed);
   nsa_destroy(contexts.counting);

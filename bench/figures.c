@@ -3,8 +3,6 @@
  */
 #include "figures.h"
 
-#include "plot.h"
-
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -50,8 +48,8 @@ static void choose(const bench_results *results, subject *s) {
 
 /* ---- files ----------------------------------------------------------------------------------- */
 
-static nsa_status write_file(const bench_plot *plot, const char *dir, const char *stem,
-                             const char *which) {
+nsa_status bench_figure_write(const bench_plot *plot, const char *dir, const char *stem,
+                              const char *which) {
   char path[4096];
   if (snprintf(path, sizeof path, "%s/%s-%s.svg", dir, stem, which) >= (int)sizeof path)
     return nsai_fail(NSA_E_ARG, "the path of %s is too long", dir);
@@ -108,7 +106,7 @@ static nsa_status write_speed(const subject *s, const char *dir, const char *ste
                       .y = { .label = "time in ms", .scale = BENCH_LOG10 },
                       .lines = lines,
                       .line_count = count };
-  return write_file(&plot, dir, stem, "speed");
+  return bench_figure_write(&plot, dir, stem, "speed");
 }
 
 /* ---- stages ---------------------------------------------------------------------------------- */
@@ -161,7 +159,7 @@ static nsa_status write_stages(const subject *s, const char *dir, const char *st
                       .part_names = names,
                       .part_colors = colors,
                       .part_count = STAGES };
-  return write_file(&plot, dir, stem, "stages");
+  return bench_figure_write(&plot, dir, stem, "stages");
 }
 
 nsa_status bench_figures_write(const bench_results *results, const char *dir, const char *stem) {

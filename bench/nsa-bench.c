@@ -429,20 +429,38 @@ static int run_decode(const arguments *a) {
   return status ? fail(status == NSA_E_ARG ? 2 : 1) : 0;
 }
 
-/* plot and table: a CSV's results again. */
-static int run_reader(const arguments *a) {
-  bench_results results = { 0 };
-  char stem[256];
-  const char *slash = strrchr(a->file, '/');
-  nsa_status status = bench_csv_load(a->file, &results);
-  snprintf(stem, sizeof stem, "%s", slash ? slash + 1 : a->file);
+/* What figures of a file are called: its name without folder and ending. */
+static void write_stem(const char *path, char *stem, size_t size) {
+  const char *slash = strrchr(path, '/');
+  snprintf(stem, size, "%s", slash ? slash + 1 : path);
   size_t length = strlen(stem);
   if (length > 4 && !strcmp(stem + length - 4, ".csv")) stem[length - 4] = 0;
+}
+
+static nsa_status plot_decode(const arguments *a, const char *stem) {
+  bench_decode_sheet sheet;
+  nsa_status status = bench_decode_csv_load(a->file, &sheet);
+  if (!status) status = bench_decode_draw(&sheet.options, sheet.cells, sheet.count, a->svg, stem);
+  free(sheet.cells);
+  return status;
+}
+
+static nsa_status read_results(const arguments *a, const char *stem) {
+  bench_results results = { 0 };
+  nsa_status status = bench_csv_load(a->file, &results);
   if (!status && a->command == PLOT) status = bench_figures_write(&results, a->svg, stem);
   if (!status && a->command == TABLE && !bench_report_table(stdout, &results))
     status = nsai_fail(NSA_E_ARG, "%s: the forward of no problem was timed", a->file);
   bench_results_free(&results);
-  return status ? fail(1) : 0;
+  return status;
+}
+
+/* plot and table: a CSV's results again. */
+static int run_reader(const arguments *a) {
+  char stem[256];
+  const int decodes = a->command == PLOT && bench_decode_csv_is(a->file);
+  write_stem(a->file, stem, sizeof stem);
+  return (decodes ? plot_decode : read_results)(a, stem) ? fail(1) : 0;
 }
 
 int main(int argc, char **argv) {

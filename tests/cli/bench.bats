@@ -99,6 +99,10 @@ PY
   model='fwd:h4/2:d64/64:w64'
   run -0 --separate-stderr bench decode --device cpu --problem "$model" --contexts 64,300 --batches 1,3 \
     --q-len 2 --page-size 16 --csv cells.csv --svg . --commit abc
+  # What is drawn of the CSV is what was drawn of the cells, to the digits that it has.
+  bench plot cells.csv --svg again
+  diff <(grep '<text' decode-speed.svg) <(grep '<text' again/cells-speed.svg)
+  cp cells.csv first.csv
   [[ ${lines[1]} == *"2 new tokens, pages of 16" ]]
   ((${#lines[@]} == 8 + 6)) # blank ones are left out: a table of 4 cells, and a summary of them
   run -0 bench decode --device cpu --problem "$model" --contexts 64 --batches 1 --page-size 0 --csv cells.csv
@@ -132,6 +136,19 @@ assert (two["reads_actual_win"], two["reads_expected_win"]) == ("128", "65")
 assert float(two["reads_actual_decode"]) == float(two["reads_actual"]) / 2
 xml.dom.minidom.parse("decode-speed.svg")
 PY
+  # Lines of other problems, numbers of tokens and pages are left out; the last line of a place counts.
+  bench plot cells.csv --svg more
+  diff again/cells-speed.svg more/cells-speed.svg
+  { cat first.csv && awk -F, -v OFS=, 'NR == 2 { $10 *= 4; print }' first.csv; } >last.csv
+  { sed 2d first.csv && awk -F, -v OFS=, 'NR == 2 { $10 *= 4; print }' first.csv; } >only.csv
+  bench plot last.csv --svg more
+  bench plot only.csv --svg more
+  diff more/last-speed.svg more/only-speed.svg
+  run -1 diff more/cells-speed.svg more/last-speed.svg
+  sed 's/,300,/,x,/' first.csv >bad.csv
+  run -1 bench plot bad.csv --svg more
+  [[ $output == *"bad.csv:4: S is 'x', expected a number from 1"* ]]
+  run -1 bench table cells.csv
   run -2 bench decode --device cpu --contexts 4k
   run -2 bench decode --device cpu --list
   run -2 bench window --device cpu --batches 4
