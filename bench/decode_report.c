@@ -7,8 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_OVERRIDES 40
-
 /* ---- lines ----------------------------------------------------------------------------------- */
 
 double bench_decode_gbps(double bytes, double us) { return us > 0 ? bytes / us * 1e-3 : 0; }
@@ -97,17 +95,21 @@ static void put_summary(FILE *out, const bench_decode_table *t, const bench_deco
 /* A context of the model with one more setting; NULL: none. */
 static nsa_status make_context(chk_session *session, const nsai_trial_case *c, const char *setting,
                                nsa_ctx **out) {
-  const char *const *given = chk_session_opts(session)->overrides, *overrides[MAX_OVERRIDES];
-  int count = 0;
+  const char *const *given = chk_session_opts(session)->overrides;
+  size_t count = 0;
   nsa_options options = NSA_OPTIONS_INIT;
-  for (; given && *given && count < MAX_OVERRIDES - 2; given++) overrides[count++] = *given;
-  if (setting) overrides[count++] = setting;
-  overrides[count] = NULL;
+  nsa_status status;
+  while (given && given[count]) count++;
+  const char **overrides = calloc(count + 2, sizeof *overrides);
   char *yaml = chk_session_yaml(session, c);
-  if (!yaml) return nsai_fail_nomem("a configuration", 1024);
+  if (!yaml || !overrides) NSAI_TRY_TO(done, nsai_fail_nomem("a configuration", 1024));
+  if (count) memcpy(overrides, given, count * sizeof *overrides);
+  overrides[count] = setting;
   options.yaml_text = yaml;
   options.overrides = overrides;
-  nsa_status status = nsa_create(chk_session_opts(session)->config, &options, out);
+  status = nsa_create(chk_session_opts(session)->config, &options, out);
+done:
+  free(overrides);
   free(yaml);
   return status;
 }
