@@ -10,10 +10,9 @@
 #include "context.h"
 #include "problem.h"
 #include "sample.h"
+#include "text.h"
 
-#include <errno.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 /* Capacity where neither the file's `serving` section nor --max-kv-len names one. */
@@ -118,20 +117,18 @@ static int32_t parse_word(const char *option, const char *word, const char *cons
 
 static int64_t parse_count(const char *option, const char *text, int64_t limit,
                            struct argp_state *state) {
-  char *end = NULL;
-  long long value = strtoll(text, &end, 10);
-  if (end == text || *end || value < 1 || value > limit)
+  int64_t value;
+  if (!nsai_parse_integer(text, 1, limit, &value))
     argp_error(state, "%s: \"%s\" is not a number from 1 to %lld", option, text, (long long)limit);
   return value;
 }
 
 static void parse_seed(arguments *a, const char *text, struct argp_state *state) {
-  char *end = NULL;
-  errno = 0;
-  a->seed = strtoull(text, &end, 10);
-  a->has_seed = true;
-  if (end == text || *end || errno || *text == '-')
+  int64_t seed;
+  if (!nsai_parse_integer(text, 0, INT64_MAX, &seed))
     argp_error(state, "--seed: \"%s\" is no whole number", text);
+  a->seed = (uint64_t)seed;
+  a->has_seed = true;
 }
 
 static error_t parse(int key, char *value, struct argp_state *state) {

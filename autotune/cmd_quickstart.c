@@ -8,6 +8,7 @@
 
 #include "context.h"
 #include "convert.h"
+#include "text.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -54,7 +55,6 @@ static const struct argp_option options[] = {
 
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
-  char *end = NULL;
   switch (key) {
   case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'd':
@@ -62,8 +62,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     nsai_cli_override(&a->settings, a->device, state);
     break;
   case 't':
-    a->tokens = strtoll(value, &end, 10);
-    if (end == value || *end || a->tokens < 1)
+    if (!nsai_parse_integer(value, 1, INT64_MAX, &a->tokens))
       argp_error(state, "--tokens: \"%s\" is not a number from 1", value);
     break;
   case ARGP_KEY_ARG: argp_error(state, "unexpected argument \"%s\"", value); break;

@@ -26,6 +26,7 @@
  */
 #include "csv.h"
 #include "decode.h"
+#include "text.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -99,9 +100,7 @@ static const char *const names[COLUMNS] = { "problem", "batch",    "q_len",   "p
                                             "S",       "ms_total", "ms_dense" };
 
 static nsa_status read_size(const char *name, const char *text, int64_t least, int64_t *out) {
-  char *end;
-  *out = strtoll(text, &end, 10);
-  if (end == text || *end || *out < least || *out > INT32_MAX)
+  if (!nsai_parse_integer(text, least, INT32_MAX, out))
     return nsai_fail(NSA_E_ARG, "%s is '%s', expected a number from %lld", name, text,
                      (long long)least);
   return NSA_OK;

@@ -9,6 +9,7 @@
 #include "measure.h"
 #include "problems.h"
 #include "report.h"
+#include "text.h"
 
 #include <argp.h>
 #include <errno.h>
@@ -19,6 +20,7 @@
 
 #define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
 #define MAX_OVERRIDES 32
+#define MAX_THREADS 1024
 
 typedef enum command {
   FORWARD,
@@ -107,26 +109,31 @@ static const struct argp_option options[] = {
 /* ---- the command line ------------------------------------------------------------------------ */
 
 static int64_t parse_length(const char *value, struct argp_state *state) {
-  char *end;
-  long long length = strtoll(value, &end, 10);
-  if (end == value || *end || length < 1)
+  int64_t length;
+  if (!nsai_parse_integer(value, 1, INT64_MAX, &length))
     argp_error(state, "'%s' is not a number of tokens from 1", value);
   return length;
 }
 
+static int32_t parse_count(const char *option, const char *value, int32_t most,
+                           struct argp_state *state) {
+  int64_t count;
+  if (!nsai_parse_integer(value, 1, most, &count))
+    argp_error(state, "--%s: '%s' is no number from 1 to %d", option, value, most);
+  return (int32_t)count;
+}
+
 /* "4096,65536": positive numbers. */
 static void parse_list(const char *value, int64_t *list, int *count, struct argp_state *state) {
-  const char *at = value;
-  for (*count = 0; *count < BENCH_DECODE_SIZES; at++) {
-    char *end;
-    list[*count] = strtoll(at, &end, 10);
-    if (end == at || list[*count] < 1 || list[*count] > INT32_MAX || (*end && *end != ',')) break;
+  char *text = strdup(value), *rest = text, *item;
+  *count = 0;
+  while (text && (item = strsep(&rest, ",")) != NULL) {
+    if (*count == BENCH_DECODE_SIZES || !nsai_parse_integer(item, 1, INT32_MAX, &list[*count]))
+      argp_error(state, "'%s' is no list of at most %d numbers from 1, as in 4096,65536", value,
+                 BENCH_DECODE_SIZES);
     ++*count;
-    at = end;
-    if (!*at) return;
   }
-  argp_error(state, "'%s' is no list of at most %d numbers from 1, as in 4096,65536", value,
-             BENCH_DECODE_SIZES);
+  free(text);
 }
 
 static int parse_fill(const char *value, struct argp_state *state) {
@@ -187,9 +194,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_TO: a->to = parse_length(value, state); break;
   case OPT_CONTEXTS: parse_list(value, a->decode.contexts, &a->decode.context_count, state); break;
   case OPT_BATCHES: parse_list(value, a->decode.batches, &a->decode.batch_count, state); break;
-  case OPT_Q_LEN: a->decode.q_len = (int32_t)parse_length(value, state); break;
+  case OPT_Q_LEN: a->decode.q_len = parse_count("q-len", value, INT32_MAX, state); break;
   case OPT_PAGE_SIZE:
-    a->decode.page_size = strcmp(value, "0") ? (int32_t)parse_length(value, state) : NSA_NO_PAGES;
+    a->decode.page_size =
+        strcmp(value, "0") ? parse_count("page-size", value, INT32_MAX, state) : NSA_NO_PAGES;
     break;
   case OPT_FILL: a->fill = parse_fill(value, state); break;
   case 'd':
@@ -204,7 +212,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     a->session.overrides = a->overrides;
     break;
   case OPT_CACHE_DIR: a->session.cache_dir = value; break;
-  case 't': a->session.threads = atoi(value); break;
+  case 't': a->session.threads = parse_count("threads", value, MAX_THREADS, state); break;
   case OPT_CSV: a->csv = value; break;
   case OPT_JSON: a->json = value; break;
   case OPT_MD: a->markdown = value; break;

@@ -3,10 +3,9 @@
  */
 #include "device.h"
 
-#include <ctype.h>
-#include <errno.h>
+#include "text.h"
+
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
@@ -66,11 +65,8 @@ nsa_status nsai_device_describe(const nsai_driver *driver, nsai_cu_device ordina
 
 /* "3": an ordinal. */
 static bool parse_ordinal(const char *which, int *ordinal) {
-  char *end;
-  if (!isdigit((unsigned char)which[0])) return false;
-  errno = 0;
-  long value = strtol(which, &end, 10);
-  if (*end || errno || value > INT32_MAX) return false;
+  int64_t value;
+  if (!nsai_parse_integer(which, 0, INT32_MAX, &value)) return false;
   *ordinal = (int)value;
   return true;
 }

@@ -3,7 +3,9 @@
  */
 #include "text.h"
 
+#include <errno.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define EXCERPT_CHARACTERS 40 /* a value longer than this says nothing more in a message */
@@ -128,4 +130,12 @@ bool nsai_glob_match(const char *pattern, const char *text) {
   }
   while (*pattern == '*') pattern++;
   return !*pattern;
+}
+
+bool nsai_parse_integer(const char *text, int64_t least, int64_t most, int64_t *out) {
+  const char *digits = text + (*text == '-');
+  errno = 0;
+  *out = strtoll(text, NULL, 10);
+  return *digits && !digits[strspn(digits, "0123456789")] && !errno && least <= *out &&
+         *out <= most;
 }

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Small text tools: UTF-8 stepping, printable excerpts of foreign text, edit distance, globs.
+ * Small text tools: UTF-8 stepping, printable excerpts of foreign text, edit distance, globs, numbers.
  */
 #ifndef NSAI_TEXT_H
 #define NSAI_TEXT_H
@@ -45,5 +45,9 @@ bool nsai_is_near(const char *word, uint32_t distance);
 
 /* Whether all of `text` matches `pattern`: * is any run of bytes, ? any one byte. */
 bool nsai_glob_match(const char *pattern, const char *text);
+
+/* Reads a whole decimal number from `least` to `most`: digits alone, behind a minus if any. False: the text
+ * is none; *out means nothing then. */
+bool nsai_parse_integer(const char *text, int64_t least, int64_t most, int64_t *out);
 
 #endif /* NSAI_TEXT_H */

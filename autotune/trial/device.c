@@ -3,6 +3,8 @@
  */
 #include "trial/device.h"
 
+#include "text.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,12 +19,18 @@ double nsai_trial_now(void) {
 }
 
 int nsai_trial_device_parse(const char *text, int32_t *ordinal) {
-  char *end;
+  int64_t value;
   if (!strcmp(text, "auto")) return *ordinal = NSAI_TRIAL_DEVICE_AUTO, 0;
   if (!strcmp(text, "cpu")) return *ordinal = NSAI_TRIAL_DEVICE_CPU, 0;
-  long value = strtol(text, &end, 10);
+  if (!nsai_parse_integer(text, 0, INT32_MAX, &value)) return -1;
   *ordinal = (int32_t)value;
-  return end == text || *end || value < 0 ? -1 : 0;
+  return 0;
+}
+
+int nsai_trial_seconds_parse(const char *text, double *seconds) {
+  char *end;
+  *seconds = strtod(text, &end);
+  return !*end && end == text + strspn(text, "0123456789.") && *seconds > 0 ? 0 : -1;
 }
 
 nsa_status nsai_trial_device_open(int32_t ordinal, nsai_trial_device *device) {

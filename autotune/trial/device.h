@@ -23,6 +23,9 @@ enum { NSAI_TRIAL_DEVICE_CPU = -2, NSAI_TRIAL_DEVICE_AUTO = -1 };
 /* Reads "auto", "cpu" or an ordinal. Returns 0, or -1. */
 int nsai_trial_device_parse(const char *text, int32_t *ordinal);
 
+/* Reads a decimal number above 0, as 90 or 0.5. Returns 0, or -1. */
+int nsai_trial_seconds_parse(const char *text, double *seconds);
+
 /* Opens GPU `ordinal` (NSAI_TRIAL_DEVICE_AUTO: the first) or the CPU device. NSA_E_NO_DRIVER and
  * NSA_E_NO_DEVICE mean that there is no GPU to check. */
 nsa_status nsai_trial_device_open(int32_t ordinal, nsai_trial_device *device);

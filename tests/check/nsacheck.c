@@ -5,6 +5,7 @@
  */
 #include "cases.h"
 #include "check.h"
+#include "text.h"
 
 #include <argp.h>
 #include <fnmatch.h>
@@ -14,6 +15,7 @@
 
 #define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
 #define MAX_OVERRIDES 32
+#define MAX_THREADS 1024
 
 typedef struct arguments {
   chk_session_options session;
@@ -54,15 +56,24 @@ static void remember(arguments *a, const char *option, const char *value) {
   snprintf(a->repeat + used, sizeof a->repeat - used, " %s %s", option, value);
 }
 
+static int64_t parse_number(const char *value, int64_t least, int64_t most, const char *option,
+                            struct argp_state *state) {
+  int64_t number;
+  if (!nsai_parse_integer(value, least, most, &number))
+    argp_error(state, "--%s: '%s' is no number from %lld to %lld", option, value, (long long)least,
+               (long long)most);
+  return number;
+}
+
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
   case 'l': a->list = 1; break;
   case 'f': a->filter = value; break;
   case 'p': a->problem = value; break;
-  case 's': a->seed = strtoull(value, NULL, 10); break;
-  case 'n': a->count = strtoll(value, NULL, 10); break;
-  case 't': a->session.threads = atoi(value); break;
+  case 's': a->seed = (uint64_t)parse_number(value, 0, INT64_MAX, "seed", state); break;
+  case 'n': a->count = parse_number(value, 0, INT64_MAX, "count", state); break;
+  case 't': a->session.threads = (int)parse_number(value, 1, MAX_THREADS, "threads", state); break;
   case 'j': a->json = 1; break;
   case 'd':
     if (nsai_trial_device_parse(value, &a->session.device))
@@ -80,7 +91,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     remember(a, "--set", value);
     break;
   case OPT_CACHE_DIR: a->session.cache_dir = value; break;
-  case OPT_TIME_LIMIT: a->time_limit = strtod(value, NULL); break;
+  case OPT_TIME_LIMIT:
+    if (nsai_trial_seconds_parse(value, &a->time_limit))
+      argp_error(state, "--time-limit: '%s' is no number of seconds above 0", value);
+    break;
   case OPT_STOP: a->stop_on_failure = 1; break;
   case OPT_SHORT: a->brief = 1; break;
   case OPT_SELF_TEST: a->self_test = 1; break;

@@ -5,9 +5,9 @@
  * worlds.
  */
 #include "kv_world.h"
+#include "text.h"
 
 #include <argp.h>
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -68,24 +68,13 @@ static const struct argp_option options[] = {
   { 0 }
 };
 
-/* A whole number from `least` to `most`. */
 static int64_t parse_number(const char *value, int64_t least, int64_t most, const char *option,
                             struct argp_state *state) {
-  char *end;
-  errno = 0;
-  long long number = strtoll(value, &end, 10);
-  if (end == value || *end || errno || number < least || number > most)
+  int64_t number;
+  if (!nsai_parse_integer(value, least, most, &number))
     argp_error(state, "--%s: '%s' is no number from %lld to %lld", option, value, (long long)least,
                (long long)most);
   return number;
-}
-
-static double parse_seconds(const char *value, struct argp_state *state) {
-  char *end;
-  double seconds = strtod(value, &end);
-  if (end == value || *end || !(seconds > 0))
-    argp_error(state, "--time-limit: '%s' is no number of seconds above 0", value);
-  return seconds;
 }
 
 static error_t parse(int key, char *value, struct argp_state *state) {
@@ -113,7 +102,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_SOAK: a->soak = parse_number(value, 1, INT64_MAX, "soak", state); break;
   case OPT_EVERY: a->every = parse_number(value, 1, INT32_MAX, "every", state); break;
   case OPT_CACHE_DIR: a->cache_dir = value; break;
-  case OPT_TIME_LIMIT: a->time_limit = parse_seconds(value, state); break;
+  case OPT_TIME_LIMIT:
+    if (nsai_trial_seconds_parse(value, &a->time_limit))
+      argp_error(state, "--time-limit: '%s' is no number of seconds above 0", value);
+    break;
   case 'v': a->verbose = true; break;
   case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", value); break;
   case ARGP_KEY_END:

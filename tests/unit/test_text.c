@@ -123,10 +123,27 @@ static void test_arena(void **state) {
   assert_null(arena.chunks);
 }
 
+static void test_integer(void **state) {
+  static const char *const bad[] = {
+    "",    "-",   "+1",  " 1",  "1 ", "1k", "0x10",
+    "1.0", "--1", "1e3", "one", "-4", "10", "99999999999999999999"
+  };
+  int64_t value;
+  (void)state;
+  for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
+    if (nsai_parse_integer(bad[i], -3, 9, &value)) fail_msg("'%s' is a number", bad[i]);
+  assert_true(nsai_parse_integer("-3", -3, 9, &value) && value == -3);
+  assert_true(nsai_parse_integer("09", -3, 9, &value) && value == 9);
+  assert_true(nsai_parse_integer("9223372036854775807", 0, INT64_MAX, &value));
+  assert_true(value == INT64_MAX);
+  assert_false(nsai_parse_integer("9223372036854775808", 0, INT64_MAX, &value));
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_utf8), cmocka_unit_test(test_excerpt), cmocka_unit_test(test_distance),
-    cmocka_unit_test(test_glob), cmocka_unit_test(test_writer),  cmocka_unit_test(test_arena),
+    cmocka_unit_test(test_utf8),    cmocka_unit_test(test_excerpt), cmocka_unit_test(test_distance),
+    cmocka_unit_test(test_glob),    cmocka_unit_test(test_writer),  cmocka_unit_test(test_arena),
+    cmocka_unit_test(test_integer),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
