@@ -285,13 +285,15 @@ static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
     tell_known(t, task);
     return NSA_OK;
   }
+  t->no_room = false;
   nsa_status status = work(t, task, donor);
   if (status) snprintf(error, sizeof error, "%s", nsa_last_error());
   task->record->complete = !status && !nsai_tune_spent(t);
   /* What was measured is kept whatever ended it; the failure stays the one that is told. */
   nsa_status kept = nsai_tune_keep(t, task);
-  /* Caches that this device has no room for say nothing about shorter and smaller ones. */
-  bool roomless = status == NSA_E_NOMEM && nsai_problem_is_cached(&task->problem);
+  /* What this device has no room for says nothing about other lengths, batches and operations. */
+  bool roomless = status == NSA_E_CUDA && t->no_room;
+  if (roomless) nsai_tune_data_free(t); /* some of it may be there */
   if (status && !roomless) kept = nsai_fail_text(status, error);
   error[strcspn(error, "\n")] = 0;
   nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL,

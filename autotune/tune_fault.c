@@ -14,6 +14,11 @@ bool nsai_tune_survived(const tuner *t) {
   return t->device.driver->cuStreamSynchronize(t->device.stream) == NSAI_CUDA_SUCCESS;
 }
 
+nsa_status nsai_tune_room(tuner *t, nsa_status status) {
+  t->no_room = status == NSA_E_CUDA && nsai_tune_survived(t);
+  return status;
+}
+
 void nsai_tune_refuse(tuner *t, tune_task *task, contender *c, const char *why) {
   nsai_timing *timing = &c->timing;
   c->alive = false;

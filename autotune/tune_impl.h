@@ -84,6 +84,7 @@ typedef struct tuner {
   nsai_geometry kv_model;     /* of the caches */
   int32_t kv_op;
   bool has_kv;
+  bool no_room; /* for the task's tensors or workspace: the last NSA_E_CUDA says no more */
   /* Candidates found right so far, by the length that they were verified at. */
   char **verdicts;
   int verdict_count;
@@ -135,6 +136,10 @@ void nsai_tune_around(const tune_task *task, const contender *one, nsai_decision
 
 /* After NSA_E_CUDA: whether the device still works, so that only what ran is at fault. */
 bool nsai_tune_survived(const tuner *t);
+
+/* Returns the status of an attempt to make tensors; sets t->no_room where the device works and has no room.
+ * The task is left out then, and the next one begins. */
+nsa_status nsai_tune_room(tuner *t, nsa_status status);
 
 /* The contender is out, as refused with the first line of `why`; told. */
 void nsai_tune_refuse(tuner *t, tune_task *task, contender *c, const char *why);

@@ -47,7 +47,6 @@ static nsa_status plan_append(tuner *t, const nsai_problem *problem, nsai_trial_
   return nsai_tune_plan(t, &p, &none, out);
 }
 
-/* NSA_E_NOMEM where the device has no room. */
 nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task) {
   const nsai_problem *p = &task->problem;
   const nsai_driver *driver = t->device.driver;
@@ -77,12 +76,7 @@ nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task) {
   t->has_kv = true;
   nsa_status status = nsai_trial_kv_create(&t->device, &form, append.plan, &t->kv);
   nsa_plan_destroy(append.plan);
-  if (status == NSA_E_CUDA && nsai_tune_survived(t)) {
-    char why[512];
-    snprintf(why, sizeof why, "%s", nsa_last_error());
-    return nsai_fail_text(NSA_E_NOMEM, why);
-  }
-  return status;
+  return nsai_tune_room(t, status);
 }
 
 /* ---- runs ---- */

@@ -71,7 +71,8 @@ static nsa_status run_forward(tuner *t, const tune_task *task) {
   c.kind = NSAI_TRIAL_FORWARD;
   nsai_decisions_recall(t->ctx, &p, &decisions);
   NSAI_TRY(nsai_tune_plan(t, &p, &decisions, &plan));
-  NSAI_TRY_TO(done, nsai_trial_bench_prepare(&t->device, &c, &plan, t->bench.threads, &bench));
+  status = nsai_trial_bench_prepare(&t->device, &c, &plan, t->bench.threads, &bench);
+  NSAI_TRY_TO(done, nsai_tune_room(t, status));
   drop_slot(&bench.data, NSAI_TRIAL_PROBE_ROWS);
   drop_slot(&bench.data, NSAI_TRIAL_PROBE);
   NSAI_TRY_TO(done, nsai_trial_bench_enqueue(&bench, 0, NULL));
@@ -97,8 +98,8 @@ nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
   nsai_tune_column(task, 0, &decisions, taken);
   NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &plan));
   t->has_data = true;
-  NSAI_TRY_TO(done,
-              nsai_trial_bench_prepare(&t->device, &t->c, &plan, t->bench.threads, &t->bench));
+  status = nsai_trial_bench_prepare(&t->device, &t->c, &plan, t->bench.threads, &t->bench);
+  NSAI_TRY_TO(done, nsai_tune_room(t, status));
   drop_slot(&t->bench.data, NSAI_TRIAL_PROBE_ROWS);
   drop_slot(&t->bench.data, NSAI_TRIAL_PROBE);
   if (task->problem.op == NSA_OP_FORWARD) NSAI_TRY_TO(done, measure_overlap(t));

@@ -97,7 +97,7 @@ static nsa_status ask_room(tuner *t, const tune_task *task, const contender *one
 }
 
 /* The device has no room for a column's workspace: contenders that want more of it than the heuristic's
- * choices are out, or all if none does by itself. Fails where there is nobody to blame. */
+ * choices are out, or all if none does by itself. Where there is nobody to blame the task has no room. */
 static nsa_status refuse_roomless(tuner *t, tune_task *task,
                                   contender *const taken[NSAI_STAGE_COUNT], bool *refused) {
   uint64_t usual = 0, wanted[NSAI_STAGE_COUNT] = { 0 };
@@ -116,7 +116,7 @@ static nsa_status refuse_roomless(tuner *t, tune_task *task,
     nsai_tune_refuse(t, task, taken[k], why);
     *refused = true;
   }
-  return *refused ? NSA_OK : nsai_fail_text(NSA_E_CUDA, why);
+  return *refused ? NSA_OK : nsai_tune_room(t, nsai_fail_text(NSA_E_CUDA, why));
 }
 
 /* Times one run of a column. A contender whose launch the device refuses, or for whose workspace it

@@ -77,11 +77,12 @@ typedef struct nsa_tune_options {
  * NSA_OP_PREFILL is measured as the last max_tokens tokens of a sequence of each length,
  * NSA_OP_DECODE as steps of as many sequences as each of `tuning.batches` up to its max_seqs says, in
  * a CUDA graph; both over caches that the tuner makes: caches paged in another way, and rings, follow
- * the same records. Caches that the device has no room for are left out, which NSA_TUNE_DONE says.
+ * the same records.
  * NSA_OP_BACKWARD is measured on the blocks that a forward chooses, without its outputs unless
  * runtime.recompute is never. The inputs of decode steps and backward passes are of one kind, as
  * trained models' where tuning.inputs asks for these. NSA_OP_APPEND has nothing to choose:
- * NSA_E_UNSUPPORTED.
+ * NSA_E_UNSUPPORTED. What the device has no room for, the tensors of a length, caches or the workspace
+ * of the heuristic's choices, is left out, which NSA_TUNE_DONE says, and the others are measured.
  *
  * Every candidate's results are compared with the CPU device's before its time counts; one that the
  * device refuses to launch is left out. Winners must beat the heuristic's choice by more than the

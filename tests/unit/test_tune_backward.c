@@ -29,6 +29,7 @@ static double ms_of_mma; /* of a kernel of keys by mma; all others take 10 */
 static bool wrong_mma;   /* they compute nothing */
 static bool random_mma;  /* their results differ from run to run */
 static bool mma_keys;    /* of the pass that is enqueued */
+static uint64_t room;    /* of an allocation, once passes have been judged; 0: any */
 static int passes;       /* computed */
 static int32_t most_heads;
 
@@ -41,6 +42,7 @@ nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *gr
   NSAI_TRY(__real_nsai_enqueue_backward(run, grads));
   if (run->sizes.tokens > LONGEST_COMPUTED || (mma_keys && wrong_mma)) return NSA_OK;
   passes++;
+  machine_record()->most_bytes = room;
   if (p->model.kv_heads > most_heads) most_heads = p->model.kv_heads;
   NSAI_TRY(nsai_reference_backward(&p->model, p->selection, run->branches, run->batch, run->io,
                                    grads, 1));
@@ -62,15 +64,18 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
 
 static nsa_problem pass(void) { return machine_problem(NSA_OP_BACKWARD, TOKENS, 0); }
 
-static void enter(world *w, const char *more) {
+static void enter_lengths(world *w, const char *lengths, const char *more) {
   char yaml[512];
-  snprintf(yaml, sizeof yaml, "tuning: {lengths: [%d]}\n%s", TOKENS, more);
+  snprintf(yaml, sizeof yaml, "tuning: {lengths: [%s]}\n%s", lengths, more);
   world_enter(w, yaml);
   machine_record()->kernel = take_time;
   ms_of_mma = 10;
   wrong_mma = random_mma = false;
   passes = most_heads = 0;
+  room = 0;
 }
+
+static void enter(world *w, const char *more) { enter_lengths(w, "1024", more); }
 
 static void tune(world *w, int32_t level) {
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
@@ -165,12 +170,38 @@ static void test_random_candidate(void **state) {
   expect_wrong("d_kv.k[0] has other bits");
 }
 
+/* Lengths whose tensors or workspace the device has no room for are left out one by one, and told. */
+static void expect_no_room(uint64_t bytes, int want_chosen, int want_left_out) {
+  world w = { 0 };
+  nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+  nsa_problem p = machine_problem(NSA_OP_BACKWARD, 8 * TOKENS, 0);
+  nsai_tune_span span = { 0 };
+  int chosen = 0, left_out = 0;
+  enter_lengths(&w, "1024, 4096, 8192", "");
+  room = bytes;
+  o.level = NSA_TUNE_QUICK;
+  machine_expect("tune", world_tune(&w, &o, &p, 1), NSA_OK, NULL);
+  while (nsai_tune_next(&w.results, &span)) {
+    const nsa_tune_event *done = nsai_tune_find(&span, NSA_TUNE_DONE, NULL, NULL);
+    chosen += nsai_tune_find(&span, NSA_TUNE_CHOSEN, "backward_kv", NULL) != NULL;
+    left_out += strstr(done->note, "cuMemAlloc") != NULL;
+  }
+  assert_int_equal(chosen, want_chosen);
+  assert_int_equal(left_out, want_left_out);
+  world_leave(&w);
+}
+
+static void test_no_room(void **state) {
+  (void)state;
+  expect_no_room(4 << 20, 1, 2);   /* the workspace of 1024 tokens fits */
+  expect_no_room(512 << 10, 0, 3); /* the tensors of 1024 alone */
+  expect_no_room(16 << 20, 2, 1);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
-    TEST(test_winner),
-    TEST(test_saved),
-    TEST(test_wrong_candidate),
-    TEST(test_random_candidate),
+    TEST(test_winner),           TEST(test_saved),   TEST(test_wrong_candidate),
+    TEST(test_random_candidate), TEST(test_no_room),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
