@@ -10,10 +10,27 @@
 
 #include <cmocka.h>
 
+#include "context.h"
 #include "gradients.h"
 
 #include <stdlib.h>
 #include <string.h>
+
+/* A machine with a plan of a backward pass, the forward's blocks, and a gradient of everything. */
+static toy *begin(machine *m, const machine_request *request, int32_t dtype, nsa_grads *g) {
+  machine_request own = *request;
+  own.op = NSA_OP_BACKWARD;
+  machine_init(m, &own);
+  choose(&m->toy);
+  *g = make_grads(&m->toy, dtype);
+  return &m->toy;
+}
+
+/* Runs the pass; on the fake GPU its launches alone are on record then. */
+static void accept(machine *m, const char *what, const nsa_grads *g) {
+  if (!m->ctx->cpu) machine_record()->launches = 0;
+  machine_expect(what, nsa_backward(m->plan, &m->exec, &m->toy.batch, &m->toy.io, g), NSA_OK, NULL);
+}
 
 static void refuse(machine *m, const nsa_io *io, const nsa_grads *g, const char *text) {
   nsa_status status = nsa_backward(m->plan, &m->exec, &m->toy.batch, io, g);
@@ -24,10 +41,8 @@ static void refuse(machine *m, const nsa_io *io, const nsa_grads *g, const char 
 static void test_absent(void **state) {
   (void)state;
   machine m;
-  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD });
-  toy *t = &m.toy;
-  choose(t);
-  nsa_grads g = make_grads(t, NSA_F32);
+  nsa_grads g;
+  toy *t = begin(&m, &(machine_request){ 0 }, NSA_F32, &g);
   nsa_tensor any = g.d_q;
   const struct {
     nsa_tensor *tensor;
@@ -46,7 +61,7 @@ static void test_absent(void **state) {
     refuse(&m, &t->io, &g, cases[i].text);
     *cases[i].tensor = (nsa_tensor){ 0 };
   }
-  machine_expect("good", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  accept(&m, "good", &g);
   machine_free(&m);
 }
 
@@ -54,15 +69,12 @@ static void test_absent(void **state) {
 static void test_each_tensor(void **state) {
   (void)state;
   machine m;
+  nsa_grads g;
   pair pairs[MAX_PAIRS + 1];
-  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD,
-                                       .phi = NSAI_PHI_MLP,
-                                       .gate = NSAI_GATE_MLP,
-                                       .gate_hidden = 8,
-                                       .per_branch = true });
-  toy *t = &m.toy;
-  choose(t);
-  nsa_grads g = make_grads(t, NSA_F32);
+  const machine_request request = {
+    .phi = NSAI_PHI_MLP, .gate = NSAI_GATE_MLP, .gate_hidden = 8, .per_branch = true
+  };
+  toy *t = begin(&m, &request, NSA_F32, &g);
   int count = list_pairs(&t->io, &g, pairs);
   pairs[count++] = (pair){ "o", &t->io.o, &g.d_o };
   for (int k = 0; k < count; k++) {
@@ -84,18 +96,17 @@ static void test_each_tensor(void **state) {
     refuse(&m, &t->io, &g, "has stride[0] = 0, and its elements lie on each other");
     *x = good;
   }
-  machine_expect("good", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  accept(&m, "good", &g);
   machine_free(&m);
 }
 
 static void test_arguments(void **state) {
   (void)state;
   machine m, other;
-  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD });
+  nsa_grads g;
+  toy *t = begin(&m, &(machine_request){ 0 }, NSA_F32, &g);
   machine_init(&other, &(machine_request){ 0 });
-  toy *t = &m.toy;
-  choose(t);
-  nsa_grads g = make_grads(t, NSA_F32), bad = g;
+  nsa_grads bad = g;
   nsa_io io = t->io;
   refuse(&m, &io, NULL, "grads is NULL");
   bad.accumulate = 2;
@@ -133,18 +144,14 @@ static void test_gpu(void **state) {
     "backward_selected", "backward_sum",
   };
   machine m;
-  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true });
-  toy *t = &m.toy;
-  choose(t);
-  nsa_grads g = make_grads(t, NSA_BF16);
+  nsa_grads g;
+  toy *t = begin(&m, &(machine_request){ .gpu = true }, NSA_BF16, &g);
   fake_cuda_state *record = machine_record();
-  record->launches = 0;
-  machine_expect("saved", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  accept(&m, "saved", &g);
   assert_int_equal(record->launches, sizeof names / sizeof *names);
   assert_string_equal(record->launch[5].name, "backward_saved");
   memset(t->io.o_branch, 0, sizeof t->io.o_branch);
-  record->launches = 0;
-  machine_expect("good", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  accept(&m, "good", &g);
   assert_int_equal(record->launches, sizeof names / sizeof *names);
   for (int i = 0; i < record->launches; i++) assert_string_equal(record->launch[i].name, names[i]);
   assert_false(record->launch[0].overlaps);
@@ -155,10 +162,9 @@ static void test_gpu(void **state) {
 static void test_gpu_alignment(void **state) {
   (void)state;
   machine m;
-  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true });
-  toy *t = &m.toy;
-  choose(t);
-  nsa_grads g = make_grads(t, NSA_BF16), floats = make_grads(t, NSA_F32);
+  nsa_grads g;
+  toy *t = begin(&m, &(machine_request){ .gpu = true }, NSA_BF16, &g);
+  nsa_grads floats = make_grads(t, NSA_F32);
   nsa_tensor *const rows[] = { &g.d_o, &g.d_q, &g.d_kv.k[0], &g.d_kv.v[0] };
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     nsa_tensor good = *rows[i];
@@ -170,12 +176,12 @@ static void test_gpu_alignment(void **state) {
     *rows[i] = good;
   }
   g.d_gate.value.data = (uint16_t *)g.d_gate.value.data + 1; /* elements of their own */
-  machine_expect("gate", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  accept(&m, "gate", &g);
   floats.d_o = g.d_o;
   floats.d_q.data = (float *)floats.d_q.data + 1;
   floats.d_kv.v[0].stride[0] += 1;
   floats.d_kv.v[0].stride[1] += 1;
-  machine_expect("f32", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &floats), NSA_OK, NULL);
+  accept(&m, "f32", &floats);
   machine_free(&m);
 }
 
@@ -183,10 +189,8 @@ static void test_gpu_alignment(void **state) {
 static void expect_no_queries(const char *override) {
   static const int32_t none[] = { 0, 0 }, keys[] = { 0, 9 };
   machine m;
-  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true, .override = override });
-  toy *t = &m.toy;
-  choose(t);
-  nsa_grads g = make_grads(t, NSA_BF16);
+  nsa_grads g;
+  toy *t = begin(&m, &(machine_request){ .gpu = true, .override = override }, NSA_BF16, &g);
   nsa_tensor *const cut[] = { &t->io.q,
                               &t->io.o,
                               &t->io.gate.value,
@@ -210,8 +214,7 @@ static void expect_no_queries(const char *override) {
   t->batch.cu_q.shape[0] = t->batch.cu_kv.shape[0] = 2;
   if (t->batch.cu_blocks.data) t->batch.cu_blocks.shape[0] = 2;
   fake_cuda_state *record = machine_record();
-  record->launches = 0;
-  machine_expect("good", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  accept(&m, "good", &g);
   int scans = 0, sums = 0;
   for (int i = 0; i < record->launches; i++) {
     assert_string_not_equal(record->launch[i].name, "backward_statistics");
@@ -234,9 +237,7 @@ static void test_gpu_no_queries(void **state) {
 /* The launches of one pass with all gradients must be `names`, NULL-terminated. */
 static void expect_launches(machine *m, const nsa_grads *g, const char *const *names) {
   fake_cuda_state *record = machine_record();
-  record->launches = 0;
-  machine_expect("backward", nsa_backward(m->plan, &m->exec, &m->toy.batch, &m->toy.io, g), NSA_OK,
-                 NULL);
+  accept(m, "backward", g);
   int count = 0;
   for (; names[count]; count++)
     if (count < record->launches) assert_string_equal(record->launch[count].name, names[count]);
@@ -291,12 +292,9 @@ static void test_gpu_linear(void **state) {
     NULL,
   };
   machine m;
-  machine_init(&m,
-               &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true, .phi = NSAI_PHI_LINEAR });
-  toy *t = &m.toy;
-  choose(t);
+  nsa_grads g;
+  toy *t = begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_LINEAR }, NSA_BF16, &g);
   memset(t->io.o_branch, 0, sizeof t->io.o_branch);
-  nsa_grads g = make_grads(t, NSA_BF16);
   expect_launches(&m, &g, names);
   /* Weights of V alone need no window, no selected branch, no rows of K, and no dX. */
   nsa_phi weights = { .v.w = g.d_phi.v.w };
@@ -355,17 +353,14 @@ static void test_gpu_mlp(void **state) {
     NULL,
   };
   machine m;
-  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true, .phi = NSAI_PHI_MLP });
-  toy *t = &m.toy;
-  choose(t);
+  nsa_grads g;
+  toy *t = begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP }, NSA_F32, &g);
   memset(t->io.o_branch, 0, sizeof t->io.o_branch);
-  nsa_grads g = make_grads(t, NSA_F32);
   g.d_o = make_grads(t, NSA_BF16).d_o;
   nsa_phi weights = { .k = g.d_phi.k };
   nsa_grads few = only(&g, &weights, NULL);
   fake_cuda_state *record = machine_record();
-  record->launches = 0;
-  machine_expect("mlp", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &few), NSA_OK, NULL);
+  accept(&m, "mlp", &few);
   int first = 0, count = 0;
   while (first < record->launches && strcmp(record->launch[first].name, names[0])) first++;
   for (; names[count]; count++) {
@@ -373,7 +368,7 @@ static void test_gpu_mlp(void **state) {
     assert_string_equal(record->launch[first + count].name, names[count]);
   }
   assert_int_equal(record->launches, first + count);
-  machine_expect("all", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  accept(&m, "all", &g);
   machine_free(&m);
 }
 
@@ -425,16 +420,13 @@ static void test_gpu_gate(void **state) {
   };
   for (int hidden = 0; hidden <= 8; hidden += 8) {
     machine m;
-    machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD,
-                                         .gpu = true,
-                                         .gate = NSAI_GATE_MLP,
-                                         .gate_hidden = hidden });
-    toy *t = &m.toy;
-    choose(t);
+    nsa_grads g;
+    const machine_request request = { .gpu = true, .gate = NSAI_GATE_MLP, .gate_hidden = hidden };
+    toy *t = begin(&m, &request, NSA_BF16, &g);
     memset(t->io.o_branch, 0, sizeof t->io.o_branch);
-    nsa_grads g = make_grads(t, NSA_BF16), few = only(&g, NULL, &g.d_gate);
+    nsa_grads few = only(&g, NULL, &g.d_gate);
     expect_launches(&m, &few, hidden ? two : one);
-    machine_expect("all", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+    accept(&m, "all", &g);
     machine_free(&m);
   }
 }
@@ -465,10 +457,8 @@ static void test_gpu_f32_d_o(void **state) {
   (void)state;
   machine m;
   nsa_caps caps = NSA_CAPS_INIT;
-  machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD, .gpu = true });
-  toy *t = &m.toy;
-  choose(t);
-  nsa_grads g = make_grads(t, NSA_BF16);
+  nsa_grads g;
+  toy *t = begin(&m, &(machine_request){ .gpu = true }, NSA_BF16, &g);
   g.d_o = tensor_like(t, &g.d_o, NSA_F32);
   machine_expect("caps", nsa_plan_caps(m.plan, &caps), NSA_OK, NULL);
   uint64_t bytes = caps.workspace_bytes + (uint64_t)toy_count(&g.d_o) * 2;
@@ -480,8 +470,7 @@ static void test_gpu_f32_d_o(void **state) {
   m.exec.workspace = room;
   m.exec.workspace_bytes = bytes;
   fake_cuda_state *record = machine_record();
-  record->launches = 0;
-  machine_expect("good", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+  accept(&m, "good", &g);
   assert_string_equal(record->launch[0].name, "backward_round");
   m.exec.workspace = plans;
   free(room);
@@ -510,13 +499,10 @@ static void test_recompute(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char story[16384];
     machine m;
-    machine_init(&m, &(machine_request){
-                         .op = NSA_OP_BACKWARD, .gpu = true, .override = cases[i].override });
-    toy *t = &m.toy;
-    choose(t);
-    nsa_grads g = make_grads(t, NSA_BF16);
-    machine_record()->launches = 0;
-    machine_expect("given", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+    nsa_grads g;
+    const machine_request request = { .gpu = true, .override = cases[i].override };
+    toy *t = begin(&m, &request, NSA_BF16, &g);
+    accept(&m, "given", &g);
     assert_int_equal(count_launches("backward_saved"), cases[i].saved);
     assert_int_equal(count_launches("backward_statistics_tma"), cases[i].statistics);
     nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
@@ -529,7 +515,7 @@ static void test_recompute(void **state) {
       refuse(&m, &t->io, &g, "io.o_branch[1] is missing");
       m.exec.branches = 1u << NSA_CMP | 1u << NSA_WIN; /* it does not run */
     }
-    machine_expect("missing", nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g), NSA_OK, NULL);
+    accept(&m, "missing", &g);
     machine_free(&m);
   }
 }
