@@ -65,6 +65,28 @@ size_t nsai_trial_tensor_bytes(const nsa_tensor *t) {
   return (size_t)(t->shape[0] * t->stride[0]) * element;
 }
 
+nsa_tensor *nsai_trial_kv_tensor(nsa_kv *cache, int index) {
+  if (index < NSA_BRANCHES) return &cache->k[index];
+  if (index < 2 * NSA_BRANCHES) return &cache->v[index - NSA_BRANCHES];
+  return index == 2 * NSA_BRANCHES ? &cache->k_cmp : &cache->v_cmp;
+}
+
+void nsai_trial_kv_declare(const nsai_geometry *g, int64_t pages, int64_t tokens, nsa_kv *out) {
+  const int64_t entries = (tokens + g->stride - 1) / g->stride;
+  const int64_t raw_k[] = { pages, tokens, g->kv_heads, g->head_dim_qk };
+  const int64_t raw_v[] = { pages, tokens, g->kv_heads, g->head_dim_v };
+  *out = (nsa_kv){ 0 };
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    if (!nsai_reads_pair(g, pair)) continue;
+    out->k[pair] = nsai_trial_tensor(g->dtype, 4, raw_k);
+    out->v[pair] = nsai_trial_tensor(g->dtype, 4, raw_v);
+  }
+  out->k_cmp =
+      nsai_trial_tensor(g->dtype, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_qk });
+  out->v_cmp =
+      nsai_trial_tensor(g->dtype, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_v });
+}
+
 static nsa_status alloc_tensor(nsai_trial_kv *w, int32_t dtype, int32_t ndim, const int64_t *shape,
                                nsa_tensor *out) {
   *out = nsai_trial_tensor(dtype, ndim, shape);
@@ -126,20 +148,13 @@ static int64_t page_tokens(const nsai_trial_kv *w) {
 }
 
 static nsa_status alloc_cache(nsai_trial_kv *w) {
-  const nsai_geometry *g = w->form.geometry;
-  const int64_t count = w->form.copies * w->form.batch * w->pages, tokens = page_tokens(w);
-  const int64_t entries = (tokens + g->stride - 1) / g->stride;
-  for (int b = 0; b < NSA_BRANCHES; b++) {
-    if (!nsai_reads_pair(g, b)) continue;
-    NSAI_TRY(alloc_tensor(w, g->dtype, 4, (int64_t[]){ count, tokens, g->kv_heads, g->head_dim_qk },
-                          &w->cache.k[b]));
-    NSAI_TRY(alloc_tensor(w, g->dtype, 4, (int64_t[]){ count, tokens, g->kv_heads, g->head_dim_v },
-                          &w->cache.v[b]));
+  nsai_trial_kv_declare(w->form.geometry, w->form.copies * w->form.batch * w->pages, page_tokens(w),
+                        &w->cache);
+  for (int i = 0; i < NSAI_TRIAL_KV_TENSORS; i++) {
+    nsa_tensor *t = nsai_trial_kv_tensor(&w->cache, i);
+    if (t->ndim) NSAI_TRY(nsai_trial_kv_alloc(w, nsai_trial_tensor_bytes(t), &t->data));
   }
-  NSAI_TRY(alloc_tensor(w, g->dtype, 4, (int64_t[]){ count, entries, g->kv_heads, g->head_dim_qk },
-                        &w->cache.k_cmp));
-  return alloc_tensor(w, g->dtype, 4, (int64_t[]){ count, entries, g->kv_heads, g->head_dim_v },
-                      &w->cache.v_cmp);
+  return NSA_OK;
 }
 
 /* Pages lie scattered, as they do after a while of serving; rows in order. */

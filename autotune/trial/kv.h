@@ -60,6 +60,15 @@ nsa_status nsai_trial_kv_workspace(nsai_trial_kv *kv, uint64_t bytes);
 nsa_tensor nsai_trial_tensor(int32_t dtype, int32_t ndim, const int64_t *shape);
 size_t nsai_trial_tensor_bytes(const nsa_tensor *tensor);
 
+/* The tensors of a cache, one after the other: K of each pair, V of each, compressed K, compressed V. */
+#define NSAI_TRIAL_KV_TENSORS (2 * NSA_BRANCHES + 2)
+nsa_tensor *nsai_trial_kv_tensor(nsa_kv *cache, int index);
+
+/* A cache of so many pages, or rows, of so many tokens, without memory: the pairs that the model reads, and
+ * compressed entries. */
+void nsai_trial_kv_declare(const nsai_geometry *geometry, int64_t pages, int64_t tokens,
+                           nsa_kv *out);
+
 /* Copies after whose steps, of so many bytes read, nothing of the first one is in L2. */
 int64_t nsai_trial_kv_copies(double bytes);
 

@@ -73,19 +73,10 @@ static void declare_gate(nsai_trial_kv_court *w) {
 }
 
 static void declare_cache(nsai_trial_kv_court *w) {
-  const nsai_geometry *g = model_of(w);
-  const int64_t pages = all_pages(w), tokens = page_tokens(w), heads = g->kv_heads;
-  const int64_t entries = (tokens + g->stride - 1) / g->stride;
-  for (int b = 0; b < NSA_BRANCHES; b++) {
-    if (!nsai_reads_pair(g, b)) continue;
-    declare(w, NSAI_TRIAL_KV_K + b, g->dtype, 4,
-            (int64_t[]){ pages, tokens, heads, g->head_dim_qk });
-    declare(w, NSAI_TRIAL_KV_V + b, g->dtype, 4,
-            (int64_t[]){ pages, tokens, heads, g->head_dim_v });
-  }
-  declare(w, NSAI_TRIAL_KV_K_CMP, g->dtype, 4,
-          (int64_t[]){ pages, entries, heads, g->head_dim_qk });
-  declare(w, NSAI_TRIAL_KV_V_CMP, g->dtype, 4, (int64_t[]){ pages, entries, heads, g->head_dim_v });
+  nsa_kv cache;
+  nsai_trial_kv_declare(model_of(w), all_pages(w), page_tokens(w), &cache);
+  for (int i = 0; i < NSAI_TRIAL_KV_TENSORS; i++)
+    w->view[NSAI_TRIAL_KV_K + i] = *nsai_trial_kv_tensor(&cache, i);
   if (w->c.problem.page_size)
     declare(w, NSAI_TRIAL_KV_TABLE, NSA_I32, 2,
             (int64_t[]){ w->c.seqs, page_count(w, longest(w)) });
@@ -134,12 +125,8 @@ static nsa_batch batch_of(const nsai_trial_kv_court *w, bool on_device) {
 
 static nsa_kv cache_of(const nsai_trial_kv_court *w, bool on_device) {
   nsa_kv kv = { 0 };
-  for (int b = 0; b < NSA_BRANCHES; b++) {
-    kv.k[b] = view_of(w, NSAI_TRIAL_KV_K + b, on_device);
-    kv.v[b] = view_of(w, NSAI_TRIAL_KV_V + b, on_device);
-  }
-  kv.k_cmp = view_of(w, NSAI_TRIAL_KV_K_CMP, on_device);
-  kv.v_cmp = view_of(w, NSAI_TRIAL_KV_V_CMP, on_device);
+  for (int i = 0; i < NSAI_TRIAL_KV_TENSORS; i++)
+    *nsai_trial_kv_tensor(&kv, i) = view_of(w, NSAI_TRIAL_KV_K + i, on_device);
   return kv;
 }
 

@@ -6,6 +6,7 @@
 #include "kv_world_impl.h"
 
 #include "convert.h"
+#include "trial/kv.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -97,32 +98,32 @@ static nsa_status spread_pages(chk_kv_world *w, int what) {
 }
 
 /* [rows, tokens, heads, dim]; with `hnd` in memory [rows, heads, tokens, dim]. */
-static nsa_status make_cache(chk_kv_world *w, int what, int64_t rows, int64_t tokens, int64_t dim) {
-  int64_t heads = w->form.geometry.kv_heads;
-  const int64_t shape[] = { rows, tokens, heads, dim };
-  NSAI_TRY(chk_kv_make(w, what, w->form.geometry.dtype, 4, shape));
+static nsa_status make_cache(chk_kv_world *w, int what, const nsa_tensor *t) {
+  NSAI_TRY(chk_kv_make(w, what, t->dtype, 4, t->shape));
   if (w->form.hnd) {
-    w->tensor[what].view.stride[1] = dim;
-    w->tensor[what].view.stride[2] = tokens * dim;
+    w->tensor[what].view.stride[1] = t->shape[3];
+    w->tensor[what].view.stride[2] = t->shape[1] * t->shape[3];
   }
   return w->form.spread ? spread_pages(w, what) : NSA_OK;
 }
 
+static bool is_ring(const chk_kv_world *w, int what) {
+  return w->form.ring && (what == CHK_KV_K + NSA_WIN || what == CHK_KV_V + NSA_WIN);
+}
+
 static nsa_status make_caches(chk_kv_world *w) {
   const chk_kv_form *f = &w->form;
-  const nsai_geometry *g = &f->geometry;
+  const int32_t stride = f->geometry.stride;
   int64_t rows = f->page_size > 0 ? w->pages : f->seqs + 1;
-  int64_t tokens =
-      f->page_size > 0 ? f->page_size : (f->max_kv_len + g->stride - 1) / g->stride * g->stride;
-  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    if (!nsai_reads_pair(g, pair)) continue;
-    bool ring = f->ring && pair == NSA_WIN;
-    int64_t n = ring ? f->seqs + 1 : rows, p = ring ? w->ring : tokens;
-    NSAI_TRY(make_cache(w, CHK_KV_K + pair, n, p, g->head_dim_qk));
-    NSAI_TRY(make_cache(w, CHK_KV_V + pair, n, p, g->head_dim_v));
+  int64_t tokens = f->page_size > 0 ? f->page_size : (f->max_kv_len + stride - 1) / stride * stride;
+  nsa_kv cache;
+  nsai_trial_kv_declare(&f->geometry, rows, tokens, &cache);
+  for (int i = 0; i < NSAI_TRIAL_KV_TENSORS; i++) {
+    nsa_tensor *t = nsai_trial_kv_tensor(&cache, i);
+    if (is_ring(w, CHK_KV_K + i)) t->shape[0] = f->seqs + 1, t->shape[1] = w->ring;
+    if (t->ndim) NSAI_TRY(make_cache(w, CHK_KV_K + i, t));
   }
-  NSAI_TRY(make_cache(w, CHK_KV_K_CMP, rows, tokens / g->stride, g->head_dim_qk));
-  return make_cache(w, CHK_KV_V_CMP, rows, tokens / g->stride, g->head_dim_v);
+  return NSA_OK;
 }
 
 #define SHAPE(...) ((const int64_t[]){ __VA_ARGS__ })
@@ -398,12 +399,8 @@ nsa_batch chk_kv_batch(const chk_kv_world *w, bool gpu, bool append) {
 
 static nsa_kv cache_of(const chk_kv_world *w, bool gpu) {
   nsa_kv kv = { 0 };
-  for (int i = 0; i < NSA_BRANCHES; i++) {
-    kv.k[i] = chk_kv_view(w, CHK_KV_K + i, gpu);
-    kv.v[i] = chk_kv_view(w, CHK_KV_V + i, gpu);
-  }
-  kv.k_cmp = chk_kv_view(w, CHK_KV_K_CMP, gpu);
-  kv.v_cmp = chk_kv_view(w, CHK_KV_V_CMP, gpu);
+  for (int i = 0; i < NSAI_TRIAL_KV_TENSORS; i++)
+    *nsai_trial_kv_tensor(&kv, i) = chk_kv_view(w, CHK_KV_K + i, gpu);
   return kv;
 }
 
@@ -451,10 +448,10 @@ static void end_sequence(chk_kv_world *w, int s) {
     w->free_page[w->free_count++] = page;
     for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
       chk_kv_tensor *t = &w->tensor[what];
-      bool ring = w->form.ring && (what == CHK_KV_K + NSA_WIN || what == CHK_KV_V + NSA_WIN);
       size_t bytes = (size_t)t->view.stride[0] * 2;
       bool kept = what >= CHK_KV_K_CMP && w->form.geometry.phi == NSAI_PHI_EXTERNAL;
-      if (t->host && !ring && !kept) memset(t->host + (size_t)page * bytes, 0xff, bytes);
+      if (t->host && !is_ring(w, what) && !kept)
+        memset(t->host + (size_t)page * bytes, 0xff, bytes);
     }
   }
   w->page_count[s] = w->len[s] = 0;

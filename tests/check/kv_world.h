@@ -19,7 +19,6 @@
 #define CHK_KV_SEQS 8         /* of a random world */
 #define CHK_KV_MOST_SEQS 1024 /* of a large one */
 #define CHK_KV_PROBES 7       /* rows whose importance the GPU is asked for */
-#define CHK_KV_PAIRS 8        /* tensors of a cache: k[3], v[3], k_cmp, v_cmp */
 
 /* How a world is made; one line of text. */
 typedef struct chk_kv_form {
