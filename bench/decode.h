@@ -89,16 +89,25 @@ typedef struct bench_decode_sheet {
   bench_decode_options options; /* contexts and batches ascend */
   bench_decode_cell *cells;
   int count;
+  double bandwidth; /* GB/s, as measured before the last of them; 0: unknown */
 } bench_decode_sheet;
 
-/* Whether the file is a CSV of decode; and reads one, of earlier versions, too: places and times of the cells
- * that have the first one's problem, q_len and page size. NSA_E_IO, NSA_E_ARG; `out->cells` is to be freed in
+/* Whether the file is a CSV of decode; and reads one, of earlier versions, too: places, times and expected
+ * bytes of the cells that have the first one's problem, q_len and page size. NSA_E_IO, NSA_E_ARG; `out->cells` is to be freed in
  * any case. */
 int bench_decode_csv_is(const char *path);
 nsa_status bench_decode_csv_load(const char *path, bench_decode_sheet *out);
 
-/* decode_plot.c: DIR/STEM-speed.svg, the step and dense attention against the context, a line a batch. Of
- * cells at one place the last counts. The folder is made when it is missing. */
+/* The cell at that place, of several the last; NULL: there is none. */
+const bench_decode_cell *bench_decode_find(const bench_decode_cell *cells, int count,
+                                           int64_t context, int64_t batch);
+
+/* Writes the sheet as Markdown, a row for each context and a column for each batch: microseconds of a step,
+ * of dense attention, and the step's share of the bandwidth. */
+void bench_decode_markdown(FILE *out, const bench_decode_sheet *sheet);
+
+/* decode_plot.c: DIR/STEM-speed.svg, the step and dense attention against the context, a line a batch. The
+ * folder is made when it is missing. */
 nsa_status bench_decode_draw(const bench_decode_options *options, const bench_decode_cell *cells,
                              int count, const char *dir, const char *stem);
 

@@ -95,23 +95,24 @@ void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_d
 
 /* ---- reading --------------------------------------------------------------------------------- */
 
-enum { PROBLEM, BATCH, Q_LEN, PAGE_SIZE, CONTEXT, TOTAL, DENSE, COLUMNS };
-static const char *const names[COLUMNS] = { "problem", "batch",    "q_len",   "page_size",
-                                            "S",       "ms_total", "ms_dense" };
+enum { PROBLEM, BATCH, Q_LEN, PAGE_SIZE, CONTEXT, TOTAL, DENSE, BYTES, BANDWIDTH, COLUMNS };
+static const char *const names[COLUMNS] = {
+  "problem",  "batch",    "q_len",          "page_size",     "S",
+  "ms_total", "ms_dense", "bytes_expected", "bandwidth_gbps"
+};
 
-static nsa_status read_size(const char *name, const char *text, int64_t least, int64_t *out) {
-  if (!nsai_parse_integer(text, least, INT32_MAX, out))
-    return nsai_fail(NSA_E_ARG, "%s is '%s', expected a number from %lld", name, text,
-                     (long long)least);
-  return NSA_OK;
+static nsa_status read_size(int column, char *const *value, int64_t least, int64_t *out) {
+  if (nsai_parse_integer(value[column], least, INT32_MAX, out)) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s is '%s', expected a number from %lld", names[column],
+                   value[column], (long long)least);
 }
 
 /* Empty: there is none. */
-static nsa_status read_ms(const char *name, const char *text, double *us) {
+static nsa_status read_known(int column, char *const *value, double scale, double *out) {
   char *end;
-  *us = 1e3 * strtod(text, &end);
-  if (*end || !(*us >= 0)) return nsai_fail(NSA_E_ARG, "%s is '%s', no time", name, text);
-  return NSA_OK;
+  *out = scale * strtod(value[column], &end);
+  if (!*end && *out >= 0) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s is '%s', no number from 0", names[column], value[column]);
 }
 
 /* Keeps an ascending list of what there is. */
@@ -153,19 +154,24 @@ static nsa_status read_cell(void *user, char *const *value) {
   bench_decode_options *o = &s->options;
   bench_decode_cell cell = { 0 };
   int64_t q_len, page_size;
+  double bytes, bandwidth;
   nsai_trial_case c;
   NSAI_TRY(read_problem(value[PROBLEM], &c));
-  NSAI_TRY(read_size("batch", value[BATCH], 1, &cell.batch));
-  NSAI_TRY(read_size("q_len", value[Q_LEN], 1, &q_len));
-  NSAI_TRY(read_size("page_size", value[PAGE_SIZE], 0, &page_size));
-  NSAI_TRY(read_size("S", value[CONTEXT], 1, &cell.context));
-  NSAI_TRY(read_ms("ms_total", value[TOTAL], &cell.us[BENCH_DECODE_TOTAL]));
-  NSAI_TRY(read_ms("ms_dense", value[DENSE], &cell.us[BENCH_DECODE_DENSE]));
+  NSAI_TRY(read_size(BATCH, value, 1, &cell.batch));
+  NSAI_TRY(read_size(Q_LEN, value, 1, &q_len));
+  NSAI_TRY(read_size(PAGE_SIZE, value, 0, &page_size));
+  NSAI_TRY(read_size(CONTEXT, value, 1, &cell.context));
+  NSAI_TRY(read_known(TOTAL, value, 1e3, &cell.us[BENCH_DECODE_TOTAL]));
+  NSAI_TRY(read_known(DENSE, value, 1e3, &cell.us[BENCH_DECODE_DENSE]));
+  NSAI_TRY(read_known(BYTES, value, 1, &bytes));
+  NSAI_TRY(read_known(BANDWIDTH, value, 1, &bandwidth));
+  cell.expected.bytes = (int64_t)bytes;
   if (!takes(s, &c, q_len, page_size)) return NSA_OK;
   NSAI_TRY(insert("S", cell.context, o->contexts, &o->context_count));
   NSAI_TRY(insert("batch", cell.batch, o->batches, &o->batch_count));
   bench_decode_cell *grown = realloc(s->cells, (size_t)(s->count + 1) * sizeof *grown);
   if (!grown) return nsai_fail_nomem("cells", sizeof *grown);
+  s->bandwidth = bandwidth;
   s->cells = grown;
   s->cells[s->count++] = cell;
   return NSA_OK;

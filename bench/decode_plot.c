@@ -9,14 +9,6 @@ typedef struct curve {
   char name[48];
 } curve;
 
-/* The last of the cells at that place; NULL: there is none. */
-static const bench_decode_cell *find_cell(const bench_decode_cell *cells, int count,
-                                          int64_t context, int64_t batch) {
-  while (count-- > 0)
-    if (cells[count].context == context && cells[count].batch == batch) return &cells[count];
-  return NULL;
-}
-
 /* One line a batch, and its dense one dashed. */
 static int make_curves(const bench_decode_options *o, const bench_decode_cell *cells,
                        int cell_count, curve *curves, bench_line *lines) {
@@ -31,7 +23,8 @@ static int make_curves(const bench_decode_options *o, const bench_decode_cell *c
                           .marker = b % BENCH_COLORS,
                           .dashed = dense };
       for (int i = 0; i < o->context_count; i++) {
-        const bench_decode_cell *cell = find_cell(cells, cell_count, o->contexts[i], o->batches[b]);
+        const bench_decode_cell *cell =
+            bench_decode_find(cells, cell_count, o->contexts[i], o->batches[b]);
         double us = cell ? cell->us[dense ? BENCH_DECODE_DENSE : BENCH_DECODE_TOTAL] : 0;
         if (us <= 0) continue;
         c->x[line.count] = (double)o->contexts[i];

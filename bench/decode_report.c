@@ -17,6 +17,13 @@ double bench_decode_tokens(const bench_decode_reads *reads) {
   return sum;
 }
 
+const bench_decode_cell *bench_decode_find(const bench_decode_cell *cells, int count,
+                                           int64_t context, int64_t batch) {
+  while (count-- > 0)
+    if (cells[count].context == context && cells[count].batch == batch) return &cells[count];
+  return NULL;
+}
+
 static void put_head(FILE *out, const bench_decode_table *t) {
   const bench_decode_options *o = t->options;
   char text[NSAI_TRIAL_CASE_TEXT];
@@ -87,6 +94,39 @@ static void put_summary(FILE *out, const bench_decode_table *t, const bench_deco
       fprintf(out, " %13s", text);
     }
     fprintf(out, " %8.1f\n", 1e-6 * (double)c->actual.bytes);
+  }
+}
+
+/* ---- Markdown -------------------------------------------------------------------------------- */
+
+/* Three digits, or whole microseconds. */
+static void put_us(FILE *out, double us) { fprintf(out, us < 100 ? "%.1f" : "%.0f", us); }
+
+static void put_place(FILE *out, const bench_decode_sheet *s, const bench_decode_cell *c) {
+  const double us = c ? c->us[BENCH_DECODE_TOTAL] : 0, dense = c ? c->us[BENCH_DECODE_DENSE] : 0;
+  fputs(" | ", out);
+  if (!(us > 0)) return;
+  put_us(out, us);
+  if (dense > 0) fputs(", ", out), put_us(out, dense);
+  if (s->bandwidth > 0 && c->expected.bytes)
+    fprintf(out, "; %.0f %%",
+            100 * bench_decode_gbps((double)c->expected.bytes, us) / s->bandwidth);
+}
+
+void bench_decode_markdown(FILE *out, const bench_decode_sheet *s) {
+  const bench_decode_options *o = &s->options;
+  fputs("| context", out);
+  for (int b = 0; b < o->batch_count; b++)
+    fprintf(out, b ? " | %lld" : " | %lld sequence%s, dense", (long long)o->batches[b],
+            o->batches[b] > 1 ? "s" : "");
+  fputs(" |\n|---", out);
+  for (int b = 0; b < o->batch_count; b++) fputs("|---", out);
+  fputs("|\n", out);
+  for (int i = 0; i < o->context_count; i++) {
+    fprintf(out, "| %lld", (long long)o->contexts[i]);
+    for (int b = 0; b < o->batch_count; b++)
+      put_place(out, s, bench_decode_find(s->cells, s->count, o->contexts[i], o->batches[b]));
+    fputs(" |\n", out);
   }
 }
 

@@ -445,10 +445,12 @@ static void write_stem(const char *path, char *stem, size_t size) {
   if (length > 4 && !strcmp(stem + length - 4, ".csv")) stem[length - 4] = 0;
 }
 
-static nsa_status plot_decode(const arguments *a, const char *stem) {
+static nsa_status read_decode(const arguments *a, const char *stem) {
   bench_decode_sheet sheet;
   nsa_status status = bench_decode_csv_load(a->file, &sheet);
-  if (!status) status = bench_decode_draw(&sheet.options, sheet.cells, sheet.count, a->svg, stem);
+  if (!status && a->command == TABLE) bench_decode_markdown(stdout, &sheet);
+  if (!status && a->command == PLOT)
+    status = bench_decode_draw(&sheet.options, sheet.cells, sheet.count, a->svg, stem);
   free(sheet.cells);
   return status;
 }
@@ -466,9 +468,8 @@ static nsa_status read_results(const arguments *a, const char *stem) {
 /* plot and table: a CSV's results again. */
 static int run_reader(const arguments *a) {
   char stem[256];
-  const int decodes = a->command == PLOT && bench_decode_csv_is(a->file);
   write_stem(a->file, stem, sizeof stem);
-  return (decodes ? plot_decode : read_results)(a, stem) ? fail(1) : 0;
+  return (bench_decode_csv_is(a->file) ? read_decode : read_results)(a, stem) ? fail(1) : 0;
 }
 
 int main(int argc, char **argv) {
