@@ -138,7 +138,7 @@ void chk_kv_choose_selection(chk_kv_world *w);
 /* What the GPU tells of the probed rows' importance, by what the CPU device does of all. */
 void chk_kv_compare_probes(chk_kv_world *w);
 
-/* kv_overrun.c: an append to a sequence that is longer than the plan's. */
+/* kv_overrun.c: append and attention with a sequence that is longer than the plan's. */
 nsa_status chk_kv_overrun(chk_kv_world *w);
 
 /* kv_reads.c: what counters begin with, and what a step has added to them. */
@@ -157,6 +157,9 @@ nsa_status chk_kv_compare_cache(chk_kv_world *w);
 
 /* The step's outputs: by the CPU device on the GPU's blocks, which are judged by themselves. */
 nsa_status chk_kv_compare_step(chk_kv_world *w);
+
+/* The same of the first w->tokens rows, whatever else was written. */
+nsa_status chk_kv_compare_rows(chk_kv_world *w);
 
 /* Guards of a fetched tensor. */
 void chk_kv_check_guards(chk_kv_world *w, const nsai_trial_buffer *b, const char *name);
