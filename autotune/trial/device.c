@@ -209,6 +209,16 @@ nsa_status nsai_trial_buffer_fetch(const nsai_trial_device *device, nsai_trial_b
   return nsai_trial_device_download(device, buffer->image, buffer->device, whole(buffer));
 }
 
+nsa_status nsai_trial_buffer_fetch_guards(const nsai_trial_device *device,
+                                          nsai_trial_buffer *buffer) {
+  const size_t behind = NSAI_TRIAL_GUARD + buffer->bytes;
+  if (!buffer->image) buffer->image = malloc(whole(buffer)); /* gigabytes that nobody touches */
+  if (!buffer->image) return nsai_fail_nomem("a host image", whole(buffer));
+  NSAI_TRY(nsai_trial_device_download(device, buffer->image, buffer->device, NSAI_TRIAL_GUARD));
+  return nsai_trial_device_download(device, buffer->image + behind, buffer->device + behind,
+                                    NSAI_TRIAL_GUARD);
+}
+
 nsa_status nsai_trial_buffer_poison(const nsai_trial_device *device, nsai_trial_buffer *buffer) {
   return nsai_trial_device_set(device, buffer->device, buffer->fill, whole(buffer));
 }

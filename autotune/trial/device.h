@@ -85,6 +85,9 @@ uint8_t *nsai_trial_buffer_image(nsai_trial_buffer *buffer);
 
 nsa_status nsai_trial_buffer_upload(const nsai_trial_device *device, nsai_trial_buffer *buffer);
 nsa_status nsai_trial_buffer_fetch(const nsai_trial_device *device, nsai_trial_buffer *buffer);
+/* The guards alone; what the image has between them means nothing. */
+nsa_status nsai_trial_buffer_fetch_guards(const nsai_trial_device *device,
+                                          nsai_trial_buffer *buffer);
 nsa_status nsai_trial_buffer_poison(const nsai_trial_device *device, nsai_trial_buffer *buffer);
 
 /* Milliseconds on the device between two points of a stream; on the CPU by the monotonic clock. */

@@ -300,7 +300,7 @@ static void check_output(chk_kv_world *w, const chk_kv_tensor *t, bool rows) {
 }
 
 static nsa_status fetch_outputs(chk_kv_world *w) {
-  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_OUTPUTS_END; what++)
+  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_PROBE_ROWS; what++)
     if (w->tensor[what].host) NSAI_TRY(chk_kv_fetch(w, what));
   return NSA_OK;
 }
@@ -317,7 +317,7 @@ nsa_status chk_kv_compare_step(chk_kv_world *w) {
   if (!w->tokens) return NSA_OK;
   NSAI_TRY(fetch_outputs(w));
   if (w->form.counted) NSAI_TRY(chk_kv_fetch(w, CHK_KV_READS));
-  NSAI_TRY(nsai_trial_buffer_fetch(w->device, &w->workspace));
+  NSAI_TRY(nsai_trial_buffer_fetch_guards(w->device, &w->workspace));
   chk_kv_spoil_step(w);
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_PROBE_ROWS; what++)
     if (w->tensor[what].host) check_output(w, &w->tensor[what], what != CHK_KV_SOME);

@@ -191,18 +191,21 @@ void chk_kv_form_split(chk_kv_form *out) {
   out->chunk = out->max_q_len;
 }
 
-/* What random worlds leave out: hundreds of sequences, and long ones. */
+/* What random worlds leave out: hundreds of sequences, long ones, and plans for many that all may be long:
+ * what their kernels leave each other lies behind 2^31 elements. */
 typedef struct large_world {
   int32_t seqs, least, most; /* tokens of a sequence */
   int32_t chunk, q_len;      /* new ones in an append, and in a step at most */
   int32_t kv_heads, group, dim;
   int32_t block, stride, select_block, count, window;
+  int32_t longest; /* 0: most */
 } large_world;
 static const large_world large_worlds[] = {
   { 1024, 0, 300, 40, 4, 2, 4, 64, 16, 8, 16, 6, 33 },
   { 256, 0, 2000, 500, 4, 2, 8, 32, 32, 16, 64, 16, 512 },
   { 2, 3 << 18, 1 << 20, 1 << 17, 16, 1, 4, 16, 32, 16, 64, 16, 512 },
   { 2, 3 << 15, 1 << 17, 1 << 14, 16, 1, 16, 128, 32, 16, 64, 16, 512 },
+  { 1024, 0, 1 << 20, 100, 1, 9, 2, 16, 32, 16, 64, 6, 33, .longest = 700 },
 };
 #define LARGE_WORLDS (sizeof large_worlds / sizeof *large_worlds)
 
@@ -221,7 +224,8 @@ void chk_kv_form_large(int32_t op, chk_kv_form *out) {
   g->select_local = 2;
   g->window = x->window;
   if (x->dim > 64 && g->phi != NSAI_PHI_EXTERNAL) g->phi = NSAI_PHI_MEAN;
-  out->page_size = layout % 2 == 0 ? NSA_NO_PAGES : out->page_size > 16 ? out->page_size : 16;
+  const int32_t pages = out->page_size > 16 ? out->page_size : 16;
+  out->page_size = layout % 2 || x->longest ? pages : NSA_NO_PAGES;
   out->lists = out->lists && out->page_size > 0;
   out->mapping = out->mapping && out->page_size > 0;
   out->ring = out->ring && g->per_branch && x->chunk <= 40; /* what it holds beside the window */
@@ -232,6 +236,7 @@ void chk_kv_form_large(int32_t op, chk_kv_form *out) {
   out->seqs = x->seqs;
   out->least_kv_len = x->least;
   out->max_kv_len = x->most;
+  out->short_kv_len = x->longest;
   out->chunk = x->chunk;
   out->op = op ? op : layout / 2 % 2 ? NSA_OP_PREFILL : NSA_OP_DECODE;
   if (out->op == NSA_OP_PREFILL) out->counted = false;

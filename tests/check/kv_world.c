@@ -347,7 +347,7 @@ void chk_kv_write_call(chk_kv_world *w) {
 
 nsa_status chk_kv_poison_outputs(chk_kv_world *w) {
   NSAI_TRY(nsai_trial_buffer_poison(w->device, &w->workspace));
-  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_OUTPUTS_END; what++)
+  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_PROBE_ROWS; what++)
     if (w->tensor[what].host) NSAI_TRY(nsai_trial_buffer_poison(w->device, &w->tensor[what].gpu));
   return NSA_OK;
 }
@@ -473,7 +473,8 @@ static nsa_status begin_sequences(chk_kv_world *w) {
   for (int s = 0; s < w->form.seqs; s++) {
     bool first = s == 0 && w->form.least_kv_len > 0;
     bool begins = !w->len[s] && (chk_kv_next(w) % 4 > 0 || first);
-    int64_t room = w->form.max_kv_len - w->form.max_q_len * w->form.steps;
+    int64_t most = w->form.short_kv_len ? w->form.short_kv_len : w->form.max_kv_len;
+    int64_t room = most - w->form.max_q_len * w->form.steps;
     int64_t least = w->form.least_kv_len < room ? w->form.least_kv_len : 0;
     uint64_t goals = (uint64_t)(room - least);
     goal[s] = begins && room > 0 ? (int32_t)(least + (int64_t)(chk_kv_next(w) % goals)) : w->len[s];
@@ -564,7 +565,8 @@ static nsa_status walk(chk_kv_world *w) {
     if (w->result->failure[0]) return NSA_OK;
     if (i % 3 == 2) NSAI_TRY(end_sequences(w));
   }
-  return chk_kv_next(w) % 2 ? chk_kv_overrun(w) : NSA_OK;
+  bool has_room = !w->form.short_kv_len; /* for a sequence as long as the plan's */
+  return has_room && chk_kv_next(w) % 2 ? chk_kv_overrun(w) : NSA_OK;
 }
 
 static void size_world(chk_kv_world *w) {
@@ -576,7 +578,8 @@ static void size_world(chk_kv_world *w) {
   w->ring = seen < f->max_kv_len ? seen : f->max_kv_len;
   w->most_tokens = (int64_t)f->seqs * (w->chunk > f->max_q_len ? w->chunk : f->max_q_len);
   w->most_pages = f->page_size > 0 ? f->max_kv_len / f->page_size + 2 : 1;
-  w->pages = (int32_t)(f->seqs * w->most_pages);
+  w->pages =
+      (int32_t)(f->seqs * (f->short_kv_len ? f->short_kv_len / f->page_size + 2 : w->most_pages));
   w->branches = all_branches(g);
 }
 

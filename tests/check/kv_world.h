@@ -32,8 +32,8 @@ typedef struct chk_kv_form {
   bool shared_lists; /* a selection that the caller brings has no axis of KV heads */
   bool probed;       /* some rows' importance is asked for */
   int32_t seqs, max_q_len, max_kv_len;
-  int32_t
-      least_kv_len; /* sequences begin with as many tokens at least, the first at once; 0: any number */
+  int32_t least_kv_len; /* of a sequence that begins, the first one at once; 0: any number */
+  int32_t short_kv_len; /* none becomes longer, in pages; 0: up to what the plan is made for */
   int32_t steps;
   int32_t chunk; /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
   float softmax_scale;
@@ -51,7 +51,7 @@ void chk_kv_form_plain(chk_kv_form *form);
  * tokens. */
 void chk_kv_form_searched(chk_kv_form *form);
 /* Makes a random one into one of many sequences, or of sequences of up to 2^20 tokens, in rows or in pages,
- * of steps of `op` or, where that is 0, of decode or prefill: 16 of them, by their seeds from 1 on. */
+ * of steps of `op` or, where that is 0, of decode or prefill: 20 of them, by their seeds from 1 on. */
 void chk_kv_form_large(int32_t op, chk_kv_form *form);
 /* Makes steps of a random one into steps of a prefill. */
 void chk_kv_form_prefill(chk_kv_form *form);
