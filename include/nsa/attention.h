@@ -282,8 +282,9 @@ typedef struct nsa_io {
  * either. On the CPU device it computes before it returns. Thread-safe.
  *
  * The values of the batch's arrays are checked on the CPU device, unless runtime.check_inputs is off, and
- * trusted on a GPU: a wrong one may be followed anywhere. `runtime.check_inputs: full` checks them there,
- * too, to find a bug of the host: it waits for the stream, but looks at nothing during a capture.
+ * trusted on a GPU: a wrong one may be followed anywhere. `runtime.check_inputs: full`, or
+ * NSA_CHECK_INPUTS=full, checks them there, too, to find a bug of the host: it waits for the stream, but
+ * looks at nothing during a capture.
  *
  * plan, exec, io  required. batch NULL: one sequence.
  *

@@ -40,7 +40,7 @@ static void test_table(void **state) {
     seen[var->key] = true;
     assert_non_null(nsai_keys[var->key].fallback);
   }
-  assert_int_equal(count, 13);
+  assert_int_equal(count, 14);
 }
 
 static void test_describe(void **state) {
@@ -60,6 +60,7 @@ static void test_all_variables(void **state) {
   clear();
   setenv("NSA_CACHE_DIR", "/cache", 1);
   setenv("NSA_CACHE_MODE", "read_only", 1);
+  setenv("NSA_CHECK_INPUTS", "full", 1);
   setenv("NSA_COMPILE_JOBS", "3", 1);
   setenv("NSA_CUBLASLT_PATH", "/lt", 1);
   setenv("NSA_DEVICE", "2", 1);
@@ -75,6 +76,7 @@ static void test_all_variables(void **state) {
   assert_int_equal(load(NULL, &config), NSA_OK);
   assert_string_equal(config->runtime.cache_dir, "/cache");
   assert_int_equal(config->runtime.cache_mode, NSAI_CACHE_READ_ONLY);
+  assert_int_equal(config->runtime.check_inputs, NSAI_CHECK_FULL);
   assert_int_equal(config->runtime.compile_jobs, 3);
   assert_string_equal(config->runtime.cublaslt_path, "/lt");
   assert_string_equal(config->runtime.device, "2");
