@@ -199,7 +199,8 @@ typedef struct nsa_batch {
   nsa_tensor slots;        /* i32 [num_seqs]: without pages, and for rings, the row of the cache
                               that belongs to each sequence, of a padded row any; absent: row s */
   nsa_tensor slot_mapping; /* i64 [T], read by an append alone: page * P + place in the page that
-                              each new token goes to, or -1: not written; absent: all are */
+                              each new token goes to by the lists, which decide, or -1: not written;
+                              absent: all are */
 } nsa_batch;
 #define NSA_BATCH_INIT                                                                             \
   {                                                                                                \

@@ -132,7 +132,8 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
 /* Enqueues the attention of every sequence's new tokens over the cache. Their own K and V must have
  * been appended.
  *
- * plan   of NSA_OP_DECODE: at most max_q_len new tokens a sequence.
+ * plan   of NSA_OP_DECODE: at most max_q_len new tokens a sequence. Its workspace grows with max_tokens *
+ *        max_kv_len, since every selection block of every token is ranked (nsa_plan_caps, nsa_explain).
  * batch  kv_len and, with pages, their lists are required; cu_q and slots may be absent.
  * io     as nsa_forward has it, but that io.kv is the cache (k_cmp and v_cmp are read) and that
  *        io.phi is not read. io.reads is optional where the configuration has `runtime.count_reads:
