@@ -53,6 +53,12 @@ bool nsai_decode_reaches_wide(const nsai_problem *problem, int32_t sms, int64_t 
 
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *sizes);
 
+/* Writes for nsa_explain which numbers of sequences with one new token go by which kernel, where a plan has
+ * several ways: "  steps of one token: 1 to 19 sequences by the chain, 20 to 33 by decode_whole of 256
+ * threads, ...". */
+void nsai_decode_write_ways(const nsai_problem *problem, const nsai_kernel_spec specs[NSAI_ROLES],
+                            int32_t sms, nsai_writer *text);
+
 /* Most (unit, part) places that any run of the plan has in decode_scan's and decode_attend's partial
  * results, and most tiles. */
 typedef struct nsai_decode_most {

@@ -193,6 +193,38 @@ nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *s) {
   return out;
 }
 
+static nsai_role way_of(const nsai_problem *p, const nsai_kernel_spec specs[NSAI_ROLES],
+                        int32_t sms, int32_t seqs) {
+  nsai_decode_sizes sizes = { .problem = p,
+                              .scan = nsai_decode_scan_spec(specs),
+                              .chain = specs[NSAI_KERNEL_DECODE_SCAN].entry,
+                              .whole = specs[NSAI_KERNEL_DECODE_WHOLE].entry,
+                              .wide = specs[NSAI_KERNEL_DECODE_WIDE].entry,
+                              .sms = sms,
+                              .tokens = seqs,
+                              .num_seqs = seqs };
+  return nsai_decode_split_make(&sizes).single;
+}
+
+void nsai_decode_write_ways(const nsai_problem *p, const nsai_kernel_spec specs[NSAI_ROLES],
+                            int32_t sms, nsai_writer *text) {
+  int32_t most = (int32_t)smaller(p->max_seqs, p->max_tokens), ways = 0;
+  if (!specs[NSAI_KERNEL_DECODE_SCAN].entry || !specs[NSAI_KERNEL_DECODE_WHOLE].entry) return;
+  nsai_write(text, "  steps of one token:");
+  for (int32_t seqs = 1, end; seqs <= most; seqs = end + 1) {
+    nsai_role way = way_of(p, specs, sms, seqs);
+    for (end = seqs; end < most && way_of(p, specs, sms, end + 1) == way;) end++;
+    nsai_write(text, "%s %d", ways ? "," : "", seqs);
+    if (end > seqs) nsai_write(text, " to %d", end);
+    if (!ways++) nsai_write(text, most > 1 ? " sequences" : " sequence");
+    if (way == NSAI_ROLES)
+      nsai_write(text, " by the chain");
+    else
+      nsai_write(text, " by %s of %d threads", specs[way].entry, specs[way].threads);
+  }
+  nsai_write(text, "\n");
+}
+
 nsai_decode_most nsai_decode_most_of(const nsai_problem *p, const nsai_kernel_spec *scan,
                                      int32_t sms) {
   const nsai_geometry *m = &p->model;

@@ -5,6 +5,7 @@
  */
 #include "plan.h"
 
+#include "decode.h"
 #include "kernels.h"
 #include "tune.h"
 
@@ -169,6 +170,8 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
         "  attend_selected_kv: %llu bytes of partial results at a time, of %lld tokens' lists\n",
         (unsigned long long)layout.kv.o.bytes, (long long)layout.kv.chunk_tokens);
   if (resolved.op == NSA_OP_BACKWARD) write_saved(&resolved, &text);
+  if (resolved.op == NSA_OP_DECODE)
+    nsai_decode_write_ways(&resolved, choice.specs, ctx->target.sms, &text);
   for (int role = 0; role < NSAI_ROLES; role++)
     if (choice.specs[role].entry) write_kernel(&choice.specs[role], &text);
   return text.used;

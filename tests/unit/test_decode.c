@@ -105,6 +105,48 @@ static void test_single(void **state) {
   }
 }
 
+/* What nsa_explain says of a plan that has them all: every number of sequences once, by what takes it. */
+static void test_ways(void **state) {
+  (void)state;
+  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 140, .max_q_len = 1 };
+  char text[1024];
+  const char *at = text;
+  nsai_writer w = nsai_writer_open(text, sizeof text);
+  p.model = (nsai_geometry){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16 };
+  p.model.select_block = 64;
+  p.max_seqs = 140;
+  specs[NSAI_KERNEL_DECODE_SCAN] = (nsai_kernel_spec){ .entry = "decode_scan", .threads = 128 };
+  specs[NSAI_KERNEL_DECODE_SCAN].tokens = 1;
+  specs[NSAI_KERNEL_DECODE_WHOLE] = (nsai_kernel_spec){ .entry = "one", .threads = 128 };
+  specs[NSAI_KERNEL_DECODE_WIDE] = (nsai_kernel_spec){ .entry = "one", .threads = 256 };
+  nsai_decode_write_ways(&p, specs, 132, &w);
+  assert_int_equal(strncmp(at, "  steps of one token: ", 22), 0);
+  at += 22;
+  for (int32_t seqs = 1; seqs <= 140;) {
+    int32_t from = 0, to = 0;
+    int length = 0;
+    assert_int_equal(sscanf(at, "%d%n to %d%n", &from, &length, &to, &length) >= 1, 1);
+    at += length;
+    if (!to) to = from;
+    assert_int_equal(from, seqs);
+    assert_true(to >= from && to <= 140);
+    if (seqs == 1) at += strlen(" sequences");
+    nsai_role way = single_of(from, 65536, true);
+    const char *by = way == NSAI_KERNEL_DECODE_WIDE    ? " by one of 256 threads"
+                     : way == NSAI_KERNEL_DECODE_WHOLE ? " by one of 128 threads"
+                                                       : " by the chain";
+    for (; seqs <= to; seqs++) assert_int_equal(single_of(seqs, 65536, true), way);
+    assert_int_equal(strncmp(at, by, strlen(by)), 0);
+    at += strlen(by) + (seqs <= 140 ? 2 : 0); /* ", " */
+  }
+  assert_string_equal(at, "\n");
+  specs[NSAI_KERNEL_DECODE_WHOLE].entry = NULL;
+  w = nsai_writer_open(text, sizeof text);
+  nsai_decode_write_ways(&p, specs, 132, &w);
+  assert_int_equal(w.used, 0); /* there is one way */
+}
+
 /* ---- launches ---- */
 
 static int longest; /* that the last kernel over a cache was told */
@@ -501,11 +543,12 @@ static void test_prefill(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_single),        cmocka_unit_test(test_places),
-    cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
-    cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_lists),
-    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
-    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_single),  cmocka_unit_test(test_ways),
+    cmocka_unit_test(test_places),  cmocka_unit_test(test_launches),
+    cmocka_unit_test(test_cluster), cmocka_unit_test(test_cluster_rules),
+    cmocka_unit_test(test_lists),   cmocka_unit_test(test_narrow_table),
+    cmocka_unit_test(test_full),    cmocka_unit_test(test_products),
+    cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
