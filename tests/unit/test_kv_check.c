@@ -79,6 +79,10 @@ static void spoil(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int f
       refuse(c, run, what, what);
       *t = good;
     }
+  t->reserved[1] = 1;
+  snprintf(what, sizeof what, "%s.reserved is not 0", name);
+  refuse(c, run, what, what);
+  *t = good;
   t->stride[t->ndim - 1] = 2;
   snprintf(what, sizeof what, "%s has stride", name);
   refuse(c, run, what, what);
