@@ -154,7 +154,9 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
   out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_OWN, NSA_SELECT_RANGES));
-  NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
+  NSAI_TRY(check_choice("overlap", problem->overlap, NSA_OVERLAP_DEFAULT, NSA_OVERLAP_HIGH));
+  NSAI_TRY(check_choice("deterministic", problem->deterministic, 0, 1));
+  NSAI_TRY(check_choice("parity", problem->parity, 0, 1));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
   if (nsai_problem_is_cached(out)) {
     NSAI_TRY(resolve_cached(config, problem, out));
