@@ -59,8 +59,28 @@ static nsa_status check_rows_length(const nsa_tensor *t, const char *name, int64
                    (long long)t->shape[1], (long long)least, why);
 }
 
+/* What of a cache's shape is mistaken most: heads before tokens, and another size of pages. `pages`: what its
+ * rows are; NULL: it does not lie in pages. */
+static nsa_status check_middle(const cached *c, const nsa_tensor *t, const nsai_expectation *e,
+                               const char *pages) {
+  int64_t rows = e->shape[1], heads = e->shape[2];
+  if (!nsai_present(t) || c->check->level == NSAI_CHECK_OFF || t->ndim != 4) return NSA_OK;
+  bool fits = rows == NSAI_ANY || t->shape[1] == rows;
+  if (t->shape[1] == heads && t->shape[2] != heads && (rows == NSAI_ANY || t->shape[2] == rows))
+    return nsai_fail(
+        NSA_E_ARG,
+        "%s has shape[1] = %lld, which are its heads: where they lie before the tokens "
+        "(HND), exchange the two middle dimensions and their strides",
+        e->name, (long long)heads);
+  if (fits || !pages) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s has shape[1] = %lld, expected %lld: %s", e->name,
+                   (long long)t->shape[1], (long long)rows, pages);
+}
+
 /* A tensor of the cache; an append writes it. */
-static nsa_status expect_tensor(const cached *c, const nsa_tensor *t, const nsai_expectation *e) {
+static nsa_status expect_tensor(const cached *c, const nsa_tensor *t, const nsai_expectation *e,
+                                const char *pages) {
+  NSAI_TRY(check_middle(c, t, e, c->check->problem->page_size ? pages : NULL));
   NSAI_TRY(nsai_expect(c->check, t, e));
   return c->check->problem->op == NSA_OP_APPEND ? nsai_expect_places(c->check, t, e->name) : NSA_OK;
 }
@@ -71,7 +91,7 @@ static nsa_status check_raw(cached *c, const nsa_tensor *t, const char *name, in
   nsai_expectation e = {
     name, 4, { c->pages, c->page_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(expect_tensor(c, t, &e));
+  NSAI_TRY(expect_tensor(c, t, &e, "the tokens of a page, problem.page_size"));
   c->pages = t->shape[0];
   c->page_size = t->shape[1];
   if (p->page_size) return NSA_OK;
@@ -84,7 +104,7 @@ static nsa_status check_ring(cached *c, const nsa_tensor *t, const char *name, i
   nsai_expectation e = {
     name, 4, { c->rings, c->ring_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(expect_tensor(c, t, &e));
+  NSAI_TRY(expect_tensor(c, t, &e, NULL));
   c->rings = t->shape[0];
   c->ring_size = t->shape[1]; /* K and V turn at the same token */
   return check_rows_length(
@@ -99,7 +119,8 @@ static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side
   snprintf(name, sizeof name, "%s.%s_cmp", c->name, side);
   int64_t entries = p->page_size ? p->page_size / p->model.stride : NSAI_ANY;
   nsai_expectation e = { name, 4, { c->pages, entries, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL };
-  NSAI_TRY(expect_tensor(c, t, &e));
+  NSAI_TRY(
+      expect_tensor(c, t, &e, "the entries of a page, problem.page_size / model.compress.stride"));
   c->pages = t->shape[0];
   if (p->page_size) return NSA_OK;
   return check_rows_length(t, name, row_entries(p),

@@ -229,6 +229,35 @@ static void test_rows(void **state) {
   end(&w, &c);
 }
 
+/* Heads before tokens as they lie in memory, and pages of another size than the plan's. */
+static void test_shapes(void **state) {
+  (void)state;
+  static const int32_t sizes[] = { 16, NSA_NO_PAGES };
+  for (int i = 0; i < 2; i++) {
+    const kv_form form = { .page_size = sizes[i], .hnd = true };
+    kv_world w;
+    kv_call c;
+    begin(&w, &c, &(machine_request){ 0 }, &form);
+    nsa_tensor *all[] = { &c.io.kv.k[0], &c.io.kv.v[0], &c.io.kv.k_cmp, &c.io.kv.v_cmp };
+    for (int k = 0; k < 4; k++) {
+      nsa_tensor good = *all[k];
+      all[k]->shape[1] = good.shape[2], all[k]->shape[2] = good.shape[1];
+      all[k]->stride[1] = good.stride[2], all[k]->stride[2] = good.stride[1];
+      refuse(&c, run_decode, "HND",
+             "has shape[1] = 2, which are its heads: where they lie before the tokens (HND), "
+             "exchange the two middle dimensions");
+      *all[k] = good;
+      if (i) continue;
+      all[k]->shape[1] *= 2;
+      refuse(&c, run_prefill, "pages",
+             k < 2 ? "has shape[1] = 32, expected 16: the tokens of a page, problem.page_size"
+                   : "has shape[1] = 8, expected 4: the entries of a page");
+      *all[k] = good;
+    }
+    end(&w, &c);
+  }
+}
+
 /* ---- the batch ---- */
 
 static void test_what_does_not_belong(void **state) {
@@ -549,12 +578,19 @@ static void test_wide_heads(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_each_tensor),  cmocka_unit_test(test_overlaps),
-    cmocka_unit_test(test_rows),         cmocka_unit_test(test_what_does_not_belong),
-    cmocka_unit_test(test_forward),      cmocka_unit_test(test_values),
-    cmocka_unit_test(test_slots),        cmocka_unit_test(test_many_alike),
-    cmocka_unit_test(test_slot_mapping), cmocka_unit_test(test_prefill),
-    cmocka_unit_test(test_gpu),          cmocka_unit_test(test_wide_heads),
+    cmocka_unit_test(test_each_tensor),
+    cmocka_unit_test(test_overlaps),
+    cmocka_unit_test(test_rows),
+    cmocka_unit_test(test_shapes),
+    cmocka_unit_test(test_what_does_not_belong),
+    cmocka_unit_test(test_forward),
+    cmocka_unit_test(test_values),
+    cmocka_unit_test(test_slots),
+    cmocka_unit_test(test_many_alike),
+    cmocka_unit_test(test_slot_mapping),
+    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_gpu),
+    cmocka_unit_test(test_wide_heads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
