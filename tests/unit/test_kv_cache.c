@@ -14,6 +14,7 @@
 #include "kv_world.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
 
 static const int32_t sizes[] = { NSA_NO_PAGES, 16, 32, 64, 128 };
@@ -290,6 +291,62 @@ static void test_page_bytes(void **state) {
   expect_bytes(false, NSA_NO_PAGES, false, (1001 + 251) * 320);
 }
 
+/* ---- threads ---- */
+
+#define THREADS 4
+
+typedef struct reader {
+  const kv_call *call;
+  nsa_tensor o;
+  nsa_status status;
+} reader;
+
+static void *read_cache(void *user) {
+  reader *r = user;
+  nsa_exec exec = NSA_EXEC_INIT;
+  nsa_io io = r->call->io;
+  io.o = r->o;
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    io.o_branch[b] = io.lse[b] = (nsa_tensor){ 0 }; /* the call's own */
+  io.block_idx = io.probe_rows = io.probe_importance = io.o_branch[0];
+  for (int i = 0; i < 10 && r->status == NSA_OK; i++)
+    r->status = nsa_decode(r->call->world->decode, &exec, &r->call->batch, &io);
+  return NULL;
+}
+
+/* Several threads run one plan over one cache. */
+static void test_threads(void **state) {
+  (void)state;
+  static const int32_t lengths[] = { 90, 33 }, rest[] = { 4, 3 };
+  static const int32_t steps[][2] = { { 40, 30 }, { 40, 0 }, { 6, 0 } };
+  const kv_form form = { .page_size = 16 };
+  kv_world w;
+  kv_call c;
+  pthread_t threads[THREADS];
+  reader readers[THREADS];
+  kv_init(&w, &(machine_request){ 0 }, &form, 2, lengths);
+  kv_oracle(&w);
+  for (int i = 0; i < 3; i++) kv_step(&w, steps[i], i == 2);
+  kv_call_init(&c, &w, rest, w.len);
+  kv_append(&c);
+  kv_attend(&c, true);
+  kv_compare(&c, "alone");
+  for (int i = 0; i < THREADS; i++) {
+    const nsa_tensor *o = &c.io.o;
+    nsa_tensor own = toy_tensor(&c.memory, NSA_F32, 3, o->shape[0], o->shape[1], o->shape[2]);
+    readers[i] = (reader){ &c, own, NSA_OK };
+    assert_int_equal(pthread_create(&threads[i], NULL, read_cache, &readers[i]), 0);
+  }
+  for (int i = 0; i < THREADS; i++) {
+    pthread_join(threads[i], NULL);
+    assert_int_equal(readers[i].status, NSA_OK);
+    c.io.o = readers[i].o;
+    kv_compare(&c, "beside others");
+  }
+  kv_call_free(&c);
+  kv_free(&w);
+}
+
 int main(void) {
   static nsai_phi_kind mean = NSAI_PHI_MEAN, linear = NSAI_PHI_LINEAR, mlp = NSAI_PHI_MLP;
   const struct CMUnitTest tests[] = {
@@ -304,6 +361,7 @@ int main(void) {
     cmocka_unit_test(test_external),
     cmocka_unit_test(test_other_inputs),
     cmocka_unit_test(test_page_bytes),
+    cmocka_unit_test(test_threads),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
