@@ -3,21 +3,19 @@
  */
 #include "batch_values.h"
 
-/* Copies an array, rows one behind the other. */
+/* Copies an array, rows one behind the other. One without elements stays as it is. */
 static nsa_status copy_array(const nsai_check *check, nsai_arena *memory, nsa_tensor *t) {
-  const nsai_driver *driver = check->driver;
-  if (!nsai_present(t)) return NSA_OK;
+  const size_t size = t->dtype == NSA_I64 ? 8 : 4;
+  if (!nsai_present(t) || !t->shape[0] || !t->shape[t->ndim - 1]) return NSA_OK;
   size_t rows = t->ndim > 1 ? (size_t)t->shape[0] : 1, all;
-  size_t width = (size_t)t->shape[t->ndim - 1] * (t->dtype == NSA_I64 ? 8 : 4);
+  size_t width = (size_t)t->shape[t->ndim - 1] * size, pitch = (size_t)t->stride[0] * size;
   if (__builtin_mul_overflow(rows, width, &all)) all = SIZE_MAX;
-  char *to = all < SIZE_MAX ? nsai_arena_alloc(memory, all) : NULL;
+  char *to = nsai_arena_alloc(memory, all);
   if (!to) return nsai_fail_nomem("a copy of a batch's array (runtime.check_inputs: full)", all);
   for (size_t row = 0; row < rows; row++)
-    NSAI_TRY(
-        NSAI_CUDA(driver, cuMemcpyDtoHAsync(to + row * width,
-                                            (uintptr_t)t->data + row * (size_t)t->stride[0] *
-                                                                     (t->dtype == NSA_I64 ? 8 : 4),
-                                            width, check->stream)));
+    NSAI_TRY(NSAI_CUDA(check->driver,
+                       cuMemcpyDtoHAsync(to + row * width, (uintptr_t)t->data + row * pitch, width,
+                                         check->stream)));
   t->data = to;
   if (t->ndim > 1) t->stride[0] = t->shape[1];
   return NSA_OK;

@@ -409,6 +409,11 @@ static void test_full(void **state) {
   expect_checked(&r, NSA_OK, NULL, 2);
   len[1] = 65;
   expect_checked(&r, NSA_E_ARG, "batch.kv_len[1] is 65", 2);
+  for (int s = 0; s < SEQS; s++) len[s] = 0;
+  r.batch.block_table.shape[1] = 0; /* none has a page */
+  expect_checked(&r, NSA_OK, NULL, 2);
+  len[1] = 1;
+  expect_checked(&r, NSA_E_ARG, "sequence 1 has 0 pages, its 1 tokens need 1", 2);
   machine_record()->capturing = true;
   expect_checked(&r, NSA_OK, NULL, 0);
   machine_record()->capturing = false;
