@@ -20,7 +20,6 @@ typedef struct bench_decode_options {
   int context_count, batch_count;
   int32_t q_len;     /* new tokens of a sequence in a step */
   int32_t page_size; /* P; NSA_NO_PAGES: a row for each sequence */
-  int append;        /* the step's nsa_kv_append is timed, too */
 } bench_decode_options;
 
 /* What of a step is timed; in the order of columns. */

@@ -20,7 +20,6 @@
 
 #define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
 #define MAX_OVERRIDES 32
-#define MAX_THREADS 1024
 
 typedef enum command {
   FORWARD,
@@ -212,7 +211,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     a->session.overrides = a->overrides;
     break;
   case OPT_CACHE_DIR: a->session.cache_dir = value; break;
-  case 't': a->session.threads = parse_count("threads", value, MAX_THREADS, state); break;
+  case 't': a->session.threads = parse_count("threads", value, CHK_MAX_THREADS, state); break;
   case OPT_CSV: a->csv = value; break;
   case OPT_JSON: a->json = value; break;
   case OPT_MD: a->markdown = value; break;

@@ -15,7 +15,6 @@
 
 #define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
 #define MAX_OVERRIDES 32
-#define MAX_THREADS 1024
 
 typedef struct arguments {
   chk_session_options session;
@@ -73,7 +72,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'p': a->problem = value; break;
   case 's': a->seed = (uint64_t)parse_number(value, 0, INT64_MAX, "seed", state); break;
   case 'n': a->count = parse_number(value, 0, INT64_MAX, "count", state); break;
-  case 't': a->session.threads = (int)parse_number(value, 1, MAX_THREADS, "threads", state); break;
+  case 't':
+    a->session.threads = (int)parse_number(value, 1, CHK_MAX_THREADS, "threads", state);
+    break;
   case 'j': a->json = 1; break;
   case 'd':
     if (nsai_trial_device_parse(value, &a->session.device))

@@ -9,6 +9,8 @@
 
 #include "trial/bench.h"
 
+#define CHK_MAX_THREADS 1024 /* that a command line may ask for */
+
 typedef struct chk_session_options {
   int32_t device;               /* ordinal, NSAI_TRIAL_DEVICE_AUTO, NSAI_TRIAL_DEVICE_CPU */
   const char *config;           /* a YAML file below the case's own text; NULL: none */
