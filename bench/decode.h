@@ -83,9 +83,9 @@ double bench_decode_tokens(const bench_decode_reads *reads);
 void bench_decode_csv_header(FILE *out);
 void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_decode_cell *c);
 
-/* A table again, from a CSV. */
+/* A table as it was measured, or again from a CSV. */
 typedef struct bench_decode_sheet {
-  bench_decode_options options; /* contexts and batches ascend */
+  bench_decode_options options; /* of a CSV contexts and batches ascend */
   bench_decode_cell *cells;
   int count;
   double bandwidth; /* GB/s, as measured before the last of them; 0: unknown */
@@ -101,6 +101,10 @@ nsa_status bench_decode_csv_load(const char *path, bench_decode_sheet *out);
 const bench_decode_cell *bench_decode_find(const bench_decode_cell *cells, int count,
                                            int64_t context, int64_t batch);
 
+/* Writes what was measured as one JSON document; `commit` may be empty. */
+void bench_decode_json(FILE *out, const bench_decode_sheet *sheet, const char *device,
+                       const char *commit);
+
 /* Writes the sheet as Markdown, a row for each context and a column for each batch: microseconds of a step,
  * of dense attention, and the step's share of the bandwidth. */
 void bench_decode_markdown(FILE *out, const bench_decode_sheet *sheet);
@@ -110,10 +114,11 @@ void bench_decode_markdown(FILE *out, const bench_decode_sheet *sheet);
 nsa_status bench_decode_draw(const bench_decode_options *options, const bench_decode_cell *cells,
                              int count, const char *dir, const char *stem);
 
-/* All cells of the options: a line each on `out`, and on `csv` (NULL: none; `header`: it is new). With
- * `svg` (NULL: none) DIR/decode-speed.svg. `commit` may be empty. On a GPU the bandwidth of its memory is
- * measured first. */
+/* All cells of the options: a line each on `out`, and on `csv` (NULL: none; `header`: it is new). `commit`
+ * may be empty. On a GPU the bandwidth of its memory is measured first. `sheet->cells` is to be freed in any
+ * case. */
 nsa_status bench_decode(chk_session *session, const bench_decode_options *options,
-                        const char *commit, FILE *out, FILE *csv, int header, const char *svg);
+                        const char *commit, FILE *out, FILE *csv, int header,
+                        bench_decode_sheet *sheet);
 
 #endif /* BENCH_DECODE_H */

@@ -3,6 +3,8 @@
  */
 #include "bandwidth.h"
 #include "decode.h"
+#include "report.h"
+#include "trial/result.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -130,6 +132,53 @@ void bench_decode_markdown(FILE *out, const bench_decode_sheet *s) {
   }
 }
 
+/* ---- JSON ------------------------------------------------------------------------------------ */
+
+static void put_reads(FILE *out, const char *name, const bench_decode_reads *r) {
+  fprintf(out, ", \"%s\": {\"cmp\": %lld, \"sel\": %lld, \"win\": %lld, \"bytes\": %lld}", name,
+          (long long)r->tokens[NSA_CMP], (long long)r->tokens[NSA_SEL],
+          (long long)r->tokens[NSA_WIN], (long long)r->bytes);
+}
+
+/* Times by their columns' names, null where there is none; tokens of all sequences and KV heads. */
+static void json_cell(FILE *out, const bench_decode_cell *c) {
+  fprintf(out, "{\"context\": %lld, \"batch\": %lld, \"copies\": %lld", (long long)c->context,
+          (long long)c->batch, (long long)c->copies);
+  for (int i = 0; i < BENCH_DECODE_PARTS; i++) {
+    fprintf(out, ", \"ms_%s\": ", bench_decode_part_names[i]);
+    if (c->us[i] > 0)
+      nsai_trial_json_number(out, c->us[i] * 1e-3);
+    else
+      fputs("null", out);
+  }
+  put_reads(out, "reads_actual", &c->actual);
+  put_reads(out, "reads_expected", &c->expected);
+  fputs(", \"dense_bytes\": ", out);
+  nsai_trial_json_number(out, c->dense_bytes);
+  bench_json_string(out, ", \"variants\": ", c->variants);
+  bench_json_string(out, ", \"note\": ", c->note);
+  fputc('}', out);
+}
+
+void bench_decode_json(FILE *out, const bench_decode_sheet *s, const char *device,
+                       const char *commit) {
+  const bench_decode_options *o = &s->options;
+  char problem[NSAI_TRIAL_CASE_TEXT];
+  nsai_trial_case_print(&o->c, problem, sizeof problem);
+  bench_json_string(out, "{\"problem\": ", problem);
+  bench_json_string(out, ", \"commit\": ", commit);
+  bench_json_string(out, ", \"device\": ", device);
+  fprintf(out, ", \"q_len\": %d, \"page_size\": %d, \"bandwidth_gbps\": ", o->q_len,
+          o->page_size > 0 ? o->page_size : 0);
+  nsai_trial_json_number(out, s->bandwidth);
+  fputs(",\n\"cells\": [", out);
+  for (int i = 0; i < s->count; i++) {
+    fputs(i ? ",\n " : "\n ", out);
+    json_cell(out, &s->cells[i]);
+  }
+  fputs("]}\n", out);
+}
+
 /* ---- all cells ------------------------------------------------------------------------------- */
 
 /* A context of the model with one more setting; NULL: none. */
@@ -197,14 +246,17 @@ static nsa_status prepare(chk_session *session, bench_decode_contexts *contexts,
 }
 
 nsa_status bench_decode(chk_session *session, const bench_decode_options *o, const char *commit,
-                        FILE *out, FILE *csv, int header, const char *svg) {
-  bench_decode_cell *cells = calloc((size_t)(o->context_count * o->batch_count), sizeof *cells);
+                        FILE *out, FILE *csv, int header, bench_decode_sheet *sheet) {
+  const int count = o->context_count * o->batch_count;
+  bench_decode_cell *cells = calloc((size_t)count, sizeof *cells);
   bench_decode_table table = { .options = o, .commit = commit };
   bench_decode_contexts contexts = { 0 };
   int timed = 0;
   nsa_status status;
+  *sheet = (bench_decode_sheet){ .options = *o, .cells = cells, .count = count };
   if (!cells) return nsai_fail_nomem("cells", sizeof *cells);
   NSAI_TRY_TO(done, prepare(session, &contexts, &table));
+  sheet->bandwidth = table.bandwidth;
   if (csv && header) bench_decode_csv_header(csv);
   put_head(out, &table);
   for (int i = 0; i < o->context_count; i++) {
@@ -215,15 +267,12 @@ nsa_status bench_decode(chk_session *session, const bench_decode_options *o, con
                                     .q_len = o->q_len };
     NSAI_TRY_TO(done, measure_context(session, &contexts, &table, row, out, csv));
   }
-  for (int i = 0; i < o->context_count * o->batch_count; i++)
-    timed += cells[i].us[BENCH_DECODE_TOTAL] > 0;
+  for (int i = 0; i < count; i++) timed += cells[i].us[BENCH_DECODE_TOTAL] > 0;
   if (!timed)
     NSAI_TRY_TO(done, nsai_fail(NSA_E_UNSUPPORTED, "nothing could be timed: %s", cells->note));
   put_summary(out, &table, cells);
-  if (svg) status = bench_decode_draw(o, cells, o->context_count * o->batch_count, svg, "decode");
 done:
   nsa_destroy(contexts.timed);
   nsa_destroy(contexts.counting);
-  free(cells);
   return status;
 }

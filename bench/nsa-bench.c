@@ -173,8 +173,8 @@ static void check_usage(const arguments *a, struct argp_state *state) {
     argp_error(state, "%s takes no --contexts, --batches, --q-len or --page-size", name);
   if (a->command != DECODE && a->fill != NSAI_TRIAL_FILLS)
     argp_error(state, "%s takes no --fill: --problem and --filter say it", name);
-  if (a->command == DECODE && (a->filter || a->list || a->json || a->markdown))
-    argp_error(state, "decode takes no --filter, --list, --json or --md");
+  if (a->command == DECODE && (a->filter || a->list))
+    argp_error(state, "decode takes no --filter or --list");
   if (a->problem && a->problems) argp_error(state, "--problem or --problems, not both");
   if (!sweeps && (a->from || a->to)) argp_error(state, "%s takes no --from and --to", name);
   if (sweeps && (a->from ? a->from : 128) > (a->to ? a->to : 65536))
@@ -416,8 +416,27 @@ static nsa_status complete_decode(const arguments *a, bench_decode_options *d) {
   return status;
 }
 
+/* A decode's sheet into the files that are wanted. */
+static nsa_status write_sheet(const arguments *a, const bench_decode_sheet *sheet,
+                              const char *device) {
+  const char *const paths[] = { a->json, a->markdown };
+  for (int i = 0; i < 2; i++) {
+    if (!paths[i]) continue;
+    FILE *out = fopen(paths[i], "w");
+    if (!out) return nsai_fail(NSA_E_IO, "cannot write %s: %s", paths[i], strerror(errno));
+    if (i)
+      bench_decode_markdown(out, sheet);
+    else
+      bench_decode_json(out, sheet, device, a->commit ? a->commit : "");
+    NSAI_TRY(close_file(out, paths[i]));
+  }
+  if (!a->svg) return NSA_OK;
+  return bench_decode_draw(&sheet->options, sheet->cells, sheet->count, a->svg, "decode");
+}
+
 static int run_decode(const arguments *a) {
   bench_decode_options decode;
+  bench_decode_sheet sheet = { 0 };
   chk_session *session = NULL;
   FILE *csv = NULL;
   int fresh = 0;
@@ -427,11 +446,13 @@ static int run_decode(const arguments *a) {
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
   status = open_csv(a->csv, bench_decode_csv_header, &csv, &fresh);
   if (!status)
-    status = bench_decode(session, &decode, a->commit ? a->commit : "", stdout, csv, fresh, a->svg);
+    status = bench_decode(session, &decode, a->commit ? a->commit : "", stdout, csv, fresh, &sheet);
+  if (!status) status = write_sheet(a, &sheet, chk_session_device(session)->name);
   if (csv) {
     nsa_status closed = close_file(csv, a->csv);
     if (!status) status = closed;
   }
+  free(sheet.cells);
   chk_session_destroy(session);
   return status ? fail(status == NSA_E_ARG ? 2 : 1) : 0;
 }

@@ -205,7 +205,7 @@ static void put_member(FILE *out, const char *name, double value, int known) {
     fputs("null", out);
 }
 
-static void put_string(FILE *out, const char *before, const char *text) {
+void bench_json_string(FILE *out, const char *before, const char *text) {
   fputs(before, out);
   nsai_trial_json_string(out, text);
 }
@@ -215,7 +215,7 @@ static void json_part(FILE *out, const bench_problem *p, bench_part part) {
   int timed = t->burst_ms > 0;
   double dense = bench_ratio(p, bench_ms(p, BENCH_DENSE), part);
   double best = bench_ratio(p, bench_baseline_ms(p), part);
-  put_string(out, "{\"part\": ", bench_part_names[part]);
+  bench_json_string(out, "{\"part\": ", bench_part_names[part]);
   put_member(out, "burst_ms", t->burst_ms, timed);
   put_member(out, "sustained_ms", t->sustained_ms, timed);
   put_member(out, "tflops", t->tflops, timed);
@@ -224,7 +224,7 @@ static void json_part(FILE *out, const bench_problem *p, bench_part part) {
   put_member(out, "dense_ratio", dense, dense > 0);
   put_member(out, "baseline_ratio", best, best > 0);
   fprintf(out, ", \"workspace\": %llu", (unsigned long long)t->workspace);
-  put_string(out, ", \"note\": ", t->note);
+  bench_json_string(out, ", \"note\": ", t->note);
   fputc('}', out);
 }
 
@@ -232,12 +232,12 @@ static void json_problem(FILE *out, const bench_problem *p) {
   char problem[NSAI_TRIAL_CASE_TEXT];
   const char *gap = "";
   nsai_trial_case_print(&p->c, problem, sizeof problem);
-  put_string(out, "{\"problem\": ", problem);
-  put_string(out, ",\n \"date\": ", p->date);
-  put_string(out, ", \"commit\": ", p->commit);
-  put_string(out, ", \"device\": ", p->device);
-  put_string(out, ", \"variants\": ", p->variants);
-  put_string(out, ", \"fill\": ", bench_fill_name(p));
+  bench_json_string(out, "{\"problem\": ", problem);
+  bench_json_string(out, ",\n \"date\": ", p->date);
+  bench_json_string(out, ", \"commit\": ", p->commit);
+  bench_json_string(out, ", \"device\": ", p->device);
+  bench_json_string(out, ", \"variants\": ", p->variants);
+  bench_json_string(out, ", \"fill\": ", bench_fill_name(p));
   fprintf(out, ", \"tokens\": %lld", (long long)bench_tokens(p));
   put_member(out, "r", p->overlap.r, 1);
   put_member(out, "u4", p->overlap.u4, 1);
@@ -259,8 +259,8 @@ static void json_crossover(FILE *out, const bench_series *s) {
     [BENCH_CROSS_FOUND] = "found", [BENCH_CROSS_BELOW] = "below", [BENCH_CROSS_ABOVE] = "above"
   };
   const nsai_geometry *g = &s->first->c.geometry;
-  put_string(out, "{\"part\": ", bench_part_names[s->part]);
-  put_string(out, ", \"fill\": ", bench_fill_name(s->first));
+  bench_json_string(out, "{\"part\": ", bench_part_names[s->part]);
+  bench_json_string(out, ", \"fill\": ", bench_fill_name(s->first));
   fprintf(out, ", \"heads\": %d, \"kv_heads\": %d, \"crossing\": \"%s\"", g->heads, g->kv_heads,
           names[s->crossing]);
   put_member(out, "tokens", s->tokens, 1);

@@ -26,4 +26,7 @@ nsa_status bench_report_markdown(FILE *out, const bench_results *results);
 /* One JSON document. */
 nsa_status bench_report_json(FILE *out, const bench_results *results);
 
+/* What stands before a JSON string, and the string. */
+void bench_json_string(FILE *out, const char *before, const char *text);
+
 #endif /* BENCH_REPORT_H */

@@ -98,11 +98,18 @@ PY
 @test "decode: cells on the terminal, as CSV and drawn; wrong usage is 2" {
   model='fwd:h4/2:d64/64:w64'
   run -0 --separate-stderr bench decode --device cpu --problem "$model" --contexts 64,300 --batches 1,3 \
-    --q-len 2 --page-size 16 --csv cells.csv --svg . --commit abc
+    --q-len 2 --page-size 16 --csv cells.csv --svg . --json cells.json --md cells.md --commit abc
   # What is drawn of the CSV is what was drawn of the cells, to the digits that it has.
   bench plot cells.csv --svg again
   diff <(grep '<text' decode-speed.svg) <(grep '<text' again/cells-speed.svg)
   cp cells.csv first.csv
+  [[ $(jq -r '.commit, .device, .page_size, (.cells | length)' cells.json) == $'abc\ncpu\n16\n4' ]]
+  jq -e '.cells[3] | .context == 300 and .batch == 3 and .ms_total > 0 and .ms_dense == null and .note == ""' cells.json
+  # Tokens of 3 sequences and 2 KV heads.
+  jq -e '.cells[3] | .reads_expected.cmp == 17 * 6 and .reads_actual.win == 128 * 6' cells.json
+  bench table cells.csv >table
+  diff <(head -n 2 table) <(head -n 2 cells.md)
+  [[ $(wc -l <cells.md) == 4 ]]
   [[ ${lines[1]} == *"2 new tokens, pages of 16" ]]
   ((${#lines[@]} == 8 + 6)) # blank ones are left out: a table of 4 cells, and a summary of them
   run -0 bench decode --device cpu --problem "$model" --contexts 64 --batches 1 --page-size 0 --csv cells.csv
