@@ -267,6 +267,6 @@ SH
 
 @test "a full disk is said" {
   tiny_problems
-  run -1 --separate-stderr bench --device cpu --branches --problems tiny.txt --json /dev/full
+  run -1 --separate-stderr bench --device cpu --problems tiny.txt --filter '*:q=32:*' --json /dev/full
   [[ $stderr == *'cannot write /dev/full'* ]]
 }
