@@ -42,12 +42,16 @@ void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *p, int32_t stri
   if (cached) nsai_constant_add(spec, "kPageRows", p->page_size / stride);
 }
 
-void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *p) {
+void nsai_group_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   const nsai_geometry *m = &p->model;
-  nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
-  nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
   nsai_constant_add(spec, "kGroup", m->heads / m->kv_heads);
   nsai_constant_add(spec, "kGroupPadded", nsai_padded_group(m));
+}
+
+void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *p) {
+  nsai_constant_add(spec, "kHeadDimQk", p->model.head_dim_qk);
+  nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
+  nsai_group_add(spec, p);
 }
 
 /* The gate MLP hands over logits. */

@@ -64,6 +64,10 @@ static void add_branches(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kWindow", m->window);
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
   nsai_constant_add(spec, "kSelectCount", m->select_count);
+}
+
+/* What the rows' lists hold; kernels of keys read them inverted, or have one of their own for ranges. */
+static void add_lists(const nsai_problem *p, nsai_kernel_spec *spec) {
   nsai_constant_add(spec, "kRanges", p->selection == NSA_SELECT_RANGES);
 }
 
@@ -113,6 +117,7 @@ static void specify_rows(const nsai_problem *p, const nsai_target *t, bool wgmma
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   add_branches(p, spec);
+  add_lists(p, spec);
   nsai_constant_add(spec, "kWgmma", wgmma);
   nsai_constant_add(spec, "kRows", ROWS);
   nsai_constant_add(spec, "kKeys", s.keys);
@@ -169,6 +174,7 @@ static void specify_ring(const nsai_problem *p, const nsai_target *t, const char
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   add_branches(p, spec);
+  add_lists(p, spec);
   nsai_constant_add(spec, "kKeys", RING_KEYS);
   nsai_constant_add(spec, "kStages", stages);
   nsai_constant_add(spec, "kMinBlocks", 1);
@@ -344,8 +350,10 @@ static void specify_key_ring(const nsai_problem *p, const nsai_target *t, const 
 
 static void specify_sum(const nsai_problem *p, nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "backward_sum", .dtype = p->model.dtype, .threads = 256 };
-  nsai_heads_add(spec, p);
+  nsai_constant_add(spec, "kHeadDimQk", p->model.head_dim_qk);
+  nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
   add_branches(p, spec);
+  add_lists(p, spec);
   nsai_constant_add(spec, "kRun", nsai_sum_run(&p->model));
   nsai_constant_add(spec, "kMinBlocks", 2);
 }

@@ -202,11 +202,10 @@ const nsai_space nsai_space_decode = {
 /* The constants that the kernels of the chain agree on: common/decode.cuh. */
 static void add_decode(nsai_kernel_spec *spec, const nsai_problem *p, const nsai_tiles *s) {
   const nsai_geometry *m = &p->model;
-  nsai_heads_add(spec, p);
+  nsai_group_add(spec, p);
   nsai_constant_add(spec, "kBlock", m->block);
   nsai_constant_add(spec, "kStride", m->stride);
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
-  nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kScanRows", scan_rows(p));
   nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
 }
@@ -215,6 +214,9 @@ static void specify_stream(const nsai_problem *p, const nsai_tiles *s, nsai_kern
   spec->dtype = p->model.dtype;
   spec->threads = 32 * s->of[NSAI_TILE_WARPS];
   add_decode(spec, p, s);
+  nsai_constant_add(spec, "kHeadDimQk", p->model.head_dim_qk);
+  nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
+  nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
   nsai_constant_add(spec, "kCountReads", p->count_reads);
@@ -410,6 +412,7 @@ void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const 
                                  .dtype = m->dtype,
                                  .threads = COMBINE_THREADS };
   add_decode(combine, p, s);
+  nsai_constant_add(combine, "kHeadDimV", m->head_dim_v);
   nsai_gate_add(combine, p);
   nsai_constant_add(combine, "kMinBlocks", 2);
 }

@@ -31,8 +31,9 @@ void nsai_refuse(nsai_reasons *reasons, const char *format, ...) NSAI_PRINTF(2, 
 /* Appends a named constant to a kernel's Config. */
 void nsai_constant_add(nsai_kernel_spec *spec, const char *name, int64_t value);
 
-/* Appends what every attention kernel has: head dims and groups; and Config::kGate, how its epilogue
- * reads a gate. */
+/* Appends what every attention kernel has: head dims and groups, or the groups alone; and Config::kGate,
+ * how its epilogue reads a gate. Constants that a kernel does not read only compile it once more. */
+void nsai_group_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 

@@ -13,7 +13,7 @@
 // row_warps-th each, in a fixed order. Rows behind all sequences are left alone. Bound by latency, where
 // there are few rows, and by L2.
 //
-// Config: those of common/decode.cuh, Element, kHeadDimV, kGate, kPageSize, kThreads, kMinBlocks.
+// Config: those of common/decode.cuh, Element, kHeadDimV, kGate, kThreads, kMinBlocks.
 #pragma once
 #include "common/decode.cuh"
 #include "common/epilogue.cuh"
