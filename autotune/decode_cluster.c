@@ -22,6 +22,9 @@
  * there later has as many bytes at Dv 128. Those of more lie in the workspace. */
 #define KEPT_BLOCKS 128
 
+/* Pages of a sequence whose list lies in shared memory. */
+#define LIST_PAGES 1024
+
 /* Selection blocks of a block of threads: 2^20 tokens of 16 blocks, fewer where two are to fit a
  * multiprocessor of 228 KB. */
 static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_BLOCKS] > 1 ? 480 : 1152; }
@@ -42,12 +45,16 @@ static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
   int64_t ring =
       warps * stages *
       ((int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v));
-  int64_t o = warps * ROWS * (nsai_padded_dim(m->head_dim_v) + 8) * 4;
+  int64_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1; /* kSplitP */
+  int64_t desk = parts * warps * 32 * 16 + (2 * warps + 1) * ROWS * 4;
   int64_t received = 3 * cluster * (slice * 16 + ROWS * 8);
-  int64_t bytes = ring + larger(o, received) + larger(KEPT_BLOCKS * ROWS * 4, places * 16) +
-                  most_blocks(s) * 8 + (warps + cluster + 3) * ROWS * 8 +
-                  (2 * warps + 1) * ROWS * 4 + cluster * candidates * 8 + MOST_FREE * 8 + 3 * 8 +
-                  (m->select_count + 1) * 4;
+  int64_t row = m->head_dim_v / 4; /* places */
+  int64_t rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
+  int64_t weights = ceil_div(3 * rows * (cluster + 1) * 4, 16) * 16;
+  int64_t bytes = ring + nsai_tile_bytes(ROWS, m->head_dim_qk) + desk + received + weights +
+                  warps * ROWS * (STEP + 4) * 4 + KEPT_BLOCKS * ROWS * 4 +
+                  (most_blocks(s) + 2) * 8 + (warps + 1) * ROWS * 4 + cluster * candidates * 8 +
+                  (2 * MOST_FREE + 1) * 8 + 3 * 8 + (m->select_count + 1) * 4 + LIST_PAGES * 4;
   return (uint32_t)(ceil_div(bytes, 16) * 16);
 }
 
@@ -82,26 +89,35 @@ static int32_t largest_cluster(const nsai_target *t) {
   return nsai_target_is(t, NSAI_H200) ? 16 : 8;
 }
 
-/* Blocks of threads that run at once where a multiprocessor holds one: 7 clusters of 16, 15 of 8, 30 of 4,
- * 66 of 2. (H200.) */
+/* Clusters of so many blocks of threads, and how many of these blocks run at once where a multiprocessor
+ * holds one: 7 clusters of 16, 15 of 8, 17 of 6, 30 of 4, 66 of 2. (H200: cudaOccupancyMaxActiveClusters.) */
+static const struct {
+  int32_t cluster, blocks;
+} sizes[] = { { 16, 112 }, { 8, 120 }, { 6, 102 }, { 4, 120 }, { 2, 132 } };
+#define SIZES (int)(sizeof sizes / sizeof *sizes)
+
 static int64_t blocks_at_once(int32_t cluster) {
-  return cluster > 8 ? 112 : cluster > 2 ? 120 : 132;
+  for (int i = 0; i < SIZES; i++)
+    if (sizes[i].cluster <= cluster) return sizes[i].blocks;
+  return 0;
 }
 
-/* The largest clusters that run at once; two blocks of four warps to a multiprocessor, which would allow
- * more of them, are slower (H200, 4 and 8 sequences of 64k: 36.3 and 57.5 us, 34.2 and 56.0). Where they
- * do not fit or do not hold the longest sequence, whatever does. */
+/* The largest clusters that run at once; blocks of four warps and twice the stages are slower (H200, 1 and 4
+ * sequences of 64k: 20.5 and 35.6 us, 17.9 and 29.8). Where they do not fit or do not hold the longest
+ * sequence, whatever does. */
 static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   int64_t units = larger(units_of(p), 1);
   *by = nsai_target_is(t, NSAI_H200) ? NSAI_BY_DEVICE : NSAI_BY_ARCHITECTURE;
-  for (int32_t cluster = largest_cluster(t); cluster >= 2; cluster /= 2) {
-    nsai_tiles tiles = cluster_tiles(cluster, 8, 2, 1);
-    if (units * cluster <= blocks_at_once(cluster) && fits(p, t, &tiles)) return tiles;
+  for (int i = 0; i < SIZES; i++) {
+    nsai_tiles tiles = cluster_tiles(sizes[i].cluster, 8, 2, 1);
+    if (sizes[i].cluster <= largest_cluster(t) && units * sizes[i].cluster <= sizes[i].blocks &&
+        fits(p, t, &tiles))
+      return tiles;
   }
-  for (int32_t cluster = 2; cluster <= largest_cluster(t); cluster *= 2)
+  for (int i = SIZES - 1; i >= 0; i--)
     for (int32_t warps = 8; warps >= 4; warps -= 4) {
-      nsai_tiles tiles = cluster_tiles(cluster, warps, 2, 1);
-      if (fits(p, t, &tiles)) return tiles;
+      nsai_tiles tiles = cluster_tiles(sizes[i].cluster, warps, 2, 1);
+      if (sizes[i].cluster <= largest_cluster(t) && fits(p, t, &tiles)) return tiles;
     }
   return cluster_tiles(largest_cluster(t), 4, 2, 1);
 }
@@ -189,7 +205,7 @@ const nsai_space nsai_space_decode_cluster = {
     { NSAI_TILE_STAGES, { 2, 3 }, "bytes on their way against shared memory" },
     { NSAI_TILE_BLOCKS, { 1, 2 }, "clusters that run at once; registers and memory are divided" },
     { NSAI_TILE_CLUSTER,
-      { 2, 4, 8, 16 },
+      { 2, 4, 6, 8, 16 },
       "blocks that share a token's keys, against waits for each other" } },
   choose_cluster,
   fit_cluster,
@@ -224,5 +240,6 @@ void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, co
   nsai_constant_add(spec, "kCluster", s->of[NSAI_TILE_CLUSTER]);
   nsai_constant_add(spec, "kKeptBlocks", KEPT_BLOCKS);
   nsai_constant_add(spec, "kMostBlocks", most_blocks(s));
+  nsai_constant_add(spec, "kListPages", LIST_PAGES);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
 }

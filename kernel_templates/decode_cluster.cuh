@@ -9,18 +9,21 @@
 //   lse      references and sums go to all blocks
 //   top-n    importance of the block's own selection blocks; its n_free best go to all blocks, each of
 //            which ranks all that came
-//   late     window and chosen blocks, dealt over the warps of all blocks: common/decode_late.cuh
-//   gather   slices of O to their owners; gates, outputs: common/decode_gather.cuh
+//   late     window, while these are on their way, and chosen blocks: common/decode_late.cuh
+//   gather   slices of every branch's O to their owners; gates, outputs: common/decode_gather.cuh
 //
-// Grid   x = T * kv_heads * kCluster.
-// Waits  for the cluster: all blocks have begun before anything is sent, and have done with the scan's O
-//        before slices are, which come to its place. Else for what comes alone: stats, candidates,
-//        slices; and nothing comes behind them, so that a block may end.
-// Bound  by the chain of waits: length, list of pages, keys, two exchanges, blocks, one exchange.
+// A block's warps attend to keys of all three in turns: common/decode_ring.cuh.
 //
-// Config: those of common/key_stream.cuh, common/decode.cuh, decode_late.cuh and decode_gather.cuh;
-// kPageSize (P; 0: none), kKeptBlocks (whose pooled values lie in shared memory), kMostBlocks (of a
-// thread block), kMinBlocks, kSharedBytes.
+// Grid   x = T * kCluster, y = kv_heads.
+// Waits  for the cluster once: all blocks have begun before anything is sent. Else for what comes alone:
+//        stats, candidates, slices, each to a place of its own; and nothing comes behind them, so that a
+//        block may end.
+// Bound  by the chain of waits: length and list of pages, keys, two exchanges, blocks, one exchange; and by
+//        instructions, of which every warp runs most once.
+//
+// Config: those of common/key_stream.cuh, common/decode.cuh, decode_ring.cuh and decode_gather.cuh;
+// kPageSize (P; 0: none), kListPages (of a list that lies in shared memory), kKeptBlocks (whose pooled
+// values lie there), kMostBlocks (of a thread block), kMinBlocks, kSharedBytes.
 #pragma once
 #include "common/barrier.cuh"
 #include "common/cached.cuh"
@@ -36,37 +39,29 @@
 #include "common/params_cache.h"
 #include "common/topn.cuh"
 
-static_assert((Config::kCluster * Config::kWarps & (Config::kCluster * Config::kWarps - 1)) == 0,
-              "steps are dealt over powers of two");
+static_assert(Config::kCluster % 2 == 0, "candidates come in pairs, stats in halves");
 static_assert(Config::kScanRows == 16 && Config::kGroupPadded <= 16, "a token's heads are one m16 tile");
 
 using Stream = KeyStream<Config, 1>;
-constexpr int kRingBytes = Config::kStages * Stream::kStageBytes; // of a warp
 constexpr int kFreePlaces = kFreeBlocks<Config> > 0 ? kFreeBlocks<Config> : 1;
 static_assert(!Stream::kQShared, "Q lies in registers");
-static_assert(16 * Gather<Config>::kPitch * 4 <= kRingBytes, "late O takes the ring's place");
 
 struct SharedPlan {
-  unsigned char ring[Config::kWarps][kRingBytes]; // at the end the warps' late O
-  union {
-    float pool[Config::kWarps][16][kPoolPitch];
-    float o[Config::kWarps][16][Gather<Config>::kPitch]; // of the scan
-    Gather<Config>::Received received;
-  };
-  union {
-    float pooled[Config::kKeptBlocks][16];
-    float4 part[Gather<Config>::kPlaces]; // of the scan, all warps
-  };
-  u64 keys[Config::kMostBlocks]; // importance of the block's own selection blocks
-  float2 warp_stats[Config::kWarps * 16];
-  float2 scan_stats[Config::kCluster * 16]; // of all blocks
-  float2 own_stats[Gather<Config>::kBranches][16]; // of this block
-  float factors[Config::kWarps][16];               // of the warps' O in the sums of the block
+  unsigned char ring[Config::kStages][Config::kWarps][Stream::kStageBytes];
+  unsigned char q[Stream::Q::kBytes];
+  RingDesk<Config> desk;
+  Gather<Config>::Received received;
+  __align__(16) Slice<Config>::Weights weights;
+  __align__(16) float pool[Config::kWarps][16][kPoolPitch];
+  float pooled[Config::kKeptBlocks][16];
+  u64 keys[Config::kMostBlocks + 2];    // importance of the block's own selection blocks
   float spills[Config::kWarps + 1][16]; // into the block's first run, and behind each
   u64 candidates[Config::kCluster * kFreePlaces];
-  u64 queue[32];
+  u64 told[32], best[32]; // of this block, of all
+  u64 least; // of what may be among the best
   u64 barriers[3]; // of what comes from other blocks: stats, candidates, slices
   int list[Config::kSelectCount + 1];
+  int pages[Config::kListPages];
 };
 static_assert(sizeof(SharedPlan) <= Config::kSharedBytes &&
                   Config::kSharedBytes < sizeof(SharedPlan) + 128,
@@ -98,30 +93,52 @@ NSAI_DEVICE Stretch<C> find_stretch(int visible, int rank, int warp) {
   return x;
 }
 
-// What can be asked for before the sequence's length is known: its list of pages, and the gates.
-template <class C>
-NSAI_DEVICE void prefetch(const NsaiDecode &p, const DecodeToken &token, int row, int group, int rank) {
-  constexpr int kLineInts = 32; // of 128 bytes
+// What can be asked for before the sequence's length is known: its list of pages, where it fits.
+template <class C> struct PageList {
+  static constexpr int kEach = C::kListPages / C::kThreads;
+  const int *list; // nullptr: it stays where it is
+  int width;
+  int pages[kEach];
+};
+template <class C> NSAI_DEVICE PageList<C> load_pages(const NsaiCacheBatch &batch, int s) {
+  PageList<C> x = { nullptr, 0, {} };
   if constexpr (C::kPageSize > 0) {
-    if (!p.batch.page_starts) {
-      const long long width =
-          min((long long)ceil_div(p.batch.max_kv_len, C::kPageSize), p.batch.page_list_stride);
-      const int *list = p.batch.pages + token.s * p.batch.page_list_stride;
-      for (long long i = (rank * C::kThreads + (int)threadIdx.x) * kLineInts; i < width;
-           i += C::kCluster * C::kThreads * kLineInts)
-        prefetch_line(list + i);
-    }
+    const long long width = min((long long)ceil_div(batch.max_kv_len, C::kPageSize), batch.page_list_stride);
+    if (batch.page_starts || width > C::kListPages) return x;
+    x.list = batch.pages + s * batch.page_list_stride;
+    x.width = (int)width;
+#pragma unroll
+    for (int i = 0; i < PageList<C>::kEach; ++i)
+      if ((int)threadIdx.x + i * C::kThreads < x.width) x.pages[i] = x.list[threadIdx.x + i * C::kThreads];
   }
-  if constexpr (C::kGate > 0) {
-    if (threadIdx.x < C::kGroup)
-      for (int b = 0; b < Gather<C>::kBranches; ++b) {
-        const NsaiView &gate = p.out[b].gate;
-        const long long at = row * gate.token_stride +
-                             (group * C::kGroup + (int)threadIdx.x) * gate.head_stride + b;
-        if (p.branches >> b & 1)
-          prefetch_line((const u16 *)gate.data + (p.out[b].gate_float ? 2 * at : at));
-      }
+  return x;
+}
+template <class C> NSAI_DEVICE void store_pages(int *sPages, const PageList<C> &x) {
+#pragma unroll
+  for (int i = 0; i < PageList<C>::kEach; ++i)
+    if ((int)threadIdx.x + i * C::kThreads < x.width) sPages[threadIdx.x + i * C::kThreads] = x.pages[i];
+}
+
+// Its list of pages.
+template <class C> NSAI_DEVICE const int *find_pages(const NsaiCacheBatch &batch, int s) {
+  return find_rows<C::kPageSize>(batch, s, 0).list;
+}
+
+// Q [16, Dk] of the token into shared memory, by all threads; heads behind the group's are zero.
+template <class C> NSAI_DEVICE void copy_queries(u32 sQ, const QueryRows<C> &rows) {
+  using Q = typename Stream::Q;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < 16 * Q::kChunks; i += C::kThreads) {
+    const int row = i / Q::kChunks, chunk = i % Q::kChunks;
+    const bool present = rows.present(row) && chunk * 8 < C::kHeadDimQk;
+    copy_async_16(sQ + Q::offset(row, chunk), present ? rows.at(row) + chunk * 8 : rows.q.data, present);
   }
+  copy_async_commit();
+}
+NSAI_DEVICE void read_queries(Queries<Stream> &queries, u32 sQ, int lane) {
+  const u32 address = sQ + Stream::Q::offset(lane % 16, lane / 16);
+#pragma unroll
+  for (int k = 0; k < Stream::kSteps; ++k) ldmatrix_x4(queries.fragment[k], Stream::Q::along(address, 2 * k));
 }
 
 // What this block waits for; one thread.
@@ -131,29 +148,26 @@ template <class C> NSAI_DEVICE void init_barriers(SharedPlan &shared) {
   barrier_init_fence();
 }
 template <class C>
-NSAI_DEVICE void expect_all(SharedPlan &shared, int branches, bool searches, int rank) {
-  const u32 stats = C::kCluster * 16 * sizeof(float2) + (rank ? 16 * sizeof(float) : 0);
-  const u32 candidates = C::kCluster * kFreePlaces * sizeof(u64);
+NSAI_DEVICE void expect_all(SharedPlan &shared, int branches, bool searches, int told, int rank) {
+  const u32 stats = C::kCluster * 16 * sizeof(float2), spills = searches && rank ? 16 * sizeof(float) : 0;
+  const u32 candidates = C::kCluster * told * sizeof(u64);
   const u32 address = shared_address(shared.barriers);
-  if (searches) {
-    barrier_arrive_expecting(address + 8 * kStats, stats);
-    barrier_arrive_expecting(address + 8 * kCandidates, candidates);
-  }
-  barrier_arrive_expecting(address + 8 * kSlices, __popc(branches & 7) * slice_bytes<C>(rank));
+  barrier_arrive_expecting(address + 8 * kStats, stats + spills);
+  barrier_arrive_expecting(address + 8 * kCandidates, candidates);
+  barrier_arrive_expecting(address + 8 * kSlices,
+                           __popc(branches & 7) * slice_bytes<C>(rank) + __popc(branches & 6) * stats);
 }
 
-// The block's stats, and what its last key weighs in the block behind, to all that need them.
+// What a warp's last key weighs in the block behind it, lane l's of row l; behind the last run to the next
+// block.
 template <class C>
-NSAI_DEVICE void send_stats(SharedPlan &shared, const Stretch<C> &stretch, int rank) {
-  const u32 barrier = shared_address(&shared.barriers[kStats]);
-  for (int i = threadIdx.x; i < 16 * C::kCluster; i += C::kThreads) {
-    const int row = i % 16, to = i / 16;
-    cluster_send(cluster_address(shared_address(&shared.scan_stats[16 * rank + row]), to),
-                 shared.own_stats[0][row], cluster_address(barrier, to));
-  }
-  if (threadIdx.x < 16 && rank + 1 < C::kCluster)
-    cluster_send(cluster_address(shared_address(&shared.spills[0][threadIdx.x]), rank + 1),
-                 shared.spills[stretch.runs][threadIdx.x], cluster_address(barrier, rank + 1));
+NSAI_DEVICE void share_spill(SharedPlan &shared, const Stretch<C> &stretch, float spill, int rank, int warp,
+                             int lane) {
+  if (lane >= 16) return;
+  shared.spills[warp + 1][lane] = spill;
+  if (warp + 1 == stretch.runs && rank + 1 < C::kCluster)
+    cluster_send(cluster_address(shared_address(&shared.spills[0][lane]), rank + 1), spill,
+                 cluster_address(shared_address(&shared.barriers[kStats]), rank + 1));
 }
 
 // ---- top-n
@@ -162,9 +176,10 @@ NSAI_DEVICE void send_stats(SharedPlan &shared, const Stretch<C> &stretch, int r
 // of each lane that shares it; `lse` of these.
 template <class C, int kHeads>
 NSAI_DEVICE float importance_of(const SharedPlan &shared, const Stretch<C> &stretch,
-                                const float *pooled, int at, int lane, const float (&lse)[kHeads]) {
+                                const float *pooled, int at, int lane, float inverse,
+                                const float (&lse)[kHeads]) {
   const int j = stretch.first_block + at, each = stretch.each * Decode<C>::kQuantumBlocks;
-  const int run = (at + each - 1) / each; // that ends before it
+  const int run = (int)(((float)(at + each) - 0.5f) * inverse); // that ends before it: (at + each - 1) / each
   const bool first = j > 0 && j <= stretch.blocks && (run * each == at || j == stretch.blocks);
   const float *row = pooled + at * 16 + lane * kHeads;
   const float *spill = shared.spills[run] + lane * kHeads;
@@ -178,58 +193,87 @@ NSAI_DEVICE float importance_of(const SharedPlan &shared, const Stretch<C> &stre
   return sum;
 }
 
-// This block's candidates: those of [begin, end) that are its own.
+// This block's candidates: those of [begin, end) that are its own; and of how many a block tells the others.
 template <class C> struct OwnBlocks {
-  int begin, end;
+  int begin, end, told;
 };
 template <class C>
 NSAI_DEVICE OwnBlocks<C> own_blocks(const Stretch<C> &stretch, int candidates, int rank) {
   const int behind = rank + 1 == C::kCluster ? candidates : stretch.first_block + stretch.extent;
   const int begin = max(stretch.first_block, C::kSelectInit);
-  return OwnBlocks<C>{ begin, max(min(behind, candidates - C::kSelectLocal), begin) };
+  return OwnBlocks<C>{ begin, max(min(behind, candidates - C::kSelectLocal), begin),
+                       min(stretch.extent + 1, kFreeBlocks<C>) };
 }
 
-// Their keys, by all threads.
+// Head lane % 16's log-sum-exp over all blocks, in powers of two. Whole warps.
+template <class C> NSAI_DEVICE float find_lse(const float2 (*sStats)[16], int lane) {
+  constexpr int kHalf = C::kCluster / 2; // of the blocks, for each half of the lanes
+  const float2 own = add_stats<kHalf>(&sStats[lane / 16 * kHalf][lane % 16], 16);
+  const float2 other = make_float2(__shfl_xor_sync(~0u, own.x, 16), __shfl_xor_sync(~0u, own.y, 16));
+  const float highest = fmaxf(own.x, other.x);
+  const float total = own.y * exp2_approx(own.x - highest) + other.y * exp2_approx(other.x - highest);
+  return highest + log2_approx(total);
+}
+
+// Their keys, by all threads, and a 0 behind.
 template <class C>
 NSAI_DEVICE void weigh_blocks(SharedPlan &shared, const Stretch<C> &stretch, const OwnBlocks<C> &own,
                               const float *pooled) {
   constexpr int kHeads = C::kGroupPadded < 4 ? C::kGroupPadded : 4; // of a lane
   constexpr int kLanes = C::kGroupPadded / kHeads;                  // of a block
   const int lane = threadIdx.x % kLanes, count = own.end - own.begin;
-  const float2 all = add_stats<C::kCluster>(shared.scan_stats + threadIdx.x % 16, 16, 0, C::kCluster);
-  const float mine = all.x + log2_approx(all.y); // lse of head threadIdx.x % 16
+  const int first = threadIdx.x / 32 * (32 / kLanes); // of the warp's
+  if (first > count) return;
+  const float mine = find_lse<C>(shared.received.stats[NSAI_BRANCH_COMPRESSED], threadIdx.x % 32);
+  const float inverse = __fdividef(1.0f, (float)(stretch.each * Decode<C>::kQuantumBlocks));
   float lse[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) lse[h] = __shfl_sync(~0u, mine, lane * kHeads + h);
 #pragma unroll 1
-  for (int i = threadIdx.x / kLanes; i < ceil_div(count, 32) * 32; i += C::kThreads / kLanes) {
-    const int at = own.begin - stretch.first_block + i;
-    float x = i < count ? importance_of<C>(shared, stretch, pooled, at, lane, lse) : 0.0f;
+  for (int begin = first; begin <= count; begin += C::kThreads / kLanes) {
+    const int i = begin + threadIdx.x % 32 / kLanes, at = own.begin - stretch.first_block + i;
+    float x = i < count ? importance_of<C>(shared, stretch, pooled, at, lane, inverse, lse) : 0.0f;
     x = lanes_sum<kLanes>(x);
-    if (lane == 0 && i < count) shared.keys[i] = key_of(order_of(x), own.begin + i);
+    if (lane == 0 && i <= count) shared.keys[i] = i < count ? key_of(order_of(x), own.begin + i) : 0;
   }
 }
 
-// By one warp: the best of this block's to all blocks (round 0), and of what all sent into the list (1).
-template <class C>
-NSAI_DEVICE void find_best(SharedPlan &shared, int round, int count, int rank, int lane) {
+// The best of this block's to all blocks, each to its row of all blocks' of that rank.
+template <class C> NSAI_DEVICE void tell_best(SharedPlan &shared, const OwnBlocks<C> &own, int rank) {
   constexpr int kFree = kFreeBlocks<C>;
-  u64 key;
-  if (!round && count <= kFree) // all of them
-    key = lane < count ? shared.keys[lane] : 0;
-  else
-    key = few_best<kFree>(round ? shared.candidates : shared.keys, round ? C::kCluster * kFree : count,
-                          shared.queue, lane);
-  if (lane >= kFree) return;
-  if (round) {
-    shared.list[C::kSelectInit + lane] = (int)index_in(key);
-  } else {
-    const u32 address = shared_address(&shared.candidates[rank * kFree + lane]);
-    const u32 barrier = shared_address(&shared.barriers[kCandidates]);
-#pragma unroll 4
-    for (int to = 0; to < C::kCluster; ++to)
-      cluster_send(cluster_address(address, to), key, cluster_address(barrier, to));
+  static_assert(kFewKeys<kFree, C::kThreads, C::kMostBlocks> * sizeof(u64) <= sizeof(shared.pool),
+                "the few lie in its place");
+  const u64 *keys = shared.keys;
+  int count = own.end - own.begin;
+  if (count > C::kThreads) {
+    keys = (const u64 *)shared.pool;
+    count = find_few<kFree, C::kThreads>(shared.keys, count, (u64 *)shared.pool, &shared.least, shared.list);
   }
+  if (threadIdx.x < kFree && (int)threadIdx.x >= count) shared.told[threadIdx.x] = 0;
+  find_best<kFree, C::kThreads, 0>(keys, count, [&](int place, u64 key) { shared.told[place] = key; });
+  __syncthreads(); // the best are there
+  const u32 barrier = shared_address(&shared.barriers[kCandidates]);
+#pragma unroll 1
+  for (int i = threadIdx.x; i < C::kCluster * own.told; i += C::kThreads) {
+    const int place = i / C::kCluster, to = i % C::kCluster;
+    const u32 address = shared_address(&shared.candidates[place * C::kCluster + rank]);
+    cluster_send(cluster_address(address, to), shared.told[place], cluster_address(barrier, to));
+  }
+}
+
+// The best of what all blocks sent into the list.
+template <class C> NSAI_DEVICE void list_best(SharedPlan &shared, const OwnBlocks<C> &own) {
+  constexpr int kFree = kFreeBlocks<C>;
+  cluster_receive(shared_address(&shared.barriers[kCandidates]), 0);
+  find_best<kFree, C::kThreads, C::kCluster>(shared.candidates, C::kCluster * own.told,
+                                             [&](int place, u64 key) { shared.best[place] = key; });
+  __syncthreads(); // the best are there
+  if (threadIdx.x >= kFree) return;
+  const u32 index = index_in(shared.best[threadIdx.x]);
+  int place = 0;
+#pragma unroll
+  for (int i = 0; i < kFree; ++i) place += index_in(shared.best[i]) < index;
+  shared.list[C::kSelectInit + place] = (int)index;
 }
 
 // The token's list into shared memory, where the free blocks lie already, and to the caller. One warp.
@@ -245,195 +289,131 @@ NSAI_DEVICE void store_list(const NsaiDecode &p, SharedPlan &shared, int candida
 
 // ---- all
 
-// Stats of branch `b` over warps [begin, end), and these warps' factors. A thread for each
-// warp and row.
-template <class C>
-NSAI_DEVICE void add_warps(SharedPlan &shared, int b, int begin, int end) {
-  const int row = threadIdx.x % 16, warp = threadIdx.x / 16;
-  if (warp >= C::kWarps || warp < begin || warp >= end) return;
-  const float2 all = add_stats<C::kWarps>(shared.warp_stats + row, 16, begin, end);
-  shared.factors[warp][row] = exp2_approx(shared.warp_stats[16 * warp + row].x - all.x);
-  if (warp == begin) shared.own_stats[b][row] = all;
-}
-
-// Place `i` of the O of warp w of `sO`, which lie `warp_floats` apart.
-template <class C> NSAI_DEVICE float4 load_place(const float *sO, int warp_floats, int w, int i) {
-  const int row = i / Gather<C>::kRowPlaces, column = i % Gather<C>::kRowPlaces * 4;
-  return *(const float4 *)(sO + w * warp_floats + row * Gather<C>::kPitch + column);
-}
-
-// The block's part of the compressed branch, by the threads from `first` on.
-template <class C> NSAI_DEVICE void add_scan(SharedPlan &shared, int runs, int first) {
-  const int thread = (int)threadIdx.x - first;
-  if (thread < 0) return;
-#pragma unroll 1
-  for (int i = thread; i < Gather<C>::kPlaces; i += C::kThreads - first) {
-    float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-    for (int w = 0; w < C::kWarps; ++w)
-      if (w < runs)
-        sum = add_scaled(sum, shared.factors[w][i / Gather<C>::kRowPlaces],
-                         load_place<C>(&shared.o[0][0][0], 16 * Gather<C>::kPitch, w, i));
-    shared.part[i] = sum;
-  }
-}
-
-// The block's part of all branches to the blocks of the slices.
-template <class C>
-NSAI_DEVICE void send_slices(SharedPlan &shared, int branches, int window_warps, int rank) {
-  const u32 barrier = shared_address(&shared.barriers[kSlices]);
-#pragma unroll 1
-  for (int i = threadIdx.x; i < Gather<C>::kPlaces; i += C::kThreads) {
-    const int head = i / Gather<C>::kRowPlaces;
-    float4 x[Gather<C>::kBranches] = { shared.part[i], make_float4(0, 0, 0, 0),
-                                       make_float4(0, 0, 0, 0) };
-#pragma unroll
-    for (int w = 0; w < C::kWarps; ++w) {
-      const float factor = shared.factors[w][head];
-      const float4 o = load_place<C>((const float *)shared.ring, kRingBytes / 4, w, i);
-      if (w < window_warps)
-        x[2] = add_scaled(x[2], factor, o);
-      else
-        x[1] = add_scaled(x[1], factor, o);
-    }
-#pragma unroll
-    for (int b = 0; b < Gather<C>::kBranches; ++b)
-      if (branches >> b & 1)
-        send_place<C>(shared.received, barrier, b, rank, i, x[b], shared.own_stats[b][head]);
-  }
-}
-
 template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedPlan &shared = *(SharedPlan *)shared_bytes;
-  constexpr int kQuantumSteps = Decode<C>::kQuantum / kStepKeys;
+  using D = Decode<C>;
 
   // ---- coordinates ----
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = cluster_rank();
-  const int unit = blockIdx.x / C::kCluster, row = unit / p.kv_heads, group = unit % p.kv_heads;
-  const DecodeToken token = find_token(p.batch, row);
-  if (!token.present) return; // all blocks of the cluster
+  const int row = blockIdx.x / C::kCluster, group = blockIdx.y, unit = row * p.kv_heads + group;
+  const u32 barriers = shared_address(shared.barriers);
   if (threadIdx.x == 0) init_barriers<C>(shared);
   cluster_arrive(); // this block has begun
-  prefetch<C>(p, token, row, group, rank);
-  Queries<Stream> queries; // [16, Dk]
-  load_row_fragments<C>(queries.fragment, QueryRows<C>{ p.q, row, 1, group }, 0, lane);
+  const DecodeToken token = find_token(p.batch, row);
+  const PageList<C> pages = load_pages<C>(p.batch, token.s);
+  copy_queries<C>(shared_address(shared.q), QueryRows<C>{ p.q, row, 1, group });
+  u32 gates[Slice<C>::kUnitRounds];
+#pragma unroll
+  for (int r = 0; r < Slice<C>::kUnitRounds; ++r) {
+    const SliceUnit<C> at(p, r, row, group, rank);
+    gates[r] = at.row.present ? load_gate<C>(p.out[at.b], at.row) : 0;
+  }
+  cluster_wait(); // all blocks have begun
+  if (!token.present) return; // all blocks of the cluster
+  store_pages<C>(shared.pages, pages);
 
   // ---- whose keys are whose ----
-  const bool scans = p.branches & 1 || p.idx;
+  const bool scans = p.branches & 1 || p.idx, windows = C::kWindow > 0 && p.branches >> 2 & 1;
+  const bool selects = C::kSelectCount > 0 && p.branches >> 1 & 1;
   const int candidates = candidate_count<C>(token.position);
   const bool searches = kFreeBlocks<C> > 0 && p.idx && candidates > C::kSelectCount;
   const int visible = scans ? visible_entries<C>(token.position) : 0;
   const Stretch<C> stretch = find_stretch<C>(visible, rank, warp);
-  const LateShare share = late_share<C>(p, rank, warp);
-  RingSteps<C> steps;
-  steps.entries = { ring_side(p.entries, group, lane),
-                    find_rows<C::kPageSize / C::kStride>(p.batch, token.s, 0) };
-  steps.late_rows = { ring_side(share.window ? p.window : p.selected, group, lane),
-                      find_rows<C::kPageSize>(p.batch, token.s, 0),
-                      find_rows<0>(p.batch, token.s, C::kRing > 0 ? p.window.ring : 0), share.window };
-  steps.visible = visible;
-  steps.begin = stretch.begin * kQuantumSteps;
-  steps.scanned = (stretch.end - stretch.begin) * kQuantumSteps;
-  steps.late = early_keys<C>(share, token.position);
-  steps.log2_slots = share.log2_slots;
-  const int early_count = ceil_div(steps.late.limit, kStepKeys);
-  const LateSteps early = late_steps(share, 0, early_count);
-  steps.first = early.first;
-  steps.all = steps.scanned + early.count;
-  const u32 ring = shared_address(shared.ring[warp]);
+  RingTurns<C> turns;
+  turns.runs = stretch.runs;
+  turns.begin = stretch.begin * D::kQuantum;
+  turns.end = min(stretch.end * D::kQuantum, visible);
+  turns.window = window_keys<C>(token.position);
+  turns.rank = rank;
+  turns.scanned = scans ? stretch.each * (D::kQuantum / kStepKeys) : 0;
+  turns.windowed = windows ? max(turns.turns(turns.window.limit), 1) : 0;
+  turns.all = turns.scanned + turns.windowed;
+  const RingRows<C> rows = { p, group, pages.list ? shared.pages : find_pages<C>(p.batch, token.s),
+                             C::kPageSize == 0 || C::kRing > 0 ? find_rows<0>(p.batch, token.s, 0).row : 0 };
 
-  // ---- scan ----
-  float o[Stream::kO][4] = {}; // [16, Dv]
-  SoftmaxRows rows;
+  const OwnBlocks<C> own = own_blocks<C>(stretch, candidates, rank);
+  const int pooled_turns = (stretch.end - stretch.begin) * (D::kQuantum / kStepKeys); // of the warp
   float *pooled = stretch.extent <= C::kKeptBlocks
                       ? &shared.pooled[0][0]
                       : p.pooled + ((long long)unit * p.pooled_blocks + stretch.first_block) * 16;
+  __syncthreads(); // the pages are there
+
+  // ---- first copies; scan; chosen blocks; window, while their keys are on their way; their keys ----
+  Queries<Stream> queries; // [16, Dk]
+  RingSums<C> sums;
   ScanKeys<C> scanned = {};
-  scanned.limit = scanned.ends[0] = scanned.ends[1] = visible;
-  scanned.pools = searches;
-  scanned.sP = &shared.pool[warp][0][0];
-  scanned.gPooled =
-      pooled + (stretch.begin * Decode<C>::kQuantumBlocks - stretch.first_block) * 16 + lane % 16;
-  scanned.reference = kNoReference;
-  run_steps<C>(steps, scanned, -C::kStages, steps.scanned, ring, queries, o, rows, p.scale_log2, lane);
-  share_stats(&shared.warp_stats[16 * warp], rows, lane);
-  if (lane < 16) shared.spills[warp + 1][lane] = scanned.reference + log2_approx(scanned.own);
-  if (threadIdx.x == 0) expect_all<C>(shared, p.branches, searches, rank);
-  __syncthreads(); // the warps' stats are there, and nobody pools
-  add_warps<C>(shared, 0, 0, max(stretch.runs, 1));
-  __syncthreads(); // the block's stats are there
-  cluster_wait();  // all blocks have begun
-  if (searches) send_stats<C>(shared, stretch, rank);
-  if (warp < stretch.runs) share_o<C>(&shared.o[warp][0][0], o, lane);
-
-  // ---- importance ----
-  const OwnBlocks<C> own = own_blocks<C>(stretch, candidates, rank);
-  if (searches) {
-    cluster_receive(shared_address(&shared.barriers[kStats]), 0);
-    weigh_blocks<C>(shared, stretch, own, pooled);
-  }
-  __syncthreads(); // the keys and the warps' O are there
-
-  // ---- round 0: this block's best, and early keys; round 1: the list, and its free blocks ----
-#pragma unroll
-  for (int j = 0; j < Stream::kO; ++j)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) o[j][c] = 0.0f;
-  rows = SoftmaxRows();
-  int begin = steps.scanned;
+  int done = 0; // turns
 #pragma unroll 1
-  for (int round = 0; round < 2; ++round) {
-    if constexpr (kFreeBlocks<C> > 0)
-      if (searches && warp == 0) {
-        if (round) cluster_receive(shared_address(&shared.barriers[kCandidates]), 0);
-        find_best<C>(shared, round, own.end - own.begin, rank, lane);
+  for (int phase = -1; phase < 3; ++phase) {
+    const int b = phase <= 0   ? NSAI_BRANCH_COMPRESSED
+                  : phase == 1 ? NSAI_BRANCH_WINDOW
+                               : NSAI_BRANCH_SELECTED;
+    const bool counts = p.branches >> b & 1;
+    const u32 slices = barriers + 8 * kSlices;
+    int begin = done, end = turns.scanned;
+    if (phase < 0) begin = -C::kStages, end = 0;
+    if constexpr (C::kSelectCount > 0)
+      if (phase == 1 && p.idx) {
+        if constexpr (kFreeBlocks<C> > 0)
+          if (searches) {
+            tell_best<C>(shared, own, rank);
+            list_best<C>(shared, own);
+          }
+        if (warp == 0) store_list<C>(p, shared, candidates, row, group, rank, lane);
+        __syncthreads(); // the list is there
+        turns.chosen = chosen_keys<C>(shared.list, token.position);
+        // The ring has turns of the window alone.
+        begin = min(turns.all - C::kStages, done);
+        if (selects) turns.all += max(turns.turns(turns.chosen.limit), 1);
       }
-    if (round == 0) {
-      if (p.branches & 1) add_scan<C>(shared, stretch.runs, searches ? 32 : 0);
-      cluster_arrive(); // this block has read what lies in the place of slices
-    } else {
-      if constexpr (C::kSelectCount > 0)
-        if (p.idx && warp == 0) store_list<C>(p, shared, candidates, row, group, rank, lane);
-      __syncthreads(); // the list is there, and the block's part of the scan
-      begin = steps.all = steps.scanned = 0;
-      if constexpr (kFreeBlocks<C> > 0) {
-        if (searches && share.selected_warps > 0 && !share.window) {
-          steps.late = free_keys<C>(shared.list + C::kSelectInit, token.position);
-          const LateSteps late =
-              late_steps(share, early_count, ceil_div(steps.late.limit, kStepKeys));
-          steps.first = late.first;
-          steps.all = late.count;
-          begin = -C::kStages;
-        }
-      }
+    if (phase == 1) end += turns.windowed;
+    if (phase == 2) end = turns.all;
+    sums.clear();
+    run_turns<C>(
+        turns, rows, shared.desk, sums, begin, done, end, shared_address(shared.ring), queries, p.scale_log2,
+        warp, lane,
+        [&](int i, const float(&x)[2][4]) {
+          if (phase == 0 && i < pooled_turns) scanned.pool(x, sums.rows);
+        },
+        [&](int i) {
+          if (i + 1 == end)
+            send_stats<C>(shared.received, phase == 0 ? barriers + 8 * kStats : slices, b, rank, shared.desk);
+        });
+    done = end;
+    if (phase < 0) {
+      if (threadIdx.x == 0) expect_all<C>(shared, p.branches, searches, own.told, rank);
+      scanned.pools = searches;
+      scanned.sP = &shared.pool[warp][0][0];
+      scanned.gPooled =
+          pooled + (stretch.begin * D::kQuantumBlocks - stretch.first_block) * 16 + lane % 16;
+      scanned.reference = kNoReference;
+      copy_async_wait<C::kStages>();
+      __syncthreads(); // Q is there
+      read_queries(queries, shared_address(shared.q), lane);
+      continue;
     }
-    LateKeys<C> keys = steps.late;
-    run_steps<C>(steps, keys, begin, steps.all, ring, queries, o, rows, p.scale_log2, lane);
+    if (phase == 0 && searches) {
+      share_spill<C>(shared, stretch, scanned.reference + log2_approx(scanned.own), rank, warp, lane);
+      __syncthreads(); // pooled values and spills are there
+    }
+    if (counts) send_columns<C>(shared.received, slices, b, rank, sums, warp, lane);
+    if (phase == 0 && searches) {
+      cluster_receive(barriers + 8 * kStats, 0);
+      weigh_blocks<C>(shared, stretch, own, pooled);
+      __syncthreads(); // the keys are there
+    }
   }
-  copy_async_wait<0>();
-  __syncwarp(); // the ring is read
-  share_o<C>((float *)shared.ring[warp], o, lane);
-  share_stats(&shared.warp_stats[16 * warp], rows, lane);
-  __syncthreads(); // the warps' O are there
 
   // ---- slices ----
-  add_warps<C>(shared, 1, share.window_warps, C::kWarps);
-  add_warps<C>(shared, 2, 0, share.window_warps);
-  __syncthreads(); // the late factors are there
-  cluster_wait();  // there is room for slices in all blocks
-  send_slices<C>(shared, p.branches, share.window_warps, rank);
-  PlaceGates<C> gates[Slice<C>::kRounds];
-  const int place = threadIdx.x / Slice<C>::kLanes;
-#pragma unroll
-  for (int r = 0; r < Slice<C>::kRounds; ++r)
-    gates[r] = load_gates<C>(p, row, group, rank * Gather<C>::kSlice + place + r * Slice<C>::kPass);
-  cluster_receive(shared_address(&shared.barriers[kSlices]), 0);
-#pragma unroll
-  for (int r = 0; r < Slice<C>::kRounds; ++r) {
-    const int at = place + r * Slice<C>::kPass;
-    finish_place<C>(p, shared.received, row, group, at, rank * Gather<C>::kSlice + at, gates[r]);
-  }
+  if (scans) cluster_receive(barriers + 8 * kStats, 0);
+  cluster_receive(barriers + 8 * kSlices, 0);
+  weigh_parts<C>(p, shared.received, shared.weights, row, group, rank, gates);
+  __syncthreads(); // the weights are there
+#pragma unroll 1
+  for (int at = threadIdx.x / Slice<C>::kLanes; at < Slice<C>::kRounds * Slice<C>::kPass;
+       at += Slice<C>::kPass)
+    finish_place<C>(p, shared.received, shared.weights, row, group, rank, at);
 }
 
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)

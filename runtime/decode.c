@@ -119,8 +119,9 @@ static nsa_status enqueue_cluster(const nsai_run *run) {
                                     .scan_parts = spec->cluster,
                                     .scan_least = 1 };
   const NsaiDecode p = decode_params(run, &split);
-  return launch(run, NSAI_KERNEL_DECODE_CLUSTER,
-                run->sizes.tokens * run->plan->problem.model.kv_heads * spec->cluster, &p);
+  return nsai_launch(run->queue, &run->plan->kernels[NSAI_KERNEL_DECODE_CLUSTER],
+                     (uint64_t)(run->sizes.tokens * spec->cluster),
+                     (uint32_t)run->plan->problem.model.kv_heads, &p);
 }
 
 /* By scan, select, attend and combine. */

@@ -1,16 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// How decode_cluster's blocks add up a token's branches: every block adds up its warps' O, and sends each
-// block of the cluster a slice of it; every block adds up the slices it got, applies gates, and stores its
-// slice of the outputs. Four columns of a row are a place; slice c has places [c * kSlice, (c + 1) *
-// kSlice).
+// How decode_cluster's blocks add up a token's branches: every block sends each block of the cluster a slice
+// of its O, and its stats; every block adds up the slices it got, applies gates, and stores its slice of the
+// outputs. Four columns of a row are a place; slice c has places [c * kSlice, (c + 1) * kSlice).
 //
 // Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
 #pragma once
 #include "common/cluster.cuh"
 #include "common/copy.cuh"
 #include "common/decode.cuh"
+#include "common/decode_ring.cuh"
 #include "common/epilogue.cuh"
 #include "common/params.h"
 #include "common/softmax.cuh"
@@ -21,40 +21,19 @@ template <class C> struct Gather {
   static constexpr int kRowPlaces = C::kHeadDimV / 4;
   static constexpr int kPlaces = C::kGroup * kRowPlaces;
   static constexpr int kSlice = (kPlaces + C::kCluster - 1) / C::kCluster;
-  static constexpr int kPitch = padded_dim(C::kHeadDimV) + 8; // floats: rows on different banks
   struct Received { // what the blocks of the cluster sent
     float4 o[kBranches][C::kCluster][kSlice];
-    float2 stats[kBranches][C::kCluster][16]; // reference and sum, of the rows in the slice
+    float2 stats[kBranches][C::kCluster][16]; // reference and sum
   };
 };
 
-// O of one warp [16, Dv] for the others, C fragments, and its stats [16].
-template <class C, int kO>
-NSAI_DEVICE void share_o(float *sO, const float (&o)[kO][4], int lane) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    float *to = sO + (8 * r + lane / 4) * Gather<C>::kPitch + lane % 4 * 2;
-#pragma unroll
-    for (int j = 0; j < kO; ++j) *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
-  }
-}
-NSAI_DEVICE void share_stats(float2 *sStats, const SoftmaxRows &rows, int lane) {
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float sum = quad_sum(rows.sum[r]);
-    if (lane % 4 == 0) sStats[8 * r + lane / 4] = make_float2(rows.reference[r], sum);
-  }
-}
-
-// The reference and sum of a row over kParts parts, their stats `stride` apart; those of others than
-// [begin, end) do not count.
-template <int kParts>
-NSAI_DEVICE float2 add_stats(const float2 *sStats, int stride, int begin, int end) {
+// The reference and sum of a row over kParts parts, their stats `stride` apart.
+template <int kParts> NSAI_DEVICE float2 add_stats(const float2 *sStats, int stride) {
   float2 x[kParts];
   float highest = kNoReference, total = 0.0f;
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
-    x[i] = begin <= i && i < end ? sStats[i * stride] : make_float2(kNoReference, 0.0f);
+    x[i] = sStats[i * stride];
     highest = fmaxf(highest, x[i].x);
   }
 #pragma unroll
@@ -67,35 +46,60 @@ NSAI_DEVICE float4 add_scaled(const float4 &sum, float factor, const float4 &x) 
                      fmaf(factor, x.w, sum.w));
 }
 
-// Place `i` of branch `b` to the block whose slice has it; with the first of each row there, its stats.
+// The warp's columns of branch `b`, relative to the block's references, to the blocks whose slices have them.
 template <class C>
-NSAI_DEVICE void send_place(const typename Gather<C>::Received &received, u32 barrier, int b, int rank,
-                            int i, const float4 &x, const float2 &stats) {
-  constexpr int kSlice = Gather<C>::kSlice;
-  const int owner = i / kSlice, row = i / Gather<C>::kRowPlaces;
-  const u32 there = cluster_address(barrier, owner);
-  cluster_send(cluster_address(shared_address(&received.o[b][rank][i % kSlice]), owner), x, there);
-  if (i % kSlice == 0 || i % Gather<C>::kRowPlaces == 0)
-    cluster_send(cluster_address(shared_address(&received.stats[b][rank][row]), owner), stats, there);
+NSAI_DEVICE void send_columns(const typename Gather<C>::Received &received, u32 barrier, int b, int rank,
+                              const RingSums<C> &sums, int warp, int lane) {
+  using G = Gather<C>;
+#pragma unroll
+  for (int j = 0; j < RingSums<C>::kEach; ++j)
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float4 x = gather_four(sums.o[j][0][2 * r], sums.o[j][0][2 * r + 1], sums.o[j][1][2 * r],
+                                   sums.o[j][1][2 * r + 1]);
+      const int row = 8 * r + lane / 4, column = (warp + j * C::kWarps) * 16 + column_of_lane();
+      const int i = row * G::kRowPlaces + column / 4, owner = i / G::kSlice;
+      if (row < C::kGroup && column < C::kHeadDimV)
+        cluster_send(cluster_address(shared_address(&received.o[b][rank][i % G::kSlice]), owner), x,
+                     cluster_address(barrier, owner));
+    }
 }
 
-// Bytes that come of one branch to block `rank`.
+// Bytes of O that come of one branch to block `rank`.
 template <class C> NSAI_DEVICE u32 slice_bytes(int rank) {
   using G = Gather<C>;
-  const int begin = rank * G::kSlice, end = min(begin + G::kSlice, G::kPlaces);
-  if (begin >= end) return 0;
-  const int rows = (end - 1) / G::kRowPlaces - begin / G::kRowPlaces + 1;
-  return C::kCluster * ((end - begin) * 16 + rows * 8);
+  return C::kCluster * 16 * max(min(G::kSlice, G::kPlaces - rank * G::kSlice), 0);
+}
+
+// The block's stats of branch `b` to all blocks. Whole blocks.
+template <class C>
+NSAI_DEVICE void send_stats(const typename Gather<C>::Received &received, u32 barrier, int b, int rank,
+                            const RingDesk<C> &desk) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < 16 * C::kCluster; i += C::kThreads) {
+    const int row = i % 16, to = i / 16;
+    cluster_send(cluster_address(shared_address(&received.stats[b][rank][row]), to),
+                 block_stats<C>(desk, row), cluster_address(barrier, to));
+  }
 }
 
 // ---- the block's slice
 
-// kLanes lanes share a place: each adds up what every kLanes-th block sent.
+// 16 lanes share a row of a branch, then kLanes lanes a place: each adds up what every kLanes-th block sent.
 template <class C> struct Slice {
-  static constexpr int kLanes = C::kCluster < 8 ? C::kCluster : 8;
+  using G = Gather<C>;
+  static constexpr int kRows = G::kSlice % G::kRowPlaces == 0 ? G::kSlice / G::kRowPlaces
+                                                              : (G::kSlice - 2) / G::kRowPlaces + 2;
+  static constexpr int kUnits = G::kBranches * kRows; // rows of branches
+  static constexpr int kUnitRounds = ceil_div(16 * kUnits, C::kThreads);
+  static constexpr int kLanes = (C::kCluster & -C::kCluster) < 8 ? C::kCluster & -C::kCluster : 8;
   static constexpr int kEach = C::kCluster / kLanes;
   static constexpr int kPass = C::kThreads / kLanes;
-  static constexpr int kRounds = (Gather<C>::kSlice + kPass - 1) / kPass;
+  static constexpr int kRounds = ceil_div(G::kSlice, kPass);
+  struct Weights {
+    float of[G::kBranches][kRows][C::kCluster]; // of the blocks' O in the branch's
+    float gates[G::kBranches][kRows];
+  };
 };
 
 template <int kLanes> NSAI_DEVICE float lanes_sum(float x) {
@@ -109,33 +113,48 @@ template <int kLanes> NSAI_DEVICE float lanes_max(float x) {
   return x;
 }
 
-// The sum of a place of branch `b` over the cluster, and its row's stats; to all of its lanes. Nothing where
-// the branch is not `wanted`: without a branch, so that the loads of all branches are under way at once.
+// The thread's row of a branch in round r.
+template <class C> struct SliceUnit {
+  int b, at; // row of the slice
+  OutputRow row;
+  NSAI_DEVICE SliceUnit(const NsaiDecode &p, int r, int token, int group, int rank) {
+    const int unit = threadIdx.x / 16 + r * (C::kThreads / 16);
+    b = unit / Slice<C>::kRows;
+    at = unit % Slice<C>::kRows;
+    const int in_group = in_group_of(rank);
+    row = OutputRow{ token, group * C::kGroup + in_group,
+                     unit < Slice<C>::kUnits && in_group < C::kGroup && (p.branches >> b & 1) };
+  }
+  NSAI_DEVICE int in_group_of(int rank) const {
+    return rank * Gather<C>::kSlice / Gather<C>::kRowPlaces + at;
+  }
+};
+
+// How the blocks' parts of the slice count, and the gates that load_gate() has found; LSE.
 template <class C>
-NSAI_DEVICE float4 gather_place(const typename Gather<C>::Received &received, int b, int at, int row,
-                                int lane, bool wanted, float2 &stats) {
-  using S = Slice<C>;
-  float2 part[S::kEach];
-  float4 o[S::kEach];
-  float highest = kNoReference, total = 0.0f;
-  float4 sum = make_float4(0, 0, 0, 0);
+NSAI_DEVICE void weigh_parts(const NsaiDecode &p, const typename Gather<C>::Received &received,
+                             typename Slice<C>::Weights &weights, int token, int group, int rank,
+                             const u32 (&gates)[Slice<C>::kUnitRounds]) {
+  const int block = threadIdx.x % 16;
 #pragma unroll
-  for (int e = 0; e < S::kEach; ++e) {
-    part[e] = received.stats[b][lane + e * S::kLanes][row];
-    o[e] = received.o[b][lane + e * S::kLanes][at];
-    if (!wanted) part[e] = make_float2(kNoReference, 0.0f), o[e] = make_float4(0, 0, 0, 0);
-    highest = fmaxf(highest, part[e].x);
+  for (int r = 0; r < Slice<C>::kUnitRounds; ++r) {
+    const SliceUnit<C> unit(p, r, token, group, rank);
+    const int in_group = unit.in_group_of(rank);
+    float2 stats = make_float2(kNoReference, 0.0f);
+    if (unit.row.present && block < C::kCluster) stats = received.stats[unit.b][block][in_group];
+    const float highest = lanes_max<16>(stats.x), factor = exp2_approx(stats.x - highest);
+    const float total = lanes_sum<16>(factor * stats.y);
+    if (!unit.row.present) continue;
+    if (block < C::kCluster)
+      weights.of[unit.b][unit.at][block] = total > 0.0f ? __fdividef(factor, total) : 0.0f;
+    if (block != 0) continue;
+    const NsaiEpilogue &out = p.out[unit.b];
+    // An empty row may be a padding row, whose gate may be anything.
+    weights.gates[unit.b][unit.at] = total != 0.0f ? gate_value<C>(out, gates[r]) : 0.0f;
+    if (out.lse && in_group * Gather<C>::kRowPlaces >= rank * Gather<C>::kSlice)
+      out.lse[token * out.lse_token_stride + unit.row.head * out.lse_head_stride] =
+          softmax_lse(highest, total);
   }
-  highest = lanes_max<S::kLanes>(highest);
-#pragma unroll
-  for (int e = 0; e < S::kEach; ++e) {
-    const float factor = exp2_approx(part[e].x - highest);
-    total = fmaf(factor, part[e].y, total);
-    sum = add_scaled(sum, factor, o[e]);
-  }
-  stats = make_float2(highest, lanes_sum<S::kLanes>(total));
-  return make_float4(lanes_sum<S::kLanes>(sum.x), lanes_sum<S::kLanes>(sum.y),
-                     lanes_sum<S::kLanes>(sum.z), lanes_sum<S::kLanes>(sum.w));
 }
 
 template <class C>
@@ -144,48 +163,48 @@ NSAI_DEVICE void store_place(const NsaiView &view, const OutputRow &row, int col
   *(uint2 *)to = make_uint2(C::Element::pack(x.x, x.y), C::Element::pack(x.z, x.w));
 }
 
-// The gates of a place's row.
-template <class C> struct PlaceGates {
-  u32 of[Gather<C>::kBranches];
-};
+// The lane's part of place `at` of branch `b`, of row `row` of the slice.
 template <class C>
-NSAI_DEVICE PlaceGates<C> load_gates(const NsaiDecode &p, int token, int group, int i) {
-  const OutputRow row = { token, group * C::kGroup + i / Gather<C>::kRowPlaces,
-                          i < Gather<C>::kPlaces };
-  PlaceGates<C> gates;
+NSAI_DEVICE float4 add_parts(const typename Gather<C>::Received &received,
+                             const typename Slice<C>::Weights &weights, int b, int at, int row, int lane) {
+  float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-  for (int b = 0; b < Gather<C>::kBranches; ++b)
-    gates.of[b] = p.branches >> b & 1 ? load_gate<C>(p.out[b], row) : 0;
-  return gates;
+  for (int e = 0; e < Slice<C>::kEach; ++e) {
+    const int block = lane + e * Slice<C>::kLanes;
+    sum = add_scaled(sum, weights.of[b][row][block], received.o[b][block][at]);
+  }
+  return sum;
+}
+template <class C> NSAI_DEVICE float4 sum_place(const float4 &x) {
+  constexpr int kLanes = Slice<C>::kLanes;
+  return make_float4(lanes_sum<kLanes>(x.x), lanes_sum<kLanes>(x.y), lanes_sum<kLanes>(x.z),
+                     lanes_sum<kLanes>(x.w));
 }
 
-// Place `at` of the slice, `i` of all, into the outputs. Whole warps take part.
+// Place `at` of the slice into the outputs. Whole warps take part.
 template <class C>
 NSAI_DEVICE void finish_place(const NsaiDecode &p, const typename Gather<C>::Received &received,
-                              int token, int group, int at, int i, const PlaceGates<C> &gates) {
-  const int lane = threadIdx.x % Slice<C>::kLanes;
-  const bool exists = at < Gather<C>::kSlice && i < Gather<C>::kPlaces;
-  if (!exists) at = i = 0;
-  const int in_group = i / Gather<C>::kRowPlaces, column = i % Gather<C>::kRowPlaces * 4;
+                              const typename Slice<C>::Weights &weights, int token, int group, int rank,
+                              int at) {
+  using G = Gather<C>;
+  const int lane = threadIdx.x % Slice<C>::kLanes, first = rank * G::kSlice;
+  const bool exists = at < G::kSlice && first + at < G::kPlaces;
+  if (!exists) at = 0;
+  const int in_group = (first + at) / G::kRowPlaces, column = (first + at) % G::kRowPlaces * 4;
+  const int row_at = in_group - first / G::kRowPlaces;
   const OutputRow row = { token, group * C::kGroup + in_group, exists };
-  float2 stats[Gather<C>::kBranches];
-  float4 x[Gather<C>::kBranches], sum = make_float4(0, 0, 0, 0);
+  float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
-  for (int b = 0; b < Gather<C>::kBranches; ++b)
-    x[b] = gather_place<C>(received, b, at, in_group, lane, p.branches >> b & 1, stats[b]);
-  if (!exists || lane != 0) return;
-#pragma unroll
-  for (int b = 0; b < Gather<C>::kBranches; ++b) { // in the order of the sum
-    if (!(p.branches >> b & 1)) continue;
-    const NsaiEpilogue &out = p.out[b];
-    const float inverse = stats[b].y > 0.0f ? __fdividef(1.0f, stats[b].y) : 0.0f;
-    x[b] = make_float4(x[b].x * inverse, x[b].y * inverse, x[b].z * inverse, x[b].w * inverse);
-    // An empty row may be a padding row, whose gate may be anything.
-    if (stats[b].y != 0.0f) sum = add_scaled(sum, gate_value<C>(out, gates.of[b]), x[b]);
-    if (out.lse && column == 0)
-      out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
-          softmax_lse(stats[b].x, stats[b].y);
-    if (out.o_branch.data) store_place<C>(out.o_branch, row, column, x[b]);
+  for (int b = 0; b < G::kBranches; ++b) // in the order of the sum
+    if (p.branches >> b & 1)
+      sum = add_scaled(sum, weights.gates[b][row_at],
+                       add_parts<C>(received, weights, b, at, row_at, lane));
+  sum = sum_place<C>(sum);
+  if (exists && lane == 0) store_place<C>(p.out[0].o, row, column, sum);
+#pragma unroll 1
+  for (int b = 0; b < G::kBranches; ++b) {
+    if (!(p.branches >> b & 1) || !p.out[b].o_branch.data) continue;
+    const float4 x = sum_place<C>(add_parts<C>(received, weights, b, at, row_at, lane));
+    if (exists && lane == 0) store_place<C>(p.out[b].o_branch, row, column, x);
   }
-  store_place<C>(p.out[0].o, row, column, sum);
 }

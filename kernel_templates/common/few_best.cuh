@@ -1,78 +1,76 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The kFree best of some keys in shared memory, by one warp, in little code: what runs once is bound by
-// instructions that have to be fetched. kFree <= 32. Keys are those of common/topn.cuh, 0 where there is
-// none.
+// The kFree best of some keys in shared memory, by all threads of a block and in little code: what runs
+// once is bound by instructions. Keys are those of common/topn.cuh, all different, 0 where there is none.
 //
-// The greatest of each lane bound from below what can win. As a rule 32 or fewer are left, which are
-// ranked; else the kFree-th greatest is found one after the other.
+// A key's rank is how many are greater. Where there are fewer keys than threads, several share one; where
+// there are more, the threads' greatest bound from below what can win.
 #pragma once
 #include "common/topn.cuh"
+#include "common/types.cuh"
 
-// rank_of() of common/topn.cuh in less code; lanes that have 0 share a rank behind all others.
-NSAI_DEVICE int lane_rank(u32 x, int lane) {
-  const u32 below = x ? x - 1 : 0;
-  int rank = 0;
-#pragma unroll
-  for (int i = 0; i < 32; ++i) rank += __shfl_sync(kAllLanes, x, i) > (i < lane ? below : x);
-  return rank;
+// How many of keys [count] are greater, of the pairs `first`, first + step, ...; keys[count] is readable,
+// and 0 where `count` is odd. At 16 bytes.
+NSAI_DEVICE int count_greater(const u64 *keys, int count, u64 key, int first, int step) {
+  int greater = 0;
+#pragma unroll 4
+  for (int i = 2 * first; i < count; i += 2 * step) {
+    const ulonglong2 x = *(const ulonglong2 *)(keys + i);
+    greater += x.x > key;
+    greater += x.y > key;
+  }
+  return greater;
 }
 
-NSAI_DEVICE u64 warp_greatest(u64 x) {
+// Calls found(rank, key) for each of the kFree greatest, in one thread. kRow > 0: the keys lie in rows, of
+// kRow lists' greatest, second, ...: key (r, i) has r greater ones in its own list, and of the others' only
+// those of the first kFree - r rows can keep it from winning.
+template <int kFree, int kThreads, int kRow, class Found>
+NSAI_DEVICE void find_best(const u64 *keys, int count, Found found) {
+  const int log2_parts = count <= kThreads / 4 ? 2 : count <= kThreads / 2 ? 1 : 0; // threads of a key
+  const int part = threadIdx.x & ((1 << log2_parts) - 1);
 #pragma unroll 1
-  for (int apart = 16; apart; apart /= 2) {
-    const u64 other = __shfl_xor_sync(kAllLanes, x, apart);
-    x = other > x ? other : x;
+  for (int begin = 0; begin < count; begin += kThreads >> log2_parts) {
+    const int at = begin + (threadIdx.x >> log2_parts), row = kRow > 0 ? at / kRow : 0;
+    const u64 key = at < count ? keys[at] : 0;
+    const int limit = kRow > 0 ? min(count, kRow * (kFree - row)) : count;
+    int rank = key ? count_greater(keys, limit, key, part, 1 << log2_parts) : 0;
+#pragma unroll 1
+    for (int apart = 1; apart < 1 << log2_parts; apart *= 2)
+      rank += __shfl_xor_sync(kAllLanes, rank, apart);
+    if (kRow > 0) rank += max(2 * row - kFree, 0); // its own list's behind these rows
+    if (key && part == 0 && rank < kFree) found(rank, key);
   }
-  return x;
 }
 
-// The kFree greatest of keys [count], in their order there, one a lane, and zeros where there are fewer.
-// `queue` [32] is the warp's.
-template <int kFree> NSAI_DEVICE u64 few_best(const u64 *keys, int count, u64 *queue, int lane) {
-  static_assert(1 <= kFree && kFree <= 32, "a key a lane");
-  u32 greatest = 0;
-#pragma unroll 2
-  for (int i = lane; i < count; i += 32) greatest = max(greatest, order_in(keys[i]));
-  // An order that kFree lanes' greatest have; 0 where fewer lanes have a key.
-  const u32 owner = __ballot_sync(kAllLanes, lane_rank(greatest, lane) == kFree - 1);
-  const u32 reached = owner ? __shfl_sync(kAllLanes, greatest, __ffs(owner) - 1) : 0; // `owner` is uniform
-  // What is chosen is not below `least`; 1: whatever is a key.
-  u64 least = reached ? (u64)reached << 32 : 1;
-  int found = 0;
+// Room for those of kMost keys that may be among the best: no more than kFree threads have a greatest one
+// that is not below the kFree-th greatest of these.
+template <int kFree, int kThreads, int kMost>
+constexpr int kFewKeys = (kFree * ceil_div(kMost, kThreads) > kThreads ? kFree * ceil_div(kMost, kThreads)
+                                                                       : kThreads) +
+                         2;
+
+// Where there are more than kThreads keys [count]: those that may be among the best to few [kFewKeys], at 16
+// bytes; how many there are. `least` and `found` are in shared memory.
+template <int kFree, int kThreads>
+NSAI_DEVICE int find_few(const u64 *keys, int count, u64 *few, u64 *least, int *found) {
+  u64 greatest = 0;
 #pragma unroll 1
-  for (int pass = 0; pass < 2; ++pass) {
-    found = 0;
-#pragma unroll 2
-    for (int begin = 0; begin < count; begin += 32) {
-      const u64 key = begin + lane < count ? keys[begin + lane] : 0;
-      const u32 winners = __ballot_sync(kAllLanes, key >= least);
-      const int at = found + __popc(winners & ((1u << lane) - 1));
-      if (key >= least && at < 32) queue[at] = key;
-      found += __popc(winners);
-    }
-    if (found <= 32) break;
-    u64 below = ~0ull;
+  for (int i = threadIdx.x; i < count; i += kThreads) greatest = keys[i] > greatest ? keys[i] : greatest;
+  few[threadIdx.x] = greatest;
+  if (threadIdx.x == 0) *found = 0;
+  __syncthreads(); // all threads' greatest are there
+  find_best<kFree, kThreads, 0>(few, kThreads, [&](int rank, u64 key) {
+    if (rank == kFree - 1) *least = key;
+  });
+  __syncthreads(); // the bound is there, and they are read
 #pragma unroll 1
-    for (int i = 0; i < kFree; ++i) {
-      u64 x = 0;
-      for (int j = lane; j < count; j += 32)
-        if (keys[j] < below && keys[j] > x) x = keys[j];
-      below = warp_greatest(x);
-    }
-    least = below;
-    __syncwarp(); // the queue is written anew
-  }
-  __syncwarp(); // the queue is written
-  const u64 key = lane < found ? queue[lane] : 0;
-  const int rank = lane_rank(order_in(key), lane); // all lanes
-  const bool chosen = key != 0 && rank < kFree;
-  const u32 all = __ballot_sync(kAllLanes, chosen);
-  __syncwarp(); // the queue is read
-  if (chosen) queue[__popc(all & ((1u << lane) - 1))] = key;
-  __syncwarp(); // the best are written
-  const u64 best = lane < __popc(all) ? queue[lane] : 0;
-  __syncwarp(); // and read
-  return best;
+  for (int i = threadIdx.x; i < count; i += kThreads)
+    if (keys[i] >= *least) few[atomicAdd(found, 1)] = keys[i];
+  __syncthreads(); // the few are there
+  const int all = *found;
+  if (threadIdx.x == 0) few[all] = 0;
+  __syncthreads(); // and what makes them even
+  return all;
 }

@@ -461,7 +461,8 @@ static void test_cluster(void **state) {
   assert_int_equal(machine_record()->large_clusters, 0);
   for (uint32_t branches = 0; branches < 8; branches++) {
     decode(&r, branches);
-    assert_int_equal(machine_record()->launch[0].grid_x, TOKENS * 2 * spec->cluster);
+    assert_int_equal(machine_record()->launch[0].grid_x, TOKENS * spec->cluster);
+    assert_int_equal(machine_record()->launch[0].grid_y, 2);
     assert_int_equal(machine_record()->launch[0].shared_bytes, spec->shared_bytes);
     expect_launches(NAMES("decode_cluster"));
   }
