@@ -16,6 +16,7 @@
 #include "common/mma.cuh"
 #include "common/params.h"
 #include "common/params_backward.h"
+#include "common/product_tile.cuh"
 #include "common/tile.cuh"
 #include "common/tma.cuh"
 #include "common/types.cuh"
@@ -51,25 +52,6 @@ constexpr float kPlusInf = __builtin_bit_cast(float, 0x7f800000u);
 NSAI_DEVICE long long statistics_at(int branch, int tokens, int token, int heads, int head) {
   return ((long long)branch * tokens + token) * heads + head;
 }
-
-// A tile as wgmma reads it: panels of 64 columns (common/tma.cuh), at a multiple of 1024 bytes.
-template <int kRowsOf, int kCols> struct PanelTile {
-  static constexpr int kRows = kRowsOf;
-  static constexpr int kChunks = kCols / 8; // 16-byte chunks that hold data, per row
-  static constexpr int kBytes = panels(kCols) * kRows * kPanelPitch;
-  static NSAI_DEVICE u32 offset(int row, int chunk) {
-    return (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(row, chunk);
-  }
-};
-
-template <bool kPanels, int kRows, int kCols> struct ProductTileOf {
-  using Type = Tile<kRows, kCols>;
-};
-template <int kRows, int kCols> struct ProductTileOf<true, kRows, kCols> {
-  using Type = PanelTile<kRows, kCols>;
-};
-template <bool kPanels, int kRows, int kCols>
-using ProductTile = typename ProductTileOf<kPanels, kRows, kCols>::Type;
 
 // Fills T [kRows, kDim]: `at(row, from)` says where a row lies, or false: zeros.
 template <class T, int kRows, int kDim, int kThreads, class At>
