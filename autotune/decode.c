@@ -8,7 +8,9 @@
 #include "decode.h"
 
 #include <math.h>
+#include <string.h>
 
+#define PANEL_ROWS 64       /* of a warpgroup: what one wgmma takes */
 #define SELECT_THREADS 256  /* eight warps search 128 of a 64k context's 1024 blocks each */
 #define COMBINE_THREADS 256 /* what decode_combine asserts */
 #define GATHER_THREADS 256  /* as gather_rows has */
@@ -73,14 +75,18 @@ void nsai_specify_append_gemm(const nsai_problem *p, const nsai_target *t, const
 
 /* ---- decode ---- */
 
+/* Products of a warpgroup. */
+static bool has_wgmma(const nsai_target *t) { return !strcmp(t->arch, "sm_90a"); }
+
 /* Rows of decode_scan's tile: all heads of as many drafts as fit 64 rows. Of wide heads 32, so that two
- * warps hold them: two stages of four fit no block of 99 KB. */
-static int32_t scan_rows(const nsai_problem *p) {
+ * warps hold them: two stages of four fit no block of 99 KB. A warpgroup takes 64, whoever is there of
+ * more than a warp's. */
+static int32_t scan_rows(const nsai_problem *p, const nsai_target *t) {
   bool wide = p->model.head_dim_qk + p->model.head_dim_v > 256;
   int32_t rows = NSAI_DECODE_ROWS, group = nsai_padded_group(&p->model);
   int32_t most = (wide ? 2 : 4) * NSAI_DECODE_ROWS;
   while (rows < group || (rows < p->max_q_len * group && rows < most)) rows *= 2;
-  return rows;
+  return rows == 2 * NSAI_DECODE_ROWS && has_wgmma(t) && !wide ? PANEL_ROWS : rows;
 }
 
 static int32_t attend_rows(const nsai_problem *p) {
@@ -101,39 +107,67 @@ static bool has_drafts(const nsai_geometry *m, int32_t rows) {
   return rows >= 4 * NSAI_DECODE_ROWS && m->head_dim_qk + m->head_dim_v <= 256;
 }
 
+static uint32_t greater(uint32_t a, uint32_t b) { return a > b ? a : b; }
+
+/* kPanels of common/key_stream.cuh. */
+static bool has_panels(const nsai_geometry *m, const nsai_target *t, int32_t rows) {
+  return has_wgmma(t) && has_drafts(m, rows) && rows == PANEL_ROWS;
+}
+
+/* Rows in shared memory, as tiles or as panels of 64 columns. */
+static uint32_t rows_bytes(int32_t rows, int32_t dim, bool panels) {
+  return panels ? nsai_panel_bytes(rows, dim) : nsai_tile_bytes(rows, dim);
+}
+
 /* Bytes of KeyStream::Shared: Q and the rings of all teams or, in the same memory, their O; and their
  * stats. */
-static uint32_t stream_shared(const nsai_geometry *m, int32_t rows, const nsai_tiles *s) {
+static uint32_t stream_shared(const nsai_geometry *m, const nsai_target *t, int32_t rows,
+                              const nsai_tiles *s) {
+  const bool panels = has_panels(m, t, rows);
   uint32_t teams = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
   int32_t keys = NSAI_DECODE_STEP * (has_drafts(m, rows) ? 2 : 1); /* of a stage */
-  uint32_t stage = nsai_tile_bytes(keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v);
+  uint32_t stage =
+      rows_bytes(keys, m->head_dim_qk, panels) + rows_bytes(keys, m->head_dim_v, panels);
   uint32_t ring = teams * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
-  if (has_shared_q(m) || has_drafts(m, rows)) ring += nsai_tile_bytes(rows, m->head_dim_qk);
+  if (has_shared_q(m) || has_drafts(m, rows)) ring += rows_bytes(rows, m->head_dim_qk, panels);
   uint32_t o = teams * (uint32_t)rows * (uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4;
   return (ring > o ? ring : o) + teams * (uint32_t)rows * 8;
 }
 
-/* And per warp 16 rows of 20 floats. */
-static uint32_t scan_shared(const nsai_problem *p, const nsai_tiles *s) {
-  return stream_shared(&p->model, scan_rows(p), s) + (uint32_t)s->of[NSAI_TILE_WARPS] * 16 * 20 * 4;
+/* And per warp 16 rows of a stage's keys and 4 floats. */
+static uint32_t scan_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  const uint32_t keys = NSAI_DECODE_STEP * (has_drafts(&p->model, scan_rows(p, t)) ? 2 : 1);
+  return stream_shared(&p->model, t, scan_rows(p, t), s) +
+         (uint32_t)s->of[NSAI_TILE_WARPS] * 16 * (keys + 4) * 4;
 }
 
-/* And the list of blocks, or two ints of every range and of their end. */
-static uint32_t attend_shared(const nsai_problem *p, const nsai_tiles *s) {
-  uint32_t list = p->model.select_count ? (uint32_t)p->model.select_count : 1;
-  if (p->selection == NSA_SELECT_RANGES) list = 2 * (list + 1);
-  uint32_t tile = stream_shared(&p->model, scan_rows(p), s);
-  uint32_t token = stream_shared(&p->model, attend_rows(p), s);
-  return (tile > token ? tile : token) + (list + 1) / 2 * 8;
+/* New tokens of a tile that a sequence can have. */
+static uint32_t tile_tokens(const nsai_problem *p, const nsai_target *t) {
+  int32_t tokens = scan_rows(p, t) / nsai_padded_group(&p->model);
+  return (uint32_t)(tokens < p->max_q_len ? tokens : p->max_q_len);
 }
 
-static int32_t most_rows(const nsai_problem *p) {
-  return scan_rows(p) > attend_rows(p) ? scan_rows(p) : attend_rows(p);
+/* The blocks of a tile's tokens: UnionShared of common/decode_union.cuh. */
+static uint32_t union_shared(uint32_t tokens, uint32_t count) {
+  return tokens * (count * 8 + (count + 31) / 32 * 4 + 4);
 }
 
-static uint32_t decode_shared(const nsai_problem *p, const nsai_tiles *s) {
-  uint32_t scan = scan_shared(p, s), attend = attend_shared(p, s);
-  return scan > attend ? scan : attend;
+/* And these, or two ints of every range of a token and of their end. */
+static uint32_t attend_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  const uint32_t count = p->model.select_count ? (uint32_t)p->model.select_count : 1;
+  const uint32_t tokens = tile_tokens(p, t);
+  uint32_t tile = stream_shared(&p->model, t, scan_rows(p, t), s);
+  if (p->selection == NSA_SELECT_RANGES)
+    return greater(tile, stream_shared(&p->model, t, attend_rows(p), s)) + 8 * (count + 1);
+  return (greater(tile, tokens * count * 4) + union_shared(tokens, count) + 7) / 8 * 8;
+}
+
+static int32_t most_rows(const nsai_problem *p, const nsai_target *t) {
+  return scan_rows(p, t) > attend_rows(p) ? scan_rows(p, t) : attend_rows(p);
+}
+
+static uint32_t decode_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  return greater(scan_shared(p, t, s), attend_shared(p, t, s));
 }
 
 void nsai_legal_decode_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -154,24 +188,27 @@ static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
   };
 }
 
-/* Two blocks of four warps and as many stages as their shared memory holds, four at most; else one
- * block; else one of fewer warps. */
+/* Two blocks of four warps, of drafts three, and as many stages as their shared memory holds, four at most;
+ * else fewer blocks; else one of fewer warps. */
 static nsai_tiles choose_decode(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   int32_t wanted = t->caution || decode_registers(&p->model) > 224 ? 1 : 2;
-  int32_t least = most_rows(p) / NSAI_DECODE_ROWS;
+  /* Warps that do mma.sync, as those of ranges do, have no registers for a third. */
+  if (wanted == 2 && has_panels(&p->model, t, scan_rows(p, t)) && p->selection != NSA_SELECT_RANGES)
+    wanted = 3;
+  int32_t least = most_rows(p, t) / NSAI_DECODE_ROWS;
   for (int32_t blocks = wanted; blocks >= 1; blocks--)
     for (int32_t stages = 4; stages >= 2; stages--) {
       nsai_tiles tiles = decode_tiles(4, stages, blocks);
-      if (nsai_holds_blocks(t, decode_shared(p, &tiles), blocks)) return tiles;
+      if (nsai_holds_blocks(t, decode_shared(p, t, &tiles), blocks)) return tiles;
     }
   return decode_tiles(least < 2 ? 2 : least, 2, 1);
 }
 
 static void fit_decode(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                        nsai_reasons *reasons) {
-  int32_t rows = most_rows(p);
-  uint32_t bytes = decode_shared(p, s);
+  int32_t rows = most_rows(p, t);
+  uint32_t bytes = decode_shared(p, t, s);
   if (s->of[NSAI_TILE_WARPS] < rows / NSAI_DECODE_ROWS)
     nsai_refuse(reasons, "%d warps do not hold %d rows", s->of[NSAI_TILE_WARPS], rows);
   nsai_fit_block(t, bytes, reasons);
@@ -182,7 +219,7 @@ static void fit_decode(const nsai_problem *p, const nsai_target *t, const nsai_t
 static double cost_decode(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
   if (decode_registers(&p->model) > nsai_register_limit(32 * warps * blocks) ||
-      !nsai_holds_blocks(t, decode_shared(p, s), blocks))
+      !nsai_holds_blocks(t, decode_shared(p, t, s), blocks))
     return INFINITY;
   return 1 + 4.0 / (warps * blocks * (s->of[NSAI_TILE_STAGES] - 1));
 }
@@ -200,38 +237,42 @@ const nsai_space nsai_space_decode = {
 };
 
 /* The constants that the kernels of the chain agree on: common/decode.cuh. */
-static void add_decode(nsai_kernel_spec *spec, const nsai_problem *p, const nsai_tiles *s) {
+static void add_decode(nsai_kernel_spec *spec, const nsai_problem *p, const nsai_target *t,
+                       const nsai_tiles *s) {
   const nsai_geometry *m = &p->model;
   nsai_group_add(spec, p);
   nsai_constant_add(spec, "kBlock", m->block);
   nsai_constant_add(spec, "kStride", m->stride);
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
-  nsai_constant_add(spec, "kScanRows", scan_rows(p));
+  nsai_constant_add(spec, "kScanRows", scan_rows(p, t));
   nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
 }
 
-static void specify_stream(const nsai_problem *p, const nsai_tiles *s, nsai_kernel_spec *spec) {
+static void specify_stream(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                           nsai_kernel_spec *spec) {
   spec->dtype = p->model.dtype;
   spec->threads = 32 * s->of[NSAI_TILE_WARPS];
-  add_decode(spec, p, s);
+  add_decode(spec, p, t, s);
   nsai_constant_add(spec, "kHeadDimQk", p->model.head_dim_qk);
   nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
   nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+  nsai_constant_add(spec, "kWgmma", has_wgmma(t));
   nsai_constant_add(spec, "kCountReads", p->count_reads);
 }
 
-static void specify_select(const nsai_problem *p, const nsai_tiles *s, nsai_kernel_spec *spec) {
+static void specify_select(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                           nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "decode_select",
                               .dtype = p->model.dtype,
                               .threads = SELECT_THREADS };
-  add_decode(spec, p, s);
+  add_decode(spec, p, t, s);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
   nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
-  /* At most 128 registers: kFree 256 holds 16 of them, a group's unrolled loads the others. */
-  nsai_constant_add(spec, "kMinBlocks", nsai_padded_group(&p->model) > 32 ? 1 : 2);
+  /* All tokens of a batch at once, as far as registers go: the best of more blocks take more. */
+  nsai_constant_add(spec, "kMinBlocks", p->model.select_count > 64 ? 2 : 4);
 }
 
 /* ---- decode_whole ---- */
@@ -240,28 +281,24 @@ static void specify_select(const nsai_problem *p, const nsai_tiles *s, nsai_kern
 #define SEARCH_KEPT 4096
 #define SEARCH_QUEUE 159
 
-/* Whether a thread has the registers: Dk 192 and Dv 128 take 112 for O and Q, and 252 in all where a tile
- * is one token and nothing is counted; else they spill. (NVRTC 13.0.) */
-static bool has_whole_registers(const nsai_problem *p) {
-  bool more = p->count_reads || nsai_padded_group(&p->model) < NSAI_DECODE_ROWS;
-  return row_registers(&p->model) <= (more ? 96 : 112);
-}
+/* Whether a thread has the registers: at Dk 192 and Dv 128 O and Q take 112, and the rest spills. (NVRTC 13.0.) */
+static bool has_whole_registers(const nsai_problem *p) { return row_registers(&p->model) <= 96; }
 
 static uint32_t round16(uint32_t bytes) { return (bytes + 15) / 16 * 16; }
-static uint32_t greater(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* The larger stream's or the search's, rows that pool or the list, and of every row the sum, its gates and
+/* The larger stream's or the search's, rows that pool or blocks, and of every row the sum, its gates and
  * lse. */
-static uint32_t whole_shared(const nsai_problem *p, const nsai_tiles *s) {
+static uint32_t whole_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const nsai_geometry *m = &p->model;
-  uint32_t rows = (uint32_t)scan_rows(p), warps = (uint32_t)s->of[NSAI_TILE_WARPS];
+  uint32_t rows = (uint32_t)scan_rows(p, t), warps = (uint32_t)s->of[NSAI_TILE_WARPS];
   uint32_t streams =
-      greater(stream_shared(m, scan_rows(p), s), stream_shared(m, attend_rows(p), s));
+      greater(stream_shared(m, t, scan_rows(p, t), s), stream_shared(m, t, attend_rows(p), s));
   uint32_t free = (uint32_t)(m->select_count - m->select_init - m->select_local);
   uint32_t search =
       m->select_count ? SEARCH_KEPT * 4 + warps * (SEARCH_QUEUE * 8 + greater(free, 1) * 4) : 0;
-  uint32_t pool = warps * 16 * 20 * 4, list = (uint32_t)m->select_count * 4;
-  return round16(greater(streams, search)) + round16(greater(pool, list)) +
+  uint32_t pool = warps * 16 * 20 * 4, count = (uint32_t)(m->select_count ? m->select_count : 1);
+  uint32_t blocks = union_shared(tile_tokens(p, t), count);
+  return round16(greater(streams, search)) + round16(greater(pool, blocks)) +
          rows * ((uint32_t)m->head_dim_v + 4) * 4;
 }
 
@@ -270,7 +307,7 @@ static nsai_tiles whole_tiles(const nsai_problem *p, const nsai_target *t, int32
                               int32_t blocks) {
   for (int32_t stages = 4; stages >= 2; stages--) {
     nsai_tiles tiles = decode_tiles(warps, stages, blocks);
-    uint32_t bytes = whole_shared(p, &tiles);
+    uint32_t bytes = whole_shared(p, t, &tiles);
     if (bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, blocks)) return tiles;
   }
   return decode_tiles(0, 0, 0);
@@ -295,23 +332,23 @@ void nsai_legal_decode_whole(const nsai_problem *p, const nsai_target *t, nsai_r
   if (!selects_alone(p))
     nsai_refuse(reasons,
                 "problem.selection is a caller's or rows are probed: decode_mma does that");
-  if (scan_rows(p) > NSAI_DECODE_ROWS)
+  if (scan_rows(p, t) > NSAI_DECODE_ROWS)
     nsai_refuse(reasons, "%d new tokens of %d heads a group are more than the %d rows of a warp",
                 p->max_q_len, p->model.heads / p->model.kv_heads, NSAI_DECODE_ROWS);
   if (!has_whole_registers(p))
     nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers",
                 p->model.head_dim_v, p->model.head_dim_qk);
-  if (whole_shared(p, &least) > t->shared_bytes)
+  if (whole_shared(p, t, &least) > t->shared_bytes)
     nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here",
-                whole_shared(p, &least), t->shared_bytes);
+                whole_shared(p, t, &least), t->shared_bytes);
 }
 
 static int64_t most_units(const nsai_problem *p, const nsai_kernel_spec *scan, int32_t sms) {
-  return nsai_decode_most_of(p, scan, sms).tiles * p->model.kv_heads;
+  return nsai_decode_most_of(p, scan, NULL, sms).tiles * p->model.kv_heads;
 }
 
 static nsai_tiles choose_whole(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  const nsai_kernel_spec scan = { .tokens = scan_rows(p) / nsai_padded_group(&p->model) };
+  const nsai_kernel_spec scan = { .tokens = scan_rows(p, t) / nsai_padded_group(&p->model) };
   const nsai_tiles wide = wide_tiles(p, t), narrow = narrow_tiles(p, t);
   *by = NSAI_BY_DEFAULT;
   if (wide.of[NSAI_TILE_BLOCKS] &&
@@ -322,7 +359,7 @@ static nsai_tiles choose_whole(const nsai_problem *p, const nsai_target *t, nsai
 
 static void fit_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                       nsai_reasons *reasons) {
-  uint32_t bytes = whole_shared(p, s);
+  uint32_t bytes = whole_shared(p, t, s);
   nsai_fit_block(t, bytes, reasons);
   nsai_fit_threads(s, reasons);
 }
@@ -330,7 +367,7 @@ static void fit_whole(const nsai_problem *p, const nsai_target *t, const nsai_ti
 /* Blocks of 128 threads have the registers twice on a multiprocessor, of 256 once. */
 static double cost_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
-  if (warps * blocks > 8 || !nsai_holds_blocks(t, whole_shared(p, s), blocks)) return INFINITY;
+  if (warps * blocks > 8 || !nsai_holds_blocks(t, whole_shared(p, t, s), blocks)) return INFINITY;
   return 1 + 4.0 / (warps * blocks * (s->of[NSAI_TILE_STAGES] - 1));
 }
 
@@ -346,23 +383,24 @@ const nsai_space nsai_space_decode_whole = {
   cost_whole,
 };
 
-static void specify_whole(const nsai_problem *p, const nsai_tiles *tiles, nsai_kernel_spec *spec) {
+static void specify_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
+                          nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "decode_whole",
-                              .shared_bytes = whole_shared(p, tiles),
-                              .tokens = scan_rows(p) / nsai_padded_group(&p->model) };
-  specify_stream(p, tiles, spec);
+                              .shared_bytes = whole_shared(p, t, tiles),
+                              .tokens = scan_rows(p, t) / nsai_padded_group(&p->model) };
+  specify_stream(p, t, tiles, spec);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
   nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
   nsai_constant_add(spec, "kWindow", p->model.window);
+  nsai_constant_add(spec, "kMaxQLen", p->max_q_len);
   nsai_constant_add(spec, "kRing", p->window_ring);
   nsai_gate_add(spec, p);
 }
 
 void nsai_specify_decode_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                                nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  specify_whole(p, s, &specs[NSAI_KERNEL_DECODE_WHOLE]);
+  specify_whole(p, t, s, &specs[NSAI_KERNEL_DECODE_WHOLE]);
 }
 
 /* Beside the chain what serves more units, where a run of the plan can have so many. */
@@ -370,12 +408,13 @@ static void specify_many(const nsai_problem *p, const nsai_target *t,
                          nsai_kernel_spec specs[NSAI_ROLES]) {
   const int64_t units = most_units(p, &specs[NSAI_KERNEL_DECODE_SCAN], t->sms);
   const nsai_tiles wide = wide_tiles(p, t), narrow = narrow_tiles(p, t);
-  if (t->caution || !selects_alone(p) || scan_rows(p) > NSAI_DECODE_ROWS || !has_whole_registers(p))
+  if (t->caution || !selects_alone(p) || scan_rows(p, t) > NSAI_DECODE_ROWS ||
+      !has_whole_registers(p))
     return;
   if (wide.of[NSAI_TILE_BLOCKS] && nsai_decode_reaches_wide(p, t->sms, units))
-    specify_whole(p, &wide, &specs[NSAI_KERNEL_DECODE_WIDE]);
+    specify_whole(p, t, &wide, &specs[NSAI_KERNEL_DECODE_WIDE]);
   if (narrow.of[NSAI_TILE_BLOCKS] && nsai_decode_reaches_whole(p, t->sms, units))
-    specify_whole(p, &narrow, &specs[NSAI_KERNEL_DECODE_WHOLE]);
+    specify_whole(p, t, &narrow, &specs[NSAI_KERNEL_DECODE_WHOLE]);
 }
 
 /* ---- decode_mma ---- */
@@ -386,23 +425,22 @@ void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const 
   bool selects = m->select_count && p->selection == NSA_SELECT_OWN;
   nsai_kernel_spec *scan = &specs[NSAI_KERNEL_DECODE_SCAN];
   *scan = (nsai_kernel_spec){ .entry = "decode_scan",
-                              .shared_bytes = scan_shared(p, s),
-                              .tokens = scan_rows(p) / nsai_padded_group(m) };
-  nsai_tiles tiles = *s;
-  if (has_drafts(m, scan_rows(p)) && s->of[NSAI_TILE_BLOCKS] == 2 &&
-      nsai_holds_blocks(t, scan_shared(p, s), 3))
-    tiles.of[NSAI_TILE_BLOCKS] = 3;
-  specify_stream(p, &tiles, scan);
+                              .shared_bytes = scan_shared(p, t, s),
+                              .tokens = scan_rows(p, t) / nsai_padded_group(m) };
+  specify_stream(p, t, s, scan);
   nsai_constant_add(scan, "kSelectCount", selects ? m->select_count : 0);
-  if (selects) specify_select(p, s, &specs[NSAI_KERNEL_DECODE_SELECT]);
+  if (selects) specify_select(p, t, s, &specs[NSAI_KERNEL_DECODE_SELECT]);
   if (p->selection != NSA_SELECT_OWN) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
   if (p->max_probe_rows) nsai_specify_probe(p, t, &specs[NSAI_KERNEL_PROBE]);
   if (m->select_count || m->window) {
     nsai_kernel_spec *attend = &specs[NSAI_KERNEL_DECODE_ATTEND];
-    *attend = (nsai_kernel_spec){ .entry = "decode_attend", .shared_bytes = attend_shared(p, s) };
-    specify_stream(p, s, attend);
+    *attend =
+        (nsai_kernel_spec){ .entry = "decode_attend", .shared_bytes = attend_shared(p, t, s) };
+    specify_stream(p, t, s, attend);
     nsai_constant_add(attend, "kSelectCount", m->select_count);
     nsai_constant_add(attend, "kRanges", p->selection == NSA_SELECT_RANGES);
+    nsai_constant_add(attend, "kPooled", p->selection == NSA_SELECT_OWN);
+    nsai_constant_add(attend, "kMaxQLen", p->max_q_len);
     nsai_constant_add(attend, "kWindow", m->window);
     nsai_constant_add(attend, "kRing", p->window_ring);
   }
@@ -411,8 +449,9 @@ void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const 
   *combine = (nsai_kernel_spec){ .entry = "decode_combine",
                                  .dtype = m->dtype,
                                  .threads = COMBINE_THREADS };
-  add_decode(combine, p, s);
+  add_decode(combine, p, t, s);
   nsai_constant_add(combine, "kHeadDimV", m->head_dim_v);
   nsai_gate_add(combine, p);
-  nsai_constant_add(combine, "kMinBlocks", 2);
+  nsai_constant_add(combine, "kRowLanes", 32 / nsai_decode_warp_rows(m));
+  nsai_constant_add(combine, "kMinBlocks", has_wgmma(t) ? 4 : 3); /* registers */
 }

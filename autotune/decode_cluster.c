@@ -234,6 +234,7 @@ void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, co
   nsai_constant_add(spec, "kRing", p->window_ring);
   nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kCountReads", 0);
+  nsai_constant_add(spec, "kWgmma", 0);
   nsai_constant_add(spec, "kScanRows", ROWS);
   nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);

@@ -9,24 +9,29 @@
 //   q [T, Hq, Dk], the branches' pairs of the cache, idx [T, Hkv, n] (decode_select, sort_blocks) or
 //   [T, Hkv, n, 2] (sort_ranges) -> parts (decode_combine)
 //
-// Grid   x = window_parts * tiles * kv_heads, then selected parts * T * kv_heads, parts outermost. Those of
-//        the window need nothing of decode_select and begin beside it.
-// CTA    one tile's or one token's rows of one group, teams of a warp for 16 rows: common/key_stream.cuh.
-//        Tokens of a tile share their windows' keys; those of one sequence, which run side by side, find
-//        each other's blocks in L2.
+// Grid   x = parts * tiles * kv_heads, parts outermost, of the selected branch, where tiles are of several
+//        tokens; the first window_parts parts take the window before, which needs nothing of decode_select
+//        and begins beside it. Where tiles are one token's, and where ranges are, CTAs of the window come
+//        first and those of the selected branch, of ranges parts * T * kv_heads, behind.
+// CTA    one tile's rows of one group, teams of a warp for 16 rows: common/key_stream.cuh. Tokens of a tile
+//        share the keys of their windows and of blocks that several have chosen (common/decode_union.cuh);
+//        ranges are one token's.
 // Bound  by memory: 2 (Dk + Dv) bytes a key.
 //
 // Config: those of common/key_stream.cuh, kSelectBlock (l'), kSelectCount (n), kRanges, kWindow (w),
-// kPageSize (P; 0: none), kRing (the window's pair lies in rings), kMinBlocks, kSharedBytes.
+// kPooled (lists are decode_select's), kPageSize (P; 0: none), kRing (the window's pair lies in rings),
+// kMinBlocks, kSharedBytes.
 #pragma once
 #include "common/cached.cuh"
 #include "common/decode.cuh"
 #include "common/decode_keys.cuh"
+#include "common/decode_union.cuh"
 #include "common/key_stream.cuh"
 #include "common/launch.cuh"
 #include "common/params_cache.h"
 
-constexpr int kTileTiles = Config::kScanRows / 16, kTokenTiles = (Config::kGroupPadded + 15) / 16;
+constexpr int kTileTiles = Config::kScanRows / 16;
+constexpr int kListTiles = Config::kRanges ? (Config::kGroupPadded + 15) / 16 : kTileTiles;
 
 // Of a token's ranges: the number of a range's first key among all keys, and the steps from there to its
 // position.
@@ -34,15 +39,20 @@ struct KeyRun {
   int first, apart;
 };
 
+struct RunsShared {
+  KeyRun runs[Config::kSelectCount + 1]; // the one behind the last begins at all
+};
+
+template <class C, bool kRanges> struct ListsShared { using Type = UnionShared<C>; };
+template <class C> struct ListsShared<C, true> { using Type = RunsShared; };
+
 struct SharedPlan {
   union {
     KeyStream<Config, kTileTiles>::Shared tile;
-    KeyStream<Config, kTokenTiles>::Shared token;
+    KeyStream<Config, kListTiles>::Shared listed;
+    int lists[UnionShared<Config>::kEntries]; // done with when Q comes
   };
-  union {
-    int list[Config::kSelectCount > 0 ? Config::kSelectCount : 1];
-    KeyRun runs[Config::kRanges ? Config::kSelectCount + 1 : 1]; // the one behind the last begins at all
-  };
+  ListsShared<Config, Config::kRanges>::Type of;
 };
 static_assert(sizeof(SharedPlan) <= Config::kSharedBytes &&
                   Config::kSharedBytes < sizeof(SharedPlan) + 128,
@@ -60,18 +70,6 @@ struct RangesOfToken : EveryKey {
   }
 };
 static_assert(Config::kSelectCount <= 256, "RangesOfToken::index");
-
-// The list of idx into shared memory; returns how many blocks it has. Every thread takes part.
-template <class C> NSAI_DEVICE int load_list(const int *gList, int *sList) {
-  int count = 0;
-  for (int i = 0; i < C::kSelectCount; i += C::kThreads) {
-    const int at = i + (int)threadIdx.x;
-    const int block = at < C::kSelectCount ? gList[at] : -1;
-    if (at < C::kSelectCount) sList[at] = block;
-    count += __syncthreads_count(block >= 0);
-  }
-  return count;
-}
 
 // The ranges of idx, which ascend and are none but the last ones -1, into shared memory; returns how many
 // there are. Every thread takes part.
@@ -99,31 +97,34 @@ template <class C> NSAI_DEVICE int load_ranges(const int *gRanges, KeyRun *sRuns
   return sRuns[C::kSelectCount].apart;
 }
 
-template <bool kRanges> struct ListedKeys { using Type = BlocksOfToken; };
-template <> struct ListedKeys<true> { using Type = RangesOfToken; };
+// Stages of a branch's keys that a CTA takes, as many of them as there are.
+struct Share {
+  int begin, count;
+};
 
-// The keys of a token's list. Every thread takes part.
-template <class C>
-NSAI_DEVICE void find_keys(BlocksOfToken &keys, SharedPlan &shared, const DecodeToken &token,
-                           const int *gList) {
-  const int count = load_list<C>(gList, shared.list);
-  keys = find_blocks(shared.list, count, token.position);
+template <class S> NSAI_DEVICE int count_stages(int keys) { return ceil_div(keys, S::kStageKeys); }
+
+NSAI_DEVICE Share even_share(int stages, int part, int parts) {
+  const int each = ceil_div(stages, parts);
+  return Share{ part * each, each };
 }
 
-template <class C>
-NSAI_DEVICE void find_keys(RangesOfToken &keys, SharedPlan &shared, const DecodeToken &token,
-                           const int *gList) {
-  keys.sRuns = shared.runs;
-  keys.count = load_ranges<C>(gList, shared.runs);
-  keys.limit = shared.runs[C::kSelectCount].first;
+// Part `part` of `parts` of a list, the first `window_parts` of which also have a part of the window each:
+// such that all have the same of both.
+NSAI_DEVICE Share share_beside_window(int stages, int part, int parts, int window_stages, int window_parts) {
+  if (window_parts == 0 || window_parts == parts) return even_share(stages, part, parts);
+  const int beside = max(ceil_div(stages + window_stages, parts) - ceil_div(window_stages, window_parts), 0);
+  if (part < window_parts) return Share{ part * beside, beside };
+  const int each = ceil_div(max(stages - window_parts * beside, 0), parts - window_parts);
+  return Share{ window_parts * beside + (part - window_parts) * each, each };
 }
 
-// Part `part` of `parts` of a branch, for the rows of `query_rows`, as attend.parts' part `stored`.
+// A CTA's share of a branch for the rows of `query_rows`, as attend.parts' part `stored`.
 template <class C, int kRowTiles, class Keys, class Rows>
-NSAI_DEVICE void attend_part(const NsaiDecode &p, typename KeyStream<C, kRowTiles>::Shared &shared,
-                             const KeyStream<C, kRowTiles> &at, const QueryRows<C> &query_rows,
-                             const NsaiCachePair &pair, const Rows &lists, Keys &keys, int part, int parts,
-                             int stored, bool once, u64 *gReads) {
+NSAI_DEVICE void attend_share(const NsaiDecode &p, typename KeyStream<C, kRowTiles>::Shared &shared,
+                              const KeyStream<C, kRowTiles> &at, const QueryRows<C> &query_rows,
+                              const NsaiCachePair &pair, const Rows &lists, Keys &keys, const Share &share,
+                              int stored, bool once, u64 *gReads) {
   using S = KeyStream<C, kRowTiles>;
   auto place = [&](int row) -> long long {
     const int token = row / C::kGroupPadded, head = row % C::kGroupPadded;
@@ -131,37 +132,77 @@ NSAI_DEVICE void attend_part(const NsaiDecode &p, typename KeyStream<C, kRowTile
     const long long unit = (long long)(query_rows.first + token) * p.kv_heads + query_rows.group;
     return part_row(p.attend, C::kGroup, unit, stored, head);
   };
-  const int steps = ceil_div(keys.limit, kStepKeys), each = ceil_div(steps, parts * S::kTeams);
-  const int run = part * S::kTeams + at.team;
-  const int begin = min(run * each, steps), end = min(begin + each, steps);
-  if (part * S::kTeams * each >= steps) {
+  const int stages = count_stages<S>(keys.limit);
+  const int first = min(share.begin, stages), last = min(first + share.count, stages);
+  if (first == last) {
     store_no_part(p.attend, S::kRows, C::kThreads, place);
     return;
   }
+  const int each = ceil_div(last - first, S::kTeams);
+  const int begin = min(first + at.team * each, last), end = min(begin + each, last);
   const auto queries = load_row_queries<C, kRowTiles>(shared, at, query_rows); // [rows, Dk]
   float o[S::kO][4] = {};                                                     // [16, Dv]
   SoftmaxRows rows;
-  stream_keys<C, kRowTiles>(shared, at, pair, query_rows.group, lists, keys, begin, end, queries, o, rows,
-                            p.scale_log2, gReads, once);
+  stream_keys<C, kRowTiles>(shared, at, pair, query_rows.group, lists, keys, begin * S::kAtOnce,
+                            end * S::kAtOnce, queries, o, rows, p.scale_log2, gReads, once);
   store_part<C, kRowTiles>(shared, at, o, rows, p.attend, S::kRows, place);
 }
 
-template <class C> NSAI_DEVICE void attend_window(const NsaiDecode &p, SharedPlan &shared, int block) {
-  const KeyStream<C, kTileTiles> at;
-  const int units = p.tiles * p.kv_heads, part = block / units, unit = block % units;
-  const DecodeTile tile = find_decode_tile<Decode<C>::kTileTokens>(p.batch, unit / p.kv_heads);
-  const int tokens = min(Decode<C>::kTileTokens, tile.seq.q_len - tile.first_query);
-  if (tokens <= 0) return;
-  WindowsOfTile<C> keys(tile, tokens, at.row_tile, at.lane);
-  const QueryRows<C> query_rows = { p.q, tile.seq.q_begin + tile.first_query, tokens, unit % p.kv_heads };
-  const auto lists = find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, tile.s, p.window.ring);
-  attend_part<C, kTileTiles>(p, shared.tile, at, query_rows, p.window, lists, keys, part, p.window_parts,
-                             part, tokens == tile.seq.q_len,
-                             find_reads<C>(p.reads, tile.s, unit % p.kv_heads, NSAI_BRANCH_WINDOW));
+// A tile of tokens and a KV head.
+template <class C> struct Unit {
+  int index, group, part;
+  DecodeTile tile;
+  int tokens;
+  NSAI_DEVICE Unit(const NsaiDecode &p, int block) {
+    const int units = p.tiles * p.kv_heads;
+    index = block % units;
+    part = block / units;
+    group = index % p.kv_heads;
+    tile = find_decode_tile<Decode<C>::kTileTokens>(p.batch, index / p.kv_heads);
+    tokens = min(Decode<C>::kTileTokens, tile.seq.q_len - tile.first_query);
+  }
+  NSAI_DEVICE int row() const { return tile.seq.q_begin + tile.first_query; } // of q
+  NSAI_DEVICE bool alone() const { return tokens == tile.seq.q_len; }
+};
+
+// Returns the stages of the whole window.
+template <class C>
+NSAI_DEVICE int attend_window(const NsaiDecode &p, SharedPlan &shared, const Unit<C> &unit) {
+  using S = KeyStream<C, kTileTiles>;
+  const S at;
+  WindowsOfTile<C> keys(unit.tile, unit.tokens, at.row_tile, at.lane);
+  const int stages = count_stages<S>(keys.limit);
+  if (unit.part >= p.window_parts) return stages;
+  const QueryRows<C> query_rows = { p.q, unit.row(), unit.tokens, unit.group };
+  const auto lists = find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, unit.tile.s, p.window.ring);
+  attend_share<C, kTileTiles>(p, shared.tile, at, query_rows, p.window, lists, keys,
+                              even_share(stages, unit.part, p.window_parts), unit.part, unit.alone(),
+                              find_reads<C>(p.reads, unit.tile.s, unit.group, NSAI_BRANCH_WINDOW));
+  return stages;
 }
 
-template <class C> NSAI_DEVICE void attend_selected(const NsaiDecode &p, SharedPlan &shared, int block) {
-  const KeyStream<C, kTokenTiles> at;
+// The blocks of a tile's tokens; `window_stages`: what the first p.window_parts parts have done before.
+template <class C>
+NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedPlan &shared, const Unit<C> &unit,
+                               int window_stages, int window_parts) {
+  using S = KeyStream<C, kTileTiles>;
+  const S at;
+  const auto lists = find_rows<C::kPageSize>(p.batch, unit.tile.s, 0);
+  const int *gLists = p.idx + unit.row() * p.idx_token_stride + unit.group * p.idx_head_stride; // [tokens, n]
+  __syncthreads(); // nothing of the window is read any more
+  BlocksOfTile<C> keys = unite_blocks<C>(unit.tile, unit.tokens, gLists, p.idx_token_stride, shared.of,
+                                         shared.lists, at.row_tile, at.lane);
+  const QueryRows<C> query_rows = { p.q, unit.row(), unit.tokens, unit.group };
+  const Share share = share_beside_window(count_stages<S>(keys.limit), unit.part,
+                                          p.attend.parts - p.window_parts, window_stages, window_parts);
+  attend_share<C, kTileTiles>(p, shared.listed, at, query_rows, p.selected, lists, keys, share,
+                              p.window_parts + unit.part, unit.alone(),
+                              find_reads<C>(p.reads, unit.tile.s, unit.group, NSAI_BRANCH_SELECTED));
+}
+
+// The ranges of a token.
+template <class C> NSAI_DEVICE void attend_ranges(const NsaiDecode &p, SharedPlan &shared, int block) {
+  const KeyStream<C, kListTiles> at;
   const int units = p.batch.q_tokens * p.kv_heads, part = block / units, unit = block % units;
   const int row = unit / p.kv_heads, group = unit % p.kv_heads;
   const DecodeToken token = find_token(p.batch, row);
@@ -169,26 +210,62 @@ template <class C> NSAI_DEVICE void attend_selected(const NsaiDecode &p, SharedP
   wait_for_kernel_before();
   let_next_kernel_begin();
   if (!token.present) return;
-  const int *gList = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n], [n, 2]
-  typename ListedKeys<C::kRanges>::Type keys;
-  find_keys<C>(keys, shared, token, gList);
+  const int *gList = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n, 2]
+  RangesOfToken keys;
+  keys.sRuns = shared.of.runs;
+  keys.count = load_ranges<C>(gList, shared.of.runs);
+  keys.limit = shared.of.runs[C::kSelectCount].first;
   const QueryRows<C> query_rows = { p.q, row, 1, group };
-  attend_part<C, kTokenTiles>(p, shared.token, at, query_rows, p.selected, lists, keys, part,
-                              p.attend.parts - p.window_parts, p.window_parts + part, token.alone,
+  attend_share<C, kListTiles>(p, shared.listed, at, query_rows, p.selected, lists, keys,
+                              even_share(count_stages<KeyStream<C, kListTiles>>(keys.limit), part,
+                                         p.attend.parts - p.window_parts),
+                              p.window_parts + part, token.alone,
                               find_reads<C>(p.reads, token.s, group, NSAI_BRANCH_SELECTED));
 }
 
-template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
-  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+// A CTA has some of a window or some of a list.
+template <class C> NSAI_DEVICE void attend_apart(const NsaiDecode &p, SharedPlan &shared) {
   const int windows = p.window_parts * p.tiles * p.kv_heads;
   if ((int)blockIdx.x < windows) {
-    if constexpr (C::kWindow > 0) attend_window<C>(p, shared, blockIdx.x);
+    const Unit<C> unit(p, blockIdx.x);
+    if constexpr (C::kWindow > 0)
+      if (unit.tokens > 0) attend_window<C>(p, shared, unit);
     wait_for_kernel_before();
     let_next_kernel_begin();
+  } else if constexpr (C::kRanges) {
+    attend_ranges<C>(p, shared, blockIdx.x - windows);
   } else if constexpr (C::kSelectCount > 0) {
-    attend_selected<C>(p, shared, blockIdx.x - windows);
+    const Unit<C> unit(p, blockIdx.x - windows);
+    wait_for_kernel_before();
+    let_next_kernel_begin();
+    if (unit.tokens > 0) attend_blocks<C>(p, shared, unit, 0, 0);
   }
+}
+
+// A CTA has some of its tile's blocks and, if it is one of the first, some of the window before.
+template <class C> NSAI_DEVICE void attend_together(const NsaiDecode &p, SharedPlan &shared) {
+  const Unit<C> unit(p, blockIdx.x);
+  int window_stages = 0;
+  if constexpr (C::kWindow > 0)
+    if (p.window_parts > 0 && unit.tokens > 0) window_stages = attend_window<C>(p, shared, unit);
+  wait_for_kernel_before();
+  let_next_kernel_begin();
+  if (p.attend.parts == p.window_parts || unit.tokens <= 0) return;
+  if constexpr (C::kPooled)
+    discard_pooled<C>(p.pooled + (long long)unit.index * p.pooled_blocks * C::kScanRows,
+                      visible_entries<C>(last_position<C>(unit.tile.seq, unit.tile.first_query)) /
+                          Decode<C>::kRatio,
+                      unit.part, p.attend.parts - p.window_parts);
+  attend_blocks<C>(p, shared, unit, window_stages, p.window_parts);
+}
+
+template <class C> NSAI_DEVICE void attend(const NsaiDecode &p) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+  if constexpr (UnionShared<C>::kTokens > 1 && !C::kRanges && C::kSelectCount > 0)
+    attend_together<C>(p, shared);
+  else
+    attend_apart<C>(p, shared);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

@@ -9,11 +9,11 @@
 //
 //   parts (decode_scan, decode_attend) -> o [T, Hq, Dv] and what else is wanted
 //
-// Grid: x = ceil(T * Hq / (8 / row_warps)), 8 warps; row_warps of them add up a row's parts, every
-// row_warps-th each, in a fixed order. Rows behind all sequences are left alone. Bound by latency, where
-// there are few rows, and by L2.
+// Grid: x = ceil(T * Hq / (r * 8 / row_warps)), 8 warps, r = 32 / kRowLanes rows to a warp; row_warps of them
+// add up the same rows' parts, every row_warps-th each, in a fixed order. Rows behind all sequences are
+// left alone. Bound by latency, where there are few rows, and by instructions.
 //
-// Config: those of common/decode.cuh, Element, kHeadDimV, kGate, kThreads, kMinBlocks.
+// Config: those of common/decode.cuh, Element, kHeadDimV, kGate, kRowLanes, kThreads, kMinBlocks.
 #pragma once
 #include "common/decode.cuh"
 #include "common/epilogue.cuh"
@@ -22,10 +22,11 @@
 #include "common/params_cache.h"
 #include "common/softmax.cuh"
 
-static_assert(Config::kThreads == 256, "8 warps share 8, 4, 2 or 1 rows");
+static_assert(Config::kThreads == 256, "8 warps share 8, 4, 2 or 1 rows of each");
 
 constexpr int kBranches = 3, kWarps = Config::kThreads / 32;
-constexpr int kJ = (Config::kHeadDimV + 127) / 128; // columns of a lane, by fours: row_column()
+constexpr int kLanes = Config::kRowLanes, kWarpRows = 32 / kLanes;      // of a row; of a warp
+constexpr int kJ = (Config::kHeadDimV + 4 * kLanes - 1) / (4 * kLanes); // columns of a lane, by fours
 
 // A branch of one row, or some of its parts.
 struct BranchRow {
@@ -69,7 +70,7 @@ NSAI_DEVICE void raise_row(BranchRow &row, float reference) {
 
 // The warp's parts: those from `first` on, every `step`-th; kAtOnce of them in flight. O of a part without
 // keys is read and means nothing.
-constexpr int kAtOnce = 8 / kJ;
+constexpr int kAtOnce = kJ > 1 ? 2 : 4;
 template <class C> NSAI_DEVICE BranchRow combine_parts(const RowParts &parts, int first, int step) {
   BranchRow out = { kNoReference, 0.0f, {} };
   for (int begin = first; begin < parts.count; begin += kAtOnce * step) {
@@ -77,19 +78,18 @@ template <class C> NSAI_DEVICE BranchRow combine_parts(const RowParts &parts, in
     float4 x[kAtOnce][kJ];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const long long row = min(begin + i * step, parts.count - 1) * parts.stride;
+      const long long row = (begin + i * step) * parts.stride;
+      stats[i] = make_float2(kNoReference, 0.0f);
+      if (begin + i * step >= parts.count) continue;
       stats[i] = *(const float2 *)(parts.gStats + 2 * row);
 #pragma unroll
       for (int j = 0; j < kJ; ++j)
-        if (has_row_column<C::kHeadDimV>(j))
-          x[i][j] = *(const float4 *)(parts.gO + row * C::kHeadDimV + row_column(j));
+        if (has_row_column<C::kHeadDimV, kLanes>(j))
+          x[i][j] = *(const float4 *)(parts.gO + row * C::kHeadDimV + row_column<kLanes>(j));
     }
     float highest = kNoReference;
 #pragma unroll
-    for (int i = 0; i < kAtOnce; ++i) {
-      if (begin + i * step >= parts.count) stats[i] = make_float2(kNoReference, 0.0f);
-      highest = fmaxf(highest, stats[i].x);
-    }
+    for (int i = 0; i < kAtOnce; ++i) highest = fmaxf(highest, stats[i].x);
     raise_row(out, highest);
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
@@ -104,16 +104,16 @@ template <class C> NSAI_DEVICE BranchRow combine_parts(const RowParts &parts, in
 
 struct SharedPlan {
   float4 o[kBranches][kWarps][kJ][32];
-  float2 stats[kBranches][kWarps];
+  float2 stats[kBranches][kWarps][kWarpRows];
 };
 
 // The row of a branch from its warps', in their order.
 NSAI_DEVICE BranchRow gather_warps(const SharedPlan &shared, int b, int warp, int row_warps, int lane) {
   BranchRow out = { kNoReference, 0.0f, {} };
   for (int w = warp; w < warp + row_warps; ++w)
-    out.reference = fmaxf(out.reference, shared.stats[b][w].x);
+    out.reference = fmaxf(out.reference, shared.stats[b][w][lane / kLanes].x);
   for (int w = warp; w < warp + row_warps; ++w) {
-    const float2 stats = shared.stats[b][w];
+    const float2 stats = shared.stats[b][w][lane / kLanes];
     const float factor = exp2_approx(stats.x - out.reference);
     float4 x[kJ];
 #pragma unroll
@@ -127,12 +127,11 @@ NSAI_DEVICE BranchRow gather_warps(const SharedPlan &shared, int b, int warp, in
 // Normalises a branch, stores what is wanted of it by itself, and adds it to the sum where it counts.
 template <class C>
 NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, BranchRow &branch,
-                               bool counts, float4 (&sum)[kJ], int lane) {
+                               u32 loaded_gate, bool counts, float4 (&sum)[kJ], int lane) {
   const float inverse = branch.total > 0.0f ? __fdividef(1.0f, branch.total) : 0.0f;
   // An empty row may be a padding row, whose gate may be anything.
-  const float gate =
-      branch.total == 0.0f ? 0.0f : gate_value<C>(out, load_gate<C>(out, row));
-  if (out.lse && lane == 0)
+  const float gate = branch.total == 0.0f ? 0.0f : gate_value<C>(out, loaded_gate);
+  if (out.lse && lane % kLanes == 0)
     out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
         softmax_lse(branch.reference, branch.total);
 #pragma unroll
@@ -143,7 +142,7 @@ NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, Br
     sum[j] = make_float4(fmaf(gate, x.x, sum[j].x), fmaf(gate, x.y, sum[j].y),
                          fmaf(gate, x.z, sum[j].z), fmaf(gate, x.w, sum[j].w));
   }
-  if (out.o_branch.data) store_row_elements<C>(out.o_branch, row, branch.o);
+  if (out.o_branch.data) store_row_elements<C, kLanes>(out.o_branch, row, branch.o);
 }
 
 template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
@@ -152,8 +151,8 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
 
   // ---- coordinates; warps without a row go along to the barriers ----
   const int heads = C::kGroup * p.kv_heads;
-  const long long index = (long long)blockIdx.x * (kWarps / p.row_warps) + warp / p.row_warps;
-  const bool exists = index < (long long)p.batch.q_tokens * heads;
+  const u32 index = (blockIdx.x * (kWarps / p.row_warps) + warp / p.row_warps) * kWarpRows + lane / kLanes;
+  const bool exists = index < (u32)p.batch.q_tokens * heads;
   const int row = exists ? (int)(index / heads) : 0, head = exists ? (int)(index % heads) : 0;
   const int group = head / C::kGroup, in_group = head % C::kGroup;
   const DecodeToken token = find_token(p.batch, row);
@@ -161,11 +160,14 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
   const bool works = exists && token.present;
   const long long unit = (long long)row * p.kv_heads + group;
   const OutputRow place = { row, head, works };
-  begin_kernel(); // the batch lay there before decode_scan
-
-  // ---- the warps' parts of every branch ----
   const int wanted = p.branches | (p.probes ? 1 : 0);
-  BranchRow mine[kBranches];
+  u32 gates[kBranches];
+#pragma unroll
+  for (int b = 0; b < kBranches; ++b) gates[b] = p.branches >> b & 1 ? load_gate<C>(p.out[b], place) : 0;
+  begin_kernel(); // the batch and the gates lay there before decode_scan
+
+  // ---- the warps' parts of every branch, in the order of the sum ----
+  float4 sum[kJ] = {};
 #pragma unroll
   for (int b = 0; b < kBranches; ++b) {
     RowParts parts =
@@ -174,30 +176,30 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
         : b == 1 ? parts_of<C>(p.attend, C::kGroup, unit, in_group, p.window_parts, p.attend.parts)
                  : parts_of<C>(p.attend, C::kGroup, unit, in_group, 0, p.window_parts);
     if (!works || !(wanted >> b & 1)) parts.count = 0;
-    mine[b] = combine_parts<C>(parts, warp % p.row_warps, p.row_warps);
+    BranchRow mine = combine_parts<C>(parts, warp % p.row_warps, p.row_warps);
+    if (p.row_warps == 1) {
+      if (works && (wanted >> b & 1))
+        finish_branch<C>(p.out[b], place, mine, gates[b], p.branches >> b & 1, sum, lane);
+      continue;
+    }
+#pragma unroll
+    for (int j = 0; j < kJ; ++j) shared.o[b][warp][j][lane] = mine.o[j];
+    if (lane % kLanes == 0) shared.stats[b][warp][lane / kLanes] = make_float2(mine.reference, mine.total);
   }
 
-  // ---- the row's ----
+  // ---- the row's, where several warps share it ----
   if (p.row_warps > 1) {
+    __syncthreads(); // every warp's part is there
+    if (warp % p.row_warps) return;
 #pragma unroll
     for (int b = 0; b < kBranches; ++b) {
-#pragma unroll
-      for (int j = 0; j < kJ; ++j) shared.o[b][warp][j][lane] = mine[b].o[j];
-      if (lane == 0) shared.stats[b][warp] = make_float2(mine[b].reference, mine[b].total);
+      if (!works || !(wanted >> b & 1)) continue;
+      BranchRow all = gather_warps(shared, b, warp, p.row_warps, lane);
+      finish_branch<C>(p.out[b], place, all, gates[b], p.branches >> b & 1, sum, lane);
     }
-    __syncthreads(); // every warp's part is there
   }
-  if (!works || warp % p.row_warps) return;
-
-  // ---- branches in the order of the sum ----
-  float4 sum[kJ] = {};
-#pragma unroll
-  for (int b = 0; b < kBranches; ++b) {
-    if (!(wanted >> b & 1)) continue;
-    if (p.row_warps > 1) mine[b] = gather_warps(shared, b, warp, p.row_warps, lane);
-    finish_branch<C>(p.out[b], place, mine[b], p.branches >> b & 1, sum, lane);
-  }
-  store_row_elements<C>(p.out[0].o, place, sum);
+  if (!works) return;
+  store_row_elements<C, kLanes>(p.out[0].o, place, sum);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

@@ -29,7 +29,7 @@ struct SharedPlan {
 static_assert(sizeof(SharedPlan) == Config::kSharedBytes, "the host's formula for shared memory");
 
 template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
-  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedPlan &shared = *(SharedPlan *)shared_bytes;
   const ScanStream<C> at;
 
@@ -41,7 +41,10 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   if (tokens <= 0) return;
   const TeamRuns runs =
       find_runs<C>(p, visible_entries<C>(last_position<C>(tile.seq, tile.first_query)));
-  auto place = [&](int row) { return part_row(p.scan, C::kScanRows, unit, part, row); };
+  auto place = [&](int row) -> long long {
+    if (row >= tokens * C::kGroupPadded) return -1;
+    return part_row(p.scan, C::kScanRows, unit, part, row);
+  };
   if (part * Decode<C>::kTeams * runs.each >= runs.quanta) {
     store_no_part(p.scan, C::kScanRows, C::kThreads, place);
     return;

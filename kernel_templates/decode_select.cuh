@@ -20,7 +20,7 @@
 #include "common/topn.cuh"
 
 struct SharedPlan {
-  float lse[Config::kGroupPadded];
+  __align__(16) float lse[Config::kGroupPadded];
   SelectShared<Config> search;
 };
 

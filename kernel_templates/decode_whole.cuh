@@ -25,6 +25,7 @@
 #include "common/decode_keys.cuh"
 #include "common/decode_scan.cuh"
 #include "common/decode_select.cuh"
+#include "common/decode_union.cuh"
 #include "common/epilogue.cuh"
 #include "common/key_stream.cuh"
 #include "common/launch.cuh"
@@ -48,11 +49,12 @@ struct SharedPlan {
     TokenStream<Config>::Shared token;
     SearchShared<Config, (Config::kSelectCount > 0)>::type search;
   };
-  union { // the list comes when nothing is pooled any more
+  union { // lists come when nothing is pooled any more, and are united when all have come
     ScanPool<Config> pool;
     int list[kListed];
+    UnionShared<Config> united;
   };
-  float sum[Config::kScanRows][Config::kHeadDimV];
+  __align__(16) float sum[Config::kScanRows][Config::kHeadDimV];
   float gate[3][Config::kScanRows];
   float lse[Config::kScanRows]; // of the compressed branch, base 2
 };
@@ -189,16 +191,24 @@ NSAI_DEVICE int select_token(const NsaiDecode &p, SharedPlan &shared, const Unit
 
 template <class C> NSAI_DEVICE void selected_unit(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
   const auto lists = find_rows<C::kPageSize>(p.batch, unit.tile.s, 0);
+  int count = 0; // blocks of the last token
 #pragma unroll 1
   for (int token = 0; token < unit.tokens; ++token) {
-    const int count = select_token<C>(p, shared, unit, token);
-    if (!(p.branches >> kSelected & 1)) {
-      __syncthreads(); // the list is read
-      continue;
-    }
-    BlocksOfToken keys =
-        find_blocks(shared.list, count, unit.tile.seq.position(unit.tile.first_query + token));
-    attend_rows<C, kTokenTiles>(p, shared, shared.token, unit, token, 1, kSelected, p.selected, lists, keys);
+    count = select_token<C>(p, shared, unit, token);
+    if (token + 1 < unit.tokens) __syncthreads(); // the list is read
+  }
+  if (!(p.branches >> kSelected & 1)) return;
+  if constexpr (UnionShared<C>::kTokens == 1) {
+    BlocksOfToken keys = find_blocks(shared.list, count, unit.tile.seq.position(unit.tile.first_query));
+    attend_rows<C, kTokenTiles>(p, shared, shared.token, unit, 0, 1, kSelected, p.selected, lists, keys);
+  } else {
+    const TokenStream<C> at;
+    const int *gLists = p.idx + unit.first_row() * p.idx_token_stride + unit.group * p.idx_head_stride;
+    __syncthreads(); // every list is written
+    BlocksOfTile<C> keys = unite_blocks<C>(unit.tile, unit.tokens, gLists, p.idx_token_stride, shared.united,
+                                           (int *)&shared.token, at.row_tile, at.lane);
+    attend_rows<C, kTokenTiles>(p, shared, shared.token, unit, 0, unit.tokens, kSelected, p.selected, lists,
+                                keys);
   }
 }
 

@@ -19,6 +19,7 @@ static nsai_decode_split split_of(const nsai_run *run) {
   const nsai_kernel_spec *specs = run->plan->choice.specs;
   nsai_decode_sizes sizes = { .problem = &run->plan->problem,
                               .scan = nsai_decode_scan_spec(specs),
+                              .attend = nsai_decode_attend_spec(specs),
                               .chain = specs[NSAI_KERNEL_DECODE_SCAN].entry,
                               .whole = specs[NSAI_KERNEL_DECODE_WHOLE].entry,
                               .wide = specs[NSAI_KERNEL_DECODE_WIDE].entry,
@@ -128,20 +129,18 @@ static nsa_status enqueue_cluster(const nsai_run *run) {
 static nsa_status enqueue_chain(const nsai_run *run) {
   const nsai_geometry *m = &run->plan->problem.model;
   const nsai_decode_split split = split_of(run);
-  const int64_t tokens = run->sizes.tokens, units = tokens * m->kv_heads;
+  const int64_t tokens = run->sizes.tokens;
   const int64_t scans = split.tiles * m->kv_heads * split.scan_parts;
   NsaiDecode p = decode_params(run, &split);
   if (split.single != NSAI_ROLES) return launch(run, split.single, split.tiles * m->kv_heads, &p);
   if (has_branch(run, NSA_CMP) || selects(run) || probes(run))
     NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SCAN, scans, &p));
-  if (selects(run)) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SELECT, units, &p));
+  if (selects(run)) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SELECT, tokens * m->kv_heads, &p));
   if (has_branch(run, NSA_SEL) && !owns_lists(run)) NSAI_TRY(sort_lists(run, &p));
   if (p.attend.parts)
-    NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_ATTEND,
-                    units * split.selected_parts + split.tiles * m->kv_heads * split.window_parts,
-                    &p));
-  const int64_t rows_each =
-      run->plan->kernels[NSAI_KERNEL_DECODE_COMBINE].threads / 32 / split.row_warps;
+    NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_ATTEND, split.attend_units * m->kv_heads, &p));
+  const int64_t rows_each = run->plan->kernels[NSAI_KERNEL_DECODE_COMBINE].threads / 32 *
+                            nsai_decode_warp_rows(m) / split.row_warps;
   NSAI_TRY(
       launch(run, NSAI_KERNEL_DECODE_COMBINE, (tokens * m->heads + rows_each - 1) / rows_each, &p));
   return probes(run) ? nsai_enqueue_probe(run) : NSA_OK;

@@ -21,10 +21,11 @@ int64_t nsai_decode_quantum(const nsai_geometry *model);
 typedef struct nsai_decode_split {
   nsai_role single;       /* one launch of it does it all, by `tiles`; NSAI_ROLES: the chain does */
   int64_t tiles;          /* of tokens, of decode_scan */
+  int64_t attend_units;   /* blocks of threads of decode_attend, over KV heads */
   int32_t scan_parts;     /* of every tile's keys */
   int32_t scan_least;     /* quanta of a team at least */
-  int32_t window_parts;   /* of every token's window; 0: the branch does not run */
-  int32_t selected_parts; /* the same of its blocks */
+  int32_t window_parts;   /* of every tile's window; 0: the branch does not run */
+  int32_t selected_parts; /* the same of a tile's blocks, or a token's ranges */
   int32_t row_warps;      /* of decode_combine */
 } nsai_decode_split;
 
@@ -32,6 +33,8 @@ typedef struct nsai_decode_split {
 typedef struct nsai_decode_sizes {
   const nsai_problem *problem;
   const nsai_kernel_spec *scan; /* nsai_decode_scan_spec() */
+  const nsai_kernel_spec
+      *attend; /* NULL: as many blocks of threads fit a multiprocessor as of `scan` */
   bool chain, whole,
       wide;    /* the plan has decode_scan and what follows, NSAI_KERNEL_DECODE_WHOLE, _WIDE */
   int32_t sms; /* 0: unknown */
@@ -43,6 +46,9 @@ typedef struct nsai_decode_sizes {
 
 /* The spec of the kernel that scans: decode_scan's or, where the plan has none, decode_whole's. */
 const nsai_kernel_spec *nsai_decode_scan_spec(const nsai_kernel_spec specs[NSAI_ROLES]);
+
+/* decode_attend's, or NULL. */
+const nsai_kernel_spec *nsai_decode_attend_spec(const nsai_kernel_spec specs[NSAI_ROLES]);
 
 /* Whether decode_whole is the fastest for `units` (tile of tokens, KV head) pairs: with two blocks of threads on a
  * multiprocessor, or with one wide one. And whether it is for some number up to `units`. */
@@ -65,10 +71,13 @@ typedef struct nsai_decode_most {
   int64_t tiles, scan_places, attend_places;
 } nsai_decode_most;
 nsai_decode_most nsai_decode_most_of(const nsai_problem *problem, const nsai_kernel_spec *scan,
-                                     int32_t sms);
+                                     const nsai_kernel_spec *attend, int32_t sms);
 
 /* Numbers of selection blocks that decode_scan may pool, rounded up to whole quanta. */
 int64_t nsai_decode_pooled_blocks(const nsai_problem *problem);
+
+/* Rows of a warp of decode_combine: two share the work of finding them, where registers allow. */
+int32_t nsai_decode_warp_rows(const nsai_geometry *model);
 
 /* Teams of decode_scan's block of threads, and its rows. */
 int32_t nsai_decode_scan_rows(const nsai_problem *problem, const nsai_kernel_spec *scan);

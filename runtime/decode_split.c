@@ -37,6 +37,11 @@
 /* Most steps of 16 keys of a part of decode_attend, where windows are long: 2048 keys. */
 #define LONGEST_ATTEND 128
 
+/* Of a tile of several tokens: steps of a part for which another part's result is worth its cost; and how many
+ * times as long parts may be, since they are of many rows. (Guesses.) */
+#define SHORTEST_ATTEND 8
+#define MOST_UNITED 2
+
 /* Warps of decode_combine for a row, and how many warps of it a multiprocessor holds. */
 #define MOST_ROW_WARPS 8
 #define COMBINE_WARPS_PER_SM 16
@@ -65,6 +70,8 @@ int64_t nsai_decode_pooled_blocks(const nsai_problem *p) {
          (quantum / (p->model.select_block / p->model.stride));
 }
 
+int32_t nsai_decode_warp_rows(const nsai_geometry *m) { return m->head_dim_v > 128 ? 1 : 2; }
+
 int32_t nsai_decode_scan_rows(const nsai_problem *p, const nsai_kernel_spec *scan) {
   return scan->tokens * nsai_padded_group(&p->model);
 }
@@ -79,12 +86,12 @@ static int64_t even_parts(const nsai_problem *p) {
   return smaller(larger(ceil_div(keys, LONGEST_SCAN), 1), MOST_EVEN_PARTS);
 }
 
-/* Blocks of threads of decode_scan that the device holds at once. */
-static int64_t scan_room(const nsai_kernel_spec *scan, int32_t sms) {
+/* Blocks of threads of a kernel that the device holds at once. */
+static int64_t room_for(const nsai_kernel_spec *spec, int32_t sms) {
   int64_t blocks = BLOCKS_PER_SM;
-  for (int i = 0; i < scan->constant_count; i++)
-    if (!strcmp(scan->constants[i].name, "kMinBlocks"))
-      blocks = larger(blocks, scan->constants[i].value);
+  for (int i = 0; i < spec->constant_count; i++)
+    if (!strcmp(spec->constants[i].name, "kMinBlocks"))
+      blocks = larger(blocks, spec->constants[i].value);
   return sms * blocks;
 }
 
@@ -94,10 +101,19 @@ static int64_t tile_count(const nsai_decode_sizes *s) {
   return each == 1 ? s->tokens : s->tokens / each + s->num_seqs;
 }
 
-/* Steps that a token has at most, of a branch; of a caller's ranges, which may be longer than so many
+/* A tile's tokens attend to all their blocks together; but each to its ranges. */
+static bool unites_lists(const nsai_problem *p) { return p->selection != NSA_SELECT_RANGES; }
+
+/* New tokens of a tile that a sequence can have. */
+static int64_t tile_tokens(const nsai_problem *p, const nsai_kernel_spec *scan) {
+  return smaller(scan->tokens, p->max_q_len);
+}
+
+/* Steps that a list has at most, or a tile's window; of a caller's ranges, which may be longer than so many
  * blocks, a guess: parts take whatever there is in equal shares. */
-static int64_t selected_steps(const nsai_geometry *m) {
-  return ceil_div((int64_t)m->select_count * m->select_block, NSAI_DECODE_STEP);
+static int64_t selected_steps(const nsai_problem *p, const nsai_kernel_spec *scan) {
+  int64_t keys = (int64_t)p->model.select_count * p->model.select_block;
+  return ceil_div(keys * (unites_lists(p) ? tile_tokens(p, scan) : 1), NSAI_DECODE_STEP);
 }
 static int64_t window_steps(const nsai_geometry *m) {
   return ceil_div(m->window, NSAI_DECODE_STEP);
@@ -111,26 +127,55 @@ static int32_t attend_parts(int64_t steps, int64_t wanted, int64_t warps) {
   return (int32_t)ceil_div(steps, each * warps);
 }
 
+static const nsai_kernel_spec *attend_of(const nsai_decode_sizes *s) {
+  return s->attend ? s->attend : s->scan;
+}
+
 /* As many parts as the device holds at once, shared out by keys; at least one of each branch. */
-static void split_attend(const nsai_decode_sizes *s, nsai_decode_split *out) {
+static void split_apart(const nsai_decode_sizes *s, int64_t selected, int64_t window,
+                        nsai_decode_split *out) {
   const nsai_geometry *m = &s->problem->model;
-  int64_t selected = s->branches >> NSA_SEL & 1 ? selected_steps(m) : 0;
-  int64_t window = s->branches >> NSA_WIN & 1 ? window_steps(m) : 0;
-  int64_t units = larger(s->tokens * m->kv_heads, 1), tiles = out->tiles * m->kv_heads;
-  int64_t room = (int64_t)s->sms * BLOCKS_PER_SM, all = selected * units + window * tiles;
-  if (!all) return;
+  int64_t units = unites_lists(s->problem) ? out->tiles : larger(s->tokens, 1);
+  int64_t lists = units * m->kv_heads, tiles = out->tiles * m->kv_heads;
+  int64_t room = room_for(attend_of(s), s->sms), all = selected * lists + window * tiles;
   int64_t of_selected = (room * selected * 2 + all) / (all * 2);
-  if (window) of_selected = smaller(of_selected, (room - tiles) / units);
+  if (window) of_selected = smaller(of_selected, (room - tiles) / lists);
   out->selected_parts = attend_parts(selected, of_selected, s->scan->threads / 32);
-  int64_t of_window =
-      smaller((room - out->selected_parts * units) / tiles, room / units); /* bounds memory */
+  int64_t of_window = smaller((room - out->selected_parts * lists) / tiles, room / lists);
   out->window_parts = attend_parts(window, of_window, nsai_decode_scan_teams(s->problem, s->scan));
+  out->attend_units = units * out->selected_parts + out->tiles * out->window_parts;
+}
+
+/* Blocks of threads that have both: as many of them take the window as would each take as much of it as all
+ * take of the blocks, where a tile's tokens choose alike. */
+static void split_together(const nsai_decode_sizes *s, int64_t selected, int64_t window,
+                           nsai_decode_split *out) {
+  int64_t units = out->tiles * s->problem->model.kv_heads,
+          alike = selected / tile_tokens(s->problem, s->scan);
+  int64_t parts = larger(room_for(attend_of(s), s->sms) / units,
+                         ceil_div(selected + window, LONGEST_ATTEND * MOST_UNITED));
+  parts = larger(smaller(parts, (selected + window) / SHORTEST_ATTEND), 1);
+  if (window) out->window_parts = (int32_t)ceil_div(parts * window, window + alike);
+  if (selected) out->selected_parts = (int32_t)parts;
+  out->attend_units = out->tiles * larger(out->selected_parts, out->window_parts);
+}
+
+static void split_attend(const nsai_decode_sizes *s, nsai_decode_split *out) {
+  int64_t selected = s->branches >> NSA_SEL & 1 ? selected_steps(s->problem, s->scan) : 0;
+  int64_t window = s->branches >> NSA_WIN & 1 ? window_steps(&s->problem->model) : 0;
+  if (!selected && !window) return;
+  if (tile_tokens(s->problem, s->scan) > 1 && unites_lists(s->problem) &&
+      s->problem->model.select_count)
+    split_together(s, selected, window, out);
+  else
+    split_apart(s, selected, window, out);
 }
 
 /* As many as all rows find room for at once. */
 static int32_t row_warps(const nsai_decode_sizes *s) {
   int64_t rows = s->tokens * s->problem->model.heads, room = (int64_t)s->sms * COMBINE_WARPS_PER_SM;
   int32_t warps = MOST_ROW_WARPS;
+  room *= nsai_decode_warp_rows(&s->problem->model);
   while (warps > 1 && rows * warps > room) warps /= 2;
   return warps;
 }
@@ -138,6 +183,11 @@ static int32_t row_warps(const nsai_decode_sizes *s) {
 const nsai_kernel_spec *nsai_decode_scan_spec(const nsai_kernel_spec specs[NSAI_ROLES]) {
   const nsai_kernel_spec *scan = &specs[NSAI_KERNEL_DECODE_SCAN];
   return scan->entry ? scan : &specs[NSAI_KERNEL_DECODE_WHOLE];
+}
+
+const nsai_kernel_spec *nsai_decode_attend_spec(const nsai_kernel_spec specs[NSAI_ROLES]) {
+  const nsai_kernel_spec *attend = &specs[NSAI_KERNEL_DECODE_ATTEND];
+  return attend->entry ? attend : NULL;
 }
 
 static int64_t known_sms(int32_t sms) { return sms > 0 ? sms : USUAL_SMS; }
@@ -177,7 +227,7 @@ nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *s) {
   nsai_decode_split out = { .tiles = tile_count(s) };
   int64_t units = larger(out.tiles * p->model.kv_heads, 1),
           quantum = nsai_decode_quantum(&p->model);
-  int64_t room = scan_room(s->scan, s->sms), teams = nsai_decode_scan_teams(p, s->scan);
+  int64_t room = room_for(s->scan, s->sms), teams = nsai_decode_scan_teams(p, s->scan);
   int64_t quanta = larger(ceil_div(nsai_block_count(&p->model, p->max_kv_len), quantum), 1);
   out.single = single_kernel(s, units);
   if (out.single != NSAI_ROLES) {
@@ -226,16 +276,15 @@ void nsai_decode_write_ways(const nsai_problem *p, const nsai_kernel_spec specs[
 }
 
 nsai_decode_most nsai_decode_most_of(const nsai_problem *p, const nsai_kernel_spec *scan,
-                                     int32_t sms) {
+                                     const nsai_kernel_spec *attend, int32_t sms) {
   const nsai_geometry *m = &p->model;
-  int64_t room = (int64_t)sms * BLOCKS_PER_SM;
+  int64_t room = room_for(scan, sms), attends = room_for(attend ? attend : scan, sms);
   int64_t tiles = scan->tokens == 1 ? p->max_tokens : p->max_tokens / scan->tokens + p->max_seqs;
   int64_t units = p->max_tokens * m->kv_heads;
-  int64_t steps = selected_steps(m) + window_steps(m);
+  int64_t steps = selected_steps(p, scan) + window_steps(m);
   return (nsai_decode_most){ .tiles = tiles,
-                             .scan_places =
-                                 larger(scan_room(scan, sms), tiles * m->kv_heads * even_parts(p)),
-                             /* parts of either branch round up */
-                             .attend_places =
-                                 2 * room + units * (2 + ceil_div(steps, LONGEST_ATTEND)) };
+                             .scan_places = larger(room, tiles * m->kv_heads * even_parts(p)),
+                             /* Parts of either branch round up; a tile's are all its tokens'. */
+                             .attend_places = 2 * attends * scan->tokens +
+                                              units * (2 + ceil_div(steps, LONGEST_ATTEND)) };
 }

@@ -272,7 +272,7 @@ static void layout_decode(nsai_layout *out, const nsai_problem *p, const nsai_ch
   const nsai_geometry *m = &p->model;
   const nsai_kernel_spec *scan = nsai_decode_scan_spec(choice->specs);
   nsai_decode_layout *d = &out->decode;
-  nsai_decode_most most = nsai_decode_most_of(p, scan, sms);
+  nsai_decode_most most = nsai_decode_most_of(p, scan, nsai_decode_attend_spec(choice->specs), sms);
   int64_t rows = nsai_decode_scan_rows(p, scan), group = m->heads / m->kv_heads;
   d->scan_o = take(out, most.scan_places * rows * m->head_dim_v * 4);
   d->scan_stats = take(out, most.scan_places * rows * 2 * 4);

@@ -147,11 +147,12 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *   NSA_CMP  N(L) = L < l ? 0 : (L - l) / d + 1, also where selection or probe alone needs them
  *   NSA_SEL  the sum over its chosen blocks j of min(l', L - j*l'); n*l' when all are whole
  *   NSA_WIN  min(w, L)
- * tokens of 2 * (Dk + Dv) bytes; of a caller's ranges their tokens. Of several new tokens each reads its
- * own blocks and window, and those that one block of threads takes share the compressed entries of the
- * last of them; what a token reads again counts again, though a cache may have it. What the importance of
- * probed rows reads once more is not counted. The CPU device reads compressed entries once for all tokens
- * of a sequence, and no V of them where the branch itself does not run.
+ * tokens of 2 * (Dk + Dv) bytes; of a caller's ranges their tokens. Several new tokens that one block of
+ * threads takes read together, each key once: the compressed entries of the last of them, their windows, and
+ * every block that one of them has chosen, up to the last of them; but each its own ranges. What is read
+ * again counts again, though a cache may have it. What the importance of probed rows reads once more is not
+ * counted. The CPU device reads compressed entries once for all tokens of a sequence, no V of them where the
+ * branch itself does not run, and windows and blocks token by token.
  *
  * Errors and behaviour as nsa_kv_append. */
 NSA_API nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,

@@ -81,6 +81,18 @@ NSAI_DEVICE uint2 load_streaming(const void *from_global) {
   return x;
 }
 
+// What L2 keeps before all else.
+NSAI_DEVICE u64 l2_keeping() {
+  u64 last;
+  asm("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(last));
+  return last;
+}
+
+// A float to global memory by such a policy.
+NSAI_DEVICE void store_by(float *to_global, float x, u64 policy) {
+  asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to_global), "f"(x), "l"(policy) : "memory");
+}
+
 // L2 forgets the line of 128 bytes at a global address; it holds nothing then, until it is written.
 NSAI_DEVICE void discard_line(const void *global) {
   asm volatile("discard.global.L2 [%0], 128;" ::"l"(global) : "memory");

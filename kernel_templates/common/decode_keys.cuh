@@ -10,20 +10,27 @@
 #include "common/softmax.cuh"
 #include "common/types.cuh"
 
-struct EveryKey { // of the branch is seen by every head
+struct NoPool { // of a branch without importance
+  NSAI_DEVICE void pool(const float (&)[2][4], const SoftmaxRows &) const {}
+  template <int kN> NSAI_DEVICE void pool_stage(const float (&)[kN][4], const SoftmaxRows &, int) const {}
+};
+
+struct EveryKey : NoPool { // of the branch is seen by every head
+  static constexpr bool kOwned = false;
   int limit;
   NSAI_DEVICE int begin(int) const { return 0; }
   NSAI_DEVICE int end(int) const { return limit; }
-  NSAI_DEVICE void pool(const float (&)[2][4], const SoftmaxRows &) const {}
 };
 
 // The windows of a tile's tokens, of which each sees its own.
-template <class C> struct WindowsOfTile {
+template <class C> struct WindowsOfTile : NoPool {
+  static constexpr bool kOwned = false;
   int limit;
   int base; // position of key 0
   int begins[2], ends[2];
   NSAI_DEVICE WindowsOfTile(const DecodeTile &tile, int tokens, int row_tile, int lane) {
     const int first = tile.seq.position(tile.first_query);
+    const bool has_token = 16 * row_tile < tokens * C::kGroupPadded; // the warp
     base = max(first + 1 - C::kWindow, 0);
     limit = max(first + tokens - base, 0);
 #pragma unroll
@@ -31,13 +38,12 @@ template <class C> struct WindowsOfTile {
       const int query = (16 * row_tile + 8 * r + lane / 4) / C::kGroupPadded;
       const int position = first + min(query, tokens - 1);
       begins[r] = max(position + 1 - C::kWindow, 0) - base;
-      ends[r] = position + 1 - base;
+      ends[r] = has_token ? position + 1 - base : 0;
     }
   }
   NSAI_DEVICE int index(int i) const { return base + i; }
-  NSAI_DEVICE int begin(int r) const { return Decode<C>::kTileTokens == 1 ? 0 : begins[r]; }
-  NSAI_DEVICE int end(int r) const { return Decode<C>::kTileTokens == 1 ? limit : ends[r]; }
-  NSAI_DEVICE void pool(const float (&)[2][4], const SoftmaxRows &) const {}
+  NSAI_DEVICE int begin(int r) const { return Decode<C>::kTileTokens == 1 ? 0 : begins[Decode<C>::half(r)]; }
+  NSAI_DEVICE int end(int r) const { return Decode<C>::kTileTokens == 1 ? limit : ends[Decode<C>::half(r)]; }
 };
 
 struct BlocksOfToken : EveryKey {

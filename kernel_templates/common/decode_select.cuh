@@ -32,37 +32,52 @@ template <class C> struct SelectShared {
 template <class C> struct ScanImportance {
   const float *gPooled; // [blocks, kScanRows] from the token's first row on
   const float *gSpills; // [runs, kScanRows], the same
-  const float *sLse;    // [kGroupPadded], base 2
+  const float *sLse;    // [kGroupPadded], base 2, at a multiple of 16 bytes
   int blocks;           // that were pooled
   int each;             // of a run
 
-  static constexpr int kRow = C::kGroupPadded % 4 ? C::kGroup : (C::kGroup + 3) / 4 * 4; // floats
-  // Blocks of a lane whose rows are on their way together.
-  static constexpr int kAtOnce = kRow > 32 ? 1 : kRow > 16 ? 2 : 4;
+  // Lanes that share a block, each with kHeads of its heads: a warp reads whole sectors.
+  static constexpr int kHeads = C::kGroupPadded % 4 ? C::kGroupPadded : 4;
+  static constexpr int kLanes = C::kGroupPadded / kHeads, kBlocks = 32 / kLanes;
+  static constexpr int kAtOnce = kHeads == 4 ? 4 : 8; // blocks of a lane whose rows are on their way together
+  static_assert(kLanes <= 32, "a warp has a block");
 
-  // Rows of heads that pad a group are written as the others are, and left out here.
-  static NSAI_DEVICE void load(float (&v)[kRow], const float *row) {
-    if constexpr (kRow % 4 == 0) {
-#pragma unroll
-      for (int h = 0; h < kRow; h += 4) {
-        const float4 x = *(const float4 *)(row + h);
-        v[h] = x.x, v[h + 1] = x.y, v[h + 2] = x.z, v[h + 3] = x.w;
-      }
+  struct Heads {
+    float x[kHeads];
+  };
+  static NSAI_DEVICE Heads load(const float *row) {
+    Heads v;
+    if constexpr (kHeads == 4) {
+      const float4 x = *(const float4 *)row;
+      v.x[0] = x.x, v.x[1] = x.y, v.x[2] = x.z, v.x[3] = x.w;
     } else {
 #pragma unroll
-      for (int h = 0; h < kRow; ++h) v[h] = row[h];
+      for (int h = 0; h < kHeads; ++h) v.x[h] = row[h];
     }
+    return v;
   }
-  NSAI_DEVICE float add(const float (&v)[kRow]) const {
+  // Of the heads from `first` on; those that pad a group are written as the others are, and left out here.
+  NSAI_DEVICE float add(const Heads &v, const Heads &lse, int first) const {
     float sum = 0.0f;
 #pragma unroll
-    for (int h = 0; h < C::kGroup; ++h) sum += exp2_approx(v[h] - sLse[h]);
+    for (int h = 0; h < kHeads; ++h)
+      if (C::kGroup == C::kGroupPadded || first + h < C::kGroup) sum += exp2_approx(v.x[h] - lse.x[h]);
     return sum;
   }
+  // Of a block's lanes, all of which get it.
+  static NSAI_DEVICE float add_lanes(float part) {
+    if constexpr (kLanes == 1) return part;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) sum += __shfl_sync(~0u, part, i, kLanes);
+    return sum;
+  }
+  // Of a whole row by one lane, in the same order.
   NSAI_DEVICE float add_row(const float *row) const {
-    float v[kRow];
-    load(v, row);
-    return add(v);
+    float sum = 0.0f;
+#pragma unroll 1 // what is seldom needed shall hold no registers
+    for (int h = 0; h < C::kGroupPadded; h += kHeads) sum += add(load(row + h), load(sLse + h), h);
+    return sum;
   }
   NSAI_DEVICE const float *pooled(int j) const { return gPooled + (long long)j * C::kScanRows; }
   NSAI_DEVICE const float *spill(int run) const { return gSpills + (long long)run * C::kScanRows; }
@@ -78,14 +93,18 @@ template <class C> struct ScanImportance {
 
   // of(begin + i) to sKept[i], i < count, by a warp.
   NSAI_DEVICE void keep(float *sKept, int begin, int count, int lane) const {
-    for (int first = lane; first - lane < count; first += 32 * kAtOnce) {
-      float v[kAtOnce][kRow];
+    const int head = lane % kLanes * kHeads, place = lane / kLanes;
+    const Heads lse = load(sLse + head);
+    for (int first = place; first - place < count; first += kBlocks * kAtOnce) {
+      Heads v[kAtOnce];
 #pragma unroll
-      for (int n = 0; n < kAtOnce; ++n) load(v[n], pooled(max(min(begin + first + 32 * n, blocks - 1), 0)));
+      for (int n = 0; n < kAtOnce; ++n)
+        v[n] = load(pooled(max(min(begin + first + kBlocks * n, blocks - 1), 0)) + head);
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
-        const int i = first + 32 * n;
-        if (i < count) sKept[i] = begin + i < blocks ? add(v[n]) : 0.0f;
+        const int i = first + kBlocks * n;
+        const float sum = add_lanes(add(v[n], lse, head));
+        if (i < count && lane % kLanes == 0) sKept[i] = begin + i < blocks ? sum : 0.0f;
       }
     }
     __syncwarp(); // what was pooled is kept
@@ -97,15 +116,6 @@ template <class C> struct ScanImportance {
     __syncwarp(); // with the spills
   }
 };
-
-// What was pooled of a tile is read for the last time, and need not go to memory: whole lines of it alone.
-// Every thread takes part. (H200, 64k tokens: 64 sequences 190 -> 184 us, 256 777 -> 710 us.)
-template <class C> NSAI_DEVICE void discard_pooled(const float *gPooled, int blocks) {
-  const u64 begin = ((u64)gPooled + 127) / 128 * 128;
-  const u64 end = (u64)(gPooled + (long long)blocks * C::kScanRows) / 128 * 128;
-  for (u64 line = begin + threadIdx.x * 128; line < end; line += C::kThreads * 128)
-    discard_line((const void *)line);
-}
 
 // An order that kFree of the lanes' greatest have, less one: what is not above it cannot win.
 template <int kFree> NSAI_DEVICE u32 bar_of(u32 greatest, int lane) {

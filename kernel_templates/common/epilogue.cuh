@@ -198,22 +198,24 @@ NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float
   store_output<Config>(out, kv_heads, acc, rows, place, gate);
 }
 
-// ---- rows that a warp has as a whole
+// ---- rows that a warp, or kLanes lanes of it, has as a whole
 
 // The lane's columns j of a row are the four from row_column(j) on; whether they exist.
-NSAI_DEVICE int row_column(int j) { return 128 * j + 4 * (threadIdx.x & 31); }
-template <int kDim> NSAI_DEVICE bool has_row_column(int j) {
-  return 128 * j + 128 <= kDim || row_column(j) < kDim;
+template <int kLanes = 32> NSAI_DEVICE int row_column(int j) {
+  return 4 * (kLanes * j + threadIdx.x % kLanes);
+}
+template <int kDim, int kLanes = 32> NSAI_DEVICE bool has_row_column(int j) {
+  return 4 * kLanes * (j + 1) <= kDim || row_column<kLanes>(j) < kDim;
 }
 
-template <class Config, int kJ>
+template <class Config, int kLanes = 32, int kJ>
 NSAI_DEVICE void store_row_elements(const NsaiView &view, const OutputRow &row,
                                     const float4 (&x)[kJ]) {
   u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride;
 #pragma unroll
   for (int j = 0; j < kJ; ++j)
-    if (has_row_column<Config::kHeadDimV>(j))
-      *(uint2 *)(to + row_column(j)) =
+    if (has_row_column<Config::kHeadDimV, kLanes>(j))
+      *(uint2 *)(to + row_column<kLanes>(j)) =
           make_uint2(Config::Element::pack(x[j].x, x[j].y), Config::Element::pack(x[j].z, x[j].w));
 }
 

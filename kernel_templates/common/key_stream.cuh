@@ -17,14 +17,18 @@
 //   int limit         keys from `limit` on do not exist
 //   int index(int i)  the row of key i < limit in its sequence: common/cached.cuh
 //   int begin(int r), end(int r)  keys that row `group + 8 * r` of the warp sees
-//   void pool(s, rows)  what becomes of the probabilities of a step beside P V
+//   u32 owners(int i)   where keys are not for all tokens of the rows (kOwned): whose key i is
+//   void pool(s, rows)  what becomes of the probabilities of a step beside P V; pool_stage(), of a stage
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kCountReads.
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kWgmma (64 rows
+// are a warpgroup's: common/panel_stage.cuh), kCountReads.
 #pragma once
 #include "common/cached.cuh"
 #include "common/decode.cuh"
 #include "common/flash.cuh"
 #include "common/mma.cuh"
+#include "common/panel_stage.cuh"
+#include "common/product_tile.cuh"
 #include "common/read_counter.cuh"
 #include "common/softmax.cuh"
 #include "common/tile.cuh"
@@ -41,11 +45,12 @@ template <class C, int kRowTiles> struct KeyStream {
   // Drafts: a team of four warps takes two steps at once, so that it waits half as often; and Q lies in
   // shared memory, so that a third CTA fits a multiprocessor.
   static constexpr bool kDrafts = kRowTiles >= 4 && C::kHeadDimQk + C::kHeadDimV <= 256;
+  static constexpr bool kPanels = kDrafts && kRowTiles == 4 && C::kWgmma;
   static constexpr int kAtOnce = kDrafts ? 2 : 1; // steps of a stage
   static constexpr int kStageKeys = kAtOnce * kStepKeys;
-  using K = Tile<kStageKeys, padded_dim(C::kHeadDimQk)>;
-  using V = Tile<kStageKeys, padded_dim(C::kHeadDimV)>;
-  using Q = Tile<kRows, padded_dim(C::kHeadDimQk)>;
+  using K = ProductTile<kPanels, kStageKeys, padded_dim(C::kHeadDimQk)>;
+  using V = ProductTile<kPanels, kStageKeys, padded_dim(C::kHeadDimV)>;
+  using Q = ProductTile<kPanels, kRows, padded_dim(C::kHeadDimQk)>;
   static constexpr bool kQShared = kSharedQ<C> || kDrafts;
   static constexpr int kQBytes = kQShared ? Q::kBytes : 0;
   static constexpr int kStageBytes = K::kBytes + V::kBytes;
@@ -67,7 +72,7 @@ template <class C, int kRowTiles> struct KeyStream {
   int lane, team, row_tile;
   NSAI_DEVICE KeyStream() {
     lane = threadIdx.x % 32;
-    team = threadIdx.x / kTeamThreads;
+    team = kTeams == 1 ? 0 : kPanels ? warp_uniform(threadIdx.x / kTeamThreads) : threadIdx.x / kTeamThreads;
     row_tile = threadIdx.x / 32 % kRowTiles;
   }
 };
@@ -122,7 +127,7 @@ NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, 
   }
 }
 
-// 16 rows of Q for a warp: A fragments, or where ldmatrix finds them.
+// 16 rows of Q for a warp: A fragments, or where ldmatrix finds them; of panels where all rows lie.
 template <class S> struct Queries {
   u32 fragment[S::kQShared ? 1 : S::kSteps][4];
   u32 address;
@@ -176,8 +181,9 @@ load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStre
     }
     copy_async_commit();
     copy_async_wait<0>();
+    if constexpr (S::kPanels) shared_proxy_fence();
     __syncthreads(); // Q is there
-    queries.address = sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
+    queries.address = S::kPanels ? sQ : sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
   } else {
     load_row_fragments<C>(queries.fragment, rows, 16 * at.row_tile, at.lane);
   }
@@ -226,6 +232,69 @@ NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32
   }
 }
 
+// S of a stage; `meanwhile` runs before or while it is computed.
+template <class C, class S, class Meanwhile>
+NSAI_DEVICE void multiply_stage_qk(float (&s)[2 * S::kAtOnce][4], const Queries<S> &queries, u32 sK, int lane,
+                                   Meanwhile meanwhile) {
+  if constexpr (S::kPanels) {
+    multiply_panels_qk<C>(s, queries.address, sK, meanwhile);
+  } else {
+    meanwhile();
+#pragma unroll
+    for (int i = 0; i < S::kAtOnce; ++i)
+      multiply_step_qk<C, S>(s[2 * i], s[2 * i + 1], queries, sK + i * kStepKeys * S::K::kPitch, lane);
+  }
+}
+
+// O += P V of a stage, the first `steps` steps of which are the team's.
+template <class C, class S, class Keys, int kO>
+NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kAtOnce][4], u32 sV, Keys &keys,
+                                   const SoftmaxRows &rows, int steps, int lane) {
+  if constexpr (S::kPanels) {
+    multiply_panels_pv<C>(o, s, sV, [&] { keys.pool_stage(s, rows, steps); });
+  } else {
+#pragma unroll
+    for (int i = 0; i < S::kAtOnce; ++i) {
+      float p[2][4]; // [16, 16 keys]
+#pragma unroll
+      for (int c = 0; c < 4; ++c) p[0][c] = s[2 * i][c], p[1][c] = s[2 * i + 1][c];
+      multiply_step_pv<C, typename S::V>(o, p, sV + i * kStepKeys * S::V::kPitch, lane);
+      if (S::kAtOnce == 1) keys.pool(p, rows); // while the products are on their way
+    }
+    if constexpr (S::kAtOnce > 1) keys.pool_stage(s, rows, steps);
+  }
+}
+
+// Whose the keys of a stage are: a lane knows key lane % kStageKeys.
+struct StageOwners {
+  u32 mine;
+  bool none, all; // of the warp's tokens
+};
+
+template <class S, class Keys>
+NSAI_DEVICE StageOwners find_owners(const Keys &keys, int step, int limit, int lane) {
+  if constexpr (!Keys::kOwned) return StageOwners{ 0, false, true };
+  else {
+    const u32 mine = keys.owners(min(step * kStepKeys + lane % S::kStageKeys, limit - 1));
+    return StageOwners{ mine, !(__reduce_or_sync(~0u, mine) & keys.warp_tokens),
+                        !(~__reduce_and_sync(~0u, mine) & keys.warp_tokens) };
+  }
+}
+
+// Masks the scores of keys that a row's token does not own.
+template <class Keys, int kN>
+NSAI_DEVICE void mask_owners(float (&s)[kN][4], const Keys &keys, u32 mine, int lane) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j)
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      const u32 owners = __shfl_sync(~0u, mine, 8 * j + lane % 4 * 2 + e);
+#pragma unroll
+      for (int r = 0; r < 2; ++r)
+        if (!(owners & Keys::row_token(r))) s[j][2 * r + e] = kMinusInf;
+    }
+}
+
 // The team's steps [begin, end) of its keys onto o and rows, counted in gReads: common/read_counter.cuh.
 // `once`: nobody reads these keys again soon, and L2 need not keep them. Else they drive out what the step
 // has left there for its own end and for the next step: pooled values, partial results, code.
@@ -236,7 +305,8 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                              const Queries<KeyStream<C, kRowTiles>> &queries, float (&o)[kO][4],
                              SoftmaxRows &rows, float scale_log2, u64 *gReads, bool once) {
   using S = KeyStream<C, kRowTiles>;
-  constexpr int kAhead = C::kStages - 1; // steps on their way while one is computed
+  constexpr int kAhead = C::kStages - 1; // stages on their way while one is computed
+  constexpr bool kSkips = kRowTiles > 1 && !S::kPanels; // a warpgroup's products are all its warps'
   const int thread = threadIdx.x % S::kTeamThreads;
   const u16 *gK = (const u16 *)pair.k.data + group * pair.k.head_stride;
   const u16 *gV = (const u16 *)pair.v.data + group * pair.v.head_stride;
@@ -248,6 +318,8 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
   // Keys that all rows of the warp see.
   const int all_begin = __reduce_max_sync(~0u, max(keys.begin(0), keys.begin(1)));
   const int all_end = __reduce_min_sync(~0u, min(min(keys.end(0), keys.end(1)), limit));
+  // And, beside warps of other rows, where those end that some of them see.
+  const int any_end = kRowTiles == 1 ? limit : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
   auto copy = [&](int step, const KeyPlace &place) {
     const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
     if (step < end) {
@@ -269,29 +341,46 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
 
   for (int step = begin; step < end; step += S::kAtOnce) {
     copy_async_wait<kAhead - 1>();
+    if constexpr (S::kPanels) shared_proxy_fence();
     // Everyone's part of the stage has come, and the one before is read.
     sync_team<S::kTeams, S::kTeamThreads>(at.team);
-    copy(step + kAhead * S::kAtOnce, next);
-    next = find(step + (kAhead + 1) * S::kAtOnce);
-
     const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
     float s[2 * S::kAtOnce][4]; // [16, keys of the stage]
-#pragma unroll
-    for (int i = 0; i < S::kAtOnce; ++i)
-      multiply_step_qk<C, S>(s[2 * i], s[2 * i + 1], queries, stage + i * kStepKeys * S::K::kPitch, at.lane);
-    if (step * kStepKeys < all_begin || (step + S::kAtOnce) * kStepKeys > all_end)
-#pragma unroll
-      for (int r = 0; r < 2; ++r)
-        mask_row(s, r, KeyRange{ keys.begin(r), min(keys.end(r), limit) }, step * kStepKeys);
-    softmax_step(rows, s, o, scale_log2);
-#pragma unroll
-    for (int i = 0; i < S::kAtOnce; ++i) {
-      float p[2][4]; // [16, 16 keys]
-#pragma unroll
-      for (int c = 0; c < 4; ++c) p[0][c] = s[2 * i][c], p[1][c] = s[2 * i + 1][c];
-      multiply_step_pv<C, typename S::V>(o, p, stage + S::K::kBytes + i * kStepKeys * S::V::kPitch, at.lane);
-      if (i == 0 || step + i < end) keys.pool(p, rows); // while the products are on their way
+    auto copy_next = [&] {
+      copy(step + kAhead * S::kAtOnce, next);
+      next = find(step + (kAhead + 1) * S::kAtOnce);
+    };
+    auto find_all = [&] {
+      StageOwners owners = find_owners<S>(keys, step, limit, at.lane);
+      if (kRowTiles > 1 && step * kStepKeys >= any_end) owners.none = true;
+      return owners;
+    };
+    StageOwners owners;
+    if constexpr (kSkips) {
+      owners = find_all();
+      if (owners.none) {
+        copy_next();
+        continue;
+      }
     }
+    multiply_stage_qk<C, S>(s, queries, stage, at.lane, copy_next);
+    if constexpr (!kSkips) owners = find_all();
+    const bool none = kRowTiles > 1 && owners.none;
+    if (!none) {
+      if constexpr (Keys::kOwned)
+        if (!owners.all) mask_owners(s, keys, owners.mine, at.lane);
+      if (step * kStepKeys < all_begin || (step + S::kAtOnce) * kStepKeys > all_end)
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          mask_row(s, r, KeyRange{ keys.begin(r), min(keys.end(r), limit) }, step * kStepKeys);
+      softmax_step(rows, s, o, scale_log2);
+    } else {
+#pragma unroll
+      for (int j = 0; j < 2 * S::kAtOnce; ++j)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
+    }
+    multiply_stage_pv<C, S>(o, s, stage + S::K::kBytes, keys, rows, end - step, at.lane);
   }
   copy_async_wait<0>();
   counter.store(gReads);

@@ -76,33 +76,45 @@ static entries entries_of(const chk_kv_world *w, int64_t token, int32_t head) {
                     w->form.selection == NSA_SELECT_RANGES ? 2 : 1, w->form.geometry.select_block };
 }
 
-/* Tokens in the list of a row at position t, each once. `seen` [t + 1]: zeros, and again after. */
-static int64_t listed_tokens(const chk_kv_world *w, int64_t token, int32_t head, int64_t t,
-                             char *seen) {
-  const entries e = entries_of(w, token, head);
+/* Tokens in the lists of rows [first, first + count) of q that are not seen yet, and now are: of ranges those
+ * up to the row's position; of blocks that it may choose, those up to position `last`. */
+static int64_t listed_tokens(const chk_kv_world *w, int64_t first, int64_t count, int32_t head,
+                             int64_t last, char *seen) {
   int64_t sum = 0;
-  for (int32_t i = 0; i < w->form.geometry.select_count; i++) {
-    const int32_t *at = e.at + i * e.width;
-    int64_t begin = e.width == 2 ? at[0] : at[0] * e.block;
-    int64_t end = e.width == 2 ? at[1] : at[0] < 0 ? begin : begin + e.block;
-    for (int64_t p = begin < 0 ? 0 : begin; p < least(end, t + 1); p++)
-      sum += !seen[p], seen[p] = 1;
+  for (int64_t token = first; token < first + count; token++) {
+    const int64_t t = chk_kv_position_of(w, token);
+    const entries e = entries_of(w, token, head);
+    for (int32_t i = 0; i < w->form.geometry.select_count; i++) {
+      const int32_t *at = e.at + i * e.width;
+      int64_t begin = e.width == 2 ? at[0] : at[0] * e.block;
+      int64_t end = e.width == 2 ? least(at[1], t + 1) : least(begin + e.block, last + 1);
+      if (e.width == 1 && (at[0] < 0 || begin > t)) continue;
+      for (int64_t p = begin < 0 ? 0 : begin; p < end; p++) sum += !seen[p], seen[p] = 1;
+    }
   }
-  memset(seen, 0, (size_t)t + 1);
+  if (last >= 0) memset(seen, 0, (size_t)last + 1);
+  return sum;
+}
+
+/* Chosen tokens of a sequence: blocks by tiles of tokens, ranges and on the CPU device by tokens. */
+static int64_t chosen_read(const chk_kv_world *w, int s, int64_t first, int32_t head, char *seen) {
+  const bool tiles = w->device->driver && w->form.selection != NSA_SELECT_RANGES;
+  const int64_t tile = tiles ? tile_tokens(w) : 1;
+  int64_t sum = 0;
+  for (int64_t i = 0; runs(w, NSA_SEL) && i < w->q_len[s]; i += tile) {
+    const int64_t count = least(tile, w->q_len[s] - i);
+    const int64_t last = chk_kv_position_of(w, first + i + count - 1);
+    sum += listed_tokens(w, first + i, count, head, last, seen);
+  }
   return sum;
 }
 
 /* Tokens that a sequence's new ones, from row `first` of q on, read for one head and branch. */
 static int64_t tokens_read(const chk_kv_world *w, int s, int64_t first, int32_t head, int branch,
                            char *seen) {
-  int64_t sum = 0;
   if (branch == NSA_CMP) return entries_read(w, s);
   if (branch == NSA_WIN) return windows_read(w, s);
-  for (int64_t token = first; runs(w, branch) && token < first + w->q_len[s]; token++) {
-    int64_t t = chk_kv_position_of(w, token);
-    if (t >= 0) sum += listed_tokens(w, token, head, t, seen);
-  }
-  return sum;
+  return chosen_read(w, s, first, head, seen);
 }
 
 /* Bytes of K and V of a token; the CPU device reads no V for the selection alone. */

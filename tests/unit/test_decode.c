@@ -32,13 +32,12 @@
 
 /* Whatever number of sequences comes, its parts have their places. */
 static void expect_places(const nsai_problem *p, const nsai_kernel_spec *scan, int32_t sms) {
-  nsai_decode_most most = nsai_decode_most_of(p, scan, sms);
+  nsai_decode_most most = nsai_decode_most_of(p, scan, NULL, sms);
   for (int32_t seqs = 1; seqs <= p->max_seqs; seqs = seqs * 3 / 2 + 1)
     for (int64_t each = 1; each <= p->max_q_len && each * seqs <= p->max_tokens; each++)
       for (int packed = 0; packed < 2; packed++) {
-        nsai_decode_sizes sizes = {
-          p, scan, true, false, false, sms, each * seqs, seqs, packed, 7
-        };
+        nsai_decode_sizes sizes = { p,   scan,        NULL, true,   false, false,
+                                    sms, each * seqs, seqs, packed, 7 };
         nsai_decode_split s = nsai_decode_split_make(&sizes);
         int64_t parts = s.window_parts + s.selected_parts, units = s.tiles * p->model.kv_heads;
         assert_true(s.scan_parts >= 1 && s.scan_least >= 1);
@@ -70,6 +69,54 @@ static void test_places(void **state) {
   }
 }
 
+/* How decode_attend splits a step of so many sequences of `q_len` tokens, 16 heads to each of 4 KV heads; 64k. */
+static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection,
+                                  uint32_t branches) {
+  nsai_problem p = { .op = NSA_OP_DECODE,
+                     .selection = selection,
+                     .max_kv_len = 65536,
+                     .max_tokens = (int64_t)seqs * q_len,
+                     .max_seqs = seqs,
+                     .max_q_len = q_len };
+  p.model = (nsai_geometry){ .heads = 64,
+                             .kv_heads = 4,
+                             .block = 32,
+                             .stride = 16,
+                             .select_block = 64,
+                             .select_count = 16,
+                             .window = 512 };
+  nsai_kernel_spec scan = { .threads = 128, .tokens = q_len > 1 ? 4 : 1 };
+  nsai_constant_add(&scan, "kMinBlocks", 3);
+  return nsai_decode_split_make(&(nsai_decode_sizes){ &p, &scan, NULL, true, false, false, 132,
+                                                      p.max_tokens, seqs, false, branches });
+}
+
+/* Blocks of threads that take a window and then some of their tile's blocks; or apart, of single tokens and of
+ * ranges. */
+static void test_attend(void **state) {
+  (void)state;
+  const uint32_t all = 7, selected = 1u << NSA_SEL, window = 1u << NSA_WIN;
+  nsai_decode_split s = split_of(32, 4, NSA_SELECT_OWN, all);
+  assert_int_equal(s.tiles, 32);
+  assert_int_equal(s.selected_parts, 3); /* of 396 at once, 128 each */
+  assert_int_equal(s.window_parts, 1);
+  assert_int_equal(s.attend_units, 3 * 32);
+  s = split_of(4, 4, NSA_SELECT_BLOCKS, all);
+  assert_int_equal(s.attend_units, s.selected_parts * s.tiles);
+  assert_in_range(s.window_parts, 2,
+                  s.selected_parts); /* no part waits long for one with the window */
+  s = split_of(32, 4, NSA_SELECT_OWN, selected);
+  assert_int_equal(s.window_parts, 0);
+  assert_int_equal(s.attend_units, s.selected_parts * s.tiles);
+  s = split_of(32, 4, NSA_SELECT_OWN, window);
+  assert_int_equal(s.selected_parts, 0);
+  assert_int_equal(s.attend_units, s.window_parts * s.tiles);
+  s = split_of(8, 4, NSA_SELECT_RANGES, all);
+  assert_int_equal(s.attend_units, s.selected_parts * 4 * s.tiles + s.window_parts * s.tiles);
+  s = split_of(8, 1, NSA_SELECT_OWN, all);
+  assert_int_equal(s.attend_units, (s.selected_parts + s.window_parts) * s.tiles);
+}
+
 /* Which kernel takes so many sequences of 4 KV heads on 132 multiprocessors; 0: the chain. */
 static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
   nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = longest, .max_tokens = seqs };
@@ -79,7 +126,7 @@ static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
   p.max_q_len = 1;
   nsai_kernel_spec scan = { .threads = 128, .tokens = 1 };
   nsai_decode_split s = nsai_decode_split_make(
-      &(nsai_decode_sizes){ &p, &scan, chain, true, chain, 132, seqs, seqs, false, 7 });
+      &(nsai_decode_sizes){ &p, &scan, NULL, chain, true, chain, 132, seqs, seqs, false, 7 });
   if (s.single != NSAI_ROLES) assert_int_equal(s.scan_parts, 1);
   return s.single == NSAI_ROLES ? 0 : s.single;
 }
@@ -293,8 +340,8 @@ static void test_launches(void **state) {
   assert_int_equal(machine_record()->launch[0].grid_x, TOKENS);
   expect_launches(NAMES("kv_append"));
   decode(&r, 0);
-  /* a row of 6 heads a warp, 4 warps for a row */
-  assert_int_equal(machine_record()->launch[3].grid_x, TOKENS * 6);
+  /* two rows, of a token's 6, a warp; 8 warps for them */
+  assert_int_equal(machine_record()->launch[3].grid_x, TOKENS * 6 / 2);
   assert_int_equal(machine_record()->launch[1].grid_x, TOKENS * 2);
   expect_launches(NAMES("decode_scan", "decode_select", "decode_attend", "decode_combine"));
   decode(&r, 1u << NSA_CMP);
@@ -549,12 +596,12 @@ static void test_prefill(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_single),  cmocka_unit_test(test_ways),
-    cmocka_unit_test(test_places),  cmocka_unit_test(test_launches),
-    cmocka_unit_test(test_cluster), cmocka_unit_test(test_cluster_rules),
-    cmocka_unit_test(test_lists),   cmocka_unit_test(test_narrow_table),
-    cmocka_unit_test(test_full),    cmocka_unit_test(test_products),
-    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_single),        cmocka_unit_test(test_ways),
+    cmocka_unit_test(test_places),        cmocka_unit_test(test_attend),
+    cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
+    cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_lists),
+    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
+    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
