@@ -419,17 +419,33 @@ static void specify_many(const nsai_problem *p, const nsai_target *t,
 
 /* ---- decode_mma ---- */
 
+/* Of decode_scan: two teams of a block of threads share Q, and so four fit a multiprocessor in the place of
+ * three blocks of one. Registers are just enough where rows of a lane are one token's, stages begin and end on
+ * selection blocks, and nothing is counted; decode_attend's are not. */
+static nsai_tiles scan_tiles(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  const nsai_geometry *m = &p->model;
+  const nsai_tiles two = decode_tiles(8, 2, 2);
+  const bool plain = m->head_dim_qk == 128 && m->head_dim_v == 128 && !p->count_reads &&
+                     nsai_padded_group(m) % NSAI_DECODE_ROWS == 0 &&
+                     NSAI_DECODE_STEP % (m->select_block / m->stride) == 0;
+  if (plain && has_panels(m, t, scan_rows(p, t)) && s->of[NSAI_TILE_WARPS] == 4 &&
+      s->of[NSAI_TILE_BLOCKS] == 3 && nsai_holds_blocks(t, scan_shared(p, t, &two), 2))
+    return two;
+  return *s;
+}
+
 void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                              nsai_kernel_spec specs[NSAI_ROLES]) {
   const nsai_geometry *m = &p->model;
   bool selects = m->select_count && p->selection == NSA_SELECT_OWN;
+  const nsai_tiles scans = scan_tiles(p, t, s);
   nsai_kernel_spec *scan = &specs[NSAI_KERNEL_DECODE_SCAN];
   *scan = (nsai_kernel_spec){ .entry = "decode_scan",
-                              .shared_bytes = scan_shared(p, t, s),
+                              .shared_bytes = scan_shared(p, t, &scans),
                               .tokens = scan_rows(p, t) / nsai_padded_group(m) };
-  specify_stream(p, t, s, scan);
+  specify_stream(p, t, &scans, scan);
   nsai_constant_add(scan, "kSelectCount", selects ? m->select_count : 0);
-  if (selects) specify_select(p, t, s, &specs[NSAI_KERNEL_DECODE_SELECT]);
+  if (selects) specify_select(p, t, &scans, &specs[NSAI_KERNEL_DECODE_SELECT]);
   if (p->selection != NSA_SELECT_OWN) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
   if (p->max_probe_rows) nsai_specify_probe(p, t, &specs[NSAI_KERNEL_PROBE]);
   if (m->select_count || m->window) {
