@@ -206,6 +206,9 @@ static const large_world large_worlds[] = {
   { 2, 3 << 18, 1 << 20, 1 << 17, 16, 1, 4, 16, 32, 16, 64, 16, 512 },
   { 2, 3 << 15, 1 << 17, 1 << 14, 16, 1, 16, 128, 32, 16, 64, 16, 512 },
   { 1024, 0, 1 << 20, 100, 1, 9, 2, 16, 32, 16, 64, 6, 33, .longest = 700 },
+  /* fewer units than half of an H200's multiprocessors, and fewer than these */
+  { 14, 0, 6000, 1500, 1, 4, 16, 128, 32, 16, 64, 16, 512 },
+  { 28, 0, 3000, 700, 1, 4, 8, 96, 32, 16, 64, 12, 200 },
 };
 #define LARGE_WORLDS (sizeof large_worlds / sizeof *large_worlds)
 
