@@ -168,11 +168,27 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
 /* Raw keys of a token up to which waits, and not bytes, are what a step is bound by. (A guess.) */
 #define MOST_RAW_KEYS 8192
 
-/* While clusters of four run at once: with those of two the chain is as fast or faster (H200, 8 and 16
- * sequences of 64k: 56.0 and 70.5 us, the chain 48.7 and 70.3). Measured on Hopper alone. */
+/* Compressed keys of a token up to which that holds of clusters of two. */
+#define MOST_PAIR_KEYS 1024
+
+/* Whether a block of threads can rank its selection blocks at once, one a thread. Sequences of more stream longer
+ * than they wait, and the chain has all multiprocessors for them. */
+static bool ranks_at_once(const nsai_problem *p, const nsai_target *t) {
+  nsai_decider by;
+  nsai_tiles tiles = choose_cluster(p, t, &by);
+  return longest_stretch(p, &tiles) <= 32 * tiles.of[NSAI_TILE_WARPS];
+}
+
+/* While clusters of four run at once; and those of two, if nearly all multiprocessors have one of their blocks and
+ * sequences are short (H200, 16 sequences of 4k and 16k: 23.3 and 31.1 us, the chain 33.8 and 43.9; 8 of 64k 56.0
+ * and 48.7). Measured on Hopper alone. */
 bool nsai_sensible_decode_cluster(const nsai_problem *p, const nsai_target *t) {
   const nsai_geometry *m = &p->model;
-  return nsai_target_major(t) == 9 && 4 * units_of(p) <= blocks_at_once(4) &&
+  int64_t blocks = 2 * units_of(p), room = blocks_at_once(2);
+  bool pairs = blocks <= room && 8 * blocks >= 7 * room &&
+               nsai_block_count(m, p->max_kv_len) <= MOST_PAIR_KEYS;
+  return nsai_target_major(t) == 9 && (4 * units_of(p) <= blocks_at_once(4) || pairs) &&
+         (!m->select_count || ranks_at_once(p, t)) &&
          m->window + m->select_count * m->select_block <= MOST_RAW_KEYS;
 }
 

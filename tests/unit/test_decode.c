@@ -554,6 +554,15 @@ static void test_cluster_rules(void **state) {
   p.max_tokens = 1000;
   expect_cluster(&p, &h200, 2, NULL);
   assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_tokens = 16;
+  expect_cluster(&p, &h200, 2, NULL);
+  p.max_kv_len = 65536;
+  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_kv_len = 16384;
+  assert_true(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_tokens = 10;
+  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_kv_len = 65536;
   p.max_tokens = 1;
   assert_true(nsai_sensible_decode_cluster(&p, &h200));
   p.model.select_count = 64;
