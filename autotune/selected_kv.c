@@ -30,7 +30,11 @@ static int32_t kv_registers(const nsai_geometry *m) {
   int32_t keys = m->select_block, p = keys / 4, o = nsai_padded_dim(m->head_dim_v) / 2;
   if (m->dtype == NSA_BF16 && m->head_dim_v < 128) p *= 2; /* kSplitBlockP */
   int32_t scores = nsai_padded_dim(m->head_dim_qk) / 4 + keys / 2;
+  /* Measured: Dv 224 and 240 spill beside Dk 160 to 208, and do not beside 128 and less, and 256. */
+  bool odd_wide = nsai_padded_dim(m->head_dim_v) > 192 && nsai_padded_dim(m->head_dim_v) % 64 &&
+                  m->head_dim_qk > 128 && m->head_dim_qk < 256;
   int32_t rest = m->head_dim_qk % 64 == 0 && m->head_dim_v % 64 == 0 ? 40
+                 : odd_wide                                          ? 128
                  : m->head_dim_v > 128                               ? 72
                                                                      : 56;
   return (scores > p + o ? scores : p + o) + rest;
@@ -110,6 +114,7 @@ bool nsai_sensible_attend_selected_kv(const nsai_problem *p, const nsai_target *
   int32_t group = m->heads / m->kv_heads;
   if (t->caution == NSAI_MAX_CAUTION) return false; /* registers: the portable kernel serves */
   if (p->max_kv_len <= (int64_t)BREAK_EVEN_BLOCKS * m->select_block) return false;
+  if (kv_registers(m) > nsai_register_limit(32 * 4)) return false;
   return group <= 2 || (group <= 8 && p->overlap == NSA_OVERLAP_LOW);
 }
 
