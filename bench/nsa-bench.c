@@ -7,6 +7,7 @@
 #include "decode.h"
 #include "figures.h"
 #include "measure.h"
+#include "option.h"
 #include "problems.h"
 #include "report.h"
 #include "text.h"
@@ -107,21 +108,6 @@ static const struct argp_option options[] = {
 
 /* ---- the command line ------------------------------------------------------------------------ */
 
-static int64_t parse_length(const char *value, struct argp_state *state) {
-  int64_t length;
-  if (!nsai_parse_integer(value, 1, INT64_MAX, &length))
-    argp_error(state, "'%s' is not a number of tokens from 1", value);
-  return length;
-}
-
-static int32_t parse_count(const char *option, const char *value, int32_t most,
-                           struct argp_state *state) {
-  int64_t count;
-  if (!nsai_parse_integer(value, 1, most, &count))
-    argp_error(state, "--%s: '%s' is no number from 1 to %d", option, value, most);
-  return (int32_t)count;
-}
-
 /* "4096,65536": positive numbers. */
 static void parse_list(const char *value, int64_t *list, int *count, struct argp_state *state) {
   char *text = strdup(value), *rest = text, *item;
@@ -189,14 +175,17 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'f': a->filter = value; break;
   case 'l': a->list = 1; break;
   case OPT_BRANCHES: a->branches = 1; break;
-  case OPT_FROM: a->from = parse_length(value, state); break;
-  case OPT_TO: a->to = parse_length(value, state); break;
+  case OPT_FROM: a->from = chk_option_number("from", value, 1, INT64_MAX, state); break;
+  case OPT_TO: a->to = chk_option_number("to", value, 1, INT64_MAX, state); break;
   case OPT_CONTEXTS: parse_list(value, a->decode.contexts, &a->decode.context_count, state); break;
   case OPT_BATCHES: parse_list(value, a->decode.batches, &a->decode.batch_count, state); break;
-  case OPT_Q_LEN: a->decode.q_len = parse_count("q-len", value, INT32_MAX, state); break;
+  case OPT_Q_LEN:
+    a->decode.q_len = (int32_t)chk_option_number("q-len", value, 1, INT32_MAX, state);
+    break;
   case OPT_PAGE_SIZE:
-    a->decode.page_size =
-        strcmp(value, "0") ? parse_count("page-size", value, INT32_MAX, state) : NSA_NO_PAGES;
+    a->decode.page_size = strcmp(value, "0")
+                              ? (int32_t)chk_option_number("page-size", value, 1, INT32_MAX, state)
+                              : NSA_NO_PAGES;
     break;
   case OPT_FILL: a->fill = parse_fill(value, state); break;
   case 'd':
@@ -211,7 +200,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     a->session.overrides = a->overrides;
     break;
   case OPT_CACHE_DIR: a->session.cache_dir = value; break;
-  case 't': a->session.threads = parse_count("threads", value, CHK_MAX_THREADS, state); break;
+  case 't':
+    a->session.threads = (int32_t)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
+    break;
   case OPT_CSV: a->csv = value; break;
   case OPT_JSON: a->json = value; break;
   case OPT_MD: a->markdown = value; break;

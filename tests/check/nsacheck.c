@@ -5,7 +5,7 @@
  */
 #include "cases.h"
 #include "check.h"
-#include "text.h"
+#include "option.h"
 
 #include <argp.h>
 #include <fnmatch.h>
@@ -55,25 +55,16 @@ static void remember(arguments *a, const char *option, const char *value) {
   snprintf(a->repeat + used, sizeof a->repeat - used, " %s %s", option, value);
 }
 
-static int64_t parse_number(const char *value, int64_t least, int64_t most, const char *option,
-                            struct argp_state *state) {
-  int64_t number;
-  if (!nsai_parse_integer(value, least, most, &number))
-    argp_error(state, "--%s: '%s' is no number from %lld to %lld", option, value, (long long)least,
-               (long long)most);
-  return number;
-}
-
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
   case 'l': a->list = 1; break;
   case 'f': a->filter = value; break;
   case 'p': a->problem = value; break;
-  case 's': a->seed = (uint64_t)parse_number(value, 0, INT64_MAX, "seed", state); break;
-  case 'n': a->count = parse_number(value, 0, INT64_MAX, "count", state); break;
+  case 's': a->seed = (uint64_t)chk_option_number("seed", value, 0, INT64_MAX, state); break;
+  case 'n': a->count = chk_option_number("count", value, 0, INT64_MAX, state); break;
   case 't':
-    a->session.threads = (int)parse_number(value, 1, CHK_MAX_THREADS, "threads", state);
+    a->session.threads = (int)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
     break;
   case 'j': a->json = 1; break;
   case 'd':

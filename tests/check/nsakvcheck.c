@@ -5,7 +5,7 @@
  * worlds.
  */
 #include "kv_world.h"
-#include "text.h"
+#include "option.h"
 
 #include <argp.h>
 #include <stdlib.h>
@@ -68,21 +68,12 @@ static const struct argp_option options[] = {
   { 0 }
 };
 
-static int64_t parse_number(const char *value, int64_t least, int64_t most, const char *option,
-                            struct argp_state *state) {
-  int64_t number;
-  if (!nsai_parse_integer(value, least, most, &number))
-    argp_error(state, "--%s: '%s' is no number from %lld to %lld", option, value, (long long)least,
-               (long long)most);
-  return number;
-}
-
 static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
-  case 's': a->seed = (uint64_t)parse_number(value, 0, INT64_MAX, "seed", state); break;
-  case 'n': a->count = parse_number(value, 1, INT64_MAX, "count", state); break;
-  case 'l': a->longest = (int32_t)parse_number(value, 64, 1 << 20, "longest", state); break;
+  case 's': a->seed = (uint64_t)chk_option_number("seed", value, 0, INT64_MAX, state); break;
+  case 'n': a->count = chk_option_number("count", value, 1, INT64_MAX, state); break;
+  case 'l': a->longest = (int32_t)chk_option_number("longest", value, 64, 1 << 20, state); break;
   case 'd':
     if (nsai_trial_device_parse(value, &a->device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
@@ -99,8 +90,8 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_SEARCHED: a->searched = true; break;
   case OPT_LARGE: a->large = true; break;
   case OPT_SPREAD: a->spread = true; break;
-  case OPT_SOAK: a->soak = parse_number(value, 1, INT64_MAX, "soak", state); break;
-  case OPT_EVERY: a->every = parse_number(value, 1, INT32_MAX, "every", state); break;
+  case OPT_SOAK: a->soak = chk_option_number("soak", value, 1, INT64_MAX, state); break;
+  case OPT_EVERY: a->every = chk_option_number("every", value, 1, INT32_MAX, state); break;
   case OPT_CACHE_DIR: a->cache_dir = value; break;
   case OPT_TIME_LIMIT:
     if (nsai_trial_seconds_parse(value, &a->time_limit))
