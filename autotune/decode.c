@@ -99,17 +99,17 @@ static int32_t row_registers(const nsai_geometry *m) {
   return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4;
 }
 
-/* kSharedQ of common/key_stream.cuh: O leaves a thread no registers for Q. */
+/* kSharedQ of common/key_stream_teams.cuh: O leaves a thread no registers for Q. */
 static bool has_shared_q(const nsai_geometry *m) { return row_registers(m) > 144; }
 
-/* kDrafts of common/key_stream.cuh: a team takes two steps at once, with Q in shared memory. */
+/* kDrafts of common/key_stream_teams.cuh: a team takes two steps at once, with Q in shared memory. */
 static bool has_drafts(const nsai_geometry *m, int32_t rows) {
   return rows >= 4 * NSAI_DECODE_ROWS && m->head_dim_qk + m->head_dim_v <= 256;
 }
 
 static uint32_t greater(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
-/* kPanels of common/key_stream.cuh. */
+/* kPanels of common/key_stream_teams.cuh. */
 static bool has_panels(const nsai_geometry *m, const nsai_target *t, int32_t rows) {
   return has_wgmma(t) && has_drafts(m, rows) && rows == PANEL_ROWS;
 }

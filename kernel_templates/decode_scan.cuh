@@ -19,6 +19,7 @@
 #include "common/decode.cuh"
 #include "common/decode_scan.cuh"
 #include "common/key_stream.cuh"
+#include "common/key_stream_parts.cuh"
 #include "common/launch.cuh"
 #include "common/params_cache.h"
 

@@ -28,6 +28,7 @@
 #include "common/decode_union.cuh"
 #include "common/epilogue.cuh"
 #include "common/key_stream.cuh"
+#include "common/key_stream_parts.cuh"
 #include "common/launch.cuh"
 #include "common/params_cache.h"
 
