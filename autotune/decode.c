@@ -193,7 +193,7 @@ static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
 static nsai_tiles choose_decode(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   int32_t wanted = t->caution || decode_registers(&p->model) > 224 ? 1 : 2;
-  /* Warps that do mma.sync, as those of ranges do, have no registers for a third. */
+  /* Registers: warps that do mma.sync, and those of a token's ranges, leave none for a third. */
   if (wanted == 2 && has_panels(&p->model, t, scan_rows(p, t)) && p->selection != NSA_SELECT_RANGES)
     wanted = 3;
   int32_t least = most_rows(p, t) / NSAI_DECODE_ROWS;
@@ -236,7 +236,8 @@ const nsai_space nsai_space_decode = {
   cost_decode,
 };
 
-/* The constants that the kernels of the chain agree on: common/decode.cuh. */
+/* The constants that the kernels of the chain agree on: common/decode.cuh. kWarps, which says how runs fall, is
+ * decode_scan's and decode_select's together; the others have their own. */
 static void add_decode(nsai_kernel_spec *spec, const nsai_problem *p, const nsai_target *t,
                        const nsai_tiles *s) {
   const nsai_geometry *m = &p->model;
@@ -338,9 +339,7 @@ void nsai_legal_decode_whole(const nsai_problem *p, const nsai_target *t, nsai_r
   if (!has_whole_registers(p))
     nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers",
                 p->model.head_dim_v, p->model.head_dim_qk);
-  if (whole_shared(p, t, &least) > t->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here",
-                whole_shared(p, t, &least), t->shared_bytes);
+  nsai_fit_block(t, whole_shared(p, t, &least), reasons);
 }
 
 static int64_t most_units(const nsai_problem *p, const nsai_kernel_spec *scan, int32_t sms) {

@@ -51,7 +51,7 @@ struct SharedPlan {
   union {
     KeyStream<Config, kTileTiles>::Shared tile;
     KeyStream<Config, kListTiles>::Shared listed;
-    int lists[UnionShared<Config>::kEntries]; // done with when Q comes
+    int lists[Config::kRanges ? 1 : UnionShared<Config>::kEntries]; // done with when Q comes
   };
   ListsShared<Config, Config::kRanges>::Type of;
 };

@@ -4,13 +4,14 @@
 // Attention of few rows over many keys of a cache, for decode_scan and decode_attend: bound by memory.
 //
 // A CTA has kRows = 16 * kRowTiles rows and kTeams teams of kRowTiles warps. A team runs through keys of
-// its own, 16 at a time, through a ring of kStages stages of its own; a warp of it has an m16 tile of
-// rows. So nothing but a team waits, and kStages - 1 steps of every team are on their way all the time:
-// at D 128 with 4 teams of 3 stages 64 KB a CTA. At the end the teams' results are added up.
+// its own, a stage of kStageKeys (16; of drafts 32) at a time, through a ring of kStages stages of its own;
+// a warp of it has an m16 tile of rows. So nothing but a team waits, and kStages - 1 stages of every team
+// are on their way all the time: at D 128 with 4 teams of 3 stages of 16 64 KB a CTA. At the end the teams'
+// results are added up (common/key_stream_parts.cuh).
 //
-//   ring   [kTeams][kStages] { K [16, Dk] | V [16, Dv] }, then the same memory as O [kTeams][kRows, Dv]
+//   ring   [kTeams][kStages] { K [keys, Dk] | V [keys, Dv] }, then the same memory as O [kTeams][kRows, Dv]
 //   Q      in registers or, where those of O leave no room, in shared memory before the ring
-//   rows   each lane finds one key's row two steps ahead: page lists are read in good time
+//   rows   each lane finds one key's row a stage before its copy: page lists are read in good time
 //
 // Which keys a team sees, its caller says by a policy `Keys`:
 //

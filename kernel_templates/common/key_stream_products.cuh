@@ -45,6 +45,13 @@ NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const QueryRows<C> &ro
   }
 }
 
+// Chunk `i` of the rows of Q into tile Q.
+template <class C, class Q> NSAI_DEVICE void copy_query(u32 sQ, const QueryRows<C> &rows, int i) {
+  const int row = i / Q::kChunks, chunk = i % Q::kChunks;
+  const bool present = rows.present(row) && chunk * 8 < C::kHeadDimQk;
+  copy_async_16(sQ + Q::offset(row, chunk), present ? rows.at(row) + chunk * 8 : rows.q.data, present);
+}
+
 // The warp's rows of Q. Every thread takes part.
 template <class C, int kRowTiles>
 NSAI_DEVICE Queries<KeyStream<C, kRowTiles>>
@@ -55,12 +62,7 @@ load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStre
   Queries<S> queries = {};
   if constexpr (S::kQShared) {
     const u32 sQ = shared_address(shared.keys);
-    for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads) {
-      const int row = i / Q::kChunks, chunk = i % Q::kChunks;
-      const bool present = rows.present(row) && chunk * 8 < C::kHeadDimQk;
-      copy_async_16(sQ + Q::offset(row, chunk), present ? rows.at(row) + chunk * 8 : rows.q.data,
-                    present);
-    }
+    for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads) copy_query<C, Q>(sQ, rows, i);
     copy_async_commit();
     copy_async_wait<0>();
     if constexpr (S::kPanels) shared_proxy_fence();
