@@ -259,7 +259,8 @@ static nsai_role way_of(const nsai_problem *p, const nsai_kernel_spec specs[NSAI
 void nsai_decode_write_ways(const nsai_problem *p, const nsai_kernel_spec specs[NSAI_ROLES],
                             int32_t sms, nsai_writer *text) {
   int32_t most = (int32_t)smaller(p->max_seqs, p->max_tokens), ways = 0;
-  if (!specs[NSAI_KERNEL_DECODE_SCAN].entry || !specs[NSAI_KERNEL_DECODE_WHOLE].entry) return;
+  bool single = specs[NSAI_KERNEL_DECODE_WHOLE].entry || specs[NSAI_KERNEL_DECODE_WIDE].entry;
+  if (!specs[NSAI_KERNEL_DECODE_SCAN].entry || !single) return;
   nsai_write(text, "  steps of one token:");
   for (int32_t seqs = 1, end; seqs <= most; seqs = end + 1) {
     nsai_role way = way_of(p, specs, sms, seqs);
@@ -285,6 +286,6 @@ nsai_decode_most nsai_decode_most_of(const nsai_problem *p, const nsai_kernel_sp
   return (nsai_decode_most){ .tiles = tiles,
                              .scan_places = larger(room, tiles * m->kv_heads * even_parts(p)),
                              /* Parts of either branch round up; a tile's are all its tokens'. */
-                             .attend_places = 2 * attends * scan->tokens +
+                             .attend_places = 2 * attends * tile_tokens(p, scan) +
                                               units * (2 + ceil_div(steps, LONGEST_ATTEND)) };
 }

@@ -191,6 +191,10 @@ static void test_ways(void **state) {
   specs[NSAI_KERNEL_DECODE_WHOLE].entry = NULL;
   w = nsai_writer_open(text, sizeof text);
   nsai_decode_write_ways(&p, specs, 132, &w);
+  assert_non_null(strstr(text, " by one of 256 threads")); /* beside the chain */
+  specs[NSAI_KERNEL_DECODE_WIDE].entry = NULL;
+  w = nsai_writer_open(text, sizeof text);
+  nsai_decode_write_ways(&p, specs, 132, &w);
   assert_int_equal(w.used, 0); /* there is one way */
 }
 
@@ -431,6 +435,8 @@ static void expect_checked(decode_run *r, nsa_status status, const char *text, i
   machine_expect("append",
                  nsa_kv_append(r->append, &r->m.exec, &r->batch, &r->cache, &r->fresh, NULL),
                  status, text);
+  assert_int_equal(record->launches > 0, status == NSA_OK);
+  record->launches = 0;
   machine_expect("decode", nsa_decode(r->decode, &r->m.exec, &r->batch, &r->io), status, text);
   assert_int_equal(record->launches > 0, status == NSA_OK);
   assert_int_equal(record->waits, waits);
