@@ -51,7 +51,7 @@ void chk_kv_form_plain(chk_kv_form *form);
  * tokens. */
 void chk_kv_form_searched(chk_kv_form *form);
 /* Makes a random one into one of many sequences, or of sequences of up to 2^20 tokens, in rows or in pages,
- * of steps of `op` or, where that is 0, of decode or prefill: 20 of them, by their seeds from 1 on. */
+ * of steps of `op` or, where that is 0, of decode or prefill: 28 of them, by their seeds from 1 on. */
 void chk_kv_form_large(int32_t op, chk_kv_form *form);
 /* Makes steps of a random one into steps of a prefill. */
 void chk_kv_form_prefill(chk_kv_form *form);

@@ -54,7 +54,7 @@ static const struct argp_option options[] = {
   { "searched", OPT_SEARCHED, 0, 0,
     "Models alone that search up to 32 blocks of some thousands of tokens", 0 },
   { "large", OPT_LARGE, 0, 0,
-    "Worlds alone of 256 and 1024 sequences, and of 128k and 1M tokens: 20 by their seeds from 1 "
+    "Worlds alone of 256 and 1024 sequences, and of 128k and 1M tokens: 28 by their seeds from 1 "
     "on",
     0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },

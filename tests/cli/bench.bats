@@ -99,9 +99,18 @@ PY
   model='fwd:h4/2:d64/64:w64'
   run -0 --separate-stderr bench decode --device cpu --problem "$model" --contexts 64,300 --batches 1,3 \
     --q-len 2 --page-size 16 --csv cells.csv --svg . --json cells.json --md cells.md --commit abc
-  # What is drawn of the CSV is what was drawn of the cells, to the digits that it has.
   bench plot cells.csv --svg again
   diff <(grep '<text' decode-speed.svg) <(grep '<text' again/cells-speed.svg)
+  python3 - <<'PY'
+# What is drawn of the CSV is what was drawn of the cells, to the digits that it has.
+import re
+def curves(name):
+    return [[float(x) for x in re.split("[ ,]+", p.strip())]
+            for p in re.findall(r'<polyline[^>]* points="([^"]*)"', open(name).read())]
+cells, again = curves("decode-speed.svg"), curves("again/cells-speed.svg")
+assert cells and [len(c) for c in cells] == [len(c) for c in again]
+assert all(abs(x - y) < 0.3 for c, d in zip(cells, again) for x, y in zip(c, d))
+PY
   cp cells.csv first.csv
   [[ $(jq -r '.commit, .device, .page_size, (.cells | length)' cells.json) == $'abc\ncpu\n16\n4' ]]
   jq -e '.cells[3] | .context == 300 and .batch == 3 and .ms_total > 0 and .ms_dense == null and .note == ""' cells.json
