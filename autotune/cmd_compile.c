@@ -126,7 +126,7 @@ static int64_t parse_count(const char *option, const char *text, int64_t limit,
 static void parse_seed(arguments *a, const char *text, struct argp_state *state) {
   int64_t seed;
   if (!nsai_parse_integer(text, 0, INT64_MAX, &seed))
-    argp_error(state, "--seed: \"%s\" is no whole number", text);
+    argp_error(state, "--seed: \"%s\" is no number from 0 to %lld", text, (long long)INT64_MAX);
   a->seed = (uint64_t)seed;
   a->has_seed = true;
 }

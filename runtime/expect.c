@@ -129,10 +129,11 @@ nsa_status nsai_expect_places(const nsai_check *check, const nsa_tensor *t, cons
   for (int i; (i = next_dimension(t, done)) >= 0; done |= 1u << i) {
     uint64_t stride = distance(t->stride[i]), more;
     if (stride < extent)
-      return nsai_fail(NSA_E_ARG,
-                       "%s has stride[%d] = %lld, and its elements lie on each other: give each of "
-                       "the %lld a place of its own",
-                       name, i, (long long)t->stride[i], (long long)t->shape[i]);
+      return nsai_fail(
+          NSA_E_ARG,
+          "%s has stride[%d] = %lld, and its elements lie on or between each other: give "
+          "each of the %lld a place of its own",
+          name, i, (long long)t->stride[i], (long long)t->shape[i]);
     if (__builtin_mul_overflow(stride, (uint64_t)t->shape[i] - 1, &more) ||
         __builtin_add_overflow(extent, more, &extent))
       extent = UINT64_MAX;

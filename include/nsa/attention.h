@@ -243,7 +243,8 @@ typedef struct nsa_gate {
 } nsa_gate;
 
 /* The tensors of a run. Outputs other than `o` are optional. None may share memory with another tensor
- * of the call, nor two elements of one, but for `reads`: strides by which they do are refused. */
+ * of the call, nor two elements of one, but for `reads`: strides by which they do are refused, and those by which
+ * an output's dimensions do not nest, in whatever order. */
 typedef struct nsa_io {
   uint32_t struct_size;
   float softmax_scale; /* 0: Dk^-1/2 */

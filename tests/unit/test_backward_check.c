@@ -93,7 +93,7 @@ static void test_each_tensor(void **state) {
     *x = good;
     if (x == &g.d_o || x->ndim == 1) continue; /* an input; one row */
     x->stride[0] = 0;
-    refuse(&m, &t->io, &g, "has stride[0] = 0, and its elements lie on each other");
+    refuse(&m, &t->io, &g, "has stride[0] = 0, and its elements lie on or between each other");
     *x = good;
   }
   accept(&m, "good", &g);

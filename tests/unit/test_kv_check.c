@@ -163,8 +163,9 @@ static void overlap(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int
   nsa_tensor good = *t;
   char what[96];
   t->stride[dim] = stride;
-  snprintf(what, sizeof what, "%s has stride[%d] = %lld, and its elements lie on each other", name,
-           dim, (long long)stride);
+  snprintf(what, sizeof what,
+           "%s has stride[%d] = %lld, and its elements lie on or between each other", name, dim,
+           (long long)stride);
   refuse(c, run, what, what);
   *t = good;
 }
