@@ -22,7 +22,12 @@ NSAI_DEVICE u64 l2_policy(bool once) {
   return once ? first : normal;
 }
 
-// copy_async_16() by such a policy.
+// The same address in shared memory, but the compiler does not know that all lanes agree on it. Where it
+// does, a copy by a policy may add a uniform register to a lane's, and up to 13.3 ptxas loses its number:
+// runtime/machine_code.h.
+NSAI_DEVICE u32 lane_address(u32 shared) { return (u32)max((int)shared, (int)~threadIdx.x); }
+
+// copy_async_16() by such a policy, to an address made of lane_address().
 NSAI_DEVICE void copy_async_16(u32 to_shared, const void *from_global, bool present, u64 policy) {
   asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to_shared),
                "l"(from_global), "r"(present ? 16 : 0), "l"(policy)

@@ -45,7 +45,8 @@ NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int 
   return KeyPlace{ index, index < 0 ? 0 : rows.page(index) };
 }
 
-// K (kToken) or V of a stage into tile T; `from`: the tensor's rows of one head. All lanes take part.
+// K (kToken) or V of a stage into tile T, a lane_address(); `from`: the tensor's rows of one head. All lanes
+// take part.
 template <class T, int kKeys, int kDim, int kThreads, bool kToken, class Rows, class Counter>
 NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, const Rows &rows,
                            const KeyPlace &place, int thread, u64 policy, Counter &counter) {
@@ -124,7 +125,7 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
   // And, beside warps of other rows, where those end that some of them see.
   const int any_end = kRowTiles == 1 ? limit : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
   auto copy = [&](int step, const KeyPlace &place) {
-    const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
+    const u32 stage = lane_address(ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes);
     if (step < end) {
       copy_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kTeamThreads, true>(
           stage, pair.k, gK, lists, place, thread, policy, counter);
