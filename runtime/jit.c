@@ -20,6 +20,7 @@
 #include "arch.h"
 #include "jit_dump.h"
 #include "jit_log.h"
+#include "machine_code.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -245,8 +246,7 @@ static nsa_status take_cubin(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program
 static nsa_status fail_refused(const nsai_jit_request *request, const char *why) {
   return nsai_fail(NSA_E_COMPILE,
                    "kernel %s for %s is refused: %s; smaller tiles are "
-                   "tried where there are any. Another NVRTC (`%s` or $%s) may need fewer "
-                   "registers.",
+                   "tried where there are any. Another NVRTC (`%s` or $%s) may do better.",
                    request->name, request->arch, why, nsai_nvrtc_spec.config_key,
                    nsai_nvrtc_spec.env);
 }
@@ -274,9 +274,22 @@ static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request,
                    request->arch, errors);
 }
 
-/* A kernel that spills, or whose wgmma run one after the other, is refused. */
-static nsa_status judge(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_image *image) {
+/* The first NVRTC that loses no copy's register: machine_code.h. */
+#define KEEPS_REGISTERS_SINCE 1304
+
+static int64_t find_lost_register(const nsai_nvrtc *nvrtc, const nsai_jit_request *request,
+                                  const nsai_kernel_image *image) {
+  if (100 * nvrtc->major + nvrtc->minor >= KEEPS_REGISTERS_SINCE ||
+      nsai_arch_find(request->arch)->major < 9)
+    return -1;
+  return nsai_find_lost_register(image->cubin, image->size);
+}
+
+/* A kernel that spills, whose wgmma run one after the other, or whose machine code is wrong, is refused. */
+static nsa_status judge(nsai_jit *jit, const nsai_nvrtc *nvrtc, const nsai_jit_request *request,
+                        nsai_kernel_image *image) {
   nsai_jit_figures figures;
+  const int64_t lost = find_lost_register(nvrtc, request, image);
   nsai_jit_read_log(image->log, &figures);
   image->registers = figures.registers;
   image->spill_bytes = figures.spill_bytes;
@@ -289,12 +302,16 @@ static nsa_status judge(nsai_jit *jit, const nsai_jit_request *request, nsai_ker
            request->name, request->arch, image->compile_ms, image->size, (int)image->registers,
            (int)image->shared_bytes);
   nsai_log_lines(jit->logger, NSA_LOG_TRACE, "jit", image->log);
-  image->refused = image->spill_bytes || image->serial_wgmma;
+  image->refused = image->spill_bytes || image->serial_wgmma || lost >= 0;
   if (!image->refused) return NSA_OK;
   char why[640];
   if (image->spill_bytes)
     snprintf(why, sizeof why, "it spills %d bytes of registers (%d registers, %d bytes of stack)",
              (int)image->spill_bytes, (int)image->registers, (int)image->stack_bytes);
+  else if (lost >= 0)
+    snprintf(why, sizeof why,
+             "NVRTC %d.%d lost the uniform register of its copy at 0x%llx (13.4 does not)",
+             (int)nvrtc->major, (int)nvrtc->minor, (unsigned long long)lost);
   else
     snprintf(why, sizeof why, "the assembler serialised its wgmma (%s)", figures.remark);
   return fail_refused(request, why);
@@ -342,7 +359,7 @@ nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request,
   if (result == NSAI_NVRTC_COMPILATION) NSAI_TRY_TO(fail, fail_compile(jit, request, out));
   NSAI_TRY_TO(fail, nsai_nvrtc_status(nvrtc, result, "nvrtcCompileProgram"));
   NSAI_TRY_TO(fail, take_cubin(nvrtc, program, out));
-  NSAI_TRY_TO(fail, judge(jit, request, out));
+  NSAI_TRY_TO(fail, judge(jit, nvrtc, request, out));
   /* The id is written once, by the open above, and constant from then on. */
   memcpy(out->compiler_id, jit->compiler_id, sizeof out->compiler_id);
   nvrtc->nvrtcDestroyProgram(&program);

@@ -42,7 +42,7 @@ typedef struct nsai_jit_request {
  *
  * NSA_E_COMPILE: the compiler's first errors with file and line; or, with out->refused, the kernel
  * spills registers or has serialised wgmma (both make a variant useless, so neither is accepted,
- * and a kernel with smaller tiles may do).
+ * and a kernel with smaller tiles may do), or its machine code is wrong: machine_code.h.
  * NSA_E_UNSUPPORTED (an architecture that this library or this NVRTC does not know),
  * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (a given NVRTC is newer than the driver), NSA_E_NOMEM. */
 nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_image *out);

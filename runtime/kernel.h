@@ -26,7 +26,7 @@ typedef struct nsai_kernel_image {
   double compile_ms;    /* 0 when the image came from the disk cache */
   char *log;            /* the compiler's log; NULL when the image came from the cache */
   char compiler_id[NSAI_COMPILER_ID_CHARS];
-  bool refused; /* it compiled, but spills or has serialised wgmma: not given out, see jit.h */
+  bool refused; /* it compiled, but not well: not given out, see jit.h */
 } nsai_kernel_image;
 
 /* Frees the contents and zeroes the struct; a zeroed struct is fine. */

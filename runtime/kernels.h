@@ -16,8 +16,7 @@ typedef struct nsai_kernel_request {
   bool on_trial;                 /* what is loaded for it goes with nsai_kernels_end_trial */
   nsa_progress_fn progress;
   void *user;
-  bool refused; /* out, of a failure: a kernel compiled, but spills registers or has serialised
-                   wgmma; other tiles may do */
+  bool refused; /* out, of a failure: a kernel compiled, but not well (jit.h); other tiles may do */
 } nsai_kernel_request;
 
 /* Makes every kernel of the request: found in memory, else in the disk cache, else compiled, all

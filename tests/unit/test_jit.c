@@ -14,8 +14,10 @@
 #include "arch.h"
 #include "jit.h"
 #include "jit_log.h"
+#include "machine_code.h"
 #include "writer.h"
 
+#include <elf.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -217,6 +219,109 @@ static void test_starved_is_refused(void **state) {
   assert_non_null(strstr(nsa_last_error(), "kernel starved for sm_90a is refused: "));
   assert_int_equal(image.refused, 1);
   nsai_jit_destroy(jit);
+}
+
+/* A loop of copies by a policy to ADDRESS(a place that all lanes agree on) + a lane's offset. */
+#define COPIES(address)                                                                            \
+  "#include \"common/copy.cuh\"\n"                                                                 \
+  "extern \"C\" __global__ void copies(const char *from, int bytes, int count, float *to) {\n"     \
+  "  extern __shared__ __align__(1024) char shared[];\n"                                           \
+  "  const u64 policy = l2_policy(true);\n"                                                        \
+  "  const u32 ring = shared_address(shared);\n"                                                   \
+  "  const u32 offset = (threadIdx.x % 128) * 16 ^ (threadIdx.x / 8 % 8 * 16);\n"                  \
+  "  for (int i = 0; i < count; ++i)\n"                                                            \
+  "    copy_async_16(" address                                                                     \
+  "(ring + i % 3 * 4096) + offset, from + threadIdx.x * 16 + i * bytes,\n"                         \
+  "                  bytes > (int)threadIdx.x, policy);\n"                                         \
+  "  copy_async_commit();\n"                                                                       \
+  "  copy_async_wait<0>();\n"                                                                      \
+  "  to[threadIdx.x] = *(float *)(shared + threadIdx.x * 4);\n"                                    \
+  "}\n"
+
+/* Copies whose uniform register the compiler loses are refused; lane_address() gives them none. */
+static void test_lost_register(void **state) {
+  (void)state;
+  if (!have_nvrtc()) skip();
+  const nsai_nvrtc *nvrtc;
+  assert_int_equal(nsai_nvrtc_open(&(nsai_library_query){ NULL, 0 }, NULL, &nvrtc), NSA_OK);
+  const int32_t version = 100 * nvrtc->major + nvrtc->minor;
+  const bool loses = 1209 <= version && version <= 1303; /* all of these were tried */
+  nsai_jit *jit = make_jit();
+  for (int32_t i = 0; nsai_arch_at(i); i++) {
+    nsai_jit_request request = { "copies", COPIES("lane_address"), nsai_arch_at(i)->name, false };
+    nsai_kernel_image image;
+    nsa_status status = nsai_jit_compile(jit, &request, &image);
+    if (status == NSA_E_UNSUPPORTED) continue;
+    if (status != NSA_OK) fail_msg("%s", nsa_last_error());
+    assert_int_equal(nsai_find_lost_register(image.cubin, image.size), -1);
+    nsai_kernel_image_fini(&image);
+  }
+  nsai_jit_request request = { "copies", COPIES(""), "sm_90a", false };
+  nsai_kernel_image image;
+  nsa_status status = nsai_jit_compile(jit, &request, &image);
+  if (loses) {
+    assert_int_equal(status, NSA_E_COMPILE);
+    assert_non_null(strstr(nsa_last_error(), "lost the uniform register of its copy at 0x"));
+    assert_true(image.refused);
+  } else if (version > 1303) {
+    assert_int_equal(status, NSA_OK);
+  }
+  nsai_kernel_image_fini(&image);
+  nsai_jit_destroy(jit);
+}
+
+/* One function of two instructions, as an image of the sections' table and it. */
+typedef struct small_image {
+  Elf64_Ehdr header;
+  Elf64_Shdr section;
+  unsigned char code[40];
+} small_image;
+
+static small_image make_image(void) {
+  small_image x = { 0 };
+  memcpy(x.header.e_ident, ELFMAG, SELFMAG);
+  x.header.e_ident[EI_CLASS] = ELFCLASS64;
+  x.header.e_shentsize = sizeof x.section;
+  x.header.e_shoff = offsetof(small_image, section);
+  x.header.e_shnum = 1;
+  x.section = (Elf64_Shdr){ .sh_type = SHT_PROGBITS,
+                            .sh_flags = SHF_EXECINSTR,
+                            .sh_offset = offsetof(small_image, code),
+                            .sh_size = sizeof x.code };
+  /* LDGSTS.E.BYPASS.128 [R13+UR0+0x2000], desc[UR1][R4.64], P1, as NVRTC 13.0 wrote it. */
+  static const unsigned char copy[16] = { 0xae, 0x7d, 0x0d, 0x04, 0x00, 0x00, 0x00, 0x02,
+                                          0x40, 0x1c, 0x90, 0x08, 0x00, 0xe2, 0x03, 0x00 };
+  memcpy(x.code + 16, copy, sizeof copy);
+  return x;
+}
+
+static int64_t find_in(small_image x) { return nsai_find_lost_register(&x, sizeof x); }
+
+static void test_finds_lost_register(void **state) {
+  (void)state;
+  small_image x = make_image();
+  assert_int_equal(find_in(x), 16);
+  x.code[24] = 0x50; /* UR16, as ptxas 13.4 writes it */
+  assert_int_equal(find_in(x), -1);
+  x = make_image(), x.code[17] = 0x7f; /* no uniform register takes part */
+  assert_int_equal(find_in(x), -1);
+  x = make_image(), x.section.sh_flags = 0;
+  assert_int_equal(find_in(x), -1);
+  x = make_image(), x.section.sh_size = 31;
+  assert_int_equal(find_in(x), -1);
+  x = make_image(), x.section.sh_size = UINT64_MAX;
+  assert_int_equal(find_in(x), -1);
+  x = make_image(), x.section.sh_offset = UINT64_MAX - 8;
+  assert_int_equal(find_in(x), -1);
+  x = make_image(), x.header.e_shoff = sizeof x - 8;
+  assert_int_equal(find_in(x), -1);
+  x = make_image(), x.header.e_shoff = UINT64_MAX;
+  assert_int_equal(find_in(x), -1);
+  x = make_image(), x.header.e_ident[0] = 0;
+  assert_int_equal(find_in(x), -1);
+  x = make_image();
+  for (size_t size = 0; size < sizeof x.header; size++)
+    assert_int_equal(nsai_find_lost_register(&x, size), -1);
 }
 
 static void test_log_figures(void **state) {
@@ -482,6 +587,8 @@ int main(void) {
     cmocka_unit_test(test_unknown_arch),
     cmocka_unit_test(test_spills_are_refused),
     cmocka_unit_test(test_starved_is_refused),
+    cmocka_unit_test(test_lost_register),
+    cmocka_unit_test(test_finds_lost_register),
     cmocka_unit_test(test_key_is_the_same_before_and_after_opening),
     cmocka_unit_test(test_search),
     cmocka_unit_test(test_newer_than_the_driver),
