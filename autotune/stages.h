@@ -137,6 +137,9 @@ bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *
 bool nsai_sensible_attend_selected_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_selected_window_wgmma(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_backward_wgmma(const nsai_problem *, const nsai_target *);
+bool nsai_specify_decode_flow(const nsai_problem *problem, const nsai_target *target, int32_t warps,
+                              int32_t blocks, int32_t cluster, nsai_kernel_spec *spec);
+
 bool nsai_sensible_decode_cluster(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
 

@@ -23,6 +23,7 @@ static nsai_decode_split split_of(const nsai_run *run) {
                               .chain = specs[NSAI_KERNEL_DECODE_SCAN].entry,
                               .whole = specs[NSAI_KERNEL_DECODE_WHOLE].entry,
                               .wide = specs[NSAI_KERNEL_DECODE_WIDE].entry,
+                              .pair = specs[NSAI_KERNEL_DECODE_PAIR].entry,
                               .sms = run->plan->ctx->target.sms,
                               .tokens = run->sizes.tokens,
                               .num_seqs = run->sizes.num_seqs,
@@ -132,7 +133,10 @@ static nsa_status enqueue_chain(const nsai_run *run) {
   const int64_t tokens = run->sizes.tokens;
   const int64_t scans = split.tiles * m->kv_heads * split.scan_parts;
   NsaiDecode p = decode_params(run, &split);
-  if (split.single != NSAI_ROLES) return launch(run, split.single, split.tiles * m->kv_heads, &p);
+  if (split.single != NSAI_ROLES) {
+    const int32_t cluster = run->plan->choice.specs[split.single].cluster;
+    return launch(run, split.single, split.tiles * m->kv_heads * (cluster ? cluster : 1), &p);
+  }
   if (has_branch(run, NSA_CMP) || selects(run) || probes(run))
     NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SCAN, scans, &p));
   if (selects(run)) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SELECT, tokens * m->kv_heads, &p));

@@ -35,8 +35,8 @@ typedef struct nsai_decode_sizes {
   const nsai_kernel_spec *scan; /* nsai_decode_scan_spec() */
   const nsai_kernel_spec
       *attend; /* NULL: as many blocks of threads fit a multiprocessor as of `scan` */
-  bool chain, whole,
-      wide;    /* the plan has decode_scan and what follows, NSAI_KERNEL_DECODE_WHOLE, _WIDE */
+  bool chain, whole, wide,
+      pair; /* the plan has decode_scan and what follows, NSAI_KERNEL_DECODE_WHOLE, _WIDE, _PAIR */
   int32_t sms; /* 0: unknown */
   int64_t tokens;
   int32_t num_seqs;
@@ -50,12 +50,15 @@ const nsai_kernel_spec *nsai_decode_scan_spec(const nsai_kernel_spec specs[NSAI_
 /* decode_attend's, or NULL. */
 const nsai_kernel_spec *nsai_decode_attend_spec(const nsai_kernel_spec specs[NSAI_ROLES]);
 
-/* Whether decode_whole is the fastest for `units` (tile of tokens, KV head) pairs: with two blocks of threads on a
- * multiprocessor, or with one wide one. And whether it is for some number up to `units`. */
+/* Whether one launch is the fastest for `units` (tile of tokens, KV head) pairs: of decode_whole or decode_flow
+ * with two blocks of threads on a multiprocessor, with one wide one, with a cluster of two wide ones. And whether
+ * it is for some number up to `units`. */
 bool nsai_decode_suits_whole(const nsai_problem *problem, int32_t sms, int64_t units);
 bool nsai_decode_suits_wide(const nsai_problem *problem, int32_t sms, int64_t units);
+bool nsai_decode_suits_pair(const nsai_problem *problem, int32_t sms, int64_t units);
 bool nsai_decode_reaches_whole(const nsai_problem *problem, int32_t sms, int64_t units);
 bool nsai_decode_reaches_wide(const nsai_problem *problem, int32_t sms, int64_t units);
+bool nsai_decode_reaches_pair(const nsai_problem *problem, int32_t sms, int64_t units);
 
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *sizes);
 

@@ -31,6 +31,14 @@
  * wave, of however few, takes at least 9/16 of a full one, and the chain 9/8 of full ones. */
 #define FEWEST_WIDE_FIFTHS 3
 
+/* A pair of blocks of decode_flow for each unit, H200, 8 and 16 sequences of 4 KV heads: of 4k tokens 22.6 and 25.5
+ * us, the chain 27.8 and 33.9; of 64k 45.7 and 58.5, the chain 49.3 and 70.0. 4 of 64k take 44.3 and 38.0. So from
+ * 1/5 of the multiprocessors up to half; where more compressed keys may come than 64k tokens', which half of them
+ * would read too slowly, from 2/5. */
+#define FEWEST_PAIR_FIFTHS 1
+#define FEWEST_LONG_FIFTHS 2
+#define LONGEST_PAIR 4096
+
 /* Most compressed keys of a unit that one block of threads takes alone: 256k tokens. */
 #define LONGEST_WHOLE 16384
 
@@ -205,6 +213,16 @@ bool nsai_decode_reaches_wide(const nsai_problem *p, int32_t sms, int64_t units)
   return units * 5 >= known_sms(sms) * FEWEST_WIDE_FIFTHS && is_even(p);
 }
 
+bool nsai_decode_reaches_pair(const nsai_problem *p, int32_t sms, int64_t units) {
+  bool is_long = nsai_block_count(&p->model, p->max_kv_len) > LONGEST_PAIR;
+  return units * 5 >= known_sms(sms) * (is_long ? FEWEST_LONG_FIFTHS : FEWEST_PAIR_FIFTHS) &&
+         is_even(p);
+}
+
+bool nsai_decode_suits_pair(const nsai_problem *p, int32_t sms, int64_t units) {
+  return nsai_decode_reaches_pair(p, sms, units) && units * 2 <= known_sms(sms);
+}
+
 bool nsai_decode_suits_wide(const nsai_problem *p, int32_t sms, int64_t units) {
   return nsai_decode_reaches_wide(p, sms, units) && units <= known_sms(sms);
 }
@@ -216,6 +234,7 @@ bool nsai_decode_suits_whole(const nsai_problem *p, int32_t sms, int64_t units) 
 }
 
 static nsai_role single_kernel(const nsai_decode_sizes *s, int64_t units) {
+  if (s->pair && nsai_decode_suits_pair(s->problem, s->sms, units)) return NSAI_KERNEL_DECODE_PAIR;
   if (s->wide && nsai_decode_suits_wide(s->problem, s->sms, units)) return NSAI_KERNEL_DECODE_WIDE;
   if (s->whole && nsai_decode_suits_whole(s->problem, s->sms, units))
     return NSAI_KERNEL_DECODE_WHOLE;
@@ -250,6 +269,7 @@ static nsai_role way_of(const nsai_problem *p, const nsai_kernel_spec specs[NSAI
                               .chain = specs[NSAI_KERNEL_DECODE_SCAN].entry,
                               .whole = specs[NSAI_KERNEL_DECODE_WHOLE].entry,
                               .wide = specs[NSAI_KERNEL_DECODE_WIDE].entry,
+                              .pair = specs[NSAI_KERNEL_DECODE_PAIR].entry,
                               .sms = sms,
                               .tokens = seqs,
                               .num_seqs = seqs };
@@ -259,7 +279,8 @@ static nsai_role way_of(const nsai_problem *p, const nsai_kernel_spec specs[NSAI
 void nsai_decode_write_ways(const nsai_problem *p, const nsai_kernel_spec specs[NSAI_ROLES],
                             int32_t sms, nsai_writer *text) {
   int32_t most = (int32_t)smaller(p->max_seqs, p->max_tokens), ways = 0;
-  bool single = specs[NSAI_KERNEL_DECODE_WHOLE].entry || specs[NSAI_KERNEL_DECODE_WIDE].entry;
+  bool single = specs[NSAI_KERNEL_DECODE_WHOLE].entry || specs[NSAI_KERNEL_DECODE_WIDE].entry ||
+                specs[NSAI_KERNEL_DECODE_PAIR].entry;
   if (!specs[NSAI_KERNEL_DECODE_SCAN].entry || !single) return;
   nsai_write(text, "  steps of one token:");
   for (int32_t seqs = 1, end; seqs <= most; seqs = end + 1) {
@@ -271,7 +292,8 @@ void nsai_decode_write_ways(const nsai_problem *p, const nsai_kernel_spec specs[
     if (way == NSAI_ROLES)
       nsai_write(text, " by the chain");
     else
-      nsai_write(text, " by %s of %d threads", specs[way].entry, specs[way].threads);
+      nsai_write(text, " by %s of %s%d threads", specs[way].entry,
+                 way == NSAI_KERNEL_DECODE_PAIR ? "2 x " : "", specs[way].threads);
   }
   nsai_write(text, "\n");
 }

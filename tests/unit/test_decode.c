@@ -36,8 +36,8 @@ static void expect_places(const nsai_problem *p, const nsai_kernel_spec *scan, i
   for (int32_t seqs = 1; seqs <= p->max_seqs; seqs = seqs * 3 / 2 + 1)
     for (int64_t each = 1; each <= p->max_q_len && each * seqs <= p->max_tokens; each++)
       for (int packed = 0; packed < 2; packed++) {
-        nsai_decode_sizes sizes = { p,   scan,        NULL, true,   false, false,
-                                    sms, each * seqs, seqs, packed, 7 };
+        nsai_decode_sizes sizes = { p,     scan, NULL,        true, false,  false,
+                                    false, sms,  each * seqs, seqs, packed, 7 };
         nsai_decode_split s = nsai_decode_split_make(&sizes);
         int64_t parts = s.window_parts + s.selected_parts, units = s.tiles * p->model.kv_heads;
         assert_true(s.scan_parts >= 1 && s.scan_least >= 1);
@@ -87,8 +87,8 @@ static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection
                              .window = 512 };
   nsai_kernel_spec scan = { .threads = 128, .tokens = q_len > 1 ? 4 : 1 };
   nsai_constant_add(&scan, "kMinBlocks", 3);
-  return nsai_decode_split_make(&(nsai_decode_sizes){ &p, &scan, NULL, true, false, false, 132,
-                                                      p.max_tokens, seqs, false, branches });
+  return nsai_decode_split_make(&(nsai_decode_sizes){ &p, &scan, NULL, true, false, false, false,
+                                                      132, p.max_tokens, seqs, false, branches });
 }
 
 /* Blocks of threads that take a window and then some of their tile's blocks; or apart, of single tokens and of
@@ -125,8 +125,8 @@ static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
   p.max_seqs = seqs;
   p.max_q_len = 1;
   nsai_kernel_spec scan = { .threads = 128, .tokens = 1 };
-  nsai_decode_split s = nsai_decode_split_make(
-      &(nsai_decode_sizes){ &p, &scan, NULL, chain, true, chain, 132, seqs, seqs, false, 7 });
+  nsai_decode_split s = nsai_decode_split_make(&(nsai_decode_sizes){
+      &p, &scan, NULL, chain, true, chain, chain, 132, seqs, seqs, false, 7 });
   if (s.single != NSAI_ROLES) assert_int_equal(s.scan_parts, 1);
   return s.single == NSAI_ROLES ? 0 : s.single;
 }
@@ -137,7 +137,10 @@ static void test_single(void **state) {
     int32_t seqs;
     nsai_role role;
   } rows[] = { { 1, 0 },
-               { 16, 0 },
+               { 6, 0 },
+               { 7, NSAI_KERNEL_DECODE_PAIR },
+               { 16, NSAI_KERNEL_DECODE_PAIR },
+               { 17, 0 },
                { 20, NSAI_KERNEL_DECODE_WIDE },
                { 33, NSAI_KERNEL_DECODE_WIDE },
                { 40, NSAI_KERNEL_DECODE_WHOLE },
@@ -167,6 +170,7 @@ static void test_ways(void **state) {
   specs[NSAI_KERNEL_DECODE_SCAN].tokens = 1;
   specs[NSAI_KERNEL_DECODE_WHOLE] = (nsai_kernel_spec){ .entry = "one", .threads = 128 };
   specs[NSAI_KERNEL_DECODE_WIDE] = (nsai_kernel_spec){ .entry = "one", .threads = 256 };
+  specs[NSAI_KERNEL_DECODE_PAIR] = (nsai_kernel_spec){ .entry = "one", .threads = 256 };
   nsai_decode_write_ways(&p, specs, 132, &w);
   assert_int_equal(strncmp(at, "  steps of one token: ", 22), 0);
   at += 22;
@@ -180,7 +184,8 @@ static void test_ways(void **state) {
     assert_true(to >= from && to <= 140);
     if (seqs == 1) at += strlen(" sequences");
     nsai_role way = single_of(from, 65536, true);
-    const char *by = way == NSAI_KERNEL_DECODE_WIDE    ? " by one of 256 threads"
+    const char *by = way == NSAI_KERNEL_DECODE_PAIR    ? " by one of 2 x 256 threads"
+                     : way == NSAI_KERNEL_DECODE_WIDE  ? " by one of 256 threads"
                      : way == NSAI_KERNEL_DECODE_WHOLE ? " by one of 128 threads"
                                                        : " by the chain";
     for (; seqs <= to; seqs++) assert_int_equal(single_of(seqs, 65536, true), way);
@@ -188,7 +193,7 @@ static void test_ways(void **state) {
     at += strlen(by) + (seqs <= 140 ? 2 : 0); /* ", " */
   }
   assert_string_equal(at, "\n");
-  specs[NSAI_KERNEL_DECODE_WHOLE].entry = NULL;
+  specs[NSAI_KERNEL_DECODE_WHOLE].entry = specs[NSAI_KERNEL_DECODE_PAIR].entry = NULL;
   w = nsai_writer_open(text, sizeof text);
   nsai_decode_write_ways(&p, specs, 132, &w);
   assert_non_null(strstr(text, " by one of 256 threads")); /* beside the chain */
@@ -522,25 +527,26 @@ static void test_cluster(void **state) {
   end(&r);
 }
 
+static const nsai_target h200 = { "sm_90a", "NVIDIA H200", 232448, 0, 132 },
+                         unknown = { "sm_90a", NULL, 232448, 0, 132 },
+                         small = { "sm_120", NULL, 101376, 0, 84 },
+                         old = { "sm_80", NULL, 166912, 0, 108 };
+static const nsai_geometry model = { .heads = 64,
+                                     .kv_heads = 4,
+                                     .head_dim_qk = 128,
+                                     .head_dim_v = 128,
+                                     .block = 32,
+                                     .stride = 16,
+                                     .select_block = 64,
+                                     .select_count = 16,
+                                     .select_init = 1,
+                                     .select_local = 2,
+                                     .window = 512,
+                                     .dtype = NSA_BF16 };
+
 /* What it refuses, and the shapes that the rule chooses. */
 static void test_cluster_rules(void **state) {
   (void)state;
-  static const nsai_target h200 = { "sm_90a", "NVIDIA H200", 232448, 0, 132 },
-                           unknown = { "sm_90a", NULL, 232448, 0, 132 },
-                           small = { "sm_120", NULL, 101376, 0, 84 },
-                           old = { "sm_80", NULL, 166912, 0, 108 };
-  const nsai_geometry model = { .heads = 64,
-                                .kv_heads = 4,
-                                .head_dim_qk = 128,
-                                .head_dim_v = 128,
-                                .block = 32,
-                                .stride = 16,
-                                .select_block = 64,
-                                .select_count = 16,
-                                .select_init = 1,
-                                .select_local = 2,
-                                .window = 512,
-                                .dtype = NSA_BF16 };
   nsai_problem p = { .op = NSA_OP_DECODE,
                      .model = model,
                      .max_kv_len = 65536,
@@ -576,6 +582,65 @@ static void test_cluster_rules(void **state) {
   p.model = model;
   p.model.heads = 128;
   expect_cluster(&p, &h200, 0, "32 heads");
+}
+
+/* Whether decode_flow takes the problem in each of its shapes: pairs of wide blocks, these alone, two narrow
+ * ones to a multiprocessor. */
+static void expect_flow(const nsai_problem *p, const nsai_target *t, bool taken) {
+  static const struct {
+    int32_t warps, blocks, cluster;
+  } shapes[] = { { 8, 1, 2 }, { 8, 1, 1 }, { 4, 2, 1 } };
+  for (int i = 0; i < 3; i++) {
+    nsai_kernel_spec spec = { 0 };
+    assert_int_equal(nsai_specify_decode_flow(p, t, shapes[i].warps, shapes[i].blocks,
+                                              shapes[i].cluster, &spec),
+                     taken);
+    if (!taken) continue;
+    assert_string_equal(spec.entry, "decode_flow");
+    assert_int_equal(spec.threads, 32 * shapes[i].warps);
+    assert_int_equal(spec.cluster, shapes[i].cluster > 1 ? shapes[i].cluster : 0);
+    assert_true(nsai_holds_blocks(t, spec.shared_bytes, shapes[i].blocks));
+  }
+}
+
+static void test_flow_rules(void **state) {
+  (void)state;
+  nsai_problem p = { .op = NSA_OP_DECODE,
+                     .model = model,
+                     .max_kv_len = 65536,
+                     .max_tokens = 64,
+                     .max_seqs = 64,
+                     .max_q_len = 1,
+                     .page_size = 64 };
+  const nsai_problem plain = p;
+  expect_flow(&p, &h200, true);
+  expect_flow(&p, &unknown, true);
+  expect_flow(&p, &small, false);
+  expect_flow(&p, &old, false);
+  p.max_q_len = 2;
+  expect_flow(&p, &h200, false);
+  p = plain;
+  p.count_reads = true;
+  expect_flow(&p, &h200, false);
+  p = plain;
+  p.selection = NSA_SELECT_BLOCKS;
+  expect_flow(&p, &h200, false);
+  p = plain;
+  p.max_kv_len = 1 << 22;
+  expect_flow(&p, &h200, false);
+  p = plain;
+  p.model.select_count = 64; /* 61 are searched */
+  expect_flow(&p, &h200, false);
+  p = plain;
+  p.model.heads = 128;
+  expect_flow(&p, &h200, false);
+  p = plain;
+  p.model.head_dim_qk = 192; /* shared memory */
+  expect_flow(&p, &h200, false);
+  p = plain;
+  p.model.head_dim_qk = p.model.head_dim_v = 72;
+  p.model.heads = 4;
+  expect_flow(&p, &h200, true);
 }
 
 /* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
@@ -614,9 +679,10 @@ int main(void) {
     cmocka_unit_test(test_single),        cmocka_unit_test(test_ways),
     cmocka_unit_test(test_places),        cmocka_unit_test(test_attend),
     cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
-    cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_lists),
-    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
-    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_flow_rules),
+    cmocka_unit_test(test_lists),         cmocka_unit_test(test_narrow_table),
+    cmocka_unit_test(test_full),          cmocka_unit_test(test_products),
+    cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,197 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// How decode_flow adds up a token's branches: the warps' O and stats lie in shared memory, every thread adds
+// up its places, and where a cluster shares the token, sends those of other blocks' slices to them. A place
+// is four columns of a row; slice c has places [c * kSlice, (c + 1) * kSlice).
+//
+// Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
+#pragma once
+#include "common/cluster.cuh"
+#include "common/epilogue.cuh"
+#include "common/params_cache.h"
+#include "common/softmax.cuh"
+#include "common/tile.cuh"
+
+template <class C> struct FlowPlaces {
+  static constexpr int kBranches = 3;
+  static constexpr int kRowPlaces = C::kHeadDimV / 4;
+  static constexpr int kPlaces = C::kGroup * kRowPlaces;
+  static constexpr int kSlice = kPlaces / C::kCluster;
+  static constexpr int kPitch = padded_dim(C::kHeadDimV) + 8; // of O, floats: rows on different banks
+  static constexpr int kRounds = (kPlaces + C::kThreads - 1) / C::kThreads; // of a thread
+  static_assert(kPlaces % C::kCluster == 0, "slices are equal");
+
+  using WarpsStats = float2[C::kWarps][16]; // reference and sum
+
+  // A thread's place; those of the block's own slice come last.
+  static NSAI_DEVICE int of(int round, int rank) {
+    return (threadIdx.x + round * C::kThreads + (rank + 1) * kSlice) % kPlaces;
+  }
+  static NSAI_DEVICE bool exists(int round) { return threadIdx.x + round * C::kThreads < kPlaces; }
+};
+
+// ---- what the warps leave
+
+// O of one warp [16, Dv] for the others, C fragments, and its stats [16].
+template <class C, int kO>
+NSAI_DEVICE void share_o(float *sO, const float (&o)[kO][4], int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float *to = sO + (8 * r + lane / 4) * FlowPlaces<C>::kPitch + lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kO; ++j) *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
+  }
+}
+NSAI_DEVICE void share_stats(float2 *sStats, const SoftmaxRows &rows, int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float sum = quad_sum(rows.sum[r]);
+    if (lane % 4 == 0) sStats[8 * r + lane / 4] = make_float2(rows.reference[r], sum);
+  }
+}
+
+// The reference and sum of a row over kParts parts, whose stats lie 16 apart.
+template <int kParts> NSAI_DEVICE float2 add_stats(const float2 *sStats) {
+  float highest = kNoReference, total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) highest = fmaxf(highest, sStats[16 * i].x);
+#pragma unroll
+  for (int i = 0; i < kParts; ++i)
+    total = fmaf(exp2_approx(sStats[16 * i].x - highest), sStats[16 * i].y, total);
+  return make_float2(highest, total);
+}
+
+NSAI_DEVICE float4 add_scaled(const float4 &sum, float factor, const float4 &x) {
+  return make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
+                     fmaf(factor, x.w, sum.w));
+}
+
+// ---- what other blocks send
+
+// What the other blocks send of a block's slice.
+template <class C, bool kAny = (C::kCluster > 1)> struct FlowReceived {
+  using P = FlowPlaces<C>;
+  float4 o[C::kCluster - 1][P::kBranches][P::kSlice];
+  float2 stats[C::kCluster - 1][P::kBranches][16];
+};
+template <class C> struct FlowReceived<C, false> {};
+
+// Bytes of it.
+template <class C> NSAI_DEVICE u32 received_bytes(int rank) {
+  using P = FlowPlaces<C>;
+  const int begin = rank * P::kSlice, end = begin + P::kSlice;
+  const int rows = (end - 1) / P::kRowPlaces - begin / P::kRowPlaces + 1;
+  return (C::kCluster - 1) * P::kBranches * (P::kSlice * 16 + rows * 8);
+}
+
+// A branch of a place.
+struct FlowSum {
+  float2 stats; // of its row
+  float4 o;     // relative to the reference
+};
+
+// Of all warps; their O lie `apart` floats apart.
+template <class C>
+NSAI_DEVICE FlowSum add_warps(const float *sO, int apart, const typename FlowPlaces<C>::WarpsStats &sStats,
+                              int i) {
+  using P = FlowPlaces<C>;
+  const int row = i / P::kRowPlaces, column = i % P::kRowPlaces * 4;
+  FlowSum x = { make_float2(kNoReference, 0.0f), make_float4(0, 0, 0, 0) };
+#pragma unroll
+  for (int w = 0; w < C::kWarps; ++w) x.stats.x = fmaxf(x.stats.x, sStats[w][row].x);
+#pragma unroll
+  for (int w = 0; w < C::kWarps; ++w) {
+    const float factor = exp2_approx(sStats[w][row].x - x.stats.x);
+    x.stats.y = fmaf(factor, sStats[w][row].y, x.stats.y);
+    x.o = add_scaled(x.o, factor, *(const float4 *)(sO + w * apart + row * P::kPitch + column));
+  }
+  return x;
+}
+
+// Place i of another block's slice to it; with the first of each row there, its stats.
+template <class C>
+NSAI_DEVICE void send_sums(FlowReceived<C> &received, u32 barrier, int rank, int i,
+                           const FlowSum (&x)[FlowPlaces<C>::kBranches]) {
+  using P = FlowPlaces<C>;
+  const int to = i / P::kSlice, row = i / P::kRowPlaces, from = rank - (rank > to), at = i % P::kSlice;
+  barrier = cluster_address(barrier, to);
+#pragma unroll
+  for (int b = 0; b < P::kBranches; ++b) {
+    cluster_send(cluster_address(shared_address(&received.o[from][b][at]), to), x[b].o, barrier);
+    if (at == 0 || i % P::kRowPlaces == 0)
+      cluster_send(cluster_address(shared_address(&received.stats[from][b][row]), to), x[b].stats, barrier);
+  }
+}
+
+// What the other blocks sent of place i onto this block's.
+template <class C>
+NSAI_DEVICE void add_received(const FlowReceived<C> &received, int i,
+                              FlowSum (&x)[FlowPlaces<C>::kBranches]) {
+  using P = FlowPlaces<C>;
+#pragma unroll
+  for (int from = 0; from < C::kCluster - 1; ++from)
+#pragma unroll
+    for (int b = 0; b < P::kBranches; ++b) {
+      const float2 stats = received.stats[from][b][i / P::kRowPlaces];
+      const float highest = fmaxf(x[b].stats.x, stats.x);
+      const float mine = exp2_approx(x[b].stats.x - highest), theirs = exp2_approx(stats.x - highest);
+      const float4 zero = make_float4(0, 0, 0, 0);
+      x[b].o = add_scaled(add_scaled(zero, mine, x[b].o), theirs, received.o[from][b][i % P::kSlice]);
+      x[b].stats = make_float2(highest, fmaf(theirs, stats.y, mine * x[b].stats.y));
+    }
+}
+
+// ---- outputs
+
+// The gates of the token's heads to sGates, as they lie in memory; the first threads.
+template <class C>
+NSAI_DEVICE void load_gates(const NsaiDecode &p, int token, int group,
+                            u32 (&sGates)[FlowPlaces<C>::kBranches][16]) {
+  const int b = threadIdx.x / 16, head = threadIdx.x % 16;
+  if (b < FlowPlaces<C>::kBranches && head < C::kGroup && p.branches >> b & 1)
+    sGates[b][head] = load_gate<C>(p.out[b], OutputRow{ token, group * C::kGroup + head, true });
+}
+
+// Those of a place's row.
+template <class C> struct PlaceGates {
+  u32 of[FlowPlaces<C>::kBranches];
+};
+template <class C>
+NSAI_DEVICE PlaceGates<C> place_gates(const u32 (&sGates)[FlowPlaces<C>::kBranches][16], int i) {
+  PlaceGates<C> gates;
+#pragma unroll
+  for (int b = 0; b < FlowPlaces<C>::kBranches; ++b) gates.of[b] = sGates[b][i / FlowPlaces<C>::kRowPlaces];
+  return gates;
+}
+
+template <class C>
+NSAI_DEVICE void store_place(const NsaiView &view, const OutputRow &row, int column, const float4 &x) {
+  u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride + column;
+  *(uint2 *)to = make_uint2(C::Element::pack(x.x, x.y), C::Element::pack(x.z, x.w));
+}
+
+// A place's branches into the outputs.
+template <class C>
+NSAI_DEVICE void store_sums(const NsaiDecode &p, int token, int group, int i,
+                            FlowSum (&x)[FlowPlaces<C>::kBranches], const PlaceGates<C> &gates) {
+  using P = FlowPlaces<C>;
+  const int column = i % P::kRowPlaces * 4;
+  const OutputRow row = { token, group * C::kGroup + i / P::kRowPlaces, true };
+  float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll
+  for (int b = 0; b < P::kBranches; ++b) { // in the order of the sum
+    if (!(p.branches >> b & 1)) continue;
+    const NsaiEpilogue &out = p.out[b];
+    const float inverse = x[b].stats.y > 0.0f ? __fdividef(1.0f, x[b].stats.y) : 0.0f;
+    const float4 o =
+        make_float4(x[b].o.x * inverse, x[b].o.y * inverse, x[b].o.z * inverse, x[b].o.w * inverse);
+    // An empty row may be a padding row, whose gate may be anything.
+    if (x[b].stats.y != 0.0f) sum = add_scaled(sum, gate_value<C>(out, gates.of[b]), o);
+    if (out.lse && column == 0)
+      out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
+          softmax_lse(x[b].stats.x, x[b].stats.y);
+    if (out.o_branch.data) store_place<C>(out.o_branch, row, column, o);
+  }
+  store_place<C>(p.out[0].o, row, column, sum);
+}

@@ -1,0 +1,114 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// How a token's compressed keys and selection blocks fall to the blocks and warps of decode_flow, and what
+// its blocks weigh: each warp weighs a piece of its block's own.
+//
+// Config: those of common/decode.cuh, kSelectCount (n), kSelectInit, kSelectLocal, kWarps, kCluster.
+#pragma once
+#include "common/copy.cuh"
+#include "common/decode.cuh"
+#include "common/flow_gather.cuh"
+#include "common/topn.cuh"
+
+template <class C>
+constexpr int kFlowFree = C::kSelectCount > 0 ? C::kSelectCount - C::kSelectInit - C::kSelectLocal : 0;
+template <class C> constexpr int kFlowBest = kFlowFree<C> > 0 ? kFlowFree<C> : 1; // that a warp sends
+
+// The compressed keys.
+struct FlowStretch {
+  int each;                // quanta of a run
+  int runs;                // of a block
+  int begin, end;          // quanta of this warp
+  int blocks;              // selection blocks that are pooled, in all
+  int first_block, extent; // of this block's
+};
+
+template <class C> NSAI_DEVICE FlowStretch find_flow_stretch(int visible, int rank, int warp) {
+  const int quanta = ceil_div(visible, Decode<C>::kQuantum);
+  FlowStretch x;
+  x.each = max(1, ceil_div(quanta, C::kCluster * C::kWarps));
+  x.runs = ceil_div(ceil_div(quanta, x.each), C::kCluster);
+  const int run = rank * x.runs + warp;
+  x.begin = warp < x.runs ? min(run * x.each, quanta) : 0;
+  x.end = warp < x.runs ? min(x.begin + x.each, quanta) : 0;
+  x.blocks = quanta * Decode<C>::kQuantumBlocks;
+  x.extent = x.runs * x.each * Decode<C>::kQuantumBlocks;
+  x.first_block = rank * x.extent;
+  return x;
+}
+
+// Of the selection blocks that are searched the block's own, and this warp's piece of them.
+struct FlowPiece {
+  int begin, count;
+};
+template <class C>
+NSAI_DEVICE FlowPiece find_searched(const FlowStretch &stretch, int candidates, int rank) {
+  const int behind = rank + 1 == C::kCluster ? candidates : stretch.first_block + stretch.extent;
+  const int first = max(stretch.first_block, C::kSelectInit);
+  return FlowPiece{ first, max(min(behind, candidates - C::kSelectLocal) - first, 0) };
+}
+template <class C> NSAI_DEVICE FlowPiece find_piece(const FlowPiece &all, int warp) {
+  const int each = ceil_div(all.count, C::kWarps), begin = min(warp * each, all.count);
+  return FlowPiece{ all.begin + begin, min(each, all.count - begin) };
+}
+
+// Keys of a piece to sKeys: importance, from `pooled` of the block's own [extent, 16], `spills` of its runs
+// [kWarps + 1, 16] and the stats of all blocks.
+template <class C>
+NSAI_DEVICE void weigh_piece(u64 *sKeys, const FlowPiece &piece, const FlowStretch &stretch,
+                             const float *pooled, const float (&spills)[C::kWarps + 1][16],
+                             const float2 (&stats)[C::kCluster][16], int lane) {
+  constexpr int kHeads = C::kGroupPadded < 4 ? C::kGroupPadded : 4; // of a lane
+  constexpr int kLanes = C::kGroupPadded / kHeads;                  // of a selection block
+  constexpr int kPass = 32 / kLanes; // blocks
+  constexpr int kAtOnce = 4;         // of a lane, whose rows are on their way together
+  const int sub = lane % kLanes, each = stretch.each * Decode<C>::kQuantumBlocks;
+  const float2 all = add_stats<C::kCluster>(&stats[0][lane % 16]);
+  const float mine = all.x + log2_approx(all.y); // lse of head lane % 16
+  float lse[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) lse[h] = __shfl_sync(~0u, mine, sub * kHeads + h);
+#pragma unroll 1
+  for (int first = 0; first < piece.count; first += kPass * kAtOnce) {
+    float v[kAtOnce][kHeads];
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int j = min(piece.begin + first + n * kPass + lane / kLanes, stretch.blocks - 1);
+      const float *row = pooled + max(j - stretch.first_block, 0) * 16 + sub * kHeads;
+      if constexpr (kHeads == 4) {
+        const float4 x = *(const float4 *)row;
+        v[n][0] = x.x, v[n][1] = x.y, v[n][2] = x.z, v[n][3] = x.w;
+      } else {
+#pragma unroll
+        for (int h = 0; h < kHeads; ++h) v[n][h] = row[h];
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n) {
+      const int i = first + n * kPass + lane / kLanes, j = piece.begin + i, at = j - stretch.first_block;
+      const int run = ceil_div(at, each); // that ends before it
+      const bool begins = i < piece.count && 0 < j && j <= stretch.blocks &&
+                          (run * each == at || j == stretch.blocks);
+      const float *spill = spills[begins ? run : 0] + sub * kHeads;
+      float sum = 0.0f;
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) {
+        if (sub * kHeads + h >= C::kGroup) continue;
+        if (j < stretch.blocks) sum += exp2_approx(v[n][h] - lse[h]);
+        if (begins) sum += exp2_approx(spill[h] - lse[h]);
+      }
+#pragma unroll
+      for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+      if (sub == 0 && i < piece.count) sKeys[i] = key_of(order_of(sum), j);
+    }
+  }
+  __syncwarp(); // what was pooled is read
+}
+
+// What was pooled of a piece in global memory need not go to memory: whole lines of it alone.
+NSAI_DEVICE void discard_piece(const float *pooled, const FlowPiece &piece, int first_block, int lane) {
+  const u64 begin = (u64)(pooled + (piece.begin - first_block) * 16), end = begin + 64 * piece.count;
+  for (u64 line = (begin + 127) / 128 * 128 + lane * 128; line + 128 <= end; line += 32 * 128)
+    discard_line((const void *)line);
+}
