@@ -168,7 +168,7 @@ static chk_kv_sums row_sums(const chk_kv_world *w, int what, int64_t token, int3
                             const double *plain) {
   const chk_kv_tensor *t = &w->tensor[what];
   int64_t at = token * t->view.stride[0] + head * t->view.stride[1];
-  chk_kv_sums sums = { 0 };
+  chk_kv_sums sums = { .rows = 1 };
   for (int32_t i = 0; i < w->form.geometry.head_dim_v; i++) {
     double x = value(&t->view, chk_kv_fetched(t), at + i), want = value(&t->view, t->host, at + i);
     sums.error += (x - want) * (x - want);
@@ -176,6 +176,13 @@ static chk_kv_sums row_sums(const chk_kv_world *w, int what, int64_t token, int3
     if (plain) sums.plain += (plain[i] - want) * (plain[i] - want);
   }
   return sums;
+}
+
+static void add_sums(chk_kv_sums *to, const chk_kv_sums *x) {
+  to->error += x->error;
+  to->norm += x->norm;
+  to->plain += x->plain;
+  to->rows += x->rows;
 }
 
 /* The error over its limit. */
@@ -192,9 +199,7 @@ static void compare_row(chk_kv_world *w, int part, int what, int64_t token, int3
   chk_kv_sums row = row_sums(w, what, token, head, plain);
   chk_kv_sums *all = &w->sums[part][chk_kv_sequence_of(w, token) * w->form.geometry.heads + head];
   double ratio = ratio_of(&row, tolerance);
-  all->error += row.error;
-  all->norm += row.norm;
-  all->plain += row.plain;
+  add_sums(all, &row);
   if (!(ratio <= ROW_LIMIT))
     FAIL(w, "%s of token %lld (t %lld), head %d: error %.3g times its limit", part_names[part],
          (long long)token, (long long)chk_kv_position_of(w, token), head, ratio);
@@ -218,18 +223,30 @@ static bool add_branches(const chk_kv_world *w, int64_t token, int32_t head, dou
   return true;
 }
 
+/* Fewer rows of a sequence's head are judged together with the next head's. With nothing but P and O rounded to
+ * bf16, 64 columns, 2 to 96 random keys, 200 000 rows are off by up to 1.19 limits, pairs of them by 1.09, fours by
+ * 0.97 and eights by 0.88. */
+#define LEAST_ROWS 8
+
 void chk_kv_judge(chk_kv_world *w) {
   const nsai_geometry *g = &w->form.geometry;
   for (int part = 0; part <= NSA_BRANCHES; part++) {
     nsai_trial_measure measure = part == NSA_BRANCHES ? NSAI_TRIAL_WHOLE : NSAI_TRIAL_STAGE;
     double *worst = part == NSA_BRANCHES ? &w->result->o : &w->result->branch;
-    for (int32_t i = 0; i < w->form.seqs * g->heads; i++) {
-      double ratio =
-          ratio_of(&w->sums[part][i], nsai_trial_tolerance_of(measure, g->dtype).relative);
+    int32_t count = w->form.seqs * g->heads;
+    int64_t rest = 0; /* rows */
+    for (int32_t i = 0; i < count; i++) rest += w->sums[part][i].rows;
+    chk_kv_sums group = { 0 };
+    for (int32_t i = 0; i < count; i++) {
+      add_sums(&group, &w->sums[part][i]);
+      rest -= w->sums[part][i].rows;
+      if ((group.rows < LEAST_ROWS || rest < LEAST_ROWS) && i + 1 < count) continue;
+      double ratio = ratio_of(&group, nsai_trial_tolerance_of(measure, g->dtype).relative);
       if (ratio > *worst) *worst = ratio;
       if (!(ratio <= 1))
-        FAIL(w, "%s of sequence %d, head %d: error %.3g times its limit", part_names[part],
-             i / g->heads, i % g->heads, ratio);
+        FAIL(w, "%s of %lld rows up to sequence %d, head %d: error %.3g times its limit",
+             part_names[part], (long long)group.rows, i / g->heads, i % g->heads, ratio);
+      group = (chk_kv_sums){ 0 };
     }
   }
 }

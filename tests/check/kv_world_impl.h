@@ -57,9 +57,10 @@ typedef struct chk_kv_tensor {
   int64_t page_stride;
 } chk_kv_tensor;
 
-/* Sums of squares: of errors, of references, of a plain computation's errors. */
+/* Sums of squares: of errors, of references, of a plain computation's errors; of so many rows. */
 typedef struct chk_kv_sums {
   double error, norm, plain;
+  int64_t rows;
 } chk_kv_sums;
 
 typedef struct chk_kv_world {
