@@ -317,6 +317,14 @@ static nsa_status check(soak *k) {
   return chk_kv_compare_step(w);
 }
 
+static nsa_status repeat(soak *k) {
+  int spoil = CHK_KV_SPOIL_AGAIN;
+  k->w.spoil = k->w.tokens && spoils(k, CHK_KV_SOAK_SPOIL_AGAIN) ? &spoil : NULL;
+  nsa_status status = chk_kv_repeat(&k->w);
+  k->w.spoil = NULL;
+  return status;
+}
+
 static nsa_status step(soak *k, bool checked) {
   chk_kv_world *w = &k->w;
   int64_t token = 0;
@@ -330,9 +338,10 @@ static nsa_status step(soak *k, bool checked) {
   NSAI_TRY(copy_rows(k));
   if (checked) NSAI_TRY(chk_kv_poison_outputs(w));
   NSAI_TRY(chk_kv_run_gpu(w));
+  if (checked) NSAI_TRY(repeat(k));
   memcpy(k->solid, w->len, sizeof k->solid);
   k->counts->steps++;
-  return checked ? check(k) : NSA_OK;
+  return checked && !w->result->failure[0] ? check(k) : NSA_OK;
 }
 
 /* ---- memory ---- */

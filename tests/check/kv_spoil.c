@@ -100,3 +100,10 @@ void chk_kv_spoil_cache(chk_kv_world *w) {
     return;
   }
 }
+
+void chk_kv_spoil_repeat(chk_kv_world *w) {
+  bool cache = w->spoil && *w->spoil == CHK_KV_SPOIL_CACHE_AGAIN;
+  if (!cache && !(w->spoil && *w->spoil == CHK_KV_SPOIL_AGAIN)) return;
+  chk_kv_fetched(&w->tensor[cache ? CHK_KV_K : CHK_KV_O])[0] ^= 1;
+  *w->spoil = CHK_KV_SPOILT;
+}

@@ -533,7 +533,8 @@ static void choose_branches(chk_kv_world *w) {
   while (!w->branches);
 }
 
-static nsa_status step(chk_kv_world *w) {
+/* The CPU device has one order: it repeats a step where a self-test damages that. */
+static nsa_status step(chk_kv_world *w, bool first) {
   int32_t before[CHK_KV_MOST_SEQS];
   memcpy(before, w->len, sizeof before);
   choose_step(w);
@@ -543,7 +544,8 @@ static nsa_status step(chk_kv_world *w) {
     w->rows = (int64_t)w->form.seqs * w->form.max_q_len;
   NSAI_TRY(chk_kv_append(w, false));
   NSAI_TRY(chk_kv_run_gpu(w));
-  NSAI_TRY(chk_kv_compare_cache(w));
+  if (w->device->driver || (first && w->spoil)) NSAI_TRY(chk_kv_repeat(w));
+  if (!w->result->failure[0]) NSAI_TRY(chk_kv_compare_cache(w));
   if (!w->result->failure[0]) NSAI_TRY(chk_kv_compare_step(w));
   for (int s = 0; s < w->form.seqs; s++) {
     if (!w->len[s]) { /* it was padded */
@@ -561,7 +563,7 @@ static nsa_status walk(chk_kv_world *w) {
   for (int i = 0; i < w->form.steps; i++) {
     if (i % 3 == 0) NSAI_TRY(begin_sequences(w));
     if (w->result->failure[0]) return NSA_OK;
-    NSAI_TRY(step(w));
+    NSAI_TRY(step(w, i == 0));
     if (w->result->failure[0]) return NSA_OK;
     if (i % 3 == 2) NSAI_TRY(end_sequences(w));
   }

@@ -86,12 +86,14 @@ enum {
   CHK_KV_SPOIL_GUARD,
   CHK_KV_SPOIL_BEHIND,
   CHK_KV_SPOIL_WORKSPACE,
+  CHK_KV_SPOIL_AGAIN,       /* a bit of o, of a repeated step alone */
+  CHK_KV_SPOIL_CACHE_AGAIN, /* of the cache */
   CHK_KV_SPOILS,
   CHK_KV_SPOILT = CHK_KV_SPOILS
 };
 
-/* Walks through a world. `spoil`: what to damage, and whether it was; NULL: nothing. Not NSA_OK:
- * something could not be tried at all. */
+/* Walks through a world; the GPU takes every step more than once. `spoil`: what to damage, and whether it
+ * was; NULL: nothing. Not NSA_OK: something could not be tried at all. */
 nsa_status chk_kv_walk(const nsai_trial_device *device, const chk_kv_form *form,
                        const char *cache_dir, int *spoil, chk_kv_result *result);
 
@@ -116,15 +118,16 @@ typedef struct chk_kv_soak_request {
 /* What a self-test damages. */
 enum {
   CHK_KV_SOAK_SPOIL_NOTHING,
-  CHK_KV_SOAK_SPOIL_COPY, /* shared pages are written to without a copy */
-  CHK_KV_SOAK_SPOIL_FREE, /* a byte of a free page */
-  CHK_KV_SOAK_SPOIL_LEN,  /* a sequence's length on the device */
+  CHK_KV_SOAK_SPOIL_COPY,  /* shared pages are written to without a copy */
+  CHK_KV_SOAK_SPOIL_FREE,  /* a byte of a free page */
+  CHK_KV_SOAK_SPOIL_LEN,   /* a sequence's length on the device */
+  CHK_KV_SOAK_SPOIL_AGAIN, /* a bit of o, of a repeated step alone */
   CHK_KV_SOAK_SPOILS
 };
 
 /* Walks through a long course of appends, drafts, rollbacks, sequences that come, go and share prefixes.
- * Nothing waits for the device but every `every`-th step, which the CPU device then repeats. Not NSA_OK: it
- * could not be tried; result->failure: what was found. */
+ * Nothing waits for the device but every `every`-th step, which the GPU then repeats bit by bit and the CPU
+ * device to rounding. Not NSA_OK: it could not be tried; result->failure: what was found. */
 nsa_status chk_kv_soak(const nsai_trial_device *device, const chk_kv_soak_request *request,
                        chk_kv_soak_counts *counts, chk_kv_result *result);
 

@@ -146,9 +146,13 @@ nsa_status chk_kv_overrun(chk_kv_world *w);
 void chk_kv_start_reads(chk_kv_world *w);
 void chk_kv_compare_reads(chk_kv_world *w);
 
+/* kv_repeat.c: after chk_kv_run_gpu, the same some times more, of the call's rows and the caches bit by bit. */
+nsa_status chk_kv_repeat(chk_kv_world *w);
+
 /* kv_spoil.c: damages what the GPU gave. */
 void chk_kv_spoil_cache(chk_kv_world *w);
 void chk_kv_spoil_step(chk_kv_world *w);
+void chk_kv_spoil_repeat(chk_kv_world *w);
 
 /* kv_compare.c: append and attention on the GPU, by a captured graph where the form says so. */
 nsa_status chk_kv_run_gpu(chk_kv_world *w);
