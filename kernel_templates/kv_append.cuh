@@ -109,9 +109,10 @@ template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
   // ---- coordinates ----
   const int token = blockIdx.x;
   const int s = find_cached_sequence(p.batch, token);
-  const Sequence seq = load_appended_sequence(p.batch, s);
+  const int room = find_room(p.batch, s);
+  const Sequence seq = load_appended_sequence(p.batch, s, room);
   const int query = token - seq.q_begin, position = seq.position(query);
-  const bool exists = 0 <= query && query < seq.q_len && 0 <= position && position < p.batch.max_kv_len;
+  const bool exists = 0 <= query && query < seq.q_len && 0 <= position && position < room;
   if (!exists || !is_kept(p.slot_mapping, token)) return;
   const NewToken at = { seq, s, position };
   const auto rows = find_rows<C::kPageSize>(p.batch, s, 0);

@@ -6,7 +6,7 @@
 #include "cached.h"
 
 /* Tokens that no sequence has more of: the plan's, and those that a row of the table has pages for. How many
- * pages a list has is known on the device alone. */
+ * pages a list has is known on the device alone, where find_room() asks. */
 static int longest_sequence(const nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
   const nsa_batch *b = run->batch;
@@ -28,7 +28,8 @@ NsaiCacheBatch nsai_cache_batch(const nsai_run *run) {
                            .num_seqs = b->num_seqs,
                            .q_tokens = (int)run->sizes.tokens,
                            .q_each = (int)(run->sizes.tokens / b->num_seqs),
-                           .max_kv_len = longest_sequence(run) };
+                           .max_kv_len = longest_sequence(run),
+                           .page_size = (int)run->plan->problem.page_size };
 }
 
 NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {

@@ -181,8 +181,8 @@ typedef struct nsa_exec {
  * a batch: one sequence, q_len = T, kv_len = the KV tensors' first dimension. Query i of a sequence
  * stands at t = kv_len - q_len + i; a row with t < 0 gives zeros and lse -inf. Rows beyond
  * cu_q[num_seqs] are not written. On the GPU a sequence of more keys than the plan's max_kv_len, or than
- * its row of block_table has pages for, is cut there, so that no memory is outgrown: its results mean
- * nothing. */
+ * its row of block_table or its list has pages for, is cut there, so that no memory is outgrown: its
+ * results mean nothing. */
 typedef struct nsa_batch {
   uint32_t struct_size;
   int32_t num_seqs;

@@ -109,9 +109,9 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  * The other tokens of such a block are read from the cache: what precedes must have been appended, by
  * the sequence's own tokens in this call or by a call before it.
  * No two sequences may write different values into one place. Of a sequence whose kv_len is greater
- * than the plan's max_kv_len, or than its row of block_table has pages for, tokens at that position and
- * behind it are not written, as with slot_mapping -1, and no other place is; what attends to such a
- * sequence gives results that mean nothing (nsa_batch). The CPU device refuses it.
+ * than the plan's max_kv_len, or than its row of block_table or its list has pages for, tokens at that
+ * position and behind it are not written, as with slot_mapping -1, and no other place is; what attends to
+ * such a sequence gives results that mean nothing (nsa_batch). The CPU device refuses it.
  *
  * plan   of NSA_OP_APPEND.
  * exec   its `branches` must be 0: every pair is written.

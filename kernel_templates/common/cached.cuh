@@ -24,19 +24,27 @@ NSAI_DEVICE Sequence read_sequence(const NsaiCacheBatch &batch, int s) {
   return Sequence{ begin, end - begin, 0, max(batch.kv_len[s], 0) };
 }
 
+// Tokens of sequence s that have a place: the plan's most, and those that its list has pages for. It waits for
+// nothing that read_sequence() reads.
+NSAI_DEVICE int find_room(const NsaiCacheBatch &batch, int s) {
+  if (!batch.page_starts) return batch.max_kv_len;
+  const long long pages = max(batch.page_starts[s + 1] - batch.page_starts[s], 0);
+  return (int)min(pages * batch.page_size, (long long)batch.max_kv_len);
+}
+
 // Sequence s of a batch over a cache: load_sequence() of such a batch. Rows of q beyond its end and keys
-// beyond the plan's longest sequence do not exist, whatever the arrays say.
+// without a place do not exist, whatever the arrays say.
 NSAI_DEVICE Sequence load_cached_sequence(const NsaiCacheBatch &batch, int s) {
   Sequence seq = read_sequence(batch, s);
-  seq.kv_len = min(seq.kv_len, batch.max_kv_len);
+  seq.kv_len = min(seq.kv_len, find_room(batch, s));
   return seq;
 }
 
-// Sequence s of a batch that is appended to: every token keeps its position, and those from max_kv_len on
-// have no place. What is longer by more than the new tokens says no more than that.
-NSAI_DEVICE Sequence load_appended_sequence(const NsaiCacheBatch &batch, int s) {
+// Sequence s of a batch that is appended to: every token keeps its position, and those from `room` on have no
+// place. What is longer by more than the new tokens says no more than that.
+NSAI_DEVICE Sequence load_appended_sequence(const NsaiCacheBatch &batch, int s, int room) {
   Sequence seq = read_sequence(batch, s);
-  seq.kv_len = min(seq.kv_len, batch.max_kv_len + seq.q_len);
+  seq.kv_len = min(seq.kv_len, room + seq.q_len);
   return seq;
 }
 

@@ -27,11 +27,12 @@ NSAI_DEVICE NewEntry find_new_entry(const NsaiCacheBatch &batch, const long long
     return (batch.cu_q ? batch.cu_q[i] : i * batch.q_each) / kStride + i;
   };
   const int s = find_sequence(batch.num_seqs, row, first_row);
-  const Sequence seq = load_appended_sequence(batch, s);
+  const int room = find_room(batch, s);
+  const Sequence seq = load_appended_sequence(batch, s, room);
   const int old = seq.kv_len - seq.q_len; // negative: the first new tokens stand before the sequence
   const int index = max(old, 0) / kStride + row - first_row(s);
   const int end = index * kStride + kStride - 1; // position of its last token
-  const bool whole = row >= first_row(s) && end >= kBlock - 1 && end < min(seq.kv_len, batch.max_kv_len);
+  const bool whole = row >= first_row(s) && end >= kBlock - 1 && end < min(seq.kv_len, room);
   return NewEntry{ s, index, end - (kBlock - 1),
                    whole && is_kept(slot_mapping, seq.q_begin + end - old) };
 }

@@ -35,7 +35,9 @@ typedef struct NsaiCacheBatch {
   int num_seqs;
   int q_tokens; /* rows of q, or new tokens */
   int q_each;
-  int max_kv_len; /* as in NsaiSequences; an append writes no token at it or behind it */
+  int max_kv_len; /* as in NsaiSequences, and what a row of a table has pages for */
+  int page_size;  /* tokens */
+  int reserved;
 } NsaiCacheBatch;
 
 /* The same over a cache; the packed struct's seq, k and v mean nothing, as in all of these. */
@@ -148,17 +150,17 @@ typedef struct NsaiCachedSortSelection {
 
 NSAI_SIZE_IS(NsaiCacheTensor, 32);
 NSAI_SIZE_IS(NsaiCachePair, 72);
-NSAI_SIZE_IS(NsaiCacheBatch, 64);
-NSAI_SIZE_IS(NsaiCachedAttend, 392);
-NSAI_SIZE_IS(NsaiCachedAttendSelected, 416);
-NSAI_SIZE_IS(NsaiCachedImportance, 264);
+NSAI_SIZE_IS(NsaiCacheBatch, 72);
+NSAI_SIZE_IS(NsaiCachedAttend, 400);
+NSAI_SIZE_IS(NsaiCachedAttendSelected, 424);
+NSAI_SIZE_IS(NsaiCachedImportance, 272);
 NSAI_SIZE_IS(NsaiDecodeParts, 24);
 NSAI_SIZE_IS(NsaiReads, 32);
-NSAI_SIZE_IS(NsaiDecode, 840);
-NSAI_SIZE_IS(NsaiAppend, 512);
-NSAI_SIZE_IS(NsaiGatherEntries, 144);
-NSAI_SIZE_IS(NsaiScatterEntries, 168);
-NSAI_SIZE_IS(NsaiCachedSelect, 168);
-NSAI_SIZE_IS(NsaiCachedSortSelection, 152);
+NSAI_SIZE_IS(NsaiDecode, 848);
+NSAI_SIZE_IS(NsaiAppend, 520);
+NSAI_SIZE_IS(NsaiGatherEntries, 152);
+NSAI_SIZE_IS(NsaiScatterEntries, 176);
+NSAI_SIZE_IS(NsaiCachedSelect, 176);
+NSAI_SIZE_IS(NsaiCachedSortSelection, 160);
 
 #endif /* NSAI_PARAMS_CACHE_H */

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A sequence that outgrows the plan: an append gives its tokens their places up to max_kv_len and the others
- * none, and nothing else is written; what attends to it leaves the other sequences' results right. The CPU
- * device refuses it.
+ * A sequence that outgrows the plan, or its list of pages: an append gives its tokens their places up to
+ * max_kv_len or the list's end and the others none, and nothing else is written; what attends to it leaves the
+ * other sequences' results right. The CPU device refuses it.
  */
 #include "kv_world_impl.h"
 
@@ -13,24 +13,44 @@
 /* Any number of new tokens of the last sequence, and how many of them have a place. */
 typedef struct overrun {
   int last;
+  int32_t room; /* tokens of the sequence that have a place */
   int32_t count, placed, kv_len;
 } overrun;
 
+/* The plan's longest sequence, or what the pages of its list hold. */
+static int32_t choose_room(chk_kv_world *w, int s) {
+  const int32_t most = w->form.max_kv_len;
+  if (w->form.page_size < 0 || !w->form.lists || chk_kv_next(w) % 4 == 0) return most;
+  const int64_t listed = (int64_t)w->page_count[s] * w->form.page_size;
+  return listed && listed < most ? (int32_t)listed : most;
+}
+
 static overrun choose(chk_kv_world *w) {
-  const int32_t most = w->form.max_kv_len, chunk = w->chunk < most ? w->chunk : most;
   overrun o = { .last = w->form.seqs - 1 };
+  o.room = choose_room(w, o.last);
+  const int32_t chunk = w->chunk < o.room ? w->chunk : o.room;
   o.count = 1 + (int32_t)(chk_kv_next(w) % (uint64_t)chunk);
   o.placed = chk_kv_next(w) % 4 ? (int32_t)(chk_kv_next(w) % (uint64_t)o.count) : 0;
-  o.kv_len = o.placed || chk_kv_next(w) % 2 ? most + o.count - o.placed : INT32_MAX;
+  o.kv_len = o.placed || chk_kv_next(w) % 2 ? o.room + o.count - o.placed : INT32_MAX;
   return o;
 }
 
-/* The call's sequence with so many new tokens, up to the plan's longest. */
+/* The call's sequence with so many new tokens, up to the last place. */
 static void make_call(chk_kv_world *w, const overrun *o, int32_t tokens) {
   memset(w->q_len, 0, sizeof w->q_len);
   w->packed = true;
   w->q_len[o->last] = tokens;
-  w->len[o->last] = w->form.max_kv_len;
+  w->len[o->last] = o->room;
+}
+
+/* Whoever reads the last list beyond its end finds pages of others, or free ones. */
+static nsa_status lead_on(chk_kv_world *w) {
+  const chk_kv_tensor *t = &w->tensor[CHK_KV_LISTS];
+  const int32_t used = ((int32_t *)(void *)w->tensor[CHK_KV_STARTS].host)[w->form.seqs];
+  int32_t *pages = (int32_t *)(void *)t->host;
+  for (int32_t i = used, free = w->free_count; i < (int32_t)(t->bytes / sizeof *pages); i++)
+    pages[i] = free ? w->free_page[--free] : pages[i - used];
+  return chk_kv_upload(w, CHK_KV_LISTS);
 }
 
 static int32_t *lengths(chk_kv_world *w) { return (int32_t *)(void *)w->tensor[CHK_KV_LEN].host; }
@@ -42,6 +62,7 @@ static nsa_status overrun_call(chk_kv_world *w, const overrun *o) {
   ((int32_t *)(void *)w->tensor[CHK_KV_CU_Q].host)[w->form.seqs] = o->count;
   for (int32_t i = o->placed; i < o->count; i++) mapping[i] = 0; /* it is to be written */
   w->rows = o->count;
+  NSAI_TRY(lead_on(w));
   NSAI_TRY(chk_kv_upload(w, CHK_KV_LEN));
   NSAI_TRY(chk_kv_upload(w, CHK_KV_CU_Q));
   return chk_kv_upload(w, CHK_KV_MAPPING);
@@ -53,6 +74,7 @@ static nsa_status attend_beside(chk_kv_world *w, const overrun *o) {
   for (int s = 0; s < w->form.seqs; s++) w->q_len[s] = w->form.max_q_len;
   NSAI_TRY(chk_kv_prepare_call(w));
   lengths(w)[o->last] = o->kv_len;
+  NSAI_TRY(lead_on(w));
   NSAI_TRY(chk_kv_upload(w, CHK_KV_LEN));
   nsa_batch batch = chk_kv_batch(w, true, false);
   nsa_io io = chk_kv_io(w, true);
@@ -80,7 +102,7 @@ nsa_status chk_kv_overrun(chk_kv_world *w) {
   }
   if (status != NSA_E_ARG)
     snprintf(w->result->failure, sizeof w->result->failure,
-             "the CPU device takes a sequence of %d tokens, the plan %d", o.kv_len,
-             w->form.max_kv_len);
+             "the CPU device takes a sequence of %d tokens, of which %d have a place", o.kv_len,
+             o.room);
   return NSA_OK;
 }

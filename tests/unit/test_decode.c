@@ -205,12 +205,13 @@ static void test_ways(void **state) {
 
 /* ---- launches ---- */
 
-static int longest; /* that the last kernel over a cache was told */
+static int longest, page_size; /* that the last kernel over a cache was told */
 
 static double note_longest(const fake_cuda_launch *launch, const void *params) {
   const NsaiCacheBatch *batch = params; /* the first member of each */
   (void)launch;
   longest = batch->max_kv_len;
+  page_size = batch->page_size;
   return 1;
 }
 
@@ -424,8 +425,9 @@ static void test_narrow_table(void **state) {
   r.batch.page_indptr = toy_tensor(&r.memory, NSA_I32, 1, SEQS + 1, 0, 0);
   r.batch.page_indices = toy_tensor(&r.memory, NSA_I32, 1, 2, 0, 0);
   r.batch.block_table = (nsa_tensor){ 0 };
-  decode(&r, 0); /* lists say themselves how long they are */
+  decode(&r, 0); /* lists say themselves how many pages they have */
   assert_int_equal(longest, 64);
+  assert_int_equal(page_size, 16);
   nsa_plan_destroy(prefill);
   end(&r);
 }
