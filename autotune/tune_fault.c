@@ -15,7 +15,8 @@ bool nsai_tune_survived(const tuner *t) {
 }
 
 nsa_status nsai_tune_room(tuner *t, nsa_status status) {
-  t->no_room = status == NSA_E_CUDA && nsai_tune_survived(t);
+  bool full = status == NSA_E_CUDA && nsai_last_foreign() == NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+  t->no_room = full && nsai_tune_survived(t);
   return status;
 }
 

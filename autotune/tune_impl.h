@@ -137,8 +137,8 @@ void nsai_tune_around(const tune_task *task, const contender *one, nsai_decision
 /* After NSA_E_CUDA: whether the device still works, so that only what ran is at fault. */
 bool nsai_tune_survived(const tuner *t);
 
-/* Returns the status of an attempt to make tensors; sets t->no_room where the device works and has no room.
- * The task is left out then, and the next one begins. */
+/* Returns the status of an attempt to make tensors, by the thread's last error; sets t->no_room where the
+ * device works and has no room. The task is left out then, and the next one begins. */
 nsa_status nsai_tune_room(tuner *t, nsa_status status);
 
 /* The contender is out, as refused with the first line of `why`; told. */

@@ -104,6 +104,7 @@ static nsa_status refuse_roomless(tuner *t, tune_task *task,
   bool larger = false;
   char why[512];
   snprintf(why, sizeof why, "%s", nsa_last_error());
+  t->no_room = false;
   NSAI_TRY(ask_room(t, task, &task->contest[0].item[0], &usual));
   for (int k = 0; k < task->contests; k++) {
     const contest *c = &task->contest[k];
@@ -116,7 +117,8 @@ static nsa_status refuse_roomless(tuner *t, tune_task *task,
     nsai_tune_refuse(t, task, taken[k], why);
     *refused = true;
   }
-  return *refused ? NSA_OK : nsai_tune_room(t, nsai_fail_text(NSA_E_CUDA, why));
+  t->no_room = !*refused;
+  return *refused ? NSA_OK : nsai_fail_text(NSA_E_CUDA, why);
 }
 
 /* Times one run of a column. A contender whose launch the device refuses, or for whose workspace it
@@ -128,9 +130,10 @@ static nsa_status time_column(tuner *t, tune_task *task, int column, const nsai_
   contender *taken[NSAI_STAGE_COUNT];
   double ms[NSAI_STAGE_COUNT];
   nsai_tune_column(task, column, &decisions, taken);
-  nsa_status status = nsai_tune_workspace(t, plan->caps.workspace_bytes);
-  if (status == NSA_E_CUDA && nsai_tune_survived(t))
-    return refuse_roomless(t, task, taken, refused);
+  nsa_status status = nsai_tune_room(t, nsai_tune_workspace(t, plan->caps.workspace_bytes));
+  if (t->no_room) return refuse_roomless(t, task, taken, refused);
+  if (status && (status != NSA_E_CUDA || nsai_tune_survived(t)))
+    return status; /* of no candidate */
   if (!status) status = nsai_tune_run_stages(t, plan, ms);
   if (status == NSA_E_CUDA && !nsai_tune_survived(t)) return nsai_tune_lost(t, task, taken);
   for (int k = 0; k < task->contests; k++) {

@@ -199,8 +199,8 @@ nsa_status nsai_driver_status(const nsai_driver *driver, nsai_cu_result result, 
   const char *name = NULL, *text = NULL;
   if (driver->cuGetErrorName(result, &name) != 0 || !name) name = "unknown error";
   if (driver->cuGetErrorString(result, &text) != 0 || !text) text = "no description";
-  return nsai_fail(NSA_E_CUDA, "%.*s: %s (%d): %s", name_length(call), call, name, (int)result,
-                   text);
+  return nsai_fail_foreign(NSA_E_CUDA, (int)result, "%.*s: %s (%d): %s", name_length(call), call,
+                           name, (int)result, text);
 }
 
 nsa_status nsai_nvrtc_status(const nsai_nvrtc *nvrtc, nsai_nvrtc_result result, const char *call) {

@@ -14,6 +14,7 @@
 #define ERROR_TEXT_BYTES 16384
 
 static _Thread_local char error_text[ERROR_TEXT_BYTES];
+static _Thread_local int foreign_code; /* behind it */
 
 const char *nsa_status_name(nsa_status status) {
   switch (status) {
@@ -37,15 +38,28 @@ const char *nsa_status_text(nsa_status status) {
 
 const char *nsa_last_error(void) { return error_text; }
 
+int nsai_last_foreign(void) { return foreign_code; }
+
 nsa_status nsai_fail(nsa_status status, const char *format, ...) {
   va_list args;
   va_start(args, format);
   vsnprintf(error_text, sizeof error_text, format, args);
   va_end(args);
+  foreign_code = 0;
+  return status;
+}
+
+nsa_status nsai_fail_foreign(nsa_status status, int code, const char *format, ...) {
+  va_list args;
+  va_start(args, format);
+  vsnprintf(error_text, sizeof error_text, format, args);
+  va_end(args);
+  foreign_code = code;
   return status;
 }
 
 nsa_status nsai_fail_text(nsa_status status, const char *text) {
+  foreign_code = 0;
   if (text != error_text) snprintf(error_text, sizeof error_text, "%s", text);
   return status;
 }

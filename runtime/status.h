@@ -33,6 +33,13 @@ nsa_status nsai_trace(nsa_status status, const char *file, int line,
 /* Sets the text of a failed call to `text` as it is (a text carried over from another thread). */
 nsa_status nsai_fail_text(nsa_status status, const char *text) NSAI_COLD;
 
+/* nsai_fail of a foreign call that returned `code`, which is kept beside the text. */
+nsa_status nsai_fail_foreign(nsa_status status, int code, const char *format, ...)
+    NSAI_PRINTF(3, 4) NSAI_COLD;
+
+/* The code that this thread's last failure was set with; 0: none. */
+int nsai_last_foreign(void);
+
 /* Shorthand for a failed allocation of `bytes` bytes for `what`. */
 nsa_status nsai_fail_nomem(const char *what, size_t bytes) NSAI_COLD;
 

@@ -250,7 +250,8 @@ static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_functi
 }
 
 static nsai_cu_result allocate(nsai_cu_ptr *out, size_t bytes) {
-  if (record.most_bytes && bytes > record.most_bytes) return NSAI_CUDA_ERROR_OUT_OF_MEMORY;
+  if (record.most_bytes && bytes > record.most_bytes)
+    return record.refusal ? record.refusal : NSAI_CUDA_ERROR_OUT_OF_MEMORY;
   void *memory = aligned_alloc(256, (bytes + 255) / 256 * 256);
   record.memory_calls++;
   record.blocks += memory != NULL;

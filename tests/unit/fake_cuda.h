@@ -40,6 +40,7 @@ typedef struct fake_cuda_state {
   int break_threads;       /* blocks of so many threads run into an illegal address; 0: none */
   int broken;              /* what every call on the device returns since then */
   uint64_t most_bytes;     /* there is no room for larger allocations; 0: for any */
+  int refusal;             /* what these return; 0: that memory is out */
   int fail_loads;          /* so many loads from now find no code for the GPU */
   int capture_relaxed;     /* loads while the thread's capture mode was relaxed */
   int large_clusters;      /* kernels that asked for clusters of more than 8 blocks */

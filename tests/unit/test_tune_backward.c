@@ -198,10 +198,29 @@ static void test_no_room(void **state) {
   expect_no_room(16 << 20, 2, 1);
 }
 
+/* Any other refusal says nothing about room: the tuning ends with it. */
+static void test_other_refusal(void **state) {
+  (void)state;
+  static const uint64_t rooms[] = { 4 << 20, 512 << 10 };
+  for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
+    world w = { 0 };
+    nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
+    nsa_problem p = machine_problem(NSA_OP_BACKWARD, 8 * TOKENS, 0);
+    enter_lengths(&w, "1024, 4096, 8192", "");
+    room = rooms[i];
+    machine_record()->refusal = 801;
+    o.level = NSA_TUNE_QUICK;
+    machine_expect("tune", world_tune(&w, &o, &p, 1), NSA_E_CUDA,
+                   "cuMemAlloc: CUDA_ERROR_NOT_SUPPORTED (801)");
+    machine_record()->refusal = 0;
+    world_leave(&w);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     TEST(test_winner),           TEST(test_saved),   TEST(test_wrong_candidate),
-    TEST(test_random_candidate), TEST(test_no_room),
+    TEST(test_random_candidate), TEST(test_no_room), TEST(test_other_refusal),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
