@@ -50,6 +50,7 @@ typedef struct bench_decode_cell {
   bench_decode_reads actual;     /* what the device has counted */
   bench_decode_reads expected;   /* what has to be read at least once */
   double dense_bytes;            /* the same of attention over all keys */
+  double bandwidth;              /* GB/s at which memory was read in the cell's run; 0: unknown */
   char variants[512];
   char note[200];
 } bench_decode_cell;
@@ -88,7 +89,6 @@ typedef struct bench_decode_sheet {
   bench_decode_options options; /* of a CSV contexts and batches ascend */
   bench_decode_cell *cells;
   int count;
-  double bandwidth; /* GB/s, as measured before the last of them; 0: unknown */
 } bench_decode_sheet;
 
 /* Whether the file is a CSV of decode; and reads one, of earlier versions, too: places, times and expected
@@ -106,7 +106,8 @@ void bench_decode_json(FILE *out, const bench_decode_sheet *sheet, const char *d
                        const char *commit);
 
 /* Writes the sheet as Markdown, a row for each context and a column for each batch: microseconds of a step,
- * of dense attention, and the step's share of the bandwidth. */
+ * of dense attention, and the step's share of its run's bandwidth, "-" where that is unknown of
+ * some. */
 void bench_decode_markdown(FILE *out, const bench_decode_sheet *sheet);
 
 /* decode_plot.c: DIR/STEM-speed.svg, the step and dense attention against the context, a line a batch. The

@@ -154,7 +154,7 @@ static nsa_status read_cell(void *user, char *const *value) {
   bench_decode_options *o = &s->options;
   bench_decode_cell cell = { 0 };
   int64_t q_len, page_size;
-  double bytes, bandwidth;
+  double bytes;
   nsai_trial_case c;
   NSAI_TRY(read_problem(value[PROBLEM], &c));
   NSAI_TRY(read_size(BATCH, value, 1, &cell.batch));
@@ -164,14 +164,13 @@ static nsa_status read_cell(void *user, char *const *value) {
   NSAI_TRY(read_known(TOTAL, value, 1e3, &cell.us[BENCH_DECODE_TOTAL]));
   NSAI_TRY(read_known(DENSE, value, 1e3, &cell.us[BENCH_DECODE_DENSE]));
   NSAI_TRY(read_known(BYTES, value, 1, &bytes));
-  NSAI_TRY(read_known(BANDWIDTH, value, 1, &bandwidth));
+  NSAI_TRY(read_known(BANDWIDTH, value, 1, &cell.bandwidth));
   cell.expected.bytes = (int64_t)bytes;
   if (!takes(s, &c, q_len, page_size)) return NSA_OK;
   NSAI_TRY(insert("S", cell.context, o->contexts, &o->context_count));
   NSAI_TRY(insert("batch", cell.batch, o->batches, &o->batch_count));
   bench_decode_cell *grown = realloc(s->cells, (size_t)(s->count + 1) * sizeof *grown);
   if (!grown) return nsai_fail_nomem("cells", sizeof *grown);
-  s->bandwidth = bandwidth;
   s->cells = grown;
   s->cells[s->count++] = cell;
   return NSA_OK;

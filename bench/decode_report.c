@@ -104,19 +104,24 @@ static void put_summary(FILE *out, const bench_decode_table *t, const bench_deco
 /* Three digits, or whole microseconds. */
 static void put_us(FILE *out, double us) { fprintf(out, us < 100 ? "%.1f" : "%.0f", us); }
 
-static void put_place(FILE *out, const bench_decode_sheet *s, const bench_decode_cell *c) {
+/* `shares`: other cells have them. */
+static void put_place(FILE *out, const bench_decode_cell *c, bool shares) {
   const double us = c ? c->us[BENCH_DECODE_TOTAL] : 0, dense = c ? c->us[BENCH_DECODE_DENSE] : 0;
   fputs(" | ", out);
   if (!(us > 0)) return;
   put_us(out, us);
   if (dense > 0) fputs(", ", out), put_us(out, dense);
-  if (s->bandwidth > 0 && c->expected.bytes)
+  if (c->bandwidth > 0 && c->expected.bytes)
     fprintf(out, "; %.0f %%",
-            100 * bench_decode_gbps((double)c->expected.bytes, us) / s->bandwidth);
+            100 * bench_decode_gbps((double)c->expected.bytes, us) / c->bandwidth);
+  else if (shares)
+    fputs("; -", out);
 }
 
 void bench_decode_markdown(FILE *out, const bench_decode_sheet *s) {
   const bench_decode_options *o = &s->options;
+  bool shares = false;
+  for (int i = 0; i < s->count; i++) shares |= s->cells[i].bandwidth > 0;
   fputs("| context", out);
   for (int b = 0; b < o->batch_count; b++)
     fprintf(out, b ? " | %lld" : " | %lld sequence%s, dense", (long long)o->batches[b],
@@ -127,7 +132,7 @@ void bench_decode_markdown(FILE *out, const bench_decode_sheet *s) {
   for (int i = 0; i < o->context_count; i++) {
     fprintf(out, "| %lld", (long long)o->contexts[i]);
     for (int b = 0; b < o->batch_count; b++)
-      put_place(out, s, bench_decode_find(s->cells, s->count, o->contexts[i], o->batches[b]));
+      put_place(out, bench_decode_find(s->cells, s->count, o->contexts[i], o->batches[b]), shares);
     fputs(" |\n", out);
   }
 }
@@ -170,7 +175,7 @@ void bench_decode_json(FILE *out, const bench_decode_sheet *s, const char *devic
   bench_json_string(out, ", \"device\": ", device);
   fprintf(out, ", \"q_len\": %d, \"page_size\": %d, \"bandwidth_gbps\": ", o->q_len,
           o->page_size > 0 ? o->page_size : 0);
-  nsai_trial_json_number(out, s->bandwidth);
+  nsai_trial_json_number(out, s->cells->bandwidth); /* all are of one run */
   fputs(",\n\"cells\": [", out);
   for (int i = 0; i < s->count; i++) {
     fputs(i ? ",\n " : "\n ", out);
@@ -256,7 +261,6 @@ nsa_status bench_decode(chk_session *session, const bench_decode_options *o, con
   *sheet = (bench_decode_sheet){ .options = *o, .cells = cells, .count = count };
   if (!cells) return nsai_fail_nomem("cells", sizeof *cells);
   NSAI_TRY_TO(done, prepare(session, &contexts, &table));
-  sheet->bandwidth = table.bandwidth;
   if (csv && header) bench_decode_csv_header(csv);
   put_head(out, &table);
   for (int i = 0; i < o->context_count; i++) {
@@ -264,7 +268,8 @@ nsa_status bench_decode(chk_session *session, const bench_decode_options *o, con
     for (int b = 0; b < o->batch_count; b++)
       row[b] = (bench_decode_cell){ .context = o->contexts[i],
                                     .batch = o->batches[b],
-                                    .q_len = o->q_len };
+                                    .q_len = o->q_len,
+                                    .bandwidth = table.bandwidth };
     NSAI_TRY_TO(done, measure_context(session, &contexts, &table, row, out, csv));
   }
   for (int i = 0; i < count; i++) timed += cells[i].us[BENCH_DECODE_TOTAL] > 0;

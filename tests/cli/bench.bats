@@ -167,6 +167,18 @@ PY
   run -0 bench table cells.csv
   [[ ${lines[0]} == '| context | 1 sequence, dense | 3 |' && ${lines[2]} =~ ^'| 64 | '[0-9.]+' | '[0-9.]+' |'$ ]]
   ((${#lines[@]} == 4))
+  # A share is of the bandwidth of its own row's run; a row without says so where others have one.
+  python3 - <<'PY'
+import csv
+rows = list(csv.DictReader(open("first.csv")))
+for r, bandwidth in zip(rows, ("1000", "2000", "", "500")):
+    r["bytes_expected"], r["ms_total"], r["bandwidth_gbps"] = "5000000", "0.01", bandwidth
+out = csv.DictWriter(open("shares.csv", "w"), rows[0])
+out.writeheader()
+out.writerows(rows)
+PY
+  run -0 bench table shares.csv
+  [[ ${lines[2]} == '| 64 | 10.0; 50 % | 10.0; 25 % |' && ${lines[3]} == '| 300 | 10.0; - | 10.0; 100 % |' ]]
   run -2 bench decode --device cpu --contexts 4k
   run -2 bench decode --device cpu --list
   run -2 bench window --device cpu --batches 4
