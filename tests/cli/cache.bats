@@ -130,7 +130,7 @@ load common
 }
 
 @test "compile onto a full disk: 6" {
-  need_nvrtc
+  need_real_nvrtc
   small_model
   full() (
     trap '' XFSZ # a write beyond the limit fails as on a full disk
@@ -244,7 +244,7 @@ export_small() {
 }
 
 @test "a sample of candidates that do not compile: 5, and their names" {
-  need_nvrtc
+  need_real_nvrtc
   small_model
   cp -r "$NSA_SOURCE/kernel_templates" templates
   echo 'static_assert(Config::kWindow == 0, "broken on purpose");' >>templates/attend_window_mma.cuh

@@ -32,3 +32,9 @@ need_nvrtc() {
   autotune doctor --json >doctor.json || true
   jq -e .nvrtc.opened doctor.json >/dev/null || skip 'no NVRTC here'
 }
+
+# For what the fake one cannot show: code that does not compile, and sizes.
+need_real_nvrtc() {
+  if [[ ${NSA_NVRTC_PATH:-} == */libfake_cuda.so ]]; then unset NSA_NVRTC_PATH; fi
+  need_nvrtc
+}
