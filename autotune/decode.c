@@ -104,7 +104,7 @@ static bool has_shared_q(const nsai_geometry *m) { return row_registers(m) > 144
 
 /* kDrafts of common/key_stream_teams.cuh: a team takes two steps at once, with Q in shared memory. */
 static bool has_drafts(const nsai_geometry *m, int32_t rows) {
-  return rows >= 4 * NSAI_DECODE_ROWS && m->head_dim_qk + m->head_dim_v <= 256;
+  return nsai_decode_stage_steps(m, rows) > 1;
 }
 
 static uint32_t greater(uint32_t a, uint32_t b) { return a > b ? a : b; }

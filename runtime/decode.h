@@ -82,6 +82,9 @@ int64_t nsai_decode_pooled_blocks(const nsai_problem *problem);
 /* Rows of a warp of decode_combine: two share the work of finding them, where registers allow. */
 int32_t nsai_decode_warp_rows(const nsai_geometry *model);
 
+/* Steps of a stage of a team of `rows` rows: kAtOnce of common/key_stream_teams.cuh. */
+int32_t nsai_decode_stage_steps(const nsai_geometry *model, int32_t rows);
+
 /* Teams of decode_scan's block of threads, and its rows. */
 int32_t nsai_decode_scan_rows(const nsai_problem *problem, const nsai_kernel_spec *scan);
 int32_t nsai_decode_scan_teams(const nsai_problem *problem, const nsai_kernel_spec *scan);

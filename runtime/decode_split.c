@@ -80,6 +80,10 @@ int64_t nsai_decode_pooled_blocks(const nsai_problem *p) {
 
 int32_t nsai_decode_warp_rows(const nsai_geometry *m) { return m->head_dim_v > 128 ? 1 : 2; }
 
+int32_t nsai_decode_stage_steps(const nsai_geometry *m, int32_t rows) {
+  return rows >= 4 * NSAI_DECODE_ROWS && m->head_dim_qk + m->head_dim_v <= 256 ? 2 : 1;
+}
+
 int32_t nsai_decode_scan_rows(const nsai_problem *p, const nsai_kernel_spec *scan) {
   return scan->tokens * nsai_padded_group(&p->model);
 }
@@ -127,30 +131,38 @@ static int64_t window_steps(const nsai_geometry *m) {
   return ceil_div(m->window, NSAI_DECODE_STEP);
 }
 
-/* Parts of `steps`: as many as wanted, or as have a step for every warp; none without keys. */
-static int32_t attend_parts(int64_t steps, int64_t wanted, int64_t warps) {
+/* Parts of `steps`: as many as wanted, or as have `least` of them; none without keys. */
+static int32_t attend_parts(int64_t steps, int64_t wanted, int64_t least) {
   if (!steps) return 0;
   int64_t parts = larger(larger(wanted, 1), ceil_div(steps, LONGEST_ATTEND));
-  int64_t each = ceil_div(steps, parts * warps); /* steps of a warp */
-  return (int32_t)ceil_div(steps, each * warps);
+  int64_t each = ceil_div(steps, parts * least);
+  return (int32_t)ceil_div(steps, each * least);
 }
 
 static const nsai_kernel_spec *attend_of(const nsai_decode_sizes *s) {
   return s->attend ? s->attend : s->scan;
 }
 
+/* Steps of a part of decode_attend that has a stage for every team, of `rows` rows. */
+static int64_t least_steps(const nsai_decode_sizes *s, int32_t rows) {
+  int64_t teams = attend_of(s)->threads / 32 / ceil_div(rows, NSAI_DECODE_ROWS);
+  return teams * nsai_decode_stage_steps(&s->problem->model, rows);
+}
+
 /* As many parts as the device holds at once, shared out by keys; at least one of each branch. */
 static void split_apart(const nsai_decode_sizes *s, int64_t selected, int64_t window,
                         nsai_decode_split *out) {
   const nsai_geometry *m = &s->problem->model;
+  const int32_t rows = nsai_decode_scan_rows(s->problem, s->scan);
+  const int32_t list_rows = unites_lists(s->problem) ? rows : nsai_padded_group(m);
   int64_t units = unites_lists(s->problem) ? out->tiles : larger(s->tokens, 1);
   int64_t lists = units * m->kv_heads, tiles = out->tiles * m->kv_heads;
   int64_t room = room_for(attend_of(s), s->sms), all = selected * lists + window * tiles;
   int64_t of_selected = (room * selected * 2 + all) / (all * 2);
   if (window) of_selected = smaller(of_selected, (room - tiles) / lists);
-  out->selected_parts = attend_parts(selected, of_selected, s->scan->threads / 32);
+  out->selected_parts = attend_parts(selected, of_selected, least_steps(s, list_rows));
   int64_t of_window = smaller((room - out->selected_parts * lists) / tiles, room / lists);
-  out->window_parts = attend_parts(window, of_window, nsai_decode_scan_teams(s->problem, s->scan));
+  out->window_parts = attend_parts(window, of_window, least_steps(s, rows));
   out->attend_units = units * out->selected_parts + out->tiles * out->window_parts;
 }
 

@@ -117,6 +117,30 @@ static void test_attend(void **state) {
   assert_int_equal(s.attend_units, (s.selected_parts + s.window_parts) * s.tiles);
 }
 
+/* One sequence, 64 heads to its KV head, whose rows four warps have: decode_scan's threads count for nothing. */
+static void test_attend_teams(void **state) {
+  (void)state;
+  nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 1, .max_seqs = 1 };
+  p.model = (nsai_geometry){ .heads = 64, .kv_heads = 1, .block = 32, .stride = 16, .window = 512 };
+  p.model.head_dim_qk = p.model.head_dim_v = 128;
+  p.model.select_block = 64;
+  p.model.select_count = 16;
+  p.max_q_len = 1;
+  for (int32_t threads = 128; threads <= 256; threads *= 2) {
+    nsai_kernel_spec scan = { .threads = threads, .tokens = 1 }, attend = { .threads = 128 };
+    nsai_decode_split s = nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
+                                                                       .scan = &scan,
+                                                                       .attend = &attend,
+                                                                       .chain = true,
+                                                                       .sms = 132,
+                                                                       .tokens = 1,
+                                                                       .num_seqs = 1,
+                                                                       .branches = 7 });
+    assert_int_equal(s.selected_parts, 32); /* a stage of 32 keys each: 16 blocks of 64 keys */
+    assert_int_equal(s.window_parts, 16);
+  }
+}
+
 /* Which kernel takes so many sequences of 4 KV heads on 132 multiprocessors; 0: the chain. */
 static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
   nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = longest, .max_tokens = seqs };
@@ -678,13 +702,13 @@ static void test_prefill(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_single),        cmocka_unit_test(test_ways),
-    cmocka_unit_test(test_places),        cmocka_unit_test(test_attend),
-    cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
-    cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_flow_rules),
-    cmocka_unit_test(test_lists),         cmocka_unit_test(test_narrow_table),
-    cmocka_unit_test(test_full),          cmocka_unit_test(test_products),
-    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_single),       cmocka_unit_test(test_ways),
+    cmocka_unit_test(test_places),       cmocka_unit_test(test_attend),
+    cmocka_unit_test(test_attend_teams), cmocka_unit_test(test_launches),
+    cmocka_unit_test(test_cluster),      cmocka_unit_test(test_cluster_rules),
+    cmocka_unit_test(test_flow_rules),   cmocka_unit_test(test_lists),
+    cmocka_unit_test(test_narrow_table), cmocka_unit_test(test_full),
+    cmocka_unit_test(test_products),     cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
