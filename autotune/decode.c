@@ -431,17 +431,23 @@ static void specify_many(const nsai_problem *p, const nsai_target *t,
 
 /* ---- decode_mma ---- */
 
-/* Of decode_scan: two teams of a block of threads share Q, and so four fit a multiprocessor in the place of
- * three blocks of one. Registers are just enough where rows of a lane are one token's, stages begin and end on
- * selection blocks, and nothing is counted; decode_attend's are not. */
-static nsai_tiles scan_tiles(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+/* Whether a thread of decode_scan has the registers where two teams are a block of threads: to Dv 64 always, else
+ * where rows of a lane are one token's, stages begin and end on selection blocks, and nothing is counted. */
+static bool has_team_registers(const nsai_problem *p) {
   const nsai_geometry *m = &p->model;
+  return nsai_padded_dim(m->head_dim_v) <= 64 ||
+         (!p->count_reads && nsai_padded_group(m) % NSAI_DECODE_ROWS == 0 &&
+          NSAI_DECODE_STEP % (m->select_block / m->stride) == 0);
+}
+
+/* Of decode_scan: two teams of a block of threads share Q, and so four fit a multiprocessor in the place of
+ * three blocks of one; decode_attend's have too few registers. (H200, 32 sequences of 64k, 4 new tokens, 16
+ * heads a group, us of a step: D 32 131 -> 128, 64 162 -> 139, 96 191 -> 165, 128 227 -> 179.) */
+static nsai_tiles scan_tiles(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   const nsai_tiles two = decode_tiles(8, 2, 2);
-  const bool plain = m->head_dim_qk == 128 && m->head_dim_v == 128 && !p->count_reads &&
-                     nsai_padded_group(m) % NSAI_DECODE_ROWS == 0 &&
-                     NSAI_DECODE_STEP % (m->select_block / m->stride) == 0;
-  if (plain && has_panels(m, t, scan_rows(p, t)) && s->of[NSAI_TILE_WARPS] == 4 &&
-      s->of[NSAI_TILE_BLOCKS] == 3 && nsai_holds_blocks(t, scan_shared(p, t, &two), 2))
+  if (has_team_registers(p) && has_panels(&p->model, t, scan_rows(p, t)) &&
+      s->of[NSAI_TILE_WARPS] == 4 && s->of[NSAI_TILE_BLOCKS] == 3 &&
+      nsai_holds_blocks(t, scan_shared(p, t, &two), 2))
     return two;
   return *s;
 }
