@@ -12,15 +12,16 @@
 #define ROWS NSAI_DECODE_ROWS
 #define STEP NSAI_DECODE_STEP
 #define MOST_FREE 32 /* common/few_best.cuh */
+#define FEW 256      /* SharedPlan::best */
 
 /* Registers of a thread for O and Q of an m16 tile, and columns of O: beside 128 (192/160) or 192
  * columns (96/192) it spills, beside 120 (160/160) it does not. (NVRTC 13.0.) */
 #define MOST_ROW_REGISTERS 120
 #define MOST_COLUMNS 160
 
-/* Selection blocks of a block of threads whose pooled values lie in shared memory: the part of O that lies
- * there later has as many bytes at Dv 128. Those of more lie in the workspace. */
-#define KEPT_BLOCKS 128
+/* Selection blocks of a block of threads whose pooled values lie in shared memory: 64k tokens of 6 blocks have
+ * 192. Those of more lie in the workspace. */
+#define KEPT_BLOCKS 256
 
 /* Pages of a sequence whose list lies in shared memory. */
 #define LIST_PAGES 1024
@@ -47,14 +48,15 @@ static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
       ((int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v));
   int64_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1; /* kSplitP */
   int64_t desk = parts * warps * 32 * 16 + (2 * warps + 1) * ROWS * 4;
-  int64_t received = 3 * cluster * (slice * 16 + ROWS * 8);
+  int64_t received = 3 * cluster * ((slice | 1) * 16 + ROWS * 8);
   int64_t row = m->head_dim_v / 4; /* places */
   int64_t rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
   int64_t weights = ceil_div(3 * rows * (cluster + 1) * 4, 16) * 16;
-  int64_t bytes = ring + nsai_tile_bytes(ROWS, m->head_dim_qk) + desk + received + weights +
-                  warps * ROWS * (STEP + 4) * 4 + KEPT_BLOCKS * ROWS * 4 +
-                  (most_blocks(s) + 2) * 8 + (warps + 1) * ROWS * 4 + cluster * candidates * 8 +
-                  (2 * MOST_FREE + 1) * 8 + 3 * 8 + (m->select_count + 1) * 4 + LIST_PAGES * 4;
+  int64_t sides = 3 * 2 * 24 + 16, best = (FEW + candidates + 1) * 8 + 32 * 4 + 8;
+  int64_t keys = (most_blocks(s) + cluster * candidates) * 8, barriers = 4 * 8;
+  int64_t bytes = ring + nsai_tile_bytes(ROWS, m->head_dim_qk) + desk + sides + received + weights +
+                  warps * ROWS * (STEP + 4) * 4 + KEPT_BLOCKS * ROWS * 4 + best + keys + barriers +
+                  (warps + 1) * ROWS * 4 + (m->select_count + 1) * 4 + LIST_PAGES * 4;
   return (uint32_t)(ceil_div(bytes, 16) * 16);
 }
 

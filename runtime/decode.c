@@ -9,6 +9,8 @@
 #include "cached.h"
 #include "context.h"
 
+#include <stddef.h>
+
 static nsa_status launch(const nsai_run *run, nsai_role role, int64_t grid, const void *params) {
   return nsai_launch(run->queue, &run->plan->kernels[role], (uint64_t)grid, 1, params);
 }
@@ -77,6 +79,13 @@ static NsaiReads reads_of(const nsai_run *run) {
   const nsa_tensor *t = &run->io->reads;
   return (NsaiReads){ t->data, t->stride[0], t->stride[1], t->stride[2] };
 }
+
+/* RingSides of common/decode_turns.cuh takes the pairs as an array. */
+_Static_assert(offsetof(NsaiDecode, selected) == offsetof(NsaiDecode, entries) +
+                                                     NSAI_BRANCH_SELECTED * sizeof(NsaiCachePair) &&
+                   offsetof(NsaiDecode, window) ==
+                       offsetof(NsaiDecode, entries) + NSAI_BRANCH_WINDOW * sizeof(NsaiCachePair),
+               "pairs lie in the order of branches");
 
 static NsaiDecode decode_params(const nsai_run *run, const nsai_decode_split *split) {
   const nsai_problem *problem = &run->plan->problem;

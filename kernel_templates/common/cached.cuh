@@ -50,7 +50,7 @@ NSAI_DEVICE Sequence load_appended_sequence(const NsaiCacheBatch &batch, int s, 
 
 // The sequence that row `token` of q belongs to, or the last one for rows behind all.
 NSAI_DEVICE int find_cached_sequence(const NsaiCacheBatch &batch, int token) {
-  if (!batch.cu_q) return min(token / max(batch.q_each, 1), batch.num_seqs - 1);
+  if (!batch.cu_q) return min(batch.q_each > 1 ? token / batch.q_each : token, batch.num_seqs - 1);
   return find_sequence(batch.num_seqs, token, [&](int i) { return batch.cu_q[i]; });
 }
 

@@ -21,8 +21,9 @@ template <class C> struct Gather {
   static constexpr int kRowPlaces = C::kHeadDimV / 4;
   static constexpr int kPlaces = C::kGroup * kRowPlaces;
   static constexpr int kSlice = (kPlaces + C::kCluster - 1) / C::kCluster;
+  static constexpr int kPitch = kSlice | 1; // what different blocks sent of a place lies on different banks
   struct Received { // what the blocks of the cluster sent
-    float4 o[kBranches][C::kCluster][kSlice];
+    float4 o[kBranches][C::kCluster][kPitch];
     float2 stats[kBranches][C::kCluster][16]; // reference and sum
   };
 };
@@ -58,10 +59,10 @@ NSAI_DEVICE void send_columns(const typename Gather<C>::Received &received, u32 
       const float4 x = gather_four(sums.o[j][0][2 * r], sums.o[j][0][2 * r + 1], sums.o[j][1][2 * r],
                                    sums.o[j][1][2 * r + 1]);
       const int row = 8 * r + lane / 4, column = (warp + j * C::kWarps) * 16 + column_of_lane();
-      const int i = row * G::kRowPlaces + column / 4, owner = i / G::kSlice;
-      if (row < C::kGroup && column < C::kHeadDimV)
-        cluster_send(cluster_address(shared_address(&received.o[b][rank][i % G::kSlice]), owner), x,
-                     cluster_address(barrier, owner));
+      const u32 i = row * G::kRowPlaces + column / 4, owner = i / G::kSlice;
+      const u32 from_barrier = shared_address(&received.o[b][rank][i % G::kSlice]) - barrier;
+      const u32 there = cluster_address(barrier, owner);
+      if (row < C::kGroup && column < C::kHeadDimV) cluster_send(there + from_barrier, x, there);
     }
 }
 
@@ -77,9 +78,10 @@ NSAI_DEVICE void send_stats(const typename Gather<C>::Received &received, u32 ba
                             const RingDesk<C> &desk) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < 16 * C::kCluster; i += C::kThreads) {
-    const int row = i % 16, to = i / 16;
-    cluster_send(cluster_address(shared_address(&received.stats[b][rank][row]), to),
-                 block_stats<C>(desk, row), cluster_address(barrier, to));
+    const int row = i % 16;
+    const u32 there = cluster_address(barrier, i / 16);
+    cluster_send(there + (shared_address(&received.stats[b][rank][row]) - barrier), block_stats<C>(desk, row),
+                 there);
   }
 }
 
@@ -113,54 +115,78 @@ template <int kLanes> NSAI_DEVICE float lanes_max(float x) {
   return x;
 }
 
-// The thread's row of a branch in round r.
-template <class C> struct SliceUnit {
-  int b, at; // row of the slice
-  OutputRow row;
-  NSAI_DEVICE SliceUnit(const NsaiDecode &p, int r, int token, int group, int rank) {
-    const int unit = threadIdx.x / 16 + r * (C::kThreads / 16);
-    b = unit / Slice<C>::kRows;
-    at = unit % Slice<C>::kRows;
-    const int in_group = in_group_of(rank);
-    row = OutputRow{ token, group * C::kGroup + in_group,
-                     unit < Slice<C>::kUnits && in_group < C::kGroup && (p.branches >> b & 1) };
-  }
-  NSAI_DEVICE int in_group_of(int rank) const {
-    return rank * Gather<C>::kSlice / Gather<C>::kRowPlaces + at;
-  }
+// The thread's row of a branch, and what is read of memory and of the params for it long before it is needed.
+struct SliceUnit {
+  int b, at;    // row of the slice
+  int in_group; // row of the token's
+  bool present;
+  bool gate_float;
+  u32 gate;
+  float *lse; // nullptr: nobody asks, or another slice tells
 };
-
-// How the blocks' parts of the slice count, and the gates that load_gate() has found; LSE.
 template <class C>
-NSAI_DEVICE void weigh_parts(const NsaiDecode &p, const typename Gather<C>::Received &received,
-                             typename Slice<C>::Weights &weights, int token, int group, int rank,
-                             const u32 (&gates)[Slice<C>::kUnitRounds]) {
+NSAI_DEVICE SliceUnit find_unit(const NsaiDecode &p, int r, int token, int group, int rank) {
+  using G = Gather<C>;
+  const int unit = threadIdx.x / 16 + r * (C::kThreads / 16), at = unit % Slice<C>::kRows;
+  const int b = unit / Slice<C>::kRows, in_group = rank * G::kSlice / G::kRowPlaces + at;
+  SliceUnit x = { b, at, in_group, unit < Slice<C>::kUnits && in_group < C::kGroup && p.branches >> b & 1 };
+  if (!x.present) return x;
+  const OutputRow row = { token, group * C::kGroup + in_group, true };
+  const NsaiEpilogue &out = p.out[b];
+  x.gate = load_gate<C>(out, row);
+  x.gate_float = out.gate_float;
+  if (out.lse && in_group * G::kRowPlaces >= rank * G::kSlice)
+    x.lse = out.lse + row.token * out.lse_token_stride + row.head * out.lse_head_stride;
+  return x;
+}
+
+// How the blocks' parts of the slice count; LSE.
+template <class C>
+NSAI_DEVICE void weigh_parts(const typename Gather<C>::Received &received,
+                             typename Slice<C>::Weights &weights,
+                             const SliceUnit (&units)[Slice<C>::kUnitRounds]) {
   const int block = threadIdx.x % 16;
 #pragma unroll
   for (int r = 0; r < Slice<C>::kUnitRounds; ++r) {
-    const SliceUnit<C> unit(p, r, token, group, rank);
-    const int in_group = unit.in_group_of(rank);
+    const SliceUnit &unit = units[r];
     float2 stats = make_float2(kNoReference, 0.0f);
-    if (unit.row.present && block < C::kCluster) stats = received.stats[unit.b][block][in_group];
+    if (unit.present && block < C::kCluster) stats = received.stats[unit.b][block][unit.in_group];
     const float highest = lanes_max<16>(stats.x), factor = exp2_approx(stats.x - highest);
     const float total = lanes_sum<16>(factor * stats.y);
-    if (!unit.row.present) continue;
+    if (!unit.present) continue;
     if (block < C::kCluster)
       weights.of[unit.b][unit.at][block] = total > 0.0f ? __fdividef(factor, total) : 0.0f;
     if (block != 0) continue;
-    const NsaiEpilogue &out = p.out[unit.b];
     // An empty row may be a padding row, whose gate may be anything.
-    weights.gates[unit.b][unit.at] = total != 0.0f ? gate_value<C>(out, gates[r]) : 0.0f;
-    if (out.lse && in_group * Gather<C>::kRowPlaces >= rank * Gather<C>::kSlice)
-      out.lse[token * out.lse_token_stride + unit.row.head * out.lse_head_stride] =
-          softmax_lse(highest, total);
+    weights.gates[unit.b][unit.at] = total != 0.0f ? gate_value<C>(unit.gate_float, unit.gate) : 0.0f;
+    if (unit.lse) *unit.lse = softmax_lse(highest, total);
   }
 }
 
-template <class C>
-NSAI_DEVICE void store_place(const NsaiView &view, const OutputRow &row, int column, const float4 &x) {
-  u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride + column;
-  *(uint2 *)to = make_uint2(C::Element::pack(x.x, x.y), C::Element::pack(x.z, x.w));
+// x in a register from here on: what it is made of lies in constant memory, which is far away.
+NSAI_DEVICE u64 kept(u64 x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
+// Where the token's group of heads goes, read as early.
+struct SliceOutput {
+  u16 *o;
+  long long head_stride;
+  bool branches; // one's own output, at least, is wanted
+};
+template <class C> NSAI_DEVICE SliceOutput find_output(const NsaiDecode &p, int token, int group) {
+  const NsaiView &o = p.out[0].o;
+  bool branches = false;
+#pragma unroll
+  for (int b = 0; b < Gather<C>::kBranches; ++b) branches |= p.out[b].o_branch.data != nullptr;
+  return SliceOutput{ (u16 *)kept((u64)((u16 *)o.data + token * o.token_stride +
+                                        group * C::kGroup * o.head_stride)),
+                      (long long)kept((u64)o.head_stride), (bool)recomputed(branches) };
+}
+
+template <class C> NSAI_DEVICE void store_place(u16 *row, int column, const float4 &x) {
+  *(uint2 *)(row + column) = make_uint2(C::Element::pack(x.x, x.y), C::Element::pack(x.z, x.w));
 }
 
 // The lane's part of place `at` of branch `b`, of row `row` of the slice.
@@ -184,27 +210,28 @@ template <class C> NSAI_DEVICE float4 sum_place(const float4 &x) {
 // Place `at` of the slice into the outputs. Whole warps take part.
 template <class C>
 NSAI_DEVICE void finish_place(const NsaiDecode &p, const typename Gather<C>::Received &received,
-                              const typename Slice<C>::Weights &weights, int token, int group, int rank,
-                              int at) {
+                              const typename Slice<C>::Weights &weights, const SliceOutput &out, int token,
+                              int group, int rank, int at) {
   using G = Gather<C>;
   const int lane = threadIdx.x % Slice<C>::kLanes, first = rank * G::kSlice;
   const bool exists = at < G::kSlice && first + at < G::kPlaces;
   if (!exists) at = 0;
   const int in_group = (first + at) / G::kRowPlaces, column = (first + at) % G::kRowPlaces * 4;
-  const int row_at = in_group - first / G::kRowPlaces;
-  const OutputRow row = { token, group * C::kGroup + in_group, exists };
+  const int row = in_group - first / G::kRowPlaces;
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
   for (int b = 0; b < G::kBranches; ++b) // in the order of the sum
     if (p.branches >> b & 1)
-      sum = add_scaled(sum, weights.gates[b][row_at],
-                       add_parts<C>(received, weights, b, at, row_at, lane));
+      sum = add_scaled(sum, weights.gates[b][row], add_parts<C>(received, weights, b, at, row, lane));
   sum = sum_place<C>(sum);
-  if (exists && lane == 0) store_place<C>(p.out[0].o, row, column, sum);
+  if (exists && lane == 0) store_place<C>(out.o + in_group * out.head_stride, column, sum);
+  if (!out.branches) return;
 #pragma unroll 1
   for (int b = 0; b < G::kBranches; ++b) {
-    if (!(p.branches >> b & 1) || !p.out[b].o_branch.data) continue;
-    const float4 x = sum_place<C>(add_parts<C>(received, weights, b, at, row_at, lane));
-    if (exists && lane == 0) store_place<C>(p.out[b].o_branch, row, column, x);
+    const NsaiView &o = p.out[b].o_branch;
+    if (!(p.branches >> b & 1) || !o.data) continue;
+    const float4 x = sum_place<C>(add_parts<C>(received, weights, b, at, row, lane));
+    u16 *to = (u16 *)o.data + token * o.token_stride + (group * C::kGroup + in_group) * o.head_stride;
+    if (exists && lane == 0) store_place<C>(to, column, x);
   }
 }

@@ -7,99 +7,16 @@
 //   P     every warp of its own keys, to all warps
 //   O     every warp its own columns, of the keys of all warps: so a block's O needs no sum, and little room
 //
-// Turns come through a ring of kStages stages, all of them on their way while the block waits: those of the
-// scan, of the window, and of the chosen blocks, once these are known. Lanes 0 to 15 know where a turn's rows
-// of K lie, lanes 16 to 31 those of V. All code is short, since what runs once is bound by instructions that
-// have to be fetched.
+// Turns are those of the scan, of the window, and of the chosen blocks, once these are known. They come
+// through a ring of kStages stages, all of them on their way while the block waits. All code is short and
+// goes straight on: what runs once is bound by the instructions that wait for each other, and by jumps.
 //
-// Config: those of common/key_stream.cuh and decode_late.cuh, kPageSize (P; 0: none), kRing (the window's
-// pair lies in rings), kCluster, kWarps.
+// Config: those of common/decode_turns.cuh and key_stream.cuh.
 #pragma once
-#include "common/cached.cuh"
-#include "common/decode_late.cuh"
+#include "common/copy.cuh"
+#include "common/decode_turns.cuh"
 #include "common/key_stream.cuh"
-
-// ---- which turns
-
-// A block's: `scanned` of the scan, in which each of `runs` warps goes on from key `begin` to key `end` of
-// its own, then `windowed` of the window, then those of the chosen blocks. Steps of raw keys are dealt over
-// the cluster's blocks and then warps.
-template <class C> struct RingTurns {
-  int scanned, windowed;
-  int all; // that are known
-  int runs, begin, end;
-  LateKeys<C> window, chosen;
-  int rank; // of the block
-
-  // Steps of raw keys that fall to the block, and turns that they take.
-  NSAI_DEVICE int steps(int limit) const {
-    return max(ceil_div(limit, kStepKeys) - rank + C::kCluster - 1, 0) / C::kCluster;
-  }
-  NSAI_DEVICE int turns(int limit) const { return ceil_div(steps(limit), C::kWarps); }
-};
-
-struct RingTurn {
-  int branch;
-  int warps; // that have keys; some, or all, of these may not exist
-  int key;   // the warp's first
-  int limit; // of its keys
-};
-
-template <class C> NSAI_DEVICE RingTurn find_turn(const RingTurns<C> &x, int i, int warp) {
-  if (i < x.scanned) return RingTurn{ NSAI_BRANCH_COMPRESSED, x.runs, x.begin + i * kStepKeys, x.end };
-  i -= x.scanned;
-  const bool windows = i < x.windowed;
-  if (!windows) i -= x.windowed;
-  const int limit = windows ? x.window.limit : x.chosen.limit;
-  return RingTurn{ windows ? NSAI_BRANCH_WINDOW : NSAI_BRANCH_SELECTED,
-                   min(x.steps(limit) - i * C::kWarps, C::kWarps),
-                   (x.rank + C::kCluster * (warp + C::kWarps * i)) * kStepKeys, limit };
-}
-
-// ---- where rows lie
-
-// Of a sequence.
-template <class C> struct RingRows {
-  const NsaiDecode &p;
-  int group;
-  const int *list; // its pages
-  int row;         // without pages, and in rings
-
-  // The lane's row of a turn, of K or V; nullptr: there is none.
-  NSAI_DEVICE const u16 *at(const RingTurns<C> &turns, const RingTurn &turn, int lane) const {
-    const int i = turn.key + lane % kStepKeys;
-    if (i >= turn.limit) return nullptr;
-    const bool scans = turn.branch == NSAI_BRANCH_COMPRESSED, windows = turn.branch == NSAI_BRANCH_WINDOW;
-    const int index = scans     ? entry_index<C::kBlock, C::kStride>(i)
-                      : windows ? turns.window.index(i)
-                                : turns.chosen.index(i);
-    int page = row, slot = index;
-    if (C::kRing > 0 && windows) {
-      slot = CachedRows<0>{ nullptr, row, p.window.ring }.slot(index);
-    } else if constexpr (C::kPageSize > 0) {
-      const int rows = scans ? C::kPageSize / C::kStride : C::kPageSize;
-      page = list[index / rows];
-      slot = index % rows;
-    }
-    const NsaiCachePair &pair = scans ? p.entries : windows ? p.window : p.selected;
-    const NsaiCacheTensor &x = lane < 16 ? pair.k : pair.v;
-    return (const u16 *)x.data + group * x.head_stride + row_offset(x, page, slot);
-  }
-};
-
-// K or V of a step into tile T; `rows`: the lanes' from `lane_of_row_0` on.
-template <class T, int kDim>
-NSAI_DEVICE void copy_rows(u32 tile, const u16 *rows, int lane_of_row_0, int lane) {
-  using Lanes = CopyLanes<T, 32>;
-#pragma unroll
-  for (int i = 0; i < ceil_div(kStepKeys, Lanes::kPass); ++i) {
-    const int row = Lanes::row(lane) + i * Lanes::kPass;
-    const u16 *from = (const u16 *)__shfl_sync(~0u, (u64)rows, lane_of_row_0 + row % kStepKeys);
-    if (kStepKeys % Lanes::kPass == 0 || row < kStepKeys)
-      copy_row<T, kDim, 32>(tile, row, Lanes::chunk(lane), from + Lanes::chunk(lane) * 8,
-                            from != nullptr);
-  }
-}
+#include "common/softmax.cuh"
 
 // ---- a block's attention
 
@@ -203,22 +120,31 @@ NSAI_DEVICE void add_values(const RingDesk<C> &desk, RingSums<C> &sums, u32 stag
                             int lane) {
   using S = KeyStream<C, 1>;
   using T = typename S::V;
+  constexpr int kAtOnce = 4; // warps whose P and V are loaded
+  static_assert(C::kWarps % kAtOnce == 0, "whole loads");
   u32 v = stage + S::K::kBytes + T::offset(lane % 16, lane / 16); // keys 0, 8 | columns 0, 8
-#pragma unroll 2
-  for (int w = 0; w < warps; ++w, v += S::kStageBytes) {
-    const Chunk a = desk.p[0][w][lane];
+#pragma unroll 1
+  for (int first = 0; first < warps; first += kAtOnce, v += kAtOnce * S::kStageBytes) {
 #pragma unroll
     for (int j = 0; j < RingSums<C>::kEach; ++j) {
       const int pair = warp + j * C::kWarps;
       if (RingSums<C>::kPairs % C::kWarps != 0 && pair >= RingSums<C>::kPairs) break;
-      u32 b[4]; // V [16 keys, 16]
-      ldmatrix_x4_trans(b, T::along(v, 2 * pair));
-      mma_m16n8k16(typename C::Element(), sums.o[j][0], a.w, b[0], b[1]);
-      mma_m16n8k16(typename C::Element(), sums.o[j][1], a.w, b[2], b[3]);
-      if constexpr (kSplitP<C>) {
-        const Chunk rest = desk.p[1][w][lane];
-        mma_m16n8k16(typename C::Element(), sums.o[j][0], rest.w, b[0], b[1]);
-        mma_m16n8k16(typename C::Element(), sums.o[j][1], rest.w, b[2], b[3]);
+      Chunk a[RingDesk<C>::kParts][kAtOnce];
+      u32 b[kAtOnce][4]; // V [16 keys, 16]
+#pragma unroll
+      for (int w = 0; w < kAtOnce; ++w) {
+#pragma unroll
+        for (int part = 0; part < RingDesk<C>::kParts; ++part) a[part][w] = desk.p[part][first + w][lane];
+        ldmatrix_x4_trans(b[w], T::along(v + w * S::kStageBytes, 2 * pair));
+      }
+#pragma unroll
+      for (int w = 0; w < kAtOnce; ++w) {
+        if (first + w >= warps) break; // its V may be anything
+#pragma unroll
+        for (int part = 0; part < RingDesk<C>::kParts; ++part) {
+          mma_m16n8k16(typename C::Element(), sums.o[j][0], a[part][w].w, b[w][0], b[w][1]);
+          mma_m16n8k16(typename C::Element(), sums.o[j][1], a[part][w].w, b[w][2], b[w][3]);
+        }
       }
     }
   }
@@ -233,6 +159,22 @@ template <class C> NSAI_DEVICE float2 block_stats(const RingDesk<C> &desk, int r
     total += (x.x + x.y) + (x.z + x.w);
   }
   return make_float2(desk.references[row], total);
+}
+
+// ---- the ring
+
+// K or V of a step into tile T; `rows`: the lanes' from `lane_of_row_0` on.
+template <class T, int kDim>
+NSAI_DEVICE void copy_rows(u32 tile, const u16 *rows, int lane_of_row_0, int lane) {
+  using Lanes = CopyLanes<T, 32>;
+#pragma unroll
+  for (int i = 0; i < ceil_div(kStepKeys, Lanes::kPass); ++i) {
+    const int row = Lanes::row(lane) + i * Lanes::kPass;
+    const u16 *from = (const u16 *)__shfl_sync(~0u, (u64)rows, lane_of_row_0 + row % kStepKeys);
+    if (kStepKeys % Lanes::kPass == 0 || row < kStepKeys)
+      copy_row<T, kDim, 32>(tile, row, Lanes::chunk(lane), from + Lanes::chunk(lane) * 8,
+                            from != nullptr);
+  }
 }
 
 // Turns [begin, end) onto `sums`, but of those before `first` nothing but the copies of the turn kStages
@@ -250,7 +192,7 @@ NSAI_DEVICE void run_turns(const RingTurns<C> &turns, const RingRows<C> &rows, R
   for (int i = begin; i < end; ++i) {
     const u32 stage = stages + (i + C::kStages) % C::kStages * kAllBytes;
     if (i >= first) {
-      const RingTurn turn = find_turn<C>(turns, i, warp);
+      const RingTurn turn = find_turn<C>(turns, i);
       float s[2][4]; // [16, 16 keys]
       copy_async_wait<C::kStages - 1>();
       __syncwarp(); // every lane's part of the warp's keys has come
@@ -259,7 +201,7 @@ NSAI_DEVICE void run_turns(const RingTurns<C> &turns, const RingRows<C> &rows, R
       if (warp < turn.warps) {
         multiply_turn_qk<C>(s, queries, stage + warp * S::kStageBytes, lane);
 #pragma unroll
-        for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, turn.limit }, turn.key);
+        for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, turn.limit(warp) }, turn.key(warp));
       }
       share_highest(desk, s, scale_log2, warp, lane);
       __syncthreads(); // all warps' maxima are there
@@ -273,13 +215,18 @@ NSAI_DEVICE void run_turns(const RingTurns<C> &turns, const RingRows<C> &rows, R
       add_values(desk, sums, stage, turn.warps, warp, lane);
     }
     if (i + C::kStages < turns.all) {
-      const RingTurn next = find_turn<C>(turns, i + C::kStages, warp);
+      // Where half of the warps have keys, the others copy V for them.
+      constexpr int kHalf = C::kWarps / 2;
+      const RingTurn next = find_turn<C>(turns, i + C::kStages);
+      const bool halves = next.warps <= kHalf, behind = halves && warp >= kHalf;
+      const int owner = behind ? warp - kHalf : warp;
       if (i >= first) __syncthreads(); // the stage is read
-      if (warp < next.warps) {
-        const u16 *row = rows.at(turns, next, lane);
-        const u32 to = stage + warp * S::kStageBytes;
-        copy_rows<typename S::K, C::kHeadDimQk>(to, row, 0, lane);
-        copy_rows<typename S::V, C::kHeadDimV>(to + S::K::kBytes, row, 16, lane);
+      if (owner < next.warps) {
+        const u16 *row[1];
+        rows.template find<1, 1>(row, turns, next, owner, lane);
+        const u32 to = stage + owner * S::kStageBytes;
+        if (!behind) copy_rows<typename S::K, C::kHeadDimQk>(to, row[0], 0, lane);
+        if (!halves || behind) copy_rows<typename S::V, C::kHeadDimV>(to + S::K::kBytes, row[0], 16, lane);
       }
     }
     copy_async_commit();

@@ -29,11 +29,14 @@ template <class Config> NSAI_DEVICE u32 load_gate(const NsaiEpilogue &out, const
   return out.gate_float ? ((const u32 *)out.gate.data)[at] : ((const u16 *)out.gate.data)[at];
 }
 
-template <class Config> NSAI_DEVICE float gate_value(const NsaiEpilogue &out, u32 gate) {
+template <class Config> NSAI_DEVICE float gate_value(bool gate_float, u32 gate) {
   if constexpr (Config::kGate == 0) return 1.0f;
-  float x = out.gate_float ? __uint_as_float(gate) : Config::Element::low(gate);
+  float x = gate_float ? __uint_as_float(gate) : Config::Element::low(gate);
   if constexpr (Config::kGate == 2) return __fdividef(1.0f, 1.0f + exp2_approx(-kLog2e * x));
   return x;
+}
+template <class Config> NSAI_DEVICE float gate_value(const NsaiEpilogue &out, u32 gate) {
+  return gate_value<Config>((bool)out.gate_float, gate);
 }
 
 // Of two n8 tiles a lane holds two columns each, of its quad's row. Pairs of lanes exchange halves,

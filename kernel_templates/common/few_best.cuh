@@ -1,76 +1,98 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The kFree best of some keys in shared memory, by all threads of a block and in little code: what runs
-// once is bound by instructions. Keys are those of common/topn.cuh, all different, 0 where there is none.
+// The kFree best of some keys in shared memory, by all threads of a block, with few waits and
+// jumps: what runs once is bound by these. Keys are those of common/topn.cuh, all different, 0 where there is
+// none.
 //
-// A key's rank is how many are greater. Where there are fewer keys than threads, several share one; where
-// there are more, the threads' greatest bound from below what can win.
+// Only those keys are ranked whose order is not below that of the kFree-th greatest of 32 groups' greatest:
+// kFree groups have one that is not. A key's rank is how many are greater.
 #pragma once
+#include "common/copy.cuh"
 #include "common/topn.cuh"
 #include "common/types.cuh"
 
-// How many of keys [count] are greater, of the pairs `first`, first + step, ...; keys[count] is readable,
-// and 0 where `count` is odd. At 16 bytes.
-NSAI_DEVICE int count_greater(const u64 *keys, int count, u64 key, int first, int step) {
-  int greater = 0;
-#pragma unroll 4
-  for (int i = 2 * first; i < count; i += 2 * step) {
-    const ulonglong2 x = *(const ulonglong2 *)(keys + i);
-    greater += x.x > key;
-    greater += x.y > key;
-  }
-  return greater;
+// What the block's threads tell each other: 0 at first.
+template <int kFree, int kFew> struct FewBest {
+  static_assert(0 < kFree && kFree <= 32, "as many as groups");
+  u64 few[kFew];
+  __align__(16) u32 groups[32]; // greatest orders, of every 32nd key
+  u64 best[kFree];              // descending
+  int found;                    // of the few
+};
+
+// By all threads, and before all know it.
+template <int kFree, int kFew> NSAI_DEVICE void clear_best(FewBest<kFree, kFew> &x) {
+  if (threadIdx.x < 32) x.groups[threadIdx.x] = 0, x.few[threadIdx.x] = 0;
+  if (threadIdx.x < kFree) x.best[threadIdx.x] = 0;
+  if (threadIdx.x == 0) x.found = 0;
 }
 
-// Calls found(rank, key) for each of the kFree greatest, in one thread. kRow > 0: the keys lie in rows, of
-// kRow lists' greatest, second, ...: key (r, i) has r greater ones in its own list, and of the others' only
-// those of the first kFree - r rows can keep it from winning.
-template <int kFree, int kThreads, int kRow, class Found>
-NSAI_DEVICE void find_best(const u64 *keys, int count, Found found) {
-  const int log2_parts = count <= kThreads / 4 ? 2 : count <= kThreads / 2 ? 1 : 0; // threads of a key
-  const int part = threadIdx.x & ((1 << log2_parts) - 1);
-#pragma unroll 1
-  for (int begin = 0; begin < count; begin += kThreads >> log2_parts) {
-    const int at = begin + (threadIdx.x >> log2_parts), row = kRow > 0 ? at / kRow : 0;
-    const u64 key = at < count ? keys[at] : 0;
-    const int limit = kRow > 0 ? min(count, kRow * (kFree - row)) : count;
-    int rank = key ? count_greater(keys, limit, key, part, 1 << log2_parts) : 0;
-#pragma unroll 1
-    for (int apart = 1; apart < 1 << log2_parts; apart *= 2)
-      rank += __shfl_xor_sync(kAllLanes, rank, apart);
-    if (kRow > 0) rank += max(2 * row - kFree, 0); // its own list's behind these rows
-    if (key && part == 0 && rank < kFree) found(rank, key);
+// The kFree best of keys [count], of kMost at most, into x.best.
+template <int kThreads, int kMost, int kFree, int kFew>
+NSAI_DEVICE void find_best(FewBest<kFree, kFew> &x, const u64 *keys, int count) {
+  // Straight on, whatever the count: a jump costs as much as ten instructions.
+  constexpr int kEach = ceil_div(kMost, kThreads);
+  u64 key[kEach];
+  u32 top = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = threadIdx.x + i * kThreads;
+    key[i] = at < count ? keys[at] : 0;
+    top = max(top, order_in(key[i]));
   }
-}
-
-// Room for those of kMost keys that may be among the best: no more than kFree threads have a greatest one
-// that is not below the kFree-th greatest of these.
-template <int kFree, int kThreads, int kMost>
-constexpr int kFewKeys = (kFree * ceil_div(kMost, kThreads) > kThreads ? kFree * ceil_div(kMost, kThreads)
-                                                                       : kThreads) +
-                         2;
-
-// Where there are more than kThreads keys [count]: those that may be among the best to few [kFewKeys], at 16
-// bytes; how many there are. `least` and `found` are in shared memory.
-template <int kFree, int kThreads>
-NSAI_DEVICE int find_few(const u64 *keys, int count, u64 *few, u64 *least, int *found) {
-  u64 greatest = 0;
-#pragma unroll 1
-  for (int i = threadIdx.x; i < count; i += kThreads) greatest = keys[i] > greatest ? keys[i] : greatest;
-  few[threadIdx.x] = greatest;
-  if (threadIdx.x == 0) *found = 0;
-  __syncthreads(); // all threads' greatest are there
-  find_best<kFree, kThreads, 0>(few, kThreads, [&](int rank, u64 key) {
-    if (rank == kFree - 1) *least = key;
-  });
-  __syncthreads(); // the bound is there, and they are read
-#pragma unroll 1
-  for (int i = threadIdx.x; i < count; i += kThreads)
-    if (keys[i] >= *least) few[atomicAdd(found, 1)] = keys[i];
+  atomicMax(&x.groups[threadIdx.x % 32], top);
+  __syncthreads(); // all groups' greatest are there
+  const u32 group = x.groups[threadIdx.x % 32];
+  u32 chain[4] = {}; // orders are below 2^31, so that the sign of a difference tells which is greater
+#pragma unroll
+  for (int g = 0; g < 32; g += 4) {
+    const Chunk other = load_shared(shared_address(&x.groups[g]));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) chain[i] += (group - other.w[i]) >> 31;
+  }
+  const u32 above = (chain[0] + chain[1]) + (chain[2] + chain[3]);
+  const u32 least = __reduce_min_sync(kAllLanes, above < kFree ? max(group, 1) : ~0u);
+  // Every warp takes its places at once: of single threads' counting the compiler makes much more.
+  u32 passing[kEach];
+  int places = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    passing[i] = __ballot_sync(kAllLanes, order_in(key[i]) >= least);
+    places += __popc(passing[i]);
+  }
+  const int lane = threadIdx.x % 32;
+  int place = 0;
+  if (lane == 0 && places > 0) place = atomicAdd(&x.found, places);
+  place = __shfl_sync(kAllLanes, place, 0);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = place + __popc(passing[i] & ((1u << lane) - 1));
+    if (passing[i] >> lane & 1 && at < kFew) x.few[at] = key[i];
+    place += __popc(passing[i]);
+  }
   __syncthreads(); // the few are there
-  const int all = *found;
-  if (threadIdx.x == 0) few[all] = 0;
-  __syncthreads(); // and what makes them even
-  return all;
+  const int few = x.found;
+  if (few <= 32) { // as nearly always: kParts threads a key
+    constexpr int kParts = kThreads / 32;
+    const int part = threadIdx.x % kParts;
+    const u64 mine = x.few[threadIdx.x / kParts]; // 0 behind the few
+    int rank = 0;
+#pragma unroll
+    for (int i = 0; i < 32 / kParts; ++i) rank += x.few[part + i * kParts] > mine;
+#pragma unroll
+    for (int apart = 1; apart < kParts; apart *= 2) rank += __shfl_xor_sync(kAllLanes, rank, apart);
+    if (mine && part == 0 && rank < kFree) x.best[rank] = mine;
+  } else {
+    if (few <= kFew) keys = x.few, count = few;
+#pragma unroll 1
+    for (int at = threadIdx.x; at < count; at += kThreads) {
+      const u64 mine = keys[at];
+      int rank = 0;
+#pragma unroll 4
+      for (int i = 0; i < count; ++i) rank += keys[i] > mine;
+      if (mine && rank < kFree) x.best[rank] = mine;
+    }
+  }
+  __syncthreads(); // the best are there
 }

@@ -1,0 +1,190 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Which keys fall to a block of decode_cluster, and where they lie.
+//
+// Compressed keys are dealt in runs of quanta (common/decode.cuh), which follow each other over the warps of
+// a block and then over the blocks; raw keys, of the window and of the chosen blocks, in steps of 16 over the
+// blocks and then over the warps. A block takes a step for each of its warps at a time: a turn.
+//
+// Config: those of common/decode.cuh and decode_late.cuh, kPageSize (P; 0: none), kListPages (of a list that
+// lies in shared memory), kRing (the window's pair lies in rings), kCluster, kWarps, kThreads.
+#pragma once
+#include "common/cached.cuh"
+#include "common/decode.cuh"
+#include "common/decode_late.cuh"
+#include "common/params_cache.h"
+
+// ---- runs of compressed keys
+
+// a / b rounded up, given 1 / b; of what fits 22 bits, the quotient 17.
+NSAI_DEVICE int quotient_up(int a, int b, float inverse) { return (int)(((float)(a + b) - 0.5f) * inverse); }
+
+// How they fall to the blocks of the cluster: every warp of `runs` of a block has a run of `each` quanta.
+struct Runs {
+  int quanta; // in all
+  int each, runs;
+};
+template <class C> NSAI_DEVICE Runs find_runs(int visible) {
+  const int quanta = ceil_div(visible, Decode<C>::kQuantum);
+  const int each = max(1, ceil_div(quanta, C::kCluster * C::kWarps));
+  const int runs = quotient_up(quanta, each, __fdividef(1.0f, (float)each)); // of all blocks
+  return Runs{ quanta, each, ceil_div(runs, C::kCluster) };
+}
+
+// What falls to this block and warp.
+template <class C> struct Stretch : Runs {
+  int begin, end; // quanta of this warp
+  int blocks;     // selection blocks that are pooled, in all
+  int first_block, extent; // of this block's
+  NSAI_DEVICE Stretch(const Runs &x, int rank, int warp) : Runs(x) {
+    const int run = rank * runs + warp;
+    begin = warp < runs ? min(run * each, quanta) : 0;
+    end = warp < runs ? min(begin + each, quanta) : 0;
+    blocks = quanta * Decode<C>::kQuantumBlocks;
+    extent = runs * each * Decode<C>::kQuantumBlocks;
+    first_block = rank * extent;
+  }
+};
+
+// ---- which turns
+
+// A block's: `scanned` of the scan, in which each of `runs` warps goes through a run of its own, run
+// `first_run` and so on, then `windowed` of the window, then those of the chosen blocks. Steps of raw keys
+// are dealt over the cluster's blocks and then warps.
+template <class C> struct RingTurns {
+  int scanned, windowed;
+  int all; // that are known
+  int runs, first_run;
+  int run_keys, visible; // keys of a run, of all
+  LateKeys<C> window, chosen;
+  int rank; // of the block
+
+  // Steps of raw keys that fall to the block, and turns that they take.
+  NSAI_DEVICE int steps(int limit) const {
+    return max(ceil_div(limit, kStepKeys) - rank + C::kCluster - 1, 0) / C::kCluster;
+  }
+  NSAI_DEVICE int turns(int limit) const { return ceil_div(steps(limit), C::kWarps); }
+};
+
+struct RingTurn {
+  int branch;
+  int warps; // that have keys; some, or all, of these may not exist
+  int first, each, behind; // warp 0's first key, keys from warp to warp, and warp 0's end
+  int all;                 // the end of all keys
+  NSAI_DEVICE int key(int warp) const { return first + warp * each; }
+  NSAI_DEVICE int limit(int warp) const { return min(behind + warp * each, all); }
+};
+
+template <class C> NSAI_DEVICE RingTurn find_turn(const RingTurns<C> &x, int i) {
+  if (i < x.scanned) {
+    const int begin = x.first_run * x.run_keys;
+    return RingTurn{ NSAI_BRANCH_COMPRESSED, x.runs, begin + i * kStepKeys, x.run_keys, begin + x.run_keys,
+                     x.visible };
+  }
+  i -= x.scanned;
+  const bool windows = i < x.windowed;
+  if (!windows) i -= x.windowed;
+  const int limit = windows ? x.window.limit : x.chosen.limit;
+  const int first = (x.rank + C::kCluster * C::kWarps * i) * kStepKeys;
+  return RingTurn{ windows ? NSAI_BRANCH_WINDOW : NSAI_BRANCH_SELECTED,
+                   min(x.steps(limit) - i * C::kWarps, C::kWarps),
+                   first, C::kCluster * kStepKeys, first + kStepKeys, limit };
+}
+
+// ---- where rows lie
+
+// What can be asked for before the sequence's length is known: its list of pages, where it fits.
+template <class C> struct PageList {
+  static constexpr int kEach = ceil_div(C::kListPages, C::kThreads);
+  const int *list; // nullptr: it stays where it is
+  int width;
+  int pages[kEach];
+};
+template <class C> NSAI_DEVICE PageList<C> load_pages(const NsaiCacheBatch &batch, int s) {
+  PageList<C> x = { nullptr, 0, {} };
+  if constexpr (C::kPageSize > 0) {
+    const long long width = min((long long)ceil_div(batch.max_kv_len, C::kPageSize), batch.page_list_stride);
+    if (batch.page_starts || width > C::kListPages) return x;
+    x.list = batch.pages + s * batch.page_list_stride;
+    x.width = (int)width;
+#pragma unroll
+    for (int i = 0; i < PageList<C>::kEach; ++i)
+      if ((int)threadIdx.x + i * C::kThreads < x.width) x.pages[i] = x.list[threadIdx.x + i * C::kThreads];
+  }
+  return x;
+}
+template <class C> NSAI_DEVICE void store_pages(int *sPages, const PageList<C> &x) {
+#pragma unroll
+  for (int i = 0; i < PageList<C>::kEach; ++i)
+    if ((int)threadIdx.x + i * C::kThreads < x.width) sPages[threadIdx.x + i * C::kThreads] = x.pages[i];
+}
+
+// Its list of pages.
+template <class C> NSAI_DEVICE const int *find_pages(const NsaiCacheBatch &batch, int s) {
+  return find_rows<C::kPageSize>(batch, s, 0).list;
+}
+
+constexpr NSAI_DEVICE int floor_log2(int x) { return x > 1 ? 1 + floor_log2(x / 2) : 0; }
+
+// Of K or V of a branch and head. In shared memory: kernel parameters are far away until they are used.
+struct RingSide {
+  const u16 *rows;
+  long long page_stride, row_stride;
+};
+template <class C> struct RingSides {
+  RingSide of[NSAI_BRANCH_COUNT][2];
+  int ring; // tokens of the window's; 0: none
+
+  // Thread i of the first six.
+  NSAI_DEVICE void fill(const NsaiDecode &p, int group, int i) {
+    const NsaiCachePair &pair = (&p.entries)[i / 2]; // in the order of branches
+    const NsaiCacheTensor &x = i % 2 ? pair.v : pair.k;
+    of[i / 2][i % 2] = { (const u16 *)x.data + group * x.head_stride, x.page_stride, x.row_stride };
+    if (i == 0) ring = p.window.ring;
+  }
+};
+
+// Of a sequence.
+template <class C> struct RingRows {
+  const RingSides<C> &sides;
+  const int *list; // its pages
+  int row;         // without pages, and in rings
+
+  // The lane's rows of a turn, of K or V, of warps `warp`, warp + kApart, ...; nullptr: there is none. Keys
+  // that do not exist are looked up as the last one is: no branches, so that rows are found side by side.
+  template <int kEach, int kApart>
+  NSAI_DEVICE void find(const u16 *(&found)[kEach], const RingTurns<C> &turns, const RingTurn &turn, int warp,
+                        int lane) const {
+    const bool scans = turn.branch == NSAI_BRANCH_COMPRESSED, windows = turn.branch == NSAI_BRANCH_WINDOW;
+    bool exists[kEach];
+    int index[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int owner = warp + j * kApart, i = turn.key(owner) + lane % kStepKeys, limit = turn.limit(owner);
+      exists[j] = owner < turn.warps && i < limit;
+      index[j] = max(min(i, limit - 1), 0);
+    }
+    if (C::kSelectCount > 0 && turn.branch == NSAI_BRANCH_SELECTED) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) index[j] = max(turns.chosen.index(index[j]), 0);
+    } else {
+      const int shift = scans ? entry_index<C::kBlock, C::kStride>(0) : turns.window.first;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) index[j] += shift;
+    }
+    const RingSide x = sides.of[turn.branch][lane / 16];
+    const int log2_rows = scans ? floor_log2(C::kPageSize / C::kStride) : floor_log2(C::kPageSize);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      u32 page = (u32)row, slot = (u32)index[j];
+      if (C::kRing > 0 && windows) {
+        slot = CachedRows<0>{ nullptr, row, sides.ring }.slot(index[j]);
+      } else if constexpr (C::kPageSize > 0) {
+        page = exists[j] ? list[slot >> log2_rows] : 0;
+        slot &= (1u << log2_rows) - 1;
+      }
+      found[j] = exists[j] ? x.rows + (u64)page * x.page_stride + (u64)slot * x.row_stride : nullptr;
+    }
+  }
+};
