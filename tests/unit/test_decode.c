@@ -603,6 +603,12 @@ static void test_cluster_rules(void **state) {
   p.max_kv_len = 65536;
   p.max_tokens = 1;
   assert_true(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_kv_len = 1 << 19; /* 32767 compressed keys of four KV heads */
+  assert_true(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_tokens = 2;
+  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_kv_len = 65536;
+  p.max_tokens = 1;
   p.model.select_count = 64;
   expect_cluster(&p, &h200, 0, "61 blocks");
   p.model = model;
