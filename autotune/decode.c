@@ -402,13 +402,6 @@ void nsai_specify_decode_whole(const nsai_problem *p, const nsai_target *t, cons
   specify_whole(p, t, s, &specs[NSAI_KERNEL_DECODE_WHOLE]);
 }
 
-/* Whether most of the bytes are raw keys. Two narrow blocks of decode_flow are faster than of decode_whole then
- * (H200, 64 and 256 sequences of 4k: 63.4 and 232 us, 67.7 and 243), else hardly (of 64k 185 and 712, 184 and 711). */
-static bool is_short(const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
-  return 2 * nsai_block_count(m, p->max_kv_len) <= m->window + m->select_count * m->select_block;
-}
-
 /* Beside the chain what serves more units, where a run of the plan can have so many. */
 static void specify_many(const nsai_problem *p, const nsai_target *t,
                          nsai_kernel_spec specs[NSAI_ROLES]) {
@@ -424,7 +417,7 @@ static void specify_many(const nsai_problem *p, const nsai_target *t,
       wide.of[NSAI_TILE_BLOCKS])
     specify_whole(p, t, &wide, &specs[NSAI_KERNEL_DECODE_WIDE]);
   if (nsai_decode_reaches_whole(p, t->sms, units) &&
-      !(is_short(p) && nsai_specify_decode_flow(p, t, 4, 2, 1, &specs[NSAI_KERNEL_DECODE_WHOLE])) &&
+      !nsai_specify_decode_flow(p, t, 4, 2, 1, &specs[NSAI_KERNEL_DECODE_WHOLE]) &&
       narrow.of[NSAI_TILE_BLOCKS])
     specify_whole(p, t, &narrow, &specs[NSAI_KERNEL_DECODE_WHOLE]);
 }

@@ -12,11 +12,12 @@
 #define MOST_FREE 32 /* common/warp_best.cuh */
 #define BRANCHES 3
 #define STAGES 2
+#define BARRIERS 7
 
 /* Selection blocks of a block of threads whose pooled values lie in shared memory, where it has the room. */
 #define KEPT_BLOCKS 256
 
-/* Registers of a thread for O and Q of an m16 tile, and columns of O: it takes 232 at 128/128, 253 at 128/144.
+/* Registers of a consumer for O and Q of an m16 tile, and columns of O: it takes 165 at 128/128, and has 184.
  * (NVRTC 13.0.) */
 #define MOST_ROW_REGISTERS 100
 #define MOST_COLUMNS 128
@@ -31,31 +32,34 @@ static int32_t free_blocks(const nsai_geometry *m) {
 /* A row of O in shared memory, floats. */
 static int64_t pitch(const nsai_geometry *m) { return nsai_padded_dim(m->head_dim_v) + 8; }
 
+/* Room for the selection blocks of a block of threads: its warps' runs, which are whole quanta, and one or two without
+ * compressed keys behind the last one. Plans of many lengths have the same. */
+#define LEAST_BLOCKS 256
+#define SLACK_BLOCKS 16
+static int64_t most_blocks(const nsai_problem *p, int64_t warps, int64_t cluster) {
+  const nsai_geometry *m = &p->model;
+  int64_t quantum = nsai_decode_quantum(m), ratio = m->select_block / m->stride;
+  int64_t quanta = ceil_div(nsai_block_count(m, p->max_kv_len), quantum);
+  int64_t run = larger(ceil_div(quanta, warps * cluster), 1) * (quantum / ratio);
+  int64_t most = m->select_count ? LEAST_BLOCKS : 1;
+  while (m->select_count && most + SLACK_BLOCKS < warps * run + 2) most *= 2;
+  return most + SLACK_BLOCKS;
+}
+
 /* SharedPlan of decode_flow.cuh, member by member. */
-static uint32_t shared_bytes(const nsai_geometry *m, int64_t warps, int64_t cluster, int64_t kept) {
+static uint32_t shared_bytes(const nsai_problem *p, int64_t warps, int64_t cluster, int64_t kept) {
+  const nsai_geometry *m = &p->model;
   int64_t places = (int64_t)(m->heads / m->kv_heads) * m->head_dim_v / 4;
   int64_t stage =
       (int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v);
   int64_t received = (cluster - 1) * BRANCHES * (places / cluster * 16 + ROWS * 8);
   int64_t bytes = warps * (ceil_div(STAGES * stage, 128) * 128 + ROWS * pitch(m) * 4) +
-                  larger(kept, 1) * ROWS * 4 + BRANCHES * warps * ROWS * 8 + cluster * ROWS * 8 +
-                  (warps + 1) * ROWS * 4 + BRANCHES * ROWS * 4 +
-                  cluster * larger(free_blocks(m), 1) * 8 + warps * STAGES * 2 * 8 + 5 * 8 +
-                  larger(received, 8) + (m->select_count + 1) * 4;
+                  larger(kept, 1) * ROWS * 4 + BRANCHES * warps * ROWS * 8 + 32 * 8 +
+                  cluster * ROWS * 8 + (warps + 1) * ROWS * 4 + BRANCHES * ROWS * 4 +
+                  cluster * larger(free_blocks(m), 1) * 8 + warps * STAGES * 4 * 8 + BARRIERS * 8 +
+                  larger(received, 8) + (m->select_count + 1) * 4 +
+                  most_blocks(p, warps, cluster) * 4;
   return (uint32_t)(ceil_div(bytes, 16) * 16);
-}
-
-/* Selection blocks of a block of threads, whose runs are whole quanta, and of how many it has room for the keys. */
-static int64_t longest_stretch(const nsai_problem *p, int64_t warps, int64_t cluster) {
-  const nsai_geometry *m = &p->model;
-  int64_t runs = warps * cluster, quantum = nsai_decode_quantum(m),
-          quanta = ceil_div(nsai_block_count(m, p->max_kv_len), quantum);
-  int64_t of_run = ceil_div(quanta, runs) * quantum / (m->select_block / m->stride);
-  /* The last one may have a block or two without compressed keys behind. */
-  return m->select_count ? warps * of_run + 2 : 0;
-}
-static int64_t most_keys(const nsai_geometry *m, int64_t warps) {
-  return warps * ROWS * pitch(m) / 2 - 32;
 }
 
 static bool is_legal(const nsai_problem *p, const nsai_target *t) {
@@ -70,7 +74,7 @@ static bool is_legal(const nsai_problem *p, const nsai_target *t) {
 
 static bool has_room(const nsai_problem *p, const nsai_target *t, int32_t warps, int32_t blocks,
                      int32_t cluster, int32_t kept) {
-  uint32_t bytes = shared_bytes(&p->model, warps, cluster, kept);
+  uint32_t bytes = shared_bytes(p, warps, cluster, kept);
   return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, blocks);
 }
 
@@ -79,15 +83,13 @@ bool nsai_specify_decode_flow(const nsai_problem *p, const nsai_target *t, int32
   const nsai_geometry *m = &p->model;
   int32_t kept = KEPT_BLOCKS;
   while (kept && !has_room(p, t, warps, blocks, cluster, kept)) kept = kept < 16 ? 0 : kept / 2;
-  if (!is_legal(p, t) || longest_stretch(p, warps, cluster) > most_keys(m, warps) ||
-      !has_room(p, t, warps, blocks, cluster, kept))
-    return false;
+  if (!is_legal(p, t) || !has_room(p, t, warps, blocks, cluster, kept)) return false;
   *spec = (nsai_kernel_spec){ .entry = "decode_flow",
                               .dtype = m->dtype,
-                              .threads = 32 * warps,
+                              .threads = 64 * warps,
                               .tokens = ROWS / nsai_padded_group(m),
                               .cluster = cluster > 1 ? cluster : 0,
-                              .shared_bytes = shared_bytes(m, warps, cluster, kept) };
+                              .shared_bytes = shared_bytes(p, warps, cluster, kept) };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kBlock", m->block);
@@ -105,6 +107,7 @@ bool nsai_specify_decode_flow(const nsai_problem *p, const nsai_target *t, int32
   nsai_constant_add(spec, "kWgmma", 0);
   nsai_constant_add(spec, "kCluster", cluster);
   nsai_constant_add(spec, "kKeptBlocks", kept);
+  nsai_constant_add(spec, "kMostBlocks", (int32_t)most_blocks(p, warps, cluster));
   nsai_constant_add(spec, "kMinBlocks", blocks);
   return true;
 }

@@ -9,17 +9,20 @@
 //   what else is wanted; idx [T, Hkv, n]
 //
 // Grid   x = T * kv_heads * kCluster. A cluster of kCluster blocks has a token and KV head.
-// Warps  all stream: an equal share of the compressed keys, of the window and of the chosen blocks, through
-//        a ring each that is kept full (common/flow_ring.cuh). What a wait between two branches takes, the
-//        copies that are on their way then make up for.
+// Warps  kWarps consumers, each with an equal share of the compressed keys, of the window and of the chosen
+//        blocks, and for each a producer, which finds and copies its keys and keeps its ring full from one
+//        branch to the next (common/flow_ring.cuh): what a wait between two takes, the copies that are on
+//        their way then make up for. (Consumers that copied as well never waited for a key: they were bound
+//        by their instructions.)
 //   scan    O, reference and sum, and what the scores weigh in each selection block (common/decode_scan.cuh)
-//   top-n   each warp weighs a piece of the selection blocks, and goes on with the window while warp 0 of each
-//           block searches them (common/flow_search.cuh)
+//   top-n   each warp weighs a piece of the selection blocks as soon as all have scanned, and goes on with
+//           the window; warp 0 of each block, which has none, searches them (common/flow_search.cuh)
 //   gather  O of all warps and branches; gates, outputs (common/flow_gather.cuh)
 // Bound  by memory: 2 (Dk + Dv) bytes a key.
 //
 // Config: those of common/flow_ring.cuh, common/flow_search.cuh and common/flow_gather.cuh, kWindow (w),
-// kKeptBlocks (whose pooled values lie in shared memory), kMinBlocks, kSharedBytes.
+// kKeptBlocks (whose pooled values lie in shared memory), kMostBlocks (selection blocks of a block of
+// threads), kThreads, kMinBlocks, kSharedBytes.
 #pragma once
 #include "common/barrier.cuh"
 #include "common/cached.cuh"
@@ -32,6 +35,7 @@
 #include "common/launch.cuh"
 #include "common/params_cache.h"
 #include "common/warp_best.cuh"
+#include "common/wgmma.cuh"
 
 static_assert(Config::kScanRows == 16 && Config::kGroupPadded <= 16, "a token's heads are one m16 tile");
 
@@ -48,32 +52,37 @@ union __align__(16) WarpDesk {
 };
 constexpr int kDeskFloats = sizeof(WarpDesk) / 4, kRingFloats = Ring::kBytes / 4;
 
-// What a block waits for beside its rings: its warps' pieces; from other blocks; the list, from warp 0.
-enum { kWeighed, kStats, kCandidates, kList, kSlices, kBarriers };
+// What a block waits for beside its rings: its consumers' scans, pieces, and that O of the scans is added up;
+// what other blocks send; the list, of warp 0.
+enum { kScanned, kWeighed, kAdded, kStats, kCandidates, kSlices, kList, kBarriers };
 
 struct SharedPlan {
   unsigned char ring[Config::kWarps][Ring::kBytes]; // at the end O of the chosen blocks
-  union {
-    WarpDesk desk[Config::kWarps];
-    struct { // between scan and window
-      u64 queue[32];
-      u64 keys[Config::kWarps * sizeof(WarpDesk) / 8 - 32]; // of the block's pieces
-    } search;
-  };
+  WarpDesk desk[Config::kWarps]; // warp 0 has no window: in its place O of all warps' scans stays
   float pooled[Config::kKeptBlocks > 0 ? Config::kKeptBlocks : 1][16];
+  __align__(16) u64 queue[32]; // of the search
   FlowReceived<Config> received;
   Places::WarpsStats stats[Places::kBranches];
   float2 scan_stats[Config::kCluster][16]; // of the blocks
   float spills[Config::kWarps + 1][16];    // into the block's first run, and behind each
-  u32 gates[Places::kBranches][16]; // as they lie in memory
+  u32 gates[Places::kBranches][16];        // as they lie in memory
   u64 candidates[Config::kCluster][kBest]; // of the blocks
-  u64 stages[Config::kWarps][2 * Config::kStages]; // barriers of the rings
+  u64 stages[Config::kWarps][FlowPlace<Config>::kBarriers]; // barriers of the rings
   u64 barriers[kBarriers];
   int list[Config::kSelectCount + 1];
+  u32 orders[Config::kMostBlocks]; // of the block's own that are searched
 };
 static_assert(sizeof(SharedPlan) <= Config::kSharedBytes && Config::kSharedBytes < sizeof(SharedPlan) + 128,
               "the host's formula for shared memory");
 static_assert(16 * Places::kPitch * 4 <= Ring::kBytes, "O takes the ring's place");
+
+// What a warp does: its scan; the window until all warps have scanned, and to its end; the chosen blocks.
+enum { kScan, kUntilScanned, kRestOfWindow, kChosen, kFlowRounds };
+
+// Of a thread; the launch gives all of them 128. (NVRTC 13.0, D 128: consumers take 165, producers and what
+// all do behind them 58.)
+constexpr int kProducerRegisters = 72, kConsumerRegisters = 184;
+static_assert(Config::kThreads == 64 * Config::kWarps && Config::kWarps % 4 == 0, "whole warpgroups of both");
 
 // The token, and whose this thread is.
 struct FlowUnit {
@@ -81,7 +90,8 @@ struct FlowUnit {
   int unit, row, group;
   DecodeToken token;
   int seen, candidates; // tokens, selection blocks
-  bool selects, searches;
+  bool scans, selects, searches;
+  NSAI_DEVICE bool has_window(int warp) const { return warp > 0 || !scans; }
 };
 
 // ---- begin
@@ -104,11 +114,8 @@ template <class C> NSAI_DEVICE void prefetch_list(const NsaiDecode &p, int s, in
 // One thread. What is not sent, because nothing is searched, nobody waits for.
 template <class C> NSAI_DEVICE void init_barriers(SharedPlan &shared, int rank) {
   const u32 address = shared_address(shared.barriers);
-  barrier_init(address + 8 * kWeighed, C::kThreads);
-  barrier_init(address + 8 * kStats, 1);
-  barrier_init(address + 8 * kCandidates, 1);
-  barrier_init(address + 8 * kList, 32);
-  barrier_init(address + 8 * kSlices, 1);
+  for (int i = 0; i < kBarriers; ++i)
+    barrier_init(address + 8 * i, i <= kAdded ? 32 * C::kWarps : i < kList ? 1 : 32);
   barrier_init_fence();
   if constexpr (C::kCluster > 1) {
     barrier_arrive_expecting(address + 8 * kCandidates, sizeof shared.candidates);
@@ -123,8 +130,11 @@ NSAI_DEVICE FlowSteps<C> find_steps(const NsaiDecode &p, const SharedPlan &share
                                     const FlowStretch &stretch) {
   constexpr int kQuantumSteps = Decode<C>::kQuantum / kStepKeys;
   const bool windows = C::kWindow > 0 && p.branches >> kWindow & 1;
+  constexpr int kSlots = C::kCluster * C::kWarps;
   const int slot = at.rank + C::kCluster * at.warp;
-  const FlowShare<C> window(windows ? min(at.seen, C::kWindow) : 0, slot, at.searches);
+  // Not warp 0's, which has the scan's end to do.
+  const int first = at.scans ? C::kCluster : 0;
+  const FlowShare window(windows ? min(at.seen, C::kWindow) : 0, slot - first, kSlots - first);
   const int scanned = (stretch.end - stretch.begin) * kQuantumSteps;
   return FlowSteps<C>{ p,
                        at.group,
@@ -134,7 +144,7 @@ NSAI_DEVICE FlowSteps<C> find_steps(const NsaiDecode &p, const SharedPlan &share
                        visible_entries<C>(at.token.position),
                        window,
                        at.seen - window.keys,
-                       FlowShare<C>(0, slot, false),
+                       FlowChosen<C>(slot),
                        shared.list,
                        scanned + window.count };
 }
@@ -159,7 +169,8 @@ template <class C, int kO>
 NSAI_DEVICE void leave_branch(SharedPlan &shared, const FlowUnit &at, int b, float (&o)[kO][4],
                               SoftmaxRows &rows, ScanKeys<C> &keys, int next_keys) {
   __syncwarp(); // what lies there is read
-  share_o<C>(b == kSelected ? (float *)shared.ring[at.warp] : &shared.desk[at.warp].o[0][0], o, at.lane);
+  if (b != kWindow || at.has_window(at.warp))
+    share_o<C>(b == kSelected ? (float *)shared.ring[at.warp] : &shared.desk[at.warp].o[0][0], o, at.lane);
   share_stats(shared.stats[b][at.warp], rows, at.lane);
   if (b == kCompressed && at.lane < 16)
     shared.spills[at.warp + 1][at.lane] = keys.reference + log2_approx(keys.own);
@@ -172,13 +183,11 @@ NSAI_DEVICE void leave_branch(SharedPlan &shared, const FlowUnit &at, int b, flo
   keys.ends[0] = keys.ends[1] = next_keys;
 }
 
-// The block's stats of the scan, and what its last key weighs in the block behind, to all that need them;
-// 16 threads.
+// Of a cluster: the block's stats of the scan, and what its last key weighs in the block behind, to those
+// that need them; 16 lanes.
 template <class C> NSAI_DEVICE void send_stats(SharedPlan &shared, const FlowUnit &at, int runs) {
-  const int row = threadIdx.x, rank = at.rank;
+  const int row = at.lane, rank = at.rank;
   const float2 stats = add_stats<C::kWarps>(&shared.stats[kCompressed][0][row]);
-  shared.scan_stats[rank][row] = stats;
-  if (C::kCluster == 1 || !at.searches) return;
   const u32 barrier = shared_address(&shared.barriers[kStats]);
   for (int to = 0; to < C::kCluster; ++to)
     if (to != rank)
@@ -187,6 +196,28 @@ template <class C> NSAI_DEVICE void send_stats(SharedPlan &shared, const FlowUni
   if (rank + 1 < C::kCluster)
     cluster_send(cluster_address(shared_address(&shared.spills[0][row]), rank + 1), shared.spills[runs][row],
                  cluster_address(barrier, rank + 1));
+}
+
+// What all blocks' scores of head lane % 16 sum up to, base 2.
+template <class C> NSAI_DEVICE float find_scan_lse(const SharedPlan &shared, const FlowUnit &at) {
+  const int row = at.lane % 16;
+  float2 stats = add_stats<C::kWarps>(&shared.stats[kCompressed][0][row]);
+#pragma unroll
+  for (int i = 0; i < C::kCluster; ++i)
+    if (i != at.rank) stats = add_stats(stats, shared.scan_stats[i][row]);
+  return stats.x + log2_approx(stats.y);
+}
+
+// The warp's places of O of all scans, in place of warp 0's, and their stats.
+template <class C> NSAI_DEVICE void add_scans(SharedPlan &shared, const FlowUnit &at) {
+  float *sO = &shared.desk[0].o[0][0];
+#pragma unroll 1 // it runs once
+  for (int i = at.warp * 32 + at.lane; i < Places::kPlaces; i += 32 * C::kWarps) {
+    const FlowSum x = add_warps<C>(sO, kDeskFloats, shared.stats[kCompressed], 0, i);
+    const int row = i / Places::kRowPlaces, column = i % Places::kRowPlaces * 4;
+    *(float4 *)(sO + row * Places::kPitch + column) = x.o;
+    if (column == 0) shared.scan_stats[at.rank][row] = x.stats;
+  }
 }
 
 // Number `i` of the block's best to all blocks.
@@ -198,29 +229,42 @@ template <class C> NSAI_DEVICE void send_best(SharedPlan &shared, const FlowUnit
     cluster_send(cluster_address(best, to), key, cluster_address(barrier, to));
 }
 
-// Every warp weighs a piece; warp 0 finds the best of the block's and, of several blocks, of what all have
-// found.
+// What the warp's piece of the selection blocks weighs.
+template <class C>
+NSAI_DEVICE void weigh_blocks(SharedPlan &shared, const FlowUnit &at, const FlowStretch &stretch,
+                              const float *pooled) {
+  const u32 barriers = shared_address(shared.barriers);
+  if constexpr (C::kCluster > 1) {
+    if (at.warp == 0 && at.lane < 16) send_stats<C>(shared, at, stretch.runs);
+    __syncwarp();
+    cluster_receive(barriers + 8 * kStats, 0);
+  }
+  const FlowPiece all = find_searched<C>(stretch, at.candidates, at.rank);
+  const FlowPiece piece = find_piece<C>(all, at.warp);
+  weigh_piece<C>(shared.orders + (piece.begin - all.begin), piece, stretch, pooled, shared.spills,
+                 find_scan_lse<C>(shared, at), at.lane);
+  barrier_arrive(barriers + 8 * kWeighed);
+  if (stretch.extent > C::kKeptBlocks) discard_piece(pooled, piece, stretch.first_block, at.lane);
+}
+
+// Of warp 0: the best of the block's and, where there are several, of what all blocks have found.
 template <class C>
 NSAI_DEVICE void find_list(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
-                           const FlowStretch &stretch, const float *pooled) {
+                           const FlowStretch &stretch) {
   const u32 barriers = shared_address(shared.barriers);
   if constexpr (kFlowFree<C> > 0) {
     if (at.searches) {
-      if constexpr (C::kCluster > 1) cluster_receive(barriers + 8 * kStats, 0);
+      barrier_wait(barriers + 8 * kWeighed, 0); // all pieces are there
       const FlowPiece all = find_searched<C>(stretch, at.candidates, at.rank);
-      const FlowPiece piece = find_piece<C>(all, at.warp);
-      weigh_piece<C>(shared.search.keys + (piece.begin - all.begin), piece, stretch, pooled, shared.spills,
-                     shared.scan_stats, at.lane);
-      barrier_arrive(barriers + 8 * kWeighed);
-      if (stretch.extent > C::kKeptBlocks) discard_piece(pooled, piece, stretch.first_block, at.lane);
-      if (at.warp != 0) return;
-      barrier_wait(barriers + 8 * kWeighed, 0);
 #pragma unroll 1
       for (int turn = 0; turn < (C::kCluster > 1 ? 2 : 1); ++turn) {
         if (turn) cluster_receive(barriers + 8 * kCandidates, 0);
+        const auto key_at = [&](int i) {
+          if (C::kCluster > 1 && turn) return (&shared.candidates[0][0])[i];
+          return key_of(shared.orders[i], all.begin + i);
+        };
         const BestKey best =
-            warp_best<kBest>(turn ? &shared.candidates[0][0] : shared.search.keys,
-                             turn ? C::kCluster * kBest : all.count, shared.search.queue, at.lane);
+            warp_best<kBest>(key_at, turn ? C::kCluster * kBest : all.count, shared.queue, at.lane);
         if (best.place >= kBest) continue;
         if (C::kCluster > 1 && turn == 0)
           send_best<C>(shared, at, best.place, best.key);
@@ -229,7 +273,6 @@ NSAI_DEVICE void find_list(const NsaiDecode &p, SharedPlan &shared, const FlowUn
       }
     }
   }
-  if (at.warp != 0) return;
   write_forced<C>(shared.list, at.candidates, at.lane);
   barrier_arrive(barriers + 8 * kList); // every lane: what it wrote of the list is there
   __syncwarp();                         // and all of it for this warp
@@ -245,31 +288,28 @@ NSAI_DEVICE void add_chosen(FlowSteps<C> &steps, const FlowUnit &at) {
   if (count == 0) return;
   // The last block may hold tokens behind the token.
   const int last = min(C::kSelectBlock, at.seen - steps.sList[count - 1] * C::kSelectBlock);
-  // Steps of both branches are dealt round: these from the warp on that has the first one less.
-  const int windows = ceil_div(steps.window.keys, kStepKeys), slots = FlowShare<C>::kSlots;
-  const int slot = (steps.window.slot + slots - (at.searches ? 0 : windows % slots)) % slots;
-  steps.chosen = FlowShare<C>((count - 1) * C::kSelectBlock + last, slot, false);
+  steps.chosen.set((count - 1) * C::kSelectBlock + last, ceil_div(steps.window.keys, kStepKeys), at.scans);
   steps.known = steps.all();
 }
 
 // ---- end
 
 template <class C>
-NSAI_DEVICE void gather(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
-                        const float4 (&scan_o)[Places::kRounds]) {
-  PlaceGates<C> gates[Places::kRounds];
-#pragma unroll
-  for (int r = 0; r < Places::kRounds; ++r)
-    gates[r] = place_gates<C>(shared.gates, Places::of(r, at.rank));
+NSAI_DEVICE void gather(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at) {
   __syncthreads(); // O of all warps is there
-#pragma unroll
+#pragma unroll 1 // instructions that run once come late
   for (int r = 0; r < Places::kRounds; ++r) {
     if (!Places::exists(r)) continue;
     const int i = Places::of(r, at.rank);
     FlowSum x[Places::kBranches];
-    x[kCompressed] = FlowSum{ shared.scan_stats[at.rank][i / Places::kRowPlaces], scan_o[r] };
-    x[kSelected] = add_warps<C>((const float *)shared.ring, kRingFloats, shared.stats[kSelected], i);
-    x[kWindow] = add_warps<C>(&shared.desk[0].o[0][0], kDeskFloats, shared.stats[kWindow], i);
+    const int row = i / Places::kRowPlaces, column = i % Places::kRowPlaces * 4;
+    const float *sDesk = &shared.desk[0].o[0][0];
+    x[kCompressed] = FlowSum{ make_float2(kNoReference, 0.0f), make_float4(0, 0, 0, 0) };
+    if (at.scans)
+      x[kCompressed] = FlowSum{ shared.scan_stats[at.rank][row],
+                                *(const float4 *)(sDesk + row * Places::kPitch + column) };
+    x[kSelected] = add_warps<C>((const float *)shared.ring, kRingFloats, shared.stats[kSelected], 0, i);
+    x[kWindow] = add_warps<C>(sDesk, kDeskFloats, shared.stats[kWindow], at.has_window(0) ? 0 : 1, i);
     if constexpr (C::kCluster > 1) {
       const u32 barrier = shared_address(&shared.barriers[kSlices]);
       if (i / Places::kSlice != at.rank) {
@@ -279,7 +319,72 @@ NSAI_DEVICE void gather(const NsaiDecode &p, SharedPlan &shared, const FlowUnit 
       cluster_receive(barrier, 0);
       add_received<C>(shared.received, i, x);
     }
-    store_sums<C>(p, at.row, at.group, i, x, gates[r]);
+    store_sums<C>(p, at.row, at.group, i, x, place_gates<C>(shared.gates, i));
+  }
+}
+
+// ---- halves
+
+// The producer's: every step's keys into the ring.
+template <class C>
+NSAI_DEVICE void produce(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at, FlowSteps<C> &steps) {
+  fill_ring<C>(steps, FlowPlace<C>(shared.ring[at.warp], shared.stages[at.warp]), at.lane,
+               [&](FlowSteps<C> &all) {
+                 if (!at.selects || !(p.branches >> kSelected & 1)) return;
+                 barrier_wait(shared_address(&shared.barriers[kList]), 0);
+                 add_chosen<C>(all, at);
+               });
+}
+
+// The consumer's: O and stats of every branch, and the list.
+template <class C>
+NSAI_DEVICE void consume(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
+                         const FlowStretch &stretch, FlowSteps<C> &steps) {
+  const u32 barriers = shared_address(shared.barriers);
+  const u32 gate = load_gate_of<C>(p, at.row, at.group);
+  Queries<Ring> queries; // [16, Dk]
+  load_row_fragments<C>(queries.fragment, QueryRows<C>{ p.q, at.row, 1, at.group }, 0, at.lane);
+  float *pooled = stretch.extent <= C::kKeptBlocks
+                      ? &shared.pooled[0][0]
+                      : p.pooled + ((long long)at.unit * p.pooled_blocks + stretch.first_block) * 16;
+  ScanKeys<C> keys = find_scan_keys<C>(shared, at, stretch, steps.visible, pooled);
+  const FlowPlace<C> place(shared.ring[at.warp], shared.stages[at.warp]);
+  float o[Ring::kO][4] = {}; // [16, Dv]
+  SoftmaxRows rows;
+  int done = 0; // steps
+#pragma unroll 1
+  for (int round = kScan; round < kFlowRounds; ++round) {
+    if (round == kUntilScanned && !at.scans) continue;
+    if (round == kChosen && at.selects) {
+      barrier_wait(barriers + 8 * kList, 0);
+      if (p.branches >> kSelected & 1) add_chosen<C>(steps, at);
+      keys.ends[0] = keys.ends[1] = steps.chosen.keys;
+    }
+    const int end = round == kScan     ? steps.scanned
+                    : round == kChosen ? steps.all()
+                                       : steps.window_end();
+    run_flow<C>(steps, keys, place, done, end, round == kUntilScanned ? barriers + 8 * kScanned : 0, queries,
+                o, rows, p.scale_log2, at.lane);
+    if (round == kUntilScanned) {
+      barrier_wait(barriers + 8 * kScanned, 0);
+      if constexpr (kFlowFree<C> > 0)
+        if (at.searches) weigh_blocks<C>(shared, at, stretch, pooled);
+      if constexpr (C::kSelectCount > 0)
+        if (at.selects && at.warp == 0) find_list<C>(p, shared, at, stretch);
+      add_scans<C>(shared, at);
+      barrier_arrive(barriers + 8 * kAdded);
+      continue;
+    }
+    if (round == kRestOfWindow && at.scans) barrier_wait(barriers + 8 * kAdded, 0);
+    leave_branch<C>(shared, at,
+                    round == kScan           ? kCompressed
+                    : round == kRestOfWindow ? kWindow
+                                             : kSelected,
+                    o, rows, keys, steps.window.keys);
+    if (round != kScan) continue;
+    barrier_arrive(barriers + 8 * kScanned);
+    keep_gate(shared.gates, gate);
+    if constexpr (C::kCluster > 1) cluster_wait(); // all blocks have begun
   }
 }
 
@@ -288,66 +393,39 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   SharedPlan &shared = *(SharedPlan *)shared_bytes;
 
   // ---- coordinates ----
+  const int warp = warp_uniform(threadIdx.x / 32);
   FlowUnit at;
-  at.lane = threadIdx.x % 32, at.warp = threadIdx.x / 32, at.rank = cluster_rank();
+  at.lane = threadIdx.x % 32, at.warp = warp % C::kWarps, at.rank = cluster_rank();
   at.unit = blockIdx.x / C::kCluster, at.row = at.unit / p.kv_heads, at.group = at.unit % p.kv_heads;
   at.token = find_token(p.batch, at.row);
   if (!at.token.present) return; // all blocks of the cluster
   prefetch_list<C>(p, at.token.s, at.rank);
-  load_gates<C>(p, at.row, at.group, shared.gates);
-  Queries<Ring> queries; // [16, Dk]
-  load_row_fragments<C>(queries.fragment, QueryRows<C>{ p.q, at.row, 1, at.group }, 0, at.lane);
   if (threadIdx.x == 0) init_barriers<C>(shared, at.rank);
-  FlowPlace<C> place(shared.ring[at.warp], shared.stages[at.warp], at.lane);
+  if (warp < C::kWarps && at.lane < FlowPlace<C>::kBarriers)
+    barrier_init(shared_address(&shared.stages[warp][at.lane]), 32);
+  barrier_init_fence();
+  __syncthreads(); // the barriers are there
   if constexpr (C::kCluster > 1) cluster_arrive(); // this block has begun
 
   // ---- whose keys are whose ----
-  const bool scans = p.branches >> kCompressed & 1 || p.idx;
+  at.scans = p.branches >> kCompressed & 1 || p.idx;
   at.seen = at.token.position + 1; // 0: a padded row
   at.candidates = candidate_count<C>(at.token.position);
   at.selects = C::kSelectCount > 0 && p.idx;
   at.searches = at.selects && kFlowFree<C> > 0 && at.candidates > C::kSelectCount;
   const FlowStretch stretch =
-      find_flow_stretch<C>(scans ? visible_entries<C>(at.token.position) : 0, at.rank, at.warp);
+      find_flow_stretch<C>(at.scans ? visible_entries<C>(at.token.position) : 0, at.rank, at.warp);
   FlowSteps<C> steps = find_steps<C>(p, shared, at, stretch);
-  float *pooled = stretch.extent <= C::kKeptBlocks
-                      ? &shared.pooled[0][0]
-                      : p.pooled + ((long long)at.unit * p.pooled_blocks + stretch.first_block) * 16;
-  ScanKeys<C> keys = find_scan_keys<C>(shared, at, stretch, steps.visible, pooled);
 
-  // ---- rounds: the scan; the window, as long as it keeps the ring full; what is left of it, when the list
-  // is there; the chosen blocks ----
-  float o[Ring::kO][4] = {}; // [16, Dv]
-  SoftmaxRows rows;
-  float4 scan_o[Places::kRounds]; // of all warps
-#pragma unroll 1
-  for (int round = 0; round < 4; ++round) {
-    if (round == 2 && at.selects) {
-      barrier_wait(shared_address(&shared.barriers[kList]), 0);
-      if (p.branches >> kSelected & 1) add_chosen<C>(steps, at);
-    }
-    const int end = round == 0   ? steps.scanned
-                    : round == 1 ? max(steps.window_end() - C::kStages, steps.scanned)
-                    : round == 2 ? steps.window_end()
-                                 : steps.all();
-    run_flow<C>(steps, keys, place, end, queries, o, rows, p.scale_log2, at.lane);
-    if (round == 1) continue;
-    leave_branch<C>(shared, at, round == 0 ? kCompressed : round == 2 ? kWindow : kSelected, o, rows, keys,
-                    round == 0 ? steps.window.keys : steps.chosen.keys);
-    if (round != 0) continue;
-    __syncthreads();                                // O of all warps is there
-    if constexpr (C::kCluster > 1) cluster_wait(); // all blocks have begun
-    if (threadIdx.x < 16) send_stats<C>(shared, at, stretch.runs);
-#pragma unroll
-    for (int r = 0; r < Places::kRounds; ++r)
-      scan_o[r] = add_warps<C>(&shared.desk[0].o[0][0], kDeskFloats, shared.stats[kCompressed],
-                               Places::of(r, at.rank))
-                      .o;
-    __syncthreads(); // and read
-    if constexpr (C::kSelectCount > 0)
-      if (at.selects) find_list<C>(p, shared, at, stretch, pooled);
+  // ---- producers and consumers ----
+  if (warp >= C::kWarps) {
+    registers_drop<kProducerRegisters>();
+    produce<C>(p, shared, at, steps);
+  } else {
+    registers_raise<kConsumerRegisters>();
+    consume<C>(p, shared, at, stretch, steps);
   }
-  gather<C>(p, shared, at, scan_o);
+  gather<C>(p, shared, at);
 }
 
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)

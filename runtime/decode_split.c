@@ -31,10 +31,10 @@
  * wave, of however few, takes at least 9/16 of a full one, and the chain 9/8 of full ones. */
 #define FEWEST_WIDE_FIFTHS 3
 
-/* A pair of blocks of decode_flow for each unit, H200, 8 and 16 sequences of 4 KV heads: of 4k tokens 22.6 and 25.5
- * us, the chain 27.8 and 33.9; of 64k 45.7 and 58.5, the chain 49.3 and 70.0. 4 of 64k take 44.3 and 38.0. So from
- * 1/5 of the multiprocessors up to half; where more compressed keys may come than 64k tokens', which half of them
- * would read too slowly, from 2/5. */
+/* A pair of blocks of decode_flow for each unit, H200, 8 and 16 sequences of 4 KV heads: of 4k tokens 20.4 and 25.5
+ * us, the chain 28.2 and 34; of 64k 38.7 and 55.4, the chain 49.6 and 70.8. (4 of 64k took 44.3 and 38.0 when 8 took
+ * 45.7.) So from 1/5 of the multiprocessors up to half; where more compressed keys may come than 64k tokens', which
+ * half of them would read too slowly, from 2/5. */
 #define FEWEST_PAIR_FIFTHS 1
 #define FEWEST_LONG_FIFTHS 2
 #define LONGEST_PAIR 4096

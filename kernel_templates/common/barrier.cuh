@@ -53,6 +53,17 @@ NSAI_DEVICE bool barrier_test(u32 barrier, u32 parity) {
   return done;
 }
 
+// Whether the phase of `parity` has completed: it never sleeps.
+NSAI_DEVICE bool barrier_passed(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
+}
+
 // Spins until the phase of `parity` has completed.
 NSAI_DEVICE void barrier_wait(u32 barrier, u32 parity) {
   while (!barrier_test(barrier, parity)) {}

@@ -62,6 +62,12 @@ template <int kParts> NSAI_DEVICE float2 add_stats(const float2 *sStats) {
   return make_float2(highest, total);
 }
 
+// Of two parts.
+NSAI_DEVICE float2 add_stats(const float2 &a, const float2 &b) {
+  const float highest = fmaxf(a.x, b.x);
+  return make_float2(highest, fmaf(exp2_approx(b.x - highest), b.y, exp2_approx(a.x - highest) * a.y));
+}
+
 NSAI_DEVICE float4 add_scaled(const float4 &sum, float factor, const float4 &x) {
   return make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
                      fmaf(factor, x.w, sum.w));
@@ -91,10 +97,10 @@ struct FlowSum {
   float4 o;     // relative to the reference
 };
 
-// Of all warps; their O lie `apart` floats apart.
+// Of all warps from `first` on; their O lie `apart` floats apart.
 template <class C>
 NSAI_DEVICE FlowSum add_warps(const float *sO, int apart, const typename FlowPlaces<C>::WarpsStats &sStats,
-                              int i) {
+                              int first, int i) {
   using P = FlowPlaces<C>;
   const int row = i / P::kRowPlaces, column = i % P::kRowPlaces * 4;
   FlowSum x = { make_float2(kNoReference, 0.0f), make_float4(0, 0, 0, 0) };
@@ -102,6 +108,7 @@ NSAI_DEVICE FlowSum add_warps(const float *sO, int apart, const typename FlowPla
   for (int w = 0; w < C::kWarps; ++w) x.stats.x = fmaxf(x.stats.x, sStats[w][row].x);
 #pragma unroll
   for (int w = 0; w < C::kWarps; ++w) {
+    if (w < first) continue;
     const float factor = exp2_approx(sStats[w][row].x - x.stats.x);
     x.stats.y = fmaf(factor, sStats[w][row].y, x.stats.y);
     x.o = add_scaled(x.o, factor, *(const float4 *)(sO + w * apart + row * P::kPitch + column));
@@ -144,13 +151,14 @@ NSAI_DEVICE void add_received(const FlowReceived<C> &received, int i,
 
 // ---- outputs
 
-// The gates of the token's heads to sGates, as they lie in memory; the first threads.
-template <class C>
-NSAI_DEVICE void load_gates(const NsaiDecode &p, int token, int group,
-                            u32 (&sGates)[FlowPlaces<C>::kBranches][16]) {
+// Gates as they lie in memory, of the token's heads: the first threads have one each, and keep it.
+template <class C> NSAI_DEVICE u32 load_gate_of(const NsaiDecode &p, int token, int group) {
   const int b = threadIdx.x / 16, head = threadIdx.x % 16;
-  if (b < FlowPlaces<C>::kBranches && head < C::kGroup && p.branches >> b & 1)
-    sGates[b][head] = load_gate<C>(p.out[b], OutputRow{ token, group * C::kGroup + head, true });
+  const bool present = b < FlowPlaces<C>::kBranches && head < C::kGroup && p.branches >> b & 1;
+  return present ? load_gate<C>(p.out[b], OutputRow{ token, group * C::kGroup + head, true }) : 0;
+}
+template <int kBranches> NSAI_DEVICE void keep_gate(u32 (&sGates)[kBranches][16], u32 gate) {
+  if (threadIdx.x < kBranches * 16) sGates[threadIdx.x / 16][threadIdx.x % 16] = gate;
 }
 
 // Those of a place's row.

@@ -2,8 +2,8 @@
 // SPDX-License-Identifier: MIT
 //
 // The keys of one warp of decode_flow: steps of 16, first of the scan, then of the window, then of the
-// chosen blocks, through a ring of kStages stages that does not run dry between them. Lanes 0 to 15 find a
-// step's rows of K, lanes 16 to 31 those of V.
+// chosen blocks, through a ring of kStages stages that does not run dry between them. Another warp, with few
+// registers, finds and copies them: lanes 0 to 15 a step's rows of K, lanes 16 to 31 those of V.
 //
 // Config: those of common/key_stream.cuh, kSelectBlock (l'), kPageSize (P; 0: none), kRing (the window's
 // pair lies in rings), kCluster.
@@ -28,31 +28,37 @@ template <class C> struct FlowRing {
 
 // ---- which steps
 
-// Raw keys of a branch, and this warp's steps of them: `slot`, slot + kSlots, ... Where warp 0 has something
-// to search, it takes what its ring holds, and the others what is left.
-template <class C> struct FlowShare {
-  static constexpr int kSlots = C::kCluster * C::kWarps, kOthers = kSlots - C::kCluster;
-  int keys;
-  int slot, count;
-  bool shifts; // the steps behind the first kStages of each warp are the other warps'
-  NSAI_DEVICE FlowShare(int keys, int slot, bool searches) : keys(keys), slot(slot), shifts(searches) {
-    const int steps = ceil_div(keys, kStepKeys);
-    if (!shifts || steps <= kFirst) {
-      count = number_of(steps, slot, kSlots);
-    } else {
-      count = C::kStages + (slot < C::kCluster ? 0 : number_of(steps - kFirst, slot - C::kCluster, kOthers));
-    }
+// Raw keys of a branch, and this warp's steps of them: `slot`, slot + slots, ...; none of a negative one.
+struct FlowShare {
+  int keys, slot, slots, count;
+  NSAI_DEVICE FlowShare(int keys, int slot, int slots) : keys(keys), slot(slot), slots(slots) {
+    count = dealt(ceil_div(keys, kStepKeys), slot, slots);
   }
-  // Number of step i.
-  NSAI_DEVICE int step(int i) const {
-    return shifts && i >= C::kStages ? kFirst + slot - C::kCluster + (i - C::kStages) * kOthers
-                                     : slot + i * kSlots;
+  NSAI_DEVICE int step(int i) const { return slot + i * slots; }
+  // Of so many steps.
+  static NSAI_DEVICE int dealt(int steps, int slot, int slots) {
+    return 0 <= slot && slot < steps ? (steps - 1 - slot) / slots + 1 : 0;
   }
+};
 
-private:
-  static constexpr int kFirst = C::kStages * kSlots;
-  static NSAI_DEVICE int number_of(int steps, int slot, int slots) {
-    return slot < steps ? (steps - 1 - slot) / slots + 1 : 0;
+// The chosen blocks': the first `lead` steps are of the cluster's warps 0 alone, which have no window; then
+// they are dealt to all, beginning behind the last one that the window's steps came to.
+template <class C> struct FlowChosen {
+  static constexpr int kSlots = C::kCluster * C::kWarps, kOthers = kSlots - C::kCluster;
+  // What warp 0 does in place of the window takes as long as so many steps. (A guess.)
+  static constexpr int kSearchSteps = 3;
+  int keys, lead, own, slot, turned, count;
+  NSAI_DEVICE FlowChosen(int slot) : keys(0), lead(0), own(0), slot(slot), turned(slot), count(0) {}
+  NSAI_DEVICE void set(int all, int windows, bool searches) {
+    const int steps = ceil_div(all, kStepKeys);
+    keys = all;
+    lead = searches ? min(max(windows / kOthers - kSearchSteps, 0) * C::kCluster, steps) : 0;
+    own = slot < C::kCluster ? FlowShare::dealt(lead, slot, C::kCluster) : 0;
+    turned = (slot + kSlots - (searches ? C::kCluster + windows % kOthers : windows) % kSlots) % kSlots;
+    count = own + FlowShare::dealt(steps - lead, turned, kSlots);
+  }
+  NSAI_DEVICE int step(int i) const {
+    return i < own ? slot + i * C::kCluster : lead + turned + (i - own) * kSlots;
   }
 };
 
@@ -63,9 +69,9 @@ template <class C> struct FlowSteps {
   CachedRows<C::kPageSize> rows;
   int begin, scanned;
   int visible; // compressed keys
-  FlowShare<C> window;
+  FlowShare window;
   int window_first; // its key 0
-  FlowShare<C> chosen;
+  FlowChosen<C> chosen;
   const int *sList;
   int known; // steps that may be asked for: before the list is there, none of the chosen blocks
 
@@ -104,53 +110,65 @@ template <class C> struct FlowSteps {
 
 // ---- the ring
 
-// A warp's: [kStages] stages, and for each a barrier of K and one of V, in shared memory.
+// A consumer's and its producer's: [kStages] stages, and for each a barrier that K is there, that V is, and
+// that either is read.
 template <class C> struct FlowPlace {
+  static constexpr int kBarriers = 4 * C::kStages; // of 32 lanes each
   u32 ring, barriers;
-  int done, issued; // steps
-  u64 policy;
 
-  NSAI_DEVICE FlowPlace(void *sRing, u64 *sBarriers, int lane)
-      : ring(shared_address(sRing)), barriers(shared_address(sBarriers)), done(0), issued(0),
-        policy(l2_policy(true)) {
-    if (lane < 2 * C::kStages) barrier_init(barriers + 8 * lane, 32);
-    barrier_init_fence();
-    __syncwarp(); // the barriers are there
-  }
+  NSAI_DEVICE FlowPlace(const void *sRing, const u64 *sBarriers)
+      : ring(shared_address(sRing)), barriers(shared_address(sBarriers)) {}
   NSAI_DEVICE u32 stage(int i) const { return ring + i % C::kStages * FlowRing<C>::kStageBytes; }
-  // Of K, and behind it of V.
-  NSAI_DEVICE u32 barrier(int i) const { return barriers + i % C::kStages * 16; }
+  NSAI_DEVICE u32 k_there(int i) const { return barriers + i % C::kStages * 32; }
+  NSAI_DEVICE u32 v_there(int i) const { return k_there(i) + 8; }
+  NSAI_DEVICE u32 k_read(int i) const { return k_there(i) + 16; }
+  NSAI_DEVICE u32 v_read(int i) const { return k_there(i) + 24; }
+  // Of step i's turn in its stage.
+  static NSAI_DEVICE u32 parity(int i) { return i / C::kStages & 1; }
+};
 
-  // K and V of the next step, of which `from` is the lane's row.
-  NSAI_DEVICE void issue_k(const u16 *from, int lane) {
-    copy_rows<typename FlowRing<C>::K, C::kHeadDimQk>(stage(issued), from, 0, lane);
-    barrier_arrive_after_copies(barrier(issued));
-  }
-  NSAI_DEVICE void issue_v(const u16 *from, int lane) {
-    using R = FlowRing<C>;
-    copy_rows<typename R::V, C::kHeadDimV>(stage(issued) + R::K::kBytes, from, kStepKeys, lane);
-    barrier_arrive_after_copies(barrier(issued) + 8);
-    ++issued;
-  }
-
-private:
-  // K or V of a step into tile T; `from`: the lanes' rows from `lane_of_row_0` on.
-  template <class T, int kDim>
-  NSAI_DEVICE void copy_rows(u32 tile, const u16 *from, int lane_of_row_0, int lane) {
-    using Lanes = CopyLanes<T, 32>;
+// K or V of a step into tile T; `from`: the lanes' rows from `lane_of_row_0` on.
+template <class T, int kDim>
+NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int lane_of_row_0, u64 policy, int lane) {
+  using Lanes = CopyLanes<T, 32>;
 #pragma unroll
-    for (int i = 0; i < kStepKeys; i += Lanes::kPass) {
-      const int row = Lanes::row(lane) + i;
-      const u16 *at = (const u16 *)__shfl_sync(~0u, (u64)from, lane_of_row_0 + row) + Lanes::chunk(lane) * 8;
+  for (int i = 0; i < kStepKeys; i += Lanes::kPass) {
+    const int row = Lanes::row(lane) + i;
+    const u16 *at = (const u16 *)__shfl_sync(~0u, (u64)from, lane_of_row_0 + row) + Lanes::chunk(lane) * 8;
 #pragma unroll
-      for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
-        const int chunk = c + Lanes::chunk(lane);
-        if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
-          copy_async_16(tile + T::offset(row, chunk), at + c * 8, chunk * 8 < kDim, policy);
-      }
+    for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
+      const int chunk = c + Lanes::chunk(lane);
+      if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
+        copy_async_16(tile + T::offset(row, chunk), at + c * 8, chunk * 8 < kDim, policy);
     }
   }
-};
+}
+
+// The producer: all steps in their order. `add_chosen(steps)` waits for the list.
+template <class C, class AddChosen>
+NSAI_DEVICE void fill_ring(FlowSteps<C> &steps, const FlowPlace<C> &place, int lane, AddChosen add_chosen) {
+  using R = FlowRing<C>;
+  const u64 policy = l2_policy(true);
+  int i = 0;
+#pragma unroll 1
+  for (int part = 0; part < 2; ++part) { // what is known before the list is there; the chosen blocks
+    if (part) add_chosen(steps);
+    const u16 *ahead = steps.at(i, lane); // lists of pages come from far away
+#pragma unroll 1
+    for (; i < steps.known; ++i) {
+      const u16 *from = ahead;
+      const u32 stage = lane_address(place.stage(i));
+      const u32 parity = place.parity(i) ^ 1; // of the step before in its place
+      ahead = steps.at(i + 1, lane);
+      if (i >= C::kStages) barrier_wait(place.k_read(i), parity);
+      copy_step<typename R::K, C::kHeadDimQk>(stage, from, 0, policy, lane);
+      barrier_arrive_after_copies(place.k_there(i));
+      if (i >= C::kStages) barrier_wait(place.v_read(i), parity);
+      copy_step<typename R::V, C::kHeadDimV>(stage + R::K::kBytes, from, kStepKeys, policy, lane);
+      barrier_arrive_after_copies(place.v_there(i));
+    }
+  }
+}
 
 // ---- products
 
@@ -209,40 +227,29 @@ NSAI_DEVICE void multiply_flow_pv(float (&o)[kO][4], const float (&p)[2][4], u32
   }
 }
 
-// Steps up to `end` onto o and rows, and the ring full of what is known. K of a step is asked for as soon as
-// that of the step in its place is read, V the same; what else a step costs is done behind.
+// Steps [done, end) onto o and rows, or until the first phase of barrier `until` has passed (0: none).
 template <class C, class Keys, int kO>
-NSAI_DEVICE void run_flow(const FlowSteps<C> &steps, Keys &keys, FlowPlace<C> &place, int end,
-                          const Queries<FlowRing<C>> &queries, float (&o)[kO][4], SoftmaxRows &rows,
-                          float scale_log2, int lane) {
+NSAI_DEVICE void run_flow(const FlowSteps<C> &steps, Keys &keys, const FlowPlace<C> &place, int &done,
+                          int end, u32 until, const Queries<FlowRing<C>> &queries, float (&o)[kO][4],
+                          SoftmaxRows &rows, float scale_log2, int lane) {
   using R = FlowRing<C>;
-  const u16 *ahead = steps.at(place.issued, lane); // lists of pages come from far away
 #pragma unroll 1
-  while (place.done < end || place.issued < min(steps.known, place.done + C::kStages)) {
-    const bool fills = place.issued < min(steps.known, place.done + C::kStages); // a place that is free
-    const bool issues = place.issued < steps.known;
-    const u32 stage = place.stage(place.done), barrier = place.barrier(place.done);
-    const u32 parity = place.done / C::kStages & 1;
-    float s[2][4] = {}; // [16, 16 keys]
-    if (!fills) {
-      barrier_wait(barrier, parity);
-      multiply_flow_qk<C>(s, queries, stage, lane);
-      __syncwarp(); // K is read
-    }
-    if (issues) place.issue_k(ahead, lane);
-    if (!fills) {
-      const int first = steps.number(place.done) * kStepKeys;
-      if (first + kStepKeys > keys.end(0)) // all rows see the same keys
+  while (done < end) {
+    if (until && __all_sync(~0u, barrier_passed(until, 0))) break;
+    const u32 stage = place.stage(done), parity = place.parity(done);
+    float s[2][4]; // [16, 16 keys]
+    barrier_wait(place.k_there(done), parity);
+    multiply_flow_qk<C>(s, queries, stage, lane);
+    barrier_arrive(place.k_read(done));
+    const int first = steps.number(done) * kStepKeys;
+    if (first + kStepKeys > keys.end(0)) // all rows see the same keys
 #pragma unroll
-        for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, keys.end(0) }, first);
-      softmax_step(rows, s, o, scale_log2);
-      barrier_wait(barrier + 8, parity);
-      multiply_flow_pv<C>(o, s, stage + R::K::kBytes, lane);
-      __syncwarp(); // V is read
-      ++place.done;
-    }
-    if (issues) place.issue_v(ahead, lane);
-    if (!fills) keys.pool(s, rows);
-    if (issues) ahead = steps.at(place.issued, lane);
+      for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, keys.end(0) }, first);
+    softmax_step(rows, s, o, scale_log2);
+    barrier_wait(place.v_there(done), parity);
+    multiply_flow_pv<C>(o, s, stage + R::K::kBytes, lane);
+    barrier_arrive(place.v_read(done));
+    ++done;
+    keys.pool(s, rows);
   }
 }

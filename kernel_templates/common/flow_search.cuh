@@ -53,19 +53,17 @@ template <class C> NSAI_DEVICE FlowPiece find_piece(const FlowPiece &all, int wa
   return FlowPiece{ all.begin + begin, min(each, all.count - begin) };
 }
 
-// Keys of a piece to sKeys: importance, from `pooled` of the block's own [extent, 16], `spills` of its runs
-// [kWarps + 1, 16] and the stats of all blocks.
+// What a piece is ordered by to sOrders: importance, from `pooled` of the block's own [extent, 16], `spills`
+// of its runs [kWarps + 1, 16] and `mine`, lse of head lane % 16.
 template <class C>
-NSAI_DEVICE void weigh_piece(u64 *sKeys, const FlowPiece &piece, const FlowStretch &stretch,
-                             const float *pooled, const float (&spills)[C::kWarps + 1][16],
-                             const float2 (&stats)[C::kCluster][16], int lane) {
+NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const FlowStretch &stretch,
+                             const float *pooled, const float (&spills)[C::kWarps + 1][16], float mine,
+                             int lane) {
   constexpr int kHeads = C::kGroupPadded < 4 ? C::kGroupPadded : 4; // of a lane
   constexpr int kLanes = C::kGroupPadded / kHeads;                  // of a selection block
   constexpr int kPass = 32 / kLanes; // blocks
-  constexpr int kAtOnce = 4;         // of a lane, whose rows are on their way together
+  constexpr int kAtOnce = 8;         // of a lane, whose rows are on their way together
   const int sub = lane % kLanes, each = stretch.each * Decode<C>::kQuantumBlocks;
-  const float2 all = add_stats<C::kCluster>(&stats[0][lane % 16]);
-  const float mine = all.x + log2_approx(all.y); // lse of head lane % 16
   float lse[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) lse[h] = __shfl_sync(~0u, mine, sub * kHeads + h);
@@ -100,7 +98,7 @@ NSAI_DEVICE void weigh_piece(u64 *sKeys, const FlowPiece &piece, const FlowStret
       }
 #pragma unroll
       for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(~0u, sum, apart);
-      if (sub == 0 && i < piece.count) sKeys[i] = key_of(order_of(sum), j);
+      if (sub == 0 && i < piece.count) sOrders[i] = order_of(sum);
     }
   }
   __syncwarp(); // what was pooled is read

@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The kFree best of some keys in shared memory, by one warp, in little code: what runs once is bound by
+// The kFree best of some keys that key_at(i) finds, by one warp, in little code: what runs once is bound by
 // instructions that have to be fetched. kFree <= 32. Keys are those of common/topn.cuh, 0 where there is
 // none.
 //
@@ -22,11 +22,12 @@ NSAI_DEVICE u64 warp_greatest(u64 x) {
 constexpr int kLoads = 128; // keys on their way at once
 
 // The lane's keys of [begin, begin + kLoads), 0 from `count` on.
-NSAI_DEVICE void load_keys(u64 (&key)[kLoads / 32], const u64 *keys, int begin, int count, int lane) {
+template <class KeyAt>
+NSAI_DEVICE void load_keys(u64 (&key)[kLoads / 32], const KeyAt &key_at, int begin, int count, int lane) {
 #pragma unroll
   for (int i = 0; i < kLoads / 32; ++i) {
     const int at = begin + 32 * i + lane;
-    key[i] = at < count ? keys[at] : 0;
+    key[i] = at < count ? key_at(at) : 0;
   }
 }
 
@@ -37,15 +38,16 @@ struct BestKey {
   int place;
 };
 
-// Of keys [count], one a lane. `queue` [32] is the warp's, at 16 bytes.
-template <int kFree> NSAI_DEVICE BestKey warp_best(const u64 *keys, int count, u64 *queue, int lane) {
+// Of `count` keys, one a lane. `queue` [32] is the warp's, in shared memory at 16 bytes.
+template <int kFree, class KeyAt>
+NSAI_DEVICE BestKey warp_best(const KeyAt &key_at, int count, u64 *queue, int lane) {
   static_assert(1 <= kFree && kFree <= 32, "a key a lane");
   const u32 before = (1u << lane) - 1;
   u32 greatest = 0, *orders = (u32 *)queue; // [32], of the lanes' greatest
 #pragma unroll 1
   for (int begin = 0; begin < count; begin += kLoads) {
     u64 key[kLoads / 32];
-    load_keys(key, keys, begin, count, lane);
+    load_keys(key, key_at, begin, count, lane);
 #pragma unroll
     for (int i = 0; i < kLoads / 32; ++i) greatest = max(greatest, order_in(key[i]));
   }
@@ -68,7 +70,7 @@ template <int kFree> NSAI_DEVICE BestKey warp_best(const u64 *keys, int count, u
 #pragma unroll 1
     for (int begin = 0; begin < count; begin += kLoads) {
       u64 key[kLoads / 32];
-      load_keys(key, keys, begin, count, lane);
+      load_keys(key, key_at, begin, count, lane);
 #pragma unroll
       for (int i = 0; i < kLoads / 32; ++i) {
         const u32 winners = __ballot_sync(kAllLanes, key[i] >= least);
@@ -83,8 +85,10 @@ template <int kFree> NSAI_DEVICE BestKey warp_best(const u64 *keys, int count, u
     for (int i = 0; i < kFree; ++i) {
       u64 x = 0;
 #pragma unroll 1
-      for (int j = lane; j < count; j += 32)
-        if (keys[j] < below && keys[j] > x) x = keys[j];
+      for (int j = lane; j < count; j += 32) {
+        const u64 key = key_at(j);
+        if (key < below && key > x) x = key;
+      }
       below = warp_greatest(x);
     }
     least = below;
@@ -97,6 +101,7 @@ template <int kFree> NSAI_DEVICE BestKey warp_best(const u64 *keys, int count, u
   for (int i = 0; i < found; ++i) rank += queue[i] > key;
   const bool chosen = key != 0 && rank < kFree;
   const u32 all = __ballot_sync(kAllLanes, chosen); // and the queue is read
+  __syncwarp();
   return BestKey{ chosen ? key : 0,
                   chosen ? __popc(all & before) : __popc(all) + __popc(~all & before) };
 }

@@ -629,7 +629,7 @@ static void expect_flow(const nsai_problem *p, const nsai_target *t, bool taken)
                      taken);
     if (!taken) continue;
     assert_string_equal(spec.entry, "decode_flow");
-    assert_int_equal(spec.threads, 32 * shapes[i].warps);
+    assert_int_equal(spec.threads, 64 * shapes[i].warps);
     assert_int_equal(spec.cluster, shapes[i].cluster > 1 ? shapes[i].cluster : 0);
     assert_true(nsai_holds_blocks(t, spec.shared_bytes, shapes[i].blocks));
   }
