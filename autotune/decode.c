@@ -410,9 +410,9 @@ static void specify_many(const nsai_problem *p, const nsai_target *t,
   if (t->caution || !selects_alone(p) || scan_rows(p, t) > NSAI_DECODE_ROWS ||
       !has_whole_registers(p))
     return;
-  if (nsai_decode_reaches_pair(p, t->sms, units))
-    nsai_specify_decode_flow(p, t, 8, 1, 2, &specs[NSAI_KERNEL_DECODE_PAIR]);
-  if (nsai_decode_reaches_wide(p, t->sms, units) &&
+  bool flows = nsai_decode_reaches_pair(p, t->sms, units) &&
+               nsai_specify_decode_flow(p, t, 8, 1, 2, &specs[NSAI_KERNEL_DECODE_PAIR]);
+  if (nsai_decode_reaches_wide(p, t->sms, units, flows) &&
       !nsai_specify_decode_flow(p, t, 8, 1, 1, &specs[NSAI_KERNEL_DECODE_WIDE]) &&
       wide.of[NSAI_TILE_BLOCKS])
     specify_whole(p, t, &wide, &specs[NSAI_KERNEL_DECODE_WIDE]);

@@ -52,12 +52,12 @@ const nsai_kernel_spec *nsai_decode_attend_spec(const nsai_kernel_spec specs[NSA
 
 /* Whether one launch is the fastest for `units` (tile of tokens, KV head) pairs: of decode_whole or decode_flow
  * with two blocks of threads on a multiprocessor, with one wide one, with a cluster of two wide ones. And whether
- * it is for some number up to `units`. */
+ * it is for some number up to `units`. `flows`: the wide one is decode_flow's, as those of a plan with pairs are. */
 bool nsai_decode_suits_whole(const nsai_problem *problem, int32_t sms, int64_t units);
-bool nsai_decode_suits_wide(const nsai_problem *problem, int32_t sms, int64_t units);
+bool nsai_decode_suits_wide(const nsai_problem *problem, int32_t sms, int64_t units, bool flows);
 bool nsai_decode_suits_pair(const nsai_problem *problem, int32_t sms, int64_t units);
 bool nsai_decode_reaches_whole(const nsai_problem *problem, int32_t sms, int64_t units);
-bool nsai_decode_reaches_wide(const nsai_problem *problem, int32_t sms, int64_t units);
+bool nsai_decode_reaches_wide(const nsai_problem *problem, int32_t sms, int64_t units, bool flows);
 bool nsai_decode_reaches_pair(const nsai_problem *problem, int32_t sms, int64_t units);
 
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *sizes);

@@ -34,7 +34,8 @@
 /* A pair of blocks of decode_flow for each unit, H200, 8 and 16 sequences of 4 KV heads: of 4k tokens 20.4 and 25.5
  * us, the chain 28.2 and 34; of 64k 38.7 and 55.4, the chain 49.6 and 70.8. (4 of 64k took 44.3 and 38.0 when 8 took
  * 45.7.) So from 1/5 of the multiprocessors up to half; where more compressed keys may come than 64k tokens', which
- * half of them would read too slowly, from 2/5. */
+ * half of them would read too slowly, from 2/5. Behind half a wide block: 20 of 4k took 30.8 by it and 37.9 by the
+ * chain, of 64k 78.4 and 81.6, when 32 took 38.8 and 101.5, which are 34.1 and 92.5 now; fewer were not measured. */
 #define FEWEST_PAIR_FIFTHS 1
 #define FEWEST_LONG_FIFTHS 2
 #define LONGEST_PAIR 4096
@@ -221,8 +222,10 @@ bool nsai_decode_reaches_whole(const nsai_problem *p, int32_t sms, int64_t units
   return units > known_sms(sms) && is_even(p);
 }
 
-bool nsai_decode_reaches_wide(const nsai_problem *p, int32_t sms, int64_t units) {
-  return units * 5 >= known_sms(sms) * FEWEST_WIDE_FIFTHS && is_even(p);
+bool nsai_decode_reaches_wide(const nsai_problem *p, int32_t sms, int64_t units, bool flows) {
+  bool enough =
+      flows ? units * 2 > known_sms(sms) : units * 5 >= known_sms(sms) * FEWEST_WIDE_FIFTHS;
+  return enough && is_even(p);
 }
 
 bool nsai_decode_reaches_pair(const nsai_problem *p, int32_t sms, int64_t units) {
@@ -235,8 +238,8 @@ bool nsai_decode_suits_pair(const nsai_problem *p, int32_t sms, int64_t units) {
   return nsai_decode_reaches_pair(p, sms, units) && units * 2 <= known_sms(sms);
 }
 
-bool nsai_decode_suits_wide(const nsai_problem *p, int32_t sms, int64_t units) {
-  return nsai_decode_reaches_wide(p, sms, units) && units <= known_sms(sms);
+bool nsai_decode_suits_wide(const nsai_problem *p, int32_t sms, int64_t units, bool flows) {
+  return nsai_decode_reaches_wide(p, sms, units, flows) && units <= known_sms(sms);
 }
 
 bool nsai_decode_suits_whole(const nsai_problem *p, int32_t sms, int64_t units) {
@@ -247,7 +250,8 @@ bool nsai_decode_suits_whole(const nsai_problem *p, int32_t sms, int64_t units) 
 
 static nsai_role single_kernel(const nsai_decode_sizes *s, int64_t units) {
   if (s->pair && nsai_decode_suits_pair(s->problem, s->sms, units)) return NSAI_KERNEL_DECODE_PAIR;
-  if (s->wide && nsai_decode_suits_wide(s->problem, s->sms, units)) return NSAI_KERNEL_DECODE_WIDE;
+  if (s->wide && nsai_decode_suits_wide(s->problem, s->sms, units, s->pair))
+    return NSAI_KERNEL_DECODE_WIDE;
   if (s->whole && nsai_decode_suits_whole(s->problem, s->sms, units))
     return NSAI_KERNEL_DECODE_WHOLE;
   return s->chain ? NSAI_ROLES : NSAI_KERNEL_DECODE_WHOLE;
