@@ -159,7 +159,7 @@ template <class C> struct Unit {
     index = block % units;
     part = block / units;
     group = index % p.kv_heads;
-    tile = find_decode_tile<Decode<C>::kTileTokens>(p.batch, index / p.kv_heads);
+    tile = find_decode_tile<Decode<C>::kTileTokens>(p, index / p.kv_heads);
     tokens = min(Decode<C>::kTileTokens, tile.seq.q_len - tile.first_query);
   }
   NSAI_DEVICE int row() const { return tile.seq.q_begin + tile.first_query; } // of q

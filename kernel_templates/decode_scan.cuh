@@ -37,7 +37,7 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   // ---- coordinates ----
   const int units = p.tiles * p.kv_heads;
   const int part = blockIdx.x / units, unit = blockIdx.x % units, group = unit % p.kv_heads;
-  const DecodeTile tile = find_decode_tile<Decode<C>::kTileTokens>(p.batch, unit / p.kv_heads);
+  const DecodeTile tile = find_decode_tile<Decode<C>::kTileTokens>(p, unit / p.kv_heads);
   const int tokens = min(Decode<C>::kTileTokens, tile.seq.q_len - tile.first_query);
   if (tokens <= 0) return;
   const TeamRuns runs =

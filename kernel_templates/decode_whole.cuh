@@ -221,7 +221,7 @@ template <class C> NSAI_DEVICE void attend_unit(const NsaiDecode &p) {
   Unit unit;
   unit.index = blockIdx.x;
   unit.group = unit.index % p.kv_heads;
-  unit.tile = find_decode_tile<Decode<C>::kTileTokens>(p.batch, unit.index / p.kv_heads);
+  unit.tile = find_decode_tile<Decode<C>::kTileTokens>(p, unit.index / p.kv_heads);
   unit.tokens = min(Decode<C>::kTileTokens, unit.tile.seq.q_len - unit.tile.first_query);
   if (unit.tokens <= 0) return;
   begin_sum<C>(p, shared, unit);

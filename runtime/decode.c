@@ -95,6 +95,7 @@ static NsaiDecode decode_params(const nsai_run *run, const nsai_decode_split *sp
                    .scale_log2 = nsai_run_scale_log2(run),
                    .kv_heads = problem->model.kv_heads,
                    .tiles = (int)split->tiles,
+                   .seq_tiles = (int)split->seq_tiles,
                    .pooled_blocks = (int)nsai_decode_pooled_blocks(problem),
                    .branches = (int)run->branches,
                    .probes = probes(run),

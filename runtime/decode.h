@@ -21,6 +21,7 @@ int64_t nsai_decode_quantum(const nsai_geometry *model);
 typedef struct nsai_decode_split {
   nsai_role single;       /* one launch of it does it all, by `tiles`; NSAI_ROLES: the chain does */
   int64_t tiles;          /* of tokens, of decode_scan */
+  int64_t seq_tiles;      /* of every sequence; 0: tiles follow from cu_q */
   int64_t attend_units;   /* blocks of threads of decode_attend, over KV heads */
   int32_t scan_parts;     /* of every tile's keys */
   int32_t scan_least;     /* quanta of a team at least */

@@ -108,10 +108,20 @@ static int64_t room_for(const nsai_kernel_spec *spec, int32_t sms) {
   return sms * blocks;
 }
 
-static int64_t tile_count(const nsai_decode_sizes *s) {
-  int64_t each = s->scan->tokens;
-  if (!s->packed) return s->num_seqs * ceil_div(s->tokens / s->num_seqs, each);
-  return each == 1 ? s->tokens : s->tokens / each + s->num_seqs;
+/* Most tiles of `each` tokens that follow from cu_q. */
+static int64_t packed_tiles(int64_t tokens, int64_t seqs, int64_t each) {
+  return each == 1 ? tokens : tokens / each + seqs;
+}
+
+/* As many tiles for every sequence as the longest may have, where that is no more in all. */
+static void count_tiles(const nsai_decode_sizes *s, nsai_decode_split *out) {
+  int64_t each = s->scan->tokens, packed = packed_tiles(s->tokens, s->num_seqs, each);
+  int64_t longest = s->packed ? s->problem->max_q_len : s->tokens / s->num_seqs;
+  out->seq_tiles = ceil_div(longest, each);
+  out->tiles = s->num_seqs * out->seq_tiles;
+  if (!s->packed || out->tiles <= packed) return;
+  out->seq_tiles = 0;
+  out->tiles = packed;
 }
 
 /* A tile's tokens attend to all their blocks together; but each to its ranges. */
@@ -259,7 +269,8 @@ static nsai_role single_kernel(const nsai_decode_sizes *s, int64_t units) {
 
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *s) {
   const nsai_problem *p = s->problem;
-  nsai_decode_split out = { .tiles = tile_count(s) };
+  nsai_decode_split out = { 0 };
+  count_tiles(s, &out);
   int64_t units = larger(out.tiles * p->model.kv_heads, 1),
           quantum = nsai_decode_quantum(&p->model);
   int64_t room = room_for(s->scan, s->sms), teams = nsai_decode_scan_teams(p, s->scan);
@@ -318,7 +329,8 @@ nsai_decode_most nsai_decode_most_of(const nsai_problem *p, const nsai_kernel_sp
                                      const nsai_kernel_spec *attend, int32_t sms) {
   const nsai_geometry *m = &p->model;
   int64_t room = room_for(scan, sms), attends = room_for(attend ? attend : scan, sms);
-  int64_t tiles = scan->tokens == 1 ? p->max_tokens : p->max_tokens / scan->tokens + p->max_seqs;
+  int64_t tiles = smaller(p->max_seqs * ceil_div(p->max_q_len, scan->tokens),
+                          packed_tiles(p->max_tokens, p->max_seqs, scan->tokens));
   int64_t units = p->max_tokens * m->kv_heads;
   int64_t steps = selected_steps(p, scan) + window_steps(m);
   return (nsai_decode_most){ .tiles = tiles,

@@ -11,8 +11,8 @@
 //   decode_combine  parts into branches, gates, outputs
 //
 // Tiles: kScanRows rows are kTileTokens tokens of one sequence times kGroupPadded heads, token-major, so
-// that drafts read compressed keys, windows and what they choose alike once. Tile numbers follow from cu_q
-// alone, as in common/sequence.cuh.
+// that drafts read compressed keys, windows and what they choose alike once. Every sequence has as many tile
+// numbers or, where that would be more in all, they follow from cu_q as in common/sequence.cuh.
 //
 // Keys of decode_scan come in quanta: whole steps of 16 keys and whole selection blocks' worth. A team of
 // warps takes a run of quanta, as long for every team of the unit. Importance of selection block j, the
@@ -59,16 +59,16 @@ struct DecodeTile {
 };
 
 // The first tile of sequence s.
-template <int kTokens> NSAI_DEVICE int first_tile(const NsaiCacheBatch &batch, int s) {
-  if (!batch.cu_q) return s * ceil_div(batch.q_each, kTokens);
-  return kTokens == 1 ? batch.cu_q[s] : batch.cu_q[s] / kTokens + s;
+template <int kTokens> NSAI_DEVICE int first_tile(const NsaiDecode &p, int s) {
+  if (p.seq_tiles) return s * p.seq_tiles;
+  return kTokens == 1 ? p.batch.cu_q[s] : p.batch.cu_q[s] / kTokens + s;
 }
 
-template <int kTokens> NSAI_DEVICE DecodeTile find_decode_tile(const NsaiCacheBatch &batch, int tile) {
-  const int s = find_sequence(batch.num_seqs, tile,
-                              [&](int i) { return first_tile<kTokens>(batch, i); });
-  return DecodeTile{ load_cached_sequence(batch, s), s,
-                     (tile - first_tile<kTokens>(batch, s)) * kTokens };
+template <int kTokens> NSAI_DEVICE DecodeTile find_decode_tile(const NsaiDecode &p, int tile) {
+  const int s = p.seq_tiles ? tile / p.seq_tiles
+                            : find_sequence(p.batch.num_seqs, tile,
+                                            [&](int i) { return first_tile<kTokens>(p, i); });
+  return DecodeTile{ load_cached_sequence(p.batch, s), s, (tile - first_tile<kTokens>(p, s)) * kTokens };
 }
 
 // ---- one token
@@ -101,7 +101,7 @@ struct ScanRow {
 template <class C>
 NSAI_DEVICE ScanRow find_scan_row(const NsaiDecode &p, const DecodeToken &token, int group) {
   constexpr int kTokens = Decode<C>::kTileTokens;
-  const int tile = first_tile<kTokens>(p.batch, token.s) + token.query / kTokens;
+  const int tile = first_tile<kTokens>(p, token.s) + token.query / kTokens;
   return ScanRow{ tile * p.kv_heads + group, token.query % kTokens * C::kGroupPadded };
 }
 

@@ -95,11 +95,13 @@ typedef struct NsaiDecode {
   float scale_log2;
   int kv_heads;
   int tiles; /* of tokens, of decode_scan */
+  int seq_tiles; /* of a sequence; 0: they follow from cu_q */
   int pooled_blocks;
   int window_parts; /* of attend.parts */
   int branches;     /* bit b: branch b counts */
   int row_warps;    /* decode_combine: 1, 2, 4 or 8 warps share a row's parts */
   int probes;       /* the compressed branch's lse is wanted even where it does not count */
+  int reserved;
   NsaiReads reads;  /* Config::kCountReads */
 } NsaiDecode;
 
@@ -156,7 +158,7 @@ NSAI_SIZE_IS(NsaiCachedAttendSelected, 424);
 NSAI_SIZE_IS(NsaiCachedImportance, 272);
 NSAI_SIZE_IS(NsaiDecodeParts, 24);
 NSAI_SIZE_IS(NsaiReads, 32);
-NSAI_SIZE_IS(NsaiDecode, 848);
+NSAI_SIZE_IS(NsaiDecode, 856);
 NSAI_SIZE_IS(NsaiAppend, 520);
 NSAI_SIZE_IS(NsaiGatherEntries, 152);
 NSAI_SIZE_IS(NsaiScatterEntries, 176);

@@ -69,6 +69,33 @@ static void test_places(void **state) {
   }
 }
 
+/* Sequences of up to 4 tokens have a tile each; as many as tokens allow, where few of them can be long. */
+static void test_tiles(void **state) {
+  (void)state;
+  nsai_problem p = {
+    .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 128, .max_seqs = 32, .max_q_len = 4
+  };
+  p.model =
+      (nsai_geometry){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .select_block = 64 };
+  const nsai_kernel_spec scan = { .threads = 256, .tokens = 4 };
+  nsai_decode_sizes sizes = {
+    .problem = &p, .scan = &scan, .chain = true, .sms = 132, .packed = true
+  };
+  assert_int_equal(nsai_decode_most_of(&p, &scan, NULL, 132).tiles, 32);
+  sizes.tokens = 128, sizes.num_seqs = 32;
+  assert_int_equal(nsai_decode_split_make(&sizes).tiles, 32);
+  assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 1);
+  p.max_q_len = 16;
+  assert_int_equal(nsai_decode_most_of(&p, &scan, NULL, 132).tiles, 128 / 4 + 32);
+  assert_int_equal(nsai_decode_split_make(&sizes).tiles, 128 / 4 + 32);
+  assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 0);
+  sizes.num_seqs = 8;
+  assert_int_equal(nsai_decode_split_make(&sizes).tiles, 8 * 4);
+  assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 4);
+  sizes.packed = false;
+  assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 4);
+}
+
 /* How decode_attend splits a step of so many sequences of `q_len` tokens, 16 heads to each of 4 KV heads; 64k. */
 static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection,
                                   uint32_t branches) {
@@ -707,13 +734,14 @@ static void test_prefill(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_single),       cmocka_unit_test(test_ways),
-    cmocka_unit_test(test_places),       cmocka_unit_test(test_attend),
-    cmocka_unit_test(test_attend_teams), cmocka_unit_test(test_launches),
-    cmocka_unit_test(test_cluster),      cmocka_unit_test(test_cluster_rules),
-    cmocka_unit_test(test_flow_rules),   cmocka_unit_test(test_lists),
-    cmocka_unit_test(test_narrow_table), cmocka_unit_test(test_full),
-    cmocka_unit_test(test_products),     cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_single),        cmocka_unit_test(test_ways),
+    cmocka_unit_test(test_places),        cmocka_unit_test(test_tiles),
+    cmocka_unit_test(test_attend),        cmocka_unit_test(test_attend_teams),
+    cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
+    cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_flow_rules),
+    cmocka_unit_test(test_lists),         cmocka_unit_test(test_narrow_table),
+    cmocka_unit_test(test_full),          cmocka_unit_test(test_products),
+    cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
