@@ -11,7 +11,7 @@
 #include <string.h>
 
 #define PANEL_ROWS 64       /* of a warpgroup: what one wgmma takes */
-#define SELECT_THREADS 256  /* eight warps search 128 of a 64k context's 1024 blocks each */
+#define SELECT_THREADS 192  /* six warps search 171 of a 64k context's 1024 blocks each */
 #define COMBINE_THREADS 256 /* what decode_combine asserts */
 #define GATHER_THREADS 256  /* as gather_rows has */
 #define APPEND_THREADS 128  /* K and V of 4 heads of 128, 16 bytes each */
@@ -78,13 +78,24 @@ void nsai_specify_append_gemm(const nsai_problem *p, const nsai_target *t, const
 /* Products of a warpgroup. */
 static bool has_wgmma(const nsai_target *t) { return !strcmp(t->arch, "sm_90a"); }
 
-/* Rows of decode_scan's tile: all heads of as many drafts as fit 64 rows. Of wide heads 32, so that two
- * warps hold them: two stages of four fit no block of 99 KB. A warpgroup takes 64, whoever is there of
- * more than a warp's. */
+/* Whether four warpgroups of a multiprocessor hold all of it in 128 registers a thread: rows of a lane are one
+ * token's, stages begin and end on compressed and on raw selection blocks, and nothing is counted. (NVRTC 13.0.) */
+static bool has_narrow_panels(const nsai_problem *p, const nsai_target *t) {
+  const nsai_geometry *m = &p->model;
+  return has_wgmma(t) && !t->caution && m->head_dim_qk == 128 && m->head_dim_v == 128 &&
+         !p->count_reads && nsai_padded_group(m) % NSAI_DECODE_ROWS == 0 &&
+         NSAI_DECODE_STEP % (m->select_block / m->stride) == 0 &&
+         m->select_block % (2 * NSAI_DECODE_STEP) == 0;
+}
+
+/* Rows of decode_scan's tile: all heads of as many drafts as fit 64 rows, or 128 of two warpgroups. Of wide heads
+ * 32, so that two warps hold them: two stages of four fit no block of 99 KB. A warpgroup takes 64, whoever is
+ * there of more than a warp's. */
 static int32_t scan_rows(const nsai_problem *p, const nsai_target *t) {
   bool wide = p->model.head_dim_qk + p->model.head_dim_v > 256;
+  bool pairs = has_narrow_panels(p, t) && p->selection != NSA_SELECT_RANGES;
   int32_t rows = NSAI_DECODE_ROWS, group = nsai_padded_group(&p->model);
-  int32_t most = (wide ? 2 : 4) * NSAI_DECODE_ROWS;
+  int32_t most = (wide ? 2 : pairs ? 8 : 4) * NSAI_DECODE_ROWS;
   while (rows < group || (rows < p->max_q_len * group && rows < most)) rows *= 2;
   return rows == 2 * NSAI_DECODE_ROWS && has_wgmma(t) && !wide ? PANEL_ROWS : rows;
 }
@@ -111,7 +122,7 @@ static uint32_t greater(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* kPanels of common/key_stream_teams.cuh. */
 static bool has_panels(const nsai_geometry *m, const nsai_target *t, int32_t rows) {
-  return has_wgmma(t) && has_drafts(m, rows) && rows == PANEL_ROWS;
+  return has_wgmma(t) && has_drafts(m, rows) && rows % PANEL_ROWS == 0;
 }
 
 /* Rows in shared memory, as tiles or as panels of 64 columns. */
@@ -119,7 +130,7 @@ static uint32_t rows_bytes(int32_t rows, int32_t dim, bool panels) {
   return panels ? nsai_panel_bytes(rows, dim) : nsai_tile_bytes(rows, dim);
 }
 
-/* Bytes of KeyStream::Shared: Q and the rings of all teams or, in the same memory, their O; and their
+/* Bytes of KeyStream::Shared: Q and the rings of all teams or, in the same memory, their O and
  * stats. */
 static uint32_t stream_shared(const nsai_geometry *m, const nsai_target *t, int32_t rows,
                               const nsai_tiles *s) {
@@ -130,15 +141,21 @@ static uint32_t stream_shared(const nsai_geometry *m, const nsai_target *t, int3
       rows_bytes(keys, m->head_dim_qk, panels) + rows_bytes(keys, m->head_dim_v, panels);
   uint32_t ring = teams * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
   if (has_shared_q(m) || has_drafts(m, rows)) ring += rows_bytes(rows, m->head_dim_qk, panels);
-  uint32_t o = teams * (uint32_t)rows * (uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4;
-  return (ring > o ? ring : o) + teams * (uint32_t)rows * 8;
+  uint32_t o = teams * (uint32_t)rows * ((uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4 + 8);
+  return greater(ring, o);
 }
 
-/* And per warp 16 rows of a stage's keys and 4 floats. */
+/* Of `warps`, of each 16 rows of a stage's keys and 4 floats, but where blocks are pooled in registers: ScanPool
+ * of common/decode_scan.cuh. */
+static uint32_t pool_shared(const nsai_geometry *m, int32_t keys, int32_t warps) {
+  const bool quads = m->select_block / m->stride == 4 && m->block / m->stride <= 2;
+  return quads ? 0 : (uint32_t)(warps * 16 * (keys + 4) * 4);
+}
+
 static uint32_t scan_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  const uint32_t keys = NSAI_DECODE_STEP * (has_drafts(&p->model, scan_rows(p, t)) ? 2 : 1);
+  const int32_t keys = NSAI_DECODE_STEP * (has_drafts(&p->model, scan_rows(p, t)) ? 2 : 1);
   return stream_shared(&p->model, t, scan_rows(p, t), s) +
-         (uint32_t)s->of[NSAI_TILE_WARPS] * 16 * (keys + 4) * 4;
+         pool_shared(&p->model, keys, s->of[NSAI_TILE_WARPS]);
 }
 
 /* New tokens of a tile that a sequence can have. */
@@ -196,10 +213,11 @@ static nsai_tiles choose_decode(const nsai_problem *p, const nsai_target *t, nsa
   /* Registers: warps that do mma.sync, and those of a token's ranges, leave none for a third. */
   if (wanted == 2 && has_panels(&p->model, t, scan_rows(p, t)) && p->selection != NSA_SELECT_RANGES)
     wanted = 3;
-  int32_t least = most_rows(p, t) / NSAI_DECODE_ROWS;
+  int32_t least = most_rows(p, t) / NSAI_DECODE_ROWS, warps = least > 4 ? 8 : 4;
+  if (least > 4 && wanted == 3) wanted = 2;
   for (int32_t blocks = wanted; blocks >= 1; blocks--)
     for (int32_t stages = 4; stages >= 2; stages--) {
-      nsai_tiles tiles = decode_tiles(4, stages, blocks);
+      nsai_tiles tiles = decode_tiles(warps, stages, blocks);
       if (nsai_holds_blocks(t, decode_shared(p, t, &tiles), blocks)) return tiles;
     }
   return decode_tiles(least < 2 ? 2 : least, 2, 1);
@@ -295,9 +313,11 @@ static uint32_t whole_shared(const nsai_problem *p, const nsai_target *t, const 
   uint32_t streams =
       greater(stream_shared(m, t, scan_rows(p, t), s), stream_shared(m, t, attend_rows(p), s));
   uint32_t free = (uint32_t)(m->select_count - m->select_init - m->select_local);
-  uint32_t search =
-      m->select_count ? SEARCH_KEPT * 4 + warps * (SEARCH_QUEUE * 8 + greater(free, 1) * 4) : 0;
-  uint32_t pool = warps * 16 * 20 * 4, count = (uint32_t)(m->select_count ? m->select_count : 1);
+  uint32_t search = m->select_count
+                        ? SEARCH_KEPT * 4 + warps * (SEARCH_QUEUE * 8 + (33 + greater(free, 1)) * 4)
+                        : 0;
+  uint32_t pool = pool_shared(m, NSAI_DECODE_STEP, s->of[NSAI_TILE_WARPS]);
+  uint32_t count = (uint32_t)(m->select_count ? m->select_count : 1);
   uint32_t blocks = union_shared(tile_tokens(p, t), count);
   return round16(greater(streams, search)) + round16(greater(pool, blocks)) +
          rows * ((uint32_t)m->head_dim_v + 4) * 4;
@@ -433,15 +453,19 @@ static bool has_team_registers(const nsai_problem *p) {
           NSAI_DECODE_STEP % (m->select_block / m->stride) == 0);
 }
 
-/* Of decode_scan: two teams of a block of threads share Q, and so four fit a multiprocessor in the place of
- * three blocks of one; decode_attend's have too few registers. (H200, 32 sequences of 64k, 4 new tokens, 16
- * heads a group, us of a step: D 32 131 -> 128, 64 162 -> 139, 96 191 -> 165, 128 227 -> 179.) */
-static nsai_tiles scan_tiles(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  const nsai_tiles two = decode_tiles(8, 2, 2);
-  if (has_team_registers(p) && has_panels(&p->model, t, scan_rows(p, t)) &&
-      s->of[NSAI_TILE_WARPS] == 4 && s->of[NSAI_TILE_BLOCKS] == 3 &&
-      nsai_holds_blocks(t, scan_shared(p, t, &two), 2))
-    return two;
+/* Two teams of a block of threads share Q, and so four fit a multiprocessor in the place of three blocks of one.
+ * `shared`: what tiles take. (H200, 32 sequences of 64k, 4 new tokens, 16 heads a group, us of a step, decode_scan
+ * alone so: D 32 131 -> 128, 64 162 -> 139, 96 191 -> 165, 128 227 -> 179.) */
+static nsai_tiles two_teams(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                            uint32_t (*shared)(const nsai_problem *, const nsai_target *,
+                                               const nsai_tiles *)) {
+  if (!has_panels(&p->model, t, scan_rows(p, t)) || scan_rows(p, t) != PANEL_ROWS ||
+      s->of[NSAI_TILE_WARPS] != 4 || s->of[NSAI_TILE_BLOCKS] != 3)
+    return *s;
+  for (int32_t stages = 3; stages >= 2; stages--) {
+    const nsai_tiles two = decode_tiles(8, stages, 2);
+    if (nsai_holds_blocks(t, shared(p, t, &two), 2)) return two;
+  }
   return *s;
 }
 
@@ -449,7 +473,7 @@ void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const 
                              nsai_kernel_spec specs[NSAI_ROLES]) {
   const nsai_geometry *m = &p->model;
   bool selects = m->select_count && p->selection == NSA_SELECT_OWN;
-  const nsai_tiles scans = scan_tiles(p, t, s);
+  const nsai_tiles scans = has_team_registers(p) ? two_teams(p, t, s, scan_shared) : *s;
   nsai_kernel_spec *scan = &specs[NSAI_KERNEL_DECODE_SCAN];
   *scan = (nsai_kernel_spec){ .entry = "decode_scan",
                               .shared_bytes = scan_shared(p, t, &scans),
@@ -461,9 +485,12 @@ void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const 
   if (p->max_probe_rows) nsai_specify_probe(p, t, &specs[NSAI_KERNEL_PROBE]);
   if (m->select_count || m->window) {
     nsai_kernel_spec *attend = &specs[NSAI_KERNEL_DECODE_ATTEND];
-    *attend =
-        (nsai_kernel_spec){ .entry = "decode_attend", .shared_bytes = attend_shared(p, t, s) };
-    specify_stream(p, t, s, attend);
+    /* Rows of one token take registers of their own. */
+    const bool narrow = has_narrow_panels(p, t) && tile_tokens(p, t) > 1;
+    const nsai_tiles attends = narrow ? two_teams(p, t, s, attend_shared) : *s;
+    *attend = (nsai_kernel_spec){ .entry = "decode_attend",
+                                  .shared_bytes = attend_shared(p, t, &attends) };
+    specify_stream(p, t, &attends, attend);
     nsai_constant_add(attend, "kSelectCount", m->select_count);
     nsai_constant_add(attend, "kRanges", p->selection == NSA_SELECT_RANGES);
     nsai_constant_add(attend, "kPooled", p->selection == NSA_SELECT_OWN);

@@ -253,10 +253,11 @@ template <class C> NSAI_DEVICE void attend_together(const NsaiDecode &p, SharedP
   let_next_kernel_begin();
   if (p.attend.parts == p.window_parts || unit.tokens <= 0) return;
   if constexpr (C::kPooled)
-    discard_pooled<C>(p.pooled + (long long)unit.index * p.pooled_blocks * C::kScanRows,
-                      visible_entries<C>(last_position<C>(unit.tile.seq, unit.tile.first_query)) /
-                          Decode<C>::kRatio,
-                      unit.part, p.attend.parts - p.window_parts);
+    for (int row = 0; row < C::kScanRows; row += kPoolRows)
+      discard_pooled<C>(pooled_row<C>(p, unit.index, row),
+                        visible_entries<C>(last_position<C>(unit.tile.seq, unit.tile.first_query)) /
+                            Decode<C>::kRatio,
+                        unit.part, p.attend.parts - p.window_parts);
   attend_blocks<C>(p, shared, unit, window_stages, p.window_parts);
 }
 

@@ -23,10 +23,17 @@
 #include "common/launch.cuh"
 #include "common/params_cache.h"
 
-struct SharedPlan {
-  ScanStream<Config>::Shared stream;
-  ScanPool<Config> pool;
+template <class C, bool kQuads> struct ScanShared {
+  typename ScanStream<C>::Shared stream;
+  ScanPool<C> pool;
 };
+template <class C> struct ScanShared<C, true> {
+  union {
+    typename ScanStream<C>::Shared stream;
+    ScanPool<C> pool; // nothing
+  };
+};
+using SharedPlan = ScanShared<Config, kPoolsQuads<Config>>;
 static_assert(sizeof(SharedPlan) == Config::kSharedBytes, "the host's formula for shared memory");
 
 template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {

@@ -20,35 +20,41 @@
 #include "common/topn.cuh"
 
 struct SharedPlan {
-  __align__(16) float lse[Config::kGroupPadded];
+  __align__(16) float lse[kSelectWarps][Config::kGroupPadded]; // the same
   SelectShared<Config> search;
 };
 
-// lse of the token's heads into shared memory, half a warp a head.
+// lse of the token's heads into shared memory by one warp: lanes have heads as they have those of a block's
+// row, and parts in the place of blocks.
 template <class C>
-NSAI_DEVICE void combine_lse(const NsaiDecode &p, const ScanRow &at, float *sLse, int warp, int lane) {
-  for (int first = 2 * warp; first < C::kGroup; first += 2 * kSelectWarps) {
-    const int h = first + lane / 16;
-    const bool exists = h < C::kGroup;
-    float highest = kNoReference, total = 0.0f;
-#pragma unroll 4
-    for (int part = lane % 16; part < p.scan.parts; part += 16) {
-      if (!exists) continue;
-      const float2 stats =
-          *(const float2 *)(p.scan.stats + 2 * part_row(p.scan, C::kScanRows, at.unit, part, at.row + h));
-      const float higher = fmaxf(highest, stats.x);
-      total = total * exp2_approx(highest - higher) + stats.y * exp2_approx(stats.x - higher);
-      highest = higher;
-    }
-    float higher = highest;
+NSAI_DEVICE void combine_lse(const NsaiDecode &p, const ScanRow &at, float *sLse, int lane) {
+  using I = ScanImportance<C>;
+  const int head = lane % I::kLanes * I::kHeads;
+  float highest[I::kHeads], total[I::kHeads] = {};
 #pragma unroll
-    for (int apart = 8; apart; apart /= 2) higher = fmaxf(higher, __shfl_xor_sync(~0u, higher, apart));
-    total *= exp2_approx(highest - higher);
+  for (int h = 0; h < I::kHeads; ++h) highest[h] = kNoReference;
+  auto add = [&](int h, float reference, float sum) {
+    const float higher = fmaxf(highest[h], reference);
+    total[h] = total[h] * exp2_approx(highest[h] - higher) + sum * exp2_approx(reference - higher);
+    highest[h] = higher;
+  };
+#pragma unroll 2
+  for (int part = lane / I::kLanes; part < p.scan.parts; part += I::kBlocks) {
+    const float2 *gStats =
+        (const float2 *)p.scan.stats + part_row(p.scan, C::kScanRows, at.unit, part, at.row + head);
 #pragma unroll
-    for (int apart = 8; apart; apart /= 2) total += __shfl_xor_sync(~0u, total, apart);
-    // Without keys nothing is pooled, and no block weighs anything.
-    if (exists && lane % 16 == 0) sLse[h] = higher + log2_approx(total);
+    for (int h = 0; h < I::kHeads; ++h) add(h, gStats[h].x, gStats[h].y);
   }
+#pragma unroll
+  for (int apart = I::kLanes; apart < 32; apart *= 2)
+#pragma unroll
+    for (int h = 0; h < I::kHeads; ++h)
+      add(h, __shfl_xor_sync(~0u, highest[h], apart), __shfl_xor_sync(~0u, total[h], apart));
+  // Without keys nothing is pooled, and no block weighs anything.
+  if (lane < I::kLanes)
+#pragma unroll
+    for (int h = 0; h < I::kHeads; ++h) sLse[head + h] = highest[h] + log2_approx(total[h]);
+  __syncwarp(); // every head's lse is there
 }
 
 template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
@@ -74,15 +80,16 @@ template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
     const TeamRuns runs = find_runs<C>(p, visible_entries<C>(last_position<C>(seq, token.query)));
     const long long run_rows = (long long)p.scan.parts * Decode<C>::kTeams * C::kScanRows;
     const ScanImportance<C> importance = {
-      p.pooled + (long long)at.unit * p.pooled_blocks * C::kScanRows + at.row,
+      pooled_row<C>(p, at.unit, at.row),
+      p.pooled_blocks * kPoolRows - kPoolRows,
       p.spills + at.unit * run_rows + at.row,
-      shared.lse,
+      shared.lse[warp],
       runs.quanta * Decode<C>::kQuantumBlocks,
       runs.each * Decode<C>::kQuantumBlocks,
     };
-    combine_lse<C>(p, at, shared.lse, warp, lane);
-    __syncthreads(); // every head's lse is there
-    search_blocks<C>(importance, candidates, shared.search, gOut, warp, lane);
+    const auto rows = importance.load_rows(find_piece<C>(candidates, warp).begin, lane);
+    combine_lse<C>(p, at, shared.lse[warp], lane);
+    search_blocks<C>(importance, rows, candidates, shared.search, gOut, warp, lane);
   }
 }
 

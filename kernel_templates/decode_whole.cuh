@@ -173,13 +173,15 @@ NSAI_DEVICE int select_token(const NsaiDecode &p, SharedPlan &shared, const Unit
       const long long run_rows = (long long)p.scan.parts * Decode<C>::kTeams * C::kScanRows;
       const int row = token * C::kGroupPadded;
       const ScanImportance<C> importance = {
-        p.pooled + (long long)unit.index * p.pooled_blocks * C::kScanRows + row,
+        pooled_row<C>(p, unit.index, row),
+        p.pooled_blocks * kPoolRows - kPoolRows,
         p.spills + unit.index * run_rows + row,
         shared.lse + row,
         runs.quanta * Decode<C>::kQuantumBlocks,
         runs.each * Decode<C>::kQuantumBlocks,
       };
-      search_blocks<C>(importance, candidates, shared.search, shared.list, warp, lane);
+      const auto rows = importance.load_rows(find_piece<C>(candidates, warp).begin, lane);
+      search_blocks<C>(importance, rows, candidates, shared.search, shared.list, warp, lane);
       __syncthreads(); // nothing that was pooled is read any more
       if (token == unit.tokens - 1) discard_pooled<C>(importance.gPooled - row, importance.blocks);
     }

@@ -46,10 +46,9 @@
 /* Most steps of 16 keys of a part of decode_attend, where windows are long: 2048 keys. */
 #define LONGEST_ATTEND 128
 
-/* Of a tile of several tokens: steps of a part for which another part's result is worth its cost; and how many
- * times as long parts may be, since they are of many rows. (Guesses.) */
+/* Of a tile of several tokens: steps of a part for which another part's result is worth its cost; and that parts
+ * may be as many times as long as half its tokens, since they are of many rows. (Guesses.) */
 #define SHORTEST_ATTEND 8
-#define MOST_UNITED 2
 
 /* Warps of decode_combine for a row, and how many warps of it a multiprocessor holds. */
 #define MOST_ROW_WARPS 8
@@ -183,8 +182,9 @@ static void split_together(const nsai_decode_sizes *s, int64_t selected, int64_t
                            nsai_decode_split *out) {
   int64_t units = out->tiles * s->problem->model.kv_heads,
           alike = selected / tile_tokens(s->problem, s->scan);
-  int64_t parts = larger(room_for(attend_of(s), s->sms) / units,
-                         ceil_div(selected + window, LONGEST_ATTEND * MOST_UNITED));
+  int64_t longest = LONGEST_ATTEND * larger(tile_tokens(s->problem, s->scan) / 2, 1);
+  int64_t parts =
+      larger(room_for(attend_of(s), s->sms) / units, ceil_div(selected + window, longest));
   parts = larger(smaller(parts, (selected + window) / SHORTEST_ATTEND), 1);
   if (window) out->window_parts = (int32_t)ceil_div(parts * window, window + alike);
   if (selected) out->selected_parts = (int32_t)parts;

@@ -24,8 +24,8 @@ NSAI_DEVICE Sequence read_sequence(const NsaiCacheBatch &batch, int s) {
   return Sequence{ begin, end - begin, 0, max(batch.kv_len[s], 0) };
 }
 
-// Tokens of sequence s that have a place: the plan's most, and those that its list has pages for. It waits for
-// nothing that read_sequence() reads.
+// Tokens of sequence s that have a place: the plan's most, and those that its list has pages for. It waits
+// for nothing that read_sequence() reads.
 NSAI_DEVICE int find_room(const NsaiCacheBatch &batch, int s) {
   if (!batch.page_starts) return batch.max_kv_len;
   const long long pages = max(batch.page_starts[s + 1] - batch.page_starts[s], 0);

@@ -110,13 +110,21 @@ NSAI_DEVICE long long part_row(const NsaiDecodeParts &x, int rows, long long uni
   return (unit * x.parts + part) * rows + row;
 }
 
-// What was pooled of a tile is read for the last time, and need not go to memory: whole lines of it alone, of
-// which the CTA takes its part. Every thread takes part. (H200, 64k tokens: 64 sequences 190 -> 184 us, 256
-// 777 -> 710 us.)
+// What was pooled for row `row` of a unit: of 16 rows all blocks lie together, so that a warp of decode_scan
+// writes whole lines.
+constexpr int kPoolRows = 16;
+template <class C> NSAI_DEVICE float *pooled_row(const NsaiDecode &p, int unit, int row) {
+  const long long tile = (long long)unit * (C::kScanRows / kPoolRows) + row / kPoolRows;
+  return p.pooled + tile * p.pooled_blocks * kPoolRows + row % kPoolRows;
+}
+
+// What was pooled for 16 rows is read for the last time, and need not go to memory: whole lines of it alone,
+// of which the CTA takes its part. Every thread takes part. (H200, 64k tokens: 64 sequences 190 -> 184 us,
+// 256 777 -> 710 us.)
 template <class C>
 NSAI_DEVICE void discard_pooled(const float *gPooled, int blocks, int part = 0, int parts = 1) {
   const u64 begin = ((u64)gPooled + 127) / 128 * 128;
-  const u64 end = (u64)(gPooled + (long long)blocks * C::kScanRows) / 128 * 128;
+  const u64 end = (u64)(gPooled + (long long)blocks * kPoolRows) / 128 * 128;
   for (u64 line = begin + (part * C::kThreads + threadIdx.x) * 128; line < end;
        line += parts * C::kThreads * 128)
     discard_line((const void *)line);

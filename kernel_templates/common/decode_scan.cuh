@@ -12,14 +12,19 @@
 #include "common/decode.cuh"
 #include "common/key_stream.cuh"
 #include "common/params_cache.h"
+#include "common/pool_quads.cuh"
 
 template <class C> using ScanStream = KeyStream<C, C::kScanRows / 16>;
 
 // Probabilities of a stage on their way from C fragments to rows: its keys, and the row's reference.
 // Floats; 16-byte reads of 8 rows hit all banks.
 constexpr int kPoolPitch = ScanStream<Config>::kStageKeys + 4;
-template <class C> struct ScanPool {
+template <class C, bool kQuads = kPoolsQuads<C>> struct ScanPool {
   __align__(16) float of[C::kWarps][16][kPoolPitch];
+  NSAI_DEVICE float *warp() { return &of[threadIdx.x / 32][0][0]; }
+};
+template <class C> struct ScanPool<C, true> { // in registers
+  NSAI_DEVICE float *warp() { return nullptr; }
 };
 
 // The compressed keys of a run, and what they weigh. Lane l pools row l % 16 of its warp; of stages of more
@@ -34,10 +39,11 @@ template <class C> struct ScanKeys {
   // ---- pooling
   bool pools;      // else the selection is all blocks, and nobody asks
   float *sP;       // [16, kPoolPitch] of the warp
-  float *gPooled;  // [blocks from the run's first on, kScanRows], this lane's row
+  float *gPooled;  // [blocks from the run's first on, 16], this lane's row
   float reference; // of own and spill
   float own, spill; // of the open selection block, and what the next one gets
   int phase;        // keys of the open block that are done, where steps do not end on block ends
+  QuadPool<C> quads; // in the place of all that, where they serve
 
   NSAI_DEVICE int index(int i) const { return entry_index<C::kBlock, C::kStride>(i); }
   NSAI_DEVICE int begin(int) const { return 0; }
@@ -45,7 +51,7 @@ template <class C> struct ScanKeys {
 
   NSAI_DEVICE void close_block() {
     if (threadIdx.x % 32 < 16) *gPooled = reference + log2_approx(own);
-    gPooled += C::kScanRows;
+    gPooled += kPoolRows;
     own = spill;
     spill = 0.0f;
   }
@@ -87,7 +93,9 @@ template <class C> struct ScanKeys {
   // A stage, the first `steps` steps of which are of the run.
   template <int kN> NSAI_DEVICE void pool_stage(const float (&p)[kN][4], const SoftmaxRows &rows, int steps) {
     if (!pools) return;
-    if constexpr (kHalves) {
+    if constexpr (kPoolsQuads<C>) {
+      quads.pool(p, rows, steps);
+    } else if constexpr (kHalves) {
       static_assert(kHalf == 16 && kN == 4, "place() is for 8 chunks a row");
       const int lane = threadIdx.x % 32;
       float *references = sP + 16 * 2 * kHalf; // [16]
@@ -129,8 +137,8 @@ template <class C> struct ScanKeys {
       if (exists)
 #pragma unroll
         for (int block = 0; block < kHalf / kRatio; ++block)
-          store_by(gPooled + block * C::kScanRows, reference + log2_approx(sums[block]), l2_keeping());
-      gPooled += 2 * kHalf / kRatio * C::kScanRows;
+          store_by(gPooled + block * kPoolRows, reference + log2_approx(sums[block]), l2_keeping());
+      gPooled += 2 * kHalf / kRatio * kPoolRows;
       const float behind = __shfl_xor_sync(~0u, own, 16);
       if (steps * kStepKeys > kHalf) own = behind;
       __syncwarp(); // the rows are read
@@ -181,11 +189,12 @@ NSAI_DEVICE ScanKeys<C> scan_keys(const NsaiDecode &p, ScanPool<C> &pool, const 
     keys.ends[r] = has_token ? visible_entries<C>(tile.seq.position(tile.first_query + token)) : 0;
   }
   if constexpr (C::kSelectCount > 0) keys.pools = has_token && last / C::kSelectBlock + 1 > C::kSelectCount;
-  keys.sP = &pool.of[threadIdx.x / 32][0][0];
-  keys.gPooled = p.pooled + ((long long)unit * p.pooled_blocks + first_block) * C::kScanRows +
-                 16 * at.row_tile + at.lane % 16;
+  float *gFirst = pooled_row<C>(p, unit, 16 * at.row_tile) + first_block * kPoolRows;
+  if constexpr (kPoolsQuads<C>) keys.quads.begin(gFirst, at.lane);
+  keys.sP = pool.warp();
+  keys.gPooled = gFirst + at.lane % 16;
   if (ScanKeys<C>::kHalves && at.lane >= 16)
-    keys.gPooled += ScanKeys<C>::kHalf / ScanKeys<C>::kRatio * C::kScanRows;
+    keys.gPooled += ScanKeys<C>::kHalf / ScanKeys<C>::kRatio * kPoolRows;
   keys.reference = kNoReference;
   return keys;
 }
@@ -206,7 +215,11 @@ NSAI_DEVICE void scan_run(const NsaiDecode &p, typename ScanStream<C>::Shared &s
       find_reads<C>(p.reads, tile.s, group, NSAI_BRANCH_COMPRESSED), true);
 
   // ---- what the run's last keys weigh in the block behind it ----
-  if (keys.pools && begin < end && at.lane < 16)
-    p.spills[((long long)unit * p.scan.parts * ScanStream<C>::kTeams + run) * C::kScanRows +
-             16 * at.row_tile + at.lane] = keys.reference + log2_approx(keys.own);
+  if (!keys.pools || begin == end) return;
+  float *gSpill = p.spills + 16 * at.row_tile +
+                  ((long long)unit * p.scan.parts * ScanStream<C>::kTeams + run) * C::kScanRows; // [16]
+  if constexpr (kPoolsQuads<C>)
+    keys.quads.store_spill(gSpill, at.lane);
+  else if (at.lane < 16)
+    gSpill[at.lane] = keys.reference + log2_approx(keys.own);
 }

@@ -32,6 +32,7 @@ template <class C> struct UnionShared {
 
 template <class C> struct BlocksOfTile : NoPool {
   static constexpr bool kOwned = UnionShared<C>::kTokens > 1;
+  static constexpr int kOwnedKeys = C::kSelectBlock;
   int limit;
   const UnionBlock *sBlocks;
   int ends[2];     // of the lane's rows

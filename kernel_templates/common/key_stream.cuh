@@ -11,15 +11,17 @@
 //
 //   ring   [kTeams][kStages] { K [keys, Dk] | V [keys, Dv] }, then the same memory as O [kTeams][kRows, Dv]
 //   Q      in registers or, where those of O leave no room, in shared memory before the ring
-//   rows   each lane finds one key's row a stage before its copy: page lists are read in good time
+//   rows   each lane finds one key's row a stage before its copy, and before the copies between: what is read
+//          of page lists behind copies would wait for them
 //
 // Which keys a team sees, its caller says by a policy `Keys`:
 //
 //   int limit         keys from `limit` on do not exist
 //   int index(int i)  the row of key i < limit in its sequence: common/cached.cuh
 //   int begin(int r), end(int r)  keys that row `group + 8 * r` of the warp sees
-//   u32 owners(int i)   where keys are not for all tokens of the rows (kOwned): whose key i is
-//   void pool(s, rows)  what becomes of the probabilities of a step beside P V; pool_stage(), of a stage
+//   u32 owners(int i)   where keys are not for all tokens of the rows (kOwned): whose key i is; as many as
+//                       kOwnedKeys on end are alike
+//   void pool_stage(p, rows, steps)  what becomes of a stage's probabilities beside P V
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kWgmma (64 rows
 // are a warpgroup's: common/panel_stage.cuh), kCountReads.
@@ -45,40 +47,74 @@ NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int 
   return KeyPlace{ index, index < 0 ? 0 : rows.page(index) };
 }
 
-// K (kToken) or V of a stage into tile T, a lane_address(); `from`: the tensor's rows of one head. All lanes
-// take part.
-template <class T, int kKeys, int kDim, int kThreads, bool kToken, class Rows, class Counter>
-NSAI_DEVICE void copy_keys(u32 tile, const NsaiCacheTensor &x, const u16 *from, const Rows &rows,
-                           const KeyPlace &place, int thread, u64 policy, Counter &counter) {
+// Whether O of wide heads leaves few.
+template <class C> constexpr bool kFewRegisters = C::kHeadDimQk + C::kHeadDimV > 256;
+
+// Rows of one head, the heads of which begin at `head`, of the keys that lanes have found: K or V of a stage.
+// A lane finds its key's address for all (kFound), or every lane the addresses that it needs.
+template <bool kFound, class Rows> struct KeyRows {
+  const NsaiCacheTensor &x;
+  const u16 *head;
+  const Rows &rows;
+  const KeyPlace &place;
+  const u16 *mine; // of no key some row
+
+  NSAI_DEVICE KeyRows(const NsaiCacheTensor &x, const u16 *head, const Rows &rows, const KeyPlace &place)
+      : x(x), head(head), rows(rows), place(place),
+        mine(kFound ? head + row_offset(x, place.page, rows.slot(max(place.index, 0))) : nullptr) {}
+  // Of lane `lane`'s key. All lanes take part.
+  NSAI_DEVICE const u16 *of(int lane) const {
+    if constexpr (kFound) return (const u16 *)__shfl_sync(~0u, (u64)mine, lane);
+    else {
+      const int index = __shfl_sync(~0u, place.index, lane), page = __shfl_sync(~0u, place.page, lane);
+      return head + row_offset(x, page, rows.slot(max(index, 0)));
+    }
+  }
+};
+
+// K (kToken) or V of a stage into tile T, a lane_address(); its first `present` keys exist. Lane i knows the
+// row of key i. All lanes take part.
+template <class T, int kKeys, int kDim, int kThreads, bool kToken, class KeyRows, class Counter>
+NSAI_DEVICE void copy_keys(u32 tile, const KeyRows &rows, int present, int thread, u64 policy,
+                           Counter &counter) {
   using Lanes = CopyLanes<T, kThreads>;
+  constexpr int kAlike = Lanes::kPass < 8 ? 8 / Lanes::kPass : 1; // passes that swizzle chunks unlike
 #pragma unroll
   for (int i = 0; i < ceil_div(kKeys, Lanes::kPass); ++i) {
     const int row = Lanes::row(thread) + i * Lanes::kPass;
-    const int index = __shfl_sync(~0u, place.index, row % kKeys);
-    const int page = __shfl_sync(~0u, place.page, row % kKeys);
-    const u16 *at = from + row_offset(x, page, rows.slot(index)) + Lanes::chunk(thread) * 8;
+    const int near = Lanes::row(thread) + i % kAlike * Lanes::kPass; // swizzled as `row` is
+    const u32 to = tile + (u32)(i / kAlike * kAlike * Lanes::kPass * T::kPitch);
+    const u16 *from = rows.of(row % kKeys) + Lanes::chunk(thread) * 8;
     if (kKeys % Lanes::kPass == 0 || row < kKeys) {
 #pragma unroll
       for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
         const int chunk = c + Lanes::chunk(thread);
         if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
-          copy_async_16(tile + T::offset(row, chunk), at + c * 8, index >= 0 && chunk * 8 < kDim, policy);
+          copy_async_16(to + T::offset(near, chunk), from + c * 8, row < present && chunk * 8 < kDim, policy);
       }
-      counter.template add<kDim, Lanes::kLanes, kToken>(Lanes::chunk(thread), index >= 0);
+      counter.template add<kDim, Lanes::kLanes, kToken>(Lanes::chunk(thread), row < present);
     }
   }
 }
 
-// Whose the keys of a stage are: a lane knows key lane % kStageKeys.
+// Whose the keys of a stage are: a lane knows key lane % kStageKeys. Where kStageKeys divides
+// Keys::kOwnedKeys, all keys of a stage are the same tokens'.
 struct StageOwners {
   u32 mine;
   bool none, all; // of the warp's tokens
 };
+template <class S, class Keys> constexpr bool kOwnedAlike = Keys::kOwnedKeys % S::kStageKeys == 0;
+// Then a warp of one token has none of them or all.
+template <class C, class S, class Keys>
+constexpr bool kNoneOrAll = kOwnedAlike<S, Keys> && C::kGroupPadded % 16 == 0;
 
 template <class S, class Keys>
 NSAI_DEVICE StageOwners find_owners(const Keys &keys, int step, int limit, int lane) {
   if constexpr (!Keys::kOwned) return StageOwners{ 0, false, true };
-  else {
+  else if constexpr (kOwnedAlike<S, Keys>) {
+    const u32 mine = keys.owners(step * kStepKeys);
+    return StageOwners{ mine, !(mine & keys.warp_tokens), !(~mine & keys.warp_tokens) };
+  } else {
     const u32 mine = keys.owners(min(step * kStepKeys + lane % S::kStageKeys, limit - 1));
     return StageOwners{ mine, !(__reduce_or_sync(~0u, mine) & keys.warp_tokens),
                         !(~__reduce_and_sync(~0u, mine) & keys.warp_tokens) };
@@ -86,13 +122,14 @@ NSAI_DEVICE StageOwners find_owners(const Keys &keys, int step, int limit, int l
 }
 
 // Masks the scores of keys that a row's token does not own.
-template <class Keys, int kN>
+template <class S, class Keys, int kN>
 NSAI_DEVICE void mask_owners(float (&s)[kN][4], const Keys &keys, u32 mine, int lane) {
 #pragma unroll
   for (int j = 0; j < kN; ++j)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
-      const u32 owners = __shfl_sync(~0u, mine, 8 * j + lane % 4 * 2 + e);
+      const u32 owners =
+          kOwnedAlike<S, Keys> ? mine : __shfl_sync(~0u, mine, 8 * j + lane % 4 * 2 + e);
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         if (!(owners & Keys::row_token(r))) s[j][2 * r + e] = kMinusInf;
@@ -119,18 +156,24 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
   const u64 policy = l2_policy(once);
   ReadCounter<(bool)C::kCountReads> counter;
   const int limit = min(keys.limit, end * kStepKeys);
-  // Keys that all rows of the warp see.
-  const int all_begin = __reduce_max_sync(~0u, max(keys.begin(0), keys.begin(1)));
-  const int all_end = __reduce_min_sync(~0u, min(min(keys.end(0), keys.end(1)), limit));
+  // Keys that all rows of the warp see; all of a token's see the same.
+  constexpr bool kAlike = C::kGroupPadded % 16 == 0 && !kFewRegisters<C>;
+  const int all_begin = __reduce_max_sync(~0u, kAlike ? keys.begin(0) : max(keys.begin(0), keys.begin(1)));
+  const int all_end =
+      __reduce_min_sync(~0u, kAlike ? keys.end(0) : min(min(keys.end(0), keys.end(1)), limit));
   // And, beside warps of other rows, where those end that some of them see.
-  const int any_end = kRowTiles == 1 ? limit : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
+  const int any_end = kRowTiles == 1 ? limit
+                      : kAlike       ? all_end
+                                     : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
   auto copy = [&](int step, const KeyPlace &place) {
     const u32 stage = lane_address(ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes);
     if (step < end) {
+      using From = KeyRows<!kFewRegisters<C>, Rows>;
+      const int present = limit - step * kStepKeys;
       copy_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kTeamThreads, true>(
-          stage, pair.k, gK, lists, place, thread, policy, counter);
+          stage, From(pair.k, gK, lists, place), present, thread, policy, counter);
       copy_keys<typename S::V, S::kStageKeys, C::kHeadDimV, S::kTeamThreads, false>(
-          stage + S::K::kBytes, pair.v, gV, lists, place, thread, policy, counter);
+          stage + S::K::kBytes, From(pair.v, gV, lists, place), present, thread, policy, counter);
     }
     copy_async_commit();
   };
@@ -151,8 +194,9 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
     const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
     float s[2 * S::kAtOnce][4]; // [16, keys of the stage]
     auto copy_next = [&] {
-      copy(step + kAhead * S::kAtOnce, next);
+      const KeyPlace now = next;
       next = find(step + (kAhead + 1) * S::kAtOnce);
+      copy(step + kAhead * S::kAtOnce, now);
     };
     auto find_all = [&] {
       StageOwners owners = find_owners<S>(keys, step, limit, at.lane);
@@ -172,8 +216,9 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
     const bool none = kRowTiles > 1 && owners.none;
     if (!none) {
       if constexpr (Keys::kOwned)
-        if (!owners.all) mask_owners(s, keys, owners.mine, at.lane);
-      if (step * kStepKeys < all_begin || (step + S::kAtOnce) * kStepKeys > all_end)
+        if (!kNoneOrAll<C, S, Keys> && !owners.all) mask_owners<S>(s, keys, owners.mine, at.lane);
+      const int stage_end = (step + S::kAtOnce) * kStepKeys;
+      if (step * kStepKeys < all_begin || stage_end > all_end || (kAlike && stage_end > limit))
 #pragma unroll
         for (int r = 0; r < 2; ++r)
           mask_row(s, r, KeyRange{ keys.begin(r), min(keys.end(r), limit) }, step * kStepKeys);

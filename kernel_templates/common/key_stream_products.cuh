@@ -67,7 +67,8 @@ load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStre
     copy_async_wait<0>();
     if constexpr (S::kPanels) shared_proxy_fence();
     __syncthreads(); // Q is there
-    queries.address = S::kPanels ? sQ : sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
+    queries.address = S::kPanels ? sQ + at.row_tile / 4 * 64 * kPanelPitch // of the warpgroup
+                                 : sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
   } else {
     load_row_fragments<C>(queries.fragment, rows, 16 * at.row_tile, at.lane);
   }
@@ -121,7 +122,7 @@ template <class C, class S, class Meanwhile>
 NSAI_DEVICE void multiply_stage_qk(float (&s)[2 * S::kAtOnce][4], const Queries<S> &queries, u32 sK, int lane,
                                    Meanwhile meanwhile) {
   if constexpr (S::kPanels) {
-    multiply_panels_qk<C>(s, queries.address, sK, meanwhile);
+    multiply_panels_qk<C, S::kRows>(s, queries.address, sK, meanwhile);
   } else {
     meanwhile();
 #pragma unroll
@@ -143,7 +144,7 @@ NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kA
 #pragma unroll
       for (int c = 0; c < 4; ++c) p[0][c] = s[2 * i][c], p[1][c] = s[2 * i + 1][c];
       multiply_step_pv<C, typename S::V>(o, p, sV + i * kStepKeys * S::V::kPitch, lane);
-      if (S::kAtOnce == 1) keys.pool(p, rows); // while the products are on their way
+      if constexpr (S::kAtOnce == 1) keys.pool_stage(p, rows, 1); // while the products are on their way
     }
     if constexpr (S::kAtOnce > 1) keys.pool_stage(s, rows, steps);
   }

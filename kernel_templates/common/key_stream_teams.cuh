@@ -20,7 +20,7 @@ template <class C, int kRowTiles> struct KeyStream {
   // Drafts: a team of four warps takes two steps at once, so that it waits half as often; and Q lies in
   // shared memory, so that a third CTA fits a multiprocessor.
   static constexpr bool kDrafts = kRowTiles >= 4 && C::kHeadDimQk + C::kHeadDimV <= 256;
-  static constexpr bool kPanels = kDrafts && kRowTiles == 4 && C::kWgmma;
+  static constexpr bool kPanels = kDrafts && kRowTiles % 4 == 0 && C::kWgmma; // a team is warpgroups
   static constexpr int kAtOnce = kDrafts ? 2 : 1; // steps of a stage
   static constexpr int kStageKeys = kAtOnce * kStepKeys;
   using K = ProductTile<kPanels, kStageKeys, padded_dim(C::kHeadDimQk)>;
@@ -38,9 +38,11 @@ template <class C, int kRowTiles> struct KeyStream {
   struct Shared {
     union { // Q and the ring are done with when O is written
       unsigned char keys[kQBytes + kTeams * C::kStages * kStageBytes]; // Q, and the ring
-      float o[kTeams][kRows][kPitch];
+      struct {
+        float o[kTeams][kRows][kPitch];
+        float2 stats[kTeams][kRows]; // reference and sum
+      };
     };
-    float2 stats[kTeams][kRows]; // reference and sum
   };
 
   // A warp's place.
@@ -49,11 +51,13 @@ template <class C, int kRowTiles> struct KeyStream {
     lane = threadIdx.x % 32;
     team = kTeams == 1 ? 0 : kPanels ? warp_uniform(threadIdx.x / kTeamThreads) : threadIdx.x / kTeamThreads;
     row_tile = threadIdx.x / 32 % kRowTiles;
+    if (kPanels && kRowTiles > 4) row_tile = warp_uniform(row_tile);
   }
 };
 
-// The warps of a team. (racecheck follows no barrier of a part of a block: of two teams of two warps it
-// reports rings and sums that barriers keep apart, and nothing where all warps meet in the place of these.)
+// The warps of a team. (racecheck follows no barrier of a part of a block: of two teams it reports rings that
+// barriers keep apart, and sums that even __syncthreads() does, and nothing where all warps meet in the place
+// of these.)
 template <int kTeams, int kThreads, int kTeam = 0> NSAI_DEVICE void sync_team(int team) {
   if constexpr (kThreads == 32) {
     __syncwarp();

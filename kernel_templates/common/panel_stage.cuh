@@ -18,15 +18,15 @@ template <int kN> NSAI_DEVICE void hold_fragments(float (&d)[kN][4]) {
   for (int j = 0; j < kN; ++j) wgmma_hold(d[j]);
 }
 
-// `meanwhile` runs while the product does.
-template <class C, int kN, class Meanwhile>
+// `meanwhile` runs while the product does. Q lies among kRows rows.
+template <class C, int kRows, int kN, class Meanwhile>
 NSAI_DEVICE void multiply_panels_qk(float (&s)[kN][4], u32 sQ, u32 sK, Meanwhile meanwhile) {
   constexpr int kKeys = 8 * kN;
   const u64 q = wgmma_k_major(sQ), k = wgmma_k_major(sK);
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < padded_dim(C::kHeadDimQk) / 16; ++step)
-    wgmma_qk<typename C::Element, kKeys>(s[0], q + wgmma_k_step<64>(step), k + wgmma_k_step<kKeys>(step),
+    wgmma_qk<typename C::Element, kKeys>(s[0], q + wgmma_k_step<kRows>(step), k + wgmma_k_step<kKeys>(step),
                                          step > 0);
   wgmma_commit();
   meanwhile();

@@ -87,7 +87,7 @@ typedef struct NsaiDecode {
   NsaiDecodeParts scan; /* units: (tile of tokens, KV head), rows: kScanRows */
   NsaiDecodeParts
       attend;    /* units: (token, KV head), rows: kGroup; parts of the window come first */
-  float *pooled; /* f32 [scan's units, pooled_blocks, kScanRows], log2 */
+  float *pooled; /* f32 [scan's units, kScanRows / 16, pooled_blocks, 16], log2 */
   float *spills; /* f32 [scan's units, scan.parts, teams, kScanRows], log2 */
   int *idx;      /* [T, Hkv, n] ascending, then -1; or ranges [T, Hkv, n, 2] */
   long long idx_token_stride;
