@@ -127,7 +127,7 @@ template <class C> struct FlowPlace {
   static NSAI_DEVICE u32 parity(int i) { return i / C::kStages & 1; }
 };
 
-// K or V of a step into tile T; `from`: the lanes' rows from `lane_of_row_0` on.
+// K or V of a step into tile T, a lane_address(); `from`: the lanes' rows from `lane_of_row_0` on.
 template <class T, int kDim>
 NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int lane_of_row_0, u64 policy, int lane) {
   using Lanes = CopyLanes<T, 32>;
