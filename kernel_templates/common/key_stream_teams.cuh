@@ -55,9 +55,9 @@ template <class C, int kRowTiles> struct KeyStream {
   }
 };
 
-// The warps of a team. (racecheck follows no barrier of a part of a block: of two teams it reports rings that
-// barriers keep apart, and sums that even __syncthreads() does, and nothing where all warps meet in the place
-// of these.)
+// The warps of a team. (racecheck reports rings that barriers keep apart, and sums that even __syncthreads()
+// does, where teams have different numbers of stages, as if it counted a warp's barriers, whichever they are:
+// it reports nothing where they have as many, or where all warps meet in the place of a team's.)
 template <int kTeams, int kThreads, int kTeam = 0> NSAI_DEVICE void sync_team(int team) {
   if constexpr (kThreads == 32) {
     __syncwarp();
