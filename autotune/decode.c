@@ -205,8 +205,8 @@ static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
   };
 }
 
-/* Two blocks of four warps, of drafts three, and as many stages as their shared memory holds, four at most;
- * else fewer blocks; else one of fewer warps. */
+/* Two blocks of four warps, of drafts three, of 128 rows two of eight warps, and as many stages as their shared memory
+ * holds, four at most; else fewer blocks; else one of fewer warps. */
 static nsai_tiles choose_decode(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   int32_t wanted = t->caution || decode_registers(&p->model) > 224 ? 1 : 2;
@@ -430,12 +430,16 @@ static void specify_many(const nsai_problem *p, const nsai_target *t,
   if (t->caution || !selects_alone(p) || scan_rows(p, t) > NSAI_DECODE_ROWS ||
       !has_whole_registers(p))
     return;
-  bool flows = nsai_decode_reaches_pair(p, t->sms, units) &&
-               nsai_specify_decode_flow(p, t, 8, 1, 2, &specs[NSAI_KERNEL_DECODE_PAIR]);
-  if (nsai_decode_reaches_wide(p, t->sms, units, flows) &&
-      !nsai_specify_decode_flow(p, t, 8, 1, 1, &specs[NSAI_KERNEL_DECODE_WIDE]) &&
-      wide.of[NSAI_TILE_BLOCKS])
-    specify_whole(p, t, &wide, &specs[NSAI_KERNEL_DECODE_WIDE]);
+  nsai_kernel_spec flow = { 0 };
+  const bool flows = nsai_specify_decode_flow(p, t, 8, 1, 1, &flow);
+  const bool pairs = flows && nsai_decode_reaches_pair(p, t->sms, units) &&
+                     nsai_specify_decode_flow(p, t, 8, 1, 2, &specs[NSAI_KERNEL_DECODE_PAIR]);
+  if (nsai_decode_reaches_wide(p, t->sms, units, pairs)) {
+    if (flows)
+      specs[NSAI_KERNEL_DECODE_WIDE] = flow;
+    else if (wide.of[NSAI_TILE_BLOCKS])
+      specify_whole(p, t, &wide, &specs[NSAI_KERNEL_DECODE_WIDE]);
+  }
   if (nsai_decode_reaches_whole(p, t->sms, units) &&
       !nsai_specify_decode_flow(p, t, 4, 2, 1, &specs[NSAI_KERNEL_DECODE_WHOLE]) &&
       narrow.of[NSAI_TILE_BLOCKS])

@@ -32,7 +32,7 @@ static int32_t free_blocks(const nsai_geometry *m) {
 /* A row of O in shared memory, floats. */
 static int64_t pitch(const nsai_geometry *m) { return nsai_padded_dim(m->head_dim_v) + 8; }
 
-/* Room for the selection blocks of a block of threads: its warps' runs, which are whole quanta, and one or two without
+/* Room for the selection blocks of a block of threads: its warps' runs, which are whole quanta, and one without
  * compressed keys behind the last one. Plans of many lengths have the same. */
 #define LEAST_BLOCKS 256
 #define SLACK_BLOCKS 16
@@ -42,7 +42,7 @@ static int64_t most_blocks(const nsai_problem *p, int64_t warps, int64_t cluster
   int64_t quanta = ceil_div(nsai_block_count(m, p->max_kv_len), quantum);
   int64_t run = larger(ceil_div(quanta, warps * cluster), 1) * (quantum / ratio);
   int64_t most = m->select_count ? LEAST_BLOCKS : 1;
-  while (m->select_count && most + SLACK_BLOCKS < warps * run + 2) most *= 2;
+  while (m->select_count && most + SLACK_BLOCKS < warps * run + 1) most *= 2;
   return most + SLACK_BLOCKS;
 }
 

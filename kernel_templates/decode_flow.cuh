@@ -9,11 +9,10 @@
 //   what else is wanted; idx [T, Hkv, n]
 //
 // Grid   x = T * kv_heads * kCluster. A cluster of kCluster blocks has a token and KV head.
-// Warps  kWarps consumers, each with an equal share of the compressed keys, of the window and of the chosen
-//        blocks, and for each a producer, which finds and copies its keys and keeps its ring full from one
-//        branch to the next (common/flow_ring.cuh): what a wait between two takes, the copies that are on
-//        their way then make up for. (Consumers that copied as well never waited for a key: they were bound
-//        by their instructions.)
+// Warps  kWarps consumers, which share the compressed keys, the window and the chosen blocks, and for each a
+//        producer, which finds and copies its keys and keeps its ring full from one branch to the next
+//        (common/flow_ring.cuh): what a wait between two takes, the copies that are on their way then make up
+//        for. (Consumers that copied as well never waited for a key: they were bound by their instructions.)
 //   scan    O, reference and sum, and what the scores weigh in each selection block (common/decode_scan.cuh)
 //   top-n   each warp weighs a piece of the selection blocks as soon as all have scanned, and goes on with
 //           the window; warp 0 of each block, which has none, searches them (common/flow_search.cuh)
@@ -101,10 +100,9 @@ template <class C> NSAI_DEVICE void prefetch_list(const NsaiDecode &p, int s, in
   constexpr int kLineInts = 32; // of 128 bytes
   if constexpr (C::kPageSize > 0) {
     if (!p.batch.page_starts) {
-      const long long width =
-          min((long long)ceil_div(p.batch.max_kv_len, C::kPageSize), p.batch.page_list_stride);
+      const int width = ceil_div(p.batch.max_kv_len, C::kPageSize);
       const int *list = p.batch.pages + s * p.batch.page_list_stride;
-      for (long long i = (rank * C::kThreads + (int)threadIdx.x) * kLineInts; i < width;
+      for (int i = (rank * C::kThreads + (int)threadIdx.x) * kLineInts; i < width;
            i += C::kCluster * C::kThreads * kLineInts)
         prefetch_line(list + i);
     }
@@ -139,6 +137,7 @@ NSAI_DEVICE FlowSteps<C> find_steps(const NsaiDecode &p, const SharedPlan &share
   return FlowSteps<C>{ p,
                        at.group,
                        find_rows<C::kPageSize>(p.batch, at.token.s, 0),
+                       C::kRing > 0 ? find_rows<0>(p.batch, at.token.s, 0).row : 0,
                        stretch.begin * kQuantumSteps,
                        scanned,
                        visible_entries<C>(at.token.position),
@@ -244,7 +243,7 @@ NSAI_DEVICE void weigh_blocks(SharedPlan &shared, const FlowUnit &at, const Flow
   weigh_piece<C>(shared.orders + (piece.begin - all.begin), piece, stretch, pooled, shared.spills,
                  find_scan_lse<C>(shared, at), at.lane);
   barrier_arrive(barriers + 8 * kWeighed);
-  if (stretch.extent > C::kKeptBlocks) discard_piece(pooled, piece, stretch.first_block, at.lane);
+  if (stretch.extent > C::kKeptBlocks) discard_piece(pooled, piece, stretch, at.lane);
 }
 
 // Of warp 0: the best of the block's and, where there are several, of what all blocks have found.

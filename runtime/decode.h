@@ -64,7 +64,7 @@ bool nsai_decode_reaches_pair(const nsai_problem *problem, int32_t sms, int64_t 
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *sizes);
 
 /* Writes for nsa_explain which numbers of sequences with one new token go by which kernel, where a plan has
- * several ways: "  steps of one token: 1 to 19 sequences by the chain, 20 to 33 by decode_whole of 256
+ * several ways: "  steps of one token: 1 to 6 sequences by the chain, 7 to 16 by 2 x decode_flow of 512
  * threads, ...". */
 void nsai_decode_write_ways(const nsai_problem *problem, const nsai_kernel_spec specs[NSAI_ROLES],
                             int32_t sms, nsai_writer *text);

@@ -101,7 +101,9 @@ struct ScanRow {
 template <class C>
 NSAI_DEVICE ScanRow find_scan_row(const NsaiDecode &p, const DecodeToken &token, int group) {
   constexpr int kTokens = Decode<C>::kTileTokens;
-  const int tile = first_tile<kTokens>(p, token.s) + token.query / kTokens;
+  int number = token.query / kTokens; // of more tokens than the plan's sequences have, whose is another's
+  if (p.seq_tiles) number = min(number, p.seq_tiles - 1);
+  const int tile = first_tile<kTokens>(p, token.s) + number;
   return ScanRow{ tile * p.kv_heads + group, token.query % kTokens * C::kGroupPadded };
 }
 

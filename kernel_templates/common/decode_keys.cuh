@@ -11,7 +11,7 @@
 #include "common/types.cuh"
 
 struct NoPool { // of a branch without importance
-  NSAI_DEVICE void pool(const float (&)[2][4], const SoftmaxRows &) const {}
+  static constexpr bool kPools = false;
   template <int kN> NSAI_DEVICE void pool_stage(const float (&)[kN][4], const SoftmaxRows &, int) const {}
 };
 

@@ -30,7 +30,7 @@ template <class C> struct ScanPool<C, true> { // in registers
 // The compressed keys of a run, and what they weigh. Lane l pools row l % 16 of its warp; of stages of more
 // than a step lanes 0 to 15 the first half and the others the second, where that begins with a block.
 template <class C> struct ScanKeys {
-  static constexpr bool kOwned = false;
+  static constexpr bool kOwned = false, kPools = true;
   static constexpr int kRatio = Decode<C>::kRatio, kOverlap = Decode<C>::kOverlap;
   static constexpr int kHalf = ScanStream<C>::kStageKeys / 2;
   static constexpr bool kHalves = ScanStream<C>::kAtOnce > 1 && kHalf % kRatio == 0;

@@ -20,7 +20,7 @@
 #include "common/topn.cuh"
 
 constexpr int kSelectWarps = Config::kThreads / 32;
-constexpr int kKept = 4096 / kSelectWarps; // floats of a warp; of all: 256k tokens where l' is 64
+constexpr int kKept = ceil_div(4096, kSelectWarps); // floats of a warp; of all: 256k tokens where l' is 64
 
 template <class C> struct SelectShared {
   float kept[kSelectWarps][kKept];

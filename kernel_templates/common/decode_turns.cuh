@@ -104,10 +104,10 @@ template <class C> struct PageList {
 template <class C> NSAI_DEVICE PageList<C> load_pages(const NsaiCacheBatch &batch, int s) {
   PageList<C> x = { nullptr, 0, {} };
   if constexpr (C::kPageSize > 0) {
-    const long long width = min((long long)ceil_div(batch.max_kv_len, C::kPageSize), batch.page_list_stride);
+    const int width = ceil_div(batch.max_kv_len, C::kPageSize);
     if (batch.page_starts || width > C::kListPages) return x;
     x.list = batch.pages + s * batch.page_list_stride;
-    x.width = (int)width;
+    x.width = width;
 #pragma unroll
     for (int i = 0; i < PageList<C>::kEach; ++i)
       if ((int)threadIdx.x + i * C::kThreads < x.width) x.pages[i] = x.list[threadIdx.x + i * C::kThreads];

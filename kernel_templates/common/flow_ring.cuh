@@ -49,12 +49,12 @@ template <class C> struct FlowChosen {
   static constexpr int kSearchSteps = 3;
   int keys, lead, own, slot, turned, count;
   NSAI_DEVICE FlowChosen(int slot) : keys(0), lead(0), own(0), slot(slot), turned(slot), count(0) {}
-  NSAI_DEVICE void set(int all, int windows, bool searches) {
+  NSAI_DEVICE void set(int all, int windows, bool scans) {
     const int steps = ceil_div(all, kStepKeys);
     keys = all;
-    lead = searches ? min(max(windows / kOthers - kSearchSteps, 0) * C::kCluster, steps) : 0;
+    lead = scans ? min(max(windows / kOthers - kSearchSteps, 0) * C::kCluster, steps) : 0;
     own = slot < C::kCluster ? FlowShare::dealt(lead, slot, C::kCluster) : 0;
-    turned = (slot + kSlots - (searches ? C::kCluster + windows % kOthers : windows) % kSlots) % kSlots;
+    turned = (slot + kSlots - (scans ? C::kCluster + windows % kOthers : windows) % kSlots) % kSlots;
     count = own + FlowShare::dealt(steps - lead, turned, kSlots);
   }
   NSAI_DEVICE int step(int i) const {
@@ -67,6 +67,7 @@ template <class C> struct FlowSteps {
   const NsaiDecode &p;
   int group;
   CachedRows<C::kPageSize> rows;
+  int ring_row; // of the window, where that is a ring
   int begin, scanned;
   int visible; // compressed keys
   FlowShare window;
@@ -97,7 +98,7 @@ template <class C> struct FlowSteps {
       const int index = entry_index<C::kBlock, C::kStride>(key);
       page = entries.page(index), slot = entries.slot(index);
     } else if (C::kRing > 0 && !late) {
-      const CachedRows<0> ring = { nullptr, rows.row, p.window.ring };
+      const CachedRows<0> ring = { nullptr, ring_row, p.window.ring };
       page = ring.page(window_first + key), slot = ring.slot(window_first + key);
     } else {
       int index = window_first + key;

@@ -13,7 +13,7 @@
 
 template <class C>
 constexpr int kFlowFree = C::kSelectCount > 0 ? C::kSelectCount - C::kSelectInit - C::kSelectLocal : 0;
-template <class C> constexpr int kFlowBest = kFlowFree<C> > 0 ? kFlowFree<C> : 1; // that a warp sends
+template <class C> constexpr int kFlowBest = kFlowFree<C> > 0 ? kFlowFree<C> : 1; // that a block sends
 
 // The compressed keys.
 struct FlowStretch {
@@ -104,9 +104,12 @@ NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const FlowStr
   __syncwarp(); // what was pooled is read
 }
 
-// What was pooled of a piece in global memory need not go to memory: whole lines of it alone.
-NSAI_DEVICE void discard_piece(const float *pooled, const FlowPiece &piece, int first_block, int lane) {
-  const u64 begin = (u64)(pooled + (piece.begin - first_block) * 16), end = begin + 64 * piece.count;
+// What was pooled of a piece in global memory need not go to memory: whole lines of it alone. (A candidate
+// behind all blocks has nothing pooled.)
+NSAI_DEVICE void discard_piece(const float *pooled, const FlowPiece &piece, const FlowStretch &stretch,
+                               int lane) {
+  const int count = max(min(piece.count, stretch.blocks - piece.begin), 0);
+  const u64 begin = (u64)(pooled + (piece.begin - stretch.first_block) * 16), end = begin + 64 * count;
   for (u64 line = (begin + 127) / 128 * 128 + lane * 128; line + 128 <= end; line += 32 * 128)
     discard_line((const void *)line);
 }

@@ -21,7 +21,7 @@
 //   int begin(int r), end(int r)  keys that row `group + 8 * r` of the warp sees
 //   u32 owners(int i)   where keys are not for all tokens of the rows (kOwned): whose key i is; as many as
 //                       kOwnedKeys on end are alike
-//   void pool_stage(p, rows, steps)  what becomes of a stage's probabilities beside P V
+//   void pool_stage(p, rows, steps)  what becomes of a stage's probabilities beside P V (kPools)
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kWgmma (64 rows
 // are a warpgroup's: common/panel_stage.cuh), kCountReads.
@@ -147,7 +147,8 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                              SoftmaxRows &rows, float scale_log2, u64 *gReads, bool once) {
   using S = KeyStream<C, kRowTiles>;
   constexpr int kAhead = C::kStages - 1; // stages on their way while one is computed
-  constexpr bool kSkips = kRowTiles > 1 && !S::kPanels; // a warpgroup's products are all its warps'
+  // A warpgroup's products are all its warps'; and what is pooled of a run has no gaps.
+  constexpr bool kSkips = kRowTiles > 1 && !S::kPanels && !Keys::kPools;
   const int thread = threadIdx.x % S::kTeamThreads;
   const u16 *gK = (const u16 *)pair.k.data + group * pair.k.head_stride;
   const u16 *gV = (const u16 *)pair.v.data + group * pair.v.head_stride;

@@ -94,7 +94,7 @@ typedef struct NsaiDecode {
   long long idx_head_stride;
   float scale_log2;
   int kv_heads;
-  int tiles; /* of tokens, of decode_scan */
+  int tiles;     /* of tokens, of decode_scan */
   int seq_tiles; /* of a sequence; 0: they follow from cu_q */
   int pooled_blocks;
   int window_parts; /* of attend.parts */
@@ -102,7 +102,7 @@ typedef struct NsaiDecode {
   int row_warps;    /* decode_combine: 1, 2, 4 or 8 warps share a row's parts */
   int probes;       /* the compressed branch's lse is wanted even where it does not count */
   int reserved;
-  NsaiReads reads;  /* Config::kCountReads */
+  NsaiReads reads; /* Config::kCountReads */
 } NsaiDecode;
 
 /* kv_append: new tokens, and the compressed entries that they complete. */

@@ -208,7 +208,7 @@ static const large_world large_worlds[] = {
   { 1024, 0, 1 << 20, 100, 1, 9, 2, 16, 32, 16, 64, 6, 33, .longest = 700 },
   /* fewer units than half of an H200's multiprocessors, and fewer than these */
   { 14, 0, 6000, 1500, 1, 4, 16, 128, 32, 16, 64, 16, 512 },
-  { 28, 0, 3000, 700, 1, 4, 8, 96, 32, 16, 64, 12, 200 },
+  { 28, 0, 3000, 40, 1, 4, 8, 96, 32, 16, 64, 12, 200 }, /* some with a ring */
 };
 #define LARGE_WORLDS (sizeof large_worlds / sizeof *large_worlds)
 

@@ -693,7 +693,7 @@ static void test_flow_rules(void **state) {
   p.model.heads = 128;
   expect_flow(&p, &h200, false);
   p = plain;
-  p.model.head_dim_qk = 192; /* shared memory */
+  p.model.head_dim_qk = 192; /* registers */
   expect_flow(&p, &h200, false);
   p = plain;
   p.model.head_dim_qk = p.model.head_dim_v = 72;
