@@ -76,11 +76,8 @@ static_assert(sizeof(SharedPlan) <= Config::kSharedBytes &&
 template <class C> NSAI_DEVICE void copy_queries(u32 sQ, const QueryRows<C> &rows) {
   using Q = typename Stream::Q;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < 16 * Q::kChunks; i += C::kThreads) {
-    const int row = i / Q::kChunks, chunk = i % Q::kChunks;
-    const bool present = rows.present(row) && chunk * 8 < C::kHeadDimQk;
-    copy_async_16(sQ + Q::offset(row, chunk), present ? rows.at(row) + chunk * 8 : rows.q.data, present);
-  }
+  for (int i = threadIdx.x; i < 16 * Q::kChunks; i += C::kThreads)
+    copy_query<C, Q>(sQ, rows, i);
   copy_async_commit();
 }
 NSAI_DEVICE void read_queries(Queries<Stream> &queries, u32 sQ, int lane) {

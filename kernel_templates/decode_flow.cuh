@@ -251,7 +251,7 @@ template <class C>
 NSAI_DEVICE void find_list(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
                            const FlowStretch &stretch) {
   const u32 barriers = shared_address(shared.barriers);
-  if constexpr (kFlowFree<C> > 0) {
+  if constexpr (kFreeBlocks<C> > 0) {
     if (at.searches) {
       barrier_wait(barriers + 8 * kWeighed, 0); // all pieces are there
       const FlowPiece all = find_searched<C>(stretch, at.candidates, at.rank);
@@ -366,7 +366,7 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedPlan &shared, const FlowUnit
                 o, rows, p.scale_log2, at.lane);
     if (round == kUntilScanned) {
       barrier_wait(barriers + 8 * kScanned, 0);
-      if constexpr (kFlowFree<C> > 0)
+      if constexpr (kFreeBlocks<C> > 0)
         if (at.searches) weigh_blocks<C>(shared, at, stretch, pooled);
       if constexpr (C::kSelectCount > 0)
         if (at.selects && at.warp == 0) find_list<C>(p, shared, at, stretch);
@@ -411,7 +411,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   at.seen = at.token.position + 1; // 0: a padded row
   at.candidates = candidate_count<C>(at.token.position);
   at.selects = C::kSelectCount > 0 && p.idx;
-  at.searches = at.selects && kFlowFree<C> > 0 && at.candidates > C::kSelectCount;
+  at.searches = at.selects && kFreeBlocks<C> > 0 && at.candidates > C::kSelectCount;
   const FlowStretch stretch =
       find_flow_stretch<C>(at.scans ? visible_entries<C>(at.token.position) : 0, at.rank, at.warp);
   FlowSteps<C> steps = find_steps<C>(p, shared, at, stretch);

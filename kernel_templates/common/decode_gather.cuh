@@ -42,11 +42,6 @@ template <int kParts> NSAI_DEVICE float2 add_stats(const float2 *sStats, int str
   return make_float2(highest, total);
 }
 
-NSAI_DEVICE float4 add_scaled(const float4 &sum, float factor, const float4 &x) {
-  return make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
-                     fmaf(factor, x.w, sum.w));
-}
-
 // The warp's columns of branch `b`, relative to the block's references, to the blocks whose slices have them.
 template <class C>
 NSAI_DEVICE void send_columns(const typename Gather<C>::Received &received, u32 barrier, int b, int rank,

@@ -8,11 +8,6 @@
 #include "common/topn.cuh"
 #include "common/types.cuh"
 
-// Blocks that are searched: n_free.
-template <class C>
-constexpr int kFreeBlocks =
-    C::kSelectCount > 0 ? C::kSelectCount - C::kSelectInit - C::kSelectLocal : 0;
-
 template <class C> struct LateKeys {
   int limit;
   const int *sList; // chosen blocks, ascending; nullptr: the window

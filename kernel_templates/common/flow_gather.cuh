@@ -68,11 +68,6 @@ NSAI_DEVICE float2 add_stats(const float2 &a, const float2 &b) {
   return make_float2(highest, fmaf(exp2_approx(b.x - highest), b.y, exp2_approx(a.x - highest) * a.y));
 }
 
-NSAI_DEVICE float4 add_scaled(const float4 &sum, float factor, const float4 &x) {
-  return make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
-                     fmaf(factor, x.w, sum.w));
-}
-
 // ---- what other blocks send
 
 // What the other blocks send of a block's slice.

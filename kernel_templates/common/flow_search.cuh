@@ -8,12 +8,9 @@
 #pragma once
 #include "common/copy.cuh"
 #include "common/decode.cuh"
-#include "common/flow_gather.cuh"
 #include "common/topn.cuh"
 
-template <class C>
-constexpr int kFlowFree = C::kSelectCount > 0 ? C::kSelectCount - C::kSelectInit - C::kSelectLocal : 0;
-template <class C> constexpr int kFlowBest = kFlowFree<C> > 0 ? kFlowFree<C> : 1; // that a block sends
+template <class C> constexpr int kFlowBest = kFreeBlocks<C> > 0 ? kFreeBlocks<C> : 1; // that a block sends
 
 // The compressed keys.
 struct FlowStretch {

@@ -95,6 +95,12 @@ NSAI_DEVICE bool softmax_grow(SoftmaxRows &rows, float (&factor)[2], const float
   return true;
 }
 
+// Four columns of O.
+NSAI_DEVICE float4 add_scaled(const float4 &sum, float factor, const float4 &x) {
+  return make_float4(fmaf(factor, x.x, sum.x), fmaf(factor, x.y, sum.y), fmaf(factor, x.z, sum.z),
+                     fmaf(factor, x.w, sum.w));
+}
+
 // o [16, 8 * kM], C fragments, follows the references.
 template <int kM> NSAI_DEVICE void softmax_rescale(float (&o)[kM][4], const float (&factor)[2]) {
 #pragma unroll

@@ -41,6 +41,10 @@ template <class C> NSAI_DEVICE int candidate_count(int t) {
   return t < 0 ? 0 : t / C::kSelectBlock + 1;
 }
 
+// Blocks that are searched, n_free; none where nothing is selected.
+template <class C>
+constexpr int kFreeBlocks = C::kSelectCount > 0 ? C::kSelectCount - C::kSelectInit - C::kSelectLocal : 0;
+
 // ---- ordering
 
 // What importance is ordered by: 0 stands for an empty place, 1 for NaN and negatives, then x >= 0
