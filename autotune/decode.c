@@ -90,12 +90,13 @@ static bool has_narrow_panels(const nsai_problem *p, const nsai_target *t) {
 
 /* Rows of decode_scan's tile: all heads of as many drafts as fit 64 rows, or 128 of two warpgroups. Of wide heads
  * 32, so that two warps hold them: two stages of four fit no block of 99 KB. A warpgroup takes 64, whoever is
- * there of more than a warp's. */
+ * there of more than a warp's. With caution wide heads have a warp's 16, whose tokens each attend alone: those of
+ * many take all registers. */
 static int32_t scan_rows(const nsai_problem *p, const nsai_target *t) {
   bool wide = p->model.head_dim_qk + p->model.head_dim_v > 256;
   bool pairs = has_narrow_panels(p, t) && p->selection != NSA_SELECT_RANGES;
   int32_t rows = NSAI_DECODE_ROWS, group = nsai_padded_group(&p->model);
-  int32_t most = (wide ? 2 : pairs ? 8 : 4) * NSAI_DECODE_ROWS;
+  int32_t most = (wide ? t->caution ? 1 : 2 : pairs ? 8 : 4) * NSAI_DECODE_ROWS;
   while (rows < group || (rows < p->max_q_len * group && rows < most)) rows *= 2;
   return rows == 2 * NSAI_DECODE_ROWS && has_wgmma(t) && !wide ? PANEL_ROWS : rows;
 }

@@ -51,25 +51,12 @@ NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int 
 template <class C> constexpr bool kFewRegisters = C::kHeadDimQk + C::kHeadDimV > 256;
 
 // Rows of one head, the heads of which begin at `head`, of the keys that lanes have found: K or V of a stage.
-// A lane finds its key's address for all (kFound), or every lane the addresses that it needs.
-template <bool kFound, class Rows> struct KeyRows {
-  const NsaiCacheTensor &x;
-  const u16 *head;
-  const Rows &rows;
-  const KeyPlace &place;
+template <class Rows> struct KeyRows {
   const u16 *mine; // of no key some row
-
   NSAI_DEVICE KeyRows(const NsaiCacheTensor &x, const u16 *head, const Rows &rows, const KeyPlace &place)
-      : x(x), head(head), rows(rows), place(place),
-        mine(kFound ? head + row_offset(x, place.page, rows.slot(max(place.index, 0))) : nullptr) {}
+      : mine(head + row_offset(x, place.page, rows.slot(max(place.index, 0)))) {}
   // Of lane `lane`'s key. All lanes take part.
-  NSAI_DEVICE const u16 *of(int lane) const {
-    if constexpr (kFound) return (const u16 *)__shfl_sync(~0u, (u64)mine, lane);
-    else {
-      const int index = __shfl_sync(~0u, place.index, lane), page = __shfl_sync(~0u, place.page, lane);
-      return head + row_offset(x, page, rows.slot(max(index, 0)));
-    }
-  }
+  NSAI_DEVICE const u16 *of(int lane) const { return (const u16 *)__shfl_sync(~0u, (u64)mine, lane); }
 };
 
 // K (kToken) or V of a stage into tile T, a lane_address(); its first `present` keys exist. Lane i knows the
@@ -97,6 +84,29 @@ NSAI_DEVICE void copy_keys(u32 tile, const KeyRows &rows, int present, int threa
   }
 }
 
+// The same where O of wide heads leaves few registers: lane i knows where key i lies, and every lane finds
+// the addresses of the rows that it copies.
+template <class T, int kKeys, int kDim, int kThreads, bool kToken, class Rows, class Counter>
+NSAI_DEVICE void copy_wide_keys(u32 tile, const NsaiCacheTensor &x, const u16 *head, const Rows &rows,
+                                const KeyPlace &place, int thread, u64 policy, Counter &counter) {
+  using Lanes = CopyLanes<T, kThreads>;
+#pragma unroll
+  for (int i = 0; i < ceil_div(kKeys, Lanes::kPass); ++i) {
+    const int row = Lanes::row(thread) + i * Lanes::kPass;
+    const int index = __shfl_sync(~0u, place.index, row % kKeys);
+    const int page = __shfl_sync(~0u, place.page, row % kKeys);
+    const u16 *from = head + row_offset(x, page, rows.slot(index)) + Lanes::chunk(thread) * 8;
+    if (kKeys % Lanes::kPass == 0 || row < kKeys) {
+#pragma unroll
+      for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
+        const int chunk = c + Lanes::chunk(thread);
+        if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
+          copy_async_16(tile + T::offset(row, chunk), from + c * 8, index >= 0 && chunk * 8 < kDim, policy);
+      }
+      counter.template add<kDim, Lanes::kLanes, kToken>(Lanes::chunk(thread), index >= 0);
+    }
+  }
+}
 // Whose the keys of a stage are: a lane knows key lane % kStageKeys. Where kStageKeys divides
 // Keys::kOwnedKeys, all keys of a stage are the same tokens'.
 struct StageOwners {
@@ -168,8 +178,13 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                                      : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
   auto copy = [&](int step, const KeyPlace &place) {
     const u32 stage = lane_address(ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes);
-    if (step < end) {
-      using From = KeyRows<!kFewRegisters<C>, Rows>;
+    if (step < end && kFewRegisters<C>) {
+      copy_wide_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kTeamThreads, true>(
+          stage, pair.k, gK, lists, place, thread, policy, counter);
+      copy_wide_keys<typename S::V, S::kStageKeys, C::kHeadDimV, S::kTeamThreads, false>(
+          stage + S::K::kBytes, pair.v, gV, lists, place, thread, policy, counter);
+    } else if (step < end) {
+      using From = KeyRows<Rows>;
       const int present = limit - step * kStepKeys;
       copy_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kTeamThreads, true>(
           stage, From(pair.k, gK, lists, place), present, thread, policy, counter);
@@ -195,9 +210,14 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
     const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
     float s[2 * S::kAtOnce][4]; // [16, keys of the stage]
     auto copy_next = [&] {
-      const KeyPlace now = next;
-      next = find(step + (kAhead + 1) * S::kAtOnce);
-      copy(step + kAhead * S::kAtOnce, now);
+      if constexpr (kFewRegisters<C>) {
+        copy(step + kAhead * S::kAtOnce, next);
+        next = find(step + (kAhead + 1) * S::kAtOnce);
+      } else {
+        const KeyPlace now = next;
+        next = find(step + (kAhead + 1) * S::kAtOnce);
+        copy(step + kAhead * S::kAtOnce, now);
+      }
     };
     auto find_all = [&] {
       StageOwners owners = find_owners<S>(keys, step, limit, at.lane);
