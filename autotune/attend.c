@@ -60,6 +60,15 @@ void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   nsai_constant_add(spec, "kGate", gate);
 }
 
+void nsai_blocks_add(nsai_kernel_spec *spec, const nsai_geometry *m) {
+  nsai_constant_add(spec, "kBlock", m->block);
+  nsai_constant_add(spec, "kStride", m->stride);
+  nsai_constant_add(spec, "kSelectBlock", m->select_block);
+  nsai_constant_add(spec, "kSelectCount", m->select_count);
+  nsai_constant_add(spec, "kSelectInit", m->select_init);
+  nsai_constant_add(spec, "kSelectLocal", m->select_local);
+}
+
 /* ---- the flash loop (common/flash.cuh) ---- */
 
 static nsai_tiles flash_tiles(int32_t rows, int32_t keys, int32_t warps, int32_t blocks) {

@@ -78,14 +78,20 @@ void nsai_specify_append_gemm(const nsai_problem *p, const nsai_target *t, const
 /* Products of a warpgroup. */
 static bool has_wgmma(const nsai_target *t) { return !strcmp(t->arch, "sm_90a"); }
 
-/* Whether four warpgroups of a multiprocessor hold all of it in 128 registers a thread: rows of a lane are one
- * token's, stages begin and end on compressed and on raw selection blocks, and nothing is counted. (NVRTC 13.0.) */
+/* What takes few registers of decode_scan: rows of a lane are one token's, stages begin and end on selection blocks,
+ * and nothing is counted. */
+static bool is_plain(const nsai_problem *p) {
+  const nsai_geometry *m = &p->model;
+  return !p->count_reads && nsai_padded_group(m) % NSAI_DECODE_ROWS == 0 &&
+         NSAI_DECODE_STEP % (m->select_block / m->stride) == 0;
+}
+
+/* Whether four warpgroups of a multiprocessor hold all of it in 128 registers a thread: decode_attend's stages begin
+ * and end on selection blocks, too. (NVRTC 13.0.) */
 static bool has_narrow_panels(const nsai_problem *p, const nsai_target *t) {
   const nsai_geometry *m = &p->model;
   return has_wgmma(t) && !t->caution && m->head_dim_qk == 128 && m->head_dim_v == 128 &&
-         !p->count_reads && nsai_padded_group(m) % NSAI_DECODE_ROWS == 0 &&
-         NSAI_DECODE_STEP % (m->select_block / m->stride) == 0 &&
-         m->select_block % (2 * NSAI_DECODE_STEP) == 0;
+         is_plain(p) && m->select_block % (2 * NSAI_DECODE_STEP) == 0;
 }
 
 /* Rows of decode_scan's tile: all heads of as many drafts as fit 64 rows, or 128 of two warpgroups. Of wide heads
@@ -93,7 +99,7 @@ static bool has_narrow_panels(const nsai_problem *p, const nsai_target *t) {
  * there of more than a warp's. With caution wide heads have a warp's 16, whose tokens each attend alone: those of
  * many take all registers. */
 static int32_t scan_rows(const nsai_problem *p, const nsai_target *t) {
-  bool wide = p->model.head_dim_qk + p->model.head_dim_v > 256;
+  bool wide = nsai_decode_has_wide_heads(&p->model);
   bool pairs = has_narrow_panels(p, t) && p->selection != NSA_SELECT_RANGES;
   int32_t rows = NSAI_DECODE_ROWS, group = nsai_padded_group(&p->model);
   int32_t most = (wide ? t->caution ? 1 : 2 : pairs ? 8 : 4) * NSAI_DECODE_ROWS;
@@ -211,11 +217,11 @@ static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
 static nsai_tiles choose_decode(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
   int32_t wanted = t->caution || decode_registers(&p->model) > 224 ? 1 : 2;
-  /* Registers: warps that do mma.sync, and those of a token's ranges, leave none for a third. */
-  if (wanted == 2 && has_panels(&p->model, t, scan_rows(p, t)) && p->selection != NSA_SELECT_RANGES)
-    wanted = 3;
   int32_t least = most_rows(p, t) / NSAI_DECODE_ROWS, warps = least > 4 ? 8 : 4;
-  if (least > 4 && wanted == 3) wanted = 2;
+  /* Registers: warps that do mma.sync, and those of a token's ranges, leave none for a third. */
+  if (wanted == 2 && warps == 4 && has_panels(&p->model, t, scan_rows(p, t)) &&
+      p->selection != NSA_SELECT_RANGES)
+    wanted = 3;
   for (int32_t blocks = wanted; blocks >= 1; blocks--)
     for (int32_t stages = 4; stages >= 2; stages--) {
       nsai_tiles tiles = decode_tiles(warps, stages, blocks);
@@ -313,7 +319,7 @@ static uint32_t whole_shared(const nsai_problem *p, const nsai_target *t, const 
   uint32_t rows = (uint32_t)scan_rows(p, t), warps = (uint32_t)s->of[NSAI_TILE_WARPS];
   uint32_t streams =
       greater(stream_shared(m, t, scan_rows(p, t), s), stream_shared(m, t, attend_rows(p), s));
-  uint32_t free = (uint32_t)(m->select_count - m->select_init - m->select_local);
+  uint32_t free = (uint32_t)nsai_free_blocks(m);
   uint32_t search = m->select_count
                         ? SEARCH_KEPT * 4 + warps * (SEARCH_QUEUE * 8 + (33 + greater(free, 1)) * 4)
                         : 0;
@@ -449,13 +455,9 @@ static void specify_many(const nsai_problem *p, const nsai_target *t,
 
 /* ---- decode_mma ---- */
 
-/* Whether a thread of decode_scan has the registers where two teams are a block of threads: to Dv 64 always, else
- * where rows of a lane are one token's, stages begin and end on selection blocks, and nothing is counted. */
+/* Whether a thread of decode_scan has the registers where two teams are a block of threads. */
 static bool has_team_registers(const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
-  return nsai_padded_dim(m->head_dim_v) <= 64 ||
-         (!p->count_reads && nsai_padded_group(m) % NSAI_DECODE_ROWS == 0 &&
-          NSAI_DECODE_STEP % (m->select_block / m->stride) == 0);
+  return nsai_padded_dim(p->model.head_dim_v) <= 64 || is_plain(p);
 }
 
 /* Two teams of a block of threads share Q, and so four fit a multiprocessor in the place of three blocks of one.

@@ -33,16 +33,12 @@ static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_BLOCKS]
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static int32_t free_blocks(const nsai_geometry *m) {
-  return m->select_count ? m->select_count - m->select_init - m->select_local : 0;
-}
-
 /* SharedPlan of decode_cluster.cuh, member by member. */
 static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
   int64_t warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES];
   int64_t cluster = s->of[NSAI_TILE_CLUSTER], group = m->heads / m->kv_heads;
   int64_t places = group * m->head_dim_v / 4, slice = ceil_div(places, cluster);
-  int64_t candidates = larger(free_blocks(m), 1);
+  int64_t candidates = larger(nsai_free_blocks(m), 1);
   int64_t ring =
       warps * stages *
       ((int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v));
@@ -138,11 +134,11 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
       nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 > MOST_ROW_REGISTERS)
     nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers: take decode_mma",
                 m->head_dim_v, m->head_dim_qk);
-  if (free_blocks(m) > MOST_FREE)
+  if (nsai_free_blocks(m) > MOST_FREE)
     nsai_refuse(reasons,
                 "model.select leaves %d blocks to the search, and it takes %d at most: take "
                 "decode_mma",
-                free_blocks(m), MOST_FREE);
+                nsai_free_blocks(m), MOST_FREE);
   if (p->selection != NSA_SELECT_OWN)
     nsai_refuse(reasons,
                 "problem.selection is a caller's, which it does not sort: take decode_mma");
@@ -239,12 +235,7 @@ void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, co
                               .cluster = s->of[NSAI_TILE_CLUSTER] };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
-  nsai_constant_add(spec, "kBlock", m->block);
-  nsai_constant_add(spec, "kStride", m->stride);
-  nsai_constant_add(spec, "kSelectBlock", m->select_block);
-  nsai_constant_add(spec, "kSelectCount", m->select_count);
-  nsai_constant_add(spec, "kSelectInit", m->select_init);
-  nsai_constant_add(spec, "kSelectLocal", m->select_local);
+  nsai_blocks_add(spec, m);
   nsai_constant_add(spec, "kWindow", m->window);
   nsai_constant_add(spec, "kRing", p->window_ring);
   nsai_constant_add(spec, "kPageSize", p->page_size);

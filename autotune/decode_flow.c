@@ -25,10 +25,6 @@
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-static int32_t free_blocks(const nsai_geometry *m) {
-  return m->select_count ? m->select_count - m->select_init - m->select_local : 0;
-}
-
 /* A row of O in shared memory, floats. */
 static int64_t pitch(const nsai_geometry *m) { return nsai_padded_dim(m->head_dim_v) + 8; }
 
@@ -56,8 +52,8 @@ static uint32_t shared_bytes(const nsai_problem *p, int64_t warps, int64_t clust
   int64_t bytes = warps * (ceil_div(STAGES * stage, 128) * 128 + ROWS * pitch(m) * 4) +
                   larger(kept, 1) * ROWS * 4 + BRANCHES * warps * ROWS * 8 + 32 * 8 +
                   cluster * ROWS * 8 + (warps + 1) * ROWS * 4 + BRANCHES * ROWS * 4 +
-                  cluster * larger(free_blocks(m), 1) * 8 + warps * STAGES * 4 * 8 + BARRIERS * 8 +
-                  larger(received, 8) + (m->select_count + 1) * 4 +
+                  cluster * larger(nsai_free_blocks(m), 1) * 8 + warps * STAGES * 4 * 8 +
+                  BARRIERS * 8 + larger(received, 8) + (m->select_count + 1) * 4 +
                   most_blocks(p, warps, cluster) * 4;
   return (uint32_t)(ceil_div(bytes, 16) * 16);
 }
@@ -69,7 +65,7 @@ static bool is_legal(const nsai_problem *p, const nsai_target *t) {
          m->head_dim_v <= MOST_COLUMNS &&
          nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 <=
              MOST_ROW_REGISTERS &&
-         free_blocks(m) <= MOST_FREE;
+         nsai_free_blocks(m) <= MOST_FREE;
 }
 
 static bool has_room(const nsai_problem *p, const nsai_target *t, int32_t warps, int32_t blocks,
@@ -92,12 +88,7 @@ bool nsai_specify_decode_flow(const nsai_problem *p, const nsai_target *t, int32
                               .shared_bytes = shared_bytes(p, warps, cluster, kept) };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
-  nsai_constant_add(spec, "kBlock", m->block);
-  nsai_constant_add(spec, "kStride", m->stride);
-  nsai_constant_add(spec, "kSelectBlock", m->select_block);
-  nsai_constant_add(spec, "kSelectCount", m->select_count);
-  nsai_constant_add(spec, "kSelectInit", m->select_init);
-  nsai_constant_add(spec, "kSelectLocal", m->select_local);
+  nsai_blocks_add(spec, m);
   nsai_constant_add(spec, "kWindow", m->window);
   nsai_constant_add(spec, "kRing", p->window_ring);
   nsai_constant_add(spec, "kPageSize", p->page_size);

@@ -90,7 +90,7 @@ static void judge_registers(const nsai_geometry *m, nsai_reasons *reasons) {
 
 static void judge_geometry(const nsai_geometry *m, nsai_reasons *reasons) {
   int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
-  int32_t group = m->heads / m->kv_heads, free = m->select_count - m->select_init - m->select_local;
+  int32_t group = m->heads / m->kv_heads, free = nsai_free_blocks(m);
   if (group <= 2 || group > 64)
     nsai_refuse(reasons, "takes groups of 3 to 64 query heads, this model has %d", group);
   if (ratio < 2 || ratio > 32 || 32 % ratio)
@@ -169,11 +169,6 @@ void nsai_specify_compressed_topn_wgmma(const nsai_problem *p, const nsai_target
   nsai_constant_add(spec, "kQueryStages", queries);
   nsai_constant_add(spec, "kDepth", depth);
   nsai_constant_add(spec, "kMinBlocks", 1);
-  nsai_constant_add(spec, "kBlock", m->block);
-  nsai_constant_add(spec, "kStride", m->stride);
-  nsai_constant_add(spec, "kSelectBlock", m->select_block);
-  nsai_constant_add(spec, "kSelectCount", m->select_count);
-  nsai_constant_add(spec, "kSelectInit", m->select_init);
-  nsai_constant_add(spec, "kSelectLocal", m->select_local);
+  nsai_blocks_add(spec, m);
   nsai_specify_beside(p, t, specs);
 }

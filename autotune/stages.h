@@ -37,6 +37,14 @@ void nsai_group_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
+/* Appends l, d, l', n and the forced blocks of either end. */
+void nsai_blocks_add(nsai_kernel_spec *spec, const nsai_geometry *model);
+
+/* Selection blocks that are searched, n_free; none where nothing is selected. */
+static inline int32_t nsai_free_blocks(const nsai_geometry *m) {
+  return m->select_count ? m->select_count - m->select_init - m->select_local : 0;
+}
+
 /* Appends to attend_selected's what its lists are, and adds the kernel that sorts a caller's. */
 void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *problem);
 

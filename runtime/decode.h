@@ -83,6 +83,9 @@ int64_t nsai_decode_pooled_blocks(const nsai_problem *problem);
 /* Rows of a warp of decode_combine: two share the work of finding them, where registers allow. */
 int32_t nsai_decode_warp_rows(const nsai_geometry *model);
 
+/* kWideHeads of common/decode.cuh. */
+bool nsai_decode_has_wide_heads(const nsai_geometry *model);
+
 /* Steps of a stage of a team of `rows` rows: kAtOnce of common/key_stream_teams.cuh. */
 int32_t nsai_decode_stage_steps(const nsai_geometry *model, int32_t rows);
 

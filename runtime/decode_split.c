@@ -80,8 +80,12 @@ int64_t nsai_decode_pooled_blocks(const nsai_problem *p) {
 
 int32_t nsai_decode_warp_rows(const nsai_geometry *m) { return m->head_dim_v > 128 ? 1 : 2; }
 
+bool nsai_decode_has_wide_heads(const nsai_geometry *m) {
+  return m->head_dim_qk + m->head_dim_v > 256;
+}
+
 int32_t nsai_decode_stage_steps(const nsai_geometry *m, int32_t rows) {
-  return rows >= 4 * NSAI_DECODE_ROWS && m->head_dim_qk + m->head_dim_v <= 256 ? 2 : 1;
+  return rows >= 4 * NSAI_DECODE_ROWS && !nsai_decode_has_wide_heads(m) ? 2 : 1;
 }
 
 int32_t nsai_decode_scan_rows(const nsai_problem *p, const nsai_kernel_spec *scan) {

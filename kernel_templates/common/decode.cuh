@@ -50,6 +50,9 @@ template <class C> struct Decode {
   static_assert(kOverlap <= kRatio, "a compressed block lies in two selection blocks at most");
 };
 
+// O of these leaves a thread few registers.
+template <class C> constexpr bool kWideHeads = C::kHeadDimQk + C::kHeadDimV > 256;
+
 // ---- tiles
 
 struct DecodeTile {

@@ -57,8 +57,7 @@ NSAI_DEVICE void send_columns(const typename Gather<C>::Received &received, u32 
       const u32 i = row * G::kRowPlaces + column / 4, owner = i / G::kSlice;
       const u32 from_barrier = shared_address(&received.o[b][rank][i % G::kSlice]) - barrier;
       // Padding goes nowhere, but to a block that is there. (Of wide heads a minimum spills.)
-      constexpr bool kWide = C::kHeadDimQk + C::kHeadDimV > 256;
-      const u32 to = kWide ? owner % C::kCluster : min(owner, (u32)C::kCluster - 1);
+      const u32 to = kWideHeads<C> ? owner % C::kCluster : min(owner, (u32)C::kCluster - 1);
       const u32 there = cluster_address(barrier, to);
       if (row < C::kGroup && column < C::kHeadDimV) cluster_send(there + from_barrier, x, there);
     }

@@ -47,9 +47,6 @@ NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int 
   return KeyPlace{ index, index < 0 ? 0 : rows.page(index) };
 }
 
-// Whether O of wide heads leaves few.
-template <class C> constexpr bool kFewRegisters = C::kHeadDimQk + C::kHeadDimV > 256;
-
 // Rows of one head, the heads of which begin at `head`, of the keys that lanes have found: K or V of a stage.
 template <class Rows> struct KeyRows {
   const u16 *mine; // of no key some row
@@ -107,6 +104,7 @@ NSAI_DEVICE void copy_wide_keys(u32 tile, const NsaiCacheTensor &x, const u16 *h
     }
   }
 }
+
 // Whose the keys of a stage are: a lane knows key lane % kStageKeys. Where kStageKeys divides
 // Keys::kOwnedKeys, all keys of a stage are the same tokens'.
 struct StageOwners {
@@ -168,7 +166,7 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
   ReadCounter<(bool)C::kCountReads> counter;
   const int limit = min(keys.limit, end * kStepKeys);
   // Keys that all rows of the warp see; all of a token's see the same.
-  constexpr bool kAlike = C::kGroupPadded % 16 == 0 && !kFewRegisters<C>;
+  constexpr bool kAlike = C::kGroupPadded % 16 == 0 && !kWideHeads<C>;
   const int all_begin = __reduce_max_sync(~0u, kAlike ? keys.begin(0) : max(keys.begin(0), keys.begin(1)));
   const int all_end =
       __reduce_min_sync(~0u, kAlike ? keys.end(0) : min(min(keys.end(0), keys.end(1)), limit));
@@ -178,7 +176,7 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                                      : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
   auto copy = [&](int step, const KeyPlace &place) {
     const u32 stage = lane_address(ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes);
-    if (step < end && kFewRegisters<C>) {
+    if (step < end && kWideHeads<C>) {
       copy_wide_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kTeamThreads, true>(
           stage, pair.k, gK, lists, place, thread, policy, counter);
       copy_wide_keys<typename S::V, S::kStageKeys, C::kHeadDimV, S::kTeamThreads, false>(
@@ -210,7 +208,7 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
     const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
     float s[2 * S::kAtOnce][4]; // [16, keys of the stage]
     auto copy_next = [&] {
-      if constexpr (kFewRegisters<C>) {
+      if constexpr (kWideHeads<C>) {
         copy(step + kAhead * S::kAtOnce, next);
         next = find(step + (kAhead + 1) * S::kAtOnce);
       } else {

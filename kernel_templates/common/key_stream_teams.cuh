@@ -19,7 +19,7 @@ template <class C, int kRowTiles> struct KeyStream {
   static constexpr int kTeamThreads = 32 * kRowTiles;
   // Drafts: a team of four warps or more takes two steps at once, so that it waits half as often; and Q lies
   // in shared memory, so that a third CTA or a fourth team fits a multiprocessor.
-  static constexpr bool kDrafts = kRowTiles >= 4 && C::kHeadDimQk + C::kHeadDimV <= 256;
+  static constexpr bool kDrafts = kRowTiles >= 4 && !kWideHeads<C>;
   static constexpr bool kPanels = kDrafts && kRowTiles % 4 == 0 && C::kWgmma; // a team is warpgroups
   static constexpr int kAtOnce = kDrafts ? 2 : 1; // steps of a stage
   static constexpr int kStageKeys = kAtOnce * kStepKeys;
