@@ -642,6 +642,13 @@ static void test_cluster_rules(void **state) {
   expect_cluster(&p, &h200, 0, "32 heads");
 }
 
+static int64_t constant_of(const nsai_kernel_spec *spec, const char *name) {
+  for (int i = 0; i < spec->constant_count; i++)
+    if (!strcmp(spec->constants[i].name, name)) return spec->constants[i].value;
+  fail_msg("%s has no %s", spec->entry, name);
+  return 0;
+}
+
 /* Whether decode_flow takes the problem in each of its shapes: pairs of wide blocks, these alone, two narrow
  * ones to a multiprocessor. */
 static void expect_flow(const nsai_problem *p, const nsai_target *t, bool taken) {
@@ -701,6 +708,36 @@ static void test_flow_rules(void **state) {
   expect_flow(&p, &h200, true);
 }
 
+/* Less shared memory, fewer selection blocks whose pooled values decode_flow keeps there: the most that fit, a power
+ * of two from 8 on, or none. */
+static void test_flow_kept(void **state) {
+  (void)state;
+  const nsai_problem p = { .op = NSA_OP_DECODE,
+                           .model = model,
+                           .max_kv_len = 65536,
+                           .max_tokens = 64,
+                           .max_seqs = 64,
+                           .max_q_len = 1,
+                           .page_size = 64 };
+  const int64_t row = 16 * sizeof(float); /* of a block, all heads */
+  int64_t kept = 256;
+  int sizes = 1;
+  nsai_target t = h200;
+  nsai_kernel_spec spec = { 0 };
+  for (; nsai_specify_decode_flow(&p, &t, 8, 1, 1, &spec); t.shared_bytes -= 256) {
+    const int64_t now = constant_of(&spec, "kKeptBlocks");
+    assert_true(spec.shared_bytes <= t.shared_bytes);
+    if (t.shared_bytes == h200.shared_bytes) assert_int_equal(now, kept);
+    if (now < 256) assert_true(spec.shared_bytes + (now ? now : 8 - 1) * row > t.shared_bytes);
+    if (now == kept) continue;
+    assert_int_equal(now, kept > 8 ? kept / 2 : 0);
+    kept = now;
+    sizes++;
+  }
+  assert_int_equal(kept, 0);
+  assert_int_equal(sizes, 7);
+}
+
 /* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
 static void test_prefill(void **state) {
   (void)state;
@@ -739,9 +776,9 @@ int main(void) {
     cmocka_unit_test(test_attend),        cmocka_unit_test(test_attend_teams),
     cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
     cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_flow_rules),
-    cmocka_unit_test(test_lists),         cmocka_unit_test(test_narrow_table),
-    cmocka_unit_test(test_full),          cmocka_unit_test(test_products),
-    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_flow_kept),     cmocka_unit_test(test_lists),
+    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
+    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
