@@ -12,7 +12,8 @@
 #define MOST_FREE 32 /* common/warp_best.cuh */
 #define BRANCHES 3
 #define STAGES 2
-#define BARRIERS 7
+#define BARRIERS 9
+#define PARTS 3
 
 /* Selection blocks of a block of threads whose pooled values lie in shared memory, where it has the room. */
 #define KEPT_BLOCKS 256
@@ -42,30 +43,42 @@ static int64_t most_blocks(const nsai_problem *p, int64_t warps, int64_t cluster
   return most + SLACK_BLOCKS;
 }
 
+/* Of four columns of a row of O each, which the blocks of a cluster share out evenly. */
+static int64_t places(const nsai_geometry *m) {
+  return (int64_t)(m->heads / m->kv_heads) * m->head_dim_v / 4;
+}
+
 /* SharedPlan of decode_flow.cuh, member by member. */
 static uint32_t shared_bytes(const nsai_problem *p, int64_t warps, int64_t cluster, int64_t kept) {
   const nsai_geometry *m = &p->model;
-  int64_t places = (int64_t)(m->heads / m->kv_heads) * m->head_dim_v / 4;
   int64_t stage =
       (int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v);
-  int64_t received = (cluster - 1) * BRANCHES * (places / cluster * 16 + ROWS * 8);
+  int64_t received = (cluster - 1) * BRANCHES * (places(m) / cluster * 16 + ROWS * 8);
   int64_t bytes = warps * (ceil_div(STAGES * stage, 128) * 128 + ROWS * pitch(m) * 4) +
-                  larger(kept, 1) * ROWS * 4 + BRANCHES * warps * ROWS * 8 + 32 * 8 +
-                  cluster * ROWS * 8 + (warps + 1) * ROWS * 4 + BRANCHES * ROWS * 4 +
+                  larger(kept, 1) * ROWS * 4 + BRANCHES * warps * ROWS * 8 + warps * PARTS * 16 +
+                  32 * 8 + cluster * ROWS * 8 + (warps + 1) * ROWS * 4 + BRANCHES * ROWS * 4 +
                   cluster * larger(nsai_free_blocks(m), 1) * 8 + warps * STAGES * 4 * 8 +
                   BARRIERS * 8 + larger(received, 8) + (m->select_count + 1) * 4 +
                   most_blocks(p, warps, cluster) * 4;
   return (uint32_t)(ceil_div(bytes, 16) * 16);
 }
 
-static bool is_legal(const nsai_problem *p, const nsai_target *t) {
+static bool is_legal(const nsai_problem *p, const nsai_target *t, int32_t cluster) {
   const nsai_geometry *m = &p->model;
   return nsai_target_major(t) == 9 && p->max_q_len == 1 && p->selection == NSA_SELECT_OWN &&
          !p->max_probe_rows && !p->count_reads && nsai_padded_group(m) <= ROWS &&
          m->head_dim_v <= MOST_COLUMNS &&
          nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 <=
              MOST_ROW_REGISTERS &&
-         nsai_free_blocks(m) <= MOST_FREE;
+         nsai_free_blocks(m) <= MOST_FREE && places(m) % cluster == 0;
+}
+
+/* The last selection blocks, which are always chosen, where they lie in the window: its keys are theirs. */
+static int32_t both_blocks(const nsai_problem *p) {
+  const nsai_geometry *m = &p->model;
+  const bool both =
+      !m->per_branch && !p->window_ring && m->select_local * m->select_block <= m->window;
+  return both ? m->select_local : 0;
 }
 
 static bool has_room(const nsai_problem *p, const nsai_target *t, int32_t warps, int32_t blocks,
@@ -79,7 +92,7 @@ bool nsai_specify_decode_flow(const nsai_problem *p, const nsai_target *t, int32
   const nsai_geometry *m = &p->model;
   int32_t kept = KEPT_BLOCKS;
   while (kept && !has_room(p, t, warps, blocks, cluster, kept)) kept = kept < 16 ? 0 : kept / 2;
-  if (!is_legal(p, t) || !has_room(p, t, warps, blocks, cluster, kept)) return false;
+  if (!is_legal(p, t, cluster) || !has_room(p, t, warps, blocks, cluster, kept)) return false;
   *spec = (nsai_kernel_spec){ .entry = "decode_flow",
                               .dtype = m->dtype,
                               .threads = 64 * warps,
@@ -91,6 +104,8 @@ bool nsai_specify_decode_flow(const nsai_problem *p, const nsai_target *t, int32
   nsai_blocks_add(spec, m);
   nsai_constant_add(spec, "kWindow", m->window);
   nsai_constant_add(spec, "kRing", p->window_ring);
+  nsai_constant_add(spec, "kBothBlocks", both_blocks(p));
+  nsai_constant_add(spec, "kKvHeads", m->kv_heads);
   nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kScanRows", ROWS);
   nsai_constant_add(spec, "kWarps", warps);

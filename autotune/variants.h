@@ -107,7 +107,7 @@ typedef struct nsai_target {
 } nsai_target;
 #define NSAI_MAX_CAUTION 2
 
-#define NSAI_MAX_CONSTANTS 24
+#define NSAI_MAX_CONSTANTS 26
 typedef struct nsai_constant {
   const char *name; /* "kHeadDimQk" */
   int64_t value;

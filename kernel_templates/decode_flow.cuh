@@ -16,12 +16,16 @@
 //   scan    O, reference and sum, and what the scores weigh in each selection block (common/decode_scan.cuh)
 //   top-n   each warp weighs a piece of the selection blocks as soon as all have scanned, and goes on with
 //           the window; warp 0 of each block, which has none, searches them (common/flow_search.cuh)
-//   gather  O of all warps and branches; gates, outputs (common/flow_gather.cuh)
+//   both    the window's last blocks are chosen ones: where the branches have the same K and V they are read
+//           once, behind the rest of the window, and O goes on as that of the chosen blocks
+//   gather  O of all warps and branches; gates, outputs (common/flow_gather.cuh): the scan's and the
+//           window's by the producers while the last chosen blocks are on their way, the others by all
 // Bound  by memory: 2 (Dk + Dv) bytes a key.
 //
 // Config: those of common/flow_ring.cuh, common/flow_search.cuh and common/flow_gather.cuh, kWindow (w),
-// kKeptBlocks (whose pooled values lie in shared memory), kMostBlocks (selection blocks of a block of
-// threads), kThreads, kMinBlocks, kSharedBytes.
+// kBothBlocks (selection blocks that are window and chosen), kKeptBlocks (whose pooled values lie in shared
+// memory), kMostBlocks (selection blocks of a block of threads), kKvHeads, kThreads, kMinBlocks,
+// kSharedBytes.
 #pragma once
 #include "common/barrier.cuh"
 #include "common/cached.cuh"
@@ -51,14 +55,18 @@ union __align__(16) WarpDesk {
 };
 constexpr int kDeskFloats = sizeof(WarpDesk) / 4, kRingFloats = Ring::kBytes / 4;
 
-// What a block waits for beside its rings: its consumers' scans, pieces, and that O of the scans is added up;
-// what other blocks send; the list, of warp 0.
-enum { kScanned, kWeighed, kAdded, kStats, kCandidates, kSlices, kList, kBarriers };
+// What a block waits for beside its rings: its consumers' scans, pieces, that O of the scans is added up, and
+// that of the window there; what other blocks send, of O that of the chosen blocks last; the list, of warp 0.
+enum { kScanned, kWeighed, kAdded, kAttended, kStats, kCandidates, kSlices, kLastSlices, kList, kBarriers };
+
+// Of a warp's steps: its consumer has no registers to keep them.
+enum { kScanPart, kWindowPart, kBothPart, kParts };
 
 struct SharedPlan {
   unsigned char ring[Config::kWarps][Ring::kBytes]; // at the end O of the chosen blocks
   WarpDesk desk[Config::kWarps]; // warp 0 has no window: in its place O of all warps' scans stays
   float pooled[Config::kKeptBlocks > 0 ? Config::kKeptBlocks : 1][16];
+  __align__(16) FlowPart parts[Config::kWarps][kParts];
   __align__(16) u64 queue[32]; // of the search
   FlowReceived<Config> received;
   Places::WarpsStats stats[Places::kBranches];
@@ -75,12 +83,12 @@ static_assert(sizeof(SharedPlan) <= Config::kSharedBytes && Config::kSharedBytes
               "the host's formula for shared memory");
 static_assert(16 * Places::kPitch * 4 <= Ring::kBytes, "O takes the ring's place");
 
-// What a warp does: its scan; the window until all warps have scanned, and to its end; the chosen blocks.
-enum { kScan, kUntilScanned, kRestOfWindow, kChosen, kFlowRounds };
+// What a warp does: its scan; the window until all warps have scanned, and to its end; what is window and
+// chosen; the other chosen blocks.
+enum { kScan, kUntilScanned, kRestOfWindow, kBoth, kChosen, kFlowRounds };
 
-// Of a thread; the launch gives all of them 128. (NVRTC 13.0, D 128: consumers take 165, producers and what
-// all do behind them 58.)
-constexpr int kProducerRegisters = 72, kConsumerRegisters = 184;
+// Of a thread; the launch gives all of them 128. (NVRTC 13.0, D 128: consumers take 190.)
+constexpr int kProducerRegisters = 64, kConsumerRegisters = 192;
 static_assert(Config::kThreads == 64 * Config::kWarps && Config::kWarps % 4 == 0, "whole warpgroups of both");
 
 // The token, and whose this thread is.
@@ -90,6 +98,7 @@ struct FlowUnit {
   DecodeToken token;
   int seen, candidates; // tokens, selection blocks
   bool scans, selects, searches;
+  int both; // selection blocks, the last ones, that are the window's as well and read for both
   NSAI_DEVICE bool has_window(int warp) const { return warp > 0 || !scans; }
 };
 
@@ -102,6 +111,7 @@ template <class C> NSAI_DEVICE void prefetch_list(const NsaiDecode &p, int s, in
     if (!p.batch.page_starts) {
       const int width = ceil_div(p.batch.max_kv_len, C::kPageSize);
       const int *list = p.batch.pages + s * p.batch.page_list_stride;
+#pragma unroll 1 // instructions come late
       for (int i = (rank * C::kThreads + (int)threadIdx.x) * kLineInts; i < width;
            i += C::kCluster * C::kThreads * kLineInts)
         prefetch_line(list + i);
@@ -113,13 +123,14 @@ template <class C> NSAI_DEVICE void prefetch_list(const NsaiDecode &p, int s, in
 template <class C> NSAI_DEVICE void init_barriers(SharedPlan &shared, int rank) {
   const u32 address = shared_address(shared.barriers);
   for (int i = 0; i < kBarriers; ++i)
-    barrier_init(address + 8 * i, i <= kAdded ? 32 * C::kWarps : i < kList ? 1 : 32);
+    barrier_init(address + 8 * i, i == kAdded || i == kList ? 32 : i <= kAttended ? 32 * C::kWarps : 1);
   barrier_init_fence();
   if constexpr (C::kCluster > 1) {
     barrier_arrive_expecting(address + 8 * kCandidates, sizeof shared.candidates);
     barrier_arrive_expecting(address + 8 * kStats, (C::kCluster - 1) * 16 * sizeof(float2) +
                                                        (rank ? 16 * sizeof(float) : 0));
-    barrier_arrive_expecting(address + 8 * kSlices, received_bytes<C>(rank));
+    barrier_arrive_expecting(address + 8 * kSlices, 2 * received_bytes<C>(rank));
+    barrier_arrive_expecting(address + 8 * kLastSlices, received_bytes<C>(rank));
   }
 }
 
@@ -128,11 +139,11 @@ NSAI_DEVICE FlowSteps<C> find_steps(const NsaiDecode &p, const SharedPlan &share
                                     const FlowStretch &stretch) {
   constexpr int kQuantumSteps = Decode<C>::kQuantum / kStepKeys;
   const bool windows = C::kWindow > 0 && p.branches >> kWindow & 1;
-  constexpr int kSlots = C::kCluster * C::kWarps;
   const int slot = at.rank + C::kCluster * at.warp;
-  // Not warp 0's, which has the scan's end to do.
-  const int first = at.scans ? C::kCluster : 0;
-  const FlowShare window(windows ? min(at.seen, C::kWindow) : 0, slot - first, kSlots - first);
+  const int first = max(at.seen - C::kWindow, 0);
+  const int both_first = max(at.candidates - at.both, 0) * C::kSelectBlock;
+  const int both = at.both ? at.seen - both_first : 0;
+  const FlowShare<C> window(windows ? at.seen - first - both : 0, both, slot, at.scans);
   const int scanned = (stretch.end - stretch.begin) * kQuantumSteps;
   return FlowSteps<C>{ p,
                        at.group,
@@ -142,10 +153,11 @@ NSAI_DEVICE FlowSteps<C> find_steps(const NsaiDecode &p, const SharedPlan &share
                        scanned,
                        visible_entries<C>(at.token.position),
                        window,
-                       at.seen - window.keys,
+                       first,
+                       both_first,
                        FlowChosen<C>(slot),
                        shared.list,
-                       scanned + window.count };
+                       scanned + window.count + window.both_count };
 }
 
 template <class C>
@@ -166,7 +178,7 @@ NSAI_DEVICE ScanKeys<C> find_scan_keys(SharedPlan &shared, const FlowUnit &at, c
 // O of a branch, its stats, and what the scan's last key weighs in the block behind.
 template <class C, int kO>
 NSAI_DEVICE void leave_branch(SharedPlan &shared, const FlowUnit &at, int b, float (&o)[kO][4],
-                              SoftmaxRows &rows, ScanKeys<C> &keys, int next_keys) {
+                              SoftmaxRows &rows, ScanKeys<C> &keys) {
   __syncwarp(); // what lies there is read
   if (b != kWindow || at.has_window(at.warp))
     share_o<C>(b == kSelected ? (float *)shared.ring[at.warp] : &shared.desk[at.warp].o[0][0], o, at.lane);
@@ -179,7 +191,29 @@ NSAI_DEVICE void leave_branch(SharedPlan &shared, const FlowUnit &at, int b, flo
     for (int c = 0; c < 4; ++c) o[j][c] = 0.0f;
   rows = SoftmaxRows();
   keys.pools = false;
-  keys.ends[0] = keys.ends[1] = next_keys;
+}
+
+// O and stats of the keys that are window and chosen onto those of the window; they go on as those of the
+// chosen blocks.
+template <class C, int kO>
+NSAI_DEVICE void add_to_window(SharedPlan &shared, const FlowUnit &at, const float (&o)[kO][4],
+                               const SoftmaxRows &rows) {
+  float *sO = &shared.desk[at.warp].o[0][0];
+  __syncwarp(); // the window's stats are there
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float2 &stats = shared.stats[kWindow][at.warp][8 * r + at.lane / 4];
+    const float2 own = make_float2(rows.reference[r], quad_sum(rows.sum[r])), sum = add_stats(stats, own);
+    const float before = exp2_approx(stats.x - sum.x), mine = exp2_approx(own.x - sum.x);
+    __syncwarp(); // they are read
+    if (at.lane % 4 == 0) stats = sum;
+    float *to = sO + (8 * r + at.lane / 4) * Places::kPitch + at.lane % 4 * 2;
+#pragma unroll
+    for (int j = 0; j < kO; ++j) {
+      float2 &x = *(float2 *)(to + 8 * j);
+      x = make_float2(fmaf(mine, o[j][2 * r], before * x.x), fmaf(mine, o[j][2 * r + 1], before * x.y));
+    }
+  }
 }
 
 // Of a cluster: the block's stats of the scan, and what its last key weighs in the block behind, to those
@@ -207,11 +241,11 @@ template <class C> NSAI_DEVICE float find_scan_lse(const SharedPlan &shared, con
   return stats.x + log2_approx(stats.y);
 }
 
-// The warp's places of O of all scans, in place of warp 0's, and their stats.
+// O of all scans, in place of warp 0's, and their stats, by one warp.
 template <class C> NSAI_DEVICE void add_scans(SharedPlan &shared, const FlowUnit &at) {
   float *sO = &shared.desk[0].o[0][0];
-#pragma unroll 1 // it runs once
-  for (int i = at.warp * 32 + at.lane; i < Places::kPlaces; i += 32 * C::kWarps) {
+#pragma unroll 2
+  for (int i = at.lane; i < Places::kPlaces; i += 32) {
     const FlowSum x = add_warps<C>(sO, kDeskFloats, shared.stats[kCompressed], 0, i);
     const int row = i / Places::kRowPlaces, column = i % Places::kRowPlaces * 4;
     *(float4 *)(sO + row * Places::kPitch + column) = x.o;
@@ -280,45 +314,69 @@ NSAI_DEVICE void find_list(const NsaiDecode &p, SharedPlan &shared, const FlowUn
   for (int i = at.lane; i < C::kSelectCount; i += 32) gOut[i] = shared.list[i];
 }
 
-// The chosen blocks are known.
-template <class C>
-NSAI_DEVICE void add_chosen(FlowSteps<C> &steps, const FlowUnit &at) {
-  const int count = min(at.candidates, C::kSelectCount);
-  if (count == 0) return;
+// The chosen blocks are known; `windows`: steps of the window.
+template <class C> NSAI_DEVICE FlowChosen<C> find_chosen(const int *sList, const FlowUnit &at, int windows) {
+  FlowChosen<C> chosen(at.rank + C::kCluster * at.warp);
+  const int count = min(at.candidates, C::kSelectCount) - at.both;
+  if (count <= 0) return chosen;
   // The last block may hold tokens behind the token.
-  const int last = min(C::kSelectBlock, at.seen - steps.sList[count - 1] * C::kSelectBlock);
-  steps.chosen.set((count - 1) * C::kSelectBlock + last, ceil_div(steps.window.keys, kStepKeys), at.scans);
-  steps.known = steps.all();
+  const int last = min(C::kSelectBlock, at.seen - sList[count - 1] * C::kSelectBlock);
+  chosen.set((count - 1) * C::kSelectBlock + last, windows, at.scans);
+  return chosen;
 }
 
 // ---- end
 
+// A branch of place i over all blocks of the cluster; false: the place is another block's, which has been
+// sent its part.
+template <class C>
+NSAI_DEVICE bool exchange(SharedPlan &shared, const FlowUnit &at, int sum, int b, int i, FlowSum &x) {
+  if constexpr (C::kCluster > 1) {
+    const u32 barrier = shared_address(&shared.barriers[sum]);
+    if (i / Places::kSlice != at.rank) {
+      send_sum<C>(shared.received, barrier, at.rank, i, b, x);
+      return false;
+    }
+    cluster_receive(barrier, 0);
+    add_received<C>(shared.received, i, b, x);
+  }
+  return true;
+}
+
+// The producers', when all is copied: the sum of the other branches, in place of O of the scans.
+template <class C>
+NSAI_DEVICE void settle(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at) {
+  barrier_wait(shared_address(&shared.barriers[kAttended]), 0);
+#pragma unroll 1
+  for (int i = threadIdx.x - 32 * C::kWarps; i < Places::kPlaces; i += 32 * C::kWarps) {
+    const int place = Places::turned(i, at.rank);
+    const int row = place / Places::kRowPlaces, column = place % Places::kRowPlaces * 4;
+    float4 *sum = (float4 *)(&shared.desk[0].o[0][0] + row * Places::kPitch + column);
+    FlowSum scanned = { make_float2(kNoReference, 0.0f), make_float4(0, 0, 0, 0) };
+    if (at.scans) scanned = FlowSum{ shared.scan_stats[at.rank][row], *sum };
+    FlowSum attended = add_warps<C>(&shared.desk[0].o[0][0], kDeskFloats, shared.stats[kWindow],
+                                    at.has_window(0) ? 0 : 1, place);
+    const bool own = exchange<C>(shared, at, kSlices, kCompressed, place, scanned);
+    if (!(exchange<C>(shared, at, kSlices, kWindow, place, attended) && own)) continue;
+    float4 x = make_float4(0, 0, 0, 0);
+    x = store_branch<C>(p, at.row, at.group, place, kCompressed, scanned, shared.gates, x);
+    *sum = store_branch<C>(p, at.row, at.group, place, kWindow, attended, shared.gates, x);
+  }
+}
+
+// O of the chosen blocks onto it.
 template <class C>
 NSAI_DEVICE void gather(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at) {
   __syncthreads(); // O of all warps is there
 #pragma unroll 1 // instructions that run once come late
-  for (int r = 0; r < Places::kRounds; ++r) {
-    if (!Places::exists(r)) continue;
-    const int i = Places::of(r, at.rank);
-    FlowSum x[Places::kBranches];
-    const int row = i / Places::kRowPlaces, column = i % Places::kRowPlaces * 4;
-    const float *sDesk = &shared.desk[0].o[0][0];
-    x[kCompressed] = FlowSum{ make_float2(kNoReference, 0.0f), make_float4(0, 0, 0, 0) };
-    if (at.scans)
-      x[kCompressed] = FlowSum{ shared.scan_stats[at.rank][row],
-                                *(const float4 *)(sDesk + row * Places::kPitch + column) };
-    x[kSelected] = add_warps<C>((const float *)shared.ring, kRingFloats, shared.stats[kSelected], 0, i);
-    x[kWindow] = add_warps<C>(sDesk, kDeskFloats, shared.stats[kWindow], at.has_window(0) ? 0 : 1, i);
-    if constexpr (C::kCluster > 1) {
-      const u32 barrier = shared_address(&shared.barriers[kSlices]);
-      if (i / Places::kSlice != at.rank) {
-        send_sums<C>(shared.received, barrier, at.rank, i, x);
-        continue;
-      }
-      cluster_receive(barrier, 0);
-      add_received<C>(shared.received, i, x);
-    }
-    store_sums<C>(p, at.row, at.group, i, x, place_gates<C>(shared.gates, i));
+  for (int i = threadIdx.x; i < Places::kPlaces; i += C::kThreads) {
+    const int place = Places::turned(i, at.rank);
+    FlowSum x = add_warps<C>((const float *)shared.ring, kRingFloats, shared.stats[kSelected], 0, place);
+    if (!exchange<C>(shared, at, kLastSlices, kSelected, place, x)) continue;
+    const int row = place / Places::kRowPlaces, column = place % Places::kRowPlaces * 4;
+    const float4 sum = *(const float4 *)(&shared.desk[0].o[0][0] + row * Places::kPitch + column);
+    store_place<C>(p.out[0].o, OutputRow{ at.row, at.group * C::kGroup + row, true }, column,
+                   store_branch<C>(p, at.row, at.group, place, kSelected, x, shared.gates, sum));
   }
 }
 
@@ -326,27 +384,59 @@ NSAI_DEVICE void gather(const NsaiDecode &p, SharedPlan &shared, const FlowUnit 
 
 // The producer's: every step's keys into the ring.
 template <class C>
-NSAI_DEVICE void produce(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at, FlowSteps<C> &steps) {
-  fill_ring<C>(steps, FlowPlace<C>(shared.ring[at.warp], shared.stages[at.warp]), at.lane,
+NSAI_DEVICE void produce(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at, FlowSteps<C> &steps,
+                         const FlowRow &ahead) {
+  fill_ring<C>(steps, ahead, FlowPlace<C>(shared.ring[at.warp], shared.stages[at.warp]), at.lane,
                [&](FlowSteps<C> &all) {
+                 if (at.scans && at.warp == 0) {
+                   barrier_wait(shared_address(&shared.barriers[kScanned]), 0);
+                   add_scans<C>(shared, at);
+                   barrier_arrive(shared_address(&shared.barriers[kAdded]));
+                 }
                  if (!at.selects || !(p.branches >> kSelected & 1)) return;
                  barrier_wait(shared_address(&shared.barriers[kList]), 0);
-                 add_chosen<C>(all, at);
+                 all.chosen = find_chosen<C>(shared.list, at, all.window.steps());
+                 all.known = all.all();
                });
+  settle<C>(p, shared, at);
+}
+
+// Where what is pooled of the block's selection blocks lies.
+template <class C>
+NSAI_DEVICE float *find_pooled(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
+                               const FlowStretch &stretch) {
+  if (stretch.extent <= C::kKeptBlocks) return &shared.pooled[0][0];
+  return p.pooled + ((long long)at.unit * p.pooled_blocks + stretch.first_block) * 16;
+}
+
+// What round kChosen attends to.
+template <class C>
+NSAI_DEVICE FlowPart find_chosen_part(const SharedPlan &shared, const FlowUnit &at) {
+  const FlowPart &window = shared.parts[at.warp][kWindowPart], &both = shared.parts[at.warp][kBothPart];
+  const int windows = ceil_div(window.keys, kStepKeys) + ceil_div(both.keys, kStepKeys);
+  const FlowChosen<C> chosen = find_chosen<C>(shared.list, at, recomputed(windows)); // no uniform registers
+  const int end = both.end + chosen.count;
+  return FlowPart{ end, chosen.keys, FlowMask{ end - 1, chosen.step(chosen.count - 1) } };
 }
 
 // The consumer's: O and stats of every branch, and the list.
 template <class C>
 NSAI_DEVICE void consume(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
-                         const FlowStretch &stretch, FlowSteps<C> &steps) {
+                         const FlowStretch &stretch, const FlowSteps<C> &steps) {
   const u32 barriers = shared_address(shared.barriers);
+  FlowPart *parts = shared.parts[at.warp];
+  if (at.lane == 0) {
+    parts[kScanPart] = steps.part(steps.scanned, steps.visible);
+    parts[kWindowPart] = steps.part(steps.window_end(), steps.window.keys);
+    parts[kBothPart] = steps.part(steps.both_end(), steps.window.both);
+  }
+  __syncwarp(); // they are there
   const u32 gate = load_gate_of<C>(p, at.row, at.group);
   Queries<Ring> queries; // [16, Dk]
   load_row_fragments<C>(queries.fragment, QueryRows<C>{ p.q, at.row, 1, at.group }, 0, at.lane);
-  float *pooled = stretch.extent <= C::kKeptBlocks
-                      ? &shared.pooled[0][0]
-                      : p.pooled + ((long long)at.unit * p.pooled_blocks + stretch.first_block) * 16;
-  ScanKeys<C> keys = find_scan_keys<C>(shared, at, stretch, steps.visible, pooled);
+  keep_gate(shared.gates, gate);
+  ScanKeys<C> keys =
+      find_scan_keys<C>(shared, at, stretch, steps.visible, find_pooled<C>(p, shared, at, stretch));
   const FlowPlace<C> place(shared.ring[at.warp], shared.stages[at.warp]);
   float o[Ring::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
@@ -354,35 +444,37 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedPlan &shared, const FlowUnit
 #pragma unroll 1
   for (int round = kScan; round < kFlowRounds; ++round) {
     if (round == kUntilScanned && !at.scans) continue;
+    FlowPart part = parts[round == kScan ? kScanPart : round <= kRestOfWindow ? kWindowPart : kBothPart];
     if (round == kChosen && at.selects) {
       barrier_wait(barriers + 8 * kList, 0);
-      if (p.branches >> kSelected & 1) add_chosen<C>(steps, at);
-      keys.ends[0] = keys.ends[1] = steps.chosen.keys;
+      if (p.branches >> kSelected & 1) part = find_chosen_part<C>(shared, at);
     }
-    const int end = round == kScan     ? steps.scanned
-                    : round == kChosen ? steps.all()
-                                       : steps.window_end();
-    run_flow<C>(steps, keys, place, done, end, round == kUntilScanned ? barriers + 8 * kScanned : 0, queries,
-                o, rows, p.scale_log2, at.lane);
+    keys.ends[0] = keys.ends[1] = part.keys;
+    const int before = done;
+    run_flow<C>(part.mask, keys, place, done, part.end, round == kUntilScanned ? barriers + 8 * kScanned : 0,
+                queries, o, rows, p.scale_log2, at.lane);
     if (round == kUntilScanned) {
       barrier_wait(barriers + 8 * kScanned, 0);
+      const FlowStretch again = find_flow_stretch<C>(recomputed(parts[kScanPart].keys), at.rank, at.warp);
       if constexpr (kFreeBlocks<C> > 0)
-        if (at.searches) weigh_blocks<C>(shared, at, stretch, pooled);
+        if (at.searches) weigh_blocks<C>(shared, at, again, find_pooled<C>(p, shared, at, again));
       if constexpr (C::kSelectCount > 0)
-        if (at.selects && at.warp == 0) find_list<C>(p, shared, at, stretch);
-      add_scans<C>(shared, at);
-      barrier_arrive(barriers + 8 * kAdded);
+        if (at.selects && at.warp == 0) find_list<C>(p, shared, at, again);
       continue;
     }
     if (round == kRestOfWindow && at.scans) barrier_wait(barriers + 8 * kAdded, 0);
+    if (round == kBoth) {
+      if (done > before) add_to_window<C>(shared, at, o, rows);
+      barrier_arrive(barriers + 8 * kAttended);
+      continue;
+    }
     leave_branch<C>(shared, at,
                     round == kScan           ? kCompressed
                     : round == kRestOfWindow ? kWindow
                                              : kSelected,
-                    o, rows, keys, steps.window.keys);
+                    o, rows, keys);
     if (round != kScan) continue;
     barrier_arrive(barriers + 8 * kScanned);
-    keep_gate(shared.gates, gate);
     if constexpr (C::kCluster > 1) cluster_wait(); // all blocks have begun
   }
 }
@@ -395,31 +487,35 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const int warp = warp_uniform(threadIdx.x / 32);
   FlowUnit at;
   at.lane = threadIdx.x % 32, at.warp = warp % C::kWarps, at.rank = cluster_rank();
-  at.unit = blockIdx.x / C::kCluster, at.row = at.unit / p.kv_heads, at.group = at.unit % p.kv_heads;
-  at.token = find_token(p.batch, at.row);
-  if (!at.token.present) return; // all blocks of the cluster
-  prefetch_list<C>(p, at.token.s, at.rank);
+  at.unit = blockIdx.x / C::kCluster, at.row = at.unit / C::kKvHeads, at.group = at.unit % C::kKvHeads;
   if (threadIdx.x == 0) init_barriers<C>(shared, at.rank);
   if (warp < C::kWarps && at.lane < FlowPlace<C>::kBarriers)
     barrier_init(shared_address(&shared.stages[warp][at.lane]), 32);
   barrier_init_fence();
-  __syncthreads(); // the barriers are there
-  if constexpr (C::kCluster > 1) cluster_arrive(); // this block has begun
-
+  begin_kernel();
+  const int s = find_cached_sequence(p.batch, at.row);
+  at.token = find_token(p.batch, at.row, s);
+  prefetch_list<C>(p, s, at.rank);
+  if (!at.token.present) return; // all blocks of the cluster
   // ---- whose keys are whose ----
   at.scans = p.branches >> kCompressed & 1 || p.idx;
   at.seen = at.token.position + 1; // 0: a padded row
   at.candidates = candidate_count<C>(at.token.position);
   at.selects = C::kSelectCount > 0 && p.idx;
+  constexpr int kWindowChosen = 1 << kSelected | 1 << kWindow;
+  at.both = at.selects && (p.branches & kWindowChosen) == kWindowChosen ? C::kBothBlocks : 0;
   at.searches = at.selects && kFreeBlocks<C> > 0 && at.candidates > C::kSelectCount;
   const FlowStretch stretch =
       find_flow_stretch<C>(at.scans ? visible_entries<C>(at.token.position) : 0, at.rank, at.warp);
   FlowSteps<C> steps = find_steps<C>(p, shared, at, stretch);
+  const FlowRow ahead = warp >= C::kWarps ? steps.row(0, at.lane) : FlowRow{ 0, 0 };
+  __syncthreads(); // the barriers are there
+  if constexpr (C::kCluster > 1) cluster_arrive(); // this block has begun
 
   // ---- producers and consumers ----
   if (warp >= C::kWarps) {
     registers_drop<kProducerRegisters>();
-    produce<C>(p, shared, at, steps);
+    produce<C>(p, shared, at, steps, ahead);
   } else {
     registers_raise<kConsumerRegisters>();
     consume<C>(p, shared, at, stretch, steps);
@@ -430,6 +526,5 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)
     __launch_bounds__(Config::kThreads, Config::kMinBlocks)
         decode_flow(const __grid_constant__ NsaiDecode p) {
-  begin_kernel();
   decode<Config>(p);
 }

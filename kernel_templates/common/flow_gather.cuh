@@ -19,16 +19,12 @@ template <class C> struct FlowPlaces {
   static constexpr int kPlaces = C::kGroup * kRowPlaces;
   static constexpr int kSlice = kPlaces / C::kCluster;
   static constexpr int kPitch = padded_dim(C::kHeadDimV) + 8; // of O, floats: rows on different banks
-  static constexpr int kRounds = (kPlaces + C::kThreads - 1) / C::kThreads; // of a thread
   static_assert(kPlaces % C::kCluster == 0, "slices are equal");
 
   using WarpsStats = float2[C::kWarps][16]; // reference and sum
 
-  // A thread's place; those of the block's own slice come last.
-  static NSAI_DEVICE int of(int round, int rank) {
-    return (threadIdx.x + round * C::kThreads + (rank + 1) * kSlice) % kPlaces;
-  }
-  static NSAI_DEVICE bool exists(int round) { return threadIdx.x + round * C::kThreads < kPlaces; }
+  // Place i of all, in an order in which those of the block's own slice come last.
+  static NSAI_DEVICE int turned(int i, int rank) { return (i + (rank + 1) * kSlice) % kPlaces; }
 };
 
 // ---- what the warps leave
@@ -78,12 +74,12 @@ template <class C, bool kAny = (C::kCluster > 1)> struct FlowReceived {
 };
 template <class C> struct FlowReceived<C, false> {};
 
-// Bytes of it.
+// Bytes of a branch of it.
 template <class C> NSAI_DEVICE u32 received_bytes(int rank) {
   using P = FlowPlaces<C>;
   const int begin = rank * P::kSlice, end = begin + P::kSlice;
   const int rows = (end - 1) / P::kRowPlaces - begin / P::kRowPlaces + 1;
-  return (C::kCluster - 1) * P::kBranches * (P::kSlice * 16 + rows * 8);
+  return (C::kCluster - 1) * (P::kSlice * 16 + rows * 8);
 }
 
 // A branch of a place.
@@ -111,37 +107,30 @@ NSAI_DEVICE FlowSum add_warps(const float *sO, int apart, const typename FlowPla
   return x;
 }
 
-// Place i of another block's slice to it; with the first of each row there, its stats.
+// Branch b of place i of another block's slice to it; with the first of each row there, its stats.
 template <class C>
-NSAI_DEVICE void send_sums(FlowReceived<C> &received, u32 barrier, int rank, int i,
-                           const FlowSum (&x)[FlowPlaces<C>::kBranches]) {
+NSAI_DEVICE void send_sum(FlowReceived<C> &received, u32 barrier, int rank, int i, int b, const FlowSum &x) {
   using P = FlowPlaces<C>;
   const int to = i / P::kSlice, row = i / P::kRowPlaces, from = rank - (rank > to), at = i % P::kSlice;
   barrier = cluster_address(barrier, to);
-#pragma unroll
-  for (int b = 0; b < P::kBranches; ++b) {
-    cluster_send(cluster_address(shared_address(&received.o[from][b][at]), to), x[b].o, barrier);
-    if (at == 0 || i % P::kRowPlaces == 0)
-      cluster_send(cluster_address(shared_address(&received.stats[from][b][row]), to), x[b].stats, barrier);
-  }
+  cluster_send(cluster_address(shared_address(&received.o[from][b][at]), to), x.o, barrier);
+  if (at == 0 || i % P::kRowPlaces == 0)
+    cluster_send(cluster_address(shared_address(&received.stats[from][b][row]), to), x.stats, barrier);
 }
 
-// What the other blocks sent of place i onto this block's.
+// What the other blocks sent of branch b of place i onto this block's.
 template <class C>
-NSAI_DEVICE void add_received(const FlowReceived<C> &received, int i,
-                              FlowSum (&x)[FlowPlaces<C>::kBranches]) {
+NSAI_DEVICE void add_received(const FlowReceived<C> &received, int i, int b, FlowSum &x) {
   using P = FlowPlaces<C>;
 #pragma unroll
-  for (int from = 0; from < C::kCluster - 1; ++from)
-#pragma unroll
-    for (int b = 0; b < P::kBranches; ++b) {
-      const float2 stats = received.stats[from][b][i / P::kRowPlaces];
-      const float highest = fmaxf(x[b].stats.x, stats.x);
-      const float mine = exp2_approx(x[b].stats.x - highest), theirs = exp2_approx(stats.x - highest);
-      const float4 zero = make_float4(0, 0, 0, 0);
-      x[b].o = add_scaled(add_scaled(zero, mine, x[b].o), theirs, received.o[from][b][i % P::kSlice]);
-      x[b].stats = make_float2(highest, fmaf(theirs, stats.y, mine * x[b].stats.y));
-    }
+  for (int from = 0; from < C::kCluster - 1; ++from) {
+    const float2 stats = received.stats[from][b][i / P::kRowPlaces];
+    const float highest = fmaxf(x.stats.x, stats.x);
+    const float mine = exp2_approx(x.stats.x - highest), theirs = exp2_approx(stats.x - highest);
+    const float4 zero = make_float4(0, 0, 0, 0);
+    x.o = add_scaled(add_scaled(zero, mine, x.o), theirs, received.o[from][b][i % P::kSlice]);
+    x.stats = make_float2(highest, fmaf(theirs, stats.y, mine * x.stats.y));
+  }
 }
 
 // ---- outputs
@@ -156,45 +145,27 @@ template <int kBranches> NSAI_DEVICE void keep_gate(u32 (&sGates)[kBranches][16]
   if (threadIdx.x < kBranches * 16) sGates[threadIdx.x / 16][threadIdx.x % 16] = gate;
 }
 
-// Those of a place's row.
-template <class C> struct PlaceGates {
-  u32 of[FlowPlaces<C>::kBranches];
-};
-template <class C>
-NSAI_DEVICE PlaceGates<C> place_gates(const u32 (&sGates)[FlowPlaces<C>::kBranches][16], int i) {
-  PlaceGates<C> gates;
-#pragma unroll
-  for (int b = 0; b < FlowPlaces<C>::kBranches; ++b) gates.of[b] = sGates[b][i / FlowPlaces<C>::kRowPlaces];
-  return gates;
-}
-
 template <class C>
 NSAI_DEVICE void store_place(const NsaiView &view, const OutputRow &row, int column, const float4 &x) {
   u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride + column;
   *(uint2 *)to = make_uint2(C::Element::pack(x.x, x.y), C::Element::pack(x.z, x.w));
 }
 
-// A place's branches into the outputs.
+// What is wanted of branch b of a place, and the branch, times its gate, onto `sum`.
 template <class C>
-NSAI_DEVICE void store_sums(const NsaiDecode &p, int token, int group, int i,
-                            FlowSum (&x)[FlowPlaces<C>::kBranches], const PlaceGates<C> &gates) {
+NSAI_DEVICE float4 store_branch(const NsaiDecode &p, int token, int group, int i, int b, const FlowSum &x,
+                                const u32 (&sGates)[FlowPlaces<C>::kBranches][16], const float4 &sum) {
   using P = FlowPlaces<C>;
-  const int column = i % P::kRowPlaces * 4;
-  const OutputRow row = { token, group * C::kGroup + i / P::kRowPlaces, true };
-  float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-  for (int b = 0; b < P::kBranches; ++b) { // in the order of the sum
-    if (!(p.branches >> b & 1)) continue;
-    const NsaiEpilogue &out = p.out[b];
-    const float inverse = x[b].stats.y > 0.0f ? __fdividef(1.0f, x[b].stats.y) : 0.0f;
-    const float4 o =
-        make_float4(x[b].o.x * inverse, x[b].o.y * inverse, x[b].o.z * inverse, x[b].o.w * inverse);
-    // An empty row may be a padding row, whose gate may be anything.
-    if (x[b].stats.y != 0.0f) sum = add_scaled(sum, gate_value<C>(out, gates.of[b]), o);
-    if (out.lse && column == 0)
-      out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
-          softmax_lse(x[b].stats.x, x[b].stats.y);
-    if (out.o_branch.data) store_place<C>(out.o_branch, row, column, o);
-  }
-  store_place<C>(p.out[0].o, row, column, sum);
+  if (!(p.branches >> b & 1)) return sum;
+  const int column = i % P::kRowPlaces * 4, head = i / P::kRowPlaces;
+  const OutputRow row = { token, group * C::kGroup + head, true };
+  const NsaiEpilogue &out = p.out[b];
+  const float inverse = x.stats.y > 0.0f ? __fdividef(1.0f, x.stats.y) : 0.0f;
+  const float4 o = make_float4(x.o.x * inverse, x.o.y * inverse, x.o.z * inverse, x.o.w * inverse);
+  if (out.lse && column == 0)
+    out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
+        softmax_lse(x.stats.x, x.stats.y);
+  if (out.o_branch.data) store_place<C>(out.o_branch, row, column, o);
+  // An empty row may be a padding row, whose gate may be anything.
+  return x.stats.y != 0.0f ? add_scaled(sum, gate_value<C>(out, sGates[b][head]), o) : sum;
 }

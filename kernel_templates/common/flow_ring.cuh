@@ -28,38 +28,72 @@ template <class C> struct FlowRing {
 
 // ---- which steps
 
-// Raw keys of a branch, and this warp's steps of them: `slot`, slot + slots, ...; none of a negative one.
-struct FlowShare {
-  int keys, slot, slots, count;
-  NSAI_DEVICE FlowShare(int keys, int slot, int slots) : keys(keys), slot(slot), slots(slots) {
-    count = dealt(ceil_div(keys, kStepKeys), slot, slots);
+// The warps of a cluster take turns; those that scan leave the window to the others of warps 0.
+template <class C> struct FlowSlots {
+  static constexpr int kAll = C::kCluster * C::kWarps, kOthers = kAll - C::kCluster;
+};
+
+// Of so many steps those of a slot: `slot`, slot + slots, ...; none of a negative one.
+NSAI_DEVICE int dealt_steps(int steps, int slot, int slots) {
+  return 0 <= slot && slot < steps ? (steps - 1 - slot) / slots + 1 : 0;
+}
+
+// Raw keys of the window, and this warp's steps of them: first of those that are the window's alone, then of
+// the last blocks where they are chosen as well.
+template <class C> struct FlowShare {
+  using Slots = FlowSlots<C>;
+  int keys, both; // of either
+  int slot, slots, count, both_count;
+  NSAI_DEVICE FlowShare(int keys, int both, int all_slot, bool scans)
+      : keys(keys), both(both), slot(scans ? all_slot - C::kCluster : all_slot),
+        slots(scans ? Slots::kOthers : Slots::kAll) {
+    count = dealt(ceil_div(keys, kStepKeys), scans);
+    both_count = dealt(steps(), scans) - count;
   }
+  NSAI_DEVICE int dealt(int steps, bool scans) const {
+    return scans ? dealt_steps(steps, slot, Slots::kOthers) : dealt_steps(steps, slot, Slots::kAll);
+  }
+  NSAI_DEVICE int steps() const { return ceil_div(keys, kStepKeys) + ceil_div(both, kStepKeys); }
   NSAI_DEVICE int step(int i) const { return slot + i * slots; }
-  // Of so many steps.
-  static NSAI_DEVICE int dealt(int steps, int slot, int slots) {
-    return 0 <= slot && slot < steps ? (steps - 1 - slot) / slots + 1 : 0;
-  }
+  NSAI_DEVICE int both_step(int i) const { return step(i) - ceil_div(keys, kStepKeys); }
 };
 
 // The chosen blocks': the first `lead` steps are of the cluster's warps 0 alone, which have no window; then
 // they are dealt to all, beginning behind the last one that the window's steps came to.
 template <class C> struct FlowChosen {
-  static constexpr int kSlots = C::kCluster * C::kWarps, kOthers = kSlots - C::kCluster;
+  static constexpr int kSlots = FlowSlots<C>::kAll, kOthers = FlowSlots<C>::kOthers;
   // What warp 0 does in place of the window takes as long as so many steps. (A guess.)
   static constexpr int kSearchSteps = 3;
   int keys, lead, own, slot, turned, count;
   NSAI_DEVICE FlowChosen(int slot) : keys(0), lead(0), own(0), slot(slot), turned(slot), count(0) {}
   NSAI_DEVICE void set(int all, int windows, bool scans) {
     const int steps = ceil_div(all, kStepKeys);
+    const int turns = windows / kOthers, rest = windows - turns * kOthers;
     keys = all;
-    lead = scans ? min(max(windows / kOthers - kSearchSteps, 0) * C::kCluster, steps) : 0;
-    own = slot < C::kCluster ? FlowShare::dealt(lead, slot, C::kCluster) : 0;
-    turned = (slot + kSlots - (scans ? C::kCluster + windows % kOthers : windows) % kSlots) % kSlots;
-    count = own + FlowShare::dealt(steps - lead, turned, kSlots);
+    lead = scans ? min(max(turns - kSearchSteps, 0) * C::kCluster, steps) : 0;
+    own = slot < C::kCluster ? dealt_steps(lead, slot, C::kCluster) : 0;
+    turned = (slot + kSlots - (scans ? C::kCluster + rest : windows) % kSlots) % kSlots;
+    count = own + dealt_steps(steps - lead, turned, kSlots);
   }
   NSAI_DEVICE int step(int i) const {
     return i < own ? slot + i * C::kCluster : lead + turned + (i - own) * kSlots;
   }
+};
+
+struct FlowRow {
+  int page, slot;
+};
+
+// From which step on some keys do not exist, and its number.
+struct FlowMask {
+  int step, number;
+};
+
+// What a consumer asks for once a part.
+struct FlowPart {
+  int end;  // its steps end before that one
+  int keys; // of the part
+  FlowMask mask;
 };
 
 // The warp's steps: those of the scan from `begin` on, of the window, of the chosen blocks.
@@ -70,42 +104,52 @@ template <class C> struct FlowSteps {
   int ring_row; // of the window, where that is a ring
   int begin, scanned;
   int visible; // compressed keys
-  FlowShare window;
-  int window_first; // its key 0
+  FlowShare<C> window;
+  int window_first, both_first; // key 0 of either
   FlowChosen<C> chosen;
   const int *sList;
   int known; // steps that may be asked for: before the list is there, none of the chosen blocks
 
   NSAI_DEVICE int window_end() const { return scanned + window.count; }
-  NSAI_DEVICE int all() const { return window_end() + chosen.count; }
-  // Step i's number within its branch.
+  NSAI_DEVICE int both_end() const { return window_end() + window.both_count; }
+  NSAI_DEVICE int all() const { return both_end() + chosen.count; }
+  // Step i's number within its part.
   NSAI_DEVICE int number(int i) const {
     if (i < scanned) return begin + i;
-    return i < window_end() ? window.step(i - scanned) : chosen.step(i - window_end());
+    if (i < window_end()) return window.step(i - scanned);
+    return i < both_end() ? window.both_step(i - scanned) : chosen.step(i - both_end());
   }
-  // The lane's row of step i, of K or V; of a key that does not exist that of the last one, which is
-  // masked. nullptr: the step is not known.
-  NSAI_DEVICE const u16 *at(int i, int lane) const {
-    if (i >= known) return nullptr;
-    const bool scans = i < scanned, late = i >= window_end();
-    const NsaiCachePair &pair = scans ? p.entries : late ? p.selected : p.window;
-    const NsaiCacheTensor &x = lane < kStepKeys ? pair.k : pair.v;
-    const int keys = scans ? visible : late ? chosen.keys : window.keys;
+  // The part of so many keys that ends before step `end`. Of the scan several steps may have keys that do not
+  // exist, one behind the other, else the last one.
+  NSAI_DEVICE FlowPart part(int end, int keys) const {
+    if (end > scanned) return FlowPart{ end, keys, FlowMask{ end - 1, number(end - 1) } };
+    return FlowPart{ end, keys, FlowMask{ visible / kStepKeys - begin, visible / kStepKeys } };
+  }
+  // The lane's row of step i; of a key that does not exist that of the last one, which is masked. A page
+  // comes from far away: nothing here waits for it.
+  NSAI_DEVICE FlowRow row(int i, int lane) const {
+    if (i >= known) return FlowRow{ 0, 0 };
+    const bool scans = i < scanned, late = i >= both_end(), both = !late && i >= window_end();
+    const int keys = scans ? visible : late ? chosen.keys : both ? window.both : window.keys;
     const int key = min(number(i) * kStepKeys + lane % kStepKeys, keys - 1);
-    int page, slot;
     if (scans) {
       const CachedRows<C::kPageSize / C::kStride> entries = { rows.list, rows.row, 0 };
       const int index = entry_index<C::kBlock, C::kStride>(key);
-      page = entries.page(index), slot = entries.slot(index);
-    } else if (C::kRing > 0 && !late) {
-      const CachedRows<0> ring = { nullptr, ring_row, p.window.ring };
-      page = ring.page(window_first + key), slot = ring.slot(window_first + key);
-    } else {
-      int index = window_first + key;
-      if (late) index = sList[key / C::kSelectBlock] * C::kSelectBlock + key % C::kSelectBlock;
-      page = rows.page(index), slot = rows.slot(index);
+      return FlowRow{ entries.page(index), entries.slot(index) };
     }
-    return (const u16 *)x.data + group * x.head_stride + row_offset(x, page, slot);
+    if (C::kRing > 0 && !late) {
+      const CachedRows<0> ring = { nullptr, ring_row, p.window.ring };
+      return FlowRow{ ring.page(window_first + key), ring.slot(window_first + key) };
+    }
+    int index = (both ? both_first : window_first) + key;
+    if (late) index = sList[key / C::kSelectBlock] * C::kSelectBlock + key % C::kSelectBlock;
+    return FlowRow{ rows.page(index), rows.slot(index) };
+  }
+  // Where K (lanes 0 to 15) or V of it lies.
+  NSAI_DEVICE const u16 *at(int i, const FlowRow &row, int lane) const {
+    const NsaiCachePair &pair = i < scanned ? p.entries : i >= both_end() ? p.selected : p.window;
+    const NsaiCacheTensor &x = lane < kStepKeys ? pair.k : pair.v;
+    return (const u16 *)x.data + group * x.head_stride + row_offset(x, row.page, row.slot);
   }
 };
 
@@ -145,22 +189,26 @@ NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int lane_of_row_0, u64 pol
   }
 }
 
-// The producer: all steps in their order. `add_chosen(steps)` waits for the list.
+// The producer: all steps in their order; `ahead`: the first one's row. `add_chosen(steps)` waits for the
+// list.
 template <class C, class AddChosen>
-NSAI_DEVICE void fill_ring(FlowSteps<C> &steps, const FlowPlace<C> &place, int lane, AddChosen add_chosen) {
+NSAI_DEVICE void fill_ring(FlowSteps<C> &steps, FlowRow ahead, const FlowPlace<C> &place, int lane,
+                           AddChosen add_chosen) {
   using R = FlowRing<C>;
   const u64 policy = l2_policy(true);
   int i = 0;
 #pragma unroll 1
   for (int part = 0; part < 2; ++part) { // what is known before the list is there; the chosen blocks
-    if (part) add_chosen(steps);
-    const u16 *ahead = steps.at(i, lane); // lists of pages come from far away
+    if (part) {
+      add_chosen(steps);
+      ahead = steps.row(i, lane);
+    }
 #pragma unroll 1
     for (; i < steps.known; ++i) {
-      const u16 *from = ahead;
+      const u16 *from = steps.at(i, ahead, lane);
       const u32 stage = lane_address(place.stage(i));
       const u32 parity = place.parity(i) ^ 1; // of the step before in its place
-      ahead = steps.at(i + 1, lane);
+      ahead = steps.row(i + 1, lane);
       if (i >= C::kStages) barrier_wait(place.k_read(i), parity);
       copy_step<typename R::K, C::kHeadDimQk>(stage, from, 0, policy, lane);
       barrier_arrive_after_copies(place.k_there(i));
@@ -230,8 +278,8 @@ NSAI_DEVICE void multiply_flow_pv(float (&o)[kO][4], const float (&p)[2][4], u32
 
 // Steps [done, end) onto o and rows, or until the first phase of barrier `until` has passed (0: none).
 template <class C, class Keys, int kO>
-NSAI_DEVICE void run_flow(const FlowSteps<C> &steps, Keys &keys, const FlowPlace<C> &place, int &done,
-                          int end, u32 until, const Queries<FlowRing<C>> &queries, float (&o)[kO][4],
+NSAI_DEVICE void run_flow(const FlowMask &mask, Keys &keys, const FlowPlace<C> &place, int &done, int end,
+                          u32 until, const Queries<FlowRing<C>> &queries, float (&o)[kO][4],
                           SoftmaxRows &rows, float scale_log2, int lane) {
   using R = FlowRing<C>;
 #pragma unroll 1
@@ -242,10 +290,10 @@ NSAI_DEVICE void run_flow(const FlowSteps<C> &steps, Keys &keys, const FlowPlace
     barrier_wait(place.k_there(done), parity);
     multiply_flow_qk<C>(s, queries, stage, lane);
     barrier_arrive(place.k_read(done));
-    const int first = steps.number(done) * kStepKeys;
-    if (first + kStepKeys > keys.end(0)) // all rows see the same keys
+    if (done >= mask.step) // all rows see the same keys
 #pragma unroll
-      for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, keys.end(0) }, first);
+      for (int r = 0; r < 2; ++r)
+        mask_row(s, r, KeyRange{ 0, keys.end(0) }, (mask.number + done - mask.step) * kStepKeys);
     softmax_step(rows, s, o, scale_log2);
     barrier_wait(place.v_there(done), parity);
     multiply_flow_pv<C>(o, s, stage + R::K::kBytes, lane);

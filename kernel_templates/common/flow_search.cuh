@@ -15,17 +15,22 @@ template <class C> constexpr int kFlowBest = kFreeBlocks<C> > 0 ? kFreeBlocks<C>
 // The compressed keys.
 struct FlowStretch {
   int each;                // quanta of a run
+  float inverse;           // 1 / each
   int runs;                // of a block
   int begin, end;          // quanta of this warp
   int blocks;              // selection blocks that are pooled, in all
   int first_block, extent; // of this block's
 };
 
+// a / b rounded up, given 1 / b; of what fits 22 bits, the quotient 17.
+NSAI_DEVICE int quotient_up(int a, int b, float inverse) { return (int)(((float)(a + b) - 0.5f) * inverse); }
+
 template <class C> NSAI_DEVICE FlowStretch find_flow_stretch(int visible, int rank, int warp) {
   const int quanta = ceil_div(visible, Decode<C>::kQuantum);
   FlowStretch x;
   x.each = max(1, ceil_div(quanta, C::kCluster * C::kWarps));
-  x.runs = ceil_div(ceil_div(quanta, x.each), C::kCluster);
+  x.inverse = __fdividef(1.0f, (float)x.each);
+  x.runs = ceil_div(quotient_up(quanta, x.each, x.inverse), C::kCluster);
   const int run = rank * x.runs + warp;
   x.begin = warp < x.runs ? min(run * x.each, quanta) : 0;
   x.end = warp < x.runs ? min(x.begin + x.each, quanta) : 0;
@@ -61,6 +66,7 @@ NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const FlowStr
   constexpr int kPass = 32 / kLanes; // blocks
   constexpr int kAtOnce = 8;         // of a lane, whose rows are on their way together
   const int sub = lane % kLanes, each = stretch.each * Decode<C>::kQuantumBlocks;
+  const float inverse = stretch.inverse * (1.0f / Decode<C>::kQuantumBlocks);
   float lse[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) lse[h] = __shfl_sync(~0u, mine, sub * kHeads + h);
@@ -69,6 +75,7 @@ NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const FlowStr
     float v[kAtOnce][kHeads];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
+      if (first + n * kPass >= piece.count) break; // instructions come late, too
       const int j = min(piece.begin + first + n * kPass + lane / kLanes, stretch.blocks - 1);
       const float *row = pooled + max(j - stretch.first_block, 0) * 16 + sub * kHeads;
       if constexpr (kHeads == 4) {
@@ -82,7 +89,8 @@ NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const FlowStr
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       const int i = first + n * kPass + lane / kLanes, j = piece.begin + i, at = j - stretch.first_block;
-      const int run = ceil_div(at, each); // that ends before it
+      if (first + n * kPass >= piece.count) break;
+      const int run = quotient_up(at, each, inverse); // that ends before it
       const bool begins = i < piece.count && 0 < j && j <= stretch.blocks &&
                           (run * each == at || j == stretch.blocks);
       const float *spill = spills[begins ? run : 0] + sub * kHeads;

@@ -708,6 +708,34 @@ static void test_flow_rules(void **state) {
   expect_flow(&p, &h200, true);
 }
 
+/* The last blocks are read for both branches where these have one K and V, in which the window holds the blocks. */
+static void test_flow_both(void **state) {
+  (void)state;
+  nsai_problem p = { .op = NSA_OP_DECODE,
+                     .model = model,
+                     .max_kv_len = 65536,
+                     .max_tokens = 64,
+                     .max_seqs = 64,
+                     .max_q_len = 1 };
+  nsai_kernel_spec spec = { 0 };
+  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
+  assert_int_equal(constant_of(&spec, "kBothBlocks"), 2);
+  p.model.window = 128;
+  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
+  assert_int_equal(constant_of(&spec, "kBothBlocks"), 2);
+  p.model.window = 127;
+  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
+  assert_int_equal(constant_of(&spec, "kBothBlocks"), 0);
+  p.model.window = 512;
+  p.window_ring = 512;
+  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
+  assert_int_equal(constant_of(&spec, "kBothBlocks"), 0);
+  p.window_ring = 0;
+  p.model.per_branch = true;
+  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
+  assert_int_equal(constant_of(&spec, "kBothBlocks"), 0);
+}
+
 /* Less shared memory, fewer selection blocks whose pooled values decode_flow keeps there: the most that fit, a power
  * of two from 8 on, or none. */
 static void test_flow_kept(void **state) {
@@ -776,9 +804,10 @@ int main(void) {
     cmocka_unit_test(test_attend),        cmocka_unit_test(test_attend_teams),
     cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
     cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_flow_rules),
-    cmocka_unit_test(test_flow_kept),     cmocka_unit_test(test_lists),
-    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
-    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_flow_kept),     cmocka_unit_test(test_flow_both),
+    cmocka_unit_test(test_lists),         cmocka_unit_test(test_narrow_table),
+    cmocka_unit_test(test_full),          cmocka_unit_test(test_products),
+    cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
