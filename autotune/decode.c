@@ -441,6 +441,8 @@ static void specify_many(const nsai_problem *p, const nsai_target *t,
   const bool flows = nsai_specify_decode_flow(p, t, 8, 1, 1, &flow);
   const bool pairs = flows && nsai_decode_reaches_pair(p, t->sms, units) &&
                      nsai_specify_decode_flow(p, t, 8, 1, 2, &specs[NSAI_KERNEL_DECODE_PAIR]);
+  if (flows && nsai_decode_reaches_quad(p, t->sms, units))
+    nsai_specify_decode_flow(p, t, 8, 1, 4, &specs[NSAI_KERNEL_DECODE_QUAD]);
   if (nsai_decode_reaches_wide(p, t->sms, units, pairs)) {
     if (flows)
       specs[NSAI_KERNEL_DECODE_WIDE] = flow;

@@ -166,23 +166,16 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
 /* Raw keys of a token up to which waits, and not bytes, are what a step is bound by. (A guess.) */
 #define MOST_RAW_KEYS 8192
 
-/* Compressed keys of a token up to which that holds of clusters of two. */
-#define MOST_PAIR_KEYS 1024
-
 /* Compressed keys of all units up to which a step rather waits than streams: behind them the chain gains, which has
  * all multiprocessors. (H200, us of the chain, and of this in a build that is up to a tenth faster: 5 and 7 sequences
  * of 64k 41.1 and 46.0, 27.1 and 29.6; 1, 2 and 4 of 128k 34.2, 38.0 and 48.5, 19.0, 27.3 and 37.7.) */
 #define MOST_KEYS (1 << 17)
 
-/* While clusters of four run at once; and those of two, if nearly all multiprocessors have one of their blocks and
- * sequences are short (H200, 16 sequences of 4k and 16k: 23.3 and 31.1 us, the chain 33.8 and 43.9; 8 of 64k 56.0
- * and 48.7). Measured on Hopper alone. */
+/* While clusters of four run at once. (H200, 16 sequences of 4k and 16k by clusters of two 23.3 and 29.8 us, by
+ * decode_flow 21.4 and 28.3.) Measured on Hopper alone. */
 bool nsai_sensible_decode_cluster(const nsai_problem *p, const nsai_target *t) {
   const nsai_geometry *m = &p->model;
-  int64_t blocks = 2 * units_of(p), room = blocks_at_once(2);
-  bool pairs = blocks <= room && 8 * blocks >= 7 * room &&
-               nsai_block_count(m, p->max_kv_len) <= MOST_PAIR_KEYS;
-  return nsai_target_major(t) == 9 && (4 * units_of(p) <= blocks_at_once(4) || pairs) &&
+  return nsai_target_major(t) == 9 && 4 * units_of(p) <= blocks_at_once(4) &&
          units_of(p) * nsai_block_count(m, p->max_kv_len) <= MOST_KEYS &&
          m->window + m->select_count * m->select_block <= MOST_RAW_KEYS;
 }

@@ -26,6 +26,7 @@ static nsai_decode_split split_of(const nsai_run *run) {
                               .whole = specs[NSAI_KERNEL_DECODE_WHOLE].entry,
                               .wide = specs[NSAI_KERNEL_DECODE_WIDE].entry,
                               .pair = specs[NSAI_KERNEL_DECODE_PAIR].entry,
+                              .quad = specs[NSAI_KERNEL_DECODE_QUAD].entry,
                               .sms = run->plan->ctx->target.sms,
                               .tokens = run->sizes.tokens,
                               .num_seqs = run->sizes.num_seqs,

@@ -36,8 +36,8 @@ typedef struct nsai_decode_sizes {
   const nsai_kernel_spec *scan; /* nsai_decode_scan_spec() */
   const nsai_kernel_spec
       *attend; /* NULL: as many blocks of threads fit a multiprocessor as of `scan` */
-  bool chain, whole, wide,
-      pair; /* the plan has decode_scan and what follows, NSAI_KERNEL_DECODE_WHOLE, _WIDE, _PAIR */
+  /* What the plan has: decode_scan and what follows, NSAI_KERNEL_DECODE_WHOLE, _WIDE, _PAIR, _QUAD. */
+  bool chain, whole, wide, pair, quad;
   int32_t sms; /* 0: unknown */
   int64_t tokens;
   int32_t num_seqs;
@@ -52,20 +52,23 @@ const nsai_kernel_spec *nsai_decode_scan_spec(const nsai_kernel_spec specs[NSAI_
 const nsai_kernel_spec *nsai_decode_attend_spec(const nsai_kernel_spec specs[NSAI_ROLES]);
 
 /* Whether one launch is the fastest for `units` (tile of tokens, KV head) pairs: of decode_whole or decode_flow
- * with two blocks of threads on a multiprocessor, with one wide one, with a cluster of two wide ones. And whether
- * it is for some number up to `units`. `flows`: the wide one is decode_flow's, as those of a plan with pairs are. */
+ * with two blocks of threads on a multiprocessor, with one wide one, with a cluster of two or four wide ones. And
+ * whether it is for some number up to `units`. `flows`: the wide one is decode_flow's, as those of a plan with
+ * pairs are. */
 bool nsai_decode_suits_whole(const nsai_problem *problem, int32_t sms, int64_t units);
 bool nsai_decode_suits_wide(const nsai_problem *problem, int32_t sms, int64_t units, bool flows);
 bool nsai_decode_suits_pair(const nsai_problem *problem, int32_t sms, int64_t units);
+bool nsai_decode_suits_quad(const nsai_problem *problem, int32_t sms, int64_t units);
 bool nsai_decode_reaches_whole(const nsai_problem *problem, int32_t sms, int64_t units);
 bool nsai_decode_reaches_wide(const nsai_problem *problem, int32_t sms, int64_t units, bool flows);
 bool nsai_decode_reaches_pair(const nsai_problem *problem, int32_t sms, int64_t units);
+bool nsai_decode_reaches_quad(const nsai_problem *problem, int32_t sms, int64_t units);
 
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *sizes);
 
 /* Writes for nsa_explain which numbers of sequences with one new token go by which kernel, where a plan has
- * several ways: "  steps of one token: 1 to 6 sequences by the chain, 7 to 16 by 2 x decode_flow of 512
- * threads, ...". */
+ * several ways: "  steps of one token: 1 to 7 sequences by decode_flow of 4 x 512 threads, 8 to 16 by decode_flow
+ * of 2 x 512 threads, ...". */
 void nsai_decode_write_ways(const nsai_problem *problem, const nsai_kernel_spec specs[NSAI_ROLES],
                             int32_t sms, nsai_writer *text);
 

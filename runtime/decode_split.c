@@ -31,14 +31,28 @@
  * wave, of however few, takes at least 9/16 of a full one, and the chain 9/8 of full ones. */
 #define FEWEST_WIDE_FIFTHS 3
 
-/* A pair of blocks of decode_flow for each unit, H200, 8 and 16 sequences of 4 KV heads: of 4k tokens 20.4 and 25.5
- * us, the chain 28.2 and 34; of 64k 38.7 and 55.4, the chain 49.6 and 70.8. (4 of 64k took 44.3 and 38.0 when 8 took
- * 45.7.) So from 1/5 of the multiprocessors up to half; where more compressed keys may come than 64k tokens', which
- * half of them would read too slowly, from 2/5. Behind half a wide block: 20 of 4k took 30.8 by it and 37.9 by the
- * chain, of 64k 78.4 and 81.6, when 32 took 38.8 and 101.5, which are 34.1 and 92.5 now; fewer were not measured. */
+/* decode_flow, H200, sequences of 4 KV heads, us of a step by four blocks for each unit, by a pair, by one, and by the
+ * chain:
+ *              4k                       16k                       64k
+ *    1   14.1              18.0   15.6              19.2   22.3              27.0
+ *    2   14.3              19.2   15.9              21.6   22.6              28.7
+ *    4   14.9              21.3   16.7              25.4   24.0              33.5
+ *    7   16.8              24.5   19.5              28.8   30.8              42.5
+ *    8   28.3  17.1        24.6   32.8  20.8        30.2   50.0  35.8        44.5
+ *   12         19.2  20.3  28.1         25.0  26.9  33.4         45.5  53.2  54.4
+ *   14         20.8  20.5               26.2  27.1               48.1  53.6
+ *   16         21.8  20.9               27.9  27.5               53.0  55.7
+ *   17         33.4  21.2  31.9         44.4  28.1  38.7         82.2  57.0  67.9
+ *   20         35.6  22.5  32.0         47.3  31.0  38.0         84.5  65.3  71.3
+ * (8 by four and 17 and 20 by pairs by an older build; 128k: 1 and 3 sequences 31.6 and 32.7, the chain 39.2 and 47.4.)
+ * So four while all clusters run at once, of which an H200 holds 30, but not for a few units of many heads, which leave
+ * nearly all multiprocessors; pairs behind that up to half of them, of short sequences up to 3/7, and where more
+ * compressed keys may come than 64k tokens', which half of them would read too slowly, from 2/5 on; then one. */
+#define FEWEST_QUAD_PART 33 /* of the multiprocessors */
 #define FEWEST_PAIR_FIFTHS 1
 #define FEWEST_LONG_FIFTHS 2
 #define LONGEST_PAIR 4096
+#define LONGEST_SHORT 1024 /* 16k tokens */
 
 /* Most compressed keys of a unit that one block of threads takes alone: 256k tokens. */
 #define LONGEST_WHOLE 16384
@@ -236,9 +250,14 @@ bool nsai_decode_reaches_whole(const nsai_problem *p, int32_t sms, int64_t units
   return units > known_sms(sms) && is_even(p);
 }
 
+static bool pairs_suffice(const nsai_problem *p, int32_t sms, int64_t units) {
+  bool is_short = nsai_block_count(&p->model, p->max_kv_len) <= LONGEST_SHORT;
+  return is_short ? units * 7 <= known_sms(sms) * 3 : units * 2 <= known_sms(sms);
+}
+
 bool nsai_decode_reaches_wide(const nsai_problem *p, int32_t sms, int64_t units, bool flows) {
   bool enough =
-      flows ? units * 2 > known_sms(sms) : units * 5 >= known_sms(sms) * FEWEST_WIDE_FIFTHS;
+      flows ? !pairs_suffice(p, sms, units) : units * 5 >= known_sms(sms) * FEWEST_WIDE_FIFTHS;
   return enough && is_even(p);
 }
 
@@ -248,8 +267,17 @@ bool nsai_decode_reaches_pair(const nsai_problem *p, int32_t sms, int64_t units)
          is_even(p);
 }
 
+bool nsai_decode_reaches_quad(const nsai_problem *p, int32_t sms, int64_t units) {
+  return units * FEWEST_QUAD_PART >= known_sms(sms) && is_even(p);
+}
+
+bool nsai_decode_suits_quad(const nsai_problem *p, int32_t sms, int64_t units) {
+  bool run_at_once = units * 44 <= known_sms(sms) * 10; /* 30 clusters on 132 */
+  return nsai_decode_reaches_quad(p, sms, units) && run_at_once;
+}
+
 bool nsai_decode_suits_pair(const nsai_problem *p, int32_t sms, int64_t units) {
-  return nsai_decode_reaches_pair(p, sms, units) && units * 2 <= known_sms(sms);
+  return nsai_decode_reaches_pair(p, sms, units) && pairs_suffice(p, sms, units);
 }
 
 bool nsai_decode_suits_wide(const nsai_problem *p, int32_t sms, int64_t units, bool flows) {
@@ -263,6 +291,7 @@ bool nsai_decode_suits_whole(const nsai_problem *p, int32_t sms, int64_t units) 
 }
 
 static nsai_role single_kernel(const nsai_decode_sizes *s, int64_t units) {
+  if (s->quad && nsai_decode_suits_quad(s->problem, s->sms, units)) return NSAI_KERNEL_DECODE_QUAD;
   if (s->pair && nsai_decode_suits_pair(s->problem, s->sms, units)) return NSAI_KERNEL_DECODE_PAIR;
   if (s->wide && nsai_decode_suits_wide(s->problem, s->sms, units, s->pair))
     return NSAI_KERNEL_DECODE_WIDE;
@@ -301,6 +330,7 @@ static nsai_role way_of(const nsai_problem *p, const nsai_kernel_spec specs[NSAI
                               .whole = specs[NSAI_KERNEL_DECODE_WHOLE].entry,
                               .wide = specs[NSAI_KERNEL_DECODE_WIDE].entry,
                               .pair = specs[NSAI_KERNEL_DECODE_PAIR].entry,
+                              .quad = specs[NSAI_KERNEL_DECODE_QUAD].entry,
                               .sms = sms,
                               .tokens = seqs,
                               .num_seqs = seqs };
@@ -311,7 +341,7 @@ void nsai_decode_write_ways(const nsai_problem *p, const nsai_kernel_spec specs[
                             int32_t sms, nsai_writer *text) {
   int32_t most = (int32_t)smaller(p->max_seqs, p->max_tokens), ways = 0;
   bool single = specs[NSAI_KERNEL_DECODE_WHOLE].entry || specs[NSAI_KERNEL_DECODE_WIDE].entry ||
-                specs[NSAI_KERNEL_DECODE_PAIR].entry;
+                specs[NSAI_KERNEL_DECODE_PAIR].entry || specs[NSAI_KERNEL_DECODE_QUAD].entry;
   if (!specs[NSAI_KERNEL_DECODE_SCAN].entry || !single) return;
   nsai_write(text, "  steps of one token:");
   for (int32_t seqs = 1, end; seqs <= most; seqs = end + 1) {
@@ -320,11 +350,11 @@ void nsai_decode_write_ways(const nsai_problem *p, const nsai_kernel_spec specs[
     nsai_write(text, "%s %d", ways ? "," : "", seqs);
     if (end > seqs) nsai_write(text, " to %d", end);
     if (!ways++) nsai_write(text, most > 1 ? " sequences" : " sequence");
-    if (way == NSAI_ROLES)
-      nsai_write(text, " by the chain");
-    else
-      nsai_write(text, " by %s of %s%d threads", specs[way].entry,
-                 way == NSAI_KERNEL_DECODE_PAIR ? "2 x " : "", specs[way].threads);
+    nsai_write(text, " by %s", way == NSAI_ROLES ? "the chain" : specs[way].entry);
+    if (way == NSAI_ROLES) continue;
+    nsai_write(text, " of ");
+    if (specs[way].cluster > 1) nsai_write(text, "%d x ", specs[way].cluster);
+    nsai_write(text, "%d threads", specs[way].threads);
   }
   nsai_write(text, "\n");
 }

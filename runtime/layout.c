@@ -281,7 +281,7 @@ static void layout_decode(nsai_layout *out, const nsai_problem *p, const nsai_ch
   } else if (m->select_count) {
     d->pooled = take(out, most.tiles * m->kv_heads * nsai_decode_pooled_blocks(p) * rows * 4);
     int64_t spills = most.scan_places * nsai_decode_scan_teams(p, scan);
-    for (nsai_role role = NSAI_KERNEL_DECODE_WHOLE; role <= NSAI_KERNEL_DECODE_PAIR; role++)
+    for (nsai_role role = NSAI_KERNEL_DECODE_WHOLE; role <= NSAI_KERNEL_DECODE_QUAD; role++)
       if (choice->specs[role].entry)
         spills = larger(spills,
                         most.tiles * m->kv_heads * nsai_decode_scan_teams(p, &choice->specs[role]));

@@ -36,8 +36,14 @@ static void expect_places(const nsai_problem *p, const nsai_kernel_spec *scan, i
   for (int32_t seqs = 1; seqs <= p->max_seqs; seqs = seqs * 3 / 2 + 1)
     for (int64_t each = 1; each <= p->max_q_len && each * seqs <= p->max_tokens; each++)
       for (int packed = 0; packed < 2; packed++) {
-        nsai_decode_sizes sizes = { p,     scan, NULL,        true, false,  false,
-                                    false, sms,  each * seqs, seqs, packed, 7 };
+        nsai_decode_sizes sizes = { .problem = p,
+                                    .scan = scan,
+                                    .chain = true,
+                                    .sms = sms,
+                                    .tokens = each * seqs,
+                                    .num_seqs = seqs,
+                                    .packed = packed,
+                                    .branches = 7 };
         nsai_decode_split s = nsai_decode_split_make(&sizes);
         int64_t parts = s.window_parts + s.selected_parts, units = s.tiles * p->model.kv_heads;
         assert_true(s.scan_parts >= 1 && s.scan_least >= 1);
@@ -114,8 +120,13 @@ static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection
                              .window = 512 };
   nsai_kernel_spec scan = { .threads = 128, .tokens = q_len > 1 ? 4 : 1 };
   nsai_constant_add(&scan, "kMinBlocks", 3);
-  return nsai_decode_split_make(&(nsai_decode_sizes){ &p, &scan, NULL, true, false, false, false,
-                                                      132, p.max_tokens, seqs, false, branches });
+  return nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
+                                                      .scan = &scan,
+                                                      .chain = true,
+                                                      .sms = 132,
+                                                      .tokens = p.max_tokens,
+                                                      .num_seqs = seqs,
+                                                      .branches = branches });
 }
 
 /* Blocks of threads that take a window and then some of their tile's blocks; or apart, of single tokens and of
@@ -176,8 +187,17 @@ static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
   p.max_seqs = seqs;
   p.max_q_len = 1;
   nsai_kernel_spec scan = { .threads = 128, .tokens = 1 };
-  nsai_decode_split s = nsai_decode_split_make(&(nsai_decode_sizes){
-      &p, &scan, NULL, chain, true, chain, chain, 132, seqs, seqs, false, 7 });
+  nsai_decode_split s = nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
+                                                                     .scan = &scan,
+                                                                     .chain = chain,
+                                                                     .whole = true,
+                                                                     .wide = chain,
+                                                                     .pair = chain,
+                                                                     .quad = chain,
+                                                                     .sms = 132,
+                                                                     .tokens = seqs,
+                                                                     .num_seqs = seqs,
+                                                                     .branches = 7 });
   if (s.single != NSAI_ROLES) assert_int_equal(s.scan_parts, 1);
   return s.single == NSAI_ROLES ? 0 : s.single;
 }
@@ -187,22 +207,20 @@ static void test_single(void **state) {
   static const struct {
     int32_t seqs;
     nsai_role role;
-  } rows[] = { { 1, 0 },
-               { 6, 0 },
-               { 7, NSAI_KERNEL_DECODE_PAIR },
-               { 16, NSAI_KERNEL_DECODE_PAIR },
-               { 17, NSAI_KERNEL_DECODE_WIDE },
-               { 33, NSAI_KERNEL_DECODE_WIDE },
-               { 40, NSAI_KERNEL_DECODE_WHOLE },
-               { 66, NSAI_KERNEL_DECODE_WHOLE },
-               { 67, 0 }, /* a wave of 4 more */
-               { 132, NSAI_KERNEL_DECODE_WHOLE },
-               { 256, NSAI_KERNEL_DECODE_WHOLE } };
+  } rows[] = { { 1, NSAI_KERNEL_DECODE_QUAD },    { 7, NSAI_KERNEL_DECODE_QUAD },
+               { 8, NSAI_KERNEL_DECODE_PAIR }, /* 30 clusters of four run at once */
+               { 16, NSAI_KERNEL_DECODE_PAIR },   { 17, NSAI_KERNEL_DECODE_WIDE },
+               { 33, NSAI_KERNEL_DECODE_WIDE },   { 40, NSAI_KERNEL_DECODE_WHOLE },
+               { 66, NSAI_KERNEL_DECODE_WHOLE },  { 67, 0 }, /* a wave of 4 more */
+               { 132, NSAI_KERNEL_DECODE_WHOLE }, { 256, NSAI_KERNEL_DECODE_WHOLE } };
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     assert_int_equal(single_of(rows[i].seqs, 65536, true), rows[i].role);
     assert_int_equal(single_of(rows[i].seqs, 1 << 20, true), 0); /* one may be much longer */
     assert_int_equal(single_of(rows[i].seqs, 1 << 20, false), NSAI_KERNEL_DECODE_WHOLE);
   }
+  assert_int_equal(single_of(14, 16384, true), NSAI_KERNEL_DECODE_PAIR);
+  assert_int_equal(single_of(15, 16384, true), NSAI_KERNEL_DECODE_WIDE);
+  assert_int_equal(single_of(15, 16448, true), NSAI_KERNEL_DECODE_PAIR);
 }
 
 /* What nsa_explain says of a plan that has them all: every number of sequences once, by what takes it. */
@@ -220,7 +238,10 @@ static void test_ways(void **state) {
   specs[NSAI_KERNEL_DECODE_SCAN].tokens = 1;
   specs[NSAI_KERNEL_DECODE_WHOLE] = (nsai_kernel_spec){ .entry = "one", .threads = 128 };
   specs[NSAI_KERNEL_DECODE_WIDE] = (nsai_kernel_spec){ .entry = "one", .threads = 256 };
-  specs[NSAI_KERNEL_DECODE_PAIR] = (nsai_kernel_spec){ .entry = "one", .threads = 256 };
+  specs[NSAI_KERNEL_DECODE_PAIR] =
+      (nsai_kernel_spec){ .entry = "one", .threads = 256, .cluster = 2 };
+  specs[NSAI_KERNEL_DECODE_QUAD] =
+      (nsai_kernel_spec){ .entry = "one", .threads = 256, .cluster = 4 };
   nsai_decode_write_ways(&p, specs, 132, &w);
   assert_int_equal(strncmp(at, "  steps of one token: ", 22), 0);
   at += 22;
@@ -234,7 +255,8 @@ static void test_ways(void **state) {
     assert_true(to >= from && to <= 140);
     if (seqs == 1) at += strlen(" sequences");
     nsai_role way = single_of(from, 65536, true);
-    const char *by = way == NSAI_KERNEL_DECODE_PAIR    ? " by one of 2 x 256 threads"
+    const char *by = way == NSAI_KERNEL_DECODE_QUAD    ? " by one of 4 x 256 threads"
+                     : way == NSAI_KERNEL_DECODE_PAIR  ? " by one of 2 x 256 threads"
                      : way == NSAI_KERNEL_DECODE_WIDE  ? " by one of 256 threads"
                      : way == NSAI_KERNEL_DECODE_WHOLE ? " by one of 128 threads"
                                                        : " by the chain";
@@ -243,7 +265,8 @@ static void test_ways(void **state) {
     at += strlen(by) + (seqs <= 140 ? 2 : 0); /* ", " */
   }
   assert_string_equal(at, "\n");
-  specs[NSAI_KERNEL_DECODE_WHOLE].entry = specs[NSAI_KERNEL_DECODE_PAIR].entry = NULL;
+  specs[NSAI_KERNEL_DECODE_WHOLE].entry = NULL;
+  specs[NSAI_KERNEL_DECODE_PAIR].entry = specs[NSAI_KERNEL_DECODE_QUAD].entry = NULL;
   w = nsai_writer_open(text, sizeof text);
   nsai_decode_write_ways(&p, specs, 132, &w);
   assert_non_null(strstr(text, " by one of 256 threads")); /* beside the chain */
@@ -620,11 +643,7 @@ static void test_cluster_rules(void **state) {
   assert_false(nsai_sensible_decode_cluster(&p, &h200));
   p.max_tokens = 16;
   expect_cluster(&p, &h200, 2, NULL);
-  p.max_kv_len = 65536;
-  assert_false(nsai_sensible_decode_cluster(&p, &h200));
   p.max_kv_len = 16384;
-  assert_true(nsai_sensible_decode_cluster(&p, &h200));
-  p.max_tokens = 10;
   assert_false(nsai_sensible_decode_cluster(&p, &h200));
   p.max_kv_len = 65536;
   p.max_tokens = 1;
@@ -649,23 +668,27 @@ static int64_t constant_of(const nsai_kernel_spec *spec, const char *name) {
   return 0;
 }
 
-/* Whether decode_flow takes the problem in each of its shapes: pairs of wide blocks, these alone, two narrow
- * ones to a multiprocessor. */
-static void expect_flow(const nsai_problem *p, const nsai_target *t, bool taken) {
+/* Whether decode_flow takes the problem in each of its shapes: clusters of four wide blocks, pairs of them, these
+ * alone, two narrow ones to a multiprocessor. */
+static void expect_shapes(const nsai_problem *p, const nsai_target *t, bool fours, bool others) {
   static const struct {
     int32_t warps, blocks, cluster;
-  } shapes[] = { { 8, 1, 2 }, { 8, 1, 1 }, { 4, 2, 1 } };
-  for (int i = 0; i < 3; i++) {
+  } shapes[] = { { 8, 1, 4 }, { 8, 1, 2 }, { 8, 1, 1 }, { 4, 2, 1 } };
+  for (int i = 0; i < 4; i++) {
     nsai_kernel_spec spec = { 0 };
     assert_int_equal(nsai_specify_decode_flow(p, t, shapes[i].warps, shapes[i].blocks,
                                               shapes[i].cluster, &spec),
-                     taken);
-    if (!taken) continue;
+                     i ? others : fours);
+    if (!spec.entry) continue;
     assert_string_equal(spec.entry, "decode_flow");
     assert_int_equal(spec.threads, 64 * shapes[i].warps);
     assert_int_equal(spec.cluster, shapes[i].cluster > 1 ? shapes[i].cluster : 0);
     assert_true(nsai_holds_blocks(t, spec.shared_bytes, shapes[i].blocks));
   }
+}
+
+static void expect_flow(const nsai_problem *p, const nsai_target *t, bool taken) {
+  expect_shapes(p, t, taken, taken);
 }
 
 static void test_flow_rules(void **state) {
@@ -705,7 +728,7 @@ static void test_flow_rules(void **state) {
   p = plain;
   p.model.head_dim_qk = p.model.head_dim_v = 72;
   p.model.heads = 4;
-  expect_flow(&p, &h200, true);
+  expect_shapes(&p, &h200, false, true); /* 18 places of four columns */
 }
 
 /* The last blocks are read for both branches where these have one K and V, in which the window holds the blocks. */

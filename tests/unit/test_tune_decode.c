@@ -281,11 +281,12 @@ static void test_append(void **state) {
   leave(&w);
 }
 
-/* Tuning on first use makes the record of the plan's own batch and length. */
+/* Tuning on first use makes the record of the plan's own batch and length. (Of two new tokens, which
+ * decode_scan takes.) */
 static void test_first_use(void **state) {
   (void)state;
   world w = { 0 };
-  nsa_problem p = steps(5, 1);
+  nsa_problem p = steps(5, 2);
   enter(&w, "tuning: {on_first_use: quick, lengths: [64]}\n");
   ms_of_256 = 4;
   assert_int_equal(threads_of(&w, &p, true), 256);
