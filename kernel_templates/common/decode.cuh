@@ -36,6 +36,9 @@ constexpr NSAI_DEVICE int greatest_divisor(int a, int b) {
   return b ? greatest_divisor(b, a % b) : a;
 }
 
+// a / b rounded up, given 1 / b; of what fits 22 bits, the quotient 17.
+NSAI_DEVICE int quotient_up(int a, int b, float inverse) { return (int)(((float)(a + b) - 0.5f) * inverse); }
+
 template <class C> struct Decode {
   static constexpr int kRatio = C::kSelectBlock / C::kStride; // r
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m

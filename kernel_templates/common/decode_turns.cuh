@@ -17,9 +17,6 @@
 
 // ---- runs of compressed keys
 
-// a / b rounded up, given 1 / b; of what fits 22 bits, the quotient 17.
-NSAI_DEVICE int quotient_up(int a, int b, float inverse) { return (int)(((float)(a + b) - 0.5f) * inverse); }
-
 // How they fall to the blocks of the cluster: every warp of `runs` of a block has a run of `each` quanta.
 struct Runs {
   int quanta; // in all

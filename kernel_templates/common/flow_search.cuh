@@ -22,9 +22,6 @@ struct FlowStretch {
   int first_block, extent; // of this block's
 };
 
-// a / b rounded up, given 1 / b; of what fits 22 bits, the quotient 17.
-NSAI_DEVICE int quotient_up(int a, int b, float inverse) { return (int)(((float)(a + b) - 0.5f) * inverse); }
-
 template <class C> NSAI_DEVICE FlowStretch find_flow_stretch(int visible, int rank, int warp) {
   const int quanta = ceil_div(visible, Decode<C>::kQuantum);
   FlowStretch x;
