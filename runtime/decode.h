@@ -64,6 +64,9 @@ bool nsai_decode_reaches_wide(const nsai_problem *problem, int32_t sms, int64_t 
 bool nsai_decode_reaches_pair(const nsai_problem *problem, int32_t sms, int64_t units);
 bool nsai_decode_reaches_quad(const nsai_problem *problem, int32_t sms, int64_t units);
 
+/* Whether `units` are no more than half the multiprocessors. */
+bool nsai_decode_leaves_half(int32_t sms, int64_t units);
+
 nsai_decode_split nsai_decode_split_make(const nsai_decode_sizes *sizes);
 
 /* Writes for nsa_explain which numbers of sequences with one new token go by which kernel, where a plan has

@@ -11,8 +11,9 @@
 
 #include <string.h>
 
-/* Blocks of threads of decode_scan and decode_attend that a multiprocessor holds. */
+/* Blocks of threads of decode_scan and decode_attend that a multiprocessor holds, but of more than 256 threads. */
 #define BLOCKS_PER_SM 2
+#define PAIRED_THREADS 256
 
 /* Sequences of different lengths share the device evenly when none is longer than this many compressed
  * keys in one piece; but few parts of a sequence are ever empty. (A guess.) */
@@ -118,7 +119,7 @@ static int64_t even_parts(const nsai_problem *p) {
 
 /* Blocks of threads of a kernel that the device holds at once. */
 static int64_t room_for(const nsai_kernel_spec *spec, int32_t sms) {
-  int64_t blocks = BLOCKS_PER_SM;
+  int64_t blocks = spec->threads > PAIRED_THREADS ? 1 : BLOCKS_PER_SM;
   for (int i = 0; i < spec->constant_count; i++)
     if (!strcmp(spec->constants[i].name, "kMinBlocks"))
       blocks = larger(blocks, spec->constants[i].value);
@@ -245,6 +246,8 @@ static int64_t known_sms(int32_t sms) { return sms > 0 ? sms : USUAL_SMS; }
 static bool is_even(const nsai_problem *p) {
   return nsai_block_count(&p->model, p->max_kv_len) <= LONGEST_WHOLE;
 }
+
+bool nsai_decode_leaves_half(int32_t sms, int64_t units) { return units * 2 <= known_sms(sms); }
 
 bool nsai_decode_reaches_whole(const nsai_problem *p, int32_t sms, int64_t units) {
   return units > known_sms(sms) && is_even(p);

@@ -789,6 +789,35 @@ static void test_flow_kept(void **state) {
   assert_int_equal(sizes, 7);
 }
 
+/* Threads of decode_scan and decode_attend for drafts of 64/4 heads of 128; a multiprocessor has the shared memory
+ * of two of their blocks, or of a wide one. */
+static void expect_threads(int32_t seqs, int32_t q_len, int32_t threads) {
+  const nsai_problem p = { .op = NSA_OP_DECODE,
+                           .model = model,
+                           .max_kv_len = 65536,
+                           .max_tokens = (int64_t)seqs * q_len,
+                           .max_seqs = seqs,
+                           .max_q_len = q_len,
+                           .page_size = 64 };
+  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_decider by;
+  const nsai_tiles tiles = nsai_space_decode.choose(&p, &h200, &by);
+  nsai_specify_decode_mma(&p, &h200, &tiles, specs);
+  for (nsai_role role = NSAI_KERNEL_DECODE_SCAN; role <= NSAI_KERNEL_DECODE_ATTEND; role += 2) {
+    assert_int_equal(specs[role].threads, threads);
+    assert_true(nsai_holds_blocks(&h200, specs[role].shared_bytes, threads > 256 ? 1 : 2));
+  }
+  expect_places(&p, &specs[NSAI_KERNEL_DECODE_SCAN], h200.sms);
+}
+
+static void test_drafts(void **state) {
+  (void)state;
+  expect_threads(16, 4, 512); /* 64 tiles on 132 multiprocessors */
+  expect_threads(17, 4, 256);
+  expect_threads(16, 8, 256); /* 128 rows */
+  expect_threads(16, 1, 128);
+}
+
 /* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
 static void test_prefill(void **state) {
   (void)state;
@@ -828,9 +857,9 @@ int main(void) {
     cmocka_unit_test(test_launches),      cmocka_unit_test(test_cluster),
     cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_flow_rules),
     cmocka_unit_test(test_flow_kept),     cmocka_unit_test(test_flow_both),
-    cmocka_unit_test(test_lists),         cmocka_unit_test(test_narrow_table),
-    cmocka_unit_test(test_full),          cmocka_unit_test(test_products),
-    cmocka_unit_test(test_prefill),
+    cmocka_unit_test(test_drafts),        cmocka_unit_test(test_lists),
+    cmocka_unit_test(test_narrow_table),  cmocka_unit_test(test_full),
+    cmocka_unit_test(test_products),      cmocka_unit_test(test_prefill),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
