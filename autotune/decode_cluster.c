@@ -43,16 +43,19 @@ static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
       warps * stages *
       ((int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v));
   int64_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1; /* kSplitP */
-  int64_t desk = parts * warps * 32 * 16 + (2 * warps + 1) * ROWS * 4;
+  int64_t desk = parts * warps * 32 * 16 + (4 * warps + 3) * ROWS * 4;
   int64_t received = 3 * cluster * ((slice | 1) * 16 + ROWS * 8);
   int64_t row = m->head_dim_v / 4; /* places */
   int64_t rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
   int64_t weights = ceil_div(3 * rows * (cluster + 1) * 4, 16) * 16;
   int64_t sides = 3 * 2 * 24 + 16, best = (FEW + candidates + 1) * 8 + 32 * 4 + 8;
-  int64_t keys = (most_blocks(s) + cluster * candidates) * 8, barriers = 4 * 8;
+  int64_t keys = (most_blocks(s) + 2 + cluster * candidates) * 8;
+  int64_t search =
+      KEPT_BLOCKS * ROWS * 4 + (warps + 1) * ROWS * 4 + best + keys + (m->select_count + 1) * 4;
+  int64_t barriers = (13 + 3 * stages) * 8;
   int64_t bytes = ring + nsai_tile_bytes(ROWS, m->head_dim_qk) + desk + sides + received + weights +
-                  warps * ROWS * (STEP + 4) * 4 + KEPT_BLOCKS * ROWS * 4 + best + keys + barriers +
-                  (warps + 1) * ROWS * 4 + (m->select_count + 1) * 4 + LIST_PAGES * 4;
+                  warps * ROWS * (STEP + 4) * 4 + ceil_div(search, 16) * 16 + barriers +
+                  LIST_PAGES * 4;
   return (uint32_t)(ceil_div(bytes, 16) * 16);
 }
 
@@ -166,9 +169,9 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
 /* Raw keys of a token up to which waits, and not bytes, are what a step is bound by. (A guess.) */
 #define MOST_RAW_KEYS 8192
 
-/* Compressed keys of all units up to which a step rather waits than streams: behind them the chain gains, which has
- * all multiprocessors. (H200, us of the chain, and of this in a build that is up to a tenth faster: 5 and 7 sequences
- * of 64k 41.1 and 46.0, 27.1 and 29.6; 1, 2 and 4 of 128k 34.2, 38.0 and 48.5, 19.0, 27.3 and 37.7.) */
+/* Compressed keys of all units up to which a step rather waits than streams: behind them the chain gains,
+ * which has all multiprocessors. (H200, us of the chain, and of this: 5 and 7 sequences of 64k 41.1 and 46.0, 26.3
+ * and 29.5; 1 and 2 of 128k 34.2 and 38.0, 17.6 and 25.5; 4 of 128k 48.5 and, of a build before, 37.7.) */
 #define MOST_KEYS (1 << 17)
 
 /* While clusters of four run at once. (H200, 16 sequences of 4k and 16k by clusters of two 23.3 and 29.8 us, by
@@ -221,9 +224,10 @@ void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, co
   (void)t;
   const nsai_geometry *m = &p->model;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_DECODE_CLUSTER];
+  int32_t warps = s->of[NSAI_TILE_WARPS];
   *spec = (nsai_kernel_spec){ .entry = "decode_cluster",
                               .dtype = m->dtype,
-                              .threads = 32 * s->of[NSAI_TILE_WARPS],
+                              .threads = 32 * (warps + warps / 2), /* that attend, and that copy */
                               .shared_bytes = shared_bytes(m, s),
                               .cluster = s->of[NSAI_TILE_CLUSTER] };
   nsai_heads_add(spec, p);

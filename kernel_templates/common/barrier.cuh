@@ -80,3 +80,8 @@ NSAI_DEVICE int published(u32 address) {
   asm volatile("ld.acquire.cta.shared.s32 %0, [%1];" : "=r"(number) : "r"(address) : "memory");
   return number;
 }
+
+// As __syncthreads(), which is that of barrier 0, of kThreads threads of the block: whole warps.
+template <int kBarrier, int kThreads> NSAI_DEVICE void sync_some() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+}

@@ -5,30 +5,37 @@
 //
 // Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kWindow (w).
 #pragma once
+#include "common/copy.cuh"
 #include "common/topn.cuh"
 #include "common/types.cuh"
 
-template <class C> struct LateKeys {
-  int limit;
-  const int *sList; // chosen blocks, ascending; nullptr: the window
-  int first;        // of the window, key 0's position
+struct WindowRun {
+  int limit; // keys
+  int first; // key 0's position
+};
+template <class C> struct ChosenKeys {
+  int limit;  // keys
+  u32 blocks; // the list, ascending, in shared memory
   NSAI_DEVICE int index(int i) const {
-    if constexpr (C::kSelectCount > 0)
-      if (sList) return sList[i / C::kSelectBlock] * C::kSelectBlock + i % C::kSelectBlock;
-    return first + i;
+    return (int)load_shared_word(blocks + i / C::kSelectBlock * 4) * C::kSelectBlock + i % C::kSelectBlock;
   }
 };
 
-template <class C> NSAI_DEVICE LateKeys<C> window_keys(int position) {
+template <class C> NSAI_DEVICE WindowRun window_keys(int position) {
   const int seen = position + 1; // 0: a padded row
   const int limit = min(seen, C::kWindow);
-  return LateKeys<C>{ limit, nullptr, seen - limit };
+  return WindowRun{ limit, seen - limit };
 }
 
-// `sList` [n].
-template <class C> NSAI_DEVICE LateKeys<C> chosen_keys(const int *sList, int position) {
-  const int last = min(candidate_count<C>(position), C::kSelectCount) - 1; // block that may end behind t
-  if (last < 0) return LateKeys<C>{ 0, sList, 0 };
-  const int in_last = min(C::kSelectBlock, position + 1 - sList[last] * C::kSelectBlock);
-  return LateKeys<C>{ last * C::kSelectBlock + in_last, sList, 0 };
+// How many there are follows of the list where the last candidate need not be in it.
+template <class C> constexpr bool kLastIsChosen = C::kSelectLocal > 0;
+
+// `blocks`: the list [n], which is read only where kLastIsChosen does not hold.
+template <class C> NSAI_DEVICE ChosenKeys<C> chosen_keys(u32 blocks, int position) {
+  const int candidates = candidate_count<C>(position);
+  const int last = min(candidates, C::kSelectCount) - 1; // block that may end behind t
+  if (last < 0) return ChosenKeys<C>{ 0, blocks };
+  const int block = kLastIsChosen<C> ? candidates - 1 : (int)load_shared_word(blocks + last * 4);
+  return ChosenKeys<C>{ last * C::kSelectBlock + min(C::kSelectBlock, position + 1 - block * C::kSelectBlock),
+                        blocks };
 }

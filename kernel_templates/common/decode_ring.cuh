@@ -7,13 +7,14 @@
 //   P     every warp of its own keys, to all warps
 //   O     every warp its own columns, of the keys of all warps: so a block's O needs no sum, and little room
 //
-// Turns are those of the scan, of the window, and of the chosen blocks, once these are known. They come
-// through a ring of kStages stages, all of them on their way while the block waits. All code is short and
-// goes straight on: what runs once is bound by the instructions that wait for each other, and by jumps.
+// Turns are those of the scan, of the window, and of the chosen blocks, once these are known; their keys come
+// through a ring (common/decode_copy.cuh). All code is short and goes straight on: what runs once is bound by
+// the number of instructions that wait for each other, and by jumps.
 //
-// Config: those of common/decode_turns.cuh and key_stream.cuh.
+// Config: those of common/decode_copy.cuh.
 #pragma once
-#include "common/copy.cuh"
+#include "common/barrier.cuh"
+#include "common/decode_copy.cuh"
 #include "common/decode_turns.cuh"
 #include "common/key_stream.cuh"
 #include "common/softmax.cuh"
@@ -25,8 +26,8 @@ template <class C> struct RingDesk {
   static constexpr int kParts = kSplitP<C> ? 2 : 1; // of P
   Chunk p[kParts][C::kWarps][32];                   // A fragments
   float highest[16][C::kWarps];                     // scaled scores
-  float sums[16][C::kWarps];
-  float references[16];
+  float sums[NSAI_BRANCH_COUNT][16][C::kWarps];
+  float references[NSAI_BRANCH_COUNT][16];
 };
 
 // The warp's columns of a branch's O [16, 16 columns of each pair of n8 tiles], its references and its keys'
@@ -95,22 +96,26 @@ template <class C> NSAI_DEVICE void follow_highest(const RingDesk<C> &desk, Ring
   for (int j = 0; j < RingSums<C>::kEach; ++j) softmax_rescale(sums.o[j], factor);
 }
 
-// The warp's probabilities, references and sums go to all warps.
+// The warp's references and sums of branch `b` go to those that copy.
 template <class C>
-NSAI_DEVICE void share_probabilities(RingDesk<C> &desk, const float (&p)[2][4], const SoftmaxRows &rows,
-                                     int warp, int lane) {
+NSAI_DEVICE void share_sums(RingDesk<C> &desk, const SoftmaxRows &rows, int b, int warp, int lane) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float sum = quad_sum(rows.sum[r]);
+    if (lane % 4 == 0) desk.sums[b][8 * r + lane / 4][warp] = sum;
+    if (lane % 4 == 0 && warp == 0) desk.references[b][8 * r + lane / 4] = rows.reference[r];
+  }
+}
+
+// The warp's probabilities go to all warps.
+template <class C>
+NSAI_DEVICE void share_probabilities(RingDesk<C> &desk, const float (&p)[2][4], int warp, int lane) {
   Chunk a, rest;
   softmax_pack<typename C::Element>(a.w, p[0], p[1]);
   desk.p[0][warp][lane] = a;
   if constexpr (kSplitP<C>) {
     softmax_pack_rest<typename C::Element>(rest.w, a.w, p[0], p[1]);
     desk.p[1][warp][lane] = rest;
-  }
-#pragma unroll
-  for (int r = 0; r < 2; ++r) {
-    const float sum = quad_sum(rows.sum[r]);
-    if (lane % 4 == 0) desk.sums[8 * r + lane / 4][warp] = sum;
-    if (lane % 4 == 0 && warp == 0) desk.references[8 * r + lane / 4] = rows.reference[r];
   }
 }
 
@@ -130,7 +135,8 @@ NSAI_DEVICE void add_values(const RingDesk<C> &desk, RingSums<C> &sums, u32 stag
       const int pair = warp + j * C::kWarps;
       if (RingSums<C>::kPairs % C::kWarps != 0 && pair >= RingSums<C>::kPairs) break;
       Chunk a[RingDesk<C>::kParts][kAtOnce];
-      u32 b[kAtOnce][4]; // V [16 keys, 16]
+      u32 b[kAtOnce][4];     // V [16 keys, 16]
+      float odd[2][4] = {}; // of every other warp: two chains of products
 #pragma unroll
       for (int w = 0; w < kAtOnce; ++w) {
 #pragma unroll
@@ -142,93 +148,80 @@ NSAI_DEVICE void add_values(const RingDesk<C> &desk, RingSums<C> &sums, u32 stag
         if (first + w >= warps) break; // its V may be anything
 #pragma unroll
         for (int part = 0; part < RingDesk<C>::kParts; ++part) {
-          mma_m16n8k16(typename C::Element(), sums.o[j][0], a[part][w].w, b[w][0], b[w][1]);
-          mma_m16n8k16(typename C::Element(), sums.o[j][1], a[part][w].w, b[w][2], b[w][3]);
+          auto &o = w % 2 ? odd : sums.o[j];
+          mma_m16n8k16(typename C::Element(), o[0], a[part][w].w, b[w][0], b[w][1]);
+          mma_m16n8k16(typename C::Element(), o[1], a[part][w].w, b[w][2], b[w][3]);
         }
       }
+#pragma unroll
+      for (int c = 0; c < 8; ++c) sums.o[j][c / 4][c % 4] += odd[c / 4][c % 4];
     }
   }
 }
 
-// The block's reference and sum of a row, once a branch's last turn has been shared.
-template <class C> NSAI_DEVICE float2 block_stats(const RingDesk<C> &desk, int row) {
+// The block's reference and sum of a row of branch `b`, once its last turn has been shared.
+template <class C> NSAI_DEVICE float2 block_stats(const RingDesk<C> &desk, int b, int row) {
   float total = 0.0f;
 #pragma unroll
   for (int w = 0; w < C::kWarps; w += 4) {
-    const float4 x = *(const float4 *)&desk.sums[row][w];
+    const float4 x = *(const float4 *)&desk.sums[b][row][w];
     total += (x.x + x.y) + (x.z + x.w);
   }
-  return make_float2(desk.references[row], total);
+  return make_float2(desk.references[b][row], total);
 }
 
-// ---- the ring
-
-// K or V of a step into tile T; `rows`: the lanes' from `lane_of_row_0` on.
-template <class T, int kDim>
-NSAI_DEVICE void copy_rows(u32 tile, const u16 *rows, int lane_of_row_0, int lane) {
-  using Lanes = CopyLanes<T, 32>;
-#pragma unroll
-  for (int i = 0; i < ceil_div(kStepKeys, Lanes::kPass); ++i) {
-    const int row = Lanes::row(lane) + i * Lanes::kPass;
-    const u16 *from = (const u16 *)__shfl_sync(~0u, (u64)rows, lane_of_row_0 + row % kStepKeys);
-    if (kStepKeys % Lanes::kPass == 0 || row < kStepKeys)
-      copy_row<T, kDim, 32>(tile, row, Lanes::chunk(lane), from + Lanes::chunk(lane) * 8,
-                            from != nullptr);
-  }
-}
-
-// Turns [begin, end) onto `sums`, but of those before `first` nothing but the copies of the turn kStages
-// behind, which all have; pool(i, p) of the warp's probabilities, and shared(i) once all warps' are shared.
-// begin = -kStages: the ring is empty. `stages`: of warp 0.
-template <class C, class Pool, class Shared>
-NSAI_DEVICE void run_turns(const RingTurns<C> &turns, const RingRows<C> &rows, RingDesk<C> &desk,
-                           RingSums<C> &sums, int begin, int first, int end, u32 stages,
-                           const Queries<KeyStream<C, 1>> &queries, float scale_log2, int warp, int lane,
-                           Pool pool, Shared shared) {
+// Scores [16, 16 keys] of turn i, once its keys are there; how many warps have some.
+template <class C>
+NSAI_DEVICE int score_turn(const RingTurns<C> &turns, const RingBarriers<C> &barriers, float (&s)[2][4],
+                           int i, u32 stages, const Queries<KeyStream<C, 1>> &queries, int warp, int lane) {
   using S = KeyStream<C, 1>;
-  constexpr int kAllBytes = C::kWarps * S::kStageBytes; // of a stage
-  begin = recomputed(begin); // else the first turns get code of their own
+  const RingTurn turn = find_turn<C>(turns, i);
+#pragma unroll
+  for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = kMinusInf;
+  if (warp < turn.warps) {
+    barrier_wait(barriers.keys(i % C::kStages), i / C::kStages & 1);
+    const u32 keys = stages + (i % C::kStages * C::kWarps + warp) * S::kStageBytes;
+    multiply_turn_qk<C>(s, queries, keys, lane);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, turn.limit(warp) }, turn.key(warp));
+  }
+  return turn.warps;
+}
+
+// Turns [begin, end) of branch `b` onto `sums`; pool(i, p) of the warp's probabilities. `summed`: the barrier
+// of sums and references, for which other blocks wait: so these and what is pooled come before the values.
+template <class C, class Pool>
+NSAI_DEVICE void run_turns(const RingTurns<C> &turns, RingDesk<C> &desk, const RingBarriers<C> &barriers,
+                           RingSums<C> &sums, int b, int begin, int end, u32 stages,
+                           u32 summed, const Queries<KeyStream<C, 1>> &queries, float scale_log2, int warp,
+                           int lane, Pool pool) {
+  using S = KeyStream<C, 1>;
+  float s[2][4]; // scores, probabilities
+  int warps = 0; // that have keys
 #pragma unroll 1
-  for (int i = begin; i < end; ++i) {
-    const u32 stage = stages + (i + C::kStages) % C::kStages * kAllBytes;
-    if (i >= first) {
-      const RingTurn turn = find_turn<C>(turns, i);
-      float s[2][4]; // [16, 16 keys]
-      copy_async_wait<C::kStages - 1>();
-      __syncwarp(); // every lane's part of the warp's keys has come
-#pragma unroll
-      for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = kMinusInf;
-      if (warp < turn.warps) {
-        multiply_turn_qk<C>(s, queries, stage + warp * S::kStageBytes, lane);
-#pragma unroll
-        for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, turn.limit(warp) }, turn.key(warp));
-      }
+  for (int i = begin - 1; i < end; ++i) { // one turn ahead with the scores
+    if (i >= begin) {
+      const int at = i % C::kStages;
       share_highest(desk, s, scale_log2, warp, lane);
-      __syncthreads(); // all warps' maxima are there
+      sync_readers<C>(); // all warps' maxima are there
       follow_highest(desk, sums, lane);
-      softmax_exponentiate(sums.rows, s[0], scale_log2);
-      softmax_exponentiate(sums.rows, s[1], scale_log2);
-      share_probabilities(desk, s, sums.rows, warp, lane);
-      __syncthreads(); // all warps' probabilities are there, and their values
-      shared(i);
-      pool(i, s);
-      add_values(desk, sums, stage, turn.warps, warp, lane);
-    }
-    if (i + C::kStages < turns.all) {
-      // Where half of the warps have keys, the others copy V for them.
-      constexpr int kHalf = C::kWarps / 2;
-      const RingTurn next = find_turn<C>(turns, i + C::kStages);
-      const bool halves = next.warps <= kHalf, behind = halves && warp >= kHalf;
-      const int owner = behind ? warp - kHalf : warp;
-      if (i >= first) __syncthreads(); // the stage is read
-      if (owner < next.warps) {
-        const u16 *row[1];
-        rows.template find<1, 1>(row, turns, next, owner, lane);
-        const u32 to = stage + owner * S::kStageBytes;
-        if (!behind) copy_rows<typename S::K, C::kHeadDimQk>(to, row[0], 0, lane);
-        if (!halves || behind) copy_rows<typename S::V, C::kHeadDimV>(to + S::K::kBytes, row[0], 16, lane);
+      if (warp < warps) {
+        softmax_exponentiate(sums.rows, s[0], scale_log2);
+        softmax_exponentiate(sums.rows, s[1], scale_log2);
       }
+      if (i + 1 == end) {
+        share_sums(desk, sums.rows, b, warp, lane);
+        barrier_arrive(summed);
+      }
+      pool(i, s);
+      if (warp < warps) share_probabilities(desk, s, warp, lane);
+      sync_readers<C>(); // all warps' probabilities are there
+      barrier_wait(barriers.values(at), i / C::kStages & 1);
+      add_values(desk, sums, stages + at * C::kWarps * S::kStageBytes, warps, warp, lane);
+      // The phase before is long over: decode_copy.cuh.
+      if (i >= C::kStages) barrier_wait(barriers.read(at), i / C::kStages - 1 & 1);
+      barrier_arrive(barriers.read(at));
     }
-    copy_async_commit();
+    if (i + 1 < end) warps = score_turn<C>(turns, barriers, s, i + 1, stages, queries, warp, lane);
   }
 }

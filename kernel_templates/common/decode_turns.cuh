@@ -54,7 +54,8 @@ template <class C> struct RingTurns {
   int all; // that are known
   int runs, first_run;
   int run_keys, visible; // keys of a run, of all
-  LateKeys<C> window, chosen;
+  WindowRun window;
+  ChosenKeys<C> chosen;
   int rank; // of the block
 
   // Steps of raw keys that fall to the block, and turns that they take.
@@ -73,20 +74,22 @@ struct RingTurn {
   NSAI_DEVICE int limit(int warp) const { return min(behind + warp * each, all); }
 };
 
+// Without jumps, each of which costs as much as ten instructions.
 template <class C> NSAI_DEVICE RingTurn find_turn(const RingTurns<C> &x, int i) {
-  if (i < x.scanned) {
-    const int begin = x.first_run * x.run_keys;
-    return RingTurn{ NSAI_BRANCH_COMPRESSED, x.runs, begin + i * kStepKeys, x.run_keys, begin + x.run_keys,
-                     x.visible };
-  }
-  i -= x.scanned;
-  const bool windows = i < x.windowed;
-  if (!windows) i -= x.windowed;
-  const int limit = windows ? x.window.limit : x.chosen.limit;
-  const int first = (x.rank + C::kCluster * C::kWarps * i) * kStepKeys;
-  return RingTurn{ windows ? NSAI_BRANCH_WINDOW : NSAI_BRANCH_SELECTED,
-                   min(x.steps(limit) - i * C::kWarps, C::kWarps),
-                   first, C::kCluster * kStepKeys, first + kStepKeys, limit };
+  const bool scans = i < x.scanned, windows = i < x.scanned + x.windowed;
+  const int limit = scans ? x.visible : windows ? x.window.limit : x.chosen.limit;
+  const int late = i - x.scanned - (windows ? 0 : x.windowed), run = x.first_run * x.run_keys;
+  const int step = (x.rank + C::kCluster * C::kWarps * late) * kStepKeys;
+  RingTurn turn;
+  turn.branch = scans     ? NSAI_BRANCH_COMPRESSED
+                : windows ? NSAI_BRANCH_WINDOW
+                          : NSAI_BRANCH_SELECTED;
+  turn.warps = scans ? x.runs : min(x.steps(limit) - late * C::kWarps, C::kWarps);
+  turn.first = scans ? run + i * kStepKeys : step;
+  turn.each = scans ? x.run_keys : C::kCluster * kStepKeys;
+  turn.behind = scans ? run + x.run_keys : step + kStepKeys;
+  turn.all = limit;
+  return turn;
 }
 
 // ---- where rows lie
@@ -145,8 +148,12 @@ template <class C> struct RingSides {
 // Of a sequence.
 template <class C> struct RingRows {
   const RingSides<C> &sides;
-  const int *list; // its pages
-  int row;         // without pages, and in rings
+  bool shared;      // its list of pages lies in shared memory
+  u32 sList;        // there
+  const int *gList; // or where the caller has it
+  int row;          // without pages, and in rings
+
+  NSAI_DEVICE u32 page(u32 i) const { return shared ? load_shared_word(sList + 4 * i) : (u32)gList[i]; }
 
   // The lane's rows of a turn, of K or V, of warps `warp`, warp + kApart, ...; nullptr: there is none. Keys
   // that do not exist are looked up as the last one is: no branches, so that rows are found side by side.
@@ -178,10 +185,12 @@ template <class C> struct RingRows {
       if (C::kRing > 0 && windows) {
         slot = CachedRows<0>{ nullptr, row, sides.ring }.slot(index[j]);
       } else if constexpr (C::kPageSize > 0) {
-        page = exists[j] ? list[slot >> log2_rows] : 0;
+        page = 0;
+        if (exists[j]) page = this->page(slot >> log2_rows);
         slot &= (1u << log2_rows) - 1;
       }
-      found[j] = exists[j] ? x.rows + (u64)page * x.page_stride + (u64)slot * x.row_stride : nullptr;
+      const u64 at = (u64)(x.rows + (u64)page * x.page_stride + (u64)slot * x.row_stride);
+      found[j] = (const u16 *)(at & (u64)0 - exists[j]);
     }
   }
 };

@@ -1,0 +1,224 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// How the blocks of a cluster of decode_cluster find a token's best selection blocks. Each finds the
+// importance of its own, from what was pooled of them (common/decode_pool.cuh) and all blocks' stats, and
+// tells it to all, or its best alone where there are many; then each finds the best of all
+// (common/few_best.cuh). By the warps that copy, while the others go on.
+//
+// Config: those of common/decode_turns.cuh and decode_copy.cuh, kKeptBlocks (whose pooled values lie in
+// shared memory), kMostBlocks (of a thread block).
+#pragma once
+#include "common/cluster.cuh"
+#include "common/decode.cuh"
+#include "common/decode_copy.cuh"
+#include "common/decode_gather.cuh"
+#include "common/decode_pool.cuh"
+#include "common/decode_turns.cuh"
+#include "common/few_best.cuh"
+#include "common/topn.cuh"
+
+template <class C> struct Search {
+  static constexpr int kFree = kFreeBlocks<C> > 0 ? kFreeBlocks<C> : 1;
+  static constexpr int kToldBest = C::kCluster * kFree; // where blocks tell no more than these
+  static constexpr int kKeys = kToldBest + C::kMostBlocks + 2;
+  static constexpr int kMostTold = kKeys / C::kCluster;
+  static constexpr int kAtOnce = kCopiers<C> / 2; // so few keys are ranked at once: zeros lie behind them
+  float pooled[C::kKeptBlocks][16];
+  __align__(16) float spills[C::kWarps + 1][16]; // into the block's first run, and behind each
+  FewBest<kFree, 256> best;                      // few enough to be ranked one by one
+  u64 keys[kKeys]; // that all blocks tell; behind them those of a block that tells its best alone
+  int list[C::kSelectCount + 1];
+};
+
+// What a warp's last key weighs in the block behind it; behind the last run to the next block, where it
+// counts on `barrier`.
+template <class C>
+NSAI_DEVICE void share_spill(Search<C> &search, u32 barrier, const Stretch<C> &stretch,
+                             const StepPool<C> &pool, int rank, int warp) {
+  const bool sends = warp + 1 == stretch.runs && rank + 1 < C::kCluster;
+  pool.end([&](int row, float spill) {
+    search.spills[warp + 1][row] = spill;
+    if (sends)
+      cluster_send(cluster_address(shared_address(&search.spills[0][row]), rank + 1), spill,
+                   cluster_address(barrier, rank + 1));
+  });
+}
+
+// Values of a lane's heads, that lie together.
+template <int kHeads> NSAI_DEVICE void load_heads(float (&x)[kHeads], const float *from) {
+  if constexpr (kHeads == 4) {
+    const float4 all = *(const float4 *)from;
+    x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
+  } else {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) x[h] = from[h];
+  }
+}
+
+// Importance of selection block j, `at` blocks behind the first of this block's, from kHeads heads of each
+// lane that shares it; `lse` of these.
+template <class C, int kHeads>
+NSAI_DEVICE float importance_of(const Search<C> &search, const Stretch<C> &stretch, const float *pooled,
+                                int at, int j, int lane, float inverse, const float (&lse)[kHeads]) {
+  const int each = stretch.each * Decode<C>::kQuantumBlocks;
+  const int run = quotient_up(at, each, inverse); // that ends before it
+  const bool first = j > 0 && j <= stretch.blocks && (run * each == at || j == stretch.blocks);
+  const float *row = pooled + at * 16 + lane * kHeads;
+  const float *spill = search.spills[run] + lane * kHeads;
+  float own[kHeads] = {}, before[kHeads], sum = 0.0f;
+  if (j < stretch.blocks) load_heads(own, row);
+  load_heads(before, spill);
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (lane * kHeads + h >= C::kGroup) continue;
+    if (j < stretch.blocks) sum += exp2_approx(own[h] - lse[h]);
+    if (first) sum += exp2_approx(before[h] - lse[h]);
+  }
+  return sum;
+}
+
+// This block's candidates: those of [begin, end) that are its own. A block tells the others `told` keys: all
+// of its own, whether they are candidates or not, or its best.
+template <class C> struct OwnBlocks {
+  static constexpr int kBehind = C::kSelectLocal > 0 ? 0 : 1; // candidates that have a spill alone
+  int begin, end;
+  int all, told;
+  NSAI_DEVICE bool few() const { return told == all && C::kCluster * told <= Search<C>::kAtOnce; }
+};
+template <class C>
+NSAI_DEVICE OwnBlocks<C> own_blocks(const Stretch<C> &stretch, int candidates, int rank) {
+  const int extent = recomputed(stretch.extent); // here, and not before the first copies
+  const int behind = rank + 1 == C::kCluster ? candidates : stretch.first_block + extent;
+  const int begin = max(stretch.first_block, C::kSelectInit), all = extent + OwnBlocks<C>::kBehind;
+  return OwnBlocks<C>{ begin, min(behind, candidates - C::kSelectLocal), all,
+                       all > Search<C>::kMostTold ? kFreeBlocks<C> : all };
+}
+
+// Head lane % 16's log-sum-exp over all blocks, in powers of two. Whole warps.
+template <class C> NSAI_DEVICE float find_lse(const float2 (*sStats)[16], int lane) {
+  constexpr int kHalf = C::kCluster / 2; // of the blocks, for each half of the lanes
+  const float2 own = add_stats<kHalf>(&sStats[lane / 16 * kHalf][lane % 16], 16);
+  const float2 other = make_float2(__shfl_xor_sync(~0u, own.x, 16), __shfl_xor_sync(~0u, own.y, 16));
+  const float highest = fmaxf(own.x, other.x);
+  const float total = own.y * exp2_approx(own.x - highest) + other.y * exp2_approx(other.x - highest);
+  return highest + log2_approx(total);
+}
+
+// Who searches.
+template <class C> struct Copiers {
+  static constexpr int kThreads = kCopiers<C>;
+  int thread; // of these
+  NSAI_DEVICE void sync() const { sync_copiers<C>(); }
+};
+
+// A lane's part in that, found before there are any values: kLanes of them share a block.
+template <class C> struct KeyTeller {
+  static constexpr int kHeads = C::kGroupPadded < 4 ? C::kGroupPadded : 4; // of a lane
+  static constexpr int kLanes = C::kGroupPadded / kHeads;
+  static constexpr int kTo = ceil_div(C::kCluster, kLanes); // blocks of threads that it tells
+  int thread, lane;
+  int first;      // of the warp's blocks
+  float inverse;  // of a run's blocks
+  u32 barrier;    // of candidates
+  u32 there[kTo]; // that of the other blocks
+  NSAI_DEVICE KeyTeller(const Copiers<C> &team, u32 barrier, const Stretch<C> &stretch)
+      : thread(team.thread), lane(thread % kLanes), first(thread / 32 * (32 / kLanes)),
+        inverse(__fdividef(1.0f, (float)(stretch.each * Decode<C>::kQuantumBlocks))),
+        barrier(barrier) {
+#pragma unroll
+    for (int i = 0; i < kTo; ++i)
+      there[i] = cluster_address(barrier, min(lane + i * kLanes, C::kCluster - 1));
+  }
+};
+
+// The block's keys to all blocks; or to where it searches its best.
+template <class C>
+NSAI_DEVICE void tell_keys(const KeyTeller<C> &teller, Search<C> &search, const float2 (*sStats)[16],
+                           const Stretch<C> &stretch, const OwnBlocks<C> &own, const float *pooled,
+                           int rank) {
+  constexpr int kHeads = KeyTeller<C>::kHeads, kLanes = KeyTeller<C>::kLanes;
+  const int thread = teller.thread, lane = teller.lane;
+  if (teller.first >= own.all) return;
+  const float mine = find_lse<C>(sStats, thread % 32);
+  float lse[kHeads];
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) lse[h] = __shfl_sync(~0u, mine, lane * kHeads + h);
+#pragma unroll 1
+  for (int begin = teller.first; begin < own.all; begin += kCopiers<C> / kLanes) {
+    const int at = begin + thread % 32 / kLanes, j = stretch.first_block + at;
+    const bool counts = own.begin <= j && j < own.end;
+    float x = counts ? importance_of<C>(search, stretch, pooled, at, j, lane, teller.inverse, lse) : 0.0f;
+    x = lanes_sum<kLanes>(x);
+    const u64 key = counts ? key_of(order_of(x), j) : 0;
+    if (at >= own.all) continue;
+    if (own.told < own.all) {
+      if (lane == 0) search.keys[Search<C>::kToldBest + at] = key;
+      continue;
+    }
+    const u32 to = shared_address(&search.keys[rank * own.told + at]) - teller.barrier;
+#pragma unroll
+    for (int i = 0; i < KeyTeller<C>::kTo; ++i)
+      if (lane + i * kLanes < C::kCluster) cluster_send(teller.there[i] + to, key, teller.there[i]);
+  }
+}
+
+// The best of this block's to all blocks.
+template <class C>
+NSAI_DEVICE void tell_best(const Copiers<C> &team, Search<C> &search, u32 barrier, const OwnBlocks<C> &own,
+                           int rank) {
+#pragma unroll 1
+  for (int i = team.thread; i < C::kCluster * own.told; i += kCopiers<C>) {
+    const int place = i / C::kCluster;
+    const u32 there = cluster_address(barrier, i % C::kCluster);
+    const u32 to = shared_address(&search.keys[rank * own.told + place]) - barrier;
+    cluster_send(there + to, search.best.best[place], there);
+  }
+  sync_copiers<C>(); // the best are read
+  if (team.thread < 32) clear_best(search.best, team.thread);
+  sync_copiers<C>(); // all threads know it
+}
+
+// The best of what all blocks told into the list, ascending: of few keys.
+template <class C> NSAI_DEVICE void list_few(const Copiers<C> &team, Search<C> &search) {
+  const int copier = team.thread / 32, lane = team.thread % 32;
+  const RankedKey x = rank_key(team, search.keys); // which lie by their indices
+  const bool wins = x.counts && x.rank < kFreeBlocks<C>;
+  const u32 winners = __ballot_sync(kAllLanes, wins);
+  if (lane == 0) search.best.groups[copier] = __popc(winners);
+  sync_copiers<C>(); // all warps' winners are counted
+  int place = __popc(winners & ((1u << lane) - 1));
+#pragma unroll
+  for (int i = 0; i < kCopyWarps<C>; ++i) place += i < copier ? search.best.groups[i] : 0;
+  if (wins) search.list[C::kSelectInit + place] = (int)index_in(x.key);
+}
+
+// The same of any keys; where blocks tell their best alone, first of this block's.
+template <class C>
+NSAI_DEVICE void list_best(const Copiers<C> &team, Search<C> &search, u32 barrier, const OwnBlocks<C> &own,
+                           int rank) {
+  constexpr int kFree = kFreeBlocks<C>;
+  if (own.few()) {
+    cluster_receive(barrier, 0);
+    list_few<C>(team, search);
+    return;
+  }
+#pragma unroll 1
+  for (bool all = own.told == own.all;; all = true) {
+    if (all)
+      cluster_receive(barrier, 0);
+    else
+      sync_copiers<C>(); // the block's own are there
+    find_best<Search<C>::kKeys>(team, search.best, search.keys + (all ? 0 : Search<C>::kToldBest),
+                                all ? C::kCluster * own.told : own.all);
+    if (all) break;
+    tell_best<C>(team, search, barrier, own, rank);
+  }
+  if (team.thread >= kFree) return;
+  const u32 index = index_in(search.best.best[team.thread]);
+  int place = 0;
+#pragma unroll
+  for (int i = 0; i < kFree; ++i) place += index_in(search.best.best[i]) < index;
+  search.list[C::kSelectInit + place] = (int)index;
+}
+
