@@ -180,9 +180,10 @@ static void test_attend_teams(void **state) {
 }
 
 /* Which kernel takes so many sequences of 4 KV heads on 132 multiprocessors; 0: the chain. */
-static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
+static nsai_role single_of_window(int32_t seqs, int64_t longest, bool chain, int32_t window) {
   nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = longest, .max_tokens = seqs };
-  p.model = (nsai_geometry){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16 };
+  p.model =
+      (nsai_geometry){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .window = window };
   p.model.select_block = 64;
   p.max_seqs = seqs;
   p.max_q_len = 1;
@@ -200,6 +201,10 @@ static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
                                                                      .branches = 7 });
   if (s.single != NSAI_ROLES) assert_int_equal(s.scan_parts, 1);
   return s.single == NSAI_ROLES ? 0 : s.single;
+}
+
+static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
+  return single_of_window(seqs, longest, chain, 512);
 }
 
 static void test_single(void **state) {
@@ -221,6 +226,11 @@ static void test_single(void **state) {
   assert_int_equal(single_of(14, 16384, true), NSAI_KERNEL_DECODE_PAIR);
   assert_int_equal(single_of(15, 16384, true), NSAI_KERNEL_DECODE_WIDE);
   assert_int_equal(single_of(15, 16448, true), NSAI_KERNEL_DECODE_PAIR);
+  assert_int_equal(single_of_window(1, 65536, true, 4096), NSAI_KERNEL_DECODE_QUAD);
+  assert_int_equal(single_of_window(1, 65536, true, 4097), 0);
+  assert_int_equal(single_of_window(3, 65536, true, 65536), 0);
+  assert_int_equal(single_of_window(4, 65536, true, 65536), NSAI_KERNEL_DECODE_QUAD);
+  assert_int_equal(single_of_window(1, 1024, true, 65536), NSAI_KERNEL_DECODE_QUAD);
 }
 
 /* What nsa_explain says of a plan that has them all: every number of sequences once, by what takes it. */
