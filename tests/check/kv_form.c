@@ -91,6 +91,7 @@ void chk_kv_form_searched(chk_kv_form *out) {
   if (out->page_size == 16 && g->stride == 32) out->page_size = 32;
   if (out->seqs > 4) out->seqs = 4;
   if (out->max_q_len > 4) out->max_q_len = 4;
+  out->probed = out->probed && out->seqs * out->max_q_len >= CHK_KV_PROBES;
   out->least_kv_len = SEARCHED_FROM;
   out->max_kv_len = SEARCHED_TO;
 }
