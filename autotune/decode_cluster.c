@@ -12,10 +12,11 @@
 #define ROWS NSAI_DECODE_ROWS
 #define STEP NSAI_DECODE_STEP
 #define MOST_FREE 32 /* common/few_best.cuh */
-#define FEW 256      /* SharedPlan::best */
+#define FEW 256      /* Search::best */
 
-/* Registers of a thread for O and Q of an m16 tile, and columns of O: beside 128 (192/160) or 192
- * columns (96/192) it spills, beside 120 (160/160) it does not. (NVRTC 13.0.) */
+/* Registers of a thread for O and Q of an m16 tile, and columns of O: of 255, which a block of 4 warps leaves a
+ * thread, 128 (192/160) and 192 columns (96/192) spill, 120 (160/160) does not. Those that fit as 8 warps have 168, of
+ * which 256/48 and 256/32 take 167 and 168: .ci/run compiles these. (NVRTC 13.0.) */
 #define MOST_ROW_REGISTERS 120
 #define MOST_COLUMNS 160
 
@@ -32,6 +33,9 @@ static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_BLOCKS]
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Of warps that attend, and of half as many that copy. */
+static int32_t threads_of(const nsai_tiles *s) { return 48 * s->of[NSAI_TILE_WARPS]; }
 
 /* SharedPlan of decode_cluster.cuh, member by member. */
 static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
@@ -103,8 +107,8 @@ static int64_t blocks_at_once(int32_t cluster) {
   return 0;
 }
 
-/* The largest clusters that run at once; blocks of four warps and twice the stages are slower (H200, 1 and 4
- * sequences of 64k: 20.5 and 35.6 us, 17.9 and 29.8). Where they do not fit or do not hold the longest
+/* The largest clusters that run at once; blocks of four warps and twice the stages were slower when all warps copied
+ * (H200, 1 and 4 sequences of 64k: 20.5 and 35.6 us, 17.9 and 29.8). Where they do not fit or do not hold the longest
  * sequence, whatever does. */
 static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   int64_t units = larger(units_of(p), 1);
@@ -197,10 +201,16 @@ static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_
   nsai_fit_threads(s, reasons);
 }
 
+/* Registers of a thread below which some models spill: blocks of 8 warps have 80 where two fit a multiprocessor.
+ * (NVRTC 13.0, D 32.) */
+#define LEAST_REGISTERS 128
+
 /* Bound by waits: more blocks at once are better, as long as there is room for all. */
 static double cost_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   int32_t blocks = s->of[NSAI_TILE_BLOCKS], cluster = s->of[NSAI_TILE_CLUSTER];
-  if (!nsai_holds_blocks(t, shared_bytes(&p->model, s), blocks)) return INFINITY;
+  if (!nsai_holds_blocks(t, shared_bytes(&p->model, s), blocks) ||
+      nsai_register_limit(blocks * threads_of(s)) < LEAST_REGISTERS)
+    return INFINITY;
   int64_t all = larger(units_of(p), 1) * cluster, room = blocks * blocks_at_once(cluster);
   return (double)ceil_div(all, room) *
          (1 + 16.0 / (cluster * s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_STAGES]));
@@ -224,10 +234,9 @@ void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, co
   (void)t;
   const nsai_geometry *m = &p->model;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_DECODE_CLUSTER];
-  int32_t warps = s->of[NSAI_TILE_WARPS];
   *spec = (nsai_kernel_spec){ .entry = "decode_cluster",
                               .dtype = m->dtype,
-                              .threads = 32 * (warps + warps / 2), /* that attend, and that copy */
+                              .threads = threads_of(s),
                               .shared_bytes = shared_bytes(m, s),
                               .cluster = s->of[NSAI_TILE_CLUSTER] };
   nsai_heads_add(spec, p);

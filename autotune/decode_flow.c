@@ -18,8 +18,8 @@
 /* Selection blocks of a block of threads whose pooled values lie in shared memory, where it has the room. */
 #define KEPT_BLOCKS 256
 
-/* Registers of a consumer for O and Q of an m16 tile, and columns of O: it takes 165 at 128/128, and has 184.
- * (NVRTC 13.0.) */
+/* Registers of a consumer for O and Q of an m16 tile, and columns of O: it takes 190 at 128/128, and has 192.
+ * (NVRTC 13.0; nor do 144/128, 208/96 and 256/64 spill.) */
 #define MOST_ROW_REGISTERS 100
 #define MOST_COLUMNS 128
 
@@ -73,11 +73,12 @@ static bool is_legal(const nsai_problem *p, const nsai_target *t, int32_t cluste
          nsai_free_blocks(m) <= MOST_FREE && places(m) % cluster == 0;
 }
 
-/* The last selection blocks, which are always chosen, where they lie in the window: its keys are theirs. */
+/* The last selection blocks, which are always chosen, where they lie in the window: its keys are theirs.
+ * (Rings are their own pair's, and there `per_branch` holds as well.) */
 static int32_t both_blocks(const nsai_problem *p) {
   const nsai_geometry *m = &p->model;
-  const bool both =
-      !m->per_branch && !p->window_ring && m->select_local * m->select_block <= m->window;
+  const bool both = m->select_count && !m->per_branch && !p->window_ring &&
+                    m->select_local * m->select_block <= m->window;
   return both ? m->select_local : 0;
 }
 

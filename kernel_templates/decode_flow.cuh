@@ -45,6 +45,10 @@ enum { kScan, kUntilScanned, kRestOfWindow, kBoth, kChosen, kFlowRounds };
 // Of a thread; the launch gives all of them 128. (NVRTC 13.0, D 128: consumers take 190.)
 constexpr int kProducerRegisters = 64, kConsumerRegisters = 192;
 static_assert(Config::kThreads == 64 * Config::kWarps && Config::kWarps % 4 == 0, "whole warpgroups of both");
+static_assert(Config::kBothBlocks == 0 ||
+                  (Config::kBothBlocks == Config::kSelectLocal && Config::kRing == 0 &&
+                   Config::kBothBlocks * Config::kSelectBlock <= Config::kWindow),
+              "blocks that are always chosen, all of them in the window");
 
 // ---- begin
 

@@ -9,6 +9,7 @@
 // Config: those of common/decode_turns.cuh and decode_copy.cuh, kKeptBlocks (whose pooled values lie in
 // shared memory), kMostBlocks (of a thread block).
 #pragma once
+#include "common/barrier.cuh"
 #include "common/cluster.cuh"
 #include "common/decode.cuh"
 #include "common/decode_copy.cuh"

@@ -17,6 +17,7 @@
 template <class C> constexpr int kReaders = 32 * C::kWarps;
 template <class C> constexpr int kCopyWarps = C::kThreads / 32 - C::kWarps;
 template <class C> constexpr int kCopiers = 32 * kCopyWarps<C>;
+static_assert(2 * kCopyWarps<Config> == Config::kWarps && kCopyWarps<Config> % 2 == 0, "halves of a turn");
 
 template <class C> NSAI_DEVICE void sync_readers() { sync_some<1, kReaders<C>>(); }
 template <class C> NSAI_DEVICE void sync_copiers() { sync_some<2, kCopiers<C>>(); }

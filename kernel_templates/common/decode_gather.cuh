@@ -3,9 +3,10 @@
 //
 // How decode_cluster's blocks add up a token's branches: every block sends each block of the cluster a slice
 // of its O, and its stats; every block adds up the slices it got, applies gates, and stores its slice of the
-// outputs. Four columns of a row are a place; slice c has places [c * kSlice, (c + 1) * kSlice).
+// outputs. Branches join the sum in the order in which they come: compressed, window, selected. Four columns
+// of a row are a place; slice c has places [c * kSlice, (c + 1) * kSlice).
 //
-// Config: Element, kHeadDimV, kGroup, kGate, kWarps, kCluster.
+// Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
 #pragma once
 #include "common/cluster.cuh"
 #include "common/copy.cuh"

@@ -22,7 +22,7 @@ template <class C> struct ChosenKeys {
 };
 
 template <class C> NSAI_DEVICE WindowRun window_keys(int position) {
-  const int seen = position + 1; // 0: a padded row
+  const int seen = position + 1; // not above 0: a padded row
   const int limit = min(seen, C::kWindow);
   return WindowRun{ limit, seen - limit };
 }

@@ -178,6 +178,7 @@ NSAI_DEVICE int score_turn(const RingTurns<C> &turns, const RingBarriers<C> &bar
   const RingTurn turn = find_turn<C>(turns, i);
 #pragma unroll
   for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = kMinusInf;
+  // A phase that is left out is over: all wait for its values, which arrive behind it.
   if (warp < turn.warps) {
     barrier_wait(barriers.keys(i % C::kStages), i / C::kStages & 1);
     const u32 keys = stages + (i % C::kStages * C::kWarps + warp) * S::kStageBytes;

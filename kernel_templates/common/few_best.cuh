@@ -10,12 +10,11 @@
 //
 // Team, who searches: kThreads, `thread` among these, sync() of all of them.
 #pragma once
-#include "common/barrier.cuh"
 #include "common/copy.cuh"
 #include "common/topn.cuh"
 #include "common/types.cuh"
 
-// What the block's threads tell each other: 0 at first.
+// What the team's threads tell each other: 0 at first.
 template <int kFree, int kFew> struct FewBest {
   static_assert(0 < kFree && kFree <= 32, "as many as groups");
   u64 few[kFew];

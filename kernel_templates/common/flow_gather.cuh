@@ -2,8 +2,10 @@
 // SPDX-License-Identifier: MIT
 //
 // How decode_flow adds up a token's branches: the warps' O and stats lie in shared memory, every thread adds
-// up its places, and where a cluster shares the token, sends those of other blocks' slices to them. A place
-// is four columns of a row; slice c has places [c * kSlice, (c + 1) * kSlice).
+// up its places, of the scan and the window the producers' threads alone, and where a cluster shares the
+// token, sends those of other blocks' slices to them. Branches join the sum in the order in which they come:
+// compressed, window, selected. A place is four columns of a row; slice c has places [c * kSlice, (c + 1) *
+// kSlice).
 //
 // Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
 #pragma once

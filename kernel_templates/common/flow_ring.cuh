@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The keys of one warp of decode_flow: steps of 16, first of the scan, then of the window, then of the
-// chosen blocks, through a ring of kStages stages that does not run dry between them. Another warp, with few
-// registers, finds and copies them: lanes 0 to 15 a step's rows of K, lanes 16 to 31 those of V.
+// The keys of one warp of decode_flow: steps of 16, first of the scan, then of the window, of what is window
+// and chosen, and of the other chosen blocks, through a ring of kStages stages that does not run dry between
+// them. Another warp, with few registers, finds and copies them: lanes 0 to 15 a step's rows of K, lanes 16
+// to 31 those of V.
 //
 // Config: those of common/key_stream.cuh, kSelectBlock (l'), kPageSize (P; 0: none), kRing (the window's
 // pair lies in rings), kCluster.

@@ -20,7 +20,8 @@ constexpr int kCompressed = NSAI_BRANCH_COMPRESSED, kSelected = NSAI_BRANCH_SELE
               kWindow = NSAI_BRANCH_WINDOW;
 constexpr int kBest = kFlowBest<Config>;
 
-// Of a warp: probabilities to be pooled; O [16, Dv] of the scan, and then of the window.
+// Of a warp: probabilities to be pooled; O [16, Dv] of the scan, and then of the window, with what is chosen
+// as well.
 union __align__(16) WarpDesk {
   float pool[16][kPoolPitch];
   float o[16][Places::kPitch];
@@ -36,7 +37,8 @@ enum { kScanPart, kWindowPart, kBothPart, kParts };
 
 struct SharedPlan {
   unsigned char ring[Config::kWarps][Ring::kBytes]; // at the end O of the chosen blocks
-  WarpDesk desk[Config::kWarps]; // warp 0 has no window: in its place O of all warps' scans stays
+  WarpDesk desk[Config::kWarps]; // warp 0 has no window: there O of all scans stays, then the first two
+                                 // branches' sum
   float pooled[Config::kKeptBlocks > 0 ? Config::kKeptBlocks : 1][16];
   __align__(16) FlowPart parts[Config::kWarps][kParts];
   __align__(16) u64 queue[32]; // of the search

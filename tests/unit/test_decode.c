@@ -594,6 +594,13 @@ static void test_products(void **state) {
   }
 }
 
+static int64_t constant_of(const nsai_kernel_spec *spec, const char *name) {
+  for (int i = 0; i < spec->constant_count; i++)
+    if (!strcmp(spec->constants[i].name, name)) return spec->constants[i].value;
+  fail_msg("%s has no %s", spec->entry, name);
+  return 0;
+}
+
 /* One launch whatever the branches, of a cluster for each token and KV head. */
 static void test_cluster(void **state) {
   (void)state;
@@ -601,6 +608,7 @@ static void test_cluster(void **state) {
   begin(&r, "decode_cluster", NSAI_PHI_MEAN);
   const nsai_kernel_spec *spec = &r.decode->choice.specs[NSAI_KERNEL_DECODE_CLUSTER];
   assert_true(spec->cluster >= 2 && spec->cluster <= 8); /* not an H200 */
+  assert_int_equal(spec->threads, 48 * constant_of(spec, "kWarps"));
   assert_int_equal(machine_record()->large_clusters, 0);
   for (uint32_t branches = 0; branches < 8; branches++) {
     decode(&r, branches);
@@ -671,13 +679,6 @@ static void test_cluster_rules(void **state) {
   expect_cluster(&p, &h200, 0, "32 heads");
 }
 
-static int64_t constant_of(const nsai_kernel_spec *spec, const char *name) {
-  for (int i = 0; i < spec->constant_count; i++)
-    if (!strcmp(spec->constants[i].name, name)) return spec->constants[i].value;
-  fail_msg("%s has no %s", spec->entry, name);
-  return 0;
-}
-
 /* Whether decode_flow takes the problem in each of its shapes: clusters of four wide blocks, pairs of them, these
  * alone, two narrow ones to a multiprocessor. */
 static void expect_shapes(const nsai_problem *p, const nsai_target *t, bool fours, bool others) {
@@ -744,29 +745,33 @@ static void test_flow_rules(void **state) {
 /* The last blocks are read for both branches where these have one K and V, in which the window holds the blocks. */
 static void test_flow_both(void **state) {
   (void)state;
-  nsai_problem p = { .op = NSA_OP_DECODE,
-                     .model = model,
-                     .max_kv_len = 65536,
-                     .max_tokens = 64,
-                     .max_seqs = 64,
-                     .max_q_len = 1 };
-  nsai_kernel_spec spec = { 0 };
-  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
-  assert_int_equal(constant_of(&spec, "kBothBlocks"), 2);
-  p.model.window = 128;
-  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
-  assert_int_equal(constant_of(&spec, "kBothBlocks"), 2);
-  p.model.window = 127;
-  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
-  assert_int_equal(constant_of(&spec, "kBothBlocks"), 0);
-  p.model.window = 512;
-  p.window_ring = 512;
-  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
-  assert_int_equal(constant_of(&spec, "kBothBlocks"), 0);
-  p.window_ring = 0;
-  p.model.per_branch = true;
-  assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
-  assert_int_equal(constant_of(&spec, "kBothBlocks"), 0);
+  static const struct {
+    int32_t count, local, window;
+    bool ring, per_branch;
+    int64_t both;
+  } cases[] = {
+    { 16, 2, 512, false, false, 2 }, { 16, 2, 128, false, false, 2 },
+    { 16, 2, 127, false, false, 0 }, { 16, 1, 64, false, false, 1 },
+    { 16, 1, 63, false, false, 0 },  { 16, 0, 512, false, false, 0 },
+    { 16, 2, 0, false, false, 0 },   { 0, 2, 512, false, false, 0 },
+    { 16, 2, 512, true, true, 0 },   { 16, 2, 512, false, true, 0 },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    nsai_problem p = { .op = NSA_OP_DECODE,
+                       .model = model,
+                       .max_kv_len = 65536,
+                       .max_tokens = 64,
+                       .max_seqs = 64,
+                       .max_q_len = 1,
+                       .window_ring = cases[i].ring };
+    p.model.select_count = cases[i].count;
+    p.model.select_local = cases[i].local;
+    p.model.window = cases[i].window;
+    p.model.per_branch = cases[i].per_branch;
+    nsai_kernel_spec spec = { 0 };
+    assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
+    assert_int_equal(constant_of(&spec, "kBothBlocks"), cases[i].both);
+  }
 }
 
 /* Less shared memory, fewer selection blocks whose pooled values decode_flow keeps there: the most that fit, a power
