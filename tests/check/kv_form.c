@@ -127,6 +127,7 @@ void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
   out->op = NSA_OP_DECODE;
   out->max_kv_len = (int32_t)(longest / 4 + (int64_t)(next(&random) % (uint64_t)longest));
   out->steps = 6;
+  out->repeats = 4;
   out->softmax_scale = next(&random) % 4 ? 0 : 0.02f + 0.01f * (float)(next(&random) % 20);
   out->masks = !out->graph && next(&random) % 4 == 0;
   choose_lists(&random, out);

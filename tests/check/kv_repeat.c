@@ -1,14 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The same append and attention once more: caches and outputs must have the same bits.
+ * The same append and attention once more: caches and outputs must have the same bits. On a GPU several times,
+ * where blocks of threads meet in another order each time.
  */
 #include "kv_world_impl.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define REPEATS 4 /* on a GPU, where blocks of threads meet in another order each time */
 
 static bool is_written(int what) {
   return what <= CHK_KV_V_CMP || (what >= CHK_KV_READS && what < CHK_KV_PROBE_ROWS);
@@ -53,7 +52,7 @@ static void compare(chk_kv_world *w, int repeat, int what, const uint8_t *kept) 
 
 nsa_status chk_kv_repeat(chk_kv_world *w) {
   uint8_t *kept[CHK_KV_PROBE_ROWS] = { 0 };
-  const int repeats = w->device->driver ? REPEATS : 1;
+  const int repeats = w->device->driver ? w->form.repeats : 1;
   nsa_status status = keep(w, kept);
   for (int i = 1; !status && !w->result->failure[0] && i <= repeats; i++) {
     status = run_again(w);

@@ -35,7 +35,8 @@ typedef struct chk_kv_form {
   int32_t least_kv_len; /* of a sequence that begins, the first one at once; 0: any number */
   int32_t short_kv_len; /* none becomes longer, in pages; 0: up to what the plan is made for */
   int32_t steps;
-  int32_t chunk; /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
+  int32_t repeats; /* of a step on a GPU, which must give the same bits */
+  int32_t chunk;   /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
   float softmax_scale;
   bool masks;          /* steps run some of the branches */
   bool counted;        /* steps of a decode count what they read */

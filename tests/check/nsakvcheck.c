@@ -19,6 +19,7 @@ typedef struct arguments {
   uint64_t seed;
   int64_t count, soak, every;
   int32_t longest, device, op; /* op 0: one after the other */
+  int32_t steps, repeats;      /* -1: the world's */
   double time_limit;
   const char *cache_dir, *variant;
   bool verbose, self_test, spread, searched, large;
@@ -34,7 +35,9 @@ enum {
   OPT_SPREAD,
   OPT_SEARCHED,
   OPT_LARGE,
-  OPT_VARIANT
+  OPT_VARIANT,
+  OPT_STEPS,
+  OPT_REPEATS
 };
 
 static const struct argp_option options[] = {
@@ -60,6 +63,10 @@ static const struct argp_option options[] = {
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
   { "soak", OPT_SOAK, "STEPS", 0, "So many steps of one world of sequences that come and go", 0 },
   { "every", OPT_EVERY, "N", 0, "Steps of a soak from check to check (250)", 0 },
+  { "steps", OPT_STEPS, "N", 0,
+    "Steps of a world that splits nothing; 1 for compute-sanitizer (6, large ones 3)", 0 },
+  { "repeats", OPT_REPEATS, "N", 0, "How often a GPU takes a step again, for the same bits (4)",
+    0 },
   { "longest", 'l', "N", 0, "Tokens of the longest sequences (1500)", 0 },
   { "device", 'd', "DEVICE", 0, "auto, an ordinal, or cpu: the CPU device with itself", 0 },
   { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels there (default: in memory)", 0 },
@@ -86,6 +93,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     if (a->op < 0) argp_error(state, "--op: '%s' is none of decode, prefill, split", value);
     break;
   case OPT_VARIANT: a->variant = value; break;
+  case OPT_STEPS: a->steps = (int32_t)chk_option_number("steps", value, 1, 1000, state); break;
+  case OPT_REPEATS:
+    a->repeats = (int32_t)chk_option_number("repeats", value, 0, 1000, state);
+    break;
   case OPT_SELF_TEST: a->self_test = true; break;
   case OPT_SEARCHED: a->searched = true; break;
   case OPT_LARGE: a->large = true; break;
@@ -100,15 +111,31 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'v': a->verbose = true; break;
   case ARGP_KEY_ARG: argp_error(state, "unexpected argument '%s'", value); break;
   case ARGP_KEY_END:
-    if (a->soak && (a->op || a->spread || a->searched || a->large || a->time_limit > 0))
+    if (a->soak &&
+        (a->op || a->spread || a->searched || a->large || a->steps >= 0 || a->time_limit > 0))
       argp_error(state, "--soak has a world and an end of its own: leave out --op, --spread, "
-                        "--searched, --large and --time-limit");
+                        "--searched, --large, --steps and --time-limit");
+    if (a->op == OP_SPLIT && (a->steps >= 0 || a->repeats >= 0))
+      argp_error(state, "--op split has one walk, in any pieces: leave out --steps and --repeats");
     if (a->large && (a->searched || a->op == OP_SPLIT))
       argp_error(state, "--large says of its own what is searched, and splits nothing");
     break;
   default: return ARGP_ERR_UNKNOWN;
   }
   return 0;
+}
+
+/* The caller's numbers in place of the world's. */
+static void shorten(const arguments *a, chk_kv_form *form) {
+  if (a->steps >= 0) form->steps = a->steps;
+  if (a->repeats >= 0) form->repeats = a->repeats;
+}
+
+/* What a reproduction needs of these. */
+static void print_shortened(const arguments *a) {
+  if (a->steps >= 0) printf(" --steps %d", a->steps);
+  if (a->repeats >= 0) printf(" --repeats %d", a->repeats);
+  printf("\n");
 }
 
 static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
@@ -123,6 +150,7 @@ static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
   form->spread = a->spread;
   form->variant = a->variant;
   if (a->variant) chk_kv_form_plain(form);
+  shorten(a, form);
 }
 
 typedef struct counts {
@@ -148,14 +176,16 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
   printf(": o %.2f branch %.2f lse %.2f entry %.2f importance %.2f near_cut %lld rows %lld%s%s\n",
          r.o, r.branch, r.lse, r.entry, r.importance, (long long)r.near_cut, (long long)r.rows,
          r.failure[0] ? ": " : "", r.failure);
-  if (failed)
-    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s%s%s%s%s\n",
+  if (failed) {
+    printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s%s%s%s%s",
            form.split                  ? "split"
            : form.op == NSA_OP_PREFILL ? "prefill"
                                        : "decode",
            (unsigned long long)seed, a->longest, a->searched ? " --searched" : "",
            a->large ? " --large" : "", a->spread ? " --spread" : "",
            a->variant ? " --variant " : "", a->variant ? a->variant : "");
+    print_shortened(a);
+  }
   fflush(stdout);
 }
 
@@ -166,6 +196,7 @@ static nsa_status run_soak(const arguments *a, const nsai_trial_device *device, 
   };
   chk_kv_form_random(a->seed, a->longest, form);
   chk_kv_form_soak(form, a->longest);
+  shorten(a, form);
   return chk_kv_soak(device, &request, n, r);
 }
 
@@ -188,8 +219,9 @@ static int soak(const arguments *a, const nsai_trial_device *device) {
          (long long)n.forks, (long long)n.rollbacks, (long long)n.copies, (long long)n.poisoned,
          r.failure[0] ? r.failure : "passed");
   if (!r.failure[0]) return 0;
-  printf("  again: nsakvcheck --soak %lld --every %lld --seed %llu --longest %d\n",
+  printf("  again: nsakvcheck --soak %lld --every %lld --seed %llu --longest %d",
          (long long)a->soak, (long long)a->every, (unsigned long long)a->seed, a->longest);
+  print_shortened(a);
   return 1;
 }
 
@@ -277,9 +309,13 @@ int main(int argc, char **argv) {
     NULL,
     NULL
   };
-  arguments a = {
-    .seed = 1, .count = 60, .every = 250, .longest = 1500, .device = NSAI_TRIAL_DEVICE_AUTO
-  };
+  arguments a = { .seed = 1,
+                  .count = 60,
+                  .every = 250,
+                  .longest = 1500,
+                  .steps = -1,
+                  .repeats = -1,
+                  .device = NSAI_TRIAL_DEVICE_AUTO };
   nsai_trial_device device;
   counts all = { 0 };
   argp_err_exit_status = 2;

@@ -21,14 +21,17 @@ load common
 
 @test "nsakvcheck: a number that is none, or out of range, is 2" {
   for number in '' x 1x ' 1' +1 -1 1.5 99999999999999999999; do
-    for option in --seed --count --longest --soak --every; do
+    for option in --seed --count --longest --soak --every --steps --repeats; do
       run -2 "$NSAKVCHECK" "$option" "$number"
     done
   done
   run -2 "$NSAKVCHECK" --longest 63
   run -2 "$NSAKVCHECK" --time-limit nan
   run -2 "$NSAKVCHECK" --op attend
+  run -2 "$NSAKVCHECK" --steps 0
+  run -2 "$NSAKVCHECK" --op split --repeats 1
   run -2 "$NSAKVCHECK" --soak 5 --large
+  run -2 "$NSAKVCHECK" --soak 5 --steps 1
   run -2 "$NSAKVCHECK" --large --op split
   run -2 "$NSAKVCHECK" --large --searched
 }
