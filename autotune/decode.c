@@ -480,8 +480,8 @@ static nsai_tiles two_teams(const nsai_problem *p, const nsai_target *t, const n
 
 /* Two blocks of two teams as one of four, where the tiles of every step leave room for two of these: they share Q, and
  * half as many partial results are stored and added up. (H200, 4 new tokens of 4 and 16 sequences of 64k, 16 of 16k, us
- * of a step: 52.1 -> 47.9, 100.7 -> 97.1, 68.7 -> 65.7; 32 of 64k, which fill the device: 170 -> 186. Of 128 rows
- * decode_attend spills with another NVRTC 13.0.) */
+ * of a step: 52.1 -> 47.9, 100.7 -> 97.1, 68.7 -> 65.7; 32 of 64k, which fill the device: 170 -> 186. 128 rows were not
+ * timed where there is room.) */
 static nsai_tiles four_teams(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                              uint32_t (*shared)(const nsai_problem *, const nsai_target *,
                                                 const nsai_tiles *)) {
@@ -497,15 +497,18 @@ static nsai_tiles four_teams(const nsai_problem *p, const nsai_target *t, const 
   return *s;
 }
 
+static nsai_tiles most_teams(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                             uint32_t (*shared)(const nsai_problem *, const nsai_target *,
+                                                const nsai_tiles *)) {
+  const nsai_tiles two = two_teams(p, t, s, shared);
+  return four_teams(p, t, &two, shared);
+}
+
 void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                              nsai_kernel_spec specs[NSAI_ROLES]) {
   const nsai_geometry *m = &p->model;
   bool selects = m->select_count && p->selection == NSA_SELECT_OWN;
-  nsai_tiles scans = *s;
-  if (has_team_registers(p)) {
-    scans = two_teams(p, t, s, scan_shared);
-    scans = four_teams(p, t, &scans, scan_shared);
-  }
+  const nsai_tiles scans = has_team_registers(p) ? most_teams(p, t, s, scan_shared) : *s;
   nsai_kernel_spec *scan = &specs[NSAI_KERNEL_DECODE_SCAN];
   *scan = (nsai_kernel_spec){ .entry = "decode_scan",
                               .shared_bytes = scan_shared(p, t, &scans),
@@ -519,11 +522,7 @@ void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const 
     nsai_kernel_spec *attend = &specs[NSAI_KERNEL_DECODE_ATTEND];
     /* Rows of one token take registers of their own. */
     const bool narrow = has_narrow_panels(p, t) && tile_tokens(p, t) > 1;
-    nsai_tiles attends = *s;
-    if (narrow) {
-      attends = two_teams(p, t, s, attend_shared);
-      attends = four_teams(p, t, &attends, attend_shared);
-    }
+    const nsai_tiles attends = narrow ? most_teams(p, t, s, attend_shared) : *s;
     *attend = (nsai_kernel_spec){ .entry = "decode_attend",
                                   .shared_bytes = attend_shared(p, t, &attends) };
     specify_stream(p, t, &attends, attend);

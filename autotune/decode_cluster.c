@@ -16,7 +16,7 @@
 
 /* Registers of a thread for O and Q of an m16 tile, and columns of O: of 255, which a block of 4 warps leaves a
  * thread, 128 (192/160) and 192 columns (96/192) spill, 120 (160/160) does not. Those that fit as 8 warps have 168, of
- * which 256/48 and 256/32 take 167 and 168: .ci/run compiles these. (NVRTC 13.0.) */
+ * which 256/48 takes 167 and 256/32 168: .ci/run compiles the former. (NVRTC 13.0.) */
 #define MOST_ROW_REGISTERS 120
 #define MOST_COLUMNS 160
 
@@ -184,7 +184,7 @@ bool nsai_sensible_decode_cluster(const nsai_problem *p, const nsai_target *t) {
   const nsai_geometry *m = &p->model;
   return nsai_target_major(t) == 9 && 4 * units_of(p) <= blocks_at_once(4) &&
          units_of(p) * nsai_block_count(m, p->max_kv_len) <= MOST_KEYS &&
-         m->window + m->select_count * m->select_block <= MOST_RAW_KEYS;
+         nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
 }
 
 static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,

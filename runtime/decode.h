@@ -64,6 +64,9 @@ bool nsai_decode_reaches_wide(const nsai_problem *problem, int32_t sms, int64_t 
 bool nsai_decode_reaches_pair(const nsai_problem *problem, int32_t sms, int64_t units);
 bool nsai_decode_reaches_quad(const nsai_problem *problem, int32_t sms, int64_t units);
 
+/* Most raw keys that a token attends to: of its window and of its chosen blocks. */
+int64_t nsai_decode_raw_keys(const nsai_problem *problem);
+
 /* Whether `units` are no more than half the multiprocessors. */
 bool nsai_decode_leaves_half(int32_t sms, int64_t units);
 

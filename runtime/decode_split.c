@@ -50,16 +50,17 @@
  * nearly all multiprocessors; pairs behind that up to half of them, of short sequences up to 3/7, and where more
  * compressed keys may come than 64k tokens', which half of them would read too slowly, from 2/5 on; then one. */
 #define FEWEST_QUAD_PART 33 /* of the multiprocessors */
-/* Many raw keys of a token, which 16 multiprocessors would read too slowly: where they are more than so many, four
- * blocks from 1/9 of the multiprocessors on. (H200, attention over all keys of 1, 2 and 4 sequences of 64k by four
- * blocks 105, 105 and 126 us, by the chain 40.0, 68.4 and 131; of 1 and 4 of 16k 32.0 and 37.4, 17.4 and 39.2. That
- * both take as long for one sequence at about 4k follows from these.) */
-#define MOST_RAW_KEYS 4096
-#define FEWEST_RAW_QUAD_PART 9
 #define FEWEST_PAIR_FIFTHS 1
 #define FEWEST_LONG_FIFTHS 2
 #define LONGEST_PAIR 4096
 #define LONGEST_SHORT 1024 /* 16k tokens */
+
+/* Many raw keys of a token, which 16 multiprocessors would read too slowly: where they are more than so many, four
+ * blocks from 1/9 of the multiprocessors on. (H200, attention over all keys of 1, 2 and 4 sequences of 64k by four
+ * blocks 105, 105 and 126 us, by the chain 40.1, 68.4 and 131; of 1 and 4 of 16k 32.0 and 37.4, 17.2 and 39.2. That
+ * both take as long for one sequence at about 4k follows from these.) */
+#define MOST_QUAD_RAW_KEYS 4096
+#define FEWEST_RAW_QUAD_PART 9
 
 /* Most compressed keys of a unit that one block of threads takes alone: 256k tokens. */
 #define LONGEST_WHOLE 16384
@@ -253,6 +254,11 @@ static bool is_even(const nsai_problem *p) {
   return nsai_block_count(&p->model, p->max_kv_len) <= LONGEST_WHOLE;
 }
 
+int64_t nsai_decode_raw_keys(const nsai_problem *p) {
+  int64_t chosen = (int64_t)p->model.select_count * p->model.select_block;
+  return smaller(p->model.window, p->max_kv_len) + smaller(chosen, p->max_kv_len);
+}
+
 bool nsai_decode_leaves_half(int32_t sms, int64_t units) { return units * 2 <= known_sms(sms); }
 
 bool nsai_decode_reaches_whole(const nsai_problem *p, int32_t sms, int64_t units) {
@@ -261,7 +267,7 @@ bool nsai_decode_reaches_whole(const nsai_problem *p, int32_t sms, int64_t units
 
 static bool pairs_suffice(const nsai_problem *p, int32_t sms, int64_t units) {
   bool is_short = nsai_block_count(&p->model, p->max_kv_len) <= LONGEST_SHORT;
-  return is_short ? units * 7 <= known_sms(sms) * 3 : units * 2 <= known_sms(sms);
+  return is_short ? units * 7 <= known_sms(sms) * 3 : nsai_decode_leaves_half(sms, units);
 }
 
 bool nsai_decode_reaches_wide(const nsai_problem *p, int32_t sms, int64_t units, bool flows) {
@@ -277,10 +283,8 @@ bool nsai_decode_reaches_pair(const nsai_problem *p, int32_t sms, int64_t units)
 }
 
 bool nsai_decode_reaches_quad(const nsai_problem *p, int32_t sms, int64_t units) {
-  const nsai_geometry *m = &p->model;
-  int64_t raw = smaller(m->window, p->max_kv_len) +
-                smaller((int64_t)m->select_count * m->select_block, p->max_kv_len);
-  int32_t part = raw > MOST_RAW_KEYS ? FEWEST_RAW_QUAD_PART : FEWEST_QUAD_PART;
+  bool many = nsai_decode_raw_keys(p) > MOST_QUAD_RAW_KEYS;
+  int32_t part = many ? FEWEST_RAW_QUAD_PART : FEWEST_QUAD_PART;
   return units * part >= known_sms(sms) && is_even(p);
 }
 

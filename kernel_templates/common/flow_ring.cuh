@@ -98,7 +98,8 @@ struct FlowPart {
   FlowMask mask;
 };
 
-// The warp's steps: those of the scan from `begin` on, of the window, of the chosen blocks.
+// The warp's steps: those of the scan from `begin` on, of the window, of what is window and chosen, of the
+// other chosen blocks.
 template <class C> struct FlowSteps {
   const NsaiDecode &p;
   int group;

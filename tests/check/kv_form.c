@@ -67,6 +67,10 @@ static void make_long(chk_kv_form *out) {
   if (!g->select_count) g->select_count = 16;
 }
 
+static bool has_probed_rows(const chk_kv_form *f) {
+  return f->seqs * f->max_q_len >= CHK_KV_PROBES;
+}
+
 /* More blocks to be searched than half a warp has lanes, in contexts of little more blocks than are chosen:
  * blocks of threads that share a search have few or none of them. */
 #define SEARCHED_FROM 2100
@@ -91,7 +95,7 @@ void chk_kv_form_searched(chk_kv_form *out) {
   if (out->page_size == 16 && g->stride == 32) out->page_size = 32;
   if (out->seqs > 4) out->seqs = 4;
   if (out->max_q_len > 4) out->max_q_len = 4;
-  out->probed = out->probed && out->seqs * out->max_q_len >= CHK_KV_PROBES;
+  out->probed = out->probed && has_probed_rows(out);
   out->least_kv_len = SEARCHED_FROM;
   out->max_kv_len = SEARCHED_TO;
 }
@@ -103,8 +107,7 @@ static void choose_lists(uint64_t *random, chk_kv_form *out) {
   out->selection = NSA_SELECT_OWN;
   if (selects && next(random) % 5 == 0)
     out->selection = next(random) % 2 ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
-  out->probed =
-      selects && !out->selection && next(random) % 2 && out->seqs * out->max_q_len >= CHK_KV_PROBES;
+  out->probed = selects && !out->selection && next(random) % 2 && has_probed_rows(out);
 }
 
 void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
