@@ -184,7 +184,8 @@ int32_t nsai_cli_progress_step(void *user, int64_t done, int64_t total, const ch
   if (done == 0) p->began = now;
   double spent = now - p->began;
   double left = done ? spent / (double)done * (double)(total - done) : 0;
-  if (p->total < total) p->total = total;
+  if (p->done < done) p->finished += done - p->done;
+  p->done = done;
   if (p->terminal) {
     draw_bar(p, done, total, what, left);
   } else if (now - p->spoken >= SPEAK_EVERY) {

@@ -105,7 +105,8 @@ typedef struct nsai_cli_progress {
   bool terminal;
   double started, began; /* seconds: of nsai_cli_progress_begin, of the slow call's first step */
   double spoken;         /* of the last line */
-  int64_t total;         /* pieces the calls so far announced */
+  int64_t done;          /* at the last step; each slow call begins with none */
+  int64_t finished;      /* pieces, of all calls so far */
   bool drawn;            /* a bar stands on the current line */
 } nsai_cli_progress;
 

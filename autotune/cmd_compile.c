@@ -358,7 +358,6 @@ static nsa_status compile_one(job *j) {
   nsa_status status = NSA_OK;
   nsa_ctx *ctx = NULL;
   char title[256];
-  int64_t compiled = 0;
   snprintf(title, sizeof title, "%s%s%s", j->file, j->arch ? " " : "", j->arch ? j->arch : "");
   nsai_cli_progress_begin(&progress, title);
   NSAI_TRY_TO(done, open_context(j, &progress, j->a->verbose ? NSA_LOG_DEBUG : 0, &ctx));
@@ -372,16 +371,14 @@ static nsa_status compile_one(job *j) {
     status = compile_sample(j, ctx, &progress);
     goto done;
   }
-  for (size_t i = 0; i < j->count && status == NSA_OK; i++) {
-    progress.total = 0;
+  for (size_t i = 0; i < j->count && status == NSA_OK; i++)
     status = nsa_prepare(ctx, &j->problems[i], 1, nsai_cli_progress_step, &progress);
-    compiled += progress.total;
-  }
   nsai_cli_progress_clear(&progress);
   if (status == NSA_OK) status = check_stored(j, ctx, &progress);
   if (status == NSA_OK)
     printf("%s for %s: %lld kernel%s compiled in %.1f s\n", j->file, ctx->target.arch,
-           (long long)compiled, compiled == 1 ? "" : "s", nsai_cli_now() - progress.started);
+           (long long)progress.finished, progress.finished == 1 ? "" : "s",
+           nsai_cli_now() - progress.started);
 done:
   nsa_destroy(ctx);
   return status;

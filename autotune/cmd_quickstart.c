@@ -157,7 +157,7 @@ static nsa_status make_plan(demo *d, int32_t op, nsa_plan **out) {
   nsa_status status = nsa_plan_create(d->ctx, &p, nsai_cli_progress_step, &progress, out);
   nsai_cli_progress_clear(&progress);
   d->plan_seconds += nsai_cli_now() - progress.started;
-  d->compiled += progress.total;
+  d->compiled += progress.finished;
   NSAI_TRY(status);
   NSAI_TRY(nsa_plan_caps(*out, &caps));
   if (caps.workspace_bytes > d->workspace_bytes) d->workspace_bytes = caps.workspace_bytes;

@@ -51,7 +51,9 @@ load common
   need_nvrtc
   small_model
   settings=(--arch sm_90a --op decode --max-kv-len 2048)
-  autotune compile "${settings[@]}" --set serving.max_seqs=48 --set 'tuning.batches=[1, 12]' small.yaml
+  run -0 --separate-stderr autotune compile "${settings[@]}" --set serving.max_seqs=48 --set 'tuning.batches=[1, 12]' \
+    small.yaml
+  [[ $output == *": $(autotune list --json | jq .count) kernels compiled"* ]] # for every device of sm_90a
   for seqs in 1 2 4 8 12 16 32 48; do
     run -0 --separate-stderr autotune compile "${settings[@]}" --set serving.max_seqs=$seqs --set runtime.jit=never \
       small.yaml
