@@ -135,14 +135,6 @@ NSAI_DEVICE void store_list(const NsaiDecode &p, const int *sList, int row, int 
   for (int i = lane; i < C::kSelectCount; i += 32) gOut[i] = sList[i];
 }
 
-// find_token(), given the sequence's length as the array has it.
-NSAI_DEVICE DecodeToken find_token(const NsaiCacheBatch &batch, int row, int s, int kv_len) {
-  const Sequence seq = read_sequence(batch, s);
-  const int query = row - seq.q_begin, length = min(max(kv_len, 0), find_room(batch, s));
-  const bool present = 0 <= query && query < seq.q_len;
-  return DecodeToken{ s, query, present ? length - seq.q_len + query : -1, present, seq.q_len == 1 };
-}
-
 // ---- all
 
 template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
@@ -164,7 +156,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   }
   cluster_arrive(); // this block has begun
   if (warp < C::kWarps) copy_queries<C>(shared_address(shared.q), QueryRows<C>{ p.q, row, 1, group });
-  const DecodeToken token = find_token(p.batch, row, s, recomputed(kv_len));
+  const DecodeToken token = find_token(load_cached_sequence(p.batch, s, recomputed(kv_len)), row, s);
   if (!token.present) { // all blocks of the cluster
     cluster_wait();
     return;

@@ -290,7 +290,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   barrier_init_fence();
   begin_kernel();
   const int s = find_cached_sequence(p.batch, at.row);
-  at.token = find_token(p.batch, at.row, s);
+  at.token = find_token(load_cached_sequence(p.batch, s), at.row, s);
   prefetch_list<C>(p, s, at.rank);
   if (!at.token.present) return; // all blocks of the cluster
   // ---- whose keys are whose ----

@@ -40,6 +40,13 @@ NSAI_DEVICE Sequence load_cached_sequence(const NsaiCacheBatch &batch, int s) {
   return seq;
 }
 
+// The same given its length as the array has it, where that was asked for before: it is not read again.
+NSAI_DEVICE Sequence load_cached_sequence(const NsaiCacheBatch &batch, int s, int kv_len) {
+  Sequence seq = read_sequence(batch, s);
+  seq.kv_len = min(max(kv_len, 0), find_room(batch, s));
+  return seq;
+}
+
 // Sequence s of a batch that is appended to: every token keeps its position, and those from `room` on have no
 // place. What is longer by more than the new tokens says no more than that.
 NSAI_DEVICE Sequence load_appended_sequence(const NsaiCacheBatch &batch, int s, int room) {

@@ -86,16 +86,15 @@ struct DecodeToken {
   bool alone;   // the sequence's only one of the step
 };
 
-// Row `token` of q, which belongs to sequence s.
-NSAI_DEVICE DecodeToken find_token(const NsaiCacheBatch &batch, int token, int s) {
-  const Sequence seq = load_cached_sequence(batch, s);
+// Row `token` of q, which belongs to sequence s; `seq`: that, loaded.
+NSAI_DEVICE DecodeToken find_token(const Sequence &seq, int token, int s) {
   const int query = token - seq.q_begin;
   const bool present = 0 <= query && query < seq.q_len;
-  return DecodeToken{ s, query, present ? seq.position(query) : -1, present,
-                      seq.q_len == 1 };
+  return DecodeToken{ s, query, present ? seq.position(query) : -1, present, seq.q_len == 1 };
 }
 NSAI_DEVICE DecodeToken find_token(const NsaiCacheBatch &batch, int token) {
-  return find_token(batch, token, find_cached_sequence(batch, token));
+  const int s = find_cached_sequence(batch, token);
+  return find_token(load_cached_sequence(batch, s), token, s);
 }
 
 // Where decode_scan keeps a token's heads.
