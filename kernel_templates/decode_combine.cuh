@@ -128,12 +128,10 @@ NSAI_DEVICE BranchRow gather_warps(const SharedPlan &shared, int b, int warp, in
 template <class C>
 NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, BranchRow &branch,
                                u32 loaded_gate, bool counts, float4 (&sum)[kJ], int lane) {
-  const float inverse = branch.total > 0.0f ? __fdividef(1.0f, branch.total) : 0.0f;
+  const float inverse = inverse_of(branch.total);
   // An empty row may be a padding row, whose gate may be anything.
   const float gate = branch.total == 0.0f ? 0.0f : gate_value<C>(out, loaded_gate);
-  if (out.lse && lane % kLanes == 0)
-    out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
-        softmax_lse(branch.reference, branch.total);
+  if (out.lse && lane % kLanes == 0) store_lse(out, row, branch.reference, branch.total);
 #pragma unroll
   for (int j = 0; j < kJ; ++j) {
     float4 &x = branch.o[j];

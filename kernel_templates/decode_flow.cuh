@@ -171,8 +171,8 @@ NSAI_DEVICE void gather(const NsaiDecode &p, SharedPlan &shared, const FlowUnit 
     if (!exchange<C>(shared, at, kLastSlices, kSelected, place, x)) continue;
     const int row = place / Places::kRowPlaces, column = place % Places::kRowPlaces * 4;
     const float4 sum = *(const float4 *)(&shared.desk[0].o[0][0] + row * Places::kPitch + column);
-    store_place<C>(p.out[0].o, OutputRow{ at.row, at.group * C::kGroup + row, true }, column,
-                   store_branch<C>(p, at.row, at.group, place, kSelected, x, shared.gates, sum));
+    store_four<C>(find_row(p.out[0].o, OutputRow{ at.row, at.group * C::kGroup + row, true }) + column,
+                  store_branch<C>(p, at.row, at.group, place, kSelected, x, shared.gates, sum));
   }
 }
 

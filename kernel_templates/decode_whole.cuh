@@ -98,16 +98,8 @@ NSAI_DEVICE void add_branch(const NsaiDecode &p, SharedPlan &shared, const Unit 
     const int token = (first + row) / C::kGroupPadded, head = (first + row) % C::kGroupPadded;
     if (b == kCompressed && column == 0) shared.lse[row] = x.reference + log2_approx(x.total);
     if (!(p.branches >> b & 1) || head >= C::kGroup || token >= unit.tokens) continue;
-    const float inverse = x.total > 0.0f ? __fdividef(1.0f, x.total) : 0.0f;
-    const float4 o = make_float4(x.o.x * inverse, x.o.y * inverse, x.o.z * inverse, x.o.w * inverse);
-    const int out_row = unit.first_row() + token, out_head = unit.group * C::kGroup + head;
-    if (out.lse && column == 0)
-      out.lse[out_row * out.lse_token_stride + out_head * out.lse_head_stride] =
-          softmax_lse(x.reference, x.total);
-    if (out.o_branch.data)
-      *(uint2 *)((u16 *)out.o_branch.data + out_row * out.o_branch.token_stride +
-                 out_head * out.o_branch.head_stride + column) =
-          make_uint2(C::Element::pack(o.x, o.y), C::Element::pack(o.z, o.w));
+    const OutputRow place = { unit.first_row() + token, unit.group * C::kGroup + head, true };
+    const float4 o = finish_four<C>(out, place, column, x.reference, x.total, x.o);
     if (x.total == 0.0f) continue; // a padding row, whose gate may be anything
     const float gate = shared.gate[b][first + row];
     float4 &sum = *(float4 *)&shared.sum[first + row][column];
@@ -248,10 +240,8 @@ template <class C> NSAI_DEVICE void attend_unit(const NsaiDecode &p) {
     const int head = row % C::kGroupPadded;
     if (head >= C::kGroup) continue;
     const float4 x = *(const float4 *)&shared.sum[row][column];
-    const NsaiView &to = p.out[0].o;
-    *(uint2 *)((u16 *)to.data + (unit.first_row() + row / C::kGroupPadded) * to.token_stride +
-               (unit.group * C::kGroup + head) * to.head_stride + column) =
-        make_uint2(C::Element::pack(x.x, x.y), C::Element::pack(x.z, x.w));
+    const OutputRow place = { unit.first_row() + row / C::kGroupPadded, unit.group * C::kGroup + head, true };
+    store_four<C>(find_row(p.out[0].o, place) + column, x);
   }
 }
 

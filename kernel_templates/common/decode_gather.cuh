@@ -222,10 +222,6 @@ template <class C> NSAI_DEVICE SliceOutput find_output(const NsaiDecode &p, int 
                       (long long)kept((u64)o.head_stride), (bool)recomputed(branches) };
 }
 
-template <class C> NSAI_DEVICE void store_place(u16 *row, int column, const float4 &x) {
-  *(uint2 *)(row + column) = make_uint2(C::Element::pack(x.x, x.y), C::Element::pack(x.z, x.w));
-}
-
 // The lane's part of place `at` of branch `b`, of row `row` of the slice.
 template <class C>
 NSAI_DEVICE float4 add_parts(const typename Gather<C>::Received &received,
@@ -281,14 +277,14 @@ NSAI_DEVICE void store_places(const NsaiDecode &p, const typename Gather<C>::Rec
                               const SlicePlace<C> &x, const float4 &parts, int token, int group) {
   const int lane = threadIdx.x % Slice<C>::kLanes;
   const float4 sum = sum_place<C>(parts);
-  if (x.exists && lane == 0) store_place<C>(out.o + x.in_group * out.head_stride, x.column, sum);
+  if (x.exists && lane == 0) store_four<C>(out.o + x.in_group * out.head_stride + x.column, sum);
   if (!out.branches) return;
 #pragma unroll 1
   for (int b = 0; b < Gather<C>::kBranches; ++b) {
     const NsaiView &o = p.out[b].o_branch;
     if (!(p.branches >> b & 1) || !o.data) continue;
     const float4 of_branch = sum_place<C>(add_parts<C>(received, weights, b, x.at, x.row, lane));
-    u16 *to = (u16 *)o.data + token * o.token_stride + (group * C::kGroup + x.in_group) * o.head_stride;
-    if (x.exists && lane == 0) store_place<C>(to, x.column, of_branch);
+    const OutputRow row = { token, group * C::kGroup + x.in_group, true };
+    if (x.exists && lane == 0) store_four<C>(find_row(o, row) + x.column, of_branch);
   }
 }

@@ -39,6 +39,14 @@ template <class Config> NSAI_DEVICE float gate_value(const NsaiEpilogue &out, u3
   return gate_value<Config>((bool)out.gate_float, gate);
 }
 
+// 1 / the sum of a row's probabilities; 0 of an empty one.
+NSAI_DEVICE float inverse_of(float total) { return total > 0.0f ? __fdividef(1.0f, total) : 0.0f; }
+
+// LSE of a row, where out.lse is given; one thread.
+NSAI_DEVICE void store_lse(const NsaiEpilogue &out, const OutputRow &row, float reference, float total) {
+  out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] = softmax_lse(reference, total);
+}
+
 // Of two n8 tiles a lane holds two columns each, of its quad's row. Pairs of lanes exchange halves,
 // so that each ends with four adjacent columns of one tile, those from column_of_lane() on: 8-byte
 // stores of 16-bit elements and 16-byte stores of floats, and a quad fills whole 32-byte sectors.
@@ -159,10 +167,8 @@ template <class Config, int kN>
 NSAI_DEVICE float finish_row(const NsaiEpilogue &out, const OutputRow &row,
                              const float (&acc)[kN][4], const SoftmaxRows &rows, int r, u32 gate) {
   float total = quad_sum(rows.sum[r]);
-  float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
-  if (out.lse && row.present && threadIdx.x % 4 == 0)
-    out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
-        softmax_lse(rows.reference[r], total);
+  float inverse = inverse_of(total);
+  if (out.lse && row.present && threadIdx.x % 4 == 0) store_lse(out, row, rows.reference[r], total);
   if (out.o_branch.data) store_elements<Config>(out.o_branch, row, acc, r, inverse);
   // An empty row may be a padding row, whose gate may be anything.
   return total == 0.0f ? 0.0f : gate_value<Config>(out, gate) * inverse;
@@ -201,6 +207,28 @@ NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float
   store_output<Config>(out, kv_heads, acc, rows, place, gate);
 }
 
+// ---- four columns that a thread has as a whole
+
+NSAI_DEVICE u16 *find_row(const NsaiView &view, const OutputRow &row) {
+  return (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride;
+}
+
+template <class Config> NSAI_DEVICE void store_four(u16 *to, const float4 &x) {
+  *(uint2 *)to = make_uint2(Config::Element::pack(x.x, x.y), Config::Element::pack(x.z, x.w));
+}
+
+// O_b of a row's columns from `column` on, given O relative to the reference; stores what is wanted of the
+// branch by itself.
+template <class Config>
+NSAI_DEVICE float4 finish_four(const NsaiEpilogue &out, const OutputRow &row, int column, float reference,
+                               float total, const float4 &o) {
+  const float inverse = inverse_of(total);
+  const float4 x = make_float4(o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse);
+  if (out.lse && column == 0) store_lse(out, row, reference, total);
+  if (out.o_branch.data) store_four<Config>(find_row(out.o_branch, row) + column, x);
+  return x;
+}
+
 // ---- rows that a warp, or kLanes lanes of it, has as a whole
 
 // The lane's columns j of a row are the four from row_column(j) on; whether they exist.
@@ -214,12 +242,10 @@ template <int kDim, int kLanes = 32> NSAI_DEVICE bool has_row_column(int j) {
 template <class Config, int kLanes = 32, int kJ>
 NSAI_DEVICE void store_row_elements(const NsaiView &view, const OutputRow &row,
                                     const float4 (&x)[kJ]) {
-  u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride;
+  u16 *to = find_row(view, row);
 #pragma unroll
   for (int j = 0; j < kJ; ++j)
-    if (has_row_column<Config::kHeadDimV, kLanes>(j))
-      *(uint2 *)(to + row_column<kLanes>(j)) =
-          make_uint2(Config::Element::pack(x[j].x, x[j].y), Config::Element::pack(x[j].z, x[j].w));
+    if (has_row_column<Config::kHeadDimV, kLanes>(j)) store_four<Config>(to + row_column<kLanes>(j), x[j]);
 }
 
 // Stores a row: x = O_b, normalised, zeros where `total`, the sum of its probabilities relative to
@@ -227,9 +253,7 @@ NSAI_DEVICE void store_row_elements(const NsaiView &view, const OutputRow &row,
 template <class Config, int kJ>
 NSAI_DEVICE void store_row_output(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
                                   float reference, float total, float4 (&x)[kJ]) {
-  if (out.lse && (threadIdx.x & 31) == 0)
-    out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
-        softmax_lse(reference, total);
+  if (out.lse && (threadIdx.x & 31) == 0) store_lse(out, row, reference, total);
   if (out.o_branch.data) store_row_elements<Config>(out.o_branch, row, x);
   const float gate = total == 0.0f ? 0.0f : gate_value<Config>(out, load_gate<Config>(out, row));
   const long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;

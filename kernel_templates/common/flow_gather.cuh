@@ -147,12 +147,6 @@ template <int kBranches> NSAI_DEVICE void keep_gate(u32 (&sGates)[kBranches][16]
   if (threadIdx.x < kBranches * 16) sGates[threadIdx.x / 16][threadIdx.x % 16] = gate;
 }
 
-template <class C>
-NSAI_DEVICE void store_place(const NsaiView &view, const OutputRow &row, int column, const float4 &x) {
-  u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride + column;
-  *(uint2 *)to = make_uint2(C::Element::pack(x.x, x.y), C::Element::pack(x.z, x.w));
-}
-
 // What is wanted of branch b of a place, and the branch, times its gate, onto `sum`.
 template <class C>
 NSAI_DEVICE float4 store_branch(const NsaiDecode &p, int token, int group, int i, int b, const FlowSum &x,
@@ -162,12 +156,7 @@ NSAI_DEVICE float4 store_branch(const NsaiDecode &p, int token, int group, int i
   const int column = i % P::kRowPlaces * 4, head = i / P::kRowPlaces;
   const OutputRow row = { token, group * C::kGroup + head, true };
   const NsaiEpilogue &out = p.out[b];
-  const float inverse = x.stats.y > 0.0f ? __fdividef(1.0f, x.stats.y) : 0.0f;
-  const float4 o = make_float4(x.o.x * inverse, x.o.y * inverse, x.o.z * inverse, x.o.w * inverse);
-  if (out.lse && column == 0)
-    out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
-        softmax_lse(x.stats.x, x.stats.y);
-  if (out.o_branch.data) store_place<C>(out.o_branch, row, column, o);
-  // An empty row may be a padding row, whose gate may be anything.
-  return x.stats.y != 0.0f ? add_scaled(sum, gate_value<C>(out, sGates[b][head]), o) : sum;
+  const float4 o = finish_four<C>(out, row, column, x.stats.x, x.stats.y, x.o);
+  if (x.stats.y == 0.0f) return sum;
+  return add_scaled(sum, gate_value<C>(out, sGates[b][head]), o);
 }
