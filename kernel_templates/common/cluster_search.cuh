@@ -99,11 +99,10 @@ NSAI_DEVICE OwnBlocks<C> own_blocks(const Stretch<C> &stretch, int candidates, i
 // Head lane % 16's log-sum-exp over all blocks, in powers of two. Whole warps.
 template <class C> NSAI_DEVICE float find_lse(const float2 (*sStats)[16], int lane) {
   constexpr int kHalf = C::kCluster / 2; // of the blocks, for each half of the lanes
-  const float2 own = add_stats<kHalf>(&sStats[lane / 16 * kHalf][lane % 16], 16);
+  const float2 own = add_stats<kHalf>(&sStats[lane / 16 * kHalf][lane % 16]);
   const float2 other = make_float2(__shfl_xor_sync(~0u, own.x, 16), __shfl_xor_sync(~0u, own.y, 16));
-  const float highest = fmaxf(own.x, other.x);
-  const float total = own.y * exp2_approx(own.x - highest) + other.y * exp2_approx(other.x - highest);
-  return highest + log2_approx(total);
+  const float2 all = add_stats(own, other);
+  return all.x + log2_approx(all.y);
 }
 
 // Who searches.

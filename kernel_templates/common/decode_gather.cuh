@@ -29,20 +29,6 @@ template <class C> struct Gather {
   };
 };
 
-// The reference and sum of a row over kParts parts, their stats `stride` apart.
-template <int kParts> NSAI_DEVICE float2 add_stats(const float2 *sStats, int stride) {
-  float2 x[kParts];
-  float highest = kNoReference, total = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) {
-    x[i] = sStats[i * stride];
-    highest = fmaxf(highest, x[i].x);
-  }
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) total = fmaf(exp2_approx(x[i].x - highest), x[i].y, total);
-  return make_float2(highest, total);
-}
-
 // Where four columns of a lane go, of a row of O: found before they are known.
 template <class C> struct ColumnTarget {
   bool exists;

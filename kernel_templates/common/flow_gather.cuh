@@ -49,23 +49,6 @@ NSAI_DEVICE void share_stats(float2 *sStats, const SoftmaxRows &rows, int lane) 
   }
 }
 
-// The reference and sum of a row over kParts parts, whose stats lie 16 apart.
-template <int kParts> NSAI_DEVICE float2 add_stats(const float2 *sStats) {
-  float highest = kNoReference, total = 0.0f;
-#pragma unroll
-  for (int i = 0; i < kParts; ++i) highest = fmaxf(highest, sStats[16 * i].x);
-#pragma unroll
-  for (int i = 0; i < kParts; ++i)
-    total = fmaf(exp2_approx(sStats[16 * i].x - highest), sStats[16 * i].y, total);
-  return make_float2(highest, total);
-}
-
-// Of two parts.
-NSAI_DEVICE float2 add_stats(const float2 &a, const float2 &b) {
-  const float highest = fmaxf(a.x, b.x);
-  return make_float2(highest, fmaf(exp2_approx(b.x - highest), b.y, exp2_approx(a.x - highest) * a.y));
-}
-
 // ---- what other blocks send
 
 // What the other blocks send of a block's slice.
@@ -126,12 +109,11 @@ NSAI_DEVICE void add_received(const FlowReceived<C> &received, int i, int b, Flo
   using P = FlowPlaces<C>;
 #pragma unroll
   for (int from = 0; from < C::kCluster - 1; ++from) {
-    const float2 stats = received.stats[from][b][i / P::kRowPlaces];
-    const float highest = fmaxf(x.stats.x, stats.x);
-    const float mine = exp2_approx(x.stats.x - highest), theirs = exp2_approx(stats.x - highest);
+    const float2 stats = received.stats[from][b][i / P::kRowPlaces], sum = add_stats(x.stats, stats);
+    const float mine = exp2_approx(x.stats.x - sum.x), theirs = exp2_approx(stats.x - sum.x);
     const float4 zero = make_float4(0, 0, 0, 0);
     x.o = add_scaled(add_scaled(zero, mine, x.o), theirs, received.o[from][b][i % P::kSlice]);
-    x.stats = make_float2(highest, fmaf(theirs, stats.y, mine * x.stats.y));
+    x.stats = sum;
   }
 }
 

@@ -157,6 +157,26 @@ NSAI_DEVICE void softmax_pack_rest(u32 (&rest)[4], const u32 (&a)[4], const floa
   }
 }
 
+// The reference and sum of a row over kParts parts, those of which lie 16 apart, as a tile's rows do.
+template <int kParts> NSAI_DEVICE float2 add_stats(const float2 *stats) {
+  float2 x[kParts];
+  float highest = kNoReference, total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    x[i] = stats[16 * i];
+    highest = fmaxf(highest, x[i].x);
+  }
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) total = fmaf(exp2_approx(x[i].x - highest), x[i].y, total);
+  return make_float2(highest, total);
+}
+
+// Of two.
+NSAI_DEVICE float2 add_stats(const float2 &a, const float2 &b) {
+  const float highest = fmaxf(a.x, b.x);
+  return make_float2(highest, fmaf(exp2_approx(b.x - highest), b.y, exp2_approx(a.x - highest) * a.y));
+}
+
 // Natural log of the sum of exponentials, -inf for an empty row.
 NSAI_DEVICE float softmax_lse(float reference, float total) {
   return total == 0.0f ? kMinusInf : (reference + log2_approx(total)) * kLn2;
