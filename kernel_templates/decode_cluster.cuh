@@ -29,6 +29,7 @@
 #include "common/barrier.cuh"
 #include "common/cached.cuh"
 #include "common/cluster.cuh"
+#include "common/cluster_runs.cuh"
 #include "common/cluster_search.cuh"
 #include "common/decode.cuh"
 #include "common/decode_copy.cuh"
@@ -167,7 +168,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const bool scans = p.branches & 1 || p.idx, windows = C::kWindow > 0 && p.branches >> 2 & 1;
   const bool selects = C::kSelectCount > 0 && p.branches >> 1 & 1;
   const int visible = scans ? visible_entries<C>(token.position) : 0;
-  const Runs runs = find_runs<C>(visible);
+  const ClusterRuns runs = find_cluster_runs<C>(visible);
   RingTurns<C> turns;
   turns.runs = runs.runs;
   turns.first_run = rank * runs.runs;
@@ -188,10 +189,8 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
 
   const int candidates = candidate_count<C>(token.position);
   const bool searches = kFreeBlocks<C> > 0 && p.idx && candidates > C::kSelectCount;
-  const Stretch<C> stretch(runs, rank, warp);
-  float *pooled = stretch.extent <= C::kKeptBlocks
-                      ? &shared.search.pooled[0][0]
-                      : p.pooled + ((long long)unit * p.pooled_blocks + stretch.first_block) * 16;
+  const ClusterStretch stretch = find_stretch<C>(runs, rank, warp);
+  float *pooled = find_pooled<C>(p, &shared.search.pooled[0][0], unit, stretch);
   const u32 ring = shared_address(shared.ring);
   const RingBarriers<C> in_turns = { barriers + 8 * kTurns };
 

@@ -30,6 +30,7 @@
 #include "common/barrier.cuh"
 #include "common/cached.cuh"
 #include "common/cluster.cuh"
+#include "common/cluster_runs.cuh"
 #include "common/decode.cuh"
 #include "common/decode_scan.cuh"
 #include "common/flow_branches.cuh"
@@ -84,7 +85,7 @@ template <class C> NSAI_DEVICE void init_barriers(SharedPlan &shared, int rank) 
 
 template <class C>
 NSAI_DEVICE FlowSteps<C> find_steps(const NsaiDecode &p, const SharedPlan &shared, const FlowUnit &at,
-                                    const FlowStretch &stretch) {
+                                    const ClusterStretch &stretch) {
   constexpr int kQuantumSteps = Decode<C>::kQuantum / kStepKeys;
   const bool windows = C::kWindow > 0 && p.branches >> kWindow & 1;
   const int slot = at.rank + C::kCluster * at.warp;
@@ -109,7 +110,7 @@ NSAI_DEVICE FlowSteps<C> find_steps(const NsaiDecode &p, const SharedPlan &share
 }
 
 template <class C>
-NSAI_DEVICE ScanKeys<C> find_scan_keys(SharedPlan &shared, const FlowUnit &at, const FlowStretch &stretch,
+NSAI_DEVICE ScanKeys<C> find_scan_keys(SharedPlan &shared, const FlowUnit &at, const ClusterStretch &stretch,
                                        int visible, float *pooled) {
   ScanKeys<C> keys = {};
   keys.ends[0] = keys.ends[1] = visible;
@@ -197,14 +198,6 @@ NSAI_DEVICE void produce(const NsaiDecode &p, SharedPlan &shared, const FlowUnit
   settle<C>(p, shared, at);
 }
 
-// Where what is pooled of the block's selection blocks lies.
-template <class C>
-NSAI_DEVICE float *find_pooled(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
-                               const FlowStretch &stretch) {
-  if (stretch.extent <= C::kKeptBlocks) return &shared.pooled[0][0];
-  return p.pooled + ((long long)at.unit * p.pooled_blocks + stretch.first_block) * 16;
-}
-
 // What round kChosen attends to.
 template <class C>
 NSAI_DEVICE FlowPart find_chosen_part(const SharedPlan &shared, const FlowUnit &at) {
@@ -218,7 +211,7 @@ NSAI_DEVICE FlowPart find_chosen_part(const SharedPlan &shared, const FlowUnit &
 // The consumer's: O and stats of every branch, and the list.
 template <class C>
 NSAI_DEVICE void consume(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
-                         const FlowStretch &stretch, const FlowSteps<C> &steps) {
+                         const ClusterStretch &stretch, const FlowSteps<C> &steps) {
   const u32 barriers = shared_address(shared.barriers);
   FlowPart *parts = shared.parts[at.warp];
   if (at.lane == 0) {
@@ -231,8 +224,9 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedPlan &shared, const FlowUnit
   Queries<Ring> queries; // [16, Dk]
   load_row_fragments<C>(queries.fragment, QueryRows<C>{ p.q, at.row, 1, at.group }, 0, at.lane);
   keep_gate(shared.gates, gate);
+  float *kept = &shared.pooled[0][0];
   ScanKeys<C> keys =
-      find_scan_keys<C>(shared, at, stretch, steps.visible, find_pooled<C>(p, shared, at, stretch));
+      find_scan_keys<C>(shared, at, stretch, steps.visible, find_pooled<C>(p, kept, at.unit, stretch));
   const FlowPlace<C> place(shared.ring[at.warp], shared.stages[at.warp]);
   float o[Ring::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
@@ -251,9 +245,10 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedPlan &shared, const FlowUnit
                 queries, o, rows, p.scale_log2, at.lane);
     if (round == kUntilScanned) {
       barrier_wait(barriers + 8 * kScanned, 0);
-      const FlowStretch again = find_flow_stretch<C>(recomputed(parts[kScanPart].keys), at.rank, at.warp);
+      const ClusterStretch again =
+          find_stretch<C>(find_cluster_runs<C>(recomputed(parts[kScanPart].keys)), at.rank, at.warp);
       if constexpr (kFreeBlocks<C> > 0)
-        if (at.searches) weigh_blocks<C>(shared, at, again, find_pooled<C>(p, shared, at, again));
+        if (at.searches) weigh_blocks<C>(shared, at, again, find_pooled<C>(p, kept, at.unit, again));
       if constexpr (C::kSelectCount > 0)
         if (at.selects && at.warp == 0) find_list<C>(p, shared, at, again);
       continue;
@@ -301,8 +296,8 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   constexpr int kWindowChosen = 1 << kSelected | 1 << kWindow;
   at.both = at.selects && (p.branches & kWindowChosen) == kWindowChosen ? C::kBothBlocks : 0;
   at.searches = at.selects && kFreeBlocks<C> > 0 && at.candidates > C::kSelectCount;
-  const FlowStretch stretch =
-      find_flow_stretch<C>(at.scans ? visible_entries<C>(at.token.position) : 0, at.rank, at.warp);
+  const ClusterRuns runs = find_cluster_runs<C>(at.scans ? visible_entries<C>(at.token.position) : 0);
+  const ClusterStretch stretch = find_stretch<C>(runs, at.rank, at.warp);
   FlowSteps<C> steps = find_steps<C>(p, shared, at, stretch);
   const FlowRow ahead = warp >= C::kWarps ? steps.row(0, at.lane) : FlowRow{ 0, 0 };
   __syncthreads(); // the barriers are there

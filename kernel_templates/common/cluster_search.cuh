@@ -6,16 +6,15 @@
 // tells it to all, or its best alone where there are many; then each finds the best of all
 // (common/few_best.cuh). By the warps that copy, while the others go on.
 //
-// Config: those of common/decode_turns.cuh and decode_copy.cuh, kKeptBlocks (whose pooled values lie in
-// shared memory), kMostBlocks (of a thread block).
+// Config: those of common/cluster_runs.cuh and decode_copy.cuh, kMostBlocks (of a thread block).
 #pragma once
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
+#include "common/cluster_runs.cuh"
 #include "common/decode.cuh"
 #include "common/decode_copy.cuh"
 #include "common/decode_gather.cuh"
 #include "common/decode_pool.cuh"
-#include "common/decode_turns.cuh"
 #include "common/few_best.cuh"
 #include "common/topn.cuh"
 
@@ -35,7 +34,7 @@ template <class C> struct Search {
 // What a warp's last key weighs in the block behind it; behind the last run to the next block, where it
 // counts on `barrier`.
 template <class C>
-NSAI_DEVICE void share_spill(Search<C> &search, u32 barrier, const Stretch<C> &stretch,
+NSAI_DEVICE void share_spill(Search<C> &search, u32 barrier, const ClusterStretch &stretch,
                              const StepPool<C> &pool, int rank, int warp) {
   const bool sends = warp + 1 == stretch.runs && rank + 1 < C::kCluster;
   pool.end([&](int row, float spill) {
@@ -60,7 +59,7 @@ template <int kHeads> NSAI_DEVICE void load_heads(float (&x)[kHeads], const floa
 // Importance of selection block j, `at` blocks behind the first of this block's, from kHeads heads of each
 // lane that shares it; `lse` of these.
 template <class C, int kHeads>
-NSAI_DEVICE float importance_of(const Search<C> &search, const Stretch<C> &stretch, const float *pooled,
+NSAI_DEVICE float importance_of(const Search<C> &search, const ClusterStretch &stretch, const float *pooled,
                                 int at, int j, int lane, float inverse, const float (&lse)[kHeads]) {
   const int each = stretch.each * Decode<C>::kQuantumBlocks;
   const int run = quotient_up(at, each, inverse); // that ends before it
@@ -79,20 +78,17 @@ NSAI_DEVICE float importance_of(const Search<C> &search, const Stretch<C> &stret
   return sum;
 }
 
-// This block's candidates: those of [begin, end) that are its own. A block tells the others `told` keys: all
-// of its own, whether they are candidates or not, or its best.
-template <class C> struct OwnBlocks {
+// A block tells the others `told` keys: all of its own, whether they are searched or not, or its best.
+template <class C> struct OwnBlocks : SearchedBlocks {
   static constexpr int kBehind = C::kSelectLocal > 0 ? 0 : 1; // candidates that have a spill alone
-  int begin, end;
   int all, told;
   NSAI_DEVICE bool few() const { return told == all && C::kCluster * told <= Search<C>::kAtOnce; }
 };
 template <class C>
-NSAI_DEVICE OwnBlocks<C> own_blocks(const Stretch<C> &stretch, int candidates, int rank) {
-  const int extent = recomputed(stretch.extent); // here, and not before the first copies
-  const int behind = rank + 1 == C::kCluster ? candidates : stretch.first_block + extent;
-  const int begin = max(stretch.first_block, C::kSelectInit), all = extent + OwnBlocks<C>::kBehind;
-  return OwnBlocks<C>{ begin, min(behind, candidates - C::kSelectLocal), all,
+NSAI_DEVICE OwnBlocks<C> own_blocks(ClusterStretch stretch, int candidates, int rank) {
+  stretch.extent = recomputed(stretch.extent); // here, and not before the first copies
+  const int all = stretch.extent + OwnBlocks<C>::kBehind;
+  return OwnBlocks<C>{ find_searched<C>(stretch, candidates, rank), all,
                        all > Search<C>::kMostTold ? kFreeBlocks<C> : all };
 }
 
@@ -122,7 +118,7 @@ template <class C> struct KeyTeller {
   float inverse;  // of a run's blocks
   u32 barrier;    // of candidates
   u32 there[kTo]; // that of the other blocks
-  NSAI_DEVICE KeyTeller(const Copiers<C> &team, u32 barrier, const Stretch<C> &stretch)
+  NSAI_DEVICE KeyTeller(const Copiers<C> &team, u32 barrier, const ClusterStretch &stretch)
       : thread(team.thread), lane(thread % kLanes), first(thread / 32 * (32 / kLanes)),
         inverse(__fdividef(1.0f, (float)(stretch.each * Decode<C>::kQuantumBlocks))),
         barrier(barrier) {
@@ -135,7 +131,7 @@ template <class C> struct KeyTeller {
 // The block's keys to all blocks; or to where it searches its best.
 template <class C>
 NSAI_DEVICE void tell_keys(const KeyTeller<C> &teller, Search<C> &search, const float2 (*sStats)[16],
-                           const Stretch<C> &stretch, const OwnBlocks<C> &own, const float *pooled,
+                           const ClusterStretch &stretch, const OwnBlocks<C> &own, const float *pooled,
                            int rank) {
   constexpr int kHeads = KeyTeller<C>::kHeads, kLanes = KeyTeller<C>::kLanes;
   const int thread = teller.thread, lane = teller.lane;

@@ -3,9 +3,9 @@
 //
 // Which keys fall to a block of decode_cluster, and where they lie.
 //
-// Compressed keys are dealt in runs of quanta (common/decode.cuh), which follow each other over the warps of
-// a block and then over the blocks; raw keys, of the window and of the chosen blocks, in steps of 16 over the
-// blocks and then over the warps. A block takes a step for each of its warps at a time: a turn.
+// Compressed keys are dealt in runs (common/cluster_runs.cuh), raw keys, of the window and of the chosen
+// blocks, in steps of 16 over the blocks and then over the warps. A block takes a step for each of its warps
+// at a time: a turn.
 //
 // Config: those of common/decode.cuh and decode_late.cuh, kPageSize (P; 0: none), kListPages (of a list that
 // lies in shared memory), kRing (the window's pair lies in rings), kCluster, kWarps, kThreads.
@@ -14,35 +14,6 @@
 #include "common/decode.cuh"
 #include "common/decode_late.cuh"
 #include "common/params_cache.h"
-
-// ---- runs of compressed keys
-
-// How they fall to the blocks of the cluster: every warp of `runs` of a block has a run of `each` quanta.
-struct Runs {
-  int quanta; // in all
-  int each, runs;
-};
-template <class C> NSAI_DEVICE Runs find_runs(int visible) {
-  const int quanta = ceil_div(visible, Decode<C>::kQuantum);
-  const int each = max(1, ceil_div(quanta, C::kCluster * C::kWarps));
-  const int runs = quotient_up(quanta, each, __fdividef(1.0f, (float)each)); // of all blocks
-  return Runs{ quanta, each, ceil_div(runs, C::kCluster) };
-}
-
-// What falls to this block and warp.
-template <class C> struct Stretch : Runs {
-  int begin, end; // quanta of this warp
-  int blocks;     // selection blocks that are pooled, in all
-  int first_block, extent; // of this block's
-  NSAI_DEVICE Stretch(const Runs &x, int rank, int warp) : Runs(x) {
-    const int run = rank * runs + warp;
-    begin = warp < runs ? min(run * each, quanta) : 0;
-    end = warp < runs ? min(begin + each, quanta) : 0;
-    blocks = quanta * Decode<C>::kQuantumBlocks;
-    extent = runs * each * Decode<C>::kQuantumBlocks;
-    first_block = rank * extent;
-  }
-};
 
 // ---- which turns
 

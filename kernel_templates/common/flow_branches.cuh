@@ -100,7 +100,7 @@ template <class C> NSAI_DEVICE void send_best(SharedPlan &shared, const FlowUnit
 
 // What the warp's piece of the selection blocks weighs.
 template <class C>
-NSAI_DEVICE void weigh_blocks(SharedPlan &shared, const FlowUnit &at, const FlowStretch &stretch,
+NSAI_DEVICE void weigh_blocks(SharedPlan &shared, const FlowUnit &at, const ClusterStretch &stretch,
                               const float *pooled) {
   const u32 barriers = shared_address(shared.barriers);
   if constexpr (C::kCluster > 1) {
@@ -108,7 +108,7 @@ NSAI_DEVICE void weigh_blocks(SharedPlan &shared, const FlowUnit &at, const Flow
     __syncwarp();
     cluster_receive(barriers + 8 * kStats, 0);
   }
-  const FlowPiece all = find_searched<C>(stretch, at.candidates, at.rank);
+  const SearchedBlocks all = find_searched<C>(stretch, at.candidates, at.rank);
   const FlowPiece piece = find_piece<C>(all, at.warp);
   weigh_piece<C>(shared.orders + (piece.begin - all.begin), piece, stretch, pooled, shared.spills,
                  find_scan_lse<C>(shared, at), at.lane);
@@ -119,12 +119,12 @@ NSAI_DEVICE void weigh_blocks(SharedPlan &shared, const FlowUnit &at, const Flow
 // Of warp 0: the best of the block's and, where there are several, of what all blocks have found.
 template <class C>
 NSAI_DEVICE void find_list(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
-                           const FlowStretch &stretch) {
+                           const ClusterStretch &stretch) {
   const u32 barriers = shared_address(shared.barriers);
   if constexpr (kFreeBlocks<C> > 0) {
     if (at.searches) {
       barrier_wait(barriers + 8 * kWeighed, 0); // all pieces are there
-      const FlowPiece all = find_searched<C>(stretch, at.candidates, at.rank);
+      const SearchedBlocks all = find_searched<C>(stretch, at.candidates, at.rank);
 #pragma unroll 1
       for (int turn = 0; turn < (C::kCluster > 1 ? 2 : 1); ++turn) {
         if (turn) cluster_receive(barriers + 8 * kCandidates, 0);
@@ -132,8 +132,8 @@ NSAI_DEVICE void find_list(const NsaiDecode &p, SharedPlan &shared, const FlowUn
           if (C::kCluster > 1 && turn) return (&shared.candidates[0][0])[i];
           return key_of(shared.orders[i], all.begin + i);
         };
-        const BestKey best =
-            warp_best<kBest>(key_at, turn ? C::kCluster * kBest : all.count, shared.queue, at.lane);
+        const int count = turn ? C::kCluster * kBest : max(all.end - all.begin, 0);
+        const BestKey best = warp_best<kBest>(key_at, count, shared.queue, at.lane);
         if (best.place >= kBest) continue;
         if (C::kCluster > 1 && turn == 0)
           send_best<C>(shared, at, best.place, best.key);

@@ -1,61 +1,31 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// How a token's compressed keys and selection blocks fall to the blocks and warps of decode_flow, and what
-// its blocks weigh: each warp weighs a piece of its block's own.
+// What the selection blocks of a token weigh in decode_flow: each warp weighs a piece of its block's own.
 //
-// Config: those of common/decode.cuh, kSelectCount (n), kSelectInit, kSelectLocal, kWarps, kCluster.
+// Config: those of common/cluster_runs.cuh.
 #pragma once
+#include "common/cluster_runs.cuh"
 #include "common/copy.cuh"
 #include "common/decode.cuh"
 #include "common/topn.cuh"
 
 template <class C> constexpr int kFlowBest = kFreeBlocks<C> > 0 ? kFreeBlocks<C> : 1; // that a block sends
 
-// The compressed keys.
-struct FlowStretch {
-  int each;                // quanta of a run
-  float inverse;           // 1 / each
-  int runs;                // of a block
-  int begin, end;          // quanta of this warp
-  int blocks;              // selection blocks that are pooled, in all
-  int first_block, extent; // of this block's
-};
-
-template <class C> NSAI_DEVICE FlowStretch find_flow_stretch(int visible, int rank, int warp) {
-  const int quanta = ceil_div(visible, Decode<C>::kQuantum);
-  FlowStretch x;
-  x.each = max(1, ceil_div(quanta, C::kCluster * C::kWarps));
-  x.inverse = __fdividef(1.0f, (float)x.each);
-  x.runs = ceil_div(quotient_up(quanta, x.each, x.inverse), C::kCluster);
-  const int run = rank * x.runs + warp;
-  x.begin = warp < x.runs ? min(run * x.each, quanta) : 0;
-  x.end = warp < x.runs ? min(x.begin + x.each, quanta) : 0;
-  x.blocks = quanta * Decode<C>::kQuantumBlocks;
-  x.extent = x.runs * x.each * Decode<C>::kQuantumBlocks;
-  x.first_block = rank * x.extent;
-  return x;
-}
-
-// Of the selection blocks that are searched the block's own, and this warp's piece of them.
+// A warp's piece of them.
 struct FlowPiece {
   int begin, count;
 };
-template <class C>
-NSAI_DEVICE FlowPiece find_searched(const FlowStretch &stretch, int candidates, int rank) {
-  const int behind = rank + 1 == C::kCluster ? candidates : stretch.first_block + stretch.extent;
-  const int first = max(stretch.first_block, C::kSelectInit);
-  return FlowPiece{ first, max(min(behind, candidates - C::kSelectLocal) - first, 0) };
-}
-template <class C> NSAI_DEVICE FlowPiece find_piece(const FlowPiece &all, int warp) {
-  const int each = ceil_div(all.count, C::kWarps), begin = min(warp * each, all.count);
-  return FlowPiece{ all.begin + begin, min(each, all.count - begin) };
+template <class C> NSAI_DEVICE FlowPiece find_piece(const SearchedBlocks &all, int warp) {
+  const int count = max(all.end - all.begin, 0), each = ceil_div(count, C::kWarps);
+  const int begin = min(warp * each, count);
+  return FlowPiece{ all.begin + begin, min(each, count - begin) };
 }
 
 // What a piece is ordered by to sOrders: importance, from `pooled` of the block's own [extent, 16], `spills`
 // of its runs [kWarps + 1, 16] and `mine`, lse of head lane % 16.
 template <class C>
-NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const FlowStretch &stretch,
+NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const ClusterStretch &stretch,
                              const float *pooled, const float (&spills)[C::kWarps + 1][16], float mine,
                              int lane) {
   constexpr int kHeads = C::kGroupPadded < 4 ? C::kGroupPadded : 4; // of a lane
@@ -108,7 +78,7 @@ NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const FlowStr
 
 // What was pooled of a piece in global memory need not go to memory: whole lines of it alone. (A candidate
 // behind all blocks has nothing pooled.)
-NSAI_DEVICE void discard_piece(const float *pooled, const FlowPiece &piece, const FlowStretch &stretch,
+NSAI_DEVICE void discard_piece(const float *pooled, const FlowPiece &piece, const ClusterStretch &stretch,
                                int lane) {
   const int count = max(min(piece.count, stretch.blocks - piece.begin), 0);
   const u64 begin = (u64)(pooled + (piece.begin - stretch.first_block) * 16), end = begin + 64 * count;

@@ -1,0 +1,67 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// How a token's compressed keys fall to the blocks of threads of a cluster and to their warps, for
+// decode_cluster and decode_flow: in runs of quanta (common/decode.cuh), which follow each other over the
+// warps of a block and then over the blocks. And the selection blocks that follow: where what was pooled of
+// them lies, which are searched, and what they weigh.
+//
+// Config: those of common/decode.cuh, kSelectCount (n), kSelectInit, kSelectLocal, kWarps, kCluster,
+// kKeptBlocks (selection blocks of a block of threads whose pooled values lie in shared memory).
+#pragma once
+#include "common/decode.cuh"
+#include "common/params_cache.h"
+#include "common/topn.cuh"
+
+// Every warp of `runs` of a block has a run of `each` quanta.
+struct ClusterRuns {
+  int quanta;    // in all
+  int each;      // of a run
+  float inverse; // 1 / each
+  int runs;      // of a block
+};
+template <class C> NSAI_DEVICE ClusterRuns find_cluster_runs(int visible) {
+  ClusterRuns x;
+  x.quanta = ceil_div(visible, Decode<C>::kQuantum);
+  x.each = max(1, ceil_div(x.quanta, C::kCluster * C::kWarps));
+  x.inverse = __fdividef(1.0f, (float)x.each);
+  x.runs = ceil_div(quotient_up(x.quanta, x.each, x.inverse), C::kCluster);
+  return x;
+}
+
+// What falls to a block and warp.
+struct ClusterStretch : ClusterRuns {
+  int begin, end;          // quanta of the warp
+  int blocks;              // selection blocks that are pooled, in all
+  int first_block, extent; // of the block's
+};
+template <class C> NSAI_DEVICE ClusterStretch find_stretch(const ClusterRuns &runs, int rank, int warp) {
+  ClusterStretch x;
+  (ClusterRuns &)x = runs;
+  const int run = rank * x.runs + warp;
+  x.begin = warp < x.runs ? min(run * x.each, x.quanta) : 0;
+  x.end = warp < x.runs ? min(x.begin + x.each, x.quanta) : 0;
+  x.blocks = x.quanta * Decode<C>::kQuantumBlocks;
+  x.extent = x.runs * x.each * Decode<C>::kQuantumBlocks;
+  x.first_block = rank * x.extent;
+  return x;
+}
+
+// Where what is pooled of the block's selection blocks lies: `kept`, in shared memory, where they fit.
+template <class C>
+NSAI_DEVICE float *find_pooled(const NsaiDecode &p, float *kept, int unit, const ClusterStretch &stretch) {
+  if (stretch.extent <= C::kKeptBlocks) return kept;
+  return p.pooled + ((long long)unit * p.pooled_blocks + stretch.first_block) * 16;
+}
+
+// The selection blocks [begin, end) that are searched and the block's own. (The last one's may be one more
+// than were pooled, of which there is a spill alone.)
+struct SearchedBlocks {
+  int begin, end;
+};
+template <class C>
+NSAI_DEVICE SearchedBlocks find_searched(const ClusterStretch &stretch, int candidates, int rank) {
+  const int behind = rank + 1 == C::kCluster ? candidates : stretch.first_block + stretch.extent;
+  return SearchedBlocks{ max(stretch.first_block, C::kSelectInit),
+                         min(behind, candidates - C::kSelectLocal) };
+}
