@@ -217,7 +217,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
         units[r] = find_unit<C>(p, team().thread, r, row, group, rank);
       const OwnBlocks<C> own = own_blocks<C>(stretch, candidates, rank);
       if (thread == 0) expect_all<C>(shared, p.branches, searches, own.told, rank);
-      const KeyTeller<C> teller(team(), barriers + 8 * kCandidates, stretch);
+      const KeyTeller<C> teller(team(), barriers + 8 * kCandidates);
       if (searches && own.few()) {
         if (C::kCluster * own.told <= thread && thread < Search<C>::kAtOnce) shared.search.keys[thread] = 0;
         sync_copiers<C>(); // the zeros are there

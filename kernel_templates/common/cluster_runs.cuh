@@ -65,3 +65,48 @@ NSAI_DEVICE SearchedBlocks find_searched(const ClusterStretch &stretch, int cand
   return SearchedBlocks{ max(stretch.first_block, C::kSelectInit),
                          min(behind, candidates - C::kSelectLocal) };
 }
+
+// ---- importance
+
+// Lanes that share a selection block, and how many of its heads each of them has.
+template <class C> constexpr int kLaneHeads = C::kGroupPadded < 4 ? C::kGroupPadded : 4;
+template <class C> constexpr int kBlockLanes = C::kGroupPadded / kLaneHeads<C>;
+
+// Values of a lane's heads, which lie together; of four at a multiple of 16 bytes.
+template <int kHeads> NSAI_DEVICE void load_heads(float (&x)[kHeads], const float *from) {
+  if constexpr (kHeads == 4) {
+    const float4 all = *(const float4 *)from;
+    x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
+  } else {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) x[h] = from[h];
+  }
+}
+
+// What runs into selection block j, `at` behind the first of the block of threads: the spill of number `run`,
+// if that run ends there. (0 is the last one of the block of threads before.)
+struct SpillAt {
+  bool exists;
+  int run;
+};
+template <class C> NSAI_DEVICE SpillAt find_spill(const ClusterStretch &stretch, int at, int j) {
+  const int each = stretch.each * Decode<C>::kQuantumBlocks;
+  const int run = quotient_up(at, each, stretch.inverse * (1.0f / Decode<C>::kQuantumBlocks));
+  return SpillAt{ 0 < j && j <= stretch.blocks && (run * each == at || j == stretch.blocks), run };
+}
+
+// A lane's part of a selection block's importance: what was pooled of its heads, if it was, and a spill, if
+// there is one; `lse` of the same heads.
+template <class C>
+NSAI_DEVICE float add_heads(const float (&pooled)[kLaneHeads<C>], bool is_pooled, const float *spill,
+                            bool spills, const float (&lse)[kLaneHeads<C>], int lane) {
+  float behind[kLaneHeads<C>], sum = 0.0f;
+  load_heads(behind, spill);
+#pragma unroll
+  for (int h = 0; h < kLaneHeads<C>; ++h) {
+    if (lane * kLaneHeads<C> + h >= C::kGroup) continue;
+    if (is_pooled) sum += exp2_approx(pooled[h] - lse[h]);
+    if (spills) sum += exp2_approx(behind[h] - lse[h]);
+  }
+  return sum;
+}

@@ -45,39 +45,6 @@ NSAI_DEVICE void share_spill(Search<C> &search, u32 barrier, const ClusterStretc
   });
 }
 
-// Values of a lane's heads, that lie together.
-template <int kHeads> NSAI_DEVICE void load_heads(float (&x)[kHeads], const float *from) {
-  if constexpr (kHeads == 4) {
-    const float4 all = *(const float4 *)from;
-    x[0] = all.x, x[1] = all.y, x[2] = all.z, x[3] = all.w;
-  } else {
-#pragma unroll
-    for (int h = 0; h < kHeads; ++h) x[h] = from[h];
-  }
-}
-
-// Importance of selection block j, `at` blocks behind the first of this block's, from kHeads heads of each
-// lane that shares it; `lse` of these.
-template <class C, int kHeads>
-NSAI_DEVICE float importance_of(const Search<C> &search, const ClusterStretch &stretch, const float *pooled,
-                                int at, int j, int lane, float inverse, const float (&lse)[kHeads]) {
-  const int each = stretch.each * Decode<C>::kQuantumBlocks;
-  const int run = quotient_up(at, each, inverse); // that ends before it
-  const bool first = j > 0 && j <= stretch.blocks && (run * each == at || j == stretch.blocks);
-  const float *row = pooled + at * 16 + lane * kHeads;
-  const float *spill = search.spills[run] + lane * kHeads;
-  float own[kHeads] = {}, before[kHeads], sum = 0.0f;
-  if (j < stretch.blocks) load_heads(own, row);
-  load_heads(before, spill);
-#pragma unroll
-  for (int h = 0; h < kHeads; ++h) {
-    if (lane * kHeads + h >= C::kGroup) continue;
-    if (j < stretch.blocks) sum += exp2_approx(own[h] - lse[h]);
-    if (first) sum += exp2_approx(before[h] - lse[h]);
-  }
-  return sum;
-}
-
 // A block tells the others `told` keys: all of its own, whether they are searched or not, or its best.
 template <class C> struct OwnBlocks : SearchedBlocks {
   static constexpr int kBehind = C::kSelectLocal > 0 ? 0 : 1; // candidates that have a spill alone
@@ -110,18 +77,14 @@ template <class C> struct Copiers {
 
 // A lane's part in that, found before there are any values: kLanes of them share a block.
 template <class C> struct KeyTeller {
-  static constexpr int kHeads = C::kGroupPadded < 4 ? C::kGroupPadded : 4; // of a lane
-  static constexpr int kLanes = C::kGroupPadded / kHeads;
+  static constexpr int kHeads = kLaneHeads<C>, kLanes = kBlockLanes<C>;
   static constexpr int kTo = ceil_div(C::kCluster, kLanes); // blocks of threads that it tells
   int thread, lane;
   int first;      // of the warp's blocks
-  float inverse;  // of a run's blocks
   u32 barrier;    // of candidates
   u32 there[kTo]; // that of the other blocks
-  NSAI_DEVICE KeyTeller(const Copiers<C> &team, u32 barrier, const ClusterStretch &stretch)
-      : thread(team.thread), lane(thread % kLanes), first(thread / 32 * (32 / kLanes)),
-        inverse(__fdividef(1.0f, (float)(stretch.each * Decode<C>::kQuantumBlocks))),
-        barrier(barrier) {
+  NSAI_DEVICE KeyTeller(const Copiers<C> &team, u32 barrier)
+      : thread(team.thread), lane(thread % kLanes), first(thread / 32 * (32 / kLanes)), barrier(barrier) {
 #pragma unroll
     for (int i = 0; i < kTo; ++i)
       there[i] = cluster_address(barrier, min(lane + i * kLanes, C::kCluster - 1));
@@ -144,7 +107,14 @@ NSAI_DEVICE void tell_keys(const KeyTeller<C> &teller, Search<C> &search, const 
   for (int begin = teller.first; begin < own.all; begin += kCopiers<C> / kLanes) {
     const int at = begin + thread % 32 / kLanes, j = stretch.first_block + at;
     const bool counts = own.begin <= j && j < own.end;
-    float x = counts ? importance_of<C>(search, stretch, pooled, at, j, lane, teller.inverse, lse) : 0.0f;
+    float x = 0.0f;
+    if (counts) {
+      const SpillAt spill = find_spill<C>(stretch, at, j);
+      float own[kHeads] = {};
+      if (j < stretch.blocks) load_heads(own, pooled + at * 16 + lane * kHeads);
+      x = add_heads<C>(own, j < stretch.blocks, search.spills[spill.run] + lane * kHeads, spill.exists, lse,
+                       lane);
+    }
     x = lanes_sum<kLanes>(x);
     const u64 key = counts ? key_of(order_of(x), j) : 0;
     if (at >= own.all) continue;

@@ -28,12 +28,10 @@ template <class C>
 NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const ClusterStretch &stretch,
                              const float *pooled, const float (&spills)[C::kWarps + 1][16], float mine,
                              int lane) {
-  constexpr int kHeads = C::kGroupPadded < 4 ? C::kGroupPadded : 4; // of a lane
-  constexpr int kLanes = C::kGroupPadded / kHeads;                  // of a selection block
+  constexpr int kHeads = kLaneHeads<C>, kLanes = kBlockLanes<C>;
   constexpr int kPass = 32 / kLanes; // blocks
   constexpr int kAtOnce = 8;         // of a lane, whose rows are on their way together
-  const int sub = lane % kLanes, each = stretch.each * Decode<C>::kQuantumBlocks;
-  const float inverse = stretch.inverse * (1.0f / Decode<C>::kQuantumBlocks);
+  const int sub = lane % kLanes;
   float lse[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) lse[h] = __shfl_sync(~0u, mine, sub * kHeads + h);
@@ -44,30 +42,16 @@ NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const Cluster
     for (int n = 0; n < kAtOnce; ++n) {
       if (first + n * kPass >= piece.count) break; // instructions come late, too
       const int j = min(piece.begin + first + n * kPass + lane / kLanes, stretch.blocks - 1);
-      const float *row = pooled + max(j - stretch.first_block, 0) * 16 + sub * kHeads;
-      if constexpr (kHeads == 4) {
-        const float4 x = *(const float4 *)row;
-        v[n][0] = x.x, v[n][1] = x.y, v[n][2] = x.z, v[n][3] = x.w;
-      } else {
-#pragma unroll
-        for (int h = 0; h < kHeads; ++h) v[n][h] = row[h];
-      }
+      load_heads(v[n], pooled + max(j - stretch.first_block, 0) * 16 + sub * kHeads);
     }
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
       const int i = first + n * kPass + lane / kLanes, j = piece.begin + i, at = j - stretch.first_block;
       if (first + n * kPass >= piece.count) break;
-      const int run = quotient_up(at, each, inverse); // that ends before it
-      const bool begins = i < piece.count && 0 < j && j <= stretch.blocks &&
-                          (run * each == at || j == stretch.blocks);
-      const float *spill = spills[begins ? run : 0] + sub * kHeads;
-      float sum = 0.0f;
-#pragma unroll
-      for (int h = 0; h < kHeads; ++h) {
-        if (sub * kHeads + h >= C::kGroup) continue;
-        if (j < stretch.blocks) sum += exp2_approx(v[n][h] - lse[h]);
-        if (begins) sum += exp2_approx(spill[h] - lse[h]);
-      }
+      const SpillAt spill = find_spill<C>(stretch, at, j);
+      const bool exists = i < piece.count && spill.exists;
+      const float *behind = spills[exists ? spill.run : 0] + sub * kHeads;
+      float sum = add_heads<C>(v[n], j < stretch.blocks, behind, exists, lse, sub);
 #pragma unroll
       for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(~0u, sum, apart);
       if (sub == 0 && i < piece.count) sOrders[i] = order_of(sum);

@@ -41,11 +41,11 @@ struct SharedPlan {
                                  // branches' sum
   float pooled[Config::kKeptBlocks > 0 ? Config::kKeptBlocks : 1][16];
   __align__(16) FlowPart parts[Config::kWarps][kParts];
-  __align__(16) u64 queue[32]; // of the search
+  __align__(16) float spills[Config::kWarps + 1][16]; // into the block's first run, and behind each
+  __align__(16) u64 queue[32];                        // of the search
   FlowReceived<Config> received;
   Places::WarpsStats stats[Places::kBranches];
   float2 scan_stats[Config::kCluster][16]; // of the blocks
-  float spills[Config::kWarps + 1][16];    // into the block's first run, and behind each
   u32 gates[Places::kBranches][16];        // as they lie in memory
   u64 candidates[Config::kCluster][kBest]; // of the blocks
   u64 stages[Config::kWarps][FlowPlace<Config>::kBarriers]; // barriers of the rings
