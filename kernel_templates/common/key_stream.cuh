@@ -48,16 +48,31 @@ NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int 
 }
 
 // Rows of one head, the heads of which begin at `head`, of the keys that lanes have found: K or V of a stage.
-template <class Rows> struct KeyRows {
+// Each lane finds its key's; or, where O of wide heads leaves few registers, those that it copies.
+template <class Rows, bool kWide> struct KeyRows {
   const u16 *mine; // of no key some row
   NSAI_DEVICE KeyRows(const NsaiCacheTensor &x, const u16 *head, const Rows &rows, const KeyPlace &place)
       : mine(head + row_offset(x, place.page, rows.slot(max(place.index, 0)))) {}
-  // Of lane `lane`'s key. All lanes take part.
-  NSAI_DEVICE const u16 *of(int lane) const { return (const u16 *)__shfl_sync(~0u, (u64)mine, lane); }
+  // From `column` of lane `lane`'s key on. All lanes take part.
+  NSAI_DEVICE const u16 *of(int lane, int column) const {
+    return (const u16 *)__shfl_sync(~0u, (u64)mine, lane) + column;
+  }
+};
+template <class Rows> struct KeyRows<Rows, true> {
+  const NsaiCacheTensor &x;
+  const u16 *head;
+  const Rows &rows;
+  const KeyPlace &mine;
+  NSAI_DEVICE KeyRows(const NsaiCacheTensor &x, const u16 *head, const Rows &rows, const KeyPlace &place)
+      : x(x), head(head), rows(rows), mine(place) {}
+  NSAI_DEVICE const u16 *of(int lane, int column) const {
+    const int index = __shfl_sync(~0u, mine.index, lane), page = __shfl_sync(~0u, mine.page, lane);
+    return head + row_offset(x, page, rows.slot(index)) + column;
+  }
 };
 
-// K (kToken) or V of a stage into tile T, a lane_address(); its first `present` keys exist. Lane i knows the
-// row of key i. All lanes take part.
+// K (kToken) or V of a stage into tile T, a lane_address(); its first `present` keys exist. Lane i has
+// found key i. All lanes take part.
 template <class T, int kKeys, int kDim, int kThreads, bool kToken, class KeyRows, class Counter>
 NSAI_DEVICE void copy_keys(u32 tile, const KeyRows &rows, int present, int thread, u64 policy,
                            Counter &counter) {
@@ -68,7 +83,7 @@ NSAI_DEVICE void copy_keys(u32 tile, const KeyRows &rows, int present, int threa
     const int row = Lanes::row(thread) + i * Lanes::kPass;
     const int near = Lanes::row(thread) + i % kAlike * Lanes::kPass; // swizzled as `row` is
     const u32 to = tile + (u32)(i / kAlike * kAlike * Lanes::kPass * T::kPitch);
-    const u16 *from = rows.of(row % kKeys) + Lanes::chunk(thread) * 8;
+    const u16 *from = rows.of(row % kKeys, Lanes::chunk(thread) * 8);
     if (kKeys % Lanes::kPass == 0 || row < kKeys) {
 #pragma unroll
       for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
@@ -77,30 +92,6 @@ NSAI_DEVICE void copy_keys(u32 tile, const KeyRows &rows, int present, int threa
           copy_async_16(to + T::offset(near, chunk), from + c * 8, row < present && chunk * 8 < kDim, policy);
       }
       counter.template add<kDim, Lanes::kLanes, kToken>(Lanes::chunk(thread), row < present);
-    }
-  }
-}
-
-// The same where O of wide heads leaves few registers: lane i knows where key i lies, and every lane finds
-// the addresses of the rows that it copies.
-template <class T, int kKeys, int kDim, int kThreads, bool kToken, class Rows, class Counter>
-NSAI_DEVICE void copy_wide_keys(u32 tile, const NsaiCacheTensor &x, const u16 *head, const Rows &rows,
-                                const KeyPlace &place, int thread, u64 policy, Counter &counter) {
-  using Lanes = CopyLanes<T, kThreads>;
-#pragma unroll
-  for (int i = 0; i < ceil_div(kKeys, Lanes::kPass); ++i) {
-    const int row = Lanes::row(thread) + i * Lanes::kPass;
-    const int index = __shfl_sync(~0u, place.index, row % kKeys);
-    const int page = __shfl_sync(~0u, place.page, row % kKeys);
-    const u16 *from = head + row_offset(x, page, rows.slot(index)) + Lanes::chunk(thread) * 8;
-    if (kKeys % Lanes::kPass == 0 || row < kKeys) {
-#pragma unroll
-      for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
-        const int chunk = c + Lanes::chunk(thread);
-        if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
-          copy_async_16(tile + T::offset(row, chunk), from + c * 8, index >= 0 && chunk * 8 < kDim, policy);
-      }
-      counter.template add<kDim, Lanes::kLanes, kToken>(Lanes::chunk(thread), index >= 0);
     }
   }
 }
@@ -176,13 +167,8 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                                      : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
   auto copy = [&](int step, const KeyPlace &place) {
     const u32 stage = lane_address(ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes);
-    if (step < end && kWideHeads<C>) {
-      copy_wide_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kTeamThreads, true>(
-          stage, pair.k, gK, lists, place, thread, policy, counter);
-      copy_wide_keys<typename S::V, S::kStageKeys, C::kHeadDimV, S::kTeamThreads, false>(
-          stage + S::K::kBytes, pair.v, gV, lists, place, thread, policy, counter);
-    } else if (step < end) {
-      using From = KeyRows<Rows>;
+    if (step < end) {
+      using From = KeyRows<Rows, kWideHeads<C>>;
       const int present = limit - step * kStepKeys;
       copy_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kTeamThreads, true>(
           stage, From(pair.k, gK, lists, place), present, thread, policy, counter);
