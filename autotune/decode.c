@@ -457,9 +457,11 @@ static void specify_many(const nsai_problem *p, const nsai_target *t,
 
 /* ---- decode_mma ---- */
 
-/* Whether a thread of decode_scan has the registers where two teams are a block of threads. */
+/* Whether a thread of decode_scan has the registers where two teams are a block of threads. Of more than 128 columns of
+ * O some spill (64/160, 96/160, 32/192); where Q is short, of more than 96 (16/104, 48/112, 32/128). (NVRTC 13.0.) */
 static bool has_team_registers(const nsai_problem *p) {
-  return nsai_padded_dim(p->model.head_dim_v) <= 64 || is_plain(p);
+  const int32_t columns = nsai_padded_dim(p->model.head_dim_v);
+  return columns <= 64 || (is_plain(p) && columns <= (p->model.head_dim_qk > 48 ? 128 : 96));
 }
 
 /* Two teams of a block of threads share Q, and so four fit a multiprocessor in the place of three blocks of one.

@@ -495,6 +495,27 @@ static void test_drafts(void **state) {
   expect_threads(16, 1, 128);
 }
 
+/* Heads whose registers leave decode_scan one team of 64 rows to a block of threads. */
+static void test_team_registers(void **state) {
+  (void)state;
+  static const struct {
+    int32_t dim_qk, dim_v, stride, threads;
+  } cases[] = { { 16, 128, 16, 128 }, { 16, 104, 16, 128 }, { 48, 128, 32, 128 },
+                { 16, 96, 16, 256 },  { 64, 128, 32, 256 }, { 56, 120, 16, 256 },
+                { 96, 160, 16, 128 }, { 64, 160, 32, 128 }, { 128, 128, 16, 256 } };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    nsai_problem p = decode_of(32, 4);
+    p.model.head_dim_qk = cases[i].dim_qk;
+    p.model.head_dim_v = cases[i].dim_v;
+    p.model.stride = cases[i].stride;
+    nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+    nsai_decider by;
+    const nsai_tiles tiles = nsai_space_decode.choose(&p, &h200, &by);
+    nsai_specify_decode_mma(&p, &h200, &tiles, specs);
+    assert_int_equal(specs[NSAI_KERNEL_DECODE_SCAN].threads, cases[i].threads);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_single),        cmocka_unit_test(test_ways),
@@ -502,7 +523,7 @@ int main(void) {
     cmocka_unit_test(test_attend),        cmocka_unit_test(test_attend_teams),
     cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_flow_rules),
     cmocka_unit_test(test_flow_kept),     cmocka_unit_test(test_flow_both),
-    cmocka_unit_test(test_drafts),
+    cmocka_unit_test(test_drafts),        cmocka_unit_test(test_team_registers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
