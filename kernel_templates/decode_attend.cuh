@@ -189,7 +189,7 @@ NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedPlan &shared, const Un
   using S = KeyStream<C, kTileTiles>;
   const S at;
   const auto lists = find_rows<C::kPageSize>(p.batch, unit.tile.s, 0);
-  const int *gLists = p.idx + unit.row() * p.idx_token_stride + unit.group * p.idx_head_stride; // [tokens, n]
+  const int *gLists = list_of(p, unit.row(), unit.group); // [tokens, n]
   __syncthreads(); // nothing of the window is read any more
   BlocksOfTile<C> keys = unite_blocks<C>(unit.tile, unit.tokens, gLists, p.idx_token_stride, shared.of,
                                          shared.lists, at.row_tile, at.lane);
@@ -211,7 +211,7 @@ template <class C> NSAI_DEVICE void attend_ranges(const NsaiDecode &p, SharedPla
   wait_for_kernel_before();
   let_next_kernel_begin();
   if (!token.present) return;
-  const int *gList = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n, 2]
+  const int *gList = list_of(p, row, group); // [n, 2]
   RangesOfToken keys;
   keys.sRuns = shared.of.runs;
   keys.count = load_ranges<C>(gList, shared.of.runs);

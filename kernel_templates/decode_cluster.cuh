@@ -129,13 +129,6 @@ NSAI_DEVICE void expect_all(SharedPlan &shared, int branches, bool searches, int
   barrier_arrive_expecting(address + 8 * kSlices, __popc(branches & kLate) * slice_bytes<C>(rank));
 }
 
-// The token's list to the caller. One warp.
-template <class C>
-NSAI_DEVICE void store_list(const NsaiDecode &p, const int *sList, int row, int group, int lane) {
-  int *gOut = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n]
-  for (int i = lane; i < C::kSelectCount; i += 32) gOut[i] = sList[i];
-}
-
 // ---- all
 
 template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {

@@ -67,7 +67,7 @@ template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
   const DecodeToken token = find_token(p.batch, row);
   begin_kernel(); // the batch lay there before decode_scan
   if (!token.present) return;
-  int *gOut = p.idx + row * p.idx_token_stride + group * p.idx_head_stride; // [n]
+  int *gOut = list_of(p, row, group); // [n]
   const int candidates = candidate_count<C>(token.position);
   const bool searches = candidates > C::kSelectCount && kFree > 0;
   if (warp == 0) write_forced<C>(gOut, candidates, lane);

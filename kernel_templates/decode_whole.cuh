@@ -179,7 +179,7 @@ NSAI_DEVICE int select_token(const NsaiDecode &p, SharedPlan &shared, const Unit
     }
   }
   __syncthreads(); // the list is there
-  int *gOut = p.idx + (unit.first_row() + token) * p.idx_token_stride + unit.group * p.idx_head_stride;
+  int *gOut = list_of(p, unit.first_row() + token, unit.group);
   for (int i = threadIdx.x; i < C::kSelectCount; i += C::kThreads) gOut[i] = shared.list[i];
   return min(candidates, C::kSelectCount);
 }
@@ -198,7 +198,7 @@ template <class C> NSAI_DEVICE void selected_unit(const NsaiDecode &p, SharedPla
     attend_rows<C, kTokenTiles>(p, shared, shared.token, unit, 0, 1, kSelected, p.selected, lists, keys);
   } else {
     const TokenStream<C> at;
-    const int *gLists = p.idx + unit.first_row() * p.idx_token_stride + unit.group * p.idx_head_stride;
+    const int *gLists = list_of(p, unit.first_row(), unit.group);
     __syncthreads(); // every list is written
     BlocksOfTile<C> keys = unite_blocks<C>(unit.tile, unit.tokens, gLists, p.idx_token_stride, shared.united,
                                            (int *)&shared.token, at.row_tile, at.lane);

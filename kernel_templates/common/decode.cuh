@@ -97,6 +97,18 @@ NSAI_DEVICE DecodeToken find_token(const NsaiCacheBatch &batch, int token) {
   return find_token(load_cached_sequence(batch, s), token, s);
 }
 
+// The list of row `row` of q and a KV head [n], or of ranges [n, 2].
+NSAI_DEVICE int *list_of(const NsaiDecode &p, int row, int group) {
+  return p.idx + row * p.idx_token_stride + group * p.idx_head_stride;
+}
+
+// By one warp, from shared memory.
+template <class C>
+NSAI_DEVICE void store_list(const NsaiDecode &p, const int *sList, int row, int group, int lane) {
+  int *gOut = list_of(p, row, group); // [n]
+  for (int i = lane; i < C::kSelectCount; i += 32) gOut[i] = sList[i];
+}
+
 // Where decode_scan keeps a token's heads.
 struct ScanRow {
   int unit;
@@ -138,6 +150,11 @@ NSAI_DEVICE void discard_pooled(const float *gPooled, int blocks, int part = 0, 
 }
 
 // ---- keys of a tile
+
+// Raw keys of `count` listed blocks, the last of which, number `last`, may hold tokens behind position t.
+template <class C> NSAI_DEVICE int listed_keys(int count, int last, int t) {
+  return (count - 1) * C::kSelectBlock + min(C::kSelectBlock, t + 1 - last * C::kSelectBlock);
+}
 
 // Compressed blocks that position t sees.
 template <class C> NSAI_DEVICE int visible_entries(int t) {

@@ -57,9 +57,6 @@ struct BlocksOfToken : EveryKey {
 NSAI_DEVICE BlocksOfToken find_blocks(const int *sList, int count, int position) {
   BlocksOfToken keys;
   keys.sList = sList;
-  keys.limit = 0;
-  if (count)
-    keys.limit = (count - 1) * Config::kSelectBlock +
-                 min(Config::kSelectBlock, position + 1 - sList[count - 1] * Config::kSelectBlock);
+  keys.limit = count ? listed_keys<Config>(count, sList[count - 1], position) : 0;
   return keys;
 }

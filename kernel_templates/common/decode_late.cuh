@@ -6,6 +6,7 @@
 // Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kWindow (w).
 #pragma once
 #include "common/copy.cuh"
+#include "common/decode.cuh"
 #include "common/topn.cuh"
 #include "common/types.cuh"
 
@@ -36,6 +37,5 @@ template <class C> NSAI_DEVICE ChosenKeys<C> chosen_keys(u32 blocks, int positio
   const int last = min(candidates, C::kSelectCount) - 1; // block that may end behind t
   if (last < 0) return ChosenKeys<C>{ 0, blocks };
   const int block = kLastIsChosen<C> ? candidates - 1 : (int)load_shared_word(blocks + last * 4);
-  return ChosenKeys<C>{ last * C::kSelectBlock + min(C::kSelectBlock, position + 1 - block * C::kSelectBlock),
-                        blocks };
+  return ChosenKeys<C>{ listed_keys<C>(last + 1, block, position), blocks };
 }

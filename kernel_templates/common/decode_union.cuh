@@ -67,9 +67,7 @@ template <int kCount> NSAI_DEVICE FoundBlock find_block(const int *sList, int bl
 
 // The keys of the first `count` blocks, the last of which may hold tokens behind the tile's last, at `last`.
 template <class C> NSAI_DEVICE int count_keys(const UnionShared<C> &shared, int count, int last) {
-  if (!count) return 0;
-  return (count - 1) * C::kSelectBlock +
-         min(C::kSelectBlock, last + 1 - shared.blocks[count - 1].block * C::kSelectBlock);
+  return count ? listed_keys<C>(count, shared.blocks[count - 1].block, last) : 0;
 }
 
 // The list of a tile of one token; returns how many blocks it has. Every thread takes part.
@@ -123,8 +121,7 @@ NSAI_DEVICE int unite_lists(const int *gLists, long long stride, int tokens, int
     if (shared.counted[token][entry / 32] >> entry % 32 & 1)
       shared.blocks[place] = UnionBlock{ block, owners };
     if (entry + 1 == kCount || sLists[i + 1] < 0)
-      shared.ends[token] =
-          place * C::kSelectBlock + min(C::kSelectBlock, first + token + 1 - block * C::kSelectBlock);
+      shared.ends[token] = listed_keys<C>(place + 1, block, first + token);
   }
   __syncthreads(); // the blocks and ends are there
 

@@ -145,9 +145,7 @@ NSAI_DEVICE void find_list(const NsaiDecode &p, SharedPlan &shared, const FlowUn
   write_forced<C>(shared.list, at.candidates, at.lane);
   barrier_arrive(barriers + 8 * kList); // every lane: what it wrote of the list is there
   __syncwarp();                         // and all of it for this warp
-  if (at.rank != 0) return;
-  int *gOut = p.idx + at.row * p.idx_token_stride + at.group * p.idx_head_stride; // [n]
-  for (int i = at.lane; i < C::kSelectCount; i += 32) gOut[i] = shared.list[i];
+  if (at.rank == 0) store_list<C>(p, shared.list, at.row, at.group, at.lane);
 }
 
 // The chosen blocks are known; `windows`: steps of the window.
@@ -155,8 +153,6 @@ template <class C> NSAI_DEVICE FlowChosen<C> find_chosen(const int *sList, const
   FlowChosen<C> chosen(at.rank + C::kCluster * at.warp);
   const int count = min(at.candidates, C::kSelectCount) - at.both;
   if (count <= 0) return chosen;
-  // The last block may hold tokens behind the token.
-  const int last = min(C::kSelectBlock, at.seen - sList[count - 1] * C::kSelectBlock);
-  chosen.set((count - 1) * C::kSelectBlock + last, windows, at.scans);
+  chosen.set(listed_keys<C>(count, sList[count - 1], at.seen - 1), windows, at.scans);
   return chosen;
 }
