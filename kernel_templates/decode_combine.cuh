@@ -52,9 +52,7 @@ NSAI_DEVICE RowParts parts_of(const NsaiDecodeParts &x, int rows, long long unit
 // Adds factor * o, of another reference.
 NSAI_DEVICE void add_scaled(float4 (&sum)[kJ], float factor, const float4 (&o)[kJ]) {
 #pragma unroll
-  for (int j = 0; j < kJ; ++j)
-    sum[j] = make_float4(fmaf(factor, o[j].x, sum[j].x), fmaf(factor, o[j].y, sum[j].y),
-                         fmaf(factor, o[j].z, sum[j].z), fmaf(factor, o[j].w, sum[j].w));
+  for (int j = 0; j < kJ; ++j) sum[j] = add_scaled(sum[j], factor, o[j]);
 }
 
 // The reference of `row` becomes `reference`, if that is higher.
@@ -137,8 +135,7 @@ NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, Br
     float4 &x = branch.o[j];
     x = make_float4(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse);
     if (branch.total == 0.0f || !counts) continue;
-    sum[j] = make_float4(fmaf(gate, x.x, sum[j].x), fmaf(gate, x.y, sum[j].y),
-                         fmaf(gate, x.z, sum[j].z), fmaf(gate, x.w, sum[j].w));
+    sum[j] = add_scaled(sum[j], gate, x);
   }
   if (out.o_branch.data) store_row_elements<C, kLanes>(out.o_branch, row, branch.o);
 }

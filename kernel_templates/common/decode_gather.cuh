@@ -123,17 +123,6 @@ template <class C> struct Slice {
   };
 };
 
-template <int kLanes> NSAI_DEVICE float lanes_sum(float x) {
-#pragma unroll
-  for (int apart = 1; apart < kLanes; apart *= 2) x += __shfl_xor_sync(~0u, x, apart);
-  return x;
-}
-template <int kLanes> NSAI_DEVICE float lanes_max(float x) {
-#pragma unroll
-  for (int apart = 1; apart < kLanes; apart *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
-  return x;
-}
-
 // The thread's row of a branch, and what is read of memory and of the params for it long before it is needed.
 template <class C> struct SliceUnit {
   int b, at;    // row of the slice

@@ -8,6 +8,7 @@
 #include "common/cluster_runs.cuh"
 #include "common/copy.cuh"
 #include "common/decode.cuh"
+#include "common/softmax.cuh"
 #include "common/topn.cuh"
 
 template <class C> constexpr int kFlowBest = kFreeBlocks<C> > 0 ? kFreeBlocks<C> : 1; // that a block sends
@@ -51,9 +52,7 @@ NSAI_DEVICE void weigh_piece(u32 *sOrders, const FlowPiece &piece, const Cluster
       const SpillAt spill = find_spill<C>(stretch, at, j);
       const bool exists = i < piece.count && spill.exists;
       const float *behind = spills[exists ? spill.run : 0] + sub * kHeads;
-      float sum = add_heads<C>(v[n], j < stretch.blocks, behind, exists, lse, sub);
-#pragma unroll
-      for (int apart = 1; apart < kLanes; apart *= 2) sum += __shfl_xor_sync(~0u, sum, apart);
+      const float sum = lanes_sum<kLanes>(add_heads<C>(v[n], j < stretch.blocks, behind, exists, lse, sub));
       if (sub == 0 && i < piece.count) sOrders[i] = order_of(sum);
     }
   }

@@ -44,9 +44,7 @@ NSAI_DEVICE TeamsSum add_teams(const typename KeyStream<C, kRowTiles>::Shared &s
   for (int team = 0; team < kTeams; ++team) {
     const float2 stats = shared.stats[team][row];
     const float factor = exp2_approx(stats.x - x.reference);
-    const float4 o = *(const float4 *)&shared.o[team][row][column];
-    x.o = make_float4(fmaf(factor, o.x, x.o.x), fmaf(factor, o.y, x.o.y), fmaf(factor, o.z, x.o.z),
-                      fmaf(factor, o.w, x.o.w));
+    x.o = add_scaled(x.o, factor, *(const float4 *)&shared.o[team][row][column]);
     x.total = fmaf(factor, stats.y, x.total);
   }
   return x;

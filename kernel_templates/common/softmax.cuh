@@ -63,6 +63,18 @@ NSAI_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
+// Of kLanes lanes side by side, a power of two.
+template <int kLanes> NSAI_DEVICE float lanes_sum(float x) {
+#pragma unroll
+  for (int apart = 1; apart < kLanes; apart *= 2) x += __shfl_xor_sync(~0u, x, apart);
+  return x;
+}
+template <int kLanes> NSAI_DEVICE float lanes_max(float x) {
+#pragma unroll
+  for (int apart = 1; apart < kLanes; apart *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
+  return x;
+}
+
 // Looks at raw scores s [16, 8 * kN], masked ones -inf. Where one has outgrown its row's reference
 // (see above), the references grow to the maxima and the sums follow; so must O: true, and `factor`
 // is what softmax_rescale() takes. All 32 lanes take part and get the same answer. scale_log2 > 0.
