@@ -260,8 +260,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   Queries<Stream> queries; // [16, Dk]
   RingSums<C> sums;
   StepPool<C> pool;
-  pool.begin(&shared.pool[warp][0][0],
-             pooled + (stretch.begin * D::kQuantumBlocks - stretch.first_block) * 16);
+  pool.begin(&shared.pool[warp][0][0], find_run_pooled<C>(pooled, stretch));
   const SliceOutput output = find_output<C>(p, row, group);
   const ColumnTargets<C> targets(shared.received, barriers, rank, warp, lane);
   copy_async_wait<0>();

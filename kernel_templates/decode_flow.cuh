@@ -115,10 +115,7 @@ NSAI_DEVICE ScanKeys<C> find_scan_keys(SharedPlan &shared, const FlowUnit &at, c
   ScanKeys<C> keys = {};
   keys.ends[0] = keys.ends[1] = visible;
   keys.pools = at.searches;
-  keys.sP = &shared.desk[at.warp].pool[0][0];
-  keys.gPooled =
-      pooled + (stretch.begin * Decode<C>::kQuantumBlocks - stretch.first_block) * 16 + at.lane % 16;
-  keys.reference = kNoReference;
+  keys.begin_pool(&shared.desk[at.warp].pool[0][0], find_run_pooled<C>(pooled, stretch));
   return keys;
 }
 

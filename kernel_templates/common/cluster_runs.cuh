@@ -54,6 +54,11 @@ NSAI_DEVICE float *find_pooled(const NsaiDecode &p, float *kept, int unit, const
   return p.pooled + ((long long)unit * p.pooled_blocks + stretch.first_block) * 16;
 }
 
+// Of the warp's run among them.
+template <class C> NSAI_DEVICE float *find_run_pooled(float *pooled, const ClusterStretch &stretch) {
+  return pooled + (stretch.begin * Decode<C>::kQuantumBlocks - stretch.first_block) * 16;
+}
+
 // The selection blocks [begin, end) that are searched and the block's own. (The last one's may be one more
 // than were pooled, of which there is a spill alone.)
 struct SearchedBlocks {

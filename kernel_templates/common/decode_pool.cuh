@@ -68,12 +68,10 @@ template <class C> struct RingPool<C, false> {
   NSAI_DEVICE void begin(float *sP, float *at) {
     keys = {};
     keys.pools = true;
-    keys.sP = sP;
-    keys.gPooled = at + threadIdx.x % 16;
-    keys.reference = kNoReference;
+    keys.begin_pool(sP, at);
   }
   NSAI_DEVICE void pool(const float (&p)[2][4], const SoftmaxRows &rows) { keys.pool(p, rows); }
   template <class Found> NSAI_DEVICE void end(Found found) const {
-    if (threadIdx.x % 32 < 16) found((int)threadIdx.x % 32, keys.reference + log2_approx(keys.own));
+    if (threadIdx.x % 32 < 16) found((int)threadIdx.x % 32, keys.spilled());
   }
 };

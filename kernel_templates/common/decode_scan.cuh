@@ -45,6 +45,15 @@ template <class C> struct ScanKeys {
   int phase;        // keys of the open block that are done, where steps do not end on block ends
   QuadPool<C> quads; // in the place of all that, where they serve
 
+  // The run's blocks to `gFirst` [blocks, 16].
+  NSAI_DEVICE void begin_pool(float *sRows, float *gFirst) {
+    sP = sRows;
+    gPooled = gFirst + threadIdx.x % 16;
+    reference = kNoReference;
+  }
+  // What the run's last keys weigh in the block behind it, of row lane % 16.
+  NSAI_DEVICE float spilled() const { return reference + log2_approx(own); }
+
   NSAI_DEVICE int index(int i) const { return entry_index<C::kBlock, C::kStride>(i); }
   NSAI_DEVICE int begin(int) const { return 0; }
   NSAI_DEVICE int end(int r) const { return ends[Decode<C>::half(r)]; }
@@ -191,11 +200,9 @@ NSAI_DEVICE ScanKeys<C> scan_keys(const NsaiDecode &p, ScanPool<C> &pool, const 
   if constexpr (C::kSelectCount > 0) keys.pools = has_token && last / C::kSelectBlock + 1 > C::kSelectCount;
   float *gFirst = pooled_row<C>(p, unit, 16 * at.row_tile) + first_block * kPoolRows;
   if constexpr (kPoolsQuads<C>) keys.quads.begin(gFirst, at.lane);
-  keys.sP = pool.warp();
-  keys.gPooled = gFirst + at.lane % 16;
+  keys.begin_pool(pool.warp(), gFirst);
   if (ScanKeys<C>::kHalves && at.lane >= 16)
     keys.gPooled += ScanKeys<C>::kHalf / ScanKeys<C>::kRatio * kPoolRows;
-  keys.reference = kNoReference;
   return keys;
 }
 
@@ -221,5 +228,5 @@ NSAI_DEVICE void scan_run(const NsaiDecode &p, typename ScanStream<C>::Shared &s
   if constexpr (kPoolsQuads<C>)
     keys.quads.store_spill(gSpill, at.lane);
   else if (at.lane < 16)
-    gSpill[at.lane] = keys.reference + log2_approx(keys.own);
+    gSpill[at.lane] = keys.spilled();
 }

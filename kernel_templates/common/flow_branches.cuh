@@ -20,7 +20,7 @@ NSAI_DEVICE void leave_branch(SharedPlan &shared, const FlowUnit &at, int b, flo
     share_o<C>(b == kSelected ? (float *)shared.ring[at.warp] : &shared.desk[at.warp].o[0][0], o, at.lane);
   share_stats(shared.stats[b][at.warp], rows, at.lane);
   if (b == kCompressed && at.lane < 16)
-    shared.spills[at.warp + 1][at.lane] = keys.reference + log2_approx(keys.own);
+    shared.spills[at.warp + 1][at.lane] = keys.spilled();
 #pragma unroll
   for (int j = 0; j < kO; ++j)
 #pragma unroll
