@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Variants of the stages append and decode: kernels over a KV cache.
+ * Variants of the stage decode: the chain of kernels, decode_mma, and decode_whole. decode_cluster and
+ * decode_flow have files of their own.
  */
 #include "stages.h"
 
@@ -13,67 +14,6 @@
 #define PANEL_ROWS 64       /* of a warpgroup: what one wgmma takes */
 #define SELECT_THREADS 192  /* six warps search 171 of a 64k context's 1024 blocks each */
 #define COMBINE_THREADS 256 /* what decode_combine asserts */
-#define GATHER_THREADS 256  /* as gather_rows has */
-#define APPEND_THREADS 128  /* K and V of 4 heads of 128, 16 bytes each */
-
-void nsai_legal_append_mean(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
-  (void)t;
-  nsai_legal_common(p, reasons);
-  if (nsai_phi_has_weights(&p->model))
-    nsai_refuse(reasons, "model.compress.phi has weights, whose products it lacks");
-}
-
-void nsai_legal_append_gemm(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
-  (void)t;
-  nsai_legal_common(p, reasons);
-  if (!nsai_phi_has_weights(&p->model)) nsai_refuse(reasons, "model.compress.phi has no weights");
-}
-
-static void add_cache(const nsai_problem *p, nsai_kernel_spec *spec) {
-  nsai_constant_add(spec, "kBlock", p->model.block);
-  nsai_constant_add(spec, "kStride", p->model.stride);
-  nsai_constant_add(spec, "kPageSize", p->page_size);
-  nsai_constant_add(spec, "kMinBlocks", 4);
-}
-
-void nsai_specify_append_mean(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                              nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  (void)s;
-  const nsai_geometry *m = &p->model;
-  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_KV_APPEND];
-  *spec = (nsai_kernel_spec){ .entry = "kv_append", .dtype = m->dtype, .threads = APPEND_THREADS };
-  nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
-  nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
-  nsai_constant_add(spec, "kRing", p->window_ring);
-  nsai_constant_add(spec, "kMean", m->phi == NSAI_PHI_MEAN);
-  add_cache(p, spec);
-}
-
-static void specify_gather_entries(const nsai_problem *p, int32_t dim, nsai_kernel_spec *spec) {
-  *spec = (nsai_kernel_spec){ .entry = "gather_entries",
-                              .dtype = p->model.dtype,
-                              .threads = GATHER_THREADS };
-  nsai_constant_add(spec, "kHeadDim", dim);
-  add_cache(p, spec);
-}
-
-void nsai_specify_append_gemm(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                              nsai_kernel_spec specs[NSAI_ROLES]) {
-  nsai_kernel_spec *scatter = &specs[NSAI_KERNEL_SCATTER];
-  nsai_specify_append_mean(p, t, s, specs); /* the tokens; it makes no entries here */
-  specify_gather_entries(p, p->model.head_dim_qk, &specs[NSAI_KERNEL_GATHER_K]);
-  specify_gather_entries(p, p->model.head_dim_v, &specs[NSAI_KERNEL_GATHER_V]);
-  nsai_specify_phi(p, true, specs);
-  *scatter = (nsai_kernel_spec){ .entry = "scatter_entries",
-                                 .dtype = p->model.dtype,
-                                 .threads = APPEND_THREADS };
-  nsai_constant_add(scatter, "kHeadDimQk", p->model.head_dim_qk);
-  nsai_constant_add(scatter, "kHeadDimV", p->model.head_dim_v);
-  add_cache(p, scatter);
-}
-
-/* ---- decode ---- */
 
 /* Products of a warpgroup. */
 static bool has_wgmma(const nsai_target *t) { return !strcmp(t->arch, "sm_90a"); }

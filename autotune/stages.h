@@ -2,8 +2,8 @@
  * SPDX-License-Identifier: MIT
  *
  * What the files of the stages (attend.c, attend_wgmma.c, onepass.c, selected_hopper.c,
- * selected_kv.c, selection.c, compress.c, decode.c, backward.c, backward_weights.c) give to the variant
- * table.
+ * selected_kv.c, selection.c, compress.c, append.c, decode.c, decode_cluster.c, decode_flow.c, backward.c,
+ * backward_weights.c) give to the variant table.
  */
 #ifndef NSAI_STAGES_H
 #define NSAI_STAGES_H
