@@ -63,14 +63,11 @@ static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
   return (uint32_t)(ceil_div(bytes, 16) * 16);
 }
 
-/* Selection blocks that one block of threads has, at most: Stretch of decode_cluster.cuh. */
+/* Selection blocks that one block of threads has, at most: ClusterStretch of common/cluster_runs.cuh. */
 static int64_t longest_stretch(const nsai_problem *p, const nsai_tiles *s) {
-  const nsai_geometry *m = &p->model;
-  int64_t quantum = nsai_decode_quantum(m), teams = s->of[NSAI_TILE_WARPS];
-  int64_t quanta = ceil_div(nsai_block_count(m, p->max_kv_len), quantum);
-  int64_t each = larger(ceil_div(quanta, teams * s->of[NSAI_TILE_CLUSTER]), 1);
-  return each * teams * (quantum / (m->select_block / m->stride)) +
-         1; /* and one that a spill makes */
+  int64_t warps = s->of[NSAI_TILE_WARPS];
+  /* And one that a spill makes. */
+  return warps * nsai_decode_run_blocks(p, warps * s->of[NSAI_TILE_CLUSTER]) + 1;
 }
 
 static nsai_tiles cluster_tiles(int32_t cluster, int32_t warps, int32_t stages, int32_t blocks) {
@@ -137,8 +134,7 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
   if (nsai_padded_group(m) > ROWS)
     nsai_refuse(reasons, "a KV head has %d heads, and it takes 16 at most: take decode_mma",
                 m->heads / m->kv_heads);
-  if (m->head_dim_v > MOST_COLUMNS ||
-      nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 > MOST_ROW_REGISTERS)
+  if (m->head_dim_v > MOST_COLUMNS || nsai_decode_row_registers(m) > MOST_ROW_REGISTERS)
     nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers: take decode_mma",
                 m->head_dim_v, m->head_dim_qk);
   if (nsai_free_blocks(m) > MOST_FREE)

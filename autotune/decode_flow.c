@@ -35,9 +35,7 @@ static int64_t pitch(const nsai_geometry *m) { return nsai_padded_dim(m->head_di
 #define SLACK_BLOCKS 16
 static int64_t most_blocks(const nsai_problem *p, int64_t warps, int64_t cluster) {
   const nsai_geometry *m = &p->model;
-  int64_t quantum = nsai_decode_quantum(m), ratio = m->select_block / m->stride;
-  int64_t quanta = ceil_div(nsai_block_count(m, p->max_kv_len), quantum);
-  int64_t run = larger(ceil_div(quanta, warps * cluster), 1) * (quantum / ratio);
+  int64_t run = nsai_decode_run_blocks(p, warps * cluster);
   int64_t most = m->select_count ? LEAST_BLOCKS : 1;
   while (m->select_count && most + SLACK_BLOCKS < warps * run + 1) most *= 2;
   return most + SLACK_BLOCKS;
@@ -67,9 +65,7 @@ static bool is_legal(const nsai_problem *p, const nsai_target *t, int32_t cluste
   const nsai_geometry *m = &p->model;
   return nsai_target_major(t) == 9 && p->max_q_len == 1 && p->selection == NSA_SELECT_OWN &&
          !p->max_probe_rows && !p->count_reads && nsai_padded_group(m) <= ROWS &&
-         m->head_dim_v <= MOST_COLUMNS &&
-         nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4 <=
-             MOST_ROW_REGISTERS &&
+         m->head_dim_v <= MOST_COLUMNS && nsai_decode_row_registers(m) <= MOST_ROW_REGISTERS &&
          nsai_free_blocks(m) <= MOST_FREE && places(m) % cluster == 0;
 }
 

@@ -94,10 +94,16 @@ int64_t nsai_decode_quantum(const nsai_geometry *m) {
   return ratio / greatest_divisor(NSAI_DECODE_STEP, ratio) * NSAI_DECODE_STEP;
 }
 
-int64_t nsai_decode_pooled_blocks(const nsai_problem *p) {
+int64_t nsai_decode_run_blocks(const nsai_problem *p, int64_t warps) {
   int64_t quantum = nsai_decode_quantum(&p->model);
-  return ceil_div(nsai_block_count(&p->model, p->max_kv_len), quantum) *
-         (quantum / (p->model.select_block / p->model.stride));
+  int64_t quanta = ceil_div(nsai_block_count(&p->model, p->max_kv_len), quantum);
+  return ceil_div(quanta, warps) * (quantum / (p->model.select_block / p->model.stride));
+}
+
+int64_t nsai_decode_pooled_blocks(const nsai_problem *p) { return nsai_decode_run_blocks(p, 1); }
+
+int32_t nsai_decode_row_registers(const nsai_geometry *m) {
+  return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4;
 }
 
 int32_t nsai_decode_warp_rows(const nsai_geometry *m) { return m->head_dim_v > 128 ? 1 : 2; }
