@@ -46,25 +46,6 @@ template <class C> struct RingSums {
   }
 };
 
-// S [16, 16 keys] = Q K^T: multiply_step_qk() in two chains of products for each n8 tile, since a turn waits
-// for the last one.
-template <class C>
-NSAI_DEVICE void multiply_turn_qk(float (&s)[2][4], const Queries<KeyStream<C, 1>> &q, u32 sK, int lane) {
-  using S = KeyStream<C, 1>;
-  using T = typename S::K;
-  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
-  float x[2][2][4] = {};
-#pragma unroll
-  for (int step = 0; step < S::kSteps; ++step) {
-    u32 b[4]; // K [16 keys, 16]
-    ldmatrix_x4(b, T::along(k, 2 * step));
-    mma_m16n8k16(typename C::Element(), x[step % 2][0], q.fragment[step], b[0], b[1]);
-    mma_m16n8k16(typename C::Element(), x[step % 2][1], q.fragment[step], b[2], b[3]);
-  }
-#pragma unroll
-  for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = x[0][c / 4][c % 4] + x[1][c / 4][c % 4];
-}
-
 // Row 8 r + lane / 4's maximum over the warp's scores goes to all warps.
 template <class C>
 NSAI_DEVICE void share_highest(RingDesk<C> &desk, const float (&s)[2][4], float scale_log2, int warp,
@@ -182,7 +163,7 @@ NSAI_DEVICE int score_turn(const RingTurns<C> &turns, const RingBarriers<C> &bar
   if (warp < turn.warps) {
     barrier_wait(barriers.keys(i % C::kStages), i / C::kStages & 1);
     const u32 keys = stages + (i % C::kStages * C::kWarps + warp) * S::kStageBytes;
-    multiply_turn_qk<C>(s, queries, keys, lane);
+    multiply_chains_qk<C, S, 1>(s, queries, keys, lane);
 #pragma unroll
     for (int r = 0; r < 2; ++r) mask_row(s, r, KeyRange{ 0, turn.limit(warp) }, turn.key(warp));
   }

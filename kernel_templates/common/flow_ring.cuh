@@ -224,74 +224,20 @@ NSAI_DEVICE void fill_ring(FlowSteps<C> &steps, FlowRow ahead, const FlowPlace<C
 
 // ---- products
 
-// S [16, 16 keys] = Q K^T, as two n8 tiles. Four fragments of K at once, and two sums of each tile: nothing
-// waits for every single load and product before it.
-template <class C>
-NSAI_DEVICE void multiply_flow_qk(float (&s)[2][4], const Queries<FlowRing<C>> &q, u32 sK, int lane) {
-  using R = FlowRing<C>;
-  using T = typename R::K;
-  constexpr int kAtOnce = 4;
-  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
-  float sum[2][2][4] = {};
-#pragma unroll
-  for (int first = 0; first < R::kSteps; first += kAtOnce) {
-    u32 b[kAtOnce][4]; // K [16 keys, 16]
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      if (first + i < R::kSteps) ldmatrix_x4(b[i], T::along(k, 2 * (first + i)));
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-#pragma unroll
-      for (int n = 0; n < 2; ++n)
-        if (first + i < R::kSteps)
-          mma_m16n8k16(typename C::Element(), sum[i % 2][n], q.fragment[first + i], b[i][2 * n],
-                       b[i][2 * n + 1]);
-  }
-#pragma unroll
-  for (int n = 0; n < 2; ++n)
-#pragma unroll
-    for (int c = 0; c < 4; ++c) s[n][c] = sum[0][n][c] + sum[1][n][c];
-}
-
-// O += P V, P [16, 16 keys].
-template <class C, int kO>
-NSAI_DEVICE void multiply_flow_pv(float (&o)[kO][4], const float (&p)[2][4], u32 sV, int lane) {
-  using T = typename FlowRing<C>::V;
-  constexpr int kAtOnce = 4;
-  const u32 v = sV + T::offset(lane % 16, lane / 16); // keys 0, 8 | columns 0, 8
-  u32 a[4], rest[4];
-  softmax_pack<typename C::Element>(a, p[0], p[1]);
-  if constexpr (kSplitP<C>) softmax_pack_rest<typename C::Element>(rest, a, p[0], p[1]);
-#pragma unroll
-  for (int first = 0; first < kO; first += 2 * kAtOnce) {
-    u32 b[kAtOnce][4]; // V [16 keys, 16]
-#pragma unroll
-    for (int i = 0; i < kAtOnce; ++i)
-      if (first + 2 * i < kO) ldmatrix_x4_trans(b[i], T::along(v, first + 2 * i));
-#pragma unroll
-    for (int i = 0; i < 2 * kAtOnce; ++i) {
-      if (first + i >= kO) continue;
-      const u32(&x)[4] = b[i / 2];
-      mma_m16n8k16(typename C::Element(), o[first + i], a, x[i % 2 * 2], x[i % 2 * 2 + 1]);
-      if constexpr (kSplitP<C>)
-        mma_m16n8k16(typename C::Element(), o[first + i], rest, x[i % 2 * 2], x[i % 2 * 2 + 1]);
-    }
-  }
-}
-
 // Steps [done, end) onto o and rows, or until the first phase of barrier `until` has passed (0: none).
 template <class C, class Keys, int kO>
 NSAI_DEVICE void run_flow(const FlowMask &mask, Keys &keys, const FlowPlace<C> &place, int &done, int end,
                           u32 until, const Queries<FlowRing<C>> &queries, float (&o)[kO][4],
                           SoftmaxRows &rows, float scale_log2, int lane) {
   using R = FlowRing<C>;
+  constexpr int kAtOnce = 4; // nothing waits for every single load and product before it
 #pragma unroll 1
   while (done < end) {
     if (until && __all_sync(~0u, barrier_passed(until, 0))) break;
     const u32 stage = place.stage(done), parity = place.parity(done);
     float s[2][4]; // [16, 16 keys]
     barrier_wait(place.k_there(done), parity);
-    multiply_flow_qk<C>(s, queries, stage, lane);
+    multiply_chains_qk<C, R, kAtOnce>(s, queries, stage, lane);
     barrier_arrive(place.k_read(done));
     if (done >= mask.step) // all rows see the same keys
 #pragma unroll
@@ -299,7 +245,7 @@ NSAI_DEVICE void run_flow(const FlowMask &mask, Keys &keys, const FlowPlace<C> &
         mask_row(s, r, KeyRange{ 0, keys.end(0) }, (mask.number + done - mask.step) * kStepKeys);
     softmax_step(rows, s, o, scale_log2);
     barrier_wait(place.v_there(done), parity);
-    multiply_flow_pv<C>(o, s, stage + R::K::kBytes, lane);
+    multiply_step_pv<C, typename R::V, kAtOnce>(o, s, stage + R::K::kBytes, lane);
     barrier_arrive(place.v_read(done));
     ++done;
     keys.pool(s, rows);

@@ -97,23 +97,52 @@ NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<
   }
 }
 
-// O += P V, P [16, 16 keys].
-template <class C, class T, int kO>
+// The same of Q in registers, where the step is waited for: two chains of products for each n8 tile, and
+// kAtOnce fragments of K on their way together.
+template <class C, class S, int kAtOnce>
+NSAI_DEVICE void multiply_chains_qk(float (&s)[2][4], const Queries<S> &q, u32 sK, int lane) {
+  using T = typename S::K;
+  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
+  float x[2][2][4] = {};
+#pragma unroll
+  for (int first = 0; first < S::kSteps; first += kAtOnce) {
+    u32 b[kAtOnce][4]; // K [16 keys, 16]
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + i < S::kSteps) ldmatrix_x4(b[i], T::along(k, 2 * (first + i)));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        if (first + i < S::kSteps)
+          mma_m16n8k16(typename C::Element(), x[(first + i) % 2][n], q.fragment[first + i], b[i][2 * n],
+                       b[i][2 * n + 1]);
+  }
+#pragma unroll
+  for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = x[0][c / 4][c % 4] + x[1][c / 4][c % 4];
+}
+
+// O += P V, P [16, 16 keys]; kAtOnce fragments of V on their way together.
+template <class C, class T, int kAtOnce, int kO>
 NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32 sV, int lane) {
   const u32 v = sV + T::offset(lane % 16, lane / 16); // keys 0, 8 | columns 0, 8
-  u32 a[4], rest[4];
-  softmax_pack<typename C::Element>(a, p[0], p[1]);
-  if constexpr (kSplitP<C>) softmax_pack_rest<typename C::Element>(rest, a, p[0], p[1]);
+  constexpr int kParts = kSplitP<C> ? 2 : 1;
+  u32 a[2][4]; // P, and what its rounding left
+  softmax_pack<typename C::Element>(a[0], p[0], p[1]);
+  if constexpr (kSplitP<C>) softmax_pack_rest<typename C::Element>(a[1], a[0], p[0], p[1]);
 #pragma unroll
-  for (int n = 0; n < kO; n += 2) {
-    u32 b[4]; // V [16 keys, 16]
-    ldmatrix_x4_trans(b, T::along(v, n));
-    mma_m16n8k16(typename C::Element(), o[n], a, b[0], b[1]);
-    mma_m16n8k16(typename C::Element(), o[n + 1], a, b[2], b[3]);
-    if constexpr (kSplitP<C>) {
-      mma_m16n8k16(typename C::Element(), o[n], rest, b[0], b[1]);
-      mma_m16n8k16(typename C::Element(), o[n + 1], rest, b[2], b[3]);
-    }
+  for (int first = 0; first < kO; first += 2 * kAtOnce) {
+    u32 b[kAtOnce][4]; // V [16 keys, 16]
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + 2 * i < kO) ldmatrix_x4_trans(b[i], T::along(v, first + 2 * i));
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i)
+        if (first + i < kO)
+          mma_m16n8k16(typename C::Element(), o[first + i], a[part], b[i / 2][i % 2 * 2],
+                       b[i / 2][i % 2 * 2 + 1]);
   }
 }
 
@@ -143,7 +172,7 @@ NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kA
       float p[2][4]; // [16, 16 keys]
 #pragma unroll
       for (int c = 0; c < 4; ++c) p[0][c] = s[2 * i][c], p[1][c] = s[2 * i + 1][c];
-      multiply_step_pv<C, typename S::V>(o, p, sV + i * kStepKeys * S::V::kPitch, lane);
+      multiply_step_pv<C, typename S::V, 1>(o, p, sV + i * kStepKeys * S::V::kPitch, lane);
       if constexpr (S::kAtOnce == 1) keys.pool_stage(p, rows, 1); // while the products are on their way
     }
     if constexpr (S::kAtOnce > 1) keys.pool_stage(s, rows, steps);
