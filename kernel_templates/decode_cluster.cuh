@@ -5,15 +5,16 @@
 // _attend and _combine do, by a cluster of kCluster blocks for each token and KV head:
 //
 //   scan     every block a stretch of the compressed keys, every warp a run of it: O, reference and sum,
-//            and what the scores weigh in each selection block (common/decode_pool.cuh)
+//            and what the scores weigh in each selection block (common/cluster_pool.cuh)
 //   lse      references and sums go to all blocks
 //   top-n    importance of the block's own selection blocks goes to all blocks, each of which finds the
 //            n_free best: common/cluster_search.cuh
-//   late     window, while these are searched, and chosen blocks: common/decode_late.cuh
-//   gather   slices of every branch's O to their owners; gates, outputs: common/decode_gather.cuh
+//   late     window, while these are searched, and chosen blocks: common/cluster_keys.cuh
+//   gather   slices of every branch's O to their owners; gates, outputs: common/cluster_gather.cuh
 //
-// kWarps warps of a block attend to keys of all three in turns (common/decode_ring.cuh), and wait for nothing
-// but keys; the others copy these (common/decode_copy.cuh), search, and tell other blocks how parts weigh.
+// kWarps warps of a block attend to keys of all three in turns (common/cluster_ring.cuh), and wait for
+// nothing but keys; the others copy these (common/cluster_copy.cuh), search, and tell other blocks how parts
+// weigh.
 //
 // Grid   x = T * kCluster, y = kv_heads.
 // Waits  for the cluster once: all blocks have begun before anything is sent. Else for what comes alone:
@@ -22,22 +23,22 @@
 // Bound  by the chain of waits: length and list of pages, keys, two exchanges, blocks, one exchange; and by
 //        instructions, of which every warp runs most once and which wait for each other.
 //
-// Config: those of common/key_stream.cuh, common/decode.cuh, decode_turns.cuh and decode_gather.cuh;
+// Config: those of common/key_stream.cuh, common/decode.cuh, cluster_turns.cuh and cluster_gather.cuh;
 // kKeptBlocks (whose pooled values lie in shared memory), kMostBlocks (of a thread block), kMinBlocks,
 // kSharedBytes.
 #pragma once
 #include "common/barrier.cuh"
 #include "common/cached.cuh"
 #include "common/cluster.cuh"
+#include "common/cluster_copy.cuh"
+#include "common/cluster_gather.cuh"
+#include "common/cluster_keys.cuh"
+#include "common/cluster_pool.cuh"
+#include "common/cluster_ring.cuh"
 #include "common/cluster_runs.cuh"
 #include "common/cluster_search.cuh"
+#include "common/cluster_turns.cuh"
 #include "common/decode.cuh"
-#include "common/decode_copy.cuh"
-#include "common/decode_gather.cuh"
-#include "common/decode_late.cuh"
-#include "common/decode_pool.cuh"
-#include "common/decode_ring.cuh"
-#include "common/decode_turns.cuh"
 #include "common/key_stream.cuh"
 #include "common/launch.cuh"
 #include "common/params_cache.h"

@@ -81,7 +81,7 @@ static NsaiReads reads_of(const nsai_run *run) {
   return (NsaiReads){ t->data, t->stride[0], t->stride[1], t->stride[2] };
 }
 
-/* RingSides of common/decode_turns.cuh takes the pairs as an array. */
+/* RingSides of common/cluster_turns.cuh takes the pairs as an array. */
 _Static_assert(offsetof(NsaiDecode, selected) == offsetof(NsaiDecode, entries) +
                                                      NSAI_BRANCH_SELECTED * sizeof(NsaiCachePair) &&
                    offsetof(NsaiDecode, window) ==

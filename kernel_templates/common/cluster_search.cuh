@@ -2,19 +2,19 @@
 // SPDX-License-Identifier: MIT
 //
 // How the blocks of a cluster of decode_cluster find a token's best selection blocks. Each finds the
-// importance of its own, from what was pooled of them (common/decode_pool.cuh) and all blocks' stats, and
+// importance of its own, from what was pooled of them (common/cluster_pool.cuh) and all blocks' stats, and
 // tells it to all, or its best alone where there are many; then each finds the best of all
 // (common/few_best.cuh). By the warps that copy, while the others go on.
 //
-// Config: those of common/cluster_runs.cuh and decode_copy.cuh, kMostBlocks (of a thread block).
+// Config: those of common/cluster_runs.cuh and cluster_copy.cuh, kMostBlocks (of a thread block).
 #pragma once
 #include "common/barrier.cuh"
 #include "common/cluster.cuh"
+#include "common/cluster_copy.cuh"
+#include "common/cluster_gather.cuh"
+#include "common/cluster_pool.cuh"
 #include "common/cluster_runs.cuh"
 #include "common/decode.cuh"
-#include "common/decode_copy.cuh"
-#include "common/decode_gather.cuh"
-#include "common/decode_pool.cuh"
 #include "common/few_best.cuh"
 #include "common/topn.cuh"
 

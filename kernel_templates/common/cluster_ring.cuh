@@ -8,14 +8,14 @@
 //   O     every warp its own columns, of the keys of all warps: so a block's O needs no sum, and little room
 //
 // Turns are those of the scan, of the window, and of the chosen blocks, once these are known; their keys come
-// through a ring (common/decode_copy.cuh). All code is short and goes straight on: what runs once is bound by
-// the number of instructions that wait for each other, and by jumps.
+// through a ring (common/cluster_copy.cuh). All code is short and goes straight on: what runs once is bound
+// by the number of instructions that wait for each other, and by jumps.
 //
-// Config: those of common/decode_copy.cuh.
+// Config: those of common/cluster_copy.cuh.
 #pragma once
 #include "common/barrier.cuh"
-#include "common/decode_copy.cuh"
-#include "common/decode_turns.cuh"
+#include "common/cluster_copy.cuh"
+#include "common/cluster_turns.cuh"
 #include "common/key_stream.cuh"
 #include "common/softmax.cuh"
 
@@ -200,7 +200,7 @@ NSAI_DEVICE void run_turns(const RingTurns<C> &turns, RingDesk<C> &desk, const R
       sync_readers<C>(); // all warps' probabilities are there
       barrier_wait(barriers.values(at), i / C::kStages & 1);
       add_values(desk, sums, stages + at * C::kWarps * S::kStageBytes, warps, warp, lane);
-      // The phase before is long over: decode_copy.cuh.
+      // The phase before is long over: cluster_copy.cuh.
       if (i >= C::kStages) barrier_wait(barriers.read(at), i / C::kStages - 1 & 1);
       barrier_arrive(barriers.read(at));
     }

@@ -7,12 +7,12 @@
 // blocks, in steps of 16 over the blocks and then over the warps. A block takes a step for each of its warps
 // at a time: a turn.
 //
-// Config: those of common/decode.cuh and decode_late.cuh, kPageSize (P; 0: none), kListPages (of a list that
+// Config: those of common/decode.cuh and cluster_keys.cuh, kPageSize (P; 0: none), kListPages (of a list that
 // lies in shared memory), kRing (the window's pair lies in rings), kCluster, kWarps, kThreads.
 #pragma once
 #include "common/cached.cuh"
+#include "common/cluster_keys.cuh"
 #include "common/decode.cuh"
-#include "common/decode_late.cuh"
 #include "common/params_cache.h"
 
 // ---- which turns

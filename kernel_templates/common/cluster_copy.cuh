@@ -5,11 +5,11 @@
 // with the keys of all attending warps of a turn. Addresses and copies of a turn are as many instructions as
 // its attention.
 //
-// Config: those of common/decode_turns.cuh and key_stream.cuh.
+// Config: those of common/cluster_turns.cuh and key_stream.cuh.
 #pragma once
 #include "common/barrier.cuh"
+#include "common/cluster_turns.cuh"
 #include "common/copy.cuh"
-#include "common/decode_turns.cuh"
 #include "common/key_stream.cuh"
 #include "common/tile.cuh"
 

@@ -9,9 +9,9 @@
 // Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
 #pragma once
 #include "common/cluster.cuh"
+#include "common/cluster_ring.cuh"
 #include "common/copy.cuh"
 #include "common/decode.cuh"
-#include "common/decode_ring.cuh"
 #include "common/epilogue.cuh"
 #include "common/params.h"
 #include "common/softmax.cuh"
