@@ -45,7 +45,7 @@ struct RingTurn {
   NSAI_DEVICE int limit(int warp) const { return min(behind + warp * each, all); }
 };
 
-// Without jumps, each of which costs as much as ten instructions.
+// Without jumps, which cost more than the few instructions that they leave out. (A guess.)
 template <class C> NSAI_DEVICE RingTurn find_turn(const RingTurns<C> &x, int i) {
   const bool scans = i < x.scanned, windows = i < x.scanned + x.windowed;
   const int limit = scans ? x.visible : windows ? x.window.limit : x.chosen.limit;

@@ -3,7 +3,7 @@
 //
 // The compressed branch of a tile of tokens, for decode_scan and decode_whole: teams of warps stream their
 // runs of keys (common/key_stream.cuh) and, beside the attention, pool what scores weigh in each
-// selection block: common/decode.cuh.
+// selection block: common/decode.cuh. decode_flow and decode_cluster pool by ScanKeys, too.
 //
 // Config: those of common/key_stream.cuh and common/decode.cuh, kSelectCount (n of the library's own
 // selection, 0: nothing is pooled), kPageSize (P; 0: none).

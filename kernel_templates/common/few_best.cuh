@@ -55,7 +55,7 @@ template <int kMost, class Team, int kFree, int kFew>
 NSAI_DEVICE void find_best(const Team &team, FewBest<kFree, kFew> &x, const u64 *keys, int count) {
   constexpr int kThreads = Team::kThreads;
   const int thread = team.thread;
-  // Straight on, whatever the count: a jump costs as much as ten instructions.
+  // Straight on, whatever the count: a jump costs more than it leaves out. (A guess.)
   constexpr int kEach = ceil_div(kMost, kThreads);
   u64 key[kEach];
   u32 top = 0;

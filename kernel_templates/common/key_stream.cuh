@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Attention of few rows over many keys of a cache, for decode_scan and decode_attend: bound by memory.
+// Attention of few rows over many keys of a cache, for decode_scan, decode_attend and decode_whole: bound by
+// memory.
 //
 // A CTA has kRows = 16 * kRowTiles rows and kTeams teams of kRowTiles warps. A team runs through keys of
 // its own, a stage of kStageKeys (16; of drafts 32) at a time, through a ring of kStages stages of its own;
