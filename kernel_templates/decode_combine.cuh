@@ -24,7 +24,7 @@
 
 static_assert(Config::kThreads == 256, "8 warps share 8, 4, 2 or 1 rows of each");
 
-constexpr int kBranches = 3, kWarps = Config::kThreads / 32;
+constexpr int kBranches = NSAI_BRANCH_COUNT, kWarps = Config::kThreads / 32;
 constexpr int kLanes = Config::kRowLanes, kWarpRows = 32 / kLanes;      // of a row; of a warp
 constexpr int kJ = (Config::kHeadDimV + 4 * kLanes - 1) / (4 * kLanes); // columns of a lane, by fours
 

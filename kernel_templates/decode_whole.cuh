@@ -56,7 +56,7 @@ struct SharedPlan {
     UnionShared<Config> united;
   };
   __align__(16) float sum[Config::kScanRows][Config::kHeadDimV];
-  float gate[3][Config::kScanRows];
+  float gate[NSAI_BRANCH_COUNT][Config::kScanRows];
   float lse[Config::kScanRows]; // of the compressed branch, base 2
 };
 static_assert(sizeof(SharedPlan) <= Config::kSharedBytes && Config::kSharedBytes < sizeof(SharedPlan) + 128,
@@ -70,12 +70,9 @@ struct Unit {
   NSAI_DEVICE int first_row() const { return tile.seq.q_begin + tile.first_query; } // of q
 };
 
-constexpr int kCompressed = NSAI_BRANCH_COMPRESSED, kSelected = NSAI_BRANCH_SELECTED,
-              kWindow = NSAI_BRANCH_WINDOW;
-
 // The gates of all rows and branches into shared memory, and the sum zero.
 template <class C> NSAI_DEVICE void begin_sum(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
-  for (int i = threadIdx.x; i < 3 * C::kScanRows; i += C::kThreads) {
+  for (int i = threadIdx.x; i < NSAI_BRANCH_COUNT * C::kScanRows; i += C::kThreads) {
     const int b = i / C::kScanRows, row = i % C::kScanRows;
     const int token = row / C::kGroupPadded, head = row % C::kGroupPadded;
     const OutputRow place = { unit.first_row() + token, unit.group * C::kGroup + head,

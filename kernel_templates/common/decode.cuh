@@ -30,6 +30,10 @@
 #include "common/params_cache.h"
 #include "common/types.cuh"
 
+// Branches.
+constexpr int kCompressed = NSAI_BRANCH_COMPRESSED, kSelected = NSAI_BRANCH_SELECTED,
+              kWindow = NSAI_BRANCH_WINDOW;
+
 constexpr int kStepKeys = 16; // keys of one step of a team: K of one mma of P V
 
 constexpr NSAI_DEVICE int greatest_divisor(int a, int b) {

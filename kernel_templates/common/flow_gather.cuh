@@ -16,7 +16,7 @@
 #include "common/tile.cuh"
 
 template <class C> struct FlowPlaces {
-  static constexpr int kBranches = 3;
+  static constexpr int kBranches = NSAI_BRANCH_COUNT;
   static constexpr int kRowPlaces = C::kHeadDimV / 4;
   static constexpr int kPlaces = C::kGroup * kRowPlaces;
   static constexpr int kSlice = kPlaces / C::kCluster;

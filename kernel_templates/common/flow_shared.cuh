@@ -16,8 +16,6 @@ static_assert(Config::kScanRows == 16 && Config::kGroupPadded <= 16, "a token's 
 
 using Ring = FlowRing<Config>;
 using Places = FlowPlaces<Config>;
-constexpr int kCompressed = NSAI_BRANCH_COMPRESSED, kSelected = NSAI_BRANCH_SELECTED,
-              kWindow = NSAI_BRANCH_WINDOW;
 constexpr int kBest = kFlowBest<Config>;
 
 // Of a warp: probabilities to be pooled; O [16, Dv] of the scan, and then of the window, with what is chosen
