@@ -100,9 +100,24 @@ template <class C> NSAI_DEVICE BranchRow combine_parts(const RowParts &parts, in
   return out;
 }
 
+// Whether the parts' O need not go to memory, which is read here for the last time: whole lines of a row,
+// where registers are left. (H200, 32 sequences of 64k, 4 new tokens: while the next decode_scan runs 6 MB
+// are written for 20, and the compressed branch alone takes 84.8 us for 88.5.)
+constexpr int kLineFloats = 32;
+template <class C> constexpr bool kDiscards = C::kHeadDimV % kLineFloats == 0 && kWarpRows > 1;
+
+template <class C>
+NSAI_DEVICE void discard_parts(const float *gO, const NsaiDecodeParts &x, int rows, int lane) {
+  constexpr int kLines = C::kHeadDimV / kLineFloats;
+#pragma unroll 1
+  for (int i = lane % kLanes; i < x.parts * kLines; i += kLanes)
+    discard_line(gO + (i / kLines * rows * C::kHeadDimV + i % kLines * kLineFloats));
+}
+
 struct SharedPlan {
   float4 o[kBranches][kWarps][kJ][32];
   float2 stats[kBranches][kWarps][kWarpRows];
+  const float *parts[kWarps][kWarpRows][2]; // O of decode_scan's first and of decode_attend's
 };
 
 // The row of a branch from its warps', in their order.
@@ -156,15 +171,23 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
   const long long unit = (long long)row * p.kv_heads + group;
   const OutputRow place = { row, head, works };
   const int wanted = p.branches | (p.probes ? 1 : 0);
+  const float **const sParts = shared.parts[warp][lane / kLanes]; // till then they take no registers
+  if (kDiscards<C> && lane % kLanes == 0) {
+    sParts[0] = parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0, 0).gO;
+    sParts[1] = parts_of<C>(p.attend, C::kGroup, unit, in_group, 0, 0).gO;
+  }
   u32 gates[kBranches];
 #pragma unroll
   for (int b = 0; b < kBranches; ++b) gates[b] = p.branches >> b & 1 ? load_gate<C>(p.out[b], place) : 0;
-  begin_kernel(); // the batch and the gates lay there before decode_scan
+  // The batch and the gates lay there before decode_scan, and its parts before decode_attend.
+  const bool early = p.attend.parts > 0;
+  if (!early) begin_kernel();
 
   // ---- the warps' parts of every branch, in the order of the sum ----
   float4 sum[kJ] = {};
 #pragma unroll
   for (int b = 0; b < kBranches; ++b) {
+    if (b == 1 && early) begin_kernel();
     RowParts parts =
         b == 0   ? parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0,
                                p.scan.parts)
@@ -193,8 +216,13 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
       finish_branch<C>(p.out[b], place, all, gates[b], p.branches >> b & 1, sum, lane);
     }
   }
+  if constexpr (kDiscards<C>) __syncwarp(); // no lane of the row reads its parts any more
   if (!works) return;
   store_row_elements<C, kLanes>(p.out[0].o, place, sum);
+  if constexpr (kDiscards<C>) {
+    discard_parts<C>(sParts[0], p.scan, C::kScanRows, lane);
+    discard_parts<C>(sParts[1], p.attend, C::kGroup, lane);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
