@@ -186,6 +186,11 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) copy(begin + i * S::kAtOnce, place[i]);
   KeyPlace next = find(begin + kAhead * S::kAtOnce);
+  if constexpr (S::kQShared) {
+    copy_async_wait<kAhead>(); // Q, which all teams have copied
+    if constexpr (S::kPanels) shared_proxy_fence();
+    __syncthreads(); // Q is there
+  }
 
   for (int step = begin; step < end; step += S::kAtOnce) {
     copy_async_wait<kAhead - 1>();

@@ -52,7 +52,8 @@ template <class C, class Q> NSAI_DEVICE void copy_query(u32 sQ, const QueryRows<
   copy_async_16(sQ + Q::offset(row, chunk), present ? rows.at(row) + chunk * 8 : rows.q.data, present);
 }
 
-// The warp's rows of Q. Every thread takes part.
+// The warp's rows of Q. Copies to shared memory are yet on their way: stream_keys() waits for them when it
+// has asked for the first keys. Every thread takes part.
 template <class C, int kRowTiles>
 NSAI_DEVICE Queries<KeyStream<C, kRowTiles>>
 load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C, kRowTiles> &at,
@@ -64,9 +65,6 @@ load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStre
     const u32 sQ = shared_address(shared.keys);
     for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads) copy_query<C, Q>(sQ, rows, i);
     copy_async_commit();
-    copy_async_wait<0>();
-    if constexpr (S::kPanels) shared_proxy_fence();
-    __syncthreads(); // Q is there
     queries.address = S::kPanels ? sQ + at.row_tile / 4 * 64 * kPanelPitch // of the warpgroup
                                  : sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
   } else {
