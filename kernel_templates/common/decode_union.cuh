@@ -98,8 +98,9 @@ NSAI_DEVICE int unite_lists(const int *gLists, long long stride, int tokens, int
 
   for (int i = threadIdx.x; i < kEntries; i += C::kThreads) {
     bool counts = sLists[i] >= 0;
-    for (int t = 0; t < i / kCount; ++t)
-      counts = counts && !find_block<kCount>(sLists + t * kCount, sLists[i]).is_there;
+#pragma unroll 4 // searches of several lists at once
+    for (int t = 0; t < kTokens; ++t)
+      counts &= t >= i / kCount || !find_block<kCount>(sLists + t * kCount, sLists[i]).is_there;
     if (counts) atomicOr(&shared.counted[i / kCount][i % kCount / 32], 1u << i % kCount % 32);
   }
   __syncthreads(); // what counts is known
@@ -109,6 +110,7 @@ NSAI_DEVICE int unite_lists(const int *gLists, long long stride, int tokens, int
     if (block < 0) continue;
     int place = 0;
     u32 owners = 0;
+#pragma unroll 4
     for (int t = 0; t < kTokens; ++t) {
       const FoundBlock found = find_block<kCount>(sLists + t * kCount, block);
       owners |= (u32)found.is_there << t;
