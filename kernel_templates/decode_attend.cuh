@@ -120,12 +120,13 @@ NSAI_DEVICE Share share_beside_window(int stages, int part, int parts, int windo
   return Share{ window_parts * beside + (part - window_parts) * each, each };
 }
 
-// A CTA's share of a branch for the rows of `query_rows`, as attend.parts' part `stored`.
-template <class C, int kRowTiles, class Keys, class Rows>
+// A CTA's share of a branch for the rows of `query_rows`, as attend.parts' part `stored`; `meanwhile` runs
+// once.
+template <class C, int kRowTiles, class Keys, class Rows, class Meanwhile = DoNothing>
 NSAI_DEVICE void attend_share(const NsaiDecode &p, typename KeyStream<C, kRowTiles>::Shared &shared,
                               const KeyStream<C, kRowTiles> &at, const QueryRows<C> &query_rows,
                               const NsaiCachePair &pair, const Rows &lists, Keys &keys, const Share &share,
-                              int stored, bool once, u64 *gReads) {
+                              int stored, bool once, u64 *gReads, Meanwhile meanwhile = {}) {
   using S = KeyStream<C, kRowTiles>;
   auto place = [&](int row) -> long long {
     const int token = row / C::kGroupPadded, head = row % C::kGroupPadded;
@@ -136,6 +137,7 @@ NSAI_DEVICE void attend_share(const NsaiDecode &p, typename KeyStream<C, kRowTil
   const int stages = count_stages<S>(keys.limit);
   const int first = min(share.begin, stages), last = min(first + share.count, stages);
   if (first == last) {
+    meanwhile();
     store_no_part(p.attend, S::kRows, C::kThreads, place);
     return;
   }
@@ -145,7 +147,7 @@ NSAI_DEVICE void attend_share(const NsaiDecode &p, typename KeyStream<C, kRowTil
   float o[S::kO][4] = {};                                                     // [16, Dv]
   SoftmaxRows rows;
   stream_keys<C, kRowTiles>(shared, at, pair, query_rows.group, lists, keys, begin * S::kAtOnce,
-                            end * S::kAtOnce, queries, o, rows, p.scale_log2, gReads, once);
+                            end * S::kAtOnce, queries, o, rows, p.scale_log2, gReads, once, meanwhile);
   store_part<C, kRowTiles>(shared, at, o, rows, p.attend, S::kRows, place);
 }
 
@@ -182,6 +184,20 @@ NSAI_DEVICE int attend_window(const NsaiDecode &p, SharedPlan &shared, const Uni
   return stages;
 }
 
+// Whether what was pooled is discarded when the first keys have been asked for, which would wait behind that:
+// where registers are left. (NVRTC 13.0. H200, 32 sequences of 64k, us: 4 new tokens 164.5 -> 164.0, 8 new
+// tokens 312 -> 307.)
+template <class C>
+constexpr bool kDiscardsLate = C::kPooled && UnionShared<C>::kTokens > 1 && !kWideHeads<C>;
+
+// The CTA's part of what was pooled for its tile, which decode_select has read.
+template <class C> NSAI_DEVICE void discard_tile(const NsaiDecode &p, const Unit<C> &unit) {
+  const int entries = visible_entries<C>(last_position<C>(unit.tile.seq, unit.tile.first_query));
+  for (int row = 0; row < C::kScanRows; row += kPoolRows)
+    discard_pooled<C>(pooled_row<C>(p, unit.index, row), entries / Decode<C>::kRatio, unit.part,
+                      p.attend.parts - p.window_parts);
+}
+
 // The blocks of a tile's tokens; `window_stages`: what the first p.window_parts parts have done before.
 template <class C>
 NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedPlan &shared, const Unit<C> &unit,
@@ -198,7 +214,9 @@ NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedPlan &shared, const Un
                                           p.attend.parts - p.window_parts, window_stages, window_parts);
   attend_share<C, kTileTiles>(p, shared.listed, at, query_rows, p.selected, lists, keys, share,
                               p.window_parts + unit.part, unit.alone(),
-                              find_reads<C>(p.reads, unit.tile.s, unit.group, NSAI_BRANCH_SELECTED));
+                              find_reads<C>(p.reads, unit.tile.s, unit.group, NSAI_BRANCH_SELECTED), [&] {
+                                if constexpr (kDiscardsLate<C>) discard_tile<C>(p, unit);
+                              });
 }
 
 // The ranges of a token.
@@ -252,12 +270,7 @@ template <class C> NSAI_DEVICE void attend_together(const NsaiDecode &p, SharedP
   wait_for_kernel_before();
   let_next_kernel_begin();
   if (p.attend.parts == p.window_parts || unit.tokens <= 0) return;
-  if constexpr (C::kPooled)
-    for (int row = 0; row < C::kScanRows; row += kPoolRows)
-      discard_pooled<C>(pooled_row<C>(p, unit.index, row),
-                        visible_entries<C>(last_position<C>(unit.tile.seq, unit.tile.first_query)) /
-                            Decode<C>::kRatio,
-                        unit.part, p.attend.parts - p.window_parts);
+  if constexpr (C::kPooled && !kDiscardsLate<C>) discard_tile<C>(p, unit);
   attend_blocks<C>(p, shared, unit, window_stages, p.window_parts);
 }
 

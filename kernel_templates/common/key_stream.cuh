@@ -136,15 +136,21 @@ NSAI_DEVICE void mask_owners(float (&s)[kN][4], const Keys &keys, u32 mine, int 
     }
 }
 
+struct DoNothing {
+  NSAI_DEVICE void operator()() const {}
+};
+
 // The team's steps [begin, end) of its keys onto o and rows, counted in gReads: common/read_counter.cuh.
+// `meanwhile` runs when the first of them have been asked for.
 // `once`: nobody reads these keys again soon, and L2 need not keep them. Else they drive out what the step
 // has left there for its own end and for the next step: pooled values, partial results, code.
-template <class C, int kRowTiles, class Keys, class Rows, int kO>
+template <class C, int kRowTiles, class Keys, class Rows, int kO, class Meanwhile = DoNothing>
 NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
                              const KeyStream<C, kRowTiles> &at, const NsaiCachePair &pair, int group,
                              const Rows &lists, Keys &keys, int begin, int end,
                              const Queries<KeyStream<C, kRowTiles>> &queries, float (&o)[kO][4],
-                             SoftmaxRows &rows, float scale_log2, u64 *gReads, bool once) {
+                             SoftmaxRows &rows, float scale_log2, u64 *gReads, bool once,
+                             Meanwhile meanwhile = {}) {
   using S = KeyStream<C, kRowTiles>;
   constexpr int kAhead = C::kStages - 1; // stages on their way while one is computed
   // A warpgroup's products are all its warps'; and what is pooled of a run has no gaps.
@@ -186,6 +192,7 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
 #pragma unroll
   for (int i = 0; i < kAhead; ++i) copy(begin + i * S::kAtOnce, place[i]);
   KeyPlace next = find(begin + kAhead * S::kAtOnce);
+  meanwhile();
   if constexpr (S::kQShared) {
     copy_async_wait<kAhead>(); // Q, which all teams have copied
     if constexpr (S::kPanels) shared_proxy_fence();
