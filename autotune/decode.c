@@ -53,7 +53,7 @@ static int32_t attend_rows(const nsai_problem *p) {
 }
 
 /* kSharedQ of common/key_stream_teams.cuh: O leaves a thread no registers for Q. */
-static bool has_shared_q(const nsai_geometry *m) { return nsai_decode_row_registers(m) > 144; }
+static bool has_shared_q(const nsai_geometry *m) { return nsai_row_registers(m) > 144; }
 
 /* kDrafts of common/key_stream_teams.cuh: a team takes two steps at once, with Q in shared memory. */
 static bool has_drafts(const nsai_geometry *m, int32_t rows) {
@@ -138,7 +138,7 @@ void nsai_legal_decode_mma(const nsai_problem *p, const nsai_target *t, nsai_rea
  * NVRTC 13.0.) */
 static int32_t decode_registers(const nsai_geometry *m) {
   if (has_shared_q(m)) return nsai_padded_dim(m->head_dim_v) / 2 + 100;
-  return nsai_decode_row_registers(m) + 96;
+  return nsai_row_registers(m) + 96;
 }
 
 static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
@@ -244,7 +244,7 @@ static void specify_select(const nsai_problem *p, const nsai_target *t, const ns
 
 /* Whether a thread has the registers: at Dk 192 and Dv 128 O and Q take 112, and the rest spills. (NVRTC 13.0.) */
 static bool has_whole_registers(const nsai_problem *p) {
-  return nsai_decode_row_registers(&p->model) <= 96;
+  return nsai_row_registers(&p->model) <= 96;
 }
 
 static uint32_t round16(uint32_t bytes) { return (bytes + 15) / 16 * 16; }

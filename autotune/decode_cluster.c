@@ -48,11 +48,11 @@ static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
       ((int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v));
   int64_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1; /* kSplitP */
   int64_t desk = parts * warps * 32 * 16 + (4 * warps + 3) * ROWS * 4;
-  int64_t received = 3 * cluster * ((slice | 1) * 16 + ROWS * 8);
+  int64_t received = NSA_BRANCHES * cluster * ((slice | 1) * 16 + ROWS * 8);
   int64_t row = m->head_dim_v / 4; /* places */
   int64_t rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
-  int64_t weights = ceil_div(3 * rows * (cluster + 1) * 4, 16) * 16;
-  int64_t sides = 3 * 2 * 24 + 16, best = (FEW + candidates + 1) * 8 + 32 * 4 + 8;
+  int64_t weights = ceil_div(NSA_BRANCHES * rows * (cluster + 1) * 4, 16) * 16;
+  int64_t sides = NSA_BRANCHES * 2 * 24 + 16, best = (FEW + candidates + 1) * 8 + 32 * 4 + 8;
   int64_t keys = (most_blocks(s) + 2 + cluster * candidates) * 8;
   int64_t search =
       KEPT_BLOCKS * ROWS * 4 + (warps + 1) * ROWS * 4 + best + keys + (m->select_count + 1) * 4;
@@ -134,7 +134,7 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
   if (nsai_padded_group(m) > ROWS)
     nsai_refuse(reasons, "a KV head has %d heads, and it takes 16 at most: take decode_mma",
                 m->heads / m->kv_heads);
-  if (m->head_dim_v > MOST_COLUMNS || nsai_decode_row_registers(m) > MOST_ROW_REGISTERS)
+  if (m->head_dim_v > MOST_COLUMNS || nsai_row_registers(m) > MOST_ROW_REGISTERS)
     nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers: take decode_mma",
                 m->head_dim_v, m->head_dim_qk);
   if (nsai_free_blocks(m) > MOST_FREE)

@@ -10,7 +10,6 @@
 #define ROWS NSAI_DECODE_ROWS
 #define STEP NSAI_DECODE_STEP
 #define MOST_FREE 32 /* common/warp_best.cuh */
-#define BRANCHES 3
 #define STAGES 2
 #define BARRIERS 9
 #define PARTS 3
@@ -51,13 +50,13 @@ static uint32_t shared_bytes(const nsai_problem *p, int64_t warps, int64_t clust
   const nsai_geometry *m = &p->model;
   int64_t stage =
       (int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v);
-  int64_t received = (cluster - 1) * BRANCHES * (places(m) / cluster * 16 + ROWS * 8);
+  int64_t received = (cluster - 1) * NSA_BRANCHES * (places(m) / cluster * 16 + ROWS * 8);
   int64_t bytes = warps * (ceil_div(STAGES * stage, 128) * 128 + ROWS * pitch(m) * 4) +
-                  larger(kept, 1) * ROWS * 4 + BRANCHES * warps * ROWS * 8 + warps * PARTS * 16 +
-                  32 * 8 + cluster * ROWS * 8 + (warps + 1) * ROWS * 4 + BRANCHES * ROWS * 4 +
-                  cluster * larger(nsai_free_blocks(m), 1) * 8 + warps * STAGES * 4 * 8 +
-                  BARRIERS * 8 + larger(received, 8) + (m->select_count + 1) * 4 +
-                  most_blocks(p, warps, cluster) * 4;
+                  larger(kept, 1) * ROWS * 4 + NSA_BRANCHES * warps * ROWS * 8 +
+                  warps * PARTS * 16 + 32 * 8 + cluster * ROWS * 8 + (warps + 1) * ROWS * 4 +
+                  NSA_BRANCHES * ROWS * 4 + cluster * larger(nsai_free_blocks(m), 1) * 8 +
+                  warps * STAGES * 4 * 8 + BARRIERS * 8 + larger(received, 8) +
+                  (m->select_count + 1) * 4 + most_blocks(p, warps, cluster) * 4;
   return (uint32_t)(ceil_div(bytes, 16) * 16);
 }
 
@@ -65,7 +64,7 @@ static bool is_legal(const nsai_problem *p, const nsai_target *t, int32_t cluste
   const nsai_geometry *m = &p->model;
   return nsai_target_major(t) == 9 && p->max_q_len == 1 && p->selection == NSA_SELECT_OWN &&
          !p->max_probe_rows && !p->count_reads && nsai_padded_group(m) <= ROWS &&
-         m->head_dim_v <= MOST_COLUMNS && nsai_decode_row_registers(m) <= MOST_ROW_REGISTERS &&
+         m->head_dim_v <= MOST_COLUMNS && nsai_row_registers(m) <= MOST_ROW_REGISTERS &&
          nsai_free_blocks(m) <= MOST_FREE && places(m) % cluster == 0;
 }
 

@@ -62,6 +62,11 @@ int32_t nsai_padded_group(const nsai_geometry *model);
 /* Columns of a head dim in products of 16: padded_dim() in common/tile.cuh. */
 static inline int32_t nsai_padded_dim(int32_t dim) { return (dim + 15) / 16 * 16; }
 
+/* Registers of a thread for O and Q of an m16 tile: those of kSharedQ in common/key_stream_teams.cuh. */
+static inline int32_t nsai_row_registers(const nsai_geometry *m) {
+  return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4;
+}
+
 /* Panels of 64 columns, 128 bytes a row, that a head dim takes: common/tma.cuh. */
 #define NSAI_PANEL_PITCH 128
 static inline int32_t nsai_panels(int32_t dim) { return (dim + 63) / 64; }

@@ -23,9 +23,8 @@
 // Bound  by the chain of waits: length and list of pages, keys, two exchanges, blocks, one exchange; and by
 //        instructions, of which every warp runs most once and which wait for each other.
 //
-// Config: those of common/key_stream.cuh, common/decode.cuh, cluster_turns.cuh and cluster_gather.cuh;
-// kKeptBlocks (whose pooled values lie in shared memory), kMostBlocks (of a thread block), kMinBlocks,
-// kSharedBytes.
+// Config: those of common/key_stream.cuh, common/decode.cuh, cluster_turns.cuh, cluster_runs.cuh and
+// cluster_gather.cuh; kMostBlocks (of a thread block), kMinBlocks, kSharedBytes.
 #pragma once
 #include "common/barrier.cuh"
 #include "common/cached.cuh"
@@ -71,7 +70,7 @@ template <class C> constexpr NSAI_DEVICE int arrivals(int i) {
          : i < kTurns  ? kCopiers<C>
                        : RingBarriers<C>::arrivals(i - kTurns);
 }
-constexpr int kLate = 1 << NSAI_BRANCH_SELECTED, kEarly = 7 & ~kLate; // branches
+constexpr int kLate = 1 << kSelected, kEarly = 7 & ~kLate; // branches
 
 struct SharedPlan {
   unsigned char ring[Config::kStages][Config::kWarps][Stream::kStageBytes];
@@ -124,7 +123,7 @@ NSAI_DEVICE void expect_all(SharedPlan &shared, int branches, bool searches, int
   const u32 address = shared_address(shared.barriers);
 #pragma unroll
   for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
-    barrier_arrive_expecting(address + 8 * (kStats + b), stats + (b == NSAI_BRANCH_COMPRESSED ? spills : 0));
+    barrier_arrive_expecting(address + 8 * (kStats + b), stats + (b == kCompressed ? spills : 0));
   barrier_arrive_expecting(address + 8 * kCandidates, candidates);
   barrier_arrive_expecting(address + 8 * kEarlySlices, __popc(branches & kEarly) * slice_bytes<C>(rank));
   barrier_arrive_expecting(address + 8 * kSlices, __popc(branches & kLate) * slice_bytes<C>(rank));
@@ -159,8 +158,9 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   store_pages<C>(shared.pages, pages);
 
   // ---- whose keys are whose ----
-  const bool scans = p.branches & 1 || p.idx, windows = C::kWindow > 0 && p.branches >> 2 & 1;
-  const bool selects = C::kSelectCount > 0 && p.branches >> 1 & 1;
+  const bool scans = p.branches >> kCompressed & 1 || p.idx;
+  const bool windows = C::kWindow > 0 && p.branches >> kWindow & 1;
+  const bool selects = C::kSelectCount > 0 && p.branches >> kSelected & 1;
   const int visible = scans ? visible_entries<C>(token.position) : 0;
   const ClusterRuns runs = find_cluster_runs<C>(visible);
   RingTurns<C> turns;
@@ -216,14 +216,14 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
         if (C::kCluster * own.told <= thread && thread < Search<C>::kAtOnce) shared.search.keys[thread] = 0;
         sync_copiers<C>(); // the zeros are there
       }
-      if (scans) tell_stats(NSAI_BRANCH_COMPRESSED);
+      if (scans) tell_stats(kCompressed);
       if (C::kSelectCount == 0 || !p.idx) break;
       if constexpr (C::kSelectCount > 0) {
         if constexpr (kFreeBlocks<C> > 0)
           if (searches) {
             barrier_wait(barriers + 8 * kPooled, 0);
             cluster_receive(barriers + 8 * kStats, 0);
-            tell_keys<C>(teller, shared.search, shared.received.stats[NSAI_BRANCH_COMPRESSED], stretch, own,
+            tell_keys<C>(teller, shared.search, shared.received.stats[kCompressed], stretch, own,
                          pooled, rank);
             list_best<C>(team(), shared.search, barriers + 8 * kCandidates, own, rank);
           }
@@ -238,12 +238,12 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
       if (p.idx && rank == 0 && copier == 0) store_list<C>(p, shared.search.list, row, group, lane);
 #pragma unroll
     for (int r = 0; r < Slice<C>::kUnitRounds; ++r) units[r].open();
-    if (windows) tell_stats(NSAI_BRANCH_WINDOW);
+    if (windows) tell_stats(kWindow);
 #pragma unroll 1
     for (int late = 0; late < 2; ++late) {
-      if (late && selects) tell_stats(NSAI_BRANCH_SELECTED);
+      if (late && selects) tell_stats(kSelected);
       const int branches = p.branches & (late ? kLate : kEarly);
-      const int told = branches | (scans && !late ? 1 << NSAI_BRANCH_COMPRESSED : 0);
+      const int told = branches | (scans && !late ? 1 << kCompressed : 0);
 #pragma unroll 1
       for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
         if (told >> b & 1) cluster_receive(barriers + 8 * (kStats + b), 0);
@@ -270,9 +270,9 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   int done = 0; // turns
 #pragma unroll 1
   for (int phase = 0; phase < 3; ++phase) {
-    const int b = phase == 0   ? NSAI_BRANCH_COMPRESSED
-                  : phase == 1 ? NSAI_BRANCH_WINDOW
-                               : NSAI_BRANCH_SELECTED;
+    const int b = phase == 0   ? kCompressed
+                  : phase == 1 ? kWindow
+                               : kSelected;
     int end = phase == 0 ? turns.scanned : turns.all;
     if constexpr (C::kSelectCount > 0)
       if (phase == 2 && selects) {
@@ -292,7 +292,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
                  });
     done = end;
     if (p.branches >> b & 1)
-      send_columns<C>(targets, shared.received, barriers, b == NSAI_BRANCH_SELECTED ? kSlices : kEarlySlices,
+      send_columns<C>(targets, shared.received, barriers, b == kSelected ? kSlices : kEarlySlices,
                       b, rank, sums, warp, lane);
   }
 

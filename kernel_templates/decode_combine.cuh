@@ -102,7 +102,7 @@ template <class C> NSAI_DEVICE BranchRow combine_parts(const RowParts &parts, in
 
 // Whether the parts' O need not go to memory, which is read here for the last time: whole lines of a row,
 // where registers are left. (H200, 32 sequences of 64k, 4 new tokens: while the next decode_scan runs 6 MB
-// are written for 20, and the compressed branch alone takes 84.8 us for 88.5.)
+// are written for 20, and the compressed branch alone takes 84.4 us for 88.6.)
 constexpr int kLineFloats = 32;
 template <class C> constexpr bool kDiscards = C::kHeadDimV % kLineFloats == 0 && kWarpRows > 1;
 
@@ -171,9 +171,12 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
   const long long unit = (long long)row * p.kv_heads + group;
   const OutputRow place = { row, head, works };
   const int wanted = p.branches | (p.probes ? 1 : 0);
-  const float **const sParts = shared.parts[warp][lane / kLanes]; // till then they take no registers
+  const float **const sParts = shared.parts[warp][lane / kLanes]; // there they take no registers
   if (kDiscards<C> && lane % kLanes == 0) {
-    sParts[0] = parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0, 0).gO;
+    // Not those that find_scan_row() takes from another token.
+    const bool own = !p.seq_tiles || token.query / Decode<C>::kTileTokens < p.seq_tiles;
+    const RowParts parts = parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0, 0);
+    sParts[0] = own ? parts.gO : nullptr;
     sParts[1] = parts_of<C>(p.attend, C::kGroup, unit, in_group, 0, 0).gO;
   }
   u32 gates[kBranches];
@@ -216,11 +219,12 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
       finish_branch<C>(p.out[b], place, all, gates[b], p.branches >> b & 1, sum, lane);
     }
   }
-  if constexpr (kDiscards<C>) __syncwarp(); // no lane of the row reads its parts any more
+  // sParts is there, and no lane of the row reads its parts any more.
+  if constexpr (kDiscards<C>) __syncwarp();
   if (!works) return;
   store_row_elements<C, kLanes>(p.out[0].o, place, sum);
   if constexpr (kDiscards<C>) {
-    discard_parts<C>(sParts[0], p.scan, C::kScanRows, lane);
+    if (sParts[0]) discard_parts<C>(sParts[0], p.scan, C::kScanRows, lane);
     discard_parts<C>(sParts[1], p.attend, C::kGroup, lane);
   }
 }

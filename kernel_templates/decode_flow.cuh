@@ -23,9 +23,8 @@
 // Bound  by memory: 2 (Dk + Dv) bytes a key.
 //
 // Config: those of common/flow_ring.cuh, common/flow_search.cuh and common/flow_gather.cuh, kWindow (w),
-// kBothBlocks (selection blocks that are window and chosen), kKeptBlocks (whose pooled values lie in shared
-// memory), kMostBlocks (selection blocks of a block of threads), kKvHeads, kThreads, kMinBlocks,
-// kSharedBytes.
+// kBothBlocks (selection blocks that are window and chosen), kMostBlocks (selection blocks of a block of
+// threads), kKvHeads, kThreads, kMinBlocks, kSharedBytes.
 #pragma once
 #include "common/barrier.cuh"
 #include "common/cached.cuh"

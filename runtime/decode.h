@@ -89,12 +89,9 @@ nsai_decode_most nsai_decode_most_of(const nsai_problem *problem, const nsai_ker
 /* Numbers of selection blocks that decode_scan may pool, rounded up to whole quanta. */
 int64_t nsai_decode_pooled_blocks(const nsai_problem *problem);
 
-/* Selection blocks of a run of compressed keys, of which each of so many warps has one: whole quanta of the longest
- * sequence's. */
+/* Selection blocks of a warp's run, where so many warps (>= 1) share the longest sequence's compressed keys in
+ * whole quanta; 0 where it has none. */
 int64_t nsai_decode_run_blocks(const nsai_problem *problem, int64_t warps);
-
-/* Registers of a thread for O and Q of an m16 tile. */
-int32_t nsai_decode_row_registers(const nsai_geometry *model);
 
 /* Rows of a warp of decode_combine: two share the work of finding them, where registers allow. */
 int32_t nsai_decode_warp_rows(const nsai_geometry *model);

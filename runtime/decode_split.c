@@ -102,10 +102,6 @@ int64_t nsai_decode_run_blocks(const nsai_problem *p, int64_t warps) {
 
 int64_t nsai_decode_pooled_blocks(const nsai_problem *p) { return nsai_decode_run_blocks(p, 1); }
 
-int32_t nsai_decode_row_registers(const nsai_geometry *m) {
-  return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4;
-}
-
 int32_t nsai_decode_warp_rows(const nsai_geometry *m) { return m->head_dim_v > 128 ? 1 : 2; }
 
 bool nsai_decode_has_wide_heads(const nsai_geometry *m) {

@@ -6,12 +6,11 @@
 // warps of a block and then over the blocks. And the selection blocks that follow: where what was pooled of
 // them lies, which are searched, and what they weigh.
 //
-// Config: those of common/decode.cuh, kSelectCount (n), kSelectInit, kSelectLocal, kWarps, kCluster,
-// kKeptBlocks (selection blocks of a block of threads whose pooled values lie in shared memory).
+// Config: those of common/decode.cuh, kSelectInit, kSelectLocal, kWarps, kCluster, kKeptBlocks (selection
+// blocks of a block of threads whose pooled values lie in shared memory).
 #pragma once
 #include "common/decode.cuh"
 #include "common/params_cache.h"
-#include "common/topn.cuh"
 
 // Every warp of `runs` of a block has a run of `each` quanta.
 struct ClusterRuns {

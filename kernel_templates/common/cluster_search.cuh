@@ -14,7 +14,6 @@
 #include "common/cluster_gather.cuh"
 #include "common/cluster_pool.cuh"
 #include "common/cluster_runs.cuh"
-#include "common/decode.cuh"
 #include "common/few_best.cuh"
 #include "common/topn.cuh"
 
@@ -110,9 +109,9 @@ NSAI_DEVICE void tell_keys(const KeyTeller<C> &teller, Search<C> &search, const 
     float x = 0.0f;
     if (counts) {
       const SpillAt spill = find_spill<C>(stretch, at, j);
-      float own[kHeads] = {};
-      if (j < stretch.blocks) load_heads(own, pooled + at * 16 + lane * kHeads);
-      x = add_heads<C>(own, j < stretch.blocks, search.spills[spill.run] + lane * kHeads, spill.exists, lse,
+      float heads[kHeads] = {};
+      if (j < stretch.blocks) load_heads(heads, pooled + at * 16 + lane * kHeads);
+      x = add_heads<C>(heads, j < stretch.blocks, search.spills[spill.run] + lane * kHeads, spill.exists, lse,
                        lane);
     }
     x = lanes_sum<kLanes>(x);

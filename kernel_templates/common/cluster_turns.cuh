@@ -52,9 +52,9 @@ template <class C> NSAI_DEVICE RingTurn find_turn(const RingTurns<C> &x, int i) 
   const int late = i - x.scanned - (windows ? 0 : x.windowed), run = x.first_run * x.run_keys;
   const int step = (x.rank + C::kCluster * C::kWarps * late) * kStepKeys;
   RingTurn turn;
-  turn.branch = scans     ? NSAI_BRANCH_COMPRESSED
-                : windows ? NSAI_BRANCH_WINDOW
-                          : NSAI_BRANCH_SELECTED;
+  turn.branch = scans     ? kCompressed
+                : windows ? kWindow
+                          : kSelected;
   turn.warps = scans ? x.runs : min(x.steps(limit) - late * C::kWarps, C::kWarps);
   turn.first = scans ? run + i * kStepKeys : step;
   turn.each = scans ? x.run_keys : C::kCluster * kStepKeys;
@@ -131,7 +131,7 @@ template <class C> struct RingRows {
   template <int kEach, int kApart>
   NSAI_DEVICE void find(const u16 *(&found)[kEach], const RingTurns<C> &turns, const RingTurn &turn, int warp,
                         int lane) const {
-    const bool scans = turn.branch == NSAI_BRANCH_COMPRESSED, windows = turn.branch == NSAI_BRANCH_WINDOW;
+    const bool scans = turn.branch == kCompressed, windows = turn.branch == kWindow;
     bool exists[kEach];
     int index[kEach];
 #pragma unroll
@@ -140,7 +140,7 @@ template <class C> struct RingRows {
       exists[j] = owner < turn.warps && i < limit;
       index[j] = max(min(i, limit - 1), 0);
     }
-    if (C::kSelectCount > 0 && turn.branch == NSAI_BRANCH_SELECTED) {
+    if (C::kSelectCount > 0 && turn.branch == kSelected) {
 #pragma unroll
       for (int j = 0; j < kEach; ++j) index[j] = max(turns.chosen.index(index[j]), 0);
     } else {

@@ -30,7 +30,7 @@
 #include "common/params_cache.h"
 #include "common/types.cuh"
 
-// Branches.
+// Bits of NsaiDecode::branches, and indices of its outputs. (C::kWindow is another: tokens.)
 constexpr int kCompressed = NSAI_BRANCH_COMPRESSED, kSelected = NSAI_BRANCH_SELECTED,
               kWindow = NSAI_BRANCH_WINDOW;
 

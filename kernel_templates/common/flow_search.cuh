@@ -7,7 +7,6 @@
 #pragma once
 #include "common/cluster_runs.cuh"
 #include "common/copy.cuh"
-#include "common/decode.cuh"
 #include "common/softmax.cuh"
 #include "common/topn.cuh"
 

@@ -3,8 +3,8 @@
 //
 // What a block of decode_flow holds: its shared memory, its barriers, and what a thread knows of its token.
 //
-// Config: those of common/flow_ring.cuh, common/flow_search.cuh and common/flow_gather.cuh, kKeptBlocks,
-// kMostBlocks, kSharedBytes.
+// Config: those of common/flow_ring.cuh, common/flow_search.cuh and common/flow_gather.cuh, kMostBlocks,
+// kSharedBytes.
 #pragma once
 #include "common/decode.cuh"
 #include "common/decode_scan.cuh"

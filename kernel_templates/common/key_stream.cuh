@@ -141,7 +141,8 @@ struct DoNothing {
 };
 
 // The team's steps [begin, end) of its keys onto o and rows, counted in gReads: common/read_counter.cuh.
-// `meanwhile` runs when the first of them have been asked for.
+// Every thread of the block takes part, those of teams without steps too, straight behind load_row_queries(),
+// for whose copies this waits. `meanwhile` runs when the first keys have been asked for.
 // `once`: nobody reads these keys again soon, and L2 need not keep them. Else they drive out what the step
 // has left there for its own end and for the next step: pooled values, partial results, code.
 template <class C, int kRowTiles, class Keys, class Rows, int kO, class Meanwhile = DoNothing>

@@ -63,7 +63,7 @@ NSAI_DEVICE float quad_sum(float x) {
   return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-// Of kLanes lanes side by side, a power of two.
+// Over kLanes lanes side by side, a power of two, which all get it.
 template <int kLanes> NSAI_DEVICE float lanes_sum(float x) {
 #pragma unroll
   for (int apart = 1; apart < kLanes; apart *= 2) x += __shfl_xor_sync(~0u, x, apart);

@@ -502,7 +502,8 @@ static void test_team_registers(void **state) {
     int32_t dim_qk, dim_v, stride, threads;
   } cases[] = { { 16, 128, 16, 128 }, { 16, 104, 16, 128 }, { 48, 128, 32, 128 },
                 { 16, 96, 16, 256 },  { 64, 128, 32, 256 }, { 56, 120, 16, 256 },
-                { 96, 160, 16, 128 }, { 64, 160, 32, 128 }, { 128, 128, 16, 256 } };
+                { 96, 160, 16, 128 }, { 64, 160, 32, 128 }, { 96, 144, 16, 128 },
+                { 128, 128, 16, 256 } };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     nsai_problem p = decode_of(32, 4);
     p.model.head_dim_qk = cases[i].dim_qk;
