@@ -174,13 +174,30 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
  * and 29.5; 1 and 2 of 128k 34.2 and 38.0, 17.6 and 25.5; 4 of 128k 48.5 and, of a build before, 37.7.) */
 #define MOST_KEYS (1 << 17)
 
+/* kKept of common/decode_select.cuh: of sequences with more selection blocks the chain computes importance again for
+ * each look at it. (H200, 1 sequence of 1M tokens: 221 us, 43 of them the compressed branch. By this one of 128k
+ * takes 17.6, of 256k 26; it was not timed at 1M.) */
+#define KEPT_BY_SELECT 4096
+
+static bool runs_at_once(const nsai_problem *p, const nsai_target *t) {
+  nsai_decider by;
+  const int32_t cluster = choose_cluster(p, t, &by).of[NSAI_TILE_CLUSTER];
+  return units_of(p) * cluster <= blocks_at_once(cluster);
+}
+
+/* Whether there are few keys, or the chain would search for long. */
+static bool gains_on_chain(const nsai_problem *p, const nsai_target *t) {
+  const nsai_geometry *m = &p->model;
+  const int64_t keys = units_of(p) * nsai_block_count(m, p->max_kv_len);
+  const bool far = m->select_count && ceil_div(p->max_kv_len, m->select_block) > KEPT_BY_SELECT;
+  return keys <= MOST_KEYS || (far && runs_at_once(p, t));
+}
+
 /* While clusters of four run at once. (H200, 16 sequences of 4k and 16k by clusters of two 23.3 and 29.8 us, by
  * decode_flow 21.4 and 28.3.) Measured on Hopper alone. */
 bool nsai_sensible_decode_cluster(const nsai_problem *p, const nsai_target *t) {
-  const nsai_geometry *m = &p->model;
   return nsai_target_major(t) == 9 && 4 * units_of(p) <= blocks_at_once(4) &&
-         units_of(p) * nsai_block_count(m, p->max_kv_len) <= MOST_KEYS &&
-         nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
+         gains_on_chain(p, t) && nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
 }
 
 static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,

@@ -353,7 +353,14 @@ static void test_cluster_rules(void **state) {
   assert_true(nsai_sensible_decode_cluster(&p, &h200));
   p.max_kv_len = 1 << 19; /* 32767 compressed keys of four KV heads */
   assert_true(nsai_sensible_decode_cluster(&p, &h200));
-  p.max_tokens = 2;
+  p.max_tokens = 4; /* more than run at once */
+  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_kv_len = 1 << 18; /* 4096 selection blocks */
+  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_tokens = 1;
+  p.max_kv_len = 1 << 20; /* 16384, which decode_select does not keep */
+  assert_true(nsai_sensible_decode_cluster(&p, &h200));
+  p.max_tokens = 2; /* clusters of 16 alone hold these */
   assert_false(nsai_sensible_decode_cluster(&p, &h200));
   p.max_kv_len = 65536;
   p.max_tokens = 1;
