@@ -252,9 +252,18 @@ static bool holds_two_blocks(const nsai_target *t) {
   return t->shared_bytes >= 2 * NSAI_PORTABLE_SHARED_BYTES;
 }
 
+/* Beyond this many padded columns of Q and O together, Q lives in shared memory:
+ * Plan::kQueryInRegisters. */
+#define UNION_REGISTER_COLUMNS 320
+
+static int32_t union_columns(const nsai_geometry *m) {
+  return nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v);
+}
+
 /* One warp holds one m16 tile: 16 rows of O and the scores in registers, Q too up to Dk + Dv 320.
  * Nine warps get 168 registers from the compiler; where the key bits of 128 tokens (G 1) would not
- * fit beside three stages, or O needs more registers, there are five. */
+ * fit beside three stages, or O needs more registers, there are five: also beside the longest Q in
+ * registers where it ends within 16 columns (Dk 184, Dv 120 and 128; NVRTC 13.0). */
 static nsai_tiles choose_union_tiles(const nsai_geometry *m, const nsai_target *t,
                                      nsai_decider *by) {
   int32_t columns = m->head_dim_qk + m->head_dim_v;
@@ -262,7 +271,8 @@ static nsai_tiles choose_union_tiles(const nsai_geometry *m, const nsai_target *
   bool single = m->heads == m->kv_heads;
   if (t->caution) return union_tiles(4, t->caution > 1 || columns > 320 ? 16 : 32, 3, 1);
   if (m->head_dim_qk > 192 || m->head_dim_v > 128) return union_tiles(4, 16, 4, 1);
-  if (columns > 256) return union_tiles(single ? 4 : 8, 32, 4, 1);
+  bool most = union_columns(m) == UNION_REGISTER_COLUMNS && m->head_dim_qk % 16;
+  if (columns > 256) return union_tiles(single || most ? 4 : 8, 32, 4, 1);
   /* Two blocks of five consumer warps and a producer are three warps a scheduler, the most at 168
    * registers: 6 % (random) to 10 % (correlated) faster than four consumers (H200, 64k). */
   int32_t warps = nsai_padded_group(m) <= 16 ? 5 : 4; /* a block holds whole tokens */
@@ -284,17 +294,13 @@ static nsai_tiles choose_union_tiles(const nsai_geometry *m, const nsai_target *
 #define UNION_PLACE_BYTES 24
 #define UNION_STAGE_BYTES 20
 
-/* Beyond this many padded columns of Q and O together, Q lives in shared memory:
- * Plan::kQueryInRegisters. */
-#define UNION_REGISTER_COLUMNS 320
-
 static uint32_t union_shared(const nsai_geometry *m, const nsai_tiles *s) {
   int32_t keys = s->of[NSAI_TILE_KEYS], rows = 16 * s->of[NSAI_TILE_WARPS];
-  int32_t columns = nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v);
   uint32_t bits = (uint32_t)(rows / nsai_padded_group(m) * (keys > 32 ? 8 : 4));
   uint32_t stage =
       nsai_tile_bytes(keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v) + bits;
-  uint32_t q = columns > UNION_REGISTER_COLUMNS ? nsai_tile_bytes(rows, m->head_dim_qk) : 0;
+  uint32_t q =
+      union_columns(m) > UNION_REGISTER_COLUMNS ? nsai_tile_bytes(rows, m->head_dim_qk) : 0;
   uint32_t bytes =
       q + (uint32_t)s->of[NSAI_TILE_STAGES] * (stage + UNION_STAGE_BYTES) + UNION_PLACE_BYTES;
   return (bytes + 15) / 16 * 16;
@@ -320,8 +326,7 @@ static void fit_union(const nsai_problem *p, const nsai_target *t, const nsai_ti
 /* O, the scores of a step, Q where it is held, and what else the loop holds. */
 static int32_t union_registers(const nsai_geometry *m, const nsai_tiles *s) {
   int32_t step = s->of[NSAI_TILE_KEYS] < 32 ? s->of[NSAI_TILE_KEYS] : 32;
-  int32_t columns = nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v);
-  int32_t q = columns > UNION_REGISTER_COLUMNS ? 0 : nsai_padded_dim(m->head_dim_qk) / 4;
+  int32_t q = union_columns(m) > UNION_REGISTER_COLUMNS ? 0 : nsai_padded_dim(m->head_dim_qk) / 4;
   return nsai_padded_dim(m->head_dim_v) / 2 + step / 2 + q + 40;
 }
 

@@ -13,6 +13,7 @@
 
 #include "arch.h"
 #include "plan.h"
+#include "stages.h"
 
 #include <glob.h>
 #include <stdio.h>
@@ -443,6 +444,25 @@ static void test_topn_scratch(void **state) {
                    32 * (8 * (16 * 32 + 16) * 4 + 8 * 32 * 8) + 128 * 4);
 }
 
+/* Heads whose O and Q leave nine warps of attend_selected_mma no registers. */
+static void test_union_registers(void **state) {
+  (void)state;
+  static const struct {
+    int32_t dim_qk, dim_v, warps;
+  } cases[] = {
+    { 192, 128, 8 }, { 184, 128, 4 }, { 184, 120, 4 }, { 184, 112, 8 }, { 176, 128, 8 }
+  };
+  const nsai_target ampere = { "sm_80", NULL, 163 * 1024, 0 };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    nsai_problem p = { .model = { .heads = 4,
+                                  .kv_heads = 1,
+                                  .head_dim_qk = cases[i].dim_qk,
+                                  .head_dim_v = cases[i].dim_v } };
+    nsai_decider by;
+    assert_int_equal(nsai_space_union.choose(&p, &ampere, &by).of[NSAI_TILE_WARPS], cases[i].warps);
+  }
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_shipped),           cmocka_unit_test(test_random),
@@ -450,6 +470,7 @@ int main(void) {
     cmocka_unit_test(test_same_code),         cmocka_unit_test(test_wishes),
     cmocka_unit_test(test_shared_memory),     cmocka_unit_test(test_covers),
     cmocka_unit_test(test_topn_legal),        cmocka_unit_test(test_topn_scratch),
+    cmocka_unit_test(test_union_registers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }
