@@ -104,15 +104,18 @@ static int64_t blocks_at_once(int32_t cluster) {
   return 0;
 }
 
+static bool run_at_once(const nsai_problem *p, int32_t cluster) {
+  return larger(units_of(p), 1) * cluster <= blocks_at_once(cluster);
+}
+
 /* The largest clusters that run at once; blocks of four warps and twice the stages were slower when all warps copied
  * (H200, 1 and 4 sequences of 64k: 20.5 and 35.6 us, 17.9 and 29.8). Where they do not fit or do not hold the longest
  * sequence, whatever does. */
 static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  int64_t units = larger(units_of(p), 1);
   *by = nsai_target_is(t, NSAI_H200) ? NSAI_BY_DEVICE : NSAI_BY_ARCHITECTURE;
   for (int i = 0; i < SIZES; i++) {
     nsai_tiles tiles = cluster_tiles(sizes[i].cluster, 8, 2, 1);
-    if (sizes[i].cluster <= largest_cluster(t) && units * sizes[i].cluster <= sizes[i].blocks &&
+    if (sizes[i].cluster <= largest_cluster(t) && run_at_once(p, sizes[i].cluster) &&
         fits(p, t, &tiles))
       return tiles;
   }
@@ -176,28 +179,24 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
 
 /* kKept of common/decode_select.cuh: of sequences with more selection blocks the chain computes importance again for
  * each look at it. (H200, 1 sequence of 1M tokens: 221 us, 43 of them the compressed branch. By this one of 128k
- * takes 17.6, of 256k 26; it was not timed at 1M.) */
+ * takes 17.6, of 256k, by an older build, 26; it was not timed at 1M.) */
 #define KEPT_BY_SELECT 4096
-
-static bool runs_at_once(const nsai_problem *p, const nsai_target *t) {
-  nsai_decider by;
-  const int32_t cluster = choose_cluster(p, t, &by).of[NSAI_TILE_CLUSTER];
-  return units_of(p) * cluster <= blocks_at_once(cluster);
-}
 
 /* Whether there are few keys, or the chain would search for long. */
 static bool gains_on_chain(const nsai_problem *p, const nsai_target *t) {
   const nsai_geometry *m = &p->model;
   const int64_t keys = units_of(p) * nsai_block_count(m, p->max_kv_len);
   const bool far = m->select_count && ceil_div(p->max_kv_len, m->select_block) > KEPT_BY_SELECT;
-  return keys <= MOST_KEYS || (far && runs_at_once(p, t));
+  nsai_decider by;
+  return keys <= MOST_KEYS ||
+         (far && run_at_once(p, choose_cluster(p, t, &by).of[NSAI_TILE_CLUSTER]));
 }
 
 /* While clusters of four run at once. (H200, 16 sequences of 4k and 16k by clusters of two 23.3 and 29.8 us, by
  * decode_flow 21.4 and 28.3.) Measured on Hopper alone. */
 bool nsai_sensible_decode_cluster(const nsai_problem *p, const nsai_target *t) {
-  return nsai_target_major(t) == 9 && 4 * units_of(p) <= blocks_at_once(4) &&
-         gains_on_chain(p, t) && nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
+  return nsai_target_major(t) == 9 && run_at_once(p, 4) && gains_on_chain(p, t) &&
+         nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
 }
 
 static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
