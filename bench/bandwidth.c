@@ -3,7 +3,7 @@
  */
 #include "bandwidth.h"
 
-#include "launch.h"
+#include "driver/launch.h"
 #include "time_launch.h"
 
 #include <stdlib.h>

@@ -6,8 +6,8 @@
 #ifndef BENCH_BANDWIDTH_H
 #define BENCH_BANDWIDTH_H
 
-#include "context.h"
-#include "trial/device.h"
+#include "plan/context.h"
+#include "verify/device.h"
 
 /* The text of stream_read.cuh. */
 extern const char bench_stream_read_text[];

@@ -11,7 +11,7 @@
  *   tflops, gbps    useful operations and compulsory bytes over burst_ms
  *   roofline        share: the device's bound for these operations and bytes over burst_ms; empty
  *                   when the configuration's device section does not know the device
- *   r, u4, u8       overlap of adjacent selections (inputs.h)
+ *   r, u4, u8       overlap of adjacent selections (verify/inputs.h)
  *   workspace       bytes
  *   plan_cold_ms, plan_warm_ms   nsa_plan_create with an empty and with a filled cache folder
  *   dense_ratio     burst_ms of dense over this part's; empty when either is missing, and for compress

@@ -20,8 +20,8 @@ import tempfile
 
 SKIP = 77
 METRIC = "dram__bytes_read.sum"
-BEHIND = ("decode_select", "decode_combine")  # they read no K and V
-COUNTLESS = ("decode_cluster", "decode_flow")  # of timed steps
+BEHIND = ("decode_split_kv_select", "decode_split_kv_combine")  # they read no K and V
+COUNTLESS = ("decode_cluster", "decode_pipelined")  # of timed steps
 
 
 def arguments():

@@ -3,9 +3,9 @@
  */
 #include "measure.h"
 
-#include "context.h"
+#include "plan/context.h"
 #include "time_launch.h"
-#include "trial/rows.h"
+#include "verify/rows.h"
 
 #include <math.h>
 #include <stdio.h>

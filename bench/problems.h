@@ -7,8 +7,8 @@
 #ifndef BENCH_PROBLEMS_H
 #define BENCH_PROBLEMS_H
 
-#include "status.h"
-#include "trial/case.h"
+#include "base/error.h"
+#include "verify/case.h"
 
 /* problems.txt, embedded by the build. */
 extern const char bench_problem_text[];

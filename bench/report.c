@@ -3,7 +3,7 @@
  */
 #include "report.h"
 
-#include "trial/result.h"
+#include "verify/result.h"
 
 #include <stdlib.h>
 

@@ -2,15 +2,15 @@
  * SPDX-License-Identifier: MIT
  *
  * What was measured: a list of problems, each with the times of its parts. Filled by measure.c or
- * from a CSV (csv.h), told by report.h and figures.h.
+ * from a CSV (csv.h), told by report.h and bench/plot/figures.h.
  */
 #ifndef BENCH_RESULTS_H
 #define BENCH_RESULTS_H
 
-#include "crossover.h"
-#include "status.h"
-#include "trial/case.h"
-#include "trial/inputs.h"
+#include "base/error.h"
+#include "plot/crossover.h"
+#include "verify/case.h"
+#include "verify/inputs.h"
 
 /* What of a problem is timed; in the order of tables. */
 typedef enum bench_part {

@@ -7,7 +7,7 @@
  *
  *   startup CONFIG TOKENS [KEY=VALUE ...]
  */
-#include "cuda_api.h"
+#include "driver/cuda_api.h"
 
 #include <nsa/nsa.h>
 #include <stdio.h>

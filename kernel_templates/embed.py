@@ -34,7 +34,7 @@ def main() -> None:
         digest.update(data)
 
     with open(output, "w", encoding="ascii") as out:
-        out.write("/* Written by embed.py. */\n#include \"templates.h\"\n\n")
+        out.write("/* Written by embed.py. */\n#include \"compile/templates.h\"\n\n")
         for i, (_, data) in enumerate(templates):
             out.write(f"static const char text_{i}[] = {{\n{c_array(data)}\n}};\n\n")
         out.write("const nsai_template nsai_embedded_templates[] = {\n")

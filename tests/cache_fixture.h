@@ -13,8 +13,8 @@
 
 #include <cmocka.h>
 
-#include "cache.h"
-#include "cache_entry.h"
+#include "cache/cache.h"
+#include "cache/entry.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -89,7 +89,7 @@ static inline nsai_cache *fixture_open(fixture *f, nsai_cache_mode mode, uint64_
 static inline void fixture_key(int n, const char *compiler, nsai_kernel_key *key) {
   char source[64];
   snprintf(source, sizeof source, "kernel number %d", n);
-  const nsai_kernel_key_parts parts = { "attend_window_mma",   source,  "--std=c++17", "sm_90a",
+  const nsai_kernel_key_parts parts = { "attend_window_sm80",  source,  "--std=c++17", "sm_90a",
                                         "digest of templates", compiler };
   if (nsai_kernel_key_init(key, &parts) != NSA_OK) abort();
 }

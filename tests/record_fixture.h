@@ -8,7 +8,7 @@
 
 #include "cache_fixture.h"
 
-#include "record.h"
+#include "records/record.h"
 
 static inline void record_must(nsa_status status) {
   if (status == NSA_OK) return;

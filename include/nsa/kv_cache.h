@@ -143,7 +143,7 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  * sequence, KV head and branch the tokens (of NSA_CMP compressed entries) whose K was read, then the bytes
  * of K and V. They are counted where the kernels load them, and added to what is there: the caller sets zeros
  * where a count begins, and one captured graph goes on counting. Plans that count leave out the kernels that do
- * not, decode_cluster and decode_flow (which reads blocks that are window and chosen once). A sequence of L
+ * not, decode_cluster and decode_pipelined (which reads blocks that are window and chosen once). A sequence of L
  * tokens with one new one has
  *   NSA_CMP  N(L) = L < l ? 0 : (L - l) / d + 1, also where selection or probe alone needs them
  *   NSA_SEL  the sum over its chosen blocks j of min(l', L - j*l'); n*l' when all are whole

@@ -45,7 +45,7 @@ typedef struct nsa_tune_event {
   int64_t tokens;        /* length of the one sequence it is measured at; a decode step has as
                             many as `problem` says (seq64) */
   const char *stage;     /* "attend_window"; "" where there is none */
-  const char *candidate; /* "attend_window_mma rows=128 keys=64 warps=4 blocks=2", or "" */
+  const char *candidate; /* "attend_window_sm80 rows=128 keys=64 warps=4 blocks=2", or "" */
   double ms;             /* median of the rounds */
   double spread;         /* half the distance of the quartiles, relative to ms */
   double gain;           /* NSA_TUNE_CHOSEN: 1 - ms / ms of the heuristic's choice */

@@ -5,8 +5,8 @@
  * among them, from what the cache holds by then. A block is written again when its last token is:
  * so a rejected draft needs no call of its own.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <string.h>
 

@@ -5,8 +5,8 @@
  * all keys are kept (keys x lanes doubles per thread), so that the maximum is exact and no
  * rescaling happens; the importance needs them anyway.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <math.h>
 #include <string.h>

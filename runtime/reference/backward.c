@@ -4,7 +4,7 @@
  * The backward pass: gates, attention, the gates' own gradients, phi, and the raw K and V at the end.
  * Everything is allocated before the first output is written.
  */
-#include "backward.h"
+#include "reference/backward.h"
 
 #include <stdlib.h>
 

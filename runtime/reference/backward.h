@@ -8,8 +8,8 @@
 #ifndef NSAI_REFERENCE_BACKWARD_H
 #define NSAI_REFERENCE_BACKWARD_H
 
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <nsa/backward.h>
 

@@ -4,7 +4,7 @@
  * Gradients of the attention of one (token, KV group): the probabilities of the forward again, then
  * per branch the formulas of include/nsa/backward.h as products over tiles of keys.
  */
-#include "backward.h"
+#include "reference/backward.h"
 
 #include <string.h>
 

@@ -3,7 +3,7 @@
  *
  * Gradients of the gates: of weights, of logits, or through the gate MLP.
  */
-#include "backward.h"
+#include "reference/backward.h"
 
 #include <string.h>
 

@@ -4,7 +4,7 @@
  * Gradients through phi: from those of the compressed blocks to the raw tokens', which blocks share,
  * and to the weights'.
  */
-#include "backward.h"
+#include "reference/backward.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -5,8 +5,8 @@
  * [i*d, i*d + l). The result is float64 [Hkv, blocks of all sequences, D], not rounded. Compressed
  * keys that the caller has, as its own or in a cache, are widened to the same.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,8 +4,8 @@
  * The whole forward and the dense baseline, for all rows into tensors or for a list of rows into
  * float64: the same computation, with two ways out.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <math.h>
 

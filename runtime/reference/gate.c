@@ -3,8 +3,8 @@
  *
  * Gates of a slab of tokens: given weights, sigmoid of given logits, or the gate MLP.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 static void load_values(const nsai_ref_problem *problem, double *gates, int64_t token) {
   const nsa_tensor *value = &problem->io->gate.value;

@@ -9,8 +9,8 @@
  *   compressed 3                 [-----]                half in selection block 0, half in 1
  *   selection        [------0------] [------1------]    l'/d = 4 strides
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <string.h>
 

@@ -14,8 +14,8 @@
 #ifndef NSAI_REFERENCE_INTERNAL_H
 #define NSAI_REFERENCE_INTERNAL_H
 
+#include "base/error.h"
 #include "reference/reference.h"
-#include "status.h"
 
 #include <stdbool.h>
 
@@ -61,7 +61,7 @@ static inline int64_t nsai_ref_lanes(int64_t count) {
 /* ---- sequence.c ---- */
 
 /* How the rows fall into sequences. Arrays of count + 1, one allocation that `q` owns. With a cache
- * `kv` counts tokens that lie elsewhere: place.c finds them. */
+ * `kv` counts tokens that lie elsewhere: cache_rows.c finds them. */
 typedef struct nsai_ref_sequences {
   int64_t count;
   int64_t *q, *kv; /* first token of each sequence in q and in the KV tensors */
@@ -129,7 +129,7 @@ int64_t nsai_ref_most_keys(const nsai_ref_problem *problem);
 void nsai_ref_problem_begin(nsai_ref_problem *problem, const nsai_geometry *geometry,
                             const nsa_batch *batch, const nsa_io *io, int threads);
 
-/* ---- place.c: where a token lies, as offsets in elements ---- */
+/* ---- cache_rows.c: where a token lies, as offsets in elements ---- */
 
 /* KV head `head` of the token at `position` of a sequence, in `x`: K or V of pair `pair`. */
 int64_t nsai_ref_token_at(const nsai_ref_problem *problem, const nsa_tensor *x, int pair,

@@ -2,18 +2,18 @@
  * SPDX-License-Identifier: MIT
  *
  * The matrix product and the widening of storage dtypes, written once with compiler vectors
- * (multiply_tmpl.h) and compiled for the instruction sets that x86-64 processors have. Each element
+ * (multiply.inc) and compiled for the instruction sets that x86-64 processors have. Each element
  * of a product is one chain of sums over k in ascending order, whatever its place in a block:
  * results do not depend on how rows are grouped.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 /* Two doubles: SSE2, and NEON elsewhere. */
 #define VECTOR 2
 #define FORM(name) name##_plain
 #define TARGET
-#include "multiply_tmpl.h"
+#include "reference/multiply.inc"
 
 static const nsai_ref_ops plain_ops = { multiply_plain, widen_plain };
 
@@ -22,12 +22,12 @@ static const nsai_ref_ops plain_ops = { multiply_plain, widen_plain };
 #define VECTOR 4
 #define FORM(name) name##_avx2
 #define TARGET __attribute__((target("avx2,fma")))
-#include "multiply_tmpl.h"
+#include "reference/multiply.inc"
 
 #define VECTOR 8
 #define FORM(name) name##_avx512
 #define TARGET __attribute__((target("avx512f")))
-#include "multiply_tmpl.h"
+#include "reference/multiply.inc"
 
 static const nsai_ref_ops avx2_ops = { multiply_avx2, widen_avx2 };
 static const nsai_ref_ops avx512_ops = { multiply_avx512, widen_avx512 };

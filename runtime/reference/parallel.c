@@ -4,7 +4,7 @@
  * Threads for one call: started, fed from a counter, joined. Nothing is kept between calls, so that
  * a host may fork, or unload the library, at any time between them.
  */
-#include "internal.h"
+#include "reference/internal.h"
 
 #include <pthread.h>
 #include <signal.h>

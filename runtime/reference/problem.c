@@ -3,7 +3,7 @@
  *
  * What every call of the CPU device sets up first.
  */
-#include "internal.h"
+#include "reference/internal.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,8 +3,8 @@
  *
  * Dense layers of phi and of the gates: x . W + b with W in storage dtype, and their activations.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <math.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  *
  * Gradients of a dense layer and of the activations.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <math.h>
 #include <string.h>

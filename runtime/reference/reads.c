@@ -3,8 +3,8 @@
  *
  * io.reads: what a decode step reads of the cache, counted where its rows are widened.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 static void add(int64_t *counter, int64_t count) {
   __atomic_fetch_add(counter, count, __ATOMIC_RELAXED); /* threads share a sequence's */

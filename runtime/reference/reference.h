@@ -19,10 +19,10 @@
  *   kernel's later stages judged on the kernel's own compressed keys passes such a copy.
  * - kv_len of a NULL batch is the first dimension of the first present of io.kv.k.
  */
-#ifndef NSAI_REFERENCE_H
-#define NSAI_REFERENCE_H
+#ifndef NSAI_REFERENCE_REFERENCE_H
+#define NSAI_REFERENCE_REFERENCE_H
 
-#include "geometry.h"
+#include "model/model.h"
 
 #include <nsa/attention.h>
 #include <nsa/backward.h>
@@ -112,4 +112,4 @@ nsa_status nsai_reference_dense_rows(const nsai_geometry *geometry, const nsa_ba
                                      const nsa_io *io, const nsai_reference_rows *rows,
                                      int threads);
 
-#endif /* NSAI_REFERENCE_H */
+#endif /* NSAI_REFERENCE_REFERENCE_H */

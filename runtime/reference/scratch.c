@@ -3,7 +3,7 @@
  *
  * The memory of the threads of one call: allocated before they start, so that they cannot fail.
  */
-#include "internal.h"
+#include "reference/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,8 +3,8 @@
  *
  * Selection: the top-n of one row, and what a row attends to as a list of token ranges.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <math.h>
 

@@ -4,8 +4,8 @@
  * Rows to sequences: one packed view over a batch, a NULL batch, stored compressed keys, and a
  * cache.
  */
-#include "internal.h"
-#include "tensor.h"
+#include "reference/internal.h"
+#include "reference/tensor.h"
 
 #include <stdlib.h>
 

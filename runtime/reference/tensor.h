@@ -6,7 +6,7 @@
 #ifndef NSAI_REFERENCE_TENSOR_H
 #define NSAI_REFERENCE_TENSOR_H
 
-#include "convert.h"
+#include "base/float16.h"
 
 #include <nsa/base.h>
 

@@ -3,7 +3,7 @@
  */
 #include "cases.h"
 
-#include "trial/parallel.h"
+#include "verify/parallel.h"
 
 /* The lengths and geometries that other projects' suites found worth testing, and the edge rows of
  * this library's contract. 104 and 64 stand for head dims 100 and 60, which are no multiple of 8.

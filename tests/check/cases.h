@@ -6,7 +6,7 @@
 #ifndef CHK_CASES_H
 #define CHK_CASES_H
 
-#include "trial/case.h"
+#include "verify/case.h"
 
 /* A random case: geometry, lengths, features, all determined by (seed, number). Small enough that
  * hundreds of them take minutes. */

@@ -3,7 +3,7 @@
  */
 #include "check.h"
 
-#include "trial/rows.h"
+#include "verify/rows.h"
 
 #include <string.h>
 

@@ -8,8 +8,8 @@
 #define CHK_CHECK_H
 
 #include "session.h"
-#include "trial/judge.h"
-#include "trial/judge_backward.h"
+#include "verify/backward.h"
+#include "verify/forward.h"
 
 /* One case made ready: its plan from the session, its tensors, a workspace. On failure
  * nsai_trial_bench_destroy still has to be called. */

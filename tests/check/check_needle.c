@@ -9,7 +9,7 @@
  */
 #include "check.h"
 
-#include "trial/parallel.h"
+#include "verify/parallel.h"
 
 #include <math.h>
 #include <stdlib.h>

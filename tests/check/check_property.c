@@ -5,8 +5,8 @@
  */
 #include "check.h"
 
-#include "trial/compare.h"
-#include "trial/parallel.h"
+#include "verify/compare.h"
+#include "verify/parallel.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "convert.h"
+#include "base/float16.h"
 #include "kv_world_impl.h"
-#include "trial/compare.h"
+#include "verify/compare.h"
 
 #include <math.h>
 #include <stdlib.h>

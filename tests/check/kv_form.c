@@ -47,7 +47,7 @@ static void random_model(uint64_t *random, nsai_geometry *g) {
   g->gate_activation = NSAI_ACT_SILU;
 }
 
-/* Where a check has time for it: more selection blocks than decode_select keeps the importance of, and
+/* Where a check has time for it: more selection blocks than decode_split_kv_select keeps the importance of, and
  * as many compressed ones. */
 #define LONG_FROM 1000
 #define LONG_BLOCKS 4096

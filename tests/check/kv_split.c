@@ -6,7 +6,7 @@
  */
 #include "kv_world_impl.h"
 
-#include "trial/compare.h"
+#include "verify/compare.h"
 
 #include <math.h>
 #include <stdlib.h>

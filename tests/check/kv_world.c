@@ -5,8 +5,8 @@
  */
 #include "kv_world_impl.h"
 
-#include "convert.h"
-#include "trial/kv.h"
+#include "base/float16.h"
+#include "verify/cache_tensors.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -9,8 +9,8 @@
 #ifndef CHK_KV_WORLD_H
 #define CHK_KV_WORLD_H
 
-#include "geometry.h"
-#include "trial/device.h"
+#include "model/model.h"
+#include "verify/device.h"
 
 #include <nsa/nsa.h>
 #include <stdbool.h>

@@ -189,18 +189,17 @@ static int64_t run_list(chk_session *session, const arguments *a, const case_lis
 }
 
 int main(int argc, char **argv) {
-  static const struct argp argp = {
-    options,
-    parse,
-    NULL,
-    "Check libnsa's stages against a float64 reference.\v"
-    "A problem is one line of text; autotune/trial/case.h describes it. Exit status: 0 all passed, "
-    "1 "
-    "failures, 2 usage, 77 no GPU.",
-    NULL,
-    NULL,
-    NULL
-  };
+  static const struct argp argp = { options,
+                                    parse,
+                                    NULL,
+                                    "Check libnsa's stages against a float64 reference.\v"
+                                    "A problem is one line of text; autotune/verify/case.h "
+                                    "describes it. Exit status: 0 all passed, "
+                                    "1 "
+                                    "failures, 2 usage, 77 no GPU.",
+                                    NULL,
+                                    NULL,
+                                    NULL };
   arguments a = { .seed = 1, .count = -1 };
   a.session.device = NSAI_TRIAL_DEVICE_AUTO;
   a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);

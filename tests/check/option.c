@@ -5,7 +5,7 @@
  */
 #include "option.h"
 
-#include "text.h"
+#include "base/text.h"
 
 int64_t chk_option_number(const char *option, const char *value, int64_t least, int64_t most,
                           struct argp_state *state) {

@@ -6,7 +6,7 @@
  */
 #include "check.h"
 
-#include "trial/inputs.h"
+#include "verify/inputs.h"
 
 #include <math.h>
 #include <stdlib.h>

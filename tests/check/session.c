@@ -124,7 +124,7 @@ char *chk_session_yaml(const chk_session *session, const nsai_trial_case *c) {
     fprintf(out, "variants:\n  force:\n    backward_q: backward_q_mma\n"
                  "    backward_kv: backward_kv_mma\n");
   if (c->gemm) fprintf(out, "variants:\n  force:\n    dense: sdpa_gemm\n");
-  if (c->lists) fprintf(out, "variants:\n  force:\n    attend_selected: attend_selected_mma\n");
+  if (c->lists) fprintf(out, "variants:\n  force:\n    attend_selected: attend_selected_sm80\n");
   fclose(out);
   return text;
 }

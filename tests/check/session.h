@@ -7,7 +7,7 @@
 #ifndef CHK_SESSION_H
 #define CHK_SESSION_H
 
-#include "trial/bench.h"
+#include "verify/trial_run.h"
 
 #define CHK_MAX_THREADS 1024 /* that a command line may ask for */
 

@@ -204,10 +204,10 @@ cat >"$log" <<CSV
 ==PROF== Connected to process 1
 "ID","Kernel Name","dram__bytes_read.sum"
 "","","byte"
-"0","decode_scan","$SCANNED"
-"1","decode_select(NsaiDecode)","500000"
-"2","decode_attend(NsaiDecode)","245,760"
-"3","decode_scan","999,999,999"
+"0","decode_split_kv_compressed","$SCANNED"
+"1","decode_split_kv_select(NsaiDecode)","500000"
+"2","decode_split_kv_attend(NsaiDecode)","245,760"
+"3","decode_split_kv_compressed","999,999,999"
 CSV
 exec "$@" --device cpu --problem fwd:h4/2:d64/64:w64
 SH

@@ -19,9 +19,9 @@ load common
   need_nvrtc
   small_model
   autotune compile --arch sm_80 --op forward --max-kv-len 64 small.yaml
-  autotune list --json | jq -e '[.entries[].kernel] | index("attend_selected_mma") == null'
+  autotune list --json | jq -e '[.entries[].kernel] | index("attend_selected_sm80") == null'
   autotune compile --arch sm_80 --op forward small.yaml
-  autotune list --json | jq -e '[.entries[].kernel] | index("attend_selected_mma") != null'
+  autotune list --json | jq -e '[.entries[].kernel] | index("attend_selected_sm80") != null'
 }
 
 @test "what other lengths and overlaps choose is compiled, too" {
@@ -30,15 +30,15 @@ load common
   model=$configs/models/g16_d64.yaml
   autotune compile --arch sm_90a --op forward --max-kv-len 2048 "$model"
   compiled >short
-  grep -qx importance_mma short # up to 2048 tokens
-  grep -qx selected_window_wgmma short
-  run -1 grep -x compressed_topn_wgmma short
-  run -1 grep -x attend_selected_tma short
+  grep -qx select_importance short # up to 2048 tokens
+  grep -qx attend_selected_window_sm90 short
+  run -1 grep -x attend_compressed_topn_sm90 short
+  run -1 grep -x attend_selected_sm90_mma short
   autotune compile --arch sm_90a --op forward --max-kv-len 65536 "$model"
   compiled >long
-  grep -qx compressed_topn_wgmma long
-  grep -qx attend_selected_tma long   # low overlap
-  grep -qx selected_window_wgmma long # high overlap
+  grep -qx attend_compressed_topn_sm90 long
+  grep -qx attend_selected_sm90_mma long   # low overlap
+  grep -qx attend_selected_window_sm90 long # high overlap
   # Shorter plans find all of theirs.
   for length in 700 1500 4000 5000 50000; do
     run -0 --separate-stderr autotune compile --arch sm_90a --op forward --max-kv-len $length \
@@ -65,7 +65,7 @@ load common
   need_nvrtc
   small_model
   run -0 --separate-stderr autotune compile --arch sm_80 --op dense --verbose small.yaml
-  [[ $stderr =~ dense_mma.*registers ]]
+  [[ $stderr =~ attend_dense_sm80.*registers ]]
 }
 
 @test "SIGINT: 130, and finished kernels stay good" {
@@ -249,10 +249,10 @@ export_small() {
   need_real_nvrtc
   small_model
   cp -r "$NSA_SOURCE/kernel_templates" templates
-  echo 'static_assert(Config::kWindow == 0, "broken on purpose");' >>templates/attend_window_mma.cuh
+  echo 'static_assert(Config::kWindow == 0, "broken on purpose");' >>templates/attend/window_sm80.cuh
   run -5 --separate-stderr autotune compile --arch sm_80 --op forward --sample 2 \
     --set runtime.templates_dir="$PWD/templates" small.yaml
-  [[ -z $output && $stderr == *'bad for sm_80: attend_window_mma rows='*'broken on purpose'* ]]
+  [[ -z $output && $stderr == *'bad for sm_80: attend_window_sm80 rows='*'broken on purpose'* ]]
   [[ $stderr == *' candidates of seed 0 do not compile for sm_80'* ]]
 }
 

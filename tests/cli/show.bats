@@ -15,7 +15,7 @@ load common
 
 @test "a file: what would serve it, every reason against the rest" {
   run -0 --separate-stderr autotune show --arch sm_90a "$configs/h200_d128.yaml"
-  [[ $output == *"attend_selected_tma warps="*": chosen"* && $output == *"selected_dense_mma: no"* ]]
+  [[ $output == *"attend_selected_sm90_mma warps="*": chosen"* && $output == *"selected_dense_mma: no"* ]]
   autotune show --json --arch sm_90a "$configs/h200_d128.yaml" |
     jq -e 'length == 2 and all(.supported) and (.[0].problem | startswith("fwd:"))'
 }

@@ -7,8 +7,8 @@
  */
 #include "../record_fixture.h"
 
-#include "jit.h"
-#include "report.h"
+#include "api/report.h"
+#include "compile/compiler.h"
 
 #include <stdatomic.h>
 

@@ -12,7 +12,7 @@
 
 #include <cmocka.h>
 
-#include "../unit/kv_world.h"
+#include "../unit/kv_fixture.h"
 
 #include <nsa/tune.h>
 #include <stdatomic.h>

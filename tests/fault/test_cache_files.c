@@ -6,7 +6,7 @@
  */
 #include "child.h"
 
-#include "fs.h"
+#include "base/files.h"
 
 #include <errno.h>
 #include <signal.h>

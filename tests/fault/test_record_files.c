@@ -7,7 +7,7 @@
 #include "../record_fixture.h"
 #include "child.h"
 
-#include "fs.h"
+#include "base/files.h"
 
 #include <signal.h>
 #include <sys/resource.h>

@@ -5,7 +5,7 @@
  * is tried as it is, and once more with the checksum put right, so that what stands behind the
  * checksum is reached too.
  */
-#include "cache_entry.h"
+#include "cache/entry.h"
 #include "fuzz.h"
 
 #include <stdlib.h>

@@ -4,10 +4,10 @@
  * Any bytes as a configuration: refused with diagnostics in valid UTF-8, or accepted, and then the
  * dump loads again to the same dump.
  */
-#include "config.h"
+#include "base/text.h"
+#include "base/writer.h"
+#include "config/config.h"
 #include "fuzz.h"
-#include "text.h"
-#include "writer.h"
 
 #include <stdlib.h>
 #include <string.h>

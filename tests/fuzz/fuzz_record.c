@@ -5,9 +5,9 @@
  * or accepted, and then written again to a text that reads as the same. The checksum is put right
  * first, so that what stands behind it is reached.
  */
+#include "base/text.h"
 #include "fuzz.h"
-#include "record_impl.h"
-#include "text.h"
+#include "records/internal.h"
 
 #include <stdlib.h>
 #include <string.h>

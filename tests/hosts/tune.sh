@@ -77,8 +77,8 @@ check 'each batch has a record' test "$("$program" list --records | grep -c deco
 check 'a decode plan follows its record' has 'record of 8 x 2048 tokens' \
   <("$program" show --op decode "${steps[@]:2}" "${short[@]:4}" --set serving.max_kv_len=2048 "$model")
 sed -i 's|end = min(begin + each, steps);|end = C::kStages == 2 ? begin : min(begin + each, steps);|' \
-  "$work/templates/decode_attend.cuh"
-check 'a decode kernel is spoiled' has 'kStages == 2 ? begin' "$work/templates/decode_attend.cuh"
+  "$work/templates/decode_split_kv_attend.cuh"
+check 'a decode kernel is spoiled' has 'kStages == 2 ? begin' "$work/templates/decode_split_kv_attend.cuh"
 NSA_TEMPLATES_DIR=$work/templates NSA_CACHE_DIR=$work/wrong-steps tune "${steps[@]}" >"$work/wrong-steps.txt" 2>&1
 check 'a tuning with wrong steps succeeds' test $? = 0
 cat "$work/wrong-steps/tuning/"*.yaml >"$work/wrong-steps.yaml"

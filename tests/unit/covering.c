@@ -3,7 +3,7 @@
  */
 #include "covering.h"
 
-#include "stages.h"
+#include "plan/spec.h"
 
 bool covering_topn, covering_both;
 uint64_t covering_rival_scratch;
@@ -77,15 +77,15 @@ static void specify_both(const nsai_problem *p, const nsai_target *t, const nsai
   nsai_constant_add(spec, "kMinBlocks", 1);
 }
 
-#define ROW(row_stage, row_name, row_space)                                                        \
+#define ROW(row_stage, row_name, function, row_space)                                              \
   {                                                                                                \
-    .name = #row_name, .stage = (row_stage), .why = "as in the library", .deterministic = true,    \
-    .fp32_importance = true, .legal = nsai_legal_##row_name, .specify = nsai_specify_##row_name,   \
+    .name = (row_name), .stage = (row_stage), .why = "as in the library", .deterministic = true,   \
+    .fp32_importance = true, .legal = nsai_legal_##function, .specify = nsai_specify_##function,   \
     .space = (row_space)                                                                           \
   }
 
 const nsai_variant nsai_variants[] = {
-  ROW(NSAI_STAGE_COMPRESS, compress_mean, &nsai_space_compress_mean),
+  ROW(NSAI_STAGE_COMPRESS, "compress_mean", compress_mean, &nsai_space_compress_mean),
   { .name = "made_up_topn",
     .stage = NSAI_STAGE_ATTEND_COMPRESSED,
     .why = "a test of three stages",
@@ -96,7 +96,8 @@ const nsai_variant nsai_variants[] = {
     .specify = specify_topn,
     .space = &warps,
     .covers = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT },
-  ROW(NSAI_STAGE_ATTEND_COMPRESSED, attend_compressed_mma, &nsai_space_flash),
+  ROW(NSAI_STAGE_ATTEND_COMPRESSED, "attend_compressed_sm80", attend_compressed_mma,
+      &nsai_space_flash),
   { .name = "made_up_rival",
     .stage = NSAI_STAGE_ATTEND_COMPRESSED,
     .why = "a test of what is no default",
@@ -106,10 +107,10 @@ const nsai_variant nsai_variants[] = {
     .specify = specify_rival,
     .space = &warps,
     .covers = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT },
-  ROW(NSAI_STAGE_IMPORTANCE, importance_mma, &nsai_space_importance),
-  ROW(NSAI_STAGE_SELECT, select_topn, &nsai_space_select),
-  ROW(NSAI_STAGE_ATTEND_SELECTED, selected_dense_mma, &nsai_space_flash),
-  ROW(NSAI_STAGE_ATTEND_SELECTED, attend_selected_mma, &nsai_space_union),
+  ROW(NSAI_STAGE_IMPORTANCE, "importance_mma", importance_mma, &nsai_space_importance),
+  ROW(NSAI_STAGE_SELECT, "select_topn", select_topn, &nsai_space_select),
+  ROW(NSAI_STAGE_ATTEND_SELECTED, "selected_dense_mma", selected_dense_mma, &nsai_space_flash),
+  ROW(NSAI_STAGE_ATTEND_SELECTED, "attend_selected_sm80", attend_selected_mma, &nsai_space_union),
   { .name = "made_up_both",
     .stage = NSAI_STAGE_ATTEND_SELECTED,
     .why = "a test of two stages",
@@ -119,7 +120,7 @@ const nsai_variant nsai_variants[] = {
     .specify = specify_both,
     .space = &warps,
     .covers = 1u << NSAI_STAGE_ATTEND_WINDOW },
-  ROW(NSAI_STAGE_ATTEND_WINDOW, attend_window_mma, &nsai_space_flash),
-  ROW(NSAI_STAGE_DENSE, dense_mma, &nsai_space_flash),
+  ROW(NSAI_STAGE_ATTEND_WINDOW, "attend_window_sm80", attend_window_mma, &nsai_space_flash),
+  ROW(NSAI_STAGE_DENSE, "dense_mma", dense_mma, &nsai_space_flash),
 };
 const int nsai_variant_count = sizeof nsai_variants / sizeof *nsai_variants;

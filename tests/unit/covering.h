@@ -11,7 +11,7 @@
 #ifndef TEST_COVERING_H
 #define TEST_COVERING_H
 
-#include "variants.h"
+#include "plan/variant.h"
 
 /* Whether made_up_topn is sensible, and so the default; false at the start. */
 extern bool covering_topn;

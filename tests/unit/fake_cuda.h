@@ -7,7 +7,7 @@
 #ifndef TEST_FAKE_CUDA_H
 #define TEST_FAKE_CUDA_H
 
-#include "cuda_types.h"
+#include "driver/cuda_types.h"
 
 #include <stdbool.h>
 

@@ -4,7 +4,7 @@
  * NVML without hardware: one GPU, 0000:11:00.0, the fake driver's Hopper. FAKE_NVML_FAIL is what
  * fails: init, sm, memory, temperature or power.
  */
-#include "cuda_types.h"
+#include "driver/cuda_types.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -55,12 +55,14 @@ nsai_nvrtc_result nvrtcGetSupportedArchs(int *out) {
   return 0;
 }
 
-/* Whether the environment variable names the kernel of this unit. */
+/* Whether the environment variable names the kernel of this unit, whose template is its last include. */
 static int is_named_by(const char *variable, const char *source) {
-  char include[96];
-  const char *kernel = getenv(variable);
-  snprintf(include, sizeof include, "#include \"%s.cuh\"", kernel ? kernel : "no such kernel");
-  return strstr(source, include) != NULL;
+  static const char include[] = "#include \"";
+  const char *kernel = getenv(variable), *file = NULL;
+  for (const char *at = source; (at = strstr(at, include)) != NULL;) file = at += strlen(include);
+  if (!kernel || !file) return 0;
+  while (*kernel && *kernel == (*file == '/' ? '_' : *file)) kernel++, file++;
+  return !*kernel && !strncmp(file, ".cuh\"", 5);
 }
 
 nsai_nvrtc_result nvrtcCreateProgram(nsai_nvrtc_program *out, const char *source, const char *name,

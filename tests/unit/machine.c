@@ -3,7 +3,7 @@
  */
 #include "machine.h"
 
-#include "writer.h"
+#include "base/writer.h"
 
 #include <dirent.h>
 #include <dlfcn.h>

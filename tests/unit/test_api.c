@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "context.h"
 #include "machine.h"
+#include "plan/context.h"
 
 #include <pthread.h>
 #include <stdio.h>

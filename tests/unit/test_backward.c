@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "convert.h"
+#include "base/float16.h"
 #include "gradients.h"
 #include "reference/reference.h"
 

@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "context.h"
 #include "gradients.h"
+#include "plan/context.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -138,10 +138,9 @@ static void test_arguments(void **state) {
 static void test_gpu(void **state) {
   (void)state;
   static const char *const names[] = {
-    "compress_mean",     "sort_blocks",         "invert_count",
-    "invert_scan",       "invert_fill",         "backward_statistics_tma",
-    "backward_q_tma",    "backward_compressed", "backward_window",
-    "backward_selected", "backward_sum",
+    "compress_mean",       "data_sort_blocks",       "data_invert_count", "data_invert_scan",
+    "data_invert_fill",    "backward_row_stats_tma", "backward_dq_tma",   "backward_dkv_compressed",
+    "backward_dkv_window", "backward_dkv_selected",  "backward_dkv_sum",
   };
   machine m;
   nsa_grads g;
@@ -149,7 +148,7 @@ static void test_gpu(void **state) {
   fake_cuda_state *record = machine_record();
   accept(&m, "saved", &g);
   assert_int_equal(record->launches, sizeof names / sizeof *names);
-  assert_string_equal(record->launch[5].name, "backward_saved");
+  assert_string_equal(record->launch[5].name, "backward_row_stats_saved");
   memset(t->io.o_branch, 0, sizeof t->io.o_branch);
   accept(&m, "good", &g);
   assert_int_equal(record->launches, sizeof names / sizeof *names);
@@ -217,9 +216,9 @@ static void expect_no_queries(const char *override) {
   accept(&m, "good", &g);
   int scans = 0, sums = 0;
   for (int i = 0; i < record->launches; i++) {
-    assert_string_not_equal(record->launch[i].name, "backward_statistics");
-    scans += !strcmp(record->launch[i].name, "invert_scan");
-    sums += !strcmp(record->launch[i].name, "backward_sum");
+    assert_string_not_equal(record->launch[i].name, "backward_row_stats");
+    scans += !strcmp(record->launch[i].name, "data_invert_scan");
+    sums += !strcmp(record->launch[i].name, "backward_dkv_sum");
   }
   assert_int_equal(scans, 1); /* leaves no items */
   assert_int_equal(sums, 1);
@@ -257,38 +256,38 @@ static nsa_grads only(const nsa_grads *all, const nsa_phi *phi, const nsa_gate *
 static void test_gpu_linear(void **state) {
   (void)state;
   static const char *const names[] = {
-    "gather_rows",
+    "compress_gather_rows",
     "matmul",
-    "bias_activation",
-    "gather_rows",
+    "compress_bias_activation",
+    "compress_gather_rows",
     "matmul",
-    "bias_activation",
-    "sort_blocks",
-    "invert_count",
-    "invert_scan",
-    "invert_fill",
-    "backward_statistics_tma",
-    "backward_q_tma",
-    "backward_compressed",
-    "gather_rows",
-    "activation_back",
-    "column_sums",
-    "column_sums",
+    "compress_bias_activation",
+    "data_sort_blocks",
+    "data_invert_count",
+    "data_invert_scan",
+    "data_invert_fill",
+    "backward_row_stats_tma",
+    "backward_dq_tma",
+    "backward_dkv_compressed",
+    "compress_gather_rows",
+    "backward_activation",
+    "backward_column_sums",
+    "backward_column_sums",
     "matmul",
-    "store_gradient",
+    "backward_store_gradient",
     "matmul",
-    "store_gradient",
-    "gather_rows",
-    "activation_back",
-    "column_sums",
-    "column_sums",
+    "backward_store_gradient",
+    "compress_gather_rows",
+    "backward_activation",
+    "backward_column_sums",
+    "backward_column_sums",
     "matmul",
-    "store_gradient",
+    "backward_store_gradient",
     "matmul",
-    "store_gradient",
-    "backward_window",
-    "backward_selected",
-    "backward_sum",
+    "backward_store_gradient",
+    "backward_dkv_window",
+    "backward_dkv_selected",
+    "backward_dkv_sum",
     NULL,
   };
   machine m;
@@ -300,28 +299,28 @@ static void test_gpu_linear(void **state) {
   nsa_phi weights = { .v.w = g.d_phi.v.w };
   nsa_grads few = only(&g, &weights, NULL);
   static const char *const of_v[] = {
-    "gather_rows",
+    "compress_gather_rows",
     "matmul",
-    "bias_activation",
-    "gather_rows",
+    "compress_bias_activation",
+    "compress_gather_rows",
     "matmul",
-    "bias_activation",
-    "sort_blocks",
-    "backward_statistics_tma",
-    "backward_compressed",
-    "gather_rows",
-    "activation_back",
-    "column_sums",
-    "column_sums",
+    "compress_bias_activation",
+    "data_sort_blocks",
+    "backward_row_stats_tma",
+    "backward_dkv_compressed",
+    "compress_gather_rows",
+    "backward_activation",
+    "backward_column_sums",
+    "backward_column_sums",
     "matmul",
-    "store_gradient",
+    "backward_store_gradient",
     NULL,
   };
   expect_launches(&m, &few, of_v);
   /* Where the branch does not run, its weights' gradients become 0. */
   m.exec.branches = 1u << NSA_WIN;
   t->io.lse[0] = t->io.lse[1] = (nsa_tensor){ 0 };
-  static const char *const none[] = { "backward_statistics_tma", "store_gradient", NULL };
+  static const char *const none[] = { "backward_row_stats_tma", "backward_store_gradient", NULL };
   expect_launches(&m, &few, none);
   machine_free(&m);
 }
@@ -330,26 +329,26 @@ static void test_gpu_linear(void **state) {
 static void test_gpu_mlp(void **state) {
   (void)state;
   static const char *const names[] = {
-    "backward_statistics_tma",
-    "backward_compressed",
+    "backward_row_stats_tma",
+    "backward_dkv_compressed",
     /* K: z, d_out and b2, dY W2^T, dZ and b1, w2, w1, dX with pe */
-    "gather_rows",
+    "compress_gather_rows",
     "matmul",
-    "activation_back",
-    "column_sums",
-    "column_sums",
-    "store_gradient",
+    "backward_activation",
+    "backward_column_sums",
+    "backward_column_sums",
+    "backward_store_gradient",
     "matmul",
-    "activation_back",
-    "column_sums",
-    "column_sums",
-    "store_gradient",
+    "backward_activation",
+    "backward_column_sums",
+    "backward_column_sums",
+    "backward_store_gradient",
     "matmul",
-    "store_gradient",
+    "backward_store_gradient",
     "matmul",
-    "store_gradient",
+    "backward_store_gradient",
     "matmul",
-    "store_gradient",
+    "backward_store_gradient",
     NULL,
   };
   machine m;
@@ -377,45 +376,45 @@ static void test_gpu_gate(void **state) {
   (void)state;
   static const char *const one[] = {
     "matmul",
-    "bias_activation",
+    "compress_bias_activation",
     "compress_mean",
-    "sort_blocks",
-    "backward_statistics_tma",
-    "activation_back",
-    "column_sums",
-    "column_sums",
-    "store_gradient", /* b2 */
-    "present_rows",
+    "data_sort_blocks",
+    "backward_row_stats_tma",
+    "backward_activation",
+    "backward_column_sums",
+    "backward_column_sums",
+    "backward_store_gradient", /* b2 */
+    "backward_present_rows",
     "matmul",
     "matmul",
-    "store_gradient",
-    "store_gradient", /* w2, x */
+    "backward_store_gradient",
+    "backward_store_gradient", /* w2, x */
     NULL,
   };
   static const char *const two[] = {
     "matmul",
-    "bias_activation",
+    "compress_bias_activation",
     "matmul",
-    "bias_activation",
+    "compress_bias_activation",
     "compress_mean",
-    "sort_blocks",
-    "backward_statistics_tma",
-    "activation_back",
-    "column_sums",
-    "column_sums",
-    "store_gradient",
+    "data_sort_blocks",
+    "backward_row_stats_tma",
+    "backward_activation",
+    "backward_column_sums",
+    "backward_column_sums",
+    "backward_store_gradient",
     "matmul",
-    "activation_back",
-    "column_sums",
-    "column_sums",
-    "store_gradient", /* b1 */
+    "backward_activation",
+    "backward_column_sums",
+    "backward_column_sums",
+    "backward_store_gradient", /* b1 */
     "matmul",
-    "store_gradient", /* w2 */
-    "present_rows",
+    "backward_store_gradient", /* w2 */
+    "backward_present_rows",
     "matmul",
     "matmul",
-    "store_gradient",
-    "store_gradient", /* w1, x */
+    "backward_store_gradient",
+    "backward_store_gradient", /* w1, x */
     NULL,
   };
   for (int hidden = 0; hidden <= 8; hidden += 8) {
@@ -435,9 +434,9 @@ static void test_gpu_gate(void **state) {
 static void test_gpu_ranges(void **state) {
   (void)state;
   static const char *const names[] = {
-    "compress_mean",   "sort_ranges",         "backward_statistics_tma",
-    "backward_q_tma",  "backward_compressed", "backward_window",
-    "backward_ranges", "backward_sum",        NULL,
+    "compress_mean",       "data_sort_ranges",        "backward_row_stats_tma",
+    "backward_dq_tma",     "backward_dkv_compressed", "backward_dkv_window",
+    "backward_dkv_ranges", "backward_dkv_sum",        NULL,
   };
   machine m;
   machine_init(&m, &(machine_request){
@@ -471,7 +470,7 @@ static void test_gpu_f32_d_o(void **state) {
   m.exec.workspace_bytes = bytes;
   fake_cuda_state *record = machine_record();
   accept(&m, "good", &g);
-  assert_string_equal(record->launch[0].name, "backward_round");
+  assert_string_equal(record->launch[0].name, "backward_round_do");
   m.exec.workspace = plans;
   free(room);
   machine_free(&m);
@@ -503,8 +502,8 @@ static void test_recompute(void **state) {
     const machine_request request = { .gpu = true, .override = cases[i].override };
     toy *t = begin(&m, &request, NSA_BF16, &g);
     accept(&m, "given", &g);
-    assert_int_equal(count_launches("backward_saved"), cases[i].saved);
-    assert_int_equal(count_launches("backward_statistics_tma"), cases[i].statistics);
+    assert_int_equal(count_launches("backward_row_stats_saved"), cases[i].saved);
+    assert_int_equal(count_launches("backward_row_stats_tma"), cases[i].statistics);
     nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
     nsa_explain(m.ctx, &p, story, sizeof story);
     assert_non_null(strstr(story, cases[i].story));

@@ -195,7 +195,7 @@ static bool see(void *user, const nsai_cache_item *item) {
     return true;
   }
   s->good++;
-  assert_string_equal(item->entry, "attend_window_mma");
+  assert_string_equal(item->entry, "attend_window_sm80");
   assert_string_equal(item->arch, "sm_90a");
   assert_non_null(memmem(item->key, item->key_length, "kernel number", 13));
   free(s->data);

@@ -4,10 +4,10 @@
  * Loading a configuration: values, layers and their origins, profiles, the dump, the shipped files.
  * The diagnostics are test_config_diag.c's.
  */
-#include "config.h"
-#include "config_diag.h"
-#include "config_schema.h"
-#include "log.h"
+#include "base/log.h"
+#include "config/config.h"
+#include "config/diag.h"
+#include "config/schema.h"
 
 #include <glob.h>
 #include <setjmp.h>

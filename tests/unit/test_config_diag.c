@@ -3,7 +3,7 @@
  *
  * What the parser refuses, word by word: position, text, source line, caret; and its limits.
  */
-#include "config_yaml.h"
+#include "config/yaml.h"
 #include "diag_case.h"
 
 #include <stdlib.h>

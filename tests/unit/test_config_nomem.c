@@ -4,7 +4,7 @@
  * Loading under every single failed allocation: NSA_E_NOMEM, nothing leaked (the address sanitizer
  * tells), and no false complaint about the configuration.
  */
-#include "config.h"
+#include "config/config.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

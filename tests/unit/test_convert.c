@@ -4,7 +4,7 @@
  * bf16 and fp16: every pattern there and back, every midpoint between neighbours, and the vector
  * forms of the CPU device against the scalar ones.
  */
-#include "convert.h"
+#include "base/float16.h"
 #include "reference/internal.h"
 
 #include <math.h>

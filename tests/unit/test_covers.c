@@ -11,11 +11,11 @@
 
 #include <cmocka.h>
 
-#include "common/params.h"
-#include "context.h"
 #include "covering.h"
 #include "machine.h"
-#include "plan.h"
+#include "params/attention.h"
+#include "plan/context.h"
+#include "plan/plan.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -88,7 +88,7 @@ static void test_topn(void **state) {
   begin(&m, &(machine_request){ 0 });
   expect_variants(&m, "compress=compress_mean attend_compressed=made_up_topn "
                       "importance=made_up_topn select=made_up_topn "
-                      "attend_selected=attend_selected_mma attend_window=attend_window_mma");
+                      "attend_selected=attend_selected_sm80 attend_window=attend_window_sm80");
   expect_story(&m, 0, "    made_up_topn warps=4: chosen (first legal in the table; tiles by the");
   expect_story(&m, 0,
                "  importance:\n    done by made_up_topn of attend_compressed\n"
@@ -100,8 +100,8 @@ static void test_topn(void **state) {
   assert_int_equal(l->importance.bytes, 0);
   assert_int_equal(l->chunk_tokens, 0);
   assert_int_equal(l->scratch.bytes, 132 * COVERING_PER_SM * COVERING_SCRATCH);
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_mma", "made_up_topn",
-                                    "attend_selected_mma"));
+  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn",
+                                    "attend_selected_sm80"));
   /* 40 tokens in two sequences, a token a tile: 42 tiles of each of 2 heads. */
   assert_int_equal(machine_record()->launch[2].grid_x, 84);
   assert_int_equal(topn.attend.attend.tiles, 84);
@@ -147,19 +147,19 @@ static void test_topn_in_part(void **state) {
   static const int32_t ends[] = { 39, 0 };
   m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
   m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_mma", "made_up_topn",
-                                    "importance_mma", "attend_selected_mma"));
+  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn",
+                                    "select_importance", "attend_selected_sm80"));
   m.toy.io.probe_rows = m.toy.io.probe_importance = (nsa_tensor){ 0 };
   m.exec.branches = 1u << NSA_CMP | 1u << NSA_WIN; /* the caller still asks for the blocks */
   m.toy.io.o_branch[NSA_SEL] = m.toy.io.lse[NSA_SEL] = (nsa_tensor){ 0 };
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_mma", "made_up_topn"));
+  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn"));
   assert_non_null(topn.idx);
   expect_no_selection(&m);
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_mma", "made_up_topn"));
+  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn"));
   assert_null(topn.idx);
   m.exec.branches = 0; /* the blocks go into the workspace */
-  expect_launches(forward(&m), LIST("compress_mean", "attend_window_mma", "made_up_topn",
-                                    "attend_selected_mma"));
+  expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn",
+                                    "attend_selected_sm80"));
   assert_ptr_equal(topn.idx, (char *)m.workspace + m.plan->layout.idx.offset);
   machine_free(&m);
 }
@@ -178,11 +178,11 @@ static void test_both(void **state) {
   (void)state;
   machine m;
   begin_both(&m);
-  expect_variants(&m, "compress=compress_mean attend_compressed=attend_compressed_mma "
+  expect_variants(&m, "compress=compress_mean attend_compressed=attend_compressed_sm80 "
                       "importance=importance_mma select=select_topn "
                       "attend_selected=made_up_both attend_window=made_up_both");
   expect_launches(forward(&m),
-                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
+                  LIST("compress_mean", "attend_compressed_sm80", "select_topn", "made_up_both"));
   const nsa_io *io = &m.toy.io;
   const NsaiEpilogue *window = &both.out[NSAI_PART_WINDOW];
   const NsaiEpilogue *selected = &both.out[NSAI_PART_SELECTED];
@@ -217,18 +217,18 @@ static void test_both_in_part(void **state) {
   assert_false(both.out[NSAI_PART_WINDOW].add_partial);
   m.exec.branches = 1u << NSA_SEL;
   expect_launches(forward(&m),
-                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
+                  LIST("compress_mean", "attend_compressed_sm80", "select_topn", "made_up_both"));
   assert_int_equal(both.first_part, NSAI_PART_SELECTED);
   assert_int_equal(both.end_part, NSAI_PARTS);
   assert_ptr_equal(both.out[NSAI_PART_SELECTED].o.data, m.toy.io.o.data);
   assert_false(both.out[NSAI_PART_SELECTED].add_partial);
   m.exec.branches = 1u << NSA_WIN | 1u << NSA_SEL;
   expect_launches(forward(&m),
-                  LIST("compress_mean", "attend_compressed_mma", "select_topn", "made_up_both"));
+                  LIST("compress_mean", "attend_compressed_sm80", "select_topn", "made_up_both"));
   assert_false(both.out[NSAI_PART_WINDOW].add_partial);
   assert_true(both.out[NSAI_PART_SELECTED].add_partial);
   m.exec.branches = 1u << NSA_CMP;
-  expect_launches(forward(&m), LIST("compress_mean", "attend_compressed_mma"));
+  expect_launches(forward(&m), LIST("compress_mean", "attend_compressed_sm80"));
   machine_free(&m);
   covering_both = false;
 }
@@ -263,8 +263,8 @@ static void test_refusals(void **state) {
   (void)state;
   expect_refusal("variants.force.select=select_topn", 0,
                  "it covers select, for which variants.force asks for select_topn\n");
-  expect_refusal("variants.force.attend_compressed=attend_compressed_mma", 0,
-                 "variants.force asks for attend_compressed_mma\n");
+  expect_refusal("variants.force.attend_compressed=attend_compressed_sm80", 0,
+                 "variants.force asks for attend_compressed_sm80\n");
   expect_refusal("variants.disable=[\"*.made_up*\"]", 0, "variants.disable matches it");
   expect_refusal(NULL, NSA_SELECT_BLOCKS,
                  "it covers importance, which is not run here\n"
@@ -314,10 +314,10 @@ static void test_decisions(void **state) {
     assert_int_equal(c.decider[s], NSAI_BY_RECORD);
   }
   d.stage[NSAI_STAGE_ATTEND_COMPRESSED] =
-      candidate("attend_compressed_mma rows=64 keys=64 warps=2 blocks=1",
+      candidate("attend_compressed_sm80 rows=64 keys=64 warps=2 blocks=1",
                 NSAI_STAGE_ATTEND_COMPRESSED);
   choose(&m, &d, &c);
-  assert_string_equal(c.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name, "attend_compressed_mma");
+  assert_string_equal(c.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name, "attend_compressed_sm80");
   assert_string_equal(c.variant[NSAI_STAGE_IMPORTANCE]->name, "importance_mma");
   assert_int_not_equal(c.decider[NSAI_STAGE_IMPORTANCE], NSAI_BY_RECORD);
   assert_string_equal(c.variant[NSAI_STAGE_SELECT]->name, "select_topn");
@@ -326,7 +326,7 @@ static void test_decisions(void **state) {
   /* The heuristic's choice apart from it. */
   nsai_candidate apart = nsai_choose_apart(m.ctx->config, &m.plan->problem, &m.ctx->target,
                                            NSAI_STAGE_ATTEND_COMPRESSED);
-  assert_string_equal(apart.variant->name, "attend_compressed_mma");
+  assert_string_equal(apart.variant->name, "attend_compressed_sm80");
   machine_free(&m);
 }
 

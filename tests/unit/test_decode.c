@@ -11,12 +11,12 @@
 
 #include <cmocka.h>
 
-#include "common/params_cache.h"
-#include "context.h"
-#include "decode.h"
 #include "machine.h"
-#include "plan.h"
-#include "stages.h"
+#include "params/kv_cache.h"
+#include "plan/context.h"
+#include "plan/plan.h"
+#include "plan/spec.h"
+#include "variants/decode/decode.h"
 
 #include <nsa/kv_cache.h>
 #include <stdio.h>
@@ -155,21 +155,24 @@ static void test_launches(void **state) {
   machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh, NULL),
                  NSA_OK, NULL);
   assert_int_equal(machine_record()->launch[0].grid_x, TOKENS);
-  expect_launches(NAMES("kv_append"));
+  expect_launches(NAMES("kv_cache_append"));
   decode(&r, 0);
   /* two rows, of a token's 6, a warp; 8 warps for them */
   assert_int_equal(machine_record()->launch[3].grid_x, TOKENS * 6 / 2);
   assert_int_equal(machine_record()->launch[1].grid_x, TOKENS * 2);
-  expect_launches(NAMES("decode_scan", "decode_select", "decode_attend", "decode_combine"));
+  expect_launches(NAMES("decode_split_kv_compressed", "decode_split_kv_select",
+                        "decode_split_kv_attend", "decode_split_kv_combine"));
   decode(&r, 1u << NSA_CMP);
-  expect_launches(NAMES("decode_scan", "decode_combine"));
+  expect_launches(NAMES("decode_split_kv_compressed", "decode_split_kv_combine"));
   decode(&r, 1u << NSA_WIN);
-  expect_launches(NAMES("decode_attend", "decode_combine"));
+  expect_launches(NAMES("decode_split_kv_attend", "decode_split_kv_combine"));
   decode(&r, 1u << NSA_SEL);
-  expect_launches(NAMES("decode_scan", "decode_select", "decode_attend", "decode_combine"));
+  expect_launches(NAMES("decode_split_kv_compressed", "decode_split_kv_select",
+                        "decode_split_kv_attend", "decode_split_kv_combine"));
   r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 3, TOKENS, 2, 4);
   decode(&r, 1u << NSA_CMP);
-  expect_launches(NAMES("decode_scan", "decode_select", "decode_combine"));
+  expect_launches(
+      NAMES("decode_split_kv_compressed", "decode_split_kv_select", "decode_split_kv_combine"));
   end(&r);
 }
 
@@ -183,17 +186,20 @@ static void test_lists(void **state) {
   r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 2, TOKENS, 4, 0);
   decode(&r, 0);
   assert_int_equal(machine_record()->launch[1].grid_x, (TOKENS + 3) / 4); /* a warp a list */
-  expect_launches(NAMES("decode_scan", "sort_blocks", "decode_attend", "decode_combine"));
+  expect_launches(NAMES("decode_split_kv_compressed", "data_sort_blocks", "decode_split_kv_attend",
+                        "decode_split_kv_combine"));
   decode(&r, 1u << NSA_SEL);
-  expect_launches(NAMES("sort_blocks", "decode_attend", "decode_combine"));
+  expect_launches(NAMES("data_sort_blocks", "decode_split_kv_attend", "decode_split_kv_combine"));
   decode(&r, 1u << NSA_CMP | 1u << NSA_WIN);
-  expect_launches(NAMES("decode_scan", "decode_attend", "decode_combine"));
+  expect_launches(
+      NAMES("decode_split_kv_compressed", "decode_split_kv_attend", "decode_split_kv_combine"));
   nsa_plan_destroy(r.decode);
   r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_RANGES, 0);
   r.io.block_idx = (nsa_tensor){ 0 };
   r.io.ranges = toy_tensor(&r.memory, NSA_I32, 3, TOKENS, 4, 2);
   decode(&r, 0);
-  expect_launches(NAMES("decode_scan", "sort_ranges", "decode_attend", "decode_combine"));
+  expect_launches(NAMES("decode_split_kv_compressed", "data_sort_ranges", "decode_split_kv_attend",
+                        "decode_split_kv_combine"));
   nsa_plan_destroy(r.decode);
   r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_OWN, 2);
   r.io.ranges = (nsa_tensor){ 0 };
@@ -201,7 +207,8 @@ static void test_lists(void **state) {
   r.io.probe_importance = toy_tensor(&r.memory, NSA_F32, 3, 2, 2, 4);
   decode(&r, 1u << NSA_WIN);
   assert_int_equal(machine_record()->launch[3].grid_x, 2 * 2);
-  expect_launches(NAMES("decode_scan", "decode_attend", "decode_combine", "importance_mma"));
+  expect_launches(NAMES("decode_split_kv_compressed", "decode_split_kv_attend",
+                        "decode_split_kv_combine", "select_importance"));
   nsa_plan_destroy(r.decode);
   r.decode = own;
   end(&r);
@@ -293,9 +300,11 @@ static void test_full(void **state) {
 /* Products of the rows that an append may complete, K and then V, between gathering and scattering. */
 static void test_products(void **state) {
   (void)state;
-  static const char *const sides[2][6] = { { "gather_entries", "matmul", "bias_activation" },
-                                           { "gather_entries", "matmul", "bias_activation",
-                                             "matmul", "matmul", "bias_activation" } };
+  static const char *const sides[2][6] = {
+    { "kv_cache_gather_entries", "matmul", "compress_bias_activation" },
+    { "kv_cache_gather_entries", "matmul", "compress_bias_activation", "matmul", "matmul",
+      "compress_bias_activation" }
+  };
   const fake_cuda_state *record = machine_record();
   for (int mlp = 0; mlp < 2; mlp++) {
     int each = mlp ? 6 : 3, last = 2 * each + 1;
@@ -306,10 +315,10 @@ static void test_products(void **state) {
                                  &r.m.toy.io.phi),
                    NSA_OK, NULL);
     assert_int_equal(record->launches, last + 1);
-    assert_string_equal(record->launch[0].name, "kv_append");
+    assert_string_equal(record->launch[0].name, "kv_cache_append");
     for (int i = 0; i < 2 * each; i++)
       assert_string_equal(record->launch[1 + i].name, sides[mlp][i % each]);
-    assert_string_equal(record->launch[last].name, "scatter_entries");
+    assert_string_equal(record->launch[last].name, "kv_cache_scatter_entries");
     /* a row for every 4 tokens and one for every sequence, and pe's, of 2 heads */
     assert_int_equal(record->launch[1].grid_x, (TOKENS / 4 + SEQS + 1) * 2);
     assert_int_equal(record->launch[last].grid_x, TOKENS / 4 + SEQS);
@@ -339,9 +348,9 @@ static void test_cluster(void **state) {
 /* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
 static void test_prefill(void **state) {
   (void)state;
-  static const char *const whole[] = { "attend_window_mma",   "attend_compressed_mma",
-                                       "importance_mma",      "select_topn",
-                                       "attend_selected_mma", NULL };
+  static const char *const whole[] = { "attend_window_sm80",   "attend_compressed_sm80",
+                                       "select_importance",    "select_topn",
+                                       "attend_selected_sm80", NULL };
   static const int32_t begins[SEQS + 1] = { 0, 4, 5, 6 };
   const int32_t tile = 32; /* tokens of 3 heads, padded to 4, in 128 rows */
   decode_run r;
@@ -359,7 +368,7 @@ static void test_prefill(void **state) {
   }
   r.m.exec.branches = 1u << NSA_CMP;
   machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
-  expect_launches(NAMES("attend_compressed_mma"));
+  expect_launches(NAMES("attend_compressed_sm80"));
   r.m.exec.branches = 1u << NSA_SEL;
   machine_expect("branch", nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
   expect_launches(whole + 1);

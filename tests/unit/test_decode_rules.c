@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "decode.h"
-#include "stages.h"
+#include "plan/spec.h"
+#include "variants/decode/decode.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -91,7 +91,7 @@ static void test_tiles(void **state) {
   assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 4);
 }
 
-/* How decode_attend splits a step of so many sequences of `q_len` tokens, 16 heads to each of 4 KV heads; 64k. */
+/* How decode_split_kv_attend splits a step of so many sequences of `q_len` tokens, 16 heads to each of 4 KV heads; 64k. */
 static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection,
                                   uint32_t branches) {
   nsai_problem p = { .op = NSA_OP_DECODE,
@@ -144,7 +144,7 @@ static void test_attend(void **state) {
   assert_int_equal(s.attend_units, (s.selected_parts + s.window_parts) * s.tiles);
 }
 
-/* One sequence, 64 heads to its KV head, whose rows four warps have: decode_scan's threads count for nothing. */
+/* One sequence, 64 heads to its KV head, whose rows four warps have: decode_split_kv_compressed's threads count for nothing. */
 static void test_attend_teams(void **state) {
   (void)state;
   nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 1, .max_seqs = 1 };
@@ -233,7 +233,8 @@ static void test_ways(void **state) {
   p.model = (nsai_geometry){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16 };
   p.model.select_block = 64;
   p.max_seqs = 140;
-  specs[NSAI_KERNEL_DECODE_SCAN] = (nsai_kernel_spec){ .entry = "decode_scan", .threads = 128 };
+  specs[NSAI_KERNEL_DECODE_SCAN] =
+      (nsai_kernel_spec){ .entry = "decode_split_kv_compressed", .threads = 128 };
   specs[NSAI_KERNEL_DECODE_SCAN].tokens = 1;
   specs[NSAI_KERNEL_DECODE_WHOLE] = (nsai_kernel_spec){ .entry = "one", .threads = 128 };
   specs[NSAI_KERNEL_DECODE_WIDE] = (nsai_kernel_spec){ .entry = "one", .threads = 256 };
@@ -358,7 +359,7 @@ static void test_cluster_rules(void **state) {
   p.max_kv_len = 1 << 18; /* 4096 selection blocks */
   assert_false(nsai_sensible_decode_cluster(&p, &h200));
   p.max_tokens = 1;
-  p.max_kv_len = 1 << 20; /* 16384, which decode_select does not keep */
+  p.max_kv_len = 1 << 20; /* 16384, which decode_split_kv_select does not keep */
   assert_true(nsai_sensible_decode_cluster(&p, &h200));
   p.max_tokens = 2; /* clusters of 16 alone hold these */
   assert_false(nsai_sensible_decode_cluster(&p, &h200));
@@ -371,7 +372,7 @@ static void test_cluster_rules(void **state) {
   expect_cluster(&p, &h200, 0, "32 heads");
 }
 
-/* Whether decode_flow takes the problem in each of its shapes: clusters of four wide blocks, pairs of them, these
+/* Whether decode_pipelined takes the problem in each of its shapes: clusters of four wide blocks, pairs of them, these
  * alone, two narrow ones to a multiprocessor. */
 static void expect_shapes(const nsai_problem *p, const nsai_target *t, bool fours, bool others) {
   static const struct {
@@ -383,7 +384,7 @@ static void expect_shapes(const nsai_problem *p, const nsai_target *t, bool four
                                               shapes[i].cluster, &spec),
                      i ? others : fours);
     if (!spec.entry) continue;
-    assert_string_equal(spec.entry, "decode_flow");
+    assert_string_equal(spec.entry, "decode_pipelined");
     assert_int_equal(spec.threads, 64 * shapes[i].warps);
     assert_int_equal(spec.cluster, shapes[i].cluster > 1 ? shapes[i].cluster : 0);
     assert_true(nsai_holds_blocks(t, spec.shared_bytes, shapes[i].blocks));
@@ -455,7 +456,7 @@ static void test_flow_both(void **state) {
   }
 }
 
-/* Less shared memory, fewer selection blocks whose pooled values decode_flow keeps there: the most that fit, a power
+/* Less shared memory, fewer selection blocks whose pooled values decode_pipelined keeps there: the most that fit, a power
  * of two from 8 on, or none. */
 static void test_flow_kept(void **state) {
   (void)state;
@@ -479,7 +480,7 @@ static void test_flow_kept(void **state) {
   assert_int_equal(sizes, 7);
 }
 
-/* Threads of decode_scan and decode_attend for drafts of 64/4 heads of 128; a multiprocessor has the shared memory
+/* Threads of decode_split_kv_compressed and decode_split_kv_attend for drafts of 64/4 heads of 128; a multiprocessor has the shared memory
  * of two of their blocks, or of a wide one. */
 static void expect_threads(int32_t seqs, int32_t q_len, int32_t threads) {
   const nsai_problem p = decode_of(seqs, q_len);
@@ -502,7 +503,7 @@ static void test_drafts(void **state) {
   expect_threads(16, 1, 128);
 }
 
-/* Heads whose registers leave decode_scan one team of 64 rows to a block of threads. */
+/* Heads whose registers leave decode_split_kv_compressed one team of 64 rows to a block of threads. */
 static void test_team_registers(void **state) {
   (void)state;
   static const struct {

@@ -11,10 +11,10 @@
 
 #include <cmocka.h>
 
-#include "device.h"
-#include "json.h"
-#include "ldcache.h"
-#include "report.h"
+#include "api/report.h"
+#include "base/json.h"
+#include "driver/device.h"
+#include "driver/ldcache.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * Durations: what reads as how many milliseconds, what is refused with which advice, and that what
  * is written reads as the same.
  */
-#include "duration.h"
+#include "base/duration.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -3,8 +3,8 @@
  *
  * The table of environment variables, and how they enter a configuration.
  */
-#include "config_schema.h"
-#include "env.h"
+#include "config/env.h"
+#include "config/schema.h"
 
 #include <nsa/log.h>
 #include <setjmp.h>

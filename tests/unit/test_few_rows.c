@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "convert.h"
-#include "trial/compare.h"
+#include "base/float16.h"
+#include "verify/compare.h"
 
 #include <math.h>
 
@@ -36,7 +36,7 @@ static double rounded(double x) { return (double)nsai_float_from_bf16(nsai_bf16_
 
 /* Adds the squares of a row's error and of the row: softmax over 2 to 96 random keys, of which P and O are
  * rounded to bf16, and nothing else. P is relative to a reference that may lie below the greatest score, as
- * in common/softmax.cuh: no key's P is exact. */
+ * in core/softmax.cuh: no key's P is exact. */
 static void add_row(double *error, double *norm) {
   const int keys = 2 + (int)(uniform() * (MOST_KEYS - 1));
   double s[MOST_KEYS], highest = -INFINITY, sum = 0, o[DIM] = { 0 }, want[DIM] = { 0 };

@@ -11,11 +11,11 @@
 
 #include <cmocka.h>
 
-#include "arch.h"
-#include "jit.h"
-#include "jit_log.h"
-#include "machine_code.h"
-#include "writer.h"
+#include "base/writer.h"
+#include "compile/compiler.h"
+#include "compile/ptxas_log.h"
+#include "compile/sass_check.h"
+#include "driver/arch.h"
 
 #include <elf.h>
 #include <limits.h>
@@ -144,14 +144,14 @@ static void test_error_names_template_and_line(void **state) {
   nsai_jit *jit;
   assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
   nsai_jit_request request = { "broken",
-                               "/* problem */\n#line 41 \"attend_window_mma.cuh\"\n"
+                               "/* problem */\n#line 41 \"attend_window_sm80.cuh\"\n"
                                "extern \"C\" __global__ void broken() { undeclared = 1; }\n",
                                "sm_90a", false };
   nsai_kernel_image image;
   log_text[0] = '\0';
   assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_COMPILE);
   assert_non_null(strstr(nsa_last_error(), "kernel broken for sm_90a does not compile"));
-  assert_non_null(strstr(nsa_last_error(), "attend_window_mma.cuh(41): error"));
+  assert_non_null(strstr(nsa_last_error(), "attend_window_sm80.cuh(41): error"));
   assert_non_null(strstr(nsa_last_error(), "undeclared"));
   assert_non_null(strstr(log_text, "    3  extern \"C\" __global__ void broken()"));
   assert_null(image.cubin);
@@ -223,7 +223,7 @@ static void test_starved_is_refused(void **state) {
 
 /* A loop of copies by a policy to ADDRESS(a place that all lanes agree on) + a lane's offset. */
 #define COPIES(address)                                                                            \
-  "#include \"common/copy.cuh\"\n"                                                                 \
+  "#include \"core/copy.cuh\"\n"                                                                   \
   "extern \"C\" __global__ void copies(const char *from, int bytes, int count, float *to) {\n"     \
   "  extern __shared__ __align__(1024) char shared[];\n"                                           \
   "  const u64 policy = l2_policy(true);\n"                                                        \

@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "kv_world.h"
+#include "kv_fixture.h"
 
 #include <math.h>
 #include <pthread.h>

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-#include "kv_world.h"
+#include "kv_fixture.h"
 
 #include <string.h>
 
@@ -526,11 +526,11 @@ static void test_prefill(void **state) {
   assert_true(caps.supported && caps.graph_level == NSA_GRAPH_ALWAYS);
   assert_true(caps.workspace_bytes > 0);
   assert_string_equal(caps.variants,
-                      "attend_compressed=attend_compressed_mma importance=importance_mma "
-                      "select=select_topn attend_selected=attend_selected_mma "
-                      "attend_window=attend_window_mma");
+                      "attend_compressed=attend_compressed_sm80 importance=importance_mma "
+                      "select=select_topn attend_selected=attend_selected_sm80 "
+                      "attend_window=attend_window_sm80");
   nsa_explain(m.ctx, &p, text, sizeof text);
-  assert_non_null(strstr(text, "    attend_window_wgmma: no\n"
+  assert_non_null(strstr(text, "    attend_window_sm90: no\n"
                                "      keys and values lie in a cache: it reads packed tensors\n"));
   machine_expect("plan", nsa_plan_create(m.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
   nsa_plan_destroy(plan);

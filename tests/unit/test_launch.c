@@ -11,10 +11,10 @@
 
 #include <cmocka.h>
 
-#include "common/params.h"
-#include "forward.h"
+#include "compile/templates.h"
 #include "machine.h"
-#include "templates.h"
+#include "params/attention.h"
+#include "run/run.h"
 
 #include <string.h>
 
@@ -24,11 +24,11 @@ static int early[2]; /* of the last run: attend_window, attend_compressed */
 
 /* Runs where the host can read what a kernel gets. */
 static double look(const fake_cuda_launch *launch, const void *params) {
-  if (!strcmp(launch->name, "attend_window_wgmma"))
+  if (!strcmp(launch->name, "attend_window_sm90"))
     early[0] = ((const NsaiAttendTma *)params)->attend.early;
-  if (!strcmp(launch->name, "attend_compressed_wgmma"))
+  if (!strcmp(launch->name, "attend_compressed_sm90"))
     early[1] = ((const NsaiAttendTma *)params)->attend.early;
-  if (!strcmp(launch->name, "dense_wgmma")) /* of the selected branch */
+  if (!strcmp(launch->name, "attend_dense_sm90")) /* of the selected branch */
     assert_int_equal(((const NsaiAttendTma *)params)->attend.early, 0);
   return 1;
 }
@@ -133,11 +133,11 @@ static bool waits(const char *text) {
   return strstr(text, "begin_kernel();") || strstr(text, "wait_for_kernel_before();");
 }
 
-/* The loops that kernels share; launch.cuh has the functions themselves. */
+/* The loops that kernels share; core/launch.cuh has the functions themselves. */
 static bool includes_waiting(const char *text) {
   for (size_t i = 0; i < nsai_embedded_template_count; i++) {
     const nsai_template *t = &nsai_embedded_templates[i];
-    if (!strncmp(t->name, "common/", 7) && strcmp(t->name, "common/launch.cuh") != 0 &&
+    if (!strstr(t->text, "extern \"C\" __global__") && strcmp(t->name, "core/launch.cuh") != 0 &&
         waits(t->text) && strstr(text, t->name))
       return true;
   }
@@ -152,7 +152,7 @@ static void test_every_kernel_waits(void **state) {
     if (!strstr(t->text, "extern \"C\" __global__")) continue;
     kernels++;
     if (!waits(t->text) && !includes_waiting(t->text))
-      fail_msg("%s does not wait for the kernel before it: common/launch.cuh", t->name);
+      fail_msg("%s does not wait for the kernel before it: core/launch.cuh", t->name);
   }
   assert_true(kernels > 20);
 }

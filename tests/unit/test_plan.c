@@ -11,10 +11,10 @@
 
 #include <cmocka.h>
 
-#include "context.h"
 #include "machine.h"
-#include "plan.h"
-#include "variants.h"
+#include "plan/context.h"
+#include "plan/plan.h"
+#include "plan/variant.h"
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -148,7 +148,7 @@ static void test_prepare(void **state) {
   assert_int_equal(w.calls, 0);
   problem.max_probe_rows = 1; /* one more kernel, which nobody has */
   machine_expect("never", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_NOT_PREPARED,
-                 "runtime.jit is never and no cache has: importance_mma (sm_90a)");
+                 "runtime.jit is never and no cache has: select_importance (sm_90a)");
   close_session(&s);
 }
 
@@ -180,14 +180,14 @@ static void test_bad_kernel(void **state) {
   (void)state;
   session s = { 0 };
   nsa_problem problem = small_problem();
-  setenv("FAKE_NVRTC_BAD", "attend_window_wgmma", 1);
+  setenv("FAKE_NVRTC_BAD", "attend_window_sm90", 1);
   open_session(&s, "runtime.compile_jobs=1");
   char kernels[128];
   snprintf(kernels, sizeof kernels, "%s/kernels", s.dir);
   rmdir(kernels);
   machine_record()->compilations = 0;
   machine_expect("bad kernel", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
-                 "kernel attend_window_wgmma for sm_90a does not compile");
+                 "kernel attend_window_sm90 for sm_90a does not compile");
   unsetenv("FAKE_NVRTC_BAD");
   assert_int_equal(machine_record()->compilations, 2); /* smaller tiles are not tried */
   assert_true(missing(&s) < 6);
@@ -199,7 +199,7 @@ static void test_refused_kernel(void **state) {
   (void)state;
   session s = { 0 };
   nsa_problem problem = small_problem();
-  setenv("FAKE_NVRTC_FAT", "attend_window_wgmma", 1);
+  setenv("FAKE_NVRTC_FAT", "attend_window_sm90", 1);
   open_session(&s, "runtime.compile_jobs=1");
   machine_record()->spills = 1;
   machine_expect("smaller tiles", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
@@ -222,16 +222,15 @@ static void test_refused_kernel(void **state) {
                  "kernel compress_mean for sm_90a is refused: it spills 16 bytes");
   assert_int_equal(machine_record()->spills, 100 - 1 - NSAI_MAX_CAUTION);
   machine_record()->spills = 100;
-  setenv("FAKE_NVRTC_FAT", "attend_window_wgmma", 1);
-  setenv("FAKE_NVRTC_BAD", "attend_compressed_wgmma",
-         1); /* a real failure beside it is the cause */
+  setenv("FAKE_NVRTC_FAT", "attend_window_sm90", 1);
+  setenv("FAKE_NVRTC_BAD", "attend_compressed_sm90", 1); /* a real failure beside it is the cause */
   nsa_destroy(s.ctx);
   machine_remove(s.dir);
   s.dir[0] = 0;
   open_session(&s, "runtime.compile_jobs=2");
   setenv("FAKE_NVRTC_MS", "20", 1);
   machine_expect("both", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
-                 "kernel attend_compressed_wgmma for sm_90a does not compile");
+                 "kernel attend_compressed_sm90 for sm_90a does not compile");
   assert_int_equal(machine_record()->spills, 99);
   unsetenv("FAKE_NVRTC_MS");
   unsetenv("FAKE_NVRTC_BAD");
@@ -363,8 +362,8 @@ static void test_policies(void **state) {
     machine_overrides_init(&o, s.dir, jits[i]);
     s.ctx = machine_context(yaml, o.list, true);
     machine_expect("plan", nsa_plan_create(s.ctx, &problem, NULL, NULL, &plan), NSA_E_NOT_PREPARED,
-                   "attend_compressed_wgmma, attend_window_wgmma, attend_selected_tma, "
-                   "importance_mma, select_topn, compress_mean (sm_90a)");
+                   "attend_compressed_sm90, attend_window_sm90, attend_selected_sm90_mma, "
+                   "select_importance, select_topn, compress_mean (sm_90a)");
     assert_null(plan);
     machine_expect("prepare", nsa_prepare(s.ctx, &problem, 1, NULL, NULL),
                    i ? NSA_OK : NSA_E_NOT_PREPARED, NULL);
@@ -419,8 +418,8 @@ static void test_launch_lists(void **state) {
   /* 64 tokens are 4 blocks: all are chosen, so the selected branch is dense. The caller's
    * block_idx is still filled. */
   expect_launches(&m, status,
-                  LIST("compress_mean", "attend_window_wgmma", "attend_compressed_wgmma",
-                       "select_topn", "dense_wgmma"));
+                  LIST("compress_mean", "attend_window_sm90", "attend_compressed_sm90",
+                       "select_topn", "attend_dense_sm90"));
   const fake_cuda_launch *l = machine_record()->launch;
   assert_int_equal(l[0].grid_x, 1); /* 11 rows * 2 heads; 51 pairs a block */
   assert_int_equal(l[0].threads, 256);
@@ -428,10 +427,10 @@ static void test_launch_lists(void **state) {
   m.exec.branches = 1u << NSA_WIN;
   m.toy.io.o_branch[0] = m.toy.io.o_branch[1] = m.toy.io.lse[0] = m.toy.io.lse[1] =
       m.toy.io.block_idx = (nsa_tensor){ 0 };
-  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("attend_window_wgmma"));
+  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("attend_window_sm90"));
   m.exec.branches = 1u << NSA_SEL;
   m.toy.io.o_branch[2] = m.toy.io.lse[2] = (nsa_tensor){ 0 };
-  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("dense_wgmma"));
+  expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("attend_dense_sm90"));
   nsa_tensor importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
   m.toy.io.block_idx = toy_tensor(&m.toy, NSA_I32, 3, m.toy.tokens, 2, 4);
   expect_launches(&m, RUN(&m, nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io, &importance)),
@@ -439,11 +438,12 @@ static void test_launch_lists(void **state) {
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });
   expect_launches(&m, FORWARD(&m),
-                  LIST("compress_mean", "attend_window_wgmma", "attend_compressed_wgmma",
-                       "importance_mma", "select_topn", "attend_selected_tma"));
+                  LIST("compress_mean", "attend_window_sm90", "attend_compressed_sm90",
+                       "select_importance", "select_topn", "attend_selected_sm90_mma"));
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .op = NSA_OP_DENSE });
-  expect_launches(&m, nsa_dense(m.plan, &m.exec, &m.toy.batch, &m.toy.io), LIST("dense_wgmma"));
+  expect_launches(&m, nsa_dense(m.plan, &m.exec, &m.toy.batch, &m.toy.io),
+                  LIST("attend_dense_sm90"));
   machine_free(&m);
 }
 
@@ -454,19 +454,19 @@ static void test_given_selection(void **state) {
   static const int32_t ends[] = { 39, 0 };
   begin(&m, &(machine_request){ .gpu = true, .selection = NSA_SELECT_BLOCKS, .max_probe_rows = 2 });
   expect_launches(&m, FORWARD(&m),
-                  LIST("compress_mean", "attend_window_wgmma", "attend_compressed_wgmma",
-                       "sort_blocks", "attend_selected_tma"));
+                  LIST("compress_mean", "attend_window_sm90", "attend_compressed_sm90",
+                       "data_sort_blocks", "attend_selected_sm90_mma"));
   m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
   m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);
   expect_launches(&m, RUN(&m, FORWARD(&m)),
-                  LIST("compress_mean", "attend_window_wgmma", "attend_compressed_wgmma",
-                       "importance_mma", "sort_blocks", "attend_selected_tma"));
+                  LIST("compress_mean", "attend_window_sm90", "attend_compressed_sm90",
+                       "select_importance", "data_sort_blocks", "attend_selected_sm90_mma"));
   assert_int_equal(machine_record()->launch[3].grid_x, 4); /* 2 rows * 2 heads */
   machine_free(&m);
 }
 
-#define INVERT "invert_count", "invert_scan", "invert_fill"
-#define KV_STATIONARY "variants.force.attend_selected=attend_selected_kv"
+#define INVERT "data_invert_count", "data_invert_scan", "data_invert_fill"
+#define KV_STATIONARY "variants.force.attend_selected=attend_selected_kv_stationary_sm90"
 
 /* KV-stationary: the lists are inverted, then all heads pass through the workspace at once, or some
  * after the others, or few tokens at a time. */
@@ -480,7 +480,8 @@ static void test_selected_kv(void **state) {
   m.exec.branches = 1u << NSA_SEL;
   for (int b = 0; b < NSA_BRANCHES; b++) m.toy.io.o_branch[b] = m.toy.io.lse[b] = (nsa_tensor){ 0 };
   expect_launches(&m, FORWARD(&m),
-                  LIST("sort_blocks", INVERT, "attend_selected_kv", "combine_blocks"));
+                  LIST("data_sort_blocks", INVERT, "attend_selected_kv_stationary_sm90",
+                       "attend_selected_combine"));
   const fake_cuda_launch *l = machine_record()->launch;
   assert_int_equal(l[1].grid_x, 2);  /* KV heads, one part */
   assert_int_equal(l[2].grid_x, 2);  /* KV heads */
@@ -490,14 +491,16 @@ static void test_selected_kv(void **state) {
   nsai_kv_layout *kv = &m.plan->layout.kv;
   kv->rows = 2 * 40 * 4; /* of two heads */
   expect_launches(&m, RUN(&m, FORWARD(&m)),
-                  LIST("sort_blocks", INVERT, "attend_selected_kv", "combine_blocks",
-                       "attend_selected_kv", "combine_blocks", "attend_selected_kv",
-                       "combine_blocks"));
+                  LIST("data_sort_blocks", INVERT, "attend_selected_kv_stationary_sm90",
+                       "attend_selected_combine", "attend_selected_kv_stationary_sm90",
+                       "attend_selected_combine", "attend_selected_kv_stationary_sm90",
+                       "attend_selected_combine"));
   kv->chunk_tokens = 24;
   kv->rows = 6 * 24 * 4; /* of all heads */
   expect_launches(&m, RUN(&m, FORWARD(&m)),
-                  LIST("sort_blocks", INVERT, "attend_selected_kv", "combine_blocks", INVERT,
-                       "attend_selected_kv", "combine_blocks"));
+                  LIST("data_sort_blocks", INVERT, "attend_selected_kv_stationary_sm90",
+                       "attend_selected_combine", INVERT, "attend_selected_kv_stationary_sm90",
+                       "attend_selected_combine"));
   machine_free(&m);
 }
 
@@ -506,8 +509,10 @@ static void test_products(void **state) {
   (void)state;
   machine m;
   begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP });
-  static const char *const side[] = { "gather_rows", "matmul", "bias_activation",
-                                      "matmul",      "matmul", "bias_activation" };
+  static const char *const side[] = {
+    "compress_gather_rows",    "matmul", "compress_bias_activation", "matmul", "matmul",
+    "compress_bias_activation"
+  };
   const char *names[16];
   int n = 0;
   for (int i = 0; i < 12; i++) names[n++] = side[i % 6];
@@ -528,8 +533,8 @@ static void test_products(void **state) {
   memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
   m.toy.io.block_idx = (nsa_tensor){ 0 };
   expect_launches(&m, FORWARD(&m),
-                  LIST("matmul", "bias_activation", "matmul", "bias_activation",
-                       "attend_window_wgmma"));
+                  LIST("matmul", "compress_bias_activation", "matmul", "compress_bias_activation",
+                       "attend_window_sm90"));
   machine_free(&m);
 }
 
@@ -625,13 +630,13 @@ static void test_images_that_do_not_load(void **state) {
   machine_expect("cached", plan_with_bad_images(dir, NULL, 1, &w), NSA_OK, NULL);
   assert_int_equal(machine_record()->compilations, 1);
   assert_int_equal(w.count, 1);
-  assert_non_null(strstr(w.last, "kernel attend_compressed_wgmma of the cache does not load "
+  assert_non_null(strstr(w.last, "kernel attend_compressed_sm90 of the cache does not load "
                                  "(cuLibraryLoadData: "));
   assert_non_null(strstr(w.last, ".nsak was removed"));
   machine_expect("stored", plan_with_bad_images(dir, "runtime.jit=never", 0, &w), NSA_OK, NULL);
   machine_expect("twice", plan_with_bad_images(dir, NULL, 2, &w), NSA_E_CUDA, "cuLibraryLoadData");
   machine_expect("never", plan_with_bad_images(dir, "runtime.jit=never", 1, &w), NSA_E_NOT_PREPARED,
-                 "kernel attend_compressed_wgmma of the cache does not load (cuLibraryLoadData");
+                 "kernel attend_compressed_sm90 of the cache does not load (cuLibraryLoadData");
   machine_remove(dir);
   assert_int_equal(machine_record()->loads, machine_record()->unloads);
 }

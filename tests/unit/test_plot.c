@@ -3,8 +3,8 @@
  *
  * nsa-bench's plots and its crossover.
  */
-#include "crossover.h"
-#include "plot.h"
+#include "plot/crossover.h"
+#include "plot/plot.h"
 
 #include <math.h>
 #include <setjmp.h>

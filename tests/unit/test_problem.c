@@ -11,7 +11,7 @@
 
 #include <cmocka.h>
 
-#include "problem.h"
+#include "plan/problem.h"
 
 #include <string.h>
 

@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
-#include "context.h"
-#include "kv_world.h"
-#include "plan.h"
+#include "kv_fixture.h"
+#include "plan/context.h"
+#include "plan/plan.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -14,8 +14,8 @@
 #include <cmocka.h>
 
 #include "machine.h"
-#include "plan.h"
-#include "tune.h"
+#include "plan/plan.h"
+#include "tune/tune.h"
 
 #include <nsa/tune.h>
 
@@ -91,7 +91,7 @@ static void save(const world *w, nsai_record *r) {
 }
 
 /* Window candidates that are told apart by their keys; none is the heuristic's. */
-#define WINDOW(rows, keys) "attend_window_mma rows=" #rows " keys=" #keys " warps=2 blocks=1"
+#define WINDOW(rows, keys) "attend_window_sm80 rows=" #rows " keys=" #keys " warps=2 blocks=1"
 
 static void save_window(const world *w, int64_t tokens, int32_t overlap, const char *candidate) {
   nsai_record *r = new_record(w, NSA_OP_FORWARD, tokens, overlap);
@@ -271,7 +271,7 @@ static void test_other_problems(void **state) {
 /* Each stage takes the nearest group's choice that is legal here: tiles hold whole tokens. */
 static void test_other_heads_legal(void **state) {
   (void)state;
-  static const char compressed[] = "attend_compressed_mma rows=64 keys=32 warps=2 blocks=1";
+  static const char compressed[] = "attend_compressed_sm80 rows=64 keys=32 warps=2 blocks=1";
   world w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 1, head_dim: 64, window: 64}\n");
@@ -369,14 +369,14 @@ static void test_other_versions(void **state) {
 static void test_strange_candidates(void **state) {
   (void)state;
   static const char *const strange[] = {
-    "attend_window_wgmma rows=128 keys=64",               /* unknown */
-    "attend_window_mma rows=64 keys=64 warps=2",          /* of a library without blocks */
-    "dense_mma rows=64 keys=32 warps=2 blocks=1",         /* of another stage */
-    "attend_window_mma rows=32 keys=64 warps=8 blocks=1", /* does not fit */
-    "attend_window_mma rows=64 keys=48 warps=2 blocks=1", /* none of its values */
-    "attend_window_mma",
+    "attend_window_sm90 rows=128 keys=64",                 /* unknown */
+    "attend_window_sm80 rows=64 keys=64 warps=2",          /* of a library without blocks */
+    "dense_mma rows=64 keys=32 warps=2 blocks=1",          /* of another stage */
+    "attend_window_sm80 rows=32 keys=64 warps=8 blocks=1", /* does not fit */
+    "attend_window_sm80 rows=64 keys=48 warps=2 blocks=1", /* none of its values */
+    "attend_window_sm80",
   };
-  static const char compressed[] = "attend_compressed_mma rows=64 keys=32 warps=2 blocks=1";
+  static const char compressed[] = "attend_compressed_sm80 rows=64 keys=32 warps=2 blocks=1";
   for (size_t i = 0; i < sizeof strange / sizeof *strange; i++) {
     world w = { 0 };
     nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
@@ -394,14 +394,14 @@ static void test_strange_candidates(void **state) {
 
 /* ---- what a record has not timed ---- */
 
-#define COMPRESSED "attend_compressed_wgmma rows=128 keys=64 stages=2"
+#define COMPRESSED "attend_compressed_sm90 rows=128 keys=64 stages=2"
 #define SELECT "select_topn warps=2 blocks=1"
 
 /* A variant that is not sensible at the record's length is chosen all the same at its own; what it
  * covers is its business, and stays decided where it is not chosen. */
 static void test_untimed_length(void **state) {
   (void)state;
-  static const char onepass[] = "compressed_topn_wgmma";
+  static const char onepass[] = "attend_compressed_topn_sm90";
   world w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128}\n");
   nsa_problem near = machine_problem(NSA_OP_FORWARD, 2048, LOW);
@@ -415,8 +415,8 @@ static void test_untimed_length(void **state) {
   expect_choice(&w, &near, NSAI_STAGE_SELECT, SELECT);
   for (int s = NSAI_STAGE_ATTEND_COMPRESSED; s <= NSAI_STAGE_SELECT; s++)
     expect_choice(&w, &far, (nsai_stage)s, "");
-  expect_story(&w, &far, "compressed_topn_wgmma: chosen (first legal in the table)");
-  enter(&w, "variants.disable=[\"*.compressed_topn*\"]");
+  expect_story(&w, &far, "attend_compressed_topn_sm90: chosen (first legal in the table)");
+  enter(&w, "variants.disable=[\"*.attend_compressed_topn*\"]");
   expect_choice(&w, &far, NSAI_STAGE_ATTEND_COMPRESSED, COMPRESSED);
   expect_choice(&w, &far, NSAI_STAGE_SELECT, SELECT);
   enter(&w, NULL);
@@ -433,7 +433,7 @@ static void test_untimed_length(void **state) {
 /* So it is with one that is not sensible for the record's group. */
 static void test_untimed_group(void **state) {
   (void)state;
-  static const char queries[] = "attend_selected_mma keys=32 warps=4 stages=2 blocks=1";
+  static const char queries[] = "attend_selected_sm80 keys=32 warps=4 stages=2 blocks=1";
   world w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 16, head_dim: 128}\n");
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 65536, LOW);
@@ -445,12 +445,14 @@ static void test_untimed_group(void **state) {
     add(r, "select", SELECT, true);
     nsai_timing t = { .state = i == 1 ? NSAI_TIMING_OK : NSAI_TIMING_REFUSED };
     strcpy(t.stage, "attend_selected");
-    strcpy(t.candidate, "attend_selected_kv rows=256 warps=4 blocks=1");
+    strcpy(t.candidate, "attend_selected_kv_stationary_sm90 rows=256 warps=4 blocks=1");
     /* Not there, there without a round, refused. */
     if (i) machine_expect("add", nsai_record_add(r, &t), NSA_OK, NULL);
     save(&w, r);
     expect_choice(&w, &p, NSAI_STAGE_ATTEND_SELECTED, i == 2 ? queries : "");
-    if (i < 2) expect_story(&w, &p, "attend_selected_kv rows=2048 warps=8 blocks=2: chosen (first");
+    if (i < 2)
+      expect_story(&w, &p,
+                   "attend_selected_kv_stationary_sm90 rows=2048 warps=8 blocks=2: chosen (first");
   }
   leave(&w);
 }
@@ -489,7 +491,7 @@ static void test_configuration_wins(void **state) {
 static void test_force_keeps_tiles(void **state) {
   (void)state;
   world w = { 0 };
-  enter(&w, "variants.force.attend_window=attend_window_mma");
+  enter(&w, "variants.force.attend_window=attend_window_sm80");
   save_window(&w, 1000, LOW, WINDOW(32, 32));
   expect_window(&w, 1000, LOW, WINDOW(32, 32));
   leave(&w);
@@ -503,7 +505,7 @@ static void test_rules(void **state) {
   enter(&w, NULL);
   expect_story(&w, &p, "on sm_90a, Fake H200\n  no record of this device and problem");
   expect_story(&w, &p,
-               "attend_window_wgmma rows=192 keys=80 stages=2: chosen (first legal in the "
+               "attend_window_sm90 rows=192 keys=80 stages=2: chosen (first legal in the "
                "table; tiles by the rule of the architecture)");
   expect_story(&w, &p,
                "select_topn warps=8 blocks=4: chosen (first legal in the table; tiles by "

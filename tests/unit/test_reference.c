@@ -4,7 +4,7 @@
  * Properties of the CPU device that hold without a second implementation. Where the same sums are
  * taken in the same order, results must be the same bits.
  */
-#include "convert.h"
+#include "base/float16.h"
 #include "reference/reference.h"
 #include "toy.h"
 

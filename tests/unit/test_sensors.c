@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "sensors.h"
+#include "driver/sensors.h"
 
 #include <dlfcn.h>
 #include <stdbool.h>

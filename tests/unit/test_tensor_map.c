@@ -10,7 +10,7 @@
 
 #include <cmocka.h>
 
-#include "tensor_map.h"
+#include "driver/tensor_map.h"
 
 #include <stdlib.h>
 #include <string.h>

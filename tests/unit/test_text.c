@@ -3,9 +3,9 @@
  *
  * Text tools, the writer and the arena.
  */
-#include "arena.h"
-#include "text.h"
-#include "writer.h"
+#include "base/arena.h"
+#include "base/text.h"
+#include "base/writer.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "arch.h"
-#include "stages.h"
+#include "driver/arch.h"
+#include "plan/spec.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -34,7 +34,7 @@ static bool is(const nsai_kernel_spec *spec, const char *entry) {
 
 /* ---- the kernels' side ---- */
 
-/* The static_asserts of common/flash.cuh. */
+/* The static_asserts of attend/mainloop_sm80.cuh. */
 static bool flash_allows(const nsai_kernel_spec *s) {
   int64_t rows = constant(s, "kRows"), warps = constant(s, "kWarps");
   int64_t group = constant(s, "kGroupPadded"), tokens = rows / group;
@@ -44,7 +44,7 @@ static bool flash_allows(const nsai_kernel_spec *s) {
          rows % (16 * warps) == 0 && constant(s, "kKeys") % 16 == 0;
 }
 
-/* Those of common/flash_wgmma.cuh. */
+/* Those of attend/mainloop_sm90.cuh. */
 static bool flash_wgmma_allows(const nsai_kernel_spec *s) {
   int64_t rows = constant(s, "kRows"), keys = constant(s, "kKeys");
   int64_t group = constant(s, "kGroupPadded"), queries = constant(s, "kQueryStages");
@@ -61,7 +61,7 @@ static bool flash_wgmma_allows(const nsai_kernel_spec *s) {
   return (rows == 128 || rows == 192) && group <= 64 && keys % 16 == 0 && queries >= 1;
 }
 
-/* Those of common/union_ring.cuh, union_mma.cuh, union_wgmma.cuh. */
+/* Those of attend/selected_pipeline.cuh, attend/selected_mma.cuh, attend/selected_wgmma.cuh. */
 static bool ring_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps"), stages = constant(s, "kStages");
   int64_t group = constant(s, "kGroupPadded"), tokens = 16 * warps / group;
@@ -81,14 +81,14 @@ static bool ring_allows(const nsai_kernel_spec *s) {
          stages >= 2;
 }
 
-/* Those of attend_selected_mma.cuh. */
+/* Those of attend/selected_sm80.cuh. */
 static bool union_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps");
   assert_int_equal(s->threads, 32 * (warps + 1));
   return 16 * warps % constant(s, "kGroupPadded") == 0 && constant(s, "kStages") >= 2;
 }
 
-/* Those of attend_selected_kv.cuh; what a block of threads may ask for is the device's affair. */
+/* Those of attend/selected_kv_stationary_sm90.cuh; what a block of threads may ask for is the device's affair. */
 static bool kv_allows(const nsai_kernel_spec *s, uint32_t shared_bytes) {
   int64_t keys = constant(s, "kSelectBlock"), warps = constant(s, "kWarps");
   assert_int_equal(s->threads, 32 * warps);
@@ -97,7 +97,7 @@ static bool kv_allows(const nsai_kernel_spec *s, uint32_t shared_bytes) {
          s->shared_bytes <= shared_bytes;
 }
 
-/* Those of importance_mma.cuh. */
+/* Those of select/importance.cuh. */
 static bool importance_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps"), rows = constant(s, "kRows");
   int64_t group = constant(s, "kGroupPadded");
@@ -115,9 +115,10 @@ static bool is_beside(const nsai_variant *v, int role) {
 }
 
 static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
-  bool attends = is(s, "attend_compressed_mma") || is(s, "attend_window_mma") || is(s, "dense_mma");
+  bool attends =
+      is(s, "attend_compressed_sm80") || is(s, "attend_window_sm80") || is(s, "attend_dense_sm80");
   if (s->threads > 1024 || s->threads * constant(s, "kMinBlocks") > 2048) return false;
-  if (is(s, "attend_selected_kv")) return kv_allows(s, t->shared_bytes);
+  if (is(s, "attend_selected_kv_stationary_sm90")) return kv_allows(s, t->shared_bytes);
   if (s->shared_bytes > (s->box_keys ? t->shared_bytes : 99 * 1024)) return false;
   if (s->box_keys && !s->box_heads) {
     int64_t blocks = constant(s, "kMinBlocks");
@@ -125,8 +126,8 @@ static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
   }
   if (s->box_keys) return flash_wgmma_allows(s);
   if (attends) return flash_allows(s);
-  if (is(s, "attend_selected_mma")) return union_allows(s);
-  if (is(s, "importance_mma")) return importance_allows(s);
+  if (is(s, "attend_selected_sm80")) return union_allows(s);
+  if (is(s, "select_importance")) return importance_allows(s);
   if (is(s, "compress_mean"))
     return s->threads >= (constant(s, "kHeadDimQk") + constant(s, "kHeadDimV")) / 8;
   return s->threads % 32 == 0;
@@ -375,7 +376,7 @@ static void test_junk(void **state) {
     { NSAI_STAGE_DENSE, false, "dense_mma rows=99999999999999999999 keys=64 warps=4 blocks=2" },
     { NSAI_STAGE_DENSE, false, "dense_mma columns=1 rows=128 keys=64 warps=4 blocks=2" },
     { NSAI_STAGE_DENSE, false, "sdpa_gemm rows=128" },
-    { NSAI_STAGE_DENSE, false, "attend_window_mma rows=128 keys=64 warps=4 blocks=2" },
+    { NSAI_STAGE_DENSE, false, "attend_window_sm80 rows=128 keys=64 warps=4 blocks=2" },
     { NSAI_STAGE_ATTEND_WINDOW, false, "dense_mma rows=128 keys=64 warps=4 blocks=2" },
     { NSAI_STAGE_SELECT, true, "select_topn warps=8 blocks=4" },
   };

@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "context.h"
-#include "plan.h"
+#include "plan/context.h"
+#include "plan/plan.h"
 #include "tune_fixture.h"
 
 #include <math.h>

@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
-#include "forward.h"
-#include "plan.h"
+#include "plan/plan.h"
 #include "reference/reference.h"
+#include "run/run.h"
 #include "tune_fixture.h"
 
 #include <math.h>
@@ -52,8 +52,8 @@ nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *gr
 }
 
 static double take_time(const fake_cuda_launch *launch, const void *params) {
-  static const char *const keys[] = { "backward_compressed", "backward_selected",
-                                      "backward_window" };
+  static const char *const keys[] = { "backward_dkv_compressed", "backward_dkv_selected",
+                                      "backward_dkv_window" };
   (void)params;
   for (size_t i = 0; i < sizeof keys / sizeof *keys; i++)
     if (!strcmp(launch->name, keys[i]) && mma_keys) return ms_of_mma;

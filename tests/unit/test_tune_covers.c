@@ -12,12 +12,12 @@
 
 #include <cmocka.h>
 
+#include "cli/tune_results.h"
 #include "covering.h"
-#include "forward.h"
 #include "machine.h"
 #include "reference/reference.h"
-#include "tune_impl.h"
-#include "tune_results.h"
+#include "run/run.h"
+#include "tune/internal.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -57,9 +57,9 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
   wrong_seen |= wrong && !strcmp(launch->name, wrong);
   if (!strcmp(launch->name, "made_up_topn")) return ms_of_topn;
   if (!strcmp(launch->name, "made_up_rival")) return ms_of_rival;
-  if (!strcmp(launch->name, "importance_mma")) return 6;
+  if (!strcmp(launch->name, "select_importance")) return 6;
   if (!strcmp(launch->name, "select_topn")) return 4;
-  if (!strcmp(launch->name, "attend_window_mma")) return 5;
+  if (!strcmp(launch->name, "attend_window_sm80")) return 5;
   return 10;
 }
 
@@ -168,8 +168,8 @@ static void test_rival_wins(void **state) {
   expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "covers importance, select");
   assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
   assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
-  expect_chosen(&w, "attend_selected", "attend_selected_mma", 10, 0, "");
-  expect_chosen(&w, "attend_window", "attend_window_mma", 5, 0, "");
+  expect_chosen(&w, "attend_selected", "attend_selected_sm80", 10, 0, "");
+  expect_chosen(&w, "attend_window", "attend_window_sm80", 5, 0, "");
   nsai_tune_span span = { 0 };
   assert_true(nsai_tune_next(&w.results, &span));
   assert_true(fabs(nsai_tune_find(&span, NSA_TUNE_BASELINE, NULL, "forward")->ms - 41) < 1e-3);
@@ -200,7 +200,7 @@ static void test_rival_wins(void **state) {
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w.ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
   assert_string_equal(plan->choice.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name,
-                      "attend_compressed_mma");
+                      "attend_compressed_sm80");
   assert_int_equal(plan->choice.decider[NSAI_STAGE_ATTEND_COMPRESSED], NSAI_BY_RECORD);
   assert_int_equal(plan->choice.decider[NSAI_STAGE_IMPORTANCE], NSAI_BY_RECORD);
   nsa_plan_destroy(plan);
@@ -220,9 +220,10 @@ static void test_rival_loses(void **state) {
   ms_of_rival = 19.9;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 20, 0, "with importance, select");
+  expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 20, 0,
+                "with importance, select");
   expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma");
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma");
   leave(&w);
 }
 
@@ -234,8 +235,8 @@ static void test_wrong_rival(void **state) {
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
   assert_non_null(strstr(find(&w, NSA_TUNE_WRONG, NULL)->candidate, "made_up_rival"));
-  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 10, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma");
+  expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma");
   leave(&w);
 }
 
@@ -257,8 +258,8 @@ static void test_no_room(void **state) {
     assert_non_null(strstr(e->note, "cuMemAlloc"));
   }
   assert_int_equal(refused, 2); /* of 2 and of 4 warps */
-  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 10, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma");
+  expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma");
   leave(&w);
 }
 
@@ -306,11 +307,11 @@ static void test_topn_loses(void **state) {
   ms_of_topn = 25;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 20, 0.2,
+  expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 20, 0.2,
                 "with importance, select");
   expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
   expect_chosen(&w, "select", "select_topn", 4, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma "
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma "
                       "select=select_topn");
   leave(&w);
 }
@@ -377,9 +378,9 @@ static void test_refused(void **state) {
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
   machine_record()->spills = 0;
   unsetenv("FAKE_NVRTC_FAT");
-  expect_chosen(&w, "attend_compressed", "attend_compressed_mma", 10, 0, "");
+  expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
   expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_mma importance=importance_mma");
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma");
   leave(&w);
 }
 
@@ -412,7 +413,7 @@ static void check_columns(const column_case *one) {
     for (int k = 0; k < counts[i]; k++)
       items[i][k] = contender_of(i                           ? names[i]
                                  : one->compressed[k] == 't' ? "made_up_topn"
-                                                             : "attend_compressed_mma");
+                                                             : "attend_compressed_sm80");
     task.contest[i] = (contest){ .stage = (nsai_stage)(NSAI_STAGE_ATTEND_COMPRESSED + i),
                                  .item = items[i],
                                  .count = counts[i] };
@@ -451,7 +452,7 @@ static void test_columns(void **state) {
 /* Contests of attend_compressed (`ms` of 'm', then of 't'), importance and select. */
 static void weigh(double compressed, double topn, double importance, double select,
                   double expected[2]) {
-  contender first[2] = { contender_of("attend_compressed_mma"), contender_of("made_up_topn") };
+  contender first[2] = { contender_of("attend_compressed_sm80"), contender_of("made_up_topn") };
   contender second = contender_of("importance_mma"), third = contender_of("select_topn");
   const double ms[] = { compressed, topn, importance, select };
   contender *const all[] = { &first[0], &first[1], &second, &third };

@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
-#include "context.h"
-#include "forward.h"
+#include "plan/context.h"
 #include "reference/reference.h"
+#include "run/run.h"
 #include "tune_fixture.h"
 
 #include <math.h>
@@ -49,8 +49,8 @@ nsa_status __wrap_nsai_enqueue_decode(const nsai_run *run) {
 
 static double take_time(const fake_cuda_launch *launch, const void *params) {
   (void)params;
-  if (!strcmp(launch->name, "decode_whole")) return 20; /* slower than the chain */
-  if (strcmp(launch->name, "decode_scan") != 0) return 1;
+  if (!strcmp(launch->name, "decode_single_cta")) return 20; /* slower than the chain */
+  if (strcmp(launch->name, "decode_split_kv_compressed") != 0) return 1;
   small_seen |= launch->threads == 256;
   return launch->threads == 256 ? ms_of_256 : 10;
 }
@@ -282,7 +282,7 @@ static void test_append(void **state) {
 }
 
 /* Tuning on first use makes the record of the plan's own batch and length. (Of two new tokens, which
- * decode_scan takes.) */
+ * decode_split_kv_compressed takes.) */
 static void test_first_use(void **state) {
   (void)state;
   world w = { 0 };

@@ -11,9 +11,9 @@
 
 #include <cmocka.h>
 
-#include "forward.h"
-#include "plan.h"
+#include "plan/plan.h"
 #include "reference/reference.h"
+#include "run/run.h"
 #include "tune_fixture.h"
 
 #include <math.h>
@@ -47,7 +47,7 @@ nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run) {
 
 static double take_time(const fake_cuda_launch *launch, const void *params) {
   (void)params;
-  if (strcmp(launch->name, "attend_window_mma") != 0) return 10;
+  if (strcmp(launch->name, "attend_window_sm80") != 0) return 10;
   small_seen |= launch->threads == 64;
   return launch->threads == 64 ? ms_of_64 : 10;
 }

@@ -3,8 +3,8 @@
  *
  * A tuning's results: events in, texts out.
  */
-#include "json_check.h"
-#include "tune_print.h"
+#include "cli/json_check.h"
+#include "cli/tune_print.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "context.h"
-#include "plan.h"
+#include "plan/context.h"
+#include "plan/plan.h"
 #include "tune_fixture.h"
 
 #include <math.h>
@@ -200,7 +200,7 @@ static void test_refused_candidate(void **state) {
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   dense_enter(&w, "runtime: {compile_jobs: 1}\n");
   machine_expect("prepare", nsa_prepare(w.ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
-  setenv("FAKE_NVRTC_FAT", "dense_mma", 1);
+  setenv("FAKE_NVRTC_FAT", "attend_dense_sm80", 1);
   machine_record()->spills = 1; /* the heuristic's choice is compiled already */
   dense_tune(&w, NSA_TUNE_QUICK, 0);
   assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 1);
@@ -223,7 +223,7 @@ static void test_refused_heuristic(void **state) {
   bool by_record;
   dense_enter(&w, "runtime: {compile_jobs: 1}\n");
   dense_ms_of_64 = 5;
-  setenv("FAKE_NVRTC_FAT", "dense_wgmma", 1);
+  setenv("FAKE_NVRTC_FAT", "attend_dense_sm90", 1);
   machine_record()->spills = 1;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
   assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 1);
@@ -315,7 +315,7 @@ static void test_refused_launch(void **state) {
     assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 1);
     const nsa_tune_event *refused = world_find(&w, NSA_TUNE_REFUSED, NULL);
     assert_non_null(strstr(refused->candidate, "warps=2"));
-    assert_non_null(strstr(refused->note, "cuLaunchKernelEx of dense_mma: "));
+    assert_non_null(strstr(refused->note, "cuLaunchKernelEx of attend_dense_sm80: "));
     assert_null(world_find(&w, NSA_TUNE_TIMED, refused->candidate));
     assert_true(world_count(&w, NSA_TUNE_TIMED) >= 2);
     assert_null(strstr(world_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));

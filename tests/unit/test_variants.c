@@ -11,9 +11,10 @@
 
 #include <cmocka.h>
 
-#include "arch.h"
-#include "plan.h"
-#include "stages.h"
+#include "compile/templates.h"
+#include "driver/arch.h"
+#include "plan/plan.h"
+#include "plan/spec.h"
 
 #include <glob.h>
 #include <stdio.h>
@@ -21,7 +22,7 @@
 #include <string.h>
 
 #define PORTABLE_SHARED_BYTES (99 * 1024)
-#define UNIT_BYTES 4096 /* what kernels.c has room for */
+#define UNIT_BYTES 4096 /* what plan/kernel_set.c has room for */
 
 static nsai_config *load(const char *path, const char *text, nsa_status *status) {
   nsai_config *config = NULL;
@@ -43,7 +44,8 @@ static void check_unit(const nsai_kernel_spec *spec, const nsai_problem *problem
   nsai_writer w = nsai_writer_open(text, UNIT_BYTES);
   nsai_kernel_unit(spec, problem, &w);
   char include[96];
-  snprintf(include, sizeof include, "};\n\n#include \"%s.cuh\"\n", spec->entry);
+  const nsai_template *file = nsai_template_of(spec->entry);
+  snprintf(include, sizeof include, "};\n\n#include \"%s\"\n", file ? file->name : "no file");
   if (w.used >= UNIT_BYTES || strncmp(text, "// ", 3) != 0 || !strstr(text, "struct Config {") ||
       strcmp(text + w.used - strlen(include), include) != 0)
     fail_msg("bad unit: %s", text);
@@ -52,7 +54,8 @@ static void check_unit(const nsai_kernel_spec *spec, const nsai_problem *problem
 static void check_spec(const nsai_kernel_spec *spec, const nsai_problem *problem) {
   if (spec->threads < 32 || spec->threads > 1024 || spec->threads % 32)
     fail_msg("%s: %d threads", spec->entry, spec->threads);
-  bool hopper = spec->box_keys || !strcmp(spec->entry, "attend_selected_kv"); /* sm_90a alone */
+  bool hopper = spec->box_keys ||
+                !strcmp(spec->entry, "attend_selected_kv_stationary_sm90"); /* sm_90a alone */
   if (spec->shared_bytes > (hopper ? 227u * 1024 : PORTABLE_SHARED_BYTES))
     fail_msg("%s: %u bytes of shared memory", spec->entry, spec->shared_bytes);
   if (spec->constant_count <= 0 || spec->constant_count >= NSAI_MAX_CONSTANTS)
@@ -272,7 +275,7 @@ static void test_force_and_disable(void **state) {
                            story, sizeof story, &c),
                    NSA_E_UNSUPPORTED);
   expect_story(story, "max_kv_len 5000 is beyond 1024 tokens");
-  expect_story(story, "attend_selected_mma: no");
+  expect_story(story, "attend_selected_sm80: no");
   assert_int_equal(explain("", "variants: {disable: [\"attend_*.*\"]}", &asked, story, sizeof story,
                            &c),
                    NSA_E_UNSUPPORTED);
@@ -376,7 +379,7 @@ static void test_same_code(void **state) {
   assert_string_not_equal(k, v);
 }
 
-/* ---- compressed_topn_wgmma ---- */
+/* ---- attend_compressed_topn_sm90 ---- */
 
 /* The reasons against it for a model of 4 KV heads; its spec where there are none. */
 static int judge_topn(const char *model, nsai_kernel_spec specs[NSAI_ROLES], char *text,
@@ -392,8 +395,8 @@ static int judge_topn(const char *model, nsai_kernel_spec specs[NSAI_ROLES], cha
   const nsai_target t = { .arch = "sm_90a", .shared_bytes = 227 << 10, .sms = 132 };
   nsai_candidate candidate;
   nsai_reasons reasons = { nsai_writer_open(text, size), 0 };
-  assert_true(
-      nsai_candidate_parse("compressed_topn_wgmma", NSAI_STAGE_ATTEND_COMPRESSED, &candidate));
+  assert_true(nsai_candidate_parse("attend_compressed_topn_sm90", NSAI_STAGE_ATTEND_COMPRESSED,
+                                   &candidate));
   nsai_variant_judge(config, &p, &t, candidate.variant, &reasons);
   if (!reasons.count) candidate.variant->specify(&p, &t, &candidate.tiles, specs);
   nsai_config_destroy(config);
@@ -444,7 +447,7 @@ static void test_topn_scratch(void **state) {
                    32 * (8 * (16 * 32 + 16) * 4 + 8 * 32 * 8) + 128 * 4);
 }
 
-/* Heads whose O and Q leave nine warps of attend_selected_mma no registers. */
+/* Heads whose O and Q leave nine warps of attend_selected_sm80 no registers. */
 static void test_union_registers(void **state) {
   (void)state;
   static const struct {

@@ -3,7 +3,7 @@
  */
 #include "toy.h"
 
-#include "convert.h"
+#include "base/float16.h"
 
 #include <math.h>
 #include <setjmp.h>

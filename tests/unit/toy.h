@@ -7,7 +7,7 @@
 #ifndef TEST_TOY_H
 #define TEST_TOY_H
 
-#include "geometry.h"
+#include "model/model.h"
 
 #include <nsa/attention.h>
 #include <stddef.h>

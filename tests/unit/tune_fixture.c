@@ -10,9 +10,9 @@
 
 #include "tune_fixture.h"
 
-#include "common/params.h"
-#include "context.h"
-#include "plan.h"
+#include "params/attention.h"
+#include "plan/context.h"
+#include "plan/plan.h"
 #include "reference/reference.h"
 
 #include <pthread.h>
@@ -150,9 +150,9 @@ static nsa_tensor tensor_of(const NsaiView *view, int64_t rows, int64_t heads, i
 
 static double run_dense(const fake_cuda_launch *launch, const void *params) {
   const NsaiAttend *a = params;
-  if (!strcmp(launch->name, "dense_wgmma"))
+  if (!strcmp(launch->name, "attend_dense_sm90"))
     a = &((const NsaiAttendTma *)params)->attend;
-  else if (strcmp(launch->name, "dense_mma") != 0)
+  else if (strcmp(launch->name, "attend_dense_sm80") != 0)
     return 10;
   bool small = launch->threads == 64;
   double ms = (small ? dense_ms_of_64 : 10) * (in_final ? dense_slowdown : 1);

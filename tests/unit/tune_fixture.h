@@ -7,8 +7,8 @@
 #ifndef TEST_TUNE_FIXTURE_H
 #define TEST_TUNE_FIXTURE_H
 
+#include "cli/tune_results.h"
 #include "machine.h"
-#include "tune_results.h"
 
 #include <nsa/tune.h>
 

@@ -6,7 +6,7 @@
 #ifndef TEST_VECTOR_CASE_H
 #define TEST_VECTOR_CASE_H
 
-#include "geometry.h"
+#include "model/model.h"
 #include "vector_file.h"
 
 #include <nsa/attention.h>

@@ -1,0 +1,213 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "cli/cli.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <time.h>
+#include <unistd.h>
+
+/* A line this often where there is no terminal: seldom enough for a log file. */
+#define SPEAK_EVERY 10.0
+#define BAR_CELLS 24
+
+/* ---- messages ---- */
+
+/* Whether `fd` may be written to in colour. */
+static bool may_color(int fd) {
+  const char *off = getenv("NO_COLOR"), *term = getenv("TERM");
+  return isatty(fd) && !(off && *off) && !(term && !strcmp(term, "dumb"));
+}
+
+void nsai_cli_error(const char *format, ...) {
+  va_list args;
+  bool color = may_color(STDERR_FILENO);
+  fprintf(stderr, "nsa-autotune: %serror:%s ", color ? "\033[1;31m" : "", color ? "\033[0m" : "");
+  va_start(args, format);
+  vfprintf(stderr, format, args);
+  va_end(args);
+  fputc('\n', stderr);
+}
+
+static int exit_code(nsa_status status) {
+  switch (status) {
+  case NSA_OK: return NSAI_EXIT_OK;
+  case NSA_E_CONFIG: return NSAI_EXIT_CONFIG;
+  case NSA_E_NO_DRIVER:
+  case NSA_E_NO_DEVICE: return NSAI_EXIT_NO_GPU;
+  case NSA_E_NO_COMPILER:
+  case NSA_E_COMPILE: return NSAI_EXIT_COMPILER;
+  case NSA_E_CACHE: return NSAI_EXIT_CACHE;
+  case NSA_E_VERIFY: return NSAI_EXIT_VERIFY;
+  case NSA_E_CANCELLED: return NSAI_EXIT_INTERRUPTED;
+  default: return NSAI_EXIT_FAILURE;
+  }
+}
+
+int nsai_cli_fail(nsa_status status) {
+  const char *text = nsa_last_error(), *trace = strstr(text, "\n  at ");
+  const char *level = getenv("NSA_LOG_LEVEL");
+  bool whole = !trace || (level && !strcmp(level, "trace"));
+  size_t length = whole ? strlen(text) : (size_t)(trace - text);
+  /* Diagnostics of a configuration have their own "file:line:column: error:". */
+  if (status == NSA_E_CONFIG)
+    fprintf(stderr, "%.*s\n", (int)length, text);
+  else
+    nsai_cli_error("%.*s", (int)length, text);
+  return exit_code(status);
+}
+
+nsa_status nsai_cli_fail_io(const char *path, const char *what, int error) {
+  char text[128];
+  return nsai_fail(NSA_E_IO, "%s: %s: %s", path, what, strerror_r(error, text, sizeof text));
+}
+
+const char *nsai_cli_bytes(uint64_t bytes, char buf[32]) {
+  static const char *const units[] = { "bytes", "KiB", "MiB", "GiB", "TiB" };
+  double value = (double)bytes;
+  int unit = 0;
+  for (; value >= 1024 && unit < 4; unit++) value /= 1024;
+  snprintf(buf, 32, "%.*f %s", unit && value < 100 ? 1 : 0, value, units[unit]);
+  return buf;
+}
+
+/* ---- settings ---- */
+
+void nsai_cli_override(nsai_cli_settings *settings, const char *override,
+                       struct argp_state *state) {
+  if (settings->count == NSAI_CLI_MAX_OVERRIDES)
+    argp_error(state, "more than %d overrides", NSAI_CLI_MAX_OVERRIDES);
+  else
+    settings->overrides[settings->count++] = override;
+}
+
+static error_t parse_setting(int key, char *value, struct argp_state *state) {
+  if (key != 's') return ARGP_ERR_UNKNOWN;
+  if (!strchr(value, '=')) argp_error(state, "--set %s: expected KEY=VALUE", value);
+  nsai_cli_override(state->input, value, state);
+  return 0;
+}
+
+static const struct argp_option setting_options[] = {
+  { "set", 's', "KEY=VALUE", 0, "Override a key of the configuration: runtime.cache_dir=/tmp/x",
+    0 },
+  { 0 }
+};
+const struct argp nsai_cli_settings_argp = {
+  setting_options, parse_setting, NULL, NULL, NULL, NULL, NULL
+};
+
+nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
+                           nsai_config **out) {
+  nsai_config_request request = { .path = path,
+                                  .overrides = settings->overrides,
+                                  .need_model = need_model };
+  NSAI_TRY(nsai_config_load(&request, out));
+  fputs((*out)->warnings, stderr);
+  return NSA_OK;
+}
+
+/* ---- texts ---- */
+
+char *nsai_cli_text(nsai_cli_writer write, const void *subject) {
+  size_t size = 0, needed = 0;
+  char *text = NULL;
+  /* What is written may grow between two calls (a cache, a search): until it fits. */
+  do {
+    size = write(subject, text, needed) + 1;
+    if (size <= needed) return text;
+    free(text);
+    text = malloc(size);
+    needed = size;
+  } while (text);
+  return NULL;
+}
+
+/* ---- time, interruption, progress ---- */
+
+double nsai_cli_now(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The one variable a signal handler may write. */
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int number) {
+  (void)number;
+  interrupted = 1;
+}
+
+void nsai_cli_catch_interrupt(void) {
+  struct sigaction action = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND };
+  sigaction(SIGINT, &action, NULL);
+}
+
+bool nsai_cli_interrupted(void) { return interrupted; }
+
+void nsai_cli_progress_begin(nsai_cli_progress *progress, const char *title) {
+  double now = nsai_cli_now();
+  *progress = (nsai_cli_progress){
+    .title = title, .terminal = isatty(STDERR_FILENO), .started = now, .spoken = now
+  };
+}
+
+void nsai_cli_progress_clear(nsai_cli_progress *progress) {
+  if (progress->drawn) fputs("\r\033[K", stderr);
+  progress->drawn = false;
+}
+
+/* Cut at the terminal's edge: what wraps cannot be wiped. */
+static void draw_bar(nsai_cli_progress *p, int64_t done, int64_t total, const char *what,
+                     double left) {
+  char cells[BAR_CELLS + 1], rest[32] = "", line[512];
+  struct winsize size = { 0 };
+  for (int i = 0; i < BAR_CELLS; i++) cells[i] = i * total < done * BAR_CELLS ? '#' : '.';
+  cells[BAR_CELLS] = 0;
+  if (done) snprintf(rest, sizeof rest, ", %.0f s left", left);
+  snprintf(line, sizeof line, "%s [%s] %lld/%lld%s %s", p->title, cells, (long long)done,
+           (long long)total, rest, what ? what : "");
+  bool known = !ioctl(STDERR_FILENO, TIOCGWINSZ, &size) && size.ws_col > 1;
+  fprintf(stderr, "\r\033[K%.*s", known ? size.ws_col - 1 : (int)sizeof line, line);
+  fflush(stderr);
+  p->drawn = true;
+}
+
+int32_t nsai_cli_progress_step(void *user, int64_t done, int64_t total, const char *what) {
+  nsai_cli_progress *p = user;
+  double now = nsai_cli_now();
+  if (done == 0) p->began = now;
+  double spent = now - p->began;
+  double left = done ? spent / (double)done * (double)(total - done) : 0;
+  if (p->done < done) p->finished += done - p->done;
+  p->done = done;
+  if (p->terminal) {
+    draw_bar(p, done, total, what, left);
+  } else if (now - p->spoken >= SPEAK_EVERY) {
+    fprintf(stderr, "%s: %lld of %lld, %s; %.0f s left\n", p->title, (long long)done,
+            (long long)total, what ? what : "", left);
+    p->spoken = now;
+  }
+  return interrupted;
+}
+
+void nsai_cli_log(void *user, int32_t level, const char *component, const char *text) {
+  /* Below INFO only what the compiler made is worth a line: registers, milliseconds. */
+  if (level > NSA_LOG_INFO && strcmp(component, "jit")) return;
+  nsai_cli_progress_clear(user);
+  fprintf(stderr, "%s: %s: %s\n", nsai_log_level_name(level), component, text);
+}
+
+const char *const nsai_cli_ops[] = { "forward", "dense",    "prefill", "decode",
+                                     "append",  "backward", NULL };
+
+int32_t nsai_cli_op(const char *word) {
+  for (int32_t i = 0; nsai_cli_ops[i]; i++)
+    if (!strcmp(word, nsai_cli_ops[i])) return NSA_OP_FORWARD + i;
+  return 0;
+}

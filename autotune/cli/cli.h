@@ -1,0 +1,154 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the subcommands of nsa-autotune share: exit codes, messages, settings, progress.
+ *
+ * Results go to stdout, everything else to stderr.
+ */
+#ifndef NSAI_CLI_CLI_H
+#define NSAI_CLI_CLI_H
+
+#include "base/log.h"
+#include "cache/cache.h"
+#include "config/config.h"
+#include "records/record.h"
+
+#include <argp.h>
+#include <nsa/nsa.h>
+#include <stdbool.h>
+
+/* Exit codes, for scripts. */
+enum {
+  NSAI_EXIT_OK = 0,
+  NSAI_EXIT_FAILURE = 1,
+  NSAI_EXIT_USAGE = 2,
+  NSAI_EXIT_CONFIG = 3,
+  NSAI_EXIT_NO_GPU = 4,
+  NSAI_EXIT_COMPILER = 5,
+  NSAI_EXIT_CACHE = 6,
+  NSAI_EXIT_VERIFY = 7,
+  NSAI_EXIT_INTERRUPTED = 130 /* 128 + SIGINT, as shells say it */
+};
+
+/* A subcommand: argv[0] is "nsa-autotune NAME". Returns an exit code. */
+typedef int (*nsai_command_fn)(int argc, char **argv);
+int nsai_cmd_check(int argc, char **argv);
+int nsai_cmd_compile(int argc, char **argv);
+int nsai_cmd_config(int argc, char **argv);
+int nsai_cmd_doctor(int argc, char **argv);
+int nsai_cmd_export(int argc, char **argv);
+int nsai_cmd_gc(int argc, char **argv);
+int nsai_cmd_import(int argc, char **argv);
+int nsai_cmd_list(int argc, char **argv);
+int nsai_cmd_quickstart(int argc, char **argv);
+int nsai_cmd_report(int argc, char **argv);
+int nsai_cmd_show(int argc, char **argv);
+int nsai_cmd_tune(int argc, char **argv);
+int nsai_cmd_verify(int argc, char **argv);
+
+/* Prints "nsa-autotune: error: ..." to stderr; in colour on a terminal, unless NO_COLOR is set. */
+void nsai_cli_error(const char *format, ...) NSAI_PRINTF(1, 2);
+
+/* Prints this thread's last error without its trace of internal frames (NSA_LOG_LEVEL=trace keeps
+ * it), and returns the exit code of `status`. */
+int nsai_cli_fail(nsa_status status);
+
+/* NSA_E_IO: "path: what: why". */
+nsa_status nsai_cli_fail_io(const char *path, const char *what, int error);
+
+/* Overrides given as --set KEY=VALUE; child parser of every subcommand that reads a configuration.
+ * Its input is a nsai_cli_settings. */
+#define NSAI_CLI_MAX_OVERRIDES 64 /* more than there are keys worth setting by hand */
+typedef struct nsai_cli_settings {
+  const char *overrides[NSAI_CLI_MAX_OVERRIDES + 1]; /* NULL-terminated */
+  int count;
+} nsai_cli_settings;
+extern const struct argp nsai_cli_settings_argp;
+
+/* Adds an override that another option stands for; the strings are borrowed. */
+void nsai_cli_override(nsai_cli_settings *settings, const char *override, struct argp_state *state);
+
+/* Loads system file, environment and overrides, and `path` when it is not NULL. Warnings go to
+ * stderr. */
+nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, bool need_model,
+                           nsai_config **out);
+
+/* Prints what `show device` shows: of this machine's GPU, or of `arch` when it is not NULL; `file`
+ * may be NULL. */
+nsa_status nsai_show_device(const char *file, const char *arch, const nsai_cli_settings *settings,
+                            bool json);
+
+/* The words for NSA_OP_FORWARD and the operations behind it; NULL behind the last. */
+extern const char *const nsai_cli_ops[];
+
+/* Reads one of them as NSA_OP_*; 0: it is none. */
+int32_t nsai_cli_op(const char *word);
+
+/* Calls a function of snprintf's rule twice; the caller frees the text. NULL: out of memory. */
+typedef size_t (*nsai_cli_writer)(const void *subject, char *buf, size_t size);
+char *nsai_cli_text(nsai_cli_writer write, const void *subject);
+
+/* "1.5 MiB", for people. */
+const char *nsai_cli_bytes(uint64_t bytes, char buf[32]);
+
+/* Monotonic seconds. */
+double nsai_cli_now(void);
+
+/* From now on the first SIGINT only sets a flag, which the progress callback turns into a
+ * cancellation; the second one kills. */
+void nsai_cli_catch_interrupt(void);
+bool nsai_cli_interrupted(void);
+
+/* Progress on stderr: a bar on a terminal, else a line every 10 seconds. */
+typedef struct nsai_cli_progress {
+  const char *title; /* "base.yaml sm_90a" */
+  bool terminal;
+  double started, began; /* seconds: of nsai_cli_progress_begin, of the slow call's first step */
+  double spoken;         /* of the last line */
+  int64_t done;          /* at the last step; each slow call begins with none */
+  int64_t finished;      /* pieces, of all calls so far */
+  bool drawn;            /* a bar stands on the current line */
+} nsai_cli_progress;
+
+/* Starts; `title` is borrowed. */
+void nsai_cli_progress_begin(nsai_cli_progress *progress, const char *title);
+
+/* The nsa_progress_fn; `user` is the nsai_cli_progress. Nonzero after SIGINT. */
+int32_t nsai_cli_progress_step(void *user, int64_t done, int64_t total, const char *what);
+
+/* Wipes the bar, so that other lines can be written. */
+void nsai_cli_progress_clear(nsai_cli_progress *progress);
+
+/* A nsa_log_fn that prints a line to stderr and keeps out of the bar's way; `user` is the
+ * nsai_cli_progress. */
+void nsai_cli_log(void *user, int32_t level, const char *component, const char *text);
+
+/* A configuration and the kernel cache that it leads to. */
+typedef struct nsai_cli_cache {
+  nsai_config *config;
+  nsai_cache *cache;
+  nsai_cache_options options; /* that it was opened with */
+  nsai_logger logger;
+  nsai_cli_progress progress; /* of the logger; shows nothing */
+} nsai_cli_cache;
+
+/* Opens the cache of system file, environment and overrides; a folder that is there and is refused
+ * is an error here (NSA_E_CACHE). `out` is to be closed after a failure, too. */
+nsa_status nsai_cli_cache_open(const nsai_cli_settings *settings, int32_t log_level,
+                               nsai_cache_mode mode, nsai_cli_cache *out);
+void nsai_cli_cache_close(nsai_cli_cache *cache);
+
+/* ---- tuning records ---- */
+
+/* Opens the records in the folders of an open cache, which must outlive them. */
+nsa_status nsai_cli_records_open(const nsai_cli_cache *cache, nsai_records **out);
+
+/* list, export and import with --records; return exit codes. */
+int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose);
+int nsai_export_records(const nsai_cli_settings *settings, const char *path);
+int nsai_import_records(const nsai_cli_settings *settings, const char *path);
+
+/* Reads every record; bad ones are named on stderr and stay. */
+nsa_status nsai_verify_records(const nsai_cli_cache *cache, int64_t *good, int64_t *bad);
+
+#endif /* NSAI_CLI_CLI_H */

@@ -1,0 +1,261 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-autotune list, verify and gc: the kernel cache on disk.
+ */
+#include "cli/cli.h"
+
+#include "base/json.h"
+#include "cache/cache.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+typedef struct arguments {
+  nsai_cli_settings settings;
+  bool json, records, verbose;
+  char limit[64]; /* override made of --limit */
+} arguments;
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  arguments *a = state->input;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'j': a->json = true; break;
+  case 'r': a->records = true; break;
+  case 'v': a->verbose = true; break;
+  case 'l':
+    snprintf(a->limit, sizeof a->limit, "runtime.cache_limit=%s", value);
+    nsai_cli_override(&a->settings, a->limit, state);
+    break;
+  case ARGP_KEY_ARG: argp_error(state, "unexpected argument \"%s\"", value); break;
+  case ARGP_KEY_END:
+    if (a->verbose && !a->records) argp_error(state, "--verbose is for --records");
+    break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+
+void nsai_cli_cache_close(nsai_cli_cache *o) {
+  nsai_cache_close(o->cache);
+  nsai_config_destroy(o->config);
+  nsai_logger_fini(&o->logger);
+}
+
+nsa_status nsai_cli_cache_open(const nsai_cli_settings *settings, int32_t log_level,
+                               nsai_cache_mode mode, nsai_cli_cache *o) {
+  memset(o, 0, sizeof *o);
+  nsai_logger_init(&o->logger, nsai_cli_log, &o->progress, log_level);
+  NSAI_TRY(nsai_cli_config(NULL, settings, false, &o->config));
+  o->options = (nsai_cache_options){ .dir = o->config->runtime.cache_dir,
+                                     .mode = mode,
+                                     .limit = o->config->runtime.cache_limit,
+                                     .logger = &o->logger };
+  NSAI_TRY(nsai_cache_open(&o->options, &o->cache));
+  nsai_cache_tier_info tier;
+  if (nsai_cache_tier(o->cache, 0, &tier) && !tier.used && !tier.missing)
+    return nsai_fail(NSA_E_CACHE, "the cache folder %s is refused: %s", tier.path, tier.state);
+  return NSA_OK;
+}
+
+/* ---- list ---- */
+
+typedef struct listing {
+  nsai_writer *json; /* NULL: text on stdout */
+  int64_t entries, bad;
+  uint64_t bytes;
+} listing;
+
+/* "2026-01-31T12:00:00Z". */
+static void format_time(int64_t seconds, char out[32]) {
+  time_t when = (time_t)seconds;
+  struct tm tm;
+  if (!seconds || !gmtime_r(&when, &tm) || !strftime(out, 32, "%Y-%m-%dT%H:%M:%SZ", &tm))
+    snprintf(out, 32, "-");
+}
+
+static void list_text(const nsai_cache_item *item, const char *used) {
+  char size[32];
+  if (item->problem)
+    printf("%s/%s: %s\n", item->folder, item->file, item->problem);
+  else
+    printf("%-26s %-8s %4d registers %10s  %s  %.16s\n", item->entry, item->arch, item->registers,
+           nsai_cli_bytes(item->bytes, size), used, item->file);
+}
+
+static void json_string(nsai_writer *out, const char *name, const char *text) {
+  nsai_write(out, ", \"%s\": ", name);
+  nsai_write_json(out, text);
+}
+
+static void list_json(nsai_writer *out, const nsai_cache_item *item, const char *used) {
+  nsai_write(out, "{\"bytes\": %" PRIu64, item->bytes);
+  json_string(out, "folder", item->folder);
+  json_string(out, "file", item->file);
+  json_string(out, "problem", item->problem);
+  if (!item->problem) {
+    json_string(out, "kernel", item->entry);
+    json_string(out, "arch", item->arch);
+    json_string(out, "compiler", item->compiler_id);
+    json_string(out, "used_at", item->used_at ? used : NULL);
+    nsai_write(out, ", \"registers\": %d, \"shared_bytes\": %d", item->registers,
+               item->shared_bytes);
+  }
+  nsai_write(out, "}");
+}
+
+static bool list_item(void *user, const nsai_cache_item *item) {
+  listing *l = user;
+  char used[32];
+  format_time(item->used_at, used);
+  if (l->json) {
+    nsai_write(l->json, "%s\n  ", l->entries ? "," : "");
+    list_json(l->json, item, used);
+  } else {
+    list_text(item, used);
+  }
+  l->entries++;
+  l->bad += item->problem != NULL;
+  l->bytes += item->bytes;
+  return true;
+}
+
+typedef struct json_subject {
+  nsai_cache *cache;
+  nsa_status *status;
+} json_subject;
+
+static size_t write_list_json(const void *user, char *buf, size_t size) {
+  const json_subject *subject = user;
+  nsai_writer out = nsai_writer_open(buf, size);
+  listing l = { .json = &out };
+  nsai_write(&out, "{\"entries\": [");
+  *subject->status = nsai_cache_each(subject->cache, list_item, &l);
+  nsai_write(&out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 ", \"bytes\": %" PRIu64 "}\n",
+             l.entries, l.bad, l.bytes);
+  return out.used;
+}
+
+static nsa_status print_json(nsai_cache *cache) {
+  nsa_status status = NSA_OK;
+  json_subject subject = { cache, &status };
+  char *text = nsai_cli_text(write_list_json, &subject);
+  if (!text) return nsai_fail_nomem("the list", 0);
+  if (status == NSA_OK) fputs(text, stdout);
+  free(text);
+  return status;
+}
+
+static nsa_status print_list(nsai_cache *cache) {
+  listing l = { 0 };
+  nsai_cache_tier_info tier;
+  char size[32];
+  NSAI_TRY(nsai_cache_each(cache, list_item, &l));
+  printf("%" PRId64 " %s, %s", l.entries, l.entries == 1 ? "entry" : "entries",
+         nsai_cli_bytes(l.bytes, size));
+  if (l.bad) printf(", %" PRId64 " bad (`nsa-autotune verify` removes them)", l.bad);
+  for (int32_t i = 0; nsai_cache_tier(cache, i, &tier); i++)
+    printf("%s %s%s%s", i ? "," : " in", tier.path, tier.used ? "" : ": ",
+           tier.used ? "" : tier.state);
+  printf("\n");
+  return NSA_OK;
+}
+
+int nsai_cmd_list(int argc, char **argv) {
+  static const struct argp_option options[] = {
+    { "json", 'j', 0, 0, "Print one JSON object", 0 },
+    { "records", 'r', 0, 0, "List the tuning records instead", 0 },
+    { "verbose", 'v', 0, 0, "With --records: print each record's own text", 0 },
+    { 0 }
+  };
+  static const struct argp argp = {
+    options,
+    parse,
+    NULL,
+    "Lists the entries of the kernel cache, all folders of it, or the tuning records in the same "
+    "folders: device, length, level, date, and what was chosen for each stage.\v"
+    "Exit status 6 when the user's folder is refused.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  nsai_cli_cache o;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (a.records) return nsai_list_records(&a.settings, a.json, a.verbose);
+  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
+  if (status == NSA_OK) status = a.json ? print_json(o.cache) : print_list(o.cache);
+  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  nsai_cli_cache_close(&o);
+  return code;
+}
+
+/* ---- verify and gc ---- */
+
+int nsai_cmd_verify(int argc, char **argv) {
+  static const struct argp argp = {
+    NULL,
+    parse,
+    NULL,
+    "Verifies every entry of the kernel cache and removes bad ones from the user's folder. Reads "
+    "every tuning record; bad ones are named and stay, since they may hold hours of measuring: "
+    "tuning the same again replaces them.\v"
+    "Exit status 6 when an entry or a record was bad or the folder is refused.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  nsai_cli_cache o;
+  int64_t good = 0, bad = 0, good_records = 0, bad_records = 0;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  /* At INFO the cache names each bad entry. */
+  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_INFO, NSAI_CACHE_READ_WRITE, &o);
+  if (status == NSA_OK) status = nsai_cache_verify(o.cache, &good, &bad);
+  if (status == NSA_OK) status = nsai_verify_records(&o, &good_records, &bad_records);
+  if (status == NSA_OK)
+    printf("kernels: %" PRId64 " good, %" PRId64 " bad\nrecords: %" PRId64 " good, %" PRId64
+           " bad\n",
+           good, bad, good_records, bad_records);
+  int code = status != NSA_OK     ? nsai_cli_fail(status)
+             : bad || bad_records ? NSAI_EXIT_CACHE
+                                  : NSAI_EXIT_OK;
+  nsai_cli_cache_close(&o);
+  return code;
+}
+
+int nsai_cmd_gc(int argc, char **argv) {
+  static const struct argp_option options[] = {
+    { "limit", 'l', "SIZE", 0, "Bytes that may stay, as 100Mi (runtime.cache_limit)", 0 }, { 0 }
+  };
+  static const struct argp argp = {
+    options,
+    parse,
+    NULL,
+    "Removes the least recently used entries of the user's folder until it is within the limit, "
+    "and temporary files of processes that died. Tuning records stay.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  nsai_cli_cache o;
+  int64_t removed = 0;
+  uint64_t left = 0;
+  char size[32];
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_WRITE, &o);
+  if (status == NSA_OK)
+    status = nsai_cache_gc(o.cache, o.config->runtime.cache_limit, &removed, &left);
+  if (status == NSA_OK)
+    printf("%" PRId64 " removed, %s left\n", removed, nsai_cli_bytes(left, size));
+  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  nsai_cli_cache_close(&o);
+  return code;
+}

@@ -1,0 +1,418 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-autotune compile: fills the kernel cache ahead of time, for the GPU that is here or for any
+ * architecture without one.
+ */
+#include "cli/cli.h"
+
+#include "base/text.h"
+#include "cli/sample.h"
+#include "driver/arch.h"
+#include "plan/context.h"
+#include "plan/problem.h"
+
+#include <stdio.h>
+#include <string.h>
+
+/* Capacity where neither the file's `serving` section nor --max-kv-len names one. */
+#define DEFAULT_TOKENS 65536
+#define DEFAULT_SEQS 1
+
+#define MAX_ARCHS 16
+#define MAX_SAMPLE 100
+
+/* Plans are also made for less than the longest sequence, and variants are chosen by the length. Their
+ * thresholds are powers of two, as common block sizes are, but for thresholds.select_dense_below. */
+#define SHORTEST_TOKENS 1024
+#define MAX_LENGTHS 32 /* up to 2^31, and three more */
+
+/* Decode steps of fewer sequences than the most, by whose number theirs are chosen: powers of two, and what
+ * a tuning looks at. */
+#define MAX_BATCHES (32 + NSAI_MAX_COUNTS)
+
+#define MAX_PROBLEMS (MAX_BATCHES * MAX_LENGTHS) /* or thrice the lengths: both overlaps, dense */
+
+typedef struct arguments {
+  nsai_cli_settings settings;
+  const char *archs[MAX_ARCHS];
+  int arch_count; /* 0: the device's own */
+  int32_t op;     /* 0: forward and dense */
+  int32_t selection;
+  int64_t max_kv_len; /* 0: as the file says */
+  int32_t probe_rows; /* of the forward's importance */
+  int32_t caution;    /* nsai_target.caution to begin with */
+  int32_t sample;     /* so many candidates of each stage; 0: the heuristic's choices */
+  uint64_t seed;      /* of the sample */
+  bool has_seed, verbose;
+  char jobs[64]; /* override made of --jobs */
+  const char **files;
+  int file_count;
+} arguments;
+
+enum {
+  OPT_OP = 256,
+  OPT_SELECTION,
+  OPT_MAX_KV_LEN,
+  OPT_JOBS,
+  OPT_PROBE_ROWS,
+  OPT_CAUTION,
+  OPT_SAMPLE,
+  OPT_SEED
+};
+
+static const struct argp_option options[] = {
+  { "arch", 'a', "LIST", 0, "Architectures, as sm_80,sm_90a, or all; without it the GPU's own", 0 },
+  { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
+  { "op", OPT_OP, "OP", 0,
+    "forward, dense, prefill, decode, append or backward; without it the first two", 0 },
+  { "selection", OPT_SELECTION, "KIND", 0,
+    "Selection of all but dense and append: own, blocks or ranges (own)", 0 },
+  { "max-kv-len", OPT_MAX_KV_LEN, "N", 0,
+    "Longest sequence; without it the file's. What shorter ones choose is compiled, too", 0 },
+  { "probe-rows", OPT_PROBE_ROWS, "N", 0,
+    "Also the kernel that reads the importance of N chosen rows (problem.max_probe_rows)", 0 },
+  { "caution", OPT_CAUTION, "N", OPTION_HIDDEN,
+    "Begin with the tiles that other compilers fall back to: 1 or 2", 0 },
+  { "sample", OPT_SAMPLE, "N", 0,
+    "In place of the heuristic's choices N random candidates of each stage, as a tuning may look "
+    "at; "
+    "those that spill are counted and are no failure",
+    0 },
+  { "seed", OPT_SEED, "N", 0, "Another sample for each N (0)", 0 },
+  { "verbose", 'v', 0, 0, "A line per kernel: registers, milliseconds", 0 },
+  { 0 }
+};
+
+/* ---- arguments ---- */
+
+static void add_arch(arguments *a, const char *name, struct argp_state *state) {
+  const nsai_arch *arch = nsai_arch_find(name);
+  if (!arch)
+    argp_error(state, "--arch: no architecture \"%s\"; there are %s", name, nsai_arch_names());
+  else if (a->arch_count < MAX_ARCHS)
+    a->archs[a->arch_count++] = arch->name;
+  else
+    argp_error(state, "--arch: more than %d architectures", MAX_ARCHS);
+}
+
+static void parse_archs(arguments *a, char *list, struct argp_state *state) {
+  char *rest = NULL;
+  if (!strcmp(list, "all")) {
+    for (int32_t i = 0; nsai_arch_at(i); i++) add_arch(a, nsai_arch_at(i)->name, state);
+    return;
+  }
+  for (char *name = strtok_r(list, ",", &rest); name; name = strtok_r(NULL, ",", &rest))
+    add_arch(a, name, state);
+}
+
+/* The position of `word` in a NULL-terminated list, from 0. */
+static int32_t parse_word(const char *option, const char *word, const char *const *words,
+                          struct argp_state *state) {
+  for (int32_t i = 0; words[i]; i++)
+    if (!strcmp(word, words[i])) return i;
+  argp_error(state, "%s: \"%s\" is none of its words", option, word);
+  return 0;
+}
+
+static int64_t parse_count(const char *option, const char *text, int64_t limit,
+                           struct argp_state *state) {
+  int64_t value;
+  if (!nsai_parse_integer(text, 1, limit, &value))
+    argp_error(state, "%s: \"%s\" is not a number from 1 to %lld", option, text, (long long)limit);
+  return value;
+}
+
+static void parse_seed(arguments *a, const char *text, struct argp_state *state) {
+  int64_t seed;
+  if (!nsai_parse_integer(text, 0, INT64_MAX, &seed))
+    argp_error(state, "--seed: \"%s\" is no number from 0 to %lld", text, (long long)INT64_MAX);
+  a->seed = (uint64_t)seed;
+  a->has_seed = true;
+}
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  static const char *const selections[] = { "own", "blocks", "ranges", NULL };
+  arguments *a = state->input;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'a': parse_archs(a, value, state); break;
+  case OPT_JOBS:
+    snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
+    nsai_cli_override(&a->settings, a->jobs, state);
+    break;
+  case OPT_OP: a->op = NSA_OP_FORWARD + parse_word("--op", value, nsai_cli_ops, state); break;
+  case OPT_SELECTION:
+    a->selection = NSA_SELECT_OWN + parse_word("--selection", value, selections, state);
+    break;
+  case OPT_MAX_KV_LEN: a->max_kv_len = parse_count("--max-kv-len", value, INT64_MAX, state); break;
+  case OPT_PROBE_ROWS:
+    a->probe_rows = (int32_t)parse_count("--probe-rows", value, INT32_MAX, state);
+    break;
+  case OPT_CAUTION:
+    a->caution = (int32_t)parse_count("--caution", value, NSAI_MAX_CAUTION, state);
+    break;
+  case OPT_SAMPLE: a->sample = (int32_t)parse_count("--sample", value, MAX_SAMPLE, state); break;
+  case OPT_SEED: parse_seed(a, value, state); break;
+  case 'v': a->verbose = true; break;
+  case ARGP_KEY_ARGS:
+    a->files = (const char **)state->argv + state->next;
+    a->file_count = state->argc - state->next;
+    break;
+  case ARGP_KEY_NO_ARGS: argp_usage(state); break;
+  case ARGP_KEY_END:
+    if (a->has_seed && !a->sample) argp_error(state, "--seed is one of a --sample");
+    break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+/* ---- work ---- */
+
+/* Whether an operation's kernels depend on lengths: an append has nothing to choose. */
+static bool is_tuned(int32_t op) { return op != NSA_OP_APPEND; }
+
+static bool knows_overlap(int32_t op) { return op == NSA_OP_FORWARD || op == NSA_OP_PREFILL; }
+
+/* Whether K and V are packed: the others read a cache of any size. */
+static bool is_packed(int32_t op) {
+  return op == NSA_OP_FORWARD || op == NSA_OP_DENSE || op == NSA_OP_BACKWARD;
+}
+
+static nsa_problem problem_of(const arguments *a, const nsai_config *config, int32_t op,
+                              int64_t max_kv_len, int32_t max_seqs) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  /* Of importance. */
+  bool has_rows = op == NSA_OP_FORWARD || op == NSA_OP_PREFILL || op == NSA_OP_DECODE;
+  bool selects = has_rows || op == NSA_OP_BACKWARD;
+  p.op = op;
+  p.selection = selects ? a->selection : NSA_SELECT_OWN;
+  p.max_kv_len = max_kv_len;
+  p.max_probe_rows = has_rows ? a->probe_rows : 0;
+  p.max_tokens = config->serving.max_tokens ? config->serving.max_tokens : DEFAULT_TOKENS;
+  if (p.max_tokens < max_kv_len) p.max_tokens = max_kv_len;
+  if (op == NSA_OP_DECODE) p.max_tokens = 0; /* what max_seqs and max_q_len come to */
+  if (is_packed(op)) p.max_kv_tokens = p.max_tokens;
+  p.max_seqs = max_seqs;
+  return p;
+}
+
+/* Fills `lengths` with those that may lead to other variants, the longest first; returns how many. A
+ * sample, which asks nobody's choice, only looks at both sides of select_dense_below. */
+static int list_lengths(const arguments *a, const nsai_problem *longest,
+                        int64_t lengths[MAX_LENGTHS]) {
+  bool selects = longest->op == NSA_OP_FORWARD && longest->selection == NSA_SELECT_OWN;
+  const int64_t most = longest->max_kv_len, below = selects ? longest->select_dense_below : 0;
+  int count = 0;
+  lengths[count++] = most;
+  if (below && below < most) lengths[count++] = below;
+  if (a->sample) return count;
+  if (below && below + 1 < most) lengths[count++] = below + 1;
+  for (int64_t n = SHORTEST_TOKENS; n < most && count < MAX_LENGTHS; n *= 2)
+    if (n != below && n != below + 1) lengths[count++] = n;
+  return count;
+}
+
+/* Numbers of sequences that may lead to other variants, the most first; returns how many. Only decode steps
+ * ask for it, and no sample does. */
+static int list_batches(const arguments *a, const nsai_config *config, int32_t op,
+                        int32_t batches[MAX_BATCHES]) {
+  const int32_t most = config->serving.max_seqs ? config->serving.max_seqs : DEFAULT_SEQS;
+  const nsai_counts *tuned = &config->tuning.batches;
+  int count = 0;
+  batches[count++] = most;
+  if (op != NSA_OP_DECODE || a->sample) return count;
+  for (int64_t n = 1; n < most; n *= 2) batches[count++] = (int32_t)n;
+  for (size_t i = 0; i < tuned->count; i++)
+    if (tuned->items[i] < most && (tuned->items[i] & (tuned->items[i] - 1)))
+      batches[count++] = (int32_t)tuned->items[i];
+  return count;
+}
+
+/* Adds an operation of so many sequences at all lengths, and where it knows them with both overlaps. */
+static nsa_status add_lengths(const arguments *a, const nsai_config *config, int32_t op,
+                              int64_t longest, int32_t seqs, nsa_problem problems[MAX_PROBLEMS],
+                              size_t *count) {
+  nsa_problem problem = problem_of(a, config, op, longest, seqs);
+  nsai_problem resolved;
+  int64_t lengths[MAX_LENGTHS];
+  NSAI_TRY(nsai_problem_resolve(config, &problem, &resolved));
+  int length_count = is_tuned(op) ? list_lengths(a, &resolved, lengths) : 1;
+  lengths[0] = longest;
+  for (int i = 0; i < length_count; i++) {
+    problem = problem_of(a, config, op, lengths[i], seqs);
+    problems[(*count)++] = problem;
+    if (!knows_overlap(op) || a->sample) continue;
+    problem.overlap = NSA_OVERLAP_HIGH;
+    problems[(*count)++] = problem;
+  }
+  return NSA_OK;
+}
+
+/* The same of every number of sequences. */
+static nsa_status add_problems(const arguments *a, const nsai_config *config, int32_t op,
+                               int64_t longest, nsa_problem problems[MAX_PROBLEMS], size_t *count) {
+  int32_t batches[MAX_BATCHES];
+  const int batch_count = list_batches(a, config, op, batches);
+  for (int i = 0; i < batch_count; i++)
+    NSAI_TRY(add_lengths(a, config, op, longest, batches[i], problems, count));
+  return NSA_OK;
+}
+
+/* The problems whose kernels are wanted. What several of them choose is compiled for the first. */
+static nsa_status make_problems(const arguments *a, const nsai_config *config,
+                                nsa_problem problems[MAX_PROBLEMS], size_t *count) {
+  int64_t longest = a->max_kv_len                ? a->max_kv_len
+                    : config->serving.max_kv_len ? config->serving.max_kv_len
+                                                 : DEFAULT_TOKENS;
+  *count = 0;
+  if (a->op && a->op != NSA_OP_FORWARD && a->op != NSA_OP_DENSE)
+    return add_problems(a, config, a->op, longest, problems, count);
+  if (a->op != NSA_OP_DENSE)
+    NSAI_TRY(add_problems(a, config, NSA_OP_FORWARD, longest, problems, count));
+  if (a->op != NSA_OP_FORWARD)
+    NSAI_TRY(add_problems(a, config, NSA_OP_DENSE, longest, problems, count));
+  return NSA_OK;
+}
+
+/* What is compiled for: one file on one architecture. */
+typedef struct job {
+  const arguments *a;
+  const char *file, *arch; /* arch NULL: the GPU's */
+  nsa_problem problems[MAX_PROBLEMS];
+  size_t count;
+} job;
+
+static nsa_status open_context(const job *j, nsai_cli_progress *progress, int32_t log_level,
+                               nsa_ctx **ctx) {
+  nsa_options o = NSA_OPTIONS_INIT;
+  o.overrides = j->a->settings.overrides;
+  o.deviceless = j->arch != NULL;
+  o.arch = j->arch;
+  o.log = nsai_cli_log;
+  o.log_user = progress;
+  o.log_level = log_level;
+  NSAI_TRY(nsa_create(j->file, &o, ctx));
+  (*ctx)->target.caution = j->a->caution;
+  return NSA_OK;
+}
+
+/* Kernels that are kept in memory alone would be gone with this process. */
+static nsa_status check_writable(const nsa_ctx *ctx) {
+  nsai_cache_tier_info tier;
+  if (ctx->config->runtime.cache_mode != NSAI_CACHE_READ_WRITE)
+    return nsai_fail(NSA_E_CACHE,
+                     "runtime.cache_mode is %s: nothing can be compiled into the cache; set it to "
+                     "read_write",
+                     ctx->config->runtime.cache_mode == NSAI_CACHE_OFF ? "off" : "read_only");
+  if (!nsai_cache_tier(ctx->cache, 0, &tier))
+    return nsai_fail(NSA_E_CACHE, "no folder for compiled kernels: set runtime.cache_dir or "
+                                  "$NSA_CACHE_DIR");
+  if (tier.used && tier.writable) return NSA_OK;
+  return nsai_fail(NSA_E_CACHE,
+                   "kernels cannot be stored in %s: %s; set runtime.cache_dir or $NSA_CACHE_DIR to "
+                   "a folder of your own",
+                   tier.path, tier.state);
+}
+
+/* Looks with the eyes of the next process: a new context, which has nothing in memory. */
+static nsa_status check_stored(const job *j, const nsa_ctx *ctx, nsai_cli_progress *progress) {
+  nsai_cache_tier_info tier;
+  nsa_status status = NSA_OK;
+  nsa_ctx *next = NULL;
+  int32_t missing = 0; /* of the problem that lacks most: problems share kernels */
+  NSAI_TRY_TO(done, open_context(j, progress, NSA_LOG_ERROR, &next));
+  for (size_t i = 0; i < j->count; i++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    NSAI_TRY_TO(done, nsa_query(next, &j->problems[i], &caps));
+    if (caps.needs_compile > missing) missing = caps.needs_compile;
+  }
+  if (missing && nsai_cache_tier(ctx->cache, 0, &tier))
+    status = nsai_fail(NSA_E_CACHE,
+                       "at least %d of the kernels did not stay in %s (%s); is there room, and is "
+                       "runtime.cache_limit large enough?",
+                       missing, tier.path, tier.state);
+done:
+  nsa_destroy(next);
+  return status;
+}
+
+/* Compiles a sample of every problem and says so on stdout. */
+static nsa_status compile_sample(const job *j, nsa_ctx *ctx, nsai_cli_progress *progress) {
+  nsai_sample sample = { .count = j->a->sample, .seed = j->a->seed, .progress = progress };
+  nsa_status status = NSA_OK;
+  for (size_t i = 0; i < j->count && status == NSA_OK; i++)
+    status = nsai_sample_compile(ctx, &j->problems[i], &sample);
+  nsai_cli_progress_clear(progress);
+  NSAI_TRY(status);
+  printf("%s for %s: %d candidates of seed %llu, %d refused, in %.1f s\n", j->file,
+         ctx->target.arch, sample.taken, (unsigned long long)sample.seed, sample.refused,
+         nsai_cli_now() - progress->started);
+  return NSA_OK;
+}
+
+/* Compiles what is missing and says so on stdout. */
+static nsa_status compile_one(job *j) {
+  nsai_cli_progress progress;
+  nsa_status status = NSA_OK;
+  nsa_ctx *ctx = NULL;
+  char title[256];
+  snprintf(title, sizeof title, "%s%s%s", j->file, j->arch ? " " : "", j->arch ? j->arch : "");
+  nsai_cli_progress_begin(&progress, title);
+  NSAI_TRY_TO(done, open_context(j, &progress, j->a->verbose ? NSA_LOG_DEBUG : 0, &ctx));
+  if (ctx->cpu) {
+    printf("%s: runtime.device is cpu, which has no kernels\n", title);
+    goto done;
+  }
+  NSAI_TRY_TO(done, check_writable(ctx));
+  NSAI_TRY_TO(done, make_problems(j->a, ctx->config, j->problems, &j->count));
+  if (j->a->sample) {
+    status = compile_sample(j, ctx, &progress);
+    goto done;
+  }
+  for (size_t i = 0; i < j->count && status == NSA_OK; i++)
+    status = nsa_prepare(ctx, &j->problems[i], 1, nsai_cli_progress_step, &progress);
+  nsai_cli_progress_clear(&progress);
+  if (status == NSA_OK) status = check_stored(j, ctx, &progress);
+  if (status == NSA_OK)
+    printf("%s for %s: %lld kernel%s compiled in %.1f s\n", j->file, ctx->target.arch,
+           (long long)progress.finished, progress.finished == 1 ? "" : "s",
+           nsai_cli_now() - progress.started);
+done:
+  nsa_destroy(ctx);
+  return status;
+}
+
+int nsai_cmd_compile(int argc, char **argv) {
+  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+  static const struct argp argp = {
+    options,
+    parse,
+    "FILE...",
+    "Compiles the kernels that the files' `model` and `serving` sections lead to into the kernel "
+    "cache, those that are missing. With --arch no GPU is needed.\vInterrupted by SIGINT it keeps "
+    "the finished kernels and exits with 130.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  int code = NSAI_EXIT_OK;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_catch_interrupt();
+  for (int f = 0; f < a.file_count; f++) {
+    for (int i = 0; i < (a.arch_count ? a.arch_count : 1); i++) {
+      job j = { .a = &a, .file = a.files[f], .arch = a.arch_count ? a.archs[i] : NULL };
+      nsa_status status = compile_one(&j);
+      fflush(stdout);
+      if (status == NSA_OK) continue;
+      int failed = nsai_cli_fail(status);
+      if (status == NSA_E_CANCELLED || nsai_cli_interrupted()) return NSAI_EXIT_INTERRUPTED;
+      code = failed;
+      /* Without an architecture, no GPU here is one answer for all files. */
+      if (status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE) return code;
+    }
+  }
+  return code;
+}

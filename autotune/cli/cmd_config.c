@@ -1,0 +1,133 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-autotune check and config.
+ */
+#include "cli/cli.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- check ---- */
+
+typedef struct check_arguments {
+  nsai_cli_settings settings;
+  int code;
+} check_arguments;
+
+/* Everything that can be said about one file. */
+static int check_file(const char *path, const nsai_cli_settings *settings) {
+  nsai_config *config = NULL;
+  nsa_status status = nsai_cli_config(path, settings, false, &config);
+  nsai_config_destroy(config);
+  if (status != NSA_OK) return nsai_cli_fail(status);
+  printf("%s: ok\n", path);
+  return NSAI_EXIT_OK;
+}
+
+static error_t parse_check(int key, char *value, struct argp_state *state) {
+  check_arguments *a = state->input;
+  int code;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case ARGP_KEY_ARG:
+    code = check_file(value, &a->settings);
+    if (code) a->code = code;
+    break;
+  case ARGP_KEY_NO_ARGS: argp_usage(state); break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+int nsai_cmd_check(int argc, char **argv) {
+  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+  static const struct argp argp = {
+    NULL,
+    parse_check,
+    "FILE...",
+    "Checks configuration files: every problem with file, line and column to stderr.\v"
+    "Exit status 3 when a file is wrong.",
+    children,
+    NULL,
+    NULL
+  };
+  check_arguments a = { 0 };
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  return a.code;
+}
+
+/* ---- config ---- */
+
+typedef struct config_arguments {
+  nsai_cli_settings settings;
+  const char *file;
+  bool origin, schema;
+} config_arguments;
+
+enum { OPT_SCHEMA = 256 };
+static const struct argp_option config_options[] = {
+  { "origin", 'o', 0, 0, "Say for every line where its value came from", 0 },
+  { "schema", OPT_SCHEMA, 0, 0, "Print the JSON Schema of the format instead, for editors", 0 },
+  { 0 },
+};
+
+static error_t parse_config(int key, char *value, struct argp_state *state) {
+  config_arguments *a = state->input;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'o': a->origin = true; break;
+  case OPT_SCHEMA: a->schema = true; break;
+  case ARGP_KEY_ARG:
+    if (state->arg_num) argp_error(state, "one FILE only");
+    a->file = value;
+    break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+static size_t write_plain(const void *config, char *buf, size_t size) {
+  return nsai_config_dump(config, false, buf, size);
+}
+
+static size_t write_origin(const void *config, char *buf, size_t size) {
+  return nsai_config_dump(config, true, buf, size);
+}
+
+static size_t write_schema(const void *nothing, char *buf, size_t size) {
+  (void)nothing;
+  return nsai_config_json_schema(buf, size);
+}
+
+/* Prints the text and frees it. */
+static int print_text(char *text) {
+  if (!text) return nsai_cli_fail(nsai_fail_nomem("the text", 0));
+  fputs(text, stdout);
+  free(text);
+  return NSAI_EXIT_OK;
+}
+
+int nsai_cmd_config(int argc, char **argv) {
+  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+  static const struct argp argp = {
+    config_options,
+    parse_config,
+    "[FILE]",
+    "Prints the effective configuration as YAML that loads again: built-in values, "
+    "/etc/nsa/nsa.yaml, FILE, the environment, overrides. Profiles wait for a device and are not "
+    "laid over.",
+    children,
+    NULL,
+    NULL
+  };
+  config_arguments a = { 0 };
+  nsai_config *config = NULL;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (a.schema) return print_text(nsai_cli_text(write_schema, NULL));
+  nsa_status status = nsai_cli_config(a.file, &a.settings, false, &config);
+  if (status != NSA_OK) return nsai_cli_fail(status);
+  int code = print_text(nsai_cli_text(a.origin ? write_origin : write_plain, config));
+  nsai_config_destroy(config);
+  return code;
+}

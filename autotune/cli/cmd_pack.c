@@ -1,0 +1,258 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-autotune export and import: the kernel cache as one file, to carry kernels from where they
+ * were compiled to where they run.
+ *
+ *   "NSAPACK1"
+ *   for each entry: its length, then the bytes of its cache file, which carry their own checksum
+ *   0, the number of entries, a digest of all entries as hexadecimal digits
+ *
+ * Numbers are 64-bit and little-endian. Import checks everything before it stores anything.
+ */
+#include "cli/cli.h"
+
+#include "base/digest.h"
+#include "cache/cache.h"
+#include "cache/entry.h"
+
+#include <endian.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define NUMBER_BYTES sizeof(uint64_t)
+static const char magic[8] = { 'N', 'S', 'A', 'P', 'A', 'C', 'K', '1' };
+
+typedef struct arguments {
+  nsai_cli_settings settings;
+  const char *path; /* "-": standard output or input */
+  bool records;
+} arguments;
+
+static const struct argp_option options[] = {
+  { "records", 'r', 0, 0, "The tuning records, as YAML, in place of the kernels", 0 }, { 0 }
+};
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  arguments *a = state->input;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'r': a->records = true; break;
+  case ARGP_KEY_ARG:
+    if (state->arg_num) argp_error(state, "one FILE only");
+    a->path = value;
+    break;
+  case ARGP_KEY_NO_ARGS: argp_usage(state); break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+
+/* ---- export ---- */
+
+#define DIGITS (NSAI_DIGEST_CHARS - 1)
+
+typedef struct export_state {
+  FILE *out;
+  nsai_digest_state digest;
+  int64_t entries, bad;
+  uint64_t bytes;
+} export_state;
+
+static void put_number(FILE *out, uint64_t value) {
+  uint64_t little = htole64(value);
+  fwrite(&little, NUMBER_BYTES, 1, out);
+}
+
+static bool export_item(void *user, const nsai_cache_item *item) {
+  export_state *e = user;
+  if (item->problem) {
+    fprintf(stderr, "left out: %s/%s: %s\n", item->folder, item->file, item->problem);
+    e->bad++;
+    return true;
+  }
+  put_number(e->out, item->bytes);
+  fwrite(item->data, 1, item->bytes, e->out);
+  nsai_digest_field(&e->digest, "entry", item->data, item->bytes);
+  e->entries++;
+  e->bytes += item->bytes;
+  return !ferror(e->out);
+}
+
+static nsa_status export_all(nsai_cache *cache, const char *path, export_state *e) {
+  char digits[NSAI_DIGEST_CHARS];
+  nsai_digest_begin(&e->digest);
+  fwrite(magic, sizeof magic, 1, e->out);
+  NSAI_TRY(nsai_cache_each(cache, export_item, e));
+  put_number(e->out, 0);
+  put_number(e->out, (uint64_t)e->entries);
+  nsai_digest_end(&e->digest, digits);
+  fwrite(digits, DIGITS, 1, e->out);
+  if (fflush(e->out) || ferror(e->out)) return nsai_cli_fail_io(path, "cannot be written", errno);
+  return NSA_OK;
+}
+
+static nsa_status export_to(nsai_cache *cache, const char *path, export_state *e) {
+  bool piped = !strcmp(path, "-");
+  if (piped && isatty(STDOUT_FILENO))
+    return nsai_fail(NSA_E_ARG, "standard output is a terminal: give a FILE, or a pipe");
+  e->out = piped ? stdout : fopen(path, "wbe");
+  if (!e->out) return nsai_cli_fail_io(path, "cannot be written", errno);
+  nsa_status status = export_all(cache, path, e);
+  if (!piped && fclose(e->out) && status == NSA_OK)
+    status = nsai_cli_fail_io(path, "cannot be written", errno);
+  return status;
+}
+
+int nsai_cmd_export(int argc, char **argv) {
+  static const struct argp argp = {
+    options,
+    parse,
+    "FILE|-",
+    "Writes every good entry of the kernel cache, all folders of it, into FILE or to standard "
+    "output, for `nsa-autotune import`; with --records every tuning record, as text that may be "
+    "edited.\vExit status 6 when a bad entry was left out.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  nsai_cli_cache o;
+  export_state e = { 0 };
+  char size[32];
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (a.records) return nsai_export_records(&a.settings, a.path);
+  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_ONLY, &o);
+  if (status == NSA_OK) status = export_to(o.cache, a.path, &e);
+  if (status == NSA_OK && e.bad)
+    status = nsai_fail(NSA_E_CACHE,
+                       "%" PRId64 " bad %s left out; `nsa-autotune verify` removes bad entries",
+                       e.bad, e.bad == 1 ? "entry was" : "entries were");
+  if (status == NSA_OK)
+    fprintf(stderr, "%" PRId64 " %s, %s\n", e.entries, e.entries == 1 ? "entry" : "entries",
+            nsai_cli_bytes(e.bytes, size));
+  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  nsai_cli_cache_close(&o);
+  return code;
+}
+
+/* ---- import ---- */
+
+/* A whole file in memory. */
+typedef struct pack {
+  const char *path;
+  unsigned char *data;
+  size_t size, room;
+} pack;
+
+/* Reads to the end, at most `limit` bytes; what is no pack is refused by its beginning. */
+static nsa_status read_pack(FILE *in, uint64_t limit, pack *p) {
+  for (;;) {
+    if (p->size == p->room) {
+      size_t room = p->room ? 2 * p->room : 1 << 20;
+      unsigned char *data = realloc(p->data, room);
+      if (!data) return nsai_fail_nomem("the file to import", room);
+      p->data = data;
+      p->room = room;
+    }
+    size_t count = fread(p->data + p->size, 1, p->room - p->size, in);
+    p->size += count;
+    if (ferror(in)) return nsai_cli_fail_io(p->path, "cannot be read", errno);
+    if (p->size < sizeof magic || memcmp(p->data, magic, sizeof magic))
+      return nsai_fail(NSA_E_CACHE, "%s: not a file of `nsa-autotune export`", p->path);
+    if (!count) return NSA_OK;
+    if (p->size > limit)
+      return nsai_fail(NSA_E_CACHE,
+                       "%s: more than the %" PRIu64 " bytes of runtime.cache_limit: raise it",
+                       p->path, limit);
+  }
+}
+
+/* The number at `*at`, which moves behind it; false when the file ends first. */
+static bool take_number(const pack *p, size_t *at, uint64_t *out) {
+  if (p->size - *at < NUMBER_BYTES) return false;
+  memcpy(out, p->data + *at, NUMBER_BYTES);
+  *out = le64toh(*out);
+  *at += NUMBER_BYTES;
+  return true;
+}
+
+/* Walks over the entries: checks them, or, with a cache, stores them. */
+static nsa_status walk(const pack *p, nsai_cache *cache, int64_t *entries) {
+  size_t at = sizeof magic;
+  uint64_t length, count;
+  nsai_cache_entry entry;
+  nsai_digest_state digest;
+  char digits[NSAI_DIGEST_CHARS];
+  nsai_digest_begin(&digest);
+  for (*entries = 0;; ++*entries, at += length) {
+    if (!take_number(p, &at, &length) || length > p->size - at)
+      return nsai_fail(NSA_E_CACHE, "%s: cut off in entry %" PRId64, p->path, *entries);
+    if (!length) break;
+    nsai_digest_field(&digest, "entry", p->data + at, length);
+    if (cache) {
+      NSAI_TRY(nsai_cache_import(cache, p->data + at, length));
+      continue;
+    }
+    const char *problem = nsai_cache_entry_decode(p->data + at, length, &entry);
+    if (problem)
+      return nsai_fail(NSA_E_CACHE, "%s: entry %" PRId64 ": %s", p->path, *entries, problem);
+  }
+  nsai_digest_end(&digest, digits);
+  if (!take_number(p, &at, &count) || count != (uint64_t)*entries || p->size - at != DIGITS ||
+      memcmp(p->data + at, digits, DIGITS))
+    return nsai_fail(NSA_E_CACHE, "%s: the end does not fit the %" PRId64 " entries before it",
+                     p->path, *entries);
+  return NSA_OK;
+}
+
+static nsa_status import_from(const nsai_cli_cache *o, const char *path, pack *p,
+                              int64_t *entries) {
+  bool piped = !strcmp(path, "-");
+  FILE *in = piped ? stdin : fopen(path, "rbe");
+  p->path = piped ? "standard input" : path;
+  if (!in) return nsai_cli_fail_io(path, "cannot be read", errno);
+  nsa_status status = read_pack(in, o->config->runtime.cache_limit, p);
+  if (!piped) fclose(in);
+  NSAI_TRY(status);
+  NSAI_TRY(walk(p, NULL, entries));
+  return walk(p, o->cache, entries);
+}
+
+int nsai_cmd_import(int argc, char **argv) {
+  static const struct argp argp = {
+    options,
+    parse,
+    "FILE|-",
+    "Adds the entries of a file that `nsa-autotune export` wrote to the user's folder of the "
+    "kernel cache. Everything is checked before anything is stored. Import from those only whom "
+    "you would let run code on your GPU. With --records FILE is one of `export --records`: ranks "
+    "import what one of them has tuned.\vExit status 6 when the file is damaged or the folder "
+    "cannot be written.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  nsai_cli_cache o;
+  nsai_cache_tier_info tier;
+  pack p = { 0 };
+  int64_t entries = 0;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (a.records) return nsai_import_records(&a.settings, a.path);
+  nsa_status status = nsai_cli_cache_open(&a.settings, NSA_LOG_ERROR, NSAI_CACHE_READ_WRITE, &o);
+  if (status == NSA_OK) status = import_from(&o, a.path, &p, &entries);
+  if (status == NSA_OK && nsai_cache_tier(o.cache, 0, &tier))
+    printf("%" PRId64 " %s imported into %s\n", entries, entries == 1 ? "entry" : "entries",
+           tier.path);
+  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  free(p.data);
+  nsai_cli_cache_close(&o);
+  return code;
+}

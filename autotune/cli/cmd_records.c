@@ -1,0 +1,323 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What --records means: nsa-autotune list, export and import of tuning records, and the part of
+ * verify that is about them.
+ */
+#include "cli/cli.h"
+
+#include "base/json.h"
+#include "tune/tune.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+nsa_status nsai_cli_records_open(const nsai_cli_cache *cache, nsai_records **out) {
+  return nsai_records_open(&cache->options, out);
+}
+
+/* The cache's folders and the records in them; both are to be closed after a failure, too. */
+static nsa_status open_both(const nsai_cli_settings *settings, nsai_cache_mode mode,
+                            nsai_cli_cache *cache, nsai_records **records) {
+  *records = NULL;
+  NSAI_TRY(nsai_cli_cache_open(settings, NSA_LOG_ERROR, mode, cache));
+  return nsai_cli_records_open(cache, records);
+}
+
+static int close_both(nsa_status status, nsai_cli_cache *cache, nsai_records *records) {
+  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  nsai_records_close(records);
+  nsai_cli_cache_close(cache);
+  return code;
+}
+
+static const char *plural(int64_t count) { return count == 1 ? "" : "s"; }
+
+/* ---- list ---- */
+
+typedef struct listing {
+  nsai_writer *out;
+  bool json, verbose;
+  int64_t records, bad; /* good ones, and files that are none */
+} listing;
+
+static void list_text(nsai_writer *out, const nsai_record *r) {
+  const char *comma = " ";
+  nsai_write(out, "%s: %s (%s, %d SMs), %" PRId64 " tokens, %s, %s, %s:", r->problem, r->device,
+             r->arch, r->sms, r->bucket, r->level, r->date, r->complete ? "complete" : "not ended");
+  for (int32_t i = 0; i < r->timing_count; i++) {
+    if (!r->timings[i].chosen || nsai_record_is_covered(r, r->timings[i].stage)) continue;
+    nsai_write(out, "%s%s = %s", comma, r->timings[i].stage, r->timings[i].candidate);
+    comma = "; ";
+  }
+}
+
+static void json_string(nsai_writer *out, const char *name, const char *text) {
+  nsai_write(out, ", \"%s\": ", name);
+  nsai_write_json(out, text);
+}
+
+/* Numbers of a record are finite. */
+static void list_json(nsai_writer *out, const nsai_record *r) {
+  bool first = true;
+  json_string(out, "device", r->device);
+  json_string(out, "arch", r->arch);
+  nsai_write(out, ", \"sms\": %d", r->sms);
+  json_string(out, "key", r->problem);
+  nsai_write(out, ", \"tokens\": %" PRId64, r->bucket);
+  json_string(out, "level", r->level);
+  json_string(out, "date", r->date);
+  json_string(out, "library", r->library);
+  json_string(out, "driver", r->driver);
+  json_string(out, "compiler", r->compiler);
+  nsai_write(out, ", \"complete\": %s, \"candidates\": %d, \"chosen\": {",
+             r->complete ? "true" : "false", r->timing_count);
+  for (int32_t i = 0; i < r->timing_count; i++) {
+    if (!r->timings[i].chosen) continue;
+    nsai_write(out, "%s", first ? "" : ", ");
+    nsai_write_json(out, r->timings[i].stage);
+    nsai_write(out, ": ");
+    nsai_write_json(out, r->timings[i].candidate);
+    first = false;
+  }
+  nsai_write(out, "}, \"baselines\": {");
+  for (int32_t i = 0; i < r->baseline_count; i++) {
+    nsai_write(out, "%s", i ? ", " : "");
+    nsai_write_json(out, r->baselines[i].name);
+    nsai_write(out, ": {\"ms\": %.6g, \"spread\": %.6g}", r->baselines[i].ms,
+               r->baselines[i].spread);
+  }
+  nsai_write(out, "}");
+}
+
+static void list_item_json(listing *l, const nsai_record_item *item) {
+  nsai_write(l->out, "%s\n  {\"folder\": ", l->records + l->bad ? "," : "");
+  nsai_write_json(l->out, item->folder);
+  json_string(l->out, "file", item->file);
+  json_string(l->out, "problem", item->problem);
+  nsai_write(l->out, ", \"hidden\": %s", item->hidden ? "true" : "false");
+  if (item->record) list_json(l->out, item->record);
+  nsai_write(l->out, "}");
+}
+
+static bool list_item(void *user, const nsai_record_item *item) {
+  listing *l = user;
+  if (l->json) {
+    list_item_json(l, item);
+  } else if (!item->record) {
+    nsai_write(l->out, "%s/%s: %s\n", item->folder, item->file, item->problem);
+  } else if (l->verbose) {
+    nsai_write(l->out, "# %s/%s%s\n", item->folder, item->file, item->hidden ? " (hidden)" : "");
+    nsai_record_write(item->record, l->out);
+  } else {
+    list_text(l->out, item->record);
+    nsai_write(l->out, "%s\n", item->hidden ? " (hidden by one of an earlier folder)" : "");
+  }
+  l->records += item->record != NULL;
+  l->bad += item->record == NULL;
+  return true;
+}
+
+typedef struct list_subject {
+  nsai_records *records;
+  bool json, verbose;
+  nsa_status *status;
+} list_subject;
+
+static size_t write_list(const void *user, char *buf, size_t size) {
+  const list_subject *s = user;
+  nsai_writer out = nsai_writer_open(buf, size);
+  listing l = { .out = &out, .json = s->json, .verbose = s->verbose };
+  if (s->json) nsai_write(&out, "{\"records\": [");
+  *s->status = nsai_records_each(s->records, list_item, &l);
+  if (s->json)
+    nsai_write(&out, "],\n \"count\": %" PRId64 ", \"bad\": %" PRId64 "}\n", l.records, l.bad);
+  else if (!s->verbose)
+    nsai_write(&out, "%" PRId64 " record%s, %" PRId64 " bad\n", l.records, plural(l.records),
+               l.bad);
+  return out.used;
+}
+
+int nsai_list_records(const nsai_cli_settings *settings, bool json, bool verbose) {
+  nsai_cli_cache cache;
+  nsai_records *records;
+  nsa_status status = open_both(settings, NSAI_CACHE_READ_ONLY, &cache, &records);
+  if (status == NSA_OK) {
+    list_subject s = { records, json, verbose, &status };
+    char *text = nsai_cli_text(write_list, &s);
+    if (!text) status = nsai_fail_nomem("the list", 0);
+    if (status == NSA_OK) fputs(text, stdout);
+    free(text);
+  }
+  return close_both(status, &cache, records);
+}
+
+/* ---- verify ---- */
+
+typedef struct counts {
+  int64_t good, hidden, bad; /* hidden: good, and another one of the same key counts */
+} counts;
+
+static bool count_item(void *user, const nsai_record_item *item) {
+  counts *c = user;
+  c->good += item->record && !item->hidden;
+  c->hidden += item->record && item->hidden;
+  c->bad += !item->record;
+  if (!item->record)
+    fprintf(stderr, "bad record: %s/%s: %s\n", item->folder, item->file, item->problem);
+  return true;
+}
+
+nsa_status nsai_verify_records(const nsai_cli_cache *cache, int64_t *good, int64_t *bad) {
+  counts c = { 0 };
+  nsai_records *records = NULL;
+  NSAI_TRY(nsai_cli_records_open(cache, &records));
+  nsa_status status = nsai_records_each(records, count_item, &c);
+  nsai_records_close(records);
+  *good = c.good + c.hidden;
+  *bad = c.bad;
+  return status;
+}
+
+/* ---- export ---- */
+
+typedef struct export_subject {
+  nsai_records *records;
+  nsa_status *status;
+} export_subject;
+
+static size_t write_export(const void *user, char *buf, size_t size) {
+  const export_subject *s = user;
+  nsai_writer out = nsai_writer_open(buf, size);
+  *s->status = nsai_records_export(s->records, &out);
+  return out.used;
+}
+
+static nsa_status write_file(const char *path, const char *text) {
+  bool piped = !strcmp(path, "-");
+  FILE *out = piped ? stdout : fopen(path, "wbe");
+  if (!out) return nsai_cli_fail_io(path, "cannot be written", errno);
+  fputs(text, out);
+  int error = fflush(out) || ferror(out) ? errno : 0;
+  if (!piped && fclose(out) && !error) error = errno;
+  return error ? nsai_cli_fail_io(path, "cannot be written", error) : NSA_OK;
+}
+
+static nsa_status export_to(nsai_records *records, const char *path) {
+  counts c = { 0 };
+  nsa_status status = NSA_OK;
+  export_subject s = { records, &status };
+  NSAI_TRY(nsai_records_each(records, count_item, &c));
+  char *text = nsai_cli_text(write_export, &s);
+  if (!text) return nsai_fail_nomem("the records", 0);
+  if (status == NSA_OK) status = write_file(path, text);
+  free(text);
+  NSAI_TRY(status);
+  fprintf(stderr, "%" PRId64 " record%s\n", c.good, plural(c.good));
+  if (!c.bad) return NSA_OK;
+  return nsai_fail(NSA_E_CACHE,
+                   "%" PRId64 " bad record%s left out; tune anew, or remove the file%s", c.bad,
+                   c.bad == 1 ? " was" : "s were", plural(c.bad));
+}
+
+int nsai_export_records(const nsai_cli_settings *settings, const char *path) {
+  nsai_cli_cache cache;
+  nsai_records *records;
+  nsa_status status = open_both(settings, NSAI_CACHE_READ_ONLY, &cache, &records);
+  if (status == NSA_OK) status = export_to(records, path);
+  return close_both(status, &cache, records);
+}
+
+/* ---- import ---- */
+
+/* Reads to the end; the caller frees `*text`, after a failure too. */
+static nsa_status read_text(FILE *in, const char *name, char **text, size_t *size) {
+  size_t room = 0;
+  for (*size = 0;;) {
+    if (*size == room) {
+      room = room ? 2 * room : 1 << 16;
+      char *grown = realloc(*text, room);
+      if (!grown) return nsai_fail_nomem("the records to import", room);
+      *text = grown;
+    }
+    size_t count = fread(*text + *size, 1, room - *size, in);
+    *size += count;
+    if (ferror(in)) return nsai_cli_fail_io(name, "cannot be read", errno);
+    if (!count) break;
+    if (*size > NSAI_RECORDS_MAX_BYTES)
+      return nsai_fail(NSA_E_CACHE, "%s: more than %zu bytes, which no export of records has", name,
+                       NSAI_RECORDS_MAX_BYTES);
+  }
+  if (*size) return NSA_OK;
+  return nsai_fail(NSA_E_CACHE, "%s: empty, which no export of records is", name);
+}
+
+/* The diagnostics of the records name lines; this puts the file before them. */
+static nsa_status import_text(nsai_records *records, const char *name, const char *text,
+                              size_t size, nsai_import *import) {
+  nsa_status status = nsai_records_import(records, text, size, import);
+  if (status != NSA_E_CACHE) return status;
+  char *reason = strdup(nsa_last_error());
+  if (!reason) return nsai_fail_nomem("the error text", 0);
+  nsai_fail(status, "%s: %s", name, reason);
+  free(reason);
+  return status;
+}
+
+static nsa_status import_from(nsai_records *records, const char *path, nsai_import *import) {
+  bool piped = !strcmp(path, "-");
+  const char *name = piped ? "standard input" : path;
+  FILE *in = piped ? stdin : fopen(path, "rbe");
+  char *text = NULL;
+  size_t size = 0;
+  if (!in) return nsai_cli_fail_io(name, "cannot be read", errno);
+  nsa_status status = read_text(in, name, &text, &size);
+  if (!piped) fclose(in);
+  if (status == NSA_OK) status = import_text(records, name, text, size, import);
+  free(text);
+  return status;
+}
+
+static bool find_unsaved(void *user, const nsai_record_item *item) {
+  *(bool *)user |= item->record && !item->folder[0];
+  return true;
+}
+
+static void tell_kept(void *user, const nsai_record *record, const nsai_record *here) {
+  (void)user;
+  printf("kept: %s, %s: the record here is of %s, library %s, driver %s; that of the file of %s, "
+         "library %s, driver %s\n",
+         here->device, here->problem, here->date, here->library, here->driver, record->date,
+         record->library, record->driver);
+}
+
+/* Records that are kept in memory alone would be gone with this process. */
+static nsa_status import_and_store(nsai_records *records, const char *path) {
+  nsai_cache_tier_info tier;
+  nsai_import import = { .on_kept = tell_kept };
+  bool unsaved = false;
+  if (!nsai_records_tier(records, 0, &tier))
+    return nsai_fail(NSA_E_CACHE, "no folder for records: set runtime.cache_dir or $NSA_CACHE_DIR");
+  if (!tier.used || !tier.writable)
+    return nsai_fail(NSA_E_CACHE, "records cannot be stored in %s: %s", tier.path, tier.state);
+  NSAI_TRY(import_from(records, path, &import));
+  NSAI_TRY(nsai_records_each(records, find_unsaved, &unsaved));
+  if (unsaved)
+    return nsai_fail(NSA_E_CACHE, "some of the records did not stay in %s; is there room?",
+                     tier.path);
+  printf("%d record%s imported into %s", import.saved, plural(import.saved), tier.path);
+  if (import.kept) printf(", %d older than those there", import.kept);
+  printf("\n");
+  return NSA_OK;
+}
+
+int nsai_import_records(const nsai_cli_settings *settings, const char *path) {
+  nsai_cli_cache cache;
+  nsai_records *records;
+  nsa_status status = open_both(settings, NSAI_CACHE_READ_WRITE, &cache, &records);
+  if (status == NSA_OK) status = import_and_store(records, path);
+  return close_both(status, &cache, records);
+}

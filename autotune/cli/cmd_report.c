@@ -1,0 +1,239 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-autotune report: what one wants to see of a machine and a model in one place: environment,
+ * configuration, what was chosen, sparse against dense, checks and benchmarks.
+ */
+#include "cli/cmd_report_impl.h"
+
+#include "api/report.h"
+#include "plan/problem.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+enum { OPT_NO_RUN = 256, OPT_COMMIT };
+
+static const struct argp_option options[] = {
+  { "out", 'o', "DIR", 0,
+    "Write report.md and report.json there, times.csv and its figures beside them (.)", 0 },
+  { "commit", OPT_COMMIT, "HASH", 0, "Written into times.csv", 0 },
+  { "no-run", OPT_NO_RUN, 0, 0, "Run neither nsacheck nor nsa-bench", 0 },
+  { 0 }
+};
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  arguments *a = state->input;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'o': a->folder = value; break;
+  case OPT_COMMIT: a->commit = value; break;
+  case OPT_NO_RUN: a->no_run = true; break;
+  case ARGP_KEY_ARG:
+    if (state->arg_num) argp_error(state, "one FILE only");
+    a->file = value;
+    break;
+  case ARGP_KEY_NO_ARGS: argp_usage(state); break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+/* ---- what is judged ---- */
+
+void nsai_report_judge(report *r, const char *name, outcome what, const char *format, ...) {
+  va_list args;
+  if (r->criterion_count == CRITERIA) return;
+  criterion *c = &r->criteria[r->criterion_count++];
+  snprintf(c->name, sizeof c->name, "%s", name);
+  c->outcome = what;
+  va_start(args, format);
+  vsnprintf(c->note, sizeof c->note, format, args);
+  va_end(args);
+}
+
+/* ---- environment and configuration ---- */
+
+/* All zero: there is none. */
+static void find_device(report *r, nsai_device *device) {
+  const nsai_driver *driver;
+  const char *which = r->config->runtime.device;
+  nsa_status status = NSA_OK;
+  if (!strcmp(which, "cpu")) {
+    nsai_report_judge(r, "a GPU can be used", SKIPPED, "runtime.device is cpu");
+    return;
+  }
+  status = nsai_driver_open(r->config->runtime.driver_path, NULL, &driver);
+  if (status == NSA_OK) status = nsai_device_init(driver, which, device);
+  if (status == NSA_OK)
+    nsai_report_judge(r, "a GPU can be used", PASS, "%s", device->name);
+  else
+    nsai_report_judge(r, "a GPU can be used", FAIL, "%s", nsa_status_text(status));
+}
+
+static size_t write_environment_json(const void *inputs, char *buf, size_t size) {
+  return nsai_report_json(inputs, buf, size);
+}
+
+static size_t write_environment(const void *inputs, char *buf, size_t size) {
+  return nsai_report_text(inputs, buf, size);
+}
+
+static size_t write_configuration(const void *config, char *buf, size_t size) {
+  return nsai_config_dump(config, true, buf, size);
+}
+
+static nsa_status quote(report *r, const nsai_device *device) {
+  const nsai_config *c = r->config;
+  nsai_report_inputs inputs = { .device = c->runtime.device,
+                                .driver_path = c->runtime.driver_path,
+                                .nvrtc_path = c->runtime.nvrtc_path,
+                                .cublaslt_path = c->runtime.cublaslt_path,
+                                .cache_dir = c->runtime.cache_dir,
+                                .found = device->driver ? device : NULL };
+  r->environment = nsai_cli_text(write_environment, &inputs);
+  r->environment_json = nsai_cli_text(write_environment_json, &inputs);
+  r->configuration = nsai_cli_text(write_configuration, c);
+  if (r->environment && r->environment_json && r->configuration) return NSA_OK;
+  return nsai_fail_nomem("the report", 0);
+}
+
+/* Looks at machine and configuration; the device is free again for the checks. */
+static nsa_status open_report(report *r) {
+  time_t now = time(NULL);
+  struct tm tm;
+  nsai_device device = { 0 };
+  nsa_status status = NSA_OK;
+  if (gmtime_r(&now, &tm)) strftime(r->date, sizeof r->date, "%Y-%m-%dT%H:%M:%SZ", &tm);
+  NSAI_TRY(nsai_cli_config(r->a->file, &r->a->settings, true, &r->config));
+  find_device(r, &device);
+  if (device.driver) {
+    snprintf(r->device, sizeof r->device, "%s", device.name);
+    status = nsai_config_apply_device(r->config, device.arch->name, device.name, device.uuid);
+  }
+  if (status == NSA_OK) status = quote(r, &device);
+  nsai_device_fini(&device);
+  NSAI_TRY(status);
+  for (int i = 0; i < REPORT_OPS; i++) {
+    nsai_problem p = { .model = r->config->model,
+                       .op = NSA_OP_FORWARD + i,
+                       .selection = NSA_SELECT_OWN };
+    nsai_writer key = nsai_writer_open(r->geometry[i], sizeof r->geometry[i]);
+    nsai_problem_add_geometry(&key, &p);
+  }
+  return NSA_OK;
+}
+
+/* ---- checks and benchmarks ---- */
+
+outcome nsai_report_outcome(const report *r, const nsai_tool *tool) {
+  if (r->a->no_run || !tool->path[0] || tool->exit_status == 77) return SKIPPED;
+  return tool->exit_status ? FAIL : PASS;
+}
+
+/* The benchmarks leave a table and figures, too; a table of before would be gone on with. */
+static void add_files(nsai_tool *tool, const char *times, const char *folder, const char *commit) {
+  const char *const more[] = { "--csv", times, "--svg", folder, "--commit", commit ? commit : "" };
+  int count = 0;
+  while (tool->arguments[count]) count++;
+  for (size_t i = 0; i < sizeof more / sizeof *more; i++) tool->arguments[count++] = more[i];
+  (void)remove(times); /* there may be none; what cannot be removed cannot be appended to either */
+}
+
+static nsa_status run_tools(report *r) {
+  static const nsai_tool tools[TOOLS] = {
+    { .title = "checks", .arguments = { "nsacheck", "--json" } },
+    { .title = "needle",
+      .arguments = { "nsacheck", "--filter", "needle:*", "--count", "0", "--json" } },
+    { .title = "benchmarks", .arguments = { "nsa-bench", "--json", NSAI_TOOL_FILE } },
+  };
+  const char *folder = r->a->folder ? r->a->folder : ".";
+  if (mkdir(folder, 0777) && errno != EEXIST)
+    return nsai_cli_fail_io(folder, "cannot be made", errno);
+  snprintf(r->times, sizeof r->times, "%s/times.csv", folder);
+  for (int i = 0; i < TOOLS; i++) {
+    nsai_tool *tool = &r->tools[i];
+    *tool = tools[i];
+    if (i == TOOLS - 1) add_files(tool, r->times, folder, r->a->commit);
+    if (!r->a->no_run) {
+      fprintf(stderr, "%s: %s\n", tool->title, tool->arguments[0]);
+      NSAI_TRY(nsai_tool_run(tool));
+    }
+    if (nsai_cli_interrupted()) return nsai_fail(NSA_E_CANCELLED, "interrupted");
+    if (r->a->no_run)
+      nsai_report_judge(r, tool->title, SKIPPED, "--no-run");
+    else if (!tool->path[0])
+      nsai_report_judge(r, tool->title, SKIPPED, "%s is neither beside this program nor in $PATH",
+                        tool->arguments[0]);
+    else
+      nsai_report_judge(r, tool->title, nsai_report_outcome(r, tool), "status %d after %.1f s",
+                        tool->exit_status, tool->seconds);
+  }
+  return NSA_OK;
+}
+
+/* ---- files ---- */
+
+static nsa_status write_file(const char *folder, const char *name, nsai_cli_writer write,
+                             const report *r) {
+  char path[4096];
+  char *text = nsai_cli_text(write, r);
+  if (!text) return nsai_fail_nomem("the report", 0);
+  snprintf(path, sizeof path, "%s/%s", folder, name);
+  FILE *out = fopen(path, "we");
+  int error = out ? 0 : errno;
+  if (out && (fputs(text, out) < 0 || fflush(out))) error = errno;
+  if (out && fclose(out) && !error) error = errno;
+  free(text);
+  if (error) return nsai_cli_fail_io(path, "cannot be written", error);
+  printf("%s\n", path);
+  return NSA_OK;
+}
+
+static nsa_status make_report(report *r) {
+  const char *folder = r->a->folder ? r->a->folder : ".";
+  double started = nsai_cli_now();
+  NSAI_TRY(open_report(r));
+  /* Before minutes of checks, whose result would have no place. */
+  NSAI_TRY(nsai_report_records(r));
+  NSAI_TRY(run_tools(r));
+  r->seconds = nsai_cli_now() - started;
+  NSAI_TRY(write_file(folder, "report.md", nsai_report_write_markdown, r));
+  return write_file(folder, "report.json", nsai_report_write_json, r);
+}
+
+int nsai_cmd_report(int argc, char **argv) {
+  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+  static const struct argp argp = {
+    options,
+    parse,
+    "FILE",
+    "Writes report.md and report.json about this machine and a configuration FILE: environment, "
+    "effective configuration, what the tuning records chose, sparse against dense attention, and "
+    "the results of nsacheck and nsa-bench where these programs stand beside this one or in $PATH. "
+    "Without a GPU it reports what there is.\vExit status 7 when a check failed.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  report r = { .a = &a };
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_catch_interrupt();
+  nsa_status status = make_report(&r);
+  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  for (int i = 0; i < TOOLS; i++) {
+    if (status == NSA_OK && nsai_report_outcome(&r, &r.tools[i]) == FAIL) code = NSAI_EXIT_VERIFY;
+    nsai_tool_fini(&r.tools[i]);
+  }
+  nsai_tune_results_fini(&r.results);
+  free(r.environment);
+  free(r.environment_json);
+  free(r.configuration);
+  nsai_config_destroy(r.config);
+  return code;
+}

@@ -1,0 +1,296 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-autotune show: the tables of the library, and how a file would be served.
+ */
+#include "cli/cli.h"
+
+#include "base/json.h"
+#include "config/env.h"
+#include "plan/context.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct arguments {
+  nsai_cli_settings settings;
+  const char *what; /* a table's name, "device" or a file */
+  const char *file; /* of "device"; NULL: none */
+  const char *arch; /* NULL: the GPU's */
+  int32_t op;       /* NSA_OP_*; 0: forward and dense */
+  bool json;
+} arguments;
+
+static const struct argp_option options[] = {
+  { "json", 'j', 0, 0, "Print JSON", 0 },
+  { "arch", 'a', "ARCH", 0, "Show FILE or device for this architecture, without a GPU", 0 },
+  { "op", 'o', "OP", 0,
+    "Operation of FILE: forward, dense, prefill, decode, append or backward; without it the first "
+    "two",
+    0 },
+  { 0 }
+};
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  arguments *a = state->input;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'j': a->json = true; break;
+  case 'a': a->arch = value; break;
+  case 'o':
+    a->op = nsai_cli_op(value);
+    if (!a->op) argp_error(state, "--op: no operation \"%s\"; `--help` lists them", value);
+    break;
+  case ARGP_KEY_ARG:
+    if (!state->arg_num)
+      a->what = value;
+    else if (state->arg_num == 1 && !strcmp(a->what, "device"))
+      a->file = value;
+    else
+      argp_error(state, "one thing to show only");
+    break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+/* Appends `, "name": "text"`; the first member of an object has no comma. */
+static void member(nsai_writer *out, const char *comma, const char *name, const char *text) {
+  nsai_write(out, "%s\"%s\": ", comma, name);
+  nsai_write_json(out, text);
+}
+
+/* ---- tables ---- */
+
+/* What the tuner may choose: a line for each tile. */
+static void write_space(nsai_writer *out, const nsai_space *space) {
+  for (int i = 0; space && i < space->count; i++) {
+    const nsai_range *r = &space->range[i];
+    nsai_write(out, "%-18s   %-7s", "", nsai_tile_name(r->tile));
+    for (int k = 0; k < NSAI_MAX_RANGE && r->values[k]; k++)
+      nsai_write(out, "%s%d", k ? ", " : " ", r->values[k]);
+    nsai_write(out, ": %s\n", r->why);
+  }
+}
+
+/* The same as a JSON member. */
+static void write_space_json(nsai_writer *out, const nsai_space *space) {
+  nsai_write(out, ", \"tiles\": [");
+  for (int i = 0; space && i < space->count; i++) {
+    const nsai_range *r = &space->range[i];
+    member(out, i ? ", {" : "{", "name", nsai_tile_name(r->tile));
+    nsai_write(out, ", \"values\": [");
+    for (int k = 0; k < NSAI_MAX_RANGE && r->values[k]; k++)
+      nsai_write(out, "%s%d", k ? ", " : "", r->values[k]);
+    member(out, "], ", "why", r->why);
+    nsai_write(out, "}");
+  }
+  nsai_write(out, "]");
+}
+
+/* The stages that a variant does beside its own. */
+static void write_covers(nsai_writer *out, uint32_t covers) {
+  if (!covers) return;
+  nsai_write(out, "%-18s   covers", "");
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+    if (covers >> s & 1) nsai_write(out, " %s", nsai_stage_name((nsai_stage)s));
+  nsai_write(out, "\n");
+}
+
+/* The same as a JSON member. */
+static void write_covers_json(nsai_writer *out, uint32_t covers) {
+  const char *comma = "";
+  nsai_write(out, ", \"covers\": [");
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    if (!(covers >> s & 1)) continue;
+    nsai_write(out, "%s\"%s\"", comma, nsai_stage_name((nsai_stage)s));
+    comma = ", ";
+  }
+  nsai_write(out, "]");
+}
+
+static void write_variants(nsai_writer *out, bool json) {
+  for (int i = 0; i < nsai_variant_count; i++) {
+    const nsai_variant *v = &nsai_variants[i];
+    if (!json) {
+      nsai_write(out, "%-18s %-24s %s\n", nsai_stage_name(v->stage), v->name, v->why);
+      write_covers(out, v->covers);
+      write_space(out, v->space);
+      continue;
+    }
+    member(out, i ? ",\n {" : "[{", "stage", nsai_stage_name(v->stage));
+    member(out, ", ", "name", v->name);
+    member(out, ", ", "why", v->why);
+    write_covers_json(out, v->covers);
+    write_space_json(out, v->space);
+    nsai_write(out, "}");
+  }
+  if (json) nsai_write(out, "]\n");
+}
+
+static void write_archs(nsai_writer *out, bool json) {
+  for (int32_t i = 0; nsai_arch_at(i); i++) {
+    const nsai_arch *arch = nsai_arch_at(i);
+    if (json)
+      nsai_write(out,
+                 "%s{\"name\": \"%s\", \"compute_capability\": \"%d.%d\", \"shared_bytes\": %d}",
+                 i ? ",\n " : "[", arch->name, arch->major, arch->minor, arch->shared_bytes);
+    else
+      nsai_write(out, "%-8s compute capability %d.%d, %d KiB of shared memory a block\n",
+                 arch->name, arch->major, arch->minor, arch->shared_bytes / 1024);
+  }
+  if (json) nsai_write(out, "]\n");
+}
+
+static size_t describe_env(const void *nothing, char *buf, size_t size) {
+  (void)nothing;
+  return nsai_env_describe(buf, size);
+}
+
+/* One line of nsai_env_describe: name, key, type, built-in value, help. */
+static void write_env_line(nsai_writer *out, bool json, bool first, char *line) {
+  static const char *const names[] = { "name", "key", "type", "default", "help" };
+  char *field[5] = { "", "", "", "", "" };
+  for (int i = 0; i < 5 && line; i++) field[i] = strsep(&line, "\t");
+  if (!json) {
+    nsai_write(out, "%-18s %-22s %s\n%-18s %s; built-in: %s\n", field[0], field[1], field[4], "",
+               field[2], field[3]);
+    return;
+  }
+  for (int i = 0; i < 5; i++) member(out, i ? ", " : first ? "[{" : ",\n {", names[i], field[i]);
+  nsai_write(out, "}");
+}
+
+static void write_env(nsai_writer *out, bool json) {
+  char *text = nsai_cli_text(describe_env, NULL), *rest = text;
+  bool first = true;
+  while (rest && *rest) {
+    char *line = strsep(&rest, "\n");
+    write_env_line(out, json, first, line);
+    first = false;
+  }
+  if (json) nsai_write(out, "]\n");
+  free(text);
+}
+
+/* ---- a file ---- */
+
+typedef struct explain_subject {
+  nsa_ctx *ctx;
+  nsa_problem problem;
+} explain_subject;
+
+static size_t explain(const void *user, char *buf, size_t size) {
+  const explain_subject *s = user;
+  return nsa_explain(s->ctx, &s->problem, buf, size);
+}
+
+/* `comma`: how its JSON object begins. */
+static nsa_status write_problem(nsa_ctx *ctx, int32_t op, bool json, const char *comma,
+                                nsai_writer *out) {
+  explain_subject subject = { ctx, NSA_PROBLEM_INIT };
+  nsa_caps caps = NSA_CAPS_INIT;
+  char name[1024];
+  subject.problem.op = op;
+  NSAI_TRY(nsa_query(ctx, &subject.problem, &caps));
+  char *text = nsai_cli_text(explain, &subject);
+  if (!text) return nsai_fail_nomem("the explanation", 0);
+  if (json) {
+    nsa_problem_string(ctx, &subject.problem, name, sizeof name);
+    member(out, comma, "problem", name);
+    member(out, ", ", "variants", caps.variants);
+    member(out, ", ", "explanation", text);
+    nsai_write(out, ", \"supported\": %s, \"workspace_bytes\": %llu, \"needs_compile\": %d}",
+               caps.supported ? "true" : "false", (unsigned long long)caps.workspace_bytes,
+               caps.needs_compile);
+  } else {
+    nsai_write(out, "%s", text);
+    if (caps.needs_compile)
+      nsai_write(out, "  %d kernel%s in no cache and would be compiled\n", caps.needs_compile,
+                 caps.needs_compile == 1 ? " is" : "s are");
+  }
+  free(text);
+  return NSA_OK;
+}
+
+static nsa_status write_file(nsa_ctx *ctx, int32_t op, bool json, nsai_writer *out) {
+  NSAI_TRY(write_problem(ctx, op ? op : NSA_OP_FORWARD, json, "[{", out));
+  if (!op) NSAI_TRY(write_problem(ctx, NSA_OP_DENSE, json, ",\n {", out));
+  if (json) nsai_write(out, "]\n");
+  return NSA_OK;
+}
+
+/* ---- the command ---- */
+
+typedef struct subject {
+  const arguments *a;
+  nsa_ctx *ctx; /* NULL: a table */
+  nsa_status *status;
+} subject;
+
+static size_t write_subject(const void *user, char *buf, size_t size) {
+  const subject *s = user;
+  const char *what = s->a->what;
+  nsai_writer out = nsai_writer_open(buf, size);
+  if (s->ctx)
+    *s->status = write_file(s->ctx, s->a->op, s->a->json, &out);
+  else if (!strcmp(what, "env"))
+    write_env(&out, s->a->json);
+  else if (!strcmp(what, "arch"))
+    write_archs(&out, s->a->json);
+  else
+    write_variants(&out, s->a->json);
+  return out.used;
+}
+
+static bool is_table(const char *what) {
+  return !strcmp(what, "variants") || !strcmp(what, "env") || !strcmp(what, "arch");
+}
+
+static nsa_status open_file(const arguments *a, nsa_ctx **ctx) {
+  nsa_options o = NSA_OPTIONS_INIT;
+  o.overrides = a->settings.overrides;
+  o.deviceless = a->arch != NULL;
+  o.arch = a->arch;
+  return nsa_create(a->what, &o, ctx);
+}
+
+static nsa_status show(const arguments *a) {
+  nsa_status status = NSA_OK;
+  subject s = { .a = a, .status = &status };
+  if (!is_table(a->what)) NSAI_TRY(open_file(a, &s.ctx));
+  char *text = nsai_cli_text(write_subject, &s);
+  if (!text) status = nsai_fail_nomem("the text", 0);
+  if (status == NSA_OK) fputs(text, stdout);
+  free(text);
+  nsa_destroy(s.ctx);
+  return status;
+}
+
+int nsai_cmd_show(int argc, char **argv) {
+  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+  static const struct argp argp = {
+    options,
+    parse,
+    "[variants|env|arch|device [FILE]|FILE]",
+    "Shows the variant table with what each variant is good for, the environment variables, the "
+    "architectures; the limits and speeds of the device, and where they come from; or, for a "
+    "configuration FILE, which variants would serve its forward and its dense attention, and every "
+    "reason against the others.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { .what = "variants" };
+  nsa_status status;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (!strcmp(a.what, "device"))
+    status = nsai_show_device(a.file, a.arch, &a.settings, a.json);
+  else
+    status = show(&a);
+  int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
+  if (code == NSAI_EXIT_NO_GPU)
+    fprintf(stderr, "Without a GPU, name an architecture with --arch: %s.\n", nsai_arch_names());
+  return code;
+}

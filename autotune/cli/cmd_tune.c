@@ -1,0 +1,281 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-autotune tune: nsa_tune for configuration files, its events kept and printed.
+ */
+#include "cli/cli.h"
+
+#include "base/duration.h"
+#include "plan/problem.h"
+
+#include "base/text.h"
+#include "cli/tune_print.h"
+
+#include <nsa/tune.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct arguments {
+  nsai_cli_settings settings;
+  int32_t level; /* NSA_TUNE_DEFAULT: tuning.level */
+  double budget; /* seconds; 0: tuning.budget */
+  int32_t op;    /* NSA_OP_*; 0: forward and dense */
+  bool all_ops;  /* every operation that the tuner times and that has kernels here */
+  bool fresh, dry_run;
+  nsai_tune_format format;
+  char jobs[64]; /* override made of --jobs */
+  const char **files;
+  int file_count;
+} arguments;
+
+enum { OPT_BUDGET = 256, OPT_FRESH, OPT_JOBS, OPT_OP, OPT_JSON, OPT_CSV, OPT_MD };
+
+static const struct argp_option options[] = {
+  { "level", 'l', "LEVEL", 0,
+    "How hard to look: heuristic, quick, normal or exhaustive (tuning.level)", 0 },
+  { "budget", OPT_BUDGET, "DURATION", 0,
+    "Begin nothing new after this time, as 90s, 10m or 1.5h, for each FILE (tuning.budget)", 0 },
+  { "fresh", OPT_FRESH, 0, 0, "Forget earlier timings instead of resuming", 0 },
+  { "dry-run", 'n', 0, 0, "Print what would be measured and how long it takes", 0 },
+  { "jobs", OPT_JOBS, "N", 0, "Compile that many kernels at once (runtime.compile_jobs)", 0 },
+  { "op", OPT_OP, "OP", 0,
+    "Operation: forward, dense, prefill, decode, backward, or all; without it the first two", 0 },
+  { "json", OPT_JSON, 0, 0, "Print JSON", 1 },
+  { "csv", OPT_CSV, 0, 0, "Print CSV, a row for every candidate", 1 },
+  { "md", OPT_MD, 0, 0, "Print Markdown", 1 },
+  { 0 }
+};
+
+/* ---- arguments ---- */
+
+static int32_t parse_level(const char *word, struct argp_state *state) {
+  uint32_t best = UINT32_MAX;
+  const char *nearest = NULL;
+  for (int32_t level = 0; nsai_level_name(level); level++) {
+    uint32_t distance = nsai_edit_distance(word, nsai_level_name(level));
+    if (!distance) return NSA_TUNE_HEURISTIC + level;
+    if (distance < best) {
+      best = distance;
+      nearest = nsai_level_name(level);
+    }
+  }
+  if (nearest && nsai_is_near(word, best))
+    argp_error(state, "--level: no level \"%s\"; did you mean \"%s\"?", word, nearest);
+  else
+    argp_error(state, "--level: no level \"%s\"; there are heuristic, quick, normal and exhaustive",
+               word);
+  return NSA_TUNE_DEFAULT;
+}
+
+#define BUDGET_MOST_S (7 * 24 * 3600) /* a week; beyond, it is a mistake */
+
+static double parse_budget(const char *text, struct argp_state *state) {
+  int64_t ms = 0;
+  const char *advice = nsai_duration_read(text, &ms);
+  if (advice) argp_error(state, "--budget: \"%s\" is no duration: %s", text, advice);
+  if (ms < 1 || ms / 1000 > BUDGET_MOST_S)
+    argp_error(state, "--budget: \"%s\" is not between 1ms and a week", text);
+  return (double)ms * 1e-3;
+}
+
+static void set_format(arguments *a, nsai_tune_format format, struct argp_state *state) {
+  if (a->format != NSAI_TUNE_TEXT && a->format != format)
+    argp_error(state, "one of --json, --csv and --md only");
+  a->format = format;
+}
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  arguments *a = state->input;
+  switch (key) {
+  case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
+  case 'l': a->level = parse_level(value, state); break;
+  case OPT_BUDGET: a->budget = parse_budget(value, state); break;
+  case OPT_FRESH: a->fresh = true; break;
+  case 'n': a->dry_run = true; break;
+  case OPT_JOBS:
+    snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
+    nsai_cli_override(&a->settings, a->jobs, state);
+    break;
+  case OPT_OP:
+    a->all_ops = !strcmp(value, "all");
+    a->op = nsai_cli_op(value);
+    if (!a->op && !a->all_ops)
+      argp_error(state, "--op: no operation \"%s\"; `--help` lists them", value);
+    break;
+  case OPT_JSON: set_format(a, NSAI_TUNE_JSON, state); break;
+  case OPT_CSV: set_format(a, NSAI_TUNE_CSV, state); break;
+  case OPT_MD: set_format(a, NSAI_TUNE_MARKDOWN, state); break;
+  case ARGP_KEY_ARGS:
+    a->files = (const char **)state->argv + state->next;
+    a->file_count = state->argc - state->next;
+    break;
+  case ARGP_KEY_NO_ARGS: argp_usage(state); break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+/* ---- work ---- */
+
+/* One file. */
+typedef struct job {
+  const arguments *a;
+  const char *file;
+  nsai_tune_results results;
+  nsai_cli_progress progress;
+  char stage[64]; /* the one being measured */
+  double best;    /* milliseconds of its fastest candidate so far; 0: none */
+} job;
+
+static void keep_event(void *user, const nsa_tune_event *event) {
+  job *j = user;
+  nsai_tune_results_add(&j->results, event);
+  if (event->kind != NSA_TUNE_TIMED) return;
+  if (strcmp(j->stage, event->stage)) {
+    snprintf(j->stage, sizeof j->stage, "%s", event->stage);
+    j->best = 0;
+  }
+  if (!(j->best > 0) || event->ms < j->best) j->best = event->ms;
+}
+
+static int32_t show_progress(void *user, int64_t done, int64_t total, const char *what) {
+  job *j = user;
+  char text[256];
+  if (j->best > 0)
+    snprintf(text, sizeof text, "best %s %.3f ms; %s", j->stage, j->best, what ? what : "");
+  else
+    snprintf(text, sizeof text, "%s", what ? what : "");
+  return nsai_cli_progress_step(&j->progress, done, total, text);
+}
+
+static void say(void *user, int32_t level, const char *component, const char *text) {
+  nsai_cli_log(&((job *)user)->progress, level, component, text);
+}
+
+#define OPS (NSA_OP_BACKWARD - NSA_OP_FORWARD + 1)
+
+/* Every operation that the tuner times; those that no kernel serves here are named. */
+static nsa_status list_served(nsa_ctx *ctx, nsa_problem problems[OPS], size_t *count) {
+  for (int32_t op = NSA_OP_FORWARD; op <= NSA_OP_BACKWARD; op++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    nsa_problem p = NSA_PROBLEM_INIT;
+    p.op = op;
+    if (!nsai_problem_is_tunable(&(nsai_problem){ .op = op })) continue;
+    NSAI_TRY(nsa_query(ctx, &p, &caps));
+    if (caps.supported)
+      problems[(*count)++] = p;
+    else
+      fprintf(stderr, "%s is left out: no kernels here serve it, as `nsa-autotune show` explains\n",
+              nsai_cli_ops[op - NSA_OP_FORWARD]);
+  }
+  return NSA_OK;
+}
+
+/* What is tuned; none: what nsa_tune takes by itself. */
+static nsa_status list_problems(const arguments *a, nsa_ctx *ctx, nsa_problem problems[OPS],
+                                size_t *count) {
+  if (a->all_ops) return list_served(ctx, problems, count);
+  if (!a->op) return NSA_OK;
+  problems[0] = (nsa_problem)NSA_PROBLEM_INIT;
+  problems[0].op = a->op;
+  *count = 1;
+  return NSA_OK;
+}
+
+static nsa_status tune_one(job *j) {
+  nsa_options o = NSA_OPTIONS_INIT;
+  nsa_tune_options t = NSA_TUNE_OPTIONS_INIT;
+  nsa_status status = NSA_OK;
+  nsa_ctx *ctx = NULL;
+  nsa_problem problems[OPS];
+  size_t count = 0;
+  o.overrides = j->a->settings.overrides;
+  o.log = say;
+  o.log_user = j;
+  t.level = j->a->level;
+  t.budget_s = j->a->budget;
+  t.fresh = j->a->fresh;
+  t.dry_run = j->a->dry_run;
+  t.progress = show_progress;
+  t.event = keep_event;
+  t.user = j;
+  nsai_cli_progress_begin(&j->progress, j->file);
+  NSAI_TRY_TO(done, nsa_create(j->file, &o, &ctx));
+  NSAI_TRY_TO(done, list_problems(j->a, ctx, problems, &count));
+  status = nsa_tune(ctx, count ? problems : NULL, count, &t);
+  nsai_cli_progress_clear(&j->progress);
+done:
+  nsa_destroy(ctx);
+  return status;
+}
+
+static size_t write_results(const void *user, char *buf, size_t size) {
+  const job *j = user;
+  nsai_writer out = nsai_writer_open(buf, size);
+  nsai_tune_print(&out, j->a->format, j->file, &j->results);
+  return out.used;
+}
+
+/* Prints what was measured, of a tuning that failed or was interrupted too. */
+static nsa_status print_results(const job *j, bool *begun) {
+  if (!j->results.count) return NSA_OK;
+  char *text = nsai_cli_text(write_results, j);
+  if (!text) return nsai_fail_nomem("the results", 0);
+  fputs(*begun ? (j->a->format == NSAI_TUNE_JSON ? ",\n" : "") : nsai_tune_head(j->a->format),
+        stdout);
+  fputs(text, stdout);
+  fflush(stdout);
+  free(text);
+  *begun = true;
+  if (j->results.failed) return nsai_fail_nomem("some of the results", 0);
+  return NSA_OK;
+}
+
+/* All files; returns the exit code of the last that failed. */
+static int tune_all(const arguments *a, bool *begun) {
+  int code = NSAI_EXIT_OK;
+  for (int f = 0; f < a->file_count; f++) {
+    job j = { .a = a, .file = a->files[f] };
+    nsa_status status = tune_one(&j);
+    bool interrupted = status == NSA_E_CANCELLED || nsai_cli_interrupted();
+    bool no_gpu = status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE;
+    if (status != NSA_OK && status != NSA_E_CANCELLED) code = nsai_cli_fail(status);
+    status = print_results(&j, begun);
+    if (status != NSA_OK) code = nsai_cli_fail(status);
+    nsai_tune_results_fini(&j.results);
+    if (interrupted) {
+      fprintf(stderr, "interrupted; what was measured is kept: the same command%s resumes\n",
+              a->fresh ? " without --fresh" : "");
+      return NSAI_EXIT_INTERRUPTED;
+    }
+    /* No GPU here is one answer for all files. */
+    if (no_gpu) return code;
+  }
+  return code;
+}
+
+int nsai_cmd_tune(int argc, char **argv) {
+  static const struct argp_child children[] = { { &nsai_cli_settings_argp, 0, NULL, 0 }, { 0 } };
+  static const struct argp argp = {
+    options,
+    parse,
+    "FILE...",
+    "Verifies and times, on this machine's GPU, the candidates of every stage that the files' "
+    "`model` and `serving` sections lead to, and keeps the winners in records beside the kernel "
+    "cache, from which later plans choose. Prints what was chosen, beside the heuristic's choice, "
+    "and the length from which the sparse forward is faster than dense attention. Nothing else "
+    "should run on the GPU meanwhile.\vInterrupted by SIGINT it keeps what was measured and exits "
+    "with 130; the same command resumes.",
+    children,
+    NULL,
+    NULL
+  };
+  arguments a = { 0 };
+  bool begun = false;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  nsai_cli_catch_interrupt();
+  int code = tune_all(&a, &begun);
+  if (begun) fputs(nsai_tune_foot(a.format), stdout);
+  return code;
+}

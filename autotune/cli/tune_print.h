@@ -1,0 +1,35 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The results of a tuning as text, JSON, CSV and Markdown.
+ */
+#ifndef NSAI_CLI_TUNE_PRINT_H
+#define NSAI_CLI_TUNE_PRINT_H
+
+#include "base/writer.h"
+#include "cli/tune_results.h"
+
+typedef enum nsai_tune_format {
+  NSAI_TUNE_TEXT,
+  NSAI_TUNE_JSON,
+  NSAI_TUNE_CSV,
+  NSAI_TUNE_MARKDOWN
+} nsai_tune_format;
+
+/* What stands before the first file and after the last; the members of a JSON array are to be
+ * separated by ",\n". */
+const char *nsai_tune_head(nsai_tune_format format);
+const char *nsai_tune_foot(nsai_tune_format format);
+
+/* Everything about one file: for each problem what was chosen, beside the heuristic's choice, and
+ * the baselines, or what a dry run plans; then the summary of each kind of inputs. */
+void nsai_tune_print(nsai_writer *out, nsai_tune_format format, const char *file,
+                     const nsai_tune_results *results);
+
+/* The parts of it, for other reports. JSON: one array each. */
+void nsai_tune_print_problems(nsai_writer *out, nsai_tune_format format,
+                              const nsai_tune_results *results);
+void nsai_tune_print_summary(nsai_writer *out, nsai_tune_format format,
+                             const nsai_tune_results *results);
+
+#endif /* NSAI_CLI_TUNE_PRINT_H */

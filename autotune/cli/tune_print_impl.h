@@ -1,0 +1,36 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the files of the tuner's printing share: tune_print.c (text, Markdown, which format),
+ * tune_print_json.c, tune_print_csv.c.
+ */
+#ifndef NSAI_CLI_TUNE_PRINT_IMPL_H
+#define NSAI_CLI_TUNE_PRINT_IMPL_H
+
+#include "cli/tune_print.h"
+
+/* What became of a candidate, of its event: "timed", "refused", ...; NULL: another kind of event. */
+const char *nsai_tune_state(int32_t kind);
+
+/* How the lengths of a series compare: "from the crossover on", ... */
+const char *nsai_tune_where_faster(double crossover);
+
+/* The spread of a winner; where its event has none, of its candidate. */
+double nsai_tune_spread(const nsai_tune_span *span, const nsa_tune_event *chosen);
+
+/* tune_print_json.c */
+
+/* One object each. */
+void nsai_tune_json_problem(nsai_writer *out, const nsai_tune_span *span);
+void nsai_tune_json_series(nsai_writer *out, const nsai_tune_point *points, size_t count);
+
+/* tune_print_csv.c */
+
+const char *nsai_tune_csv_head(void);
+
+/* The rows of all problems; the row of one series' crossover. */
+void nsai_tune_csv_problems(nsai_writer *out, const char *file, const nsai_tune_results *results);
+void nsai_tune_csv_series(nsai_writer *out, const char *file, const nsai_tune_point *points,
+                          size_t count);
+
+#endif /* NSAI_CLI_TUNE_PRINT_IMPL_H */

@@ -1,0 +1,358 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * From records to decisions. A record says nothing against what it has not timed: where the heuristic
+ * chooses a variant that was no candidate of the record, as another length's or another group's may
+ * not have been, the record does not decide the stage. Stages that a winner covers have decisions of
+ * their own all the same: nsai_choose follows them where it is not the winner that serves, and leaves
+ * them where the heuristic's choice covers them.
+ */
+#include "tune/tune.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out) {
+  nsai_problem_add_geometry(out, problem);
+  if (problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_PREFILL)
+    nsai_write(out, ":ov=%s", problem->overlap == NSA_OVERLAP_HIGH ? "high" : "low");
+  if (problem->op == NSA_OP_DECODE) nsai_write(out, ":q%d", problem->max_q_len);
+  if (problem->op == NSA_OP_BACKWARD && problem->recompute)
+    nsai_write(out, ":%s", problem->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");
+  if (problem->deterministic) nsai_write(out, ":det");
+  if (problem->parity) nsai_write(out, ":parity");
+  if (problem->op == NSA_OP_DECODE && tokens) nsai_write(out, ":seq%d", problem->max_seqs);
+  nsai_write(out, ":len");
+  if (tokens) nsai_write(out, "%lld", (long long)tokens);
+}
+
+/* ---- keys ---- */
+
+/* Reads digits and steps over them; false: there are none. */
+static bool take_number(const char **text, int64_t *out) {
+  char *end;
+  if (!isdigit((unsigned char)**text)) return false;
+  *out = strtoll(*text, &end, 10);
+  *text = end;
+  return true;
+}
+
+/* "h64/4". */
+static bool take_heads(const char *part, nsai_tune_key_parts *out) {
+  int64_t heads, kv_heads;
+  if (*part++ != 'h' || !take_number(&part, &heads) || *part++ != '/' ||
+      !take_number(&part, &kv_heads) || *part || kv_heads < 1 || heads < kv_heads ||
+      heads > INT32_MAX)
+    return false;
+  out->heads = (int32_t)heads;
+  out->kv_heads = (int32_t)kv_heads;
+  return true;
+}
+
+/* "len65536", "len". */
+static bool take_length(const char *part, nsai_tune_key_parts *out) {
+  int64_t tokens = 0;
+  if (strncmp(part, "len", 3) != 0) return false;
+  part += 3;
+  (void)take_number(&part, &tokens);
+  if (*part) return false;
+  out->tokens = tokens;
+  return true;
+}
+
+/* "seq64". */
+static bool take_seqs(const char *part, nsai_tune_key_parts *out) {
+  int64_t seqs;
+  if (strncmp(part, "seq", 3) != 0) return false;
+  part += 3;
+  if (!take_number(&part, &seqs) || *part || seqs < 1 || seqs > INT32_MAX) return false;
+  out->seqs = (int32_t)seqs;
+  return true;
+}
+
+static bool take_overlap(const char *part, nsai_tune_key_parts *out) {
+  if (!strcmp(part, "ov=low"))
+    out->overlap = NSA_OVERLAP_LOW;
+  else if (!strcmp(part, "ov=high"))
+    out->overlap = NSA_OVERLAP_HIGH;
+  else
+    return false;
+  return true;
+}
+
+bool nsai_tune_key_parse(const char *key, nsai_tune_key_parts *out) {
+  char copy[NSAI_TUNE_KEY_BYTES], *left = copy;
+  nsai_writer rest = nsai_writer_open(out->rest, sizeof out->rest);
+  out->heads = out->kv_heads = out->overlap = out->seqs = 0;
+  out->tokens = 0;
+  if (snprintf(copy, sizeof copy, "%s", key) >= (int)sizeof copy) return false;
+  for (const char *part; (part = strsep(&left, ":")) != NULL;)
+    if (!take_heads(part, out) && !take_length(part, out) && !take_overlap(part, out) &&
+        !take_seqs(part, out))
+      nsai_write(&rest, "%s%s", rest.used ? ":" : "", part);
+  return out->heads > 0;
+}
+
+/* ---- the search ---- */
+
+/* Where a choice comes from, and how far that is from the problem. */
+typedef struct source {
+  bool there;
+  bool other_heads, other_overlap;
+  double group_distance, length_distance; /* |log(ratio)|; of lengths and sequences together */
+  int32_t group, seqs;
+  int64_t tokens;
+} source;
+
+/* Of each stage, the nearest record whose winner can serve here. */
+typedef struct recall {
+  nsa_ctx *ctx;
+  const nsai_problem *problem;
+  nsai_tune_key_parts asked;
+  nsai_decisions *out;
+  /* The heuristic's choices, for a stage that another's covers the one apart from it; NULL: none. */
+  const nsai_variant *heuristic[NSAI_STAGE_COUNT];
+  source stage[NSAI_STAGE_COUNT];
+  source nearest;           /* of all; what follows is of its record */
+  char level[16], date[32]; /* ... */
+  bool complete;            /* it came to its end */
+  bool old;                 /* it is of another environment */
+  char library[32], driver[32];
+} recall;
+
+static bool same_device(const nsa_ctx *ctx, const nsai_record *r) {
+  return !strcmp(r->device, ctx->device.name) && !strcmp(r->arch, ctx->target.arch) &&
+         r->sms == ctx->device.sm_count;
+}
+
+static double log_ratio(double a, double b) { return fabs(log(a / b)); }
+
+/* Whether a record's problem is this one but for heads, overlap and length, and how far it is. */
+static bool is_related(const recall *r, const nsai_record *record, source *out) {
+  nsai_tune_key_parts key;
+  if (!nsai_tune_key_parse(record->problem, &key) || !key.tokens || record->bucket < 1 ||
+      strcmp(key.rest, r->asked.rest) != 0)
+    return false;
+  int32_t group = key.heads / key.kv_heads;
+  *out = (source){
+    .there = true,
+    .other_heads = key.heads != r->asked.heads || key.kv_heads != r->asked.kv_heads,
+    .other_overlap = key.overlap != r->asked.overlap,
+    .group_distance = log_ratio(group, r->asked.heads / r->asked.kv_heads),
+    .length_distance = log_ratio((double)record->bucket, (double)r->problem->max_kv_len) +
+                       (key.seqs ? log_ratio(key.seqs, r->problem->max_seqs) : 0),
+    .group = group,
+    .seqs = key.seqs,
+    .tokens = record->bucket,
+  };
+  return true;
+}
+
+/* Records of the problem go before others; among those, what differs first decides. */
+static bool is_nearer(const source *a, const source *b) {
+  if (!b->there) return true;
+  if (a->other_heads != b->other_heads) return b->other_heads;
+  if (a->other_overlap != b->other_overlap) return b->other_overlap;
+  if (a->group_distance < b->group_distance || a->group_distance > b->group_distance)
+    return a->group_distance < b->group_distance;
+  return a->length_distance < b->length_distance;
+}
+
+/* Whether a candidate of a record, which may be another library's, another length's or another
+ * group's, is one here. */
+static bool serves(const recall *r, const nsai_timing *t, nsai_stage stage, nsai_candidate *out) {
+  nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+  if (!nsai_candidate_parse(t->candidate, stage, out)) return false;
+  nsai_variant_judge(r->ctx->config, r->problem, &r->ctx->target, out->variant, &reasons);
+  nsai_tiles_judge(out->variant, r->problem, &r->ctx->target, &out->tiles, &reasons);
+  return !reasons.count;
+}
+
+/* Where the winner covers further stages and cannot serve here, the fastest that covers none. */
+static bool serves_apart(const recall *r, const nsai_record *record, nsai_stage stage,
+                         nsai_candidate *out) {
+  const nsai_timing *winner = nsai_record_chosen(record, nsai_stage_name(stage));
+  nsai_candidate one;
+  int32_t count;
+  double best = (double)INFINITY;
+  if (!nsai_candidate_parse(winner->candidate, stage, &one) || !one.variant->covers) return false;
+  const nsai_timing *t = nsai_record_stage(record, nsai_stage_name(stage), &count);
+  for (int32_t i = 0; i < count; i++) {
+    bool timed = t[i].rounds && (t[i].state == NSAI_TIMING_OK || t[i].state == NSAI_TIMING_DROPPED);
+    if (!timed || t[i].ms >= best || !serves(r, &t[i], stage, &one) || one.variant->covers)
+      continue;
+    best = t[i].ms;
+    *out = one;
+  }
+  return isfinite(best);
+}
+
+/* Whether a record can say something against a variant: it has been a candidate there, be it a wrong or
+ * a refused one. */
+static bool knows(const nsai_record *record, nsai_stage stage, const nsai_variant *variant) {
+  int32_t count;
+  const nsai_timing *t = nsai_record_stage(record, nsai_stage_name(stage), &count);
+  size_t length = strlen(variant->name);
+  for (int32_t i = 0; i < count; i++) {
+    /* By its name: another library's tiles may be others. */
+    bool same =
+        strcspn(t[i].candidate, " ") == length && !strncmp(t[i].candidate, variant->name, length);
+    if (same && (t[i].rounds || t[i].state != NSAI_TIMING_OK)) return true;
+  }
+  return false;
+}
+
+/* Whether the record may put the candidate in the place of the heuristic's choice. */
+static bool may_decide(const recall *r, const nsai_record *record, nsai_stage stage,
+                       const nsai_candidate *candidate) {
+  const nsai_variant *own = r->heuristic[stage];
+  return !own || own == candidate->variant || knows(record, stage, own);
+}
+
+static bool visit(void *user, const nsai_record_item *item) {
+  recall *r = user;
+  const nsai_record *record = item->record;
+  source from;
+  bool decides = false;
+  if (!record || item->hidden || !same_device(r->ctx, record) || !is_related(r, record, &from))
+    return true;
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    const nsai_timing *t = nsai_record_chosen(record, nsai_stage_name((nsai_stage)s));
+    nsai_candidate candidate;
+    if (!t || !is_nearer(&from, &r->stage[s])) continue;
+    if (!serves(r, t, (nsai_stage)s, &candidate) &&
+        !serves_apart(r, record, (nsai_stage)s, &candidate))
+      continue;
+    if (!may_decide(r, record, (nsai_stage)s, &candidate)) continue;
+    r->out->stage[s] = candidate;
+    r->stage[s] = from;
+    decides = true;
+  }
+  if (!decides || !is_nearer(&from, &r->nearest)) return true;
+  r->nearest = from;
+  r->complete = record->complete;
+  snprintf(r->level, sizeof r->level, "%s", record->level);
+  snprintf(r->date, sizeof r->date, "%s", record->date);
+  snprintf(r->library, sizeof r->library, "%s", record->library);
+  snprintf(r->driver, sizeof r->driver, "%s", record->driver);
+  r->old = !nsai_tune_is_current(r->ctx, record);
+  return true;
+}
+
+/* The stages are decided by records of one kind: where there are records of the problem and its
+ * overlap, others say nothing. */
+static void drop_weaker(recall *r) {
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
+    source *from = &r->stage[s];
+    if (!from->there || (from->other_heads == r->nearest.other_heads &&
+                         from->other_overlap == r->nearest.other_overlap))
+      continue;
+    from->there = false;
+    r->out->stage[s] = (nsai_candidate){ 0 };
+  }
+}
+
+/* Where the problem cannot be served, whoever makes the plan finds out. */
+static void ask_heuristic(recall *r) {
+  const nsa_ctx *ctx = r->ctx;
+  nsai_choice choice;
+  if (nsai_choose(ctx->config, r->problem, &ctx->target, NULL, NULL, &choice) != NSA_OK) return;
+  for (int i = 0; i < NSAI_STAGE_COUNT; i++) {
+    nsai_stage s = (nsai_stage)i;
+    bool covered = nsai_is_covered(&choice, s);
+    r->heuristic[s] = covered ? nsai_choose_apart(ctx->config, r->problem, &ctx->target, s).variant
+                              : choice.variant[s];
+  }
+}
+
+/* Fills `r` and its decisions; false: no record decides anything. Out of memory is no reason to fail
+ * a plan: it is made as without a record. */
+static bool search(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *decisions,
+                   recall *r) {
+  char key[NSAI_TUNE_KEY_BYTES];
+  nsai_writer text = nsai_writer_open(key, sizeof key);
+  *r = (recall){ .ctx = ctx, .problem = problem, .out = decisions };
+  memset(decisions->stage, 0, sizeof decisions->stage);
+  nsai_tune_key(problem, 0, &text);
+  if (text.used >= sizeof key || !nsai_tune_key_parse(key, &r->asked)) return false;
+  ask_heuristic(r);
+  if (nsai_records_each(ctx->records, visit, r) != NSA_OK) return false;
+  drop_weaker(r);
+  decisions->other_heads = r->nearest.other_heads;
+  return r->nearest.there;
+}
+
+/* ---- decisions ---- */
+
+/* Once a context: timings of other versions may have other winners. */
+static void warn_of_age(nsa_ctx *ctx, const recall *r) {
+  pthread_mutex_lock(&ctx->lock);
+  bool say = r->old && !ctx->warned_record;
+  ctx->warned_record |= r->old;
+  pthread_mutex_unlock(&ctx->lock);
+  if (!say) return;
+  nsai_record now = { 0 };
+  nsai_tune_environment(ctx, &now);
+  nsai_log(&ctx->logger, NSA_LOG_WARN, "tune",
+           "a record was measured with library %s, driver %s, other than now (%s, %s) or with "
+           "other kernels: it is used; `nsa-autotune tune` measures anew",
+           r->library, r->driver, now.library, now.driver);
+}
+
+/* Whether what was decided for another stage covers this one. */
+static bool is_covered(const recall *r, int stage) {
+  for (int s = 0; s < stage; s++) {
+    const nsai_variant *v = r->out->stage[s].variant;
+    if (v && nsai_covers(v, (nsai_stage)stage)) return true;
+  }
+  return false;
+}
+
+/* "record of 1024, 4096 tokens, level quick, 2026-11-20T...", "record of G 16, 4096 tokens, ...", or of
+ * decode steps "record of 64 x 4096 tokens, ...". */
+static void write_why(const recall *r, nsai_writer *why) {
+  int32_t group = 0; /* the last one that was told */
+  nsai_write(why, "record of ");
+  for (int s = 0, count = 0; s < NSAI_STAGE_COUNT; s++) {
+    const source *from = &r->stage[s];
+    bool told = !from->there || is_covered(r, s);
+    for (int k = 0; k < s; k++)
+      told |= r->stage[k].there && r->stage[k].tokens == from->tokens &&
+              r->stage[k].group == from->group;
+    if (told) continue;
+    bool tell_group = from->other_heads && from->group != group;
+    nsai_write(why, "%s", !count++ ? "" : tell_group ? "; " : ", ");
+    if (tell_group) nsai_write(why, "G %d, ", from->group);
+    if (from->seqs) nsai_write(why, "%d x ", from->seqs);
+    nsai_write(why, "%lld", (long long)from->tokens);
+    group = from->group;
+  }
+  nsai_write(why, " tokens%s, level %s, %s",
+             r->nearest.other_overlap ? " with the other overlap" : "", r->level, r->date);
+}
+
+void nsai_decisions_recall(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out) {
+  nsai_writer why = nsai_writer_open(out->why, sizeof out->why);
+  recall r;
+  *out = (nsai_decisions){ 0 };
+  if (!ctx->records || ctx->deviceless) {
+    nsai_write(&why, "no device, so no record");
+  } else if (!ctx->config->tuning.records) {
+    nsai_write(&why, "tuning.records is false: no record is asked");
+  } else if (!search(ctx, problem, out, &r)) {
+    nsai_write(&why, "no record of this device and problem: nsa_tune makes one");
+  } else {
+    warn_of_age(ctx, &r);
+    write_why(&r, &why);
+  }
+}
+
+bool nsai_tune_is_recorded(nsa_ctx *ctx, const nsai_problem *problem) {
+  nsai_decisions decisions;
+  recall r;
+  return search(ctx, problem, &decisions, &r) && !r.nearest.other_heads &&
+         !r.nearest.other_overlap && r.complete && r.nearest.length_distance <= log(2.01);
+}

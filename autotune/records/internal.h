@@ -1,0 +1,144 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the record's files share: schema.c (the keys of the text), text.c (writing),
+ * parse.c and reader.c (reading), store.c (folders, looking up),
+ * save.c (changing), export.c (export, import).
+ */
+#ifndef NSAI_RECORDS_INTERNAL_H
+#define NSAI_RECORDS_INTERNAL_H
+
+#include "cache/dirs.h"
+#include "records/record.h"
+
+/* ---- the keys of the text ---- */
+
+typedef enum nsai_record_type {
+  NSAI_RECORD_TEXT,  /* char[size] */
+  NSAI_RECORD_TOKEN, /* the same without spaces */
+  NSAI_RECORD_INT,   /* int32_t */
+  NSAI_RECORD_LONG,  /* int64_t */
+  NSAI_RECORD_PAIR,  /* int32_t[2] */
+  NSAI_RECORD_REAL,  /* double */
+  NSAI_RECORD_BOOL,  /* bool */
+  NSAI_RECORD_STATE, /* int32_t: nsai_timing_state */
+} nsai_record_type;
+
+/* One key and where its value lies: in the record, a baseline, or a timing. */
+typedef struct nsai_record_field {
+  const char *key; /* NULL: end of the list */
+  nsai_record_type type;
+  size_t offset, size;
+  bool needed;      /* must be given; text must not be empty, and be UTF-8 */
+  int64_t min, max; /* of numbers */
+} nsai_record_field;
+
+/* A mapping of the record's top level. */
+typedef struct nsai_record_section {
+  const char *key; /* NULL: end of the list */
+  const nsai_record_field *fields;
+} nsai_record_section;
+
+extern const nsai_record_section nsai_record_sections[];
+extern const nsai_record_field nsai_record_baseline_fields[];
+extern const nsai_record_field nsai_record_timing_fields[]; /* but the stage */
+
+/* One clause on what is wrong with something. */
+#define NSAI_RECORD_FAULT_CHARS 256
+
+/* Whether the fields at `base` have values that the text can hold. False: `fault` names the key. */
+bool nsai_record_check_fields(const nsai_record_field *fields, const void *base,
+                              char fault[NSAI_RECORD_FAULT_CHARS]);
+
+/* The same for a stage's name. */
+bool nsai_record_check_stage(const char stage[32], char fault[NSAI_RECORD_FAULT_CHARS]);
+
+/* Whether each stage has at most one winner and one default. */
+bool nsai_record_check_flags(const nsai_record *record, char fault[NSAI_RECORD_FAULT_CHARS]);
+
+/* ---- the text ---- */
+
+/* The keys that begin a document of one record, and one of many. */
+#define NSAI_RECORD_KEY "nsa_record"
+#define NSAI_RECORDS_KEY "nsa_records"
+#define NSAI_RECORD_VERSION 1
+
+/* Writes a record's keys, each line but the first behind `indent` spaces. */
+void nsai_record_write_keys(const nsai_record *record, int indent, nsai_writer *writer);
+
+/* The closing line: "# checksum: ", hexadecimal digits, newline. */
+#define NSAI_RECORD_CHECKSUM "# checksum: "
+#define NSAI_RECORD_CHECKSUM_BYTES                                                                 \
+  (sizeof NSAI_RECORD_CHECKSUM - 1 + NSAI_DIGEST_CHARS - 1 + 1) /* with the newline */
+
+/* Writes the closing line for what the writer got from byte `begin` on. */
+void nsai_record_write_checksum(nsai_writer *writer, size_t begin);
+
+typedef enum nsai_record_seal {
+  NSAI_SEAL_GOOD,
+  NSAI_SEAL_MISSING, /* the last line is no checksum */
+  NSAI_SEAL_WRONG
+} nsai_record_seal;
+
+/* Compares the closing line with the text before it. */
+nsai_record_seal nsai_record_check_seal(const char *text, size_t size);
+
+/* A document that is read. */
+typedef struct nsai_record_document {
+  nsai_record **records; /* owned */
+  int32_t count;
+  bool ended; /* by a line "..." */
+} nsai_record_document;
+
+/* Reads a document of one record or, when `many`, of a list. The checksum is the caller's matter.
+ * NSA_E_CACHE with `fault` ("line 3: ..."), NSA_E_NOMEM with `fault`; the thread's error text is
+ * left alone. */
+nsa_status nsai_record_read(const char *text, size_t size, bool many, nsai_record_document *out,
+                            char fault[NSAI_RECORD_FAULT_CHARS]);
+void nsai_record_document_fini(nsai_record_document *document);
+
+/* nsai_record_parse without the thread's error text. */
+nsa_status nsai_record_decode(const char *text, size_t size, nsai_record **out,
+                              char fault[NSAI_RECORD_FAULT_CHARS]);
+
+/* ---- the store ---- */
+
+#define NSAI_RECORD_ENDING ".yaml"
+#define NSAI_RECORD_FILE_CHARS 256 /* NAME_MAX and NUL */
+
+/* A record or a bad file. */
+typedef struct nsai_record_entry {
+  char file[NSAI_RECORD_FILE_CHARS];
+  int32_t tier;        /* of the place; NSAI_RECORD_IN_MEMORY: could not be written */
+  nsai_record *record; /* NULL: a bad file */
+  char problem[NSAI_RECORD_FAULT_CHARS];
+} nsai_record_entry;
+#define NSAI_RECORD_IN_MEMORY (-1)
+
+/* Lock rule: `saving` is held over a whole change, waits included; `lock` guards the rest but the
+ * place, and is taken after it. */
+struct nsai_records {
+  nsai_place place;
+  pthread_mutex_t saving, lock;
+  bool loaded;
+  nsai_record_entry *entries; /* sorted by file, then tier: what counts comes first */
+  int32_t count, capacity;
+};
+
+/* Reads the folders unless that is done. Lock held. NSA_E_NOMEM: to be tried again. */
+nsa_status nsai_records_load(nsai_records *records);
+
+/* The index of the first entry of a file name, or of where it would be. Lock held. */
+int32_t nsai_records_lower_bound(const nsai_records *records, const char *file);
+
+/* The entry that counts for a file name, or NULL. Lock held. */
+const nsai_record_entry *nsai_records_visible(const nsai_records *records, const char *file);
+
+/* Puts an entry in, in place of one of the same file and tier, and takes its record over, also when
+ * it fails. Lock held. NSA_E_NOMEM. */
+nsa_status nsai_records_put(nsai_records *records, const nsai_record_entry *entry);
+
+/* Takes the entry at `index` out. Lock held. */
+void nsai_records_take_out(nsai_records *records, int32_t index);
+
+#endif /* NSAI_RECORDS_INTERNAL_H */

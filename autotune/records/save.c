@@ -1,0 +1,238 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Changing the store. A save reads the file that stands there, merges and replaces it by rename, so
+ * that readers see one record or the other. The lock between reading and replacing keeps what
+ * several processes measure at once; without it, on network folders, the last one wins.
+ */
+#include "records/internal.h"
+
+#include "base/files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* Somebody else's save takes some milliseconds, on slow disks some ten. Who holds the lock longer
+ * is stopped or hangs, and is not waited for. */
+#define LOCK_WAIT_MS 2000
+#define LOCK_STEP_MS 2
+
+/* Whether the file has been replaced since `*last`, which becomes what it is now. */
+static bool has_changed(nsai_records *records, const char *file, struct stat *last) {
+  struct stat before = *last;
+  if (fstatat(records->place.fd[0], file, last, AT_SYMLINK_NOFOLLOW) != 0)
+    memset(last, 0, sizeof *last);
+  return before.st_ino != last->st_ino || before.st_ctim.tv_sec != last->st_ctim.tv_sec ||
+         before.st_ctim.tv_nsec != last->st_ctim.tv_nsec;
+}
+
+/* Returns a descriptor to be closed, or -1: no lock. The wait begins anew whenever another process
+ * has saved: a queue that moves loses nothing. */
+static int wait_for_lock(nsai_records *records, const char *file) {
+  const struct timespec step = { 0, LOCK_STEP_MS * 1000000L };
+  struct stat last = { 0 };
+  bool busy;
+  int token = nsai_place_lock(&records->place, file, &busy);
+  for (int waited = 0; busy && waited < LOCK_WAIT_MS; waited += LOCK_STEP_MS) {
+    if (has_changed(records, file, &last)) waited = 0;
+    nanosleep(&step, NULL);
+    token = nsai_place_lock(&records->place, file, &busy);
+  }
+  return token;
+}
+
+/* What the user's file holds now, the caller's to destroy; NULL: nothing. A bad file was or will be
+ * warned of by the index. */
+static nsa_status read_file(nsai_records *records, const char *file, nsai_record **out) {
+  struct stat st;
+  char *data, fs_fault[NSAI_FS_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
+  *out = NULL;
+  if (!nsai_fs_read_trusted(records->place.fd[0], file, NSAI_RECORD_MAX_BYTES, &data, &st,
+                            fs_fault))
+    return st.st_ino == 0 && errno == ENOMEM ? nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES)
+                                             : NSA_OK;
+  nsa_status status = nsai_record_decode(data, (size_t)st.st_size, out, fault);
+  free(data);
+  if (status == NSA_E_NOMEM) return nsai_fail_nomem(file, (size_t)st.st_size);
+  return status == NSA_E_CACHE ? NSA_OK : status;
+}
+
+/* Adds what memory and the folders that are not written hold. Lock held. */
+static nsa_status merge_index(nsai_records *records, const char *file, bool writable,
+                              nsai_record *record) {
+  NSAI_TRY(nsai_records_load(records));
+  for (int32_t i = nsai_records_lower_bound(records, file);
+       i < records->count && strcmp(records->entries[i].file, file) == 0; i++) {
+    const nsai_record_entry *entry = &records->entries[i];
+    if (entry->record && !(writable && entry->tier == 0))
+      NSAI_TRY(nsai_record_merge(record, entry->record));
+  }
+  return NSA_OK;
+}
+
+/* Writes the user's file. `*stored` tells whether it stands there. */
+static nsa_status write_file(nsai_records *records, const char *file, const nsai_record *record,
+                             bool *stored) {
+  nsai_writer writer = nsai_writer_open(NULL, 0);
+  *stored = false;
+  nsai_record_write(record, &writer);
+  size_t size = writer.used + 1;
+  if (writer.used > NSAI_RECORD_MAX_BYTES) {
+    nsai_place_warn(&records->place, NSAI_WARNED_WRITE,
+                    "a tuning record of %zu bytes is larger than any that is read: kept in memory "
+                    "only",
+                    writer.used);
+    return NSA_OK;
+  }
+  char *text = malloc(size);
+  if (!text) return nsai_fail_nomem("the text of a tuning record", size);
+  writer = nsai_writer_open(text, size);
+  nsai_record_write(record, &writer);
+  *stored = nsai_fs_publish(records->place.fd[0], file, text, writer.used, true) == NSA_OK;
+  if (!*stored) nsai_place_stop_writing(&records->place, strerror(errno));
+  free(text);
+  return NSA_OK;
+}
+
+/* Puts the saved record into the index; a copy in memory only is out of date now. */
+static nsa_status keep(nsai_records *records, const char *file, nsai_record *record, bool stored) {
+  nsai_record_entry entry = { .tier = stored ? 0 : NSAI_RECORD_IN_MEMORY, .record = record };
+  memcpy(entry.file, file, strlen(file) + 1);
+  pthread_mutex_lock(&records->lock);
+  nsa_status status = nsai_records_put(records, &entry);
+  int32_t first = nsai_records_lower_bound(records, file);
+  if (status == NSA_OK && stored && records->entries[first].tier == NSAI_RECORD_IN_MEMORY)
+    nsai_records_take_out(records, first);
+  pthread_mutex_unlock(&records->lock);
+  return status;
+}
+
+/* The record that counts now, of the user's file or the index, the caller's to destroy; NULL: none. */
+static nsa_status find_standing(nsai_records *records, const char *file, nsai_record *in_file,
+                                nsai_record **out) {
+  *out = NULL;
+  if (in_file) return nsai_record_copy(in_file, out);
+  pthread_mutex_lock(&records->lock);
+  nsa_status status = nsai_records_load(records);
+  const nsai_record_entry *entry = status ? NULL : nsai_records_visible(records, file);
+  if (entry) status = nsai_record_copy(entry->record, out);
+  pthread_mutex_unlock(&records->lock);
+  return status;
+}
+
+/* Dates are ISO 8601 in UTC: their order is that of their texts. */
+static bool is_newer(const nsai_record *a, const nsai_record *b) {
+  return a->date[0] && b->date[0] && strcmp(a->date, b->date) > 0;
+}
+
+/* Puts a newer record that stands here in the place of `*record`, which is added to it, or into
+ * `*kept` when they cannot be merged. */
+static nsa_status yield_to_newer(nsai_records *records, const char *file, nsai_record *in_file,
+                                 nsai_record **record, nsai_record **kept) {
+  nsai_record *here;
+  nsa_status status = NSA_OK;
+  NSAI_TRY(find_standing(records, file, in_file, &here));
+  if (here && is_newer(here, *record)) {
+    bool merges = nsai_record_same_environment(here, *record);
+    nsai_record **place = merges ? record : kept, *before = *place;
+    if (merges) status = nsai_record_merge(here, *record);
+    *place = here;
+    here = before;
+  }
+  nsai_record_destroy(here);
+  return status;
+}
+
+/* Under `saving`. Takes `merged` over. `kept` as nsai_records_add has it, and NULL; or NULL: what
+ * stands here yields. */
+static nsa_status save(nsai_records *records, const char *file, nsai_record *merged,
+                       nsai_record **kept) {
+  nsa_status status = NSA_OK;
+  nsai_record *in_file = NULL;
+  bool stored = false;
+  int token = wait_for_lock(records, file);
+  bool writable = nsai_place_writable(&records->place);
+  if (writable) NSAI_TRY_TO(fail, read_file(records, file, &in_file));
+  if (kept) NSAI_TRY_TO(fail, yield_to_newer(records, file, in_file, &merged, kept));
+  if (kept && *kept) goto fail; /* nothing to do */
+  if (in_file) NSAI_TRY_TO(fail, nsai_record_merge(merged, in_file));
+  pthread_mutex_lock(&records->lock);
+  status = merge_index(records, file, writable, merged);
+  pthread_mutex_unlock(&records->lock);
+  NSAI_TRY_TO(fail, status);
+  if (writable) NSAI_TRY_TO(fail, write_file(records, file, merged, &stored));
+  status = keep(records, file, merged, stored);
+  merged = NULL;
+fail:
+  if (token >= 0) close(token);
+  nsai_record_destroy(in_file);
+  nsai_record_destroy(merged);
+  return status;
+}
+
+static nsa_status check_and_save(nsai_records *records, const nsai_record *record,
+                                 nsai_record **kept) {
+  char file[NSAI_RECORD_NAME_CHARS];
+  nsai_record *merged;
+  NSAI_TRY(nsai_record_check(record));
+  NSAI_TRY(nsai_record_copy(record, &merged));
+  nsai_record_name(record, file);
+  pthread_mutex_lock(&records->saving);
+  nsa_status status = save(records, file, merged, kept);
+  pthread_mutex_unlock(&records->saving);
+  return status;
+}
+
+nsa_status nsai_records_save(nsai_records *records, const nsai_record *record) {
+  return check_and_save(records, record, NULL);
+}
+
+nsa_status nsai_records_add(nsai_records *records, const nsai_record *record, nsai_record **kept) {
+  *kept = NULL;
+  return check_and_save(records, record, kept);
+}
+
+/* ---- removing ---- */
+
+/* Takes what can be removed out of the index. Lock held. */
+static nsa_status forget(nsai_records *records, const char *file, bool writable) {
+  NSAI_TRY(nsai_records_load(records));
+  for (int32_t i = nsai_records_lower_bound(records, file);
+       i < records->count && strcmp(records->entries[i].file, file) == 0;) {
+    int32_t tier = records->entries[i].tier;
+    if (tier == NSAI_RECORD_IN_MEMORY || (tier == 0 && writable))
+      nsai_records_take_out(records, i);
+    else
+      i++;
+  }
+  const nsai_record_entry *left = nsai_records_visible(records, file);
+  if (!left) return NSA_OK;
+  return nsai_fail(NSA_E_CACHE,
+                   "the tuning record %s stays in %s/%s, which is read-only: remove the file, or "
+                   "tune again, which takes its place",
+                   file, records->place.info[left->tier].path, records->place.kind->folder);
+}
+
+nsa_status nsai_records_remove(nsai_records *records, const nsai_record *record) {
+  char file[NSAI_RECORD_NAME_CHARS];
+  nsa_status status = NSA_OK;
+  nsai_record_name(record, file);
+  pthread_mutex_lock(&records->saving);
+  int token = wait_for_lock(records, file);
+  bool writable = nsai_place_writable(&records->place);
+  if (writable && unlinkat(records->place.fd[0], file, 0) != 0 && errno != ENOENT)
+    status = nsai_fail(NSA_E_CACHE, "the tuning record %s cannot be removed from %s/%s: %s", file,
+                       records->place.info[0].path, records->place.kind->folder, strerror(errno));
+  if (status == NSA_OK) {
+    pthread_mutex_lock(&records->lock);
+    status = forget(records, file, writable);
+    pthread_mutex_unlock(&records->lock);
+  }
+  if (token >= 0) close(token);
+  pthread_mutex_unlock(&records->saving);
+  return status;
+}

@@ -1,0 +1,393 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Which candidates a level looks at, and their kernels.
+ */
+#include "plan/kernel_set.h"
+#include "tune/internal.h"
+
+#include <math.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define QUICK_MOST 5    /* neighbours of a variant's heuristic choice */
+#define NORMAL_MOST 20  /* of a variant, the cheapest */
+#define NORMAL_COST 1.6 /* times the cheapest guess */
+#define EXHAUSTIVE_MOST 400
+
+/* ---- candidates ---- */
+
+/* One candidate that fits, with its guess. */
+typedef struct option {
+  nsai_tiles tiles;
+  double cost;
+} option;
+
+/* All tiles of a variant that fit. */
+typedef struct options {
+  option item[EXHAUSTIVE_MOST];
+  int count;
+} options;
+
+static int by_cost(const void *a, const void *b) {
+  const option *x = a, *y = b;
+  if (x->cost != y->cost) return x->cost < y->cost ? -1 : 1;
+  return memcmp(&x->tiles, &y->tiles, sizeof x->tiles); /* ties in a fixed order */
+}
+
+static int index_of(const nsai_range *range, int32_t value) {
+  for (int i = 0; i < NSAI_MAX_RANGE && range->values[i]; i++)
+    if (range->values[i] == value) return i;
+  return -1;
+}
+
+/* Whether two choices differ by one step of one range. */
+static bool are_neighbours(const nsai_space *space, const nsai_tiles *a, const nsai_tiles *b) {
+  int steps = 0;
+  for (int i = 0; i < space->count; i++) {
+    const nsai_range *r = &space->range[i];
+    steps += abs(index_of(r, a->of[r->tile]) - index_of(r, b->of[r->tile]));
+  }
+  return steps == 1;
+}
+
+static void collect(const tuner *t, const nsai_variant *v, const nsai_problem *problem,
+                    options *out) {
+  const nsai_target *target = &t->ctx->target;
+  nsai_tiles tiles = { { 0 } };
+  out->count = 0;
+  while (nsai_tiles_next(v->space, &tiles)) {
+    nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+    nsai_tiles_judge(v, problem, target, &tiles, &reasons);
+    if (!reasons.count && out->count < EXHAUSTIVE_MOST)
+      out->item[out->count++] = (option){ tiles, v->space->cost(problem, target, &tiles) };
+  }
+  qsort(out->item, (size_t)out->count, sizeof *out->item, by_cost);
+}
+
+/* Not by memcmp of the whole, which has padding. */
+static bool same_candidate(const nsai_candidate *a, const nsai_candidate *b) {
+  return a->variant == b->variant && !memcmp(&a->tiles, &b->tiles, sizeof a->tiles);
+}
+
+static nsa_status add(tune_task *task, contest *c, const nsai_candidate *what) {
+  for (int i = 0; i < c->count; i++)
+    if (same_candidate(&c->item[i].what, what)) return NSA_OK;
+  contender *grown = realloc(c->item, (size_t)(c->count + 1) * sizeof *grown);
+  if (!grown) return nsai_fail_nomem("candidates", (size_t)(c->count + 1) * sizeof *grown);
+  c->item = grown;
+  contender *fresh = &c->item[c->count++];
+  *fresh = (contender){ .what = *what, .alive = true };
+  nsai_timing *timing = &fresh->timing;
+  nsai_writer text = nsai_writer_open(timing->candidate, sizeof timing->candidate);
+  nsai_candidate_print(what, &text);
+  snprintf(timing->stage, sizeof timing->stage, "%s", nsai_stage_name(c->stage));
+  const nsai_timing *known = nsai_record_find(task->record, timing->stage, timing->candidate);
+  if (known) *timing = *known;
+  if (what->variant->covers && !timing->note[0]) {
+    nsai_writer note = nsai_writer_open(timing->note, sizeof timing->note);
+    nsai_weight_write(&(nsai_weight){ .covers = what->variant->covers }, &note);
+  }
+  timing->chosen = false;
+  timing->is_default = c->count == 1;
+  if (known && known->state != NSAI_TIMING_OK) fresh->alive = timing->is_default;
+  return NSA_OK;
+}
+
+/* Whether a level looks at an option because of itself; those of the levels before it are there. */
+static bool takes(int32_t level, const nsai_candidate *heuristic, const options *all,
+                  const option *o) {
+  if (level >= NSAI_LEVEL_EXHAUSTIVE) return true;
+  if (isinf(o->cost)) return false;
+  if (level == NSAI_LEVEL_QUICK)
+    return are_neighbours(heuristic->variant->space, &o->tiles, &heuristic->tiles);
+  return o->cost <= NORMAL_COST * all->item[0].cost;
+}
+
+/* Adds what one level brings, the cheapest first. */
+static nsa_status add_level(tune_task *task, contest *c, int32_t level,
+                            const nsai_candidate *heuristic, const options *all) {
+  nsai_candidate what = *heuristic;
+  int left = level >= NSAI_LEVEL_EXHAUSTIVE ? EXHAUSTIVE_MOST
+             : level == NSAI_LEVEL_QUICK    ? QUICK_MOST
+                                            : NORMAL_MOST;
+  for (int i = 0; i < all->count && left; i++) {
+    if (!takes(level, heuristic, all, &all->item[i])) continue;
+    what.tiles = all->item[i].tiles;
+    NSAI_TRY(add(task, c, &what));
+    left--;
+  }
+  return NSA_OK;
+}
+
+static nsa_status add_variant(tuner *t, tune_task *task, contest *c, const nsai_variant *v) {
+  const nsai_problem *problem = &task->problem;
+  const nsai_candidate heuristic = { v, nsai_variant_tiles(v, problem, &t->ctx->target, NULL) };
+  nsa_status status = NSA_OK;
+  NSAI_TRY(add(task, c, &heuristic));
+  if (!v->space || t->level == NSAI_LEVEL_HEURISTIC) return NSA_OK;
+  options *all = malloc(sizeof *all);
+  if (!all) return nsai_fail_nomem("candidates", sizeof *all);
+  collect(t, v, problem, all);
+  for (int32_t level = NSAI_LEVEL_QUICK; level <= t->level && !status; level++)
+    status = add_level(task, c, level, &heuristic, all);
+  free(all);
+  return status;
+}
+
+/* What earlier calls measured takes part, whatever their level was. */
+static nsa_status add_known(tuner *t, tune_task *task, contest *c) {
+  for (int32_t i = 0; i < task->record->timing_count; i++) {
+    const nsai_timing *timing = &task->record->timings[i];
+    nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+    nsai_candidate what;
+    if (strcmp(timing->stage, nsai_stage_name(c->stage)) || !timing->rounds) continue;
+    if (!nsai_candidate_parse(timing->candidate, c->stage, &what)) continue;
+    nsai_variant_judge(t->ctx->config, &task->problem, &t->ctx->target, what.variant, &reasons);
+    nsai_tiles_judge(what.variant, &task->problem, &t->ctx->target, &what.tiles, &reasons);
+    if (!reasons.count) NSAI_TRY(add(task, c, &what));
+  }
+  return NSA_OK;
+}
+
+/* The first alive that covers no other stage. */
+static int find_apart(const contest *c) {
+  for (int k = 0; k < c->count; k++)
+    if (c->item[k].alive && !c->item[k].what.variant->covers) return k;
+  return -1;
+}
+
+/* The heuristic's choice first, then what else the level looks at. */
+static nsa_status add_contest(tuner *t, tune_task *task, nsai_stage stage,
+                              const nsai_variant *first) {
+  contest *c = &task->contest[task->contests++];
+  *c = (contest){ .stage = stage };
+  NSAI_TRY(add_variant(t, task, c, first));
+  for (int i = 0; i < nsai_variant_count; i++) {
+    const nsai_variant *v = &nsai_variants[i];
+    nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+    if (v->stage != stage || v == first) continue;
+    nsai_variant_judge(t->ctx->config, &task->problem, &t->ctx->target, v, &reasons);
+    bool sensible = !v->sensible || v->sensible(&task->problem, &t->ctx->target);
+    if (!reasons.count && sensible) NSAI_TRY(add_variant(t, task, c, v));
+  }
+  NSAI_TRY(add_known(t, task, c));
+  c->apart = find_apart(c);
+  return NSA_OK;
+}
+
+/* Whether the stage can be done by itself: whoever covers it has rivals that do not. */
+static bool runs_apart(const tune_task *task, nsai_stage stage) {
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    if (c->apart < 0 && nsai_covers(c->item[0].what.variant, stage)) return false;
+  }
+  return true;
+}
+
+static bool all_cover(const contest *c, nsai_stage stage) {
+  for (int k = 0; k < c->count; k++)
+    if (!nsai_covers(c->item[k].what.variant, stage)) return false;
+  return true;
+}
+
+/* Contests of stages that every contender of another one covers have no column. */
+static void drop_covered(tune_task *task) {
+  int count = 0;
+  for (int i = 0; i < task->contests; i++) {
+    bool reached = true;
+    /* What covers a stage lies before it, and has been kept. */
+    for (int k = 0; k < count; k++)
+      reached &= !all_cover(&task->contest[k], task->contest[i].stage);
+    if (reached)
+      task->contest[count++] = task->contest[i];
+    else
+      free(task->contest[i].item);
+  }
+  task->contests = count;
+}
+
+/* Nobody else can do the stage: of those that run before it, only what covers it is left. */
+static void keep_covering(tune_task *task, nsai_stage stage) {
+  for (int i = 0; i < task->contests; i++) {
+    contest *c = &task->contest[i];
+    int count = 0;
+    if (!nsai_covers(c->item[0].what.variant, stage)) continue;
+    for (int k = 0; k < c->count; k++)
+      if (nsai_covers(c->item[k].what.variant, stage)) c->item[count++] = c->item[k];
+    c->count = count;
+    c->apart = -1;
+  }
+  drop_covered(task);
+}
+
+/* The heuristic's choice for a stage that its choice for another one covers; NULL: it has no contest.
+ */
+static const nsai_variant *first_apart(const tuner *t, tune_task *task, nsai_stage stage) {
+  const nsa_ctx *ctx = t->ctx;
+  if (!runs_apart(task, stage)) return NULL;
+  nsai_candidate first = nsai_choose_apart(ctx->config, &task->problem, &ctx->target, stage);
+  if (!first.variant) keep_covering(task, stage);
+  return first.variant;
+}
+
+nsa_status nsai_tune_candidates(tuner *t, tune_task *task) {
+  nsai_choice choice;
+  NSAI_TRY(nsai_choose(t->ctx->config, &task->problem, &t->ctx->target, NULL, NULL, &choice));
+  for (int i = 0; i < NSAI_STAGE_COUNT; i++) {
+    nsai_stage s = (nsai_stage)i;
+    const nsai_variant *first = choice.variant[s];
+    bool lists = s == NSAI_STAGE_IMPORTANCE || s == NSAI_STAGE_SELECT;
+    /* Where every block is chosen there is no importance to rank, and next to nothing to select. */
+    if (!first || (lists && nsai_problem_selects_all(&task->problem))) continue;
+    if (nsai_is_covered(&choice, s)) first = first_apart(t, task, s);
+    if (first) NSAI_TRY(add_contest(t, task, s, first));
+  }
+  nsai_tune_weigh(task);
+  return NSA_OK;
+}
+
+void nsai_tune_candidates_free(tune_task *task) {
+  for (int i = 0; i < task->contests; i++) free(task->contest[i].item);
+  task->contests = 0;
+}
+
+/* ---- kernels ---- */
+
+/* Compiling threads take contenders from one counter. The first failure that is no refusal ends
+ * it, and a spent budget; contenders that were not reached are out. */
+typedef struct compile_pool {
+  tuner *t;
+  const nsai_problem *problem;
+  contender **item;
+  int count, needed;        /* needed: the first, whatever the budget */
+  atomic_int next, running; /* running: threads */
+  pthread_mutex_t lock;     /* guards status and error */
+  nsa_status status;
+  char error[1024];
+} compile_pool;
+
+static void compile_one(compile_pool *p, contender *c) {
+  nsa_ctx *ctx = p->t->ctx;
+  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_kernel_request request = { .problem = p->problem, .specs = specs, .may_compile = true };
+  c->what.variant->specify(p->problem, &ctx->target, &c->what.tiles, specs);
+  nsa_status status = nsai_kernels_make(ctx, &request, NULL);
+  if (!status) return;
+  c->alive = false;
+  if (request.refused) {
+    size_t length = strcspn(nsa_last_error(), "\n");
+    c->timing.state = NSAI_TIMING_REFUSED;
+    snprintf(c->timing.note, sizeof c->timing.note, "%.*s", (int)length, nsa_last_error());
+    return;
+  }
+  pthread_mutex_lock(&p->lock);
+  if (!p->status) {
+    p->status = status;
+    snprintf(p->error, sizeof p->error, "%s", nsa_last_error());
+  }
+  pthread_mutex_unlock(&p->lock);
+  atomic_store(&p->next, p->count);
+}
+
+static void *compile_thread(void *argument) {
+  compile_pool *p = argument;
+  for (int i; (i = atomic_fetch_add(&p->next, 1)) < p->count;) {
+    p->item[i]->alive = true;
+    compile_one(p, p->item[i]);
+  }
+  atomic_fetch_sub(&p->running, 1);
+  return NULL;
+}
+
+#define MOST_THREADS 16
+#define POLL_US 20000
+
+/* Threads that compile: runtime.compile_jobs, else as many as processors. Each has one kernel or
+ * two at a time. */
+static int compile_threads(const tuner *t, int count) {
+  long wanted = t->ctx->config->runtime.compile_jobs;
+  if (!wanted) wanted = sysconf(_SC_NPROCESSORS_ONLN);
+  if (wanted > MOST_THREADS) wanted = MOST_THREADS;
+  if (wanted > count) wanted = count;
+  return wanted < 1 ? 1 : (int)wanted;
+}
+
+static nsa_status run_pool(compile_pool *p) {
+  pthread_t thread[MOST_THREADS];
+  int started = 0, wanted = compile_threads(p->t, p->count);
+  nsa_status status = NSA_OK;
+  atomic_store(&p->running, wanted);
+  while (started < wanted && !pthread_create(&thread[started], NULL, compile_thread, p)) started++;
+  atomic_fetch_sub(&p->running, wanted - started);
+  if (!started) {
+    atomic_store(&p->running, 1);
+    compile_thread(p);
+  }
+  while (atomic_load(&p->running) > 0) {
+    usleep(POLL_US);
+    if (!status) status = nsai_tune_poll(p->t, "compiling");
+    /* What runs is finished and kept. */
+    bool spent = nsai_tune_spent(p->t) && atomic_load(&p->next) >= p->needed;
+    if (status || spent) atomic_store(&p->next, p->count);
+  }
+  for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
+  if (status) return status;
+  return p->status ? nsai_fail_text(p->status, p->error) : NSA_OK;
+}
+
+/* Where this compiler refuses the heuristic's choice, the next candidate stands in for it: the first
+ * of each stage is what others are measured against, and what runs beside them. */
+static nsa_status stand_in(tune_task *task) {
+  for (int i = 0; i < task->contests; i++) {
+    contest *c = &task->contest[i];
+    int k = 0;
+    while (k < c->count && !c->item[k].alive) k++;
+    if (k == c->count)
+      return nsai_fail(NSA_E_COMPILE, "this compiler refuses every candidate of %s: %s",
+                       nsai_stage_name(c->stage), c->item[0].timing.note);
+    contender refused = c->item[0];
+    c->item[0] = c->item[k];
+    c->item[k] = refused;
+    c->apart = find_apart(c);
+  }
+  return NSA_OK;
+}
+
+/* Hands the heuristic's choices over, or all the others; they are out until they are taken. */
+static void collect_work(tune_task *task, bool heuristic, compile_pool *p) {
+  for (int i = 0; i < task->contests; i++) {
+    const contest *c = &task->contest[i];
+    for (int k = 0; k < c->count; k++) {
+      if (!c->item[k].alive || (!k || k == c->apart) != heuristic) continue;
+      c->item[k].alive = false;
+      p->item[p->count++] = &c->item[k];
+    }
+  }
+}
+
+nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
+  nsai_problem probed = task->problem; /* verifying looks at importance: its kernel, too */
+  compile_pool p = { .t = t, .problem = &probed };
+  int count = 0;
+  if (probed.op == NSA_OP_FORWARD && probed.selection == NSA_SELECT_OWN) probed.max_probe_rows = 1;
+  nsa_status status = NSA_OK;
+  for (int i = 0; i < task->contests; i++) count += task->contest[i].count;
+  p.item = calloc((size_t)count + 1, sizeof(contender *));
+  if (!p.item) return nsai_fail_nomem("candidates", (size_t)count * sizeof(contender *));
+  /* The heuristic's choices first: they are needed whatever the budget. */
+  collect_work(task, true, &p);
+  p.needed = p.count;
+  collect_work(task, false, &p);
+  pthread_mutex_init(&p.lock, NULL);
+  status = run_pool(&p);
+  pthread_mutex_destroy(&p.lock);
+  for (int i = 0; i < p.count && !status; i++)
+    if (p.item[i]->timing.state == NSAI_TIMING_REFUSED)
+      nsai_tune_tell(t, NSA_TUNE_REFUSED, task, p.item[i], p.item[i]->timing.note);
+  free(p.item);
+  return status ? status : stand_in(task);
+}

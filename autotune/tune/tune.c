@@ -1,0 +1,710 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa_tune: which problems at which lengths, in which order, within which budget; what is told and
+ * what is kept.
+ */
+#include "plan/kernel_set.h"
+#include "tune/internal.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define SHORTEST_TOKENS 1024 /* of the lengths that are chosen when none are given */
+
+/* ---- telling ---- */
+
+bool nsai_tune_spent(const tuner *t) { return nsai_trial_now() > t->deadline; }
+
+nsa_status nsai_tune_poll(tuner *t, const char *what) {
+  const nsa_tune_options *o = t->options;
+  if (t->done > t->total) t->total = t->done;
+  if (o->progress && o->progress(o->user, t->done, t->total, what))
+    return nsai_fail(NSA_E_CANCELLED, "cancelled by the progress callback; what was measured is "
+                                      "kept, and the next call goes on from there");
+  return NSA_OK;
+}
+
+nsa_status nsai_tune_step(tuner *t, const char *what) {
+  t->done++;
+  return nsai_tune_poll(t, what);
+}
+
+/* A winner is told by its weight, and by what that contains. */
+static void add_weight(const tune_task *task, const contender *c, nsai_writer *note,
+                       nsa_tune_event *event) {
+  const nsai_weight *first = NULL;
+  for (int i = 0; i < task->contests; i++)
+    if (!strcmp(task->contest[i].item[0].timing.stage, event->stage))
+      first = &task->contest[i].item[0].weight;
+  nsai_weight_write(&c->weight, note);
+  if (event->note[0]) nsai_write(note, "%s%s", note->used ? "; " : "", event->note);
+  if (!first || !isfinite(first->ms) || !isfinite(c->weight.ms)) return;
+  event->ms = c->weight.ms;
+  event->spread = c->weight.spread;
+  event->gain = 1 - event->ms / first->ms;
+}
+
+void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const contender *c,
+                    const char *note) {
+  const nsa_tune_options *o = t->options;
+  char text[512] = "";
+  nsai_writer whole = nsai_writer_open(text, sizeof text);
+  nsa_tune_event event = { .struct_size = sizeof event,
+                           .kind = kind,
+                           .problem = task->key,
+                           .tokens = task->tokens,
+                           .stage = "",
+                           .candidate = "",
+                           .note = note };
+  if (c) {
+    event.stage = c->timing.stage;
+    event.candidate = c->timing.candidate;
+    event.ms = c->timing.ms;
+    event.spread = c->timing.spread;
+  }
+  if (kind == NSA_TUNE_CHOSEN) {
+    add_weight(task, c, &whole, &event);
+    event.note = text;
+  }
+  if (o->event) o->event(o->user, &event);
+}
+
+/* ---- a task ---- */
+
+/* All but the compiler. */
+static void describe_environment(const nsa_ctx *ctx, nsai_record *r) {
+  const nsai_device *d = &ctx->device;
+  snprintf(r->device, sizeof r->device, "%s", d->name);
+  snprintf(r->arch, sizeof r->arch, "%s", ctx->target.arch);
+  r->sms = d->sm_count;
+  snprintf(r->library, sizeof r->library, "%d.%d.%d", NSA_VERSION_MAJOR, NSA_VERSION_MINOR,
+           NSA_VERSION_PATCH);
+  snprintf(r->templates, sizeof r->templates, "%.32s", nsai_jit_templates_digest(ctx->jit));
+  snprintf(r->driver, sizeof r->driver, "%d.%d", d->driver_version / 1000,
+           d->driver_version % 1000 / 10);
+}
+
+bool nsai_tune_is_current(const nsa_ctx *ctx, const nsai_record *record) {
+  nsai_record now = { 0 };
+  describe_environment(ctx, &now);
+  return !strcmp(now.library, record->library) && !strcmp(now.templates, record->templates) &&
+         !strcmp(now.driver, record->driver);
+}
+
+void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *r) {
+  nsai_kernel_key key;
+  nsai_jit_request request = { .name = "none", .source = "", .arch = ctx->target.arch };
+  describe_environment(ctx, r);
+  if (nsai_jit_key(ctx->jit, &request, &key) != NSA_OK) return; /* unknown, then */
+  snprintf(r->compiler, sizeof r->compiler, "%.63s", key.compiler_id);
+  nsai_kernel_key_fini(&key);
+}
+
+static int rank_of(const char *level) {
+  for (int32_t i = 0; nsai_level_name(i); i++)
+    if (!strcmp(level, nsai_level_name(i))) return i;
+  return -1;
+}
+
+/* The record that is gone on with, or a new one. A higher level that came to its end stays what the
+ * record says. */
+static nsa_status open_record(tuner *t, tune_task *task) {
+  nsa_ctx *ctx = t->ctx;
+  nsai_record *fresh = NULL, *old = NULL;
+  NSAI_TRY(nsai_record_create(&fresh));
+  task->record = fresh;
+  nsai_tune_environment(ctx, fresh);
+  snprintf(fresh->problem, sizeof fresh->problem, "%s", task->key);
+  fresh->bucket = task->tokens;
+  snprintf(fresh->level, sizeof fresh->level, "%s", nsai_level_name(t->level));
+  time_t now = time(NULL);
+  struct tm utc;
+  gmtime_r(&now, &utc);
+  strftime(fresh->date, sizeof fresh->date, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  task->replaces = t->options->fresh;
+  if (t->options->fresh ||
+      !nsai_records_find(ctx->records, fresh->device, fresh->arch, fresh->sms, task->key, &old))
+    return NSA_OK;
+  if (nsai_record_same_environment(fresh, old)) {
+    int rank = rank_of(old->level);
+    task->done = old->complete && rank >= t->level;
+    if (rank > t->level) snprintf(fresh->level, sizeof fresh->level, "%s", old->level);
+  }
+  nsa_status status = nsai_record_merge(fresh, old);
+  fresh->complete = false;
+  nsai_record_destroy(old);
+  return status;
+}
+
+static void close_task(tune_task *task) {
+  nsai_tune_candidates_free(task);
+  nsai_record_destroy(task->record);
+}
+
+/* The problem as it is timed: one sequence of `tokens`, a prefill of its last max_tokens, or a decode step
+ * of max_seqs of them. */
+static nsai_problem timed_problem(const nsai_problem *problem, int64_t tokens) {
+  nsai_problem p = *problem;
+  p.max_probe_rows = 0;
+  p.max_kv_len = tokens;
+  if (p.op == NSA_OP_DECODE) {
+    p.max_tokens = (int64_t)p.max_seqs * p.max_q_len;
+    p.window_ring = false; /* the same tokens are read */
+    return p;
+  }
+  p.max_seqs = 1;
+  if (p.op == NSA_OP_PREFILL) {
+    if (p.max_tokens > tokens) p.max_tokens = tokens;
+    p.max_q_len = (int32_t)p.max_tokens;
+    p.window_ring = false;
+    return p;
+  }
+  p.max_tokens = p.max_kv_tokens = tokens;
+  return p;
+}
+
+static bool knows_overlap(const nsai_problem *p) {
+  return p->op == NSA_OP_FORWARD || p->op == NSA_OP_PREFILL;
+}
+
+/* Decode steps and backward passes are timed on one kind of inputs, as trained models' where these are
+ * asked for. */
+static nsai_trial_fill fill_of(const tuner *t, const nsai_problem *p) {
+  bool correlated = knows_overlap(p) && p->overlap == NSA_OVERLAP_HIGH;
+  if (p->op == NSA_OP_DECODE || p->op == NSA_OP_BACKWARD)
+    correlated = t->ctx->config->tuning.inputs & NSAI_INPUTS_CORRELATED;
+  return correlated ? NSAI_TRIAL_FILL_CORRELATED : NSAI_TRIAL_FILL_RANDOM;
+}
+
+static nsa_status begin_task(tuner *t, const nsai_problem *problem, int64_t tokens,
+                             tune_task *task) {
+  nsai_writer key = nsai_writer_open(task->key, sizeof task->key);
+  task->problem = timed_problem(problem, tokens);
+  task->tokens = tokens;
+  task->fill = fill_of(t, problem);
+  nsai_tune_key(&task->problem, tokens, &key);
+  if (key.used >= sizeof task->key)
+    return nsai_fail(NSA_E_UNSUPPORTED, "the problem's name is too long to be recorded: %s",
+                     task->key);
+  NSAI_TRY(open_record(t, task));
+  return nsai_tune_candidates(t, task);
+}
+
+/* Contenders that no earlier call has measured. */
+static int count_open(const tune_task *task) {
+  int count = 0;
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++) {
+      const nsai_timing *timing = &task->contest[i].item[k].timing;
+      count += !timing->rounds && timing->state == NSAI_TIMING_OK;
+    }
+  return count;
+}
+
+/* ---- estimates ---- */
+
+#define TFLOPS_PER_SM 1.5 /* what these kernels reach, roughly: 200 on 132 multiprocessors */
+#define COMPILE_SECONDS 0.8
+#define RUNS_PER_COLUMN 9
+#define RUNS_OF_WHOLE 40     /* finals, wholes and baselines, counted as forwards */
+#define BYTES_PER_SECOND 4e8 /* of inputs that are made and copied */
+#define BACKWARD_RATIO 4     /* times a forward */
+#define STEPS_SECONDS 0.01   /* a graph of decode steps, captured and launched twice */
+
+static double run_seconds(const tuner *t, const tune_task *task) {
+  const nsai_geometry *m = &task->problem.model;
+  double tokens = (double)task->problem.max_tokens, keys = (double)task->tokens / 2;
+  if (task->problem.op == NSA_OP_DECODE) return STEPS_SECONDS;
+  if (task->problem.op != NSA_OP_DENSE)
+    keys = 1.5 * (double)task->tokens / m->stride / 2 + (double)m->select_count * m->select_block +
+           m->window;
+  double flops = 2 * tokens * keys * m->heads * (m->head_dim_qk + m->head_dim_v);
+  if (task->problem.op == NSA_OP_BACKWARD) flops *= BACKWARD_RATIO;
+  return flops / (TFLOPS_PER_SM * 1e12 * fmax(t->ctx->device.sm_count, 1)) + 3e-4;
+}
+
+static double estimate(const tuner *t, const tune_task *task) {
+  const nsai_geometry *m = &task->problem.model;
+  int open = count_open(task);
+  double bytes = 2.0 * (double)task->tokens * m->heads * (m->head_dim_qk + m->head_dim_v);
+  double runs = nsai_tune_columns(task) * RUNS_PER_COLUMN + RUNS_OF_WHOLE;
+  return open * COMPILE_SECONDS / 4 + runs * run_seconds(t, task) + bytes / BYTES_PER_SECOND;
+}
+
+/* ---- running ---- */
+
+/* Everything about one task but what is kept. */
+static nsa_status work(tuner *t, tune_task *task, tune_task *donor) {
+  NSAI_TRY(nsai_tune_compile(t, task));
+  NSAI_TRY(nsai_tune_keep(t, task)); /* who was refused */
+  NSAI_TRY(nsai_tune_verify(t, task));
+  NSAI_TRY(nsai_tune_keep(t, task)); /* who is wrong */
+  /* A donor that cannot give is asked for nothing: the task makes its own. */
+  if (donor && nsai_tune_data(t, donor) != NSA_OK) nsai_tune_data_free(t);
+  NSAI_TRY(nsai_tune_data(t, task));
+  task->record->overlap_r = t->overlap.r;
+  task->record->union4 = t->overlap.u4;
+  task->record->union8 = t->overlap.u8;
+  NSAI_TRY(nsai_tune_time(t, task));
+  return nsai_tune_whole(t, task);
+}
+
+/* What an earlier call found, told as if it had been now. */
+static void tell_known(tuner *t, const tune_task *task) {
+  const nsai_record *r = task->record;
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++) {
+      const contender *c = &task->contest[i].item[k];
+      int32_t kind = c->timing.state == NSAI_TIMING_REFUSED ? NSA_TUNE_REFUSED
+                     : c->timing.state == NSAI_TIMING_WRONG ? NSA_TUNE_WRONG
+                                                            : NSA_TUNE_TIMED;
+      if (c->timing.rounds || kind != NSA_TUNE_TIMED)
+        nsai_tune_tell(t, kind, task, c, c->timing.note);
+      const nsai_timing *won = nsai_record_chosen(r, c->timing.stage);
+      if (won && !strcmp(won->candidate, c->timing.candidate) &&
+          !nsai_record_is_covered(r, c->timing.stage))
+        nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, c, "");
+    }
+  for (int32_t i = 0; i < r->baseline_count; i++) {
+    contender told = { .timing = { .ms = r->baselines[i].ms, .spread = r->baselines[i].spread } };
+    snprintf(told.timing.candidate, sizeof told.timing.candidate, "%s", r->baselines[i].name);
+    nsai_tune_tell(t, NSA_TUNE_BASELINE, task, &told, "");
+  }
+  nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL, "measured before");
+}
+
+static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
+  contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
+  char error[1024] = "";
+  nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
+  if (task->done && !count_open(task)) {
+    tell_known(t, task);
+    return NSA_OK;
+  }
+  t->no_room = false;
+  nsa_status status = work(t, task, donor);
+  if (status) snprintf(error, sizeof error, "%s", nsa_last_error());
+  task->record->complete = !status && !nsai_tune_spent(t);
+  /* What was measured is kept whatever ended it; the failure stays the one that is told. */
+  nsa_status kept = nsai_tune_keep(t, task);
+  /* What this device has no room for says nothing about other lengths, batches and operations. */
+  bool roomless = status == NSA_E_CUDA && t->no_room;
+  if (roomless) nsai_tune_data_free(t); /* some of it may be there */
+  if (status && !roomless) kept = nsai_fail_text(status, error);
+  error[strcspn(error, "\n")] = 0;
+  nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL,
+                 status                    ? error
+                 : !task->record->complete ? "the budget is spent; the next call goes on"
+                                           : "");
+  return kept;
+}
+
+/* Plans without a record choose the heuristic's candidates: there is nothing to measure. */
+static bool measures(const tuner *t) {
+  return !t->options->dry_run && t->level != NSAI_LEVEL_HEURISTIC;
+}
+
+static void tell_plan(const tuner *t, const tune_task *task) {
+  contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
+  nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
+  for (int i = 0; i < task->contests; i++)
+    for (int k = 0; k < task->contest[i].count; k++) {
+      const contender *c = &task->contest[i].item[k];
+      const char *note = c->timing.is_default ? "the heuristic's choice" : "";
+      if (c->timing.rounds) note = "measured before";
+      nsai_tune_tell(t, NSA_TUNE_PLANNED, task, c, note);
+    }
+}
+
+/* The forward whose tensors dense attention can read, so that they are made once. */
+static tune_task *donor_of(tune_task *tasks, int count, const tune_task *task) {
+  if (task->problem.op != NSA_OP_DENSE) return NULL;
+  for (int i = 0; i < count; i++)
+    if (tasks[i].problem.op == NSA_OP_FORWARD && tasks[i].tokens == task->tokens &&
+        !memcmp(&tasks[i].problem.model, &task->problem.model, sizeof task->problem.model))
+      return &tasks[i];
+  return NULL;
+}
+
+static nsa_status run_tasks(tuner *t, tune_task *tasks, int count) {
+  for (int i = 0; i < count; i++)
+    t->total += nsai_tune_columns(&tasks[i]) * RUNS_PER_COLUMN + RUNS_OF_WHOLE;
+  for (int i = 0; i < count; i++) {
+    if (!measures(t)) {
+      tell_plan(t, &tasks[i]);
+      continue;
+    }
+    if (i && nsai_tune_spent(t)) {
+      contender none = { .timing = { .ms = 0 } };
+      nsai_tune_tell(t, NSA_TUNE_PROBLEM, &tasks[i], &none, "");
+      nsai_tune_tell(t, NSA_TUNE_DONE, &tasks[i], NULL, "not begun: the budget is spent");
+      continue;
+    }
+    NSAI_TRY(run_task(t, &tasks[i], donor_of(tasks, count, &tasks[i])));
+  }
+  return NSA_OK;
+}
+
+/* ---- which tasks ---- */
+
+typedef struct task_list {
+  tune_task *item;
+  int count;
+} task_list;
+
+/* Problems that differ in capacities alone are one. */
+static bool is_listed(const task_list *list, const nsai_problem *problem, int64_t tokens) {
+  char key[512];
+  nsai_writer text = nsai_writer_open(key, sizeof key);
+  nsai_problem timed = timed_problem(problem, tokens);
+  nsai_tune_key(&timed, tokens, &text);
+  for (int i = 0; i < list->count; i++)
+    if (!strcmp(list->item[i].key, key)) return true;
+  return false;
+}
+
+static nsa_status add_task(tuner *t, task_list *list, const nsai_problem *problem, int64_t tokens) {
+  if (is_listed(list, problem, tokens)) return NSA_OK;
+  tune_task *grown = realloc(list->item, (size_t)(list->count + 1) * sizeof *grown);
+  if (!grown) return nsai_fail_nomem("the problems to tune", sizeof *grown);
+  list->item = grown;
+  tune_task *task = &grown[list->count++];
+  memset(task, 0, sizeof *task);
+  return begin_task(t, problem, tokens, task);
+}
+
+/* A list of the configuration up to `most`; where there is none, powers of four times `least`, and the
+ * most itself where it lies far beyond the last of them. */
+static int counts_up_to(const nsai_counts *given, int64_t least, int64_t most,
+                        int64_t out[NSAI_MAX_COUNTS]) {
+  int count = 0;
+  for (size_t i = 0; i < given->count; i++)
+    if (given->items[i] <= most) out[count++] = given->items[i];
+  if (given->count) return count;
+  for (int64_t n = least; n <= most && count < NSAI_MAX_COUNTS; n *= 4) out[count++] = n;
+  if (count < NSAI_MAX_COUNTS && (!count || most >= 2 * out[count - 1])) out[count++] = most;
+  return count;
+}
+
+static int lengths_up_to(const nsai_config *c, int64_t longest, int64_t out[NSAI_MAX_COUNTS]) {
+  return counts_up_to(&c->tuning.lengths, SHORTEST_TOKENS, longest, out);
+}
+
+/* The tasks of one problem at one length: dense attention has one, a forward one for each kind of
+ * inputs that is asked for. */
+static nsa_status add_problem(tuner *t, task_list *list, const nsai_problem *problem,
+                              bool any_overlap, int64_t tokens) {
+  int32_t inputs = t->ctx->config->tuning.inputs;
+  if (!knows_overlap(problem) || !any_overlap) return add_task(t, list, problem, tokens);
+  for (int32_t overlap = NSA_OVERLAP_LOW; overlap <= NSA_OVERLAP_HIGH; overlap++) {
+    nsai_problem p = *problem;
+    p.overlap = overlap;
+    int32_t bit = overlap == NSA_OVERLAP_LOW ? NSAI_INPUTS_RANDOM : NSAI_INPUTS_CORRELATED;
+    if (inputs & bit) NSAI_TRY(add_task(t, list, &p, tokens));
+  }
+  return NSA_OK;
+}
+
+/* A decode step's with each of tuning.batches up to its max_seqs. */
+static nsa_status add_batches(tuner *t, task_list *list, const nsai_problem *problem,
+                              int64_t tokens) {
+  int64_t batches[NSAI_MAX_COUNTS];
+  int count = counts_up_to(&t->ctx->config->tuning.batches, 1, problem->max_seqs, batches);
+  if (!count)
+    return nsai_fail(
+        NSA_E_CONFIG,
+        "tuning.batches holds no number up to the problem's max_seqs %d: give a smaller "
+        "one, or leave it out",
+        problem->max_seqs);
+  for (int i = 0; i < count; i++) {
+    nsai_problem p = *problem;
+    p.max_seqs = (int32_t)batches[i];
+    NSAI_TRY(add_task(t, list, &p, tokens));
+  }
+  return NSA_OK;
+}
+
+/* A problem as the host gave it. */
+typedef struct asked {
+  nsai_problem problem;
+  bool any_overlap;
+} asked;
+
+/* Whether a problem is measured at this length. */
+static bool has_length(const nsai_config *c, const nsai_problem *problem, int64_t tokens) {
+  int64_t own[NSAI_MAX_COUNTS];
+  int count = lengths_up_to(c, problem->max_kv_len, own);
+  for (int i = 0; i < count; i++)
+    if (own[i] == tokens) return true;
+  return false;
+}
+
+/* The next length behind `last` that any of the problems is measured at; 0: none. */
+static int64_t next_length(const nsai_config *c, const asked *problems, size_t count,
+                           int64_t last) {
+  int64_t next = 0, own[NSAI_MAX_COUNTS];
+  for (size_t i = 0; i < count; i++) {
+    int lengths = lengths_up_to(c, problems[i].problem.max_kv_len, own);
+    for (int k = 0; k < lengths; k++)
+      if (own[k] > last && (!next || own[k] < next)) next = own[k];
+  }
+  return next;
+}
+
+/* The tasks of one length: dense attention before the forwards, which compare themselves with it.
+ * `any`: of all problems as they are, whatever their lengths. */
+static nsa_status list_length(tuner *t, const asked *problems, size_t count, int64_t tokens,
+                              bool any, task_list *list) {
+  static const int32_t order[] = { NSA_OP_DENSE, NSA_OP_FORWARD, NSA_OP_PREFILL, NSA_OP_DECODE,
+                                   NSA_OP_BACKWARD };
+  for (size_t o = 0; o < sizeof order / sizeof *order; o++)
+    for (size_t i = 0; i < count; i++) {
+      const nsai_problem *p = &problems[i].problem;
+      if (p->op != order[o] || (!any && !has_length(t->ctx->config, p, tokens))) continue;
+      if (p->op == NSA_OP_DECODE && !any)
+        NSAI_TRY(add_batches(t, list, p, tokens));
+      else
+        NSAI_TRY(add_problem(t, list, p, problems[i].any_overlap, tokens));
+    }
+  return NSA_OK;
+}
+
+/* All tasks, the shortest first. `only` > 0: at that length alone. */
+static nsa_status list_tasks(tuner *t, const asked *problems, size_t count, int64_t only,
+                             task_list *list) {
+  const nsai_config *c = t->ctx->config;
+  int64_t longest = 1, tokens = 0;
+  if (only) return list_length(t, problems, count, only, true, list);
+  while ((tokens = next_length(c, problems, count, tokens)) != 0)
+    NSAI_TRY(list_length(t, problems, count, tokens, false, list));
+  if (list->count) return NSA_OK;
+  for (size_t i = 0; i < count; i++)
+    if (problems[i].problem.max_kv_len > longest) longest = problems[i].problem.max_kv_len;
+  return nsai_fail(NSA_E_CONFIG,
+                   "tuning.lengths holds no length up to the problem's max_kv_len %lld: give a "
+                   "shorter one, or leave it out",
+                   (long long)longest);
+}
+
+/* ---- the tuner ---- */
+
+static nsa_status open_tuner(tuner *t) {
+  const nsa_ctx *ctx = t->ctx;
+  const nsai_driver *driver = ctx->device.driver;
+  long processors = sysconf(_SC_NPROCESSORS_ONLN);
+  t->bench.threads = processors < 1 ? 1 : (int)processors;
+  NSAI_TRY(nsai_context_enter(ctx, &t->pushed));
+  /* As in loading: another thread may be capturing a stream. */
+  driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
+  t->device = (nsai_trial_device){ .driver = driver,
+                                   .context = ctx->device.context,
+                                   .ordinal = ctx->device.ordinal };
+  snprintf(t->device.name, sizeof t->device.name, "%.*s", (int)sizeof t->device.name - 1,
+           ctx->device.name);
+  if (!measures(t)) return NSA_OK;
+  if (!driver->cuStreamCreate || !driver->cuStreamDestroy || !driver->cuMemsetD8Async)
+    return nsai_fail(NSA_E_NO_DRIVER, "the driver lacks cuStreamCreate or cuMemsetD8Async, which "
+                                      "tuning needs: update it");
+  NSAI_TRY(NSAI_CUDA(driver, cuStreamCreate(&t->device.stream, NSAI_CU_STREAM_NON_BLOCKING)));
+  NSAI_TRY(nsai_trial_device_alloc(&t->device, NSAI_TRIAL_FLUSH_BYTES, &t->flush));
+  t->sensors = nsai_sensors_open(ctx->device.pci_id, &t->ctx->logger);
+  if (!t->sensors) return nsai_fail_nomem("sensors", 0);
+  for (; t->event_count < TUNE_MAX_EVENTS; t->event_count++)
+    NSAI_TRY(NSAI_CUDA(driver, cuEventCreate(&t->events[t->event_count], 0)));
+  return NSA_OK;
+}
+
+static void close_tuner(tuner *t) {
+  const nsai_driver *driver = t->ctx->device.driver;
+  nsai_tune_data_free(t);
+  nsai_tune_verdicts_free(t);
+  nsai_kernels_end_trial(t->ctx); /* kernels of candidates that lost, above all */
+  for (int i = 0; i < t->event_count; i++) driver->cuEventDestroy(t->events[i]);
+  nsai_sensors_close(t->sensors);
+  nsai_trial_device_free(&t->device, t->flush);
+  if (t->device.stream) driver->cuStreamDestroy(t->device.stream);
+  driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
+  nsai_context_leave(t->ctx, t->pushed);
+}
+
+static nsa_status tune(nsa_ctx *ctx, const nsa_tune_options *options, int32_t level, double budget,
+                       const asked *problems, size_t count, int64_t only) {
+  tuner *t = calloc(1, sizeof *t);
+  task_list list = { 0 };
+  nsa_status status = NSA_OK;
+  if (!t) return nsai_fail_nomem("a tuner", sizeof *t);
+  *t = (tuner){ .ctx = ctx,
+                .options = options,
+                .level = level,
+                .capture_mode = NSAI_CU_CAPTURE_RELAXED,
+                .no_baselines = only > 0,
+                .deadline = nsai_trial_now() + budget };
+  NSAI_TRY_TO(done, open_tuner(t));
+  NSAI_TRY_TO(done, list_tasks(t, problems, count, only, &list));
+  NSAI_TRY_TO(done, run_tasks(t, list.item, list.count));
+done:
+  for (int i = 0; i < list.count; i++) close_task(&list.item[i]);
+  free(list.item);
+  close_tuner(t);
+  free(t);
+  return status;
+}
+
+/* One at a time per context. */
+static nsa_status begin_tuning(nsa_ctx *ctx) {
+  pthread_mutex_lock(&ctx->lock);
+  bool busy = ctx->tuning;
+  ctx->tuning = true;
+  pthread_mutex_unlock(&ctx->lock);
+  return busy ? nsai_fail(NSA_E_ARG, "this context is being tuned by another thread: wait for it")
+              : NSA_OK;
+}
+
+static void end_tuning(nsa_ctx *ctx) {
+  pthread_mutex_lock(&ctx->lock);
+  ctx->tuning = false;
+  pthread_mutex_unlock(&ctx->lock);
+}
+
+static nsa_status check_options(const nsa_tune_options *o) {
+  if (o->struct_size != sizeof *o)
+    return nsai_fail(NSA_E_VERSION,
+                     "options.struct_size is %u, expected %zu: use NSA_TUNE_OPTIONS_INIT",
+                     o->struct_size, sizeof *o);
+  if (o->level < NSA_TUNE_DEFAULT || o->level > NSA_TUNE_EXHAUSTIVE)
+    return nsai_fail(NSA_E_ARG,
+                     "options.level is %d: expected NSA_TUNE_DEFAULT to "
+                     "NSA_TUNE_EXHAUSTIVE (%d)",
+                     o->level, NSA_TUNE_EXHAUSTIVE);
+  if (!(o->budget_s >= 0))
+    return nsai_fail(NSA_E_ARG, "options.budget_s is %g: expected seconds, or 0 for tuning.budget",
+                     o->budget_s);
+  for (size_t i = 0; i < sizeof o->reserved / sizeof *o->reserved; i++)
+    if (o->reserved[i])
+      return nsai_fail(NSA_E_ARG,
+                       "options.reserved[%zu] is %d, expected 0: use NSA_TUNE_OPTIONS_INIT", i,
+                       o->reserved[i]);
+  return NSA_OK;
+}
+
+static nsa_status check_device(const nsa_ctx *ctx) {
+  if (ctx->cpu)
+    return nsai_fail(NSA_E_NO_DEVICE, "runtime.device is cpu: the reference has no variants");
+  if (ctx->deviceless)
+    return nsai_fail(NSA_E_NO_DEVICE, "the context is deviceless: there is nothing to measure on");
+  return NSA_OK;
+}
+
+static nsa_status check_tunable(const nsai_problem *p, size_t index) {
+  if (nsai_problem_is_tunable(p)) return NSA_OK;
+  if (p->op == NSA_OP_APPEND)
+    return nsai_fail(NSA_E_UNSUPPORTED, "problem %zu: %s has nothing to choose: leave it out",
+                     index, nsai_op_name(p->op));
+  return nsai_fail(NSA_E_UNSUPPORTED,
+                   "problem %zu: %s is timed with selections of the library's own: leave "
+                   "problem.selection 0",
+                   index, nsai_op_name(p->op));
+}
+
+/* The host's problems resolved; none: a forward and a dense one of the configuration. */
+static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t count, asked **out,
+                          size_t *out_count) {
+  nsa_problem own[2] = { NSA_PROBLEM_INIT, NSA_PROBLEM_INIT };
+  nsa_status status = NSA_OK;
+  own[1].op = NSA_OP_DENSE;
+  if (count && !problems) return nsai_fail(NSA_E_ARG, "problems is NULL, count is %zu", count);
+  if (!count) problems = own, count = 2;
+  *out = calloc(count, sizeof **out);
+  *out_count = count;
+  if (!*out) return nsai_fail_nomem("problems", count * sizeof **out);
+  for (size_t i = 0; i < count && !status; i++) {
+    status = nsai_problem_resolve(ctx->config, &problems[i], &(*out)[i].problem);
+    (*out)[i].any_overlap = problems[i].overlap == NSA_OVERLAP_DEFAULT;
+    if (!status) status = check_tunable(&(*out)[i].problem, i);
+  }
+  return status;
+}
+
+nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
+                    const nsa_tune_options *options) {
+  static const nsa_tune_options defaults = NSA_TUNE_OPTIONS_INIT;
+  asked *list = NULL;
+  size_t list_count = 0;
+  if (!options) options = &defaults;
+  NSAI_TRY(nsai_context_check(ctx));
+  NSAI_TRY(check_options(options));
+  NSAI_TRY(check_device(ctx));
+  int32_t level = options->level ? options->level - NSA_TUNE_HEURISTIC + NSAI_LEVEL_HEURISTIC
+                                 : ctx->config->tuning.level;
+  double budget = options->budget_s > 0 ? options->budget_s : ctx->config->tuning.budget_s;
+  NSAI_TRY(begin_tuning(ctx));
+  nsa_status status = resolve(ctx, problems, count, &list, &list_count);
+  if (!status) status = tune(ctx, options, level, budget, list, list_count, 0);
+  free(list);
+  end_tuning(ctx);
+  return status;
+}
+
+nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_progress_fn progress,
+                               void *user) {
+  const nsai_config *c = ctx->config;
+  if (!nsai_problem_is_tunable(problem) || !c->tuning.on_first_use || !c->tuning.records ||
+      ctx->deviceless || c->runtime.jit != NSAI_JIT_ON_DEMAND ||
+      nsai_tune_is_recorded(ctx, problem) || begin_tuning(ctx) != NSA_OK)
+    return NSA_OK;
+  nsa_tune_options options = NSA_TUNE_OPTIONS_INIT;
+  asked one = { .problem = *problem };
+  options.progress = progress;
+  options.user = user;
+  nsa_status status = tune(ctx, &options, c->tuning.on_first_use, c->tuning.first_use_budget_s,
+                           &one, 1, problem->max_kv_len);
+  end_tuning(ctx);
+  if (!status || status == NSA_E_CANCELLED || status == NSA_E_VERIFY) return status;
+  nsai_log(&ctx->logger, NSA_LOG_WARN, "tune", "tuning.on_first_use: %.*s",
+           (int)strcspn(nsa_last_error(), "\n"), nsa_last_error());
+  return NSA_OK;
+}
+
+/* ---- records ---- */
+
+size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size) {
+  nsai_writer text = nsai_writer_open(buf, size);
+  if (nsai_context_check(ctx) != NSA_OK) return text.used;
+  if (!ctx->records) {
+    (void)check_device(ctx);
+    return text.used;
+  }
+  if (nsai_records_export(ctx->records, &text) != NSA_OK) {
+    text = nsai_writer_open(buf, size);
+    return 0;
+  }
+  return text.used;
+}
+
+nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size) {
+  nsai_import import = { 0 };
+  NSAI_TRY(nsai_context_check(ctx));
+  if (!text) return nsai_fail(NSA_E_ARG, "text is NULL");
+  if (!ctx->records) return check_device(ctx);
+  NSAI_TRY(nsai_records_import(ctx->records, text, size ? size : strlen(text), &import));
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "tune", "%d records imported, %d older than those here",
+           import.saved, import.kept);
+  return NSA_OK;
+}
+
+nsa_status nsa_cache_reload(nsa_ctx *ctx) {
+  NSAI_TRY(nsai_context_check(ctx));
+  if (ctx->records) nsai_records_reload(ctx->records);
+  return NSA_OK;
+}
+
+nsa_status nsa_cache_digest(nsa_ctx *ctx, uint8_t out[16]) {
+  NSAI_TRY(nsai_context_check(ctx));
+  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
+  memset(out, 0, 16);
+  return ctx->records ? nsai_records_digest(ctx->records, out) : NSA_OK;
+}

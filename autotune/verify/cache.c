@@ -1,0 +1,430 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "verify/cache.h"
+
+#include "reference/reference.h"
+#include "verify/cache_tensors.h"
+#include "verify/compare.h"
+#include "verify/inputs.h"
+
+#include <math.h>
+#include <nsa/kv_cache.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NAN_FILL 0xff /* in bf16, fp16 and f32 */
+#define SCATTER 7919  /* a prime: page i lies at i * SCATTER mod their number */
+#define STREAM_GATE 30001
+#define STREAM_ENTRIES 30010
+
+/* ---- shapes ---------------------------------------------------------------------------------- */
+
+static nsa_status alloc_host(int32_t dtype, int32_t ndim, const int64_t *shape, nsa_tensor *out) {
+  *out = nsai_trial_tensor(dtype, ndim, shape);
+  out->data = calloc(nsai_trial_tensor_bytes(out) + 1, 1);
+  return out->data ? NSA_OK : nsai_fail_nomem("a reference", nsai_trial_tensor_bytes(out));
+}
+
+static const nsai_geometry *model_of(const nsai_trial_kv_court *w) { return &w->c.problem.model; }
+
+static int32_t longest(const nsai_trial_kv_court *w) {
+  int32_t most = 1;
+  for (int32_t s = 0; s < w->c.seqs; s++)
+    if (w->c.len[s] > most) most = w->c.len[s];
+  return most;
+}
+
+/* Tokens of a page; without pages, of a row. */
+static int64_t page_tokens(const nsai_trial_kv_court *w) {
+  return w->c.problem.page_size ? w->c.problem.page_size : longest(w);
+}
+
+static int64_t page_count(const nsai_trial_kv_court *w, int32_t len) {
+  return (len + page_tokens(w) - 1) / page_tokens(w);
+}
+
+/* All pages, and one that nobody has; without pages a row for each sequence. */
+static int64_t all_pages(const nsai_trial_kv_court *w) {
+  int64_t count = 1;
+  if (!w->c.problem.page_size) return w->c.seqs;
+  for (int32_t s = 0; s < w->c.seqs; s++) count += page_count(w, w->c.len[s]);
+  return count;
+}
+
+static void declare(nsai_trial_kv_court *w, int slot, int32_t dtype, int32_t ndim,
+                    const int64_t *shape) {
+  w->view[slot] = nsai_trial_tensor(dtype, ndim, shape);
+}
+
+static void declare_gate(nsai_trial_kv_court *w) {
+  const nsai_geometry *g = model_of(w);
+  const int64_t columns = (int64_t)g->heads * NSA_BRANCHES, pitch = (columns + 7) / 8 * 8;
+  const int64_t width = g->gate_hidden ? g->gate_hidden : g->gate_channels;
+  if (g->gate != NSAI_GATE_MLP) {
+    declare(w, NSAI_TRIAL_KV_GATE, g->dtype, 3, (int64_t[]){ w->tokens, g->heads, NSA_BRANCHES });
+    return;
+  }
+  declare(w, NSAI_TRIAL_KV_GATE, g->dtype, 2, (int64_t[]){ w->tokens, g->gate_channels });
+  if (g->gate_hidden)
+    declare(w, NSAI_TRIAL_KV_GATE_W1, g->dtype, 2, (int64_t[]){ g->gate_channels, g->gate_hidden });
+  declare(w, NSAI_TRIAL_KV_GATE_W2, g->dtype, 2, (int64_t[]){ width, pitch });
+  w->view[NSAI_TRIAL_KV_GATE_W2].shape[1] = columns; /* rows of 16 bytes */
+}
+
+static void declare_cache(nsai_trial_kv_court *w) {
+  nsa_kv cache;
+  nsai_trial_kv_declare(model_of(w), all_pages(w), page_tokens(w), &cache);
+  for (int i = 0; i < NSAI_TRIAL_KV_TENSORS; i++)
+    w->view[NSAI_TRIAL_KV_K + i] = *nsai_trial_kv_tensor(&cache, i);
+  if (w->c.problem.page_size)
+    declare(w, NSAI_TRIAL_KV_TABLE, NSA_I32, 2,
+            (int64_t[]){ w->c.seqs, page_count(w, longest(w)) });
+}
+
+/* The branches that the model has. */
+static bool has_branch(const nsai_geometry *g, int branch) {
+  return branch == NSA_CMP || (branch == NSA_SEL ? g->select_count > 0 : g->window > 0);
+}
+
+static void declare_all(nsai_trial_kv_court *w) {
+  const nsai_geometry *g = model_of(w);
+  declare(w, NSAI_TRIAL_KV_Q, g->dtype, 3, (int64_t[]){ w->tokens, g->heads, g->head_dim_qk });
+  declare_gate(w);
+  declare_cache(w);
+  declare(w, NSAI_TRIAL_KV_LEN, NSA_I32, 1, (int64_t[]){ w->c.seqs });
+  if (w->c.problem.op == NSA_OP_PREFILL)
+    declare(w, NSAI_TRIAL_KV_CU_Q, NSA_I32, 1, (int64_t[]){ w->c.seqs + 1 });
+  declare(w, NSAI_TRIAL_KV_O, g->dtype, 3, (int64_t[]){ w->tokens, g->heads, g->head_dim_v });
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    if (has_branch(g, b))
+      declare(w, NSAI_TRIAL_KV_LSE + b, NSA_F32, 2, (int64_t[]){ w->tokens, g->heads });
+  if (g->select_count)
+    declare(w, NSAI_TRIAL_KV_IDX, NSA_I32, 3,
+            (int64_t[]){ w->tokens, g->kv_heads, g->select_count });
+}
+
+/* ---- tensors --------------------------------------------------------------------------------- */
+
+static nsa_tensor view_of(const nsai_trial_kv_court *w, int slot, bool on_device) {
+  nsa_tensor t = w->view[slot];
+  if (!t.ndim) return (nsa_tensor){ 0 };
+  uint8_t *base = on_device ? w->buffer[slot].device : w->buffer[slot].image;
+  t.data = base ? base + NSAI_TRIAL_GUARD : NULL;
+  return t;
+}
+
+static nsa_batch batch_of(const nsai_trial_kv_court *w, bool on_device) {
+  nsa_batch batch = NSA_BATCH_INIT;
+  batch.num_seqs = w->c.seqs;
+  batch.cu_q = view_of(w, NSAI_TRIAL_KV_CU_Q, on_device);
+  batch.kv_len = view_of(w, NSAI_TRIAL_KV_LEN, on_device);
+  batch.block_table = view_of(w, NSAI_TRIAL_KV_TABLE, on_device);
+  return batch;
+}
+
+static nsa_kv cache_of(const nsai_trial_kv_court *w, bool on_device) {
+  nsa_kv kv = { 0 };
+  for (int i = 0; i < NSAI_TRIAL_KV_TENSORS; i++)
+    *nsai_trial_kv_tensor(&kv, i) = view_of(w, NSAI_TRIAL_KV_K + i, on_device);
+  return kv;
+}
+
+/* Inputs; and on the device, the outputs. */
+static nsa_io io_of(const nsai_trial_kv_court *w, bool on_device) {
+  nsa_io io = NSA_IO_INIT;
+  bool mlp = model_of(w)->gate == NSAI_GATE_MLP;
+  io.q = view_of(w, NSAI_TRIAL_KV_Q, on_device);
+  io.kv = cache_of(w, on_device);
+  *(mlp ? &io.gate.x : &io.gate.value) = view_of(w, NSAI_TRIAL_KV_GATE, on_device);
+  io.gate.w1 = view_of(w, NSAI_TRIAL_KV_GATE_W1, on_device);
+  io.gate.w2 = view_of(w, NSAI_TRIAL_KV_GATE_W2, on_device);
+  if (!on_device) return io;
+  io.o = view_of(w, NSAI_TRIAL_KV_O, true);
+  for (int b = 0; b < NSA_BRANCHES; b++) io.lse[b] = view_of(w, NSAI_TRIAL_KV_LSE + b, true);
+  io.block_idx = view_of(w, NSAI_TRIAL_KV_IDX, true);
+  return io;
+}
+
+/* ---- inputs ---------------------------------------------------------------------------------- */
+
+static void fill_numbers(nsai_trial_kv_court *w, const nsai_trial_inputs *in) {
+  const nsai_geometry *g = model_of(w);
+  nsa_tensor q = view_of(w, NSAI_TRIAL_KV_Q, false);
+  nsai_trial_fill_queries(in, &q);
+  const float scale[] = { 1, 1 / sqrtf((float)g->gate_channels + 1),
+                          1 / sqrtf((float)(g->gate_hidden ? g->gate_hidden : g->gate_channels) +
+                                    1) };
+  for (int i = 0; i < 3; i++) {
+    nsa_tensor t = view_of(w, NSAI_TRIAL_KV_GATE + i, false);
+    if (t.ndim) nsai_trial_fill_normal(in, STREAM_GATE + (uint64_t)i, scale[i], &t);
+  }
+}
+
+/* Gives every sequence its pages; what lies behind them in the table is the page that nobody wrote. */
+static void fill_tables(nsai_trial_kv_court *w) {
+  const int64_t pages = all_pages(w);
+  nsa_tensor table = view_of(w, NSAI_TRIAL_KV_TABLE, false);
+  int32_t *len = view_of(w, NSAI_TRIAL_KV_LEN, false).data;
+  int32_t *cu_q = view_of(w, NSAI_TRIAL_KV_CU_Q, false).data;
+  const int64_t step = (pages - 1) % SCATTER ? SCATTER : 1;
+  int64_t given = 0;
+  for (int32_t s = 0; s < w->c.seqs; s++) {
+    len[s] = w->c.len[s];
+    if (cu_q) cu_q[s + 1] = (s ? cu_q[s] : 0) + w->c.q_len[s];
+    for (int64_t i = 0; table.data && i < table.shape[1]; i++) {
+      bool has = i < page_count(w, w->c.len[s]);
+      ((int32_t *)table.data)[s * table.stride[0] + i] =
+          (int32_t)(has ? given++ * step % (pages - 1) : pages - 1);
+    }
+  }
+  if (cu_q) cu_q[0] = 0;
+}
+
+/* K and V of all sequences, one behind the other. */
+static nsa_status make_fresh(const nsai_trial_kv_court *w, const nsai_trial_inputs *in,
+                             int64_t rows, nsa_kv *fresh) {
+  const nsai_geometry *g = model_of(w);
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    if (!nsai_reads_pair(g, b)) continue;
+    NSAI_TRY(
+        alloc_host(g->dtype, 3, (int64_t[]){ rows, g->kv_heads, g->head_dim_qk }, &fresh->k[b]));
+    NSAI_TRY(
+        alloc_host(g->dtype, 3, (int64_t[]){ rows, g->kv_heads, g->head_dim_v }, &fresh->v[b]));
+    nsai_trial_fill_keys(in, b, &fresh->k[b]);
+    nsai_trial_fill_values(in, b, &fresh->v[b]);
+  }
+  return NSA_OK;
+}
+
+/* Any numbers for compressed entries that follow from weights. */
+static void fill_entries(nsai_trial_kv_court *w, const nsai_trial_inputs *in) {
+  for (int side = 0; side < 2; side++) {
+    nsa_tensor t = view_of(w, NSAI_TRIAL_KV_K_CMP + side, false);
+    nsa_tensor rows =
+        nsai_trial_tensor(t.dtype, 3,
+                          (int64_t[]){ t.shape[0] * t.shape[1], t.shape[2], t.shape[3] });
+    rows.data = t.data;
+    nsai_trial_fill_normal(in, STREAM_ENTRIES + (uint64_t)side, 1, &rows);
+  }
+}
+
+/* The caches' images, by the reference's append. */
+static nsa_status fill_cache(nsai_trial_kv_court *w, const nsai_trial_inputs *in) {
+  nsai_geometry g = *model_of(w);
+  const nsai_reference_cache layout = { .page_size = w->c.problem.page_size };
+  nsa_batch batch = batch_of(w, false);
+  nsa_kv cache = cache_of(w, false), fresh = { 0 };
+  int32_t ends[NSAI_TRIAL_KV_SEQS + 1] = { 0 };
+  nsa_status status;
+  for (int32_t s = 0; s < w->c.seqs; s++) ends[s + 1] = ends[s] + w->c.len[s];
+  batch.cu_q = nsai_trial_tensor(NSA_I32, 1, (int64_t[]){ w->c.seqs + 1 });
+  batch.cu_q.data = ends;
+  if (g.phi != NSAI_PHI_MEAN) {
+    g.phi = NSAI_PHI_EXTERNAL;
+    fill_entries(w, in);
+  }
+  NSAI_TRY_TO(done, make_fresh(w, in, ends[w->c.seqs], &fresh));
+  NSAI_TRY_TO(done, nsai_reference_append(&g, &layout, &batch, &cache, &fresh, NULL, w->threads));
+done:
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    free(fresh.k[b].data);
+    free(fresh.v[b].data);
+  }
+  return status;
+}
+
+static nsa_status make_buffers(nsai_trial_kv_court *w) {
+  for (int slot = 0; slot < NSAI_TRIAL_KV_SLOTS; slot++) {
+    if (!w->view[slot].ndim) continue;
+    nsai_trial_buffer *b = &w->buffer[slot];
+    NSAI_TRY(
+        nsai_trial_buffer_create(w->device, nsai_trial_tensor_bytes(&w->view[slot]), NAN_FILL, b));
+    if (!nsai_trial_buffer_image(b)) return nsai_fail_nomem("a host image", b->bytes);
+  }
+  return NSA_OK;
+}
+
+/* ---- the reference --------------------------------------------------------------------------- */
+
+/* Fills the answers, on the reference's own blocks or on those of `on`. */
+static nsa_status ask_reference(nsai_trial_kv_court *w, int32_t selection, bool probes) {
+  const nsai_geometry *g = model_of(w);
+  const nsai_reference_cache layout = { .page_size = w->c.problem.page_size };
+  nsa_batch batch = batch_of(w, false);
+  nsa_io io = io_of(w, false);
+  nsa_tensor rows = { 0 };
+  nsa_status status = NSA_OK;
+  io.o = w->want_o;
+  for (int b = 0; b < NSA_BRANCHES; b++) io.lse[b] = w->want_lse[b];
+  if (g->select_count) io.block_idx = selection == NSA_SELECT_OWN ? w->own : w->on;
+  if (probes) {
+    NSAI_TRY_TO(done, alloc_host(NSA_I32, 1, (int64_t[]){ w->tokens }, &rows));
+    for (int64_t i = 0; i < w->tokens; i++) ((int32_t *)rows.data)[i] = (int32_t)i;
+    io.probe_rows = rows;
+    io.probe_importance = w->importance;
+  }
+  status = nsai_reference_cached(g, &layout, selection, 0, &batch, &io, w->threads);
+done:
+  free(rows.data);
+  return status;
+}
+
+static nsa_status make_answers(nsai_trial_kv_court *w) {
+  const nsai_geometry *g = model_of(w);
+  const int64_t lists[] = { w->tokens, g->kv_heads, g->select_count };
+  NSAI_TRY(alloc_host(NSA_F32, 3, (int64_t[]){ w->tokens, g->heads, g->head_dim_v }, &w->want_o));
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    if (has_branch(g, b))
+      NSAI_TRY(alloc_host(NSA_F32, 2, (int64_t[]){ w->tokens, g->heads }, &w->want_lse[b]));
+  if (!g->select_count) return ask_reference(w, NSA_SELECT_OWN, false);
+  NSAI_TRY(alloc_host(NSA_I32, 3, lists, &w->own));
+  NSAI_TRY(alloc_host(NSA_I32, 3, lists, &w->on));
+  NSAI_TRY(
+      alloc_host(NSA_F32, 3, (int64_t[]){ w->tokens, g->kv_heads, w->blocks }, &w->importance));
+  NSAI_TRY(ask_reference(w, NSA_SELECT_OWN, true));
+  memcpy(w->on.data, w->own.data, nsai_trial_tensor_bytes(&w->own));
+  return NSA_OK;
+}
+
+nsa_status nsai_trial_kv_court_create(const nsai_trial_device *device, const nsai_trial_kv_case *c,
+                                      int threads, nsai_trial_kv_court *w) {
+  *w = (nsai_trial_kv_court){ .device = device, .c = *c, .threads = threads };
+  nsai_trial_inputs in = { model_of(w), c->fill, c->seed, threads };
+  for (int32_t s = 0; s < c->seqs; s++) w->tokens += c->q_len[s];
+  w->blocks = model_of(w)->select_block ? nsai_select_block_count(model_of(w), longest(w)) : 0;
+  declare_all(w);
+  NSAI_TRY(make_buffers(w));
+  fill_numbers(w, &in);
+  fill_tables(w);
+  NSAI_TRY(fill_cache(w, &in));
+  for (int slot = 0; slot < NSAI_TRIAL_KV_FIRST_OUTPUT; slot++)
+    if (w->view[slot].ndim) NSAI_TRY(nsai_trial_buffer_upload(device, &w->buffer[slot]));
+  return make_answers(w);
+}
+
+void nsai_trial_kv_court_destroy(nsai_trial_kv_court *w) {
+  if (!w->device) return;
+  for (int slot = 0; slot < NSAI_TRIAL_KV_SLOTS; slot++)
+    if (w->buffer[slot].device) nsai_trial_buffer_destroy(w->device, &w->buffer[slot]);
+  free(w->want_o.data);
+  for (int b = 0; b < NSA_BRANCHES; b++) free(w->want_lse[b].data);
+  free(w->importance.data);
+  free(w->own.data);
+  free(w->on.data);
+  *w = (nsai_trial_kv_court){ 0 };
+}
+
+/* ---- judging --------------------------------------------------------------------------------- */
+
+static void judge_guards(const nsai_trial_buffer *b, const char *name, nsai_trial_result *result) {
+  const uint8_t *behind = b->image + NSAI_TRIAL_GUARD + b->bytes;
+  for (size_t i = 0; i < NSAI_TRIAL_GUARD; i++) {
+    if (b->image[i] == NAN_FILL && behind[i] == NAN_FILL) continue;
+    nsai_trial_fail(result, "%s: memory outside it changed", name);
+    return;
+  }
+}
+
+/* Position of a row; below 0: of a padded sequence. */
+static int64_t position_of(const nsai_trial_kv_court *w, int64_t token) {
+  int32_t s = 0;
+  while (token >= w->c.q_len[s]) token -= w->c.q_len[s++];
+  return w->c.len[s] ? w->c.len[s] - w->c.q_len[s] + token : -1;
+}
+
+/* The blocks of one row against the reference's, which may differ near the cut. */
+static nsa_status judge_list(const nsai_trial_kv_court *w, int64_t token, int32_t head,
+                             nsai_trial_result *result) {
+  const nsai_geometry *g = model_of(w);
+  nsa_tensor idx = view_of(w, NSAI_TRIAL_KV_IDX, false);
+  const int32_t *row = nsai_trial_index_row(&idx, token, head);
+  const int64_t t = position_of(w, token);
+  const char *complaint = nsai_trial_selection_malformed(g, t, row);
+  if (complaint)
+    nsai_trial_fail(result, "block_idx row %lld (position %lld) KV head %d: %s", (long long)token,
+                    (long long)t, head, complaint);
+  if (complaint || t < 0) return NSA_OK;
+  double *importance = malloc((size_t)w->blocks * sizeof *importance);
+  if (!importance) return nsai_fail_nomem("an importance", (size_t)w->blocks * sizeof *importance);
+  const float *from = (const float *)w->importance.data + token * w->importance.stride[0] +
+                      head * w->importance.stride[1];
+  for (int64_t i = 0; i < w->blocks; i++) importance[i] = (double)from[i];
+  nsai_trial_record(result, "cut", nsai_trial_selection_distance(g, t, row, importance),
+                    NSAI_TRIAL_CUT_TOLERANCE);
+  free(importance);
+  return NSA_OK;
+}
+
+/* All lists; then the reference is asked on them, where they are not those it was asked on. */
+static nsa_status judge_lists(nsai_trial_kv_court *w, nsai_trial_result *result) {
+  nsa_tensor idx = view_of(w, NSAI_TRIAL_KV_IDX, false);
+  if (!idx.ndim) return NSA_OK;
+  for (int64_t token = 0; token < w->tokens && result->outcome != NSAI_TRIAL_FAILED; token++)
+    for (int32_t head = 0; head < model_of(w)->kv_heads; head++)
+      NSAI_TRY(judge_list(w, token, head, result));
+  /* Blocks out of range would lead the reference out of its tensors. */
+  if (result->outcome == NSAI_TRIAL_FAILED ||
+      !memcmp(w->on.data, idx.data, nsai_trial_tensor_bytes(&idx)))
+    return NSA_OK;
+  memcpy(w->on.data, idx.data, nsai_trial_tensor_bytes(&idx));
+  return ask_reference(w, NSA_SELECT_BLOCKS, false);
+}
+
+static void judge_lse(const nsai_trial_kv_court *w, int branch, nsai_trial_result *result) {
+  static const char *const names[NSA_BRANCHES] = { "lse[0]", "lse[1]", "lse[2]" };
+  nsa_tensor got = view_of(w, NSAI_TRIAL_KV_LSE + branch, false);
+  const float *x = got.data, *want = w->want_lse[branch].data;
+  double worst = 0;
+  if (!got.ndim) return;
+  for (int64_t i = 0; i < got.shape[0] * got.shape[1]; i++) {
+    double difference = fabs((double)x[i] - (double)want[i]);
+    double error = x[i] == want[i] ? 0 : difference / fmax(1, fabs((double)want[i]));
+    if (!(error <= worst)) worst = isfinite(error) ? error : (double)INFINITY;
+  }
+  nsai_trial_record(result, names[branch], worst, NSAI_TRIAL_LSE_TOLERANCE);
+}
+
+static nsa_status judge_outputs(nsai_trial_kv_court *w, nsai_trial_result *result) {
+  nsa_tensor o = view_of(w, NSAI_TRIAL_KV_O, false);
+  NSAI_TRY(judge_lists(w, result));
+  if (result->outcome == NSAI_TRIAL_FAILED) return NSA_OK;
+  nsai_trial_compare_tensors("o", nsai_trial_tolerance_of(NSAI_TRIAL_WHOLE, model_of(w)->dtype), &o,
+                             &w->want_o, result);
+  for (int b = 0; b < NSA_BRANCHES; b++) judge_lse(w, b, result);
+  return NSA_OK;
+}
+
+/* Runs the plan in a workspace of exactly what it asks for, and fetches what it left. */
+static nsa_status run_plan(nsai_trial_kv_court *w, const nsai_trial_plan *plan,
+                           nsai_trial_buffer *workspace) {
+  nsa_exec exec = NSA_EXEC_INIT;
+  nsa_batch batch = batch_of(w, true);
+  nsa_io io = io_of(w, true);
+  NSAI_TRY(nsai_trial_buffer_create(w->device, plan->caps.workspace_bytes, NAN_FILL, workspace));
+  for (int slot = NSAI_TRIAL_KV_FIRST_OUTPUT; slot < NSAI_TRIAL_KV_SLOTS; slot++)
+    if (w->view[slot].ndim) NSAI_TRY(nsai_trial_buffer_poison(w->device, &w->buffer[slot]));
+  exec.workspace = workspace->device + NSAI_TRIAL_GUARD;
+  exec.workspace_bytes = plan->caps.workspace_bytes;
+  exec.stream = (nsa_stream)w->device->stream;
+  NSAI_TRY(w->c.problem.op == NSA_OP_DECODE ? nsa_decode(plan->plan, &exec, &batch, &io)
+                                            : nsa_prefill(plan->plan, &exec, &batch, &io));
+  NSAI_TRY(nsai_trial_device_wait(w->device, NULL));
+  for (int slot = NSAI_TRIAL_KV_FIRST_OUTPUT; slot < NSAI_TRIAL_KV_SLOTS; slot++)
+    if (w->view[slot].ndim) NSAI_TRY(nsai_trial_buffer_fetch(w->device, &w->buffer[slot]));
+  return nsai_trial_buffer_fetch(w->device, workspace);
+}
+
+nsa_status nsai_trial_kv_judge(nsai_trial_kv_court *w, const nsai_trial_plan *plan,
+                               nsai_trial_result *result) {
+  nsai_trial_buffer workspace = { 0 };
+  nsa_status status;
+  NSAI_TRY_TO(done, run_plan(w, plan, &workspace));
+  judge_guards(&workspace, "workspace", result);
+  for (int slot = NSAI_TRIAL_KV_FIRST_OUTPUT; slot < NSAI_TRIAL_KV_SLOTS; slot++)
+    if (w->view[slot].ndim) judge_guards(&w->buffer[slot], "an output", result);
+  if (result->outcome != NSAI_TRIAL_FAILED) NSAI_TRY_TO(done, judge_outputs(w, result));
+done:
+  if (workspace.device) nsai_trial_buffer_destroy(w->device, &workspace);
+  return status;
+}

@@ -1,0 +1,310 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "verify/case.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const kind_names[NSAI_TRIAL_KINDS] = {
+  [NSAI_TRIAL_FORWARD] = "fwd",           [NSAI_TRIAL_COMPRESS] = "compress",
+  [NSAI_TRIAL_SELECT] = "select",         [NSAI_TRIAL_DENSE] = "dense",
+  [NSAI_TRIAL_BACKWARD] = "bwd",          [NSAI_TRIAL_REPEAT] = "repeat",
+  [NSAI_TRIAL_ALL_BLOCKS] = "all_blocks", [NSAI_TRIAL_WIDE_WINDOW] = "wide",
+  [NSAI_TRIAL_FUTURE] = "future",         [NSAI_TRIAL_PERMUTE] = "permute",
+  [NSAI_TRIAL_SCALE_V] = "scale_v",       [NSAI_TRIAL_ZERO_GATE] = "zero_gate",
+  [NSAI_TRIAL_INFINITE] = "infinite",     [NSAI_TRIAL_SPLIT] = "split",
+  [NSAI_TRIAL_GRAPH] = "graph",           [NSAI_TRIAL_STREAMS] = "streams",
+  [NSAI_TRIAL_NEEDLE] = "needle",
+};
+static const char *const fill_names[NSAI_TRIAL_FILLS] = { "random", "correlated", "large",
+                                                          "constant", "tiny" };
+static const char *const layout_names[NSAI_TRIAL_LAYOUTS] = { "plain", "strided", "packed", "heads",
+                                                              "shared" };
+static const char *const phi_names[] = { "mean", "linear", "mlp", "external" };
+static const char *const gate_names[] = { "weights", "logits", "mlp" };
+static const char *const act_names[] = { "relu", "silu", "gelu" };
+static const char *const recompute_names[] = { "auto", "always", "never" };
+static const char *const select_names[] = { "own", "blocks", "ranges" };
+
+const char *nsai_trial_kind_name(nsai_trial_kind kind) { return kind_names[kind]; }
+const char *nsai_trial_fill_name(nsai_trial_fill fill) { return fill_names[fill]; }
+
+int64_t nsai_trial_total(const int64_t *len, int32_t count) {
+  int64_t sum = 0;
+  for (int32_t i = 0; i < count; i++) sum += len[i];
+  return sum;
+}
+
+void nsai_trial_case_init(nsai_trial_case *c) {
+  memset(c, 0, sizeof *c);
+  c->geometry = (nsai_geometry){ .heads = 4,
+                                 .kv_heads = 2,
+                                 .head_dim_qk = 64,
+                                 .head_dim_v = 64,
+                                 .block = 32,
+                                 .stride = 16,
+                                 .select_block = 64,
+                                 .select_count = 4,
+                                 .select_init = 1,
+                                 .select_local = 2,
+                                 .window = 64,
+                                 .dtype = NSA_BF16,
+                                 .phi = NSAI_PHI_MEAN,
+                                 .gate = NSAI_GATE_LOGITS };
+  c->num_seqs = 1;
+  c->q_len[0] = c->kv_len[0] = 200;
+  c->seed = 1;
+}
+
+/* ---- parsing --------------------------------------------------------------------------------- */
+
+/* The index of `name` (up to '.' or the end) in `names`, or -1. */
+static int find_name(const char *name, const char *const *names, int count) {
+  size_t length = strcspn(name, ".");
+  for (int i = 0; i < count; i++)
+    if (strlen(names[i]) == length && !memcmp(names[i], name, length)) return i;
+  return -1;
+}
+
+/* Reads "5,0,130" or "200x3" (three times 200). Returns the count, or -1. */
+static int parse_lengths(const char *text, int64_t *out) {
+  int count = 0;
+  while (*text) {
+    char *end;
+    long long value = strtoll(text, &end, 10), times = 1;
+    if (end == text || value < 0) return -1;
+    if (*end == 'x') times = strtoll(end + 1, &end, 10);
+    for (; times > 0; times--) {
+      if (count == NSAI_TRIAL_MAX_SEQS) return -1;
+      out[count++] = value;
+    }
+    if (*end != ',' && *end != 0) return -1;
+    text = *end ? end + 1 : end;
+  }
+  return count;
+}
+
+static int parse_phi(const char *value, nsai_geometry *g) {
+  char act[8] = "silu";
+  int found = find_name(value, phi_names, 4);
+  if (found < 0) return -1;
+  g->phi = (nsai_phi_kind)found;
+  if (g->phi != NSAI_PHI_MLP) return 0;
+  if (sscanf(value, "mlp.%d.%7s", &g->phi_hidden, act) < 1) return -1;
+  int a = find_name(act, act_names, 3);
+  g->phi_activation = (nsai_activation)a;
+  return a < 0 ? -1 : 0;
+}
+
+static int parse_gate(const char *value, nsai_trial_case *c) {
+  nsai_geometry *g = &c->geometry;
+  char act[8] = "silu";
+  int found = find_name(value, gate_names, 3);
+  if (found < 0) return -1;
+  g->gate = (nsai_gate_kind)found;
+  if (g->gate != NSAI_GATE_MLP) {
+    c->gate_f32 = strstr(value, ".f32") != NULL;
+    return 0;
+  }
+  if (sscanf(value, "mlp.%d.%d.%7s", &g->gate_channels, &g->gate_hidden, act) < 2) return -1;
+  int a = find_name(act, act_names, 3);
+  g->gate_activation = (nsai_activation)a;
+  return a < 0 ? -1 : 0;
+}
+
+/* One "name=value" field. Returns 0, or -1. */
+static int parse_named(const char *name, const char *value, nsai_trial_case *c, int *q_count) {
+  int found, count;
+  if (!strcmp(name, "phi")) return parse_phi(value, &c->geometry);
+  if (!strcmp(name, "gate")) return parse_gate(value, c);
+  if (!strcmp(name, "kv") && (!strcmp(value, "shared") || !strcmp(value, "branches"))) {
+    c->geometry.per_branch = value[0] == 'b';
+    return 0;
+  }
+  if (!strcmp(name, "kv") || !strcmp(name, "q")) {
+    count = parse_lengths(value, name[0] == 'q' ? c->q_len : c->kv_len);
+    if (count < 1) return -1;
+    if (name[0] == 'q')
+      *q_count = count;
+    else
+      c->num_seqs = count;
+    return 0;
+  }
+  if (!strcmp(name, "sel")) {
+    found = find_name(value, select_names, 3);
+    c->selection = found;
+    c->index_shared = strstr(value, ".shared") != NULL;
+    return found < 0 ? -1 : 0;
+  }
+  if (!strcmp(name, "recompute")) {
+    found = find_name(value, recompute_names, 3);
+    c->recompute = found;
+    return found < 0 ? -1 : 0;
+  }
+  if (!strcmp(name, "fill")) {
+    found = find_name(value, fill_names, NSAI_TRIAL_FILLS);
+    c->fill = (nsai_trial_fill)found;
+    return found < 0 ? -1 : 0;
+  }
+  if (!strcmp(name, "layout")) {
+    found = find_name(value, layout_names, NSAI_TRIAL_LAYOUTS);
+    c->layout = (nsai_trial_layout)found;
+    return found < 0 ? -1 : 0;
+  }
+  if (!strcmp(name, "seed")) return sscanf(value, "%" SCNu64, &c->seed) == 1 ? 0 : -1;
+  if (!strcmp(name, "slack")) return sscanf(value, "%" SCNd64, &c->slack) == 1 ? 0 : -1;
+  if (!strcmp(name, "branches")) return sscanf(value, "%u", &c->branches) == 1 ? 0 : -1;
+  if (!strcmp(name, "again")) return sscanf(value, "%d", &c->again) == 1 && c->again > 0 ? 0 : -1;
+  if (!strcmp(name, "wanted")) return sscanf(value, "%u", &c->wanted) == 1 ? 0 : -1;
+  if (!strcmp(name, "scale")) return sscanf(value, "%f", &c->softmax_scale) == 1 ? 0 : -1;
+  return -1;
+}
+
+/* A field without "=": a type, a flag or a letter with numbers. Returns 0, or -1. */
+static int parse_bare(const char *field, nsai_trial_case *c) {
+  nsai_geometry *g = &c->geometry;
+  static const struct {
+    const char *name;
+    size_t offset;
+  } flags[] = { { "parity", offsetof(nsai_trial_case, parity) },
+                { "overlap", offsetof(nsai_trial_case, overlap) },
+                { "nobatch", offsetof(nsai_trial_case, no_batch) },
+                { "gemm", offsetof(nsai_trial_case, gemm) },
+                { "lists", offsetof(nsai_trial_case, lists) },
+                { "f32grads", offsetof(nsai_trial_case, grads_f32) },
+                { "f32dout", offsetof(nsai_trial_case, d_o_f32) },
+                { "accumulate", offsetof(nsai_trial_case, accumulate) },
+                { "saved", offsetof(nsai_trial_case, saved) },
+                { "mma", offsetof(nsai_trial_case, mma) } };
+  for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
+    if (!strcmp(field, flags[i].name)) {
+      *(int32_t *)((char *)c + flags[i].offset) = 1;
+      return 0;
+    }
+  if (!strcmp(field, "bf16") || !strcmp(field, "f16")) {
+    g->dtype = field[0] == 'b' ? NSA_BF16 : NSA_F16;
+    return 0;
+  }
+  if (field[0] == 'h') return sscanf(field, "h%d/%d", &g->heads, &g->kv_heads) == 2 ? 0 : -1;
+  if (field[0] == 'd')
+    return sscanf(field, "d%d/%d", &g->head_dim_qk, &g->head_dim_v) == 2 ? 0 : -1;
+  if (field[0] == 'l') return sscanf(field, "l%d/%d", &g->block, &g->stride) == 2 ? 0 : -1;
+  if (field[0] == 's')
+    return sscanf(field, "s%dx%d+%d+%d", &g->select_block, &g->select_count, &g->select_init,
+                  &g->select_local) == 4
+               ? 0
+               : -1;
+  if (field[0] == 'w') return sscanf(field, "w%d", &g->window) == 1 ? 0 : -1;
+  return -1;
+}
+
+/* What the other fields must fulfil together; NULL when they do. */
+static const char *inconsistent(const nsai_trial_case *c, int q_count, int kv_count) {
+  const nsai_geometry *g = &c->geometry;
+  if (q_count != kv_count) return "q and kv need one length per sequence each";
+  if (g->kv_heads < 1 || g->heads < g->kv_heads || g->heads % g->kv_heads)
+    return "KV heads must divide heads";
+  if (g->stride < 1 || g->block % g->stride || g->select_block < 1 || g->select_block % g->stride)
+    return "the stride must divide both block sizes";
+  if (c->no_batch && c->num_seqs != 1) return "nobatch means one sequence";
+  if (c->layout == NSAI_TRIAL_LAYOUT_PACKED &&
+      (g->per_branch ||
+       nsai_trial_total(c->q_len, c->num_seqs) != nsai_trial_total(c->kv_len, c->num_seqs)))
+    return "layout=packed needs kv=shared and as many query as KV tokens";
+  return NULL;
+}
+
+int nsai_trial_case_parse(const char *text, nsai_trial_case *c, char *error, size_t size) {
+  char copy[NSAI_TRIAL_CASE_TEXT], *save = NULL;
+  int q_count = 0, first = 1;
+  nsai_trial_case_init(c);
+  c->num_seqs = 0;
+  if (strlen(text) >= sizeof copy) return snprintf(error, size, "the problem is too long"), -1;
+  strcpy(copy, text);
+  for (char *field = strtok_r(copy, ":", &save); field; field = strtok_r(NULL, ":", &save)) {
+    int status = -1;
+    char *equals = strchr(field, '=');
+    if (first) {
+      int kind = find_name(field, kind_names, NSAI_TRIAL_KINDS);
+      c->kind = (nsai_trial_kind)kind;
+      status = kind < 0 ? -1 : 0;
+      first = 0;
+    } else if (equals) {
+      *equals = 0;
+      status = parse_named(field, equals + 1, c, &q_count);
+      *equals = '=';
+    } else {
+      status = parse_bare(field, c);
+    }
+    if (status) {
+      snprintf(error, size, "cannot read '%s'; autotune/verify/case.h describes the fields", field);
+      return -1;
+    }
+  }
+  int kv_count = c->num_seqs;
+  if (!q_count && !kv_count) q_count = kv_count = 1; /* nsai_trial_case_init's sequence */
+  if (!kv_count) memcpy(c->kv_len, c->q_len, sizeof c->q_len), kv_count = q_count;
+  if (!q_count) memcpy(c->q_len, c->kv_len, sizeof c->q_len), q_count = kv_count;
+  c->num_seqs = kv_count;
+  const char *problem = first ? "the problem is empty" : inconsistent(c, q_count, kv_count);
+  if (problem) snprintf(error, size, "%s", problem);
+  return problem ? -1 : 0;
+}
+
+/* ---- printing -------------------------------------------------------------------------------- */
+
+static void print_lengths(FILE *out, const char *name, const int64_t *len, int32_t count) {
+  fprintf(out, ":%s=", name);
+  for (int32_t i = 0; i < count; i++) fprintf(out, "%s%lld", i ? "," : "", (long long)len[i]);
+}
+
+static void print_options(FILE *out, const nsai_trial_case *c) {
+  const nsai_geometry *g = &c->geometry;
+  fprintf(out, ":phi=%s", phi_names[g->phi]);
+  if (g->phi == NSAI_PHI_MLP) fprintf(out, ".%d.%s", g->phi_hidden, act_names[g->phi_activation]);
+  fprintf(out, ":gate=%s", gate_names[g->gate]);
+  if (g->gate == NSAI_GATE_MLP)
+    fprintf(out, ".%d.%d.%s", g->gate_channels, g->gate_hidden, act_names[g->gate_activation]);
+  else if (c->gate_f32)
+    fprintf(out, ".f32");
+  fprintf(out, ":kv=%s", g->per_branch ? "branches" : "shared");
+  fprintf(out, ":sel=%s%s", select_names[c->selection], c->index_shared ? ".shared" : "");
+}
+
+void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size) {
+  const nsai_geometry *g = &c->geometry;
+  FILE *out = fmemopen(text, size, "w");
+  if (!out) {
+    snprintf(text, size, "(out of memory)");
+    return;
+  }
+  fprintf(out, "%s:%s:h%d/%d:d%d/%d:l%d/%d:s%dx%d+%d+%d:w%d", kind_names[c->kind],
+          g->dtype == NSA_F16 ? "f16" : "bf16", g->heads, g->kv_heads, g->head_dim_qk,
+          g->head_dim_v, g->block, g->stride, g->select_block, g->select_count, g->select_init,
+          g->select_local, g->window);
+  print_options(out, c);
+  print_lengths(out, "q", c->q_len, c->num_seqs);
+  print_lengths(out, "kv", c->kv_len, c->num_seqs);
+  fprintf(out, ":seed=%llu:fill=%s:layout=%s", (unsigned long long)c->seed, fill_names[c->fill],
+          layout_names[c->layout]);
+  if (c->slack) fprintf(out, ":slack=%lld", (long long)c->slack);
+  if (c->branches) fprintf(out, ":branches=%u", c->branches);
+  if (c->softmax_scale != 0) fprintf(out, ":scale=%.9g", (double)c->softmax_scale);
+  if (c->parity) fprintf(out, ":parity");
+  if (c->overlap) fprintf(out, ":overlap");
+  if (c->no_batch) fprintf(out, ":nobatch");
+  if (c->gemm) fprintf(out, ":gemm");
+  if (c->lists) fprintf(out, ":lists");
+  if (c->grads_f32) fprintf(out, ":f32grads");
+  if (c->d_o_f32) fprintf(out, ":f32dout");
+  if (c->accumulate) fprintf(out, ":accumulate");
+  if (c->saved) fprintf(out, ":saved");
+  if (c->recompute) fprintf(out, ":recompute=%s", recompute_names[c->recompute]);
+  if (c->mma) fprintf(out, ":mma");
+  if (c->wanted) fprintf(out, ":wanted=%u", c->wanted);
+  if (c->again) fprintf(out, ":again=%d", c->again);
+  fclose(out);
+}

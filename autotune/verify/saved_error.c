@@ -1,0 +1,168 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the rounding of the forward's outputs does to gradients that take u = dO . o_b from them. With an
+ * error e of u, dS is off by -g e P, and so
+ *
+ *   d_gate by e      d_q by -scale g e sum P k      d_k by -scale sum P g e q
+ *
+ * The reference has these sums: the second is its output where v is k, the third its d_v where dO is e q.
+ */
+#include "verify/backward.h"
+
+#include "reference/reference.h"
+#include "verify/inputs.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+typedef struct saved_error {
+  const nsai_trial_bench *bench;
+  const nsa_batch *batch;
+  const nsa_io *io;
+  nsai_geometry keys; /* the model with k in the place of v */
+  double scale;
+  nsa_tensor u[NSA_BRANCHES]; /* f32 [T, Hq, 1]: e */
+} saved_error;
+
+/* f32 zeros, contiguous. */
+static nsa_status make(nsa_tensor *t, int64_t rows, int64_t heads, int64_t width) {
+  *t = (nsa_tensor){ .shape = { rows, heads, width },
+                     .stride = { heads * width, width, 1 },
+                     .ndim = 3,
+                     .dtype = NSA_F32 };
+  t->data = calloc((size_t)(rows * heads * width + 1), sizeof(float));
+  return t->data ? NSA_OK : nsai_fail_nomem("a tensor of the reference", 0);
+}
+
+static double at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i) {
+  return (double)nsai_trial_load(t, row * t->stride[0] + head * t->stride[1] + i);
+}
+
+/* An absent tensor is fine. */
+static void add(nsa_tensor *t, int64_t row, int64_t head, int64_t i, double x) {
+  if (t->data) ((float *)t->data)[row * t->stride[0] + head * t->stride[1] + i] += (float)x;
+}
+
+static int has(const saved_error *e, int b) {
+  return nsai_trial_data_has(&e->bench->data, NSAI_TRIAL_O_BRANCH_IN + b);
+}
+
+/* The branches' outputs in f32, of the model or with k as v: out [NSA_BRANCHES]. */
+static nsa_status outputs(const saved_error *e, bool of_keys, nsa_tensor *out) {
+  const nsai_trial_data *d = &e->bench->data;
+  const nsai_geometry *g = of_keys ? &e->keys : &e->bench->c->geometry;
+  nsa_io io = *e->io;
+  nsa_status status;
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    io.lse[b] = io.o_branch[b] = (nsa_tensor){ 0 };
+    if (of_keys) io.kv.v[b] = io.kv.k[b];
+  }
+  if (g->phi != NSAI_PHI_EXTERNAL) io.kv.k_cmp = io.kv.v_cmp = (nsa_tensor){ 0 };
+  if (of_keys) io.kv.v_cmp = io.kv.k_cmp;
+  NSAI_TRY(make(&io.o, d->token_capacity, g->heads, g->head_dim_v));
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    if (!has(e, b)) continue;
+    NSAI_TRY_TO(done, make(&out[b], d->token_capacity, g->heads, g->head_dim_v));
+    io.o_branch[b] = out[b];
+  }
+  bool ranges = e->bench->c->selection == NSA_SELECT_RANGES;
+  status = nsai_reference_forward(g, ranges ? NSA_SELECT_RANGES : NSA_SELECT_BLOCKS,
+                                  e->bench->c->branches, e->batch, &io, e->bench->threads);
+done:
+  free(io.o.data);
+  return status;
+}
+
+static nsa_status find_errors(saved_error *e) {
+  const nsai_trial_data *d = &e->bench->data;
+  nsa_tensor exact[NSA_BRANCHES] = { 0 };
+  nsa_tensor d_o = nsai_trial_data_view(d, NSAI_TRIAL_D_O, NSAI_TRIAL_HOST);
+  nsa_status status;
+  NSAI_TRY_TO(done, outputs(e, false, exact));
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    if (!has(e, b)) continue;
+    NSAI_TRY_TO(done, make(&e->u[b], d->token_capacity, e->keys.heads, 1));
+    for (int64_t t = 0; t < d->tokens; t++)
+      for (int64_t h = 0; h < e->keys.heads; h++)
+        for (int64_t i = 0; i < d_o.shape[2]; i++)
+          add(&e->u[b], t, h, 0,
+              at(&d_o, t, h, i) * (at(&e->io->o_branch[b], t, h, i) - at(&exact[b], t, h, i)));
+  }
+done:
+  for (int b = 0; b < NSA_BRANCHES; b++) free(exact[b].data);
+  return status;
+}
+
+static double gate_of(const saved_error *e, int64_t t, int64_t h, int b) {
+  double x = at(&e->io->gate.value, t, h, b);
+  return e->keys.gate == NSAI_GATE_WEIGHTS ? x : 1 / (1 + exp(-x));
+}
+
+static nsa_status add_rows(const saved_error *e, nsa_tensor *plain) {
+  nsa_tensor mean[NSA_BRANCHES] = { 0 }; /* sum P k */
+  nsa_status status;
+  NSAI_TRY_TO(done, outputs(e, true, mean));
+  for (int b = 0; b < NSA_BRANCHES; b++)
+    for (int64_t t = 0; t < e->bench->data.tokens && has(e, b); t++)
+      for (int64_t h = 0; h < e->keys.heads; h++) {
+        double g = gate_of(e, t, h, b), u = at(&e->u[b], t, h, 0);
+        double slope = e->keys.gate == NSAI_GATE_WEIGHTS ? 1 : g * (1 - g);
+        if (u == 0) continue; /* the gate of a row without keys may be anything */
+        add(&plain[NSAI_TRIAL_D_GATE_VALUE], t, h, b, slope * u);
+        for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
+          add(&plain[NSAI_TRIAL_D_Q], t, h, i, -e->scale * g * u * at(&mean[b], t, h, i));
+      }
+done:
+  for (int b = 0; b < NSA_BRANCHES; b++) free(mean[b].data);
+  return status;
+}
+
+/* Of one branch, to the gradient of the keys that it reads: `to`. */
+static nsa_status add_keys(const saved_error *e, int b, nsa_tensor *to) {
+  const nsai_trial_data *d = &e->bench->data;
+  nsa_io io = *e->io;
+  nsa_grads grads = NSA_GRADS_INIT;
+  nsa_tensor d_v = { 0 };
+  nsa_status status;
+  int pair = e->keys.per_branch ? b : 0;
+  bool external = b == NSA_CMP && e->keys.phi == NSAI_PHI_EXTERNAL;
+  for (int p = 0; p < NSA_BRANCHES; p++) io.kv.v[p] = io.kv.k[p];
+  io.kv.v_cmp = io.kv.k_cmp;
+  NSAI_TRY_TO(done, make(&d_v, to->shape[0], e->keys.kv_heads, e->keys.head_dim_qk));
+  NSAI_TRY_TO(done, make(&grads.d_o, d->token_capacity, e->keys.heads, e->keys.head_dim_qk));
+  *(external ? &grads.d_kv.v_cmp : &grads.d_kv.v[pair]) = d_v;
+  for (int64_t t = 0; t < d->tokens; t++)
+    for (int64_t h = 0; h < e->keys.heads; h++)
+      for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
+        add(&grads.d_o, t, h, i, at(&e->u[b], t, h, 0) * at(&io.q, t, h, i));
+  NSAI_TRY_TO(done, nsai_reference_backward(&e->keys, e->bench->c->selection, 1u << b, e->batch,
+                                            &io, &grads, e->bench->threads));
+  for (int64_t r = 0; r < to->shape[0]; r++)
+    for (int64_t h = 0; h < e->keys.kv_heads; h++)
+      for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
+        add(to, r, h, i, -e->scale * at(&d_v, r, h, i));
+done:
+  free(d_v.data);
+  free(grads.d_o.data);
+  return status;
+}
+
+nsa_status nsai_trial_add_saved_error(const nsai_trial_bench *bench, const nsa_batch *batch,
+                                      const nsa_io *io, nsa_tensor plain[NSAI_TRIAL_SLOTS]) {
+  saved_error e = { .bench = bench, .batch = batch, .io = io, .keys = bench->c->geometry };
+  nsa_status status;
+  e.keys.head_dim_v = e.keys.head_dim_qk;
+  e.scale =
+      io->softmax_scale > 0 ? (double)io->softmax_scale : 1 / sqrt((double)e.keys.head_dim_qk);
+  NSAI_TRY_TO(done, find_errors(&e));
+  NSAI_TRY_TO(done, add_rows(&e, plain));
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    bool external = b == NSA_CMP && e.keys.phi == NSAI_PHI_EXTERNAL;
+    int slot = external ? NSAI_TRIAL_D_K_CMP : NSAI_TRIAL_D_K0 + (e.keys.per_branch ? b : 0);
+    if (has(&e, b) && plain[slot].data) NSAI_TRY_TO(done, add_keys(&e, b, &plain[slot]));
+  }
+done:
+  for (int b = 0; b < NSA_BRANCHES; b++) free(e.u[b].data);
+  return status;
+}

@@ -1,0 +1,187 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Steps of decoding as CSV, one line a cell. Columns:
+ *   date, commit, device, problem   as in csv.h; the problem's fill is that of the step's inputs
+ *   S, batch        tokens and number of the sequences; page_size 0: no pages
+ *   q_len           new tokens of a sequence
+ *   copies          of the cache: steps of the graph, each over its own
+ *   ms_total        a step of nsa_decode, in a graph of them
+ *   ms_cmp, ms_sel, ms_win   the same with one branch alone and what it needs: the selected one needs the
+ *                   compressed one's scores
+ *   ms_append       nsa_kv_append of the new tokens and nsa_decode
+ *   ms_dense        attention over all keys by the same kernels
+ *   reads_actual    tokens of K and V that a step reads for one KV head of one sequence, as the device has
+ *                   counted: compressed entries, tokens of selected blocks and of the window
+ *   reads_expected  the same as it follows from lengths, N(L) + sum of min(l', L - j*l') + min(w, L); of
+ *                   several new tokens what they read together, each block that several chose once
+ *   reads_actual_decode, reads_expected_decode   both for each new token: the step's over q_len
+ *   reads_actual_cmp ... reads_expected_win      both by branch
+ *   bytes_actual, bytes_expected   of K and V, all sequences and KV heads of a step
+ *   gbps            bytes_expected over ms_total
+ *   bandwidth_gbps  at which the device reads memory, as measured before the first cell
+ *   share           gbps of it
+ *   dense_gbps, dense_share   K and V of all tokens over ms_dense
+ *   note            why there is no time
+ */
+#include "csv.h"
+#include "base/text.h"
+#include "decode/decode.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/* ---- writing --------------------------------------------------------------------------------- */
+
+void bench_decode_csv_header(FILE *out) {
+  fprintf(out, "date,commit,device,problem,batch,q_len,page_size,copies,S,ms_total,ms_cmp,ms_sel,"
+               "ms_win,reads_actual,reads_expected,reads_actual_decode,reads_expected_decode,"
+               "reads_actual_cmp,reads_actual_sel,reads_actual_win,reads_expected_cmp,"
+               "reads_expected_sel,reads_expected_win,bytes_actual,bytes_expected,gbps,"
+               "bandwidth_gbps,share,ms_append,ms_dense,dense_gbps,dense_share,note\n");
+}
+
+/* Empty where there is none. */
+static void put_number(FILE *out, double value) {
+  fputc(',', out);
+  if (value > 0) fprintf(out, "%.5g", value);
+}
+
+/* Tokens: whole numbers, but for means. */
+static void put_tokens(FILE *out, double tokens) { fprintf(out, ",%.10g", tokens); }
+
+static void put_reads(FILE *out, const bench_decode_table *t, const bench_decode_cell *c) {
+  const bench_decode_reads *both[] = { &c->actual, &c->expected };
+  const double rows = (double)(c->batch * t->options->c.geometry.kv_heads);
+  for (int per_token = 0; per_token < 2; per_token++)
+    for (int i = 0; i < 2; i++)
+      put_tokens(out, bench_decode_tokens(both[i]) / rows / (per_token ? c->q_len : 1));
+  for (int i = 0; i < 2; i++)
+    for (int b = 0; b < NSA_BRANCHES; b++) put_tokens(out, (double)both[i]->tokens[b] / rows);
+  fprintf(out, ",%lld,%lld", (long long)c->actual.bytes, (long long)c->expected.bytes);
+}
+
+void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_decode_cell *c) {
+  const bench_decode_options *o = t->options;
+  const double read = bench_decode_gbps((double)c->expected.bytes, c->us[BENCH_DECODE_TOTAL]);
+  const double dense = bench_decode_gbps(c->dense_bytes, c->us[BENCH_DECODE_DENSE]);
+  char date[24], text[NSAI_TRIAL_CASE_TEXT];
+  time_t now = time(NULL);
+  struct tm utc;
+  strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+  nsai_trial_case_print(&o->c, text, sizeof text);
+  fprintf(out, "%s,", date);
+  bench_csv_word(out, t->commit);
+  fputc(',', out);
+  bench_csv_quoted(out, t->device);
+  fputc(',', out);
+  bench_csv_quoted(out, text);
+  fprintf(out, ",%lld,%d,%d,%lld,%lld", (long long)c->batch, c->q_len,
+          o->page_size > 0 ? o->page_size : 0, (long long)c->copies, (long long)c->context);
+  for (int i = BENCH_DECODE_TOTAL; i <= BENCH_DECODE_WIN; i++) put_number(out, c->us[i] * 1e-3);
+  put_reads(out, t, c);
+  put_number(out, read);
+  put_number(out, t->bandwidth);
+  put_number(out, t->bandwidth > 0 ? read / t->bandwidth : 0);
+  put_number(out, c->us[BENCH_DECODE_STEP] * 1e-3);
+  put_number(out, c->us[BENCH_DECODE_DENSE] * 1e-3);
+  put_number(out, dense);
+  put_number(out, t->bandwidth > 0 ? dense / t->bandwidth : 0);
+  fputc(',', out);
+  if (c->note[0]) bench_csv_quoted(out, c->note);
+  fputc('\n', out);
+}
+
+/* ---- reading --------------------------------------------------------------------------------- */
+
+enum { PROBLEM, BATCH, Q_LEN, PAGE_SIZE, CONTEXT, TOTAL, DENSE, BYTES, BANDWIDTH, COLUMNS };
+static const char *const names[COLUMNS] = {
+  "problem",  "batch",    "q_len",          "page_size",     "S",
+  "ms_total", "ms_dense", "bytes_expected", "bandwidth_gbps"
+};
+
+static nsa_status read_size(int column, char *const *value, int64_t least, int64_t *out) {
+  if (nsai_parse_integer(value[column], least, INT32_MAX, out)) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s is '%s', expected a number from %lld", names[column],
+                   value[column], (long long)least);
+}
+
+/* Empty: there is none. */
+static nsa_status read_known(int column, char *const *value, double scale, double *out) {
+  char *end;
+  *out = scale * strtod(value[column], &end);
+  if (!*end && *out >= 0) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s is '%s', no number from 0", names[column], value[column]);
+}
+
+/* Keeps an ascending list of what there is. */
+static nsa_status insert(const char *name, int64_t value, int64_t *list, int *count) {
+  int at = *count;
+  while (at > 0 && list[at - 1] > value) at--;
+  if (at > 0 && list[at - 1] == value) return NSA_OK;
+  if (*count == BENCH_DECODE_SIZES)
+    return nsai_fail(NSA_E_ARG, "%s has more than %d values", name, BENCH_DECODE_SIZES);
+  memmove(&list[at + 1], &list[at], (size_t)((*count)++ - at) * sizeof *list);
+  list[at] = value;
+  return NSA_OK;
+}
+
+static nsa_status read_problem(const char *text, nsai_trial_case *out) {
+  char error[256];
+  if (nsai_trial_case_parse(text, out, error, sizeof error))
+    return nsai_fail(NSA_E_ARG, "%s: %s", text, error);
+  return NSA_OK;
+}
+
+/* Whether the line belongs to the table; its first line says what that is. */
+static int takes(bench_decode_sheet *s, const nsai_trial_case *c, int64_t q_len,
+                 int64_t page_size) {
+  char known[NSAI_TRIAL_CASE_TEXT], text[NSAI_TRIAL_CASE_TEXT];
+  bench_decode_options *o = &s->options;
+  if (!s->count) {
+    o->c = *c;
+    o->q_len = (int32_t)q_len;
+    o->page_size = (int32_t)page_size;
+  }
+  nsai_trial_case_print(&o->c, known, sizeof known);
+  nsai_trial_case_print(c, text, sizeof text);
+  return !strcmp(known, text) && o->q_len == q_len && o->page_size == page_size;
+}
+
+static nsa_status read_cell(void *user, char *const *value) {
+  bench_decode_sheet *s = user;
+  bench_decode_options *o = &s->options;
+  bench_decode_cell cell = { 0 };
+  int64_t q_len, page_size;
+  double bytes;
+  nsai_trial_case c;
+  NSAI_TRY(read_problem(value[PROBLEM], &c));
+  NSAI_TRY(read_size(BATCH, value, 1, &cell.batch));
+  NSAI_TRY(read_size(Q_LEN, value, 1, &q_len));
+  NSAI_TRY(read_size(PAGE_SIZE, value, 0, &page_size));
+  NSAI_TRY(read_size(CONTEXT, value, 1, &cell.context));
+  NSAI_TRY(read_known(TOTAL, value, 1e3, &cell.us[BENCH_DECODE_TOTAL]));
+  NSAI_TRY(read_known(DENSE, value, 1e3, &cell.us[BENCH_DECODE_DENSE]));
+  NSAI_TRY(read_known(BYTES, value, 1, &bytes));
+  NSAI_TRY(read_known(BANDWIDTH, value, 1, &cell.bandwidth));
+  cell.expected.bytes = (int64_t)bytes;
+  if (!takes(s, &c, q_len, page_size)) return NSA_OK;
+  NSAI_TRY(insert("S", cell.context, o->contexts, &o->context_count));
+  NSAI_TRY(insert("batch", cell.batch, o->batches, &o->batch_count));
+  bench_decode_cell *grown = realloc(s->cells, (size_t)(s->count + 1) * sizeof *grown);
+  if (!grown) return nsai_fail_nomem("cells", sizeof *grown);
+  s->cells = grown;
+  s->cells[s->count++] = cell;
+  return NSA_OK;
+}
+
+int bench_decode_csv_is(const char *path) { return bench_csv_has(path, names[TOTAL]); }
+
+nsa_status bench_decode_csv_load(const char *path, bench_decode_sheet *out) {
+  const bench_csv_columns columns = { names, COLUMNS, DENSE };
+  *out = (bench_decode_sheet){ 0 };
+  NSAI_TRY(bench_csv_read(path, &columns, read_cell, out));
+  if (!out->count) return nsai_fail(NSA_E_ARG, "%s holds no results", path);
+  return NSA_OK;
+}

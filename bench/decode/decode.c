@@ -1,0 +1,180 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "decode/decode.h"
+
+#include "decode/reads.h"
+#include "time_launch.h"
+#include "verify/cache_tensors.h"
+
+#include <string.h>
+
+#define REPLAYS 7
+
+const char *const bench_decode_part_names[BENCH_DECODE_PARTS] = { "total", "cmp",    "sel",
+                                                                  "win",   "append", "dense" };
+
+/* ---- plans ----------------------------------------------------------------------------------- */
+
+/* `whole`: of one sequence's context at once; else of a step. */
+static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options *options,
+                            const bench_decode_cell *cell, int whole, nsa_plan **out) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  p.op = op;
+  p.page_size = options->page_size;
+  p.max_kv_len = cell->context;
+  p.max_seqs = whole ? 1 : (int32_t)cell->batch;
+  p.max_q_len = whole ? 0 : cell->q_len;
+  p.max_tokens = whole ? cell->context : cell->batch * cell->q_len;
+  p.overlap = options->c.overlap ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
+  return nsa_plan_create(ctx, &p, NULL, NULL, out);
+}
+
+/* ---- times ----------------------------------------------------------------------------------- */
+
+/* What a graph repeats over the copies. */
+typedef struct steps {
+  const nsai_trial_kv *world;
+  const nsa_plan *append, *decode; /* append NULL: none */
+  nsa_exec exec;
+} steps;
+
+static nsa_status enqueue(void *user) {
+  const steps *s = user;
+  for (int64_t copy = 0; copy < s->world->form.copies; copy++) {
+    nsa_batch batch = nsai_trial_kv_batch(s->world, copy);
+    nsa_exec append = s->exec;
+    append.branches = 0;
+    if (s->append)
+      NSAI_TRY(nsa_kv_append(s->append, &append, &batch, &s->world->cache, &s->world->fresh, NULL));
+    NSAI_TRY(nsa_decode(s->decode, &s->exec, &batch, &s->world->io));
+  }
+  return NSA_OK;
+}
+
+/* The median of some replays, microseconds of a step. The first warms up. */
+static nsa_status time_steps(steps *s, double *us) {
+  const nsai_trial_device *device = s->world->device;
+  double ms[REPLAYS];
+  nsai_cu_graph_exec graph = NULL;
+  nsai_trial_timer timer;
+  nsa_status status;
+  NSAI_TRY(nsai_trial_timer_create(device, &timer));
+  if (device->driver) NSAI_TRY_TO(done, nsai_trial_device_capture(device, enqueue, s, &graph));
+  for (int i = -1; i < REPLAYS; i++) {
+    NSAI_TRY_TO(done, nsai_trial_timer_start(device, &timer));
+    if (graph)
+      NSAI_TRY_TO(done, NSAI_CUDA(device->driver, cuGraphLaunch(graph, device->stream)));
+    else
+      NSAI_TRY_TO(done, enqueue(s));
+    NSAI_TRY_TO(done, nsai_trial_timer_stop(device, &timer));
+    NSAI_TRY_TO(done, nsai_trial_timer_read(device, &timer, &ms[i < 0 ? 0 : i]));
+  }
+  *us = 1e3 * chk_median(ms, REPLAYS) / (double)s->world->form.copies;
+done:
+  if (graph) device->driver->cuGraphExecDestroy(graph);
+  nsai_trial_timer_destroy(device, &timer);
+  return status;
+}
+
+/* ---- a cell ---------------------------------------------------------------------------------- */
+
+typedef struct plans {
+  nsa_plan *fill, *append, *decode, *counted, *dense;
+} plans;
+
+static void destroy_plans(plans *p) {
+  nsa_plan_destroy(p->fill);
+  nsa_plan_destroy(p->append);
+  nsa_plan_destroy(p->decode);
+  nsa_plan_destroy(p->counted);
+  nsa_plan_destroy(p->dense);
+}
+
+static nsa_status make_plans(const bench_decode_contexts *c, const bench_decode_options *options,
+                             const bench_decode_cell *cell, plans *p) {
+  NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, 1, &p->fill));
+  NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, 0, &p->append));
+  NSAI_TRY(make_plan(c->timed, NSA_OP_DECODE, options, cell, 0, &p->decode));
+  NSAI_TRY(make_plan(c->counting, NSA_OP_DECODE, options, cell, 0, &p->counted));
+  return c->dense ? make_plan(c->dense, NSA_OP_DECODE, options, cell, 0, &p->dense) : NSA_OK;
+}
+
+/* Device memory for the largest of the plans' workspaces. */
+static nsa_status make_workspace(nsai_trial_kv *w, const plans *p, nsa_exec *exec) {
+  const nsa_plan *all[] = { p->append, p->decode, p->counted, p->dense };
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+    nsa_caps caps = NSA_CAPS_INIT;
+    if (!all[i]) continue;
+    NSAI_TRY(nsa_plan_caps(all[i], &caps));
+    if (caps.workspace_bytes > exec->workspace_bytes) exec->workspace_bytes = caps.workspace_bytes;
+  }
+  exec->stream = (nsa_stream)w->device->stream;
+  NSAI_TRY(nsai_trial_kv_workspace(w, exec->workspace_bytes));
+  exec->workspace = w->workspace;
+  return NSA_OK;
+}
+
+/* Counts first: what the counting kernels leave in L2 the first replay, which warms up, reads over. */
+static nsa_status measure_parts(nsai_trial_kv *w, const plans *p, bench_decode_cell *cell) {
+  static const bench_decode_part part_of[NSA_BRANCHES] = {
+    [NSA_CMP] = BENCH_DECODE_CMP, [NSA_SEL] = BENCH_DECODE_SEL, [NSA_WIN] = BENCH_DECODE_WIN
+  };
+  const nsai_geometry *g = w->form.geometry;
+  steps s = { .world = w, .decode = p->decode, .exec = NSA_EXEC_INIT };
+  NSAI_TRY(make_workspace(w, p, &s.exec));
+  NSAI_TRY(bench_decode_count(w, p->counted, &s.exec, cell));
+  NSAI_TRY(time_steps(&s, &cell->us[BENCH_DECODE_TOTAL]));
+  for (int b = 0; b < NSA_BRANCHES; b++) {
+    if ((b == NSA_SEL && !g->select_count) || (b == NSA_WIN && !g->window)) continue;
+    s.exec.branches = 1u << b;
+    NSAI_TRY(time_steps(&s, &cell->us[part_of[b]]));
+  }
+  if (p->dense) {
+    s.decode = p->dense;
+    s.exec.branches = 1u << NSA_WIN;
+    NSAI_TRY(time_steps(&s, &cell->us[BENCH_DECODE_DENSE]));
+  }
+  s.decode = p->decode;
+  s.append = p->append;
+  s.exec.branches = 0;
+  return time_steps(&s, &cell->us[BENCH_DECODE_STEP]);
+}
+
+nsa_status bench_decode_measure(chk_session *session, const bench_decode_contexts *contexts,
+                                const bench_decode_options *options, bench_decode_cell *cell) {
+  const nsai_geometry *g = &options->c.geometry;
+  nsa_caps caps = NSA_CAPS_INIT;
+  plans p = { 0 };
+  nsai_trial_kv world = { 0 };
+  nsa_status status;
+  bench_decode_expect(g, cell, NULL, &cell->expected);
+  cell->dense_bytes =
+      2.0 * (double)(cell->batch * cell->context * g->kv_heads) * (g->head_dim_qk + g->head_dim_v);
+  const nsai_trial_device *device = chk_session_device(session);
+  NSAI_TRY_TO(done, make_plans(contexts, options, cell, &p));
+  NSAI_TRY_TO(done, nsa_plan_caps(p.decode, &caps));
+  memcpy(cell->variants, caps.variants, sizeof cell->variants);
+  const nsai_trial_kv_form form = {
+    .geometry = g,
+    .fill = options->c.fill,
+    .seed = options->c.seed,
+    .threads = chk_session_opts(session)->threads,
+    .context = cell->context,
+    .batch = cell->batch,
+    .q_len = cell->q_len,
+    .page_size = options->page_size,
+    .copies = device->driver ? nsai_trial_kv_copies((double)cell->expected.bytes) : 1
+  };
+  NSAI_TRY_TO(done, nsai_trial_kv_create(device, &form, p.fill, &world));
+  cell->copies = world.form.copies;
+  NSAI_TRY_TO(done, measure_parts(&world, &p, cell));
+done:
+  nsai_trial_kv_destroy(&world);
+  destroy_plans(&p);
+  if (status) {
+    const char *text = nsa_last_error();
+    snprintf(cell->note, sizeof cell->note, "%.*s", (int)strcspn(text, "\n"), text);
+  }
+  return status;
+}

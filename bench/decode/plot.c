@@ -1,0 +1,54 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "decode/decode.h"
+#include "plot/figures.h"
+
+typedef struct curve {
+  double x[BENCH_DECODE_SIZES], y[BENCH_DECODE_SIZES];
+  char name[48];
+} curve;
+
+/* One line a batch, and its dense one dashed. */
+static int make_curves(const bench_decode_options *o, const bench_decode_cell *cells,
+                       int cell_count, curve *curves, bench_line *lines) {
+  int count = 0;
+  for (int b = 0; b < o->batch_count; b++)
+    for (int dense = 0; dense < 2; dense++) {
+      curve *c = &curves[count];
+      bench_line line = { .name = c->name,
+                          .x = c->x,
+                          .y = c->y,
+                          .color = b % BENCH_COLORS,
+                          .marker = b % BENCH_COLORS,
+                          .dashed = dense };
+      for (int i = 0; i < o->context_count; i++) {
+        const bench_decode_cell *cell =
+            bench_decode_find(cells, cell_count, o->contexts[i], o->batches[b]);
+        double us = cell ? cell->us[dense ? BENCH_DECODE_DENSE : BENCH_DECODE_TOTAL] : 0;
+        if (us <= 0) continue;
+        c->x[line.count] = (double)o->contexts[i];
+        c->y[line.count++] = us;
+      }
+      snprintf(c->name, sizeof c->name, "%lld sequences%s", (long long)o->batches[b],
+               dense ? ", dense" : "");
+      if (line.count) lines[count++] = line;
+    }
+  return count;
+}
+
+nsa_status bench_decode_draw(const bench_decode_options *o, const bench_decode_cell *cells,
+                             int count, const char *dir, const char *stem) {
+  curve curves[2 * BENCH_DECODE_SIZES];
+  bench_line lines[2 * BENCH_DECODE_SIZES];
+  char text[NSAI_TRIAL_CASE_TEXT];
+  nsai_trial_case_print(&o->c, text, sizeof text);
+  const bench_plot plot = { .title =
+                                "A decode step against the context, in a CUDA graph, nothing in L2",
+                            .subtitle = text,
+                            .x = { .label = "context in tokens (k = 1024)", .scale = BENCH_LOG2 },
+                            .y = { .label = "time in microseconds", .scale = BENCH_LOG10 },
+                            .lines = lines,
+                            .line_count = make_curves(o, cells, count, curves, lines) };
+  return bench_figure_write(&plot, dir, stem, "speed");
+}

@@ -1,0 +1,25 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What a decode step reads of K and V: as the device's counters have it (nsa_io.reads), and as it follows
+ * from the lengths. All sequences and KV heads together; a token of the compressed branch is an entry.
+ */
+#ifndef BENCH_DECODE_READS_H
+#define BENCH_DECODE_READS_H
+
+#include "decode/decode.h"
+#include "verify/cache_tensors.h"
+
+/* What a step has to read at least once: N(L) compressed entries, the tokens of the chosen blocks, the
+ * window. Of one new token these follow from the context alone. Where a sequence has several, a block that
+ * more than one of them chose counts once, by their lists `blocks` [batch * q_len, Hkv, n] in host memory;
+ * NULL: as if all had chosen the same. */
+void bench_decode_expect(const nsai_geometry *g, const bench_decode_cell *cell,
+                         const int32_t *blocks, bench_decode_reads *out);
+
+/* Runs a step over the first copy by `plan`, whose kernels count, and fills cell->actual and
+ * cell->expected. `exec` has the plan's workspace. Waits. */
+nsa_status bench_decode_count(nsai_trial_kv *world, const nsa_plan *plan, const nsa_exec *exec,
+                              bench_decode_cell *cell);
+
+#endif /* BENCH_DECODE_READS_H */

@@ -1,0 +1,508 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa-bench: times the library, tells the times in several forms, and draws them.
+ */
+#include "base/text.h"
+#include "csv.h"
+#include "decode/decode.h"
+#include "measure.h"
+#include "option.h"
+#include "plot/figures.h"
+#include "problems.h"
+#include "report.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define EXIT_SKIP 77 /* meson's word for "cannot be tried here" */
+#define MAX_OVERRIDES 32
+
+typedef enum command {
+  FORWARD,
+  BACKWARD,
+  WINDOW,
+  COMPRESSED,
+  DECODE,
+  PLOT,
+  TABLE,
+  COMMANDS
+} command;
+
+static const char *const command_names[COMMANDS] = { "forward", "backward", "window", "compressed",
+                                                     "decode",  "plot",     "table" };
+
+#define BIT(part) (1u << (part))
+#define BRANCHES (BIT(BENCH_COMPRESSED) | BIT(BENCH_SELECTED) | BIT(BENCH_WINDOW))
+
+/* What each command times. */
+static const uint32_t command_parts[COMMANDS] = {
+  [FORWARD] = (BIT(BENCH_PARTS) - 1) & ~(BIT(BENCH_BACKWARD) | BIT(BENCH_BACKWARD_SAVED)),
+  [BACKWARD] = BIT(BENCH_FORWARD) | BIT(BENCH_BACKWARD) | BIT(BENCH_BACKWARD_SAVED),
+  [WINDOW] = BIT(BENCH_WINDOW) | BIT(BENCH_DENSE),
+  [COMPRESSED] = BIT(BENCH_COMPRESS) | BIT(BENCH_COMPRESSED) | BIT(BENCH_DENSE),
+};
+
+typedef struct arguments {
+  command command;
+  int named; /* the command was given */
+  chk_session_options session;
+  const char *overrides[MAX_OVERRIDES + 1];
+  int override_count;
+  const char *file; /* of plot and table */
+  const char *problem, *problems, *filter, *commit;
+  const char *csv, *json, *markdown, *svg;
+  int64_t from, to; /* 0: the default */
+  bench_decode_options decode;
+  int fill; /* NSAI_TRIAL_FILLS: the problem's own */
+  int branches, list;
+} arguments;
+
+enum {
+  OPT_PROBLEMS = 256,
+  OPT_CSV,
+  OPT_JSON,
+  OPT_MD,
+  OPT_SVG,
+  OPT_COMMIT,
+  OPT_BRANCHES,
+  OPT_FROM,
+  OPT_TO,
+  OPT_CACHE_DIR,
+  OPT_CONTEXTS,
+  OPT_BATCHES,
+  OPT_Q_LEN,
+  OPT_PAGE_SIZE,
+  OPT_FILL
+};
+
+static const struct argp_option options[] = {
+  { "problems", OPT_PROBLEMS, "FILE", 0, "Problems, one per line (forward; default: built in)", 0 },
+  { "problem", 'p', "STR", 0, "This problem instead (forward; decode: its model and fill)", 0 },
+  { "filter", 'f', "GLOB", 0, "Only problems that match", 0 },
+  { "list", 'l', 0, 0, "Print the problems that would be timed", 0 },
+  { "branches", OPT_BRANCHES, 0, 0, "Forward, branches and phi alone: no baselines (forward)", 0 },
+  { "from", OPT_FROM, "N", 0, "Shortest length in tokens (window, compressed; 128)", 0 },
+  { "to", OPT_TO, "N", 0, "Longest length (window, compressed; 65536)", 0 },
+  { "contexts", OPT_CONTEXTS, "LIST", 0, "Tokens of every sequence (decode; 4096,16384,65536)", 0 },
+  { "batches", OPT_BATCHES, "LIST", 0, "Sequences (decode; 1,4,16,32,64,256)", 0 },
+  { "q-len", OPT_Q_LEN, "N", 0, "New tokens of a sequence in a step (decode; 1)", 0 },
+  { "page-size", OPT_PAGE_SIZE, "N", 0, "Tokens of a page, 0: no pages (decode; 64)", 0 },
+  { "fill", OPT_FILL, "NAME", 0, "Inputs: random, correlated, ... (decode; the problem's)", 0 },
+  { "device", 'd', "DEVICE", 0, "auto, cpu, or an ordinal", 1 },
+  { "config", 'c', "FILE", 0, "A configuration below each problem's own", 1 },
+  { "set", 'S', "KEY=VALUE", 0, "Override a key: variants.force.select=NAME", 1 },
+  { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels there (default: in memory)", 1 },
+  { "threads", 't', "N", 0, "Threads that make inputs and plans (all processors)", 1 },
+  { "csv", OPT_CSV, "FILE", 0, "Append the times to FILE as CSV", 2 },
+  { "json", OPT_JSON, "FILE", 0, "Write them as one JSON document", 2 },
+  { "md", OPT_MD, "FILE", 0, "Write them as Markdown", 2 },
+  { "svg", OPT_SVG, "DIR", 0, "Draw them into DIR/NAME-speed.svg and DIR/NAME-stages.svg", 2 },
+  { "commit", OPT_COMMIT, "HASH", 0, "Written into the results", 2 },
+  { 0 }
+};
+
+/* ---- the command line ------------------------------------------------------------------------ */
+
+/* "4096,65536": positive numbers. */
+static void parse_list(const char *value, int64_t *list, int *count, struct argp_state *state) {
+  char *text = strdup(value), *rest = text, *item;
+  *count = 0;
+  if (!text) argp_failure(state, 1, ENOMEM, "%s", value);
+  while (text && (item = strsep(&rest, ",")) != NULL) {
+    if (*count == BENCH_DECODE_SIZES || !nsai_parse_integer(item, 1, INT32_MAX, &list[*count]))
+      argp_error(state, "'%s' is no list of at most %d numbers from 1, as in 4096,65536", value,
+                 BENCH_DECODE_SIZES);
+    ++*count;
+  }
+  free(text);
+}
+
+static int parse_fill(const char *value, struct argp_state *state) {
+  for (int fill = 0; fill < NSAI_TRIAL_FILLS; fill++)
+    if (!strcmp(value, nsai_trial_fill_name((nsai_trial_fill)fill))) return fill;
+  argp_error(state, "--fill: '%s' is none of a problem's fills, as random or correlated", value);
+  return NSAI_TRIAL_FILLS;
+}
+
+static void parse_word(arguments *a, const char *word, struct argp_state *state) {
+  if (!a->named) {
+    while (a->command < COMMANDS && strcmp(word, command_names[a->command]) != 0) a->command++;
+    if (a->command == COMMANDS) argp_error(state, "there is no command '%s'", word);
+    a->named = 1;
+  } else if ((a->command == PLOT || a->command == TABLE) && !a->file) {
+    a->file = word;
+  } else {
+    argp_error(state, "unexpected argument '%s'", word);
+  }
+}
+
+/* What each command needs and has no use for. */
+static void check_usage(const arguments *a, struct argp_state *state) {
+  const char *name = command_names[a->command];
+  int reads = a->command == PLOT || a->command == TABLE;
+  int sweeps = a->command == WINDOW || a->command == COMPRESSED;
+  if (reads && !a->file) argp_error(state, "%s needs a CSV file", name);
+  if (a->command == PLOT && !a->svg) argp_error(state, "plot needs --svg DIR");
+  if (a->command == TABLE && a->svg) argp_error(state, "table draws nothing; plot does");
+  if (reads && (a->csv || a->json || a->markdown || a->commit))
+    argp_error(state, "%s writes no results", name);
+  if ((reads || sweeps) && (a->problem || a->problems))
+    argp_error(state, "%s takes no --problem or --problems", name);
+  if (a->command == DECODE && a->problems) argp_error(state, "decode takes no --problems");
+  if (a->command != FORWARD && a->branches) argp_error(state, "%s takes no --branches", name);
+  const bench_decode_options *d = &a->decode;
+  if (a->command != DECODE && (d->context_count || d->batch_count || d->q_len || d->page_size))
+    argp_error(state, "%s takes no --contexts, --batches, --q-len or --page-size", name);
+  if (a->command != DECODE && a->fill != NSAI_TRIAL_FILLS)
+    argp_error(state, "%s takes no --fill: --problem and --filter say it", name);
+  if (a->command == DECODE && (a->filter || a->list))
+    argp_error(state, "decode takes no --filter or --list");
+  if (a->problem && a->problems) argp_error(state, "--problem or --problems, not both");
+  if (!sweeps && (a->from || a->to)) argp_error(state, "%s takes no --from and --to", name);
+  if (sweeps && (a->from ? a->from : 128) > (a->to ? a->to : 65536))
+    argp_error(state, "--from is above --to");
+}
+
+static error_t parse(int key, char *value, struct argp_state *state) {
+  arguments *a = state->input;
+  switch (key) {
+  case OPT_PROBLEMS: a->problems = value; break;
+  case 'p': a->problem = value; break;
+  case 'f': a->filter = value; break;
+  case 'l': a->list = 1; break;
+  case OPT_BRANCHES: a->branches = 1; break;
+  case OPT_FROM: a->from = chk_option_number("from", value, 1, INT64_MAX, state); break;
+  case OPT_TO: a->to = chk_option_number("to", value, 1, INT64_MAX, state); break;
+  case OPT_CONTEXTS: parse_list(value, a->decode.contexts, &a->decode.context_count, state); break;
+  case OPT_BATCHES: parse_list(value, a->decode.batches, &a->decode.batch_count, state); break;
+  case OPT_Q_LEN:
+    a->decode.q_len = (int32_t)chk_option_number("q-len", value, 1, INT32_MAX, state);
+    break;
+  case OPT_PAGE_SIZE:
+    a->decode.page_size = strcmp(value, "0")
+                              ? (int32_t)chk_option_number("page-size", value, 1, INT32_MAX, state)
+                              : NSA_NO_PAGES;
+    break;
+  case OPT_FILL: a->fill = parse_fill(value, state); break;
+  case 'd':
+    if (nsai_trial_device_parse(value, &a->session.device))
+      argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
+    break;
+  case 'c': a->session.config = value; break;
+  case 'S':
+    if (!strchr(value, '=')) argp_error(state, "--set %s: expected KEY=VALUE", value);
+    if (a->override_count == MAX_OVERRIDES) argp_error(state, "too many --set");
+    a->overrides[a->override_count++] = value;
+    a->session.overrides = a->overrides;
+    break;
+  case OPT_CACHE_DIR: a->session.cache_dir = value; break;
+  case 't':
+    a->session.threads = (int32_t)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
+    break;
+  case OPT_CSV: a->csv = value; break;
+  case OPT_JSON: a->json = value; break;
+  case OPT_MD: a->markdown = value; break;
+  case OPT_SVG: a->svg = value; break;
+  case OPT_COMMIT: a->commit = value; break;
+  case ARGP_KEY_ARG: parse_word(a, value, state); break;
+  case ARGP_KEY_END: check_usage(a, state); break;
+  default: return ARGP_ERR_UNKNOWN;
+  }
+  return 0;
+}
+
+/* ---- measuring ------------------------------------------------------------------------------- */
+
+static nsa_status make_list(const arguments *a, bench_cases *list) {
+  if (a->command == WINDOW || a->command == COMPRESSED)
+    NSAI_TRY(bench_cases_sweep(list, a->from ? a->from : 128, a->to ? a->to : 65536, a->filter));
+  else if (a->problem)
+    NSAI_TRY(bench_cases_add(list, a->problem, a->filter));
+  else if (a->problems)
+    NSAI_TRY(bench_cases_load(list, a->problems, a->filter));
+  else
+    NSAI_TRY(bench_cases_parse(list, bench_problem_text, "problems.txt", a->filter));
+  return list->count ? NSA_OK : nsai_fail(NSA_E_ARG, "no problem is left to be timed");
+}
+
+static void print_list(const bench_cases *list) {
+  char text[NSAI_TRIAL_CASE_TEXT];
+  for (int64_t i = 0; i < list->count; i++) {
+    nsai_trial_case_print(&list->cases[i], text, sizeof text);
+    puts(text);
+  }
+}
+
+/* Sets the error text only when something could not be written. */
+static nsa_status close_file(FILE *file, const char *path) {
+  int failed = ferror(file);
+  if (fclose(file) || failed) return nsai_fail(NSA_E_IO, "cannot write %s", path);
+  return NSA_OK;
+}
+
+/* Refuses a file whose lines have other columns than those to come. */
+static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) {
+  char *wanted = NULL, *found = NULL;
+  size_t size = 0, room = 0;
+  FILE *file = fopen(path, "r"), *text = file ? open_memstream(&wanted, &size) : NULL;
+  int differs = 0;
+  if (text) {
+    write_header(text);
+    fclose(text);
+    differs = getline(&found, &room, file) > 0 && strcmp(found, wanted) != 0;
+  }
+  if (file) fclose(file);
+  free(wanted);
+  free(found);
+  return differs ? nsai_fail(NSA_E_ARG, "%s has other columns: give --csv another file", path)
+                 : NSA_OK;
+}
+
+/* *fresh: it is empty yet. */
+static nsa_status open_csv(const char *path, void (*write_header)(FILE *), FILE **out, int *fresh) {
+  if (!path) return NSA_OK;
+  NSAI_TRY(check_columns(path, write_header));
+  *out = fopen(path, "a");
+  if (!*out) return nsai_fail(NSA_E_IO, "cannot append to %s: %s", path, strerror(errno));
+  fseek(*out, 0, SEEK_END);
+  *fresh = ftell(*out) == 0;
+  return NSA_OK;
+}
+
+/* Whether anything of a problem has a time. */
+static int is_timed(const bench_problem *p) {
+  for (int i = 0; i < BENCH_PARTS; i++)
+    if (bench_ms(p, (bench_part)i) > 0) return 1;
+  return 0;
+}
+
+/* Times one problem, adds it to the results, and tells it. What was timed before a failure is kept. */
+static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_trial_case *c,
+                              FILE *csv, bench_results *results) {
+  bench_problem *p;
+  time_t now = time(NULL);
+  struct tm utc;
+  uint32_t parts = command_parts[a->command];
+  if (a->branches) parts = BIT(BENCH_COMPRESS) | BIT(BENCH_FORWARD) | BRANCHES;
+  NSAI_TRY(bench_results_add(results, c, &p));
+  strftime(p->date, sizeof p->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
+  snprintf(p->commit, sizeof p->commit, "%s", a->commit ? a->commit : "");
+  snprintf(p->device, sizeof p->device, "%s", chk_session_device(rig->session)->name);
+  nsa_status status = bench_measure(rig, parts, p);
+  if (is_timed(p)) {
+    bench_report_problem(stdout, p);
+    fflush(stdout);
+    if (csv) bench_csv_problem(csv, p), fflush(csv);
+  } else {
+    results->count--;
+  }
+  return status;
+}
+
+/* Times the list, whatever becomes of single problems; *failed counts those that failed. */
+static nsa_status measure(const arguments *a, chk_session *session, const bench_cases *list,
+                          bench_results *results, int64_t *failed) {
+  char text[NSAI_TRIAL_CASE_TEXT];
+  bench_rig rig = { 0 };
+  FILE *csv = NULL;
+  nsa_status status;
+  int fresh = 0;
+  NSAI_TRY_TO(done, open_csv(a->csv, bench_csv_header, &csv, &fresh));
+  if (fresh) bench_csv_header(csv);
+  NSAI_TRY_TO(done, bench_rig_create(session, &rig));
+  for (int64_t i = 0; i < list->count; i++) {
+    nsai_trial_case_print(&list->cases[i], text, sizeof text);
+    fprintf(stderr, "%lld of %lld: %s\n", (long long)i + 1, (long long)list->count, text);
+    if (measure_one(a, &rig, &list->cases[i], csv, results)) {
+      fprintf(stderr, "nsa-bench: %s: %s\n", text, nsa_last_error());
+      ++*failed;
+    }
+  }
+done:
+  bench_rig_destroy(&rig);
+  if (!csv) return status;
+  nsa_status closed = close_file(csv, a->csv);
+  return status ? status : closed;
+}
+
+typedef nsa_status (*report_fn)(FILE *out, const bench_results *results);
+
+static nsa_status write_report(const char *path, report_fn report, const bench_results *results) {
+  if (!path) return NSA_OK;
+  FILE *out = fopen(path, "w");
+  if (!out) return nsai_fail(NSA_E_IO, "cannot write %s: %s", path, strerror(errno));
+  nsa_status status = report(out, results), closed = close_file(out, path);
+  return status ? status : closed;
+}
+
+static nsa_status bench(const arguments *a, chk_session *session, const bench_cases *list) {
+  bench_results results = { 0 };
+  int64_t failed = 0;
+  nsa_status status;
+  NSAI_TRY_TO(done, measure(a, session, list, &results, &failed));
+  if (!results.count) NSAI_TRY_TO(done, nsai_fail(NSA_E_UNSUPPORTED, "nothing could be timed"));
+  NSAI_TRY_TO(done, bench_report_summary(stdout, &results));
+  NSAI_TRY_TO(done, write_report(a->json, bench_report_json, &results));
+  NSAI_TRY_TO(done, write_report(a->markdown, bench_report_markdown, &results));
+  if (a->svg) NSAI_TRY_TO(done, bench_figures_write(&results, a->svg, command_names[a->command]));
+  if (failed)
+    status = nsai_fail(NSA_E_UNSUPPORTED, "%lld of %lld problems failed", (long long)failed,
+                       (long long)list->count);
+done:
+  bench_results_free(&results);
+  return status;
+}
+
+/* ---- the commands ---------------------------------------------------------------------------- */
+
+static int fail(int exit_code) {
+  fprintf(stderr, "nsa-bench: %s\n", nsa_last_error());
+  return exit_code;
+}
+
+/* forward, backward, window, compressed. */
+static int run_bench(const arguments *a) {
+  bench_cases list = { 0 };
+  chk_session *session = NULL;
+  int exit_code = 0;
+  nsa_status status = make_list(a, &list);
+  if (status) {
+    exit_code = fail(status == NSA_E_ARG ? 2 : 1);
+  } else if (a->list) {
+    print_list(&list);
+  } else if ((status = chk_session_create(&a->session, &session)) != NSA_OK) {
+    exit_code = fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
+  } else if (bench(a, session, &list)) {
+    exit_code = fail(1);
+  }
+  chk_session_destroy(session);
+  bench_cases_free(&list);
+  return exit_code;
+}
+
+/* What the command line leaves open. */
+static nsa_status complete_decode(const arguments *a, bench_decode_options *d) {
+  static const int64_t contexts[] = { 4096, 16384, 65536 }, batches[] = { 1, 4, 16, 32, 64, 256 };
+  bench_cases list = { 0 };
+  *d = a->decode;
+  nsa_status status = a->problem
+                          ? bench_cases_add(&list, a->problem, NULL)
+                          : bench_cases_parse(&list, bench_problem_text, "problems.txt", NULL);
+  if (!status) d->c = list.cases[0];
+  bench_cases_free(&list);
+  for (; !a->decode.context_count && d->context_count < 3; d->context_count++)
+    d->contexts[d->context_count] = contexts[d->context_count];
+  for (; !a->decode.batch_count && d->batch_count < 6; d->batch_count++)
+    d->batches[d->batch_count] = batches[d->batch_count];
+  if (a->fill != NSAI_TRIAL_FILLS) {
+    d->c.fill = (nsai_trial_fill)a->fill;
+    d->c.overlap = a->fill == NSAI_TRIAL_FILL_CORRELATED;
+  }
+  if (!d->q_len) d->q_len = 1;
+  if (!d->page_size) d->page_size = 64;
+  return status;
+}
+
+/* A decode's sheet into the files that are wanted. */
+static nsa_status write_sheet(const arguments *a, const bench_decode_sheet *sheet,
+                              const char *device) {
+  const char *const paths[] = { a->json, a->markdown };
+  for (int i = 0; i < 2; i++) {
+    if (!paths[i]) continue;
+    FILE *out = fopen(paths[i], "w");
+    if (!out) return nsai_fail(NSA_E_IO, "cannot write %s: %s", paths[i], strerror(errno));
+    if (i)
+      bench_decode_markdown(out, sheet);
+    else
+      bench_decode_json(out, sheet, device, a->commit ? a->commit : "");
+    NSAI_TRY(close_file(out, paths[i]));
+  }
+  if (!a->svg) return NSA_OK;
+  return bench_decode_draw(&sheet->options, sheet->cells, sheet->count, a->svg, "decode");
+}
+
+static int run_decode(const arguments *a) {
+  bench_decode_options decode;
+  bench_decode_sheet sheet = { 0 };
+  chk_session *session = NULL;
+  FILE *csv = NULL;
+  int fresh = 0;
+  nsa_status status = complete_decode(a, &decode);
+  if (status) return fail(2);
+  status = chk_session_create(&a->session, &session);
+  if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
+  status = open_csv(a->csv, bench_decode_csv_header, &csv, &fresh);
+  if (!status)
+    status = bench_decode(session, &decode, a->commit ? a->commit : "", stdout, csv, fresh, &sheet);
+  if (!status) status = write_sheet(a, &sheet, chk_session_device(session)->name);
+  if (csv) {
+    nsa_status closed = close_file(csv, a->csv);
+    if (!status) status = closed;
+  }
+  free(sheet.cells);
+  chk_session_destroy(session);
+  return status ? fail(status == NSA_E_ARG ? 2 : 1) : 0;
+}
+
+/* What figures of a file are called: its name without folder and ending. */
+static void write_stem(const char *path, char *stem, size_t size) {
+  const char *slash = strrchr(path, '/');
+  snprintf(stem, size, "%s", slash ? slash + 1 : path);
+  size_t length = strlen(stem);
+  if (length > 4 && !strcmp(stem + length - 4, ".csv")) stem[length - 4] = 0;
+}
+
+static nsa_status read_decode(const arguments *a, const char *stem) {
+  bench_decode_sheet sheet;
+  nsa_status status = bench_decode_csv_load(a->file, &sheet);
+  if (!status && a->command == TABLE) bench_decode_markdown(stdout, &sheet);
+  if (!status && a->command == PLOT)
+    status = bench_decode_draw(&sheet.options, sheet.cells, sheet.count, a->svg, stem);
+  free(sheet.cells);
+  return status;
+}
+
+static nsa_status read_results(const arguments *a, const char *stem) {
+  bench_results results = { 0 };
+  nsa_status status = bench_csv_load(a->file, &results);
+  if (!status && a->command == PLOT) status = bench_figures_write(&results, a->svg, stem);
+  if (!status && a->command == TABLE && !bench_report_table(stdout, &results))
+    status = nsai_fail(NSA_E_ARG, "%s: the forward of no problem was timed", a->file);
+  bench_results_free(&results);
+  return status;
+}
+
+/* plot and table: a CSV's results again. */
+static int run_reader(const arguments *a) {
+  char stem[256];
+  write_stem(a->file, stem, sizeof stem);
+  return (bench_decode_csv_is(a->file) ? read_decode : read_results)(a, stem) ? fail(1) : 0;
+}
+
+int main(int argc, char **argv) {
+  static const struct argp argp = {
+    options,
+    parse,
+    "[forward | backward | window | compressed | decode]\nplot FILE.csv --svg DIR\ntable FILE.csv",
+    "Time libnsa's forward beside dense attention, or the backward pass; the window or the "
+    "compressed branch alone over many lengths; steps of decoding over a paged cache; draw the "
+    "figures, or print the table, of a CSV written before.\v"
+    "A problem is one line of text; tests/check/case.h describes it. Exit status: 0 ok, 1 failure, "
+    "2 usage, 77 no GPU.",
+    NULL,
+    NULL,
+    NULL
+  };
+  arguments a = { .fill = NSAI_TRIAL_FILLS };
+  a.session.device = NSAI_TRIAL_DEVICE_AUTO;
+  a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  argp_err_exit_status = 2;
+  argp_parse(&argp, argc, argv, 0, NULL, &a);
+  if (a.command == DECODE) return run_decode(&a);
+  return a.command == PLOT || a.command == TABLE ? run_reader(&a) : run_bench(&a);
+}

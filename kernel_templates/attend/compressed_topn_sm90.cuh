@@ -1,0 +1,339 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// attend_compressed_topn_sm90: the compressed branch, importance and top-n in one pass over the compressed
+// keys.
+//
+//   o[t, h]    = softmax over blocks i with i * d + l - 1 <= t of (scale * q[t, h] . k[i]) V, and its
+//                LSE: NsaiEpilogue
+//   I[t, g, j] = sum over the group's heads h and compressed blocks i of w(i, j) * P[t, h, i]
+//   idx[t, g]  = the n blocks j by the rule of core/topn.cuh; w: attend/topn_pool.cuh
+//
+// P of a tile of keys is known up to 2^(reference - LSE) of its row, and the LSE at the end alone. So
+// the consumers pool what they have, in fp32, and store it with the row's reference in a scratch of
+// this CTA, from where the selectors take it when the LSE is known:
+//
+//   producer   warpgroup 0      boxes of Q, K, V; keys spread over lanes: tma_load_spread()
+//   consumers  warpgroups 1, 2  Q K^T | softmax, pool, store | P V, as in attend/mainloop_sm90.cuh
+//   selectors  warpgroup 3      a tile of queries behind: scale, sum over heads, list, choose
+//
+// The scratch is written in place: consumers store tile i of the keys once the selectors have read
+// what lay there of the queries before. Importance is as exact as that of select_importance; without
+// p.idx there is none.
+//
+// Grid, shared memory of the flash loop, alignment: attend/mainloop_sm90.cuh. Scratch: attend/topn_pool.cuh,
+// at r 4 19 KB for every 128 keys of the longest sequence and CTA: 81 MB of all 132 at 64k tokens.
+//
+// Measured on an H200: bf16, 64/4 heads, D 128, l 32, d 16, l' 64, n 16, launches apart from each
+// other, O in fp32; in brackets without lists.
+//
+//            8k 0.30 ms (0.22)   64k 9.2 ms (7.1)   128k 37.6 ms
+//
+// One after the other 10.7 ms at 64k. The separate kernels take 6.0, 6.7 and 0.6 ms there.
+//
+// Bound    by latencies, not by a unit: at 128k tensor cores are busy for 57 % of the time, schedulers
+//          issue in 41 % of the clocks. With parts left out, ms, the least of five launches:
+//
+//                                       64k     128k
+//            attend_compressed_sm90    6.2     22.9
+//            this, nothing pooled       7.05    25.6
+//            pooled and stored          8.5     31.3
+//            fetched and summed         9.2     34.8
+//            listed and chosen: all     9.5     35.4
+//
+//          A scratch that stays in L2 would save 0.45 and 2.1 of it (at 128k 42 GB are written to
+//          memory). At 8k the selectors are busy for 85 % of the time, two thirds with choosing.
+// Tried    without gain: two pieces fetched ahead in the place of one (0); boxes in the natural order of
+//          the keys (0: spreading is free); 224 registers for the consumers, nothing pooled (-1 %); all
+//          exponentials before the first sum (+1 %). 64k took 11.3 ms with cp.async for pieces,
+//          importance in a row of memory that is read again, and sorting; 10.3 with bulk copies and
+//          ranks. Three warpgroups of 64 keys, three selectors beside the producer in 56 registers,
+//          lists in shared memory: 8k 0.34 ms (0.37), but 64k 9.8 to 10.2 (9.5) and 128k 36.6 (35.4),
+//          since the consumers wait for the selectors; without any 64k took 8.3, pooled and stored, and
+//          6.5 with nothing pooled. Pooling by a further wgmma, P times a constant matrix, would take P
+//          rounded to bf16: 1e-3 of a block's importance, against 1e-6 here.
+//
+// Config: that of the flash loop with kRows 128, kKeys 128, kThreads 512; kBlock (l), kStride (d),
+// kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kDepth (pieces on their way to a
+// selector).
+#pragma once
+#include "attend/mainloop_sm90.cuh"
+#include "attend/topn_pool.cuh"
+#include "attend/topn_warps.cuh"
+
+template <class C> struct SharedPlan {
+  typename Flash<FlashConfig<C>>::Shared flash;
+  typename Plan<C>::Own own;
+};
+
+// ---- producer
+
+// Boxes of Q and of the tiles of keys that lie in the sequence as a whole. One thread.
+template <class C>
+NSAI_DEVICE void load_boxes(const NsaiAttendTma &p, const FlashTile &tile, int whole,
+                            typename Flash<FlashConfig<C>>::Shared &shared,
+                            Ring<C::kQueryStages> queries, Ring<C::kStages> keys) {
+  using F = Flash<FlashConfig<C>>;
+  u32 q_full = shared_address(&shared.q_full[queries.stage]);
+  barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.parity ^ 1);
+  barrier_arrive_expecting(q_full, sizeof shared.q[0]);
+#pragma unroll
+  for (int w = 0; w < F::kConsumers; ++w)
+    tma_load_panels<C::kHeadDimQk>(shared_address(shared.q[queries.stage][w]), p.q, q_full, 64,
+                                   tile.group * C::kGroup, tile.first_token + w * F::kBoxTokens);
+  int column_k = (int)(tile.group * p.attend.k.head_stride);
+  int column_v = (int)(tile.group * p.attend.v.head_stride);
+#pragma unroll 1
+  for (int row = tile.first_row; whole > 0; --whole, row += C::kKeys, keys.next()) {
+    u32 k_full = shared_address(&shared.k_full[keys.stage]);
+    barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.parity ^ 1);
+    barrier_arrive_expecting(k_full, F::kKeyBytes);
+    tma_load_spread<C::kHeadDimQk>(shared_address(shared.k[keys.stage]), p.k, k_full, column_k,
+                                   row);
+    u32 v_full = shared_address(&shared.v_full[keys.stage]);
+    barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.parity ^ 1);
+    barrier_arrive_expecting(v_full, F::kValueBytes);
+    tma_load_spread<C::kHeadDimV>(shared_address(shared.v[keys.stage]), p.v, v_full, column_v, row);
+  }
+}
+
+// A tile of keys of which `present` are the sequence's. What lies behind them may be another's, NaN, or
+// no memory at all. The whole warpgroup.
+template <class C>
+NSAI_DEVICE void copy_present(const NsaiAttend &p, int group, int row, int present,
+                              typename Flash<FlashConfig<C>>::Shared &shared,
+                              Ring<C::kStages> keys) {
+  barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.parity ^ 1);
+  copy_present_spread<C::kHeadDimQk>(shared_address(shared.k[keys.stage]),
+                                     (const u16 *)p.k.data + row * p.k.token_stride +
+                                         group * p.k.head_stride,
+                                     p.k.token_stride, present);
+  barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.parity ^ 1);
+  copy_present_spread<C::kHeadDimV>(shared_address(shared.v[keys.stage]),
+                                    (const u16 *)p.v.data + row * p.v.token_stride +
+                                        group * p.v.head_stride,
+                                    p.v.token_stride, present);
+  copy_async_wait<0>();
+  shared_proxy_fence();
+  threads_sync(1, 128); // every thread's part has come
+  if (threadIdx.x % 128 == 0) {
+    barrier_arrive(shared_address(&shared.k_full[keys.stage]));
+    barrier_arrive(shared_address(&shared.v_full[keys.stage]));
+  }
+}
+
+template <class C>
+NSAI_DEVICE void produce(const NsaiCompressedTopn &p,
+                         typename Flash<FlashConfig<C>>::Shared &shared) {
+  Ring<C::kQueryStages> queries;
+  Ring<C::kStages> keys;
+  for_each<C>(p, [&](const FlashTile &tile) {
+    int tiles = key_tiles<C>(tile, searches<C>(p, tile));
+    if (!tiles) return;
+    int whole = min(tiles, tile.rows_left / C::kKeys);
+    if (threadIdx.x == 0) load_boxes<C>(p.attend, tile, whole, shared, queries, keys);
+    queries.next();
+    keys.skip(whole);
+    if (whole == tiles) return;
+    threads_sync(1, 128); // with the thread that has waited for the barriers' phases before
+#pragma unroll 1
+    for (; whole < tiles; ++whole, keys.next())
+      copy_present<C>(p.attend.attend, tile.group, tile.first_row + whole * C::kKeys,
+                      tile.rows_left - whole * C::kKeys, shared, keys);
+  });
+}
+
+// ---- consumers
+
+// Token, of the tile, of row lane / 4 + 8 r of a warp.
+template <class C> NSAI_DEVICE int token_of_row(int warp, int r, int lane) {
+  int token = (warp * 16 + r * 8) / C::kGroupPadded;
+  return C::kGroupPadded < 8 ? token + lane / 4 / C::kGroupPadded : token;
+}
+
+// Keys that a token of the tile sees; those past the last count as that.
+template <class C> NSAI_DEVICE int keys_seen(const FlashTile &tile, int token) {
+  return CompressedKeys<C>::visible(tile.position + min(token, tile.tokens - 1)).end;
+}
+
+// Scores of tile `i` of the keys become probabilities, and pooled ones are stored. True: O has to
+// follow by `factor`.
+template <class C>
+NSAI_DEVICE bool score(float (&s)[16][4], SoftmaxRows &rows, float (&factor)[2],
+                       const FlashTile &tile, int all_see, int i, float scale_log2, bool pools,
+                       Border<C> &border, typename Plan<C>::Piece *to, int lane) {
+  using P = Plan<C>;
+  if ((i + 1) * C::kKeys > all_see) {
+    const int thread = recomputed(threadIdx.x), warp = thread / 32 - 4;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      int seen = keys_seen<C>(tile, token_of_row<C>(warp, r, thread % 32)) -
+                 (i * C::kKeys + thread % 4 * 32); // of this lane's
+#pragma unroll
+      for (int k = 0; k < 32; ++k)
+        if (k >= seen) s[k / 2][2 * r + k % 2] = kMinusInf;
+    }
+  }
+  bool grows = softmax_grow(rows, factor, s, scale_log2);
+  if (grows)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+#pragma unroll
+      for (int k = 0; k < P::kOverlap - 1; ++k) border.x[r][k] *= factor[r];
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    float sums[P::kLaneBlocks];
+    exponentiate<C>(s, r, rows, sums, scale_log2);
+    if (pools) pool<C>(s, r, sums, border, to, lane);
+  }
+  if (pools && lane % 4 < 2)
+#pragma unroll
+    for (int part = 0; part < P::kParts; ++part)
+      to[part].references[lane % 4 * 8 + lane / 4] =
+          lane % 4 ? rows.reference[1] : rows.reference[0];
+  return grows;
+}
+
+template <class C>
+NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedPlan<C> &all, int consumer) {
+  using F = Flash<FlashConfig<C>>;
+  using P = Plan<C>;
+  typename F::Shared &shared = all.flash;
+  const int lane = threadIdx.x % 32, warp = consumer * 4 + threadIdx.x / 32 % 4;
+  const float scale_log2 = p.attend.attend.scale_log2;
+  const bool arrives = lane == 0;
+  const u32 read = shared_address(&all.own.read[warp / P::kUnitWarps]);
+  const Scratch<C> scratch(p);
+  int done = 0, last = 0; // tiles of keys pooled before the last queries, and of the last
+  Ring<C::kQueryStages> queries;
+  Ring<C::kStages> keys;
+  auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
+  auto stage_v = [&](int stage) { return shared_address(shared.v[warp_uniform(stage)]); };
+
+  for_each<C>(p, [&](const FlashTile &tile) {
+    const bool pools = searches<C>(p, tile);
+    const int tiles = key_tiles<C>(tile, pools);
+    const int all_see = keys_seen<C>(tile, token_of_row<C>(warp, 0, 0)); // of the warp's rows
+    float o[F::kO][4] = {};                                              // [64, Dv]
+    SoftmaxRows rows;
+
+    if (tiles) {
+      float s[16][4]; // [64, 128]
+      Probabilities<FlashConfig<C>> probabilities;
+      float factor[2];
+      Border<C> border = {};
+      u32 sQ = shared_address(shared.q[warp_uniform(queries.stage)][consumer]);
+      // Until the selectors have read what lies in the place of tile i.
+      auto wait_read = [&](int i) {
+        if (pools && last)
+          while (published(read) < done + min(i + 1, last)) {}
+      };
+
+      barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.parity);
+      barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.parity);
+      multiply_qk<FlashConfig<C>>(s, sQ, stage_k(keys.stage)); // [64, 128]
+      wait_read(0);
+      wgmma_wait<0>();
+      hold(s);
+      if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
+      score<C>(s, rows, factor, tile, all_see, 0, scale_log2, pools, border, scratch.of(0, warp),
+               lane);
+      pack_probabilities<FlashConfig<C>>(probabilities, s);
+
+      for (int i = 1; i < tiles; ++i) {
+        Ring<C::kStages> before = keys;
+        keys.next();
+        barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.parity);
+        multiply_qk<FlashConfig<C>>(s, sQ, stage_k(keys.stage)); // [64, 128]
+        barrier_wait(shared_address(&shared.v_full[before.stage]), before.parity);
+        multiply_pv<FlashConfig<C>>(o, probabilities, stage_v(before.stage)); // [64, Dv]
+        wait_read(i);
+
+        wgmma_wait<1>(); // of Q K^T
+        hold(s);
+        if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
+        bool grows = score<C>(s, rows, factor, tile, all_see, i, scale_log2, pools, border,
+                              scratch.of(i, warp), lane);
+
+        wgmma_wait<0>(); // of P V
+        hold(o);
+        if (arrives) barrier_arrive(shared_address(&shared.v_empty[before.stage]));
+        if (grows) softmax_rescale(o, factor);
+        pack_probabilities<FlashConfig<C>>(probabilities, s);
+      }
+      barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
+      barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.parity);
+      multiply_pv<FlashConfig<C>>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
+
+      if (pools) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          float total = quad_sum(rows.sum[r]);
+          // An empty row's scale is 0.
+          float lse = total > 0 ? rows.reference[r] + log2_approx(total) : -kMinusInf;
+          if (lane % 4 == 0) scratch.lse[warp * 16 + r * 8 + lane / 4] = lse;
+        }
+        global_proxy_fence();
+        __syncwarp();
+        if (arrives) barrier_arrive(shared_address(&all.own.scored));
+        done += last;
+        last = tiles;
+      }
+      wgmma_wait<0>();
+      hold(o);
+      if (arrives) barrier_arrive(shared_address(&shared.v_empty[keys.stage]));
+      keys.next();
+      queries.next();
+    }
+    OutputRow place[2];
+    const int thread = recomputed(threadIdx.x);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      int token = token_of_row<C>(consumer * 4 + thread / 32 % 4, r, thread % 32);
+      int head = (thread / 32 % 4 * 16 + r * 8 + thread % 32 / 4) % C::kGroupPadded;
+      place[r] = OutputRow{ tile.first_token + token, tile.group * C::kGroup + head,
+                            head < C::kGroup && token < tile.tokens };
+    }
+    begin_kernel(); // the one before has the partial sum
+    store_output<C>(p.attend.attend.out, p.attend.attend.kv_heads, o, rows, place);
+  });
+}
+
+// ---- body
+
+template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p) {
+  using P = Plan<C>;
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedPlan<C> &shared = *(SharedPlan<C> *)shared_bytes;
+  static_assert(sizeof(SharedPlan<C>) == C::kSharedBytes, "the host's formula for shared memory");
+  const int warpgroup = warp_uniform(threadIdx.x / 128);
+  if (threadIdx.x == 0) {
+    tma_prefetch_map(p.attend.q);
+    tma_prefetch_map(p.attend.k);
+    tma_prefetch_map(p.attend.v);
+    barrier_init(shared_address(&shared.own.scored), P::kWarps);
+    for (int i = 0; i < P::kSelectors * C::kDepth; ++i)
+      barrier_init(shared_address(&shared.own.desks[i / C::kDepth].full[i % C::kDepth]), 1);
+    init_barriers<FlashConfig<C>>(shared.flash);
+  }
+  if (threadIdx.x < P::kUnits) shared.own.read[threadIdx.x] = 0;
+  if (!p.attend.attend.early) wait_for_kernel_before();
+  __syncthreads(); // barriers are there
+
+  if (warpgroup == 0) {
+    registers_drop<P::kProducerRegisters>();
+    produce<C>(p, shared.flash);
+  } else if (warpgroup == 3) {
+    registers_drop<P::kSelectorRegisters>();
+    select<C>(p, shared.own, threadIdx.x / 32 % 4);
+  } else {
+    registers_raise<P::kConsumerRegisters>();
+    consume<C>(p, shared, warpgroup - 1);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    attend_compressed_topn_sm90(const __grid_constant__ NsaiCompressedTopn p) {
+  compressed_topn<Config>(p);
+  wait_for_kernel_before(); // where there was no tile
+}

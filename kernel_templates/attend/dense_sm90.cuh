@@ -1,0 +1,16 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Ordinary causal attention: o[t, h] = softmax over p <= t of (scale * q[t, h] . k[p]) V. The
+// baseline, the choice below the crossover length, and the exact form of the selected branch while
+// every block is selected.
+//
+// q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> o [T, Hq, Dv], see NsaiEpilogue. Loop,
+// grid, shared memory and Config: attend/mainloop_sm90.cuh.
+#pragma once
+#include "attend/mainloop_sm90.cuh"
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    attend_dense_sm90(const __grid_constant__ NsaiAttendTma p) {
+  flash_attend<Config, DenseKeys>(p);
+}

@@ -1,0 +1,371 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Flash attention over contiguous key ranges with mma.sync: the loop of attend_compressed_sm80,
+// attend_window_sm80 and attend_dense_sm80, which differ in nothing but the keys a query sees (`Keys`,
+// data/key_range.cuh).
+//
+//   o[t, h] = softmax over keys i in [begin(t), end(t)) of (scale * q[t, h] . k[i]) V
+//
+// Grid     x = kv_heads * tiles, KV head major, so that the K and V of one head at a time live in
+//          L2. tiles = seq.cu_q ? q_tokens / T + num_seqs : ceil(q_tokens / T), with T = kRows /
+//          kGroupPadded tokens of a tile.
+// CTA      kRows query rows of one KV head, token major: row r is head r % kGroupPadded of the
+//          group, token r / kGroupPadded of the tile. Every warp owns kRows / kWarps rows, kM tiles
+//          of 16, with their softmax and O in registers; each K and V fragment it reads from shared
+//          memory feeds kM products.
+// Shared   Q [kRows, Dk] | K [kKeys, Dk] | V [kKeys, Dv]. A row has C = ceil(D / 16) * 2 chunks of
+//          16 bytes and a pitch(D) of 16 * (C % 8 == 0 ? C : C | 1) bytes;
+//          kSharedBytes = (kRows + kKeys) * pitch(Dk) + kKeys * pitch(Dv).
+// Copies   cp.async by all threads: V of a tile arrives during Q K^T, K of the next tile during
+//          softmax and P V. One buffer each: a second CTA on the SM fills the waits at the two
+//          barriers of a tile.
+// Bound    by mma.sync issue where Dk, Dv >= 128; by exponentials at 64 and below.
+//
+// Source   Packed tensors, or a cache, whose lists of pages are read for each tile: data/source.cuh.
+// Reads    q, k, v with 16-byte, o and o_branch with 8-byte alignment of base and strides.
+//
+// Which shapes fit the registers: choose_flash in runtime/variants/attend/sm80.c.
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads,
+// kMinBlocks, kSharedBytes, kGate; data/source.cuh (attend_dense_sm80: packed tensors alone).
+#pragma once
+#include "core/copy.cuh"
+#include "core/epilogue.cuh"
+#include "data/key_range.cuh"
+#include "core/launch.cuh"
+#include "core/mma.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
+#include "data/sequence.cuh"
+#include "core/softmax.cuh"
+#include "data/source.cuh"
+#include "core/tile.cuh"
+#include "core/types.cuh"
+
+template <class Config> struct FlashShared {
+  using Q = Tile<Config::kRows, padded_dim(Config::kHeadDimQk)>;
+  using K = Tile<Config::kKeys, padded_dim(Config::kHeadDimQk)>;
+  using V = Tile<Config::kKeys, padded_dim(Config::kHeadDimV)>;
+  unsigned char q[Q::kBytes]; // [kRows, Dk]
+  unsigned char k[K::kBytes]; // [kKeys, Dk]
+  unsigned char v[V::kBytes]; // [kKeys, Dv]
+};
+
+template <class Config> struct Flash {
+  using Shared = FlashShared<Config>;
+  static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // of a tile
+  static constexpr int kWarpRows = Config::kRows / Config::kWarps;
+  static constexpr int kM = kWarpRows / 16;                          // m16 tiles of a warp
+  static constexpr int kN = Config::kKeys / 8;                       // n8 tiles of S
+  static constexpr int kO = padded_dim(Config::kHeadDimV) / 8;       // n8 tiles of O
+  static constexpr int kSteps = padded_dim(Config::kHeadDimQk) / 16; // k16 steps of Q K^T
+  static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
+                "rows are read in chunks of 16 bytes");
+  static_assert((Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0 &&
+                    Config::kGroup <= Config::kGroupPadded,
+                "kGroupPadded is the next power of two");
+  static_assert(kTokens >= 1 && kTokens * Config::kGroupPadded == Config::kRows,
+                "a tile holds whole tokens");
+  static_assert(kM >= 1 && kM * 16 * Config::kWarps == Config::kRows,
+                "a warp owns whole m16 tiles");
+  static_assert(Config::kKeys % 16 == 0, "P V takes 16 keys at a time");
+  static_assert(Config::kThreads == 32 * Config::kWarps, "all warps compute");
+  static_assert(sizeof(Shared) == Config::kSharedBytes, "the host's formula for shared memory");
+  static_assert(sizeof(Shared) <= 101376, "99 KB is all that sm_86, sm_89 and sm_120 have");
+};
+
+// Address of chunk pair `step` of the row that `base` (pair 0) points into; see Tile for the
+// swizzle. A tile begins at a multiple of 128 bytes, so bits 4 to 6 of `base` are the swizzled
+// chunk and nothing else.
+template <class T> NSAI_DEVICE u32 at_step(u32 base, int step) {
+  if constexpr (T::kSwizzled)
+    return (base ^ ((step & 3) << 5)) + (step >> 2) * 128;
+  else
+    return base + step * 32;
+}
+
+// How the threads share the copy of a tile T: lanes side by side take the chunks of one row side by
+// side.
+template <class T, int kThreads> struct CopyLanes {
+  static constexpr int kLanes = T::kChunks > 4 ? 8 : T::kChunks; // of a row: 2, 4 or 8
+  static constexpr int kPass = kThreads / kLanes;                // rows at once
+  static NSAI_DEVICE int row(int thread) { return thread / kLanes; }
+  static NSAI_DEVICE int chunk(int thread) { return thread % kLanes; }
+};
+
+// Copies row `row` [kDim] to tile T. `from` is this lane's first chunk of it; a row that is not
+// present is not read but zero, as are the columns that pad the tile.
+template <class T, int kDim, int kThreads>
+NSAI_DEVICE void copy_row(u32 tile, int row, int lane_chunk, const u16 *from, bool present) {
+  using Lanes = CopyLanes<T, kThreads>;
+#pragma unroll
+  for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
+    int chunk = c + lane_chunk;
+    if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
+      copy_async_16(tile + T::offset(row, chunk), from + c * 8, present && chunk * 8 < kDim);
+  }
+}
+
+// Q of a tile [kRows, Dk]; padding heads and tokens from q_len on are zero.
+template <class Config>
+NSAI_DEVICE void load_queries(u32 tile, const NsaiView &q, const QueryTile &at, int group) {
+  using T = typename FlashShared<Config>::Q;
+  using Lanes = CopyLanes<T, Config::kThreads>;
+  const u16 *from = (const u16 *)q.data + (at.seq.q_begin + at.first_query) * q.token_stride +
+                    group * Config::kGroup * q.head_stride + Lanes::chunk(threadIdx.x) * 8;
+  int tokens = at.seq.q_len - at.first_query;
+#pragma unroll
+  for (int i = 0; i < ceil_div(Config::kRows, Lanes::kPass); ++i) {
+    int row = Lanes::row(threadIdx.x) + i * Lanes::kPass;
+    int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
+    if (Config::kRows % Lanes::kPass == 0 || row < Config::kRows)
+      copy_row<T, Config::kHeadDimQk, Config::kThreads>(tile, row, Lanes::chunk(threadIdx.x),
+                                                        from + token * q.token_stride +
+                                                            head * q.head_stride,
+                                                        head < Config::kGroup && token < tokens);
+  }
+}
+
+// This thread's first chunk of key `first`'s tile, in the [row, head, dim] tensor of K or V.
+template <class Config, class T>
+NSAI_DEVICE const u16 *first_chunk(const NsaiView &view, long long first, int group) {
+  using Lanes = CopyLanes<T, Config::kThreads>;
+  return (const u16 *)view.data + (first + Lanes::row(threadIdx.x)) * view.token_stride +
+         group * view.head_stride + Lanes::chunk(threadIdx.x) * 8;
+}
+
+// Where a query tile's K or V lies in packed tensors: this thread's first chunk of the next tile of keys.
+struct PackedSide {
+  const NsaiView &x;
+  const u16 *from;
+};
+
+// The tile [kKeys, kDim] of K or V of the keys from first + ahead on, which is the next one; from `end` on
+// they are zero.
+template <class Config, class T, int kDim>
+NSAI_DEVICE void load_keys(u32 tile, PackedSide &side, int first, int end, int ahead) {
+  using Lanes = CopyLanes<T, Config::kThreads>;
+  const long long stride = side.x.token_stride;
+  const int left = end - first - ahead;
+  int thread = recomputed(threadIdx.x);
+#pragma unroll
+  for (int i = 0; i < ceil_div(Config::kKeys, Lanes::kPass); ++i) {
+    int row = Lanes::row(thread) + i * Lanes::kPass;
+    if (Config::kKeys % Lanes::kPass == 0 || row < Config::kKeys)
+      copy_row<T, kDim, Config::kThreads>(tile, row, Lanes::chunk(thread), side.from, row < left);
+    side.from += min(Lanes::kPass, Config::kKeys - i * Lanes::kPass) * stride;
+  }
+}
+
+// Where it lies in a cache.
+template <int kPageRows, int kFirstIndex> struct CachedSide {
+  const NsaiCacheTensor &x;
+  CachedRows<kPageRows> rows;
+  int group;
+};
+
+template <class Config, class T, int kDim, int kPageRows, int kFirstIndex>
+NSAI_DEVICE void load_keys(u32 tile, const CachedSide<kPageRows, kFirstIndex> &side, int first,
+                           int end, int ahead) {
+  using Lanes = CopyLanes<T, Config::kThreads>;
+  const int left = end - first - ahead;
+  int thread = recomputed(threadIdx.x);
+  const CachedRun<kPageRows, Config::kKeys, Lanes::kPass> run(side.rows,
+                                                              first + ahead + kFirstIndex,
+                                                              Lanes::row(thread), left);
+  const u16 *gHead = (const u16 *)side.x.data + side.group * side.x.head_stride +
+                     Lanes::chunk(thread) * 8; // [rows, kDim]
+#pragma unroll
+  for (int i = 0; i < ceil_div(Config::kKeys, Lanes::kPass); ++i) {
+    int row = Lanes::row(thread) + i * Lanes::kPass;
+    if (Config::kKeys % Lanes::kPass == 0 || row < Config::kKeys)
+      copy_row<T, kDim, Config::kThreads>(tile, row, Lanes::chunk(thread),
+                                          gHead + run.offset(side.x, i), row < left);
+  }
+}
+
+template <class Config, class Keys>
+NSAI_DEVICE Sides<PackedSide> find_sides(const NsaiAttend &p, const QueryTile &tile, int begin,
+                                         int group) {
+  using Shared = FlashShared<Config>;
+  int first_row = Keys::first_row(p.seq, tile) + begin;
+  return { { p.k, first_chunk<Config, typename Shared::K>(p.k, first_row, group) },
+           { p.v, first_chunk<Config, typename Shared::V>(p.v, first_row, group) } };
+}
+
+template <class Config, class Keys>
+NSAI_DEVICE Sides<CachedSide<Config::kPageRows, Keys::kFirstIndex>>
+find_sides(const NsaiCachedAttend &p, const QueryTile &tile, int, int group) {
+  auto rows = find_rows<Config::kPageRows>(p.batch, tile.s, p.pair.ring);
+  return { { p.pair.k, rows, group }, { p.pair.v, rows, group } };
+}
+
+// What a kernel of this loop takes that serves a cache, too.
+template <class Config>
+using AttendParams = typename ParamsOf<Config::kCached, NsaiAttend, NsaiCachedAttend>::Type;
+
+// S = Q K^T: s[m] [16, kKeys] of every m16 tile of the warp.
+template <class Config>
+NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4], u32 sQ, u32 sK) {
+  using F = Flash<Config>;
+  using Q = typename F::Shared::Q;
+  using K = typename F::Shared::K;
+  int thread = recomputed(threadIdx.x), lane = thread % 32;
+  u32 q = sQ + Q::offset(thread / 32 * F::kWarpRows + lane % 16,
+                         lane / 16); // matrices: rows 0, 8 | columns 0, 8
+  u32 k =
+      sK + K::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // matrices: columns 0, 8 | keys 0, 8
+#pragma unroll
+  for (int m = 0; m < F::kM; ++m)
+#pragma unroll
+    for (int j = 0; j < F::kN; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) s[m][j][c] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < F::kSteps; ++step) {
+    u32 a[F::kM][4]; // Q [16, 16]
+#pragma unroll
+    for (int m = 0; m < F::kM; ++m) ldmatrix_x4(a[m], at_step<Q>(q, step) + m * 16 * Q::kPitch);
+#pragma unroll
+    for (int j = 0; j < F::kN; j += 2) {
+      u32 b[4]; // K [16 keys, 16]
+      ldmatrix_x4(b, at_step<K>(k, step) + j * 8 * K::kPitch);
+#pragma unroll
+      for (int m = 0; m < F::kM; ++m) {
+        mma_m16n8k16(typename Config::Element(), s[m][j], a[m], b[0], b[1]);
+        mma_m16n8k16(typename Config::Element(), s[m][j + 1], a[m], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// O += P V with P = 2^(s - reference), 16 keys at a time: exponentials of the next keys run beside
+// the products.
+template <class Config>
+NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4],
+                             float (&s)[Flash<Config>::kM][Flash<Config>::kN][4],
+                             SoftmaxRows (&rows)[Flash<Config>::kM], u32 sV, float scale_log2) {
+  using F = Flash<Config>;
+  using V = typename F::Shared::V;
+  int lane = recomputed(threadIdx.x) % 32;
+  u32 v = sV + V::offset(lane % 16, lane / 16); // matrices: keys 0, 8 | columns 0, 8
+#pragma unroll
+  for (int j = 0; j < F::kN; j += 2) {
+    u32 a[F::kM][4], rest[F::kM][4]; // P [16, 16 keys]
+#pragma unroll
+    for (int m = 0; m < F::kM; ++m) {
+      softmax_exponentiate(rows[m], s[m][j], scale_log2);
+      softmax_exponentiate(rows[m], s[m][j + 1], scale_log2);
+      softmax_pack<typename Config::Element>(a[m], s[m][j], s[m][j + 1]);
+      if constexpr (kSplitP<Config>)
+        softmax_pack_rest<typename Config::Element>(rest[m], a[m], s[m][j], s[m][j + 1]);
+    }
+#pragma unroll
+    for (int n = 0; n < F::kO; n += 2) {
+      u32 b[4]; // V [16 keys, 16]
+      ldmatrix_x4_trans(b, at_step<V>(v, n / 2) + j * 8 * V::kPitch);
+#pragma unroll
+      for (int m = 0; m < F::kM; ++m) {
+        mma_m16n8k16(typename Config::Element(), o[m][n], a[m], b[0], b[1]);
+        mma_m16n8k16(typename Config::Element(), o[m][n + 1], a[m], b[2], b[3]);
+        if constexpr (kSplitP<Config>) {
+          mma_m16n8k16(typename Config::Element(), o[m][n], rest[m], b[0], b[1]);
+          mma_m16n8k16(typename Config::Element(), o[m][n + 1], rest[m], b[2], b[3]);
+        }
+      }
+    }
+  }
+}
+
+template <class Config, class Keys, class Params>
+NSAI_DEVICE void flash_attend(const Params &params) {
+  using F = Flash<Config>;
+  using Shared = typename F::Shared;
+  constexpr int kKeys = Config::kKeys;
+  const NsaiAttend &p = packed_of(params);
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  Shared &shared = *(Shared *)shared_bytes;
+  begin_kernel();
+
+  // ---- coordinates
+  int tiles = gridDim.x / p.kv_heads;
+  int group = blockIdx.x / tiles, number = blockIdx.x % tiles;
+  QueryTile tile = find_query_tile<F::kTokens>(sequences_of(params),
+                                               Keys::kLongestFirst ? tiles - 1 - number : number);
+  int tokens = min(F::kTokens, tile.seq.q_len - tile.first_query); // of this tile
+  if (tokens <= 0 || tile.first_query < 0) return;
+  int position = tile.seq.position(tile.first_query);    // of the tile's first token
+  int first_token = tile.seq.q_begin + tile.first_query; // its row of q and o
+  int begin = Keys::visible(position).begin, end = Keys::visible(position + tokens - 1).end;
+
+  // Row `row` of this warp within the tile, and its token's position; rows past the last token
+  // count as that.
+  auto tile_row = [](int row) { return recomputed(threadIdx.x) / 32 * F::kWarpRows + row; };
+  auto position_of = [&](int row) {
+    return position + min(tile_row(row) / Config::kGroupPadded, tokens - 1);
+  };
+
+  auto sides = find_sides<Config, Keys>(params, tile, begin, group);
+  using K = typename Shared::K;
+  using V = typename Shared::V;
+  u32 sQ = shared_address(shared.q), sK = shared_address(shared.k), sV = shared_address(shared.v);
+
+  float o[F::kM][F::kO][4] = {}; // [16, Dv] each
+  SoftmaxRows rows[F::kM];
+
+  // ---- key tiles
+  load_queries<Config>(sQ, p.q, tile, group);
+  if (begin < end) load_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, begin, end, 0);
+  copy_async_commit();
+  for (int first = begin; first < end; first += kKeys) {
+    // Whether a row of this warp sees one of the keys. (The vote tells the compiler that all lanes
+    // agree.)
+    bool seen = __any_sync(~0u, first < Keys::visible(position_of(F::kWarpRows - 1)).end &&
+                                    first + kKeys > Keys::visible(position_of(0)).begin);
+    float s[F::kM][F::kN][4]; // [16, kKeys] each
+
+    copy_async_wait<0>();
+    __syncthreads(); // K of this tile is there (and Q); everyone is done with V of the tile before
+    load_keys<Config, V, Config::kHeadDimV>(sV, sides.v, first, end, 0);
+    copy_async_commit();
+    if (seen) multiply_qk<Config>(s, sQ, sK);
+
+    copy_async_wait<0>();
+    __syncthreads(); // V of this tile is there; everyone is done with K
+    if (first + kKeys < end)
+      load_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, first, end, kKeys);
+    copy_async_commit();
+    if (!seen) continue;
+    bool partly = __any_sync(~0u, first < Keys::visible(position_of(F::kWarpRows - 1)).begin ||
+                                      first + kKeys > Keys::visible(position_of(0)).end);
+#pragma unroll
+    for (int m = 0; m < F::kM; ++m) {
+      if (partly) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r)
+          mask_row(s[m], r, Keys::visible(position_of(m * 16 + r * 8 + threadIdx.x % 32 / 4)),
+                   first);
+      }
+      softmax_raise(rows[m], s[m], o[m], p.scale_log2);
+    }
+    multiply_pv<Config>(o, s, rows, sV, p.scale_log2);
+  }
+
+  copy_async_wait<0>(); // of Q, where no key was seen: a CTA does not end with copies on their way
+
+  // ---- epilogue
+#pragma unroll
+  for (int m = 0; m < F::kM; ++m) {
+    OutputRow place[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      int row = tile_row(m * 16 + r * 8 + threadIdx.x % 32 / 4);
+      int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
+      place[r] =
+          OutputRow{ first_token + token, recomputed(blockIdx.x) / tiles * Config::kGroup + head,
+                     head < Config::kGroup && token < tokens };
+    }
+    store_output<Config>(p.out, p.kv_heads, o[m], rows[m], place);
+  }
+}

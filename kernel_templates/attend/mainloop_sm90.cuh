@@ -1,0 +1,438 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Flash attention over contiguous key ranges with wgmma and tensor maps (sm_90a): the loop of
+// attend_compressed_sm90, attend_window_sm90 and attend_dense_sm90, which differ in nothing but the keys
+// a query sees (`Keys`, data/key_range.cuh).
+//
+//   o[t, h] = softmax over keys i in [begin(t), end(t)) of (scale * q[t, h] . k[i]) V
+//
+// Grid     x = any number of CTAs, which stay and take the tiles x, x + grid, ... of kv_heads *
+//          tiles, KV head major, so that the K and V of one head at a time live in L2. tiles =
+//          seq.cu_q ? q_tokens / T + num_seqs : ceil(q_tokens / T), with T = kRows / kGroupPadded
+//          tokens.
+// CTA      kRows / 64 consumer warpgroups of 64 query rows of one KV head, token major: row r is
+//          head r % kGroupPadded of the group, token r / kGroupPadded of the tile; and one
+//          warpgroup of which a single warp, the producer, asks for boxes. It runs ahead into the
+//          next tile while the consumers store this one.
+// Shared   kQueryStages of Q [kRows / 64][64, Dk], kStages of K [kKeys, Dk], of V [kKeys, Dv], all
+//          in panels (core/tma.cuh), what there is to know of each tile of queries, and two
+//          barriers for each: full and empty.
+// Consumer scores of a tile of keys are multiplied before P V of the tile before is, so that the
+//          tensor cores have P V to do during the softmax:
+//
+//            Q K^T (0) | softmax (0) | Q K^T (1)  P V (0) | ...
+//                                              softmax (1) | Q K^T (2)  P V (1) ...
+//
+// Reads    q, k, v with 16-byte, o and o_branch with 8-byte alignment of base and strides.
+//
+// Measured on an H200: bf16, 64/4 heads, D 128, launches apart from each other, products of visible
+// pairs in TFLOP/s (a plain product of 8192^3 has 799 there, cuDNN's dense attention 630):
+//
+//            dense causal      4k 0.40 ms (680)   16k 5.6 ms (785)
+//            compressed 32/16  16k 0.54 ms (510)  64k 6.0 ms (735)
+//            window 512        64k 2.0 ms (550; 10 % more are computed at the edges of tiles)
+//
+// Bound    by tensor cores and power in long tiles: 80 keys of three warpgroups take 2400 clocks,
+//          wgmma alone 1920. Short tiles pay about 6000 clocks from the last P V of one to the
+//          second Q K^T of the next, a third of them for stores. At D 64 (dense 16k: 530) by
+//          latencies around the exponentials, which keep their unit busy for half of the time.
+// Tried    without gain: two warpgroups of 128 keys (-8 %); three of 112 or 128 keys without the
+//          overlap above (-3 %); three stages (0). Q asked for a tile earlier, by the same warp or
+//          another (-2 to -5 %: its boxes come from memory and stand before those of K and V, which
+//          come from L2); Q brought to L2 earlier (0). A producer for each of Q, K and V (-2 to -7
+//          %; D 64 +4 %). The first Q K^T of the next tile issued before the stores of this one
+//          (window -1 to +2 %, dense -3 %, D 64 -9 %). Masks from bits, waits with a time limit
+//          (0).
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kStages, kQueryStages,
+// kThreads, kMinBlocks, kSharedBytes, kGate.
+#pragma once
+#include "core/barrier.cuh"
+#include "core/epilogue.cuh"
+#include "data/key_range.cuh"
+#include "core/launch.cuh"
+#include "params/attention.h"
+#include "data/sequence.cuh"
+#include "core/softmax.cuh"
+#include "core/tile.cuh"
+#include "core/tma.cuh"
+#include "core/types.cuh"
+#include "core/wgmma.cuh"
+
+// A tile of queries and the keys it sees: what the producer tells the consumers.
+struct __align__(16) FlashTile {
+  int group;       // KV head
+  int tokens;      // of this tile; 0: there are no more tiles
+  int first_token; // its row of q and o
+  int position;    // of its first token
+  int begin, end;  // keys that any of its tokens sees; none where begin >= end
+  int first_row;   // of k and v: key `begin`
+  int rows_left;   // of the sequence's k and v from there on
+};
+
+template <class Config> struct Flash {
+  static constexpr int kConsumers = Config::kRows / 64;                // warpgroups
+  static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // of a tile
+  static constexpr int kBoxTokens = 64 / Config::kGroupPadded;         // of a consumer's 64 rows
+  static constexpr int kN = Config::kKeys / 8;                         // n8 tiles of S
+  static constexpr int kO = padded_dim(Config::kHeadDimV) / 8;         // n8 tiles of O
+  static constexpr int kSteps = padded_dim(Config::kHeadDimQk) / 16;   // k16 steps of Q K^T
+  static constexpr int kQueryBytes = 64 * panels(Config::kHeadDimQk) * kPanelPitch;
+  static constexpr int kKeyBytes = Config::kKeys * panels(Config::kHeadDimQk) * kPanelPitch;
+  static constexpr int kValueBytes = Config::kKeys * panels(Config::kHeadDimV) * kPanelPitch;
+  // Of the launch's 65536 / kThreads registers each, rounded down to 8, what producers give away.
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
+
+  struct Shared {
+    unsigned char q[Config::kQueryStages][kConsumers][kQueryBytes];
+    unsigned char k[Config::kStages][kKeyBytes];
+    unsigned char v[Config::kStages][kValueBytes];
+    FlashTile tile[Config::kQueryStages]; // of q
+    u64 q_full[Config::kQueryStages], q_empty[Config::kQueryStages];
+    u64 k_full[Config::kStages], k_empty[Config::kStages];
+    u64 v_full[Config::kStages], v_empty[Config::kStages];
+  };
+
+  static_assert(kConsumers == 2 || kConsumers == 3, "the division of registers");
+  static_assert(kConsumers * 64 == Config::kRows, "whole warpgroups");
+  static_assert(Config::kThreads == 128 * (kConsumers + 1), "consumers and the producer's");
+  static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
+                "tensor maps take strides of 16 bytes");
+  static_assert((Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0 &&
+                    Config::kGroup <= Config::kGroupPadded && Config::kGroupPadded <= 64,
+                "kGroupPadded is the next power of two");
+  static_assert(Config::kKeys % 16 == 0, "P V takes 16 keys at a time");
+  static_assert(sizeof(Shared) == Config::kSharedBytes, "the host's formula for shared memory");
+};
+
+// A place in a ring of kStages buffers, and the parity of its barriers' phase there.
+template <int kStages> struct Ring {
+  int stage = 0;
+  u32 parity = 0;
+  NSAI_DEVICE void next() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+  // next() so many times.
+  NSAI_DEVICE void skip(int count) {
+    parity ^= (stage + count) / kStages & 1;
+    stage = (stage + count) % kStages;
+  }
+};
+
+// ---- tiles
+
+template <class Config, class Keys>
+NSAI_DEVICE FlashTile flash_tile(const NsaiAttendTma &p, int group, int number) {
+  QueryTile tile = find_query_tile<Flash<Config>::kTokens>(p.attend.seq, number);
+  FlashTile t;
+  t.group = group;
+  t.tokens =
+      tile.first_query < 0 ? 0 : min(Flash<Config>::kTokens, tile.seq.q_len - tile.first_query);
+  t.first_token = tile.seq.q_begin + tile.first_query;
+  t.position = tile.seq.position(tile.first_query);
+  t.begin = Keys::visible(t.position).begin;
+  t.end = t.tokens > 0 ? Keys::visible(t.position + t.tokens - 1).end : 0;
+  t.first_row = Keys::first_row(p.attend.seq, tile) + t.begin;
+  t.rows_left = Keys::visible(tile.seq.kv_len - 1).end - t.begin;
+  return t;
+}
+
+// Calls take(tile) for every tile of this CTA. Every other round of the grid goes backwards: where
+// tiles become ever shorter, no CTA gets the longer one each time.
+template <class Config, class Keys, class Take>
+NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, Take take) {
+  int tiles = p.attend.tiles / p.attend.kv_heads; // of one head
+  int group = 0, first = 0;                       // number of the head's first tile
+  int place = blockIdx.x;
+  for (int round = 0; round < p.attend.tiles; round += gridDim.x) {
+    int index = round + place;
+    place = gridDim.x - 1 - place;
+    if (index >= p.attend.tiles) continue;
+    for (; index - first >= tiles; first += tiles) ++group;
+    int number = index - first;
+    FlashTile tile =
+        flash_tile<Config, Keys>(p, group, Keys::kLongestFirst ? tiles - 1 - number : number);
+    if (tile.tokens > 0) take(tile);
+  }
+}
+
+// ---- producer: one warp
+
+template <class Config, class Keys>
+NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::Shared &shared) {
+  using F = Flash<Config>;
+  constexpr int kKeys = Config::kKeys, kDk = Config::kHeadDimQk, kDv = Config::kHeadDimV;
+  bool asks = threadIdx.x % 32 == 0;
+  bool packed = p.attend.seq.cu_q; // there are rows behind a sequence's own
+  Ring<Config::kQueryStages> queries;
+  Ring<Config::kStages> keys;
+  for_each_tile<Config, Keys>(p, [&](const FlashTile &tile) {
+    u32 q_full = shared_address(&shared.q_full[queries.stage]);
+    barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.parity ^ 1);
+    if (asks) {
+      shared.tile[queries.stage] = tile;
+      if (tile.begin < tile.end) {
+        barrier_arrive_expecting(q_full, sizeof shared.q[0]);
+#pragma unroll
+        for (int w = 0; w < F::kConsumers; ++w)
+          tma_load_panels<kDk>(shared_address(shared.q[queries.stage][w]), p.q, q_full, 64,
+                               tile.group * Config::kGroup, tile.first_token + w * F::kBoxTokens);
+      } else {
+        barrier_arrive(q_full);
+      }
+    }
+    queries.next();
+
+    for (int first = 0; first < tile.end - tile.begin; first += kKeys) {
+      int row = tile.first_row + first;
+      u32 k_full = shared_address(&shared.k_full[keys.stage]);
+      barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.parity ^ 1);
+      if (asks) {
+        barrier_arrive_expecting(k_full, F::kKeyBytes);
+        tma_load_panels<kDk>(shared_address(shared.k[keys.stage]), p.k, k_full, kKeys,
+                             box_head(p.attend.k, tile.group), row);
+      }
+
+      u32 sV = shared_address(shared.v[keys.stage]);
+      u32 v_full = shared_address(&shared.v_full[keys.stage]);
+      barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.parity ^ 1);
+      if (packed && first + kKeys > tile.rows_left) {
+        // P is 0 there, but what follows may be NaN. (Scores of such keys are overwritten.)
+        const NsaiView &v = p.attend.v;
+        copy_present_rows<kKeys, kDv>(sV,
+                                      (const u16 *)v.data + row * v.token_stride +
+                                          tile.group * v.head_stride,
+                                      v.token_stride, tile.rows_left - first);
+        if (asks) barrier_arrive(v_full);
+      } else if (asks) {
+        barrier_arrive_expecting(v_full, F::kValueBytes);
+        tma_load_panels<kDv>(sV, p.v, v_full, kKeys, box_head(p.attend.v, tile.group), row);
+      }
+      keys.next();
+    }
+  });
+  barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.parity ^ 1);
+  if (asks) {
+    shared.tile[queries.stage].tokens = 0;
+    barrier_arrive(shared_address(&shared.q_full[queries.stage]));
+  }
+}
+
+// ---- consumers
+
+// S = Q K^T [64, kKeys] of a warpgroup, issued.
+template <class Config>
+NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kN][4], u32 sQ, u32 sK) {
+  u64 q = wgmma_k_major(sQ), k = wgmma_k_major(sK);
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < Flash<Config>::kSteps; ++step)
+    wgmma_qk<typename Config::Element, Config::kKeys>(s[0], q + wgmma_k_step<64>(step),
+                                                      k + wgmma_k_step<Config::kKeys>(step),
+                                                      step > 0);
+  wgmma_commit();
+}
+
+// P of a tile of keys in fragments of 16 keys, and what its rounding left.
+template <class Config> struct Probabilities {
+  static constexpr int kParts = kSplitP<Config> ? 2 : 1;
+  u32 a[kParts][Config::kKeys / 16][4];
+};
+
+// O [64, Dv] += P V, issued.
+template <class Config>
+NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kO][4], const Probabilities<Config> &p,
+                             u32 sV) {
+  u64 v = wgmma_mn_major<Config::kKeys>(sV);
+  wgmma_fence();
+#pragma unroll
+  for (int j = 0; j < Config::kKeys / 16; ++j)
+#pragma unroll
+    for (int part = 0; part < Probabilities<Config>::kParts; ++part)
+      wgmma_pv<typename Config::Element, padded_dim(Config::kHeadDimV), Config::kKeys>(
+          o[0], p.a[part][j], v + wgmma_mn_step(j), 1);
+  wgmma_commit();
+}
+
+template <class Config>
+NSAI_DEVICE void pack_probabilities(Probabilities<Config> &p,
+                                    const float (&s)[Flash<Config>::kN][4]) {
+#pragma unroll
+  for (int j = 0; j < Config::kKeys / 16; ++j) {
+    softmax_pack<typename Config::Element>(p.a[0][j], s[2 * j], s[2 * j + 1]);
+    if constexpr (kSplitP<Config>)
+      softmax_pack_rest<typename Config::Element>(p.a[1][j], p.a[0][j], s[2 * j], s[2 * j + 1]);
+  }
+}
+
+template <int kN> NSAI_DEVICE void hold(float (&d)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j) wgmma_hold(d[j]);
+}
+
+// What a lane knows of its two rows, and of its warp's.
+struct FlashRows {
+  KeyRange seen[2]; // by rows group, group + 8
+  KeyRange all;     // by every row of the warp
+};
+
+template <class Config, class Keys>
+NSAI_DEVICE FlashRows flash_rows(const FlashTile &tile, int warp_row) {
+  // Rows past the last token count as that.
+  auto seen_by = [&](int row) {
+    return Keys::visible(tile.position +
+                         min((warp_row + row) / Config::kGroupPadded, tile.tokens - 1));
+  };
+  FlashRows rows;
+  rows.seen[0] = seen_by(threadIdx.x % 32 / 4);
+  rows.seen[1] = seen_by(threadIdx.x % 32 / 4 + 8);
+  rows.all = KeyRange{ warp_uniform(seen_by(15).begin), warp_uniform(seen_by(0).end) };
+  return rows;
+}
+
+// Scores of the keys from `first` on become probabilities. True: O has to follow by `factor`.
+template <class Config>
+NSAI_DEVICE bool flash_softmax(float (&s)[Flash<Config>::kN][4], SoftmaxRows &softmax,
+                               float (&factor)[2], const FlashRows &rows, int first,
+                               float scale_log2) {
+  if (first < rows.all.begin || first + Config::kKeys > rows.all.end) {
+    mask_row(s, 0, rows.seen[0], first);
+    mask_row(s, 1, rows.seen[1], first);
+  }
+  bool grows = softmax_grow(softmax, factor, s, scale_log2);
+#pragma unroll
+  for (int j = 0; j < Flash<Config>::kN; ++j) softmax_exponentiate(softmax, s[j], scale_log2);
+  return grows;
+}
+
+// O of one tile of queries, unnormalised.
+template <class Config>
+NSAI_DEVICE void
+flash_multiply(const FlashTile &tile, const FlashRows &rows, typename Flash<Config>::Shared &shared,
+               int consumer, const Ring<Config::kQueryStages> &queries, Ring<Config::kStages> &keys,
+               float scale_log2, SoftmaxRows &softmax, float (&o)[Flash<Config>::kO][4]) {
+  using F = Flash<Config>;
+  float s[F::kN][4]; // [64, kKeys]
+  Probabilities<Config> probabilities;
+  float factor[2];
+  bool arrives = threadIdx.x % 32 == 0;
+  u32 sQ = shared_address(shared.q[warp_uniform(queries.stage)][consumer]);
+  auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
+  auto stage_v = [&](int stage) { return shared_address(shared.v[warp_uniform(stage)]); };
+
+  barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.parity);
+  multiply_qk<Config>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
+  wgmma_wait<0>();
+  hold(s);
+  if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
+  flash_softmax<Config>(s, softmax, factor, rows, tile.begin, scale_log2);
+  pack_probabilities<Config>(probabilities, s);
+
+  for (int first = tile.begin + Config::kKeys; first < tile.end; first += Config::kKeys) {
+    Ring<Config::kStages> before = keys;
+    keys.next();
+    barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.parity);
+    multiply_qk<Config>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
+    barrier_wait(shared_address(&shared.v_full[before.stage]), before.parity);
+    multiply_pv<Config>(o, probabilities, stage_v(before.stage)); // [64, Dv]
+
+    wgmma_wait<1>(); // of Q K^T
+    hold(s);
+    if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
+    bool grows = flash_softmax<Config>(s, softmax, factor, rows, first, scale_log2);
+
+    wgmma_wait<0>(); // of P V
+    hold(o);
+    if (arrives) barrier_arrive(shared_address(&shared.v_empty[before.stage]));
+    if (grows) softmax_rescale(o, factor);
+    pack_probabilities<Config>(probabilities, s);
+  }
+  barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
+
+  barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.parity);
+  multiply_pv<Config>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
+  wgmma_wait<0>();
+  hold(o);
+  if (arrives) barrier_arrive(shared_address(&shared.v_empty[keys.stage]));
+  keys.next();
+}
+
+template <class Config, class Keys>
+NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::Shared &shared,
+                               int consumer) {
+  using F = Flash<Config>;
+  int warp_row = consumer * 64 + threadIdx.x % 128 / 32 * 16;
+  Ring<Config::kQueryStages> queries;
+  Ring<Config::kStages> keys;
+  for (;; queries.next()) {
+    barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.parity);
+    FlashTile tile = shared.tile[queries.stage];
+    if (!tile.tokens) return;
+    OutputRow place[2];
+    u32 gate[2]; // long before it is needed
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      int row = warp_row + r * 8 + threadIdx.x % 32 / 4;
+      int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
+      place[r] = OutputRow{ tile.first_token + token, tile.group * Config::kGroup + head,
+                            head < Config::kGroup && token < tile.tokens };
+      gate[r] = load_gate<Config>(p.attend.out, place[r]);
+    }
+    float o[F::kO][4] = {}; // [64, Dv]
+    SoftmaxRows softmax;
+    if (tile.begin < tile.end) {
+      flash_multiply<Config>(tile, flash_rows<Config, Keys>(tile, warp_row), shared, consumer,
+                             queries, keys, p.attend.scale_log2, softmax, o);
+    } else {
+      barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
+    }
+    wait_for_kernel_before(); // has the partial sum
+    store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, place, gate);
+  }
+}
+
+// ---- the kernel
+
+template <class Config> NSAI_DEVICE void init_barriers(typename Flash<Config>::Shared &shared) {
+  constexpr int kConsumerWarps = 4 * Flash<Config>::kConsumers;
+  for (int i = 0; i < Config::kQueryStages; ++i) {
+    barrier_init(shared_address(&shared.q_full[i]), 1);
+    // Every lane arrives: one of each warp would do, but racecheck does not follow it.
+    barrier_init(shared_address(&shared.q_empty[i]), 32 * kConsumerWarps);
+  }
+  for (int i = 0; i < Config::kStages; ++i) {
+    barrier_init(shared_address(&shared.k_full[i]), 1);
+    barrier_init(shared_address(&shared.k_empty[i]), kConsumerWarps);
+    barrier_init(shared_address(&shared.v_full[i]), 1);
+    barrier_init(shared_address(&shared.v_empty[i]), kConsumerWarps);
+  }
+  barrier_init_fence();
+}
+
+template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAttendTma &p) {
+  using F = Flash<Config>;
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  typename F::Shared &shared = *(typename F::Shared *)shared_bytes;
+  int warpgroup = warp_uniform(threadIdx.x / 128);
+  if (threadIdx.x == 0) {
+    tma_prefetch_map(p.q);
+    tma_prefetch_map(p.k);
+    tma_prefetch_map(p.v);
+    init_barriers<Config>(shared);
+  }
+  if (!p.attend.early) wait_for_kernel_before();
+  __syncthreads(); // barriers are there
+
+  if (warpgroup == 0) {
+    registers_drop<F::kProducerRegisters>();
+    if (threadIdx.x >= 32) begin_kernel(); // for the next one's sake; there may be no tile here
+    if (threadIdx.x < 32) flash_produce<Config, Keys>(p, shared);
+  } else {
+    registers_raise<F::kConsumerRegisters>();
+    flash_consume<Config, Keys>(p, shared, warpgroup - 1);
+  }
+}

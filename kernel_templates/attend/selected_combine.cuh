@@ -1,0 +1,117 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// attend_selected_combine: what attend_selected_kv_stationary_sm90 left of every block of a token, into the token's output.
+//
+//   LSE = log2 sum over slots i of 2^lse[i]
+//   O   = sum over slots i of 2^(lse[i] - LSE) partial[i]
+//
+//   partial [heads, chunk_tokens, n, Dv]; lse [heads, entries], which `places` leads to. Slots whose
+//   block the token does not see hold anything and are not read. A row without any: O 0, LSE -inf.
+//
+// Grid: x = ceil(heads * chunk_tokens / (kThreads / 32)), a warp per row (head, token), a lane per
+// four columns. Bound by the read of `partial`: 16 slots are in flight at once.
+// Config: Element, kHeadDimV, kGroup, kGate, kSelectCount (n), kThreads,
+//   kMinBlocks, kSharedBytes (0).
+#pragma once
+#include "data/inverted_lists.cuh"
+#include "core/copy.cuh"
+#include "core/epilogue.cuh"
+#include "core/launch.cuh"
+#include "params/attention.h"
+#include "core/types.cuh"
+
+// Adds `weight` times one slot's row: the lane's columns.
+template <class Config, int kJ>
+NSAI_DEVICE void add_slot(float4 (&x)[kJ], const uint2 (&rPartial)[kJ], float weight) {
+  using E = typename Config::Element;
+#pragma unroll
+  for (int j = 0; j < kJ; ++j) {
+    x[j].x = fmaf(weight, E::low(rPartial[j].x), x[j].x);
+    x[j].y = fmaf(weight, E::high(rPartial[j].x), x[j].y);
+    x[j].z = fmaf(weight, E::low(rPartial[j].y), x[j].z);
+    x[j].w = fmaf(weight, E::high(rPartial[j].y), x[j].w);
+  }
+}
+
+// Reads kAhead slots from gPartial [.., Dv] on; zeros where their bits in `seen` are not set.
+template <class Config, int kAhead, int kJ>
+NSAI_DEVICE void load_slots(uint2 (&rPartial)[kAhead][kJ], const u16 *gPartial, u32 seen) {
+#pragma unroll
+  for (int i = 0; i < kAhead; ++i) {
+#pragma unroll
+    for (int j = 0; j < kJ; ++j) {
+      rPartial[i][j] = make_uint2(0, 0);
+      if ((seen >> i & 1) && has_row_column<Config::kHeadDimV>(j))
+        rPartial[i][j] = load_streaming(gPartial + i * Config::kHeadDimV + row_column(j));
+    }
+  }
+}
+
+template <class Config> NSAI_DEVICE void combine(const NsaiCombine &p) {
+  constexpr int kCount = Config::kSelectCount, kDim = Config::kHeadDimV;
+  constexpr int kPerLane = ceil_div(kCount, 32);              // slots
+  constexpr int kJ = ceil_div(kDim, 128);                     // runs of four columns of a lane
+  constexpr int kAhead = 16 / kJ < kCount ? 16 / kJ : kCount; // slots that are read at once
+  const int lane = threadIdx.x & 31;
+  const long long row = (long long)blockIdx.x * (Config::kThreads / 32) + threadIdx.x / 32;
+  if (row >= (long long)p.heads * p.chunk_tokens) return;
+  const int head = p.head_begin + (int)(row / p.chunk_tokens);
+  const int token = p.token_begin + (int)(row % p.chunk_tokens);
+
+  // The slots that hold a block, as bits; slot 32 j + i is bit i of word j.
+  const int list_head = p.shared_lists ? 0 : head / Config::kGroup;
+  const int *gPlaces =
+      p.places + list_head * p.entry_capacity + (long long)(row % p.chunk_tokens) * kCount; // [n]
+  int rPlace[kPerLane]; // of slots 32 j + lane
+  u32 seen[kPerLane];
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) {
+    rPlace[j] = 32 * j + lane < kCount ? gPlaces[32 * j + lane] : kNoPlace;
+    seen[j] = __ballot_sync(~0u, rPlace[j] >= 0);
+  }
+  if (__any_sync(~0u, rPlace[0] == kNoToken)) return;
+
+  const u16 *gPartial = (const u16 *)p.partial + row * (kCount * kDim);        // [n, Dv]
+  const float *gLse = p.partial_lse + row / p.chunk_tokens * p.entry_capacity; // [entry_capacity]
+  float rLse[kPerLane]; // of slots 32 j + lane
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) rLse[j] = rPlace[j] >= 0 ? gLse[rPlace[j]] : kMinusInf;
+  uint2 rPartial[kAhead][kJ]; // the lane's columns
+  load_slots<Config>(rPartial, gPartial, seen[0]);
+
+  float highest = kNoReference, total = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) highest = fmaxf(highest, rLse[j]);
+  highest = warp_max(highest);
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) {
+    rLse[j] = exp2_approx(rLse[j] - highest);
+    total += rLse[j];
+  }
+  total = warp_sum(total);
+  const float inverse = total > 0.0f ? __fdividef(1.0f, total) : 0.0f;
+
+  float4 x[kJ]; // O: the lane's columns
+#pragma unroll
+  for (int j = 0; j < kJ; ++j) x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+  for (int j = 0; j < kPerLane; ++j) {
+#pragma unroll 1
+    for (int first = 0; first < kCount - 32 * j && first < 32; first += kAhead) {
+      if (j || first)
+        load_slots<Config>(rPartial, gPartial + (32 * j + first) * kDim, seen[j] >> first);
+#pragma unroll
+      for (int i = 0; i < kAhead; ++i) // slots from kCount on have weight 0
+        add_slot<Config>(x, rPartial[i], __shfl_sync(~0u, rLse[j], first + i) * inverse);
+    }
+  }
+
+  store_row_output<Config>(p.out, p.kv_heads, OutputRow{ token, head, true }, highest, total, x);
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    attend_selected_combine(const __grid_constant__ NsaiCombine p) {
+  begin_kernel();
+  combine<Config>(p);
+}

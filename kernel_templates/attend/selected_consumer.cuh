@@ -1,0 +1,92 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// What consumers of the ring of attend/selected_pipeline.cuh have in common: Q in shared memory, what the
+// producers say of a stage, and the end of a tile ahead of time.
+//
+// Config: that of attend/selected_pipeline.cuh, kGate.
+#pragma once
+#include "core/copy.cuh"
+#include "core/epilogue.cuh"
+#include "params/attention.h"
+#include "core/tma.cuh"
+#include "core/types.cuh"
+#include "attend/selected_pipeline.cuh"
+
+// Of a warp's 16 rows of Q the panels from kFirst on, into rows [at_row, at_row + 16) of a tile of
+// kRows rows, complete and visible to products on return. Padding is zero.
+template <class Config, int kRows, int kFirst>
+NSAI_DEVICE void copy_query(u32 sQ, int at_row, const NsaiView &q, const Place &at, int row) {
+  constexpr int kChunks = (panels(Config::kHeadDimQk) - kFirst) * 8;
+  for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
+    int r = i / kChunks, chunk = i % kChunks, to = at_row + r;
+    OutputRow place = place_row<Config>(at, row + r);
+    const u16 *gRow =
+        (const u16 *)q.data + place.token * q.token_stride + place.head * q.head_stride; // [Dk]
+    copy_async_16(sQ + chunk / 8 * kRows * kPanelPitch + panel_offset(to, chunk),
+                  gRow + 64 * kFirst + 8 * chunk,
+                  place.present && 64 * kFirst + 8 * chunk < Config::kHeadDimQk);
+  }
+  copy_async_commit();
+  copy_async_wait<0>();
+  shared_proxy_fence();
+  __syncwarp();
+}
+
+// Fetches what the end of a tile reads, gates and the sum of the branches before, from DRAM: there
+// are no registers to hold it so long. place[r]: of row `row + 8 * r` of the lane.
+template <class Config>
+NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
+                                 const OutputRow (&place)[2]) {
+  constexpr int kLineElements = 64;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    if (!place[r].present) continue;
+    if (Config::kGate && threadIdx.x % 4 == 0) {
+      const long long at = place[r].token * out.gate.token_stride +
+                           place[r].head * out.gate.head_stride + out.gate_branch;
+      prefetch_line((const char *)out.gate.data + at * (out.gate_float ? 4 : 2));
+    }
+    if (!out.add_partial) continue;
+    const long long row = (long long)place[r].token * (Config::kGroup * kv_heads) + place[r].head;
+    for (int i = threadIdx.x % 4 * kLineElements; i < Config::kHeadDimV; i += 4 * kLineElements)
+      prefetch_line((const u16 *)out.partial + row * Config::kHeadDimV + i);
+    if (threadIdx.x % 4 == 3) prefetch_line(out.partial_units + row);
+  }
+}
+
+// What the producers say of a stage, united: kSSeen or kSPartly. All lanes take part.
+template <class Config>
+NSAI_DEVICE u32 ring_word(const unsigned char *shared, int offset, int stage) {
+  constexpr int kProducers = UnionRing<Config>::kProducers;
+  const u32 *sWords = (const u32 *)(shared + offset) + stage * kProducers; // [kProducers]
+  if constexpr (kProducers == 1) return warp_uniform(sWords[0]);
+  return __reduce_or_sync(~0u, sWords[threadIdx.x % kProducers]);
+}
+
+// Scores s [16, 8 * kN] of a warp become -inf where the row's token does not see the key; they
+// are those from 8 * kN * part on of a stage.
+template <class Config, int kN>
+NSAI_DEVICE void mask_scores(float (&s)[kN][4], const unsigned char *shared, int stage, int warp,
+                             int part = 0) {
+  using R = UnionRing<Config>;
+  // Tokens of this lane's rows: one, or the other one kApart further on.
+  constexpr int kApart = Config::kGroupPadded < 16 ? 8 / Config::kGroupPadded : 0;
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane)); // computed here: before the loop it would take registers
+  const int token = (16 * warp + (kApart ? lane / 4 : 0)) / Config::kGroupPadded;
+  const u64 *sBits = (const u64 *)(shared + R::kSBits) + stage * R::kTokens + token;
+#pragma unroll
+  for (int r = 0; r < 2; ++r)
+#pragma unroll
+    for (int half = 0; half < kN / 4; ++half) {
+      // Bit 8j + c is column c of this lane in n8 tile j.
+      const u32 mine =
+          ((const u32 *)(sBits + r * kApart))[part * kN / 4 + half] >> (2 * (lane & 3));
+#pragma unroll
+      for (int j = 0; j < 4; ++j)
+#pragma unroll
+        for (int c = 0; c < 2; ++c)
+          if (!(mine >> (8 * j + c) & 1)) s[4 * half + j][2 * r + c] = kMinusInf;
+    }
+}

@@ -1,0 +1,146 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Consumers of the ring of attend/selected_pipeline.cuh on mma.sync: attend_selected_sm90_mma.
+//
+// A consumer warp has one m16 tile: 16 / kGroupPadded tokens and their heads, or 16 of one token's
+// heads. It multiplies the keys that its own tokens see and nothing else: with 16 heads in a group no
+// product is wasted, however much the lists of adjacent tokens differ.
+//
+// Config: Element, kGate, and attend/selected_pipeline.cuh's. kSharedBytes = Plan::kBytes.
+#pragma once
+#include "core/mma.cuh"
+#include "core/softmax.cuh"
+#include "attend/selected_consumer.cuh"
+#include "attend/selected_pipeline.cuh"
+
+template <class Config> struct Plan : UnionRing<Config> {
+  using R = UnionRing<Config>;
+  // What the loop holds beside O, Q and the scores of a step; found by compiling random geometries.
+  static constexpr int kOthers = R::kColsV > 128 ? 60 : 48;
+  // Q as fragments, where 16 scores fit beside it: that saves a fifth of the reads of shared
+  // memory.
+  static constexpr bool kQueryInRegisters =
+      R::kColsV / 2 + R::kColsQk / 4 + 16 + kOthers <= R::kConsumerRegisters;
+  static constexpr int kHeld = R::kColsV / 2 + (kQueryInRegisters ? R::kColsQk / 4 : 0) + kOthers;
+  // Keys of one softmax step.
+  static constexpr int kStepKeys = kHeld + 32 <= R::kConsumerRegisters ? 64 : 32;
+  static constexpr int kParts = R::kKeys / kStepKeys; // steps of a stage
+  static constexpr int kQBytes =
+      kQueryInRegisters ? 0 : panels(Config::kHeadDimQk) * 16 * kPanelPitch;
+  static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarps], or nothing
+  static constexpr int kBytes = kQBytes ? kSQ + R::kWarps * kQBytes : R::kEnd;
+  static_assert(kBytes == Config::kSharedBytes, "the host computes another size");
+};
+
+// S = Q K^T: rS [16, kStepKeys]. Q comes from rQ, or from sQ where registers do not hold it.
+template <class Config, int kSteps>
+NSAI_DEVICE void score(float (&rS)[Plan<Config>::kStepKeys / 8][4], const u32 (&rQ)[kSteps][4],
+                       u32 sQ, u32 sK) {
+  using S = Plan<Config>;
+  const int lane = threadIdx.x & 31;
+  const u32 q_at = sQ + panel_offset(lane & 15, lane >> 4);
+  const u32 k_at = sK + panel_offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
+#pragma unroll
+  for (int j = 0; j < S::kStepKeys / 8; ++j) rS[j][0] = rS[j][1] = rS[j][2] = rS[j][3] = 0.0f;
+#pragma unroll
+  for (int k = 0; k < S::kColsQk / 16; ++k) {
+    u32 a[4]; // [16, 16]
+    if constexpr (S::kQueryInRegisters)
+      a[0] = rQ[k][0], a[1] = rQ[k][1], a[2] = rQ[k][2], a[3] = rQ[k][3];
+    else
+      ldmatrix_x4(a, panel_along<16>(q_at, 2 * k));
+#pragma unroll
+    for (int j = 0; j < S::kStepKeys / 8; j += 2) {
+      // Matrices: keys 8j.. of columns 16k.. and 16k + 8.., then keys 8j + 8.. of both.
+      u32 b[4];
+      ldmatrix_x4(b, panel_along<S::kKeys>(k_at, 2 * k) + 8 * j * kPanelPitch);
+      mma_m16n8k16(typename Config::Element{}, rS[j], a, b[0], b[1]);
+      mma_m16n8k16(typename Config::Element{}, rS[j + 1], a, b[2], b[3]);
+    }
+  }
+}
+
+// O += P V: rO [16, Dv], rP [16, kStepKeys].
+template <class Config, int kO>
+NSAI_DEVICE void accumulate(float (&rO)[kO][4], const float (&rP)[Plan<Config>::kStepKeys / 8][4],
+                            u32 sV) {
+  using S = Plan<Config>;
+  const int lane = threadIdx.x & 31;
+  const u32 v_at = sV + panel_offset(lane & 15, lane >> 4);
+#pragma unroll
+  for (int k = 0; k < S::kStepKeys / 16; ++k) {
+    u32 a[4], rest[4]; // P [16, 16]
+    softmax_pack<typename Config::Element>(a, rP[2 * k], rP[2 * k + 1]);
+    if constexpr (kSplitP<Config>)
+      softmax_pack_rest<typename Config::Element>(rest, a, rP[2 * k], rP[2 * k + 1]);
+#pragma unroll
+    for (int j = 0; j < kO; j += 2) {
+      // Matrices, transposed: keys 16k.. and 16k + 8.. of columns 8j.., then of columns 8j + 8...
+      u32 b[4];
+      ldmatrix_x4_trans(b, panel_along<S::kKeys>(v_at, j) + 16 * k * kPanelPitch);
+      mma_m16n8k16(typename Config::Element{}, rO[j], a, b[0], b[1]);
+      mma_m16n8k16(typename Config::Element{}, rO[j + 1], a, b[2], b[3]);
+      if constexpr (kSplitP<Config>) {
+        mma_m16n8k16(typename Config::Element{}, rO[j], rest, b[0], b[1]);
+        mma_m16n8k16(typename Config::Element{}, rO[j + 1], rest, b[2], b[3]);
+      }
+    }
+  }
+}
+
+// What a consumer warp does, for all tiles of its block.
+template <class Config>
+NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *shared) {
+  using S = Plan<Config>;
+  u32 base = shared_address(shared);
+  asm volatile("" : "+r"(base)); // to be held, not computed for every stage
+  RingStep<S::kStages> step;
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread)); // what follows from it takes no registers from tile to tile
+    const int lane = thread % 32, warp = warp_uniform(thread / 32);
+    const u32 sQ = base + S::kSQ + warp * S::kQBytes;      // [16, Dk]
+    const int row = 16 * warp + lane / 4;                  // this lane's rows: row, row + 8
+    u32 rQ[S::kQueryInRegisters ? S::kColsQk / 16 : 1][4]; // [16, Dk]
+    {
+      const Place at = find_place<Config>(p, tile);
+      if (at.empty()) continue;
+      const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
+      prefetch_output<Config>(p.out, p.kv_heads, place);
+      if constexpr (S::kQueryInRegisters)
+        load_query<Config>(rQ, p.q, at, row);
+      else
+        copy_query<Config, 16, 0>(sQ, 0, p.q, at, 16 * warp);
+    }
+    float rO[S::kColsV / 8][4] = {}; // [16, Dv]
+    SoftmaxRows rows;
+
+    for (bool last = false; !last; step.advance()) {
+      const int s = step.stage;
+      barrier_wait(base + S::kFull + 8 * s, step.parity); // by the producers
+      const u32 seen = ring_word<Config>(shared, S::kSSeen, s);
+      last = seen & S::kLast;
+      if (seen >> warp & 1) {
+        const bool partly = ring_word<Config>(shared, S::kSPartly, s) >> warp & 1;
+        const u32 sK = base + S::kSK + s * S::kKBytes; // [kKeys, Dk]
+        const u32 sV = base + S::kSV + s * S::kVBytes; // [kKeys, Dv]
+#pragma unroll 1
+        for (int part = 0; part < S::kParts; ++part) {
+          const int offset = part * S::kStepKeys * kPanelPitch;
+          float rS[S::kStepKeys / 8][4]; // [16, kStepKeys]
+          score<Config>(rS, rQ, sQ, sK + offset);
+          if (partly) mask_scores<Config>(rS, shared, s, warp, part);
+          softmax_step(rows, rS, rO, p.scale_log2);
+          accumulate<Config>(rO, rS, sV + offset);
+        }
+      }
+      barrier_arrive(base + S::kEmpty + 8 * s); // for the producers
+    }
+
+    const Place at = find_place<Config>(p, tile);
+    const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
+    store_output<Config>(p.out, p.kv_heads, rO, rows, place);
+  }
+}

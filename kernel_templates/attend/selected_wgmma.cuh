@@ -1,0 +1,140 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Consumers of the ring of attend/selected_pipeline.cuh on wgmma: attend_selected_sm90 and
+// attend_selected_window_sm90.
+//
+// A consumer warpgroup has 64 rows, 64 / kGroupPadded adjacent tokens, and multiplies the union of
+// their blocks: rows whose token does not see a key have P = 0. All warpgroups of a block share the
+// stages; one whose tokens see none of a stage's keys releases it untouched. What one warpgroup waits
+// for, the others fill, so that the loop is in order: Q K^T, softmax, P V.
+//
+// The sum of the branches before the selected one, the window's among them, waits in `partial`: there
+// are no registers for it.
+//
+// Config: Element, kGate, and attend/selected_pipeline.cuh's; kWindow where the kernel does the window's
+// branch as well. kSharedBytes = Plan::kBytes.
+#pragma once
+#include "core/softmax.cuh"
+#include "attend/selected_consumer.cuh"
+#include "attend/selected_products.cuh"
+#include "attend/selected_pipeline.cuh"
+#include "attend/selected_window.cuh"
+
+template <class Config> struct Plan : UnionRing<Config> {
+  using R = UnionRing<Config>;
+  // Columns of Q in registers, as fragments, the others in shared memory: all panels for which
+  // there are registers beside O, the scores and what else the loop holds. What is read from shared
+  // memory for every tile of keys, Q and K, takes as long as the products that it feeds.
+  static constexpr int kOthers = R::kColsV / 2 + R::kKeys / 2 + (kSplitP<Config> ? 16 : 0) + 44;
+  static constexpr int kFree = (R::kConsumerRegisters - kOthers) / 16;
+  static constexpr int kQueryPanels = panels(Config::kHeadDimQk);
+  static constexpr int kHeldPanels = kFree < 0 ? 0 : kFree < kQueryPanels ? kFree : kQueryPanels;
+  static constexpr int kQuerySteps = R::kColsQk / 16; // of 16 columns
+  static constexpr int kHeldSteps = kHeldPanels * 4 < kQuerySteps ? kHeldPanels * 4 : kQuerySteps;
+  static constexpr int kQBytes = (kQueryPanels - kHeldPanels) * 64 * kPanelPitch;
+  static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarpgroups], or nothing
+  static constexpr int kBytes = kQBytes ? kSQ + R::kWarpgroups * kQBytes : R::kEnd;
+  static_assert(kBytes == Config::kSharedBytes, "the host computes another size");
+};
+
+// O of the warpgroup's rows over their lists, unnormalised: rO [64, Dv], zeros before.
+template <class Config, int kO, int kHeld>
+NSAI_DEVICE void multiply_union(float (&rO)[kO][4], SoftmaxRows &rows, const u32 (&rQ)[kHeld][4],
+                                u32 sQ, const unsigned char *shared,
+                                RingStep<Config::kStages> &step, float scale_log2) {
+  using S = Plan<Config>;
+  const int warp = warp_uniform(threadIdx.x / 32), group = warp / 4;
+  const u32 base = shared_address(shared);
+  auto release = [&](int stage) { // for the producers
+    barrier_arrive(base + S::kEmpty + 8 * stage);
+  };
+  int s = warp_uniform(step.stage);
+  barrier_wait(base + S::kFull + 8 * s, step.parity); // by the producers
+  u32 seen = ring_word<Config>(shared, S::kSSeen, s);
+  for (;;) {
+    const int now = s;
+    const bool needed = seen >> (4 * group) & 15, last = seen & S::kLast;
+    step.advance();
+    s = warp_uniform(step.stage);
+    if (needed) {
+      float rS[S::kKeys / 8][4]; // [64, kKeys]
+      Probabilities<Config> rP;  // [64, kKeys]
+      multiply_qk<Config, S::kHeldSteps>(rS, rQ, sQ, base + S::kSK + now * S::kKBytes);
+      wgmma_wait<0>();
+      hold(rS);
+      if (seen >> warp & 1) {
+        if (ring_word<Config>(shared, S::kSPartly, now) >> warp & 1)
+          mask_scores<Config>(rS, shared, now, warp);
+        softmax_step(rows, rS, rO, scale_log2);
+        pack_probabilities<Config>(rP, rS);
+      } else {
+        rP = {};
+      }
+      multiply_pv<Config>(rO, rP, base + S::kSV + now * S::kVBytes);
+      // The next stage is looked for while P V runs.
+      const bool ready = !last && barrier_test(base + S::kFull + 8 * s, step.parity);
+      wgmma_wait<0>();
+      hold(rO);
+      release(now);
+      if (last) break;
+      if (!ready) barrier_wait(base + S::kFull + 8 * s, step.parity); // by the producers
+    } else { // no token of the warpgroup sees these keys
+      release(now);
+      if (last) break;
+      barrier_wait(base + S::kFull + 8 * s, step.parity); // by the producers
+    }
+    seen = ring_word<Config>(shared, S::kSSeen, s);
+  }
+}
+
+// What a consumer warp does, for all tiles of its block.
+template <class Config, class Params>
+NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
+  using S = Plan<Config>;
+  const NsaiAttendSelected &p = selected_part(params).attend;
+  const u32 base = shared_address(shared);
+  RingStep<S::kStages> step;
+
+  for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
+    int thread = threadIdx.x;
+    asm volatile("" : "+r"(thread)); // what follows from it takes no registers from tile to tile
+    const int lane = thread % 32, warp = warp_uniform(thread / 32), group = warp / 4;
+    const u32 sQ = base + S::kSQ + group * S::kQBytes; // [64, columns that are not held]
+    const int row = 16 * warp + lane / 4;              // this lane's rows: row, row + 8
+
+    // ---- queries
+    u32 rQ[S::kHeldSteps ? S::kHeldSteps : 1][4]; // [64, columns that are held]
+    {
+      const Place at = find_place<Config>(p, tile);
+      if (at.empty()) continue;
+      const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
+      prefetch_output<Config>(epilogue_of(params, first_part(params)), p.kv_heads, place);
+      if constexpr (S::kHeldSteps > 0) load_query<Config>(rQ, p.q, at, row);
+      if constexpr (S::kQBytes > 0) {
+        threads_sync(1 + group, 128); // nobody multiplies by the tile before any more
+        copy_query<Config, 64, S::kHeldPanels>(sQ, 16 * (warp % 4), p.q, at, 16 * warp);
+        threads_sync(1 + group, 128); // all four warps' rows are there
+      }
+    }
+
+    // ---- parts
+#pragma unroll 1
+    for (int part = first_part(params); part < end_part(params); ++part) {
+      float rO[S::kColsV / 8][4] = {}; // [64, Dv]
+      SoftmaxRows rows;
+      if (kCanWindow<Params> && part == NSAI_PART_WINDOW) {
+        if constexpr (kCanWindow<Params>)
+          multiply_window<Config, S::kHeldSteps>(rO, rows, rQ, sQ, find_place<Config>(p, tile),
+                                                 base, step, p.scale_log2);
+      } else {
+        multiply_union<Config>(rO, rows, rQ, sQ, shared, step, p.scale_log2);
+      }
+      if constexpr (kCanWindow<Params>) wait_for_kernel_before(); // for the sum
+      const Place at = find_place<Config>(p, tile);
+      const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
+      store_output<Config>(epilogue_of(params, part), p.kv_heads, rO, rows, place);
+      if constexpr (kCanWindow<Params>) __syncwarp(); // all of a quad read the unit that one wrote
+    }
+  }
+}

@@ -1,0 +1,120 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The window's branch within a kernel of the selected branch (attend/selected_window_sm90.cuh), for consumers
+// of the ring of attend/selected_pipeline.cuh.
+//
+//   O[t, h] = sum over keys t - w < p <= t of softmax_p(scale q[t, h] . k[p, g]) v[p, g]
+//
+// The keys of a tile of tokens are adjacent, w + kTokens - 1 of them, and begin where its first
+// token's window does. They come before those of the lists; consumer warpgroups multiply them by their
+// 64 rows. As in attend/mainloop_sm90.cuh, the scores of a stage are multiplied before P V of the one
+// before is, so that the tensor cores have P V to do during the softmax. What w and the tokens have
+// beyond whole stages is the first of them: the one whose softmax nothing hides is the shortest.
+//
+// Config: Element, kGate, kWindow, and attend/selected_pipeline.cuh's.
+#pragma once
+#include "core/epilogue.cuh"
+#include "data/key_range.cuh"
+#include "core/softmax.cuh"
+#include "attend/selected_products.cuh"
+#include "attend/selected_pipeline.cuh"
+
+// What a tile's rows see of the window's keys.
+template <class Config> struct WindowRows {
+  int position; // of the tile's first token
+  int last;     // token of the tile; rows past it count as its
+
+  NSAI_DEVICE KeyRange seen(int row) const {
+    return WindowKeys<Config>::visible(position + min(row / Config::kGroupPadded, last));
+  }
+};
+
+template <class Config> NSAI_DEVICE WindowRows<Config> window_rows(const Place &at) {
+  const int tokens = min(UnionRing<Config>::kTokens, at.seq.q_len - at.first_query);
+  return WindowRows<Config>{ at.seq.position(at.first_query), tokens - 1 };
+}
+
+// Scores of the kCount keys from `first` on become probabilities. True: O has to follow by `factor`.
+template <int kCount, class Config, int kN>
+NSAI_DEVICE bool window_softmax(float (&rS)[kN][4], SoftmaxRows &softmax, float (&factor)[2],
+                                WindowRows<Config> rows, int first, float scale_log2) {
+  asm volatile("" : "+r"(rows.position)); // computed here: before the loop it would take registers
+  const int row = threadIdx.x / 32 * 16, lane = threadIdx.x % 32; // row: of the warp
+  if (kCount < 8 * kN || first < rows.seen(row + 15).begin || first + kCount > rows.seen(row).end) {
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      KeyRange seen = rows.seen(row + lane / 4 + 8 * r);
+      if (kCount < 8 * kN) seen.end = min(seen.end, first + kCount);
+      mask_row(rS, r, seen, first);
+    }
+  }
+  const bool grows = softmax_grow(softmax, factor, rS, scale_log2);
+#pragma unroll
+  for (int j = 0; j < kN; ++j) softmax_exponentiate(softmax, rS[j], scale_log2);
+  return grows;
+}
+
+// O of the warpgroup's rows by all of the window's stages, which come one behind the other:
+// unnormalised, rO [64, Dv], zeros before. Q is as in multiply_qk().
+template <class Config, int kHeldSteps, int kO, int kHeld>
+NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
+                                 const u32 (&rQ)[kHeld][4], u32 sQ, const Place &at, u32 base,
+                                 RingStep<Config::kStages> &step, float scale_log2) {
+  using R = UnionRing<Config>;
+  using Stages = WindowStages<Config>;
+  constexpr int kLastRow = 16 * R::kWarps - 1; // of the tile
+  const WindowRows<Config> rows = window_rows<Config>(at);
+  const int row = 64 * warp_uniform(threadIdx.x / 128); // of the warpgroup
+  const int end = row / Config::kGroupPadded <= rows.last ? rows.seen(row + 63).end : 0;
+  int first = rows.seen(0).begin; // key of the stage
+  // By the producers, and for them. What no token of the warpgroup sees is released untouched.
+  auto wait = [&]() { barrier_wait(base + R::kFull + 8 * step.stage, step.parity); };
+  auto release = [&](int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); };
+  auto before = [&]() { return (step.stage ? step.stage : Config::kStages) - 1; };
+  auto stage_k = [&]() { return base + R::kSK + warp_uniform(step.stage) * R::kKBytes; };
+  auto stage_v = [&]() { return base + R::kSV + warp_uniform(before()) * R::kVBytes; };
+
+  if (first < end) {
+    Probabilities<Config> rP = {}; // [64, kKeys]
+    float factor[2];
+    {
+      float rS[Stages::kFirstPadded / 8][4]; // [64, kFirstPadded]
+      wait();                                // for the producers
+      multiply_qk<Config, kHeldSteps>(rS, rQ, sQ, stage_k());
+      wgmma_wait<0>();
+      hold(rS);
+      window_softmax<Stages::kFirst>(rS, softmax, factor, rows, first, scale_log2);
+      pack_probabilities<Config>(rP, rS); // O is zeros yet
+    }
+    float rS[R::kKeys / 8][4]; // [64, kKeys]
+#pragma unroll 1
+    for (first += Stages::kFirst, step.advance(); first < end; first += R::kKeys, step.advance()) {
+      wait(); // for the producers
+      multiply_qk<Config, kHeldSteps>(rS, rQ, sQ, stage_k());
+      multiply_pv<Config>(rO, rP, stage_v());
+      wgmma_wait<1>(); // of Q K^T
+      hold(rS);
+      const bool grows = window_softmax<R::kKeys>(rS, softmax, factor, rows, first, scale_log2);
+      wgmma_wait<0>(); // of P V
+      hold(rO);
+      release(before()); // for the producers
+      if (grows) softmax_rescale(rO, factor);
+      pack_probabilities<Config>(rP, rS);
+    }
+    multiply_pv<Config>(rO, rP, stage_v());
+    wgmma_wait<0>();
+    hold(rO);
+    release(before());
+  } else if (first < rows.seen(kLastRow).end) {
+    wait();
+    release(step.stage);
+    first += Stages::kFirst;
+    step.advance();
+  }
+#pragma unroll 1
+  for (; first < rows.seen(kLastRow).end; first += R::kKeys, step.advance()) {
+    wait();
+    release(step.stage);
+  }
+}

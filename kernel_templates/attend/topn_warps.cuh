@@ -1,0 +1,181 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The selectors of attend_compressed_topn_sm90: four warps that follow the consumers by a tile of queries.
+// They take its pooled probabilities, piece by piece and through shared memory, scale them by what is
+// known of the rows by then, sum them over the heads of each token, and find the top-n.
+//
+// A candidate that fewer than n_free earlier ones of the token reach is listed (the bound is a rough
+// one, from each lane's greatest), and core/topn.cuh chooses among the list, of 60 candidates or so
+// at any length. A candidate that is not listed costs a comparison.
+#pragma once
+#include "attend/topn_pool.cuh"
+
+// An order that as many of the candidates as are free to choose have, or a greater one, given each
+// lane's greatest: the least of their groups'. 0 where these are too few.
+template <class C> NSAI_DEVICE u32 order_reached_roughly(u32 greatest) {
+  constexpr int kFree = Topn<C>::kFree;
+  if constexpr (kFree == 0 || kFree > 32) return 0;
+#pragma unroll
+  for (int groups = 16; groups >= kFree && groups > 0; groups /= 2)
+    greatest = max(greatest, __shfl_xor_sync(~0u, greatest, groups));
+  return __reduce_min_sync(~0u, greatest);
+}
+
+// Adds pieces, of which this lane has one block each, over the heads of each token. `first`: their
+// rows' place among those of the tokens; lse: of row lane % 16 of the lane / 16-th piece.
+template <class C>
+NSAI_DEVICE void
+sum_heads(float (&sum)[Plan<C>::kMine][Plan<C>::kUnitTokens], typename Plan<C>::Desk &desk,
+          const typename Plan<C>::Piece (&pieces)[Plan<C>::kMine], float lse, int first, int lane) {
+  using P = Plan<C>;
+  if (lane < 16 * P::kMine)
+    desk.scales[lane / 16][lane % 16] = exp2_approx(pieces[lane / 16].references[lane % 16] - lse);
+  int pair = lane % P::kBlocks / P::kLaneBlocks, block = lane % P::kLaneBlocks;
+  int vector = block / P::kVector;
+  // Of group 0, and what leads from a group's own place to where this vector of it lies, by the
+  // group's bits that are exchanged.
+  const float *from =
+      pieces[0].pooled + vector * 8 * P::kGroupPitch + pair * P::kVector + block % P::kVector;
+  const float *rows[P::kSwizzle + 1];
+#pragma unroll
+  for (int i = 0; i <= P::kSwizzle; ++i)
+    rows[i] = from + ((i ^ (vector & P::kSwizzle)) - i) * P::kGroupPitch;
+  __syncwarp(); // the scales are there
+#pragma unroll
+  for (int row = 0; row < 16; ++row) {
+    if ((first + row) % C::kGroupPadded >= C::kGroup) continue; // a padding head
+    int at = (row / 8 * P::kVectors * 8 + row % 8) * P::kGroupPitch;
+#pragma unroll
+    for (int u = 0; u < P::kMine; ++u) {
+      float &to = sum[u][row / C::kGroupPadded % P::kUnitTokens];
+      to = fmaf(desk.scales[u][row],
+                rows[row & P::kSwizzle][at + u * (int)(sizeof(typename P::Piece) / sizeof(float))],
+                to);
+    }
+  }
+}
+
+// Importance of a tile of queries; lists what may be among the best.
+template <class C>
+NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratch,
+                                 typename Plan<C>::Own &own, int selector, int done,
+                                 Ring<C::kDepth> &ring) {
+  using P = Plan<C>;
+  constexpr int kSteps = P::kParts * P::kUnitWarps; // of a tile of keys
+  const int lane = threadIdx.x % 32, tiles = key_tiles<C>(tile, true);
+  typename P::Desk &desk = own.desks[selector];
+#pragma unroll
+  for (int k = 0; k < P::kTokens; ++k) desk.greatest[k][lane] = 0;
+  if (lane < P::kTokens) desk.listed[lane] = desk.bar[lane] = 0;
+  float lse[P::kUnitWarps];
+#pragma unroll
+  for (int w = 0; w < P::kUnitWarps; ++w) {
+    int unit = selector + lane / 16 % P::kMine * P::kSelectors;
+    lse[w] = scratch.lse[(unit * P::kUnitWarps + w) * 16 + lane % 16];
+  }
+
+  // One piece of each unit, in the order tile, part, warp.
+  auto fetch = [&](int i, int step, int stage) {
+    if (i >= tiles || lane != 0) return;
+    u32 full = shared_address(&desk.full[stage]);
+    barrier_arrive_expecting(full, sizeof desk.pieces[0]);
+#pragma unroll
+    for (int u = 0; u < P::kMine; ++u)
+      bulk_load(shared_address(&desk.pieces[stage][u]),
+                scratch.of(recomputed(i),
+                           (selector + u * P::kSelectors) * P::kUnitWarps + step % P::kUnitWarps) +
+                    step / P::kUnitWarps,
+                full, sizeof(typename P::Piece));
+  };
+  shared_proxy_fence();
+  __syncwarp(); // what lies in the place of the pieces is read
+  Ring<C::kDepth> ahead = ring;
+#pragma unroll
+  for (int k = 0; k < C::kDepth; ++k, ahead.next()) fetch(k / kSteps, k % kSteps, ahead.stage);
+  for (int i = 0; i < tiles; ++i) {
+    float sum[P::kMine][P::kUnitTokens];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const int part = step / P::kUnitWarps, w = step % P::kUnitWarps;
+      if (w == 0)
+#pragma unroll
+        for (int k = 0; k < P::kTokens; ++k) sum[k / P::kUnitTokens][k % P::kUnitTokens] = 0;
+      barrier_wait(shared_address(&desk.full[ring.stage]), ring.parity);
+      sum_heads<C>(sum, desk, desk.pieces[ring.stage], lse[w], w * 16, lane);
+      shared_proxy_fence();
+      __syncwarp(); // the pieces are read, and may be overwritten by a bulk copy
+      if (part + 1 == P::kParts && w + 1 == P::kUnitWarps && lane < P::kMine)
+        publish(shared_address(&own.read[selector + lane * P::kSelectors]), done + i + 1);
+      fetch(i + (step + C::kDepth) / kSteps, (step + C::kDepth) % kSteps, ring.stage);
+      ring.next();
+      if (w + 1 < P::kUnitWarps) continue;
+
+      int block = i * P::kTileBlocks + part * P::kBlocks + lane;
+#pragma unroll
+      for (int k = 0; k < P::kTokens; ++k) {
+        int unit = recomputed(selector) + k / P::kUnitTokens * P::kSelectors;
+        int token = unit * P::kUnitTokens + k % P::kUnitTokens;
+        int local = candidate_count<C>(tile.position + token) - C::kSelectLocal;
+        u32 order = order_of(sum[k / P::kUnitTokens][k % P::kUnitTokens]);
+        bool wins =
+            order >= desk.bar[k] && lane < P::kBlocks && C::kSelectInit <= block && block < local;
+        u32 winners = __ballot_sync(~0u, wins);
+        if (!winners) continue;
+        u32 listed = desk.listed[k];
+        if (wins)
+          scratch.lists[token * scratch.columns + listed + __popc(winners & ((1u << lane) - 1))] =
+              key_of(order, block);
+        u32 greatest = desk.greatest[k][lane];
+        if (wins) greatest = max(greatest, order);
+        desk.greatest[k][lane] = greatest;
+        u32 bar = order_reached_roughly<C>(greatest);
+        __syncwarp(); // everyone has read them
+        if (lane == 0) {
+          desk.bar[k] = bar;
+          desk.listed[k] = listed + __popc(winners);
+        }
+      }
+    }
+  }
+  __syncwarp(); // the lists are written
+}
+
+template <class C>
+NSAI_DEVICE void select(const NsaiCompressedTopn &p, typename Plan<C>::Own &own, int selector) {
+  using P = Plan<C>;
+  constexpr int kFree = Topn<C>::kFree;
+  const int lane = threadIdx.x % 32;
+  const Scratch<C> scratch(p);
+  typename P::Desk &desk = own.desks[selector];
+  Ring<C::kDepth> pieces;
+  u32 parity = 0;
+  int done = 0; // tiles of keys of all earlier queries
+  if (selector >= P::kUnits || !p.idx) return;
+
+  for_each<C>(p, [&](const FlashTile &tile) {
+    if (searches<C>(p, tile)) {
+      barrier_wait(shared_address(&own.scored), parity);
+      parity ^= 1;
+      find_candidates<C>(tile, scratch, own, selector, done, pieces);
+      done += key_tiles<C>(tile, true);
+    }
+#pragma unroll 1
+    for (int k = 0; k < P::kTokens; ++k) {
+      int token =
+          (selector + k / P::kUnitTokens * P::kSelectors) * P::kUnitTokens + k % P::kUnitTokens;
+      if (token >= tile.tokens) break;
+      int *gOut = p.idx + (tile.first_token + token) * p.idx_token_stride +
+                  tile.group * p.idx_head_stride; // [n]
+      if (!write_forced<C>(gOut, candidate_count<C>(tile.position + token), lane)) continue;
+      u32 bar = 0;
+      if constexpr (0 < kFree && kFree <= 32)
+        bar = max(order_reached(desk.greatest[k][lane], kFree, lane), 1u) - 1;
+      const u64 *list = scratch.lists + token * scratch.columns;
+      if constexpr (kFree > 0)
+        search<kFree, Topn<C>::kSlots>(
+            gOut + C::kSelectInit, desk.listed[k], [&](int i) { return list[i]; }, desk.queue, lane,
+            bar);
+    }
+  });
+}

@@ -1,0 +1,27 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// dK and dV of the window branch: a key p is seen by the tokens p <= t < p + w.
+//
+// q [T, Hq, Dk], d_o [T, Hq, Dv], RowStatistics [3, T, Hq], k, v [rows, Hkv, D]
+//   -> partial [heads, rows, Dk + Dv], read by backward_dkv_sum
+//
+// Grid: x = heads * tiles, head major, tiles = seq.cu_q ? kv_tokens / kKeys + num_seqs : ceil(kv_tokens /
+// kKeys), as tiles of query tokens in data/sequence.cuh; y = 1 + kSplit. Every tile but the first and
+// the last have the same rows, kKeys + w - 1 tokens. Loop, shared memory and Config:
+// backward/dkv_mainloop.cuh.
+#pragma once
+#include "backward/dkv_mainloop.cuh"
+
+template <class Config> NSAI_DEVICE void window_keys(const NsaiBackwardKv &p) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  WindowRows<Config> rows;
+  KeyTile tile;
+  if (find_rows<Config>(p, rows, tile)) attend_keys<Config>(p, tile, rows, shared_address(shared_bytes));
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    backward_dkv_window(const __grid_constant__ NsaiBackwardKv p) {
+  begin_kernel();
+  window_keys<Config>(p);
+}

@@ -1,0 +1,203 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// dQ[t, h] = scale * sum over branches b and their keys i of dS_b[t, h, i] k_b[i], as backward_dq, by
+// warpgroups that share the keys of 128 rows (sm_90a); rounded once, or added to what d_q holds.
+//
+//   S = scale Q K^T      dU = dO V^T      dS = g 2^(S - LSE) (dU - u)      dQ += dS K
+//
+// q [T, Hq, Dk], d_o [T, Hq, Dv], k and v of each branch, RowStatistics [3, T, Hq] -> d_q [T, Hq, Dk].
+//
+// Grid, shared memory and Config: backward/pipelines/dq.cuh; also Element, kGate. Two warpgroups of consumers
+// with 64 rows each, Q in registers up to Dk 128; one of which two warps ask for copies.
+//
+// Of blocks within the window S and dU are multiplied once for both branches, where these read one pair
+// of K and V. A warpgroup passes by the stages that none of its tokens sees. The next stage's S stands
+// before this one's dQ, so that the exponentials have products beside them:
+//
+//   S(i) | dQ(i-1) dU(i) | S(i+1) | dQ(i) dU(i+1) ...
+//          2^S(i)          dS(i)
+#pragma once
+#include "backward/pipelines/dq.cuh"
+
+// S of 64 keys becomes P' of the lane's two rows, 0 where the token does not see the key.
+template <class Config, int kN>
+NSAI_DEVICE void ring_probabilities(float (&s)[kN][4], const unsigned char *shared, int stage,
+                                    bool partly, const RowStatistics (&x)[2], float scale_log2) {
+  using R = RowRing<Config>;
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const uint2 bits = partly ? *(const uint2 *)((const u64 *)(shared + R::kSBits) + stage * R::kTokens +
+                                                 (row + 8 * r) / Config::kGroupPadded)
+                              : make_uint2(~0u, ~0u);
+    const u32 half[2] = { bits.x >> 2 * (threadIdx.x & 3), bits.y >> 2 * (threadIdx.x & 3) };
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const float e = gated_probability<Config>(s[j][2 * r + c], scale_log2, x[r].lse, x[r].gate);
+        s[j][2 * r + c] = !partly || half[j / 4] >> (8 * (j % 4) + c) & 1 ? e : 0.0f;
+      }
+  }
+}
+
+// Scores of a tile of the window that lists have keys of, too, and its dU become dS of both branches:
+// `x`, `y` what is known of the lane's rows in the one and the other.
+template <class Config, int kN>
+NSAI_DEVICE void join_branches(float (&s)[kN][4], const float (&du)[kN][4], const unsigned char *shared,
+                               int stage, const RowStatistics (&x)[2], const RowStatistics (&y)[2],
+                               float scale_log2) {
+  using R = RowRing<Config>;
+  const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int at = 8 * (stage * R::kTokens + (row + 8 * r) / Config::kGroupPadded);
+    const uint2 bits = *(const uint2 *)(shared + R::kSBits + at),
+                listed = *(const uint2 *)(shared + R::kSListed + at);
+    const int shift = 2 * (threadIdx.x & 3);
+    const u32 in_window[2] = { bits.x >> shift, bits.y >> shift },
+              in_list[2] = { listed.x >> shift, listed.y >> shift };
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+#pragma unroll
+      for (int c = 0; c < 2; ++c) {
+        const int bit = 8 * (j % 4) + c, i = 2 * r + c;
+        const float a = gated_probability<Config>(s[j][i], scale_log2, x[r].lse, x[r].gate),
+                    b = gated_probability<Config>(s[j][i], scale_log2, y[r].lse, y[r].gate);
+        const float d = in_window[j / 4] >> bit & 1 ? a * (du[j][i] - x[r].inner) : 0.0f;
+        s[j][i] = in_list[j / 4] >> bit & 1 ? fmaf(b, du[j][i] - y[r].inner, d) : d;
+      }
+  }
+}
+
+template <class Config> NSAI_DEVICE void store_rows(const NsaiBackwardQ &p, const RingTile &at,
+                                                    const float (&dq)[RowRing<Config>::kColsQk / 8][4]) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+    const int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
+    const bool exists = head < Config::kGroup && token < at.tokens;
+    const bool sees = at.position + token >= 0; // else its q and d_o may be anything
+    const long long to =
+        (at.seq.q_begin + at.first_query + token) * p.d_q.view.token_stride +
+        (at.group * Config::kGroup + head) * p.d_q.view.head_stride;
+    for_columns<Config::kHeadDimQk>(dq, r, p.scale, [&](int column, const float4 &x) {
+      if (exists)
+        store_gradients<typename Config::Element>(p.d_q, to + column,
+                                                  sees ? x : make_float4(0.0f, 0.0f, 0.0f, 0.0f));
+    });
+  }
+}
+
+// dQ of the warpgroup's rows: dq [64, Dk], zeros before.
+template <class Config, int kO>
+NSAI_DEVICE void multiply_ring(float (&dq)[kO][4], const NsaiBackwardQ &p, RingReader<Config> &reader) {
+  using R = RowRing<Config>;
+  using E = typename Config::Element;
+  const int warp = warp_uniform(threadIdx.x / 32), group = warp / 4;
+  const u32 base = reader.base, sDO = base + R::kSDO + group * R::DO::kBytes;
+  const RingQuery<Config> query(base);
+  float s[R::kN][4], du[R::kN][4]; // [64, kKeys]
+  auto stage_k = [&](int stage) { return base + R::kSStage + warp_uniform(stage) * R::kStageBytes; };
+  auto start_s = [&](int stage) {
+    query.start(s, stage_k(stage));
+    wgmma_commit();
+  };
+  auto start_du = [&](int stage) {
+    start_rows<E, typename R::DO, typename R::V, Config::kHeadDimV>(du, sDO,
+                                                                    stage_k(stage) + R::K::kBytes);
+    wgmma_commit();
+  };
+
+  reader.seen = 0;
+  int now = reader.find(0x7fffffff), before = -1;
+  if (now < 0) return;
+  hold(dq);
+  wgmma_fence();
+  start_s(now);
+  start_du(now);
+  for (;;) {
+    const u32 seen = reader.seen;
+    const int row = recomputed(threadIdx.x) / 32 * 16 + threadIdx.x % 32 / 4;
+    const RowStatistics *sRows = (const RowStatistics *)(reader.shared + R::kSStatistics) + row; // [3, kRows]
+    const RowStatistics *sBranch = sRows + (seen >> R::kBranchShift & 3) * R::kRows;
+    const RowStatistics x[2] = { sBranch[0], sBranch[8] };
+    const bool both = R::kCanJoin && ((const u32 *)(reader.shared + R::kSBoth))[now] >> warp & 1;
+    wgmma_wait<1>();
+    hold(s); // dU and the dQ before are still on their way
+    if (both) { // once dU is there
+    } else if (seen >> warp & 1) {
+      const bool partly = ((const u32 *)(reader.shared + R::kSPartly))[now] >> warp & 1;
+      if (partly)
+        ring_probabilities<Config>(s, reader.shared, now, true, x, p.scale_log2);
+      else
+        ring_probabilities<Config>(s, reader.shared, now, false, x, p.scale_log2);
+    } else {
+#pragma unroll
+      for (int j = 0; j < R::kN; ++j)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) s[j][c] = 0.0f;
+    }
+    wgmma_wait<0>();
+    hold(du);
+    hold(dq);
+    if (before >= 0) reader.release(before);
+    u32 rDS[R::kN / 2][4]; // [64, 16 keys] each
+    if (both) {
+      const RowStatistics *sListed = sRows + NSAI_BRANCH_SELECTED * R::kRows;
+      const RowStatistics y[2] = { sListed[0], sListed[8] };
+      join_branches<Config>(s, du, reader.shared, now, x, y, p.scale_log2);
+    } else {
+#pragma unroll
+      for (int j = 0; j < R::kN; ++j)
+#pragma unroll
+        for (int c = 0; c < 4; ++c) s[j][c] *= du[j][c] - x[c / 2].inner;
+    }
+    pack_all<E>(rDS, s);
+    // A stage that is held while another is waited for must not be the one that this would take.
+    int next = reader.find(R::kStages - 1);
+    if (next >= 0) {
+      wgmma_fence();
+      start_s(next);
+      start_fragments<E, typename R::K>(dq, rDS, stage_k(now));
+      start_du(next);
+      before = now;
+    } else {
+      wgmma_fence();
+      start_fragments<E, typename R::K>(dq, rDS, stage_k(now));
+      wgmma_commit();
+      wgmma_wait<0>();
+      hold(dq);
+      reader.release(now);
+      before = -1;
+      next = reader.find(0x7fffffff);
+      if (next < 0) return;
+      wgmma_fence();
+      start_s(next);
+      start_du(next);
+    }
+    now = next;
+  }
+}
+
+template <class Config> NSAI_DEVICE void consume_rows(const NsaiBackwardQTma &p, const unsigned char *shared,
+                                                      u32 base) {
+  using R = RowRing<Config>;
+  RingReader<Config> reader = { shared, base, {}, 0 };
+  u32 parity = 0;
+  for_ring_tiles<Config>(p, [&](const RingTile &at) {
+    barrier_wait(base + R::kRowsFull, parity); // by the producer of rows
+    parity ^= 1;
+    float dq[R::kColsQk / 8][4] = {}; // [64, Dk]
+    multiply_ring<Config>(dq, p.rows, reader);
+    barrier_arrive(base + R::kRowsEmpty); // for it
+    store_rows<Config>(p.rows, at, dq);
+  });
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    backward_dq_tma(const __grid_constant__ NsaiBackwardQTma p) {
+  run_row_ring<Config, true, true>(
+      p, [&](const unsigned char *shared, u32 base) { consume_rows<Config>(p, shared, base); });
+}

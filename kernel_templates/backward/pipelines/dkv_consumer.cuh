@@ -1,0 +1,178 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The consumers of backward/pipelines/dkv.cuh: two warpgroups that multiply stages by their keys, and store dK and
+// dV.
+#pragma once
+#include "backward/pipelines/dkv_stages.cuh"
+
+// S^T [16 keys, 8 rows] from row `first` on becomes P'. `rows`: LSE and u of the stage's. kMasked 0: every
+// row sees every key.
+template <class Config, bool kMasked>
+NSAI_DEVICE void ring_probability(float (&s)[4], u32 rows, u32 known, int first, int key,
+                                  float scale_log2) {
+  using R = KeyRing<Config>;
+  const int row = first + 2 * (threadIdx.x & 3);
+  const Chunk x = load_shared(rows + 8 * row); // LSE, u of two rows
+  uint2 gate = make_uint2(0, 0), seen = make_uint2(0, 0);
+  if constexpr (!kGateInLse<Config>) gate = load_shared_pair(known + R::kGates + 4 * row);
+  if constexpr (kMasked) seen = load_shared_pair(known + R::kSeen + 4 * row);
+#pragma unroll
+  for (int c = 0; c < 2; ++c) {
+    const u32 range = c ? seen.y : seen.x;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float e = gated_probability<Config>(s[2 * r + c], scale_log2, __uint_as_float(x.w[2 * c]),
+                                                __uint_as_float(c ? gate.y : gate.x));
+      const bool sees =
+          !kMasked || (key + 8 * r >= (int)(range & 0xffff) && key + 8 * r < (int)(range >> 16));
+      s[2 * r + c] = sees ? e : 0.0f;
+    }
+  }
+}
+
+// dU becomes dS.
+template <class Config>
+NSAI_DEVICE void ring_score_gradient(float (&du)[4], const float (&s)[4], u32 rows, int first) {
+  const Chunk x = load_shared(rows + 8 * (first + 2 * (int)(threadIdx.x & 3)));
+#pragma unroll
+  for (int c = 0; c < 2; ++c)
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      du[2 * r + c] = s[2 * r + c] * (du[2 * r + c] - __uint_as_float(x.w[2 * c + 1]));
+}
+
+// dK and dV of the warpgroup's 64 keys, zeros before.
+template <class Config, int kK, int kV>
+NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stages, u32 base,
+                               float scale_log2) {
+  using R = KeyRing<Config>;
+  using E = typename Config::Element;
+  const int group = warp_uniform(threadIdx.x / 128), tile = R::kTiles == 2 ? group : 0;
+  const int key = 64 * tile + recomputed(threadIdx.x) % 128 / 32 * 16 + threadIdx.x % 32 / 4;
+  const u32 sK = base + R::kSK + 64 * tile * kPanelPitch, sV = base + R::kSV + 64 * tile * kPanelPitch;
+  float s[R::kN][4], du[R::kN][4]; // [64 keys, kRows]
+  RingStep<R::kStages> step;
+  int held = -1; // the stage whose products are still on their way
+  auto release = [&](int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); };
+  int i = 0;
+  if (R::kTiles == 1 && group == 1) { // the other one's
+    ++i;
+    step.advance();
+  }
+  barrier_wait(base + R::kKeysFull, 0);
+  hold(dk);
+  hold(dv);
+  for (; i < stages; i += R::kTiles == 1 ? 2 : 1) {
+    const int now = warp_uniform(step.stage);
+    const u32 sQ = base + R::kSStage + now * R::kStageBytes, sDO = sQ + R::Q::kBytes;
+    const u32 known = base + R::kSKnown + now * R::kKnownBytes;
+    const u32 in_rows = known + (R::kKnownWarps > 1 ? 8 * R::kRows * tile : 0);
+    barrier_wait(base + R::kFull + 8 * now, step.parity); // by the producers
+    step.advance();
+    if (R::kTiles == 1) step.advance();
+    const u32 all = warp_uniform(load_shared_word(known + R::kAll + 4 * tile));
+    if (!(all & kSomeSeen)) { // nobody sees the keys: at the ends of a range
+      if (held >= 0) { // else it would be the one that a later stage takes
+        wgmma_wait<0>();
+        hold(dv);
+        hold(dk);
+        release(held);
+        held = -1;
+      }
+      release(now);
+      continue;
+    }
+    wgmma_fence();
+    start_rows<E, typename R::K, typename R::Q, Config::kHeadDimQk>(s, sK, sQ);
+    wgmma_commit();
+    wgmma_wait<1>(); // for the sums of the stage before: its P' and dS make room for dU
+    hold(dv);
+    hold(dk);
+    if (held >= 0) release(held);
+    held = now;
+    wgmma_fence();
+    start_rows<E, typename R::V, typename R::DO, Config::kHeadDimV>(du, sV, sDO);
+    wgmma_commit();
+    wgmma_wait<1>();
+    hold(s);
+    if (all & kPartlySeen) {
+#pragma unroll
+      for (int j = 0; j < R::kN; ++j)
+        ring_probability<Config, true>(s[j], in_rows, known, 8 * j, key, scale_log2);
+    } else {
+#pragma unroll
+      for (int j = 0; j < R::kN; ++j)
+        ring_probability<Config, false>(s[j], in_rows, known, 8 * j, key, scale_log2);
+    }
+    wgmma_wait<0>();
+    hold(du);
+    u32 rP[R::kN / 2][4], rDS[R::kN / 2][4]; // [64 keys, 16 rows] each
+#pragma unroll
+    for (int j = 0; j < R::kN; ++j) ring_score_gradient<Config>(du[j], s[j], in_rows, 8 * j);
+    pack_all<E>(rP, s);
+    pack_all<E>(rDS, du);
+    wgmma_fence();
+    start_fragments<E, typename R::DO>(dv, rP, sDO);
+    start_fragments<E, typename R::Q>(dk, rDS, sQ);
+    wgmma_commit();
+  }
+  wgmma_wait<0>();
+  hold(dv);
+  hold(dk);
+}
+
+// Columns from `column` on of the partial sums of the warpgroup's keys.
+template <class Config, int kDim, int kN>
+NSAI_DEVICE void store_sums(const KeyTile &tile, int first_key, int column, const float (&acc)[kN][4],
+                            float scale) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const int key = first_key + (int)threadIdx.x % 128 / 32 * 16 + r * 8 + (int)(threadIdx.x & 31) / 4;
+    float *to = tile.partial + (long long)key * kPartialWidth<Config> + column;
+    for_columns<kDim>(acc, r, scale, [&](int at, const float4 &x) {
+      if (key < tile.keys) *(float4 *)(to + at) = x;
+    });
+  }
+}
+
+// The second warpgroup's sums onto the first one's, through the stages' memory.
+template <int kN> NSAI_DEVICE void leave_sums(float4 *to, const float (&acc)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j)
+    to[128 * j + threadIdx.x % 128] = make_float4(acc[j][0], acc[j][1], acc[j][2], acc[j][3]);
+}
+template <int kN> NSAI_DEVICE void take_sums(const float4 *from, float (&acc)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN; ++j) {
+    const float4 x = from[128 * j + threadIdx.x % 128];
+    acc[j][0] += x.x;
+    acc[j][1] += x.y;
+    acc[j][2] += x.z;
+    acc[j][3] += x.w;
+  }
+}
+
+template <class Config>
+NSAI_DEVICE void consume_keys(const NsaiBackwardKv &p, const KeyTile &tile, unsigned char *shared, u32 base) {
+  using R = KeyRing<Config>;
+  constexpr int kK = R::kColsQk / 8, kV = R::kColsV / 8;
+  const int group = warp_uniform(threadIdx.x / 128);
+  float dk[kK][4] = {}, dv[kV][4] = {}; // [64, Dk], [64, Dv]
+  multiply_keys<Config>(dk, dv, ceil_div(tile.tokens, R::kTokens), base, p.scale_log2);
+  if constexpr (R::kTiles == 1) {
+    float4 *sSums = (float4 *)(shared + R::kSStage); // [kK + kV][128]
+    threads_sync(1, 256);                            // nobody reads the stages any more
+    if (group == 1) {
+      leave_sums(sSums, dk);
+      leave_sums(sSums + 128 * kK, dv);
+    }
+    threads_sync(1, 256); // they are there
+    if (group == 1) return;
+    take_sums(sSums, dk);
+    take_sums(sSums + 128 * kK, dv);
+  }
+  const int first_key = R::kTiles == 2 ? 64 * group : 0;
+  store_sums<Config, Config::kHeadDimQk>(tile, first_key, 0, dk, p.scale);
+  store_sums<Config, Config::kHeadDimV>(tile, first_key, Config::kHeadDimQk, dv, 1.0f);
+}

@@ -1,0 +1,191 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The producers of backward/pipelines/dkv.cuh: a warp that fills stages with rows of q and d_o, and one, or with
+// kJoins one for each tile of 64 keys, that says what is known of each row: its statistics, and which keys it
+// sees.
+#pragma once
+#include "backward/pipelines/dkv_stages.cuh"
+
+// Rows [0, present) of a stage of a tensor, zeros behind; visible to products on return.
+template <class Config, int kDim, class Rows>
+NSAI_DEVICE void copy_rows(u32 to, const NsaiView &x, const Rows &rows, int head, int first, int present) {
+  constexpr int kRows = KeyRing<Config>::kRows, kChunks = panels(kDim) * 8;
+#pragma unroll 1
+  for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
+    const int row = i / kChunks, chunk = i % kChunks;
+    const bool is = row < present && chunk * 8 < kDim;
+    const long long token = is ? rows.token(first + row / Config::kGroup) : 0;
+    copy_async_16(to + chunk / 8 * kRows * kPanelPitch + panel_offset(row, chunk),
+                  (const u16 *)x.data + token * x.token_stride +
+                      (head * Config::kGroup + row % Config::kGroup) * x.head_stride + chunk * 8,
+                  is);
+  }
+}
+
+// Boxes of the tokens of a stage: one where they lie side by side, else one for each.
+template <class Config, int kDim, class Rows>
+NSAI_DEVICE void load_boxes(u32 to, const NsaiTensorMap &map, u32 barrier, const Rows &rows, int head,
+                            int first) {
+  using R = KeyRing<Config>;
+  if constexpr (Rows::kBranch != NSAI_BRANCH_SELECTED) {
+    if (threadIdx.x % 32 == 0)
+      tma_load_panels<kDim>(to, map, barrier, R::kRows, head * Config::kGroup, rows.token(first));
+  } else {
+    const int token = threadIdx.x % 32;
+    if (token < R::kTokens)
+#pragma unroll
+      for (int i = 0; i < panels(kDim); ++i)
+        tma_load(to + (i * R::kRows + token * Config::kGroup) * kPanelPitch, map, barrier,
+                 i * kPanelColumns, head * Config::kGroup, rows.token(first + token));
+  }
+}
+
+template <class Config, class Rows>
+NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, const Rows &rows, u32 base) {
+  using R = KeyRing<Config>;
+  const NsaiBackwardKv &kv = p.kv;
+  if (threadIdx.x % 32 == 0) {
+    const u32 full = base + R::kKeysFull;
+    barrier_arrive_expecting(full, R::K::kBytes + R::V::kBytes);
+    tma_load_panels<Config::kHeadDimQk>(base + R::kSK, p.k, full, Config::kKeys, box_head(kv.k, tile.head),
+                                        (int)tile.key_row);
+    tma_load_panels<Config::kHeadDimV>(base + R::kSV, p.v, full, Config::kKeys, box_head(kv.v, tile.head),
+                                       (int)tile.key_row);
+  }
+  RingStep<R::kStages> step;
+  for_stages<Config>(tile, [&](int first) {
+    const u32 full = base + R::kFull + 8 * step.stage,
+              sQ = base + R::kSStage + step.stage * R::kStageBytes, sDO = sQ + R::Q::kBytes;
+    barrier_wait(base + R::kEmpty + 8 * step.stage, step.parity ^ 1); // by its readers
+    if (first + R::kTokens <= tile.tokens) {
+      if (threadIdx.x % 32 == 0) barrier_arrive_expecting(full, R::kStageBytes);
+      __syncwarp(); // the bytes to come are known
+      load_boxes<Config, Config::kHeadDimQk>(sQ, p.q, full, rows, tile.head, first);
+      load_boxes<Config, Config::kHeadDimV>(sDO, p.d_o, full, rows, tile.head, first);
+      if (threadIdx.x % 32) barrier_arrive(full);
+    } else {
+      const int present = (tile.tokens - first) * Config::kGroup;
+      copy_rows<Config, Config::kHeadDimQk>(sQ, kv.q, rows, tile.head, first, present);
+      copy_rows<Config, Config::kHeadDimV>(sDO, kv.d_o, rows, tile.head, first, present);
+      copy_async_commit();
+      copy_async_wait<0>();
+      shared_proxy_fence();
+      barrier_arrive(full);
+    }
+    step.advance();
+  });
+}
+
+// What is known of a lane's two rows of a stage.
+struct KnownRows {
+  float4 x[2]; // RowStatistics
+  u32 seen[2];
+};
+
+// The window's statistics of a row become those of its sum with the selected branch, of keys that it sees
+// in both: P' + P'_sel = 2^(S - LSE), dS + dS_sel = (P' + P'_sel) (dU - u) with LSE and u of the sum.
+NSAI_DEVICE void join_statistics(float4 &x, const float4 &y) {
+  const float low = fminf(x.x, y.x);
+  if (low == kPlusInf) return; // neither sees a key
+  const float a = exp2_approx(low - x.x), b = exp2_approx(low - y.x), sum = a + b;
+  x.z = (a * x.z + b * y.z) / sum;
+  x.x = low - log2_approx(sum);
+}
+
+// Which tokens of a stage have the block of tile t on their lists, and begin to see it within their
+// windows: those leave it to the window's kernel (NsaiInvert.near). sListed [kTokens], by a warp.
+template <class Config, class Rows>
+NSAI_DEVICE void find_listed(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows, int first,
+                             int t, unsigned char *sListed) {
+  using R = KeyRing<Config>;
+  const int lane = threadIdx.x % 32, wanted = (rows.first_key + 64 * t) / Config::kSelectBlock;
+  __syncwarp(); // those of the stage before have been read
+  for (int i = lane; i < R::kTokens; i += 32) sListed[i] = 0;
+  __syncwarp();
+#pragma unroll 2
+  for (int i = lane; i < R::kTokens * Config::kSelectCount; i += 32) {
+    const int place = i / Config::kSelectCount, token = first + place;
+    if (token >= tile.tokens) break;
+    const int block = p.lists[rows.token(token) * p.list_token_stride +
+                              tile.head * p.list_head_stride + i % Config::kSelectCount];
+    const int ahead = rows.seq.position(rows.first_query + token) - wanted * Config::kSelectBlock;
+    if (block == wanted && ahead >= 0 && ahead < Config::kWindow) sListed[place] = 1;
+  }
+  __syncwarp();
+}
+
+template <class Config, class Rows>
+NSAI_DEVICE void load_known(KnownRows &known, const NsaiBackwardKv &p, const KeyTile &tile,
+                            const Rows &rows, int first, int t, unsigned char *sListed) {
+  if constexpr (Config::kJoins)
+    if (p.joined) find_listed<Config>(p, tile, rows, first, t, sListed);
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int row = threadIdx.x % 32 + 32 * i, token = first + row / Config::kGroup;
+    known.x[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    known.seen[i] = 0;
+    if (token >= tile.tokens) continue;
+    auto load = [&](int branch) {
+      return ((const float4 *)p.statistics)[statistics_at(
+          branch, p.seq.q_tokens, rows.token(token), Config::kGroup * p.kv_heads,
+          tile.head * Config::kGroup + row % Config::kGroup)];
+    };
+    known.x[i] = load(Rows::kBranch);
+    known.seen[i] = rows.seen(token);
+    if constexpr (Config::kJoins)
+      if (p.joined && sListed[row / Config::kGroup])
+        join_statistics(known.x[i], load(NSAI_BRANCH_SELECTED));
+  }
+}
+
+// Of tile t of 64 keys: a word of kAll.
+template <class Config> NSAI_DEVICE u32 seen_of_tile(const KnownRows &known, int t) {
+  bool some = false, all = true;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const int begin = (int)(known.seen[i] & 0xffff), end = (int)(known.seen[i] >> 16);
+    some |= max(begin, 64 * t) < min(end, 64 * t + 64);
+    all &= begin <= 64 * t && end >= 64 * t + 64;
+  }
+  return (__any_sync(~0u, some) ? kSomeSeen : 0) | (__all_sync(~0u, all) ? 0 : kPartlySeen);
+}
+
+// By kKnownWarps warps; warp t > 0 for tile t alone.
+template <class Config, class Rows>
+NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
+                               unsigned char *shared, u32 base, int t) {
+  using R = KeyRing<Config>;
+  unsigned char *sListed = shared + R::kSListed + t * R::kTokens; // [kTokens]
+  RingStep<R::kStages> step;
+  KnownRows known;
+  auto store = [&]() {
+    const u32 to = base + R::kSKnown + step.stage * R::kKnownBytes;
+    u32 all[R::kTiles];
+#pragma unroll
+    for (int i = 0; i < R::kTiles; ++i) all[i] = seen_of_tile<Config>(known, i);
+    barrier_wait(base + R::kEmpty + 8 * step.stage, step.parity ^ 1); // by its readers
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const int row = threadIdx.x % 32 + 32 * i;
+      store_shared_word(to + 8 * (t * R::kRows + row), __float_as_uint(known.x[i].x));
+      store_shared_word(to + 8 * (t * R::kRows + row) + 4, __float_as_uint(known.x[i].z));
+      if (t > 0) continue;
+      if constexpr (!kGateInLse<Config>)
+        store_shared_word(to + R::kGates + 4 * row, __float_as_uint(known.x[i].y));
+      store_shared_word(to + R::kSeen + 4 * row, known.seen[i]);
+    }
+    if (threadIdx.x % 32 == 0 && t == 0)
+#pragma unroll
+      for (int i = 0; i < R::kTiles; ++i) store_shared_word(to + R::kAll + 4 * i, all[i]);
+    barrier_arrive(base + R::kFull + 8 * step.stage);
+    step.advance();
+  };
+  bool any = false;
+  for_stages<Config>(tile, [&](int first) {
+    if (any) store(); // the stage before: what is loaded now arrives while this one waits
+    load_known<Config>(known, p, tile, rows, first, t, sListed);
+    any = true;
+  });
+  if (any) store();
+}

@@ -1,0 +1,132 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Tiles of keys of a branch, and the query rows that see them: what backward/dkv_mainloop.cuh and
+// backward/pipelines/dkv.cuh go through. Blocks of threads are numbered as backward_dkv_compressed,
+// backward_dkv_selected and backward_dkv_window say.
+//
+// Config: kHeadDimQk, kHeadDimV, kKeys (of a tile), kBlock (l), kStride (d), kWindow (w), kSelectBlock (l').
+#pragma once
+#include "data/inverted_lists.cuh"
+#include "backward/products.cuh"
+#include "data/key_range.cuh"
+#include "data/sequence.cuh"
+
+// A tile of keys and its rows.
+struct KeyTile {
+  int head;          // KV head
+  long long key_row; // of k and v: the tile's first key
+  int keys;          // that exist; of a selected block, those of this tile of it
+  int tokens;        // that may see one of them
+  int turn = 0;      // of which the first so many come last: neighbours read the same ones together
+  float *partial;    // [keys, Dk + Dv]
+};
+
+// Which keys of the tile a row sees: [begin, end) as halves of a word.
+NSAI_DEVICE u32 pack_seen(int begin, int end, int keys) {
+  begin = max(begin, 0);
+  end = min(end, keys);
+  return begin < end ? (u32)begin | (u32)end << 16 : 0;
+}
+
+// Tokens that follow each other in a sequence: window and compressed branch.
+template <class Config, class Keys, int kBranchOf> struct RangeRows {
+  static constexpr int kBranch = kBranchOf;
+  Sequence seq;
+  int first_key;   // of the tile, within the sequence
+  int first_query; // the first token that may see one
+  int keys;
+
+  NSAI_DEVICE int token(int i) const { return seq.q_begin + first_query + i; }
+  NSAI_DEVICE u32 seen(int i) const {
+    const KeyRange range = Keys::visible(seq.position(first_query + i));
+    return pack_seen(range.begin - first_key, range.end - first_key, keys);
+  }
+  static NSAI_DEVICE bool next(int &) { return false; }
+};
+
+// Tokens of an item: the selected branch.
+template <class Config> struct ListRows {
+  static constexpr int kBranch = NSAI_BRANCH_SELECTED;
+  const u32 *entries; // [tokens]
+  int shift;          // token t sees the tile's key i when i <= t + shift
+  int keys;
+
+  NSAI_DEVICE int token(int i) const { return entry_token(entries[i]); }
+  NSAI_DEVICE u32 seen(int i) const { return pack_seen(0, token(i) + shift + 1, keys); }
+  static NSAI_DEVICE bool next(int &) { return false; }
+};
+
+template <class Config>
+using CompressedRows = RangeRows<Config, CompressedKeys<Config>, NSAI_BRANCH_COMPRESSED>;
+template <class Config> using WindowRows = RangeRows<Config, WindowKeys<Config>, NSAI_BRANCH_WINDOW>;
+
+template <class Config> constexpr int kPartialWidth = Config::kHeadDimQk + Config::kHeadDimV;
+
+// The tile of this block of threads; false: there is none.
+template <class Config>
+NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, CompressedRows<Config> &rows, KeyTile &tile) {
+  const int number = blockIdx.x % p.tiles, head = blockIdx.x / p.tiles / p.splits,
+            split = p.splits - 1 - blockIdx.x / p.tiles % p.splits; // later tokens see more tiles
+  const KeyTileAt at = find_block_tile<Config::kKeys, Config::kStride>(p.seq, number);
+  const int blocks = block_count<Config::kBlock, Config::kStride>(at.seq.kv_len);
+  rows.seq = at.seq;
+  rows.first_key = at.first_key;
+  tile.keys = rows.keys = min(Config::kKeys, blocks - at.first_key);
+  if (tile.keys <= 0 || at.first_key < 0) return false;
+  const int shift = at.seq.position(0);
+  const int begin = max(at.first_key * Config::kStride + Config::kBlock - 1 - shift, 0);
+  const int from = (int)((long long)at.seq.q_len * split / p.splits),
+            until = (int)((long long)at.seq.q_len * (split + 1) / p.splits);
+  rows.first_query = max(begin, from);
+  tile.tokens = max(until - rows.first_query, 0);
+  const long long row = at.first_row + at.first_key; // of `partial`
+  tile.head = p.head_begin + head;
+  tile.key_row = first_block_row<Config::kStride>(p.seq, at.s) + at.first_key;
+  tile.partial = p.partial + (((long long)head * p.splits + split) * p.rows + row) * kPartialWidth<Config>;
+  return true;
+}
+
+template <class Config>
+NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, WindowRows<Config> &rows, KeyTile &tile) {
+  const int head = blockIdx.x / p.tiles, number = blockIdx.x % p.tiles;
+  const KeyTileAt at = find_key_tile<Config::kKeys>(p.seq, number);
+  rows.seq = at.seq;
+  rows.first_key = at.first_key;
+  tile.keys = rows.keys = min(Config::kKeys, at.seq.kv_len - at.first_key);
+  if (tile.keys <= 0 || at.first_key < 0) return false;
+  // Query i stands at position(i): from the tile's first key to the last that its last one is seen from.
+  const int shift = at.seq.position(0);
+  rows.first_query = max(at.first_key - shift, 0);
+  const int end = min(at.first_key + tile.keys - 1 + Config::kWindow - shift, at.seq.q_len);
+  tile.tokens = max(end - rows.first_query, 0);
+  constexpr int kPeriod = Config::kKeys + Config::kWindow; // as many tokens as a tile has, or one more
+  tile.turn = (kPeriod - rows.first_query % kPeriod) % kPeriod;
+  if (tile.turn >= tile.tokens) tile.turn = 0;
+  tile.head = p.head_begin + head;
+  tile.key_row = at.seq.kv_begin + at.first_key;
+  tile.partial = p.partial + (head * p.rows + tile.key_row) * kPartialWidth<Config>;
+  return true;
+}
+
+// `rows` reads the entries from global memory.
+template <class Config>
+NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, ListRows<Config> &rows, KeyTile &tile) {
+  const int part = blockIdx.x % p.tiles, number = blockIdx.x / p.tiles % p.item_capacity,
+            head = blockIdx.x / p.tiles / p.item_capacity;
+  const int list_head = p.shared_lists ? 0 : p.head_begin + head;
+  if (number >= p.item_counts[list_head]) return false;
+  const NsaiKvItem item = p.items[(long long)list_head * p.item_capacity + number];
+  const int first_key = part * Config::kKeys;
+  tile.keys = rows.keys = min(Config::kKeys, item.keys - first_key);
+  if (tile.keys <= 0) return false;
+  tile.tokens = min(item.count, Config::kEntries);
+  tile.head = p.head_begin + head;
+  tile.key_row = item.kv_row + first_key;
+  tile.partial = p.partial + (((long long)head * p.item_capacity + number) * Config::kSelectBlock +
+                              first_key) *
+                                 kPartialWidth<Config>;
+  rows.entries = p.entries + list_head * p.entry_capacity + item.begin;
+  rows.shift = item.shift - first_key;
+  return true;
+}

@@ -1,0 +1,220 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// What the kernels of the backward pass share: products of tiles in shared memory by mma.sync or by
+// wgmma (Config::kWgmma: one warpgroup), the copies that fill them, and how a gradient is stored.
+//
+// With the gate g, the probabilities P and u = dO . o_b of a row (include/nsa/backward.h):
+//
+//   P' = g P     dS = P' (dO V^T - u)     dQ += scale dS K     dK = scale dS^T Q     dV = P'^T dO
+//
+// so that dO needs no gated copy: a row has its LSE, g and u as RowStatistics.
+#pragma once
+#include "core/copy.cuh"
+#include "core/epilogue.cuh"
+#include "attend/mainloop_sm80.cuh"
+#include "core/mma.cuh"
+#include "params/attention.h"
+#include "params/backward.h"
+#include "core/panel_tile.cuh"
+#include "core/tile.cuh"
+#include "core/tma.cuh"
+#include "core/types.cuh"
+#include "core/wgmma.cuh"
+
+// Of a branch, a token and a query head. Of a row that sees no key: lse +inf, so that every
+// probability is 0, and zeros.
+struct __align__(16) RowStatistics {
+  float lse;   // log2 of the sum of 2^(scale_log2 s); of gates that are never negative less log2 g
+  float gate;  // g
+  float inner; // u, the gradient of g
+  float reserved;
+};
+
+// Whether the gates are logits: their sigmoid is never negative, and P' is one exponential.
+template <class Config> constexpr bool kGateInLse = Config::kGate == 2;
+
+// Those of a row that sees keys; `lse` without the gate.
+template <class Config> NSAI_DEVICE RowStatistics make_statistics(float lse, float gate, float inner) {
+  return RowStatistics{ kGateInLse<Config> ? lse - log2_approx(gate) : lse, gate, inner, 0.0f };
+}
+
+// P' = g P of a score.
+template <class Config>
+NSAI_DEVICE float gated_probability(float s, float scale_log2, float lse, float gate) {
+  const float x = exp2_approx(fmaf(s, scale_log2, -lse));
+  return kGateInLse<Config> ? x : x * gate;
+}
+
+constexpr float kPlusInf = __builtin_bit_cast(float, 0x7f800000u);
+
+// Where those of a row lie in [branches, T, Hq].
+NSAI_DEVICE long long statistics_at(int branch, int tokens, int token, int heads, int head) {
+  return ((long long)branch * tokens + token) * heads + head;
+}
+
+// Fills T [kRows, kDim]: `at(row, from)` says where a row lies, or false: zeros.
+template <class T, int kRows, int kDim, int kThreads, class At>
+NSAI_DEVICE void load_tile(u32 tile, At at) {
+  using Lanes = CopyLanes<T, kThreads>;
+#pragma unroll
+  for (int i = 0; i < ceil_div(kRows, Lanes::kPass); ++i) {
+    const int row = Lanes::row(threadIdx.x) + i * Lanes::kPass;
+    if (kRows % Lanes::kPass && row >= kRows) continue;
+    const u16 *from;
+    const bool present = at(row, from);
+    copy_row<T, kDim, kThreads>(tile, row, Lanes::chunk(threadIdx.x),
+                                from + Lanes::chunk(threadIdx.x) * 8, present);
+  }
+}
+
+// S = A B^T over kDim columns: s[m] are rows a_row + 16 m .. + 15 of the tile A, by the first 8 kN
+// rows of the tile B.
+template <class E, class A, class B, int kDim, int kM, int kN>
+NSAI_DEVICE void multiply_rows(float (&s)[kM][kN][4], u32 sA, int a_row, u32 sB) {
+  static_assert(kN % 2 == 0, "16 rows of B at a time");
+  const int lane = recomputed(threadIdx.x) % 32;
+  const u32 a = sA + A::offset(a_row + lane % 16, lane / 16);
+  const u32 b = sB + B::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int j = 0; j < kN; ++j)
+#pragma unroll
+      for (int c = 0; c < 4; ++c) s[m][j][c] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < padded_dim(kDim) / 16; ++step) {
+    u32 rA[kM][4]; // [16, 16]
+#pragma unroll
+    for (int m = 0; m < kM; ++m) ldmatrix_x4(rA[m], at_step<A>(a, step) + m * 16 * A::kPitch);
+#pragma unroll
+    for (int j = 0; j < kN; j += 2) {
+      u32 rB[4]; // [16 rows, 16]
+      ldmatrix_x4(rB, at_step<B>(b, step) + j * 8 * B::kPitch);
+#pragma unroll
+      for (int m = 0; m < kM; ++m) {
+        mma_m16n8k16(E(), s[m][j], rA[m], rB[0], rB[1]);
+        mma_m16n8k16(E(), s[m][j + 1], rA[m], rB[2], rB[3]);
+      }
+    }
+  }
+}
+
+// acc += X B for the 16 rows of the tile B from `row` on: X as A fragments [16, 16] each.
+template <class E, class B, int kM, int kO>
+NSAI_DEVICE void multiply_fragments(float (&acc)[kM][kO][4], const u32 (&x)[kM][4], u32 sB,
+                                    int row) {
+  static_assert(kO % 2 == 0, "16 columns of B at a time");
+  const int lane = recomputed(threadIdx.x) % 32;
+  const u32 b = sB + B::offset(lane % 16, lane / 16) + row * B::kPitch;
+#pragma unroll
+  for (int n = 0; n < kO; n += 2) {
+    u32 rB[4]; // [16 rows, 16]
+    ldmatrix_x4_trans(rB, at_step<B>(b, n / 2));
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+      mma_m16n8k16(E(), acc[m][n], x[m], rB[0], rB[1]);
+      mma_m16n8k16(E(), acc[m][n + 1], x[m], rB[2], rB[3]);
+    }
+  }
+}
+
+// The same by one warpgroup: s [64, 8 kN] = A B^T of 64 rows of A, from sA on, and 8 kN of B. Starts the
+// products.
+template <class E, class A, class B, int kDim, int kN>
+NSAI_DEVICE void start_rows(float (&s)[kN][4], u32 sA, u32 sB) {
+  static_assert(A::kRows % 64 == 0 && B::kRows == 8 * kN, "whole tiles");
+  const u64 a = wgmma_k_major(sA), b = wgmma_k_major(sB);
+#pragma unroll
+  for (int i = 0; i < padded_dim(kDim) / 16; ++i)
+    wgmma_qk<E, B::kRows>(&s[0][0], a + wgmma_k_step<A::kRows>(i), b + wgmma_k_step<B::kRows>(i),
+                          i > 0);
+}
+
+// acc [64, 8 kO] += X B of all rows of B: X as A fragments. Starts the products.
+template <class E, class B, int kO, int kSteps>
+NSAI_DEVICE void start_fragments(float (&acc)[kO][4], const u32 (&x)[kSteps][4], u32 sB) {
+  static_assert(B::kRows == 16 * kSteps, "a whole tile");
+  const u64 b = wgmma_mn_major<B::kRows>(sB);
+#pragma unroll
+  for (int k = 0; k < kSteps; ++k)
+    wgmma_pv<E, 8 * kO, B::kRows>(&acc[0][0], x[k], b + wgmma_mn_step(k), 1);
+}
+
+// After the wait: nothing of it moves before.
+template <int kN> NSAI_DEVICE void hold(float (&x)[kN][4]) { wgmma_hold((float(&)[4 * kN]) x); }
+
+// Fragments of all n8 tiles, as A of further products.
+template <class E, int kN> NSAI_DEVICE void pack_all(u32 (&x)[kN / 2][4], const float (&p)[kN][4]) {
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j) softmax_pack<E>(x[j], p[2 * j], p[2 * j + 1]);
+}
+
+// ---- stores
+
+// One element; `at` counts elements.
+template <class E>
+NSAI_DEVICE void store_gradient(const NsaiGradient &out, long long at, float x) {
+  if (out.is_float) {
+    float *to = (float *)out.view.data + at;
+    *to = out.accumulate ? *to + x : x;
+  } else {
+    u16 *to = (u16 *)out.view.data + at;
+    if (out.accumulate) x += E::low(*to);
+    *to = (u16)E::pack(x, 0.0f);
+  }
+}
+
+// A branch's gate of a row.
+template <class Config>
+NSAI_DEVICE float read_gate(const NsaiView &gate, int is_float, int branch, int token, int head) {
+  NsaiEpilogue gates = {};
+  gates.gate = gate;
+  gates.gate_branch = branch;
+  gates.gate_float = is_float;
+  return gate_value<Config>(gates, load_gate<Config>(gates, OutputRow{ token, head, true }));
+}
+
+// The gradient of a branch's gate: of weights it is u, of logits it passes through the sigmoid.
+template <class Config>
+NSAI_DEVICE void store_gate(const NsaiGradient &out, int token, int head, int branch,
+                            const RowStatistics &x) {
+  if (!out.view.data) return;
+  const float slope = Config::kGate == 2 ? x.gate * (1.0f - x.gate) : 1.0f;
+  store_gradient<typename Config::Element>(
+      out, token * out.view.token_stride + head * out.view.head_stride + branch, x.inner * slope);
+}
+
+// Four elements side by side; `at` is a multiple of 4. Floats may lie at any multiple of 4 bytes.
+template <class E>
+NSAI_DEVICE void store_gradients(const NsaiGradient &out, long long at, float4 x) {
+  if (out.is_float) {
+    store_gradient<E>(out, at, x.x);
+    store_gradient<E>(out, at + 1, x.y);
+    store_gradient<E>(out, at + 2, x.z);
+    store_gradient<E>(out, at + 3, x.w);
+    return;
+  }
+  uint2 *to = (uint2 *)((u16 *)out.view.data + at);
+  if (out.accumulate) {
+    const uint2 before = *to;
+    x.x += E::low(before.x);
+    x.y += E::high(before.x);
+    x.z += E::low(before.y);
+    x.w += E::high(before.y);
+  }
+  *to = make_uint2(E::pack(x.x, x.y), E::pack(x.z, x.w));
+}
+
+// Four columns at a time of row r (0: group, 1: group + 8) of acc [16, 8 * kN], C fragments, times
+// `scale`: store(column, float4). All 32 lanes take part.
+template <int kDim, int kN, class Store>
+NSAI_DEVICE void for_columns(const float (&acc)[kN][4], int r, float scale, Store store) {
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j) {
+    float4 x = gather_four(acc[2 * j][2 * r], acc[2 * j][2 * r + 1], acc[2 * j + 1][2 * r],
+                           acc[2 * j + 1][2 * r + 1]);
+    x = make_float4(x.x * scale, x.y * scale, x.z * scale, x.w * scale);
+    if (has_columns<kDim>(j)) store(16 * j + column_of_lane(), x);
+  }
+}

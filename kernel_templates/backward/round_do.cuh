@@ -1,0 +1,31 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// backward_round_do: a d_o in f32 as the products take it, out[t, h, :] = d_o[t, h, :] in dtype.
+//
+// d_o f32 [T, Hq, Dv], any strides -> out dtype [T, Hq, Dv] contiguous
+//
+// Grid: x = ceil(T * Hq * Dv / 4 / kThreads), a thread for four columns. Bound by HBM. f32 tensors may lie
+// at any multiple of 4 bytes. Config: Element, kHeadDimV, kThreads, kMinBlocks. No shared memory.
+#pragma once
+#include "core/launch.cuh"
+#include "params/backward.h"
+#include "core/types.cuh"
+
+template <class Config> NSAI_DEVICE void round_rows(const NsaiBackwardRound &p) {
+  using E = typename Config::Element;
+  constexpr int kColumns = Config::kHeadDimV / 4; // threads of a row
+  const long long index = (long long)blockIdx.x * Config::kThreads + threadIdx.x;
+  const long long row = index / kColumns;
+  if (row >= (long long)p.tokens * p.heads) return;
+  const int token = (int)(row / p.heads), head = (int)(row % p.heads);
+  const float *from = (const float *)p.d_o.data + token * p.d_o.token_stride +
+                      head * p.d_o.head_stride + index % kColumns * 4;
+  ((uint2 *)p.out)[index] = make_uint2(E::pack(from[0], from[1]), E::pack(from[2], from[3]));
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    backward_round_do(const __grid_constant__ NsaiBackwardRound p) {
+  begin_kernel();
+  round_rows<Config>(p);
+}

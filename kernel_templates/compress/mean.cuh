@@ -1,0 +1,83 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// compress_mean: phi mean, K and V in one launch.
+//
+//   kc[row, g] = 1/l * sum over x in [0, l) of k[token + x, g]      token = kv_begin + i*d of block
+//   i = row - first row
+//
+//   k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> k_cmp [rows, Hkv, Dk], v_cmp [rows, Hkv, Dv]
+//   (read by attend_compressed, importance)
+//
+// The sum runs over x ascending in fp32, is multiplied by 1/l and rounded once: a block's bits
+// depend on its tokens alone. Rows that hold no block (i >= N(kv_len), and the gaps between
+// sequences) are not written.
+//
+// Grid: x = ceil(rows * kv_heads / kItems), kItems = kThreads / ((Dk + Dv) / 8) row-head pairs a
+// CTA; a thread sums 16 bytes of one pair's K or V. Threads that are left over idle. Bound by HBM:
+// adjacent rows lie in one CTA or the next, so that the l/d readers of a token meet in L1 and L2.
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared
+// memory.
+#pragma once
+#include "data/compressed_row.cuh"
+#include "core/launch.cuh"
+#include "params/attention.h"
+#include "core/types.cuh"
+
+static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
+              "rows are read 16 bytes at a time");
+static_assert(Config::kThreads >= (Config::kHeadDimQk + Config::kHeadDimV) / 8,
+              "a CTA holds one row-head pair at least");
+
+// Loads in flight per thread: 8 * 16 bytes * 1024 threads is far above the 40 KB an SM needs to
+// cover HBM's latency.
+constexpr int kLoads = 8;
+
+// The mean of kBlock times 16 bytes, `stride` elements apart.
+template <class C> NSAI_DEVICE Chunk mean(const u16 *from, long long stride) {
+  float sum[8] = {};
+#pragma unroll kLoads
+  for (int x = 0; x < C::kBlock; ++x) {
+    Chunk chunk = *(const Chunk *)(from + x * stride);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      sum[2 * i] += C::Element::low(chunk.w[i]);
+      sum[2 * i + 1] += C::Element::high(chunk.w[i]);
+    }
+  }
+  constexpr float kInverse = 1.0f / C::kBlock;
+  Chunk result;
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    result.w[i] = C::Element::pack(sum[2 * i] * kInverse, sum[2 * i + 1] * kInverse);
+  return result;
+}
+
+template <class C> NSAI_DEVICE void compress(const NsaiCompress &p) {
+  constexpr int kChunksK = C::kHeadDimQk / 8, kChunks = kChunksK + C::kHeadDimV / 8;
+  constexpr int kItems = C::kThreads / kChunks;
+
+  // ---- coordinates ----
+  const int item = threadIdx.x / kChunks, chunk = threadIdx.x % kChunks;
+  const u64 index = (u64)blockIdx.x * kItems + item;
+  if (item >= kItems || index >= (u64)p.rows * p.kv_heads) return;
+  const int row = (int)(index / p.kv_heads), head = (int)(index % p.kv_heads);
+  const BlockRow block = find_block_row<C::kBlock, C::kStride>(p.seq, row);
+  if (!block.exists) return;
+
+  // ---- mean ----
+  const bool is_k = chunk < kChunksK;
+  const NsaiView &from = is_k ? p.k : p.v, &to = is_k ? p.k_cmp : p.v_cmp;
+  const int column = (is_k ? chunk : chunk - kChunksK) * 8;
+  const u16 *gX = (const u16 *)from.data + block.token * from.token_stride +
+                  head * from.head_stride + column;                                  // [l, D]
+  u16 *gC = (u16 *)to.data + row * to.token_stride + head * to.head_stride + column; // [D]
+  *(Chunk *)gC = mean<C>(gX, from.token_stride);
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    compress_mean(const __grid_constant__ NsaiCompress p) {
+  begin_kernel();
+  compress<Config>(p);
+}

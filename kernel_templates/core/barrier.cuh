@@ -1,0 +1,87 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// mbarrier (sm_80 and up; counting bytes: sm_90), one instruction per function. A barrier is 8 bytes
+// of shared memory.
+#pragma once
+#include "core/types.cuh"
+
+NSAI_DEVICE void barrier_init(u32 barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+}
+
+NSAI_DEVICE void barrier_arrive(u32 barrier) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.shared.b64 state, [%0];}" ::"r"(barrier)
+               : "memory");
+}
+
+// Arrives once all earlier cp.async of this thread are complete; counts as one of the barrier's
+// arrivals.
+NSAI_DEVICE void barrier_arrive_after_copies(u32 barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Arrives, and the phase ends only when as many bytes of bulk copies have come as well.
+NSAI_DEVICE void barrier_arrive_expecting(u32 barrier, u32 bytes) {
+  asm volatile("{.reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1;}" ::"r"(
+                   barrier),
+               "r"(bytes)
+               : "memory");
+}
+
+// Barriers that were initialised become visible to the copies of the asynchronous proxy (sm_90).
+NSAI_DEVICE void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// On sm_90 and up the hardware may let the thread sleep for a moment before it answers no.
+NSAI_DEVICE bool barrier_test(u32 barrier, u32 parity) {
+  u32 done;
+#if __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+#else
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+#endif
+  return done;
+}
+
+// Whether the phase of `parity` has completed: it never sleeps.
+NSAI_DEVICE bool barrier_passed(u32 barrier, u32 parity) {
+  u32 done;
+  asm volatile(
+      "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done;
+}
+
+// Spins until the phase of `parity` has completed.
+NSAI_DEVICE void barrier_wait(u32 barrier, u32 parity) {
+  while (!barrier_test(barrier, parity)) {}
+}
+
+// A number in shared memory that one thread writes and others wait for: what the writer, or its warp
+// before __syncwarp(), has read and written before, is done for whoever has seen it. (racecheck, which
+// follows barriers alone, takes the two for a race.)
+NSAI_DEVICE void publish(u32 address, int number) {
+  asm volatile("st.release.cta.shared.s32 [%0], %1;" ::"r"(address), "r"(number) : "memory");
+}
+NSAI_DEVICE int published(u32 address) {
+  int number;
+  asm volatile("ld.acquire.cta.shared.s32 %0, [%1];" : "=r"(number) : "r"(address) : "memory");
+  return number;
+}
+
+// As __syncthreads(), which is that of barrier 0, of kThreads threads of the block: whole warps.
+template <int kBarrier, int kThreads> NSAI_DEVICE void sync_some() {
+  asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kThreads) : "memory");
+}

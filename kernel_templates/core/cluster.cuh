@@ -1,0 +1,72 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Clusters of thread blocks (sm_90 and up), one instruction per function: blocks that run side by side
+// and write to each other's shared memory. What is sent counts on a barrier there (core/barrier.cuh),
+// which is all that the receiver waits for: a barrier of the whole cluster that orders memory costs each
+// thread a wait for all that it has read and written.
+#pragma once
+#include "core/types.cuh"
+
+// This block's number among those of its cluster.
+NSAI_DEVICE int cluster_rank() {
+  u32 rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return (int)rank;
+}
+
+// The barrier of all threads of the cluster, in two halves. It orders what they do, not what they write:
+// reads that have their values are over. Whole warps.
+NSAI_DEVICE void cluster_arrive() {
+  __syncwarp();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+NSAI_DEVICE void cluster_wait() {
+  __syncwarp();
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` has what this block has at `address` of its shared memory.
+NSAI_DEVICE u32 cluster_address(u32 address, int rank) {
+  u32 there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+
+// Sends x to another block; its bytes count on `barrier` there. Both addresses are of that block.
+NSAI_DEVICE void cluster_send(u32 there, float x, u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+                   there),
+               "f"(x), "r"(barrier)
+               : "memory");
+}
+NSAI_DEVICE void cluster_send(u32 there, u64 x, u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u64 [%0], %1, [%2];" ::"r"(
+                   there),
+               "l"(x), "r"(barrier)
+               : "memory");
+}
+NSAI_DEVICE void cluster_send(u32 there, const float2 &x, u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, "
+               "[%3];" ::"r"(there),
+               "f"(x.x), "f"(x.y), "r"(barrier)
+               : "memory");
+}
+NSAI_DEVICE void cluster_send(u32 there, const float4 &x, u32 barrier) {
+  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
+               "%4}, [%5];" ::"r"(there),
+               "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+               : "memory");
+}
+
+// barrier_wait() of core/barrier.cuh for what other blocks of the cluster send.
+NSAI_DEVICE void cluster_receive(u32 barrier, u32 parity) {
+  u32 done;
+  do {
+    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
+                 "selp.u32 %0, 1, 0, p;}"
+                 : "=r"(done)
+                 : "r"(barrier), "r"(parity)
+                 : "memory");
+  } while (!done);
+}

@@ -1,0 +1,281 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The end of every attention kernel (NsaiEpilogue): normalise O, apply the branch's gate, add the
+// sum of the branches before, store.
+//
+//   O_b = acc / l           -> o_branch
+//   LSE = (m + log2 l) ln 2 -> lse
+//   gate * O_b + partial    -> o, else partial in 16 bits and a unit for each row
+//
+// Uses Config::Element, kHeadDimV, kGroup, kGate (0: none, 1: weights, 2: logits).
+#pragma once
+#include "params/attention.h"
+#include "core/softmax.cuh"
+#include "core/types.cuh"
+
+// Where a row of a tile belongs. Rows that are padding are not present and store nothing.
+struct OutputRow {
+  int token; // row of o, lse, gates
+  int head;  // of Hq
+  bool present;
+};
+
+// A row's gate as it lies in memory: what may be loaded long before it is needed.
+template <class Config> NSAI_DEVICE u32 load_gate(const NsaiEpilogue &out, const OutputRow &row) {
+  if (Config::kGate == 0 || !row.present) return 0;
+  long long at =
+      row.token * out.gate.token_stride + row.head * out.gate.head_stride + out.gate_branch;
+  return out.gate_float ? ((const u32 *)out.gate.data)[at] : ((const u16 *)out.gate.data)[at];
+}
+
+template <class Config> NSAI_DEVICE float gate_value(bool gate_float, u32 gate) {
+  if constexpr (Config::kGate == 0) return 1.0f;
+  float x = gate_float ? __uint_as_float(gate) : Config::Element::low(gate);
+  if constexpr (Config::kGate == 2) return __fdividef(1.0f, 1.0f + exp2_approx(-kLog2e * x));
+  return x;
+}
+template <class Config> NSAI_DEVICE float gate_value(const NsaiEpilogue &out, u32 gate) {
+  return gate_value<Config>((bool)out.gate_float, gate);
+}
+
+// 1 / the sum of a row's probabilities; 0 of an empty one.
+NSAI_DEVICE float inverse_of(float total) { return total > 0.0f ? __fdividef(1.0f, total) : 0.0f; }
+
+// LSE of a row, where out.lse is given; one thread.
+NSAI_DEVICE void store_lse(const NsaiEpilogue &out, const OutputRow &row, float reference, float total) {
+  out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] = softmax_lse(reference, total);
+}
+
+// Of two n8 tiles a lane holds two columns each, of its quad's row. Pairs of lanes exchange halves,
+// so that each ends with four adjacent columns of one tile, those from column_of_lane() on: 8-byte
+// stores of 16-bit elements and 16-byte stores of floats, and a quad fills whole 32-byte sectors.
+// All 32 lanes take part.
+NSAI_DEVICE float4 gather_four(float a0, float a1, float b0, float b1) {
+  bool odd = threadIdx.x & 1;
+  float x0 = __shfl_xor_sync(~0u, odd ? a0 : b0, 1);
+  float x1 = __shfl_xor_sync(~0u, odd ? a1 : b1, 1);
+  return odd ? make_float4(x0, x1, b0, b1) : make_float4(a0, a1, x0, x1);
+}
+
+// First of the lane's four columns, within the 16 of two n8 tiles.
+NSAI_DEVICE int column_of_lane() { return (threadIdx.x & 1) * 8 + (threadIdx.x & 2) * 2; }
+
+// Whether the lane's columns of tile pair j exist: all do but, where kDim % 16 == 8, the last 8.
+template <int kDim> NSAI_DEVICE bool has_columns(int j) {
+  return 16 * j + 16 <= kDim || column_of_lane() < 8;
+}
+
+// Row r (0: group, 1: group + 8) of acc [16, 8 * kN], C fragments, times `scale` and rounded. All 32
+// lanes take part; they exchange pairs of elements as gather_four() does floats.
+template <class Config, int kN>
+NSAI_DEVICE void store_elements(const NsaiView &view, const OutputRow &row,
+                                const float (&acc)[kN][4], int r, float scale) {
+  u16 *to = (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride +
+            column_of_lane();
+  bool odd = threadIdx.x & 1;
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j) {
+    u32 a = Config::Element::pack(acc[2 * j][2 * r] * scale, acc[2 * j][2 * r + 1] * scale);
+    u32 b = Config::Element::pack(acc[2 * j + 1][2 * r] * scale, acc[2 * j + 1][2 * r + 1] * scale);
+    u32 other = __shfl_xor_sync(~0u, odd ? a : b, 1);
+    if (row.present && has_columns<Config::kHeadDimV>(j))
+      *(uint2 *)(to + 16 * j) = odd ? make_uint2(other, b) : make_uint2(a, other);
+  }
+}
+
+// ---- the partial sum
+//
+// Values of a row in fp16, as multiples of a unit: the power of two that brings the greatest of them
+// to 2^14 .. 2^15. So nothing overflows, whatever the values, and what is above 2^-29 of the greatest
+// is kept to 11 bits, three more than bf16 has. Where one is inf or NaN, it stays that; the others of
+// a row with an inf keep what fp16 holds of them.
+
+struct PartialUnit {
+  float unit, inverse;
+};
+
+// `highest`: the greatest magnitude of the row, not below 0. The unit is a normal number, as is its
+// inverse: the exponent of `highest` is bounded from both sides. Of inf it is 1.
+NSAI_DEVICE PartialUnit partial_unit(float highest) {
+  int exponent = max((int)(__float_as_uint(highest) >> 23), 15);
+  if (exponent == 255) exponent = 127 + 14;
+  return PartialUnit{ __uint_as_float((exponent - 14) << 23),
+                      __uint_as_float((268 - exponent) << 23) };
+}
+
+NSAI_DEVICE uint2 pack_partial(const float4 &x, float inverse) {
+  return make_uint2(Fp16::pack(x.x * inverse, x.y * inverse),
+                    Fp16::pack(x.z * inverse, x.w * inverse));
+}
+
+// packed * unit + factor * x
+NSAI_DEVICE float4 add_partial(const uint2 &packed, float unit, float factor, const float4 &x) {
+  return make_float4(fmaf(Fp16::low(packed.x), unit, factor * x.x),
+                     fmaf(Fp16::high(packed.x), unit, factor * x.y),
+                     fmaf(Fp16::low(packed.y), unit, factor * x.z),
+                     fmaf(Fp16::high(packed.y), unit, factor * x.w));
+}
+
+NSAI_DEVICE float greatest_of(float highest, const float4 &x) {
+  highest = fmaxf(highest, fmaxf(fabsf(x.x), fabsf(x.y)));
+  return fmaxf(highest, fmaxf(fabsf(x.z), fabsf(x.w)));
+}
+
+// The same row of acc onto the sum of the branches before, which is rounded into o or goes on.
+template <class Config, int kN>
+NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
+                           const float (&acc)[kN][4], int r, float scale) {
+  constexpr int kDim = Config::kHeadDimV;
+  long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
+  u16 *partial = (u16 *)out.partial + at * kDim + column_of_lane();
+  const bool adds = out.add_partial && row.present;
+  uint2 before[kN / 2];
+  const float unit = adds ? out.partial_units[at] : 0.0f;
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j) {
+    before[j] = make_uint2(0, 0);
+    if (adds && has_columns<kDim>(j)) before[j] = *(const uint2 *)(partial + 16 * j);
+  }
+  u16 *to = (u16 *)out.o.data + row.token * out.o.token_stride + row.head * out.o.head_stride +
+            column_of_lane();
+  float4 x[kN / 2];
+  float highest = 0.0f; // columns that pad are 0
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j) {
+    x[j] = add_partial(before[j], unit, scale,
+                       gather_four(acc[2 * j][2 * r], acc[2 * j][2 * r + 1], acc[2 * j + 1][2 * r],
+                                   acc[2 * j + 1][2 * r + 1]));
+    highest = greatest_of(highest, x[j]);
+  }
+  const PartialUnit mine = partial_unit(quad_max(highest));
+#pragma unroll
+  for (int j = 0; j < kN / 2; ++j) {
+    if (!row.present || !has_columns<kDim>(j)) continue;
+    if (out.o.data)
+      *(uint2 *)(to + 16 * j) =
+          make_uint2(Config::Element::pack(x[j].x, x[j].y), Config::Element::pack(x[j].z, x[j].w));
+    else
+      *(uint2 *)(partial + 16 * j) = pack_partial(x[j], mine.inverse);
+  }
+  if (row.present && !out.o.data && threadIdx.x % 4 == 0) out.partial_units[at] = mine.unit;
+}
+
+// What row r of acc, unnormalised, is to be multiplied by for the sum. Stores what is wanted of the
+// branch by itself. All 32 lanes take part.
+template <class Config, int kN>
+NSAI_DEVICE float finish_row(const NsaiEpilogue &out, const OutputRow &row,
+                             const float (&acc)[kN][4], const SoftmaxRows &rows, int r, u32 gate) {
+  float total = quad_sum(rows.sum[r]);
+  float inverse = inverse_of(total);
+  if (out.lse && row.present && threadIdx.x % 4 == 0) store_lse(out, row, rows.reference[r], total);
+  if (out.o_branch.data) store_elements<Config>(out.o_branch, row, acc, r, inverse);
+  // An empty row may be a padding row, whose gate may be anything.
+  return total == 0.0f ? 0.0f : gate_value<Config>(out, gate) * inverse;
+}
+
+// Row r of acc times `scale` into the sum.
+template <class Config, int kN>
+NSAI_DEVICE void store_gated(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
+                             const float (&acc)[kN][4], int r, float scale) {
+  if (out.o.data && !out.add_partial)
+    store_elements<Config>(out.o, row, acc, r, scale);
+  else if (out.partial)
+    store_sum<Config>(out, kv_heads, row, acc, r, scale);
+}
+
+// Stores the 16 rows of a warp's tile: acc [16, 8 * kN] unnormalised, C fragments, kN =
+// padded_dim(Dv) / 8; place[r] is where row `group + 8 * r` of this lane belongs, gate[r] its gate.
+// All 32 lanes take part.
+template <class Config, int kN>
+NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
+                              const SoftmaxRows &rows, const OutputRow (&place)[2],
+                              const u32 (&gate)[2]) {
+  static_assert(Config::kHeadDimV % 8 == 0 && (Config::kHeadDimV + 15) / 16 == kN / 2,
+                "acc is padded to 16 columns");
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const float scale = finish_row<Config>(out, place[r], acc, rows, r, gate[r]);
+    store_gated<Config>(out, kv_heads, place[r], acc, r, scale);
+  }
+}
+
+template <class Config, int kN>
+NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
+                              const SoftmaxRows &rows, const OutputRow (&place)[2]) {
+  const u32 gate[2] = { load_gate<Config>(out, place[0]), load_gate<Config>(out, place[1]) };
+  store_output<Config>(out, kv_heads, acc, rows, place, gate);
+}
+
+// ---- four columns that a thread has as a whole
+
+NSAI_DEVICE u16 *find_row(const NsaiView &view, const OutputRow &row) {
+  return (u16 *)view.data + row.token * view.token_stride + row.head * view.head_stride;
+}
+
+template <class Config> NSAI_DEVICE void store_four(u16 *to, const float4 &x) {
+  *(uint2 *)to = make_uint2(Config::Element::pack(x.x, x.y), Config::Element::pack(x.z, x.w));
+}
+
+// O_b of a row's columns from `column` on, given O relative to the reference; stores what is wanted of the
+// branch by itself.
+template <class Config>
+NSAI_DEVICE float4 finish_four(const NsaiEpilogue &out, const OutputRow &row, int column, float reference,
+                               float total, const float4 &o) {
+  const float inverse = inverse_of(total);
+  const float4 x = make_float4(o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse);
+  if (out.lse && column == 0) store_lse(out, row, reference, total);
+  if (out.o_branch.data) store_four<Config>(find_row(out.o_branch, row) + column, x);
+  return x;
+}
+
+// ---- rows that a warp, or kLanes lanes of it, has as a whole
+
+// The lane's columns j of a row are the four from row_column(j) on; whether they exist.
+template <int kLanes = 32> NSAI_DEVICE int row_column(int j) {
+  return 4 * (kLanes * j + threadIdx.x % kLanes);
+}
+template <int kDim, int kLanes = 32> NSAI_DEVICE bool has_row_column(int j) {
+  return 4 * kLanes * (j + 1) <= kDim || row_column<kLanes>(j) < kDim;
+}
+
+template <class Config, int kLanes = 32, int kJ>
+NSAI_DEVICE void store_row_elements(const NsaiView &view, const OutputRow &row,
+                                    const float4 (&x)[kJ]) {
+  u16 *to = find_row(view, row);
+#pragma unroll
+  for (int j = 0; j < kJ; ++j)
+    if (has_row_column<Config::kHeadDimV, kLanes>(j)) store_four<Config>(to + row_column<kLanes>(j), x[j]);
+}
+
+// Stores a row: x = O_b, normalised, zeros where `total`, the sum of its probabilities relative to
+// 2^reference, is 0. All 32 lanes take part.
+template <class Config, int kJ>
+NSAI_DEVICE void store_row_output(const NsaiEpilogue &out, int kv_heads, const OutputRow &row,
+                                  float reference, float total, float4 (&x)[kJ]) {
+  if (out.lse && (threadIdx.x & 31) == 0) store_lse(out, row, reference, total);
+  if (out.o_branch.data) store_row_elements<Config>(out.o_branch, row, x);
+  const float gate = total == 0.0f ? 0.0f : gate_value<Config>(out, load_gate<Config>(out, row));
+  const long long at = (long long)row.token * (Config::kGroup * kv_heads) + row.head;
+  u16 *partial = (u16 *)out.partial + at * Config::kHeadDimV;
+  const float unit = out.add_partial ? out.partial_units[at] : 0.0f;
+  float highest = 0.0f;
+#pragma unroll
+  for (int j = 0; j < kJ; ++j) {
+    uint2 before = make_uint2(0, 0);
+    if (out.add_partial && has_row_column<Config::kHeadDimV>(j))
+      before = *(const uint2 *)(partial + row_column(j));
+    x[j] = add_partial(before, unit, gate, x[j]);
+    if (has_row_column<Config::kHeadDimV>(j)) highest = greatest_of(highest, x[j]);
+  }
+  if (out.o.data) {
+    store_row_elements<Config>(out.o, row, x);
+  } else if (out.partial) {
+    const PartialUnit mine = partial_unit(warp_max(highest));
+#pragma unroll
+    for (int j = 0; j < kJ; ++j)
+      if (has_row_column<Config::kHeadDimV>(j))
+        *(uint2 *)(partial + row_column(j)) = pack_partial(x[j], mine.inverse);
+    if ((threadIdx.x & 31) == 0) out.partial_units[at] = mine.unit;
+  }
+}

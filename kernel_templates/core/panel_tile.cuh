@@ -1,0 +1,28 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Tiles in shared memory that a product reads: rows for ldmatrix (core/tile.cuh), or panels for wgmma.
+#pragma once
+#include "core/tile.cuh"
+#include "core/tma.cuh"
+#include "core/types.cuh"
+
+// A tile as wgmma reads it: panels of 64 columns (core/tma.cuh), at a multiple of 1024 bytes.
+template <int kRowsOf, int kCols> struct PanelTile {
+  static constexpr int kRows = kRowsOf;
+  static constexpr int kChunks = kCols / 8;    // 16-byte chunks that hold data, per row
+  static constexpr int kPitch = kPanelPitch;   // bytes from row to row
+  static constexpr int kBytes = panels(kCols) * kRows * kPanelPitch;
+  static NSAI_DEVICE u32 offset(int row, int chunk) {
+    return (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(row, chunk);
+  }
+};
+
+template <bool kPanels, int kRows, int kCols> struct ProductTileOf {
+  using Type = Tile<kRows, kCols>;
+};
+template <int kRows, int kCols> struct ProductTileOf<true, kRows, kCols> {
+  using Type = PanelTile<kRows, kCols>;
+};
+template <bool kPanels, int kRows, int kCols>
+using ProductTile = typename ProductTileOf<kPanels, kRows, kCols>::Type;

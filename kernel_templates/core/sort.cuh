@@ -1,0 +1,43 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Bitonic sort of 32 * kPerLane keys held by a warp, element 32 * j + lane in x[j] of each lane.
+#pragma once
+#include "core/types.cuh"
+
+// Sorts ascending. Key is u32 or u64; all 32 lanes take part.
+template <class Key, int kPerLane> NSAI_DEVICE void sort_warp(Key (&x)[kPerLane]) {
+  static_assert((kPerLane & (kPerLane - 1)) == 0, "a bitonic network sorts powers of two");
+  int lane = threadIdx.x & 31;
+  // After each pass of `run`, the runs of `run` elements are sorted, odd ones descending.
+#pragma unroll
+  for (int run = 2; run <= 32 * kPerLane; run *= 2) {
+#pragma unroll
+    for (int apart = run / 2; apart > 0; apart /= 2) {
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) {
+        bool descending = (32 * j + lane) & run;
+        if (apart >= 32) {
+          int k = j ^ (apart / 32);
+          if (k < j) continue; // the pair was handled at k
+          if ((x[k] < x[j]) != descending) {
+            Key other = x[k];
+            x[k] = x[j];
+            x[j] = other;
+          }
+        } else {
+          Key other = __shfl_xor_sync(~0u, x[j], apart);
+          bool upper = lane & apart;
+          x[j] = (upper != descending) == (other > x[j]) ? other : x[j];
+        }
+      }
+    }
+  }
+}
+
+// First power of two that is enough for `count` keys at 32 a step.
+constexpr NSAI_DEVICE int sort_keys_per_lane(int count) {
+  int per_lane = 1;
+  while (32 * per_lane < count) per_lane *= 2;
+  return per_lane;
+}

@@ -1,0 +1,122 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The kFree best of some keys in shared memory, by some warps of a block, with few waits and jumps: what runs
+// once is bound by these. Keys are those of core/topn.cuh, all different, 0 where there is
+// none.
+//
+// Only those keys are ranked whose order is not below that of the kFree-th greatest of 32 groups' greatest:
+// kFree groups have one that is not. A key's rank is how many are greater.
+//
+// Team, who searches: kThreads, `thread` among these, sync() of all of them.
+#pragma once
+#include "core/copy.cuh"
+#include "core/topn.cuh"
+#include "core/types.cuh"
+
+// What the team's threads tell each other: 0 at first.
+template <int kFree, int kFew> struct FewBest {
+  static_assert(0 < kFree && kFree <= 32, "as many as groups");
+  u64 few[kFew];
+  __align__(16) u32 groups[32]; // greatest orders, of every 32nd key
+  u64 best[kFree];              // descending
+  int found;                    // of the few
+};
+
+// By one warp, and before all know it.
+template <int kFree, int kFew> NSAI_DEVICE void clear_best(FewBest<kFree, kFew> &x, int lane) {
+  x.groups[lane] = 0, x.few[lane] = 0;
+  if (lane < kFree) x.best[lane] = 0;
+  if (lane == 0) x.found = 0;
+}
+
+// Of keys [kThreads / 2], the thread's: two of them rank a key.
+struct RankedKey {
+  u64 key;
+  int rank;    // how many are greater
+  bool counts; // the first of its threads, and a key
+};
+template <class Team> NSAI_DEVICE RankedKey rank_key(const Team &team, const u64 *keys) {
+  constexpr int kPairs = Team::kThreads / 8; // of a thread
+  const int part = team.thread % 2;
+  const u64 mine = keys[team.thread / 2];
+  int rank = 0;
+#pragma unroll
+  for (int i = 0; i < kPairs; ++i) {
+    const ulonglong2 pair = *(const ulonglong2 *)(keys + 2 * part + 4 * i);
+    rank += (pair.x > mine) + (pair.y > mine);
+  }
+  rank += __shfl_xor_sync(kAllLanes, rank, 1);
+  return RankedKey{ mine, rank, mine && part == 0 };
+}
+
+// The kFree best of keys [count], of kMost at most, into x.best.
+template <int kMost, class Team, int kFree, int kFew>
+NSAI_DEVICE void find_best(const Team &team, FewBest<kFree, kFew> &x, const u64 *keys, int count) {
+  constexpr int kThreads = Team::kThreads;
+  const int thread = team.thread;
+  // Straight on, whatever the count: a jump costs more than it leaves out. (A guess.)
+  constexpr int kEach = ceil_div(kMost, kThreads);
+  u64 key[kEach];
+  u32 top = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = thread + i * kThreads;
+    key[i] = at < count ? keys[at] : 0;
+    top = max(top, order_in(key[i]));
+  }
+  atomicMax(&x.groups[thread % 32], top);
+  team.sync(); // all groups' greatest are there
+  const u32 group = x.groups[thread % 32];
+  u32 chain[4] = {}; // orders are below 2^31, so that the sign of a difference tells which is greater
+#pragma unroll
+  for (int g = 0; g < 32; g += 4) {
+    const Chunk other = load_shared(shared_address(&x.groups[g]));
+#pragma unroll
+    for (int i = 0; i < 4; ++i) chain[i] += (group - other.w[i]) >> 31;
+  }
+  const u32 above = (chain[0] + chain[1]) + (chain[2] + chain[3]);
+  const u32 least = __reduce_min_sync(kAllLanes, above < kFree ? max(group, 1) : ~0u);
+  // Every warp takes its places at once: of single threads' counting the compiler makes much more.
+  u32 passing[kEach];
+  int places = 0;
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    passing[i] = __ballot_sync(kAllLanes, order_in(key[i]) >= least);
+    places += __popc(passing[i]);
+  }
+  const int lane = thread % 32;
+  int place = 0;
+  if (lane == 0 && places > 0) place = atomicAdd(&x.found, places);
+  place = __shfl_sync(kAllLanes, place, 0);
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = place + __popc(passing[i] & ((1u << lane) - 1));
+    if (passing[i] >> lane & 1 && at < kFew) x.few[at] = key[i];
+    place += __popc(passing[i]);
+  }
+  team.sync(); // the few are there
+  const int few = x.found;
+  if (few <= 32) { // as nearly always: kParts threads a key
+    constexpr int kParts = kThreads / 32;
+    const int part = thread % kParts;
+    const u64 mine = x.few[thread / kParts]; // 0 behind the few
+    int rank = 0;
+#pragma unroll
+    for (int i = 0; i < 32 / kParts; ++i) rank += x.few[part + i * kParts] > mine;
+#pragma unroll
+    for (int apart = 1; apart < kParts; apart *= 2) rank += __shfl_xor_sync(kAllLanes, rank, apart);
+    if (mine && part == 0 && rank < kFree) x.best[rank] = mine;
+  } else {
+    if (few <= kFew) keys = x.few, count = few;
+#pragma unroll 1
+    for (int at = thread; at < count; at += kThreads) {
+      const u64 mine = keys[at];
+      int rank = 0;
+#pragma unroll 4
+      for (int i = 0; i < count; ++i) rank += keys[i] > mine;
+      if (mine && rank < kFree) x.best[rank] = mine;
+    }
+  }
+  team.sync(); // the best are there
+}

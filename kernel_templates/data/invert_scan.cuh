@@ -1,0 +1,137 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// data_invert_scan: where each part of each inverted list begins, and the work that the lists make.
+//
+//   counts[h, part, b] -> sum of counts[h, earlier parts, b]
+//   starts[h, b]        = sum of the lengths of the lists of blocks before b
+//   item_starts[h, b]   = the same of their items; on request
+//   items[h, ..]        : every list in runs of at most kRows entries, of about equal length and, but
+//                         for the last, a multiple of kTileRows; blocks ascending
+//
+// Grid: x = heads; a thread per block. Config: kSelectBlock (l'), kRows, kThreads (1024), kMinBlocks,
+//   kSharedBytes (0).
+#pragma once
+#include "data/inverted_lists.cuh"
+#include "core/launch.cuh"
+#include "params/attention.h"
+#include "core/types.cuh"
+
+constexpr int kTileRows = 64; // of a product: attend/selected_kv_stationary_sm90.cuh
+
+struct Pair {
+  int entries, items;
+};
+
+NSAI_DEVICE Pair operator+(Pair a, Pair b) {
+  return Pair{ a.entries + b.entries, a.items + b.items };
+}
+
+NSAI_DEVICE Pair shuffle_up(Pair x, int apart) {
+  return Pair{ __shfl_up_sync(~0u, x.entries, apart), __shfl_up_sync(~0u, x.items, apart) };
+}
+
+// Sum over this thread and those before it.
+NSAI_DEVICE Pair warp_scan(Pair x) {
+#pragma unroll
+  for (int apart = 1; apart < 32; apart *= 2) {
+    Pair other = shuffle_up(x, apart);
+    if ((int)(threadIdx.x & 31) >= apart) x = x + other;
+  }
+  return x;
+}
+
+// The same over the block of threads; *total: over all of them.
+template <int kThreads> NSAI_DEVICE Pair block_scan(Pair x, Pair *total) {
+  __shared__ Pair sWarps[kThreads / 32];
+  const int warp = threadIdx.x / 32, lane = threadIdx.x & 31;
+  x = warp_scan(x);
+  __syncthreads(); // sWarps of the call before has been read
+  if (lane == 31) sWarps[warp] = x;
+  __syncthreads();
+  if (warp == 0) {
+    Pair sum = lane < kThreads / 32 ? sWarps[lane] : Pair{ 0, 0 };
+    sum = warp_scan(sum);
+    if (lane < kThreads / 32) sWarps[lane] = sum;
+  }
+  __syncthreads();
+  *total = sWarps[kThreads / 32 - 1];
+  return warp ? x + sWarps[warp - 1] : x;
+}
+
+// Turns the counts of block `b` into the sums before them; returns the length of its list.
+NSAI_DEVICE int scan_parts(const NsaiInvert &p, int *gCounts, int b) {
+  int length = 0;
+  int part = 0;
+  for (; part + 8 <= p.parts; part += 8) {
+    int rCount[8]; // loads that do not wait for each other
+#pragma unroll
+    for (int i = 0; i < 8; ++i) rCount[i] = gCounts[(long long)(part + i) * p.blocks + b];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      gCounts[(long long)(part + i) * p.blocks + b] = length;
+      length += rCount[i];
+    }
+  }
+  for (; part < p.parts; ++part) {
+    int *at = gCounts + (long long)part * p.blocks + b;
+    int count = *at;
+    *at = length;
+    length += count;
+  }
+  return length;
+}
+
+// The items of block `b`, whose list lies at [start, start + length).
+template <class Config>
+NSAI_DEVICE void write_items(const NsaiSequences &seqs, NsaiKvItem *gItems, int count, int b,
+                             int start, int length) {
+  if (!count) return;
+  int s =
+      seqs.cu_q
+          ? find_sequence(seqs.num_seqs, b,
+                          [&](int i) { return first_block_number<Config::kSelectBlock>(seqs, i); })
+          : 0;
+  const Sequence seq = load_sequence(seqs, s);
+  const int first_key = (b - first_block_number<Config::kSelectBlock>(seqs, s)) *
+                        Config::kSelectBlock; // of the block, within the sequence
+  NsaiKvItem item = {};
+  item.kv_row = seq.kv_begin + first_key;
+  item.keys = min(Config::kSelectBlock, seq.kv_len - first_key);
+  item.shift = seq.position(-seq.q_begin) - first_key;
+  const int tiles = ceil_div(length, kTileRows), each = ceil_div(tiles, count) * kTileRows;
+  for (int i = 0; i < count; ++i) {
+    item.begin = start + min(i * each, length);
+    item.count = max(min(each, length - i * each), 0);
+    gItems[i] = item;
+  }
+}
+
+template <class Config> NSAI_DEVICE void invert_scan_head(const NsaiInvert &p) {
+  const int head = blockIdx.x;
+  int *gCounts = p.counts + (long long)head * p.parts * p.blocks;   // [parts, blocks]
+  int *gStarts = p.starts + (long long)head * p.blocks;             // [blocks]
+  NsaiKvItem *gItems = p.items + (long long)head * p.item_capacity; // [item_capacity]
+  Pair before = { 0, 0 };                                           // of earlier rounds
+  for (int first = 0; first < p.blocks; first += Config::kThreads) {
+    const int b = first + threadIdx.x;
+    const int length = b < p.blocks ? scan_parts(p, gCounts, b) : 0;
+    const Pair mine = { length, ceil_div(length, Config::kRows) };
+    Pair total;
+    const Pair upto = before + block_scan<Config::kThreads>(mine, &total);
+    if (b < p.blocks) {
+      gStarts[b] = upto.entries - mine.entries;
+      if (p.item_starts) p.item_starts[(long long)head * p.blocks + b] = upto.items - mine.items;
+      write_items<Config>(p.seq, gItems + upto.items - mine.items, mine.items, b,
+                          upto.entries - mine.entries, length);
+    }
+    before = before + total;
+  }
+  if (threadIdx.x == 0) p.item_counts[head] = before.items;
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    data_invert_scan(const __grid_constant__ NsaiInvert p) {
+  begin_kernel();
+  invert_scan_head<Config>(p);
+}

@@ -1,0 +1,59 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The lists of blocks [T, heads, n] as the KV-stationary kernels see them: selection blocks of all
+// sequences under one number each. Sequence s owns the numbers from cu_kv[s] / l' + s on, which is
+// room enough (data/sequence.cuh); numbers that are left over have no block.
+#pragma once
+#include "data/sequence.cuh"
+#include "core/types.cuh"
+
+// An entry of an inverted list: a token, counted from the chunk's first, and the slot 0 .. n - 1 of
+// its list that holds the block.
+constexpr int kEntryTokenBits = 24;
+constexpr u32 kNoEntry = ~0u;
+
+NSAI_DEVICE u32 make_entry(int token, int slot) {
+  return (u32)token | (u32)slot << kEntryTokenBits;
+}
+NSAI_DEVICE int entry_token(u32 entry) { return (int)(entry & ((1u << kEntryTokenBits) - 1)); }
+NSAI_DEVICE int entry_slot(u32 entry) { return (int)(entry >> kEntryTokenBits); }
+
+// In the place of a list position: the token does not see the slot's block, or there is no such token.
+constexpr int kNoPlace = -1;
+constexpr int kNoToken = -2;
+
+template <int kSelectBlock> NSAI_DEVICE int first_block_number(const NsaiSequences &seqs, int s) {
+  return seqs.cu_q ? seqs.cu_kv[s] / kSelectBlock + s : 0;
+}
+
+// Walks over tokens in ascending order and knows where each stands; looks a sequence up only where
+// the last one has ended.
+template <class Config> struct TokenCursor {
+  int begin = 0, end = 0; // tokens of the sequence at hand
+  int shift;              // position t = token + shift
+  int first_block;        // its number
+  int position;           // of the token; negative where it sees no key
+  bool exists;            // false behind the last sequence
+
+  NSAI_DEVICE void move(const NsaiSequences &seqs, int token) {
+    if (token >= end || token < begin) {
+      int s =
+          seqs.cu_q ? find_sequence(seqs.num_seqs, token, [&](int i) { return seqs.cu_q[i]; }) : 0;
+      Sequence seq = load_sequence(seqs, s);
+      begin = seq.q_begin;
+      end = seq.q_begin + seq.q_len;
+      shift = seq.position(-seq.q_begin);
+      first_block = first_block_number<Config::kSelectBlock>(seqs, s);
+    }
+    exists = token < end;
+    position = exists ? token + shift : -1;
+  }
+
+  // Whether the token at hand attends to block `block` of its list; blocks that begin less than `near`
+  // keys before it do not count.
+  NSAI_DEVICE bool sees(int block, int near) const {
+    return block >= 0 && position >= 0 && block <= position / Config::kSelectBlock &&
+           position - block * Config::kSelectBlock >= near;
+  }
+};

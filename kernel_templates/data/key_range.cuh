@@ -1,0 +1,72 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Which keys a query sees, for flash attention over contiguous key ranges (attend/mainloop_sm80.cuh,
+// attend/mainloop_sm90.cuh), and the mask that follows. A policy `Keys` has
+//
+//   KeyRange visible(int position)
+//       in units of rows of the sequence's k and v; both bounds ascend with the position
+//   int first_row(const NsaiSequences &seqs, const QueryTile &tile)
+//       row of k and v that is the sequence's key 0
+//   constexpr int kFirstIndex
+//       its index in a cache: data/cache_rows.cuh
+//   constexpr bool kLongestFirst
+//       later tiles have more keys: start with them
+#pragma once
+#include "data/cache_rows.cuh"
+#include "params/attention.h"
+#include "data/sequence.cuh"
+#include "core/types.cuh"
+
+struct KeyRange {
+  int begin, end; // [begin, end)
+};
+
+// Compressed branch: blocks i with i * d + l - 1 <= t.
+template <class Config> struct CompressedKeys {
+  static_assert(Config::kBlock % Config::kStride == 0, "d divides l");
+  static constexpr bool kLongestFirst = true;
+  static constexpr int kFirstIndex = entry_index<Config::kBlock, Config::kStride>(0);
+  // The blocks that are whole at position t: as many as a sequence of t + 1 tokens has.
+  static NSAI_DEVICE KeyRange visible(int t) {
+    return KeyRange{ 0, block_count<Config::kBlock, Config::kStride>(t + 1) };
+  }
+  static NSAI_DEVICE int first_row(const NsaiSequences &seqs, const QueryTile &tile) {
+    return first_block_row<Config::kStride>(seqs, tile.s);
+  }
+};
+
+// Window branch: tokens p with t - w < p <= t.
+template <class Config> struct WindowKeys {
+  static_assert(Config::kWindow >= 1, "a window of 0 switches the branch off");
+  static constexpr bool kLongestFirst = false; // all tiles but the first are equal
+  static constexpr int kFirstIndex = 0;
+  static NSAI_DEVICE KeyRange visible(int t) {
+    return KeyRange{ max(t - Config::kWindow + 1, 0), max(t + 1, 0) };
+  }
+  static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) {
+    return tile.seq.kv_begin;
+  }
+};
+
+// Ordinary causal attention: tokens p with p <= t.
+struct DenseKeys {
+  static constexpr bool kLongestFirst = true;
+  static constexpr int kFirstIndex = 0;
+  static NSAI_DEVICE KeyRange visible(int t) { return KeyRange{ 0, max(t + 1, 0) }; }
+  static NSAI_DEVICE int first_row(const NsaiSequences &, const QueryTile &tile) {
+    return tile.seq.kv_begin;
+  }
+};
+
+// Scores s [16, 8 * kN], C fragments, of row r (0: group, 1: group + 8) outside `seen` become -inf.
+// Column 0 is key `first`.
+template <int kN> NSAI_DEVICE void mask_row(float (&s)[kN][4], int r, KeyRange seen, int first) {
+  int lane_first = first + 2 * (threadIdx.x & 3);
+  int begin = seen.begin - lane_first, end = seen.end - lane_first;
+#pragma unroll
+  for (int j = 0; j < kN; ++j)
+#pragma unroll
+    for (int c = 0; c < 2; ++c)
+      if (8 * j + c < begin || 8 * j + c >= end) s[j][2 * r + c] = kMinusInf;
+}

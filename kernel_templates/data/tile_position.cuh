@@ -1,0 +1,56 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// What kernels over the union of adjacent tokens' keys have in common, whether these come by cp.async
+// (attend/selected_sm80.cuh) or through tensor maps (attend/selected_pipeline.cuh): rows and the ring's stages.
+//
+// Config: kHeadDimQk, kGroup, kGroupPadded.
+#pragma once
+#include "core/epilogue.cuh"
+#include "params/attention.h"
+#include "data/sequence.cuh"
+#include "core/types.cuh"
+
+// A stage of the ring and the parity that its barriers have this time round.
+template <int kStages> struct RingStep {
+  int stage = 0;
+  u32 parity = 0;
+  NSAI_DEVICE void advance() {
+    if (++stage < kStages) return;
+    stage = 0;
+    parity ^= 1;
+  }
+};
+
+// Where a tile lies.
+struct Place {
+  Sequence seq;
+  int first_query; // of the tile, within the sequence
+  int group;       // KV head
+  NSAI_DEVICE bool empty() const { return first_query < 0 || first_query >= seq.q_len; }
+};
+
+// Row `row` of a tile's rows, token-major over the padded heads.
+template <class Config> NSAI_DEVICE OutputRow place_row(const Place &at, int row) {
+  int query = at.first_query + row / Config::kGroupPadded, head = row % Config::kGroupPadded;
+  return OutputRow{ at.seq.q_begin + query, at.group * Config::kGroup + head,
+                    head < Config::kGroup && query < at.seq.q_len };
+}
+
+// A fragments of Q, straight from global memory, two columns a load; the lane holds rows `row` and
+// `row + 8`. Padding is zero.
+template <class Config, int kSteps>
+NSAI_DEVICE void load_query(u32 (&rQ)[kSteps][4], const NsaiView &q, const Place &at, int row) {
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    const OutputRow place = place_row<Config>(at, row + 8 * r);
+    const u16 *gRow =
+        (const u16 *)q.data + place.token * q.token_stride + place.head * q.head_stride; // [Dk]
+    const u32 *gPair = (const u32 *)gRow + (threadIdx.x & 3);
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      rQ[k][r] = place.present ? gPair[8 * k] : 0;
+      rQ[k][r + 2] = place.present && 16 * k + 8 < Config::kHeadDimQk ? gPair[8 * k + 4] : 0;
+    }
+  }
+}

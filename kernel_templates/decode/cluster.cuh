@@ -1,0 +1,320 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// decode_cluster: a decode step in one launch, for few tokens (sm_90 and up). What decode_split_kv_compressed, _select,
+// _attend and _combine do, by a cluster of kCluster blocks for each token and KV head:
+//
+//   scan     every block a stretch of the compressed keys, every warp a run of it: O, reference and sum,
+//            and what the scores weigh in each selection block (decode/cluster/pool.cuh)
+//   lse      references and sums go to all blocks
+//   top-n    importance of the block's own selection blocks goes to all blocks, each of which finds the
+//            n_free best: decode/cluster/topn.cuh
+//   late     window, while these are searched, and chosen blocks: decode/cluster/keys.cuh
+//   gather   slices of every branch's O to their owners; gates, outputs: decode/cluster/reduce.cuh
+//
+// kWarps warps of a block attend to keys of all three in turns (decode/cluster/consumer.cuh), and wait for
+// nothing but keys; the others copy these (decode/cluster/producer.cuh), search, and tell other blocks how parts
+// weigh.
+//
+// Grid   x = T * kCluster, y = kv_heads.
+// Waits  for the cluster once: all blocks have begun before anything is sent. Else for what comes alone:
+//        stats, candidates, slices, each to a place of its own; and nothing comes behind them, so that a
+//        block may end.
+// Bound  by the chain of waits: length and list of pages, keys, two exchanges, blocks, one exchange; and by
+//        instructions, of which every warp runs most once and which wait for each other.
+//
+// Config: those of decode/mainloop.cuh, decode/work.cuh, decode/cluster/schedule.cuh, decode/cluster/ranges.cuh and
+// decode/cluster/reduce.cuh; kMostBlocks (of a thread block), kMinBlocks, kSharedBytes.
+#pragma once
+#include "core/barrier.cuh"
+#include "data/cache_rows.cuh"
+#include "core/cluster.cuh"
+#include "decode/cluster/producer.cuh"
+#include "decode/cluster/reduce.cuh"
+#include "decode/cluster/keys.cuh"
+#include "decode/cluster/pool.cuh"
+#include "decode/cluster/consumer.cuh"
+#include "decode/cluster/ranges.cuh"
+#include "decode/cluster/topn.cuh"
+#include "decode/cluster/schedule.cuh"
+#include "decode/work.cuh"
+#include "decode/mainloop.cuh"
+#include "core/launch.cuh"
+#include "params/kv_cache.h"
+#include "core/topn.cuh"
+
+static_assert(Config::kCluster % 2 == 0, "candidates come in pairs, stats in halves");
+static_assert(Config::kScanRows == 16 && Config::kGroupPadded <= 16, "a token's heads are one m16 tile");
+
+using Stream = KeyStream<Config, 1>;
+static_assert(!Stream::kQShared, "Q lies in registers");
+
+// Barriers. From other blocks: stats of each branch, candidates, slices of the early branches, which wait for
+// no search, and of the late one. From this block: sums of each branch, what is pooled, the list, weights of
+// early and of late slices; and turns.
+enum {
+  kStats,
+  kCandidates = kStats + NSAI_BRANCH_COUNT,
+  kEarlySlices,
+  kSlices,
+  kSummed,
+  kPooled = kSummed + NSAI_BRANCH_COUNT,
+  kListed,
+  kWeighed,
+  kTurns = kWeighed + 2,
+  kBarriers = kTurns + RingBarriers<Config>::kCount
+};
+template <class C> constexpr NSAI_DEVICE int arrivals(int i) {
+  return i < kSummed   ? 1
+         : i < kListed ? kReaders<C>
+         : i < kTurns  ? kCopiers<C>
+                       : RingBarriers<C>::arrivals(i - kTurns);
+}
+constexpr int kLate = 1 << kSelected, kEarly = 7 & ~kLate; // branches
+
+struct SharedPlan {
+  unsigned char ring[Config::kStages][Config::kWarps][Stream::kStageBytes];
+  unsigned char q[Stream::Q::kBytes];
+  RingDesk<Config> desk;
+  RingSides<Config> sides;
+  Gather<Config>::Received received;
+  __align__(16) Slice<Config>::Weights weights;
+  __align__(16) float pool[Config::kWarps][16][kPoolPitch];
+  Search<Config> search;
+  u64 barriers[kBarriers];
+  int pages[Config::kListPages];
+};
+static_assert(sizeof(SharedPlan) <= Config::kSharedBytes &&
+                  Config::kSharedBytes < sizeof(SharedPlan) + 128,
+              "the host's formula for shared memory");
+
+// ---- queries, barriers
+
+// Q [16, Dk] of the token into shared memory, by all that read it; heads behind the group's are zero.
+template <class C> NSAI_DEVICE void copy_queries(u32 sQ, const QueryRows<C> &rows) {
+  using Q = typename Stream::Q;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < 16 * Q::kChunks; i += kReaders<C>)
+    copy_query<C, Q>(sQ, rows, i);
+  copy_async_commit();
+}
+NSAI_DEVICE void read_queries(Queries<Stream> &queries, u32 sQ, int lane) {
+  const u32 address = sQ + Stream::Q::offset(lane % 16, lane / 16);
+#pragma unroll
+  for (int k = 0; k < Stream::kSteps; ++k) ldmatrix_x4(queries.fragment[k], Stream::Q::along(address, 2 * k));
+}
+
+// By the first lanes of the warps that copy, with addresses that all lanes know, and before they read memory,
+// for which this would wait.
+template <class C> NSAI_DEVICE void init_barriers(SharedPlan &shared) {
+#pragma unroll
+  for (int copier = 0; copier < kCopyWarps<C>; ++copier) {
+    if (threadIdx.x != kReaders<C> + 32 * copier) continue;
+#pragma unroll
+    for (int i = copier; i < kBarriers; i += kCopyWarps<C>)
+      barrier_init(shared_address(&shared.barriers[i]), arrivals<C>(i));
+    barrier_init_fence();
+  }
+}
+template <class C>
+NSAI_DEVICE void expect_all(SharedPlan &shared, int branches, bool searches, int told, int rank) {
+  const u32 stats = C::kCluster * 16 * sizeof(float2), spills = searches && rank ? 16 * sizeof(float) : 0;
+  const u32 candidates = C::kCluster * told * sizeof(u64);
+  const u32 address = shared_address(shared.barriers);
+#pragma unroll
+  for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
+    barrier_arrive_expecting(address + 8 * (kStats + b), stats + (b == kCompressed ? spills : 0));
+  barrier_arrive_expecting(address + 8 * kCandidates, candidates);
+  barrier_arrive_expecting(address + 8 * kEarlySlices, __popc(branches & kEarly) * slice_bytes<C>(rank));
+  barrier_arrive_expecting(address + 8 * kSlices, __popc(branches & kLate) * slice_bytes<C>(rank));
+}
+
+// ---- all
+
+template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+  using D = Decode<C>;
+
+  // ---- coordinates ----
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = cluster_rank();
+  const int row = blockIdx.x / C::kCluster, group = blockIdx.y, unit = row * p.kv_heads + group;
+  const u32 barriers = shared_address(shared.barriers);
+  init_barriers<C>(shared);
+  const int s = find_cached_sequence(p.batch, row);
+  const int kv_len = p.batch.kv_len[s];
+  const PageList<C> pages = load_pages<C>(p.batch, s);
+  if (warp == C::kWarps + 1) { // while these are on their way
+    if (lane < 2 * NSAI_BRANCH_COUNT) shared.sides.fill(p, group, lane);
+    clear_best(shared.search.best, lane);
+  }
+  cluster_arrive(); // this block has begun
+  if (warp < C::kWarps) copy_queries<C>(shared_address(shared.q), QueryRows<C>{ p.q, row, 1, group });
+  const DecodeToken token = find_token(load_cached_sequence(p.batch, s, recomputed(kv_len)), row, s);
+  if (!token.present) { // all blocks of the cluster
+    cluster_wait();
+    return;
+  }
+  store_pages<C>(shared.pages, pages);
+
+  // ---- whose keys are whose ----
+  const bool scans = p.branches >> kCompressed & 1 || p.idx;
+  const bool windows = C::kWindow > 0 && p.branches >> kWindow & 1;
+  const bool selects = C::kSelectCount > 0 && p.branches >> kSelected & 1;
+  const int visible = scans ? visible_entries<C>(token.position) : 0;
+  const ClusterRuns runs = find_cluster_runs<C>(visible);
+  RingTurns<C> turns;
+  turns.runs = runs.runs;
+  turns.first_run = rank * runs.runs;
+  turns.run_keys = runs.each * D::kQuantum;
+  turns.visible = visible;
+  turns.window = window_keys<C>(token.position);
+  turns.rank = rank;
+  turns.scanned = scans ? runs.each * (D::kQuantum / kStepKeys) : 0;
+  turns.windowed = windows ? max(turns.turns(turns.window.limit), 1) : 0;
+  turns.all = turns.scanned + turns.windowed;
+  const RingRows<C> rows = { shared.sides, pages.list != nullptr, shared_address(shared.pages),
+                             find_pages<C>(p.batch, s),
+                             C::kPageSize == 0 || C::kRing > 0 ? find_rows<0>(p.batch, s, 0).row : 0 };
+  __syncthreads(); // the pages are there
+  // All blocks have begun, long ago. All warps at one place: racecheck has all of a block wait here for each
+  // other. Not before, where it would wait for the length.
+  cluster_wait();
+
+  const int candidates = candidate_count<C>(token.position);
+  const bool searches = kFreeBlocks<C> > 0 && p.idx && candidates > C::kSelectCount;
+  const ClusterStretch stretch = find_stretch<C>(runs, rank, warp);
+  float *pooled = find_pooled<C>(p, &shared.search.pooled[0][0], unit, stretch);
+  const u32 ring = shared_address(shared.ring);
+  const RingBarriers<C> in_turns = { barriers + 8 * kTurns };
+
+  // ---- copies; top-n; copies of what it has chosen; what other blocks wait for; the blocks' weights ----
+  if (warp >= C::kWarps) {
+    const int thread = threadIdx.x - kReaders<C>, copier = warp - C::kWarps;
+    SliceUnit<C> units[Slice<C>::kUnitRounds];
+    int copied = 0;
+    // What is found of the thread's number stands where it is used, and not before the first copies.
+    auto team = [&] { return Copiers<C>{ recomputed(thread) }; };
+    auto tell_stats = [&](int b) {
+      send_stats<C>(shared.received, barriers + 8 * (kStats + b), b, rank, shared.desk, team().thread,
+                    barriers + 8 * (kSummed + b));
+    };
+#pragma unroll 1
+    for (int round = 0; round < 2; ++round) {
+      // The search waits for the scan, so that its last turn need not be read before.
+      const int end = round || !searches ? turns.all : min(turns.all, turns.scanned + C::kStages - 1);
+#pragma unroll 1
+      for (; copied < end; ++copied) copy_turn<C>(turns, rows, in_turns, copied, ring, copier, lane);
+      if (round) break;
+#pragma unroll
+      for (int r = 0; r < Slice<C>::kUnitRounds; ++r)
+        units[r] = find_unit<C>(p, team().thread, r, row, group, rank);
+      const OwnBlocks<C> own = own_blocks<C>(stretch, candidates, rank);
+      if (thread == 0) expect_all<C>(shared, p.branches, searches, own.told, rank);
+      const KeyTeller<C> teller(team(), barriers + 8 * kCandidates);
+      if (searches && own.few()) {
+        if (C::kCluster * own.told <= thread && thread < Search<C>::kAtOnce) shared.search.keys[thread] = 0;
+        sync_copiers<C>(); // the zeros are there
+      }
+      if (scans) tell_stats(kCompressed);
+      if (C::kSelectCount == 0 || !p.idx) break;
+      if constexpr (C::kSelectCount > 0) {
+        if constexpr (kFreeBlocks<C> > 0)
+          if (searches) {
+            barrier_wait(barriers + 8 * kPooled, 0);
+            cluster_receive(barriers + 8 * kStats, 0);
+            tell_keys<C>(teller, shared.search, shared.received.stats[kCompressed], stretch, own,
+                         pooled, rank);
+            list_best<C>(team(), shared.search, barriers + 8 * kCandidates, own, rank);
+          }
+        if (copier == 0) write_forced<C>(shared.search.list, candidates, lane);
+        sync_copiers<C>(); // the list is there
+        barrier_arrive(barriers + 8 * kListed);
+        turns.chosen = chosen_keys<C>(shared_address(shared.search.list), token.position);
+        if (selects) turns.all += max(turns.turns(turns.chosen.limit), 1);
+      }
+    }
+    if constexpr (C::kSelectCount > 0)
+      if (p.idx && rank == 0 && copier == 0) store_list<C>(p, shared.search.list, row, group, lane);
+#pragma unroll
+    for (int r = 0; r < Slice<C>::kUnitRounds; ++r) units[r].open();
+    if (windows) tell_stats(kWindow);
+#pragma unroll 1
+    for (int late = 0; late < 2; ++late) {
+      if (late && selects) tell_stats(kSelected);
+      const int branches = p.branches & (late ? kLate : kEarly);
+      const int told = branches | (scans && !late ? 1 << kCompressed : 0);
+#pragma unroll 1
+      for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
+        if (told >> b & 1) cluster_receive(barriers + 8 * (kStats + b), 0);
+      weigh_parts<C>(shared.received, shared.weights, units, branches, team().thread);
+      barrier_arrive(barriers + 8 * (kWeighed + late));
+    }
+    copy_async_commit();
+    copy_async_wait<0>();
+    return;
+  }
+
+  // ---- scan; window; chosen blocks ----
+  // Of the warp.
+  const int pooled_turns = searches ? (stretch.end - stretch.begin) * (D::kQuantum / kStepKeys) : 0;
+  Queries<Stream> queries; // [16, Dk]
+  RingSums<C> sums;
+  StepPool<C> pool;
+  pool.begin(&shared.pool[warp][0][0], find_run_pooled<C>(pooled, stretch));
+  const SliceOutput output = find_output<C>(p, row, group);
+  const ColumnTargets<C> targets(shared.received, barriers, rank, warp, lane);
+  copy_async_wait<0>();
+  sync_readers<C>(); // Q is there
+  read_queries(queries, shared_address(shared.q), lane);
+  int done = 0; // turns
+#pragma unroll 1
+  for (int phase = 0; phase < 3; ++phase) {
+    const int b = phase == 0   ? kCompressed
+                  : phase == 1 ? kWindow
+                               : kSelected;
+    int end = phase == 0 ? turns.scanned : turns.all;
+    if constexpr (C::kSelectCount > 0)
+      if (phase == 2 && selects) {
+        if (!kLastIsChosen<C>) barrier_wait(barriers + 8 * kListed, 0);
+        turns.chosen = chosen_keys<C>(shared_address(shared.search.list), token.position);
+        end = turns.all += max(turns.turns(turns.chosen.limit), 1);
+      }
+    sums.clear();
+    run_turns<C>(turns, shared.desk, in_turns, sums, b, done, end, ring, barriers + 8 * (kSummed + b),
+                 queries, p.scale_log2, warp, lane, [&](int i, const float(&x)[2][4]) {
+                   if (phase != 0 || !searches) return;
+                   if (i < pooled_turns) pool.pool(x, sums.rows);
+                   if (i + 1 < end) return;
+                   if (warp < stretch.runs)
+                     share_spill<C>(shared.search, barriers + 8 * kStats, stretch, pool, rank, warp);
+                   barrier_arrive(barriers + 8 * kPooled);
+                 });
+    done = end;
+    if (p.branches >> b & 1)
+      send_columns<C>(targets, shared.received, barriers, b == kSelected ? kSlices : kEarlySlices,
+                      b, rank, sums, warp, lane);
+  }
+
+  // ---- slices ----
+  float4 parts[Slice<C>::kRounds];
+#pragma unroll
+  for (int late = 0; late < 2; ++late) {
+    barrier_wait(barriers + 8 * (kWeighed + late), 0);
+    cluster_receive(barriers + 8 * (late ? kSlices : kEarlySlices), 0);
+#pragma unroll
+    for (int i = 0; i < Slice<C>::kRounds; ++i) {
+      const SlicePlace<C> place(rank, i);
+      parts[i] = add_branches<C>(late ? parts[i] : make_float4(0, 0, 0, 0), shared.received, shared.weights,
+                                 place, p.branches & (late ? kLate : kEarly));
+      if (late) store_places<C>(p, shared.received, shared.weights, output, place, parts[i], row, group);
+    }
+  }
+}
+
+extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)
+    __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+        decode_cluster(const __grid_constant__ NsaiDecode p) {
+  begin_kernel();
+  decode<Config>(p);
+}

@@ -1,0 +1,77 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// What the scores of decode_cluster's scan weigh in each selection block, as decode/work.cuh says, of one
+// warp's run of keys, a step of 16 at a time. Where a selection block is four keys, as by default, they are
+// added up where they lie, in C fragments; else a row at a time, as decode_split_kv_compressed does.
+//
+// Config: those of decode/compressed_scan.cuh.
+#pragma once
+#include "decode/work.cuh"
+#include "decode/compressed_scan.cuh"
+#include "core/softmax.cuh"
+
+template <class C, bool kFragments> struct RingPool;
+template <class C>
+using StepPool = RingPool<C, Decode<C>::kRatio == 4 && Decode<C>::kOverlap <= 2 && C::kScanRows == 16>;
+
+// Lane 4 g + q has keys 8 t + 2 q and the next of rows g and g + 8: of blocks 2 t + q / 2.
+template <class C> struct RingPool<C, true> {
+  float *pooled; // [blocks from the run's first on, 16]
+  float reference[2], spill[2]; // of rows g and g + 8, to the block behind; of lanes q = 0
+
+  NSAI_DEVICE void begin(float *, float *at) {
+    pooled = at;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) reference[r] = kNoReference, spill[r] = 0.0f;
+  }
+  NSAI_DEVICE void pool(const float (&p)[2][4], const SoftmaxRows &rows) {
+    constexpr int kOverlap = Decode<C>::kOverlap;
+    const int lane = threadIdx.x % 32, q = lane % 4, before = (lane & ~3) | ((q + 3) & 3);
+    float own[2][2]; // [t][r]
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      float behind = spill[r] * exp2_approx(reference[r] - rows.reference[r]); // of the step before
+      reference[r] = rows.reference[r];
+#pragma unroll
+      for (int t = 0; t < 2; ++t) {
+        // Of four keys the last one is half in the next block.
+        const float a = p[t][2 * r], b = p[t][2 * r + 1];
+        float sum = kOverlap * a + (q & 1 ? 1 : kOverlap) * b;
+        if constexpr (kOverlap > 1) {
+          const float last = __shfl_sync(~0u, b, before);
+          if (!(q & 1)) sum += q ? last : behind;
+          behind = last;
+        }
+        own[t][r] = sum + __shfl_xor_sync(~0u, sum, 1);
+      }
+      spill[r] = behind;
+    }
+    const int r = q & 1; // of the lanes that know the same
+#pragma unroll
+    for (int t = 0; t < 2; ++t)
+      pooled[(2 * t + q / 2) * 16 + 8 * r + lane / 4] =
+          (r ? reference[1] : reference[0]) + log2_approx(r ? own[t][1] : own[t][0]);
+    pooled += 4 * 16;
+  }
+  // found(row, x) for what the last key weighs in the block behind.
+  template <class Found> NSAI_DEVICE void end(Found found) const {
+    if (threadIdx.x % 4) return;
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      found(8 * r + (int)threadIdx.x % 32 / 4, reference[r] + log2_approx(spill[r]));
+  }
+};
+
+template <class C> struct RingPool<C, false> {
+  ScanKeys<C> keys;
+  NSAI_DEVICE void begin(float *sP, float *at) {
+    keys = {};
+    keys.pools = true;
+    keys.begin_pool(sP, at);
+  }
+  NSAI_DEVICE void pool(const float (&p)[2][4], const SoftmaxRows &rows) { keys.pool(p, rows); }
+  template <class Found> NSAI_DEVICE void end(Found found) const {
+    if (threadIdx.x % 32 < 16) found((int)threadIdx.x % 32, keys.spilled());
+  }
+};

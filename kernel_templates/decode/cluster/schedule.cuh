@@ -1,0 +1,167 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Which keys fall to a block of decode_cluster, and where they lie.
+//
+// Compressed keys are dealt in runs (decode/cluster/ranges.cuh), raw keys, of the window and of the chosen
+// blocks, in steps of 16 over the blocks and then over the warps. A block takes a step for each of its warps
+// at a time: a turn.
+//
+// Config: those of decode/work.cuh and keys.cuh, kPageSize (P; 0: none), kListPages (of a list that
+// lies in shared memory), kRing (the window's pair lies in rings), kCluster, kWarps, kThreads.
+#pragma once
+#include "data/cache_rows.cuh"
+#include "decode/cluster/keys.cuh"
+#include "decode/work.cuh"
+#include "params/kv_cache.h"
+
+// ---- which turns
+
+// A block's: `scanned` of the scan, in which each of `runs` warps goes through a run of its own, run
+// `first_run` and so on, then `windowed` of the window, then those of the chosen blocks. Steps of raw keys
+// are dealt over the cluster's blocks and then warps.
+template <class C> struct RingTurns {
+  int scanned, windowed;
+  int all; // that are known
+  int runs, first_run;
+  int run_keys, visible; // keys of a run, of all
+  WindowRun window;
+  ChosenKeys<C> chosen;
+  int rank; // of the block
+
+  // Steps of raw keys that fall to the block, and turns that they take.
+  NSAI_DEVICE int steps(int limit) const {
+    return max(ceil_div(limit, kStepKeys) - rank + C::kCluster - 1, 0) / C::kCluster;
+  }
+  NSAI_DEVICE int turns(int limit) const { return ceil_div(steps(limit), C::kWarps); }
+};
+
+struct RingTurn {
+  int branch;
+  int warps; // that have keys; some, or all, of these may not exist
+  int first, each, behind; // warp 0's first key, keys from warp to warp, and warp 0's end
+  int all;                 // the end of all keys
+  NSAI_DEVICE int key(int warp) const { return first + warp * each; }
+  NSAI_DEVICE int limit(int warp) const { return min(behind + warp * each, all); }
+};
+
+// Without jumps, which cost more than the few instructions that they leave out. (A guess.)
+template <class C> NSAI_DEVICE RingTurn find_turn(const RingTurns<C> &x, int i) {
+  const bool scans = i < x.scanned, windows = i < x.scanned + x.windowed;
+  const int limit = scans ? x.visible : windows ? x.window.limit : x.chosen.limit;
+  const int late = i - x.scanned - (windows ? 0 : x.windowed), run = x.first_run * x.run_keys;
+  const int step = (x.rank + C::kCluster * C::kWarps * late) * kStepKeys;
+  RingTurn turn;
+  turn.branch = scans     ? kCompressed
+                : windows ? kWindow
+                          : kSelected;
+  turn.warps = scans ? x.runs : min(x.steps(limit) - late * C::kWarps, C::kWarps);
+  turn.first = scans ? run + i * kStepKeys : step;
+  turn.each = scans ? x.run_keys : C::kCluster * kStepKeys;
+  turn.behind = scans ? run + x.run_keys : step + kStepKeys;
+  turn.all = limit;
+  return turn;
+}
+
+// ---- where rows lie
+
+// What can be asked for before the sequence's length is known: its list of pages, where it fits.
+template <class C> struct PageList {
+  static constexpr int kEach = ceil_div(C::kListPages, C::kThreads);
+  const int *list; // nullptr: it stays where it is
+  int width;
+  int pages[kEach];
+};
+template <class C> NSAI_DEVICE PageList<C> load_pages(const NsaiCacheBatch &batch, int s) {
+  PageList<C> x = { nullptr, 0, {} };
+  if constexpr (C::kPageSize > 0) {
+    const int width = ceil_div(batch.max_kv_len, C::kPageSize);
+    if (batch.page_starts || width > C::kListPages) return x;
+    x.list = batch.pages + s * batch.page_list_stride;
+    x.width = width;
+#pragma unroll
+    for (int i = 0; i < PageList<C>::kEach; ++i)
+      if ((int)threadIdx.x + i * C::kThreads < x.width) x.pages[i] = x.list[threadIdx.x + i * C::kThreads];
+  }
+  return x;
+}
+template <class C> NSAI_DEVICE void store_pages(int *sPages, const PageList<C> &x) {
+#pragma unroll
+  for (int i = 0; i < PageList<C>::kEach; ++i)
+    if ((int)threadIdx.x + i * C::kThreads < x.width) sPages[threadIdx.x + i * C::kThreads] = x.pages[i];
+}
+
+// Its list of pages.
+template <class C> NSAI_DEVICE const int *find_pages(const NsaiCacheBatch &batch, int s) {
+  return find_rows<C::kPageSize>(batch, s, 0).list;
+}
+
+constexpr NSAI_DEVICE int floor_log2(int x) { return x > 1 ? 1 + floor_log2(x / 2) : 0; }
+
+// Of K or V of a branch and head. In shared memory: kernel parameters are far away until they are used.
+struct RingSide {
+  const u16 *rows;
+  long long page_stride, row_stride;
+};
+template <class C> struct RingSides {
+  RingSide of[NSAI_BRANCH_COUNT][2];
+  int ring; // tokens of the window's; 0: none
+
+  // Thread i of the first six.
+  NSAI_DEVICE void fill(const NsaiDecode &p, int group, int i) {
+    const NsaiCachePair &pair = (&p.entries)[i / 2]; // in the order of branches
+    const NsaiCacheTensor &x = i % 2 ? pair.v : pair.k;
+    of[i / 2][i % 2] = { (const u16 *)x.data + group * x.head_stride, x.page_stride, x.row_stride };
+    if (i == 0) ring = p.window.ring;
+  }
+};
+
+// Of a sequence.
+template <class C> struct RingRows {
+  const RingSides<C> &sides;
+  bool shared;      // its list of pages lies in shared memory
+  u32 sList;        // there
+  const int *gList; // or where the caller has it
+  int row;          // without pages, and in rings
+
+  NSAI_DEVICE u32 page(u32 i) const { return shared ? load_shared_word(sList + 4 * i) : (u32)gList[i]; }
+
+  // The lane's rows of a turn, of K or V, of warps `warp`, warp + kApart, ...; nullptr: there is none. Keys
+  // that do not exist are looked up as the last one is: no branches, so that rows are found side by side.
+  template <int kEach, int kApart>
+  NSAI_DEVICE void find(const u16 *(&found)[kEach], const RingTurns<C> &turns, const RingTurn &turn, int warp,
+                        int lane) const {
+    const bool scans = turn.branch == kCompressed, windows = turn.branch == kWindow;
+    bool exists[kEach];
+    int index[kEach];
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      const int owner = warp + j * kApart, i = turn.key(owner) + lane % kStepKeys, limit = turn.limit(owner);
+      exists[j] = owner < turn.warps && i < limit;
+      index[j] = max(min(i, limit - 1), 0);
+    }
+    if (C::kSelectCount > 0 && turn.branch == kSelected) {
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) index[j] = max(turns.chosen.index(index[j]), 0);
+    } else {
+      const int shift = scans ? entry_index<C::kBlock, C::kStride>(0) : turns.window.first;
+#pragma unroll
+      for (int j = 0; j < kEach; ++j) index[j] += shift;
+    }
+    const RingSide x = sides.of[turn.branch][lane / 16];
+    const int log2_rows = scans ? floor_log2(C::kPageSize / C::kStride) : floor_log2(C::kPageSize);
+#pragma unroll
+    for (int j = 0; j < kEach; ++j) {
+      u32 page = (u32)row, slot = (u32)index[j];
+      if (C::kRing > 0 && windows) {
+        slot = CachedRows<0>{ nullptr, row, sides.ring }.slot(index[j]);
+      } else if constexpr (C::kPageSize > 0) {
+        page = 0;
+        if (exists[j]) page = this->page(slot >> log2_rows);
+        slot &= (1u << log2_rows) - 1;
+      }
+      const u64 at = (u64)(x.rows + (u64)page * x.page_stride + (u64)slot * x.row_stride);
+      found[j] = (const u16 *)(at & (u64)0 - exists[j]);
+    }
+  }
+};

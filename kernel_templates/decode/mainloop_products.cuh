@@ -1,0 +1,178 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The products of decode/mainloop.cuh: rows of Q, and a stage against them by mma.sync or, of panels, by
+// wgmma.
+#pragma once
+#include "decode/consumer_groups.cuh"
+#include "core/mma.cuh"
+#include "decode/panel_stage.cuh"
+#include "core/softmax.cuh"
+
+// 16 rows of Q for a warp: A fragments, or where ldmatrix finds them; of panels where all rows lie.
+template <class S> struct Queries {
+  u32 fragment[S::kQShared ? 1 : S::kSteps][4];
+  u32 address;
+};
+
+// Rows of Q of a CTA: row r is head r % kGroupPadded of token r / kGroupPadded, of `tokens` ones from row
+// `first` of q on; others are zero.
+template <class C> struct QueryRows {
+  const NsaiView &q;
+  int first, tokens, group;
+  NSAI_DEVICE bool present(int row) const {
+    return row % C::kGroupPadded < C::kGroup && row / C::kGroupPadded < tokens;
+  }
+  NSAI_DEVICE const u16 *at(int row) const { // [Dk], of a present row
+    return (const u16 *)q.data + (first + row / C::kGroupPadded) * q.token_stride +
+           (group * C::kGroup + row % C::kGroupPadded) * q.head_stride;
+  }
+};
+
+template <class C, int kSteps>
+NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const QueryRows<C> &rows, int first, int lane) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = first + 8 * half + lane / 4;
+    const bool present = rows.present(row);
+    const u16 *from = present ? rows.at(row) + lane % 4 * 2 : nullptr; // [Dk]
+#pragma unroll
+    for (int k = 0; k < kSteps; ++k) {
+      const bool upper = k * 16 + 8 < C::kHeadDimQk;
+      rQ[k][half] = present ? *(const u32 *)(from + k * 16) : 0;
+      rQ[k][half + 2] = present && upper ? *(const u32 *)(from + k * 16 + 8) : 0;
+    }
+  }
+}
+
+// Chunk `i` of the rows of Q into tile Q.
+template <class C, class Q> NSAI_DEVICE void copy_query(u32 sQ, const QueryRows<C> &rows, int i) {
+  const int row = i / Q::kChunks, chunk = i % Q::kChunks;
+  const bool present = rows.present(row) && chunk * 8 < C::kHeadDimQk;
+  copy_async_16(sQ + Q::offset(row, chunk), present ? rows.at(row) + chunk * 8 : rows.q.data, present);
+}
+
+// The warp's rows of Q. Copies to shared memory are yet on their way: stream_keys() waits for them when it
+// has asked for the first keys. Every thread takes part.
+template <class C, int kRowTiles>
+NSAI_DEVICE Queries<KeyStream<C, kRowTiles>>
+load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C, kRowTiles> &at,
+                 const QueryRows<C> &rows) {
+  using S = KeyStream<C, kRowTiles>;
+  using Q = typename S::Q;
+  Queries<S> queries = {};
+  if constexpr (S::kQShared) {
+    const u32 sQ = shared_address(shared.keys);
+    for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads) copy_query<C, Q>(sQ, rows, i);
+    copy_async_commit();
+    queries.address = S::kPanels ? sQ + at.row_tile / 4 * 64 * kPanelPitch // of the warpgroup
+                                 : sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
+  } else {
+    load_row_fragments<C>(queries.fragment, rows, 16 * at.row_tile, at.lane);
+  }
+  return queries;
+}
+
+// S [16, 16 keys] = Q K^T, as the n8 tiles s0 and s1.
+template <class C, class S>
+NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<S> &q, u32 sK, int lane) {
+  using T = typename S::K;
+  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
+#pragma unroll
+  for (int c = 0; c < 4; ++c) s0[c] = s1[c] = 0.0f;
+#pragma unroll
+  for (int step = 0; step < S::kSteps; ++step) {
+    u32 a[4], b[4]; // Q [16, 16], K [16 keys, 16]
+    ldmatrix_x4(b, T::along(k, 2 * step));
+    if constexpr (S::kQShared) {
+      ldmatrix_x4(a, S::Q::along(q.address, 2 * step));
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) a[i] = q.fragment[step][i];
+    }
+    mma_m16n8k16(typename C::Element(), s0, a, b[0], b[1]);
+    mma_m16n8k16(typename C::Element(), s1, a, b[2], b[3]);
+  }
+}
+
+// The same of Q in registers, where the step is waited for: two chains of products for each n8 tile, and
+// kAtOnce fragments of K on their way together.
+template <class C, class S, int kAtOnce>
+NSAI_DEVICE void multiply_chains_qk(float (&s)[2][4], const Queries<S> &q, u32 sK, int lane) {
+  using T = typename S::K;
+  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
+  float x[2][2][4] = {};
+#pragma unroll
+  for (int first = 0; first < S::kSteps; first += kAtOnce) {
+    u32 b[kAtOnce][4]; // K [16 keys, 16]
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + i < S::kSteps) ldmatrix_x4(b[i], T::along(k, 2 * (first + i)));
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+#pragma unroll
+      for (int n = 0; n < 2; ++n)
+        if (first + i < S::kSteps)
+          mma_m16n8k16(typename C::Element(), x[(first + i) % 2][n], q.fragment[first + i], b[i][2 * n],
+                       b[i][2 * n + 1]);
+  }
+#pragma unroll
+  for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = x[0][c / 4][c % 4] + x[1][c / 4][c % 4];
+}
+
+// O += P V, P [16, 16 keys]; kAtOnce fragments of V on their way together.
+template <class C, class T, int kAtOnce, int kO>
+NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32 sV, int lane) {
+  const u32 v = sV + T::offset(lane % 16, lane / 16); // keys 0, 8 | columns 0, 8
+  constexpr int kParts = kSplitP<C> ? 2 : 1;
+  u32 a[2][4]; // P, and what its rounding left
+  softmax_pack<typename C::Element>(a[0], p[0], p[1]);
+  if constexpr (kSplitP<C>) softmax_pack_rest<typename C::Element>(a[1], a[0], p[0], p[1]);
+#pragma unroll
+  for (int first = 0; first < kO; first += 2 * kAtOnce) {
+    u32 b[kAtOnce][4]; // V [16 keys, 16]
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i)
+      if (first + 2 * i < kO) ldmatrix_x4_trans(b[i], T::along(v, first + 2 * i));
+#pragma unroll
+    for (int part = 0; part < kParts; ++part)
+#pragma unroll
+      for (int i = 0; i < 2 * kAtOnce; ++i)
+        if (first + i < kO)
+          mma_m16n8k16(typename C::Element(), o[first + i], a[part], b[i / 2][i % 2 * 2],
+                       b[i / 2][i % 2 * 2 + 1]);
+  }
+}
+
+// S of a stage; `meanwhile` runs before or while it is computed.
+template <class C, class S, class Meanwhile>
+NSAI_DEVICE void multiply_stage_qk(float (&s)[2 * S::kAtOnce][4], const Queries<S> &queries, u32 sK, int lane,
+                                   Meanwhile meanwhile) {
+  if constexpr (S::kPanels) {
+    multiply_panels_qk<C, S::kRows>(s, queries.address, sK, meanwhile);
+  } else {
+    meanwhile();
+#pragma unroll
+    for (int i = 0; i < S::kAtOnce; ++i)
+      multiply_step_qk<C, S>(s[2 * i], s[2 * i + 1], queries, sK + i * kStepKeys * S::K::kPitch, lane);
+  }
+}
+
+// O += P V of a stage, the first `steps` steps of which are the team's.
+template <class C, class S, class Keys, int kO>
+NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kAtOnce][4], u32 sV, Keys &keys,
+                                   const SoftmaxRows &rows, int steps, int lane) {
+  if constexpr (S::kPanels) {
+    multiply_panels_pv<C>(o, s, sV, [&] { keys.pool_stage(s, rows, steps); });
+  } else {
+#pragma unroll
+    for (int i = 0; i < S::kAtOnce; ++i) {
+      float p[2][4]; // [16, 16 keys]
+#pragma unroll
+      for (int c = 0; c < 4; ++c) p[0][c] = s[2 * i][c], p[1][c] = s[2 * i + 1][c];
+      multiply_step_pv<C, typename S::V, 1>(o, p, sV + i * kStepKeys * S::V::kPitch, lane);
+      if constexpr (S::kAtOnce == 1) keys.pool_stage(p, rows, 1); // while the products are on their way
+    }
+    if constexpr (S::kAtOnce > 1) keys.pool_stage(s, rows, steps);
+  }
+}

@@ -1,0 +1,65 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// What probabilities weigh in selection blocks of four compressed keys, straight from C fragments: the four
+// lanes that share a row have two adjacent keys each of an n8 tile, so a pair of lanes has a block.
+//
+//   own    = 2 p[0] + 2 p[1] + 2 p[2] + p[3] + p[-1]    (m = 2; where m is 1 each key weighs 1)
+//   lanes  2 b and 2 b + 1 of a row's: block b of the tile; the even one ends with row `group`, the other
+//          with row `group + 8`
+//
+// Config: those of decode/work.cuh.
+#pragma once
+#include "decode/work.cuh"
+#include "core/softmax.cuh"
+#include "core/types.cuh"
+
+template <class C> constexpr bool kPoolsQuads = Decode<C>::kRatio == 4 && Decode<C>::kOverlap <= 2;
+
+template <class C> struct QuadPool {
+  static constexpr bool kSpills = Decode<C>::kOverlap == 2;
+  float *gPooled;  // [blocks from the lane's of the stage on, 16], the lane's row
+  float before[2]; // log2 of p[-1] of both rows, in the last of a row's lanes
+
+  // `gFirst`: the run's first block, the warp's first row.
+  NSAI_DEVICE void begin(float *gFirst, int lane) {
+    gPooled = gFirst + lane % 4 / 2 * kPoolRows + lane % 2 * 8 + lane / 4;
+    before[0] = before[1] = kMinusInf;
+  }
+
+  // A stage, the first `steps` steps of which are of the run.
+  template <int kN> NSAI_DEVICE void pool(const float (&p)[kN][4], const SoftmaxRows &rows, int steps) {
+    const int lane = threadIdx.x % 32;
+    const bool odd = lane % 2, last = lane % 4 == 3;
+    const float reference = odd ? rows.reference[1] : rows.reference[0];
+    float behind[2]; // the last key of the tile before
+#pragma unroll
+    for (int r = 0; r < 2; ++r) behind[r] = kSpills ? exp2_approx(before[r] - rows.reference[r]) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < kN; ++j) {
+      if (j / 2 >= steps) break;
+      float own[2];
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float first = p[j][2 * r], second = p[j][2 * r + 1];
+        own[r] = first + second;
+        if constexpr (kSpills) {
+          const float left = __shfl_sync(~0u, last ? behind[r] : second, (lane & 28) | ((lane + 3) & 3));
+          own[r] = fmaf(2.0f, own[r], odd ? -second : left);
+          behind[r] = second;
+        }
+      }
+      const float sum = (odd ? own[1] : own[0]) + __shfl_xor_sync(~0u, odd ? own[0] : own[1], 1);
+      store_by(gPooled + 2 * j * kPoolRows, reference + log2_approx(sum), l2_keeping());
+    }
+#pragma unroll
+    for (int r = 0; r < 2; ++r)
+      if (kSpills) before[r] = rows.reference[r] + log2_approx(behind[r]);
+    gPooled += kN * 2 * kPoolRows;
+  }
+
+  // What is left of the run for the block behind it, to row 0 of the warp's.
+  NSAI_DEVICE void store_spill(float *gSpill, int lane) const {
+    if (lane % 4 == 3) gSpill[lane / 4] = before[0], gSpill[lane / 4 + 8] = before[1];
+  }
+};

@@ -1,0 +1,249 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// decode_single_cta: a decode step in one launch, for batches that fill the device with a CTA for each tile
+// of tokens and KV head.
+//
+//   o = sum over branches b of gate_b O_b,   O_b = softmax over the branch's keys of (scale * q . k) v
+//
+//   q [T, Hq, Dk], compressed entries, K and V of the selected and the window branch -> o [T, Hq, Dv] and
+//   what else is wanted; idx [T, Hkv, n]
+//
+// Grid   x = tiles * kv_heads. A CTA does what decode_split_kv_compressed, decode_split_kv_select, decode_split_kv_attend and decode_split_kv_combine
+//        do, for all keys of its tile; its only partial results are pooled values and spills, which it
+//        reads from L2 again.
+// CTA    teams of warps: decode/mainloop.cuh. Every second CTA puts its window behind the selection, the
+//        others before the scan: so not all of them search at once, and some always stream. Branches
+//        join the sum in the order in which they come; the first two in either order give the same bits.
+// Bound  by memory: 2 (Dk + Dv) bytes a key.
+//
+// Config: those of decode/compressed_scan.cuh and decode/topn_token.cuh, kWindow (w), kRing (the window's
+// pair lies in rings), kGate, kMinBlocks, kSharedBytes.
+#pragma once
+#include "data/cache_rows.cuh"
+#include "decode/work.cuh"
+#include "decode/raw_keys.cuh"
+#include "decode/compressed_scan.cuh"
+#include "decode/topn_token.cuh"
+#include "decode/merged_keys.cuh"
+#include "core/epilogue.cuh"
+#include "decode/mainloop.cuh"
+#include "decode/mainloop_splits.cuh"
+#include "core/launch.cuh"
+#include "params/kv_cache.h"
+
+constexpr int kTokenTiles = (Config::kGroupPadded + 15) / 16;
+constexpr int kListed = Config::kSelectCount > 0 ? Config::kSelectCount : 1;
+template <class C> using TokenStream = KeyStream<C, kTokenTiles>;
+
+struct NoSearch {};
+template <class C, bool kSearches> struct SearchShared {
+  using type = SelectShared<C>;
+};
+template <class C> struct SearchShared<C, false> {
+  using type = NoSearch;
+};
+
+struct SharedPlan {
+  union { // one after the other
+    ScanStream<Config>::Shared scan;
+    TokenStream<Config>::Shared token;
+    SearchShared<Config, (Config::kSelectCount > 0)>::type search;
+  };
+  union { // lists come when nothing is pooled any more, and are united when all have come
+    ScanPool<Config> pool;
+    int list[kListed];
+    UnionShared<Config> united;
+  };
+  __align__(16) float sum[Config::kScanRows][Config::kHeadDimV];
+  float gate[NSAI_BRANCH_COUNT][Config::kScanRows];
+  float lse[Config::kScanRows]; // of the compressed branch, base 2
+};
+static_assert(sizeof(SharedPlan) <= Config::kSharedBytes && Config::kSharedBytes < sizeof(SharedPlan) + 128,
+              "the host's formula for shared memory");
+
+// A tile of tokens and a KV head.
+struct Unit {
+  int index, group;
+  DecodeTile tile;
+  int tokens;
+  NSAI_DEVICE int first_row() const { return tile.seq.q_begin + tile.first_query; } // of q
+};
+
+// The gates of all rows and branches into shared memory, and the sum zero.
+template <class C> NSAI_DEVICE void begin_sum(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
+  for (int i = threadIdx.x; i < NSAI_BRANCH_COUNT * C::kScanRows; i += C::kThreads) {
+    const int b = i / C::kScanRows, row = i % C::kScanRows;
+    const int token = row / C::kGroupPadded, head = row % C::kGroupPadded;
+    const OutputRow place = { unit.first_row() + token, unit.group * C::kGroup + head,
+                              token < unit.tokens && head < C::kGroup && (p.branches >> b & 1) };
+    shared.gate[b][row] = place.present ? gate_value<C>(p.out[b], load_gate<C>(p.out[b], place)) : 0.0f;
+  }
+  for (int i = threadIdx.x; i < C::kScanRows * C::kHeadDimV; i += C::kThreads) (&shared.sum[0][0])[i] = 0.0f;
+  __syncthreads(); // gates and zeros are there
+}
+
+// Rows [first, first + rows) of the unit's have a branch's O and stats in the teams' shared memory: what is
+// wanted of the branch by itself, and its share of the sum. Every thread takes part.
+template <class C, int kRowTiles>
+NSAI_DEVICE void add_branch(const NsaiDecode &p, SharedPlan &shared, const Unit &unit, int b, int first,
+                            int rows, const typename KeyStream<C, kRowTiles>::Shared &teams) {
+  const NsaiEpilogue &out = p.out[b];
+  for (int i = threadIdx.x; i < rows * (C::kHeadDimV / 4); i += C::kThreads) {
+    const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
+    const TeamsSum x = add_teams<C, kRowTiles>(teams, row, column);
+    const int token = (first + row) / C::kGroupPadded, head = (first + row) % C::kGroupPadded;
+    if (b == kCompressed && column == 0) shared.lse[row] = x.reference + log2_approx(x.total);
+    if (!(p.branches >> b & 1) || head >= C::kGroup || token >= unit.tokens) continue;
+    const OutputRow place = { unit.first_row() + token, unit.group * C::kGroup + head, true };
+    const float4 o = finish_four<C>(out, place, column, x.reference, x.total, x.o);
+    if (x.total == 0.0f) continue; // a padding row, whose gate may be anything
+    const float gate = shared.gate[b][first + row];
+    float4 &sum = *(float4 *)&shared.sum[first + row][column];
+    // Products by themselves: then two branches come to the same in either order.
+    sum = make_float4(__fadd_rn(sum.x, __fmul_rn(gate, o.x)), __fadd_rn(sum.y, __fmul_rn(gate, o.y)),
+                      __fadd_rn(sum.z, __fmul_rn(gate, o.z)), __fadd_rn(sum.w, __fmul_rn(gate, o.w)));
+  }
+  __syncthreads(); // the teams' memory is read
+}
+
+// ---- branches
+
+template <class C> NSAI_DEVICE void scan_unit(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
+  const ScanStream<C> at;
+  float o[ScanStream<C>::kO][4] = {}; // [16, Dv]
+  SoftmaxRows rows;
+  const TeamRuns runs =
+      find_runs<C>(p, visible_entries<C>(last_position<C>(unit.tile.seq, unit.tile.first_query)));
+  scan_run<C>(p, shared.scan, shared.pool, at, unit.tile, unit.tokens, unit.index, unit.group, at.team, runs,
+              o, rows);
+  share_teams<C, C::kScanRows / 16>(shared.scan, at, o, rows);
+  add_branch<C, C::kScanRows / 16>(p, shared, unit, kCompressed, 0, C::kScanRows, shared.scan);
+}
+
+// Raw keys of a branch for `tokens` tokens from the unit's `token` on.
+template <class C, int kRowTiles, class Keys, class Rows>
+NSAI_DEVICE void attend_rows(const NsaiDecode &p, SharedPlan &shared,
+                             typename KeyStream<C, kRowTiles>::Shared &teams, const Unit &unit, int token,
+                             int tokens, int b, const NsaiCachePair &pair, const Rows &lists, Keys &keys) {
+  const KeyStream<C, kRowTiles> at;
+  const QueryRows<C> query_rows = { p.q, unit.first_row() + token, tokens, unit.group };
+  const auto queries = load_row_queries<C, kRowTiles>(teams, at, query_rows); // [16, Dk]
+  const int steps = ceil_div(keys.limit, kStepKeys), each = ceil_div(steps, KeyStream<C, kRowTiles>::kTeams);
+  const int begin = min(at.team * each, steps), end = min(begin + each, steps);
+  float o[KeyStream<C, kRowTiles>::kO][4] = {}; // [16, Dv]
+  SoftmaxRows rows;
+  stream_keys<C, kRowTiles>(teams, at, pair, unit.group, lists, keys, begin, end, queries, o, rows,
+                              p.scale_log2, find_reads<C>(p.reads, unit.tile.s, unit.group, b),
+                            tokens == unit.tile.seq.q_len);
+  share_teams<C, kRowTiles>(teams, at, o, rows);
+  add_branch<C, kRowTiles>(p, shared, unit, b, token * C::kGroupPadded, tokens * C::kGroupPadded, teams);
+}
+
+template <class C> NSAI_DEVICE void window_unit(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
+  const ScanStream<C> at;
+  const auto lists = find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, unit.tile.s, p.window.ring);
+  WindowsOfTile<C> keys(unit.tile, unit.tokens, at.row_tile, at.lane);
+  attend_rows<C, C::kScanRows / 16>(p, shared, shared.scan, unit, 0, unit.tokens, kWindow, p.window, lists,
+                                    keys);
+}
+
+// The token's blocks into shared.list and idx; returns how many there are.
+template <class C>
+NSAI_DEVICE int select_token(const NsaiDecode &p, SharedPlan &shared, const Unit &unit, int token) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  const int candidates =
+      candidate_count<C>(unit.tile.seq.position(unit.tile.first_query + token));
+  if (warp == 0) write_forced<C>(shared.list, candidates, lane);
+  if constexpr (Topn<C>::kFree > 0) {
+    if (candidates > C::kSelectCount) {
+      const int last = last_position<C>(unit.tile.seq, unit.tile.first_query);
+      const TeamRuns runs = find_runs<C>(p, visible_entries<C>(last));
+      const long long run_rows = (long long)p.scan.parts * Decode<C>::kTeams * C::kScanRows;
+      const int row = token * C::kGroupPadded;
+      const ScanImportance<C> importance = {
+        pooled_row<C>(p, unit.index, row),
+        p.pooled_blocks * kPoolRows - kPoolRows,
+        p.spills + unit.index * run_rows + row,
+        shared.lse + row,
+        runs.quanta * Decode<C>::kQuantumBlocks,
+        runs.each * Decode<C>::kQuantumBlocks,
+      };
+      const auto rows = importance.load_rows(find_piece<C>(candidates, warp).begin, lane);
+      search_blocks<C>(importance, rows, candidates, shared.search, shared.list, warp, lane);
+      __syncthreads(); // nothing that was pooled is read any more
+      if (token == unit.tokens - 1) discard_pooled<C>(importance.gPooled - row, importance.blocks);
+    }
+  }
+  __syncthreads(); // the list is there
+  int *gOut = list_of(p, unit.first_row() + token, unit.group);
+  for (int i = threadIdx.x; i < C::kSelectCount; i += C::kThreads) gOut[i] = shared.list[i];
+  return min(candidates, C::kSelectCount);
+}
+
+template <class C> NSAI_DEVICE void selected_unit(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
+  const auto lists = find_rows<C::kPageSize>(p.batch, unit.tile.s, 0);
+  int count = 0; // blocks of the last token
+#pragma unroll 1
+  for (int token = 0; token < unit.tokens; ++token) {
+    count = select_token<C>(p, shared, unit, token);
+    if (token + 1 < unit.tokens) __syncthreads(); // the list is read
+  }
+  if (!(p.branches >> kSelected & 1)) return;
+  if constexpr (UnionShared<C>::kTokens == 1) {
+    BlocksOfToken keys = find_blocks(shared.list, count, unit.tile.seq.position(unit.tile.first_query));
+    attend_rows<C, kTokenTiles>(p, shared, shared.token, unit, 0, 1, kSelected, p.selected, lists, keys);
+  } else {
+    const TokenStream<C> at;
+    const int *gLists = list_of(p, unit.first_row(), unit.group);
+    __syncthreads(); // every list is written
+    BlocksOfTile<C> keys = unite_blocks<C>(unit.tile, unit.tokens, gLists, p.idx_token_stride, shared.united,
+                                           (int *)&shared.token, at.row_tile, at.lane);
+    attend_rows<C, kTokenTiles>(p, shared, shared.token, unit, 0, unit.tokens, kSelected, p.selected, lists,
+                                keys);
+  }
+}
+
+template <class C> NSAI_DEVICE void attend_unit(const NsaiDecode &p) {
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+
+  // ---- coordinates ----
+  Unit unit;
+  unit.index = blockIdx.x;
+  unit.group = unit.index % p.kv_heads;
+  unit.tile = find_decode_tile<Decode<C>::kTileTokens>(p, unit.index / p.kv_heads);
+  unit.tokens = min(Decode<C>::kTileTokens, unit.tile.seq.q_len - unit.tile.first_query);
+  if (unit.tokens <= 0) return;
+  begin_sum<C>(p, shared, unit);
+
+  // ---- branches ----
+  const int late = unit.index % 2;
+#pragma unroll 1
+  for (int i = 0; i < 2; ++i) {
+    if (i == late) {
+      if constexpr (C::kWindow > 0)
+        if (p.branches >> kWindow & 1) window_unit<C>(p, shared, unit);
+    } else {
+      if (p.idx || (p.branches >> kCompressed & 1)) scan_unit<C>(p, shared, unit);
+      if constexpr (C::kSelectCount > 0)
+        if (p.idx) selected_unit<C>(p, shared, unit);
+    }
+  }
+
+  // ---- output ----
+  for (int i = threadIdx.x; i < unit.tokens * C::kGroupPadded * (C::kHeadDimV / 4); i += C::kThreads) {
+    const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
+    const int head = row % C::kGroupPadded;
+    if (head >= C::kGroup) continue;
+    const float4 x = *(const float4 *)&shared.sum[row][column];
+    const OutputRow place = { unit.first_row() + row / C::kGroupPadded, unit.group * C::kGroup + head, true };
+    store_four<C>(find_row(p.out[0].o, place) + column, x);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    decode_single_cta(const __grid_constant__ NsaiDecode p) {
+  begin_kernel();
+  attend_unit<Config>(p);
+}

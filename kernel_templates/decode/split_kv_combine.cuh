@@ -1,0 +1,235 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// decode_split_kv_combine: the parts of a decode step into branches, gates and outputs.
+//
+//   M = max over parts of reference, c = 2^(reference - M)
+//   O_b = sum of c o / sum of c sum -> o_branch,   lse_b = (M + log2(sum of c sum)) ln 2 -> lse
+//   o = sum over branches of gate_b O_b
+//
+//   parts (decode_split_kv_compressed, decode_split_kv_attend) -> o [T, Hq, Dv] and what else is wanted
+//
+// Grid: x = ceil(T * Hq / (r * 8 / row_warps)), 8 warps, r = 32 / kRowLanes rows to a warp; row_warps of them
+// add up the same rows' parts, every row_warps-th each, in a fixed order. Rows behind all sequences are
+// left alone. Bound by latency, where there are few rows, and by instructions.
+//
+// Config: those of decode/work.cuh, Element, kHeadDimV, kGate, kRowLanes, kThreads, kMinBlocks.
+#pragma once
+#include "decode/work.cuh"
+#include "core/epilogue.cuh"
+#include "core/launch.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
+#include "core/softmax.cuh"
+
+static_assert(Config::kThreads == 256, "8 warps share 8, 4, 2 or 1 rows of each");
+
+constexpr int kBranches = NSAI_BRANCH_COUNT, kWarps = Config::kThreads / 32;
+constexpr int kLanes = Config::kRowLanes, kWarpRows = 32 / kLanes;      // of a row; of a warp
+constexpr int kJ = (Config::kHeadDimV + 4 * kLanes - 1) / (4 * kLanes); // columns of a lane, by fours
+
+// A branch of one row, or some of its parts.
+struct BranchRow {
+  float reference, total;
+  float4 o[kJ]; // relative to `reference`
+};
+
+// The parts of a row.
+struct RowParts {
+  const float *gO;     // of part 0
+  const float *gStats;
+  long long stride; // rows from part to part
+  int count;
+};
+
+template <class C>
+NSAI_DEVICE RowParts parts_of(const NsaiDecodeParts &x, int rows, long long unit, int row, int begin,
+                              int end) {
+  const long long at = part_row(x, rows, unit, begin, row);
+  return RowParts{ x.o + at * C::kHeadDimV, x.stats + at * 2, rows, end - begin };
+}
+
+// Adds factor * o, of another reference.
+NSAI_DEVICE void add_scaled(float4 (&sum)[kJ], float factor, const float4 (&o)[kJ]) {
+#pragma unroll
+  for (int j = 0; j < kJ; ++j) sum[j] = add_scaled(sum[j], factor, o[j]);
+}
+
+// The reference of `row` becomes `reference`, if that is higher.
+NSAI_DEVICE void raise_row(BranchRow &row, float reference) {
+  const float higher = fmaxf(row.reference, reference), factor = exp2_approx(row.reference - higher);
+#pragma unroll
+  for (int j = 0; j < kJ; ++j)
+    row.o[j] = make_float4(factor * row.o[j].x, factor * row.o[j].y, factor * row.o[j].z,
+                           factor * row.o[j].w);
+  row.total *= factor;
+  row.reference = higher;
+}
+
+// The warp's parts: those from `first` on, every `step`-th; kAtOnce of them in flight. O of a part without
+// keys is read and means nothing.
+constexpr int kAtOnce = kJ > 1 ? 2 : 4;
+template <class C> NSAI_DEVICE BranchRow combine_parts(const RowParts &parts, int first, int step) {
+  BranchRow out = { kNoReference, 0.0f, {} };
+  for (int begin = first; begin < parts.count; begin += kAtOnce * step) {
+    float2 stats[kAtOnce];
+    float4 x[kAtOnce][kJ];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      const long long row = (begin + i * step) * parts.stride;
+      stats[i] = make_float2(kNoReference, 0.0f);
+      if (begin + i * step >= parts.count) continue;
+      stats[i] = *(const float2 *)(parts.gStats + 2 * row);
+#pragma unroll
+      for (int j = 0; j < kJ; ++j)
+        if (has_row_column<C::kHeadDimV, kLanes>(j))
+          x[i][j] = *(const float4 *)(parts.gO + row * C::kHeadDimV + row_column<kLanes>(j));
+    }
+    float highest = kNoReference;
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) highest = fmaxf(highest, stats[i].x);
+    raise_row(out, highest);
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      if (stats[i].y == 0.0f) continue;
+      const float factor = exp2_approx(stats[i].x - out.reference);
+      out.total = fmaf(factor, stats[i].y, out.total);
+      add_scaled(out.o, factor, x[i]);
+    }
+  }
+  return out;
+}
+
+// Whether the parts' O need not go to memory, which is read here for the last time: whole lines of a row,
+// where registers are left. (H200, 32 sequences of 64k, 4 new tokens: while the next decode_split_kv_compressed runs 6 MB
+// are written for 20, and the compressed branch alone takes 84.4 us for 88.6.)
+constexpr int kLineFloats = 32;
+template <class C> constexpr bool kDiscards = C::kHeadDimV % kLineFloats == 0 && kWarpRows > 1;
+
+template <class C>
+NSAI_DEVICE void discard_parts(const float *gO, const NsaiDecodeParts &x, int rows, int lane) {
+  constexpr int kLines = C::kHeadDimV / kLineFloats;
+#pragma unroll 1
+  for (int i = lane % kLanes; i < x.parts * kLines; i += kLanes)
+    discard_line(gO + (i / kLines * rows * C::kHeadDimV + i % kLines * kLineFloats));
+}
+
+struct SharedPlan {
+  float4 o[kBranches][kWarps][kJ][32];
+  float2 stats[kBranches][kWarps][kWarpRows];
+  const float *parts[kWarps][kWarpRows][2]; // O of decode_split_kv_compressed's first and of decode_split_kv_attend's
+};
+
+// The row of a branch from its warps', in their order.
+NSAI_DEVICE BranchRow gather_warps(const SharedPlan &shared, int b, int warp, int row_warps, int lane) {
+  BranchRow out = { kNoReference, 0.0f, {} };
+  for (int w = warp; w < warp + row_warps; ++w)
+    out.reference = fmaxf(out.reference, shared.stats[b][w][lane / kLanes].x);
+  for (int w = warp; w < warp + row_warps; ++w) {
+    const float2 stats = shared.stats[b][w][lane / kLanes];
+    const float factor = exp2_approx(stats.x - out.reference);
+    float4 x[kJ];
+#pragma unroll
+    for (int j = 0; j < kJ; ++j) x[j] = shared.o[b][w][j][lane];
+    out.total = fmaf(factor, stats.y, out.total);
+    add_scaled(out.o, factor, x);
+  }
+  return out;
+}
+
+// Normalises a branch, stores what is wanted of it by itself, and adds it to the sum where it counts.
+template <class C>
+NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, BranchRow &branch,
+                               u32 loaded_gate, bool counts, float4 (&sum)[kJ], int lane) {
+  const float inverse = inverse_of(branch.total);
+  // An empty row may be a padding row, whose gate may be anything.
+  const float gate = branch.total == 0.0f ? 0.0f : gate_value<C>(out, loaded_gate);
+  if (out.lse && lane % kLanes == 0) store_lse(out, row, branch.reference, branch.total);
+#pragma unroll
+  for (int j = 0; j < kJ; ++j) {
+    float4 &x = branch.o[j];
+    x = make_float4(x.x * inverse, x.y * inverse, x.z * inverse, x.w * inverse);
+    if (branch.total == 0.0f || !counts) continue;
+    sum[j] = add_scaled(sum[j], gate, x);
+  }
+  if (out.o_branch.data) store_row_elements<C, kLanes>(out.o_branch, row, branch.o);
+}
+
+template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
+  __shared__ SharedPlan shared;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  // ---- coordinates; warps without a row go along to the barriers ----
+  const int heads = C::kGroup * p.kv_heads;
+  const u32 index = (blockIdx.x * (kWarps / p.row_warps) + warp / p.row_warps) * kWarpRows + lane / kLanes;
+  const bool exists = index < (u32)p.batch.q_tokens * heads;
+  const int row = exists ? (int)(index / heads) : 0, head = exists ? (int)(index % heads) : 0;
+  const int group = head / C::kGroup, in_group = head % C::kGroup;
+  const DecodeToken token = find_token(p.batch, row);
+  const ScanRow scanned = find_scan_row<C>(p, token, group);
+  const bool works = exists && token.present;
+  const long long unit = (long long)row * p.kv_heads + group;
+  const OutputRow place = { row, head, works };
+  const int wanted = p.branches | (p.probes ? 1 : 0);
+  const float **const sParts = shared.parts[warp][lane / kLanes]; // there they take no registers
+  if (kDiscards<C> && lane % kLanes == 0) {
+    // Not those that find_scan_row() takes from another token.
+    const bool own = !p.seq_tiles || token.query / Decode<C>::kTileTokens < p.seq_tiles;
+    const RowParts parts = parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0, 0);
+    sParts[0] = own ? parts.gO : nullptr;
+    sParts[1] = parts_of<C>(p.attend, C::kGroup, unit, in_group, 0, 0).gO;
+  }
+  u32 gates[kBranches];
+#pragma unroll
+  for (int b = 0; b < kBranches; ++b) gates[b] = p.branches >> b & 1 ? load_gate<C>(p.out[b], place) : 0;
+  // The batch and the gates lay there before decode_split_kv_compressed, and its parts before decode_split_kv_attend.
+  const bool early = p.attend.parts > 0;
+  if (!early) begin_kernel();
+
+  // ---- the warps' parts of every branch, in the order of the sum ----
+  float4 sum[kJ] = {};
+#pragma unroll
+  for (int b = 0; b < kBranches; ++b) {
+    if (b == 1 && early) begin_kernel();
+    RowParts parts =
+        b == 0   ? parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0,
+                               p.scan.parts)
+        : b == 1 ? parts_of<C>(p.attend, C::kGroup, unit, in_group, p.window_parts, p.attend.parts)
+                 : parts_of<C>(p.attend, C::kGroup, unit, in_group, 0, p.window_parts);
+    if (!works || !(wanted >> b & 1)) parts.count = 0;
+    BranchRow mine = combine_parts<C>(parts, warp % p.row_warps, p.row_warps);
+    if (p.row_warps == 1) {
+      if (works && (wanted >> b & 1))
+        finish_branch<C>(p.out[b], place, mine, gates[b], p.branches >> b & 1, sum, lane);
+      continue;
+    }
+#pragma unroll
+    for (int j = 0; j < kJ; ++j) shared.o[b][warp][j][lane] = mine.o[j];
+    if (lane % kLanes == 0) shared.stats[b][warp][lane / kLanes] = make_float2(mine.reference, mine.total);
+  }
+
+  // ---- the row's, where several warps share it ----
+  if (p.row_warps > 1) {
+    __syncthreads(); // every warp's part is there
+    if (warp % p.row_warps) return;
+#pragma unroll
+    for (int b = 0; b < kBranches; ++b) {
+      if (!works || !(wanted >> b & 1)) continue;
+      BranchRow all = gather_warps(shared, b, warp, p.row_warps, lane);
+      finish_branch<C>(p.out[b], place, all, gates[b], p.branches >> b & 1, sum, lane);
+    }
+  }
+  // sParts is there, and no lane of the row reads its parts any more.
+  if constexpr (kDiscards<C>) __syncwarp();
+  if (!works) return;
+  store_row_elements<C, kLanes>(p.out[0].o, place, sum);
+  if constexpr (kDiscards<C>) {
+    if (sParts[0]) discard_parts<C>(sParts[0], p.scan, C::kScanRows, lane);
+    discard_parts<C>(sParts[1], p.attend, C::kGroup, lane);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    decode_split_kv_combine(const __grid_constant__ NsaiDecode p) {
+  combine<Config>(p);
+}

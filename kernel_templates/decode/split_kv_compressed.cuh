@@ -1,0 +1,73 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// decode_split_kv_compressed: the compressed branch of a decode step, split over keys, and what its scores weigh in
+// each selection block.
+//
+//   o[part, row] = sum over the part's blocks i of 2^(scale_log2 * q . kc_i - reference) vc_i
+//   pooled[j, row] = log2 of the sum over blocks i of selection block j of w_own(i) 2^(scale_log2 * q . kc_i)
+//
+//   q [T, Hq, Dk], entries [pages, P/d, Hkv, D] -> parts (decode_split_kv_combine), pooled and spills
+//   (decode_split_kv_select); decode/work.cuh says how tiles, runs and spills fit together.
+//
+// Grid   x = parts * tiles * kv_heads, parts outermost; parts without keys write that and end.
+// CTA    teams of kScanRows / 16 warps: decode/mainloop.cuh.
+// Bound  by memory: 2 (Dk + Dv) bytes a key, and 4 rows / r bytes written for it.
+//
+// Config: those of decode/compressed_scan.cuh, kMinBlocks, kSharedBytes.
+#pragma once
+#include "decode/work.cuh"
+#include "decode/compressed_scan.cuh"
+#include "decode/mainloop.cuh"
+#include "decode/mainloop_splits.cuh"
+#include "core/launch.cuh"
+#include "params/kv_cache.h"
+
+template <class C, bool kQuads> struct ScanShared {
+  typename ScanStream<C>::Shared stream;
+  ScanPool<C> pool;
+};
+template <class C> struct ScanShared<C, true> {
+  union {
+    typename ScanStream<C>::Shared stream;
+    ScanPool<C> pool; // nothing
+  };
+};
+using SharedPlan = ScanShared<Config, kPoolsQuads<Config>>;
+static_assert(sizeof(SharedPlan) == Config::kSharedBytes, "the host's formula for shared memory");
+
+template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
+  extern __shared__ __align__(1024) unsigned char shared_bytes[];
+  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+  const ScanStream<C> at;
+
+  // ---- coordinates ----
+  const int units = p.tiles * p.kv_heads;
+  const int part = blockIdx.x / units, unit = blockIdx.x % units, group = unit % p.kv_heads;
+  const DecodeTile tile = find_decode_tile<Decode<C>::kTileTokens>(p, unit / p.kv_heads);
+  const int tokens = min(Decode<C>::kTileTokens, tile.seq.q_len - tile.first_query);
+  if (tokens <= 0) return;
+  const TeamRuns runs =
+      find_runs<C>(p, visible_entries<C>(last_position<C>(tile.seq, tile.first_query)));
+  auto place = [&](int row) -> long long {
+    if (row >= tokens * C::kGroupPadded) return -1;
+    return part_row(p.scan, C::kScanRows, unit, part, row);
+  };
+  if (part * Decode<C>::kTeams * runs.each >= runs.quanta) {
+    store_no_part(p.scan, C::kScanRows, C::kThreads, place);
+    return;
+  }
+
+  // ---- keys ----
+  float o[ScanStream<C>::kO][4] = {}; // [16, Dv]
+  SoftmaxRows rows;
+  scan_run<C>(p, shared.stream, shared.pool, at, tile, tokens, unit, group,
+              part * Decode<C>::kTeams + at.team, runs, o, rows);
+  store_part<C, C::kScanRows / 16>(shared.stream, at, o, rows, p.scan, C::kScanRows, place);
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    decode_split_kv_compressed(const __grid_constant__ NsaiDecode p) {
+  begin_kernel();
+  scan<Config>(p);
+}

@@ -1,0 +1,99 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// decode_split_kv_select: importance from what decode_split_kv_compressed has pooled, and the top-n by it.
+//
+//   lse[h]  = log2 of the sum over parts of 2^reference * sum
+//   I[j]    = sum over the group's heads h of 2^(pooled[j, h] - lse[h]), and of the spill where a run
+//             begins with block j
+//   pooled, spills, stats of parts (decode_split_kv_compressed) -> idx [T, Hkv, n] (decode_split_kv_attend)
+//
+// Grid: x = T * kv_heads, one CTA each: decode/topn_token.cuh.
+//
+// Config: those of decode/topn_token.cuh, kMinBlocks.
+#pragma once
+#include "decode/work.cuh"
+#include "decode/topn_token.cuh"
+#include "core/launch.cuh"
+#include "params/kv_cache.h"
+#include "core/softmax.cuh"
+#include "core/topn.cuh"
+
+struct SharedPlan {
+  __align__(16) float lse[kSelectWarps][Config::kGroupPadded]; // the same
+  SelectShared<Config> search;
+};
+
+// lse of the token's heads into shared memory by one warp: lanes have heads as they have those of a block's
+// row, and parts in the place of blocks.
+template <class C>
+NSAI_DEVICE void combine_lse(const NsaiDecode &p, const ScanRow &at, float *sLse, int lane) {
+  using I = ScanImportance<C>;
+  const int head = lane % I::kLanes * I::kHeads;
+  float highest[I::kHeads], total[I::kHeads] = {};
+#pragma unroll
+  for (int h = 0; h < I::kHeads; ++h) highest[h] = kNoReference;
+  auto add = [&](int h, float reference, float sum) {
+    const float higher = fmaxf(highest[h], reference);
+    total[h] = total[h] * exp2_approx(highest[h] - higher) + sum * exp2_approx(reference - higher);
+    highest[h] = higher;
+  };
+#pragma unroll 2
+  for (int part = lane / I::kLanes; part < p.scan.parts; part += I::kBlocks) {
+    const float2 *gStats =
+        (const float2 *)p.scan.stats + part_row(p.scan, C::kScanRows, at.unit, part, at.row + head);
+#pragma unroll
+    for (int h = 0; h < I::kHeads; ++h) add(h, gStats[h].x, gStats[h].y);
+  }
+#pragma unroll
+  for (int apart = I::kLanes; apart < 32; apart *= 2)
+#pragma unroll
+    for (int h = 0; h < I::kHeads; ++h)
+      add(h, __shfl_xor_sync(~0u, highest[h], apart), __shfl_xor_sync(~0u, total[h], apart));
+  // Without keys nothing is pooled, and no block weighs anything.
+  if (lane < I::kLanes)
+#pragma unroll
+    for (int h = 0; h < I::kHeads; ++h) sLse[head + h] = highest[h] + log2_approx(total[h]);
+  __syncwarp(); // every head's lse is there
+}
+
+template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
+  constexpr int kFree = Topn<C>::kFree;
+  __shared__ SharedPlan shared;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  // ---- coordinates ----
+  const int row = blockIdx.x / p.kv_heads, group = blockIdx.x % p.kv_heads;
+  const DecodeToken token = find_token(p.batch, row);
+  begin_kernel(); // the batch lay there before decode_split_kv_compressed
+  if (!token.present) return;
+  int *gOut = list_of(p, row, group); // [n]
+  const int candidates = candidate_count<C>(token.position);
+  const bool searches = candidates > C::kSelectCount && kFree > 0;
+  if (warp == 0) write_forced<C>(gOut, candidates, lane);
+  if (!searches) return;
+
+  // ---- search ----
+  if constexpr (kFree > 0) {
+    const ScanRow at = find_scan_row<C>(p, token, group);
+    const Sequence seq = load_cached_sequence(p.batch, token.s);
+    const TeamRuns runs = find_runs<C>(p, visible_entries<C>(last_position<C>(seq, token.query)));
+    const long long run_rows = (long long)p.scan.parts * Decode<C>::kTeams * C::kScanRows;
+    const ScanImportance<C> importance = {
+      pooled_row<C>(p, at.unit, at.row),
+      p.pooled_blocks * kPoolRows - kPoolRows,
+      p.spills + at.unit * run_rows + at.row,
+      shared.lse[warp],
+      runs.quanta * Decode<C>::kQuantumBlocks,
+      runs.each * Decode<C>::kQuantumBlocks,
+    };
+    const auto rows = importance.load_rows(find_piece<C>(candidates, warp).begin, lane);
+    combine_lse<C>(p, at, shared.lse[warp], lane);
+    search_blocks<C>(importance, rows, candidates, shared.search, gOut, warp, lane);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    decode_split_kv_select(const __grid_constant__ NsaiDecode p) {
+  select<Config>(p);
+}

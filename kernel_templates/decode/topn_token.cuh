@@ -1,0 +1,254 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// Importance of one token from what decode_split_kv_compressed has pooled, and the top-n by it, for decode_split_kv_select and
+// decode_single_cta; every thread of the CTA takes part.
+//
+//   I[j] = sum over the group's heads h of 2^(pooled[j, h] - lse[h]), and of the spill where a run begins
+//          with block j
+//
+// Each warp has a piece of the row. Its importance is computed once and kept in shared memory, as far as it
+// reaches; beyond kKept blocks a warp it is computed again, to the same bits. The greatest of every 32nd
+// block bound from below what can win: so 32 candidates or fewer are left of nearly every row, which are
+// ranked, not sorted. Of other rows each warp searches its piece, and one searches what they found.
+//
+// Config: those of decode/work.cuh, kSelectCount (n), kSelectInit, kSelectLocal, kThreads.
+#pragma once
+#include "decode/work.cuh"
+#include "params/kv_cache.h"
+#include "core/softmax.cuh"
+#include "core/topn.cuh"
+
+constexpr int kSelectWarps = Config::kThreads / 32;
+constexpr int kKept = ceil_div(4096, kSelectWarps); // floats of a warp; of all: 256k tokens where l' is 64
+
+template <class C> struct SelectShared {
+  float kept[kSelectWarps][kKept];
+  u64 queue[kSelectWarps][kQueue];
+  u32 greatest[kSelectWarps][32]; // orders
+  int listed[kSelectWarps];       // in queues
+  int found[kSelectWarps][Topn<C>::kFree > 0 ? Topn<C>::kFree : 1];
+};
+
+// One token's importance, block by block.
+template <class C> struct ScanImportance {
+  const float *gPooled; // [blocks, 16] from the token's first row on
+  int apart;            // floats from 16 rows of a block to the next 16, but for these
+  const float *gSpills; // [runs, kScanRows], the same
+  const float *sLse;    // [kGroupPadded], base 2, at a multiple of 16 bytes
+  int blocks;           // that were pooled
+  int each;             // of a run
+
+  // Lanes that share a block, each with kHeads of its heads: a warp reads whole sectors.
+  static constexpr int kHeads = C::kGroupPadded % 4 ? C::kGroupPadded : 4;
+  static constexpr int kLanes = C::kGroupPadded / kHeads, kBlocks = 32 / kLanes;
+  // Blocks of a lane whose rows are on their way together, as registers allow. (NVRTC 13.0.)
+  static constexpr int kAtOnce = kHeads < 4 ? 8 : kLanes > 4 ? 4 : 6;
+  static_assert(kLanes <= 32, "a warp has a block");
+
+  struct Heads {
+    float x[kHeads];
+  };
+  static NSAI_DEVICE Heads load(const float *row) {
+    Heads v;
+    if constexpr (kHeads == 4) {
+      const float4 x = *(const float4 *)row;
+      v.x[0] = x.x, v.x[1] = x.y, v.x[2] = x.z, v.x[3] = x.w;
+    } else {
+#pragma unroll
+      for (int h = 0; h < kHeads; ++h) v.x[h] = row[h];
+    }
+    return v;
+  }
+  // Of the heads from `first` on; those that pad a group are written as the others are, and left out here.
+  NSAI_DEVICE float add(const Heads &v, const Heads &lse, int first) const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h)
+      if (C::kGroup == C::kGroupPadded || first + h < C::kGroup) sum += exp2_approx(v.x[h] - lse.x[h]);
+    return sum;
+  }
+  // Of a block's lanes, all of which get it.
+  static NSAI_DEVICE float add_lanes(float part) {
+    if constexpr (kLanes == 1) return part;
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kLanes; ++i) sum += __shfl_sync(~0u, part, i, kLanes);
+    return sum;
+  }
+  // Of a whole row by one lane, in the same order.
+  NSAI_DEVICE float add_row(const float *row, int apart) const {
+    float sum = 0.0f;
+#pragma unroll 1 // what is seldom needed shall hold no registers
+    for (int h = 0; h < C::kGroupPadded; h += kHeads)
+      sum += add(load(row + h + (long long)(h / kPoolRows) * apart), load(sLse + h), h);
+    return sum;
+  }
+  NSAI_DEVICE const float *pooled(int j) const { return gPooled + (long long)j * kPoolRows; }
+  NSAI_DEVICE const float *spill(int run) const { return gSpills + (long long)run * C::kScanRows; }
+  // The block that a run's spill goes to.
+  NSAI_DEVICE int block_behind(int run) const { return min((run + 1) * each, blocks); }
+
+  NSAI_DEVICE float of(int j) const {
+    float sum = j < blocks ? add_row(pooled(j), apart) : 0.0f;
+    const int run = (j - 1) / each;
+    if (0 < j && j <= blocks && block_behind(run) == j) sum += add_row(spill(run), 0);
+    return sum;
+  }
+
+  // A lane's first rows of a piece.
+  struct Rows {
+    Heads v[kAtOnce];
+  };
+  NSAI_DEVICE Rows load_rows(int begin, int lane) const {
+    Rows rows;
+    const int head = lane % kLanes * kHeads;
+#pragma unroll
+    for (int n = 0; n < kAtOnce; ++n)
+      rows.v[n] = load(pooled(max(min(begin + lane / kLanes + kBlocks * n, blocks - 1), 0)) + head +
+                       (long long)(head / kPoolRows) * apart);
+    return rows;
+  }
+
+  // of(begin + i) to sKept[i], i < count, by a warp; `rows`: load_rows(begin).
+  NSAI_DEVICE void keep(Rows rows, float *sKept, int begin, int count, int lane) const {
+    const int head = lane % kLanes * kHeads, place = lane / kLanes;
+    const int runs = ceil_div(blocks, each), first_run = max(ceil_div(begin, each) - 1, 0);
+    const Heads lse = load(sLse + head);
+    for (int first = 0; first < count; first += kBlocks * kAtOnce) {
+      if (first) rows = load_rows(begin + first, lane);
+#pragma unroll
+      for (int n = 0; n < kAtOnce; ++n) {
+        const int i = first + place + kBlocks * n;
+        const float sum = add_lanes(add(rows.v[n], lse, head));
+        if (i < count && lane % kLanes == 0) sKept[i] = begin + i < blocks ? sum : 0.0f;
+      }
+    }
+    __syncwarp(); // what was pooled is kept
+    for (int from = first_run; from < runs && block_behind(from) - begin < count; from += kBlocks) {
+      const int run = min(from + place, runs - 1), i = block_behind(run) - begin;
+      const float sum = add_lanes(add(load(spill(run) + head), lse, head));
+      if (from + place < runs && 0 <= i && i < count && lane % kLanes == 0) sKept[i] += sum;
+    }
+    __syncwarp(); // with the spills
+  }
+};
+
+// An order that kFree of the lanes' greatest have, less one: what is not above it cannot win.
+template <int kFree> NSAI_DEVICE u32 bar_of(u32 greatest, int lane) {
+  if constexpr (kFree > 32)
+    return 0;
+  else
+    return order_reached(greatest, kFree, lane) - 1;
+}
+
+// A warp's candidates: of [begin, begin + count) those that it keeps, or computes again.
+template <class C> struct Piece {
+  const ScanImportance<C> &importance;
+  const float *sKept;
+  int begin, count;
+  NSAI_DEVICE u32 order(int i) const { return order_of(i < kKept ? sKept[i] : importance.of(begin + i)); }
+  NSAI_DEVICE u64 key(int i) const { return key_of(order(i), begin + i); }
+};
+
+// The first of a warp's candidates, and how many there are but for the last ones.
+struct PieceRange {
+  int begin, each;
+};
+template <class C> NSAI_DEVICE PieceRange find_piece(int candidates, int warp) {
+  const int each = ceil_div(candidates - C::kSelectLocal - C::kSelectInit, kSelectWarps);
+  return PieceRange{ C::kSelectInit + warp * each, each };
+}
+
+// The best of all warps' candidates, which are kept, by their indices to `list` [kFree], if no more than 32
+// can be among them; else nothing, and false. Every thread takes part.
+template <class C>
+NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *list, int warp, int lane) {
+  constexpr int kFree = Topn<C>::kFree;
+  u32 greatest = 0; // of every 32nd candidate of all
+#pragma unroll 2
+  for (int i = (lane - piece.begin) & 31; i < piece.count; i += 32)
+    greatest = max(greatest, order_of(piece.sKept[i]));
+  shared.greatest[warp][lane] = greatest;
+  __syncthreads(); // all warps' greatest are there
+#pragma unroll
+  for (int w = 0; w < kSelectWarps; ++w) greatest = max(greatest, shared.greatest[w][lane]);
+  const u32 bar = order_reached(greatest, kFree, lane) - 1;
+  int listed = 0;
+#pragma unroll 2
+  for (int begin = 0; begin < piece.count; begin += 32) {
+    const int i = begin + lane;
+    const u32 order = i < piece.count ? order_of(piece.sKept[i]) : 0;
+    const u32 winners = __ballot_sync(~0u, order > bar);
+    const int at = listed + __popc(winners & ((1u << lane) - 1));
+    if (order > bar && at < 32) shared.queue[warp][at] = key_of(order, piece.begin + i);
+    listed += __popc(winners);
+  }
+  if (lane == 0) shared.listed[warp] = listed;
+  __syncthreads(); // all warps' candidates are there
+  const int mine = lane < kSelectWarps ? shared.listed[lane] : 0;
+  const int all = __reduce_add_sync(~0u, mine);
+  if (all > 32) return false;
+  if (warp != 0) return true;
+  int from = 0, at = lane; // candidate `lane` is warp from's at
+#pragma unroll
+  for (int w = 0; w < kSelectWarps; ++w) {
+    const int count = __shfl_sync(~0u, mine, w);
+    if (from == w && at >= count) at -= count, ++from;
+  }
+  const u64 key = lane < all ? shared.queue[from][at] : 0;
+  const bool chosen = rank_of(order_in(key), lane) < kFree;
+  const u32 best = __ballot_sync(~0u, chosen);
+  if (chosen) list[__popc(best & ((1u << lane) - 1))] = (int)index_in(key);
+  return true;
+}
+
+// The best of a warp's candidates, by their indices, to sFound [kFree]; all where it has no more.
+template <class C> NSAI_DEVICE void search_piece(const Piece<C> &piece, int *sFound, u64 *sQueue, int lane) {
+  constexpr int kFree = Topn<C>::kFree;
+  if (piece.count <= kFree) {
+    for (int i = lane; i < piece.count; i += 32) sFound[i] = piece.begin + i;
+    return;
+  }
+  u32 greatest = 0;
+  for (int i = lane; i < piece.count; i += 32) greatest = max(greatest, piece.order(i));
+  const u32 bar = bar_of<kFree>(greatest, lane);
+  search<kFree, Topn<C>::kSlots>(sFound, piece.count, [&](int i) { return piece.key(i); }, sQueue, lane, bar);
+}
+
+// The free ones of the token's blocks into list [n]; more than n candidates. `importance` has what a barrier
+// stands behind, `rows` are the first of the warp's piece.
+template <class C>
+NSAI_DEVICE void search_blocks(const ScanImportance<C> &importance,
+                               const typename ScanImportance<C>::Rows &rows, int candidates,
+                               SelectShared<C> &shared, int *list, int warp, int lane) {
+  constexpr int kFree = Topn<C>::kFree;
+  const int first = C::kSelectInit, last = candidates - C::kSelectLocal;
+  const PieceRange range = find_piece<C>(candidates, warp);
+  const int each = range.each, count = max(min(range.begin + each, last) - range.begin, 0);
+  importance.keep(rows, shared.kept[warp], range.begin, min(count, kKept), lane);
+  const Piece<C> piece = { importance, shared.kept[warp], range.begin, count };
+  if constexpr (kFree <= 32)
+    if (each <= kKept && list_few<C>(piece, shared, list + first, warp, lane)) return;
+  search_piece<C>(piece, shared.found[warp], shared.queue[warp], lane);
+  __syncthreads(); // all pieces are searched
+  if (warp != 0) return;
+  // Every piece has `each` candidates, but the last one that has any.
+  constexpr int kMost = kFree;
+  const int full = min(each, kMost);
+  const int all = (last - first) / each * full + min((last - first) % each, kMost);
+  auto found = [&](int i) { return shared.found[i / full][i % full]; };
+  auto order = [&](int i) {
+    const int from = i / full, j = found(i), at = j - first - from * each;
+    return order_of(at < kKept ? shared.kept[from][at] : importance.of(j));
+  };
+  if (all == kFree) {
+    for (int i = lane; i < kFree; i += 32) list[C::kSelectInit + i] = found(i);
+    return;
+  }
+  u32 greatest = 0;
+  for (int i = lane; i < all; i += 32) greatest = max(greatest, order(i));
+  search<kFree, Topn<C>::kSlots>(
+      list + C::kSelectInit, all, [&](int i) { return key_of(order(i), found(i)); },
+      shared.queue[0], lane, bar_of<kFree>(greatest, lane));
+}

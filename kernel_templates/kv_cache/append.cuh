@@ -1,0 +1,141 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// kv_cache_append: new tokens into a cache and, with phi mean, the compressed entries that end among them.
+//
+//   cache[position(token)] = fresh[token]                                        every pair, K and V
+//   entries[i] = 1/l * sum over x in [0, l) of pair 0[i*d + x]     i*d + l - 1 = position(token)
+//
+// A block's earlier tokens are the call's own where the sequence's new tokens reach that far back, and
+// are read from `fresh` then, since another CTA writes them meanwhile; else the cache has them. The sum
+// runs as in compress_mean: a block has the same bits here and there.
+//
+// Grid: x = T, one CTA a token; a thread moves 16 bytes of a head's row at a time. Tokens with t < 0 or t >=
+// max_kv_len, those behind all sequences and those with slot_mapping -1 write nothing. Bound by memory, or
+// latency.
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: none), kRing (pair 2
+// lies in rings), kMean (entries are written), kThreads, kMinBlocks.
+#pragma once
+#include "data/cache_rows.cuh"
+#include "core/launch.cuh"
+#include "data/new_entries.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
+#include "core/types.cuh"
+
+// Of a mean in flight per thread; 16 spill where rows have no power of two of chunks.
+constexpr int kLoads = 8;
+
+// A token of the call.
+struct NewToken {
+  Sequence seq;
+  int s;
+  int position;
+};
+
+// 16 bytes of K or V at one place of a head's row: which, and where.
+template <class C> struct Piece {
+  bool is_k;
+  int head, column;
+  NSAI_DEVICE Piece(int i) {
+    constexpr int kChunksK = C::kHeadDimQk / 8, kChunks = kChunksK + C::kHeadDimV / 8;
+    const int chunk = i % kChunks;
+    is_k = chunk < kChunksK;
+    head = i / kChunks;
+    column = (is_k ? chunk : chunk - kChunksK) * 8;
+  }
+  static constexpr int kPerHead = (C::kHeadDimQk + C::kHeadDimV) / 8;
+  NSAI_DEVICE const u16 *fresh(const NsaiAppend &p, int pair, int token) const {
+    const NsaiView &x = is_k ? p.k[pair] : p.v[pair];
+    return (const u16 *)x.data + token * x.token_stride + head * x.head_stride + column;
+  }
+  template <class Rows>
+  NSAI_DEVICE u16 *cached(const NsaiCachePair &pair, const Rows &rows, int index) const {
+    const NsaiCacheTensor &x = is_k ? pair.k : pair.v;
+    return (u16 *)x.data + row_offset(x, rows.page(index), rows.slot(index)) +
+           head * x.head_stride + column;
+  }
+};
+
+template <class C, class Rows>
+NSAI_DEVICE void copy_token(const NsaiAppend &p, const Rows &rows, int pair, int token, int position) {
+  for (int i = threadIdx.x; i < p.kv_heads * Piece<C>::kPerHead; i += C::kThreads) {
+    const Piece<C> piece(i);
+    *(Chunk *)piece.cached(p.cache[pair], rows, position) =
+        *(const Chunk *)piece.fresh(p, pair, token);
+  }
+}
+
+// The entry whose last token is `position`; all its tokens exist.
+template <class C, class Rows>
+NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewToken &at) {
+  const int first = at.position - (C::kBlock - 1);
+  const int old = at.seq.kv_len - at.seq.q_len; // tokens before the call's
+  const auto entries = find_rows<C::kPageSize / C::kStride>(p.batch, at.s, 0);
+  for (int i = threadIdx.x; i < p.kv_heads * Piece<C>::kPerHead; i += C::kThreads) {
+    const Piece<C> piece(i);
+    float sum[8] = {};
+    for (int begin = 0; begin < C::kBlock; begin += kLoads) {
+      Chunk chunk[kLoads];
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const int position = first + begin + i, token = at.seq.q_begin + position - old;
+        const bool exists = C::kBlock % kLoads == 0 || begin + i < C::kBlock;
+        const bool fresh = exists && position >= old && is_kept(p.slot_mapping, token);
+        chunk[i] = Chunk{};
+        if (exists)
+          chunk[i] = *(const Chunk *)(fresh ? piece.fresh(p, 0, token)
+                                            : piece.cached(p.cache[0], rows, position));
+      }
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i)
+#pragma unroll
+        for (int w = 0; w < 4; ++w) {
+          sum[2 * w] += C::Element::low(chunk[i].w[w]);
+          sum[2 * w + 1] += C::Element::high(chunk[i].w[w]);
+        }
+    }
+    constexpr float kInverse = 1.0f / C::kBlock;
+    Chunk mean;
+#pragma unroll
+    for (int w = 0; w < 4; ++w)
+      mean.w[w] = C::Element::pack(sum[2 * w] * kInverse, sum[2 * w + 1] * kInverse);
+    *(Chunk *)piece.cached(p.entries, entries, at.position / C::kStride) = mean;
+  }
+}
+
+template <class C> NSAI_DEVICE void append(const NsaiAppend &p) {
+  // ---- coordinates ----
+  const int token = blockIdx.x;
+  const int s = find_cached_sequence(p.batch, token);
+  const int room = find_room(p.batch, s);
+  const Sequence seq = load_appended_sequence(p.batch, s, room);
+  const int query = token - seq.q_begin, position = seq.position(query);
+  const bool exists = 0 <= query && query < seq.q_len && 0 <= position && position < room;
+  if (!exists || !is_kept(p.slot_mapping, token)) return;
+  const NewToken at = { seq, s, position };
+  const auto rows = find_rows<C::kPageSize>(p.batch, s, 0);
+
+  // ---- the token itself ----
+#pragma unroll
+  for (int pair = 0; pair < 3; ++pair) {
+    if (!(p.pairs >> pair & 1)) continue;
+    if (C::kRing && pair == 2)
+      copy_token<C>(p, find_rows<0>(p.batch, s, p.cache[pair].ring), pair, token, at.position);
+    else
+      copy_token<C>(p, rows, pair, token, at.position);
+  }
+
+  // ---- the block that ends with it ----
+  if constexpr (C::kMean) {
+    if (at.position >= C::kBlock - 1 && (at.position + 1) % C::kStride == 0)
+      write_entry<C>(p, rows, at);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    kv_cache_append(const __grid_constant__ NsaiAppend p) {
+  begin_kernel();
+  append<Config>(p);
+}

@@ -1,0 +1,329 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the host hands to the kernels that work on packed tensors; over a cache kv_cache.h, for
+ * the gradients backward.h. These are the only headers that both sides include: plain C, without a
+ * system's header, so that NVRTC takes them. Sizes are asserted at the end, on both sides.
+ *
+ * Conventions: strides count elements; pointers are device addresses; NULL means "not wanted" or
+ * "absent". Letters as in include/nsa/attention.h: T query tokens, Hq, Hkv, G = Hq / Hkv, Dk, Dv,
+ * l, d, l', n, w.
+ */
+#ifndef NSAI_PARAMS_ATTENTION_H
+#define NSAI_PARAMS_ATTENTION_H
+
+/* A [tokens, heads, dim] tensor; the last stride is 1. */
+typedef struct NsaiView {
+  void *data;
+  long long token_stride;
+  long long head_stride;
+} NsaiView;
+
+/* What the copy engine of sm_90 knows of such a tensor: runtime/driver/tensor_map.h makes it. */
+typedef struct __attribute__((aligned(64))) NsaiTensorMap {
+  unsigned long long opaque[16];
+} NsaiTensorMap;
+
+/* How tokens fall into sequences. cu_q NULL: one sequence of q_tokens queries over kv_tokens keys.
+ */
+typedef struct NsaiSequences {
+  const int *cu_q;      /* [num_seqs + 1] */
+  const int *cu_kv;     /* [num_seqs + 1]; equals cu_q where the caller gave none */
+  const int *cu_blocks; /* [num_seqs + 1] rows of compressed storage; NULL: sequence s begins at row
+                           cu_kv[s] / d */
+  int num_seqs;
+  int q_tokens;  /* rows of q */
+  int kv_tokens; /* rows of k */
+  int max_kv_len; /* the plan's: longer sequences are cut, so that no row of importance is outgrown */
+} NsaiSequences;
+
+/* The branches, as NSA_CMP, NSA_SEL, NSA_WIN. */
+enum { NSAI_BRANCH_COMPRESSED, NSAI_BRANCH_SELECTED, NSAI_BRANCH_WINDOW, NSAI_BRANCH_COUNT };
+
+/* What an attention kernel does with its branch's normalised output O_b, see core/epilogue.cuh:
+ *   o_branch = O_b;  lse = log sum exp;  sum = gate_b * O_b (+ partial when add_partial);
+ *   o = sum, rounded once, when o.data; else partial = sum. */
+typedef struct NsaiEpilogue {
+  NsaiView o;        /* dtype [T, Hq, Dv] */
+  NsaiView o_branch; /* dtype [T, Hq, Dv] */
+  float *lse;        /* f32 [T, Hq], natural log, -inf for an empty row */
+  long long lse_token_stride;
+  long long lse_head_stride;
+  void *partial;        /* fp16 [T, Hq, Dv] contiguous: the gated sum so far, in units of its row */
+  float *partial_units; /* f32 [T, Hq] contiguous: powers of two */
+  NsaiView gate;        /* [T, Hq, 3]: this branch's column is gate_branch */
+  int gate_branch;
+  int gate_float; /* 1: the gates are f32, 0: dtype */
+  int add_partial;
+  int reserved;
+} NsaiEpilogue;
+
+/* attend_compressed, attend_window, dense: flash attention over contiguous key ranges. */
+typedef struct NsaiAttend {
+  NsaiSequences seq;
+  NsaiView q; /* dtype [T, Hq, Dk] */
+  NsaiView k; /* dtype [rows, Hkv, Dk]: raw tokens, or compressed blocks */
+  NsaiView v; /* dtype [rows, Hkv, Dv] */
+  NsaiEpilogue out;
+  float scale_log2; /* softmax scale * log2(e) */
+  int kv_heads;
+  int tiles; /* of query tokens, times Hkv: blocks with one each; persistent kernels have fewer */
+  int early; /* 1: of what the kernel right before does, the partial sum alone matters here, so that the
+                rest need not wait for it: core/launch.cuh */
+} NsaiAttend;
+
+/* attend_compressed_sm90, attend_window_sm90, attend_dense_sm90: the same through tensor maps. */
+typedef struct NsaiAttendTma {
+  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
+  NsaiTensorMap v;
+  NsaiAttend attend;
+} NsaiAttendTma;
+
+/* attend_compressed_topn_sm90: the compressed branch, and of each token the top-n by the importance that
+ * follows from its scores. */
+typedef struct NsaiCompressedTopn {
+  NsaiAttendTma attend; /* k, v: boxes of 128 spread tokens, see tma_load_spread() */
+  int *idx;             /* [T, Hkv, n] ascending, then -1; NULL: no lists are wanted */
+  long long idx_token_stride;
+  long long idx_head_stride;
+  void *scratch; /* workspace: scratch_bytes for each block of threads of the grid */
+  long long scratch_bytes;
+  long long reserved[3];
+} NsaiCompressedTopn;
+
+/* attend_selected: attention over each token's own sorted list of disjoint key ranges. */
+typedef struct NsaiAttendSelected {
+  NsaiSequences seq;
+  NsaiView q;
+  NsaiView k;
+  NsaiView v;
+  NsaiEpilogue out;
+  const int *lists; /* blocks: [T, Hkv, n] ascending, then -1. ranges: [T, Hkv, n, 2] ascending,
+                       disjoint, end > start, end <= t + 1, then -1, -1 */
+  long long list_token_stride; /* ints */
+  long long list_head_stride;  /* ints; 0: shared by all KV heads */
+  float scale_log2;
+  int kv_heads;
+  int tiles; /* as in NsaiAttend */
+  int reserved;
+} NsaiAttendSelected;
+
+/* attend_selected_sm90_mma, attend_selected_sm90: the same with keys through tensor maps, by blocks of
+ * threads that stay and take one tile after the other. */
+typedef struct NsaiAttendSelectedTma {
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
+  NsaiTensorMap v;
+  NsaiAttendSelected attend;
+  int reserved[10];
+} NsaiAttendSelectedTma;
+
+/* attend_selected_window_sm90: the window's branch and the selected one by one kernel, or
+ * one of them where a run has no more. */
+enum { NSAI_PART_WINDOW, NSAI_PART_SELECTED, NSAI_PARTS };
+typedef struct NsaiSelectedWindow {
+  NsaiAttendSelectedTma selected; /* seq, q, scale and tiles of both; its `out` means nothing */
+  NsaiTensorMap window_k_map;     /* as selected.k, of the window's */
+  NsaiTensorMap window_v_map;
+  NsaiView window_k, window_v;
+  NsaiEpilogue out[NSAI_PARTS]; /* as for two kernels, the window's first */
+  int first_part, end_part;     /* those that run; of the others nothing else means anything */
+  int reserved[2];
+} NsaiSelectedWindow;
+
+/* A run of one block's inverted list: data/inverted_lists.cuh. Tokens count from row 0 of q. */
+typedef struct NsaiKvItem {
+  int kv_row; /* of k and v where the block begins */
+  int keys;   /* of the block, 1 .. l'; fewer at the end of its sequence */
+  int shift;  /* token t of the list sees key i of the block when i <= t + shift */
+  int begin;  /* of the run, among the head's entries */
+  int count;
+  int reserved[3];
+} NsaiKvItem;
+
+/* data_invert_count, data_invert_scan, data_invert_fill: lists of blocks into lists of tokens, for the tokens
+ * [token_begin, token_end). `heads`: Hkv, or 1 where all share one list. */
+typedef struct NsaiInvert {
+  NsaiSequences seq;
+  const int *lists; /* as in NsaiAttendSelected */
+  long long list_token_stride;
+  long long list_head_stride;
+  int *counts;       /* [heads, parts, blocks] */
+  int *starts;       /* [heads, blocks] */
+  unsigned *entries; /* [heads, entry_capacity] */
+  int *places;       /* [heads, tokens of the chunk, n]: among the entries of the head */
+  NsaiKvItem *items; /* [heads, item_capacity] */
+  int *item_counts;  /* [heads] */
+  long long entry_capacity;
+  int item_capacity;
+  int heads;
+  int token_begin, token_end;
+  int part_tokens, parts; /* tokens that are counted together, and how many such parts there are */
+  int blocks;             /* numbers of blocks */
+  int head_begin;         /* data_invert_fill: the first head of this launch */
+  int *item_starts;       /* [heads, blocks]: each block's first item; NULL: not wanted */
+  int near; /* entries of blocks that begin less than so many keys before their token are left out */
+  int reserved;
+} NsaiInvert;
+
+/* attend_selected_kv_stationary_sm90: each item's rows of Q over its block, for the query heads [head_begin,
+ * head_begin + heads) and the tokens from token_begin on. */
+typedef struct NsaiAttendKv {
+  NsaiView q;
+  NsaiView k;
+  NsaiView v;
+  const NsaiKvItem *items;
+  const int *item_counts;
+  const unsigned *entries;
+  void *partial;      /* dtype [heads, chunk_tokens, n, Dv]: O of one block, normalised */
+  float *partial_lse; /* f32 [heads, entry_capacity], as entries, in powers of two */
+  long long entry_capacity;
+  int item_capacity;
+  int shared_lists; /* 1: all KV heads have the same */
+  int token_begin, chunk_tokens;
+  int head_begin, heads;
+  float scale_log2;
+  int reserved;
+} NsaiAttendKv;
+
+/* attend_selected_combine: the partial results of a token's blocks into its output. */
+typedef struct NsaiCombine {
+  const int *places;        /* as in NsaiInvert */
+  const void *partial;      /* as in NsaiAttendKv */
+  const float *partial_lse; /* as in NsaiAttendKv */
+  NsaiEpilogue out;
+  long long entry_capacity;
+  int shared_lists;
+  int token_begin, chunk_tokens;
+  int head_begin, heads;
+  int kv_heads;
+} NsaiCombine;
+
+/* importance: I[t, g, j] of the tokens [token_begin, token_end), or of the tokens listed in `rows`.
+ */
+typedef struct NsaiImportance {
+  NsaiSequences seq;
+  NsaiView q;
+  NsaiView k;       /* compressed keys */
+  const float *lse; /* f32 [T, Hq] of the compressed branch, natural log */
+  long long lse_token_stride;
+  long long lse_head_stride;
+  float *importance; /* f32 [token - token_begin or index in rows, Hkv, >= blocks] */
+  long long importance_token_stride;
+  long long importance_head_stride;
+  const int *rows; /* Config::kProbe: token rows */
+  int num_rows;    /* Config::kProbe */
+  int token_begin, token_end;
+  float scale_log2;
+  int kv_heads;
+  int columns; /* Config::kProbe: columns of `importance`; those beyond the candidates are set to 0
+                */
+} NsaiImportance;
+
+/* select: top-n by importance, with forced blocks. */
+typedef struct NsaiSelect {
+  NsaiSequences seq;
+  const float *importance; /* as above, tokens [token_begin, token_end) */
+  long long importance_token_stride;
+  long long importance_head_stride;
+  int *idx; /* [T, Hkv, n] ascending, then -1 */
+  long long idx_token_stride;
+  long long idx_head_stride;
+  int token_begin, token_end;
+  int kv_heads;
+  int reserved;
+} NsaiSelect;
+
+/* data_sort_blocks, data_sort_ranges: a caller's selection into the sorted lists attend_selected reads. */
+typedef struct NsaiSortSelection {
+  NsaiSequences seq;
+  const int *in; /* blocks [T, heads, n] or ranges [T, heads, n, 2] */
+  long long in_token_stride;
+  long long in_head_stride;
+  long long in_entry_stride; /* ints from one range (or index) to the next */
+  int *out;                  /* [T, heads, n] or [T, heads, n, 2], contiguous */
+  int heads;                 /* 1 or Hkv */
+  int reserved;
+} NsaiSortSelection;
+
+/* compress_mean: phi mean of K and V. */
+typedef struct NsaiCompress {
+  NsaiSequences seq;
+  NsaiView k, v;         /* raw */
+  NsaiView k_cmp, v_cmp; /* compressed, [rows, Hkv, D] */
+  int rows;              /* rows of compressed storage */
+  int kv_heads;
+} NsaiCompress;
+
+/* compress_gather_rows: vec(x) of every compressed block, zero beyond the true count, and vec(pe). */
+typedef struct NsaiGatherRows {
+  NsaiSequences seq;
+  NsaiView x;                /* raw K or V */
+  const void *pe;            /* dtype [Hkv, l, D]; NULL: zeros */
+  long long pe_head_stride;  /* elements */
+  long long pe_token_stride; /* elements */
+  void *out;                 /* dtype [Hkv, rows + 1, l*D] contiguous; the last row: pe */
+  int rows;
+  int kv_heads;
+} NsaiGatherRows;
+
+/* compress_bias_activation: out = act(x + shift + bias), from the fp32 products of cuBLASLt to where the
+ * result is stored. */
+typedef struct NsaiBiasActivation {
+  NsaiSequences seq;  /* Config::kBlocks */
+  const float *x;     /* f32 [batch, rows, columns] */
+  const float *shift; /* f32 [batch, columns], x_batch_stride apart; NULL: zeros */
+  const void *bias;   /* dtype [batch, columns]; NULL: zeros */
+  void *out;  /* Config::kOutFloat ? f32 : dtype, [batch, rows, columns]; may be x when f32 */
+  void *rest; /* dtype, as out: what rounding left of the result; NULL: not wanted */
+  long long x_batch_stride; /* elements, as the next three */
+  long long bias_batch_stride;
+  long long out_batch_stride;
+  long long out_row_stride;
+  int batch, rows, columns;
+  int reserved;
+} NsaiBiasActivation;
+
+/* attend_causal_softmax: rows of fp32 scores into dtype probabilities, for sdpa_gemm. */
+typedef struct NsaiCausalSoftmax {
+  const float *scores; /* f32 [heads, rows, keys], natural units before scaling */
+  void *probs;         /* dtype [heads, rows, keys] */
+  float *lse;          /* f32 [T, Hq] from the first row and head of this call; NULL */
+  long long lse_token_stride;
+  long long lse_head_stride;
+  float scale_log2;
+  int heads, rows, keys; /* keys: leading dimension of both */
+  int first_position;    /* position t of row 0: row r sees keys 0 .. first_position + r */
+  int reserved;
+} NsaiCausalSoftmax;
+
+#ifdef __cplusplus
+#define NSAI_SIZE_IS(type, bytes)                                                                  \
+  static_assert(sizeof(type) == bytes, "host and device disagree on " #type)
+#else
+#define NSAI_SIZE_IS(type, bytes)                                                                  \
+  _Static_assert(sizeof(type) == bytes, "host and device disagree on " #type)
+#endif
+NSAI_SIZE_IS(NsaiView, 24);
+NSAI_SIZE_IS(NsaiSequences, 40);
+NSAI_SIZE_IS(NsaiEpilogue, 128);
+NSAI_SIZE_IS(NsaiAttend, 256);
+NSAI_SIZE_IS(NsaiTensorMap, 128);
+NSAI_SIZE_IS(NsaiAttendTma, 640);
+NSAI_SIZE_IS(NsaiCompressedTopn, 704);
+NSAI_SIZE_IS(NsaiAttendSelected, 280);
+NSAI_SIZE_IS(NsaiAttendSelectedTma, 576);
+NSAI_SIZE_IS(NsaiSelectedWindow, 1152);
+NSAI_SIZE_IS(NsaiKvItem, 32);
+NSAI_SIZE_IS(NsaiInvert, 168);
+NSAI_SIZE_IS(NsaiAttendKv, 152);
+NSAI_SIZE_IS(NsaiCombine, 184);
+NSAI_SIZE_IS(NsaiImportance, 168);
+NSAI_SIZE_IS(NsaiSelect, 104);
+NSAI_SIZE_IS(NsaiSortSelection, 88);
+NSAI_SIZE_IS(NsaiCompress, 144);
+NSAI_SIZE_IS(NsaiGatherRows, 104);
+NSAI_SIZE_IS(NsaiBiasActivation, 128);
+NSAI_SIZE_IS(NsaiCausalSoftmax, 64);
+
+#endif /* NSAI_PARAMS_ATTENTION_H */

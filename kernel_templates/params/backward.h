@@ -1,0 +1,194 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the host hands to the kernels of the backward pass; conventions: params/attention.h.
+ */
+#ifndef NSAI_PARAMS_BACKWARD_H
+#define NSAI_PARAMS_BACKWARD_H
+
+#include "params/attention.h"
+
+/* A gradient that a kernel writes or adds to. */
+typedef struct NsaiGradient {
+  NsaiView view; /* data NULL: not wanted */
+  int is_float;  /* 1: f32, 0: dtype */
+  int accumulate;
+} NsaiGradient;
+
+/* backward_row_stats, backward_dq: a tile of query rows over the keys of every branch. */
+typedef struct NsaiBackwardQ {
+  NsaiSequences seq; /* as compressed storage sees them */
+  NsaiView q;        /* dtype [T, Hq, Dk] */
+  NsaiView d_o;      /* dtype [T, Hq, Dv] */
+  NsaiView k[3];     /* of each branch: dtype [rows, Hkv, Dk] */
+  NsaiView v[3];
+  NsaiView gate;    /* [T, Hq, 3] */
+  const int *lists; /* as in NsaiAttendSelected */
+  long long list_token_stride;
+  long long list_head_stride; /* 0: shared by all KV heads */
+  void *statistics;           /* RowStatistics [3, T, Hq]: backward/products.cuh */
+  NsaiGradient d_q;
+  NsaiGradient d_gate; /* of weights or logits */
+  float scale, scale_log2;
+  int kv_heads;
+  int gate_float;    /* 1: the gates are f32, 0: dtype */
+  unsigned branches; /* bit b: branch b is looked at */
+  unsigned absent;   /* bit b: branch b does not run, and its gates' gradients become 0 here */
+} NsaiBackwardQ;
+
+/* backward_row_stats_tma, backward_dq_tma: the same with keys through tensor maps, by blocks of threads
+ * that stay. */
+typedef struct NsaiBackwardQTma {
+  NsaiTensorMap k[3]; /* of each branch: boxes of one head, kKeys tokens */
+  NsaiTensorMap v[3];
+  NsaiTensorMap q; /* boxes of kGroupPadded heads, 64 rows */
+  NsaiTensorMap d_o;
+  NsaiBackwardQ rows;
+  int tiles;  /* of query tokens, times Hkv */
+  int joined; /* 1: window and selected branch run and have one pair of k and v */
+} NsaiBackwardQTma;
+
+/* backward_row_stats_saved: the statistics of branches whose o_branch and lse are given. */
+typedef struct NsaiBackwardSaved {
+  NsaiSequences seq;
+  NsaiView d_o;         /* dtype [T, Hq, Dv] */
+  NsaiView o_branch[3]; /* dtype [T, Hq, Dv] */
+  const float *lse[3];  /* f32 [T, Hq], natural log */
+  long long lse_token_stride[3], lse_head_stride[3];
+  NsaiView gate;    /* [T, Hq, 3] */
+  void *statistics; /* RowStatistics [3, T, Hq] */
+  NsaiGradient d_gate;
+  int heads;       /* Hq */
+  int gate_float;  /* 1: the gates are f32, 0: dtype */
+  unsigned saved;  /* bit b: branch b is given */
+  unsigned absent; /* as in NsaiBackwardQ */
+} NsaiBackwardSaved;
+
+/* backward_dkv_compressed, backward_dkv_selected, backward_dkv_ranges, backward_dkv_window: a tile of keys over the query
+ * rows that see them, for the KV heads [head_begin, head_begin + heads). */
+typedef struct NsaiBackwardKv {
+  NsaiSequences seq; /* as compressed storage sees them */
+  NsaiView q, d_o;
+  NsaiView k, v;
+  const void *statistics;  /* RowStatistics [3, T, Hq] */
+  const NsaiKvItem *items; /* backward_dkv_selected: as in NsaiInvert, of all heads */
+  const int *item_counts;
+  const unsigned *entries;
+  const int *lists; /* backward_dkv_ranges: [T, Hkv, n, 2], as in NsaiAttendSelected */
+  long long list_token_stride;
+  long long list_head_stride; /* 0: shared by all KV heads */
+  float *partial; /* f32 [heads, rows, Dk + Dv]; rows: of k and v, or l' of each item; of
+                     backward_dkv_compressed and backward_dkv_ranges [heads, splits, rows, ...] */
+  long long entry_capacity;
+  long long rows; /* of `partial`, for one head (and split), where it has any of k and v */
+  int item_capacity;
+  int shared_lists; /* 1: all KV heads have the same */
+  int head_begin, heads, kv_heads;
+  int tiles; /* of keys; backward_dkv_selected: of a block */
+  int splits; /* runs that a tile's query rows are cut into: backward_dkv_compressed, backward_dkv_ranges */
+  float scale, scale_log2;
+  int joined; /* backward_dkv_window_tma: 1: it does the selected branch of blocks that begin within the
+                 window, too, which has the same k and v; lists: of blocks */
+} NsaiBackwardKv;
+
+/* backward_dkv_compressed_tma, backward_dkv_selected_tma, backward_dkv_window_tma: the same through tensor maps. */
+typedef struct NsaiBackwardKvTma {
+  NsaiTensorMap q; /* boxes of G heads of box_tokens tokens */
+  NsaiTensorMap d_o;
+  NsaiTensorMap k; /* boxes of one head, kKeys tokens */
+  NsaiTensorMap v;
+  NsaiBackwardKv kv;
+} NsaiBackwardKvTma;
+
+/* backward_dkv_sum: the gradients of one pair of K and V, from what NsaiBackwardKv left, in a fixed order. */
+typedef struct NsaiBackwardSum {
+  NsaiSequences seq; /* as compressed storage sees them */
+  NsaiGradient d_k, d_v;
+  const float *compressed; /* f32 [heads, splits, compressed_rows, Dk + Dv]; NULL: no part of it */
+  const float *selected;   /* f32 [heads, item_capacity, l', Dk + Dv]; NULL */
+  const float *window;     /* f32 [heads, window_rows, Dk + Dv]; NULL */
+  const float *k_rows;     /* f32 [heads, compressed_rows + 1, l, Dk]: of phi linear, mlp; NULL */
+  const float *v_rows;     /* f32 [heads, compressed_rows + 1, l, Dv]; NULL */
+  const int *item_starts;  /* [heads or 1, blocks]: a block's first item */
+  const int *item_counts;  /* [heads or 1] */
+  long long compressed_rows, window_rows;
+  int item_capacity, blocks, shared_lists;
+  int splits;
+  int rows; /* of d_k and d_v */
+  int head_begin, heads;
+  int is_external;  /* 1: d_k and d_v are those of the compressed blocks themselves */
+  int range_splits; /* of ranges: `selected` is [heads, range_splits, window_rows, Dk + Dv] */
+  int reserved;
+} NsaiBackwardSum;
+
+/* backward_round_do: a d_o in f32 to the model's dtype. */
+typedef struct NsaiBackwardRound {
+  NsaiView d_o; /* f32 [T, Hq, Dv] */
+  void *out;    /* dtype [T, Hq, Dv] contiguous */
+  int tokens, heads;
+} NsaiBackwardRound;
+
+/* backward_activation: the gradient of a layer's result through its activation, in f32 and as an operand. */
+typedef struct NsaiActivationBack {
+  NsaiSequences seq;  /* which rows exist; no cu_blocks */
+  float *d_y;         /* f32 [batch, parts, rows, columns]; the first part receives the result */
+  const float *x;     /* f32 [batch, rows, columns], before shift, bias and activation */
+  const float *shift; /* f32 [batch, columns], x_batch_stride apart; NULL: zeros */
+  const void *bias;   /* dtype [batch, columns]; NULL: zeros */
+  void *out;          /* dtype [batch, .., columns] */
+  void *hidden;       /* dtype [batch, .., columns]: act(x + shift + bias); NULL: not wanted */
+  long long d_batch_stride, d_part_stride, d_row_stride; /* elements, as the next five */
+  long long x_batch_stride;
+  long long bias_batch_stride;
+  long long out_batch_stride, hidden_batch_stride;
+  long long out_row_stride; /* of both */
+  int batch, rows, columns;
+  int parts;
+} NsaiActivationBack;
+
+/* backward_column_sums: sums of rows, by parts of part_rows. */
+typedef struct NsaiColumnSums {
+  const float *x;                         /* f32 [batch, rows, columns] */
+  long long x_batch_stride, x_row_stride; /* elements */
+  float *sums;                            /* f32 [batch, parts, columns] */
+  void *row; /* dtype [batch, columns]: the sums, where there is one part; NULL: not wanted */
+  long long row_batch_stride;
+  int batch, rows, columns;
+  int part_rows, parts;
+  int reserved;
+} NsaiColumnSums;
+
+/* backward_store_gradient: from the workspace to the caller's tensor. */
+typedef struct NsaiStoreGradient {
+  NsaiSequences seq;
+  const float *x;   /* f32 [batch, rows, columns]; NULL: zeros */
+  NsaiGradient out; /* token_stride: from row to row, head_stride: from batch to batch */
+  long long x_batch_stride;
+  int batch, rows, columns;
+  int first_token; /* -1: rows are no tokens */
+} NsaiStoreGradient;
+
+/* backward_present_rows: rows of tokens, zeros for those behind the last sequence. */
+typedef struct NsaiPresentRows {
+  NsaiSequences seq;
+  const void *x; /* dtype [T, columns] */
+  long long x_row_stride;
+  void *out; /* dtype [rows, columns] contiguous */
+  int first_token, rows, columns;
+  int reserved;
+} NsaiPresentRows;
+
+NSAI_SIZE_IS(NsaiGradient, 32);
+NSAI_SIZE_IS(NsaiBackwardQ, 376);
+NSAI_SIZE_IS(NsaiBackwardQTma, 1408);
+NSAI_SIZE_IS(NsaiBackwardSaved, 288);
+NSAI_SIZE_IS(NsaiBackwardKv, 256);
+NSAI_SIZE_IS(NsaiBackwardKvTma, 768);
+NSAI_SIZE_IS(NsaiBackwardSum, 216);
+NSAI_SIZE_IS(NsaiBackwardRound, 40);
+NSAI_SIZE_IS(NsaiActivationBack, 168);
+NSAI_SIZE_IS(NsaiColumnSums, 72);
+NSAI_SIZE_IS(NsaiStoreGradient, 104);
+NSAI_SIZE_IS(NsaiPresentRows, 80);
+
+#endif /* NSAI_PARAMS_BACKWARD_H */

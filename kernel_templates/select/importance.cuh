@@ -1,0 +1,425 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// select_importance: how much of the compressed attention falls on each selection block, exact in fp32.
+//
+//   I[t, g, j] = sum over the group's heads h and compressed blocks i of w(i, j) * P[t, h, i]
+//   P[t, h, i] = 2^(scale_log2 * q[t, h] . kc[i, g]  -  lse[t, h] * log2(e))
+//                where i*d + l - 1 <= t, else 0
+//   w(i, j)    = strides of d that compressed block i and selection block j share
+//
+// With m = l/d and r = l'/d (m <= r), block j takes the keys j*r - (m-1) + x, x in [0, r+m-1), with
+// the weights min(x+1, m, r+m-1-x): a trapezoid. (m 2, r 4: keys 4j-1 .. 4j+3, weights 1 2 2 2 1.)
+//
+//   q [T, Hq, Dk], kc [rows, Hkv, Dk], lse f32 [T, Hq] (from attend_compressed)
+//   -> importance f32 [tokens, Hkv, blocks] (for select_topn)
+//
+// Written: every j <= t / l' of the tokens in [token_begin, token_end). With kProbe: the tokens
+// p.rows[0 .. num_rows), one CTA each, output row = index in the list, all p.columns, zeros where
+// there is no candidate. A token's bits are the same in both forms and in every chunk of tokens: its
+// sums run over the same keys in the same order wherever its rows lie, and keys it does not see add
+// exact zeros.
+//
+// Grid      x = kv_heads * tiles, group-major, long tiles first; tiles of kTokens = kRows /
+//           kGroupPadded tokens, those that can hold a token of the chunk. kProbe: num_rows.
+// CTA       kWarps warps of two m16 tiles that share every K fragment; rows token-major over
+//           kGroupPadded heads: 32 / kGroupPadded tokens a warp, or half a token at more than 32 heads.
+// Registers Q (Dk / 2 a thread) and a 32x32 slice of scores. Shared: two K tiles, and head sums.
+// Bound     by mma.sync: 2.2 TFLOP of q k^T in 7.5 ms at 64k, D 128, G 16 on the H200.
+//
+// Config: Element, kHeadDimQk, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads, kMinBlocks,
+// kSharedBytes, kBlock (l), kStride (d), kSelectBlock (l'), kProbe; data/source.cuh.
+// kSharedBytes = 2 * kKeys * pitch + 4 * kWarps * tokens * (((history + kKeys) | 1) + 4), where
+//   chunks  = padded_dim(Dk) / 8
+//   pitch   = 16 * (chunks % 8 ? chunks | 1 : chunks), the pitch of Tile<kKeys, padded_dim(Dk)>
+//   tokens  = max(1, 32 / kGroupPadded)
+//   history = kKeys % r == 0 && m <= 8 ? m - 1 : 0
+#pragma once
+#include "core/copy.cuh"
+#include "select/importance_keys.cuh"
+#include "core/launch.cuh"
+#include "core/mma.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
+#include "data/sequence.cuh"
+#include "data/source.cuh"
+#include "core/tile.cuh"
+#include "core/types.cuh"
+
+static_assert(Config::kRows == 32 * Config::kWarps, "a warp has two m16 tiles of rows");
+static_assert(Config::kThreads == 32 * Config::kWarps, "every warp computes and copies");
+static_assert(Config::kGroupPadded >= Config::kGroup &&
+                  (Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0,
+              "rows are token-major over a power of two of heads");
+static_assert(Config::kGroupPadded <= Config::kRows && Config::kGroupPadded <= 64,
+              "a token lies in one CTA, in two warps at most");
+static_assert(Config::kKeys % 32 == 0, "scores are computed 32 keys at a time");
+static_assert(Config::kHeadDimQk % 8 == 0, "rows are copied 16 bytes at a time");
+static_assert(Config::kBlock % Config::kStride == 0 &&
+                  Config::kSelectBlock % Config::kStride == 0 &&
+                  Config::kBlock <= Config::kSelectBlock,
+              "the weights are a trapezoid of strides");
+
+// ---- plan
+
+template <class C> struct Plan {
+  static constexpr int kTokens = C::kRows / C::kGroupPadded;
+  static constexpr int kWarpTokens = C::kGroupPadded > 32 ? 1 : 32 / C::kGroupPadded;
+  static constexpr int kTokenWarps = C::kGroupPadded > 32 ? C::kGroupPadded / 32 : 1;
+  static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // of k16
+  static constexpr int kSliceTiles = 4;                         // n8 tiles in a slice of 32 keys
+  // Rows of one thread that belong to different tokens: its four rows lie 8 apart.
+  static constexpr int kSets = C::kGroupPadded >= 32 ? 1 : C::kGroupPadded == 16 ? 2 : 4;
+  // Lanes that hold heads of one token, within a column of a fragment.
+  static constexpr int kHeadLanes = C::kGroupPadded < 8 ? C::kGroupPadded : 8;
+
+  static constexpr int kOverlap = C::kBlock / C::kStride;     // m
+  static constexpr int kRatio = C::kSelectBlock / C::kStride; // r
+  static constexpr int kSupport = kRatio + kOverlap - 1; // keys that weigh in one selection block
+  // Where tiles end on block ends, a block needs only the last m-1 head sums of the tile before:
+  // they are kept in front of the tile's own. Else a block's sum is carried from tile to tile;
+  // since m <= r at most two are open at a time. 8: more history would not fit beside the keys at G
+  // 1 and Dk 256.
+  static constexpr bool kAligned = C::kKeys % kRatio == 0 && kOverlap <= 8;
+  static constexpr int kHistory = kAligned ? kOverlap - 1 : 0;
+  static constexpr int kSumPitch = (kHistory + C::kKeys) | 1; // odd: tokens fall on different banks
+
+  // Lanes that pool one token: as many as a tile has blocks, so that stores are whole runs.
+  static constexpr int kMaxBlocks =
+      kAligned ? C::kKeys / kRatio : (C::kKeys + kOverlap - 2) / kRatio + 2;
+  static constexpr int kPoolLanes = kMaxBlocks > 16  ? 32
+                                    : kMaxBlocks > 8 ? 16
+                                    : kMaxBlocks > 4 ? 8
+                                    : kMaxBlocks > 2 ? 4
+                                                     : 2;
+};
+
+template <class C> struct SharedPlan {
+  using KeyTile = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
+  u8 keys[2][KeyTile::kBytes]; // [kKeys, Dk], this tile and the next
+  float sums[C::kWarps][Plan<C>::kWarpTokens]
+            [Plan<C>::kSumPitch];                     // [history + kKeys] head sums of P
+  float carry[2][C::kWarps][Plan<C>::kWarpTokens][2]; // by parity of tile, of block
+};
+static_assert(sizeof(SharedPlan<Config>) == Config::kSharedBytes,
+              "the host's table and the plan disagree");
+static_assert(sizeof(SharedPlan<Config>) <= 101376,
+              "99 KB is all that sm_86, sm_89 and sm_120 have");
+
+// ---- coordinates
+
+// The tokens of a CTA, as queries of one sequence: slot x holds query first + x, present in [begin,
+// end).
+struct TokenTile {
+  Sequence seq;
+  int s;
+  int first, begin, end;
+  int out_base; // row of `importance` = out_base + query
+  NSAI_DEVICE bool present(int query) const { return begin <= query && query < end; }
+};
+
+template <class C, class Params>
+NSAI_DEVICE TokenTile find_tokens(const Params &params, int index, int count) {
+  const NsaiImportance &p = packed_of(params);
+  const auto &seqs = sequences_of(params);
+  if constexpr (C::kProbe) {
+    int row = p.rows[index];
+    int s = find_row_sequence(seqs, row);
+    Sequence seq = load_sequence(seqs, s);
+    int query = row - seq.q_begin;
+    bool present = 0 <= query && query < seq.q_len;
+    return TokenTile{ seq, s, query, query, query + present, index - query };
+  } else {
+    constexpr int kTokens = Plan<C>::kTokens;
+    // Token x lies in tile x / kTokens - 1 or later, whatever the sequences are.
+    int skipped = max(0, p.token_begin / kTokens - numbers_tiles_by_sequence(seqs));
+    QueryTile tile = find_query_tile<kTokens>(seqs, skipped + count - 1 - index);
+    int begin = max(tile.first_query, p.token_begin - tile.seq.q_begin);
+    int end = min(min(tile.first_query + kTokens, tile.seq.q_len), p.token_end - tile.seq.q_begin);
+    return TokenTile{ tile.seq, tile.s, tile.first_query,
+                      begin,    end,    tile.seq.q_begin - p.token_begin };
+  }
+}
+
+// Compressed blocks that position t sees.
+template <class C> NSAI_DEVICE int visible_blocks(int t) {
+  return block_count<C::kBlock, C::kStride>(t + 1);
+}
+
+// Selection blocks to be written for position t.
+template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t) {
+  if constexpr (C::kProbe) return p.columns;
+  return t < 0 ? 0 : t / C::kSelectBlock + 1;
+}
+
+// ---- steps
+
+// The four rows of a thread: Q fragments and -lse in base 2. Padding heads and absent tokens get
+// zeros and -inf: P = 0.
+template <class C>
+NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, int group, int warp,
+                              int lane, u32 (&rQ)[2][Plan<C>::kSteps][4], float (&bias)[2][2]) {
+  const u16 *gQ = (const u16 *)p.q.data; // [T, Hq, Dk]
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int row = 32 * warp + 16 * tile + 8 * half + lane / 4;
+      int head = row % C::kGroupPadded, query = tokens.first + row / C::kGroupPadded;
+      bool present = head < C::kGroup && tokens.present(query);
+      long long token = present ? tokens.seq.q_begin + query : 0;
+      int query_head = present ? group * C::kGroup + head : 0;
+      const u16 *from = gQ + token * p.q.token_stride + query_head * p.q.head_stride + lane % 4 * 2;
+#pragma unroll
+      for (int k = 0; k < Plan<C>::kSteps; ++k) {
+        bool upper = k * 16 + 8 < C::kHeadDimQk;
+        rQ[tile][k][half] = present ? *(const u32 *)(from + k * 16) : 0;
+        rQ[tile][k][half + 2] = present && upper ? *(const u32 *)(from + k * 16 + 8) : 0;
+      }
+      float lse =
+          present ? p.lse[token * p.lse_token_stride + query_head * p.lse_head_stride] : kMinusInf;
+      bias[tile][half] = lse == kMinusInf ? kMinusInf : -lse * kLog2e;
+    }
+  }
+}
+
+// S = Q K^T of the warp's 32 rows and the 32 keys whose first row lies at `keys`.
+template <class C>
+NSAI_DEVICE void scores(float (&rS)[2][Plan<C>::kSliceTiles][4],
+                        const u32 (&rQ)[2][Plan<C>::kSteps][4], u32 keys, int lane) {
+  using KeyTile = typename SharedPlan<C>::KeyTile;
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile)
+#pragma unroll
+    for (int n = 0; n < Plan<C>::kSliceTiles; ++n)
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rS[tile][n][i] = 0;
+  int key = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2; // of ldmatrix: n tile, then k half
+#pragma unroll
+  for (int k = 0; k < Plan<C>::kSteps; ++k) {
+#pragma unroll
+    for (int n = 0; n < Plan<C>::kSliceTiles; n += 2) {
+      u32 rK[4]; // 16 keys x 16 columns
+      ldmatrix_x4(rK, KeyTile::along(keys + KeyTile::offset(key, chunk), 2 * k) +
+                          n * 8 * KeyTile::kPitch);
+#pragma unroll
+      for (int tile = 0; tile < 2; ++tile) {
+        mma_m16n8k16(typename C::Element{}, rS[tile][n], rQ[tile][k], rK[0], rK[1]);
+        mma_m16n8k16(typename C::Element{}, rS[tile][n + 1], rQ[tile][k], rK[2], rK[3]);
+      }
+    }
+  }
+}
+
+// P of the keys that a row's token does not see becomes 0. `first` is the slice's first key.
+template <class C>
+NSAI_DEVICE void mask(float (&rP)[2][Plan<C>::kSliceTiles][4], const TokenTile &tokens, int first,
+                      int warp, int lane) {
+#pragma unroll
+  for (int tile = 0; tile < 2; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      int query = tokens.first + (32 * warp + 16 * tile + 8 * half + lane / 4) / C::kGroupPadded;
+      int visible = visible_blocks<C>(tokens.seq.position(query)) - first - lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < Plan<C>::kSliceTiles; ++n) {
+        if (n * 8 >= visible) rP[tile][n][2 * half] = 0;
+        if (n * 8 + 1 >= visible) rP[tile][n][2 * half + 1] = 0;
+      }
+    }
+  }
+}
+
+// Sums P over the heads of each token and writes them to `sums` [kWarpTokens, kSumPitch], 32 keys.
+// A thread adds its own rows of a token, then lanes halve their values against each other until
+// each holds 8 / kHeadLanes keys: value x of a thread is key 8 * (x / 2) + 2 * (lane % 4) + x % 2.
+template <class C>
+NSAI_DEVICE void sum_heads(const float (&rP)[2][Plan<C>::kSliceTiles][4], float *sums, int lane) {
+  constexpr int kValues = 2 * Plan<C>::kSliceTiles;
+  constexpr int kSets = Plan<C>::kSets;
+#pragma unroll
+  for (int set = 0; set < kSets; ++set) {
+    float v[kValues];
+#pragma unroll
+    for (int x = 0; x < kValues; ++x) {
+      int n = x / 2, e = x % 2;
+      if constexpr (kSets == 4)
+        v[x] = rP[set / 2][n][set % 2 * 2 + e];
+      else if constexpr (kSets == 2)
+        v[x] = rP[set][n][e] + rP[set][n][2 + e];
+      else
+        v[x] = (rP[0][n][e] + rP[0][n][2 + e]) + (rP[1][n][e] + rP[1][n][2 + e]);
+    }
+    int first = 0; // value of the thread that v[0] is
+#pragma unroll
+    for (int lanes = Plan<C>::kHeadLanes / 2, width = kValues / 2; lanes > 0;
+         lanes /= 2, width /= 2) {
+      bool upper = lane & 4 * lanes;
+      first += upper ? width : 0;
+#pragma unroll
+      for (int x = 0; x < width; ++x) {
+        float mine = upper ? v[x + width] : v[x], other = upper ? v[x] : v[x + width];
+        v[x] = mine + __shfl_xor_sync(0xffffffffu, other, 4 * lanes);
+      }
+    }
+    float *row = sums + (set * (32 / kSets) + lane / 4) / C::kGroupPadded * Plan<C>::kSumPitch;
+#pragma unroll
+    for (int x = 0; x < kValues / Plan<C>::kHeadLanes; ++x) {
+      int value = first + x;
+      row[value / 2 * 8 + lane % 4 * 2 + value % 2] = v[x];
+    }
+  }
+}
+
+// The warps that share a token wait for each other's sums.
+template <class C> NSAI_DEVICE void sync_token() {
+  if constexpr (Plan<C>::kTokenWarps > 1)
+    __syncthreads();
+  else
+    __syncwarp();
+}
+
+// Calls visit(token of the warp, query, block) for the blocks [first, end(query)) of the warp's
+// tokens.
+template <class C, class End, class Visit>
+NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int first, End end,
+                                Visit visit) {
+  constexpr int kLanes = Plan<C>::kPoolLanes;
+  if (warp % Plan<C>::kTokenWarps != 0) return; // the token's first warp pools for all
+  for (int token = lane / kLanes; token < Plan<C>::kWarpTokens; token += 32 / kLanes) {
+    int query = tokens.first + warp / Plan<C>::kTokenWarps * Plan<C>::kWarpTokens + token;
+    int last = end(query);
+    for (int j = first + lane % kLanes; j < last; j += kLanes) visit(token, query, j);
+  }
+}
+
+// `begin` plus the part of block j whose head sums lie in the tile: start is the place in `row` of
+// the block's first key.
+template <class C> NSAI_DEVICE float pool(const float *row, int start, float begin) {
+  using P = Plan<C>;
+  constexpr int kSecond =
+      P::kWarpTokens * P::kSumPitch; // from the first warp's sums of a token to the second's
+  constexpr int kUnroll = P::kSupport <= 16 ? P::kSupport : 4;
+  int from = P::kAligned ? 0 : max(0, -start),
+      to = P::kAligned ? P::kSupport : min(P::kSupport, C::kKeys - start);
+  float sum = begin;
+#pragma unroll kUnroll
+  for (int x = from; x < to; ++x) {
+    float weight = (float)min(min(x + 1, P::kOverlap), P::kSupport - x);
+    float heads = P::kTokenWarps > 1 ? row[start + x] + row[start + x + kSecond] : row[start + x];
+    sum = __fmaf_rn(weight, heads, sum);
+  }
+  return sum;
+}
+
+// ---- body
+
+template <class C, class Params> NSAI_DEVICE void importance(const Params &params) {
+  using P = Plan<C>;
+  const NsaiImportance &p = packed_of(params);
+  extern __shared__ __align__(128) unsigned char shared_bytes[];
+  SharedPlan<C> &shared = *(SharedPlan<C> *)shared_bytes;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  // ---- coordinates ----
+  const int count = gridDim.x / p.kv_heads, group = blockIdx.x / count;
+  const TokenTile tokens = find_tokens<C>(params, blockIdx.x % count, count);
+  if (tokens.begin >= tokens.end) {
+    if constexpr (C::kProbe) { // a row outside the sequences has no candidates
+      float *gRow = p.importance + blockIdx.x % count * p.importance_token_stride +
+                    group * p.importance_head_stride; // [columns]
+      for (int j = threadIdx.x; j < p.columns; j += C::kThreads) gRow[j] = 0;
+    }
+    return;
+  }
+  const int visible_to_all = visible_blocks<C>(tokens.seq.position(tokens.begin));
+  const int visible_to_any = visible_blocks<C>(tokens.seq.position(tokens.end - 1));
+  // m - 1 keys more than are visible: so a block that only the last visible ones touch is pooled
+  // too.
+  const int tiles = visible_to_any ? ceil_div(visible_to_any + P::kOverlap - 1, C::kKeys) : 0;
+
+  const auto keys = find_keys<C>(params, tokens.s, group);     // [N, Dk]
+  float *gI = p.importance + group * p.importance_head_stride; // [rows, blocks] of this group
+  float *sums = &shared.sums[warp][0][0];                      // [kWarpTokens, kSumPitch]
+
+  // ---- prologue ----
+  if (tiles) keys.load(shared_address(shared.keys[0]), 0, visible_to_any);
+  copy_async_commit();
+  u32 rQ[2][P::kSteps][4]; // [32 rows, Dk]
+  float bias[2][2];        // [32 rows]
+  load_queries<C>(p, tokens, group, warp, lane, rQ, bias);
+  for (int i = lane; i < P::kWarpTokens * P::kHistory; i += 32)
+    sums[i / max(P::kHistory, 1) * P::kSumPitch + i % max(P::kHistory, 1)] = 0;
+  for (int i = lane; i < P::kWarpTokens * 4; i += 32)
+    shared.carry[i / 2 % 2][warp][i / 4][i % 2] = 0;
+
+  // ---- tiles of keys ----
+  for (int tile = 0; tile < tiles; ++tile) {
+    const int first = tile * C::kKeys;
+    copy_async_wait<0>();
+    __syncthreads(); // everyone's part of the tile has come; everyone is done with the other buffer
+    if (tile + 1 < tiles)
+      keys.load(shared_address(shared.keys[(tile + 1) % 2]), first + C::kKeys, visible_to_any);
+    copy_async_commit();
+
+    const u32 sK = shared_address(shared.keys[tile % 2]); // [kKeys, Dk]
+#pragma unroll
+    for (int slice = 0; slice < C::kKeys; slice += 32) {
+      float rS[2][P::kSliceTiles][4]; // [32 rows, 32 keys]
+      scores<C>(rS, rQ, sK + slice * SharedPlan<C>::KeyTile::kPitch, lane);
+#pragma unroll
+      for (int m = 0; m < 2; ++m)
+#pragma unroll
+        for (int n = 0; n < P::kSliceTiles; ++n)
+#pragma unroll
+          for (int i = 0; i < 4; ++i)
+            rS[m][n][i] = exp2_approx(__fmaf_rn(rS[m][n][i], p.scale_log2, bias[m][i / 2]));
+      if (first + slice + 32 > visible_to_all) mask<C>(rS, tokens, first + slice, warp, lane);
+      sum_heads<C>(rS, sums + P::kHistory + slice, lane);
+    }
+    sync_token<C>();
+
+    const int block = first / P::kRatio;
+    const int end =
+        P::kAligned ? block + P::kMaxBlocks : (first + C::kKeys + P::kOverlap - 2) / P::kRatio + 1;
+    auto all = [&](int) { return end; };
+    for_each_block<C>(tokens, warp, lane, block, all, [&](int token, int query, int j) {
+      int start = j * P::kRatio - (P::kOverlap - 1) - (first - P::kHistory);
+      bool opened = !P::kAligned && start < 0,
+           closed = P::kAligned || start + P::kSupport <= C::kKeys;
+      float sum = pool<C>(sums + token * P::kSumPitch, start,
+                          opened ? shared.carry[tile % 2][warp][token][j % 2] : 0);
+      if (!closed)
+        shared.carry[(tile + 1) % 2][warp][token][j % 2] = sum;
+      else if (tokens.present(query) && j < written_blocks<C>(p, tokens.seq.position(query)))
+        gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
+    });
+    if constexpr (P::kHistory > 0) {
+      sync_token<C>(); // the pooling is done with the old history
+      for (int i = lane; i < P::kWarpTokens * P::kHistory; i += 32) {
+        float *row = sums + i / P::kHistory * P::kSumPitch + i % P::kHistory;
+        row[0] = row[C::kKeys];
+      }
+    }
+  }
+
+  // ---- blocks still open, and those that no key has reached ----
+  sync_token<C>();
+  const int keys_seen = tiles * C::kKeys;
+  auto written = [&](int query) {
+    return tokens.present(query) ? written_blocks<C>(p, tokens.seq.position(query)) : 0;
+  };
+  for_each_block<C>(tokens, warp, lane, keys_seen / P::kRatio, written,
+                    [&](int token, int query, int j) {
+                      bool open = !P::kAligned && j * P::kRatio - (P::kOverlap - 1) < keys_seen;
+                      float sum = open ? shared.carry[tiles % 2][warp][token][j % 2] : 0;
+                      gI[(tokens.out_base + query) * p.importance_token_stride + j] = sum;
+                    });
+}
+
+extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
+    select_importance(const __grid_constant__
+                       ParamsOf<Config::kCached, NsaiImportance, NsaiCachedImportance>::Type p) {
+  begin_kernel();
+  importance<Config>(p);
+}

@@ -1,0 +1,89 @@
+// SPDX-FileCopyrightText: 2026 the libnsa authors
+// SPDX-License-Identifier: MIT
+//
+// The compressed keys of one sequence and KV head, from packed storage or a cache into select_importance's
+// tiles.
+//
+// Config: kHeadDimQk, kKeys, kThreads, kBlock (l), kStride (d); data/source.cuh.
+#pragma once
+#include "core/copy.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
+#include "data/sequence.cuh"
+#include "data/source.cuh"
+#include "core/tile.cuh"
+#include "core/types.cuh"
+
+template <class C> struct KeyCopy {
+  using KeyTile = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
+  // Lanes that copy one key, a power of two and not the number of chunks: a thread then keeps one
+  // column and its addresses need no divisions, and no registers to hold their results over the
+  // loop.
+  static constexpr int kLanes = C::kHeadDimQk > 128  ? 32
+                                : C::kHeadDimQk > 64 ? 16
+                                : C::kHeadDimQk > 32 ? 8
+                                : C::kHeadDimQk > 16 ? 4
+                                                     : 2;
+  static constexpr int kStep = C::kThreads / kLanes; // keys between two copies of a thread
+  static NSAI_DEVICE int key() { return threadIdx.x / kLanes; }
+  static NSAI_DEVICE int chunk() { return threadIdx.x % kLanes; }
+  // Chunk chunk() of key i of the tile; zeros, and nothing is read, where it is not present.
+  static NSAI_DEVICE void copy(u32 to, int i, const u16 *from, bool present) {
+    if (C::kKeys % kStep == 0 || i < C::kKeys)
+      copy_async_16(to + KeyTile::offset(i, chunk()), from, present && chunk() * 8 < C::kHeadDimQk);
+  }
+};
+
+// Keys first .. first + kKeys - 1 to shared memory; those from `end` on are zeros and are not read.
+template <class C>
+NSAI_DEVICE void load_keys(u32 to, const u16 *gK, long long token_stride, int first, int end) {
+  using Copy = KeyCopy<C>;
+  constexpr int kLanes = Copy::kLanes;
+  constexpr int kStep = Copy::kStep;
+  const int key = threadIdx.x / kLanes, chunk = threadIdx.x % kLanes;
+  if (chunk >= Copy::KeyTile::kChunks) return;
+  const u16 *from = gK + (first + key) * token_stride + chunk * 8;
+#pragma unroll
+  for (int i = 0; i < C::kKeys; i += kStep) {
+    bool present = first + key + i < end && chunk * 8 < C::kHeadDimQk;
+    if (C::kKeys % kStep == 0 || key + i < C::kKeys)
+      copy_async_16(to + Copy::KeyTile::offset(key + i, chunk), from, present);
+    from += kStep * token_stride;
+  }
+}
+
+template <class C> struct PackedKeys {
+  const NsaiView &k;
+  const u16 *gK; // [N, Dk]
+  NSAI_DEVICE void load(u32 to, int first, int end) const {
+    load_keys<C>(to, gK, k.token_stride, first, end);
+  }
+};
+
+template <class C> struct CachedKeys {
+  using Copy = KeyCopy<C>;
+  CachedRows<C::kPageRows> rows;
+  const NsaiCacheTensor &k;
+  int group;
+  NSAI_DEVICE void load(u32 to, int first, int end) const {
+    const int key = Copy::key(), chunk = Copy::chunk();
+    if (chunk >= Copy::KeyTile::kChunks) return;
+    const CachedRun<C::kPageRows, C::kKeys, Copy::kStep> run(
+        rows, first + entry_index<C::kBlock, C::kStride>(0), key, end - first);
+    const u16 *gHead = (const u16 *)k.data + group * k.head_stride + chunk * 8; // [entries, Dk]
+#pragma unroll
+    for (int i = 0; i < run.kCount; ++i)
+      Copy::copy(to, key + i * Copy::kStep, gHead + run.offset(k, i),
+                 first + key + i * Copy::kStep < end);
+  }
+};
+
+template <class C> NSAI_DEVICE PackedKeys<C> find_keys(const NsaiImportance &p, int s, int group) {
+  return PackedKeys<C>{ p.k, (const u16 *)p.k.data + group * p.k.head_stride +
+                                 first_block_row<C::kStride>(p.seq, s) * p.k.token_stride };
+}
+
+template <class C>
+NSAI_DEVICE CachedKeys<C> find_keys(const NsaiCachedImportance &p, int s, int group) {
+  return CachedKeys<C>{ find_rows<C::kPageRows>(p.batch, s, 0), p.k, group };
+}

@@ -1,0 +1,223 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The run calls: check the arguments, then enqueue on the GPU or compute on the CPU device.
+ */
+#include "run/run.h"
+#include "plan/context.h"
+#include "reference/reference.h"
+#include "run/check_cache.h"
+#include "run/check_gradients.h"
+
+#include <nsa/backward.h>
+#include <nsa/kv_cache.h>
+
+#define ALL_PROCESSORS 0 /* threads of the CPU device */
+
+static nsa_status check_exec(const nsa_plan *plan, const nsa_exec *exec) {
+  if (!exec) return nsai_fail(NSA_E_ARG, "exec is NULL");
+  if (exec->struct_size != sizeof *exec)
+    return nsai_fail(NSA_E_VERSION, "exec.struct_size is %u, expected %zu: use NSA_EXEC_INIT",
+                     exec->struct_size, sizeof *exec);
+  if (!plan->layout.total) return NSA_OK;
+  if (!exec->workspace || exec->workspace_bytes < plan->layout.total)
+    return nsai_fail(NSA_E_WORKSPACE,
+                     "exec.workspace has %llu bytes, the plan needs %llu (nsa_plan_caps)",
+                     (unsigned long long)(exec->workspace ? exec->workspace_bytes : 0),
+                     (unsigned long long)plan->layout.total);
+  if ((uintptr_t)exec->workspace % NSAI_WORKSPACE_ALIGN)
+    return nsai_fail(NSA_E_WORKSPACE, "exec.workspace is not aligned to %u bytes",
+                     NSAI_WORKSPACE_ALIGN);
+  return NSA_OK;
+}
+
+/* What every run call checks first; fills everything of `run` but the sizes, and its queue. On the
+ * GPU the context's device is current from here to end_run, since the check of a pointer asks for
+ * it. */
+static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *exec,
+                            const nsa_batch *batch, const nsa_io *io, nsai_run *run) {
+  nsai_queue *queue = run->queue;
+  if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
+  NSAI_TRY(nsai_context_check(plan->ctx));
+  if (plan->problem.op != op)
+    return nsai_fail(NSA_E_ARG, "the plan was made for problem.op %s, this call runs %s",
+                     nsai_op_name(plan->problem.op), nsai_op_name(op));
+  NSAI_TRY(check_exec(plan, exec));
+  uint32_t branches =
+      1u << NSA_CMP; /* of NSA_OP_DENSE: its outputs are o and lse[0]; an append's are none */
+  if (op != NSA_OP_DENSE && op != NSA_OP_APPEND)
+    NSAI_TRY(nsai_check_branches(&plan->problem, exec->branches, &branches));
+  *run = (nsai_run){ .plan = plan,
+                     .driver = plan->ctx->cpu ? NULL : plan->ctx->device.driver,
+                     .batch = batch,
+                     .io = io,
+                     .workspace = exec->workspace,
+                     .workspace_bytes = exec->workspace_bytes,
+                     .queue = queue,
+                     .branches = branches };
+  if (run->driver) *queue = nsai_queue_open(&plan->ctx->device, exec->stream);
+  return run->driver ? nsai_context_enter(plan->ctx, &run->pushed) : NSA_OK;
+}
+
+static nsa_status end_run(const nsai_run *run, nsa_status status) {
+  if (run->driver) nsai_context_leave(run->plan->ctx, run->pushed);
+  return status;
+}
+
+static nsai_check check_of(const nsai_run *run) {
+  return (nsai_check){ .problem = &run->plan->problem,
+                       .driver = run->driver,
+                       .stream = run->driver ? run->queue->stream : NULL,
+                       .level = run->plan->ctx->config->runtime.check_inputs,
+                       .branches = run->branches };
+}
+
+static nsa_status forward(nsai_run *run) {
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  if (run->driver) return nsai_enqueue_forward(run);
+  const nsai_problem *p = &run->plan->problem;
+  return nsai_reference_forward(&p->model, p->selection, run->branches, run->batch, run->io,
+                                ALL_PROCESSORS);
+}
+
+static nsa_status dense(nsai_run *run) {
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  if (run->driver) return nsai_enqueue_dense(run);
+  return nsai_reference_dense(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
+}
+
+/* How the cache of a plan lies in memory. */
+static nsai_reference_cache cache_of(const nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  return (nsai_reference_cache){ .page_size = p->page_size, .window_ring = p->window_ring };
+}
+
+/* Over a cache. */
+static nsa_status cached(nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  nsai_check check = check_of(run);
+  nsai_reference_cache cache = cache_of(run);
+  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  if (run->driver)
+    return p->op == NSA_OP_DECODE ? nsai_enqueue_decode(run) : nsai_enqueue_forward(run);
+  return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
+                               ALL_PROCESSORS);
+}
+
+static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *fresh, const nsa_phi *phi) {
+  nsai_check check = check_of(run);
+  nsai_reference_cache cache = cache_of(run);
+  NSAI_TRY(nsai_check_append(&check, run->batch, kv, fresh, phi, &run->sizes));
+  if (run->driver) return nsai_enqueue_append(run, kv, fresh, phi);
+  return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, kv, fresh, phi,
+                               ALL_PROCESSORS);
+}
+
+static nsa_status backward(nsai_run *run, const nsa_grads *grads) {
+  const nsai_problem *p = &run->plan->problem;
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
+  NSAI_TRY(nsai_check_grads(&check, run->io, grads, &run->sizes));
+  if (run->driver) return nsai_enqueue_backward(run, grads);
+  return nsai_reference_backward(&p->model, p->selection, run->branches, run->batch, run->io, grads,
+                                 ALL_PROCESSORS);
+}
+
+static nsa_status compress(nsai_run *run) {
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_compress(&check, run->batch, run->io, &run->sizes));
+  if (run->driver) return nsai_enqueue_compress(run);
+  return nsai_reference_compress(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
+}
+
+static nsa_status select_blocks(nsai_run *run, const nsa_tensor *importance) {
+  if (run->plan->problem.selection != NSA_SELECT_OWN)
+    return nsai_fail(
+        NSA_E_ARG,
+        "the plan was made for a selection that the caller brings: there is no top-n in it");
+  nsai_check check = check_of(run);
+  NSAI_TRY(nsai_check_select(&check, run->batch, run->io, importance, &run->sizes));
+  if (run->driver) return nsai_enqueue_select(run, importance);
+  return nsai_reference_select(&run->plan->problem.model, run->batch, run->io, importance,
+                               ALL_PROCESSORS);
+}
+
+/* A call that has no arguments but those of all. */
+static nsa_status run_call(const nsa_plan *plan, int32_t op, const nsa_exec *exec,
+                           const nsa_batch *batch, const nsa_io *io, nsa_status (*fn)(nsai_run *)) {
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
+  NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
+  return end_run(&run, fn(&run));
+}
+
+nsa_status nsa_forward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                       const nsa_io *io) {
+  return run_call(plan, NSA_OP_FORWARD, exec, batch, io, forward);
+}
+
+nsa_status nsa_dense(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                     const nsa_io *io) {
+  return run_call(plan, NSA_OP_DENSE, exec, batch, io, dense);
+}
+
+nsa_status nsa_prefill(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                       const nsa_io *io) {
+  return run_call(plan, NSA_OP_PREFILL, exec, batch, io, cached);
+}
+
+nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                      const nsa_io *io) {
+  return run_call(plan, NSA_OP_DECODE, exec, batch, io, cached);
+}
+
+nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                         const nsa_kv *cache, const nsa_kv *fresh, const nsa_phi *phi) {
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
+  NSAI_TRY(begin_run(plan, NSA_OP_APPEND, exec, batch, NULL, &run));
+  nsa_status status =
+      exec->branches ? nsai_fail(NSA_E_ARG,
+                                 "exec.branches is 0x%x, but an append writes for every branch: "
+                                 "leave it 0",
+                                 exec->branches)
+                     : append(&run, cache, fresh, phi);
+  return end_run(&run, status);
+}
+
+nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                        const nsa_io *io, const nsa_grads *grads) {
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
+  NSAI_TRY(begin_run(plan, NSA_OP_BACKWARD, exec, batch, io, &run));
+  return end_run(&run, backward(&run, grads));
+}
+
+nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                           const nsa_io *io, const nsa_grads *grads, const nsai_marks *marks) {
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
+  int32_t op = plan->problem.op;
+  if (op == NSA_OP_DECODE || op == NSA_OP_APPEND)
+    return nsai_fail(NSA_E_INTERNAL, "a run of %s has no marks", nsai_op_name(op));
+  NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
+  run.marks = marks;
+  if (op == NSA_OP_BACKWARD) return end_run(&run, backward(&run, grads));
+  if (op == NSA_OP_PREFILL) return end_run(&run, cached(&run));
+  return end_run(&run, op == NSA_OP_DENSE ? dense(&run) : forward(&run));
+}
+
+nsa_status nsa_compress(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                        const nsa_io *io) {
+  return run_call(plan, NSA_OP_FORWARD, exec, batch, io, compress);
+}
+
+nsa_status nsa_select(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
+                      const nsa_io *io, const nsa_tensor *importance) {
+  nsai_queue queue;
+  nsai_run run = { .queue = &queue };
+  NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
+  return end_run(&run, select_blocks(&run, importance));
+}

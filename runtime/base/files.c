@@ -1,0 +1,329 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "base/files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/vfs.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- reading ---- */
+
+/* Reads exactly `size` bytes. False with errno set; ENODATA when the file ends early. */
+static bool read_exactly(int fd, char *data, size_t size) {
+  size_t done = 0;
+  while (done < size) {
+    ssize_t got = read(fd, data + done, size - done);
+    if (got < 0 && errno == EINTR) continue;
+    if (got == 0) errno = ENODATA;
+    if (got <= 0) return false;
+    done += (size_t)got;
+  }
+  return true;
+}
+
+static bool owner_allowed(const struct stat *st, nsai_fs_owner owner) {
+  return st->st_uid == geteuid() || (owner == NSAI_FS_OWN_OR_ROOT && st->st_uid == 0);
+}
+
+/* NSA_OK, or NSA_E_IO and NSA_E_NOMEM with a clause in `fault`. */
+static nsa_status read_open_file(int fd, size_t limit, char **data, struct stat *st, char *fault) {
+  nsa_status status = NSA_E_IO;
+  if (fstat(fd, st) != 0) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be examined: %s", strerror(errno));
+  } else if (!S_ISREG(st->st_mode)) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "is not a regular file");
+  } else if ((uint64_t)st->st_size > limit) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "has %lld bytes, more than the %zu allowed",
+             (long long)st->st_size, limit);
+  } else if ((*data = malloc((size_t)st->st_size + 1)) == NULL) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "needs more memory than there is");
+    status = NSA_E_NOMEM;
+  } else if (!read_exactly(fd, *data, (size_t)st->st_size)) {
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be read: %s", strerror(errno));
+    free(*data);
+    *data = NULL;
+  } else {
+    (*data)[st->st_size] = '\0';
+    status = NSA_OK;
+  }
+  return status;
+}
+
+nsa_status nsai_fs_read_file(int folder, const char *path, size_t limit, char **data,
+                             size_t *size) {
+  struct stat st;
+  char fault[NSAI_FS_FAULT_CHARS];
+  *data = NULL;
+  /* O_NONBLOCK: a FIFO in the file's place must not hang the open; it is refused afterwards. */
+  int fd = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
+  if (fd < 0) return nsai_fail(NSA_E_IO, "%s cannot be opened: %s", path, strerror(errno));
+  nsa_status status = read_open_file(fd, limit, data, &st, fault);
+  close(fd);
+  if (status == NSA_E_NOMEM) return nsai_fail_nomem(path, (size_t)st.st_size + 1);
+  if (status != NSA_OK) return nsai_fail(status, "%s %s", path, fault);
+  *size = (size_t)st.st_size;
+  return NSA_OK;
+}
+
+bool nsai_fs_read_trusted(int folder, const char *name, size_t limit, char **data, struct stat *st,
+                          char fault[NSAI_FS_FAULT_CHARS]) {
+  *data = NULL;
+  memset(st, 0, sizeof *st);
+  int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW);
+  if (fd < 0) {
+    int cause = errno;
+    if (cause == ELOOP) fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW);
+    snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be opened: %s", strerror(cause));
+    errno = cause;
+    return false;
+  }
+  nsa_status status = read_open_file(fd, limit, data, st, fault);
+  close(fd);
+  if (status == NSA_E_NOMEM) {
+    memset(st, 0, sizeof *st);
+    errno = ENOMEM;
+  }
+  if (status != NSA_OK) return false;
+  if (owner_allowed(st, NSAI_FS_OWN_OR_ROOT) && !(st->st_mode & 022)) return true;
+  free(*data);
+  *data = NULL;
+  snprintf(fault, NSAI_FS_FAULT_CHARS, "belongs to another user or is writable by others");
+  return false;
+}
+
+/* ---- folders ---- */
+
+int nsai_fs_open_folder(int parent, const char *path, nsai_fs_owner owner, char *why, size_t size) {
+  struct stat st;
+  int fd = openat(parent, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+  if (fd < 0) {
+    int cause = errno;
+    snprintf(why, size, "%s",
+             cause == ELOOP || cause == ENOTDIR ? "it is a symbolic link or not a folder"
+                                                : strerror(cause));
+    errno = cause;
+    return -1;
+  }
+  const char *fault = NULL;
+  if (fstat(fd, &st) != 0)
+    fault = "it cannot be examined";
+  else if (!owner_allowed(&st, owner))
+    fault = owner == NSAI_FS_OWN ? "it belongs to another user"
+                                 : "it belongs neither to root nor to this user";
+  else if (st.st_mode & 022)
+    fault = "group or others may write to it (chmod go-w)";
+  if (!fault) return fd;
+  snprintf(why, size, "%s", fault);
+  close(fd);
+  errno = EPERM;
+  return -1;
+}
+
+bool nsai_fs_make_folders(const char *path) {
+  char part[PATH_MAX];
+  size_t length = strlen(path);
+  if (length == 0 || length >= sizeof part) {
+    errno = length ? ENAMETOOLONG : ENOENT;
+    return false;
+  }
+  for (size_t i = 1; i <= length; i++) {
+    if (path[i] != '/' && path[i] != '\0') continue;
+    memcpy(part, path, i);
+    part[i] = '\0';
+    /* An existing part may answer with another code than EEXIST (read-only, automounted); whether
+     * the last one is a folder shows when it is opened. */
+    if (mkdir(part, 0700) != 0 && errno != EEXIST && access(part, F_OK) != 0) return false;
+  }
+  return true;
+}
+
+bool nsai_fs_is_network(int folder) {
+  /* f_type of linux/magic.h and of file systems outside the kernel. */
+  static const uint32_t types[] = {
+    0x6969,     /* NFS */
+    0x517b,     /* SMB */
+    0xff534d42, /* CIFS */
+    0xfe534d42, /* SMB 2 */
+    0x5346414f, /* AFS */
+    0x01021997, /* 9P */
+    0x00c36400, /* Ceph */
+    0x0bd00bd0, /* Lustre */
+    0x47504653, /* GPFS */
+    0x19830326, /* BeeGFS */
+    0xaad7aaea, /* PanFS */
+    0x7461636f, /* OCFS2 */
+    0x01161970, /* GFS2 */
+    0x20030528, /* OrangeFS */
+    0x65735546, /* FUSE: sshfs, glusterfs and the like */
+  };
+  struct statfs fs;
+  if (fstatfs(folder, &fs) != 0) return true;
+  for (size_t i = 0; i < sizeof types / sizeof types[0]; i++)
+    if ((uint32_t)fs.f_type == types[i]) return true;
+  return false;
+}
+
+/* ---- publishing ---- */
+
+/* A write beyond RLIMIT_FSIZE raises SIGXFSZ, which ends the process by default. It is blocked here
+ * and taken back, so that the write fails with EFBIG and the host's handler never sees it. */
+typedef struct signal_guard {
+  sigset_t before;
+  bool was_pending;
+} signal_guard;
+
+static void guard_begin(signal_guard *guard) {
+  sigset_t xfsz, pending;
+  sigemptyset(&xfsz);
+  sigaddset(&xfsz, SIGXFSZ);
+  guard->was_pending = sigpending(&pending) == 0 && sigismember(&pending, SIGXFSZ) == 1;
+  pthread_sigmask(SIG_BLOCK, &xfsz, &guard->before);
+}
+
+static void guard_end(const signal_guard *guard) {
+  sigset_t xfsz;
+  const struct timespec now = { 0, 0 };
+  int saved = errno;
+  sigemptyset(&xfsz);
+  sigaddset(&xfsz, SIGXFSZ);
+  if (!guard->was_pending)
+    while (sigtimedwait(&xfsz, NULL, &now) < 0 && errno == EINTR) {}
+  pthread_sigmask(SIG_SETMASK, &guard->before, NULL);
+  errno = saved;
+}
+
+/* Writes all bytes and forces them to the disk. False with errno. */
+static bool write_synced(int fd, const char *data, size_t size) {
+  signal_guard guard;
+  size_t done = 0;
+  guard_begin(&guard);
+  while (done < size) {
+    ssize_t put = write(fd, data + done, size - done);
+    if (put < 0 && errno == EINTR) continue;
+    if (put == 0) errno = ENOSPC;
+    if (put <= 0) break;
+    done += (size_t)put;
+  }
+  guard_end(&guard);
+  return done == size && fsync(fd) == 0;
+}
+
+/* Through a file without a name: nothing is left behind when this process dies. 1: published, 0:
+ * failed with errno, -1: this file system (or a missing /proc) cannot do it. */
+static int publish_by_link(int folder, const char *name, const void *data, size_t size) {
+  char path[64];
+  int fd = openat(folder, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
+  if (fd < 0) return errno == EOPNOTSUPP || errno == EISDIR || errno == EINVAL ? -1 : 0;
+  int result = write_synced(fd, data, size);
+  if (result) {
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    if (linkat(AT_FDCWD, path, folder, name, AT_SYMLINK_FOLLOW) != 0 && errno != EEXIST)
+      result = errno == ENOENT ? -1 : 0;
+  }
+  int cause = errno;
+  /* The data is on the disk since fsync; local file systems have nothing left to report here. */
+  close(fd);
+  errno = cause;
+  return result;
+}
+
+/* Whether a cleaner has taken the new file for abandoned, before it was locked here: it holds the
+ * lock now, or has removed the file already. Where locks do not work there is no telling. */
+static bool was_swept(int fd) {
+  struct stat st;
+  if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return true;
+  return fstat(fd, &st) == 0 && st.st_nlink == 0;
+}
+
+/* Through a named temporary file. Its lock marks it as alive, so that a cleaner leaves it alone;
+ * the duplicate holds the lock while the first descriptor's close is checked (network file systems
+ * report write errors there). ENOENT: a cleaner has taken the file. */
+static bool rename_once(int folder, const char *name, const void *data, size_t size) {
+  char temporary[64];
+  struct timespec now;
+  clock_gettime(CLOCK_REALTIME, &now);
+  snprintf(temporary, sizeof temporary, ".tmp-%ld-%lx-%lx", (long)getpid(), (long)now.tv_nsec,
+           (long)((uintptr_t)&now >> 4)); /* pid, time and a stack address: unique per thread */
+  int fd = openat(folder, temporary, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0) return false;
+  int alive = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+  int cause = errno;
+  bool good = alive >= 0;
+  if (good && was_swept(fd)) {
+    good = false;
+    cause = ENOENT;
+  }
+  if (good && !write_synced(fd, data, size)) {
+    good = false;
+    cause = errno;
+  }
+  if (close(fd) != 0 && good) {
+    good = false;
+    cause = errno;
+  }
+  if (good && renameat(folder, temporary, folder, name) != 0) {
+    good = false;
+    cause = errno;
+  }
+  if (!good) unlinkat(folder, temporary, 0);
+  if (alive >= 0) close(alive);
+  errno = cause;
+  return good;
+}
+
+static bool publish_by_rename(int folder, const char *name, const void *data, size_t size) {
+  /* Each needs a cleaner within the microseconds between making and locking; on a crowded machine a
+   * writer may be stopped there again and again. */
+  enum { TRIES = 20, PAUSE_US = 200 };
+  bool done = false;
+  for (int i = 0; i < TRIES && !done; i++) {
+    done = rename_once(folder, name, data, size);
+    if (!done && errno != ENOENT) break;
+    if (!done) usleep((useconds_t)(PAUSE_US * i));
+  }
+  return done;
+}
+
+nsa_status nsai_fs_publish(int folder, const char *name, const void *data, size_t size,
+                           bool by_rename) {
+  int linked = by_rename ? -1 : publish_by_link(folder, name, data, size);
+  if (linked == 1 || (linked < 0 && publish_by_rename(folder, name, data, size))) return NSA_OK;
+  int cause = errno;
+  nsa_status status = nsai_fail(NSA_E_IO, "%s cannot be written: %s", name, strerror(cause));
+  errno = cause;
+  return status;
+}
+
+bool nsai_fs_unlink_same(int folder, const char *name, const struct stat *st) {
+  struct stat now;
+  return fstatat(folder, name, &now, AT_SYMLINK_NOFOLLOW) == 0 && now.st_dev == st->st_dev &&
+         now.st_ino == st->st_ino && now.st_size == st->st_size && unlinkat(folder, name, 0) == 0;
+}
+
+/* ---- locks ---- */
+
+int nsai_fs_lock(int folder, const char *name) {
+  int fd = openat(folder, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
+  int cause = errno;
+  close(fd);
+  errno = cause;
+  return -1;
+}
+
+void nsai_fs_remove_abandoned(int folder, const char *name) {
+  int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return;
+  /* The lock is held until the file is gone, so that its writer cannot take it in between. */
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlinkat(folder, name, 0);
+  close(fd);
+}

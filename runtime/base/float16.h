@@ -1,0 +1,86 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * bf16 and fp16 to and from float and double. Rounding is to nearest, ties to even; subnormals are
+ * kept; what is too large becomes inf; NaN stays NaN (quiet). To and from float it is integer work,
+ * untouched by a rounding mode or flush-to-zero that the host may have set.
+ */
+#ifndef NSAI_BASE_FLOAT16_H
+#define NSAI_BASE_FLOAT16_H
+
+#include <stdint.h>
+#include <string.h>
+
+static inline uint32_t nsai_bits_from_float(float value) {
+  uint32_t bits;
+  memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+static inline float nsai_float_from_bits(uint32_t bits) {
+  float value;
+  memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+static inline float nsai_float_from_bf16(uint16_t half) {
+  return nsai_float_from_bits((uint32_t)half << 16);
+}
+
+static inline uint16_t nsai_bf16_from_float(float value) {
+  uint32_t bits = nsai_bits_from_float(value);
+  if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
+  /* Adds just under half a unit, or half a unit where the kept part is odd; the carry may run into
+   * the exponent, up to inf, which is what rounding asks for. */
+  return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+
+static inline float nsai_float_from_f16(uint16_t half) {
+  uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
+  uint32_t exponent = (half >> 10) & 0x1fu, mantissa = half & 0x3ffu;
+  if (exponent == 0x1f) return nsai_float_from_bits(sign | 0x7f800000u | mantissa << 13);
+  if (exponent) return nsai_float_from_bits(sign | (exponent + 112u) << 23 | mantissa << 13);
+  /* A subnormal is mantissa * 2^-24, which float holds as a normal number. */
+  float magnitude = (float)mantissa * 0x1p-24f;
+  return sign ? -magnitude : magnitude;
+}
+
+static inline uint16_t nsai_f16_from_float(float value) {
+  uint32_t bits = nsai_bits_from_float(value);
+  uint32_t sign = (bits >> 16) & 0x8000u, magnitude = bits & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return (uint16_t)(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
+  if (magnitude >= 0x47800000u) return (uint16_t)(sign | 0x7c00u); /* 2^16 and more */
+  if (magnitude >= 0x38800000u) {                                  /* 2^-14: a normal fp16 */
+    uint32_t rebased = magnitude - (112u << 23);
+    return (uint16_t)(sign | (rebased + 0xfffu + (rebased >> 13 & 1u)) >> 13);
+  }
+  uint32_t exponent = magnitude >> 23;
+  if (exponent < 102u) return (uint16_t)sign; /* below 2^-25, half the smallest subnormal */
+  uint32_t mantissa = (magnitude & 0x7fffffu) | 0x800000u, shift = 126u - exponent;
+  uint32_t kept = mantissa >> shift, rest = mantissa & ((1u << shift) - 1u);
+  uint32_t half = 1u << (shift - 1u);
+  kept += rest > half || (rest == half && (kept & 1u));
+  return (uint16_t)(sign | kept);
+}
+
+/* The float next to `value` towards zero, its last bit set when anything was cut off ("round to
+ * odd"): rounding that once more to a format at least two bits shorter gives the same as rounding
+ * `value` directly, where rounding to nearest twice would not. */
+static inline float nsai_float_from_double_odd(double value) {
+  float nearest = (float)value;
+  if ((double)nearest == value || nearest != nearest) return nearest;
+  uint32_t bits = nsai_bits_from_float(nearest);
+  double magnitude = value < 0 ? -value : value;
+  if ((double)nsai_float_from_bits(bits & 0x7fffffffu) > magnitude) bits--;
+  return nsai_float_from_bits(bits | 1u);
+}
+
+static inline uint16_t nsai_bf16_from_double(double value) {
+  return nsai_bf16_from_float(nsai_float_from_double_odd(value));
+}
+
+static inline uint16_t nsai_f16_from_double(double value) {
+  return nsai_f16_from_float(nsai_float_from_double_odd(value));
+}
+
+#endif /* NSAI_BASE_FLOAT16_H */

@@ -1,0 +1,233 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Visiting, verifying and evicting entries. Other processes may add and remove files meanwhile: a
+ * file that is gone is no error.
+ */
+#include "cache/internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* ---- visiting ---- */
+
+/* Verifies one file without knowing its key: the entry must be whole, and belong under its name. */
+static const char *check_file(const char *name, const void *data, size_t size,
+                              nsai_cache_entry *entry) {
+  char digest[NSAI_DIGEST_CHARS], expected[NSAI_CACHE_NAME_CHARS];
+  const char *problem = nsai_cache_entry_decode(data, size, entry);
+  if (problem) return problem;
+  nsai_digest_hex(entry->key, entry->key_length, digest);
+  nsai_cache_entry_name(digest, entry->compiler_id, expected);
+  return !name || strcmp(name, expected) == 0 ? NULL : "holds another kernel than its name says";
+}
+
+/* Visits one file; false to stop. */
+static bool visit_file(nsai_cache *cache, int32_t tier, const char *name, nsai_cache_item_fn fn,
+                       void *user) {
+  struct stat st;
+  nsai_cache_entry entry = { 0 };
+  nsai_cache_item item = { .folder = cache->place.info[tier].path, .file = name };
+  char *data, fault[NSAI_FS_FAULT_CHARS];
+  if (!nsai_fs_read_trusted(cache->place.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault)) {
+    if (st.st_ino == 0) return true;
+    item.problem = fault;
+  } else {
+    item.problem = check_file(name, data, (size_t)st.st_size, &entry);
+  }
+  item.bytes = (uint64_t)st.st_size;
+  if (!item.problem) {
+    item.used_at = entry.used_at;
+    item.entry = entry.entry;
+    item.arch = entry.arch;
+    item.compiler_id = entry.compiler_id;
+    item.key = entry.key;
+    item.key_length = entry.key_length;
+    item.registers = entry.registers;
+    item.shared_bytes = entry.shared_bytes;
+    item.data = data;
+  }
+  bool go_on = fn(user, &item);
+  free(data);
+  return go_on;
+}
+
+static nsa_status visit_tier(nsai_cache *cache, int32_t tier, nsai_cache_item_fn fn, void *user,
+                             bool *go_on) {
+  char **names;
+  size_t count;
+  NSAI_TRY(nsai_place_list(cache->place.fd[tier], CACHE_ENDING, false, &names, &count));
+  for (size_t i = 0; i < count && *go_on; i++) *go_on = visit_file(cache, tier, names[i], fn, user);
+  nsai_place_free_list(names, count);
+  return NSA_OK;
+}
+
+nsa_status nsai_cache_each(nsai_cache *cache, nsai_cache_item_fn fn, void *user) {
+  bool go_on = true;
+  for (int32_t tier = 0; tier < cache->place.tiers && go_on; tier++)
+    if (cache->place.fd[tier] >= 0) NSAI_TRY(visit_tier(cache, tier, fn, user, &go_on));
+  return NSA_OK;
+}
+
+typedef struct verify_counts {
+  nsai_cache *cache;
+  int64_t good, bad;
+} verify_counts;
+
+static bool verify_item(void *user, const nsai_cache_item *item) {
+  verify_counts *counts = user;
+  nsai_cache *cache = counts->cache;
+  struct stat st;
+  if (!item->problem) {
+    counts->good++;
+    return true;
+  }
+  counts->bad++;
+  bool gone = item->folder == cache->place.info[0].path && nsai_place_writable(&cache->place) &&
+              fstatat(cache->place.fd[0], item->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+              nsai_fs_unlink_same(cache->place.fd[0], item->file, &st);
+  nsai_log(cache->logger, NSA_LOG_INFO, "cache", "%s/%s: %s%s", item->folder, item->file,
+           item->problem, gone ? "; removed" : "");
+  return true;
+}
+
+nsa_status nsai_cache_verify(nsai_cache *cache, int64_t *good, int64_t *bad) {
+  verify_counts counts = { cache, 0, 0 };
+  NSAI_TRY(nsai_cache_each(cache, verify_item, &counts));
+  *good = counts.good;
+  *bad = counts.bad;
+  return NSA_OK;
+}
+
+/* ---- eviction ---- */
+
+typedef struct aged_file {
+  char *name; /* borrowed from the list */
+  uint64_t bytes;
+  int64_t used_at;
+} aged_file;
+
+static int64_t read_stamp(int folder, const char *name) {
+  unsigned char stamp[NSAI_CACHE_STAMP_BYTES];
+  int64_t used_at = 0;
+  int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return 0;
+  if (pread(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT) == (ssize_t)sizeof stamp)
+    used_at = nsai_cache_stamp_decode(stamp);
+  close(fd);
+  return used_at;
+}
+
+/* Oldest first; equal stamps in the order of names, so that all processes agree. */
+static int compare_age(const void *a, const void *b) {
+  const aged_file *x = a, *y = b;
+  if (x->used_at != y->used_at) return x->used_at < y->used_at ? -1 : 1;
+  return strcmp(x->name, y->name);
+}
+
+/* Sums the sizes; with `aged`, fills the list of what may be evicted. Removes temporary files of
+ * dead processes on the way. */
+static uint64_t measure(int folder, char **names, size_t count, aged_file *aged, size_t *files) {
+  uint64_t total = 0;
+  *files = 0;
+  for (size_t i = 0; i < count; i++) {
+    struct stat st;
+    if (nsai_place_is_temporary(names[i])) {
+      nsai_fs_remove_abandoned(folder, names[i]);
+      continue;
+    }
+    if (fstatat(folder, names[i], &st, AT_SYMLINK_NOFOLLOW) != 0) continue;
+    total += (uint64_t)st.st_size;
+    if (aged)
+      aged[(*files)++] =
+          (aged_file){ names[i], (uint64_t)st.st_size, read_stamp(folder, names[i]) };
+  }
+  return total;
+}
+
+static uint64_t evict(int folder, aged_file *aged, size_t files, uint64_t total, uint64_t limit,
+                      int64_t *removed) {
+  qsort(aged, files, sizeof *aged, compare_age);
+  for (size_t i = 0; i < files && total > limit; i++) {
+    if (unlinkat(folder, aged[i].name, 0) != 0) continue;
+    total -= aged[i].bytes;
+    ++*removed;
+  }
+  return total;
+}
+
+/* Brings the user's folder under `limit`; reads the stamps only when there is something to evict.
+ */
+static nsa_status collect(nsai_cache *cache, uint64_t limit, int64_t *removed, uint64_t *left) {
+  char **names;
+  size_t count, files;
+  *removed = 0;
+  NSAI_TRY(nsai_place_list(cache->place.fd[0], CACHE_ENDING, true, &names, &count));
+  *left = measure(cache->place.fd[0], names, count, NULL, &files);
+  if (*left > limit) {
+    aged_file *aged = malloc(count * sizeof *aged);
+    if (!aged) {
+      nsai_place_free_list(names, count);
+      return nsai_fail_nomem("the list of cache entries by age", count * sizeof *aged);
+    }
+    *left = measure(cache->place.fd[0], names, count, aged, &files);
+    *left = evict(cache->place.fd[0], aged, files, *left, limit, removed);
+    free(aged);
+  }
+  nsai_place_free_list(names, count);
+  pthread_mutex_lock(&cache->lock);
+  cache->disk_bytes = *left;
+  cache->scanned = true;
+  pthread_mutex_unlock(&cache->lock);
+  return NSA_OK;
+}
+
+nsa_status nsai_cache_gc(nsai_cache *cache, uint64_t limit, int64_t *removed,
+                         uint64_t *bytes_left) {
+  *removed = 0;
+  *bytes_left = 0;
+  if (!nsai_place_writable(&cache->place))
+    return nsai_fail(NSA_E_CACHE, "the cache folder %s cannot be cleaned: %s",
+                     cache->place.tiers ? cache->place.info[0].path : "(none)",
+                     cache->place.tiers ? cache->place.info[0].state : "no folder");
+  return collect(cache, limit, removed, bytes_left);
+}
+
+void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes) {
+  int64_t removed = 0;
+  uint64_t left = 0;
+  pthread_mutex_lock(&cache->lock);
+  cache->disk_bytes += bytes;
+  bool full = !cache->scanned || cache->disk_bytes > cache->limit;
+  pthread_mutex_unlock(&cache->lock);
+  if (!full) return;
+  /* A tenth is freed beyond need, so that a full cache is not listed again at every store. */
+  uint64_t target = cache->limit > bytes ? cache->limit - bytes : 0;
+  if (collect(cache, target, &removed, &left) == NSA_OK && removed > 0)
+    collect(cache, target - target / 10, &removed, &left);
+  pthread_mutex_lock(&cache->lock);
+  cache->disk_bytes += bytes;
+  pthread_mutex_unlock(&cache->lock);
+}
+
+nsa_status nsai_cache_import(nsai_cache *cache, const void *data, size_t size) {
+  char digest[NSAI_DIGEST_CHARS], name[NSAI_CACHE_NAME_CHARS];
+  nsai_cache_entry entry;
+  if (!nsai_place_writable(&cache->place))
+    return nsai_fail(NSA_E_CACHE, "nothing can be imported: the cache folder %s is %s",
+                     cache->place.tiers ? cache->place.info[0].path : "(none)",
+                     cache->place.tiers ? cache->place.info[0].state : "not set");
+  const char *problem =
+      size > NSAI_CACHE_ENTRY_MAX ? "too large" : check_file(NULL, data, size, &entry);
+  if (problem) return nsai_fail(NSA_E_CACHE, "the entry cannot be imported: %s", problem);
+  nsai_digest_hex(entry.key, entry.key_length, digest);
+  nsai_cache_entry_name(digest, entry.compiler_id, name);
+  nsai_cache_make_room(cache, size);
+  if (nsai_fs_publish(cache->place.fd[0], name, data, size, cache->place.info[0].network) != NSA_OK)
+    return nsai_fail(NSA_E_CACHE, "the entry %s cannot be written into %s: %s", name,
+                     cache->place.info[0].path, strerror(errno));
+  return NSA_OK;
+}

@@ -1,0 +1,41 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the cache's files share: cache.c (find, store), evict.c (visiting, eviction).
+ */
+#ifndef NSAI_CACHE_INTERNAL_H
+#define NSAI_CACHE_INTERNAL_H
+
+#include "base/files.h"
+#include "cache/cache.h"
+#include "cache/dirs.h"
+#include "cache/entry.h"
+
+#include <pthread.h>
+
+/* Of the entries' files. */
+#define CACHE_ENDING ".nsak"
+
+typedef struct memory_entry {
+  struct memory_entry *next;
+  char digest[NSAI_DIGEST_CHARS];
+  nsai_kernel_image image;
+} memory_entry;
+
+/* Lock rule: `lock` guards memory, memory_bytes, disk_bytes, scanned; the place has its own. File
+ * operations run without both. */
+struct nsai_cache {
+  nsai_place place;
+  nsai_logger *logger;
+  uint64_t limit;
+  pthread_mutex_t lock;
+  memory_entry *memory; /* most recently used first */
+  uint64_t memory_bytes;
+  uint64_t disk_bytes; /* estimate of the user's folder: counted once, own stores added */
+  bool scanned;
+};
+
+/* Makes room before `bytes` more are written. */
+void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes);
+
+#endif /* NSAI_CACHE_INTERNAL_H */

@@ -1,0 +1,373 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Lock rule: `lock` guards `nvrtc` and `compiler_id`; everything else is constant after create.
+ * NVRTC itself is thread-safe with one program per thread and truly parallel from 12 on.
+ *
+ * Why each option:
+ *   --gpu-architecture=sm_XY   a cubin, never PTX: no second compiler in the driver at load time
+ *   --std=c++17                `if constexpr` instead of preprocessor switches
+ *   --no-cache                 NVRTC 12.9 and later keep a disk cache of their own, and for it load
+ *                              the driver and call cuInit; ours has the manners
+ *   --no-source-include        otherwise the host's working directory is searched for headers
+ *   --modify-stack-limit=false otherwise the process's stack limit is raised
+ *   --minimal                  leaves out textures and the device runtime: shorter compile time
+ *   --ptxas-options=-v         registers, spills and remarks in the log
+ *   -lineinfo                  on request only
+ */
+#include "compile/compiler.h"
+
+#include "compile/dump.h"
+#include "compile/ptxas_log.h"
+#include "compile/sass_check.h"
+#include "driver/arch.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#define OPTIONS_MAX 10
+
+/* What messages call the generated unit. Fixed, so that it does not make cubins differ. */
+static const char unit_name[] = "nsa_unit.cu";
+
+/* `since`: the NVRTC that brought the option, 100 * major + minor; an older one is not asked, for
+ * it would refuse to compile. --no-cache: older ones have no cache; --minimal saves time only. */
+static const struct {
+  const char *text;
+  int32_t since;
+} fixed_options[] = {
+  { "--std=c++17", 0 },         { "--no-cache", 1209 },
+  { "--no-source-include", 0 }, { "--modify-stack-limit=false", 0 },
+  { "--minimal", 1204 },        { "--ptxas-options=-v", 0 },
+};
+
+struct nsai_jit {
+  char *nvrtc_path, *dump_dir; /* NULL: none */
+  int32_t driver_version;      /* 0: no limit */
+  nsai_logger *logger;
+  nsai_templates templates;
+  const char **header_names, **header_texts; /* the templates, as NVRTC takes them */
+  pthread_mutex_t lock;
+  const nsai_nvrtc *nvrtc; /* NULL: not opened yet */
+  bool located;            /* compiler_id holds the answer of a search */
+  char compiler_id[NSAI_COMPILER_ID_CHARS];
+};
+
+/* ---- create, destroy ---- */
+
+static nsa_status copy_string(char **out, const char *text) {
+  *out = NULL;
+  if (!text || !text[0]) return NSA_OK;
+  *out = strdup(text);
+  return *out ? NSA_OK : nsai_fail_nomem("a path", strlen(text) + 1);
+}
+
+static nsa_status list_headers(nsai_jit *jit) {
+  size_t count = jit->templates.count, bytes = (count + 1) * sizeof(char *);
+  jit->header_names = malloc(bytes);
+  jit->header_texts = malloc(bytes);
+  if (!jit->header_names || !jit->header_texts)
+    return nsai_fail_nomem("the list of templates", bytes);
+  for (size_t i = 0; i < count; i++) {
+    jit->header_names[i] = jit->templates.item[i].name;
+    jit->header_texts[i] = jit->templates.item[i].text;
+  }
+  return NSA_OK;
+}
+
+nsa_status nsai_jit_create(const nsai_jit_options *options, nsai_jit **out) {
+  nsa_status status = NSA_OK;
+  *out = NULL;
+  nsai_jit *jit = calloc(1, sizeof *jit);
+  if (!jit) return nsai_fail_nomem("the compiler's state", sizeof *jit);
+  pthread_mutex_init(&jit->lock, NULL);
+  jit->logger = options->logger;
+  jit->driver_version = options->driver_version;
+  NSAI_TRY_TO(fail, copy_string(&jit->nvrtc_path, options->nvrtc_path));
+  NSAI_TRY_TO(fail, copy_string(&jit->dump_dir, options->dump_dir));
+  NSAI_TRY_TO(fail, nsai_templates_init(&jit->templates, options->templates_dir));
+  NSAI_TRY_TO(fail, list_headers(jit));
+  *out = jit;
+  return NSA_OK;
+fail:
+  nsai_jit_destroy(jit);
+  return status;
+}
+
+void nsai_jit_destroy(nsai_jit *jit) {
+  if (!jit) return;
+  nsai_templates_fini(&jit->templates);
+  free(jit->header_names);
+  free(jit->header_texts);
+  free(jit->nvrtc_path);
+  free(jit->dump_dir);
+  pthread_mutex_destroy(&jit->lock);
+  free(jit);
+}
+
+/* ---- which compiler ---- */
+
+/* The build-id; NVRTC 12 carries none and is known by a sample of its file. */
+static void name_compiler(const nsai_library *library, char id[NSAI_COMPILER_ID_CHARS]) {
+  char sample[NSAI_BUILD_ID_CHARS];
+  if (library->build_id[0])
+    snprintf(id, NSAI_COMPILER_ID_CHARS, "build-id:%s", library->build_id);
+  else if (nsai_build_sample_of_file(library->path, sample))
+    snprintf(id, NSAI_COMPILER_ID_CHARS, "sample:%s", sample);
+}
+
+/* Opens NVRTC and notes its id. Lock held. */
+static nsa_status open_locked(nsai_jit *jit) {
+  const nsai_nvrtc *nvrtc;
+  const nsai_library_query query = { jit->nvrtc_path, jit->driver_version / 1000 };
+  char id[NSAI_COMPILER_ID_CHARS] = "";
+  NSAI_TRY(nsai_nvrtc_open(&query, jit->logger, &nvrtc));
+  /* The search kept newer majors out; a path that was given is taken as it is. */
+  if (jit->driver_version) NSAI_TRY(nsai_driver_check_major(jit->driver_version, nvrtc->major));
+  name_compiler(&nvrtc->library, id);
+  if (jit->located && strcmp(id, jit->compiler_id) != 0)
+    nsai_log(jit->logger, NSA_LOG_INFO, "jit",
+             "the search had found another NVRTC than the one that "
+             "opens (%s); new kernels are cached under the latter",
+             nvrtc->library.path);
+  memcpy(jit->compiler_id, id, sizeof id);
+  jit->located = true;
+  jit->nvrtc = nvrtc;
+  nsai_log(jit->logger, NSA_LOG_INFO, "jit", "NVRTC %d.%d at %s", (int)nvrtc->major,
+           (int)nvrtc->minor, nvrtc->library.path);
+  return NSA_OK;
+}
+
+static nsa_status open_compiler(nsai_jit *jit, const nsai_nvrtc **out) {
+  pthread_mutex_lock(&jit->lock);
+  nsa_status status = jit->nvrtc ? NSA_OK : open_locked(jit);
+  *out = jit->nvrtc;
+  pthread_mutex_unlock(&jit->lock);
+  return status;
+}
+
+/* Writes the id of the compiler that is open, or would be opened; "" when there is none. */
+static nsa_status locate_compiler(nsai_jit *jit, char id[NSAI_COMPILER_ID_CHARS]) {
+  nsa_status status = NSA_OK;
+  pthread_mutex_lock(&jit->lock);
+  if (!jit->located) {
+    nsai_library_query query = { jit->nvrtc_path, jit->driver_version / 1000 };
+    struct {
+      nsai_tried tried;
+      nsai_library library;
+    } *found = malloc(sizeof *found); /* 26 KB: too much for the stack of a small thread */
+    if (!found) {
+      status = nsai_fail_nomem("the search for NVRTC", sizeof *found);
+    } else if (nsai_library_locate(&nsai_nvrtc_spec, &query, &found->tried, &found->library) ==
+               NSA_OK) {
+      name_compiler(&found->library, jit->compiler_id);
+    }
+    free(found);
+    jit->located = status == NSA_OK;
+  }
+  memcpy(id, jit->compiler_id, sizeof jit->compiler_id);
+  pthread_mutex_unlock(&jit->lock);
+  return status;
+}
+
+/* ---- options and keys ---- */
+
+static void write_arch_option(const nsai_jit_request *request, char *text, size_t size) {
+  snprintf(text, size, "--gpu-architecture=%s", request->arch);
+}
+
+const char *nsai_jit_templates_digest(const nsai_jit *jit) { return jit->templates.digest; }
+
+nsa_status nsai_jit_key(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_key *out) {
+  char options[512], id[NSAI_COMPILER_ID_CHARS];
+  write_arch_option(request, options, sizeof options);
+  /* All options, whether or not this compiler knows them: its build-id tells which it takes. */
+  size_t used = strlen(options);
+  for (size_t i = 0; i < sizeof fixed_options / sizeof fixed_options[0]; i++)
+    used += (size_t)snprintf(options + used, sizeof options - used, " %s", fixed_options[i].text);
+  if (request->line_info) snprintf(options + used, sizeof options - used, " -lineinfo");
+  NSAI_TRY(locate_compiler(jit, id));
+  const nsai_kernel_key_parts parts = {
+    .entry = request->name,
+    .source = request->source,
+    .options = options,
+    .arch = request->arch,
+    .templates_digest = jit->templates.digest,
+    .compiler_id = id,
+  };
+  return nsai_kernel_key_init(out, &parts);
+}
+
+/* Refuses an architecture that this NVRTC is too old for, in words; its own message names an
+ * "invalid value for --gpu-architecture" only. */
+static nsa_status check_arch(const nsai_nvrtc *nvrtc, const nsai_jit_request *request) {
+  const nsai_arch *arch = nsai_arch_find(request->arch);
+  if (!arch)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "unknown architecture \"%s\": this library has kernels for "
+                     "%s.",
+                     request->arch, nsai_arch_names());
+  int known[128], count = 0;
+  NSAI_TRY(NSAI_NVRTC(nvrtc, nvrtcGetNumSupportedArchs(&count)));
+  if (count > (int)(sizeof known / sizeof known[0]))
+    return nsai_fail(NSA_E_INTERNAL, "NVRTC at %s lists %d architectures", nvrtc->library.path,
+                     count);
+  NSAI_TRY(NSAI_NVRTC(nvrtc, nvrtcGetSupportedArchs(known)));
+  for (int i = 0; i < count; i++)
+    if (known[i] == arch->major * 10 + arch->minor) return NSA_OK;
+  return nsai_fail(NSA_E_UNSUPPORTED,
+                   "NVRTC %d.%d at %s cannot compile for %s: install a newer one "
+                   "and set `%s` or $%s.",
+                   (int)nvrtc->major, (int)nvrtc->minor, nvrtc->library.path, arch->name,
+                   nsai_nvrtc_spec.config_key, nsai_nvrtc_spec.env);
+}
+
+/* ---- one compilation ---- */
+
+static nsa_status take_log(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program, char **log) {
+  size_t size = 0;
+  NSAI_TRY(NSAI_NVRTC(nvrtc, nvrtcGetProgramLogSize(program, &size)));
+  *log = calloc(1, size + 1);
+  if (!*log) return nsai_fail_nomem("the compiler's log", size + 1);
+  return NSAI_NVRTC(nvrtc, nvrtcGetProgramLog(program, *log));
+}
+
+static nsa_status take_cubin(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program,
+                             nsai_kernel_image *out) {
+  NSAI_TRY(NSAI_NVRTC(nvrtc, nvrtcGetCUBINSize(program, &out->size)));
+  out->cubin = malloc(out->size + 1);
+  if (!out->cubin) return nsai_fail_nomem("a cubin", out->size + 1);
+  return NSAI_NVRTC(nvrtc, nvrtcGetCUBIN(program, out->cubin));
+}
+
+/* There is nothing that a user has to set: plans turn to smaller tiles. */
+static nsa_status fail_refused(const nsai_jit_request *request, const char *why) {
+  return nsai_fail(NSA_E_COMPILE,
+                   "kernel %s for %s is refused: %s; smaller tiles are "
+                   "tried where there are any. Another NVRTC (`%s` or $%s) may do better.",
+                   request->name, request->arch, why, nsai_nvrtc_spec.config_key,
+                   nsai_nvrtc_spec.env);
+}
+
+/* Puts the first errors into the error text; the whole log and the numbered unit into the log. A
+ * kernel that does not compile for want of registers alone is refused, as one that spills. */
+static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request,
+                               nsai_kernel_image *image) {
+  char errors[4096], why[640];
+  const char *log = image->log;
+  nsai_jit_figures figures;
+  nsai_jit_read_log(log, &figures);
+  image->refused = figures.starved;
+  if (image->refused) {
+    nsai_log_lines(jit->logger, NSA_LOG_TRACE, "jit", log);
+    snprintf(why, sizeof why, "its threads have too few registers (%s)", figures.remark);
+    return fail_refused(request, why);
+  }
+  nsai_jit_first_errors(log, errors, sizeof errors);
+  nsai_jit_log_source(jit->logger, request);
+  nsai_log(jit->logger, NSA_LOG_ERROR, "jit", "kernel %s for %s does not compile:", request->name,
+           request->arch);
+  nsai_log_lines(jit->logger, NSA_LOG_ERROR, "jit", log);
+  return nsai_fail(NSA_E_COMPILE, "kernel %s for %s does not compile:\n%s", request->name,
+                   request->arch, errors);
+}
+
+/* The first NVRTC that loses no copy's register: sass_check.h. */
+#define KEEPS_REGISTERS_SINCE 1304
+
+static int64_t find_lost_register(const nsai_nvrtc *nvrtc, const nsai_jit_request *request,
+                                  const nsai_kernel_image *image) {
+  if (100 * nvrtc->major + nvrtc->minor >= KEEPS_REGISTERS_SINCE ||
+      nsai_arch_find(request->arch)->major < 9)
+    return -1;
+  return nsai_find_lost_register(image->cubin, image->size);
+}
+
+/* A kernel that spills, whose wgmma run one after the other, or whose machine code is wrong, is refused. */
+static nsa_status judge(nsai_jit *jit, const nsai_nvrtc *nvrtc, const nsai_jit_request *request,
+                        nsai_kernel_image *image) {
+  nsai_jit_figures figures;
+  const int64_t lost = find_lost_register(nvrtc, request, image);
+  nsai_jit_read_log(image->log, &figures);
+  image->registers = figures.registers;
+  image->spill_bytes = figures.spill_bytes;
+  image->stack_bytes = figures.stack_bytes;
+  image->shared_bytes = figures.shared_bytes;
+  image->serial_wgmma = figures.serial_wgmma;
+  nsai_log(jit->logger, NSA_LOG_DEBUG, "jit",
+           "%s %s: %.0f ms, %zu bytes, %d registers, %d bytes "
+           "static shared memory",
+           request->name, request->arch, image->compile_ms, image->size, (int)image->registers,
+           (int)image->shared_bytes);
+  nsai_log_lines(jit->logger, NSA_LOG_TRACE, "jit", image->log);
+  image->refused = image->spill_bytes || image->serial_wgmma || lost >= 0;
+  if (!image->refused) return NSA_OK;
+  char why[640];
+  if (image->spill_bytes)
+    snprintf(why, sizeof why, "it spills %d bytes of registers (%d registers, %d bytes of stack)",
+             (int)image->spill_bytes, (int)image->registers, (int)image->stack_bytes);
+  else if (lost >= 0)
+    snprintf(why, sizeof why,
+             "NVRTC %d.%d lost the uniform register of its copy at 0x%llx (13.4 does not)",
+             (int)nvrtc->major, (int)nvrtc->minor, (unsigned long long)lost);
+  else
+    snprintf(why, sizeof why, "the assembler serialised its wgmma (%s)", figures.remark);
+  return fail_refused(request, why);
+}
+
+static double now_ms(void) {
+  struct timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+static nsai_nvrtc_result run_compiler(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program,
+                                      const nsai_jit_request *request, double *ms) {
+  const char *options[OPTIONS_MAX];
+  char arch[64];
+  int count = 0;
+  write_arch_option(request, arch, sizeof arch);
+  options[count++] = arch;
+  for (size_t i = 0; i < sizeof fixed_options / sizeof fixed_options[0]; i++)
+    if (100 * nvrtc->major + nvrtc->minor >= fixed_options[i].since)
+      options[count++] = fixed_options[i].text;
+  if (request->line_info) options[count++] = "-lineinfo";
+  double start = now_ms();
+  nsai_nvrtc_result result = nvrtc->nvrtcCompileProgram(program, count, options);
+  *ms = now_ms() - start;
+  return result;
+}
+
+nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request,
+                            nsai_kernel_image *out) {
+  nsa_status status = NSA_OK;
+  const nsai_nvrtc *nvrtc;
+  nsai_nvrtc_program program = NULL;
+  nsai_nvrtc_result result;
+  bool refused;
+  memset(out, 0, sizeof *out);
+  NSAI_TRY(open_compiler(jit, &nvrtc));
+  NSAI_TRY(check_arch(nvrtc, request));
+  NSAI_TRY(NSAI_NVRTC(nvrtc, nvrtcCreateProgram(&program, request->source, unit_name,
+                                                (int)jit->templates.count, jit->header_texts,
+                                                jit->header_names)));
+  result = run_compiler(nvrtc, program, request, &out->compile_ms);
+  NSAI_TRY_TO(fail, take_log(nvrtc, program, &out->log));
+  if (jit->dump_dir) nsai_jit_dump(jit->logger, jit->dump_dir, request, nvrtc, program);
+  if (result == NSAI_NVRTC_COMPILATION) NSAI_TRY_TO(fail, fail_compile(jit, request, out));
+  NSAI_TRY_TO(fail, nsai_nvrtc_status(nvrtc, result, "nvrtcCompileProgram"));
+  NSAI_TRY_TO(fail, take_cubin(nvrtc, program, out));
+  NSAI_TRY_TO(fail, judge(jit, nvrtc, request, out));
+  /* The id is written once, by the open above, and constant from then on. */
+  memcpy(out->compiler_id, jit->compiler_id, sizeof out->compiler_id);
+  nvrtc->nvrtcDestroyProgram(&program);
+  return NSA_OK;
+fail:
+  nvrtc->nvrtcDestroyProgram(&program);
+  refused = out->refused;
+  nsai_kernel_image_fini(out);
+  out->refused = refused;
+  return status;
+}

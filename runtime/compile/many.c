@@ -1,0 +1,162 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Compiling many units at once. Loader threads take jobs in order from one counter; the calling
+ * thread reports progress and waits. When no thread can be started it compiles itself.
+ *
+ * Lock rule: `lock` guards next, done, last, stop and a job's outputs from the moment it is taken
+ * until it is counted as done; jobs are otherwise touched by the one thread that took them.
+ */
+#include "compile/compiler.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* NVRTC 13 scales to about four threads; beyond that the longest kernel sets the time (measured on
+ * 16 cores: 10 jobs in 7.8, 4.8, 2.7, 2.3, 2.7 s on 1, 2, 4, 8, 16 threads). */
+#define DEFAULT_THREADS_MAX 4
+#define THREADS_MAX 64
+
+/* The compiler front end recurses on templates; NVRTC asks for a raised stack limit by default, and
+ * that is switched off, so its threads get a roomy stack of their own (touched pages count only).
+ */
+#define STACK_BYTES ((size_t)64 << 20)
+
+typedef struct pool {
+  nsai_jit *jit;
+  nsai_jit_job *jobs;
+  size_t count;
+  bool keep_going;
+  pthread_mutex_t lock;
+  pthread_cond_t changed;
+  size_t next, done; /* jobs taken, jobs finished */
+  size_t last;       /* the job that finished last */
+  bool stop;         /* take no more */
+} pool;
+
+static void compile_job(nsai_jit *jit, nsai_jit_job *job) {
+  job->status = nsai_jit_compile(jit, &job->request, &job->image);
+  if (job->status != NSA_OK) job->error = strdup(nsa_last_error());
+}
+
+/* Takes and compiles one job; false when none is left. */
+static bool work_once(pool *p) {
+  pthread_mutex_lock(&p->lock);
+  bool take = !p->stop && p->next < p->count;
+  size_t index = p->next;
+  if (take) p->next++;
+  pthread_mutex_unlock(&p->lock);
+  if (!take) return false;
+  compile_job(p->jit, &p->jobs[index]);
+  pthread_mutex_lock(&p->lock);
+  p->done++;
+  p->last = index;
+  if (p->jobs[index].status != NSA_OK && !p->keep_going) p->stop = true;
+  pthread_cond_signal(&p->changed);
+  pthread_mutex_unlock(&p->lock);
+  return true;
+}
+
+static void *loader_thread(void *user) {
+  while (work_once(user)) {}
+  return NULL;
+}
+
+static int32_t default_threads(void) {
+  cpu_set_t set;
+  int cores = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+  return cores < DEFAULT_THREADS_MAX ? cores : DEFAULT_THREADS_MAX;
+}
+
+/* Starts up to `wanted` threads with all signals blocked: the host's handlers belong to its own
+ * threads. Returns how many run. */
+static int32_t start_threads(pool *p, pthread_t *threads, int32_t wanted) {
+  pthread_attr_t attributes;
+  sigset_t all, before;
+  int32_t started = 0;
+  if (pthread_attr_init(&attributes) != 0) return 0;
+  pthread_attr_setstacksize(&attributes, STACK_BYTES);
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  while (started < wanted && pthread_create(&threads[started], &attributes, loader_thread, p) == 0)
+    started++;
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  pthread_attr_destroy(&attributes);
+  return started;
+}
+
+/* Asks the host whether to go on. The name is that of the job that finished last. */
+static void report(pool *p, const nsai_jit_run *run, size_t done, size_t last) {
+  if (!run->progress) return;
+  if (run->progress(run->user, (int64_t)done, (int64_t)p->count, p->jobs[last].request.name) == 0)
+    return;
+  pthread_mutex_lock(&p->lock);
+  p->stop = true;
+  pthread_mutex_unlock(&p->lock);
+}
+
+/* Waits for the threads, reporting each finished job; ends when every job taken is done. */
+static void supervise(pool *p, const nsai_jit_run *run) {
+  size_t seen = 0;
+  pthread_mutex_lock(&p->lock);
+  for (;;) {
+    while (p->done == seen && !(p->done == p->next && (p->stop || p->next == p->count)))
+      pthread_cond_wait(&p->changed, &p->lock);
+    if (p->done == seen) break;
+    size_t done = seen = p->done, last = p->last;
+    pthread_mutex_unlock(&p->lock);
+    report(p, run, done, last);
+    pthread_mutex_lock(&p->lock);
+  }
+  pthread_mutex_unlock(&p->lock);
+}
+
+static nsa_status first_failure(const pool *p) {
+  const nsai_jit_job *first = NULL;
+  for (size_t i = 0; i < p->count; i++) {
+    const nsai_jit_job *job = &p->jobs[i];
+    if (job->status == NSA_OK || job->status == NSA_E_CANCELLED) continue;
+    if (!first || (first->image.refused && !job->image.refused)) first = job;
+  }
+  if (first)
+    return nsai_fail_text(first->status,
+                          first->error ? first->error : nsa_status_text(first->status));
+  for (size_t i = 0; i < p->count; i++)
+    if (p->jobs[i].status == NSA_E_CANCELLED)
+      return nsai_fail(NSA_E_CANCELLED, "cancelled after %zu of %zu kernels; those are kept",
+                       p->done, p->count);
+  return NSA_OK;
+}
+
+nsa_status nsai_jit_compile_many(nsai_jit *jit, nsai_jit_job *jobs, size_t count,
+                                 const nsai_jit_run *run) {
+  static const nsai_jit_run defaults = { 0, false, NULL, NULL };
+  pthread_t threads[THREADS_MAX];
+  if (!run) run = &defaults;
+  pool p = { .jit = jit, .jobs = jobs, .count = count, .keep_going = run->keep_going };
+  for (size_t i = 0; i < count; i++) {
+    memset(&jobs[i].image, 0, sizeof jobs[i].image);
+    jobs[i].status = NSA_E_CANCELLED;
+    jobs[i].error = NULL;
+  }
+  if (count == 0) return NSA_OK;
+  pthread_mutex_init(&p.lock, NULL);
+  pthread_cond_init(&p.changed, NULL);
+  int32_t wanted = run->threads > 0 ? run->threads : default_threads();
+  if (wanted > THREADS_MAX) wanted = THREADS_MAX;
+  if ((size_t)wanted > count) wanted = (int32_t)count;
+  report(&p, run, 0, 0);
+  /* One thread is started even for one job: the compiler needs the roomy stack. */
+  int32_t started = start_threads(&p, threads, wanted);
+  if (started == 0)
+    while (work_once(&p)) report(&p, run, p.done, p.last);
+  else
+    supervise(&p, run);
+  for (int32_t i = 0; i < started; i++) pthread_join(threads[i], NULL);
+  pthread_cond_destroy(&p.changed);
+  pthread_mutex_destroy(&p.lock);
+  return first_failure(&p);
+}

@@ -1,0 +1,277 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Layers: which texts are read, in which order, and what becomes of the diagnostics. All memory of
+ * a configuration lies in its arena.
+ */
+#include "config/config.h"
+
+#include "base/text.h"
+#include "config/env.h"
+#include "config/layers.h"
+#include "config/rules.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <nsa/context.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct loader {
+  const nsai_config_request *request;
+  nsai_config *config;
+  nsai_diag diag;
+  int32_t sources; /* made so far */
+  nsai_mark main;  /* the first text: where a missing section is reported */
+} loader;
+
+static bool is_printable(const char *name) {
+  for (size_t left = strlen(name); left;) {
+    uint32_t code;
+    size_t step = nsai_utf8_step(name, left, &code);
+    if (!nsai_printable(code)) return false;
+    name += step;
+    left -= step;
+  }
+  return true;
+}
+
+/* `text` must lie in the arena. A byte order mark in front is dropped. */
+static nsai_source *add_source(loader *l, const char *name, const char *text, size_t length) {
+  nsai_arena *arena = &l->config->arena;
+  nsai_source *source = nsai_arena_alloc(arena, sizeof *source);
+  if (!source) return NULL;
+  if (length >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) {
+    text += 3;
+    length -= 3;
+  }
+  nsai_excerpt_text excerpt;
+  if (!is_printable(name)) name = nsai_excerpt(name, strlen(name), &excerpt);
+  *source = (nsai_source){ nsai_arena_copy(arena, name, strlen(name)), text, length, l->sources++ };
+  return source->name ? source : NULL;
+}
+
+static void read_layer(loader *l, nsai_layer layer, const char *name, const char *text,
+                       size_t length) {
+  nsai_source *source = add_source(l, name, text, length);
+  if (!source) return;
+  if (layer != NSAI_LAYER_SYSTEM && !l->main.source) l->main = (nsai_mark){ source, 1, 1 };
+  bool model_file = layer == NSAI_LAYER_FILE && l->request->model_file;
+  nsai_read_text(l->config, layer, source, model_file, &l->diag);
+}
+
+static nsa_status fail_io(const char *path, int error) {
+  char text[128];
+  return nsai_fail(NSA_E_IO, "%s: the configuration cannot be read: %s", path,
+                   strerror_r(error, text, sizeof text));
+}
+
+/* Reads an open file into the arena, one byte more than allowed at most, so that the parser sees
+ * and reports what is too long. */
+static nsa_status read_file(loader *l, int fd, const char *path, nsai_layer layer) {
+  const size_t limit = NSAI_YAML_MAX_BYTES + 1;
+  char *text = nsai_arena_alloc(&l->config->arena, limit);
+  if (!text) return nsai_fail_nomem("a configuration file", limit);
+  size_t length = 0;
+  while (length < limit) {
+    ssize_t count = read(fd, text + length, limit - length);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) return fail_io(path, errno);
+    if (count == 0) break;
+    length += (size_t)count;
+  }
+  read_layer(l, layer, path, text, length);
+  return NSA_OK;
+}
+
+/* A pipe would be waited for without end, so opening does not block, and only files are read. */
+static nsa_status load_file(loader *l) {
+  const char *path = l->request->path;
+  int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  struct stat st;
+  nsa_status status = NSA_OK;
+  if (fd < 0) return fail_io(path, errno);
+  if (fstat(fd, &st) != 0)
+    status = fail_io(path, errno);
+  else if (S_ISDIR(st.st_mode))
+    status = fail_io(path, EISDIR);
+  else if (!S_ISREG(st.st_mode))
+    status = nsai_fail(NSA_E_IO,
+                       "%s: the configuration cannot be read: it is no regular file; give the text "
+                       "of a pipe as nsa_options.yaml_text",
+                       path);
+  else
+    status = read_file(l, fd, path, NSAI_LAYER_FILE);
+  close(fd);
+  return status;
+}
+
+static void ignore_system_file(loader *l, const char *path, const char *why) {
+  nsai_source *source = add_source(l, path, "", 0);
+  if (source)
+    nsai_diag_add(&l->diag, NSAI_WARNING, (nsai_mark){ source, 0, 0 }, NULL, "ignored: %s", why);
+}
+
+/* The system file counts when only root can have written it; otherwise it is passed over with a
+ * warning, since anybody could have put it there. */
+static nsa_status load_system_file(loader *l) {
+  const char *path = l->request->system_path ? l->request->system_path : NSAI_SYSTEM_CONFIG;
+  int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+  if (fd < 0) {
+    char text[128];
+    if (errno != ENOENT && errno != ENOTDIR)
+      ignore_system_file(l, path, strerror_r(errno, text, sizeof text));
+    return NSA_OK;
+  }
+  struct stat st;
+  nsa_status status = NSA_OK;
+  bool trusted = fstat(fd, &st) == 0 && S_ISREG(st.st_mode) && st.st_uid == 0 &&
+                 !(st.st_mode & (S_IWGRP | S_IWOTH));
+  if (trusted)
+    status = read_file(l, fd, path, NSAI_LAYER_SYSTEM);
+  else
+    ignore_system_file(l, path,
+                       "the system's configuration must be a file that root owns and nobody else "
+                       "can write");
+  close(fd);
+  return status;
+}
+
+static void load_text(loader *l) {
+  const nsai_config_request *request = l->request;
+  size_t length = request->length ? request->length : strlen(request->text);
+  /* What is too long is refused by its length alone: its text need not be copied whole. */
+  if (length > NSAI_YAML_MAX_BYTES) length = NSAI_YAML_MAX_BYTES + 1;
+  char *text = nsai_arena_copy(&l->config->arena, request->text, length);
+  const char *name = request->name ? request->name : "<text>";
+  if (text) read_layer(l, NSAI_LAYER_TEXT, name, text, length);
+}
+
+static void load_environment(loader *l) {
+  const nsai_env_var *var;
+  for (size_t i = 0; (var = nsai_env_at(i)); i++) {
+    const char *value = nsai_env_get(var);
+    if (!value) continue;
+    size_t size = strlen(var->name) + 1 + strlen(value) + 1;
+    char *text = nsai_arena_alloc(&l->config->arena, size);
+    if (!text) return;
+    snprintf(text, size, "%s=%s", var->name, value);
+    nsai_source *source = add_source(l, "environment", text, size - 1);
+    if (source) nsai_read_variable(l->config, var->key, source, &l->diag);
+  }
+}
+
+static void load_overrides(loader *l) {
+  const char *const *list = l->request->overrides;
+  for (; list && *list; list++) {
+    size_t length = strlen(*list);
+    char *text = nsai_arena_copy(&l->config->arena, *list, length);
+    nsai_source *source = text ? add_source(l, "override", text, length) : NULL;
+    if (source) nsai_read_override(l->config, source, &l->diag);
+  }
+}
+
+/* Turns what was found into a status: the text of all diagnostics goes to the error, or, when there
+ * are only warnings, to the configuration. */
+static nsa_status conclude(nsai_config *config, const nsai_diag *diag) {
+  nsai_writer count = nsai_writer_open(NULL, 0);
+  nsai_diag_write(diag, &count);
+  char *text = nsai_arena_alloc(&config->arena, count.used + 1);
+  if (config->arena.failed || !text)
+    return nsai_fail_nomem("the configuration", config->arena.failed);
+  nsai_writer writer = nsai_writer_open(text, count.used + 1);
+  nsai_diag_write(diag, &writer);
+  if (diag->errors) return nsai_fail_text(NSA_E_CONFIG, text);
+  config->warnings = text;
+  return NSA_OK;
+}
+
+static nsa_status load_layers(loader *l) {
+  const nsai_config_request *request = l->request;
+  nsai_read_builtin(l->config);
+  if (!request->skip_system_file) NSAI_TRY(load_system_file(l));
+  if (request->path) NSAI_TRY(load_file(l));
+  if (request->text) load_text(l);
+  if (!request->skip_environment) load_environment(l);
+  load_overrides(l);
+  l->config->has_model = l->config->model_mark.source != NULL;
+  /* Without memory values are missing, and complaints about them would mislead. */
+  if (!l->config->arena.failed) nsai_config_check_rules(l->config, l->main, &l->diag);
+  nsa_status status = conclude(l->config, &l->diag);
+  if (request->diagnostics) nsai_diag_write(&l->diag, request->diagnostics);
+  return status;
+}
+
+nsa_status nsai_config_load(const nsai_config_request *request, nsai_config **out) {
+  *out = NULL;
+  nsai_config *config = calloc(1, sizeof *config);
+  if (!config) return nsai_fail_nomem("the configuration", sizeof *config);
+  config->warnings = "";
+  config->need_model = request->need_model;
+  loader l = { .request = request, .config = config, .diag = { .arena = &config->arena } };
+  nsa_status status = load_layers(&l);
+  if (status != NSA_OK) {
+    nsai_config_destroy(config);
+    return status;
+  }
+  *out = config;
+  return NSA_OK;
+}
+
+void nsai_config_destroy(nsai_config *config) {
+  if (!config) return;
+  nsai_arena_fini(&config->arena);
+  free(config);
+}
+
+/* "sm_90" matches sm_90 and sm_90a; "sm_90a" only itself. */
+static bool matches_arch(const char *wanted, const char *arch) {
+  size_t length = strlen(wanted);
+  if (!arch || strncmp(wanted, arch, length) != 0) return false;
+  return !arch[length] || strspn(arch + length, "af") == strlen(arch + length);
+}
+
+static bool matches(const nsai_profile *p, const char *arch, const char *name, const char *uuid) {
+  if (p->arch && !matches_arch(p->arch, arch)) return false;
+  if (p->name && (!name || !nsai_glob_match(p->name, name))) return false;
+  return !p->uuid || (uuid && strcasecmp(p->uuid, uuid) == 0);
+}
+
+nsa_status nsai_config_apply_device(nsai_config *config, const char *arch, const char *name,
+                                    const char *uuid) {
+  const nsai_profile *profile = config->profiles;
+  while (profile && !matches(profile, arch, name, uuid)) profile = profile->next;
+  if (!profile) return NSA_OK;
+  config->profile = profile->mark;
+  for (const nsai_setting *s = profile->settings; s; s = s->next)
+    nsai_assign(config, &(nsai_origin){ NSAI_LAYER_PROFILE, s->mark, s->broken }, s->key,
+                &s->value);
+  nsai_diag diag = { .arena = &config->arena };
+  nsai_config_check_rules(config, config->model_mark, &diag);
+  return conclude(config, &diag);
+}
+
+nsa_status nsa_config_check(const char *yaml, size_t len, const char *name, char *diag,
+                            size_t size) {
+  if (!yaml) return nsai_fail(NSA_E_ARG, "nsa_config_check: yaml is NULL: give the text to check");
+  if (!diag && size)
+    return nsai_fail(NSA_E_ARG,
+                     "nsa_config_check: diag is NULL but size is %zu: give both or "
+                     "neither",
+                     size);
+  nsai_writer writer = nsai_writer_open(diag, size);
+  nsai_config_request request = { .text = yaml,
+                                  .length = len,
+                                  .name = name,
+                                  .skip_system_file = true,
+                                  .skip_environment = true,
+                                  .diagnostics = &writer };
+  nsai_config *config;
+  nsa_status status = nsai_config_load(&request, &config);
+  nsai_config_destroy(config);
+  return status;
+}

@@ -1,0 +1,44 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Source texts of a configuration and what is wrong with them, in the style of a compiler:
+ *   nsa.yaml:6:15: error: model.compress.stride: 12 does not divide ...
+ *       stride: 12
+ *               ^
+ */
+#ifndef NSAI_CONFIG_DIAG_H
+#define NSAI_CONFIG_DIAG_H
+
+#include "base/arena.h"
+#include "base/writer.h"
+#include "config/config.h"
+
+/* A text that values came from. Lives in the configuration's arena. */
+typedef struct nsai_source {
+  const char *name; /* "nsa.yaml", "environment", "override" */
+  const char *text;
+  size_t length;
+  int32_t order; /* sources are reported in this order */
+} nsai_source;
+
+/* The place of the byte `offset`; the end of the text when it lies beyond. */
+nsai_mark nsai_source_mark(const nsai_source *source, size_t offset);
+
+typedef enum nsai_severity { NSAI_WARNING, NSAI_ERROR } nsai_severity;
+
+/* The problems found so far, sorted by place. */
+typedef struct nsai_diag {
+  nsai_arena *arena;
+  struct nsai_problem_note *notes; /* sorted */
+  size_t count, errors;
+} nsai_diag;
+
+/* Adds a problem. `path` is the key it is about; NULL: the text as such. Beyond 50 problems they
+ * are only counted. */
+void nsai_diag_add(nsai_diag *diag, nsai_severity severity, nsai_mark mark, const char *path,
+                   const char *format, ...) NSAI_PRINTF(5, 6);
+
+/* Writes all problems, each with its source line and a caret; no newline at the end. */
+void nsai_diag_write(const nsai_diag *diag, nsai_writer *writer);
+
+#endif /* NSAI_CONFIG_DIAG_H */

@@ -1,0 +1,75 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "config/value.h"
+
+#include <string.h>
+
+/* Where a comment with the origin begins, so that they stand in one column. */
+#define ORIGIN_COLUMN 48
+
+static void write_place(const nsai_mark *mark, nsai_writer *writer) {
+  nsai_write(writer, "%s:%d", mark->source->name, mark->line);
+}
+
+static void write_origin(const nsai_origin *origin, nsai_writer *writer) {
+  const char *text = origin->mark.source ? origin->mark.source->text : "";
+  switch (origin->layer) {
+  case NSAI_LAYER_BUILTIN: nsai_write(writer, "built-in"); break;
+  case NSAI_LAYER_PROFILE:
+    nsai_write(writer, "profile ");
+    write_place(&origin->mark, writer);
+    break;
+  case NSAI_LAYER_ENVIRONMENT: nsai_write(writer, "env %.*s", (int)strcspn(text, "="), text); break;
+  case NSAI_LAYER_OVERRIDE:
+    nsai_write(writer, "override %.*s", (int)strcspn(text, "="), text);
+    break;
+  default: write_place(&origin->mark, writer); break;
+  }
+}
+
+/* Writes the sections that lead to a key and that the key before it was not in yet; returns the
+ * depth of the key. */
+static int open_sections(nsai_key_id id, const char *before, nsai_writer *writer) {
+  const char *path = nsai_keys[id].path;
+  int depth = 0;
+  for (const char *dot; (dot = strchr(path, '.')); path = dot + 1, depth++) {
+    size_t length = (size_t)(dot + 1 - nsai_keys[id].path);
+    if (strncmp(before, nsai_keys[id].path, length) != 0)
+      nsai_write(writer, "%*s%.*s:\n", 2 * depth, "", (int)(dot - path), path);
+  }
+  return depth;
+}
+
+static void write_key(const nsai_config *config, nsai_key_id id, const char *before,
+                      bool with_origin, nsai_writer *writer) {
+  int depth = open_sections(id, before, writer);
+  size_t start = writer->used;
+  nsai_write(writer, "%*s%s: ", 2 * depth, "", strrchr(nsai_keys[id].path, '.') + 1);
+  nsai_value_write(config, id, writer);
+  if (with_origin) {
+    size_t width = writer->used - start;
+    int pad = width < ORIGIN_COLUMN ? (int)(ORIGIN_COLUMN - width) : 1;
+    nsai_write(writer, "%*s# ", pad, "");
+    write_origin(&config->origin[id], writer);
+  }
+  nsai_write(writer, "\n");
+}
+
+size_t nsai_config_dump(const nsai_config *config, bool with_origin, char *buf, size_t size) {
+  nsai_writer writer = nsai_writer_open(buf, size);
+  const char *before = "";
+  nsai_write(&writer, "nsa: " NSAI_SCHEMA_VERSION "\n");
+  if (with_origin && config->profile.source) {
+    nsai_write(&writer, "# profile: ");
+    write_place(&config->profile, &writer);
+    nsai_write(&writer, "\n");
+  }
+  for (int id = 0; id < NSAI_KEY_COUNT; id++) {
+    bool is_model = strncmp(nsai_keys[id].path, "model.", strlen("model.")) == 0;
+    if (nsai_keys[id].type == NSAI_TYPE_BOTH || (is_model && !config->has_model)) continue;
+    write_key(config, (nsai_key_id)id, before, with_origin, &writer);
+    before = nsai_keys[id].path;
+  }
+  return writer.used;
+}

@@ -1,0 +1,28 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The environment variables of the library: one table. Each stands for a key of the configuration,
+ * lies above every file and below overrides, and has that key's type and built-in value.
+ */
+#ifndef NSAI_CONFIG_ENV_H
+#define NSAI_CONFIG_ENV_H
+
+#include "config/config.h"
+
+typedef struct nsai_env_var {
+  const char *name; /* "NSA_CACHE_DIR" */
+  nsai_key_id key;
+} nsai_env_var;
+
+/* The variable at `index`; NULL beyond the last. Static storage. */
+const nsai_env_var *nsai_env_at(size_t index);
+
+/* The variable's value, or NULL when it is unset, empty, or the process runs with raised privileges
+ * (set-user-id and the like). Thread-safe as getenv is: while nobody calls setenv. */
+const char *nsai_env_get(const nsai_env_var *var);
+
+/* Writes the table: a line each with name, key, type, built-in value and help, separated by tabs.
+ * snprintf's rule. */
+size_t nsai_env_describe(char *buf, size_t size);
+
+#endif /* NSAI_CONFIG_ENV_H */

@@ -1,0 +1,367 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Everything known about the keys, once: parser, defaults, dump, JSON Schema, environment table and
+ * suggestions all read this table.
+ */
+#include "config/schema.h"
+
+#include "base/text.h"
+#include "base/writer.h"
+
+#include <nsa/attention.h>
+#include <nsa/log.h>
+#include <stddef.h>
+#include <string.h>
+
+#define KIB INT64_C(1024)
+#define MIB (1024 * KIB)
+#define GIB (1024 * MIB)
+
+/* Bounds that only catch slips of the pen; the kernels' own limits are in model/model.h. */
+#define MAX_HEADS 4096
+#define MAX_BLOCK 4096
+#define MAX_WINDOW (1024 * 1024)
+#define MAX_WIDTH 65536 /* features of a hidden layer or a token */
+#define MAX_JOBS 256
+#define MAX_SMS 4096
+#define MAX_FIGURE 1000000 /* GB/s and TFLOP/s: far above any device */
+#define MIN_LENGTH 64      /* tokens: the paper's selected block; a guess at what is worth timing */
+
+/* Durations, in milliseconds. */
+#define SECOND INT64_C(1000)
+#define MINUTE (60 * SECOND)
+#define HOUR (60 * MINUTE)
+
+static const nsai_word phi_words[] = { { "mean", NSAI_PHI_MEAN },
+                                       { "linear", NSAI_PHI_LINEAR },
+                                       { "mlp", NSAI_PHI_MLP },
+                                       { "external", NSAI_PHI_EXTERNAL },
+                                       { NULL, 0 } };
+static const nsai_word activation_words[] = {
+  { "relu", NSAI_ACT_RELU }, { "silu", NSAI_ACT_SILU }, { "gelu", NSAI_ACT_GELU }, { NULL, 0 }
+};
+static const nsai_word gate_words[] = { { "weights", NSAI_GATE_WEIGHTS },
+                                        { "logits", NSAI_GATE_LOGITS },
+                                        { "mlp", NSAI_GATE_MLP },
+                                        { NULL, 0 } };
+static const nsai_word sharing_words[] = { { "per_branch", 1 }, { "shared", 0 }, { NULL, 0 } };
+static const nsai_word dtype_words[] = {
+  { "bf16", NSA_BF16 }, { "fp16", NSA_F16 }, { "f32", NSA_F32 }, { NULL, 0 }
+};
+static const nsai_word jit_words[] = { { "on_demand", NSAI_JIT_ON_DEMAND },
+                                       { "prepare_only", NSAI_JIT_PREPARE_ONLY },
+                                       { "never", NSAI_JIT_NEVER },
+                                       { NULL, 0 } };
+static const nsai_word cache_words[] = { { "read_write", NSAI_CACHE_READ_WRITE },
+                                         { "read_only", NSAI_CACHE_READ_ONLY },
+                                         { "off", NSAI_CACHE_OFF },
+                                         { NULL, 0 } };
+static const nsai_word level_words[] = { { "off", NSA_LOG_OFF },
+                                         { "error", NSA_LOG_ERROR },
+                                         { "warn", NSA_LOG_WARN },
+                                         { "info", NSA_LOG_INFO },
+                                         { "debug", NSA_LOG_DEBUG },
+                                         { "trace", NSA_LOG_TRACE },
+                                         { NULL, 0 } };
+static const nsai_word check_words[] = {
+  { "off", NSAI_CHECK_OFF }, { "basic", NSAI_CHECK_BASIC }, { "full", NSAI_CHECK_FULL }, { NULL, 0 }
+};
+static const nsai_word recompute_words[] = { { "auto", NSAI_RECOMPUTE_AUTO },
+                                             { "always", NSAI_RECOMPUTE_ALWAYS },
+                                             { "never", NSAI_RECOMPUTE_NEVER },
+                                             { NULL, 0 } };
+static const nsai_word effort_words[] = { { "heuristic", NSAI_LEVEL_HEURISTIC },
+                                          { "quick", NSAI_LEVEL_QUICK },
+                                          { "normal", NSAI_LEVEL_NORMAL },
+                                          { "exhaustive", NSAI_LEVEL_EXHAUSTIVE },
+                                          { NULL, 0 } };
+const char *nsai_level_name(int32_t level) {
+  return level >= NSAI_LEVEL_HEURISTIC && level <= NSAI_LEVEL_EXHAUSTIVE ? effort_words[level].text
+                                                                         : NULL;
+}
+
+static const nsai_word input_words[] = { { "random", NSAI_INPUTS_RANDOM },
+                                         { "correlated", NSAI_INPUTS_CORRELATED },
+                                         { "both", NSAI_INPUTS_BOTH },
+                                         { NULL, 0 } };
+/* An exhaustive search may take hours: nobody means it to happen by itself. */
+static const nsai_word first_use_words[] = { { "off", NSAI_LEVEL_HEURISTIC },
+                                             { "quick", NSAI_LEVEL_QUICK },
+                                             { "normal", NSAI_LEVEL_NORMAL },
+                                             { NULL, 0 } };
+static const nsai_word auto_words[] = { { "auto", -1 }, { NULL, 0 } };
+
+#define AT(field) offsetof(nsai_config, field)
+
+/* One line per key: path, type, place; then range and step, words, built-in value, help. The
+ * model's built-in values are the paper's (arXiv 2502.11089, section 4.1), with the mean as phi. */
+const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
+  [NSAI_KEY_MODEL_HEADS] = { "model.heads", NSAI_TYPE_INT, AT(model.heads), 1, MAX_HEADS, 0, NULL,
+                             NULL, "query heads (Hq)" },
+  [NSAI_KEY_MODEL_KV_HEADS] = { "model.kv_heads", NSAI_TYPE_INT, AT(model.kv_heads), 1, MAX_HEADS,
+                                0, NULL, NULL,
+                                "key and value heads (Hkv); divides heads, at most 64 query heads "
+                                "each" },
+  [NSAI_KEY_MODEL_HEAD_DIM] = { "model.head_dim", NSAI_TYPE_BOTH, 0, NSAI_MIN_HEAD_DIM,
+                                NSAI_MAX_HEAD_DIM, NSAI_HEAD_DIM_STEP, NULL, NULL,
+                                "head_dim_qk and head_dim_v in one" },
+  [NSAI_KEY_MODEL_HEAD_DIM_QK] = { "model.head_dim_qk", NSAI_TYPE_INT, AT(model.head_dim_qk),
+                                   NSAI_MIN_HEAD_DIM, NSAI_MAX_HEAD_DIM, NSAI_HEAD_DIM_STEP, NULL,
+                                   NULL, "width of a query and a key (Dk), or head_dim for both" },
+  [NSAI_KEY_MODEL_HEAD_DIM_V] = { "model.head_dim_v", NSAI_TYPE_INT, AT(model.head_dim_v),
+                                  NSAI_MIN_HEAD_DIM, NSAI_MAX_HEAD_DIM, NSAI_HEAD_DIM_STEP, NULL,
+                                  NULL, "width of a value (Dv), or head_dim for both" },
+  [NSAI_KEY_COMPRESS_BLOCK] = { "model.compress.block", NSAI_TYPE_INT, AT(model.block), 1,
+                                MAX_BLOCK, 0, NULL, "32", "tokens of a compressed block (l)" },
+  [NSAI_KEY_COMPRESS_STRIDE] = { "model.compress.stride", NSAI_TYPE_INT, AT(model.stride), 1,
+                                 MAX_BLOCK, 0, NULL, "16",
+                                 "tokens between two compressed blocks (d); divides block and "
+                                 "select.block" },
+  [NSAI_KEY_COMPRESS_PHI] = { "model.compress.phi", NSAI_TYPE_WORD, AT(model.phi), 0, 0, 0,
+                              phi_words, "mean",
+                              "what makes a compressed key or value of a block; external: the "
+                              "caller brings them" },
+  [NSAI_KEY_COMPRESS_HIDDEN] = { "model.compress.hidden", NSAI_TYPE_INT, AT(model.phi_hidden), 0,
+                                 MAX_WIDTH, 0, NULL, "0",
+                                 "hidden width of phi mlp; 0 with any other phi" },
+  [NSAI_KEY_COMPRESS_ACTIVATION] = { "model.compress.activation", NSAI_TYPE_WORD,
+                                     AT(model.phi_activation), 0, 0, 0, activation_words, "silu",
+                                     "between the layers of phi mlp" },
+  [NSAI_KEY_SELECT_BLOCK] = { "model.select.block", NSAI_TYPE_INT, AT(model.select_block), 1,
+                              MAX_BLOCK, 0, NULL, "64",
+                              "tokens of a selected block (l'); a multiple of compress.stride, at "
+                              "least compress.block" },
+  [NSAI_KEY_SELECT_COUNT] = { "model.select.count", NSAI_TYPE_INT, AT(model.select_count), 0,
+                              NSAI_MAX_SELECTED, 0, NULL, "16",
+                              "blocks a query selects (n), forced ones included; 0: no selected "
+                              "branch" },
+  [NSAI_KEY_SELECT_INIT] = { "model.select.init", NSAI_TYPE_INT, AT(model.select_init), 0,
+                             NSAI_MAX_SELECTED, 0, NULL, "1", "first blocks that are forced" },
+  [NSAI_KEY_SELECT_LOCAL] = { "model.select.local", NSAI_TYPE_INT, AT(model.select_local), 0,
+                              NSAI_MAX_SELECTED, 0, NULL, "2",
+                              "last blocks that are forced, the current one included" },
+  [NSAI_KEY_MODEL_WINDOW] = { "model.window", NSAI_TYPE_INT, AT(model.window), 0, MAX_WINDOW, 0,
+                              NULL, "512",
+                              "tokens of the window, the query's own included (w); 0: no window "
+                              "branch" },
+  [NSAI_KEY_MODEL_GATE] = { "model.gate", NSAI_TYPE_WORD, AT(model.gate), 0, 0, 0, gate_words,
+                            "logits",
+                            "how gates arrive: used as they are, through a sigmoid, or computed "
+                            "from token features" },
+  [NSAI_KEY_GATE_CHANNELS] = { "model.gate_mlp.channels", NSAI_TYPE_INT, AT(model.gate_channels), 0,
+                               MAX_WIDTH, 0, NULL, "0",
+                               "features of a token for gate mlp; 0 with any other gate" },
+  [NSAI_KEY_GATE_HIDDEN] = { "model.gate_mlp.hidden", NSAI_TYPE_INT, AT(model.gate_hidden), 0,
+                             MAX_WIDTH, 0, NULL, "0", "hidden width of gate mlp; 0: one layer" },
+  [NSAI_KEY_GATE_ACTIVATION] = { "model.gate_mlp.activation", NSAI_TYPE_WORD,
+                                 AT(model.gate_activation), 0, 0, 0, activation_words, "silu",
+                                 "between the layers of gate mlp" },
+  [NSAI_KEY_MODEL_KV_SHARING] = { "model.kv_sharing", NSAI_TYPE_WORD, AT(model.per_branch), 0, 0, 0,
+                                  sharing_words, "per_branch",
+                                  "a key and value pair for each branch, or one for all" },
+  [NSAI_KEY_MODEL_CAUSAL] = { "model.causal", NSAI_TYPE_BOOL, AT(causal), 0, 0, 0, NULL, "true",
+                              "always true: NSA is causal" },
+  [NSAI_KEY_MODEL_DTYPE] = { "model.dtype", NSAI_TYPE_WORD, AT(model.dtype), 0, 0, 0, dtype_words,
+                             "bf16",
+                             "of queries, keys, values and outputs; f32 on the CPU device only" },
+
+  [NSAI_KEY_MAX_TOKENS] = { "serving.max_tokens", NSAI_TYPE_LONG, AT(serving.max_tokens), 0,
+                            NSAI_MAX_ROWS, 0, NULL, "0",
+                            "query tokens of one run; 0: each problem says" },
+  [NSAI_KEY_MAX_KV_TOKENS] = { "serving.max_kv_tokens", NSAI_TYPE_LONG, AT(serving.max_kv_tokens),
+                               0, NSAI_MAX_ROWS, 0, NULL, "0",
+                               "KV tokens of one run, all sequences together, for problems "
+                               "that give no max_tokens either; 0: max_tokens" },
+  [NSAI_KEY_MAX_KV_LEN] = { "serving.max_kv_len", NSAI_TYPE_LONG, AT(serving.max_kv_len), 0,
+                            NSAI_MAX_ROWS, 0, NULL, "0",
+                            "KV tokens of one sequence; 0: each problem says" },
+  [NSAI_KEY_MAX_SEQS] = { "serving.max_seqs", NSAI_TYPE_INT, AT(serving.max_seqs), 0, NSAI_MAX_SEQS,
+                          0, NULL, "0", "sequences of one run; 0: each problem says" },
+  [NSAI_KEY_MAX_Q_LEN] = { "serving.max_q_len", NSAI_TYPE_INT, AT(serving.max_q_len), 0,
+                           NSA_MAX_DECODE_LEN, 0, NULL, "0",
+                           "new tokens of a sequence in one decode step, drafts included; 0: each "
+                           "problem says, else 1" },
+  [NSAI_KEY_PAGE_SIZE] = { "serving.page_size", NSAI_TYPE_INT, AT(serving.page_size), 0,
+                           NSAI_MAX_PAGE_SIZE, NSAI_MIN_PAGE_SIZE, NULL, "0",
+                           "tokens of a page of the KV cache: 16, 32, 64 or 128, a multiple of "
+                           "compress.stride; 0: each problem says, else no pages" },
+
+  [NSAI_KEY_DEVICE] = { "runtime.device", NSAI_TYPE_DEVICE, AT(runtime.device), 0, 0, 0, NULL,
+                        "auto", "auto, cpu, a CUDA ordinal, a PCI bus id, or a GPU's UUID" },
+  [NSAI_KEY_JIT] = { "runtime.jit", NSAI_TYPE_WORD, AT(runtime.jit), 0, 0, 0, jit_words,
+                     "on_demand",
+                     "when kernels may be compiled: making a plan too, in nsa_prepare only, or "
+                     "never" },
+  [NSAI_KEY_CACHE_DIR] = { "runtime.cache_dir", NSAI_TYPE_PATH, AT(runtime.cache_dir), 0, 0, 0,
+                           NULL, "null",
+                           "folder of compiled kernels; null: $XDG_CACHE_HOME/nsa, then "
+                           "~/.cache/nsa" },
+  [NSAI_KEY_CACHE_MODE] = { "runtime.cache_mode", NSAI_TYPE_WORD, AT(runtime.cache_mode), 0, 0, 0,
+                            cache_words, "read_write", "how the cache folder is used" },
+  [NSAI_KEY_CACHE_LIMIT] = { "runtime.cache_limit", NSAI_TYPE_SIZE, AT(runtime.cache_limit), MIB,
+                             1024 * GIB, 0, NULL, "1Gi",
+                             "bytes of the cache folder; the least recently used kernels go "
+                             "first" },
+  [NSAI_KEY_LOG_LEVEL] = { "runtime.log_level", NSAI_TYPE_WORD, AT(runtime.log_level), 0, 0, 0,
+                           level_words, "warn", "lines up to this level are logged" },
+  [NSAI_KEY_DETERMINISTIC] = { "runtime.deterministic", NSAI_TYPE_BOOL, AT(runtime.deterministic),
+                               0, 0, 0, NULL, "false",
+                               "only variants whose results are bit-identical from run to run" },
+  [NSAI_KEY_PARITY] = { "runtime.parity", NSAI_TYPE_BOOL, AT(runtime.parity), 0, 0, 0, NULL,
+                        "false", "only variants with fp32 importance" },
+  [NSAI_KEY_RECOMPUTE] = { "runtime.recompute", NSAI_TYPE_WORD, AT(runtime.recompute), 0, 0, 0,
+                           recompute_words, "auto",
+                           "outputs and LSE of the branches, in a backward pass: computed again "
+                           "where the forward's are not given, always, or never: then each has to "
+                           "be given" },
+  [NSAI_KEY_CHECK_INPUTS] = { "runtime.check_inputs", NSAI_TYPE_WORD, AT(runtime.check_inputs), 0,
+                              0, 0, check_words, "basic",
+                              "what run calls check: nothing, shapes and strides, or, for "
+                              "debugging, also whose memory it is and the values of batches, which "
+                              "a GPU is waited for" },
+  [NSAI_KEY_COMPILE_JOBS] = { "runtime.compile_jobs", NSAI_TYPE_INT, AT(runtime.compile_jobs), 0,
+                              MAX_JOBS, 0, NULL, "0",
+                              "kernels compiled at once; 0: as many as cores, at most 4" },
+  [NSAI_KEY_NVRTC_PATH] = { "runtime.nvrtc_path", NSAI_TYPE_PATH, AT(runtime.nvrtc_path), 0, 0, 0,
+                            NULL, "null", "file of libnvrtc; null: searched for" },
+  [NSAI_KEY_CUBLASLT_PATH] = { "runtime.cublaslt_path", NSAI_TYPE_PATH, AT(runtime.cublaslt_path),
+                               0, 0, 0, NULL, "null", "file of libcublasLt; null: searched for" },
+  [NSAI_KEY_DRIVER_PATH] = { "runtime.driver_path", NSAI_TYPE_PATH, AT(runtime.driver_path), 0, 0,
+                             0, NULL, "null", "file of libcuda; null: searched for" },
+  [NSAI_KEY_LINE_INFO] = { "runtime.line_info", NSAI_TYPE_BOOL, AT(runtime.line_info), 0, 0, 0,
+                           NULL, "false", "compile kernels with line information, for profilers" },
+  [NSAI_KEY_COUNT_READS] = { "runtime.count_reads", NSAI_TYPE_BOOL, AT(runtime.count_reads), 0, 0,
+                             0, NULL, "false",
+                             "a diagnostic: decode kernels that count what they read of K and V "
+                             "(io.reads), a little slower" },
+  [NSAI_KEY_DUMP_DIR] = { "runtime.dump_dir", NSAI_TYPE_PATH, AT(runtime.dump_dir), 0, 0, 0, NULL,
+                          "null", "folder that receives generated sources; null: none" },
+  [NSAI_KEY_TEMPLATES_DIR] = { "runtime.templates_dir", NSAI_TYPE_PATH, AT(runtime.templates_dir),
+                               0, 0, 0, NULL, "null",
+                               "folder whose kernel templates replace the embedded ones; null: "
+                               "none" },
+
+  [NSAI_KEY_TUNING_LEVEL] = { "tuning.level", NSAI_TYPE_WORD, AT(tuning.level), 0, 0, 0,
+                              effort_words, "quick",
+                              "effort of a tuning that is not told otherwise; heuristic: times "
+                              "nothing" },
+  [NSAI_KEY_TUNING_BUDGET] = { "tuning.budget", NSAI_TYPE_DURATION, AT(tuning.budget_s), SECOND,
+                               24 * HOUR, 0, NULL, "10m",
+                               "time a tuning may take, compiling included" },
+  [NSAI_KEY_TUNING_MIN_GAIN] = { "tuning.min_gain", NSAI_TYPE_SHARE, AT(tuning.min_gain), 0, 50, 0,
+                                 NULL, "0.02",
+                                 "share of its time by which the heuristic's choice must be "
+                                 "beaten" },
+  [NSAI_KEY_TUNING_INPUTS] = { "tuning.inputs", NSAI_TYPE_WORD, AT(tuning.inputs), 0, 0, 0,
+                               input_words, "both",
+                               "what is timed: random keys, keys whose neighbours select alike as "
+                               "trained models' do, or both" },
+  [NSAI_KEY_TUNING_LENGTHS] = { "tuning.lengths", NSAI_TYPE_COUNTS, AT(tuning.lengths), MIN_LENGTH,
+                                NSAI_MAX_ROWS, 0, NULL, "null",
+                                "KV tokens of the sequences that are timed, ascending; null: 1Ki, "
+                                "4Ki, 16Ki and on up to the longest that serving allows" },
+  [NSAI_KEY_TUNING_BATCHES] = { "tuning.batches", NSAI_TYPE_COUNTS, AT(tuning.batches), 1,
+                                NSAI_MAX_SEQS, 0, NULL, "null",
+                                "sequences of the decode steps that are timed, ascending; null: 1, "
+                                "4, 16 and on up to serving.max_seqs" },
+  [NSAI_KEY_TUNING_ON_FIRST_USE] = { "tuning.on_first_use", NSAI_TYPE_WORD, AT(tuning.on_first_use),
+                                     0, 0, 0, first_use_words, "off",
+                                     "effort of the tuning that making a plan begins when it finds "
+                                     "no record" },
+  [NSAI_KEY_TUNING_FIRST_USE_BUDGET] = { "tuning.first_use_budget", NSAI_TYPE_DURATION,
+                                         AT(tuning.first_use_budget_s), SECOND, 10 * MINUTE, 0,
+                                         NULL, "20s", "time that tuning on first use may take" },
+  [NSAI_KEY_TUNING_RECORDS] = { "tuning.records", NSAI_TYPE_BOOL, AT(tuning.records), 0, 0, 0, NULL,
+                                "true",
+                                "plans follow the records of earlier tuning; false: the heuristic "
+                                "alone, and on_first_use is off" },
+
+#define FORCE(stage, name)                                                                         \
+  [NSAI_KEY_FORCE + stage] = { "variants.force." name,                                             \
+                               NSAI_TYPE_VARIANT,                                                  \
+                               AT(variants.force) + stage * sizeof(char *),                        \
+                               0,                                                                  \
+                               0,                                                                  \
+                               0,                                                                  \
+                               NULL,                                                               \
+                               "null",                                                             \
+                               "the variant of stage " name "; null: free choice" }
+  FORCE(NSAI_STAGE_COMPRESS, "compress"),
+  FORCE(NSAI_STAGE_ATTEND_COMPRESSED, "attend_compressed"),
+  FORCE(NSAI_STAGE_IMPORTANCE, "importance"),
+  FORCE(NSAI_STAGE_SELECT, "select"),
+  FORCE(NSAI_STAGE_ATTEND_SELECTED, "attend_selected"),
+  FORCE(NSAI_STAGE_ATTEND_WINDOW, "attend_window"),
+  FORCE(NSAI_STAGE_DENSE, "dense"),
+  FORCE(NSAI_STAGE_APPEND, "append"),
+  FORCE(NSAI_STAGE_DECODE, "decode"),
+  FORCE(NSAI_STAGE_BACKWARD_Q, "backward_q"),
+  FORCE(NSAI_STAGE_BACKWARD_KV, "backward_kv"),
+#undef FORCE
+  [NSAI_KEY_DISABLE] = { "variants.disable", NSAI_TYPE_GLOBS, AT(variants.disable), 0, 0, 0, NULL,
+                         "[]", "variants that are never chosen: globs over stage.variant" },
+
+  [NSAI_KEY_SELECT_DENSE_BELOW] = { "thresholds.select_dense_below", NSAI_TYPE_LONG,
+                                    AT(thresholds.select_dense_below), 0, NSAI_MAX_ROWS, 0,
+                                    auto_words, "auto",
+                                    "KV tokens up to which the selected branch runs dense; auto: "
+                                    "select.count * select.block, where both are the same" },
+
+  [NSAI_KEY_DEVICE_SMS] = { "device.sms", NSAI_TYPE_INT, AT(device.sms), 0, MAX_SMS, 0, NULL, "0",
+                            "streaming multiprocessors; 0: unknown" },
+  [NSAI_KEY_DEVICE_SMEM] = { "device.smem_per_block", NSAI_TYPE_SIZE, AT(device.smem_per_block), 0,
+                             MIB, 0, NULL, "0",
+                             "bytes of shared memory a block can have; 0: unknown" },
+  [NSAI_KEY_DEVICE_L2] = { "device.l2", NSAI_TYPE_SIZE, AT(device.l2), 0, GIB, 0, NULL, "0",
+                           "bytes of L2 cache; 0: unknown" },
+  [NSAI_KEY_DEVICE_HBM] = { "device.hbm_gbps", NSAI_TYPE_NUMBER, AT(device.hbm_gbps), 0, MAX_FIGURE,
+                            0, NULL, "0", "memory bandwidth in 1e9 bytes/s; 0: unknown" },
+  [NSAI_KEY_DEVICE_TFLOPS] = { "device.bf16_tflops", NSAI_TYPE_NUMBER, AT(device.bf16_tflops), 0,
+                               MAX_FIGURE, 0, NULL, "0",
+                               "dense bf16 matrix product in 1e12 operations/s; 0: unknown" },
+  [NSAI_KEY_DEVICE_SOURCE] = { "device.source", NSAI_TYPE_TEXT, AT(device.source), 0, 0, 0, NULL,
+                               "null", "where the figures come from" },
+  [NSAI_KEY_DEVICE_MEASURED] = { "device.measured", NSAI_TYPE_BOOL, AT(device.measured), 0, 0, 0,
+                                 NULL, "false",
+                                 "bandwidth and rate were measured, not read from a data sheet" },
+};
+
+const char *nsai_stage_name(nsai_stage stage) {
+  if ((unsigned)stage >= NSAI_STAGE_COUNT) return NULL;
+  return strrchr(nsai_keys[NSAI_KEY_FORCE + stage].path, '.') + 1;
+}
+
+nsai_key_id nsai_key_find(const char *path, size_t length) {
+  for (int id = 0; id < NSAI_KEY_COUNT; id++) {
+    const char *known = nsai_keys[id].path;
+    if (strlen(known) == length && memcmp(known, path, length) == 0) return (nsai_key_id)id;
+  }
+  return NSAI_KEY_COUNT;
+}
+
+bool nsai_section_exists(const char *path, size_t length) {
+  for (int id = 0; id < NSAI_KEY_COUNT; id++) {
+    const char *known = nsai_keys[id].path;
+    if (strlen(known) > length && known[length] == '.' && memcmp(known, path, length) == 0)
+      return true;
+  }
+  return false;
+}
+
+size_t nsai_key_step(nsai_key_id id, const char *prefix, const char **step) {
+  const char *path = nsai_keys[id].path;
+  size_t length = strlen(prefix);
+  if (length) {
+    if (strncmp(path, prefix, length) != 0 || path[length] != '.') return 0;
+    path += length + 1;
+  }
+  *step = path;
+  return strcspn(path, ".");
+}
+
+const char *nsai_word_text(const nsai_word *words, int64_t value) {
+  for (; words && words->text; words++)
+    if (words->value == value) return words->text;
+  return NULL;
+}

@@ -1,0 +1,82 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The declared keys of the configuration, and what to suggest for words that are none.
+ */
+#ifndef NSAI_CONFIG_SCHEMA_H
+#define NSAI_CONFIG_SCHEMA_H
+
+#include "config/config.h"
+
+#define NSAI_SCHEMA_VERSION "1" /* the value of the first key, `nsa` */
+
+typedef enum nsai_type {
+  NSAI_TYPE_BOOL,     /* bool */
+  NSAI_TYPE_INT,      /* int32_t; min, max, step */
+  NSAI_TYPE_LONG,     /* int64_t; min, max, or one of words */
+  NSAI_TYPE_SIZE,     /* uint64_t bytes; min, max */
+  NSAI_TYPE_NUMBER,   /* double, not negative, at most max */
+  NSAI_TYPE_SHARE,    /* double, not negative, at most max hundredths */
+  NSAI_TYPE_DURATION, /* double: seconds; min, max in milliseconds */
+  NSAI_TYPE_WORD,     /* int32_t: one of words */
+  NSAI_TYPE_TEXT,     /* char *; may be null */
+  NSAI_TYPE_PATH,     /* char *: absolute; may be null */
+  NSAI_TYPE_DEVICE,   /* char *: auto, cpu, ordinal, PCI bus id, UUID */
+  NSAI_TYPE_VARIANT,  /* char *: the name of a variant; may be null */
+  NSAI_TYPE_GLOBS,    /* nsai_list: globs over "stage.variant" */
+  NSAI_TYPE_COUNTS,   /* nsai_counts: ascending, each min to max; may be null */
+  NSAI_TYPE_BOTH      /* an int that stands for the two keys that follow it */
+} nsai_type;
+
+typedef struct nsai_word {
+  const char *text; /* NULL ends a list */
+  int32_t value;
+} nsai_word;
+
+typedef struct nsai_key {
+  const char *path; /* "model.select.count" */
+  nsai_type type;
+  size_t offset; /* of the value in nsai_config; not for NSAI_TYPE_BOTH */
+  int64_t min, max;
+  int64_t step;           /* values are multiples of it; 0: any */
+  const nsai_word *words; /* NULL: none */
+  const char *fallback;   /* the built-in value, as it would be written; NULL: must be given */
+  const char *help;       /* one phrase, without a full stop */
+} nsai_key;
+
+/* Indexed by nsai_key_id. */
+extern const nsai_key nsai_keys[NSAI_KEY_COUNT];
+
+/* Whether values of this type are lists. */
+static inline bool nsai_type_is_list(nsai_type type) {
+  return type == NSAI_TYPE_GLOBS || type == NSAI_TYPE_COUNTS;
+}
+
+/* The key with this path, or NSAI_KEY_COUNT. `length` bytes of `path` count. */
+nsai_key_id nsai_key_find(const char *path, size_t length);
+
+/* Whether `length` bytes of `path` name a mapping that holds keys ("model.select"). */
+bool nsai_section_exists(const char *path, size_t length);
+
+/* The part of key `id`'s path below the section `prefix` ("" is the root), up to the next dot.
+ * Returns its length, 0 when the key is not in that section. */
+size_t nsai_key_step(nsai_key_id id, const char *prefix, const char **step);
+
+/* What an unknown path may have meant. */
+typedef struct nsai_guess {
+  nsai_key_id key; /* the key meant; NSAI_KEY_COUNT: none, or a section */
+  char text[512];  /* what to tell the user; the longest lists the keys of runtime */
+} nsai_guess;
+void nsai_key_guess(const char *path, nsai_guess *guess);
+
+/* The word of `words` that `text` may have meant, by spelling or by other projects' habit; NULL:
+ * none. */
+const char *nsai_word_guess(const nsai_word *words, const char *text);
+
+/* A sentence about `text`, where other projects know such a value and no kernel does; NULL: none. */
+const char *nsai_word_missing(const char *text);
+
+/* The text of `value` in `words`; NULL: it has none. */
+const char *nsai_word_text(const nsai_word *words, int64_t value);
+
+#endif /* NSAI_CONFIG_SCHEMA_H */

@@ -1,0 +1,271 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What an unknown word may have meant: other projects' spellings first, then the nearest sibling,
+ * then the same word in another section, then the nearest path of all.
+ */
+#include "base/text.h"
+#include "base/writer.h"
+#include "config/schema.h"
+
+#include <string.h>
+
+/* Spellings of NSA implementations, of transformer and of serving configurations. */
+static const struct {
+  const char *spelling;
+  nsai_key_id key;
+  const char *section; /* where it means this; NULL: anywhere else */
+} aliases[] = {
+  { "attention_heads", NSAI_KEY_MODEL_HEADS },
+  { "autotune", NSAI_KEY_TUNING_ON_FIRST_USE },
+  { "block_count", NSAI_KEY_SELECT_COUNT },
+  { "block_counts", NSAI_KEY_SELECT_COUNT },
+  { "block_size", NSAI_KEY_PAGE_SIZE, "serving" },
+  { "block_size", NSAI_KEY_SELECT_BLOCK },
+  { "bus_id", NSAI_KEY_DEVICE },
+  { "chunked_prefill_size", NSAI_KEY_MAX_TOKENS },
+  { "cmp_block_size", NSAI_KEY_COMPRESS_BLOCK },
+  { "cmp_stride", NSAI_KEY_COMPRESS_STRIDE },
+  { "compress_block", NSAI_KEY_COMPRESS_BLOCK },
+  { "compress_block_size", NSAI_KEY_COMPRESS_BLOCK },
+  { "compress_block_sliding_stride", NSAI_KEY_COMPRESS_STRIDE },
+  { "compress_method", NSAI_KEY_COMPRESS_PHI },
+  { "compress_mlp_expand_factor", NSAI_KEY_COMPRESS_HIDDEN },
+  { "compress_stride", NSAI_KEY_COMPRESS_STRIDE },
+  { "compress_type", NSAI_KEY_COMPRESS_PHI },
+  { "context_length", NSAI_KEY_MAX_KV_LEN },
+  { "dim_head", NSAI_KEY_MODEL_HEAD_DIM },
+  { "effort", NSAI_KEY_TUNING_LEVEL },
+  { "head_size", NSAI_KEY_MODEL_HEAD_DIM },
+  { "init_blocks", NSAI_KEY_SELECT_INIT },
+  { "is_causal", NSAI_KEY_MODEL_CAUSAL },
+  { "kernel_size", NSAI_KEY_COMPRESS_BLOCK },
+  { "kernel_stride", NSAI_KEY_COMPRESS_STRIDE },
+  { "kv_block_size", NSAI_KEY_PAGE_SIZE },
+  { "local_blocks", NSAI_KEY_SELECT_LOCAL },
+  { "max_autotune", NSAI_KEY_TUNING_LEVEL },
+  { "max_batch_size", NSAI_KEY_MAX_SEQS },
+  { "max_model_len", NSAI_KEY_MAX_KV_LEN },
+  { "max_num_batched_tokens", NSAI_KEY_MAX_TOKENS },
+  { "max_num_seqs", NSAI_KEY_MAX_SEQS },
+  { "max_num_tokens", NSAI_KEY_MAX_TOKENS },
+  { "max_position_embeddings", NSAI_KEY_MAX_KV_LEN },
+  { "max_running_requests", NSAI_KEY_MAX_SEQS },
+  { "max_seq_len", NSAI_KEY_MAX_KV_LEN },
+  { "n_heads", NSAI_KEY_MODEL_HEADS },
+  { "n_kv_heads", NSAI_KEY_MODEL_KV_HEADS },
+  { "num_attention_heads", NSAI_KEY_MODEL_HEADS },
+  { "num_heads", NSAI_KEY_MODEL_HEADS },
+  { "num_init_blocks", NSAI_KEY_SELECT_INIT },
+  { "num_key_value_heads", NSAI_KEY_MODEL_KV_HEADS },
+  { "num_kv_heads", NSAI_KEY_MODEL_KV_HEADS },
+  { "num_local_blocks", NSAI_KEY_SELECT_LOCAL },
+  { "num_selected_blocks", NSAI_KEY_SELECT_COUNT },
+  { "qk_head_dim", NSAI_KEY_MODEL_HEAD_DIM_QK },
+  { "select_block_size", NSAI_KEY_SELECT_BLOCK },
+  { "selection_block_size", NSAI_KEY_SELECT_BLOCK },
+  { "seq_lens", NSAI_KEY_TUNING_LENGTHS },
+  { "sliding_window", NSAI_KEY_MODEL_WINDOW },
+  { "sliding_window_size", NSAI_KEY_MODEL_WINDOW },
+  { "time_budget", NSAI_KEY_TUNING_BUDGET },
+  { "top_k", NSAI_KEY_SELECT_COUNT },
+  { "top_n", NSAI_KEY_SELECT_COUNT },
+  { "tokens_per_block", NSAI_KEY_PAGE_SIZE },
+  { "topk", NSAI_KEY_SELECT_COUNT },
+  { "topn", NSAI_KEY_SELECT_COUNT },
+  { "torch_dtype", NSAI_KEY_MODEL_DTYPE },
+  { "v_head_dim", NSAI_KEY_MODEL_HEAD_DIM_V },
+  { "value_head_dim", NSAI_KEY_MODEL_HEAD_DIM_V },
+  { "window_size", NSAI_KEY_MODEL_WINDOW },
+};
+
+/* What other projects' configurations ask for and no kernel does, or what has another count here. */
+static const char fp8_cache[] =
+    "a KV cache has model.dtype: fp8 and other dtypes are not supported yet";
+static const char sinks[] = "attention sinks are not supported yet";
+static const char soft_cap[] = "soft-capped logits are not supported yet";
+static const char tree_mask[] =
+    "masks other than causal, as of trees of drafts, are not supported yet";
+static const char drafts[] = "serving.max_q_len has the drafts of a step and the token before them";
+static const struct {
+  const char *spelling, *text;
+} missing[] = {
+  { "attention_sink", sinks },
+  { "attention_sinks", sinks },
+  { "attn_logit_softcapping", soft_cap },
+  { "attn_mask", tree_mask },
+  { "cache_dtype", fp8_cache },
+  { "calculate_kv_scales", fp8_cache },
+  { "custom_mask", tree_mask },
+  { "fp8_kv_cache", fp8_cache },
+  { "k_scale", fp8_cache },
+  { "kv_cache_dtype", fp8_cache },
+  { "kv_dtype", fp8_cache },
+  { "kv_scale", fp8_cache },
+  { "logit_cap", soft_cap },
+  { "logit_softcap", soft_cap },
+  { "logits_soft_cap", soft_cap },
+  { "max_draft_len", drafts },
+  { "num_sink_tokens", sinks },
+  { "num_speculative_tokens", drafts },
+  { "sink_size", sinks },
+  { "sink_token_length", sinks },
+  { "sinks", sinks },
+  { "soft_cap", soft_cap },
+  { "softcap", soft_cap },
+  { "speculative_eagle_topk", tree_mask },
+  { "speculative_num_draft_tokens", drafts },
+  { "speculative_token_tree", tree_mask },
+  { "tree_attention", tree_mask },
+  { "tree_choices", tree_mask },
+  { "tree_mask", tree_mask },
+  { "v_scale", fp8_cache },
+};
+
+/* Values that others write, with the library's word; tried only where that word is allowed. */
+static const struct {
+  const char *spelling, *word;
+} synonyms[] = {
+  { "avg", "mean" },         { "average", "mean" },       { "bfloat16", "bf16" },
+  { "f16", "fp16" },         { "float16", "fp16" },       { "float32", "f32" },
+  { "fp32", "f32" },         { "half", "fp16" },          { "sigmoid", "logits" },
+  { "swish", "silu" },       { "warning", "warn" },       { "none", "off" },
+  { "false", "off" },        { "rw", "read_write" },      { "ro", "read_only" },
+  { "always", "on_demand" }, { "eager", "on_demand" },    { "true", "quick" },
+  { "fast", "quick" },       { "estimate", "heuristic" }, { "measure", "quick" },
+  { "patient", "normal" },   { "full", "exhaustive" },    { "all", "both" },
+};
+
+/* Beginnings of values that others write and no kernel takes. */
+static const struct {
+  const char *begin, *text;
+} missing_words[] = {
+  { "e4m3", "fp8 is not supported yet" },   { "e5m2", "fp8 is not supported yet" },
+  { "float8", "fp8 is not supported yet" }, { "fp4", "fp4 is not supported yet" },
+  { "fp8", "fp8 is not supported yet" },    { "int8", "int8 is not supported yet" },
+};
+
+/* The last part of a path, and in *length the bytes before its dot. */
+static const char *last_part(const char *path, size_t *length) {
+  const char *dot = strrchr(path, '.');
+  *length = dot ? (size_t)(dot - path) : 0;
+  return dot ? dot + 1 : path;
+}
+
+static bool guess_alias(const char *prefix, const char *word, nsai_guess *guess) {
+  for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++) {
+    if (strcmp(aliases[i].spelling, word) != 0) continue;
+    if (aliases[i].section && strcmp(aliases[i].section, prefix) != 0) continue;
+    guess->key = aliases[i].key;
+    nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
+    nsai_write(&w, "unknown key; what others call '%s' is %s here", word,
+               nsai_keys[guess->key].path);
+    return true;
+  }
+  return false;
+}
+
+static bool guess_missing(const char *word, nsai_guess *guess) {
+  for (size_t i = 0; i < sizeof missing / sizeof missing[0]; i++) {
+    if (strcmp(missing[i].spelling, word) != 0) continue;
+    nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
+    nsai_write(&w, "unknown key; %s", missing[i].text);
+    return true;
+  }
+  return false;
+}
+
+/* The nearest key or section in the mapping `prefix`. */
+static bool guess_sibling(const char *prefix, const char *word, nsai_guess *guess) {
+  uint32_t best = UINT32_MAX;
+  char name[64];
+  for (int id = 0; id < NSAI_KEY_COUNT; id++) {
+    const char *step;
+    size_t length = nsai_key_step((nsai_key_id)id, prefix, &step);
+    if (!length) continue;
+    nsai_writer w = nsai_writer_open(name, sizeof name);
+    nsai_write_bytes(&w, step, length);
+    uint32_t distance = nsai_edit_distance(word, name);
+    if (distance >= best || !nsai_is_near(word, distance)) continue;
+    best = distance;
+    guess->key = step[length] ? NSAI_KEY_COUNT : (nsai_key_id)id;
+    w = nsai_writer_open(guess->text, sizeof guess->text);
+    nsai_write(&w, "unknown key; did you mean '%s'?", name);
+  }
+  return best != UINT32_MAX;
+}
+
+/* The one key of another section that has this very name. */
+static bool guess_elsewhere(const char *word, nsai_guess *guess) {
+  int found = 0;
+  for (int id = 0; id < NSAI_KEY_COUNT; id++) {
+    size_t unused;
+    if (strcmp(last_part(nsai_keys[id].path, &unused), word) != 0) continue;
+    found++;
+    guess->key = (nsai_key_id)id;
+  }
+  if (found != 1) {
+    guess->key = NSAI_KEY_COUNT;
+    return false;
+  }
+  nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
+  nsai_write(&w, "unknown key here; did you mean %s?", nsai_keys[guess->key].path);
+  return true;
+}
+
+static void list_siblings(const char *prefix, nsai_guess *guess) {
+  nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
+  const char *before = "";
+  size_t before_length = 0;
+  nsai_write(&w, "unknown key; %s%shas", prefix, *prefix ? " " : "the configuration ");
+  for (int id = 0; id < NSAI_KEY_COUNT; id++) {
+    const char *step;
+    size_t length = nsai_key_step((nsai_key_id)id, prefix, &step);
+    if (!length || (length == before_length && memcmp(step, before, length) == 0)) continue;
+    nsai_write(&w, "%s %.*s", before_length ? "," : "", (int)length, step);
+    before = step;
+    before_length = length;
+  }
+  if (!*prefix) nsai_write(&w, ", profiles, and x-* for your own");
+}
+
+void nsai_key_guess(const char *path, nsai_guess *guess) {
+  size_t length;
+  const char *word = last_part(path, &length);
+  char prefix[64]; /* longer ones are no section */
+  nsai_writer w = nsai_writer_open(prefix, sizeof prefix);
+  nsai_write_bytes(&w, path, length);
+  guess->key = NSAI_KEY_COUNT;
+  if (guess_alias(prefix, word, guess) || guess_missing(word, guess)) return;
+  if (guess_sibling(prefix, word, guess)) return;
+  if (guess_elsewhere(word, guess)) return;
+  while (*prefix && !nsai_section_exists(prefix, strlen(prefix))) {
+    last_part(prefix, &length);
+    prefix[length] = '\0';
+  }
+  list_siblings(prefix, guess);
+}
+
+const char *nsai_word_missing(const char *text) {
+  for (size_t i = 0; i < sizeof missing_words / sizeof missing_words[0]; i++)
+    if (strncmp(text, missing_words[i].begin, strlen(missing_words[i].begin)) == 0)
+      return missing_words[i].text;
+  return NULL;
+}
+
+const char *nsai_word_guess(const nsai_word *words, const char *text) {
+  for (size_t i = 0; i < sizeof synonyms / sizeof synonyms[0]; i++) {
+    if (strcmp(synonyms[i].spelling, text) != 0) continue;
+    for (const nsai_word *word = words; word->text; word++)
+      if (strcmp(word->text, synonyms[i].word) == 0) return word->text;
+  }
+  const char *found = NULL;
+  uint32_t best = UINT32_MAX;
+  for (const nsai_word *word = words; word->text; word++) {
+    uint32_t distance = nsai_edit_distance(text, word->text);
+    if (distance >= best || !nsai_is_near(text, distance)) continue;
+    best = distance;
+    found = word->text;
+  }
+  return found;
+}

@@ -1,0 +1,54 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "driver/arch.h"
+
+#include <stddef.h>
+#include <string.h>
+
+/* Shared memory: the CUDA programming guide's table of technical specifications, "maximum amount of
+ * shared memory per thread block". */
+#define ARCH_LIST(X)                                                                               \
+  X("sm_80", 8, 0, 163)                                                                            \
+  X("sm_86", 8, 6, 99)                                                                             \
+  X("sm_87", 8, 7, 163)                                                                            \
+  X("sm_89", 8, 9, 99)                                                                             \
+  X("sm_90a", 9, 0, 227)                                                                           \
+  X("sm_100a", 10, 0, 227)                                                                         \
+  X("sm_103a", 10, 3, 227)                                                                         \
+  X("sm_120", 12, 0, 99)
+
+static const nsai_arch archs[] = {
+#define ARCH_ENTRY(name, major, minor, shared_kib) { name, major, minor, (shared_kib)*1024 },
+  ARCH_LIST(ARCH_ENTRY)
+#undef ARCH_ENTRY
+};
+enum { ARCH_COUNT = sizeof archs / sizeof archs[0] };
+
+const char *nsai_arch_names(void) {
+#define ARCH_NAME(name, major, minor, shared_kib) ", " name
+  return &ARCH_LIST(ARCH_NAME)[2]; /* behind the first comma */
+#undef ARCH_NAME
+}
+
+const nsai_arch *nsai_arch_at(int32_t index) {
+  return index >= 0 && index < ARCH_COUNT ? &archs[index] : NULL;
+}
+
+const nsai_arch *nsai_arch_find(const char *name) {
+  for (int32_t i = 0; i < ARCH_COUNT; i++)
+    if (strcmp(archs[i].name, name) == 0) return &archs[i];
+  return NULL;
+}
+
+const nsai_arch *nsai_arch_of_capability(int32_t major, int32_t minor) {
+  const nsai_arch *best = NULL;
+  for (int32_t i = 0; i < ARCH_COUNT; i++) {
+    const nsai_arch *arch = &archs[i];
+    if (arch->major != major || arch->minor > minor) continue;
+    if (arch->minor == minor) return arch;
+    /* A cubin with the suffix runs on its own architecture only. */
+    if (!strchr(arch->name, 'a') && (!best || arch->minor > best->minor)) best = arch;
+  }
+  return best;
+}

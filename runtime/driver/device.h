@@ -1,0 +1,52 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * One GPU: chosen by the host, described once, with its primary CUDA context retained. Or no GPU at
+ * all, only an architecture to compile for.
+ */
+#ifndef NSAI_DRIVER_DEVICE_H
+#define NSAI_DRIVER_DEVICE_H
+
+#include "driver/arch.h"
+#include "driver/cuda_api.h"
+
+typedef struct nsai_device {
+  const nsai_driver *driver;  /* NULL: deviceless */
+  nsai_cu_device ordinal;     /* -1: deviceless */
+  nsai_cu_context context;    /* the current one where it fits, else the retained primary one */
+  bool retained;              /* the primary context is ours to release */
+  const nsai_arch *arch;      /* what kernels are compiled for */
+  char name[128];             /* "NVIDIA H200"; "sm_90a (no device)" */
+  char uuid[48];              /* "GPU-xxxxxxxx-xxxx-...", as nvidia-smi prints it */
+  char pci_id[16];            /* "0000:1b:00.0" */
+  int32_t cc_major, cc_minor; /* compute capability */
+  int32_t sm_count;           /* 0: deviceless */
+  int32_t shared_bytes;       /* most dynamic shared memory of one block, by opt-in */
+  int64_t l2_bytes;           /* 0: deviceless */
+  uint64_t memory_bytes;      /* device memory; 0: deviceless */
+  int32_t driver_version;     /* 13000 is CUDA 13.0; 0: deviceless */
+} nsai_device;
+
+/* Chooses, describes and holds a GPU.
+ *
+ * driver  opened; borrowed.
+ * which   "auto" or NULL: the device of the thread's current CUDA context, else the first usable
+ *         one; or an ordinal "0"; a PCI bus id "0000:1b:00.0" or "1b:00.0"; a UUID "GPU-...", or
+ *         its beginning where that is unique.
+ * out     filled; nsai_device_fini releases it.
+ *
+ * The current context is left as it was. NSA_E_NO_DEVICE (names what there is), NSA_E_UNSUPPORTED
+ * (architecture), NSA_E_CUDA. */
+nsa_status nsai_device_init(const nsai_driver *driver, const char *which, nsai_device *out);
+
+/* Describes an architecture to compile for; nothing is opened. NSA_E_UNSUPPORTED. */
+nsa_status nsai_device_init_arch(const char *arch, nsai_device *out);
+
+/* Releases the context; a zeroed or deviceless struct is fine. */
+void nsai_device_fini(nsai_device *device);
+
+/* Fills everything but the context, for lists of devices. NSA_E_UNSUPPORTED, NSA_E_CUDA. */
+nsa_status nsai_device_describe(const nsai_driver *driver, nsai_cu_device ordinal,
+                                nsai_device *out);
+
+#endif /* NSAI_DRIVER_DEVICE_H */

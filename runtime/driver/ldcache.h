@@ -1,0 +1,20 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Where the dynamic loader would find a library, without loading it.
+ */
+#ifndef NSAI_DRIVER_LDCACHE_H
+#define NSAI_DRIVER_LDCACHE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+/* Looks `name` ("libnvrtc.so.13") up in the folders of LD_LIBRARY_PATH, then in /etc/ld.so.cache.
+ * Writes the path of an existing file. */
+bool nsai_ldcache_find(const char *name, char *path, size_t size);
+
+/* The same lookup in the bytes of a cache file; the path need not exist. */
+bool nsai_ldcache_lookup(const unsigned char *data, size_t length, const char *name, char *path,
+                         size_t size);
+
+#endif /* NSAI_DRIVER_LDCACHE_H */

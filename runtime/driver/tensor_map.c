@@ -1,0 +1,84 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "driver/tensor_map.h"
+
+#define ELEMENT_BYTES 2
+#define BOX_COLUMNS 64          /* 128 bytes: a row of the swizzle */
+#define MOST_STRIDE (1ll << 39) /* elements, exclusive: 2^40 bytes */
+#define MOST_EXTENT (1ll << 32) /* inclusive */
+#define MOST_DIMS 5
+#define SPREAD_LANES 4 /* of a quad, 32 keys each: core/tma.cuh */
+#define SPREAD_KEYS 32
+
+/* The stride of a dimension of one element is never followed, but must be one. */
+static int64_t stride_of(int64_t stride, int64_t extent) {
+  return extent > 1 ? stride : BOX_COLUMNS;
+}
+
+static nsa_status check_stride(const nsai_boxed *t, const char *what, int64_t stride,
+                               int64_t most) {
+  if (t->tokens > MOST_EXTENT)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "%s has %lld tokens: the copy engine of sm_90 takes 2^32 at most; split the "
+                     "batch",
+                     t->name, (long long)t->tokens);
+  if (stride > 0 && stride < most) return NSA_OK;
+  return nsai_fail(NSA_E_UNSUPPORTED,
+                   "%s: the copy engine of sm_90 takes no stride of %lld elements (%s): it "
+                   "must be positive and below 2^%d; copy the tensor, or disable the variants that "
+                   "need it (variants.disable: [\"*_wgmma\", \"*_tma\"])",
+                   t->name, (long long)stride, what,
+                   63 - __builtin_clzll((unsigned long long)most));
+}
+
+/* Dimension 0 is of adjacent elements; strides [dims - 1] of the others, in elements. */
+static nsa_status encode(const nsai_driver *driver, const nsai_boxed *t, int dims,
+                         const uint64_t *extents, const int64_t *strides, const uint32_t *box,
+                         NsaiTensorMap *out) {
+  const uint32_t step[MOST_DIMS] = { 1, 1, 1, 1, 1 };
+  uint64_t bytes[MOST_DIMS - 1];
+  for (int i = 0; i < dims - 1; i++) bytes[i] = ELEMENT_BYTES * (uint64_t)strides[i];
+  return NSAI_CUDA(driver,
+                   cuTensorMapEncodeTiled(
+                       out, t->dtype == NSA_F16 ? NSAI_CU_TENSOR_MAP_F16 : NSAI_CU_TENSOR_MAP_BF16,
+                       (uint32_t)dims, t->view.data, extents, bytes, box, step,
+                       NSAI_CU_TENSOR_MAP_INTERLEAVE_NONE, NSAI_CU_TENSOR_MAP_SWIZZLE_128B,
+                       NSAI_CU_TENSOR_MAP_PROMOTE_128B, NSAI_CU_TENSOR_MAP_FILL_ZERO));
+}
+
+nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *t, NsaiTensorMap *out) {
+  const int32_t heads = t->repeats && !t->view.head_stride ? 1 : t->heads;
+  const int64_t strides[] = { stride_of(t->view.head_stride, heads),
+                              stride_of(t->view.token_stride, t->tokens) };
+  const uint64_t extents[] = { (uint64_t)t->dim, (uint64_t)heads, (uint64_t)t->tokens };
+  const uint32_t box[] = { BOX_COLUMNS, (uint32_t)t->box_heads, (uint32_t)t->box_tokens };
+  *out = (NsaiTensorMap){ { 0 } };
+  if (t->tokens <= 0) return NSA_OK;
+  NSAI_TRY(check_stride(t, "head", strides[0], MOST_STRIDE));
+  NSAI_TRY(check_stride(t, "token", strides[1], MOST_STRIDE));
+  return encode(driver, t, 3, extents, strides, box, out);
+}
+
+nsa_status nsai_tensor_map_spread(const nsai_driver *driver, const nsai_boxed *t,
+                                  NsaiTensorMap *out) {
+  int64_t head = stride_of(t->view.head_stride, t->heads);
+  int64_t token = stride_of(t->view.token_stride, t->tokens);
+  *out = (NsaiTensorMap){ { 0 } };
+  if (t->tokens <= 0) return NSA_OK;
+  if (head || !t->repeats) NSAI_TRY(check_stride(t, "head", head, MOST_STRIDE));
+  NSAI_TRY(check_stride(t, "token", token, MOST_STRIDE / SPREAD_KEYS));
+  int64_t columns = (t->heads - 1) * head + t->dim;
+  if (columns > INT32_MAX)
+    return nsai_fail(NSA_E_UNSUPPORTED,
+                     "%s: %d heads %lld elements apart: the copy engine of sm_90 is given 2^31 at "
+                     "most; copy the tensor, or "
+                     "disable the variant (variants.disable: [\"*attend_compressed_topn_sm90\"])",
+                     t->name, t->heads, (long long)head);
+  /* Heads in a row, 2 keys, lanes, pairs of keys, first key: these overlap. */
+  const uint64_t extents[] = { (uint64_t)columns, 2, SPREAD_LANES, SPREAD_KEYS / 2,
+                               (uint64_t)t->tokens };
+  const int64_t strides[] = { token, SPREAD_KEYS * token, 2 * token, token };
+  const uint32_t box[] = { BOX_COLUMNS, 2, SPREAD_LANES, SPREAD_KEYS / 2, 1 };
+  return encode(driver, t, 5, extents, strides, box, out);
+}

@@ -1,0 +1,80 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The model geometry: what `model` of the configuration says, typed and checked. Shared by
+ * configuration, problems, the CPU reference and the kernels' constants.
+ */
+#ifndef NSAI_MODEL_MODEL_H
+#define NSAI_MODEL_MODEL_H
+
+#include <stdint.h>
+
+typedef enum nsai_phi_kind {
+  NSAI_PHI_MEAN,
+  NSAI_PHI_LINEAR,
+  NSAI_PHI_MLP,
+  NSAI_PHI_EXTERNAL
+} nsai_phi_kind;
+typedef enum nsai_gate_kind { NSAI_GATE_WEIGHTS, NSAI_GATE_LOGITS, NSAI_GATE_MLP } nsai_gate_kind;
+typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsai_activation;
+
+/* Limits of the kernels; the configuration refuses what lies beyond, by name. */
+/* Rows are counted in int32 on the device, with room for a tile and one tile per sequence beyond the
+ * last; tiles of a launch, rows / 1 + sequences, too. */
+#define NSAI_MAX_ROWS INT64_C(2000000000)
+#define NSAI_MAX_SEQS 1000000
+
+#define NSAI_MAX_GROUP 64 /* query heads per KV head */
+#define NSAI_MAX_HEAD_DIM 256
+#define NSAI_MIN_HEAD_DIM 16
+#define NSAI_HEAD_DIM_STEP 8 /* 16 bytes of bf16: the unit of cp.async */
+#define NSAI_MAX_SELECTED 256
+#define NSAI_MIN_PAGE_SIZE 16
+#define NSAI_MAX_PAGE_SIZE 128
+
+typedef struct nsai_geometry {
+  int32_t heads, kv_heads;           /* Hq, Hkv; Hkv divides Hq */
+  int32_t head_dim_qk, head_dim_v;   /* Dk, Dv */
+  int32_t block, stride;             /* l, d: d | l */
+  int32_t select_block;              /* l': d | l', l <= l' */
+  int32_t select_count;              /* n, forced ones included; 0: branch off */
+  int32_t select_init, select_local; /* forced: n_init + n_local <= n */
+  int32_t window;                    /* w; 0: branch off */
+  int32_t per_branch;                /* 1: three K/V pairs, 0: one shared */
+  int32_t dtype;                     /* NSA_BF16, NSA_F16; NSA_F32 on the CPU device only */
+  nsai_phi_kind phi;
+  int32_t phi_hidden; /* H of phi mlp */
+  nsai_activation phi_activation;
+  nsai_gate_kind gate;
+  int32_t gate_channels, gate_hidden; /* C; H, 0: one layer */
+  nsai_activation gate_activation;
+} nsai_geometry;
+
+/* Whether phi has weights: products of every compressed block. With `external` the caller makes those. */
+static inline int nsai_phi_has_weights(const nsai_geometry *g) {
+  return g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP;
+}
+
+/* Whether the model reads raw K and V of pair 0, 1 or 2. */
+static inline int nsai_reads_pair(const nsai_geometry *g, int pair) {
+  int reads[3] = { g->phi != NSAI_PHI_EXTERNAL, g->select_count > 0, g->window > 0 };
+  return g->per_branch ? reads[pair] : !pair && (reads[0] || reads[1] || reads[2]);
+}
+
+/* Whether a KV cache can have pages of so many tokens; 0: none. */
+static inline int nsai_page_size_exists(int32_t size) {
+  return !size ||
+         (size >= NSAI_MIN_PAGE_SIZE && size <= NSAI_MAX_PAGE_SIZE && !(size & (size - 1)));
+}
+
+/* N(L): compressed blocks of a sequence of `len` tokens. */
+static inline int64_t nsai_block_count(const nsai_geometry *g, int64_t len) {
+  return len < g->block ? 0 : (len - g->block) / g->stride + 1;
+}
+
+/* Selection blocks of a sequence of `len` tokens, the incomplete last one included. */
+static inline int64_t nsai_select_block_count(const nsai_geometry *g, int64_t len) {
+  return (len + g->select_block - 1) / g->select_block;
+}
+
+#endif /* NSAI_MODEL_MODEL_H */

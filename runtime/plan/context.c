@@ -1,0 +1,272 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * nsa_create and nsa_destroy, and what every call asks of its context.
+ */
+#include "plan/context.h"
+
+#include "api/report.h"
+#include "plan/kernel_set.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static nsa_status check_options(const nsa_options *o) {
+  if (o->struct_size != sizeof *o || o->api_version != NSA_API_VERSION)
+    return nsai_fail(
+        NSA_E_VERSION,
+        "options have struct_size %u and api_version %u, this library expects %zu and %u: use "
+        "NSA_OPTIONS_INIT and the header of this library's version",
+        o->struct_size, o->api_version, sizeof *o, NSA_API_VERSION);
+  for (size_t i = 0; i < sizeof o->reserved / sizeof *o->reserved; i++)
+    if (o->reserved[i])
+      return nsai_fail(NSA_E_ARG, "options.reserved[%zu] is %d, expected 0: use NSA_OPTIONS_INIT",
+                       i, o->reserved[i]);
+  if (o->yaml_len && !o->yaml_text)
+    return nsai_fail(NSA_E_ARG,
+                     "options.yaml_len is %zu without options.yaml_text: give the text, or 0",
+                     o->yaml_len);
+  if (o->deviceless && !o->arch)
+    return nsai_fail(
+        NSA_E_ARG,
+        "options.deviceless is set without options.arch: name the architecture, as \"sm_90a\"");
+  if (!o->deviceless && o->arch)
+    return nsai_fail(
+        NSA_E_ARG,
+        "options.arch is given without options.deviceless: a device has its own architecture");
+  if (o->deviceless && o->device >= 0)
+    return nsai_fail(NSA_E_ARG,
+                     "options.device is %d with options.deviceless: leave it -1, no device is used",
+                     o->device);
+  if (o->device < -1)
+    return nsai_fail(
+        NSA_E_ARG, "options.device is %d: give a CUDA ordinal, or -1 for what runtime.device says",
+        o->device);
+  if (o->log_level < 0 || o->log_level > NSA_LOG_TRACE)
+    return nsai_fail(NSA_E_ARG,
+                     "options.log_level is %d: give NSA_LOG_ERROR to NSA_LOG_TRACE (%d), or 0 for "
+                     "what runtime.log_level says",
+                     o->log_level, NSA_LOG_TRACE);
+  return NSA_OK;
+}
+
+static nsa_status load_config(const char *path, const nsa_options *o, nsai_config **out) {
+  nsai_config_request request = { .path = path,
+                                  .text = o->yaml_text,
+                                  .length = o->yaml_len,
+                                  .overrides = o->overrides,
+                                  .need_model = true };
+  return nsai_config_load(&request, out);
+}
+
+/* Lays the profile of a device over the configuration. It can name variants and a log level, too,
+ * and what does not fit together with it is warned about, unless that was so without it. */
+static nsa_status apply_profile(nsa_ctx *ctx, const nsa_options *o, const char *arch,
+                                const char *name, const char *uuid) {
+  nsai_config *c = ctx->config;
+  const char *before = c->warnings;
+  NSAI_TRY(nsai_config_apply_device(c, arch, name, uuid));
+  if (!o->log_level) ctx->logger.level = c->runtime.log_level;
+  if (!strstr(before, c->warnings))
+    nsai_log_lines(&ctx->logger, NSA_LOG_WARN, "config", c->warnings);
+  return NSA_OK;
+}
+
+/* The device, or what stands for it; fills ctx->target. */
+static nsa_status open_device(nsa_ctx *ctx, const nsa_options *o) {
+  const nsai_config *c = ctx->config;
+  char ordinal[16];
+  const char *which = c->runtime.device;
+  if (o->deviceless) {
+    NSAI_TRY(nsai_device_init_arch(o->arch, &ctx->device));
+  } else {
+    const nsai_driver *driver = NULL;
+    if (o->device >= 0) {
+      snprintf(ordinal, sizeof ordinal, "%d", o->device);
+      which = ordinal;
+    }
+    NSAI_TRY(nsai_driver_open(c->runtime.driver_path, &ctx->logger, &driver));
+    NSAI_TRY(nsai_device_init(driver, which, &ctx->device));
+  }
+  return apply_profile(ctx, o, ctx->device.arch->name, o->deviceless ? NULL : ctx->device.name,
+                       o->deviceless ? NULL : ctx->device.uuid);
+}
+
+/* Limits come from the device; without one, from the configuration's device section, else from the
+ * architecture. */
+static void set_target(nsa_ctx *ctx) {
+  const nsai_config *c = ctx->config;
+  ctx->target = (nsai_target){ .arch = ctx->device.arch->name,
+                               .device = ctx->deviceless ? NULL : ctx->device.name,
+                               .shared_bytes = (uint32_t)ctx->device.shared_bytes,
+                               .sms = ctx->device.sm_count };
+  if (ctx->deviceless && c->device.smem_per_block)
+    ctx->target.shared_bytes = (uint32_t)c->device.smem_per_block;
+  if (ctx->deviceless && c->device.sms) ctx->target.sms = (int32_t)c->device.sms;
+}
+
+static bool stop_at_first(void *user, const nsai_record_item *item) {
+  (void)user;
+  (void)item;
+  return false;
+}
+
+static nsa_status open_tools(nsa_ctx *ctx) {
+  const nsai_config *c = ctx->config;
+  nsai_jit_options jit = { .nvrtc_path = c->runtime.nvrtc_path,
+                           .templates_dir = c->runtime.templates_dir,
+                           .dump_dir = c->runtime.dump_dir,
+                           .driver_version = ctx->device.driver_version,
+                           .logger = &ctx->logger };
+  nsai_cache_options cache = { .dir = c->runtime.cache_dir,
+                               .mode = (nsai_cache_mode)c->runtime.cache_mode,
+                               .limit = c->runtime.cache_limit,
+                               .logger = &ctx->logger };
+  NSAI_TRY(nsai_jit_create(&jit, &ctx->jit));
+  NSAI_TRY(nsai_cache_open(&cache, &ctx->cache));
+  NSAI_TRY(nsai_records_open(&cache, &ctx->records));
+  /* The files are read here, once, and plans find the records in memory. Where there is no memory for
+   * them, a plan tries again. */
+  if (c->tuning.records && !ctx->deviceless)
+    (void)nsai_records_each(ctx->records, stop_at_first, NULL);
+  return NSA_OK;
+}
+
+nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out) {
+  static const nsa_options defaults = NSA_OPTIONS_INIT;
+  const nsa_options *o = options ? options : &defaults;
+  nsa_status status = NSA_OK;
+  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
+  *out = NULL;
+  NSAI_TRY(check_options(o));
+  nsa_ctx *ctx = calloc(1, sizeof *ctx);
+  if (!ctx) return nsai_fail_nomem("a context", sizeof *ctx);
+  ctx->pid = getpid();
+  ctx->users = 1;
+  ctx->deviceless = o->deviceless != 0;
+  nsai_logger_init(&ctx->logger, o->log, o->log_user, o->log_level);
+  pthread_mutex_init(&ctx->lock, NULL);
+  NSAI_TRY_TO(fail, load_config(yaml_path, o, &ctx->config));
+  if (!o->log_level) ctx->logger.level = ctx->config->runtime.log_level;
+  nsai_log_lines(&ctx->logger, NSA_LOG_WARN, "config", ctx->config->warnings);
+  ctx->cpu = !ctx->deviceless && o->device < 0 && !strcmp(ctx->config->runtime.device, "cpu");
+  if (ctx->cpu) {
+    /* Profiles that ask for no device hold here, too. */
+    NSAI_TRY_TO(fail, apply_profile(ctx, o, NULL, NULL, NULL));
+  } else {
+    NSAI_TRY_TO(fail, open_device(ctx, o));
+    set_target(ctx);
+    NSAI_TRY_TO(fail, open_tools(ctx));
+  }
+  nsai_log(&ctx->logger, NSA_LOG_INFO, "context", "%s%s%s",
+           ctx->cpu ? "CPU device" : ctx->target.arch, ctx->cpu ? "" : ", ", ctx->device.name);
+  *out = ctx;
+  return NSA_OK;
+fail:
+  nsa_destroy(ctx);
+  return status;
+}
+
+static void release_gemm_handle(nsa_ctx *ctx) {
+  bool pushed = false;
+  if (!ctx->lt_handle || nsai_context_enter(ctx, &pushed) != NSA_OK) return;
+  ctx->lt->cublasLtDestroy(ctx->lt_handle);
+  nsai_context_leave(ctx, pushed);
+}
+
+void nsai_context_retain(nsa_ctx *ctx) { __atomic_fetch_add(&ctx->users, 1, __ATOMIC_RELAXED); }
+
+void nsai_context_release(nsa_ctx *ctx) {
+  if (__atomic_sub_fetch(&ctx->users, 1, __ATOMIC_ACQ_REL)) return;
+  /* After a fork the device belongs to the parent: only host memory is released. */
+  bool owner = ctx->pid == getpid();
+  if (owner) release_gemm_handle(ctx);
+  nsai_kernels_unload(ctx, owner);
+  if (owner) nsai_device_fini(&ctx->device);
+  nsai_records_close(ctx->records);
+  nsai_cache_close(ctx->cache);
+  nsai_jit_destroy(ctx->jit);
+  nsai_config_destroy(ctx->config);
+  nsai_logger_fini(&ctx->logger);
+  pthread_mutex_destroy(&ctx->lock);
+  free(ctx);
+}
+
+void nsa_destroy(nsa_ctx *ctx) {
+  if (!ctx) return;
+  int32_t plans = __atomic_load_n(&ctx->users, __ATOMIC_RELAXED) - 1;
+  if (plans && ctx->pid == getpid())
+    nsai_log(&ctx->logger, NSA_LOG_WARN, "context",
+             "nsa_destroy: %d plan%s of the context still exist%s; it goes with the last of them",
+             plans, plans > 1 ? "s" : "", plans > 1 ? "" : "s");
+  nsai_context_release(ctx);
+}
+
+nsa_status nsai_context_check(const nsa_ctx *ctx) {
+  if (!ctx) return nsai_fail(NSA_E_ARG, "the context is NULL");
+  if (ctx->pid != getpid())
+    return nsai_fail(
+        NSA_E_FORKED,
+        "the context was made before fork(), which CUDA does not survive: create contexts after "
+        "fork() only, or start the child by exec (multiprocessing: \"spawn\"); "
+        "`runtime.device: cpu` works in any process");
+  return NSA_OK;
+}
+
+nsa_status nsai_context_enter(const nsa_ctx *ctx, bool *pushed) {
+  nsai_cu_context current = NULL;
+  const nsai_driver *driver = ctx->device.driver;
+  *pushed = false;
+  NSAI_TRY(NSAI_CUDA(driver, cuCtxGetCurrent(&current)));
+  if (current == ctx->device.context) return NSA_OK;
+  NSAI_TRY(NSAI_CUDA(driver, cuCtxPushCurrent(ctx->device.context)));
+  *pushed = true;
+  return NSA_OK;
+}
+
+void nsai_context_leave(const nsa_ctx *ctx, bool pushed) {
+  nsai_cu_context popped = NULL;
+  if (pushed) ctx->device.driver->cuCtxPopCurrent(&popped);
+}
+
+/* The lock is held and the device is current. */
+static nsa_status make_gemm_handle(nsa_ctx *ctx) {
+  nsai_library_query query = { .path = ctx->config->runtime.cublaslt_path,
+                               .max_major = ctx->device.driver->version / 1000 };
+  if (!ctx->lt) NSAI_TRY(nsai_cublaslt_open(&query, &ctx->logger, &ctx->lt));
+  return NSAI_CUBLASLT(ctx->lt, cublasLtCreate(&ctx->lt_handle));
+}
+
+nsa_status nsai_context_open_gemm(nsa_ctx *ctx) {
+  bool pushed = false;
+  int32_t mode = NSAI_CU_CAPTURE_RELAXED; /* as in loading: another stream may be capturing */
+  NSAI_TRY(nsai_context_enter(ctx, &pushed));
+  ctx->device.driver->cuThreadExchangeStreamCaptureMode(&mode);
+  pthread_mutex_lock(&ctx->lock);
+  nsa_status status = ctx->lt_handle ? NSA_OK : make_gemm_handle(ctx);
+  pthread_mutex_unlock(&ctx->lock);
+  ctx->device.driver->cuThreadExchangeStreamCaptureMode(&mode);
+  nsai_context_leave(ctx, pushed);
+  return status;
+}
+
+size_t nsa_config_dump(const nsa_ctx *ctx, int32_t with_origin, char *buf, size_t size) {
+  if (nsai_context_check(ctx) == NSA_OK)
+    return nsai_config_dump(ctx->config, with_origin != 0, buf, size);
+  return nsai_writer_open(buf, size).used;
+}
+
+size_t nsa_report(nsa_ctx *ctx, char *buf, size_t size) {
+  nsai_report_inputs inputs = { 0 };
+  if (ctx && nsai_context_check(ctx) == NSA_OK)
+    inputs = (nsai_report_inputs){ .device = ctx->config->runtime.device,
+                                   .driver_path = ctx->config->runtime.driver_path,
+                                   .nvrtc_path = ctx->config->runtime.nvrtc_path,
+                                   .cublaslt_path = ctx->config->runtime.cublaslt_path,
+                                   .cache_dir = ctx->config->runtime.cache_dir,
+                                   .cache = ctx->cache,
+                                   .found = ctx->cpu ? NULL : &ctx->device };
+  return nsai_report_json(&inputs, buf, size);
+}

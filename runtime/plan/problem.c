@@ -1,0 +1,236 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "plan/problem.h"
+
+static nsa_status check_capacity(const char *name, const char *serving_key, int64_t value,
+                                 int64_t limit) {
+  if (value < 1)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.%s is %lld: give at least 1, or set serving.%s in the configuration",
+                     name, (long long)value, serving_key);
+  if (value > limit)
+    return nsai_fail(NSA_E_ARG, "problem.%s is %lld: at most %lld are supported", name,
+                     (long long)value, (long long)limit);
+  return NSA_OK;
+}
+
+static nsa_status check_choice(const char *name, int32_t value, int32_t low, int32_t high) {
+  if (value < low || value > high)
+    return nsai_fail(NSA_E_ARG, "problem.%s is %d: expected %d to %d, see include/nsa/attention.h",
+                     name, value, low, high);
+  return NSA_OK;
+}
+
+const char *nsai_op_name(int32_t op) {
+  static const char *const names[] = { "NSA_OP_FORWARD", "NSA_OP_DENSE",  "NSA_OP_PREFILL",
+                                       "NSA_OP_DECODE",  "NSA_OP_APPEND", "NSA_OP_BACKWARD" };
+  return op >= NSA_OP_FORWARD && op <= NSA_OP_BACKWARD ? names[op - NSA_OP_FORWARD]
+                                                       : "no operation";
+}
+
+/* Capacities of packed K and V. */
+static nsa_status resolve_packed(const nsai_config *config, const nsa_problem *problem,
+                                 nsai_problem *out) {
+  const struct {
+    const char *name;
+    int32_t value;
+  } cache_only[] = { { "page_size", problem->page_size },
+                     { "max_q_len", problem->max_q_len },
+                     { "window_ring", problem->window_ring } };
+  for (size_t i = 0; i < sizeof cache_only / sizeof *cache_only; i++)
+    if (cache_only[i].value)
+      return nsai_fail(NSA_E_ARG, "problem.%s is %d, but %s has no cache: leave it 0",
+                       cache_only[i].name, cache_only[i].value, nsai_op_name(out->op));
+  out->max_kv_tokens = problem->max_kv_tokens ? problem->max_kv_tokens
+                       : problem->max_tokens  ? problem->max_tokens
+                                              : config->serving.max_kv_tokens;
+  if (!out->max_kv_tokens) out->max_kv_tokens = out->max_tokens;
+  NSAI_TRY(check_capacity("max_kv_tokens", "max_kv_tokens", out->max_kv_tokens, NSAI_MAX_ROWS));
+  if (!out->max_kv_len || out->max_kv_len > out->max_kv_tokens)
+    out->max_kv_len = out->max_kv_tokens;
+  return NSA_OK;
+}
+
+static nsa_status resolve_page_size(const nsai_config *config, const nsa_problem *problem,
+                                    nsai_problem *out) {
+  int32_t size = problem->page_size ? problem->page_size : config->serving.page_size;
+  out->page_size = size == NSA_NO_PAGES ? 0 : size;
+  if (!nsai_page_size_exists(out->page_size))
+    return nsai_fail(NSA_E_ARG,
+                     "problem.page_size is %d: expected 16, 32, 64, 128, NSA_NO_PAGES, or 0 for "
+                     "serving.page_size",
+                     size);
+  if (out->page_size % config->model.stride)
+    return nsai_fail(
+        NSA_E_ARG,
+        "problem.page_size is %d: expected a multiple of model.compress.stride (%d), so "
+        "that compressed blocks end in pages evenly",
+        size, config->model.stride);
+  return NSA_OK;
+}
+
+/* The most new tokens of a sequence, and of all. */
+static nsa_status resolve_new_tokens(const nsai_config *config, const nsa_problem *problem,
+                                     nsai_problem *out) {
+  bool decodes = out->op == NSA_OP_DECODE;
+  out->max_q_len = problem->max_q_len;
+  if (decodes && !out->max_q_len)
+    out->max_q_len = config->serving.max_q_len ? config->serving.max_q_len : 1;
+  if (decodes && (out->max_q_len < 1 || out->max_q_len > NSA_MAX_DECODE_LEN))
+    return nsai_fail(NSA_E_ARG,
+                     "problem.max_q_len is %d: NSA_OP_DECODE takes 1 to %d new tokens of a "
+                     "sequence; more are NSA_OP_PREFILL's",
+                     out->max_q_len, NSA_MAX_DECODE_LEN);
+  if (decodes && !problem->max_tokens) out->max_tokens = (int64_t)out->max_seqs * out->max_q_len;
+  NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, NSAI_MAX_ROWS));
+  if (!out->max_q_len) out->max_q_len = (int32_t)out->max_tokens;
+  if (out->max_q_len < 1 || out->max_q_len > out->max_tokens)
+    return nsai_fail(NSA_E_ARG, "%s.max_q_len is %d: expected 1 to problem.max_tokens (%lld)",
+                     problem->max_q_len ? "problem" : "serving", out->max_q_len,
+                     (long long)out->max_tokens);
+  return NSA_OK;
+}
+
+static nsa_status resolve_ring(const nsai_config *config, const nsa_problem *problem,
+                               nsai_problem *out) {
+  NSAI_TRY(check_choice("window_ring", problem->window_ring, 0, 1));
+  out->window_ring = problem->window_ring;
+  if (out->window_ring && (!config->model.per_branch || !config->model.window))
+    return nsai_fail(
+        NSA_E_ARG, "problem.window_ring is 1, but %s",
+        config->model.window
+            ? "model.kv_sharing is shared: the selected branch reads every token of the "
+              "window's K and V"
+            : "model.window is 0: the window branch is off");
+  return NSA_OK;
+}
+
+/* Capacities of a cache. */
+static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *problem,
+                                 nsai_problem *out) {
+  if (problem->max_kv_tokens)
+    return nsai_fail(
+        NSA_E_ARG,
+        "problem.max_kv_tokens is %lld, but %s reads a cache of any size: leave it 0 and "
+        "give max_kv_len",
+        (long long)problem->max_kv_tokens, nsai_op_name(out->op));
+  if (out->op == NSA_OP_APPEND && (out->selection || out->max_probe_rows))
+    return nsai_fail(NSA_E_ARG, "problem.%s is %d, but NSA_OP_APPEND selects nothing: leave it 0",
+                     out->selection ? "selection" : "max_probe_rows",
+                     out->selection ? out->selection : out->max_probe_rows);
+  NSAI_TRY(resolve_page_size(config, problem, out));
+  NSAI_TRY(resolve_new_tokens(config, problem, out));
+  return resolve_ring(config, problem, out);
+}
+
+nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *problem,
+                                nsai_problem *out) {
+  if (!problem || !out) return nsai_fail(NSA_E_ARG, "problem is NULL");
+  if (problem->struct_size != sizeof *problem)
+    return nsai_fail(
+        NSA_E_VERSION,
+        "problem.struct_size is %u, this library expects %zu: use NSA_PROBLEM_INIT and the "
+        "header of this library's version",
+        problem->struct_size, sizeof *problem);
+  for (size_t i = 0; i < sizeof problem->reserved / sizeof *problem->reserved; i++)
+    if (problem->reserved[i])
+      return nsai_fail(NSA_E_ARG, "problem.reserved[%zu] is %d, expected 0: use NSA_PROBLEM_INIT",
+                       i, problem->reserved[i]);
+  const nsai_geometry *m = &config->model;
+  *out = (nsai_problem){
+    .model = *m,
+    .op = problem->op ? problem->op : NSA_OP_FORWARD,
+    .selection = problem->selection,
+    .overlap = problem->overlap ? problem->overlap : NSA_OVERLAP_LOW,
+    .max_seqs = problem->max_seqs ? problem->max_seqs : config->serving.max_seqs,
+    .max_probe_rows = problem->max_probe_rows,
+    .max_tokens = problem->max_tokens ? problem->max_tokens : config->serving.max_tokens,
+    .max_kv_len = problem->max_kv_len ? problem->max_kv_len : config->serving.max_kv_len,
+    .deterministic = problem->deterministic || config->runtime.deterministic,
+    .parity = problem->parity || config->runtime.parity,
+    .recompute = config->runtime.recompute,
+  };
+  out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
+  NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
+  NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_OWN, NSA_SELECT_RANGES));
+  NSAI_TRY(check_choice("overlap", problem->overlap, NSA_OVERLAP_DEFAULT, NSA_OVERLAP_HIGH));
+  NSAI_TRY(check_choice("deterministic", problem->deterministic, 0, 1));
+  NSAI_TRY(check_choice("parity", problem->parity, 0, 1));
+  NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
+  if (nsai_problem_is_cached(out)) {
+    NSAI_TRY(resolve_cached(config, problem, out));
+  } else {
+    NSAI_TRY(check_capacity("max_tokens", "max_tokens", out->max_tokens, NSAI_MAX_ROWS));
+    NSAI_TRY(resolve_packed(config, problem, out));
+  }
+  NSAI_TRY(check_capacity("max_kv_len", "max_kv_len", out->max_kv_len, NSAI_MAX_ROWS));
+  if (out->max_probe_rows < 0 || out->max_probe_rows > out->max_tokens)
+    return nsai_fail(NSA_E_ARG, "problem.max_probe_rows is %d: expected 0 to max_tokens (%lld)",
+                     out->max_probe_rows, (long long)out->max_tokens);
+  if ((out->op == NSA_OP_DENSE || out->op == NSA_OP_BACKWARD) && out->max_probe_rows)
+    return nsai_fail(NSA_E_ARG,
+                     "problem.max_probe_rows is %d, but %s has no importance: leave it 0",
+                     out->max_probe_rows, nsai_op_name(out->op));
+  if (out->selection != NSA_SELECT_OWN && !m->select_count)
+    return nsai_fail(
+        NSA_E_ARG,
+        "problem.selection is %d, but model.select.count is 0: the selected branch is off",
+        out->selection);
+  /* count * block tokens are at most `count` blocks, so every block is chosen. A larger threshold
+   * would not be exact. */
+  int64_t exact = (int64_t)m->select_count * m->select_block;
+  int64_t wanted = config->thresholds.select_dense_below;
+  out->select_dense_below = wanted < 0 || wanted > exact ? exact : wanted;
+  return NSA_OK;
+}
+
+static const char *activation_name(nsai_activation activation) {
+  static const char *const names[] = { "relu", "silu", "gelu" };
+  return names[activation];
+}
+
+void nsai_problem_add_geometry(nsai_writer *text, const nsai_problem *p) {
+  static const char *const phis[] = { "mean", "linear", "mlp", "external" };
+  static const char *const gates[] = { "weights", "logits", "mlp" };
+  static const char *const selections[] = { "own", "blocks", "ranges" };
+  static const char *const ops[] = { "fwd", "dense", "prefill", "decode", "append", "backward" };
+  const nsai_geometry *m = &p->model;
+  nsai_write(text, "%s:%s:h%d/%d:d%d/%d", ops[p->op - NSA_OP_FORWARD],
+             m->dtype == NSA_BF16  ? "bf16"
+             : m->dtype == NSA_F16 ? "fp16"
+                                   : "f32",
+             m->heads, m->kv_heads, m->head_dim_qk, m->head_dim_v);
+  if (p->op == NSA_OP_DENSE) return;
+  nsai_write(text, ":l%d/%d:s%dx%d+%d+%d:w%d:phi=%s", m->block, m->stride, m->select_block,
+             m->select_count, m->select_init, m->select_local, m->window, phis[m->phi]);
+  if (m->phi == NSAI_PHI_MLP)
+    nsai_write(text, ",%d,%s", m->phi_hidden, activation_name(m->phi_activation));
+  nsai_write(text, ":kv=%s:gate=%s", m->per_branch ? "branch" : "shared", gates[m->gate]);
+  if (m->gate == NSAI_GATE_MLP)
+    nsai_write(text, ",%d,%d,%s", m->gate_channels, m->gate_hidden,
+               activation_name(m->gate_activation));
+  nsai_write(text, ":sel=%s", selections[p->selection]);
+}
+
+void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
+  nsai_problem_add_geometry(text, p);
+  nsai_write(text, ":ov=%s:tok%lld", p->overlap == NSA_OVERLAP_HIGH ? "high" : "low",
+             (long long)p->max_tokens);
+  if (nsai_problem_is_cached(p))
+    nsai_write(text, ":q%d:page%d%s", p->max_q_len, p->page_size, p->window_ring ? ":ring" : "");
+  else
+    nsai_write(text, ":kv%lld", (long long)p->max_kv_tokens);
+  nsai_write(text, ":len%lld:seq%d", (long long)p->max_kv_len, p->max_seqs);
+  if (p->max_probe_rows) nsai_write(text, ":probe%d", p->max_probe_rows);
+  if (p->deterministic) nsai_write(text, ":det");
+  if (p->parity) nsai_write(text, ":parity");
+  if (p->count_reads) nsai_write(text, ":reads");
+  if (p->op == NSA_OP_BACKWARD && p->recompute)
+    nsai_write(text, ":%s", p->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");
+}
+
+bool nsai_problem_selects_all(const nsai_problem *p) {
+  return p->op == NSA_OP_FORWARD && p->selection == NSA_SELECT_OWN && p->model.select_count &&
+         p->max_kv_len <= p->select_dense_below;
+}

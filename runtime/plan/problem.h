@@ -1,0 +1,72 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A resolved problem: the model geometry and the capacities, every zero replaced by what the
+ * configuration says.
+ */
+#ifndef NSAI_PLAN_PROBLEM_H
+#define NSAI_PLAN_PROBLEM_H
+
+#include "base/writer.h"
+#include "config/config.h"
+
+#include <nsa/attention.h>
+#include <stdbool.h>
+
+typedef struct nsai_problem {
+  nsai_geometry model;
+  int32_t op;
+  int32_t selection;
+  int32_t overlap; /* of adjacent tokens' lists: variants of attend_selected are chosen by it */
+  int32_t max_seqs;
+  int32_t max_probe_rows;
+  /* A problem that gives max_tokens has as many KV tokens unless it gives max_kv_tokens too;
+   * serving.max_kv_tokens counts where it gives neither. */
+  int64_t max_tokens, max_kv_tokens, max_kv_len; /* max_kv_tokens 0 with a cache */
+  int32_t page_size;                             /* of the cache; 0: none, or without pages */
+  int32_t max_q_len;                             /* with a cache */
+  bool window_ring;
+  int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
+  bool deterministic, parity;
+  bool count_reads;  /* of a decode step: its kernels count what they read */
+  int32_t recompute; /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
+} nsai_problem;
+
+/* Fills `out` from the caller's problem and the configuration; refuses what no plan could mean
+ * (NSA_E_ARG, NSA_E_VERSION), naming the field. */
+nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *problem,
+                                nsai_problem *out);
+
+/* Whether K and V lie in a cache. */
+static inline bool nsai_problem_is_cached(const nsai_problem *problem) {
+  return problem->op == NSA_OP_PREFILL || problem->op == NSA_OP_DECODE ||
+         problem->op == NSA_OP_APPEND;
+}
+
+/* Whether the tuner times the problem: it has inputs for it, and there is something to choose. The others'
+ * plans follow the heuristics. */
+static inline bool nsai_problem_is_tunable(const nsai_problem *problem) {
+  if (problem->op == NSA_OP_APPEND) return false;
+  return problem->selection == NSA_SELECT_OWN || !nsai_problem_is_cached(problem);
+}
+
+/* Whether the three branches run over packed K and V. */
+static inline bool nsai_problem_is_packed(const nsai_problem *problem) {
+  return problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_BACKWARD;
+}
+
+/* "NSA_OP_DECODE". Static storage. */
+const char *nsai_op_name(int32_t op);
+
+/* Appends the part of the problem string that kernels depend on: operation and geometry, no
+ * capacities. */
+void nsai_problem_add_geometry(nsai_writer *text, const nsai_problem *problem);
+
+/* Appends the whole problem string. */
+void nsai_problem_add_string(nsai_writer *text, const nsai_problem *problem);
+
+/* Whether the selected branch of this problem is ordinary causal attention: every block of every
+ * row is chosen. */
+bool nsai_problem_selects_all(const nsai_problem *problem);
+
+#endif /* NSAI_PLAN_PROBLEM_H */

@@ -1,0 +1,182 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the files of the stages (variants/attend/sm80.c, variants/attend/sm90.c, variants/attend/compressed_topn_sm90.c, variants/attend/selected_sm90.c,
+ * variants/attend/selected_kv_stationary_sm90.c, variants/select/selection.c, variants/compress/compress.c, variants/kv_cache/append.c, variants/decode/split_kv.c, variants/decode/cluster.c, variants/decode/pipelined.c, variants/backward/backward.c,
+ * variants/backward/weights.c) give to the variant table.
+ */
+#ifndef NSAI_PLAN_SPEC_H
+#define NSAI_PLAN_SPEC_H
+
+#include "plan/variant.h"
+
+/* The shared memory every portable variant stays under: what sm_86, sm_89 and sm_120 give a block.
+ */
+#define NSAI_PORTABLE_SHARED_BYTES (99u * 1024u)
+
+/* Compute capability major of the target: 9 for "sm_90a". */
+int32_t nsai_target_major(const nsai_target *target);
+
+/* The devices with rules of their own: a name, which nsai_named_device lists, and the glob of all
+ * that are of the kind. */
+#define NSAI_H200_NAME "NVIDIA H200"
+#define NSAI_H200 NSAI_H200_NAME "*"
+
+/* Whether the target is a device whose name matches the glob. */
+bool nsai_target_is(const nsai_target *target, const char *pattern);
+
+/* Adds one reason, a sentence without the final period. */
+void nsai_refuse(nsai_reasons *reasons, const char *format, ...) NSAI_PRINTF(2, 3);
+
+/* Appends a named constant to a kernel's Config. */
+void nsai_constant_add(nsai_kernel_spec *spec, const char *name, int64_t value);
+
+/* Appends what every attention kernel has: head dims and groups, or the groups alone; and Config::kGate,
+ * how its epilogue reads a gate. Constants that a kernel does not read only compile it once more. */
+void nsai_group_add(nsai_kernel_spec *spec, const nsai_problem *problem);
+void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *problem);
+void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
+
+/* Appends l, d, l', n and the forced blocks of either end. */
+void nsai_blocks_add(nsai_kernel_spec *spec, const nsai_geometry *model);
+
+/* Selection blocks that are searched, n_free; none where nothing is selected. */
+static inline int32_t nsai_free_blocks(const nsai_geometry *m) {
+  return m->select_count ? m->select_count - m->select_init - m->select_local : 0;
+}
+
+/* Appends to attend_selected's what its lists are, and adds the kernel that sorts a caller's. */
+void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *problem);
+
+/* The kernel that sorts a caller's lists. */
+void nsai_specify_sort(const nsai_problem *problem, nsai_kernel_spec *spec);
+
+/* The kernels that make lists of tokens from lists of blocks, in items of at most item_rows. */
+void nsai_specify_invert(const nsai_problem *problem, int32_t item_rows,
+                         nsai_kernel_spec specs[NSAI_ROLES]);
+
+/* The next power of two at or above the group size: rows of a tile are token-major over that many
+ * heads. */
+int32_t nsai_padded_group(const nsai_geometry *model);
+
+/* Columns of a head dim in products of 16: padded_dim() in core/tile.cuh. */
+static inline int32_t nsai_padded_dim(int32_t dim) { return (dim + 15) / 16 * 16; }
+
+/* Registers of a thread for O and Q of an m16 tile: those of kSharedQ in decode/consumer_groups.cuh. */
+static inline int32_t nsai_row_registers(const nsai_geometry *m) {
+  return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4;
+}
+
+/* Panels of 64 columns, 128 bytes a row, that a head dim takes: core/tma.cuh. */
+#define NSAI_PANEL_PITCH 128
+static inline int32_t nsai_panels(int32_t dim) { return (dim + 63) / 64; }
+static inline uint32_t nsai_panel_bytes(int32_t rows, int32_t dim) {
+  return (uint32_t)rows * (uint32_t)nsai_panels(dim) * NSAI_PANEL_PITCH;
+}
+
+/* Registers of a multiprocessor, on every architecture from sm_80 on. */
+#define NSAI_SM_REGISTERS 65536
+
+/* Bytes of a Tile<rows, padded_dim(dim)> in shared memory: core/tile.cuh. */
+uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
+
+/* Reasons that hold for every GPU kernel: storage type and group size. */
+void nsai_legal_common(const nsai_problem *, nsai_reasons *);
+
+/* Reasons against dense attention in the place of the selected branch: blocks may be left out. */
+void nsai_legal_every_block(const nsai_problem *, nsai_reasons *);
+
+/* Appends how a kernel that serves packed tensors and caches finds its keys: Config::kCached and, with
+ * a cache, kPageRows, the rows of a page that hold `stride` tokens each. */
+void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_t stride);
+
+/* Reasons against kernels of tensor maps, and others that know packed tensors alone. */
+void nsai_legal_packed(const nsai_problem *, nsai_reasons *);
+
+/* Adds a reason against a block of threads of so many bytes: portable variants stay under
+ * NSAI_PORTABLE_SHARED_BYTES everywhere. */
+void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
+
+/* The same against a block of threads for which the device's own limit alone counts. */
+void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons);
+
+/* Whether a multiprocessor has shared memory for `blocks` of them. */
+bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t blocks);
+
+/* Adds a reason against more threads on a multiprocessor than any architecture takes. */
+void nsai_fit_threads(const nsai_tiles *tiles, nsai_reasons *reasons);
+
+/* Registers that a thread gets when a multiprocessor holds this many threads. */
+int32_t nsai_register_limit(int32_t threads);
+
+#define NSAI_VARIANT_FUNCTIONS(name)                                                               \
+  void nsai_legal_##name(const nsai_problem *, const nsai_target *, nsai_reasons *);               \
+  void nsai_specify_##name(const nsai_problem *, const nsai_target *, const nsai_tiles *,          \
+                           nsai_kernel_spec[NSAI_ROLES])
+
+NSAI_VARIANT_FUNCTIONS(compress_mean);
+NSAI_VARIANT_FUNCTIONS(compress_gemm);
+NSAI_VARIANT_FUNCTIONS(compressed_topn_wgmma);
+NSAI_VARIANT_FUNCTIONS(attend_compressed_wgmma);
+NSAI_VARIANT_FUNCTIONS(attend_compressed_mma);
+NSAI_VARIANT_FUNCTIONS(importance_mma);
+NSAI_VARIANT_FUNCTIONS(select_topn);
+NSAI_VARIANT_FUNCTIONS(selected_dense_wgmma);
+NSAI_VARIANT_FUNCTIONS(selected_dense_mma);
+NSAI_VARIANT_FUNCTIONS(attend_selected_kv);
+NSAI_VARIANT_FUNCTIONS(attend_selected_wgmma);
+NSAI_VARIANT_FUNCTIONS(attend_selected_tma);
+NSAI_VARIANT_FUNCTIONS(attend_selected_mma);
+NSAI_VARIANT_FUNCTIONS(selected_window_wgmma);
+NSAI_VARIANT_FUNCTIONS(attend_window_wgmma);
+NSAI_VARIANT_FUNCTIONS(attend_window_mma);
+NSAI_VARIANT_FUNCTIONS(dense_wgmma);
+NSAI_VARIANT_FUNCTIONS(dense_mma);
+NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
+NSAI_VARIANT_FUNCTIONS(append_mean);
+NSAI_VARIANT_FUNCTIONS(append_gemm);
+NSAI_VARIANT_FUNCTIONS(decode_cluster);
+NSAI_VARIANT_FUNCTIONS(decode_mma);
+NSAI_VARIANT_FUNCTIONS(decode_whole);
+NSAI_VARIANT_FUNCTIONS(backward_q_wgmma);
+NSAI_VARIANT_FUNCTIONS(backward_q_mma);
+NSAI_VARIANT_FUNCTIONS(backward_kv_wgmma);
+NSAI_VARIANT_FUNCTIONS(backward_kv_mma);
+
+bool nsai_sensible_flash_wgmma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_selected_wgmma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_selected_window_wgmma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_backward_wgmma(const nsai_problem *, const nsai_target *);
+bool nsai_specify_decode_flow(const nsai_problem *problem, const nsai_target *target, int32_t warps,
+                              int32_t blocks, int32_t cluster, nsai_kernel_spec *spec);
+
+bool nsai_sensible_decode_cluster(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
+
+extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
+    nsai_space_union, nsai_space_selected_tma, nsai_space_selected_wgmma, nsai_space_importance,
+    nsai_space_select, nsai_space_selected_kv, nsai_space_decode, nsai_space_decode_whole,
+    nsai_space_decode_cluster;
+
+/* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
+ * by themselves, the top-n of nsa_select and the importance of probed rows. */
+void nsai_specify_beside(const nsai_problem *, const nsai_target *, nsai_kernel_spec[NSAI_ROLES]);
+
+/* The kernel that tells the importance of probed rows. */
+void nsai_specify_probe(const nsai_problem *, const nsai_target *, nsai_kernel_spec *);
+
+/* Adds the kernels that follow phi's products, over rows that all exist (`every`) or compressed storage. */
+void nsai_specify_phi(const nsai_problem *, bool every, nsai_kernel_spec[NSAI_ROLES]);
+
+/* Adds the kernel the gate MLP needs beside its GEMMs. */
+void nsai_specify_gate(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
+
+/* The kernels beside the products of the backward pass through phi linear and mlp, and through the gate
+ * MLP. */
+void nsai_specify_phi_back(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
+void nsai_specify_gate_back(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
+
+#endif /* NSAI_PLAN_SPEC_H */

@@ -1,0 +1,50 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Where tokens and compressed blocks lie: packed one sequence behind the other, or in a cache. There a
+ * compressed block has its place in the page of its last token e = i*d + l - 1, slot (e mod P) / d: a
+ * page's entries depend on nothing but the tokens up to its end.
+ *
+ *   P 16, d 4, l 8        page 0               page 1
+ *   tokens           0 1 2 3 .. 14 15    16 17 .. 19 .. 31
+ *   block of slot    [-] [0] [1] [2]     [3] [4] [5] [6]       block 3: tokens 12 .. 19
+ */
+#include "reference/internal.h"
+#include "reference/tensor.h"
+
+/* The row of a cache without pages, or of a ring, that belongs to a sequence. */
+static int64_t slot_of(const nsa_batch *batch, int64_t sequence) {
+  return batch->slots.data ? nsai_ref_load_i32(&batch->slots, sequence) : sequence;
+}
+
+/* Page `index` of a sequence, by whichever form its list has. */
+static int64_t page_of(const nsa_batch *batch, int64_t sequence, int64_t index) {
+  const nsa_tensor *table = &batch->block_table;
+  if (table->data) return nsai_ref_load_i32(table, sequence * table->stride[0] + index);
+  return nsai_ref_load_i32(&batch->page_indices,
+                           nsai_ref_load_i32(&batch->page_indptr, sequence) + index);
+}
+
+static int64_t offset3(const nsa_tensor *x, int64_t row, int64_t slot, int64_t head) {
+  return row * x->stride[0] + slot * x->stride[1] + head * x->stride[2];
+}
+
+int64_t nsai_ref_token_at(const nsai_ref_problem *problem, const nsa_tensor *x, int pair,
+                          int64_t sequence, int64_t position, int64_t head) {
+  const nsai_reference_cache *cache = problem->cache;
+  if (!cache) return nsai_ref_offset2(x, problem->sequences.kv[sequence] + position, head);
+  if (pair == NSA_WIN && cache->window_ring)
+    return offset3(x, slot_of(problem->batch, sequence), position % x->shape[1], head);
+  if (!cache->page_size) return offset3(x, slot_of(problem->batch, sequence), position, head);
+  return offset3(x, page_of(problem->batch, sequence, position / cache->page_size),
+                 position % cache->page_size, head);
+}
+
+int64_t nsai_ref_entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
+                          int64_t block, int64_t head) {
+  const nsai_geometry *g = problem->geometry;
+  int64_t end = block * g->stride + g->block - 1, page_size = problem->cache->page_size;
+  if (!page_size) return offset3(x, slot_of(problem->batch, sequence), end / g->stride, head);
+  return offset3(x, page_of(problem->batch, sequence, end / page_size), end % page_size / g->stride,
+                 head);
+}

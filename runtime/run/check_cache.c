@@ -1,0 +1,444 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The checks of a cache, and nsa_kv_page_bytes. What the host can see is checked on every device,
+ * the values of the batch's arrays where it may look at them (check_values.h).
+ */
+#include "run/check_cache.h"
+
+#include "plan/context.h"
+#include "run/check_tensor.h"
+#include "run/check_values.h"
+
+#include <nsa/kv_cache.h>
+#include <stdio.h>
+
+#define ELEMENT_BYTES 2 /* of a cache on the GPU; 4 where the model is f32 */
+
+/* A batch over a cache, and what its arrays are held against. */
+typedef struct cached {
+  const nsai_check *check;
+  const nsa_batch *batch;
+  const char *name;  /* of the cache in messages: "io.kv", "cache" */
+  int64_t tokens;    /* rows of q, or new tokens */
+  int64_t pages;     /* of the cache's tensors, or their rows; NSAI_ANY: none lies in either */
+  int64_t page_size; /* or the capacity of a row; NSAI_ANY as above */
+  int64_t rings;     /* rows of the window's ring; NSAI_ANY: none */
+  int64_t ring_size; /* tokens of each */
+} cached;
+
+static cached cached_begin(const nsai_check *check, const nsa_batch *batch, const char *name) {
+  int32_t page_size = check->problem->page_size;
+  return (cached){ .check = check,
+                   .batch = batch,
+                   .name = name,
+                   .pages = NSAI_ANY,
+                   .page_size = page_size ? page_size : NSAI_ANY,
+                   .rings = NSAI_ANY,
+                   .ring_size = NSAI_ANY };
+}
+
+/* ---- tensors of the cache ---- */
+
+/* Fewest tokens of a ring: a query must find its window when the new tokens behind it have been
+ * written. */
+static int64_t least_ring(const nsai_problem *p) {
+  int64_t seen = (int64_t)p->model.window + p->max_q_len - 1;
+  return seen < p->max_kv_len ? seen : p->max_kv_len;
+}
+
+/* Entries of a row without pages. */
+static int64_t row_entries(const nsai_problem *p) {
+  return (p->max_kv_len + p->model.stride - 1) / p->model.stride;
+}
+
+static nsa_status check_rows_length(const nsa_tensor *t, const char *name, int64_t least,
+                                    const char *why) {
+  if (t->shape[1] >= least) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s has shape[1] = %lld, expected at least %lld: %s", name,
+                   (long long)t->shape[1], (long long)least, why);
+}
+
+/* What of a cache's shape is mistaken most: heads before tokens, and another size of pages. `pages`: what its
+ * rows are; NULL: it does not lie in pages. */
+static nsa_status check_middle(const cached *c, const nsa_tensor *t, const nsai_expectation *e,
+                               const char *pages) {
+  int64_t rows = e->shape[1], heads = e->shape[2];
+  if (!nsai_present(t) || c->check->level == NSAI_CHECK_OFF || t->ndim != 4) return NSA_OK;
+  bool fits = rows == NSAI_ANY || t->shape[1] == rows;
+  if (t->shape[1] == heads && t->shape[2] != heads && (rows == NSAI_ANY || t->shape[2] == rows))
+    return nsai_fail(
+        NSA_E_ARG,
+        "%s has shape[1] = %lld, which are its heads: where they lie before the tokens "
+        "(HND), exchange the two middle dimensions and their strides",
+        e->name, (long long)heads);
+  if (fits || !pages) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "%s has shape[1] = %lld, expected %lld: %s", e->name,
+                   (long long)t->shape[1], (long long)rows, pages);
+}
+
+/* A tensor of the cache; an append writes it. */
+static nsa_status expect_tensor(const cached *c, const nsa_tensor *t, const nsai_expectation *e,
+                                const char *pages) {
+  NSAI_TRY(check_middle(c, t, e, c->check->problem->page_size ? pages : NULL));
+  NSAI_TRY(nsai_expect(c->check, t, e));
+  return c->check->problem->op == NSA_OP_APPEND ? nsai_expect_places(c->check, t, e->name) : NSA_OK;
+}
+
+/* K or V of a pair, in pages or rows. */
+static nsa_status check_raw(cached *c, const nsa_tensor *t, const char *name, int32_t dim) {
+  const nsai_problem *p = c->check->problem;
+  nsai_expectation e = {
+    name, 4, { c->pages, c->page_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
+  };
+  NSAI_TRY(expect_tensor(c, t, &e, "the tokens of a page, problem.page_size"));
+  c->pages = t->shape[0];
+  c->page_size = t->shape[1];
+  if (p->page_size) return NSA_OK;
+  return check_rows_length(t, name, p->max_kv_len, "a row holds problem.max_kv_len tokens");
+}
+
+/* The same of the window's pair, in rings. */
+static nsa_status check_ring(cached *c, const nsa_tensor *t, const char *name, int32_t dim) {
+  const nsai_problem *p = c->check->problem;
+  nsai_expectation e = {
+    name, 4, { c->rings, c->ring_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
+  };
+  NSAI_TRY(expect_tensor(c, t, &e, NULL));
+  c->rings = t->shape[0];
+  c->ring_size = t->shape[1]; /* K and V turn at the same token */
+  return check_rows_length(
+      t, name, least_ring(p),
+      "a ring holds the window and the problem.max_q_len - 1 tokens behind it");
+}
+
+/* Compressed K or V, under the pages of the raw ones. */
+static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side, int32_t dim) {
+  const nsai_problem *p = c->check->problem;
+  char name[24];
+  snprintf(name, sizeof name, "%s.%s_cmp", c->name, side);
+  int64_t entries = p->page_size ? p->page_size / p->model.stride : NSAI_ANY;
+  nsai_expectation e = { name, 4, { c->pages, entries, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL };
+  NSAI_TRY(
+      expect_tensor(c, t, &e, "the entries of a page, problem.page_size / model.compress.stride"));
+  c->pages = t->shape[0];
+  if (p->page_size) return NSA_OK;
+  return check_rows_length(t, name, row_entries(p),
+                           "a row holds an entry for each stride of problem.max_kv_len");
+}
+
+static nsa_status check_pair(cached *c, const nsa_kv *kv, int pair) {
+  const nsai_geometry *m = &c->check->problem->model;
+  bool ring = c->check->problem->window_ring && pair == NSA_WIN;
+  nsa_status (*check)(cached *, const nsa_tensor *, const char *, int32_t) =
+      ring ? check_ring : check_raw;
+  char names[2][24];
+  for (int i = 0; i < 2; i++)
+    snprintf(names[i], sizeof names[i], "%s.%c[%d]", c->name, "kv"[i], pair);
+  NSAI_TRY(check(c, &kv->k[pair], names[0], m->head_dim_qk));
+  return check(c, &kv->v[pair], names[1], m->head_dim_v);
+}
+
+static nsa_status check_cache(cached *c, const nsa_kv *kv, bool entries) {
+  const nsai_geometry *m = &c->check->problem->model;
+  for (int pair = 0; pair < NSA_BRANCHES; pair++)
+    if (nsai_reads_pair(m, pair)) NSAI_TRY(check_pair(c, kv, pair));
+  if (!entries) return NSA_OK;
+  NSAI_TRY(check_entries(c, &kv->k_cmp, "k", m->head_dim_qk));
+  return check_entries(c, &kv->v_cmp, "v", m->head_dim_v);
+}
+
+/* ---- the batch, as the host sees it ---- */
+
+static nsa_status refuse(const nsa_tensor *t, const char *name, const char *why) {
+  if (!nsai_present(t)) return NSA_OK;
+  return nsai_fail(NSA_E_ARG, "batch.%s is given, but %s: leave it out", name, why);
+}
+
+/* The pages of the sequences, in one of the two forms. */
+static nsa_status check_lists(const cached *c) {
+  const nsa_batch *b = c->batch;
+  int64_t n = b->num_seqs;
+  if (!c->check->problem->page_size) {
+    static const char why[] = "the plan's cache has no pages (problem.page_size)";
+    NSAI_TRY(refuse(&b->block_table, "block_table", why));
+    NSAI_TRY(refuse(&b->page_indptr, "page_indptr", why));
+    return refuse(&b->page_indices, "page_indices", why);
+  }
+  nsai_expectation table = { "batch.block_table", 2, { n, NSAI_ANY }, NSAI_DTYPE_I32 };
+  nsai_expectation starts = { "batch.page_indptr", 1, { n + 1 }, NSAI_DTYPE_I32 };
+  nsai_expectation list = { "batch.page_indices", 1, { NSAI_ANY }, NSAI_DTYPE_I32 };
+  if (!nsai_present(&b->page_indptr) && !nsai_present(&b->page_indices))
+    return nsai_expect(c->check, &b->block_table, &table);
+  NSAI_TRY(refuse(&b->block_table, "block_table", "so are batch.page_indptr or page_indices"));
+  NSAI_TRY(nsai_expect(c->check, &b->page_indptr, &starts));
+  return nsai_expect(c->check, &b->page_indices, &list);
+}
+
+/* Which rows of a cache without pages, and of rings, are whose. */
+static nsa_status check_slots(const cached *c) {
+  const nsai_problem *p = c->check->problem;
+  const nsa_batch *b = c->batch;
+  bool rows = !p->page_size && c->pages != NSAI_ANY, rings = c->rings != NSAI_ANY;
+  nsai_expectation slots = { "batch.slots", 1, { b->num_seqs }, NSAI_DTYPE_I32 };
+  if (p->page_size && !p->window_ring)
+    return refuse(&b->slots, "slots", "the plan's cache has pages and no rings");
+  if (nsai_present(&b->slots)) return nsai_expect(c->check, &b->slots, &slots);
+  if ((rows && c->pages < b->num_seqs) || (rings && c->rings < b->num_seqs))
+    return nsai_fail(
+        NSA_E_ARG, "%s has %lld rows for %d sequences: give batch.slots, which says whose they are",
+        c->name, (long long)(rows && c->pages < b->num_seqs ? c->pages : c->rings), b->num_seqs);
+  return NSA_OK;
+}
+
+/* New tokens by sequence. */
+static nsa_status check_new_tokens(const cached *c) {
+  const nsai_problem *p = c->check->problem;
+  const nsa_batch *b = c->batch;
+  nsai_expectation cu_q = { "batch.cu_q", 1, { (int64_t)b->num_seqs + 1 }, NSAI_DTYPE_I32 };
+  if (nsai_present(&b->cu_q)) return nsai_expect(c->check, &b->cu_q, &cu_q);
+  if (c->tokens % b->num_seqs)
+    return nsai_fail(
+        NSA_E_ARG,
+        "batch.cu_q is missing, and %lld tokens are not the same number for each of %d "
+        "sequences",
+        (long long)c->tokens, b->num_seqs);
+  if (c->tokens / b->num_seqs > p->max_q_len)
+    return nsai_fail(NSA_E_ARG,
+                     "every sequence has %lld new tokens, the plan was made for at most %d: raise "
+                     "problem.max_q_len",
+                     (long long)(c->tokens / b->num_seqs), p->max_q_len);
+  return NSA_OK;
+}
+
+static nsa_status check_capacities(const cached *c) {
+  const nsai_problem *p = c->check->problem;
+  if (c->tokens < 0) /* runtime.check_inputs: off */
+    return nsai_fail(NSA_E_ARG, "%s has a negative shape[0]",
+                     p->op == NSA_OP_APPEND ? "fresh.k" : "io.q");
+  if (c->tokens > p->max_tokens)
+    return nsai_fail(NSA_E_ARG,
+                     "there are %lld new tokens, the plan was made for at most %lld: raise "
+                     "problem.max_tokens",
+                     (long long)c->tokens, (long long)p->max_tokens);
+  if (c->batch->num_seqs > p->max_seqs)
+    return nsai_fail(
+        NSA_E_ARG, "batch.num_seqs is %d, the plan was made for at most %d: raise problem.max_seqs",
+        c->batch->num_seqs, p->max_seqs);
+  return NSA_OK;
+}
+
+static nsa_status check_batch(const cached *c) {
+  const nsa_batch *b = c->batch;
+  const char *op = nsai_op_name(c->check->problem->op);
+  if (!b) return nsai_fail(NSA_E_ARG, "batch is NULL: %s needs batch.kv_len", op);
+  if (b->struct_size != sizeof *b)
+    return nsai_fail(NSA_E_VERSION, "batch.struct_size is %u, expected %zu: use NSA_BATCH_INIT",
+                     b->struct_size, sizeof *b);
+  if (b->num_seqs < 1)
+    return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1", b->num_seqs);
+  NSAI_TRY(refuse(&b->cu_kv, "cu_kv", "batch.kv_len says how long the cache's sequences are"));
+  NSAI_TRY(refuse(&b->cu_blocks, "cu_blocks", "the cache's compressed entries lie in its pages"));
+  NSAI_TRY(check_capacities(c));
+  nsai_expectation kv_len = { "batch.kv_len", 1, { b->num_seqs }, NSAI_DTYPE_I32 };
+  NSAI_TRY(nsai_expect(c->check, &b->kv_len, &kv_len));
+  NSAI_TRY(check_new_tokens(c));
+  NSAI_TRY(check_lists(c));
+  NSAI_TRY(check_slots(c));
+  if (c->check->problem->op != NSA_OP_APPEND) return NSA_OK; /* only an append writes */
+  nsai_expectation mapping = { "batch.slot_mapping", 1, { c->tokens }, NSAI_DTYPE_I64 };
+  return nsai_expect_optional(c->check, &b->slot_mapping, &mapping);
+}
+
+/* ---- the batch's values: of arrays that the host can read ---- */
+
+/* A sequence's list of pages. */
+typedef struct page_list {
+  const int32_t *page;
+  int64_t count;
+} page_list;
+
+static page_list list_of(const nsa_batch *b, int32_t s) {
+  const int32_t *starts = b->page_indptr.data;
+  const nsa_tensor *pages = starts ? &b->page_indices : &b->block_table;
+  int64_t begin = starts ? starts[s] : s * pages->stride[0];
+  int64_t count = starts ? starts[s + 1] - starts[s] : pages->shape[1];
+  if (!pages->data) return (page_list){ NULL, 0 }; /* of padded rows alone: an empty list */
+  return (page_list){ (const int32_t *)pages->data + begin, count };
+}
+
+static nsa_status check_pages(const cached *c, int32_t s, int64_t kv_len) {
+  int64_t needed = (kv_len + c->page_size - 1) / c->page_size;
+  page_list list = list_of(c->batch, s);
+  bool table = !nsai_present(&c->batch->page_indptr);
+  if (list.count < needed)
+    return nsai_fail(NSA_E_ARG,
+                     "%s: sequence %d has %lld pages, its %lld tokens need %lld: %s, or lower "
+                     "batch.kv_len[%d]",
+                     table ? "batch.block_table" : "batch.page_indptr", s, (long long)list.count,
+                     (long long)kv_len, (long long)needed,
+                     table ? "widen the table" : "lengthen its list", s);
+  for (int64_t i = 0; i < needed; i++)
+    if (list.page[i] < 0 || (c->pages != NSAI_ANY && list.page[i] >= c->pages))
+      return nsai_fail(NSA_E_ARG,
+                       "%s: page %lld of sequence %d is %d, expected one of %s's %lld pages, which "
+                       "are numbered from 0",
+                       table ? "batch.block_table" : "batch.page_indices", (long long)i, s,
+                       list.page[i], c->name, (long long)c->pages);
+  return NSA_OK;
+}
+
+static nsa_status check_slot(const cached *c, int32_t s) {
+  int32_t slot = ((const int32_t *)c->batch->slots.data)[s];
+  int64_t rows = c->check->problem->page_size ? NSAI_ANY : c->pages;
+  if (slot < 0 || (rows != NSAI_ANY && slot >= rows) || (c->rings != NSAI_ANY && slot >= c->rings))
+    return nsai_fail(NSA_E_ARG, "batch.slots[%d] is %d, expected one of %s's %lld rows", s, slot,
+                     c->name, (long long)(rows != NSAI_ANY && slot >= rows ? rows : c->rings));
+  return NSA_OK;
+}
+
+/* A written token's slot must be where the pages say, since that is where it will be read. */
+static nsa_status check_mapping(const cached *c, int32_t s, int64_t token, int64_t position) {
+  const nsa_batch *b = c->batch;
+  const int32_t *slots = b->slots.data;
+  int64_t slot = ((const int64_t *)b->slot_mapping.data)[token];
+  if (slot == -1) return NSA_OK;
+  if (slot < 0 || position < 0)
+    return nsai_fail(NSA_E_ARG, "batch.slot_mapping[%lld] is %lld, expected -1%s", (long long)token,
+                     (long long)slot,
+                     position < 0 ? ": the token stands before its sequence" : ", or a slot");
+  if (c->page_size == NSAI_ANY) return NSA_OK; /* rings alone: what counts is that it is written */
+  int64_t page = slots ? slots[s] : s, place = position;
+  if (c->check->problem->page_size) {
+    page = list_of(b, s).page[position / c->page_size];
+    place = position % c->page_size;
+  }
+  if (slot == page * c->page_size + place) return NSA_OK;
+  return nsai_fail(
+      NSA_E_ARG,
+      "batch.slot_mapping[%lld] is %lld, but position %lld of sequence %d lies at %lld: give that, "
+      "or -1 for a token that is not to be written",
+      (long long)token, (long long)slot, (long long)position, s,
+      (long long)(page * c->page_size + place));
+}
+
+/* First new token of a sequence. */
+static int64_t first_token(const cached *c, int64_t s) {
+  const int32_t *cu_q = c->batch->cu_q.data;
+  return cu_q ? cu_q[s] : s * (c->tokens / c->batch->num_seqs);
+}
+
+static nsa_status check_sequence(const cached *c, int32_t s) {
+  const nsai_problem *p = c->check->problem;
+  const nsa_batch *b = c->batch;
+  int64_t kv_len = ((const int32_t *)b->kv_len.data)[s];
+  if (kv_len < 0 || kv_len > p->max_kv_len)
+    return nsai_fail(NSA_E_ARG,
+                     "batch.kv_len[%d] is %lld, expected 0 to the plan's %lld: raise "
+                     "problem.max_kv_len",
+                     s, (long long)kv_len, (long long)p->max_kv_len);
+  if (p->page_size) NSAI_TRY(check_pages(c, s, kv_len));
+  if (kv_len && nsai_present(&b->slots)) NSAI_TRY(check_slot(c, s)); /* a padded row has none */
+  if (p->op != NSA_OP_APPEND || !nsai_present(&b->slot_mapping)) return NSA_OK;
+  int64_t end = first_token(c, s + 1);
+  for (int64_t token = first_token(c, s); token < end; token++)
+    NSAI_TRY(check_mapping(c, s, token, kv_len - end + token));
+  return NSA_OK;
+}
+
+static nsa_status check_sequences(const cached *c) {
+  const nsai_problem *p = c->check->problem;
+  const nsa_batch *b = c->batch;
+  nsai_offset_limits q = { "batch.cu_q", c->tokens, p->max_q_len, "max_q_len" };
+  nsai_offset_limits pages = { "batch.page_indptr", b->page_indices.shape[0], INT32_MAX, NULL };
+  NSAI_TRY(nsai_expect_offsets(&b->cu_q, b->num_seqs, &q));
+  NSAI_TRY(nsai_expect_offsets(&b->page_indptr, b->num_seqs, &pages));
+  for (int32_t s = 0; s < b->num_seqs; s++) NSAI_TRY(check_sequence(c, s));
+  return NSA_OK;
+}
+
+static nsa_status check_values(const cached *c) {
+  nsai_batch_values values;
+  cached read = *c;
+  nsa_status status = NSA_OK;
+  NSAI_TRY(nsai_batch_values_read(c->check, c->batch, &values));
+  read.batch = values.batch;
+  if (values.batch) NSAI_TRY_TO(done, check_sequences(&read));
+done:
+  nsai_batch_values_fini(&values);
+  return status;
+}
+
+/* ---- the calls ---- */
+
+nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, const nsa_kv *kv,
+                             nsai_run_sizes *sizes) {
+  cached c = cached_begin(check, batch, "io.kv");
+  c.tokens = sizes->tokens;
+  NSAI_TRY(check_cache(&c, kv, true));
+  NSAI_TRY(check_batch(&c));
+  sizes->num_seqs = batch->num_seqs;
+  sizes->packed = true;
+  return check_values(&c);
+}
+
+/* The new tokens of the pairs that the model reads; fills the number of tokens. */
+static nsa_status check_fresh(cached *c, const nsa_kv *fresh) {
+  const nsai_geometry *m = &c->check->problem->model;
+  int64_t rows = NSAI_ANY;
+  bool any = false;
+  char names[2][24];
+  if (nsai_present(&fresh->k_cmp) || nsai_present(&fresh->v_cmp))
+    return nsai_fail(NSA_E_ARG, "fresh.%s is given, but %s: leave it out",
+                     nsai_present(&fresh->k_cmp) ? "k_cmp" : "v_cmp",
+                     m->phi == NSAI_PHI_EXTERNAL
+                         ? "with phi external the caller writes the cache's "
+                           "compressed entries itself"
+                         : "the append makes the compressed entries");
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    if (!nsai_reads_pair(m, pair)) continue;
+    for (int i = 0; i < 2; i++) snprintf(names[i], sizeof names[i], "fresh.%c[%d]", "kv"[i], pair);
+    nsai_expectation k = { names[0], 3, { rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
+    NSAI_TRY(nsai_expect(c->check, &fresh->k[pair], &k));
+    rows = fresh->k[pair].shape[0];
+    any = true;
+    nsai_expectation v = { names[1], 3, { rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
+    NSAI_TRY(nsai_expect(c->check, &fresh->v[pair], &v));
+  }
+  if (any) c->tokens = rows;
+  return NSA_OK;
+}
+
+nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, const nsa_kv *cache,
+                             const nsa_kv *fresh, const nsa_phi *phi, nsai_run_sizes *sizes) {
+  static const nsa_phi none;
+  const nsai_geometry *m = &check->problem->model;
+  cached c = cached_begin(check, batch, "cache");
+  *sizes = (nsai_run_sizes){ 0 };
+  if (!cache) return nsai_fail(NSA_E_ARG, "cache is NULL");
+  if (!fresh) return nsai_fail(NSA_E_ARG, "fresh is NULL");
+  NSAI_TRY(check_cache(&c, cache, m->phi != NSAI_PHI_EXTERNAL));
+  NSAI_TRY(check_fresh(&c, fresh));
+  NSAI_TRY(nsai_check_phi(check, phi ? phi : &none, "phi"));
+  NSAI_TRY(check_batch(&c));
+  sizes->tokens = c.tokens;
+  sizes->num_seqs = batch->num_seqs;
+  return check_values(&c);
+}
+
+nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, uint64_t *bytes) {
+  nsai_problem p;
+  NSAI_TRY(nsai_context_check(ctx));
+  if (!bytes) return nsai_fail(NSA_E_ARG, "bytes is NULL");
+  NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &p));
+  if (!nsai_problem_is_cached(&p))
+    return nsai_fail(NSA_E_ARG, "problem.op is %d: %s has no cache", p.op, nsai_op_name(p.op));
+  const nsai_geometry *m = &p.model;
+  int64_t tokens = p.page_size ? p.page_size : p.max_kv_len, rows = 0;
+  for (int pair = 0; pair < NSA_BRANCHES; pair++)
+    if (nsai_reads_pair(m, pair) && !(p.window_ring && pair == NSA_WIN)) rows += tokens;
+  rows += p.page_size ? p.page_size / m->stride : row_entries(&p);
+  int64_t elements = rows * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
+  *bytes = (uint64_t)elements * (m->dtype == NSA_F32 ? 2 * ELEMENT_BYTES : ELEMENT_BYTES);
+  return NSA_OK;
+}

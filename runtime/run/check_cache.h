@@ -1,0 +1,21 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Checks of what a run over a KV cache brings: the cache's tensors, the lists of its pages, the
+ * lengths. The layout: include/nsa/kv_cache.h.
+ */
+#ifndef NSAI_RUN_CHECK_CACHE_H
+#define NSAI_RUN_CHECK_CACHE_H
+
+#include "run/check_run.h"
+
+/* The batch and the cache of nsa_prefill and nsa_decode; sizes->tokens is known. On the CPU device
+ * the values of the batch's arrays, too. */
+nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, const nsa_kv *kv,
+                             nsai_run_sizes *sizes);
+
+/* Everything that nsa_kv_append brings. `phi` may be NULL. */
+nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, const nsa_kv *cache,
+                             const nsa_kv *fresh, const nsa_phi *phi, nsai_run_sizes *sizes);
+
+#endif /* NSAI_RUN_CHECK_CACHE_H */

@@ -1,0 +1,18 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Checks of the gradients that a backward pass brings and wants.
+ */
+#ifndef NSAI_RUN_CHECK_GRADIENTS_H
+#define NSAI_RUN_CHECK_GRADIENTS_H
+
+#include "run/check_run.h"
+
+#include <nsa/backward.h>
+
+/* All tensors of `grads`, and what runtime.recompute asks of io; the tensors of io are checked, and
+ * `sizes` is theirs. */
+nsa_status nsai_check_grads(const nsai_check *check, const nsa_io *io, const nsa_grads *grads,
+                            const nsai_run_sizes *sizes);
+
+#endif /* NSAI_RUN_CHECK_GRADIENTS_H */

@@ -1,0 +1,50 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Checks of a run's tensors against the plan: everything a caller can get wrong is refused here, by
+ * name, before anything is enqueued.
+ */
+#ifndef NSAI_RUN_CHECK_RUN_H
+#define NSAI_RUN_CHECK_RUN_H
+
+#include "driver/cuda_api.h"
+#include "plan/problem.h"
+
+/* The sizes of one run, from its tensors. */
+typedef struct nsai_run_sizes {
+  int64_t tokens;    /* T: rows of q */
+  int64_t kv_tokens; /* rows of k; 0 with a cache */
+  int64_t cmp_rows;  /* rows of io.kv.k_cmp; 0 when absent */
+  int32_t num_seqs;
+  bool packed; /* the batch brings cu_q, or lies over a cache: tiles are numbered by sequence */
+} nsai_run_sizes;
+
+typedef struct nsai_check {
+  const nsai_problem *problem;
+  const nsai_driver *driver; /* NULL: the CPU device */
+  nsa_stream stream;         /* of a GPU's run */
+  int32_t level;             /* NSAI_CHECK_* of runtime.check_inputs */
+  uint32_t branches;         /* that will run */
+} nsai_check;
+
+static inline bool nsai_present(const nsa_tensor *tensor) { return tensor->data != NULL; }
+
+/* Which of the wanted branches (0: all) the model has. NSA_E_ARG when none is left. */
+nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uint32_t *branches);
+
+/* All tensors of nsa_forward, nsa_dense, nsa_prefill or nsa_decode, by the plan's operation. */
+nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                          nsai_run_sizes *sizes);
+
+/* Weights of phi, where it has some; `name` is what messages call it. */
+nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi, const char *name);
+
+/* Those of nsa_compress. */
+nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                               nsai_run_sizes *sizes);
+
+/* Those of nsa_select. */
+nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                             const nsa_tensor *importance, nsai_run_sizes *sizes);
+
+#endif /* NSAI_RUN_CHECK_RUN_H */

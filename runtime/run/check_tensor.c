@@ -1,0 +1,161 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "run/check_tensor.h"
+
+static const char *dtype_name(int32_t dtype) {
+  static const char *const names[] = { "none", "f16", "bf16", "f32", "i32", "i64" };
+  return dtype >= 0 && dtype <= NSA_I64 ? names[dtype] : "unknown";
+}
+
+static int64_t dtype_bytes(int32_t dtype) {
+  return dtype == NSA_F32 || dtype == NSA_I32 ? 4 : dtype == NSA_I64 ? 8 : 2;
+}
+
+static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t,
+                              const nsai_expectation *e) {
+  int32_t model = check->problem->model.dtype;
+  bool fits = ((e->types & NSAI_DTYPE_MODEL) && t->dtype == model) ||
+              ((e->types & NSAI_DTYPE_F32) && t->dtype == NSA_F32) ||
+              ((e->types & NSAI_DTYPE_I32) && t->dtype == NSA_I32) ||
+              ((e->types & NSAI_DTYPE_I64) && t->dtype == NSA_I64);
+  if (fits) return NSA_OK;
+  const char *wanted = e->types & NSAI_DTYPE_I32     ? "i32"
+                       : e->types & NSAI_DTYPE_I64   ? "i64"
+                       : e->types & NSAI_DTYPE_MODEL ? dtype_name(model)
+                                                     : "f32";
+  return nsai_fail(NSA_E_ARG, "%s has dtype %s, expected %s%s", e->name, dtype_name(t->dtype),
+                   wanted,
+                   (e->types & NSAI_DTYPE_MODEL) && (e->types & NSAI_DTYPE_F32) ? " or f32" : "");
+}
+
+static nsa_status check_shape(const nsa_tensor *t, const nsai_expectation *e) {
+  char wanted[128];
+  nsai_writer w = nsai_writer_open(wanted, sizeof wanted);
+  for (int i = 0; i < e->ndim; i++) {
+    if (e->shape[i] == NSAI_ANY)
+      nsai_write(&w, "%sany", i ? ", " : "");
+    else
+      nsai_write(&w, "%s%lld", i ? ", " : "", (long long)e->shape[i]);
+  }
+  if (t->ndim != e->ndim)
+    return nsai_fail(NSA_E_ARG, "%s has %d dimensions, expected %d: [%s]", e->name, t->ndim,
+                     e->ndim, wanted);
+  for (int i = 0; i < e->ndim; i++)
+    if (t->shape[i] < 0 || (e->shape[i] != NSAI_ANY && t->shape[i] != e->shape[i]))
+      return nsai_fail(NSA_E_ARG, "%s has shape[%d] = %lld, expected [%s]", e->name, i,
+                       (long long)t->shape[i], wanted);
+  return NSA_OK;
+}
+
+/* The last stride is 1; on the GPU 16-bit tensors of rows are copied in units of 16 bytes. */
+static nsa_status check_strides(const nsai_check *check, const nsa_tensor *t,
+                                const nsai_expectation *e) {
+  int last = e->ndim - 1;
+  if (t->shape[last] > 1 && t->stride[last] != 1)
+    return nsai_fail(NSA_E_ARG,
+                     "%s has stride[%d] = %lld, expected 1: make the last dimension contiguous",
+                     e->name, last, (long long)t->stride[last]);
+  bool rows = e->types == NSAI_DTYPE_ROWS && t->dtype != NSA_F32;
+  bool chunks = check->driver && (e->types == NSAI_DTYPE_MODEL || rows);
+  uintptr_t unit = chunks ? 16 : (uintptr_t)dtype_bytes(t->dtype);
+  if ((uintptr_t)t->data % unit)
+    return nsai_fail(NSA_E_ARG, "%s.data is not aligned to %u bytes", e->name, (unsigned)unit);
+  for (int i = 0; chunks && i < last; i++)
+    if (t->shape[i] > 1 && t->stride[i] % 8)
+      return nsai_fail(NSA_E_ARG,
+                       "%s has stride[%d] = %lld, expected a multiple of 8 elements (16 bytes)",
+                       e->name, i, (long long)t->stride[i]);
+  return NSA_OK;
+}
+
+/* runtime.check_inputs: full asks the driver whose memory it is. */
+static nsa_status check_memory(const nsai_check *check, const nsa_tensor *t,
+                               const nsai_expectation *e) {
+  if (!check->driver || !nsai_present(t) || check->level != NSAI_CHECK_FULL) return NSA_OK;
+  uint32_t type = 0;
+  nsai_cu_result result =
+      check->driver->cuPointerGetAttribute(&type, NSAI_CU_POINTER_MEMORY_TYPE, (uintptr_t)t->data);
+  if (result != NSAI_CUDA_SUCCESS || type == NSAI_CU_MEMORY_HOST)
+    return nsai_fail(NSA_E_ARG, "%s.data (%p) is not device memory: copy the tensor to the GPU",
+                     e->name, t->data);
+  return NSA_OK;
+}
+
+/* Frameworks give no memory to a tensor without elements. */
+static bool is_empty(const nsa_tensor *t) {
+  for (int i = 0; i < t->ndim && i < NSA_MAX_DIMS; i++)
+    if (t->shape[i] == 0) return true;
+  return false;
+}
+
+nsa_status nsai_expect(const nsai_check *check, const nsa_tensor *t, const nsai_expectation *e) {
+  if (!nsai_present(t) && !is_empty(t))
+    return nsai_fail(NSA_E_ARG, "%s is missing (data is NULL)", e->name);
+  if (check->level == NSAI_CHECK_OFF) return NSA_OK;
+  if (t->reserved[0] || t->reserved[1])
+    return nsai_fail(NSA_E_ARG, "%s.reserved is not 0: zero a tensor before you fill it in",
+                     e->name);
+  NSAI_TRY(check_dtype(check, t, e));
+  NSAI_TRY(check_shape(t, e));
+  NSAI_TRY(check_strides(check, t, e));
+  return check_memory(check, t, e);
+}
+
+nsa_status nsai_expect_optional(const nsai_check *check, const nsa_tensor *t,
+                                const nsai_expectation *e) {
+  return nsai_present(t) ? nsai_expect(check, t, e) : NSA_OK;
+}
+
+static uint64_t distance(int64_t stride) {
+  return stride < 0 ? -(uint64_t)stride : (uint64_t)stride;
+}
+
+/* The dimension with the least stride above those in the set `done`; -1: there is none. Dimensions of one
+ * element have no stride. */
+static int next_dimension(const nsa_tensor *t, unsigned done) {
+  int next = -1;
+  for (int i = t->ndim - 1; i >= 0; i--)
+    if (!(done >> i & 1) && t->shape[i] > 1 &&
+        (next < 0 || distance(t->stride[i]) < distance(t->stride[next])))
+      next = i;
+  return next;
+}
+
+nsa_status nsai_expect_places(const nsai_check *check, const nsa_tensor *t, const char *name) {
+  if (!nsai_present(t) || check->level == NSAI_CHECK_OFF || is_empty(t)) return NSA_OK;
+  uint64_t extent = 1; /* elements from the first to the last of the dimensions in `done` */
+  unsigned done = 0;
+  for (int i; (i = next_dimension(t, done)) >= 0; done |= 1u << i) {
+    uint64_t stride = distance(t->stride[i]), more;
+    if (stride < extent)
+      return nsai_fail(
+          NSA_E_ARG,
+          "%s has stride[%d] = %lld, and its elements lie on or between each other: give "
+          "each of the %lld a place of its own",
+          name, i, (long long)t->stride[i], (long long)t->shape[i]);
+    if (__builtin_mul_overflow(stride, (uint64_t)t->shape[i] - 1, &more) ||
+        __builtin_add_overflow(extent, more, &extent))
+      extent = UINT64_MAX;
+  }
+  return NSA_OK;
+}
+
+nsa_status nsai_expect_offsets(const nsa_tensor *t, int32_t num_seqs,
+                               const nsai_offset_limits *limits) {
+  const int32_t *at = t->data;
+  if (!at) return NSA_OK;
+  if (at[0] != 0) return nsai_fail(NSA_E_ARG, "%s[0] is %d, expected 0", limits->name, at[0]);
+  for (int32_t s = 0; s < num_seqs; s++) {
+    if (at[s + 1] < at[s] || at[s + 1] > limits->rows)
+      return nsai_fail(NSA_E_ARG, "%s[%d] is %d, expected %d (the one before) to %lld (the rows)",
+                       limits->name, s + 1, at[s + 1], at[s], (long long)limits->rows);
+    if (at[s + 1] - at[s] > limits->length)
+      return nsai_fail(NSA_E_ARG,
+                       "%s gives sequence %d %d tokens, the plan was made for at most %lld: raise "
+                       "problem.%s",
+                       limits->name, s, at[s + 1] - at[s], (long long)limits->length,
+                       limits->capacity);
+  }
+  return NSA_OK;
+}

@@ -1,0 +1,57 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * One tensor of a caller against what it should be. A refusal names the tensor, says what it is and
+ * what was expected.
+ */
+#ifndef NSAI_RUN_CHECK_TENSOR_H
+#define NSAI_RUN_CHECK_TENSOR_H
+
+#include "run/check_run.h"
+
+#define NSAI_ANY ((int64_t)-1) /* a free dimension */
+
+/* dtypes a tensor may have. */
+enum { NSAI_DTYPE_MODEL = 1, NSAI_DTYPE_F32 = 2, NSAI_DTYPE_I32 = 4, NSAI_DTYPE_I64 = 16 };
+
+/* Operands of products and biases: of the model's dtype, with any strides, which cuBLASLt takes. */
+enum { NSAI_DTYPE_WEIGHT = NSAI_DTYPE_MODEL | 8 };
+
+/* Gradients that kernels read and write in rows: 16-bit ones are subject to what NSAI_DTYPE_MODEL is by
+ * itself. */
+enum { NSAI_DTYPE_ROWS = NSAI_DTYPE_MODEL | NSAI_DTYPE_F32 | 32 };
+
+/* What a tensor must look like. */
+typedef struct nsai_expectation {
+  const char *name;
+  int32_t ndim;
+  int64_t shape[NSA_MAX_DIMS]; /* NSAI_ANY: free */
+  int types;
+} nsai_expectation;
+
+/* Checks data, dtype, shape, strides and, at that level, whose memory it is. NSA_E_ARG. */
+nsa_status nsai_expect(const nsai_check *check, const nsa_tensor *tensor,
+                       const nsai_expectation *expectation);
+
+/* The same where the tensor is present. */
+nsa_status nsai_expect_optional(const nsai_check *check, const nsa_tensor *tensor,
+                                const nsai_expectation *expectation);
+
+/* What is written has a place for each element; inputs may repeat rows or heads by a stride of 0. Takes
+ * tensors whose dimensions nest, in any order. `tensor` is as expected, or absent. NSA_E_ARG. */
+nsa_status nsai_expect_places(const nsai_check *check, const nsa_tensor *tensor, const char *name);
+
+/* What an array of offsets may hold. */
+typedef struct nsai_offset_limits {
+  const char *name;
+  int64_t rows;         /* of the tensors it cuts into sequences */
+  int64_t length;       /* of one sequence */
+  const char *capacity; /* of the problem, which `length` comes from */
+} nsai_offset_limits;
+
+/* Checks of values that can be read that i32 [num_seqs + 1] ascends from 0, within the rows and the longest
+ * sequence. An absent array is fine. NSA_E_ARG. */
+nsa_status nsai_expect_offsets(const nsa_tensor *offsets, int32_t num_seqs,
+                               const nsai_offset_limits *limits);
+
+#endif /* NSAI_RUN_CHECK_TENSOR_H */

@@ -1,0 +1,174 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * attend_compressed_topn_sm90, the variant of attend_compressed that covers importance and select (sm_90a).
+ */
+#include "plan/spec.h"
+
+#include <string.h>
+
+/* The kernel's Plan. */
+#define ROWS 128
+#define KEYS 128
+#define STAGES 2
+#define THREADS 512
+#define WARPS 8 /* of consumers */
+#define SELECTORS 4
+#define QUEUE_BYTES (159 * 8)    /* core/topn.cuh: kQueue keys */
+#define PANEL_BYTES (ROWS * 128) /* of 128 rows, keys or queries */
+#define BARRIERS(queries) (2 * (queries) + 4 * STAGES)
+#define TILE_BYTES 32  /* FlashTile */
+#define MOST_QUERIES 2 /* tiles: one that is computed, one that arrives */
+#define MOST_DEPTH 2   /* pieces of a selector: one on its way */
+#define LEAST_DEPTH 1
+#define MOST_OVERLAP 4      /* keys of the tile before, in registers */
+#define MOST_HEAD_DIM_V 128 /* O, in registers */
+#define MOST_FREE 32        /* the best, in registers: one a lane */
+
+static uint32_t round_up(uint32_t x, uint32_t step) { return (x + step - 1) / step * step; }
+
+/* Selection blocks of a tile of keys. */
+static int32_t tile_blocks(const nsai_geometry *m) { return KEYS * m->stride / m->select_block; }
+
+/* sizeof SharedPlan<Config>. */
+static uint32_t shared_bytes(const nsai_geometry *m, int32_t queries, int32_t depth) {
+  int32_t group = nsai_padded_group(m), blocks = tile_blocks(m);
+  uint32_t flash =
+      ((uint32_t)queries * (uint32_t)nsai_panels(m->head_dim_qk) +
+       STAGES * ((uint32_t)nsai_panels(m->head_dim_qk) + (uint32_t)nsai_panels(m->head_dim_v))) *
+          PANEL_BYTES +
+      (uint32_t)queries * TILE_BYTES + 8 * (uint32_t)BARRIERS(queries);
+  uint32_t units = (uint32_t)(group > 16 ? ROWS / group : WARPS);
+  uint32_t mine = (units + SELECTORS - 1) / SELECTORS;
+  uint32_t pieces = (uint32_t)depth * mine * 64 * (uint32_t)((blocks < 32 ? blocks : 32) + 1);
+  uint32_t tokens = mine * (uint32_t)(group < 16 ? 16 / group : 1);
+  uint32_t first = round_up(pieces > QUEUE_BYTES ? pieces : QUEUE_BYTES, 16);
+  uint32_t found = 136 * tokens + 8 * (uint32_t)depth;
+  uint32_t desk = round_up(first + 64 * mine + found, 16);
+  return flash + round_up(SELECTORS * desk + units * 4 + 8, 16);
+}
+
+/* What is of use and fits: Q of the next tile is worth more than a piece. */
+static void choose_depths(const nsai_geometry *m, const nsai_target *t, int32_t *queries,
+                          int32_t *depth) {
+  for (*queries = MOST_QUERIES; *queries > 1; --*queries)
+    for (*depth = MOST_DEPTH; *depth >= LEAST_DEPTH; --*depth)
+      if (shared_bytes(m, *queries, *depth) <= t->shared_bytes) return;
+  *depth = shared_bytes(m, 1, MOST_DEPTH) <= t->shared_bytes ? MOST_DEPTH : LEAST_DEPTH;
+}
+
+/* Bytes of Scratch<Config>. */
+static uint64_t scratch_bytes(const nsai_problem *p) {
+  const nsai_geometry *m = &p->model;
+  uint64_t blocks = (uint64_t)tile_blocks(m);
+  uint64_t candidates = (uint64_t)nsai_select_block_count(m, p->max_kv_len);
+  uint64_t tiles = (candidates + blocks - 1) / blocks;
+  uint64_t tokens = (uint64_t)(ROWS / nsai_padded_group(m));
+  uint64_t parts = blocks > 32 ? blocks / 32 : 1;
+  uint64_t floats = ROWS + tiles * (ROWS * blocks + ROWS * parts + 2 * tokens * blocks);
+  return (4 * floats + 255) / 256 * 256;
+}
+
+/* What the registers hold, found by compiling (NVRTC 13.0): two strides a block are twice as many sums,
+ * groups that span warps need more in the selectors. */
+static void judge_registers(const nsai_geometry *m, nsai_reasons *reasons) {
+  int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
+  int32_t group = nsai_padded_group(m);
+  bool wide = m->head_dim_v > 64, holds = true;
+  if (ratio == 2) holds = wide ? overlap == 1 && (group == 8 || group == 16) : group <= 16;
+  if (ratio != 2 && group > 16 && wide) holds = ratio == 4 && overlap <= 3;
+  /* P as the sum of two bf16 (kSplitP) takes more of the consumers' registers. */
+  if (ratio == 2 && m->dtype == NSA_BF16 && m->head_dim_v < 64) holds = holds && group > 4;
+  /* Fewer columns of Q than of O: fp16 alone spilled. */
+  if (wide && m->dtype == NSA_F16 && m->head_dim_qk < m->head_dim_v) holds = false;
+  if (!holds)
+    nsai_refuse(reasons,
+                "blocks of %d and %d strides with groups of %d heads and head_dim_v %d need more "
+                "registers than there are",
+                overlap, ratio, m->heads / m->kv_heads, m->head_dim_v);
+}
+
+static void judge_geometry(const nsai_geometry *m, nsai_reasons *reasons) {
+  int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
+  int32_t group = m->heads / m->kv_heads, free = nsai_free_blocks(m);
+  if (group <= 2 || group > 64)
+    nsai_refuse(reasons, "takes groups of 3 to 64 query heads, this model has %d", group);
+  if (ratio < 2 || ratio > 32 || 32 % ratio)
+    nsai_refuse(reasons,
+                "selection blocks of %d strides: a thread holds 32 adjacent compressed keys, which "
+                "must be whole blocks of 2 at least",
+                ratio);
+  if (overlap > MOST_OVERLAP)
+    nsai_refuse(reasons, "compression blocks of %d strides: at most %d are taken", overlap,
+                MOST_OVERLAP);
+  if (m->head_dim_qk % 32 || m->head_dim_v % 32)
+    nsai_refuse(reasons, "head dims %d and %d: multiples of 32 are taken", m->head_dim_qk,
+                m->head_dim_v);
+  if (m->head_dim_v > MOST_HEAD_DIM_V)
+    nsai_refuse(reasons, "head_dim_v %d: at most %d is taken", m->head_dim_v, MOST_HEAD_DIM_V);
+  if (free < 1) nsai_refuse(reasons, "every block it would choose is a forced one");
+  if (free > MOST_FREE)
+    nsai_refuse(reasons, "chooses %d blocks beside the forced ones: at most %d are taken", free,
+                MOST_FREE);
+}
+
+void nsai_legal_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *t,
+                                      nsai_reasons *reasons) {
+  nsai_legal_common(p, reasons);
+  nsai_legal_packed(p, reasons);
+  if (strcmp(t->arch, "sm_90a"))
+    nsai_refuse(reasons, "needs wgmma and the registers' division of sm_90a, the target is %s",
+                t->arch);
+  if (p->selection != NSA_SELECT_OWN || !p->model.select_count) {
+    nsai_refuse(reasons, "the library makes no selection here");
+    return;
+  }
+  int before = reasons->count;
+  judge_geometry(&p->model, reasons);
+  if (reasons->count == before) judge_registers(&p->model, reasons);
+  int32_t queries, depth;
+  choose_depths(&p->model, t, &queries, &depth);
+  uint32_t bytes = shared_bytes(&p->model, queries, depth);
+  nsai_fit_block(t, bytes, reasons);
+}
+
+/* A guess, between 4k tokens, where it is the faster way (H200, forwards of random lists 0.69 against
+ * 0.74 ms, of correlated ones 0.62 against 0.64), and short sequences, whose blocks are chosen in more
+ * time than their importance takes. */
+#define SHORTEST 2048
+
+/* Where every block is chosen there is no importance to be had for nothing. It just fits the registers
+ * and has no smaller tiles for other compilers. */
+bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *t) {
+  return !t->caution && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST;
+}
+
+void nsai_specify_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *t,
+                                        const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  const nsai_geometry *m = &p->model;
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
+  int32_t group = nsai_padded_group(m), queries, depth;
+  (void)s;
+  choose_depths(m, t, &queries, &depth);
+  *spec = (nsai_kernel_spec){ .entry = "attend_compressed_topn_sm90",
+                              .dtype = m->dtype,
+                              .threads = THREADS,
+                              .shared_bytes = shared_bytes(m, queries, depth),
+                              .tokens = ROWS / group,
+                              .per_sm = 1,
+                              .scratch_bytes = scratch_bytes(p),
+                              .box_heads = group,
+                              .box_tokens = ROWS / 2 / group,
+                              .box_keys = KEYS,
+                              .spread_keys = true };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  nsai_constant_add(spec, "kRows", ROWS);
+  nsai_constant_add(spec, "kKeys", KEYS);
+  nsai_constant_add(spec, "kStages", STAGES);
+  nsai_constant_add(spec, "kQueryStages", queries);
+  nsai_constant_add(spec, "kDepth", depth);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+  nsai_blocks_add(spec, m);
+  nsai_specify_beside(p, t, specs);
+}

@@ -1,0 +1,177 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Variants of the attention stages for sm_90a: compressed, window, dense through wgmma and tensor
+ * maps (attend/mainloop_sm90.cuh).
+ */
+#include "plan/spec.h"
+
+#include <math.h>
+#include <string.h>
+
+#define CONSUMER_ROWS 64   /* of a warpgroup: what one wgmma takes */
+#define MOST_QUERY_TILES 2 /* one that is computed, one that arrives */
+#define BARRIER_BYTES 8
+#define FLASH_TILE_BYTES 32 /* what is told of a tile of queries */
+
+/* ---- tiles ---- */
+
+static nsai_tiles make_tiles(int32_t rows, int32_t keys, int32_t stages) {
+  return (nsai_tiles){
+    { [NSAI_TILE_ROWS] = rows, [NSAI_TILE_KEYS] = keys, [NSAI_TILE_STAGES] = stages }
+  };
+}
+
+/* sizeof Flash<Config>::Shared with so many tiles of queries. */
+static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s, int32_t queries) {
+  int32_t keys = s->of[NSAI_TILE_KEYS], stages = s->of[NSAI_TILE_STAGES];
+  uint32_t stage = nsai_panel_bytes(keys, m->head_dim_qk) + nsai_panel_bytes(keys, m->head_dim_v);
+  uint32_t barriers = (uint32_t)(2 * queries + 4 * stages) * BARRIER_BYTES;
+  uint32_t query = nsai_panel_bytes(s->of[NSAI_TILE_ROWS], m->head_dim_qk) + FLASH_TILE_BYTES;
+  return (uint32_t)queries * query + (uint32_t)stages * stage + barriers;
+}
+
+/* Tiles of queries in shared memory: as many as are of use, where they fit. */
+static int32_t query_tiles(const nsai_geometry *m, const nsai_target *t, const nsai_tiles *s) {
+  int32_t queries = MOST_QUERY_TILES;
+  while (queries > 1 && shared_bytes(m, s, queries) > t->shared_bytes) queries--;
+  return queries;
+}
+
+static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                nsai_reasons *reasons) {
+  uint32_t bytes = shared_bytes(&p->model, s, 1);
+  nsai_fit_block(t, bytes, reasons);
+}
+
+/* O, the scores of a tile of keys, the probabilities of the tile before (twice where they are split
+ * in two, core/softmax.cuh: kSplitP), and what else the loop holds, against Flash::kConsumerRegisters. */
+static bool registers_do(const nsai_geometry *m, const nsai_tiles *s) {
+  int32_t keys = s->of[NSAI_TILE_KEYS];
+  int32_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1;
+  int32_t needs = (nsai_padded_dim(m->head_dim_v) + keys) / 2 + parts * keys / 4 + 32;
+  return needs <= (s->of[NSAI_TILE_ROWS] > 2 * CONSUMER_ROWS ? 160 : 240);
+}
+
+/* A tile of keys costs waits, a tile of queries an epilogue; keys that no query sees are computed at
+ * both edges. */
+static double cost(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  if (!registers_do(&p->model, s)) return INFINITY;
+  double keys = s->of[NSAI_TILE_KEYS], rows = s->of[NSAI_TILE_ROWS];
+  double single = query_tiles(&p->model, t, s) < MOST_QUERY_TILES ? 0.02 : 0;
+  return 1 + 8 / keys + 40 / rows + single + 0.01 * s->of[NSAI_TILE_STAGES];
+}
+
+static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  return shared_bytes(&p->model, s, 1) <= t->shared_bytes && registers_do(&p->model, s);
+}
+
+/* Three warpgroups hide more of each other's waits than two, also with fewer keys at a time: D 128,
+ * compressed at 64k tokens 6.3 ms against 6.8, a window of 512 2.16 against 2.37 (H200). Of what fits
+ * their registers 112 keys were as fast as 128 or faster (D 64), and waste less of a window. */
+static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  const nsai_tiles list[] = { make_tiles(192, 112, 2), make_tiles(192, 96, 2),
+                              make_tiles(192, 80, 2),  make_tiles(128, 128, 2),
+                              make_tiles(128, 80, 2),  make_tiles(128, 64, 2) };
+  const int last = sizeof list / sizeof *list - 1; /* fits every head dim */
+  int i = t->caution ? last : 0;
+  *by = NSAI_BY_ARCHITECTURE;
+  while (i < last && !fits(p, t, &list[i])) i++;
+  return list[i];
+}
+
+const nsai_space nsai_space_flash_wgmma = {
+  3,
+  { { NSAI_TILE_ROWS, { 128, 192 }, "two warpgroups with 240 registers, or three with 160" },
+    { NSAI_TILE_KEYS, { 64, 80, 96, 112, 128 }, "waits of a tile against waste at its edges" },
+    { NSAI_TILE_STAGES, { 2, 3, 4 }, "how far the producer runs ahead" } },
+  choose,
+  fit,
+  cost,
+};
+
+/* ---- variants ---- */
+
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  nsai_legal_common(p, reasons);
+  nsai_legal_packed(p, reasons);
+  if (strcmp(t->arch, "sm_90a"))
+    nsai_refuse(reasons, "needs wgmma and the registers' division of sm_90a, the target is %s",
+                t->arch);
+}
+
+static void specify(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                    const char *entry, nsai_kernel_spec *spec) {
+  const nsai_geometry *m = &p->model;
+  int32_t rows = s->of[NSAI_TILE_ROWS], group = nsai_padded_group(m);
+  int32_t queries = query_tiles(m, t, s);
+  *spec = (nsai_kernel_spec){ .entry = entry,
+                              .dtype = m->dtype,
+                              .threads = 2 * (rows + CONSUMER_ROWS),
+                              .shared_bytes = shared_bytes(m, s, queries),
+                              .tokens = rows / group,
+                              .per_sm = 1,
+                              .box_heads = group,
+                              .box_tokens = CONSUMER_ROWS / group,
+                              .box_keys = s->of[NSAI_TILE_KEYS] };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  nsai_constant_add(spec, "kRows", rows);
+  nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
+  nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kQueryStages", queries);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
+/* With a compiler that needs more registers than any tiles leave, the portable kernels serve. */
+bool nsai_sensible_flash_wgmma(const nsai_problem *p, const nsai_target *t) {
+  (void)p;
+  return t->caution < NSAI_MAX_CAUTION;
+}
+
+void nsai_legal_attend_compressed_wgmma(const nsai_problem *p, const nsai_target *t,
+                                        nsai_reasons *reasons) {
+  legal(p, t, reasons);
+}
+
+void nsai_specify_attend_compressed_wgmma(const nsai_problem *p, const nsai_target *t,
+                                          const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
+  specify(p, t, s, "attend_compressed_sm90", spec);
+  nsai_constant_add(spec, "kBlock", p->model.block);
+  nsai_constant_add(spec, "kStride", p->model.stride);
+}
+
+void nsai_legal_attend_window_wgmma(const nsai_problem *p, const nsai_target *t,
+                                    nsai_reasons *reasons) {
+  legal(p, t, reasons);
+}
+
+void nsai_specify_attend_window_wgmma(const nsai_problem *p, const nsai_target *t,
+                                      const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_WINDOW];
+  specify(p, t, s, "attend_window_sm90", spec);
+  nsai_constant_add(spec, "kWindow", p->model.window);
+}
+
+void nsai_legal_dense_wgmma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  legal(p, t, reasons);
+}
+
+void nsai_specify_dense_wgmma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                              nsai_kernel_spec specs[NSAI_ROLES]) {
+  specify(p, t, s, "attend_dense_sm90", &specs[NSAI_KERNEL_DENSE]);
+}
+
+void nsai_legal_selected_dense_wgmma(const nsai_problem *p, const nsai_target *t,
+                                     nsai_reasons *reasons) {
+  legal(p, t, reasons);
+  nsai_legal_every_block(p, reasons);
+}
+
+void nsai_specify_selected_dense_wgmma(const nsai_problem *p, const nsai_target *t,
+                                       const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
+  specify(p, t, s, "attend_dense_sm90", spec);
+  spec->every_block = true;
+}

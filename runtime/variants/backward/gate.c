@@ -1,0 +1,143 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The backward pass through the gate MLP: from the gradients of the logits, which the kernels of the rows
+ * have left, to those of its weights and of the tokens' features. The layer that reads the features works
+ * in chunks of tokens.
+ */
+#include "variants/backward/layers.h"
+
+static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+
+bool nsai_wants_gate(const nsa_gate *out) {
+  return nsai_present(&out->x) || nsai_present(&out->w1) || nsai_present(&out->b1) ||
+         nsai_present(&out->w2) || nsai_present(&out->b2);
+}
+
+/* An operand of all tokens in a piece. */
+static nsai_matrix of_tokens(const nsai_layers_pass *b, nsai_piece piece, int64_t columns) {
+  return (nsai_matrix){ nsai_piece_at(b->run, piece), nsai_operand(columns), 0 };
+}
+
+/* The gradient of the logits, which the kernels of the rows left, as an operand; and its sums. */
+static nsa_status gate_out(const nsai_layers_pass *b, nsai_matrix d_out, int64_t columns) {
+  const nsai_run *run = b->run;
+  const nsai_layers_layout *l = nsai_layers_of(run);
+  NsaiActivationBack p = { .seq = nsai_run_sequences(run),
+                           .d_y = nsai_piece_at(run, l->d_logits),
+                           .out = (void *)(uintptr_t)d_out.data,
+                           .d_row_stride = columns,
+                           .out_row_stride = d_out.row,
+                           .batch = 1,
+                           .rows = (int)b->rows,
+                           .columns = (int)columns,
+                           .parts = 1 };
+  NSAI_TRY(nsai_launch_elements(run, NSAI_KERNEL_GATE_OUT_BACK, b->rows * columns, &p));
+  if (!nsai_present(&b->grads->d_gate.b2)) return NSA_OK;
+  nsai_columns_of sums = { .x = p.d_y, .row_stride = columns, .columns = columns };
+  NSAI_TRY(nsai_sum_columns(b, &sums));
+  return nsai_store_bias(b, &b->grads->d_gate.b2, nsai_piece_at(run, l->sums));
+}
+
+/* dZ and act(z) of all tokens; z before the bias lies in gate_product. */
+static nsa_status gate_inner(const nsai_layers_pass *b, nsai_matrix inner, nsai_matrix hidden,
+                             int64_t h) {
+  const nsai_run *run = b->run;
+  const nsai_layers_layout *l = nsai_layers_of(run);
+  NsaiActivationBack p = { .seq = nsai_run_sequences(run),
+                           .d_y = nsai_piece_at(run, l->d_hidden),
+                           .x = nsai_piece_at(run, run->plan->layout.gate_product),
+                           .bias = run->io->gate.b1.data,
+                           .out = (void *)(uintptr_t)inner.data,
+                           .hidden = (void *)(uintptr_t)hidden.data,
+                           .d_row_stride = h,
+                           .out_row_stride = inner.row,
+                           .batch = 1,
+                           .rows = (int)b->rows,
+                           .columns = (int)h,
+                           .parts = 1 };
+  NSAI_TRY(nsai_launch_elements(run, NSAI_KERNEL_GATE_HIDDEN_BACK, b->rows * h, &p));
+  if (!nsai_present(&b->grads->d_gate.b1)) return NSA_OK;
+  nsai_columns_of sums = { .x = p.d_y, .row_stride = h, .columns = h };
+  NSAI_TRY(nsai_sum_columns(b, &sums));
+  return nsai_store_bias(b, &b->grads->d_gate.b1, nsai_piece_at(run, l->sums));
+}
+
+/* The features of the tokens [begin, begin + rows), finite. */
+static nsa_status gate_features(const nsai_layers_pass *b, int64_t begin, int64_t rows,
+                                nsai_matrix *out) {
+  const nsai_run *run = b->run;
+  const nsa_tensor *x = &run->io->gate.x;
+  *out = (nsai_matrix){ (const uint16_t *)x->data + begin * x->stride[0], x->stride[0], 0 };
+  if (!run->batch) return NSA_OK;
+  NsaiPresentRows p = { .seq = nsai_run_sequences(run),
+                        .x = x->data,
+                        .x_row_stride = x->stride[0],
+                        .out = nsai_piece_at(run, nsai_layers_of(run)->x),
+                        .first_token = (int)begin,
+                        .rows = (int)rows,
+                        .columns = (int)x->shape[1] };
+  *out = (nsai_matrix){ p.out, x->shape[1], 0 };
+  return nsai_launch_elements(run, NSAI_KERNEL_PRESENT_ROWS, rows * x->shape[1], &p);
+}
+
+/* The layer that reads the features, in chunks of tokens; `d`: of its result. */
+static nsa_status gate_first(const nsai_layers_pass *b, const nsa_tensor *w, const nsa_tensor *d_w,
+                             nsai_matrix d) {
+  const nsai_layers_layout *l = nsai_layers_of(b->run);
+  const nsa_tensor *d_x = &b->grads->d_gate.x;
+  int64_t columns = w->shape[1], in = w->shape[0];
+  float *x_at = nsai_piece_at(b->run, l->d_x);
+  for (int64_t begin = 0; begin < b->rows; begin += l->gate_tokens) {
+    int64_t rows = smaller(l->gate_tokens, b->rows - begin);
+    nsai_matrix part = { (const uint16_t *)d.data + begin * d.row, d.row, 0 }, x;
+    if (nsai_present(d_w)) {
+      NSAI_TRY(gate_features(b, begin, rows, &x));
+      NSAI_TRY(nsai_multiply_weights(b, rows, in, columns, x, part, begin > 0));
+    }
+    if (!nsai_present(d_x)) continue;
+    NSAI_TRY(nsai_multiply_back(b, rows, in, columns, part, nsai_weights_of(b, w), x_at));
+    nsa_tensor to = *d_x;
+    int64_t size = to.dtype == NSA_F32 ? 4 : 2;
+    to.data = (char *)to.data + begin * to.stride[0] * size;
+    nsai_store_of s = { .out = &to,
+                        .x = x_at,
+                        .rows = rows,
+                        .columns = in,
+                        .row_stride = to.stride[0],
+                        .first_token = begin };
+    NSAI_TRY(nsai_store(b, &s));
+  }
+  return nsai_store_matrix(b, d_w, nsai_piece_at(b->run, l->d_weights), 0);
+}
+
+static nsa_status gate_layers(const nsai_layers_pass *b) {
+  const nsai_run *run = b->run;
+  const nsai_layers_layout *l = nsai_layers_of(run);
+  const nsai_geometry *m = &run->plan->problem.model;
+  const nsa_gate *w = &run->io->gate, *out = &b->grads->d_gate;
+  int64_t h = m->gate_hidden, columns = (int64_t)m->heads * 3;
+  nsai_matrix d_out = of_tokens(b, l->d_out, columns), inner = of_tokens(b, l->d_inner, h),
+              hidden = of_tokens(b, l->hidden, h);
+  NSAI_TRY(gate_out(b, d_out, columns));
+  if (!h) return gate_first(b, &w->w2, &out->w2, d_out);
+  NSAI_TRY(nsai_multiply_back(b, b->rows, h, columns, d_out, nsai_weights_of(b, &w->w2),
+                              nsai_piece_at(run, l->d_hidden)));
+  NSAI_TRY(gate_inner(b, inner, hidden, h));
+  if (nsai_present(&out->w2)) {
+    NSAI_TRY(nsai_multiply_weights(b, b->rows, h, columns, hidden, d_out, false));
+    NSAI_TRY(nsai_store_matrix(b, &out->w2, nsai_piece_at(run, l->d_weights), 0));
+  }
+  return gate_first(b, &w->w1, &out->w1, inner);
+}
+
+nsa_status nsai_enqueue_gate_back(const nsai_run *run, const nsa_grads *grads) {
+  const nsa_gate *out = &grads->d_gate;
+  nsai_layers_pass b = { run, grads, 1, 0, run->sizes.tokens };
+  if (!nsai_wants_gate(out)) return NSA_OK;
+  if (b.rows) return gate_layers(&b);
+  NSAI_TRY(nsai_store_matrix(&b, &out->w1, NULL, 0));
+  NSAI_TRY(nsai_store_matrix(&b, &out->w2, NULL, 0));
+  NSAI_TRY(nsai_store_bias(&b, &out->b1, NULL));
+  return nsai_store_bias(&b, &out->b2, NULL);
+}

@@ -1,0 +1,270 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The variant decode_cluster of the stage decode: one launch, for few tokens.
+ */
+#include "plan/spec.h"
+
+#include "variants/decode/decode.h"
+
+#include <math.h>
+
+#define ROWS NSAI_DECODE_ROWS
+#define STEP NSAI_DECODE_STEP
+#define MOST_FREE 32 /* core/topn_cta.cuh */
+#define FEW 256      /* Search::best */
+
+/* Registers of a thread for O and Q of an m16 tile, and columns of O: of 255, which a block of 4 warps leaves a
+ * thread, 128 (192/160) and 192 columns (96/192) spill, 120 (160/160) does not. Those that fit as 8 warps have 168, of
+ * which 256/48 takes 167 and 256/32 168: .ci/run compiles the former. (NVRTC 13.0.) */
+#define MOST_ROW_REGISTERS 120
+#define MOST_COLUMNS 160
+
+/* Selection blocks of a block of threads whose pooled values lie in shared memory: 64k tokens of 6 blocks have
+ * 192. Those of more lie in the workspace. */
+#define KEPT_BLOCKS 256
+
+/* Pages of a sequence whose list lies in shared memory. */
+#define LIST_PAGES 1024
+
+/* Selection blocks of a block of threads: 2^20 tokens of 16 blocks, fewer where two are to fit a
+ * multiprocessor of 228 KB. */
+static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_BLOCKS] > 1 ? 480 : 1152; }
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Of warps that attend, and of half as many that copy. */
+static int32_t threads_of(const nsai_tiles *s) { return 48 * s->of[NSAI_TILE_WARPS]; }
+
+/* SharedPlan of decode/cluster.cuh, member by member. */
+static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
+  int64_t warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES];
+  int64_t cluster = s->of[NSAI_TILE_CLUSTER], group = m->heads / m->kv_heads;
+  int64_t places = group * m->head_dim_v / 4, slice = ceil_div(places, cluster);
+  int64_t candidates = larger(nsai_free_blocks(m), 1);
+  int64_t ring =
+      warps * stages *
+      ((int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v));
+  int64_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1; /* kSplitP */
+  int64_t desk = parts * warps * 32 * 16 + (4 * warps + 3) * ROWS * 4;
+  int64_t received = NSA_BRANCHES * cluster * ((slice | 1) * 16 + ROWS * 8);
+  int64_t row = m->head_dim_v / 4; /* places */
+  int64_t rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
+  int64_t weights = ceil_div(NSA_BRANCHES * rows * (cluster + 1) * 4, 16) * 16;
+  int64_t sides = NSA_BRANCHES * 2 * 24 + 16, best = (FEW + candidates + 1) * 8 + 32 * 4 + 8;
+  int64_t keys = (most_blocks(s) + 2 + cluster * candidates) * 8;
+  int64_t search =
+      KEPT_BLOCKS * ROWS * 4 + (warps + 1) * ROWS * 4 + best + keys + (m->select_count + 1) * 4;
+  int64_t barriers = (13 + 3 * stages) * 8;
+  int64_t bytes = ring + nsai_tile_bytes(ROWS, m->head_dim_qk) + desk + sides + received + weights +
+                  warps * ROWS * (STEP + 4) * 4 + ceil_div(search, 16) * 16 + barriers +
+                  LIST_PAGES * 4;
+  return (uint32_t)(ceil_div(bytes, 16) * 16);
+}
+
+/* Selection blocks that one block of threads has, at most: ClusterStretch of decode/cluster/ranges.cuh. */
+static int64_t longest_stretch(const nsai_problem *p, const nsai_tiles *s) {
+  int64_t warps = s->of[NSAI_TILE_WARPS];
+  /* And one that a spill makes. */
+  return warps * nsai_decode_run_blocks(p, warps * s->of[NSAI_TILE_CLUSTER]) + 1;
+}
+
+static nsai_tiles cluster_tiles(int32_t cluster, int32_t warps, int32_t stages, int32_t blocks) {
+  return (nsai_tiles){ { [NSAI_TILE_WARPS] = warps,
+                         [NSAI_TILE_STAGES] = stages,
+                         [NSAI_TILE_BLOCKS] = blocks,
+                         [NSAI_TILE_CLUSTER] = cluster } };
+}
+
+static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  uint32_t bytes = shared_bytes(&p->model, s);
+  return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, s->of[NSAI_TILE_BLOCKS]) &&
+         longest_stretch(p, s) <= most_blocks(s);
+}
+
+/* Clusters, token by token and KV head by KV head, that a step has at most. */
+static int64_t units_of(const nsai_problem *p) { return p->max_tokens * p->model.kv_heads; }
+
+/* Clusters of 16 are more than all devices take. */
+static int32_t largest_cluster(const nsai_target *t) {
+  return nsai_target_is(t, NSAI_H200) ? 16 : 8;
+}
+
+/* Clusters of so many blocks of threads, and how many of these blocks run at once where a multiprocessor
+ * holds one: 7 clusters of 16, 15 of 8, 17 of 6, 30 of 4, 66 of 2. (H200: cudaOccupancyMaxActiveClusters.) */
+static const struct {
+  int32_t cluster, blocks;
+} sizes[] = { { 16, 112 }, { 8, 120 }, { 6, 102 }, { 4, 120 }, { 2, 132 } };
+#define SIZES (int)(sizeof sizes / sizeof *sizes)
+
+static int64_t blocks_at_once(int32_t cluster) {
+  for (int i = 0; i < SIZES; i++)
+    if (sizes[i].cluster <= cluster) return sizes[i].blocks;
+  return 0;
+}
+
+static bool run_at_once(const nsai_problem *p, int32_t cluster) {
+  return larger(units_of(p), 1) * cluster <= blocks_at_once(cluster);
+}
+
+/* The largest clusters that run at once; blocks of four warps and twice the stages were slower when all warps copied
+ * (H200, 1 and 4 sequences of 64k: 20.5 and 35.6 us, 17.9 and 29.8). Where they do not fit or do not hold the longest
+ * sequence, whatever does. */
+static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  *by = nsai_target_is(t, NSAI_H200) ? NSAI_BY_DEVICE : NSAI_BY_ARCHITECTURE;
+  for (int i = 0; i < SIZES; i++) {
+    nsai_tiles tiles = cluster_tiles(sizes[i].cluster, 8, 2, 1);
+    if (sizes[i].cluster <= largest_cluster(t) && run_at_once(p, sizes[i].cluster) &&
+        fits(p, t, &tiles))
+      return tiles;
+  }
+  for (int i = SIZES - 1; i >= 0; i--)
+    for (int32_t warps = 8; warps >= 4; warps -= 4) {
+      nsai_tiles tiles = cluster_tiles(sizes[i].cluster, warps, 2, 1);
+      if (sizes[i].cluster <= largest_cluster(t) && fits(p, t, &tiles)) return tiles;
+    }
+  return cluster_tiles(largest_cluster(t), 4, 2, 1);
+}
+
+void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  const nsai_geometry *m = &p->model;
+  nsai_decider by;
+  int before = reasons->count;
+  nsai_legal_decode_mma(p, t, reasons);
+  if (nsai_target_major(t) < 9)
+    nsai_refuse(reasons, "clusters of blocks of threads need sm_90 or later: take decode_mma");
+  if (nsai_padded_group(m) > ROWS)
+    nsai_refuse(reasons, "a KV head has %d heads, and it takes 16 at most: take decode_mma",
+                m->heads / m->kv_heads);
+  if (m->head_dim_v > MOST_COLUMNS || nsai_row_registers(m) > MOST_ROW_REGISTERS)
+    nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers: take decode_mma",
+                m->head_dim_v, m->head_dim_qk);
+  if (nsai_free_blocks(m) > MOST_FREE)
+    nsai_refuse(reasons,
+                "model.select leaves %d blocks to the search, and it takes %d at most: take "
+                "decode_mma",
+                nsai_free_blocks(m), MOST_FREE);
+  if (p->selection != NSA_SELECT_OWN)
+    nsai_refuse(reasons,
+                "problem.selection is a caller's, which it does not sort: take decode_mma");
+  if (p->max_probe_rows)
+    nsai_refuse(reasons,
+                "problem.max_probe_rows is %d, and it has no importance of single rows: take "
+                "decode_mma",
+                p->max_probe_rows);
+  if (p->count_reads)
+    nsai_refuse(reasons, "runtime.count_reads is true, and it does not count: take decode_mma");
+  if (reasons->count != before) return;
+  nsai_tiles tiles = choose_cluster(p, t, &by);
+  uint32_t bytes = shared_bytes(m, &tiles);
+  if (bytes > t->shared_bytes)
+    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here: take decode_mma",
+                bytes, t->shared_bytes);
+  else if (longest_stretch(p, &tiles) > most_blocks(&tiles))
+    nsai_refuse(
+        reasons,
+        "problem.max_kv_len is %lld: %lld selection blocks of a block of threads, which keeps "
+        "%d at most: take decode_mma",
+        (long long)p->max_kv_len, (long long)longest_stretch(p, &tiles), most_blocks(&tiles));
+}
+
+/* Raw keys of a token up to which waits, and not bytes, are what a step is bound by. (A guess.) */
+#define MOST_RAW_KEYS 8192
+
+/* Compressed keys of all units up to which a step rather waits than streams: behind them the chain gains,
+ * which has all multiprocessors. (H200, us of the chain, and of this: 5 and 7 sequences of 64k 41.1 and 46.0, 26.3
+ * and 29.5; 1 and 2 of 128k 34.2 and 38.0, 17.6 and 25.5; 4 of 128k 48.5 and, of a build before, 37.7.) */
+#define MOST_KEYS (1 << 17)
+
+/* kKept of decode/topn_token.cuh: of sequences with more selection blocks the chain computes importance again for
+ * each look at it. (H200, 1 sequence of 1M tokens: 221 us, 43 of them the compressed branch. By this one of 128k
+ * takes 17.6, of 256k, by an older build, 26; it was not timed at 1M.) */
+#define KEPT_BY_SELECT 4096
+
+/* Whether there are few keys, or the chain would search for long. */
+static bool gains_on_chain(const nsai_problem *p, const nsai_target *t) {
+  const nsai_geometry *m = &p->model;
+  const int64_t keys = units_of(p) * nsai_block_count(m, p->max_kv_len);
+  const bool far = m->select_count && ceil_div(p->max_kv_len, m->select_block) > KEPT_BY_SELECT;
+  nsai_decider by;
+  return keys <= MOST_KEYS ||
+         (far && run_at_once(p, choose_cluster(p, t, &by).of[NSAI_TILE_CLUSTER]));
+}
+
+/* While clusters of four run at once. (H200, 16 sequences of 4k and 16k by clusters of two 23.3 and 29.8 us, by
+ * decode_pipelined 21.4 and 28.3.) Measured on Hopper alone. */
+bool nsai_sensible_decode_cluster(const nsai_problem *p, const nsai_target *t) {
+  return nsai_target_major(t) == 9 && run_at_once(p, 4) && gains_on_chain(p, t) &&
+         nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
+}
+
+static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                        nsai_reasons *reasons) {
+  uint32_t bytes = shared_bytes(&p->model, s);
+  int64_t stretch = longest_stretch(p, s);
+  nsai_fit_block(t, bytes, reasons);
+  if (stretch > most_blocks(s))
+    nsai_refuse(reasons, "%lld selection blocks of a block of threads, which keeps %d at most",
+                (long long)stretch, most_blocks(s));
+  if (s->of[NSAI_TILE_CLUSTER] > largest_cluster(t))
+    nsai_refuse(reasons, "clusters of %d are more than every device takes",
+                s->of[NSAI_TILE_CLUSTER]);
+  nsai_fit_threads(s, reasons);
+}
+
+/* Registers of a thread below which some models spill: blocks of 8 warps have 80 where two fit a multiprocessor.
+ * (NVRTC 13.0, D 32.) */
+#define LEAST_REGISTERS 128
+
+/* Bound by waits: more blocks at once are better, as long as there is room for all. */
+static double cost_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  int32_t blocks = s->of[NSAI_TILE_BLOCKS], cluster = s->of[NSAI_TILE_CLUSTER];
+  if (!nsai_holds_blocks(t, shared_bytes(&p->model, s), blocks) ||
+      nsai_register_limit(blocks * threads_of(s)) < LEAST_REGISTERS)
+    return INFINITY;
+  int64_t all = larger(units_of(p), 1) * cluster, room = blocks * blocks_at_once(cluster);
+  return (double)ceil_div(all, room) *
+         (1 + 16.0 / (cluster * s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_STAGES]));
+}
+
+const nsai_space nsai_space_decode_cluster = {
+  4,
+  { { NSAI_TILE_WARPS, { 4, 8 }, "each streams keys of its own" },
+    { NSAI_TILE_STAGES, { 2, 3 }, "bytes on their way against shared memory" },
+    { NSAI_TILE_BLOCKS, { 1, 2 }, "clusters that run at once; registers and memory are divided" },
+    { NSAI_TILE_CLUSTER,
+      { 2, 4, 6, 8, 16 },
+      "blocks that share a token's keys, against waits for each other" } },
+  choose_cluster,
+  fit_cluster,
+  cost_cluster,
+};
+
+void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                                 nsai_kernel_spec specs[NSAI_ROLES]) {
+  (void)t;
+  const nsai_geometry *m = &p->model;
+  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_DECODE_CLUSTER];
+  *spec = (nsai_kernel_spec){ .entry = "decode_cluster",
+                              .dtype = m->dtype,
+                              .threads = threads_of(s),
+                              .shared_bytes = shared_bytes(m, s),
+                              .cluster = s->of[NSAI_TILE_CLUSTER] };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  nsai_blocks_add(spec, m);
+  nsai_constant_add(spec, "kWindow", m->window);
+  nsai_constant_add(spec, "kRing", p->window_ring);
+  nsai_constant_add(spec, "kPageSize", p->page_size);
+  nsai_constant_add(spec, "kCountReads", 0);
+  nsai_constant_add(spec, "kWgmma", 0);
+  nsai_constant_add(spec, "kScanRows", ROWS);
+  nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
+  nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kCluster", s->of[NSAI_TILE_CLUSTER]);
+  nsai_constant_add(spec, "kKeptBlocks", KEPT_BLOCKS);
+  nsai_constant_add(spec, "kMostBlocks", most_blocks(s));
+  nsai_constant_add(spec, "kListPages", LIST_PAGES);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+}

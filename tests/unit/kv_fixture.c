@@ -1,0 +1,296 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "kv_fixture.h"
+
+#include "plan/context.h"
+#include "reference/reference.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define NOWHERE 0x7ffffff0 /* an id of a page that must not be looked at */
+
+/* Bytes of `count` elements. */
+static size_t bytes_of(const nsa_tensor *t, int64_t count) {
+  return (size_t)count * (t->dtype == NSA_F32 || t->dtype == NSA_I32 ? 4 : 2);
+}
+
+static char *element(const nsa_tensor *t, int64_t at) { return (char *)t->data + bytes_of(t, at); }
+
+/* ---- the cache ---- */
+
+/* [rows, tokens, heads, dim], NaN; with `hnd` in memory [rows, heads, tokens, dim]. */
+static nsa_tensor cache_tensor(kv_world *w, int64_t rows, int64_t tokens, int64_t dim) {
+  int64_t heads = w->geometry.kv_heads;
+  nsa_tensor t = toy_tensor(&w->memory, w->geometry.dtype, 3, rows, tokens * heads, dim);
+  t.ndim = 4;
+  t.shape[0] = rows;
+  t.shape[1] = tokens;
+  t.shape[2] = heads;
+  t.shape[3] = dim;
+  t.stride[0] = tokens * heads * dim;
+  t.stride[1] = w->form.hnd ? dim : heads * dim;
+  t.stride[2] = w->form.hnd ? tokens * dim : dim;
+  t.stride[3] = 1;
+  return t;
+}
+
+static void make_cache(kv_world *w) {
+  const nsai_geometry *g = &w->geometry;
+  bool paged = w->form.page_size > 0;
+  int64_t rows = paged ? KV_PAGES : KV_SEQS + 1, tokens = paged ? w->form.page_size : KV_MAX_LEN;
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    if (!nsai_reads_pair(g, pair)) continue;
+    bool ring = w->form.ring && pair == NSA_WIN;
+    int64_t n = ring ? KV_SEQS + 1 : rows, p = ring ? KV_RING : tokens;
+    w->cache.k[pair] = cache_tensor(w, n, p, g->head_dim_qk);
+    w->cache.v[pair] = cache_tensor(w, n, p, g->head_dim_v);
+  }
+  w->cache.k_cmp = cache_tensor(w, rows, tokens / g->stride, g->head_dim_qk);
+  w->cache.v_cmp = cache_tensor(w, rows, tokens / g->stride, g->head_dim_v);
+}
+
+int32_t kv_new_page(kv_world *w) {
+  assert_true(w->pages_used < KV_PAGES);
+  return w->pages_used++ * 27 % KV_PAGES; /* 27 is odd: every page once */
+}
+
+void kv_copy_page(kv_world *w, int32_t from, int32_t to) {
+  nsa_tensor *all[] = { &w->cache.k[0], &w->cache.v[0], &w->cache.k[1],  &w->cache.v[1],
+                        &w->cache.k[2], &w->cache.v[2], &w->cache.k_cmp, &w->cache.v_cmp };
+  for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    if (all[i]->data)
+      memcpy(element(all[i], to * all[i]->stride[0]), element(all[i], from * all[i]->stride[0]),
+             bytes_of(all[i], all[i]->stride[0]));
+}
+
+/* ---- the world ---- */
+
+static nsa_plan *make_plan(const kv_world *w, int32_t op, int32_t max_q_len) {
+  nsa_problem p = NSA_PROBLEM_INIT;
+  nsa_plan *plan = NULL;
+  p.op = op;
+  p.page_size = w->form.page_size;
+  p.max_seqs = KV_SEQS;
+  p.max_tokens = KV_MAX_TOKENS;
+  p.max_kv_len = KV_MAX_LEN;
+  p.max_q_len = max_q_len;
+  p.window_ring = w->form.ring;
+  machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
+  return plan;
+}
+
+void kv_init(kv_world *w, const machine_request *model, const kv_form *form, int32_t seqs,
+             const int32_t *lengths) {
+  char yaml[1024];
+  memset(w, 0, sizeof *w);
+  w->form = *form;
+  w->seqs = seqs;
+  machine_yaml(model, yaml, sizeof yaml);
+  w->ctx = machine_context(yaml, form->model, false);
+  w->geometry = w->ctx->config->model;
+  w->append = make_plan(w, NSA_OP_APPEND, form->ring ? KV_CHUNK : 0);
+  w->prefill = make_plan(w, NSA_OP_PREFILL, form->ring ? KV_CHUNK : 0);
+  w->decode = make_plan(w, NSA_OP_DECODE, KV_STEP);
+  w->exec = (nsa_exec)NSA_EXEC_INIT;
+  toy_init(&w->toy, &w->geometry, seqs, lengths, lengths);
+  for (int s = 0; s < KV_SEQS; s++)
+    for (int i = 0; i < KV_MAX_LIST; i++) w->page[s][i] = NOWHERE;
+  make_cache(w);
+}
+
+void kv_oracle(kv_world *w) {
+  toy *t = &w->toy;
+  nsai_geometry g = w->geometry;
+  int32_t blocks[KV_SEQS];
+  for (int s = 0; s < w->seqs; s++)
+    blocks[s] = (int32_t)nsai_block_count(&g, toy_ints(&t->batch.cu_q)[s + 1] -
+                                                  toy_ints(&t->batch.cu_q)[s]);
+  t->batch.cu_blocks = toy_offsets(t, w->seqs, blocks);
+  int64_t rows = toy_ints(&t->batch.cu_blocks)[w->seqs];
+  t->io.kv.k_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_qk);
+  t->io.kv.v_cmp = toy_tensor(t, g.dtype, 3, rows, g.kv_heads, g.head_dim_v);
+  machine_expect("compress", nsai_reference_compress(&g, &t->batch, &t->io, 2), NSA_OK, NULL);
+  g.phi = NSAI_PHI_EXTERNAL; /* the keys as stored */
+  machine_expect("forward", nsai_reference_forward(&g, NSA_SELECT_OWN, 0, &t->batch, &t->io, 2),
+                 NSA_OK, NULL);
+  w->want = t->io;
+}
+
+void kv_free(kv_world *w) {
+  nsa_plan_destroy(w->append);
+  nsa_plan_destroy(w->prefill);
+  nsa_plan_destroy(w->decode);
+  nsa_destroy(w->ctx);
+  toy_free(&w->toy);
+  toy_free(&w->memory);
+}
+
+/* ---- a call ---- */
+
+static bool is_padded(const kv_call *c, int s) { return c->at[s] < 0; }
+
+static int32_t kv_len_of(const kv_call *c, int s) {
+  return is_padded(c, s) ? 0 : c->at[s] + c->q_len[s];
+}
+
+/* Row of the toy's tensors that a padded row takes, too. */
+static int64_t source_row(const kv_call *c, int s, int64_t i) {
+  return toy_ints(&c->world->toy.batch.cu_q)[s] + (is_padded(c, s) ? 0 : c->at[s]) + i;
+}
+
+/* The call's rows of one of the toy's tensors, one sequence behind the other. */
+static nsa_tensor gather(kv_call *c, const nsa_tensor *all) {
+  nsa_tensor out = toy_tensor(&c->memory, all->dtype, all->ndim, c->tokens, all->shape[1],
+                              all->ndim > 2 ? all->shape[2] : 0);
+  char *to = out.data;
+  size_t bytes = bytes_of(all, all->stride[0]);
+  for (int s = 0; s < c->world->seqs; s++)
+    for (int64_t i = 0; i < c->q_len[s]; i++, to += bytes)
+      memcpy(to, (const char *)all->data + source_row(c, s, i) * (int64_t)bytes, bytes);
+  return out;
+}
+
+/* Gives every sequence the pages that its tokens need. */
+static void take_pages(kv_call *c) {
+  kv_world *w = c->world;
+  for (int s = 0; s < w->seqs; s++)
+    while (w->page_count[s] * w->form.page_size < kv_len_of(c, s))
+      w->page[s][w->page_count[s]++] = kv_new_page(w);
+}
+
+static void make_lists(kv_call *c) {
+  kv_world *w = c->world;
+  nsa_batch *b = &c->batch;
+  take_pages(c);
+  if (!w->form.lists) {
+    b->block_table = toy_tensor(&c->memory, NSA_I32, 2, w->seqs, KV_MAX_LIST, 0);
+    memcpy(b->block_table.data, w->page, (size_t)w->seqs * sizeof w->page[0]);
+    return;
+  }
+  b->page_indptr = toy_offsets(&c->memory, w->seqs, w->page_count);
+  b->page_indices = toy_tensor(&c->memory, NSA_I32, 1, toy_ints(&b->page_indptr)[w->seqs], 0, 0);
+  for (int s = 0; s < w->seqs; s++)
+    memcpy(toy_ints(&b->page_indices) + toy_ints(&b->page_indptr)[s], w->page[s],
+           (size_t)w->page_count[s] * 4);
+}
+
+static void make_batch(kv_call *c) {
+  kv_world *w = c->world;
+  nsa_batch *b = &c->batch;
+  bool uniform = true;
+  *b = (nsa_batch)NSA_BATCH_INIT;
+  b->num_seqs = w->seqs;
+  b->kv_len = toy_tensor(&c->memory, NSA_I32, 1, w->seqs, 0, 0);
+  for (int s = 0; s < w->seqs; s++) {
+    toy_ints(&b->kv_len)[s] = kv_len_of(c, s);
+    uniform = uniform && c->q_len[s] == c->q_len[0];
+  }
+  if (!uniform) b->cu_q = toy_offsets(&c->memory, w->seqs, c->q_len);
+  if (w->form.page_size > 0) make_lists(c);
+  if (!w->form.slots) return;
+  b->slots = toy_tensor(&c->memory, NSA_I32, 1, w->seqs, 0, 0);
+  for (int s = 0; s < w->seqs; s++) toy_ints(&b->slots)[s] = KV_SEQS - s;
+}
+
+void kv_call_init(kv_call *c, kv_world *w, const int32_t *q_len, const int32_t *at) {
+  memset(c, 0, sizeof *c);
+  c->world = w;
+  for (int s = 0; s < w->seqs; s++) {
+    c->q_len[s] = q_len[s];
+    c->at[s] = at[s];
+    c->tokens += q_len[s];
+  }
+  c->memory.geometry = w->geometry;
+  make_batch(c);
+  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
+    if (!nsai_reads_pair(&w->geometry, pair)) continue;
+    c->fresh.k[pair] = gather(c, &w->toy.io.kv.k[pair]);
+    c->fresh.v[pair] = gather(c, &w->toy.io.kv.v[pair]);
+  }
+  c->io = (nsa_io)NSA_IO_INIT;
+  c->io.q = gather(c, &w->toy.io.q);
+  c->io.gate.value = gather(c, &w->toy.io.gate.value);
+  c->io.kv = w->cache;
+  toy_outputs(&c->memory, &c->io, c->tokens);
+  if (!w->geometry.select_count) c->io.o_branch[1] = c->io.lse[1] = (nsa_tensor){ 0 };
+  if (!w->geometry.window) c->io.o_branch[2] = c->io.lse[2] = (nsa_tensor){ 0 };
+}
+
+void kv_call_free(kv_call *c) { toy_free(&c->memory); }
+
+void kv_append(kv_call *c) {
+  kv_world *w = c->world;
+  machine_expect("append",
+                 nsa_kv_append(w->append, &w->exec, &c->batch, &w->cache, &c->fresh,
+                               &w->toy.io.phi),
+                 NSA_OK, NULL);
+}
+
+void kv_attend(kv_call *c, bool decode) {
+  kv_world *w = c->world;
+  machine_expect("attend",
+                 decode ? nsa_decode(w->decode, &w->exec, &c->batch, &c->io)
+                        : nsa_prefill(w->prefill, &w->exec, &c->batch, &c->io),
+                 NSA_OK, NULL);
+}
+
+/* ---- comparing ---- */
+
+static void compare_row(const char *what, const nsa_tensor *got, int64_t row,
+                        const nsa_tensor *want, int64_t want_row) {
+  if (!got->data) return; /* of a branch that is off */
+  assert_true(got->stride[0] == want->stride[0]);
+  if (memcmp(element(got, row * got->stride[0]), element(want, want_row * want->stride[0]),
+             bytes_of(got, got->stride[0])))
+    fail_msg("%s: row %d, which is row %d of all, differs", what, (int)row, (int)want_row);
+}
+
+static void expect_empty(const char *what, const nsa_tensor *t, int64_t row, double value) {
+  for (int64_t e = 0; e < t->stride[0]; e++) {
+    int64_t at = row * t->stride[0] + e;
+    double got = t->dtype == NSA_I32 ? toy_ints(t)[at] : (double)toy_floats(t)[at];
+    if (got != value) fail_msg("%s: row %d is not empty", what, (int)row);
+  }
+}
+
+void kv_compare(const kv_call *c, const char *what) {
+  const nsa_io *got = &c->io, *want = &c->world->want;
+  int64_t row = 0;
+  for (int s = 0; s < c->world->seqs; s++)
+    for (int64_t i = 0; i < c->q_len[s]; i++, row++) {
+      if (is_padded(c, s)) {
+        expect_empty(what, &got->o, row, 0);
+        expect_empty(what, &got->block_idx, row, -1);
+        for (int b = 0; b < NSA_BRANCHES; b++) expect_empty(what, &got->lse[b], row, -INFINITY);
+        continue;
+      }
+      int64_t at = source_row(c, s, i);
+      compare_row(what, &got->block_idx, row, &want->block_idx, at);
+      for (int b = 0; b < NSA_BRANCHES; b++) {
+        compare_row(what, &got->lse[b], row, &want->lse[b], at);
+        compare_row(what, &got->o_branch[b], row, &want->o_branch[b], at);
+      }
+      compare_row(what, &got->o, row, &want->o, at);
+    }
+}
+
+void kv_step(kv_world *w, const int32_t *q_len, bool decode) {
+  char what[64];
+  kv_call c;
+  kv_call_init(&c, w, q_len, w->len);
+  kv_append(&c);
+  kv_attend(&c, decode);
+  snprintf(what, sizeof what, "%s to %d with pages of %d", decode ? "decode" : "prefill",
+           w->len[0] + q_len[0], w->form.page_size);
+  kv_compare(&c, what);
+  for (int s = 0; s < w->seqs; s++) w->len[s] += q_len[s];
+  kv_call_free(&c);
+}
