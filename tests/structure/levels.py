@@ -1,0 +1,194 @@
+#!/usr/bin/env python3
+# SPDX-FileCopyrightText: 2026 the libnsa authors
+# SPDX-License-Identifier: MIT
+"""Checks that the source folders depend on each other in one direction only.
+
+    levels.py SOURCE_ROOT [LIBRARY] [--write]
+
+Every folder has a level. A file includes files of its own folder or of a lower level, by a path
+from one of the include roots (runtime, autotune, kernel_templates). With LIBRARY, the static
+library that was built, symbols are checked as well: an object calls its own folder or a lower level.
+Kernel families (attend, decode, ...) include the shared folders below them but no other family.
+
+Offences that are already known stand in offences.txt beside this file. A new offence fails the
+check, and so does a known one that is gone: delete its line. --write writes the list anew.
+"""
+
+import argparse
+import os
+import posixpath
+import re
+import subprocess
+import sys
+
+LEVELS = {
+    "kernel_templates/params": 0,
+    "runtime/base": 1,
+    "runtime/model": 2,
+    "runtime/cache": 3,
+    "runtime/driver": 3,
+    "runtime/reference": 3,
+    "runtime/config": 4,
+    "runtime/compile": 4,
+    "runtime/plan": 5,
+    "runtime/run": 6,
+    "runtime/variants": 7,
+    "runtime/api": 8,
+    "autotune/records": 9,
+    "autotune/verify": 9,
+    "autotune/tune": 10,
+    "autotune": 11,
+    "autotune/cli": 12,
+    "tests/check": 12,
+    "bench": 13,
+    "tests": 14,
+}
+# Programs include their own headers by name; the library includes from the roots.
+HOST_FOLDERS = {f for f in LEVELS if not f.startswith(("tests", "bench"))}
+DEVICE_LEVELS = {"params": 0, "core": 1, "data": 2}
+DEVICE_FAMILY_LEVEL = 3
+ROOTS = ("runtime", "autotune", "kernel_templates")
+# The one symbol that a lower level takes from a higher one: the parts the library is made of.
+SEAM = "nsai_library_parts"
+# Endings of files in the source roots that hold no C or CUDA code.
+NO_CODE = (".build", ".py", ".md", ".map", ".scd", ".txt", ".tsv")
+
+
+def sources(root):
+    """The repository's C and CUDA files, relative to the root."""
+    found = []
+    for top in ROOTS + ("tests", "bench"):
+        for folder, folders, files in os.walk(os.path.join(root, top)):
+            folders[:] = [f for f in folders if not f.startswith("build") and f != "corpus"]
+            for name in files:
+                path = posixpath.relpath(posixpath.join(folder, name), root)
+                if path.endswith((".c", ".h", ".cuh", ".inc")):
+                    found.append(path)
+                elif top in ROOTS and not path.endswith(NO_CODE):
+                    sys.exit(f"levels.py: {path} is no source file that this check knows")
+    return sorted(found)
+
+
+def folder_of(path):
+    """The folder that has a level, or None for a file that lies nowhere."""
+    if path.startswith("bench/"):
+        return "bench"
+    if path.startswith("tests/"):
+        return "tests/check" if path.startswith("tests/check/") else "tests"
+    if path.startswith("kernel_templates/"):
+        parts = path.split("/")
+        return "/".join(parts[:2]) if len(parts) > 2 else None
+    folder = posixpath.dirname(path)
+    while folder and folder not in LEVELS:
+        folder = posixpath.dirname(folder)
+    return folder if folder != "autotune" or posixpath.dirname(path) == "autotune" else None
+
+
+def is_device(folder):
+    return folder.startswith("kernel_templates/")
+
+
+def may_use(user, used):
+    """Whether files of folder `user` may include, or call, those of folder `used`."""
+    if user == used:
+        return True
+    if is_device(user):
+        if not is_device(used):
+            return False
+        level = lambda f: DEVICE_LEVELS.get(f.split("/")[1], DEVICE_FAMILY_LEVEL)
+        return level(used) < level(user)
+    if is_device(used):
+        return used == "kernel_templates/params"
+    return LEVELS[used] < LEVELS[user]
+
+
+def included(path, text, have):
+    """The repository file that an include line of `path` names, or None."""
+    for folder in ROOTS + (posixpath.dirname(path), "bench", "tests/check", "tests/unit"):
+        target = posixpath.normpath(posixpath.join(folder, text))
+        if target in have:
+            return target
+    return None
+
+
+def include_offences(root, files):
+    have = set(files)
+    for path in files:
+        user = folder_of(path)
+        if user is None:
+            yield f"{path} lies outside the folders"
+            continue
+        with open(os.path.join(root, path), encoding="utf-8") as file:
+            names = re.findall(r'^\s*#\s*include\s+"([^"]+)"', file.read(), re.M)
+        for name in names:
+            target = included(path, name, have)
+            if target is None:
+                if user in HOST_FOLDERS or is_device(user):
+                    yield f'{path} includes "{name}", which no include root has'
+                continue
+            if (user in HOST_FOLDERS or is_device(user)) and target not in [f"{r}/{name}" for r in ROOTS]:
+                yield f'{path} includes "{name}" by a path that is not from a root'
+            used = folder_of(target)
+            if used is not None and not may_use(user, used):
+                yield f"{path} includes {target}"
+
+
+def symbol_offences(root, files, library):
+    """Calls between objects of the static library that go upwards."""
+    objects = {}
+    for path in files:
+        if path.endswith(".c"):
+            for start in ("runtime/", "autotune/"):
+                if path.startswith(start):
+                    inner = posixpath.relpath(path, "runtime")
+                    objects[inner.replace("/", "_") + ".o"] = path
+                    objects[path.replace("/", "_") + ".o"] = path
+    owner, uses = {}, []
+    lines = subprocess.run(["nm", "-A", library], check=True, capture_output=True, text=True)
+    for line in lines.stdout.splitlines():
+        where, _, rest = line.rpartition(":")
+        current = objects.get(posixpath.basename(where.split(":")[-1]))
+        fields = rest.split()
+        kind, name = fields[-2], fields[-1]
+        if current is None:
+            continue
+        if kind == "U":
+            uses.append((current, name))
+        elif kind.isupper() or kind in "VW":
+            owner[name] = current
+    for path, name in sorted(set(uses)):
+        if name in owner and name != SEAM and not may_use(folder_of(path), folder_of(owner[name])):
+            yield f"{path} uses {name} of {owner[name]}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("root")
+    parser.add_argument("library", nargs="?")
+    parser.add_argument("--write", action="store_true", help="write offences.txt anew")
+    options = parser.parse_args()
+    files = sources(options.root)
+    found = set(include_offences(options.root, files))
+    if options.library:
+        found |= set(symbol_offences(options.root, files, options.library))
+    list_path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "offences.txt")
+    if options.write:
+        with open(list_path, "w", encoding="utf-8") as out:
+            out.writelines(f"{line}\n" for line in sorted(found))
+        return
+    known = set()
+    if os.path.exists(list_path):
+        with open(list_path, encoding="utf-8") as file:
+            known = {line.rstrip("\n") for line in file}
+    if not options.library:
+        known = {line for line in known if " uses " not in line}
+    for line in sorted(found - known):
+        print(f"new: {line}")
+    for line in sorted(known - found):
+        print(f"gone, delete its line in tests/structure/offences.txt: {line}")
+    print(f"{len(found)} offences, {len(known)} known")
+    sys.exit(found != known)
+
+
+if __name__ == "__main__":
+    main()
