@@ -3,6 +3,8 @@
  */
 #include "cli/cli.h"
 
+#include "plan/variant.h"
+
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -105,6 +107,7 @@ nsa_status nsai_cli_config(const char *path, const nsai_cli_settings *settings, 
                            nsai_config **out) {
   nsai_config_request request = { .path = path,
                                   .overrides = settings->overrides,
+                                  .variant = nsai_variant_name_at,
                                   .need_model = need_model };
   NSAI_TRY(nsai_config_load(&request, out));
   fputs((*out)->warnings, stderr);

@@ -4,6 +4,7 @@
  * nsa-autotune show: the tables of the library, and how a file would be served.
  */
 #include "cli/cli.h"
+#include "plan/parts.h"
 
 #include "base/json.h"
 #include "config/env.h"
@@ -111,15 +112,14 @@ static void write_covers_json(nsai_writer *out, uint32_t covers) {
 }
 
 static void write_variants(nsai_writer *out, bool json) {
-  for (int i = 0; i < nsai_variant_count; i++) {
-    const nsai_variant *v = &nsai_variants[i];
+  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
     if (!json) {
       nsai_write(out, "%-18s %-24s %s\n", nsai_stage_name(v->stage), v->name, v->why);
       write_covers(out, v->covers);
       write_space(out, v->space);
       continue;
     }
-    member(out, i ? ",\n {" : "[{", "stage", nsai_stage_name(v->stage));
+    member(out, v > nsai_library_parts.variants ? ",\n {" : "[{", "stage", nsai_stage_name(v->stage));
     member(out, ", ", "name", v->name);
     member(out, ", ", "why", v->why);
     write_covers_json(out, v->covers);

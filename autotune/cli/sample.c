@@ -2,6 +2,7 @@
  * SPDX-License-Identifier: MIT
  */
 #include "cli/sample.h"
+#include "plan/parts.h"
 
 #include "base/digest.h"
 #include "plan/kernel_set.h"
@@ -142,8 +143,8 @@ nsa_status nsai_sample_compile(nsa_ctx *ctx, const nsa_problem *problem, nsai_sa
   s->sample = sample;
   if (sample->count > MOST) sample->count = MOST;
   NSAI_TRY_TO(done, nsai_problem_resolve(ctx->config, problem, &s->problem));
-  for (int i = 0; i < nsai_variant_count; i++)
-    if (nsai_stage_needed(&s->problem, nsai_variants[i].stage)) offer_variant(s, &nsai_variants[i]);
+  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++)
+    if (nsai_stage_needed(&s->problem, v->stage)) offer_variant(s, v);
   status = compile_draws(s);
 done:
   free(s);

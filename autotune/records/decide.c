@@ -7,7 +7,7 @@
  * their own all the same: nsai_choose follows them where it is not the winner that serves, and leaves
  * them where the heuristic's choice covers them.
  */
-#include "tune/tune.h"
+#include "records/decide.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -279,13 +279,34 @@ static bool search(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *de
   nsai_tune_key(problem, 0, &text);
   if (text.used >= sizeof key || !nsai_tune_key_parse(key, &r->asked)) return false;
   ask_heuristic(r);
-  if (nsai_records_each(ctx->records, visit, r) != NSA_OK) return false;
+  if (nsai_records_each(nsai_context_records(ctx), visit, r) != NSA_OK) return false;
   drop_weaker(r);
   decisions->other_heads = r->nearest.other_heads;
   return r->nearest.there;
 }
 
 /* ---- decisions ---- */
+
+nsai_records *nsai_context_records(const nsa_ctx *ctx) { return ctx->tuning_state; }
+
+static bool stop_at_first(void *user, const nsai_record_item *item) {
+  (void)user;
+  (void)item;
+  return false;
+}
+
+nsa_status nsai_records_attach(nsa_ctx *ctx, const nsai_cache_options *folders, void **state) {
+  nsai_records *records = NULL;
+  NSAI_TRY(nsai_records_open(folders, &records));
+  /* The files are read here, once, and plans find the records in memory. Where there is no memory for
+   * them, a plan tries again. */
+  if (ctx->config->tuning.records && !ctx->deviceless)
+    (void)nsai_records_each(records, stop_at_first, NULL);
+  *state = records;
+  return NSA_OK;
+}
+
+void nsai_records_detach(void *state) { nsai_records_close(state); }
 
 /* Once a context: timings of other versions may have other winners. */
 static void warn_of_age(nsa_ctx *ctx, const recall *r) {
@@ -334,11 +355,11 @@ static void write_why(const recall *r, nsai_writer *why) {
              r->nearest.other_overlap ? " with the other overlap" : "", r->level, r->date);
 }
 
-void nsai_decisions_recall(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out) {
+void nsai_records_decide(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out) {
   nsai_writer why = nsai_writer_open(out->why, sizeof out->why);
   recall r;
   *out = (nsai_decisions){ 0 };
-  if (!ctx->records || ctx->deviceless) {
+  if (!ctx->tuning_state || ctx->deviceless) {
     nsai_write(&why, "no device, so no record");
   } else if (!ctx->config->tuning.records) {
     nsai_write(&why, "tuning.records is false: no record is asked");

@@ -4,6 +4,7 @@
  * Which candidates a level looks at, and their kernels.
  */
 #include "plan/kernel_set.h"
+#include "plan/parts.h"
 #include "tune/internal.h"
 
 #include <math.h>
@@ -166,8 +167,7 @@ static nsa_status add_contest(tuner *t, tune_task *task, nsai_stage stage,
   contest *c = &task->contest[task->contests++];
   *c = (contest){ .stage = stage };
   NSAI_TRY(add_variant(t, task, c, first));
-  for (int i = 0; i < nsai_variant_count; i++) {
-    const nsai_variant *v = &nsai_variants[i];
+  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
     if (v->stage != stage || v == first) continue;
     nsai_variant_judge(t->ctx->config, &task->problem, &t->ctx->target, v, &reasons);

@@ -11,6 +11,7 @@
 
 #include "driver/sensors.h"
 #include "plan/plan.h"
+#include "records/decide.h"
 #include "run/run.h"
 #include "tune/tune.h"
 #include "verify/cache.h"

@@ -69,7 +69,7 @@ static nsa_status run_forward(tuner *t, const tune_task *task) {
   p.op = NSA_OP_FORWARD;
   p.overlap = task->fill == NSAI_TRIAL_FILL_CORRELATED ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
   c.kind = NSAI_TRIAL_FORWARD;
-  nsai_decisions_recall(t->ctx, &p, &decisions);
+  nsai_records_decide(t->ctx, &p, &decisions);
   NSAI_TRY(nsai_tune_plan(t, &p, &decisions, &plan));
   status = nsai_trial_bench_prepare(&t->device, &c, &plan, t->bench.threads, &bench);
   NSAI_TRY_TO(done, nsai_tune_room(t, status));

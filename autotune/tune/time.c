@@ -340,7 +340,8 @@ static bool would_lose(const tuner *t, const tune_task *task) {
   bool loses = false;
   for (int i = 0; i < task->contests; i++)
     if (nsai_tune_winner(&task->contest[i])) return false;
-  if (!nsai_records_find(t->ctx->records, r->device, r->arch, r->sms, r->problem, &old))
+  if (!nsai_records_find(nsai_context_records(t->ctx), r->device, r->arch, r->sms, r->problem,
+                         &old))
     return false;
   if (!nsai_record_same_environment(r, old))
     for (int32_t i = 0; i < old->timing_count; i++) loses |= old->timings[i].chosen;
@@ -352,9 +353,9 @@ nsa_status nsai_tune_keep(tuner *t, tune_task *task) {
   NSAI_TRY(copy_timings(task));
   if (!task->record->timing_count || would_lose(t, task)) return NSA_OK;
   /* Where the old one stays, in a folder that cannot be written, it is merged with the new. */
-  if (task->replaces) (void)nsai_records_remove(t->ctx->records, task->record);
+  if (task->replaces) (void)nsai_records_remove(nsai_context_records(t->ctx), task->record);
   task->replaces = false;
-  return nsai_records_save(t->ctx->records, task->record);
+  return nsai_records_save(nsai_context_records(t->ctx), task->record);
 }
 
 static void tell_timed(tuner *t, tune_task *task) {

@@ -75,35 +75,6 @@ void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const c
 
 /* ---- a task ---- */
 
-/* All but the compiler. */
-static void describe_environment(const nsa_ctx *ctx, nsai_record *r) {
-  const nsai_device *d = &ctx->device;
-  snprintf(r->device, sizeof r->device, "%s", d->name);
-  snprintf(r->arch, sizeof r->arch, "%s", ctx->target.arch);
-  r->sms = d->sm_count;
-  snprintf(r->library, sizeof r->library, "%d.%d.%d", NSA_VERSION_MAJOR, NSA_VERSION_MINOR,
-           NSA_VERSION_PATCH);
-  snprintf(r->templates, sizeof r->templates, "%.32s", nsai_jit_templates_digest(ctx->jit));
-  snprintf(r->driver, sizeof r->driver, "%d.%d", d->driver_version / 1000,
-           d->driver_version % 1000 / 10);
-}
-
-bool nsai_tune_is_current(const nsa_ctx *ctx, const nsai_record *record) {
-  nsai_record now = { 0 };
-  describe_environment(ctx, &now);
-  return !strcmp(now.library, record->library) && !strcmp(now.templates, record->templates) &&
-         !strcmp(now.driver, record->driver);
-}
-
-void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *r) {
-  nsai_kernel_key key;
-  nsai_jit_request request = { .name = "none", .source = "", .arch = ctx->target.arch };
-  describe_environment(ctx, r);
-  if (nsai_jit_key(ctx->jit, &request, &key) != NSA_OK) return; /* unknown, then */
-  snprintf(r->compiler, sizeof r->compiler, "%.63s", key.compiler_id);
-  nsai_kernel_key_fini(&key);
-}
-
 static int rank_of(const char *level) {
   for (int32_t i = 0; nsai_level_name(i); i++)
     if (!strcmp(level, nsai_level_name(i))) return i;
@@ -126,8 +97,8 @@ static nsa_status open_record(tuner *t, tune_task *task) {
   gmtime_r(&now, &utc);
   strftime(fresh->date, sizeof fresh->date, "%Y-%m-%dT%H:%M:%SZ", &utc);
   task->replaces = t->options->fresh;
-  if (t->options->fresh ||
-      !nsai_records_find(ctx->records, fresh->device, fresh->arch, fresh->sms, task->key, &old))
+  if (t->options->fresh || !nsai_records_find(nsai_context_records(ctx), fresh->device, fresh->arch,
+                                              fresh->sms, task->key, &old))
     return NSA_OK;
   if (nsai_record_same_environment(fresh, old)) {
     int rank = rank_of(old->level);
@@ -667,44 +638,4 @@ nsa_status nsai_tune_first_use(nsa_ctx *ctx, const nsai_problem *problem, nsa_pr
   nsai_log(&ctx->logger, NSA_LOG_WARN, "tune", "tuning.on_first_use: %.*s",
            (int)strcspn(nsa_last_error(), "\n"), nsa_last_error());
   return NSA_OK;
-}
-
-/* ---- records ---- */
-
-size_t nsa_cache_export(nsa_ctx *ctx, char *buf, size_t size) {
-  nsai_writer text = nsai_writer_open(buf, size);
-  if (nsai_context_check(ctx) != NSA_OK) return text.used;
-  if (!ctx->records) {
-    (void)check_device(ctx);
-    return text.used;
-  }
-  if (nsai_records_export(ctx->records, &text) != NSA_OK) {
-    text = nsai_writer_open(buf, size);
-    return 0;
-  }
-  return text.used;
-}
-
-nsa_status nsa_cache_import(nsa_ctx *ctx, const char *text, size_t size) {
-  nsai_import import = { 0 };
-  NSAI_TRY(nsai_context_check(ctx));
-  if (!text) return nsai_fail(NSA_E_ARG, "text is NULL");
-  if (!ctx->records) return check_device(ctx);
-  NSAI_TRY(nsai_records_import(ctx->records, text, size ? size : strlen(text), &import));
-  nsai_log(&ctx->logger, NSA_LOG_INFO, "tune", "%d records imported, %d older than those here",
-           import.saved, import.kept);
-  return NSA_OK;
-}
-
-nsa_status nsa_cache_reload(nsa_ctx *ctx) {
-  NSAI_TRY(nsai_context_check(ctx));
-  if (ctx->records) nsai_records_reload(ctx->records);
-  return NSA_OK;
-}
-
-nsa_status nsa_cache_digest(nsa_ctx *ctx, uint8_t out[16]) {
-  NSAI_TRY(nsai_context_check(ctx));
-  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
-  memset(out, 0, 16);
-  return ctx->records ? nsai_records_digest(ctx->records, out) : NSA_OK;
 }

@@ -87,7 +87,7 @@ static nsa_status add_baselines(tuner *t, const tune_task *task, entrant *e, int
   dense.op = NSA_OP_DENSE;
   dense.selection = NSA_SELECT_OWN;
   dense.max_probe_rows = 0;
-  nsai_decisions_recall(t->ctx, &dense, &decisions);
+  nsai_records_decide(t->ctx, &dense, &decisions);
   NSAI_TRY(nsai_tune_plan(t, &dense, &decisions, &e[*count].plan));
   e[(*count)++].base = (nsai_baseline){ .name = "dense" };
   return add_gemm(t, &dense, e, count);

@@ -212,6 +212,7 @@ nsa_status nsai_config_load(const nsai_config_request *request, nsai_config **ou
   if (!config) return nsai_fail_nomem("the configuration", sizeof *config);
   config->warnings = "";
   config->need_model = request->need_model;
+  config->variant = request->variant;
   loader l = { .request = request, .config = config, .diag = { .arena = &config->arena } };
   nsa_status status = load_layers(&l);
   if (status != NSA_OK) {
@@ -253,25 +254,4 @@ nsa_status nsai_config_apply_device(nsai_config *config, const char *arch, const
   nsai_diag diag = { .arena = &config->arena };
   nsai_config_check_rules(config, config->model_mark, &diag);
   return conclude(config, &diag);
-}
-
-nsa_status nsa_config_check(const char *yaml, size_t len, const char *name, char *diag,
-                            size_t size) {
-  if (!yaml) return nsai_fail(NSA_E_ARG, "nsa_config_check: yaml is NULL: give the text to check");
-  if (!diag && size)
-    return nsai_fail(NSA_E_ARG,
-                     "nsa_config_check: diag is NULL but size is %zu: give both or "
-                     "neither",
-                     size);
-  nsai_writer writer = nsai_writer_open(diag, size);
-  nsai_config_request request = { .text = yaml,
-                                  .length = len,
-                                  .name = name,
-                                  .skip_system_file = true,
-                                  .skip_environment = true,
-                                  .diagnostics = &writer };
-  nsai_config *config;
-  nsa_status status = nsai_config_load(&request, &config);
-  nsai_config_destroy(config);
-  return status;
 }

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include "cache/cache.h" /* nsai_cache_mode */
 #include "model/model.h"
+#include "model/stage.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -49,24 +50,17 @@ typedef struct nsai_counts {
   size_t count;         /* 1 to NSAI_MAX_COUNTS; 0 with NULL */
 } nsai_counts;
 
-/* The stages that `variants` may name. */
-typedef enum nsai_stage {
-  NSAI_STAGE_COMPRESS,
-  NSAI_STAGE_ATTEND_COMPRESSED,
-  NSAI_STAGE_IMPORTANCE,
-  NSAI_STAGE_SELECT,
-  NSAI_STAGE_ATTEND_SELECTED,
-  NSAI_STAGE_ATTEND_WINDOW,
-  NSAI_STAGE_DENSE,
-  NSAI_STAGE_APPEND,
-  NSAI_STAGE_DECODE,
-  NSAI_STAGE_BACKWARD_Q,
-  NSAI_STAGE_BACKWARD_KV,
-  NSAI_STAGE_COUNT
-} nsai_stage;
+/* A variant by its name: what variants.force and variants.disable speak of. */
+typedef struct nsai_variant_name {
+  nsai_stage stage;
+  const char *name;
+} nsai_variant_name;
 
-/* "attend_selected"; NULL beyond the last. Static storage. */
-const char *nsai_stage_name(nsai_stage stage);
+/* Gives the name of the variant at `index`; false behind the last one. */
+typedef bool (*nsai_variant_name_fn)(int32_t index, nsai_variant_name *out);
+
+/* Whether a glob of variants.disable matches "stage.name". */
+bool nsai_variant_name_matches(const nsai_variant_name *name, const char *pattern);
 
 /* Every key, in the order of the dump. Their paths, types and defaults: schema.c. */
 typedef enum nsai_key_id {
@@ -229,6 +223,7 @@ typedef struct nsai_config {
   nsai_mark profile;             /* the one that was applied; source NULL: none */
   nsai_mark model_mark;          /* the strongest `model` section; source NULL: none */
   bool need_model;               /* as requested; checked again with the profile */
+  nsai_variant_name_fn variant;  /* likewise */
   nsai_arena arena;
 } nsai_config;
 
@@ -240,6 +235,7 @@ typedef struct nsai_config_request {
   const char *name;             /* what diagnostics call the text; NULL: "<text>" */
   const char *const *overrides; /* "runtime.jit=never", NULL-terminated; NULL: none */
   const char *system_path;      /* NULL: NSAI_SYSTEM_CONFIG */
+  nsai_variant_name_fn variant; /* the names that `variants` may use; NULL: they are not checked */
   bool skip_system_file;
   bool skip_environment;
   bool need_model;                 /* a configuration without `model` is refused */

@@ -8,9 +8,9 @@
 
 #include "base/text.h"
 #include "config/layers.h"
-#include "plan/variant.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct checker {
@@ -188,29 +188,30 @@ static void check_threshold(const checker *c) {
 
 /* ---- names of variants ---- */
 
-static const nsai_variant *find_variant(nsai_stage stage, const char *name) {
-  for (int i = 0; i < nsai_variant_count; i++)
-    if (nsai_variants[i].stage == stage && !strcmp(nsai_variants[i].name, name))
-      return &nsai_variants[i];
-  return NULL;
+static bool is_variant(const checker *c, nsai_stage stage, const char *name) {
+  nsai_variant_name known;
+  for (int32_t i = 0; c->config->variant(i, &known); i++)
+    if (known.stage == stage && !strcmp(known.name, name)) return true;
+  return false;
 }
 
 /* "no variant has this name; did you mean 'dense_mma'? stage dense has dense_mma, sdpa_gemm" */
 static void check_forced(const checker *c, nsai_key_id key, const char *name, nsai_mark mark) {
   nsai_stage stage = (nsai_stage)(key - NSAI_KEY_FORCE);
+  nsai_variant_name known;
   const char *nearest = NULL;
   uint32_t best = UINT32_MAX;
   char text[512];
   nsai_writer w = nsai_writer_open(text, sizeof text);
-  if (find_variant(stage, name)) return;
+  if (is_variant(c, stage, name)) return;
   nsai_write(&w, "stage %s has", nsai_stage_name(stage));
-  for (int i = 0, listed = 0; i < nsai_variant_count; i++) {
-    if (nsai_variants[i].stage != stage) continue;
-    nsai_write(&w, "%s %s", listed++ ? "," : "", nsai_variants[i].name);
-    uint32_t distance = nsai_edit_distance(name, nsai_variants[i].name);
+  for (int32_t i = 0, listed = 0; c->config->variant(i, &known); i++) {
+    if (known.stage != stage) continue;
+    nsai_write(&w, "%s %s", listed++ ? "," : "", known.name);
+    uint32_t distance = nsai_edit_distance(name, known.name);
     if (distance >= best || !nsai_is_near(name, distance)) continue;
     best = distance;
-    nearest = nsai_variants[i].name;
+    nearest = known.name;
   }
   nsai_excerpt_text excerpt;
   nsai_excerpt(name, strlen(name), &excerpt);
@@ -222,11 +223,18 @@ static void check_forced(const checker *c, nsai_key_id key, const char *name, ns
                   excerpt.text, text);
 }
 
+bool nsai_variant_name_matches(const nsai_variant_name *name, const char *pattern) {
+  char full[96];
+  snprintf(full, sizeof full, "%s.%s", nsai_stage_name(name->stage), name->name);
+  return nsai_glob_match(pattern, full);
+}
+
 static void check_disabled(const checker *c, const nsai_list *globs) {
   for (size_t k = 0; k < globs->count; k++) {
     bool found = false;
-    for (int i = 0; i < nsai_variant_count && !found; i++)
-      found = nsai_variant_matches(&nsai_variants[i], globs->items[k]);
+    nsai_variant_name known;
+    for (int32_t i = 0; !found && c->config->variant(i, &known); i++)
+      found = nsai_variant_name_matches(&known, globs->items[k]);
     nsai_excerpt_text excerpt;
     if (!found)
       nsai_diag_add(c->diag, NSAI_ERROR, globs->marks[k], nsai_keys[NSAI_KEY_DISABLE].path,
@@ -236,10 +244,11 @@ static void check_disabled(const checker *c, const nsai_list *globs) {
 }
 
 /* A variant that is forced and disabled at once could never be chosen. */
-static void check_contradiction(const checker *c, nsai_key_id key, const nsai_variant *forced) {
+static void check_contradiction(const checker *c, nsai_key_id key,
+                                const nsai_variant_name *forced) {
   const nsai_list *globs = &c->config->variants.disable;
   for (size_t i = 0; i < globs->count; i++) {
-    if (!nsai_variant_matches(forced, globs->items[i])) continue;
+    if (!nsai_variant_name_matches(forced, globs->items[i])) continue;
     report(c, key, NSAI_KEY_DISABLE, "is forced and disabled at once",
            "remove one of the two entries");
     return;
@@ -248,6 +257,7 @@ static void check_contradiction(const checker *c, nsai_key_id key, const nsai_va
 
 static void check_variants(const checker *c) {
   const nsai_config *config = c->config;
+  if (!config->variant) return;
   bool lists = is_good(c, NSAI_KEY_DISABLE);
   if (lists) check_disabled(c, &config->variants.disable);
   for (int stage = 0; stage < NSAI_STAGE_COUNT; stage++) {
@@ -255,8 +265,8 @@ static void check_variants(const checker *c) {
     const char *name = config->variants.force[stage];
     if (!name || !is_good(c, key)) continue;
     check_forced(c, key, name, config->origin[key].mark);
-    const nsai_variant *forced = find_variant((nsai_stage)stage, name);
-    if (forced && lists) check_contradiction(c, key, forced);
+    const nsai_variant_name forced = { (nsai_stage)stage, name };
+    if (lists && is_variant(c, forced.stage, name)) check_contradiction(c, key, &forced);
   }
 }
 
@@ -287,7 +297,7 @@ static void check_figures(const checker *c) {
 
 static void check_profiles(const checker *c) {
   for (const nsai_profile *p = c->config->profiles; p; p = p->next) {
-    check_profile_variants(c, p);
+    if (c->config->variant) check_profile_variants(c, p);
     if (p->next && !p->arch && !p->name && !p->uuid)
       nsai_diag_add(c->diag, NSAI_WARNING, p->mark, "profiles",
                     "this profile matches every device, so those after it are never used: move it "

@@ -327,11 +327,6 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                  "bandwidth and rate were measured, not read from a data sheet" },
 };
 
-const char *nsai_stage_name(nsai_stage stage) {
-  if ((unsigned)stage >= NSAI_STAGE_COUNT) return NULL;
-  return strrchr(nsai_keys[NSAI_KEY_FORCE + stage].path, '.') + 1;
-}
-
 nsai_key_id nsai_key_find(const char *path, size_t length) {
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
     const char *known = nsai_keys[id].path;

@@ -4,6 +4,7 @@
  * Tiles, and the choice among the rows of the variant table.
  */
 #include "compile/templates.h"
+#include "plan/parts.h"
 #include "plan/variant.h"
 
 #include "driver/arch.h"
@@ -178,8 +179,7 @@ static bool parse_tile(const char **text, nsai_tiles *tiles) {
 bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *out) {
   size_t length = strcspn(text, " ");
   *out = (nsai_candidate){ 0 };
-  for (int i = 0; i < nsai_variant_count; i++) {
-    const nsai_variant *v = &nsai_variants[i];
+  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
     if (v->stage == stage && strlen(v->name) == length && !strncmp(v->name, text, length))
       out->variant = v;
   }
@@ -195,10 +195,10 @@ bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *ou
 
 /* ---- judging and choosing ---- */
 
-bool nsai_variant_matches(const nsai_variant *variant, const char *pattern) {
-  char full[96];
-  snprintf(full, sizeof full, "%s.%s", nsai_stage_name(variant->stage), variant->name);
-  return nsai_glob_match(pattern, full);
+bool nsai_variant_name_at(int32_t index, nsai_variant_name *out) {
+  const nsai_variant *v = &nsai_library_parts.variants[index];
+  *out = (nsai_variant_name){ v->stage, v->name };
+  return v->name != NULL;
 }
 
 /* Whatever the shapes were chosen by, a block must get the shared memory it asks for. */
@@ -230,10 +230,11 @@ void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
                         const nsai_target *target, const nsai_variant *variant,
                         nsai_reasons *reasons) {
   const char *forced = config->variants.force[variant->stage];
+  const nsai_variant_name name = { variant->stage, variant->name };
   if (forced && strcmp(forced, variant->name))
     nsai_refuse(reasons, "variants.force asks for %s", forced);
   for (size_t i = 0; i < config->variants.disable.count; i++)
-    if (nsai_variant_matches(variant, config->variants.disable.items[i]))
+    if (nsai_variant_name_matches(&name, config->variants.disable.items[i]))
       nsai_refuse(reasons, "variants.disable matches it with \"%s\"",
                   config->variants.disable.items[i]);
   if (problem->deterministic && !variant->deterministic)
@@ -321,8 +322,7 @@ static void choose_stage(const chooser *c, nsai_stage stage) {
   if (covered)
     nsai_write(c->text, "    done by %s of %s\n", out->variant[stage]->name,
                nsai_stage_name(out->variant[stage]->stage));
-  for (int i = 0; i < nsai_variant_count; i++) {
-    const nsai_variant *v = &nsai_variants[i];
+  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
     if (v->stage != stage) continue;
     bool sensible = !v->sensible || v->sensible(c->problem, c->target) || forced;
     if (count_reasons(c, v)) {
@@ -370,8 +370,7 @@ static uint64_t scratch_of(const nsai_choice *choice, const nsai_target *target)
 
 nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *problem,
                                  const nsai_target *target, nsai_stage stage) {
-  for (int i = 0; i < nsai_variant_count; i++) {
-    const nsai_variant *v = &nsai_variants[i];
+  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
     if (v->stage != stage || v->covers) continue;
     nsai_variant_judge(config, problem, target, v, &reasons);

@@ -7,6 +7,7 @@
 
 #include "api/report.h"
 #include "plan/kernel_set.h"
+#include "plan/parts.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -57,6 +58,7 @@ static nsa_status load_config(const char *path, const nsa_options *o, nsai_confi
                                   .text = o->yaml_text,
                                   .length = o->yaml_len,
                                   .overrides = o->overrides,
+                                  .variant = nsai_variant_name_at,
                                   .need_model = true };
   return nsai_config_load(&request, out);
 }
@@ -107,12 +109,6 @@ static void set_target(nsa_ctx *ctx) {
   if (ctx->deviceless && c->device.sms) ctx->target.sms = (int32_t)c->device.sms;
 }
 
-static bool stop_at_first(void *user, const nsai_record_item *item) {
-  (void)user;
-  (void)item;
-  return false;
-}
-
 static nsa_status open_tools(nsa_ctx *ctx) {
   const nsai_config *c = ctx->config;
   nsai_jit_options jit = { .nvrtc_path = c->runtime.nvrtc_path,
@@ -126,11 +122,8 @@ static nsa_status open_tools(nsa_ctx *ctx) {
                                .logger = &ctx->logger };
   NSAI_TRY(nsai_jit_create(&jit, &ctx->jit));
   NSAI_TRY(nsai_cache_open(&cache, &ctx->cache));
-  NSAI_TRY(nsai_records_open(&cache, &ctx->records));
-  /* The files are read here, once, and plans find the records in memory. Where there is no memory for
-   * them, a plan tries again. */
-  if (c->tuning.records && !ctx->deviceless)
-    (void)nsai_records_each(ctx->records, stop_at_first, NULL);
+  const nsai_tuning *tuning = nsai_library_parts.tuning;
+  if (tuning) NSAI_TRY(tuning->open(ctx, &cache, &ctx->tuning_state));
   return NSA_OK;
 }
 
@@ -185,7 +178,7 @@ void nsai_context_release(nsa_ctx *ctx) {
   if (owner) release_gemm_handle(ctx);
   nsai_kernels_unload(ctx, owner);
   if (owner) nsai_device_fini(&ctx->device);
-  nsai_records_close(ctx->records);
+  if (ctx->tuning_state) nsai_library_parts.tuning->close(ctx->tuning_state);
   nsai_cache_close(ctx->cache);
   nsai_jit_destroy(ctx->jit);
   nsai_config_destroy(ctx->config);
@@ -249,6 +242,28 @@ nsa_status nsai_context_open_gemm(nsa_ctx *ctx) {
   pthread_mutex_unlock(&ctx->lock);
   ctx->device.driver->cuThreadExchangeStreamCaptureMode(&mode);
   nsai_context_leave(ctx, pushed);
+  return status;
+}
+
+nsa_status nsa_config_check(const char *yaml, size_t len, const char *name, char *diag,
+                            size_t size) {
+  if (!yaml) return nsai_fail(NSA_E_ARG, "nsa_config_check: yaml is NULL: give the text to check");
+  if (!diag && size)
+    return nsai_fail(NSA_E_ARG,
+                     "nsa_config_check: diag is NULL but size is %zu: give both or "
+                     "neither",
+                     size);
+  nsai_writer writer = nsai_writer_open(diag, size);
+  nsai_config_request request = { .text = yaml,
+                                  .length = len,
+                                  .name = name,
+                                  .variant = nsai_variant_name_at,
+                                  .skip_system_file = true,
+                                  .skip_environment = true,
+                                  .diagnostics = &writer };
+  nsai_config *config;
+  nsa_status status = nsai_config_load(&request, &config);
+  nsai_config_destroy(config);
   return status;
 }
 

@@ -6,7 +6,7 @@
 #include "plan/plan.h"
 
 #include "plan/kernel_set.h"
-#include "tune/tune.h"
+#include "plan/parts.h"
 #include "variants/decode/decode.h"
 
 #include <stdlib.h>
@@ -37,6 +37,12 @@ static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice, const nsai_
     if (choice->variant[s])
       nsai_write(&text, "%s%s=%s", text.used ? " " : "", nsai_stage_name((nsai_stage)s),
                  choice->variant[s]->name);
+}
+
+/* What measurements say about the problem, where somebody remembers them. */
+static void decide(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out) {
+  *out = (nsai_decisions){ .why = "this library has no tuner: heuristics alone" };
+  if (nsai_library_parts.tuning) nsai_library_parts.tuning->decide(ctx, problem, out);
 }
 
 /* A problem on its way to kernels. */
@@ -101,7 +107,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
     return NSA_OK;
   }
   nsai_decisions decisions;
-  nsai_decisions_recall(ctx, &resolved, &decisions);
+  decide(ctx, &resolved, &decisions);
   plan_request request = { { .problem = &resolved }, &ctx->target, &decisions };
   nsa_status status = choose_level(ctx, ctx->target.caution, &request, &choice);
   if (status == NSA_E_UNSUPPORTED) {
@@ -158,7 +164,7 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     return text.used;
   }
   nsai_decisions decisions;
-  nsai_decisions_recall(ctx, &resolved, &decisions);
+  decide(ctx, &resolved, &decisions);
   if (nsai_problem_is_tunable(&resolved)) nsai_write(&text, "  %s\n", decisions.why);
   if (nsai_choose(ctx->config, &resolved, &ctx->target, &decisions, &text, &choice) != NSA_OK)
     return text.used;
@@ -248,8 +254,9 @@ static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user,
                              .user = user },
                            &ctx->target,
                            &decisions };
-  NSAI_TRY(nsai_tune_first_use(ctx, &plan->problem, progress, user));
-  nsai_decisions_recall(ctx, &plan->problem, &decisions);
+  const nsai_tuning *tuning = nsai_library_parts.tuning;
+  if (tuning) NSAI_TRY(tuning->first_use(ctx, &plan->problem, progress, user));
+  decide(ctx, &plan->problem, &decisions);
   NSAI_TRY(make_kernels(ctx, &request, &plan->choice, plan->kernels));
   return complete_plan(ctx, plan);
 }
@@ -327,7 +334,7 @@ static nsa_status prepare_one(nsa_ctx *ctx, const nsa_problem *problem, nsa_prog
                              .user = user },
                            &ctx->target,
                            &decisions };
-  nsai_decisions_recall(ctx, &resolved, &decisions);
+  decide(ctx, &resolved, &decisions);
   NSAI_TRY(make_kernels(ctx, &request, &choice, NULL));
   /* A pack for an architecture serves every device of it that has rules of its own. */
   nsai_target target = ctx->target;

@@ -214,9 +214,12 @@ static inline bool nsai_covers(const nsai_variant *variant, nsai_stage stage) {
   return variant->covers >> stage & 1;
 }
 
-/* The variants of all stages, ordered by stage and preference: variants/table.c. */
+/* The variants of all stages, ordered by stage and preference: variants/table.c. A row without a
+ * name ends them. */
 extern const nsai_variant nsai_variants[];
-extern const int nsai_variant_count;
+
+/* Names of the library's variants for the configuration (config/config.h). */
+bool nsai_variant_name_at(int32_t index, nsai_variant_name *out);
 
 /* The devices of an architecture for which some heuristic has a rule; NULL behind the last. */
 const char *nsai_named_device(const char *arch, int index);
@@ -290,9 +293,6 @@ bool nsai_tiles_next(const nsai_space *space, nsai_tiles *tiles);
  * stage, no such tile, or one is missing. */
 void nsai_candidate_print(const nsai_candidate *candidate, nsai_writer *out);
 bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *out);
-
-/* Whether a glob of variants.disable means the variant "stage.name". */
-bool nsai_variant_matches(const nsai_variant *variant, const char *pattern);
 
 /* Writes the generated unit of a kernel: problem line, Config, include of the template. The first
  * line is a comment and not part of the kernel's identity: what the code depends on is in Config.

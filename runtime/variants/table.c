@@ -100,5 +100,5 @@ const nsai_variant nsai_variants[] = {
   { "backward_kv_mma", NSAI_STAGE_BACKWARD_KV,
     "dK and dV, KV-stationary over windows and inverted lists, mma.sync", true, true,
     nsai_legal_backward_kv_mma, NULL, nsai_specify_backward_kv_mma, NULL },
+  { 0 },
 };
-const int nsai_variant_count = sizeof nsai_variants / sizeof *nsai_variants;

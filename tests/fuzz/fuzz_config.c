@@ -8,6 +8,7 @@
 #include "base/writer.h"
 #include "config/config.h"
 #include "fuzz.h"
+#include "plan/variant.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -27,7 +28,8 @@ static char *dump(const nsai_config *config) {
 static nsa_status load(const char *text, size_t length, nsai_config **out) {
   static char diagnostics[256 * 1024]; /* more than 50 problems can need */
   nsai_writer writer = nsai_writer_open(diagnostics, sizeof diagnostics);
-  nsai_config_request request = { .text = text,
+  nsai_config_request request = { .variant = nsai_variant_name_at,
+                                  .text = text,
                                   .length = length,
                                   .skip_system_file = true,
                                   .skip_environment = true,

@@ -122,5 +122,5 @@ const nsai_variant nsai_variants[] = {
     .covers = 1u << NSAI_STAGE_ATTEND_WINDOW },
   ROW(NSAI_STAGE_ATTEND_WINDOW, "attend_window_sm80", attend_window_mma, &nsai_space_flash),
   ROW(NSAI_STAGE_DENSE, "dense_mma", dense_mma, &nsai_space_flash),
+  { 0 },
 };
-const int nsai_variant_count = sizeof nsai_variants / sizeof *nsai_variants;

@@ -8,6 +8,7 @@
 #include "config/config.h"
 #include "config/diag.h"
 #include "config/schema.h"
+#include "plan/variant.h"
 
 #include <glob.h>
 #include <setjmp.h>
@@ -31,7 +32,8 @@ static nsai_config *load(const nsai_config_request *request) {
 }
 
 static nsai_config *load_text(const char *text, const char *const *overrides) {
-  return load(&(nsai_config_request){ .text = text,
+  return load(&(nsai_config_request){ .variant = nsai_variant_name_at,
+                                      .text = text,
                                       .name = "t.yaml",
                                       .overrides = overrides,
                                       .skip_system_file = true,
@@ -278,7 +280,8 @@ static void test_devices(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
     char text[128];
     snprintf(text, sizeof text, "nsa: 1\nruntime: {device: %s}\n", cases[i].text);
-    nsai_config_request request = { .text = text,
+    nsai_config_request request = { .variant = nsai_variant_name_at,
+                                    .text = text,
                                     .skip_system_file = true,
                                     .skip_environment = true };
     nsai_config *c;
@@ -302,6 +305,7 @@ static void test_layers(void **state) {
   setenv("NSA_COMPILE_JOBS", "5", 1);
   setenv("NSA_DUMP_DIR", "/env", 1);
   nsai_config *c = load(&(nsai_config_request){
+      .variant = nsai_variant_name_at,
       .path = file_path,
       .text =
           "nsa: 1\nruntime: {compile_jobs: 2, jit: on_demand}\n"
@@ -374,9 +378,11 @@ static void test_bad_overrides(void **state) {
                                     "profiles=[]",         "model.select={count: 8, inti: 0}",
                                     "variants.disable=[a", "\xFF=1",
                                     "runtime=never",       NULL };
-  nsai_config_request request = {
-    .text = "nsa: 1\n", .overrides = overrides, .skip_system_file = true, .skip_environment = true
-  };
+  nsai_config_request request = { .variant = nsai_variant_name_at,
+                                  .text = "nsa: 1\n",
+                                  .overrides = overrides,
+                                  .skip_system_file = true,
+                                  .skip_environment = true };
   nsai_config *c;
   assert_int_equal(nsai_config_load(&request, &c), NSA_E_CONFIG);
   static const char expected[] =
@@ -401,7 +407,8 @@ static void test_bad_overrides(void **state) {
 static void test_rule_across_layers(void **state) {
   (void)state;
   const char *const overrides[] = { "model.compress.block=24", NULL };
-  expect_failure(&(nsai_config_request){ .text = "nsa: 1\n" MODEL,
+  expect_failure(&(nsai_config_request){ .variant = nsai_variant_name_at,
+                                         .text = "nsa: 1\n" MODEL,
                                          .overrides = overrides,
                                          .skip_system_file = true,
                                          .skip_environment = true },
@@ -412,7 +419,8 @@ static void test_rule_across_layers(void **state) {
 
 static void test_system_file(void **state) {
   (void)state;
-  nsai_config_request request = { .text = "nsa: 1\nruntime: {parity: true}\n",
+  nsai_config_request request = { .variant = nsai_variant_name_at,
+                                  .text = "nsa: 1\nruntime: {parity: true}\n",
                                   .system_path = file_path,
                                   .skip_environment = true };
   write_file("nsa: 1\nruntime: {jit: never, parity: false}\n", 0644);
@@ -437,7 +445,9 @@ static void test_system_file(void **state) {
 
 static void test_files_that_cannot_be_read(void **state) {
   (void)state;
-  nsai_config_request request = { .path = "/nonexistent/nsa.yaml", .skip_system_file = true };
+  nsai_config_request request = { .variant = nsai_variant_name_at,
+                                  .path = "/nonexistent/nsa.yaml",
+                                  .skip_system_file = true };
   expect_failure(&request, NSA_E_IO,
                  "/nonexistent/nsa.yaml: the configuration cannot be read: No such file");
   request.path = "/tmp";
@@ -453,7 +463,8 @@ static void test_files_that_cannot_be_read(void **state) {
 
 static void test_need_model(void **state) {
   (void)state;
-  nsai_config_request request = { .text = "nsa: 1\n",
+  nsai_config_request request = { .variant = nsai_variant_name_at,
+                                  .text = "nsa: 1\n",
                                   .name = "t.yaml",
                                   .skip_system_file = true,
                                   .skip_environment = true,
@@ -470,7 +481,8 @@ static void test_need_model(void **state) {
 /* What came with weights may not say which libraries to open. */
 static void test_model_file(void **state) {
   (void)state;
-  nsai_config_request request = { .path = file_path,
+  nsai_config_request request = { .variant = nsai_variant_name_at,
+                                  .path = file_path,
                                   .text = "nsa: 1\nruntime: {jit: never}\n",
                                   .skip_system_file = true,
                                   .skip_environment = true,
@@ -585,13 +597,16 @@ static void test_profiles_are_replaced(void **state) {
   (void)state;
   char path[512];
   snprintf(path, sizeof path, "%s/configs/devices/h200.yaml", source_root());
-  nsai_config *c = load(
-      &(nsai_config_request){ .path = path, .skip_system_file = true, .skip_environment = true });
+  nsai_config *c = load(&(nsai_config_request){ .variant = nsai_variant_name_at,
+                                                .path = path,
+                                                .skip_system_file = true,
+                                                .skip_environment = true });
   assert_int_equal(nsai_config_apply_device(c, "sm_90a", "NVIDIA H200", NULL), NSA_OK);
   assert_int_equal(c->device.sms, 132);
   assert_true(c->device.measured);
   nsai_config_destroy(c);
-  c = load(&(nsai_config_request){ .path = path,
+  c = load(&(nsai_config_request){ .variant = nsai_variant_name_at,
+                                   .path = path,
                                    .text = "nsa: 1\nprofiles: [{match: {}, device: {sms: 1, "
                                            "source: me}}]\n",
                                    .skip_system_file = true,
@@ -638,8 +653,10 @@ static void test_dump(void **state) {
 }
 
 static void check_file(const char *path) {
-  nsai_config *c = load(
-      &(nsai_config_request){ .path = path, .skip_system_file = true, .skip_environment = true });
+  nsai_config *c = load(&(nsai_config_request){ .variant = nsai_variant_name_at,
+                                                .path = path,
+                                                .skip_system_file = true,
+                                                .skip_environment = true });
   if (*c->warnings) fail_msg("%s", c->warnings);
   expect_round_trip(c);
   bool is_device = strstr(path, "/devices/") != NULL;

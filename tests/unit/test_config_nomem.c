@@ -5,6 +5,7 @@
  * tells), and no false complaint about the configuration.
  */
 #include "config/config.h"
+#include "plan/variant.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -41,7 +42,9 @@ static const char yaml[] = "nsa: 1\n"
 static bool load(const char *text, int n, nsa_status expected) {
   const char *const overrides[] = { "runtime.jit=never", "variants.disable=[a*.*]",
                                     "tuning.lengths=[64]", NULL };
-  nsai_config_request request = { .text = text, .overrides = overrides, .skip_system_file = true };
+  nsai_config_request request = {
+    .variant = nsai_variant_name_at, .text = text, .overrides = overrides, .skip_system_file = true
+  };
   nsai_config *config;
   countdown = n;
   refused = false;

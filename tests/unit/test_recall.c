@@ -15,6 +15,7 @@
 
 #include "machine.h"
 #include "plan/plan.h"
+#include "records/decide.h"
 #include "tune/tune.h"
 
 #include <nsa/tune.h>
@@ -79,14 +80,14 @@ static void add(nsai_record *r, const char *stage, const char *candidate, bool w
 
 /* The candidate wins its stage, in which all other variants have been timed. */
 static void win(nsai_record *r, const char *stage, const char *candidate) {
-  for (int i = 0; i < nsai_variant_count; i++)
+  for (int i = 0; nsai_variants[i].name; i++)
     if (!strcmp(nsai_stage_name(nsai_variants[i].stage), stage))
       add(r, stage, nsai_variants[i].name, false);
   add(r, stage, candidate, true);
 }
 
 static void save(const world *w, nsai_record *r) {
-  machine_expect("save", nsai_records_save(w->ctx->records, r), NSA_OK, NULL);
+  machine_expect("save", nsai_records_save(nsai_context_records(w->ctx), r), NSA_OK, NULL);
   nsai_record_destroy(r);
 }
 

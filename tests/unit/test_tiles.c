@@ -236,7 +236,7 @@ static void check_space(const nsai_variant *v, const nsai_problem *p, const nsai
 
 static void check_variants(const nsai_config *config, const nsai_problem *p) {
   for (int32_t a = 0; nsai_arch_at(a); a++)
-    for (int i = 0; i < nsai_variant_count; i++) {
+    for (int i = 0; nsai_variants[i].name; i++) {
       const nsai_arch *arch = nsai_arch_at(a);
       const nsai_variant *v = &nsai_variants[i];
       nsai_target t = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0 };
@@ -259,7 +259,8 @@ static void check_geometry(int32_t group, int32_t dk, int32_t dv, const char *dt
   snprintf(text, sizeof text,
            "nsa: 1\nmodel: {heads: %d, kv_heads: 2, head_dim_qk: %d, head_dim_v: %d, dtype: %s}\n",
            2 * group, dk, dv, dtype);
-  nsai_config_request request = { .text = text,
+  nsai_config_request request = { .variant = nsai_variant_name_at,
+                                  .text = text,
                                   .skip_system_file = true,
                                   .skip_environment = true };
   if (nsai_config_load(&request, &config) != NSA_OK) fail_msg("%s", nsa_last_error());
@@ -313,7 +314,7 @@ static void test_small_device(void **state) {
 /* Ranges ascend, and every one says why. */
 static void test_ranges(void **state) {
   (void)state;
-  for (int i = 0; i < nsai_variant_count; i++)
+  for (int i = 0; nsai_variants[i].name; i++)
     for (int k = 0; nsai_variants[i].space && k < nsai_variants[i].space->count; k++) {
       const nsai_range *r = &nsai_variants[i].space->range[k];
       assert_true(r->why && *r->why && r->values[0] > 0);
@@ -327,7 +328,7 @@ static void test_ranges(void **state) {
 /* Every combination comes once. */
 static void test_stepping(void **state) {
   (void)state;
-  for (int i = 0; i < nsai_variant_count; i++) {
+  for (int i = 0; nsai_variants[i].name; i++) {
     const nsai_space *space = nsai_variants[i].space;
     static nsai_tiles all[1024];
     nsai_tiles tiles = { { 0 } };

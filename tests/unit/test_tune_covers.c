@@ -151,8 +151,8 @@ static nsai_record *find_record(const world *w) {
   machine_expect("resolve", nsai_problem_resolve(w->ctx->config, &p, &resolved), NSA_OK, NULL);
   nsai_tune_environment(w->ctx, &now);
   nsai_tune_key(&resolved, TOKENS, &key);
-  assert_true(
-      nsai_records_find(w->ctx->records, now.device, now.arch, now.sms, now.problem, &record));
+  assert_true(nsai_records_find(nsai_context_records(w->ctx), now.device, now.arch, now.sms,
+                                now.problem, &record));
   return record;
 }
 
@@ -387,7 +387,7 @@ static void test_refused(void **state) {
 /* ---- columns ---- */
 
 static contender contender_of(const char *name) {
-  for (int i = 0; i < nsai_variant_count; i++)
+  for (int i = 0; nsai_variants[i].name; i++)
     if (!strcmp(nsai_variants[i].name, name))
       return (contender){ .what = { .variant = &nsai_variants[i] }, .alive = true };
   fail_msg("no variant %s", name);

@@ -1,0 +1,24 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "model/stage.h"
+
+#include <stddef.h>
+
+static const char *const names[NSAI_STAGE_COUNT] = {
+  [NSAI_STAGE_COMPRESS] = "compress",
+  [NSAI_STAGE_ATTEND_COMPRESSED] = "attend_compressed",
+  [NSAI_STAGE_IMPORTANCE] = "importance",
+  [NSAI_STAGE_SELECT] = "select",
+  [NSAI_STAGE_ATTEND_SELECTED] = "attend_selected",
+  [NSAI_STAGE_ATTEND_WINDOW] = "attend_window",
+  [NSAI_STAGE_DENSE] = "dense",
+  [NSAI_STAGE_APPEND] = "append",
+  [NSAI_STAGE_DECODE] = "decode",
+  [NSAI_STAGE_BACKWARD_Q] = "backward_q",
+  [NSAI_STAGE_BACKWARD_KV] = "backward_kv",
+};
+
+const char *nsai_stage_name(nsai_stage stage) {
+  return (unsigned)stage < NSAI_STAGE_COUNT ? names[stage] : NULL;
+}
