@@ -23,7 +23,7 @@ typedef struct stream_read {
 } stream_read;
 
 typedef struct stream {
-  const nsai_trial_device *device;
+  const nsai_verify_device *device;
   nsa_ctx *ctx;
   nsai_cu_library library;
   nsai_kernel kernel;
@@ -32,12 +32,12 @@ typedef struct stream {
 
 static nsa_status load(stream *s) {
   const nsai_driver *driver = s->device->driver;
-  nsai_jit_request request = { .name = "stream_read",
-                               .source = bench_stream_read_text,
-                               .arch = s->ctx->target.arch };
+  nsai_compile_request request = { .name = "stream_read",
+                                   .source = bench_stream_read_text,
+                                   .arch = s->ctx->target.arch };
   nsai_kernel_image image = { 0 };
   nsai_cu_kernel kernel = NULL;
-  NSAI_TRY(nsai_jit_compile(s->ctx->jit, &request, &image));
+  NSAI_TRY(nsai_compile(s->ctx->compiler, &request, &image));
   nsa_status status =
       NSAI_CUDA(driver, cuLibraryLoadData(&s->library, image.cubin, NULL, NULL, 0, NULL, NULL, 0));
   nsai_kernel_image_fini(&image);
@@ -57,8 +57,8 @@ static nsa_status fill(const stream *s, size_t bytes) {
     noise[i] = x;
   }
   for (size_t at = 0; at < bytes && !status; at += PIECE)
-    status = nsai_trial_device_upload(s->device, (char *)s->params.from + at, noise,
-                                      bytes - at < PIECE ? bytes - at : PIECE);
+    status = nsai_verify_device_upload(s->device, (char *)s->params.from + at, noise,
+                                       bytes - at < PIECE ? bytes - at : PIECE);
   free(noise);
   return status;
 }
@@ -70,32 +70,32 @@ static nsa_status allocate(stream *s) {
   NSAI_TRY(NSAI_CUDA(s->device->driver, cuDeviceTotalMem(&all, ordinal)));
   const size_t bytes = (all / 4 < MOST_BYTES ? all / 4 : MOST_BYTES) / 16 * 16;
   s->params.count = bytes / 16;
-  NSAI_TRY(nsai_trial_device_alloc(s->device, bytes, &s->params.from));
+  NSAI_TRY(nsai_verify_device_alloc(s->device, bytes, &s->params.from));
   NSAI_TRY(fill(s, bytes));
-  NSAI_TRY(nsai_trial_device_alloc(s->device, sizeof(unsigned), (void **)&s->params.seen));
-  return nsai_trial_device_set(s->device, s->params.seen, 0, sizeof(unsigned));
+  NSAI_TRY(nsai_verify_device_alloc(s->device, sizeof(unsigned), (void **)&s->params.seen));
+  return nsai_verify_device_set(s->device, s->params.seen, 0, sizeof(unsigned));
 }
 
-static nsa_status launch(const stream *s, nsai_trial_timer *timer, double *ms) {
+static nsa_status launch(const stream *s, nsai_verify_timer *timer, double *ms) {
   nsai_queue queue = nsai_queue_open(&s->ctx->device, (nsa_stream)s->device->stream);
-  NSAI_TRY(nsai_trial_timer_start(s->device, timer));
+  NSAI_TRY(nsai_verify_timer_start(s->device, timer));
   NSAI_TRY(
       nsai_launch(&queue, &s->kernel, (uint64_t)s->ctx->target.sms * BLOCKS_PER_SM, 1, &s->params));
-  NSAI_TRY(nsai_trial_timer_stop(s->device, timer));
-  return nsai_trial_timer_read(s->device, timer, ms);
+  NSAI_TRY(nsai_verify_timer_stop(s->device, timer));
+  return nsai_verify_timer_read(s->device, timer, ms);
 }
 
 /* The first launch warms up. */
 static nsa_status time_launches(const stream *s, double *gbps) {
-  nsai_trial_timer timer;
+  nsai_verify_timer timer;
   nsa_status status = NSA_OK;
   double ms[LAUNCHES];
   unsigned seen = 0;
-  NSAI_TRY(nsai_trial_timer_create(s->device, &timer));
+  NSAI_TRY(nsai_verify_timer_create(s->device, &timer));
   for (int i = -1; i < LAUNCHES && !status; i++) status = launch(s, &timer, &ms[i < 0 ? 0 : i]);
-  nsai_trial_timer_destroy(s->device, &timer);
+  nsai_verify_timer_destroy(s->device, &timer);
   NSAI_TRY(status);
-  NSAI_TRY(nsai_trial_device_download(s->device, &seen, s->params.seen, sizeof seen));
+  NSAI_TRY(nsai_verify_device_download(s->device, &seen, s->params.seen, sizeof seen));
   if (seen != EVERY_BIT)
     return nsai_fail(NSA_E_INTERNAL, "stream_read has seen 0x%08x, not what the memory holds",
                      seen);
@@ -103,18 +103,18 @@ static nsa_status time_launches(const stream *s, double *gbps) {
   return NSA_OK;
 }
 
-nsa_status bench_bandwidth_measure(const nsai_trial_device *device, nsa_ctx *ctx, double *gbps) {
+nsa_status bench_bandwidth_measure(const nsai_verify_device *device, nsa_ctx *ctx, double *gbps) {
   stream s = { .device = device, .ctx = ctx };
   nsa_status status;
   *gbps = 0;
   if (!device->driver) return NSA_OK;
-  NSAI_TRY(nsai_trial_device_enter(device));
+  NSAI_TRY(nsai_verify_device_enter(device));
   NSAI_TRY_TO(done, load(&s));
   NSAI_TRY_TO(done, allocate(&s));
   NSAI_TRY_TO(done, time_launches(&s, gbps));
 done:
-  if (s.params.seen) nsai_trial_device_free(device, s.params.seen);
-  if (s.params.from) nsai_trial_device_free(device, s.params.from);
+  if (s.params.seen) nsai_verify_device_free(device, s.params.seen);
+  if (s.params.from) nsai_verify_device_free(device, s.params.from);
   if (s.library) device->driver->cuLibraryUnload(s.library);
   return status;
 }

@@ -17,6 +17,6 @@ extern const char bench_stream_read_text[];
  * keeps nothing of it. Waits.
  *
  * What compiling, loading and launching say; NSA_E_NOMEM or NSA_E_CUDA without memory. */
-nsa_status bench_bandwidth_measure(const nsai_trial_device *device, nsa_ctx *ctx, double *gbps);
+nsa_status bench_bandwidth_measure(const nsai_verify_device *device, nsa_ctx *ctx, double *gbps);
 
 #endif /* BENCH_BANDWIDTH_H */

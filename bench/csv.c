@@ -70,8 +70,8 @@ void bench_csv_header(FILE *out) {
 
 static void put_part(FILE *out, const bench_problem *p, bench_part part) {
   const bench_time *time = &p->part[part];
-  char problem[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(&p->c, problem, sizeof problem);
+  char problem[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case_print(&p->c, problem, sizeof problem);
   fprintf(out, "%s,", p->date);
   bench_csv_word(out, p->commit);
   fputc(',', out);
@@ -199,13 +199,13 @@ int bench_csv_has(const char *path, const char *name) {
 }
 
 static nsa_status find_problem(bench_results *results, const char *text, bench_problem **out) {
-  char error[256], known[NSAI_TRIAL_CASE_TEXT], wanted[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case c;
-  if (nsai_trial_case_parse(text, &c, error, sizeof error))
+  char error[256], known[NSAI_VERIFY_CASE_TEXT], wanted[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case c;
+  if (nsai_verify_case_parse(text, &c, error, sizeof error))
     return nsai_fail(NSA_E_ARG, "%s: %s", text, error);
-  nsai_trial_case_print(&c, wanted, sizeof wanted);
+  nsai_verify_case_print(&c, wanted, sizeof wanted);
   for (int64_t i = 0; i < results->count; i++) {
-    nsai_trial_case_print(&results->problem[i].c, known, sizeof known);
+    nsai_verify_case_print(&results->problem[i].c, known, sizeof known);
     *out = &results->problem[i];
     if (!strcmp(known, wanted)) return NSA_OK;
   }
@@ -225,9 +225,9 @@ static nsa_status read_part(void *user, char *const *value) {
   snprintf(p->date, sizeof p->date, "%s", value[DATE]);
   snprintf(p->commit, sizeof p->commit, "%s", value[COMMIT]);
   snprintf(p->device, sizeof p->device, "%s", value[DEVICE]);
-  p->overlap = (nsai_trial_overlap){ .r = number(value[R]),
-                                     .u4 = number(value[U4]),
-                                     .u8 = number(value[U8]) };
+  p->overlap = (nsai_verify_overlap){ .r = number(value[R]),
+                                      .u4 = number(value[U4]),
+                                      .u8 = number(value[U8]) };
   p->plan_cold_ms = number(value[PLAN_COLD]);
   p->plan_warm_ms = number(value[PLAN_WARM]);
   bench_time *time = &p->part[part];

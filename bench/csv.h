@@ -6,7 +6,7 @@
  *   commit          as given by --commit
  *   device          its name
  *   problem         as --problem takes it; its fill says random or correlated
- *   part            forward, compressed, selected, window, compress, dense, sdpa_gemm
+ *   part            forward, compressed, selected, window, compress, dense, dense_gemm
  *   burst_ms, sustained_ms   empty when the part has no time
  *   tflops, gbps    useful operations and compulsory bytes over burst_ms
  *   roofline        share: the device's bound for these operations and bytes over burst_ms; empty
@@ -15,7 +15,7 @@
  *   workspace       bytes
  *   plan_cold_ms, plan_warm_ms   nsa_plan_create with an empty and with a filled cache folder
  *   dense_ratio     burst_ms of dense over this part's; empty when either is missing, and for compress
- *   baseline_ratio  the same of the faster of dense and sdpa_gemm
+ *   baseline_ratio  the same of the faster of dense and dense_gemm
  *   floor_ms        the device's bound: roofline * burst_ms
  *   note            why the part has no time
  */

@@ -58,7 +58,7 @@ typedef struct arguments {
   const char *csv, *json, *markdown, *svg;
   int64_t from, to; /* 0: the default */
   bench_decode_options decode;
-  int fill; /* NSAI_TRIAL_FILLS: the problem's own */
+  int fill; /* NSAI_VERIFY_FILLS: the problem's own */
   int branches, list;
 } arguments;
 
@@ -123,10 +123,10 @@ static void parse_list(const char *value, int64_t *list, int *count, struct argp
 }
 
 static int parse_fill(const char *value, struct argp_state *state) {
-  for (int fill = 0; fill < NSAI_TRIAL_FILLS; fill++)
-    if (!strcmp(value, nsai_trial_fill_name((nsai_trial_fill)fill))) return fill;
+  for (int fill = 0; fill < NSAI_VERIFY_FILLS; fill++)
+    if (!strcmp(value, nsai_verify_fill_name((nsai_verify_fill)fill))) return fill;
   argp_error(state, "--fill: '%s' is none of a problem's fills, as random or correlated", value);
-  return NSAI_TRIAL_FILLS;
+  return NSAI_VERIFY_FILLS;
 }
 
 static void parse_word(arguments *a, const char *word, struct argp_state *state) {
@@ -158,7 +158,7 @@ static void check_usage(const arguments *a, struct argp_state *state) {
   const bench_decode_options *d = &a->decode;
   if (a->command != DECODE && (d->context_count || d->batch_count || d->q_len || d->page_size))
     argp_error(state, "%s takes no --contexts, --batches, --q-len or --page-size", name);
-  if (a->command != DECODE && a->fill != NSAI_TRIAL_FILLS)
+  if (a->command != DECODE && a->fill != NSAI_VERIFY_FILLS)
     argp_error(state, "%s takes no --fill: --problem and --filter say it", name);
   if (a->command == DECODE && (a->filter || a->list))
     argp_error(state, "decode takes no --filter or --list");
@@ -190,7 +190,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_FILL: a->fill = parse_fill(value, state); break;
   case 'd':
-    if (nsai_trial_device_parse(value, &a->session.device))
+    if (nsai_verify_device_parse(value, &a->session.device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
     break;
   case 'c': a->session.config = value; break;
@@ -231,9 +231,9 @@ static nsa_status make_list(const arguments *a, bench_cases *list) {
 }
 
 static void print_list(const bench_cases *list) {
-  char text[NSAI_TRIAL_CASE_TEXT];
+  char text[NSAI_VERIFY_CASE_TEXT];
   for (int64_t i = 0; i < list->count; i++) {
-    nsai_trial_case_print(&list->cases[i], text, sizeof text);
+    nsai_verify_case_print(&list->cases[i], text, sizeof text);
     puts(text);
   }
 }
@@ -264,13 +264,14 @@ static nsa_status check_columns(const char *path, void (*write_header)(FILE *)) 
 }
 
 /* *fresh: it is empty yet. */
-static nsa_status open_csv(const char *path, void (*write_header)(FILE *), FILE **out, int *fresh) {
+static nsa_status open_csv(const char *path, void (*write_header)(FILE *), FILE **out,
+                           int *new_kv) {
   if (!path) return NSA_OK;
   NSAI_TRY(check_columns(path, write_header));
   *out = fopen(path, "a");
   if (!*out) return nsai_fail(NSA_E_IO, "cannot append to %s: %s", path, strerror(errno));
   fseek(*out, 0, SEEK_END);
-  *fresh = ftell(*out) == 0;
+  *new_kv = ftell(*out) == 0;
   return NSA_OK;
 }
 
@@ -282,7 +283,7 @@ static int is_timed(const bench_problem *p) {
 }
 
 /* Times one problem, adds it to the results, and tells it. What was timed before a failure is kept. */
-static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_trial_case *c,
+static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_verify_case *c,
                               FILE *csv, bench_results *results) {
   bench_problem *p;
   time_t now = time(NULL);
@@ -307,16 +308,16 @@ static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_tri
 /* Times the list, whatever becomes of single problems; *failed counts those that failed. */
 static nsa_status measure(const arguments *a, chk_session *session, const bench_cases *list,
                           bench_results *results, int64_t *failed) {
-  char text[NSAI_TRIAL_CASE_TEXT];
+  char text[NSAI_VERIFY_CASE_TEXT];
   bench_rig rig = { 0 };
   FILE *csv = NULL;
   nsa_status status;
-  int fresh = 0;
-  NSAI_TRY_TO(done, open_csv(a->csv, bench_csv_header, &csv, &fresh));
-  if (fresh) bench_csv_header(csv);
+  int new_kv = 0;
+  NSAI_TRY_TO(done, open_csv(a->csv, bench_csv_header, &csv, &new_kv));
+  if (new_kv) bench_csv_header(csv);
   NSAI_TRY_TO(done, bench_rig_create(session, &rig));
   for (int64_t i = 0; i < list->count; i++) {
-    nsai_trial_case_print(&list->cases[i], text, sizeof text);
+    nsai_verify_case_print(&list->cases[i], text, sizeof text);
     fprintf(stderr, "%lld of %lld: %s\n", (long long)i + 1, (long long)list->count, text);
     if (measure_one(a, &rig, &list->cases[i], csv, results)) {
       fprintf(stderr, "nsa-bench: %s: %s\n", text, nsa_last_error());
@@ -399,9 +400,9 @@ static nsa_status complete_decode(const arguments *a, bench_decode_options *d) {
     d->contexts[d->context_count] = contexts[d->context_count];
   for (; !a->decode.batch_count && d->batch_count < 6; d->batch_count++)
     d->batches[d->batch_count] = batches[d->batch_count];
-  if (a->fill != NSAI_TRIAL_FILLS) {
-    d->c.fill = (nsai_trial_fill)a->fill;
-    d->c.overlap = a->fill == NSAI_TRIAL_FILL_CORRELATED;
+  if (a->fill != NSAI_VERIFY_FILLS) {
+    d->c.fill = (nsai_verify_fill)a->fill;
+    d->c.overlap = a->fill == NSAI_VERIFY_FILL_CORRELATED;
   }
   if (!d->q_len) d->q_len = 1;
   if (!d->page_size) d->page_size = 64;
@@ -431,14 +432,15 @@ static int run_decode(const arguments *a) {
   bench_decode_sheet sheet = { 0 };
   chk_session *session = NULL;
   FILE *csv = NULL;
-  int fresh = 0;
+  int new_kv = 0;
   nsa_status status = complete_decode(a, &decode);
   if (status) return fail(2);
   status = chk_session_create(&a->session, &session);
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
-  status = open_csv(a->csv, bench_decode_csv_header, &csv, &fresh);
+  status = open_csv(a->csv, bench_decode_csv_header, &csv, &new_kv);
   if (!status)
-    status = bench_decode(session, &decode, a->commit ? a->commit : "", stdout, csv, fresh, &sheet);
+    status =
+        bench_decode(session, &decode, a->commit ? a->commit : "", stdout, csv, new_kv, &sheet);
   if (!status) status = write_sheet(a, &sheet, chk_session_device(session)->name);
   if (csv) {
     nsa_status closed = close_file(csv, a->csv);
@@ -498,8 +500,8 @@ int main(int argc, char **argv) {
     NULL,
     NULL
   };
-  arguments a = { .fill = NSAI_TRIAL_FILLS };
-  a.session.device = NSAI_TRIAL_DEVICE_AUTO;
+  arguments a = { .fill = NSAI_VERIFY_FILLS };
+  a.session.device = NSAI_VERIFY_DEVICE_AUTO;
   a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   argp_err_exit_status = 2;
   argp_parse(&argp, argc, argv, 0, NULL, &a);

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* sdpa_gemm takes this many times as long as dense (4.2 to 5.7 from 4k to 64k tokens, H200,
+/* dense_gemm takes this many times as long as dense (4.2 to 5.7 from 4k to 64k tokens, H200,
  * 2026-11-20); where its launches together would take longer than the limit it is skipped. */
 #define GEMM_SLOWER 5.5
 #define GEMM_SECONDS 10.0
@@ -23,8 +23,8 @@
 /* ---- work ------------------------------------------------------------------------------------ */
 
 /* (query, key) pairs per head that a branch has to look at; NSA_BRANCHES is dense. */
-static double pairs(const nsai_trial_case *c, int branch) {
-  const nsai_geometry *g = &c->geometry;
+static double pairs(const nsai_verify_case *c, int branch) {
+  const nsai_model *g = &c->model;
   double sum = 0;
   for (int32_t s = 0; s < c->num_seqs; s++)
     for (int64_t i = 0; i < c->q_len[s]; i++) {
@@ -39,38 +39,38 @@ static double pairs(const nsai_trial_case *c, int branch) {
   return sum;
 }
 
-static double attention_flops(const nsai_trial_case *c, int branch) {
-  const nsai_geometry *g = &c->geometry;
+static double attention_flops(const nsai_verify_case *c, int branch) {
+  const nsai_model *g = &c->model;
   return 2 * pairs(c, branch) * g->heads * (g->head_dim_qk + g->head_dim_v);
 }
 
-static int has_branch(const nsai_trial_case *c, int branch) {
-  if (branch == NSA_SEL) return c->geometry.select_count > 0;
-  return branch == NSA_WIN ? c->geometry.window > 0 : 1;
+static int has_branch(const nsai_verify_case *c, int branch) {
+  if (branch == NSA_SEL) return c->model.select_count > 0;
+  return branch == NSA_WIN ? c->model.window > 0 : 1;
 }
 
-static double forward_flops(const nsai_trial_case *c) {
+static double forward_flops(const nsai_verify_case *c) {
   double sum = 0;
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (has_branch(c, b)) sum += attention_flops(c, b);
   return sum;
 }
 
-static double kv_rows(const nsai_trial_case *c) {
-  return (double)nsai_trial_total(c->kv_len, c->num_seqs);
+static double kv_rows(const nsai_verify_case *c) {
+  return (double)nsai_verify_total(c->kv_len, c->num_seqs);
 }
 
 /* Bytes that any implementation reads or writes once: q and o, and K and V as a whole. */
-static double attention_bytes(const nsai_trial_case *c) {
-  const nsai_geometry *g = &c->geometry;
-  double tokens = (double)nsai_trial_total(c->q_len, c->num_seqs),
+static double attention_bytes(const nsai_verify_case *c) {
+  const nsai_model *g = &c->model;
+  double tokens = (double)nsai_verify_total(c->q_len, c->num_seqs),
          dims = g->head_dim_qk + g->head_dim_v;
   return 2 * dims * (tokens * g->heads + kv_rows(c) * g->kv_heads);
 }
 
 /* phi alone reads K and V and writes the compressed rows. */
-static double compress_bytes(const nsai_trial_case *c, int64_t blocks) {
-  const nsai_geometry *g = &c->geometry;
+static double compress_bytes(const nsai_verify_case *c, int64_t blocks) {
+  const nsai_model *g = &c->model;
   return 2.0 * g->kv_heads * (g->head_dim_qk + g->head_dim_v) * (kv_rows(c) + (double)blocks);
 }
 
@@ -91,17 +91,17 @@ static double as_written(double ms) {
 }
 
 /* Times bench's call as `part`, of which flops and bytes are the useful work. */
-static nsa_status time_part(const bench_rig *rig, const nsai_trial_bench *bench, uint32_t branches,
+static nsa_status time_part(const bench_rig *rig, const nsai_trial_run *trial, uint32_t branches,
                             double flops, double bytes, bench_time *time) {
   chk_times times;
   time->present = 1;
-  time->workspace = bench->plan.caps.workspace_bytes;
-  NSAI_TRY(chk_time_launch(bench, branches, rig->flush, &times));
+  time->workspace = trial->plan.caps.workspace_bytes;
+  NSAI_TRY(chk_time_launch(trial, branches, rig->flush, &times));
   time->burst_ms = as_written(times.burst_ms);
   time->sustained_ms = as_written(times.sustained_ms);
   time->tflops = flops / times.burst_ms * 1e-9;
   time->gbps = bytes / times.burst_ms * 1e-6;
-  time->roofline = bound_ms(bench->plan.ctx, flops, bytes) / times.burst_ms;
+  time->roofline = bound_ms(trial->plan.ctx, flops, bytes) / times.burst_ms;
   return NSA_OK;
 }
 
@@ -115,75 +115,76 @@ static void note_error(bench_time *time) {
 /* ---- the parts ------------------------------------------------------------------------------- */
 
 /* The views of compressed keys and values have to be there. */
-static nsa_status time_compress(const bench_rig *rig, nsai_trial_bench *bench, bench_problem *p) {
-  nsai_trial_case alone = p->c;
-  if (p->c.geometry.phi == NSAI_PHI_EXTERNAL) return NSA_OK;
-  alone.kind = NSAI_TRIAL_COMPRESS;
-  bench->c = &alone;
-  nsa_status status = time_part(rig, bench, 0, 0, compress_bytes(&p->c, bench->data.blocks),
+static nsa_status time_compress(const bench_rig *rig, nsai_trial_run *trial, bench_problem *p) {
+  nsai_verify_case alone = p->c;
+  if (p->c.model.phi == NSAI_PHI_EXTERNAL) return NSA_OK;
+  alone.kind = NSAI_VERIFY_COMPRESS;
+  trial->c = &alone;
+  nsa_status status = time_part(rig, trial, 0, 0, compress_bytes(&p->c, trial->data.blocks),
                                 &p->part[BENCH_COMPRESS]);
-  bench->c = &p->c;
+  trial->c = &p->c;
   return status;
 }
 
-static nsa_status time_forward(const bench_rig *rig, const nsai_trial_bench *bench, uint32_t parts,
+static nsa_status time_forward(const bench_rig *rig, const nsai_trial_run *trial, uint32_t parts,
                                bench_problem *p) {
   static const bench_part part_of[NSA_BRANCHES] = {
     [NSA_CMP] = BENCH_COMPRESSED, [NSA_SEL] = BENCH_SELECTED, [NSA_WIN] = BENCH_WINDOW
   };
   double bytes = attention_bytes(&p->c);
   if (parts >> BENCH_FORWARD & 1)
-    NSAI_TRY(time_part(rig, bench, 0, forward_flops(&p->c), bytes, &p->part[BENCH_FORWARD]));
+    NSAI_TRY(time_part(rig, trial, 0, forward_flops(&p->c), bytes, &p->part[BENCH_FORWARD]));
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (parts >> part_of[b] & 1 && has_branch(&p->c, b))
       NSAI_TRY(
-          time_part(rig, bench, 1u << b, attention_flops(&p->c, b), bytes, &p->part[part_of[b]]));
+          time_part(rig, trial, 1u << b, attention_flops(&p->c, b), bytes, &p->part[part_of[b]]));
   return NSA_OK;
 }
 
 /* Products of the backward pass over those of the forward: q k^T and dO v^T again, dQ, dK and dV. */
-static double backward_ratio(const nsai_geometry *g) {
+static double backward_ratio(const nsai_model *g) {
   double qk = g->head_dim_qk, v = g->head_dim_v;
   return (3 * qk + 2 * v) / (qk + v);
 }
 
 /* The backward pass of what the bench's forward has just left. */
-static nsa_status time_backward(const bench_rig *rig, const nsai_trial_bench *bench,
-                                bench_part part, bench_problem *p) {
-  nsai_trial_case backward = p->c;
-  nsai_trial_bench other;
+static nsa_status time_backward(const bench_rig *rig, const nsai_trial_run *trial, bench_part part,
+                                bench_problem *p) {
+  nsai_verify_case backward = p->c;
+  nsai_trial_run other;
   nsa_status status;
-  backward.kind = NSAI_TRIAL_BACKWARD;
+  backward.kind = NSAI_VERIFY_BACKWARD;
   backward.saved = part == BENCH_BACKWARD_SAVED ? 2 : 0;
   NSAI_TRY_TO(done, chk_bench_create(rig->session, &backward, &other));
-  NSAI_TRY_TO(done, nsai_trial_bench_hand_over(bench, &other));
-  status = time_part(rig, &other, 0, backward_ratio(&p->c.geometry) * forward_flops(&p->c),
+  NSAI_TRY_TO(done, nsai_trial_run_hand_over(trial, &other));
+  status = time_part(rig, &other, 0, backward_ratio(&p->c.model) * forward_flops(&p->c),
                      2 * attention_bytes(&p->c), &p->part[part]);
 done:
-  nsai_trial_bench_destroy(&other);
+  nsai_trial_run_destroy(&other);
   return status;
 }
 
 /* Dense attention over the same tensors, by the default variant or by plain matrix products. */
-static nsa_status time_dense(const bench_rig *rig, nsai_trial_bench *bench, bench_part part,
+static nsa_status time_dense(const bench_rig *rig, nsai_trial_run *trial, bench_part part,
                              bench_problem *p) {
-  nsai_trial_case dense = p->c;
-  nsai_trial_plan sparse = bench->plan;
-  dense.kind = NSAI_TRIAL_DENSE;
-  dense.gemm = part == BENCH_SDPA_GEMM;
-  nsa_status status = chk_session_plan(rig->session, &dense, NSA_OP_DENSE, &bench->plan);
-  if (!status) status = nsai_trial_data_workspace(&bench->data, bench->plan.caps.workspace_bytes);
-  bench->c = &dense;
+  nsai_verify_case dense = p->c;
+  nsai_trial_plan sparse = trial->plan;
+  dense.kind = NSAI_VERIFY_DENSE;
+  dense.gemm = part == BENCH_DENSE_GEMM;
+  nsa_status status = chk_session_plan(rig->session, &dense, NSA_OP_DENSE, &trial->plan);
   if (!status)
-    status = time_part(rig, bench, 0, attention_flops(&p->c, NSA_BRANCHES), attention_bytes(&p->c),
+    status = nsai_verify_tensors_workspace(&trial->data, trial->plan.caps.workspace_bytes);
+  trial->c = &dense;
+  if (!status)
+    status = time_part(rig, trial, 0, attention_flops(&p->c, NSA_BRANCHES), attention_bytes(&p->c),
                        &p->part[part]);
-  bench->c = &p->c;
-  bench->plan = sparse;
+  trial->c = &p->c;
+  trial->plan = sparse;
   return status;
 }
 
-static void time_gemm(const bench_rig *rig, nsai_trial_bench *bench, bench_problem *p) {
-  bench_time *time = &p->part[BENCH_SDPA_GEMM];
+static void time_gemm(const bench_rig *rig, nsai_trial_run *trial, bench_problem *p) {
+  bench_time *time = &p->part[BENCH_DENSE_GEMM];
   double ms = GEMM_SLOWER * bench_ms(p, BENCH_DENSE), seconds = 1e-3 * ms * CHK_LEAST_TIMED;
   time->present = 1;
   if (!chk_session_device(rig->session)->driver)
@@ -193,53 +194,54 @@ static void time_gemm(const bench_rig *rig, nsai_trial_bench *bench, bench_probl
   else if (seconds > GEMM_SECONDS)
     snprintf(time->note, sizeof time->note, "skipped: %d launches of about %.0f ms each",
              CHK_LEAST_TIMED, ms);
-  else if (time_dense(rig, bench, BENCH_SDPA_GEMM, p))
+  else if (time_dense(rig, trial, BENCH_DENSE_GEMM, p))
     note_error(time);
 }
 
 /* Runs once with block indices and measures how much adjacent selections overlap. */
-static nsa_status measure_overlap(nsai_trial_bench *bench, bench_problem *p) {
-  NSAI_TRY(nsai_trial_bench_enqueue(bench, 0, NULL));
-  NSAI_TRY(nsai_trial_device_wait(bench->data.device, NULL));
-  if (!nsai_trial_data_has(&bench->data, NSAI_TRIAL_INDEX) || p->c.num_seqs != 1) return NSA_OK;
-  NSAI_TRY(nsai_trial_buffer_fetch(bench->data.device, &bench->data.buffer[NSAI_TRIAL_INDEX]));
-  nsa_tensor index = nsai_trial_data_view(&bench->data, NSAI_TRIAL_INDEX, NSAI_TRIAL_HOST);
-  index.shape[0] = bench->data.tokens;
-  nsai_trial_overlap_measure(&p->c.geometry, &index, p->c.kv_len[0] - p->c.q_len[0], &p->overlap);
+static nsa_status measure_overlap(nsai_trial_run *trial, bench_problem *p) {
+  NSAI_TRY(nsai_trial_run_enqueue(trial, 0, NULL));
+  NSAI_TRY(nsai_verify_device_wait(trial->data.device, NULL));
+  if (!nsai_verify_tensors_has(&trial->data, NSAI_VERIFY_INDEX) || p->c.num_seqs != 1)
+    return NSA_OK;
+  NSAI_TRY(nsai_verify_buffer_fetch(trial->data.device, &trial->data.buffer[NSAI_VERIFY_INDEX]));
+  nsa_tensor index = nsai_verify_tensors_view(&trial->data, NSAI_VERIFY_INDEX, NSAI_VERIFY_HOST);
+  index.shape[0] = trial->data.tokens;
+  nsai_verify_overlap_measure(&p->c.model, &index, p->c.kv_len[0] - p->c.q_len[0], &p->overlap);
   return NSA_OK;
 }
 
 nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
-  nsai_trial_bench bench;
+  nsai_trial_run trial;
   nsa_status status;
-  if (!chk_session_device(rig->session)->driver && nsai_trial_case_cost(&p->c) > CPU_COST)
+  if (!chk_session_device(rig->session)->driver && nsai_verify_case_cost(&p->c) > CPU_COST)
     return nsai_fail(NSA_E_UNSUPPORTED, "too large for the CPU device");
-  NSAI_TRY_TO(done, chk_bench_create(rig->session, &p->c, &bench));
-  memcpy(p->variants, bench.plan.caps.variants, sizeof p->variants);
-  NSAI_TRY_TO(done, measure_overlap(&bench, p));
-  if (bench.data.device->driver)
+  NSAI_TRY_TO(done, chk_bench_create(rig->session, &p->c, &trial));
+  memcpy(p->variants, trial.plan.caps.variants, sizeof p->variants);
+  NSAI_TRY_TO(done, measure_overlap(&trial, p));
+  if (trial.data.device->driver)
     NSAI_TRY_TO(done, chk_time_plan(rig->session, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
-  if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &bench, p));
+  if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &trial, p));
   for (int part = BENCH_BACKWARD; part <= BENCH_BACKWARD_SAVED; part++)
-    if (parts >> part & 1 && time_backward(rig, &bench, (bench_part)part, p))
+    if (parts >> part & 1 && time_backward(rig, &trial, (bench_part)part, p))
       note_error(&p->part[part]);
-  nsai_trial_data_drop_optional(&bench.data);
-  NSAI_TRY_TO(done, time_forward(rig, &bench, parts, p));
-  if (parts >> BENCH_DENSE & 1) NSAI_TRY_TO(done, time_dense(rig, &bench, BENCH_DENSE, p));
-  if (parts >> BENCH_SDPA_GEMM & 1) time_gemm(rig, &bench, p); /* its failure is a note */
+  nsai_verify_tensors_drop_optional(&trial.data);
+  NSAI_TRY_TO(done, time_forward(rig, &trial, parts, p));
+  if (parts >> BENCH_DENSE & 1) NSAI_TRY_TO(done, time_dense(rig, &trial, BENCH_DENSE, p));
+  if (parts >> BENCH_DENSE_GEMM & 1) time_gemm(rig, &trial, p); /* its failure is a note */
 done:
-  nsai_trial_bench_destroy(&bench);
+  nsai_trial_run_destroy(&trial);
   return status;
 }
 
 nsa_status bench_rig_create(chk_session *session, bench_rig *rig) {
-  const nsai_trial_device *device = chk_session_device(session);
+  const nsai_verify_device *device = chk_session_device(session);
   *rig = (bench_rig){ .session = session };
-  return device->driver ? nsai_trial_device_alloc(device, NSAI_TRIAL_FLUSH_BYTES, &rig->flush)
+  return device->driver ? nsai_verify_device_alloc(device, NSAI_VERIFY_FLUSH_BYTES, &rig->flush)
                         : NSA_OK;
 }
 
 void bench_rig_destroy(bench_rig *rig) {
-  if (rig->flush) nsai_trial_device_free(chk_session_device(rig->session), rig->flush);
+  if (rig->flush) nsai_verify_device_free(chk_session_device(rig->session), rig->flush);
   *rig = (bench_rig){ 0 };
 }

@@ -19,7 +19,7 @@ nsa_status bench_rig_create(chk_session *session, bench_rig *rig);
 void bench_rig_destroy(bench_rig *rig);
 
 /* Times those parts of p->c that `parts` has as bits (1 << BENCH_FORWARD | ...) and that its model
- * has. sdpa_gemm gets a note instead where it cannot be timed or would take too long; any other failure is
+ * has. dense_gemm gets a note instead where it cannot be timed or would take too long; any other failure is
  * an error, and parts timed before it are kept. Compiles on first use; waits. */
 nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p);
 

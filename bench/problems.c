@@ -10,12 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-static nsa_status add_case(bench_cases *list, const nsai_trial_case *c, const char *filter) {
-  char text[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(c, text, sizeof text);
+static nsa_status add_case(bench_cases *list, const nsai_verify_case *c, const char *filter) {
+  char text[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case_print(c, text, sizeof text);
   if (filter && fnmatch(filter, text, 0)) return NSA_OK;
   size_t size = (size_t)(list->count + 1) * sizeof *list->cases;
-  nsai_trial_case *grown = realloc(list->cases, size);
+  nsai_verify_case *grown = realloc(list->cases, size);
   if (!grown) return nsai_fail_nomem("a list of problems", size);
   list->cases = grown;
   list->cases[list->count++] = *c;
@@ -24,10 +24,10 @@ static nsa_status add_case(bench_cases *list, const nsai_trial_case *c, const ch
 
 nsa_status bench_cases_add(bench_cases *list, const char *text, const char *filter) {
   char error[256];
-  nsai_trial_case c;
-  if (nsai_trial_case_parse(text, &c, error, sizeof error))
+  nsai_verify_case c;
+  if (nsai_verify_case_parse(text, &c, error, sizeof error))
     return nsai_fail(NSA_E_ARG, "%s: %s", text, error);
-  if (c.kind != NSAI_TRIAL_FORWARD)
+  if (c.kind != NSAI_VERIFY_FORWARD)
     return nsai_fail(NSA_E_ARG, "%s: only fwd problems are timed", text);
   return add_case(list, &c, filter);
 }
@@ -45,7 +45,7 @@ static size_t take_line(const char *text, const char **next, char *line, size_t 
 
 nsa_status bench_cases_parse(bench_cases *list, const char *text, const char *name,
                              const char *filter) {
-  char line[NSAI_TRIAL_CASE_TEXT];
+  char line[NSAI_VERIFY_CASE_TEXT];
   for (int number = 1; *text; number++) {
     if (take_line(text, &text, line, sizeof line) >= sizeof line && line[0] != '#')
       return nsai_fail(NSA_E_ARG, "%s:%d: the line is too long", name, number);
@@ -84,7 +84,7 @@ nsa_status bench_cases_sweep(bench_cases *list, int64_t from, int64_t to, const 
   nsa_status status;
   NSAI_TRY_TO(done, bench_cases_parse(&builtin, bench_problem_text, "problems.txt", NULL));
   for (int64_t tokens = from; tokens <= to; tokens *= 2) {
-    nsai_trial_case c = builtin.cases[0];
+    nsai_verify_case c = builtin.cases[0];
     c.q_len[0] = c.kv_len[0] = tokens;
     NSAI_TRY_TO(done, add_case(list, &c, filter));
   }

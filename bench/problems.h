@@ -14,7 +14,7 @@
 extern const char bench_problem_text[];
 
 typedef struct bench_cases {
-  nsai_trial_case *cases;
+  nsai_verify_case *cases;
   int64_t count;
 } bench_cases;
 

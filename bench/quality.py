@@ -18,7 +18,7 @@ import re
 import sys
 
 CANDIDATE = re.compile(r'- \{candidate: "([^"]*)", state: (\w+), ms: ([^,]*), spread: ([^,]*), rounds: (\d+), '
-                       r'chosen: (\w+), default: (\w+), note: "(?:covers ([a-z_, ]*))?')
+                       r'chosen: (\w+), default: (\w+), note: "(?:(?:fuses|covers) ([a-z_, ]*))?')
 Timing = collections.namedtuple('Timing', 'ms spread chosen default covers')
 
 

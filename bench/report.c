@@ -54,8 +54,8 @@ static void put_cell(FILE *out, int decimals, double value) {
 }
 
 void bench_report_problem(FILE *out, const bench_problem *p) {
-  char problem[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(&p->c, problem, sizeof problem);
+  char problem[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case_print(&p->c, problem, sizeof problem);
   fprintf(out, "\n%s\n  %s; r %.3f, U(4) %.1f, U(8) %.1f; plan cold %.0f ms, warm %.1f ms\n",
           problem, p->device, p->overlap.r, p->overlap.u4, p->overlap.u8, p->plan_cold_ms,
           p->plan_warm_ms);
@@ -79,7 +79,7 @@ void bench_report_problem(FILE *out, const bench_problem *p) {
 
 /* "forward, random, heads 64/4: faster than dense from 7300 tokens on, interpolated". */
 static void put_crossover(FILE *out, const bench_series *s) {
-  const nsai_geometry *g = &s->first->c.geometry;
+  const nsai_model *g = &s->first->c.model;
   static const char *const before[] = { [BENCH_CROSS_FOUND] = "faster than dense from",
                                         [BENCH_CROSS_BELOW] = "faster than dense from",
                                         [BENCH_CROSS_ABOVE] = "slower than dense up to" };
@@ -112,7 +112,7 @@ nsa_status bench_report_summary(FILE *out, const bench_results *results) {
     bench_part lead = bench_lead(p);
     char heads[24];
     if (lead == BENCH_PARTS) continue;
-    snprintf(heads, sizeof heads, "%d/%d", p->c.geometry.heads, p->c.geometry.kv_heads);
+    snprintf(heads, sizeof heads, "%d/%d", p->c.model.heads, p->c.model.kv_heads);
     fprintf(out, "%-8lld %-6s %-10s %-10s", (long long)bench_tokens(p), heads, bench_fill_name(p),
             bench_part_names[lead]);
     put_cell(out, 3, bench_ms(p, lead));
@@ -151,8 +151,8 @@ int64_t bench_report_table(FILE *out, const bench_results *results) {
             "dense / forward |\n|---|---|---|---|---|---|---|---|\n",
             out);
     fprintf(out, "| %lld | %d/%d | %s (%.2f, %.0f, %.0f) |", (long long)bench_tokens(p),
-            p->c.geometry.heads, p->c.geometry.kv_heads, bench_fill_name(p), p->overlap.r,
-            p->overlap.u4, p->overlap.u8);
+            p->c.model.heads, p->c.model.kv_heads, bench_fill_name(p), p->overlap.r, p->overlap.u4,
+            p->overlap.u8);
     put_both(out, p, BENCH_FORWARD);
     put_both(out, p, BENCH_COMPRESSED);
     put_both(out, p, BENCH_WINDOW);
@@ -167,8 +167,8 @@ static void put_rows(FILE *out, const bench_problem *p) {
   for (int i = 0; i < BENCH_PARTS; i++) {
     const bench_time *t = &p->part[i];
     if (!t->present) continue;
-    fprintf(out, "| %lld | %d/%d | %s | %s |", (long long)bench_tokens(p), p->c.geometry.heads,
-            p->c.geometry.kv_heads, bench_fill_name(p), bench_part_names[i]);
+    fprintf(out, "| %lld | %d/%d | %s | %s |", (long long)bench_tokens(p), p->c.model.heads,
+            p->c.model.kv_heads, bench_fill_name(p), bench_part_names[i]);
     for (size_t k = 0; k < COLUMNS; k++)
       put_field(out, columns[k].decimals, columns[k].value(p, (bench_part)i));
     if (t->note[0]) fputc(' ', out);
@@ -200,14 +200,14 @@ nsa_status bench_report_markdown(FILE *out, const bench_results *results) {
 static void put_member(FILE *out, const char *name, double value, int known) {
   fprintf(out, ", \"%s\": ", name);
   if (known)
-    nsai_trial_json_number(out, value);
+    nsai_verify_json_number(out, value);
   else
     fputs("null", out);
 }
 
 void bench_json_string(FILE *out, const char *before, const char *text) {
   fputs(before, out);
-  nsai_trial_json_string(out, text);
+  nsai_verify_json_string(out, text);
 }
 
 static void json_part(FILE *out, const bench_problem *p, bench_part part) {
@@ -229,9 +229,9 @@ static void json_part(FILE *out, const bench_problem *p, bench_part part) {
 }
 
 static void json_problem(FILE *out, const bench_problem *p) {
-  char problem[NSAI_TRIAL_CASE_TEXT];
+  char problem[NSAI_VERIFY_CASE_TEXT];
   const char *gap = "";
-  nsai_trial_case_print(&p->c, problem, sizeof problem);
+  nsai_verify_case_print(&p->c, problem, sizeof problem);
   bench_json_string(out, "{\"problem\": ", problem);
   bench_json_string(out, ",\n \"date\": ", p->date);
   bench_json_string(out, ", \"commit\": ", p->commit);
@@ -258,7 +258,7 @@ static void json_crossover(FILE *out, const bench_series *s) {
   static const char *const names[] = {
     [BENCH_CROSS_FOUND] = "found", [BENCH_CROSS_BELOW] = "below", [BENCH_CROSS_ABOVE] = "above"
   };
-  const nsai_geometry *g = &s->first->c.geometry;
+  const nsai_model *g = &s->first->c.model;
   bench_json_string(out, "{\"part\": ", bench_part_names[s->part]);
   bench_json_string(out, ", \"fill\": ", bench_fill_name(s->first));
   fprintf(out, ", \"heads\": %d, \"kv_heads\": %d, \"crossing\": \"%s\"", g->heads, g->kv_heads,

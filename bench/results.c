@@ -13,12 +13,12 @@ const char *const bench_part_names[BENCH_PARTS] = {
   [BENCH_SELECTED] = "selected",
   [BENCH_WINDOW] = "window",
   [BENCH_DENSE] = "dense",
-  [BENCH_SDPA_GEMM] = "sdpa_gemm",
+  [BENCH_DENSE_GEMM] = "dense_gemm",
   [BENCH_BACKWARD] = "backward",
   [BENCH_BACKWARD_SAVED] = "back_saved",
 };
 
-nsa_status bench_results_add(bench_results *results, const nsai_trial_case *c,
+nsa_status bench_results_add(bench_results *results, const nsai_verify_case *c,
                              bench_problem **out) {
   size_t size = (size_t)(results->count + 1) * sizeof *results->problem;
   bench_problem *grown = realloc(results->problem, size);
@@ -38,7 +38,7 @@ void bench_results_free(bench_results *results) {
 double bench_ms(const bench_problem *p, bench_part part) { return p->part[part].burst_ms; }
 
 double bench_baseline_ms(const bench_problem *p) {
-  double dense = bench_ms(p, BENCH_DENSE), gemm = bench_ms(p, BENCH_SDPA_GEMM);
+  double dense = bench_ms(p, BENCH_DENSE), gemm = bench_ms(p, BENCH_DENSE_GEMM);
   if (dense <= 0 || (gemm > 0 && gemm < dense)) return gemm;
   return dense;
 }
@@ -48,9 +48,11 @@ double bench_ratio(const bench_problem *p, double ms, bench_part part) {
   return ms / bench_ms(p, part);
 }
 
-int64_t bench_tokens(const bench_problem *p) { return nsai_trial_total(p->c.q_len, p->c.num_seqs); }
+int64_t bench_tokens(const bench_problem *p) {
+  return nsai_verify_total(p->c.q_len, p->c.num_seqs);
+}
 
-const char *bench_fill_name(const bench_problem *p) { return nsai_trial_fill_name(p->c.fill); }
+const char *bench_fill_name(const bench_problem *p) { return nsai_verify_fill_name(p->c.fill); }
 
 bench_part bench_lead(const bench_problem *p) {
   static const bench_part order[] = { BENCH_FORWARD, BENCH_WINDOW, BENCH_COMPRESSED };
@@ -60,14 +62,14 @@ bench_part bench_lead(const bench_problem *p) {
 }
 
 int bench_same_model(const bench_problem *a, const bench_problem *b) {
-  char text[2][NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case pair[2] = { a->c, b->c };
+  char text[2][NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case pair[2] = { a->c, b->c };
   for (int i = 0; i < 2; i++) {
     pair[i].num_seqs = 1;
     pair[i].q_len[0] = pair[i].kv_len[0] = 1;
-    pair[i].fill = NSAI_TRIAL_FILL_RANDOM;
+    pair[i].fill = NSAI_VERIFY_FILL_RANDOM;
     pair[i].overlap = 0;
-    nsai_trial_case_print(&pair[i], text[i], sizeof text[i]);
+    nsai_verify_case_print(&pair[i], text[i], sizeof text[i]);
   }
   return !strcmp(text[0], text[1]);
 }

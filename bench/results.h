@@ -19,9 +19,9 @@ typedef enum bench_part {
   BENCH_COMPRESSED, /* from here: the branches alone, with what they need */
   BENCH_SELECTED,
   BENCH_WINDOW,
-  BENCH_DENSE,          /* the library's own causal attention over the same tensors */
-  BENCH_SDPA_GEMM,      /* the same by plain matrix products */
-  BENCH_BACKWARD,       /* the whole nsa_backward, from the selection alone */
+  BENCH_DENSE,      /* the library's own causal attention over the same tensors */
+  BENCH_DENSE_GEMM, /* the same by plain matrix products */
+  BENCH_BACKWARD,   /* the whole nsa_backward, from the selection alone */
   BENCH_BACKWARD_SAVED, /* the same with the branches' outputs, LSE and compressed keys of the forward */
   BENCH_PARTS
 } bench_part;
@@ -38,10 +38,10 @@ typedef struct bench_time {
 } bench_time;
 
 typedef struct bench_problem {
-  nsai_trial_case c;
+  nsai_verify_case c;
   char date[24], commit[48], device[96]; /* UTC, ISO 8601; as given by --commit; its name */
   char variants[512];                    /* chosen ones; empty when read from a CSV */
-  nsai_trial_overlap overlap;
+  nsai_verify_overlap overlap;
   double plan_cold_ms, plan_warm_ms; /* 0: not measured */
   bench_time part[BENCH_PARTS];
 } bench_problem;
@@ -52,13 +52,14 @@ typedef struct bench_results {
 } bench_results;
 
 /* Appends a problem without times; *out belongs to the list and is valid until the next one. */
-nsa_status bench_results_add(bench_results *results, const nsai_trial_case *c, bench_problem **out);
+nsa_status bench_results_add(bench_results *results, const nsai_verify_case *c,
+                             bench_problem **out);
 void bench_results_free(bench_results *results);
 
 /* The burst of a part; 0 when it has no time. */
 double bench_ms(const bench_problem *p, bench_part part);
 
-/* The faster of dense and sdpa_gemm; 0 when neither has a time. */
+/* The faster of dense and dense_gemm; 0 when neither has a time. */
 double bench_baseline_ms(const bench_problem *p);
 
 /* `ms` over the burst of `part`; 0 when either is missing, and for phi, which is no attention. */

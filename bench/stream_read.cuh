@@ -20,7 +20,8 @@ static __device__ __forceinline__ unsigned read(const uint4 *from) {
   return x.x | x.y | x.z | x.w;
 }
 
-extern "C" __global__ void __launch_bounds__(256) stream_read(const __grid_constant__ StreamRead p) {
+extern "C" __global__ void __launch_bounds__(256)
+    stream_read(const __grid_constant__ StreamRead p) {
   constexpr int kAtOnce = 8;
   const unsigned long long step = gridDim.x * 256ull;
   unsigned long long at = blockIdx.x * 256ull + threadIdx.x;

@@ -20,7 +20,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#define JSON_FD 3 /* of NSAI_TOOL_FILE */
+#define JSON_FD 3 /* of NSAI_CHILD_FILE */
 
 /* More than a thousand checks print; a file beyond it is not taken. */
 #define MAX_OUTPUT ((off_t)64 << 20)
@@ -32,7 +32,7 @@ static bool is_program(const char *path) {
   return !stat(path, &info) && S_ISREG(info.st_mode) && !access(path, X_OK);
 }
 
-static bool find_beside(const char *name, char path[4096]) {
+static bool find_next_to_program(const char *name, char path[4096]) {
   char self[4096];
   ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
   if (length <= 0) return false;
@@ -57,44 +57,46 @@ static bool find_in_path(const char *name, char path[4096]) {
 
 /* ---- the run ---- */
 
-static nsa_status spawn(nsai_tool *tool, int file, pid_t *child) {
+static nsa_status spawn(nsai_child *program, int file, pid_t *child) {
   posix_spawn_file_actions_t actions;
   bool own_file = false;
-  for (int i = 1; tool->arguments[i]; i++) own_file |= !strcmp(tool->arguments[i], NSAI_TOOL_FILE);
+  for (int i = 1; program->arguments[i]; i++)
+    own_file |= !strcmp(program->arguments[i], NSAI_CHILD_FILE);
   int error = posix_spawn_file_actions_init(&actions);
-  if (error) return nsai_cli_fail_io(tool->path, "cannot be started", error);
+  if (error) return nsai_cli_fail_io(program->path, "cannot be started", error);
   /* `file` is above JSON_FD, and closes with the exec. */
   error =
       posix_spawn_file_actions_adddup2(&actions, own_file ? STDERR_FILENO : file, STDOUT_FILENO);
   if (!error && own_file) error = posix_spawn_file_actions_adddup2(&actions, file, JSON_FD);
   if (!error)
-    error = posix_spawn(child, tool->path, &actions, NULL, (char *const *)tool->arguments, environ);
+    error = posix_spawn(child, program->path, &actions, NULL, (char *const *)program->arguments,
+                        environ);
   posix_spawn_file_actions_destroy(&actions);
-  return error ? nsai_cli_fail_io(tool->path, "cannot be started", error) : NSA_OK;
+  return error ? nsai_cli_fail_io(program->path, "cannot be started", error) : NSA_OK;
 }
 
-static nsa_status wait_for(nsai_tool *tool, pid_t child) {
+static nsa_status wait_for(nsai_child *program, pid_t child) {
   int state;
   while (waitpid(child, &state, 0) < 0) {
-    if (errno != EINTR) return nsai_cli_fail_io(tool->path, "cannot be waited for", errno);
+    if (errno != EINTR) return nsai_cli_fail_io(program->path, "cannot be waited for", errno);
     if (nsai_cli_interrupted()) kill(child, SIGINT);
   }
-  tool->exit_status = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
+  program->exit_status = WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state);
   return NSA_OK;
 }
 
-static nsa_status read_output(nsai_tool *tool, int file) {
+static nsa_status read_output(nsai_child *program, int file) {
   off_t size = lseek(file, 0, SEEK_END), at = 0;
   if (size <= 0 || size > MAX_OUTPUT) return NSA_OK;
-  tool->output = malloc((size_t)size + 1);
-  if (!tool->output) return nsai_fail_nomem("the output of a program", (size_t)size);
+  program->output = malloc((size_t)size + 1);
+  if (!program->output) return nsai_fail_nomem("the output of a program", (size_t)size);
   while (at < size) {
-    ssize_t count = pread(file, tool->output + at, (size_t)(size - at), at);
-    if (count <= 0) return nsai_cli_fail_io(tool->path, "its output cannot be read", errno);
+    ssize_t count = pread(file, program->output + at, (size_t)(size - at), at);
+    if (count <= 0) return nsai_cli_fail_io(program->path, "its output cannot be read", errno);
     at += count;
   }
-  tool->output[size] = 0;
-  if (!nsai_json_valid(tool->output, (size_t)size)) nsai_tool_fini(tool);
+  program->output[size] = 0;
+  if (!nsai_json_valid(program->output, (size_t)size)) nsai_child_fini(program);
   return NSA_OK;
 }
 
@@ -109,25 +111,25 @@ static int open_file(void) {
   return file;
 }
 
-nsa_status nsai_tool_run(nsai_tool *tool) {
-  const char *name = tool->arguments[0];
+nsa_status nsai_child_run(nsai_child *program) {
+  const char *name = program->arguments[0];
   double begun = nsai_cli_now();
   pid_t child;
-  if (!find_beside(name, tool->path) && !find_in_path(name, tool->path)) {
-    tool->path[0] = 0;
+  if (!find_next_to_program(name, program->path) && !find_in_path(name, program->path)) {
+    program->path[0] = 0;
     return NSA_OK;
   }
   int file = open_file();
   if (file < 0) return nsai_cli_fail_io(name, "no memory file for its output", errno);
-  nsa_status status = spawn(tool, file, &child);
-  if (status == NSA_OK) status = wait_for(tool, child);
-  if (status == NSA_OK) status = read_output(tool, file);
-  tool->seconds = nsai_cli_now() - begun;
+  nsa_status status = spawn(program, file, &child);
+  if (status == NSA_OK) status = wait_for(program, child);
+  if (status == NSA_OK) status = read_output(program, file);
+  program->seconds = nsai_cli_now() - begun;
   close(file);
   return status;
 }
 
-void nsai_tool_fini(nsai_tool *tool) {
-  free(tool->output);
-  tool->output = NULL;
+void nsai_child_fini(nsai_child *program) {
+  free(program->output);
+  program->output = NULL;
 }

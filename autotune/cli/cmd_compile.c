@@ -39,11 +39,11 @@ typedef struct arguments {
   int arch_count; /* 0: the device's own */
   int32_t op;     /* 0: forward and dense */
   int32_t selection;
-  int64_t max_kv_len; /* 0: as the file says */
-  int32_t probe_rows; /* of the forward's importance */
-  int32_t caution;    /* nsai_target.caution to begin with */
-  int32_t sample;     /* so many candidates of each stage; 0: the heuristic's choices */
-  uint64_t seed;      /* of the sample */
+  int64_t max_kv_len;        /* 0: as the file says */
+  int32_t probe_rows;        /* of the forward's importance */
+  int32_t register_fallback; /* nsai_target.caution to begin with */
+  int32_t sample;            /* so many candidates of each stage; 0: the heuristic's choices */
+  uint64_t seed;             /* of the sample */
   bool has_seed, verbose;
   char jobs[64]; /* override made of --jobs */
   const char **files;
@@ -56,7 +56,7 @@ enum {
   OPT_MAX_KV_LEN,
   OPT_JOBS,
   OPT_PROBE_ROWS,
-  OPT_CAUTION,
+  OPT_REGISTER_FALLBACK,
   OPT_SAMPLE,
   OPT_SEED
 };
@@ -72,7 +72,7 @@ static const struct argp_option options[] = {
     "Longest sequence; without it the file's. What shorter ones choose is compiled, too", 0 },
   { "probe-rows", OPT_PROBE_ROWS, "N", 0,
     "Also the kernel that reads the importance of N chosen rows (problem.max_probe_rows)", 0 },
-  { "caution", OPT_CAUTION, "N", OPTION_HIDDEN,
+  { "register-fallback", OPT_REGISTER_FALLBACK, "N", OPTION_HIDDEN,
     "Begin with the tiles that other compilers fall back to: 1 or 2", 0 },
   { "sample", OPT_SAMPLE, "N", 0,
     "In place of the heuristic's choices N random candidates of each stage, as a tuning may look "
@@ -149,8 +149,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_PROBE_ROWS:
     a->probe_rows = (int32_t)parse_count("--probe-rows", value, INT32_MAX, state);
     break;
-  case OPT_CAUTION:
-    a->caution = (int32_t)parse_count("--caution", value, NSAI_MAX_CAUTION, state);
+  case OPT_REGISTER_FALLBACK:
+    a->register_fallback =
+        (int32_t)parse_count("--register-fallback", value, NSAI_MAX_REGISTER_FALLBACK, state);
     break;
   case OPT_SAMPLE: a->sample = (int32_t)parse_count("--sample", value, MAX_SAMPLE, state); break;
   case OPT_SEED: parse_seed(a, value, state); break;
@@ -294,7 +295,7 @@ static nsa_status open_context(const job *j, nsai_cli_progress *progress, int32_
   o.log_user = progress;
   o.log_level = log_level;
   NSAI_TRY(nsa_create(j->file, &o, ctx));
-  (*ctx)->target.caution = j->a->caution;
+  (*ctx)->target.register_fallback = j->a->register_fallback;
   return NSA_OK;
 }
 

@@ -49,7 +49,7 @@ static void list_text(nsai_writer *out, const nsai_record *r) {
   nsai_write(out, "%s: %s (%s, %d SMs), %" PRId64 " tokens, %s, %s, %s:", r->problem, r->device,
              r->arch, r->sms, r->bucket, r->level, r->date, r->complete ? "complete" : "not ended");
   for (int32_t i = 0; i < r->timing_count; i++) {
-    if (!r->timings[i].chosen || nsai_record_is_covered(r, r->timings[i].stage)) continue;
+    if (!r->timings[i].chosen || nsai_record_is_fused(r, r->timings[i].stage)) continue;
     nsai_write(out, "%s%s = %s", comma, r->timings[i].stage, r->timings[i].candidate);
     comma = "; ";
   }
@@ -286,7 +286,7 @@ static bool find_unsaved(void *user, const nsai_record_item *item) {
   return true;
 }
 
-static void tell_kept(void *user, const nsai_record *record, const nsai_record *here) {
+static void print_kept(void *user, const nsai_record *record, const nsai_record *here) {
   (void)user;
   printf("kept: %s, %s: the record here is of %s, library %s, driver %s; that of the file of %s, "
          "library %s, driver %s\n",
@@ -297,7 +297,7 @@ static void tell_kept(void *user, const nsai_record *record, const nsai_record *
 /* Records that are kept in memory alone would be gone with this process. */
 static nsa_status import_and_store(nsai_records *records, const char *path) {
   nsai_cache_tier_info tier;
-  nsai_import import = { .on_kept = tell_kept };
+  nsai_import import = { .on_kept = print_kept };
   bool unsaved = false;
   if (!nsai_records_tier(records, 0, &tier))
     return nsai_fail(NSA_E_CACHE, "no folder for records: set runtime.cache_dir or $NSA_CACHE_DIR");

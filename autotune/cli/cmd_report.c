@@ -45,7 +45,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 
 /* ---- what is judged ---- */
 
-void nsai_report_judge(report *r, const char *name, outcome what, const char *format, ...) {
+void nsai_report_check_records(report *r, const char *name, outcome what, const char *format, ...) {
   va_list args;
   if (r->criterion_count == CRITERIA) return;
   criterion *c = &r->criteria[r->criterion_count++];
@@ -64,15 +64,15 @@ static void find_device(report *r, nsai_device *device) {
   const char *which = r->config->runtime.device;
   nsa_status status = NSA_OK;
   if (!strcmp(which, "cpu")) {
-    nsai_report_judge(r, "a GPU can be used", SKIPPED, "runtime.device is cpu");
+    nsai_report_check_records(r, "a GPU can be used", SKIPPED, "runtime.device is cpu");
     return;
   }
   status = nsai_driver_open(r->config->runtime.driver_path, NULL, &driver);
   if (status == NSA_OK) status = nsai_device_init(driver, which, device);
   if (status == NSA_OK)
-    nsai_report_judge(r, "a GPU can be used", PASS, "%s", device->name);
+    nsai_report_check_records(r, "a GPU can be used", PASS, "%s", device->name);
   else
-    nsai_report_judge(r, "a GPU can be used", FAIL, "%s", nsa_status_text(status));
+    nsai_report_check_records(r, "a GPU can be used", FAIL, "%s", nsa_status_text(status));
 }
 
 static size_t write_environment_json(const void *inputs, char *buf, size_t size) {
@@ -122,56 +122,58 @@ static nsa_status open_report(report *r) {
     nsai_problem p = { .model = r->config->model,
                        .op = NSA_OP_FORWARD + i,
                        .selection = NSA_SELECT_OWN };
-    nsai_writer key = nsai_writer_open(r->geometry[i], sizeof r->geometry[i]);
-    nsai_problem_add_geometry(&key, &p);
+    nsai_writer key = nsai_writer_open(r->model[i], sizeof r->model[i]);
+    nsai_problem_add_model(&key, &p);
   }
   return NSA_OK;
 }
 
 /* ---- checks and benchmarks ---- */
 
-outcome nsai_report_outcome(const report *r, const nsai_tool *tool) {
-  if (r->a->no_run || !tool->path[0] || tool->exit_status == 77) return SKIPPED;
-  return tool->exit_status ? FAIL : PASS;
+outcome nsai_report_outcome(const report *r, const nsai_child *program) {
+  if (r->a->no_run || !program->path[0] || program->exit_status == 77) return SKIPPED;
+  return program->exit_status ? FAIL : PASS;
 }
 
 /* The benchmarks leave a table and figures, too; a table of before would be gone on with. */
-static void add_files(nsai_tool *tool, const char *times, const char *folder, const char *commit) {
+static void add_files(nsai_child *program, const char *times, const char *folder,
+                      const char *commit) {
   const char *const more[] = { "--csv", times, "--svg", folder, "--commit", commit ? commit : "" };
   int count = 0;
-  while (tool->arguments[count]) count++;
-  for (size_t i = 0; i < sizeof more / sizeof *more; i++) tool->arguments[count++] = more[i];
+  while (program->arguments[count]) count++;
+  for (size_t i = 0; i < sizeof more / sizeof *more; i++) program->arguments[count++] = more[i];
   (void)remove(times); /* there may be none; what cannot be removed cannot be appended to either */
 }
 
 static nsa_status run_tools(report *r) {
-  static const nsai_tool tools[TOOLS] = {
+  static const nsai_child tools[TOOLS] = {
     { .title = "checks", .arguments = { "nsacheck", "--json" } },
     { .title = "needle",
       .arguments = { "nsacheck", "--filter", "needle:*", "--count", "0", "--json" } },
-    { .title = "benchmarks", .arguments = { "nsa-bench", "--json", NSAI_TOOL_FILE } },
+    { .title = "benchmarks", .arguments = { "nsa-bench", "--json", NSAI_CHILD_FILE } },
   };
   const char *folder = r->a->folder ? r->a->folder : ".";
   if (mkdir(folder, 0777) && errno != EEXIST)
     return nsai_cli_fail_io(folder, "cannot be made", errno);
   snprintf(r->times, sizeof r->times, "%s/times.csv", folder);
   for (int i = 0; i < TOOLS; i++) {
-    nsai_tool *tool = &r->tools[i];
-    *tool = tools[i];
-    if (i == TOOLS - 1) add_files(tool, r->times, folder, r->a->commit);
+    nsai_child *program = &r->tools[i];
+    *program = tools[i];
+    if (i == TOOLS - 1) add_files(program, r->times, folder, r->a->commit);
     if (!r->a->no_run) {
-      fprintf(stderr, "%s: %s\n", tool->title, tool->arguments[0]);
-      NSAI_TRY(nsai_tool_run(tool));
+      fprintf(stderr, "%s: %s\n", program->title, program->arguments[0]);
+      NSAI_TRY(nsai_child_run(program));
     }
     if (nsai_cli_interrupted()) return nsai_fail(NSA_E_CANCELLED, "interrupted");
     if (r->a->no_run)
-      nsai_report_judge(r, tool->title, SKIPPED, "--no-run");
-    else if (!tool->path[0])
-      nsai_report_judge(r, tool->title, SKIPPED, "%s is neither beside this program nor in $PATH",
-                        tool->arguments[0]);
+      nsai_report_check_records(r, program->title, SKIPPED, "--no-run");
+    else if (!program->path[0])
+      nsai_report_check_records(r, program->title, SKIPPED,
+                                "%s is neither beside this program nor in $PATH",
+                                program->arguments[0]);
     else
-      nsai_report_judge(r, tool->title, nsai_report_outcome(r, tool), "status %d after %.1f s",
-                        tool->exit_status, tool->seconds);
+      nsai_report_check_records(r, program->title, nsai_report_outcome(r, program),
+                                "status %d after %.1f s", program->exit_status, program->seconds);
   }
   return NSA_OK;
 }
@@ -228,7 +230,7 @@ int nsai_cmd_report(int argc, char **argv) {
   int code = status == NSA_OK ? NSAI_EXIT_OK : nsai_cli_fail(status);
   for (int i = 0; i < TOOLS; i++) {
     if (status == NSA_OK && nsai_report_outcome(&r, &r.tools[i]) == FAIL) code = NSAI_EXIT_VERIFY;
-    nsai_tool_fini(&r.tools[i]);
+    nsai_child_fini(&r.tools[i]);
   }
   nsai_tune_results_fini(&r.results);
   free(r.environment);

@@ -35,12 +35,12 @@ typedef struct report {
   nsai_config *config;
   char *environment, *environment_json, *configuration; /* texts of other modules, quoted */
   char device[128];                                     /* "NVIDIA H200"; "": none here */
-  char record_device[128];        /* whose records are reported; "": none yet */
-  char geometry[REPORT_OPS][512]; /* how the keys of the file's problems begin, by operation */
-  nsai_tune_results results;      /* the records, as the events of a tuning */
-  char times[4096];               /* the benchmarks' CSV */
+  char record_device[128];     /* whose records are reported; "": none yet */
+  char model[REPORT_OPS][512]; /* how the keys of the file's problems begin, by operation */
+  nsai_tune_results results;   /* the records, as the events of a tuning */
+  char times[4096];            /* the benchmarks' CSV */
   int64_t records, unfinished, outdated, elsewhere;
-  nsai_tool tools[TOOLS];
+  nsai_child tools[TOOLS];
   criterion criteria[CRITERIA];
   int criterion_count;
   char date[32];
@@ -48,11 +48,11 @@ typedef struct report {
 } report;
 
 /* Adds a criterion with its result and a note. */
-void nsai_report_judge(report *r, const char *name, outcome what, const char *format, ...)
+void nsai_report_check_records(report *r, const char *name, outcome what, const char *format, ...)
     NSAI_PRINTF(4, 5);
 
 /* What became of a program: skipped where it did not run or says so. */
-outcome nsai_report_outcome(const report *r, const nsai_tool *tool);
+outcome nsai_report_outcome(const report *r, const nsai_child *program);
 
 /* cmd_report_records.c */
 

@@ -16,8 +16,8 @@
 static bool is_ours(report *r, const nsai_record *record) {
   bool same = false;
   for (int i = 0; i < REPORT_OPS; i++) {
-    size_t length = strlen(r->geometry[i]);
-    char after = !strncmp(record->problem, r->geometry[i], length) ? record->problem[length] : '?';
+    size_t length = strlen(r->model[i]);
+    char after = !strncmp(record->problem, r->model[i], length) ? record->problem[length] : '?';
     same |= after == ':' || !after;
   }
   if (!same) return false;
@@ -55,23 +55,23 @@ static void add_baseline(report *r, const nsai_record *record, const nsai_baseli
 /* What was chosen for a stage, beside the heuristic's choice where that was timed, too. */
 static void add_choice(report *r, const nsai_record *record, const nsai_timing *chosen) {
   double gain = (double)NAN;
-  nsai_weight weight = nsai_record_weigh(record, chosen);
-  nsai_timing told = *chosen;
-  nsai_writer note = nsai_writer_open(told.note, sizeof told.note);
+  nsai_fused_time fused_time = nsai_record_fused_time(record, chosen);
+  nsai_timing shown = *chosen;
+  nsai_writer note = nsai_writer_open(shown.note, sizeof shown.note);
   for (int32_t i = 0; i < record->timing_count; i++) {
     const nsai_timing *t = &record->timings[i];
     if (!t->is_default || strcmp(t->stage, chosen->stage) != 0) continue;
-    double heuristic = nsai_record_weigh(record, t).ms;
-    if (isfinite(heuristic) && heuristic > 0 && isfinite(weight.ms))
-      gain = 1 - weight.ms / heuristic;
+    double heuristic = nsai_record_fused_time(record, t).ms;
+    if (isfinite(heuristic) && heuristic > 0 && isfinite(fused_time.ms))
+      gain = 1 - fused_time.ms / heuristic;
   }
-  told.note[0] = 0;
-  nsai_weight_write(&weight, &note);
-  if (isfinite(weight.ms)) {
-    told.ms = weight.ms;
-    told.spread = weight.spread;
+  shown.note[0] = 0;
+  nsai_fused_time_write(&fused_time, &note);
+  if (isfinite(fused_time.ms)) {
+    shown.ms = fused_time.ms;
+    shown.spread = fused_time.spread;
   }
-  add_event(r, record, NSA_TUNE_CHOSEN, &told, gain);
+  add_event(r, record, NSA_TUNE_CHOSEN, &shown, gain);
 }
 
 static bool add_record(void *user, const nsai_record_item *item) {
@@ -90,7 +90,7 @@ static bool add_record(void *user, const nsai_record_item *item) {
   for (int32_t i = 0; i < record->timing_count; i++) {
     const nsai_timing *t = &record->timings[i];
     if (t->state >= 0 && t->state < NSAI_TIMING_STATES) add_event(r, record, kinds[t->state], t, 0);
-    if (t->chosen && !nsai_record_is_covered(record, t->stage)) add_choice(r, record, t);
+    if (t->chosen && !nsai_record_is_fused(record, t->stage)) add_choice(r, record, t);
   }
   for (int32_t i = 0; i < record->baseline_count; i++)
     add_baseline(r, record, &record->baselines[i]);
@@ -98,20 +98,21 @@ static bool add_record(void *user, const nsai_record_item *item) {
   return true;
 }
 
-static void judge_records(report *r) {
+static void check_records(report *r) {
   if (!r->records) {
-    nsai_report_judge(r, "records", SKIPPED,
-                      "none for this model%s%s; `nsa-autotune tune %s` makes them",
-                      r->record_device[0] ? " on " : "", r->record_device, r->a->file);
+    nsai_report_check_records(r, "records", SKIPPED,
+                              "none for this model%s%s; `nsa-autotune tune %s` makes them",
+                              r->record_device[0] ? " on " : "", r->record_device, r->a->file);
     return;
   }
-  nsai_report_judge(r, "the records' searches came to their end", r->unfinished ? FAIL : PASS,
-                    "%" PRId64 " of %" PRId64 " did", r->records - r->unfinished, r->records);
-  nsai_report_judge(r, "the records are of this version", r->outdated ? FAIL : PASS,
-                    "%" PRId64 " of %" PRId64 " are", r->records - r->outdated, r->records);
+  nsai_report_check_records(r, "the records' searches came to their end",
+                            r->unfinished ? FAIL : PASS, "%" PRId64 " of %" PRId64 " did",
+                            r->records - r->unfinished, r->records);
+  nsai_report_check_records(r, "the records are of this version", r->outdated ? FAIL : PASS,
+                            "%" PRId64 " of %" PRId64 " are", r->records - r->outdated, r->records);
 }
 
-static void judge_speed(report *r) {
+static void check_speed(report *r) {
   size_t count, same;
   nsai_tune_point *points = nsai_tune_points(&r->results, &count);
   for (size_t at = 0; at < count; at += same) {
@@ -120,9 +121,9 @@ static void judge_speed(report *r) {
     const nsai_tune_point *last = &points[at + same - 1];
     snprintf(name, sizeof name, "sparse is faster at the longest length, %s",
              nsai_tune_inputs(last->problem, inputs));
-    nsai_report_judge(r, name, last->forward_ms < last->dense_ms ? PASS : FAIL,
-                      "%.2f times as fast as %s at %" PRId64 " tokens",
-                      last->dense_ms / last->forward_ms, last->dense, last->tokens);
+    nsai_report_check_records(r, name, last->forward_ms < last->dense_ms ? PASS : FAIL,
+                              "%.2f times as fast as %s at %" PRId64 " tokens",
+                              last->dense_ms / last->forward_ms, last->dense, last->tokens);
   }
   free(points);
 }
@@ -144,7 +145,7 @@ nsa_status nsai_report_records(report *r) {
   NSAI_TRY(status);
   nsai_tune_results_sort(&r->results);
   if (r->results.failed) return nsai_fail_nomem("the records", 0);
-  judge_records(r);
-  judge_speed(r);
+  check_records(r);
+  check_speed(r);
   return NSA_OK;
 }

@@ -23,9 +23,9 @@ static const char *seen_from_folder(const report *r, const char *argument) {
   return argument[length] == '/' ? argument + length + 1 : argument;
 }
 
-static void write_command(nsai_writer *out, const report *r, const nsai_tool *tool) {
-  for (int i = 0; tool->arguments[i]; i++)
-    nsai_write(out, "%s%s", i ? " " : "", seen_from_folder(r, tool->arguments[i]));
+static void write_command(nsai_writer *out, const report *r, const nsai_child *program) {
+  for (int i = 0; program->arguments[i]; i++)
+    nsai_write(out, "%s%s", i ? " " : "", seen_from_folder(r, program->arguments[i]));
 }
 
 size_t nsai_report_write_markdown(const void *user, char *buf, size_t size) {
@@ -66,20 +66,20 @@ static void member(nsai_writer *out, const char *comma, const char *name, const 
   nsai_write_json(out, text);
 }
 
-static void write_tool_json(nsai_writer *out, const report *r, const nsai_tool *tool) {
-  member(out, "{", "title", tool->title);
+static void write_child_json(nsai_writer *out, const report *r, const nsai_child *program) {
+  member(out, "{", "title", program->title);
   nsai_write(out, ", \"command\": [");
-  for (int i = 0; tool->arguments[i]; i++) {
+  for (int i = 0; program->arguments[i]; i++) {
     nsai_write(out, "%s", i ? ", " : "");
-    nsai_write_json(out, seen_from_folder(r, tool->arguments[i]));
+    nsai_write_json(out, seen_from_folder(r, program->arguments[i]));
   }
-  member(out, "], ", "path", tool->path[0] ? tool->path : NULL);
-  member(out, ", ", "result", outcome_names[nsai_report_outcome(r, tool)]);
-  nsai_write(out, ", \"status\": %d, \"seconds\": %.3f,\n   \"output\": ", tool->exit_status,
-             tool->seconds);
+  member(out, "], ", "path", program->path[0] ? program->path : NULL);
+  member(out, ", ", "result", outcome_names[nsai_report_outcome(r, program)]);
+  nsai_write(out, ", \"status\": %d, \"seconds\": %.3f,\n   \"output\": ", program->exit_status,
+             program->seconds);
   /* In pieces, since a format's result is limited to an int. */
-  nsai_write_bytes(out, tool->output ? tool->output : "null",
-                   tool->output ? strlen(tool->output) : 4);
+  nsai_write_bytes(out, program->output ? program->output : "null",
+                   program->output ? strlen(program->output) : 4);
   nsai_write(out, "}");
 }
 
@@ -109,7 +109,7 @@ size_t nsai_report_write_json(const void *user, char *buf, size_t size) {
   nsai_write(&out, ",\n \"runs\": [");
   for (int i = 0; i < TOOLS; i++) {
     nsai_write(&out, "%s\n  ", i ? "," : "");
-    write_tool_json(&out, r, &r->tools[i]);
+    write_child_json(&out, r, &r->tools[i]);
   }
   nsai_write(&out, "]}\n");
   return out.used;

@@ -91,20 +91,20 @@ static void write_space_json(nsai_writer *out, const nsai_space *space) {
 }
 
 /* The stages that a variant does beside its own. */
-static void write_covers(nsai_writer *out, uint32_t covers) {
-  if (!covers) return;
-  nsai_write(out, "%-18s   covers", "");
+static void write_fuses(nsai_writer *out, uint32_t fuses) {
+  if (!fuses) return;
+  nsai_write(out, "%-18s   fuses", "");
   for (int s = 0; s < NSAI_STAGE_COUNT; s++)
-    if (covers >> s & 1) nsai_write(out, " %s", nsai_stage_name((nsai_stage)s));
+    if (fuses >> s & 1) nsai_write(out, " %s", nsai_stage_name((nsai_stage)s));
   nsai_write(out, "\n");
 }
 
 /* The same as a JSON member. */
-static void write_covers_json(nsai_writer *out, uint32_t covers) {
+static void write_fuses_json(nsai_writer *out, uint32_t fuses) {
   const char *comma = "";
-  nsai_write(out, ", \"covers\": [");
+  nsai_write(out, ", \"fuses\": [");
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-    if (!(covers >> s & 1)) continue;
+    if (!(fuses >> s & 1)) continue;
     nsai_write(out, "%s\"%s\"", comma, nsai_stage_name((nsai_stage)s));
     comma = ", ";
   }
@@ -114,15 +114,16 @@ static void write_covers_json(nsai_writer *out, uint32_t covers) {
 static void write_variants(nsai_writer *out, bool json) {
   for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
     if (!json) {
-      nsai_write(out, "%-18s %-24s %s\n", nsai_stage_name(v->stage), v->name, v->why);
-      write_covers(out, v->covers);
+      nsai_write(out, "%-18s %-34s %s\n", nsai_stage_name(v->stage), v->name, v->why);
+      write_fuses(out, v->fuses);
       write_space(out, v->space);
       continue;
     }
-    member(out, v > nsai_library_parts.variants ? ",\n {" : "[{", "stage", nsai_stage_name(v->stage));
+    member(out, v > nsai_library_parts.variants ? ",\n {" : "[{", "stage",
+           nsai_stage_name(v->stage));
     member(out, ", ", "name", v->name);
     member(out, ", ", "why", v->why);
-    write_covers_json(out, v->covers);
+    write_fuses_json(out, v->fuses);
     write_space_json(out, v->space);
     nsai_write(out, "}");
   }

@@ -39,7 +39,7 @@ static void rank_of(const sampler *s, const nsai_candidate *candidate,
   char text[768];
   nsai_writer out = nsai_writer_open(text, sizeof text);
   nsai_write(&out, "%llu %s ", (unsigned long long)s->sample->seed, s->ctx->target.arch);
-  nsai_problem_add_geometry(&out, &s->problem);
+  nsai_problem_add_model(&out, &s->problem);
   /* Both sides of thresholds.select_dense_below get samples of their own. */
   nsai_write(&out, " %s %d ", nsai_stage_name(candidate->variant->stage),
              nsai_problem_selects_all(&s->problem));
@@ -66,11 +66,11 @@ static void offer_variant(sampler *s, const nsai_variant *v) {
   const nsai_target *target = &s->ctx->target;
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
   nsai_candidate candidate = { .variant = v };
-  nsai_variant_judge(s->ctx->config, &s->problem, target, v, &reasons);
+  nsai_variant_reasons(s->ctx->config, &s->problem, target, v, &reasons);
   if (reasons.count || !v->space) return;
   while (nsai_tiles_next(v->space, &candidate.tiles)) {
     reasons.count = 0;
-    nsai_tiles_judge(v, &s->problem, target, &candidate.tiles, &reasons);
+    nsai_tiles_reasons(v, &s->problem, target, &candidate.tiles, &reasons);
     if (reasons.count || isinf(v->space->cost(&s->problem, target, &candidate.tiles))) continue;
     offer(s, &candidate, &s->draws[v->stage]);
   }
@@ -78,7 +78,7 @@ static void offer_variant(sampler *s, const nsai_variant *v) {
 
 static nsa_status make(const sampler *s, const nsai_kernel_spec specs[NSAI_ROLES], bool *refused) {
   nsai_kernel_request request = { .problem = &s->problem, .specs = specs, .may_compile = true };
-  nsa_status status = nsai_kernels_make(s->ctx, &request, NULL);
+  nsa_status status = nsai_kernel_set_make(s->ctx, &request, NULL);
   *refused = request.refused;
   return status;
 }

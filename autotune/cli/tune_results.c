@@ -178,7 +178,7 @@ static int compare_points(const void *a, const void *b) {
 static bool make_point(const nsai_tune_span *span, nsai_tune_point *out) {
   const nsa_tune_event *forward = nsai_tune_find(span, NSA_TUNE_BASELINE, NULL, "forward");
   const nsa_tune_event *dense = nsai_tune_find(span, NSA_TUNE_BASELINE, NULL, "dense");
-  const nsa_tune_event *unfused = nsai_tune_find(span, NSA_TUNE_BASELINE, NULL, "sdpa_gemm");
+  const nsa_tune_event *unfused = nsai_tune_find(span, NSA_TUNE_BASELINE, NULL, "dense_gemm");
   if (!dense || (unfused && unfused->ms < dense->ms)) dense = unfused;
   if (!forward || !dense || !(forward->ms > 0) || !(dense->ms > 0)) return false;
   *out = (nsai_tune_point){ .problem = span->events[0].problem,

@@ -63,7 +63,7 @@ typedef struct nsai_tune_point {
   const char *problem; /* borrowed of the results */
   int64_t tokens;
   double forward_ms, dense_ms;
-  const char *dense; /* "dense" or "sdpa_gemm", the faster one */
+  const char *dense; /* "dense" or "dense_gemm", the faster one */
 } nsai_tune_point;
 
 /* Makes an array of all points: a series stands together, by length. The caller frees it; NULL with

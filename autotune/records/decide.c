@@ -16,7 +16,7 @@
 #include <string.h>
 
 void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out) {
-  nsai_problem_add_geometry(out, problem);
+  nsai_problem_add_model(out, problem);
   if (problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_PREFILL)
     nsai_write(out, ":ov=%s", problem->overlap == NSA_OVERLAP_HIGH ? "high" : "low");
   if (problem->op == NSA_OP_DECODE) nsai_write(out, ":q%d", problem->max_q_len);
@@ -108,7 +108,7 @@ typedef struct source {
 } source;
 
 /* Of each stage, the nearest record whose winner can serve here. */
-typedef struct recall {
+typedef struct decision_search {
   nsa_ctx *ctx;
   const nsai_problem *problem;
   nsai_tune_key_parts asked;
@@ -121,7 +121,7 @@ typedef struct recall {
   bool complete;            /* it came to its end */
   bool old;                 /* it is of another environment */
   char library[32], driver[32];
-} recall;
+} decision_search;
 
 static bool same_device(const nsa_ctx *ctx, const nsai_record *r) {
   return !strcmp(r->device, ctx->device.name) && !strcmp(r->arch, ctx->target.arch) &&
@@ -131,7 +131,7 @@ static bool same_device(const nsa_ctx *ctx, const nsai_record *r) {
 static double log_ratio(double a, double b) { return fabs(log(a / b)); }
 
 /* Whether a record's problem is this one but for heads, overlap and length, and how far it is. */
-static bool is_related(const recall *r, const nsai_record *record, source *out) {
+static bool is_related(const decision_search *r, const nsai_record *record, source *out) {
   nsai_tune_key_parts key;
   if (!nsai_tune_key_parse(record->problem, &key) || !key.tokens || record->bucket < 1 ||
       strcmp(key.rest, r->asked.rest) != 0)
@@ -163,27 +163,27 @@ static bool is_nearer(const source *a, const source *b) {
 
 /* Whether a candidate of a record, which may be another library's, another length's or another
  * group's, is one here. */
-static bool serves(const recall *r, const nsai_timing *t, nsai_stage stage, nsai_candidate *out) {
+static bool serves(const decision_search *r, const nsai_timing *t, nsai_stage stage,
+                   nsai_candidate *out) {
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
   if (!nsai_candidate_parse(t->candidate, stage, out)) return false;
-  nsai_variant_judge(r->ctx->config, r->problem, &r->ctx->target, out->variant, &reasons);
-  nsai_tiles_judge(out->variant, r->problem, &r->ctx->target, &out->tiles, &reasons);
+  nsai_variant_reasons(r->ctx->config, r->problem, &r->ctx->target, out->variant, &reasons);
+  nsai_tiles_reasons(out->variant, r->problem, &r->ctx->target, &out->tiles, &reasons);
   return !reasons.count;
 }
 
 /* Where the winner covers further stages and cannot serve here, the fastest that covers none. */
-static bool serves_apart(const recall *r, const nsai_record *record, nsai_stage stage,
-                         nsai_candidate *out) {
+static bool serves_unfused(const decision_search *r, const nsai_record *record, nsai_stage stage,
+                           nsai_candidate *out) {
   const nsai_timing *winner = nsai_record_chosen(record, nsai_stage_name(stage));
   nsai_candidate one;
   int32_t count;
   double best = (double)INFINITY;
-  if (!nsai_candidate_parse(winner->candidate, stage, &one) || !one.variant->covers) return false;
+  if (!nsai_candidate_parse(winner->candidate, stage, &one) || !one.variant->fuses) return false;
   const nsai_timing *t = nsai_record_stage(record, nsai_stage_name(stage), &count);
   for (int32_t i = 0; i < count; i++) {
     bool timed = t[i].rounds && (t[i].state == NSAI_TIMING_OK || t[i].state == NSAI_TIMING_DROPPED);
-    if (!timed || t[i].ms >= best || !serves(r, &t[i], stage, &one) || one.variant->covers)
-      continue;
+    if (!timed || t[i].ms >= best || !serves(r, &t[i], stage, &one) || one.variant->fuses) continue;
     best = t[i].ms;
     *out = one;
   }
@@ -206,14 +206,15 @@ static bool knows(const nsai_record *record, nsai_stage stage, const nsai_varian
 }
 
 /* Whether the record may put the candidate in the place of the heuristic's choice. */
-static bool may_decide(const recall *r, const nsai_record *record, nsai_stage stage,
+static bool may_decide(const decision_search *r, const nsai_record *record, nsai_stage stage,
                        const nsai_candidate *candidate) {
-  const nsai_variant *own = r->heuristic[stage];
-  return !own || own == candidate->variant || knows(record, stage, own);
+  const nsai_variant *heuristic_variant = r->heuristic[stage];
+  return !heuristic_variant || heuristic_variant == candidate->variant ||
+         knows(record, stage, heuristic_variant);
 }
 
 static bool visit(void *user, const nsai_record_item *item) {
-  recall *r = user;
+  decision_search *r = user;
   const nsai_record *record = item->record;
   source from;
   bool decides = false;
@@ -224,7 +225,7 @@ static bool visit(void *user, const nsai_record_item *item) {
     nsai_candidate candidate;
     if (!t || !is_nearer(&from, &r->stage[s])) continue;
     if (!serves(r, t, (nsai_stage)s, &candidate) &&
-        !serves_apart(r, record, (nsai_stage)s, &candidate))
+        !serves_unfused(r, record, (nsai_stage)s, &candidate))
       continue;
     if (!may_decide(r, record, (nsai_stage)s, &candidate)) continue;
     r->out->stage[s] = candidate;
@@ -244,7 +245,7 @@ static bool visit(void *user, const nsai_record_item *item) {
 
 /* The stages are decided by records of one kind: where there are records of the problem and its
  * overlap, others say nothing. */
-static void drop_weaker(recall *r) {
+static void drop_weaker(decision_search *r) {
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     source *from = &r->stage[s];
     if (!from->there || (from->other_heads == r->nearest.other_heads &&
@@ -256,29 +257,29 @@ static void drop_weaker(recall *r) {
 }
 
 /* Where the problem cannot be served, whoever makes the plan finds out. */
-static void ask_heuristic(recall *r) {
+static void find_heuristic(decision_search *r) {
   const nsa_ctx *ctx = r->ctx;
   nsai_choice choice;
   if (nsai_choose(ctx->config, r->problem, &ctx->target, NULL, NULL, &choice) != NSA_OK) return;
   for (int i = 0; i < NSAI_STAGE_COUNT; i++) {
     nsai_stage s = (nsai_stage)i;
-    bool covered = nsai_is_covered(&choice, s);
-    r->heuristic[s] = covered ? nsai_choose_apart(ctx->config, r->problem, &ctx->target, s).variant
-                              : choice.variant[s];
+    bool fused = nsai_is_fused(&choice, s);
+    r->heuristic[s] = fused ? nsai_choose_unfused(ctx->config, r->problem, &ctx->target, s).variant
+                            : choice.variant[s];
   }
 }
 
 /* Fills `r` and its decisions; false: no record decides anything. Out of memory is no reason to fail
  * a plan: it is made as without a record. */
 static bool search(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *decisions,
-                   recall *r) {
+                   decision_search *r) {
   char key[NSAI_TUNE_KEY_BYTES];
   nsai_writer text = nsai_writer_open(key, sizeof key);
-  *r = (recall){ .ctx = ctx, .problem = problem, .out = decisions };
+  *r = (decision_search){ .ctx = ctx, .problem = problem, .out = decisions };
   memset(decisions->stage, 0, sizeof decisions->stage);
   nsai_tune_key(problem, 0, &text);
   if (text.used >= sizeof key || !nsai_tune_key_parse(key, &r->asked)) return false;
-  ask_heuristic(r);
+  find_heuristic(r);
   if (nsai_records_each(nsai_context_records(ctx), visit, r) != NSA_OK) return false;
   drop_weaker(r);
   decisions->other_heads = r->nearest.other_heads;
@@ -309,7 +310,7 @@ nsa_status nsai_records_attach(nsa_ctx *ctx, const nsai_cache_options *folders, 
 void nsai_records_detach(void *state) { nsai_records_close(state); }
 
 /* Once a context: timings of other versions may have other winners. */
-static void warn_of_age(nsa_ctx *ctx, const recall *r) {
+static void warn_of_age(nsa_ctx *ctx, const decision_search *r) {
   pthread_mutex_lock(&ctx->lock);
   bool say = r->old && !ctx->warned_record;
   ctx->warned_record |= r->old;
@@ -324,29 +325,29 @@ static void warn_of_age(nsa_ctx *ctx, const recall *r) {
 }
 
 /* Whether what was decided for another stage covers this one. */
-static bool is_covered(const recall *r, int stage) {
+static bool is_fused(const decision_search *r, int stage) {
   for (int s = 0; s < stage; s++) {
     const nsai_variant *v = r->out->stage[s].variant;
-    if (v && nsai_covers(v, (nsai_stage)stage)) return true;
+    if (v && nsai_fuses(v, (nsai_stage)stage)) return true;
   }
   return false;
 }
 
 /* "record of 1024, 4096 tokens, level quick, 2026-11-20T...", "record of G 16, 4096 tokens, ...", or of
  * decode steps "record of 64 x 4096 tokens, ...". */
-static void write_why(const recall *r, nsai_writer *why) {
+static void write_why(const decision_search *r, nsai_writer *why) {
   int32_t group = 0; /* the last one that was told */
   nsai_write(why, "record of ");
   for (int s = 0, count = 0; s < NSAI_STAGE_COUNT; s++) {
     const source *from = &r->stage[s];
-    bool told = !from->there || is_covered(r, s);
+    bool written = !from->there || is_fused(r, s);
     for (int k = 0; k < s; k++)
-      told |= r->stage[k].there && r->stage[k].tokens == from->tokens &&
-              r->stage[k].group == from->group;
-    if (told) continue;
-    bool tell_group = from->other_heads && from->group != group;
-    nsai_write(why, "%s", !count++ ? "" : tell_group ? "; " : ", ");
-    if (tell_group) nsai_write(why, "G %d, ", from->group);
+      written |= r->stage[k].there && r->stage[k].tokens == from->tokens &&
+                 r->stage[k].group == from->group;
+    if (written) continue;
+    bool write_group = from->other_heads && from->group != group;
+    nsai_write(why, "%s", !count++ ? "" : write_group ? "; " : ", ");
+    if (write_group) nsai_write(why, "G %d, ", from->group);
     if (from->seqs) nsai_write(why, "%d x ", from->seqs);
     nsai_write(why, "%lld", (long long)from->tokens);
     group = from->group;
@@ -357,7 +358,7 @@ static void write_why(const recall *r, nsai_writer *why) {
 
 void nsai_records_decide(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *out) {
   nsai_writer why = nsai_writer_open(out->why, sizeof out->why);
-  recall r;
+  decision_search r;
   *out = (nsai_decisions){ 0 };
   if (!ctx->tuning_state || ctx->deviceless) {
     nsai_write(&why, "no device, so no record");
@@ -373,7 +374,7 @@ void nsai_records_decide(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisio
 
 bool nsai_tune_is_recorded(nsa_ctx *ctx, const nsai_problem *problem) {
   nsai_decisions decisions;
-  recall r;
+  decision_search r;
   return search(ctx, problem, &decisions, &r) && !r.nearest.other_heads &&
          !r.nearest.other_overlap && r.complete && r.nearest.length_distance <= log(2.01);
 }

@@ -17,7 +17,8 @@ static void describe_environment(const nsa_ctx *ctx, nsai_record *r) {
   r->sms = d->sm_count;
   snprintf(r->library, sizeof r->library, "%d.%d.%d", NSA_VERSION_MAJOR, NSA_VERSION_MINOR,
            NSA_VERSION_PATCH);
-  snprintf(r->templates, sizeof r->templates, "%.32s", nsai_jit_templates_digest(ctx->jit));
+  snprintf(r->templates, sizeof r->templates, "%.32s",
+           nsai_compiler_templates_digest(ctx->compiler));
   snprintf(r->driver, sizeof r->driver, "%d.%d", d->driver_version / 1000,
            d->driver_version % 1000 / 10);
 }
@@ -31,9 +32,9 @@ bool nsai_tune_is_current(const nsa_ctx *ctx, const nsai_record *record) {
 
 void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *r) {
   nsai_kernel_key key;
-  nsai_jit_request request = { .name = "none", .source = "", .arch = ctx->target.arch };
+  nsai_compile_request request = { .name = "none", .source = "", .arch = ctx->target.arch };
   describe_environment(ctx, r);
-  if (nsai_jit_key(ctx->jit, &request, &key) != NSA_OK) return; /* unknown, then */
+  if (nsai_compiler_key(ctx->compiler, &request, &key) != NSA_OK) return; /* unknown, then */
   snprintf(r->compiler, sizeof r->compiler, "%.63s", key.compiler_id);
   nsai_kernel_key_fini(&key);
 }

@@ -118,7 +118,7 @@ typedef struct nsai_record_entry {
 /* Lock rule: `saving` is held over a whole change, waits included; `lock` guards the rest but the
  * place, and is taken after it. */
 struct nsai_records {
-  nsai_place place;
+  nsai_dirs folders;
   pthread_mutex_t saving, lock;
   bool loaded;
   nsai_record_entry *entries; /* sorted by file, then tier: what counts comes first */

@@ -43,7 +43,7 @@ typedef struct nsai_timing {
 
 /* Something that the choice is compared with. */
 typedef struct nsai_baseline {
-  char name[32]; /* "forward", "forward.default", "dense", "sdpa_gemm" */
+  char name[32]; /* "forward", "forward.default", "dense", "dense_gemm" */
   double ms, spread;
 } nsai_baseline;
 

@@ -24,7 +24,7 @@
 /* Whether the file has been replaced since `*last`, which becomes what it is now. */
 static bool has_changed(nsai_records *records, const char *file, struct stat *last) {
   struct stat before = *last;
-  if (fstatat(records->place.fd[0], file, last, AT_SYMLINK_NOFOLLOW) != 0)
+  if (fstatat(records->folders.fd[0], file, last, AT_SYMLINK_NOFOLLOW) != 0)
     memset(last, 0, sizeof *last);
   return before.st_ino != last->st_ino || before.st_ctim.tv_sec != last->st_ctim.tv_sec ||
          before.st_ctim.tv_nsec != last->st_ctim.tv_nsec;
@@ -36,11 +36,11 @@ static int wait_for_lock(nsai_records *records, const char *file) {
   const struct timespec step = { 0, LOCK_STEP_MS * 1000000L };
   struct stat last = { 0 };
   bool busy;
-  int token = nsai_place_lock(&records->place, file, &busy);
+  int token = nsai_dirs_lock(&records->folders, file, &busy);
   for (int waited = 0; busy && waited < LOCK_WAIT_MS; waited += LOCK_STEP_MS) {
     if (has_changed(records, file, &last)) waited = 0;
     nanosleep(&step, NULL);
-    token = nsai_place_lock(&records->place, file, &busy);
+    token = nsai_dirs_lock(&records->folders, file, &busy);
   }
   return token;
 }
@@ -49,10 +49,10 @@ static int wait_for_lock(nsai_records *records, const char *file) {
  * warned of by the index. */
 static nsa_status read_file(nsai_records *records, const char *file, nsai_record **out) {
   struct stat st;
-  char *data, fs_fault[NSAI_FS_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
+  char *data, fs_fault[NSAI_FILES_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
   *out = NULL;
-  if (!nsai_fs_read_trusted(records->place.fd[0], file, NSAI_RECORD_MAX_BYTES, &data, &st,
-                            fs_fault))
+  if (!nsai_files_read_trusted(records->folders.fd[0], file, NSAI_RECORD_MAX_BYTES, &data, &st,
+                               fs_fault))
     return st.st_ino == 0 && errno == ENOMEM ? nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES)
                                              : NSA_OK;
   nsa_status status = nsai_record_decode(data, (size_t)st.st_size, out, fault);
@@ -82,18 +82,18 @@ static nsa_status write_file(nsai_records *records, const char *file, const nsai
   nsai_record_write(record, &writer);
   size_t size = writer.used + 1;
   if (writer.used > NSAI_RECORD_MAX_BYTES) {
-    nsai_place_warn(&records->place, NSAI_WARNED_WRITE,
-                    "a tuning record of %zu bytes is larger than any that is read: kept in memory "
-                    "only",
-                    writer.used);
+    nsai_dirs_warn(&records->folders, NSAI_WARNED_WRITE,
+                   "a tuning record of %zu bytes is larger than any that is read: kept in memory "
+                   "only",
+                   writer.used);
     return NSA_OK;
   }
   char *text = malloc(size);
   if (!text) return nsai_fail_nomem("the text of a tuning record", size);
   writer = nsai_writer_open(text, size);
   nsai_record_write(record, &writer);
-  *stored = nsai_fs_publish(records->place.fd[0], file, text, writer.used, true) == NSA_OK;
-  if (!*stored) nsai_place_stop_writing(&records->place, strerror(errno));
+  *stored = nsai_files_publish(records->folders.fd[0], file, text, writer.used, true) == NSA_OK;
+  if (!*stored) nsai_dirs_stop_writing(&records->folders, strerror(errno));
   free(text);
   return NSA_OK;
 }
@@ -138,9 +138,9 @@ static nsa_status yield_to_newer(nsai_records *records, const char *file, nsai_r
   NSAI_TRY(find_standing(records, file, in_file, &here));
   if (here && is_newer(here, *record)) {
     bool merges = nsai_record_same_environment(here, *record);
-    nsai_record **place = merges ? record : kept, *before = *place;
+    nsai_record **folders = merges ? record : kept, *before = *folders;
     if (merges) status = nsai_record_merge(here, *record);
-    *place = here;
+    *folders = here;
     here = before;
   }
   nsai_record_destroy(here);
@@ -155,7 +155,7 @@ static nsa_status save(nsai_records *records, const char *file, nsai_record *mer
   nsai_record *in_file = NULL;
   bool stored = false;
   int token = wait_for_lock(records, file);
-  bool writable = nsai_place_writable(&records->place);
+  bool writable = nsai_dirs_writable(&records->folders);
   if (writable) NSAI_TRY_TO(fail, read_file(records, file, &in_file));
   if (kept) NSAI_TRY_TO(fail, yield_to_newer(records, file, in_file, &merged, kept));
   if (kept && *kept) goto fail; /* nothing to do */
@@ -214,7 +214,7 @@ static nsa_status forget(nsai_records *records, const char *file, bool writable)
   return nsai_fail(NSA_E_CACHE,
                    "the tuning record %s stays in %s/%s, which is read-only: remove the file, or "
                    "tune again, which takes its place",
-                   file, records->place.info[left->tier].path, records->place.kind->folder);
+                   file, records->folders.info[left->tier].path, records->folders.kind->folder);
 }
 
 nsa_status nsai_records_remove(nsai_records *records, const nsai_record *record) {
@@ -223,10 +223,11 @@ nsa_status nsai_records_remove(nsai_records *records, const nsai_record *record)
   nsai_record_name(record, file);
   pthread_mutex_lock(&records->saving);
   int token = wait_for_lock(records, file);
-  bool writable = nsai_place_writable(&records->place);
-  if (writable && unlinkat(records->place.fd[0], file, 0) != 0 && errno != ENOENT)
-    status = nsai_fail(NSA_E_CACHE, "the tuning record %s cannot be removed from %s/%s: %s", file,
-                       records->place.info[0].path, records->place.kind->folder, strerror(errno));
+  bool writable = nsai_dirs_writable(&records->folders);
+  if (writable && unlinkat(records->folders.fd[0], file, 0) != 0 && errno != ENOENT)
+    status =
+        nsai_fail(NSA_E_CACHE, "the tuning record %s cannot be removed from %s/%s: %s", file,
+                  records->folders.info[0].path, records->folders.kind->folder, strerror(errno));
   if (status == NSA_OK) {
     pthread_mutex_lock(&records->lock);
     status = forget(records, file, writable);

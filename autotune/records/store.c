@@ -13,8 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const nsai_place_kind tuning = { "tuning", "tuning", "tuning records",
-                                        "new tuning records" };
+static const nsai_dirs_kind tuning = { "tuning", "tuning", "tuning records", "new tuning records" };
 
 nsa_status nsai_records_open(const nsai_cache_options *options, nsai_records **out) {
   *out = NULL;
@@ -22,7 +21,7 @@ nsa_status nsai_records_open(const nsai_cache_options *options, nsai_records **o
   if (!records) return nsai_fail_nomem("the store of tuning records", sizeof *records);
   pthread_mutex_init(&records->saving, NULL);
   pthread_mutex_init(&records->lock, NULL);
-  nsai_place_open(&records->place, options, &tuning);
+  nsai_dirs_open(&records->folders, options, &tuning);
   *out = records;
   return NSA_OK;
 }
@@ -31,14 +30,14 @@ void nsai_records_close(nsai_records *records) {
   if (!records) return;
   for (int32_t i = 0; i < records->count; i++) nsai_record_destroy(records->entries[i].record);
   free(records->entries);
-  nsai_place_close(&records->place);
+  nsai_dirs_close(&records->folders);
   pthread_mutex_destroy(&records->saving);
   pthread_mutex_destroy(&records->lock);
   free(records);
 }
 
 bool nsai_records_tier(nsai_records *records, int32_t index, nsai_cache_tier_info *out) {
-  return nsai_place_tier(&records->place, index, out);
+  return nsai_dirs_tier(&records->folders, index, out);
 }
 
 /* ---- the index ---- */
@@ -105,11 +104,11 @@ void nsai_records_take_out(nsai_records *records, int32_t index) {
 static nsa_status load_file(nsai_records *records, int32_t tier, const char *file) {
   struct stat st;
   nsai_record_entry entry = { .tier = tier };
-  char *data, name[NSAI_RECORD_NAME_CHARS], fault[NSAI_FS_FAULT_CHARS];
+  char *data, name[NSAI_RECORD_NAME_CHARS], fault[NSAI_FILES_FAULT_CHARS];
   nsa_status status = NSA_OK;
   snprintf(entry.file, sizeof entry.file, "%s", file);
-  if (!nsai_fs_read_trusted(records->place.fd[tier], file, NSAI_RECORD_MAX_BYTES, &data, &st,
-                            fault)) {
+  if (!nsai_files_read_trusted(records->folders.fd[tier], file, NSAI_RECORD_MAX_BYTES, &data, &st,
+                               fault)) {
     if (st.st_ino == 0 && errno == ENOMEM) return nsai_fail_nomem(file, NSAI_RECORD_MAX_BYTES);
     if (st.st_ino == 0) return NSA_OK;
     snprintf(entry.problem, sizeof entry.problem, "%s", fault);
@@ -127,33 +126,33 @@ static nsa_status load_file(nsai_records *records, int32_t tier, const char *fil
     }
   }
   if (!entry.record)
-    nsai_place_warn(&records->place, NSAI_WARNED_BAD,
-                    "the tuning record %s in %s/%s is bad (%s) and not used; it stays there to be "
-                    "looked at, or removed",
-                    file, records->place.info[tier].path, records->place.kind->folder,
-                    entry.problem);
+    nsai_dirs_warn(&records->folders, NSAI_WARNED_BAD,
+                   "the tuning record %s in %s/%s is bad (%s) and not used; it stays there to be "
+                   "looked at, or removed",
+                   file, records->folders.info[tier].path, records->folders.kind->folder,
+                   entry.problem);
   return nsai_records_put(records, &entry);
 }
 
 static nsa_status load_tier(nsai_records *records, int32_t tier) {
   char **names;
   size_t count;
-  bool own = tier == 0 && nsai_place_writable(&records->place);
+  bool own = tier == 0 && nsai_dirs_writable(&records->folders);
   nsa_status status =
-      nsai_place_list(records->place.fd[tier], NSAI_RECORD_ENDING, own, &names, &count);
+      nsai_dirs_list(records->folders.fd[tier], NSAI_RECORD_ENDING, own, &names, &count);
   if (status == NSA_E_CACHE) {
-    nsai_place_warn(&records->place, NSAI_WARNED_PLACE, "no tuning records are read from %s: %s",
-                    records->place.info[tier].path, nsa_last_error());
+    nsai_dirs_warn(&records->folders, NSAI_WARNED_DIRS, "no tuning records are read from %s: %s",
+                   records->folders.info[tier].path, nsa_last_error());
     return NSA_OK;
   }
   NSAI_TRY(status);
   for (size_t i = 0; i < count && status == NSA_OK; i++) {
-    if (nsai_place_is_temporary(names[i]))
-      nsai_fs_remove_abandoned(records->place.fd[tier], names[i]);
+    if (nsai_dirs_is_temporary(names[i]))
+      nsai_files_remove_abandoned(records->folders.fd[tier], names[i]);
     else
       status = load_file(records, tier, names[i]);
   }
-  nsai_place_free_list(names, count);
+  nsai_dirs_free_list(names, count);
   return status;
 }
 
@@ -161,8 +160,8 @@ nsa_status nsai_records_load(nsai_records *records) {
   if (records->loaded) return NSA_OK;
   for (int32_t i = records->count - 1; i >= 0; i--)
     if (records->entries[i].tier != NSAI_RECORD_IN_MEMORY) nsai_records_take_out(records, i);
-  for (int32_t tier = 0; tier < records->place.tiers; tier++)
-    if (records->place.fd[tier] >= 0) NSAI_TRY(load_tier(records, tier));
+  for (int32_t tier = 0; tier < records->folders.tiers; tier++)
+    if (records->folders.fd[tier] >= 0) NSAI_TRY(load_tier(records, tier));
   records->loaded = true;
   return NSA_OK;
 }
@@ -209,7 +208,7 @@ static void visit(const nsai_records *records, nsai_record_item_fn fn, void *use
     const nsai_record_entry *entry = &records->entries[i];
     bool memory = entry->tier == NSAI_RECORD_IN_MEMORY;
     const nsai_record_item item = {
-      .folder = memory ? "" : records->place.info[entry->tier].path,
+      .folder = memory ? "" : records->folders.info[entry->tier].path,
       .file = entry->file,
       .problem = entry->record ? NULL : entry->problem,
       .record = entry->record,

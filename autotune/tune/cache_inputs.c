@@ -19,7 +19,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Bytes that a step reads at least, where all of a sequence's new tokens choose alike. */
 static double step_bytes(const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   double rows = (double)nsai_block_count(m, p->max_kv_len) +
                 (double)least((int64_t)m->select_count * m->select_block, p->max_kv_len) +
                 (double)least(m->window, p->max_kv_len);
@@ -27,7 +27,7 @@ static double step_bytes(const nsai_problem *p) {
 }
 
 static bool kv_serves(const tuner *t, const tune_task *task) {
-  const nsai_trial_kv_form *f = &t->kv.form;
+  const nsai_verify_cache_options *f = &t->kv.options;
   const nsai_problem *p = &task->problem;
   return t->has_kv && t->kv_op == p->op && f->context == task->tokens && f->batch == p->max_seqs &&
          f->q_len == p->max_q_len && f->page_size == p->page_size && f->fill == task->fill &&
@@ -41,7 +41,7 @@ static nsa_status plan_append(tuner *t, const nsai_problem *problem, nsai_trial_
   p.op = NSA_OP_APPEND;
   p.selection = NSA_SELECT_OWN;
   p.max_seqs = 1;
-  p.max_tokens = least(p.max_kv_len, NSAI_TRIAL_KV_PROMPT);
+  p.max_tokens = least(p.max_kv_len, NSAI_VERIFY_CACHE_PROMPT);
   p.max_q_len = (int32_t)p.max_tokens;
   if (p.model.phi != NSAI_PHI_MEAN) p.model.phi = NSAI_PHI_EXTERNAL;
   return nsai_tune_plan(t, &p, &none, out);
@@ -53,7 +53,7 @@ nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task) {
   nsai_trial_plan append;
   if (kv_serves(t, task)) return NSA_OK;
   nsai_tune_data_free(t);
-  t->overlap = (nsai_trial_overlap){ 0 };
+  t->overlap = (nsai_verify_overlap){ 0 };
   if (!driver->cuStreamBeginCapture || !driver->cuStreamEndCapture || !driver->cuGraphLaunch ||
       !driver->cuGraphInstantiateWithFlags || !driver->cuGraphExecDestroy ||
       !driver->cuGraphDestroy)
@@ -61,35 +61,36 @@ nsa_status nsai_tune_kv_data(tuner *t, const tune_task *task) {
                      "the driver lacks CUDA graphs, in which decode steps are timed: update it");
   t->kv_model = p->model;
   t->kv_op = p->op;
-  const nsai_trial_kv_form form = { .geometry = &t->kv_model,
-                                    .fill = task->fill,
-                                    .seed = SEED,
-                                    .threads = t->bench.threads,
-                                    .context = task->tokens,
-                                    .batch = p->max_seqs,
-                                    .q_len = p->max_q_len,
-                                    .page_size = p->page_size,
-                                    .copies = p->op == NSA_OP_DECODE
-                                                  ? nsai_trial_kv_copies(step_bytes(p))
-                                                  : 1 };
+  const nsai_verify_cache_options options = {
+    .model = &t->kv_model,
+    .fill = task->fill,
+    .seed = SEED,
+    .threads = t->trial.threads,
+    .context = task->tokens,
+    .batch = p->max_seqs,
+    .q_len = p->max_q_len,
+    .page_size = p->page_size,
+    .copies = p->op == NSA_OP_DECODE ? nsai_verify_cache_copies(step_bytes(p)) : 1
+  };
   NSAI_TRY(plan_append(t, p, &append));
   t->has_kv = true;
-  nsa_status status = nsai_trial_kv_create(&t->device, &form, append.plan, &t->kv);
+  nsa_status status = nsai_verify_cache_create(&t->device, &options, append.plan, &t->kv);
   nsa_plan_destroy(append.plan);
   return nsai_tune_room(t, status);
 }
 
 /* ---- runs ---- */
 
-nsa_status nsai_tune_kv_prefill(tuner *t, const nsai_trial_plan *plan, const nsai_marks *marks) {
-  const nsai_trial_kv *kv = &t->kv;
+nsa_status nsai_tune_kv_prefill(tuner *t, const nsai_trial_plan *plan,
+                                const nsai_stage_callbacks *callbacks) {
+  const nsai_verify_cache *kv = &t->kv;
   nsa_exec exec = NSA_EXEC_INIT;
-  nsa_batch batch = nsai_trial_kv_batch(kv, 0);
-  NSAI_TRY(nsai_trial_kv_workspace(&t->kv, plan->caps.workspace_bytes));
+  nsa_batch batch = nsai_verify_cache_batch(kv, 0);
+  NSAI_TRY(nsai_verify_cache_workspace(&t->kv, plan->caps.workspace_bytes));
   exec.workspace = kv->workspace;
   exec.workspace_bytes = kv->workspace_bytes;
   exec.stream = (nsa_stream)t->device.stream;
-  return nsai_run_marked(plan->plan, &exec, &batch, &kv->io, NULL, marks);
+  return nsai_run_with_callbacks(plan->plan, &exec, &batch, &kv->io, NULL, callbacks);
 }
 
 typedef struct steps {
@@ -99,13 +100,13 @@ typedef struct steps {
 
 static nsa_status enqueue_steps(void *user) {
   const steps *s = user;
-  const nsai_trial_kv *kv = &s->t->kv;
+  const nsai_verify_cache *kv = &s->t->kv;
   nsa_exec exec = NSA_EXEC_INIT;
   exec.workspace = kv->workspace;
   exec.workspace_bytes = kv->workspace_bytes;
   exec.stream = (nsa_stream)s->t->device.stream;
-  for (int64_t copy = 0; copy < kv->form.copies; copy++) {
-    nsa_batch batch = nsai_trial_kv_batch(kv, copy);
+  for (int64_t copy = 0; copy < kv->options.copies; copy++) {
+    nsa_batch batch = nsai_verify_cache_batch(kv, copy);
     NSAI_TRY(nsa_decode(s->plan->plan, &exec, &batch, &kv->io));
   }
   return NSA_OK;
@@ -120,9 +121,9 @@ static nsa_status time_graph(tuner *t, nsai_cu_graph_exec graph, double *ms) {
   NSAI_TRY(NSAI_CUDA(driver, cuEventRecord(t->events[0], stream)));
   NSAI_TRY(NSAI_CUDA(driver, cuGraphLaunch(graph, stream)));
   NSAI_TRY(NSAI_CUDA(driver, cuEventRecord(t->events[1], stream)));
-  NSAI_TRY(nsai_trial_device_wait(&t->device, NULL));
+  NSAI_TRY(nsai_verify_device_wait(&t->device, NULL));
   NSAI_TRY(NSAI_CUDA(driver, cuEventElapsedTime(&all, t->events[0], t->events[1])));
-  *ms = (double)all / (double)t->kv.form.copies;
+  *ms = (double)all / (double)t->kv.options.copies;
   return NSA_OK;
 }
 
@@ -130,8 +131,8 @@ nsa_status nsai_tune_kv_step(tuner *t, const nsai_trial_plan *plan, double *ms) 
   steps s = { t, plan };
   nsai_cu_graph_exec graph = NULL;
   t->at = NSAI_STAGE_DECODE;
-  NSAI_TRY(nsai_trial_kv_workspace(&t->kv, plan->caps.workspace_bytes));
-  nsa_status status = nsai_trial_device_capture(&t->device, enqueue_steps, &s, &graph);
+  NSAI_TRY(nsai_verify_cache_workspace(&t->kv, plan->caps.workspace_bytes));
+  nsa_status status = nsai_verify_device_capture(&t->device, enqueue_steps, &s, &graph);
   if (!status) status = time_graph(t, graph, ms);
   if (graph) t->device.driver->cuGraphExecDestroy(graph);
   return status;
@@ -139,17 +140,17 @@ nsa_status nsai_tune_kv_step(tuner *t, const nsai_trial_plan *plan, double *ms) 
 
 /* ---- cases ---- */
 
-#define RAGGED 5             /* tokens short of the longest */
-#define LONGEST_JUDGED 65536 /* the reference takes seconds for more */
-#define SHORT 300            /* tokens of the other sequences at most */
+#define RAGGED 5               /* tokens short of the longest */
+#define LONGEST_VERIFIED 65536 /* the reference takes seconds for more */
+#define SHORT 300              /* tokens of the other sequences at most */
 
 #define CHUNK 100 /* tokens of a prefill that are judged */
 #define BLOCKS_LEFT_OUT 4
 
 /* A chunk at the end of a sequence so long that blocks are left out, as far as the problem is so long, a
  * shorter one from its beginning, and a padded row. */
-static void prefill_case(const nsai_problem *problem, nsai_trial_kv_case *out) {
-  const nsai_geometry *m = &problem->model;
+static void prefill_case(const nsai_problem *problem, nsai_verify_cache_case *out) {
+  const nsai_model *m = &problem->model;
   int64_t tokens = (int64_t)(m->select_count + BLOCKS_LEFT_OUT) * m->select_block + RAGGED;
   if (!m->select_count) tokens = 4 * (m->window + m->block);
   out->seqs = 3;
@@ -161,10 +162,10 @@ static void prefill_case(const nsai_problem *problem, nsai_trial_kv_case *out) {
 
 /* As many sequences as the problem has, so that a step is split as it will be: the first as long as the
  * problem's, the others short, some shorter than a block, the last one padded. */
-static void step_case(const nsai_problem *p, nsai_trial_kv_case *out) {
-  int64_t longest = least(p->max_kv_len, LONGEST_JUDGED), q_len = p->max_q_len;
+static void step_case(const nsai_problem *p, nsai_verify_cache_case *out) {
+  int64_t longest = least(p->max_kv_len, LONGEST_VERIFIED), q_len = p->max_q_len;
   if (longest > RAGGED + q_len) longest -= RAGGED;
-  out->seqs = (int32_t)least(p->max_seqs, NSAI_TRIAL_KV_SEQS);
+  out->seqs = (int32_t)least(p->max_seqs, NSAI_VERIFY_CACHE_SEQS);
   for (int32_t s = 0; s < out->seqs; s++) {
     int64_t len = s == 0 ? longest : s == 1 ? longest / 3 : q_len + 37 * s % SHORT;
     if (len > longest) len = longest;
@@ -174,10 +175,11 @@ static void step_case(const nsai_problem *p, nsai_trial_kv_case *out) {
   if (out->seqs > 1) out->len[out->seqs - 1] = 0;
 }
 
-void nsai_tune_kv_case(const nsai_problem *problem, nsai_trial_kv_case *out) {
+void nsai_tune_kv_case(const nsai_problem *problem, nsai_verify_cache_case *out) {
   nsai_problem *p = &out->problem;
-  *out =
-      (nsai_trial_kv_case){ .problem = *problem, .fill = NSAI_TRIAL_FILL_CORRELATED, .seed = SEED };
+  *out = (nsai_verify_cache_case){ .problem = *problem,
+                                   .fill = NSAI_VERIFY_FILL_CORRELATED,
+                                   .seed = SEED };
   if (p->op == NSA_OP_PREFILL)
     prefill_case(problem, out);
   else

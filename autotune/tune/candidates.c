@@ -62,7 +62,7 @@ static void collect(const tuner *t, const nsai_variant *v, const nsai_problem *p
   out->count = 0;
   while (nsai_tiles_next(v->space, &tiles)) {
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-    nsai_tiles_judge(v, problem, target, &tiles, &reasons);
+    nsai_tiles_reasons(v, problem, target, &tiles, &reasons);
     if (!reasons.count && out->count < EXHAUSTIVE_MOST)
       out->item[out->count++] = (option){ tiles, v->space->cost(problem, target, &tiles) };
   }
@@ -74,23 +74,23 @@ static bool same_candidate(const nsai_candidate *a, const nsai_candidate *b) {
   return a->variant == b->variant && !memcmp(&a->tiles, &b->tiles, sizeof a->tiles);
 }
 
-static nsa_status add(tune_task *task, contest *c, const nsai_candidate *what) {
+static nsa_status add(tune_task *task, candidates *c, const nsai_candidate *what) {
   for (int i = 0; i < c->count; i++)
     if (same_candidate(&c->item[i].what, what)) return NSA_OK;
-  contender *grown = realloc(c->item, (size_t)(c->count + 1) * sizeof *grown);
+  measured_candidate *grown = realloc(c->item, (size_t)(c->count + 1) * sizeof *grown);
   if (!grown) return nsai_fail_nomem("candidates", (size_t)(c->count + 1) * sizeof *grown);
   c->item = grown;
-  contender *fresh = &c->item[c->count++];
-  *fresh = (contender){ .what = *what, .alive = true };
+  measured_candidate *fresh = &c->item[c->count++];
+  *fresh = (measured_candidate){ .what = *what, .alive = true };
   nsai_timing *timing = &fresh->timing;
   nsai_writer text = nsai_writer_open(timing->candidate, sizeof timing->candidate);
   nsai_candidate_print(what, &text);
   snprintf(timing->stage, sizeof timing->stage, "%s", nsai_stage_name(c->stage));
   const nsai_timing *known = nsai_record_find(task->record, timing->stage, timing->candidate);
   if (known) *timing = *known;
-  if (what->variant->covers && !timing->note[0]) {
+  if (what->variant->fuses && !timing->note[0]) {
     nsai_writer note = nsai_writer_open(timing->note, sizeof timing->note);
-    nsai_weight_write(&(nsai_weight){ .covers = what->variant->covers }, &note);
+    nsai_fused_time_write(&(nsai_fused_time){ .fuses = what->variant->fuses }, &note);
   }
   timing->chosen = false;
   timing->is_default = c->count == 1;
@@ -109,7 +109,7 @@ static bool takes(int32_t level, const nsai_candidate *heuristic, const options 
 }
 
 /* Adds what one level brings, the cheapest first. */
-static nsa_status add_level(tune_task *task, contest *c, int32_t level,
+static nsa_status add_level(tune_task *task, candidates *c, int32_t level,
                             const nsai_candidate *heuristic, const options *all) {
   nsai_candidate what = *heuristic;
   int left = level >= NSAI_LEVEL_EXHAUSTIVE ? EXHAUSTIVE_MOST
@@ -124,7 +124,7 @@ static nsa_status add_level(tune_task *task, contest *c, int32_t level,
   return NSA_OK;
 }
 
-static nsa_status add_variant(tuner *t, tune_task *task, contest *c, const nsai_variant *v) {
+static nsa_status add_variant(tuner *t, tune_task *task, candidates *c, const nsai_variant *v) {
   const nsai_problem *problem = &task->problem;
   const nsai_candidate heuristic = { v, nsai_variant_tiles(v, problem, &t->ctx->target, NULL) };
   nsa_status status = NSA_OK;
@@ -140,97 +140,97 @@ static nsa_status add_variant(tuner *t, tune_task *task, contest *c, const nsai_
 }
 
 /* What earlier calls measured takes part, whatever their level was. */
-static nsa_status add_known(tuner *t, tune_task *task, contest *c) {
+static nsa_status add_known(tuner *t, tune_task *task, candidates *c) {
   for (int32_t i = 0; i < task->record->timing_count; i++) {
     const nsai_timing *timing = &task->record->timings[i];
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
     nsai_candidate what;
     if (strcmp(timing->stage, nsai_stage_name(c->stage)) || !timing->rounds) continue;
     if (!nsai_candidate_parse(timing->candidate, c->stage, &what)) continue;
-    nsai_variant_judge(t->ctx->config, &task->problem, &t->ctx->target, what.variant, &reasons);
-    nsai_tiles_judge(what.variant, &task->problem, &t->ctx->target, &what.tiles, &reasons);
+    nsai_variant_reasons(t->ctx->config, &task->problem, &t->ctx->target, what.variant, &reasons);
+    nsai_tiles_reasons(what.variant, &task->problem, &t->ctx->target, &what.tiles, &reasons);
     if (!reasons.count) NSAI_TRY(add(task, c, &what));
   }
   return NSA_OK;
 }
 
 /* The first alive that covers no other stage. */
-static int find_apart(const contest *c) {
+static int find_unfused(const candidates *c) {
   for (int k = 0; k < c->count; k++)
-    if (c->item[k].alive && !c->item[k].what.variant->covers) return k;
+    if (c->item[k].alive && !c->item[k].what.variant->fuses) return k;
   return -1;
 }
 
 /* The heuristic's choice first, then what else the level looks at. */
-static nsa_status add_contest(tuner *t, tune_task *task, nsai_stage stage,
-                              const nsai_variant *first) {
-  contest *c = &task->contest[task->contests++];
-  *c = (contest){ .stage = stage };
+static nsa_status add_stage(tuner *t, tune_task *task, nsai_stage stage,
+                            const nsai_variant *first) {
+  candidates *c = &task->candidates[task->stage_count++];
+  *c = (candidates){ .stage = stage };
   NSAI_TRY(add_variant(t, task, c, first));
   for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
     if (v->stage != stage || v == first) continue;
-    nsai_variant_judge(t->ctx->config, &task->problem, &t->ctx->target, v, &reasons);
+    nsai_variant_reasons(t->ctx->config, &task->problem, &t->ctx->target, v, &reasons);
     bool sensible = !v->sensible || v->sensible(&task->problem, &t->ctx->target);
     if (!reasons.count && sensible) NSAI_TRY(add_variant(t, task, c, v));
   }
   NSAI_TRY(add_known(t, task, c));
-  c->apart = find_apart(c);
+  c->unfused = find_unfused(c);
   return NSA_OK;
 }
 
 /* Whether the stage can be done by itself: whoever covers it has rivals that do not. */
-static bool runs_apart(const tune_task *task, nsai_stage stage) {
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
-    if (c->apart < 0 && nsai_covers(c->item[0].what.variant, stage)) return false;
+static bool runs_unfused(const tune_task *task, nsai_stage stage) {
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *c = &task->candidates[i];
+    if (c->unfused < 0 && nsai_fuses(c->item[0].what.variant, stage)) return false;
   }
   return true;
 }
 
-static bool all_cover(const contest *c, nsai_stage stage) {
+static bool all_fuse(const candidates *c, nsai_stage stage) {
   for (int k = 0; k < c->count; k++)
-    if (!nsai_covers(c->item[k].what.variant, stage)) return false;
+    if (!nsai_fuses(c->item[k].what.variant, stage)) return false;
   return true;
 }
 
 /* Contests of stages that every contender of another one covers have no column. */
-static void drop_covered(tune_task *task) {
+static void drop_fused(tune_task *task) {
   int count = 0;
-  for (int i = 0; i < task->contests; i++) {
+  for (int i = 0; i < task->stage_count; i++) {
     bool reached = true;
     /* What covers a stage lies before it, and has been kept. */
     for (int k = 0; k < count; k++)
-      reached &= !all_cover(&task->contest[k], task->contest[i].stage);
+      reached &= !all_fuse(&task->candidates[k], task->candidates[i].stage);
     if (reached)
-      task->contest[count++] = task->contest[i];
+      task->candidates[count++] = task->candidates[i];
     else
-      free(task->contest[i].item);
+      free(task->candidates[i].item);
   }
-  task->contests = count;
+  task->stage_count = count;
 }
 
 /* Nobody else can do the stage: of those that run before it, only what covers it is left. */
-static void keep_covering(tune_task *task, nsai_stage stage) {
-  for (int i = 0; i < task->contests; i++) {
-    contest *c = &task->contest[i];
+static void keep_fusing(tune_task *task, nsai_stage stage) {
+  for (int i = 0; i < task->stage_count; i++) {
+    candidates *c = &task->candidates[i];
     int count = 0;
-    if (!nsai_covers(c->item[0].what.variant, stage)) continue;
+    if (!nsai_fuses(c->item[0].what.variant, stage)) continue;
     for (int k = 0; k < c->count; k++)
-      if (nsai_covers(c->item[k].what.variant, stage)) c->item[count++] = c->item[k];
+      if (nsai_fuses(c->item[k].what.variant, stage)) c->item[count++] = c->item[k];
     c->count = count;
-    c->apart = -1;
+    c->unfused = -1;
   }
-  drop_covered(task);
+  drop_fused(task);
 }
 
 /* The heuristic's choice for a stage that its choice for another one covers; NULL: it has no contest.
  */
-static const nsai_variant *first_apart(const tuner *t, tune_task *task, nsai_stage stage) {
+static const nsai_variant *first_unfused(const tuner *t, tune_task *task, nsai_stage stage) {
   const nsa_ctx *ctx = t->ctx;
-  if (!runs_apart(task, stage)) return NULL;
-  nsai_candidate first = nsai_choose_apart(ctx->config, &task->problem, &ctx->target, stage);
-  if (!first.variant) keep_covering(task, stage);
+  if (!runs_unfused(task, stage)) return NULL;
+  nsai_candidate first = nsai_choose_unfused(ctx->config, &task->problem, &ctx->target, stage);
+  if (!first.variant) keep_fusing(task, stage);
   return first.variant;
 }
 
@@ -243,16 +243,16 @@ nsa_status nsai_tune_candidates(tuner *t, tune_task *task) {
     bool lists = s == NSAI_STAGE_IMPORTANCE || s == NSAI_STAGE_SELECT;
     /* Where every block is chosen there is no importance to rank, and next to nothing to select. */
     if (!first || (lists && nsai_problem_selects_all(&task->problem))) continue;
-    if (nsai_is_covered(&choice, s)) first = first_apart(t, task, s);
-    if (first) NSAI_TRY(add_contest(t, task, s, first));
+    if (nsai_is_fused(&choice, s)) first = first_unfused(t, task, s);
+    if (first) NSAI_TRY(add_stage(t, task, s, first));
   }
-  nsai_tune_weigh(task);
+  nsai_tune_fused_times(task);
   return NSA_OK;
 }
 
 void nsai_tune_candidates_free(tune_task *task) {
-  for (int i = 0; i < task->contests; i++) free(task->contest[i].item);
-  task->contests = 0;
+  for (int i = 0; i < task->stage_count; i++) free(task->candidates[i].item);
+  task->stage_count = 0;
 }
 
 /* ---- kernels ---- */
@@ -262,7 +262,7 @@ void nsai_tune_candidates_free(tune_task *task) {
 typedef struct compile_pool {
   tuner *t;
   const nsai_problem *problem;
-  contender **item;
+  measured_candidate **item;
   int count, needed;        /* needed: the first, whatever the budget */
   atomic_int next, running; /* running: threads */
   pthread_mutex_t lock;     /* guards status and error */
@@ -270,12 +270,12 @@ typedef struct compile_pool {
   char error[1024];
 } compile_pool;
 
-static void compile_one(compile_pool *p, contender *c) {
+static void compile_one(compile_pool *p, measured_candidate *c) {
   nsa_ctx *ctx = p->t->ctx;
   nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
   nsai_kernel_request request = { .problem = p->problem, .specs = specs, .may_compile = true };
   c->what.variant->specify(p->problem, &ctx->target, &c->what.tiles, specs);
-  nsa_status status = nsai_kernels_make(ctx, &request, NULL);
+  nsa_status status = nsai_kernel_set_make(ctx, &request, NULL);
   if (!status) return;
   c->alive = false;
   if (request.refused) {
@@ -342,27 +342,27 @@ static nsa_status run_pool(compile_pool *p) {
 /* Where this compiler refuses the heuristic's choice, the next candidate stands in for it: the first
  * of each stage is what others are measured against, and what runs beside them. */
 static nsa_status stand_in(tune_task *task) {
-  for (int i = 0; i < task->contests; i++) {
-    contest *c = &task->contest[i];
+  for (int i = 0; i < task->stage_count; i++) {
+    candidates *c = &task->candidates[i];
     int k = 0;
     while (k < c->count && !c->item[k].alive) k++;
     if (k == c->count)
       return nsai_fail(NSA_E_COMPILE, "this compiler refuses every candidate of %s: %s",
                        nsai_stage_name(c->stage), c->item[0].timing.note);
-    contender refused = c->item[0];
+    measured_candidate refused = c->item[0];
     c->item[0] = c->item[k];
     c->item[k] = refused;
-    c->apart = find_apart(c);
+    c->unfused = find_unfused(c);
   }
   return NSA_OK;
 }
 
 /* Hands the heuristic's choices over, or all the others; they are out until they are taken. */
 static void collect_work(tune_task *task, bool heuristic, compile_pool *p) {
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *c = &task->candidates[i];
     for (int k = 0; k < c->count; k++) {
-      if (!c->item[k].alive || (!k || k == c->apart) != heuristic) continue;
+      if (!c->item[k].alive || (!k || k == c->unfused) != heuristic) continue;
       c->item[k].alive = false;
       p->item[p->count++] = &c->item[k];
     }
@@ -375,9 +375,9 @@ nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
   int count = 0;
   if (probed.op == NSA_OP_FORWARD && probed.selection == NSA_SELECT_OWN) probed.max_probe_rows = 1;
   nsa_status status = NSA_OK;
-  for (int i = 0; i < task->contests; i++) count += task->contest[i].count;
-  p.item = calloc((size_t)count + 1, sizeof(contender *));
-  if (!p.item) return nsai_fail_nomem("candidates", (size_t)count * sizeof(contender *));
+  for (int i = 0; i < task->stage_count; i++) count += task->candidates[i].count;
+  p.item = calloc((size_t)count + 1, sizeof(measured_candidate *));
+  if (!p.item) return nsai_fail_nomem("candidates", (size_t)count * sizeof(measured_candidate *));
   /* The heuristic's choices first: they are needed whatever the budget. */
   collect_work(task, true, &p);
   p.needed = p.count;
@@ -387,7 +387,7 @@ nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
   pthread_mutex_destroy(&p.lock);
   for (int i = 0; i < p.count && !status; i++)
     if (p.item[i]->timing.state == NSAI_TIMING_REFUSED)
-      nsai_tune_tell(t, NSA_TUNE_REFUSED, task, p.item[i], p.item[i]->timing.note);
+      nsai_tune_emit(t, NSA_TUNE_REFUSED, task, p.item[i], p.item[i]->timing.note);
   free(p.item);
   return status ? status : stand_in(task);
 }

@@ -13,7 +13,7 @@ typedef struct walk {
 } walk;
 
 /* The next contender alive; `*at` goes behind it. */
-static contender *take_next(const contest *c, int *at) {
+static measured_candidate *take_next(const candidates *c, int *at) {
   while (*at < c->count)
     if (c->item[(*at)++].alive) return &c->item[*at - 1];
   return NULL;
@@ -21,76 +21,79 @@ static contender *take_next(const contest *c, int *at) {
 
 /* Whether contenders of these stages wait for a column. */
 static bool waits(const tune_task *task, const walk *w, uint32_t stages) {
-  for (int i = 0; i < task->contests; i++) {
+  for (int i = 0; i < task->stage_count; i++) {
     int at = w->next[i];
-    if (stages >> task->contest[i].stage & 1 && take_next(&task->contest[i], &at)) return true;
+    if (stages >> task->candidates[i].stage & 1 && take_next(&task->candidates[i], &at))
+      return true;
   }
   return false;
 }
 
-static const contender *stand_in(const tune_task *task, const contest *c, const walk *w) {
-  const contender *first = &c->item[0];
-  return c->apart >= 0 && waits(task, w, first->what.variant->covers) ? &c->item[c->apart] : first;
+static const measured_candidate *stand_in(const tune_task *task, const candidates *c,
+                                          const walk *w) {
+  const measured_candidate *first = &c->item[0];
+  return c->unfused >= 0 && waits(task, w, first->what.variant->fuses) ? &c->item[c->unfused]
+                                                                       : first;
 }
 
 /* Makes the next column; false: it has stand-ins only. */
 static bool step(const tune_task *task, walk *w, nsai_decisions *out,
-                 contender *taken[NSAI_STAGE_COUNT]) {
-  uint32_t covered = 0;
+                 measured_candidate *taken[NSAI_STAGE_COUNT]) {
+  uint32_t fused = 0;
   bool any = false;
   *out = (nsai_decisions){ .why = "the tuner" };
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *c = &task->candidates[i];
     taken[i] = NULL;
-    if (covered >> c->stage & 1) continue;
+    if (fused >> c->stage & 1) continue;
     taken[i] = take_next(c, &w->next[i]);
-    const contender *runs = taken[i] ? taken[i] : stand_in(task, c, w);
+    const measured_candidate *runs = taken[i] ? taken[i] : stand_in(task, c, w);
     out->stage[c->stage] = runs->what;
-    covered |= runs->what.variant->covers;
+    fused |= runs->what.variant->fuses;
     any |= taken[i] != NULL;
   }
   return any;
 }
 
-int nsai_tune_columns(const tune_task *task) {
+int nsai_tune_combinations(const tune_task *task) {
   walk w = { { 0 } };
   nsai_decisions decisions;
-  contender *taken[NSAI_STAGE_COUNT];
-  int columns = 0;
-  while (step(task, &w, &decisions, taken)) columns++;
-  return columns ? columns : 1;
+  measured_candidate *taken[NSAI_STAGE_COUNT];
+  int combinations = 0;
+  while (step(task, &w, &decisions, taken)) combinations++;
+  return combinations ? combinations : 1;
 }
 
-void nsai_tune_column(const tune_task *task, int column, nsai_decisions *out,
-                      contender *taken[NSAI_STAGE_COUNT]) {
+void nsai_tune_combination(const tune_task *task, int combination, nsai_decisions *out,
+                           measured_candidate *taken[NSAI_STAGE_COUNT]) {
   walk w = { { 0 } };
-  for (int i = 0; i <= column; i++) (void)step(task, &w, out, taken);
+  for (int i = 0; i <= combination; i++) (void)step(task, &w, out, taken);
 }
 
-bool nsai_tune_apart(const tune_task *task, nsai_decisions *out,
-                     contender *taken[NSAI_STAGE_COUNT]) {
-  uint32_t covered = 0;
+bool nsai_tune_unfused(const tune_task *task, nsai_decisions *out,
+                       measured_candidate *taken[NSAI_STAGE_COUNT]) {
+  uint32_t fused = 0;
   bool differs = false;
   *out = (nsai_decisions){ .why = "the tuner" };
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *c = &task->candidates[i];
     taken[i] = NULL;
-    if (covered >> c->stage & 1) continue;
-    taken[i] = &c->item[c->apart > 0 ? c->apart : 0];
+    if (fused >> c->stage & 1) continue;
+    taken[i] = &c->item[c->unfused > 0 ? c->unfused : 0];
     out->stage[c->stage] = taken[i]->what;
-    covered |= taken[i]->what.variant->covers;
-    differs |= c->apart > 0;
+    fused |= taken[i]->what.variant->fuses;
+    differs |= c->unfused > 0;
   }
   return differs;
 }
 
-void nsai_tune_around(const tune_task *task, const contender *one, nsai_decisions *out) {
+void nsai_tune_around(const tune_task *task, const measured_candidate *one, nsai_decisions *out) {
   nsai_stage stage = one->what.variant->stage;
   *out = (nsai_decisions){ .why = "the tuner" };
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
-    bool apart = c->apart >= 0 && nsai_covers(c->item[0].what.variant, stage);
-    out->stage[c->stage] = c->item[apart ? c->apart : 0].what;
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *c = &task->candidates[i];
+    bool unfused = c->unfused >= 0 && nsai_fuses(c->item[0].what.variant, stage);
+    out->stage[c->stage] = c->item[unfused ? c->unfused : 0].what;
   }
   out->stage[stage] = one->what;
 }

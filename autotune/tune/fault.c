@@ -20,7 +20,7 @@ nsa_status nsai_tune_room(tuner *t, nsa_status status) {
   return status;
 }
 
-void nsai_tune_refuse(tuner *t, tune_task *task, contender *c, const char *why) {
+void nsai_tune_refuse(tuner *t, tune_task *task, measured_candidate *c, const char *why) {
   nsai_timing *timing = &c->timing;
   c->alive = false;
   c->rounds = 0;
@@ -29,18 +29,19 @@ void nsai_tune_refuse(tuner *t, tune_task *task, contender *c, const char *why) 
   timing->rounds = 0;
   timing->chosen = false;
   snprintf(timing->note, sizeof timing->note, "%.*s", (int)strcspn(why, "\n"), why);
-  nsai_tune_tell(t, NSA_TUNE_REFUSED, task, c, timing->note);
+  nsai_tune_emit(t, NSA_TUNE_REFUSED, task, c, timing->note);
 }
 
-nsa_status nsai_tune_lost(tuner *t, tune_task *task, contender *const suspects[NSAI_STAGE_COUNT]) {
+nsa_status nsai_tune_lost(tuner *t, tune_task *task,
+                          measured_candidate *const suspects[NSAI_STAGE_COUNT]) {
   char why[512], names[1024];
   nsai_writer list = nsai_writer_open(names, sizeof names);
   const char *text = nsa_last_error();
   snprintf(why, sizeof why, "%.*s", (int)strcspn(text, "\n"), text);
-  for (int i = 0; i < task->contests; i++) {
+  for (int i = 0; i < task->stage_count; i++) {
     if (!suspects[i]) continue;
     nsai_write(&list, "%s%s", list.used ? ", " : "", suspects[i]->timing.candidate);
-    if (suspects[i] != &task->contest[i].item[0]) nsai_tune_refuse(t, task, suspects[i], why);
+    if (suspects[i] != &task->candidates[i].item[0]) nsai_tune_refuse(t, task, suspects[i], why);
   }
   return nsai_fail(NSA_E_CUDA,
                    "the device failed in a run with %s: %s; this process's CUDA context is lost "

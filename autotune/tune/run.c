@@ -19,38 +19,38 @@
 /* ---- data ---- */
 
 void nsai_tune_data_free(tuner *t) {
-  int threads = t->bench.threads;
-  if (t->has_data) nsai_trial_bench_destroy(&t->bench);
-  if (t->has_kv) nsai_trial_kv_destroy(&t->kv);
-  t->bench.threads = threads;
+  int threads = t->trial.threads;
+  if (t->has_data) nsai_trial_run_destroy(&t->trial);
+  if (t->has_kv) nsai_verify_cache_destroy(&t->kv);
+  t->trial.threads = threads;
   t->has_data = t->has_kv = false;
 }
 
 /* Whether the tensors that are there serve the task: dense attention reads those of any forward. */
 static bool data_serves(const tuner *t, const tune_task *task) {
   if (!t->has_data || t->c.kv_len[0] != task->tokens) return false;
-  if (memcmp(&t->c.geometry, &task->problem.model, sizeof t->c.geometry)) return false;
-  if (task->problem.op == NSA_OP_DENSE) return t->c.kind != NSAI_TRIAL_BACKWARD;
+  if (memcmp(&t->c.model, &task->problem.model, sizeof t->c.model)) return false;
+  if (task->problem.op == NSA_OP_DENSE) return t->c.kind != NSAI_VERIFY_BACKWARD;
   bool backward = task->problem.op == NSA_OP_BACKWARD;
-  return t->c.kind == (backward ? NSAI_TRIAL_BACKWARD : NSAI_TRIAL_FORWARD) &&
+  return t->c.kind == (backward ? NSAI_VERIFY_BACKWARD : NSAI_VERIFY_FORWARD) &&
          t->c.fill == task->fill && t->c.selection == task->problem.selection;
 }
 
-static void drop_slot(nsai_trial_data *d, int slot) {
-  if (d->buffer[slot].device) nsai_trial_buffer_destroy(d->device, &d->buffer[slot]);
+static void drop_slot(nsai_verify_tensors *d, int slot) {
+  if (d->buffer[slot].device) nsai_verify_buffer_destroy(d->device, &d->buffer[slot]);
   d->view[slot].ndim = 0;
 }
 
 /* How much the selections overlap, by one run. */
 static nsa_status measure_overlap(tuner *t) {
-  nsai_trial_data *d = &t->bench.data;
-  nsai_trial_overlap overlap = { 0 };
-  if (!nsai_trial_data_has(d, NSAI_TRIAL_INDEX)) return NSA_OK;
-  NSAI_TRY(nsai_trial_bench_enqueue(&t->bench, 0, NULL));
-  NSAI_TRY(nsai_trial_device_wait(&t->device, NULL));
-  NSAI_TRY(nsai_trial_buffer_fetch(&t->device, &d->buffer[NSAI_TRIAL_INDEX]));
-  nsa_tensor index = nsai_trial_data_view(d, NSAI_TRIAL_INDEX, NSAI_TRIAL_HOST);
-  nsai_trial_overlap_measure(&t->c.geometry, &index, 0, &overlap);
+  nsai_verify_tensors *d = &t->trial.data;
+  nsai_verify_overlap overlap = { 0 };
+  if (!nsai_verify_tensors_has(d, NSAI_VERIFY_INDEX)) return NSA_OK;
+  NSAI_TRY(nsai_trial_run_enqueue(&t->trial, 0, NULL));
+  NSAI_TRY(nsai_verify_device_wait(&t->device, NULL));
+  NSAI_TRY(nsai_verify_buffer_fetch(&t->device, &d->buffer[NSAI_VERIFY_INDEX]));
+  nsa_tensor index = nsai_verify_tensors_view(d, NSAI_VERIFY_INDEX, NSAI_VERIFY_HOST);
+  nsai_verify_overlap_measure(&t->c.model, &index, 0, &overlap);
   t->overlap = overlap;
   return NSA_OK;
 }
@@ -61,61 +61,61 @@ static nsa_status run_forward(tuner *t, const tune_task *task) {
   nsai_problem p = task->problem;
   nsai_decisions decisions;
   nsai_trial_plan plan;
-  nsai_trial_bench bench = { 0 };
-  nsai_trial_case c = t->c;
+  nsai_trial_run trial = { 0 };
+  nsai_verify_case c = t->c;
   nsa_status status = NSA_OK;
   bool chooses = p.model.select_count && p.selection == NSA_SELECT_OWN;
   if (!chooses && !c.saved) return NSA_OK;
   p.op = NSA_OP_FORWARD;
-  p.overlap = task->fill == NSAI_TRIAL_FILL_CORRELATED ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
-  c.kind = NSAI_TRIAL_FORWARD;
+  p.overlap = task->fill == NSAI_VERIFY_FILL_CORRELATED ? NSA_OVERLAP_HIGH : NSA_OVERLAP_LOW;
+  c.kind = NSAI_VERIFY_FORWARD;
   nsai_records_decide(t->ctx, &p, &decisions);
   NSAI_TRY(nsai_tune_plan(t, &p, &decisions, &plan));
-  status = nsai_trial_bench_prepare(&t->device, &c, &plan, t->bench.threads, &bench);
+  status = nsai_trial_run_prepare(&t->device, &c, &plan, t->trial.threads, &trial);
   NSAI_TRY_TO(done, nsai_tune_room(t, status));
-  drop_slot(&bench.data, NSAI_TRIAL_PROBE_ROWS);
-  drop_slot(&bench.data, NSAI_TRIAL_PROBE);
-  NSAI_TRY_TO(done, nsai_trial_bench_enqueue(&bench, 0, NULL));
-  NSAI_TRY_TO(done, nsai_trial_device_wait(&t->device, NULL));
-  status = nsai_trial_bench_hand_over(&bench, &t->bench);
+  drop_slot(&trial.data, NSAI_VERIFY_PROBE_ROWS);
+  drop_slot(&trial.data, NSAI_VERIFY_PROBE);
+  NSAI_TRY_TO(done, nsai_trial_run_enqueue(&trial, 0, NULL));
+  NSAI_TRY_TO(done, nsai_verify_device_wait(&t->device, NULL));
+  status = nsai_trial_run_hand_over(&trial, &t->trial);
 done:
-  nsai_trial_bench_destroy(&bench);
+  nsai_trial_run_destroy(&trial);
   nsa_plan_destroy(plan.plan);
   return status;
 }
 
 nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
   nsai_decisions decisions;
-  contender *taken[NSAI_STAGE_COUNT];
+  measured_candidate *taken[NSAI_STAGE_COUNT];
   nsai_trial_plan plan;
   nsa_status status = NSA_OK;
   if (nsai_problem_is_cached(&task->problem)) return nsai_tune_kv_data(t, task);
   if (data_serves(t, task)) return NSA_OK;
   nsai_tune_data_free(t);
-  t->overlap = (nsai_trial_overlap){ 0 };
+  t->overlap = (nsai_verify_overlap){ 0 };
   nsai_tune_case(&task->problem, task->tokens, task->fill, &t->c);
   if (t->c.saved) t->c.saved = 2; /* from the forward, not from the reference */
-  nsai_tune_column(task, 0, &decisions, taken);
+  nsai_tune_combination(task, 0, &decisions, taken);
   NSAI_TRY(nsai_tune_plan(t, &task->problem, &decisions, &plan));
   t->has_data = true;
-  status = nsai_trial_bench_prepare(&t->device, &t->c, &plan, t->bench.threads, &t->bench);
+  status = nsai_trial_run_prepare(&t->device, &t->c, &plan, t->trial.threads, &t->trial);
   NSAI_TRY_TO(done, nsai_tune_room(t, status));
-  drop_slot(&t->bench.data, NSAI_TRIAL_PROBE_ROWS);
-  drop_slot(&t->bench.data, NSAI_TRIAL_PROBE);
+  drop_slot(&t->trial.data, NSAI_VERIFY_PROBE_ROWS);
+  drop_slot(&t->trial.data, NSAI_VERIFY_PROBE);
   if (task->problem.op == NSA_OP_FORWARD) NSAI_TRY_TO(done, measure_overlap(t));
   if (task->problem.op == NSA_OP_BACKWARD)
     NSAI_TRY_TO(done, run_forward(t, task));
   else
-    nsai_trial_data_drop_optional(&t->bench.data);
+    nsai_verify_tensors_drop_optional(&t->trial.data);
 done:
-  t->bench.plan = (nsai_trial_plan){ 0 }; /* each run brings its own */
+  t->trial.plan = (nsai_trial_plan){ 0 }; /* each run brings its own */
   nsa_plan_destroy(plan.plan);
   return status;
 }
 
 nsa_status nsai_tune_workspace(tuner *t, uint64_t bytes) {
-  return t->has_kv ? nsai_trial_kv_workspace(&t->kv, bytes)
-                   : nsai_trial_data_workspace(&t->bench.data, bytes);
+  return t->has_kv ? nsai_verify_cache_workspace(&t->kv, bytes)
+                   : nsai_verify_tensors_workspace(&t->trial.data, bytes);
 }
 
 /* ---- one run ---- */
@@ -126,8 +126,8 @@ typedef struct spans {
   int used; /* events */
   nsai_stage stage[TUNE_MAX_EVENTS / 2];
   bool flushed[NSAI_STAGE_COUNT];
-  int64_t every;                    /* of a stage's pieces, one so often is timed */
-  int64_t pieces[NSAI_STAGE_COUNT]; /* begun so far */
+  int64_t every;                      /* of a stage's pieces, one so often is timed */
+  int64_t launches[NSAI_STAGE_COUNT]; /* begun so far */
 } spans;
 
 static nsa_status record_event(tuner *t, int index) {
@@ -136,17 +136,17 @@ static nsa_status record_event(tuner *t, int index) {
 
 static nsa_status flush(tuner *t) {
   return NSAI_CUDA(t->device.driver, cuMemsetD8Async((nsai_cu_ptr)(uintptr_t)t->flush, 0,
-                                                     NSAI_TRIAL_FLUSH_BYTES, t->device.stream));
+                                                     NSAI_VERIFY_FLUSH_BYTES, t->device.stream));
 }
 
-static nsa_status mark(void *user, nsai_stage stage, bool begins) {
+static nsa_status on_stage(void *user, nsai_stage stage, bool begins) {
   spans *s = user;
   s->t->at = NSAI_STAGE_COUNT;
-  if (begins) s->pieces[stage]++;
+  if (begins) s->launches[stage]++;
   if (begins) s->t->at = stage;
-  if ((s->pieces[stage] - 1) % s->every) return NSA_OK;
+  if ((s->launches[stage] - 1) % s->every) return NSA_OK;
   if (s->used >= s->t->event_count)
-    return nsai_fail(NSA_E_INTERNAL, "a run has more pieces than the tuner has events");
+    return nsai_fail(NSA_E_INTERNAL, "a run has more launches than the tuner has events");
   if (begins && !s->flushed[stage]) NSAI_TRY(flush(s->t));
   s->flushed[stage] |= begins;
   if (begins) s->stage[s->used / 2] = stage;
@@ -162,21 +162,22 @@ static nsa_status elapsed(const tuner *t, int first, double *ms) {
 }
 
 /* Enqueues the plan's call on the tensors that are there. */
-static nsa_status enqueue(tuner *t, const nsai_trial_plan *plan, const nsai_marks *marks) {
-  nsai_trial_data *d = &t->bench.data;
-  if (t->has_kv) return nsai_tune_kv_prefill(t, plan, marks);
+static nsa_status enqueue(tuner *t, const nsai_trial_plan *plan,
+                          const nsai_stage_callbacks *callbacks) {
+  nsai_verify_tensors *d = &t->trial.data;
+  if (t->has_kv) return nsai_tune_kv_prefill(t, plan, callbacks);
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_grads grads = NSA_GRADS_INIT;
   nsa_batch batch;
   nsa_io io;
-  NSAI_TRY(nsai_trial_data_workspace(d, plan->caps.workspace_bytes));
+  NSAI_TRY(nsai_verify_tensors_workspace(d, plan->caps.workspace_bytes));
   exec.workspace = d->workspace;
   exec.workspace_bytes = d->workspace_bytes;
   exec.stream = t->device.stream;
-  nsai_trial_data_io(d, NSAI_TRIAL_ON_DEVICE, &batch, &io);
+  nsai_verify_tensors_io(d, NSAI_VERIFY_ON_DEVICE, &batch, &io);
   if (plan->plan->problem.op == NSA_OP_BACKWARD)
-    nsai_trial_data_grads(d, NSAI_TRIAL_ON_DEVICE, &grads);
-  return nsai_run_marked(plan->plan, &exec, NULL, &io, &grads, marks);
+    nsai_verify_tensors_grads(d, NSAI_VERIFY_ON_DEVICE, &grads);
+  return nsai_run_with_callbacks(plan->plan, &exec, NULL, &io, &grads, callbacks);
 }
 
 nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan,
@@ -185,14 +186,14 @@ nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan,
     memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);
     return nsai_tune_kv_step(t, plan, &ms[NSAI_STAGE_DECODE]);
   }
-  int64_t chunk = plan->plan->layout.chunk_tokens, tokens = plan->plan->problem.max_tokens;
+  int64_t chunk = plan->plan->workspace.chunk_tokens, tokens = plan->plan->problem.max_tokens;
   int64_t chunks = chunk ? (tokens + chunk - 1) / chunk : 1;
   spans s = { .t = t, .every = chunks / MOST_CHUNKS + 1 };
-  nsai_marks marks = { mark, &s };
+  nsai_stage_callbacks callbacks = { on_stage, &s };
   memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);
   t->at = NSAI_STAGE_COUNT;
-  NSAI_TRY(enqueue(t, plan, &marks));
-  NSAI_TRY(nsai_trial_device_wait(&t->device, NULL));
+  NSAI_TRY(enqueue(t, plan, &callbacks));
+  NSAI_TRY(nsai_verify_device_wait(&t->device, NULL));
   for (int i = 0; i + 1 < s.used; i += 2) {
     double span = 0;
     NSAI_TRY(elapsed(t, i, &span));
@@ -201,12 +202,12 @@ nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan,
   return NSA_OK;
 }
 
-nsa_status nsai_tune_run_whole(tuner *t, const nsai_trial_plan *plan, double *ms) {
+nsa_status nsai_tune_run_whole_call(tuner *t, const nsai_trial_plan *plan, double *ms) {
   if (plan->plan->problem.op == NSA_OP_DECODE) return nsai_tune_kv_step(t, plan, ms);
   NSAI_TRY(flush(t));
   NSAI_TRY(record_event(t, 0));
   NSAI_TRY(enqueue(t, plan, NULL));
   NSAI_TRY(record_event(t, 1));
-  NSAI_TRY(nsai_trial_device_wait(&t->device, NULL));
+  NSAI_TRY(nsai_verify_device_wait(&t->device, NULL));
   return elapsed(t, 0, ms);
 }

@@ -17,7 +17,7 @@
 
 /* ---- telling ---- */
 
-bool nsai_tune_spent(const tuner *t) { return nsai_trial_now() > t->deadline; }
+bool nsai_tune_spent(const tuner *t) { return nsai_verify_seconds() > t->deadline; }
 
 nsa_status nsai_tune_poll(tuner *t, const char *what) {
   const nsa_tune_options *o = t->options;
@@ -34,22 +34,22 @@ nsa_status nsai_tune_step(tuner *t, const char *what) {
 }
 
 /* A winner is told by its weight, and by what that contains. */
-static void add_weight(const tune_task *task, const contender *c, nsai_writer *note,
-                       nsa_tune_event *event) {
-  const nsai_weight *first = NULL;
-  for (int i = 0; i < task->contests; i++)
-    if (!strcmp(task->contest[i].item[0].timing.stage, event->stage))
-      first = &task->contest[i].item[0].weight;
-  nsai_weight_write(&c->weight, note);
+static void add_fused_time(const tune_task *task, const measured_candidate *c, nsai_writer *note,
+                           nsa_tune_event *event) {
+  const nsai_fused_time *first = NULL;
+  for (int i = 0; i < task->stage_count; i++)
+    if (!strcmp(task->candidates[i].item[0].timing.stage, event->stage))
+      first = &task->candidates[i].item[0].fused_time;
+  nsai_fused_time_write(&c->fused_time, note);
   if (event->note[0]) nsai_write(note, "%s%s", note->used ? "; " : "", event->note);
-  if (!first || !isfinite(first->ms) || !isfinite(c->weight.ms)) return;
-  event->ms = c->weight.ms;
-  event->spread = c->weight.spread;
+  if (!first || !isfinite(first->ms) || !isfinite(c->fused_time.ms)) return;
+  event->ms = c->fused_time.ms;
+  event->spread = c->fused_time.spread;
   event->gain = 1 - event->ms / first->ms;
 }
 
-void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const contender *c,
-                    const char *note) {
+void nsai_tune_emit(const tuner *t, int32_t kind, const tune_task *task,
+                    const measured_candidate *c, const char *note) {
   const nsa_tune_options *o = t->options;
   char text[512] = "";
   nsai_writer whole = nsai_writer_open(text, sizeof text);
@@ -67,7 +67,7 @@ void nsai_tune_tell(const tuner *t, int32_t kind, const tune_task *task, const c
     event.spread = c->timing.spread;
   }
   if (kind == NSA_TUNE_CHOSEN) {
-    add_weight(task, c, &whole, &event);
+    add_fused_time(task, c, &whole, &event);
     event.note = text;
   }
   if (o->event) o->event(o->user, &event);
@@ -144,11 +144,11 @@ static bool knows_overlap(const nsai_problem *p) {
 
 /* Decode steps and backward passes are timed on one kind of inputs, as trained models' where these are
  * asked for. */
-static nsai_trial_fill fill_of(const tuner *t, const nsai_problem *p) {
+static nsai_verify_fill fill_of(const tuner *t, const nsai_problem *p) {
   bool correlated = knows_overlap(p) && p->overlap == NSA_OVERLAP_HIGH;
   if (p->op == NSA_OP_DECODE || p->op == NSA_OP_BACKWARD)
     correlated = t->ctx->config->tuning.inputs & NSAI_INPUTS_CORRELATED;
-  return correlated ? NSAI_TRIAL_FILL_CORRELATED : NSAI_TRIAL_FILL_RANDOM;
+  return correlated ? NSAI_VERIFY_FILL_CORRELATED : NSAI_VERIFY_FILL_RANDOM;
 }
 
 static nsa_status begin_task(tuner *t, const nsai_problem *problem, int64_t tokens,
@@ -168,9 +168,9 @@ static nsa_status begin_task(tuner *t, const nsai_problem *problem, int64_t toke
 /* Contenders that no earlier call has measured. */
 static int count_open(const tune_task *task) {
   int count = 0;
-  for (int i = 0; i < task->contests; i++)
-    for (int k = 0; k < task->contest[i].count; k++) {
-      const nsai_timing *timing = &task->contest[i].item[k].timing;
+  for (int i = 0; i < task->stage_count; i++)
+    for (int k = 0; k < task->candidates[i].count; k++) {
+      const nsai_timing *timing = &task->candidates[i].item[k].timing;
       count += !timing->rounds && timing->state == NSAI_TIMING_OK;
     }
   return count;
@@ -180,14 +180,14 @@ static int count_open(const tune_task *task) {
 
 #define TFLOPS_PER_SM 1.5 /* what these kernels reach, roughly: 200 on 132 multiprocessors */
 #define COMPILE_SECONDS 0.8
-#define RUNS_PER_COLUMN 9
-#define RUNS_OF_WHOLE 40     /* finals, wholes and baselines, counted as forwards */
-#define BYTES_PER_SECOND 4e8 /* of inputs that are made and copied */
-#define BACKWARD_RATIO 4     /* times a forward */
-#define STEPS_SECONDS 0.01   /* a graph of decode steps, captured and launched twice */
+#define RUNS_PER_COMBINATION 9
+#define RUNS_OF_WHOLE_CALL 40 /* finals, wholes and baselines, counted as forwards */
+#define BYTES_PER_SECOND 4e8  /* of inputs that are made and copied */
+#define BACKWARD_RATIO 4      /* times a forward */
+#define STEPS_SECONDS 0.01    /* a graph of decode steps, captured and launched twice */
 
 static double run_seconds(const tuner *t, const tune_task *task) {
-  const nsai_geometry *m = &task->problem.model;
+  const nsai_model *m = &task->problem.model;
   double tokens = (double)task->problem.max_tokens, keys = (double)task->tokens / 2;
   if (task->problem.op == NSA_OP_DECODE) return STEPS_SECONDS;
   if (task->problem.op != NSA_OP_DENSE)
@@ -199,10 +199,10 @@ static double run_seconds(const tuner *t, const tune_task *task) {
 }
 
 static double estimate(const tuner *t, const tune_task *task) {
-  const nsai_geometry *m = &task->problem.model;
+  const nsai_model *m = &task->problem.model;
   int open = count_open(task);
   double bytes = 2.0 * (double)task->tokens * m->heads * (m->head_dim_qk + m->head_dim_v);
-  double runs = nsai_tune_columns(task) * RUNS_PER_COLUMN + RUNS_OF_WHOLE;
+  double runs = nsai_tune_combinations(task) * RUNS_PER_COMBINATION + RUNS_OF_WHOLE_CALL;
   return open * COMPILE_SECONDS / 4 + runs * run_seconds(t, task) + bytes / BYTES_PER_SECOND;
 }
 
@@ -221,39 +221,40 @@ static nsa_status work(tuner *t, tune_task *task, tune_task *donor) {
   task->record->union4 = t->overlap.u4;
   task->record->union8 = t->overlap.u8;
   NSAI_TRY(nsai_tune_time(t, task));
-  return nsai_tune_whole(t, task);
+  return nsai_tune_whole_call(t, task);
 }
 
 /* What an earlier call found, told as if it had been now. */
-static void tell_known(tuner *t, const tune_task *task) {
+static void emit_known(tuner *t, const tune_task *task) {
   const nsai_record *r = task->record;
-  for (int i = 0; i < task->contests; i++)
-    for (int k = 0; k < task->contest[i].count; k++) {
-      const contender *c = &task->contest[i].item[k];
+  for (int i = 0; i < task->stage_count; i++)
+    for (int k = 0; k < task->candidates[i].count; k++) {
+      const measured_candidate *c = &task->candidates[i].item[k];
       int32_t kind = c->timing.state == NSAI_TIMING_REFUSED ? NSA_TUNE_REFUSED
                      : c->timing.state == NSAI_TIMING_WRONG ? NSA_TUNE_WRONG
                                                             : NSA_TUNE_TIMED;
       if (c->timing.rounds || kind != NSA_TUNE_TIMED)
-        nsai_tune_tell(t, kind, task, c, c->timing.note);
+        nsai_tune_emit(t, kind, task, c, c->timing.note);
       const nsai_timing *won = nsai_record_chosen(r, c->timing.stage);
       if (won && !strcmp(won->candidate, c->timing.candidate) &&
-          !nsai_record_is_covered(r, c->timing.stage))
-        nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, c, "");
+          !nsai_record_is_fused(r, c->timing.stage))
+        nsai_tune_emit(t, NSA_TUNE_CHOSEN, task, c, "");
     }
   for (int32_t i = 0; i < r->baseline_count; i++) {
-    contender told = { .timing = { .ms = r->baselines[i].ms, .spread = r->baselines[i].spread } };
-    snprintf(told.timing.candidate, sizeof told.timing.candidate, "%s", r->baselines[i].name);
-    nsai_tune_tell(t, NSA_TUNE_BASELINE, task, &told, "");
+    measured_candidate emitted = { .timing = { .ms = r->baselines[i].ms,
+                                               .spread = r->baselines[i].spread } };
+    snprintf(emitted.timing.candidate, sizeof emitted.timing.candidate, "%s", r->baselines[i].name);
+    nsai_tune_emit(t, NSA_TUNE_BASELINE, task, &emitted, "");
   }
-  nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL, "measured before");
+  nsai_tune_emit(t, NSA_TUNE_DONE, task, NULL, "measured before");
 }
 
 static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
-  contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
+  measured_candidate whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
   char error[1024] = "";
-  nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
+  nsai_tune_emit(t, NSA_TUNE_PROBLEM, task, &whole, "");
   if (task->done && !count_open(task)) {
-    tell_known(t, task);
+    emit_known(t, task);
     return NSA_OK;
   }
   t->no_room = false;
@@ -267,7 +268,7 @@ static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
   if (roomless) nsai_tune_data_free(t); /* some of it may be there */
   if (status && !roomless) kept = nsai_fail_text(status, error);
   error[strcspn(error, "\n")] = 0;
-  nsai_tune_tell(t, NSA_TUNE_DONE, task, NULL,
+  nsai_tune_emit(t, NSA_TUNE_DONE, task, NULL,
                  status                    ? error
                  : !task->record->complete ? "the budget is spent; the next call goes on"
                                            : "");
@@ -279,15 +280,15 @@ static bool measures(const tuner *t) {
   return !t->options->dry_run && t->level != NSAI_LEVEL_HEURISTIC;
 }
 
-static void tell_plan(const tuner *t, const tune_task *task) {
-  contender whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
-  nsai_tune_tell(t, NSA_TUNE_PROBLEM, task, &whole, "");
-  for (int i = 0; i < task->contests; i++)
-    for (int k = 0; k < task->contest[i].count; k++) {
-      const contender *c = &task->contest[i].item[k];
+static void emit_plan(const tuner *t, const tune_task *task) {
+  measured_candidate whole = { .timing = { .ms = 1e3 * estimate(t, task) } };
+  nsai_tune_emit(t, NSA_TUNE_PROBLEM, task, &whole, "");
+  for (int i = 0; i < task->stage_count; i++)
+    for (int k = 0; k < task->candidates[i].count; k++) {
+      const measured_candidate *c = &task->candidates[i].item[k];
       const char *note = c->timing.is_default ? "the heuristic's choice" : "";
       if (c->timing.rounds) note = "measured before";
-      nsai_tune_tell(t, NSA_TUNE_PLANNED, task, c, note);
+      nsai_tune_emit(t, NSA_TUNE_PLANNED, task, c, note);
     }
 }
 
@@ -303,16 +304,16 @@ static tune_task *donor_of(tune_task *tasks, int count, const tune_task *task) {
 
 static nsa_status run_tasks(tuner *t, tune_task *tasks, int count) {
   for (int i = 0; i < count; i++)
-    t->total += nsai_tune_columns(&tasks[i]) * RUNS_PER_COLUMN + RUNS_OF_WHOLE;
+    t->total += nsai_tune_combinations(&tasks[i]) * RUNS_PER_COMBINATION + RUNS_OF_WHOLE_CALL;
   for (int i = 0; i < count; i++) {
     if (!measures(t)) {
-      tell_plan(t, &tasks[i]);
+      emit_plan(t, &tasks[i]);
       continue;
     }
     if (i && nsai_tune_spent(t)) {
-      contender none = { .timing = { .ms = 0 } };
-      nsai_tune_tell(t, NSA_TUNE_PROBLEM, &tasks[i], &none, "");
-      nsai_tune_tell(t, NSA_TUNE_DONE, &tasks[i], NULL, "not begun: the budget is spent");
+      measured_candidate none = { .timing = { .ms = 0 } };
+      nsai_tune_emit(t, NSA_TUNE_PROBLEM, &tasks[i], &none, "");
+      nsai_tune_emit(t, NSA_TUNE_DONE, &tasks[i], NULL, "not begun: the budget is spent");
       continue;
     }
     NSAI_TRY(run_task(t, &tasks[i], donor_of(tasks, count, &tasks[i])));
@@ -467,13 +468,13 @@ static nsa_status open_tuner(tuner *t) {
   const nsa_ctx *ctx = t->ctx;
   const nsai_driver *driver = ctx->device.driver;
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
-  t->bench.threads = processors < 1 ? 1 : (int)processors;
+  t->trial.threads = processors < 1 ? 1 : (int)processors;
   NSAI_TRY(nsai_context_enter(ctx, &t->pushed));
   /* As in loading: another thread may be capturing a stream. */
   driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
-  t->device = (nsai_trial_device){ .driver = driver,
-                                   .context = ctx->device.context,
-                                   .ordinal = ctx->device.ordinal };
+  t->device = (nsai_verify_device){ .driver = driver,
+                                    .context = ctx->device.context,
+                                    .ordinal = ctx->device.ordinal };
   snprintf(t->device.name, sizeof t->device.name, "%.*s", (int)sizeof t->device.name - 1,
            ctx->device.name);
   if (!measures(t)) return NSA_OK;
@@ -481,7 +482,7 @@ static nsa_status open_tuner(tuner *t) {
     return nsai_fail(NSA_E_NO_DRIVER, "the driver lacks cuStreamCreate or cuMemsetD8Async, which "
                                       "tuning needs: update it");
   NSAI_TRY(NSAI_CUDA(driver, cuStreamCreate(&t->device.stream, NSAI_CU_STREAM_NON_BLOCKING)));
-  NSAI_TRY(nsai_trial_device_alloc(&t->device, NSAI_TRIAL_FLUSH_BYTES, &t->flush));
+  NSAI_TRY(nsai_verify_device_alloc(&t->device, NSAI_VERIFY_FLUSH_BYTES, &t->flush));
   t->sensors = nsai_sensors_open(ctx->device.pci_id, &t->ctx->logger);
   if (!t->sensors) return nsai_fail_nomem("sensors", 0);
   for (; t->event_count < TUNE_MAX_EVENTS; t->event_count++)
@@ -492,11 +493,11 @@ static nsa_status open_tuner(tuner *t) {
 static void close_tuner(tuner *t) {
   const nsai_driver *driver = t->ctx->device.driver;
   nsai_tune_data_free(t);
-  nsai_tune_verdicts_free(t);
-  nsai_kernels_end_trial(t->ctx); /* kernels of candidates that lost, above all */
+  nsai_tune_passed_free(t);
+  nsai_kernel_set_unload_temporary(t->ctx); /* kernels of candidates that lost, above all */
   for (int i = 0; i < t->event_count; i++) driver->cuEventDestroy(t->events[i]);
   nsai_sensors_close(t->sensors);
-  nsai_trial_device_free(&t->device, t->flush);
+  nsai_verify_device_free(&t->device, t->flush);
   if (t->device.stream) driver->cuStreamDestroy(t->device.stream);
   driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
   nsai_context_leave(t->ctx, t->pushed);
@@ -513,7 +514,7 @@ static nsa_status tune(nsa_ctx *ctx, const nsa_tune_options *options, int32_t le
                 .level = level,
                 .capture_mode = NSAI_CU_CAPTURE_RELAXED,
                 .no_baselines = only > 0,
-                .deadline = nsai_trial_now() + budget };
+                .deadline = nsai_verify_seconds() + budget };
   NSAI_TRY_TO(done, open_tuner(t));
   NSAI_TRY_TO(done, list_tasks(t, problems, count, only, &list));
   NSAI_TRY_TO(done, run_tasks(t, list.item, list.count));

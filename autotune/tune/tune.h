@@ -13,20 +13,20 @@
 
 /* What a timing is compared by within its stage: its own time and that of the stages in `rest`, which
  * a rival covers and it does not. Infinite: one of them has not been measured. */
-typedef struct nsai_weight {
+typedef struct nsai_fused_time {
   double ms, spread;
-  uint32_t covers, rest; /* 1 << stage */
-} nsai_weight;
+  uint32_t fuses, rest; /* 1 << stage */
+} nsai_fused_time;
 
 /* The weight of a timing of the record; what covers nothing is as fast as the winner of its stage. */
-nsai_weight nsai_record_weigh(const nsai_record *record, const nsai_timing *timing);
+nsai_fused_time nsai_record_fused_time(const nsai_record *record, const nsai_timing *timing);
 
-/* "covers importance, select", "with importance, select", both, or nothing. */
-void nsai_weight_write(const nsai_weight *weight, nsai_writer *out);
+/* "fuses importance, select", "with importance, select", both, or nothing. */
+void nsai_fused_time_write(const nsai_fused_time *fused_time, nsai_writer *out);
 
 /* Whether the winner of another stage covers this one: its own winner then serves only where that
  * one cannot. */
-bool nsai_record_is_covered(const nsai_record *record, const char *stage);
+bool nsai_record_is_fused(const nsai_record *record, const char *stage);
 
 /* Tunes a problem that has no record, as tuning.on_first_use asks; a failure to do so is a warning.
  * NSA_E_CANCELLED by `progress`. */

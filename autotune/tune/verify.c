@@ -22,13 +22,13 @@
 #define MOST_TILES 3      /* a first, one in the middle and a last; then the ragged one */
 #define MOST_GROUPS 2     /* KV heads of a backward pass: its reference is asked for every row */
 
-void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_trial_fill fill,
-                    nsai_trial_case *c) {
-  nsai_trial_case_init(c);
-  c->kind = problem->op == NSA_OP_DENSE      ? NSAI_TRIAL_DENSE
-            : problem->op == NSA_OP_BACKWARD ? NSAI_TRIAL_BACKWARD
-                                             : NSAI_TRIAL_FORWARD;
-  c->geometry = problem->model;
+void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_verify_fill fill,
+                    nsai_verify_case *c) {
+  nsai_verify_case_init(c);
+  c->kind = problem->op == NSA_OP_DENSE      ? NSAI_VERIFY_DENSE
+            : problem->op == NSA_OP_BACKWARD ? NSAI_VERIFY_BACKWARD
+                                             : NSAI_VERIFY_FORWARD;
+  c->model = problem->model;
   c->num_seqs = 1;
   c->q_len[0] = c->kv_len[0] = tokens;
   c->selection = problem->selection;
@@ -51,12 +51,12 @@ static int64_t whole_tiles(const nsai_problem *problem) {
 /* The problem at another length, with rows whose importance can be looked at. */
 static nsai_problem verified_problem(const nsai_problem *problem) {
   if (nsai_problem_is_cached(problem)) {
-    nsai_trial_kv_case kv;
+    nsai_verify_cache_case kv;
     nsai_tune_kv_case(problem, &kv);
     return kv.problem;
   }
   nsai_problem p = *problem;
-  const nsai_geometry *m = &p.model;
+  const nsai_model *m = &p.model;
   int64_t tokens = (int64_t)m->select_count * m->select_block;
   if (!m->select_count || p.op == NSA_OP_DENSE) tokens = 4 * (m->window + m->block);
   if (nsai_problem_selects_all(problem)) {
@@ -74,7 +74,7 @@ static nsai_problem verified_problem(const nsai_problem *problem) {
     p.model.kv_heads = MOST_GROUPS;
   }
   if (p.op == NSA_OP_FORWARD && p.selection == NSA_SELECT_OWN && m->select_count)
-    p.max_probe_rows = (int32_t)(tokens < NSAI_TRIAL_MAX_PROBES ? tokens : NSAI_TRIAL_MAX_PROBES);
+    p.max_probe_rows = (int32_t)(tokens < NSAI_VERIFY_MAX_PROBES ? tokens : NSAI_VERIFY_MAX_PROBES);
   return p;
 }
 
@@ -92,120 +92,124 @@ nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_deci
 /* ---- what is known already ---- */
 
 /* "key at the case's length|stage|candidate". */
-static void verdict_text(const tune_task *task, const contender *c, nsai_writer *out) {
+static void passed_key(const tune_task *task, const measured_candidate *c, nsai_writer *out) {
   nsai_problem verified = verified_problem(&task->problem);
   nsai_tune_key(&verified, verified.max_kv_len, out);
   nsai_write(out, "|%s|%s", c->timing.stage, c->timing.candidate);
 }
 
-static bool is_known(const tuner *t, const char *verdict) {
-  for (int i = 0; i < t->verdict_count; i++)
-    if (!strcmp(t->verdicts[i], verdict)) return true;
+static bool is_known(const tuner *t, const char *key) {
+  for (int i = 0; i < t->passed_count; i++)
+    if (!strcmp(t->passed[i], key)) return true;
   return false;
 }
 
-static bool is_verified(const tuner *t, const tune_task *task, const contender *c) {
+static bool is_verified(const tuner *t, const tune_task *task, const measured_candidate *c) {
   char text[1024];
   nsai_writer w = nsai_writer_open(text, sizeof text);
-  verdict_text(task, c, &w);
+  passed_key(task, c, &w);
   return is_known(t, text);
 }
 
-static nsa_status remember(tuner *t, const tune_task *task, const contender *c) {
+static nsa_status remember(tuner *t, const tune_task *task, const measured_candidate *c) {
   char text[1024];
   nsai_writer w = nsai_writer_open(text, sizeof text);
-  verdict_text(task, c, &w);
+  passed_key(task, c, &w);
   if (is_known(t, text)) return NSA_OK;
-  char **grown = realloc(t->verdicts, (size_t)(t->verdict_count + 1) * sizeof *grown);
+  char **grown = realloc(t->passed, (size_t)(t->passed_count + 1) * sizeof *grown);
   char *copy = strdup(text);
-  if (grown) t->verdicts = grown;
+  if (grown) t->passed = grown;
   if (!grown || !copy) {
     free(copy);
-    return nsai_fail_nomem("a verdict", sizeof text);
+    return nsai_fail_nomem("a verified candidate", sizeof text);
   }
-  t->verdicts[t->verdict_count++] = copy;
+  t->passed[t->passed_count++] = copy;
   return NSA_OK;
 }
 
-void nsai_tune_verdicts_free(tuner *t) {
-  for (int i = 0; i < t->verdict_count; i++) free(t->verdicts[i]);
-  free(t->verdicts);
-  t->verdicts = NULL;
-  t->verdict_count = 0;
+void nsai_tune_passed_free(tuner *t) {
+  for (int i = 0; i < t->passed_count; i++) free(t->passed[i]);
+  free(t->passed);
+  t->passed = NULL;
+  t->passed_count = 0;
 }
 
 /* ---- judging ---- */
 
-typedef struct court {
+typedef struct verification {
   tuner *t;
   tune_task *task;
   nsai_problem problem; /* the short one */
-  nsai_trial_case c;
-  nsai_trial_bench bench;
-  nsai_trial_truth truth;
-  nsai_trial_wanted *wanted; /* of a backward pass, in the place of truth */
-  nsai_trial_kv_court kv;    /* in the place of case, bench and truth, over a cache */
+  nsai_verify_case c;
+  nsai_trial_run trial;
+  nsai_verify_expected expected;
+  nsai_verify_expected_grads *wanted; /* of a backward pass, in the place of truth */
+  nsai_verify_cache_setup kv;         /* in the place of case, bench and truth, over a cache */
   bool ready;
   bool refused; /* the last run did not fail by its results: the device refused it */
-} court;
+} verification;
 
 /* A failure to load or to launch that the device survives is a result. */
-static nsa_status blame(court *c, nsa_status status, nsai_trial_result *result) {
+static nsa_status blame(verification *c, nsa_status status, nsai_verify_result *result) {
   const char *text = nsa_last_error();
   if (status != NSA_E_CUDA || !nsai_tune_survived(c->t)) return status;
   c->refused = true;
-  nsai_trial_fail(result, "%.*s", (int)strcspn(text, "\n"), text);
+  nsai_verify_fail(result, "%.*s", (int)strcspn(text, "\n"), text);
   return NSA_OK;
 }
 
 /* Two runs: the second one must give the same bits. */
-static nsa_status judge_gradients(court *c, nsai_trial_result *result) {
-  if (!c->wanted) NSAI_TRY(nsai_trial_wanted_create(&c->bench, &c->wanted));
-  return blame(c, nsai_trial_check_backward(&c->bench, c->wanted, result), result);
+static nsa_status verify_gradients(verification *c, nsai_verify_result *result) {
+  if (!c->wanted) NSAI_TRY(nsai_verify_expected_grads_create(&c->trial, &c->wanted));
+  return blame(c, nsai_verify_check_backward(&c->trial, c->wanted, result), result);
 }
 
 /* Runs one plan on the bench and compares. */
-static nsa_status judge_packed(court *c, const nsai_trial_plan *plan, nsai_trial_result *result) {
+static nsa_status verify_packed(verification *c, const nsai_trial_plan *plan,
+                                nsai_verify_result *result) {
   if (!c->ready)
-    NSAI_TRY(nsai_trial_bench_prepare(&c->t->device, &c->c, plan, c->bench.threads, &c->bench));
+    NSAI_TRY(nsai_trial_run_prepare(&c->t->device, &c->c, plan, c->trial.threads, &c->trial));
   c->ready = true;
-  NSAI_TRY(nsai_trial_bench_use(&c->bench, plan));
-  if (c->c.kind == NSAI_TRIAL_BACKWARD) return judge_gradients(c, result);
-  NSAI_TRY(blame(c, nsai_trial_run_intact(&c->bench, result), result));
+  NSAI_TRY(nsai_trial_run_use(&c->trial, plan));
+  if (c->c.kind == NSAI_VERIFY_BACKWARD) return verify_gradients(c, result);
+  NSAI_TRY(blame(c, nsai_trial_run_intact(&c->trial, result), result));
   if (c->refused) return NSA_OK;
-  if (c->c.kind == NSAI_TRIAL_DENSE) return nsai_trial_judge_dense(&c->bench, &c->truth, result);
-  return nsai_trial_judge_forward(&c->bench, &c->truth, result);
+  if (c->c.kind == NSAI_VERIFY_DENSE) return nsai_verify_dense(&c->trial, &c->expected, result);
+  return nsai_verify_forward(&c->trial, &c->expected, result);
 }
 
 /* The same over a cache. */
-static nsa_status judge_cached(court *c, const nsai_trial_plan *plan, nsai_trial_result *result) {
+static nsa_status verify_cached(verification *c, const nsai_trial_plan *plan,
+                                nsai_verify_result *result) {
   if (!c->ready) {
-    nsai_trial_kv_case kv;
+    nsai_verify_cache_case kv;
     nsai_tune_kv_case(&c->task->problem, &kv);
-    NSAI_TRY(nsai_trial_kv_court_create(&c->t->device, &kv, c->bench.threads, &c->kv));
+    NSAI_TRY(nsai_verify_cache_setup_create(&c->t->device, &kv, c->trial.threads, &c->kv));
   }
   c->ready = true;
-  return blame(c, nsai_trial_kv_judge(&c->kv, plan, result), result);
+  return blame(c, nsai_verify_cache_check(&c->kv, plan, result), result);
 }
 
 /* Runs one plan and compares; `result` says what came of it. */
-static nsa_status judge(court *c, const nsai_decisions *decisions, nsai_trial_result *result) {
+static nsa_status verify(verification *c, const nsai_decisions *decisions,
+                         nsai_verify_result *result) {
   nsai_trial_plan plan = { 0 };
   nsa_status status = NSA_OK;
-  *result = (nsai_trial_result){ .outcome = NSAI_TRIAL_PASSED };
+  *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
   c->refused = false;
   NSAI_TRY(blame(c, nsai_tune_plan(c->t, &c->problem, decisions, &plan), result));
   if (c->refused) return NSA_OK;
   if (nsai_problem_is_cached(&c->problem))
-    status = judge_cached(c, &plan, result);
+    status = verify_cached(c, &plan, result);
   else
-    status = judge_packed(c, &plan, result);
+    status = verify_packed(c, &plan, result);
   nsa_plan_destroy(plan.plan);
   return status;
 }
 
 /* The judgement of one contender that is out. */
-static void find_guilty(court *c, contender *wrong, const nsai_trial_result *result) {
+static void find_wrong(verification *c, measured_candidate *wrong,
+                       const nsai_verify_result *result) {
   if (c->refused) {
     nsai_tune_refuse(c->t, c->task, wrong, result->text);
     return;
@@ -214,61 +218,62 @@ static void find_guilty(court *c, contender *wrong, const nsai_trial_result *res
   wrong->timing.state = NSAI_TIMING_WRONG;
   snprintf(wrong->timing.note, sizeof wrong->timing.note, "%.*s",
            (int)sizeof wrong->timing.note - 1, result->text);
-  nsai_tune_tell(c->t, NSA_TUNE_WRONG, c->task, wrong, wrong->timing.note);
+  nsai_tune_emit(c->t, NSA_TUNE_WRONG, c->task, wrong, wrong->timing.note);
 }
 
 /* The same, and a context that is lost is said to be so. */
-static nsa_status judge_suspects(court *c, const nsai_decisions *decisions,
-                                 contender *const suspects[NSAI_STAGE_COUNT],
-                                 nsai_trial_result *result) {
-  nsa_status status = judge(c, decisions, result);
+static nsa_status verify_suspects(verification *c, const nsai_decisions *decisions,
+                                  measured_candidate *const suspects[NSAI_STAGE_COUNT],
+                                  nsai_verify_result *result) {
+  nsa_status status = verify(c, decisions, result);
   if (status != NSA_E_CUDA || nsai_tune_survived(c->t)) return status;
   return nsai_tune_lost(c->t, c->task, suspects);
 }
 
 /* One candidate with the heuristic's choices around it. */
-static nsa_status judge_alone(court *c, contender *one) {
+static nsa_status verify_alone(verification *c, measured_candidate *one) {
   nsai_decisions decisions;
-  contender *suspects[NSAI_STAGE_COUNT] = { NULL };
-  nsai_trial_result result;
+  measured_candidate *suspects[NSAI_STAGE_COUNT] = { NULL };
+  nsai_verify_result result;
   nsai_tune_around(c->task, one, &decisions);
-  for (int i = 0; i < c->task->contests; i++)
-    if (c->task->contest[i].stage == one->what.variant->stage) suspects[i] = one;
-  NSAI_TRY(judge_suspects(c, &decisions, suspects, &result));
-  if (result.outcome == NSAI_TRIAL_PASSED) return remember(c->t, c->task, one);
-  find_guilty(c, one, &result);
+  for (int i = 0; i < c->task->stage_count; i++)
+    if (c->task->candidates[i].stage == one->what.variant->stage) suspects[i] = one;
+  NSAI_TRY(verify_suspects(c, &decisions, suspects, &result));
+  if (result.outcome == NSAI_VERIFY_PASSED) return remember(c->t, c->task, one);
+  find_wrong(c, one, &result);
   return NSA_OK;
 }
 
 /* Judges contenders that run together, unless all are verified; `suspects` gets those that are not.
  */
-static nsa_status judge_taken(court *c, const nsai_decisions *decisions,
-                              contender *const taken[NSAI_STAGE_COUNT],
-                              contender *suspects[NSAI_STAGE_COUNT], nsai_trial_result *result) {
-  bool fresh = false;
-  *result = (nsai_trial_result){ .outcome = NSAI_TRIAL_PASSED };
-  for (int i = 0; i < c->task->contests; i++) {
+static nsa_status verify_taken(verification *c, const nsai_decisions *decisions,
+                               measured_candidate *const taken[NSAI_STAGE_COUNT],
+                               measured_candidate *suspects[NSAI_STAGE_COUNT],
+                               nsai_verify_result *result) {
+  bool new_kv = false;
+  *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
+  for (int i = 0; i < c->task->stage_count; i++) {
     suspects[i] = taken[i] && !is_verified(c->t, c->task, taken[i]) ? taken[i] : NULL;
-    fresh |= suspects[i] != NULL;
+    new_kv |= suspects[i] != NULL;
   }
-  if (!fresh) return NSA_OK;
-  NSAI_TRY(judge_suspects(c, decisions, suspects, result));
-  if (result->outcome != NSAI_TRIAL_PASSED) return NSA_OK;
-  for (int i = 0; i < c->task->contests; i++)
+  if (!new_kv) return NSA_OK;
+  NSAI_TRY(verify_suspects(c, decisions, suspects, result));
+  if (result->outcome != NSAI_VERIFY_PASSED) return NSA_OK;
+  for (int i = 0; i < c->task->stage_count; i++)
     if (taken[i]) NSAI_TRY(remember(c->t, c->task, taken[i]));
   return NSA_OK;
 }
 
 /* The heuristic's choices, also those that other contenders cover: all others build on them. */
-static nsa_status judge_heuristic(court *c) {
-  contender *taken[NSAI_STAGE_COUNT], *suspects[NSAI_STAGE_COUNT];
+static nsa_status verify_heuristic(verification *c) {
+  measured_candidate *taken[NSAI_STAGE_COUNT], *suspects[NSAI_STAGE_COUNT];
   nsai_decisions decisions;
-  nsai_trial_result result;
-  nsai_tune_column(c->task, 0, &decisions, taken);
-  NSAI_TRY(judge_taken(c, &decisions, taken, suspects, &result));
-  if (result.outcome == NSAI_TRIAL_PASSED && nsai_tune_apart(c->task, &decisions, taken))
-    NSAI_TRY(judge_taken(c, &decisions, taken, suspects, &result));
-  if (result.outcome == NSAI_TRIAL_PASSED) return NSA_OK;
+  nsai_verify_result result;
+  nsai_tune_combination(c->task, 0, &decisions, taken);
+  NSAI_TRY(verify_taken(c, &decisions, taken, suspects, &result));
+  if (result.outcome == NSAI_VERIFY_PASSED && nsai_tune_unfused(c->task, &decisions, taken))
+    NSAI_TRY(verify_taken(c, &decisions, taken, suspects, &result));
+  if (result.outcome == NSAI_VERIFY_PASSED) return NSA_OK;
   if (c->refused)
     return nsai_fail(NSA_E_CUDA,
                      "the device refuses to run the heuristic's own choice for %s: %s; please "
@@ -280,63 +285,63 @@ static nsa_status judge_heuristic(court *c) {
                    c->task->key, result.text);
 }
 
-static nsa_status judge_column(court *c, int column) {
-  contender *taken[NSAI_STAGE_COUNT], *suspects[NSAI_STAGE_COUNT];
+static nsa_status verify_combination(verification *c, int combination) {
+  measured_candidate *taken[NSAI_STAGE_COUNT], *suspects[NSAI_STAGE_COUNT];
   nsai_decisions decisions;
-  nsai_trial_result result;
+  nsai_verify_result result;
   tune_task *task = c->task;
-  nsai_tune_column(task, column, &decisions, taken);
-  NSAI_TRY(judge_taken(c, &decisions, taken, suspects, &result));
-  if (result.outcome == NSAI_TRIAL_PASSED) return NSA_OK;
+  nsai_tune_combination(task, combination, &decisions, taken);
+  NSAI_TRY(verify_taken(c, &decisions, taken, suspects, &result));
+  if (result.outcome == NSAI_VERIFY_PASSED) return NSA_OK;
   bool found = false, refused = c->refused;
-  for (int i = 0; i < task->contests; i++)
+  for (int i = 0; i < task->stage_count; i++)
     if (suspects[i]) {
-      NSAI_TRY(judge_alone(c, suspects[i]));
+      NSAI_TRY(verify_alone(c, suspects[i]));
       found |= !suspects[i]->alive;
     }
   if (found) return NSA_OK;
   /* Wrong together, or wrong once in a while, as races are: none of them is trusted. */
   c->refused = refused;
-  for (int i = 0; i < task->contests; i++) {
-    const contest *k = &task->contest[i];
-    if (taken[i] && taken[i] != &k->item[0] && taken[i] - k->item != k->apart)
-      find_guilty(c, taken[i], &result);
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *k = &task->candidates[i];
+    if (taken[i] && taken[i] != &k->item[0] && taken[i] - k->item != k->unfused)
+      find_wrong(c, taken[i], &result);
   }
   return NSA_OK;
 }
 
 /* The budget is spent: what has not been verified is not timed. */
-static void leave_out(court *c, int column) {
-  contender *taken[NSAI_STAGE_COUNT];
+static void leave_out(verification *c, int combination) {
+  measured_candidate *taken[NSAI_STAGE_COUNT];
   nsai_decisions decisions;
-  nsai_tune_column(c->task, column, &decisions, taken);
-  for (int i = 0; i < c->task->contests; i++)
+  nsai_tune_combination(c->task, combination, &decisions, taken);
+  for (int i = 0; i < c->task->stage_count; i++)
     if (taken[i] && !is_verified(c->t, c->task, taken[i])) taken[i]->alive = false;
 }
 
 nsa_status nsai_tune_verify(tuner *t, tune_task *task) {
-  court *c = calloc(1, sizeof *c);
+  verification *c = calloc(1, sizeof *c);
   nsa_status status = NSA_OK;
   if (!c) return nsai_fail_nomem("a verification", sizeof *c);
-  *c = (court){ .t = t, .task = task, .problem = verified_problem(&task->problem) };
-  c->bench.threads = t->bench.threads;
-  nsai_tune_case(&c->problem, c->problem.max_kv_len, NSAI_TRIAL_FILL_CORRELATED, &c->c);
+  *c = (verification){ .t = t, .task = task, .problem = verified_problem(&task->problem) };
+  c->trial.threads = t->trial.threads;
+  nsai_tune_case(&c->problem, c->problem.max_kv_len, NSAI_VERIFY_FILL_CORRELATED, &c->c);
   /* From the last column on: a wrong candidate leaves its column, and those before stay as they
    * are. The heuristic's choices come first all the same. */
-  int columns = nsai_tune_columns(task);
-  NSAI_TRY_TO(done, judge_heuristic(c));
-  for (int column = columns - 1; column > 0; column--) {
+  int combinations = nsai_tune_combinations(task);
+  NSAI_TRY_TO(done, verify_heuristic(c));
+  for (int combination = combinations - 1; combination > 0; combination--) {
     NSAI_TRY_TO(done, nsai_tune_step(t, "verifying"));
     if (nsai_tune_spent(t))
-      leave_out(c, column);
+      leave_out(c, combination);
     else
-      NSAI_TRY_TO(done, judge_column(c, column));
+      NSAI_TRY_TO(done, verify_combination(c, combination));
   }
 done:
-  nsai_trial_truth_fini(&c->truth);
-  nsai_trial_bench_destroy(&c->bench);
-  nsai_trial_kv_court_destroy(&c->kv);
-  nsai_trial_wanted_destroy(c->wanted);
+  nsai_verify_expected_fini(&c->expected);
+  nsai_trial_run_destroy(&c->trial);
+  nsai_verify_cache_setup_destroy(&c->kv);
+  nsai_verify_expected_grads_destroy(c->wanted);
   free(c);
   return status;
 }

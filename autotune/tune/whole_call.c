@@ -25,7 +25,7 @@ typedef struct entrant {
 
 static nsa_status warm_up(tuner *t, entrant *e) {
   double warm = 0;
-  nsa_status status = nsai_tune_run_whole(t, &e->plan, &warm);
+  nsa_status status = nsai_tune_run_whole_call(t, &e->plan, &warm);
   if (status == NSA_E_CUDA && e->optional && nsai_tune_survived(t)) return NSA_OK;
   e->rounds = warm > LONG_MS ? TUNE_LEAST_ROUNDS : TUNE_FINAL_ROUNDS;
   return status;
@@ -40,8 +40,8 @@ static nsa_status time_entrants(tuner *t, entrant *e, int count) {
     for (int i = 0; i < count; i++) {
       entrant *next = &e[r % 2 ? count - 1 - i : i];
       if (r >= next->rounds) continue;
-      NSAI_TRY(nsai_tune_step(t, "timing the whole"));
-      NSAI_TRY(nsai_tune_run_whole(t, &next->plan, &next->samples[r]));
+      NSAI_TRY(nsai_tune_step(t, "timing whole calls"));
+      NSAI_TRY(nsai_tune_run_whole_call(t, &next->plan, &next->samples[r]));
     }
   for (int i = 0; i < count; i++)
     if (e[i].rounds)
@@ -51,18 +51,18 @@ static nsa_status time_entrants(tuner *t, entrant *e, int count) {
 
 static void winners(const tune_task *task, bool chosen, nsai_decisions *out) {
   *out = (nsai_decisions){ .why = "the tuner" };
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *c = &task->candidates[i];
     out->stage[c->stage] = c->item[0].what;
     for (int k = 0; k < c->count && chosen; k++)
       if (c->item[k].timing.chosen) out->stage[c->stage] = c->item[k].what;
   }
 }
 
-static void tell_baseline(tuner *t, tune_task *task, const nsai_baseline *base) {
-  contender told = { .timing = { .ms = base->ms, .spread = base->spread } };
-  snprintf(told.timing.candidate, sizeof told.timing.candidate, "%s", base->name);
-  nsai_tune_tell(t, NSA_TUNE_BASELINE, task, &told, "");
+static void emit_baseline(tuner *t, tune_task *task, const nsai_baseline *base) {
+  measured_candidate emitted = { .timing = { .ms = base->ms, .spread = base->spread } };
+  snprintf(emitted.timing.candidate, sizeof emitted.timing.candidate, "%s", base->name);
+  nsai_tune_emit(t, NSA_TUNE_BASELINE, task, &emitted, "");
 }
 
 /* Adds the unfused baseline on the same tensors; where it cannot serve, there is none. */
@@ -70,12 +70,12 @@ static nsa_status add_gemm(tuner *t, const nsai_problem *dense, entrant *e, int 
   nsai_decisions decisions = { .why = "the tuner" };
   nsai_candidate *gemm = &decisions.stage[NSAI_STAGE_DENSE];
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-  if (!nsai_candidate_parse("sdpa_gemm", NSAI_STAGE_DENSE, gemm)) return NSA_OK;
-  nsai_variant_judge(t->ctx->config, dense, &t->ctx->target, gemm->variant, &reasons);
+  if (!nsai_candidate_parse("dense_gemm", NSAI_STAGE_DENSE, gemm)) return NSA_OK;
+  nsai_variant_reasons(t->ctx->config, dense, &t->ctx->target, gemm->variant, &reasons);
   if (reasons.count) return NSA_OK;
   nsa_status status = nsai_tune_plan(t, dense, &decisions, &e[*count].plan);
   if (status) return status == NSA_E_NO_CUBLASLT ? NSA_OK : status;
-  e[*count].base = (nsai_baseline){ .name = "sdpa_gemm" };
+  e[*count].base = (nsai_baseline){ .name = "dense_gemm" };
   e[(*count)++].optional = true;
   return NSA_OK;
 }
@@ -102,21 +102,21 @@ static void take_baselines(tuner *t, const tune_task *task, const entrant *e, in
 }
 
 /* Whether another stage's winner covers this one, or with `first` the heuristic's choice for it. */
-static bool is_covered(const tune_task *task, nsai_stage stage, bool first) {
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
-    const contender *runs = first ? &c->item[0] : nsai_tune_winner(c);
-    if (runs && nsai_covers(runs->what.variant, stage)) return true;
+static bool is_fused(const tune_task *task, nsai_stage stage, bool first) {
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *c = &task->candidates[i];
+    const measured_candidate *runs = first ? &c->item[0] : nsai_tune_winner(c);
+    if (runs && nsai_fuses(runs->what.variant, stage)) return true;
   }
   return false;
 }
 
 /* Whether the winners are the heuristic's choices, and the two wholes one. */
 static bool all_first(const tune_task *task) {
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *c = &task->candidates[i];
     if (nsai_tune_winner(c) && nsai_tune_winner(c) != &c->item[0] &&
-        !is_covered(task, c->stage, true))
+        !is_fused(task, c->stage, true))
       return false;
   }
   return true;
@@ -124,17 +124,17 @@ static bool all_first(const tune_task *task) {
 
 /* The parts may be faster and the whole not: then the heuristic's choices stay, and their time is
  * the forward's. What they cover has not run; its winners stay. */
-static bool prefer_whole(tune_task *task, nsai_baseline both[2]) {
+static bool prefer_whole_call(tune_task *task, nsai_baseline both[2]) {
   double noise = TUNE_NOISE * hypot(both[0].spread, both[1].spread);
   if (all_first(task) || both[0].ms <= both[1].ms * (1 + noise)) return false;
   both[0].ms = both[1].ms;
   both[0].spread = both[1].spread;
-  for (int i = 0; i < task->contests; i++) {
-    contest *c = &task->contest[i];
-    if (!c->item[0].timing.rounds || is_covered(task, c->stage, true)) continue;
+  for (int i = 0; i < task->stage_count; i++) {
+    candidates *c = &task->candidates[i];
+    if (!c->item[0].timing.rounds || is_fused(task, c->stage, true)) continue;
     for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = !k;
   }
-  nsai_tune_weigh(task);
+  nsai_tune_fused_times(task);
   return true;
 }
 
@@ -144,11 +144,11 @@ static void set_baselines(tune_task *task, const nsai_baseline *base, int count)
     (void)nsai_record_set_baseline(task->record, base[i].name, base[i].ms, base[i].spread);
 }
 
-static void tell_winners(tuner *t, const tune_task *task, const char *note) {
-  for (int i = 0; i < task->contests; i++) {
-    const contest *c = &task->contest[i];
-    if (nsai_tune_winner(c) && !is_covered(task, c->stage, false))
-      nsai_tune_tell(t, NSA_TUNE_CHOSEN, task, nsai_tune_winner(c), note);
+static void emit_winners(tuner *t, const tune_task *task, const char *note) {
+  for (int i = 0; i < task->stage_count; i++) {
+    const candidates *c = &task->candidates[i];
+    if (nsai_tune_winner(c) && !is_fused(task, c->stage, false))
+      nsai_tune_emit(t, NSA_TUNE_CHOSEN, task, nsai_tune_winner(c), note);
   }
 }
 
@@ -169,7 +169,7 @@ static nsa_status add_both(tuner *t, const tune_task *task, entrant *e, int *cou
   return NSA_OK;
 }
 
-nsa_status nsai_tune_whole(tuner *t, tune_task *task) {
+nsa_status nsai_tune_whole_call(tuner *t, tune_task *task) {
   entrant e[MOST_ENTRANTS] = { 0 };
   int count = 0;
   bool compares = task->problem.op == NSA_OP_FORWARD && !t->no_baselines;
@@ -180,13 +180,13 @@ nsa_status nsai_tune_whole(tuner *t, tune_task *task) {
   NSAI_TRY_TO(done, time_entrants(t, e, count));
   if (count > 2) take_baselines(t, task, e + 2, count - 2);
   nsai_baseline both[2] = { e[0].base, e[1].base };
-  bool back = prefer_whole(task, both);
+  bool back = prefer_whole_call(task, both);
   set_baselines(task, both, 2);
   if (compares) set_baselines(task, t->base, t->base_count);
   NSAI_TRY_TO(done, nsai_tune_keep(t, task)); /* what is told has been saved */
-  tell_winners(t, task, back ? "the whole was slower with the winners" : "");
-  for (int i = 0; i < 2; i++) tell_baseline(t, task, &both[i]);
-  for (int i = 0; compares && i < t->base_count; i++) tell_baseline(t, task, &t->base[i]);
+  emit_winners(t, task, back ? "whole calls were slower with the winners" : "");
+  for (int i = 0; i < 2; i++) emit_baseline(t, task, &both[i]);
+  for (int i = 0; compares && i < t->base_count; i++) emit_baseline(t, task, &t->base[i]);
 done:
   for (int i = 0; i < count; i++) nsa_plan_destroy(e[i].plan.plan);
   return status;

@@ -18,27 +18,27 @@
 #define FLOOR 0.01
 
 /* The reference's gradients: f32, contiguous, from the same numbers to add to. */
-struct nsai_trial_wanted {
-  nsa_tensor slot[NSAI_TRIAL_SLOTS];
+struct nsai_verify_expected_grads {
+  nsa_tensor slot[NSAI_VERIFY_SLOTS];
   double
       block_sums[2]; /* of K and V: root of the sum of squares of the blocks' gradients, per head */
   nsa_tensor
-      plain[NSAI_TRIAL_SLOTS]; /* with what is usually stored rounded as usual; few have it */
+      plain[NSAI_VERIFY_SLOTS]; /* with what is usually stored rounded as usual; few have it */
 };
 
-typedef nsai_trial_wanted wanted;
+typedef nsai_verify_expected_grads wanted;
 
 static void wanted_fini(wanted *w) {
-  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) {
+  for (int slot = 0; slot < NSAI_VERIFY_SLOTS; slot++) {
     free(w->slot[slot].data);
     free(w->plain[slot].data);
   }
 }
 
 static bool is_phi(int slot) {
-  return slot >= NSAI_TRIAL_D_PHI_K && slot < NSAI_TRIAL_D_GATE_VALUE;
+  return slot >= NSAI_VERIFY_D_PHI_K && slot < NSAI_VERIFY_D_GATE_VALUE;
 }
-static bool is_gate_weights(int slot) { return slot >= NSAI_TRIAL_D_GATE_W1; }
+static bool is_gate_weights(int slot) { return slot >= NSAI_VERIFY_D_GATE_W1; }
 
 /* Any gradient as [rows, heads, columns]: weights of phi come by heads, those of the gate have none. */
 static nsa_tensor by_heads(int slot, nsa_tensor t) {
@@ -62,9 +62,9 @@ static nsa_tensor by_heads(int slot, nsa_tensor t) {
 }
 
 /* An f32 tensor like a slot, with its numbers where they are added to. */
-static nsa_status make_like(const nsai_trial_data *d, int slot, nsa_tensor *t) {
-  if (!nsai_trial_data_has(d, slot)) return NSA_OK;
-  nsa_tensor view = nsai_trial_data_view(d, slot, NSAI_TRIAL_HOST);
+static nsa_status make_like(const nsai_verify_tensors *d, int slot, nsa_tensor *t) {
+  if (!nsai_verify_tensors_has(d, slot)) return NSA_OK;
+  nsa_tensor view = nsai_verify_tensors_view(d, slot, NSAI_VERIFY_HOST);
   int64_t count = 1;
   *t = view;
   t->dtype = NSA_F32;
@@ -76,24 +76,24 @@ static nsa_status make_like(const nsai_trial_data *d, int slot, nsa_tensor *t) {
   if (!t->data) return nsai_fail_nomem("gradients of the reference", 0);
   if (!d->c->accumulate) return NSA_OK;
   nsa_tensor to = by_heads(slot, *t), from = by_heads(slot, view);
-  nsai_trial_copy_rows(&to, &from, 0, to.shape[0]);
+  nsai_verify_copy_rows(&to, &from, 0, to.shape[0]);
   return NSA_OK;
 }
 
-static nsa_status wanted_init(const nsai_trial_data *d, wanted *w) {
-  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++)
-    if (nsai_trial_data_has(d, slot)) NSAI_TRY(make_like(d, slot, &w->slot[slot]));
+static nsa_status wanted_init(const nsai_verify_tensors *d, wanted *w) {
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++)
+    if (nsai_verify_tensors_has(d, slot)) NSAI_TRY(make_like(d, slot, &w->slot[slot]));
   return NSA_OK;
 }
 
-static void wanted_grads(const nsai_trial_data *d, const wanted *w, nsa_grads *grads) {
-  nsai_trial_data_grads(d, NSAI_TRIAL_HOST, grads);
-  nsai_trial_set_grads(w->slot, grads);
+static void wanted_grads(const nsai_verify_tensors *d, const wanted *w, nsa_grads *grads) {
+  nsai_verify_tensors_grads(d, NSAI_VERIFY_HOST, grads);
+  nsai_verify_set_grads(w->slot, grads);
 }
 
 /* Compressed keys or values in the model's dtype, as every implementation keeps them. */
-static nsa_status make_compressed(const nsai_trial_data *d, int32_t dim, nsa_tensor *t) {
-  const nsai_geometry *g = &d->c->geometry;
+static nsa_status make_compressed(const nsai_verify_tensors *d, int32_t dim, nsa_tensor *t) {
+  const nsai_model *g = &d->c->model;
   *t = (nsa_tensor){ .shape = { d->blocks, g->kv_heads, dim },
                      .stride = { (int64_t)g->kv_heads * dim, dim, 1 },
                      .ndim = 3,
@@ -103,13 +103,12 @@ static nsa_status make_compressed(const nsai_trial_data *d, int32_t dim, nsa_ten
 }
 
 /* `rounded` gets compressed keys and values in the model's dtype; they are to be freed. */
-static nsa_status round_compressed(nsai_trial_bench *bench, const nsa_batch *batch,
-                                   nsa_io *rounded) {
-  const nsai_geometry *g = &bench->c->geometry;
+static nsa_status round_compressed(nsai_trial_run *trial, const nsa_batch *batch, nsa_io *rounded) {
+  const nsai_model *g = &trial->c->model;
   rounded->kv.k_cmp = rounded->kv.v_cmp = (nsa_tensor){ 0 };
-  NSAI_TRY(make_compressed(&bench->data, g->head_dim_qk, &rounded->kv.k_cmp));
-  NSAI_TRY(make_compressed(&bench->data, g->head_dim_v, &rounded->kv.v_cmp));
-  return nsai_reference_compress(g, batch, rounded, bench->threads);
+  NSAI_TRY(make_compressed(&trial->data, g->head_dim_qk, &rounded->kv.k_cmp));
+  NSAI_TRY(make_compressed(&trial->data, g->head_dim_v, &rounded->kv.v_cmp));
+  return nsai_reference_compress(g, batch, rounded, trial->threads);
 }
 
 static double root_of_squares(const nsa_tensor *t) {
@@ -120,11 +119,11 @@ static double root_of_squares(const nsa_tensor *t) {
 }
 
 /* The gradients of compressed blocks, f32, where phi's weights have sums over them. */
-static nsa_status want_blocks(const nsai_trial_bench *bench, nsa_tensor blocks[2]) {
-  const nsai_geometry *g = &bench->c->geometry;
+static nsa_status want_blocks(const nsai_trial_run *trial, nsa_tensor blocks[2]) {
+  const nsai_model *g = &trial->c->model;
   for (int side = 0; side < 2; side++) {
     nsa_tensor *t = &blocks[side];
-    NSAI_TRY(make_compressed(&bench->data, side ? g->head_dim_v : g->head_dim_qk, t));
+    NSAI_TRY(make_compressed(&trial->data, side ? g->head_dim_v : g->head_dim_qk, t));
     free(t->data);
     t->dtype = NSA_F32;
     t->data = calloc((size_t)(t->shape[0] * t->stride[0] + 1), sizeof(float));
@@ -135,45 +134,45 @@ static nsa_status want_blocks(const nsai_trial_bench *bench, nsa_tensor blocks[2
 
 /* A d_o in the model's dtype, as the products of every implementation take it; it is to be freed where it is
  * not the case's own. */
-static nsa_status round_d_o(const nsai_trial_data *d, nsa_tensor *out) {
-  nsa_tensor view = nsai_trial_data_view(d, NSAI_TRIAL_D_O, NSAI_TRIAL_HOST);
+static nsa_status round_d_o(const nsai_verify_tensors *d, nsa_tensor *out) {
+  nsa_tensor view = nsai_verify_tensors_view(d, NSAI_VERIFY_D_O, NSAI_VERIFY_HOST);
   *out = view;
   if (!d->c->d_o_f32) return NSA_OK;
-  out->dtype = d->c->geometry.dtype;
+  out->dtype = d->c->model.dtype;
   out->stride[1] = view.shape[2];
   out->stride[0] = view.shape[1] * view.shape[2];
   out->data = calloc((size_t)(view.shape[0] * out->stride[0] + 1), sizeof(uint16_t));
   if (!out->data) return nsai_fail_nomem("a rounded d_o", 0);
-  nsai_trial_copy_rows(out, &view, 0, d->tokens);
+  nsai_verify_copy_rows(out, &view, 0, d->tokens);
   return NSA_OK;
 }
 
 /* d_q and the gates' from compressed keys that are rounded, d_q from dS that is: what no implementation is
  * better than. And how large the blocks' gradients are. */
-static nsa_status plain_rows(nsai_trial_bench *bench, const nsa_batch *batch, const nsa_io *io,
+static nsa_status plain_rows(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
                              const nsa_tensor *d_o, wanted *w) {
-  nsai_trial_data *d = &bench->data;
-  nsai_geometry geometry = bench->c->geometry;
-  bool given = geometry.phi == NSAI_PHI_EXTERNAL;
+  nsai_verify_tensors *d = &trial->data;
+  nsai_model model = trial->c->model;
+  bool given = model.phi == NSAI_PHI_EXTERNAL;
   nsa_io rounded = *io;
   nsa_grads grads = NSA_GRADS_INIT;
   nsa_tensor blocks[2] = { { 0 }, { 0 } };
   nsa_status status = NSA_OK;
-  bool sums = nsai_phi_has_weights(&geometry);
-  if (!given) NSAI_TRY_TO(done, round_compressed(bench, batch, &rounded));
-  NSAI_TRY_TO(done, make_like(d, NSAI_TRIAL_D_Q, &w->plain[NSAI_TRIAL_D_Q]));
-  for (int slot = NSAI_TRIAL_D_GATE_VALUE; slot < NSAI_TRIAL_SLOTS; slot++)
+  bool sums = nsai_phi_has_weights(&model);
+  if (!given) NSAI_TRY_TO(done, round_compressed(trial, batch, &rounded));
+  NSAI_TRY_TO(done, make_like(d, NSAI_VERIFY_D_Q, &w->plain[NSAI_VERIFY_D_Q]));
+  for (int slot = NSAI_VERIFY_D_GATE_VALUE; slot < NSAI_VERIFY_SLOTS; slot++)
     NSAI_TRY_TO(done, make_like(d, slot, &w->plain[slot]));
-  geometry.phi = NSAI_PHI_EXTERNAL;
-  nsai_trial_set_grads(w->plain, &grads);
-  grads.accumulate = (uint32_t)bench->c->accumulate;
+  model.phi = NSAI_PHI_EXTERNAL;
+  nsai_verify_set_grads(w->plain, &grads);
+  grads.accumulate = (uint32_t)trial->c->accumulate;
   grads.d_o = *d_o;
-  if (sums) NSAI_TRY_TO(done, want_blocks(bench, blocks));
+  if (sums) NSAI_TRY_TO(done, want_blocks(trial, blocks));
   grads.d_kv.k_cmp = blocks[0];
   grads.d_kv.v_cmp = blocks[1];
-  NSAI_TRY_TO(done, nsai_reference_backward(&geometry, bench->c->selection, bench->c->branches,
-                                            batch, &rounded, &grads, bench->threads));
-  NSAI_TRY_TO(done, nsai_trial_add_score_error(bench, &rounded, d_o, &w->plain[NSAI_TRIAL_D_Q]));
+  NSAI_TRY_TO(done, nsai_reference_backward(&model, trial->c->selection, trial->c->branches, batch,
+                                            &rounded, &grads, trial->threads));
+  NSAI_TRY_TO(done, nsai_verify_add_score_error(trial, &rounded, d_o, &w->plain[NSAI_VERIFY_D_Q]));
   for (int side = 0; side < 2 && sums; side++) {
     /* Rows hold what they were added to: zeros. */
     w->block_sums[side] = root_of_squares(&blocks[side]);
@@ -186,75 +185,75 @@ done:
 }
 
 /* Every other gradient from a rounded d_o. */
-static nsa_status plain_rest(nsai_trial_bench *bench, const nsa_batch *batch, const nsa_io *io,
+static nsa_status plain_rest(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
                              const nsa_tensor *d_o, wanted *w) {
-  nsa_tensor rest[NSAI_TRIAL_SLOTS] = { { 0 } };
+  nsa_tensor rest[NSAI_VERIFY_SLOTS] = { { 0 } };
   nsa_grads grads = NSA_GRADS_INIT;
-  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++) {
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++) {
     if (w->plain[slot].data) continue;
-    NSAI_TRY(make_like(&bench->data, slot, &w->plain[slot]));
+    NSAI_TRY(make_like(&trial->data, slot, &w->plain[slot]));
     rest[slot] = w->plain[slot];
   }
-  nsai_trial_set_grads(rest, &grads);
-  grads.accumulate = (uint32_t)bench->c->accumulate;
+  nsai_verify_set_grads(rest, &grads);
+  grads.accumulate = (uint32_t)trial->c->accumulate;
   grads.d_o = *d_o;
-  return nsai_reference_backward(&bench->c->geometry, bench->c->selection, bench->c->branches,
-                                 batch, io, &grads, bench->threads);
+  return nsai_reference_backward(&trial->c->model, trial->c->selection, trial->c->branches, batch,
+                                 io, &grads, trial->threads);
 }
 
 /* The gradients of keys, exact so far but for d_o. */
-static nsa_status plain_keys(const nsai_trial_data *d, wanted *w) {
-  for (int slot = NSAI_TRIAL_D_K0; slot <= NSAI_TRIAL_D_K_CMP; slot++) {
+static nsa_status plain_keys(const nsai_verify_tensors *d, wanted *w) {
+  for (int slot = NSAI_VERIFY_D_K0; slot <= NSAI_VERIFY_D_K_CMP; slot++) {
     if (w->plain[slot].data || !w->slot[slot].data ||
-        (slot >= NSAI_TRIAL_D_V0 && slot < NSAI_TRIAL_D_K_CMP))
+        (slot >= NSAI_VERIFY_D_V0 && slot < NSAI_VERIFY_D_K_CMP))
       continue;
     NSAI_TRY(make_like(d, slot, &w->plain[slot]));
-    nsai_trial_copy_rows(&w->plain[slot], &w->slot[slot], 0, w->slot[slot].shape[0]);
+    nsai_verify_copy_rows(&w->plain[slot], &w->slot[slot], 0, w->slot[slot].shape[0]);
   }
   return NSA_OK;
 }
 
 /* What is usually rounded, rounded. */
-static nsa_status plain(nsai_trial_bench *bench, const nsa_batch *batch, const nsa_io *io,
+static nsa_status plain(nsai_trial_run *trial, const nsa_batch *batch, const nsa_io *io,
                         wanted *w) {
-  const nsai_trial_case *c = bench->c;
+  const nsai_verify_case *c = trial->c;
   bool reads_saved = c->saved && c->recompute != NSAI_RECOMPUTE_ALWAYS;
-  bool layers = nsai_phi_has_weights(&c->geometry) || c->geometry.gate == NSAI_GATE_MLP;
+  bool layers = nsai_phi_has_weights(&c->model) || c->model.gate == NSAI_GATE_MLP;
   nsa_tensor d_o;
   nsa_status status;
-  NSAI_TRY_TO(done, round_d_o(&bench->data, &d_o));
-  NSAI_TRY_TO(done, plain_rows(bench, batch, io, &d_o, w));
-  if (c->d_o_f32) NSAI_TRY_TO(done, plain_rest(bench, batch, io, &d_o, w));
+  NSAI_TRY_TO(done, round_d_o(&trial->data, &d_o));
+  NSAI_TRY_TO(done, plain_rows(trial, batch, io, &d_o, w));
+  if (c->d_o_f32) NSAI_TRY_TO(done, plain_rest(trial, batch, io, &d_o, w));
   if (!reads_saved || layers) goto done; /* those of layers have to do without */
-  NSAI_TRY_TO(done, plain_keys(&bench->data, w));
-  NSAI_TRY_TO(done, nsai_trial_add_saved_error(bench, batch, io, w->plain));
+  NSAI_TRY_TO(done, plain_keys(&trial->data, w));
+  NSAI_TRY_TO(done, nsai_verify_add_saved_error(trial, batch, io, w->plain));
 done:
   if (c->d_o_f32) free(d_o.data);
   return status;
 }
 
 /* Before the run: what the outputs are added to. */
-static nsa_status reference(nsai_trial_bench *bench, wanted *w) {
-  nsai_trial_data *d = &bench->data;
+static nsa_status reference(nsai_trial_run *trial, wanted *w) {
+  nsai_verify_tensors *d = &trial->data;
   nsa_batch batch;
   nsa_io io;
   nsa_grads grads;
-  if (bench->c->accumulate) NSAI_TRY(nsai_trial_data_begin_sums(d, bench->c->seed));
+  if (trial->c->accumulate) NSAI_TRY(nsai_verify_tensors_begin_sums(d, trial->c->seed));
   NSAI_TRY(wanted_init(d, w));
-  nsai_trial_data_io(d, NSAI_TRIAL_HOST, &batch, &io);
+  nsai_verify_tensors_io(d, NSAI_VERIFY_HOST, &batch, &io);
   wanted_grads(d, w, &grads);
-  const nsa_batch *given = nsai_trial_data_batch(d, &batch);
-  NSAI_TRY(nsai_reference_backward(&bench->c->geometry, bench->c->selection, bench->c->branches,
-                                   given, &io, &grads, bench->threads));
-  return plain(bench, given, &io, w);
+  const nsa_batch *given = nsai_verify_tensors_batch(d, &batch);
+  NSAI_TRY(nsai_reference_backward(&trial->c->model, trial->c->selection, trial->c->branches, given,
+                                   &io, &grads, trial->threads));
+  return plain(trial, given, &io, w);
 }
 
 /* Rows of a gradient that belong to sequence s. */
-static int64_t rows_of(const nsai_trial_case *c, int slot, int32_t s) {
-  if (slot == NSAI_TRIAL_D_Q || slot == NSAI_TRIAL_D_GATE_VALUE || slot == NSAI_TRIAL_D_GATE_X)
+static int64_t rows_of(const nsai_verify_case *c, int slot, int32_t s) {
+  if (slot == NSAI_VERIFY_D_Q || slot == NSAI_VERIFY_D_GATE_VALUE || slot == NSAI_VERIFY_D_GATE_X)
     return c->q_len[s];
-  if (slot == NSAI_TRIAL_D_K_CMP || slot == NSAI_TRIAL_D_V_CMP)
-    return nsai_block_count(&c->geometry, c->kv_len[s]);
+  if (slot == NSAI_VERIFY_D_K_CMP || slot == NSAI_VERIFY_D_V_CMP)
+    return nsai_block_count(&c->model, c->kv_len[s]);
   return c->kv_len[s];
 }
 
@@ -262,98 +261,99 @@ static int64_t rows_of(const nsai_trial_case *c, int slot, int32_t s) {
  * compressed keys moves no softmax): then it is the root of the sum of squares of their terms, which phi's
  * weights, scaled to keep the variance, leave about as large as the blocks' own gradients. */
 static double floor_of(const wanted *w, int slot, const nsa_tensor *got) {
-  int side = slot >= NSAI_TRIAL_D_PHI_V;
-  int part = slot - (side ? NSAI_TRIAL_D_PHI_V : NSAI_TRIAL_D_PHI_K);
+  int side = slot >= NSAI_VERIFY_D_PHI_V;
+  int part = slot - (side ? NSAI_VERIFY_D_PHI_V : NSAI_VERIFY_D_PHI_K);
   bool sum = is_phi(slot) && (part == 0 || part == 3 || part == 5);
   if (!sum) return FLOOR;
   return fmax(FLOOR, w->block_sums[side] / sqrt((double)(got->shape[0] * got->shape[2])));
 }
 
-static void judge_slot(const nsai_trial_bench *bench, const wanted *w, int slot,
-                       nsai_trial_result *result) {
-  const nsai_trial_case *c = bench->c;
-  nsa_tensor got = by_heads(slot, nsai_trial_data_view(&bench->data, slot, NSAI_TRIAL_HOST));
+static void verify_slot(const nsai_trial_run *trial, const wanted *w, int slot,
+                        nsai_verify_result *result) {
+  const nsai_verify_case *c = trial->c;
+  nsa_tensor got = by_heads(slot, nsai_verify_tensors_view(&trial->data, slot, NSAI_VERIFY_HOST));
   nsa_tensor want = by_heads(slot, w->slot[slot]), plain = by_heads(slot, w->plain[slot]);
-  nsai_trial_gradient x = { .name = nsai_trial_slot_name(slot),
-                            .tolerance =
-                                nsai_trial_tolerance_of(NSAI_TRIAL_GRADIENT, c->geometry.dtype),
-                            .got = &got,
-                            .want = &want,
-                            .plain = w->plain[slot].data ? &plain : NULL,
-                            .floor = floor_of(w, slot, &got) };
+  nsai_verify_gradient x = { .name = nsai_verify_slot_name(slot),
+                             .tolerance =
+                                 nsai_verify_tolerance_of(NSAI_VERIFY_GRADIENT, c->model.dtype),
+                             .got = &got,
+                             .want = &want,
+                             .plain = w->plain[slot].data ? &plain : NULL,
+                             .floor = floor_of(w, slot, &got) };
   if (is_phi(slot) || is_gate_weights(slot)) { /* of all sequences */
     x.rows = got.shape[0];
-    nsai_trial_compare_gradient(&x, result);
+    nsai_verify_compare_gradient(&x, result);
     return;
   }
   for (int32_t s = 0; s < c->num_seqs; s++) {
     x.rows = rows_of(c, slot, s);
-    nsai_trial_compare_gradient(&x, result);
+    nsai_verify_compare_gradient(&x, result);
     x.begin += x.rows;
   }
-  if (slot != NSAI_TRIAL_D_K_CMP && slot != NSAI_TRIAL_D_V_CMP) return;
+  if (slot != NSAI_VERIFY_D_K_CMP && slot != NSAI_VERIFY_D_V_CMP) return;
   x.rows = got.shape[0] - x.begin; /* that hold no block: nothing but one rounding */
-  nsai_trial_compare_gradient(&x, result);
+  nsai_verify_compare_gradient(&x, result);
 }
 
-static void judge(const nsai_trial_bench *bench, const wanted *w, nsai_trial_result *result) {
-  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++)
-    if (nsai_trial_data_has(&bench->data, slot)) judge_slot(bench, w, slot, result);
+static void verify(const nsai_trial_run *trial, const wanted *w, nsai_verify_result *result) {
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++)
+    if (nsai_verify_tensors_has(&trial->data, slot)) verify_slot(trial, w, slot, result);
 }
 
 /* One more run, in a workspace that holds something else; every byte of every output is compared. */
-static nsa_status once_more(nsai_trial_bench *bench, uint8_t *const before[NSAI_TRIAL_SLOTS],
-                            nsai_trial_result *result) {
-  nsai_trial_data *d = &bench->data;
-  if (d->guarded) NSAI_TRY(nsai_trial_device_set(d->device, d->workspace, 0, d->workspace_bytes));
-  NSAI_TRY(nsai_trial_bench_run(bench));
-  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++)
+static nsa_status once_more(nsai_trial_run *trial, uint8_t *const before[NSAI_VERIFY_SLOTS],
+                            nsai_verify_result *result) {
+  nsai_verify_tensors *d = &trial->data;
+  if (d->guarded) NSAI_TRY(nsai_verify_device_set(d->device, d->workspace, 0, d->workspace_bytes));
+  NSAI_TRY(nsai_trial_run_execute(trial));
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++)
     if (before[slot] &&
-        memcmp(before[slot], d->buffer[slot].image + NSAI_TRIAL_GUARD, d->buffer[slot].bytes))
-      nsai_trial_fail(result, "run again: %s has other bits", nsai_trial_slot_name(slot));
+        memcmp(before[slot], d->buffer[slot].image + NSAI_VERIFY_GUARD, d->buffer[slot].bytes))
+      nsai_verify_fail(result, "run again: %s has other bits", nsai_verify_slot_name(slot));
   return NSA_OK;
 }
 
 /* Runs again, as often as the case says. */
-static nsa_status again(nsai_trial_bench *bench, nsai_trial_result *result) {
-  nsai_trial_data *d = &bench->data;
-  uint8_t *before[NSAI_TRIAL_SLOTS] = { 0 };
+static nsa_status again(nsai_trial_run *trial, nsai_verify_result *result) {
+  nsai_verify_tensors *d = &trial->data;
+  uint8_t *before[NSAI_VERIFY_SLOTS] = { 0 };
   nsa_status status = NSA_OK;
-  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++) {
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++) {
     if (!d->buffer[slot].device) continue;
     before[slot] = malloc(d->buffer[slot].bytes + 1);
     if (!before[slot]) NSAI_TRY_TO(done, nsai_fail_nomem("a copy", d->buffer[slot].bytes));
-    memcpy(before[slot], d->buffer[slot].image + NSAI_TRIAL_GUARD, d->buffer[slot].bytes);
+    memcpy(before[slot], d->buffer[slot].image + NSAI_VERIFY_GUARD, d->buffer[slot].bytes);
   }
-  for (int run = 0; run < (bench->c->again ? bench->c->again : 1); run++)
-    NSAI_TRY_TO(done, once_more(bench, before, result));
+  for (int run = 0; run < (trial->c->again ? trial->c->again : 1); run++)
+    NSAI_TRY_TO(done, once_more(trial, before, result));
 done:
-  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) free(before[slot]);
+  for (int slot = 0; slot < NSAI_VERIFY_SLOTS; slot++) free(before[slot]);
   return status;
 }
 
-nsa_status nsai_trial_wanted_create(nsai_trial_bench *bench, nsai_trial_wanted **out) {
+nsa_status nsai_verify_expected_grads_create(nsai_trial_run *trial,
+                                             nsai_verify_expected_grads **out) {
   wanted *w = calloc(1, sizeof *w);
   if (!w) return nsai_fail_nomem("gradients of the reference", sizeof *w);
-  nsa_status status = reference(bench, w);
-  if (status) nsai_trial_wanted_destroy(w);
+  nsa_status status = reference(trial, w);
+  if (status) nsai_verify_expected_grads_destroy(w);
   *out = status ? NULL : w;
   return status;
 }
 
-void nsai_trial_wanted_destroy(nsai_trial_wanted *w) {
+void nsai_verify_expected_grads_destroy(nsai_verify_expected_grads *w) {
   if (w) wanted_fini(w);
   free(w);
 }
 
-void nsai_trial_judge_backward(const nsai_trial_bench *bench, const nsai_trial_wanted *w,
-                               nsai_trial_result *result) {
-  judge(bench, w, result);
+void nsai_verify_backward(const nsai_trial_run *trial, const nsai_verify_expected_grads *w,
+                          nsai_verify_result *result) {
+  verify(trial, w, result);
 }
 
-nsa_status nsai_trial_check_backward(nsai_trial_bench *bench, const nsai_trial_wanted *w,
-                                     nsai_trial_result *result) {
-  NSAI_TRY(nsai_trial_run_intact(bench, result));
-  judge(bench, w, result);
-  return again(bench, result);
+nsa_status nsai_verify_check_backward(nsai_trial_run *trial, const nsai_verify_expected_grads *w,
+                                      nsai_verify_result *result) {
+  NSAI_TRY(nsai_trial_run_intact(trial, result));
+  verify(trial, w, result);
+  return again(trial, result);
 }

@@ -18,56 +18,57 @@
 #include "verify/result.h"
 #include "verify/trial_run.h"
 
-#define NSAI_TRIAL_KV_SEQS 64
+#define NSAI_VERIFY_CACHE_SEQS 64
 
-typedef struct nsai_trial_kv_case {
+typedef struct nsai_verify_cache_case {
   nsai_problem problem; /* of NSA_OP_DECODE or NSA_OP_PREFILL: model, page_size, max_q_len */
-  nsai_trial_fill fill;
+  nsai_verify_fill fill;
   uint64_t seed;
-  int32_t seqs;                      /* 1 to NSAI_TRIAL_KV_SEQS */
-  int32_t len[NSAI_TRIAL_KV_SEQS];   /* tokens of each, the new ones among them; 0: padded */
-  int32_t q_len[NSAI_TRIAL_KV_SEQS]; /* new tokens; of a decode step all the same */
-} nsai_trial_kv_case;
+  int32_t seqs;                          /* 1 to NSAI_VERIFY_CACHE_SEQS */
+  int32_t len[NSAI_VERIFY_CACHE_SEQS];   /* tokens of each, the new ones among them; 0: padded */
+  int32_t q_len[NSAI_VERIFY_CACHE_SEQS]; /* new tokens; of a decode step all the same */
+} nsai_verify_cache_case;
 
-typedef enum nsai_trial_kv_slot {
-  NSAI_TRIAL_KV_Q,
-  NSAI_TRIAL_KV_GATE, /* value, or the MLP's x */
-  NSAI_TRIAL_KV_GATE_W1,
-  NSAI_TRIAL_KV_GATE_W2,
-  NSAI_TRIAL_KV_K,
-  NSAI_TRIAL_KV_V = NSAI_TRIAL_KV_K + NSA_BRANCHES,
-  NSAI_TRIAL_KV_K_CMP = NSAI_TRIAL_KV_V + NSA_BRANCHES,
-  NSAI_TRIAL_KV_V_CMP,
-  NSAI_TRIAL_KV_TABLE,
-  NSAI_TRIAL_KV_LEN,
-  NSAI_TRIAL_KV_CU_Q,
-  NSAI_TRIAL_KV_FIRST_OUTPUT,
-  NSAI_TRIAL_KV_O = NSAI_TRIAL_KV_FIRST_OUTPUT,
-  NSAI_TRIAL_KV_LSE,
-  NSAI_TRIAL_KV_IDX = NSAI_TRIAL_KV_LSE + NSA_BRANCHES,
-  NSAI_TRIAL_KV_SLOTS
-} nsai_trial_kv_slot;
+typedef enum nsai_verify_cache_slot {
+  NSAI_VERIFY_CACHE_Q,
+  NSAI_VERIFY_CACHE_GATE, /* value, or the MLP's x */
+  NSAI_VERIFY_CACHE_GATE_W1,
+  NSAI_VERIFY_CACHE_GATE_W2,
+  NSAI_VERIFY_CACHE_K,
+  NSAI_VERIFY_CACHE_V = NSAI_VERIFY_CACHE_K + NSA_BRANCHES,
+  NSAI_VERIFY_CACHE_K_CMP = NSAI_VERIFY_CACHE_V + NSA_BRANCHES,
+  NSAI_VERIFY_CACHE_V_CMP,
+  NSAI_VERIFY_CACHE_TABLE,
+  NSAI_VERIFY_CACHE_LEN,
+  NSAI_VERIFY_CACHE_CU_Q,
+  NSAI_VERIFY_CACHE_FIRST_OUTPUT,
+  NSAI_VERIFY_CACHE_O = NSAI_VERIFY_CACHE_FIRST_OUTPUT,
+  NSAI_VERIFY_CACHE_LSE,
+  NSAI_VERIFY_CACHE_IDX = NSAI_VERIFY_CACHE_LSE + NSA_BRANCHES,
+  NSAI_VERIFY_CACHE_SLOTS
+} nsai_verify_cache_slot;
 
-typedef struct nsai_trial_kv_court {
-  const nsai_trial_device *device;
-  nsai_trial_kv_case c;
+typedef struct nsai_verify_cache_setup {
+  const nsai_verify_device *device;
+  nsai_verify_cache_case c;
   int threads;
-  int64_t tokens, blocks;               /* rows of q; selection blocks of the longest sequence */
-  nsa_tensor view[NSAI_TRIAL_KV_SLOTS]; /* data NULL; ndim 0: absent */
-  nsai_trial_buffer buffer[NSAI_TRIAL_KV_SLOTS];
+  int64_t tokens, blocks; /* rows of q; selection blocks of the longest sequence */
+  nsa_tensor view[NSAI_VERIFY_CACHE_SLOTS]; /* data NULL; ndim 0: absent */
+  nsai_verify_buffer buffer[NSAI_VERIFY_CACHE_SLOTS];
   /* The reference's answers, f32 and contiguous, on the blocks `on`: first those of its own. */
-  nsa_tensor want_o, want_lse[NSA_BRANCHES], importance, own, on;
-} nsai_trial_kv_court;
+  nsa_tensor want_o, want_lse[NSA_BRANCHES], importance, topn, on;
+} nsai_verify_cache_setup;
 
 /* Makes and uploads the tensors, and asks the reference. NSA_E_NOMEM, or what the driver says. The court
  * is to be destroyed in any case. */
-nsa_status nsai_trial_kv_court_create(const nsai_trial_device *device, const nsai_trial_kv_case *c,
-                                      int threads, nsai_trial_kv_court *out);
-void nsai_trial_kv_court_destroy(nsai_trial_kv_court *court);
+nsa_status nsai_verify_cache_setup_create(const nsai_verify_device *device,
+                                          const nsai_verify_cache_case *c, int threads,
+                                          nsai_verify_cache_setup *out);
+void nsai_verify_cache_setup_destroy(nsai_verify_cache_setup *setup);
 
 /* Runs the plan and judges what it left. Wrong results are failures in `result`; a status says that the
  * run failed, or that nothing could be judged. */
-nsa_status nsai_trial_kv_judge(nsai_trial_kv_court *court, const nsai_trial_plan *plan,
-                               nsai_trial_result *result);
+nsa_status nsai_verify_cache_check(nsai_verify_cache_setup *setup, const nsai_trial_plan *plan,
+                                   nsai_verify_result *result);
 
 #endif /* NSAI_VERIFY_CACHE_H */

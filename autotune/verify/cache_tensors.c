@@ -18,38 +18,38 @@
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-nsa_status nsai_trial_kv_alloc(nsai_trial_kv *w, size_t bytes, void **out) {
+nsa_status nsai_verify_cache_alloc(nsai_verify_cache *w, size_t bytes, void **out) {
   if (w->owned_count == (int)(sizeof w->owned / sizeof *w->owned))
-    return nsai_fail(NSA_E_INTERNAL, "too many buffers of a decode world");
-  NSAI_TRY(nsai_trial_device_alloc(w->device, bytes, out));
+    return nsai_fail(NSA_E_INTERNAL, "too many buffers of a decode cache");
+  NSAI_TRY(nsai_verify_device_alloc(w->device, bytes, out));
   w->owned[w->owned_count++] = *out;
   return NSA_OK;
 }
 
-void nsai_trial_kv_destroy(nsai_trial_kv *w) {
+void nsai_verify_cache_destroy(nsai_verify_cache *w) {
   if (!w->device) return;
-  for (int i = 0; i < w->owned_count; i++) nsai_trial_device_free(w->device, w->owned[i]);
+  for (int i = 0; i < w->owned_count; i++) nsai_verify_device_free(w->device, w->owned[i]);
   w->owned_count = 0;
-  nsai_trial_device_free(w->device, w->workspace);
+  nsai_verify_device_free(w->device, w->workspace);
   w->workspace = NULL;
 }
 
-nsa_status nsai_trial_kv_workspace(nsai_trial_kv *w, uint64_t bytes) {
+nsa_status nsai_verify_cache_workspace(nsai_verify_cache *w, uint64_t bytes) {
   if (w->workspace && w->workspace_bytes >= bytes) return NSA_OK;
-  nsai_trial_device_free(w->device, w->workspace);
+  nsai_verify_device_free(w->device, w->workspace);
   w->workspace = NULL;
-  NSAI_TRY(nsai_trial_device_alloc(w->device, bytes, &w->workspace));
+  NSAI_TRY(nsai_verify_device_alloc(w->device, bytes, &w->workspace));
   w->workspace_bytes = bytes;
   return NSA_OK;
 }
 
-int64_t nsai_trial_kv_copies(double bytes) {
+int64_t nsai_verify_cache_copies(double bytes) {
   return least(1 + (int64_t)(COLD_BYTES / bytes), MOST_COPIES);
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */
 
-nsa_tensor nsai_trial_tensor(int32_t dtype, int32_t ndim, const int64_t *shape) {
+nsa_tensor nsai_verify_tensor(int32_t dtype, int32_t ndim, const int64_t *shape) {
   nsa_tensor t = { .ndim = ndim, .dtype = dtype };
   int64_t stride = 1;
   for (int i = ndim - 1; i >= 0; i--) {
@@ -60,82 +60,82 @@ nsa_tensor nsai_trial_tensor(int32_t dtype, int32_t ndim, const int64_t *shape) 
   return t;
 }
 
-size_t nsai_trial_tensor_bytes(const nsa_tensor *t) {
+size_t nsai_verify_tensor_bytes(const nsa_tensor *t) {
   size_t element = t->dtype == NSA_BF16 || t->dtype == NSA_F16 ? 2 : 4;
   return (size_t)(t->shape[0] * t->stride[0]) * element;
 }
 
-nsa_tensor *nsai_trial_kv_tensor(nsa_kv *cache, int index) {
+nsa_tensor *nsai_verify_cache_tensor(nsa_kv *cache, int index) {
   if (index < NSA_BRANCHES) return &cache->k[index];
   if (index < 2 * NSA_BRANCHES) return &cache->v[index - NSA_BRANCHES];
   return index == 2 * NSA_BRANCHES ? &cache->k_cmp : &cache->v_cmp;
 }
 
-void nsai_trial_kv_declare(const nsai_geometry *g, int64_t pages, int64_t tokens, nsa_kv *out) {
+void nsai_verify_cache_declare(const nsai_model *g, int64_t pages, int64_t tokens, nsa_kv *out) {
   const int64_t entries = (tokens + g->stride - 1) / g->stride;
   const int64_t raw_k[] = { pages, tokens, g->kv_heads, g->head_dim_qk };
   const int64_t raw_v[] = { pages, tokens, g->kv_heads, g->head_dim_v };
   *out = (nsa_kv){ 0 };
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(g, pair)) continue;
-    out->k[pair] = nsai_trial_tensor(g->dtype, 4, raw_k);
-    out->v[pair] = nsai_trial_tensor(g->dtype, 4, raw_v);
+    out->k[pair] = nsai_verify_tensor(g->dtype, 4, raw_k);
+    out->v[pair] = nsai_verify_tensor(g->dtype, 4, raw_v);
   }
   out->k_cmp =
-      nsai_trial_tensor(g->dtype, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_qk });
+      nsai_verify_tensor(g->dtype, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_qk });
   out->v_cmp =
-      nsai_trial_tensor(g->dtype, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_v });
+      nsai_verify_tensor(g->dtype, 4, (int64_t[]){ pages, entries, g->kv_heads, g->head_dim_v });
 }
 
-static nsa_status alloc_tensor(nsai_trial_kv *w, int32_t dtype, int32_t ndim, const int64_t *shape,
-                               nsa_tensor *out) {
-  *out = nsai_trial_tensor(dtype, ndim, shape);
-  return nsai_trial_kv_alloc(w, nsai_trial_tensor_bytes(out), &out->data);
+static nsa_status alloc_tensor(nsai_verify_cache *w, int32_t dtype, int32_t ndim,
+                               const int64_t *shape, nsa_tensor *out) {
+  *out = nsai_verify_tensor(dtype, ndim, shape);
+  return nsai_verify_cache_alloc(w, nsai_verify_tensor_bytes(out), &out->data);
 }
 
-static nsa_status upload_ints(nsai_trial_kv *w, const int32_t *values, const nsa_tensor *to) {
-  return nsai_trial_device_upload(w->device, to->data, values, nsai_trial_tensor_bytes(to));
+static nsa_status upload_ints(nsai_verify_cache *w, const int32_t *values, const nsa_tensor *to) {
+  return nsai_verify_device_upload(w->device, to->data, values, nsai_verify_tensor_bytes(to));
 }
 
 /* How a tensor of a step or of a prompt gets its numbers. */
-typedef void (*fill_fn)(const nsai_trial_inputs *in, int branch, const nsa_tensor *t);
+typedef void (*fill_fn)(const nsai_verify_inputs *in, int branch, const nsa_tensor *t);
 
-static void fill_queries(const nsai_trial_inputs *in, int branch, const nsa_tensor *t) {
+static void fill_queries(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
   (void)branch;
-  nsai_trial_fill_queries(in, t);
+  nsai_verify_fill_queries(in, t);
 }
 
 #define STREAM_GATE 20001
 
-static void fill_gates(const nsai_trial_inputs *in, int branch, const nsa_tensor *t) {
+static void fill_gates(const nsai_verify_inputs *in, int branch, const nsa_tensor *t) {
   (void)branch;
-  nsai_trial_fill_normal(in, STREAM_GATE, 1, t);
+  nsai_verify_fill_normal(in, STREAM_GATE, 1, t);
 }
 
 /* [rows, heads, dim] on the device, filled on the host. */
-static nsa_status make_filled(nsai_trial_kv *w, const nsai_trial_inputs *in, fill_fn fill,
+static nsa_status make_filled(nsai_verify_cache *w, const nsai_verify_inputs *in, fill_fn fill,
                               int branch, int64_t rows, int64_t heads, int64_t dim,
                               nsa_tensor *out) {
-  NSAI_TRY(alloc_tensor(w, w->form.geometry->dtype, 3, (int64_t[]){ rows, heads, dim }, out));
+  NSAI_TRY(alloc_tensor(w, w->options.model->dtype, 3, (int64_t[]){ rows, heads, dim }, out));
   nsa_tensor host = *out;
-  host.data = malloc(nsai_trial_tensor_bytes(&host));
-  if (!host.data) return nsai_fail_nomem("inputs", nsai_trial_tensor_bytes(&host));
+  host.data = malloc(nsai_verify_tensor_bytes(&host));
+  if (!host.data) return nsai_fail_nomem("inputs", nsai_verify_tensor_bytes(&host));
   fill(in, branch, &host);
   nsa_status status =
-      nsai_trial_device_upload(w->device, out->data, host.data, nsai_trial_tensor_bytes(&host));
+      nsai_verify_device_upload(w->device, out->data, host.data, nsai_verify_tensor_bytes(&host));
   free(host.data);
   return status;
 }
 
 /* K and V of every pair that the model reads. */
-static nsa_status make_pairs(nsai_trial_kv *w, const nsai_trial_inputs *in, int64_t rows,
+static nsa_status make_pairs(nsai_verify_cache *w, const nsai_verify_inputs *in, int64_t rows,
                              nsa_kv *out) {
-  const nsai_geometry *g = w->form.geometry;
+  const nsai_model *g = w->options.model;
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!nsai_reads_pair(g, b)) continue;
-    NSAI_TRY(
-        make_filled(w, in, nsai_trial_fill_keys, b, rows, g->kv_heads, g->head_dim_qk, &out->k[b]));
-    NSAI_TRY(make_filled(w, in, nsai_trial_fill_values, b, rows, g->kv_heads, g->head_dim_v,
+    NSAI_TRY(make_filled(w, in, nsai_verify_fill_keys, b, rows, g->kv_heads, g->head_dim_qk,
+                         &out->k[b]));
+    NSAI_TRY(make_filled(w, in, nsai_verify_fill_values, b, rows, g->kv_heads, g->head_dim_v,
                          &out->v[b]));
   }
   return NSA_OK;
@@ -143,29 +143,29 @@ static nsa_status make_pairs(nsai_trial_kv *w, const nsai_trial_inputs *in, int6
 
 /* ---- the cache ------------------------------------------------------------------------------- */
 
-static int64_t page_tokens(const nsai_trial_kv *w) {
-  return w->form.page_size > 0 ? w->form.page_size : w->form.context;
+static int64_t page_tokens(const nsai_verify_cache *w) {
+  return w->options.page_size > 0 ? w->options.page_size : w->options.context;
 }
 
-static nsa_status alloc_cache(nsai_trial_kv *w) {
-  nsai_trial_kv_declare(w->form.geometry, w->form.copies * w->form.batch * w->pages, page_tokens(w),
-                        &w->cache);
-  for (int i = 0; i < NSAI_TRIAL_KV_TENSORS; i++) {
-    nsa_tensor *t = nsai_trial_kv_tensor(&w->cache, i);
-    if (t->ndim) NSAI_TRY(nsai_trial_kv_alloc(w, nsai_trial_tensor_bytes(t), &t->data));
+static nsa_status alloc_cache(nsai_verify_cache *w) {
+  nsai_verify_cache_declare(w->options.model, w->options.copies * w->options.batch * w->pages,
+                            page_tokens(w), &w->cache);
+  for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++) {
+    nsa_tensor *t = nsai_verify_cache_tensor(&w->cache, i);
+    if (t->ndim) NSAI_TRY(nsai_verify_cache_alloc(w, nsai_verify_tensor_bytes(t), &t->data));
   }
   return NSA_OK;
 }
 
 /* Pages lie scattered, as they do after a while of serving; rows in order. */
-static nsa_status make_tables(nsai_trial_kv *w) {
-  const int64_t count = w->form.copies * w->form.batch * w->pages;
-  const int64_t step = w->form.page_size > 0 && count % SCATTER ? SCATTER : 1;
+static nsa_status make_tables(nsai_verify_cache *w) {
+  const int64_t count = w->options.copies * w->options.batch * w->pages;
+  const int64_t step = w->options.page_size > 0 && count % SCATTER ? SCATTER : 1;
   int32_t *values = malloc((size_t)count * sizeof *values);
   if (!values) return nsai_fail_nomem("page tables", (size_t)count * sizeof *values);
   for (int64_t i = 0; i < count; i++) values[i] = (int32_t)(i * step % count);
   nsa_status status =
-      alloc_tensor(w, NSA_I32, 2, (int64_t[]){ w->form.copies * w->form.batch, w->pages },
+      alloc_tensor(w, NSA_I32, 2, (int64_t[]){ w->options.copies * w->options.batch, w->pages },
                    &w->tables);
   if (!status) status = upload_ints(w, values, &w->tables);
   free(values);
@@ -173,12 +173,12 @@ static nsa_status make_tables(nsai_trial_kv *w) {
 }
 
 /* Rows [first, first + count) of the tables as a batch has them. */
-static void set_rows(const nsai_trial_kv *w, int64_t first, int64_t count, nsa_batch *batch) {
+static void set_rows(const nsai_verify_cache *w, int64_t first, int64_t count, nsa_batch *batch) {
   nsa_tensor rows = w->tables;
   rows.data = (int32_t *)w->tables.data + first * w->pages;
   rows.shape[0] = count;
   batch->num_seqs = (int32_t)count;
-  if (w->form.page_size > 0) {
+  if (w->options.page_size > 0) {
     batch->block_table = rows;
     return;
   }
@@ -186,9 +186,9 @@ static void set_rows(const nsai_trial_kv *w, int64_t first, int64_t count, nsa_b
   batch->slots = rows;
 }
 
-nsa_batch nsai_trial_kv_batch(const nsai_trial_kv *w, int64_t copy) {
+nsa_batch nsai_verify_cache_batch(const nsai_verify_cache *w, int64_t copy) {
   nsa_batch batch = NSA_BATCH_INIT;
-  set_rows(w, copy * w->form.batch, w->form.batch, &batch);
+  set_rows(w, copy * w->options.batch, w->options.batch, &batch);
   batch.kv_len = w->lengths;
   return batch;
 }
@@ -197,56 +197,57 @@ nsa_batch nsai_trial_kv_batch(const nsai_trial_kv *w, int64_t copy) {
 #define STREAM_ENTRIES 20010
 
 /* Any numbers for compressed entries that no append makes. */
-static nsa_status fill_entries(nsai_trial_kv *w, const nsai_trial_inputs *in, int side) {
+static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *in, int side) {
   const nsa_tensor *t = side ? &w->cache.v_cmp : &w->cache.k_cmp;
   const int64_t all = t->shape[0] * t->shape[1], rows = least(all, MOST_ENTRIES);
-  nsa_tensor host = nsai_trial_tensor(t->dtype, 3, (int64_t[]){ rows, t->shape[2], t->shape[3] });
-  const size_t row = nsai_trial_tensor_bytes(&host) / (size_t)rows;
+  nsa_tensor host = nsai_verify_tensor(t->dtype, 3, (int64_t[]){ rows, t->shape[2], t->shape[3] });
+  const size_t row = nsai_verify_tensor_bytes(&host) / (size_t)rows;
   nsa_status status = NSA_OK;
-  host.data = malloc(nsai_trial_tensor_bytes(&host));
-  if (!host.data) return nsai_fail_nomem("compressed entries", nsai_trial_tensor_bytes(&host));
-  nsai_trial_fill_normal(in, STREAM_ENTRIES + (uint64_t)side, 1, &host);
+  host.data = malloc(nsai_verify_tensor_bytes(&host));
+  if (!host.data) return nsai_fail_nomem("compressed entries", nsai_verify_tensor_bytes(&host));
+  nsai_verify_fill_normal(in, STREAM_ENTRIES + (uint64_t)side, 1, &host);
   for (int64_t i = 0; i < all && !status; i += rows)
-    status = nsai_trial_device_upload(w->device, (char *)t->data + (size_t)i * row, host.data,
-                                      (size_t)least(rows, all - i) * row);
+    status = nsai_verify_device_upload(w->device, (char *)t->data + (size_t)i * row, host.data,
+                                       (size_t)least(rows, all - i) * row);
   free(host.data);
   return status;
 }
 
 /* Appends `prompt` to every sequence, as often as the context is long. */
-static nsa_status fill_cache(nsai_trial_kv *w, const nsa_plan *plan, const nsa_kv *prompt,
+static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const nsa_kv *prompt,
                              const nsa_exec *exec) {
-  const int64_t rows = least(w->form.context, NSAI_TRIAL_KV_PROMPT),
-                chunks = (w->form.context + rows - 1) / rows;
+  const int64_t rows = least(w->options.context, NSAI_VERIFY_CACHE_PROMPT),
+                chunks = (w->options.context + rows - 1) / rows;
   nsa_tensor ends;
   int32_t *values = malloc((size_t)chunks * sizeof *values);
   if (!values) return nsai_fail_nomem("lengths", (size_t)chunks * sizeof *values);
-  for (int64_t i = 0; i < chunks; i++) values[i] = (int32_t)least((i + 1) * rows, w->form.context);
+  for (int64_t i = 0; i < chunks; i++)
+    values[i] = (int32_t)least((i + 1) * rows, w->options.context);
   nsa_status status = alloc_tensor(w, NSA_I32, 1, (int64_t[]){ chunks }, &ends);
   if (!status) status = upload_ints(w, values, &ends);
-  for (int64_t i = 0; i < w->form.copies * w->form.batch * chunks && !status; i++) {
+  for (int64_t i = 0; i < w->options.copies * w->options.batch * chunks && !status; i++) {
     const int64_t chunk = i % chunks, tokens = values[chunk] - chunk * rows;
     nsa_batch batch = NSA_BATCH_INIT;
-    nsa_kv fresh = *prompt;
+    nsa_kv new_kv = *prompt;
     set_rows(w, i / chunks, 1, &batch);
     batch.kv_len = ends;
     batch.kv_len.data = (int32_t *)ends.data + chunk;
     batch.kv_len.shape[0] = 1;
     for (int b = 0; b < NSA_BRANCHES; b++)
-      if (fresh.k[b].data) fresh.k[b].shape[0] = fresh.v[b].shape[0] = tokens;
-    status = nsa_kv_append(plan, exec, &batch, &w->cache, &fresh, NULL);
+      if (new_kv.k[b].data) new_kv.k[b].shape[0] = new_kv.v[b].shape[0] = tokens;
+    status = nsa_kv_append(plan, exec, &batch, &w->cache, &new_kv, NULL);
   }
   free(values);
-  return status ? status : nsai_trial_device_wait(w->device, NULL);
+  return status ? status : nsai_verify_device_wait(w->device, NULL);
 }
 
 /* ---- the world ------------------------------------------------------------------------------- */
 
 /* As many copies as memory takes, at most w->form.copies. */
-static nsa_status limit_copies(nsai_trial_kv *w) {
-  const nsai_geometry *g = w->form.geometry;
+static nsa_status limit_copies(nsai_verify_cache *w) {
+  const nsai_model *g = w->options.model;
   const double dims = g->head_dim_qk + g->head_dim_v, pairs = g->per_branch ? NSA_BRANCHES : 1;
-  const double rows = (double)w->form.batch * (double)w->pages * (double)page_tokens(w);
+  const double rows = (double)w->options.batch * (double)w->pages * (double)page_tokens(w);
   const double bytes = 2 * dims * g->kv_heads * rows * (pairs + 1.0 / g->stride);
   double memory = CPU_MEMORY;
   if (w->device->driver) {
@@ -259,7 +260,7 @@ static nsa_status limit_copies(nsai_trial_kv *w) {
   if (bytes > memory)
     return nsai_fail(NSA_E_NOMEM, "a cache of %.1f GB does not fit, there are %.1f GB for it",
                      bytes * 1e-9, memory * 1e-9);
-  w->form.copies = least(w->form.copies, (int64_t)(memory / bytes));
+  w->options.copies = least(w->options.copies, (int64_t)(memory / bytes));
   return NSA_OK;
 }
 
@@ -274,8 +275,8 @@ static void drop_first(nsa_tensor *t) {
 }
 
 /* What the gates follow from: a value, or an MLP's input and weights. */
-static nsa_status make_gate(nsai_trial_kv *w, const nsai_trial_inputs *in, int64_t tokens) {
-  const nsai_geometry *g = w->form.geometry;
+static nsa_status make_gate(nsai_verify_cache *w, const nsai_verify_inputs *in, int64_t tokens) {
+  const nsai_model *g = w->options.model;
   nsa_gate *gate = &w->io.gate;
   if (g->gate != NSAI_GATE_MLP)
     return make_filled(w, in, fill_gates, 0, tokens, g->heads, NSA_BRANCHES, &gate->value);
@@ -292,43 +293,45 @@ static nsa_status make_gate(nsai_trial_kv *w, const nsai_trial_inputs *in, int64
   return NSA_OK;
 }
 
-static nsa_status make_step(nsai_trial_kv *w, const nsai_trial_inputs *in) {
-  const nsai_geometry *g = w->form.geometry;
-  const int64_t tokens = w->form.batch * w->form.q_len;
+static nsa_status make_step(nsai_verify_cache *w, const nsai_verify_inputs *in) {
+  const nsai_model *g = w->options.model;
+  const int64_t tokens = w->options.batch * w->options.q_len;
   w->io = (nsa_io)NSA_IO_INIT;
   NSAI_TRY(make_filled(w, in, fill_queries, 0, tokens, g->heads, g->head_dim_qk, &w->io.q));
   NSAI_TRY(make_gate(w, in, tokens));
   NSAI_TRY(alloc_tensor(w, g->dtype, 3, (int64_t[]){ tokens, g->heads, g->head_dim_v }, &w->io.o));
-  NSAI_TRY(make_pairs(w, in, tokens, &w->fresh));
+  NSAI_TRY(make_pairs(w, in, tokens, &w->new_kv));
   w->io.kv = w->cache;
-  int32_t *lengths = malloc((size_t)w->form.batch * sizeof *lengths);
-  if (!lengths) return nsai_fail_nomem("lengths", (size_t)w->form.batch * sizeof *lengths);
-  for (int64_t i = 0; i < w->form.batch; i++) lengths[i] = (int32_t)w->form.context;
-  nsa_status status = alloc_tensor(w, NSA_I32, 1, (int64_t[]){ w->form.batch }, &w->lengths);
+  int32_t *lengths = malloc((size_t)w->options.batch * sizeof *lengths);
+  if (!lengths) return nsai_fail_nomem("lengths", (size_t)w->options.batch * sizeof *lengths);
+  for (int64_t i = 0; i < w->options.batch; i++) lengths[i] = (int32_t)w->options.context;
+  nsa_status status = alloc_tensor(w, NSA_I32, 1, (int64_t[]){ w->options.batch }, &w->lengths);
   if (!status) status = upload_ints(w, lengths, &w->lengths);
   free(lengths);
   return status;
 }
 
-nsa_status nsai_trial_kv_create(const nsai_trial_device *device, const nsai_trial_kv_form *form,
-                                const nsa_plan *append, nsai_trial_kv *w) {
-  nsai_trial_inputs in = { form->geometry, form->fill, form->seed, form->threads };
+nsa_status nsai_verify_cache_create(const nsai_verify_device *device,
+                                    const nsai_verify_cache_options *options,
+                                    const nsa_plan *append, nsai_verify_cache *w) {
+  nsai_verify_inputs in = { options->model, options->fill, options->seed, options->threads };
   nsa_caps caps = NSA_CAPS_INIT;
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_kv prompt = { 0 };
-  *w = (nsai_trial_kv){ .device = device, .form = *form };
-  w->pages = form->page_size > 0 ? (form->context + form->page_size - 1) / form->page_size : 1;
+  *w = (nsai_verify_cache){ .device = device, .options = *options };
+  w->pages =
+      options->page_size > 0 ? (options->context + options->page_size - 1) / options->page_size : 1;
   NSAI_TRY(limit_copies(w));
   NSAI_TRY(alloc_cache(w));
   NSAI_TRY(make_tables(w));
   NSAI_TRY(make_step(w, &in));
-  NSAI_TRY(make_pairs(w, &in, least(form->context, NSAI_TRIAL_KV_PROMPT), &prompt));
+  NSAI_TRY(make_pairs(w, &in, least(options->context, NSAI_VERIFY_CACHE_PROMPT), &prompt));
   NSAI_TRY(nsa_plan_caps(append, &caps));
-  NSAI_TRY(nsai_trial_kv_workspace(w, caps.workspace_bytes));
+  NSAI_TRY(nsai_verify_cache_workspace(w, caps.workspace_bytes));
   exec.workspace = w->workspace;
   exec.workspace_bytes = w->workspace_bytes;
   exec.stream = (nsa_stream)device->stream;
-  for (int side = 0; side < 2 && form->geometry->phi != NSAI_PHI_MEAN; side++)
+  for (int side = 0; side < 2 && options->model->phi != NSAI_PHI_MEAN; side++)
     NSAI_TRY(fill_entries(w, &in, side));
   return fill_cache(w, append, &prompt, &exec);
 }

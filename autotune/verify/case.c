@@ -8,52 +8,52 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const kind_names[NSAI_TRIAL_KINDS] = {
-  [NSAI_TRIAL_FORWARD] = "fwd",           [NSAI_TRIAL_COMPRESS] = "compress",
-  [NSAI_TRIAL_SELECT] = "select",         [NSAI_TRIAL_DENSE] = "dense",
-  [NSAI_TRIAL_BACKWARD] = "bwd",          [NSAI_TRIAL_REPEAT] = "repeat",
-  [NSAI_TRIAL_ALL_BLOCKS] = "all_blocks", [NSAI_TRIAL_WIDE_WINDOW] = "wide",
-  [NSAI_TRIAL_FUTURE] = "future",         [NSAI_TRIAL_PERMUTE] = "permute",
-  [NSAI_TRIAL_SCALE_V] = "scale_v",       [NSAI_TRIAL_ZERO_GATE] = "zero_gate",
-  [NSAI_TRIAL_INFINITE] = "infinite",     [NSAI_TRIAL_SPLIT] = "split",
-  [NSAI_TRIAL_GRAPH] = "graph",           [NSAI_TRIAL_STREAMS] = "streams",
-  [NSAI_TRIAL_NEEDLE] = "needle",
+static const char *const kind_names[NSAI_VERIFY_KINDS] = {
+  [NSAI_VERIFY_FORWARD] = "fwd",           [NSAI_VERIFY_COMPRESS] = "compress",
+  [NSAI_VERIFY_SELECT] = "select",         [NSAI_VERIFY_DENSE] = "dense",
+  [NSAI_VERIFY_BACKWARD] = "bwd",          [NSAI_VERIFY_REPEAT] = "repeat",
+  [NSAI_VERIFY_ALL_BLOCKS] = "all_blocks", [NSAI_VERIFY_WIDE_WINDOW] = "wide",
+  [NSAI_VERIFY_FUTURE] = "future",         [NSAI_VERIFY_PERMUTE] = "permute",
+  [NSAI_VERIFY_SCALE_V] = "scale_v",       [NSAI_VERIFY_ZERO_GATE] = "zero_gate",
+  [NSAI_VERIFY_INFINITE] = "infinite",     [NSAI_VERIFY_SPLIT] = "split",
+  [NSAI_VERIFY_GRAPH] = "graph",           [NSAI_VERIFY_STREAMS] = "streams",
+  [NSAI_VERIFY_NEEDLE] = "needle",
 };
-static const char *const fill_names[NSAI_TRIAL_FILLS] = { "random", "correlated", "large",
-                                                          "constant", "tiny" };
-static const char *const layout_names[NSAI_TRIAL_LAYOUTS] = { "plain", "strided", "packed", "heads",
-                                                              "shared" };
+static const char *const fill_names[NSAI_VERIFY_FILLS] = { "random", "correlated", "large",
+                                                           "constant", "tiny" };
+static const char *const layout_names[NSAI_VERIFY_LAYOUTS] = { "plain", "strided", "packed",
+                                                               "heads", "shared" };
 static const char *const phi_names[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_names[] = { "weights", "logits", "mlp" };
 static const char *const act_names[] = { "relu", "silu", "gelu" };
 static const char *const recompute_names[] = { "auto", "always", "never" };
 static const char *const select_names[] = { "own", "blocks", "ranges" };
 
-const char *nsai_trial_kind_name(nsai_trial_kind kind) { return kind_names[kind]; }
-const char *nsai_trial_fill_name(nsai_trial_fill fill) { return fill_names[fill]; }
+const char *nsai_verify_kind_name(nsai_verify_kind kind) { return kind_names[kind]; }
+const char *nsai_verify_fill_name(nsai_verify_fill fill) { return fill_names[fill]; }
 
-int64_t nsai_trial_total(const int64_t *len, int32_t count) {
+int64_t nsai_verify_total(const int64_t *len, int32_t count) {
   int64_t sum = 0;
   for (int32_t i = 0; i < count; i++) sum += len[i];
   return sum;
 }
 
-void nsai_trial_case_init(nsai_trial_case *c) {
+void nsai_verify_case_init(nsai_verify_case *c) {
   memset(c, 0, sizeof *c);
-  c->geometry = (nsai_geometry){ .heads = 4,
-                                 .kv_heads = 2,
-                                 .head_dim_qk = 64,
-                                 .head_dim_v = 64,
-                                 .block = 32,
-                                 .stride = 16,
-                                 .select_block = 64,
-                                 .select_count = 4,
-                                 .select_init = 1,
-                                 .select_local = 2,
-                                 .window = 64,
-                                 .dtype = NSA_BF16,
-                                 .phi = NSAI_PHI_MEAN,
-                                 .gate = NSAI_GATE_LOGITS };
+  c->model = (nsai_model){ .heads = 4,
+                           .kv_heads = 2,
+                           .head_dim_qk = 64,
+                           .head_dim_v = 64,
+                           .block = 32,
+                           .stride = 16,
+                           .select_block = 64,
+                           .select_count = 4,
+                           .select_init = 1,
+                           .select_local = 2,
+                           .window = 64,
+                           .dtype = NSA_BF16,
+                           .phi = NSAI_PHI_MEAN,
+                           .gate = NSAI_GATE_LOGITS };
   c->num_seqs = 1;
   c->q_len[0] = c->kv_len[0] = 200;
   c->seed = 1;
@@ -78,7 +78,7 @@ static int parse_lengths(const char *text, int64_t *out) {
     if (end == text || value < 0) return -1;
     if (*end == 'x') times = strtoll(end + 1, &end, 10);
     for (; times > 0; times--) {
-      if (count == NSAI_TRIAL_MAX_SEQS) return -1;
+      if (count == NSAI_VERIFY_MAX_SEQS) return -1;
       out[count++] = value;
     }
     if (*end != ',' && *end != 0) return -1;
@@ -87,7 +87,7 @@ static int parse_lengths(const char *text, int64_t *out) {
   return count;
 }
 
-static int parse_phi(const char *value, nsai_geometry *g) {
+static int parse_phi(const char *value, nsai_model *g) {
   char act[8] = "silu";
   int found = find_name(value, phi_names, 4);
   if (found < 0) return -1;
@@ -99,8 +99,8 @@ static int parse_phi(const char *value, nsai_geometry *g) {
   return a < 0 ? -1 : 0;
 }
 
-static int parse_gate(const char *value, nsai_trial_case *c) {
-  nsai_geometry *g = &c->geometry;
+static int parse_gate(const char *value, nsai_verify_case *c) {
+  nsai_model *g = &c->model;
   char act[8] = "silu";
   int found = find_name(value, gate_names, 3);
   if (found < 0) return -1;
@@ -116,12 +116,12 @@ static int parse_gate(const char *value, nsai_trial_case *c) {
 }
 
 /* One "name=value" field. Returns 0, or -1. */
-static int parse_named(const char *name, const char *value, nsai_trial_case *c, int *q_count) {
+static int parse_named(const char *name, const char *value, nsai_verify_case *c, int *q_count) {
   int found, count;
-  if (!strcmp(name, "phi")) return parse_phi(value, &c->geometry);
+  if (!strcmp(name, "phi")) return parse_phi(value, &c->model);
   if (!strcmp(name, "gate")) return parse_gate(value, c);
   if (!strcmp(name, "kv") && (!strcmp(value, "shared") || !strcmp(value, "branches"))) {
-    c->geometry.per_branch = value[0] == 'b';
+    c->model.per_branch = value[0] == 'b';
     return 0;
   }
   if (!strcmp(name, "kv") || !strcmp(name, "q")) {
@@ -145,13 +145,13 @@ static int parse_named(const char *name, const char *value, nsai_trial_case *c, 
     return found < 0 ? -1 : 0;
   }
   if (!strcmp(name, "fill")) {
-    found = find_name(value, fill_names, NSAI_TRIAL_FILLS);
-    c->fill = (nsai_trial_fill)found;
+    found = find_name(value, fill_names, NSAI_VERIFY_FILLS);
+    c->fill = (nsai_verify_fill)found;
     return found < 0 ? -1 : 0;
   }
   if (!strcmp(name, "layout")) {
-    found = find_name(value, layout_names, NSAI_TRIAL_LAYOUTS);
-    c->layout = (nsai_trial_layout)found;
+    found = find_name(value, layout_names, NSAI_VERIFY_LAYOUTS);
+    c->layout = (nsai_verify_layout)found;
     return found < 0 ? -1 : 0;
   }
   if (!strcmp(name, "seed")) return sscanf(value, "%" SCNu64, &c->seed) == 1 ? 0 : -1;
@@ -164,21 +164,21 @@ static int parse_named(const char *name, const char *value, nsai_trial_case *c, 
 }
 
 /* A field without "=": a type, a flag or a letter with numbers. Returns 0, or -1. */
-static int parse_bare(const char *field, nsai_trial_case *c) {
-  nsai_geometry *g = &c->geometry;
+static int parse_bare(const char *field, nsai_verify_case *c) {
+  nsai_model *g = &c->model;
   static const struct {
     const char *name;
     size_t offset;
-  } flags[] = { { "parity", offsetof(nsai_trial_case, parity) },
-                { "overlap", offsetof(nsai_trial_case, overlap) },
-                { "nobatch", offsetof(nsai_trial_case, no_batch) },
-                { "gemm", offsetof(nsai_trial_case, gemm) },
-                { "lists", offsetof(nsai_trial_case, lists) },
-                { "f32grads", offsetof(nsai_trial_case, grads_f32) },
-                { "f32dout", offsetof(nsai_trial_case, d_o_f32) },
-                { "accumulate", offsetof(nsai_trial_case, accumulate) },
-                { "saved", offsetof(nsai_trial_case, saved) },
-                { "mma", offsetof(nsai_trial_case, mma) } };
+  } flags[] = { { "parity", offsetof(nsai_verify_case, parity) },
+                { "overlap", offsetof(nsai_verify_case, overlap) },
+                { "nobatch", offsetof(nsai_verify_case, no_batch) },
+                { "gemm", offsetof(nsai_verify_case, gemm) },
+                { "lists", offsetof(nsai_verify_case, lists) },
+                { "f32grads", offsetof(nsai_verify_case, grads_f32) },
+                { "f32dout", offsetof(nsai_verify_case, d_o_f32) },
+                { "accumulate", offsetof(nsai_verify_case, accumulate) },
+                { "saved", offsetof(nsai_verify_case, saved) },
+                { "mma", offsetof(nsai_verify_case, mma) } };
   for (size_t i = 0; i < sizeof flags / sizeof *flags; i++)
     if (!strcmp(field, flags[i].name)) {
       *(int32_t *)((char *)c + flags[i].offset) = 1;
@@ -202,25 +202,25 @@ static int parse_bare(const char *field, nsai_trial_case *c) {
 }
 
 /* What the other fields must fulfil together; NULL when they do. */
-static const char *inconsistent(const nsai_trial_case *c, int q_count, int kv_count) {
-  const nsai_geometry *g = &c->geometry;
+static const char *inconsistent(const nsai_verify_case *c, int q_count, int kv_count) {
+  const nsai_model *g = &c->model;
   if (q_count != kv_count) return "q and kv need one length per sequence each";
   if (g->kv_heads < 1 || g->heads < g->kv_heads || g->heads % g->kv_heads)
     return "KV heads must divide heads";
   if (g->stride < 1 || g->block % g->stride || g->select_block < 1 || g->select_block % g->stride)
     return "the stride must divide both block sizes";
   if (c->no_batch && c->num_seqs != 1) return "nobatch means one sequence";
-  if (c->layout == NSAI_TRIAL_LAYOUT_PACKED &&
+  if (c->layout == NSAI_VERIFY_LAYOUT_PACKED &&
       (g->per_branch ||
-       nsai_trial_total(c->q_len, c->num_seqs) != nsai_trial_total(c->kv_len, c->num_seqs)))
+       nsai_verify_total(c->q_len, c->num_seqs) != nsai_verify_total(c->kv_len, c->num_seqs)))
     return "layout=packed needs kv=shared and as many query as KV tokens";
   return NULL;
 }
 
-int nsai_trial_case_parse(const char *text, nsai_trial_case *c, char *error, size_t size) {
-  char copy[NSAI_TRIAL_CASE_TEXT], *save = NULL;
+int nsai_verify_case_parse(const char *text, nsai_verify_case *c, char *error, size_t size) {
+  char copy[NSAI_VERIFY_CASE_TEXT], *save = NULL;
   int q_count = 0, first = 1;
-  nsai_trial_case_init(c);
+  nsai_verify_case_init(c);
   c->num_seqs = 0;
   if (strlen(text) >= sizeof copy) return snprintf(error, size, "the problem is too long"), -1;
   strcpy(copy, text);
@@ -228,8 +228,8 @@ int nsai_trial_case_parse(const char *text, nsai_trial_case *c, char *error, siz
     int status = -1;
     char *equals = strchr(field, '=');
     if (first) {
-      int kind = find_name(field, kind_names, NSAI_TRIAL_KINDS);
-      c->kind = (nsai_trial_kind)kind;
+      int kind = find_name(field, kind_names, NSAI_VERIFY_KINDS);
+      c->kind = (nsai_verify_kind)kind;
       status = kind < 0 ? -1 : 0;
       first = 0;
     } else if (equals) {
@@ -245,7 +245,7 @@ int nsai_trial_case_parse(const char *text, nsai_trial_case *c, char *error, siz
     }
   }
   int kv_count = c->num_seqs;
-  if (!q_count && !kv_count) q_count = kv_count = 1; /* nsai_trial_case_init's sequence */
+  if (!q_count && !kv_count) q_count = kv_count = 1; /* nsai_verify_case_init's sequence */
   if (!kv_count) memcpy(c->kv_len, c->q_len, sizeof c->q_len), kv_count = q_count;
   if (!q_count) memcpy(c->q_len, c->kv_len, sizeof c->q_len), q_count = kv_count;
   c->num_seqs = kv_count;
@@ -261,8 +261,8 @@ static void print_lengths(FILE *out, const char *name, const int64_t *len, int32
   for (int32_t i = 0; i < count; i++) fprintf(out, "%s%lld", i ? "," : "", (long long)len[i]);
 }
 
-static void print_options(FILE *out, const nsai_trial_case *c) {
-  const nsai_geometry *g = &c->geometry;
+static void print_options(FILE *out, const nsai_verify_case *c) {
+  const nsai_model *g = &c->model;
   fprintf(out, ":phi=%s", phi_names[g->phi]);
   if (g->phi == NSAI_PHI_MLP) fprintf(out, ".%d.%s", g->phi_hidden, act_names[g->phi_activation]);
   fprintf(out, ":gate=%s", gate_names[g->gate]);
@@ -274,8 +274,8 @@ static void print_options(FILE *out, const nsai_trial_case *c) {
   fprintf(out, ":sel=%s%s", select_names[c->selection], c->index_shared ? ".shared" : "");
 }
 
-void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size) {
-  const nsai_geometry *g = &c->geometry;
+void nsai_verify_case_print(const nsai_verify_case *c, char *text, size_t size) {
+  const nsai_model *g = &c->model;
   FILE *out = fmemopen(text, size, "w");
   if (!out) {
     snprintf(text, size, "(out of memory)");

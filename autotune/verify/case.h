@@ -8,7 +8,7 @@
  *   q=5,0,130:kv=9,0,130:seed=7:fill=random:layout=plain      (one line, no spaces)
  *
  * h heads/KV heads, d Dk/Dv, l block/stride, s block x count + initial + local, w window. Only the
- * first field, the kind, has a fixed place; what is left out has the defaults of nsai_trial_case_init.
+ * first field, the kind, has a fixed place; what is left out has the defaults of nsai_verify_case_init.
  * Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act, kv=branches,
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
@@ -22,56 +22,56 @@
 
 #include <nsa/nsa.h>
 
-#define NSAI_TRIAL_MAX_SEQS 16
+#define NSAI_VERIFY_MAX_SEQS 16
 
-typedef enum nsai_trial_kind {
-  NSAI_TRIAL_FORWARD, /* every output of nsa_forward, stage by stage and whole */
-  NSAI_TRIAL_COMPRESS,
-  NSAI_TRIAL_SELECT,
-  NSAI_TRIAL_DENSE,
-  NSAI_TRIAL_BACKWARD, /* every gradient of nsa_backward, and the same bits when run again */
-  NSAI_TRIAL_REPEAT,   /* from here on: properties that need no reference */
-  NSAI_TRIAL_ALL_BLOCKS,
-  NSAI_TRIAL_WIDE_WINDOW,
-  NSAI_TRIAL_FUTURE,
-  NSAI_TRIAL_PERMUTE,
-  NSAI_TRIAL_SCALE_V,
-  NSAI_TRIAL_ZERO_GATE,
-  NSAI_TRIAL_INFINITE,
-  NSAI_TRIAL_SPLIT,
-  NSAI_TRIAL_GRAPH,
-  NSAI_TRIAL_STREAMS,
-  NSAI_TRIAL_NEEDLE,
-  NSAI_TRIAL_KINDS
-} nsai_trial_kind;
+typedef enum nsai_verify_kind {
+  NSAI_VERIFY_FORWARD, /* every output of nsa_forward, stage by stage and whole */
+  NSAI_VERIFY_COMPRESS,
+  NSAI_VERIFY_SELECT,
+  NSAI_VERIFY_DENSE,
+  NSAI_VERIFY_BACKWARD, /* every gradient of nsa_backward, and the same bits when run again */
+  NSAI_VERIFY_REPEAT,   /* from here on: properties that need no reference */
+  NSAI_VERIFY_ALL_BLOCKS,
+  NSAI_VERIFY_WIDE_WINDOW,
+  NSAI_VERIFY_FUTURE,
+  NSAI_VERIFY_PERMUTE,
+  NSAI_VERIFY_SCALE_V,
+  NSAI_VERIFY_ZERO_GATE,
+  NSAI_VERIFY_INFINITE,
+  NSAI_VERIFY_SPLIT,
+  NSAI_VERIFY_GRAPH,
+  NSAI_VERIFY_STREAMS,
+  NSAI_VERIFY_NEEDLE,
+  NSAI_VERIFY_KINDS
+} nsai_verify_kind;
 
-typedef enum nsai_trial_fill {
-  NSAI_TRIAL_FILL_RANDOM,     /* unit-variance normal */
-  NSAI_TRIAL_FILL_CORRELATED, /* as trained models: adjacent tokens select mostly the same blocks */
-  NSAI_TRIAL_FILL_LARGE,      /* logits of tens: one key takes all */
-  NSAI_TRIAL_FILL_CONSTANT,   /* all keys equal: every block ties */
-  NSAI_TRIAL_FILL_TINY,       /* 2^-10 */
-  NSAI_TRIAL_FILLS
-} nsai_trial_fill;
+typedef enum nsai_verify_fill {
+  NSAI_VERIFY_FILL_RANDOM,     /* unit-variance normal */
+  NSAI_VERIFY_FILL_CORRELATED, /* as trained models: adjacent tokens select mostly the same blocks */
+  NSAI_VERIFY_FILL_LARGE,      /* logits of tens: one key takes all */
+  NSAI_VERIFY_FILL_CONSTANT,   /* all keys equal: every block ties */
+  NSAI_VERIFY_FILL_TINY,       /* 2^-10 */
+  NSAI_VERIFY_FILLS
+} nsai_verify_fill;
 
-typedef enum nsai_trial_layout {
-  NSAI_TRIAL_LAYOUT_PLAIN,   /* contiguous [T, H, D] */
-  NSAI_TRIAL_LAYOUT_STRIDED, /* gaps after every head and every token */
-  NSAI_TRIAL_LAYOUT_PACKED,  /* q, k[0], v[0] are slices of one [T, heads, D] buffer */
-  NSAI_TRIAL_LAYOUT_HEADS,   /* [H, T, D] in memory */
-  NSAI_TRIAL_LAYOUT_SHARED,  /* k and v: all heads are one (stride 0) */
-  NSAI_TRIAL_LAYOUTS
-} nsai_trial_layout;
+typedef enum nsai_verify_layout {
+  NSAI_VERIFY_LAYOUT_PLAIN,   /* contiguous [T, H, D] */
+  NSAI_VERIFY_LAYOUT_STRIDED, /* gaps after every head and every token */
+  NSAI_VERIFY_LAYOUT_PACKED,  /* q, k[0], v[0] are slices of one [T, heads, D] buffer */
+  NSAI_VERIFY_LAYOUT_HEADS,   /* [H, T, D] in memory */
+  NSAI_VERIFY_LAYOUT_SHARED,  /* k and v: all heads are one (stride 0) */
+  NSAI_VERIFY_LAYOUTS
+} nsai_verify_layout;
 
-typedef struct nsai_trial_case {
-  nsai_trial_kind kind;
-  nsai_geometry geometry;
+typedef struct nsai_verify_case {
+  nsai_verify_kind kind;
+  nsai_model model;
   int32_t num_seqs;
-  int64_t q_len[NSAI_TRIAL_MAX_SEQS], kv_len[NSAI_TRIAL_MAX_SEQS];
+  int64_t q_len[NSAI_VERIFY_MAX_SEQS], kv_len[NSAI_VERIFY_MAX_SEQS];
   int64_t slack; /* capacity beyond the lengths; those rows hold NaN or must stay untouched */
   int32_t selection, index_shared; /* NSA_SELECT_*; 1: rank without the Hkv axis */
   int32_t gate_f32, no_batch, parity, overlap;
-  int32_t gemm;       /* dense: by plain matrix products (the variant sdpa_gemm) */
+  int32_t gemm;       /* dense: by plain matrix products (the variant dense_gemm) */
   int32_t lists;      /* selected: by attend_selected_sm80, never by dense attention */
   int32_t grads_f32;  /* bwd: gradients in f32 */
   int32_t d_o_f32;    /* bwd: d_o in f32 */
@@ -84,27 +84,27 @@ typedef struct nsai_trial_case {
   uint32_t branches;  /* exec.branches; 0: all */
   float softmax_scale;
   uint64_t seed;
-  nsai_trial_fill fill;
-  nsai_trial_layout layout;
-} nsai_trial_case;
+  nsai_verify_fill fill;
+  nsai_verify_layout layout;
+} nsai_verify_case;
 
 /* The paper's setting in small: bf16, h4/2 d64/64 l32/16 s64x4+1+2 w64, one sequence of 200. */
-void nsai_trial_case_init(nsai_trial_case *c);
+void nsai_verify_case_init(nsai_verify_case *c);
 
 /* Returns 0, or -1 with a sentence in `error`. */
-int nsai_trial_case_parse(const char *text, nsai_trial_case *c, char *error, size_t size);
+int nsai_verify_case_parse(const char *text, nsai_verify_case *c, char *error, size_t size);
 
-void nsai_trial_case_print(const nsai_trial_case *c, char *text, size_t size);
+void nsai_verify_case_print(const nsai_verify_case *c, char *text, size_t size);
 
 /* "fwd", "dense" ... */
-const char *nsai_trial_kind_name(nsai_trial_kind kind);
+const char *nsai_verify_kind_name(nsai_verify_kind kind);
 
 /* "random", "correlated" ... */
-const char *nsai_trial_fill_name(nsai_trial_fill fill);
+const char *nsai_verify_fill_name(nsai_verify_fill fill);
 
 /* Totals over sequences. */
-int64_t nsai_trial_total(const int64_t *len, int32_t count);
+int64_t nsai_verify_total(const int64_t *len, int32_t count);
 
-#define NSAI_TRIAL_CASE_TEXT 768
+#define NSAI_VERIFY_CASE_TEXT 768
 
 #endif /* NSAI_VERIFY_CASE_H */

@@ -12,13 +12,13 @@
 /* A result rounded once to bf16 is off by 2^-9 / sqrt(3) * 1.4 = 1.6e-3 in the norm, to fp16 by an
  * eighth of that. A stage also rounds P before P V (the same size again, averaged over keys); the
  * whole forward adds the rounding of the compressed keys and values. */
-static const nsai_trial_tolerance tolerances[NSAI_TRIAL_MEASURES][2] = {
-  [NSAI_TRIAL_STAGE] = { { 4e-3, 1e-3 }, { 1e-3, 2.5e-4 } },
-  [NSAI_TRIAL_WHOLE] = { { 6e-3, 1.5e-3 }, { 1.5e-3, 4e-4 } },
-  [NSAI_TRIAL_GRADIENT] = { { 8e-3, 0 }, { 2e-3, 0 } }, /* P, dS and the result are rounded */
+static const nsai_verify_tolerance tolerances[NSAI_VERIFY_MEASURES][2] = {
+  [NSAI_VERIFY_STAGE] = { { 4e-3, 1e-3 }, { 1e-3, 2.5e-4 } },
+  [NSAI_VERIFY_WHOLE] = { { 6e-3, 1.5e-3 }, { 1.5e-3, 4e-4 } },
+  [NSAI_VERIFY_GRADIENT] = { { 8e-3, 0 }, { 2e-3, 0 } }, /* P, dS and the result are rounded */
 };
 
-nsai_trial_tolerance nsai_trial_tolerance_of(nsai_trial_measure measure, int32_t dtype) {
+nsai_verify_tolerance nsai_verify_tolerance_of(nsai_verify_measure measure, int32_t dtype) {
   return tolerances[measure][dtype == NSA_F16];
 }
 
@@ -62,8 +62,8 @@ static double ratio(double error, double norm) {
 }
 
 /* Records the worst of `count` groups, `heads` per sequence. */
-static void judge(const char *name, nsai_trial_tolerance tolerance, const group *groups,
-                  int64_t count, int32_t heads, nsai_trial_result *result) {
+static void verify_groups(const char *name, nsai_verify_tolerance tolerance, const group *groups,
+                          int64_t count, int32_t heads, nsai_verify_result *result) {
   double worst = -1, worst_limit = tolerance.relative, worst_error = 0;
   int64_t at = 0;
   for (int64_t i = 0; i < count; i++) {
@@ -77,35 +77,36 @@ static void judge(const char *name, nsai_trial_tolerance tolerance, const group 
       at = i;
     }
   }
-  nsai_trial_record(result, name, worst_error, worst_limit);
+  nsai_verify_add_figure(result, name, worst_error, worst_limit);
   if (!(worst_error <= worst_limit))
-    nsai_trial_fail(result,
-                    "%s sequence %d head %d: worst at token %lld dim %d: got %.9g, want %.9g", name,
-                    (int)(at / heads), (int)(at % heads), (long long)groups[at].token,
-                    groups[at].dim, groups[at].got, groups[at].want);
+    nsai_verify_fail(result,
+                     "%s sequence %d head %d: worst at token %lld dim %d: got %.9g, want %.9g",
+                     name, (int)(at / heads), (int)(at % heads), (long long)groups[at].token,
+                     groups[at].dim, groups[at].got, groups[at].want);
 }
 
 /* The mean error: absolute at unit variance; outputs over few keys are as large as the values, and
  * there the storage rounding alone is relative, hence the second term. */
-static void judge_mean(const char *name, nsai_trial_tolerance tolerance, const sums *s,
-                       nsai_trial_result *result) {
+static void verify_mean(const char *name, nsai_verify_tolerance tolerance, const sums *s,
+                        nsai_verify_result *result) {
   char label[24];
   if (!s->count) return;
   double mean = s->error / (double)s->count, magnitude = s->magnitude / (double)s->count;
   snprintf(label, sizeof label, "%.18s.mean", name);
-  nsai_trial_record(result, label, mean, fmax(tolerance.mean_abs, tolerance.relative * magnitude));
+  nsai_verify_add_figure(result, label, mean,
+                         fmax(tolerance.mean_abs, tolerance.relative * magnitude));
 }
 
-void nsai_trial_compare_rows(const nsai_trial_comparison *x, nsai_trial_result *result) {
+void nsai_verify_compare_rows(const nsai_verify_comparison *x, nsai_verify_result *result) {
   const nsa_tensor *t = x->got;
-  int32_t heads = x->c->geometry.heads, width = (int32_t)t->shape[2];
+  int32_t heads = x->c->model.heads, width = (int32_t)t->shape[2];
   int64_t count = (int64_t)x->c->num_seqs * heads, token_end = 0;
-  nsai_trial_tolerance tolerance = nsai_trial_tolerance_of(x->measure, x->c->geometry.dtype);
+  nsai_verify_tolerance tolerance = nsai_verify_tolerance_of(x->measure, x->c->model.dtype);
   group *groups = calloc((size_t)count, sizeof *groups);
   sums s = { 0 };
   int32_t sequence = -1;
   if (!groups) {
-    nsai_trial_fail(result, "out of memory");
+    nsai_verify_fail(result, "out of memory");
     return;
   }
   for (int64_t r = 0; r < x->rows->count; r++) {
@@ -114,50 +115,50 @@ void nsai_trial_compare_rows(const nsai_trial_comparison *x, nsai_trial_result *
     group *g = &groups[sequence * heads + x->rows->head[r]];
     int64_t offset = token * t->stride[0] + x->rows->head[r] * t->stride[1];
     for (int32_t i = 0; i < width; i++) {
-      double got = (double)nsai_trial_load(t, offset + i), want = x->want[r * width + i];
+      double got = (double)nsai_verify_load(t, offset + i), want = x->want[r * width + i];
       if (!add(g, &s, got, want, token, i)) {
-        nsai_trial_fail(result, "%s token %lld head %d dim %d: got %.9g, want %.9g", x->name,
-                        (long long)token, x->rows->head[r], i, got, want);
+        nsai_verify_fail(result, "%s token %lld head %d dim %d: got %.9g, want %.9g", x->name,
+                         (long long)token, x->rows->head[r], i, got, want);
         goto done;
       }
       if (x->plain) g->plain += pow(x->plain[r * width + i] - want, 2);
     }
   }
-  judge(x->name, tolerance, groups, count, heads, result);
-  judge_mean(x->name, tolerance, &s, result);
+  verify_groups(x->name, tolerance, groups, count, heads, result);
+  verify_mean(x->name, tolerance, &s, result);
 done:
   free(groups);
 }
 
-void nsai_trial_compare_tensors(const char *name, nsai_trial_tolerance tolerance,
-                                const nsa_tensor *got, const nsa_tensor *want,
-                                nsai_trial_result *result) {
+void nsai_verify_compare_tensors(const char *name, nsai_verify_tolerance tolerance,
+                                 const nsa_tensor *got, const nsa_tensor *want,
+                                 nsai_verify_result *result) {
   int32_t heads = (int32_t)got->shape[1];
   group *groups = calloc((size_t)heads, sizeof *groups);
   sums s = { 0 };
   if (!groups) {
-    nsai_trial_fail(result, "out of memory");
+    nsai_verify_fail(result, "out of memory");
     return;
   }
   for (int64_t row = 0; row < got->shape[0]; row++)
     for (int32_t h = 0; h < heads; h++)
       for (int32_t i = 0; i < got->shape[2]; i++) {
-        double a = (double)nsai_trial_load(got, row * got->stride[0] + h * got->stride[1] + i);
-        double b = (double)nsai_trial_load(want, row * want->stride[0] + h * want->stride[1] + i);
+        double a = (double)nsai_verify_load(got, row * got->stride[0] + h * got->stride[1] + i);
+        double b = (double)nsai_verify_load(want, row * want->stride[0] + h * want->stride[1] + i);
         if (add(&groups[h], &s, a, b, row, i)) continue;
-        nsai_trial_fail(result, "%s row %lld head %d dim %d: got %.9g, want %.9g", name,
-                        (long long)row, h, i, a, b);
+        nsai_verify_fail(result, "%s row %lld head %d dim %d: got %.9g, want %.9g", name,
+                         (long long)row, h, i, a, b);
         goto done;
       }
-  judge(name, tolerance, groups, heads, heads, result);
-  judge_mean(name, tolerance, &s, result);
+  verify_groups(name, tolerance, groups, heads, heads, result);
+  verify_mean(name, tolerance, &s, result);
 done:
   free(groups);
 }
 
-void nsai_trial_compare_lse(const char *name, const nsa_tensor *got,
-                            const nsai_reference_rows *rows, const double *want,
-                            nsai_trial_result *result) {
+void nsai_verify_compare_lse(const char *name, const nsa_tensor *got,
+                             const nsai_reference_rows *rows, const double *want,
+                             nsai_verify_result *result) {
   double worst = 0;
   int64_t at = 0;
   for (int64_t r = 0; r < rows->count; r++) {
@@ -166,9 +167,9 @@ void nsai_trial_compare_lse(const char *name, const nsa_tensor *got,
     if (!isfinite(error)) error = INFINITY; /* NaN, or one of them is inf */
     if (error > worst) worst = error, at = r;
   }
-  nsai_trial_record(result, name, worst, NSAI_TRIAL_LSE_TOLERANCE);
-  if (worst > NSAI_TRIAL_LSE_TOLERANCE)
-    nsai_trial_fail(
+  nsai_verify_add_figure(result, name, worst, NSAI_VERIFY_LSE_TOLERANCE);
+  if (worst > NSAI_VERIFY_LSE_TOLERANCE)
+    nsai_verify_fail(
         result, "%s token %lld head %d: got %.9g, want %.9g", name, (long long)rows->token[at],
         rows->head[at],
         (double)((const float *)got->data)[rows->token[at] * got->stride[0] + rows->head[at]],
@@ -176,11 +177,11 @@ void nsai_trial_compare_lse(const char *name, const nsa_tensor *got,
 }
 
 static double element(const nsa_tensor *t, int64_t r, int64_t h, int32_t i) {
-  return (double)nsai_trial_load(t, r * t->stride[0] + h * t->stride[1] + i);
+  return (double)nsai_verify_load(t, r * t->stride[0] + h * t->stride[1] + i);
 }
 
 /* Sums one head; returns 0, with the place in `g`, where `got` is not finite. */
-static int add_gradient(const nsai_trial_gradient *x, int64_t h, group *g) {
+static int add_gradient(const nsai_verify_gradient *x, int64_t h, group *g) {
   sums unused = { 0 };
   *g = (group){ .worst = -1 };
   for (int64_t r = x->begin; r < x->begin + x->rows; r++)
@@ -196,7 +197,7 @@ static int add_gradient(const nsai_trial_gradient *x, int64_t h, group *g) {
   return 1;
 }
 
-void nsai_trial_compare_gradient(const nsai_trial_gradient *x, nsai_trial_result *result) {
+void nsai_verify_compare_gradient(const nsai_verify_gradient *x, nsai_verify_result *result) {
   double least = x->floor * x->floor * (double)(x->rows * x->want->shape[2]);
   for (int64_t h = 0; h < x->want->shape[1]; h++) {
     group g;
@@ -205,12 +206,13 @@ void nsai_trial_compare_gradient(const nsai_trial_gradient *x, nsai_trial_result
            limit = fmax(x->tolerance.relative, 2 * ratio(g.plain, norm));
     double error = finite ? ratio(g.error, norm) : INFINITY;
     /* Recorded as a share of what is allowed here. */
-    nsai_trial_record(result, x->name, error / limit * x->tolerance.relative,
-                      x->tolerance.relative);
+    nsai_verify_add_figure(result, x->name, error / limit * x->tolerance.relative,
+                           x->tolerance.relative);
     if (!(error <= limit))
-      nsai_trial_fail(result, "%s head %lld rows %lld..: worst row %lld column %d: got %g, want %g",
-                      x->name, (long long)h, (long long)x->begin, (long long)g.token, g.dim, g.got,
-                      g.want);
+      nsai_verify_fail(result,
+                       "%s head %lld rows %lld..: worst row %lld column %d: got %g, want %g",
+                       x->name, (long long)h, (long long)x->begin, (long long)g.token, g.dim, g.got,
+                       g.want);
   }
 }
 
@@ -222,7 +224,7 @@ static int contains(const int32_t *row, int32_t n, int32_t block) {
   return 0;
 }
 
-const char *nsai_trial_selection_malformed(const nsai_geometry *g, int64_t t, const int32_t *row) {
+const char *nsai_verify_selection_malformed(const nsai_model *g, int64_t t, const int32_t *row) {
   int64_t candidates = t < 0 ? 0 : t / g->select_block + 1;
   int64_t expected = candidates < g->select_count ? candidates : g->select_count;
   for (int32_t i = 0; i < g->select_count; i++) {
@@ -250,8 +252,8 @@ static double from_cut(double importance, double cut) {
   return distance < NEGLIGIBLE ? 0 : distance / fmax(importance, cut);
 }
 
-double nsai_trial_selection_distance(const nsai_geometry *g, int64_t t, const int32_t *row,
-                                     const double *importance) {
+double nsai_verify_selection_distance(const nsai_model *g, int64_t t, const int32_t *row,
+                                      const double *importance) {
   int32_t want[NSAI_MAX_SELECTED], n = g->select_count;
   double cut = INFINITY, distance = 0;
   nsai_reference_select_row(g, t, importance, want);

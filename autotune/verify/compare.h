@@ -10,26 +10,26 @@
 #include "verify/case.h"
 #include "verify/result.h"
 
-typedef enum nsai_trial_measure {
-  NSAI_TRIAL_STAGE, /* one stage on its own inputs */
-  NSAI_TRIAL_WHOLE, /* raw inputs to final output */
-  NSAI_TRIAL_GRADIENT,
-  NSAI_TRIAL_MEASURES
-} nsai_trial_measure;
+typedef enum nsai_verify_measure {
+  NSAI_VERIFY_STAGE, /* one stage on its own inputs */
+  NSAI_VERIFY_WHOLE, /* raw inputs to final output */
+  NSAI_VERIFY_GRADIENT,
+  NSAI_VERIFY_MEASURES
+} nsai_verify_measure;
 
-typedef struct nsai_trial_tolerance {
+typedef struct nsai_verify_tolerance {
   double relative; /* |x - ref|_2 / |ref|_2 per (sequence, head) */
   double mean_abs; /* mean |x - ref| over all, at unit variance */
-} nsai_trial_tolerance;
+} nsai_verify_tolerance;
 
-nsai_trial_tolerance nsai_trial_tolerance_of(nsai_trial_measure measure, int32_t dtype);
+nsai_verify_tolerance nsai_verify_tolerance_of(nsai_verify_measure measure, int32_t dtype);
 
 /* Natural-log LSE, absolute below 1, relative above: a dot product of 256 terms in fp32 is right to
  * 256 * 2^-24 = 1.5e-5 at worst, exp2 to 2 ulp. */
-#define NSAI_TRIAL_LSE_TOLERANCE 1e-4
+#define NSAI_VERIFY_LSE_TOLERANCE 1e-4
 
 /* A chosen block may differ from the reference's choice only this near to the cut, relatively. */
-#define NSAI_TRIAL_CUT_TOLERANCE 1e-4
+#define NSAI_VERIFY_CUT_TOLERANCE 1e-4
 
 /* Compares rows of got [T, Hq, width] (host) with want [rows, width]. inf and NaN positions first,
  * then the norm per (sequence, head), then the mean. Records the worst ratio of error to limit's
@@ -37,48 +37,48 @@ nsai_trial_tolerance nsai_trial_tolerance_of(nsai_trial_measure measure, int32_t
  *
  * plain  another computation of the same rows with storage rounding, or NULL: a group's limit is
  *        then at least twice plain's own error. */
-typedef struct nsai_trial_comparison {
+typedef struct nsai_verify_comparison {
   const char *name;
-  const nsai_trial_case *c;
-  nsai_trial_measure measure;
+  const nsai_verify_case *c;
+  nsai_verify_measure measure;
   const nsa_tensor *got;
   const nsai_reference_rows *rows;
   const double *want, *plain;
-} nsai_trial_comparison;
+} nsai_verify_comparison;
 
-void nsai_trial_compare_rows(const nsai_trial_comparison *comparison, nsai_trial_result *result);
+void nsai_verify_compare_rows(const nsai_verify_comparison *comparison, nsai_verify_result *result);
 
 /* Compares got [T, Hq] f32 with want [rows]; -inf positions exactly. */
-void nsai_trial_compare_lse(const char *name, const nsa_tensor *got,
-                            const nsai_reference_rows *rows, const double *want,
-                            nsai_trial_result *result);
+void nsai_verify_compare_lse(const char *name, const nsa_tensor *got,
+                             const nsai_reference_rows *rows, const double *want,
+                             nsai_verify_result *result);
 
 /* Compares the rows [begin, begin + rows) of gradients [.., heads, width], a norm for each head. A norm
  * of the reference below `floor` times that of ones counts as that: what cancels has no relative error.
  */
-typedef struct nsai_trial_gradient {
+typedef struct nsai_verify_gradient {
   const char *name;
-  nsai_trial_tolerance tolerance;
+  nsai_verify_tolerance tolerance;
   const nsa_tensor *got, *want;
-  const nsa_tensor *plain; /* as in nsai_trial_comparison, or NULL */
+  const nsa_tensor *plain; /* as in nsai_verify_comparison, or NULL */
   int64_t begin, rows;
   double floor;
-} nsai_trial_gradient;
+} nsai_verify_gradient;
 
-void nsai_trial_compare_gradient(const nsai_trial_gradient *gradient, nsai_trial_result *result);
+void nsai_verify_compare_gradient(const nsai_verify_gradient *gradient, nsai_verify_result *result);
 
 /* Compares whole tensors of the same shape [rows, heads, width], groups = heads. */
-void nsai_trial_compare_tensors(const char *name, nsai_trial_tolerance tolerance,
-                                const nsa_tensor *got, const nsa_tensor *want,
-                                nsai_trial_result *result);
+void nsai_verify_compare_tensors(const char *name, nsai_verify_tolerance tolerance,
+                                 const nsa_tensor *got, const nsa_tensor *want,
+                                 nsai_verify_result *result);
 
 /* Whether one row of chosen blocks is well formed: ascending, unique, candidates only, then -1,
  * forced ones among them, and as many as the rule takes. Returns the complaint, or NULL. */
-const char *nsai_trial_selection_malformed(const nsai_geometry *g, int64_t t, const int32_t *row);
+const char *nsai_verify_selection_malformed(const nsai_model *g, int64_t t, const int32_t *row);
 
 /* How far from the cut the chosen and the reference's blocks differ: the largest relative distance
  * of a swapped block's importance from the cut; 0 when the sets are equal. */
-double nsai_trial_selection_distance(const nsai_geometry *g, int64_t t, const int32_t *row,
-                                     const double *importance);
+double nsai_verify_selection_distance(const nsai_model *g, int64_t t, const int32_t *row,
+                                      const double *importance);
 
 #endif /* NSAI_VERIFY_COMPARE_H */

@@ -12,59 +12,59 @@
 
 #define CPU_ALIGN 256 /* as cuMemAlloc aligns */
 
-double nsai_trial_now(void) {
+double nsai_verify_seconds(void) {
   struct timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
   return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
-int nsai_trial_device_parse(const char *text, int32_t *ordinal) {
+int nsai_verify_device_parse(const char *text, int32_t *ordinal) {
   int64_t value;
-  if (!strcmp(text, "auto")) return *ordinal = NSAI_TRIAL_DEVICE_AUTO, 0;
-  if (!strcmp(text, "cpu")) return *ordinal = NSAI_TRIAL_DEVICE_CPU, 0;
+  if (!strcmp(text, "auto")) return *ordinal = NSAI_VERIFY_DEVICE_AUTO, 0;
+  if (!strcmp(text, "cpu")) return *ordinal = NSAI_VERIFY_DEVICE_CPU, 0;
   if (!nsai_parse_integer(text, 0, INT32_MAX, &value)) return -1;
   *ordinal = (int32_t)value;
   return 0;
 }
 
-int nsai_trial_seconds_parse(const char *text, double *seconds) {
+int nsai_verify_seconds_parse(const char *text, double *seconds) {
   char *end;
   *seconds = strtod(text, &end);
   return !*end && end == text + strspn(text, "0123456789.") && *seconds > 0 ? 0 : -1;
 }
 
-nsa_status nsai_trial_device_open(int32_t ordinal, nsai_trial_device *device) {
-  *device = (nsai_trial_device){ .ordinal = ordinal };
-  if (ordinal == NSAI_TRIAL_DEVICE_CPU) {
+nsa_status nsai_verify_device_open(int32_t ordinal, nsai_verify_device *device) {
+  *device = (nsai_verify_device){ .ordinal = ordinal };
+  if (ordinal == NSAI_VERIFY_DEVICE_CPU) {
     snprintf(device->name, sizeof device->name, "cpu");
     return NSA_OK;
   }
   const nsai_driver *driver;
   nsai_cu_device id;
-  if (ordinal == NSAI_TRIAL_DEVICE_AUTO) device->ordinal = 0;
+  if (ordinal == NSAI_VERIFY_DEVICE_AUTO) device->ordinal = 0;
   NSAI_TRY(nsai_driver_open(NULL, NULL, &driver));
   NSAI_TRY(NSAI_CUDA(driver, cuDeviceGet(&id, device->ordinal)));
   NSAI_TRY(NSAI_CUDA(driver, cuDeviceGetName(device->name, (int)sizeof device->name, id)));
   NSAI_TRY(NSAI_CUDA(driver, cuDevicePrimaryCtxRetain(&device->context, id)));
   device->driver = driver;
-  NSAI_TRY(nsai_trial_device_enter(device));
+  NSAI_TRY(nsai_verify_device_enter(device));
   return NSAI_CUDA(driver, cuStreamCreate(&device->stream, NSAI_CU_STREAM_NON_BLOCKING));
 }
 
-void nsai_trial_device_close(nsai_trial_device *device) {
+void nsai_verify_device_close(nsai_verify_device *device) {
   if (device->driver && device->stream) device->driver->cuStreamDestroy(device->stream);
   if (device->driver && device->context) device->driver->cuDevicePrimaryCtxRelease(device->ordinal);
-  *device = (nsai_trial_device){ 0 };
+  *device = (nsai_verify_device){ 0 };
 }
 
-nsa_status nsai_trial_device_enter(const nsai_trial_device *device) {
+nsa_status nsai_verify_device_enter(const nsai_verify_device *device) {
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuCtxSetCurrent(device->context));
 }
 
 /* ---- memory ---------------------------------------------------------------------------------- */
 
-nsa_status nsai_trial_device_alloc(const nsai_trial_device *device, size_t bytes, void **out) {
+nsa_status nsai_verify_device_alloc(const nsai_verify_device *device, size_t bytes, void **out) {
   *out = NULL;
   bytes = (bytes + CPU_ALIGN - 1) / CPU_ALIGN * CPU_ALIGN;
   if (!bytes) bytes = CPU_ALIGN;
@@ -78,7 +78,7 @@ nsa_status nsai_trial_device_alloc(const nsai_trial_device *device, size_t bytes
   return NSA_OK;
 }
 
-void nsai_trial_device_free(const nsai_trial_device *device, void *memory) {
+void nsai_verify_device_free(const nsai_verify_device *device, void *memory) {
   if (!memory) return;
   if (device->driver)
     device->driver->cuMemFree((nsai_cu_ptr)(uintptr_t)memory);
@@ -86,14 +86,14 @@ void nsai_trial_device_free(const nsai_trial_device *device, void *memory) {
     free(memory);
 }
 
-nsa_status nsai_trial_device_wait(const nsai_trial_device *device, nsa_stream stream) {
+nsa_status nsai_verify_device_wait(const nsai_verify_device *device, nsa_stream stream) {
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuStreamSynchronize(stream ? stream : device->stream));
 }
 
-nsa_status nsai_trial_device_capture(const nsai_trial_device *device,
-                                     nsa_status (*enqueue)(void *user), void *user,
-                                     nsai_cu_graph_exec *out) {
+nsa_status nsai_verify_device_capture(const nsai_verify_device *device,
+                                      nsa_status (*enqueue)(void *user), void *user,
+                                      nsai_cu_graph_exec *out) {
   nsai_cu_graph graph = NULL;
   NSAI_TRY(NSAI_CUDA(device->driver,
                      cuStreamBeginCapture(device->stream, NSAI_CU_CAPTURE_THREAD_LOCAL)));
@@ -105,30 +105,30 @@ nsa_status nsai_trial_device_capture(const nsai_trial_device *device,
   return status;
 }
 
-nsa_status nsai_trial_device_upload(const nsai_trial_device *device, void *to, const void *from,
-                                    size_t bytes) {
+nsa_status nsai_verify_device_upload(const nsai_verify_device *device, void *to, const void *from,
+                                     size_t bytes) {
   if (!device->driver) {
     memcpy(to, from, bytes);
     return NSA_OK;
   }
   NSAI_TRY(NSAI_CUDA(device->driver,
                      cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to, from, bytes, device->stream)));
-  return nsai_trial_device_wait(device, NULL);
+  return nsai_verify_device_wait(device, NULL);
 }
 
-nsa_status nsai_trial_device_download(const nsai_trial_device *device, void *to, const void *from,
-                                      size_t bytes) {
+nsa_status nsai_verify_device_download(const nsai_verify_device *device, void *to, const void *from,
+                                       size_t bytes) {
   if (!device->driver) {
     memcpy(to, from, bytes);
     return NSA_OK;
   }
   NSAI_TRY(NSAI_CUDA(device->driver,
                      cuMemcpyDtoHAsync(to, (nsai_cu_ptr)(uintptr_t)from, bytes, device->stream)));
-  return nsai_trial_device_wait(device, NULL);
+  return nsai_verify_device_wait(device, NULL);
 }
 
-nsa_status nsai_trial_device_copy(const nsai_trial_device *device, void *to, const void *from,
-                                  size_t bytes) {
+nsa_status nsai_verify_device_copy(const nsai_verify_device *device, void *to, const void *from,
+                                   size_t bytes) {
   if (!device->driver) {
     memcpy(to, from, bytes);
     return NSA_OK;
@@ -138,8 +138,8 @@ nsa_status nsai_trial_device_copy(const nsai_trial_device *device, void *to, con
                                      bytes, device->stream));
 }
 
-nsa_status nsai_trial_device_send(const nsai_trial_device *device, void *to, const void *from,
-                                  size_t bytes) {
+nsa_status nsai_verify_device_send(const nsai_verify_device *device, void *to, const void *from,
+                                   size_t bytes) {
   if (!device->driver) {
     memcpy(to, from, bytes);
     return NSA_OK;
@@ -148,21 +148,22 @@ nsa_status nsai_trial_device_send(const nsai_trial_device *device, void *to, con
                    cuMemcpyHtoDAsync((nsai_cu_ptr)(uintptr_t)to, from, bytes, device->stream));
 }
 
-nsa_status nsai_trial_device_alloc_host(const nsai_trial_device *device, size_t bytes, void **out) {
+nsa_status nsai_verify_device_alloc_host(const nsai_verify_device *device, size_t bytes,
+                                         void **out) {
   if (device->driver) return NSAI_CUDA(device->driver, cuMemHostAlloc(out, bytes, 0));
   *out = malloc(bytes);
   return *out ? NSA_OK : nsai_fail_nomem("a check's host memory", bytes);
 }
 
-void nsai_trial_device_free_host(const nsai_trial_device *device, void *memory) {
+void nsai_verify_device_free_host(const nsai_verify_device *device, void *memory) {
   if (memory && device->driver)
     device->driver->cuMemFreeHost(memory);
   else
     free(memory);
 }
 
-nsa_status nsai_trial_device_set(const nsai_trial_device *device, void *memory, int value,
-                                 size_t bytes) {
+nsa_status nsai_verify_device_set(const nsai_verify_device *device, void *memory, int value,
+                                  size_t bytes) {
   if (!device->driver) {
     memset(memory, value, bytes);
     return NSA_OK;
@@ -173,26 +174,26 @@ nsa_status nsai_trial_device_set(const nsai_trial_device *device, void *memory, 
 
 /* ---- guarded buffers ------------------------------------------------------------------------- */
 
-static size_t whole(const nsai_trial_buffer *buffer) {
-  return buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD;
+static size_t whole(const nsai_verify_buffer *buffer) {
+  return buffer->bytes + 2 * (size_t)NSAI_VERIFY_GUARD;
 }
 
-nsa_status nsai_trial_buffer_create(const nsai_trial_device *device, size_t bytes, int fill,
-                                    nsai_trial_buffer *out) {
+nsa_status nsai_verify_buffer_create(const nsai_verify_device *device, size_t bytes, int fill,
+                                     nsai_verify_buffer *out) {
   void *memory;
-  *out = (nsai_trial_buffer){ .bytes = bytes, .fill = fill };
-  NSAI_TRY(nsai_trial_device_alloc(device, whole(out), &memory));
+  *out = (nsai_verify_buffer){ .bytes = bytes, .fill = fill };
+  NSAI_TRY(nsai_verify_device_alloc(device, whole(out), &memory));
   out->device = memory;
-  return nsai_trial_device_set(device, memory, fill, whole(out));
+  return nsai_verify_device_set(device, memory, fill, whole(out));
 }
 
-void nsai_trial_buffer_destroy(const nsai_trial_device *device, nsai_trial_buffer *buffer) {
-  nsai_trial_device_free(device, buffer->device);
+void nsai_verify_buffer_destroy(const nsai_verify_device *device, nsai_verify_buffer *buffer) {
+  nsai_verify_device_free(device, buffer->device);
   free(buffer->image);
-  *buffer = (nsai_trial_buffer){ 0 };
+  *buffer = (nsai_verify_buffer){ 0 };
 }
 
-uint8_t *nsai_trial_buffer_image(nsai_trial_buffer *buffer) {
+uint8_t *nsai_verify_buffer_image(nsai_verify_buffer *buffer) {
   if (!buffer->image) {
     buffer->image = malloc(whole(buffer));
     if (buffer->image) memset(buffer->image, buffer->fill, whole(buffer));
@@ -200,58 +201,58 @@ uint8_t *nsai_trial_buffer_image(nsai_trial_buffer *buffer) {
   return buffer->image;
 }
 
-nsa_status nsai_trial_buffer_upload(const nsai_trial_device *device, nsai_trial_buffer *buffer) {
-  return nsai_trial_device_upload(device, buffer->device, buffer->image, whole(buffer));
+nsa_status nsai_verify_buffer_upload(const nsai_verify_device *device, nsai_verify_buffer *buffer) {
+  return nsai_verify_device_upload(device, buffer->device, buffer->image, whole(buffer));
 }
 
-nsa_status nsai_trial_buffer_fetch(const nsai_trial_device *device, nsai_trial_buffer *buffer) {
-  if (!nsai_trial_buffer_image(buffer)) return nsai_fail_nomem("a host image", whole(buffer));
-  return nsai_trial_device_download(device, buffer->image, buffer->device, whole(buffer));
+nsa_status nsai_verify_buffer_fetch(const nsai_verify_device *device, nsai_verify_buffer *buffer) {
+  if (!nsai_verify_buffer_image(buffer)) return nsai_fail_nomem("a host image", whole(buffer));
+  return nsai_verify_device_download(device, buffer->image, buffer->device, whole(buffer));
 }
 
-nsa_status nsai_trial_buffer_fetch_guards(const nsai_trial_device *device,
-                                          nsai_trial_buffer *buffer) {
-  const size_t behind = NSAI_TRIAL_GUARD + buffer->bytes;
+nsa_status nsai_verify_buffer_fetch_guards(const nsai_verify_device *device,
+                                           nsai_verify_buffer *buffer) {
+  const size_t behind = NSAI_VERIFY_GUARD + buffer->bytes;
   if (!buffer->image) buffer->image = malloc(whole(buffer)); /* gigabytes that nobody touches */
   if (!buffer->image) return nsai_fail_nomem("a host image", whole(buffer));
-  NSAI_TRY(nsai_trial_device_download(device, buffer->image, buffer->device, NSAI_TRIAL_GUARD));
-  return nsai_trial_device_download(device, buffer->image + behind, buffer->device + behind,
-                                    NSAI_TRIAL_GUARD);
+  NSAI_TRY(nsai_verify_device_download(device, buffer->image, buffer->device, NSAI_VERIFY_GUARD));
+  return nsai_verify_device_download(device, buffer->image + behind, buffer->device + behind,
+                                     NSAI_VERIFY_GUARD);
 }
 
-nsa_status nsai_trial_buffer_poison(const nsai_trial_device *device, nsai_trial_buffer *buffer) {
-  return nsai_trial_device_set(device, buffer->device, buffer->fill, whole(buffer));
+nsa_status nsai_verify_buffer_poison(const nsai_verify_device *device, nsai_verify_buffer *buffer) {
+  return nsai_verify_device_set(device, buffer->device, buffer->fill, whole(buffer));
 }
 
 /* ---- time ------------------------------------------------------------------------------------ */
 
-nsa_status nsai_trial_timer_create(const nsai_trial_device *device, nsai_trial_timer *timer) {
-  *timer = (nsai_trial_timer){ 0 };
+nsa_status nsai_verify_timer_create(const nsai_verify_device *device, nsai_verify_timer *timer) {
+  *timer = (nsai_verify_timer){ 0 };
   if (!device->driver) return NSA_OK;
   NSAI_TRY(NSAI_CUDA(device->driver, cuEventCreate(&timer->start, NSAI_CU_EVENT_DEFAULT)));
   return NSAI_CUDA(device->driver, cuEventCreate(&timer->stop, NSAI_CU_EVENT_DEFAULT));
 }
 
-void nsai_trial_timer_destroy(const nsai_trial_device *device, nsai_trial_timer *timer) {
+void nsai_verify_timer_destroy(const nsai_verify_device *device, nsai_verify_timer *timer) {
   if (timer->start) device->driver->cuEventDestroy(timer->start);
   if (timer->stop) device->driver->cuEventDestroy(timer->stop);
-  *timer = (nsai_trial_timer){ 0 };
+  *timer = (nsai_verify_timer){ 0 };
 }
 
-nsa_status nsai_trial_timer_start(const nsai_trial_device *device, nsai_trial_timer *timer) {
-  timer->cpu_start = nsai_trial_now();
+nsa_status nsai_verify_timer_start(const nsai_verify_device *device, nsai_verify_timer *timer) {
+  timer->cpu_start = nsai_verify_seconds();
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuEventRecord(timer->start, device->stream));
 }
 
-nsa_status nsai_trial_timer_stop(const nsai_trial_device *device, nsai_trial_timer *timer) {
-  timer->cpu_stop = nsai_trial_now();
+nsa_status nsai_verify_timer_stop(const nsai_verify_device *device, nsai_verify_timer *timer) {
+  timer->cpu_stop = nsai_verify_seconds();
   if (!device->driver) return NSA_OK;
   return NSAI_CUDA(device->driver, cuEventRecord(timer->stop, device->stream));
 }
 
-nsa_status nsai_trial_timer_read(const nsai_trial_device *device, nsai_trial_timer *timer,
-                                 double *ms) {
+nsa_status nsai_verify_timer_read(const nsai_verify_device *device, nsai_verify_timer *timer,
+                                  double *ms) {
   *ms = 1e3 * (timer->cpu_stop - timer->cpu_start);
   if (!device->driver) return NSA_OK;
   float elapsed = 0;

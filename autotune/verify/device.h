@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * The device under test: a GPU through the driver table, or the CPU device. Memory comes with red
- * zones. Everything is synchronous except what says otherwise, nsai_trial_device_set and what runs
+ * zones. Everything is synchronous except what says otherwise, nsai_verify_device_set and what runs
  * enqueue.
  */
 #ifndef NSAI_VERIFY_DEVICE_H
@@ -10,102 +10,103 @@
 
 #include "driver/cuda_api.h"
 
-typedef struct nsai_trial_device {
+typedef struct nsai_verify_device {
   const nsai_driver *driver; /* NULL: the CPU device */
   nsai_cu_context context;
   nsai_cu_stream stream; /* where everything runs that asks for no other */
   int32_t ordinal;
   char name[96];
-} nsai_trial_device;
+} nsai_verify_device;
 
-enum { NSAI_TRIAL_DEVICE_CPU = -2, NSAI_TRIAL_DEVICE_AUTO = -1 };
+enum { NSAI_VERIFY_DEVICE_CPU = -2, NSAI_VERIFY_DEVICE_AUTO = -1 };
 
 /* Reads "auto", "cpu" or an ordinal. Returns 0, or -1. */
-int nsai_trial_device_parse(const char *text, int32_t *ordinal);
+int nsai_verify_device_parse(const char *text, int32_t *ordinal);
 
 /* Reads a decimal number above 0, as 90 or 0.5. Returns 0, or -1. */
-int nsai_trial_seconds_parse(const char *text, double *seconds);
+int nsai_verify_seconds_parse(const char *text, double *seconds);
 
-/* Opens GPU `ordinal` (NSAI_TRIAL_DEVICE_AUTO: the first) or the CPU device. NSA_E_NO_DRIVER and
+/* Opens GPU `ordinal` (NSAI_VERIFY_DEVICE_AUTO: the first) or the CPU device. NSA_E_NO_DRIVER and
  * NSA_E_NO_DEVICE mean that there is no GPU to check. */
-nsa_status nsai_trial_device_open(int32_t ordinal, nsai_trial_device *device);
-void nsai_trial_device_close(nsai_trial_device *device);
+nsa_status nsai_verify_device_open(int32_t ordinal, nsai_verify_device *device);
+void nsai_verify_device_close(nsai_verify_device *device);
 
 /* Makes the device current on the calling thread; a no-op for the CPU. */
-nsa_status nsai_trial_device_enter(const nsai_trial_device *device);
+nsa_status nsai_verify_device_enter(const nsai_verify_device *device);
 
-nsa_status nsai_trial_device_alloc(const nsai_trial_device *device, size_t bytes, void **out);
-void nsai_trial_device_free(const nsai_trial_device *device, void *memory);
-nsa_status nsai_trial_device_upload(const nsai_trial_device *device, void *to, const void *from,
-                                    size_t bytes);
-nsa_status nsai_trial_device_download(const nsai_trial_device *device, void *to, const void *from,
-                                      size_t bytes);
+nsa_status nsai_verify_device_alloc(const nsai_verify_device *device, size_t bytes, void **out);
+void nsai_verify_device_free(const nsai_verify_device *device, void *memory);
+nsa_status nsai_verify_device_upload(const nsai_verify_device *device, void *to, const void *from,
+                                     size_t bytes);
+nsa_status nsai_verify_device_download(const nsai_verify_device *device, void *to, const void *from,
+                                       size_t bytes);
 /* What only enqueues, on the device's stream: a copy within the device, and one of host memory that
- * nsai_trial_device_alloc_host gave and that stays as it is until the stream is waited for. */
-nsa_status nsai_trial_device_copy(const nsai_trial_device *device, void *to, const void *from,
-                                  size_t bytes);
-nsa_status nsai_trial_device_send(const nsai_trial_device *device, void *to, const void *from,
-                                  size_t bytes);
+ * nsai_verify_device_alloc_host gave and that stays as it is until the stream is waited for. */
+nsa_status nsai_verify_device_copy(const nsai_verify_device *device, void *to, const void *from,
+                                   size_t bytes);
+nsa_status nsai_verify_device_send(const nsai_verify_device *device, void *to, const void *from,
+                                   size_t bytes);
 
 /* Host memory that copies need not stage: pinned. */
-nsa_status nsai_trial_device_alloc_host(const nsai_trial_device *device, size_t bytes, void **out);
-void nsai_trial_device_free_host(const nsai_trial_device *device, void *memory);
+nsa_status nsai_verify_device_alloc_host(const nsai_verify_device *device, size_t bytes,
+                                         void **out);
+void nsai_verify_device_free_host(const nsai_verify_device *device, void *memory);
 
-nsa_status nsai_trial_device_set(const nsai_trial_device *device, void *memory, int value,
-                                 size_t bytes);
+nsa_status nsai_verify_device_set(const nsai_verify_device *device, void *memory, int value,
+                                  size_t bytes);
 
 /* Captures what `enqueue` puts on the device's stream, not on the CPU device; the caller destroys *out. */
-nsa_status nsai_trial_device_capture(const nsai_trial_device *device,
-                                     nsa_status (*enqueue)(void *user), void *user,
-                                     nsai_cu_graph_exec *out);
+nsa_status nsai_verify_device_capture(const nsai_verify_device *device,
+                                      nsa_status (*enqueue)(void *user), void *user,
+                                      nsai_cu_graph_exec *out);
 
 /* What is written over to empty the L2: four times the largest so far (60 MB). */
-#define NSAI_TRIAL_FLUSH_BYTES ((size_t)256 << 20)
+#define NSAI_VERIFY_FLUSH_BYTES ((size_t)256 << 20)
 
 /* Waits for `stream` (NULL: the device's own). */
-nsa_status nsai_trial_device_wait(const nsai_trial_device *device, nsa_stream stream);
+nsa_status nsai_verify_device_wait(const nsai_verify_device *device, nsa_stream stream);
 
 /* Memory between two guard bands. The host image holds what was uploaded or fetched last. */
-#define NSAI_TRIAL_GUARD 4096u /* bytes on each side: more than any tile's row */
+#define NSAI_VERIFY_GUARD 4096u /* bytes on each side: more than any tile's row */
 
-typedef struct nsai_trial_buffer {
+typedef struct nsai_verify_buffer {
   uint8_t *device; /* guard, data, guard */
   uint8_t *image;  /* host copy of the same; NULL until needed */
   size_t bytes;    /* data alone */
   int fill;        /* the byte of guards, gaps and poison */
-} nsai_trial_buffer;
+} nsai_verify_buffer;
 
 /* `fill` is what nobody may read or must overwrite: 0xff is NaN in every float type. */
-nsa_status nsai_trial_buffer_create(const nsai_trial_device *device, size_t bytes, int fill,
-                                    nsai_trial_buffer *out);
-void nsai_trial_buffer_destroy(const nsai_trial_device *device, nsai_trial_buffer *buffer);
+nsa_status nsai_verify_buffer_create(const nsai_verify_device *device, size_t bytes, int fill,
+                                     nsai_verify_buffer *out);
+void nsai_verify_buffer_destroy(const nsai_verify_device *device, nsai_verify_buffer *buffer);
 
 /* The host image, filled with `fill` when it is new; NULL when memory is out. */
-uint8_t *nsai_trial_buffer_image(nsai_trial_buffer *buffer);
+uint8_t *nsai_verify_buffer_image(nsai_verify_buffer *buffer);
 
-nsa_status nsai_trial_buffer_upload(const nsai_trial_device *device, nsai_trial_buffer *buffer);
-nsa_status nsai_trial_buffer_fetch(const nsai_trial_device *device, nsai_trial_buffer *buffer);
+nsa_status nsai_verify_buffer_upload(const nsai_verify_device *device, nsai_verify_buffer *buffer);
+nsa_status nsai_verify_buffer_fetch(const nsai_verify_device *device, nsai_verify_buffer *buffer);
 /* The guards alone; what the image has between them means nothing. */
-nsa_status nsai_trial_buffer_fetch_guards(const nsai_trial_device *device,
-                                          nsai_trial_buffer *buffer);
-nsa_status nsai_trial_buffer_poison(const nsai_trial_device *device, nsai_trial_buffer *buffer);
+nsa_status nsai_verify_buffer_fetch_guards(const nsai_verify_device *device,
+                                           nsai_verify_buffer *buffer);
+nsa_status nsai_verify_buffer_poison(const nsai_verify_device *device, nsai_verify_buffer *buffer);
 
 /* Milliseconds on the device between two points of a stream; on the CPU by the monotonic clock. */
-typedef struct nsai_trial_timer {
+typedef struct nsai_verify_timer {
   nsai_cu_event start, stop;
   double cpu_start, cpu_stop;
-} nsai_trial_timer;
+} nsai_verify_timer;
 
-nsa_status nsai_trial_timer_create(const nsai_trial_device *device, nsai_trial_timer *timer);
-void nsai_trial_timer_destroy(const nsai_trial_device *device, nsai_trial_timer *timer);
-nsa_status nsai_trial_timer_start(const nsai_trial_device *device, nsai_trial_timer *timer);
-nsa_status nsai_trial_timer_stop(const nsai_trial_device *device, nsai_trial_timer *timer);
+nsa_status nsai_verify_timer_create(const nsai_verify_device *device, nsai_verify_timer *timer);
+void nsai_verify_timer_destroy(const nsai_verify_device *device, nsai_verify_timer *timer);
+nsa_status nsai_verify_timer_start(const nsai_verify_device *device, nsai_verify_timer *timer);
+nsa_status nsai_verify_timer_stop(const nsai_verify_device *device, nsai_verify_timer *timer);
 
 /* Waits for `stop`. */
-nsa_status nsai_trial_timer_read(const nsai_trial_device *device, nsai_trial_timer *timer,
-                                 double *ms);
+nsa_status nsai_verify_timer_read(const nsai_verify_device *device, nsai_verify_timer *timer,
+                                  double *ms);
 
 /* Seconds of the monotonic clock. */
-double nsai_trial_now(void);
+double nsai_verify_seconds(void);
 
 #endif /* NSAI_VERIFY_DEVICE_H */

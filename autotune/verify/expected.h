@@ -15,15 +15,15 @@
  *   whole       yes                                        yes
  *   dense       yes
  *
- *   nsai_trial_truth truth = { 0 };
+ *   nsai_verify_expected truth = { 0 };
  *   for (each plan) {
- *     nsai_trial_bench_use(&bench, plan), nsai_trial_run_intact(&bench, &result);
- *     nsai_trial_judge_forward(&bench, &truth, &result);
+ *     nsai_trial_run_use(&bench, plan), nsai_trial_run_intact(&bench, &result);
+ *     nsai_verify_forward(&bench, &truth, &result);
  *   }
- *   nsai_trial_truth_fini(&truth);
+ *   nsai_verify_expected_fini(&truth);
  *
  * Not thread-safe; the reference itself uses bench->threads. Only forward.c calls more than
- * nsai_trial_truth_fini. Every function gives NSA_OK or NSA_E_NOMEM; answers are the truth's, valid until
+ * nsai_verify_expected_fini. Every function gives NSA_OK or NSA_E_NOMEM; answers are the truth's, valid until
  * the next call with it.
  */
 #ifndef NSAI_VERIFY_EXPECTED_H
@@ -33,53 +33,53 @@
 #include "reference/reference.h"
 #include "verify/trial_run.h"
 
-typedef enum nsai_trial_truth_part {
-  NSAI_TRIAL_TRUTH_COMPRESSED,
-  NSAI_TRIAL_TRUTH_IMPORTANCE,
-  NSAI_TRIAL_TRUTH_STAGE,
-  NSAI_TRIAL_TRUTH_WHOLE, /* dense attention's answer too: a case has one or the other */
-  NSAI_TRIAL_TRUTH_PARTS
-} nsai_trial_truth_part;
+typedef enum nsai_verify_expected_part {
+  NSAI_VERIFY_EXPECTED_COMPRESSED,
+  NSAI_VERIFY_EXPECTED_IMPORTANCE,
+  NSAI_VERIFY_EXPECTED_STAGE,
+  NSAI_VERIFY_EXPECTED_WHOLE, /* dense attention's answer too: a case has one or the other */
+  NSAI_VERIFY_EXPECTED_PARTS
+} nsai_verify_expected_part;
 
 /* Zero is empty. */
-typedef struct nsai_trial_truth {
+typedef struct nsai_verify_expected {
   int once;         /* 1: serves one judgement, which saves the digests */
   int64_t computed; /* parts, all in all: for tests */
   char inputs[NSAI_DIGEST_CHARS], blocks[NSAI_DIGEST_CHARS], chosen[NSAI_DIGEST_CHARS];
   struct {
     int made;
     char from[4 * NSAI_DIGEST_CHARS]; /* digests, and which outputs were wanted */
-  } part[NSAI_TRIAL_TRUTH_PARTS];
+  } part[NSAI_VERIFY_EXPECTED_PARTS];
   nsa_tensor compressed[2]; /* k, v: f32 [blocks, Hkv, D] */
   double *importance;       /* [probes, Hkv, selection blocks] */
   nsai_reference_rows stage, whole;
-} nsai_trial_truth;
+} nsai_verify_expected;
 
 /* Frees the answers; `truth` is empty then. */
-void nsai_trial_truth_fini(nsai_trial_truth *truth);
+void nsai_verify_expected_fini(nsai_verify_expected *expected);
 
 /* Looks at what the bench holds now, inputs and fetched outputs: before the questions below. */
-void nsai_trial_truth_look(nsai_trial_truth *truth, const nsai_trial_bench *bench);
+void nsai_verify_expected_update(nsai_verify_expected *expected, const nsai_trial_run *trial);
 
 /* k_cmp and v_cmp by phi of the inputs, rounded to f32: out[0], out[1]. */
-nsa_status nsai_trial_truth_compressed(nsai_trial_truth *truth, const nsai_trial_bench *bench,
-                                       const nsa_tensor **out);
+nsa_status nsai_verify_expected_compressed(nsai_verify_expected *expected,
+                                           const nsai_trial_run *trial, const nsa_tensor **out);
 
 /* The importance of the probed rows on the library's own compressed keys, [probes, Hkv, blocks]. */
-nsa_status nsai_trial_truth_importance(nsai_trial_truth *truth, const nsai_trial_bench *bench,
-                                       const double **out);
+nsa_status nsai_verify_expected_importance(nsai_verify_expected *expected,
+                                           const nsai_trial_run *trial, const double **out);
 
 /* The compared rows from the library's own compressed blocks and chosen blocks: o, and o_branch and
  * lse of the branches whose lse the bench has. */
-nsa_status nsai_trial_truth_stage(nsai_trial_truth *truth, const nsai_trial_bench *bench,
-                                  const nsai_reference_rows **out);
+nsa_status nsai_verify_expected_stage(nsai_verify_expected *expected, const nsai_trial_run *trial,
+                                      const nsai_reference_rows **out);
 
 /* o of the compared rows from the raw inputs, by the library's chosen blocks. */
-nsa_status nsai_trial_truth_whole(nsai_trial_truth *truth, const nsai_trial_bench *bench,
-                                  const nsai_reference_rows **out);
+nsa_status nsai_verify_expected_whole(nsai_verify_expected *expected, const nsai_trial_run *trial,
+                                      const nsai_reference_rows **out);
 
 /* o and lse[0] of the compared rows by dense attention. */
-nsa_status nsai_trial_truth_dense(nsai_trial_truth *truth, const nsai_trial_bench *bench,
-                                  const nsai_reference_rows **out);
+nsa_status nsai_verify_expected_dense(nsai_verify_expected *expected, const nsai_trial_run *trial,
+                                      const nsai_reference_rows **out);
 
 #endif /* NSAI_VERIFY_EXPECTED_H */

@@ -17,15 +17,15 @@
 #include "verify/trial_run.h"
 
 /* After nsa_forward: every output that the case has. */
-nsa_status nsai_trial_judge_forward(nsai_trial_bench *bench, nsai_trial_truth *truth,
-                                    nsai_trial_result *result);
+nsa_status nsai_verify_forward(nsai_trial_run *trial, nsai_verify_expected *expected,
+                               nsai_verify_result *result);
 
 /* After nsa_compress or nsa_forward: k_cmp and v_cmp. */
-nsa_status nsai_trial_judge_compressed(nsai_trial_bench *bench, nsai_trial_truth *truth,
-                                       nsai_trial_result *result);
+nsa_status nsai_verify_compressed(nsai_trial_run *trial, nsai_verify_expected *expected,
+                                  nsai_verify_result *result);
 
 /* After nsa_dense: o and lse. */
-nsa_status nsai_trial_judge_dense(nsai_trial_bench *bench, nsai_trial_truth *truth,
-                                  nsai_trial_result *result);
+nsa_status nsai_verify_dense(nsai_trial_run *trial, nsai_verify_expected *expected,
+                             nsai_verify_result *result);
 
 #endif /* NSAI_VERIFY_FORWARD_H */

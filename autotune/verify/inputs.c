@@ -30,13 +30,13 @@ enum {
 #define LARGE_SCALE 6.0f    /* of q and of k: raw logits of standard deviation 36 */
 #define TINY_SCALE 0x1p-10f
 
-float nsai_trial_load(const nsa_tensor *t, int64_t offset) {
+float nsai_verify_load(const nsa_tensor *t, int64_t offset) {
   if (t->dtype == NSA_F32) return ((const float *)t->data)[offset];
   uint16_t bits = ((const uint16_t *)t->data)[offset];
   return t->dtype == NSA_BF16 ? nsai_float_from_bf16(bits) : nsai_float_from_f16(bits);
 }
 
-void nsai_trial_store(const nsa_tensor *t, int64_t offset, float value) {
+void nsai_verify_store(const nsa_tensor *t, int64_t offset, float value) {
   if (t->dtype == NSA_F32)
     ((float *)t->data)[offset] = value;
   else
@@ -44,14 +44,14 @@ void nsai_trial_store(const nsa_tensor *t, int64_t offset, float value) {
         t->dtype == NSA_BF16 ? nsai_bf16_from_float(value) : nsai_f16_from_float(value);
 }
 
-void nsai_trial_copy_rows(const nsa_tensor *to, const nsa_tensor *from, int64_t skip,
-                          int64_t rows) {
+void nsai_verify_copy_rows(const nsa_tensor *to, const nsa_tensor *from, int64_t skip,
+                           int64_t rows) {
   for (int64_t r = 0; r < rows; r++)
     for (int64_t h = 0; h < from->shape[1]; h++)
       for (int64_t i = 0; i < from->shape[2]; i++)
-        nsai_trial_store(to, r * to->stride[0] + h * to->stride[1] + i,
-                         nsai_trial_load(from,
-                                         (r + skip) * from->stride[0] + h * from->stride[1] + i));
+        nsai_verify_store(to, r * to->stride[0] + h * to->stride[1] + i,
+                          nsai_verify_load(from,
+                                           (r + skip) * from->stride[0] + h * from->stride[1] + i));
 }
 
 /* ---- white ----------------------------------------------------------------------------------- */
@@ -72,18 +72,18 @@ static void white_row(void *user, int64_t row) {
   for (int64_t i = 0; i < n0; i++) {
     int64_t offset = row * t->stride[0] + (t->ndim > 2 ? i * t->stride[1] : 0);
     for (int64_t j = 0; j < n1; j++, counter++)
-      nsai_trial_store(t, offset + j, w->scale * nsai_trial_normal(w->key, counter));
+      nsai_verify_store(t, offset + j, w->scale * nsai_verify_normal(w->key, counter));
   }
 }
 
-static void fill_white(const nsai_trial_inputs *in, uint64_t stream, float scale, int constant,
+static void fill_white(const nsai_verify_inputs *in, uint64_t stream, float scale, int constant,
                        const nsa_tensor *t) {
-  white w = { t, nsai_trial_key(in->seed, stream), scale, constant };
-  nsai_trial_parallel(in->threads, t->shape[0], white_row, &w);
+  white w = { t, nsai_verify_key(in->seed, stream), scale, constant };
+  nsai_verify_parallel(in->threads, t->shape[0], white_row, &w);
 }
 
-void nsai_trial_fill_normal(const nsai_trial_inputs *in, uint64_t stream, float scale,
-                            const nsa_tensor *t) {
+void nsai_verify_fill_normal(const nsai_verify_inputs *in, uint64_t stream, float scale,
+                             const nsa_tensor *t) {
   fill_white(in, stream, scale, 0, t);
 }
 
@@ -102,19 +102,19 @@ static void process_head(void *user, int64_t head) {
   const process *p = user;
   const nsa_tensor *t = p->t;
   int64_t dim = t->shape[2];
-  uint64_t key = nsai_trial_key(p->seed, p->stream + (uint64_t)(head / p->heads_per_process));
-  uint64_t other_key = nsai_trial_key(p->seed, p->other_stream + (uint64_t)head);
+  uint64_t key = nsai_verify_key(p->seed, p->stream + (uint64_t)(head / p->heads_per_process));
+  uint64_t other_key = nsai_verify_key(p->seed, p->other_stream + (uint64_t)head);
   float x[NSAI_MAX_HEAD_DIM] = { 0 }, y[NSAI_MAX_HEAD_DIM] = { 0 };
   float fresh_x = sqrtf(1 - p->a * p->a), fresh_y = sqrtf(1 - p->b * p->b);
   for (int64_t row = 0; row < t->shape[0]; row++) {
     int64_t offset = row * t->stride[0] + head * t->stride[1];
     for (int64_t c = 0; c < dim; c++) {
       uint64_t counter = (uint64_t)(row * dim + c);
-      float nx = nsai_trial_normal(key, counter), ny = nsai_trial_normal(other_key, counter);
+      float nx = nsai_verify_normal(key, counter), ny = nsai_verify_normal(other_key, counter);
       /* The first token draws from the stationary distribution. */
       x[c] = row ? p->a * x[c] + fresh_x * nx : nx;
       y[c] = row ? p->b * y[c] + fresh_y * ny : ny;
-      nsai_trial_store(t, offset + c, p->level * (p->smooth * x[c] + p->rough * y[c]));
+      nsai_verify_store(t, offset + c, p->level * (p->smooth * x[c] + p->rough * y[c]));
     }
   }
 }
@@ -129,7 +129,7 @@ static double mean_covariance(double b, int32_t l, int32_t shift) {
 
 /* The coefficient of the smooth part and the level of keys, from what the compressed keys shall be:
  * their correlation rises with b, so bisection finds it. */
-static void key_constants(const nsai_geometry *g, float *a, float *level) {
+static void key_constants(const nsai_model *g, float *a, float *level) {
   double low = 0, high = 1, variance = 1;
   int32_t shared = g->block > g->stride ? g->block - g->stride : 0;
   double noise = KEY_NOISE / g->block, common = KEY_NOISE * shared / g->block / g->block;
@@ -147,15 +147,15 @@ static void key_constants(const nsai_geometry *g, float *a, float *level) {
 }
 
 /* The level of a fill's q and k. */
-static float fill_scale(nsai_trial_fill fill) {
-  return fill == NSAI_TRIAL_FILL_LARGE  ? LARGE_SCALE
-         : fill == NSAI_TRIAL_FILL_TINY ? TINY_SCALE
-                                        : 1;
+static float fill_scale(nsai_verify_fill fill) {
+  return fill == NSAI_VERIFY_FILL_LARGE  ? LARGE_SCALE
+         : fill == NSAI_VERIFY_FILL_TINY ? TINY_SCALE
+                                         : 1;
 }
 
-void nsai_trial_fill_queries(const nsai_trial_inputs *in, const nsa_tensor *q) {
-  const nsai_geometry *g = in->geometry;
-  if (in->fill != NSAI_TRIAL_FILL_CORRELATED) {
+void nsai_verify_fill_queries(const nsai_verify_inputs *in, const nsa_tensor *q) {
+  const nsai_model *g = in->model;
+  if (in->fill != NSAI_VERIFY_FILL_CORRELATED) {
     fill_white(in, STREAM_Q, fill_scale(in->fill), 0, q);
     return;
   }
@@ -169,13 +169,13 @@ void nsai_trial_fill_queries(const nsai_trial_inputs *in, const nsa_tensor *q) {
                 .rough = sqrtf(1 - HEAD_SHARE),
                 .level = 1,
                 .heads_per_process = g->heads / g->kv_heads };
-  nsai_trial_parallel(in->threads, q->shape[1], process_head, &p);
+  nsai_verify_parallel(in->threads, q->shape[1], process_head, &p);
 }
 
-void nsai_trial_fill_keys(const nsai_trial_inputs *in, int branch, const nsa_tensor *k) {
+void nsai_verify_fill_keys(const nsai_verify_inputs *in, int branch, const nsa_tensor *k) {
   uint64_t stream = STREAM_K + 100u * (uint64_t)branch;
-  if (in->fill != NSAI_TRIAL_FILL_CORRELATED) {
-    fill_white(in, stream, fill_scale(in->fill), in->fill == NSAI_TRIAL_FILL_CONSTANT, k);
+  if (in->fill != NSAI_VERIFY_FILL_CORRELATED) {
+    fill_white(in, stream, fill_scale(in->fill), in->fill == NSAI_VERIFY_FILL_CONSTANT, k);
     return;
   }
   process p = { .t = k,
@@ -185,13 +185,13 @@ void nsai_trial_fill_keys(const nsai_trial_inputs *in, int branch, const nsa_ten
                 .smooth = sqrtf(1 - (float)KEY_NOISE),
                 .rough = sqrtf((float)KEY_NOISE),
                 .heads_per_process = 1 };
-  key_constants(in->geometry, &p.a, &p.level);
-  nsai_trial_parallel(in->threads, k->shape[1], process_head, &p);
+  key_constants(in->model, &p.a, &p.level);
+  nsai_verify_parallel(in->threads, k->shape[1], process_head, &p);
 }
 
-void nsai_trial_fill_values(const nsai_trial_inputs *in, int branch, const nsa_tensor *v) {
+void nsai_verify_fill_values(const nsai_verify_inputs *in, int branch, const nsa_tensor *v) {
   fill_white(in, STREAM_V + 100u * (uint64_t)branch,
-             in->fill == NSAI_TRIAL_FILL_TINY ? TINY_SCALE : 1, 0, v);
+             in->fill == NSAI_VERIFY_FILL_TINY ? TINY_SCALE : 1, 0, v);
 }
 
 /* ---- overlap --------------------------------------------------------------------------------- */
@@ -200,12 +200,12 @@ static const int32_t *index_row(const nsa_tensor *index, int64_t t, int64_t head
   return (const int32_t *)index->data + t * index->stride[0] + head * index->stride[1];
 }
 
-static int32_t is_forced(const nsai_geometry *g, int64_t t, int32_t block) {
+static int32_t is_forced(const nsai_model *g, int64_t t, int32_t block) {
   return block < g->select_init || block > t / g->select_block - g->select_local;
 }
 
 /* Different blocks in the ascending lists of tokens t .. t + count - 1. */
-static int64_t union_size(const nsai_geometry *g, const nsa_tensor *index, int64_t t, int64_t head,
+static int64_t union_size(const nsai_model *g, const nsa_tensor *index, int64_t t, int64_t head,
                           int count) {
   int32_t at[8] = { 0 };
   int64_t size = 0;
@@ -221,7 +221,7 @@ static int64_t union_size(const nsai_geometry *g, const nsa_tensor *index, int64
 }
 
 /* The share of the free blocks of token t that token t - 1 has too; -1 when it has none. */
-static double shared_share(const nsai_geometry *g, const nsa_tensor *index, int64_t t, int64_t head,
+static double shared_share(const nsai_model *g, const nsa_tensor *index, int64_t t, int64_t head,
                            int64_t position) {
   const int32_t *now = index_row(index, t, head), *before = index_row(index, t - 1, head);
   int32_t free_blocks = 0, kept = 0;
@@ -234,11 +234,11 @@ static double shared_share(const nsai_geometry *g, const nsa_tensor *index, int6
   return free_blocks ? (double)kept / free_blocks : -1;
 }
 
-void nsai_trial_overlap_measure(const nsai_geometry *g, const nsa_tensor *index, int64_t first,
-                                nsai_trial_overlap *out) {
+void nsai_verify_overlap_measure(const nsai_model *g, const nsa_tensor *index, int64_t first,
+                                 nsai_verify_overlap *out) {
   double r = 0, u4 = 0, u8 = 0;
   int64_t pairs = 0, fours = 0, eights = 0, tokens = index->shape[0];
-  *out = (nsai_trial_overlap){ 0 };
+  *out = (nsai_verify_overlap){ 0 };
   if (g->select_count < 1) return;
   for (int64_t head = 0; head < g->kv_heads; head++)
     for (int64_t t = 1; t < tokens; t++) {

@@ -9,43 +9,44 @@
 
 #include "verify/case.h"
 
-typedef struct nsai_trial_inputs {
-  const nsai_geometry *geometry;
-  nsai_trial_fill fill;
+typedef struct nsai_verify_inputs {
+  const nsai_model *model;
+  nsai_verify_fill fill;
   uint64_t seed;
   int threads;
-} nsai_trial_inputs;
+} nsai_verify_inputs;
 
-/* q, keys and values [T, H, D]. Under NSAI_TRIAL_FILL_CORRELATED queries are AR(1) processes per head with
+/* q, keys and values [T, H, D]. Under NSAI_VERIFY_FILL_CORRELATED queries are AR(1) processes per head with
  * a component that the heads of a group share; keys are such that mean-pooled ones (l tokens, every
  * d) are correlated by 0.9 with their neighbours and give logits of standard deviation 2 at the
  * scale Dk^-1/2. `branch` keeps the pairs of K and V apart. */
-void nsai_trial_fill_queries(const nsai_trial_inputs *in, const nsa_tensor *q);
-void nsai_trial_fill_keys(const nsai_trial_inputs *in, int branch, const nsa_tensor *k);
-void nsai_trial_fill_values(const nsai_trial_inputs *in, int branch, const nsa_tensor *v);
+void nsai_verify_fill_queries(const nsai_verify_inputs *in, const nsa_tensor *q);
+void nsai_verify_fill_keys(const nsai_verify_inputs *in, int branch, const nsa_tensor *k);
+void nsai_verify_fill_values(const nsai_verify_inputs *in, int branch, const nsa_tensor *v);
 
 /* Plain normal numbers times `scale`, of ndim 1 to 3; `stream` names the tensor. */
-void nsai_trial_fill_normal(const nsai_trial_inputs *in, uint64_t stream, float scale,
-                            const nsa_tensor *t);
+void nsai_verify_fill_normal(const nsai_verify_inputs *in, uint64_t stream, float scale,
+                             const nsa_tensor *t);
 
 /* Elements of a host tensor, widened or rounded once. `offset` counts elements. */
-float nsai_trial_load(const nsa_tensor *t, int64_t offset);
-void nsai_trial_store(const nsa_tensor *t, int64_t offset, float value);
+float nsai_verify_load(const nsa_tensor *t, int64_t offset);
+void nsai_verify_store(const nsa_tensor *t, int64_t offset, float value);
 
 /* Copies `rows` rows of `from` [T, H, D], those behind the first `skip`, to the beginning of `to`.
  */
-void nsai_trial_copy_rows(const nsa_tensor *to, const nsa_tensor *from, int64_t skip, int64_t rows);
+void nsai_verify_copy_rows(const nsa_tensor *to, const nsa_tensor *from, int64_t skip,
+                           int64_t rows);
 
 /* How alike the selections of adjacent tokens are. */
-typedef struct nsai_trial_overlap {
+typedef struct nsai_verify_overlap {
   double r; /* mean share of a token's free (not forced) blocks that the token before chose too */
   double u4, u8; /* mean size of the union of the selections of 4 and 8 adjacent tokens */
   int64_t rows;  /* token rows with a full selection; 0: nothing could be measured */
-} nsai_trial_overlap;
+} nsai_verify_overlap;
 
 /* Measures it over block indices [T, Hkv, n] in host memory: one sequence, its tokens at positions
  * 0 .. T-1 plus `first`. */
-void nsai_trial_overlap_measure(const nsai_geometry *g, const nsa_tensor *index, int64_t first,
-                                nsai_trial_overlap *out);
+void nsai_verify_overlap_measure(const nsai_model *g, const nsa_tensor *index, int64_t first,
+                                 nsai_verify_overlap *out);
 
 #endif /* NSAI_VERIFY_INPUTS_H */

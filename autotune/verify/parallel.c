@@ -24,8 +24,8 @@ static void *work(void *argument) {
   }
 }
 
-void nsai_trial_parallel(int threads, int64_t count, void (*fn)(void *user, int64_t index),
-                         void *user) {
+void nsai_verify_parallel(int threads, int64_t count, void (*fn)(void *user, int64_t index),
+                          void *user) {
   loop l = { .fn = fn, .user = user, .count = count };
   pthread_t id[MAX_THREADS];
   int started = 0;

@@ -6,9 +6,10 @@
 #include <math.h>
 #include <string.h>
 
-static void add_text(nsai_trial_result *result, const char *format, va_list args) NSAI_PRINTF(2, 0);
+static void add_text(nsai_verify_result *result, const char *format, va_list args)
+    NSAI_PRINTF(2, 0);
 
-static void add_text(nsai_trial_result *result, const char *format, va_list args) {
+static void add_text(nsai_verify_result *result, const char *format, va_list args) {
   size_t used = strlen(result->text);
   if (used && used + 3 < sizeof result->text) {
     strcpy(result->text + used, "; ");
@@ -17,57 +18,59 @@ static void add_text(nsai_trial_result *result, const char *format, va_list args
   vsnprintf(result->text + used, sizeof result->text - used, format, args);
 }
 
-void nsai_trial_fail(nsai_trial_result *result, const char *format, ...) {
+void nsai_verify_fail(nsai_verify_result *result, const char *format, ...) {
   va_list args;
   va_start(args, format);
-  result->outcome = NSAI_TRIAL_FAILED;
+  result->outcome = NSAI_VERIFY_FAILED;
   add_text(result, format, args);
   va_end(args);
 }
 
-void nsai_trial_note(nsai_trial_result *result, const char *format, ...) {
+void nsai_verify_note(nsai_verify_result *result, const char *format, ...) {
   va_list args;
   va_start(args, format);
   add_text(result, format, args);
   va_end(args);
 }
 
-void nsai_trial_skip(nsai_trial_result *result, const char *format, ...) {
+void nsai_verify_skip(nsai_verify_result *result, const char *format, ...) {
   va_list args;
   va_start(args, format);
-  result->outcome = NSAI_TRIAL_SKIPPED;
+  result->outcome = NSAI_VERIFY_SKIPPED;
   add_text(result, format, args);
   va_end(args);
 }
 
-void nsai_trial_record(nsai_trial_result *result, const char *name, double value, double limit) {
+void nsai_verify_add_figure(nsai_verify_result *result, const char *name, double value,
+                            double limit) {
   int i = 0;
   while (i < result->figures && strcmp(result->figure[i].name, name) != 0) i++;
-  if (i < NSAI_TRIAL_MAX_FIGURES && (i == result->figures || !(value <= result->figure[i].value))) {
-    nsai_trial_figure *figure = &result->figure[i];
+  if (i < NSAI_VERIFY_MAX_FIGURES &&
+      (i == result->figures || !(value <= result->figure[i].value))) {
+    nsai_verify_figure *figure = &result->figure[i];
     if (i == result->figures) result->figures++;
     snprintf(figure->name, sizeof figure->name, "%s", name);
     figure->value = value;
     figure->limit = limit;
   }
-  if (!(value <= limit)) nsai_trial_fail(result, "%s %.3g is above %.3g", name, value, limit);
+  if (!(value <= limit)) nsai_verify_fail(result, "%s %.3g is above %.3g", name, value, limit);
 }
 
 static const char *const outcome_names[] = { "passed", "failed", "skipped" };
 
-void nsai_trial_result_print(FILE *out, const nsai_trial_case *c, const nsai_trial_result *result,
-                             const char *arguments) {
-  char text[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(c, text, sizeof text);
+void nsai_verify_result_print(FILE *out, const nsai_verify_case *c,
+                              const nsai_verify_result *result, const char *arguments) {
+  char text[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case_print(c, text, sizeof text);
   fprintf(out, "%-7s %6.2f s  %s\n", outcome_names[result->outcome], result->seconds, text);
   if (result->text[0]) fprintf(out, "        %s\n", result->text);
-  if (result->outcome == NSAI_TRIAL_FAILED && result->variants[0])
+  if (result->outcome == NSAI_VERIFY_FAILED && result->variants[0])
     fprintf(out, "        variants: %s\n", result->variants);
-  if (result->outcome == NSAI_TRIAL_FAILED)
+  if (result->outcome == NSAI_VERIFY_FAILED)
     fprintf(out, "        repeat: nsacheck%s --problem '%s'\n", arguments, text);
 }
 
-void nsai_trial_json_string(FILE *out, const char *text) {
+void nsai_verify_json_string(FILE *out, const char *text) {
   fputc('"', out);
   for (; *text; text++) {
     unsigned char c = (unsigned char)*text;
@@ -81,32 +84,33 @@ void nsai_trial_json_string(FILE *out, const char *text) {
   fputc('"', out);
 }
 
-void nsai_trial_json_number(FILE *out, double value) {
+void nsai_verify_json_number(FILE *out, double value) {
   if (isfinite(value))
     fprintf(out, "%.6g", value);
   else
     fprintf(out, "null");
 }
 
-void nsai_trial_result_json(FILE *out, const nsai_trial_case *c, const nsai_trial_result *result) {
-  char text[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(c, text, sizeof text);
+void nsai_verify_result_json(FILE *out, const nsai_verify_case *c,
+                             const nsai_verify_result *result) {
+  char text[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case_print(c, text, sizeof text);
   fprintf(out, "{\"problem\": ");
-  nsai_trial_json_string(out, text);
+  nsai_verify_json_string(out, text);
   fprintf(out,
           ", \"outcome\": \"%s\", \"seconds\": %.3f, \"text\": ", outcome_names[result->outcome],
           result->seconds);
-  nsai_trial_json_string(out, result->text);
+  nsai_verify_json_string(out, result->text);
   fprintf(out, ", \"variants\": ");
-  nsai_trial_json_string(out, result->variants);
+  nsai_verify_json_string(out, result->variants);
   fprintf(out, ", \"figures\": {");
   for (int i = 0; i < result->figures; i++) {
     fprintf(out, "%s", i ? ", " : "");
-    nsai_trial_json_string(out, result->figure[i].name);
+    nsai_verify_json_string(out, result->figure[i].name);
     fprintf(out, ": {\"value\": ");
-    nsai_trial_json_number(out, result->figure[i].value);
+    nsai_verify_json_number(out, result->figure[i].value);
     fprintf(out, ", \"limit\": ");
-    nsai_trial_json_number(out, result->figure[i].limit);
+    nsai_verify_json_number(out, result->figure[i].limit);
     fprintf(out, "}");
   }
   fprintf(out, "}}");

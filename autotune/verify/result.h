@@ -11,49 +11,51 @@
 
 #include <stdio.h>
 
-typedef enum nsai_trial_outcome {
-  NSAI_TRIAL_PASSED,
-  NSAI_TRIAL_FAILED,
-  NSAI_TRIAL_SKIPPED
-} nsai_trial_outcome;
+typedef enum nsai_verify_outcome {
+  NSAI_VERIFY_PASSED,
+  NSAI_VERIFY_FAILED,
+  NSAI_VERIFY_SKIPPED
+} nsai_verify_outcome;
 
-typedef struct nsai_trial_figure {
+typedef struct nsai_verify_figure {
   char name[24];
   double value, limit;
-} nsai_trial_figure;
+} nsai_verify_figure;
 
-#define NSAI_TRIAL_MAX_FIGURES 32
+#define NSAI_VERIFY_MAX_FIGURES 32
 
-typedef struct nsai_trial_result {
-  nsai_trial_outcome outcome;
+typedef struct nsai_verify_result {
+  nsai_verify_outcome outcome;
   char text[2048]; /* why it failed or was skipped, what is worth saying; joined by "; " */
-  nsai_trial_figure figure[NSAI_TRIAL_MAX_FIGURES];
+  nsai_verify_figure figure[NSAI_VERIFY_MAX_FIGURES];
   int figures;
   double seconds;
   char variants[512];
-} nsai_trial_result;
+} nsai_verify_result;
 
 /* Turns the result into a failure (a skip), with the reason. */
-void nsai_trial_fail(nsai_trial_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
-void nsai_trial_skip(nsai_trial_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
+void nsai_verify_fail(nsai_verify_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
+void nsai_verify_skip(nsai_verify_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
 
 /* Says something about a problem whatever comes of it. */
-void nsai_trial_note(nsai_trial_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
+void nsai_verify_note(nsai_verify_result *result, const char *format, ...) NSAI_PRINTF(2, 3);
 
 /* Keeps a figure, the largest of those of one name; one above its limit, or NaN, is a failure. */
-void nsai_trial_record(nsai_trial_result *result, const char *name, double value, double limit);
+void nsai_verify_add_figure(nsai_verify_result *result, const char *name, double value,
+                            double limit);
 
 /* Writes a JSON string with its quotes. */
-void nsai_trial_json_string(FILE *out, const char *text);
+void nsai_verify_json_string(FILE *out, const char *text);
 
 /* Writes a JSON number; JSON has no NaN and no inf: null. */
-void nsai_trial_json_number(FILE *out, double value);
+void nsai_verify_json_number(FILE *out, double value);
 
 /* One line for people: outcome, seconds, problem; for a failure the reason and how to repeat it. */
-void nsai_trial_result_print(FILE *out, const nsai_trial_case *c, const nsai_trial_result *result,
-                             const char *arguments);
+void nsai_verify_result_print(FILE *out, const nsai_verify_case *c,
+                              const nsai_verify_result *result, const char *arguments);
 
 /* One JSON object. */
-void nsai_trial_result_json(FILE *out, const nsai_trial_case *c, const nsai_trial_result *result);
+void nsai_verify_result_json(FILE *out, const nsai_verify_case *c,
+                             const nsai_verify_result *result);
 
 #endif /* NSAI_VERIFY_RESULT_H */

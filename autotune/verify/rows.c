@@ -15,7 +15,7 @@
 #define LEAST_ROWS 256  /* the contract's minimum at 8k tokens and more */
 #define EDGES 10
 
-static double cost_of_token(const nsai_geometry *g, int64_t kv_len) {
+static double cost_of_token(const nsai_model *g, int64_t kv_len) {
   double selected = (double)g->select_block * g->select_count;
   double keys = (double)kv_len / g->stride * 2 +
                 (selected < (double)kv_len ? selected : (double)kv_len) +
@@ -23,10 +23,10 @@ static double cost_of_token(const nsai_geometry *g, int64_t kv_len) {
   return keys * g->heads * (g->head_dim_qk + g->head_dim_v);
 }
 
-double nsai_trial_case_cost(const nsai_trial_case *c) {
+double nsai_verify_case_cost(const nsai_verify_case *c) {
   double cost = 0;
   for (int32_t s = 0; s < c->num_seqs; s++)
-    cost += (double)c->q_len[s] * cost_of_token(&c->geometry, c->kv_len[s]);
+    cost += (double)c->q_len[s] * cost_of_token(&c->model, c->kv_len[s]);
   return cost;
 }
 
@@ -36,8 +36,8 @@ static int ascending(const void *a, const void *b) {
 }
 
 /* Appends the rows of one sequence that edges ask for; `first` is its first token row. */
-static int64_t add_edges(const nsai_trial_case *c, int32_t s, int64_t first, int64_t *out) {
-  const nsai_geometry *g = &c->geometry;
+static int64_t add_edges(const nsai_verify_case *c, int32_t s, int64_t first, int64_t *out) {
+  const nsai_model *g = &c->model;
   const int64_t positions[EDGES] = { g->block - 2,
                                      g->block - 1,
                                      g->block,
@@ -59,18 +59,18 @@ static int64_t add_edges(const nsai_trial_case *c, int32_t s, int64_t first, int
   return count;
 }
 
-int64_t nsai_trial_sample_tokens(const nsai_trial_case *c, int64_t **out) {
-  int64_t tokens = nsai_trial_total(c->q_len, c->num_seqs), longest = 1, count = 0, first = 0;
+int64_t nsai_verify_sample_tokens(const nsai_verify_case *c, int64_t **out) {
+  int64_t tokens = nsai_verify_total(c->q_len, c->num_seqs), longest = 1, count = 0, first = 0;
   for (int32_t s = 0; s < c->num_seqs; s++)
     if (c->kv_len[s] > longest) longest = c->kv_len[s];
-  int64_t least = (LEAST_ROWS + c->geometry.heads - 1) / c->geometry.heads;
+  int64_t least = (LEAST_ROWS + c->model.heads - 1) / c->model.heads;
   if (least < LEAST_TOKENS) least = LEAST_TOKENS;
-  int64_t wanted = (int64_t)(BUDGET / cost_of_token(&c->geometry, longest));
+  int64_t wanted = (int64_t)(BUDGET / cost_of_token(&c->model, longest));
   if (wanted < least) wanted = least;
   if (wanted > tokens) wanted = tokens;
   *out = NULL;
   if (!tokens) return 0;
-  int64_t *list = malloc((size_t)(wanted + NSAI_TRIAL_MAX_SEQS * (EDGES + 2)) * sizeof *list);
+  int64_t *list = malloc((size_t)(wanted + NSAI_VERIFY_MAX_SEQS * (EDGES + 2)) * sizeof *list);
   if (!list) return 0;
   if (wanted == tokens) {
     for (; count < tokens; count++) list[count] = count;
@@ -79,8 +79,8 @@ int64_t nsai_trial_sample_tokens(const nsai_trial_case *c, int64_t **out) {
   }
   for (int32_t s = 0; s < c->num_seqs; first += c->q_len[s++])
     count += add_edges(c, s, first, list + count);
-  nsai_trial_random random = { nsai_trial_key(c->seed, 77), 0 };
-  while (count < wanted) list[count++] = nsai_trial_pick(&random, 0, tokens - 1);
+  nsai_verify_random random = { nsai_verify_key(c->seed, 77), 0 };
+  while (count < wanted) list[count++] = nsai_verify_pick(&random, 0, tokens - 1);
   qsort(list, (size_t)count, sizeof *list, ascending);
   int64_t kept = 1;
   for (int64_t i = 1; i < count; i++)
@@ -89,10 +89,10 @@ int64_t nsai_trial_sample_tokens(const nsai_trial_case *c, int64_t **out) {
   return kept;
 }
 
-nsa_status nsai_trial_rows_create(const nsai_trial_case *c, const int64_t *tokens, int64_t count,
-                                  uint32_t outputs, nsai_reference_rows *rows) {
-  int32_t heads = c->geometry.heads;
-  size_t n = (size_t)(count * heads), width = (size_t)c->geometry.head_dim_v;
+nsa_status nsai_verify_rows_create(const nsai_verify_case *c, const int64_t *tokens, int64_t count,
+                                   uint32_t outputs, nsai_reference_rows *rows) {
+  int32_t heads = c->model.heads;
+  size_t n = (size_t)(count * heads), width = (size_t)c->model.head_dim_v;
   int64_t *token = malloc((n + 1) * sizeof *token);
   int32_t *head = malloc((n + 1) * sizeof *head);
   int complete = token && head;
@@ -104,7 +104,7 @@ nsa_status nsai_trial_rows_create(const nsai_trial_case *c, const int64_t *token
     complete &= (rows->lse[b] = malloc((n + 1) * sizeof(double))) != NULL;
   }
   if (!complete) {
-    nsai_trial_rows_destroy(rows);
+    nsai_verify_rows_destroy(rows);
     return nsai_fail_nomem("reference rows", n * width * sizeof(double));
   }
   for (size_t i = 0; i < n; i++) {
@@ -114,7 +114,7 @@ nsa_status nsai_trial_rows_create(const nsai_trial_case *c, const int64_t *token
   return NSA_OK;
 }
 
-void nsai_trial_rows_destroy(nsai_reference_rows *rows) {
+void nsai_verify_rows_destroy(nsai_reference_rows *rows) {
   free((void *)(uintptr_t)rows->token);
   free((void *)(uintptr_t)rows->head);
   free(rows->o);

@@ -12,15 +12,15 @@
 /* Ascending token rows: all of a small case; of a large one the first and last of each sequence,
  * rows at block edges, and random ones. Returns the count; *out is the caller's to free, NULL when
  * memory is out or there is no token. */
-int64_t nsai_trial_sample_tokens(const nsai_trial_case *c, int64_t **out);
+int64_t nsai_verify_sample_tokens(const nsai_verify_case *c, int64_t **out);
 
 /* Multiply-adds of the whole forward in the reference: what the CPU device would need. */
-double nsai_trial_case_cost(const nsai_trial_case *c);
+double nsai_verify_case_cost(const nsai_verify_case *c);
 
 /* Every head of every token, with float64 results for the outputs of the mask: bit 0 o, bit 1 + b
  * o_branch[b] and lse[b]. */
-nsa_status nsai_trial_rows_create(const nsai_trial_case *c, const int64_t *tokens, int64_t count,
-                                  uint32_t outputs, nsai_reference_rows *rows);
-void nsai_trial_rows_destroy(nsai_reference_rows *rows);
+nsa_status nsai_verify_rows_create(const nsai_verify_case *c, const int64_t *tokens, int64_t count,
+                                   uint32_t outputs, nsai_reference_rows *rows);
+void nsai_verify_rows_destroy(nsai_reference_rows *rows);
 
 #endif /* NSAI_VERIFY_ROWS_H */

@@ -17,10 +17,10 @@
 #include <stdlib.h>
 
 typedef struct saved_error {
-  const nsai_trial_bench *bench;
+  const nsai_trial_run *trial;
   const nsa_batch *batch;
   const nsa_io *io;
-  nsai_geometry keys; /* the model with k in the place of v */
+  nsai_model keys; /* the model with k in the place of v */
   double scale;
   nsa_tensor u[NSA_BRANCHES]; /* f32 [T, Hq, 1]: e */
 } saved_error;
@@ -36,7 +36,7 @@ static nsa_status make(nsa_tensor *t, int64_t rows, int64_t heads, int64_t width
 }
 
 static double at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i) {
-  return (double)nsai_trial_load(t, row * t->stride[0] + head * t->stride[1] + i);
+  return (double)nsai_verify_load(t, row * t->stride[0] + head * t->stride[1] + i);
 }
 
 /* An absent tensor is fine. */
@@ -45,13 +45,13 @@ static void add(nsa_tensor *t, int64_t row, int64_t head, int64_t i, double x) {
 }
 
 static int has(const saved_error *e, int b) {
-  return nsai_trial_data_has(&e->bench->data, NSAI_TRIAL_O_BRANCH_IN + b);
+  return nsai_verify_tensors_has(&e->trial->data, NSAI_VERIFY_O_BRANCH_IN + b);
 }
 
 /* The branches' outputs in f32, of the model or with k as v: out [NSA_BRANCHES]. */
 static nsa_status outputs(const saved_error *e, bool of_keys, nsa_tensor *out) {
-  const nsai_trial_data *d = &e->bench->data;
-  const nsai_geometry *g = of_keys ? &e->keys : &e->bench->c->geometry;
+  const nsai_verify_tensors *d = &e->trial->data;
+  const nsai_model *g = of_keys ? &e->keys : &e->trial->c->model;
   nsa_io io = *e->io;
   nsa_status status;
   for (int b = 0; b < NSA_BRANCHES; b++) {
@@ -66,18 +66,18 @@ static nsa_status outputs(const saved_error *e, bool of_keys, nsa_tensor *out) {
     NSAI_TRY_TO(done, make(&out[b], d->token_capacity, g->heads, g->head_dim_v));
     io.o_branch[b] = out[b];
   }
-  bool ranges = e->bench->c->selection == NSA_SELECT_RANGES;
+  bool ranges = e->trial->c->selection == NSA_SELECT_RANGES;
   status = nsai_reference_forward(g, ranges ? NSA_SELECT_RANGES : NSA_SELECT_BLOCKS,
-                                  e->bench->c->branches, e->batch, &io, e->bench->threads);
+                                  e->trial->c->branches, e->batch, &io, e->trial->threads);
 done:
   free(io.o.data);
   return status;
 }
 
 static nsa_status find_errors(saved_error *e) {
-  const nsai_trial_data *d = &e->bench->data;
+  const nsai_verify_tensors *d = &e->trial->data;
   nsa_tensor exact[NSA_BRANCHES] = { 0 };
-  nsa_tensor d_o = nsai_trial_data_view(d, NSAI_TRIAL_D_O, NSAI_TRIAL_HOST);
+  nsa_tensor d_o = nsai_verify_tensors_view(d, NSAI_VERIFY_D_O, NSAI_VERIFY_HOST);
   nsa_status status;
   NSAI_TRY_TO(done, outputs(e, false, exact));
   for (int b = 0; b < NSA_BRANCHES; b++) {
@@ -104,14 +104,14 @@ static nsa_status add_rows(const saved_error *e, nsa_tensor *plain) {
   nsa_status status;
   NSAI_TRY_TO(done, outputs(e, true, mean));
   for (int b = 0; b < NSA_BRANCHES; b++)
-    for (int64_t t = 0; t < e->bench->data.tokens && has(e, b); t++)
+    for (int64_t t = 0; t < e->trial->data.tokens && has(e, b); t++)
       for (int64_t h = 0; h < e->keys.heads; h++) {
         double g = gate_of(e, t, h, b), u = at(&e->u[b], t, h, 0);
         double slope = e->keys.gate == NSAI_GATE_WEIGHTS ? 1 : g * (1 - g);
         if (u == 0) continue; /* the gate of a row without keys may be anything */
-        add(&plain[NSAI_TRIAL_D_GATE_VALUE], t, h, b, slope * u);
+        add(&plain[NSAI_VERIFY_D_GATE_VALUE], t, h, b, slope * u);
         for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
-          add(&plain[NSAI_TRIAL_D_Q], t, h, i, -e->scale * g * u * at(&mean[b], t, h, i));
+          add(&plain[NSAI_VERIFY_D_Q], t, h, i, -e->scale * g * u * at(&mean[b], t, h, i));
       }
 done:
   for (int b = 0; b < NSA_BRANCHES; b++) free(mean[b].data);
@@ -120,7 +120,7 @@ done:
 
 /* Of one branch, to the gradient of the keys that it reads: `to`. */
 static nsa_status add_keys(const saved_error *e, int b, nsa_tensor *to) {
-  const nsai_trial_data *d = &e->bench->data;
+  const nsai_verify_tensors *d = &e->trial->data;
   nsa_io io = *e->io;
   nsa_grads grads = NSA_GRADS_INIT;
   nsa_tensor d_v = { 0 };
@@ -136,8 +136,8 @@ static nsa_status add_keys(const saved_error *e, int b, nsa_tensor *to) {
     for (int64_t h = 0; h < e->keys.heads; h++)
       for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
         add(&grads.d_o, t, h, i, at(&e->u[b], t, h, 0) * at(&io.q, t, h, i));
-  NSAI_TRY_TO(done, nsai_reference_backward(&e->keys, e->bench->c->selection, 1u << b, e->batch,
-                                            &io, &grads, e->bench->threads));
+  NSAI_TRY_TO(done, nsai_reference_backward(&e->keys, e->trial->c->selection, 1u << b, e->batch,
+                                            &io, &grads, e->trial->threads));
   for (int64_t r = 0; r < to->shape[0]; r++)
     for (int64_t h = 0; h < e->keys.kv_heads; h++)
       for (int64_t i = 0; i < e->keys.head_dim_qk; i++)
@@ -148,9 +148,9 @@ done:
   return status;
 }
 
-nsa_status nsai_trial_add_saved_error(const nsai_trial_bench *bench, const nsa_batch *batch,
-                                      const nsa_io *io, nsa_tensor plain[NSAI_TRIAL_SLOTS]) {
-  saved_error e = { .bench = bench, .batch = batch, .io = io, .keys = bench->c->geometry };
+nsa_status nsai_verify_add_saved_error(const nsai_trial_run *trial, const nsa_batch *batch,
+                                       const nsa_io *io, nsa_tensor plain[NSAI_VERIFY_SLOTS]) {
+  saved_error e = { .trial = trial, .batch = batch, .io = io, .keys = trial->c->model };
   nsa_status status;
   e.keys.head_dim_v = e.keys.head_dim_qk;
   e.scale =
@@ -159,7 +159,7 @@ nsa_status nsai_trial_add_saved_error(const nsai_trial_bench *bench, const nsa_b
   NSAI_TRY_TO(done, add_rows(&e, plain));
   for (int b = 0; b < NSA_BRANCHES; b++) {
     bool external = b == NSA_CMP && e.keys.phi == NSAI_PHI_EXTERNAL;
-    int slot = external ? NSAI_TRIAL_D_K_CMP : NSAI_TRIAL_D_K0 + (e.keys.per_branch ? b : 0);
+    int slot = external ? NSAI_VERIFY_D_K_CMP : NSAI_VERIFY_D_K0 + (e.keys.per_branch ? b : 0);
     if (has(&e, b) && plain[slot].data) NSAI_TRY_TO(done, add_keys(&e, b, &plain[slot]));
   }
 done:

@@ -18,7 +18,7 @@
 #define MOST_PRODUCTS 1e7
 
 typedef struct score_error {
-  const nsai_trial_bench *bench;
+  const nsai_trial_run *trial;
   const nsa_io *io; /* with compressed keys as they are stored */
   const nsa_tensor *d_o;
   nsa_tensor *d_q; /* the error is added to it */
@@ -31,14 +31,14 @@ typedef struct score_error {
 } score_error;
 
 static double at(const nsa_tensor *t, int64_t row, int64_t head, int64_t i) {
-  return (double)nsai_trial_load(t, row * t->stride[0] + head * t->stride[1] + i);
+  return (double)nsai_verify_load(t, row * t->stride[0] + head * t->stride[1] + i);
 }
 
 static double rounded(double x, int32_t dtype) {
   uint16_t bits;
   nsa_tensor t = { .data = &bits, .dtype = dtype };
-  nsai_trial_store(&t, 0, (float)x);
-  return (double)nsai_trial_load(&t, 0);
+  nsai_verify_store(&t, 0, (float)x);
+  return (double)nsai_verify_load(&t, 0);
 }
 
 static double activate(nsai_activation activation, double x) {
@@ -49,15 +49,15 @@ static double activate(nsai_activation activation, double x) {
 /* y [w's columns] = x w + b. */
 static void layer(const double *x, const nsa_tensor *w, const nsa_tensor *b, double *y) {
   for (int64_t c = 0; c < w->shape[1]; c++) {
-    y[c] = b->data ? (double)nsai_trial_load(b, c) : 0;
+    y[c] = b->data ? (double)nsai_verify_load(b, c) : 0;
     for (int64_t r = 0; r < w->shape[0]; r++)
-      y[c] += x[r] * (double)nsai_trial_load(w, r * w->stride[0] + c);
+      y[c] += x[r] * (double)nsai_verify_load(w, r * w->stride[0] + c);
   }
 }
 
 /* The gates of a token; 0: out of memory. */
 static int find_gates(score_error *e) {
-  const nsai_geometry *g = &e->bench->c->geometry;
+  const nsai_model *g = &e->trial->c->model;
   const nsa_gate *gate = &e->io->gate;
   int64_t count = (int64_t)g->heads * NSA_BRANCHES;
   if (g->gate == NSAI_GATE_MLP) {
@@ -65,7 +65,7 @@ static int find_gates(score_error *e) {
     double *hidden = x + g->gate_channels;
     if (!x) return 0;
     for (int32_t c = 0; c < g->gate_channels; c++)
-      x[c] = (double)nsai_trial_load(&gate->x, e->token * gate->x.stride[0] + c);
+      x[c] = (double)nsai_verify_load(&gate->x, e->token * gate->x.stride[0] + c);
     if (g->gate_hidden) layer(x, &gate->w1, &gate->b1, hidden);
     for (int32_t i = 0; i < g->gate_hidden; i++)
       hidden[i] = activate(g->gate_activation, hidden[i]);
@@ -82,8 +82,8 @@ static int find_gates(score_error *e) {
 
 /* Marks the keys of the selected branch, whatever form its lists have. */
 static void choose(score_error *e, int64_t kv_head) {
-  const nsai_geometry *g = &e->bench->c->geometry;
-  bool ranges = e->bench->c->selection == NSA_SELECT_RANGES;
+  const nsai_model *g = &e->trial->c->model;
+  bool ranges = e->trial->c->selection == NSA_SELECT_RANGES;
   const nsa_tensor *t = ranges ? &e->io->ranges : &e->io->block_idx;
   bool each = t->ndim == (ranges ? 4 : 3);
   const int32_t *list =
@@ -100,7 +100,7 @@ static void choose(score_error *e, int64_t kv_head) {
 }
 
 static bool sees(const score_error *e, int branch, int64_t key) {
-  const nsai_geometry *g = &e->bench->c->geometry;
+  const nsai_model *g = &e->trial->c->model;
   if (branch == NSA_CMP) return key * g->stride + g->block - 1 <= e->position;
   if (branch == NSA_WIN) return key <= e->position && key > e->position - g->window;
   return e->chosen[key];
@@ -108,7 +108,7 @@ static bool sees(const score_error *e, int branch, int64_t key) {
 
 /* Adds what one branch of the row has. */
 static void add_branch(score_error *e, int branch) {
-  const nsai_geometry *g = &e->bench->c->geometry;
+  const nsai_model *g = &e->trial->c->model;
   int64_t kv_head = e->head / (g->heads / g->kv_heads);
   int pair = g->per_branch ? branch : 0;
   bool compressed = branch == NSA_CMP;
@@ -148,8 +148,8 @@ static void add_branch(score_error *e, int branch) {
 
 /* The rows of one sequence, whose first token is row `token`. */
 static int add_sequence(score_error *e, int32_t s, int64_t token, uint32_t branches) {
-  const nsai_trial_case *c = e->bench->c;
-  const nsai_geometry *g = &c->geometry;
+  const nsai_verify_case *c = e->trial->c;
+  const nsai_model *g = &c->model;
   for (int64_t i = 0; i < c->q_len[s]; i++) {
     e->token = token + i;
     e->position = c->kv_len[s] - c->q_len[s] + i;
@@ -164,13 +164,13 @@ static int add_sequence(score_error *e, int32_t s, int64_t token, uint32_t branc
   return 1;
 }
 
-nsa_status nsai_trial_add_score_error(const nsai_trial_bench *bench, const nsa_io *io,
-                                      const nsa_tensor *d_o, nsa_tensor *d_q) {
-  const nsai_trial_case *c = bench->c;
-  const nsai_geometry *g = &c->geometry;
-  score_error e = { .bench = bench, .io = io, .d_o = d_o, .d_q = d_q };
-  uint32_t branches = nsai_trial_branches(c);
-  size_t longest = (size_t)bench->data.max_kv_len + 1;
+nsa_status nsai_verify_add_score_error(const nsai_trial_run *trial, const nsa_io *io,
+                                       const nsa_tensor *d_o, nsa_tensor *d_q) {
+  const nsai_verify_case *c = trial->c;
+  const nsai_model *g = &c->model;
+  score_error e = { .trial = trial, .io = io, .d_o = d_o, .d_q = d_q };
+  uint32_t branches = nsai_verify_branches(c);
+  size_t longest = (size_t)trial->data.max_kv_len + 1;
   nsa_status status = NSA_OK;
   int64_t token = 0;
   if (!d_q->data) return NSA_OK;

@@ -19,91 +19,91 @@
  */
 #define INPUT_CHECK_BYTES ((size_t)64 << 20)
 
-const char *nsai_trial_slot_name(int slot) {
-  static const char *const names[NSAI_TRIAL_SLOTS] = { "cu_q",
-                                                       "cu_kv",
-                                                       "cu_blocks",
-                                                       "q",
-                                                       "k[0]",
-                                                       "k[1]",
-                                                       "k[2]",
-                                                       "v[0]",
-                                                       "v[1]",
-                                                       "v[2]",
-                                                       "phi.k.pe",
-                                                       "phi.k.w",
-                                                       "phi.k.w1",
-                                                       "phi.k.b1",
-                                                       "phi.k.w2",
-                                                       "phi.k.b2",
-                                                       "phi.v.pe",
-                                                       "phi.v.w",
-                                                       "phi.v.w1",
-                                                       "phi.v.b1",
-                                                       "phi.v.w2",
-                                                       "phi.v.b2",
-                                                       "gate.value",
-                                                       "gate.x",
-                                                       "gate.w1",
-                                                       "gate.b1",
-                                                       "gate.w2",
-                                                       "gate.b2",
-                                                       "block_idx (in)",
-                                                       "ranges",
-                                                       "k_cmp (in)",
-                                                       "v_cmp (in)",
-                                                       "probe_rows",
-                                                       "importance",
-                                                       "d_o",
-                                                       "o_branch[0] (in)",
-                                                       "o_branch[1] (in)",
-                                                       "o_branch[2] (in)",
-                                                       "lse[0] (in)",
-                                                       "lse[1] (in)",
-                                                       "lse[2] (in)",
-                                                       "o",
-                                                       "o_branch[0]",
-                                                       "o_branch[1]",
-                                                       "o_branch[2]",
-                                                       "lse[0]",
-                                                       "lse[1]",
-                                                       "lse[2]",
-                                                       "block_idx",
-                                                       "k_cmp",
-                                                       "v_cmp",
-                                                       "probe_importance",
-                                                       "d_q",
-                                                       "d_kv.k[0]",
-                                                       "d_kv.k[1]",
-                                                       "d_kv.k[2]",
-                                                       "d_kv.v[0]",
-                                                       "d_kv.v[1]",
-                                                       "d_kv.v[2]",
-                                                       "d_kv.k_cmp",
-                                                       "d_kv.v_cmp",
-                                                       "d_phi.k.pe",
-                                                       "d_phi.k.w",
-                                                       "d_phi.k.w1",
-                                                       "d_phi.k.b1",
-                                                       "d_phi.k.w2",
-                                                       "d_phi.k.b2",
-                                                       "d_phi.v.pe",
-                                                       "d_phi.v.w",
-                                                       "d_phi.v.w1",
-                                                       "d_phi.v.b1",
-                                                       "d_phi.v.w2",
-                                                       "d_phi.v.b2",
-                                                       "d_gate.value",
-                                                       "d_gate.x",
-                                                       "d_gate.w1",
-                                                       "d_gate.b1",
-                                                       "d_gate.w2",
-                                                       "d_gate.b2" };
+const char *nsai_verify_slot_name(int slot) {
+  static const char *const names[NSAI_VERIFY_SLOTS] = { "cu_q",
+                                                        "cu_kv",
+                                                        "cu_blocks",
+                                                        "q",
+                                                        "k[0]",
+                                                        "k[1]",
+                                                        "k[2]",
+                                                        "v[0]",
+                                                        "v[1]",
+                                                        "v[2]",
+                                                        "phi.k.pe",
+                                                        "phi.k.w",
+                                                        "phi.k.w1",
+                                                        "phi.k.b1",
+                                                        "phi.k.w2",
+                                                        "phi.k.b2",
+                                                        "phi.v.pe",
+                                                        "phi.v.w",
+                                                        "phi.v.w1",
+                                                        "phi.v.b1",
+                                                        "phi.v.w2",
+                                                        "phi.v.b2",
+                                                        "gate.value",
+                                                        "gate.x",
+                                                        "gate.w1",
+                                                        "gate.b1",
+                                                        "gate.w2",
+                                                        "gate.b2",
+                                                        "block_idx (in)",
+                                                        "ranges",
+                                                        "k_cmp (in)",
+                                                        "v_cmp (in)",
+                                                        "probe_rows",
+                                                        "importance",
+                                                        "d_o",
+                                                        "o_branch[0] (in)",
+                                                        "o_branch[1] (in)",
+                                                        "o_branch[2] (in)",
+                                                        "lse[0] (in)",
+                                                        "lse[1] (in)",
+                                                        "lse[2] (in)",
+                                                        "o",
+                                                        "o_branch[0]",
+                                                        "o_branch[1]",
+                                                        "o_branch[2]",
+                                                        "lse[0]",
+                                                        "lse[1]",
+                                                        "lse[2]",
+                                                        "block_idx",
+                                                        "k_cmp",
+                                                        "v_cmp",
+                                                        "probe_importance",
+                                                        "d_q",
+                                                        "d_kv.k[0]",
+                                                        "d_kv.k[1]",
+                                                        "d_kv.k[2]",
+                                                        "d_kv.v[0]",
+                                                        "d_kv.v[1]",
+                                                        "d_kv.v[2]",
+                                                        "d_kv.k_cmp",
+                                                        "d_kv.v_cmp",
+                                                        "d_phi.k.pe",
+                                                        "d_phi.k.w",
+                                                        "d_phi.k.w1",
+                                                        "d_phi.k.b1",
+                                                        "d_phi.k.w2",
+                                                        "d_phi.k.b2",
+                                                        "d_phi.v.pe",
+                                                        "d_phi.v.w",
+                                                        "d_phi.v.w1",
+                                                        "d_phi.v.b1",
+                                                        "d_phi.v.w2",
+                                                        "d_phi.v.b2",
+                                                        "d_gate.value",
+                                                        "d_gate.x",
+                                                        "d_gate.w1",
+                                                        "d_gate.b1",
+                                                        "d_gate.w2",
+                                                        "d_gate.b2" };
   return names[slot];
 }
 
-void nsai_trial_data_locate(const nsai_trial_case *c, int64_t t, int32_t *sequence,
-                            int64_t *position) {
+void nsai_verify_tensors_locate(const nsai_verify_case *c, int64_t t, int32_t *sequence,
+                                int64_t *position) {
   int32_t s = 0;
   for (; s < c->num_seqs - 1 && t >= c->q_len[s]; s++) t -= c->q_len[s];
   *sequence = s;
@@ -117,7 +117,7 @@ static size_t element_bytes(int32_t dtype) {
 }
 
 /* Declares a contiguous slot of `ndim` dimensions. */
-static void declare(nsai_trial_data *d, int slot, int32_t dtype, int32_t ndim,
+static void declare(nsai_verify_tensors *d, int slot, int32_t dtype, int32_t ndim,
                     const int64_t *shape) {
   nsa_tensor *v = &d->view[slot];
   *v = (nsa_tensor){ .ndim = ndim, .dtype = dtype };
@@ -129,28 +129,28 @@ static void declare(nsai_trial_data *d, int slot, int32_t dtype, int32_t ndim,
   }
 }
 
-static void declare1(nsai_trial_data *d, int slot, int32_t dtype, int64_t n) {
+static void declare1(nsai_verify_tensors *d, int slot, int32_t dtype, int64_t n) {
   declare(d, slot, dtype, 1, &n);
 }
 
-static void declare2(nsai_trial_data *d, int slot, int32_t dtype, int64_t rows, int64_t width) {
+static void declare2(nsai_verify_tensors *d, int slot, int32_t dtype, int64_t rows, int64_t width) {
   int64_t shape[2] = { rows, width };
   declare(d, slot, dtype, 2, shape);
   /* 3 elements of gap: tensors of 4-byte types may have any outer stride. */
-  if (d->c->layout == NSAI_TRIAL_LAYOUT_STRIDED && element_bytes(dtype) == 4)
+  if (d->c->layout == NSAI_VERIFY_LAYOUT_STRIDED && element_bytes(dtype) == 4)
     d->view[slot].stride[0] = width + 3;
 }
 
 /* [rows, heads, width] in the case's layout. `step`: the elements that strides are multiples of. */
-static void declare3(nsai_trial_data *d, int slot, int32_t dtype, const int64_t *shape,
+static void declare3(nsai_verify_tensors *d, int slot, int32_t dtype, const int64_t *shape,
                      int64_t step) {
   declare(d, slot, dtype, 3, shape);
   nsa_tensor *v = &d->view[slot];
-  if (d->c->layout == NSAI_TRIAL_LAYOUT_STRIDED) {
+  if (d->c->layout == NSAI_VERIFY_LAYOUT_STRIDED) {
     v->stride[1] = shape[2] + step;
     v->stride[0] = shape[1] * v->stride[1] + 2 * step;
   }
-  if (d->c->layout == NSAI_TRIAL_LAYOUT_HEADS && shape[0] > 0) {
+  if (d->c->layout == NSAI_VERIFY_LAYOUT_HEADS && shape[0] > 0) {
     v->stride[0] = shape[2];
     v->stride[1] = shape[0] * shape[2];
   }
@@ -159,37 +159,37 @@ static void declare3(nsai_trial_data *d, int slot, int32_t dtype, const int64_t 
 /* Rows of 16 bytes: what the API asks of the strides of bf16 and fp16. */
 #define HALF_STEP 8
 
-static void declare_heads(nsai_trial_data *d, int slot, int64_t rows, int64_t heads,
+static void declare_heads(nsai_verify_tensors *d, int slot, int64_t rows, int64_t heads,
                           int64_t width) {
   int64_t shape[3] = { rows, heads, width };
-  declare3(d, slot, d->c->geometry.dtype, shape, HALF_STEP);
+  declare3(d, slot, d->c->model.dtype, shape, HALF_STEP);
 }
 
-static void declare_qkv(nsai_trial_data *d) {
-  const nsai_geometry *g = &d->c->geometry;
-  int dense = d->c->kind == NSAI_TRIAL_DENSE || d->c->kind == NSAI_TRIAL_COMPRESS ||
-              d->c->kind == NSAI_TRIAL_SELECT;
-  declare_heads(d, NSAI_TRIAL_Q, d->token_capacity, g->heads, g->head_dim_qk);
+static void declare_qkv(nsai_verify_tensors *d) {
+  const nsai_model *g = &d->c->model;
+  int dense = d->c->kind == NSAI_VERIFY_DENSE || d->c->kind == NSAI_VERIFY_COMPRESS ||
+              d->c->kind == NSAI_VERIFY_SELECT;
+  declare_heads(d, NSAI_VERIFY_Q, d->token_capacity, g->heads, g->head_dim_qk);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     int off = (b == NSA_SEL && !g->select_count) || (b == NSA_WIN && !g->window);
     if (b && (dense || !g->per_branch || off)) continue;
-    declare_heads(d, NSAI_TRIAL_K0 + b, d->kv_capacity, g->kv_heads, g->head_dim_qk);
-    declare_heads(d, NSAI_TRIAL_V0 + b, d->kv_capacity, g->kv_heads, g->head_dim_v);
-    if (d->c->layout != NSAI_TRIAL_LAYOUT_SHARED) continue;
-    d->view[NSAI_TRIAL_K0 + b].stride[1] = d->view[NSAI_TRIAL_V0 + b].stride[1] = 0;
+    declare_heads(d, NSAI_VERIFY_K0 + b, d->kv_capacity, g->kv_heads, g->head_dim_qk);
+    declare_heads(d, NSAI_VERIFY_V0 + b, d->kv_capacity, g->kv_heads, g->head_dim_v);
+    if (d->c->layout != NSAI_VERIFY_LAYOUT_SHARED) continue;
+    d->view[NSAI_VERIFY_K0 + b].stride[1] = d->view[NSAI_VERIFY_V0 + b].stride[1] = 0;
   }
-  if (d->c->layout != NSAI_TRIAL_LAYOUT_PACKED) return;
+  if (d->c->layout != NSAI_VERIFY_LAYOUT_PACKED) return;
   int64_t k_at = (int64_t)g->heads * g->head_dim_qk;
   int64_t v_at = k_at + (int64_t)g->kv_heads * g->head_dim_qk;
   int64_t row = v_at + (int64_t)g->kv_heads * g->head_dim_v;
-  d->view[NSAI_TRIAL_Q].stride[0] = d->view[NSAI_TRIAL_K0].stride[0] =
-      d->view[NSAI_TRIAL_V0].stride[0] = row;
-  d->view[NSAI_TRIAL_K0].data = (void *)(uintptr_t)(2 * k_at);
-  d->view[NSAI_TRIAL_V0].data = (void *)(uintptr_t)(2 * v_at);
+  d->view[NSAI_VERIFY_Q].stride[0] = d->view[NSAI_VERIFY_K0].stride[0] =
+      d->view[NSAI_VERIFY_V0].stride[0] = row;
+  d->view[NSAI_VERIFY_K0].data = (void *)(uintptr_t)(2 * k_at);
+  d->view[NSAI_VERIFY_V0].data = (void *)(uintptr_t)(2 * v_at);
 }
 
-static void declare_phi(nsai_trial_data *d, int first, int32_t dim) {
-  const nsai_geometry *g = &d->c->geometry;
+static void declare_phi(nsai_verify_tensors *d, int first, int32_t dim) {
+  const nsai_model *g = &d->c->model;
   int64_t heads = g->kv_heads, flat = (int64_t)g->block * dim, hidden = g->phi_hidden;
   int64_t pe[3] = { heads, g->block, dim }, w[3] = { heads, flat, dim };
   int64_t w1[3] = { heads, flat, hidden }, w2[3] = { heads, hidden, dim };
@@ -208,116 +208,117 @@ static void declare_phi(nsai_trial_data *d, int first, int32_t dim) {
   declare(d, first + 5, g->dtype, 2, (int64_t[2]){ heads, dim });
 }
 
-static void declare_gate(nsai_trial_data *d) {
-  const nsai_geometry *g = &d->c->geometry;
+static void declare_gate(nsai_verify_tensors *d) {
+  const nsai_model *g = &d->c->model;
   int64_t out = (int64_t)g->heads * NSA_BRANCHES;
   if (g->gate != NSAI_GATE_MLP) {
     int64_t shape[3] = { d->token_capacity, g->heads, NSA_BRANCHES };
-    declare(d, NSAI_TRIAL_GATE_VALUE, d->c->gate_f32 ? NSA_F32 : g->dtype, 3, shape);
+    declare(d, NSAI_VERIFY_GATE_VALUE, d->c->gate_f32 ? NSA_F32 : g->dtype, 3, shape);
     return;
   }
   int optional = d->c->seed % 2 == 0;
-  declare(d, NSAI_TRIAL_GATE_X, g->dtype, 2, (int64_t[2]){ d->token_capacity, g->gate_channels });
+  declare(d, NSAI_VERIFY_GATE_X, g->dtype, 2, (int64_t[2]){ d->token_capacity, g->gate_channels });
   if (g->gate_hidden) {
-    declare(d, NSAI_TRIAL_GATE_W1, g->dtype, 2, (int64_t[2]){ g->gate_channels, g->gate_hidden });
-    if (optional) declare1(d, NSAI_TRIAL_GATE_B1, g->dtype, g->gate_hidden);
+    declare(d, NSAI_VERIFY_GATE_W1, g->dtype, 2, (int64_t[2]){ g->gate_channels, g->gate_hidden });
+    if (optional) declare1(d, NSAI_VERIFY_GATE_B1, g->dtype, g->gate_hidden);
   }
-  declare(d, NSAI_TRIAL_GATE_W2, g->dtype, 2,
+  declare(d, NSAI_VERIFY_GATE_W2, g->dtype, 2,
           (int64_t[2]){ g->gate_hidden ? g->gate_hidden : g->gate_channels, out });
-  d->view[NSAI_TRIAL_GATE_W2].stride[0] = (out + HALF_STEP - 1) / HALF_STEP * HALF_STEP;
-  if (optional) declare1(d, NSAI_TRIAL_GATE_B2, g->dtype, out);
+  d->view[NSAI_VERIFY_GATE_W2].stride[0] = (out + HALF_STEP - 1) / HALF_STEP * HALF_STEP;
+  if (optional) declare1(d, NSAI_VERIFY_GATE_B2, g->dtype, out);
 }
 
-uint32_t nsai_trial_branches(const nsai_trial_case *c) {
-  uint32_t has = 1u << NSA_CMP | (c->geometry.select_count ? 1u << NSA_SEL : 0) |
-                 (c->geometry.window ? 1u << NSA_WIN : 0);
+uint32_t nsai_verify_branches(const nsai_verify_case *c) {
+  uint32_t has = 1u << NSA_CMP | (c->model.select_count ? 1u << NSA_SEL : 0) |
+                 (c->model.window ? 1u << NSA_WIN : 0);
   return c->branches ? has & c->branches : has;
 }
 
-static void declare_indices(nsai_trial_data *d) {
-  const nsai_trial_case *c = d->c;
-  const nsai_geometry *g = &c->geometry;
+static void declare_indices(nsai_verify_tensors *d) {
+  const nsai_verify_case *c = d->c;
+  const nsai_model *g = &c->model;
   int64_t n = g->select_count, t = d->token_capacity;
   int64_t shape[3] = { t, g->kv_heads, n };
   if (!n) return;
   if (c->selection == NSA_SELECT_BLOCKS && c->index_shared)
-    declare2(d, NSAI_TRIAL_INDEX_IN, NSA_I32, t, n);
+    declare2(d, NSAI_VERIFY_INDEX_IN, NSA_I32, t, n);
   if (c->selection == NSA_SELECT_BLOCKS && !c->index_shared)
-    declare3(d, NSAI_TRIAL_INDEX_IN, NSA_I32, shape, 1);
+    declare3(d, NSAI_VERIFY_INDEX_IN, NSA_I32, shape, 1);
   if (c->selection == NSA_SELECT_RANGES && c->index_shared)
-    declare(d, NSAI_TRIAL_RANGES, NSA_I32, 3, (int64_t[3]){ t, n, 2 });
+    declare(d, NSAI_VERIFY_RANGES, NSA_I32, 3, (int64_t[3]){ t, n, 2 });
   if (c->selection == NSA_SELECT_RANGES && !c->index_shared)
-    declare(d, NSAI_TRIAL_RANGES, NSA_I32, 4, (int64_t[4]){ t, g->kv_heads, n, 2 });
-  if (c->selection == NSA_SELECT_OWN && c->kind == NSAI_TRIAL_BACKWARD) /* chosen by the forward */
-    declare3(d, NSAI_TRIAL_INDEX_IN, NSA_I32, shape, 1);
-  if (c->selection != NSA_SELECT_OWN || c->kind == NSAI_TRIAL_BACKWARD ||
-      !(nsai_trial_branches(c) >> NSA_SEL & 1))
+    declare(d, NSAI_VERIFY_RANGES, NSA_I32, 4, (int64_t[4]){ t, g->kv_heads, n, 2 });
+  if (c->selection == NSA_SELECT_OWN && c->kind == NSAI_VERIFY_BACKWARD) /* chosen by the forward */
+    declare3(d, NSAI_VERIFY_INDEX_IN, NSA_I32, shape, 1);
+  if (c->selection != NSA_SELECT_OWN || c->kind == NSAI_VERIFY_BACKWARD ||
+      !(nsai_verify_branches(c) >> NSA_SEL & 1))
     return;
-  declare3(d, NSAI_TRIAL_INDEX, NSA_I32, shape, 1);
+  declare3(d, NSAI_VERIFY_INDEX, NSA_I32, shape, 1);
   if (!d->probe_count) return;
-  declare1(d, NSAI_TRIAL_PROBE_ROWS, NSA_I32, d->probe_count);
-  declare(d, NSAI_TRIAL_PROBE, NSA_F32, 3,
+  declare1(d, NSAI_VERIFY_PROBE_ROWS, NSA_I32, d->probe_count);
+  declare(d, NSAI_VERIFY_PROBE, NSA_F32, 3,
           (int64_t[3]){ d->probe_count, g->kv_heads, d->select_blocks });
 }
 
-static void declare_compressed(nsai_trial_data *d) {
-  const nsai_geometry *g = &d->c->geometry;
+static void declare_compressed(nsai_verify_tensors *d) {
+  const nsai_model *g = &d->c->model;
   int in = g->phi == NSAI_PHI_EXTERNAL;
   int64_t rows = d->blocks + (d->c->no_batch ? 0 : d->c->slack / g->stride);
-  uint32_t run = nsai_trial_branches(d->c);
+  uint32_t run = nsai_verify_branches(d->c);
   int own = d->c->selection == NSA_SELECT_OWN && (run >> NSA_SEL & 1);
   /* Where nothing needs compressed blocks, nobody makes them; a backward pass makes its own. */
-  if (!in && d->c->kind == NSAI_TRIAL_BACKWARD && !(d->c->saved && (run & 1))) return;
-  in |= d->c->kind == NSAI_TRIAL_BACKWARD;
+  if (!in && d->c->kind == NSAI_VERIFY_BACKWARD && !(d->c->saved && (run & 1))) return;
+  in |= d->c->kind == NSAI_VERIFY_BACKWARD;
   if (!in && !(run >> NSA_CMP & 1) && !own) return;
-  declare_heads(d, in ? NSAI_TRIAL_K_CMP_IN : NSAI_TRIAL_K_CMP, rows, g->kv_heads, g->head_dim_qk);
-  declare_heads(d, in ? NSAI_TRIAL_V_CMP_IN : NSAI_TRIAL_V_CMP, rows, g->kv_heads, g->head_dim_v);
+  declare_heads(d, in ? NSAI_VERIFY_K_CMP_IN : NSAI_VERIFY_K_CMP, rows, g->kv_heads,
+                g->head_dim_qk);
+  declare_heads(d, in ? NSAI_VERIFY_V_CMP_IN : NSAI_VERIFY_V_CMP, rows, g->kv_heads, g->head_dim_v);
 }
 
-static void declare_outputs(nsai_trial_data *d) {
-  const nsai_geometry *g = &d->c->geometry;
-  uint32_t run = d->c->kind == NSAI_TRIAL_DENSE ? 1u : nsai_trial_branches(d->c);
-  declare_heads(d, NSAI_TRIAL_O, d->token_capacity, g->heads, g->head_dim_v);
+static void declare_outputs(nsai_verify_tensors *d) {
+  const nsai_model *g = &d->c->model;
+  uint32_t run = d->c->kind == NSAI_VERIFY_DENSE ? 1u : nsai_verify_branches(d->c);
+  declare_heads(d, NSAI_VERIFY_O, d->token_capacity, g->heads, g->head_dim_v);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     if (!(run >> b & 1)) continue;
-    if (d->c->kind != NSAI_TRIAL_DENSE)
-      declare_heads(d, NSAI_TRIAL_O_BRANCH + b, d->token_capacity, g->heads, g->head_dim_v);
-    declare2(d, NSAI_TRIAL_LSE + b, NSA_F32, d->token_capacity, g->heads);
+    if (d->c->kind != NSAI_VERIFY_DENSE)
+      declare_heads(d, NSAI_VERIFY_O_BRANCH + b, d->token_capacity, g->heads, g->head_dim_v);
+    declare2(d, NSAI_VERIFY_LSE + b, NSA_F32, d->token_capacity, g->heads);
   }
 }
 
 /* The bit of a gradient in the case's `wanted`. */
 static uint32_t wanted_bit(int slot) {
-  if (slot == NSAI_TRIAL_D_Q) return 1;
-  if (slot >= NSAI_TRIAL_D_GATE_VALUE) return 8;
-  if (slot >= NSAI_TRIAL_D_PHI_K) return 16;
-  return slot < NSAI_TRIAL_D_V0 || slot == NSAI_TRIAL_D_K_CMP ? 2 : 4;
+  if (slot == NSAI_VERIFY_D_Q) return 1;
+  if (slot >= NSAI_VERIFY_D_GATE_VALUE) return 8;
+  if (slot >= NSAI_VERIFY_D_PHI_K) return 16;
+  return slot < NSAI_VERIFY_D_V0 || slot == NSAI_VERIFY_D_K_CMP ? 2 : 4;
 }
 
-static bool wants(const nsai_trial_data *d, int slot) {
+static bool wants(const nsai_verify_tensors *d, int slot) {
   return !d->c->wanted || (d->c->wanted & wanted_bit(slot));
 }
 
-static void declare_gradient(nsai_trial_data *d, int slot, int64_t rows, int64_t heads,
+static void declare_gradient(nsai_verify_tensors *d, int slot, int64_t rows, int64_t heads,
                              int64_t width) {
   if (!wants(d, slot)) return;
-  int32_t dtype = d->c->grads_f32 ? NSA_F32 : d->c->geometry.dtype;
+  int32_t dtype = d->c->grads_f32 ? NSA_F32 : d->c->model.dtype;
   declare3(d, slot, dtype, (int64_t[3]){ rows, heads, width }, dtype == NSA_F32 ? 1 : HALF_STEP);
 }
 
-static void declare_saved(nsai_trial_data *d) {
-  const nsai_geometry *g = &d->c->geometry;
+static void declare_saved(nsai_verify_tensors *d) {
+  const nsai_model *g = &d->c->model;
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    if (!(nsai_trial_branches(d->c) >> b & 1)) continue;
-    declare_heads(d, NSAI_TRIAL_O_BRANCH_IN + b, d->token_capacity, g->heads, g->head_dim_v);
-    declare2(d, NSAI_TRIAL_LSE_IN + b, NSA_F32, d->token_capacity, g->heads);
+    if (!(nsai_verify_branches(d->c) >> b & 1)) continue;
+    declare_heads(d, NSAI_VERIFY_O_BRANCH_IN + b, d->token_capacity, g->heads, g->head_dim_v);
+    declare2(d, NSAI_VERIFY_LSE_IN + b, NSA_F32, d->token_capacity, g->heads);
   }
 }
 
 /* Like the weights that have been declared, in the gradients' dtype. */
-static void declare_weights(nsai_trial_data *d, int slot, int input) {
+static void declare_weights(nsai_verify_tensors *d, int slot, int input) {
   const nsa_tensor *like = &d->view[input];
-  int32_t dtype = d->c->grads_f32 ? NSA_F32 : d->c->geometry.dtype;
+  int32_t dtype = d->c->grads_f32 ? NSA_F32 : d->c->model.dtype;
   if (!like->ndim || !wants(d, slot)) return;
   if (like->ndim == 3)
     declare3(d, slot, dtype, like->shape, 1);
@@ -325,61 +326,61 @@ static void declare_weights(nsai_trial_data *d, int slot, int input) {
     declare(d, slot, dtype, like->ndim, like->shape);
 }
 
-static void declare_gradients(nsai_trial_data *d) {
-  const nsai_geometry *g = &d->c->geometry;
+static void declare_gradients(nsai_verify_tensors *d) {
+  const nsai_model *g = &d->c->model;
   if (d->c->saved) declare_saved(d);
   int64_t d_o[3] = { d->token_capacity, g->heads, g->head_dim_v };
-  declare3(d, NSAI_TRIAL_D_O, d->c->d_o_f32 ? NSA_F32 : g->dtype, d_o,
+  declare3(d, NSAI_VERIFY_D_O, d->c->d_o_f32 ? NSA_F32 : g->dtype, d_o,
            d->c->d_o_f32 ? 1 : HALF_STEP);
-  declare_gradient(d, NSAI_TRIAL_D_Q, d->token_capacity, g->heads, g->head_dim_qk);
+  declare_gradient(d, NSAI_VERIFY_D_Q, d->token_capacity, g->heads, g->head_dim_qk);
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(g, pair)) continue;
-    declare_gradient(d, NSAI_TRIAL_D_K0 + pair, d->kv_capacity, g->kv_heads, g->head_dim_qk);
-    declare_gradient(d, NSAI_TRIAL_D_V0 + pair, d->kv_capacity, g->kv_heads, g->head_dim_v);
+    declare_gradient(d, NSAI_VERIFY_D_K0 + pair, d->kv_capacity, g->kv_heads, g->head_dim_qk);
+    declare_gradient(d, NSAI_VERIFY_D_V0 + pair, d->kv_capacity, g->kv_heads, g->head_dim_v);
   }
   if (g->phi == NSAI_PHI_EXTERNAL) {
-    int64_t rows = d->view[NSAI_TRIAL_K_CMP_IN].shape[0];
-    declare_gradient(d, NSAI_TRIAL_D_K_CMP, rows, g->kv_heads, g->head_dim_qk);
-    declare_gradient(d, NSAI_TRIAL_D_V_CMP, rows, g->kv_heads, g->head_dim_v);
+    int64_t rows = d->view[NSAI_VERIFY_K_CMP_IN].shape[0];
+    declare_gradient(d, NSAI_VERIFY_D_K_CMP, rows, g->kv_heads, g->head_dim_qk);
+    declare_gradient(d, NSAI_VERIFY_D_V_CMP, rows, g->kv_heads, g->head_dim_v);
   }
   for (int i = 0; i < 6; i++) {
-    declare_weights(d, NSAI_TRIAL_D_PHI_K + i, NSAI_TRIAL_PHI_K + i);
-    declare_weights(d, NSAI_TRIAL_D_PHI_V + i, NSAI_TRIAL_PHI_V + i);
+    declare_weights(d, NSAI_VERIFY_D_PHI_K + i, NSAI_VERIFY_PHI_K + i);
+    declare_weights(d, NSAI_VERIFY_D_PHI_V + i, NSAI_VERIFY_PHI_V + i);
   }
-  for (int i = 0; i < 5; i++) declare_weights(d, NSAI_TRIAL_D_GATE_X + i, NSAI_TRIAL_GATE_X + i);
-  if (g->gate == NSAI_GATE_MLP || !wants(d, NSAI_TRIAL_D_GATE_VALUE)) return;
+  for (int i = 0; i < 5; i++) declare_weights(d, NSAI_VERIFY_D_GATE_X + i, NSAI_VERIFY_GATE_X + i);
+  if (g->gate == NSAI_GATE_MLP || !wants(d, NSAI_VERIFY_D_GATE_VALUE)) return;
   int64_t gates[3] = { d->token_capacity, g->heads, NSA_BRANCHES };
-  declare(d, NSAI_TRIAL_D_GATE_VALUE, d->c->grads_f32 ? NSA_F32 : g->dtype, 3, gates);
+  declare(d, NSAI_VERIFY_D_GATE_VALUE, d->c->grads_f32 ? NSA_F32 : g->dtype, 3, gates);
 }
 
-static void declare_all(nsai_trial_data *d) {
-  const nsai_trial_case *c = d->c;
-  const nsai_geometry *g = &c->geometry;
+static void declare_all(nsai_verify_tensors *d) {
+  const nsai_verify_case *c = d->c;
+  const nsai_model *g = &c->model;
   if (!c->no_batch) {
     int same = !memcmp(c->q_len, c->kv_len, sizeof c->q_len) && c->seed % 2;
-    declare1(d, NSAI_TRIAL_CU_Q, NSA_I32, c->num_seqs + 1);
-    if (!same) declare1(d, NSAI_TRIAL_CU_KV, NSA_I32, c->num_seqs + 1);
-    declare1(d, NSAI_TRIAL_CU_BLOCKS, NSA_I32, c->num_seqs + 1);
+    declare1(d, NSAI_VERIFY_CU_Q, NSA_I32, c->num_seqs + 1);
+    if (!same) declare1(d, NSAI_VERIFY_CU_KV, NSA_I32, c->num_seqs + 1);
+    declare1(d, NSAI_VERIFY_CU_BLOCKS, NSA_I32, c->num_seqs + 1);
   }
   declare_qkv(d);
-  if (c->kind == NSAI_TRIAL_SELECT) {
+  if (c->kind == NSAI_VERIFY_SELECT) {
     int64_t importance[3] = { d->token_capacity, g->kv_heads, d->select_blocks };
     int64_t index[3] = { d->token_capacity, g->kv_heads, g->select_count };
-    declare3(d, NSAI_TRIAL_IMPORTANCE_IN, NSA_F32, importance, 1);
-    declare3(d, NSAI_TRIAL_INDEX, NSA_I32, index, 1);
+    declare3(d, NSAI_VERIFY_IMPORTANCE_IN, NSA_F32, importance, 1);
+    declare3(d, NSAI_VERIFY_INDEX, NSA_I32, index, 1);
     return;
   }
-  if (c->kind != NSAI_TRIAL_DENSE) {
-    declare_phi(d, NSAI_TRIAL_PHI_K, g->head_dim_qk);
-    declare_phi(d, NSAI_TRIAL_PHI_V, g->head_dim_v);
+  if (c->kind != NSAI_VERIFY_DENSE) {
+    declare_phi(d, NSAI_VERIFY_PHI_K, g->head_dim_qk);
+    declare_phi(d, NSAI_VERIFY_PHI_V, g->head_dim_v);
     declare_compressed(d);
   }
-  if (c->kind == NSAI_TRIAL_COMPRESS) return;
-  if (c->kind != NSAI_TRIAL_DENSE) {
+  if (c->kind == NSAI_VERIFY_COMPRESS) return;
+  if (c->kind != NSAI_VERIFY_DENSE) {
     declare_gate(d);
     declare_indices(d);
   }
-  if (c->kind == NSAI_TRIAL_BACKWARD)
+  if (c->kind == NSAI_VERIFY_BACKWARD)
     declare_gradients(d);
   else
     declare_outputs(d);
@@ -387,12 +388,14 @@ static void declare_all(nsai_trial_data *d) {
 
 /* ---- buffers --------------------------------------------------------------------------------- */
 
-int nsai_trial_data_has(const nsai_trial_data *data, int slot) { return data->view[slot].ndim > 0; }
+int nsai_verify_tensors_has(const nsai_verify_tensors *data, int slot) {
+  return data->view[slot].ndim > 0;
+}
 
 /* The buffer a slot lies in: slices of a packed QKV lie in q's. */
-static int owner(const nsai_trial_data *d, int slot) {
-  int slice = slot == NSAI_TRIAL_K0 || slot == NSAI_TRIAL_V0;
-  return slice && d->c->layout == NSAI_TRIAL_LAYOUT_PACKED ? NSAI_TRIAL_Q : slot;
+static int owner(const nsai_verify_tensors *d, int slot) {
+  int slice = slot == NSAI_VERIFY_K0 || slot == NSAI_VERIFY_V0;
+  return slice && d->c->layout == NSAI_VERIFY_LAYOUT_PACKED ? NSAI_VERIFY_Q : slot;
 }
 
 /* Bytes from a view's first element to its end. */
@@ -405,83 +408,83 @@ static size_t view_bytes(const nsa_tensor *v) {
   return (size_t)(last + 1) * element_bytes(v->dtype) + (uintptr_t)v->data;
 }
 
-static nsa_status create_buffers(nsai_trial_data *d) {
-  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) {
-    if (!nsai_trial_data_has(d, slot) || owner(d, slot) != slot) continue;
+static nsa_status create_buffers(nsai_verify_tensors *d) {
+  for (int slot = 0; slot < NSAI_VERIFY_SLOTS; slot++) {
+    if (!nsai_verify_tensors_has(d, slot) || owner(d, slot) != slot) continue;
     size_t bytes = view_bytes(&d->view[slot]);
-    if (slot == NSAI_TRIAL_Q && d->c->layout == NSAI_TRIAL_LAYOUT_PACKED)
-      bytes = view_bytes(&d->view[NSAI_TRIAL_V0]);
+    if (slot == NSAI_VERIFY_Q && d->c->layout == NSAI_VERIFY_LAYOUT_PACKED)
+      bytes = view_bytes(&d->view[NSAI_VERIFY_V0]);
     int32_t dtype = d->view[slot].dtype;
-    NSAI_TRY(nsai_trial_buffer_create(d->device, bytes, dtype == NSA_I32 ? INT_FILL : FLOAT_FILL,
-                                      &d->buffer[slot]));
-    if (slot < NSAI_TRIAL_FIRST_OUTPUT && !nsai_trial_buffer_image(&d->buffer[slot]))
+    NSAI_TRY(nsai_verify_buffer_create(d->device, bytes, dtype == NSA_I32 ? INT_FILL : FLOAT_FILL,
+                                       &d->buffer[slot]));
+    if (slot < NSAI_VERIFY_FIRST_OUTPUT && !nsai_verify_buffer_image(&d->buffer[slot]))
       return nsai_fail_nomem("an input's host image", bytes);
   }
   return NSA_OK;
 }
 
-nsa_status nsai_trial_data_create(const nsai_trial_device *device, const nsai_trial_case *c,
-                                  int threads, const int64_t *probes, int64_t probe_count,
-                                  nsai_trial_data *d) {
+nsa_status nsai_verify_tensors_create(const nsai_verify_device *device, const nsai_verify_case *c,
+                                      int threads, const int64_t *probes, int64_t probe_count,
+                                      nsai_verify_tensors *d) {
   int64_t slack = c->no_batch ? 0 : c->slack;
-  *d = (nsai_trial_data){ .c = c, .device = device, .probe_count = probe_count };
-  d->tokens = nsai_trial_total(c->q_len, c->num_seqs);
-  d->kv_tokens = nsai_trial_total(c->kv_len, c->num_seqs);
+  *d = (nsai_verify_tensors){ .c = c, .device = device, .probe_count = probe_count };
+  d->tokens = nsai_verify_total(c->q_len, c->num_seqs);
+  d->kv_tokens = nsai_verify_total(c->kv_len, c->num_seqs);
   d->token_capacity = d->tokens + slack;
   d->kv_capacity = d->kv_tokens + slack;
   for (int32_t s = 0; s < c->num_seqs; s++) {
-    d->blocks += nsai_block_count(&c->geometry, c->kv_len[s]);
+    d->blocks += nsai_block_count(&c->model, c->kv_len[s]);
     if (c->kv_len[s] > d->max_kv_len) d->max_kv_len = c->kv_len[s];
   }
   if (d->max_kv_len < 1) d->max_kv_len = 1;
-  d->select_blocks = nsai_select_block_count(&c->geometry, d->max_kv_len);
+  d->select_blocks = nsai_select_block_count(&c->model, d->max_kv_len);
   declare_all(d);
   NSAI_TRY(create_buffers(d));
-  nsai_trial_data_fill(d, threads, probes);
-  for (int slot = 0; slot < NSAI_TRIAL_FIRST_OUTPUT; slot++)
-    if (d->buffer[slot].device) NSAI_TRY(nsai_trial_buffer_upload(device, &d->buffer[slot]));
+  nsai_verify_tensors_fill(d, threads, probes);
+  for (int slot = 0; slot < NSAI_VERIFY_FIRST_OUTPUT; slot++)
+    if (d->buffer[slot].device) NSAI_TRY(nsai_verify_buffer_upload(device, &d->buffer[slot]));
   return NSA_OK;
 }
 
-void nsai_trial_data_destroy(nsai_trial_data *d) {
-  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++)
-    if (d->buffer[slot].device) nsai_trial_buffer_destroy(d->device, &d->buffer[slot]);
-  nsai_trial_device_free(d->device, d->guarded);
-  *d = (nsai_trial_data){ 0 };
+void nsai_verify_tensors_destroy(nsai_verify_tensors *d) {
+  for (int slot = 0; slot < NSAI_VERIFY_SLOTS; slot++)
+    if (d->buffer[slot].device) nsai_verify_buffer_destroy(d->device, &d->buffer[slot]);
+  nsai_verify_device_free(d->device, d->guarded);
+  *d = (nsai_verify_tensors){ 0 };
 }
 
-nsa_tensor nsai_trial_data_view(const nsai_trial_data *d, int slot, int where) {
+nsa_tensor nsai_verify_tensors_view(const nsai_verify_tensors *d, int slot, int where) {
   nsa_tensor view = d->view[slot];
   if (!view.ndim) return (nsa_tensor){ 0 };
-  const nsai_trial_buffer *buffer = &d->buffer[owner(d, slot)];
-  uint8_t *base = where == NSAI_TRIAL_HOST ? buffer->image : buffer->device;
-  view.data = base ? base + NSAI_TRIAL_GUARD + (uintptr_t)view.data : NULL;
+  const nsai_verify_buffer *buffer = &d->buffer[owner(d, slot)];
+  uint8_t *base = where == NSAI_VERIFY_HOST ? buffer->image : buffer->device;
+  view.data = base ? base + NSAI_VERIFY_GUARD + (uintptr_t)view.data : NULL;
   return view;
 }
 
 /* ---- runs ------------------------------------------------------------------------------------ */
 
-void nsai_trial_data_io(const nsai_trial_data *d, int where, nsa_batch *batch, nsa_io *io) {
+void nsai_verify_tensors_io(const nsai_verify_tensors *d, int where, nsa_batch *batch, nsa_io *io) {
   *batch = (nsa_batch)NSA_BATCH_INIT;
   *io = (nsa_io)NSA_IO_INIT;
-#define VIEW(slot) nsai_trial_data_view(d, slot, where)
+#define VIEW(slot) nsai_verify_tensors_view(d, slot, where)
   batch->num_seqs = d->c->num_seqs;
-  batch->cu_q = VIEW(NSAI_TRIAL_CU_Q);
-  batch->cu_kv = VIEW(NSAI_TRIAL_CU_KV);
-  batch->cu_blocks = VIEW(NSAI_TRIAL_CU_BLOCKS);
+  batch->cu_q = VIEW(NSAI_VERIFY_CU_Q);
+  batch->cu_kv = VIEW(NSAI_VERIFY_CU_KV);
+  batch->cu_blocks = VIEW(NSAI_VERIFY_CU_BLOCKS);
   io->softmax_scale = d->c->softmax_scale;
-  io->q = VIEW(NSAI_TRIAL_Q);
-  io->o = VIEW(NSAI_TRIAL_O);
+  io->q = VIEW(NSAI_VERIFY_Q);
+  io->o = VIEW(NSAI_VERIFY_O);
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    io->kv.k[b] = VIEW(NSAI_TRIAL_K0 + b);
-    io->kv.v[b] = VIEW(NSAI_TRIAL_V0 + b);
-    int given = nsai_trial_data_has(d, NSAI_TRIAL_LSE_IN + b);
-    io->o_branch[b] = VIEW((given ? NSAI_TRIAL_O_BRANCH_IN : NSAI_TRIAL_O_BRANCH) + b);
-    io->lse[b] = VIEW((given ? NSAI_TRIAL_LSE_IN : NSAI_TRIAL_LSE) + b);
+    io->kv.k[b] = VIEW(NSAI_VERIFY_K0 + b);
+    io->kv.v[b] = VIEW(NSAI_VERIFY_V0 + b);
+    int given = nsai_verify_tensors_has(d, NSAI_VERIFY_LSE_IN + b);
+    io->o_branch[b] = VIEW((given ? NSAI_VERIFY_O_BRANCH_IN : NSAI_VERIFY_O_BRANCH) + b);
+    io->lse[b] = VIEW((given ? NSAI_VERIFY_LSE_IN : NSAI_VERIFY_LSE) + b);
   }
   nsa_phi_side *sides[2] = { &io->phi.k, &io->phi.v };
   for (int side = 0; side < 2; side++) {
-    int first = side ? NSAI_TRIAL_PHI_V : NSAI_TRIAL_PHI_K;
+    int first = side ? NSAI_VERIFY_PHI_V : NSAI_VERIFY_PHI_K;
     *sides[side] = (nsa_phi_side){ .pe = VIEW(first),
                                    .w = VIEW(first + 1),
                                    .w1 = VIEW(first + 2),
@@ -489,121 +492,122 @@ void nsai_trial_data_io(const nsai_trial_data *d, int where, nsa_batch *batch, n
                                    .w2 = VIEW(first + 4),
                                    .b2 = VIEW(first + 5) };
   }
-  io->gate = (nsa_gate){ .value = VIEW(NSAI_TRIAL_GATE_VALUE),
-                         .x = VIEW(NSAI_TRIAL_GATE_X),
-                         .w1 = VIEW(NSAI_TRIAL_GATE_W1),
-                         .b1 = VIEW(NSAI_TRIAL_GATE_B1),
-                         .w2 = VIEW(NSAI_TRIAL_GATE_W2),
-                         .b2 = VIEW(NSAI_TRIAL_GATE_B2) };
-  int external = nsai_trial_data_has(d, NSAI_TRIAL_K_CMP_IN);
-  io->kv.k_cmp = VIEW(external ? NSAI_TRIAL_K_CMP_IN : NSAI_TRIAL_K_CMP);
-  io->kv.v_cmp = VIEW(external ? NSAI_TRIAL_V_CMP_IN : NSAI_TRIAL_V_CMP);
-  io->block_idx =
-      VIEW(nsai_trial_data_has(d, NSAI_TRIAL_INDEX_IN) ? NSAI_TRIAL_INDEX_IN : NSAI_TRIAL_INDEX);
-  io->ranges = VIEW(NSAI_TRIAL_RANGES);
-  io->probe_rows = VIEW(NSAI_TRIAL_PROBE_ROWS);
-  io->probe_importance = VIEW(NSAI_TRIAL_PROBE);
+  io->gate = (nsa_gate){ .value = VIEW(NSAI_VERIFY_GATE_VALUE),
+                         .x = VIEW(NSAI_VERIFY_GATE_X),
+                         .w1 = VIEW(NSAI_VERIFY_GATE_W1),
+                         .b1 = VIEW(NSAI_VERIFY_GATE_B1),
+                         .w2 = VIEW(NSAI_VERIFY_GATE_W2),
+                         .b2 = VIEW(NSAI_VERIFY_GATE_B2) };
+  int external = nsai_verify_tensors_has(d, NSAI_VERIFY_K_CMP_IN);
+  io->kv.k_cmp = VIEW(external ? NSAI_VERIFY_K_CMP_IN : NSAI_VERIFY_K_CMP);
+  io->kv.v_cmp = VIEW(external ? NSAI_VERIFY_V_CMP_IN : NSAI_VERIFY_V_CMP);
+  io->block_idx = VIEW(nsai_verify_tensors_has(d, NSAI_VERIFY_INDEX_IN) ? NSAI_VERIFY_INDEX_IN
+                                                                        : NSAI_VERIFY_INDEX);
+  io->ranges = VIEW(NSAI_VERIFY_RANGES);
+  io->probe_rows = VIEW(NSAI_VERIFY_PROBE_ROWS);
+  io->probe_importance = VIEW(NSAI_VERIFY_PROBE);
 #undef VIEW
 }
 
-void nsai_trial_set_grads(const nsa_tensor *slot, nsa_grads *grads) {
+void nsai_verify_set_grads(const nsa_tensor *slot, nsa_grads *grads) {
   nsa_phi_side *sides[2] = { &grads->d_phi.k, &grads->d_phi.v };
-  grads->d_q = slot[NSAI_TRIAL_D_Q];
+  grads->d_q = slot[NSAI_VERIFY_D_Q];
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    grads->d_kv.k[pair] = slot[NSAI_TRIAL_D_K0 + pair];
-    grads->d_kv.v[pair] = slot[NSAI_TRIAL_D_V0 + pair];
+    grads->d_kv.k[pair] = slot[NSAI_VERIFY_D_K0 + pair];
+    grads->d_kv.v[pair] = slot[NSAI_VERIFY_D_V0 + pair];
   }
-  grads->d_kv.k_cmp = slot[NSAI_TRIAL_D_K_CMP];
-  grads->d_kv.v_cmp = slot[NSAI_TRIAL_D_V_CMP];
+  grads->d_kv.k_cmp = slot[NSAI_VERIFY_D_K_CMP];
+  grads->d_kv.v_cmp = slot[NSAI_VERIFY_D_V_CMP];
   for (int side = 0; side < 2; side++) {
-    const nsa_tensor *x = &slot[side ? NSAI_TRIAL_D_PHI_V : NSAI_TRIAL_D_PHI_K];
+    const nsa_tensor *x = &slot[side ? NSAI_VERIFY_D_PHI_V : NSAI_VERIFY_D_PHI_K];
     *sides[side] =
         (nsa_phi_side){ .pe = x[0], .w = x[1], .w1 = x[2], .b1 = x[3], .w2 = x[4], .b2 = x[5] };
   }
-  grads->d_gate = (nsa_gate){ .value = slot[NSAI_TRIAL_D_GATE_VALUE],
-                              .x = slot[NSAI_TRIAL_D_GATE_X],
-                              .w1 = slot[NSAI_TRIAL_D_GATE_W1],
-                              .b1 = slot[NSAI_TRIAL_D_GATE_B1],
-                              .w2 = slot[NSAI_TRIAL_D_GATE_W2],
-                              .b2 = slot[NSAI_TRIAL_D_GATE_B2] };
+  grads->d_gate = (nsa_gate){ .value = slot[NSAI_VERIFY_D_GATE_VALUE],
+                              .x = slot[NSAI_VERIFY_D_GATE_X],
+                              .w1 = slot[NSAI_VERIFY_D_GATE_W1],
+                              .b1 = slot[NSAI_VERIFY_D_GATE_B1],
+                              .w2 = slot[NSAI_VERIFY_D_GATE_W2],
+                              .b2 = slot[NSAI_VERIFY_D_GATE_B2] };
 }
 
-void nsai_trial_data_grads(const nsai_trial_data *d, int where, nsa_grads *grads) {
-  nsa_tensor slot[NSAI_TRIAL_SLOTS] = { 0 };
+void nsai_verify_tensors_grads(const nsai_verify_tensors *d, int where, nsa_grads *grads) {
+  nsa_tensor slot[NSAI_VERIFY_SLOTS] = { 0 };
   *grads = (nsa_grads)NSA_GRADS_INIT;
   grads->accumulate = (uint32_t)d->c->accumulate;
-  grads->d_o = nsai_trial_data_view(d, NSAI_TRIAL_D_O, where);
-  for (int i = NSAI_TRIAL_FIRST_GRADIENT; i < NSAI_TRIAL_SLOTS; i++)
-    slot[i] = nsai_trial_data_view(d, i, where);
-  nsai_trial_set_grads(slot, grads);
+  grads->d_o = nsai_verify_tensors_view(d, NSAI_VERIFY_D_O, where);
+  for (int i = NSAI_VERIFY_FIRST_GRADIENT; i < NSAI_VERIFY_SLOTS; i++)
+    slot[i] = nsai_verify_tensors_view(d, i, where);
+  nsai_verify_set_grads(slot, grads);
 }
 
-const nsa_batch *nsai_trial_data_batch(const nsai_trial_data *d, const nsa_batch *batch) {
+const nsa_batch *nsai_verify_tensors_batch(const nsai_verify_tensors *d, const nsa_batch *batch) {
   return d->c->no_batch ? NULL : batch;
 }
 
-nsa_status nsai_trial_data_workspace(nsai_trial_data *d, uint64_t bytes) {
+nsa_status nsai_verify_tensors_workspace(nsai_verify_tensors *d, uint64_t bytes) {
   return d->guarded && d->workspace_bytes >= bytes ? NSA_OK
-                                                   : nsai_trial_data_workspace_anew(d, bytes);
+                                                   : nsai_verify_tensors_workspace_anew(d, bytes);
 }
 
-nsa_status nsai_trial_data_workspace_anew(nsai_trial_data *d, uint64_t bytes) {
+nsa_status nsai_verify_tensors_workspace_anew(nsai_verify_tensors *d, uint64_t bytes) {
   if (!d->guarded || d->workspace_room < bytes) {
-    nsai_trial_device_free(d->device, d->guarded);
+    nsai_verify_device_free(d->device, d->guarded);
     d->workspace_bytes = d->workspace_room = 0;
-    NSAI_TRY(nsai_trial_device_alloc(d->device, bytes + 2 * (size_t)NSAI_TRIAL_GUARD, &d->guarded));
+    NSAI_TRY(
+        nsai_verify_device_alloc(d->device, bytes + 2 * (size_t)NSAI_VERIFY_GUARD, &d->guarded));
     d->workspace_room = bytes;
   }
-  d->workspace = (uint8_t *)d->guarded + NSAI_TRIAL_GUARD;
+  d->workspace = (uint8_t *)d->guarded + NSAI_VERIFY_GUARD;
   d->workspace_bytes = bytes;
-  return nsai_trial_device_set(d->device, d->guarded, FLOAT_FILL,
-                               bytes + 2 * (size_t)NSAI_TRIAL_GUARD);
+  return nsai_verify_device_set(d->device, d->guarded, FLOAT_FILL,
+                                bytes + 2 * (size_t)NSAI_VERIFY_GUARD);
 }
 
-void nsai_trial_data_drop_optional(nsai_trial_data *d) {
-  for (int slot = NSAI_TRIAL_PROBE_ROWS; slot < NSAI_TRIAL_SLOTS; slot++) {
-    if (slot == NSAI_TRIAL_O || slot == NSAI_TRIAL_IMPORTANCE_IN) continue;
-    if (d->buffer[slot].device) nsai_trial_buffer_destroy(d->device, &d->buffer[slot]);
+void nsai_verify_tensors_drop_optional(nsai_verify_tensors *d) {
+  for (int slot = NSAI_VERIFY_PROBE_ROWS; slot < NSAI_VERIFY_SLOTS; slot++) {
+    if (slot == NSAI_VERIFY_O || slot == NSAI_VERIFY_IMPORTANCE_IN) continue;
+    if (d->buffer[slot].device) nsai_verify_buffer_destroy(d->device, &d->buffer[slot]);
     d->view[slot].ndim = 0;
   }
 }
 
-nsa_status nsai_trial_data_poison(nsai_trial_data *d) {
-  for (int slot = NSAI_TRIAL_FIRST_OUTPUT; slot < NSAI_TRIAL_SLOTS; slot++)
-    if (d->buffer[slot].device) NSAI_TRY(nsai_trial_buffer_poison(d->device, &d->buffer[slot]));
+nsa_status nsai_verify_tensors_poison(nsai_verify_tensors *d) {
+  for (int slot = NSAI_VERIFY_FIRST_OUTPUT; slot < NSAI_VERIFY_SLOTS; slot++)
+    if (d->buffer[slot].device) NSAI_TRY(nsai_verify_buffer_poison(d->device, &d->buffer[slot]));
   return NSA_OK;
 }
 
-nsa_status nsai_trial_data_fetch(nsai_trial_data *d) {
-  for (int slot = NSAI_TRIAL_FIRST_OUTPUT; slot < NSAI_TRIAL_SLOTS; slot++)
-    if (d->buffer[slot].device) NSAI_TRY(nsai_trial_buffer_fetch(d->device, &d->buffer[slot]));
+nsa_status nsai_verify_tensors_fetch(nsai_verify_tensors *d) {
+  for (int slot = NSAI_VERIFY_FIRST_OUTPUT; slot < NSAI_VERIFY_SLOTS; slot++)
+    if (d->buffer[slot].device) NSAI_TRY(nsai_verify_buffer_fetch(d->device, &d->buffer[slot]));
   return NSA_OK;
 }
 
 /* ---- what must not change -------------------------------------------------------------------- */
 
 /* Rows of the first dimension that a run writes. */
-static int64_t written_rows(const nsai_trial_data *d, int slot) {
-  if (slot == NSAI_TRIAL_D_K_CMP || slot == NSAI_TRIAL_D_V_CMP) return d->view[slot].shape[0];
-  if (slot >= NSAI_TRIAL_D_K0 && slot < NSAI_TRIAL_D_K_CMP) return d->kv_tokens;
-  if (slot == NSAI_TRIAL_K_CMP || slot == NSAI_TRIAL_V_CMP) return d->blocks;
-  if (slot == NSAI_TRIAL_PROBE) return d->probe_count;
-  bool weights =
-      (slot >= NSAI_TRIAL_D_PHI_K && slot < NSAI_TRIAL_D_GATE_VALUE) || slot > NSAI_TRIAL_D_GATE_X;
+static int64_t written_rows(const nsai_verify_tensors *d, int slot) {
+  if (slot == NSAI_VERIFY_D_K_CMP || slot == NSAI_VERIFY_D_V_CMP) return d->view[slot].shape[0];
+  if (slot >= NSAI_VERIFY_D_K0 && slot < NSAI_VERIFY_D_K_CMP) return d->kv_tokens;
+  if (slot == NSAI_VERIFY_K_CMP || slot == NSAI_VERIFY_V_CMP) return d->blocks;
+  if (slot == NSAI_VERIFY_PROBE) return d->probe_count;
+  bool weights = (slot >= NSAI_VERIFY_D_PHI_K && slot < NSAI_VERIFY_D_GATE_VALUE) ||
+                 slot > NSAI_VERIFY_D_GATE_X;
   if (weights) return d->view[slot].shape[0];
   return d->tokens;
 }
 
 /* Contiguous runs of the last dimension among the written rows: their count, and the offset of the
  * i-th in bytes from the image's start. */
-static int64_t run_count(const nsai_trial_data *d, int slot) {
+static int64_t run_count(const nsai_verify_tensors *d, int slot) {
   const nsa_tensor *v = &d->view[slot];
   int64_t count = v->ndim == 1 ? 1 : written_rows(d, slot);
   for (int32_t i = 1; i < v->ndim - 1; i++) count *= v->shape[i];
   return count;
 }
 
-static size_t run_offset(const nsai_trial_data *d, int slot, int64_t run) {
+static size_t run_offset(const nsai_verify_tensors *d, int slot, int64_t run) {
   const nsa_tensor *v = &d->view[slot];
   int64_t offset = 0;
   for (int32_t i = v->ndim - 2; i > 0; i--) {
@@ -611,10 +615,10 @@ static size_t run_offset(const nsai_trial_data *d, int slot, int64_t run) {
     run /= v->shape[i];
   }
   offset += run * v->stride[0];
-  return NSAI_TRIAL_GUARD + (uintptr_t)v->data + (size_t)offset * element_bytes(v->dtype);
+  return NSAI_VERIFY_GUARD + (uintptr_t)v->data + (size_t)offset * element_bytes(v->dtype);
 }
 
-static size_t run_bytes(const nsai_trial_data *d, int slot) {
+static size_t run_bytes(const nsai_verify_tensors *d, int slot) {
   const nsa_tensor *v = &d->view[slot];
   return (size_t)v->shape[v->ndim - 1] * element_bytes(v->dtype);
 }
@@ -624,7 +628,7 @@ static int is_filled(const uint8_t *bytes, size_t count, int fill) {
 }
 
 /* The offset of the i-th run in the order of addresses. */
-static size_t ascending_offset(const nsai_trial_data *d, int slot, int64_t i) {
+static size_t ascending_offset(const nsai_verify_tensors *d, int slot, int64_t i) {
   const nsa_tensor *v = &d->view[slot];
   int64_t rows = written_rows(d, slot);
   if (v->ndim == 3 && v->stride[1] > v->stride[0]) i = i % rows * v->shape[1] + i / rows;
@@ -632,9 +636,9 @@ static size_t ascending_offset(const nsai_trial_data *d, int slot, int64_t i) {
 }
 
 /* Whether everything in an output's image but the written elements is still the fill. */
-static int output_intact(const nsai_trial_data *d, int slot) {
-  const nsai_trial_buffer *buffer = &d->buffer[slot];
-  size_t whole = buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD, width = run_bytes(d, slot), end = 0;
+static int output_intact(const nsai_verify_tensors *d, int slot) {
+  const nsai_verify_buffer *buffer = &d->buffer[slot];
+  size_t whole = buffer->bytes + 2 * (size_t)NSAI_VERIFY_GUARD, width = run_bytes(d, slot), end = 0;
   int64_t count = run_count(d, slot);
   for (int64_t i = 0; i < count; i++) {
     size_t begin = ascending_offset(d, slot, i);
@@ -644,38 +648,39 @@ static int output_intact(const nsai_trial_data *d, int slot) {
   return is_filled(buffer->image + end, whole - end, buffer->fill);
 }
 
-static int input_intact(const nsai_trial_data *d, int slot) {
-  const nsai_trial_buffer *buffer = &d->buffer[slot];
-  size_t whole = buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD;
+static int input_intact(const nsai_verify_tensors *d, int slot) {
+  const nsai_verify_buffer *buffer = &d->buffer[slot];
+  size_t whole = buffer->bytes + 2 * (size_t)NSAI_VERIFY_GUARD;
   if (whole > INPUT_CHECK_BYTES) return 1;
   uint8_t *copy = malloc(whole);
-  int intact = copy && !nsai_trial_device_download(d->device, copy, buffer->device, whole) &&
+  int intact = copy && !nsai_verify_device_download(d->device, copy, buffer->device, whole) &&
                !memcmp(copy, buffer->image, whole);
   free(copy);
   return intact;
 }
 
-static int workspace_intact(const nsai_trial_data *d) {
-  uint8_t band[NSAI_TRIAL_GUARD];
+static int workspace_intact(const nsai_verify_tensors *d) {
+  uint8_t band[NSAI_VERIFY_GUARD];
   const uint8_t *ends[2] = { d->guarded, (const uint8_t *)d->workspace + d->workspace_bytes };
   for (int i = 0; d->guarded && i < 2; i++) {
-    if (nsai_trial_device_download(d->device, band, ends[i], sizeof band)) return 0;
+    if (nsai_verify_device_download(d->device, band, ends[i], sizeof band)) return 0;
     for (size_t j = 0; j < sizeof band; j++)
       if (band[j] != FLOAT_FILL) return 0;
   }
   return 1;
 }
 
-const char *nsai_trial_data_damaged(nsai_trial_data *d) {
-  for (int slot = 0; slot < NSAI_TRIAL_SLOTS; slot++) {
+const char *nsai_verify_tensors_damaged(nsai_verify_tensors *d) {
+  for (int slot = 0; slot < NSAI_VERIFY_SLOTS; slot++) {
     if (!d->buffer[slot].device) continue;
-    if (slot < NSAI_TRIAL_FIRST_OUTPUT ? !input_intact(d, slot) : !output_intact(d, slot))
-      return nsai_trial_slot_name(slot);
+    if (slot < NSAI_VERIFY_FIRST_OUTPUT ? !input_intact(d, slot) : !output_intact(d, slot))
+      return nsai_verify_slot_name(slot);
   }
   return workspace_intact(d) ? NULL : "workspace";
 }
 
-int64_t nsai_trial_data_difference(const nsai_trial_data *a, const nsai_trial_data *b, int slot) {
+int64_t nsai_verify_tensors_difference(const nsai_verify_tensors *a, const nsai_verify_tensors *b,
+                                       int slot) {
   size_t width = run_bytes(a, slot);
   int64_t runs = run_count(a, slot), per_row = written_rows(a, slot);
   per_row = per_row ? runs / per_row : 1;
@@ -686,21 +691,21 @@ int64_t nsai_trial_data_difference(const nsai_trial_data *a, const nsai_trial_da
   return -1;
 }
 
-nsa_status nsai_trial_data_begin_sums(nsai_trial_data *d, uint64_t seed) {
-  nsai_trial_inputs in = { &d->c->geometry, NSAI_TRIAL_FILL_RANDOM, seed, 1 };
-  for (int slot = NSAI_TRIAL_FIRST_GRADIENT; slot < NSAI_TRIAL_SLOTS; slot++) {
-    nsai_trial_buffer *buffer = &d->buffer[slot];
+nsa_status nsai_verify_tensors_begin_sums(nsai_verify_tensors *d, uint64_t seed) {
+  nsai_verify_inputs in = { &d->c->model, NSAI_VERIFY_FILL_RANDOM, seed, 1 };
+  for (int slot = NSAI_VERIFY_FIRST_GRADIENT; slot < NSAI_VERIFY_SLOTS; slot++) {
+    nsai_verify_buffer *buffer = &d->buffer[slot];
     if (!buffer->device) continue;
-    if (!nsai_trial_buffer_image(buffer)) return nsai_fail_nomem("a host image", buffer->bytes);
-    memset(buffer->image, buffer->fill, buffer->bytes + 2 * (size_t)NSAI_TRIAL_GUARD);
-    nsa_tensor view = nsai_trial_data_view(d, slot, NSAI_TRIAL_HOST);
+    if (!nsai_verify_buffer_image(buffer)) return nsai_fail_nomem("a host image", buffer->bytes);
+    memset(buffer->image, buffer->fill, buffer->bytes + 2 * (size_t)NSAI_VERIFY_GUARD);
+    nsa_tensor view = nsai_verify_tensors_view(d, slot, NSAI_VERIFY_HOST);
     view.shape[0] = written_rows(d, slot);
-    nsai_trial_fill_normal(&in, (uint64_t)slot, 1, &view);
-    NSAI_TRY(nsai_trial_buffer_upload(d->device, buffer));
+    nsai_verify_fill_normal(&in, (uint64_t)slot, 1, &view);
+    NSAI_TRY(nsai_verify_buffer_upload(d->device, buffer));
   }
   return NSA_OK;
 }
 
-const int32_t *nsai_trial_index_row(const nsa_tensor *index, int64_t t, int32_t head) {
+const int32_t *nsai_verify_index_row(const nsa_tensor *index, int64_t t, int32_t head) {
   return (const int32_t *)index->data + t * index->stride[0] + head * index->stride[1];
 }

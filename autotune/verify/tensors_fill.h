@@ -6,7 +6,7 @@
 
 #include "verify/tensors.h"
 
-/* Writes the contents of all inputs into their host images. `probes`: rows of NSAI_TRIAL_PROBE_ROWS. */
-void nsai_trial_data_fill(nsai_trial_data *data, int threads, const int64_t *probes);
+/* Writes the contents of all inputs into their host images. `probes`: rows of NSAI_VERIFY_PROBE_ROWS. */
+void nsai_verify_tensors_fill(nsai_verify_tensors *data, int threads, const int64_t *probes);
 
 #endif /* NSAI_VERIFY_TENSORS_FILL_H */

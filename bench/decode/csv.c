@@ -53,7 +53,7 @@ static void put_tokens(FILE *out, double tokens) { fprintf(out, ",%.10g", tokens
 
 static void put_reads(FILE *out, const bench_decode_table *t, const bench_decode_cell *c) {
   const bench_decode_reads *both[] = { &c->actual, &c->expected };
-  const double rows = (double)(c->batch * t->options->c.geometry.kv_heads);
+  const double rows = (double)(c->batch * t->options->c.model.kv_heads);
   for (int per_token = 0; per_token < 2; per_token++)
     for (int i = 0; i < 2; i++)
       put_tokens(out, bench_decode_tokens(both[i]) / rows / (per_token ? c->q_len : 1));
@@ -66,11 +66,11 @@ void bench_decode_csv_line(FILE *out, const bench_decode_table *t, const bench_d
   const bench_decode_options *o = t->options;
   const double read = bench_decode_gbps((double)c->expected.bytes, c->us[BENCH_DECODE_TOTAL]);
   const double dense = bench_decode_gbps(c->dense_bytes, c->us[BENCH_DECODE_DENSE]);
-  char date[24], text[NSAI_TRIAL_CASE_TEXT];
+  char date[24], text[NSAI_VERIFY_CASE_TEXT];
   time_t now = time(NULL);
   struct tm utc;
   strftime(date, sizeof date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
-  nsai_trial_case_print(&o->c, text, sizeof text);
+  nsai_verify_case_print(&o->c, text, sizeof text);
   fprintf(out, "%s,", date);
   bench_csv_word(out, t->commit);
   fputc(',', out);
@@ -127,25 +127,25 @@ static nsa_status insert(const char *name, int64_t value, int64_t *list, int *co
   return NSA_OK;
 }
 
-static nsa_status read_problem(const char *text, nsai_trial_case *out) {
+static nsa_status read_problem(const char *text, nsai_verify_case *out) {
   char error[256];
-  if (nsai_trial_case_parse(text, out, error, sizeof error))
+  if (nsai_verify_case_parse(text, out, error, sizeof error))
     return nsai_fail(NSA_E_ARG, "%s: %s", text, error);
   return NSA_OK;
 }
 
 /* Whether the line belongs to the table; its first line says what that is. */
-static int takes(bench_decode_sheet *s, const nsai_trial_case *c, int64_t q_len,
+static int takes(bench_decode_sheet *s, const nsai_verify_case *c, int64_t q_len,
                  int64_t page_size) {
-  char known[NSAI_TRIAL_CASE_TEXT], text[NSAI_TRIAL_CASE_TEXT];
+  char known[NSAI_VERIFY_CASE_TEXT], text[NSAI_VERIFY_CASE_TEXT];
   bench_decode_options *o = &s->options;
   if (!s->count) {
     o->c = *c;
     o->q_len = (int32_t)q_len;
     o->page_size = (int32_t)page_size;
   }
-  nsai_trial_case_print(&o->c, known, sizeof known);
-  nsai_trial_case_print(c, text, sizeof text);
+  nsai_verify_case_print(&o->c, known, sizeof known);
+  nsai_verify_case_print(c, text, sizeof text);
   return !strcmp(known, text) && o->q_len == q_len && o->page_size == page_size;
 }
 
@@ -155,7 +155,7 @@ static nsa_status read_cell(void *user, char *const *value) {
   bench_decode_cell cell = { 0 };
   int64_t q_len, page_size;
   double bytes;
-  nsai_trial_case c;
+  nsai_verify_case c;
   NSAI_TRY(read_problem(value[PROBLEM], &c));
   NSAI_TRY(read_size(BATCH, value, 1, &cell.batch));
   NSAI_TRY(read_size(Q_LEN, value, 1, &q_len));

@@ -34,46 +34,47 @@ static nsa_status make_plan(nsa_ctx *ctx, int32_t op, const bench_decode_options
 
 /* What a graph repeats over the copies. */
 typedef struct steps {
-  const nsai_trial_kv *world;
+  const nsai_verify_cache *caches;
   const nsa_plan *append, *decode; /* append NULL: none */
   nsa_exec exec;
 } steps;
 
 static nsa_status enqueue(void *user) {
   const steps *s = user;
-  for (int64_t copy = 0; copy < s->world->form.copies; copy++) {
-    nsa_batch batch = nsai_trial_kv_batch(s->world, copy);
+  for (int64_t copy = 0; copy < s->caches->options.copies; copy++) {
+    nsa_batch batch = nsai_verify_cache_batch(s->caches, copy);
     nsa_exec append = s->exec;
     append.branches = 0;
     if (s->append)
-      NSAI_TRY(nsa_kv_append(s->append, &append, &batch, &s->world->cache, &s->world->fresh, NULL));
-    NSAI_TRY(nsa_decode(s->decode, &s->exec, &batch, &s->world->io));
+      NSAI_TRY(
+          nsa_kv_append(s->append, &append, &batch, &s->caches->cache, &s->caches->new_kv, NULL));
+    NSAI_TRY(nsa_decode(s->decode, &s->exec, &batch, &s->caches->io));
   }
   return NSA_OK;
 }
 
 /* The median of some replays, microseconds of a step. The first warms up. */
 static nsa_status time_steps(steps *s, double *us) {
-  const nsai_trial_device *device = s->world->device;
+  const nsai_verify_device *device = s->caches->device;
   double ms[REPLAYS];
   nsai_cu_graph_exec graph = NULL;
-  nsai_trial_timer timer;
+  nsai_verify_timer timer;
   nsa_status status;
-  NSAI_TRY(nsai_trial_timer_create(device, &timer));
-  if (device->driver) NSAI_TRY_TO(done, nsai_trial_device_capture(device, enqueue, s, &graph));
+  NSAI_TRY(nsai_verify_timer_create(device, &timer));
+  if (device->driver) NSAI_TRY_TO(done, nsai_verify_device_capture(device, enqueue, s, &graph));
   for (int i = -1; i < REPLAYS; i++) {
-    NSAI_TRY_TO(done, nsai_trial_timer_start(device, &timer));
+    NSAI_TRY_TO(done, nsai_verify_timer_start(device, &timer));
     if (graph)
       NSAI_TRY_TO(done, NSAI_CUDA(device->driver, cuGraphLaunch(graph, device->stream)));
     else
       NSAI_TRY_TO(done, enqueue(s));
-    NSAI_TRY_TO(done, nsai_trial_timer_stop(device, &timer));
-    NSAI_TRY_TO(done, nsai_trial_timer_read(device, &timer, &ms[i < 0 ? 0 : i]));
+    NSAI_TRY_TO(done, nsai_verify_timer_stop(device, &timer));
+    NSAI_TRY_TO(done, nsai_verify_timer_read(device, &timer, &ms[i < 0 ? 0 : i]));
   }
-  *us = 1e3 * chk_median(ms, REPLAYS) / (double)s->world->form.copies;
+  *us = 1e3 * chk_median(ms, REPLAYS) / (double)s->caches->options.copies;
 done:
   if (graph) device->driver->cuGraphExecDestroy(graph);
-  nsai_trial_timer_destroy(device, &timer);
+  nsai_verify_timer_destroy(device, &timer);
   return status;
 }
 
@@ -101,7 +102,7 @@ static nsa_status make_plans(const bench_decode_contexts *c, const bench_decode_
 }
 
 /* Device memory for the largest of the plans' workspaces. */
-static nsa_status make_workspace(nsai_trial_kv *w, const plans *p, nsa_exec *exec) {
+static nsa_status make_workspace(nsai_verify_cache *w, const plans *p, nsa_exec *exec) {
   const nsa_plan *all[] = { p->append, p->decode, p->counted, p->dense };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
@@ -110,18 +111,18 @@ static nsa_status make_workspace(nsai_trial_kv *w, const plans *p, nsa_exec *exe
     if (caps.workspace_bytes > exec->workspace_bytes) exec->workspace_bytes = caps.workspace_bytes;
   }
   exec->stream = (nsa_stream)w->device->stream;
-  NSAI_TRY(nsai_trial_kv_workspace(w, exec->workspace_bytes));
+  NSAI_TRY(nsai_verify_cache_workspace(w, exec->workspace_bytes));
   exec->workspace = w->workspace;
   return NSA_OK;
 }
 
 /* Counts first: what the counting kernels leave in L2 the first replay, which warms up, reads over. */
-static nsa_status measure_parts(nsai_trial_kv *w, const plans *p, bench_decode_cell *cell) {
+static nsa_status measure_parts(nsai_verify_cache *w, const plans *p, bench_decode_cell *cell) {
   static const bench_decode_part part_of[NSA_BRANCHES] = {
     [NSA_CMP] = BENCH_DECODE_CMP, [NSA_SEL] = BENCH_DECODE_SEL, [NSA_WIN] = BENCH_DECODE_WIN
   };
-  const nsai_geometry *g = w->form.geometry;
-  steps s = { .world = w, .decode = p->decode, .exec = NSA_EXEC_INIT };
+  const nsai_model *g = w->options.model;
+  steps s = { .caches = w, .decode = p->decode, .exec = NSA_EXEC_INIT };
   NSAI_TRY(make_workspace(w, p, &s.exec));
   NSAI_TRY(bench_decode_count(w, p->counted, &s.exec, cell));
   NSAI_TRY(time_steps(&s, &cell->us[BENCH_DECODE_TOTAL]));
@@ -143,20 +144,20 @@ static nsa_status measure_parts(nsai_trial_kv *w, const plans *p, bench_decode_c
 
 nsa_status bench_decode_measure(chk_session *session, const bench_decode_contexts *contexts,
                                 const bench_decode_options *options, bench_decode_cell *cell) {
-  const nsai_geometry *g = &options->c.geometry;
+  const nsai_model *g = &options->c.model;
   nsa_caps caps = NSA_CAPS_INIT;
   plans p = { 0 };
-  nsai_trial_kv world = { 0 };
+  nsai_verify_cache caches = { 0 };
   nsa_status status;
   bench_decode_expect(g, cell, NULL, &cell->expected);
   cell->dense_bytes =
       2.0 * (double)(cell->batch * cell->context * g->kv_heads) * (g->head_dim_qk + g->head_dim_v);
-  const nsai_trial_device *device = chk_session_device(session);
+  const nsai_verify_device *device = chk_session_device(session);
   NSAI_TRY_TO(done, make_plans(contexts, options, cell, &p));
   NSAI_TRY_TO(done, nsa_plan_caps(p.decode, &caps));
   memcpy(cell->variants, caps.variants, sizeof cell->variants);
-  const nsai_trial_kv_form form = {
-    .geometry = g,
+  const nsai_verify_cache_options cache_options = {
+    .model = g,
     .fill = options->c.fill,
     .seed = options->c.seed,
     .threads = chk_session_opts(session)->threads,
@@ -164,13 +165,13 @@ nsa_status bench_decode_measure(chk_session *session, const bench_decode_context
     .batch = cell->batch,
     .q_len = cell->q_len,
     .page_size = options->page_size,
-    .copies = device->driver ? nsai_trial_kv_copies((double)cell->expected.bytes) : 1
+    .copies = device->driver ? nsai_verify_cache_copies((double)cell->expected.bytes) : 1
   };
-  NSAI_TRY_TO(done, nsai_trial_kv_create(device, &form, p.fill, &world));
-  cell->copies = world.form.copies;
-  NSAI_TRY_TO(done, measure_parts(&world, &p, cell));
+  NSAI_TRY_TO(done, nsai_verify_cache_create(device, &cache_options, p.fill, &caches));
+  cell->copies = caches.options.copies;
+  NSAI_TRY_TO(done, measure_parts(&caches, &p, cell));
 done:
-  nsai_trial_kv_destroy(&world);
+  nsai_verify_cache_destroy(&caches);
   destroy_plans(&p);
   if (status) {
     const char *text = nsa_last_error();

@@ -14,7 +14,7 @@
 #define BENCH_DECODE_SIZES 16
 
 typedef struct bench_decode_options {
-  nsai_trial_case c;                    /* the model, its inputs' fill and seed */
+  nsai_verify_case c;                   /* the model, its inputs' fill and seed */
   int64_t contexts[BENCH_DECODE_SIZES]; /* tokens of every sequence */
   int64_t batches[BENCH_DECODE_SIZES];  /* sequences */
   int context_count, batch_count;

@@ -41,8 +41,8 @@ nsa_status bench_decode_draw(const bench_decode_options *o, const bench_decode_c
                              int count, const char *dir, const char *stem) {
   curve curves[2 * BENCH_DECODE_SIZES];
   bench_line lines[2 * BENCH_DECODE_SIZES];
-  char text[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(&o->c, text, sizeof text);
+  char text[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case_print(&o->c, text, sizeof text);
   const bench_plot plot = { .title =
                                 "A decode step against the context, in a CUDA graph, nothing in L2",
                             .subtitle = text,

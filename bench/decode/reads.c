@@ -11,19 +11,19 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 /* ---- expected -------------------------------------------------------------------------------- */
 
 /* Tokens of a block that a sequence has. */
-static int64_t block_tokens(const nsai_geometry *g, int64_t context, int64_t block) {
+static int64_t block_tokens(const nsai_model *g, int64_t context, int64_t block) {
   return least(g->select_block, context - block * g->select_block);
 }
 
 /* Of one token, or of several that choose alike: all blocks are whole but the current one. */
-static int64_t chosen_by_one(const nsai_geometry *g, int64_t context) {
+static int64_t chosen_by_one(const nsai_model *g, int64_t context) {
   int64_t current = (context - 1) % g->select_block + 1;
   return least(context, (int64_t)(g->select_count - 1) * g->select_block + current);
 }
 
 /* Of the lists of a sequence's tokens for one head, each block once. `seen` [blocks]: zeros, and again
  * after. */
-static int64_t chosen_by_all(const nsai_geometry *g, const bench_decode_cell *cell,
+static int64_t chosen_by_all(const nsai_model *g, const bench_decode_cell *cell,
                              const int32_t *blocks, char *seen) {
   const int64_t row = (int64_t)g->kv_heads * g->select_count;
   int64_t sum = 0;
@@ -38,8 +38,7 @@ static int64_t chosen_by_all(const nsai_geometry *g, const bench_decode_cell *ce
   return sum;
 }
 
-static int64_t chosen(const nsai_geometry *g, const bench_decode_cell *cell,
-                      const int32_t *blocks) {
+static int64_t chosen(const nsai_model *g, const bench_decode_cell *cell, const int32_t *blocks) {
   int64_t count = nsai_select_block_count(g, cell->context), sum = 0;
   char *seen = blocks && cell->q_len > 1 ? calloc((size_t)count, 1) : NULL;
   if (!seen) return cell->batch * g->kv_heads * chosen_by_one(g, cell->context);
@@ -51,10 +50,10 @@ static int64_t chosen(const nsai_geometry *g, const bench_decode_cell *cell,
   return sum;
 }
 
-static int64_t row_bytes(const nsai_geometry *g) { return 2 * (g->head_dim_qk + g->head_dim_v); }
+static int64_t row_bytes(const nsai_model *g) { return 2 * (g->head_dim_qk + g->head_dim_v); }
 
-void bench_decode_expect(const nsai_geometry *g, const bench_decode_cell *cell,
-                         const int32_t *blocks, bench_decode_reads *out) {
+void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, const int32_t *blocks,
+                         bench_decode_reads *out) {
   const int64_t rows = cell->batch * g->kv_heads;
   *out = (bench_decode_reads){ 0 };
   out->tokens[NSA_CMP] = rows * nsai_block_count(g, cell->context);
@@ -89,45 +88,46 @@ typedef struct buffers {
   int32_t *host_blocks;
 } buffers;
 
-static nsa_status make_buffers(nsai_trial_kv *w, buffers *b) {
-  const nsai_geometry *g = w->form.geometry;
-  const int64_t rows = w->form.batch * g->kv_heads;
+static nsa_status make_buffers(nsai_verify_cache *w, buffers *b) {
+  const nsai_model *g = w->options.model;
+  const int64_t rows = w->options.batch * g->kv_heads;
   b->reads_bytes = (size_t)(rows * NSA_BRANCHES * 2) * sizeof *b->host_reads;
-  b->blocks_bytes = (size_t)(rows * w->form.q_len * g->select_count) * sizeof *b->host_blocks;
+  b->blocks_bytes = (size_t)(rows * w->options.q_len * g->select_count) * sizeof *b->host_blocks;
   b->host_reads = malloc(b->reads_bytes);
   b->host_blocks = malloc(b->blocks_bytes + 1);
   if (!b->host_reads || !b->host_blocks) return nsai_fail_nomem("counters", b->blocks_bytes);
-  NSAI_TRY(nsai_trial_kv_alloc(w, b->reads_bytes, &b->reads));
-  NSAI_TRY(nsai_trial_device_set(w->device, b->reads, 0, b->reads_bytes));
+  NSAI_TRY(nsai_verify_cache_alloc(w, b->reads_bytes, &b->reads));
+  NSAI_TRY(nsai_verify_device_set(w->device, b->reads, 0, b->reads_bytes));
   if (!b->blocks_bytes) return NSA_OK;
-  return nsai_trial_kv_alloc(w, b->blocks_bytes, &b->blocks);
+  return nsai_verify_cache_alloc(w, b->blocks_bytes, &b->blocks);
 }
 
-static nsa_status run(nsai_trial_kv *w, const nsa_plan *plan, const nsa_exec *exec, buffers *b) {
-  const nsai_geometry *g = w->form.geometry;
-  nsa_batch batch = nsai_trial_kv_batch(w, 0);
+static nsa_status run(nsai_verify_cache *w, const nsa_plan *plan, const nsa_exec *exec,
+                      buffers *b) {
+  const nsai_model *g = w->options.model;
+  nsa_batch batch = nsai_verify_cache_batch(w, 0);
   nsa_io io = w->io;
   io.reads =
-      packed(b->reads, NSA_I64, 4, (int64_t[]){ w->form.batch, g->kv_heads, NSA_BRANCHES, 2 });
+      packed(b->reads, NSA_I64, 4, (int64_t[]){ w->options.batch, g->kv_heads, NSA_BRANCHES, 2 });
   if (b->blocks)
     io.block_idx =
         packed(b->blocks, NSA_I32, 3,
-               (int64_t[]){ w->form.batch * w->form.q_len, g->kv_heads, g->select_count });
+               (int64_t[]){ w->options.batch * w->options.q_len, g->kv_heads, g->select_count });
   NSAI_TRY(nsa_decode(plan, exec, &batch, &io));
-  NSAI_TRY(nsai_trial_device_wait(w->device, NULL));
-  NSAI_TRY(nsai_trial_device_download(w->device, b->host_reads, b->reads, b->reads_bytes));
+  NSAI_TRY(nsai_verify_device_wait(w->device, NULL));
+  NSAI_TRY(nsai_verify_device_download(w->device, b->host_reads, b->reads, b->reads_bytes));
   if (!b->blocks) return NSA_OK;
-  return nsai_trial_device_download(w->device, b->host_blocks, b->blocks, b->blocks_bytes);
+  return nsai_verify_device_download(w->device, b->host_blocks, b->blocks, b->blocks_bytes);
 }
 
-nsa_status bench_decode_count(nsai_trial_kv *w, const nsa_plan *plan, const nsa_exec *exec,
+nsa_status bench_decode_count(nsai_verify_cache *w, const nsa_plan *plan, const nsa_exec *exec,
                               bench_decode_cell *cell) {
   buffers b = { 0 };
   nsa_status status;
   NSAI_TRY_TO(done, make_buffers(w, &b));
   NSAI_TRY_TO(done, run(w, plan, exec, &b));
-  add_up(b.host_reads, w->form.batch * w->form.geometry->kv_heads, &cell->actual);
-  bench_decode_expect(w->form.geometry, cell, b.blocks ? b.host_blocks : NULL, &cell->expected);
+  add_up(b.host_reads, w->options.batch * w->options.model->kv_heads, &cell->actual);
+  bench_decode_expect(w->options.model, cell, b.blocks ? b.host_blocks : NULL, &cell->expected);
 done:
   free(b.host_reads);
   free(b.host_blocks);

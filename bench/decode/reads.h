@@ -14,12 +14,12 @@
  * window. Of one new token these follow from the context alone. Where a sequence has several, a block that
  * more than one of them chose counts once, by their lists `blocks` [batch * q_len, Hkv, n] in host memory;
  * NULL: as if all had chosen the same. */
-void bench_decode_expect(const nsai_geometry *g, const bench_decode_cell *cell,
-                         const int32_t *blocks, bench_decode_reads *out);
+void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, const int32_t *blocks,
+                         bench_decode_reads *out);
 
 /* Runs a step over the first copy by `plan`, whose kernels count, and fills cell->actual and
  * cell->expected. `exec` has the plan's workspace. Waits. */
-nsa_status bench_decode_count(nsai_trial_kv *world, const nsa_plan *plan, const nsa_exec *exec,
+nsa_status bench_decode_count(nsai_verify_cache *caches, const nsa_plan *plan, const nsa_exec *exec,
                               bench_decode_cell *cell);
 
 #endif /* BENCH_DECODE_READS_H */

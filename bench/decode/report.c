@@ -28,8 +28,8 @@ const bench_decode_cell *bench_decode_find(const bench_decode_cell *cells, int c
 
 static void put_head(FILE *out, const bench_decode_table *t) {
   const bench_decode_options *o = t->options;
-  char text[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(&o->c, text, sizeof text);
+  char text[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case_print(&o->c, text, sizeof text);
   fprintf(out, "%s\nmicroseconds of a step of %d new tokens, ", text, o->q_len);
   if (o->page_size > 0)
     fprintf(out, "pages of %d", o->page_size);
@@ -81,7 +81,7 @@ static void put_summary(FILE *out, const bench_decode_table *t, const bench_deco
           "win", "reads", "cmp", "sel", "win", "MB");
   for (int i = 0; i < o->context_count * o->batch_count; i++) {
     const bench_decode_cell *c = &cells[i];
-    const double rows = (double)(c->batch * o->c.geometry.kv_heads);
+    const double rows = (double)(c->batch * o->c.model.kv_heads);
     if (!(c->us[BENCH_DECODE_TOTAL] > 0)) continue;
     fprintf(out, "%8lld %6lld", (long long)c->context, (long long)c->batch);
     for (int b = BENCH_DECODE_CMP; b <= BENCH_DECODE_WIN; b++)
@@ -152,14 +152,14 @@ static void json_cell(FILE *out, const bench_decode_cell *c) {
   for (int i = 0; i < BENCH_DECODE_PARTS; i++) {
     fprintf(out, ", \"ms_%s\": ", bench_decode_part_names[i]);
     if (c->us[i] > 0)
-      nsai_trial_json_number(out, c->us[i] * 1e-3);
+      nsai_verify_json_number(out, c->us[i] * 1e-3);
     else
       fputs("null", out);
   }
   put_reads(out, "reads_actual", &c->actual);
   put_reads(out, "reads_expected", &c->expected);
   fputs(", \"dense_bytes\": ", out);
-  nsai_trial_json_number(out, c->dense_bytes);
+  nsai_verify_json_number(out, c->dense_bytes);
   bench_json_string(out, ", \"variants\": ", c->variants);
   bench_json_string(out, ", \"note\": ", c->note);
   fputc('}', out);
@@ -168,14 +168,14 @@ static void json_cell(FILE *out, const bench_decode_cell *c) {
 void bench_decode_json(FILE *out, const bench_decode_sheet *s, const char *device,
                        const char *commit) {
   const bench_decode_options *o = &s->options;
-  char problem[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(&o->c, problem, sizeof problem);
+  char problem[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case_print(&o->c, problem, sizeof problem);
   bench_json_string(out, "{\"problem\": ", problem);
   bench_json_string(out, ", \"commit\": ", commit);
   bench_json_string(out, ", \"device\": ", device);
   fprintf(out, ", \"q_len\": %d, \"page_size\": %d, \"bandwidth_gbps\": ", o->q_len,
           o->page_size > 0 ? o->page_size : 0);
-  nsai_trial_json_number(out, s->cells->bandwidth); /* all are of one run */
+  nsai_verify_json_number(out, s->cells->bandwidth); /* all are of one run */
   fputs(",\n\"cells\": [", out);
   for (int i = 0; i < s->count; i++) {
     fputs(i ? ",\n " : "\n ", out);
@@ -187,7 +187,7 @@ void bench_decode_json(FILE *out, const bench_decode_sheet *s, const char *devic
 /* ---- all cells ------------------------------------------------------------------------------- */
 
 /* A context of the model with one more setting; NULL: none. */
-static nsa_status make_context(chk_session *session, const nsai_trial_case *c, const char *setting,
+static nsa_status make_context(chk_session *session, const nsai_verify_case *c, const char *setting,
                                nsa_ctx **out) {
   const char *const *given = chk_session_opts(session)->overrides;
   size_t count = 0;
@@ -230,7 +230,7 @@ done:
   return status;
 }
 
-static nsa_status refuse_model(const nsai_geometry *g) {
+static nsa_status refuse_model(const nsai_model *g) {
   if (g->phi != NSAI_PHI_MEAN)
     return nsai_fail(NSA_E_ARG,
                      "decode is timed with phi=mean: the caches are filled by nsa_kv_append");
@@ -242,8 +242,8 @@ static nsa_status refuse_model(const nsai_geometry *g) {
 /* All contexts of plans that do not depend on the sequences' lengths, and the device's bandwidth. */
 static nsa_status prepare(chk_session *session, bench_decode_contexts *contexts,
                           bench_decode_table *t) {
-  const nsai_trial_device *device = chk_session_device(session);
-  NSAI_TRY(refuse_model(&t->options->c.geometry));
+  const nsai_verify_device *device = chk_session_device(session);
+  NSAI_TRY(refuse_model(&t->options->c.model));
   NSAI_TRY(make_context(session, &t->options->c, NULL, &contexts->timed));
   NSAI_TRY(make_context(session, &t->options->c, "runtime.count_reads=true", &contexts->counting));
   t->device = device->name;

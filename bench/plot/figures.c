@@ -12,9 +12,9 @@
 
 /* Colour of a part in both figures. */
 static const int part_color[BENCH_PARTS] = {
-  [BENCH_COMPRESS] = 5,  [BENCH_FORWARD] = 0,  [BENCH_COMPRESSED] = 3,
-  [BENCH_SELECTED] = 0,  [BENCH_WINDOW] = 2,   [BENCH_DENSE] = 1,
-  [BENCH_SDPA_GEMM] = 4, [BENCH_BACKWARD] = 3, [BENCH_BACKWARD_SAVED] = 2,
+  [BENCH_COMPRESS] = 5,   [BENCH_FORWARD] = 0,  [BENCH_COMPRESSED] = 3,
+  [BENCH_SELECTED] = 0,   [BENCH_WINDOW] = 2,   [BENCH_DENSE] = 1,
+  [BENCH_DENSE_GEMM] = 4, [BENCH_BACKWARD] = 3, [BENCH_BACKWARD_SAVED] = 2,
 };
 
 /* The problems of one figure: those of the first one's model, by length and fill. */
@@ -33,7 +33,7 @@ static int by_length(const void *a, const void *b) {
 
 static void choose(const bench_results *results, subject *s) {
   const bench_problem *first = &results->problem[0];
-  const nsai_geometry *g = &first->c.geometry;
+  const nsai_model *g = &first->c.model;
   *s = (subject){ 0 };
   for (int64_t i = 0; i < results->count && s->count < MAX_LENGTHS; i++)
     if (bench_same_model(first, &results->problem[i]))
@@ -72,7 +72,7 @@ typedef struct curve {
 } curve;
 
 /* Makes the line of a part and fill; it may have no point. */
-static void make_curve(const subject *s, bench_part part, nsai_trial_fill fill, curve *c,
+static void make_curve(const subject *s, bench_part part, nsai_verify_fill fill, curve *c,
                        bench_line *line) {
   int dashed = fill != s->problem[0]->c.fill;
   *line = (bench_line){
@@ -84,19 +84,19 @@ static void make_curve(const subject *s, bench_part part, nsai_trial_fill fill, 
     c->x[line->count] = (double)bench_tokens(s->problem[i]);
     c->y[line->count++] = ms;
   }
-  snprintf(c->name, sizeof c->name, "%s, %s", bench_part_names[part], nsai_trial_fill_name(fill));
+  snprintf(c->name, sizeof c->name, "%s, %s", bench_part_names[part], nsai_verify_fill_name(fill));
 }
 
 static nsa_status write_speed(const subject *s, const char *dir, const char *stem) {
   bench_part lead = BENCH_PARTS;
   for (int i = 0; i < s->count && lead == BENCH_PARTS; i++) lead = bench_lead(s->problem[i]);
-  const bench_part parts[] = { lead, BENCH_DENSE, BENCH_SDPA_GEMM };
-  curve curves[3 * NSAI_TRIAL_FILLS];
-  bench_line lines[3 * NSAI_TRIAL_FILLS];
+  const bench_part parts[] = { lead, BENCH_DENSE, BENCH_DENSE_GEMM };
+  curve curves[3 * NSAI_VERIFY_FILLS];
+  bench_line lines[3 * NSAI_VERIFY_FILLS];
   int count = 0;
   for (int i = 0; i < 3; i++)
-    for (int fill = 0; fill < NSAI_TRIAL_FILLS && parts[i] != BENCH_PARTS; fill++) {
-      make_curve(s, parts[i], (nsai_trial_fill)fill, &curves[count], &lines[count]);
+    for (int fill = 0; fill < NSAI_VERIFY_FILLS && parts[i] != BENCH_PARTS; fill++) {
+      make_curve(s, parts[i], (nsai_verify_fill)fill, &curves[count], &lines[count]);
       lines[count].marker = i;
       if (lines[count].count) count++;
     }

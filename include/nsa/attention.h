@@ -138,7 +138,7 @@ typedef struct nsa_plan nsa_plan;
  *
  * NSA_E_UNSUPPORTED (all reasons in nsa_last_error; or NVRTC does not know the architecture),
  * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (NVRTC is newer than the driver), NSA_E_NO_CUBLASLT (phi
- * linear or mlp, gate mlp, sdpa_gemm), NSA_E_COMPILE, NSA_E_NOT_PREPARED (`runtime.jit: never` or
+ * linear or mlp, gate mlp, dense_gemm), NSA_E_COMPILE, NSA_E_NOT_PREPARED (`runtime.jit: never` or
  * `prepare_only`, and a kernel is in no cache, or the cache's does not load), NSA_E_NO_DEVICE (a
  * deviceless context), NSA_E_VERIFY (tuning.on_first_use found the kernels computing wrong results),
  * NSA_E_ARG, NSA_E_VERSION, NSA_E_CUDA, NSA_E_NOMEM, NSA_E_CANCELLED,
@@ -279,7 +279,7 @@ typedef struct nsa_io {
 
 /* Enqueues the whole forward of a NSA_OP_FORWARD plan: compress, attend_compressed, select,
  * attend_selected, attend_window, gated sum. Allocates no device memory, waits for nothing,
- * compiles nothing; safe during stream capture. Products (phi linear and mlp, gate mlp, sdpa_gemm)
+ * compiles nothing; safe during stream capture. Products (phi linear and mlp, gate mlp, dense_gemm)
  * go through cuBLASLt, which makes small allocations on the host; otherwise none are made there
  * either. On the CPU device it computes before it returns. Thread-safe.
  *

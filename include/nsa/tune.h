@@ -33,7 +33,7 @@ enum {
                             candidate does further stages as well, ms is that of all of them, and
                             note names them */
   NSA_TUNE_BASELINE = 7, /* candidate is "forward" or another operation, "forward.default" (by the
-                            heuristic's choices), "dense" or "sdpa_gemm": ms */
+                            heuristic's choices), "dense" or "dense_gemm": ms */
   NSA_TUNE_DONE = 8      /* a problem ends; note says so when the budget ended it */
 };
 

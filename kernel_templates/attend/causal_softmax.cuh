@@ -1,7 +1,7 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// attend_causal_softmax: between the two products of sdpa_gemm, the unfused baseline.
+// attend_causal_softmax: between the two products of dense_gemm, the unfused baseline.
 //
 //   probs[h, r, k] = 2^(scale_log2 * scores[h, r, k] - top) / sum   k <= first_position + r, else 0
 //   lse[r, h]      = ln 2 * (top + log2 sum)
@@ -18,8 +18,8 @@
 // Config: Element, kThreads, kMinBlocks. 8 bytes of shared memory a warp, static.
 #pragma once
 #include "core/launch.cuh"
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "params/attention.h"
 
 static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024,
               "whole warps; one warp reduces them");

@@ -13,7 +13,7 @@
 // the consumers pool what they have, in fp32, and store it with the row's reference in a scratch of
 // this CTA, from where the selectors take it when the LSE is known:
 //
-//   producer   warpgroup 0      boxes of Q, K, V; keys spread over lanes: tma_load_spread()
+//   producer   warpgroup 0      boxes of Q, K, V; keys spread over lanes: tma_load_interleaved()
 //   consumers  warpgroups 1, 2  Q K^T | softmax, pool, store | P V, as in attend/mainloop_sm90.cuh
 //   selectors  warpgroup 3      a tile of queries behind: scale, sum over heads, list, choose
 //
@@ -61,9 +61,9 @@
 #include "attend/topn_pool.cuh"
 #include "attend/topn_warps.cuh"
 
-template <class C> struct SharedPlan {
+template <class C> struct SharedStorage {
   typename Flash<FlashConfig<C>>::Shared flash;
-  typename Plan<C>::Own own;
+  typename KernelTraits<C>::TopnStorage topn_storage;
 };
 
 // ---- producer
@@ -72,10 +72,11 @@ template <class C> struct SharedPlan {
 template <class C>
 NSAI_DEVICE void load_boxes(const NsaiAttendTma &p, const FlashTile &tile, int whole,
                             typename Flash<FlashConfig<C>>::Shared &shared,
-                            Ring<C::kQueryStages> queries, Ring<C::kStages> keys) {
+                            PipelineState<C::kQueryStages> queries,
+                            PipelineState<C::kStages> keys) {
   using F = Flash<FlashConfig<C>>;
   u32 q_full = shared_address(&shared.q_full[queries.stage]);
-  barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.parity ^ 1);
+  barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.phase ^ 1);
   barrier_arrive_expecting(q_full, sizeof shared.q[0]);
 #pragma unroll
   for (int w = 0; w < F::kConsumers; ++w)
@@ -84,16 +85,17 @@ NSAI_DEVICE void load_boxes(const NsaiAttendTma &p, const FlashTile &tile, int w
   int column_k = (int)(tile.group * p.attend.k.head_stride);
   int column_v = (int)(tile.group * p.attend.v.head_stride);
 #pragma unroll 1
-  for (int row = tile.first_row; whole > 0; --whole, row += C::kKeys, keys.next()) {
+  for (int row = tile.first_row; whole > 0; --whole, row += C::kKeys, keys.advance()) {
     u32 k_full = shared_address(&shared.k_full[keys.stage]);
-    barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.parity ^ 1);
+    barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.phase ^ 1);
     barrier_arrive_expecting(k_full, F::kKeyBytes);
-    tma_load_spread<C::kHeadDimQk>(shared_address(shared.k[keys.stage]), p.k, k_full, column_k,
-                                   row);
+    tma_load_interleaved<C::kHeadDimQk>(shared_address(shared.k[keys.stage]), p.k, k_full, column_k,
+                                        row);
     u32 v_full = shared_address(&shared.v_full[keys.stage]);
-    barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.parity ^ 1);
+    barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.phase ^ 1);
     barrier_arrive_expecting(v_full, F::kValueBytes);
-    tma_load_spread<C::kHeadDimV>(shared_address(shared.v[keys.stage]), p.v, v_full, column_v, row);
+    tma_load_interleaved<C::kHeadDimV>(shared_address(shared.v[keys.stage]), p.v, v_full, column_v,
+                                       row);
   }
 }
 
@@ -102,17 +104,17 @@ NSAI_DEVICE void load_boxes(const NsaiAttendTma &p, const FlashTile &tile, int w
 template <class C>
 NSAI_DEVICE void copy_present(const NsaiAttend &p, int group, int row, int present,
                               typename Flash<FlashConfig<C>>::Shared &shared,
-                              Ring<C::kStages> keys) {
-  barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.parity ^ 1);
-  copy_present_spread<C::kHeadDimQk>(shared_address(shared.k[keys.stage]),
-                                     (const u16 *)p.k.data + row * p.k.token_stride +
-                                         group * p.k.head_stride,
-                                     p.k.token_stride, present);
-  barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.parity ^ 1);
-  copy_present_spread<C::kHeadDimV>(shared_address(shared.v[keys.stage]),
-                                    (const u16 *)p.v.data + row * p.v.token_stride +
-                                        group * p.v.head_stride,
-                                    p.v.token_stride, present);
+                              PipelineState<C::kStages> keys) {
+  barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.phase ^ 1);
+  copy_present_interleaved<C::kHeadDimQk>(shared_address(shared.k[keys.stage]),
+                                          (const u16 *)p.k.data + row * p.k.token_stride +
+                                              group * p.k.head_stride,
+                                          p.k.token_stride, present);
+  barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.phase ^ 1);
+  copy_present_interleaved<C::kHeadDimV>(shared_address(shared.v[keys.stage]),
+                                         (const u16 *)p.v.data + row * p.v.token_stride +
+                                             group * p.v.head_stride,
+                                         p.v.token_stride, present);
   copy_async_wait<0>();
   shared_proxy_fence();
   threads_sync(1, 128); // every thread's part has come
@@ -125,19 +127,19 @@ NSAI_DEVICE void copy_present(const NsaiAttend &p, int group, int row, int prese
 template <class C>
 NSAI_DEVICE void produce(const NsaiCompressedTopn &p,
                          typename Flash<FlashConfig<C>>::Shared &shared) {
-  Ring<C::kQueryStages> queries;
-  Ring<C::kStages> keys;
+  PipelineState<C::kQueryStages> queries;
+  PipelineState<C::kStages> keys;
   for_each<C>(p, [&](const FlashTile &tile) {
     int tiles = key_tiles<C>(tile, searches<C>(p, tile));
     if (!tiles) return;
     int whole = min(tiles, tile.rows_left / C::kKeys);
     if (threadIdx.x == 0) load_boxes<C>(p.attend, tile, whole, shared, queries, keys);
-    queries.next();
-    keys.skip(whole);
+    queries.advance();
+    keys.advance(whole);
     if (whole == tiles) return;
     threads_sync(1, 128); // with the thread that has waited for the barriers' phases before
 #pragma unroll 1
-    for (; whole < tiles; ++whole, keys.next())
+    for (; whole < tiles; ++whole, keys.advance())
       copy_present<C>(p.attend.attend, tile.group, tile.first_row + whole * C::kKeys,
                       tile.rows_left - whole * C::kKeys, shared, keys);
   });
@@ -161,8 +163,8 @@ template <class C> NSAI_DEVICE int keys_seen(const FlashTile &tile, int token) {
 template <class C>
 NSAI_DEVICE bool score(float (&s)[16][4], SoftmaxRows &rows, float (&factor)[2],
                        const FlashTile &tile, int all_see, int i, float scale_log2, bool pools,
-                       Border<C> &border, typename Plan<C>::Piece *to, int lane) {
-  using P = Plan<C>;
+                       Border<C> &border, typename KernelTraits<C>::Piece *to, int lane) {
+  using P = KernelTraits<C>;
   if ((i + 1) * C::kKeys > all_see) {
     const int thread = recomputed(threadIdx.x), warp = thread / 32 - 4;
 #pragma unroll
@@ -195,18 +197,18 @@ NSAI_DEVICE bool score(float (&s)[16][4], SoftmaxRows &rows, float (&factor)[2],
 }
 
 template <class C>
-NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedPlan<C> &all, int consumer) {
+NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int consumer) {
   using F = Flash<FlashConfig<C>>;
-  using P = Plan<C>;
+  using P = KernelTraits<C>;
   typename F::Shared &shared = all.flash;
   const int lane = threadIdx.x % 32, warp = consumer * 4 + threadIdx.x / 32 % 4;
   const float scale_log2 = p.attend.attend.scale_log2;
   const bool arrives = lane == 0;
-  const u32 read = shared_address(&all.own.read[warp / P::kUnitWarps]);
+  const u32 read = shared_address(&all.topn_storage.read[warp / P::kWorkItemWarps]);
   const Scratch<C> scratch(p);
   int done = 0, last = 0; // tiles of keys pooled before the last queries, and of the last
-  Ring<C::kQueryStages> queries;
-  Ring<C::kStages> keys;
+  PipelineState<C::kQueryStages> queries;
+  PipelineState<C::kStages> keys;
   auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
   auto stage_v = [&](int stage) { return shared_address(shared.v[warp_uniform(stage)]); };
 
@@ -229,8 +231,8 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedPlan<C> &all, int co
           while (published(read) < done + min(i + 1, last)) {}
       };
 
-      barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.parity);
-      barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.parity);
+      barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.phase);
+      barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
       multiply_qk<FlashConfig<C>>(s, sQ, stage_k(keys.stage)); // [64, 128]
       wait_read(0);
       wgmma_wait<0>();
@@ -241,11 +243,11 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedPlan<C> &all, int co
       pack_probabilities<FlashConfig<C>>(probabilities, s);
 
       for (int i = 1; i < tiles; ++i) {
-        Ring<C::kStages> before = keys;
-        keys.next();
-        barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.parity);
+        PipelineState<C::kStages> before = keys;
+        keys.advance();
+        barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
         multiply_qk<FlashConfig<C>>(s, sQ, stage_k(keys.stage)); // [64, 128]
-        barrier_wait(shared_address(&shared.v_full[before.stage]), before.parity);
+        barrier_wait(shared_address(&shared.v_full[before.stage]), before.phase);
         multiply_pv<FlashConfig<C>>(o, probabilities, stage_v(before.stage)); // [64, Dv]
         wait_read(i);
 
@@ -262,7 +264,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedPlan<C> &all, int co
         pack_probabilities<FlashConfig<C>>(probabilities, s);
       }
       barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
-      barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.parity);
+      barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.phase);
       multiply_pv<FlashConfig<C>>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
 
       if (pools) {
@@ -275,48 +277,51 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedPlan<C> &all, int co
         }
         global_proxy_fence();
         __syncwarp();
-        if (arrives) barrier_arrive(shared_address(&all.own.scored));
+        if (arrives) barrier_arrive(shared_address(&all.topn_storage.scored));
         done += last;
         last = tiles;
       }
       wgmma_wait<0>();
       hold(o);
       if (arrives) barrier_arrive(shared_address(&shared.v_empty[keys.stage]));
-      keys.next();
-      queries.next();
+      keys.advance();
+      queries.advance();
     }
-    OutputRow place[2];
+    OutputRow output_row[2];
     const int thread = recomputed(threadIdx.x);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int token = token_of_row<C>(consumer * 4 + thread / 32 % 4, r, thread % 32);
       int head = (thread / 32 % 4 * 16 + r * 8 + thread % 32 / 4) % C::kGroupPadded;
-      place[r] = OutputRow{ tile.first_token + token, tile.group * C::kGroup + head,
-                            head < C::kGroup && token < tile.tokens };
+      output_row[r] = OutputRow{ tile.first_token + token, tile.group * C::kGroup + head,
+                                 head < C::kGroup && token < tile.tokens };
     }
     begin_kernel(); // the one before has the partial sum
-    store_output<C>(p.attend.attend.out, p.attend.attend.kv_heads, o, rows, place);
+    store_output<C>(p.attend.attend.out, p.attend.attend.kv_heads, o, rows, output_row);
   });
 }
 
 // ---- body
 
 template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p) {
-  using P = Plan<C>;
+  using P = KernelTraits<C>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  SharedPlan<C> &shared = *(SharedPlan<C> *)shared_bytes;
-  static_assert(sizeof(SharedPlan<C>) == C::kSharedBytes, "the host's formula for shared memory");
+  SharedStorage<C> &shared = *(SharedStorage<C> *)shared_bytes;
+  static_assert(sizeof(SharedStorage<C>) == C::kSharedBytes,
+                "the host's formula for shared memory");
   const int warpgroup = warp_uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     tma_prefetch_map(p.attend.q);
     tma_prefetch_map(p.attend.k);
     tma_prefetch_map(p.attend.v);
-    barrier_init(shared_address(&shared.own.scored), P::kWarps);
+    barrier_init(shared_address(&shared.topn_storage.scored), P::kWarps);
     for (int i = 0; i < P::kSelectors * C::kDepth; ++i)
-      barrier_init(shared_address(&shared.own.desks[i / C::kDepth].full[i % C::kDepth]), 1);
+      barrier_init(shared_address(
+                       &shared.topn_storage.exchange_buffers[i / C::kDepth].full[i % C::kDepth]),
+                   1);
     init_barriers<FlashConfig<C>>(shared.flash);
   }
-  if (threadIdx.x < P::kUnits) shared.own.read[threadIdx.x] = 0;
+  if (threadIdx.x < P::kWorkItems) shared.topn_storage.read[threadIdx.x] = 0;
   if (!p.attend.attend.early) wait_for_kernel_before();
   __syncthreads(); // barriers are there
 
@@ -325,7 +330,7 @@ template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p)
     produce<C>(p, shared.flash);
   } else if (warpgroup == 3) {
     registers_drop<P::kSelectorRegisters>();
-    select<C>(p, shared.own, threadIdx.x / 32 % 4);
+    select<C>(p, shared.topn_storage, threadIdx.x / 32 % 4);
   } else {
     registers_raise<P::kConsumerRegisters>();
     consume<C>(p, shared, warpgroup - 1);

@@ -32,16 +32,16 @@
 #pragma once
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
-#include "data/key_range.cuh"
 #include "core/launch.cuh"
 #include "core/mma.cuh"
-#include "params/attention.h"
-#include "params/kv_cache.h"
-#include "data/sequence.cuh"
 #include "core/softmax.cuh"
-#include "data/source.cuh"
 #include "core/tile.cuh"
 #include "core/types.cuh"
+#include "data/key_range.cuh"
+#include "data/sequence.cuh"
+#include "data/source.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
 
 template <class Config> struct FlashShared {
   using Q = Tile<Config::kRows, padded_dim(Config::kHeadDimQk)>;
@@ -357,15 +357,15 @@ NSAI_DEVICE void flash_attend(const Params &params) {
   // ---- epilogue
 #pragma unroll
   for (int m = 0; m < F::kM; ++m) {
-    OutputRow place[2];
+    OutputRow output_row[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int row = tile_row(m * 16 + r * 8 + threadIdx.x % 32 / 4);
       int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
-      place[r] =
+      output_row[r] =
           OutputRow{ first_token + token, recomputed(blockIdx.x) / tiles * Config::kGroup + head,
                      head < Config::kGroup && token < tokens };
     }
-    store_output<Config>(p.out, p.kv_heads, o[m], rows[m], place);
+    store_output<Config>(p.out, p.kv_heads, o[m], rows[m], output_row);
   }
 }

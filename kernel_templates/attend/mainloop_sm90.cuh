@@ -50,15 +50,15 @@
 #pragma once
 #include "core/barrier.cuh"
 #include "core/epilogue.cuh"
-#include "data/key_range.cuh"
 #include "core/launch.cuh"
-#include "params/attention.h"
-#include "data/sequence.cuh"
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
 #include "core/tma.cuh"
 #include "core/types.cuh"
 #include "core/wgmma.cuh"
+#include "data/key_range.cuh"
+#include "data/sequence.cuh"
+#include "params/attention.h"
 
 // A tile of queries and the keys it sees: what the producer tells the consumers.
 struct __align__(16) FlashTile {
@@ -108,17 +108,17 @@ template <class Config> struct Flash {
 };
 
 // A place in a ring of kStages buffers, and the parity of its barriers' phase there.
-template <int kStages> struct Ring {
+template <int kStages> struct PipelineState {
   int stage = 0;
-  u32 parity = 0;
-  NSAI_DEVICE void next() {
+  u32 phase = 0;
+  NSAI_DEVICE void advance() {
     if (++stage < kStages) return;
     stage = 0;
-    parity ^= 1;
+    phase ^= 1;
   }
-  // next() so many times.
-  NSAI_DEVICE void skip(int count) {
-    parity ^= (stage + count) / kStages & 1;
+  // advance() so many times.
+  NSAI_DEVICE void advance(int count) {
+    phase ^= (stage + count) / kStages & 1;
     stage = (stage + count) % kStages;
   }
 };
@@ -147,10 +147,10 @@ template <class Config, class Keys, class Take>
 NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, Take take) {
   int tiles = p.attend.tiles / p.attend.kv_heads; // of one head
   int group = 0, first = 0;                       // number of the head's first tile
-  int place = blockIdx.x;
+  int output_row = blockIdx.x;
   for (int round = 0; round < p.attend.tiles; round += gridDim.x) {
-    int index = round + place;
-    place = gridDim.x - 1 - place;
+    int index = round + output_row;
+    output_row = gridDim.x - 1 - output_row;
     if (index >= p.attend.tiles) continue;
     for (; index - first >= tiles; first += tiles) ++group;
     int number = index - first;
@@ -168,11 +168,11 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
   constexpr int kKeys = Config::kKeys, kDk = Config::kHeadDimQk, kDv = Config::kHeadDimV;
   bool asks = threadIdx.x % 32 == 0;
   bool packed = p.attend.seq.cu_q; // there are rows behind a sequence's own
-  Ring<Config::kQueryStages> queries;
-  Ring<Config::kStages> keys;
+  PipelineState<Config::kQueryStages> queries;
+  PipelineState<Config::kStages> keys;
   for_each_tile<Config, Keys>(p, [&](const FlashTile &tile) {
     u32 q_full = shared_address(&shared.q_full[queries.stage]);
-    barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.parity ^ 1);
+    barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.phase ^ 1);
     if (asks) {
       shared.tile[queries.stage] = tile;
       if (tile.begin < tile.end) {
@@ -185,12 +185,12 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
         barrier_arrive(q_full);
       }
     }
-    queries.next();
+    queries.advance();
 
     for (int first = 0; first < tile.end - tile.begin; first += kKeys) {
       int row = tile.first_row + first;
       u32 k_full = shared_address(&shared.k_full[keys.stage]);
-      barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.parity ^ 1);
+      barrier_wait(shared_address(&shared.k_empty[keys.stage]), keys.phase ^ 1);
       if (asks) {
         barrier_arrive_expecting(k_full, F::kKeyBytes);
         tma_load_panels<kDk>(shared_address(shared.k[keys.stage]), p.k, k_full, kKeys,
@@ -199,7 +199,7 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
 
       u32 sV = shared_address(shared.v[keys.stage]);
       u32 v_full = shared_address(&shared.v_full[keys.stage]);
-      barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.parity ^ 1);
+      barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.phase ^ 1);
       if (packed && first + kKeys > tile.rows_left) {
         // P is 0 there, but what follows may be NaN. (Scores of such keys are overwritten.)
         const NsaiView &v = p.attend.v;
@@ -212,10 +212,10 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
         barrier_arrive_expecting(v_full, F::kValueBytes);
         tma_load_panels<kDv>(sV, p.v, v_full, kKeys, box_head(p.attend.v, tile.group), row);
       }
-      keys.next();
+      keys.advance();
     }
   });
-  barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.parity ^ 1);
+  barrier_wait(shared_address(&shared.q_empty[queries.stage]), queries.phase ^ 1);
   if (asks) {
     shared.tile[queries.stage].tokens = 0;
     barrier_arrive(shared_address(&shared.q_full[queries.stage]));
@@ -239,8 +239,8 @@ NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kN][4], u32 sQ, u32 sK) {
 
 // P of a tile of keys in fragments of 16 keys, and what its rounding left.
 template <class Config> struct Probabilities {
-  static constexpr int kParts = kSplitP<Config> ? 2 : 1;
-  u32 a[kParts][Config::kKeys / 16][4];
+  static constexpr int kTerms = kSplitP<Config> ? 2 : 1;
+  u32 a[kTerms][Config::kKeys / 16][4];
 };
 
 // O [64, Dv] += P V, issued.
@@ -252,9 +252,9 @@ NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kO][4], const Probabiliti
 #pragma unroll
   for (int j = 0; j < Config::kKeys / 16; ++j)
 #pragma unroll
-    for (int part = 0; part < Probabilities<Config>::kParts; ++part)
+    for (int term = 0; term < Probabilities<Config>::kTerms; ++term)
       wgmma_pv<typename Config::Element, padded_dim(Config::kHeadDimV), Config::kKeys>(
-          o[0], p.a[part][j], v + wgmma_mn_step(j), 1);
+          o[0], p.a[term][j], v + wgmma_mn_step(j), 1);
   wgmma_commit();
 }
 
@@ -311,10 +311,11 @@ NSAI_DEVICE bool flash_softmax(float (&s)[Flash<Config>::kN][4], SoftmaxRows &so
 
 // O of one tile of queries, unnormalised.
 template <class Config>
-NSAI_DEVICE void
-flash_multiply(const FlashTile &tile, const FlashRows &rows, typename Flash<Config>::Shared &shared,
-               int consumer, const Ring<Config::kQueryStages> &queries, Ring<Config::kStages> &keys,
-               float scale_log2, SoftmaxRows &softmax, float (&o)[Flash<Config>::kO][4]) {
+NSAI_DEVICE void flash_multiply(const FlashTile &tile, const FlashRows &rows,
+                                typename Flash<Config>::Shared &shared, int consumer,
+                                const PipelineState<Config::kQueryStages> &queries,
+                                PipelineState<Config::kStages> &keys, float scale_log2,
+                                SoftmaxRows &softmax, float (&o)[Flash<Config>::kO][4]) {
   using F = Flash<Config>;
   float s[F::kN][4]; // [64, kKeys]
   Probabilities<Config> probabilities;
@@ -324,7 +325,7 @@ flash_multiply(const FlashTile &tile, const FlashRows &rows, typename Flash<Conf
   auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
   auto stage_v = [&](int stage) { return shared_address(shared.v[warp_uniform(stage)]); };
 
-  barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.parity);
+  barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
   multiply_qk<Config>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
   wgmma_wait<0>();
   hold(s);
@@ -333,11 +334,11 @@ flash_multiply(const FlashTile &tile, const FlashRows &rows, typename Flash<Conf
   pack_probabilities<Config>(probabilities, s);
 
   for (int first = tile.begin + Config::kKeys; first < tile.end; first += Config::kKeys) {
-    Ring<Config::kStages> before = keys;
-    keys.next();
-    barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.parity);
+    PipelineState<Config::kStages> before = keys;
+    keys.advance();
+    barrier_wait(shared_address(&shared.k_full[keys.stage]), keys.phase);
     multiply_qk<Config>(s, sQ, stage_k(keys.stage)); // [64, kKeys]
-    barrier_wait(shared_address(&shared.v_full[before.stage]), before.parity);
+    barrier_wait(shared_address(&shared.v_full[before.stage]), before.phase);
     multiply_pv<Config>(o, probabilities, stage_v(before.stage)); // [64, Dv]
 
     wgmma_wait<1>(); // of Q K^T
@@ -353,12 +354,12 @@ flash_multiply(const FlashTile &tile, const FlashRows &rows, typename Flash<Conf
   }
   barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
 
-  barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.parity);
+  barrier_wait(shared_address(&shared.v_full[keys.stage]), keys.phase);
   multiply_pv<Config>(o, probabilities, stage_v(keys.stage)); // [64, Dv]
   wgmma_wait<0>();
   hold(o);
   if (arrives) barrier_arrive(shared_address(&shared.v_empty[keys.stage]));
-  keys.next();
+  keys.advance();
 }
 
 template <class Config, class Keys>
@@ -366,21 +367,21 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
                                int consumer) {
   using F = Flash<Config>;
   int warp_row = consumer * 64 + threadIdx.x % 128 / 32 * 16;
-  Ring<Config::kQueryStages> queries;
-  Ring<Config::kStages> keys;
-  for (;; queries.next()) {
-    barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.parity);
+  PipelineState<Config::kQueryStages> queries;
+  PipelineState<Config::kStages> keys;
+  for (;; queries.advance()) {
+    barrier_wait(shared_address(&shared.q_full[queries.stage]), queries.phase);
     FlashTile tile = shared.tile[queries.stage];
     if (!tile.tokens) return;
-    OutputRow place[2];
+    OutputRow output_row[2];
     u32 gate[2]; // long before it is needed
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int row = warp_row + r * 8 + threadIdx.x % 32 / 4;
       int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
-      place[r] = OutputRow{ tile.first_token + token, tile.group * Config::kGroup + head,
-                            head < Config::kGroup && token < tile.tokens };
-      gate[r] = load_gate<Config>(p.attend.out, place[r]);
+      output_row[r] = OutputRow{ tile.first_token + token, tile.group * Config::kGroup + head,
+                                 head < Config::kGroup && token < tile.tokens };
+      gate[r] = load_gate<Config>(p.attend.out, output_row[r]);
     }
     float o[F::kO][4] = {}; // [64, Dv]
     SoftmaxRows softmax;
@@ -391,7 +392,7 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
       barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
     }
     wait_for_kernel_before(); // has the partial sum
-    store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, place, gate);
+    store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, output_row, gate);
   }
 }
 

@@ -14,12 +14,12 @@
 // Config: Element, kHeadDimV, kGroup, kGate, kSelectCount (n), kThreads,
 //   kMinBlocks, kSharedBytes (0).
 #pragma once
-#include "data/inverted_lists.cuh"
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
 #include "core/launch.cuh"
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "data/inverted_lists.cuh"
+#include "params/attention.h"
 
 // Adds `weight` times one slot's row: the lane's columns.
 template <class Config, int kJ>
@@ -61,22 +61,23 @@ template <class Config> NSAI_DEVICE void combine(const NsaiCombine &p) {
 
   // The slots that hold a block, as bits; slot 32 j + i is bit i of word j.
   const int list_head = p.shared_lists ? 0 : head / Config::kGroup;
-  const int *gPlaces =
-      p.places + list_head * p.entry_capacity + (long long)(row % p.chunk_tokens) * kCount; // [n]
-  int rPlace[kPerLane]; // of slots 32 j + lane
+  const int *gEntryIndices = p.entry_indices + list_head * p.entry_capacity +
+                             (long long)(row % p.chunk_tokens) * kCount; // [n]
+  int rEntryIndex[kPerLane];                                             // of slots 32 j + lane
   u32 seen[kPerLane];
 #pragma unroll
   for (int j = 0; j < kPerLane; ++j) {
-    rPlace[j] = 32 * j + lane < kCount ? gPlaces[32 * j + lane] : kNoPlace;
-    seen[j] = __ballot_sync(~0u, rPlace[j] >= 0);
+    rEntryIndex[j] = 32 * j + lane < kCount ? gEntryIndices[32 * j + lane] : kNoEntryIndex;
+    seen[j] = __ballot_sync(~0u, rEntryIndex[j] >= 0);
   }
-  if (__any_sync(~0u, rPlace[0] == kNoToken)) return;
+  if (__any_sync(~0u, rEntryIndex[0] == kNoToken)) return;
 
   const u16 *gPartial = (const u16 *)p.partial + row * (kCount * kDim);        // [n, Dv]
   const float *gLse = p.partial_lse + row / p.chunk_tokens * p.entry_capacity; // [entry_capacity]
   float rLse[kPerLane]; // of slots 32 j + lane
 #pragma unroll
-  for (int j = 0; j < kPerLane; ++j) rLse[j] = rPlace[j] >= 0 ? gLse[rPlace[j]] : kMinusInf;
+  for (int j = 0; j < kPerLane; ++j)
+    rLse[j] = rEntryIndex[j] >= 0 ? gLse[rEntryIndex[j]] : kMinusInf;
   uint2 rPartial[kAhead][kJ]; // the lane's columns
   load_slots<Config>(rPartial, gPartial, seen[0]);
 

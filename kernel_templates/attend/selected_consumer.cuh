@@ -6,26 +6,27 @@
 //
 // Config: that of attend/selected_pipeline.cuh, kGate.
 #pragma once
+#include "attend/selected_pipeline.cuh"
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
-#include "params/attention.h"
 #include "core/tma.cuh"
 #include "core/types.cuh"
-#include "attend/selected_pipeline.cuh"
+#include "params/attention.h"
 
 // Of a warp's 16 rows of Q the panels from kFirst on, into rows [at_row, at_row + 16) of a tile of
 // kRows rows, complete and visible to products on return. Padding is zero.
 template <class Config, int kRows, int kFirst>
-NSAI_DEVICE void copy_query(u32 sQ, int at_row, const NsaiView &q, const Place &at, int row) {
+NSAI_DEVICE void copy_query(u32 sQ, int at_row, const NsaiView &q, const TilePosition &at,
+                            int row) {
   constexpr int kChunks = (panels(Config::kHeadDimQk) - kFirst) * 8;
   for (int i = threadIdx.x % 32; i < 16 * kChunks; i += 32) {
     int r = i / kChunks, chunk = i % kChunks, to = at_row + r;
-    OutputRow place = place_row<Config>(at, row + r);
-    const u16 *gRow =
-        (const u16 *)q.data + place.token * q.token_stride + place.head * q.head_stride; // [Dk]
+    OutputRow output_row = find_output_row<Config>(at, row + r);
+    const u16 *gRow = (const u16 *)q.data + output_row.token * q.token_stride +
+                      output_row.head * q.head_stride; // [Dk]
     copy_async_16(sQ + chunk / 8 * kRows * kPanelPitch + panel_offset(to, chunk),
                   gRow + 64 * kFirst + 8 * chunk,
-                  place.present && 64 * kFirst + 8 * chunk < Config::kHeadDimQk);
+                  output_row.present && 64 * kFirst + 8 * chunk < Config::kHeadDimQk);
   }
   copy_async_commit();
   copy_async_wait<0>();
@@ -37,18 +38,19 @@ NSAI_DEVICE void copy_query(u32 sQ, int at_row, const NsaiView &q, const Place &
 // are no registers to hold it so long. place[r]: of row `row + 8 * r` of the lane.
 template <class Config>
 NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
-                                 const OutputRow (&place)[2]) {
+                                 const OutputRow (&output_row)[2]) {
   constexpr int kLineElements = 64;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    if (!place[r].present) continue;
+    if (!output_row[r].present) continue;
     if (Config::kGate && threadIdx.x % 4 == 0) {
-      const long long at = place[r].token * out.gate.token_stride +
-                           place[r].head * out.gate.head_stride + out.gate_branch;
+      const long long at = output_row[r].token * out.gate.token_stride +
+                           output_row[r].head * out.gate.head_stride + out.gate_branch;
       prefetch_line((const char *)out.gate.data + at * (out.gate_float ? 4 : 2));
     }
     if (!out.add_partial) continue;
-    const long long row = (long long)place[r].token * (Config::kGroup * kv_heads) + place[r].head;
+    const long long row =
+        (long long)output_row[r].token * (Config::kGroup * kv_heads) + output_row[r].head;
     for (int i = threadIdx.x % 4 * kLineElements; i < Config::kHeadDimV; i += 4 * kLineElements)
       prefetch_line((const u16 *)out.partial + row * Config::kHeadDimV + i);
     if (threadIdx.x % 4 == 3) prefetch_line(out.partial_units + row);
@@ -57,8 +59,8 @@ NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
 
 // What the producers say of a stage, united: kSSeen or kSPartly. All lanes take part.
 template <class Config>
-NSAI_DEVICE u32 ring_word(const unsigned char *shared, int offset, int stage) {
-  constexpr int kProducers = UnionRing<Config>::kProducers;
+NSAI_DEVICE u32 stage_word(const unsigned char *shared, int offset, int stage) {
+  constexpr int kProducers = SelectedPipeline<Config>::kProducers;
   const u32 *sWords = (const u32 *)(shared + offset) + stage * kProducers; // [kProducers]
   if constexpr (kProducers == 1) return warp_uniform(sWords[0]);
   return __reduce_or_sync(~0u, sWords[threadIdx.x % kProducers]);
@@ -69,12 +71,12 @@ NSAI_DEVICE u32 ring_word(const unsigned char *shared, int offset, int stage) {
 template <class Config, int kN>
 NSAI_DEVICE void mask_scores(float (&s)[kN][4], const unsigned char *shared, int stage, int warp,
                              int part = 0) {
-  using R = UnionRing<Config>;
-  // Tokens of this lane's rows: one, or the other one kApart further on.
-  constexpr int kApart = Config::kGroupPadded < 16 ? 8 / Config::kGroupPadded : 0;
+  using R = SelectedPipeline<Config>;
+  // Tokens of this lane's rows: one, or the other one kTokenStep further on.
+  constexpr int kTokenStep = Config::kGroupPadded < 16 ? 8 / Config::kGroupPadded : 0;
   int lane = threadIdx.x % 32;
   asm volatile("" : "+r"(lane)); // computed here: before the loop it would take registers
-  const int token = (16 * warp + (kApart ? lane / 4 : 0)) / Config::kGroupPadded;
+  const int token = (16 * warp + (kTokenStep ? lane / 4 : 0)) / Config::kGroupPadded;
   const u64 *sBits = (const u64 *)(shared + R::kSBits) + stage * R::kTokens + token;
 #pragma unroll
   for (int r = 0; r < 2; ++r)
@@ -82,7 +84,7 @@ NSAI_DEVICE void mask_scores(float (&s)[kN][4], const unsigned char *shared, int
     for (int half = 0; half < kN / 4; ++half) {
       // Bit 8j + c is column c of this lane in n8 tile j.
       const u32 mine =
-          ((const u32 *)(sBits + r * kApart))[part * kN / 4 + half] >> (2 * (lane & 3));
+          ((const u32 *)(sBits + r * kTokenStep))[part * kN / 4 + half] >> (2 * (lane & 3));
 #pragma unroll
       for (int j = 0; j < 4; ++j)
 #pragma unroll

@@ -42,15 +42,15 @@
 //   kSelectCount (n), kRows (a multiple of 64), kWarps (4, 8, 12), kThreads = 32 * kWarps,
 //   kMinBlocks, kSharedBytes.
 #pragma once
-#include "data/inverted_lists.cuh"
 #include "core/launch.cuh"
 #include "core/mma.cuh"
-#include "params/attention.h"
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
 #include "core/tma.cuh"
 #include "core/types.cuh"
 #include "core/wgmma.cuh"
+#include "data/inverted_lists.cuh"
+#include "params/attention.h"
 
 static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
               "rows are read and written 16 bytes at a time");
@@ -66,7 +66,7 @@ static_assert(Config::kRows % 64 == 0, "whole tiles");
 template <class Config>
 constexpr bool kSplitBlockP = Config::Element::kPrecision < 11 && Config::kHeadDimV < 128;
 
-template <class Config> struct Plan {
+template <class Config> struct KernelTraits {
   static constexpr int kKeys = Config::kSelectBlock;
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
@@ -112,7 +112,7 @@ template <int kCols> struct Share {
 // another's.
 template <class Config>
 NSAI_DEVICE void gather_rows(u32 sQ, const NsaiAttendKv &p, const u16 *gHead, const u32 *sEntries) {
-  using S = Plan<Config>;
+  using S = KernelTraits<Config>;
   using At = Share<S::kColsQk>;
   u32 rEntry[At::kSteps];
 #pragma unroll
@@ -129,19 +129,20 @@ NSAI_DEVICE void gather_rows(u32 sQ, const NsaiAttendKv &p, const u16 *gHead, co
 
 // The warp's 16 rows of Q as A fragments.
 template <class Config>
-NSAI_DEVICE void load_query(u32 (&rQ)[Plan<Config>::kColsQk / 16][4], u32 sQ) {
-  using T = typename Plan<Config>::QTile;
+NSAI_DEVICE void load_query(u32 (&rQ)[KernelTraits<Config>::kColsQk / 16][4], u32 sQ) {
+  using T = typename KernelTraits<Config>::QTile;
   const int lane = threadIdx.x & 31;
   const u32 at = sQ + T::offset(lane & 15, lane >> 4);
 #pragma unroll
-  for (int k = 0; k < Plan<Config>::kColsQk / 16; ++k) ldmatrix_x4(rQ[k], T::along(at, 2 * k));
+  for (int k = 0; k < KernelTraits<Config>::kColsQk / 16; ++k)
+    ldmatrix_x4(rQ[k], T::along(at, 2 * k));
 }
 
 // S = Q K^T: rS [64, kKeys]. Complete on return.
 template <class Config>
 NSAI_DEVICE void score(float (&rS)[Config::kSelectBlock / 8][4],
-                       const u32 (&rQ)[Plan<Config>::kColsQk / 16][4], u32 sK) {
-  using S = Plan<Config>;
+                       const u32 (&rQ)[KernelTraits<Config>::kColsQk / 16][4], u32 sK) {
+  using S = KernelTraits<Config>;
   float *d = &rS[0][0];
   const u64 k = wgmma_k_major(sK);
   wgmma_fence();
@@ -189,9 +190,9 @@ NSAI_DEVICE void softmax_block(SoftmaxRows &rows, float (&rS)[kN][4], float scal
 
 // O = P V: rO [64, Dv]. Complete on return.
 template <class Config>
-NSAI_DEVICE void weigh(float (&rO)[Plan<Config>::kColsV / 8][4],
+NSAI_DEVICE void weigh(float (&rO)[KernelTraits<Config>::kColsV / 8][4],
                        const float (&rP)[Config::kSelectBlock / 8][4], u32 sV) {
-  using S = Plan<Config>;
+  using S = KernelTraits<Config>;
   using E = typename Config::Element;
   constexpr int kSteps = S::kKeys / 16;
   u32 a[kSteps][4]; // P
@@ -223,17 +224,17 @@ template <class Config> NSAI_DEVICE int slot_row(u32 entry) {
 
 // The warp's 16 rows of O, those of sEntries [16], through its tile sO to gPartial [rows, Dv].
 template <class Config>
-NSAI_DEVICE void store_rows(u16 *gPartial, const float (&rO)[Plan<Config>::kColsV / 8][4],
+NSAI_DEVICE void store_rows(u16 *gPartial, const float (&rO)[KernelTraits<Config>::kColsV / 8][4],
                             const SoftmaxRows &rows, u32 sO, const u32 *sEntries) {
   using E = typename Config::Element;
-  using T = typename Plan<Config>::OTile;
-  using At = Share<Plan<Config>::kColsV>;
+  using T = typename KernelTraits<Config>::OTile;
+  using At = Share<KernelTraits<Config>::kColsV>;
   constexpr int kDim = Config::kHeadDimV;
   const int lane = threadIdx.x & 31;
   const float inverse[2] = { __fdividef(1.0f, rows.sum[0]), __fdividef(1.0f, rows.sum[1]) };
   const u32 to = sO + T::offset(lane & 15, lane >> 4);
 #pragma unroll
-  for (int j = 0; j < Plan<Config>::kColsV / 8; j += 2) {
+  for (int j = 0; j < KernelTraits<Config>::kColsV / 8; j += 2) {
     // Matrices: rows 0 .. 7 and 8 .. 15 of columns 8j.., then both of columns 8j + 8...
     const u32 c[4] = { E::pack(rO[j][0] * inverse[0], rO[j][1] * inverse[0]),
                        E::pack(rO[j][2] * inverse[1], rO[j][3] * inverse[1]),
@@ -260,7 +261,7 @@ NSAI_DEVICE void store_rows(u16 *gPartial, const float (&rO)[Plan<Config>::kCols
 }
 
 template <class Config> NSAI_DEVICE void attend_item(const NsaiAttendKv &p) {
-  using S = Plan<Config>;
+  using S = KernelTraits<Config>;
   constexpr int kGroups = Config::kWarps / 4; // warpgroups
   extern __shared__ __align__(1024) unsigned char shared[];
   const u32 base = shared_address(shared);

@@ -7,15 +7,15 @@
 // heads. It multiplies the keys that its own tokens see and nothing else: with 16 heads in a group no
 // product is wasted, however much the lists of adjacent tokens differ.
 //
-// Config: Element, kGate, and attend/selected_pipeline.cuh's. kSharedBytes = Plan::kBytes.
+// Config: Element, kGate, and attend/selected_pipeline.cuh's. kSharedBytes = KernelTraits::kBytes.
 #pragma once
-#include "core/mma.cuh"
-#include "core/softmax.cuh"
 #include "attend/selected_consumer.cuh"
 #include "attend/selected_pipeline.cuh"
+#include "core/mma.cuh"
+#include "core/softmax.cuh"
 
-template <class Config> struct Plan : UnionRing<Config> {
-  using R = UnionRing<Config>;
+template <class Config> struct KernelTraits : SelectedPipeline<Config> {
+  using R = SelectedPipeline<Config>;
   // What the loop holds beside O, Q and the scores of a step; found by compiling random geometries.
   static constexpr int kOthers = R::kColsV > 128 ? 60 : 48;
   // Q as fragments, where 16 scores fit beside it: that saves a fifth of the reads of shared
@@ -35,9 +35,9 @@ template <class Config> struct Plan : UnionRing<Config> {
 
 // S = Q K^T: rS [16, kStepKeys]. Q comes from rQ, or from sQ where registers do not hold it.
 template <class Config, int kSteps>
-NSAI_DEVICE void score(float (&rS)[Plan<Config>::kStepKeys / 8][4], const u32 (&rQ)[kSteps][4],
-                       u32 sQ, u32 sK) {
-  using S = Plan<Config>;
+NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
+                       const u32 (&rQ)[kSteps][4], u32 sQ, u32 sK) {
+  using S = KernelTraits<Config>;
   const int lane = threadIdx.x & 31;
   const u32 q_at = sQ + panel_offset(lane & 15, lane >> 4);
   const u32 k_at = sK + panel_offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
@@ -63,9 +63,9 @@ NSAI_DEVICE void score(float (&rS)[Plan<Config>::kStepKeys / 8][4], const u32 (&
 
 // O += P V: rO [16, Dv], rP [16, kStepKeys].
 template <class Config, int kO>
-NSAI_DEVICE void accumulate(float (&rO)[kO][4], const float (&rP)[Plan<Config>::kStepKeys / 8][4],
-                            u32 sV) {
-  using S = Plan<Config>;
+NSAI_DEVICE void accumulate(float (&rO)[kO][4],
+                            const float (&rP)[KernelTraits<Config>::kStepKeys / 8][4], u32 sV) {
+  using S = KernelTraits<Config>;
   const int lane = threadIdx.x & 31;
   const u32 v_at = sV + panel_offset(lane & 15, lane >> 4);
 #pragma unroll
@@ -92,10 +92,10 @@ NSAI_DEVICE void accumulate(float (&rO)[kO][4], const float (&rP)[Plan<Config>::
 // What a consumer warp does, for all tiles of its block.
 template <class Config>
 NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *shared) {
-  using S = Plan<Config>;
+  using S = KernelTraits<Config>;
   u32 base = shared_address(shared);
   asm volatile("" : "+r"(base)); // to be held, not computed for every stage
-  RingStep<S::kStages> step;
+  PipelineState<S::kStages> step;
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     int thread = threadIdx.x;
@@ -105,10 +105,11 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
     const int row = 16 * warp + lane / 4;                  // this lane's rows: row, row + 8
     u32 rQ[S::kQueryInRegisters ? S::kColsQk / 16 : 1][4]; // [16, Dk]
     {
-      const Place at = find_place<Config>(p, tile);
+      const TilePosition at = find_tile_position<Config>(p, tile);
       if (at.empty()) continue;
-      const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
-      prefetch_output<Config>(p.out, p.kv_heads, place);
+      const OutputRow output_row[2] = { find_output_row<Config>(at, row),
+                                        find_output_row<Config>(at, row + 8) };
+      prefetch_output<Config>(p.out, p.kv_heads, output_row);
       if constexpr (S::kQueryInRegisters)
         load_query<Config>(rQ, p.q, at, row);
       else
@@ -119,11 +120,11 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
 
     for (bool last = false; !last; step.advance()) {
       const int s = step.stage;
-      barrier_wait(base + S::kFull + 8 * s, step.parity); // by the producers
-      const u32 seen = ring_word<Config>(shared, S::kSSeen, s);
+      barrier_wait(base + S::kFull + 8 * s, step.phase); // by the producers
+      const u32 seen = stage_word<Config>(shared, S::kSSeen, s);
       last = seen & S::kLast;
       if (seen >> warp & 1) {
-        const bool partly = ring_word<Config>(shared, S::kSPartly, s) >> warp & 1;
+        const bool partly = stage_word<Config>(shared, S::kSPartly, s) >> warp & 1;
         const u32 sK = base + S::kSK + s * S::kKBytes; // [kKeys, Dk]
         const u32 sV = base + S::kSV + s * S::kVBytes; // [kKeys, Dv]
 #pragma unroll 1
@@ -139,8 +140,9 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
       barrier_arrive(base + S::kEmpty + 8 * s); // for the producers
     }
 
-    const Place at = find_place<Config>(p, tile);
-    const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
-    store_output<Config>(p.out, p.kv_heads, rO, rows, place);
+    const TilePosition at = find_tile_position<Config>(p, tile);
+    const OutputRow output_row[2] = { find_output_row<Config>(at, row),
+                                      find_output_row<Config>(at, row + 8) };
+    store_output<Config>(p.out, p.kv_heads, rO, rows, output_row);
   }
 }

@@ -35,22 +35,22 @@
 // Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kThreads = 32 * kWarps + 128,
 //   kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges; kWindow.
 #pragma once
+#include "attend/selected_branches.cuh"
 #include "core/barrier.cuh"
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
-#include "data/key_range.cuh"
 #include "core/launch.cuh"
-#include "data/list_cursor.cuh"
-#include "params/attention.h"
-#include "data/sequence.cuh"
 #include "core/tile.cuh"
 #include "core/tma.cuh"
 #include "core/types.cuh"
-#include "attend/selected_branches.cuh"
-#include "data/tile_position.cuh"
 #include "core/wgmma.cuh"
+#include "data/key_range.cuh"
+#include "data/list_cursor.cuh"
+#include "data/sequence.cuh"
+#include "data/tile_position.cuh"
+#include "params/attention.h"
 
-template <class Config> struct UnionRing {
+template <class Config> struct SelectedPipeline {
   static constexpr int kWarps = Config::kWarps, kStages = Config::kStages, kKeys = Config::kKeys;
   static constexpr int kWarpgroups = kWarps / 4; // of consumers; the producer's is the last one
   static constexpr int kTokens = 16 * kWarps / Config::kGroupPadded;
@@ -80,7 +80,7 @@ template <class Config> struct UnionRing {
   static constexpr int kEmpty = kFull + 8 * kStages;                 // barrier: can be filled
   static constexpr int kSLeast = kEmpty + 8 * kStages;               // int [2, kProducers], once
   static constexpr int kEnd = (kSLeast + 8 * kProducers + 15) / 16 * 16;
-  static constexpr u32 kLast = 1u << 31;                             // of kSSeen
+  static constexpr u32 kLast = 1u << 31; // of kSSeen
 
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
                 "rows are copied 16 bytes at a time");
@@ -95,31 +95,33 @@ template <class Config> struct UnionRing {
   static_assert(kStages >= 2, "a stage is filled while another is read");
 };
 
-template <class Config> NSAI_DEVICE Place find_place(const NsaiAttendSelected &p, int tile) {
+template <class Config>
+NSAI_DEVICE TilePosition find_tile_position(const NsaiAttendSelected &p, int tile) {
   const int per_group = p.tiles / p.kv_heads, group = tile / per_group;
-  const QueryTile at = find_query_tile<UnionRing<Config>::kTokens>(p.seq, tile - group * per_group);
-  return Place{ at.seq, at.first_query, group };
+  const QueryTile at =
+      find_query_tile<SelectedPipeline<Config>::kTokens>(p.seq, tile - group * per_group);
+  return TilePosition{ at.seq, at.first_query, group };
 }
 
 // The window's keys of a tile fall into stages: a first one of kFirst keys, what w and the tile's
 // tokens have beyond whole stages, and further ones of kKeys.
 template <class Config> struct WindowStages {
-  using R = UnionRing<Config>;
+  using R = SelectedPipeline<Config>;
   static constexpr int kRest = (Config::kWindow + R::kTokens - 1) % R::kKeys;
   static constexpr int kFirst = kRest ? kRest : R::kKeys;
   static constexpr int kFirstPadded = padded_dim(kFirst); // that are multiplied
 };
 
 // Keys [begin, end) that the window of any token of the tile holds; none where begin >= end.
-template <class Config> NSAI_DEVICE KeyRange window_of_tile(const Place &at) {
-  const int next = min(at.first_query + UnionRing<Config>::kTokens, at.seq.q_len);
+template <class Config> NSAI_DEVICE KeyRange window_of_tile(const TilePosition &at) {
+  const int next = min(at.first_query + SelectedPipeline<Config>::kTokens, at.seq.q_len);
   return KeyRange{ WindowKeys<Config>::visible(at.seq.position(at.first_query)).begin,
                    WindowKeys<Config>::visible(at.seq.position(next - 1)).end };
 }
 
 // One thread, before anyone else looks at a barrier.
-template <class Config> NSAI_DEVICE void ring_init(u32 base) {
-  using R = UnionRing<Config>;
+template <class Config> NSAI_DEVICE void init_pipeline(u32 base) {
+  using R = SelectedPipeline<Config>;
   for (int s = 0; s < R::kStages; ++s) {
     // Every lane arrives: one of each warp would do and is no faster, but racecheck does not follow
     // it.
@@ -138,7 +140,7 @@ template <class Config> NSAI_DEVICE u32 warps_of_token(int token) {
 }
 
 // Where a tile's keys lie, for the copies.
-struct KeyPlace {
+struct KeyLocation {
   int row;   // of k and v: key 0
   int group; // KV head
   int rest;  // keys from here on must not come with a box: rows of another sequence, or behind the
@@ -148,10 +150,10 @@ struct KeyPlace {
 // Starts the copies of keys [first, first + kKeys) of a sequence into stage s, and arrives. By a
 // whole warp, whose plain stores the arrival covers. `v`: what v_map maps.
 template <class Config>
-NSAI_DEVICE void ring_fill(const NsaiTensorMap &k_map, const NsaiTensorMap &v_map,
-                           const NsaiView &k, const NsaiView &v, const KeyPlace &at, u32 base,
-                           int s, int first) {
-  using R = UnionRing<Config>;
+NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_map,
+                            const NsaiView &k, const NsaiView &v, const KeyLocation &at, u32 base,
+                            int s, int first) {
+  using R = SelectedPipeline<Config>;
   const u32 full = base + R::kFull + 8 * s;
   const u32 sK = base + R::kSK + s * R::kKBytes; // [kKeys, Dk]
   const u32 sV = base + R::kSV + s * R::kVBytes; // [kKeys, Dv]
@@ -174,15 +176,16 @@ NSAI_DEVICE void ring_fill(const NsaiTensorMap &k_map, const NsaiTensorMap &v_ma
 
 // The next stage of the window's keys, those from `first` on.
 template <class Config>
-NSAI_DEVICE void ring_produce_window(const NsaiSelectedWindow &p, const KeyPlace &keys, int first,
-                                     unsigned char *shared, int producer,
-                                     RingStep<Config::kStages> &step) {
-  using R = UnionRing<Config>;
+NSAI_DEVICE void produce_window(const NsaiSelectedWindow &p, const KeyLocation &keys, int first,
+                                unsigned char *shared, int producer,
+                                PipelineState<Config::kStages> &step) {
+  using R = SelectedPipeline<Config>;
   const u32 base = shared_address(shared);
   const int s = step.stage;
-  barrier_wait(base + R::kEmpty + 8 * s, step.parity ^ 1); // by all consumer warps
+  barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1); // by all consumer warps
   if (producer == 0)
-    ring_fill<Config>(p.window_k_map, p.window_v_map, p.window_k, p.window_v, keys, base, s, first);
+    fill_stage<Config>(p.window_k_map, p.window_v_map, p.window_k, p.window_v, keys, base, s,
+                       first);
   else
     barrier_arrive(base + R::kFull + 8 * s);
   step.advance();
@@ -190,30 +193,30 @@ NSAI_DEVICE void ring_produce_window(const NsaiSelectedWindow &p, const KeyPlace
 
 // The kProducers warps, for all tiles of the block; `producer`: which of them.
 template <class Config, class Params>
-NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int producer) {
-  using R = UnionRing<Config>;
+NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, int producer) {
+  using R = SelectedPipeline<Config>;
   using Cursor = ListCursor<Config>;
-  const NsaiAttendSelectedTma &selected = selected_part(params);
+  const NsaiAttendSelectedTma &selected = selected_params(params);
   const NsaiAttendSelected &p = selected.attend;
   const int lane = threadIdx.x % 32;
   const u32 base = shared_address(shared);
-  int turn = 0; // of sLeast
-  RingStep<R::kStages> step;
+  int buffer = 0; // of sLeast
+  PipelineState<R::kStages> step;
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
-    const Place at = find_place<Config>(p, tile);
+    const TilePosition at = find_tile_position<Config>(p, tile);
     if (at.empty()) continue;
     const int end = at.seq.kv_begin + at.seq.kv_len;
-    const KeyPlace keys = { at.seq.kv_begin, at.group,
-                            end < p.seq.kv_tokens ? at.seq.kv_len : 0x7fffffff };
+    const KeyLocation keys = { at.seq.kv_begin, at.group,
+                               end < p.seq.kv_tokens ? at.seq.kv_len : 0x7fffffff };
     if constexpr (kCanWindow<Params>) {
       KeyRange window = {};
-      if (first_part(params) == NSAI_PART_WINDOW) window = window_of_tile<Config>(at);
+      if (first_branch(params) == NSAI_FUSED_WINDOW) window = window_of_tile<Config>(at);
       for (int count = WindowStages<Config>::kFirst; window.begin < window.end;
            window.begin += count, count = R::kKeys)
-        ring_produce_window<Config>(params, keys, window.begin, shared, producer, step);
+        produce_window<Config>(params, keys, window.begin, shared, producer, step);
       begin_kernel(); // for the lists
-      if (end_part(params) == NSAI_PART_SELECTED) continue;
+      if (end_branch(params) == NSAI_FUSED_SELECTED) continue;
     }
     Cursor cursors[R::kLists];
     auto token_of = [&](int j) { return (j * R::kProducers + producer) * 32 + lane; };
@@ -224,7 +227,7 @@ NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int p
                          at.group * p.list_head_stride; // [n]
       cursors[j].open(gList, at.seq.position(query),
                       token < R::kTokens && query < at.seq.q_len &&
-                          end_part(params) > NSAI_PART_SELECTED);
+                          end_branch(params) > NSAI_FUSED_SELECTED);
     }
     auto next = [&]() { // the least key that is not taken, of all producers
       int least = cursors[0].begin;
@@ -232,12 +235,12 @@ NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int p
       for (int j = 1; j < R::kLists; ++j) least = min(least, cursors[j].begin);
       least = __reduce_min_sync(~0u, least);
       if constexpr (R::kProducers > 1) {
-        int *sLeast = (int *)(shared + R::kSLeast) + turn * R::kProducers; // [kProducers]
+        int *sLeast = (int *)(shared + R::kSLeast) + buffer * R::kProducers; // [kProducers]
         if (lane == 0) sLeast[producer] = least;
         threads_sync(15, 32 * R::kProducers); // everyone's is there, and the turn before was read
         const int4 all = *(const int4 *)sLeast;
         least = min(min(all.x, all.y), min(all.z, all.w));
-        turn ^= 1;
+        buffer ^= 1;
       }
       return least;
     };
@@ -262,7 +265,7 @@ NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int p
 
       // A fresh barrier lets the wait for the phase before its first one pass.
       const int s = step.stage;
-      barrier_wait(base + R::kEmpty + 8 * s, step.parity ^ 1);   // by all consumer warps
+      barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1);    // by all consumer warps
       u64 *sBits = (u64 *)(shared + R::kSBits) + s * R::kTokens; // [kTokens]
 #pragma unroll
       for (int j = 0; j < R::kLists; ++j)
@@ -274,7 +277,7 @@ NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int p
         ((u32 *)(shared + R::kSPartly))[i] = partly;
       }
       if (producer == 0 && any) {
-        ring_fill<Config>(selected.k, selected.v, p.k, p.v, keys, base, s, first);
+        fill_stage<Config>(selected.k, selected.v, p.k, p.v, keys, base, s, first);
       } else {
         barrier_arrive(base + R::kFull + 8 * s);
       }
@@ -286,17 +289,17 @@ NSAI_DEVICE void ring_produce(const Params &params, unsigned char *shared, int p
 
 // The kernel: `consume(shared)` is what its consumer warps do, for all tiles of the block.
 template <class Config, class Params, class Consume>
-NSAI_DEVICE void ring_attend(const Params &p, Consume consume) {
-  using R = UnionRing<Config>;
+NSAI_DEVICE void attend_pipeline(const Params &p, Consume consume) {
+  using R = SelectedPipeline<Config>;
   extern __shared__ __align__(1024) unsigned char shared[];
   if (threadIdx.x == 0) {
-    tma_prefetch_map(selected_part(p).k);
-    tma_prefetch_map(selected_part(p).v);
+    tma_prefetch_map(selected_params(p).k);
+    tma_prefetch_map(selected_params(p).v);
     if constexpr (kCanWindow<Params>) {
       tma_prefetch_map(p.window_k_map);
       tma_prefetch_map(p.window_v_map);
     }
-    ring_init<Config>(shared_address(shared));
+    init_pipeline<Config>(shared_address(shared));
   }
   // Neither the window's keys nor their products wait for the kernel before: lists and sum do.
   if (!kCanWindow<Params>) begin_kernel();
@@ -304,7 +307,7 @@ NSAI_DEVICE void ring_attend(const Params &p, Consume consume) {
   const int warp = warp_uniform(threadIdx.x / 32);
   if (warp >= R::kWarps) {
     registers_drop<R::kProducerRegisters>();
-    if (warp < R::kWarps + R::kProducers) ring_produce<Config>(p, shared, warp - R::kWarps);
+    if (warp < R::kWarps + R::kProducers) produce_selected<Config>(p, shared, warp - R::kWarps);
     if (kCanWindow<Params>) begin_kernel(); // also where no tile has tokens
   } else {
     registers_raise<R::kConsumerRegisters>();

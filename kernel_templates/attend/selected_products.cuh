@@ -30,8 +30,8 @@ NSAI_DEVICE void multiply_qk(float (&rS)[kN][4], const u32 (&rQ)[kHeld][4], u32 
 
 // P of a stage in fragments of 16 keys, and what its rounding left.
 template <class Config> struct Probabilities {
-  static constexpr int kParts = kSplitP<Config> ? 2 : 1;
-  u32 a[kParts][Config::kKeys / 16][4];
+  static constexpr int kTerms = kSplitP<Config> ? 2 : 1;
+  u32 a[kTerms][Config::kKeys / 16][4];
 };
 
 // O += P V: rO [64, Dv], issued.
@@ -42,9 +42,9 @@ NSAI_DEVICE void multiply_pv(float (&rO)[kO][4], const Probabilities<Config> &rP
 #pragma unroll
   for (int k = 0; k < Config::kKeys / 16; ++k)
 #pragma unroll
-    for (int part = 0; part < Probabilities<Config>::kParts; ++part)
+    for (int term = 0; term < Probabilities<Config>::kTerms; ++term)
       wgmma_pv<typename Config::Element, padded_dim(Config::kHeadDimV), Config::kKeys>(
-          rO[0], rP.a[part][k], v + wgmma_mn_step(k), 1);
+          rO[0], rP.a[term][k], v + wgmma_mn_step(k), 1);
   wgmma_commit();
 }
 

@@ -41,16 +41,16 @@
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
 #include "core/launch.cuh"
-#include "data/list_cursor.cuh"
 #include "core/mma.cuh"
-#include "params/attention.h"
-#include "params/kv_cache.h"
-#include "data/sequence.cuh"
 #include "core/softmax.cuh"
-#include "data/source.cuh"
 #include "core/tile.cuh"
 #include "core/types.cuh"
+#include "data/list_cursor.cuh"
+#include "data/sequence.cuh"
+#include "data/source.cuh"
 #include "data/tile_position.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
 
 static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
               "rows are copied 16 bytes at a time");
@@ -63,7 +63,7 @@ static_assert(Config::kStages >= 2, "a stage is filled while another is read");
 
 // Where the CTA works lies in shared memory: read again behind the main loop, it holds no registers
 // there.
-template <class Config> struct Plan {
+template <class Config> struct KernelTraits {
   static constexpr int kKeys = Config::kKeys, kStages = Config::kStages, kWarps = Config::kWarps;
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
@@ -90,8 +90,8 @@ template <class Config> struct Plan {
   static constexpr int kEmpty = kFull + 8 * kStages;                     // barrier: can be filled
   static constexpr int kSBits = kEmpty + 8 * kStages;                    // u32 [kTokens, kParts]
   static constexpr int kSMore = kSBits + 4 * kStages * kTokens * kParts; // int: 0 ends the ring
-  static constexpr int kSPlace = kSMore + 4 * kStages;                   // Place
-  static constexpr int kBytes = (kSPlace + (int)sizeof(Place) + 15) / 16 * 16;
+  static constexpr int kSPosition = kSMore + 4 * kStages;                // Place
+  static constexpr int kBytes = (kSPosition + (int)sizeof(TilePosition) + 15) / 16 * 16;
   static_assert(kBytes <= 101376, "99 KB is all that sm_86, sm_89 and sm_120 have");
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
@@ -144,7 +144,7 @@ struct PackedRows {
 };
 
 template <class Config>
-NSAI_DEVICE Sides<PackedRows> find_sides(const NsaiAttendSelected &p, const Place &at) {
+NSAI_DEVICE Sides<PackedRows> find_sides(const NsaiAttendSelected &p, const TilePosition &at) {
   return { { p.k, (const u16 *)p.k.data + at.seq.kv_begin * p.k.token_stride +
                       at.group * p.k.head_stride },
            { p.v, (const u16 *)p.v.data + at.seq.kv_begin * p.v.token_stride +
@@ -174,16 +174,16 @@ template <class C> struct CachedTileRows {
 
 template <class C>
 NSAI_DEVICE Sides<CachedTileRows<C>> find_sides(const NsaiCachedAttendSelected &p,
-                                                const Place &at) {
+                                                const TilePosition &at) {
   const int tiles = gridDim.x / p.packed.kv_heads;
-  const int s = find_query_tile<Plan<C>::kTokens>(p.batch, blockIdx.x % tiles).s;
+  const int s = find_query_tile<KernelTraits<C>::kTokens>(p.batch, blockIdx.x % tiles).s;
   const CachedRows<C::kPageRows> rows = find_rows<C::kPageRows>(p.batch, s, 0);
   return { { p.pair.k, rows, at.group }, { p.pair.v, rows, at.group } };
 }
 
 template <class Config, class Params>
-NSAI_DEVICE void produce(const Params &params, const Place &at, unsigned char *shared) {
-  using S = Plan<Config>;
+NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned char *shared) {
+  using S = KernelTraits<Config>;
   const NsaiAttendSelected &p = packed_of(params);
   constexpr int kLists = (S::kTokens + 31) / 32; // a lane's: tokens lane, lane + 32, ...
   const int lane = threadIdx.x & 31;
@@ -199,7 +199,7 @@ NSAI_DEVICE void produce(const Params &params, const Place &at, unsigned char *s
     cursors[j].open(gList, at.seq.position(query), token < S::kTokens && query < at.seq.q_len);
   }
 
-  RingStep<S::kStages> step;
+  PipelineState<S::kStages> step;
   for (;; step.advance()) {
     int least = cursors[0].begin;
 #pragma unroll
@@ -208,7 +208,7 @@ NSAI_DEVICE void produce(const Params &params, const Place &at, unsigned char *s
     const bool more = begin != ListCursor<Config>::kNever;
 
     // A fresh barrier lets the wait for the phase before its first one pass.
-    barrier_wait(base + S::kEmpty + 8 * step.stage, step.parity ^ 1); // by all consumer warps
+    barrier_wait(base + S::kEmpty + 8 * step.stage, step.phase ^ 1); // by all consumer warps
     if (more) {
       const int first = begin / S::kKeys * S::kKeys;
       sides.k.template copy<Config, Config::kHeadDimQk>(base + S::kSK +
@@ -243,15 +243,15 @@ NSAI_DEVICE void produce(const Params &params, const Place &at, unsigned char *s
 
 // The warp's Q into its own tile of shared memory, complete on return. Padding is zero.
 template <class Config>
-NSAI_DEVICE void copy_query(u32 sQ, const NsaiView &q, const Place &at, int warp) {
-  using T = typename Plan<Config>::QTile;
+NSAI_DEVICE void copy_query(u32 sQ, const NsaiView &q, const TilePosition &at, int warp) {
+  using T = typename KernelTraits<Config>::QTile;
   for (int i = threadIdx.x & 31; i < 16 * T::kChunks; i += 32) {
     int row = i / T::kChunks, chunk = i % T::kChunks;
-    OutputRow place = place_row<Config>(at, 16 * warp + row);
-    const u16 *gRow =
-        (const u16 *)q.data + place.token * q.token_stride + place.head * q.head_stride; // [Dk]
+    OutputRow output_row = find_output_row<Config>(at, 16 * warp + row);
+    const u16 *gRow = (const u16 *)q.data + output_row.token * q.token_stride +
+                      output_row.head * q.head_stride; // [Dk]
     copy_async_16(sQ + T::offset(row, chunk), gRow + 8 * chunk,
-                  place.present && 8 * chunk < Config::kHeadDimQk);
+                  output_row.present && 8 * chunk < Config::kHeadDimQk);
   }
   copy_async_commit();
   copy_async_wait<0>();
@@ -260,9 +260,9 @@ NSAI_DEVICE void copy_query(u32 sQ, const NsaiView &q, const Place &at, int warp
 
 // S = Q K^T: rS [16, kStepKeys]. Q comes from rQ, or from sQ where registers do not hold it.
 template <class Config, int kSteps>
-NSAI_DEVICE void score(float (&rS)[Plan<Config>::kStepKeys / 8][4], const u32 (&rQ)[kSteps][4],
-                       u32 sQ, u32 sK) {
-  using S = Plan<Config>;
+NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
+                       const u32 (&rQ)[kSteps][4], u32 sQ, u32 sK) {
+  using S = KernelTraits<Config>;
   const int lane = threadIdx.x & 31;
   const u32 q_at = sQ + S::QTile::offset(lane & 15, lane >> 4);
   const u32 k_at = sK + S::KTile::offset((lane & 7) + ((lane >> 4) << 3), (lane >> 3) & 1);
@@ -303,9 +303,9 @@ template <int kN> NSAI_DEVICE void mask_scores(float (&rS)[kN][4], const u32 (&b
 
 // O += P V: rO [16, Dv], rP [16, kStepKeys].
 template <class Config, int kM>
-NSAI_DEVICE void accumulate(float (&rO)[kM][4], const float (&rP)[Plan<Config>::kStepKeys / 8][4],
-                            u32 sV) {
-  using S = Plan<Config>;
+NSAI_DEVICE void accumulate(float (&rO)[kM][4],
+                            const float (&rP)[KernelTraits<Config>::kStepKeys / 8][4], u32 sV) {
+  using S = KernelTraits<Config>;
   using T = typename S::VTile;
   const int lane = threadIdx.x & 31;
   const u32 v_at = sV + T::offset(lane & 15, lane >> 4);
@@ -331,15 +331,15 @@ NSAI_DEVICE void accumulate(float (&rO)[kM][4], const float (&rP)[Plan<Config>::
 }
 
 template <class Config>
-NSAI_DEVICE void consume(const NsaiAttendSelected &p, const Place &at, int warp,
+NSAI_DEVICE void consume(const NsaiAttendSelected &p, const TilePosition &at, int warp,
                          const unsigned char *shared) {
-  using S = Plan<Config>;
+  using S = KernelTraits<Config>;
   const int lane = threadIdx.x & 31;
   const u32 base = shared_address(shared);
   const u32 sQ = base + S::kSQ + warp * S::QTile::kBytes; // [16, Dk]
   const int row = 16 * warp + (lane >> 2);                // this lane's rows: row, row + 8
-  // Their tokens, within the CTA: token, token + kTokensApart.
-  constexpr int kTokensApart = Config::kGroupPadded < 16 ? 8 / Config::kGroupPadded : 0;
+  // Their tokens, within the CTA: token, token + kTokenStep.
+  constexpr int kTokenStep = Config::kGroupPadded < 16 ? 8 / Config::kGroupPadded : 0;
   const int token = (Config::kGroupPadded < 16 ? row : 16 * warp) / Config::kGroupPadded;
 
   u32 rQ[S::kQueryInRegisters ? S::kColsQk / 16 : 1][4]; // [16, Dk]
@@ -350,8 +350,8 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const Place &at, int warp,
   float rO[S::kColsV / 8][4] = {}; // [16, Dv]
   SoftmaxRows rows;
 
-  for (RingStep<S::kStages> step;; step.advance()) {
-    barrier_wait(base + S::kFull + 8 * step.stage, step.parity); // by the producer
+  for (PipelineState<S::kStages> step;; step.advance()) {
+    barrier_wait(base + S::kFull + 8 * step.stage, step.phase); // by the producer
     if (!((const int *)(shared + S::kSMore))[step.stage]) break;
     const u32 sK = base + S::kSK + step.stage * S::KTile::kBytes; // [kKeys, Dk]
     const u32 sV = base + S::kSV + step.stage * S::VTile::kBytes; // [kKeys, Dv]
@@ -360,7 +360,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const Place &at, int warp,
         (const u32 *)(shared + S::kSBits) + (step.stage * S::kTokens + token) * S::kParts;
 #pragma unroll 1
     for (int part = 0; part < S::kParts; ++part) {
-      const u32 bits[2] = { sBits[part], sBits[kTokensApart * S::kParts + part] };
+      const u32 bits[2] = { sBits[part], sBits[kTokenStep * S::kParts + part] };
       if (!__any_sync(~0u, bits[0] | bits[1])) continue; // no token of the warp sees these keys
       float rS[S::kStepKeys / 8][4];                     // [16, kStepKeys]
       score<Config>(rS, rQ, sQ, sK + part * S::kStepKeys * S::KTile::kPitch);
@@ -372,22 +372,23 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const Place &at, int warp,
     // (H200), but racecheck does not follow it.
     barrier_arrive(base + S::kEmpty + 8 * step.stage); // for the producer
   }
-  const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
-  store_output<Config>(p.out, p.kv_heads, rO, rows, place);
+  const OutputRow output_row[2] = { find_output_row<Config>(at, row),
+                                    find_output_row<Config>(at, row + 8) };
+  store_output<Config>(p.out, p.kv_heads, rO, rows, output_row);
 }
 
 // ---- body ----
 
 template <class Config, class Params> NSAI_DEVICE void attend_selected(const Params &params) {
-  using S = Plan<Config>;
+  using S = KernelTraits<Config>;
   const NsaiAttendSelected &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared[];
 
-  Place &at = *(Place *)(shared + S::kSPlace);
+  TilePosition &at = *(TilePosition *)(shared + S::kSPosition);
   if (threadIdx.x == 0) {
     const int tiles = gridDim.x / p.kv_heads;
     const QueryTile tile = find_query_tile<S::kTokens>(sequences_of(params), blockIdx.x % tiles);
-    at = Place{ tile.seq, tile.first_query, (int)blockIdx.x / tiles };
+    at = TilePosition{ tile.seq, tile.first_query, (int)blockIdx.x / tiles };
     for (int s = 0; s < S::kStages; ++s) {
       // Full: the producer's copies, lane by lane, and its plain stores.
       barrier_init(shared_address(shared) + S::kFull + 8 * s, 32 + 1);
@@ -405,7 +406,7 @@ template <class Config, class Params> NSAI_DEVICE void attend_selected(const Par
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_selected_sm80(const __grid_constant__ ParamsOf<Config::kCached, NsaiAttendSelected,
-                                                         NsaiCachedAttendSelected>::Type p) {
+                                                          NsaiCachedAttendSelected>::Type p) {
   begin_kernel();
   attend_selected<Config>(p);
 }

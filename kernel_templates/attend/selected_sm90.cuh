@@ -24,5 +24,5 @@
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_selected_sm90(const __grid_constant__ NsaiAttendSelectedTma p) {
-  ring_attend<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
+  attend_pipeline<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
 }

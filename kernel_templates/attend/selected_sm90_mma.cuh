@@ -22,5 +22,6 @@
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_selected_sm90_mma(const __grid_constant__ NsaiAttendSelectedTma p) {
-  ring_attend<Config>(p, [&](const unsigned char *shared) { consume<Config>(p.attend, shared); });
+  attend_pipeline<Config>(p,
+                          [&](const unsigned char *shared) { consume<Config>(p.attend, shared); });
 }

@@ -13,16 +13,16 @@
 // are no registers for it.
 //
 // Config: Element, kGate, and attend/selected_pipeline.cuh's; kWindow where the kernel does the window's
-// branch as well. kSharedBytes = Plan::kBytes.
+// branch as well. kSharedBytes = KernelTraits::kBytes.
 #pragma once
-#include "core/softmax.cuh"
 #include "attend/selected_consumer.cuh"
-#include "attend/selected_products.cuh"
 #include "attend/selected_pipeline.cuh"
+#include "attend/selected_products.cuh"
 #include "attend/selected_window.cuh"
+#include "core/softmax.cuh"
 
-template <class Config> struct Plan : UnionRing<Config> {
-  using R = UnionRing<Config>;
+template <class Config> struct KernelTraits : SelectedPipeline<Config> {
+  using R = SelectedPipeline<Config>;
   // Columns of Q in registers, as fragments, the others in shared memory: all panels for which
   // there are registers beside O, the scores and what else the loop holds. What is read from shared
   // memory for every tile of keys, Q and K, takes as long as the products that it feeds.
@@ -40,18 +40,18 @@ template <class Config> struct Plan : UnionRing<Config> {
 
 // O of the warpgroup's rows over their lists, unnormalised: rO [64, Dv], zeros before.
 template <class Config, int kO, int kHeld>
-NSAI_DEVICE void multiply_union(float (&rO)[kO][4], SoftmaxRows &rows, const u32 (&rQ)[kHeld][4],
-                                u32 sQ, const unsigned char *shared,
-                                RingStep<Config::kStages> &step, float scale_log2) {
-  using S = Plan<Config>;
+NSAI_DEVICE void multiply_selected(float (&rO)[kO][4], SoftmaxRows &rows, const u32 (&rQ)[kHeld][4],
+                                   u32 sQ, const unsigned char *shared,
+                                   PipelineState<Config::kStages> &step, float scale_log2) {
+  using S = KernelTraits<Config>;
   const int warp = warp_uniform(threadIdx.x / 32), group = warp / 4;
   const u32 base = shared_address(shared);
   auto release = [&](int stage) { // for the producers
     barrier_arrive(base + S::kEmpty + 8 * stage);
   };
   int s = warp_uniform(step.stage);
-  barrier_wait(base + S::kFull + 8 * s, step.parity); // by the producers
-  u32 seen = ring_word<Config>(shared, S::kSSeen, s);
+  barrier_wait(base + S::kFull + 8 * s, step.phase); // by the producers
+  u32 seen = stage_word<Config>(shared, S::kSSeen, s);
   for (;;) {
     const int now = s;
     const bool needed = seen >> (4 * group) & 15, last = seen & S::kLast;
@@ -64,7 +64,7 @@ NSAI_DEVICE void multiply_union(float (&rO)[kO][4], SoftmaxRows &rows, const u32
       wgmma_wait<0>();
       hold(rS);
       if (seen >> warp & 1) {
-        if (ring_word<Config>(shared, S::kSPartly, now) >> warp & 1)
+        if (stage_word<Config>(shared, S::kSPartly, now) >> warp & 1)
           mask_scores<Config>(rS, shared, now, warp);
         softmax_step(rows, rS, rO, scale_log2);
         pack_probabilities<Config>(rP, rS);
@@ -73,28 +73,28 @@ NSAI_DEVICE void multiply_union(float (&rO)[kO][4], SoftmaxRows &rows, const u32
       }
       multiply_pv<Config>(rO, rP, base + S::kSV + now * S::kVBytes);
       // The next stage is looked for while P V runs.
-      const bool ready = !last && barrier_test(base + S::kFull + 8 * s, step.parity);
+      const bool ready = !last && barrier_test(base + S::kFull + 8 * s, step.phase);
       wgmma_wait<0>();
       hold(rO);
       release(now);
       if (last) break;
-      if (!ready) barrier_wait(base + S::kFull + 8 * s, step.parity); // by the producers
+      if (!ready) barrier_wait(base + S::kFull + 8 * s, step.phase); // by the producers
     } else { // no token of the warpgroup sees these keys
       release(now);
       if (last) break;
-      barrier_wait(base + S::kFull + 8 * s, step.parity); // by the producers
+      barrier_wait(base + S::kFull + 8 * s, step.phase); // by the producers
     }
-    seen = ring_word<Config>(shared, S::kSSeen, s);
+    seen = stage_word<Config>(shared, S::kSSeen, s);
   }
 }
 
 // What a consumer warp does, for all tiles of its block.
 template <class Config, class Params>
 NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
-  using S = Plan<Config>;
-  const NsaiAttendSelected &p = selected_part(params).attend;
+  using S = KernelTraits<Config>;
+  const NsaiAttendSelected &p = selected_params(params).attend;
   const u32 base = shared_address(shared);
-  RingStep<S::kStages> step;
+  PipelineState<S::kStages> step;
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     int thread = threadIdx.x;
@@ -106,10 +106,11 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
     // ---- queries
     u32 rQ[S::kHeldSteps ? S::kHeldSteps : 1][4]; // [64, columns that are held]
     {
-      const Place at = find_place<Config>(p, tile);
+      const TilePosition at = find_tile_position<Config>(p, tile);
       if (at.empty()) continue;
-      const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
-      prefetch_output<Config>(epilogue_of(params, first_part(params)), p.kv_heads, place);
+      const OutputRow output_row[2] = { find_output_row<Config>(at, row),
+                                        find_output_row<Config>(at, row + 8) };
+      prefetch_output<Config>(epilogue_of(params, first_branch(params)), p.kv_heads, output_row);
       if constexpr (S::kHeldSteps > 0) load_query<Config>(rQ, p.q, at, row);
       if constexpr (S::kQBytes > 0) {
         threads_sync(1 + group, 128); // nobody multiplies by the tile before any more
@@ -120,20 +121,22 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
 
     // ---- parts
 #pragma unroll 1
-    for (int part = first_part(params); part < end_part(params); ++part) {
+    for (int branch = first_branch(params); branch < end_branch(params); ++branch) {
       float rO[S::kColsV / 8][4] = {}; // [64, Dv]
       SoftmaxRows rows;
-      if (kCanWindow<Params> && part == NSAI_PART_WINDOW) {
+      if (kCanWindow<Params> && branch == NSAI_FUSED_WINDOW) {
         if constexpr (kCanWindow<Params>)
-          multiply_window<Config, S::kHeldSteps>(rO, rows, rQ, sQ, find_place<Config>(p, tile),
-                                                 base, step, p.scale_log2);
+          multiply_window<Config, S::kHeldSteps>(rO, rows, rQ, sQ,
+                                                 find_tile_position<Config>(p, tile), base, step,
+                                                 p.scale_log2);
       } else {
-        multiply_union<Config>(rO, rows, rQ, sQ, shared, step, p.scale_log2);
+        multiply_selected<Config>(rO, rows, rQ, sQ, shared, step, p.scale_log2);
       }
       if constexpr (kCanWindow<Params>) wait_for_kernel_before(); // for the sum
-      const Place at = find_place<Config>(p, tile);
-      const OutputRow place[2] = { place_row<Config>(at, row), place_row<Config>(at, row + 8) };
-      store_output<Config>(epilogue_of(params, part), p.kv_heads, rO, rows, place);
+      const TilePosition at = find_tile_position<Config>(p, tile);
+      const OutputRow output_row[2] = { find_output_row<Config>(at, row),
+                                        find_output_row<Config>(at, row + 8) };
+      store_output<Config>(epilogue_of(params, branch), p.kv_heads, rO, rows, output_row);
       if constexpr (kCanWindow<Params>) __syncwarp(); // all of a quad read the unit that one wrote
     }
   }

@@ -14,11 +14,11 @@
 //
 // Config: Element, kGate, kWindow, and attend/selected_pipeline.cuh's.
 #pragma once
-#include "core/epilogue.cuh"
-#include "data/key_range.cuh"
-#include "core/softmax.cuh"
-#include "attend/selected_products.cuh"
 #include "attend/selected_pipeline.cuh"
+#include "attend/selected_products.cuh"
+#include "core/epilogue.cuh"
+#include "core/softmax.cuh"
+#include "data/key_range.cuh"
 
 // What a tile's rows see of the window's keys.
 template <class Config> struct WindowRows {
@@ -30,8 +30,8 @@ template <class Config> struct WindowRows {
   }
 };
 
-template <class Config> NSAI_DEVICE WindowRows<Config> window_rows(const Place &at) {
-  const int tokens = min(UnionRing<Config>::kTokens, at.seq.q_len - at.first_query);
+template <class Config> NSAI_DEVICE WindowRows<Config> window_rows(const TilePosition &at) {
+  const int tokens = min(SelectedPipeline<Config>::kTokens, at.seq.q_len - at.first_query);
   return WindowRows<Config>{ at.seq.position(at.first_query), tokens - 1 };
 }
 
@@ -59,9 +59,9 @@ NSAI_DEVICE bool window_softmax(float (&rS)[kN][4], SoftmaxRows &softmax, float 
 // unnormalised, rO [64, Dv], zeros before. Q is as in multiply_qk().
 template <class Config, int kHeldSteps, int kO, int kHeld>
 NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
-                                 const u32 (&rQ)[kHeld][4], u32 sQ, const Place &at, u32 base,
-                                 RingStep<Config::kStages> &step, float scale_log2) {
-  using R = UnionRing<Config>;
+                                 const u32 (&rQ)[kHeld][4], u32 sQ, const TilePosition &at,
+                                 u32 base, PipelineState<Config::kStages> &step, float scale_log2) {
+  using R = SelectedPipeline<Config>;
   using Stages = WindowStages<Config>;
   constexpr int kLastRow = 16 * R::kWarps - 1; // of the tile
   const WindowRows<Config> rows = window_rows<Config>(at);
@@ -69,7 +69,7 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
   const int end = row / Config::kGroupPadded <= rows.last ? rows.seen(row + 63).end : 0;
   int first = rows.seen(0).begin; // key of the stage
   // By the producers, and for them. What no token of the warpgroup sees is released untouched.
-  auto wait = [&]() { barrier_wait(base + R::kFull + 8 * step.stage, step.parity); };
+  auto wait = [&]() { barrier_wait(base + R::kFull + 8 * step.stage, step.phase); };
   auto release = [&](int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); };
   auto before = [&]() { return (step.stage ? step.stage : Config::kStages) - 1; };
   auto stage_k = [&]() { return base + R::kSK + warp_uniform(step.stage) * R::kKBytes; };

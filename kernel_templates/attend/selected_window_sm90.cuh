@@ -28,5 +28,5 @@
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_selected_window_sm90(const __grid_constant__ NsaiSelectedWindow p) {
-  ring_attend<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
+  attend_pipeline<Config>(p, [&](const unsigned char *shared) { consume<Config>(p, shared); });
 }

@@ -6,7 +6,7 @@
 //
 // With m = l/d and r = l'/d, selection block j takes the keys j*r - (m-1) + x, x in [0, r+m-1), with
 // the weights min(x+1, m, r+m-1-x): a trapezoid (here divided by m, which changes no order). A lane
-// has 32 adjacent keys of each of its two rows (tma_load_spread()), so that pooling takes no exchange
+// has 32 adjacent keys of each of its two rows (tma_load_interleaved()), so that pooling takes no exchange
 // between lanes but of the m - 1 keys at the borders. With the sum of a block's own r keys at hand,
 // which the softmax needs as well, a block costs 2 (m - 1) further instructions.
 //
@@ -20,13 +20,13 @@
 #include "core/topn.cuh"
 
 // What the flash loop sees: it does not know of the selectors.
-template <class C> struct Plan;
+template <class C> struct KernelTraits;
 template <class C> struct FlashConfig : C {
   static constexpr int kThreads = 384;
-  static constexpr int kSharedBytes = C::kSharedBytes - Plan<C>::kOwnBytes;
+  static constexpr int kSharedBytes = C::kSharedBytes - KernelTraits<C>::kTopnBytes;
 };
 
-template <class C> struct Plan {
+template <class C> struct KernelTraits {
   static constexpr int kWarps = 8;                            // of consumers
   static constexpr int kSelectors = 4;                        // warps
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m
@@ -36,11 +36,11 @@ template <class C> struct Plan {
   static constexpr int kVector = kLaneBlocks < 4 ? kLaneBlocks : 4;
   static constexpr int kVectors = kLaneBlocks / kVector;
   // Consumer warps that share tokens: a unit of the selectors' work.
-  static constexpr int kUnitWarps = C::kGroupPadded > 16 ? C::kGroupPadded / 16 : 1;
-  static constexpr int kUnitTokens = C::kGroupPadded < 16 ? 16 / C::kGroupPadded : 1;
-  static constexpr int kUnits = kWarps / kUnitWarps;
-  static constexpr int kMine = ceil_div(kUnits, kSelectors); // of a selector: every fourth
-  static constexpr int kTokens = kMine * kUnitTokens;        // of a selector
+  static constexpr int kWorkItemWarps = C::kGroupPadded > 16 ? C::kGroupPadded / 16 : 1;
+  static constexpr int kWorkItemTokens = C::kGroupPadded < 16 ? 16 / C::kGroupPadded : 1;
+  static constexpr int kWorkItems = kWarps / kWorkItemWarps;
+  static constexpr int kMine = ceil_div(kWorkItems, kSelectors); // of a selector: every fourth
+  static constexpr int kTokens = kMine * kWorkItemTokens;        // of a selector
   // 512 threads have 128 registers each, which are divided anew.
   static constexpr bool kNarrow = C::kHeadDimV <= 64 && !kSplitP<C>; // consumers need fewer
   static constexpr int kConsumerRegisters = kNarrow ? 176 : 200;
@@ -61,7 +61,7 @@ template <class C> struct Plan {
     float references[16]; // by row
   };
   static constexpr int kSwizzle = kVectors < 8 ? kVectors - 1 : 7;
-  struct __align__(16) Desk {
+  struct __align__(16) ExchangeBuffer {
     union {
       Piece pieces[C::kDepth][kMine]; // one of each unit at a time
       u64 queue[kQueue];              // core/topn.cuh: once the pieces have been read
@@ -72,14 +72,14 @@ template <class C> struct Plan {
     u32 listed[kTokens];       // candidates that could be among the best so far
     u64 full[C::kDepth];       // pieces
   };
-  struct __align__(16) Own {
-    Desk desks[kSelectors];
-    int read[kUnits]; // tiles of keys that the selectors have done with
-    u64 scored;       // consumers to selectors: a tile of queries
+  struct __align__(16) TopnStorage {
+    ExchangeBuffer exchange_buffers[kSelectors];
+    int read[kWorkItems]; // tiles of keys that the selectors have done with
+    u64 scored;           // consumers to selectors: a tile of queries
   };
-  static constexpr int kOwnBytes = sizeof(Own);
+  static constexpr int kTopnBytes = sizeof(TopnStorage);
 
-  static_assert(C::kRows == 128 && C::kKeys == kSpreadRows, "two warpgroups, spread keys");
+  static_assert(C::kRows == 128 && C::kKeys == kInterleavedRows, "two warpgroups, spread keys");
   static_assert(C::kThreads == 512, "producer, consumers, selectors");
   static_assert(C::kBlock % C::kStride == 0 && C::kSelectBlock % C::kStride == 0 &&
                     C::kBlock <= C::kSelectBlock,
@@ -96,7 +96,7 @@ template <class C> struct Plan {
 template <class C> NSAI_DEVICE int key_tiles(const FlashTile &tile, bool searches) {
   if (!searches) return ceil_div(max(tile.end, 0), C::kKeys);
   int candidates = candidate_count<C>(tile.position + tile.tokens - 1);
-  return ceil_div(candidates, Plan<C>::kTileBlocks);
+  return ceil_div(candidates, KernelTraits<C>::kTileBlocks);
 }
 
 // Whether a token of the tile has more candidates than it may choose.
@@ -110,28 +110,30 @@ template <class C, class Take> NSAI_DEVICE void for_each(const NsaiCompressedTop
 
 // This CTA's part of the scratch.
 template <class C> struct Scratch {
-  typename Plan<C>::Piece *pieces;
+  typename KernelTraits<C>::Piece *pieces;
   float *lse; // of the rows, in powers of two
   u64 *lists;
   int columns; // of a list
   NSAI_DEVICE explicit Scratch(const NsaiCompressedTopn &p) {
     int candidates = candidate_count<C>(p.attend.attend.seq.max_kv_len - 1);
-    int tiles = ceil_div(candidates, Plan<C>::kTileBlocks);
-    pieces = (typename Plan<C>::Piece *)((u8 *)p.scratch + blockIdx.x * p.scratch_bytes);
-    lse = (float *)(pieces + (long long)tiles * Plan<C>::kWarps * Plan<C>::kParts);
+    int tiles = ceil_div(candidates, KernelTraits<C>::kTileBlocks);
+    pieces = (typename KernelTraits<C>::Piece *)((u8 *)p.scratch + blockIdx.x * p.scratch_bytes);
+    lse = (float *)(pieces + (long long)tiles * KernelTraits<C>::kWarps * KernelTraits<C>::kParts);
     lists = (u64 *)(lse + C::kRows);
-    columns = tiles * Plan<C>::kTileBlocks;
+    columns = tiles * KernelTraits<C>::kTileBlocks;
   }
   // Of a consumer warp's rows.
-  NSAI_DEVICE typename Plan<C>::Piece *of(int tile, int warp) const {
-    return pieces + ((long long)tile * Plan<C>::kWarps + warp) * Plan<C>::kParts;
+  NSAI_DEVICE typename KernelTraits<C>::Piece *of(int tile, int warp) const {
+    return pieces + ((long long)tile * KernelTraits<C>::kWarps + warp) * KernelTraits<C>::kParts;
   }
 };
 
 // ---- pooling
 
 // Of a lane's two rows, the last m - 1 keys of the tile before, last first.
-template <class C> struct Border { float x[2][Plan<C>::kOverlap > 1 ? Plan<C>::kOverlap - 1 : 1]; };
+template <class C> struct Border {
+  float x[2][KernelTraits<C>::kOverlap > 1 ? KernelTraits<C>::kOverlap - 1 : 1];
+};
 
 // x, in a register of its own: what the next products overwrite is not kept from them (C7511).
 NSAI_DEVICE float copied(float x) {
@@ -143,10 +145,10 @@ NSAI_DEVICE float copied(float x) {
 // Scores of row r become probabilities and join its sum; `sums` are those of the lane's blocks.
 template <class C>
 NSAI_DEVICE void exponentiate(float (&s)[16][4], int r, SoftmaxRows &rows,
-                              float (&sums)[Plan<C>::kLaneBlocks], float scale_log2) {
-  constexpr int kRatio = Plan<C>::kRatio;
+                              float (&sums)[KernelTraits<C>::kLaneBlocks], float scale_log2) {
+  constexpr int kRatio = KernelTraits<C>::kRatio;
 #pragma unroll
-  for (int block = 0; block < Plan<C>::kLaneBlocks; ++block) {
+  for (int block = 0; block < KernelTraits<C>::kLaneBlocks; ++block) {
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < kRatio; ++i) {
@@ -157,14 +159,14 @@ NSAI_DEVICE void exponentiate(float (&s)[16][4], int r, SoftmaxRows &rows,
     sums[block] = sum;
   }
 #pragma unroll
-  for (int block = 0; block < Plan<C>::kLaneBlocks; ++block) rows.sum[r] += sums[block];
+  for (int block = 0; block < KernelTraits<C>::kLaneBlocks; ++block) rows.sum[r] += sums[block];
 }
 
 // Makes the trapezoids of row r of the sums over its blocks, 1/m of them, and stores them.
 template <class C>
-NSAI_DEVICE void pool(const float (&p)[16][4], int r, float (&sums)[Plan<C>::kLaneBlocks],
-                      Border<C> &border, typename Plan<C>::Piece *to, int lane) {
-  using P = Plan<C>;
+NSAI_DEVICE void pool(const float (&p)[16][4], int r, float (&sums)[KernelTraits<C>::kLaneBlocks],
+                      Border<C> &border, typename KernelTraits<C>::Piece *to, int lane) {
+  using P = KernelTraits<C>;
   constexpr float kShareOfStride = 1.0f / P::kOverlap;
   auto key = [&](int i) { return p[i / 2][2 * r + i % 2]; }; // of the lane's 32
   float left[P::kOverlap > 1 ? P::kOverlap - 1 : 1];         // keys -1, -2, ...

@@ -25,12 +25,14 @@ template <class C> NSAI_DEVICE u32 order_reached_roughly(u32 greatest) {
 // Adds pieces, of which this lane has one block each, over the heads of each token. `first`: their
 // rows' place among those of the tokens; lse: of row lane % 16 of the lane / 16-th piece.
 template <class C>
-NSAI_DEVICE void
-sum_heads(float (&sum)[Plan<C>::kMine][Plan<C>::kUnitTokens], typename Plan<C>::Desk &desk,
-          const typename Plan<C>::Piece (&pieces)[Plan<C>::kMine], float lse, int first, int lane) {
-  using P = Plan<C>;
+NSAI_DEVICE void sum_heads(float (&sum)[KernelTraits<C>::kMine][KernelTraits<C>::kWorkItemTokens],
+                           typename KernelTraits<C>::ExchangeBuffer &exchange_buffer,
+                           const typename KernelTraits<C>::Piece (&pieces)[KernelTraits<C>::kMine],
+                           float lse, int first, int lane) {
+  using P = KernelTraits<C>;
   if (lane < 16 * P::kMine)
-    desk.scales[lane / 16][lane % 16] = exp2_approx(pieces[lane / 16].references[lane % 16] - lse);
+    exchange_buffer.scales[lane / 16][lane % 16] =
+        exp2_approx(pieces[lane / 16].references[lane % 16] - lse);
   int pair = lane % P::kBlocks / P::kLaneBlocks, block = lane % P::kLaneBlocks;
   int vector = block / P::kVector;
   // Of group 0, and what leads from a group's own place to where this vector of it lies, by the
@@ -48,8 +50,8 @@ sum_heads(float (&sum)[Plan<C>::kMine][Plan<C>::kUnitTokens], typename Plan<C>::
     int at = (row / 8 * P::kVectors * 8 + row % 8) * P::kGroupPitch;
 #pragma unroll
     for (int u = 0; u < P::kMine; ++u) {
-      float &to = sum[u][row / C::kGroupPadded % P::kUnitTokens];
-      to = fmaf(desk.scales[u][row],
+      float &to = sum[u][row / C::kGroupPadded % P::kWorkItemTokens];
+      to = fmaf(exchange_buffer.scales[u][row],
                 rows[row & P::kSwizzle][at + u * (int)(sizeof(typename P::Piece) / sizeof(float))],
                 to);
     }
@@ -59,81 +61,82 @@ sum_heads(float (&sum)[Plan<C>::kMine][Plan<C>::kUnitTokens], typename Plan<C>::
 // Importance of a tile of queries; lists what may be among the best.
 template <class C>
 NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratch,
-                                 typename Plan<C>::Own &own, int selector, int done,
-                                 Ring<C::kDepth> &ring) {
-  using P = Plan<C>;
-  constexpr int kSteps = P::kParts * P::kUnitWarps; // of a tile of keys
+                                 typename KernelTraits<C>::TopnStorage &topn_storage, int selector,
+                                 int done, PipelineState<C::kDepth> &state) {
+  using P = KernelTraits<C>;
+  constexpr int kSteps = P::kParts * P::kWorkItemWarps; // of a tile of keys
   const int lane = threadIdx.x % 32, tiles = key_tiles<C>(tile, true);
-  typename P::Desk &desk = own.desks[selector];
+  typename P::ExchangeBuffer &exchange_buffer = topn_storage.exchange_buffers[selector];
 #pragma unroll
-  for (int k = 0; k < P::kTokens; ++k) desk.greatest[k][lane] = 0;
-  if (lane < P::kTokens) desk.listed[lane] = desk.bar[lane] = 0;
-  float lse[P::kUnitWarps];
+  for (int k = 0; k < P::kTokens; ++k) exchange_buffer.greatest[k][lane] = 0;
+  if (lane < P::kTokens) exchange_buffer.listed[lane] = exchange_buffer.bar[lane] = 0;
+  float lse[P::kWorkItemWarps];
 #pragma unroll
-  for (int w = 0; w < P::kUnitWarps; ++w) {
-    int unit = selector + lane / 16 % P::kMine * P::kSelectors;
-    lse[w] = scratch.lse[(unit * P::kUnitWarps + w) * 16 + lane % 16];
+  for (int w = 0; w < P::kWorkItemWarps; ++w) {
+    int work_item = selector + lane / 16 % P::kMine * P::kSelectors;
+    lse[w] = scratch.lse[(work_item * P::kWorkItemWarps + w) * 16 + lane % 16];
   }
 
   // One piece of each unit, in the order tile, part, warp.
   auto fetch = [&](int i, int step, int stage) {
     if (i >= tiles || lane != 0) return;
-    u32 full = shared_address(&desk.full[stage]);
-    barrier_arrive_expecting(full, sizeof desk.pieces[0]);
+    u32 full = shared_address(&exchange_buffer.full[stage]);
+    barrier_arrive_expecting(full, sizeof exchange_buffer.pieces[0]);
 #pragma unroll
     for (int u = 0; u < P::kMine; ++u)
-      bulk_load(shared_address(&desk.pieces[stage][u]),
-                scratch.of(recomputed(i),
-                           (selector + u * P::kSelectors) * P::kUnitWarps + step % P::kUnitWarps) +
-                    step / P::kUnitWarps,
+      bulk_load(shared_address(&exchange_buffer.pieces[stage][u]),
+                scratch.of(recomputed(i), (selector + u * P::kSelectors) * P::kWorkItemWarps +
+                                              step % P::kWorkItemWarps) +
+                    step / P::kWorkItemWarps,
                 full, sizeof(typename P::Piece));
   };
   shared_proxy_fence();
   __syncwarp(); // what lies in the place of the pieces is read
-  Ring<C::kDepth> ahead = ring;
+  PipelineState<C::kDepth> ahead = state;
 #pragma unroll
-  for (int k = 0; k < C::kDepth; ++k, ahead.next()) fetch(k / kSteps, k % kSteps, ahead.stage);
+  for (int k = 0; k < C::kDepth; ++k, ahead.advance()) fetch(k / kSteps, k % kSteps, ahead.stage);
   for (int i = 0; i < tiles; ++i) {
-    float sum[P::kMine][P::kUnitTokens];
+    float sum[P::kMine][P::kWorkItemTokens];
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      const int part = step / P::kUnitWarps, w = step % P::kUnitWarps;
+      const int part = step / P::kWorkItemWarps, w = step % P::kWorkItemWarps;
       if (w == 0)
 #pragma unroll
-        for (int k = 0; k < P::kTokens; ++k) sum[k / P::kUnitTokens][k % P::kUnitTokens] = 0;
-      barrier_wait(shared_address(&desk.full[ring.stage]), ring.parity);
-      sum_heads<C>(sum, desk, desk.pieces[ring.stage], lse[w], w * 16, lane);
+        for (int k = 0; k < P::kTokens; ++k)
+          sum[k / P::kWorkItemTokens][k % P::kWorkItemTokens] = 0;
+      barrier_wait(shared_address(&exchange_buffer.full[state.stage]), state.phase);
+      sum_heads<C>(sum, exchange_buffer, exchange_buffer.pieces[state.stage], lse[w], w * 16, lane);
       shared_proxy_fence();
       __syncwarp(); // the pieces are read, and may be overwritten by a bulk copy
-      if (part + 1 == P::kParts && w + 1 == P::kUnitWarps && lane < P::kMine)
-        publish(shared_address(&own.read[selector + lane * P::kSelectors]), done + i + 1);
-      fetch(i + (step + C::kDepth) / kSteps, (step + C::kDepth) % kSteps, ring.stage);
-      ring.next();
-      if (w + 1 < P::kUnitWarps) continue;
+      if (part + 1 == P::kParts && w + 1 == P::kWorkItemWarps && lane < P::kMine)
+        publish(shared_address(&topn_storage.read[selector + lane * P::kSelectors]), done + i + 1);
+      fetch(i + (step + C::kDepth) / kSteps, (step + C::kDepth) % kSteps, state.stage);
+      state.advance();
+      if (w + 1 < P::kWorkItemWarps) continue;
 
       int block = i * P::kTileBlocks + part * P::kBlocks + lane;
 #pragma unroll
       for (int k = 0; k < P::kTokens; ++k) {
-        int unit = recomputed(selector) + k / P::kUnitTokens * P::kSelectors;
-        int token = unit * P::kUnitTokens + k % P::kUnitTokens;
+        int work_item = recomputed(selector) + k / P::kWorkItemTokens * P::kSelectors;
+        int token = work_item * P::kWorkItemTokens + k % P::kWorkItemTokens;
         int local = candidate_count<C>(tile.position + token) - C::kSelectLocal;
-        u32 order = order_of(sum[k / P::kUnitTokens][k % P::kUnitTokens]);
-        bool wins =
-            order >= desk.bar[k] && lane < P::kBlocks && C::kSelectInit <= block && block < local;
+        u32 order = order_of(sum[k / P::kWorkItemTokens][k % P::kWorkItemTokens]);
+        bool wins = order >= exchange_buffer.bar[k] && lane < P::kBlocks &&
+                    C::kSelectInit <= block && block < local;
         u32 winners = __ballot_sync(~0u, wins);
         if (!winners) continue;
-        u32 listed = desk.listed[k];
+        u32 listed = exchange_buffer.listed[k];
         if (wins)
           scratch.lists[token * scratch.columns + listed + __popc(winners & ((1u << lane) - 1))] =
               key_of(order, block);
-        u32 greatest = desk.greatest[k][lane];
+        u32 greatest = exchange_buffer.greatest[k][lane];
         if (wins) greatest = max(greatest, order);
-        desk.greatest[k][lane] = greatest;
+        exchange_buffer.greatest[k][lane] = greatest;
         u32 bar = order_reached_roughly<C>(greatest);
         __syncwarp(); // everyone has read them
         if (lane == 0) {
-          desk.bar[k] = bar;
-          desk.listed[k] = listed + __popc(winners);
+          exchange_buffer.bar[k] = bar;
+          exchange_buffer.listed[k] = listed + __popc(winners);
         }
       }
     }
@@ -142,40 +145,41 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
 }
 
 template <class C>
-NSAI_DEVICE void select(const NsaiCompressedTopn &p, typename Plan<C>::Own &own, int selector) {
-  using P = Plan<C>;
+NSAI_DEVICE void select(const NsaiCompressedTopn &p,
+                        typename KernelTraits<C>::TopnStorage &topn_storage, int selector) {
+  using P = KernelTraits<C>;
   constexpr int kFree = Topn<C>::kFree;
   const int lane = threadIdx.x % 32;
   const Scratch<C> scratch(p);
-  typename P::Desk &desk = own.desks[selector];
-  Ring<C::kDepth> pieces;
-  u32 parity = 0;
+  typename P::ExchangeBuffer &exchange_buffer = topn_storage.exchange_buffers[selector];
+  PipelineState<C::kDepth> pieces;
+  u32 phase = 0;
   int done = 0; // tiles of keys of all earlier queries
-  if (selector >= P::kUnits || !p.idx) return;
+  if (selector >= P::kWorkItems || !p.idx) return;
 
   for_each<C>(p, [&](const FlashTile &tile) {
     if (searches<C>(p, tile)) {
-      barrier_wait(shared_address(&own.scored), parity);
-      parity ^= 1;
-      find_candidates<C>(tile, scratch, own, selector, done, pieces);
+      barrier_wait(shared_address(&topn_storage.scored), phase);
+      phase ^= 1;
+      find_candidates<C>(tile, scratch, topn_storage, selector, done, pieces);
       done += key_tiles<C>(tile, true);
     }
 #pragma unroll 1
     for (int k = 0; k < P::kTokens; ++k) {
-      int token =
-          (selector + k / P::kUnitTokens * P::kSelectors) * P::kUnitTokens + k % P::kUnitTokens;
+      int token = (selector + k / P::kWorkItemTokens * P::kSelectors) * P::kWorkItemTokens +
+                  k % P::kWorkItemTokens;
       if (token >= tile.tokens) break;
       int *gOut = p.idx + (tile.first_token + token) * p.idx_token_stride +
                   tile.group * p.idx_head_stride; // [n]
       if (!write_forced<C>(gOut, candidate_count<C>(tile.position + token), lane)) continue;
       u32 bar = 0;
       if constexpr (0 < kFree && kFree <= 32)
-        bar = max(order_reached(desk.greatest[k][lane], kFree, lane), 1u) - 1;
+        bar = max(order_reached(exchange_buffer.greatest[k][lane], kFree, lane), 1u) - 1;
       const u64 *list = scratch.lists + token * scratch.columns;
       if constexpr (kFree > 0)
         search<kFree, Topn<C>::kSlots>(
-            gOut + C::kSelectInit, desk.listed[k], [&](int i) { return list[i]; }, desk.queue, lane,
-            bar);
+            gOut + C::kSelectInit, exchange_buffer.listed[k], [&](int i) { return list[i]; },
+            exchange_buffer.queue, lane, bar);
     }
   });
 }

@@ -21,10 +21,10 @@
 //   kMinBlocks.
 #pragma once
 #include "core/activation.cuh"
-#include "data/compressed_row.cuh"
 #include "core/launch.cuh"
-#include "params/backward.h"
 #include "core/types.cuh"
+#include "data/compressed_row.cuh"
+#include "params/backward.h"
 
 template <class Config> NSAI_DEVICE bool row_exists(const NsaiSequences &seqs, int row) {
   if constexpr (Config::kRowsOf == 0)

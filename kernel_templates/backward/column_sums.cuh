@@ -14,8 +14,8 @@
 // Config: Element, kThreads, kMinBlocks. Shared memory: static, kThreads floats.
 #pragma once
 #include "core/launch.cuh"
-#include "params/backward.h"
 #include "core/types.cuh"
+#include "params/backward.h"
 
 template <class Config> NSAI_DEVICE void sum_columns(const NsaiColumnSums &p) {
   constexpr int kWarps = Config::kThreads / 32;

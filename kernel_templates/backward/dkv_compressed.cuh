@@ -20,7 +20,8 @@ template <class Config> NSAI_DEVICE void compressed_keys(const NsaiBackwardKv &p
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   CompressedRows<Config> rows;
   KeyTile tile;
-  if (find_rows<Config>(p, rows, tile)) attend_keys<Config>(p, tile, rows, shared_address(shared_bytes));
+  if (find_rows<Config>(p, rows, tile))
+    attend_keys<Config>(p, tile, rows, shared_address(shared_bytes));
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

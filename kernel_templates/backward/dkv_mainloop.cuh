@@ -25,11 +25,11 @@
 //   kEntries (words of shared memory that `Rows` has: 0, most tokens of an item, or see backward_dkv_ranges),
 //   kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d), kWindow (w), kSelectBlock (l').
 #pragma once
-#include "backward/products.cuh"
 #include "backward/pipelines/dkv_tiles.cuh"
+#include "backward/products.cuh"
 #include "core/launch.cuh"
 
-template <class Config> struct KeysPlan {
+template <class Config> struct DkvTraits {
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
   static constexpr int kN = Config::kRows / 8; // n8 tiles of S^T
@@ -59,7 +59,7 @@ template <class Config> struct KeysPlan {
 template <class Config, class Rows>
 NSAI_DEVICE bool load_query_rows(const NsaiBackwardKv &p, const Rows &rows, int head, int count,
                                  int number, u32 stage) {
-  using F = KeysPlan<Config>;
+  using F = DkvTraits<Config>;
   const int first = number * Config::kRows;
   const int first_head = head * Config::kGroup;
   auto token_of = [&](int row) { return rows.token(min(first + row, count - 1) / Config::kGroup); };
@@ -93,7 +93,7 @@ NSAI_DEVICE bool load_query_rows(const NsaiBackwardKv &p, const Rows &rows, int 
 // S [16 keys, 8 rows] of n8 tile j of the rows becomes P'. kMasked 0: every row sees every key.
 template <class Config, bool kMasked>
 NSAI_DEVICE void probabilities(float (&s)[4], u32 stage, int first_row, int key, float scale_log2) {
-  using F = KeysPlan<Config>;
+  using F = DkvTraits<Config>;
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const int row = first_row + 2 * (threadIdx.x & 3) + c;
@@ -116,8 +116,8 @@ NSAI_DEVICE void score_gradients(float (&du)[4], const float (&s)[4], u32 stage,
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     const int row = first_row + 2 * (threadIdx.x & 3) + c;
-    const float inner = __uint_as_float(
-        load_shared_word(stage + KeysPlan<Config>::kStatistics + 16 * row + 8));
+    const float inner =
+        __uint_as_float(load_shared_word(stage + DkvTraits<Config>::kStatistics + 16 * row + 8));
 #pragma unroll
     for (int r = 0; r < 2; ++r) du[2 * r + c] = s[2 * r + c] * (du[2 * r + c] - inner);
   }
@@ -129,12 +129,10 @@ NSAI_DEVICE void all_probabilities(float (&s)[kN][4], u32 stage, bool masked, in
                                    float scale_log2) {
   if (masked) {
 #pragma unroll
-    for (int j = 0; j < kN; ++j)
-      probabilities<Config, true>(s[j], stage, 8 * j, key, scale_log2);
+    for (int j = 0; j < kN; ++j) probabilities<Config, true>(s[j], stage, 8 * j, key, scale_log2);
   } else {
 #pragma unroll
-    for (int j = 0; j < kN; ++j)
-      probabilities<Config, false>(s[j], stage, 8 * j, key, scale_log2);
+    for (int j = 0; j < kN; ++j) probabilities<Config, false>(s[j], stage, 8 * j, key, scale_log2);
   }
 }
 
@@ -143,15 +141,14 @@ NSAI_DEVICE void all_probabilities(float (&s)[kN][4], u32 stage, bool masked, in
 template <class Config, bool kMakesK, bool kMakesV, int kK, int kV>
 NSAI_DEVICE void add_rows_wgmma(float (&dk)[kK][4], float (&dv)[kV][4], u32 base, u32 stage,
                                 bool masked, float scale_log2) {
-  using F = KeysPlan<Config>;
+  using F = DkvTraits<Config>;
   using E = typename Config::Element;
   const int key = (int)(recomputed(threadIdx.x) / 32) * 16 + (int)(threadIdx.x & 31) / 4;
   float s[F::kN][4], du[F::kN][4]; // [64 keys, kRows]
   u32 rP[F::kN / 2][4], rDS[F::kN / 2][4];
   // One group each: S, dU, dV, dK. A group without products makes ptxas fence it (C7519).
   wgmma_fence();
-  start_rows<E, typename F::K, typename F::Q, Config::kHeadDimQk>(s, base + F::kSK,
-                                                                  stage + F::kQ);
+  start_rows<E, typename F::K, typename F::Q, Config::kHeadDimQk>(s, base + F::kSK, stage + F::kQ);
   wgmma_commit();
   if constexpr (kMakesK) {
     start_rows<E, typename F::V, typename F::DO, Config::kHeadDimV>(du, base + F::kSV,
@@ -186,7 +183,7 @@ NSAI_DEVICE void add_rows_wgmma(float (&dk)[kK][4], float (&dv)[kV][4], u32 base
 template <class Config, bool kMakesK, bool kMakesV, int kK, int kV>
 NSAI_DEVICE void add_rows_mma(float (&dk)[1][kK][4], float (&dv)[1][kV][4], u32 base, u32 stage,
                               bool masked, float scale_log2) {
-  using F = KeysPlan<Config>;
+  using F = DkvTraits<Config>;
   using E = typename Config::Element;
   const int warp_key = recomputed(threadIdx.x) / 32 * 16;
   float s[1][F::kN][4], du[1][F::kN][4]; // [16 keys, kRows]
@@ -195,7 +192,8 @@ NSAI_DEVICE void add_rows_mma(float (&dk)[1][kK][4], float (&dv)[1][kV][4], u32 
   if constexpr (kMakesK)
     multiply_rows<E, typename F::V, typename F::DO, Config::kHeadDimV>(du, base + F::kSV, warp_key,
                                                                        stage + F::kDO);
-  all_probabilities<Config>(s[0], stage, masked, warp_key + (int)(threadIdx.x & 31) / 4, scale_log2);
+  all_probabilities<Config>(s[0], stage, masked, warp_key + (int)(threadIdx.x & 31) / 4,
+                            scale_log2);
   if constexpr (kMakesK) {
 #pragma unroll
     for (int j = 0; j < F::kN; ++j) score_gradients<Config>(du[0][j], s[0][j], stage, 8 * j);
@@ -221,7 +219,7 @@ NSAI_DEVICE void store_partial(const KeyTile &tile, int column, const float (&ac
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int key = (int)threadIdx.x / 32 * 16 + r * 8 + (int)(threadIdx.x & 31) / 4;
-    float *to = tile.partial + (long long)key * KeysPlan<Config>::kWidth + column;
+    float *to = tile.partial + (long long)key * DkvTraits<Config>::kWidth + column;
     for_columns<kDim>(acc, r, scale, [&](int at, const float4 &x) {
       if (key < tile.keys) *(float4 *)(to + at) = x;
     });
@@ -232,7 +230,7 @@ NSAI_DEVICE void store_partial(const KeyTile &tile, int column, const float (&ac
 template <class Config, bool kMakesK, bool kMakesV, class Rows, int kK, int kV>
 NSAI_DEVICE void add_rows(const NsaiBackwardKv &p, float (&dk)[1][kK][4], float (&dv)[1][kV][4],
                           int tokens, const Rows &rows, int head, u32 base) {
-  using F = KeysPlan<Config>;
+  using F = DkvTraits<Config>;
   const int count = tokens * Config::kGroup, tiles = ceil_div(count, Config::kRows);
   auto stage_at = [&](int number) {
     return base + F::kSStage + (Config::kStages == 2 ? number & 1 : 0) * F::kStageBytes;
@@ -249,7 +247,8 @@ NSAI_DEVICE void add_rows(const NsaiBackwardKv &p, float (&dk)[1][kK][4], float 
     if constexpr (Config::kWgmma) shared_proxy_fence();
     masked = __syncthreads_or(masked); // tile i is there (and K and V)
     if constexpr (Config::kWgmma)
-      add_rows_wgmma<Config, kMakesK, kMakesV>(dk[0], dv[0], base, stage_at(i), masked, p.scale_log2);
+      add_rows_wgmma<Config, kMakesK, kMakesV>(dk[0], dv[0], base, stage_at(i), masked,
+                                               p.scale_log2);
     else
       add_rows_mma<Config, kMakesK, kMakesV>(dk, dv, base, stage_at(i), masked, p.scale_log2);
     __syncthreads(); // everyone is done with it
@@ -262,7 +261,7 @@ NSAI_DEVICE void add_rows(const NsaiBackwardKv &p, float (&dk)[1][kK][4], float 
 template <class Config, bool kMakesK, bool kMakesV, class Rows>
 NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &rows, int head,
                           u32 base) {
-  using F = KeysPlan<Config>;
+  using F = DkvTraits<Config>;
   constexpr int kK = kMakesK ? F::kColsQk / 8 : 2, kV = kMakesV ? F::kColsV / 8 : 2;
   float dk[1][kK][4] = {}, dv[1][kV][4] = {}; // [16, Dk], [16, Dv]
   int tokens = tile.tokens;
@@ -278,7 +277,7 @@ NSAI_DEVICE void run_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &ro
 // The tile's K and V, on their way with the first rows; then all rows.
 template <class Config, class Rows>
 NSAI_DEVICE void attend_keys(const NsaiBackwardKv &p, const KeyTile &tile, Rows &rows, u32 base) {
-  using F = KeysPlan<Config>;
+  using F = DkvTraits<Config>;
   const int head = tile.head;
   load_tile<typename F::K, Config::kKeys, Config::kHeadDimQk, Config::kThreads>(
       base + F::kSK, [&](int row, const u16 *&from) {

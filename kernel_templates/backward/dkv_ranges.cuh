@@ -27,8 +27,7 @@ template <class Config> struct RangesRows {
   static constexpr int kMost =
       Config::kSelectCount < Config::kKeys / 2 ? Config::kSelectCount : Config::kKeys / 2;
   // Tokens of a round: one a thread, and room for what they may have.
-  static constexpr int kRound =
-      Config::kThreads < kRoom / kMost ? Config::kThreads : kRoom / kMost;
+  static constexpr int kRound = Config::kThreads < kRoom / kMost ? Config::kThreads : kRoom / kMost;
   static_assert(kRound >= 1, "room for a token");
 
   const int *gLists; // of the head: [T, n, 2], ascending, then -1
@@ -65,9 +64,9 @@ template <class Config> struct RangesRows {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     int upto = count;
 #pragma unroll
-    for (int apart = 1; apart < 32; apart *= 2) {
-      const int other = __shfl_up_sync(~0u, upto, apart);
-      if (lane >= apart) upto += other;
+    for (int delta = 1; delta < 32; delta *= 2) {
+      const int other = __shfl_up_sync(~0u, upto, delta);
+      if (lane >= delta) upto += other;
     }
     if (lane == 31) sCounts[warp] = upto;
     __syncthreads();
@@ -110,7 +109,7 @@ template <class Config> struct RangesRows {
 };
 
 template <class Config> NSAI_DEVICE void ranges_keys(const NsaiBackwardKv &p) {
-  using F = KeysPlan<Config>;
+  using F = DkvTraits<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   const int number = blockIdx.x % p.tiles, split = blockIdx.x / p.tiles % p.splits,
             head = blockIdx.x / p.tiles / p.splits;

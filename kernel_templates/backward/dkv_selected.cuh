@@ -16,7 +16,7 @@
 
 template <class Config> NSAI_DEVICE void selected_keys(const NsaiBackwardKv &p) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  u32 *sEntries = (u32 *)(shared_bytes + KeysPlan<Config>::kSEntries); // [kEntries]
+  u32 *sEntries = (u32 *)(shared_bytes + DkvTraits<Config>::kSEntries); // [kEntries]
   ListRows<Config> rows;
   KeyTile tile;
   if (!find_rows<Config>(p, rows, tile)) return;

@@ -19,13 +19,13 @@
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kSelectBlock (l'), kRanges, kRun,
 //   kThreads, kMinBlocks. No shared memory.
 #pragma once
-#include "data/inverted_lists.cuh"
-#include "data/compressed_row.cuh"
 #include "backward/products.cuh"
 #include "core/launch.cuh"
+#include "data/compressed_row.cuh"
+#include "data/inverted_lists.cuh"
 #include "params/backward.h"
 
-template <class Config> struct SumPlan {
+template <class Config> struct SumTraits {
   static constexpr int kWidth = Config::kHeadDimQk + Config::kHeadDimV;
   static constexpr int kColumns = kWidth / 4;                // threads of a run
   static constexpr int kItems = Config::kThreads / kColumns; // of a CTA
@@ -41,11 +41,11 @@ template <class Config>
 NSAI_DEVICE float4 compressed_sum(const NsaiBackwardSum &p, int head, long long row, int column) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   for (int split = 0; split < p.splits; ++split)
-    add_four(sum, *(const float4 *)(p.compressed +
-                                    (((long long)head * p.splits + split) * p.compressed_rows +
-                                     row) *
-                                        SumPlan<Config>::kWidth +
-                                    column));
+    add_four(sum,
+             *(const float4 *)(p.compressed +
+                               (((long long)head * p.splits + split) * p.compressed_rows + row) *
+                                   SumTraits<Config>::kWidth +
+                               column));
   return sum;
 }
 
@@ -54,11 +54,11 @@ template <class Config>
 NSAI_DEVICE float4 ranges_sum(const NsaiBackwardSum &p, int head, long long row, int column) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   for (int split = 0; split < p.range_splits; ++split)
-    add_four(sum, *(const float4 *)(p.selected +
-                                    (((long long)head * p.range_splits + split) * p.window_rows +
-                                     row) *
-                                        SumPlan<Config>::kWidth +
-                                    column));
+    add_four(sum,
+             *(const float4 *)(p.selected +
+                               (((long long)head * p.range_splits + split) * p.window_rows + row) *
+                                   SumTraits<Config>::kWidth +
+                               column));
   return sum;
 }
 
@@ -73,12 +73,12 @@ NSAI_DEVICE float4 selected_sum(const NsaiBackwardSum &p, int head, int s, int k
   const int begin = gStarts[number];
   const int end = number + 1 < p.blocks ? gStarts[number + 1] : p.item_counts[list_head];
   for (int item = begin; item < end; ++item)
-    add_four(sum, *(const float4 *)(p.selected +
-                                    (((long long)head * p.item_capacity + item) *
-                                         Config::kSelectBlock +
-                                     key % Config::kSelectBlock) *
-                                        SumPlan<Config>::kWidth +
-                                    column));
+    add_four(sum,
+             *(const float4 *)(p.selected +
+                               (((long long)head * p.item_capacity + item) * Config::kSelectBlock +
+                                key % Config::kSelectBlock) *
+                                   SumTraits<Config>::kWidth +
+                               column));
   return sum;
 }
 
@@ -103,12 +103,11 @@ NSAI_DEVICE float4 rows_sum(const NsaiBackwardSum &p, int head, int s, int kv_le
   const float *gRows = (is_k ? p.k_rows : p.v_rows) +
                        head * (p.compressed_rows + 1) * Config::kBlock * dim; // [rows, l, D]
   const BlockRange blocks = covering_blocks<Config>(kv_len, key);
-  const long long row = own_block_row<Config::kStride>(p.seq, s);
+  const long long row = packed_block_row<Config::kStride>(p.seq, s);
   for (int i = blocks.first; i <= blocks.last; ++i)
-    add_four(sum,
-             *(const float4 *)(gRows +
-                               ((row + i) * Config::kBlock + key - i * Config::kStride) * dim +
-                               (is_k ? column : column - Config::kHeadDimQk)));
+    add_four(sum, *(const float4 *)(gRows +
+                                    ((row + i) * Config::kBlock + key - i * Config::kStride) * dim +
+                                    (is_k ? column : column - Config::kHeadDimQk)));
   return sum;
 }
 
@@ -117,7 +116,7 @@ template <class Config>
 NSAI_DEVICE float4 mean_sum(const NsaiBackwardSum &p, int head, int s, const BlockRange &blocks,
                             int column) {
   float4 sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  const long long row = own_block_row<Config::kStride>(p.seq, s);
+  const long long row = packed_block_row<Config::kStride>(p.seq, s);
   for (int i = blocks.first; i <= blocks.last; ++i)
     add_four(sum, compressed_sum<Config>(p, head, row + i, column));
   constexpr float kInverse = 1.0f / Config::kBlock;
@@ -134,7 +133,8 @@ template <class Config> struct SumCursor {
   // The token's number within its sequence; negative: no sequence has the row.
   NSAI_DEVICE int key_of(const NsaiBackwardSum &p, int row) {
     if (s < 0 || row - seq.kv_begin >= seq.kv_len) {
-      s = p.seq.cu_q ? find_sequence(p.seq.num_seqs, row, [&](int i) { return p.seq.cu_kv[i]; }) : 0;
+      s = p.seq.cu_q ? find_sequence(p.seq.num_seqs, row, [&](int i) { return p.seq.cu_kv[i]; })
+                     : 0;
       seq = load_sequence(p.seq, s);
       blocks.first = -1;
     }
@@ -153,22 +153,23 @@ template <class Config> struct SumCursor {
 
 // The sum for row `row` of the outputs; false: no sequence has such a row.
 template <class Config>
-NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, SumCursor<Config> &at, int head, int row, int column,
-                         float4 &sum) {
+NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, SumCursor<Config> &at, int head, int row,
+                         int column, float4 &sum) {
   sum = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
   if (p.is_external) {
     const BlockRow block = find_block_row<Config::kBlock, Config::kStride>(p.seq, row);
     if (block.exists)
-      sum = compressed_sum<Config>(
-          p, head, own_block_row<Config::kStride>(p.seq, block.s) + block.block, column);
+      sum = compressed_sum<Config>(p, head,
+                                   packed_block_row<Config::kStride>(p.seq, block.s) + block.block,
+                                   column);
     return true;
   }
   const int key = at.key_of(p, row);
   if (key < 0) return false;
   if (p.window)
-    add_four(sum, *(const float4 *)(p.window +
-                                    (head * p.window_rows + row) * SumPlan<Config>::kWidth +
-                                    column));
+    add_four(sum,
+             *(const float4 *)(p.window + (head * p.window_rows + row) * SumTraits<Config>::kWidth +
+                               column));
   if (p.selected) {
     if constexpr (Config::kRanges)
       add_four(sum, ranges_sum<Config>(p, head, row, column));
@@ -182,7 +183,7 @@ NSAI_DEVICE bool sum_row(const NsaiBackwardSum &p, SumCursor<Config> &at, int he
 }
 
 template <class Config> NSAI_DEVICE void sum_gradients(const NsaiBackwardSum &p) {
-  using F = SumPlan<Config>;
+  using F = SumTraits<Config>;
   const int item = threadIdx.x / F::kColumns, column = threadIdx.x % F::kColumns * 4;
   const u64 index = (u64)blockIdx.x * F::kItems + item;
   const u64 runs = ceil_div(p.rows, Config::kRun);

@@ -8,5 +8,5 @@
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_dkv_window_tma(const __grid_constant__ NsaiBackwardKvTma p) {
-  run_key_ring<Config, WindowRows<Config>>(p);
+  run_dkv_pipeline<Config, WindowRows<Config>>(p);
 }

@@ -24,8 +24,8 @@
 //   kStages (1, 2), kThreads, kMinBlocks, kSharedBytes, kGate, kBlock (l), kStride (d), kWindow (w; 0:
 //   no such branch), kSelectBlock (l'), kSelectCount (n; 0: no such branch), kRanges (1: lists of ranges).
 #pragma once
-#include "backward/products.cuh"
 #include "backward/pipelines/dq_keys.cuh"
+#include "backward/products.cuh"
 #include "core/launch.cuh"
 #include "core/softmax.cuh"
 
@@ -33,7 +33,7 @@
 
 // LSE and u of every row.
 template <class Config> struct StatisticsPass {
-  using F = RowsPlan<Config>;
+  using F = DqTraits<Config>;
   SoftmaxRows rows[F::kM];
   float inner[F::kM][2]; // sum of 2^(score - reference) dU, of this lane's columns
 
@@ -68,7 +68,8 @@ template <class Config> struct StatisticsPass {
 #pragma unroll
       for (int j = 0; j < F::kN; ++j)
 #pragma unroll
-        for (int c = 0; c < 4; ++c) inner[m][c / 2] = fmaf(s[m][j][c], du[m][j][c], inner[m][c / 2]);
+        for (int c = 0; c < 4; ++c)
+          inner[m][c / 2] = fmaf(s[m][j][c], du[m][j][c], inner[m][c / 2]);
   }
 
   NSAI_DEVICE void end(const NsaiBackwardQ &p, const RowTile<Config> &at, int branch) {
@@ -110,7 +111,7 @@ template <class Config> struct StatisticsPass {
 
 // dQ, over all branches.
 template <class Config> struct QueryPass {
-  using F = RowsPlan<Config>;
+  using F = DqTraits<Config>;
   using E = typename Config::Element;
   static constexpr int kO = F::kColsQk / 8; // n8 tiles of dQ
   float dq[F::kM][kO][4];                   // [16, Dk] each
@@ -197,8 +198,8 @@ template <class Config> struct QueryPass {
       for (int r = 0; r < 2; ++r) {
         const int row = at.row(m, r);
         const bool exists = at.exists(row);
-        const long long to = at.q_row(row) * p.d_q.view.token_stride +
-                             at.head(row) * p.d_q.view.head_stride;
+        const long long to =
+            at.q_row(row) * p.d_q.view.token_stride + at.head(row) * p.d_q.view.head_stride;
         for_columns<Config::kHeadDimQk>(dq[m], r, p.scale, [&](int column, const float4 &x) {
           if (exists) store_gradients<E>(p.d_q, to + column, x);
         });
@@ -212,7 +213,7 @@ template <class Config> struct QueryPass {
 template <class Config, class Walk>
 NSAI_DEVICE void load_key_tile(const NsaiBackwardQ &p, const RowTile<Config> &at, int branch,
                                long long key_row, int first, int end, int stage) {
-  using F = RowsPlan<Config>;
+  using F = DqTraits<Config>;
   const u32 sK = at.shared + F::kSStage + stage * F::kStageBytes, sV = sK + F::K::kBytes;
   const int left = end - first;
   const u16 *gK = (const u16 *)p.k[branch].data + (key_row + first) * p.k[branch].token_stride +
@@ -233,10 +234,10 @@ NSAI_DEVICE void load_key_tile(const NsaiBackwardQ &p, const RowTile<Config> &at
 
 // Masked scores become -inf.
 template <class Config, class Bits>
-NSAI_DEVICE void mask_keys(float (&s)[RowsPlan<Config>::kN][4], const Bits (&bits)[2]) {
+NSAI_DEVICE void mask_keys(float (&s)[DqTraits<Config>::kN][4], const Bits (&bits)[2]) {
   const int column = 2 * (threadIdx.x & 3);
 #pragma unroll
-  for (int j = 0; j < RowsPlan<Config>::kN; ++j)
+  for (int j = 0; j < DqTraits<Config>::kN; ++j)
 #pragma unroll
     for (int c = 0; c < 4; ++c)
       if (!(bits[c / 2] >> (8 * j + column + c % 2) & 1)) s[j][c] = kMinusInf;
@@ -245,7 +246,7 @@ NSAI_DEVICE void mask_keys(float (&s)[RowsPlan<Config>::kN][4], const Bits (&bit
 template <class Config, class Pass, class Walk>
 NSAI_DEVICE void run_branch(const NsaiBackwardQ &p, const RowTile<Config> &at, Pass &pass,
                             Walk &walk, int branch, long long key_row) {
-  using F = RowsPlan<Config>;
+  using F = DqTraits<Config>;
   using E = typename Config::Element;
   const u32 sQ = at.shared + F::kSQ, sDO = at.shared + F::kSDO;
   const int warp_row = recomputed(threadIdx.x) / 32 * F::kWarpRows;
@@ -303,7 +304,7 @@ NSAI_DEVICE void run_branch(const NsaiBackwardQ &p, const RowTile<Config> &at, P
 
 template <class Config>
 NSAI_DEVICE void load_row_tile(const NsaiBackwardQ &p, const RowTile<Config> &at) {
-  using F = RowsPlan<Config>;
+  using F = DqTraits<Config>;
   load_tile<typename F::Q, Config::kRows, Config::kHeadDimQk, Config::kThreads>(
       at.shared + F::kSQ, [&](int row, const u16 *&from) {
         from = (const u16 *)p.q.data + at.q_row(row) * p.q.token_stride +
@@ -319,7 +320,7 @@ NSAI_DEVICE void load_row_tile(const NsaiBackwardQ &p, const RowTile<Config> &at
 }
 
 template <class Config, class Pass> NSAI_DEVICE void run_rows(const NsaiBackwardQ &p) {
-  using F = RowsPlan<Config>;
+  using F = DqTraits<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   begin_kernel();
 

@@ -22,15 +22,16 @@
 
 // S of 64 keys becomes P' of the lane's two rows, 0 where the token does not see the key.
 template <class Config, int kN>
-NSAI_DEVICE void ring_probabilities(float (&s)[kN][4], const unsigned char *shared, int stage,
-                                    bool partly, const RowStatistics (&x)[2], float scale_log2) {
-  using R = RowRing<Config>;
+NSAI_DEVICE void stage_probabilities(float (&s)[kN][4], const unsigned char *shared, int stage,
+                                     bool partly, const RowStatistics (&x)[2], float scale_log2) {
+  using R = DqPipeline<Config>;
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const uint2 bits = partly ? *(const uint2 *)((const u64 *)(shared + R::kSBits) + stage * R::kTokens +
-                                                 (row + 8 * r) / Config::kGroupPadded)
-                              : make_uint2(~0u, ~0u);
+    const uint2 bits =
+        partly ? *(const uint2 *)((const u64 *)(shared + R::kSBits) + stage * R::kTokens +
+                                  (row + 8 * r) / Config::kGroupPadded)
+               : make_uint2(~0u, ~0u);
     const u32 half[2] = { bits.x >> 2 * (threadIdx.x & 3), bits.y >> 2 * (threadIdx.x & 3) };
 #pragma unroll
     for (int j = 0; j < kN; ++j)
@@ -45,10 +46,10 @@ NSAI_DEVICE void ring_probabilities(float (&s)[kN][4], const unsigned char *shar
 // Scores of a tile of the window that lists have keys of, too, and its dU become dS of both branches:
 // `x`, `y` what is known of the lane's rows in the one and the other.
 template <class Config, int kN>
-NSAI_DEVICE void join_branches(float (&s)[kN][4], const float (&du)[kN][4], const unsigned char *shared,
-                               int stage, const RowStatistics (&x)[2], const RowStatistics (&y)[2],
-                               float scale_log2) {
-  using R = RowRing<Config>;
+NSAI_DEVICE void join_branches(float (&s)[kN][4], const float (&du)[kN][4],
+                               const unsigned char *shared, int stage, const RowStatistics (&x)[2],
+                               const RowStatistics (&y)[2], float scale_log2) {
+  using R = DqPipeline<Config>;
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -71,17 +72,17 @@ NSAI_DEVICE void join_branches(float (&s)[kN][4], const float (&du)[kN][4], cons
   }
 }
 
-template <class Config> NSAI_DEVICE void store_rows(const NsaiBackwardQ &p, const RingTile &at,
-                                                    const float (&dq)[RowRing<Config>::kColsQk / 8][4]) {
+template <class Config>
+NSAI_DEVICE void store_rows(const NsaiBackwardQ &p, const DqTile &at,
+                            const float (&dq)[DqPipeline<Config>::kColsQk / 8][4]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
     const int token = row / Config::kGroupPadded, head = row % Config::kGroupPadded;
     const bool exists = head < Config::kGroup && token < at.tokens;
     const bool sees = at.position + token >= 0; // else its q and d_o may be anything
-    const long long to =
-        (at.seq.q_begin + at.first_query + token) * p.d_q.view.token_stride +
-        (at.group * Config::kGroup + head) * p.d_q.view.head_stride;
+    const long long to = (at.seq.q_begin + at.first_query + token) * p.d_q.view.token_stride +
+                         (at.group * Config::kGroup + head) * p.d_q.view.head_stride;
     for_columns<Config::kHeadDimQk>(dq, r, p.scale, [&](int column, const float4 &x) {
       if (exists)
         store_gradients<typename Config::Element>(p.d_q, to + column,
@@ -92,14 +93,17 @@ template <class Config> NSAI_DEVICE void store_rows(const NsaiBackwardQ &p, cons
 
 // dQ of the warpgroup's rows: dq [64, Dk], zeros before.
 template <class Config, int kO>
-NSAI_DEVICE void multiply_ring(float (&dq)[kO][4], const NsaiBackwardQ &p, RingReader<Config> &reader) {
-  using R = RowRing<Config>;
+NSAI_DEVICE void multiply_stages(float (&dq)[kO][4], const NsaiBackwardQ &p,
+                                 DqStageReader<Config> &reader) {
+  using R = DqPipeline<Config>;
   using E = typename Config::Element;
   const int warp = warp_uniform(threadIdx.x / 32), group = warp / 4;
   const u32 base = reader.base, sDO = base + R::kSDO + group * R::DO::kBytes;
-  const RingQuery<Config> query(base);
+  const DqQuery<Config> query(base);
   float s[R::kN][4], du[R::kN][4]; // [64, kKeys]
-  auto stage_k = [&](int stage) { return base + R::kSStage + warp_uniform(stage) * R::kStageBytes; };
+  auto stage_k = [&](int stage) {
+    return base + R::kSStage + warp_uniform(stage) * R::kStageBytes;
+  };
   auto start_s = [&](int stage) {
     query.start(s, stage_k(stage));
     wgmma_commit();
@@ -120,19 +124,21 @@ NSAI_DEVICE void multiply_ring(float (&dq)[kO][4], const NsaiBackwardQ &p, RingR
   for (;;) {
     const u32 seen = reader.seen;
     const int row = recomputed(threadIdx.x) / 32 * 16 + threadIdx.x % 32 / 4;
-    const RowStatistics *sRows = (const RowStatistics *)(reader.shared + R::kSStatistics) + row; // [3, kRows]
+    const RowStatistics *sRows =
+        (const RowStatistics *)(reader.shared + R::kSStatistics) + row; // [3, kRows]
     const RowStatistics *sBranch = sRows + (seen >> R::kBranchShift & 3) * R::kRows;
     const RowStatistics x[2] = { sBranch[0], sBranch[8] };
-    const bool both = R::kCanJoin && ((const u32 *)(reader.shared + R::kSBoth))[now] >> warp & 1;
+    const bool window_selected =
+        R::kCanJoin && ((const u32 *)(reader.shared + R::kSWindowSelected))[now] >> warp & 1;
     wgmma_wait<1>();
-    hold(s); // dU and the dQ before are still on their way
-    if (both) { // once dU is there
+    hold(s);               // dU and the dQ before are still on their way
+    if (window_selected) { // once dU is there
     } else if (seen >> warp & 1) {
       const bool partly = ((const u32 *)(reader.shared + R::kSPartly))[now] >> warp & 1;
       if (partly)
-        ring_probabilities<Config>(s, reader.shared, now, true, x, p.scale_log2);
+        stage_probabilities<Config>(s, reader.shared, now, true, x, p.scale_log2);
       else
-        ring_probabilities<Config>(s, reader.shared, now, false, x, p.scale_log2);
+        stage_probabilities<Config>(s, reader.shared, now, false, x, p.scale_log2);
     } else {
 #pragma unroll
       for (int j = 0; j < R::kN; ++j)
@@ -144,7 +150,7 @@ NSAI_DEVICE void multiply_ring(float (&dq)[kO][4], const NsaiBackwardQ &p, RingR
     hold(dq);
     if (before >= 0) reader.release(before);
     u32 rDS[R::kN / 2][4]; // [64, 16 keys] each
-    if (both) {
+    if (window_selected) {
       const RowStatistics *sListed = sRows + NSAI_BRANCH_SELECTED * R::kRows;
       const RowStatistics y[2] = { sListed[0], sListed[8] };
       join_branches<Config>(s, du, reader.shared, now, x, y, p.scale_log2);
@@ -181,16 +187,16 @@ NSAI_DEVICE void multiply_ring(float (&dq)[kO][4], const NsaiBackwardQ &p, RingR
   }
 }
 
-template <class Config> NSAI_DEVICE void consume_rows(const NsaiBackwardQTma &p, const unsigned char *shared,
-                                                      u32 base) {
-  using R = RowRing<Config>;
-  RingReader<Config> reader = { shared, base, {}, 0 };
-  u32 parity = 0;
-  for_ring_tiles<Config>(p, [&](const RingTile &at) {
-    barrier_wait(base + R::kRowsFull, parity); // by the producer of rows
-    parity ^= 1;
+template <class Config>
+NSAI_DEVICE void consume_rows(const NsaiBackwardQTma &p, const unsigned char *shared, u32 base) {
+  using R = DqPipeline<Config>;
+  DqStageReader<Config> reader = { shared, base, {}, 0 };
+  u32 phase = 0;
+  for_dq_tiles<Config>(p, [&](const DqTile &at) {
+    barrier_wait(base + R::kRowsFull, phase); // by the producer of rows
+    phase ^= 1;
     float dq[R::kColsQk / 8][4] = {}; // [64, Dk]
-    multiply_ring<Config>(dq, p.rows, reader);
+    multiply_stages<Config>(dq, p.rows, reader);
     barrier_arrive(base + R::kRowsEmpty); // for it
     store_rows<Config>(p.rows, at, dq);
   });
@@ -198,6 +204,7 @@ template <class Config> NSAI_DEVICE void consume_rows(const NsaiBackwardQTma &p,
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_dq_tma(const __grid_constant__ NsaiBackwardQTma p) {
-  run_row_ring<Config, true, true>(
-      p, [&](const unsigned char *shared, u32 base) { consume_rows<Config>(p, shared, base); });
+  run_dq_pipeline<Config, true, true>(p, [&](const unsigned char *shared, u32 base) {
+    consume_rows<Config>(p, shared, base);
+  });
 }

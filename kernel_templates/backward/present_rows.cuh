@@ -10,8 +10,8 @@
 // Config: kThreads, kMinBlocks.
 #pragma once
 #include "core/launch.cuh"
-#include "params/backward.h"
 #include "core/types.cuh"
+#include "params/backward.h"
 
 template <class Config> NSAI_DEVICE void copy_present(const NsaiPresentRows &p) {
   const long long at = (long long)blockIdx.x * Config::kThreads + threadIdx.x;
@@ -19,8 +19,7 @@ template <class Config> NSAI_DEVICE void copy_present(const NsaiPresentRows &p) 
   const int row = (int)(at / p.columns), column = (int)(at - (long long)row * p.columns);
   const int token = p.first_token + row;
   const bool present = !p.seq.cu_q || token < p.seq.cu_q[p.seq.num_seqs];
-  ((u16 *)p.out)[at] =
-      present ? ((const u16 *)p.x)[token * p.x_row_stride + column] : (u16)0;
+  ((u16 *)p.out)[at] = present ? ((const u16 *)p.x)[token * p.x_row_stride + column] : (u16)0;
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

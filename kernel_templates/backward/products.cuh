@@ -10,17 +10,17 @@
 //
 // so that dO needs no gated copy: a row has its LSE, g and u as RowStatistics.
 #pragma once
+#include "attend/mainloop_sm80.cuh"
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
-#include "attend/mainloop_sm80.cuh"
 #include "core/mma.cuh"
-#include "params/attention.h"
-#include "params/backward.h"
 #include "core/panel_tile.cuh"
 #include "core/tile.cuh"
 #include "core/tma.cuh"
 #include "core/types.cuh"
 #include "core/wgmma.cuh"
+#include "params/attention.h"
+#include "params/backward.h"
 
 // Of a branch, a token and a query head. Of a row that sees no key: lse +inf, so that every
 // probability is 0, and zeros.
@@ -35,7 +35,8 @@ struct __align__(16) RowStatistics {
 template <class Config> constexpr bool kGateInLse = Config::kGate == 2;
 
 // Those of a row that sees keys; `lse` without the gate.
-template <class Config> NSAI_DEVICE RowStatistics make_statistics(float lse, float gate, float inner) {
+template <class Config>
+NSAI_DEVICE RowStatistics make_statistics(float lse, float gate, float inner) {
   return RowStatistics{ kGateInLse<Config> ? lse - log2_approx(gate) : lse, gate, inner, 0.0f };
 }
 
@@ -153,8 +154,7 @@ template <class E, int kN> NSAI_DEVICE void pack_all(u32 (&x)[kN / 2][4], const 
 // ---- stores
 
 // One element; `at` counts elements.
-template <class E>
-NSAI_DEVICE void store_gradient(const NsaiGradient &out, long long at, float x) {
+template <class E> NSAI_DEVICE void store_gradient(const NsaiGradient &out, long long at, float x) {
   if (out.is_float) {
     float *to = (float *)out.view.data + at;
     *to = out.accumulate ? *to + x : x;

@@ -9,8 +9,8 @@
 // at any multiple of 4 bytes. Config: Element, kHeadDimV, kThreads, kMinBlocks. No shared memory.
 #pragma once
 #include "core/launch.cuh"
-#include "params/backward.h"
 #include "core/types.cuh"
+#include "params/backward.h"
 
 template <class Config> NSAI_DEVICE void round_rows(const NsaiBackwardRound &p) {
   using E = typename Config::Element;

@@ -11,9 +11,9 @@
 #pragma once
 #include "backward/products.cuh"
 #include "core/launch.cuh"
+#include "data/sequence.cuh"
 #include "params/attention.h"
 #include "params/backward.h"
-#include "data/sequence.cuh"
 
 // The next power of two from the chunks of a row on.
 constexpr NSAI_DEVICE int lanes_of_row(int dim) {
@@ -66,7 +66,7 @@ template <class Config> NSAI_DEVICE void save_row(const NsaiBackwardSaved &p) {
     if (p.saved >> b & 1) {
       float inner = dot_chunks<E>(o[b], d_o);
 #pragma unroll
-      for (int apart = kLanes / 2; apart; apart /= 2) inner += __shfl_xor_sync(~0u, inner, apart);
+      for (int delta = kLanes / 2; delta; delta /= 2) inner += __shfl_xor_sync(~0u, inner, delta);
       if (!exists || lane) continue;
       // A row without keys, whose gate and dO may be anything, has zeros.
       x = lse[b] == kMinusInf ? RowStatistics{ kPlusInf, 0.0f, 0.0f, 0.0f }

@@ -24,7 +24,7 @@ struct BranchSums {
 // Scores of keys that the row's token does not see become -inf.
 template <class Config, int kN>
 NSAI_DEVICE void mask_stage(float (&s)[kN][4], const unsigned char *shared, int stage) {
-  using R = RowRing<Config>;
+  using R = DqPipeline<Config>;
   const int row = threadIdx.x / 32 * 16 + threadIdx.x % 32 / 4;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -41,19 +41,19 @@ NSAI_DEVICE void mask_stage(float (&s)[kN][4], const unsigned char *shared, int 
 
 // Stores what is known of the rows, and the gradient of their gates. All 32 lanes take part.
 template <class Config>
-NSAI_DEVICE void store_known(const NsaiBackwardQ &p, const RingTile &at, int branch,
+NSAI_DEVICE void store_known(const NsaiBackwardQ &p, const DqTile &at, int branch,
                              const BranchSums &sums) {
   const int heads = Config::kGroup * p.kv_heads;
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = recomputed(threadIdx.x) / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
-    const int place = row / Config::kGroupPadded, index = row % Config::kGroupPadded;
+    const int token_index = row / Config::kGroupPadded, index = row % Config::kGroupPadded;
     const float total = quad_sum(sums.rows.sum[r]), inner = quad_sum(sums.inner[r]);
-    if (index >= Config::kGroup || place >= at.tokens || threadIdx.x % 4) continue;
-    const int token = at.seq.q_begin + at.first_query + place,
+    if (index >= Config::kGroup || token_index >= at.tokens || threadIdx.x % 4) continue;
+    const int token = at.seq.q_begin + at.first_query + token_index,
               head = at.group * Config::kGroup + index;
     RowStatistics x = { kPlusInf, 0.0f, 0.0f, 0.0f };
-    if (total > 0.0f && at.position + place >= 0)
+    if (total > 0.0f && at.position + token_index >= 0)
       x = make_statistics<Config>(sums.rows.reference[r] + log2_approx(total),
                                   read_gate<Config>(p.gate, p.gate_float, branch, token, head),
                                   inner / total);
@@ -63,35 +63,36 @@ NSAI_DEVICE void store_known(const NsaiBackwardQ &p, const RingTile &at, int bra
 }
 
 // The gates of branches that do not run.
-template <class Config> NSAI_DEVICE void store_absent(const NsaiBackwardQ &p, const RingTile &at) {
+template <class Config> NSAI_DEVICE void store_absent(const NsaiBackwardQ &p, const DqTile &at) {
   const RowStatistics none = {};
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = recomputed(threadIdx.x) / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
-    const int place = row / Config::kGroupPadded, index = row % Config::kGroupPadded;
-    if (index >= Config::kGroup || place >= at.tokens || threadIdx.x % 4) continue;
+    const int token_index = row / Config::kGroupPadded, index = row % Config::kGroupPadded;
+    if (index >= Config::kGroup || token_index >= at.tokens || threadIdx.x % 4) continue;
 #pragma unroll
     for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
       if (p.absent >> b & 1)
-        store_gate<Config>(p.d_gate, at.seq.q_begin + at.first_query + place,
+        store_gate<Config>(p.d_gate, at.seq.q_begin + at.first_query + token_index,
                            at.group * Config::kGroup + index, b, none);
   }
 }
 
 // A warpgroup and a tile of rows.
 template <class Config> struct StatisticsTile {
-  using R = RowRing<Config>;
+  using R = DqPipeline<Config>;
   using E = typename Config::Element;
   const NsaiBackwardQ &p;
-  const RingTile &at;
-  RingReader<Config> &reader;
+  const DqTile &at;
+  DqStageReader<Config> &reader;
   u32 sDO;
-  int branch = -1;  // at hand
-  u32 stored = 0;   // bit b: of branch b
+  int branch = -1; // at hand
+  u32 stored = 0;  // bit b: of branch b
   BranchSums sums;
-  RingQuery<Config> query;
+  DqQuery<Config> query;
 
-  NSAI_DEVICE StatisticsTile(const NsaiBackwardQ &params, const RingTile &tile, RingReader<Config> &stages)
+  NSAI_DEVICE StatisticsTile(const NsaiBackwardQ &params, const DqTile &tile,
+                             DqStageReader<Config> &stages)
       : p(params), at(tile), reader(stages), query(stages.base) {
     sDO = reader.base + R::kSDO + warp_uniform(threadIdx.x / 128) * R::DO::kBytes;
   }
@@ -104,7 +105,8 @@ template <class Config> struct StatisticsTile {
     wgmma_fence();
     query.start(s, stage_k(stage));
     wgmma_commit();
-    start_rows<E, typename R::DO, typename R::V, Config::kHeadDimV>(du, sDO, stage_k(stage) + R::K::kBytes);
+    start_rows<E, typename R::DO, typename R::V, Config::kHeadDimV>(du, sDO,
+                                                                    stage_k(stage) + R::K::kBytes);
     wgmma_commit();
   }
 
@@ -167,12 +169,12 @@ template <class Config> struct StatisticsTile {
 
 template <class Config>
 NSAI_DEVICE void find_statistics(const NsaiBackwardQTma &p, const unsigned char *shared, u32 base) {
-  using R = RowRing<Config>;
-  RingReader<Config> reader = { shared, base, {}, 0 };
-  u32 parity = 0;
-  for_ring_tiles<Config>(p, [&](const RingTile &at) {
-    barrier_wait(base + R::kRowsFull, parity); // by the producer of rows
-    parity ^= 1;
+  using R = DqPipeline<Config>;
+  DqStageReader<Config> reader = { shared, base, {}, 0 };
+  u32 phase = 0;
+  for_dq_tiles<Config>(p, [&](const DqTile &at) {
+    barrier_wait(base + R::kRowsFull, phase); // by the producer of rows
+    phase ^= 1;
     {
       StatisticsTile<Config> tile(p.rows, at, reader);
       tile.run();
@@ -184,6 +186,7 @@ NSAI_DEVICE void find_statistics(const NsaiBackwardQTma &p, const unsigned char 
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     backward_row_stats_tma(const __grid_constant__ NsaiBackwardQTma p) {
-  run_row_ring<Config, false, false>(
-      p, [&](const unsigned char *shared, u32 base) { find_statistics<Config>(p, shared, base); });
+  run_dq_pipeline<Config, false, false>(p, [&](const unsigned char *shared, u32 base) {
+    find_statistics<Config>(p, shared, base);
+  });
 }

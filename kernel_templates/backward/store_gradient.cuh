@@ -13,8 +13,8 @@
 #pragma once
 #include "backward/products.cuh"
 #include "core/launch.cuh"
-#include "params/backward.h"
 #include "core/types.cuh"
+#include "params/backward.h"
 
 template <class Config> NSAI_DEVICE void store_elements(const NsaiStoreGradient &p) {
   const long long at = (long long)blockIdx.x * Config::kThreads + threadIdx.x;
@@ -25,9 +25,10 @@ template <class Config> NSAI_DEVICE void store_elements(const NsaiStoreGradient 
   const int row = (int)(in_batch / p.columns),
             column = (int)(in_batch - (long long)row * p.columns);
   if (p.first_token >= 0 && p.seq.cu_q && p.first_token + row >= p.seq.cu_q[p.seq.num_seqs]) return;
-  store_gradient<typename Config::Element>(
-      p.out, b * p.out.view.head_stride + row * p.out.view.token_stride + column,
-      p.x ? p.x[b * p.x_batch_stride + in_batch] : 0.0f);
+  store_gradient<typename Config::Element>(p.out,
+                                           b * p.out.view.head_stride +
+                                               row * p.out.view.token_stride + column,
+                                           p.x ? p.x[b * p.x_batch_stride + in_batch] : 0.0f);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

@@ -16,10 +16,10 @@
 // compressed storage), kBlock (l), kStride (d), kThreads, kMinBlocks.
 #pragma once
 #include "core/activation.cuh"
-#include "data/compressed_row.cuh"
 #include "core/launch.cuh"
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "data/compressed_row.cuh"
+#include "params/attention.h"
 
 template <class Config> NSAI_DEVICE void bias_activation_body(const NsaiBiasActivation &p) {
   long long at = (long long)blockIdx.x * Config::kThreads + threadIdx.x;

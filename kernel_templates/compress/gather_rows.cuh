@@ -19,10 +19,10 @@
 //
 // Config: Element, kHeadDim, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared memory.
 #pragma once
-#include "data/compressed_row.cuh"
 #include "core/launch.cuh"
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "data/compressed_row.cuh"
+#include "params/attention.h"
 
 static_assert(Config::kHeadDim % 8 == 0, "rows are copied 16 bytes at a time");
 

@@ -20,10 +20,10 @@
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kThreads, kMinBlocks. No shared
 // memory.
 #pragma once
-#include "data/compressed_row.cuh"
 #include "core/launch.cuh"
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "data/compressed_row.cuh"
+#include "params/attention.h"
 
 static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
               "rows are read 16 bytes at a time");

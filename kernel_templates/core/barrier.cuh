@@ -35,38 +35,38 @@ NSAI_DEVICE void barrier_init_fence() {
 }
 
 // On sm_90 and up the hardware may let the thread sleep for a moment before it answers no.
-NSAI_DEVICE bool barrier_test(u32 barrier, u32 parity) {
+NSAI_DEVICE bool barrier_test(u32 barrier, u32 phase) {
   u32 done;
 #if __CUDA_ARCH__ >= 900
   asm volatile(
       "{.reg .pred p; mbarrier.try_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
       : "=r"(done)
-      : "r"(barrier), "r"(parity)
+      : "r"(barrier), "r"(phase)
       : "memory");
 #else
   asm volatile(
       "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
       : "=r"(done)
-      : "r"(barrier), "r"(parity)
+      : "r"(barrier), "r"(phase)
       : "memory");
 #endif
   return done;
 }
 
 // Whether the phase of `parity` has completed: it never sleeps.
-NSAI_DEVICE bool barrier_passed(u32 barrier, u32 parity) {
+NSAI_DEVICE bool barrier_passed(u32 barrier, u32 phase) {
   u32 done;
   asm volatile(
       "{.reg .pred p; mbarrier.test_wait.parity.shared.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
       : "=r"(done)
-      : "r"(barrier), "r"(parity)
+      : "r"(barrier), "r"(phase)
       : "memory");
   return done;
 }
 
 // Spins until the phase of `parity` has completed.
-NSAI_DEVICE void barrier_wait(u32 barrier, u32 parity) {
-  while (!barrier_test(barrier, parity)) {}
+NSAI_DEVICE void barrier_wait(u32 barrier, u32 phase) {
+  while (!barrier_test(barrier, phase)) {}
 }
 
 // A number in shared memory that one thread writes and others wait for: what the writer, or its warp

@@ -28,45 +28,49 @@ NSAI_DEVICE void cluster_wait() {
 
 // Where block `rank` has what this block has at `address` of its shared memory.
 NSAI_DEVICE u32 cluster_address(u32 address, int rank) {
-  u32 there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
-  return there;
+  u32 remote;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(address), "r"(rank));
+  return remote;
 }
 
 // Sends x to another block; its bytes count on `barrier` there. Both addresses are of that block.
-NSAI_DEVICE void cluster_send(u32 there, float x, u32 barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
-                   there),
-               "f"(x), "r"(barrier)
-               : "memory");
+NSAI_DEVICE void cluster_send(u32 remote, float x, u32 barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.f32 [%0], %1, [%2];" ::"r"(
+          remote),
+      "f"(x), "r"(barrier)
+      : "memory");
 }
-NSAI_DEVICE void cluster_send(u32 there, u64 x, u32 barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u64 [%0], %1, [%2];" ::"r"(
-                   there),
-               "l"(x), "r"(barrier)
-               : "memory");
+NSAI_DEVICE void cluster_send(u32 remote, u64 x, u32 barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.u64 [%0], %1, [%2];" ::"r"(
+          remote),
+      "l"(x), "r"(barrier)
+      : "memory");
 }
-NSAI_DEVICE void cluster_send(u32 there, const float2 &x, u32 barrier) {
+NSAI_DEVICE void cluster_send(u32 remote, const float2 &x, u32 barrier) {
   asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [%0], {%1, %2}, "
-               "[%3];" ::"r"(there),
+               "[%3];" ::"r"(remote),
                "f"(x.x), "f"(x.y), "r"(barrier)
                : "memory");
 }
-NSAI_DEVICE void cluster_send(u32 there, const float4 &x, u32 barrier) {
-  asm volatile("st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
-               "%4}, [%5];" ::"r"(there),
-               "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
-               : "memory");
+NSAI_DEVICE void cluster_send(u32 remote, const float4 &x, u32 barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
+      "%4}, [%5];" ::"r"(remote),
+      "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"(barrier)
+      : "memory");
 }
 
 // barrier_wait() of core/barrier.cuh for what other blocks of the cluster send.
-NSAI_DEVICE void cluster_receive(u32 barrier, u32 parity) {
+NSAI_DEVICE void cluster_receive(u32 barrier, u32 phase) {
   u32 done;
   do {
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
-                 "selp.u32 %0, 1, 0, p;}"
-                 : "=r"(done)
-                 : "r"(barrier), "r"(parity)
-                 : "memory");
+    asm volatile(
+        "{.reg .pred p; mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 p, [%1], %2; "
+        "selp.u32 %0, 1, 0, p;}"
+        : "=r"(done)
+        : "r"(barrier), "r"(phase)
+        : "memory");
   } while (!done);
 }

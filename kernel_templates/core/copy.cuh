@@ -95,7 +95,8 @@ NSAI_DEVICE u64 l2_keeping() {
 
 // A float to global memory by such a policy.
 NSAI_DEVICE void store_by(float *to_global, float x, u64 policy) {
-  asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to_global), "f"(x), "l"(policy) : "memory");
+  asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(to_global), "f"(x), "l"(policy)
+               : "memory");
 }
 
 // L2 forgets the line of 128 bytes at a global address; it holds nothing then, until it is written.

@@ -10,9 +10,9 @@
 //
 // Uses Config::Element, kHeadDimV, kGroup, kGate (0: none, 1: weights, 2: logits).
 #pragma once
-#include "params/attention.h"
 #include "core/softmax.cuh"
 #include "core/types.cuh"
+#include "params/attention.h"
 
 // Where a row of a tile belongs. Rows that are padding are not present and store nothing.
 struct OutputRow {
@@ -43,8 +43,10 @@ template <class Config> NSAI_DEVICE float gate_value(const NsaiEpilogue &out, u3
 NSAI_DEVICE float inverse_of(float total) { return total > 0.0f ? __fdividef(1.0f, total) : 0.0f; }
 
 // LSE of a row, where out.lse is given; one thread.
-NSAI_DEVICE void store_lse(const NsaiEpilogue &out, const OutputRow &row, float reference, float total) {
-  out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] = softmax_lse(reference, total);
+NSAI_DEVICE void store_lse(const NsaiEpilogue &out, const OutputRow &row, float reference,
+                           float total) {
+  out.lse[row.token * out.lse_token_stride + row.head * out.lse_head_stride] =
+      softmax_lse(reference, total);
 }
 
 // Of two n8 tiles a lane holds two columns each, of its quad's row. Pairs of lanes exchange halves,
@@ -189,22 +191,23 @@ NSAI_DEVICE void store_gated(const NsaiEpilogue &out, int kv_heads, const Output
 // All 32 lanes take part.
 template <class Config, int kN>
 NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
-                              const SoftmaxRows &rows, const OutputRow (&place)[2],
+                              const SoftmaxRows &rows, const OutputRow (&output_row)[2],
                               const u32 (&gate)[2]) {
   static_assert(Config::kHeadDimV % 8 == 0 && (Config::kHeadDimV + 15) / 16 == kN / 2,
                 "acc is padded to 16 columns");
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float scale = finish_row<Config>(out, place[r], acc, rows, r, gate[r]);
-    store_gated<Config>(out, kv_heads, place[r], acc, r, scale);
+    const float scale = finish_row<Config>(out, output_row[r], acc, rows, r, gate[r]);
+    store_gated<Config>(out, kv_heads, output_row[r], acc, r, scale);
   }
 }
 
 template <class Config, int kN>
 NSAI_DEVICE void store_output(const NsaiEpilogue &out, int kv_heads, const float (&acc)[kN][4],
-                              const SoftmaxRows &rows, const OutputRow (&place)[2]) {
-  const u32 gate[2] = { load_gate<Config>(out, place[0]), load_gate<Config>(out, place[1]) };
-  store_output<Config>(out, kv_heads, acc, rows, place, gate);
+                              const SoftmaxRows &rows, const OutputRow (&output_row)[2]) {
+  const u32 gate[2] = { load_gate<Config>(out, output_row[0]),
+                        load_gate<Config>(out, output_row[1]) };
+  store_output<Config>(out, kv_heads, acc, rows, output_row, gate);
 }
 
 // ---- four columns that a thread has as a whole
@@ -220,8 +223,8 @@ template <class Config> NSAI_DEVICE void store_four(u16 *to, const float4 &x) {
 // O_b of a row's columns from `column` on, given O relative to the reference; stores what is wanted of the
 // branch by itself.
 template <class Config>
-NSAI_DEVICE float4 finish_four(const NsaiEpilogue &out, const OutputRow &row, int column, float reference,
-                               float total, const float4 &o) {
+NSAI_DEVICE float4 finish_four(const NsaiEpilogue &out, const OutputRow &row, int column,
+                               float reference, float total, const float4 &o) {
   const float inverse = inverse_of(total);
   const float4 x = make_float4(o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse);
   if (out.lse && column == 0) store_lse(out, row, reference, total);
@@ -245,7 +248,8 @@ NSAI_DEVICE void store_row_elements(const NsaiView &view, const OutputRow &row,
   u16 *to = find_row(view, row);
 #pragma unroll
   for (int j = 0; j < kJ; ++j)
-    if (has_row_column<Config::kHeadDimV, kLanes>(j)) store_four<Config>(to + row_column<kLanes>(j), x[j]);
+    if (has_row_column<Config::kHeadDimV, kLanes>(j))
+      store_four<Config>(to + row_column<kLanes>(j), x[j]);
 }
 
 // Stores a row: x = O_b, normalised, zeros where `total`, the sum of its probabilities relative to

@@ -10,8 +10,8 @@
 // A tile as wgmma reads it: panels of 64 columns (core/tma.cuh), at a multiple of 1024 bytes.
 template <int kRowsOf, int kCols> struct PanelTile {
   static constexpr int kRows = kRowsOf;
-  static constexpr int kChunks = kCols / 8;    // 16-byte chunks that hold data, per row
-  static constexpr int kPitch = kPanelPitch;   // bytes from row to row
+  static constexpr int kChunks = kCols / 8;  // 16-byte chunks that hold data, per row
+  static constexpr int kPitch = kPanelPitch; // bytes from row to row
   static constexpr int kBytes = panels(kCols) * kRows * kPanelPitch;
   static NSAI_DEVICE u32 offset(int row, int chunk) {
     return (u32)(chunk / 8 * kRows * kPanelPitch) + panel_offset(row, chunk);

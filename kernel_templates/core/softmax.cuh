@@ -48,13 +48,13 @@ NSAI_DEVICE float quad_max(float x) {
 
 NSAI_DEVICE float warp_max(float x) {
 #pragma unroll
-  for (int apart = 16; apart; apart /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
+  for (int delta = 16; delta; delta /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, delta));
   return x;
 }
 
 NSAI_DEVICE float warp_sum(float x) {
 #pragma unroll
-  for (int apart = 16; apart; apart /= 2) x += __shfl_xor_sync(~0u, x, apart);
+  for (int delta = 16; delta; delta /= 2) x += __shfl_xor_sync(~0u, x, delta);
   return x;
 }
 
@@ -66,12 +66,12 @@ NSAI_DEVICE float quad_sum(float x) {
 // Over kLanes lanes side by side, a power of two, which all get it.
 template <int kLanes> NSAI_DEVICE float lanes_sum(float x) {
 #pragma unroll
-  for (int apart = 1; apart < kLanes; apart *= 2) x += __shfl_xor_sync(~0u, x, apart);
+  for (int delta = 1; delta < kLanes; delta *= 2) x += __shfl_xor_sync(~0u, x, delta);
   return x;
 }
 template <int kLanes> NSAI_DEVICE float lanes_max(float x) {
 #pragma unroll
-  for (int apart = 1; apart < kLanes; apart *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, apart));
+  for (int delta = 1; delta < kLanes; delta *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, delta));
   return x;
 }
 
@@ -186,7 +186,8 @@ template <int kParts> NSAI_DEVICE float2 add_stats(const float2 *stats) {
 // Of two.
 NSAI_DEVICE float2 add_stats(const float2 &a, const float2 &b) {
   const float highest = fmaxf(a.x, b.x);
-  return make_float2(highest, fmaf(exp2_approx(b.x - highest), b.y, exp2_approx(a.x - highest) * a.y));
+  return make_float2(highest,
+                     fmaf(exp2_approx(b.x - highest), b.y, exp2_approx(a.x - highest) * a.y));
 }
 
 // Natural log of the sum of exponentials, -inf for an empty row.

@@ -13,12 +13,12 @@ template <class Key, int kPerLane> NSAI_DEVICE void sort_warp(Key (&x)[kPerLane]
 #pragma unroll
   for (int run = 2; run <= 32 * kPerLane; run *= 2) {
 #pragma unroll
-    for (int apart = run / 2; apart > 0; apart /= 2) {
+    for (int delta = run / 2; delta > 0; delta /= 2) {
 #pragma unroll
       for (int j = 0; j < kPerLane; ++j) {
         bool descending = (32 * j + lane) & run;
-        if (apart >= 32) {
-          int k = j ^ (apart / 32);
+        if (delta >= 32) {
+          int k = j ^ (delta / 32);
           if (k < j) continue; // the pair was handled at k
           if ((x[k] < x[j]) != descending) {
             Key other = x[k];
@@ -26,8 +26,8 @@ template <class Key, int kPerLane> NSAI_DEVICE void sort_warp(Key (&x)[kPerLane]
             x[j] = other;
           }
         } else {
-          Key other = __shfl_xor_sync(~0u, x[j], apart);
-          bool upper = lane & apart;
+          Key other = __shfl_xor_sync(~0u, x[j], delta);
+          bool upper = lane & delta;
           x[j] = (upper != descending) == (other > x[j]) ? other : x[j];
         }
       }

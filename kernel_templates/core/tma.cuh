@@ -10,8 +10,8 @@
 // multiple of 1024 bytes: 16-byte chunk c of row r of a panel lies at chunk c ^ (r % 8).
 #pragma once
 #include "core/copy.cuh"
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "params/attention.h"
 
 // Elements of a panel's row, and its bytes.
 constexpr int kPanelColumns = 64;
@@ -76,21 +76,23 @@ NSAI_DEVICE void global_proxy_fence() { asm volatile("fence.proxy.async.global;"
 // adjacent keys. The order is the copy engine's to make: a tensor map of five dimensions, element
 // (all heads in a row), e, pair, j, and first key, of which the last overlap.
 
-constexpr int kSpreadRows = 128;
+constexpr int kInterleavedRows = 128;
 
 // The key that lies in row `row` of the tile.
-constexpr NSAI_DEVICE int spread_key(int row) { return row / 2 % 4 * 32 + row / 8 * 2 + row % 2; }
+constexpr NSAI_DEVICE int interleaved_key(int row) {
+  return row / 2 % 4 * 32 + row / 8 * 2 + row % 2;
+}
 
 // All panels of a tile of kDim columns from `column` on (of all heads' columns) and keys from `key`
 // on. All 128 rows are read, whatever the tensor's extent.
 template <int kDim>
-NSAI_DEVICE void tma_load_spread(u32 to_shared, const NsaiTensorMap &map, u32 barrier, int column,
-                                 int key) {
+NSAI_DEVICE void tma_load_interleaved(u32 to_shared, const NsaiTensorMap &map, u32 barrier,
+                                      int column, int key) {
 #pragma unroll
   for (int i = 0; i < panels(kDim); ++i)
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
                  "[%0], [%1, {%2, 0, 0, 0, %3}], [%4];" ::"r"(to_shared +
-                                                              i * kSpreadRows * kPanelPitch),
+                                                              i * kInterleavedRows * kPanelPitch),
                  "l"(&map), "r"(column + i * kPanelColumns), "r"(key), "r"(barrier)
                  : "memory");
 }
@@ -98,17 +100,17 @@ NSAI_DEVICE void tma_load_spread(u32 to_shared, const NsaiTensorMap &map, u32 ba
 // Keys [0, present) of such a tile by a warpgroup, zeros behind. `from`: key 0. To be followed by
 // copy_async_wait() and shared_proxy_fence(). Rows 16 apart are keys 4 apart.
 template <int kDim>
-NSAI_DEVICE void copy_present_spread(u32 to_shared, const u16 *from, long long token_stride,
-                                     int present) {
+NSAI_DEVICE void copy_present_interleaved(u32 to_shared, const u16 *from, long long token_stride,
+                                          int present) {
   const int row = threadIdx.x % 128 / 8, chunk = threadIdx.x % 8; // 16 rows at once
   to_shared += row * kPanelPitch + ((chunk ^ row) & 7) * 16;
-  from += spread_key(row) * token_stride + chunk * 8;
-  present -= spread_key(row);
+  from += interleaved_key(row) * token_stride + chunk * 8;
+  present -= interleaved_key(row);
 #pragma unroll 1 // producers have few registers
-  for (int key = 0; key < kSpreadRows / 4; key += 4) {
+  for (int key = 0; key < kInterleavedRows / 4; key += 4) {
 #pragma unroll
     for (int i = 0; i < panels(kDim); ++i)
-      copy_async_16(to_shared + i * kSpreadRows * kPanelPitch, from + i * kPanelColumns,
+      copy_async_16(to_shared + i * kInterleavedRows * kPanelPitch, from + i * kPanelColumns,
                     key < present && i * kPanelColumns + chunk * 8 < kDim);
     to_shared += 16 * kPanelPitch;
     from += 4 * token_stride;

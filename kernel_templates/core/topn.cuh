@@ -43,7 +43,8 @@ template <class C> NSAI_DEVICE int candidate_count(int t) {
 
 // Blocks that are searched, n_free; none where nothing is selected.
 template <class C>
-constexpr int kFreeBlocks = C::kSelectCount > 0 ? C::kSelectCount - C::kSelectInit - C::kSelectLocal : 0;
+constexpr int kFreeBlocks =
+    C::kSelectCount > 0 ? C::kSelectCount - C::kSelectInit - C::kSelectLocal : 0;
 
 // ---- ordering
 

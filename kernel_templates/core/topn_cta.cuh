@@ -36,10 +36,11 @@ struct RankedKey {
   int rank;    // how many are greater
   bool counts; // the first of its threads, and a key
 };
-template <class Team> NSAI_DEVICE RankedKey rank_key(const Team &team, const u64 *keys) {
-  constexpr int kPairs = Team::kThreads / 8; // of a thread
-  const int part = team.thread % 2;
-  const u64 mine = keys[team.thread / 2];
+template <class Searchers>
+NSAI_DEVICE RankedKey rank_key(const Searchers &searchers, const u64 *keys) {
+  constexpr int kPairs = Searchers::kThreads / 8; // of a thread
+  const int part = searchers.thread % 2;
+  const u64 mine = keys[searchers.thread / 2];
   int rank = 0;
 #pragma unroll
   for (int i = 0; i < kPairs; ++i) {
@@ -51,10 +52,11 @@ template <class Team> NSAI_DEVICE RankedKey rank_key(const Team &team, const u64
 }
 
 // The kFree best of keys [count], of kMost at most, into x.best.
-template <int kMost, class Team, int kFree, int kFew>
-NSAI_DEVICE void find_best(const Team &team, FewBest<kFree, kFew> &x, const u64 *keys, int count) {
-  constexpr int kThreads = Team::kThreads;
-  const int thread = team.thread;
+template <int kMost, class Searchers, int kFree, int kFew>
+NSAI_DEVICE void find_best(const Searchers &searchers, FewBest<kFree, kFew> &x, const u64 *keys,
+                           int count) {
+  constexpr int kThreads = Searchers::kThreads;
+  const int thread = searchers.thread;
   // Straight on, whatever the count: a jump costs more than it leaves out. (A guess.)
   constexpr int kEach = ceil_div(kMost, kThreads);
   u64 key[kEach];
@@ -66,9 +68,10 @@ NSAI_DEVICE void find_best(const Team &team, FewBest<kFree, kFew> &x, const u64 
     top = max(top, order_in(key[i]));
   }
   atomicMax(&x.groups[thread % 32], top);
-  team.sync(); // all groups' greatest are there
+  searchers.sync(); // all groups' greatest are there
   const u32 group = x.groups[thread % 32];
-  u32 chain[4] = {}; // orders are below 2^31, so that the sign of a difference tells which is greater
+  u32 chain
+      [4] = {}; // orders are below 2^31, so that the sign of a difference tells which is greater
 #pragma unroll
   for (int g = 0; g < 32; g += 4) {
     const Chunk other = load_shared(shared_address(&x.groups[g]));
@@ -79,23 +82,23 @@ NSAI_DEVICE void find_best(const Team &team, FewBest<kFree, kFew> &x, const u64 
   const u32 least = __reduce_min_sync(kAllLanes, above < kFree ? max(group, 1) : ~0u);
   // Every warp takes its places at once: of single threads' counting the compiler makes much more.
   u32 passing[kEach];
-  int places = 0;
+  int slots = 0;
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     passing[i] = __ballot_sync(kAllLanes, order_in(key[i]) >= least);
-    places += __popc(passing[i]);
+    slots += __popc(passing[i]);
   }
   const int lane = thread % 32;
-  int place = 0;
-  if (lane == 0 && places > 0) place = atomicAdd(&x.found, places);
-  place = __shfl_sync(kAllLanes, place, 0);
+  int slot = 0;
+  if (lane == 0 && slots > 0) slot = atomicAdd(&x.found, slots);
+  slot = __shfl_sync(kAllLanes, slot, 0);
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int at = place + __popc(passing[i] & ((1u << lane) - 1));
+    const int at = slot + __popc(passing[i] & ((1u << lane) - 1));
     if (passing[i] >> lane & 1 && at < kFew) x.few[at] = key[i];
-    place += __popc(passing[i]);
+    slot += __popc(passing[i]);
   }
-  team.sync(); // the few are there
+  searchers.sync(); // the few are there
   const int few = x.found;
   if (few <= 32) { // as nearly always: kParts threads a key
     constexpr int kParts = kThreads / 32;
@@ -105,7 +108,7 @@ NSAI_DEVICE void find_best(const Team &team, FewBest<kFree, kFew> &x, const u64 
 #pragma unroll
     for (int i = 0; i < 32 / kParts; ++i) rank += x.few[part + i * kParts] > mine;
 #pragma unroll
-    for (int apart = 1; apart < kParts; apart *= 2) rank += __shfl_xor_sync(kAllLanes, rank, apart);
+    for (int delta = 1; delta < kParts; delta *= 2) rank += __shfl_xor_sync(kAllLanes, rank, delta);
     if (mine && part == 0 && rank < kFree) x.best[rank] = mine;
   } else {
     if (few <= kFew) keys = x.few, count = few;
@@ -118,5 +121,5 @@ NSAI_DEVICE void find_best(const Team &team, FewBest<kFree, kFew> &x, const u64 
       if (mine && rank < kFree) x.best[rank] = mine;
     }
   }
-  team.sync(); // the best are there
+  searchers.sync(); // the best are there
 }

@@ -12,8 +12,8 @@
 
 NSAI_DEVICE u64 warp_greatest(u64 x) {
 #pragma unroll 1
-  for (int apart = 16; apart; apart /= 2) {
-    const u64 other = __shfl_xor_sync(kAllLanes, x, apart);
+  for (int delta = 16; delta; delta /= 2) {
+    const u64 other = __shfl_xor_sync(kAllLanes, x, delta);
     x = other > x ? other : x;
   }
   return x;
@@ -23,7 +23,8 @@ constexpr int kLoads = 128; // keys on their way at once
 
 // The lane's keys of [begin, begin + kLoads), 0 from `count` on.
 template <class KeyAt>
-NSAI_DEVICE void load_keys(u64 (&key)[kLoads / 32], const KeyAt &key_at, int begin, int count, int lane) {
+NSAI_DEVICE void load_keys(u64 (&key)[kLoads / 32], const KeyAt &key_at, int begin, int count,
+                           int lane) {
 #pragma unroll
   for (int i = 0; i < kLoads / 32; ++i) {
     const int at = begin + 32 * i + lane;
@@ -35,7 +36,7 @@ NSAI_DEVICE void load_keys(u64 (&key)[kLoads / 32], const KeyAt &key_at, int beg
 // are of none.
 struct BestKey {
   u64 key;
-  int place;
+  int slot;
 };
 
 // Of `count` keys, one a lane. `queue` [32] is the warp's, in shared memory at 16 bytes.
@@ -60,7 +61,8 @@ NSAI_DEVICE BestKey warp_best(const KeyAt &key_at, int count, u64 *queue, int la
     above += (x.x > greatest) + (x.y > greatest) + (x.z > greatest) + (x.w > greatest);
   }
   // An order that kFree lanes' greatest have; 0 where fewer lanes have a key.
-  const u32 reached = __reduce_min_sync(kAllLanes, above < kFree ? greatest : ~0u); // and all are read
+  const u32 reached =
+      __reduce_min_sync(kAllLanes, above < kFree ? greatest : ~0u); // and all are read
   // What is chosen is not below `least`; 1: whatever is a key.
   u64 least = reached ? (u64)reached << 32 : 1;
   int found = 0;

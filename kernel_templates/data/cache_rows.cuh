@@ -13,9 +13,9 @@
 //
 // and the row begins at page * page_stride + slot * row_stride + head * head_stride.
 #pragma once
-#include "params/kv_cache.h"
-#include "data/sequence.cuh"
 #include "core/types.cuh"
+#include "data/sequence.cuh"
+#include "params/kv_cache.h"
 
 // New tokens of sequence s, and its length as the array has it; kv_begin means nothing.
 NSAI_DEVICE Sequence read_sequence(const NsaiCacheBatch &batch, int s) {

@@ -3,8 +3,8 @@
 //
 // Which tokens a row of compressed storage stands for: the inverse of first_block_row.
 #pragma once
-#include "data/sequence.cuh"
 #include "core/types.cuh"
+#include "data/sequence.cuh"
 
 struct BlockRow {
   int s, block;    // sequence, and number of the block within it

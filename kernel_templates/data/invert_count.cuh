@@ -12,10 +12,10 @@
 // lists.
 // Config: kSelectBlock (l'), kSelectCount (n), kCounters, kThreads, kMinBlocks, kSharedBytes (0).
 #pragma once
-#include "data/inverted_lists.cuh"
 #include "core/launch.cuh"
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "data/inverted_lists.cuh"
+#include "params/attention.h"
 
 template <class Config> NSAI_DEVICE void invert_count_part(const NsaiInvert &p) {
   __shared__ int sCounts[Config::kCounters]; // of blocks first_number and up

@@ -15,12 +15,12 @@
 // Config: kSelectBlock (l'), kSelectCount (n), kCounters (even), kThreads, kMinBlocks,
 //   kSharedBytes ((kThreads / 16 + 4) * kCounters). A part has less than 2^16 tokens.
 #pragma once
-#include "data/inverted_lists.cuh"
 #include "core/launch.cuh"
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "data/inverted_lists.cuh"
+#include "params/attention.h"
 
-// The lists of kAhead tokens from `first` on, as numbers of blocks, or kNoPlace, kNoToken. Element
+// The lists of kAhead tokens from `first` on, as numbers of blocks, or kNoEntryIndex, kNoToken. Element
 // [i][j] is slot 32 j + lane of token first + i.
 template <class Config, int kAhead, int kPerLane>
 NSAI_DEVICE void load_numbers(int (&rNumber)[kAhead][kPerLane], TokenCursor<Config> &cursor,
@@ -43,7 +43,7 @@ NSAI_DEVICE void load_numbers(int (&rNumber)[kAhead][kPerLane], TokenCursor<Conf
     for (int j = 0; j < kPerLane; ++j) {
       const int number = cursor.first_block + rNumber[i][j];
       const bool seen = cursor.sees(rNumber[i][j], p.near) && number < p.blocks;
-      rNumber[i][j] = seen ? number : cursor.exists ? kNoPlace : kNoToken;
+      rNumber[i][j] = seen ? number : cursor.exists ? kNoEntryIndex : kNoToken;
     }
   }
 }
@@ -65,9 +65,9 @@ template <class Config> NSAI_DEVICE void invert_fill_part(const NsaiInvert &p) {
   const int *gLists = p.lists + head * p.list_head_stride; // [T, n]
   const int *gCounts = p.counts + ((long long)head * p.parts + part) * p.blocks + first_number;
   const int *gStarts = p.starts + (long long)head * p.blocks + first_number; // both [numbers]
-  int *gPlaces = p.places + head * p.entry_capacity -
-                 (long long)p.token_begin * Config::kSelectCount;      // [tokens, n], from token 0
-  unsigned *gEntries = p.entries + (long long)head * p.entry_capacity; // [entry_capacity]
+  int *gEntryIndices = p.entry_indices + head * p.entry_capacity -
+                       (long long)p.token_begin * Config::kSelectCount; // [tokens, n], from token 0
+  unsigned *gEntries = p.entries + (long long)head * p.entry_capacity;  // [entry_capacity]
 
   u16 *sRank = sRanks + warp * Config::kCounters; // this warp's
 
@@ -115,7 +115,7 @@ template <class Config> NSAI_DEVICE void invert_fill_part(const NsaiInvert &p) {
           continue; // the first range's
         }
         if (first + i < end && slot < Config::kSelectCount)
-          gPlaces[(long long)(first + i) * Config::kSelectCount + slot] = at;
+          gEntryIndices[(long long)(first + i) * Config::kSelectCount + slot] = at;
       }
       __syncwarp(); // a later token's counters
     }

@@ -12,10 +12,10 @@
 // Grid: x = heads; a thread per block. Config: kSelectBlock (l'), kRows, kThreads (1024), kMinBlocks,
 //   kSharedBytes (0).
 #pragma once
-#include "data/inverted_lists.cuh"
 #include "core/launch.cuh"
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "data/inverted_lists.cuh"
+#include "params/attention.h"
 
 constexpr int kTileRows = 64; // of a product: attend/selected_kv_stationary_sm90.cuh
 
@@ -27,16 +27,16 @@ NSAI_DEVICE Pair operator+(Pair a, Pair b) {
   return Pair{ a.entries + b.entries, a.items + b.items };
 }
 
-NSAI_DEVICE Pair shuffle_up(Pair x, int apart) {
-  return Pair{ __shfl_up_sync(~0u, x.entries, apart), __shfl_up_sync(~0u, x.items, apart) };
+NSAI_DEVICE Pair shuffle_up(Pair x, int delta) {
+  return Pair{ __shfl_up_sync(~0u, x.entries, delta), __shfl_up_sync(~0u, x.items, delta) };
 }
 
 // Sum over this thread and those before it.
 NSAI_DEVICE Pair warp_scan(Pair x) {
 #pragma unroll
-  for (int apart = 1; apart < 32; apart *= 2) {
-    Pair other = shuffle_up(x, apart);
-    if ((int)(threadIdx.x & 31) >= apart) x = x + other;
+  for (int delta = 1; delta < 32; delta *= 2) {
+    Pair other = shuffle_up(x, delta);
+    if ((int)(threadIdx.x & 31) >= delta) x = x + other;
   }
   return x;
 }

@@ -5,8 +5,8 @@
 // sequences under one number each. Sequence s owns the numbers from cu_kv[s] / l' + s on, which is
 // room enough (data/sequence.cuh); numbers that are left over have no block.
 #pragma once
-#include "data/sequence.cuh"
 #include "core/types.cuh"
+#include "data/sequence.cuh"
 
 // An entry of an inverted list: a token, counted from the chunk's first, and the slot 0 .. n - 1 of
 // its list that holds the block.
@@ -20,7 +20,7 @@ NSAI_DEVICE int entry_token(u32 entry) { return (int)(entry & ((1u << kEntryToke
 NSAI_DEVICE int entry_slot(u32 entry) { return (int)(entry >> kEntryTokenBits); }
 
 // In the place of a list position: the token does not see the slot's block, or there is no such token.
-constexpr int kNoPlace = -1;
+constexpr int kNoEntryIndex = -1;
 constexpr int kNoToken = -2;
 
 template <int kSelectBlock> NSAI_DEVICE int first_block_number(const NsaiSequences &seqs, int s) {

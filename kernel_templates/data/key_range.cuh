@@ -13,10 +13,10 @@
 //   constexpr bool kLongestFirst
 //       later tiles have more keys: start with them
 #pragma once
-#include "data/cache_rows.cuh"
-#include "params/attention.h"
-#include "data/sequence.cuh"
 #include "core/types.cuh"
+#include "data/cache_rows.cuh"
+#include "data/sequence.cuh"
+#include "params/attention.h"
 
 struct KeyRange {
   int begin, end; // [begin, end)

@@ -5,9 +5,9 @@
 // sequence s owns the rows from (its first new token) / d + s on. That is room enough, as for the tiles of
 // data/sequence.cuh; rows that are left over hold no entry.
 #pragma once
+#include "core/types.cuh"
 #include "data/cache_rows.cuh"
 #include "params/kv_cache.h"
-#include "core/types.cuh"
 
 // Whether the caller wants a new token written.
 NSAI_DEVICE bool is_kept(const long long *slot_mapping, int token) {
@@ -22,14 +22,16 @@ struct NewEntry {
 };
 
 template <int kBlock, int kStride>
-NSAI_DEVICE NewEntry find_new_entry(const NsaiCacheBatch &batch, const long long *slot_mapping, int row) {
+NSAI_DEVICE NewEntry find_new_entry(const NsaiCacheBatch &batch, const long long *slot_mapping,
+                                    int row) {
   auto first_row = [&](int i) {
     return (batch.cu_q ? batch.cu_q[i] : i * batch.q_each) / kStride + i;
   };
   const int s = find_sequence(batch.num_seqs, row, first_row);
   const int room = find_room(batch, s);
   const Sequence seq = load_appended_sequence(batch, s, room);
-  const int old = seq.kv_len - seq.q_len; // negative: the first new tokens stand before the sequence
+  const int old =
+      seq.kv_len - seq.q_len; // negative: the first new tokens stand before the sequence
   const int index = max(old, 0) / kStride + row - first_row(s);
   const int end = index * kStride + kStride - 1; // position of its last token
   const bool whole = row >= first_row(s) && end >= kBlock - 1 && end < min(seq.kv_len, room);

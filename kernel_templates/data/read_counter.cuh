@@ -4,8 +4,8 @@
 // What a decode step reads of the cache, counted where it is copied: nsa_io.reads. A kernel that does
 // not count (Config::kCountReads 0) has an empty counter, of which nothing is left.
 #pragma once
-#include "params/kv_cache.h"
 #include "core/types.cuh"
+#include "params/kv_cache.h"
 
 // One thread's share.
 template <bool kCounts> struct ReadCounter {
@@ -13,19 +13,19 @@ template <bool kCounts> struct ReadCounter {
 
   // Of a row of kDim elements, present or not, the thread copies chunk `lane_chunk` and every
   // kLanes-th behind it. Tokens are counted by the lane that has a row's first chunk.
-  template <int kDim, int kLanes, bool kToken>
-  NSAI_DEVICE void add(int lane_chunk, bool present) {
+  template <int kDim, int kLanes, bool kToken> NSAI_DEVICE void add(int lane_chunk, bool present) {
     if (!present) return;
     bytes += (kDim / 8 - lane_chunk + kLanes - 1) / kLanes * 16;
     if (kToken && lane_chunk == 0) ++tokens;
   }
 
-  // Adds the warp's shares to gReads [tokens, bytes]; NULL: nobody asks. All lanes take part.
-  NSAI_DEVICE void store(u64 *gReads) const {
-    const u32 all_tokens = __reduce_add_sync(~0u, tokens), all_bytes = __reduce_add_sync(~0u, bytes);
-    if (!gReads || threadIdx.x % 32 != 0 || !all_bytes) return;
-    atomicAdd(gReads, (u64)all_tokens);
-    atomicAdd(gReads + 1, (u64)all_bytes);
+  // Adds the warp's shares to gKvReads [tokens, bytes]; NULL: nobody asks. All lanes take part.
+  NSAI_DEVICE void store(u64 *gKvReads) const {
+    const u32 all_tokens = __reduce_add_sync(~0u, tokens),
+              all_bytes = __reduce_add_sync(~0u, bytes);
+    if (!gKvReads || threadIdx.x % 32 != 0 || !all_bytes) return;
+    atomicAdd(gKvReads, (u64)all_tokens);
+    atomicAdd(gKvReads + 1, (u64)all_bytes);
   }
 };
 
@@ -36,9 +36,9 @@ template <> struct ReadCounter<false> {
 
 // The counters of one sequence, KV head and branch.
 template <class C>
-NSAI_DEVICE u64 *find_reads(const NsaiReads &reads, int s, int group, int branch) {
+NSAI_DEVICE u64 *find_kv_reads(const NsaiKvReads &kv_reads, int s, int group, int branch) {
   if constexpr (!C::kCountReads) return nullptr;
-  if (!reads.data) return nullptr;
-  return (u64 *)reads.data + s * reads.sequence_stride + group * reads.head_stride +
-         branch * reads.branch_stride;
+  if (!kv_reads.data) return nullptr;
+  return (u64 *)kv_reads.data + s * kv_reads.sequence_stride + group * kv_reads.head_stride +
+         branch * kv_reads.branch_stride;
 }

@@ -9,8 +9,8 @@
 // host launches q_tokens / T + num_seqs tiles and needs no lengths. Compressed storage works the
 // same way: sequence s owns the rows from cu_kv[s] / d on, since N(L) <= L / d.
 #pragma once
-#include "params/attention.h"
 #include "core/types.cuh"
+#include "params/attention.h"
 
 struct Sequence {
   int q_begin;  // first row of q, o, lse
@@ -58,7 +58,7 @@ template <int kTokens> NSAI_DEVICE QueryTile find_query_tile(const NsaiSequences
 
 // First row of sequence s where compressed blocks lie without gaps but those of rounding, whatever
 // cu_blocks says of the caller's storage.
-template <int kStride> NSAI_DEVICE int own_block_row(const NsaiSequences &seqs, int s) {
+template <int kStride> NSAI_DEVICE int packed_block_row(const NsaiSequences &seqs, int s) {
   return seqs.cu_q ? seqs.cu_kv[s] / kStride : 0;
 }
 
@@ -67,7 +67,7 @@ NSAI_DEVICE int find_row_sequence(const NsaiSequences &seqs, int row) {
   return seqs.cu_q ? find_sequence(seqs.num_seqs, row, [&](int i) { return seqs.cu_q[i]; }) : 0;
 }
 
-// First row of compressed storage of sequence s. It ends as own_block_row() does, but a call of that one
+// First row of compressed storage of sequence s. It ends as packed_block_row() does, but a call of that one
 // changes the registers of attend_compressed_topn_sm90, which has none to spare.
 template <int kStride> NSAI_DEVICE int first_block_row(const NsaiSequences &seqs, int s) {
   if (seqs.cu_blocks) return seqs.cu_blocks[s];
@@ -90,8 +90,9 @@ struct KeyTileAt {
 // Tile number `tile` of tiles of kKeys, where `first(s)` is the first row of sequence s.
 template <int kKeys, class First>
 NSAI_DEVICE KeyTileAt find_tile_of_keys(const NsaiSequences &seqs, int tile, First first) {
-  int s = seqs.cu_q ? find_sequence(seqs.num_seqs, tile, [&](int i) { return first(i) / kKeys + i; })
-                    : 0;
+  int s = seqs.cu_q
+              ? find_sequence(seqs.num_seqs, tile, [&](int i) { return first(i) / kKeys + i; })
+              : 0;
   int row = first(s);
   return KeyTileAt{ s, load_sequence(seqs, s), row, (tile - (row / kKeys + s)) * kKeys };
 }
@@ -102,5 +103,6 @@ template <int kKeys> NSAI_DEVICE KeyTileAt find_key_tile(const NsaiSequences &se
 
 template <int kKeys, int kStride>
 NSAI_DEVICE KeyTileAt find_block_tile(const NsaiSequences &seqs, int tile) {
-  return find_tile_of_keys<kKeys>(seqs, tile, [&](int s) { return own_block_row<kStride>(seqs, s); });
+  return find_tile_of_keys<kKeys>(seqs, tile,
+                                  [&](int s) { return packed_block_row<kStride>(seqs, s); });
 }

@@ -12,12 +12,12 @@
 //   kSharedBytes (0), kCached.
 #pragma once
 #include "core/launch.cuh"
+#include "core/sort.cuh"
+#include "core/types.cuh"
+#include "data/position.cuh"
+#include "data/source.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
-#include "data/position.cuh"
-#include "core/sort.cuh"
-#include "data/source.cuh"
-#include "core/types.cuh"
 
 static_assert(Config::kSelectBlock > 0 && Config::kSelectCount > 0, "a selection has blocks");
 static_assert(Config::kThreads % 32 == 0, "a warp sorts a list");
@@ -61,8 +61,8 @@ template <class Config, class Params> NSAI_DEVICE void sort_block_list(const Par
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    data_sort_blocks(const __grid_constant__
-                    ParamsOf<Config::kCached, NsaiSortSelection, NsaiCachedSortSelection>::Type p) {
+    data_sort_blocks(const __grid_constant__ ParamsOf<Config::kCached, NsaiSortSelection,
+                                                      NsaiCachedSortSelection>::Type p) {
   begin_kernel();
   sort_block_list<Config>(p);
 }

@@ -13,12 +13,12 @@
 //   kSharedBytes (0), kCached.
 #pragma once
 #include "core/launch.cuh"
+#include "core/sort.cuh"
+#include "core/types.cuh"
+#include "data/position.cuh"
+#include "data/source.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
-#include "data/position.cuh"
-#include "core/sort.cuh"
-#include "data/source.cuh"
-#include "core/types.cuh"
 
 static_assert(Config::kSelectCount > 0, "a selection has ranges");
 static_assert(Config::kThreads % 32 == 0, "a warp sorts a list");
@@ -28,9 +28,9 @@ static_assert(Config::kSharedBytes == 0, "lists are sorted in registers");
 NSAI_DEVICE int max_so_far(int x) {
   int lane = threadIdx.x & 31;
 #pragma unroll
-  for (int apart = 1; apart < 32; apart *= 2) {
-    int other = __shfl_up_sync(~0u, x, apart);
-    if (lane >= apart && other > x) x = other;
+  for (int delta = 1; delta < 32; delta *= 2) {
+    int other = __shfl_up_sync(~0u, x, delta);
+    if (lane >= delta && other > x) x = other;
   }
   return x;
 }
@@ -82,8 +82,8 @@ template <class Config, class Params> NSAI_DEVICE void sort_range_list(const Par
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
-    data_sort_ranges(const __grid_constant__
-                    ParamsOf<Config::kCached, NsaiSortSelection, NsaiCachedSortSelection>::Type p) {
+    data_sort_ranges(const __grid_constant__ ParamsOf<Config::kCached, NsaiSortSelection,
+                                                      NsaiCachedSortSelection>::Type p) {
   begin_kernel();
   sort_range_list<Config>(p);
 }

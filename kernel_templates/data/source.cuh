@@ -9,11 +9,11 @@
 // Config::kCached; kPageRows, with kCached: rows of a page of the tensors that the kernel reads, tokens
 // or compressed entries, or 0 where these lie in rows or rings.
 #pragma once
+#include "core/types.cuh"
 #include "data/cache_rows.cuh"
+#include "data/sequence.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
-#include "data/sequence.cuh"
-#include "core/types.cuh"
 
 template <bool kCached, class Packed, class Cached> struct ParamsOf { using Type = Packed; };
 template <class Packed, class Cached> struct ParamsOf<true, Packed, Cached> {

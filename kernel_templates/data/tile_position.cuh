@@ -7,23 +7,23 @@
 // Config: kHeadDimQk, kGroup, kGroupPadded.
 #pragma once
 #include "core/epilogue.cuh"
-#include "params/attention.h"
-#include "data/sequence.cuh"
 #include "core/types.cuh"
+#include "data/sequence.cuh"
+#include "params/attention.h"
 
 // A stage of the ring and the parity that its barriers have this time round.
-template <int kStages> struct RingStep {
+template <int kStages> struct PipelineState {
   int stage = 0;
-  u32 parity = 0;
+  u32 phase = 0;
   NSAI_DEVICE void advance() {
     if (++stage < kStages) return;
     stage = 0;
-    parity ^= 1;
+    phase ^= 1;
   }
 };
 
 // Where a tile lies.
-struct Place {
+struct TilePosition {
   Sequence seq;
   int first_query; // of the tile, within the sequence
   int group;       // KV head
@@ -31,7 +31,7 @@ struct Place {
 };
 
 // Row `row` of a tile's rows, token-major over the padded heads.
-template <class Config> NSAI_DEVICE OutputRow place_row(const Place &at, int row) {
+template <class Config> NSAI_DEVICE OutputRow find_output_row(const TilePosition &at, int row) {
   int query = at.first_query + row / Config::kGroupPadded, head = row % Config::kGroupPadded;
   return OutputRow{ at.seq.q_begin + query, at.group * Config::kGroup + head,
                     head < Config::kGroup && query < at.seq.q_len };
@@ -40,17 +40,18 @@ template <class Config> NSAI_DEVICE OutputRow place_row(const Place &at, int row
 // A fragments of Q, straight from global memory, two columns a load; the lane holds rows `row` and
 // `row + 8`. Padding is zero.
 template <class Config, int kSteps>
-NSAI_DEVICE void load_query(u32 (&rQ)[kSteps][4], const NsaiView &q, const Place &at, int row) {
+NSAI_DEVICE void load_query(u32 (&rQ)[kSteps][4], const NsaiView &q, const TilePosition &at,
+                            int row) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const OutputRow place = place_row<Config>(at, row + 8 * r);
-    const u16 *gRow =
-        (const u16 *)q.data + place.token * q.token_stride + place.head * q.head_stride; // [Dk]
+    const OutputRow output_row = find_output_row<Config>(at, row + 8 * r);
+    const u16 *gRow = (const u16 *)q.data + output_row.token * q.token_stride +
+                      output_row.head * q.head_stride; // [Dk]
     const u32 *gPair = (const u32 *)gRow + (threadIdx.x & 3);
 #pragma unroll
     for (int k = 0; k < kSteps; ++k) {
-      rQ[k][r] = place.present ? gPair[8 * k] : 0;
-      rQ[k][r + 2] = place.present && 16 * k + 8 < Config::kHeadDimQk ? gPair[8 * k + 4] : 0;
+      rQ[k][r] = output_row.present ? gPair[8 * k] : 0;
+      rQ[k][r + 2] = output_row.present && 16 * k + 8 < Config::kHeadDimQk ? gPair[8 * k + 4] : 0;
     }
   }
 }

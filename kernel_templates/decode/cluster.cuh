@@ -27,24 +27,25 @@
 // decode/cluster/reduce.cuh; kMostBlocks (of a thread block), kMinBlocks, kSharedBytes.
 #pragma once
 #include "core/barrier.cuh"
-#include "data/cache_rows.cuh"
 #include "core/cluster.cuh"
-#include "decode/cluster/producer.cuh"
-#include "decode/cluster/reduce.cuh"
+#include "core/launch.cuh"
+#include "core/topn.cuh"
+#include "data/cache_rows.cuh"
+#include "decode/cluster/consumer.cuh"
 #include "decode/cluster/keys.cuh"
 #include "decode/cluster/pool.cuh"
-#include "decode/cluster/consumer.cuh"
+#include "decode/cluster/producer.cuh"
 #include "decode/cluster/ranges.cuh"
-#include "decode/cluster/topn.cuh"
+#include "decode/cluster/reduce.cuh"
 #include "decode/cluster/schedule.cuh"
-#include "decode/work.cuh"
+#include "decode/cluster/topn.cuh"
 #include "decode/mainloop.cuh"
-#include "core/launch.cuh"
+#include "decode/work.cuh"
 #include "params/kv_cache.h"
-#include "core/topn.cuh"
 
 static_assert(Config::kCluster % 2 == 0, "candidates come in pairs, stats in halves");
-static_assert(Config::kScanRows == 16 && Config::kGroupPadded <= 16, "a token's heads are one m16 tile");
+static_assert(Config::kScanRows == 16 && Config::kGroupPadded <= 16,
+              "a token's heads are one m16 tile");
 
 using Stream = KeyStream<Config, 1>;
 static_assert(!Stream::kQShared, "Q lies in registers");
@@ -61,31 +62,31 @@ enum {
   kPooled = kSummed + NSAI_BRANCH_COUNT,
   kListed,
   kWeighed,
-  kTurns = kWeighed + 2,
-  kBarriers = kTurns + RingBarriers<Config>::kCount
+  kStageBarriers = kWeighed + 2,
+  kBarriers = kStageBarriers + StageBarriers<Config>::kCount
 };
 template <class C> constexpr NSAI_DEVICE int arrivals(int i) {
-  return i < kSummed   ? 1
-         : i < kListed ? kReaders<C>
-         : i < kTurns  ? kCopiers<C>
-                       : RingBarriers<C>::arrivals(i - kTurns);
+  return i < kSummed          ? 1
+         : i < kListed        ? kConsumerThreads<C>
+         : i < kStageBarriers ? kProducerThreads<C>
+                              : StageBarriers<C>::arrivals(i - kStageBarriers);
 }
 constexpr int kLate = 1 << kSelected, kEarly = 7 & ~kLate; // branches
 
-struct SharedPlan {
-  unsigned char ring[Config::kStages][Config::kWarps][Stream::kStageBytes];
+struct SharedStorage {
+  unsigned char stages[Config::kStages][Config::kWarps][Stream::kStageBytes];
   unsigned char q[Stream::Q::kBytes];
-  RingDesk<Config> desk;
-  RingSides<Config> sides;
-  Gather<Config>::Received received;
+  ExchangeBuffer<Config> exchange_buffer;
+  KvTensors<Config> sides;
+  Reduction<Config>::Received received;
   __align__(16) Slice<Config>::Weights weights;
   __align__(16) float pool[Config::kWarps][16][kPoolPitch];
   Search<Config> search;
   u64 barriers[kBarriers];
   int pages[Config::kListPages];
 };
-static_assert(sizeof(SharedPlan) <= Config::kSharedBytes &&
-                  Config::kSharedBytes < sizeof(SharedPlan) + 128,
+static_assert(sizeof(SharedStorage) <= Config::kSharedBytes &&
+                  Config::kSharedBytes < sizeof(SharedStorage) + 128,
               "the host's formula for shared memory");
 
 // ---- queries, barriers
@@ -94,38 +95,43 @@ static_assert(sizeof(SharedPlan) <= Config::kSharedBytes &&
 template <class C> NSAI_DEVICE void copy_queries(u32 sQ, const QueryRows<C> &rows) {
   using Q = typename Stream::Q;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < 16 * Q::kChunks; i += kReaders<C>)
+  for (int i = threadIdx.x; i < 16 * Q::kChunks; i += kConsumerThreads<C>)
     copy_query<C, Q>(sQ, rows, i);
   copy_async_commit();
 }
 NSAI_DEVICE void read_queries(Queries<Stream> &queries, u32 sQ, int lane) {
   const u32 address = sQ + Stream::Q::offset(lane % 16, lane / 16);
 #pragma unroll
-  for (int k = 0; k < Stream::kSteps; ++k) ldmatrix_x4(queries.fragment[k], Stream::Q::along(address, 2 * k));
+  for (int k = 0; k < Stream::kSteps; ++k)
+    ldmatrix_x4(queries.fragment[k], Stream::Q::along(address, 2 * k));
 }
 
 // By the first lanes of the warps that copy, with addresses that all lanes know, and before they read memory,
 // for which this would wait.
-template <class C> NSAI_DEVICE void init_barriers(SharedPlan &shared) {
+template <class C> NSAI_DEVICE void init_barriers(SharedStorage &shared) {
 #pragma unroll
-  for (int copier = 0; copier < kCopyWarps<C>; ++copier) {
-    if (threadIdx.x != kReaders<C> + 32 * copier) continue;
+  for (int producer_warp = 0; producer_warp < kProducerWarps<C>; ++producer_warp) {
+    if (threadIdx.x != kConsumerThreads<C> + 32 * producer_warp) continue;
 #pragma unroll
-    for (int i = copier; i < kBarriers; i += kCopyWarps<C>)
+    for (int i = producer_warp; i < kBarriers; i += kProducerWarps<C>)
       barrier_init(shared_address(&shared.barriers[i]), arrivals<C>(i));
     barrier_init_fence();
   }
 }
 template <class C>
-NSAI_DEVICE void expect_all(SharedPlan &shared, int branches, bool searches, int told, int rank) {
-  const u32 stats = C::kCluster * 16 * sizeof(float2), spills = searches && rank ? 16 * sizeof(float) : 0;
-  const u32 candidates = C::kCluster * told * sizeof(u64);
+NSAI_DEVICE void expect_all(SharedStorage &shared, int branches, bool searches, int sent,
+                            int rank) {
+  const u32 stats = C::kCluster * 16 * sizeof(float2),
+            carry_bytes = searches && rank ? 16 * sizeof(float) : 0;
+  const u32 candidates = C::kCluster * sent * sizeof(u64);
   const u32 address = shared_address(shared.barriers);
 #pragma unroll
   for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
-    barrier_arrive_expecting(address + 8 * (kStats + b), stats + (b == kCompressed ? spills : 0));
+    barrier_arrive_expecting(address + 8 * (kStats + b),
+                             stats + (b == kCompressed ? carry_bytes : 0));
   barrier_arrive_expecting(address + 8 * kCandidates, candidates);
-  barrier_arrive_expecting(address + 8 * kEarlySlices, __popc(branches & kEarly) * slice_bytes<C>(rank));
+  barrier_arrive_expecting(address + 8 * kEarlySlices,
+                           __popc(branches & kEarly) * slice_bytes<C>(rank));
   barrier_arrive_expecting(address + 8 * kSlices, __popc(branches & kLate) * slice_bytes<C>(rank));
 }
 
@@ -133,12 +139,13 @@ NSAI_DEVICE void expect_all(SharedPlan &shared, int branches, bool searches, int
 
 template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+  SharedStorage &shared = *(SharedStorage *)shared_bytes;
   using D = Decode<C>;
 
   // ---- coordinates ----
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = cluster_rank();
-  const int row = blockIdx.x / C::kCluster, group = blockIdx.y, unit = row * p.kv_heads + group;
+  const int row = blockIdx.x / C::kCluster, group = blockIdx.y,
+            work_item = row * p.kv_heads + group;
   const u32 barriers = shared_address(shared.barriers);
   init_barriers<C>(shared);
   const int s = find_cached_sequence(p.batch, row);
@@ -149,8 +156,10 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
     clear_best(shared.search.best, lane);
   }
   cluster_arrive(); // this block has begun
-  if (warp < C::kWarps) copy_queries<C>(shared_address(shared.q), QueryRows<C>{ p.q, row, 1, group });
-  const DecodeToken token = find_token(load_cached_sequence(p.batch, s, recomputed(kv_len)), row, s);
+  if (warp < C::kWarps)
+    copy_queries<C>(shared_address(shared.q), QueryRows<C>{ p.q, row, 1, group });
+  const DecodeToken token =
+      find_token(load_cached_sequence(p.batch, s, recomputed(kv_len)), row, s);
   if (!token.present) { // all blocks of the cluster
     cluster_wait();
     return;
@@ -163,19 +172,20 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const bool selects = C::kSelectCount > 0 && p.branches >> kSelected & 1;
   const int visible = scans ? visible_entries<C>(token.position) : 0;
   const ClusterRuns runs = find_cluster_runs<C>(visible);
-  RingTurns<C> turns;
-  turns.runs = runs.runs;
-  turns.first_run = rank * runs.runs;
-  turns.run_keys = runs.each * D::kQuantum;
-  turns.visible = visible;
-  turns.window = window_keys<C>(token.position);
-  turns.rank = rank;
-  turns.scanned = scans ? runs.each * (D::kQuantum / kStepKeys) : 0;
-  turns.windowed = windows ? max(turns.turns(turns.window.limit), 1) : 0;
-  turns.all = turns.scanned + turns.windowed;
-  const RingRows<C> rows = { shared.sides, pages.list != nullptr, shared_address(shared.pages),
-                             find_pages<C>(p.batch, s),
-                             C::kPageSize == 0 || C::kRing > 0 ? find_rows<0>(p.batch, s, 0).row : 0 };
+  StepSchedule<C> schedule;
+  schedule.runs = runs.runs;
+  schedule.first_run = rank * runs.runs;
+  schedule.run_keys = runs.each * D::kSplitGranularity;
+  schedule.visible = visible;
+  schedule.window = window_keys<C>(token.position);
+  schedule.rank = rank;
+  schedule.scanned = scans ? runs.each * (D::kSplitGranularity / kStepKeys) : 0;
+  schedule.windowed = windows ? max(schedule.cta_steps(schedule.window.limit), 1) : 0;
+  schedule.all = schedule.scanned + schedule.windowed;
+  const ScheduledRows<C> rows = {
+    shared.sides, pages.list != nullptr, shared_address(shared.pages), find_pages<C>(p.batch, s),
+    C::kPageSize == 0 || C::kRing > 0 ? find_rows<0>(p.batch, s, 0).row : 0
+  };
   __syncthreads(); // the pages are there
   // All blocks have begun, long ago. All warps at one place: racecheck has all of a block wait here for each
   // other. Not before, where it would wait for the length.
@@ -183,71 +193,75 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
 
   const int candidates = candidate_count<C>(token.position);
   const bool searches = kFreeBlocks<C> > 0 && p.idx && candidates > C::kSelectCount;
-  const ClusterStretch stretch = find_stretch<C>(runs, rank, warp);
-  float *pooled = find_pooled<C>(p, &shared.search.pooled[0][0], unit, stretch);
-  const u32 ring = shared_address(shared.ring);
-  const RingBarriers<C> in_turns = { barriers + 8 * kTurns };
+  const ClusterBlockRange block_range = find_block_range<C>(runs, rank, warp);
+  float *pooled = find_pooled<C>(p, &shared.search.pooled[0][0], work_item, block_range);
+  const u32 stages = shared_address(shared.stages);
+  const StageBarriers<C> stage_barriers = { barriers + 8 * kStageBarriers };
 
   // ---- copies; top-n; copies of what it has chosen; what other blocks wait for; the blocks' weights ----
   if (warp >= C::kWarps) {
-    const int thread = threadIdx.x - kReaders<C>, copier = warp - C::kWarps;
-    SliceUnit<C> units[Slice<C>::kUnitRounds];
+    const int thread = threadIdx.x - kConsumerThreads<C>, producer_warp = warp - C::kWarps;
+    SliceRow<C> slice_rows[Slice<C>::kBranchRowRounds];
     int copied = 0;
     // What is found of the thread's number stands where it is used, and not before the first copies.
-    auto team = [&] { return Copiers<C>{ recomputed(thread) }; };
-    auto tell_stats = [&](int b) {
-      send_stats<C>(shared.received, barriers + 8 * (kStats + b), b, rank, shared.desk, team().thread,
-                    barriers + 8 * (kSummed + b));
+    auto searchers = [&] { return ProducerThreads<C>{ recomputed(thread) }; };
+    auto send_branch_stats = [&](int b) {
+      send_stats<C>(shared.received, barriers + 8 * (kStats + b), b, rank, shared.exchange_buffer,
+                    searchers().thread, barriers + 8 * (kSummed + b));
     };
 #pragma unroll 1
     for (int round = 0; round < 2; ++round) {
       // The search waits for the scan, so that its last turn need not be read before.
-      const int end = round || !searches ? turns.all : min(turns.all, turns.scanned + C::kStages - 1);
+      const int end =
+          round || !searches ? schedule.all : min(schedule.all, schedule.scanned + C::kStages - 1);
 #pragma unroll 1
-      for (; copied < end; ++copied) copy_turn<C>(turns, rows, in_turns, copied, ring, copier, lane);
+      for (; copied < end; ++copied)
+        copy_cta_step<C>(schedule, rows, stage_barriers, copied, stages, producer_warp, lane);
       if (round) break;
 #pragma unroll
-      for (int r = 0; r < Slice<C>::kUnitRounds; ++r)
-        units[r] = find_unit<C>(p, team().thread, r, row, group, rank);
-      const OwnBlocks<C> own = own_blocks<C>(stretch, candidates, rank);
-      if (thread == 0) expect_all<C>(shared, p.branches, searches, own.told, rank);
-      const KeyTeller<C> teller(team(), barriers + 8 * kCandidates);
-      if (searches && own.few()) {
-        if (C::kCluster * own.told <= thread && thread < Search<C>::kAtOnce) shared.search.keys[thread] = 0;
-        sync_copiers<C>(); // the zeros are there
+      for (int r = 0; r < Slice<C>::kBranchRowRounds; ++r)
+        slice_rows[r] = find_slice_row<C>(p, searchers().thread, r, row, group, rank);
+      const CtaBlocks<C> cta_blocks = find_cta_blocks<C>(block_range, candidates, rank);
+      if (thread == 0) expect_all<C>(shared, p.branches, searches, cta_blocks.sent, rank);
+      const KeySender<C> sender(searchers(), barriers + 8 * kCandidates);
+      if (searches && cta_blocks.few()) {
+        if (C::kCluster * cta_blocks.sent <= thread && thread < Search<C>::kAtOnce)
+          shared.search.keys[thread] = 0;
+        sync_producers<C>(); // the zeros are there
       }
-      if (scans) tell_stats(kCompressed);
+      if (scans) send_branch_stats(kCompressed);
       if (C::kSelectCount == 0 || !p.idx) break;
       if constexpr (C::kSelectCount > 0) {
-        if constexpr (kFreeBlocks<C> > 0)
+        if constexpr (kFreeBlocks < C >> 0)
           if (searches) {
             barrier_wait(barriers + 8 * kPooled, 0);
             cluster_receive(barriers + 8 * kStats, 0);
-            tell_keys<C>(teller, shared.search, shared.received.stats[kCompressed], stretch, own,
-                         pooled, rank);
-            list_best<C>(team(), shared.search, barriers + 8 * kCandidates, own, rank);
+            send_keys<C>(sender, shared.search, shared.received.stats[kCompressed], block_range,
+                         cta_blocks, pooled, rank);
+            list_best<C>(searchers(), shared.search, barriers + 8 * kCandidates, cta_blocks, rank);
           }
-        if (copier == 0) write_forced<C>(shared.search.list, candidates, lane);
-        sync_copiers<C>(); // the list is there
+        if (producer_warp == 0) write_forced<C>(shared.search.list, candidates, lane);
+        sync_producers<C>(); // the list is there
         barrier_arrive(barriers + 8 * kListed);
-        turns.chosen = chosen_keys<C>(shared_address(shared.search.list), token.position);
-        if (selects) turns.all += max(turns.turns(turns.chosen.limit), 1);
+        schedule.chosen = chosen_keys<C>(shared_address(shared.search.list), token.position);
+        if (selects) schedule.all += max(schedule.cta_steps(schedule.chosen.limit), 1);
       }
     }
     if constexpr (C::kSelectCount > 0)
-      if (p.idx && rank == 0 && copier == 0) store_list<C>(p, shared.search.list, row, group, lane);
+      if (p.idx && rank == 0 && producer_warp == 0)
+        store_list<C>(p, shared.search.list, row, group, lane);
 #pragma unroll
-    for (int r = 0; r < Slice<C>::kUnitRounds; ++r) units[r].open();
-    if (windows) tell_stats(kWindow);
+    for (int r = 0; r < Slice<C>::kBranchRowRounds; ++r) slice_rows[r].open();
+    if (windows) send_branch_stats(kWindow);
 #pragma unroll 1
     for (int late = 0; late < 2; ++late) {
-      if (late && selects) tell_stats(kSelected);
+      if (late && selects) send_branch_stats(kSelected);
       const int branches = p.branches & (late ? kLate : kEarly);
-      const int told = branches | (scans && !late ? 1 << kCompressed : 0);
+      const int sent = branches | (scans && !late ? 1 << kCompressed : 0);
 #pragma unroll 1
       for (int b = 0; b < NSAI_BRANCH_COUNT; ++b)
-        if (told >> b & 1) cluster_receive(barriers + 8 * (kStats + b), 0);
-      weigh_parts<C>(shared.received, shared.weights, units, branches, team().thread);
+        if (sent >> b & 1) cluster_receive(barriers + 8 * (kStats + b), 0);
+      weigh_slices<C>(shared.received, shared.weights, slice_rows, branches, searchers().thread);
       barrier_arrive(barriers + 8 * (kWeighed + late));
     }
     copy_async_commit();
@@ -257,39 +271,40 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
 
   // ---- scan; window; chosen blocks ----
   // Of the warp.
-  const int pooled_turns = searches ? (stretch.end - stretch.begin) * (D::kQuantum / kStepKeys) : 0;
+  const int pooled_steps =
+      searches ? (block_range.end - block_range.begin) * (D::kSplitGranularity / kStepKeys) : 0;
   Queries<Stream> queries; // [16, Dk]
-  RingSums<C> sums;
+  BranchAccumulator<C> sums;
   StepPool<C> pool;
-  pool.begin(&shared.pool[warp][0][0], find_run_pooled<C>(pooled, stretch));
+  pool.begin(&shared.pool[warp][0][0], find_run_pooled<C>(pooled, block_range));
   const SliceOutput output = find_output<C>(p, row, group);
   const ColumnTargets<C> targets(shared.received, barriers, rank, warp, lane);
   copy_async_wait<0>();
-  sync_readers<C>(); // Q is there
+  sync_consumers<C>(); // Q is there
   read_queries(queries, shared_address(shared.q), lane);
   int done = 0; // turns
 #pragma unroll 1
   for (int phase = 0; phase < 3; ++phase) {
-    const int b = phase == 0   ? kCompressed
-                  : phase == 1 ? kWindow
-                               : kSelected;
-    int end = phase == 0 ? turns.scanned : turns.all;
+    const int b = phase == 0 ? kCompressed : phase == 1 ? kWindow : kSelected;
+    int end = phase == 0 ? schedule.scanned : schedule.all;
     if constexpr (C::kSelectCount > 0)
       if (phase == 2 && selects) {
         if (!kLastIsChosen<C>) barrier_wait(barriers + 8 * kListed, 0);
-        turns.chosen = chosen_keys<C>(shared_address(shared.search.list), token.position);
-        end = turns.all += max(turns.turns(turns.chosen.limit), 1);
+        schedule.chosen = chosen_keys<C>(shared_address(shared.search.list), token.position);
+        end = schedule.all += max(schedule.cta_steps(schedule.chosen.limit), 1);
       }
     sums.clear();
-    run_turns<C>(turns, shared.desk, in_turns, sums, b, done, end, ring, barriers + 8 * (kSummed + b),
-                 queries, p.scale_log2, warp, lane, [&](int i, const float(&x)[2][4]) {
-                   if (phase != 0 || !searches) return;
-                   if (i < pooled_turns) pool.pool(x, sums.rows);
-                   if (i + 1 < end) return;
-                   if (warp < stretch.runs)
-                     share_spill<C>(shared.search, barriers + 8 * kStats, stretch, pool, rank, warp);
-                   barrier_arrive(barriers + 8 * kPooled);
-                 });
+    run_cta_steps<C>(schedule, shared.exchange_buffer, stage_barriers, sums, b, done, end, stages,
+                     barriers + 8 * (kSummed + b), queries, p.scale_log2, warp, lane,
+                     [&](int i, const float(&x)[2][4]) {
+                       if (phase != 0 || !searches) return;
+                       if (i < pooled_steps) pool.pool(x, sums.rows);
+                       if (i + 1 < end) return;
+                       if (warp < block_range.runs)
+                         share_carry<C>(shared.search, barriers + 8 * kStats, block_range, pool,
+                                        rank, warp);
+                       barrier_arrive(barriers + 8 * kPooled);
+                     });
     done = end;
     if (p.branches >> b & 1)
       send_columns<C>(targets, shared.received, barriers, b == kSelected ? kSlices : kEarlySlices,
@@ -297,17 +312,19 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   }
 
   // ---- slices ----
-  float4 parts[Slice<C>::kRounds];
+  float4 partial[Slice<C>::kRounds];
 #pragma unroll
   for (int late = 0; late < 2; ++late) {
     barrier_wait(barriers + 8 * (kWeighed + late), 0);
     cluster_receive(barriers + 8 * (late ? kSlices : kEarlySlices), 0);
 #pragma unroll
     for (int i = 0; i < Slice<C>::kRounds; ++i) {
-      const SlicePlace<C> place(rank, i);
-      parts[i] = add_branches<C>(late ? parts[i] : make_float4(0, 0, 0, 0), shared.received, shared.weights,
-                                 place, p.branches & (late ? kLate : kEarly));
-      if (late) store_places<C>(p, shared.received, shared.weights, output, place, parts[i], row, group);
+      const SliceVector<C> vector(rank, i);
+      partial[i] = add_branches<C>(late ? partial[i] : make_float4(0, 0, 0, 0), shared.received,
+                                   shared.weights, vector, p.branches & (late ? kLate : kEarly));
+      if (late)
+        store_vectors<C>(p, shared.received, shared.weights, output, vector, partial[i], row,
+                         group);
     }
   }
 }

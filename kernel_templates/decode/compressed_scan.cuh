@@ -9,10 +9,10 @@
 // selection, 0: nothing is pooled), kPageSize (P; 0: none).
 #pragma once
 #include "data/cache_rows.cuh"
-#include "decode/work.cuh"
 #include "decode/mainloop.cuh"
-#include "params/kv_cache.h"
 #include "decode/pool_quads.cuh"
+#include "decode/work.cuh"
+#include "params/kv_cache.h"
 
 template <class C> using ScanStream = KeyStream<C, C::kScanRows / 16>;
 
@@ -37,12 +37,12 @@ template <class C> struct ScanKeys {
   int limit;
   int ends[2];
   // ---- pooling
-  bool pools;      // else the selection is all blocks, and nobody asks
-  float *sP;       // [16, kPoolPitch] of the warp
-  float *gPooled;  // [blocks from the run's first on, 16], this lane's row
-  float reference; // of own and spill
-  float own, spill; // of the open selection block, and what the next one gets
-  int phase;        // keys of the open block that are done, where steps do not end on block ends
+  bool pools;             // else the selection is all blocks, and nobody asks
+  float *sP;              // [16, kPoolPitch] of the warp
+  float *gPooled;         // [blocks from the run's first on, 16], this lane's row
+  float reference;        // of own and spill
+  float block_sum, carry; // of the open selection block, and what the next one gets
+  int phase;         // keys of the open block that are done, where steps do not end on block ends
   QuadPool<C> quads; // in the place of all that, where they serve
 
   // The run's blocks to `gFirst` [blocks, 16].
@@ -52,29 +52,30 @@ template <class C> struct ScanKeys {
     reference = kNoReference;
   }
   // What the run's last keys weigh in the block behind it, of row lane % 16.
-  NSAI_DEVICE float spilled() const { return reference + log2_approx(own); }
+  NSAI_DEVICE float carry_out() const { return reference + log2_approx(block_sum); }
 
   NSAI_DEVICE int index(int i) const { return entry_index<C::kBlock, C::kStride>(i); }
   NSAI_DEVICE int begin(int) const { return 0; }
   NSAI_DEVICE int end(int r) const { return ends[Decode<C>::half(r)]; }
 
   NSAI_DEVICE void close_block() {
-    if (threadIdx.x % 32 < 16) *gPooled = reference + log2_approx(own);
+    if (threadIdx.x % 32 < 16) *gPooled = reference + log2_approx(block_sum);
     gPooled += kPoolRows;
-    own = spill;
-    spill = 0.0f;
+    block_sum = carry;
+    carry = 0.0f;
   }
 
   // A key of weight m, `at` keys from its selection block's begin.
   NSAI_DEVICE void add(float p, int at) {
     const int inside = min(kOverlap, kRatio - at);
-    own = fmaf((float)inside, p, own);
-    spill = fmaf((float)(kOverlap - inside), p, spill);
+    block_sum = fmaf((float)inside, p, block_sum);
+    carry = fmaf((float)(kOverlap - inside), p, carry);
     if (at == kRatio - 1) close_block();
   }
 
   // Probabilities into rows; returns the lane's, the reference of which is now that of own and spill.
-  template <int kN> NSAI_DEVICE const float *share(const float (&p)[kN][4], const SoftmaxRows &rows) {
+  template <int kN>
+  NSAI_DEVICE const float *share(const float (&p)[kN][4], const SoftmaxRows &rows) {
     const int lane = threadIdx.x % 32;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -84,33 +85,34 @@ template <class C> struct ScanKeys {
         *(float2 *)(row + 8 * j + lane % 4 * 2) = make_float2(p[j][2 * r], p[j][2 * r + 1]);
       if (lane % 4 == 0) row[8 * kN] = rows.reference[r];
     }
-    __syncwarp(); // the rows are written
+    __syncwarp();                                   // the rows are written
     const float *row = sP + lane % 16 * kPoolPitch; // [8 * kN keys]
     const float factor = exp2_approx(reference - row[8 * kN]);
     reference = row[8 * kN];
-    own *= factor;
-    spill *= factor;
+    block_sum *= factor;
+    carry *= factor;
     return row;
   }
 
   // Column `column` of a row of a stage: 8-byte writes of 4 rows, and 16-byte reads of 8, hit all banks.
-  static NSAI_DEVICE int place(int row, int column) {
-    const int turned = (row & 3) << 1 | (row >> 2 & 1);
-    return row * 2 * kHalf + (((column / 4) ^ turned) * 4 | column % 4);
+  static NSAI_DEVICE int pool_offset(int row, int column) {
+    const int rotated = (row & 3) << 1 | (row >> 2 & 1);
+    return row * 2 * kHalf + (((column / 4) ^ rotated) * 4 | column % 4);
   }
 
   // A stage, the first `steps` steps of which are of the run.
-  template <int kN> NSAI_DEVICE void pool_stage(const float (&p)[kN][4], const SoftmaxRows &rows, int steps) {
+  template <int kN>
+  NSAI_DEVICE void pool_stage(const float (&p)[kN][4], const SoftmaxRows &rows, int steps) {
     if (!pools) return;
     if constexpr (kPoolsQuads<C>) {
       quads.pool(p, rows, steps);
     } else if constexpr (kHalves) {
-      static_assert(kHalf == 16 && kN == 4, "place() is for 8 chunks a row");
+      static_assert(kHalf == 16 && kN == 4, "pool_offset() is for 8 chunks a row");
       const int lane = threadIdx.x % 32;
       float *references = sP + 16 * 2 * kHalf; // [16]
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const int first = place(8 * r + lane / 4, lane % 4 * 2);
+        const int first = pool_offset(8 * r + lane / 4, lane % 4 * 2);
 #pragma unroll
         for (int j = 0; j < kN; ++j)
           *(float2 *)(sP + (first ^ 8 * j)) = make_float2(p[j][2 * r], p[j][2 * r + 1]);
@@ -119,15 +121,16 @@ template <class C> struct ScanKeys {
       __syncwarp(); // the rows are written
       const bool second = lane >= 16, exists = !second || steps * kStepKeys > kHalf;
       const float higher = references[lane % 16];
-      own *= exp2_approx(reference - higher);
+      block_sum *= exp2_approx(reference - higher);
       reference = higher;
       if (second) {
-        own = 0.0f; // what the first half's last keys weigh in the block
+        block_sum = 0.0f; // what the first half's last keys weigh in the block
 #pragma unroll
         for (int at = kRatio - kOverlap + 1; at < kRatio; ++at)
-          own = fmaf((float)(kOverlap - kRatio + at), sP[place(lane % 16, kHalf - kRatio + at)], own);
+          block_sum = fmaf((float)(kOverlap - kRatio + at),
+                           sP[pool_offset(lane % 16, kHalf - kRatio + at)], block_sum);
       }
-      const int first = place(lane % 16, second ? kHalf : 0);
+      const int first = pool_offset(lane % 16, second ? kHalf : 0);
       float x[kHalf];
 #pragma unroll
       for (int i = 0; i < kHalf; i += 4) {
@@ -138,18 +141,18 @@ template <class C> struct ScanKeys {
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) {
         const int at = i % kRatio, inside = min(kOverlap, kRatio - at);
-        if (at == 0) spill = 0.0f;
-        own = fmaf((float)inside, x[i], own);
-        if (inside < kOverlap) spill = fmaf((float)(kOverlap - inside), x[i], spill);
-        if (at == kRatio - 1) sums[i / kRatio] = own, own = spill;
+        if (at == 0) carry = 0.0f;
+        block_sum = fmaf((float)inside, x[i], block_sum);
+        if (inside < kOverlap) carry = fmaf((float)(kOverlap - inside), x[i], carry);
+        if (at == kRatio - 1) sums[i / kRatio] = block_sum, block_sum = carry;
       }
       if (exists)
 #pragma unroll
         for (int block = 0; block < kHalf / kRatio; ++block)
           store_by(gPooled + block * kPoolRows, reference + log2_approx(sums[block]), l2_keeping());
       gPooled += 2 * kHalf / kRatio * kPoolRows;
-      const float behind = __shfl_xor_sync(~0u, own, 16);
-      if (steps * kStepKeys > kHalf) own = behind;
+      const float behind = __shfl_xor_sync(~0u, block_sum, 16);
+      if (steps * kStepKeys > kHalf) block_sum = behind;
       __syncwarp(); // the rows are read
     } else {
 #pragma unroll
@@ -187,7 +190,8 @@ template <class C> struct ScanKeys {
 // This warp's keys: visible to rows of `tile`, run `run` of its unit.
 template <class C>
 NSAI_DEVICE ScanKeys<C> scan_keys(const NsaiDecode &p, ScanPool<C> &pool, const ScanStream<C> &at,
-                                  const DecodeTile &tile, int tokens, int unit, int first_block) {
+                                  const DecodeTile &tile, int tokens, int work_item,
+                                  int first_block) {
   ScanKeys<C> keys = {};
   const int last = last_position<C>(tile.seq, tile.first_query);
   const bool has_token = 16 * at.row_tile < tokens * C::kGroupPadded; // the warp
@@ -197,8 +201,9 @@ NSAI_DEVICE ScanKeys<C> scan_keys(const NsaiDecode &p, ScanPool<C> &pool, const 
     const int token = min((16 * at.row_tile + 8 * r + at.lane / 4) / C::kGroupPadded, tokens - 1);
     keys.ends[r] = has_token ? visible_entries<C>(tile.seq.position(tile.first_query + token)) : 0;
   }
-  if constexpr (C::kSelectCount > 0) keys.pools = has_token && last / C::kSelectBlock + 1 > C::kSelectCount;
-  float *gFirst = pooled_row<C>(p, unit, 16 * at.row_tile) + first_block * kPoolRows;
+  if constexpr (C::kSelectCount > 0)
+    keys.pools = has_token && last / C::kSelectBlock + 1 > C::kSelectCount;
+  float *gFirst = pooled_row<C>(p, work_item, 16 * at.row_tile) + first_block * kPoolRows;
   if constexpr (kPoolsQuads<C>) keys.quads.begin(gFirst, at.lane);
   keys.begin_pool(pool.warp(), gFirst);
   if (ScanKeys<C>::kHalves && at.lane >= 16)
@@ -208,25 +213,29 @@ NSAI_DEVICE ScanKeys<C> scan_keys(const NsaiDecode &p, ScanPool<C> &pool, const 
 
 // Run `run` of the unit's keys onto o and rows; the pooled values and the spill go to global memory.
 template <class C, int kO>
-NSAI_DEVICE void scan_run(const NsaiDecode &p, typename ScanStream<C>::Shared &shared, ScanPool<C> &pool,
-                          const ScanStream<C> &at, const DecodeTile &tile, int tokens, int unit, int group,
-                          int run, const TeamRuns &runs, float (&o)[kO][4], SoftmaxRows &rows) {
-  constexpr int kQuantumSteps = Decode<C>::kQuantum / kStepKeys;
-  const int begin = min(run * runs.each, runs.quanta), end = min(begin + runs.each, runs.quanta); // quanta
+NSAI_DEVICE void scan_run(const NsaiDecode &p, typename ScanStream<C>::Shared &shared,
+                          ScanPool<C> &pool, const ScanStream<C> &at, const DecodeTile &tile,
+                          int tokens, int work_item, int group, int run,
+                          const ConsumerGroupRuns &runs, float (&o)[kO][4], SoftmaxRows &rows) {
+  constexpr int kGranuleSteps = Decode<C>::kSplitGranularity / kStepKeys;
+  const int begin = min(run * runs.each, runs.granules),
+            end = min(begin + runs.each, runs.granules); // quanta
   const QueryRows<C> query_rows = { p.q, tile.seq.q_begin + tile.first_query, tokens, group };
   const auto queries = load_row_queries<C, C::kScanRows / 16>(shared, at, query_rows); // [16, Dk]
-  ScanKeys<C> keys = scan_keys<C>(p, pool, at, tile, tokens, unit, begin * Decode<C>::kQuantumBlocks);
+  ScanKeys<C> keys =
+      scan_keys<C>(p, pool, at, tile, tokens, work_item, begin * Decode<C>::kGranuleBlocks);
   stream_keys<C, C::kScanRows / 16>(
       shared, at, p.entries, group, find_rows<C::kPageSize / C::kStride>(p.batch, tile.s, 0), keys,
-      begin * kQuantumSteps, end * kQuantumSteps, queries, o, rows, p.scale_log2,
-      find_reads<C>(p.reads, tile.s, group, NSAI_BRANCH_COMPRESSED), true);
+      begin * kGranuleSteps, end * kGranuleSteps, queries, o, rows, p.scale_log2,
+      find_kv_reads<C>(p.kv_reads, tile.s, group, NSAI_BRANCH_COMPRESSED), true);
 
   // ---- what the run's last keys weigh in the block behind it ----
   if (!keys.pools || begin == end) return;
-  float *gSpill = p.spills + 16 * at.row_tile +
-                  ((long long)unit * p.scan.parts * ScanStream<C>::kTeams + run) * C::kScanRows; // [16]
+  float *gCarry = p.carries + 16 * at.row_tile +
+                  ((long long)work_item * p.scan.splits * ScanStream<C>::kConsumerGroups + run) *
+                      C::kScanRows; // [16]
   if constexpr (kPoolsQuads<C>)
-    keys.quads.store_spill(gSpill, at.lane);
+    keys.quads.store_carry(gCarry, at.lane);
   else if (at.lane < 16)
-    gSpill[at.lane] = keys.spilled();
+    gCarry[at.lane] = keys.carry_out();
 }

@@ -4,13 +4,13 @@
 // Attention of few rows over many keys of a cache, for decode_split_kv_compressed, decode_split_kv_attend and decode_single_cta: bound by
 // memory.
 //
-// A CTA has kRows = 16 * kRowTiles rows and kTeams teams of kRowTiles warps. A team runs through keys of
+// A CTA has kRows = 16 * kRowTiles rows and kConsumerGroups teams of kRowTiles warps. A team runs through keys of
 // its own, a stage of kStageKeys (16; of drafts 32) at a time, through a ring of kStages stages of its own;
 // a warp of it has an m16 tile of rows. So nothing but a team waits, and kStages - 1 stages of every team
 // are on their way all the time: at D 128 with 4 teams of 3 stages of 16 64 KB a CTA. At the end the teams'
 // results are added up (decode/mainloop_splits.cuh).
 //
-//   ring   [kTeams][kStages] { K [keys, Dk] | V [keys, Dv] }, then the same memory as O [kTeams][kRows, Dv]
+//   ring   [kConsumerGroups][kStages] { K [keys, Dk] | V [keys, Dv] }, then the same memory as O [kConsumerGroups][kRows, Dv]
 //   Q      in registers or, where those of O leave no room, in shared memory before the ring
 //   rows   each lane finds one key's row a stage before its copy, and before the copies between: what is read
 //          of page lists behind copies would wait for them
@@ -27,33 +27,35 @@
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kWgmma (64 rows
 // are a warpgroup's: decode/panel_stage.cuh), kCountReads.
 #pragma once
-#include "data/cache_rows.cuh"
-#include "decode/work.cuh"
 #include "attend/mainloop_sm80.cuh"
-#include "decode/mainloop_products.cuh"
-#include "decode/consumer_groups.cuh"
-#include "data/read_counter.cuh"
 #include "core/softmax.cuh"
+#include "data/cache_rows.cuh"
+#include "data/read_counter.cuh"
+#include "decode/consumer_groups.cuh"
+#include "decode/mainloop_products.cuh"
+#include "decode/work.cuh"
 
 // Where one lane's key of a stage lies.
-struct KeyPlace {
+struct KeyLocation {
   int index; // negative: there is none
   int page;
 };
 
 template <int kStageKeys, class Keys, class Rows>
-NSAI_DEVICE KeyPlace find_key(const Keys &keys, const Rows &rows, int step, int limit, int lane) {
+NSAI_DEVICE KeyLocation find_key(const Keys &keys, const Rows &rows, int step, int limit,
+                                 int lane) {
   const int i = step * kStepKeys + lane % kStageKeys;
   const int index = i < limit ? keys.index(i) : -1;
-  return KeyPlace{ index, index < 0 ? 0 : rows.page(index) };
+  return KeyLocation{ index, index < 0 ? 0 : rows.page(index) };
 }
 
 // Rows of one head, the heads of which begin at `head`, of the keys that lanes have found: K or V of a stage.
 // Each lane finds its key's; or, where O of wide heads leaves few registers, those that it copies.
 template <class Rows, bool kWide> struct KeyRows {
   const u16 *mine; // of no key some row
-  NSAI_DEVICE KeyRows(const NsaiCacheTensor &x, const u16 *head, const Rows &rows, const KeyPlace &place)
-      : mine(head + row_offset(x, place.page, rows.slot(max(place.index, 0)))) {}
+  NSAI_DEVICE KeyRows(const NsaiCacheTensor &x, const u16 *head, const Rows &rows,
+                      const KeyLocation &location)
+      : mine(head + row_offset(x, location.page, rows.slot(max(location.index, 0)))) {}
   // From `column` of lane `lane`'s key on. All lanes take part.
   NSAI_DEVICE const u16 *of(int lane, int column) const {
     return (const u16 *)__shfl_sync(~0u, (u64)mine, lane) + column;
@@ -63,9 +65,10 @@ template <class Rows> struct KeyRows<Rows, true> {
   const NsaiCacheTensor &x;
   const u16 *head;
   const Rows &rows;
-  const KeyPlace &mine;
-  NSAI_DEVICE KeyRows(const NsaiCacheTensor &x, const u16 *head, const Rows &rows, const KeyPlace &place)
-      : x(x), head(head), rows(rows), mine(place) {}
+  const KeyLocation &mine;
+  NSAI_DEVICE KeyRows(const NsaiCacheTensor &x, const u16 *head, const Rows &rows,
+                      const KeyLocation &location)
+      : x(x), head(head), rows(rows), mine(location) {}
   NSAI_DEVICE const u16 *of(int lane, int column) const {
     const int index = __shfl_sync(~0u, mine.index, lane), page = __shfl_sync(~0u, mine.page, lane);
     return head + row_offset(x, page, rows.slot(index)) + column;
@@ -78,7 +81,8 @@ template <class T, int kKeys, int kDim, int kThreads, bool kToken, class KeyRows
 NSAI_DEVICE void copy_keys(u32 tile, const KeyRows &rows, int present, int thread, u64 policy,
                            Counter &counter) {
   using Lanes = CopyLanes<T, kThreads>;
-  constexpr int kAlike = Lanes::kPass < 8 ? 8 / Lanes::kPass : 1; // passes that swizzle chunks unlike
+  constexpr int kAlike =
+      Lanes::kPass < 8 ? 8 / Lanes::kPass : 1; // passes that swizzle chunks unlike
 #pragma unroll
   for (int i = 0; i < ceil_div(kKeys, Lanes::kPass); ++i) {
     const int row = Lanes::row(thread) + i * Lanes::kPass;
@@ -90,7 +94,8 @@ NSAI_DEVICE void copy_keys(u32 tile, const KeyRows &rows, int present, int threa
       for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
         const int chunk = c + Lanes::chunk(thread);
         if (c + Lanes::kLanes <= T::kChunks || chunk < T::kChunks)
-          copy_async_16(to + T::offset(near, chunk), from + c * 8, row < present && chunk * 8 < kDim, policy);
+          copy_async_16(to + T::offset(near, chunk), from + c * 8,
+                        row < present && chunk * 8 < kDim, policy);
       }
       counter.template add<kDim, Lanes::kLanes, kToken>(Lanes::chunk(thread), row < present);
     }
@@ -106,11 +111,12 @@ struct StageOwners {
 template <class S, class Keys> constexpr bool kOwnedAlike = Keys::kOwnedKeys % S::kStageKeys == 0;
 // Then a warp of one token has none of them or all.
 template <class C, class S, class Keys>
-constexpr bool kNoneOrAll = kOwnedAlike<S, Keys> && C::kGroupPadded % 16 == 0;
+constexpr bool kNoneOrAll = kOwnedAlike<S, Keys> &&C::kGroupPadded % 16 == 0;
 
 template <class S, class Keys>
 NSAI_DEVICE StageOwners find_owners(const Keys &keys, int step, int limit, int lane) {
-  if constexpr (!Keys::kOwned) return StageOwners{ 0, false, true };
+  if constexpr (!Keys::kOwned)
+    return StageOwners{ 0, false, true };
   else if constexpr (kOwnedAlike<S, Keys>) {
     const u32 mine = keys.owners(step * kStepKeys);
     return StageOwners{ mine, !(mine & keys.warp_tokens), !(~mine & keys.warp_tokens) };
@@ -140,59 +146,61 @@ struct DoNothing {
   NSAI_DEVICE void operator()() const {}
 };
 
-// The team's steps [begin, end) of its keys onto o and rows, counted in gReads: data/read_counter.cuh.
+// The team's steps [begin, end) of its keys onto o and rows, counted in gKvReads: data/read_counter.cuh.
 // Every thread of the block takes part, those of teams without steps too, straight behind load_row_queries(),
 // for whose copies this waits. `meanwhile` runs when the first keys have been asked for.
 // `once`: nobody reads these keys again soon, and L2 need not keep them. Else they drive out what the step
 // has left there for its own end and for the next step: pooled values, partial results, code.
 template <class C, int kRowTiles, class Keys, class Rows, int kO, class Meanwhile = DoNothing>
-NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
-                             const KeyStream<C, kRowTiles> &at, const NsaiCachePair &pair, int group,
-                             const Rows &lists, Keys &keys, int begin, int end,
-                             const Queries<KeyStream<C, kRowTiles>> &queries, float (&o)[kO][4],
-                             SoftmaxRows &rows, float scale_log2, u64 *gReads, bool once,
-                             Meanwhile meanwhile = {}) {
+NSAI_DEVICE void
+stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C, kRowTiles> &at,
+            const NsaiCachePair &pair, int group, const Rows &lists, Keys &keys, int begin, int end,
+            const Queries<KeyStream<C, kRowTiles>> &queries, float (&o)[kO][4], SoftmaxRows &rows,
+            float scale_log2, u64 *gKvReads, bool once, Meanwhile meanwhile = {}) {
   using S = KeyStream<C, kRowTiles>;
   constexpr int kAhead = C::kStages - 1; // stages on their way while one is computed
   // A warpgroup's products are all its warps'; and what is pooled of a run has no gaps.
   constexpr bool kSkips = kRowTiles > 1 && !S::kPanels && !Keys::kPools;
-  const int thread = threadIdx.x % S::kTeamThreads;
+  const int thread = threadIdx.x % S::kConsumerGroupThreads;
   const u16 *gK = (const u16 *)pair.k.data + group * pair.k.head_stride;
   const u16 *gV = (const u16 *)pair.v.data + group * pair.v.head_stride;
-  const u32 ring =
-      shared_address(shared.keys) + S::kQBytes + at.team * C::kStages * S::kStageBytes;
+  const u32 stages =
+      shared_address(shared.keys) + S::kQBytes + at.consumer_group * C::kStages * S::kStageBytes;
   const u64 policy = l2_policy(once);
   ReadCounter<(bool)C::kCountReads> counter;
   const int limit = min(keys.limit, end * kStepKeys);
   // Keys that all rows of the warp see; all of a token's see the same.
   constexpr bool kAlike = C::kGroupPadded % 16 == 0 && !kWideHeads<C>;
-  const int all_begin = __reduce_max_sync(~0u, kAlike ? keys.begin(0) : max(keys.begin(0), keys.begin(1)));
+  const int all_begin =
+      __reduce_max_sync(~0u, kAlike ? keys.begin(0) : max(keys.begin(0), keys.begin(1)));
   const int all_end =
       __reduce_min_sync(~0u, kAlike ? keys.end(0) : min(min(keys.end(0), keys.end(1)), limit));
   // And, beside warps of other rows, where those end that some of them see.
   const int any_end = kRowTiles == 1 ? limit
                       : kAlike       ? all_end
                                      : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
-  auto copy = [&](int step, const KeyPlace &place) {
-    const u32 stage = lane_address(ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes);
+  auto copy = [&](int step, const KeyLocation &location) {
+    const u32 stage =
+        lane_address(stages + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes);
     if (step < end) {
       using From = KeyRows<Rows, kWideHeads<C>>;
       const int present = limit - step * kStepKeys;
-      copy_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kTeamThreads, true>(
-          stage, From(pair.k, gK, lists, place), present, thread, policy, counter);
-      copy_keys<typename S::V, S::kStageKeys, C::kHeadDimV, S::kTeamThreads, false>(
-          stage + S::K::kBytes, From(pair.v, gV, lists, place), present, thread, policy, counter);
+      copy_keys<typename S::K, S::kStageKeys, C::kHeadDimQk, S::kConsumerGroupThreads, true>(
+          stage, From(pair.k, gK, lists, location), present, thread, policy, counter);
+      copy_keys<typename S::V, S::kStageKeys, C::kHeadDimV, S::kConsumerGroupThreads, false>(
+          stage + S::K::kBytes, From(pair.v, gV, lists, location), present, thread, policy,
+          counter);
     }
     copy_async_commit();
   };
   auto find = [&](int step) { return find_key<S::kStageKeys>(keys, lists, step, limit, at.lane); };
 
-  KeyPlace place[kAhead];
+  KeyLocation location[kAhead];
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) place[i] = find(begin + i * S::kAtOnce);
+  for (int i = 0; i < kAhead; ++i) location[i] = find(begin + i * S::kAtOnce);
 #pragma unroll
-  for (int i = 0; i < kAhead; ++i) copy(begin + i * S::kAtOnce, place[i]);
-  KeyPlace next = find(begin + kAhead * S::kAtOnce);
+  for (int i = 0; i < kAhead; ++i) copy(begin + i * S::kAtOnce, location[i]);
+  KeyLocation next = find(begin + kAhead * S::kAtOnce);
   meanwhile();
   if constexpr (S::kQShared) {
     copy_async_wait<kAhead>(); // Q, which all teams have copied
@@ -204,15 +212,15 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
     copy_async_wait<kAhead - 1>();
     if constexpr (S::kPanels) shared_proxy_fence();
     // Everyone's part of the stage has come, and the one before is read.
-    sync_team<S::kTeams, S::kTeamThreads>(at.team);
-    const u32 stage = ring + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
+    sync_consumer_group<S::kConsumerGroups, S::kConsumerGroupThreads>(at.consumer_group);
+    const u32 stage = stages + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
     float s[2 * S::kAtOnce][4]; // [16, keys of the stage]
     auto copy_next = [&] {
       if constexpr (kWideHeads<C>) {
         copy(step + kAhead * S::kAtOnce, next);
         next = find(step + (kAhead + 1) * S::kAtOnce);
       } else {
-        const KeyPlace now = next;
+        const KeyLocation now = next;
         next = find(step + (kAhead + 1) * S::kAtOnce);
         copy(step + kAhead * S::kAtOnce, now);
       }
@@ -251,5 +259,5 @@ NSAI_DEVICE void stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared,
     multiply_stage_pv<C, S>(o, s, stage + S::K::kBytes, keys, rows, end - step, at.lane);
   }
   copy_async_wait<0>();
-  counter.store(gReads);
+  counter.store(gKvReads);
 }

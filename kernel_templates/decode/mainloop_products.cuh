@@ -4,10 +4,10 @@
 // The products of decode/mainloop.cuh: rows of Q, and a stage against them by mma.sync or, of panels, by
 // wgmma.
 #pragma once
-#include "decode/consumer_groups.cuh"
 #include "core/mma.cuh"
-#include "decode/panel_stage.cuh"
 #include "core/softmax.cuh"
+#include "decode/consumer_groups.cuh"
+#include "decode/panel_stage.cuh"
 
 // 16 rows of Q for a warp: A fragments, or where ldmatrix finds them; of panels where all rows lie.
 template <class S> struct Queries {
@@ -30,7 +30,8 @@ template <class C> struct QueryRows {
 };
 
 template <class C, int kSteps>
-NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const QueryRows<C> &rows, int first, int lane) {
+NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const QueryRows<C> &rows, int first,
+                                    int lane) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = first + 8 * half + lane / 4;
@@ -49,21 +50,23 @@ NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const QueryRows<C> &ro
 template <class C, class Q> NSAI_DEVICE void copy_query(u32 sQ, const QueryRows<C> &rows, int i) {
   const int row = i / Q::kChunks, chunk = i % Q::kChunks;
   const bool present = rows.present(row) && chunk * 8 < C::kHeadDimQk;
-  copy_async_16(sQ + Q::offset(row, chunk), present ? rows.at(row) + chunk * 8 : rows.q.data, present);
+  copy_async_16(sQ + Q::offset(row, chunk), present ? rows.at(row) + chunk * 8 : rows.q.data,
+                present);
 }
 
 // The warp's rows of Q. Copies to shared memory are yet on their way: stream_keys() waits for them when it
 // has asked for the first keys. Every thread takes part.
 template <class C, int kRowTiles>
 NSAI_DEVICE Queries<KeyStream<C, kRowTiles>>
-load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C, kRowTiles> &at,
-                 const QueryRows<C> &rows) {
+load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared,
+                 const KeyStream<C, kRowTiles> &at, const QueryRows<C> &rows) {
   using S = KeyStream<C, kRowTiles>;
   using Q = typename S::Q;
   Queries<S> queries = {};
   if constexpr (S::kQShared) {
     const u32 sQ = shared_address(shared.keys);
-    for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads) copy_query<C, Q>(sQ, rows, i);
+    for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads)
+      copy_query<C, Q>(sQ, rows, i);
     copy_async_commit();
     queries.address = S::kPanels ? sQ + at.row_tile / 4 * 64 * kPanelPitch // of the warpgroup
                                  : sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
@@ -75,7 +78,8 @@ load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStre
 
 // S [16, 16 keys] = Q K^T, as the n8 tiles s0 and s1.
 template <class C, class S>
-NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<S> &q, u32 sK, int lane) {
+NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<S> &q, u32 sK,
+                                  int lane) {
   using T = typename S::K;
   const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
 #pragma unroll
@@ -113,8 +117,8 @@ NSAI_DEVICE void multiply_chains_qk(float (&s)[2][4], const Queries<S> &q, u32 s
 #pragma unroll
       for (int n = 0; n < 2; ++n)
         if (first + i < S::kSteps)
-          mma_m16n8k16(typename C::Element(), x[(first + i) % 2][n], q.fragment[first + i], b[i][2 * n],
-                       b[i][2 * n + 1]);
+          mma_m16n8k16(typename C::Element(), x[(first + i) % 2][n], q.fragment[first + i],
+                       b[i][2 * n], b[i][2 * n + 1]);
   }
 #pragma unroll
   for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = x[0][c / 4][c % 4] + x[1][c / 4][c % 4];
@@ -124,7 +128,7 @@ NSAI_DEVICE void multiply_chains_qk(float (&s)[2][4], const Queries<S> &q, u32 s
 template <class C, class T, int kAtOnce, int kO>
 NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32 sV, int lane) {
   const u32 v = sV + T::offset(lane % 16, lane / 16); // keys 0, 8 | columns 0, 8
-  constexpr int kParts = kSplitP<C> ? 2 : 1;
+  constexpr int kTerms = kSplitP<C> ? 2 : 1;
   u32 a[2][4]; // P, and what its rounding left
   softmax_pack<typename C::Element>(a[0], p[0], p[1]);
   if constexpr (kSplitP<C>) softmax_pack_rest<typename C::Element>(a[1], a[0], p[0], p[1]);
@@ -135,33 +139,34 @@ NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32
     for (int i = 0; i < kAtOnce; ++i)
       if (first + 2 * i < kO) ldmatrix_x4_trans(b[i], T::along(v, first + 2 * i));
 #pragma unroll
-    for (int part = 0; part < kParts; ++part)
+    for (int term = 0; term < kTerms; ++term)
 #pragma unroll
       for (int i = 0; i < 2 * kAtOnce; ++i)
         if (first + i < kO)
-          mma_m16n8k16(typename C::Element(), o[first + i], a[part], b[i / 2][i % 2 * 2],
+          mma_m16n8k16(typename C::Element(), o[first + i], a[term], b[i / 2][i % 2 * 2],
                        b[i / 2][i % 2 * 2 + 1]);
   }
 }
 
 // S of a stage; `meanwhile` runs before or while it is computed.
 template <class C, class S, class Meanwhile>
-NSAI_DEVICE void multiply_stage_qk(float (&s)[2 * S::kAtOnce][4], const Queries<S> &queries, u32 sK, int lane,
-                                   Meanwhile meanwhile) {
+NSAI_DEVICE void multiply_stage_qk(float (&s)[2 * S::kAtOnce][4], const Queries<S> &queries, u32 sK,
+                                   int lane, Meanwhile meanwhile) {
   if constexpr (S::kPanels) {
     multiply_panels_qk<C, S::kRows>(s, queries.address, sK, meanwhile);
   } else {
     meanwhile();
 #pragma unroll
     for (int i = 0; i < S::kAtOnce; ++i)
-      multiply_step_qk<C, S>(s[2 * i], s[2 * i + 1], queries, sK + i * kStepKeys * S::K::kPitch, lane);
+      multiply_step_qk<C, S>(s[2 * i], s[2 * i + 1], queries, sK + i * kStepKeys * S::K::kPitch,
+                             lane);
   }
 }
 
 // O += P V of a stage, the first `steps` steps of which are the team's.
 template <class C, class S, class Keys, int kO>
-NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kAtOnce][4], u32 sV, Keys &keys,
-                                   const SoftmaxRows &rows, int steps, int lane) {
+NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kAtOnce][4], u32 sV,
+                                   Keys &keys, const SoftmaxRows &rows, int steps, int lane) {
   if constexpr (S::kPanels) {
     multiply_panels_pv<C>(o, s, sV, [&] { keys.pool_stage(s, rows, steps); });
   } else {
@@ -171,7 +176,8 @@ NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kA
 #pragma unroll
       for (int c = 0; c < 4; ++c) p[0][c] = s[2 * i][c], p[1][c] = s[2 * i + 1][c];
       multiply_step_pv<C, typename S::V, 1>(o, p, sV + i * kStepKeys * S::V::kPitch, lane);
-      if constexpr (S::kAtOnce == 1) keys.pool_stage(p, rows, 1); // while the products are on their way
+      if constexpr (S::kAtOnce == 1)
+        keys.pool_stage(p, rows, 1); // while the products are on their way
     }
     if constexpr (S::kAtOnce > 1) keys.pool_stage(s, rows, steps);
   }

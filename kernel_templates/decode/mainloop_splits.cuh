@@ -4,21 +4,22 @@
 // What teams of decode/mainloop.cuh end with: their results through shared memory, added up, and as a
 // part of a unit's in global memory.
 #pragma once
-#include "decode/consumer_groups.cuh"
 #include "core/softmax.cuh"
+#include "decode/consumer_groups.cuh"
 
 // The teams' results into shared memory. Every thread takes part.
 template <class C, int kRowTiles, int kO>
-NSAI_DEVICE void share_teams(typename KeyStream<C, kRowTiles>::Shared &shared,
-                             const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
-                             const SoftmaxRows &rows) {
+NSAI_DEVICE void share_consumer_groups(typename KeyStream<C, kRowTiles>::Shared &shared,
+                                       const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
+                                       const SoftmaxRows &rows) {
   __syncthreads(); // no team reads the ring any more
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = 16 * at.row_tile + 8 * r + at.lane / 4;
     const float sum = quad_sum(rows.sum[r]);
-    if (at.lane % 4 == 0) shared.stats[at.team][row] = make_float2(rows.reference[r], sum);
-    float *to = &shared.o[at.team][row][at.lane % 4 * 2];
+    if (at.lane % 4 == 0)
+      shared.stats[at.consumer_group][row] = make_float2(rows.reference[r], sum);
+    float *to = &shared.o[at.consumer_group][row][at.lane % 4 * 2];
 #pragma unroll
     for (int j = 0; j < kO; ++j)
       *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
@@ -27,24 +28,24 @@ NSAI_DEVICE void share_teams(typename KeyStream<C, kRowTiles>::Shared &shared,
 }
 
 // All teams' of four columns of a row.
-struct TeamsSum {
+struct ConsumerGroupSum {
   float reference, total;
   float4 o; // relative to `reference`
 };
 
 template <class C, int kRowTiles>
-NSAI_DEVICE TeamsSum add_teams(const typename KeyStream<C, kRowTiles>::Shared &shared, int row,
-                               int column) {
-  constexpr int kTeams = KeyStream<C, kRowTiles>::kTeams;
-  TeamsSum x = { kNoReference, 0.0f, make_float4(0, 0, 0, 0) };
+NSAI_DEVICE ConsumerGroupSum
+add_consumer_groups(const typename KeyStream<C, kRowTiles>::Shared &shared, int row, int column) {
+  constexpr int kConsumerGroups = KeyStream<C, kRowTiles>::kConsumerGroups;
+  ConsumerGroupSum x = { kNoReference, 0.0f, make_float4(0, 0, 0, 0) };
 #pragma unroll
-  for (int team = 0; team < kTeams; ++team)
-    x.reference = fmaxf(x.reference, shared.stats[team][row].x);
+  for (int consumer_group = 0; consumer_group < kConsumerGroups; ++consumer_group)
+    x.reference = fmaxf(x.reference, shared.stats[consumer_group][row].x);
 #pragma unroll
-  for (int team = 0; team < kTeams; ++team) {
-    const float2 stats = shared.stats[team][row];
+  for (int consumer_group = 0; consumer_group < kConsumerGroups; ++consumer_group) {
+    const float2 stats = shared.stats[consumer_group][row];
     const float factor = exp2_approx(stats.x - x.reference);
-    x.o = add_scaled(x.o, factor, *(const float4 *)&shared.o[team][row][column]);
+    x.o = add_scaled(x.o, factor, *(const float4 *)&shared.o[consumer_group][row][column]);
     x.total = fmaf(factor, stats.y, x.total);
   }
   return x;
@@ -52,24 +53,26 @@ NSAI_DEVICE TeamsSum add_teams(const typename KeyStream<C, kRowTiles>::Shared &s
 
 // Adds up the teams' results and stores rows [0, stored) of the CTA's part: row r as row place(r) of all
 // parts, or nowhere, if that is negative. Every thread takes part.
-template <class C, int kRowTiles, int kO, class Place>
-NSAI_DEVICE void store_part(typename KeyStream<C, kRowTiles>::Shared &shared,
-                            const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
-                            const SoftmaxRows &rows, const NsaiDecodeParts &to, int stored, Place place) {
-  share_teams<C, kRowTiles>(shared, at, o, rows);
+template <class C, int kRowTiles, int kO, class RowOf>
+NSAI_DEVICE void store_split(typename KeyStream<C, kRowTiles>::Shared &shared,
+                             const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
+                             const SoftmaxRows &rows, const NsaiDecodeSplits &to, int stored,
+                             RowOf row_of) {
+  share_consumer_groups<C, kRowTiles>(shared, at, o, rows);
   for (int i = threadIdx.x; i < stored * (C::kHeadDimV / 4); i += C::kThreads) {
     const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
-    const long long at_row = place(row);
+    const long long at_row = row_of(row);
     if (at_row < 0) continue;
-    const TeamsSum x = add_teams<C, kRowTiles>(shared, row, column);
+    const ConsumerGroupSum x = add_consumer_groups<C, kRowTiles>(shared, row, column);
     *(float4 *)(to.o + at_row * C::kHeadDimV + column) = x.o;
     if (column == 0) *(float2 *)(to.stats + 2 * at_row) = make_float2(x.reference, x.total);
   }
 }
 
 // The stats of a part without keys.
-template <class Place>
-NSAI_DEVICE void store_no_part(const NsaiDecodeParts &to, int stored, int threads, Place place) {
+template <class RowOf>
+NSAI_DEVICE void store_empty_split(const NsaiDecodeSplits &to, int stored, int threads,
+                                   RowOf row_of) {
   for (int row = threadIdx.x; row < stored; row += threads)
-    if (place(row) >= 0) *(float2 *)(to.stats + 2 * place(row)) = make_float2(kNoReference, 0.0f);
+    if (row_of(row) >= 0) *(float2 *)(to.stats + 2 * row_of(row)) = make_float2(kNoReference, 0.0f);
 }

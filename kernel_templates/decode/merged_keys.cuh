@@ -11,30 +11,31 @@
 //
 // Config: those of decode/work.cuh, kSelectCount (n), kMaxQLen (most new tokens of a sequence).
 #pragma once
-#include "decode/work.cuh"
-#include "decode/raw_keys.cuh"
 #include "core/types.cuh"
+#include "decode/raw_keys.cuh"
+#include "decode/work.cuh"
 
-struct UnionBlock {
+struct MergedBlock {
   int block;
   u32 tokens; // bit i: token i of the tile
 };
 
-template <class C> struct UnionShared {
-  static constexpr int kTokens = Decode<C>::kTileTokens < C::kMaxQLen ? Decode<C>::kTileTokens : C::kMaxQLen;
+template <class C> struct MergedListStorage {
+  static constexpr int kTokens =
+      Decode<C>::kTileTokens < C::kMaxQLen ? Decode<C>::kTileTokens : C::kMaxQLen;
   static constexpr int kCount = C::kSelectCount > 0 ? C::kSelectCount : 1;
   static constexpr int kEntries = kTokens * kCount, kWords = (kCount + 31) / 32;
   static_assert(kTokens <= 32, "a bit of a word for each");
-  UnionBlock blocks[kEntries];
+  MergedBlock blocks[kEntries];
   u32 counted[kTokens][kWords]; // a bit an entry
   int ends[kTokens];            // of the keys that a token sees
 };
 
 template <class C> struct BlocksOfTile : NoPool {
-  static constexpr bool kOwned = UnionShared<C>::kTokens > 1;
+  static constexpr bool kOwned = MergedListStorage<C>::kTokens > 1;
   static constexpr int kOwnedKeys = C::kSelectBlock;
   int limit;
-  const UnionBlock *sBlocks;
+  const MergedBlock *sBlocks;
   int ends[2];     // of the lane's rows
   u32 warp_tokens; // bits of those that there are
   NSAI_DEVICE int index(int i) const {
@@ -52,12 +53,16 @@ template <class C> struct BlocksOfTile : NoPool {
 
 struct FoundBlock {
   int below; // entries of the list
-  bool is_there;
+  bool exists;
 };
 
 // A block in an ascending list, the end of which is -1.
 template <int kCount> NSAI_DEVICE FoundBlock find_block(const int *sList, int block) {
-  constexpr int kTop = kCount > 128 ? 256 : kCount > 64 ? 128 : kCount > 32 ? 64 : kCount > 16 ? 32 : 16;
+  constexpr int kTop = kCount > 128  ? 256
+                       : kCount > 64 ? 128
+                       : kCount > 32 ? 64
+                       : kCount > 16 ? 32
+                                     : 16;
   int below = 0;
 #pragma unroll
   for (int half = kTop; half; half /= 2)
@@ -66,17 +71,18 @@ template <int kCount> NSAI_DEVICE FoundBlock find_block(const int *sList, int bl
 }
 
 // The keys of the first `count` blocks, the last of which may hold tokens behind the tile's last, at `last`.
-template <class C> NSAI_DEVICE int count_keys(const UnionShared<C> &shared, int count, int last) {
+template <class C>
+NSAI_DEVICE int count_keys(const MergedListStorage<C> &shared, int count, int last) {
   return count ? listed_keys<C>(count, shared.blocks[count - 1].block, last) : 0;
 }
 
 // The list of a tile of one token; returns how many blocks it has. Every thread takes part.
-template <class C> NSAI_DEVICE int load_blocks(const int *gList, UnionShared<C> &shared) {
+template <class C> NSAI_DEVICE int load_blocks(const int *gList, MergedListStorage<C> &shared) {
   int count = 0;
   for (int i = 0; i < C::kSelectCount; i += C::kThreads) {
     const int at = i + (int)threadIdx.x;
     const int block = at < C::kSelectCount ? gList[at] : -1;
-    if (at < C::kSelectCount) shared.blocks[at] = UnionBlock{ block, 1 };
+    if (at < C::kSelectCount) shared.blocks[at] = MergedBlock{ block, 1 };
     count += __syncthreads_count(block >= 0);
   }
   return count;
@@ -85,10 +91,11 @@ template <class C> NSAI_DEVICE int load_blocks(const int *gList, UnionShared<C> 
 // The union of a tile's lists, `stride` ints apart, and the ends of its tokens, the first of which is at
 // position `first`; returns how many blocks it has. `sLists` is free again after. Every thread takes part.
 template <class C>
-NSAI_DEVICE int unite_lists(const int *gLists, long long stride, int tokens, int first,
-                            UnionShared<C> &shared, int *sLists) {
-  using U = UnionShared<C>;
-  constexpr int kCount = U::kCount, kTokens = U::kTokens, kEntries = U::kEntries, kWords = U::kWords;
+NSAI_DEVICE int merge_lists(const int *gLists, long long stride, int tokens, int first,
+                            MergedListStorage<C> &shared, int *sLists) {
+  using U = MergedListStorage<C>;
+  constexpr int kCount = U::kCount, kTokens = U::kTokens, kEntries = U::kEntries,
+                kWords = U::kWords;
   for (int i = threadIdx.x; i < kEntries; i += C::kThreads)
     sLists[i] = i / kCount < tokens ? gLists[i / kCount * stride + i % kCount] : -1;
   for (int i = threadIdx.x; i < kTokens * kWords; i += C::kThreads)
@@ -100,7 +107,7 @@ NSAI_DEVICE int unite_lists(const int *gLists, long long stride, int tokens, int
     bool counts = sLists[i] >= 0;
 #pragma unroll 4 // searches of several lists at once
     for (int t = 0; t < kTokens; ++t)
-      counts &= t >= i / kCount || !find_block<kCount>(sLists + t * kCount, sLists[i]).is_there;
+      counts &= t >= i / kCount || !find_block<kCount>(sLists + t * kCount, sLists[i]).exists;
     if (counts) atomicOr(&shared.counted[i / kCount][i % kCount / 32], 1u << i % kCount % 32);
   }
   __syncthreads(); // what counts is known
@@ -108,22 +115,22 @@ NSAI_DEVICE int unite_lists(const int *gLists, long long stride, int tokens, int
   for (int i = threadIdx.x; i < kEntries; i += C::kThreads) {
     const int block = sLists[i], token = i / kCount, entry = i % kCount;
     if (block < 0) continue;
-    int place = 0;
+    int merged_index = 0;
     u32 owners = 0;
 #pragma unroll 4
     for (int t = 0; t < kTokens; ++t) {
       const FoundBlock found = find_block<kCount>(sLists + t * kCount, block);
-      owners |= (u32)found.is_there << t;
+      owners |= (u32)found.exists << t;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
         const int below = min(max(found.below - 32 * w, 0), 32); // entries of the word
-        place += __popc(shared.counted[t][w] & (below < 32 ? (1u << below) - 1 : ~0u));
+        merged_index += __popc(shared.counted[t][w] & (below < 32 ? (1u << below) - 1 : ~0u));
       }
     }
     if (shared.counted[token][entry / 32] >> entry % 32 & 1)
-      shared.blocks[place] = UnionBlock{ block, owners };
+      shared.blocks[merged_index] = MergedBlock{ block, owners };
     if (entry + 1 == kCount || sLists[i + 1] < 0)
-      shared.ends[token] = listed_keys<C>(place + 1, block, first + token);
+      shared.ends[token] = listed_keys<C>(merged_index + 1, block, first + token);
   }
   __syncthreads(); // the blocks and ends are there
 
@@ -137,9 +144,9 @@ NSAI_DEVICE int unite_lists(const int *gLists, long long stride, int tokens, int
 // What a tile's tokens attend to; `gLists`: the list of its first token and the group. Every thread takes
 // part.
 template <class C>
-NSAI_DEVICE BlocksOfTile<C> unite_blocks(const DecodeTile &tile, int tokens, const int *gLists,
-                                         long long stride, UnionShared<C> &shared, int *sLists, int row_tile,
-                                         int lane) {
+NSAI_DEVICE BlocksOfTile<C> merge_blocks(const DecodeTile &tile, int tokens, const int *gLists,
+                                         long long stride, MergedListStorage<C> &shared,
+                                         int *sLists, int row_tile, int lane) {
   const int first = tile.seq.position(tile.first_query);
   BlocksOfTile<C> keys;
   keys.sBlocks = shared.blocks;
@@ -147,7 +154,7 @@ NSAI_DEVICE BlocksOfTile<C> unite_blocks(const DecodeTile &tile, int tokens, con
     keys.limit = count_keys<C>(shared, load_blocks<C>(gLists, shared), first);
     keys.ends[0] = keys.ends[1] = keys.limit;
   } else {
-    const int count = unite_lists<C>(gLists, stride, tokens, first, shared, sLists);
+    const int count = merge_lists<C>(gLists, stride, tokens, first, shared, sLists);
     keys.limit = count_keys<C>(shared, count, first + tokens - 1);
     u32 present = 0;
 #pragma unroll

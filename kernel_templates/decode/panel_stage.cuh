@@ -26,8 +26,8 @@ NSAI_DEVICE void multiply_panels_qk(float (&s)[kN][4], u32 sQ, u32 sK, Meanwhile
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < padded_dim(C::kHeadDimQk) / 16; ++step)
-    wgmma_qk<typename C::Element, kKeys>(s[0], q + wgmma_k_step<kRows>(step), k + wgmma_k_step<kKeys>(step),
-                                         step > 0);
+    wgmma_qk<typename C::Element, kKeys>(s[0], q + wgmma_k_step<kRows>(step),
+                                         k + wgmma_k_step<kKeys>(step), step > 0);
   wgmma_commit();
   meanwhile();
   wgmma_wait<0>();
@@ -35,7 +35,8 @@ NSAI_DEVICE void multiply_panels_qk(float (&s)[kN][4], u32 sQ, u32 sK, Meanwhile
 }
 
 template <class C, int kN, int kO, class Meanwhile>
-NSAI_DEVICE void multiply_panels_pv(float (&o)[kO][4], const float (&p)[kN][4], u32 sV, Meanwhile meanwhile) {
+NSAI_DEVICE void multiply_panels_pv(float (&o)[kO][4], const float (&p)[kN][4], u32 sV,
+                                    Meanwhile meanwhile) {
   constexpr int kKeys = 8 * kN, kColumns = 8 * kO;
   using Element = typename C::Element;
   const u64 v = wgmma_mn_major<kKeys>(sV);
@@ -49,7 +50,8 @@ NSAI_DEVICE void multiply_panels_pv(float (&o)[kO][4], const float (&p)[kN][4], 
 #pragma unroll
   for (int i = 0; i < kN / 2; ++i) {
     wgmma_pv<Element, kColumns, kKeys>(o[0], a[i], v + wgmma_mn_step(i), 1);
-    if constexpr (kSplitP<C>) wgmma_pv<Element, kColumns, kKeys>(o[0], rest[i], v + wgmma_mn_step(i), 1);
+    if constexpr (kSplitP<C>)
+      wgmma_pv<Element, kColumns, kKeys>(o[0], rest[i], v + wgmma_mn_step(i), 1);
   }
   wgmma_commit();
   meanwhile();

@@ -23,31 +23,32 @@
 // Bound  by memory: 2 (Dk + Dv) bytes a key.
 //
 // Config: those of decode/pipelined/pipeline.cuh, decode/pipelined/weights.cuh and decode/pipelined/reduce.cuh, kWindow (w),
-// kBothBlocks (selection blocks that are window and chosen), kMostBlocks (selection blocks of a block of
+// kWindowSelectedBlocks (selection blocks that are window and chosen), kMostBlocks (selection blocks of a block of
 // threads), kKvHeads, kThreads, kMinBlocks, kSharedBytes.
 #pragma once
 #include "core/barrier.cuh"
-#include "data/cache_rows.cuh"
 #include "core/cluster.cuh"
+#include "core/launch.cuh"
+#include "core/wgmma.cuh"
+#include "data/cache_rows.cuh"
 #include "decode/cluster/ranges.cuh"
-#include "decode/work.cuh"
 #include "decode/compressed_scan.cuh"
 #include "decode/pipelined/branches.cuh"
 #include "decode/pipelined/shared.cuh"
-#include "core/launch.cuh"
+#include "decode/work.cuh"
 #include "params/kv_cache.h"
-#include "core/wgmma.cuh"
 
 // What a warp does: its scan; the window until all warps have scanned, and to its end; what is window and
 // chosen; the other chosen blocks.
-enum { kScan, kUntilScanned, kRestOfWindow, kBoth, kChosen, kFlowRounds };
+enum { kScan, kUntilScanned, kRestOfWindow, kWindowSelected, kChosen, kRounds };
 
 // Of a thread; the launch gives all of them 128. (NVRTC 13.0, D 128: consumers take 190.)
 constexpr int kProducerRegisters = 64, kConsumerRegisters = 192;
-static_assert(Config::kThreads == 64 * Config::kWarps && Config::kWarps % 4 == 0, "whole warpgroups of both");
-static_assert(Config::kBothBlocks == 0 ||
-                  (Config::kBothBlocks == Config::kSelectLocal && Config::kRing == 0 &&
-                   Config::kBothBlocks * Config::kSelectBlock <= Config::kWindow),
+static_assert(Config::kThreads == 64 * Config::kWarps && Config::kWarps % 4 == 0,
+              "whole warpgroups of both");
+static_assert(Config::kWindowSelectedBlocks == 0 ||
+                  (Config::kWindowSelectedBlocks == Config::kSelectLocal && Config::kRing == 0 &&
+                   Config::kWindowSelectedBlocks * Config::kSelectBlock <= Config::kWindow),
               "blocks that are always chosen, all of them in the window");
 
 // ---- begin
@@ -68,10 +69,12 @@ template <class C> NSAI_DEVICE void prefetch_list(const NsaiDecode &p, int s, in
 }
 
 // One thread. What is not sent, because nothing is searched, nobody waits for.
-template <class C> NSAI_DEVICE void init_barriers(SharedPlan &shared, int rank) {
+template <class C> NSAI_DEVICE void init_barriers(SharedStorage &shared, int rank) {
   const u32 address = shared_address(shared.barriers);
   for (int i = 0; i < kBarriers; ++i)
-    barrier_init(address + 8 * i, i == kAdded || i == kList ? 32 : i <= kAttended ? 32 * C::kWarps : 1);
+    barrier_init(address + 8 * i, i == kAdded || i == kList ? 32
+                                  : i <= kAttended          ? 32 * C::kWarps
+                                                            : 1);
   barrier_init_fence();
   if constexpr (C::kCluster > 1) {
     barrier_arrive_expecting(address + 8 * kCandidates, sizeof shared.candidates);
@@ -83,38 +86,42 @@ template <class C> NSAI_DEVICE void init_barriers(SharedPlan &shared, int rank) 
 }
 
 template <class C>
-NSAI_DEVICE FlowSteps<C> find_steps(const NsaiDecode &p, const SharedPlan &shared, const FlowUnit &at,
-                                    const ClusterStretch &stretch) {
-  constexpr int kQuantumSteps = Decode<C>::kQuantum / kStepKeys;
+NSAI_DEVICE PipelinedSteps<C> find_steps(const NsaiDecode &p, const SharedStorage &shared,
+                                         const PipelinedWorkItem &at,
+                                         const ClusterBlockRange &block_range) {
+  constexpr int kGranuleSteps = Decode<C>::kSplitGranularity / kStepKeys;
   const bool windows = C::kWindow > 0 && p.branches >> kWindow & 1;
   const int slot = at.rank + C::kCluster * at.warp;
   const int first = max(at.seen - C::kWindow, 0);
-  const int both_first = max(at.candidates - at.both, 0) * C::kSelectBlock;
-  const int both = at.both ? at.seen - both_first : 0;
-  const FlowShare<C> window(windows ? at.seen - first - both : 0, both, slot, at.scans);
-  const int scanned = (stretch.end - stretch.begin) * kQuantumSteps;
-  return FlowSteps<C>{ p,
-                       at.group,
-                       find_rows<C::kPageSize>(p.batch, at.token.s, 0),
-                       C::kRing > 0 ? find_rows<0>(p.batch, at.token.s, 0).row : 0,
-                       stretch.begin * kQuantumSteps,
-                       scanned,
-                       visible_entries<C>(at.token.position),
-                       window,
-                       first,
-                       both_first,
-                       FlowChosen<C>(slot),
-                       shared.list,
-                       scanned + window.count + window.both_count };
+  const int window_selected_first = max(at.candidates - at.window_selected, 0) * C::kSelectBlock;
+  const int window_selected = at.window_selected ? at.seen - window_selected_first : 0;
+  const PipelinedWindow<C> window(windows ? at.seen - first - window_selected : 0, window_selected,
+                                  slot, at.scans);
+  const int scanned = (block_range.end - block_range.begin) * kGranuleSteps;
+  return PipelinedSteps<C>{ p,
+                            at.group,
+                            find_rows<C::kPageSize>(p.batch, at.token.s, 0),
+                            C::kRing > 0 ? find_rows<0>(p.batch, at.token.s, 0).row : 0,
+                            block_range.begin * kGranuleSteps,
+                            scanned,
+                            visible_entries<C>(at.token.position),
+                            window,
+                            first,
+                            window_selected_first,
+                            PipelinedChosen<C>(slot),
+                            shared.list,
+                            scanned + window.count + window.window_selected_count };
 }
 
 template <class C>
-NSAI_DEVICE ScanKeys<C> find_scan_keys(SharedPlan &shared, const FlowUnit &at, const ClusterStretch &stretch,
-                                       int visible, float *pooled) {
+NSAI_DEVICE ScanKeys<C> find_scan_keys(SharedStorage &shared, const PipelinedWorkItem &at,
+                                       const ClusterBlockRange &block_range, int visible,
+                                       float *pooled) {
   ScanKeys<C> keys = {};
   keys.ends[0] = keys.ends[1] = visible;
   keys.pools = at.searches;
-  keys.begin_pool(&shared.desk[at.warp].pool[0][0], find_run_pooled<C>(pooled, stretch));
+  keys.begin_pool(&shared.exchange_buffer[at.warp].pool[0][0],
+                  find_run_pooled<C>(pooled, block_range));
   return keys;
 }
 
@@ -123,10 +130,11 @@ NSAI_DEVICE ScanKeys<C> find_scan_keys(SharedPlan &shared, const FlowUnit &at, c
 // A branch of place i over all blocks of the cluster; false: the place is another block's, which has been
 // sent its part.
 template <class C>
-NSAI_DEVICE bool exchange(SharedPlan &shared, const FlowUnit &at, int sum, int b, int i, FlowSum &x) {
+NSAI_DEVICE bool exchange(SharedStorage &shared, const PipelinedWorkItem &at, int sum, int b, int i,
+                          PipelinedSum &x) {
   if constexpr (C::kCluster > 1) {
     const u32 barrier = shared_address(&shared.barriers[sum]);
-    if (i / Places::kSlice != at.rank) {
+    if (i / OutputVectors::kSlice != at.rank) {
       send_sum<C>(shared.received, barrier, at.rank, i, b, x);
       return false;
     }
@@ -138,38 +146,46 @@ NSAI_DEVICE bool exchange(SharedPlan &shared, const FlowUnit &at, int sum, int b
 
 // The producers', when all is copied: the sum of the other branches, in place of O of the scans.
 template <class C>
-NSAI_DEVICE void settle(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at) {
+NSAI_DEVICE void reduce_branches(const NsaiDecode &p, SharedStorage &shared,
+                                 const PipelinedWorkItem &at) {
   barrier_wait(shared_address(&shared.barriers[kAttended]), 0);
 #pragma unroll 1
-  for (int i = threadIdx.x - 32 * C::kWarps; i < Places::kPlaces; i += 32 * C::kWarps) {
-    const int place = Places::turned(i, at.rank);
-    const int row = place / Places::kRowPlaces, column = place % Places::kRowPlaces * 4;
-    float4 *sum = (float4 *)(&shared.desk[0].o[0][0] + row * Places::kPitch + column);
-    FlowSum scanned = { make_float2(kNoReference, 0.0f), make_float4(0, 0, 0, 0) };
-    if (at.scans) scanned = FlowSum{ shared.scan_stats[at.rank][row], *sum };
-    FlowSum attended = add_warps<C>(&shared.desk[0].o[0][0], kDeskFloats, shared.stats[kWindow],
-                                    at.has_window(0) ? 0 : 1, place);
-    const bool own = exchange<C>(shared, at, kSlices, kCompressed, place, scanned);
-    if (!(exchange<C>(shared, at, kSlices, kWindow, place, attended) && own)) continue;
+  for (int i = threadIdx.x - 32 * C::kWarps; i < OutputVectors::kVectors; i += 32 * C::kWarps) {
+    const int vector = OutputVectors::rotated(i, at.rank);
+    const int row = vector / OutputVectors::kRowVectors,
+              column = vector % OutputVectors::kRowVectors * 4;
+    float4 *sum =
+        (float4 *)(&shared.exchange_buffer[0].o[0][0] + row * OutputVectors::kPitch + column);
+    PipelinedSum scanned = { make_float2(kNoReference, 0.0f), make_float4(0, 0, 0, 0) };
+    if (at.scans) scanned = PipelinedSum{ shared.scan_stats[at.rank][row], *sum };
+    PipelinedSum attended = add_warps<C>(&shared.exchange_buffer[0].o[0][0], kExchangeFloats,
+                                         shared.stats[kWindow], at.has_window(0) ? 0 : 1, vector);
+    const bool own = exchange<C>(shared, at, kSlices, kCompressed, vector, scanned);
+    if (!(exchange<C>(shared, at, kSlices, kWindow, vector, attended) && own)) continue;
     float4 x = make_float4(0, 0, 0, 0);
-    x = store_branch<C>(p, at.row, at.group, place, kCompressed, scanned, shared.gates, x);
-    *sum = store_branch<C>(p, at.row, at.group, place, kWindow, attended, shared.gates, x);
+    x = store_branch<C>(p, at.row, at.group, vector, kCompressed, scanned, shared.gates, x);
+    *sum = store_branch<C>(p, at.row, at.group, vector, kWindow, attended, shared.gates, x);
   }
 }
 
 // O of the chosen blocks onto it.
 template <class C>
-NSAI_DEVICE void gather(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at) {
+NSAI_DEVICE void reduce_selected(const NsaiDecode &p, SharedStorage &shared,
+                                 const PipelinedWorkItem &at) {
   __syncthreads(); // O of all warps is there
-#pragma unroll 1 // instructions that run once come late
-  for (int i = threadIdx.x; i < Places::kPlaces; i += C::kThreads) {
-    const int place = Places::turned(i, at.rank);
-    FlowSum x = add_warps<C>((const float *)shared.ring, kRingFloats, shared.stats[kSelected], 0, place);
-    if (!exchange<C>(shared, at, kLastSlices, kSelected, place, x)) continue;
-    const int row = place / Places::kRowPlaces, column = place % Places::kRowPlaces * 4;
-    const float4 sum = *(const float4 *)(&shared.desk[0].o[0][0] + row * Places::kPitch + column);
-    store_four<C>(find_row(p.out[0].o, OutputRow{ at.row, at.group * C::kGroup + row, true }) + column,
-                  store_branch<C>(p, at.row, at.group, place, kSelected, x, shared.gates, sum));
+#pragma unroll 1   // instructions that run once come late
+  for (int i = threadIdx.x; i < OutputVectors::kVectors; i += C::kThreads) {
+    const int vector = OutputVectors::rotated(i, at.rank);
+    PipelinedSum x = add_warps<C>((const float *)shared.kv_stages, kStagesFloats,
+                                  shared.stats[kSelected], 0, vector);
+    if (!exchange<C>(shared, at, kLastSlices, kSelected, vector, x)) continue;
+    const int row = vector / OutputVectors::kRowVectors,
+              column = vector % OutputVectors::kRowVectors * 4;
+    const float4 sum = *(const float4 *)(&shared.exchange_buffer[0].o[0][0] +
+                                         row * OutputVectors::kPitch + column);
+    store_four<C>(find_row(p.out[0].o, OutputRow{ at.row, at.group * C::kGroup + row, true }) +
+                      column,
+                  store_branch<C>(p, at.row, at.group, vector, kSelected, x, shared.gates, sum));
   }
 }
 
@@ -177,80 +193,91 @@ NSAI_DEVICE void gather(const NsaiDecode &p, SharedPlan &shared, const FlowUnit 
 
 // The producer's: every step's keys into the ring.
 template <class C>
-NSAI_DEVICE void produce(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at, FlowSteps<C> &steps,
-                         const FlowRow &ahead) {
-  fill_ring<C>(steps, ahead, FlowPlace<C>(shared.ring[at.warp], shared.stages[at.warp]), at.lane,
-               [&](FlowSteps<C> &all) {
-                 if (at.scans && at.warp == 0) {
-                   barrier_wait(shared_address(&shared.barriers[kScanned]), 0);
-                   add_scans<C>(shared, at);
-                   barrier_arrive(shared_address(&shared.barriers[kAdded]));
-                 }
-                 if (!at.selects || !(p.branches >> kSelected & 1)) return;
-                 barrier_wait(shared_address(&shared.barriers[kList]), 0);
-                 all.chosen = find_chosen<C>(shared.list, at, all.window.steps());
-                 all.known = all.all();
-               });
-  settle<C>(p, shared, at);
+NSAI_DEVICE void produce(const NsaiDecode &p, SharedStorage &shared, const PipelinedWorkItem &at,
+                         PipelinedSteps<C> &steps, const PipelinedRow &ahead) {
+  fill_stages<C>(steps, ahead,
+                 PipelinedStages<C>(shared.kv_stages[at.warp], shared.stage_barriers[at.warp]),
+                 at.lane, [&](PipelinedSteps<C> &all) {
+                   if (at.scans && at.warp == 0) {
+                     barrier_wait(shared_address(&shared.barriers[kScanned]), 0);
+                     add_scans<C>(shared, at);
+                     barrier_arrive(shared_address(&shared.barriers[kAdded]));
+                   }
+                   if (!at.selects || !(p.branches >> kSelected & 1)) return;
+                   barrier_wait(shared_address(&shared.barriers[kList]), 0);
+                   all.chosen = find_chosen<C>(shared.list, at, all.window.steps());
+                   all.known = all.all();
+                 });
+  reduce_branches<C>(p, shared, at);
 }
 
 // What round kChosen attends to.
 template <class C>
-NSAI_DEVICE FlowPart find_chosen_part(const SharedPlan &shared, const FlowUnit &at) {
-  const FlowPart &window = shared.parts[at.warp][kWindowPart], &both = shared.parts[at.warp][kBothPart];
-  const int windows = ceil_div(window.keys, kStepKeys) + ceil_div(both.keys, kStepKeys);
-  const FlowChosen<C> chosen = find_chosen<C>(shared.list, at, recomputed(windows)); // no uniform registers
-  const int end = both.end + chosen.count;
-  return FlowPart{ end, chosen.keys, FlowMask{ end - 1, chosen.step(chosen.count - 1) } };
+NSAI_DEVICE PipelinedSegment find_chosen_segment(const SharedStorage &shared,
+                                                 const PipelinedWorkItem &at) {
+  const PipelinedSegment &window = shared.segments[at.warp][kWindowSegment],
+                         &window_selected = shared.segments[at.warp][kWindowSelectedSegment];
+  const int windows = ceil_div(window.keys, kStepKeys) + ceil_div(window_selected.keys, kStepKeys);
+  const PipelinedChosen<C> chosen =
+      find_chosen<C>(shared.list, at, recomputed(windows)); // no uniform registers
+  const int end = window_selected.end + chosen.count;
+  return PipelinedSegment{ end, chosen.keys,
+                           PipelinedMask{ end - 1, chosen.step(chosen.count - 1) } };
 }
 
 // The consumer's: O and stats of every branch, and the list.
 template <class C>
-NSAI_DEVICE void consume(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
-                         const ClusterStretch &stretch, const FlowSteps<C> &steps) {
+NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const PipelinedWorkItem &at,
+                         const ClusterBlockRange &block_range, const PipelinedSteps<C> &steps) {
   const u32 barriers = shared_address(shared.barriers);
-  FlowPart *parts = shared.parts[at.warp];
+  PipelinedSegment *segments = shared.segments[at.warp];
   if (at.lane == 0) {
-    parts[kScanPart] = steps.part(steps.scanned, steps.visible);
-    parts[kWindowPart] = steps.part(steps.window_end(), steps.window.keys);
-    parts[kBothPart] = steps.part(steps.both_end(), steps.window.both);
+    segments[kScanSegment] = steps.segment(steps.scanned, steps.visible);
+    segments[kWindowSegment] = steps.segment(steps.window_end(), steps.window.keys);
+    segments[kWindowSelectedSegment] =
+        steps.segment(steps.window_selected_end(), steps.window.window_selected);
   }
   __syncwarp(); // they are there
   const u32 gate = load_gate_of<C>(p, at.row, at.group);
-  Queries<Ring> queries; // [16, Dk]
+  Queries<Tiles> queries; // [16, Dk]
   load_row_fragments<C>(queries.fragment, QueryRows<C>{ p.q, at.row, 1, at.group }, 0, at.lane);
   keep_gate(shared.gates, gate);
   float *kept = &shared.pooled[0][0];
-  ScanKeys<C> keys =
-      find_scan_keys<C>(shared, at, stretch, steps.visible, find_pooled<C>(p, kept, at.unit, stretch));
-  const FlowPlace<C> place(shared.ring[at.warp], shared.stages[at.warp]);
-  float o[Ring::kO][4] = {}; // [16, Dv]
+  ScanKeys<C> keys = find_scan_keys<C>(shared, at, block_range, steps.visible,
+                                       find_pooled<C>(p, kept, at.work_item, block_range));
+  const PipelinedStages<C> pipeline(shared.kv_stages[at.warp], shared.stage_barriers[at.warp]);
+  float o[Tiles::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
   int done = 0; // steps
 #pragma unroll 1
-  for (int round = kScan; round < kFlowRounds; ++round) {
+  for (int round = kScan; round < kRounds; ++round) {
     if (round == kUntilScanned && !at.scans) continue;
-    FlowPart part = parts[round == kScan ? kScanPart : round <= kRestOfWindow ? kWindowPart : kBothPart];
+    PipelinedSegment segment = segments[round == kScan           ? kScanSegment
+                                        : round <= kRestOfWindow ? kWindowSegment
+                                                                 : kWindowSelectedSegment];
     if (round == kChosen && at.selects) {
       barrier_wait(barriers + 8 * kList, 0);
-      if (p.branches >> kSelected & 1) part = find_chosen_part<C>(shared, at);
+      if (p.branches >> kSelected & 1) segment = find_chosen_segment<C>(shared, at);
     }
-    keys.ends[0] = keys.ends[1] = part.keys;
+    keys.ends[0] = keys.ends[1] = segment.keys;
     const int before = done;
-    run_flow<C>(part.mask, keys, place, done, part.end, round == kUntilScanned ? barriers + 8 * kScanned : 0,
-                queries, o, rows, p.scale_log2, at.lane);
+    run_steps<C>(segment.mask, keys, pipeline, done, segment.end,
+                 round == kUntilScanned ? barriers + 8 * kScanned : 0, queries, o, rows,
+                 p.scale_log2, at.lane);
     if (round == kUntilScanned) {
       barrier_wait(barriers + 8 * kScanned, 0);
-      const ClusterStretch again =
-          find_stretch<C>(find_cluster_runs<C>(recomputed(parts[kScanPart].keys)), at.rank, at.warp);
-      if constexpr (kFreeBlocks<C> > 0)
-        if (at.searches) weigh_blocks<C>(shared, at, again, find_pooled<C>(p, kept, at.unit, again));
+      const ClusterBlockRange again =
+          find_block_range<C>(find_cluster_runs<C>(recomputed(segments[kScanSegment].keys)),
+                              at.rank, at.warp);
+      if constexpr (kFreeBlocks < C >> 0)
+        if (at.searches)
+          weigh_blocks<C>(shared, at, again, find_pooled<C>(p, kept, at.work_item, again));
       if constexpr (C::kSelectCount > 0)
         if (at.selects && at.warp == 0) find_list<C>(p, shared, at, again);
       continue;
     }
     if (round == kRestOfWindow && at.scans) barrier_wait(barriers + 8 * kAdded, 0);
-    if (round == kBoth) {
+    if (round == kWindowSelected) {
       if (done > before) add_to_window<C>(shared, at, o, rows);
       barrier_arrive(barriers + 8 * kAttended);
       continue;
@@ -268,16 +295,17 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedPlan &shared, const FlowUnit
 
 template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+  SharedStorage &shared = *(SharedStorage *)shared_bytes;
 
   // ---- coordinates ----
   const int warp = warp_uniform(threadIdx.x / 32);
-  FlowUnit at;
+  PipelinedWorkItem at;
   at.lane = threadIdx.x % 32, at.warp = warp % C::kWarps, at.rank = cluster_rank();
-  at.unit = blockIdx.x / C::kCluster, at.row = at.unit / C::kKvHeads, at.group = at.unit % C::kKvHeads;
+  at.work_item = blockIdx.x / C::kCluster, at.row = at.work_item / C::kKvHeads,
+  at.group = at.work_item % C::kKvHeads;
   if (threadIdx.x == 0) init_barriers<C>(shared, at.rank);
-  if (warp < C::kWarps && at.lane < FlowPlace<C>::kBarriers)
-    barrier_init(shared_address(&shared.stages[warp][at.lane]), 32);
+  if (warp < C::kWarps && at.lane < PipelinedStages<C>::kBarriers)
+    barrier_init(shared_address(&shared.stage_barriers[warp][at.lane]), 32);
   barrier_init_fence();
   begin_kernel();
   const int s = find_cached_sequence(p.batch, at.row);
@@ -290,13 +318,15 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   at.candidates = candidate_count<C>(at.token.position);
   at.selects = C::kSelectCount > 0 && p.idx;
   constexpr int kWindowChosen = 1 << kSelected | 1 << kWindow;
-  at.both = at.selects && (p.branches & kWindowChosen) == kWindowChosen ? C::kBothBlocks : 0;
+  at.window_selected =
+      at.selects && (p.branches & kWindowChosen) == kWindowChosen ? C::kWindowSelectedBlocks : 0;
   at.searches = at.selects && kFreeBlocks<C> > 0 && at.candidates > C::kSelectCount;
-  const ClusterRuns runs = find_cluster_runs<C>(at.scans ? visible_entries<C>(at.token.position) : 0);
-  const ClusterStretch stretch = find_stretch<C>(runs, at.rank, at.warp);
-  FlowSteps<C> steps = find_steps<C>(p, shared, at, stretch);
-  const FlowRow ahead = warp >= C::kWarps ? steps.row(0, at.lane) : FlowRow{ 0, 0 };
-  __syncthreads(); // the barriers are there
+  const ClusterRuns runs =
+      find_cluster_runs<C>(at.scans ? visible_entries<C>(at.token.position) : 0);
+  const ClusterBlockRange block_range = find_block_range<C>(runs, at.rank, at.warp);
+  PipelinedSteps<C> steps = find_steps<C>(p, shared, at, block_range);
+  const PipelinedRow ahead = warp >= C::kWarps ? steps.row(0, at.lane) : PipelinedRow{ 0, 0 };
+  __syncthreads();                                 // the barriers are there
   if constexpr (C::kCluster > 1) cluster_arrive(); // this block has begun
 
   // ---- producers and consumers ----
@@ -305,9 +335,9 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
     produce<C>(p, shared, at, steps, ahead);
   } else {
     registers_raise<kConsumerRegisters>();
-    consume<C>(p, shared, at, stretch, steps);
+    consume<C>(p, shared, at, block_range, steps);
   }
-  gather<C>(p, shared, at);
+  reduce_selected<C>(p, shared, at);
 }
 
 extern "C" __global__ void __cluster_dims__(Config::kCluster, 1, 1)

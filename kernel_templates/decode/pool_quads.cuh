@@ -10,14 +10,14 @@
 //
 // Config: those of decode/work.cuh.
 #pragma once
-#include "decode/work.cuh"
 #include "core/softmax.cuh"
 #include "core/types.cuh"
+#include "decode/work.cuh"
 
 template <class C> constexpr bool kPoolsQuads = Decode<C>::kRatio == 4 && Decode<C>::kOverlap <= 2;
 
 template <class C> struct QuadPool {
-  static constexpr bool kSpills = Decode<C>::kOverlap == 2;
+  static constexpr bool kCarries = Decode<C>::kOverlap == 2;
   float *gPooled;  // [blocks from the lane's of the stage on, 16], the lane's row
   float before[2]; // log2 of p[-1] of both rows, in the last of a row's lanes
 
@@ -28,38 +28,42 @@ template <class C> struct QuadPool {
   }
 
   // A stage, the first `steps` steps of which are of the run.
-  template <int kN> NSAI_DEVICE void pool(const float (&p)[kN][4], const SoftmaxRows &rows, int steps) {
+  template <int kN>
+  NSAI_DEVICE void pool(const float (&p)[kN][4], const SoftmaxRows &rows, int steps) {
     const int lane = threadIdx.x % 32;
     const bool odd = lane % 2, last = lane % 4 == 3;
     const float reference = odd ? rows.reference[1] : rows.reference[0];
     float behind[2]; // the last key of the tile before
 #pragma unroll
-    for (int r = 0; r < 2; ++r) behind[r] = kSpills ? exp2_approx(before[r] - rows.reference[r]) : 0.0f;
+    for (int r = 0; r < 2; ++r)
+      behind[r] = kCarries ? exp2_approx(before[r] - rows.reference[r]) : 0.0f;
 #pragma unroll
     for (int j = 0; j < kN; ++j) {
       if (j / 2 >= steps) break;
-      float own[2];
+      float block_sum[2];
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const float first = p[j][2 * r], second = p[j][2 * r + 1];
-        own[r] = first + second;
-        if constexpr (kSpills) {
-          const float left = __shfl_sync(~0u, last ? behind[r] : second, (lane & 28) | ((lane + 3) & 3));
-          own[r] = fmaf(2.0f, own[r], odd ? -second : left);
+        block_sum[r] = first + second;
+        if constexpr (kCarries) {
+          const float left =
+              __shfl_sync(~0u, last ? behind[r] : second, (lane & 28) | ((lane + 3) & 3));
+          block_sum[r] = fmaf(2.0f, block_sum[r], odd ? -second : left);
           behind[r] = second;
         }
       }
-      const float sum = (odd ? own[1] : own[0]) + __shfl_xor_sync(~0u, odd ? own[0] : own[1], 1);
+      const float sum = (odd ? block_sum[1] : block_sum[0]) +
+                        __shfl_xor_sync(~0u, odd ? block_sum[0] : block_sum[1], 1);
       store_by(gPooled + 2 * j * kPoolRows, reference + log2_approx(sum), l2_keeping());
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      if (kSpills) before[r] = rows.reference[r] + log2_approx(behind[r]);
+      if (kCarries) before[r] = rows.reference[r] + log2_approx(behind[r]);
     gPooled += kN * 2 * kPoolRows;
   }
 
   // What is left of the run for the block behind it, to row 0 of the warp's.
-  NSAI_DEVICE void store_spill(float *gSpill, int lane) const {
-    if (lane % 4 == 3) gSpill[lane / 4] = before[0], gSpill[lane / 4 + 8] = before[1];
+  NSAI_DEVICE void store_carry(float *gCarry, int lane) const {
+    if (lane % 4 == 3) gCarry[lane / 4] = before[0], gCarry[lane / 4 + 8] = before[1];
   }
 };

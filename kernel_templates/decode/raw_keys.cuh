@@ -6,13 +6,14 @@
 //
 // Config: those of decode/work.cuh, kWindow (w).
 #pragma once
-#include "decode/work.cuh"
 #include "core/softmax.cuh"
 #include "core/types.cuh"
+#include "decode/work.cuh"
 
 struct NoPool { // of a branch without importance
   static constexpr bool kPools = false;
-  template <int kN> NSAI_DEVICE void pool_stage(const float (&)[kN][4], const SoftmaxRows &, int) const {}
+  template <int kN>
+  NSAI_DEVICE void pool_stage(const float (&)[kN][4], const SoftmaxRows &, int) const {}
 };
 
 struct EveryKey : NoPool { // of the branch is seen by every head
@@ -42,8 +43,12 @@ template <class C> struct WindowsOfTile : NoPool {
     }
   }
   NSAI_DEVICE int index(int i) const { return base + i; }
-  NSAI_DEVICE int begin(int r) const { return Decode<C>::kTileTokens == 1 ? 0 : begins[Decode<C>::half(r)]; }
-  NSAI_DEVICE int end(int r) const { return Decode<C>::kTileTokens == 1 ? limit : ends[Decode<C>::half(r)]; }
+  NSAI_DEVICE int begin(int r) const {
+    return Decode<C>::kTileTokens == 1 ? 0 : begins[Decode<C>::half(r)];
+  }
+  NSAI_DEVICE int end(int r) const {
+    return Decode<C>::kTileTokens == 1 ? limit : ends[Decode<C>::half(r)];
+  }
 };
 
 struct BlocksOfToken : EveryKey {

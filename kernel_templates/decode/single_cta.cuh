@@ -20,16 +20,16 @@
 // Config: those of decode/compressed_scan.cuh and decode/topn_token.cuh, kWindow (w), kRing (the window's
 // pair lies in rings), kGate, kMinBlocks, kSharedBytes.
 #pragma once
-#include "data/cache_rows.cuh"
-#include "decode/work.cuh"
-#include "decode/raw_keys.cuh"
-#include "decode/compressed_scan.cuh"
-#include "decode/topn_token.cuh"
-#include "decode/merged_keys.cuh"
 #include "core/epilogue.cuh"
+#include "core/launch.cuh"
+#include "data/cache_rows.cuh"
+#include "decode/compressed_scan.cuh"
 #include "decode/mainloop.cuh"
 #include "decode/mainloop_splits.cuh"
-#include "core/launch.cuh"
+#include "decode/merged_keys.cuh"
+#include "decode/raw_keys.cuh"
+#include "decode/topn_token.cuh"
+#include "decode/work.cuh"
 #include "params/kv_cache.h"
 
 constexpr int kTokenTiles = (Config::kGroupPadded + 15) / 16;
@@ -37,14 +37,10 @@ constexpr int kListed = Config::kSelectCount > 0 ? Config::kSelectCount : 1;
 template <class C> using TokenStream = KeyStream<C, kTokenTiles>;
 
 struct NoSearch {};
-template <class C, bool kSearches> struct SearchShared {
-  using type = SelectShared<C>;
-};
-template <class C> struct SearchShared<C, false> {
-  using type = NoSearch;
-};
+template <class C, bool kSearches> struct SearchShared { using type = SelectShared<C>; };
+template <class C> struct SearchShared<C, false> { using type = NoSearch; };
 
-struct SharedPlan {
+struct SharedStorage {
   union { // one after the other
     ScanStream<Config>::Shared scan;
     TokenStream<Config>::Shared token;
@@ -53,17 +49,18 @@ struct SharedPlan {
   union { // lists come when nothing is pooled any more, and are united when all have come
     ScanPool<Config> pool;
     int list[kListed];
-    UnionShared<Config> united;
+    MergedListStorage<Config> merged;
   };
   __align__(16) float sum[Config::kScanRows][Config::kHeadDimV];
   float gate[NSAI_BRANCH_COUNT][Config::kScanRows];
   float lse[Config::kScanRows]; // of the compressed branch, base 2
 };
-static_assert(sizeof(SharedPlan) <= Config::kSharedBytes && Config::kSharedBytes < sizeof(SharedPlan) + 128,
+static_assert(sizeof(SharedStorage) <= Config::kSharedBytes &&
+                  Config::kSharedBytes < sizeof(SharedStorage) + 128,
               "the host's formula for shared memory");
 
 // A tile of tokens and a KV head.
-struct Unit {
+struct WorkItem {
   int index, group;
   DecodeTile tile;
   int tokens;
@@ -71,179 +68,205 @@ struct Unit {
 };
 
 // The gates of all rows and branches into shared memory, and the sum zero.
-template <class C> NSAI_DEVICE void begin_sum(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
+template <class C>
+NSAI_DEVICE void begin_sum(const NsaiDecode &p, SharedStorage &shared, const WorkItem &work_item) {
   for (int i = threadIdx.x; i < NSAI_BRANCH_COUNT * C::kScanRows; i += C::kThreads) {
     const int b = i / C::kScanRows, row = i % C::kScanRows;
     const int token = row / C::kGroupPadded, head = row % C::kGroupPadded;
-    const OutputRow place = { unit.first_row() + token, unit.group * C::kGroup + head,
-                              token < unit.tokens && head < C::kGroup && (p.branches >> b & 1) };
-    shared.gate[b][row] = place.present ? gate_value<C>(p.out[b], load_gate<C>(p.out[b], place)) : 0.0f;
+    const OutputRow output_row = { work_item.first_row() + token,
+                                   work_item.group * C::kGroup + head,
+                                   token < work_item.tokens && head < C::kGroup &&
+                                       (p.branches >> b & 1) };
+    shared.gate[b][row] =
+        output_row.present ? gate_value<C>(p.out[b], load_gate<C>(p.out[b], output_row)) : 0.0f;
   }
-  for (int i = threadIdx.x; i < C::kScanRows * C::kHeadDimV; i += C::kThreads) (&shared.sum[0][0])[i] = 0.0f;
+  for (int i = threadIdx.x; i < C::kScanRows * C::kHeadDimV; i += C::kThreads)
+    (&shared.sum[0][0])[i] = 0.0f;
   __syncthreads(); // gates and zeros are there
 }
 
 // Rows [first, first + rows) of the unit's have a branch's O and stats in the teams' shared memory: what is
 // wanted of the branch by itself, and its share of the sum. Every thread takes part.
 template <class C, int kRowTiles>
-NSAI_DEVICE void add_branch(const NsaiDecode &p, SharedPlan &shared, const Unit &unit, int b, int first,
-                            int rows, const typename KeyStream<C, kRowTiles>::Shared &teams) {
+NSAI_DEVICE void add_branch(const NsaiDecode &p, SharedStorage &shared, const WorkItem &work_item,
+                            int b, int first, int rows,
+                            const typename KeyStream<C, kRowTiles>::Shared &stream) {
   const NsaiEpilogue &out = p.out[b];
   for (int i = threadIdx.x; i < rows * (C::kHeadDimV / 4); i += C::kThreads) {
     const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
-    const TeamsSum x = add_teams<C, kRowTiles>(teams, row, column);
+    const ConsumerGroupSum x = add_consumer_groups<C, kRowTiles>(stream, row, column);
     const int token = (first + row) / C::kGroupPadded, head = (first + row) % C::kGroupPadded;
     if (b == kCompressed && column == 0) shared.lse[row] = x.reference + log2_approx(x.total);
-    if (!(p.branches >> b & 1) || head >= C::kGroup || token >= unit.tokens) continue;
-    const OutputRow place = { unit.first_row() + token, unit.group * C::kGroup + head, true };
-    const float4 o = finish_four<C>(out, place, column, x.reference, x.total, x.o);
+    if (!(p.branches >> b & 1) || head >= C::kGroup || token >= work_item.tokens) continue;
+    const OutputRow output_row = { work_item.first_row() + token,
+                                   work_item.group * C::kGroup + head, true };
+    const float4 o = finish_four<C>(out, output_row, column, x.reference, x.total, x.o);
     if (x.total == 0.0f) continue; // a padding row, whose gate may be anything
     const float gate = shared.gate[b][first + row];
     float4 &sum = *(float4 *)&shared.sum[first + row][column];
     // Products by themselves: then two branches come to the same in either order.
-    sum = make_float4(__fadd_rn(sum.x, __fmul_rn(gate, o.x)), __fadd_rn(sum.y, __fmul_rn(gate, o.y)),
-                      __fadd_rn(sum.z, __fmul_rn(gate, o.z)), __fadd_rn(sum.w, __fmul_rn(gate, o.w)));
+    sum =
+        make_float4(__fadd_rn(sum.x, __fmul_rn(gate, o.x)), __fadd_rn(sum.y, __fmul_rn(gate, o.y)),
+                    __fadd_rn(sum.z, __fmul_rn(gate, o.z)), __fadd_rn(sum.w, __fmul_rn(gate, o.w)));
   }
   __syncthreads(); // the teams' memory is read
 }
 
 // ---- branches
 
-template <class C> NSAI_DEVICE void scan_unit(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
+template <class C>
+NSAI_DEVICE void scan_work_item(const NsaiDecode &p, SharedStorage &shared,
+                                const WorkItem &work_item) {
   const ScanStream<C> at;
   float o[ScanStream<C>::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
-  const TeamRuns runs =
-      find_runs<C>(p, visible_entries<C>(last_position<C>(unit.tile.seq, unit.tile.first_query)));
-  scan_run<C>(p, shared.scan, shared.pool, at, unit.tile, unit.tokens, unit.index, unit.group, at.team, runs,
-              o, rows);
-  share_teams<C, C::kScanRows / 16>(shared.scan, at, o, rows);
-  add_branch<C, C::kScanRows / 16>(p, shared, unit, kCompressed, 0, C::kScanRows, shared.scan);
+  const ConsumerGroupRuns runs =
+      find_runs<C>(p, visible_entries<C>(
+                          last_position<C>(work_item.tile.seq, work_item.tile.first_query)));
+  scan_run<C>(p, shared.scan, shared.pool, at, work_item.tile, work_item.tokens, work_item.index,
+              work_item.group, at.consumer_group, runs, o, rows);
+  share_consumer_groups<C, C::kScanRows / 16>(shared.scan, at, o, rows);
+  add_branch<C, C::kScanRows / 16>(p, shared, work_item, kCompressed, 0, C::kScanRows, shared.scan);
 }
 
 // Raw keys of a branch for `tokens` tokens from the unit's `token` on.
 template <class C, int kRowTiles, class Keys, class Rows>
-NSAI_DEVICE void attend_rows(const NsaiDecode &p, SharedPlan &shared,
-                             typename KeyStream<C, kRowTiles>::Shared &teams, const Unit &unit, int token,
-                             int tokens, int b, const NsaiCachePair &pair, const Rows &lists, Keys &keys) {
+NSAI_DEVICE void attend_rows(const NsaiDecode &p, SharedStorage &shared,
+                             typename KeyStream<C, kRowTiles>::Shared &stream,
+                             const WorkItem &work_item, int token, int tokens, int b,
+                             const NsaiCachePair &pair, const Rows &lists, Keys &keys) {
   const KeyStream<C, kRowTiles> at;
-  const QueryRows<C> query_rows = { p.q, unit.first_row() + token, tokens, unit.group };
-  const auto queries = load_row_queries<C, kRowTiles>(teams, at, query_rows); // [16, Dk]
-  const int steps = ceil_div(keys.limit, kStepKeys), each = ceil_div(steps, KeyStream<C, kRowTiles>::kTeams);
-  const int begin = min(at.team * each, steps), end = min(begin + each, steps);
+  const QueryRows<C> query_rows = { p.q, work_item.first_row() + token, tokens, work_item.group };
+  const auto queries = load_row_queries<C, kRowTiles>(stream, at, query_rows); // [16, Dk]
+  const int steps = ceil_div(keys.limit, kStepKeys),
+            each = ceil_div(steps, KeyStream<C, kRowTiles>::kConsumerGroups);
+  const int begin = min(at.consumer_group * each, steps), end = min(begin + each, steps);
   float o[KeyStream<C, kRowTiles>::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
-  stream_keys<C, kRowTiles>(teams, at, pair, unit.group, lists, keys, begin, end, queries, o, rows,
-                              p.scale_log2, find_reads<C>(p.reads, unit.tile.s, unit.group, b),
-                            tokens == unit.tile.seq.q_len);
-  share_teams<C, kRowTiles>(teams, at, o, rows);
-  add_branch<C, kRowTiles>(p, shared, unit, b, token * C::kGroupPadded, tokens * C::kGroupPadded, teams);
+  stream_keys<C, kRowTiles>(stream, at, pair, work_item.group, lists, keys, begin, end, queries, o,
+                            rows, p.scale_log2,
+                            find_kv_reads<C>(p.kv_reads, work_item.tile.s, work_item.group, b),
+                            tokens == work_item.tile.seq.q_len);
+  share_consumer_groups<C, kRowTiles>(stream, at, o, rows);
+  add_branch<C, kRowTiles>(p, shared, work_item, b, token * C::kGroupPadded,
+                           tokens * C::kGroupPadded, stream);
 }
 
-template <class C> NSAI_DEVICE void window_unit(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
+template <class C>
+NSAI_DEVICE void attend_window_work_item(const NsaiDecode &p, SharedStorage &shared,
+                                         const WorkItem &work_item) {
   const ScanStream<C> at;
-  const auto lists = find_rows<C::kRing ? 0 : C::kPageSize>(p.batch, unit.tile.s, p.window.ring);
-  WindowsOfTile<C> keys(unit.tile, unit.tokens, at.row_tile, at.lane);
-  attend_rows<C, C::kScanRows / 16>(p, shared, shared.scan, unit, 0, unit.tokens, kWindow, p.window, lists,
-                                    keys);
+  const auto lists =
+      find_rows < C::kRing ? 0 : C::kPageSize > (p.batch, work_item.tile.s, p.window.ring);
+  WindowsOfTile<C> keys(work_item.tile, work_item.tokens, at.row_tile, at.lane);
+  attend_rows<C, C::kScanRows / 16>(p, shared, shared.scan, work_item, 0, work_item.tokens, kWindow,
+                                    p.window, lists, keys);
 }
 
 // The token's blocks into shared.list and idx; returns how many there are.
 template <class C>
-NSAI_DEVICE int select_token(const NsaiDecode &p, SharedPlan &shared, const Unit &unit, int token) {
+NSAI_DEVICE int select_token(const NsaiDecode &p, SharedStorage &shared, const WorkItem &work_item,
+                             int token) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   const int candidates =
-      candidate_count<C>(unit.tile.seq.position(unit.tile.first_query + token));
+      candidate_count<C>(work_item.tile.seq.position(work_item.tile.first_query + token));
   if (warp == 0) write_forced<C>(shared.list, candidates, lane);
   if constexpr (Topn<C>::kFree > 0) {
     if (candidates > C::kSelectCount) {
-      const int last = last_position<C>(unit.tile.seq, unit.tile.first_query);
-      const TeamRuns runs = find_runs<C>(p, visible_entries<C>(last));
-      const long long run_rows = (long long)p.scan.parts * Decode<C>::kTeams * C::kScanRows;
+      const int last = last_position<C>(work_item.tile.seq, work_item.tile.first_query);
+      const ConsumerGroupRuns runs = find_runs<C>(p, visible_entries<C>(last));
+      const long long run_rows =
+          (long long)p.scan.splits * Decode<C>::kConsumerGroups * C::kScanRows;
       const int row = token * C::kGroupPadded;
       const ScanImportance<C> importance = {
-        pooled_row<C>(p, unit.index, row),
-        p.pooled_blocks * kPoolRows - kPoolRows,
-        p.spills + unit.index * run_rows + row,
-        shared.lse + row,
-        runs.quanta * Decode<C>::kQuantumBlocks,
-        runs.each * Decode<C>::kQuantumBlocks,
+        pooled_row<C>(p, work_item.index, row),       p.pooled_blocks * kPoolRows - kPoolRows,
+        p.carries + work_item.index * run_rows + row, shared.lse + row,
+        runs.granules * Decode<C>::kGranuleBlocks,    runs.each * Decode<C>::kGranuleBlocks,
       };
       const auto rows = importance.load_rows(find_piece<C>(candidates, warp).begin, lane);
       search_blocks<C>(importance, rows, candidates, shared.search, shared.list, warp, lane);
       __syncthreads(); // nothing that was pooled is read any more
-      if (token == unit.tokens - 1) discard_pooled<C>(importance.gPooled - row, importance.blocks);
+      if (token == work_item.tokens - 1)
+        discard_pooled<C>(importance.gPooled - row, importance.blocks);
     }
   }
   __syncthreads(); // the list is there
-  int *gOut = list_of(p, unit.first_row() + token, unit.group);
+  int *gOut = list_of(p, work_item.first_row() + token, work_item.group);
   for (int i = threadIdx.x; i < C::kSelectCount; i += C::kThreads) gOut[i] = shared.list[i];
   return min(candidates, C::kSelectCount);
 }
 
-template <class C> NSAI_DEVICE void selected_unit(const NsaiDecode &p, SharedPlan &shared, const Unit &unit) {
-  const auto lists = find_rows<C::kPageSize>(p.batch, unit.tile.s, 0);
+template <class C>
+NSAI_DEVICE void attend_selected_work_item(const NsaiDecode &p, SharedStorage &shared,
+                                           const WorkItem &work_item) {
+  const auto lists = find_rows<C::kPageSize>(p.batch, work_item.tile.s, 0);
   int count = 0; // blocks of the last token
 #pragma unroll 1
-  for (int token = 0; token < unit.tokens; ++token) {
-    count = select_token<C>(p, shared, unit, token);
-    if (token + 1 < unit.tokens) __syncthreads(); // the list is read
+  for (int token = 0; token < work_item.tokens; ++token) {
+    count = select_token<C>(p, shared, work_item, token);
+    if (token + 1 < work_item.tokens) __syncthreads(); // the list is read
   }
   if (!(p.branches >> kSelected & 1)) return;
-  if constexpr (UnionShared<C>::kTokens == 1) {
-    BlocksOfToken keys = find_blocks(shared.list, count, unit.tile.seq.position(unit.tile.first_query));
-    attend_rows<C, kTokenTiles>(p, shared, shared.token, unit, 0, 1, kSelected, p.selected, lists, keys);
+  if constexpr (MergedListStorage<C>::kTokens == 1) {
+    BlocksOfToken keys =
+        find_blocks(shared.list, count, work_item.tile.seq.position(work_item.tile.first_query));
+    attend_rows<C, kTokenTiles>(p, shared, shared.token, work_item, 0, 1, kSelected, p.selected,
+                                lists, keys);
   } else {
     const TokenStream<C> at;
-    const int *gLists = list_of(p, unit.first_row(), unit.group);
+    const int *gLists = list_of(p, work_item.first_row(), work_item.group);
     __syncthreads(); // every list is written
-    BlocksOfTile<C> keys = unite_blocks<C>(unit.tile, unit.tokens, gLists, p.idx_token_stride, shared.united,
-                                           (int *)&shared.token, at.row_tile, at.lane);
-    attend_rows<C, kTokenTiles>(p, shared, shared.token, unit, 0, unit.tokens, kSelected, p.selected, lists,
-                                keys);
+    BlocksOfTile<C> keys =
+        merge_blocks<C>(work_item.tile, work_item.tokens, gLists, p.idx_token_stride, shared.merged,
+                        (int *)&shared.token, at.row_tile, at.lane);
+    attend_rows<C, kTokenTiles>(p, shared, shared.token, work_item, 0, work_item.tokens, kSelected,
+                                p.selected, lists, keys);
   }
 }
 
-template <class C> NSAI_DEVICE void attend_unit(const NsaiDecode &p) {
+template <class C> NSAI_DEVICE void attend_work_item(const NsaiDecode &p) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+  SharedStorage &shared = *(SharedStorage *)shared_bytes;
 
   // ---- coordinates ----
-  Unit unit;
-  unit.index = blockIdx.x;
-  unit.group = unit.index % p.kv_heads;
-  unit.tile = find_decode_tile<Decode<C>::kTileTokens>(p, unit.index / p.kv_heads);
-  unit.tokens = min(Decode<C>::kTileTokens, unit.tile.seq.q_len - unit.tile.first_query);
-  if (unit.tokens <= 0) return;
-  begin_sum<C>(p, shared, unit);
+  WorkItem work_item;
+  work_item.index = blockIdx.x;
+  work_item.group = work_item.index % p.kv_heads;
+  work_item.tile = find_decode_tile<Decode<C>::kTileTokens>(p, work_item.index / p.kv_heads);
+  work_item.tokens =
+      min(Decode<C>::kTileTokens, work_item.tile.seq.q_len - work_item.tile.first_query);
+  if (work_item.tokens <= 0) return;
+  begin_sum<C>(p, shared, work_item);
 
   // ---- branches ----
-  const int late = unit.index % 2;
+  const int late = work_item.index % 2;
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
     if (i == late) {
       if constexpr (C::kWindow > 0)
-        if (p.branches >> kWindow & 1) window_unit<C>(p, shared, unit);
+        if (p.branches >> kWindow & 1) attend_window_work_item<C>(p, shared, work_item);
     } else {
-      if (p.idx || (p.branches >> kCompressed & 1)) scan_unit<C>(p, shared, unit);
+      if (p.idx || (p.branches >> kCompressed & 1)) scan_work_item<C>(p, shared, work_item);
       if constexpr (C::kSelectCount > 0)
-        if (p.idx) selected_unit<C>(p, shared, unit);
+        if (p.idx) attend_selected_work_item<C>(p, shared, work_item);
     }
   }
 
   // ---- output ----
-  for (int i = threadIdx.x; i < unit.tokens * C::kGroupPadded * (C::kHeadDimV / 4); i += C::kThreads) {
+  for (int i = threadIdx.x; i < work_item.tokens * C::kGroupPadded * (C::kHeadDimV / 4);
+       i += C::kThreads) {
     const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;
     const int head = row % C::kGroupPadded;
     if (head >= C::kGroup) continue;
     const float4 x = *(const float4 *)&shared.sum[row][column];
-    const OutputRow place = { unit.first_row() + row / C::kGroupPadded, unit.group * C::kGroup + head, true };
-    store_four<C>(find_row(p.out[0].o, place) + column, x);
+    const OutputRow output_row = { work_item.first_row() + row / C::kGroupPadded,
+                                   work_item.group * C::kGroup + head, true };
+    store_four<C>(find_row(p.out[0].o, output_row) + column, x);
   }
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     decode_single_cta(const __grid_constant__ NsaiDecode p) {
   begin_kernel();
-  attend_unit<Config>(p);
+  attend_work_item<Config>(p);
 }

@@ -15,18 +15,19 @@
 //
 // Config: those of decode/work.cuh, Element, kHeadDimV, kGate, kRowLanes, kThreads, kMinBlocks.
 #pragma once
-#include "decode/work.cuh"
 #include "core/epilogue.cuh"
 #include "core/launch.cuh"
+#include "core/softmax.cuh"
+#include "decode/work.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
-#include "core/softmax.cuh"
 
 static_assert(Config::kThreads == 256, "8 warps share 8, 4, 2 or 1 rows of each");
 
 constexpr int kBranches = NSAI_BRANCH_COUNT, kWarps = Config::kThreads / 32;
-constexpr int kLanes = Config::kRowLanes, kWarpRows = 32 / kLanes;      // of a row; of a warp
-constexpr int kJ = (Config::kHeadDimV + 4 * kLanes - 1) / (4 * kLanes); // columns of a lane, by fours
+constexpr int kLanes = Config::kRowLanes, kWarpRows = 32 / kLanes; // of a row; of a warp
+constexpr int kJ =
+    (Config::kHeadDimV + 4 * kLanes - 1) / (4 * kLanes); // columns of a lane, by fours
 
 // A branch of one row, or some of its parts.
 struct BranchRow {
@@ -35,18 +36,18 @@ struct BranchRow {
 };
 
 // The parts of a row.
-struct RowParts {
-  const float *gO;     // of part 0
+struct RowSplits {
+  const float *gO; // of part 0
   const float *gStats;
   long long stride; // rows from part to part
   int count;
 };
 
 template <class C>
-NSAI_DEVICE RowParts parts_of(const NsaiDecodeParts &x, int rows, long long unit, int row, int begin,
-                              int end) {
-  const long long at = part_row(x, rows, unit, begin, row);
-  return RowParts{ x.o + at * C::kHeadDimV, x.stats + at * 2, rows, end - begin };
+NSAI_DEVICE RowSplits splits_of(const NsaiDecodeSplits &x, int rows, long long work_item, int row,
+                                int begin, int end) {
+  const long long at = split_row(x, rows, work_item, begin, row);
+  return RowSplits{ x.o + at * C::kHeadDimV, x.stats + at * 2, rows, end - begin };
 }
 
 // Adds factor * o, of another reference.
@@ -57,7 +58,8 @@ NSAI_DEVICE void add_scaled(float4 (&sum)[kJ], float factor, const float4 (&o)[k
 
 // The reference of `row` becomes `reference`, if that is higher.
 NSAI_DEVICE void raise_row(BranchRow &row, float reference) {
-  const float higher = fmaxf(row.reference, reference), factor = exp2_approx(row.reference - higher);
+  const float higher = fmaxf(row.reference, reference),
+              factor = exp2_approx(row.reference - higher);
 #pragma unroll
   for (int j = 0; j < kJ; ++j)
     row.o[j] = make_float4(factor * row.o[j].x, factor * row.o[j].y, factor * row.o[j].z,
@@ -69,21 +71,22 @@ NSAI_DEVICE void raise_row(BranchRow &row, float reference) {
 // The warp's parts: those from `first` on, every `step`-th; kAtOnce of them in flight. O of a part without
 // keys is read and means nothing.
 constexpr int kAtOnce = kJ > 1 ? 2 : 4;
-template <class C> NSAI_DEVICE BranchRow combine_parts(const RowParts &parts, int first, int step) {
+template <class C>
+NSAI_DEVICE BranchRow combine_splits(const RowSplits &splits, int first, int step) {
   BranchRow out = { kNoReference, 0.0f, {} };
-  for (int begin = first; begin < parts.count; begin += kAtOnce * step) {
+  for (int begin = first; begin < splits.count; begin += kAtOnce * step) {
     float2 stats[kAtOnce];
     float4 x[kAtOnce][kJ];
 #pragma unroll
     for (int i = 0; i < kAtOnce; ++i) {
-      const long long row = (begin + i * step) * parts.stride;
+      const long long row = (begin + i * step) * splits.stride;
       stats[i] = make_float2(kNoReference, 0.0f);
-      if (begin + i * step >= parts.count) continue;
-      stats[i] = *(const float2 *)(parts.gStats + 2 * row);
+      if (begin + i * step >= splits.count) continue;
+      stats[i] = *(const float2 *)(splits.gStats + 2 * row);
 #pragma unroll
       for (int j = 0; j < kJ; ++j)
         if (has_row_column<C::kHeadDimV, kLanes>(j))
-          x[i][j] = *(const float4 *)(parts.gO + row * C::kHeadDimV + row_column<kLanes>(j));
+          x[i][j] = *(const float4 *)(splits.gO + row * C::kHeadDimV + row_column<kLanes>(j));
     }
     float highest = kNoReference;
 #pragma unroll
@@ -107,21 +110,23 @@ constexpr int kLineFloats = 32;
 template <class C> constexpr bool kDiscards = C::kHeadDimV % kLineFloats == 0 && kWarpRows > 1;
 
 template <class C>
-NSAI_DEVICE void discard_parts(const float *gO, const NsaiDecodeParts &x, int rows, int lane) {
+NSAI_DEVICE void discard_splits(const float *gO, const NsaiDecodeSplits &x, int rows, int lane) {
   constexpr int kLines = C::kHeadDimV / kLineFloats;
 #pragma unroll 1
-  for (int i = lane % kLanes; i < x.parts * kLines; i += kLanes)
+  for (int i = lane % kLanes; i < x.splits * kLines; i += kLanes)
     discard_line(gO + (i / kLines * rows * C::kHeadDimV + i % kLines * kLineFloats));
 }
 
-struct SharedPlan {
+struct SharedStorage {
   float4 o[kBranches][kWarps][kJ][32];
   float2 stats[kBranches][kWarps][kWarpRows];
-  const float *parts[kWarps][kWarpRows][2]; // O of decode_split_kv_compressed's first and of decode_split_kv_attend's
+  const float *splits[kWarps][kWarpRows]
+                     [2]; // O of decode_split_kv_compressed's first and of decode_split_kv_attend's
 };
 
 // The row of a branch from its warps', in their order.
-NSAI_DEVICE BranchRow gather_warps(const SharedPlan &shared, int b, int warp, int row_warps, int lane) {
+NSAI_DEVICE BranchRow gather_warps(const SharedStorage &shared, int b, int warp, int row_warps,
+                                   int lane) {
   BranchRow out = { kNoReference, 0.0f, {} };
   for (int w = warp; w < warp + row_warps; ++w)
     out.reference = fmaxf(out.reference, shared.stats[b][w][lane / kLanes].x);
@@ -156,34 +161,37 @@ NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, Br
 }
 
 template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
-  __shared__ SharedPlan shared;
+  __shared__ SharedStorage shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   // ---- coordinates; warps without a row go along to the barriers ----
   const int heads = C::kGroup * p.kv_heads;
-  const u32 index = (blockIdx.x * (kWarps / p.row_warps) + warp / p.row_warps) * kWarpRows + lane / kLanes;
+  const u32 index =
+      (blockIdx.x * (kWarps / p.row_warps) + warp / p.row_warps) * kWarpRows + lane / kLanes;
   const bool exists = index < (u32)p.batch.q_tokens * heads;
   const int row = exists ? (int)(index / heads) : 0, head = exists ? (int)(index % heads) : 0;
   const int group = head / C::kGroup, in_group = head % C::kGroup;
   const DecodeToken token = find_token(p.batch, row);
   const ScanRow scanned = find_scan_row<C>(p, token, group);
   const bool works = exists && token.present;
-  const long long unit = (long long)row * p.kv_heads + group;
-  const OutputRow place = { row, head, works };
+  const long long work_item = (long long)row * p.kv_heads + group;
+  const OutputRow output_row = { row, head, works };
   const int wanted = p.branches | (p.probes ? 1 : 0);
-  const float **const sParts = shared.parts[warp][lane / kLanes]; // there they take no registers
+  const float **const sSplits = shared.splits[warp][lane / kLanes]; // there they take no registers
   if (kDiscards<C> && lane % kLanes == 0) {
     // Not those that find_scan_row() takes from another token.
     const bool own = !p.seq_tiles || token.query / Decode<C>::kTileTokens < p.seq_tiles;
-    const RowParts parts = parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0, 0);
-    sParts[0] = own ? parts.gO : nullptr;
-    sParts[1] = parts_of<C>(p.attend, C::kGroup, unit, in_group, 0, 0).gO;
+    const RowSplits splits =
+        splits_of<C>(p.scan, C::kScanRows, scanned.work_item, scanned.row + in_group, 0, 0);
+    sSplits[0] = own ? splits.gO : nullptr;
+    sSplits[1] = splits_of<C>(p.attend, C::kGroup, work_item, in_group, 0, 0).gO;
   }
   u32 gates[kBranches];
 #pragma unroll
-  for (int b = 0; b < kBranches; ++b) gates[b] = p.branches >> b & 1 ? load_gate<C>(p.out[b], place) : 0;
+  for (int b = 0; b < kBranches; ++b)
+    gates[b] = p.branches >> b & 1 ? load_gate<C>(p.out[b], output_row) : 0;
   // The batch and the gates lay there before decode_split_kv_compressed, and its parts before decode_split_kv_attend.
-  const bool early = p.attend.parts > 0;
+  const bool early = p.attend.splits > 0;
   if (!early) begin_kernel();
 
   // ---- the warps' parts of every branch, in the order of the sum ----
@@ -191,21 +199,23 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
 #pragma unroll
   for (int b = 0; b < kBranches; ++b) {
     if (b == 1 && early) begin_kernel();
-    RowParts parts =
-        b == 0   ? parts_of<C>(p.scan, C::kScanRows, scanned.unit, scanned.row + in_group, 0,
-                               p.scan.parts)
-        : b == 1 ? parts_of<C>(p.attend, C::kGroup, unit, in_group, p.window_parts, p.attend.parts)
-                 : parts_of<C>(p.attend, C::kGroup, unit, in_group, 0, p.window_parts);
-    if (!works || !(wanted >> b & 1)) parts.count = 0;
-    BranchRow mine = combine_parts<C>(parts, warp % p.row_warps, p.row_warps);
+    RowSplits splits =
+        b == 0   ? splits_of<C>(p.scan, C::kScanRows, scanned.work_item, scanned.row + in_group, 0,
+                              p.scan.splits)
+        : b == 1 ? splits_of<C>(p.attend, C::kGroup, work_item, in_group, p.window_splits,
+                                p.attend.splits)
+                 : splits_of<C>(p.attend, C::kGroup, work_item, in_group, 0, p.window_splits);
+    if (!works || !(wanted >> b & 1)) splits.count = 0;
+    BranchRow mine = combine_splits<C>(splits, warp % p.row_warps, p.row_warps);
     if (p.row_warps == 1) {
       if (works && (wanted >> b & 1))
-        finish_branch<C>(p.out[b], place, mine, gates[b], p.branches >> b & 1, sum, lane);
+        finish_branch<C>(p.out[b], output_row, mine, gates[b], p.branches >> b & 1, sum, lane);
       continue;
     }
 #pragma unroll
     for (int j = 0; j < kJ; ++j) shared.o[b][warp][j][lane] = mine.o[j];
-    if (lane % kLanes == 0) shared.stats[b][warp][lane / kLanes] = make_float2(mine.reference, mine.total);
+    if (lane % kLanes == 0)
+      shared.stats[b][warp][lane / kLanes] = make_float2(mine.reference, mine.total);
   }
 
   // ---- the row's, where several warps share it ----
@@ -216,16 +226,16 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
     for (int b = 0; b < kBranches; ++b) {
       if (!works || !(wanted >> b & 1)) continue;
       BranchRow all = gather_warps(shared, b, warp, p.row_warps, lane);
-      finish_branch<C>(p.out[b], place, all, gates[b], p.branches >> b & 1, sum, lane);
+      finish_branch<C>(p.out[b], output_row, all, gates[b], p.branches >> b & 1, sum, lane);
     }
   }
-  // sParts is there, and no lane of the row reads its parts any more.
+  // sSplits is there, and no lane of the row reads its parts any more.
   if constexpr (kDiscards<C>) __syncwarp();
   if (!works) return;
-  store_row_elements<C, kLanes>(p.out[0].o, place, sum);
+  store_row_elements<C, kLanes>(p.out[0].o, output_row, sum);
   if constexpr (kDiscards<C>) {
-    if (sParts[0]) discard_parts<C>(sParts[0], p.scan, C::kScanRows, lane);
-    discard_parts<C>(sParts[1], p.attend, C::kGroup, lane);
+    if (sSplits[0]) discard_splits<C>(sSplits[0], p.scan, C::kScanRows, lane);
+    discard_splits<C>(sSplits[1], p.attend, C::kGroup, lane);
   }
 }
 

@@ -16,11 +16,11 @@
 //
 // Config: those of decode/compressed_scan.cuh, kMinBlocks, kSharedBytes.
 #pragma once
-#include "decode/work.cuh"
+#include "core/launch.cuh"
 #include "decode/compressed_scan.cuh"
 #include "decode/mainloop.cuh"
 #include "decode/mainloop_splits.cuh"
-#include "core/launch.cuh"
+#include "decode/work.cuh"
 #include "params/kv_cache.h"
 
 template <class C, bool kQuads> struct ScanShared {
@@ -33,37 +33,39 @@ template <class C> struct ScanShared<C, true> {
     ScanPool<C> pool; // nothing
   };
 };
-using SharedPlan = ScanShared<Config, kPoolsQuads<Config>>;
-static_assert(sizeof(SharedPlan) == Config::kSharedBytes, "the host's formula for shared memory");
+using SharedStorage = ScanShared<Config, kPoolsQuads<Config>>;
+static_assert(sizeof(SharedStorage) == Config::kSharedBytes,
+              "the host's formula for shared memory");
 
 template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
-  SharedPlan &shared = *(SharedPlan *)shared_bytes;
+  SharedStorage &shared = *(SharedStorage *)shared_bytes;
   const ScanStream<C> at;
 
   // ---- coordinates ----
-  const int units = p.tiles * p.kv_heads;
-  const int part = blockIdx.x / units, unit = blockIdx.x % units, group = unit % p.kv_heads;
-  const DecodeTile tile = find_decode_tile<Decode<C>::kTileTokens>(p, unit / p.kv_heads);
+  const int work_items = p.tiles * p.kv_heads;
+  const int split = blockIdx.x / work_items, work_item = blockIdx.x % work_items,
+            group = work_item % p.kv_heads;
+  const DecodeTile tile = find_decode_tile<Decode<C>::kTileTokens>(p, work_item / p.kv_heads);
   const int tokens = min(Decode<C>::kTileTokens, tile.seq.q_len - tile.first_query);
   if (tokens <= 0) return;
-  const TeamRuns runs =
+  const ConsumerGroupRuns runs =
       find_runs<C>(p, visible_entries<C>(last_position<C>(tile.seq, tile.first_query)));
-  auto place = [&](int row) -> long long {
+  auto row_of = [&](int row) -> long long {
     if (row >= tokens * C::kGroupPadded) return -1;
-    return part_row(p.scan, C::kScanRows, unit, part, row);
+    return split_row(p.scan, C::kScanRows, work_item, split, row);
   };
-  if (part * Decode<C>::kTeams * runs.each >= runs.quanta) {
-    store_no_part(p.scan, C::kScanRows, C::kThreads, place);
+  if (split * Decode<C>::kConsumerGroups * runs.each >= runs.granules) {
+    store_empty_split(p.scan, C::kScanRows, C::kThreads, row_of);
     return;
   }
 
   // ---- keys ----
   float o[ScanStream<C>::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
-  scan_run<C>(p, shared.stream, shared.pool, at, tile, tokens, unit, group,
-              part * Decode<C>::kTeams + at.team, runs, o, rows);
-  store_part<C, C::kScanRows / 16>(shared.stream, at, o, rows, p.scan, C::kScanRows, place);
+  scan_run<C>(p, shared.stream, shared.pool, at, tile, tokens, work_item, group,
+              split * Decode<C>::kConsumerGroups + at.consumer_group, runs, o, rows);
+  store_split<C, C::kScanRows / 16>(shared.stream, at, o, rows, p.scan, C::kScanRows, row_of);
 }
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)

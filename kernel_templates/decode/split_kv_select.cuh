@@ -12,14 +12,14 @@
 //
 // Config: those of decode/topn_token.cuh, kMinBlocks.
 #pragma once
-#include "decode/work.cuh"
-#include "decode/topn_token.cuh"
 #include "core/launch.cuh"
-#include "params/kv_cache.h"
 #include "core/softmax.cuh"
 #include "core/topn.cuh"
+#include "decode/topn_token.cuh"
+#include "decode/work.cuh"
+#include "params/kv_cache.h"
 
-struct SharedPlan {
+struct SharedStorage {
   __align__(16) float lse[kSelectWarps][Config::kGroupPadded]; // the same
   SelectShared<Config> search;
 };
@@ -39,17 +39,17 @@ NSAI_DEVICE void combine_lse(const NsaiDecode &p, const ScanRow &at, float *sLse
     highest[h] = higher;
   };
 #pragma unroll 2
-  for (int part = lane / I::kLanes; part < p.scan.parts; part += I::kBlocks) {
-    const float2 *gStats =
-        (const float2 *)p.scan.stats + part_row(p.scan, C::kScanRows, at.unit, part, at.row + head);
+  for (int split = lane / I::kLanes; split < p.scan.splits; split += I::kBlocks) {
+    const float2 *gStats = (const float2 *)p.scan.stats +
+                           split_row(p.scan, C::kScanRows, at.work_item, split, at.row + head);
 #pragma unroll
     for (int h = 0; h < I::kHeads; ++h) add(h, gStats[h].x, gStats[h].y);
   }
 #pragma unroll
-  for (int apart = I::kLanes; apart < 32; apart *= 2)
+  for (int delta = I::kLanes; delta < 32; delta *= 2)
 #pragma unroll
     for (int h = 0; h < I::kHeads; ++h)
-      add(h, __shfl_xor_sync(~0u, highest[h], apart), __shfl_xor_sync(~0u, total[h], apart));
+      add(h, __shfl_xor_sync(~0u, highest[h], delta), __shfl_xor_sync(~0u, total[h], delta));
   // Without keys nothing is pooled, and no block weighs anything.
   if (lane < I::kLanes)
 #pragma unroll
@@ -59,7 +59,7 @@ NSAI_DEVICE void combine_lse(const NsaiDecode &p, const ScanRow &at, float *sLse
 
 template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
   constexpr int kFree = Topn<C>::kFree;
-  __shared__ SharedPlan shared;
+  __shared__ SharedStorage shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   // ---- coordinates ----
@@ -77,15 +77,13 @@ template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
   if constexpr (kFree > 0) {
     const ScanRow at = find_scan_row<C>(p, token, group);
     const Sequence seq = load_cached_sequence(p.batch, token.s);
-    const TeamRuns runs = find_runs<C>(p, visible_entries<C>(last_position<C>(seq, token.query)));
-    const long long run_rows = (long long)p.scan.parts * Decode<C>::kTeams * C::kScanRows;
+    const ConsumerGroupRuns runs =
+        find_runs<C>(p, visible_entries<C>(last_position<C>(seq, token.query)));
+    const long long run_rows = (long long)p.scan.splits * Decode<C>::kConsumerGroups * C::kScanRows;
     const ScanImportance<C> importance = {
-      pooled_row<C>(p, at.unit, at.row),
-      p.pooled_blocks * kPoolRows - kPoolRows,
-      p.spills + at.unit * run_rows + at.row,
-      shared.lse[warp],
-      runs.quanta * Decode<C>::kQuantumBlocks,
-      runs.each * Decode<C>::kQuantumBlocks,
+      pooled_row<C>(p, at.work_item, at.row),       p.pooled_blocks * kPoolRows - kPoolRows,
+      p.carries + at.work_item * run_rows + at.row, shared.lse[warp],
+      runs.granules * Decode<C>::kGranuleBlocks,    runs.each * Decode<C>::kGranuleBlocks,
     };
     const auto rows = importance.load_rows(find_piece<C>(candidates, warp).begin, lane);
     combine_lse<C>(p, at, shared.lse[warp], lane);

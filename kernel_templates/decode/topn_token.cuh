@@ -14,13 +14,14 @@
 //
 // Config: those of decode/work.cuh, kSelectCount (n), kSelectInit, kSelectLocal, kThreads.
 #pragma once
-#include "decode/work.cuh"
-#include "params/kv_cache.h"
 #include "core/softmax.cuh"
 #include "core/topn.cuh"
+#include "decode/work.cuh"
+#include "params/kv_cache.h"
 
 constexpr int kSelectWarps = Config::kThreads / 32;
-constexpr int kKept = ceil_div(4096, kSelectWarps); // floats of a warp; of all: 256k tokens where l' is 64
+constexpr int kKept =
+    ceil_div(4096, kSelectWarps); // floats of a warp; of all: 256k tokens where l' is 64
 
 template <class C> struct SelectShared {
   float kept[kSelectWarps][kKept];
@@ -32,12 +33,12 @@ template <class C> struct SelectShared {
 
 // One token's importance, block by block.
 template <class C> struct ScanImportance {
-  const float *gPooled; // [blocks, 16] from the token's first row on
-  int apart;            // floats from 16 rows of a block to the next 16, but for these
-  const float *gSpills; // [runs, kScanRows], the same
-  const float *sLse;    // [kGroupPadded], base 2, at a multiple of 16 bytes
-  int blocks;           // that were pooled
-  int each;             // of a run
+  const float *gPooled;  // [blocks, 16] from the token's first row on
+  int stride;            // floats from 16 rows of a block to the next 16, but for these
+  const float *gCarries; // [runs, kScanRows], the same
+  const float *sLse;     // [kGroupPadded], base 2, at a multiple of 16 bytes
+  int blocks;            // that were pooled
+  int each;              // of a run
 
   // Lanes that share a block, each with kHeads of its heads: a warp reads whole sectors.
   static constexpr int kHeads = C::kGroupPadded % 4 ? C::kGroupPadded : 4;
@@ -65,34 +66,35 @@ template <class C> struct ScanImportance {
     float sum = 0.0f;
 #pragma unroll
     for (int h = 0; h < kHeads; ++h)
-      if (C::kGroup == C::kGroupPadded || first + h < C::kGroup) sum += exp2_approx(v.x[h] - lse.x[h]);
+      if (C::kGroup == C::kGroupPadded || first + h < C::kGroup)
+        sum += exp2_approx(v.x[h] - lse.x[h]);
     return sum;
   }
   // Of a block's lanes, all of which get it.
-  static NSAI_DEVICE float add_lanes(float part) {
-    if constexpr (kLanes == 1) return part;
+  static NSAI_DEVICE float add_lanes(float partial) {
+    if constexpr (kLanes == 1) return partial;
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kLanes; ++i) sum += __shfl_sync(~0u, part, i, kLanes);
+    for (int i = 0; i < kLanes; ++i) sum += __shfl_sync(~0u, partial, i, kLanes);
     return sum;
   }
   // Of a whole row by one lane, in the same order.
-  NSAI_DEVICE float add_row(const float *row, int apart) const {
+  NSAI_DEVICE float add_row(const float *row, int stride) const {
     float sum = 0.0f;
 #pragma unroll 1 // what is seldom needed shall hold no registers
     for (int h = 0; h < C::kGroupPadded; h += kHeads)
-      sum += add(load(row + h + (long long)(h / kPoolRows) * apart), load(sLse + h), h);
+      sum += add(load(row + h + (long long)(h / kPoolRows) * stride), load(sLse + h), h);
     return sum;
   }
   NSAI_DEVICE const float *pooled(int j) const { return gPooled + (long long)j * kPoolRows; }
-  NSAI_DEVICE const float *spill(int run) const { return gSpills + (long long)run * C::kScanRows; }
+  NSAI_DEVICE const float *carry(int run) const { return gCarries + (long long)run * C::kScanRows; }
   // The block that a run's spill goes to.
   NSAI_DEVICE int block_behind(int run) const { return min((run + 1) * each, blocks); }
 
   NSAI_DEVICE float of(int j) const {
-    float sum = j < blocks ? add_row(pooled(j), apart) : 0.0f;
+    float sum = j < blocks ? add_row(pooled(j), stride) : 0.0f;
     const int run = (j - 1) / each;
-    if (0 < j && j <= blocks && block_behind(run) == j) sum += add_row(spill(run), 0);
+    if (0 < j && j <= blocks && block_behind(run) == j) sum += add_row(carry(run), 0);
     return sum;
   }
 
@@ -106,29 +108,29 @@ template <class C> struct ScanImportance {
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n)
       rows.v[n] = load(pooled(max(min(begin + lane / kLanes + kBlocks * n, blocks - 1), 0)) + head +
-                       (long long)(head / kPoolRows) * apart);
+                       (long long)(head / kPoolRows) * stride);
     return rows;
   }
 
   // of(begin + i) to sKept[i], i < count, by a warp; `rows`: load_rows(begin).
   NSAI_DEVICE void keep(Rows rows, float *sKept, int begin, int count, int lane) const {
-    const int head = lane % kLanes * kHeads, place = lane / kLanes;
+    const int head = lane % kLanes * kHeads, lane_block = lane / kLanes;
     const int runs = ceil_div(blocks, each), first_run = max(ceil_div(begin, each) - 1, 0);
     const Heads lse = load(sLse + head);
     for (int first = 0; first < count; first += kBlocks * kAtOnce) {
       if (first) rows = load_rows(begin + first, lane);
 #pragma unroll
       for (int n = 0; n < kAtOnce; ++n) {
-        const int i = first + place + kBlocks * n;
+        const int i = first + lane_block + kBlocks * n;
         const float sum = add_lanes(add(rows.v[n], lse, head));
         if (i < count && lane % kLanes == 0) sKept[i] = begin + i < blocks ? sum : 0.0f;
       }
     }
     __syncwarp(); // what was pooled is kept
     for (int from = first_run; from < runs && block_behind(from) - begin < count; from += kBlocks) {
-      const int run = min(from + place, runs - 1), i = block_behind(run) - begin;
-      const float sum = add_lanes(add(load(spill(run) + head), lse, head));
-      if (from + place < runs && 0 <= i && i < count && lane % kLanes == 0) sKept[i] += sum;
+      const int run = min(from + lane_block, runs - 1), i = block_behind(run) - begin;
+      const float sum = add_lanes(add(load(carry(run) + head), lse, head));
+      if (from + lane_block < runs && 0 <= i && i < count && lane % kLanes == 0) sKept[i] += sum;
     }
     __syncwarp(); // with the spills
   }
@@ -147,7 +149,9 @@ template <class C> struct Piece {
   const ScanImportance<C> &importance;
   const float *sKept;
   int begin, count;
-  NSAI_DEVICE u32 order(int i) const { return order_of(i < kKept ? sKept[i] : importance.of(begin + i)); }
+  NSAI_DEVICE u32 order(int i) const {
+    return order_of(i < kKept ? sKept[i] : importance.of(begin + i));
+  }
   NSAI_DEVICE u64 key(int i) const { return key_of(order(i), begin + i); }
 };
 
@@ -163,7 +167,8 @@ template <class C> NSAI_DEVICE PieceRange find_piece(int candidates, int warp) {
 // The best of all warps' candidates, which are kept, by their indices to `list` [kFree], if no more than 32
 // can be among them; else nothing, and false. Every thread takes part.
 template <class C>
-NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *list, int warp, int lane) {
+NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *list, int warp,
+                          int lane) {
   constexpr int kFree = Topn<C>::kFree;
   u32 greatest = 0; // of every 32nd candidate of all
 #pragma unroll 2
@@ -204,7 +209,8 @@ NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *l
 }
 
 // The best of a warp's candidates, by their indices, to sFound [kFree]; all where it has no more.
-template <class C> NSAI_DEVICE void search_piece(const Piece<C> &piece, int *sFound, u64 *sQueue, int lane) {
+template <class C>
+NSAI_DEVICE void search_piece(const Piece<C> &piece, int *sFound, u64 *sQueue, int lane) {
   constexpr int kFree = Topn<C>::kFree;
   if (piece.count <= kFree) {
     for (int i = lane; i < piece.count; i += 32) sFound[i] = piece.begin + i;
@@ -213,7 +219,8 @@ template <class C> NSAI_DEVICE void search_piece(const Piece<C> &piece, int *sFo
   u32 greatest = 0;
   for (int i = lane; i < piece.count; i += 32) greatest = max(greatest, piece.order(i));
   const u32 bar = bar_of<kFree>(greatest, lane);
-  search<kFree, Topn<C>::kSlots>(sFound, piece.count, [&](int i) { return piece.key(i); }, sQueue, lane, bar);
+  search<kFree, Topn<C>::kSlots>(
+      sFound, piece.count, [&](int i) { return piece.key(i); }, sQueue, lane, bar);
 }
 
 // The free ones of the token's blocks into list [n]; more than n candidates. `importance` has what a barrier

@@ -25,10 +25,10 @@
 //
 // Config: kGroup, kGroupPadded, kBlock (l), kStride (d), kSelectBlock (l'), kScanRows, kWarps.
 #pragma once
-#include "data/cache_rows.cuh"
 #include "core/copy.cuh"
-#include "params/kv_cache.h"
 #include "core/types.cuh"
+#include "data/cache_rows.cuh"
+#include "params/kv_cache.h"
 
 // Bits of NsaiDecode::branches, and indices of its outputs. (C::kWindow is another: tokens.)
 constexpr int kCompressed = NSAI_BRANCH_COMPRESSED, kSelected = NSAI_BRANCH_SELECTED,
@@ -41,15 +41,19 @@ constexpr NSAI_DEVICE int greatest_divisor(int a, int b) {
 }
 
 // a / b rounded up, given 1 / b; of what fits 22 bits, the quotient 17.
-NSAI_DEVICE int quotient_up(int a, int b, float inverse) { return (int)(((float)(a + b) - 0.5f) * inverse); }
+NSAI_DEVICE int quotient_up(int a, int b, float inverse) {
+  return (int)(((float)(a + b) - 0.5f) * inverse);
+}
 
 template <class C> struct Decode {
   static constexpr int kRatio = C::kSelectBlock / C::kStride; // r
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m
   static constexpr int kTileTokens = C::kScanRows / C::kGroupPadded;
-  static constexpr int kTeams = C::kWarps / (C::kScanRows / 16); // of decode_split_kv_compressed's CTA
-  static constexpr int kQuantum = kRatio / greatest_divisor(kStepKeys, kRatio) * kStepKeys; // keys
-  static constexpr int kQuantumBlocks = kQuantum / kRatio;
+  static constexpr int kConsumerGroups =
+      C::kWarps / (C::kScanRows / 16); // of decode_split_kv_compressed's CTA
+  static constexpr int kSplitGranularity =
+      kRatio / greatest_divisor(kStepKeys, kRatio) * kStepKeys; // keys
+  static constexpr int kGranuleBlocks = kSplitGranularity / kRatio;
   // Of a warp's row `group + 8 * r`, where both rows of a lane are one token's: the same.
   static constexpr NSAI_DEVICE int half(int r) { return C::kGroupPadded % 16 ? r : 0; }
   static_assert(C::kScanRows % 16 == 0 && C::kScanRows % C::kGroupPadded == 0,
@@ -78,7 +82,8 @@ template <int kTokens> NSAI_DEVICE DecodeTile find_decode_tile(const NsaiDecode 
   const int s = p.seq_tiles ? tile / p.seq_tiles
                             : find_sequence(p.batch.num_seqs, tile,
                                             [&](int i) { return first_tile<kTokens>(p, i); });
-  return DecodeTile{ load_cached_sequence(p.batch, s), s, (tile - first_tile<kTokens>(p, s)) * kTokens };
+  return DecodeTile{ load_cached_sequence(p.batch, s), s,
+                     (tile - first_tile<kTokens>(p, s)) * kTokens };
 }
 
 // ---- one token
@@ -115,29 +120,31 @@ NSAI_DEVICE void store_list(const NsaiDecode &p, const int *sList, int row, int 
 
 // Where decode_split_kv_compressed keeps a token's heads.
 struct ScanRow {
-  int unit;
+  int work_item;
   int row; // of head 0 of the group
 };
 
 template <class C>
 NSAI_DEVICE ScanRow find_scan_row(const NsaiDecode &p, const DecodeToken &token, int group) {
   constexpr int kTokens = Decode<C>::kTileTokens;
-  int number = token.query / kTokens; // of more tokens than the plan's sequences have, whose is another's
+  int number =
+      token.query / kTokens; // of more tokens than the plan's sequences have, whose is another's
   if (p.seq_tiles) number = min(number, p.seq_tiles - 1);
   const int tile = first_tile<kTokens>(p, token.s) + number;
   return ScanRow{ tile * p.kv_heads + group, token.query % kTokens * C::kGroupPadded };
 }
 
 // A row's place among those of all parts.
-NSAI_DEVICE long long part_row(const NsaiDecodeParts &x, int rows, long long unit, int part, int row) {
-  return (unit * x.parts + part) * rows + row;
+NSAI_DEVICE long long split_row(const NsaiDecodeSplits &x, int rows, long long work_item, int split,
+                                int row) {
+  return (work_item * x.splits + split) * rows + row;
 }
 
 // What was pooled for row `row` of a unit: of 16 rows all blocks lie together, so that a warp of decode_split_kv_compressed
 // writes whole lines.
 constexpr int kPoolRows = 16;
-template <class C> NSAI_DEVICE float *pooled_row(const NsaiDecode &p, int unit, int row) {
-  const long long tile = (long long)unit * (C::kScanRows / kPoolRows) + row / kPoolRows;
+template <class C> NSAI_DEVICE float *pooled_row(const NsaiDecode &p, int work_item, int row) {
+  const long long tile = (long long)work_item * (C::kScanRows / kPoolRows) + row / kPoolRows;
   return p.pooled + tile * p.pooled_blocks * kPoolRows + row % kPoolRows;
 }
 
@@ -145,11 +152,11 @@ template <class C> NSAI_DEVICE float *pooled_row(const NsaiDecode &p, int unit, 
 // of which the CTA takes its part. Every thread takes part. (H200, 64k tokens: 64 sequences 190 -> 184 us,
 // 256 777 -> 710 us.)
 template <class C>
-NSAI_DEVICE void discard_pooled(const float *gPooled, int blocks, int part = 0, int parts = 1) {
+NSAI_DEVICE void discard_pooled(const float *gPooled, int blocks, int split = 0, int splits = 1) {
   const u64 begin = ((u64)gPooled + 127) / 128 * 128;
   const u64 end = (u64)(gPooled + (long long)blocks * kPoolRows) / 128 * 128;
-  for (u64 line = begin + (part * C::kThreads + threadIdx.x) * 128; line < end;
-       line += parts * C::kThreads * 128)
+  for (u64 line = begin + (split * C::kThreads + threadIdx.x) * 128; line < end;
+       line += splits * C::kThreads * 128)
     discard_line((const void *)line);
 }
 
@@ -166,16 +173,17 @@ template <class C> NSAI_DEVICE int visible_entries(int t) {
 }
 
 // How a tile's keys fall to the teams of its unit.
-struct TeamRuns {
-  int quanta; // in all
-  int each;   // of a run
+struct ConsumerGroupRuns {
+  int granules; // in all
+  int each;     // of a run
 };
 
 // `visible`: entries that the tile's last token sees.
-template <class C> NSAI_DEVICE TeamRuns find_runs(const NsaiDecode &p, int visible) {
-  const int quanta = ceil_div(visible, Decode<C>::kQuantum);
-  return TeamRuns{ quanta,
-                   max(max(p.scan.least, 1), ceil_div(quanta, p.scan.parts * Decode<C>::kTeams)) };
+template <class C> NSAI_DEVICE ConsumerGroupRuns find_runs(const NsaiDecode &p, int visible) {
+  const int granules = ceil_div(visible, Decode<C>::kSplitGranularity);
+  return ConsumerGroupRuns{ granules,
+                            max(max(p.scan.min_granules, 1),
+                                ceil_div(granules, p.scan.splits * Decode<C>::kConsumerGroups)) };
 }
 
 // The last token of the tile that holds query `query`, as a position.

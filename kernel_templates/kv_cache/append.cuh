@@ -17,12 +17,12 @@
 // Config: Element, kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: none), kRing (pair 2
 // lies in rings), kMean (entries are written), kThreads, kMinBlocks.
 #pragma once
-#include "data/cache_rows.cuh"
 #include "core/launch.cuh"
+#include "core/types.cuh"
+#include "data/cache_rows.cuh"
 #include "data/new_entries.cuh"
 #include "params/attention.h"
 #include "params/kv_cache.h"
-#include "core/types.cuh"
 
 // Of a mean in flight per thread; 16 spill where rows have no power of two of chunks.
 constexpr int kLoads = 8;
@@ -46,7 +46,7 @@ template <class C> struct Piece {
     column = (is_k ? chunk : chunk - kChunksK) * 8;
   }
   static constexpr int kPerHead = (C::kHeadDimQk + C::kHeadDimV) / 8;
-  NSAI_DEVICE const u16 *fresh(const NsaiAppend &p, int pair, int token) const {
+  NSAI_DEVICE const u16 *new_kv(const NsaiAppend &p, int pair, int token) const {
     const NsaiView &x = is_k ? p.k[pair] : p.v[pair];
     return (const u16 *)x.data + token * x.token_stride + head * x.head_stride + column;
   }
@@ -59,11 +59,12 @@ template <class C> struct Piece {
 };
 
 template <class C, class Rows>
-NSAI_DEVICE void copy_token(const NsaiAppend &p, const Rows &rows, int pair, int token, int position) {
+NSAI_DEVICE void copy_token(const NsaiAppend &p, const Rows &rows, int pair, int token,
+                            int position) {
   for (int i = threadIdx.x; i < p.kv_heads * Piece<C>::kPerHead; i += C::kThreads) {
     const Piece<C> piece(i);
     *(Chunk *)piece.cached(p.cache[pair], rows, position) =
-        *(const Chunk *)piece.fresh(p, pair, token);
+        *(const Chunk *)piece.new_kv(p, pair, token);
   }
 }
 
@@ -82,11 +83,11 @@ NSAI_DEVICE void write_entry(const NsaiAppend &p, const Rows &rows, const NewTok
       for (int i = 0; i < kLoads; ++i) {
         const int position = first + begin + i, token = at.seq.q_begin + position - old;
         const bool exists = C::kBlock % kLoads == 0 || begin + i < C::kBlock;
-        const bool fresh = exists && position >= old && is_kept(p.slot_mapping, token);
+        const bool is_new = exists && position >= old && is_kept(p.slot_mapping, token);
         chunk[i] = Chunk{};
         if (exists)
-          chunk[i] = *(const Chunk *)(fresh ? piece.fresh(p, 0, token)
-                                            : piece.cached(p.cache[0], rows, position));
+          chunk[i] = *(const Chunk *)(is_new ? piece.new_kv(p, 0, token)
+                                             : piece.cached(p.cache[0], rows, position));
       }
 #pragma unroll
       for (int i = 0; i < kLoads; ++i)

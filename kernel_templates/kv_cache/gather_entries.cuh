@@ -14,11 +14,11 @@
 //
 // Config: Element, kHeadDim, kBlock (l), kStride (d), kPageSize (P; 0: none), kThreads, kMinBlocks.
 #pragma once
-#include "data/cache_rows.cuh"
 #include "core/launch.cuh"
+#include "core/types.cuh"
+#include "data/cache_rows.cuh"
 #include "data/new_entries.cuh"
 #include "params/kv_cache.h"
-#include "core/types.cuh"
 
 static_assert(Config::kHeadDim % 8 == 0, "rows are copied 16 bytes at a time");
 
@@ -31,9 +31,10 @@ template <class C> NSAI_DEVICE void gather(const NsaiGatherEntries &p) {
   const NewEntry entry = find_new_entry<C::kBlock, C::kStride>(p.batch, p.slot_mapping, row);
   const auto lists = find_rows<C::kPageSize>(p.batch, entry.s, 0);
   const bool is_pe = row == p.rows, present = is_pe ? p.pe != nullptr : entry.exists;
-  const u16 *gPe = (const u16 *)p.pe + head * p.pe_head_stride;             // [l, D]
-  const u16 *gX = (const u16 *)p.x.data + head * p.x.head_stride;           // [pages, P, D]
-  Chunk *gOut = (Chunk *)p.out + ((long long)head * rows + row) * (C::kBlock * kChunks); // [l * D / 8]
+  const u16 *gPe = (const u16 *)p.pe + head * p.pe_head_stride;   // [l, D]
+  const u16 *gX = (const u16 *)p.x.data + head * p.x.head_stride; // [pages, P, D]
+  Chunk *gOut =
+      (Chunk *)p.out + ((long long)head * rows + row) * (C::kBlock * kChunks); // [l * D / 8]
 
   // ---- copy ----
 #pragma unroll kUnroll

@@ -9,11 +9,11 @@
 //
 // Config: kHeadDimQk, kHeadDimV, kBlock (l), kStride (d), kPageSize (P; 0: none), kThreads, kMinBlocks.
 #pragma once
-#include "data/cache_rows.cuh"
 #include "core/launch.cuh"
+#include "core/types.cuh"
+#include "data/cache_rows.cuh"
 #include "data/new_entries.cuh"
 #include "params/kv_cache.h"
-#include "core/types.cuh"
 
 template <class C> NSAI_DEVICE void scatter(const NsaiScatterEntries &p) {
   constexpr int kChunksK = C::kHeadDimQk / 8, kChunks = kChunksK + C::kHeadDimV / 8;
@@ -25,9 +25,10 @@ template <class C> NSAI_DEVICE void scatter(const NsaiScatterEntries &p) {
   for (int i = threadIdx.x; i < p.kv_heads * kChunks; i += C::kThreads) {
     const int head = i / kChunks, chunk = i % kChunks;
     const bool is_k = chunk < kChunksK;
-    const int column = (is_k ? chunk : chunk - kChunksK) * 8, dim = is_k ? C::kHeadDimQk : C::kHeadDimV;
-    const u16 *from = (const u16 *)(is_k ? p.k : p.v) +
-                      ((long long)row * p.kv_heads + head) * dim + column;
+    const int column = (is_k ? chunk : chunk - kChunksK) * 8,
+              dim = is_k ? C::kHeadDimQk : C::kHeadDimV;
+    const u16 *from =
+        (const u16 *)(is_k ? p.k : p.v) + ((long long)row * p.kv_heads + head) * dim + column;
     const NsaiCacheTensor &x = is_k ? p.entries.k : p.entries.v;
     *(Chunk *)((u16 *)x.data + row_offset(x, page, slot) + head * x.head_stride + column) =
         *(const Chunk *)from;

@@ -83,7 +83,7 @@ typedef struct NsaiAttendTma {
 /* attend_compressed_topn_sm90: the compressed branch, and of each token the top-n by the importance that
  * follows from its scores. */
 typedef struct NsaiCompressedTopn {
-  NsaiAttendTma attend; /* k, v: boxes of 128 spread tokens, see tma_load_spread() */
+  NsaiAttendTma attend; /* k, v: boxes of 128 spread tokens, see tma_load_interleaved() */
   int *idx;             /* [T, Hkv, n] ascending, then -1; NULL: no lists are wanted */
   long long idx_token_stride;
   long long idx_head_stride;
@@ -120,14 +120,14 @@ typedef struct NsaiAttendSelectedTma {
 
 /* attend_selected_window_sm90: the window's branch and the selected one by one kernel, or
  * one of them where a run has no more. */
-enum { NSAI_PART_WINDOW, NSAI_PART_SELECTED, NSAI_PARTS };
+enum { NSAI_FUSED_WINDOW, NSAI_FUSED_SELECTED, NSAI_FUSED_BRANCHES };
 typedef struct NsaiSelectedWindow {
   NsaiAttendSelectedTma selected; /* seq, q, scale and tiles of both; its `out` means nothing */
   NsaiTensorMap window_k_map;     /* as selected.k, of the window's */
   NsaiTensorMap window_v_map;
   NsaiView window_k, window_v;
-  NsaiEpilogue out[NSAI_PARTS]; /* as for two kernels, the window's first */
-  int first_part, end_part;     /* those that run; of the others nothing else means anything */
+  NsaiEpilogue out[NSAI_FUSED_BRANCHES]; /* as for two kernels, the window's first */
+  int first_branch, end_branch; /* those that run; of the others nothing else means anything */
   int reserved[2];
 } NsaiSelectedWindow;
 
@@ -148,12 +148,12 @@ typedef struct NsaiInvert {
   const int *lists; /* as in NsaiAttendSelected */
   long long list_token_stride;
   long long list_head_stride;
-  int *counts;       /* [heads, parts, blocks] */
-  int *starts;       /* [heads, blocks] */
-  unsigned *entries; /* [heads, entry_capacity] */
-  int *places;       /* [heads, tokens of the chunk, n]: among the entries of the head */
-  NsaiKvItem *items; /* [heads, item_capacity] */
-  int *item_counts;  /* [heads] */
+  int *counts;        /* [heads, parts, blocks] */
+  int *starts;        /* [heads, blocks] */
+  unsigned *entries;  /* [heads, entry_capacity] */
+  int *entry_indices; /* [heads, tokens of the chunk, n]: among the entries of the head */
+  NsaiKvItem *items;  /* [heads, item_capacity] */
+  int *item_counts;   /* [heads] */
   long long entry_capacity;
   int item_capacity;
   int heads;
@@ -188,7 +188,7 @@ typedef struct NsaiAttendKv {
 
 /* attend_selected_combine: the partial results of a token's blocks into its output. */
 typedef struct NsaiCombine {
-  const int *places;        /* as in NsaiInvert */
+  const int *entry_indices; /* as in NsaiInvert */
   const void *partial;      /* as in NsaiAttendKv */
   const float *partial_lse; /* as in NsaiAttendKv */
   NsaiEpilogue out;
@@ -284,7 +284,7 @@ typedef struct NsaiBiasActivation {
   int reserved;
 } NsaiBiasActivation;
 
-/* attend_causal_softmax: rows of fp32 scores into dtype probabilities, for sdpa_gemm. */
+/* attend_causal_softmax: rows of fp32 scores into dtype probabilities, for dense_gemm. */
 typedef struct NsaiCausalSoftmax {
   const float *scores; /* f32 [heads, rows, keys], natural units before scaling */
   void *probs;         /* dtype [heads, rows, keys] */

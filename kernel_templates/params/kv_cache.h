@@ -61,20 +61,20 @@ typedef struct NsaiCachedImportance {
 
 /* Partial results of one decode kernel, f32: of every (unit, part, row) the unnormalised O and the
  * reference and sum of its softmax; a sum of 0 says that O was not written. */
-typedef struct NsaiDecodeParts {
+typedef struct NsaiDecodeSplits {
   float *o;     /* [units, parts, rows, Dv] */
   float *stats; /* [units, parts, rows, 2] */
-  int parts;
-  int least; /* decode_split_kv_compressed: fewest quanta of keys that a team takes, where there are as many */
-} NsaiDecodeParts;
+  int splits;
+  int min_granules; /* decode_split_kv_compressed: fewest quanta of keys that a team takes, where there are as many */
+} NsaiDecodeSplits;
 
 /* Counters of what was read, i64 [num_seqs, Hkv, branches, 2]: tokens, bytes. */
-typedef struct NsaiReads {
+typedef struct NsaiKvReads {
   void *data; /* NULL: not counted */
   long long sequence_stride;
   long long head_stride;
   long long branch_stride;
-} NsaiReads;
+} NsaiKvReads;
 
 /* decode_split_kv_compressed, decode_split_kv_select, decode_split_kv_attend, decode_split_kv_combine: decode/work.cuh. */
 typedef struct NsaiDecode {
@@ -83,13 +83,13 @@ typedef struct NsaiDecode {
   NsaiCachePair entries;  /* compressed */
   NsaiCachePair selected; /* raw tokens, as that branch has them */
   NsaiCachePair window;
-  NsaiEpilogue out[3];  /* of each branch: lse, o_branch and the gate; o lies in the first */
-  NsaiDecodeParts scan; /* units: (tile of tokens, KV head), rows: kScanRows */
-  NsaiDecodeParts
-      attend;    /* units: (token, KV head), rows: kGroup; parts of the window come first */
-  float *pooled; /* f32 [scan's units, kScanRows / 16, pooled_blocks, 16], log2 */
-  float *spills; /* f32 [scan's units, scan.parts, teams, kScanRows], log2 */
-  int *idx;      /* [T, Hkv, n] ascending, then -1; or ranges [T, Hkv, n, 2] */
+  NsaiEpilogue out[3];   /* of each branch: lse, o_branch and the gate; o lies in the first */
+  NsaiDecodeSplits scan; /* units: (tile of tokens, KV head), rows: kScanRows */
+  NsaiDecodeSplits
+      attend;     /* units: (token, KV head), rows: kGroup; parts of the window come first */
+  float *pooled;  /* f32 [scan's units, kScanRows / 16, pooled_blocks, 16], log2 */
+  float *carries; /* f32 [scan's units, scan.parts, teams, kScanRows], log2 */
+  int *idx;       /* [T, Hkv, n] ascending, then -1; or ranges [T, Hkv, n, 2] */
   long long idx_token_stride;
   long long idx_head_stride;
   float scale_log2;
@@ -97,12 +97,12 @@ typedef struct NsaiDecode {
   int tiles;     /* of tokens, of decode_split_kv_compressed */
   int seq_tiles; /* of a sequence; 0: they follow from cu_q */
   int pooled_blocks;
-  int window_parts; /* of attend.parts */
-  int branches;     /* bit b: branch b counts */
-  int row_warps;    /* decode_split_kv_combine: 1, 2, 4 or 8 warps share a row's parts */
-  int probes;       /* the compressed branch's lse is wanted even where it does not count */
+  int window_splits; /* of attend.parts */
+  int branches;      /* bit b: branch b counts */
+  int row_warps;     /* decode_split_kv_combine: 1, 2, 4 or 8 warps share a row's parts */
+  int probes;        /* the compressed branch's lse is wanted even where it does not count */
   int reserved;
-  NsaiReads reads; /* Config::kCountReads */
+  NsaiKvReads kv_reads; /* Config::kCountReads */
 } NsaiDecode;
 
 /* kv_cache_append: new tokens, and the compressed entries that they complete. */
@@ -156,8 +156,8 @@ NSAI_SIZE_IS(NsaiCacheBatch, 72);
 NSAI_SIZE_IS(NsaiCachedAttend, 400);
 NSAI_SIZE_IS(NsaiCachedAttendSelected, 424);
 NSAI_SIZE_IS(NsaiCachedImportance, 272);
-NSAI_SIZE_IS(NsaiDecodeParts, 24);
-NSAI_SIZE_IS(NsaiReads, 32);
+NSAI_SIZE_IS(NsaiDecodeSplits, 24);
+NSAI_SIZE_IS(NsaiKvReads, 32);
 NSAI_SIZE_IS(NsaiDecode, 856);
 NSAI_SIZE_IS(NsaiAppend, 520);
 NSAI_SIZE_IS(NsaiGatherEntries, 152);

@@ -36,15 +36,15 @@
 //   history = kKeys % r == 0 && m <= 8 ? m - 1 : 0
 #pragma once
 #include "core/copy.cuh"
-#include "select/importance_keys.cuh"
 #include "core/launch.cuh"
 #include "core/mma.cuh"
-#include "params/attention.h"
-#include "params/kv_cache.h"
-#include "data/sequence.cuh"
-#include "data/source.cuh"
 #include "core/tile.cuh"
 #include "core/types.cuh"
+#include "data/sequence.cuh"
+#include "data/source.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
+#include "select/importance_keys.cuh"
 
 static_assert(Config::kRows == 32 * Config::kWarps, "a warp has two m16 tiles of rows");
 static_assert(Config::kThreads == 32 * Config::kWarps, "every warp computes and copies");
@@ -62,7 +62,7 @@ static_assert(Config::kBlock % Config::kStride == 0 &&
 
 // ---- plan
 
-template <class C> struct Plan {
+template <class C> struct KernelTraits {
   static constexpr int kTokens = C::kRows / C::kGroupPadded;
   static constexpr int kWarpTokens = C::kGroupPadded > 32 ? 1 : 32 / C::kGroupPadded;
   static constexpr int kTokenWarps = C::kGroupPadded > 32 ? C::kGroupPadded / 32 : 1;
@@ -94,16 +94,16 @@ template <class C> struct Plan {
                                                      : 2;
 };
 
-template <class C> struct SharedPlan {
+template <class C> struct SharedStorage {
   using KeyTile = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;
   u8 keys[2][KeyTile::kBytes]; // [kKeys, Dk], this tile and the next
-  float sums[C::kWarps][Plan<C>::kWarpTokens]
-            [Plan<C>::kSumPitch];                     // [history + kKeys] head sums of P
-  float carry[2][C::kWarps][Plan<C>::kWarpTokens][2]; // by parity of tile, of block
+  float sums[C::kWarps][KernelTraits<C>::kWarpTokens]
+            [KernelTraits<C>::kSumPitch];                     // [history + kKeys] head sums of P
+  float carry[2][C::kWarps][KernelTraits<C>::kWarpTokens][2]; // by parity of tile, of block
 };
-static_assert(sizeof(SharedPlan<Config>) == Config::kSharedBytes,
+static_assert(sizeof(SharedStorage<Config>) == Config::kSharedBytes,
               "the host's table and the plan disagree");
-static_assert(sizeof(SharedPlan<Config>) <= 101376,
+static_assert(sizeof(SharedStorage<Config>) <= 101376,
               "99 KB is all that sm_86, sm_89 and sm_120 have");
 
 // ---- coordinates
@@ -130,7 +130,7 @@ NSAI_DEVICE TokenTile find_tokens(const Params &params, int index, int count) {
     bool present = 0 <= query && query < seq.q_len;
     return TokenTile{ seq, s, query, query, query + present, index - query };
   } else {
-    constexpr int kTokens = Plan<C>::kTokens;
+    constexpr int kTokens = KernelTraits<C>::kTokens;
     // Token x lies in tile x / kTokens - 1 or later, whatever the sequences are.
     int skipped = max(0, p.token_begin / kTokens - numbers_tiles_by_sequence(seqs));
     QueryTile tile = find_query_tile<kTokens>(seqs, skipped + count - 1 - index);
@@ -158,7 +158,8 @@ template <class C> NSAI_DEVICE int written_blocks(const NsaiImportance &p, int t
 // zeros and -inf: P = 0.
 template <class C>
 NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, int group, int warp,
-                              int lane, u32 (&rQ)[2][Plan<C>::kSteps][4], float (&bias)[2][2]) {
+                              int lane, u32 (&rQ)[2][KernelTraits<C>::kSteps][4],
+                              float (&bias)[2][2]) {
   const u16 *gQ = (const u16 *)p.q.data; // [T, Hq, Dk]
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
@@ -171,7 +172,7 @@ NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, 
       int query_head = present ? group * C::kGroup + head : 0;
       const u16 *from = gQ + token * p.q.token_stride + query_head * p.q.head_stride + lane % 4 * 2;
 #pragma unroll
-      for (int k = 0; k < Plan<C>::kSteps; ++k) {
+      for (int k = 0; k < KernelTraits<C>::kSteps; ++k) {
         bool upper = k * 16 + 8 < C::kHeadDimQk;
         rQ[tile][k][half] = present ? *(const u32 *)(from + k * 16) : 0;
         rQ[tile][k][half + 2] = present && upper ? *(const u32 *)(from + k * 16 + 8) : 0;
@@ -185,20 +186,20 @@ NSAI_DEVICE void load_queries(const NsaiImportance &p, const TokenTile &tokens, 
 
 // S = Q K^T of the warp's 32 rows and the 32 keys whose first row lies at `keys`.
 template <class C>
-NSAI_DEVICE void scores(float (&rS)[2][Plan<C>::kSliceTiles][4],
-                        const u32 (&rQ)[2][Plan<C>::kSteps][4], u32 keys, int lane) {
-  using KeyTile = typename SharedPlan<C>::KeyTile;
+NSAI_DEVICE void scores(float (&rS)[2][KernelTraits<C>::kSliceTiles][4],
+                        const u32 (&rQ)[2][KernelTraits<C>::kSteps][4], u32 keys, int lane) {
+  using KeyTile = typename SharedStorage<C>::KeyTile;
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile)
 #pragma unroll
-    for (int n = 0; n < Plan<C>::kSliceTiles; ++n)
+    for (int n = 0; n < KernelTraits<C>::kSliceTiles; ++n)
 #pragma unroll
       for (int i = 0; i < 4; ++i) rS[tile][n][i] = 0;
   int key = lane / 16 * 8 + lane % 8, chunk = lane / 8 % 2; // of ldmatrix: n tile, then k half
 #pragma unroll
-  for (int k = 0; k < Plan<C>::kSteps; ++k) {
+  for (int k = 0; k < KernelTraits<C>::kSteps; ++k) {
 #pragma unroll
-    for (int n = 0; n < Plan<C>::kSliceTiles; n += 2) {
+    for (int n = 0; n < KernelTraits<C>::kSliceTiles; n += 2) {
       u32 rK[4]; // 16 keys x 16 columns
       ldmatrix_x4(rK, KeyTile::along(keys + KeyTile::offset(key, chunk), 2 * k) +
                           n * 8 * KeyTile::kPitch);
@@ -213,8 +214,8 @@ NSAI_DEVICE void scores(float (&rS)[2][Plan<C>::kSliceTiles][4],
 
 // P of the keys that a row's token does not see becomes 0. `first` is the slice's first key.
 template <class C>
-NSAI_DEVICE void mask(float (&rP)[2][Plan<C>::kSliceTiles][4], const TokenTile &tokens, int first,
-                      int warp, int lane) {
+NSAI_DEVICE void mask(float (&rP)[2][KernelTraits<C>::kSliceTiles][4], const TokenTile &tokens,
+                      int first, int warp, int lane) {
 #pragma unroll
   for (int tile = 0; tile < 2; ++tile) {
 #pragma unroll
@@ -222,7 +223,7 @@ NSAI_DEVICE void mask(float (&rP)[2][Plan<C>::kSliceTiles][4], const TokenTile &
       int query = tokens.first + (32 * warp + 16 * tile + 8 * half + lane / 4) / C::kGroupPadded;
       int visible = visible_blocks<C>(tokens.seq.position(query)) - first - lane % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < Plan<C>::kSliceTiles; ++n) {
+      for (int n = 0; n < KernelTraits<C>::kSliceTiles; ++n) {
         if (n * 8 >= visible) rP[tile][n][2 * half] = 0;
         if (n * 8 + 1 >= visible) rP[tile][n][2 * half + 1] = 0;
       }
@@ -234,9 +235,10 @@ NSAI_DEVICE void mask(float (&rP)[2][Plan<C>::kSliceTiles][4], const TokenTile &
 // A thread adds its own rows of a token, then lanes halve their values against each other until
 // each holds 8 / kHeadLanes keys: value x of a thread is key 8 * (x / 2) + 2 * (lane % 4) + x % 2.
 template <class C>
-NSAI_DEVICE void sum_heads(const float (&rP)[2][Plan<C>::kSliceTiles][4], float *sums, int lane) {
-  constexpr int kValues = 2 * Plan<C>::kSliceTiles;
-  constexpr int kSets = Plan<C>::kSets;
+NSAI_DEVICE void sum_heads(const float (&rP)[2][KernelTraits<C>::kSliceTiles][4], float *sums,
+                           int lane) {
+  constexpr int kValues = 2 * KernelTraits<C>::kSliceTiles;
+  constexpr int kSets = KernelTraits<C>::kSets;
 #pragma unroll
   for (int set = 0; set < kSets; ++set) {
     float v[kValues];
@@ -252,7 +254,7 @@ NSAI_DEVICE void sum_heads(const float (&rP)[2][Plan<C>::kSliceTiles][4], float 
     }
     int first = 0; // value of the thread that v[0] is
 #pragma unroll
-    for (int lanes = Plan<C>::kHeadLanes / 2, width = kValues / 2; lanes > 0;
+    for (int lanes = KernelTraits<C>::kHeadLanes / 2, width = kValues / 2; lanes > 0;
          lanes /= 2, width /= 2) {
       bool upper = lane & 4 * lanes;
       first += upper ? width : 0;
@@ -262,9 +264,10 @@ NSAI_DEVICE void sum_heads(const float (&rP)[2][Plan<C>::kSliceTiles][4], float 
         v[x] = mine + __shfl_xor_sync(0xffffffffu, other, 4 * lanes);
       }
     }
-    float *row = sums + (set * (32 / kSets) + lane / 4) / C::kGroupPadded * Plan<C>::kSumPitch;
+    float *row =
+        sums + (set * (32 / kSets) + lane / 4) / C::kGroupPadded * KernelTraits<C>::kSumPitch;
 #pragma unroll
-    for (int x = 0; x < kValues / Plan<C>::kHeadLanes; ++x) {
+    for (int x = 0; x < kValues / KernelTraits<C>::kHeadLanes; ++x) {
       int value = first + x;
       row[value / 2 * 8 + lane % 4 * 2 + value % 2] = v[x];
     }
@@ -273,7 +276,7 @@ NSAI_DEVICE void sum_heads(const float (&rP)[2][Plan<C>::kSliceTiles][4], float 
 
 // The warps that share a token wait for each other's sums.
 template <class C> NSAI_DEVICE void sync_token() {
-  if constexpr (Plan<C>::kTokenWarps > 1)
+  if constexpr (KernelTraits<C>::kTokenWarps > 1)
     __syncthreads();
   else
     __syncwarp();
@@ -284,10 +287,11 @@ template <class C> NSAI_DEVICE void sync_token() {
 template <class C, class End, class Visit>
 NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int first, End end,
                                 Visit visit) {
-  constexpr int kLanes = Plan<C>::kPoolLanes;
-  if (warp % Plan<C>::kTokenWarps != 0) return; // the token's first warp pools for all
-  for (int token = lane / kLanes; token < Plan<C>::kWarpTokens; token += 32 / kLanes) {
-    int query = tokens.first + warp / Plan<C>::kTokenWarps * Plan<C>::kWarpTokens + token;
+  constexpr int kLanes = KernelTraits<C>::kPoolLanes;
+  if (warp % KernelTraits<C>::kTokenWarps != 0) return; // the token's first warp pools for all
+  for (int token = lane / kLanes; token < KernelTraits<C>::kWarpTokens; token += 32 / kLanes) {
+    int query =
+        tokens.first + warp / KernelTraits<C>::kTokenWarps * KernelTraits<C>::kWarpTokens + token;
     int last = end(query);
     for (int j = first + lane % kLanes; j < last; j += kLanes) visit(token, query, j);
   }
@@ -296,7 +300,7 @@ NSAI_DEVICE void for_each_block(const TokenTile &tokens, int warp, int lane, int
 // `begin` plus the part of block j whose head sums lie in the tile: start is the place in `row` of
 // the block's first key.
 template <class C> NSAI_DEVICE float pool(const float *row, int start, float begin) {
-  using P = Plan<C>;
+  using P = KernelTraits<C>;
   constexpr int kSecond =
       P::kWarpTokens * P::kSumPitch; // from the first warp's sums of a token to the second's
   constexpr int kUnroll = P::kSupport <= 16 ? P::kSupport : 4;
@@ -315,10 +319,10 @@ template <class C> NSAI_DEVICE float pool(const float *row, int start, float beg
 // ---- body
 
 template <class C, class Params> NSAI_DEVICE void importance(const Params &params) {
-  using P = Plan<C>;
+  using P = KernelTraits<C>;
   const NsaiImportance &p = packed_of(params);
   extern __shared__ __align__(128) unsigned char shared_bytes[];
-  SharedPlan<C> &shared = *(SharedPlan<C> *)shared_bytes;
+  SharedStorage<C> &shared = *(SharedStorage<C> *)shared_bytes;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
   // ---- coordinates ----
@@ -366,7 +370,7 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
 #pragma unroll
     for (int slice = 0; slice < C::kKeys; slice += 32) {
       float rS[2][P::kSliceTiles][4]; // [32 rows, 32 keys]
-      scores<C>(rS, rQ, sK + slice * SharedPlan<C>::KeyTile::kPitch, lane);
+      scores<C>(rS, rQ, sK + slice * SharedStorage<C>::KeyTile::kPitch, lane);
 #pragma unroll
       for (int m = 0; m < 2; ++m)
 #pragma unroll
@@ -419,7 +423,7 @@ template <class C, class Params> NSAI_DEVICE void importance(const Params &param
 
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     select_importance(const __grid_constant__
-                       ParamsOf<Config::kCached, NsaiImportance, NsaiCachedImportance>::Type p) {
+                          ParamsOf<Config::kCached, NsaiImportance, NsaiCachedImportance>::Type p) {
   begin_kernel();
   importance<Config>(p);
 }

@@ -7,12 +7,12 @@
 // Config: kHeadDimQk, kKeys, kThreads, kBlock (l), kStride (d); data/source.cuh.
 #pragma once
 #include "core/copy.cuh"
-#include "params/attention.h"
-#include "params/kv_cache.h"
-#include "data/sequence.cuh"
-#include "data/source.cuh"
 #include "core/tile.cuh"
 #include "core/types.cuh"
+#include "data/sequence.cuh"
+#include "data/source.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
 
 template <class C> struct KeyCopy {
   using KeyTile = Tile<C::kKeys, padded_dim(C::kHeadDimQk)>;

@@ -16,12 +16,12 @@
 // 1272 bytes of shared memory a warp, static.
 #pragma once
 #include "core/launch.cuh"
-#include "params/attention.h"
-#include "params/kv_cache.h"
-#include "data/sequence.cuh"
-#include "data/source.cuh"
 #include "core/topn.cuh"
 #include "core/types.cuh"
+#include "data/sequence.cuh"
+#include "data/source.cuh"
+#include "params/attention.h"
+#include "params/kv_cache.h"
 
 static_assert(Config::kThreads % 32 == 0, "a warp per token and KV head");
 

@@ -137,7 +137,7 @@ static void write_failure(const library_facts *f, const nsai_library_spec *spec,
 }
 
 /* One or two sentences: what a run would use, or what is missing and the remedy. */
-static void judge(facts *f) {
+static void conclude(facts *f) {
   size_t size = sizeof f->verdict;
   char why[2560];
   if (f->wants_cpu) {
@@ -167,7 +167,7 @@ static void gather(const nsai_report_inputs *in, facts *f) {
   if (!f->wants_cpu) gather_device(in, driver, f);
   if (f->have_device) gather_reading(f);
   gather_cache(in, f);
-  judge(f);
+  conclude(f);
 }
 
 /* ---- JSON ---- */

@@ -19,12 +19,12 @@ static nsa_status check_exec(const nsa_plan *plan, const nsa_exec *exec) {
   if (exec->struct_size != sizeof *exec)
     return nsai_fail(NSA_E_VERSION, "exec.struct_size is %u, expected %zu: use NSA_EXEC_INIT",
                      exec->struct_size, sizeof *exec);
-  if (!plan->layout.total) return NSA_OK;
-  if (!exec->workspace || exec->workspace_bytes < plan->layout.total)
+  if (!plan->workspace.total) return NSA_OK;
+  if (!exec->workspace || exec->workspace_bytes < plan->workspace.total)
     return nsai_fail(NSA_E_WORKSPACE,
                      "exec.workspace has %llu bytes, the plan needs %llu (nsa_plan_caps)",
                      (unsigned long long)(exec->workspace ? exec->workspace_bytes : 0),
-                     (unsigned long long)plan->layout.total);
+                     (unsigned long long)plan->workspace.total);
   if ((uintptr_t)exec->workspace % NSAI_WORKSPACE_ALIGN)
     return nsai_fail(NSA_E_WORKSPACE, "exec.workspace is not aligned to %u bytes",
                      NSAI_WORKSPACE_ALIGN);
@@ -106,12 +106,13 @@ static nsa_status cached(nsai_run *run) {
                                ALL_PROCESSORS);
 }
 
-static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *fresh, const nsa_phi *phi) {
+static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *new_kv,
+                         const nsa_phi *phi) {
   nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
-  NSAI_TRY(nsai_check_append(&check, run->batch, kv, fresh, phi, &run->sizes));
-  if (run->driver) return nsai_enqueue_append(run, kv, fresh, phi);
-  return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, kv, fresh, phi,
+  NSAI_TRY(nsai_check_append(&check, run->batch, kv, new_kv, phi, &run->sizes));
+  if (run->driver) return nsai_enqueue_append(run, kv, new_kv, phi);
+  return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, kv, new_kv, phi,
                                ALL_PROCESSORS);
 }
 
@@ -174,7 +175,7 @@ nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batc
 }
 
 nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                         const nsa_kv *cache, const nsa_kv *fresh, const nsa_phi *phi) {
+                         const nsa_kv *cache, const nsa_kv *new_kv, const nsa_phi *phi) {
   nsai_queue queue;
   nsai_run run = { .queue = &queue };
   NSAI_TRY(begin_run(plan, NSA_OP_APPEND, exec, batch, NULL, &run));
@@ -183,7 +184,7 @@ nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_b
                                  "exec.branches is 0x%x, but an append writes for every branch: "
                                  "leave it 0",
                                  exec->branches)
-                     : append(&run, cache, fresh, phi);
+                     : append(&run, cache, new_kv, phi);
   return end_run(&run, status);
 }
 
@@ -195,15 +196,16 @@ nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_ba
   return end_run(&run, backward(&run, grads));
 }
 
-nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                           const nsa_io *io, const nsa_grads *grads, const nsai_marks *marks) {
+nsa_status nsai_run_with_callbacks(const nsa_plan *plan, const nsa_exec *exec,
+                                   const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
+                                   const nsai_stage_callbacks *callbacks) {
   nsai_queue queue;
   nsai_run run = { .queue = &queue };
   int32_t op = plan->problem.op;
   if (op == NSA_OP_DECODE || op == NSA_OP_APPEND)
-    return nsai_fail(NSA_E_INTERNAL, "a run of %s has no marks", nsai_op_name(op));
+    return nsai_fail(NSA_E_INTERNAL, "a run of %s has no stage callbacks", nsai_op_name(op));
   NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
-  run.marks = marks;
+  run.callbacks = callbacks;
   if (op == NSA_OP_BACKWARD) return end_run(&run, backward(&run, grads));
   if (op == NSA_OP_PREFILL) return end_run(&run, cached(&run));
   return end_run(&run, op == NSA_OP_DENSE ? dense(&run) : forward(&run));

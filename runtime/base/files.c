@@ -30,25 +30,25 @@ static bool read_exactly(int fd, char *data, size_t size) {
   return true;
 }
 
-static bool owner_allowed(const struct stat *st, nsai_fs_owner owner) {
-  return st->st_uid == geteuid() || (owner == NSAI_FS_OWN_OR_ROOT && st->st_uid == 0);
+static bool owner_allowed(const struct stat *st, nsai_files_owner owner) {
+  return st->st_uid == geteuid() || (owner == NSAI_FILES_OWN_OR_ROOT && st->st_uid == 0);
 }
 
 /* NSA_OK, or NSA_E_IO and NSA_E_NOMEM with a clause in `fault`. */
 static nsa_status read_open_file(int fd, size_t limit, char **data, struct stat *st, char *fault) {
   nsa_status status = NSA_E_IO;
   if (fstat(fd, st) != 0) {
-    snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be examined: %s", strerror(errno));
+    snprintf(fault, NSAI_FILES_FAULT_CHARS, "cannot be examined: %s", strerror(errno));
   } else if (!S_ISREG(st->st_mode)) {
-    snprintf(fault, NSAI_FS_FAULT_CHARS, "is not a regular file");
+    snprintf(fault, NSAI_FILES_FAULT_CHARS, "is not a regular file");
   } else if ((uint64_t)st->st_size > limit) {
-    snprintf(fault, NSAI_FS_FAULT_CHARS, "has %lld bytes, more than the %zu allowed",
+    snprintf(fault, NSAI_FILES_FAULT_CHARS, "has %lld bytes, more than the %zu allowed",
              (long long)st->st_size, limit);
   } else if ((*data = malloc((size_t)st->st_size + 1)) == NULL) {
-    snprintf(fault, NSAI_FS_FAULT_CHARS, "needs more memory than there is");
+    snprintf(fault, NSAI_FILES_FAULT_CHARS, "needs more memory than there is");
     status = NSA_E_NOMEM;
   } else if (!read_exactly(fd, *data, (size_t)st->st_size)) {
-    snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be read: %s", strerror(errno));
+    snprintf(fault, NSAI_FILES_FAULT_CHARS, "cannot be read: %s", strerror(errno));
     free(*data);
     *data = NULL;
   } else {
@@ -58,10 +58,9 @@ static nsa_status read_open_file(int fd, size_t limit, char **data, struct stat 
   return status;
 }
 
-nsa_status nsai_fs_read_file(int folder, const char *path, size_t limit, char **data,
-                             size_t *size) {
+nsa_status nsai_files_read(int folder, const char *path, size_t limit, char **data, size_t *size) {
   struct stat st;
-  char fault[NSAI_FS_FAULT_CHARS];
+  char fault[NSAI_FILES_FAULT_CHARS];
   *data = NULL;
   /* O_NONBLOCK: a FIFO in the file's place must not hang the open; it is refused afterwards. */
   int fd = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
@@ -74,15 +73,15 @@ nsa_status nsai_fs_read_file(int folder, const char *path, size_t limit, char **
   return NSA_OK;
 }
 
-bool nsai_fs_read_trusted(int folder, const char *name, size_t limit, char **data, struct stat *st,
-                          char fault[NSAI_FS_FAULT_CHARS]) {
+bool nsai_files_read_trusted(int folder, const char *name, size_t limit, char **data,
+                             struct stat *st, char fault[NSAI_FILES_FAULT_CHARS]) {
   *data = NULL;
   memset(st, 0, sizeof *st);
   int fd = openat(folder, name, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK | O_NOFOLLOW);
   if (fd < 0) {
     int cause = errno;
     if (cause == ELOOP) fstatat(folder, name, st, AT_SYMLINK_NOFOLLOW);
-    snprintf(fault, NSAI_FS_FAULT_CHARS, "cannot be opened: %s", strerror(cause));
+    snprintf(fault, NSAI_FILES_FAULT_CHARS, "cannot be opened: %s", strerror(cause));
     errno = cause;
     return false;
   }
@@ -93,16 +92,17 @@ bool nsai_fs_read_trusted(int folder, const char *name, size_t limit, char **dat
     errno = ENOMEM;
   }
   if (status != NSA_OK) return false;
-  if (owner_allowed(st, NSAI_FS_OWN_OR_ROOT) && !(st->st_mode & 022)) return true;
+  if (owner_allowed(st, NSAI_FILES_OWN_OR_ROOT) && !(st->st_mode & 022)) return true;
   free(*data);
   *data = NULL;
-  snprintf(fault, NSAI_FS_FAULT_CHARS, "belongs to another user or is writable by others");
+  snprintf(fault, NSAI_FILES_FAULT_CHARS, "belongs to another user or is writable by others");
   return false;
 }
 
 /* ---- folders ---- */
 
-int nsai_fs_open_folder(int parent, const char *path, nsai_fs_owner owner, char *why, size_t size) {
+int nsai_files_open_folder(int parent, const char *path, nsai_files_owner owner, char *why,
+                           size_t size) {
   struct stat st;
   int fd = openat(parent, path, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   if (fd < 0) {
@@ -117,8 +117,8 @@ int nsai_fs_open_folder(int parent, const char *path, nsai_fs_owner owner, char 
   if (fstat(fd, &st) != 0)
     fault = "it cannot be examined";
   else if (!owner_allowed(&st, owner))
-    fault = owner == NSAI_FS_OWN ? "it belongs to another user"
-                                 : "it belongs neither to root nor to this user";
+    fault = owner == NSAI_FILES_OWN ? "it belongs to another user"
+                                    : "it belongs neither to root nor to this user";
   else if (st.st_mode & 022)
     fault = "group or others may write to it (chmod go-w)";
   if (!fault) return fd;
@@ -128,7 +128,7 @@ int nsai_fs_open_folder(int parent, const char *path, nsai_fs_owner owner, char 
   return -1;
 }
 
-bool nsai_fs_make_folders(const char *path) {
+bool nsai_files_make_folders(const char *path) {
   char part[PATH_MAX];
   size_t length = strlen(path);
   if (length == 0 || length >= sizeof part) {
@@ -146,7 +146,7 @@ bool nsai_fs_make_folders(const char *path) {
   return true;
 }
 
-bool nsai_fs_is_network(int folder) {
+bool nsai_files_is_network(int folder) {
   /* f_type of linux/magic.h and of file systems outside the kernel. */
   static const uint32_t types[] = {
     0x6969,     /* NFS */
@@ -293,8 +293,8 @@ static bool publish_by_rename(int folder, const char *name, const void *data, si
   return done;
 }
 
-nsa_status nsai_fs_publish(int folder, const char *name, const void *data, size_t size,
-                           bool by_rename) {
+nsa_status nsai_files_publish(int folder, const char *name, const void *data, size_t size,
+                              bool by_rename) {
   int linked = by_rename ? -1 : publish_by_link(folder, name, data, size);
   if (linked == 1 || (linked < 0 && publish_by_rename(folder, name, data, size))) return NSA_OK;
   int cause = errno;
@@ -303,7 +303,7 @@ nsa_status nsai_fs_publish(int folder, const char *name, const void *data, size_
   return status;
 }
 
-bool nsai_fs_unlink_same(int folder, const char *name, const struct stat *st) {
+bool nsai_files_unlink_same(int folder, const char *name, const struct stat *st) {
   struct stat now;
   return fstatat(folder, name, &now, AT_SYMLINK_NOFOLLOW) == 0 && now.st_dev == st->st_dev &&
          now.st_ino == st->st_ino && now.st_size == st->st_size && unlinkat(folder, name, 0) == 0;
@@ -311,7 +311,7 @@ bool nsai_fs_unlink_same(int folder, const char *name, const struct stat *st) {
 
 /* ---- locks ---- */
 
-int nsai_fs_lock(int folder, const char *name) {
+int nsai_files_lock(int folder, const char *name) {
   int fd = openat(folder, name, O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC, 0600);
   if (fd < 0 || flock(fd, LOCK_EX | LOCK_NB) == 0) return fd;
   int cause = errno;
@@ -320,7 +320,7 @@ int nsai_fs_lock(int folder, const char *name) {
   return -1;
 }
 
-void nsai_fs_remove_abandoned(int folder, const char *name) {
+void nsai_files_remove_abandoned(int folder, const char *name) {
   int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;
   /* The lock is held until the file is gone, so that its writer cannot take it in between. */

@@ -25,7 +25,7 @@
 #define STAMP_SECONDS 3600
 
 /* Entries live in a folder of their own, so that tuning records may lie beside it. */
-static const nsai_place_kind kernels = { "kernels", "cache", "compiled kernels", "new kernels" };
+static const nsai_dirs_kind kernels = { "kernels", "cache", "compiled kernels", "new kernels" };
 
 /* ---- open, close ---- */
 
@@ -36,7 +36,7 @@ nsa_status nsai_cache_open(const nsai_cache_options *options, nsai_cache **out) 
   pthread_mutex_init(&cache->lock, NULL);
   cache->logger = options->logger;
   cache->limit = options->limit;
-  nsai_place_open(&cache->place, options, &kernels);
+  nsai_dirs_open(&cache->folders, options, &kernels);
   *out = cache;
   return NSA_OK;
 }
@@ -52,14 +52,14 @@ static void free_memory(memory_entry *entry) {
 
 void nsai_cache_close(nsai_cache *cache) {
   if (!cache) return;
-  nsai_place_close(&cache->place);
+  nsai_dirs_close(&cache->folders);
   free_memory(cache->memory);
   pthread_mutex_destroy(&cache->lock);
   free(cache);
 }
 
 bool nsai_cache_tier(nsai_cache *cache, int32_t index, nsai_cache_tier_info *out) {
-  return nsai_place_tier(&cache->place, index, out);
+  return nsai_dirs_tier(&cache->folders, index, out);
 }
 
 /* ---- memory ---- */
@@ -134,7 +134,7 @@ static void touch(nsai_cache *cache, const char *name, int64_t used_at) {
   if (used_at <= now && now - used_at < STAMP_SECONDS) return;
   unsigned char stamp[NSAI_CACHE_STAMP_BYTES];
   nsai_cache_stamp_encode(now, stamp);
-  int fd = openat(cache->place.fd[0], name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  int fd = openat(cache->folders.fd[0], name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;
   /* A failure costs only the entry's place in the order of eviction. */
   if (pwrite(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT) != (ssize_t)sizeof stamp)
@@ -175,10 +175,11 @@ static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
                        const nsai_kernel_key *key, nsai_kernel_image *out) {
   struct stat st;
   nsai_cache_entry entry;
-  char *data, fault[NSAI_FS_FAULT_CHARS];
+  char *data, fault[NSAI_FILES_FAULT_CHARS];
   const char *problem = NULL;
-  bool writable = tier == 0 && nsai_place_writable(&cache->place);
-  if (!nsai_fs_read_trusted(cache->place.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault)) {
+  bool writable = tier == 0 && nsai_dirs_writable(&cache->folders);
+  if (!nsai_files_read_trusted(cache->folders.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st,
+                               fault)) {
     if (st.st_ino == 0) return false; /* missing, or nothing that the file could help */
     problem = fault;
   } else {
@@ -186,12 +187,12 @@ static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
     if (!problem) problem = check_entry(key, &entry, name);
   }
   if (problem) {
-    bool gone = writable && nsai_fs_unlink_same(cache->place.fd[tier], name, &st);
-    nsai_place_warn(&cache->place, NSAI_WARNED_BAD,
-                    "the entry %s in %s is bad (%s) and %s; the kernel is "
-                    "compiled again",
-                    name, cache->place.info[tier].path, problem,
-                    gone ? "was removed" : "stays there");
+    bool gone = writable && nsai_files_unlink_same(cache->folders.fd[tier], name, &st);
+    nsai_dirs_warn(&cache->folders, NSAI_WARNED_BAD,
+                   "the entry %s in %s is bad (%s) and %s; the kernel is "
+                   "compiled again",
+                   name, cache->folders.info[tier].path, problem,
+                   gone ? "was removed" : "stays there");
     free(data);
     return false;
   }
@@ -207,27 +208,27 @@ static bool load_any(nsai_cache *cache, int32_t tier, const nsai_kernel_key *key
   char **names;
   size_t count, prefix = strlen(key->digest);
   bool found = false;
-  if (nsai_place_list(cache->place.fd[tier], CACHE_ENDING, false, &names, &count) != NSA_OK)
+  if (nsai_dirs_list(cache->folders.fd[tier], CACHE_ENDING, false, &names, &count) != NSA_OK)
     return false;
   for (size_t i = 0; i < count && !found; i++)
     if (strncmp(names[i], key->digest, prefix) == 0 && names[i][prefix] == '-')
       found = load_entry(cache, tier, names[i], key, out);
-  nsai_place_free_list(names, count);
+  nsai_dirs_free_list(names, count);
   return found;
 }
 
 bool nsai_cache_find(nsai_cache *cache, const nsai_kernel_key *key, nsai_kernel_image *out) {
   memset(out, 0, sizeof *out);
   if (find_in_memory(cache, key, out)) return true;
-  for (int32_t tier = 0; tier < cache->place.tiers; tier++) {
+  for (int32_t tier = 0; tier < cache->folders.tiers; tier++) {
     char name[NSAI_CACHE_NAME_CHARS];
-    if (cache->place.fd[tier] < 0) continue;
+    if (cache->folders.fd[tier] < 0) continue;
     nsai_cache_entry_name(key->digest, key->compiler_id, name);
     bool found = key->compiler_id[0] ? load_entry(cache, tier, name, key, out)
                                      : load_any(cache, tier, key, out);
     if (!found) continue;
     nsai_log(cache->logger, NSA_LOG_DEBUG, "cache", "hit %s %s in %s", key->entry, key->arch,
-             cache->place.info[tier].path);
+             cache->folders.info[tier].path);
     keep_in_memory(cache, key, out);
     return true;
   }
@@ -241,21 +242,21 @@ bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
   unsigned char *data;
   size_t size;
   keep_in_memory(cache, key, image);
-  if (!nsai_place_writable(&cache->place)) return false;
+  if (!nsai_dirs_writable(&cache->folders)) return false;
   if (nsai_cache_entry_encode(key, image, (int64_t)time(NULL), &data, &size) != NSA_OK)
     return false;
   bool stored = false;
   if (size <= NSAI_CACHE_ENTRY_MAX && size <= cache->limit) {
     nsai_cache_make_room(cache, size);
     nsai_cache_entry_name(key->digest, image->compiler_id, name);
-    stored = nsai_fs_publish(cache->place.fd[0], name, data, size, cache->place.info[0].network) ==
-             NSA_OK;
-    if (!stored) nsai_place_stop_writing(&cache->place, strerror(errno));
+    stored = nsai_files_publish(cache->folders.fd[0], name, data, size,
+                                cache->folders.info[0].network) == NSA_OK;
+    if (!stored) nsai_dirs_stop_writing(&cache->folders, strerror(errno));
   } else {
-    nsai_place_warn(&cache->place, NSAI_WARNED_WRITE,
-                    "kernel %s has %zu bytes, more than the cache's limit: kept "
-                    "in memory only",
-                    key->entry, size);
+    nsai_dirs_warn(&cache->folders, NSAI_WARNED_WRITE,
+                   "kernel %s has %zu bytes, more than the cache's limit: kept "
+                   "in memory only",
+                   key->entry, size);
   }
   free(data);
   return stored;
@@ -284,13 +285,13 @@ static bool drop_from_disk(nsai_cache *cache, const char *name, const nsai_kerne
                            const nsai_kernel_image *image) {
   struct stat st;
   nsai_kernel_image there;
-  if (!nsai_place_writable(&cache->place) ||
-      fstatat(cache->place.fd[0], name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
+  if (!nsai_dirs_writable(&cache->folders) ||
+      fstatat(cache->folders.fd[0], name, &st, AT_SYMLINK_NOFOLLOW) != 0 ||
       !load_entry(cache, 0, name, key, &there))
     return false;
   bool same = there.size == image->size && memcmp(there.cubin, image->cubin, image->size) == 0;
   nsai_kernel_image_fini(&there);
-  return same && nsai_fs_unlink_same(cache->place.fd[0], name, &st);
+  return same && nsai_files_unlink_same(cache->folders.fd[0], name, &st);
 }
 
 void nsai_cache_drop(nsai_cache *cache, const nsai_kernel_key *key, const nsai_kernel_image *image,
@@ -299,20 +300,20 @@ void nsai_cache_drop(nsai_cache *cache, const nsai_kernel_key *key, const nsai_k
   nsai_cache_entry_name(key->digest, image->compiler_id, name);
   drop_from_memory(cache, key->digest, image->compiler_id);
   bool gone = drop_from_disk(cache, name, key, image);
-  nsai_place_warn(&cache->place, NSAI_WARNED_UNFIT,
-                  "kernel %s of the cache does not load (%s); its entry %s %s", key->entry, why,
-                  name, gone ? "was removed" : "stays where it is");
+  nsai_dirs_warn(&cache->folders, NSAI_WARNED_UNFIT,
+                 "kernel %s of the cache does not load (%s); its entry %s %s", key->entry, why,
+                 name, gone ? "was removed" : "stays where it is");
 }
 
 /* ---- the courtesy lock ---- */
 
 /* Two keys that share one wait for each other now and then. */
 bool nsai_cache_same_lock(const nsai_kernel_key *a, const nsai_kernel_key *b) {
-  return !strncmp(a->digest, b->digest, NSAI_PLACE_LOCK_CHARS);
+  return !strncmp(a->digest, b->digest, NSAI_DIRS_LOCK_CHARS);
 }
 
 int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, bool *busy) {
-  return nsai_place_lock(&cache->place, key->digest, busy);
+  return nsai_dirs_lock(&cache->folders, key->digest, busy);
 }
 
 void nsai_cache_unlock(int token) {

@@ -21,7 +21,7 @@ static const char temporary_prefix[] = ".tmp-";
 static const char *const usual_system_dirs[] = { "/var/cache/nsa", "/usr/share/nsa/cache", NULL };
 
 /* The first place that is set. False when none is. */
-static bool choose_place(const char *given, char *path, size_t size) {
+static bool choose_dirs(const char *given, char *path, size_t size) {
   const struct {
     const char *root, *below;
   } places[] = {
@@ -43,24 +43,25 @@ static bool choose_place(const char *given, char *path, size_t size) {
 
 /* Opens <path>/<folder> of one tier; fills the tier's state. False: not usable, `missing` tells
  * whether it just is not there. */
-static bool open_tier(nsai_place *place, const char *path, bool own, bool *missing) {
-  nsai_cache_tier_info *tier = &place->info[place->tiers];
-  int *fd = &place->fd[place->tiers];
-  nsai_fs_owner owner = own ? NSAI_FS_OWN : NSAI_FS_OWN_OR_ROOT;
-  bool write = own && place->mode == NSAI_CACHE_READ_WRITE;
+static bool open_tier(nsai_dirs *folders, const char *path, bool own, bool *missing) {
+  nsai_cache_tier_info *tier = &folders->info[folders->tiers];
+  int *fd = &folders->fd[folders->tiers];
+  nsai_files_owner owner = own ? NSAI_FILES_OWN : NSAI_FILES_OWN_OR_ROOT;
+  bool write = own && folders->mode == NSAI_CACHE_READ_WRITE;
   snprintf(tier->path, sizeof tier->path, "%s", path);
   *missing = false;
   *fd = -1;
-  place->tiers++;
-  if (write && !place->look && !nsai_fs_make_folders(path)) {
+  folders->tiers++;
+  if (write && !folders->look && !nsai_files_make_folders(path)) {
     snprintf(tier->state, sizeof tier->state, "cannot be made: %s", strerror(errno));
     return false;
   }
-  int folder = nsai_fs_open_folder(AT_FDCWD, path, owner, tier->state, sizeof tier->state);
+  int folder = nsai_files_open_folder(AT_FDCWD, path, owner, tier->state, sizeof tier->state);
   if (folder >= 0) {
-    if (write && !place->look)
-      mkdirat(folder, place->kind->folder, 0700); /* a failure shows in the open below */
-    *fd = nsai_fs_open_folder(folder, place->kind->folder, owner, tier->state, sizeof tier->state);
+    if (write && !folders->look)
+      mkdirat(folder, folders->kind->folder, 0700); /* a failure shows in the open below */
+    *fd = nsai_files_open_folder(folder, folders->kind->folder, owner, tier->state,
+                                 sizeof tier->state);
   }
   *missing = *fd < 0 && errno == ENOENT;
   tier->missing = *missing;
@@ -68,114 +69,115 @@ static bool open_tier(nsai_place *place, const char *path, bool own, bool *missi
   if (folder >= 0) close(folder);
   if (*fd < 0) return false;
   tier->used = true;
-  tier->network = nsai_fs_is_network(*fd);
+  tier->network = nsai_files_is_network(*fd);
   tier->writable = write && faccessat(*fd, ".", W_OK, AT_EACCESS) == 0;
   snprintf(tier->state, sizeof tier->state, "%s", tier->writable ? "read-write" : "read-only");
   return true;
 }
 
-static void place_own(nsai_place *place, const nsai_cache_options *options) {
-  nsai_cache_tier_info *tier = &place->info[0];
+static void open_own(nsai_dirs *folders, const nsai_cache_options *options) {
+  nsai_cache_tier_info *tier = &folders->info[0];
   char path[sizeof tier->path];
   bool missing;
-  if (!choose_place(options->dir, path, sizeof path)) {
-    nsai_place_warn(place, NSAI_WARNED_PLACE,
-                    "no folder for %s (HOME is not set): they are kept in memory only; set "
-                    "`runtime.cache_dir` or $NSA_CACHE_DIR",
-                    place->kind->things);
+  if (!choose_dirs(options->dir, path, sizeof path)) {
+    nsai_dirs_warn(folders, NSAI_WARNED_DIRS,
+                   "no folder for %s (HOME is not set): they are kept in memory only; set "
+                   "`runtime.cache_dir` or $NSA_CACHE_DIR",
+                   folders->kind->things);
     return;
   }
-  if (!open_tier(place, path, true, &missing)) {
-    if (!(missing && (place->look || place->mode == NSAI_CACHE_READ_ONLY)))
-      nsai_place_warn(place, NSAI_WARNED_PLACE,
-                      "the cache folder %s is not used: %s; %s are kept in memory only", path,
-                      tier->state, place->kind->things);
-  } else if (place->mode == NSAI_CACHE_READ_WRITE && !tier->writable) {
-    nsai_place_warn(place, NSAI_WARNED_PLACE,
-                    "the cache folder %s is read-only: %s are kept in memory only", path,
-                    place->kind->new_things);
+  if (!open_tier(folders, path, true, &missing)) {
+    if (!(missing && (folders->look || folders->mode == NSAI_CACHE_READ_ONLY)))
+      nsai_dirs_warn(folders, NSAI_WARNED_DIRS,
+                     "the cache folder %s is not used: %s; %s are kept in memory only", path,
+                     tier->state, folders->kind->things);
+  } else if (folders->mode == NSAI_CACHE_READ_WRITE && !tier->writable) {
+    nsai_dirs_warn(folders, NSAI_WARNED_DIRS,
+                   "the cache folder %s is read-only: %s are kept in memory only", path,
+                   folders->kind->new_things);
   } else {
-    nsai_log(place->logger, NSA_LOG_INFO, place->kind->component, "%s (%s%s)", path, tier->state,
-             tier->network ? ", network file system" : "");
+    nsai_log(folders->logger, NSA_LOG_INFO, folders->kind->component, "%s (%s%s)", path,
+             tier->state, tier->network ? ", network file system" : "");
   }
 }
 
-static void find_places(nsai_place *place, const nsai_cache_options *options) {
-  if (place->mode == NSAI_CACHE_OFF) return;
-  place_own(place, options);
+static void find_dirs(nsai_dirs *folders, const nsai_cache_options *options) {
+  if (folders->mode == NSAI_CACHE_OFF) return;
+  open_own(folders, options);
   const char *const *dirs = options->system_dirs ? options->system_dirs : usual_system_dirs;
-  for (; *dirs && place->tiers < NSAI_PLACE_TIERS_MAX; dirs++) {
+  for (; *dirs && folders->tiers < NSAI_DIRS_TIERS_MAX; dirs++) {
     bool missing;
-    int32_t index = place->tiers;
-    if (!open_tier(place, *dirs, false, &missing) && !missing)
-      nsai_place_warn(place, NSAI_WARNED_PLACE, "the read-only cache folder %s is not used: %s",
-                      *dirs, place->info[index].state);
+    int32_t index = folders->tiers;
+    if (!open_tier(folders, *dirs, false, &missing) && !missing)
+      nsai_dirs_warn(folders, NSAI_WARNED_DIRS, "the read-only cache folder %s is not used: %s",
+                     *dirs, folders->info[index].state);
   }
 }
 
-void nsai_place_open(nsai_place *place, const nsai_cache_options *options,
-                     const nsai_place_kind *kind) {
-  pthread_mutex_init(&place->lock, NULL);
-  place->kind = kind;
-  place->logger = options->logger;
-  place->mode = options->mode;
-  place->look = options->look;
-  find_places(place, options);
+void nsai_dirs_open(nsai_dirs *folders, const nsai_cache_options *options,
+                    const nsai_dirs_kind *kind) {
+  pthread_mutex_init(&folders->lock, NULL);
+  folders->kind = kind;
+  folders->logger = options->logger;
+  folders->mode = options->mode;
+  folders->look = options->look;
+  find_dirs(folders, options);
 }
 
-void nsai_place_close(nsai_place *place) {
-  for (int32_t i = 0; i < place->tiers; i++)
-    if (place->fd[i] >= 0) close(place->fd[i]);
-  pthread_mutex_destroy(&place->lock);
+void nsai_dirs_close(nsai_dirs *folders) {
+  for (int32_t i = 0; i < folders->tiers; i++)
+    if (folders->fd[i] >= 0) close(folders->fd[i]);
+  pthread_mutex_destroy(&folders->lock);
 }
 
 /* ---- state ---- */
 
-bool nsai_place_tier(nsai_place *place, int32_t index, nsai_cache_tier_info *out) {
-  if (index < 0 || index >= place->tiers) return false;
-  pthread_mutex_lock(&place->lock);
-  *out = place->info[index];
-  pthread_mutex_unlock(&place->lock);
+bool nsai_dirs_tier(nsai_dirs *folders, int32_t index, nsai_cache_tier_info *out) {
+  if (index < 0 || index >= folders->tiers) return false;
+  pthread_mutex_lock(&folders->lock);
+  *out = folders->info[index];
+  pthread_mutex_unlock(&folders->lock);
   return true;
 }
 
-void nsai_place_warn(nsai_place *place, unsigned trouble, const char *format, ...) {
+void nsai_dirs_warn(nsai_dirs *folders, unsigned trouble, const char *format, ...) {
   char text[1024];
   va_list args;
   va_start(args, format);
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
-  pthread_mutex_lock(&place->lock);
-  bool repeated = place->warned & trouble;
-  place->warned |= trouble;
-  pthread_mutex_unlock(&place->lock);
-  nsai_log(place->logger, repeated ? NSA_LOG_DEBUG : NSA_LOG_WARN, place->kind->component, "%s",
+  pthread_mutex_lock(&folders->lock);
+  bool repeated = folders->warned & trouble;
+  folders->warned |= trouble;
+  pthread_mutex_unlock(&folders->lock);
+  nsai_log(folders->logger, repeated ? NSA_LOG_DEBUG : NSA_LOG_WARN, folders->kind->component, "%s",
            text);
 }
 
-bool nsai_place_writable(nsai_place *place) {
-  pthread_mutex_lock(&place->lock);
-  bool writable = place->tiers > 0 && place->info[0].writable;
-  pthread_mutex_unlock(&place->lock);
+bool nsai_dirs_writable(nsai_dirs *folders) {
+  pthread_mutex_lock(&folders->lock);
+  bool writable = folders->tiers > 0 && folders->info[0].writable;
+  pthread_mutex_unlock(&folders->lock);
   return writable;
 }
 
-void nsai_place_stop_writing(nsai_place *place, const char *why) {
-  pthread_mutex_lock(&place->lock);
-  place->info[0].writable = false;
-  snprintf(place->info[0].state, sizeof place->info[0].state, "read-only after a failed write: %s",
-           why);
-  pthread_mutex_unlock(&place->lock);
-  nsai_place_warn(place, NSAI_WARNED_WRITE, "%s cannot be written (%s): %s are kept in memory only",
-                  place->info[0].path, why, place->kind->new_things);
+void nsai_dirs_stop_writing(nsai_dirs *folders, const char *why) {
+  pthread_mutex_lock(&folders->lock);
+  folders->info[0].writable = false;
+  snprintf(folders->info[0].state, sizeof folders->info[0].state,
+           "read-only after a failed write: %s", why);
+  pthread_mutex_unlock(&folders->lock);
+  nsai_dirs_warn(folders, NSAI_WARNED_WRITE,
+                 "%s cannot be written (%s): %s are kept in memory only", folders->info[0].path,
+                 why, folders->kind->new_things);
 }
 
-int nsai_place_lock(nsai_place *place, const char *digest, bool *busy) {
+int nsai_dirs_lock(nsai_dirs *folders, const char *digest, bool *busy) {
   char name[16];
   *busy = false;
-  if (!nsai_place_writable(place) || place->info[0].network) return -1;
-  snprintf(name, sizeof name, ".lock-%.*s", NSAI_PLACE_LOCK_CHARS, digest);
-  int token = nsai_fs_lock(place->fd[0], name);
+  if (!nsai_dirs_writable(folders) || folders->info[0].network) return -1;
+  snprintf(name, sizeof name, ".lock-%.*s", NSAI_DIRS_LOCK_CHARS, digest);
+  int token = nsai_files_lock(folders->fd[0], name);
   *busy = token < 0 && errno == EWOULDBLOCK;
   return token;
 }
@@ -187,7 +189,7 @@ static bool has_ending(const char *name, const char *ending) {
   return length > tail && name[0] != '.' && strcmp(name + length - tail, ending) == 0;
 }
 
-bool nsai_place_is_temporary(const char *name) {
+bool nsai_dirs_is_temporary(const char *name) {
   return strncmp(name, temporary_prefix, sizeof temporary_prefix - 1) == 0;
 }
 
@@ -195,7 +197,7 @@ static int compare_names(const void *a, const void *b) {
   return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-void nsai_place_free_list(char **names, size_t count) {
+void nsai_dirs_free_list(char **names, size_t count) {
   for (size_t i = 0; i < count; i++) free(names[i]);
   free(names);
 }
@@ -214,7 +216,7 @@ static nsa_status append_name(char ***names, size_t *count, size_t *room, const 
   return NSA_OK;
 }
 
-nsa_status nsai_place_list(int folder, const char *ending, bool all, char ***names, size_t *count) {
+nsa_status nsai_dirs_list(int folder, const char *ending, bool all, char ***names, size_t *count) {
   nsa_status status = NSA_OK;
   size_t room = 0;
   *names = NULL;
@@ -228,13 +230,13 @@ nsa_status nsai_place_list(int folder, const char *ending, bool all, char ***nam
     return status;
   }
   for (const struct dirent *item; (item = readdir(dir)) != NULL;)
-    if (has_ending(item->d_name, ending) || (all && nsai_place_is_temporary(item->d_name)))
+    if (has_ending(item->d_name, ending) || (all && nsai_dirs_is_temporary(item->d_name)))
       NSAI_TRY_TO(fail, append_name(names, count, &room, item->d_name));
   closedir(dir);
   if (*count) qsort(*names, *count, sizeof **names, compare_names);
   return NSA_OK;
 fail:
   closedir(dir);
-  nsai_place_free_list(*names, *count);
+  nsai_dirs_free_list(*names, *count);
   return status;
 }

@@ -14,69 +14,69 @@
 
 #include <pthread.h>
 
-#define NSAI_PLACE_TIERS_MAX 4
+#define NSAI_DIRS_TIERS_MAX 4
 
 /* Each kind of trouble is reported once per place; repeats go to DEBUG. */
 enum {
-  NSAI_WARNED_PLACE = 1, /* no folder, or a refused one */
+  NSAI_WARNED_DIRS = 1,  /* no folder, or a refused one */
   NSAI_WARNED_BAD = 2,   /* a bad file */
   NSAI_WARNED_WRITE = 4, /* writing failed */
   NSAI_WARNED_UNFIT = 8  /* a good entry whose image the driver does not load */
 };
 
 /* What is kept, and how messages speak of it. */
-typedef struct nsai_place_kind {
+typedef struct nsai_dirs_kind {
   const char *folder;    /* "kernels" */
   const char *component; /* of log lines: "cache" */
   const char *things;    /* "compiled kernels" */
   const char *new_things;
-} nsai_place_kind;
+} nsai_dirs_kind;
 
 /* Lock rule: `lock` guards info[].state and .writable, and warned. Descriptors and paths are
  * constant after open. */
-typedef struct nsai_place {
-  const nsai_place_kind *kind;
+typedef struct nsai_dirs {
+  const nsai_dirs_kind *kind;
   nsai_logger *logger;
   nsai_cache_mode mode;
   bool look; /* no folder is made */
   int32_t tiers;
-  nsai_cache_tier_info info[NSAI_PLACE_TIERS_MAX];
-  int fd[NSAI_PLACE_TIERS_MAX]; /* kind->folder in the tier's folder; -1: not used */
+  nsai_cache_tier_info info[NSAI_DIRS_TIERS_MAX];
+  int fd[NSAI_DIRS_TIERS_MAX]; /* kind->folder in the tier's folder; -1: not used */
   pthread_mutex_t lock;
   unsigned warned;
-} nsai_place;
+} nsai_dirs;
 
 /* Finds and opens the folders; one that cannot be used is a warning. */
-void nsai_place_open(nsai_place *place, const nsai_cache_options *options,
-                     const nsai_place_kind *kind);
-void nsai_place_close(nsai_place *place);
+void nsai_dirs_open(nsai_dirs *folders, const nsai_cache_options *options,
+                    const nsai_dirs_kind *kind);
+void nsai_dirs_close(nsai_dirs *folders);
 
 /* The folder at `index`; false behind the last. */
-bool nsai_place_tier(nsai_place *place, int32_t index, nsai_cache_tier_info *out);
+bool nsai_dirs_tier(nsai_dirs *folders, int32_t index, nsai_cache_tier_info *out);
 
 /* Warns once per kind of trouble. */
-void nsai_place_warn(nsai_place *place, unsigned trouble, const char *format, ...)
+void nsai_dirs_warn(nsai_dirs *folders, unsigned trouble, const char *format, ...)
     NSAI_PRINTF(3, 4);
 
 /* Whether the user's folder may be written now. */
-bool nsai_place_writable(nsai_place *place);
+bool nsai_dirs_writable(nsai_dirs *folders);
 
 /* After a failed write: no more attempts. */
-void nsai_place_stop_writing(nsai_place *place, const char *why);
+void nsai_dirs_stop_writing(nsai_dirs *folders, const char *why);
 
 /* Locks that things share by the first hexadecimal digits of their digest: 256 lock files serve
  * all, since they are never removed and must not grow without end. Does not wait. Returns a token,
  * to be closed; -1: none. `*busy`: somebody else has it. Without a lock (network folder, no folder)
  * nobody is busy. */
-#define NSAI_PLACE_LOCK_CHARS 2
-int nsai_place_lock(nsai_place *place, const char *digest, bool *busy);
+#define NSAI_DIRS_LOCK_CHARS 2
+int nsai_dirs_lock(nsai_dirs *folders, const char *digest, bool *busy);
 
 /* The names of a folder's files with the given ending, sorted; temporary files too when `all`. The
- * list is freed by nsai_place_free_list. NSA_E_CACHE, NSA_E_NOMEM. */
-nsa_status nsai_place_list(int folder, const char *ending, bool all, char ***names, size_t *count);
-void nsai_place_free_list(char **names, size_t count);
+ * list is freed by nsai_dirs_free_list. NSA_E_CACHE, NSA_E_NOMEM. */
+nsa_status nsai_dirs_list(int folder, const char *ending, bool all, char ***names, size_t *count);
+void nsai_dirs_free_list(char **names, size_t count);
 
-/* Whether the name is one of nsai_fs_publish's temporary files. */
-bool nsai_place_is_temporary(const char *name);
+/* Whether the name is one of nsai_files_publish's temporary files. */
+bool nsai_dirs_is_temporary(const char *name);
 
 #endif /* NSAI_CACHE_DIRS_H */

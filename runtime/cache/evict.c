@@ -30,9 +30,10 @@ static bool visit_file(nsai_cache *cache, int32_t tier, const char *name, nsai_c
                        void *user) {
   struct stat st;
   nsai_cache_entry entry = { 0 };
-  nsai_cache_item item = { .folder = cache->place.info[tier].path, .file = name };
-  char *data, fault[NSAI_FS_FAULT_CHARS];
-  if (!nsai_fs_read_trusted(cache->place.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st, fault)) {
+  nsai_cache_item item = { .folder = cache->folders.info[tier].path, .file = name };
+  char *data, fault[NSAI_FILES_FAULT_CHARS];
+  if (!nsai_files_read_trusted(cache->folders.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st,
+                               fault)) {
     if (st.st_ino == 0) return true;
     item.problem = fault;
   } else {
@@ -59,16 +60,16 @@ static nsa_status visit_tier(nsai_cache *cache, int32_t tier, nsai_cache_item_fn
                              bool *go_on) {
   char **names;
   size_t count;
-  NSAI_TRY(nsai_place_list(cache->place.fd[tier], CACHE_ENDING, false, &names, &count));
+  NSAI_TRY(nsai_dirs_list(cache->folders.fd[tier], CACHE_ENDING, false, &names, &count));
   for (size_t i = 0; i < count && *go_on; i++) *go_on = visit_file(cache, tier, names[i], fn, user);
-  nsai_place_free_list(names, count);
+  nsai_dirs_free_list(names, count);
   return NSA_OK;
 }
 
 nsa_status nsai_cache_each(nsai_cache *cache, nsai_cache_item_fn fn, void *user) {
   bool go_on = true;
-  for (int32_t tier = 0; tier < cache->place.tiers && go_on; tier++)
-    if (cache->place.fd[tier] >= 0) NSAI_TRY(visit_tier(cache, tier, fn, user, &go_on));
+  for (int32_t tier = 0; tier < cache->folders.tiers && go_on; tier++)
+    if (cache->folders.fd[tier] >= 0) NSAI_TRY(visit_tier(cache, tier, fn, user, &go_on));
   return NSA_OK;
 }
 
@@ -86,9 +87,9 @@ static bool verify_item(void *user, const nsai_cache_item *item) {
     return true;
   }
   counts->bad++;
-  bool gone = item->folder == cache->place.info[0].path && nsai_place_writable(&cache->place) &&
-              fstatat(cache->place.fd[0], item->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
-              nsai_fs_unlink_same(cache->place.fd[0], item->file, &st);
+  bool gone = item->folder == cache->folders.info[0].path && nsai_dirs_writable(&cache->folders) &&
+              fstatat(cache->folders.fd[0], item->file, &st, AT_SYMLINK_NOFOLLOW) == 0 &&
+              nsai_files_unlink_same(cache->folders.fd[0], item->file, &st);
   nsai_log(cache->logger, NSA_LOG_INFO, "cache", "%s/%s: %s%s", item->folder, item->file,
            item->problem, gone ? "; removed" : "");
   return true;
@@ -135,8 +136,8 @@ static uint64_t measure(int folder, char **names, size_t count, aged_file *aged,
   *files = 0;
   for (size_t i = 0; i < count; i++) {
     struct stat st;
-    if (nsai_place_is_temporary(names[i])) {
-      nsai_fs_remove_abandoned(folder, names[i]);
+    if (nsai_dirs_is_temporary(names[i])) {
+      nsai_files_remove_abandoned(folder, names[i]);
       continue;
     }
     if (fstatat(folder, names[i], &st, AT_SYMLINK_NOFOLLOW) != 0) continue;
@@ -165,19 +166,19 @@ static nsa_status collect(nsai_cache *cache, uint64_t limit, int64_t *removed, u
   char **names;
   size_t count, files;
   *removed = 0;
-  NSAI_TRY(nsai_place_list(cache->place.fd[0], CACHE_ENDING, true, &names, &count));
-  *left = measure(cache->place.fd[0], names, count, NULL, &files);
+  NSAI_TRY(nsai_dirs_list(cache->folders.fd[0], CACHE_ENDING, true, &names, &count));
+  *left = measure(cache->folders.fd[0], names, count, NULL, &files);
   if (*left > limit) {
     aged_file *aged = malloc(count * sizeof *aged);
     if (!aged) {
-      nsai_place_free_list(names, count);
+      nsai_dirs_free_list(names, count);
       return nsai_fail_nomem("the list of cache entries by age", count * sizeof *aged);
     }
-    *left = measure(cache->place.fd[0], names, count, aged, &files);
-    *left = evict(cache->place.fd[0], aged, files, *left, limit, removed);
+    *left = measure(cache->folders.fd[0], names, count, aged, &files);
+    *left = evict(cache->folders.fd[0], aged, files, *left, limit, removed);
     free(aged);
   }
-  nsai_place_free_list(names, count);
+  nsai_dirs_free_list(names, count);
   pthread_mutex_lock(&cache->lock);
   cache->disk_bytes = *left;
   cache->scanned = true;
@@ -189,10 +190,10 @@ nsa_status nsai_cache_gc(nsai_cache *cache, uint64_t limit, int64_t *removed,
                          uint64_t *bytes_left) {
   *removed = 0;
   *bytes_left = 0;
-  if (!nsai_place_writable(&cache->place))
+  if (!nsai_dirs_writable(&cache->folders))
     return nsai_fail(NSA_E_CACHE, "the cache folder %s cannot be cleaned: %s",
-                     cache->place.tiers ? cache->place.info[0].path : "(none)",
-                     cache->place.tiers ? cache->place.info[0].state : "no folder");
+                     cache->folders.tiers ? cache->folders.info[0].path : "(none)",
+                     cache->folders.tiers ? cache->folders.info[0].state : "no folder");
   return collect(cache, limit, removed, bytes_left);
 }
 
@@ -216,18 +217,19 @@ void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes) {
 nsa_status nsai_cache_import(nsai_cache *cache, const void *data, size_t size) {
   char digest[NSAI_DIGEST_CHARS], name[NSAI_CACHE_NAME_CHARS];
   nsai_cache_entry entry;
-  if (!nsai_place_writable(&cache->place))
+  if (!nsai_dirs_writable(&cache->folders))
     return nsai_fail(NSA_E_CACHE, "nothing can be imported: the cache folder %s is %s",
-                     cache->place.tiers ? cache->place.info[0].path : "(none)",
-                     cache->place.tiers ? cache->place.info[0].state : "not set");
+                     cache->folders.tiers ? cache->folders.info[0].path : "(none)",
+                     cache->folders.tiers ? cache->folders.info[0].state : "not set");
   const char *problem =
       size > NSAI_CACHE_ENTRY_MAX ? "too large" : check_file(NULL, data, size, &entry);
   if (problem) return nsai_fail(NSA_E_CACHE, "the entry cannot be imported: %s", problem);
   nsai_digest_hex(entry.key, entry.key_length, digest);
   nsai_cache_entry_name(digest, entry.compiler_id, name);
   nsai_cache_make_room(cache, size);
-  if (nsai_fs_publish(cache->place.fd[0], name, data, size, cache->place.info[0].network) != NSA_OK)
+  if (nsai_files_publish(cache->folders.fd[0], name, data, size, cache->folders.info[0].network) !=
+      NSA_OK)
     return nsai_fail(NSA_E_CACHE, "the entry %s cannot be written into %s: %s", name,
-                     cache->place.info[0].path, strerror(errno));
+                     cache->folders.info[0].path, strerror(errno));
   return NSA_OK;
 }

@@ -25,7 +25,7 @@ typedef struct memory_entry {
 /* Lock rule: `lock` guards memory, memory_bytes, disk_bytes, scanned; the place has its own. File
  * operations run without both. */
 struct nsai_cache {
-  nsai_place place;
+  nsai_dirs folders;
   nsai_logger *logger;
   uint64_t limit;
   pthread_mutex_t lock;

@@ -43,7 +43,7 @@ static const struct {
   { "--minimal", 1204 },        { "--ptxas-options=-v", 0 },
 };
 
-struct nsai_jit {
+struct nsai_compiler {
   char *nvrtc_path, *dump_dir; /* NULL: none */
   int32_t driver_version;      /* 0: no limit */
   nsai_logger *logger;
@@ -64,47 +64,47 @@ static nsa_status copy_string(char **out, const char *text) {
   return *out ? NSA_OK : nsai_fail_nomem("a path", strlen(text) + 1);
 }
 
-static nsa_status list_headers(nsai_jit *jit) {
-  size_t count = jit->templates.count, bytes = (count + 1) * sizeof(char *);
-  jit->header_names = malloc(bytes);
-  jit->header_texts = malloc(bytes);
-  if (!jit->header_names || !jit->header_texts)
+static nsa_status list_headers(nsai_compiler *compiler) {
+  size_t count = compiler->templates.count, bytes = (count + 1) * sizeof(char *);
+  compiler->header_names = malloc(bytes);
+  compiler->header_texts = malloc(bytes);
+  if (!compiler->header_names || !compiler->header_texts)
     return nsai_fail_nomem("the list of templates", bytes);
   for (size_t i = 0; i < count; i++) {
-    jit->header_names[i] = jit->templates.item[i].name;
-    jit->header_texts[i] = jit->templates.item[i].text;
+    compiler->header_names[i] = compiler->templates.item[i].name;
+    compiler->header_texts[i] = compiler->templates.item[i].text;
   }
   return NSA_OK;
 }
 
-nsa_status nsai_jit_create(const nsai_jit_options *options, nsai_jit **out) {
+nsa_status nsai_compiler_create(const nsai_compiler_options *options, nsai_compiler **out) {
   nsa_status status = NSA_OK;
   *out = NULL;
-  nsai_jit *jit = calloc(1, sizeof *jit);
-  if (!jit) return nsai_fail_nomem("the compiler's state", sizeof *jit);
-  pthread_mutex_init(&jit->lock, NULL);
-  jit->logger = options->logger;
-  jit->driver_version = options->driver_version;
-  NSAI_TRY_TO(fail, copy_string(&jit->nvrtc_path, options->nvrtc_path));
-  NSAI_TRY_TO(fail, copy_string(&jit->dump_dir, options->dump_dir));
-  NSAI_TRY_TO(fail, nsai_templates_init(&jit->templates, options->templates_dir));
-  NSAI_TRY_TO(fail, list_headers(jit));
-  *out = jit;
+  nsai_compiler *compiler = calloc(1, sizeof *compiler);
+  if (!compiler) return nsai_fail_nomem("the compiler's state", sizeof *compiler);
+  pthread_mutex_init(&compiler->lock, NULL);
+  compiler->logger = options->logger;
+  compiler->driver_version = options->driver_version;
+  NSAI_TRY_TO(fail, copy_string(&compiler->nvrtc_path, options->nvrtc_path));
+  NSAI_TRY_TO(fail, copy_string(&compiler->dump_dir, options->dump_dir));
+  NSAI_TRY_TO(fail, nsai_templates_init(&compiler->templates, options->templates_dir));
+  NSAI_TRY_TO(fail, list_headers(compiler));
+  *out = compiler;
   return NSA_OK;
 fail:
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
   return status;
 }
 
-void nsai_jit_destroy(nsai_jit *jit) {
-  if (!jit) return;
-  nsai_templates_fini(&jit->templates);
-  free(jit->header_names);
-  free(jit->header_texts);
-  free(jit->nvrtc_path);
-  free(jit->dump_dir);
-  pthread_mutex_destroy(&jit->lock);
-  free(jit);
+void nsai_compiler_destroy(nsai_compiler *compiler) {
+  if (!compiler) return;
+  nsai_templates_fini(&compiler->templates);
+  free(compiler->header_names);
+  free(compiler->header_texts);
+  free(compiler->nvrtc_path);
+  free(compiler->dump_dir);
+  pthread_mutex_destroy(&compiler->lock);
+  free(compiler);
 }
 
 /* ---- which compiler ---- */
@@ -119,41 +119,42 @@ static void name_compiler(const nsai_library *library, char id[NSAI_COMPILER_ID_
 }
 
 /* Opens NVRTC and notes its id. Lock held. */
-static nsa_status open_locked(nsai_jit *jit) {
+static nsa_status open_locked(nsai_compiler *compiler) {
   const nsai_nvrtc *nvrtc;
-  const nsai_library_query query = { jit->nvrtc_path, jit->driver_version / 1000 };
+  const nsai_library_query query = { compiler->nvrtc_path, compiler->driver_version / 1000 };
   char id[NSAI_COMPILER_ID_CHARS] = "";
-  NSAI_TRY(nsai_nvrtc_open(&query, jit->logger, &nvrtc));
+  NSAI_TRY(nsai_nvrtc_open(&query, compiler->logger, &nvrtc));
   /* The search kept newer majors out; a path that was given is taken as it is. */
-  if (jit->driver_version) NSAI_TRY(nsai_driver_check_major(jit->driver_version, nvrtc->major));
+  if (compiler->driver_version)
+    NSAI_TRY(nsai_driver_check_major(compiler->driver_version, nvrtc->major));
   name_compiler(&nvrtc->library, id);
-  if (jit->located && strcmp(id, jit->compiler_id) != 0)
-    nsai_log(jit->logger, NSA_LOG_INFO, "jit",
+  if (compiler->located && strcmp(id, compiler->compiler_id) != 0)
+    nsai_log(compiler->logger, NSA_LOG_INFO, "jit",
              "the search had found another NVRTC than the one that "
              "opens (%s); new kernels are cached under the latter",
              nvrtc->library.path);
-  memcpy(jit->compiler_id, id, sizeof id);
-  jit->located = true;
-  jit->nvrtc = nvrtc;
-  nsai_log(jit->logger, NSA_LOG_INFO, "jit", "NVRTC %d.%d at %s", (int)nvrtc->major,
+  memcpy(compiler->compiler_id, id, sizeof id);
+  compiler->located = true;
+  compiler->nvrtc = nvrtc;
+  nsai_log(compiler->logger, NSA_LOG_INFO, "jit", "NVRTC %d.%d at %s", (int)nvrtc->major,
            (int)nvrtc->minor, nvrtc->library.path);
   return NSA_OK;
 }
 
-static nsa_status open_compiler(nsai_jit *jit, const nsai_nvrtc **out) {
-  pthread_mutex_lock(&jit->lock);
-  nsa_status status = jit->nvrtc ? NSA_OK : open_locked(jit);
-  *out = jit->nvrtc;
-  pthread_mutex_unlock(&jit->lock);
+static nsa_status open_compiler(nsai_compiler *compiler, const nsai_nvrtc **out) {
+  pthread_mutex_lock(&compiler->lock);
+  nsa_status status = compiler->nvrtc ? NSA_OK : open_locked(compiler);
+  *out = compiler->nvrtc;
+  pthread_mutex_unlock(&compiler->lock);
   return status;
 }
 
 /* Writes the id of the compiler that is open, or would be opened; "" when there is none. */
-static nsa_status locate_compiler(nsai_jit *jit, char id[NSAI_COMPILER_ID_CHARS]) {
+static nsa_status locate_compiler(nsai_compiler *compiler, char id[NSAI_COMPILER_ID_CHARS]) {
   nsa_status status = NSA_OK;
-  pthread_mutex_lock(&jit->lock);
-  if (!jit->located) {
-    nsai_library_query query = { jit->nvrtc_path, jit->driver_version / 1000 };
+  pthread_mutex_lock(&compiler->lock);
+  if (!compiler->located) {
+    nsai_library_query query = { compiler->nvrtc_path, compiler->driver_version / 1000 };
     struct {
       nsai_tried tried;
       nsai_library library;
@@ -162,25 +163,28 @@ static nsa_status locate_compiler(nsai_jit *jit, char id[NSAI_COMPILER_ID_CHARS]
       status = nsai_fail_nomem("the search for NVRTC", sizeof *found);
     } else if (nsai_library_locate(&nsai_nvrtc_spec, &query, &found->tried, &found->library) ==
                NSA_OK) {
-      name_compiler(&found->library, jit->compiler_id);
+      name_compiler(&found->library, compiler->compiler_id);
     }
     free(found);
-    jit->located = status == NSA_OK;
+    compiler->located = status == NSA_OK;
   }
-  memcpy(id, jit->compiler_id, sizeof jit->compiler_id);
-  pthread_mutex_unlock(&jit->lock);
+  memcpy(id, compiler->compiler_id, sizeof compiler->compiler_id);
+  pthread_mutex_unlock(&compiler->lock);
   return status;
 }
 
 /* ---- options and keys ---- */
 
-static void write_arch_option(const nsai_jit_request *request, char *text, size_t size) {
+static void write_arch_option(const nsai_compile_request *request, char *text, size_t size) {
   snprintf(text, size, "--gpu-architecture=%s", request->arch);
 }
 
-const char *nsai_jit_templates_digest(const nsai_jit *jit) { return jit->templates.digest; }
+const char *nsai_compiler_templates_digest(const nsai_compiler *compiler) {
+  return compiler->templates.digest;
+}
 
-nsa_status nsai_jit_key(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_key *out) {
+nsa_status nsai_compiler_key(nsai_compiler *compiler, const nsai_compile_request *request,
+                             nsai_kernel_key *out) {
   char options[512], id[NSAI_COMPILER_ID_CHARS];
   write_arch_option(request, options, sizeof options);
   /* All options, whether or not this compiler knows them: its build-id tells which it takes. */
@@ -188,13 +192,13 @@ nsa_status nsai_jit_key(nsai_jit *jit, const nsai_jit_request *request, nsai_ker
   for (size_t i = 0; i < sizeof fixed_options / sizeof fixed_options[0]; i++)
     used += (size_t)snprintf(options + used, sizeof options - used, " %s", fixed_options[i].text);
   if (request->line_info) snprintf(options + used, sizeof options - used, " -lineinfo");
-  NSAI_TRY(locate_compiler(jit, id));
+  NSAI_TRY(locate_compiler(compiler, id));
   const nsai_kernel_key_parts parts = {
     .entry = request->name,
     .source = request->source,
     .options = options,
     .arch = request->arch,
-    .templates_digest = jit->templates.digest,
+    .templates_digest = compiler->templates.digest,
     .compiler_id = id,
   };
   return nsai_kernel_key_init(out, &parts);
@@ -202,7 +206,7 @@ nsa_status nsai_jit_key(nsai_jit *jit, const nsai_jit_request *request, nsai_ker
 
 /* Refuses an architecture that this NVRTC is too old for, in words; its own message names an
  * "invalid value for --gpu-architecture" only. */
-static nsa_status check_arch(const nsai_nvrtc *nvrtc, const nsai_jit_request *request) {
+static nsa_status check_arch(const nsai_nvrtc *nvrtc, const nsai_compile_request *request) {
   const nsai_arch *arch = nsai_arch_find(request->arch);
   if (!arch)
     return nsai_fail(NSA_E_UNSUPPORTED,
@@ -243,7 +247,7 @@ static nsa_status take_cubin(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program
 }
 
 /* There is nothing that a user has to set: plans turn to smaller tiles. */
-static nsa_status fail_refused(const nsai_jit_request *request, const char *why) {
+static nsa_status fail_refused(const nsai_compile_request *request, const char *why) {
   return nsai_fail(NSA_E_COMPILE,
                    "kernel %s for %s is refused: %s; smaller tiles are "
                    "tried where there are any. Another NVRTC (`%s` or $%s) may do better.",
@@ -253,23 +257,23 @@ static nsa_status fail_refused(const nsai_jit_request *request, const char *why)
 
 /* Puts the first errors into the error text; the whole log and the numbered unit into the log. A
  * kernel that does not compile for want of registers alone is refused, as one that spills. */
-static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request,
+static nsa_status fail_compile(nsai_compiler *compiler, const nsai_compile_request *request,
                                nsai_kernel_image *image) {
   char errors[4096], why[640];
   const char *log = image->log;
-  nsai_jit_figures figures;
-  nsai_jit_read_log(log, &figures);
+  nsai_ptxas_figures figures;
+  nsai_ptxas_read_log(log, &figures);
   image->refused = figures.starved;
   if (image->refused) {
-    nsai_log_lines(jit->logger, NSA_LOG_TRACE, "jit", log);
+    nsai_log_lines(compiler->logger, NSA_LOG_TRACE, "jit", log);
     snprintf(why, sizeof why, "its threads have too few registers (%s)", figures.remark);
     return fail_refused(request, why);
   }
-  nsai_jit_first_errors(log, errors, sizeof errors);
-  nsai_jit_log_source(jit->logger, request);
-  nsai_log(jit->logger, NSA_LOG_ERROR, "jit", "kernel %s for %s does not compile:", request->name,
-           request->arch);
-  nsai_log_lines(jit->logger, NSA_LOG_ERROR, "jit", log);
+  nsai_compiler_first_errors(log, errors, sizeof errors);
+  nsai_compiler_log_source(compiler->logger, request);
+  nsai_log(compiler->logger, NSA_LOG_ERROR, "jit",
+           "kernel %s for %s does not compile:", request->name, request->arch);
+  nsai_log_lines(compiler->logger, NSA_LOG_ERROR, "jit", log);
   return nsai_fail(NSA_E_COMPILE, "kernel %s for %s does not compile:\n%s", request->name,
                    request->arch, errors);
 }
@@ -277,7 +281,7 @@ static nsa_status fail_compile(nsai_jit *jit, const nsai_jit_request *request,
 /* The first NVRTC that loses no copy's register: sass_check.h. */
 #define KEEPS_REGISTERS_SINCE 1304
 
-static int64_t find_lost_register(const nsai_nvrtc *nvrtc, const nsai_jit_request *request,
+static int64_t find_lost_register(const nsai_nvrtc *nvrtc, const nsai_compile_request *request,
                                   const nsai_kernel_image *image) {
   if (100 * nvrtc->major + nvrtc->minor >= KEEPS_REGISTERS_SINCE ||
       nsai_arch_find(request->arch)->major < 9)
@@ -286,22 +290,22 @@ static int64_t find_lost_register(const nsai_nvrtc *nvrtc, const nsai_jit_reques
 }
 
 /* A kernel that spills, whose wgmma run one after the other, or whose machine code is wrong, is refused. */
-static nsa_status judge(nsai_jit *jit, const nsai_nvrtc *nvrtc, const nsai_jit_request *request,
-                        nsai_kernel_image *image) {
-  nsai_jit_figures figures;
+static nsa_status check_image(nsai_compiler *compiler, const nsai_nvrtc *nvrtc,
+                              const nsai_compile_request *request, nsai_kernel_image *image) {
+  nsai_ptxas_figures figures;
   const int64_t lost = find_lost_register(nvrtc, request, image);
-  nsai_jit_read_log(image->log, &figures);
+  nsai_ptxas_read_log(image->log, &figures);
   image->registers = figures.registers;
   image->spill_bytes = figures.spill_bytes;
   image->stack_bytes = figures.stack_bytes;
   image->shared_bytes = figures.shared_bytes;
   image->serial_wgmma = figures.serial_wgmma;
-  nsai_log(jit->logger, NSA_LOG_DEBUG, "jit",
+  nsai_log(compiler->logger, NSA_LOG_DEBUG, "jit",
            "%s %s: %.0f ms, %zu bytes, %d registers, %d bytes "
            "static shared memory",
            request->name, request->arch, image->compile_ms, image->size, (int)image->registers,
            (int)image->shared_bytes);
-  nsai_log_lines(jit->logger, NSA_LOG_TRACE, "jit", image->log);
+  nsai_log_lines(compiler->logger, NSA_LOG_TRACE, "jit", image->log);
   image->refused = image->spill_bytes || image->serial_wgmma || lost >= 0;
   if (!image->refused) return NSA_OK;
   char why[640];
@@ -324,7 +328,7 @@ static double now_ms(void) {
 }
 
 static nsai_nvrtc_result run_compiler(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program,
-                                      const nsai_jit_request *request, double *ms) {
+                                      const nsai_compile_request *request, double *ms) {
   const char *options[OPTIONS_MAX];
   char arch[64];
   int count = 0;
@@ -340,28 +344,29 @@ static nsai_nvrtc_result run_compiler(const nsai_nvrtc *nvrtc, nsai_nvrtc_progra
   return result;
 }
 
-nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request,
-                            nsai_kernel_image *out) {
+nsa_status nsai_compile(nsai_compiler *compiler, const nsai_compile_request *request,
+                        nsai_kernel_image *out) {
   nsa_status status = NSA_OK;
   const nsai_nvrtc *nvrtc;
   nsai_nvrtc_program program = NULL;
   nsai_nvrtc_result result;
   bool refused;
   memset(out, 0, sizeof *out);
-  NSAI_TRY(open_compiler(jit, &nvrtc));
+  NSAI_TRY(open_compiler(compiler, &nvrtc));
   NSAI_TRY(check_arch(nvrtc, request));
   NSAI_TRY(NSAI_NVRTC(nvrtc, nvrtcCreateProgram(&program, request->source, unit_name,
-                                                (int)jit->templates.count, jit->header_texts,
-                                                jit->header_names)));
+                                                (int)compiler->templates.count,
+                                                compiler->header_texts, compiler->header_names)));
   result = run_compiler(nvrtc, program, request, &out->compile_ms);
   NSAI_TRY_TO(fail, take_log(nvrtc, program, &out->log));
-  if (jit->dump_dir) nsai_jit_dump(jit->logger, jit->dump_dir, request, nvrtc, program);
-  if (result == NSAI_NVRTC_COMPILATION) NSAI_TRY_TO(fail, fail_compile(jit, request, out));
+  if (compiler->dump_dir)
+    nsai_compiler_dump(compiler->logger, compiler->dump_dir, request, nvrtc, program);
+  if (result == NSAI_NVRTC_COMPILATION) NSAI_TRY_TO(fail, fail_compile(compiler, request, out));
   NSAI_TRY_TO(fail, nsai_nvrtc_status(nvrtc, result, "nvrtcCompileProgram"));
   NSAI_TRY_TO(fail, take_cubin(nvrtc, program, out));
-  NSAI_TRY_TO(fail, judge(jit, nvrtc, request, out));
+  NSAI_TRY_TO(fail, check_image(compiler, nvrtc, request, out));
   /* The id is written once, by the open above, and constant from then on. */
-  memcpy(out->compiler_id, jit->compiler_id, sizeof out->compiler_id);
+  memcpy(out->compiler_id, compiler->compiler_id, sizeof out->compiler_id);
   nvrtc->nvrtcDestroyProgram(&program);
   return NSA_OK;
 fail:

@@ -13,29 +13,29 @@
 
 #include <nsa/log.h>
 
-typedef struct nsai_jit nsai_jit;
+typedef struct nsai_compiler nsai_compiler;
 
-typedef struct nsai_jit_options {
+typedef struct nsai_compiler_options {
   const char *nvrtc_path;    /* file or folder; NULL: search */
   const char *templates_dir; /* replaces the embedded templates; NULL: none */
   const char *dump_dir;      /* receives source, log, PTX and cubin of every unit; NULL: none */
   int32_t driver_version;    /* 13000 is CUDA 13.0: no NVRTC of a newer major; 0: no limit */
   nsai_logger *logger;       /* borrowed; NULL: silent */
-} nsai_jit_options;
+} nsai_compiler_options;
 
 /* Checks the paths and reads the templates; NVRTC is opened by the first compilation. The strings
  * are copied. NSA_E_IO, NSA_E_NOMEM. */
-nsa_status nsai_jit_create(const nsai_jit_options *options, nsai_jit **out);
+nsa_status nsai_compiler_create(const nsai_compiler_options *options, nsai_compiler **out);
 
 /* NULL is fine. No compilation may be running. */
-void nsai_jit_destroy(nsai_jit *jit);
+void nsai_compiler_destroy(nsai_compiler *compiler);
 
-typedef struct nsai_jit_request {
+typedef struct nsai_compile_request {
   const char *name;   /* kernel entry, declared extern "C" in the source; also names dumps */
   const char *source; /* the generated unit; includes templates by name, "core/mma.cuh" */
   const char *arch;   /* "sm_90a", see driver/arch.h */
   bool line_info;     /* source lines in the cubin, for profilers; has its own cache key */
-} nsai_jit_request;
+} nsai_compile_request;
 
 /* Compiles one unit to a cubin. Blocking, 0.1 to 1 s; the first call opens NVRTC (up to 0.2 s).
  * Thread-safe. After a failure `out` owns nothing, and only out->refused counts.
@@ -45,36 +45,38 @@ typedef struct nsai_jit_request {
  * and a kernel with smaller tiles may do), or its machine code is wrong: sass_check.h.
  * NSA_E_UNSUPPORTED (an architecture that this library or this NVRTC does not know),
  * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (a given NVRTC is newer than the driver), NSA_E_NOMEM. */
-nsa_status nsai_jit_compile(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_image *out);
+nsa_status nsai_compile(nsai_compiler *compiler, const nsai_compile_request *request,
+                        nsai_kernel_image *out);
 
-typedef struct nsai_jit_job {
-  nsai_jit_request request;
+typedef struct nsai_compile_job {
+  nsai_compile_request request;
   nsai_kernel_image image; /* out; the caller's to free */
   nsa_status status;       /* out; NSA_E_CANCELLED when it was not reached */
   char *error;             /* out: text of a failure, for free(); NULL: none, or out of memory */
-} nsai_jit_job;
+} nsai_compile_job;
 
-typedef struct nsai_jit_run {
+typedef struct nsai_compile_many_options {
   int32_t threads;          /* 0: the cores this process may use, at most 4 */
   bool keep_going;          /* compile the others when one fails (the tuner) */
   nsa_progress_fn progress; /* on the calling thread, between jobs; NULL: none */
   void *user;               /* passed to `progress` */
-} nsai_jit_run;
+} nsai_compile_many_options;
 
 /* Compiles all jobs. Returns the first failure in the jobs' order, its text as nsa_last_error; a
  * refused kernel only when no job failed otherwise, for smaller tiles cannot help then.
  * NSA_E_CANCELLED when `progress` said so. Jobs that were running then are finished and kept.
  * `run` NULL: defaults. */
-nsa_status nsai_jit_compile_many(nsai_jit *jit, nsai_jit_job *jobs, size_t count,
-                                 const nsai_jit_run *run);
+nsa_status nsai_compile_many(nsai_compiler *compiler, nsai_compile_job *jobs, size_t count,
+                             const nsai_compile_many_options *run);
 
 /* The digest of the templates that units include from. Valid as long as `jit`. */
-const char *nsai_jit_templates_digest(const nsai_jit *jit);
+const char *nsai_compiler_templates_digest(const nsai_compiler *compiler);
 
 /* The cache key of a request. Opens no compiler: NVRTC's file is found and its build-id read, once.
  * After NVRTC was opened, the build-id of the opened one counts. Without any NVRTC the key's
  * compiler is "" (any). The caller ends it with nsai_kernel_key_fini. NSA_E_NOMEM,
  * NSA_E_INTERNAL. Thread-safe. */
-nsa_status nsai_jit_key(nsai_jit *jit, const nsai_jit_request *request, nsai_kernel_key *out);
+nsa_status nsai_compiler_key(nsai_compiler *compiler, const nsai_compile_request *request,
+                             nsai_kernel_key *out);
 
 #endif /* NSAI_COMPILE_COMPILER_H */

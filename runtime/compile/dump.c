@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-void nsai_jit_log_source(nsai_logger *logger, const nsai_jit_request *request) {
+void nsai_compiler_log_source(nsai_logger *logger, const nsai_compile_request *request) {
   if (!nsai_log_enabled(logger, NSA_LOG_ERROR)) return;
   int number = 1;
   for (const char *line = request->source; *line; number++) {
@@ -24,7 +24,7 @@ void nsai_jit_log_source(nsai_logger *logger, const nsai_jit_request *request) {
 typedef struct dump_target {
   nsai_logger *logger;
   const char *folder;
-  const nsai_jit_request *request;
+  const nsai_compile_request *request;
 } dump_target;
 
 /* The folder may be one that others can write to: a link planted there is not followed, and a FIFO
@@ -67,8 +67,9 @@ static void dump_part(const dump_target *target, nsai_nvrtc_program program, con
   free(data);
 }
 
-void nsai_jit_dump(nsai_logger *logger, const char *folder, const nsai_jit_request *request,
-                   const nsai_nvrtc *nvrtc, nsai_nvrtc_program program) {
+void nsai_compiler_dump(nsai_logger *logger, const char *folder,
+                        const nsai_compile_request *request, const nsai_nvrtc *nvrtc,
+                        nsai_nvrtc_program program) {
   const dump_target target = { logger, folder, request };
   write_file(&target, "cu", request->source, strlen(request->source));
   dump_part(&target, program, "log", nvrtc->nvrtcGetProgramLogSize, nvrtc->nvrtcGetProgramLog);

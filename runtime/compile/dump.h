@@ -9,11 +9,12 @@
 #include "compile/compiler.h"
 
 /* Logs the unit with line numbers, as the compiler counts them, at ERROR. */
-void nsai_jit_log_source(nsai_logger *logger, const nsai_jit_request *request);
+void nsai_compiler_log_source(nsai_logger *logger, const nsai_compile_request *request);
 
 /* Writes <folder>/<name>.<arch>.{cu,log,ptx,cubin}, as far as the program has them. A file that
  * cannot be written is one warning: dumps never fail a compilation. */
-void nsai_jit_dump(nsai_logger *logger, const char *folder, const nsai_jit_request *request,
-                   const nsai_nvrtc *nvrtc, nsai_nvrtc_program program);
+void nsai_compiler_dump(nsai_logger *logger, const char *folder,
+                        const nsai_compile_request *request, const nsai_nvrtc *nvrtc,
+                        nsai_nvrtc_program program);
 
 #endif /* NSAI_COMPILE_DUMP_H */

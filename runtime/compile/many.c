@@ -26,8 +26,8 @@
 #define STACK_BYTES ((size_t)64 << 20)
 
 typedef struct pool {
-  nsai_jit *jit;
-  nsai_jit_job *jobs;
+  nsai_compiler *compiler;
+  nsai_compile_job *jobs;
   size_t count;
   bool keep_going;
   pthread_mutex_t lock;
@@ -37,8 +37,8 @@ typedef struct pool {
   bool stop;         /* take no more */
 } pool;
 
-static void compile_job(nsai_jit *jit, nsai_jit_job *job) {
-  job->status = nsai_jit_compile(jit, &job->request, &job->image);
+static void compile_job(nsai_compiler *compiler, nsai_compile_job *job) {
+  job->status = nsai_compile(compiler, &job->request, &job->image);
   if (job->status != NSA_OK) job->error = strdup(nsa_last_error());
 }
 
@@ -50,7 +50,7 @@ static bool work_once(pool *p) {
   if (take) p->next++;
   pthread_mutex_unlock(&p->lock);
   if (!take) return false;
-  compile_job(p->jit, &p->jobs[index]);
+  compile_job(p->compiler, &p->jobs[index]);
   pthread_mutex_lock(&p->lock);
   p->done++;
   p->last = index;
@@ -89,7 +89,7 @@ static int32_t start_threads(pool *p, pthread_t *threads, int32_t wanted) {
 }
 
 /* Asks the host whether to go on. The name is that of the job that finished last. */
-static void report(pool *p, const nsai_jit_run *run, size_t done, size_t last) {
+static void report(pool *p, const nsai_compile_many_options *run, size_t done, size_t last) {
   if (!run->progress) return;
   if (run->progress(run->user, (int64_t)done, (int64_t)p->count, p->jobs[last].request.name) == 0)
     return;
@@ -99,7 +99,7 @@ static void report(pool *p, const nsai_jit_run *run, size_t done, size_t last) {
 }
 
 /* Waits for the threads, reporting each finished job; ends when every job taken is done. */
-static void supervise(pool *p, const nsai_jit_run *run) {
+static void supervise(pool *p, const nsai_compile_many_options *run) {
   size_t seen = 0;
   pthread_mutex_lock(&p->lock);
   for (;;) {
@@ -115,9 +115,9 @@ static void supervise(pool *p, const nsai_jit_run *run) {
 }
 
 static nsa_status first_failure(const pool *p) {
-  const nsai_jit_job *first = NULL;
+  const nsai_compile_job *first = NULL;
   for (size_t i = 0; i < p->count; i++) {
-    const nsai_jit_job *job = &p->jobs[i];
+    const nsai_compile_job *job = &p->jobs[i];
     if (job->status == NSA_OK || job->status == NSA_E_CANCELLED) continue;
     if (!first || (first->image.refused && !job->image.refused)) first = job;
   }
@@ -131,12 +131,12 @@ static nsa_status first_failure(const pool *p) {
   return NSA_OK;
 }
 
-nsa_status nsai_jit_compile_many(nsai_jit *jit, nsai_jit_job *jobs, size_t count,
-                                 const nsai_jit_run *run) {
-  static const nsai_jit_run defaults = { 0, false, NULL, NULL };
+nsa_status nsai_compile_many(nsai_compiler *compiler, nsai_compile_job *jobs, size_t count,
+                             const nsai_compile_many_options *run) {
+  static const nsai_compile_many_options defaults = { 0, false, NULL, NULL };
   pthread_t threads[THREADS_MAX];
   if (!run) run = &defaults;
-  pool p = { .jit = jit, .jobs = jobs, .count = count, .keep_going = run->keep_going };
+  pool p = { .compiler = compiler, .jobs = jobs, .count = count, .keep_going = run->keep_going };
   for (size_t i = 0; i < count; i++) {
     memset(&jobs[i].image, 0, sizeof jobs[i].image);
     jobs[i].status = NSA_E_CANCELLED;

@@ -41,7 +41,7 @@ static void add(int32_t *sum, int32_t seen) {
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-static void read_line(const char *line, nsai_jit_figures *out) {
+static void read_line(const char *line, nsai_ptxas_figures *out) {
   keep_largest(&out->registers, number_before(line, " registers"));
   keep_largest(&out->stack_bytes, number_before(line, " bytes stack frame"));
   keep_largest(&out->shared_bytes, number_before(line, " bytes smem"));
@@ -68,13 +68,13 @@ static bool next_line(const char **log, char *line, size_t size) {
   return true;
 }
 
-void nsai_jit_read_log(const char *log, nsai_jit_figures *out) {
+void nsai_ptxas_read_log(const char *log, nsai_ptxas_figures *out) {
   char line[512];
   memset(out, 0, sizeof *out);
   while (next_line(&log, line, sizeof line)) read_line(line, out);
 }
 
-void nsai_jit_first_errors(const char *log, char *out, size_t size) {
+void nsai_compiler_first_errors(const char *log, char *out, size_t size) {
   char line[512];
   const char *at = log;
   size_t used = 0;

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-typedef struct nsai_jit_figures {
+typedef struct nsai_ptxas_figures {
   int32_t registers;    /* per thread, the largest of all functions */
   int32_t spill_bytes;  /* stores + loads, over all functions */
   int32_t stack_bytes;  /* the largest frame */
@@ -17,13 +17,13 @@ typedef struct nsai_jit_figures {
   int32_t serial_wgmma; /* 1: a C75xx remark was found */
   int32_t starved;      /* 1: an instruction alone needs more registers than a thread has (C7602) */
   char remark[512];     /* the line of the one or the other */
-} nsai_jit_figures;
+} nsai_ptxas_figures;
 
 /* Reads the log of a compilation with --ptxas-options=-v. Lines it does not know are skipped. */
-void nsai_jit_read_log(const char *log, nsai_jit_figures *out);
+void nsai_ptxas_read_log(const char *log, nsai_ptxas_figures *out);
 
 /* Copies the first error lines of a failed compilation, each with its file and line, cut at `size`;
  * without any, the head of the log. */
-void nsai_jit_first_errors(const char *log, char *out, size_t size);
+void nsai_compiler_first_errors(const char *log, char *out, size_t size);
 
 #endif /* NSAI_COMPILE_PTXAS_LOG_H */

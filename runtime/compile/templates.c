@@ -38,7 +38,7 @@ static nsa_status read_templates(nsai_templates *out, const char *folder) {
     if (snprintf(path, sizeof path, "%s/%s", folder, item->name) >= (int)sizeof path)
       return nsai_fail(NSA_E_IO, "runtime.templates_dir: the path %s/%s is too long", folder,
                        item->name);
-    NSAI_TRY(nsai_fs_read_file(AT_FDCWD, path, TEMPLATE_BYTES_MAX, &text, &item->length));
+    NSAI_TRY(nsai_files_read(AT_FDCWD, path, TEMPLATE_BYTES_MAX, &text, &item->length));
     item->text = text;
     nsai_digest_field(&digest, "name", item->name, strlen(item->name));
     nsai_digest_field(&digest, "text", item->text, item->length);

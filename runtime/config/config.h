@@ -169,7 +169,7 @@ struct nsai_writer;
 
 /* Read-only after loading; then safe to share between threads. All strings belong to it. */
 typedef struct nsai_config {
-  nsai_geometry model; /* meaningful when has_model */
+  nsai_model model; /* meaningful when has_model */
   bool has_model;
   bool causal; /* always true in a valid configuration */
   struct {

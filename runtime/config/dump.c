@@ -67,7 +67,7 @@ size_t nsai_config_dump(const nsai_config *config, bool with_origin, char *buf, 
   }
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
     bool is_model = strncmp(nsai_keys[id].path, "model.", strlen("model.")) == 0;
-    if (nsai_keys[id].type == NSAI_TYPE_BOTH || (is_model && !config->has_model)) continue;
+    if (nsai_keys[id].type == NSAI_TYPE_ALIAS || (is_model && !config->has_model)) continue;
     write_key(config, (nsai_key_id)id, before, with_origin, &writer);
     before = nsai_keys[id].path;
   }

@@ -45,7 +45,7 @@ static void write_type(const nsai_key *key, nsai_writer *w) {
   case NSAI_TYPE_INT:
   case NSAI_TYPE_LONG:
   case NSAI_TYPE_SIZE:
-  case NSAI_TYPE_BOTH: write_count(key, w); break;
+  case NSAI_TYPE_ALIAS: write_count(key, w); break;
   case NSAI_TYPE_NUMBER:
     nsai_write(w, "\"type\": \"number\", \"minimum\": 0, \"maximum\": %" PRId64, key->max);
     break;

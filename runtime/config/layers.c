@@ -28,7 +28,7 @@ void nsai_assign(nsai_config *config, const nsai_origin *origin, nsai_key_id id,
 
 /* Hands a value, good or broken, to the profile or the configuration. */
 static void put(reader *r, nsai_key_id id, nsai_mark mark, const nsai_value *value) {
-  if (nsai_keys[id].type == NSAI_TYPE_BOTH) {
+  if (nsai_keys[id].type == NSAI_TYPE_ALIAS) {
     put(r, (nsai_key_id)(id + 1), mark, value);
     put(r, (nsai_key_id)(id + 2), mark, value);
     return;
@@ -78,10 +78,10 @@ static void read_value(reader *r, nsai_key_id id, const nsai_node *node) {
 }
 
 static void report_unknown(reader *r, nsai_mark mark, const char *path) {
-  nsai_guess guess;
-  nsai_key_guess(path, &guess);
-  complain(r, mark, path, guess.text);
-  if (guess.key != NSAI_KEY_COUNT) put_broken(r, guess.key, mark);
+  nsai_suggestion suggestion;
+  nsai_key_suggest(path, &suggestion);
+  complain(r, mark, path, suggestion.text);
+  if (suggestion.key != NSAI_KEY_COUNT) put_broken(r, suggestion.key, mark);
 }
 
 static void read_section(reader *r, const char *prefix, const nsai_node *node);

@@ -54,7 +54,7 @@ static void check_required(const checker *c) {
   nsai_mark mark = c->config->model_mark;
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
     const nsai_origin *origin = &c->config->origin[id];
-    if (nsai_keys[id].fallback || nsai_keys[id].type == NSAI_TYPE_BOTH) continue;
+    if (nsai_keys[id].fallback || nsai_keys[id].type == NSAI_TYPE_ALIAS) continue;
     if (origin->layer != NSAI_LAYER_BUILTIN || origin->broken) continue;
     char type[128];
     nsai_writer w = nsai_writer_open(type, sizeof type);
@@ -69,7 +69,7 @@ static bool is_given(const checker *c, nsai_key_id id) {
 }
 
 static void check_heads(const checker *c) {
-  const nsai_geometry *m = &c->config->model;
+  const nsai_model *m = &c->config->model;
   char text[160];
   nsai_writer w = nsai_writer_open(text, sizeof text);
   if (!is_given(c, NSAI_KEY_MODEL_HEADS) || !is_given(c, NSAI_KEY_MODEL_KV_HEADS)) return;
@@ -84,7 +84,7 @@ static void check_heads(const checker *c) {
 }
 
 static void check_blocks(const checker *c) {
-  const nsai_geometry *m = &c->config->model;
+  const nsai_model *m = &c->config->model;
   char text[160];
   nsai_writer w = nsai_writer_open(text, sizeof text);
   if (both_good(c, NSAI_KEY_COMPRESS_STRIDE, NSAI_KEY_COMPRESS_BLOCK) && m->block % m->stride)
@@ -121,7 +121,7 @@ static void check_layer(const checker *c, nsai_key_id width, int32_t value, nsai
 }
 
 static void check_layers(const checker *c) {
-  const nsai_geometry *m = &c->config->model;
+  const nsai_model *m = &c->config->model;
   check_layer(c, NSAI_KEY_COMPRESS_HIDDEN, m->phi_hidden, NSAI_KEY_COMPRESS_PHI,
               m->phi == NSAI_PHI_MLP);
   check_layer(c, NSAI_KEY_GATE_CHANNELS, m->gate_channels, NSAI_KEY_MODEL_GATE,
@@ -195,7 +195,7 @@ static bool is_variant(const checker *c, nsai_stage stage, const char *name) {
   return false;
 }
 
-/* "no variant has this name; did you mean 'dense_mma'? stage dense has dense_mma, sdpa_gemm" */
+/* "no variant has this name; did you mean 'dense_sm80'? stage dense has dense_sm80, dense_gemm" */
 static void check_forced(const checker *c, nsai_key_id key, const char *name, nsai_mark mark) {
   nsai_stage stage = (nsai_stage)(key - NSAI_KEY_FORCE);
   nsai_variant_name known;

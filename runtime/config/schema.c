@@ -103,7 +103,7 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                 0, NULL, NULL,
                                 "key and value heads (Hkv); divides heads, at most 64 query heads "
                                 "each" },
-  [NSAI_KEY_MODEL_HEAD_DIM] = { "model.head_dim", NSAI_TYPE_BOTH, 0, NSAI_MIN_HEAD_DIM,
+  [NSAI_KEY_MODEL_HEAD_DIM] = { "model.head_dim", NSAI_TYPE_ALIAS, 0, NSAI_MIN_HEAD_DIM,
                                 NSAI_MAX_HEAD_DIM, NSAI_HEAD_DIM_STEP, NULL, NULL,
                                 "head_dim_qk and head_dim_v in one" },
   [NSAI_KEY_MODEL_HEAD_DIM_QK] = { "model.head_dim_qk", NSAI_TYPE_INT, AT(model.head_dim_qk),

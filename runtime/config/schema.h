@@ -25,7 +25,7 @@ typedef enum nsai_type {
   NSAI_TYPE_VARIANT,  /* char *: the name of a variant; may be null */
   NSAI_TYPE_GLOBS,    /* nsai_list: globs over "stage.variant" */
   NSAI_TYPE_COUNTS,   /* nsai_counts: ascending, each min to max; may be null */
-  NSAI_TYPE_BOTH      /* an int that stands for the two keys that follow it */
+  NSAI_TYPE_ALIAS     /* an int that stands for the two keys that follow it */
 } nsai_type;
 
 typedef struct nsai_word {
@@ -36,7 +36,7 @@ typedef struct nsai_word {
 typedef struct nsai_key {
   const char *path; /* "model.select.count" */
   nsai_type type;
-  size_t offset; /* of the value in nsai_config; not for NSAI_TYPE_BOTH */
+  size_t offset; /* of the value in nsai_config; not for NSAI_TYPE_ALIAS */
   int64_t min, max;
   int64_t step;           /* values are multiples of it; 0: any */
   const nsai_word *words; /* NULL: none */
@@ -63,15 +63,15 @@ bool nsai_section_exists(const char *path, size_t length);
 size_t nsai_key_step(nsai_key_id id, const char *prefix, const char **step);
 
 /* What an unknown path may have meant. */
-typedef struct nsai_guess {
+typedef struct nsai_suggestion {
   nsai_key_id key; /* the key meant; NSAI_KEY_COUNT: none, or a section */
   char text[512];  /* what to tell the user; the longest lists the keys of runtime */
-} nsai_guess;
-void nsai_key_guess(const char *path, nsai_guess *guess);
+} nsai_suggestion;
+void nsai_key_suggest(const char *path, nsai_suggestion *suggestion);
 
 /* The word of `words` that `text` may have meant, by spelling or by other projects' habit; NULL:
  * none. */
-const char *nsai_word_guess(const nsai_word *words, const char *text);
+const char *nsai_word_suggest(const nsai_word *words, const char *text);
 
 /* A sentence about `text`, where other projects know such a value and no kernel does; NULL: none. */
 const char *nsai_word_missing(const char *text);

@@ -152,23 +152,23 @@ static const char *last_part(const char *path, size_t *length) {
   return dot ? dot + 1 : path;
 }
 
-static bool guess_alias(const char *prefix, const char *word, nsai_guess *guess) {
+static bool suggest_alias(const char *prefix, const char *word, nsai_suggestion *suggestion) {
   for (size_t i = 0; i < sizeof aliases / sizeof aliases[0]; i++) {
     if (strcmp(aliases[i].spelling, word) != 0) continue;
     if (aliases[i].section && strcmp(aliases[i].section, prefix) != 0) continue;
-    guess->key = aliases[i].key;
-    nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
+    suggestion->key = aliases[i].key;
+    nsai_writer w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
     nsai_write(&w, "unknown key; what others call '%s' is %s here", word,
-               nsai_keys[guess->key].path);
+               nsai_keys[suggestion->key].path);
     return true;
   }
   return false;
 }
 
-static bool guess_missing(const char *word, nsai_guess *guess) {
+static bool suggest_missing(const char *word, nsai_suggestion *suggestion) {
   for (size_t i = 0; i < sizeof missing / sizeof missing[0]; i++) {
     if (strcmp(missing[i].spelling, word) != 0) continue;
-    nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
+    nsai_writer w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
     nsai_write(&w, "unknown key; %s", missing[i].text);
     return true;
   }
@@ -176,7 +176,7 @@ static bool guess_missing(const char *word, nsai_guess *guess) {
 }
 
 /* The nearest key or section in the mapping `prefix`. */
-static bool guess_sibling(const char *prefix, const char *word, nsai_guess *guess) {
+static bool suggest_sibling(const char *prefix, const char *word, nsai_suggestion *suggestion) {
   uint32_t best = UINT32_MAX;
   char name[64];
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
@@ -188,33 +188,33 @@ static bool guess_sibling(const char *prefix, const char *word, nsai_guess *gues
     uint32_t distance = nsai_edit_distance(word, name);
     if (distance >= best || !nsai_is_near(word, distance)) continue;
     best = distance;
-    guess->key = step[length] ? NSAI_KEY_COUNT : (nsai_key_id)id;
-    w = nsai_writer_open(guess->text, sizeof guess->text);
+    suggestion->key = step[length] ? NSAI_KEY_COUNT : (nsai_key_id)id;
+    w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
     nsai_write(&w, "unknown key; did you mean '%s'?", name);
   }
   return best != UINT32_MAX;
 }
 
 /* The one key of another section that has this very name. */
-static bool guess_elsewhere(const char *word, nsai_guess *guess) {
+static bool suggest_elsewhere(const char *word, nsai_suggestion *suggestion) {
   int found = 0;
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
     size_t unused;
     if (strcmp(last_part(nsai_keys[id].path, &unused), word) != 0) continue;
     found++;
-    guess->key = (nsai_key_id)id;
+    suggestion->key = (nsai_key_id)id;
   }
   if (found != 1) {
-    guess->key = NSAI_KEY_COUNT;
+    suggestion->key = NSAI_KEY_COUNT;
     return false;
   }
-  nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
-  nsai_write(&w, "unknown key here; did you mean %s?", nsai_keys[guess->key].path);
+  nsai_writer w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
+  nsai_write(&w, "unknown key here; did you mean %s?", nsai_keys[suggestion->key].path);
   return true;
 }
 
-static void list_siblings(const char *prefix, nsai_guess *guess) {
-  nsai_writer w = nsai_writer_open(guess->text, sizeof guess->text);
+static void list_siblings(const char *prefix, nsai_suggestion *suggestion) {
+  nsai_writer w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
   const char *before = "";
   size_t before_length = 0;
   nsai_write(&w, "unknown key; %s%shas", prefix, *prefix ? " " : "the configuration ");
@@ -229,21 +229,21 @@ static void list_siblings(const char *prefix, nsai_guess *guess) {
   if (!*prefix) nsai_write(&w, ", profiles, and x-* for your own");
 }
 
-void nsai_key_guess(const char *path, nsai_guess *guess) {
+void nsai_key_suggest(const char *path, nsai_suggestion *suggestion) {
   size_t length;
   const char *word = last_part(path, &length);
   char prefix[64]; /* longer ones are no section */
   nsai_writer w = nsai_writer_open(prefix, sizeof prefix);
   nsai_write_bytes(&w, path, length);
-  guess->key = NSAI_KEY_COUNT;
-  if (guess_alias(prefix, word, guess) || guess_missing(word, guess)) return;
-  if (guess_sibling(prefix, word, guess)) return;
-  if (guess_elsewhere(word, guess)) return;
+  suggestion->key = NSAI_KEY_COUNT;
+  if (suggest_alias(prefix, word, suggestion) || suggest_missing(word, suggestion)) return;
+  if (suggest_sibling(prefix, word, suggestion)) return;
+  if (suggest_elsewhere(word, suggestion)) return;
   while (*prefix && !nsai_section_exists(prefix, strlen(prefix))) {
     last_part(prefix, &length);
     prefix[length] = '\0';
   }
-  list_siblings(prefix, guess);
+  list_siblings(prefix, suggestion);
 }
 
 const char *nsai_word_missing(const char *text) {
@@ -253,7 +253,7 @@ const char *nsai_word_missing(const char *text) {
   return NULL;
 }
 
-const char *nsai_word_guess(const nsai_word *words, const char *text) {
+const char *nsai_word_suggest(const nsai_word *words, const char *text) {
   for (size_t i = 0; i < sizeof synonyms / sizeof synonyms[0]; i++) {
     if (strcmp(synonyms[i].spelling, text) != 0) continue;
     for (const nsai_word *word = words; word->text; word++)

@@ -30,7 +30,7 @@ void nsai_type_write(const nsai_key *key, nsai_writer *writer) {
   switch (key->type) {
   case NSAI_TYPE_BOOL: nsai_write(writer, "true | false"); return;
   case NSAI_TYPE_INT:
-  case NSAI_TYPE_BOTH:
+  case NSAI_TYPE_ALIAS:
     nsai_write(writer, "a whole number from %" PRId64 " to %" PRId64, key->min, key->max);
     return;
   case NSAI_TYPE_LONG: nsai_write(writer, "a whole number like 4096, 64k or 64Ki"); break;
@@ -194,10 +194,10 @@ static bool read_word(const nsai_key *key, const nsai_node *node, nsai_value *va
     value->integer = word->value;
     return true;
   }
-  const char *guess = nsai_word_guess(key->words, node->text);
+  const char *suggestion = nsai_word_suggest(key->words, node->text);
   refuse(key, node, why);
-  const char *missing = guess ? NULL : nsai_word_missing(node->text);
-  if (guess) nsai_write(why, ": did you mean '%s'?", guess);
+  const char *missing = suggestion ? NULL : nsai_word_missing(node->text);
+  if (suggestion) nsai_write(why, ": did you mean '%s'?", suggestion);
   if (missing) nsai_write(why, ": %s", missing);
   return false;
 }
@@ -368,7 +368,7 @@ bool nsai_value_read(nsai_key_id id, const nsai_node *node, nsai_arena *arena, n
     return read_integer(key, node, value, why);
   case NSAI_TYPE_INT:
   case NSAI_TYPE_SIZE:
-  case NSAI_TYPE_BOTH: return read_integer(key, node, value, why);
+  case NSAI_TYPE_ALIAS: return read_integer(key, node, value, why);
   default: return read_text(key, node, arena, value, why);
   }
 }

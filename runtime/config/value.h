@@ -25,10 +25,10 @@ typedef struct nsai_value {
 bool nsai_value_read(nsai_key_id id, const nsai_node *node, nsai_arena *arena, nsai_value *value,
                      nsai_writer *why);
 
-/* Puts a value into its place. Not for NSAI_TYPE_BOTH. */
+/* Puts a value into its place. Not for NSAI_TYPE_ALIAS. */
 void nsai_value_store(nsai_config *config, nsai_key_id id, const nsai_value *value);
 
-/* Writes the value in its place as YAML that reads as the same value. Not for NSAI_TYPE_BOTH. */
+/* Writes the value in its place as YAML that reads as the same value. Not for NSAI_TYPE_ALIAS. */
 void nsai_value_write(const nsai_config *config, nsai_key_id id, nsai_writer *writer);
 
 /* Writes what a key takes: "true | false", "a whole number from 1 to 256", "mean | linear | ...".

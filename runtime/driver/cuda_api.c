@@ -342,9 +342,9 @@ static void *handle_of(node *n) {
 }
 
 /* The table of the same file, opened before; NULL without one. Lock held. */
-static node *find_known(node *fresh) {
+static node *find_known(node *new_kv) {
   for (node *known = opened.first; known; known = known->next)
-    if (known->kind == fresh->kind && handle_of(known) == handle_of(fresh)) return known;
+    if (known->kind == new_kv->kind && handle_of(known) == handle_of(new_kv)) return known;
   return NULL;
 }
 
@@ -352,25 +352,25 @@ static nsa_status open_kind(const library_kind *kind, const nsai_library_query *
                             nsai_logger *logger, const void **out) {
   nsa_status status = NSA_OK;
   *out = NULL;
-  node *fresh = calloc(1, sizeof *fresh + kind->size);
-  if (!fresh) return nsai_fail_nomem(kind->spec->what, sizeof *fresh + kind->size);
-  fresh->kind = kind;
-  nsai_library *library = (void *)(fresh->api + kind->library_at);
-  nsai_tried *tried = (void *)(fresh->api + kind->tried_at);
+  node *new_kv = calloc(1, sizeof *new_kv + kind->size);
+  if (!new_kv) return nsai_fail_nomem(kind->spec->what, sizeof *new_kv + kind->size);
+  new_kv->kind = kind;
+  nsai_library *library = (void *)(new_kv->api + kind->library_at);
+  nsai_tried *tried = (void *)(new_kv->api + kind->tried_at);
   pthread_once(&opened.watched, watch_forks);
   pthread_mutex_lock(&opened.lock);
   status = nsai_library_open(kind->spec, query, tried, library);
-  node *known = status == NSA_OK ? find_known(fresh) : NULL;
-  if (status == NSA_OK && !known) status = kind->start(fresh->api);
+  node *known = status == NSA_OK ? find_known(new_kv) : NULL;
+  if (status == NSA_OK && !known) status = kind->start(new_kv->api);
   if (status == NSA_OK && !known) {
-    fresh->next = opened.first;
-    opened.first = known = fresh;
+    new_kv->next = opened.first;
+    opened.first = known = new_kv;
   }
   pthread_mutex_unlock(&opened.lock);
   if (known) *out = known->api;
-  if (known != fresh && library->handle) dlclose(library->handle);
-  if (!known || known == fresh) log_tried(logger, tried);
-  if (known != fresh) free(fresh);
+  if (known != new_kv && library->handle) dlclose(library->handle);
+  if (!known || known == new_kv) log_tried(logger, tried);
+  if (known != new_kv) free(new_kv);
   NSAI_TRY(status);
   return NSA_OK;
 }

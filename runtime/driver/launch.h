@@ -23,10 +23,10 @@ typedef struct nsai_kernel {
   const char *name;
   int32_t threads;
   uint32_t shared_bytes;
-  int32_t tokens;      /* query tokens a block takes; 0: not tiled by tokens */
+  int32_t tile_tokens; /* query tokens a block takes; 0: not tiled by tokens */
   int32_t most_blocks; /* of a persistent kernel, tiled by tokens; 0: a block for each tile */
-  int32_t box_heads, box_tokens, box_keys; /* of its tensor maps: nsai_kernel_spec */
-  bool spread_keys;
+  int32_t tma_box_heads, tma_box_tokens, tma_box_keys; /* of its tensor maps: nsai_kernel_spec */
+  bool interleaved_keys;
 } nsai_kernel;
 
 /* Where one run enqueues. */

@@ -8,8 +8,8 @@
 #define MOST_STRIDE (1ll << 39) /* elements, exclusive: 2^40 bytes */
 #define MOST_EXTENT (1ll << 32) /* inclusive */
 #define MOST_DIMS 5
-#define SPREAD_LANES 4 /* of a quad, 32 keys each: core/tma.cuh */
-#define SPREAD_KEYS 32
+#define INTERLEAVED_LANES 4 /* of a quad, 32 keys each: core/tma.cuh */
+#define INTERLEAVED_KEYS 32
 
 /* The stride of a dimension of one element is never followed, but must be one. */
 static int64_t stride_of(int64_t stride, int64_t extent) {
@@ -27,7 +27,7 @@ static nsa_status check_stride(const nsai_boxed *t, const char *what, int64_t st
   return nsai_fail(NSA_E_UNSUPPORTED,
                    "%s: the copy engine of sm_90 takes no stride of %lld elements (%s): it "
                    "must be positive and below 2^%d; copy the tensor, or disable the variants that "
-                   "need it (variants.disable: [\"*_wgmma\", \"*_tma\"])",
+                   "need it (variants.disable: [\"*_sm90\", \"*_sm90_mma\"])",
                    t->name, (long long)stride, what,
                    63 - __builtin_clzll((unsigned long long)most));
 }
@@ -52,7 +52,7 @@ nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *t, NsaiT
   const int64_t strides[] = { stride_of(t->view.head_stride, heads),
                               stride_of(t->view.token_stride, t->tokens) };
   const uint64_t extents[] = { (uint64_t)t->dim, (uint64_t)heads, (uint64_t)t->tokens };
-  const uint32_t box[] = { BOX_COLUMNS, (uint32_t)t->box_heads, (uint32_t)t->box_tokens };
+  const uint32_t box[] = { BOX_COLUMNS, (uint32_t)t->tma_box_heads, (uint32_t)t->tma_box_tokens };
   *out = (NsaiTensorMap){ { 0 } };
   if (t->tokens <= 0) return NSA_OK;
   NSAI_TRY(check_stride(t, "head", strides[0], MOST_STRIDE));
@@ -60,14 +60,14 @@ nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *t, NsaiT
   return encode(driver, t, 3, extents, strides, box, out);
 }
 
-nsa_status nsai_tensor_map_spread(const nsai_driver *driver, const nsai_boxed *t,
-                                  NsaiTensorMap *out) {
+nsa_status nsai_tensor_map_interleaved(const nsai_driver *driver, const nsai_boxed *t,
+                                       NsaiTensorMap *out) {
   int64_t head = stride_of(t->view.head_stride, t->heads);
   int64_t token = stride_of(t->view.token_stride, t->tokens);
   *out = (NsaiTensorMap){ { 0 } };
   if (t->tokens <= 0) return NSA_OK;
   if (head || !t->repeats) NSAI_TRY(check_stride(t, "head", head, MOST_STRIDE));
-  NSAI_TRY(check_stride(t, "token", token, MOST_STRIDE / SPREAD_KEYS));
+  NSAI_TRY(check_stride(t, "token", token, MOST_STRIDE / INTERLEAVED_KEYS));
   int64_t columns = (t->heads - 1) * head + t->dim;
   if (columns > INT32_MAX)
     return nsai_fail(NSA_E_UNSUPPORTED,
@@ -76,9 +76,9 @@ nsa_status nsai_tensor_map_spread(const nsai_driver *driver, const nsai_boxed *t
                      "disable the variant (variants.disable: [\"*attend_compressed_topn_sm90\"])",
                      t->name, t->heads, (long long)head);
   /* Heads in a row, 2 keys, lanes, pairs of keys, first key: these overlap. */
-  const uint64_t extents[] = { (uint64_t)columns, 2, SPREAD_LANES, SPREAD_KEYS / 2,
+  const uint64_t extents[] = { (uint64_t)columns, 2, INTERLEAVED_LANES, INTERLEAVED_KEYS / 2,
                                (uint64_t)t->tokens };
-  const int64_t strides[] = { token, SPREAD_KEYS * token, 2 * token, token };
-  const uint32_t box[] = { BOX_COLUMNS, 2, SPREAD_LANES, SPREAD_KEYS / 2, 1 };
+  const int64_t strides[] = { token, INTERLEAVED_KEYS * token, 2 * token, token };
+  const uint32_t box[] = { BOX_COLUMNS, 2, INTERLEAVED_LANES, INTERLEAVED_KEYS / 2, 1 };
   return encode(driver, t, 5, extents, strides, box, out);
 }

@@ -17,8 +17,8 @@ typedef struct nsai_boxed {
   NsaiView view;
   int64_t tokens; /* from here on rows arrive as zeros */
   int32_t heads, dim;
-  int32_t dtype;                 /* NSA_BF16, NSA_F16 */
-  int32_t box_heads, box_tokens; /* of a box, at most 256 each; its columns are always 64 */
+  int32_t dtype;                         /* NSA_BF16, NSA_F16 */
+  int32_t tma_box_heads, tma_box_tokens; /* of a box, at most 256 each; its columns are always 64 */
   bool repeats; /* where the head stride is 0, the kernel asks for boxes of head 0 alone */
 } nsai_boxed;
 
@@ -27,11 +27,11 @@ typedef struct nsai_boxed {
  * of which no box may be asked. */
 nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *tensor, NsaiTensorMap *out);
 
-/* The same for tiles of 128 keys that are spread over the lanes of a quad (core/tma.cuh); box_heads
- * and box_tokens are not looked at. A box is asked for by its column among those of all heads and its
+/* The same for tiles of 128 keys that are spread over the lanes of a quad (core/tma.cuh); tma_box_heads
+ * and tma_box_tokens are not looked at. A box is asked for by its column among those of all heads and its
  * first key; all of its 128 rows must be there. NSA_E_UNSUPPORTED also where the heads lie 2^31
  * elements apart in all. */
-nsa_status nsai_tensor_map_spread(const nsai_driver *driver, const nsai_boxed *tensor,
-                                  NsaiTensorMap *out);
+nsa_status nsai_tensor_map_interleaved(const nsai_driver *driver, const nsai_boxed *tensor,
+                                       NsaiTensorMap *out);
 
 #endif /* NSAI_DRIVER_TENSOR_MAP_H */

@@ -32,7 +32,7 @@ typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsa
 #define NSAI_MIN_PAGE_SIZE 16
 #define NSAI_MAX_PAGE_SIZE 128
 
-typedef struct nsai_geometry {
+typedef struct nsai_model {
   int32_t heads, kv_heads;           /* Hq, Hkv; Hkv divides Hq */
   int32_t head_dim_qk, head_dim_v;   /* Dk, Dv */
   int32_t block, stride;             /* l, d: d | l */
@@ -48,15 +48,15 @@ typedef struct nsai_geometry {
   nsai_gate_kind gate;
   int32_t gate_channels, gate_hidden; /* C; H, 0: one layer */
   nsai_activation gate_activation;
-} nsai_geometry;
+} nsai_model;
 
 /* Whether phi has weights: products of every compressed block. With `external` the caller makes those. */
-static inline int nsai_phi_has_weights(const nsai_geometry *g) {
+static inline int nsai_phi_has_weights(const nsai_model *g) {
   return g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP;
 }
 
 /* Whether the model reads raw K and V of pair 0, 1 or 2. */
-static inline int nsai_reads_pair(const nsai_geometry *g, int pair) {
+static inline int nsai_reads_pair(const nsai_model *g, int pair) {
   int reads[3] = { g->phi != NSAI_PHI_EXTERNAL, g->select_count > 0, g->window > 0 };
   return g->per_branch ? reads[pair] : !pair && (reads[0] || reads[1] || reads[2]);
 }
@@ -68,12 +68,12 @@ static inline int nsai_page_size_exists(int32_t size) {
 }
 
 /* N(L): compressed blocks of a sequence of `len` tokens. */
-static inline int64_t nsai_block_count(const nsai_geometry *g, int64_t len) {
+static inline int64_t nsai_block_count(const nsai_model *g, int64_t len) {
   return len < g->block ? 0 : (len - g->block) / g->stride + 1;
 }
 
 /* Selection blocks of a sequence of `len` tokens, the incomplete last one included. */
-static inline int64_t nsai_select_block_count(const nsai_geometry *g, int64_t len) {
+static inline int64_t nsai_select_block_count(const nsai_model *g, int64_t len) {
   return (len + g->select_block - 1) / g->select_block;
 }
 

@@ -17,7 +17,7 @@
 #include <string.h>
 
 bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   bool backward = stage == NSAI_STAGE_BACKWARD_Q || stage == NSAI_STAGE_BACKWARD_KV;
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
   if (p->op == NSA_OP_BACKWARD)
@@ -68,8 +68,8 @@ void nsai_refuse(nsai_reasons *reasons, const char *format, ...) {
 /* ---- tiles ---- */
 
 const char *nsai_tile_name(nsai_tile tile) {
-  static const char *const names[NSAI_TILE_COUNT] = { "rows",   "keys",   "warps",
-                                                      "stages", "blocks", "cluster" };
+  static const char *const names[NSAI_TILE_COUNT] = { "rows",   "keys", "warps",
+                                                      "stages", "ctas", "cluster" };
   return names[tile];
 }
 
@@ -99,7 +99,7 @@ bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t blocks
 #define MOST_REGISTERS 255 /* of a thread */
 
 void nsai_fit_threads(const nsai_tiles *tiles, nsai_reasons *reasons) {
-  int32_t threads = 32 * tiles->of[NSAI_TILE_WARPS], blocks = tiles->of[NSAI_TILE_BLOCKS];
+  int32_t threads = 32 * tiles->of[NSAI_TILE_WARPS], blocks = tiles->of[NSAI_TILE_CTAS];
   if (threads * blocks > MULTIPROCESSOR_THREADS)
     nsai_refuse(reasons, "%d blocks of %d threads are more than a multiprocessor takes", blocks,
                 threads);
@@ -125,8 +125,8 @@ static bool range_holds(const nsai_range *range, int32_t value) {
   return false;
 }
 
-void nsai_tiles_judge(const nsai_variant *variant, const nsai_problem *problem,
-                      const nsai_target *target, const nsai_tiles *tiles, nsai_reasons *reasons) {
+void nsai_tiles_reasons(const nsai_variant *variant, const nsai_problem *problem,
+                        const nsai_target *target, const nsai_tiles *tiles, nsai_reasons *reasons) {
   const nsai_space *space = variant->space;
   int before = reasons->count;
   if (!space) return;
@@ -214,21 +214,21 @@ static void check_shared(const nsai_problem *problem, const nsai_target *target,
 }
 
 /* A variant cannot leave out a stage that it covers, nor leave it to another. */
-static void judge_covered(const nsai_config *config, const nsai_problem *problem,
-                          const nsai_variant *variant, nsai_reasons *reasons) {
+static void fusing_reasons(const nsai_config *config, const nsai_problem *problem,
+                           const nsai_variant *variant, nsai_reasons *reasons) {
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-    if (!nsai_covers(variant, (nsai_stage)s)) continue;
+    if (!nsai_fuses(variant, (nsai_stage)s)) continue;
     const char *name = nsai_stage_name((nsai_stage)s), *forced = config->variants.force[s];
     if (!nsai_stage_needed(problem, (nsai_stage)s))
-      nsai_refuse(reasons, "it covers %s, which is not run here", name);
+      nsai_refuse(reasons, "it fuses %s, which is not run here", name);
     if (forced)
-      nsai_refuse(reasons, "it covers %s, for which variants.force asks for %s", name, forced);
+      nsai_refuse(reasons, "it fuses %s, for which variants.force asks for %s", name, forced);
   }
 }
 
-void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
-                        const nsai_target *target, const nsai_variant *variant,
-                        nsai_reasons *reasons) {
+void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem,
+                          const nsai_target *target, const nsai_variant *variant,
+                          nsai_reasons *reasons) {
   const char *forced = config->variants.force[variant->stage];
   const nsai_variant_name name = { variant->stage, variant->name };
   if (forced && strcmp(forced, variant->name))
@@ -241,7 +241,7 @@ void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
     nsai_refuse(reasons, "deterministic is asked for, and its results differ from run to run");
   if (problem->parity && !variant->fp32_importance)
     nsai_refuse(reasons, "parity is asked for, and its importance is less exact than fp32");
-  judge_covered(config, problem, variant, reasons);
+  fusing_reasons(config, problem, variant, reasons);
   int before = reasons->count;
   variant->legal(problem, target, reasons);
   if (reasons->count == before) check_shared(problem, target, variant, reasons);
@@ -259,7 +259,7 @@ typedef struct chooser {
 
 static int count_reasons(const chooser *c, const nsai_variant *v) {
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-  nsai_variant_judge(c->config, c->problem, c->target, v, &reasons);
+  nsai_variant_reasons(c->config, c->problem, c->target, v, &reasons);
   return reasons.count;
 }
 
@@ -269,7 +269,7 @@ static bool decided(const chooser *c, nsai_stage stage) {
   const nsai_candidate *d = c->decisions ? &c->decisions->stage[stage] : NULL;
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
   if (!d || !d->variant || d->variant->stage != stage || count_reasons(c, d->variant)) return false;
-  nsai_tiles_judge(d->variant, c->problem, c->target, &d->tiles, &reasons);
+  nsai_tiles_reasons(d->variant, c->problem, c->target, &d->tiles, &reasons);
   return !reasons.count;
 }
 
@@ -302,7 +302,7 @@ static void write_chosen(const chooser *c, nsai_stage stage, bool forced) {
 
 /* Why a variant that could serve the stage is not chosen. */
 static const char *why_not(const chooser *c, nsai_stage stage, bool by_record) {
-  if (nsai_is_covered(c->out, stage)) return "its stage is covered";
+  if (nsai_is_fused(c->out, stage)) return "its stage is fused into another";
   if (by_record) return "slower by the record";
   return c->out->variant[stage] ? "lower in the table" : "a baseline";
 }
@@ -312,14 +312,14 @@ static const char *why_not(const chooser *c, nsai_stage stage, bool by_record) {
 static void choose_stage(const chooser *c, nsai_stage stage) {
   const char *forced = c->config->variants.force[stage];
   nsai_choice *out = c->out;
-  bool covered = nsai_is_covered(out, stage), by_record = !covered && decided(c, stage);
+  bool fused = nsai_is_fused(out, stage), by_record = !fused && decided(c, stage);
   if (by_record) {
     out->variant[stage] = c->decisions->stage[stage].variant;
     out->tiles[stage] = c->decisions->stage[stage].tiles;
     out->decider[stage] = c->decisions->other_heads ? NSAI_BY_OTHER_RECORD : NSAI_BY_RECORD;
   }
   nsai_write(c->text, "  %s:\n", nsai_stage_name(stage));
-  if (covered)
+  if (fused)
     nsai_write(c->text, "    done by %s of %s\n", out->variant[stage]->name,
                nsai_stage_name(out->variant[stage]->stage));
   for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
@@ -328,7 +328,7 @@ static void choose_stage(const chooser *c, nsai_stage stage) {
     if (count_reasons(c, v)) {
       nsai_write(c->text, "    %s: no\n", v->name);
       nsai_reasons reasons = { *c->text, 0 };
-      nsai_variant_judge(c->config, c->problem, c->target, v, &reasons);
+      nsai_variant_reasons(c->config, c->problem, c->target, v, &reasons);
       *c->text = reasons.text;
     } else if (by_record ? v != out->variant[stage] : out->variant[stage] || !sensible) {
       nsai_write(c->text, "    %s: possible, not chosen (%s)\n", v->name,
@@ -349,7 +349,7 @@ static void take_chosen(const chooser *c, nsai_stage stage) {
   const nsai_variant *v = out->variant[stage];
   v->specify(c->problem, c->target, &out->tiles[stage], out->specs);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-    if (!nsai_covers(v, (nsai_stage)s)) continue;
+    if (!nsai_fuses(v, (nsai_stage)s)) continue;
     out->variant[s] = v;
     out->tiles[s] = out->tiles[stage];
     out->decider[s] = out->decider[stage];
@@ -362,18 +362,18 @@ static uint64_t scratch_of(const nsai_choice *choice, const nsai_target *target)
   uint64_t most = 0;
   for (int role = 0; role < NSAI_ROLES; role++) {
     const nsai_kernel_spec *spec = &choice->specs[role];
-    uint64_t bytes = spec->scratch_bytes * (uint64_t)(spec->per_sm * target->sms);
+    uint64_t bytes = spec->scratch_bytes * (uint64_t)(spec->ctas_per_sm * target->sms);
     if (spec->entry && bytes > most) most = bytes;
   }
   return most;
 }
 
-nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *problem,
-                                 const nsai_target *target, nsai_stage stage) {
+nsai_candidate nsai_choose_unfused(const nsai_config *config, const nsai_problem *problem,
+                                   const nsai_target *target, nsai_stage stage) {
   for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-    if (v->stage != stage || v->covers) continue;
-    nsai_variant_judge(config, problem, target, v, &reasons);
+    if (v->stage != stage || v->fuses) continue;
+    nsai_variant_reasons(config, problem, target, v, &reasons);
     bool sensible = !v->sensible || v->sensible(problem, target) || config->variants.force[stage];
     if (!reasons.count && sensible)
       return (nsai_candidate){ v, nsai_variant_tiles(v, problem, target, NULL) };
@@ -394,7 +394,7 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
     choose_stage(&c, (nsai_stage)s);
     if (!out->variant[s])
       complete = false;
-    else if (!nsai_is_covered(out, (nsai_stage)s))
+    else if (!nsai_is_fused(out, (nsai_stage)s))
       take_chosen(&c, (nsai_stage)s);
   }
   out->scratch_bytes = scratch_of(out, target);
@@ -411,7 +411,7 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
 
 void nsai_kernel_unit(const nsai_kernel_spec *spec, const nsai_problem *problem, nsai_writer *out) {
   nsai_write(out, "// ");
-  nsai_problem_add_geometry(out, problem);
+  nsai_problem_add_model(out, problem);
   nsai_write(out, "\n#include \"core/types.cuh\"\n\nstruct Config {\n  using Element = %s;\n",
              spec->dtype == NSA_F16 ? "Fp16" : "Bf16");
   nsai_write(out,

@@ -111,16 +111,16 @@ static void set_target(nsa_ctx *ctx) {
 
 static nsa_status open_tools(nsa_ctx *ctx) {
   const nsai_config *c = ctx->config;
-  nsai_jit_options jit = { .nvrtc_path = c->runtime.nvrtc_path,
-                           .templates_dir = c->runtime.templates_dir,
-                           .dump_dir = c->runtime.dump_dir,
-                           .driver_version = ctx->device.driver_version,
-                           .logger = &ctx->logger };
+  nsai_compiler_options compiler = { .nvrtc_path = c->runtime.nvrtc_path,
+                                     .templates_dir = c->runtime.templates_dir,
+                                     .dump_dir = c->runtime.dump_dir,
+                                     .driver_version = ctx->device.driver_version,
+                                     .logger = &ctx->logger };
   nsai_cache_options cache = { .dir = c->runtime.cache_dir,
                                .mode = (nsai_cache_mode)c->runtime.cache_mode,
                                .limit = c->runtime.cache_limit,
                                .logger = &ctx->logger };
-  NSAI_TRY(nsai_jit_create(&jit, &ctx->jit));
+  NSAI_TRY(nsai_compiler_create(&compiler, &ctx->compiler));
   NSAI_TRY(nsai_cache_open(&cache, &ctx->cache));
   const nsai_tuning *tuning = nsai_library_parts.tuning;
   if (tuning) NSAI_TRY(tuning->open(ctx, &cache, &ctx->tuning_state));
@@ -176,11 +176,11 @@ void nsai_context_release(nsa_ctx *ctx) {
   /* After a fork the device belongs to the parent: only host memory is released. */
   bool owner = ctx->pid == getpid();
   if (owner) release_gemm_handle(ctx);
-  nsai_kernels_unload(ctx, owner);
+  nsai_kernel_set_unload(ctx, owner);
   if (owner) nsai_device_fini(&ctx->device);
   if (ctx->tuning_state) nsai_library_parts.tuning->close(ctx->tuning_state);
   nsai_cache_close(ctx->cache);
-  nsai_jit_destroy(ctx->jit);
+  nsai_compiler_destroy(ctx->compiler);
   nsai_config_destroy(ctx->config);
   nsai_logger_fini(&ctx->logger);
   pthread_mutex_destroy(&ctx->lock);

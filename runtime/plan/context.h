@@ -28,9 +28,9 @@ struct nsa_ctx {
   int32_t users;   /* the host and each plan; changed by retain and release alone */
   nsai_device device;
   nsai_target target;
-  nsai_jit *jit;      /* NULL: CPU device */
-  nsai_cache *cache;  /* NULL: CPU device */
-  void *tuning_state; /* of whoever remembers measurements (parts.h); NULL: CPU device */
+  nsai_compiler *compiler; /* NULL: CPU device */
+  nsai_cache *cache;       /* NULL: CPU device */
+  void *tuning_state;      /* of whoever remembers measurements (parts.h); NULL: CPU device */
 
   pthread_mutex_t lock;       /* guards what follows; held over loading, never over compiling */
   struct nsai_loaded *loaded; /* list; nobody but the tuner takes an entry out before the end */

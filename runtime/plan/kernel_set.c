@@ -32,10 +32,10 @@ static const nsai_role compile_order[NSAI_ROLES] = {
   NSAI_KERNEL_BACKWARD_WINDOW,
   NSAI_KERNEL_BACKWARD_STATISTICS,
   NSAI_KERNEL_ATTEND_SELECTED,
-  NSAI_KERNEL_DECODE_WHOLE,
-  NSAI_KERNEL_DECODE_WIDE,
-  NSAI_KERNEL_DECODE_PAIR,
-  NSAI_KERNEL_DECODE_QUAD,
+  NSAI_KERNEL_DECODE_TWO_PER_SM,
+  NSAI_KERNEL_DECODE_ONE_PER_SM,
+  NSAI_KERNEL_DECODE_CLUSTER_2,
+  NSAI_KERNEL_DECODE_CLUSTER_4,
   NSAI_KERNEL_DECODE_CLUSTER,
   NSAI_KERNEL_DECODE_SCAN,
   NSAI_KERNEL_DECODE_SELECT,
@@ -76,8 +76,8 @@ struct nsai_loaded {
   char digest[NSAI_DIGEST_CHARS];
   nsai_cu_library library;
   nsai_cu_function function;
-  int32_t users; /* kernels of plans, and items on their way */
-  bool on_trial; /* wanted by the tuner alone */
+  int32_t users;  /* kernels of plans, and items on their way */
+  bool temporary; /* wanted by the tuner alone */
   struct nsai_loaded *next;
 };
 
@@ -112,11 +112,11 @@ static void work_destroy(nsa_ctx *ctx, work *w) {
   free(w);
 }
 
-static nsai_jit_request request_of(const nsa_ctx *ctx, const item *it, const char *source) {
-  return (nsai_jit_request){ .name = it->spec->entry,
-                             .source = source,
-                             .arch = ctx->target.arch,
-                             .line_info = ctx->config->runtime.line_info };
+static nsai_compile_request request_of(const nsa_ctx *ctx, const item *it, const char *source) {
+  return (nsai_compile_request){ .name = it->spec->entry,
+                                 .source = source,
+                                 .arch = ctx->target.arch,
+                                 .line_info = ctx->config->runtime.line_info };
 }
 
 /* The unit's first line names the problem for readers; the key must not depend on it. */
@@ -133,8 +133,8 @@ static nsa_status make_item(nsa_ctx *ctx, const nsai_kernel_request *request, in
   if (unit.used >= sizeof it->unit)
     return nsai_fail(NSA_E_INTERNAL, "the generated unit of %s has %zu bytes", it->spec->entry,
                      unit.used);
-  nsai_jit_request compile = request_of(ctx, it, source_for_key(it));
-  NSAI_TRY(nsai_jit_key(ctx->jit, &compile, &it->key));
+  nsai_compile_request compile = request_of(ctx, it, source_for_key(it));
+  NSAI_TRY(nsai_compiler_key(ctx->compiler, &compile, &it->key));
   w->count++;
   for (int i = 0; i < w->count - 1; i++) {
     if (strcmp(w->items[i].key.digest, it->key.digest)) continue;
@@ -212,7 +212,7 @@ static nsa_status refuse_unprepared(const nsa_ctx *ctx, const work *w) {
 
 /* What is compiled here at once. */
 typedef struct batch {
-  nsai_jit_job jobs[NSAI_ROLES];
+  nsai_compile_job jobs[NSAI_ROLES];
   item *of_job[NSAI_ROLES];
   int count;
 } batch;
@@ -244,7 +244,7 @@ static int collect(nsa_ctx *ctx, work *w, bool in_spite, batch *b) {
       nsai_cache_unlock(it->lock); /* somebody else was compiling it */
       continue;
     }
-    b->jobs[b->count] = (nsai_jit_job){ .request = request_of(ctx, it, it->unit) };
+    b->jobs[b->count] = (nsai_compile_job){ .request = request_of(ctx, it, it->unit) };
     b->of_job[b->count++] = it;
   }
   return left;
@@ -276,10 +276,10 @@ static bool only_refused(const batch *b) {
 static nsa_status compile_batch(nsa_ctx *ctx, nsai_kernel_request *request, batch *b, part *p) {
   nsai_log(&ctx->logger, NSA_LOG_INFO, "jit", "compiling %d kernels for %s", b->count,
            ctx->target.arch);
-  nsai_jit_run run = { .threads = ctx->config->runtime.compile_jobs,
-                       .progress = request->progress ? report_part : NULL,
-                       .user = p };
-  nsa_status status = nsai_jit_compile_many(ctx->jit, b->jobs, (size_t)b->count, &run);
+  nsai_compile_many_options run = { .threads = ctx->config->runtime.compile_jobs,
+                                    .progress = request->progress ? report_part : NULL,
+                                    .user = p };
+  nsa_status status = nsai_compile_many(ctx->compiler, b->jobs, (size_t)b->count, &run);
   /* Storing the finished ones may leave an error text of its own. */
   char *why = status != NSA_OK ? strdup(nsa_last_error()) : NULL;
   request->refused = only_refused(b);
@@ -378,7 +378,7 @@ static nsai_cu_result load_function(const nsa_ctx *ctx, const item *it, struct n
 
 /* Puts one image into the device's memory and the context's list. `it->unfit` tells whether it was
  * the cache's image that failed. The device is current, the lock is held. */
-static nsa_status load_image(nsa_ctx *ctx, item *it, bool on_trial) {
+static nsa_status load_image(nsa_ctx *ctx, item *it, bool temporary) {
   const nsai_driver *driver = ctx->device.driver;
   struct nsai_loaded *l = calloc(1, sizeof *l);
   const char *call;
@@ -389,7 +389,7 @@ static nsa_status load_image(nsa_ctx *ctx, item *it, bool on_trial) {
   NSAI_TRY_TO(fail, nsai_driver_status(driver, result, call));
   memcpy(l->digest, it->key.digest, sizeof l->digest);
   l->users = 1;
-  l->on_trial = on_trial;
+  l->temporary = temporary;
   l->next = ctx->loaded;
   ctx->loaded = l;
   it->loaded = l;
@@ -401,7 +401,7 @@ fail:
 }
 
 /* Loads until something fails; `*failed` is the item, NULL when it was none. */
-static nsa_status load_all(nsa_ctx *ctx, work *w, bool on_trial, item **failed) {
+static nsa_status load_all(nsa_ctx *ctx, work *w, bool temporary, item **failed) {
   nsa_status status = NSA_OK;
   bool pushed = false;
   /* Another stream of this process may be capturing: loading must not disturb it. */
@@ -413,7 +413,7 @@ static nsa_status load_all(nsa_ctx *ctx, work *w, bool on_trial, item **failed) 
   for (int i = 0; i < w->count && status == NSA_OK; i++) {
     item *it = &w->items[i];
     if (!it->loaded) find_loaded(ctx, it); /* another thread may have been faster */
-    if (!it->loaded) status = load_image(ctx, it, on_trial);
+    if (!it->loaded) status = load_image(ctx, it, temporary);
     if (status != NSA_OK) *failed = it;
   }
   pthread_mutex_unlock(&ctx->lock);
@@ -449,7 +449,7 @@ static nsa_status replace_image(nsa_ctx *ctx, nsai_kernel_request *request, work
 static nsa_status load_work(nsa_ctx *ctx, nsai_kernel_request *request, work *w) {
   for (;;) {
     item *failed;
-    nsa_status status = load_all(ctx, w, request->on_trial, &failed);
+    nsa_status status = load_all(ctx, w, request->temporary, &failed);
     if (!failed || !failed->unfit) return status;
     NSAI_TRY(replace_image(ctx, request, w, failed));
   }
@@ -464,24 +464,24 @@ static void hand_out(nsa_ctx *ctx, const nsai_kernel_request *request, const wor
     const nsai_kernel_spec *spec = &request->specs[role];
     struct nsai_loaded *l = w->items[w->of_role[role]].loaded;
     l->users++;
-    l->on_trial = l->on_trial && request->on_trial;
+    l->temporary = l->temporary && request->temporary;
     out[role] = (nsai_kernel){ .function = l->function,
                                .loaded = l,
                                .name = spec->entry,
                                .threads = spec->threads,
                                .shared_bytes = spec->shared_bytes,
-                               .tokens = spec->tokens,
-                               .most_blocks = spec->per_sm * ctx->target.sms,
-                               .box_heads = spec->box_heads,
-                               .box_tokens = spec->box_tokens,
-                               .box_keys = spec->box_keys,
-                               .spread_keys = spec->spread_keys };
+                               .tile_tokens = spec->tile_tokens,
+                               .most_blocks = spec->ctas_per_sm * ctx->target.sms,
+                               .tma_box_heads = spec->tma_box_heads,
+                               .tma_box_tokens = spec->tma_box_tokens,
+                               .tma_box_keys = spec->tma_box_keys,
+                               .interleaved_keys = spec->interleaved_keys };
   }
   pthread_mutex_unlock(&ctx->lock);
 }
 
-nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
-                             nsai_kernel out[NSAI_ROLES]) {
+nsa_status nsai_kernel_set_make(nsa_ctx *ctx, nsai_kernel_request *request,
+                                nsai_kernel out[NSAI_ROLES]) {
   work *w = NULL;
   nsa_status status = NSA_OK;
   request->refused = false;
@@ -496,7 +496,7 @@ done:
   return status;
 }
 
-void nsai_kernels_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_ROLES]) {
+void nsai_kernel_set_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_ROLES]) {
   if (ctx->pid != getpid()) return; /* another thread of the parent may have held the lock */
   pthread_mutex_lock(&ctx->lock);
   for (int role = 0; role < NSAI_ROLES; role++) {
@@ -506,11 +506,11 @@ void nsai_kernels_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_ROLES]) {
   pthread_mutex_unlock(&ctx->lock);
 }
 
-void nsai_kernels_end_trial(nsa_ctx *ctx) {
+void nsai_kernel_set_unload_temporary(nsa_ctx *ctx) {
   pthread_mutex_lock(&ctx->lock);
   for (struct nsai_loaded **at = &ctx->loaded; *at;) {
     struct nsai_loaded *l = *at;
-    if (!l->on_trial || l->users) {
+    if (!l->temporary || l->users) {
       at = &l->next;
       continue;
     }
@@ -521,8 +521,8 @@ void nsai_kernels_end_trial(nsa_ctx *ctx) {
   pthread_mutex_unlock(&ctx->lock);
 }
 
-nsa_status nsai_kernels_missing(nsa_ctx *ctx, const nsai_kernel_request *request,
-                                int32_t *missing) {
+nsa_status nsai_kernel_set_missing(nsa_ctx *ctx, const nsai_kernel_request *request,
+                                   int32_t *missing) {
   work *w = NULL;
   NSAI_TRY(work_create(ctx, request, &w));
   *missing = look_up(ctx, w);
@@ -530,7 +530,7 @@ nsa_status nsai_kernels_missing(nsa_ctx *ctx, const nsai_kernel_request *request
   return NSA_OK;
 }
 
-void nsai_kernels_unload(nsa_ctx *ctx, bool unload) {
+void nsai_kernel_set_unload(nsa_ctx *ctx, bool unload) {
   while (ctx->loaded) {
     struct nsai_loaded *l = ctx->loaded;
     ctx->loaded = l->next;

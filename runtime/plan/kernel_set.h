@@ -13,7 +13,7 @@ typedef struct nsai_kernel_request {
   const nsai_problem *problem;
   const nsai_kernel_spec *specs; /* [NSAI_ROLES] */
   bool may_compile;              /* else a missing kernel is NSA_E_NOT_PREPARED */
-  bool on_trial;                 /* what is loaded for it goes with nsai_kernels_end_trial */
+  bool temporary; /* what is loaded for it goes with nsai_kernel_set_unload_temporary */
   nsa_progress_fn progress;
   void *user;
   bool
@@ -24,21 +24,22 @@ typedef struct nsai_kernel_request {
  * missing ones in parallel. `out` NULL: compiled and cached, not loaded (prepare, deviceless); else
  * the caller's to release, and untouched after a failure.
  * NSA_E_NOT_PREPARED, NSA_E_CANCELLED, errors of compiling and loading. Thread-safe. */
-nsa_status nsai_kernels_make(nsa_ctx *ctx, nsai_kernel_request *request,
-                             nsai_kernel out[NSAI_ROLES]);
+nsa_status nsai_kernel_set_make(nsa_ctx *ctx, nsai_kernel_request *request,
+                                nsai_kernel out[NSAI_ROLES]);
 
 /* The kernels are used no more. They stay loaded: plans are made again. Thread-safe; does nothing in
  * a child of fork. */
-void nsai_kernels_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_ROLES]);
+void nsai_kernel_set_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_ROLES]);
 
 /* Unloads what was loaded on trial, is not used, and was asked for by nobody else meanwhile. The
  * device must be current. Thread-safe. */
-void nsai_kernels_end_trial(nsa_ctx *ctx);
+void nsai_kernel_set_unload_temporary(nsa_ctx *ctx);
 
 /* How many kernels of the request neither memory nor disk has. */
-nsa_status nsai_kernels_missing(nsa_ctx *ctx, const nsai_kernel_request *request, int32_t *missing);
+nsa_status nsai_kernel_set_missing(nsa_ctx *ctx, const nsai_kernel_request *request,
+                                   int32_t *missing);
 
 /* Forgets everything, and unloads it from the device when `unload`; called by nsa_destroy. */
-void nsai_kernels_unload(nsa_ctx *ctx, bool unload);
+void nsai_kernel_set_unload(nsa_ctx *ctx, bool unload);
 
 #endif /* NSAI_PLAN_KERNEL_SET_H */

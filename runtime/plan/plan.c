@@ -20,8 +20,8 @@ static nsa_status check_caps(const nsa_caps *caps) {
   return NSA_OK;
 }
 
-static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice, const nsai_layout *layout,
-                      nsa_caps *caps) {
+static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice,
+                      const nsai_workspace *workspace, nsa_caps *caps) {
   *caps = (nsa_caps)NSA_CAPS_INIT;
   caps->supported = 1;
   caps->graph_level = ctx->cpu ? NSA_GRAPH_NEVER : NSA_GRAPH_ALWAYS;
@@ -31,7 +31,7 @@ static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice, const nsai_
     nsai_write(&text, "all=reference");
     return;
   }
-  caps->workspace_bytes = layout->total;
+  caps->workspace_bytes = workspace->total;
   nsai_writer text = nsai_writer_open(caps->variants, sizeof caps->variants);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++)
     if (choice->variant[s])
@@ -53,11 +53,12 @@ typedef struct plan_request {
 } plan_request;
 
 /* Chooses at one level of caution. */
-static nsa_status choose_level(nsa_ctx *ctx, int32_t caution, plan_request *request,
+static nsa_status choose_level(nsa_ctx *ctx, int32_t register_fallback, plan_request *request,
                                nsai_choice *choice) {
   nsai_target target = *request->target;
-  const nsai_decisions *decisions = caution == target.caution ? request->decisions : NULL;
-  target.caution = caution;
+  const nsai_decisions *decisions =
+      register_fallback == target.register_fallback ? request->decisions : NULL;
+  target.register_fallback = register_fallback;
   NSAI_TRY(nsai_choose(ctx->config, request->kernels.problem, &target, decisions, NULL, choice));
   request->kernels.specs = choice->specs;
   return NSA_OK;
@@ -68,13 +69,14 @@ static nsa_status choose_level(nsa_ctx *ctx, int32_t caution, plan_request *requ
  * process does not try it again. */
 static nsa_status find_level(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                              int32_t *level) {
-  *level = request->target->caution;
-  for (int32_t caution = *level; caution <= NSAI_MAX_CAUTION; caution++) {
+  *level = request->target->register_fallback;
+  for (int32_t register_fallback = *level; register_fallback <= NSAI_MAX_REGISTER_FALLBACK;
+       register_fallback++) {
     int32_t missing = 0;
-    NSAI_TRY(choose_level(ctx, caution, request, choice));
-    NSAI_TRY(nsai_kernels_missing(ctx, &request->kernels, &missing));
+    NSAI_TRY(choose_level(ctx, register_fallback, request, choice));
+    NSAI_TRY(nsai_kernel_set_missing(ctx, &request->kernels, &missing));
     if (missing) continue;
-    *level = caution;
+    *level = register_fallback;
     return NSA_OK;
   }
   return NSA_OK;
@@ -90,10 +92,10 @@ static bool decides(const nsai_decisions *decisions) {
 /* What a plan would have to compile now. */
 static nsa_status count_missing(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                                 int32_t *missing) {
-  int32_t caution = request->target->caution;
-  if (!decides(request->decisions)) NSAI_TRY(find_level(ctx, request, choice, &caution));
-  NSAI_TRY(choose_level(ctx, caution, request, choice));
-  return nsai_kernels_missing(ctx, &request->kernels, missing);
+  int32_t register_fallback = request->target->register_fallback;
+  if (!decides(request->decisions)) NSAI_TRY(find_level(ctx, request, choice, &register_fallback));
+  NSAI_TRY(choose_level(ctx, register_fallback, request, choice));
+  return nsai_kernel_set_missing(ctx, &request->kernels, missing);
 }
 
 nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
@@ -109,7 +111,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   nsai_decisions decisions;
   decide(ctx, &resolved, &decisions);
   plan_request request = { { .problem = &resolved }, &ctx->target, &decisions };
-  nsa_status status = choose_level(ctx, ctx->target.caution, &request, &choice);
+  nsa_status status = choose_level(ctx, ctx->target.register_fallback, &request, &choice);
   if (status == NSA_E_UNSUPPORTED) {
     *caps = (nsa_caps)NSA_CAPS_INIT;
     return NSA_OK;
@@ -117,8 +119,8 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   NSAI_TRY(status);
   int32_t missing = 0;
   NSAI_TRY(count_missing(ctx, &request, &choice, &missing)); /* leaves the choice that will serve */
-  nsai_layout layout = nsai_layout_make(&resolved, &choice, ctx->target.sms);
-  fill_caps(ctx, &choice, &layout, caps);
+  nsai_workspace workspace = nsai_workspace_make(&resolved, &choice, ctx->target.sms);
+  fill_caps(ctx, &choice, &workspace, caps);
   caps->needs_compile = missing;
   return NSA_OK;
 }
@@ -126,14 +128,14 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
 static void write_kernel(const nsai_kernel_spec *spec, nsai_writer *text) {
   nsai_write(text, "  kernel %s: %d threads, %u bytes of shared memory", spec->entry, spec->threads,
              spec->shared_bytes);
-  if (spec->per_sm) nsai_write(text, ", persistent: %d per multiprocessor", spec->per_sm);
+  if (spec->ctas_per_sm) nsai_write(text, ", persistent: %d per multiprocessor", spec->ctas_per_sm);
   nsai_write(text, "\n");
 }
 
 /* What is kept between forward and backward, in bytes a token. */
 static void write_saved(const nsai_problem *p, nsai_writer *text) {
   static const char *const names[] = { "auto", "always", "never" };
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   int branches = 1 + (m->select_count > 0) + (m->window > 0);
   int64_t lists = (int64_t)m->select_count * m->kv_heads * 4;
   int64_t outputs = (int64_t)branches * m->heads * (2 * m->head_dim_v + 4);
@@ -168,16 +170,16 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   if (nsai_problem_is_tunable(&resolved)) nsai_write(&text, "  %s\n", decisions.why);
   if (nsai_choose(ctx->config, &resolved, &ctx->target, &decisions, &text, &choice) != NSA_OK)
     return text.used;
-  nsai_layout layout = nsai_layout_make(&resolved, &choice, ctx->target.sms);
-  nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)layout.total);
-  if (layout.kv.rows)
+  nsai_workspace workspace = nsai_workspace_make(&resolved, &choice, ctx->target.sms);
+  nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)workspace.total);
+  if (workspace.kv.rows)
     nsai_write(&text,
                "  attend_selected_kv_stationary_sm90: %llu bytes of partial results at a time, of "
                "%lld tokens' lists\n",
-               (unsigned long long)layout.kv.o.bytes, (long long)layout.kv.chunk_tokens);
+               (unsigned long long)workspace.kv.o.bytes, (long long)workspace.kv.chunk_tokens);
   if (resolved.op == NSA_OP_BACKWARD) write_saved(&resolved, &text);
   if (resolved.op == NSA_OP_DECODE)
-    nsai_decode_write_ways(&resolved, choice.specs, ctx->target.sms, &text);
+    nsai_decode_write_forms(&resolved, choice.specs, ctx->target.sms, &text);
   for (int role = 0; role < NSAI_ROLES; role++)
     if (choice.specs[role].entry) write_kernel(&choice.specs[role], &text);
   return text.used;
@@ -198,9 +200,9 @@ static bool decisions_serve(nsa_ctx *ctx, plan_request *request, nsai_choice *ch
                             nsai_kernel *kernels, nsa_status *status) {
   const nsai_kernel_request *k = &request->kernels;
   int32_t missing = 0;
-  *status = choose_level(ctx, request->target->caution, request, choice);
-  if (!*status && !k->may_compile) *status = nsai_kernels_missing(ctx, k, &missing);
-  if (!*status && !missing) *status = nsai_kernels_make(ctx, &request->kernels, kernels);
+  *status = choose_level(ctx, request->target->register_fallback, request, choice);
+  if (!*status && !k->may_compile) *status = nsai_kernel_set_missing(ctx, k, &missing);
+  if (!*status && !missing) *status = nsai_kernel_set_make(ctx, &request->kernels, kernels);
   if (!missing && !(*status && k->refused)) return true;
   /* What another problem's record says was only worth a try. */
   nsai_log(&ctx->logger, request->decisions->other_heads ? NSA_LOG_INFO : NSA_LOG_WARN, "tune",
@@ -215,30 +217,31 @@ static bool decisions_serve(nsa_ctx *ctx, plan_request *request, nsai_choice *ch
  * that spills is refused. Then smaller tiles serve. They are no answer to any other failure. */
 static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice *choice,
                                nsai_kernel *kernels) {
-  int32_t caution = 0;
+  int32_t register_fallback = 0;
   nsa_status status = NSA_OK;
   if (decides(request->decisions)) {
     if (decisions_serve(ctx, request, choice, kernels, &status)) return status;
     request->kernels.refused = false;
   }
   request->decisions = NULL;
-  NSAI_TRY(find_level(ctx, request, choice, &caution));
-  NSAI_TRY(choose_level(ctx, caution, request, choice));
-  status = nsai_kernels_make(ctx, &request->kernels, kernels);
-  while (status != NSA_OK && request->kernels.refused && caution < NSAI_MAX_CAUTION) {
+  NSAI_TRY(find_level(ctx, request, choice, &register_fallback));
+  NSAI_TRY(choose_level(ctx, register_fallback, request, choice));
+  status = nsai_kernel_set_make(ctx, &request->kernels, kernels);
+  while (status != NSA_OK && request->kernels.refused &&
+         register_fallback < NSAI_MAX_REGISTER_FALLBACK) {
     int length = (int)strcspn(nsa_last_error(), "\n");
     nsai_log(&ctx->logger, NSA_LOG_WARN, "jit", "smaller tiles are used: %.*s", length,
              nsa_last_error());
-    NSAI_TRY(choose_level(ctx, ++caution, request, choice));
-    status = nsai_kernels_make(ctx, &request->kernels, kernels);
+    NSAI_TRY(choose_level(ctx, ++register_fallback, request, choice));
+    status = nsai_kernel_set_make(ctx, &request->kernels, kernels);
   }
   return status;
 }
 
 /* What a plan holds beside problem and kernels. */
 static nsa_status complete_plan(nsa_ctx *ctx, nsa_plan *plan) {
-  plan->layout = nsai_layout_make(&plan->problem, &plan->choice, ctx->target.sms);
-  plan->selected_dense = plan->choice.specs[NSAI_KERNEL_ATTEND_SELECTED].every_block;
+  plan->workspace = nsai_workspace_make(&plan->problem, &plan->choice, ctx->target.sms);
+  plan->selected_dense = plan->choice.specs[NSAI_KERNEL_ATTEND_SELECTED].reads_no_lists;
   if (!nsai_needs_gemm(&plan->problem, &plan->choice)) return NSA_OK;
   NSAI_TRY(nsai_context_open_gemm(ctx));
   plan->lt = ctx->lt;
@@ -265,7 +268,7 @@ static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user,
 static nsa_status check_decided(const nsai_decisions *decisions, const nsai_choice *choice) {
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     const nsai_candidate *d = &decisions->stage[s];
-    if (!d->variant || !choice->variant[s] || nsai_is_covered(choice, (nsai_stage)s)) continue;
+    if (!d->variant || !choice->variant[s] || nsai_is_fused(choice, (nsai_stage)s)) continue;
     if (d->variant != choice->variant[s] || memcmp(&d->tiles, &choice->tiles[s], sizeof d->tiles))
       return nsai_fail(NSA_E_INTERNAL, "%s cannot serve %s as decided", d->variant->name,
                        nsai_stage_name((nsai_stage)s));
@@ -277,7 +280,7 @@ nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
                           const nsai_decisions *decisions, nsa_plan **out) {
   nsa_status status = NSA_OK;
   plan_request request = { { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER,
-                             .on_trial = true },
+                             .temporary = true },
                            &ctx->target,
                            decisions };
   *out = NULL;
@@ -287,9 +290,9 @@ nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
   nsai_context_retain(ctx);
   plan->problem = *problem;
   request.kernels.problem = &plan->problem;
-  NSAI_TRY_TO(fail, choose_level(ctx, ctx->target.caution, &request, &plan->choice));
+  NSAI_TRY_TO(fail, choose_level(ctx, ctx->target.register_fallback, &request, &plan->choice));
   NSAI_TRY_TO(fail, check_decided(decisions, &plan->choice));
-  NSAI_TRY_TO(fail, nsai_kernels_make(ctx, &request.kernels, plan->kernels));
+  NSAI_TRY_TO(fail, nsai_kernel_set_make(ctx, &request.kernels, plan->kernels));
   NSAI_TRY_TO(fail, complete_plan(ctx, plan));
   *out = plan;
   return NSA_OK;
@@ -359,13 +362,13 @@ nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps) {
   if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
   NSAI_TRY(nsai_context_check(plan->ctx));
   NSAI_TRY(check_caps(caps));
-  fill_caps(plan->ctx, &plan->choice, &plan->layout, caps);
+  fill_caps(plan->ctx, &plan->choice, &plan->workspace, caps);
   return NSA_OK;
 }
 
 void nsa_plan_destroy(nsa_plan *plan) {
   if (!plan) return;
-  nsai_kernels_release(plan->ctx, plan->kernels);
+  nsai_kernel_set_release(plan->ctx, plan->kernels);
   nsai_context_release(plan->ctx);
   free(plan);
 }

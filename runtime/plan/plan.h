@@ -13,107 +13,109 @@
 #include "plan/variant.h"
 
 /* A piece of the workspace; bytes 0: the plan has no need of it. */
-typedef struct nsai_piece {
+typedef struct nsai_buffer {
   uint64_t offset, bytes;
-} nsai_piece;
+} nsai_buffer;
 
 /* Of attend_selected_kv_stationary_sm90; B numbers of blocks: data/inverted_lists.cuh. */
-typedef struct nsai_kv_layout {
-  nsai_piece counts;      /* i32 [Hkv, parts, B] */
-  nsai_piece starts;      /* i32 [Hkv, B] */
-  nsai_piece entries;     /* u32 [Hkv, chunk_tokens * n] */
-  nsai_piece places;      /* i32 [Hkv, chunk_tokens, n] */
-  nsai_piece items;       /* NsaiKvItem [Hkv, items of a head] */
-  nsai_piece item_counts; /* i32 [Hkv] */
-  nsai_piece o;           /* dtype [rows, Dv] of a (head, token, slot) each */
-  nsai_piece lse;         /* f32 [rows] */
-  int64_t rows;           /* 0: the plan does not run attend_selected_kv_stationary_sm90 */
-  int64_t chunk_tokens;   /* query tokens whose lists are inverted at once */
-} nsai_kv_layout;
+typedef struct nsai_kv_workspace {
+  nsai_buffer counts;        /* i32 [Hkv, parts, B] */
+  nsai_buffer starts;        /* i32 [Hkv, B] */
+  nsai_buffer entries;       /* u32 [Hkv, chunk_tokens * n] */
+  nsai_buffer entry_indices; /* i32 [Hkv, chunk_tokens, n] */
+  nsai_buffer items;         /* NsaiKvItem [Hkv, items of a head] */
+  nsai_buffer item_counts;   /* i32 [Hkv] */
+  nsai_buffer o;             /* dtype [rows, Dv] of a (head, token, slot) each */
+  nsai_buffer lse;           /* f32 [rows] */
+  int64_t rows;              /* 0: the plan does not run attend_selected_kv_stationary_sm90 */
+  int64_t chunk_tokens;      /* query tokens whose lists are inverted at once */
+} nsai_kv_workspace;
 
 /* Of the backward pass through the layers of phi linear or mlp, and of the gate MLP, one after the other.
  * Rows m: R + 1, the last of them the sums of the others, in a batch of `heads`; or T. Columns of
  * operands are padded to a multiple of NSAI_OPERAND_STEP. */
-typedef struct nsai_layers_layout {
-  nsai_piece d_logits;  /* f32 [T, Hq*3] */
-  nsai_piece d_out;     /* dtype [heads, m, D or Hq*3]: of the last layer's result */
-  nsai_piece d_hidden;  /* f32 [heads, m, H]: before rounding */
-  nsai_piece d_inner;   /* dtype [heads, m, H]: before the activation */
-  nsai_piece hidden;    /* dtype [heads, m, H]: behind it */
-  nsai_piece d_weights; /* f32 [heads, in, out] of the largest layer */
-  nsai_piece k_rows;    /* f32 [heads, R + 1, l*Dk]; the last row: of pe */
-  nsai_piece v_rows;    /* f32 [heads, R + 1, l*Dv] */
-  nsai_piece x;         /* dtype [gate_tokens, C]: the gate's features, of tokens that exist */
-  nsai_piece d_x;       /* f32 [gate_tokens, C] */
-  nsai_piece parts,
+typedef struct nsai_layers_workspace {
+  nsai_buffer d_logits;  /* f32 [T, Hq*3] */
+  nsai_buffer d_out;     /* dtype [heads, m, D or Hq*3]: of the last layer's result */
+  nsai_buffer d_hidden;  /* f32 [heads, m, H]: before rounding */
+  nsai_buffer d_inner;   /* dtype [heads, m, H]: before the activation */
+  nsai_buffer hidden;    /* dtype [heads, m, H]: behind it */
+  nsai_buffer d_weights; /* f32 [heads, in, out] of the largest layer */
+  nsai_buffer k_rows;    /* f32 [heads, R + 1, l*Dk]; the last row: of pe */
+  nsai_buffer v_rows;    /* f32 [heads, R + 1, l*Dv] */
+  nsai_buffer x;         /* dtype [gate_tokens, C]: the gate's features, of tokens that exist */
+  nsai_buffer d_x;       /* f32 [gate_tokens, C] */
+  nsai_buffer parts,
       sums;            /* f32 [heads, parts, columns] and [heads, columns]: backward_column_sums */
   int64_t gate_tokens; /* through the gate's first layer at once */
-} nsai_layers_layout;
+} nsai_layers_workspace;
 
 #define NSAI_OPERAND_STEP 8 /* elements: 16 bytes, below which cuBLASLt has slower algorithms */
 #define NSAI_COLUMN_SUM_ROWS 256 /* of a part: enough to fill the device from 64k rows on */
 
 /* Of the backward pass: partial sums of dK and dV side by side, for `heads` KV heads at a time. */
-typedef struct nsai_backward_layout {
-  nsai_piece statistics; /* f32 [3, T, Hq, 4]: RowStatistics */
-  nsai_piece compressed; /* f32 [heads, splits, R, Dk + Dv] */
-  nsai_piece selected;   /* f32 [heads, items of a head, l', Dk + Dv] */
-  nsai_piece window;     /* f32 [heads, KV tokens, Dk + Dv] */
-  nsai_piece starts;     /* i32 [Hkv, B]: each block's first item */
-  int32_t heads;         /* 0: the plan has no backward pass */
-  int32_t splits;        /* runs that the query rows of compressed blocks are cut into */
-  int32_t range_splits;  /* of ranges: selected is [heads, range_splits, KV tokens, Dk + Dv] */
-  nsai_layers_layout layers;
-} nsai_backward_layout;
+typedef struct nsai_backward_workspace {
+  nsai_buffer statistics; /* f32 [3, T, Hq, 4]: RowStatistics */
+  nsai_buffer compressed; /* f32 [heads, splits, R, Dk + Dv] */
+  nsai_buffer selected;   /* f32 [heads, items of a head, l', Dk + Dv] */
+  nsai_buffer window;     /* f32 [heads, KV tokens, Dk + Dv] */
+  nsai_buffer starts;     /* i32 [Hkv, B]: each block's first item */
+  int32_t heads;          /* 0: the plan has no backward pass */
+  int32_t splits;         /* runs that the query rows of compressed blocks are cut into */
+  int32_t range_splits;   /* of ranges: selected is [heads, range_splits, KV tokens, Dk + Dv] */
+  nsai_layers_workspace layers;
+} nsai_backward_workspace;
 
 /* Of a decode step; units and parts: decode/work.cuh. */
-typedef struct nsai_decode_layout {
-  nsai_piece scan_o;       /* f32 [units, parts, rows, Dv] */
-  nsai_piece scan_stats;   /* f32 [units, parts, rows, 2] */
-  nsai_piece pooled;       /* f32 [units, blocks, rows] */
-  nsai_piece spills;       /* f32 [units, parts, teams, rows] */
-  nsai_piece attend_o;     /* f32 [T, Hkv, parts, G, Dv] */
-  nsai_piece attend_stats; /* f32 [T, Hkv, parts, G, 2] */
-} nsai_decode_layout;
+typedef struct nsai_decode_workspace {
+  nsai_buffer scan_o;       /* f32 [units, parts, rows, Dv] */
+  nsai_buffer scan_stats;   /* f32 [units, parts, rows, 2] */
+  nsai_buffer pooled;       /* f32 [units, blocks, rows] */
+  nsai_buffer carries;      /* f32 [units, parts, teams, rows] */
+  nsai_buffer attend_o;     /* f32 [T, Hkv, parts, G, Dv] */
+  nsai_buffer attend_stats; /* f32 [T, Hkv, parts, G, 2] */
+} nsai_decode_workspace;
 
 /* Letters as in include/nsa/attention.h; R rows of compressed storage. */
-typedef struct nsai_layout {
-  nsai_piece k_cmp, v_cmp;  /* dtype [R, Hkv, D] */
-  nsai_piece lse;           /* f32 [T, Hq] of the compressed branch */
-  nsai_piece partial;       /* fp16 [T, Hq, Dv]: gated sum of the branches, in its row's units */
-  nsai_piece partial_units; /* f32 [T, Hq] */
-  nsai_piece importance;    /* f32 [chunk_tokens, Hkv, importance_columns]; none where a variant
+typedef struct nsai_workspace {
+  nsai_buffer k_cmp, v_cmp;  /* dtype [R, Hkv, D] */
+  nsai_buffer lse;           /* f32 [T, Hq] of the compressed branch */
+  nsai_buffer partial;       /* fp16 [T, Hq, Dv]: gated sum of the branches, in its row's units */
+  nsai_buffer partial_units; /* f32 [T, Hq] */
+  nsai_buffer importance;    /* f32 [chunk_tokens, Hkv, importance_columns]; none where a variant
                                covers the stage */
-  nsai_piece idx;           /* i32 [T, Hkv, n] */
-  nsai_piece lists;         /* i32 [T, Hkv, n or 2n]: a caller's selection, sorted */
-  nsai_piece phi_rows;      /* dtype [Hkv, R + 1, l*D]: of K, then of V; the last row: pe */
-  nsai_piece phi_product;   /* f32 [Hkv, R + 1, max(H, D)]: a product before bias and activation */
-  nsai_piece phi_hidden;    /* dtype [2, Hkv, R, H]: rounded, and what rounding left */
-  nsai_piece gate_product;  /* f32 [T, H] */
-  nsai_piece gate_hidden;   /* dtype [T, H] */
-  nsai_piece gate_logits;   /* f32 [T, Hq*3] */
-  nsai_piece gemm;          /* cuBLASLt's own */
-  nsai_kv_layout kv; /* attend_selected_kv_stationary_sm90, and lists alone of the backward pass */
-  nsai_backward_layout backward;
-  nsai_decode_layout decode;
-  nsai_piece scores, probs; /* sdpa_gemm: f32 and dtype [G, chunk_tokens, max_kv_len] */
-  nsai_piece scratch;       /* of persistent kernels, a part for each block of threads */
-  int64_t cmp_rows;         /* R */
-  int64_t chunk_tokens;     /* query tokens whose importance (or scores) exists at once */
+  nsai_buffer idx;           /* i32 [T, Hkv, n] */
+  nsai_buffer lists;         /* i32 [T, Hkv, n or 2n]: a caller's selection, sorted */
+  nsai_buffer phi_rows;      /* dtype [Hkv, R + 1, l*D]: of K, then of V; the last row: pe */
+  nsai_buffer phi_product;   /* f32 [Hkv, R + 1, max(H, D)]: a product before bias and activation */
+  nsai_buffer phi_hidden;    /* dtype [2, Hkv, R, H]: rounded, and what rounding left */
+  nsai_buffer gate_product;  /* f32 [T, H] */
+  nsai_buffer gate_hidden;   /* dtype [T, H] */
+  nsai_buffer gate_logits;   /* f32 [T, Hq*3] */
+  nsai_buffer gemm;          /* cuBLASLt's own */
+  nsai_kv_workspace
+      kv; /* attend_selected_kv_stationary_sm90, and lists alone of the backward pass */
+  nsai_backward_workspace backward;
+  nsai_decode_workspace decode;
+  nsai_buffer scores, probs; /* dense_gemm: f32 and dtype [G, chunk_tokens, max_kv_len] */
+  nsai_buffer scratch;       /* of persistent kernels, a part for each block of threads */
+  int64_t cmp_rows;          /* R */
+  int64_t chunk_tokens;      /* query tokens whose importance (or scores) exists at once */
   int64_t importance_columns;
   uint64_t total;
-} nsai_layout;
+} nsai_workspace;
 
 #define NSAI_WORKSPACE_ALIGN 256u /* what cuBLASLt and 16-byte copies are happiest with */
 
 /* `sms`: the device's multiprocessors. */
-nsai_layout nsai_layout_make(const nsai_problem *problem, const nsai_choice *choice, int32_t sms);
+nsai_workspace nsai_workspace_make(const nsai_problem *problem, const nsai_choice *choice,
+                                   int32_t sms);
 
 struct nsa_plan {
   nsa_ctx *ctx;
   nsai_problem problem;
   nsai_choice choice;
-  nsai_layout layout;
+  nsai_workspace workspace;
   nsai_kernel kernels[NSAI_ROLES]; /* of roles whose spec has an entry; GPU only */
   bool selected_dense;             /* the selected branch reads no lists: every block is chosen */
   const nsai_cublaslt *lt;         /* NULL: no product */
@@ -121,12 +123,12 @@ struct nsa_plan {
 };
 
 /* Numbers of blocks that sequences of `kv_tokens` keys in all have: data/inverted_lists.cuh. */
-static inline int64_t nsai_kv_blocks(const nsai_geometry *m, int64_t kv_tokens, int64_t num_seqs) {
+static inline int64_t nsai_kv_blocks(const nsai_model *m, int64_t kv_tokens, int64_t num_seqs) {
   return kv_tokens / m->select_block + num_seqs;
 }
 
 /* Most items of one head: runs of at most item_rows entries. */
-static inline int64_t nsai_kv_items(const nsai_geometry *m, int64_t tokens, int64_t blocks,
+static inline int64_t nsai_kv_items(const nsai_model *m, int64_t tokens, int64_t blocks,
                                     int64_t item_rows) {
   return tokens * m->select_count / item_rows + blocks;
 }
@@ -141,7 +143,7 @@ static inline int64_t nsai_kv_part_tokens(int64_t blocks) {
 }
 
 /* Workspace that a run takes behind the plan's where d_o is f32. */
-static inline uint64_t nsai_d_o_bytes(const nsai_geometry *m, int64_t tokens) {
+static inline uint64_t nsai_d_o_bytes(const nsai_model *m, int64_t tokens) {
   return (uint64_t)(tokens * m->heads * m->head_dim_v) * 2;
 }
 

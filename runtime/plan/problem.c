@@ -137,7 +137,7 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
     if (problem->reserved[i])
       return nsai_fail(NSA_E_ARG, "problem.reserved[%zu] is %d, expected 0: use NSA_PROBLEM_INIT",
                        i, problem->reserved[i]);
-  const nsai_geometry *m = &config->model;
+  const nsai_model *m = &config->model;
   *out = (nsai_problem){
     .model = *m,
     .op = problem->op ? problem->op : NSA_OP_FORWARD,
@@ -190,12 +190,12 @@ static const char *activation_name(nsai_activation activation) {
   return names[activation];
 }
 
-void nsai_problem_add_geometry(nsai_writer *text, const nsai_problem *p) {
+void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   static const char *const phis[] = { "mean", "linear", "mlp", "external" };
   static const char *const gates[] = { "weights", "logits", "mlp" };
   static const char *const selections[] = { "own", "blocks", "ranges" };
   static const char *const ops[] = { "fwd", "dense", "prefill", "decode", "append", "backward" };
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   nsai_write(text, "%s:%s:h%d/%d:d%d/%d", ops[p->op - NSA_OP_FORWARD],
              m->dtype == NSA_BF16  ? "bf16"
              : m->dtype == NSA_F16 ? "fp16"
@@ -214,7 +214,7 @@ void nsai_problem_add_geometry(nsai_writer *text, const nsai_problem *p) {
 }
 
 void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
-  nsai_problem_add_geometry(text, p);
+  nsai_problem_add_model(text, p);
   nsai_write(text, ":ov=%s:tok%lld", p->overlap == NSA_OVERLAP_HIGH ? "high" : "low",
              (long long)p->max_tokens);
   if (nsai_problem_is_cached(p))

@@ -14,7 +14,7 @@
 #include <stdbool.h>
 
 typedef struct nsai_problem {
-  nsai_geometry model;
+  nsai_model model;
   int32_t op;
   int32_t selection;
   int32_t overlap; /* of adjacent tokens' lists: variants of attend_selected are chosen by it */
@@ -60,7 +60,7 @@ const char *nsai_op_name(int32_t op);
 
 /* Appends the part of the problem string that kernels depend on: operation and geometry, no
  * capacities. */
-void nsai_problem_add_geometry(nsai_writer *text, const nsai_problem *problem);
+void nsai_problem_add_model(nsai_writer *text, const nsai_problem *problem);
 
 /* Appends the whole problem string. */
 void nsai_problem_add_string(nsai_writer *text, const nsai_problem *problem);

@@ -38,10 +38,10 @@ void nsai_heads_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *problem);
 
 /* Appends l, d, l', n and the forced blocks of either end. */
-void nsai_blocks_add(nsai_kernel_spec *spec, const nsai_geometry *model);
+void nsai_blocks_add(nsai_kernel_spec *spec, const nsai_model *model);
 
 /* Selection blocks that are searched, n_free; none where nothing is selected. */
-static inline int32_t nsai_free_blocks(const nsai_geometry *m) {
+static inline int32_t nsai_free_blocks(const nsai_model *m) {
   return m->select_count ? m->select_count - m->select_init - m->select_local : 0;
 }
 
@@ -57,13 +57,13 @@ void nsai_specify_invert(const nsai_problem *problem, int32_t item_rows,
 
 /* The next power of two at or above the group size: rows of a tile are token-major over that many
  * heads. */
-int32_t nsai_padded_group(const nsai_geometry *model);
+int32_t nsai_padded_group(const nsai_model *model);
 
 /* Columns of a head dim in products of 16: padded_dim() in core/tile.cuh. */
 static inline int32_t nsai_padded_dim(int32_t dim) { return (dim + 15) / 16 * 16; }
 
 /* Registers of a thread for O and Q of an m16 tile: those of kSharedQ in decode/consumer_groups.cuh. */
-static inline int32_t nsai_row_registers(const nsai_geometry *m) {
+static inline int32_t nsai_row_registers(const nsai_model *m) {
   return nsai_padded_dim(m->head_dim_v) / 2 + nsai_padded_dim(m->head_dim_qk) / 4;
 }
 
@@ -84,7 +84,7 @@ uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
 void nsai_legal_common(const nsai_problem *, nsai_reasons *);
 
 /* Reasons against dense attention in the place of the selected branch: blocks may be left out. */
-void nsai_legal_every_block(const nsai_problem *, nsai_reasons *);
+void nsai_legal_selects_all(const nsai_problem *, nsai_reasons *);
 
 /* Appends how a kernel that serves packed tensors and caches finds its keys: Config::kCached and, with
  * a cache, kPageRows, the rows of a page that hold `stride` tokens each. */
@@ -116,60 +116,62 @@ int32_t nsai_register_limit(int32_t threads);
 
 NSAI_VARIANT_FUNCTIONS(compress_mean);
 NSAI_VARIANT_FUNCTIONS(compress_gemm);
-NSAI_VARIANT_FUNCTIONS(compressed_topn_wgmma);
-NSAI_VARIANT_FUNCTIONS(attend_compressed_wgmma);
-NSAI_VARIANT_FUNCTIONS(attend_compressed_mma);
-NSAI_VARIANT_FUNCTIONS(importance_mma);
+NSAI_VARIANT_FUNCTIONS(attend_compressed_topn_sm90);
+NSAI_VARIANT_FUNCTIONS(attend_compressed_sm90);
+NSAI_VARIANT_FUNCTIONS(attend_compressed_sm80);
+NSAI_VARIANT_FUNCTIONS(importance_sm80);
 NSAI_VARIANT_FUNCTIONS(select_topn);
-NSAI_VARIANT_FUNCTIONS(selected_dense_wgmma);
-NSAI_VARIANT_FUNCTIONS(selected_dense_mma);
-NSAI_VARIANT_FUNCTIONS(attend_selected_kv);
-NSAI_VARIANT_FUNCTIONS(attend_selected_wgmma);
-NSAI_VARIANT_FUNCTIONS(attend_selected_tma);
-NSAI_VARIANT_FUNCTIONS(attend_selected_mma);
-NSAI_VARIANT_FUNCTIONS(selected_window_wgmma);
-NSAI_VARIANT_FUNCTIONS(attend_window_wgmma);
-NSAI_VARIANT_FUNCTIONS(attend_window_mma);
-NSAI_VARIANT_FUNCTIONS(dense_wgmma);
-NSAI_VARIANT_FUNCTIONS(dense_mma);
-NSAI_VARIANT_FUNCTIONS(sdpa_gemm);
+NSAI_VARIANT_FUNCTIONS(attend_selected_dense_sm90);
+NSAI_VARIANT_FUNCTIONS(attend_selected_dense_sm80);
+NSAI_VARIANT_FUNCTIONS(attend_selected_kv_stationary_sm90);
+NSAI_VARIANT_FUNCTIONS(attend_selected_sm90);
+NSAI_VARIANT_FUNCTIONS(attend_selected_sm90_mma);
+NSAI_VARIANT_FUNCTIONS(attend_selected_sm80);
+NSAI_VARIANT_FUNCTIONS(attend_selected_window_sm90);
+NSAI_VARIANT_FUNCTIONS(attend_window_sm90);
+NSAI_VARIANT_FUNCTIONS(attend_window_sm80);
+NSAI_VARIANT_FUNCTIONS(dense_sm90);
+NSAI_VARIANT_FUNCTIONS(dense_sm80);
+NSAI_VARIANT_FUNCTIONS(dense_gemm);
 NSAI_VARIANT_FUNCTIONS(append_mean);
 NSAI_VARIANT_FUNCTIONS(append_gemm);
 NSAI_VARIANT_FUNCTIONS(decode_cluster);
-NSAI_VARIANT_FUNCTIONS(decode_mma);
-NSAI_VARIANT_FUNCTIONS(decode_whole);
-NSAI_VARIANT_FUNCTIONS(backward_q_wgmma);
-NSAI_VARIANT_FUNCTIONS(backward_q_mma);
-NSAI_VARIANT_FUNCTIONS(backward_kv_wgmma);
-NSAI_VARIANT_FUNCTIONS(backward_kv_mma);
+NSAI_VARIANT_FUNCTIONS(decode_split_kv);
+NSAI_VARIANT_FUNCTIONS(decode_single_cta);
+NSAI_VARIANT_FUNCTIONS(backward_q_sm90);
+NSAI_VARIANT_FUNCTIONS(backward_q_sm80);
+NSAI_VARIANT_FUNCTIONS(backward_kv_sm90);
+NSAI_VARIANT_FUNCTIONS(backward_kv_sm80);
 
-bool nsai_sensible_flash_wgmma(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_attend_selected_kv(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_attend_selected_tma(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_attend_selected_wgmma(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_selected_window_wgmma(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_backward_wgmma(const nsai_problem *, const nsai_target *);
-bool nsai_specify_decode_flow(const nsai_problem *problem, const nsai_target *target, int32_t warps,
-                              int32_t blocks, int32_t cluster, nsai_kernel_spec *spec);
+bool nsai_sensible_flash_sm90(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_selected_kv_stationary_sm90(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_compressed_topn_sm90(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_selected_sm90_mma(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_selected_sm90(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_attend_selected_window_sm90(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_backward_sm90(const nsai_problem *, const nsai_target *);
+bool nsai_specify_decode_pipelined(const nsai_problem *problem, const nsai_target *target,
+                                   int32_t warps, int32_t blocks, int32_t cluster,
+                                   nsai_kernel_spec *spec);
 
 bool nsai_sensible_decode_cluster(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_sdpa_gemm(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_dense_gemm(const nsai_problem *, const nsai_target *);
 
-extern const nsai_space nsai_space_compress_mean, nsai_space_flash, nsai_space_flash_wgmma,
-    nsai_space_union, nsai_space_selected_tma, nsai_space_selected_wgmma, nsai_space_importance,
-    nsai_space_select, nsai_space_selected_kv, nsai_space_decode, nsai_space_decode_whole,
-    nsai_space_decode_cluster;
+extern const nsai_space nsai_space_compress_mean, nsai_space_flash_sm80, nsai_space_flash_sm90,
+    nsai_space_selected_sm80, nsai_space_selected_sm90_mma, nsai_space_selected_sm90,
+    nsai_space_importance, nsai_space_select, nsai_space_selected_kv_stationary_sm90,
+    nsai_space_decode_split_kv, nsai_space_decode_single_cta, nsai_space_decode_cluster;
 
 /* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
  * by themselves, the top-n of nsa_select and the importance of probed rows. */
-void nsai_specify_beside(const nsai_problem *, const nsai_target *, nsai_kernel_spec[NSAI_ROLES]);
+void nsai_specify_standalone(const nsai_problem *, const nsai_target *,
+                             nsai_kernel_spec[NSAI_ROLES]);
 
 /* The kernel that tells the importance of probed rows. */
 void nsai_specify_probe(const nsai_problem *, const nsai_target *, nsai_kernel_spec *);
 
 /* Adds the kernels that follow phi's products, over rows that all exist (`every`) or compressed storage. */
-void nsai_specify_phi(const nsai_problem *, bool every, nsai_kernel_spec[NSAI_ROLES]);
+void nsai_specify_phi(const nsai_problem *, bool all_exist, nsai_kernel_spec[NSAI_ROLES]);
 
 /* Adds the kernel the gate MLP needs beside its GEMMs. */
 void nsai_specify_gate(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);

@@ -50,10 +50,10 @@ typedef enum nsai_role {
   NSAI_KERNEL_DECODE_SELECT,
   NSAI_KERNEL_DECODE_ATTEND,
   NSAI_KERNEL_DECODE_COMBINE,
-  NSAI_KERNEL_DECODE_WHOLE,
-  NSAI_KERNEL_DECODE_WIDE,
-  NSAI_KERNEL_DECODE_PAIR,
-  NSAI_KERNEL_DECODE_QUAD,
+  NSAI_KERNEL_DECODE_TWO_PER_SM,
+  NSAI_KERNEL_DECODE_ONE_PER_SM,
+  NSAI_KERNEL_DECODE_CLUSTER_2,
+  NSAI_KERNEL_DECODE_CLUSTER_4,
   NSAI_KERNEL_BACKWARD_ROUND,
   NSAI_KERNEL_DECODE_CLUSTER,
   NSAI_KERNEL_BACKWARD_SAVED,
@@ -82,31 +82,32 @@ typedef enum nsai_role {
 
 /* Whether dK and dV of a tile of keys are made by a block of threads each. 16 keys of a warp have (Dk +
  * Dv) / 2 floats in every thread; up to 128 of them fit beside the scores. */
-static inline bool nsai_backward_is_split(const nsai_geometry *m) {
+static inline bool nsai_backward_is_split(const nsai_model *m) {
   return m->head_dim_qk + m->head_dim_v > 256;
 }
 
 /* Whether backward_dkv_window_tma may do the selected branch within the window: backward/pipelines/dkv.cuh. */
-static inline bool nsai_backward_joins(const nsai_geometry *m) {
+static inline bool nsai_backward_joins(const nsai_model *m) {
   return !m->per_branch && m->window && m->select_count > 0 && m->select_block % 64 == 0 &&
          m->gate != NSAI_GATE_WEIGHTS && m->heads / m->kv_heads >= 8;
 }
 
 /* Rows of k and v that a thread of backward_dkv_sum adds up: as many as follow each other under the same
  * compressed blocks, at most 8, whose sums it holds. */
-static inline int32_t nsai_sum_run(const nsai_geometry *m) { return m->stride < 8 ? m->stride : 8; }
+static inline int32_t nsai_sum_run(const nsai_model *m) { return m->stride < 8 ? m->stride : 8; }
 
 /* What kernels are made for: a device or, without one, an architecture. */
 typedef struct nsai_target {
   const char *arch;      /* "sm_90a" */
   const char *device;    /* "NVIDIA H200"; NULL: unknown */
   uint32_t shared_bytes; /* per block, opt-in */
-  int32_t caution; /* 0: the fastest tiles, which just fit the registers with the compiler they were
-                      tried with; up to NSAI_MAX_CAUTION: smaller ones, for other compilers */
-  int32_t sms;     /* multiprocessors, which bound the grids of persistent kernels; no kernel's code
+  int32_t
+      register_fallback; /* 0: the fastest tiles, which just fit the registers with the compiler they were
+                      tried with; up to NSAI_MAX_REGISTER_FALLBACK: smaller ones, for other compilers */
+  int32_t sms; /* multiprocessors, which bound the grids of persistent kernels; no kernel's code
                       depends on them. 0: unknown */
 } nsai_target;
-#define NSAI_MAX_CAUTION 2
+#define NSAI_MAX_REGISTER_FALLBACK 2
 
 #define NSAI_MAX_CONSTANTS 26
 typedef struct nsai_constant {
@@ -121,16 +122,18 @@ typedef struct nsai_kernel_spec {
   int32_t dtype; /* Config::Element */
   int32_t threads;
   uint32_t shared_bytes;  /* dynamic */
-  int32_t tokens;         /* query tokens a block of threads takes; 0: not tiled by tokens */
-  int32_t per_sm;         /* persistent, tiled by tokens: at most so many blocks of threads for each
+  int32_t tile_tokens;    /* query tokens a block of threads takes; 0: not tiled by tokens */
+  int32_t ctas_per_sm;    /* persistent, tiled by tokens: at most so many blocks of threads for each
                              multiprocessor, which go on to further tiles; 0: one for each tile */
   int32_t cluster;        /* blocks of threads of a cluster; 0: none */
   uint64_t scratch_bytes; /* of workspace for each block of threads of a persistent kernel */
-  int32_t box_heads, box_tokens; /* of a box of q in shared memory; its tensor map has them */
-  int32_t box_keys; /* of a box of k or v; 0: the kernel takes no tensor maps (NsaiAttendTma,
+  int32_t tma_box_heads,
+      tma_box_tokens;   /* of a box of q in shared memory; its tensor map has them */
+  int32_t tma_box_keys; /* of a box of k or v; 0: the kernel takes no tensor maps (NsaiAttendTma,
                        NsaiAttendSelectedTma) */
-  bool spread_keys; /* boxes of k and v have the order of tma_load_spread() in core/tma.cuh */
-  bool every_block; /* attend_selected: dense attention, which reads no lists (NsaiAttend) */
+  bool
+      interleaved_keys; /* boxes of k and v have the order of tma_load_interleaved() in core/tma.cuh */
+  bool reads_no_lists; /* attend_selected: dense attention, which reads no lists (NsaiAttend) */
   int32_t constant_count;
   nsai_constant constants[NSAI_MAX_CONSTANTS];
 } nsai_kernel_spec;
@@ -147,7 +150,7 @@ typedef enum nsai_tile {
   NSAI_TILE_KEYS,    /* keys at a time */
   NSAI_TILE_WARPS,   /* that compute */
   NSAI_TILE_STAGES,  /* of the ring of keys */
-  NSAI_TILE_BLOCKS,  /* per multiprocessor that the registers are divided for */
+  NSAI_TILE_CTAS,    /* per multiprocessor that the registers are divided for */
   NSAI_TILE_CLUSTER, /* blocks of threads of a cluster */
   NSAI_TILE_COUNT
 } nsai_tile;
@@ -206,12 +209,12 @@ typedef struct nsai_variant {
   void (*specify)(const nsai_problem *, const nsai_target *, const nsai_tiles *,
                   nsai_kernel_spec specs[NSAI_ROLES]);
   const nsai_space *space; /* NULL: nothing to choose */
-  uint32_t covers; /* 1 << stage for each further stage that it does itself, all behind its own;
-                      `specify` fills the kernels of them all, see nsai_specify_beside */
+  uint32_t fuses; /* 1 << stage for each further stage that it does itself, all behind its own;
+                      `specify` fills the kernels of them all, see nsai_specify_standalone */
 } nsai_variant;
 
-static inline bool nsai_covers(const nsai_variant *variant, nsai_stage stage) {
-  return variant->covers >> stage & 1;
+static inline bool nsai_fuses(const nsai_variant *variant, nsai_stage stage) {
+  return variant->fuses >> stage & 1;
 }
 
 /* The variants of all stages, ordered by stage and preference: variants/table.c. A row without a
@@ -253,7 +256,7 @@ typedef struct nsai_choice {
 } nsai_choice;
 
 /* Whether the variant of another stage does this one. */
-static inline bool nsai_is_covered(const nsai_choice *choice, nsai_stage stage) {
+static inline bool nsai_is_fused(const nsai_choice *choice, nsai_stage stage) {
   return choice->variant[stage] && choice->variant[stage]->stage != stage;
 }
 
@@ -267,14 +270,14 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
 
 /* The first candidate of a stage, by the table and its heuristics, that covers no other stage;
  * variant NULL: none can serve. */
-nsai_candidate nsai_choose_apart(const nsai_config *config, const nsai_problem *problem,
-                                 const nsai_target *target, nsai_stage stage);
+nsai_candidate nsai_choose_unfused(const nsai_config *config, const nsai_problem *problem,
+                                   const nsai_target *target, nsai_stage stage);
 
 /* Adds every reason against one variant: the configuration's, the problem's wishes, what keeps it
  * from covering its stages, and `legal`'s. */
-void nsai_variant_judge(const nsai_config *config, const nsai_problem *problem,
-                        const nsai_target *target, const nsai_variant *variant,
-                        nsai_reasons *reasons);
+void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem,
+                          const nsai_target *target, const nsai_variant *variant,
+                          nsai_reasons *reasons);
 
 /* The heuristic's tiles, all 0 for a variant without. `by` may be NULL. */
 nsai_tiles nsai_variant_tiles(const nsai_variant *variant, const nsai_problem *problem,
@@ -282,14 +285,14 @@ nsai_tiles nsai_variant_tiles(const nsai_variant *variant, const nsai_problem *p
 
 /* Adds every reason against these tiles of a variant: one that the ranges do not hold, and `fit`'s.
  */
-void nsai_tiles_judge(const nsai_variant *variant, const nsai_problem *problem,
-                      const nsai_target *target, const nsai_tiles *tiles, nsai_reasons *reasons);
+void nsai_tiles_reasons(const nsai_variant *variant, const nsai_problem *problem,
+                        const nsai_target *target, const nsai_tiles *tiles, nsai_reasons *reasons);
 
 /* Steps through all combinations of the ranges, whether they fit or not, from one that is all zero;
  * false behind the last. */
 bool nsai_tiles_next(const nsai_space *space, nsai_tiles *tiles);
 
-/* "attend_window_sm80 rows=128 keys=64 warps=4 blocks=2", and back; false: no such variant of the
+/* "attend_window_sm80 rows=128 keys=64 warps=4 ctas=2", and back; false: no such variant of the
  * stage, no such tile, or one is missing. */
 void nsai_candidate_print(const nsai_candidate *candidate, nsai_writer *out);
 bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *out);

@@ -16,7 +16,7 @@
  * fill the GPU for milliseconds, small beside the outputs. */
 #define IMPORTANCE_CHUNK_BYTES ((int64_t)512 << 20)
 
-/* Scores of sdpa_gemm, per chunk of query rows and group of heads. */
+/* Scores of dense_gemm, per chunk of query rows and group of heads. */
 #define SCORES_CHUNK_BYTES ((int64_t)1 << 30)
 
 /* Partial results of attend_selected_kv_stationary_sm90: a row of Dv for every head, token and slot would be 17 GB at
@@ -49,10 +49,10 @@ static int64_t round_up(int64_t x, int64_t step) { return (x + step - 1) / step 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static nsai_piece take(nsai_layout *layout, int64_t bytes) {
-  nsai_piece piece = { layout->total, (uint64_t)bytes };
-  layout->total += (uint64_t)round_up(bytes, NSAI_WORKSPACE_ALIGN);
-  return piece;
+static nsai_buffer take(nsai_workspace *workspace, int64_t bytes) {
+  nsai_buffer buffer = { workspace->total, (uint64_t)bytes };
+  workspace->total += (uint64_t)round_up(bytes, NSAI_WORKSPACE_ALIGN);
+  return buffer;
 }
 
 /* Tokens per chunk when one token takes `bytes`. */
@@ -72,12 +72,12 @@ bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice) {
   if (problem->op == NSA_OP_APPEND) return nsai_phi_has_weights(&problem->model);
   if (problem->op == NSA_OP_DECODE) return problem->model.gate == NSAI_GATE_MLP;
   if (problem->op == NSA_OP_DENSE)
-    return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
+    return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "dense_gemm");
   if (problem->model.gate == NSAI_GATE_MLP) return true;
   return makes_blocks(problem) && nsai_phi_has_weights(&problem->model);
 }
 
-static void layout_dense(nsai_layout *out, const nsai_problem *p) {
+static void reserve_dense(nsai_workspace *out, const nsai_problem *p) {
   int64_t group = p->model.heads / p->model.kv_heads;
   out->chunk_tokens = chunk_of(SCORES_CHUNK_BYTES, group * p->max_kv_len * 4, p->max_tokens);
   int64_t scores = group * out->chunk_tokens * round_up(p->max_kv_len, 8);
@@ -85,7 +85,7 @@ static void layout_dense(nsai_layout *out, const nsai_problem *p) {
   out->probs = take(out, scores * 2);
 }
 
-static void layout_phi(nsai_layout *out, const nsai_geometry *m) {
+static void reserve_phi(nsai_workspace *out, const nsai_model *m) {
   int64_t dim = larger(m->head_dim_qk, m->head_dim_v);
   int64_t rows = (out->cmp_rows + 1) * m->kv_heads;
   out->phi_rows = take(out, rows * m->block * dim * 2);
@@ -94,8 +94,8 @@ static void layout_phi(nsai_layout *out, const nsai_geometry *m) {
   if (hidden) out->phi_hidden = take(out, 2 * out->cmp_rows * m->kv_heads * hidden * 2);
 }
 
-static void layout_gate(nsai_layout *out, const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
+static void reserve_gate(nsai_workspace *out, const nsai_problem *p) {
+  const nsai_model *m = &p->model;
   if (m->gate_hidden) {
     out->gate_product = take(out, p->max_tokens * m->gate_hidden * 4);
     out->gate_hidden = take(out, p->max_tokens * m->gate_hidden * 2);
@@ -103,8 +103,8 @@ static void layout_gate(nsai_layout *out, const nsai_problem *p) {
   out->gate_logits = take(out, p->max_tokens * m->heads * 3 * 4);
 }
 
-static void layout_importance(nsai_layout *out, const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
+static void reserve_importance(nsai_workspace *out, const nsai_problem *p) {
+  const nsai_model *m = &p->model;
   out->importance_columns = round_up(nsai_select_block_count(m, p->max_kv_len), 4);
   out->chunk_tokens =
       chunk_of(IMPORTANCE_CHUNK_BYTES, m->kv_heads * out->importance_columns * 4, p->max_tokens);
@@ -112,11 +112,12 @@ static void layout_importance(nsai_layout *out, const nsai_problem *p) {
     out->importance = take(out, out->chunk_tokens * m->kv_heads * out->importance_columns * 4);
 }
 
-static void layout_selection(nsai_layout *out, const nsai_problem *p, const nsai_choice *choice) {
-  const nsai_geometry *m = &p->model;
+static void reserve_selection(nsai_workspace *out, const nsai_problem *p,
+                              const nsai_choice *choice) {
+  const nsai_model *m = &p->model;
   int64_t lists = p->max_tokens * m->kv_heads * m->select_count * 4;
   if (p->selection == NSA_SELECT_OWN) {
-    if (!nsai_is_covered(choice, NSAI_STAGE_IMPORTANCE)) layout_importance(out, p);
+    if (!nsai_is_fused(choice, NSAI_STAGE_IMPORTANCE)) reserve_importance(out, p);
     out->idx = take(out, lists);
   } else {
     out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * lists : lists);
@@ -124,9 +125,9 @@ static void layout_selection(nsai_layout *out, const nsai_problem *p, const nsai
 }
 
 /* Lists of tokens, for chunk_tokens of them. */
-static void layout_inverted(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
-  const nsai_geometry *m = &p->model;
-  nsai_kv_layout *kv = &out->kv;
+static void reserve_inverted(nsai_workspace *out, const nsai_problem *p, int64_t item_rows) {
+  const nsai_model *m = &p->model;
+  nsai_kv_workspace *kv = &out->kv;
   int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs), n = m->select_count;
   /* Parts of nsai_kv_part_tokens: of `blocks` tokens and more, or as large as they get. */
   int64_t counts = larger(kv->chunk_tokens + larger(blocks, NSAI_KV_LEAST_PART),
@@ -134,33 +135,34 @@ static void layout_inverted(nsai_layout *out, const nsai_problem *p, int64_t ite
   kv->counts = take(out, m->kv_heads * counts * 4);
   kv->starts = take(out, m->kv_heads * blocks * 4);
   kv->entries = take(out, m->kv_heads * kv->chunk_tokens * n * 4);
-  kv->places = take(out, m->kv_heads * kv->chunk_tokens * n * 4);
+  kv->entry_indices = take(out, m->kv_heads * kv->chunk_tokens * n * 4);
   kv->items = take(out, m->kv_heads * nsai_kv_items(m, kv->chunk_tokens, blocks, item_rows) *
                             (int64_t)sizeof(NsaiKvItem));
   kv->item_counts = take(out, m->kv_heads * 4);
 }
 
-static void layout_selected_kv(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
-  const nsai_geometry *m = &p->model;
-  nsai_kv_layout *kv = &out->kv;
+static void reserve_selected_kv(nsai_workspace *out, const nsai_problem *p, int64_t item_rows) {
+  const nsai_model *m = &p->model;
+  nsai_kv_workspace *kv = &out->kv;
   int64_t fit = SLOT_CHUNK_BYTES / (m->head_dim_v * 2), n = m->select_count;
   kv->chunk_tokens = smaller(larger(fit / n, 1), smaller(p->max_tokens, NSAI_KV_MOST_TOKENS));
   kv->rows = larger(smaller(fit, p->max_tokens * n * m->heads), kv->chunk_tokens * n);
-  layout_inverted(out, p, item_rows);
+  reserve_inverted(out, p, item_rows);
   kv->o = take(out, kv->rows * m->head_dim_v * 2);
   kv->lse = take(out, kv->rows * 4);
 }
 
 /* In fp32 it would be the largest piece by far: 2.1 GB at 64k tokens, 64 heads and Dv 128. */
-static void layout_partial(nsai_layout *out, const nsai_problem *p) {
+static void reserve_partial(nsai_workspace *out, const nsai_problem *p) {
   int64_t rows = p->max_tokens * p->model.heads;
   out->partial = take(out, rows * p->model.head_dim_v * 2);
   out->partial_units = take(out, rows * 4);
 }
 
 /* Bytes of the partial sums of the selected branch, for each KV head; the lists are taken here. */
-static int64_t layout_selected_back(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
-  const nsai_geometry *m = &p->model;
+static int64_t reserve_selected_back(nsai_workspace *out, const nsai_problem *p,
+                                     int64_t item_rows) {
+  const nsai_model *m = &p->model;
   int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
   bool ranges = p->selection == NSA_SELECT_RANGES;
   if (!m->select_count) return 0;
@@ -173,7 +175,7 @@ static int64_t layout_selected_back(nsai_layout *out, const nsai_problem *p, int
   }
   int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
   out->kv.chunk_tokens = p->max_tokens;
-  layout_inverted(out, p, item_rows);
+  reserve_inverted(out, p, item_rows);
   out->backward.starts = take(out, m->kv_heads * blocks * 4);
   return nsai_kv_items(m, p->max_tokens, blocks, item_rows) * m->select_block * row;
 }
@@ -187,11 +189,11 @@ typedef struct layers_need {
 static int64_t operand(int64_t columns) { return round_up(columns, NSAI_OPERAND_STEP); }
 
 /* A piece that serves several passes. */
-static void enlarge(nsai_piece *piece, int64_t bytes) {
-  if (piece->bytes < (uint64_t)bytes) piece->bytes = (uint64_t)bytes;
+static void enlarge(nsai_buffer *buffer, int64_t bytes) {
+  if (buffer->bytes < (uint64_t)bytes) buffer->bytes = (uint64_t)bytes;
 }
 
-static void need_layers(nsai_layers_layout *l, const layers_need *n) {
+static void need_layers(nsai_layers_workspace *l, const layers_need *n) {
   int64_t rows = n->batch * n->rows, first = n->hidden ? n->hidden : n->columns;
   int64_t widest = larger(n->hidden, n->columns);
   enlarge(&l->d_out, rows * operand(n->columns) * 2);
@@ -203,9 +205,9 @@ static void need_layers(nsai_layers_layout *l, const layers_need *n) {
   enlarge(&l->sums, n->batch * widest * 4);
 }
 
-static void layout_layers(nsai_layout *out, const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
-  nsai_layers_layout *l = &out->backward.layers;
+static void reserve_layers(nsai_workspace *out, const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  nsai_layers_workspace *l = &out->backward.layers;
   int64_t rows = out->cmp_rows + 1, heads = out->backward.heads, tokens = p->max_tokens;
   if (nsai_phi_has_weights(m)) {
     int64_t dim = larger(m->head_dim_qk, m->head_dim_v);
@@ -223,26 +225,26 @@ static void layout_layers(nsai_layout *out, const nsai_problem *p) {
     enlarge(&l->x, l->gate_tokens * m->gate_channels * 2);
     enlarge(&l->d_x, l->gate_tokens * m->gate_channels * 4);
   }
-  nsai_piece *const pieces[] = { &l->d_logits,  &l->d_out,  &l->d_hidden, &l->d_inner,
-                                 &l->hidden,    &l->k_rows, &l->v_rows,   &l->x,
-                                 &l->d_weights, &l->d_x,    &l->parts,    &l->sums };
+  nsai_buffer *const pieces[] = { &l->d_logits,  &l->d_out,  &l->d_hidden, &l->d_inner,
+                                  &l->hidden,    &l->k_rows, &l->v_rows,   &l->x,
+                                  &l->d_weights, &l->d_x,    &l->parts,    &l->sums };
   for (size_t i = 0; i < sizeof pieces / sizeof *pieces; i++)
     if (pieces[i]->bytes) *pieces[i] = take(out, (int64_t)pieces[i]->bytes);
 }
 
 /* As many KV heads at a time as the budget has room for, at least one. */
-static void layout_backward(nsai_layout *out, const nsai_problem *p, int64_t item_rows) {
-  const nsai_geometry *m = &p->model;
-  nsai_backward_layout *b = &out->backward;
+static void reserve_backward(nsai_workspace *out, const nsai_problem *p, int64_t item_rows) {
+  const nsai_model *m = &p->model;
+  nsai_backward_workspace *b = &out->backward;
   int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
   int64_t window = m->window ? p->max_kv_tokens * row : 0, compressed = out->cmp_rows * row;
-  int64_t selected = layout_selected_back(out, p, item_rows);
+  int64_t selected = reserve_selected_back(out, p, item_rows);
   int64_t rows = nsai_phi_has_weights(m) ? (out->cmp_rows + 1) * m->block * row : 0;
   int64_t fit = GRADIENT_CHUNK_BYTES / (window + selected + compressed + rows);
   b->heads = (int32_t)smaller(larger(fit, 1), m->kv_heads);
   int64_t tiles = out->cmp_rows / COMPRESSED_KEYS + p->max_seqs;
   b->splits = (int32_t)smaller(larger(COMPRESSED_BLOCKS / (tiles * b->heads), 1), MOST_SPLITS);
-  layout_layers(out, p);
+  reserve_layers(out, p);
   b->statistics = take(out, NSA_BRANCHES * p->max_tokens * m->heads * 16);
   b->compressed = take(out, b->heads * b->splits * compressed);
   b->selected = take(out, b->heads * selected);
@@ -250,69 +252,70 @@ static void layout_backward(nsai_layout *out, const nsai_problem *p, int64_t ite
 }
 
 /* Rows of phi's products: data/new_entries.cuh. */
-static void layout_append(nsai_layout *out, const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
+static void reserve_append(nsai_workspace *out, const nsai_problem *p) {
+  const nsai_model *m = &p->model;
   out->cmp_rows = p->max_tokens / m->stride + p->max_seqs;
   out->k_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_qk * 2);
   out->v_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_v * 2);
-  layout_phi(out, m);
+  reserve_phi(out, m);
 }
 
 /* decode_cluster: what does not fit shared memory of long sequences, and the lists. */
-static void layout_cluster(nsai_layout *out, const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
+static void reserve_cluster(nsai_workspace *out, const nsai_problem *p) {
+  const nsai_model *m = &p->model;
   int64_t units = p->max_tokens * m->kv_heads;
   if (!m->select_count) return;
   out->decode.pooled = take(out, units * nsai_decode_pooled_blocks(p) * NSAI_DECODE_ROWS * 4);
   out->idx = take(out, units * m->select_count * 4);
 }
 
-static void layout_decode(nsai_layout *out, const nsai_problem *p, const nsai_choice *choice,
-                          int32_t sms) {
-  const nsai_geometry *m = &p->model;
+static void reserve_decode(nsai_workspace *out, const nsai_problem *p, const nsai_choice *choice,
+                           int32_t sms) {
+  const nsai_model *m = &p->model;
   const nsai_kernel_spec *scan = nsai_decode_scan_spec(choice->specs);
-  nsai_decode_layout *d = &out->decode;
+  nsai_decode_workspace *d = &out->decode;
   nsai_decode_most most = nsai_decode_most_of(p, scan, nsai_decode_attend_spec(choice->specs), sms);
   int64_t rows = nsai_decode_scan_rows(p, scan), group = m->heads / m->kv_heads;
-  d->scan_o = take(out, most.scan_places * rows * m->head_dim_v * 4);
-  d->scan_stats = take(out, most.scan_places * rows * 2 * 4);
+  d->scan_o = take(out, most.scan_results * rows * m->head_dim_v * 4);
+  d->scan_stats = take(out, most.scan_results * rows * 2 * 4);
   if (p->selection != NSA_SELECT_OWN) {
-    layout_selection(out, p, choice);
+    reserve_selection(out, p, choice);
   } else if (m->select_count) {
     d->pooled = take(out, most.tiles * m->kv_heads * nsai_decode_pooled_blocks(p) * rows * 4);
-    int64_t spills = most.scan_places * nsai_decode_scan_teams(p, scan);
-    for (nsai_role role = NSAI_KERNEL_DECODE_WHOLE; role <= NSAI_KERNEL_DECODE_QUAD; role++)
+    int64_t carries = most.scan_results * nsai_decode_scan_groups(p, scan);
+    for (nsai_role role = NSAI_KERNEL_DECODE_TWO_PER_SM; role <= NSAI_KERNEL_DECODE_CLUSTER_4;
+         role++)
       if (choice->specs[role].entry)
-        spills = larger(spills,
-                        most.tiles * m->kv_heads * nsai_decode_scan_teams(p, &choice->specs[role]));
-    d->spills = take(out, spills * rows * 4);
+        carries = larger(carries, most.tiles * m->kv_heads *
+                                      nsai_decode_scan_groups(p, &choice->specs[role]));
+    d->carries = take(out, carries * rows * 4);
     out->idx = take(out, p->max_tokens * m->kv_heads * m->select_count * 4);
   }
   if (p->max_probe_rows) out->lse = take(out, p->max_tokens * m->heads * 4);
   if (!m->select_count && !m->window) return;
-  d->attend_o = take(out, most.attend_places * group * m->head_dim_v * 4);
-  d->attend_stats = take(out, most.attend_places * group * 2 * 4);
+  d->attend_o = take(out, most.attend_results * group * m->head_dim_v * 4);
+  d->attend_stats = take(out, most.attend_results * group * 2 * 4);
 }
 
-nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice, int32_t sms) {
-  const nsai_geometry *m = &p->model;
-  nsai_layout out = { 0 };
+nsai_workspace nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice, int32_t sms) {
+  const nsai_model *m = &p->model;
+  nsai_workspace out = { 0 };
   if (nsai_needs_gemm(p, choice)) out.gemm = take(&out, (int64_t)NSAI_GEMM_WORKSPACE_BYTES);
   if (choice->scratch_bytes) out.scratch = take(&out, (int64_t)choice->scratch_bytes);
   if (p->op == NSA_OP_DENSE) {
-    if (out.gemm.bytes) layout_dense(&out, p);
+    if (out.gemm.bytes) reserve_dense(&out, p);
     return out;
   }
   if (p->op == NSA_OP_APPEND) {
-    if (out.gemm.bytes) layout_append(&out, p);
+    if (out.gemm.bytes) reserve_append(&out, p);
     return out;
   }
   if (p->op == NSA_OP_DECODE) {
-    if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
+    if (m->gate == NSAI_GATE_MLP) reserve_gate(&out, p);
     if (choice->specs[NSAI_KERNEL_DECODE_CLUSTER].entry)
-      layout_cluster(&out, p);
+      reserve_cluster(&out, p);
     else
-      layout_decode(&out, p, choice, sms);
+      reserve_decode(&out, p, choice, sms);
     return out;
   }
   out.cmp_rows = p->max_kv_tokens / m->stride + 1;
@@ -320,16 +323,16 @@ nsai_layout nsai_layout_make(const nsai_problem *p, const nsai_choice *choice, i
     out.k_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_qk * 2);
     out.v_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_v * 2);
   }
-  if (makes_blocks(p) && m->phi != NSAI_PHI_MEAN) layout_phi(&out, m);
-  if (m->gate == NSAI_GATE_MLP) layout_gate(&out, p);
+  if (makes_blocks(p) && m->phi != NSAI_PHI_MEAN) reserve_phi(&out, m);
+  if (m->gate == NSAI_GATE_MLP) reserve_gate(&out, p);
   if (p->op == NSA_OP_BACKWARD) {
-    layout_backward(&out, p, choice->specs[NSAI_KERNEL_BACKWARD_SELECTED].tokens);
+    reserve_backward(&out, p, choice->specs[NSAI_KERNEL_BACKWARD_SELECTED].tile_tokens);
     return out;
   }
   out.lse = take(&out, p->max_tokens * m->heads * 4);
-  if (m->select_count || m->window) layout_partial(&out, p);
-  if (m->select_count) layout_selection(&out, p, choice);
+  if (m->select_count || m->window) reserve_partial(&out, p);
+  if (m->select_count) reserve_selection(&out, p, choice);
   if (choice->specs[NSAI_KERNEL_COMBINE].entry)
-    layout_selected_kv(&out, p, choice->specs[NSAI_KERNEL_ATTEND_SELECTED].tokens);
+    reserve_selected_kv(&out, p, choice->specs[NSAI_KERNEL_ATTEND_SELECTED].tile_tokens);
   return out;
 }

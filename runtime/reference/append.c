@@ -14,7 +14,7 @@
 typedef struct append {
   nsai_ref_problem problem;
   nsa_io io; /* the cache's tensors and phi, as the rest of the CPU device wants them */
-  const nsa_kv *fresh;
+  const nsa_kv *new_kv;
 } append;
 
 /* Whether the caller wants a new token written. */
@@ -28,7 +28,7 @@ static bool is_kept(const append *self, int64_t token) {
 static void copy_row(const append *self, const nsa_tensor *source, const nsa_tensor *target,
                      int pair, int64_t token, nsai_ref_position position) {
   size_t bytes = (size_t)(source->shape[2] * nsai_ref_size(source));
-  for (int64_t head = 0; head < self->problem.geometry->kv_heads; head++) {
+  for (int64_t head = 0; head < self->problem.model->kv_heads; head++) {
     int64_t to =
         nsai_ref_token_at(&self->problem, target, pair, position.sequence, position.t, head);
     memcpy((char *)target->data + to * nsai_ref_size(target),
@@ -38,14 +38,14 @@ static void copy_row(const append *self, const nsa_tensor *source, const nsa_ten
 
 static void copy_tokens(const append *self) {
   const nsai_ref_sequences *sequences = &self->problem.sequences;
-  const nsa_kv *fresh = self->fresh, *kv = &self->io.kv;
+  const nsa_kv *new_kv = self->new_kv, *kv = &self->io.kv;
   for (int64_t token = 0; token < sequences->q[sequences->count]; token++) {
     nsai_ref_position position = nsai_ref_sequences_find(sequences, token);
     if (position.t < 0 || !is_kept(self, token)) continue;
     for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-      if (!nsai_reads_pair(self->problem.geometry, pair)) continue;
-      copy_row(self, &fresh->k[pair], &kv->k[pair], pair, token, position);
-      copy_row(self, &fresh->v[pair], &kv->v[pair], pair, token, position);
+      if (!nsai_reads_pair(self->problem.model, pair)) continue;
+      copy_row(self, &new_kv->k[pair], &kv->k[pair], pair, token, position);
+      copy_row(self, &new_kv->v[pair], &kv->v[pair], pair, token, position);
     }
   }
 }
@@ -53,7 +53,7 @@ static void copy_tokens(const append *self) {
 /* Rounds `values` [Hkv, blocks, dim] into `target`, K or V of the cache. */
 static void store_entries(const append *self, const nsa_tensor *target, int64_t dim,
                           const double *values) {
-  const nsai_geometry *g = self->problem.geometry;
+  const nsai_model *g = self->problem.model;
   const nsai_ref_sequences *sequences = &self->problem.sequences;
   int64_t total = sequences->blocks[sequences->count];
   for (int64_t at = 0; at < total; at++) {
@@ -70,17 +70,17 @@ static void store_entries(const append *self, const nsa_tensor *target, int64_t 
 }
 
 /* Rows of the first pair that the model reads. */
-static int64_t count_tokens(const nsai_geometry *g, const nsa_kv *fresh) {
+static int64_t count_tokens(const nsai_model *g, const nsa_kv *new_kv) {
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
-    if (nsai_reads_pair(g, pair)) return fresh->k[pair].shape[0];
+    if (nsai_reads_pair(g, pair)) return new_kv->k[pair].shape[0];
   return 0;
 }
 
 static nsa_status run(append *self) {
   nsai_ref_problem *problem = &self->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   NSAI_TRY(nsai_ref_sequences_init_cached(&problem->sequences, g, problem->batch,
-                                          count_tokens(g, self->fresh), true));
+                                          count_tokens(g, self->new_kv), true));
   copy_tokens(self);
   if (g->phi == NSAI_PHI_EXTERNAL) return NSA_OK; /* the caller writes its entries itself */
   NSAI_TRY(nsai_ref_compress(problem, true));
@@ -89,15 +89,15 @@ static nsa_status run(append *self) {
   return NSA_OK;
 }
 
-nsa_status nsai_reference_append(const nsai_geometry *geometry, const nsai_reference_cache *cache,
-                                 const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *fresh,
+nsa_status nsai_reference_append(const nsai_model *model, const nsai_reference_cache *cache,
+                                 const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *new_kv,
                                  const nsa_phi *phi, int threads) {
-  append self = { .problem = { .cache = cache }, .fresh = fresh };
+  append self = { .problem = { .cache = cache }, .new_kv = new_kv };
   nsa_status status;
   self.io = (nsa_io)NSA_IO_INIT;
   self.io.kv = *kv;
   if (phi) self.io.phi = *phi;
-  nsai_ref_problem_begin(&self.problem, geometry, batch, &self.io, threads);
+  nsai_ref_problem_begin(&self.problem, model, batch, &self.io, threads);
   NSAI_TRY_TO(done, run(&self));
 done:
   nsai_ref_problem_fini(&self.problem);

@@ -13,7 +13,7 @@
 
 void nsai_ref_load_query(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
                          int64_t group) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsa_tensor *q = &problem->io->q;
   int64_t heads = g->heads / g->kv_heads, dim = g->head_dim_qk;
   for (int64_t h = 0; h < heads; h++) {
@@ -53,7 +53,7 @@ bool nsai_ref_next_tile(const nsai_ref_range *range, int64_t *begin, nsai_ref_ra
 /* scores [keys, lanes] += K . q; returns the number of keys. */
 static int64_t add_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                           const nsai_ref_keys *keys, int64_t range_count) {
-  int64_t dim = problem->geometry->head_dim_qk, lanes = problem->lanes, total = 0;
+  int64_t dim = problem->model->head_dim_qk, lanes = problem->lanes, total = 0;
   for (int64_t r = 0; r < range_count; r++) {
     nsai_ref_range tile;
     for (int64_t begin = scratch->ranges[r].begin;
@@ -81,7 +81,7 @@ static int64_t add_scores(const nsai_ref_problem *problem, nsai_ref_scratch *scr
 
 int64_t nsai_ref_probabilities(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                                const nsai_ref_keys *keys, int64_t range_count, double *lse) {
-  int64_t heads = problem->geometry->heads / problem->geometry->kv_heads, lanes = problem->lanes;
+  int64_t heads = problem->model->heads / problem->model->kv_heads, lanes = problem->lanes;
   int64_t total = add_scores(problem, scratch, keys, range_count);
   double *max = lse, *sum = scratch->inverse;
   for (int64_t h = 0; h < heads; h++) {
@@ -109,8 +109,8 @@ int64_t nsai_ref_probabilities(const nsai_ref_problem *problem, nsai_ref_scratch
 
 void nsai_ref_values(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                      const nsai_ref_keys *keys, int64_t range_count, double *out) {
-  int64_t heads = problem->geometry->heads / problem->geometry->kv_heads, lanes = problem->lanes;
-  int64_t dim = problem->geometry->head_dim_v, total = 0;
+  int64_t heads = problem->model->heads / problem->model->kv_heads, lanes = problem->lanes;
+  int64_t dim = problem->model->head_dim_v, total = 0;
   memset(out, 0, (size_t)(dim * lanes) * sizeof *out);
   for (int64_t r = 0; r < range_count; r++) {
     nsai_ref_range tile;
@@ -139,7 +139,7 @@ void nsai_ref_values(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
 
 /* The result of a branch that is off, or of a row before its sequence. */
 static void clear(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int branch) {
-  int64_t size = problem->geometry->head_dim_v * problem->lanes;
+  int64_t size = problem->model->head_dim_v * problem->lanes;
   memset(scratch->out[branch], 0, (size_t)size * sizeof(double));
   for (int64_t h = 0; h < problem->lanes; h++) scratch->lse[branch][h] = -INFINITY;
 }
@@ -148,7 +148,7 @@ static void clear(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, in
 static void attend_tokens(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int branch,
                           nsai_ref_position position, int64_t group, int64_t range_count) {
   const nsa_kv *kv = &problem->io->kv;
-  int pair = problem->geometry->per_branch ? branch : 0;
+  int pair = problem->model->per_branch ? branch : 0;
   nsai_ref_keys keys = { .k = &kv->k[pair],
                          .v = &kv->v[pair],
                          .branch = branch,
@@ -171,17 +171,17 @@ static void attend_compressed(const nsai_ref_problem *problem, nsai_ref_scratch 
     clear(problem, scratch, NSA_CMP);
   if (problem->select) {
     nsai_ref_importance(problem, scratch, position.t, visible);
-    nsai_reference_select_row(problem->geometry, position.t, scratch->importance, scratch->idx);
+    nsai_reference_select_row(problem->model, position.t, scratch->importance, scratch->idx);
   }
 }
 
 void nsai_ref_attend(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
                      nsai_ref_position position, int64_t group) {
-  int64_t t = position.t, window = problem->geometry->window;
+  int64_t t = position.t, window = problem->model->window;
   if (t < 0) {
     for (int b = 0; b < NSA_BRANCHES; b++) clear(problem, scratch, b);
     if (problem->select)
-      nsai_reference_select_row(problem->geometry, t, scratch->importance, scratch->idx);
+      nsai_reference_select_row(problem->model, t, scratch->importance, scratch->idx);
     return;
   }
   nsai_ref_load_query(problem, scratch, token, group);

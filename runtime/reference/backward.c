@@ -21,7 +21,7 @@ void nsai_ref_grad_rows(const nsai_ref_back *back, const nsa_tensor *x, int64_t 
 
 static int64_t lay_out(const nsai_ref_problem *problem, int64_t keys, double *memory,
                        nsai_ref_back_scratch *own) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   int64_t heads = g->heads / g->kv_heads, lanes = problem->lanes, used = 0;
   int64_t row_k = nsai_ref_lanes(g->head_dim_qk), row_v = nsai_ref_lanes(g->head_dim_v);
   own->q = nsai_ref_take(memory, &used, heads * row_k);
@@ -41,7 +41,7 @@ static nsa_status take_sum(double **out, int64_t count) {
 /* The sums over K (side 0) or V (side 1) that an output needs. */
 static nsa_status take_side(nsai_ref_back *back, int side) {
   const nsai_ref_problem *problem = back->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsa_tensor *wanted = side ? back->grads->d_kv.v : back->grads->d_kv.k;
   double **sums = side ? back->d_v : back->d_k;
   int64_t row = nsai_ref_lanes(side ? g->head_dim_v : g->head_dim_qk) * g->kv_heads;
@@ -67,7 +67,7 @@ static nsa_status take_scratch(nsai_ref_back *back, int workers) {
 static nsa_status take_all(nsai_ref_back *back, int workers) {
   nsai_ref_problem *problem = back->problem;
   const nsai_ref_sequences *sequences = &problem->sequences;
-  int64_t gates = sequences->q[sequences->count] * nsai_ref_gate_row(problem->geometry);
+  int64_t gates = sequences->q[sequences->count] * nsai_ref_gate_row(problem->model);
   NSAI_TRY(take_sum(&back->gates, gates));
   NSAI_TRY(take_sum(&back->d_gates, gates));
   for (int side = 0; side < 2; side++) NSAI_TRY(take_side(back, side));
@@ -107,7 +107,7 @@ static void run_gates(void *context, int worker, int64_t item) {
   const nsai_ref_back *back = context;
   nsai_ref_scratch *scratch = &back->scratch[worker];
   int64_t tokens[NSAI_REF_SLAB] = { 0 }, begin = item * NSAI_REF_SLAB, count = 0;
-  int64_t row = nsai_ref_gate_row(back->problem->geometry);
+  int64_t row = nsai_ref_gate_row(back->problem->model);
   for (; count < NSAI_REF_SLAB && begin + count < tokens_of(back); count++)
     tokens[count] = begin + count;
   nsai_ref_gates(back->problem, scratch, count, tokens);
@@ -118,14 +118,14 @@ static void run_gates(void *context, int worker, int64_t item) {
 static void run_attention(void *context, int worker, int64_t item) {
   const nsai_ref_back *back = context;
   const nsai_ref_problem *problem = back->problem;
-  int64_t s = item / problem->geometry->kv_heads, group = item % problem->geometry->kv_heads;
+  int64_t s = item / problem->model->kv_heads, group = item % problem->model->kv_heads;
   for (int64_t token = problem->sequences.q[s]; token < problem->sequences.q[s + 1]; token++)
     nsai_ref_attend_back(back, worker, token, group);
 }
 
 static void store_side(const nsai_ref_back *back, int side) {
   const nsai_ref_problem *problem = back->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   int64_t dim = side ? g->head_dim_v : g->head_dim_qk, row = nsai_ref_lanes(dim);
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     const nsa_tensor *out = side ? &back->grads->d_kv.v[pair] : &back->grads->d_kv.k[pair];
@@ -139,7 +139,7 @@ static void store_side(const nsai_ref_back *back, int side) {
 
 static nsa_status execute(nsai_ref_back *back) {
   nsai_ref_problem *problem = back->problem;
-  int64_t items = problem->sequences.count * problem->geometry->kv_heads, slabs = slabs_of(back);
+  int64_t items = problem->sequences.count * problem->model->kv_heads, slabs = slabs_of(back);
   int workers = nsai_ref_worker_count(problem->threads, items > slabs ? items : slabs);
   if (problem->run[NSA_CMP]) NSAI_TRY(nsai_ref_compress(problem, true));
   NSAI_TRY(take_all(back, workers));
@@ -151,13 +151,13 @@ static nsa_status execute(nsai_ref_back *back) {
   return NSA_OK;
 }
 
-nsa_status nsai_reference_backward(const nsai_geometry *geometry, int32_t selection,
-                                   uint32_t branches, const nsa_batch *batch, const nsa_io *io,
-                                   const nsa_grads *grads, int threads) {
+nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, uint32_t branches,
+                                   const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
+                                   int threads) {
   nsai_ref_problem problem = { 0 };
   nsai_ref_back back = { .problem = &problem, .grads = grads };
   nsa_status status;
-  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, geometry, batch, io, threads));
+  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, model, batch, io, threads));
   /* What the forward chose is given now. */
   problem.selection = selection == NSA_SELECT_OWN ? NSA_SELECT_BLOCKS : selection;
   problem.gated = true;

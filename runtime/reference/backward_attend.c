@@ -19,14 +19,14 @@ typedef struct branch_back {
 } branch_back;
 
 static int64_t heads_of(const nsai_ref_problem *problem) {
-  return problem->geometry->heads / problem->geometry->kv_heads;
+  return problem->model->heads / problem->model->kv_heads;
 }
 
 /* The group's d_o as it is, and q by heads. */
 static void load_rows(const nsai_ref_back *back, const nsai_ref_scratch *scratch,
                       nsai_ref_back_scratch *own, int64_t token, int64_t group) {
   const nsai_ref_problem *problem = back->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsa_tensor *d_o = &back->grads->d_o;
   int64_t row_k = nsai_ref_lanes(g->head_dim_qk), row_v = nsai_ref_lanes(g->head_dim_v);
   for (int64_t h = 0; h < heads_of(problem); h++) {
@@ -40,7 +40,7 @@ static void load_rows(const nsai_ref_back *back, const nsai_ref_scratch *scratch
 /* K or V of a tile in float64. */
 static const double *tile_of(const branch_back *b, bool values, nsai_ref_range tile) {
   const nsai_ref_problem *problem = b->back->problem;
-  int64_t dim = values ? problem->geometry->head_dim_v : problem->geometry->head_dim_qk;
+  int64_t dim = values ? problem->model->head_dim_v : problem->model->head_dim_qk;
   const double *wide = values ? b->keys.v64 : b->keys.k64;
   if (wide) return wide + tile.begin * dim;
   return nsai_ref_widen_rows(problem, b->scratch, &b->keys, values ? b->keys.v : b->keys.k, dim,
@@ -50,7 +50,7 @@ static const double *tile_of(const branch_back *b, bool values, nsai_ref_range t
 /* d_scores [keys, lanes] = V . gated, one tile. */
 static void tile_d_probabilities(const branch_back *b, nsai_ref_range tile, int64_t first) {
   const nsai_ref_problem *problem = b->back->problem;
-  int64_t count = tile.end - tile.begin, dim = problem->geometry->head_dim_v;
+  int64_t count = tile.end - tile.begin, dim = problem->model->head_dim_v;
   double *out = b->own->d_scores + first * problem->lanes;
   memset(out, 0, (size_t)(count * problem->lanes) * sizeof *out);
   problem->ops->multiply(&(nsai_ref_product){ .m = count,
@@ -68,7 +68,7 @@ static void tile_d_probabilities(const branch_back *b, nsai_ref_range tile, int6
 /* d_q [Dk, lanes] += K^T . d_scores, one tile. */
 static void tile_d_q(const branch_back *b, nsai_ref_range tile, int64_t first) {
   const nsai_ref_problem *problem = b->back->problem;
-  int64_t dim = problem->geometry->head_dim_qk;
+  int64_t dim = problem->model->head_dim_qk;
   problem->ops->multiply(&(nsai_ref_product){ .m = dim,
                                               .k = tile.end - tile.begin,
                                               .n = problem->lanes,
@@ -112,7 +112,7 @@ static void d_probabilities(const branch_back *b) {
 
 /* What P and dS of all keys add to d_q, d_k and d_v. */
 static void add_products(const branch_back *b) {
-  const nsai_geometry *g = b->back->problem->geometry;
+  const nsai_model *g = b->back->problem->model;
   int64_t first = 0, lanes = b->back->problem->lanes;
   for (int64_t r = 0; r < b->range_count; r++) {
     nsai_ref_range tile, *range = &b->scratch->ranges[r];
@@ -130,10 +130,10 @@ static void add_products(const branch_back *b) {
 /* The gate's gradient of head h, and gate * d_o in both layouts. */
 static double gate_head(const branch_back *b, int64_t h, double gate, const double *out) {
   const nsai_ref_problem *problem = b->back->problem;
-  int64_t row = nsai_ref_lanes(problem->geometry->head_dim_v);
+  int64_t row = nsai_ref_lanes(problem->model->head_dim_v);
   const double *d_o = b->own->d_o + h * row;
   double sum = 0;
-  for (int64_t e = 0; e < problem->geometry->head_dim_v; e++) {
+  for (int64_t e = 0; e < problem->model->head_dim_v; e++) {
     sum += d_o[e] * out[e * problem->lanes + h];
     b->own->gated[h * row + e] = b->own->gated_lanes[e * problem->lanes + h] = gate * d_o[e];
   }
@@ -169,7 +169,7 @@ static void run_branch(const branch_back *b, int branch, const double *gates, do
 static void open_branch(branch_back *b, int branch, nsai_ref_position position, int64_t token,
                         int64_t group) {
   const nsai_ref_problem *problem = b->back->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsai_ref_sequences *sequences = &problem->sequences;
   int64_t s = position.sequence, t = position.t;
   int pair = g->per_branch ? branch : 0, sum = branch == NSA_CMP ? NSAI_REF_CMP_SUM : pair;
@@ -202,7 +202,7 @@ static void store_d_q(const nsai_ref_back *back, const nsai_ref_back_scratch *ow
   if (!d_q->data) return;
   for (int64_t h = 0; h < heads_of(problem); h++) {
     int64_t at = nsai_ref_offset2(d_q, token, group * heads_of(problem) + h);
-    for (int64_t e = 0; e < problem->geometry->head_dim_qk; e++)
+    for (int64_t e = 0; e < problem->model->head_dim_qk; e++)
       nsai_ref_grad(back, d_q, at + e, problem->scale * own->d_q[e * problem->lanes + h]);
   }
 }
@@ -213,8 +213,8 @@ void nsai_ref_attend_back(const nsai_ref_back *back, int worker, int64_t token, 
   nsai_ref_back_scratch *own = &back->own[worker];
   nsai_ref_position position = nsai_ref_sequences_find(&problem->sequences, token);
   int64_t gate =
-      token * nsai_ref_gate_row(problem->geometry) + group * heads_of(problem) * NSA_BRANCHES;
-  int64_t size = problem->geometry->head_dim_qk * problem->lanes;
+      token * nsai_ref_gate_row(problem->model) + group * heads_of(problem) * NSA_BRANCHES;
+  int64_t size = problem->model->head_dim_qk * problem->lanes;
   memset(own->d_q, 0, (size_t)size * sizeof *own->d_q);
   if (position.t >= 0) {
     nsai_ref_load_query(problem, scratch, token, group);

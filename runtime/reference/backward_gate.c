@@ -18,7 +18,7 @@ typedef struct buffers {
   double *d_w2, *d_b2;       /* [H or C, Hq * 3], [Hq * 3] */
 } buffers;
 
-static int64_t lay_out(const nsai_geometry *g, double *memory, buffers *b) {
+static int64_t lay_out(const nsai_model *g, double *memory, buffers *b) {
   int64_t out = (int64_t)g->heads * NSA_BRANCHES, used = 0;
   int64_t c = g->gate_channels, h = g->gate_hidden, last = h ? h : c;
   int64_t c_row = nsai_ref_lanes(c), h_row = nsai_ref_lanes(h), out_row = nsai_ref_lanes(out);
@@ -39,8 +39,8 @@ static int64_t lay_out(const nsai_geometry *g, double *memory, buffers *b) {
 
 nsa_status nsai_ref_gate_back_prepare(nsai_ref_back *back) {
   buffers sizes;
-  if (back->problem->geometry->gate != NSAI_GATE_MLP) return NSA_OK;
-  int64_t size = lay_out(back->problem->geometry, NULL, &sizes);
+  if (back->problem->model->gate != NSAI_GATE_MLP) return NSA_OK;
+  int64_t size = lay_out(back->problem->model, NULL, &sizes);
   back->gate = nsai_ref_doubles(size);
   if (back->gate) return NSA_OK;
   return nsai_fail_nomem("gradients of the gate MLP", (size_t)size * sizeof(double));
@@ -48,7 +48,7 @@ nsa_status nsai_ref_gate_back_prepare(nsai_ref_back *back) {
 
 /* The first layer's values before and after its activation. */
 static void run_hidden(const nsai_ref_problem *problem, const buffers *b, int64_t count) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsa_gate *gate = &problem->io->gate;
   int64_t values = count * nsai_ref_lanes(g->gate_hidden);
   nsai_ref_project(&(nsai_ref_projection){ .ops = problem->ops,
@@ -68,7 +68,7 @@ static void run_hidden(const nsai_ref_problem *problem, const buffers *b, int64_
 /* Both layers back for `count` rows, whose gradient at the logits is d_y. */
 static void layers_back(const nsai_ref_problem *problem, const buffers *b, int64_t count,
                         const double *d_y) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   int64_t c = g->gate_channels, h = g->gate_hidden, h_row = nsai_ref_lanes(h);
   nsai_ref_project_back(&(nsai_ref_projection_back){ .ops = problem->ops,
                                                      .rows = count,
@@ -98,7 +98,7 @@ static void layers_back(const nsai_ref_problem *problem, const buffers *b, int64
 
 static void slab_back(const nsai_ref_back *back, const buffers *b, int64_t first, int64_t count) {
   const nsai_ref_problem *problem = back->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsa_tensor *x = &problem->io->gate.x, *d_x = &back->grads->d_gate.x;
   int64_t c = g->gate_channels;
   for (int64_t i = 0; i < count; i++)
@@ -111,7 +111,7 @@ static void slab_back(const nsai_ref_back *back, const buffers *b, int64_t first
 }
 
 static void mlp_back(const nsai_ref_back *back, int64_t tokens) {
-  const nsai_geometry *g = back->problem->geometry;
+  const nsai_model *g = back->problem->model;
   const nsa_gate *gate = &back->problem->io->gate, *out = &back->grads->d_gate;
   int64_t h_row = nsai_ref_lanes(g->gate_hidden);
   buffers b;
@@ -127,7 +127,7 @@ static void mlp_back(const nsai_ref_back *back, int64_t tokens) {
 }
 
 static void store_values(const nsai_ref_back *back, int64_t tokens) {
-  const nsai_geometry *g = back->problem->geometry;
+  const nsai_model *g = back->problem->model;
   const nsa_tensor *value = &back->grads->d_gate.value;
   for (int64_t token = 0; token < tokens && value->data; token++)
     for (int64_t h = 0; h < g->heads; h++)
@@ -137,7 +137,7 @@ static void store_values(const nsai_ref_back *back, int64_t tokens) {
 }
 
 void nsai_ref_gate_back(nsai_ref_back *back) {
-  const nsai_geometry *g = back->problem->geometry;
+  const nsai_model *g = back->problem->model;
   const nsai_ref_sequences *sequences = &back->problem->sequences;
   int64_t tokens = sequences->q[sequences->count], count = tokens * nsai_ref_gate_row(g);
   /* Through the sigmoid; the logit of a row without keys may be anything. */

@@ -35,7 +35,7 @@ typedef struct buffers {
   double *d_pe, *pe;         /* [l, D], [D] */
 } buffers;
 
-static int64_t lay_out(const nsai_geometry *g, int64_t dim, double *memory, buffers *b) {
+static int64_t lay_out(const nsai_model *g, int64_t dim, double *memory, buffers *b) {
   int64_t flat = g->block * dim, h = g->phi == NSAI_PHI_MLP ? g->phi_hidden : 0, used = 0;
   int64_t first = h ? h : dim, flat_row = nsai_ref_lanes(flat), h_row = nsai_ref_lanes(h);
   b->x = nsai_ref_take(memory, &used, CHUNK * flat);
@@ -63,14 +63,14 @@ static bool wants_weights(const nsa_phi_side *out) {
 bool nsai_ref_phi_needs(const nsai_ref_back *back, int which) {
   const nsa_grads *grads = back->grads;
   if (!back->problem->run[NSA_CMP]) return false;
-  if (back->problem->geometry->phi == NSAI_PHI_EXTERNAL)
+  if (back->problem->model->phi == NSAI_PHI_EXTERNAL)
     return which ? grads->d_kv.v_cmp.data : grads->d_kv.k_cmp.data;
   if (which ? grads->d_kv.v[0].data : grads->d_kv.k[0].data) return true;
   return wants_weights(which ? &grads->d_phi.v : &grads->d_phi.k);
 }
 
 nsa_status nsai_ref_phi_back_prepare(nsai_ref_back *back) {
-  const nsai_geometry *g = back->problem->geometry;
+  const nsai_model *g = back->problem->model;
   int64_t widest = g->head_dim_qk > g->head_dim_v ? g->head_dim_qk : g->head_dim_v;
   buffers sizes;
   back->phi_workers = nsai_ref_worker_count(back->problem->threads, SIDES * (int64_t)g->kv_heads);
@@ -84,7 +84,7 @@ nsa_status nsai_ref_phi_back_prepare(nsai_ref_back *back) {
 
 static side open_side(const nsai_ref_back *back, int which, int64_t head) {
   const nsai_ref_problem *problem = back->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsa_io *io = problem->io;
   int64_t dim = which ? g->head_dim_v : g->head_dim_qk, row = nsai_ref_lanes(dim);
   double *const *sums = which ? back->d_v : back->d_k;
@@ -106,13 +106,13 @@ static side open_side(const nsai_ref_back *back, int which, int64_t head) {
 /* The raw row of token r of a block. */
 static double *raw_row(const side *s, nsai_ref_block block, int64_t r) {
   const nsai_ref_problem *problem = s->back->problem;
-  int64_t position = block.index * problem->geometry->stride + r;
+  int64_t position = block.index * problem->model->stride + r;
   return s->d_raw + (problem->sequences.kv[block.sequence] + position) * s->row;
 }
 
 static void mean_back(const side *s) {
   const nsai_ref_problem *problem = s->back->problem;
-  int64_t length = problem->geometry->block;
+  int64_t length = problem->model->block;
   for (int64_t i = 0; i < s->blocks && s->d_raw; i++) {
     nsai_ref_block block = nsai_ref_find_block(problem, i);
     for (int64_t r = 0; r < length; r++) {
@@ -142,7 +142,7 @@ static void external_back(const side *s) {
 /* d_hidden of a chunk, before the activation, and what the second layer's weights get. */
 static void second_layer_back(const side *s, const buffers *b, int64_t first, int64_t count) {
   const nsai_ref_problem *problem = s->back->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   int64_t flat = g->block * s->input.dim, h_row = nsai_ref_lanes(g->phi_hidden);
   nsai_ref_project(&(nsai_ref_projection){ .ops = problem->ops,
                                            .weights = &s->input.phi->w1,
@@ -174,7 +174,7 @@ static void second_layer_back(const side *s, const buffers *b, int64_t first, in
 /* What a block's d_x adds to the raw tokens and to pe. */
 static void add_block(const side *s, const buffers *b, nsai_ref_block block, const double *d_x) {
   int64_t dim = s->input.dim;
-  for (int64_t r = 0; r < s->back->problem->geometry->block; r++) {
+  for (int64_t r = 0; r < s->back->problem->model->block; r++) {
     double *raw = s->d_raw ? raw_row(s, block, r) : NULL;
     for (int64_t e = 0; e < dim; e++) {
       b->d_pe[r * dim + e] += d_x[r * dim + e];
@@ -185,7 +185,7 @@ static void add_block(const side *s, const buffers *b, nsai_ref_block block, con
 
 static void chunk_back(const side *s, const buffers *b, int64_t first, int64_t count) {
   const nsai_ref_problem *problem = s->back->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   bool mlp = g->phi == NSAI_PHI_MLP;
   int64_t flat = g->block * s->input.dim;
   for (int64_t i = 0; i < count; i++)
@@ -210,7 +210,7 @@ static void chunk_back(const side *s, const buffers *b, int64_t first, int64_t c
 
 /* Rounds the weights' gradients of this head into the outputs. */
 static void store_weights(const side *s, const buffers *b) {
-  const nsai_geometry *g = s->back->problem->geometry;
+  const nsai_model *g = s->back->problem->model;
   int64_t h_row = nsai_ref_lanes(g->phi_hidden);
   const struct {
     const nsa_tensor *out;
@@ -227,7 +227,7 @@ static void store_weights(const side *s, const buffers *b) {
 }
 
 static void dense_back(const side *s, double *memory) {
-  const nsai_geometry *g = s->back->problem->geometry;
+  const nsai_model *g = s->back->problem->model;
   buffers b;
   memset(memory, 0, (size_t)s->back->phi_size * sizeof *memory);
   lay_out(g, s->input.dim, memory, &b);
@@ -241,7 +241,7 @@ static void dense_back(const side *s, double *memory) {
 
 static void run_item(void *context, int worker, int64_t item) {
   const nsai_ref_back *back = context;
-  const nsai_geometry *g = back->problem->geometry;
+  const nsai_model *g = back->problem->model;
   side s = open_side(back, (int)(item / g->kv_heads), item % g->kv_heads);
   if (g->phi == NSAI_PHI_MEAN)
     mean_back(&s);
@@ -252,6 +252,6 @@ static void run_item(void *context, int worker, int64_t item) {
 }
 
 void nsai_ref_phi_back(nsai_ref_back *back) {
-  nsai_ref_parallel(back->phi_workers, SIDES * (int64_t)back->problem->geometry->kv_heads, run_item,
+  nsai_ref_parallel(back->phi_workers, SIDES * (int64_t)back->problem->model->kv_heads, run_item,
                     back);
 }

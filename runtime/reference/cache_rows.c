@@ -42,7 +42,7 @@ int64_t nsai_ref_token_at(const nsai_ref_problem *problem, const nsa_tensor *x, 
 
 int64_t nsai_ref_entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
                           int64_t block, int64_t head) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   int64_t end = block * g->stride + g->block - 1, page_size = problem->cache->page_size;
   if (!page_size) return offset3(x, slot_of(problem->batch, sequence), end / g->stride, head);
   return offset3(x, page_of(problem->batch, sequence, end / page_size), end % page_size / g->stride,

@@ -41,7 +41,7 @@ typedef struct buffers {
 } buffers;
 
 /* Lays out one worker's doubles and returns how many there are. */
-static int64_t lay_out(const nsai_geometry *g, int64_t dim, double *memory, buffers *b) {
+static int64_t lay_out(const nsai_model *g, int64_t dim, double *memory, buffers *b) {
   int64_t columns = nsai_ref_lanes(dim), used = 0;
   int64_t hidden = g->phi == NSAI_PHI_MLP ? nsai_ref_lanes(g->phi_hidden) : 0;
   b->x = nsai_ref_take(memory, &used, CHUNK * g->block * dim);
@@ -61,7 +61,7 @@ nsai_ref_block nsai_ref_find_block(const nsai_ref_problem *problem, int64_t at) 
 
 /* Where token r of a block lies in the source. */
 static int64_t token_at(const side *self, nsai_ref_block block, int64_t r, int64_t head) {
-  int64_t position = block.index * self->problem->geometry->stride + r;
+  int64_t position = block.index * self->problem->model->stride + r;
   return nsai_ref_token_at(self->problem, self->source, NSA_CMP, block.sequence, position, head);
 }
 
@@ -86,7 +86,7 @@ static void load_stored(const side *self, const chunk *c) {
 }
 
 static void run_mean(const side *self, const chunk *c) {
-  int64_t length = self->problem->geometry->block;
+  int64_t length = self->problem->model->block;
   for (int64_t i = 0; i < c->count; i++) {
     nsai_ref_block block = nsai_ref_find_block(self->problem, c->first + i);
     double *out = c->out + i * self->dim;
@@ -103,9 +103,9 @@ void nsai_ref_gather_block(const nsai_ref_problem *problem, const nsai_ref_phi_i
                            nsai_ref_block block, int64_t head, double *x, double *pe) {
   const nsai_ref_ops *ops = problem->ops;
   const nsa_tensor *source = input->source, *added = &input->phi->pe;
-  int64_t length = problem->geometry->block, dim = input->dim;
+  int64_t length = problem->model->block, dim = input->dim;
   for (int64_t r = 0; r < length; r++, x += dim) {
-    int64_t position = block.index * problem->geometry->stride + r;
+    int64_t position = block.index * problem->model->stride + r;
     int64_t at = nsai_ref_token_at(problem, source, NSA_CMP, block.sequence, position, head);
     ops->widen(source->dtype, nsai_ref_at(source, at), dim, x);
     if (!added->data) continue;
@@ -117,7 +117,7 @@ void nsai_ref_gather_block(const nsai_ref_problem *problem, const nsai_ref_phi_i
 /* x [count, l * D] = vec(tokens + pe), token-major. */
 static void gather(const side *self, const chunk *c, const buffers *b) {
   nsai_ref_phi_input input = { self->source, self->phi, self->dim };
-  int64_t flat = self->problem->geometry->block * self->dim;
+  int64_t flat = self->problem->model->block * self->dim;
   for (int64_t i = 0; i < c->count; i++)
     nsai_ref_gather_block(self->problem, &input, nsai_ref_find_block(self->problem, c->first + i),
                           c->head, b->x + i * flat, b->pe);
@@ -125,7 +125,7 @@ static void gather(const side *self, const chunk *c, const buffers *b) {
 
 static void run_dense(const side *self, const chunk *c, const buffers *b) {
   static const nsa_tensor absent;
-  const nsai_geometry *g = self->problem->geometry;
+  const nsai_model *g = self->problem->model;
   int64_t flat = g->block * self->dim, columns = nsai_ref_lanes(self->dim);
   gather(self, c, b);
   nsai_ref_projection layer = { .ops = self->problem->ops,
@@ -175,18 +175,18 @@ static void run_item(void *context, int worker, int64_t item) {
     load_stored(self, &c);
     return;
   }
-  if (problem->geometry->phi == NSAI_PHI_MEAN) {
+  if (problem->model->phi == NSAI_PHI_MEAN) {
     run_mean(self, &c);
     return;
   }
   buffers b;
-  lay_out(problem->geometry, self->dim, self->scratch + worker * self->scratch_size, &b);
+  lay_out(problem->model, self->dim, self->scratch + worker * self->scratch_size, &b);
   run_dense(self, &c, &b);
 }
 
 static nsa_status run_side(side *self, double **out) {
   const nsai_ref_problem *problem = self->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   int64_t blocks = problem->sequences.blocks[problem->sequences.count];
   int64_t row = g->kv_heads * self->dim;
   /* The sequences of a cache may share memory, so that nothing bounds the sum of their blocks. */
@@ -210,7 +210,7 @@ static nsa_status run_side(side *self, double **out) {
 }
 
 static nsa_status run_sides(nsai_ref_problem *problem, bool load, bool want_v) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsa_io *io = problem->io;
   side k = { .problem = problem,
              .load = load,
@@ -231,7 +231,7 @@ static nsa_status run_sides(nsai_ref_problem *problem, bool load, bool want_v) {
 }
 
 nsa_status nsai_ref_compress(nsai_ref_problem *problem, bool want_v) {
-  return run_sides(problem, problem->geometry->phi == NSAI_PHI_EXTERNAL, want_v);
+  return run_sides(problem, problem->model->phi == NSAI_PHI_EXTERNAL, want_v);
 }
 
 nsa_status nsai_ref_compress_load(nsai_ref_problem *problem, bool want_v) {
@@ -247,7 +247,7 @@ static void store_side(const nsai_ref_problem *problem, const nsa_tensor *stored
     int64_t s = nsai_ref_sequence_of(sequences->blocks, sequences->count, at);
     int64_t row = sequences->stored[s] + at - sequences->blocks[s];
     if (row >= stored->shape[0]) continue;
-    for (int64_t head = 0; head < problem->geometry->kv_heads; head++)
+    for (int64_t head = 0; head < problem->model->kv_heads; head++)
       for (int64_t e = 0; e < dim; e++)
         nsai_ref_store(stored, nsai_ref_offset2(stored, row, head) + e,
                        values[(head * total + at) * dim + e]);
@@ -255,7 +255,7 @@ static void store_side(const nsai_ref_problem *problem, const nsa_tensor *stored
 }
 
 void nsai_ref_compress_store(const nsai_ref_problem *problem) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsa_kv *kv = &problem->io->kv;
   if (kv->k_cmp.data && problem->k_cmp)
     store_side(problem, &kv->k_cmp, g->head_dim_qk, problem->k_cmp);
@@ -263,11 +263,11 @@ void nsai_ref_compress_store(const nsai_ref_problem *problem) {
     store_side(problem, &kv->v_cmp, g->head_dim_v, problem->v_cmp);
 }
 
-nsa_status nsai_reference_compress(const nsai_geometry *geometry, const nsa_batch *batch,
+nsa_status nsai_reference_compress(const nsai_model *model, const nsa_batch *batch,
                                    const nsa_io *io, int threads) {
   nsai_ref_problem problem = { 0 };
   nsa_status status;
-  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, geometry, batch, io, threads));
+  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, model, batch, io, threads));
   NSAI_TRY_TO(done, nsai_ref_compress(&problem, io->kv.v_cmp.data != NULL));
   nsai_ref_compress_store(&problem);
 done:

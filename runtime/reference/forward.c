@@ -43,8 +43,8 @@ static void store_tensors(const run *self, const nsai_ref_scratch *scratch, cons
                           int64_t token, int64_t group) {
   const nsai_ref_problem *problem = self->problem;
   const nsa_io *io = problem->io;
-  int64_t heads = problem->geometry->heads / problem->geometry->kv_heads;
-  int64_t dim = problem->geometry->head_dim_v, lanes = problem->lanes;
+  int64_t heads = problem->model->heads / problem->model->kv_heads;
+  int64_t dim = problem->model->head_dim_v, lanes = problem->lanes;
   int branches = self->dense ? 1 : NSA_BRANCHES;
   for (int64_t h = 0; h < heads; h++) {
     int64_t head = group * heads + h;
@@ -68,8 +68,8 @@ static void store_row(const run *self, const nsai_ref_scratch *scratch, const do
                       int64_t r) {
   const nsai_ref_problem *problem = self->problem;
   const nsai_reference_rows *rows = self->rows;
-  int64_t heads = problem->geometry->heads / problem->geometry->kv_heads;
-  int64_t dim = problem->geometry->head_dim_v, lanes = problem->lanes, h = rows->head[r] % heads;
+  int64_t heads = problem->model->heads / problem->model->kv_heads;
+  int64_t dim = problem->model->head_dim_v, lanes = problem->lanes, h = rows->head[r] % heads;
   int branches = self->dense ? 1 : NSA_BRANCHES;
   if (rows->o)
     for (int64_t e = 0; e < dim; e++)
@@ -84,7 +84,7 @@ static void store_row(const run *self, const nsai_ref_scratch *scratch, const do
 
 static void run_tokens(void *context, int worker, int64_t item) {
   const run *self = context;
-  const nsai_geometry *g = self->problem->geometry;
+  const nsai_model *g = self->problem->model;
   nsai_ref_scratch *scratch = &self->scratch[worker];
   int64_t tokens[NSAI_REF_SLAB] = { 0 }, begin = item * NSAI_REF_SLAB, count = 0;
   for (; count < NSAI_REF_SLAB && begin + count < self->count; count++)
@@ -99,7 +99,7 @@ static void run_tokens(void *context, int worker, int64_t item) {
 
 static void run_rows(void *context, int worker, int64_t item) {
   const run *self = context;
-  const nsai_geometry *g = self->problem->geometry;
+  const nsai_model *g = self->problem->model;
   const nsai_reference_rows *rows = self->rows;
   nsai_ref_scratch *scratch = &self->scratch[worker];
   int64_t begin = item * NSAI_REF_SLAB, heads = g->heads / g->kv_heads;
@@ -121,7 +121,7 @@ static nsa_status execute(run *self) {
   bool want_v = problem->run[NSA_CMP];
   /* A caller's k_cmp and v_cmp are filled whatever branches run; those of a cache are read. */
   bool stored = !self->dense && !self->rows && !problem->cache &&
-                problem->geometry->phi != NSAI_PHI_EXTERNAL &&
+                problem->model->phi != NSAI_PHI_EXTERNAL &&
                 (io->kv.k_cmp.data || io->kv.v_cmp.data);
   if (stored && io->kv.v_cmp.data) want_v = true;
   if (problem->run[NSA_CMP] || problem->select || probed || stored)
@@ -148,54 +148,53 @@ done:
   return status;
 }
 
-static nsa_status forward(const nsai_geometry *geometry, int32_t selection, uint32_t branches,
+static nsa_status forward(const nsai_model *model, int32_t selection, uint32_t branches,
                           const nsa_batch *batch, const nsa_io *io, run *self) {
   nsai_ref_problem *problem = self->problem;
-  NSAI_TRY(nsai_ref_problem_init(problem, geometry, batch, io, problem->threads));
+  NSAI_TRY(nsai_ref_problem_init(problem, model, batch, io, problem->threads));
   problem->selection = selection;
   nsai_ref_problem_run(problem, branches);
   bool wanted = problem->run[NSA_SEL] || (!self->rows && io->block_idx.data);
-  problem->select = selection == NSA_SELECT_OWN && geometry->select_count > 0 && wanted;
+  problem->select = selection == NSA_SELECT_OWN && model->select_count > 0 && wanted;
   problem->gated = self->rows ? self->rows->o != NULL : io->o.data != NULL;
   NSAI_TRY(run_and_release(self));
   return NSA_OK;
 }
 
-nsa_status nsai_reference_forward(const nsai_geometry *geometry, int32_t selection,
-                                  uint32_t branches, const nsa_batch *batch, const nsa_io *io,
-                                  int threads) {
+nsa_status nsai_reference_forward(const nsai_model *model, int32_t selection, uint32_t branches,
+                                  const nsa_batch *batch, const nsa_io *io, int threads) {
   nsai_ref_problem problem = { .threads = threads };
   run self = { .problem = &problem };
-  return forward(geometry, selection, branches, batch, io, &self);
+  return forward(model, selection, branches, batch, io, &self);
 }
 
-nsa_status nsai_reference_cached(const nsai_geometry *geometry, const nsai_reference_cache *cache,
+nsa_status nsai_reference_cached(const nsai_model *model, const nsai_reference_cache *cache,
                                  int32_t selection, uint32_t branches, const nsa_batch *batch,
                                  const nsa_io *io, int threads) {
   nsai_ref_problem problem = { .cache = cache, .threads = threads };
   run self = { .problem = &problem };
-  return forward(geometry, selection, branches, batch, io, &self);
+  return forward(model, selection, branches, batch, io, &self);
 }
 
-nsa_status nsai_reference_forward_rows(const nsai_geometry *geometry, int32_t selection,
+nsa_status nsai_reference_forward_rows(const nsai_model *model, int32_t selection,
                                        uint32_t branches, const nsa_batch *batch, const nsa_io *io,
                                        const nsai_reference_rows *rows, int threads) {
   nsai_ref_problem problem = { .threads = threads };
   run self = { .problem = &problem, .rows = rows };
-  return forward(geometry, selection, branches, batch, io, &self);
+  return forward(model, selection, branches, batch, io, &self);
 }
 
-nsa_status nsai_reference_dense_rows(const nsai_geometry *geometry, const nsa_batch *batch,
+nsa_status nsai_reference_dense_rows(const nsai_model *model, const nsa_batch *batch,
                                      const nsa_io *io, const nsai_reference_rows *rows,
                                      int threads) {
   nsai_ref_problem problem = { 0 };
   run self = { .problem = &problem, .rows = rows, .dense = true };
-  NSAI_TRY(nsai_ref_problem_init(&problem, geometry, batch, io, threads));
+  NSAI_TRY(nsai_ref_problem_init(&problem, model, batch, io, threads));
   NSAI_TRY(run_and_release(&self));
   return NSA_OK;
 }
 
-nsa_status nsai_reference_dense(const nsai_geometry *geometry, const nsa_batch *batch,
-                                const nsa_io *io, int threads) {
-  return nsai_reference_dense_rows(geometry, batch, io, NULL, threads);
+nsa_status nsai_reference_dense(const nsai_model *model, const nsa_batch *batch, const nsa_io *io,
+                                int threads) {
+  return nsai_reference_dense_rows(model, batch, io, NULL, threads);
 }

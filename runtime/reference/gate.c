@@ -8,8 +8,8 @@
 
 static void load_values(const nsai_ref_problem *problem, double *gates, int64_t token) {
   const nsa_tensor *value = &problem->io->gate.value;
-  bool logits = problem->geometry->gate == NSAI_GATE_LOGITS;
-  for (int64_t h = 0; h < problem->geometry->heads; h++)
+  bool logits = problem->model->gate == NSAI_GATE_LOGITS;
+  for (int64_t h = 0; h < problem->model->heads; h++)
     for (int b = 0; b < NSA_BRANCHES; b++) {
       double x = nsai_ref_load(value, nsai_ref_offset2(value, token, h) + b);
       gates[h * NSA_BRANCHES + b] = logits ? nsai_ref_sigmoid(x) : x;
@@ -19,7 +19,7 @@ static void load_values(const nsai_ref_problem *problem, double *gates, int64_t 
 /* sigmoid(act(x . W1 + b1) . W2 + b2), or with one layer sigmoid(x . W2 + b2). */
 static void run_mlp(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t count,
                     const int64_t *tokens) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsa_gate *gate = &problem->io->gate;
   for (int64_t i = 0; i < count; i++)
     problem->ops->widen(gate->x.dtype, nsai_ref_at(&gate->x, tokens[i] * gate->x.stride[0]),
@@ -53,10 +53,10 @@ static void run_mlp(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, 
 
 void nsai_ref_gates(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t count,
                     const int64_t *tokens) {
-  if (problem->geometry->gate == NSAI_GATE_MLP) {
+  if (problem->model->gate == NSAI_GATE_MLP) {
     run_mlp(problem, scratch, count, tokens);
     return;
   }
   for (int64_t i = 0; i < count; i++)
-    load_values(problem, scratch->gates + i * nsai_ref_gate_row(problem->geometry), tokens[i]);
+    load_values(problem, scratch->gates + i * nsai_ref_gate_row(problem->model), tokens[i]);
 }

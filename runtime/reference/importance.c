@@ -16,7 +16,7 @@
 
 nsai_ref_keys nsai_ref_compressed_keys(const nsai_ref_problem *problem, int64_t sequence,
                                        int64_t group) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   const nsai_ref_sequences *sequences = &problem->sequences;
   int64_t row = group * sequences->blocks[sequences->count] + sequences->blocks[sequence];
   nsai_ref_keys keys = { .k64 = problem->k_cmp + row * g->head_dim_qk };
@@ -26,13 +26,13 @@ nsai_ref_keys nsai_ref_compressed_keys(const nsai_ref_problem *problem, int64_t 
 
 int64_t nsai_ref_visible_blocks(const nsai_ref_problem *problem, nsai_ref_position position) {
   const int64_t *blocks = &problem->sequences.blocks[position.sequence];
-  int64_t visible = nsai_block_count(problem->geometry, position.t + 1);
+  int64_t visible = nsai_block_count(problem->model, position.t + 1);
   return visible < blocks[1] - blocks[0] ? visible : blocks[1] - blocks[0];
 }
 
 void nsai_ref_importance(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t t,
                          int64_t visible) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   int64_t heads = g->heads / g->kv_heads, blocks = t / g->select_block + 1;
   int64_t strides = g->block / g->stride, per_block = g->select_block / g->stride;
   memset(scratch->importance, 0, (size_t)blocks * sizeof(double));
@@ -57,7 +57,7 @@ typedef struct probe {
 static void store_row(const probe *self, const double *importance, int64_t known, int64_t row,
                       int64_t group) {
   const nsa_tensor *tensor = &self->problem->io->probe_importance;
-  int64_t heads = self->problem->geometry->kv_heads;
+  int64_t heads = self->problem->model->kv_heads;
   for (int64_t j = 0; j < self->blocks; j++) {
     double value = j < known ? importance[j] : 0;
     if (self->out)
@@ -74,7 +74,7 @@ static void run_item(void *context, int worker, int64_t row) {
   int64_t token =
       self->tokens ? self->tokens[row] : nsai_ref_load_i32(&problem->io->probe_rows, row);
   nsai_ref_position position = nsai_ref_sequences_find(&problem->sequences, token);
-  for (int64_t group = 0; group < problem->geometry->kv_heads; group++) {
+  for (int64_t group = 0; group < problem->model->kv_heads; group++) {
     int64_t known = 0;
     if (position.t >= 0) {
       nsai_ref_keys keys = nsai_ref_compressed_keys(problem, position.sequence, group);
@@ -83,7 +83,7 @@ static void run_item(void *context, int worker, int64_t row) {
       scratch->ranges[0] = (nsai_ref_range){ 0, visible };
       nsai_ref_probabilities(problem, scratch, &keys, 1, scratch->lse[NSA_CMP]);
       nsai_ref_importance(problem, scratch, position.t, visible);
-      known = position.t / problem->geometry->select_block + 1;
+      known = position.t / problem->model->select_block + 1;
     }
     store_row(self, scratch->importance, known, row, group);
   }
@@ -95,14 +95,14 @@ void nsai_ref_probe(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, 
   nsai_ref_parallel(workers, io->probe_rows.shape[0], run_item, &self);
 }
 
-nsa_status nsai_reference_importance(const nsai_geometry *geometry, const nsa_batch *batch,
+nsa_status nsai_reference_importance(const nsai_model *model, const nsa_batch *batch,
                                      const nsa_io *io, int64_t count, const int64_t *tokens,
                                      int64_t blocks, double *out, int threads) {
   nsai_ref_problem problem = { 0 };
   probe self = { .problem = &problem, .tokens = tokens, .blocks = blocks, .out = out };
   int workers = nsai_ref_worker_count(threads, count);
   nsa_status status;
-  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, geometry, batch, io, threads));
+  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, model, batch, io, threads));
   NSAI_TRY_TO(done, nsai_ref_compress(&problem, false));
   NSAI_TRY_TO(done,
               nsai_ref_scratch_create(&problem, problem.sequences.max_cmp, workers, &self.scratch));

@@ -72,14 +72,13 @@ typedef struct nsai_ref_sequences {
   int64_t max_cmp; /* most compressed blocks of a sequence */
 } nsai_ref_sequences;
 
-nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_geometry *geometry,
+nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_model *model,
                                    const nsa_batch *batch, const nsa_io *io);
 
 /* The sequences of a batch over a cache, of `tokens` rows of q. The blocks are those of all its
  * tokens, or with `appends` those that the new tokens complete. */
-nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences,
-                                          const nsai_geometry *geometry, const nsa_batch *batch,
-                                          int64_t tokens, bool appends);
+nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences, const nsai_model *model,
+                                          const nsa_batch *batch, int64_t tokens, bool appends);
 void nsai_ref_sequences_fini(nsai_ref_sequences *sequences);
 
 /* A query row: its sequence and its position there; t < 0 has no keys, nor has a row beyond the
@@ -97,7 +96,7 @@ int64_t nsai_ref_sequence_of(const int64_t *starts, int64_t count, int64_t at);
 /* ---- problem.c: the problem of one call ---- */
 
 typedef struct nsai_ref_problem {
-  const nsai_geometry *geometry;
+  const nsai_model *model;
   const nsai_reference_cache *cache; /* NULL: packed K and V */
   const nsa_batch *batch;            /* NULL: one sequence */
   const nsa_io *io;
@@ -115,7 +114,7 @@ typedef struct nsai_ref_problem {
 
 /* Fills what every call needs. `problem` is zero before, but for `cache`; fini is right after a
  * failure too. */
-nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry *geometry,
+nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_model *model,
                                  const nsa_batch *batch, const nsa_io *io, int threads);
 void nsai_ref_problem_fini(nsai_ref_problem *problem);
 
@@ -126,7 +125,7 @@ void nsai_ref_problem_run(nsai_ref_problem *problem, uint32_t branches);
 int64_t nsai_ref_most_keys(const nsai_ref_problem *problem);
 
 /* Fills all but the sequences. */
-void nsai_ref_problem_begin(nsai_ref_problem *problem, const nsai_geometry *geometry,
+void nsai_ref_problem_begin(nsai_ref_problem *problem, const nsai_model *model,
                             const nsa_batch *batch, const nsa_io *io, int threads);
 
 /* ---- cache_rows.c: where a token lies, as offsets in elements ---- */
@@ -340,7 +339,7 @@ void nsai_ref_gates(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, 
                     const int64_t *tokens);
 
 /* Doubles between the rows of scratch->gates. */
-static inline int64_t nsai_ref_gate_row(const nsai_geometry *g) {
+static inline int64_t nsai_ref_gate_row(const nsai_model *g) {
   return nsai_ref_lanes((int64_t)g->heads * NSA_BRANCHES);
 }
 

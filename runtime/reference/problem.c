@@ -8,28 +8,27 @@
 #include <math.h>
 #include <stdlib.h>
 
-void nsai_ref_problem_begin(nsai_ref_problem *problem, const nsai_geometry *geometry,
+void nsai_ref_problem_begin(nsai_ref_problem *problem, const nsai_model *model,
                             const nsa_batch *batch, const nsa_io *io, int threads) {
-  problem->geometry = geometry;
+  problem->model = model;
   problem->batch = batch;
   problem->io = io;
   problem->ops = nsai_ref_ops_get(0);
   problem->threads = threads;
-  problem->lanes = nsai_ref_lanes(geometry->heads / geometry->kv_heads);
-  problem->scale = io->softmax_scale != 0 ? io->softmax_scale : 1.0 / sqrt(geometry->head_dim_qk);
+  problem->lanes = nsai_ref_lanes(model->heads / model->kv_heads);
+  problem->scale = io->softmax_scale != 0 ? io->softmax_scale : 1.0 / sqrt(model->head_dim_qk);
 }
 
-nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_geometry *geometry,
+nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_model *model,
                                  const nsa_batch *batch, const nsa_io *io, int threads) {
-  nsai_ref_problem_begin(problem, geometry, batch, io, threads);
+  nsai_ref_problem_begin(problem, model, batch, io, threads);
   if (problem->cache)
-    return nsai_ref_sequences_init_cached(&problem->sequences, geometry, batch, io->q.shape[0],
-                                          false);
-  return nsai_ref_sequences_init(&problem->sequences, geometry, batch, io);
+    return nsai_ref_sequences_init_cached(&problem->sequences, model, batch, io->q.shape[0], false);
+  return nsai_ref_sequences_init(&problem->sequences, model, batch, io);
 }
 
 int64_t nsai_ref_most_keys(const nsai_ref_problem *problem) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   int64_t longest = problem->sequences.max_kv, most = problem->sequences.max_cmp;
   int64_t selected = (int64_t)g->select_count * g->select_block;
   if (problem->selection == NSA_SELECT_RANGES || selected > longest) selected = longest;
@@ -42,8 +41,8 @@ int64_t nsai_ref_most_keys(const nsai_ref_problem *problem) {
 void nsai_ref_problem_run(nsai_ref_problem *problem, uint32_t branches) {
   uint32_t mask = branches ? branches : ~0u;
   problem->run[NSA_CMP] = mask & 1u << NSA_CMP;
-  problem->run[NSA_SEL] = mask & 1u << NSA_SEL && problem->geometry->select_count > 0;
-  problem->run[NSA_WIN] = mask & 1u << NSA_WIN && problem->geometry->window > 0;
+  problem->run[NSA_SEL] = mask & 1u << NSA_SEL && problem->model->select_count > 0;
+  problem->run[NSA_WIN] = mask & 1u << NSA_WIN && problem->model->window > 0;
 }
 
 void nsai_ref_problem_fini(nsai_ref_problem *problem) {

@@ -50,40 +50,39 @@ typedef struct nsai_reference_rows {
  * selection  NSA_SELECT_*
  * branches   bit b: run branch b; 0: all. The others give zeros and lse -inf, and their gates count
  *            as 0. The importance is computed all the same where selection needs it. */
-nsa_status nsai_reference_forward(const nsai_geometry *geometry, int32_t selection,
-                                  uint32_t branches, const nsa_batch *batch, const nsa_io *io,
-                                  int threads);
+nsa_status nsai_reference_forward(const nsai_model *model, int32_t selection, uint32_t branches,
+                                  const nsa_batch *batch, const nsa_io *io, int threads);
 
 /* Computes the same for a list of rows, in float64, and writes no tensor of io. With
  * NSA_SELECT_BLOCKS the blocks are io->block_idx: so a kernel is judged on its own indices. */
-nsa_status nsai_reference_forward_rows(const nsai_geometry *geometry, int32_t selection,
+nsa_status nsai_reference_forward_rows(const nsai_model *model, int32_t selection,
                                        uint32_t branches, const nsa_batch *batch, const nsa_io *io,
                                        const nsai_reference_rows *rows, int threads);
 
 /* nsa_decode and nsa_prefill: the whole forward over a cache, by the compressed keys that are stored
  * there. phi is not read. */
-nsa_status nsai_reference_cached(const nsai_geometry *geometry, const nsai_reference_cache *cache,
+nsa_status nsai_reference_cached(const nsai_model *model, const nsai_reference_cache *cache,
                                  int32_t selection, uint32_t branches, const nsa_batch *batch,
                                  const nsa_io *io, int threads);
 
 /* nsa_kv_append: `fresh` tokens into `kv`, and every compressed block that they complete. Where
  * batch->slot_mapping is not -1 it agrees with the page lists. */
-nsa_status nsai_reference_append(const nsai_geometry *geometry, const nsai_reference_cache *cache,
-                                 const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *fresh,
+nsa_status nsai_reference_append(const nsai_model *model, const nsai_reference_cache *cache,
+                                 const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *new_kv,
                                  const nsa_phi *phi, int threads);
 
 /* nsa_backward. With NSA_SELECT_OWN io->block_idx holds what the forward chose. Other memory than the
  * forward's: the gradients of K and V in float64, and per thread of phi its weights and their
  * gradients. */
-nsa_status nsai_reference_backward(const nsai_geometry *geometry, int32_t selection,
-                                   uint32_t branches, const nsa_batch *batch, const nsa_io *io,
-                                   const nsa_grads *grads, int threads);
+nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, uint32_t branches,
+                                   const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
+                                   int threads);
 
 /* Computes the importance of `count` token rows, before forcing.
  *
  * tokens  [count]: rows of q
  * out     [count, Hkv, blocks]: 0 for blocks that are no candidates */
-nsa_status nsai_reference_importance(const nsai_geometry *geometry, const nsa_batch *batch,
+nsa_status nsai_reference_importance(const nsai_model *model, const nsa_batch *batch,
                                      const nsa_io *io, int64_t count, const int64_t *tokens,
                                      int64_t blocks, double *out, int threads);
 
@@ -92,23 +91,23 @@ nsa_status nsai_reference_importance(const nsai_geometry *geometry, const nsa_ba
  *
  * importance  [t / l' + 1] (not read when t < 0)
  * idx         out, [n]: ascending, then -1 */
-void nsai_reference_select_row(const nsai_geometry *geometry, int64_t t, const double *importance,
+void nsai_reference_select_row(const nsai_model *model, int64_t t, const double *importance,
                                int32_t *idx);
 
 /* nsa_select: from a given importance [T, Hkv, blocks] to io->block_idx. */
-nsa_status nsai_reference_select(const nsai_geometry *geometry, const nsa_batch *batch,
-                                 const nsa_io *io, const nsa_tensor *importance, int threads);
+nsa_status nsai_reference_select(const nsai_model *model, const nsa_batch *batch, const nsa_io *io,
+                                 const nsa_tensor *importance, int threads);
 
 /* nsa_compress: phi of io's k[0], v[0] to those of io.kv.k_cmp, v_cmp that are present. */
-nsa_status nsai_reference_compress(const nsai_geometry *geometry, const nsa_batch *batch,
+nsa_status nsai_reference_compress(const nsai_model *model, const nsa_batch *batch,
                                    const nsa_io *io, int threads);
 
 /* nsa_dense: causal attention over k[0], v[0] into io's o and lse[0]. */
-nsa_status nsai_reference_dense(const nsai_geometry *geometry, const nsa_batch *batch,
-                                const nsa_io *io, int threads);
+nsa_status nsai_reference_dense(const nsai_model *model, const nsa_batch *batch, const nsa_io *io,
+                                int threads);
 
 /* The same for a list of rows into rows' o and lse[0], in float64. */
-nsa_status nsai_reference_dense_rows(const nsai_geometry *geometry, const nsa_batch *batch,
+nsa_status nsai_reference_dense_rows(const nsai_model *model, const nsa_batch *batch,
                                      const nsa_io *io, const nsai_reference_rows *rows,
                                      int threads);
 

@@ -26,7 +26,7 @@ double *nsai_ref_take(double *memory, int64_t *used, int64_t count) {
 /* Lays out one thread's doubles and returns how many there are. */
 static int64_t lay_out(const nsai_ref_problem *problem, int64_t keys, double *memory,
                        nsai_ref_scratch *scratch) {
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   int64_t lanes = problem->lanes, used = 0;
   int64_t widest = g->head_dim_qk > g->head_dim_v ? g->head_dim_qk : g->head_dim_v;
   scratch->q = nsai_ref_take(memory, &used, g->head_dim_qk * lanes);
@@ -53,7 +53,7 @@ static int64_t lay_out(const nsai_ref_problem *problem, int64_t keys, double *me
 
 nsa_status nsai_ref_scratch_create(const nsai_ref_problem *problem, int64_t keys, int workers,
                                    nsai_ref_scratch **out) {
-  int64_t n = problem->geometry->select_count > 0 ? problem->geometry->select_count : 1;
+  int64_t n = problem->model->select_count > 0 ? problem->model->select_count : 1;
   nsai_ref_scratch sizes;
   int64_t doubles = lay_out(problem, keys, NULL, &sizes);
   /* One piece: the structs' array with its integers behind it, and the doubles of each thread. */

@@ -34,14 +34,14 @@ static void sort_ascending(int32_t *idx, int64_t count) {
   }
 }
 
-void nsai_reference_select_row(const nsai_geometry *geometry, int64_t t, const double *importance,
+void nsai_reference_select_row(const nsai_model *model, int64_t t, const double *importance,
                                int32_t *idx) {
-  int64_t n = geometry->select_count, count = 0;
+  int64_t n = model->select_count, count = 0;
   if (t >= 0) {
-    int64_t blocks = t / geometry->select_block + 1;
-    int64_t first = geometry->select_init < blocks ? geometry->select_init : blocks;
-    int64_t last = blocks - geometry->select_local; /* forced from here on */
-    if (last < first) last = first;                 /* those that coincide count once */
+    int64_t blocks = t / model->select_block + 1;
+    int64_t first = model->select_init < blocks ? model->select_init : blocks;
+    int64_t last = blocks - model->select_local; /* forced from here on */
+    if (last < first) last = first;              /* those that coincide count once */
     int64_t free_places = n - first - (blocks - last);
     for (int64_t j = first; j < last; j++) count = enter(idx, count, free_places, importance, j);
     for (int64_t j = 0; j < first; j++) idx[count++] = (int32_t)j;
@@ -62,8 +62,8 @@ static nsai_ref_range entry(const nsai_ref_problem *problem, const nsai_ref_scra
     range.end = nsai_ref_load_i32(&io->ranges, at + 1);
   } else {
     int64_t block = problem->select ? scratch->idx[i] : nsai_ref_load_i32(&io->block_idx, row + i);
-    range.begin = block * problem->geometry->select_block;
-    range.end = block < 0 ? range.begin : range.begin + problem->geometry->select_block;
+    range.begin = block * problem->model->select_block;
+    range.end = block < 0 ? range.begin : range.begin + problem->model->select_block;
   }
   if (range.begin < 0) range.begin = 0;
   if (range.end > t + 1) range.end = t + 1;
@@ -91,7 +91,7 @@ int64_t nsai_ref_selected_ranges(const nsai_ref_problem *problem, nsai_ref_scrat
     row = row_offset(&io->ranges, 4, token, group);
   else if (!problem->select)
     row = row_offset(&io->block_idx, 3, token, group);
-  for (int64_t i = 0; i < problem->geometry->select_count; i++) {
+  for (int64_t i = 0; i < problem->model->select_count; i++) {
     nsai_ref_range range = entry(problem, scratch, row, t, i);
     if (range.begin < range.end) insert(scratch->ranges, count++, range);
   }
@@ -116,7 +116,7 @@ typedef struct selection {
 
 static void select_token(const selection *self, nsai_ref_scratch *scratch, int64_t token) {
   const nsai_ref_problem *problem = self->problem;
-  const nsai_geometry *g = problem->geometry;
+  const nsai_model *g = problem->model;
   nsai_ref_position position = nsai_ref_sequences_find(&problem->sequences, token);
   int64_t blocks = position.t < 0 ? 0 : position.t / g->select_block + 1;
   for (int64_t group = 0; group < g->kv_heads; group++) {
@@ -140,15 +140,15 @@ void nsai_ref_store_idx(const nsai_ref_problem *problem, const nsai_ref_scratch 
                         int64_t token, int64_t group) {
   const nsa_tensor *out = &problem->io->block_idx;
   int32_t *row = (int32_t *)out->data + nsai_ref_offset2(out, token, group);
-  for (int64_t i = 0; i < problem->geometry->select_count; i++) row[i] = scratch->idx[i];
+  for (int64_t i = 0; i < problem->model->select_count; i++) row[i] = scratch->idx[i];
 }
 
-nsa_status nsai_reference_select(const nsai_geometry *geometry, const nsa_batch *batch,
-                                 const nsa_io *io, const nsa_tensor *importance, int threads) {
+nsa_status nsai_reference_select(const nsai_model *model, const nsa_batch *batch, const nsa_io *io,
+                                 const nsa_tensor *importance, int threads) {
   nsai_ref_problem problem = { 0 };
   selection self = { .problem = &problem, .importance = importance };
   nsa_status status;
-  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, geometry, batch, io, threads));
+  NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, model, batch, io, threads));
   self.tokens = problem.sequences.q[problem.sequences.count];
   int64_t items = (self.tokens + NSAI_REF_SLAB - 1) / NSAI_REF_SLAB;
   int workers = nsai_ref_worker_count(threads, items);

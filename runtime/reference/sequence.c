@@ -20,10 +20,10 @@ static int64_t single_kv_len(const nsa_io *io) {
 }
 
 /* Compressed blocks of sequence s. External ones exist as far as the caller brought them. */
-static int64_t count_blocks(const nsai_geometry *geometry, const nsa_batch *batch, const nsa_io *io,
+static int64_t count_blocks(const nsai_model *model, const nsa_batch *batch, const nsa_io *io,
                             const nsai_ref_sequences *sequences, int64_t s) {
-  int64_t count = nsai_block_count(geometry, sequences->kv[s + 1] - sequences->kv[s]);
-  if (geometry->phi != NSAI_PHI_EXTERNAL) return count;
+  int64_t count = nsai_block_count(model, sequences->kv[s + 1] - sequences->kv[s]);
+  if (model->phi != NSAI_PHI_EXTERNAL) return count;
   int64_t begin = sequences->stored[s];
   int64_t end = batch && batch->cu_blocks.data ? nsai_ref_load_i32(&batch->cu_blocks, s + 1)
                                                : io->kv.k_cmp.shape[0];
@@ -51,7 +51,7 @@ static void add_blocks(nsai_ref_sequences *sequences, int64_t s, int64_t blocks)
   sequences->max_kv = longer(sequences->max_kv, sequences->kv[s + 1] - sequences->kv[s]);
 }
 
-nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_geometry *geometry,
+nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_model *model,
                                    const nsa_batch *batch, const nsa_io *io) {
   int64_t count = batch ? batch->num_seqs : 1;
   NSAI_TRY(allocate(sequences, count));
@@ -65,14 +65,13 @@ nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_geo
       sequences->kv[s + 1] = cu_kv ? nsai_ref_load_i32(cu_kv, s + 1) : q_end;
     sequences->stored[s] = batch && batch->cu_blocks.data ? nsai_ref_load_i32(&batch->cu_blocks, s)
                                                           : sequences->blocks[s];
-    add_blocks(sequences, s, count_blocks(geometry, batch, io, sequences, s));
+    add_blocks(sequences, s, count_blocks(model, batch, io, sequences, s));
   }
   return NSA_OK;
 }
 
-nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences,
-                                          const nsai_geometry *geometry, const nsa_batch *batch,
-                                          int64_t tokens, bool appends) {
+nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences, const nsai_model *model,
+                                          const nsa_batch *batch, int64_t tokens, bool appends) {
   int64_t count = batch->num_seqs;
   NSAI_TRY(allocate(sequences, count));
   for (int64_t s = 0; s < count; s++) {
@@ -81,8 +80,8 @@ nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences,
         batch->cu_q.data ? nsai_ref_load_i32(&batch->cu_q, s + 1) : (s + 1) * (tokens / count);
     int64_t old = longer(kv_len - (q[s + 1] - q[s]), 0); /* rows may stand before the sequence */
     sequences->kv[s + 1] = sequences->kv[s] + kv_len;
-    if (appends) sequences->first[s] = nsai_block_count(geometry, old);
-    add_blocks(sequences, s, nsai_block_count(geometry, kv_len) - sequences->first[s]);
+    if (appends) sequences->first[s] = nsai_block_count(model, old);
+    add_blocks(sequences, s, nsai_block_count(model, kv_len) - sequences->first[s]);
   }
   return NSA_OK;
 }

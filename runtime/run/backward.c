@@ -15,7 +15,7 @@ static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 /* One backward pass. */
 typedef struct pass {
   const nsai_run *run;
-  const nsai_geometry *model;
+  const nsai_model *model;
   const nsa_grads *grads;
   NsaiView d_o, gate; /* as the kernels read them */
   int gate_float;
@@ -39,10 +39,10 @@ static NsaiGradient gradient(const pass *b, const nsa_tensor *out) {
 /* What the kernels of the rows do with the gradient of the gates: the MLP's logits wait for the products. */
 static NsaiGradient gate_gradient(const pass *b) {
   const nsa_gate *out = &b->grads->d_gate;
-  nsai_piece logits = b->run->plan->layout.backward.layers.d_logits;
+  nsai_buffer logits = b->run->plan->workspace.backward.layers.d_logits;
   if (b->model->gate != NSAI_GATE_MLP) return gradient(b, &out->value);
   if (!nsai_wants_gate(out)) return (NsaiGradient){ .is_float = 1 };
-  return (NsaiGradient){ .view = nsai_piece_view(b->run, logits, b->model->heads, NSA_BRANCHES),
+  return (NsaiGradient){ .view = nsai_buffer_view(b->run, logits, b->model->heads, NSA_BRANCHES),
                          .is_float = 1 };
 }
 
@@ -70,7 +70,7 @@ static NsaiBackwardQ rows_params(const pass *b) {
                       .lists = b->selected.lists,
                       .list_token_stride = b->selected.list_token_stride,
                       .list_head_stride = b->selected.list_head_stride,
-                      .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
+                      .statistics = nsai_buffer_at(run, run->plan->workspace.backward.statistics),
                       .d_q = gradient(b, &b->grads->d_q),
                       .d_gate = gate_gradient(b),
                       .scale = (float)nsai_run_scale(run),
@@ -110,7 +110,8 @@ static nsa_status read_saved(const pass *b, uint32_t saved) {
   NsaiBackwardSaved p = { .seq = nsai_run_sequences(run),
                           .d_o = b->d_o,
                           .gate = b->gate,
-                          .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
+                          .statistics =
+                              nsai_buffer_at(run, run->plan->workspace.backward.statistics),
                           .d_gate = gate_gradient(b),
                           .heads = b->model->heads,
                           .gate_float = b->gate_float,
@@ -130,7 +131,8 @@ static nsa_status read_saved(const pass *b, uint32_t saved) {
 
 /* Tiles of query tokens of all KV heads. */
 static int64_t row_tiles(const pass *b, nsai_role role) {
-  return (int64_t)nsai_tile_count(b->run, b->run->plan->kernels[role].tokens) * b->model->kv_heads;
+  return (int64_t)nsai_tile_count(b->run, b->run->plan->kernels[role].tile_tokens) *
+         b->model->kv_heads;
 }
 
 /* Whether window and selected branch run and read one pair. */
@@ -143,7 +145,7 @@ static nsa_status launch_rows(const pass *b, nsai_role role, const NsaiBackwardQ
   const nsai_run *run = b->run;
   const nsai_kernel *kernel = &run->plan->kernels[role];
   int64_t tiles = row_tiles(b, role);
-  if (!kernel->box_keys) return launch(b, role, tiles, 1, rows);
+  if (!kernel->tma_box_keys) return launch(b, role, tiles, 1, rows);
   NsaiBackwardQTma p = { .rows = *rows, .tiles = (int)tiles, .joined = joins_branches(b) };
   NSAI_TRY(nsai_map_rows(run, kernel, "q", &rows->q, b->model->head_dim_qk, &p.q));
   NSAI_TRY(nsai_map_rows(run, kernel, "grads.d_o", &rows->d_o, b->model->head_dim_v, &p.d_o));
@@ -202,7 +204,7 @@ static bool needs_branch(const pass *b, int branch) {
 /* Keys of a tile: a box of them, or 16 to a warp. */
 static int64_t tile_keys(const pass *b, nsai_role role) {
   const nsai_kernel *kernel = &b->run->plan->kernels[role];
-  return kernel->box_keys ? kernel->box_keys : kernel->threads / 32 * 16;
+  return kernel->tma_box_keys ? kernel->tma_box_keys : kernel->threads / 32 * 16;
 }
 
 /* Tiles of keys that cover `rows` of all sequences: data/sequence.cuh. */
@@ -211,10 +213,10 @@ static int64_t key_tiles(const pass *b, nsai_role role, int64_t rows) {
   return b->run->batch ? rows / keys + b->run->sizes.num_seqs : ceil_div(rows, keys);
 }
 
-/* Rows that compressed blocks of this run's sequences take: own_block_row of data/sequence.cuh. */
+/* Rows that compressed blocks of this run's sequences take: packed_block_row of data/sequence.cuh. */
 static int64_t block_rows(const pass *b) { return b->run->sizes.kv_tokens / b->model->stride + 1; }
 
-static NsaiBackwardKv keys_params(const pass *b, int branch, nsai_piece partial, int head,
+static NsaiBackwardKv keys_params(const pass *b, int branch, nsai_buffer partial, int head,
                                   int heads) {
   const nsai_run *run = b->run;
   return (NsaiBackwardKv){ .seq = nsai_compressed_sequences(run),
@@ -222,8 +224,9 @@ static NsaiBackwardKv keys_params(const pass *b, int branch, nsai_piece partial,
                            .d_o = b->d_o,
                            .k = keys_of(b, branch, 0),
                            .v = keys_of(b, branch, 1),
-                           .statistics = nsai_piece_at(run, run->plan->layout.backward.statistics),
-                           .partial = nsai_piece_at(run, partial),
+                           .statistics =
+                               nsai_buffer_at(run, run->plan->workspace.backward.statistics),
+                           .partial = nsai_buffer_at(run, partial),
                            .head_begin = head,
                            .heads = heads,
                            .kv_heads = b->model->kv_heads,
@@ -238,7 +241,7 @@ static nsa_status launch_keys(const pass *b, nsai_role role, int64_t grid, int64
                               const NsaiBackwardKv *kv) {
   const nsai_run *run = b->run;
   const nsai_kernel *kernel = &run->plan->kernels[role];
-  if (!kernel->box_keys) return launch(b, role, grid, 1 + nsai_backward_is_split(b->model), kv);
+  if (!kernel->tma_box_keys) return launch(b, role, grid, 1 + nsai_backward_is_split(b->model), kv);
   NsaiBackwardKvTma p = { .kv = *kv };
   const NsaiView pair[2] = { kv->k, kv->v };
   NSAI_TRY(nsai_map_rows(run, kernel, "q", &kv->q, b->model->head_dim_qk, &p.q));
@@ -249,12 +252,12 @@ static nsa_status launch_keys(const pass *b, nsai_role role, int64_t grid, int64
 
 /* Whether the window's kernel does the selected branch within the window. */
 static bool joins_keys(const pass *b) {
-  return b->run->plan->kernels[NSAI_KERNEL_BACKWARD_WINDOW].box_keys &&
+  return b->run->plan->kernels[NSAI_KERNEL_BACKWARD_WINDOW].tma_box_keys &&
          nsai_backward_joins(b->model) && joins_branches(b);
 }
 
 static nsa_status compressed_keys(const pass *b, int head, int heads) {
-  const nsai_backward_layout *l = &b->run->plan->layout.backward;
+  const nsai_backward_workspace *l = &b->run->plan->workspace.backward;
   NsaiBackwardKv p = keys_params(b, NSA_CMP, l->compressed, head, heads);
   p.rows = block_rows(b);
   p.tiles = (int)key_tiles(b, NSAI_KERNEL_BACKWARD_COMPRESSED, p.rows);
@@ -264,7 +267,7 @@ static nsa_status compressed_keys(const pass *b, int head, int heads) {
 }
 
 static nsa_status window_keys(const pass *b, int head, int heads) {
-  NsaiBackwardKv p = keys_params(b, NSA_WIN, b->run->plan->layout.backward.window, head, heads);
+  NsaiBackwardKv p = keys_params(b, NSA_WIN, b->run->plan->workspace.backward.window, head, heads);
   p.rows = b->run->sizes.kv_tokens;
   p.tiles = (int)key_tiles(b, NSAI_KERNEL_BACKWARD_WINDOW, p.rows);
   p.lists = b->selected.lists;
@@ -277,7 +280,7 @@ static nsa_status window_keys(const pass *b, int head, int heads) {
 
 /* The selected branch where the caller brings ranges. */
 static nsa_status ranges_keys(const pass *b, int head, int heads) {
-  const nsai_backward_layout *l = &b->run->plan->layout.backward;
+  const nsai_backward_workspace *l = &b->run->plan->workspace.backward;
   NsaiBackwardKv p = keys_params(b, NSA_SEL, l->selected, head, heads);
   p.rows = b->run->sizes.kv_tokens;
   p.tiles = (int)key_tiles(b, NSAI_KERNEL_BACKWARD_SELECTED, p.rows);
@@ -290,7 +293,8 @@ static nsa_status ranges_keys(const pass *b, int head, int heads) {
 }
 
 static nsa_status selected_keys(const pass *b, int head, int heads) {
-  NsaiBackwardKv p = keys_params(b, NSA_SEL, b->run->plan->layout.backward.selected, head, heads);
+  NsaiBackwardKv p =
+      keys_params(b, NSA_SEL, b->run->plan->workspace.backward.selected, head, heads);
   p.items = b->index.items;
   p.item_counts = b->index.item_counts;
   p.entries = b->index.entries;
@@ -306,7 +310,7 @@ static nsa_status selected_keys(const pass *b, int head, int heads) {
 static nsa_status sum_pair(const pass *b, const nsa_tensor *k, const nsa_tensor *v,
                            uint32_t branches, bool external, int head, int heads) {
   const nsai_run *run = b->run;
-  const nsai_backward_layout *l = &run->plan->layout.backward;
+  const nsai_backward_workspace *l = &run->plan->workspace.backward;
   const nsa_tensor *given = nsai_present(k) ? k : v;
   if (!nsai_present(given)) return NSA_OK;
   NsaiBackwardSum p = { .seq = nsai_compressed_sequences(run),
@@ -325,14 +329,14 @@ static nsa_status sum_pair(const pass *b, const nsa_tensor *k, const nsa_tensor 
                         .is_external = external,
                         .range_splits = l->range_splits };
   if (branches >> NSA_CMP & 1 && nsai_phi_has_weights(b->model)) {
-    if (nsai_present(k)) p.k_rows = nsai_piece_at(run, l->layers.k_rows);
-    if (nsai_present(v)) p.v_rows = nsai_piece_at(run, l->layers.v_rows);
+    if (nsai_present(k)) p.k_rows = nsai_buffer_at(run, l->layers.k_rows);
+    if (nsai_present(v)) p.v_rows = nsai_buffer_at(run, l->layers.v_rows);
   } else if (branches >> NSA_CMP & 1) {
-    p.compressed = nsai_piece_at(run, l->compressed);
+    p.compressed = nsai_buffer_at(run, l->compressed);
     p.splits = l->splits;
   }
-  if (branches >> NSA_SEL & 1) p.selected = nsai_piece_at(run, l->selected);
-  if (branches >> NSA_WIN & 1) p.window = nsai_piece_at(run, l->window);
+  if (branches >> NSA_SEL & 1) p.selected = nsai_buffer_at(run, l->selected);
+  if (branches >> NSA_WIN & 1) p.window = nsai_buffer_at(run, l->window);
   int64_t columns = (b->model->head_dim_qk + b->model->head_dim_v) / 4;
   int64_t items = run->plan->kernels[NSAI_KERNEL_BACKWARD_SUM].threads / columns;
   int64_t runs = ceil_div(p.rows, nsai_sum_run(b->model));
@@ -367,7 +371,7 @@ static nsa_status key_heads(const pass *b, int head, int heads) {
 static nsa_status take_d_o(pass *b) {
   const nsai_run *run = b->run;
   const nsa_tensor *d_o = &b->grads->d_o;
-  uint64_t needed = run->plan->layout.total + nsai_d_o_bytes(b->model, run->sizes.tokens);
+  uint64_t needed = run->plan->workspace.total + nsai_d_o_bytes(b->model, run->sizes.tokens);
   b->d_o = nsai_view(d_o);
   if (d_o->dtype != NSA_F32) return NSA_OK;
   if (!run->workspace || run->workspace_bytes < needed)
@@ -377,7 +381,7 @@ static nsa_status take_d_o(pass *b) {
                      "give more, or a d_o in the model's dtype",
                      (unsigned long long)run->workspace_bytes, (unsigned long long)needed);
   NsaiBackwardRound p = { .d_o = b->d_o,
-                          .out = run->workspace + run->plan->layout.total,
+                          .out = run->workspace + run->plan->workspace.total,
                           .tokens = (int)run->sizes.tokens,
                           .heads = b->model->heads };
   int64_t dim = b->model->head_dim_v, threads = run->sizes.tokens * p.heads * dim / 4;
@@ -402,13 +406,13 @@ static nsa_status make_lists(pass *b) {
   if (!has_branch(b, NSA_SEL)) return NSA_OK;
   NSAI_TRY(nsai_sort_selection(run, &b->selected));
   if (!needs_branch(b, NSA_SEL) || has_ranges(b)) return NSA_OK;
-  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, true));
+  NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_KV, true));
   b->index = nsai_invert_params(run, &b->selected, 0, run->sizes.tokens,
-                                run->plan->kernels[NSAI_KERNEL_BACKWARD_SELECTED].tokens);
-  b->index.item_starts = nsai_piece_at(run, run->plan->layout.backward.starts);
+                                run->plan->kernels[NSAI_KERNEL_BACKWARD_SELECTED].tile_tokens);
+  b->index.item_starts = nsai_buffer_at(run, run->plan->workspace.backward.starts);
   if (joins_keys(b)) b->index.near = b->model->window;
   NSAI_TRY(nsai_enqueue_invert(run, b->index));
-  return nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, false);
+  return nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_KV, false);
 }
 
 nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
@@ -416,18 +420,19 @@ nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
   NSAI_TRY(take_d_o(&b));
   NSAI_TRY(make_gates(&b));
   if (has_branch(&b, NSA_CMP) && !nsai_present(&run->io->kv.k_cmp)) {
-    NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_COMPRESS, true));
+    NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_COMPRESS, true));
     NSAI_TRY(nsai_enqueue_compress(run));
-    NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_COMPRESS, false));
+    NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_COMPRESS, false));
   }
   NSAI_TRY(make_lists(&b));
-  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_Q, true));
+  NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_Q, true));
   NSAI_TRY(query_rows(&b));
-  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_Q, false));
+  NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_Q, false));
   if (b.model->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate_back(run, grads));
-  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, true));
-  for (int head = 0; head < b.model->kv_heads; head += run->plan->layout.backward.heads)
-    NSAI_TRY(key_heads(&b, head,
-                       (int)smaller(run->plan->layout.backward.heads, b.model->kv_heads - head)));
-  return nsai_run_mark(run, NSAI_STAGE_BACKWARD_KV, false);
+  NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_KV, true));
+  for (int head = 0; head < b.model->kv_heads; head += run->plan->workspace.backward.heads)
+    NSAI_TRY(
+        key_heads(&b, head,
+                  (int)smaller(run->plan->workspace.backward.heads, b.model->kv_heads - head)));
+  return nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_KV, false);
 }

@@ -61,7 +61,7 @@ static nsa_status check_rows_length(const nsa_tensor *t, const char *name, int64
 
 /* What of a cache's shape is mistaken most: heads before tokens, and another size of pages. `pages`: what its
  * rows are; NULL: it does not lie in pages. */
-static nsa_status check_middle(const cached *c, const nsa_tensor *t, const nsai_expectation *e,
+static nsa_status check_middle(const cached *c, const nsa_tensor *t, const nsai_tensor_spec *e,
                                const char *pages) {
   int64_t rows = e->shape[1], heads = e->shape[2];
   if (!nsai_present(t) || c->check->level == NSAI_CHECK_OFF || t->ndim != 4) return NSA_OK;
@@ -78,20 +78,21 @@ static nsa_status check_middle(const cached *c, const nsa_tensor *t, const nsai_
 }
 
 /* A tensor of the cache; an append writes it. */
-static nsa_status expect_tensor(const cached *c, const nsa_tensor *t, const nsai_expectation *e,
-                                const char *pages) {
+static nsa_status check_cache_tensor(const cached *c, const nsa_tensor *t,
+                                     const nsai_tensor_spec *e, const char *pages) {
   NSAI_TRY(check_middle(c, t, e, c->check->problem->page_size ? pages : NULL));
-  NSAI_TRY(nsai_expect(c->check, t, e));
-  return c->check->problem->op == NSA_OP_APPEND ? nsai_expect_places(c->check, t, e->name) : NSA_OK;
+  NSAI_TRY(nsai_check_tensor(c->check, t, e));
+  return c->check->problem->op == NSA_OP_APPEND ? nsai_check_tensor_memory(c->check, t, e->name)
+                                                : NSA_OK;
 }
 
 /* K or V of a pair, in pages or rows. */
 static nsa_status check_raw(cached *c, const nsa_tensor *t, const char *name, int32_t dim) {
   const nsai_problem *p = c->check->problem;
-  nsai_expectation e = {
+  nsai_tensor_spec e = {
     name, 4, { c->pages, c->page_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(expect_tensor(c, t, &e, "the tokens of a page, problem.page_size"));
+  NSAI_TRY(check_cache_tensor(c, t, &e, "the tokens of a page, problem.page_size"));
   c->pages = t->shape[0];
   c->page_size = t->shape[1];
   if (p->page_size) return NSA_OK;
@@ -101,10 +102,10 @@ static nsa_status check_raw(cached *c, const nsa_tensor *t, const char *name, in
 /* The same of the window's pair, in rings. */
 static nsa_status check_ring(cached *c, const nsa_tensor *t, const char *name, int32_t dim) {
   const nsai_problem *p = c->check->problem;
-  nsai_expectation e = {
+  nsai_tensor_spec e = {
     name, 4, { c->rings, c->ring_size, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(expect_tensor(c, t, &e, NULL));
+  NSAI_TRY(check_cache_tensor(c, t, &e, NULL));
   c->rings = t->shape[0];
   c->ring_size = t->shape[1]; /* K and V turn at the same token */
   return check_rows_length(
@@ -118,9 +119,9 @@ static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side
   char name[24];
   snprintf(name, sizeof name, "%s.%s_cmp", c->name, side);
   int64_t entries = p->page_size ? p->page_size / p->model.stride : NSAI_ANY;
-  nsai_expectation e = { name, 4, { c->pages, entries, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL };
-  NSAI_TRY(
-      expect_tensor(c, t, &e, "the entries of a page, problem.page_size / model.compress.stride"));
+  nsai_tensor_spec e = { name, 4, { c->pages, entries, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL };
+  NSAI_TRY(check_cache_tensor(c, t, &e,
+                              "the entries of a page, problem.page_size / model.compress.stride"));
   c->pages = t->shape[0];
   if (p->page_size) return NSA_OK;
   return check_rows_length(t, name, row_entries(p),
@@ -128,7 +129,7 @@ static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side
 }
 
 static nsa_status check_pair(cached *c, const nsa_kv *kv, int pair) {
-  const nsai_geometry *m = &c->check->problem->model;
+  const nsai_model *m = &c->check->problem->model;
   bool ring = c->check->problem->window_ring && pair == NSA_WIN;
   nsa_status (*check)(cached *, const nsa_tensor *, const char *, int32_t) =
       ring ? check_ring : check_raw;
@@ -140,7 +141,7 @@ static nsa_status check_pair(cached *c, const nsa_kv *kv, int pair) {
 }
 
 static nsa_status check_cache(cached *c, const nsa_kv *kv, bool entries) {
-  const nsai_geometry *m = &c->check->problem->model;
+  const nsai_model *m = &c->check->problem->model;
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
     if (nsai_reads_pair(m, pair)) NSAI_TRY(check_pair(c, kv, pair));
   if (!entries) return NSA_OK;
@@ -165,14 +166,14 @@ static nsa_status check_lists(const cached *c) {
     NSAI_TRY(refuse(&b->page_indptr, "page_indptr", why));
     return refuse(&b->page_indices, "page_indices", why);
   }
-  nsai_expectation table = { "batch.block_table", 2, { n, NSAI_ANY }, NSAI_DTYPE_I32 };
-  nsai_expectation starts = { "batch.page_indptr", 1, { n + 1 }, NSAI_DTYPE_I32 };
-  nsai_expectation list = { "batch.page_indices", 1, { NSAI_ANY }, NSAI_DTYPE_I32 };
+  nsai_tensor_spec table = { "batch.block_table", 2, { n, NSAI_ANY }, NSAI_DTYPE_I32 };
+  nsai_tensor_spec starts = { "batch.page_indptr", 1, { n + 1 }, NSAI_DTYPE_I32 };
+  nsai_tensor_spec list = { "batch.page_indices", 1, { NSAI_ANY }, NSAI_DTYPE_I32 };
   if (!nsai_present(&b->page_indptr) && !nsai_present(&b->page_indices))
-    return nsai_expect(c->check, &b->block_table, &table);
+    return nsai_check_tensor(c->check, &b->block_table, &table);
   NSAI_TRY(refuse(&b->block_table, "block_table", "so are batch.page_indptr or page_indices"));
-  NSAI_TRY(nsai_expect(c->check, &b->page_indptr, &starts));
-  return nsai_expect(c->check, &b->page_indices, &list);
+  NSAI_TRY(nsai_check_tensor(c->check, &b->page_indptr, &starts));
+  return nsai_check_tensor(c->check, &b->page_indices, &list);
 }
 
 /* Which rows of a cache without pages, and of rings, are whose. */
@@ -180,10 +181,10 @@ static nsa_status check_slots(const cached *c) {
   const nsai_problem *p = c->check->problem;
   const nsa_batch *b = c->batch;
   bool rows = !p->page_size && c->pages != NSAI_ANY, rings = c->rings != NSAI_ANY;
-  nsai_expectation slots = { "batch.slots", 1, { b->num_seqs }, NSAI_DTYPE_I32 };
+  nsai_tensor_spec slots = { "batch.slots", 1, { b->num_seqs }, NSAI_DTYPE_I32 };
   if (p->page_size && !p->window_ring)
     return refuse(&b->slots, "slots", "the plan's cache has pages and no rings");
-  if (nsai_present(&b->slots)) return nsai_expect(c->check, &b->slots, &slots);
+  if (nsai_present(&b->slots)) return nsai_check_tensor(c->check, &b->slots, &slots);
   if ((rows && c->pages < b->num_seqs) || (rings && c->rings < b->num_seqs))
     return nsai_fail(
         NSA_E_ARG, "%s has %lld rows for %d sequences: give batch.slots, which says whose they are",
@@ -195,8 +196,8 @@ static nsa_status check_slots(const cached *c) {
 static nsa_status check_new_tokens(const cached *c) {
   const nsai_problem *p = c->check->problem;
   const nsa_batch *b = c->batch;
-  nsai_expectation cu_q = { "batch.cu_q", 1, { (int64_t)b->num_seqs + 1 }, NSAI_DTYPE_I32 };
-  if (nsai_present(&b->cu_q)) return nsai_expect(c->check, &b->cu_q, &cu_q);
+  nsai_tensor_spec cu_q = { "batch.cu_q", 1, { (int64_t)b->num_seqs + 1 }, NSAI_DTYPE_I32 };
+  if (nsai_present(&b->cu_q)) return nsai_check_tensor(c->check, &b->cu_q, &cu_q);
   if (c->tokens % b->num_seqs)
     return nsai_fail(
         NSA_E_ARG,
@@ -240,14 +241,14 @@ static nsa_status check_batch(const cached *c) {
   NSAI_TRY(refuse(&b->cu_kv, "cu_kv", "batch.kv_len says how long the cache's sequences are"));
   NSAI_TRY(refuse(&b->cu_blocks, "cu_blocks", "the cache's compressed entries lie in its pages"));
   NSAI_TRY(check_capacities(c));
-  nsai_expectation kv_len = { "batch.kv_len", 1, { b->num_seqs }, NSAI_DTYPE_I32 };
-  NSAI_TRY(nsai_expect(c->check, &b->kv_len, &kv_len));
+  nsai_tensor_spec kv_len = { "batch.kv_len", 1, { b->num_seqs }, NSAI_DTYPE_I32 };
+  NSAI_TRY(nsai_check_tensor(c->check, &b->kv_len, &kv_len));
   NSAI_TRY(check_new_tokens(c));
   NSAI_TRY(check_lists(c));
   NSAI_TRY(check_slots(c));
   if (c->check->problem->op != NSA_OP_APPEND) return NSA_OK; /* only an append writes */
-  nsai_expectation mapping = { "batch.slot_mapping", 1, { c->tokens }, NSAI_DTYPE_I64 };
-  return nsai_expect_optional(c->check, &b->slot_mapping, &mapping);
+  nsai_tensor_spec mapping = { "batch.slot_mapping", 1, { c->tokens }, NSAI_DTYPE_I64 };
+  return nsai_check_optional_tensor(c->check, &b->slot_mapping, &mapping);
 }
 
 /* ---- the batch's values: of arrays that the host can read ---- */
@@ -351,8 +352,8 @@ static nsa_status check_sequences(const cached *c) {
   const nsa_batch *b = c->batch;
   nsai_offset_limits q = { "batch.cu_q", c->tokens, p->max_q_len, "max_q_len" };
   nsai_offset_limits pages = { "batch.page_indptr", b->page_indices.shape[0], INT32_MAX, NULL };
-  NSAI_TRY(nsai_expect_offsets(&b->cu_q, b->num_seqs, &q));
-  NSAI_TRY(nsai_expect_offsets(&b->page_indptr, b->num_seqs, &pages));
+  NSAI_TRY(nsai_check_offsets(&b->cu_q, b->num_seqs, &q));
+  NSAI_TRY(nsai_check_offsets(&b->page_indptr, b->num_seqs, &pages));
   for (int32_t s = 0; s < b->num_seqs; s++) NSAI_TRY(check_sequence(c, s));
   return NSA_OK;
 }
@@ -383,14 +384,14 @@ nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, co
 }
 
 /* The new tokens of the pairs that the model reads; fills the number of tokens. */
-static nsa_status check_fresh(cached *c, const nsa_kv *fresh) {
-  const nsai_geometry *m = &c->check->problem->model;
+static nsa_status check_new_kv(cached *c, const nsa_kv *new_kv) {
+  const nsai_model *m = &c->check->problem->model;
   int64_t rows = NSAI_ANY;
   bool any = false;
   char names[2][24];
-  if (nsai_present(&fresh->k_cmp) || nsai_present(&fresh->v_cmp))
+  if (nsai_present(&new_kv->k_cmp) || nsai_present(&new_kv->v_cmp))
     return nsai_fail(NSA_E_ARG, "fresh.%s is given, but %s: leave it out",
-                     nsai_present(&fresh->k_cmp) ? "k_cmp" : "v_cmp",
+                     nsai_present(&new_kv->k_cmp) ? "k_cmp" : "v_cmp",
                      m->phi == NSAI_PHI_EXTERNAL
                          ? "with phi external the caller writes the cache's "
                            "compressed entries itself"
@@ -398,27 +399,27 @@ static nsa_status check_fresh(cached *c, const nsa_kv *fresh) {
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(m, pair)) continue;
     for (int i = 0; i < 2; i++) snprintf(names[i], sizeof names[i], "fresh.%c[%d]", "kv"[i], pair);
-    nsai_expectation k = { names[0], 3, { rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
-    NSAI_TRY(nsai_expect(c->check, &fresh->k[pair], &k));
-    rows = fresh->k[pair].shape[0];
+    nsai_tensor_spec k = { names[0], 3, { rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
+    NSAI_TRY(nsai_check_tensor(c->check, &new_kv->k[pair], &k));
+    rows = new_kv->k[pair].shape[0];
     any = true;
-    nsai_expectation v = { names[1], 3, { rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
-    NSAI_TRY(nsai_expect(c->check, &fresh->v[pair], &v));
+    nsai_tensor_spec v = { names[1], 3, { rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
+    NSAI_TRY(nsai_check_tensor(c->check, &new_kv->v[pair], &v));
   }
   if (any) c->tokens = rows;
   return NSA_OK;
 }
 
 nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, const nsa_kv *cache,
-                             const nsa_kv *fresh, const nsa_phi *phi, nsai_run_sizes *sizes) {
+                             const nsa_kv *new_kv, const nsa_phi *phi, nsai_run_sizes *sizes) {
   static const nsa_phi none;
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   cached c = cached_begin(check, batch, "cache");
   *sizes = (nsai_run_sizes){ 0 };
   if (!cache) return nsai_fail(NSA_E_ARG, "cache is NULL");
-  if (!fresh) return nsai_fail(NSA_E_ARG, "fresh is NULL");
+  if (!new_kv) return nsai_fail(NSA_E_ARG, "fresh is NULL");
   NSAI_TRY(check_cache(&c, cache, m->phi != NSAI_PHI_EXTERNAL));
-  NSAI_TRY(check_fresh(&c, fresh));
+  NSAI_TRY(check_new_kv(&c, new_kv));
   NSAI_TRY(nsai_check_phi(check, phi ? phi : &none, "phi"));
   NSAI_TRY(check_batch(&c));
   sizes->tokens = c.tokens;
@@ -433,7 +434,7 @@ nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, uint64_t 
   NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &p));
   if (!nsai_problem_is_cached(&p))
     return nsai_fail(NSA_E_ARG, "problem.op is %d: %s has no cache", p.op, nsai_op_name(p.op));
-  const nsai_geometry *m = &p.model;
+  const nsai_model *m = &p.model;
   int64_t tokens = p.page_size ? p.page_size : p.max_kv_len, rows = 0;
   for (int pair = 0; pair < NSA_BRANCHES; pair++)
     if (nsai_reads_pair(m, pair) && !(p.window_ring && pair == NSA_WIN)) rows += tokens;

@@ -31,18 +31,18 @@ static nsa_status check_group(const nsai_check *check, const gradient_group *gro
   for (size_t i = 0; i < count; i++) {
     char name[40];
     snprintf(name, sizeof name, "%s.%s", group->name, all[i].name);
-    nsai_expectation e = { .name = name, .ndim = all[i].ndim, .types = group->types };
+    nsai_tensor_spec e = { .name = name, .ndim = all[i].ndim, .types = group->types };
     for (int d = 0; d < all[i].ndim; d++) e.shape[d] = all[i].shape[d];
     if (nsai_present(all[i].tensor) && !all[i].exists)
       return nsai_fail(NSA_E_ARG, "%s is wanted, but %s: leave it out", name, group->why);
-    NSAI_TRY(nsai_expect_optional(check, all[i].tensor, &e));
-    NSAI_TRY(nsai_expect_places(check, all[i].tensor, name));
+    NSAI_TRY(nsai_check_optional_tensor(check, all[i].tensor, &e));
+    NSAI_TRY(nsai_check_tensor_memory(check, all[i].tensor, name));
   }
   return NSA_OK;
 }
 
 static nsa_status check_kv(const nsai_check *check, const nsa_kv *kv, const nsai_run_sizes *sizes) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   bool external = m->phi == NSAI_PHI_EXTERNAL;
   int64_t n = sizes->kv_tokens, c = sizes->cmp_rows, g = m->kv_heads;
   int64_t k = m->head_dim_qk, v = m->head_dim_v;
@@ -67,7 +67,7 @@ static nsa_status check_kv(const nsai_check *check, const nsa_kv *kv, const nsai
 
 static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side,
                                  const char *name, int64_t dim) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   bool linear = m->phi == NSAI_PHI_LINEAR, mlp = m->phi == NSAI_PHI_MLP;
   int64_t g = m->kv_heads, wide = m->block * dim, h = m->phi_hidden;
   const gradient all[] = { { &side->pe, "pe", linear || mlp, 3, { g, m->block, dim } },
@@ -82,7 +82,7 @@ static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *si
 }
 
 static nsa_status check_gate(const nsai_check *check, const nsa_gate *gate, int64_t tokens) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   bool mlp = m->gate == NSAI_GATE_MLP, two = mlp && m->gate_hidden > 0;
   int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * NSA_BRANCHES;
   const gradient all[] = { { &gate->value, "value", !mlp, 3, { tokens, m->heads, NSA_BRANCHES } },
@@ -112,18 +112,18 @@ static nsa_status check_saved(const nsai_check *check, const nsa_io *io, int64_t
 
 nsa_status nsai_check_grads(const nsai_check *check, const nsa_io *io, const nsa_grads *grads,
                             const nsai_run_sizes *sizes) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   if (!grads) return nsai_fail(NSA_E_ARG, "grads is NULL");
   if (grads->struct_size != sizeof *grads)
     return nsai_fail(NSA_E_VERSION, "grads.struct_size is %u, expected %zu: use NSA_GRADS_INIT",
                      grads->struct_size, sizeof *grads);
   if (grads->accumulate > 1)
     return nsai_fail(NSA_E_ARG, "grads.accumulate is %u, expected 0 or 1", grads->accumulate);
-  nsai_expectation d_o = {
+  nsai_tensor_spec d_o = {
     "grads.d_o", 3, { sizes->tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_ROWS
   };
   const gradient q = { &grads->d_q, "d_q", true, 3, { sizes->tokens, m->heads, m->head_dim_qk } };
-  NSAI_TRY(nsai_expect(check, &grads->d_o, &d_o));
+  NSAI_TRY(nsai_check_tensor(check, &grads->d_o, &d_o));
   const gradient_group queries = { "grads", NSAI_DTYPE_ROWS, "" };
   NSAI_TRY(check_group(check, &queries, &q, 1));
   NSAI_TRY(check_kv(check, &grads->d_kv, sizes));

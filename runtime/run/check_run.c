@@ -10,7 +10,7 @@
 #include <stdio.h>
 
 nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uint32_t *branches) {
-  const nsai_geometry *m = &problem->model;
+  const nsai_model *m = &problem->model;
   uint32_t has =
       1u << NSA_CMP | (m->select_count ? 1u << NSA_SEL : 0) | (m->window ? 1u << NSA_WIN : 0);
   if (wanted & ~((1u << NSA_BRANCHES) - 1))
@@ -86,18 +86,18 @@ static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
   NSAI_TRY(refuse_cache(check, batch));
   sizes->num_seqs = batch->num_seqs;
   int64_t count = (int64_t)batch->num_seqs + 1;
-  nsai_expectation q = { "batch.cu_q", 1, { count }, NSAI_DTYPE_I32 },
+  nsai_tensor_spec q = { "batch.cu_q", 1, { count }, NSAI_DTYPE_I32 },
                    kv = { "batch.cu_kv", 1, { count }, NSAI_DTYPE_I32 };
-  nsai_expectation blocks = { "batch.cu_blocks", 1, { count }, NSAI_DTYPE_I32 };
-  NSAI_TRY(nsai_expect(check, &batch->cu_q, &q));
-  NSAI_TRY(nsai_expect_optional(check, &batch->cu_kv, &kv));
-  return nsai_expect_optional(check, &batch->cu_blocks, &blocks);
+  nsai_tensor_spec blocks = { "batch.cu_blocks", 1, { count }, NSAI_DTYPE_I32 };
+  NSAI_TRY(nsai_check_tensor(check, &batch->cu_q, &q));
+  NSAI_TRY(nsai_check_optional_tensor(check, &batch->cu_kv, &kv));
+  return nsai_check_optional_tensor(check, &batch->cu_blocks, &blocks);
 }
 
 /* Whether sequence s has room for its compressed blocks in the caller's tensors. */
 static nsa_status check_room(const nsai_check *check, const nsa_batch *batch,
                              const nsai_run_sizes *sizes) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   const int32_t *kv = nsai_present(&batch->cu_kv) ? batch->cu_kv.data : batch->cu_q.data;
   const int32_t *blocks = batch->cu_blocks.data; /* one sequence may do without */
   for (int32_t s = 0; s < batch->num_seqs; s++) {
@@ -122,10 +122,10 @@ static nsa_status check_offsets(const nsai_check *check, const nsa_batch *batch,
   if (!nsai_present(&batch->cu_kv)) /* cu_q stands for both */
     q = (nsai_offset_limits){ "batch.cu_q", q_rows < kv_rows ? q_rows : kv_rows, kv_len,
                               "max_kv_len" };
-  NSAI_TRY(nsai_expect_offsets(&batch->cu_q, batch->num_seqs, &q));
-  NSAI_TRY(nsai_expect_offsets(&batch->cu_kv, batch->num_seqs, &kv));
+  NSAI_TRY(nsai_check_offsets(&batch->cu_q, batch->num_seqs, &q));
+  NSAI_TRY(nsai_check_offsets(&batch->cu_kv, batch->num_seqs, &kv));
   if (!sizes->cmp_rows) return NSA_OK;
-  NSAI_TRY(nsai_expect_offsets(&batch->cu_blocks, batch->num_seqs, &blocks));
+  NSAI_TRY(nsai_check_offsets(&batch->cu_blocks, batch->num_seqs, &blocks));
   return check->problem->model.phi == NSAI_PHI_EXTERNAL ? NSA_OK : check_room(check, batch, sizes);
 }
 
@@ -145,33 +145,33 @@ done:
 static nsa_status check_pair(const nsai_check *check, const nsa_io *io, int b, int64_t rows) {
   static const char *const k_names[] = { "io.kv.k[0]", "io.kv.k[1]", "io.kv.k[2]" };
   static const char *const v_names[] = { "io.kv.v[0]", "io.kv.v[1]", "io.kv.v[2]" };
-  const nsai_geometry *m = &check->problem->model;
-  nsai_expectation k = { k_names[b], 3, { rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
-  nsai_expectation v = { v_names[b], 3, { rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
-  NSAI_TRY(nsai_expect(check, &io->kv.k[b], &k));
+  const nsai_model *m = &check->problem->model;
+  nsai_tensor_spec k = { k_names[b], 3, { rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
+  nsai_tensor_spec v = { v_names[b], 3, { rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
+  NSAI_TRY(nsai_check_tensor(check, &io->kv.k[b], &k));
   v.shape[0] = io->kv.k[b].shape[0];
-  return nsai_expect(check, &io->kv.v[b], &v);
+  return nsai_check_tensor(check, &io->kv.v[b], &v);
 }
 
 /* The compressed pair: an input with phi external, else an optional output. */
 static nsa_status check_compressed(const nsai_check *check, const nsa_batch *batch,
                                    const nsa_io *io, bool required, nsai_run_sizes *sizes) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   if (nsai_present(&io->kv.k_cmp) != nsai_present(&io->kv.v_cmp))
     return nsai_fail(NSA_E_ARG, "io.kv.k_cmp and io.kv.v_cmp must be given together");
   if (!required && !nsai_present(&io->kv.k_cmp)) return NSA_OK;
   sizes->cmp_rows = io->kv.k_cmp.shape[0];
-  nsai_expectation k = {
+  nsai_tensor_spec k = {
     "io.kv.k_cmp", 3, { NSAI_ANY, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL
   };
-  nsai_expectation v = {
+  nsai_tensor_spec v = {
     "io.kv.v_cmp", 3, { sizes->cmp_rows, m->kv_heads, m->head_dim_v }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(nsai_expect(check, &io->kv.k_cmp, &k));
-  NSAI_TRY(nsai_expect(check, &io->kv.v_cmp, &v));
+  NSAI_TRY(nsai_check_tensor(check, &io->kv.k_cmp, &k));
+  NSAI_TRY(nsai_check_tensor(check, &io->kv.v_cmp, &v));
   if (m->phi != NSAI_PHI_EXTERNAL && check->problem->op != NSA_OP_BACKWARD) {
-    NSAI_TRY(nsai_expect_places(check, &io->kv.k_cmp, k.name));
-    NSAI_TRY(nsai_expect_places(check, &io->kv.v_cmp, v.name));
+    NSAI_TRY(nsai_check_tensor_memory(check, &io->kv.k_cmp, k.name));
+    NSAI_TRY(nsai_check_tensor_memory(check, &io->kv.v_cmp, v.name));
   }
   if (batch && batch->num_seqs > 1 && !nsai_present(&batch->cu_blocks))
     return nsai_fail(
@@ -201,7 +201,7 @@ static nsa_status check_compressed(const nsai_check *check, const nsa_batch *bat
 /* Number of KV tokens: of the first K that the model reads. With phi external and no other branch
  * there may be none. */
 static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_sizes *sizes) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   bool raw_cmp = check->problem->op == NSA_OP_DENSE || m->phi != NSAI_PHI_EXTERNAL;
   bool needs_raw[NSA_BRANCHES] = { raw_cmp,
                                    check->problem->op != NSA_OP_DENSE && m->select_count > 0,
@@ -231,97 +231,98 @@ static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_s
 
 static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side, const char *phi,
                                  const char *which, int32_t dim) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   int64_t g = m->kv_heads, wide = (int64_t)m->block * dim, h = m->phi_hidden;
   char names[6][24];
   static const char *const fields[] = { "pe", "w", "w1", "b1", "w2", "b2" };
   for (int i = 0; i < 6; i++)
     snprintf(names[i], sizeof names[i], "%s.%s.%s", phi, which, fields[i]);
-  nsai_expectation pe = { names[0], 3, { g, m->block, dim }, NSAI_DTYPE_MODEL },
+  nsai_tensor_spec pe = { names[0], 3, { g, m->block, dim }, NSAI_DTYPE_MODEL },
                    w = { names[1], 3, { g, wide, dim }, NSAI_DTYPE_WEIGHT };
-  nsai_expectation w1 = { names[2], 3, { g, wide, h }, NSAI_DTYPE_WEIGHT },
+  nsai_tensor_spec w1 = { names[2], 3, { g, wide, h }, NSAI_DTYPE_WEIGHT },
                    b1 = { names[3], 2, { g, h }, NSAI_DTYPE_WEIGHT };
-  nsai_expectation w2 = { names[4], 3, { g, h, dim }, NSAI_DTYPE_WEIGHT },
+  nsai_tensor_spec w2 = { names[4], 3, { g, h, dim }, NSAI_DTYPE_WEIGHT },
                    b2 = { names[5], 2, { g, dim }, NSAI_DTYPE_WEIGHT };
-  NSAI_TRY(nsai_expect_optional(check, &side->pe, &pe));
-  if (m->phi == NSAI_PHI_LINEAR) return nsai_expect(check, &side->w, &w);
-  NSAI_TRY(nsai_expect(check, &side->w1, &w1));
-  NSAI_TRY(nsai_expect_optional(check, &side->b1, &b1));
-  NSAI_TRY(nsai_expect(check, &side->w2, &w2));
-  return nsai_expect_optional(check, &side->b2, &b2);
+  NSAI_TRY(nsai_check_optional_tensor(check, &side->pe, &pe));
+  if (m->phi == NSAI_PHI_LINEAR) return nsai_check_tensor(check, &side->w, &w);
+  NSAI_TRY(nsai_check_tensor(check, &side->w1, &w1));
+  NSAI_TRY(nsai_check_optional_tensor(check, &side->b1, &b1));
+  NSAI_TRY(nsai_check_tensor(check, &side->w2, &w2));
+  return nsai_check_optional_tensor(check, &side->b2, &b2);
 }
 
 nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi, const char *name) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   if (!nsai_phi_has_weights(m)) return NSA_OK;
   NSAI_TRY(check_phi_side(check, &phi->k, name, "k", m->head_dim_qk));
   return check_phi_side(check, &phi->v, name, "v", m->head_dim_v);
 }
 
 static nsa_status check_gate(const nsai_check *check, const nsa_io *io, int64_t tokens) {
-  const nsai_geometry *m = &check->problem->model;
-  nsai_expectation value = {
+  const nsai_model *m = &check->problem->model;
+  nsai_tensor_spec value = {
     "io.gate.value", 3, { tokens, m->heads, 3 }, NSAI_DTYPE_MODEL | NSAI_DTYPE_F32
   };
-  if (m->gate != NSAI_GATE_MLP) return nsai_expect(check, &io->gate.value, &value);
+  if (m->gate != NSAI_GATE_MLP) return nsai_check_tensor(check, &io->gate.value, &value);
   int64_t c = m->gate_channels, h = m->gate_hidden, out = (int64_t)m->heads * 3;
-  nsai_expectation x = { "io.gate.x", 2, { tokens, c }, NSAI_DTYPE_WEIGHT },
+  nsai_tensor_spec x = { "io.gate.x", 2, { tokens, c }, NSAI_DTYPE_WEIGHT },
                    w1 = { "io.gate.w1", 2, { c, h }, NSAI_DTYPE_WEIGHT };
-  nsai_expectation b1 = { "io.gate.b1", 1, { h }, NSAI_DTYPE_WEIGHT },
+  nsai_tensor_spec b1 = { "io.gate.b1", 1, { h }, NSAI_DTYPE_WEIGHT },
                    w2 = { "io.gate.w2", 2, { h ? h : c, out }, NSAI_DTYPE_WEIGHT };
-  nsai_expectation b2 = { "io.gate.b2", 1, { out }, NSAI_DTYPE_WEIGHT };
-  NSAI_TRY(nsai_expect(check, &io->gate.x, &x));
+  nsai_tensor_spec b2 = { "io.gate.b2", 1, { out }, NSAI_DTYPE_WEIGHT };
+  NSAI_TRY(nsai_check_tensor(check, &io->gate.x, &x));
   if (h) {
-    NSAI_TRY(nsai_expect(check, &io->gate.w1, &w1));
-    NSAI_TRY(nsai_expect_optional(check, &io->gate.b1, &b1));
+    NSAI_TRY(nsai_check_tensor(check, &io->gate.w1, &w1));
+    NSAI_TRY(nsai_check_optional_tensor(check, &io->gate.b1, &b1));
   }
-  NSAI_TRY(nsai_expect(check, &io->gate.w2, &w2));
-  return nsai_expect_optional(check, &io->gate.b2, &b2);
+  NSAI_TRY(nsai_check_tensor(check, &io->gate.w2, &w2));
+  return nsai_check_optional_tensor(check, &io->gate.b2, &b2);
 }
 
 /* An optional tensor that the call writes; a backward pass reads it. */
-static nsa_status expect_output(const nsai_check *check, const nsa_tensor *t,
-                                const nsai_expectation *e) {
-  NSAI_TRY(nsai_expect_optional(check, t, e));
-  return check->problem->op == NSA_OP_BACKWARD ? NSA_OK : nsai_expect_places(check, t, e->name);
+static nsa_status check_output(const nsai_check *check, const nsa_tensor *t,
+                               const nsai_tensor_spec *e) {
+  NSAI_TRY(nsai_check_optional_tensor(check, t, e));
+  return check->problem->op == NSA_OP_BACKWARD ? NSA_OK
+                                               : nsai_check_tensor_memory(check, t, e->name);
 }
 
 /* A selection that the caller brings, with or without the axis of KV heads. */
 static nsa_status check_selection(const nsai_check *check, const nsa_io *io, int64_t tokens) {
-  const nsai_geometry *m = &check->problem->model;
+  const nsai_model *m = &check->problem->model;
   if (check->problem->selection == NSA_SELECT_RANGES) {
-    nsai_expectation each = {
+    nsai_tensor_spec each = {
       "io.ranges", 4, { tokens, m->kv_heads, m->select_count, 2 }, NSAI_DTYPE_I32
     };
-    nsai_expectation all = { "io.ranges", 3, { tokens, m->select_count, 2 }, NSAI_DTYPE_I32 };
-    return nsai_expect(check, &io->ranges, io->ranges.ndim == 3 ? &all : &each);
+    nsai_tensor_spec all = { "io.ranges", 3, { tokens, m->select_count, 2 }, NSAI_DTYPE_I32 };
+    return nsai_check_tensor(check, &io->ranges, io->ranges.ndim == 3 ? &all : &each);
   }
-  nsai_expectation each = {
+  nsai_tensor_spec each = {
     "io.block_idx", 3, { tokens, m->kv_heads, m->select_count }, NSAI_DTYPE_I32
   };
-  nsai_expectation all = { "io.block_idx", 2, { tokens, m->select_count }, NSAI_DTYPE_I32 };
+  nsai_tensor_spec all = { "io.block_idx", 2, { tokens, m->select_count }, NSAI_DTYPE_I32 };
   if (check->problem->selection ==
       NSA_SELECT_OWN) /* what the forward chose is its backward's input */
-    return check->problem->op == NSA_OP_BACKWARD ? nsai_expect(check, &io->block_idx, &each)
-                                                 : expect_output(check, &io->block_idx, &each);
-  return nsai_expect(check, &io->block_idx, io->block_idx.ndim == 2 ? &all : &each);
+    return check->problem->op == NSA_OP_BACKWARD ? nsai_check_tensor(check, &io->block_idx, &each)
+                                                 : check_output(check, &io->block_idx, &each);
+  return nsai_check_tensor(check, &io->block_idx, io->block_idx.ndim == 2 ? &all : &each);
 }
 
 static nsa_status check_outputs(const nsai_check *check, const nsa_io *io, int64_t tokens) {
   static const char *const o_names[] = { "io.o_branch[0]", "io.o_branch[1]", "io.o_branch[2]" };
   static const char *const lse_names[] = { "io.lse[0]", "io.lse[1]", "io.lse[2]" };
-  const nsai_geometry *m = &check->problem->model;
-  nsai_expectation o = { "io.o", 3, { tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
+  const nsai_model *m = &check->problem->model;
+  nsai_tensor_spec o = { "io.o", 3, { tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL };
   NSAI_TRY(check->problem->op == NSA_OP_BACKWARD || nsai_present(&io->o)
-               ? expect_output(check, &io->o, &o)
-               : nsai_expect(check, &io->o, &o));
+               ? check_output(check, &io->o, &o)
+               : nsai_check_tensor(check, &io->o, &o));
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    nsai_expectation branch = {
+    nsai_tensor_spec branch = {
       o_names[b], 3, { tokens, m->heads, m->head_dim_v }, NSAI_DTYPE_MODEL
     };
-    nsai_expectation lse = { lse_names[b], 2, { tokens, m->heads }, NSAI_DTYPE_F32 };
-    NSAI_TRY(expect_output(check, &io->o_branch[b], &branch));
-    NSAI_TRY(expect_output(check, &io->lse[b], &lse));
+    nsai_tensor_spec lse = { lse_names[b], 2, { tokens, m->heads }, NSAI_DTYPE_F32 };
+    NSAI_TRY(check_output(check, &io->o_branch[b], &branch));
+    NSAI_TRY(check_output(check, &io->lse[b], &lse));
     bool runs = check->branches >> b & 1;
     if (check->problem->op == NSA_OP_DENSE && nsai_present(&io->o_branch[b]))
       return nsai_fail(NSA_E_ARG, "%s is wanted, but NSA_OP_DENSE has no branches: use io.o",
@@ -344,13 +345,13 @@ static nsa_status check_probe(const nsai_check *check, const nsa_io *io) {
     return nsai_fail(NSA_E_ARG,
                      "io.probe_rows is given, but NSA_OP_BACKWARD has no importance: leave it out");
   int64_t rows = io->probe_rows.shape[0];
-  nsai_expectation list = { "io.probe_rows", 1, { NSAI_ANY }, NSAI_DTYPE_I32 };
-  nsai_expectation out = {
+  nsai_tensor_spec list = { "io.probe_rows", 1, { NSAI_ANY }, NSAI_DTYPE_I32 };
+  nsai_tensor_spec out = {
     "io.probe_importance", 3, { rows, p->model.kv_heads, NSAI_ANY }, NSAI_DTYPE_F32
   };
-  NSAI_TRY(nsai_expect(check, &io->probe_rows, &list));
-  NSAI_TRY(nsai_expect(check, &io->probe_importance, &out));
-  NSAI_TRY(nsai_expect_places(check, &io->probe_importance, out.name));
+  NSAI_TRY(nsai_check_tensor(check, &io->probe_rows, &list));
+  NSAI_TRY(nsai_check_tensor(check, &io->probe_importance, &out));
+  NSAI_TRY(nsai_check_tensor_memory(check, &io->probe_importance, out.name));
   if (rows > p->max_probe_rows)
     return nsai_fail(
         NSA_E_ARG,
@@ -384,10 +385,10 @@ static nsa_status check_reads(const nsai_check *check, const nsa_io *io, int32_t
   if (!p->count_reads)
     return nsai_fail(NSA_E_ARG, "io.reads is given, but the plan does not count: set "
                                 "runtime.count_reads to true, or leave it out");
-  nsai_expectation reads = {
+  nsai_tensor_spec reads = {
     "io.reads", 4, { num_seqs, p->model.kv_heads, NSA_BRANCHES, 2 }, NSAI_DTYPE_I64
   };
-  return nsai_expect(check, &io->reads, &reads); /* sums may lie on each other */
+  return nsai_check_tensor(check, &io->reads, &reads); /* sums may lie on each other */
 }
 
 static nsa_status check_io(const nsa_io *io) {
@@ -407,10 +408,10 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   const nsai_problem *p = check->problem;
   *sizes = (nsai_run_sizes){ 0 };
   NSAI_TRY(check_io(io));
-  nsai_expectation q = {
+  nsai_tensor_spec q = {
     "io.q", 3, { NSAI_ANY, p->model.heads, p->model.head_dim_qk }, NSAI_DTYPE_MODEL
   };
-  NSAI_TRY(nsai_expect(check, &io->q, &q));
+  NSAI_TRY(nsai_check_tensor(check, &io->q, &q));
   sizes->tokens = io->q.shape[0];
   if (nsai_problem_is_cached(p)) {
     NSAI_TRY(nsai_check_cached(check, batch, &io->kv, sizes));
@@ -453,7 +454,7 @@ nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, 
 nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
                              const nsa_tensor *importance, nsai_run_sizes *sizes) {
   const nsai_problem *p = check->problem;
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   *sizes = (nsai_run_sizes){ 0 };
   NSAI_TRY(check_io(io));
   if (!m->select_count)
@@ -463,16 +464,16 @@ nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, co
   sizes->kv_tokens = io->kv.k[0].shape[0];
   if (sizes->tokens < 0 || sizes->kv_tokens < 0)
     return nsai_fail(NSA_E_ARG, "io.q or io.kv.k[0] has a negative shape[0]");
-  nsai_expectation given = {
+  nsai_tensor_spec given = {
     "importance", 3, { sizes->tokens, m->kv_heads, NSAI_ANY }, NSAI_DTYPE_F32
   };
-  nsai_expectation idx = {
+  nsai_tensor_spec idx = {
     "io.block_idx", 3, { sizes->tokens, m->kv_heads, m->select_count }, NSAI_DTYPE_I32
   };
   if (!importance) return nsai_fail(NSA_E_ARG, "importance is NULL");
-  NSAI_TRY(nsai_expect(check, importance, &given));
-  NSAI_TRY(nsai_expect(check, &io->block_idx, &idx));
-  NSAI_TRY(nsai_expect_places(check, &io->block_idx, idx.name));
+  NSAI_TRY(nsai_check_tensor(check, importance, &given));
+  NSAI_TRY(nsai_check_tensor(check, &io->block_idx, &idx));
+  NSAI_TRY(nsai_check_tensor_memory(check, &io->block_idx, idx.name));
   int64_t blocks = nsai_select_block_count(m, sizes->packed ? p->max_kv_len : sizes->kv_tokens);
   if (importance->shape[2] < blocks)
     return nsai_fail(NSA_E_ARG, "importance has %lld columns, a sequence has up to %lld blocks",

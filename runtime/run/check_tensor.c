@@ -13,7 +13,7 @@ static int64_t dtype_bytes(int32_t dtype) {
 }
 
 static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t,
-                              const nsai_expectation *e) {
+                              const nsai_tensor_spec *e) {
   int32_t model = check->problem->model.dtype;
   bool fits = ((e->types & NSAI_DTYPE_MODEL) && t->dtype == model) ||
               ((e->types & NSAI_DTYPE_F32) && t->dtype == NSA_F32) ||
@@ -29,7 +29,7 @@ static nsa_status check_dtype(const nsai_check *check, const nsa_tensor *t,
                    (e->types & NSAI_DTYPE_MODEL) && (e->types & NSAI_DTYPE_F32) ? " or f32" : "");
 }
 
-static nsa_status check_shape(const nsa_tensor *t, const nsai_expectation *e) {
+static nsa_status check_shape(const nsa_tensor *t, const nsai_tensor_spec *e) {
   char wanted[128];
   nsai_writer w = nsai_writer_open(wanted, sizeof wanted);
   for (int i = 0; i < e->ndim; i++) {
@@ -50,7 +50,7 @@ static nsa_status check_shape(const nsa_tensor *t, const nsai_expectation *e) {
 
 /* The last stride is 1; on the GPU 16-bit tensors of rows are copied in units of 16 bytes. */
 static nsa_status check_strides(const nsai_check *check, const nsa_tensor *t,
-                                const nsai_expectation *e) {
+                                const nsai_tensor_spec *e) {
   int last = e->ndim - 1;
   if (t->shape[last] > 1 && t->stride[last] != 1)
     return nsai_fail(NSA_E_ARG,
@@ -71,7 +71,7 @@ static nsa_status check_strides(const nsai_check *check, const nsa_tensor *t,
 
 /* runtime.check_inputs: full asks the driver whose memory it is. */
 static nsa_status check_memory(const nsai_check *check, const nsa_tensor *t,
-                               const nsai_expectation *e) {
+                               const nsai_tensor_spec *e) {
   if (!check->driver || !nsai_present(t) || check->level != NSAI_CHECK_FULL) return NSA_OK;
   uint32_t type = 0;
   nsai_cu_result result =
@@ -89,7 +89,8 @@ static bool is_empty(const nsa_tensor *t) {
   return false;
 }
 
-nsa_status nsai_expect(const nsai_check *check, const nsa_tensor *t, const nsai_expectation *e) {
+nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *t,
+                             const nsai_tensor_spec *e) {
   if (!nsai_present(t) && !is_empty(t))
     return nsai_fail(NSA_E_ARG, "%s is missing (data is NULL)", e->name);
   if (check->level == NSAI_CHECK_OFF) return NSA_OK;
@@ -102,9 +103,9 @@ nsa_status nsai_expect(const nsai_check *check, const nsa_tensor *t, const nsai_
   return check_memory(check, t, e);
 }
 
-nsa_status nsai_expect_optional(const nsai_check *check, const nsa_tensor *t,
-                                const nsai_expectation *e) {
-  return nsai_present(t) ? nsai_expect(check, t, e) : NSA_OK;
+nsa_status nsai_check_optional_tensor(const nsai_check *check, const nsa_tensor *t,
+                                      const nsai_tensor_spec *e) {
+  return nsai_present(t) ? nsai_check_tensor(check, t, e) : NSA_OK;
 }
 
 static uint64_t distance(int64_t stride) {
@@ -122,7 +123,8 @@ static int next_dimension(const nsa_tensor *t, unsigned done) {
   return next;
 }
 
-nsa_status nsai_expect_places(const nsai_check *check, const nsa_tensor *t, const char *name) {
+nsa_status nsai_check_tensor_memory(const nsai_check *check, const nsa_tensor *t,
+                                    const char *name) {
   if (!nsai_present(t) || check->level == NSAI_CHECK_OFF || is_empty(t)) return NSA_OK;
   uint64_t extent = 1; /* elements from the first to the last of the dimensions in `done` */
   unsigned done = 0;
@@ -141,8 +143,8 @@ nsa_status nsai_expect_places(const nsai_check *check, const nsa_tensor *t, cons
   return NSA_OK;
 }
 
-nsa_status nsai_expect_offsets(const nsa_tensor *t, int32_t num_seqs,
-                               const nsai_offset_limits *limits) {
+nsa_status nsai_check_offsets(const nsa_tensor *t, int32_t num_seqs,
+                              const nsai_offset_limits *limits) {
   const int32_t *at = t->data;
   if (!at) return NSA_OK;
   if (at[0] != 0) return nsai_fail(NSA_E_ARG, "%s[0] is %d, expected 0", limits->name, at[0]);

@@ -22,24 +22,25 @@ enum { NSAI_DTYPE_WEIGHT = NSAI_DTYPE_MODEL | 8 };
 enum { NSAI_DTYPE_ROWS = NSAI_DTYPE_MODEL | NSAI_DTYPE_F32 | 32 };
 
 /* What a tensor must look like. */
-typedef struct nsai_expectation {
+typedef struct nsai_tensor_spec {
   const char *name;
   int32_t ndim;
   int64_t shape[NSA_MAX_DIMS]; /* NSAI_ANY: free */
   int types;
-} nsai_expectation;
+} nsai_tensor_spec;
 
 /* Checks data, dtype, shape, strides and, at that level, whose memory it is. NSA_E_ARG. */
-nsa_status nsai_expect(const nsai_check *check, const nsa_tensor *tensor,
-                       const nsai_expectation *expectation);
+nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *tensor,
+                             const nsai_tensor_spec *spec);
 
 /* The same where the tensor is present. */
-nsa_status nsai_expect_optional(const nsai_check *check, const nsa_tensor *tensor,
-                                const nsai_expectation *expectation);
+nsa_status nsai_check_optional_tensor(const nsai_check *check, const nsa_tensor *tensor,
+                                      const nsai_tensor_spec *spec);
 
 /* What is written has a place for each element; inputs may repeat rows or heads by a stride of 0. Takes
  * tensors whose dimensions nest, in any order. `tensor` is as expected, or absent. NSA_E_ARG. */
-nsa_status nsai_expect_places(const nsai_check *check, const nsa_tensor *tensor, const char *name);
+nsa_status nsai_check_tensor_memory(const nsai_check *check, const nsa_tensor *tensor,
+                                    const char *name);
 
 /* What an array of offsets may hold. */
 typedef struct nsai_offset_limits {
@@ -51,7 +52,7 @@ typedef struct nsai_offset_limits {
 
 /* Checks of values that can be read that i32 [num_seqs + 1] ascends from 0, within the rows and the longest
  * sequence. An absent array is fine. NSA_E_ARG. */
-nsa_status nsai_expect_offsets(const nsa_tensor *offsets, int32_t num_seqs,
-                               const nsai_offset_limits *limits);
+nsa_status nsai_check_offsets(const nsa_tensor *offsets, int32_t num_seqs,
+                              const nsai_offset_limits *limits);
 
 #endif /* NSAI_RUN_CHECK_TENSOR_H */

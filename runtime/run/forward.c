@@ -39,17 +39,17 @@ NsaiView nsai_view(const nsa_tensor *t) {
   return (NsaiView){ t->data, t->stride[0], t->stride[1] };
 }
 
-NsaiView nsai_piece_view(const nsai_run *run, nsai_piece piece, int64_t heads, int64_t dim) {
-  return (NsaiView){ nsai_piece_at(run, piece), heads * dim, dim };
+NsaiView nsai_buffer_view(const nsai_run *run, nsai_buffer buffer, int64_t heads, int64_t dim) {
+  return (NsaiView){ nsai_buffer_at(run, buffer), heads * dim, dim };
 }
 
 NsaiView nsai_compressed_view(const nsai_run *run, int side) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   const nsa_tensor *given = side ? &run->io->kv.v_cmp : &run->io->kv.k_cmp;
   if (nsai_present(given)) return nsai_view(given);
-  const nsai_layout *l = &run->plan->layout;
-  return nsai_piece_view(run, side ? l->v_cmp : l->k_cmp, m->kv_heads,
-                         side ? m->head_dim_v : m->head_dim_qk);
+  const nsai_workspace *l = &run->plan->workspace;
+  return nsai_buffer_view(run, side ? l->v_cmp : l->k_cmp, m->kv_heads,
+                          side ? m->head_dim_v : m->head_dim_qk);
 }
 
 NsaiSequences nsai_compressed_sequences(const nsai_run *run) {
@@ -78,7 +78,7 @@ uint64_t nsai_tile_count(const nsai_run *run, int32_t tokens) {
 
 /* Tiles of a kernel's grid: of tokens, times KV heads. */
 static uint64_t grid_tiles(const nsai_run *run, nsai_role role) {
-  return nsai_tile_count(run, run->plan->kernels[role].tokens) *
+  return nsai_tile_count(run, run->plan->kernels[role].tile_tokens) *
          (uint64_t)run->plan->problem.model.kv_heads;
 }
 
@@ -95,17 +95,17 @@ static nsa_status launch_tiles(const nsai_run *run, nsai_role role, const void *
 
 nsa_status nsai_map_keys(const nsai_run *run, const nsai_kernel *kernel, const NsaiView kv[2],
                          int64_t rows, NsaiTensorMap *k_map, NsaiTensorMap *v_map) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   nsa_status (*map)(const nsai_driver *, const nsai_boxed *, NsaiTensorMap *) =
-      kernel->spread_keys ? nsai_tensor_map_spread : nsai_tensor_map;
+      kernel->interleaved_keys ? nsai_tensor_map_interleaved : nsai_tensor_map;
   nsai_boxed k = { .name = "k",
                    .view = kv[0],
                    .tokens = rows,
                    .heads = m->kv_heads,
                    .dim = m->head_dim_qk,
                    .dtype = m->dtype,
-                   .box_heads = 1,
-                   .box_tokens = kernel->box_keys,
+                   .tma_box_heads = 1,
+                   .tma_box_tokens = kernel->tma_box_keys,
                    .repeats = true };
   nsai_boxed v = k;
   v.name = "v";
@@ -117,15 +117,15 @@ nsa_status nsai_map_keys(const nsai_run *run, const nsai_kernel *kernel, const N
 
 nsa_status nsai_map_rows(const nsai_run *run, const nsai_kernel *kernel, const char *name,
                          const NsaiView *view, int32_t dim, NsaiTensorMap *map) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   nsai_boxed rows = { .name = name,
                       .view = *view,
                       .tokens = run->sizes.tokens,
                       .heads = m->heads,
                       .dim = dim,
                       .dtype = m->dtype,
-                      .box_heads = kernel->box_heads,
-                      .box_tokens = kernel->box_tokens };
+                      .tma_box_heads = kernel->tma_box_heads,
+                      .tma_box_tokens = kernel->tma_box_tokens };
   return nsai_tensor_map(run->driver, &rows, map);
 }
 
@@ -142,38 +142,38 @@ static nsa_status map_attend(const nsai_run *run, const nsai_kernel *kernel, int
 static nsa_status launch_attend(const nsai_run *run, nsai_role role, const NsaiAttend *p,
                                 int64_t rows) {
   const nsai_kernel *kernel = &run->plan->kernels[role];
-  if (!kernel->box_keys) return launch_tiles(run, role, p);
+  if (!kernel->tma_box_keys) return launch_tiles(run, role, p);
   NsaiAttendTma boxed = { .attend = *p };
   NSAI_TRY(map_attend(run, kernel, rows, &boxed));
   return launch_tiles(run, role, &boxed);
 }
 
 /* Whether the stage is part of another one's launch. */
-static bool is_covered(const nsai_run *run, nsai_stage stage) {
-  return nsai_is_covered(&run->plan->choice, stage);
+static bool is_fused(const nsai_run *run, nsai_stage stage) {
+  return nsai_is_fused(&run->plan->choice, stage);
 }
 
 static bool is_cached(const nsai_run *run) { return nsai_problem_is_cached(&run->plan->problem); }
 
 static bool has_branch(const nsai_run *run, int branch) { return run->branches >> branch & 1; }
 
-nsa_status nsai_run_mark(const nsai_run *run, nsai_stage stage, bool begins) {
-  if (!run->marks) return NSA_OK;
+nsa_status nsai_run_stage_event(const nsai_run *run, nsai_stage stage, bool begins) {
+  if (!run->callbacks) return NSA_OK;
   nsai_queue_break(run->queue);
-  return run->marks->mark(run->marks->user, stage, begins);
+  return run->callbacks->on_stage(run->callbacks->user, stage, begins);
 }
 
 /* Enqueues a whole stage between its marks. */
 static nsa_status staged(const nsai_run *run, nsai_stage stage,
                          nsa_status (*enqueue)(const nsai_run *)) {
-  NSAI_TRY(nsai_run_mark(run, stage, true));
+  NSAI_TRY(nsai_run_stage_event(run, stage, true));
   NSAI_TRY(enqueue(run));
-  return nsai_run_mark(run, stage, false);
+  return nsai_run_stage_event(run, stage, false);
 }
 
 nsa_tensor nsai_compressed_lse(const nsai_run *run) {
   if (nsai_present(&run->io->lse[NSA_CMP])) return run->io->lse[NSA_CMP];
-  return (nsa_tensor){ .data = nsai_piece_at(run, run->plan->layout.lse),
+  return (nsa_tensor){ .data = nsai_buffer_at(run, run->plan->workspace.lse),
                        .stride = { run->plan->problem.model.heads, 1 } };
 }
 
@@ -182,7 +182,7 @@ nsa_tensor nsai_compressed_lse(const nsai_run *run) {
 static const int *branch_order(const nsai_run *run) {
   static const int apart[NSA_BRANCHES] = { NSA_WIN, NSA_CMP, NSA_SEL };
   static const int together[NSA_BRANCHES] = { NSA_CMP, NSA_WIN, NSA_SEL };
-  return is_covered(run, NSAI_STAGE_ATTEND_WINDOW) ? together : apart;
+  return is_fused(run, NSAI_STAGE_ATTEND_WINDOW) ? together : apart;
 }
 
 static bool runs_before(const nsai_run *run, int branch) {
@@ -203,9 +203,9 @@ static bool runs_after(const nsai_run *run, int branch) {
 }
 
 void nsai_set_gate(const nsai_run *run, NsaiEpilogue *out) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   if (m->gate == NSAI_GATE_MLP) {
-    out->gate = nsai_piece_view(run, run->plan->layout.gate_logits, m->heads, 3);
+    out->gate = nsai_buffer_view(run, run->plan->workspace.gate_logits, m->heads, 3);
     out->gate_float = 1;
   } else {
     out->gate = nsai_view(&run->io->gate.value);
@@ -227,8 +227,8 @@ static NsaiEpilogue branch_epilogue(const nsai_run *run, int branch) {
   bool last = !runs_after(run, branch);
   if (last) out.o = nsai_view(&run->io->o);
   if (out.add_partial || !last) {
-    out.partial = nsai_piece_at(run, run->plan->layout.partial);
-    out.partial_units = nsai_piece_at(run, run->plan->layout.partial_units);
+    out.partial = nsai_buffer_at(run, run->plan->workspace.partial);
+    out.partial_units = nsai_buffer_at(run, run->plan->workspace.partial_units);
   }
   return out;
 }
@@ -302,9 +302,9 @@ static NsaiImportance importance_params(const nsai_run *run) {
 }
 
 nsa_tensor nsai_index_tensor(const nsai_run *run) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   if (nsai_present(&run->io->block_idx)) return run->io->block_idx;
-  return (nsa_tensor){ .data = nsai_piece_at(run, run->plan->layout.idx),
+  return (nsa_tensor){ .data = nsai_buffer_at(run, run->plan->workspace.idx),
                        .stride = { (int64_t)m->kv_heads * m->select_count, m->select_count, 1 } };
 }
 
@@ -323,7 +323,7 @@ static nsa_status attend_compressed_topn(const nsai_run *run) {
   const nsai_choice *choice = &run->plan->choice;
   NsaiCompressedTopn p = {
     .attend.attend = compressed_params(run),
-    .scratch = nsai_piece_at(run, run->plan->layout.scratch),
+    .scratch = nsai_buffer_at(run, run->plan->workspace.scratch),
     .scratch_bytes = (long long)choice->specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes
   };
   if (selects(run)) {
@@ -332,7 +332,7 @@ static nsa_status attend_compressed_topn(const nsai_run *run) {
     p.idx_token_stride = idx.stride[0];
     p.idx_head_stride = idx.stride[1];
   }
-  if (kernel->box_keys) NSAI_TRY(map_attend(run, kernel, nsai_present_blocks(run), &p.attend));
+  if (kernel->tma_box_keys) NSAI_TRY(map_attend(run, kernel, nsai_present_blocks(run), &p.attend));
   return launch_tiles(run, NSAI_KERNEL_ATTEND_COMPRESSED, &p);
 }
 
@@ -351,15 +351,15 @@ static nsa_status select_tokens(const nsai_run *run, const nsa_tensor *importanc
                    .kv_heads = run->plan->problem.model.kv_heads };
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_SELECT];
   int64_t rows = (end - begin) * p.kv_heads; /* a warp each */
-  NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_SELECT, true));
+  NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_SELECT, true));
   NSAI_TRY(nsai_launch_select(run, (uint64_t)ceil_div(rows, kernel->threads / 32), &p));
-  return nsai_run_mark(run, NSAI_STAGE_SELECT, false);
+  return nsai_run_stage_event(run, NSAI_STAGE_SELECT, false);
 }
 
 /* Importance and top-n, one chunk of tokens after the other through the same piece of workspace. */
 static nsa_status select_blocks(const nsai_run *run) {
-  const nsai_layout *l = &run->plan->layout;
-  nsa_tensor importance = { .data = nsai_piece_at(run, l->importance),
+  const nsai_workspace *l = &run->plan->workspace;
+  nsa_tensor importance = { .data = nsai_buffer_at(run, l->importance),
                             .stride = { run->plan->problem.model.kv_heads * l->importance_columns,
                                         l->importance_columns, 1 } };
   if (!l->importance.bytes) /* every block is chosen: the lists follow from the positions alone */
@@ -370,7 +370,7 @@ static nsa_status select_blocks(const nsai_run *run) {
   p.importance_head_stride = importance.stride[1];
   for (int64_t begin = 0; begin < run->sizes.tokens; begin += l->chunk_tokens) {
     int64_t end = smaller(begin + l->chunk_tokens, run->sizes.tokens);
-    int32_t tile = run->plan->kernels[NSAI_KERNEL_IMPORTANCE].tokens;
+    int32_t tile = run->plan->kernels[NSAI_KERNEL_IMPORTANCE].tile_tokens;
     p.token_begin = (int)begin;
     p.token_end = (int)end;
     /* With sequences a token lies at most one tile before and num_seqs - 1 tiles behind token /
@@ -378,9 +378,9 @@ static nsa_status select_blocks(const nsai_run *run) {
     int64_t first = larger(0, begin / tile - run->sizes.packed);
     int64_t last = (end - 1) / tile + (run->sizes.packed ? run->sizes.num_seqs - 1 : 0);
     uint64_t tiles = (uint64_t)(last - first + 1);
-    NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_IMPORTANCE, true));
+    NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_IMPORTANCE, true));
     NSAI_TRY(nsai_launch_importance(run, NSAI_KERNEL_IMPORTANCE, tiles * (uint64_t)p.kv_heads, &p));
-    NSAI_TRY(nsai_run_mark(run, NSAI_STAGE_IMPORTANCE, false));
+    NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_IMPORTANCE, false));
     NSAI_TRY(select_tokens(run, &importance, begin, end));
   }
   return NSA_OK;
@@ -401,7 +401,7 @@ nsa_status nsai_enqueue_probe(const nsai_run *run) {
 }
 
 nsa_status nsai_sort_selection(const nsai_run *run, NsaiAttendSelected *attend) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   bool ranges = run->plan->problem.selection == NSA_SELECT_RANGES;
   const nsa_tensor *in = ranges ? &run->io->ranges : &run->io->block_idx;
   bool each = in->ndim == (ranges ? 4 : 3); /* has the axis of KV heads */
@@ -411,7 +411,7 @@ nsa_status nsai_sort_selection(const nsai_run *run, NsaiAttendSelected *attend) 
                           .in_token_stride = in->stride[0],
                           .in_head_stride = each ? in->stride[1] : 0,
                           .in_entry_stride = ranges ? in->stride[each ? 2 : 1] : 1,
-                          .out = nsai_piece_at(run, run->plan->layout.lists),
+                          .out = nsai_buffer_at(run, run->plan->workspace.lists),
                           .heads = each ? m->kv_heads : 1 };
   attend->lists = p.out;
   attend->list_token_stride = p.heads * length;
@@ -455,9 +455,9 @@ static nsa_status attend_selected(const nsai_run *run) {
   NSAI_TRY(find_lists(run, &p));
   if (is_cached(run))
     return nsai_launch_cached_selected(run, grid_tiles(run, NSAI_KERNEL_ATTEND_SELECTED), &p);
-  if (run->plan->layout.kv.rows) return nsai_enqueue_selected_kv(run, &p);
+  if (run->plan->workspace.kv.rows) return nsai_enqueue_selected_kv(run, &p);
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED];
-  if (!kernel->box_keys) return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
+  if (!kernel->tma_box_keys) return launch_tiles(run, NSAI_KERNEL_ATTEND_SELECTED, &p);
   NsaiAttendSelectedTma boxed = { .attend = p };
   const NsaiView kv[2] = { p.k, p.v };
   NSAI_TRY(nsai_map_keys(run, kernel, kv, run->sizes.kv_tokens, &boxed.k, &boxed.v));
@@ -469,16 +469,17 @@ static nsa_status attend_selected_window(const nsai_run *run) {
   const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED];
   const int64_t rows = run->sizes.kv_tokens;
   const NsaiAttend window = attend_params(run, NSA_WIN, NSAI_KERNEL_ATTEND_SELECTED);
-  NsaiSelectedWindow p = { .selected.attend = selected_params(run),
-                           .window_k = window.k,
-                           .window_v = window.v,
-                           .first_part =
-                               has_branch(run, NSA_WIN) ? NSAI_PART_WINDOW : NSAI_PART_SELECTED,
-                           .end_part = has_branch(run, NSA_SEL) ? NSAI_PARTS : NSAI_PART_SELECTED };
+  NsaiSelectedWindow p = {
+    .selected.attend = selected_params(run),
+    .window_k = window.k,
+    .window_v = window.v,
+    .first_branch = has_branch(run, NSA_WIN) ? NSAI_FUSED_WINDOW : NSAI_FUSED_SELECTED,
+    .end_branch = has_branch(run, NSA_SEL) ? NSAI_FUSED_BRANCHES : NSAI_FUSED_SELECTED
+  };
   const NsaiView window_kv[2] = { window.k, window.v };
   const NsaiView kv[2] = { p.selected.attend.k, p.selected.attend.v };
-  p.out[NSAI_PART_WINDOW] = window.out;
-  p.out[NSAI_PART_SELECTED] = p.selected.attend.out;
+  p.out[NSAI_FUSED_WINDOW] = window.out;
+  p.out[NSAI_FUSED_SELECTED] = p.selected.attend.out;
   NSAI_TRY(nsai_map_keys(run, kernel, window_kv, rows, &p.window_k_map, &p.window_v_map));
   NSAI_TRY(nsai_map_keys(run, kernel, kv, rows, &p.selected.k, &p.selected.v));
   if (has_branch(run, NSA_SEL)) NSAI_TRY(find_lists(run, &p.selected.attend));
@@ -487,22 +488,22 @@ static nsa_status attend_selected_window(const nsai_run *run) {
 
 /* The selected branch, with the window's where one kernel does both. */
 static nsa_status attend_last(const nsai_run *run) {
-  bool together = is_covered(run, NSAI_STAGE_ATTEND_WINDOW);
+  bool together = is_fused(run, NSAI_STAGE_ATTEND_WINDOW);
   if (!has_branch(run, NSA_SEL) && !(together && has_branch(run, NSA_WIN))) return NSA_OK;
   return staged(run, NSAI_STAGE_ATTEND_SELECTED,
                 together ? attend_selected_window : attend_selected);
 }
 
 nsa_status nsai_enqueue_forward(const nsai_run *run) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   bool probes = nsai_present(&run->io->probe_rows), selecting = selects(run);
   bool compressed = has_branch(run, NSA_CMP) || selecting || probes;
-  bool fused = is_covered(run, NSAI_STAGE_SELECT);
+  bool fused = is_fused(run, NSAI_STAGE_SELECT);
   if (m->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
   bool made = m->phi == NSAI_PHI_EXTERNAL || is_cached(run); /* what is compressed */
   if (!made && (compressed || nsai_present(&run->io->kv.k_cmp)))
     NSAI_TRY(staged(run, NSAI_STAGE_COMPRESS, nsai_enqueue_compress));
-  if (has_branch(run, NSA_WIN) && !is_covered(run, NSAI_STAGE_ATTEND_WINDOW))
+  if (has_branch(run, NSA_WIN) && !is_fused(run, NSAI_STAGE_ATTEND_WINDOW))
     NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_WINDOW, attend_window));
   if (compressed)
     NSAI_TRY(staged(run, NSAI_STAGE_ATTEND_COMPRESSED,
@@ -513,7 +514,7 @@ nsa_status nsai_enqueue_forward(const nsai_run *run) {
 }
 
 nsa_status nsai_enqueue_compress(const nsai_run *run) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   if (m->phi != NSAI_PHI_MEAN) return nsai_enqueue_phi(run);
   NsaiCompress p = { .seq = nsai_compressed_sequences(run),
                      .k = nsai_view(&run->io->kv.k[0]),
@@ -536,14 +537,14 @@ nsa_status nsai_enqueue_select(const nsai_run *run, const nsa_tensor *importance
 /* ---- dense ---- */
 
 /* Unfused baseline: per group of heads and chunk of query rows a product, a softmax, a product. */
-static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, int group) {
-  const nsai_geometry *m = &run->plan->problem.model;
+static nsa_status dense_gemm_chunk(const nsai_run *run, int64_t begin, int64_t rows, int group) {
+  const nsai_model *m = &run->plan->problem.model;
   const nsa_io *io = run->io;
   int64_t keys = run->sizes.kv_tokens,
           pitch = ceil_div(keys, 8) * 8; /* 16-byte rows for cuBLASLt */
   int32_t heads = m->heads / m->kv_heads;
-  float *scores = nsai_piece_at(run, run->plan->layout.scores);
-  uint16_t *probs = nsai_piece_at(run, run->plan->layout.probs);
+  float *scores = nsai_buffer_at(run, run->plan->workspace.scores);
+  uint16_t *probs = nsai_buffer_at(run, run->plan->workspace.probs);
   const uint16_t *q = (const uint16_t *)io->q.data + begin * io->q.stride[0] +
                       (int64_t)group * heads * io->q.stride[1];
   const uint16_t *k = (const uint16_t *)io->kv.k[0].data + group * io->kv.k[0].stride[1];
@@ -573,7 +574,7 @@ static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, i
                    .c_batch = io->o.stride[1],
                    .dtype = m->dtype,
                    .c_dtype = m->dtype };
-  void *gemm_workspace = nsai_piece_at(run, run->plan->layout.gemm);
+  void *gemm_workspace = nsai_buffer_at(run, run->plan->workspace.gemm);
   nsai_gemm_operands first = { q, k, scores, gemm_workspace, run->queue->stream };
   nsai_gemm_operands second = { probs, v, o, gemm_workspace, run->queue->stream };
   NsaiCausalSoftmax softmax = { .scores = scores,
@@ -597,21 +598,21 @@ static nsa_status sdpa_chunk(const nsai_run *run, int64_t begin, int64_t rows, i
   return nsai_gemm_run(run->plan->lt, run->plan->lt_handle, &pv, &second);
 }
 
-static nsa_status enqueue_sdpa(const nsai_run *run) {
-  int64_t step = run->plan->layout.chunk_tokens;
+static nsa_status enqueue_dense_gemm(const nsai_run *run) {
+  int64_t step = run->plan->workspace.chunk_tokens;
   for (int group = 0; group < run->plan->problem.model.kv_heads; group++)
     for (int64_t begin = 0; begin < run->sizes.tokens; begin += step)
-      NSAI_TRY(sdpa_chunk(run, begin, smaller(step, run->sizes.tokens - begin), group));
+      NSAI_TRY(dense_gemm_chunk(run, begin, smaller(step, run->sizes.tokens - begin), group));
   return NSA_OK;
 }
 
 static nsa_status enqueue_dense(const nsai_run *run) {
-  if (run->plan->layout.scores.bytes && run->batch)
+  if (run->plan->workspace.scores.bytes && run->batch)
     return nsai_fail(
         NSA_E_UNSUPPORTED,
-        "sdpa_gemm takes one sequence without a batch: its products need the lengths on "
-        "the host. Pass batch NULL, or let dense_wgmma or dense_mma serve the plan");
-  if (run->plan->layout.scores.bytes) return enqueue_sdpa(run);
+        "dense_gemm takes one sequence without a batch: its products need the lengths on "
+        "the host. Pass batch NULL, or let dense_sm90 or dense_sm80 serve the plan");
+  if (run->plan->workspace.scores.bytes) return enqueue_dense_gemm(run);
   NsaiEpilogue out = { .o = nsai_view(&run->io->o),
                        .lse = run->io->lse[0].data,
                        .lse_token_stride = run->io->lse[0].stride[0],

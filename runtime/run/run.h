@@ -13,15 +13,16 @@
 #include <nsa/backward.h>
 
 /* Called before and after what each stage enqueues; several times where it works in chunks. */
-typedef struct nsai_marks {
-  nsa_status (*mark)(void *user, nsai_stage stage, bool begins);
+typedef struct nsai_stage_callbacks {
+  nsa_status (*on_stage)(void *user, nsai_stage stage, bool begins);
   void *user;
-} nsai_marks;
+} nsai_stage_callbacks;
 
 /* nsa_forward, nsa_dense, nsa_prefill or nsa_backward, by the plan's problem, with marks; NSA_E_INTERNAL
  * with a plan of another. `grads`: of nsa_backward, else NULL. */
-nsa_status nsai_run_marked(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                           const nsa_io *io, const nsa_grads *grads, const nsai_marks *marks);
+nsa_status nsai_run_with_callbacks(const nsa_plan *plan, const nsa_exec *exec,
+                                   const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
+                                   const nsai_stage_callbacks *callbacks);
 
 /* One run, resolved: where everything lies. */
 typedef struct nsai_run {
@@ -34,8 +35,8 @@ typedef struct nsai_run {
   nsai_queue *queue; /* changes with every launch */
   uint32_t branches;
   nsai_run_sizes sizes;
-  const nsai_marks *marks; /* NULL: none */
-  bool pushed;             /* the device was made current by this run */
+  const nsai_stage_callbacks *callbacks; /* NULL: none */
+  bool pushed;                           /* the device was made current by this run */
 } nsai_run;
 
 nsa_status nsai_enqueue_forward(const nsai_run *run);
@@ -44,17 +45,17 @@ nsa_status nsai_enqueue_compress(const nsai_run *run);
 nsa_status nsai_enqueue_select(const nsai_run *run, const nsa_tensor *importance);
 
 /* Calls the run's marks, if it has any. */
-nsa_status nsai_run_mark(const nsai_run *run, nsai_stage stage, bool begins);
+nsa_status nsai_run_stage_event(const nsai_run *run, nsai_stage stage, bool begins);
 
 /* Pieces that the launch lists share. */
-static inline void *nsai_piece_at(const nsai_run *run, nsai_piece piece) {
-  return run->workspace + piece.offset;
+static inline void *nsai_buffer_at(const nsai_run *run, nsai_buffer buffer) {
+  return run->workspace + buffer.offset;
 }
 NsaiSequences nsai_run_sequences(const nsai_run *run);
 /* A [tokens, heads, dim] tensor of the caller. */
 NsaiView nsai_view(const nsa_tensor *tensor);
 /* A contiguous one in the workspace. */
-NsaiView nsai_piece_view(const nsai_run *run, nsai_piece piece, int64_t heads, int64_t dim);
+NsaiView nsai_buffer_view(const nsai_run *run, nsai_buffer buffer, int64_t heads, int64_t dim);
 
 /* Where the gates lie; all but the branch. */
 void nsai_set_gate(const nsai_run *run, NsaiEpilogue *out);
@@ -108,7 +109,7 @@ nsa_status nsai_enqueue_selected_kv(const nsai_run *run, const NsaiAttendSelecte
 nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads);
 /* variants/decode/decode.c: nsa_decode, and nsa_kv_append. */
 nsa_status nsai_enqueue_decode(const nsai_run *run);
-nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh,
+nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *new_kv,
                                const nsa_phi *phi);
 
 /* variants/compress/phi.c: the products. */

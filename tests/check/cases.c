@@ -196,126 +196,126 @@ const char *const chk_short_cases[] = {
 static const int32_t groups[] = { 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32, 64 };
 static const int32_t dims[] = { 16, 24, 32, 40, 64, 72, 96, 104, 128, 136, 192, 256 };
 
-static int32_t choose(nsai_trial_random *random, const int32_t *table, int32_t count) {
-  return table[nsai_trial_pick(random, 0, count - 1)];
+static int32_t choose(nsai_verify_random *random, const int32_t *table, int32_t count) {
+  return table[nsai_verify_pick(random, 0, count - 1)];
 }
 
 /* l, d, l', n, n_init, n_local, w under the divisibility rules. */
-static void random_blocks(nsai_trial_random *random, nsai_geometry *g) {
+static void random_blocks(nsai_verify_random *random, nsai_model *g) {
   static const int32_t strides[] = { 4, 8, 16, 16, 32 };
   g->stride = choose(random, strides, 5);
   g->block =
-      g->stride * (int32_t)nsai_trial_pick(random, 1, 64 / g->stride < 4 ? 64 / g->stride : 4);
+      g->stride * (int32_t)nsai_verify_pick(random, 1, 64 / g->stride < 4 ? 64 / g->stride : 4);
   int32_t least = (g->block + g->stride - 1) / g->stride, most = 128 / g->stride;
   /* Mostly 16, 32, 64: what kernels have their tiles for; else any multiple of the stride. */
   g->select_block = 64;
-  if (nsai_trial_pick(random, 0, 2) == 0 || g->select_block < g->block)
-    g->select_block = g->stride * (int32_t)nsai_trial_pick(random, least, most);
-  g->select_count = (int32_t)nsai_trial_pick(random, 0, 17);
-  g->select_init = (int32_t)nsai_trial_pick(random, 0, g->select_count < 2 ? g->select_count : 2);
+  if (nsai_verify_pick(random, 0, 2) == 0 || g->select_block < g->block)
+    g->select_block = g->stride * (int32_t)nsai_verify_pick(random, least, most);
+  g->select_count = (int32_t)nsai_verify_pick(random, 0, 17);
+  g->select_init = (int32_t)nsai_verify_pick(random, 0, g->select_count < 2 ? g->select_count : 2);
   int32_t rest = g->select_count - g->select_init;
-  g->select_local = (int32_t)nsai_trial_pick(random, 0, rest < 3 ? rest : 3);
-  g->window = nsai_trial_pick(random, 0, 7) ? (int32_t)nsai_trial_pick(random, 1, 300) : 0;
+  g->select_local = (int32_t)nsai_verify_pick(random, 0, rest < 3 ? rest : 3);
+  g->window = nsai_verify_pick(random, 0, 7) ? (int32_t)nsai_verify_pick(random, 1, 300) : 0;
 }
 
-static void random_model(nsai_trial_random *random, nsai_trial_case *c) {
-  nsai_geometry *g = &c->geometry;
+static void random_model(nsai_verify_random *random, nsai_verify_case *c) {
+  nsai_model *g = &c->model;
   int32_t group = choose(random, groups, sizeof groups / sizeof *groups);
-  g->kv_heads = (int32_t)nsai_trial_pick(random, 1,
-                                         group > 16       ? 1
-                                         : 64 / group < 4 ? 64 / group
-                                                          : 4);
+  g->kv_heads = (int32_t)nsai_verify_pick(random, 1,
+                                          group > 16       ? 1
+                                          : 64 / group < 4 ? 64 / group
+                                                           : 4);
   g->heads = g->kv_heads * group;
   g->head_dim_qk = choose(random, dims, sizeof dims / sizeof *dims);
-  g->head_dim_v = nsai_trial_pick(random, 0, 1) ? g->head_dim_qk
-                                                : choose(random, dims, sizeof dims / sizeof *dims);
-  g->dtype = nsai_trial_pick(random, 0, 3) ? NSA_BF16 : NSA_F16;
-  g->per_branch = nsai_trial_pick(random, 0, 2) == 0;
+  g->head_dim_v = nsai_verify_pick(random, 0, 1) ? g->head_dim_qk
+                                                 : choose(random, dims, sizeof dims / sizeof *dims);
+  g->dtype = nsai_verify_pick(random, 0, 3) ? NSA_BF16 : NSA_F16;
+  g->per_branch = nsai_verify_pick(random, 0, 2) == 0;
   random_blocks(random, g);
-  int64_t phi = nsai_trial_pick(random, 0, 7);
+  int64_t phi = nsai_verify_pick(random, 0, 7);
   g->phi = phi == 0   ? NSAI_PHI_LINEAR
            : phi == 1 ? NSAI_PHI_MLP
            : phi == 2 ? NSAI_PHI_EXTERNAL
                       : NSAI_PHI_MEAN;
-  g->phi_hidden = g->phi == NSAI_PHI_MLP ? 8 * (int32_t)nsai_trial_pick(random, 1, 12) : 0;
-  g->phi_activation = (nsai_activation)nsai_trial_pick(random, 0, 2);
-  g->gate = (nsai_gate_kind)(nsai_trial_pick(random, 0, 5) ? nsai_trial_pick(random, 0, 1)
-                                                           : NSAI_GATE_MLP);
+  g->phi_hidden = g->phi == NSAI_PHI_MLP ? 8 * (int32_t)nsai_verify_pick(random, 1, 12) : 0;
+  g->phi_activation = (nsai_activation)nsai_verify_pick(random, 0, 2);
+  g->gate = (nsai_gate_kind)(nsai_verify_pick(random, 0, 5) ? nsai_verify_pick(random, 0, 1)
+                                                            : NSAI_GATE_MLP);
   if (g->gate == NSAI_GATE_MLP) {
-    g->gate_channels = 8 * (int32_t)nsai_trial_pick(random, 1, 16);
-    g->gate_hidden = 8 * (int32_t)nsai_trial_pick(random, 0, 4);
-    g->gate_activation = (nsai_activation)nsai_trial_pick(random, 0, 2);
+    g->gate_channels = 8 * (int32_t)nsai_verify_pick(random, 1, 16);
+    g->gate_hidden = 8 * (int32_t)nsai_verify_pick(random, 0, 4);
+    g->gate_activation = (nsai_activation)nsai_verify_pick(random, 0, 2);
   } else {
-    c->gate_f32 = (int32_t)nsai_trial_pick(random, 0, 1);
+    c->gate_f32 = (int32_t)nsai_verify_pick(random, 0, 1);
   }
 }
 
 /* A KV length that is likely to be an edge of something. */
-static int64_t random_length(nsai_trial_random *random, const nsai_geometry *g) {
-  switch (nsai_trial_pick(random, 0, 7)) {
-  case 0: return nsai_trial_pick(random, 0, 1);
-  case 1: return g->block - nsai_trial_pick(random, 0, 1);
+static int64_t random_length(nsai_verify_random *random, const nsai_model *g) {
+  switch (nsai_verify_pick(random, 0, 7)) {
+  case 0: return nsai_verify_pick(random, 0, 1);
+  case 1: return g->block - nsai_verify_pick(random, 0, 1);
   case 2:
-    return (int64_t)g->select_block * nsai_trial_pick(random, 1, 3) +
-           nsai_trial_pick(random, -1, 1);
+    return (int64_t)g->select_block * nsai_verify_pick(random, 1, 3) +
+           nsai_verify_pick(random, -1, 1);
   case 3:
-    return g->block + g->stride * nsai_trial_pick(random, 0, 9) + nsai_trial_pick(random, -1, 0);
-  default: return nsai_trial_pick(random, 1, 600);
+    return g->block + g->stride * nsai_verify_pick(random, 0, 9) + nsai_verify_pick(random, -1, 0);
+  default: return nsai_verify_pick(random, 1, 600);
   }
 }
 
 /* Makes it a backward pass. */
-static void random_backward(nsai_trial_random *random, nsai_trial_case *c) {
-  nsai_geometry *g = &c->geometry;
-  c->kind = NSAI_TRIAL_BACKWARD;
+static void random_backward(nsai_verify_random *random, nsai_verify_case *c) {
+  nsai_model *g = &c->model;
+  c->kind = NSAI_VERIFY_BACKWARD;
   bool layers = nsai_phi_has_weights(g) || g->gate == NSAI_GATE_MLP;
   c->parity = 0;
-  c->grads_f32 = (int32_t)nsai_trial_pick(random, 0, 1);
-  c->accumulate = nsai_trial_pick(random, 0, 2) == 0;
-  c->saved = nsai_trial_pick(random, 0, 2) == 0 && !layers;
-  c->mma = nsai_trial_pick(random, 0, 3) == 0;
-  if (nsai_trial_pick(random, 0, 3) == 0) c->wanted = (uint32_t)nsai_trial_pick(random, 1, 31);
-  c->d_o_f32 = nsai_trial_pick(random, 0, 3) == 0;
-  int64_t recompute = nsai_trial_pick(random, 0, 5);
+  c->grads_f32 = (int32_t)nsai_verify_pick(random, 0, 1);
+  c->accumulate = nsai_verify_pick(random, 0, 2) == 0;
+  c->saved = nsai_verify_pick(random, 0, 2) == 0 && !layers;
+  c->mma = nsai_verify_pick(random, 0, 3) == 0;
+  if (nsai_verify_pick(random, 0, 3) == 0) c->wanted = (uint32_t)nsai_verify_pick(random, 1, 31);
+  c->d_o_f32 = nsai_verify_pick(random, 0, 3) == 0;
+  int64_t recompute = nsai_verify_pick(random, 0, 5);
   if (recompute == 0) c->recompute = NSAI_RECOMPUTE_ALWAYS;
   if (recompute == 1 && c->saved) c->recompute = NSAI_RECOMPUTE_NEVER;
 }
 
-void chk_case_random(uint64_t seed, int64_t number, nsai_trial_case *c) {
-  nsai_trial_random random = { nsai_trial_key(seed, (uint64_t)number), 0 };
-  nsai_trial_case_init(c);
+void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c) {
+  nsai_verify_random random = { nsai_verify_key(seed, (uint64_t)number), 0 };
+  nsai_verify_case_init(c);
   random_model(&random, c);
-  c->seed = nsai_trial_bits(random.key, random.next++) % 1000000;
-  c->num_seqs = (int32_t)nsai_trial_pick(&random, 1, 8);
+  c->seed = nsai_verify_bits(random.key, random.next++) % 1000000;
+  c->num_seqs = (int32_t)nsai_verify_pick(&random, 1, 8);
   for (int32_t s = 0; s < c->num_seqs; s++) {
-    int64_t kv = random_length(&random, &c->geometry), q = kv;
-    int64_t form = nsai_trial_pick(&random, 0, 5);
-    if (form == 0) q = nsai_trial_pick(&random, 0, kv);      /* a chunk, or a few new tokens */
-    if (form == 1) q = kv + nsai_trial_pick(&random, 0, 20); /* rows before the sequence */
-    if (form == 2) q = kv < 4 ? kv : nsai_trial_pick(&random, 1, 4);
+    int64_t kv = random_length(&random, &c->model), q = kv;
+    int64_t opts = nsai_verify_pick(&random, 0, 5);
+    if (opts == 0) q = nsai_verify_pick(&random, 0, kv);      /* a chunk, or a few new tokens */
+    if (opts == 1) q = kv + nsai_verify_pick(&random, 0, 20); /* rows before the sequence */
+    if (opts == 2) q = kv < 4 ? kv : nsai_verify_pick(&random, 1, 4);
     c->q_len[s] = q;
     c->kv_len[s] = kv;
   }
-  c->fill = nsai_trial_pick(&random, 0, 1) ? NSAI_TRIAL_FILL_CORRELATED : NSAI_TRIAL_FILL_RANDOM;
-  c->layout = (nsai_trial_layout)nsai_trial_pick(&random, 0, NSAI_TRIAL_LAYOUTS - 1);
-  if (c->layout == NSAI_TRIAL_LAYOUT_PACKED) {
-    c->geometry.per_branch = 0;
+  c->fill = nsai_verify_pick(&random, 0, 1) ? NSAI_VERIFY_FILL_CORRELATED : NSAI_VERIFY_FILL_RANDOM;
+  c->layout = (nsai_verify_layout)nsai_verify_pick(&random, 0, NSAI_VERIFY_LAYOUTS - 1);
+  if (c->layout == NSAI_VERIFY_LAYOUT_PACKED) {
+    c->model.per_branch = 0;
     for (int32_t s = 0; s < c->num_seqs; s++) c->q_len[s] = c->kv_len[s];
   }
-  c->slack = nsai_trial_pick(&random, 0, 2) ? 0 : nsai_trial_pick(&random, 1, 100);
-  c->parity = nsai_trial_pick(&random, 0, 1) == 0;
-  c->overlap = nsai_trial_pick(&random, 0, 1) == 0;
-  c->no_batch = c->num_seqs == 1 && !c->slack && nsai_trial_pick(&random, 0, 1);
-  int64_t selection = nsai_trial_pick(&random, 0, 5);
-  if (c->geometry.select_count && selection < 2) {
+  c->slack = nsai_verify_pick(&random, 0, 2) ? 0 : nsai_verify_pick(&random, 1, 100);
+  c->parity = nsai_verify_pick(&random, 0, 1) == 0;
+  c->overlap = nsai_verify_pick(&random, 0, 1) == 0;
+  c->no_batch = c->num_seqs == 1 && !c->slack && nsai_verify_pick(&random, 0, 1);
+  int64_t selection = nsai_verify_pick(&random, 0, 5);
+  if (c->model.select_count && selection < 2) {
     c->selection = selection ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
-    c->index_shared = (int32_t)nsai_trial_pick(&random, 0, 1);
+    c->index_shared = (int32_t)nsai_verify_pick(&random, 0, 1);
   }
   /* Some of the branches that the model has; 0, all, where the pick leaves none. */
-  uint32_t has = 1u << NSA_CMP | (c->geometry.select_count ? 1u << NSA_SEL : 0) |
-                 (c->geometry.window ? 1u << NSA_WIN : 0);
-  if (nsai_trial_pick(&random, 0, 7) == 0)
-    c->branches = (uint32_t)nsai_trial_pick(&random, 1, 7) & has;
-  if (nsai_trial_pick(&random, 0, 7) == 0) c->softmax_scale = 0.2f;
-  if (nsai_trial_pick(&random, 0, 3) == 0) random_backward(&random, c);
+  uint32_t has = 1u << NSA_CMP | (c->model.select_count ? 1u << NSA_SEL : 0) |
+                 (c->model.window ? 1u << NSA_WIN : 0);
+  if (nsai_verify_pick(&random, 0, 7) == 0)
+    c->branches = (uint32_t)nsai_verify_pick(&random, 1, 7) & has;
+  if (nsai_verify_pick(&random, 0, 7) == 0) c->softmax_scale = 0.2f;
+  if (nsai_verify_pick(&random, 0, 3) == 0) random_backward(&random, c);
 }

@@ -10,7 +10,7 @@
 
 /* A random case: geometry, lengths, features, all determined by (seed, number). Small enough that
  * hundreds of them take minutes. */
-void chk_case_random(uint64_t seed, int64_t number, nsai_trial_case *c);
+void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c);
 
 /* The fixed list: other projects' suites and edge rows. Texts; ends with NULL. */
 extern const char *const chk_fixed_cases[];

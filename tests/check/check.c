@@ -7,15 +7,15 @@
 
 #include <string.h>
 
-nsa_status chk_bench_create(chk_session *session, const nsai_trial_case *c,
-                            nsai_trial_bench *bench) {
+nsa_status chk_bench_create(chk_session *session, const nsai_verify_case *c,
+                            nsai_trial_run *trial) {
   nsai_trial_plan plan;
-  *bench = (nsai_trial_bench){ 0 };
+  *trial = (nsai_trial_run){ 0 };
   /* The plan first: what it refuses needs no tensors. */
   NSAI_TRY(chk_session_plan(session, c, chk_case_op(c), &plan));
-  nsa_status status = nsai_trial_bench_prepare(chk_session_device(session), c, &plan,
-                                               chk_session_opts(session)->threads, bench);
-  bench->session = session;
+  nsa_status status = nsai_trial_run_prepare(chk_session_device(session), c, &plan,
+                                             chk_session_opts(session)->threads, trial);
+  trial->session = session;
   return status;
 }
 
@@ -28,40 +28,40 @@ static int is_missing(nsa_status status) {
 /* Multiply-adds that the CPU device may take for a case: some seconds of one core. */
 #define CPU_COST 1e10
 
-static nsa_status check_backward(nsai_trial_bench *bench, nsai_trial_result *result) {
-  nsai_trial_wanted *wanted;
-  NSAI_TRY(nsai_trial_wanted_create(bench, &wanted));
-  nsa_status status = nsai_trial_check_backward(bench, wanted, result);
-  nsai_trial_wanted_destroy(wanted);
+static nsa_status check_backward(nsai_trial_run *trial, nsai_verify_result *result) {
+  nsai_verify_expected_grads *wanted;
+  NSAI_TRY(nsai_verify_expected_grads_create(trial, &wanted));
+  nsa_status status = nsai_verify_check_backward(trial, wanted, result);
+  nsai_verify_expected_grads_destroy(wanted);
   return status;
 }
 
-void chk_check(chk_session *session, const nsai_trial_case *c, nsai_trial_result *result) {
-  nsai_trial_bench bench;
-  double start = nsai_trial_now();
-  *result = (nsai_trial_result){ .outcome = NSAI_TRIAL_PASSED };
-  if (!chk_session_device(session)->driver && nsai_trial_case_cost(c) > CPU_COST) {
-    nsai_trial_skip(result, "too large for the CPU device");
+void chk_check(chk_session *session, const nsai_verify_case *c, nsai_verify_result *result) {
+  nsai_trial_run trial;
+  double start = nsai_verify_seconds();
+  *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
+  if (!chk_session_device(session)->driver && nsai_verify_case_cost(c) > CPU_COST) {
+    nsai_verify_skip(result, "too large for the CPU device");
     return;
   }
-  nsa_status status = chk_bench_create(session, c, &bench);
+  nsa_status status = chk_bench_create(session, c, &trial);
   if (!status) {
-    memcpy(result->variants, bench.plan.caps.variants, sizeof result->variants);
+    memcpy(result->variants, trial.plan.caps.variants, sizeof result->variants);
     switch (c->kind) {
-    case NSAI_TRIAL_FORWARD: status = chk_check_forward(&bench, result); break;
-    case NSAI_TRIAL_COMPRESS: status = chk_check_compress(&bench, result); break;
-    case NSAI_TRIAL_SELECT: status = chk_check_select(&bench, result); break;
-    case NSAI_TRIAL_DENSE: status = chk_check_dense(&bench, result); break;
-    case NSAI_TRIAL_BACKWARD: status = check_backward(&bench, result); break;
-    case NSAI_TRIAL_NEEDLE: status = chk_check_needle(&bench, result); break;
-    default: status = chk_check_property(&bench, result);
+    case NSAI_VERIFY_FORWARD: status = chk_check_forward(&trial, result); break;
+    case NSAI_VERIFY_COMPRESS: status = chk_check_compress(&trial, result); break;
+    case NSAI_VERIFY_SELECT: status = chk_check_select(&trial, result); break;
+    case NSAI_VERIFY_DENSE: status = chk_check_dense(&trial, result); break;
+    case NSAI_VERIFY_BACKWARD: status = check_backward(&trial, result); break;
+    case NSAI_VERIFY_NEEDLE: status = chk_check_needle(&trial, result); break;
+    default: status = chk_check_property(&trial, result);
     }
   }
   int forced = chk_session_opts(session)->overrides != NULL;
   if (status && (is_missing(status) || (forced && status == NSA_E_UNSUPPORTED)))
-    nsai_trial_skip(result, "%s: %s", nsa_status_name(status), nsa_last_error());
+    nsai_verify_skip(result, "%s: %s", nsa_status_name(status), nsa_last_error());
   else if (status)
-    nsai_trial_fail(result, "%s: %s", nsa_status_name(status), nsa_last_error());
-  nsai_trial_bench_destroy(&bench);
-  result->seconds = nsai_trial_now() - start;
+    nsai_verify_fail(result, "%s: %s", nsa_status_name(status), nsa_last_error());
+  nsai_trial_run_destroy(&trial);
+  result->seconds = nsai_verify_seconds() - start;
 }

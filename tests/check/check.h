@@ -12,20 +12,19 @@
 #include "verify/forward.h"
 
 /* One case made ready: its plan from the session, its tensors, a workspace. On failure
- * nsai_trial_bench_destroy still has to be called. */
-nsa_status chk_bench_create(chk_session *session, const nsai_trial_case *c,
-                            nsai_trial_bench *bench);
+ * nsai_trial_run_destroy still has to be called. */
+nsa_status chk_bench_create(chk_session *session, const nsai_verify_case *c, nsai_trial_run *trial);
 
 /* Runs one case of any kind. */
-void chk_check(chk_session *session, const nsai_trial_case *c, nsai_trial_result *result);
+void chk_check(chk_session *session, const nsai_verify_case *c, nsai_verify_result *result);
 
 /* By kind. */
-nsa_status chk_check_forward(nsai_trial_bench *bench, nsai_trial_result *result);
-nsa_status chk_check_compress(nsai_trial_bench *bench, nsai_trial_result *result);
-nsa_status chk_check_select(nsai_trial_bench *bench, nsai_trial_result *result);
-nsa_status chk_check_dense(nsai_trial_bench *bench, nsai_trial_result *result);
-nsa_status chk_check_property(nsai_trial_bench *bench, nsai_trial_result *result);
-nsa_status chk_check_needle(nsai_trial_bench *bench, nsai_trial_result *result);
+nsa_status chk_check_forward(nsai_trial_run *trial, nsai_verify_result *result);
+nsa_status chk_check_compress(nsai_trial_run *trial, nsai_verify_result *result);
+nsa_status chk_check_select(nsai_trial_run *trial, nsai_verify_result *result);
+nsa_status chk_check_dense(nsai_trial_run *trial, nsai_verify_result *result);
+nsa_status chk_check_property(nsai_trial_run *trial, nsai_verify_result *result);
+nsa_status chk_check_needle(nsai_trial_run *trial, nsai_verify_result *result);
 
 /* Spoils results on purpose and demands that each kind of damage is reported; changes what a kept
  * truth rests on and demands that it is computed anew. Returns the number of failures. */

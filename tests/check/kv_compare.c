@@ -11,7 +11,7 @@
 
 /* ---- the GPU's half ---- */
 
-static nsa_status enqueue(chk_kv_world *w) {
+static nsa_status enqueue(chk_kv_scenario *w) {
   nsa_batch batch = chk_kv_batch(w, true, false);
   nsa_io io = chk_kv_io(w, true);
   nsa_exec exec = w->gpu_exec;
@@ -20,7 +20,7 @@ static nsa_status enqueue(chk_kv_world *w) {
   return chk_kv_attend(w, w->gpu_attend, &exec, &batch, &io);
 }
 
-static nsa_status capture(chk_kv_world *w) {
+static nsa_status capture(chk_kv_scenario *w) {
   const nsai_driver *driver = w->device->driver;
   nsai_cu_graph graph = NULL;
   NSAI_TRY(
@@ -33,8 +33,8 @@ static nsa_status capture(chk_kv_world *w) {
   return status;
 }
 
-nsa_status chk_kv_run_gpu(chk_kv_world *w) {
-  if (!w->form.graph || !w->device->driver) return enqueue(w);
+nsa_status chk_kv_run_gpu(chk_kv_scenario *w) {
+  if (!w->opts.graph || !w->device->driver) return enqueue(w);
   if (!w->graph) NSAI_TRY(capture(w));
   return NSAI_CUDA(w->device->driver, cuGraphLaunch(w->graph, w->device->stream));
 }
@@ -57,15 +57,15 @@ double chk_kv_value(const chk_kv_tensor *t, int64_t at) {
       snprintf((w)->result->failure, sizeof(w)->result->failure, __VA_ARGS__);                     \
   } while (0)
 
-void chk_kv_check_guards(chk_kv_world *w, const nsai_trial_buffer *b, const char *name) {
-  for (size_t i = 0; i < NSAI_TRIAL_GUARD; i++)
-    if (b->image[i] != 0xff || b->image[NSAI_TRIAL_GUARD + b->bytes + i] != 0xff)
+void chk_kv_check_guards(chk_kv_scenario *w, const nsai_verify_buffer *b, const char *name) {
+  for (size_t i = 0; i < NSAI_VERIFY_GUARD; i++)
+    if (b->image[i] != 0xff || b->image[NSAI_VERIFY_GUARD + b->bytes + i] != 0xff)
       FAIL(w, "%s: written %s it", name, b->image[i] != 0xff ? "before" : "behind");
 }
 
 /* ---- caches ---- */
 
-static void compare_raw(chk_kv_world *w, int what) {
+static void compare_raw(chk_kv_scenario *w, int what) {
   chk_kv_tensor *t = &w->tensor[what];
   const uint8_t *got = chk_kv_fetched(t);
   chk_kv_check_guards(w, &t->gpu, "cache");
@@ -79,11 +79,11 @@ static void compare_raw(chk_kv_world *w, int what) {
 }
 
 /* Sums in fp32 and in float64 may round to neighbours. */
-void chk_kv_compare_entries(chk_kv_world *w, int what, int64_t first, int64_t count) {
+void chk_kv_compare_entries(chk_kv_scenario *w, int what, int64_t first, int64_t count) {
   chk_kv_tensor *t = &w->tensor[what];
   uint8_t *got = chk_kv_fetched(t);
   double unit = t->view.dtype == NSA_F16 ? 0x1p-10 : 0x1p-7;
-  double least = w->form.geometry.phi == NSAI_PHI_MEAN ? 1e-5 : 2e-4; /* of sums that cancel */
+  double least = w->opts.model.phi == NSAI_PHI_MEAN ? 1e-5 : 2e-4; /* of sums that cancel */
   for (int64_t i = first; i < first + count; i++) {
     double x = value(&t->view, got, i), want = value(&t->view, t->host, i);
     if (isnan(want) && isnan(x)) continue;
@@ -98,20 +98,20 @@ void chk_kv_compare_entries(chk_kv_world *w, int what, int64_t first, int64_t co
   memcpy(t->host + 2 * first, got + 2 * first, 2 * (size_t)count);
 }
 
-static void compare_all_entries(chk_kv_world *w, int what) {
+static void compare_all_entries(chk_kv_scenario *w, int what) {
   chk_kv_check_guards(w, &w->tensor[what].gpu, "entries");
   chk_kv_compare_entries(w, what, 0, (int64_t)w->tensor[what].bytes / 2);
 }
 
-nsa_status chk_kv_compare_cache(chk_kv_world *w) {
+nsa_status chk_kv_compare_cache(chk_kv_scenario *w) {
   for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
     if (!w->tensor[what].host) continue;
     NSAI_TRY(chk_kv_fetch(w, what));
   }
-  chk_kv_spoil_cache(w);
+  chk_kv_inject_cache(w);
   for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
     if (!w->tensor[what].host) continue;
-    if (what >= CHK_KV_K_CMP && w->form.geometry.phi != NSAI_PHI_EXTERNAL)
+    if (what >= CHK_KV_K_CMP && w->opts.model.phi != NSAI_PHI_EXTERNAL)
       compare_all_entries(w, what);
     else
       compare_raw(w, what);
@@ -121,20 +121,20 @@ nsa_status chk_kv_compare_cache(chk_kv_world *w) {
 
 /* ---- blocks ---- */
 
-int chk_kv_sequence_of(const chk_kv_world *w, int64_t token) {
+int chk_kv_sequence_of(const chk_kv_scenario *w, int64_t token) {
   int s = 0;
   while (token >= w->q_len[s]) token -= w->q_len[s++];
   return s;
 }
 
-int64_t chk_kv_position_of(const chk_kv_world *w, int64_t token) {
+int64_t chk_kv_position_of(const chk_kv_scenario *w, int64_t token) {
   int s = 0;
   while (token >= w->q_len[s]) token -= w->q_len[s++];
   return w->len[s] ? w->len[s] - w->q_len[s] + token : -1;
 }
 
-static void compare_row_blocks(chk_kv_world *w, int64_t token, int32_t head) {
-  const nsai_geometry *g = &w->form.geometry;
+static void compare_row_blocks(chk_kv_scenario *w, int64_t token, int32_t head) {
+  const nsai_model *g = &w->opts.model;
   const chk_kv_tensor *idx = &w->tensor[CHK_KV_IDX], *probe = &w->tensor[CHK_KV_PROBE];
   int64_t at = token * idx->view.stride[0] + head * idx->view.stride[1];
   const int32_t *got = (const int32_t *)(const void *)chk_kv_fetched(idx) + at;
@@ -142,7 +142,7 @@ static void compare_row_blocks(chk_kv_world *w, int64_t token, int32_t head) {
   int64_t t = chk_kv_position_of(w, token), blocks = probe->view.shape[2];
   const float *row = (const float *)(const void *)probe->host + token * probe->view.stride[0] +
                      head * probe->view.stride[1];
-  const char *complaint = nsai_trial_selection_malformed(g, t, got);
+  const char *complaint = nsai_verify_selection_malformed(g, t, got);
   if (complaint)
     FAIL(w, "blocks of token %lld (t %lld), head %d: %s", (long long)token, (long long)t, head,
          complaint);
@@ -150,10 +150,10 @@ static void compare_row_blocks(chk_kv_world *w, int64_t token, int32_t head) {
   double *importance = malloc((size_t)blocks * sizeof *importance);
   if (!importance) return;
   for (int64_t i = 0; i < blocks; i++) importance[i] = (double)row[i];
-  double distance = nsai_trial_selection_distance(g, t, got, importance);
+  double distance = nsai_verify_selection_distance(g, t, got, importance);
   free(importance);
   w->result->near_cut++;
-  if (!(distance <= NSAI_TRIAL_CUT_TOLERANCE))
+  if (!(distance <= NSAI_VERIFY_CUT_TOLERANCE))
     FAIL(w, "blocks of token %lld (t %lld), head %d are %g from the cut", (long long)token,
          (long long)t, head, distance);
 }
@@ -164,12 +164,12 @@ static const char *const part_names[NSA_BRANCHES + 1] = { "o_cmp", "o_sel", "o_w
 
 /* Squares of a row's error, of what its reference is and of a plain computation's error. `plain` may be
  * NULL: [Dv]. */
-static chk_kv_sums row_sums(const chk_kv_world *w, int what, int64_t token, int32_t head,
+static chk_kv_sums row_sums(const chk_kv_scenario *w, int what, int64_t token, int32_t head,
                             const double *plain) {
   const chk_kv_tensor *t = &w->tensor[what];
   int64_t at = token * t->view.stride[0] + head * t->view.stride[1];
   chk_kv_sums sums = { .rows = 1 };
-  for (int32_t i = 0; i < w->form.geometry.head_dim_v; i++) {
+  for (int32_t i = 0; i < w->opts.model.head_dim_v; i++) {
     double x = value(&t->view, chk_kv_fetched(t), at + i), want = value(&t->view, t->host, at + i);
     sums.error += (x - want) * (x - want);
     sums.norm += want * want;
@@ -194,10 +194,10 @@ static double ratio_of(const chk_kv_sums *s, double tolerance) {
 /* A row joins its sequence's and head's; by itself, of few keys' values that nearly cancel, it may be some
  * times as far off as the norm over many. */
 #define ROW_LIMIT 4
-static void compare_row(chk_kv_world *w, int part, int what, int64_t token, int32_t head,
+static void compare_row(chk_kv_scenario *w, int part, int what, int64_t token, int32_t head,
                         const double *plain, double tolerance) {
   chk_kv_sums row = row_sums(w, what, token, head, plain);
-  chk_kv_sums *all = &w->sums[part][chk_kv_sequence_of(w, token) * w->form.geometry.heads + head];
+  chk_kv_sums *all = &w->sums[part][chk_kv_sequence_of(w, token) * w->opts.model.heads + head];
   double ratio = ratio_of(&row, tolerance);
   add_sums(all, &row);
   if (!(ratio <= ROW_LIMIT))
@@ -206,8 +206,8 @@ static void compare_row(chk_kv_world *w, int part, int what, int64_t token, int3
 }
 
 /* o from the branches as they are stored; false: with a gate MLP nobody has the gates. */
-static bool add_branches(const chk_kv_world *w, int64_t token, int32_t head, double *plain) {
-  const nsai_geometry *g = &w->form.geometry;
+static bool add_branches(const chk_kv_scenario *w, int64_t token, int32_t head, double *plain) {
+  const nsai_model *g = &w->opts.model;
   const chk_kv_tensor *gate = &w->tensor[CHK_KV_GATE];
   if (g->gate == NSAI_GATE_MLP) return false;
   memset(plain, 0, (size_t)g->head_dim_v * sizeof *plain);
@@ -227,12 +227,12 @@ static bool add_branches(const chk_kv_world *w, int64_t token, int32_t head, dou
  * a single row may lie above the limit, eight do not (tests/unit/test_few_rows.c). */
 #define LEAST_ROWS 8
 
-void chk_kv_judge(chk_kv_world *w) {
-  const nsai_geometry *g = &w->form.geometry;
+void chk_kv_verify(chk_kv_scenario *w) {
+  const nsai_model *g = &w->opts.model;
   for (int part = 0; part <= NSA_BRANCHES; part++) {
-    nsai_trial_measure measure = part == NSA_BRANCHES ? NSAI_TRIAL_WHOLE : NSAI_TRIAL_STAGE;
+    nsai_verify_measure measure = part == NSA_BRANCHES ? NSAI_VERIFY_WHOLE : NSAI_VERIFY_STAGE;
     double *worst = part == NSA_BRANCHES ? &w->result->o : &w->result->branch;
-    int32_t count = w->form.seqs * g->heads;
+    int32_t count = w->opts.seqs * g->heads;
     int64_t rest = 0; /* rows */
     for (int32_t i = 0; i < count; i++) rest += w->sums[part][i].rows;
     chk_kv_sums group = { 0 };
@@ -240,7 +240,7 @@ void chk_kv_judge(chk_kv_world *w) {
       add_sums(&group, &w->sums[part][i]);
       rest -= w->sums[part][i].rows;
       if ((group.rows < LEAST_ROWS || rest < LEAST_ROWS) && i + 1 < count) continue;
-      double ratio = ratio_of(&group, nsai_trial_tolerance_of(measure, g->dtype).relative);
+      double ratio = ratio_of(&group, nsai_verify_tolerance_of(measure, g->dtype).relative);
       if (ratio > *worst) *worst = ratio;
       if (!(ratio <= 1))
         FAIL(w, "%s of %lld rows up to sequence %d, head %d: error %.3g times its limit",
@@ -250,22 +250,22 @@ void chk_kv_judge(chk_kv_world *w) {
   }
 }
 
-static void compare_lse(chk_kv_world *w, int branch, int64_t token, int32_t head) {
+static void compare_lse(chk_kv_scenario *w, int branch, int64_t token, int32_t head) {
   const chk_kv_tensor *t = &w->tensor[CHK_KV_LSE + branch];
   int64_t at = token * t->view.stride[0] + head;
   double x = value(&t->view, chk_kv_fetched(t), at), want = value(&t->view, t->host, at);
   if ((isinf(x) && x == want) || (isnan(x) && isnan(want))) return;
-  double ratio = fabs(x - want) / (NSAI_TRIAL_LSE_TOLERANCE * fmax(1, fabs(want)));
+  double ratio = fabs(x - want) / (NSAI_VERIFY_LSE_TOLERANCE * fmax(1, fabs(want)));
   if (ratio > w->result->lse) w->result->lse = ratio;
   if (!(ratio <= 1))
     FAIL(w, "lse %d of token %lld (t %lld), head %d: %g, expected %g", branch, (long long)token,
          (long long)chk_kv_position_of(w, token), head, x, want);
 }
 
-static void compare_outputs(chk_kv_world *w) {
-  const nsai_geometry *g = &w->form.geometry;
-  double stage = nsai_trial_tolerance_of(NSAI_TRIAL_STAGE, g->dtype).relative;
-  double whole = nsai_trial_tolerance_of(NSAI_TRIAL_WHOLE, g->dtype).relative;
+static void compare_outputs(chk_kv_scenario *w) {
+  const nsai_model *g = &w->opts.model;
+  double stage = nsai_verify_tolerance_of(NSAI_VERIFY_STAGE, g->dtype).relative;
+  double whole = nsai_verify_tolerance_of(NSAI_VERIFY_WHOLE, g->dtype).relative;
   double plain[NSAI_MAX_HEAD_DIM];
   for (int64_t token = 0; token < w->tokens; token++)
     for (int32_t head = 0; head < g->heads; head++) {
@@ -281,12 +281,12 @@ static void compare_outputs(chk_kv_world *w) {
 }
 
 /* What the CPU device says: blocks and importance of its own, then outputs on the GPU's blocks. */
-static nsa_status ask_cpu(chk_kv_world *w) {
+static nsa_status ask_cpu(chk_kv_scenario *w) {
   nsa_batch batch = chk_kv_batch(w, false, false);
   nsa_io io = chk_kv_io(w, false);
   nsa_exec exec = w->cpu_exec;
   exec.branches = w->branches;
-  bool selects = w->form.geometry.select_count > 0 && w->form.selection == NSA_SELECT_OWN;
+  bool selects = w->opts.model.select_count > 0 && w->opts.selection == NSA_SELECT_OWN;
   if (selects) {
     io.probe_rows = chk_kv_view(w, CHK_KV_PROBE_ROWS, false);
     io.probe_importance = chk_kv_view(w, CHK_KV_PROBE, false);
@@ -294,9 +294,9 @@ static nsa_status ask_cpu(chk_kv_world *w) {
     for (int64_t i = 0; i < w->tokens; i++) ((int32_t *)io.probe_rows.data)[i] = (int32_t)i;
     NSAI_TRY(chk_kv_attend(w, w->cpu_select, &exec, &batch, &io));
     for (int64_t token = 0; token < w->tokens; token++)
-      for (int32_t head = 0; head < w->form.geometry.kv_heads; head++)
+      for (int32_t head = 0; head < w->opts.model.kv_heads; head++)
         compare_row_blocks(w, token, head);
-    if (w->form.probed) chk_kv_compare_probes(w);
+    if (w->opts.probed) chk_kv_compare_probes(w);
     io.probe_rows = io.probe_importance = (nsa_tensor){ 0 };
     memcpy(io.block_idx.data, chk_kv_fetched(&w->tensor[CHK_KV_IDX]), w->tensor[CHK_KV_IDX].bytes);
   }
@@ -304,7 +304,7 @@ static nsa_status ask_cpu(chk_kv_world *w) {
 }
 
 /* Guards of an output, and, of those that have the call's rows, what lies behind its tokens. */
-static void check_output(chk_kv_world *w, const chk_kv_tensor *t, bool rows) {
+static void check_output(chk_kv_scenario *w, const chk_kv_tensor *t, bool rows) {
   const uint8_t *data = chk_kv_fetched(t);
   size_t row = t->bytes / (size_t)t->view.shape[0];
   chk_kv_check_guards(w, &t->gpu, "output");
@@ -315,13 +315,13 @@ static void check_output(chk_kv_world *w, const chk_kv_tensor *t, bool rows) {
     }
 }
 
-static nsa_status fetch_outputs(chk_kv_world *w) {
+static nsa_status fetch_outputs(chk_kv_scenario *w) {
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_PROBE_ROWS; what++)
     if (w->tensor[what].host) NSAI_TRY(chk_kv_fetch(w, what));
   return NSA_OK;
 }
 
-nsa_status chk_kv_compare_rows(chk_kv_world *w) {
+nsa_status chk_kv_compare_rows(chk_kv_scenario *w) {
   NSAI_TRY(fetch_outputs(w)); /* and what had become of the call */
   if (!w->tokens) return NSA_OK;
   NSAI_TRY(ask_cpu(w));
@@ -329,19 +329,19 @@ nsa_status chk_kv_compare_rows(chk_kv_world *w) {
   return NSA_OK;
 }
 
-nsa_status chk_kv_compare_step(chk_kv_world *w) {
+nsa_status chk_kv_compare_step(chk_kv_scenario *w) {
   if (!w->tokens) return NSA_OK;
   NSAI_TRY(fetch_outputs(w));
-  if (w->form.counted) NSAI_TRY(chk_kv_fetch(w, CHK_KV_READS));
-  NSAI_TRY(nsai_trial_buffer_fetch_guards(w->device, &w->workspace));
-  chk_kv_spoil_step(w);
+  if (w->opts.counted) NSAI_TRY(chk_kv_fetch(w, CHK_KV_READS));
+  NSAI_TRY(nsai_verify_buffer_fetch_guards(w->device, &w->workspace));
+  chk_kv_inject_step(w);
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_PROBE_ROWS; what++)
     if (w->tensor[what].host) check_output(w, &w->tensor[what], what != CHK_KV_SOME);
   chk_kv_check_guards(w, &w->workspace, "workspace");
-  if (w->form.counted) chk_kv_check_guards(w, &w->tensor[CHK_KV_READS].gpu, "reads");
+  if (w->opts.counted) chk_kv_check_guards(w, &w->tensor[CHK_KV_READS].gpu, "reads");
   if (w->result->failure[0]) return NSA_OK; /* blocks may lead the CPU device anywhere */
   NSAI_TRY(ask_cpu(w));
   compare_outputs(w);
-  if (w->form.counted) chk_kv_compare_reads(w);
+  if (w->opts.counted) chk_kv_compare_reads(w);
   return NSA_OK;
 }

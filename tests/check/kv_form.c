@@ -14,7 +14,7 @@ static uint64_t next(uint64_t *state) {
 
 #define PICK(state, list) ((list)[next(state) % (sizeof(list) / sizeof *(list))])
 
-static void random_model(uint64_t *random, nsai_geometry *g) {
+static void random_model(uint64_t *random, nsai_model *g) {
   static const int32_t groups[] = { 1, 2, 3, 4, 5, 7, 8, 16, 16, 16, 24, 32, 64 };
   static const int32_t dims[] = { 16, 32, 64, 72, 96, 128, 128, 128, 128, 192, 256 };
   static const int32_t strides[] = { 1, 2, 4, 8, 16, 16, 16 };
@@ -51,8 +51,8 @@ static void random_model(uint64_t *random, nsai_geometry *g) {
  * as many compressed ones. */
 #define LONG_FROM 1000
 #define LONG_BLOCKS 4096
-static void make_long(chk_kv_form *out) {
-  nsai_geometry *g = &out->geometry;
+static void make_long(chk_kv_options *out) {
+  nsai_model *g = &out->model;
   g->block = g->stride = g->select_block = 4;
   g->heads = g->heads / g->kv_heads < 8 ? g->heads / g->kv_heads : 8;
   g->kv_heads = 1;
@@ -67,7 +67,7 @@ static void make_long(chk_kv_form *out) {
   if (!g->select_count) g->select_count = 16;
 }
 
-static bool has_probed_rows(const chk_kv_form *f) {
+static bool has_probed_rows(const chk_kv_options *f) {
   return f->seqs * f->max_q_len >= CHK_KV_PROBES;
 }
 
@@ -75,9 +75,9 @@ static bool has_probed_rows(const chk_kv_form *f) {
  * blocks of threads that share a search have few or none of them. */
 #define SEARCHED_FROM 2100
 #define SEARCHED_TO 4096
-void chk_kv_form_searched(chk_kv_form *out) {
+void chk_kv_options_searched(chk_kv_options *out) {
   static const int32_t counts[][3] = { { 32, 1, 2 }, { 16, 0, 1 }, { 18, 1, 2 }, { 34, 1, 1 } };
-  nsai_geometry *g = &out->geometry;
+  nsai_model *g = &out->model;
   uint64_t random = out->seed * 0x9fb21c651e98df25ull + 1;
   const int32_t *count = PICK(&random, counts), group = g->heads / g->kv_heads;
   g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
@@ -101,8 +101,8 @@ void chk_kv_form_searched(chk_kv_form *out) {
 }
 
 /* A selection of the caller's in every fifth, probes in half of the others. */
-static void choose_lists(uint64_t *random, chk_kv_form *out) {
-  bool selects = out->geometry.select_count > 0;
+static void choose_lists(uint64_t *random, chk_kv_options *out) {
+  bool selects = out->model.select_count > 0;
   out->shared_lists = next(random) % 2;
   out->selection = NSA_SELECT_OWN;
   if (selects && next(random) % 5 == 0)
@@ -110,17 +110,17 @@ static void choose_lists(uint64_t *random, chk_kv_form *out) {
   out->probed = selects && !out->selection && next(random) % 2 && has_probed_rows(out);
 }
 
-void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
+void chk_kv_options_random(uint64_t seed, int32_t longest, chk_kv_options *out) {
   static const int32_t pages[] = { NSA_NO_PAGES, 16, 32, 64, 64, 128 };
   static const int32_t q_lens[] = { 1, 1, 2, 4, 5, 16 };
   uint64_t random = seed * 0x2545f4914f6cdd1dull + 1;
   memset(out, 0, sizeof *out);
   out->seed = seed;
-  random_model(&random, &out->geometry);
+  random_model(&random, &out->model);
   out->page_size = PICK(&random, pages);
   out->hnd = next(&random) % 2;
   out->lists = out->page_size > 0 && next(&random) % 2;
-  out->ring = out->geometry.per_branch && out->geometry.window && next(&random) % 2;
+  out->ring = out->model.per_branch && out->model.window && next(&random) % 2;
   out->slots = (out->page_size < 0 || out->ring) && next(&random) % 2;
   out->mapping = out->page_size > 0 && next(&random) % 3 == 0;
   out->graph = next(&random) % 2;
@@ -135,31 +135,31 @@ void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out) {
   out->masks = !out->graph && next(&random) % 4 == 0;
   choose_lists(&random, out);
   out->counted = next(&random) % 2;
-  if (next(&random) % 5 == 0) out->geometry.gate = NSAI_GATE_MLP;
+  if (next(&random) % 5 == 0) out->model.gate = NSAI_GATE_MLP;
   bool takes_long = longest >= LONG_FROM, is_long = takes_long && next(&random) % 20 == 0;
   if (is_long)
     make_long(out);
   else if (takes_long && next(&random) % 12 == 0)
-    chk_kv_form_searched(out);
+    chk_kv_options_searched(out);
 }
 
-void chk_kv_form_plain(chk_kv_form *out) {
+void chk_kv_options_plain(chk_kv_options *out) {
   out->selection = NSA_SELECT_OWN;
   out->probed = out->counted = false;
 }
 
-void chk_kv_form_prefill(chk_kv_form *out) {
+void chk_kv_options_prefill(chk_kv_options *out) {
   uint64_t random = out->seed * 0xd1342543de82ef95ull + 1;
   out->op = NSA_OP_PREFILL;
   out->counted = false;
-  out->max_q_len = (int32_t)(1 + next(&random) % (out->geometry.heads > 16 ? 70 : 300));
+  out->max_q_len = (int32_t)(1 + next(&random) % (out->model.heads > 16 ? 70 : 300));
   out->ragged = next(&random) % 4 > 0;
   choose_lists(&random, out);
   if (out->max_kv_len < 8 * out->max_q_len) out->max_kv_len = 8 * out->max_q_len;
 }
 
-void chk_kv_form_soak(chk_kv_form *out, int32_t longest) {
-  nsai_geometry *g = &out->geometry;
+void chk_kv_options_soak(chk_kv_options *out, int32_t longest) {
+  nsai_model *g = &out->model;
   int32_t group = g->heads / g->kv_heads;
   g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
   g->heads = g->kv_heads * (group < 8 ? group : 8);
@@ -181,10 +181,10 @@ void chk_kv_form_soak(chk_kv_form *out, int32_t longest) {
   out->max_kv_len = longest;
 }
 
-void chk_kv_form_split(chk_kv_form *out) {
-  nsai_geometry *g = &out->geometry;
+void chk_kv_options_split(chk_kv_options *out) {
+  nsai_model *g = &out->model;
   int32_t group = g->heads / g->kv_heads;
-  chk_kv_form_prefill(out);
+  chk_kv_options_prefill(out);
   out->split = true;
   g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
   g->heads = g->kv_heads * (group < 16 ? group : 16);
@@ -198,14 +198,14 @@ void chk_kv_form_split(chk_kv_form *out) {
 
 /* What random worlds leave out: hundreds of sequences, long ones, and plans for many that all may be long:
  * what their kernels leave each other lies behind 2^31 elements. */
-typedef struct large_world {
+typedef struct large_scenario {
   int32_t seqs, least, most; /* tokens of a sequence */
   int32_t chunk, q_len;      /* new ones in an append, and in a step at most */
   int32_t kv_heads, group, dim;
   int32_t block, stride, select_block, count, window;
   int32_t longest; /* 0: most */
-} large_world;
-static const large_world large_worlds[] = {
+} large_scenario;
+static const large_scenario large_worlds[] = {
   { 1024, 0, 300, 40, 4, 2, 4, 64, 16, 8, 16, 6, 33 },
   { 256, 0, 2000, 500, 4, 2, 8, 32, 32, 16, 64, 16, 512 },
   { 2, 3 << 18, 1 << 20, 1 << 17, 16, 1, 4, 16, 32, 16, 64, 16, 512 },
@@ -215,12 +215,12 @@ static const large_world large_worlds[] = {
   { 14, 0, 6000, 1500, 1, 4, 16, 128, 32, 16, 64, 16, 512 },
   { 28, 0, 3000, 40, 1, 4, 8, 96, 32, 16, 64, 12, 200 }, /* some with a ring */
 };
-#define LARGE_WORLDS (sizeof large_worlds / sizeof *large_worlds)
+#define LARGE_SCENARIOS (sizeof large_worlds / sizeof *large_worlds)
 
-void chk_kv_form_large(int32_t op, chk_kv_form *out) {
-  const uint64_t number = out->seed - 1, layout = number / LARGE_WORLDS;
-  const large_world *x = &large_worlds[number % LARGE_WORLDS];
-  nsai_geometry *g = &out->geometry;
+void chk_kv_options_large(int32_t op, chk_kv_options *out) {
+  const uint64_t number = out->seed - 1, layout = number / LARGE_SCENARIOS;
+  const large_scenario *x = &large_worlds[number % LARGE_SCENARIOS];
+  nsai_model *g = &out->model;
   g->kv_heads = x->kv_heads;
   g->heads = x->kv_heads * x->group;
   g->head_dim_qk = g->head_dim_v = x->dim;
@@ -255,8 +255,8 @@ void chk_kv_form_large(int32_t op, chk_kv_form *out) {
 
 static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 
-void chk_kv_form_print(const chk_kv_form *f, FILE *out) {
-  const nsai_geometry *g = &f->geometry;
+void chk_kv_options_print(const chk_kv_options *f, FILE *out) {
+  const nsai_model *g = &f->model;
   fprintf(
       out,
       "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s "

@@ -11,29 +11,29 @@
 #define PROBE_TOLERANCE 1e-4
 
 /* Blocks or ranges of every kind: before, within and behind what may be seen, twice, none. */
-static void choose_lists(chk_kv_world *w, chk_kv_tensor *t) {
-  const nsai_geometry *g = &w->form.geometry;
+static void choose_lists(chk_kv_scenario *w, chk_kv_tensor *t) {
+  const nsai_model *g = &w->opts.model;
   int32_t *out = (int32_t *)(void *)t->host;
-  uint64_t blocks = (uint64_t)nsai_select_block_count(g, w->form.max_kv_len);
+  uint64_t blocks = (uint64_t)nsai_select_block_count(g, w->opts.max_kv_len);
   size_t count = t->bytes / sizeof *out;
-  for (size_t i = 0; w->form.selection == NSA_SELECT_BLOCKS && i < count; i++)
+  for (size_t i = 0; w->opts.selection == NSA_SELECT_BLOCKS && i < count; i++)
     out[i] = (int32_t)(chk_kv_next(w) % (blocks + 2)) - 1;
-  for (size_t i = 0; w->form.selection == NSA_SELECT_RANGES && i < count; i += 2) {
+  for (size_t i = 0; w->opts.selection == NSA_SELECT_RANGES && i < count; i += 2) {
     /* every eighth of any length: more keys than so many blocks have, which splits are made for */
-    uint64_t most = chk_kv_next(w) % 8 ? 60 : (uint64_t)w->form.max_kv_len;
-    out[i] = (int32_t)(chk_kv_next(w) % (uint64_t)w->form.max_kv_len);
+    uint64_t most = chk_kv_next(w) % 8 ? 60 : (uint64_t)w->opts.max_kv_len;
+    out[i] = (int32_t)(chk_kv_next(w) % (uint64_t)w->opts.max_kv_len);
     out[i + 1] = out[i] + (int32_t)(chk_kv_next(w) % most) - 5;
   }
 }
 
-void chk_kv_choose_selection(chk_kv_world *w) {
+void chk_kv_choose_selection(chk_kv_scenario *w) {
   chk_kv_tensor *lists = &w->tensor[CHK_KV_SELECTION], *rows = &w->tensor[CHK_KV_SOME_ROWS];
   if (lists->host) choose_lists(w, lists);
   for (int i = 0; rows->host && w->tokens && i < CHK_KV_PROBES; i++)
     ((int32_t *)(void *)rows->host)[i] = (int32_t)(chk_kv_next(w) % (uint64_t)w->tokens);
 }
 
-void chk_kv_compare_probes(chk_kv_world *w) {
+void chk_kv_compare_probes(chk_kv_scenario *w) {
   const chk_kv_tensor *rows = &w->tensor[CHK_KV_SOME_ROWS], *some = &w->tensor[CHK_KV_SOME];
   const float *all = (const float *)(const void *)w->tensor[CHK_KV_PROBE].host;
   const float *got = (const float *)(const void *)chk_kv_fetched(some);

@@ -18,15 +18,15 @@ typedef struct overrun {
 } overrun;
 
 /* The plan's longest sequence, or what the pages of its list hold. */
-static int32_t choose_room(chk_kv_world *w, int s) {
-  const int32_t most = w->form.max_kv_len;
-  if (w->form.page_size < 0 || !w->form.lists || chk_kv_next(w) % 4 == 0) return most;
-  const int64_t listed = (int64_t)w->page_count[s] * w->form.page_size;
+static int32_t choose_room(chk_kv_scenario *w, int s) {
+  const int32_t most = w->opts.max_kv_len;
+  if (w->opts.page_size < 0 || !w->opts.lists || chk_kv_next(w) % 4 == 0) return most;
+  const int64_t listed = (int64_t)w->page_count[s] * w->opts.page_size;
   return listed && listed < most ? (int32_t)listed : most;
 }
 
-static overrun choose(chk_kv_world *w) {
-  overrun o = { .last = w->form.seqs - 1 };
+static overrun choose(chk_kv_scenario *w) {
+  overrun o = { .last = w->opts.seqs - 1 };
   o.room = choose_room(w, o.last);
   const int32_t chunk = w->chunk < o.room ? w->chunk : o.room;
   o.count = 1 + (int32_t)(chk_kv_next(w) % (uint64_t)chunk);
@@ -36,7 +36,7 @@ static overrun choose(chk_kv_world *w) {
 }
 
 /* The call's sequence with so many new tokens, up to the last place. */
-static void make_call(chk_kv_world *w, const overrun *o, int32_t tokens) {
+static void make_call(chk_kv_scenario *w, const overrun *o, int32_t tokens) {
   memset(w->q_len, 0, sizeof w->q_len);
   w->packed = true;
   w->q_len[o->last] = tokens;
@@ -44,22 +44,24 @@ static void make_call(chk_kv_world *w, const overrun *o, int32_t tokens) {
 }
 
 /* Whoever reads the last list beyond its end finds pages of others, or free ones. */
-static nsa_status lead_on(chk_kv_world *w) {
+static nsa_status lead_on(chk_kv_scenario *w) {
   const chk_kv_tensor *t = &w->tensor[CHK_KV_LISTS];
-  const int32_t used = ((int32_t *)(void *)w->tensor[CHK_KV_STARTS].host)[w->form.seqs];
+  const int32_t used = ((int32_t *)(void *)w->tensor[CHK_KV_STARTS].host)[w->opts.seqs];
   int32_t *pages = (int32_t *)(void *)t->host;
   for (int32_t i = used, free = w->free_count; i < (int32_t)(t->bytes / sizeof *pages); i++)
     pages[i] = free ? w->free_page[--free] : pages[i - used];
   return chk_kv_upload(w, CHK_KV_LISTS);
 }
 
-static int32_t *lengths(chk_kv_world *w) { return (int32_t *)(void *)w->tensor[CHK_KV_LEN].host; }
+static int32_t *lengths(chk_kv_scenario *w) {
+  return (int32_t *)(void *)w->tensor[CHK_KV_LEN].host;
+}
 
 /* From the call of the tokens that have a place to that of all. */
-static nsa_status overrun_call(chk_kv_world *w, const overrun *o) {
+static nsa_status overrun_call(chk_kv_scenario *w, const overrun *o) {
   int64_t *mapping = (int64_t *)(void *)w->tensor[CHK_KV_MAPPING].host;
   lengths(w)[o->last] = o->kv_len;
-  ((int32_t *)(void *)w->tensor[CHK_KV_CU_Q].host)[w->form.seqs] = o->count;
+  ((int32_t *)(void *)w->tensor[CHK_KV_CU_Q].host)[w->opts.seqs] = o->count;
   for (int32_t i = o->placed; i < o->count; i++) mapping[i] = 0; /* it is to be written */
   w->rows = o->count;
   NSAI_TRY(lead_on(w));
@@ -69,9 +71,9 @@ static nsa_status overrun_call(chk_kv_world *w, const overrun *o) {
 }
 
 /* All sequences' last tokens attend once more, on the CPU device without that of the overrun. */
-static nsa_status attend_beside(chk_kv_world *w, const overrun *o) {
-  w->form.probed = w->form.counted = false; /* they tell of all sequences */
-  for (int s = 0; s < w->form.seqs; s++) w->q_len[s] = w->form.max_q_len;
+static nsa_status attend_beside(chk_kv_scenario *w, const overrun *o) {
+  w->opts.probed = w->opts.counted = false; /* they tell of all sequences */
+  for (int s = 0; s < w->opts.seqs; s++) w->q_len[s] = w->opts.max_q_len;
   NSAI_TRY(chk_kv_prepare_call(w));
   lengths(w)[o->last] = o->kv_len;
   NSAI_TRY(lead_on(w));
@@ -86,7 +88,7 @@ static nsa_status attend_beside(chk_kv_world *w, const overrun *o) {
   return chk_kv_compare_rows(w);
 }
 
-nsa_status chk_kv_overrun(chk_kv_world *w) {
+nsa_status chk_kv_overrun(chk_kv_scenario *w) {
   const overrun o = choose(w);
   make_call(w, &o, o.count);
   NSAI_TRY(chk_kv_prepare_append(w));

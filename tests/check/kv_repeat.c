@@ -13,13 +13,13 @@ static bool is_written(int what) {
   return what <= CHK_KV_V_CMP || (what >= CHK_KV_READS && what < CHK_KV_PROBE_ROWS);
 }
 
-static nsa_status fetch(chk_kv_world *w) {
+static nsa_status fetch(chk_kv_scenario *w) {
   for (int what = 0; what < CHK_KV_PROBE_ROWS; what++)
     if (is_written(what) && w->tensor[what].host) NSAI_TRY(chk_kv_fetch(w, what));
   return NSA_OK;
 }
 
-static nsa_status keep(chk_kv_world *w, uint8_t *kept[]) {
+static nsa_status keep(chk_kv_scenario *w, uint8_t *kept[]) {
   NSAI_TRY(fetch(w));
   for (int what = 0; what < CHK_KV_PROBE_ROWS; what++) {
     const chk_kv_tensor *t = &w->tensor[what];
@@ -32,14 +32,14 @@ static nsa_status keep(chk_kv_world *w, uint8_t *kept[]) {
 }
 
 /* The caches stay as the last run left them: what it appended lies there already. */
-static nsa_status run_again(chk_kv_world *w) {
+static nsa_status run_again(chk_kv_scenario *w) {
   NSAI_TRY(chk_kv_poison_outputs(w));
-  if (w->form.counted) NSAI_TRY(chk_kv_upload(w, CHK_KV_READS));
+  if (w->opts.counted) NSAI_TRY(chk_kv_upload(w, CHK_KV_READS));
   NSAI_TRY(chk_kv_run_gpu(w));
   return fetch(w);
 }
 
-static void compare(chk_kv_world *w, int repeat, int what, const uint8_t *kept) {
+static void compare(chk_kv_scenario *w, int repeat, int what, const uint8_t *kept) {
   const chk_kv_tensor *t = &w->tensor[what];
   const uint8_t *got = chk_kv_fetched(t);
   size_t at = 0;
@@ -50,13 +50,13 @@ static void compare(chk_kv_world *w, int repeat, int what, const uint8_t *kept) 
            repeat, what, at, at / (t->bytes / (size_t)t->view.shape[0]), got[at], kept[at]);
 }
 
-nsa_status chk_kv_repeat(chk_kv_world *w) {
+nsa_status chk_kv_repeat(chk_kv_scenario *w) {
   uint8_t *kept[CHK_KV_PROBE_ROWS] = { 0 };
-  const int repeats = w->device->driver ? w->form.repeats : 1;
+  const int repeats = w->device->driver ? w->opts.repeats : 1;
   nsa_status status = keep(w, kept);
   for (int i = 1; !status && !w->result->failure[0] && i <= repeats; i++) {
     status = run_again(w);
-    if (!status) chk_kv_spoil_repeat(w);
+    if (!status) chk_kv_inject_repeat(w);
     for (int what = 0; !status && what < CHK_KV_PROBE_ROWS; what++)
       if (kept[what]) compare(w, i, what, kept[what]);
   }

@@ -26,7 +26,7 @@ typedef struct pool {
 #define MOST_POOLS 8
 
 typedef struct soak {
-  chk_kv_world w;
+  chk_kv_scenario w;
   const chk_kv_soak_request *request;
   chk_kv_soak_counts *counts;
   pool pools[MOST_POOLS];
@@ -54,23 +54,23 @@ static void fail(soak *k, const char *what, int64_t at) {
 static size_t page_bytes(const chk_kv_tensor *t) { return (size_t)t->view.stride[0] * 2; }
 
 static void *page_at(const chk_kv_tensor *t, int32_t page) {
-  return t->gpu.device + NSAI_TRIAL_GUARD + (size_t)page * page_bytes(t);
+  return t->gpu.device + NSAI_VERIFY_GUARD + (size_t)page * page_bytes(t);
 }
 
-static bool spoils(soak *k, int what) {
-  if (k->request->spoil != what || k->spoilt) return false;
+static bool injects(soak *k, int what) {
+  if (k->request->inject != what || k->spoilt) return false;
   return k->spoilt = true;
 }
 
 /* The page is NaN before anybody can take it. */
 static nsa_status release(soak *k, int32_t page) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   if (--k->users[page]) return NSA_OK;
   w->free_page[w->free_count++] = page;
   k->counts->poisoned++;
   for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
     const chk_kv_tensor *t = &w->tensor[what];
-    if (t->host) NSAI_TRY(nsai_trial_device_set(w->device, page_at(t, page), 0xff, page_bytes(t)));
+    if (t->host) NSAI_TRY(nsai_verify_device_set(w->device, page_at(t, page), 0xff, page_bytes(t)));
   }
   return NSA_OK;
 }
@@ -83,21 +83,21 @@ static int32_t take(soak *k) {
 
 /* Leaves a sequence the pages of `len` tokens. */
 static nsa_status keep(soak *k, int s, int32_t len) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   w->len[s] = len;
-  while ((int64_t)(w->page_count[s] - 1) * w->form.page_size >= len && w->page_count[s])
+  while ((int64_t)(w->page_count[s] - 1) * w->opts.page_size >= len && w->page_count[s])
     NSAI_TRY(release(k, w->page[s][--w->page_count[s]]));
   return NSA_OK;
 }
 
 static nsa_status copy_page(soak *k, int s, int32_t i) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   int32_t from = w->page[s][i], to = take(k);
   k->counts->copies++;
   for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
     const chk_kv_tensor *t = &w->tensor[what];
     if (t->host)
-      NSAI_TRY(nsai_trial_device_copy(w->device, page_at(t, to), page_at(t, from), page_bytes(t)));
+      NSAI_TRY(nsai_verify_device_copy(w->device, page_at(t, to), page_at(t, from), page_bytes(t)));
   }
   w->page[s][i] = to;
   return release(k, from);
@@ -105,11 +105,11 @@ static nsa_status copy_page(soak *k, int s, int32_t i) {
 
 /* The sequence alone has the pages of its tokens from position `first` on. */
 static nsa_status own_pages(soak *k, int s, int32_t first) {
-  chk_kv_world *w = &k->w;
-  for (int32_t i = first / w->form.page_size; i * w->form.page_size < w->len[s]; i++) {
+  chk_kv_scenario *w = &k->w;
+  for (int32_t i = first / w->opts.page_size; i * w->opts.page_size < w->len[s]; i++) {
     if (i == w->page_count[s])
       w->page[s][w->page_count[s]++] = take(k);
-    else if (k->users[w->page[s][i]] > 1 && k->request->spoil != CHK_KV_SOAK_SPOIL_COPY)
+    else if (k->users[w->page[s][i]] > 1 && k->request->inject != CHK_KV_SOAK_INJECT_COPY)
       NSAI_TRY(copy_page(k, s, i));
   }
   return NSA_OK;
@@ -119,13 +119,13 @@ static nsa_status own_pages(soak *k, int s, int32_t first) {
 
 /* A new sequence, with the beginning of another one where there is one. */
 static void arrive(soak *k, int s) {
-  chk_kv_world *w = &k->w;
-  int from = (int)below(k, (uint64_t)w->form.seqs);
+  chk_kv_scenario *w = &k->w;
+  int from = (int)below(k, (uint64_t)w->opts.seqs);
   k->counts->arrivals++;
   if (!k->solid[from] || below(k, 3) == 0) return;
   k->counts->forks++;
   w->len[s] = 1 + (int32_t)below(k, (uint64_t)k->solid[from]);
-  for (int32_t i = 0; i * w->form.page_size < w->len[s]; i++) {
+  for (int32_t i = 0; i * w->opts.page_size < w->len[s]; i++) {
     w->page[s][w->page_count[s]++] = w->page[from][i];
     k->users[w->page[from][i]]++;
   }
@@ -133,16 +133,16 @@ static void arrive(soak *k, int s) {
 }
 
 static nsa_status roll_back(soak *k, int s) {
-  chk_kv_world *w = &k->w;
-  int32_t most = w->len[s] < w->form.max_q_len ? w->len[s] : w->form.max_q_len;
+  chk_kv_scenario *w = &k->w;
+  int32_t most = w->len[s] < w->opts.max_q_len ? w->len[s] : w->opts.max_q_len;
   k->counts->rollbacks++;
   return keep(k, s, w->len[s] - (int32_t)below(k, (uint64_t)most));
 }
 
 /* The call's new tokens of a sequence, which `token` of the call are before. */
 static nsa_status draft(soak *k, int s, bool arrived, int64_t token) {
-  chk_kv_world *w = &k->w;
-  uint64_t most = (uint64_t)w->form.max_q_len;
+  chk_kv_scenario *w = &k->w;
+  uint64_t most = (uint64_t)w->opts.max_q_len;
   int32_t count = below(k, 2) ? 1 : (int32_t)below(k, most + 1), first = w->len[s];
   if (!first && !count) count = 1;
   w->q_len[s] = count;
@@ -150,7 +150,7 @@ static nsa_status draft(soak *k, int s, bool arrived, int64_t token) {
   if (!first && count > 1 && below(k, 2)) { /* rows before its first token */
     w->len[s] = 1 + (int32_t)below(k, (uint64_t)count - 1);
   } else {
-    if (arrived && w->form.mapping) k->resent[s] = first < count ? first : count;
+    if (arrived && w->opts.mapping) k->resent[s] = first < count ? first : count;
     w->len[s] = first + count - k->resent[s];
   }
   for (int32_t i = 0; i < count; i++) {
@@ -161,18 +161,18 @@ static nsa_status draft(soak *k, int s, bool arrived, int64_t token) {
 }
 
 static nsa_status choose(soak *k, int s, int64_t token) {
-  chk_kv_world *w = &k->w;
-  int32_t most = w->form.max_q_len;
+  chk_kv_scenario *w = &k->w;
+  int32_t most = w->opts.max_q_len;
   bool arrives = !w->len[s] && below(k, 8) == 0;
   k->resent[s] = 0;
-  if (w->len[s] && (w->len[s] + most > w->form.max_kv_len || below(k, 300) == 0)) {
+  if (w->len[s] && (w->len[s] + most > w->opts.max_kv_len || below(k, 300) == 0)) {
     k->counts->exits++;
     NSAI_TRY(keep(k, s, 0));
     k->solid[s] = 0;
   }
   if (arrives) {
     arrive(k, s);
-    if (w->len[s] + most > w->form.max_kv_len) NSAI_TRY(keep(k, s, w->form.max_kv_len - most));
+    if (w->len[s] + most > w->opts.max_kv_len) NSAI_TRY(keep(k, s, w->opts.max_kv_len - most));
   } else if (!w->len[s]) { /* a padded row, of any number of tokens */
     w->q_len[s] = below(k, 4) ? 0 : (int32_t)below(k, (uint64_t)most + 1);
     return NSA_OK;
@@ -190,22 +190,23 @@ static const int integers[] = { CHK_KV_CU_Q,   CHK_KV_LEN,   CHK_KV_TABLE,
 
 /* The call's integers on the host. */
 static void write_call(soak *k) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   chk_kv_write_call(w);
-  w->rows = (int64_t)w->form.seqs * w->form.max_q_len; /* the graph's */
+  w->rows = (int64_t)w->opts.seqs * w->opts.max_q_len; /* the graph's */
   int64_t *mapping = (int64_t *)(void *)w->tensor[CHK_KV_MAPPING].host;
-  for (int s = 0, token = 0; s < w->form.seqs; token += w->q_len[s++])
+  for (int s = 0, token = 0; s < w->opts.seqs; token += w->q_len[s++])
     for (int32_t i = 0; i < k->resent[s]; i++) mapping[token + i] = -1;
 }
 
 static nsa_status send_integers(soak *k, bool checked) {
   uint8_t *slot = k->slots + (size_t)k->slot++ * k->slot_bytes;
-  bool spoilt = checked && k->w.q_len[0] && k->w.len[0] > 1 && spoils(k, CHK_KV_SOAK_SPOIL_LEN);
+  bool spoilt = checked && k->w.q_len[0] && k->w.len[0] > 1 && injects(k, CHK_KV_SOAK_INJECT_LEN);
   for (size_t i = 0; i < INTEGERS; i++) {
     chk_kv_tensor *t = &k->w.tensor[integers[i]];
     memcpy(slot, t->host, t->bytes);
     if (spoilt && integers[i] == CHK_KV_LEN) ((int32_t *)(void *)slot)[0]--;
-    NSAI_TRY(nsai_trial_device_send(k->w.device, t->gpu.device + NSAI_TRIAL_GUARD, slot, t->bytes));
+    NSAI_TRY(
+        nsai_verify_device_send(k->w.device, t->gpu.device + NSAI_VERIFY_GUARD, slot, t->bytes));
     slot += t->bytes;
   }
   return NSA_OK;
@@ -214,9 +215,10 @@ static nsa_status send_integers(soak *k, bool checked) {
 static nsa_status copy_rows(soak *k) {
   for (int i = 0; i < k->pool_count; i++) {
     const pool *p = &k->pools[i];
-    NSAI_TRY(nsai_trial_device_copy(k->w.device, k->w.tensor[p->what].gpu.device + NSAI_TRIAL_GUARD,
-                                    (uint8_t *)p->device + (size_t)k->base * p->row,
-                                    (size_t)k->w.tokens * p->row));
+    NSAI_TRY(nsai_verify_device_copy(k->w.device,
+                                     k->w.tensor[p->what].gpu.device + NSAI_VERIFY_GUARD,
+                                     (uint8_t *)p->device + (size_t)k->base * p->row,
+                                     (size_t)k->w.tokens * p->row));
   }
   return NSA_OK;
 }
@@ -236,14 +238,14 @@ static void fill_rows(soak *k, const uint16_t *rows, int64_t count) {
 
 /* The host's caches, from the histories alone. */
 static nsa_status rebuild(soak *k) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   int32_t len[CHK_KV_MOST_SEQS], q_len[CHK_KV_MOST_SEQS];
   memcpy(len, w->len, sizeof len);
   memcpy(q_len, w->q_len, sizeof q_len);
   memset(w->q_len, 0, sizeof w->q_len);
   for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++)
     if (w->tensor[what].host) memset(w->tensor[what].host, 0xff, w->tensor[what].bytes);
-  for (int s = 0; s < w->form.seqs; s++) {
+  for (int s = 0; s < w->opts.seqs; s++) {
     for (int32_t at = 0; at < len[s]; at = w->len[s]) {
       w->q_len[s] = len[s] - at < w->chunk ? len[s] - at : w->chunk;
       w->len[s] = at + w->q_len[s];
@@ -261,11 +263,11 @@ static nsa_status rebuild(soak *k) {
 
 /* Rows [0, count) of a page: tokens bit by bit, or entries. */
 static void compare_page(soak *k, int what, int32_t page, int32_t begin, int32_t count) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   const chk_kv_tensor *t = &w->tensor[what];
   int64_t dim = t->view.shape[3];
   for (int32_t row = begin; row < count; row++)
-    for (int32_t head = 0; head < w->form.geometry.kv_heads; head++) {
+    for (int32_t head = 0; head < w->opts.model.kv_heads; head++) {
       int64_t at = page * t->view.stride[0] + row * t->view.stride[1] + head * t->view.stride[2];
       if (what >= CHK_KV_K_CMP)
         chk_kv_compare_entries(w, what, at, dim);
@@ -276,10 +278,10 @@ static void compare_page(soak *k, int what, int32_t page, int32_t begin, int32_t
 
 /* What sequences see of their pages; and that free ones are as they were left. */
 static void compare_pages(soak *k) {
-  chk_kv_world *w = &k->w;
-  const nsai_geometry *g = &w->form.geometry;
-  int32_t size = w->form.page_size;
-  for (int s = 0; s < w->form.seqs; s++)
+  chk_kv_scenario *w = &k->w;
+  const nsai_model *g = &w->opts.model;
+  int32_t size = w->opts.page_size;
+  for (int s = 0; s < w->opts.seqs; s++)
     for (int32_t i = 0; i * size < w->len[s]; i++) {
       int32_t tokens = w->len[s] - i * size < size ? w->len[s] - i * size : size;
       int32_t begin = i * size < g->block - g->stride ? (g->block - g->stride - i * size) : 0;
@@ -301,14 +303,14 @@ static void compare_pages(soak *k) {
 }
 
 static nsa_status check(soak *k) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   k->counts->checks++;
   k->slot = 0; /* the device has read them: it is waited for here */
   for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
     if (!w->tensor[what].host) continue;
     NSAI_TRY(chk_kv_fetch(w, what));
     chk_kv_check_guards(w, &w->tensor[what].gpu, "cache");
-    if (w->free_count && spoils(k, CHK_KV_SOAK_SPOIL_FREE))
+    if (w->free_count && injects(k, CHK_KV_SOAK_INJECT_FREE))
       chk_kv_fetched(&w->tensor[what])[(size_t)w->free_page[0] * page_bytes(&w->tensor[what])] = 0;
   }
   NSAI_TRY(rebuild(k));
@@ -318,18 +320,18 @@ static nsa_status check(soak *k) {
 }
 
 static nsa_status repeat(soak *k) {
-  int spoil = CHK_KV_SPOIL_AGAIN;
-  k->w.spoil = k->w.tokens && spoils(k, CHK_KV_SOAK_SPOIL_AGAIN) ? &spoil : NULL;
+  int inject = CHK_KV_INJECT_AGAIN;
+  k->w.inject = k->w.tokens && injects(k, CHK_KV_SOAK_INJECT_AGAIN) ? &inject : NULL;
   nsa_status status = chk_kv_repeat(&k->w);
-  k->w.spoil = NULL;
+  k->w.inject = NULL;
   return status;
 }
 
 static nsa_status step(soak *k, bool checked) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   int64_t token = 0;
   k->base = (int64_t)below(k, POOL_ROWS);
-  for (int s = 0; s < w->form.seqs; token += w->q_len[s++]) {
+  for (int s = 0; s < w->opts.seqs; token += w->q_len[s++]) {
     NSAI_TRY(choose(k, s, token));
     k->counts->tokens += w->len[s] ? w->q_len[s] : 0;
   }
@@ -347,9 +349,9 @@ static nsa_status step(soak *k, bool checked) {
 /* ---- memory ---- */
 
 static nsa_status make_pool(soak *k, int what) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   const chk_kv_tensor *t = &w->tensor[what];
-  int64_t rows = POOL_ROWS + (int64_t)w->form.seqs * w->form.max_q_len;
+  int64_t rows = POOL_ROWS + (int64_t)w->opts.seqs * w->opts.max_q_len;
   if (!t->host) return NSA_OK;
   pool *p = &k->pools[k->pool_count++];
   p->what = what;
@@ -362,47 +364,47 @@ static nsa_status make_pool(soak *k, int what) {
     chk_kv_fill(w, what, some);
     memcpy(p->host + (size_t)row * p->row, t->host, (size_t)some * p->row);
   }
-  NSAI_TRY(nsai_trial_device_alloc(w->device, p->bytes, &p->device));
-  return nsai_trial_device_upload(w->device, p->device, p->host, p->bytes);
+  NSAI_TRY(nsai_verify_device_alloc(w->device, p->bytes, &p->device));
+  return nsai_verify_device_upload(w->device, p->device, p->host, p->bytes);
 }
 
 static nsa_status create(soak *k) {
-  chk_kv_world *w = &k->w;
+  chk_kv_scenario *w = &k->w;
   NSAI_TRY(chk_kv_create(w, k->request->cache_dir));
   w->packed = true;
   k->users = calloc((size_t)w->pages, sizeof *k->users);
   if (!k->users) return nsai_fail_nomem("pages", (size_t)w->pages);
-  for (int s = 0; s < w->form.seqs; s++) {
-    k->history[s] = calloc((size_t)w->form.max_kv_len, sizeof **k->history);
-    if (!k->history[s]) return nsai_fail_nomem("a history", (size_t)w->form.max_kv_len);
+  for (int s = 0; s < w->opts.seqs; s++) {
+    k->history[s] = calloc((size_t)w->opts.max_kv_len, sizeof **k->history);
+    if (!k->history[s]) return nsai_fail_nomem("a history", (size_t)w->opts.max_kv_len);
   }
   NSAI_TRY(make_pool(k, CHK_KV_Q));
   NSAI_TRY(make_pool(k, CHK_KV_GATE));
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    NSAI_TRY(make_pool(k, CHK_KV_FRESH_K + pair));
-    NSAI_TRY(make_pool(k, CHK_KV_FRESH_V + pair));
+    NSAI_TRY(make_pool(k, CHK_KV_NEW_K + pair));
+    NSAI_TRY(make_pool(k, CHK_KV_NEW_V + pair));
   }
   for (size_t i = 0; i < INTEGERS; i++) k->slot_bytes += w->tensor[integers[i]].bytes;
   void *slots = NULL;
   NSAI_TRY(
-      nsai_trial_device_alloc_host(w->device, k->slot_bytes * (size_t)k->request->every, &slots));
+      nsai_verify_device_alloc_host(w->device, k->slot_bytes * (size_t)k->request->every, &slots));
   k->slots = slots;
   return NSA_OK;
 }
 
 static void destroy(soak *k) {
-  nsai_trial_device_wait(k->w.device, NULL);
+  nsai_verify_device_wait(k->w.device, NULL);
   for (int i = 0; i < k->pool_count; i++) {
     free(k->pools[i].host);
-    nsai_trial_device_free(k->w.device, k->pools[i].device);
+    nsai_verify_device_free(k->w.device, k->pools[i].device);
   }
-  nsai_trial_device_free_host(k->w.device, k->slots);
+  nsai_verify_device_free_host(k->w.device, k->slots);
   for (int s = 0; s < CHK_KV_MOST_SEQS; s++) free(k->history[s]);
   free(k->users);
   chk_kv_destroy(&k->w);
 }
 
-nsa_status chk_kv_soak(const nsai_trial_device *device, const chk_kv_soak_request *request,
+nsa_status chk_kv_soak(const nsai_verify_device *device, const chk_kv_soak_request *request,
                        chk_kv_soak_counts *counts, chk_kv_result *result) {
   soak *k = calloc(1, sizeof *k);
   if (!k) return nsai_fail_nomem("a soak", sizeof *k);
@@ -410,13 +412,13 @@ nsa_status chk_kv_soak(const nsai_trial_device *device, const chk_kv_soak_reques
   *counts = (chk_kv_soak_counts){ 0 };
   k->request = request;
   k->counts = counts;
-  k->w = (chk_kv_world){
-    .form = *request->form, .device = device, .random = request->form->seed, .result = result
+  k->w = (chk_kv_scenario){
+    .opts = *request->opts, .device = device, .random = request->opts->seed, .result = result
   };
   nsa_status status = create(k);
   for (int64_t i = 1; !status && !result->failure[0] && i <= request->steps; i++)
     status = step(k, i % request->every == 0 || i == request->steps);
-  if (!status) chk_kv_judge(&k->w);
+  if (!status) chk_kv_verify(&k->w);
   destroy(k);
   free(k);
   return status;

@@ -15,9 +15,9 @@
 #define DECODED 16 /* new tokens of a sequence in a decode step at most */
 
 typedef struct split {
-  chk_kv_world whole, parts; /* with the same weights */
+  chk_kv_scenario whole, parts; /* with the same weights */
   nsa_plan *decode;
-  nsai_trial_buffer workspace;
+  nsai_verify_buffer workspace;
   nsa_exec exec;
   int32_t length[CHK_KV_MOST_SEQS];
   bool has_importance;
@@ -34,7 +34,7 @@ static void fail(split *k, const char *what, int s, int32_t position, int32_t he
 /* ---- the whole ---- */
 
 static nsa_status run_whole(split *k) {
-  chk_kv_world *v = &k->whole;
+  chk_kv_scenario *v = &k->whole;
   memcpy(v->len, k->length, sizeof v->len);
   memcpy(v->q_len, k->length, sizeof v->q_len);
   v->packed = true;
@@ -51,7 +51,7 @@ static nsa_status run_whole(split *k) {
 
 /* Every row's importance, by the CPU device over the same entries; asked for when lists differ. */
 static nsa_status find_importance(split *k) {
-  chk_kv_world *v = &k->whole;
+  chk_kv_scenario *v = &k->whole;
   if (k->has_importance) return NSA_OK;
   k->has_importance = true;
   nsa_batch batch = chk_kv_batch(v, false, false);
@@ -72,7 +72,7 @@ typedef struct place {
   int64_t token, part;
 } place;
 
-static const int32_t *list_of(const chk_kv_world *w, int64_t token, int32_t head) {
+static const int32_t *list_of(const chk_kv_scenario *w, int64_t token, int32_t head) {
   const chk_kv_tensor *t = &w->tensor[CHK_KV_IDX];
   return (const int32_t *)(const void *)chk_kv_fetched(t) + token * t->view.stride[0] +
          head * t->view.stride[1];
@@ -80,7 +80,7 @@ static const int32_t *list_of(const chk_kv_world *w, int64_t token, int32_t head
 
 /* Whether both chose the same blocks; if not, either's must lie at the cut. */
 static nsa_status compare_lists(split *k, const place *at, int32_t head, bool *same) {
-  const nsai_geometry *g = &k->whole.form.geometry;
+  const nsai_model *g = &k->whole.opts.model;
   const chk_kv_tensor *probe = &k->whole.tensor[CHK_KV_PROBE];
   const int32_t *lists[2] = { list_of(&k->whole, at->token, head),
                               list_of(&k->parts, at->part, head) };
@@ -96,9 +96,9 @@ static nsa_status compare_lists(split *k, const place *at, int32_t head, bool *s
                      head * probe->view.stride[1];
   for (int64_t i = 0; i < blocks; i++) importance[i] = (double)row[i];
   for (int i = 0; i < 2; i++)
-    if (nsai_trial_selection_malformed(g, at->position, lists[i]) ||
-        !(nsai_trial_selection_distance(g, at->position, lists[i], importance) <=
-          NSAI_TRIAL_CUT_TOLERANCE))
+    if (nsai_verify_selection_malformed(g, at->position, lists[i]) ||
+        !(nsai_verify_selection_distance(g, at->position, lists[i], importance) <=
+          NSAI_VERIFY_CUT_TOLERANCE))
       fail(k, "blocks", at->s, at->position, head);
   free(importance);
   return NSA_OK;
@@ -109,9 +109,9 @@ static nsa_status compare_lists(split *k, const place *at, int32_t head, bool *s
 #define ROW_LIMIT 4
 
 static void compare_values(split *k, const place *at, int32_t head, int part, int what) {
-  chk_kv_world *v = &k->whole, *w = &k->parts;
+  chk_kv_scenario *v = &k->whole, *w = &k->parts;
   const chk_kv_tensor *a = &v->tensor[what], *b = &w->tensor[what];
-  const nsai_geometry *g = &v->form.geometry;
+  const nsai_model *g = &v->opts.model;
   chk_kv_sums *all = &v->sums[part][at->s * g->heads + head], sum = { 0 };
   for (int32_t i = 0; i < g->head_dim_v; i++) {
     double x = chk_kv_value(a, at->token * a->view.stride[0] + head * a->view.stride[1] + i);
@@ -121,8 +121,8 @@ static void compare_values(split *k, const place *at, int32_t head, int part, in
   }
   all->error += sum.error;
   all->norm += sum.norm;
-  nsai_trial_measure measure = part == NSA_BRANCHES ? NSAI_TRIAL_WHOLE : NSAI_TRIAL_STAGE;
-  double limit = ROW_LIMIT * nsai_trial_tolerance_of(measure, g->dtype).relative;
+  nsai_verify_measure measure = part == NSA_BRANCHES ? NSAI_VERIFY_WHOLE : NSAI_VERIFY_STAGE;
+  double limit = ROW_LIMIT * nsai_verify_tolerance_of(measure, g->dtype).relative;
   if (!(sqrt(sum.error) <= limit * sqrt(sum.norm))) fail(k, "outputs", at->s, at->position, head);
 }
 
@@ -132,13 +132,13 @@ static void compare_lse(split *k, const place *at, int32_t head, int branch) {
   double x = chk_kv_value(a, at->token * a->view.stride[0] + head);
   double y = chk_kv_value(b, at->part * b->view.stride[0] + head);
   if (isinf(x) && x == y) return;
-  double ratio = fabs(x - y) / (BOTH * NSAI_TRIAL_LSE_TOLERANCE * fmax(1, fabs(x)));
+  double ratio = fabs(x - y) / (BOTH * NSAI_VERIFY_LSE_TOLERANCE * fmax(1, fabs(x)));
   if (ratio > k->result->lse) k->result->lse = ratio;
   if (!(ratio <= 1)) fail(k, "lse", at->s, at->position, head);
 }
 
 static nsa_status compare_row(split *k, const place *at) {
-  const nsai_geometry *g = &k->whole.form.geometry;
+  const nsai_model *g = &k->whole.opts.model;
   const int32_t group = g->heads / g->kv_heads;
   bool same = true;
   for (int32_t head = 0; head < g->heads; head++) {
@@ -158,16 +158,17 @@ static nsa_status compare_row(split *k, const place *at) {
 
 /* The call's rows are those of the whole. */
 static nsa_status bring_rows(split *k) {
-  static const int inputs[] = { CHK_KV_Q,           CHK_KV_GATE,        CHK_KV_FRESH_K,
-                                CHK_KV_FRESH_K + 1, CHK_KV_FRESH_K + 2, CHK_KV_FRESH_V,
-                                CHK_KV_FRESH_V + 1, CHK_KV_FRESH_V + 2 };
-  chk_kv_world *v = &k->whole, *w = &k->parts;
+  static const int inputs[] = {
+    CHK_KV_Q,         CHK_KV_GATE,  CHK_KV_NEW_K,     CHK_KV_NEW_K + 1,
+    CHK_KV_NEW_K + 2, CHK_KV_NEW_V, CHK_KV_NEW_V + 1, CHK_KV_NEW_V + 2
+  };
+  chk_kv_scenario *v = &k->whole, *w = &k->parts;
   for (int what = CHK_KV_CU_Q; what <= CHK_KV_MAPPING; what++) NSAI_TRY(chk_kv_upload(w, what));
   for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
     const chk_kv_tensor *from = &v->tensor[inputs[i]];
     size_t bytes = (size_t)from->view.stride[0] * 2, to = 0, first = 0;
     if (!from->host) continue;
-    for (int s = 0; s < w->form.seqs; first += (size_t)k->length[s++]) {
+    for (int s = 0; s < w->opts.seqs; first += (size_t)k->length[s++]) {
       size_t begin = first + (size_t)(w->len[s] - w->q_len[s]), count = (size_t)w->q_len[s];
       memcpy(w->tensor[inputs[i]].host + to * bytes, from->host + begin * bytes, count * bytes);
       to += count;
@@ -178,12 +179,12 @@ static nsa_status bring_rows(split *k) {
 }
 
 static nsa_status compare_call(split *k) {
-  chk_kv_world *w = &k->parts;
+  chk_kv_scenario *w = &k->parts;
   place at = { 0 };
   int64_t first = 0;
   for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_SOME; what++)
     if (w->tensor[what].host) NSAI_TRY(chk_kv_fetch(w, what));
-  for (at.s = 0; at.s < w->form.seqs; first += k->length[at.s++])
+  for (at.s = 0; at.s < w->opts.seqs; first += k->length[at.s++])
     for (int32_t i = 0; i < w->q_len[at.s]; i++, at.part++) {
       at.position = w->len[at.s] - w->q_len[at.s] + i;
       at.token = first + at.position;
@@ -192,17 +193,17 @@ static nsa_status compare_call(split *k) {
   return NSA_OK;
 }
 
-static int32_t most_decoded(const chk_kv_world *w) {
+static int32_t most_decoded(const chk_kv_scenario *w) {
   return w->chunk < DECODED ? w->chunk : DECODED;
 }
 
 /* Any piece of what is left of every sequence, by nsa_decode or nsa_prefill. */
 static nsa_status run_piece(split *k, bool *any) {
-  chk_kv_world *w = &k->parts;
+  chk_kv_scenario *w = &k->parts;
   bool decodes = chk_kv_next(w) % 2;
   int32_t most = decodes ? most_decoded(w) : w->chunk;
   *any = false;
-  for (int s = 0; s < w->form.seqs; s++) {
+  for (int s = 0; s < w->opts.seqs; s++) {
     int32_t rest = k->length[s] - w->len[s];
     *any |= rest > 0;
     w->q_len[s] = (int32_t)(chk_kv_next(w) % (uint64_t)((rest < most ? rest : most) + 1));
@@ -223,7 +224,7 @@ static nsa_status run_piece(split *k, bool *any) {
 /* ---- memory ---- */
 
 static nsa_status make_decode(split *k) {
-  const chk_kv_form *f = &k->parts.form;
+  const chk_kv_options *f = &k->parts.opts;
   nsa_problem p = NSA_PROBLEM_INIT;
   nsa_caps caps = NSA_CAPS_INIT;
   p.op = NSA_OP_DECODE;
@@ -235,17 +236,17 @@ static nsa_status make_decode(split *k) {
   p.window_ring = f->ring;
   NSAI_TRY(nsa_plan_create(k->parts.gpu, &p, NULL, NULL, &k->decode));
   NSAI_TRY(nsa_plan_caps(k->decode, &caps));
-  NSAI_TRY(nsai_trial_buffer_create(k->parts.device, caps.workspace_bytes, 0xff, &k->workspace));
+  NSAI_TRY(nsai_verify_buffer_create(k->parts.device, caps.workspace_bytes, 0xff, &k->workspace));
   k->exec = k->parts.gpu_exec;
-  k->exec.workspace = k->workspace.device + NSAI_TRIAL_GUARD;
+  k->exec.workspace = k->workspace.device + NSAI_VERIFY_GUARD;
   k->exec.workspace_bytes = caps.workspace_bytes;
   return NSA_OK;
 }
 
 /* The whole lies in rows, in one append. */
 static nsa_status create(split *k, const char *cache_dir) {
-  chk_kv_world *v = &k->whole, *w = &k->parts;
-  chk_kv_form *f = &v->form;
+  chk_kv_scenario *v = &k->whole, *w = &k->parts;
+  chk_kv_options *f = &v->opts;
   f->ring = f->spread = f->hnd = f->lists = f->slots = f->mapping = false;
   f->page_size = NSA_NO_PAGES;
   f->chunk = 0;
@@ -258,34 +259,34 @@ static nsa_status create(split *k, const char *cache_dir) {
     memcpy(w->tensor[what].host, v->tensor[what].host, w->tensor[what].bytes);
     NSAI_TRY(chk_kv_upload(w, what));
   }
-  for (int s = 0; s < w->form.seqs; s++)
-    k->length[s] = 1 + (int32_t)(chk_kv_next(w) % (uint64_t)w->form.max_kv_len);
+  for (int s = 0; s < w->opts.seqs; s++)
+    k->length[s] = 1 + (int32_t)(chk_kv_next(w) % (uint64_t)w->opts.max_kv_len);
   return make_decode(k);
 }
 
 static void destroy(split *k) {
-  nsai_trial_device_wait(k->whole.device, NULL);
+  nsai_verify_device_wait(k->whole.device, NULL);
   nsa_plan_destroy(k->decode);
-  nsai_trial_buffer_destroy(k->whole.device, &k->workspace);
+  nsai_verify_buffer_destroy(k->whole.device, &k->workspace);
   chk_kv_destroy(&k->parts);
   chk_kv_destroy(&k->whole);
 }
 
-nsa_status chk_kv_split(const nsai_trial_device *device, const chk_kv_form *form,
-                        const char *cache_dir, int *spoil, chk_kv_result *result) {
+nsa_status chk_kv_split(const nsai_verify_device *device, const chk_kv_options *opts,
+                        const char *cache_dir, int *inject, chk_kv_result *result) {
   split *k = calloc(1, sizeof *k);
   bool any = true;
   if (!k) return nsai_fail_nomem("a split", sizeof *k);
   *result = (chk_kv_result){ 0 };
   k->result = result;
   k->whole = k->parts =
-      (chk_kv_world){ .form = *form, .device = device, .random = form->seed, .result = result };
-  k->whole.spoil = spoil;
+      (chk_kv_scenario){ .opts = *opts, .device = device, .random = opts->seed, .result = result };
+  k->whole.inject = inject;
   nsa_status status = create(k, cache_dir);
   if (!status) status = run_whole(k);
-  if (!status) chk_kv_spoil_step(&k->whole);
+  if (!status) chk_kv_inject_step(&k->whole);
   while (!status && any && !result->failure[0]) status = run_piece(k, &any);
-  if (!status) chk_kv_judge(&k->whole);
+  if (!status) chk_kv_verify(&k->whole);
   destroy(k);
   free(k);
   return status;

@@ -6,32 +6,32 @@
 #include "kv_world_impl.h"
 
 /* The last token of the call that has a key, or -1. */
-static int64_t last_token(const chk_kv_world *w, int64_t position) {
+static int64_t last_token(const chk_kv_scenario *w, int64_t position) {
   int64_t token = w->tokens - 1;
   while (token >= 0 && chk_kv_position_of(w, token) < position) token--;
   return token;
 }
 
 /* Turns the sign of a row's first head. */
-static bool turn(chk_kv_world *w, int what, int64_t token) {
+static bool turn(chk_kv_scenario *w, int what, int64_t token) {
   const chk_kv_tensor *t = &w->tensor[what];
   if (token < 0) return false;
   uint16_t *row = (uint16_t *)(void *)chk_kv_fetched(t) + token * t->view.stride[0];
-  for (int32_t i = 0; i < w->form.geometry.head_dim_v; i++) row[i] ^= 0x8000;
+  for (int32_t i = 0; i < w->opts.model.head_dim_v; i++) row[i] ^= 0x8000;
   return true;
 }
 
-static bool spoil_lse(chk_kv_world *w) {
+static bool inject_lse(chk_kv_scenario *w) {
   const chk_kv_tensor *t = &w->tensor[CHK_KV_LSE];
-  int64_t token = last_token(w, w->form.geometry.block);
+  int64_t token = last_token(w, w->opts.model.block);
   if (token < 0) return false;
   ((float *)(void *)chk_kv_fetched(t))[token * t->view.stride[0]] += 0.01f;
   return true;
 }
 
 /* An index that is none, or another choice: the least block that was left out in place of a free one. */
-static bool spoil_list(chk_kv_world *w, bool malformed) {
-  const nsai_geometry *g = &w->form.geometry;
+static bool inject_list(chk_kv_scenario *w, bool malformed) {
+  const nsai_model *g = &w->opts.model;
   const chk_kv_tensor *t = &w->tensor[CHK_KV_IDX];
   for (int64_t token = w->tokens - 1; t->host && token >= 0; token--) {
     int32_t *list = (int32_t *)(void *)chk_kv_fetched(t) + token * t->view.stride[0];
@@ -46,64 +46,64 @@ static bool spoil_list(chk_kv_world *w, bool malformed) {
   return false;
 }
 
-static bool spoil_importance(chk_kv_world *w) {
-  if (!w->form.probed || !w->tokens) return false;
+static bool inject_importance(chk_kv_scenario *w) {
+  if (!w->opts.probed || !w->tokens) return false;
   ((float *)(void *)chk_kv_fetched(&w->tensor[CHK_KV_SOME]))[0] += 0.1f;
   return true;
 }
 
-static bool spoil_reads(chk_kv_world *w) {
+static bool inject_reads(chk_kv_scenario *w) {
   const chk_kv_tensor *t = &w->tensor[CHK_KV_READS];
   if (!t->host || !w->tokens) return false;
   ((int64_t *)(void *)chk_kv_fetched(t))[0]++;
   return true;
 }
 
-static bool spoil_behind(chk_kv_world *w) {
+static bool inject_behind(chk_kv_scenario *w) {
   const chk_kv_tensor *t = &w->tensor[CHK_KV_O];
   if (w->tokens == t->view.shape[0]) return false;
   chk_kv_fetched(t)[t->bytes - 1] = 0;
   return true;
 }
 
-static bool spoil_step(chk_kv_world *w, int kind) {
+static bool inject_step(chk_kv_scenario *w, int kind) {
   switch (kind) {
-  case CHK_KV_SPOIL_O: return turn(w, CHK_KV_O, last_token(w, w->form.geometry.block));
-  case CHK_KV_SPOIL_NAN:
+  case CHK_KV_INJECT_O: return turn(w, CHK_KV_O, last_token(w, w->opts.model.block));
+  case CHK_KV_INJECT_NAN:
     ((uint16_t *)(void *)chk_kv_fetched(&w->tensor[CHK_KV_O]))[0] = 0x7fff;
     return true;
-  case CHK_KV_SPOIL_BRANCH: return turn(w, CHK_KV_O_BRANCH, last_token(w, w->form.geometry.block));
-  case CHK_KV_SPOIL_LSE: return spoil_lse(w);
-  case CHK_KV_SPOIL_LIST: return spoil_list(w, true);
-  case CHK_KV_SPOIL_CHOICE: return spoil_list(w, false);
-  case CHK_KV_SPOIL_IMPORTANCE: return spoil_importance(w);
-  case CHK_KV_SPOIL_READS: return spoil_reads(w);
-  case CHK_KV_SPOIL_GUARD: w->tensor[CHK_KV_O].gpu.image[0] = 0; return true;
-  case CHK_KV_SPOIL_BEHIND: return spoil_behind(w);
-  case CHK_KV_SPOIL_WORKSPACE: w->workspace.image[0] = 0; return true;
+  case CHK_KV_INJECT_BRANCH: return turn(w, CHK_KV_O_BRANCH, last_token(w, w->opts.model.block));
+  case CHK_KV_INJECT_LSE: return inject_lse(w);
+  case CHK_KV_INJECT_LIST: return inject_list(w, true);
+  case CHK_KV_INJECT_CHOICE: return inject_list(w, false);
+  case CHK_KV_INJECT_IMPORTANCE: return inject_importance(w);
+  case CHK_KV_INJECT_READS: return inject_reads(w);
+  case CHK_KV_INJECT_GUARD: w->tensor[CHK_KV_O].gpu.image[0] = 0; return true;
+  case CHK_KV_INJECT_BEHIND: return inject_behind(w);
+  case CHK_KV_INJECT_WORKSPACE: w->workspace.image[0] = 0; return true;
   default: return false;
   }
 }
 
-void chk_kv_spoil_step(chk_kv_world *w) {
-  if (w->spoil && spoil_step(w, *w->spoil)) *w->spoil = CHK_KV_SPOILT;
+void chk_kv_inject_step(chk_kv_scenario *w) {
+  if (w->inject && inject_step(w, *w->inject)) *w->inject = CHK_KV_INJECTED;
 }
 
-void chk_kv_spoil_cache(chk_kv_world *w) {
-  bool entry = w->spoil && *w->spoil == CHK_KV_SPOIL_ENTRY;
-  if (!entry && !(w->spoil && *w->spoil == CHK_KV_SPOIL_CACHE)) return;
+void chk_kv_inject_cache(chk_kv_scenario *w) {
+  bool entry = w->inject && *w->inject == CHK_KV_INJECT_ENTRY;
+  if (!entry && !(w->inject && *w->inject == CHK_KV_INJECT_CACHE)) return;
   for (int what = entry ? CHK_KV_K_CMP : CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
     chk_kv_tensor *t = &w->tensor[what];
     if (!t->host) continue;
     chk_kv_fetched(t)[t->bytes - 1] ^= 0x40;
-    *w->spoil = CHK_KV_SPOILT;
+    *w->inject = CHK_KV_INJECTED;
     return;
   }
 }
 
-void chk_kv_spoil_repeat(chk_kv_world *w) {
-  bool cache = w->spoil && *w->spoil == CHK_KV_SPOIL_CACHE_AGAIN;
-  if (!cache && !(w->spoil && *w->spoil == CHK_KV_SPOIL_AGAIN)) return;
+void chk_kv_inject_repeat(chk_kv_scenario *w) {
+  bool cache = w->inject && *w->inject == CHK_KV_INJECT_CACHE_AGAIN;
+  if (!cache && !(w->inject && *w->inject == CHK_KV_INJECT_AGAIN)) return;
   chk_kv_fetched(&w->tensor[cache ? CHK_KV_K : CHK_KV_O])[0] ^= 1;
-  *w->spoil = CHK_KV_SPOILT;
+  *w->inject = CHK_KV_INJECTED;
 }

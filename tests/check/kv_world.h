@@ -6,8 +6,8 @@
  * Everything that nothing was written to is NaN, and entries of page lists that must not be read lead
  * nowhere.
  */
-#ifndef CHK_KV_WORLD_H
-#define CHK_KV_WORLD_H
+#ifndef CHK_KV_SCENARIO_H
+#define CHK_KV_SCENARIO_H
 
 #include "model/model.h"
 #include "verify/device.h"
@@ -21,9 +21,9 @@
 #define CHK_KV_PROBES 7       /* rows whose importance the GPU is asked for */
 
 /* How a world is made; one line of text. */
-typedef struct chk_kv_form {
+typedef struct chk_kv_options {
   uint64_t seed;
-  nsai_geometry geometry;
+  nsai_model model;
   int32_t op;        /* of its steps' attention: NSA_OP_DECODE or NSA_OP_PREFILL */
   bool split;        /* chk_kv_split's */
   int32_t selection; /* NSA_SELECT_* */
@@ -42,24 +42,24 @@ typedef struct chk_kv_form {
   bool counted;        /* steps of a decode count what they read */
   const char *variant; /* variants.force.decode on the GPU; NULL: the library chooses */
   bool spread;         /* the GPU's pages lie beyond 2^31 elements: 4.3 GB a tensor, up to eight */
-} chk_kv_form;
+} chk_kv_options;
 
 /* A random one; `longest`: of a sequence. */
-void chk_kv_form_random(uint64_t seed, int32_t longest, chk_kv_form *out);
+void chk_kv_options_random(uint64_t seed, int32_t longest, chk_kv_options *out);
 /* Leaves out what the variants of one launch refuse: a caller's selection, probes, counters. */
-void chk_kv_form_plain(chk_kv_form *form);
+void chk_kv_options_plain(chk_kv_options *opts);
 /* Makes the model of a random one one that searches many of few blocks: up to 32, in some thousands of
  * tokens. */
-void chk_kv_form_searched(chk_kv_form *form);
+void chk_kv_options_searched(chk_kv_options *opts);
 /* Makes a random one into one of many sequences, or of sequences of up to 2^20 tokens, in rows or in pages,
  * of steps of `op` or, where that is 0, of decode or prefill: 28 of them, by their seeds from 1 on. */
-void chk_kv_form_large(int32_t op, chk_kv_form *form);
+void chk_kv_options_large(int32_t op, chk_kv_options *opts);
 /* Makes steps of a random one into steps of a prefill. */
-void chk_kv_form_prefill(chk_kv_form *form);
+void chk_kv_options_prefill(chk_kv_options *opts);
 /* Makes a random one into a soak's: small, paged, of all branches, drafts of any number in one captured
  * graph. */
-void chk_kv_form_soak(chk_kv_form *form, int32_t longest);
-void chk_kv_form_print(const chk_kv_form *form, FILE *out);
+void chk_kv_options_soak(chk_kv_options *opts, int32_t longest);
+void chk_kv_options_print(const chk_kv_options *opts, FILE *out);
 
 /* What a world has found. */
 typedef struct chk_kv_result {
@@ -71,37 +71,37 @@ typedef struct chk_kv_result {
   char failure[256];      /* "": none */
 } chk_kv_result;
 
-/* What a self-test does to the first step that has it; CHK_KV_SPOILT: it has been done. */
+/* What a self-test does to the first step that has it; CHK_KV_INJECTED: it has been done. */
 enum {
-  CHK_KV_SPOIL_NOTHING,
-  CHK_KV_SPOIL_O,
-  CHK_KV_SPOIL_NAN,
-  CHK_KV_SPOIL_BRANCH,
-  CHK_KV_SPOIL_LSE,
-  CHK_KV_SPOIL_LIST,
-  CHK_KV_SPOIL_CHOICE,
-  CHK_KV_SPOIL_IMPORTANCE,
-  CHK_KV_SPOIL_READS,
-  CHK_KV_SPOIL_CACHE,
-  CHK_KV_SPOIL_ENTRY,
-  CHK_KV_SPOIL_GUARD,
-  CHK_KV_SPOIL_BEHIND,
-  CHK_KV_SPOIL_WORKSPACE,
-  CHK_KV_SPOIL_AGAIN,       /* a bit of o, of a repeated step alone */
-  CHK_KV_SPOIL_CACHE_AGAIN, /* of the cache */
-  CHK_KV_SPOILS,
-  CHK_KV_SPOILT = CHK_KV_SPOILS
+  CHK_KV_INJECT_NOTHING,
+  CHK_KV_INJECT_O,
+  CHK_KV_INJECT_NAN,
+  CHK_KV_INJECT_BRANCH,
+  CHK_KV_INJECT_LSE,
+  CHK_KV_INJECT_LIST,
+  CHK_KV_INJECT_CHOICE,
+  CHK_KV_INJECT_IMPORTANCE,
+  CHK_KV_INJECT_READS,
+  CHK_KV_INJECT_CACHE,
+  CHK_KV_INJECT_ENTRY,
+  CHK_KV_INJECT_GUARD,
+  CHK_KV_INJECT_BEHIND,
+  CHK_KV_INJECT_WORKSPACE,
+  CHK_KV_INJECT_AGAIN,       /* a bit of o, of a repeated step alone */
+  CHK_KV_INJECT_CACHE_AGAIN, /* of the cache */
+  CHK_KV_INJECTS,
+  CHK_KV_INJECTED = CHK_KV_INJECTS
 };
 
 /* Walks through a world; the GPU takes every step more than once. `spoil`: what to damage, and whether it
  * was; NULL: nothing. Not NSA_OK: something could not be tried at all. */
-nsa_status chk_kv_walk(const nsai_trial_device *device, const chk_kv_form *form,
-                       const char *cache_dir, int *spoil, chk_kv_result *result);
+nsa_status chk_kv_walk(const nsai_verify_device *device, const chk_kv_options *opts,
+                       const char *cache_dir, int *inject, chk_kv_result *result);
 
 /* kv_split.c: whole sequences in one call, and the same in pieces; arguments and status as chk_kv_walk. */
-void chk_kv_form_split(chk_kv_form *form);
-nsa_status chk_kv_split(const nsai_trial_device *device, const chk_kv_form *form,
-                        const char *cache_dir, int *spoil, chk_kv_result *result);
+void chk_kv_options_split(chk_kv_options *opts);
+nsa_status chk_kv_split(const nsai_verify_device *device, const chk_kv_options *opts,
+                        const char *cache_dir, int *inject, chk_kv_result *result);
 
 /* kv_soak.c: what a soak has done. */
 typedef struct chk_kv_soak_counts {
@@ -110,26 +110,26 @@ typedef struct chk_kv_soak_counts {
 } chk_kv_soak_counts;
 
 typedef struct chk_kv_soak_request {
-  const chk_kv_form *form;
+  const chk_kv_options *opts;
   const char *cache_dir;
   int64_t steps, every; /* every so many of them the device is waited for, and all is compared */
-  int spoil;            /* CHK_KV_SOAK_SPOIL_* */
+  int inject;           /* CHK_KV_SOAK_SPOIL_* */
 } chk_kv_soak_request;
 
 /* What a self-test damages. */
 enum {
-  CHK_KV_SOAK_SPOIL_NOTHING,
-  CHK_KV_SOAK_SPOIL_COPY,  /* shared pages are written to without a copy */
-  CHK_KV_SOAK_SPOIL_FREE,  /* a byte of a free page */
-  CHK_KV_SOAK_SPOIL_LEN,   /* a sequence's length on the device */
-  CHK_KV_SOAK_SPOIL_AGAIN, /* a bit of o, of a repeated step alone */
-  CHK_KV_SOAK_SPOILS
+  CHK_KV_SOAK_INJECT_NOTHING,
+  CHK_KV_SOAK_INJECT_COPY,  /* shared pages are written to without a copy */
+  CHK_KV_SOAK_INJECT_FREE,  /* a byte of a free page */
+  CHK_KV_SOAK_INJECT_LEN,   /* a sequence's length on the device */
+  CHK_KV_SOAK_INJECT_AGAIN, /* a bit of o, of a repeated step alone */
+  CHK_KV_SOAK_INJECTS
 };
 
 /* Walks through a long course of appends, drafts, rollbacks, sequences that come, go and share prefixes.
  * Nothing waits for the device but every `every`-th step, which the GPU then repeats bit by bit and the CPU
  * device to rounding. Not NSA_OK: it could not be tried; result->failure: what was found. */
-nsa_status chk_kv_soak(const nsai_trial_device *device, const chk_kv_soak_request *request,
+nsa_status chk_kv_soak(const nsai_verify_device *device, const chk_kv_soak_request *request,
                        chk_kv_soak_counts *counts, chk_kv_result *result);
 
-#endif /* CHK_KV_WORLD_H */
+#endif /* CHK_KV_SCENARIO_H */

@@ -45,7 +45,8 @@ static const struct argp_option options[] = {
   { "time-limit", OPT_TIME_LIMIT, "SECONDS", 0, "Start no further problem after this time", 0 },
   { "stop-on-failure", OPT_STOP, 0, 0, "Stop at the first failure", 0 },
   { "json", 'j', 0, 0, "One JSON document on stdout", 0 },
-  { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
+  { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Inject errors into results and demand failures",
+    0 },
   { 0 }
 };
 
@@ -68,7 +69,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case 'j': a->json = 1; break;
   case 'd':
-    if (nsai_trial_device_parse(value, &a->session.device))
+    if (nsai_verify_device_parse(value, &a->session.device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
     remember(a, "--device", value);
     break;
@@ -84,7 +85,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_CACHE_DIR: a->session.cache_dir = value; break;
   case OPT_TIME_LIMIT:
-    if (nsai_trial_seconds_parse(value, &a->time_limit))
+    if (nsai_verify_seconds_parse(value, &a->time_limit))
       argp_error(state, "--time-limit: '%s' is no number of seconds above 0", value);
     break;
   case OPT_STOP: a->stop_on_failure = 1; break;
@@ -99,16 +100,16 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 /* ---- the list -------------------------------------------------------------------------------- */
 
 typedef struct case_list {
-  nsai_trial_case *cases;
+  nsai_verify_case *cases;
   int64_t count;
 } case_list;
 
 /* Adds a case if the filter lets it pass. Returns 0, or -1 when memory is out. */
-static int add_case(case_list *list, const nsai_trial_case *c, const char *filter) {
-  char text[NSAI_TRIAL_CASE_TEXT];
-  nsai_trial_case_print(c, text, sizeof text);
+static int add_case(case_list *list, const nsai_verify_case *c, const char *filter) {
+  char text[NSAI_VERIFY_CASE_TEXT];
+  nsai_verify_case_print(c, text, sizeof text);
   if (filter && fnmatch(filter, text, 0)) return 0;
-  nsai_trial_case *grown = realloc(list->cases, (size_t)(list->count + 1) * sizeof *grown);
+  nsai_verify_case *grown = realloc(list->cases, (size_t)(list->count + 1) * sizeof *grown);
   if (!grown) return -1;
   list->cases = grown;
   list->cases[list->count++] = *c;
@@ -117,8 +118,8 @@ static int add_case(case_list *list, const nsai_trial_case *c, const char *filte
 
 static int add_text(case_list *list, const char *text, const char *filter) {
   char error[256];
-  nsai_trial_case c;
-  if (nsai_trial_case_parse(text, &c, error, sizeof error)) {
+  nsai_verify_case c;
+  if (nsai_verify_case_parse(text, &c, error, sizeof error)) {
     fprintf(stderr, "nsacheck: %s: %s\n", text, error);
     return -1;
   }
@@ -128,12 +129,12 @@ static int add_text(case_list *list, const char *text, const char *filter) {
 static int make_list(const arguments *a, case_list *list) {
   if (a->problem) return add_text(list, a->problem, a->filter);
   int64_t count = a->count;
-  if (count < 0) count = a->brief ? 0 : a->session.device == NSAI_TRIAL_DEVICE_CPU ? 40 : 300;
+  if (count < 0) count = a->brief ? 0 : a->session.device == NSAI_VERIFY_DEVICE_CPU ? 40 : 300;
   const char *const *texts = a->brief ? chk_short_cases : chk_fixed_cases;
   for (; *texts; texts++)
     if (add_text(list, *texts, a->filter)) return -1;
   for (int64_t i = 0; i < count; i++) {
-    nsai_trial_case c;
+    nsai_verify_case c;
     chk_case_random(a->seed, i, &c);
     if (add_case(list, &c, a->filter)) return -1;
   }
@@ -141,9 +142,9 @@ static int make_list(const arguments *a, case_list *list) {
 }
 
 static void print_list(const case_list *list) {
-  char text[NSAI_TRIAL_CASE_TEXT];
+  char text[NSAI_VERIFY_CASE_TEXT];
   for (int64_t i = 0; i < list->count; i++) {
-    nsai_trial_case_print(&list->cases[i], text, sizeof text);
+    nsai_verify_case_print(&list->cases[i], text, sizeof text);
     puts(text);
   }
 }
@@ -153,39 +154,39 @@ static void print_list(const case_list *list) {
 /* Runs the list; returns the number of failures. */
 static int64_t run_list(chk_session *session, const arguments *a, const case_list *list) {
   int64_t outcomes[3] = { 0, 0, 0 }, done = 0;
-  double start = nsai_trial_now();
+  double start = nsai_verify_seconds();
   if (a->json) {
     printf("{\"device\": ");
-    nsai_trial_json_string(stdout, chk_session_device(session)->name);
+    nsai_verify_json_string(stdout, chk_session_device(session)->name);
     printf(", \"seed\": %llu, \"cases\": [", (unsigned long long)a->seed);
   }
   chk_session_prefetch(session, list->cases, list->count);
   for (; done < list->count; done++) {
-    nsai_trial_result result;
-    if (a->time_limit > 0 && nsai_trial_now() - start > a->time_limit) break;
+    nsai_verify_result result;
+    if (a->time_limit > 0 && nsai_verify_seconds() - start > a->time_limit) break;
     chk_check(session, &list->cases[done], &result);
     outcomes[result.outcome]++;
     if (a->json) {
       printf("%s\n", done ? "," : "");
-      nsai_trial_result_json(stdout, &list->cases[done], &result);
+      nsai_verify_result_json(stdout, &list->cases[done], &result);
     } else {
-      nsai_trial_result_print(stdout, &list->cases[done], &result, a->repeat);
+      nsai_verify_result_print(stdout, &list->cases[done], &result, a->repeat);
     }
     fflush(stdout);
-    if (a->stop_on_failure && result.outcome == NSAI_TRIAL_FAILED) break;
+    if (a->stop_on_failure && result.outcome == NSAI_VERIFY_FAILED) break;
   }
   if (a->json)
     printf("],\n \"passed\": %lld, \"failed\": %lld, \"skipped\": %lld}\n",
-           (long long)outcomes[NSAI_TRIAL_PASSED], (long long)outcomes[NSAI_TRIAL_FAILED],
-           (long long)outcomes[NSAI_TRIAL_SKIPPED]);
+           (long long)outcomes[NSAI_VERIFY_PASSED], (long long)outcomes[NSAI_VERIFY_FAILED],
+           (long long)outcomes[NSAI_VERIFY_SKIPPED]);
   FILE *out = a->json ? stderr : stdout;
-  if (done < list->count && !outcomes[NSAI_TRIAL_FAILED])
+  if (done < list->count && !outcomes[NSAI_VERIFY_FAILED])
     fprintf(out, "time limit: %lld problems were not started\n", (long long)(list->count - done));
   fprintf(out, "%lld passed, %lld failed, %lld skipped (%s, %.1f s)\n",
-          (long long)outcomes[NSAI_TRIAL_PASSED], (long long)outcomes[NSAI_TRIAL_FAILED],
-          (long long)outcomes[NSAI_TRIAL_SKIPPED], chk_session_device(session)->name,
-          nsai_trial_now() - start);
-  return outcomes[NSAI_TRIAL_FAILED];
+          (long long)outcomes[NSAI_VERIFY_PASSED], (long long)outcomes[NSAI_VERIFY_FAILED],
+          (long long)outcomes[NSAI_VERIFY_SKIPPED], chk_session_device(session)->name,
+          nsai_verify_seconds() - start);
+  return outcomes[NSAI_VERIFY_FAILED];
 }
 
 int main(int argc, char **argv) {
@@ -201,7 +202,7 @@ int main(int argc, char **argv) {
                                     NULL,
                                     NULL };
   arguments a = { .seed = 1, .count = -1 };
-  a.session.device = NSAI_TRIAL_DEVICE_AUTO;
+  a.session.device = NSAI_VERIFY_DEVICE_AUTO;
   a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   chk_session *session = NULL;
   case_list list = { 0 };

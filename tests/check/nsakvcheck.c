@@ -41,14 +41,15 @@ enum {
 };
 
 static const struct argp_option options[] = {
-  { "seed", 's', "N", 0, "Seed of the first world; the others follow (1)", 0 },
-  { "count", 'n', "N", 0, "How many worlds (60)", 0 },
+  { "seed", 's', "N", 0, "Seed of the first scenario; the others follow (1)", 0 },
+  { "count", 'n', "N", 0, "How many scenarios (60)", 0 },
   { "op", OPT_OP, "OP", 0,
     "Steps of decode or of prefill, or split: one prefill against any pieces; without it all in "
     "turn",
     0 },
   { "variant", OPT_VARIANT, "NAME", 0,
-    "Decode by this variant, without counters, probes and selections of the caller's; worlds that "
+    "Decode by this variant, without counters, probes and selections of the caller's; scenarios "
+    "that "
     "it "
     "cannot serve are skipped",
     0 },
@@ -57,21 +58,23 @@ static const struct argp_option options[] = {
   { "searched", OPT_SEARCHED, 0, 0,
     "Models alone that search up to 32 blocks of some thousands of tokens", 0 },
   { "large", OPT_LARGE, 0, 0,
-    "Worlds alone of 256 and 1024 sequences, and of 128k and 1M tokens: 28 by their seeds from 1 "
+    "Scenarios of 256 and 1024 sequences, and of 128k and 1M tokens: 28 by their seeds from 1 "
     "on",
     0 },
-  { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Spoil results and demand failures", 0 },
-  { "soak", OPT_SOAK, "STEPS", 0, "So many steps of one world of sequences that come and go", 0 },
+  { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Inject errors into results and demand failures",
+    0 },
+  { "soak", OPT_SOAK, "STEPS", 0, "So many steps of one scenario of sequences that come and go",
+    0 },
   { "every", OPT_EVERY, "N", 0, "Steps of a soak from check to check (250)", 0 },
   { "steps", OPT_STEPS, "N", 0,
-    "Steps of a world that splits nothing; 1 for compute-sanitizer (6, large ones 3)", 0 },
+    "Steps of a scenario that splits nothing; 1 for compute-sanitizer (6, large ones 3)", 0 },
   { "repeats", OPT_REPEATS, "N", 0, "How often a GPU takes a step again, for the same bits (4)",
     0 },
   { "longest", 'l', "N", 0, "Tokens of the longest sequences (1500)", 0 },
   { "device", 'd', "DEVICE", 0, "auto, an ordinal, or cpu: the CPU device with itself", 0 },
   { "cache-dir", OPT_CACHE_DIR, "DIR", 0, "Keep compiled kernels there (default: in memory)", 0 },
-  { "time-limit", OPT_TIME_LIMIT, "SECONDS", 0, "Start no further world after this time", 0 },
-  { "verbose", 'v', 0, 0, "A line for each world, not for failures alone", 0 },
+  { "time-limit", OPT_TIME_LIMIT, "SECONDS", 0, "Start no further scenario after this time", 0 },
+  { "verbose", 'v', 0, 0, "A line for each scenario, not for failures alone", 0 },
   { 0 }
 };
 
@@ -82,7 +85,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 'n': a->count = chk_option_number("count", value, 1, INT64_MAX, state); break;
   case 'l': a->longest = (int32_t)chk_option_number("longest", value, 64, 1 << 20, state); break;
   case 'd':
-    if (nsai_trial_device_parse(value, &a->device))
+    if (nsai_verify_device_parse(value, &a->device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
     break;
   case OPT_OP:
@@ -105,7 +108,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_EVERY: a->every = chk_option_number("every", value, 1, INT32_MAX, state); break;
   case OPT_CACHE_DIR: a->cache_dir = value; break;
   case OPT_TIME_LIMIT:
-    if (nsai_trial_seconds_parse(value, &a->time_limit))
+    if (nsai_verify_seconds_parse(value, &a->time_limit))
       argp_error(state, "--time-limit: '%s' is no number of seconds above 0", value);
     break;
   case 'v': a->verbose = true; break;
@@ -113,7 +116,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case ARGP_KEY_END:
     if (a->soak &&
         (a->op || a->spread || a->searched || a->large || a->steps >= 0 || a->time_limit > 0))
-      argp_error(state, "--soak has a world and an end of its own: leave out --op, --spread, "
+      argp_error(state, "--soak has a scenario and an end of its own: leave out --op, --spread, "
                         "--searched, --large, --steps and --time-limit");
     if (a->op == OP_SPLIT && (a->steps >= 0 || a->repeats >= 0))
       argp_error(state, "--op split has one walk, in any pieces: leave out --steps and --repeats");
@@ -126,9 +129,9 @@ static error_t parse(int key, char *value, struct argp_state *state) {
 }
 
 /* The caller's numbers in place of the world's. */
-static void shorten(const arguments *a, chk_kv_form *form) {
-  if (a->steps >= 0) form->steps = a->steps;
-  if (a->repeats >= 0) form->repeats = a->repeats;
+static void shorten(const arguments *a, chk_kv_options *opts) {
+  if (a->steps >= 0) opts->steps = a->steps;
+  if (a->repeats >= 0) opts->repeats = a->repeats;
 }
 
 /* What a reproduction needs of these. */
@@ -138,19 +141,19 @@ static void print_shortened(const arguments *a) {
   printf("\n");
 }
 
-static void make_form(const arguments *a, uint64_t seed, chk_kv_form *form) {
-  chk_kv_form_random(seed, a->longest, form);
-  if (a->searched) chk_kv_form_searched(form);
+static void make_options(const arguments *a, uint64_t seed, chk_kv_options *opts) {
+  chk_kv_options_random(seed, a->longest, opts);
+  if (a->searched) chk_kv_options_searched(opts);
   if (a->large)
-    chk_kv_form_large(a->op, form);
+    chk_kv_options_large(a->op, opts);
   else if (a->op ? a->op == OP_SPLIT : seed % 7 == 0)
-    chk_kv_form_split(form);
+    chk_kv_options_split(opts);
   else if (a->op ? a->op == NSA_OP_PREFILL : seed % 2 == 0)
-    chk_kv_form_prefill(form);
-  form->spread = a->spread;
-  form->variant = a->variant;
-  if (a->variant) chk_kv_form_plain(form);
-  shorten(a, form);
+    chk_kv_options_prefill(opts);
+  opts->spread = a->spread;
+  opts->variant = a->variant;
+  if (a->variant) chk_kv_options_plain(opts);
+  shorten(a, opts);
 }
 
 typedef struct counts {
@@ -158,12 +161,13 @@ typedef struct counts {
 } counts;
 
 /* One world. A plan that the library refuses by name is no failure. */
-static void check(const arguments *a, const nsai_trial_device *device, uint64_t seed, counts *all) {
-  chk_kv_form form;
+static void check(const arguments *a, const nsai_verify_device *device, uint64_t seed,
+                  counts *all) {
+  chk_kv_options opts;
   chk_kv_result r;
-  make_form(a, seed, &form);
+  make_options(a, seed, &opts);
   nsa_status status =
-      (form.split ? chk_kv_split : chk_kv_walk)(device, &form, a->cache_dir, NULL, &r);
+      (opts.split ? chk_kv_split : chk_kv_walk)(device, &opts, a->cache_dir, NULL, &r);
   bool skipped = status == NSA_E_UNSUPPORTED;
   if (status) snprintf(r.failure, sizeof r.failure, "%.200s", nsa_last_error());
   bool failed = r.failure[0] && !skipped;
@@ -172,14 +176,14 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
   *(skipped ? &all->skipped : failed ? &all->failed : &all->passed) += 1;
   if (!failed && !a->verbose) return;
   printf("%s: ", skipped ? "skipped" : failed ? "FAILED" : "passed");
-  chk_kv_form_print(&form, stdout);
+  chk_kv_options_print(&opts, stdout);
   printf(": o %.2f branch %.2f lse %.2f entry %.2f importance %.2f near_cut %lld rows %lld%s%s\n",
          r.o, r.branch, r.lse, r.entry, r.importance, (long long)r.near_cut, (long long)r.rows,
          r.failure[0] ? ": " : "", r.failure);
   if (failed) {
     printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s%s%s%s%s",
-           form.split                  ? "split"
-           : form.op == NSA_OP_PREFILL ? "prefill"
+           opts.split                  ? "split"
+           : opts.op == NSA_OP_PREFILL ? "prefill"
                                        : "decode",
            (unsigned long long)seed, a->longest, a->searched ? " --searched" : "",
            a->large ? " --large" : "", a->spread ? " --spread" : "",
@@ -189,31 +193,31 @@ static void check(const arguments *a, const nsai_trial_device *device, uint64_t 
   fflush(stdout);
 }
 
-static nsa_status run_soak(const arguments *a, const nsai_trial_device *device, int spoil,
-                           chk_kv_form *form, chk_kv_soak_counts *n, chk_kv_result *r) {
+static nsa_status run_soak(const arguments *a, const nsai_verify_device *device, int inject,
+                           chk_kv_options *opts, chk_kv_soak_counts *n, chk_kv_result *r) {
   chk_kv_soak_request request = {
-    .form = form, .cache_dir = a->cache_dir, .steps = a->soak, .every = a->every, .spoil = spoil
+    .opts = opts, .cache_dir = a->cache_dir, .steps = a->soak, .every = a->every, .inject = inject
   };
-  chk_kv_form_random(a->seed, a->longest, form);
-  chk_kv_form_soak(form, a->longest);
-  shorten(a, form);
+  chk_kv_options_random(a->seed, a->longest, opts);
+  chk_kv_options_soak(opts, a->longest);
+  shorten(a, opts);
   return chk_kv_soak(device, &request, n, r);
 }
 
-static int soak(const arguments *a, const nsai_trial_device *device) {
-  chk_kv_form form;
+static int soak(const arguments *a, const nsai_verify_device *device) {
+  chk_kv_options opts;
   chk_kv_soak_counts n;
   chk_kv_result r;
-  double start = nsai_trial_now();
-  nsa_status status = run_soak(a, device, CHK_KV_SOAK_SPOIL_NOTHING, &form, &n, &r);
+  double start = nsai_verify_seconds();
+  nsa_status status = run_soak(a, device, CHK_KV_SOAK_INJECT_NOTHING, &opts, &n, &r);
   if (status) snprintf(r.failure, sizeof r.failure, "%.200s", nsa_last_error());
   printf("soak of ");
-  chk_kv_form_print(&form, stdout);
+  chk_kv_options_print(&opts, stdout);
   printf(": %lld of %lld steps (%s, %.1f s), %lld checks of %lld rows: o %.2f branch %.2f lse %.2f "
          "entry "
          "%.2f near_cut %lld; %lld tokens, %lld arrivals, %lld exits, %lld shared prefixes, %lld "
          "rollbacks, %lld pages copied, %lld poisoned: %s\n",
-         (long long)n.steps, (long long)a->soak, device->name, nsai_trial_now() - start,
+         (long long)n.steps, (long long)a->soak, device->name, nsai_verify_seconds() - start,
          (long long)n.checks, (long long)r.rows, r.o, r.branch, r.lse, r.entry,
          (long long)r.near_cut, (long long)n.tokens, (long long)n.arrivals, (long long)n.exits,
          (long long)n.forks, (long long)n.rollbacks, (long long)n.copies, (long long)n.poisoned,
@@ -226,44 +230,44 @@ static int soak(const arguments *a, const nsai_trial_device *device) {
 }
 
 /* What a piece has other than the whole. Returns how many were not found. */
-static int split_self_test(const arguments *a, const nsai_trial_device *device) {
-  static const int kinds[] = { CHK_KV_SPOIL_O, CHK_KV_SPOIL_NAN, CHK_KV_SPOIL_BRANCH,
-                               CHK_KV_SPOIL_LSE, CHK_KV_SPOIL_CHOICE };
+static int split_self_test(const arguments *a, const nsai_verify_device *device) {
+  static const int kinds[] = { CHK_KV_INJECT_O, CHK_KV_INJECT_NAN, CHK_KV_INJECT_BRANCH,
+                               CHK_KV_INJECT_LSE, CHK_KV_INJECT_CHOICE };
   int failed = 0;
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
-    int spoil = kinds[i];
+    int inject = kinds[i];
     chk_kv_result r = { 0 };
     nsa_status status = NSA_OK;
-    for (uint64_t seed = a->seed; !status && spoil != CHK_KV_SPOILT && seed < a->seed + 50;
+    for (uint64_t seed = a->seed; !status && inject != CHK_KV_INJECTED && seed < a->seed + 50;
          seed++) {
-      chk_kv_form form;
-      chk_kv_form_random(seed, 100, &form);
-      chk_kv_form_split(&form);
-      status = chk_kv_split(device, &form, a->cache_dir, &spoil, &r);
+      chk_kv_options opts;
+      chk_kv_options_random(seed, 100, &opts);
+      chk_kv_options_split(&opts);
+      status = chk_kv_split(device, &opts, a->cache_dir, &inject, &r);
     }
-    bool found = !status && spoil == CHK_KV_SPOILT && r.failure[0];
+    bool found = !status && inject == CHK_KV_INJECTED && r.failure[0];
     printf("%s: damage %d of a whole: %s\n", found ? "ok" : "FAILED", kinds[i],
-           status                   ? nsa_last_error()
-           : spoil != CHK_KV_SPOILT ? "no world has it"
-                                    : r.failure);
+           status                      ? nsa_last_error()
+           : inject != CHK_KV_INJECTED ? "no scenario has it"
+                                       : r.failure);
     failed += !found;
   }
   return failed;
 }
 
 /* The soak's own kinds of damage, of one that passes without. Returns how many were not found. */
-static int soak_self_test(const arguments *a, const nsai_trial_device *device) {
+static int soak_self_test(const arguments *a, const nsai_verify_device *device) {
   int failed = 0;
   arguments own = *a;
   own.soak = 600;
   own.every = 20;
-  for (int kind = CHK_KV_SOAK_SPOIL_NOTHING; kind < CHK_KV_SOAK_SPOILS; kind++) {
-    chk_kv_form form;
+  for (int kind = CHK_KV_SOAK_INJECT_NOTHING; kind < CHK_KV_SOAK_INJECTS; kind++) {
+    chk_kv_options opts;
     chk_kv_soak_counts n;
     chk_kv_result r;
-    nsa_status status = run_soak(&own, device, kind, &form, &n, &r);
+    nsa_status status = run_soak(&own, device, kind, &opts, &n, &r);
     bool found = r.failure[0] || status == NSA_E_ARG; /* the CPU device reads a batch */
-    bool good = kind == CHK_KV_SOAK_SPOIL_NOTHING ? !status && !found : found;
+    bool good = kind == CHK_KV_SOAK_INJECT_NOTHING ? !status && !found : found;
     printf("%s: damage %d of a soak: %s\n", good ? "ok" : "FAILED", kind,
            status ? nsa_last_error() : r.failure);
     failed += !good;
@@ -272,23 +276,23 @@ static int soak_self_test(const arguments *a, const nsai_trial_device *device) {
 }
 
 /* Damage of every kind, in the first world that has it. Returns what was not found. */
-static int self_test(const arguments *a, const nsai_trial_device *device) {
+static int self_test(const arguments *a, const nsai_verify_device *device) {
   int failed = 0;
-  for (int kind = CHK_KV_SPOIL_NOTHING + 1; kind < CHK_KV_SPOILS; kind++) {
-    int spoil = kind;
+  for (int kind = CHK_KV_INJECT_NOTHING + 1; kind < CHK_KV_INJECTS; kind++) {
+    int inject = kind;
     chk_kv_result r = { 0 };
-    for (uint64_t seed = a->seed; spoil != CHK_KV_SPOILT && seed < a->seed + 400; seed++) {
-      chk_kv_form form;
-      make_form(a, seed, &form);
-      if (form.geometry.heads > 16) continue;                        /* small ones will do */
-      if (kind == CHK_KV_SPOIL_IMPORTANCE && !form.probed) continue; /* few worlds are */
-      nsa_status status = chk_kv_walk(device, &form, a->cache_dir, &spoil, &r);
+    for (uint64_t seed = a->seed; inject != CHK_KV_INJECTED && seed < a->seed + 400; seed++) {
+      chk_kv_options opts;
+      make_options(a, seed, &opts);
+      if (opts.model.heads > 16) continue;                            /* small ones will do */
+      if (kind == CHK_KV_INJECT_IMPORTANCE && !opts.probed) continue; /* few worlds are */
+      nsa_status status = chk_kv_walk(device, &opts, a->cache_dir, &inject, &r);
       if (status && status != NSA_E_UNSUPPORTED)
         printf("seed %llu: %s\n", (unsigned long long)seed, nsa_last_error());
     }
-    bool found = spoil == CHK_KV_SPOILT && r.failure[0];
+    bool found = inject == CHK_KV_INJECTED && r.failure[0];
     printf("%s: damage %d: %s\n", found ? "ok" : "FAILED", kind,
-           spoil != CHK_KV_SPOILT ? "no world has it" : r.failure);
+           inject != CHK_KV_INJECTED ? "no scenario has it" : r.failure);
     failed += !found;
   }
   return failed;
@@ -300,7 +304,7 @@ int main(int argc, char **argv) {
     parse,
     NULL,
     "Check nsa_kv_append, nsa_decode and nsa_prefill on a GPU against the CPU device.\v"
-    "A world is a random model, layout and course of sequences; its seed names it. Figures are "
+    "A scenario is a random model, layout and course of sequences; its seed names it. Figures are "
     "worst "
     "errors over their limits. Exit status: 0 all passed, 1 failures, 2 usage, 77 no GPU, or "
     "nothing "
@@ -315,12 +319,12 @@ int main(int argc, char **argv) {
                   .longest = 1500,
                   .steps = -1,
                   .repeats = -1,
-                  .device = NSAI_TRIAL_DEVICE_AUTO };
-  nsai_trial_device device;
+                  .device = NSAI_VERIFY_DEVICE_AUTO };
+  nsai_verify_device device;
   counts all = { 0 };
   argp_err_exit_status = 2;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
-  nsa_status status = nsai_trial_device_open(a.device, &device);
+  nsa_status status = nsai_verify_device_open(a.device, &device);
   if (status) {
     fprintf(stderr, "nsakvcheck: %s\n", nsa_last_error());
     return status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1;
@@ -328,23 +332,23 @@ int main(int argc, char **argv) {
   if (a.self_test) {
     int failed = self_test(&a, &device) + split_self_test(&a, &device);
     failed += soak_self_test(&a, &device);
-    nsai_trial_device_close(&device);
+    nsai_verify_device_close(&device);
     return failed ? 1 : 0;
   }
   if (a.soak) {
     int failed = soak(&a, &device);
-    nsai_trial_device_close(&device);
+    nsai_verify_device_close(&device);
     return failed;
   }
-  double start = nsai_trial_now();
+  double start = nsai_verify_seconds();
   for (int64_t i = 0; i < a.count; i++) {
-    if (a.time_limit > 0 && nsai_trial_now() - start > a.time_limit) break;
+    if (a.time_limit > 0 && nsai_verify_seconds() - start > a.time_limit) break;
     check(&a, &device, a.seed + (uint64_t)i, &all);
   }
-  printf("%lld worlds passed, %lld failed, %lld skipped, of %lld; %lld rows, %lld reads "
+  printf("%lld scenarios passed, %lld failed, %lld skipped, of %lld; %lld rows, %lld reads "
          "(%s, %.1f s)\n",
          (long long)all.passed, (long long)all.failed, (long long)all.skipped, (long long)a.count,
-         (long long)all.rows, (long long)all.counted, device.name, nsai_trial_now() - start);
-  nsai_trial_device_close(&device);
+         (long long)all.rows, (long long)all.counted, device.name, nsai_verify_seconds() - start);
+  nsai_verify_device_close(&device);
   return all.failed ? 1 : all.passed ? 0 : EXIT_SKIP;
 }

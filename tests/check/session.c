@@ -29,11 +29,11 @@ typedef struct entry {
 
 struct chk_session {
   chk_session_options options;
-  nsai_trial_device device;
+  nsai_verify_device device;
   pthread_mutex_t lock;
   pthread_cond_t changed;
   entry *entries; /* newest first, so that plans go before their contexts */
-  const nsai_trial_case *ahead;
+  const nsai_verify_case *ahead;
   int64_t ahead_count;
   atomic_llong ahead_next;
   atomic_int stop;
@@ -49,7 +49,7 @@ nsa_status chk_session_create(const chk_session_options *options, chk_session **
   session->options = *options;
   pthread_mutex_init(&session->lock, NULL);
   pthread_cond_init(&session->changed, NULL);
-  NSAI_TRY_TO(fail, nsai_trial_device_open(options->device, &session->device));
+  NSAI_TRY_TO(fail, nsai_verify_device_open(options->device, &session->device));
   *out = session;
   return NSA_OK;
 fail:
@@ -72,13 +72,15 @@ void chk_session_destroy(chk_session *session) {
     free(e->error);
     free(e);
   }
-  nsai_trial_device_close(&session->device);
+  nsai_verify_device_close(&session->device);
   pthread_cond_destroy(&session->changed);
   pthread_mutex_destroy(&session->lock);
   free(session);
 }
 
-const nsai_trial_device *chk_session_device(const chk_session *session) { return &session->device; }
+const nsai_verify_device *chk_session_device(const chk_session *session) {
+  return &session->device;
+}
 const chk_session_options *chk_session_opts(const chk_session *session) {
   return &session->options;
 }
@@ -89,8 +91,8 @@ static const char *const phi_words[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_words[] = { "weights", "logits", "mlp" };
 static const char *const act_words[] = { "relu", "silu", "gelu" };
 
-char *chk_session_yaml(const chk_session *session, const nsai_trial_case *c) {
-  const nsai_geometry *g = &c->geometry;
+char *chk_session_yaml(const chk_session *session, const nsai_verify_case *c) {
+  const nsai_model *g = &c->model;
   char *text = NULL;
   size_t size = 0;
   FILE *out = open_memstream(&text, &size);
@@ -110,7 +112,7 @@ char *chk_session_yaml(const chk_session *session, const nsai_trial_case *c) {
             g->gate_channels, g->gate_hidden, act_words[g->gate_activation]);
   fprintf(out, "  kv_sharing: %s\n  dtype: %s\nruntime:\n", g->per_branch ? "per_branch" : "shared",
           g->dtype == NSA_F16 ? "fp16" : "bf16");
-  if (session->options.device == NSAI_TRIAL_DEVICE_CPU)
+  if (session->options.device == NSAI_VERIFY_DEVICE_CPU)
     fprintf(out, "  device: cpu\n");
   else
     fprintf(out, "  device: %d\n", session->device.ordinal);
@@ -121,27 +123,27 @@ char *chk_session_yaml(const chk_session *session, const nsai_trial_case *c) {
   if (c->recompute)
     fprintf(out, "  recompute: %s\n", c->recompute == NSAI_RECOMPUTE_NEVER ? "never" : "always");
   if (c->mma)
-    fprintf(out, "variants:\n  force:\n    backward_q: backward_q_mma\n"
-                 "    backward_kv: backward_kv_mma\n");
-  if (c->gemm) fprintf(out, "variants:\n  force:\n    dense: sdpa_gemm\n");
+    fprintf(out, "variants:\n  force:\n    backward_q: backward_q_sm80\n"
+                 "    backward_kv: backward_kv_sm80\n");
+  if (c->gemm) fprintf(out, "variants:\n  force:\n    dense: dense_gemm\n");
   if (c->lists) fprintf(out, "variants:\n  force:\n    attend_selected: attend_selected_sm80\n");
   fclose(out);
   return text;
 }
 
-int32_t chk_case_op(const nsai_trial_case *c) {
-  if (c->kind == NSAI_TRIAL_BACKWARD) return NSA_OP_BACKWARD;
-  return c->kind == NSAI_TRIAL_DENSE ? NSA_OP_DENSE : NSA_OP_FORWARD;
+int32_t chk_case_op(const nsai_verify_case *c) {
+  if (c->kind == NSAI_VERIFY_BACKWARD) return NSA_OP_BACKWARD;
+  return c->kind == NSAI_VERIFY_DENSE ? NSA_OP_DENSE : NSA_OP_FORWARD;
 }
 
-nsa_problem chk_case_problem(const nsai_trial_case *c, int32_t op) {
+nsa_problem chk_case_problem(const nsai_verify_case *c, int32_t op) {
   nsa_problem p = NSA_PROBLEM_INIT;
   int64_t slack = c->no_batch ? 0 : c->slack, longest = 1;
   for (int32_t s = 0; s < c->num_seqs; s++)
     if (c->kv_len[s] > longest) longest = c->kv_len[s];
   p.op = op;
-  p.max_tokens = nsai_trial_total(c->q_len, c->num_seqs) + slack;
-  p.max_kv_tokens = nsai_trial_total(c->kv_len, c->num_seqs) + slack;
+  p.max_tokens = nsai_verify_total(c->q_len, c->num_seqs) + slack;
+  p.max_kv_tokens = nsai_verify_total(c->kv_len, c->num_seqs) + slack;
   if (p.max_tokens < 1) p.max_tokens = 1;
   if (p.max_kv_tokens < 1) p.max_kv_tokens = 1;
   p.max_kv_len = longest;
@@ -150,9 +152,9 @@ nsa_problem chk_case_problem(const nsai_trial_case *c, int32_t op) {
   if (op == NSA_OP_DENSE) return p;
   p.selection = c->selection;
   p.parity = c->parity;
-  if (op == NSA_OP_FORWARD && c->selection == NSA_SELECT_OWN && c->geometry.select_count)
+  if (op == NSA_OP_FORWARD && c->selection == NSA_SELECT_OWN && c->model.select_count)
     p.max_probe_rows =
-        (int32_t)(p.max_tokens < NSAI_TRIAL_MAX_PROBES ? p.max_tokens : NSAI_TRIAL_MAX_PROBES);
+        (int32_t)(p.max_tokens < NSAI_VERIFY_MAX_PROBES ? p.max_tokens : NSAI_VERIFY_MAX_PROBES);
   return p;
 }
 
@@ -213,7 +215,7 @@ static nsa_status obtain(chk_session *session, const char *yaml, const nsa_probl
                    : NSA_OK;
 }
 
-nsa_status chk_session_plan(chk_session *session, const nsai_trial_case *c, int32_t op,
+nsa_status chk_session_plan(chk_session *session, const nsai_verify_case *c, int32_t op,
                             nsai_trial_plan *out) {
   nsa_problem problem = chk_case_problem(c, op);
   char *yaml = chk_session_yaml(session, c);
@@ -227,19 +229,19 @@ nsa_status chk_session_plan(chk_session *session, const nsai_trial_case *c, int3
 
 static void *prefetch(void *argument) {
   chk_session *session = argument;
-  if (nsai_trial_device_enter(&session->device)) return NULL;
+  if (nsai_verify_device_enter(&session->device)) return NULL;
   while (!atomic_load(&session->stop)) {
     int64_t i = atomic_fetch_add(&session->ahead_next, 1);
     if (i >= session->ahead_count) break;
     nsai_trial_plan unused;
-    const nsai_trial_case *c = &session->ahead[i];
+    const nsai_verify_case *c = &session->ahead[i];
     /* A failure is kept in the entry and told to the thread that runs the case. */
     (void)chk_session_plan(session, c, chk_case_op(c), &unused);
   }
   return NULL;
 }
 
-void chk_session_prefetch(chk_session *session, const nsai_trial_case *cases, int64_t count) {
+void chk_session_prefetch(chk_session *session, const nsai_verify_case *cases, int64_t count) {
   session->ahead = cases;
   session->ahead_count = count;
   int wanted = session->options.threads / 2;

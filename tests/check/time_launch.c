@@ -27,63 +27,63 @@ double chk_median(double *values, int64_t count) {
 }
 
 /* One launch after a flush and a pause. */
-static nsa_status burst(const nsai_trial_bench *bench, uint32_t branches, void *flush,
-                        nsai_trial_timer *timer, double *ms) {
-  const nsai_trial_device *device = bench->data.device;
+static nsa_status burst(const nsai_trial_run *trial, uint32_t branches, void *flush,
+                        nsai_verify_timer *timer, double *ms) {
+  const nsai_verify_device *device = trial->data.device;
   const struct timespec pause = { 0, PAUSE_NS };
-  if (flush) NSAI_TRY(nsai_trial_device_set(device, flush, 0, NSAI_TRIAL_FLUSH_BYTES));
-  NSAI_TRY(nsai_trial_device_wait(device, NULL));
+  if (flush) NSAI_TRY(nsai_verify_device_set(device, flush, 0, NSAI_VERIFY_FLUSH_BYTES));
+  NSAI_TRY(nsai_verify_device_wait(device, NULL));
   if (device->driver) nanosleep(&pause, NULL);
-  NSAI_TRY(nsai_trial_timer_start(device, timer));
-  NSAI_TRY(nsai_trial_bench_enqueue(bench, branches, NULL));
-  NSAI_TRY(nsai_trial_timer_stop(device, timer));
-  return nsai_trial_timer_read(device, timer, ms);
+  NSAI_TRY(nsai_verify_timer_start(device, timer));
+  NSAI_TRY(nsai_trial_run_enqueue(trial, branches, NULL));
+  NSAI_TRY(nsai_verify_timer_stop(device, timer));
+  return nsai_verify_timer_read(device, timer, ms);
 }
 
 /* `count` launches back to back, each between two events. */
-static nsa_status sustained(const nsai_trial_bench *bench, uint32_t branches, int64_t count,
+static nsa_status sustained(const nsai_trial_run *trial, uint32_t branches, int64_t count,
                             double *ms) {
-  const nsai_trial_device *device = bench->data.device;
-  nsai_trial_timer *timers = calloc((size_t)count, sizeof *timers);
+  const nsai_verify_device *device = trial->data.device;
+  nsai_verify_timer *timers = calloc((size_t)count, sizeof *timers);
   double *values = calloc((size_t)count, sizeof *values);
   nsa_status status = NSA_OK;
   if (!timers || !values) NSAI_TRY_TO(done, nsai_fail_nomem("timers", (size_t)count * 64));
   for (int64_t i = 0; i < count; i++)
-    NSAI_TRY_TO(done, nsai_trial_timer_create(device, &timers[i]));
+    NSAI_TRY_TO(done, nsai_verify_timer_create(device, &timers[i]));
   for (int64_t i = 0; i < count; i++) {
-    NSAI_TRY_TO(done, nsai_trial_timer_start(device, &timers[i]));
-    NSAI_TRY_TO(done, nsai_trial_bench_enqueue(bench, branches, NULL));
-    NSAI_TRY_TO(done, nsai_trial_timer_stop(device, &timers[i]));
+    NSAI_TRY_TO(done, nsai_verify_timer_start(device, &timers[i]));
+    NSAI_TRY_TO(done, nsai_trial_run_enqueue(trial, branches, NULL));
+    NSAI_TRY_TO(done, nsai_verify_timer_stop(device, &timers[i]));
   }
   int64_t kept = count / 3;
   for (int64_t i = 0; i < kept; i++)
-    NSAI_TRY_TO(done, nsai_trial_timer_read(device, &timers[count - kept + i], &values[i]));
+    NSAI_TRY_TO(done, nsai_verify_timer_read(device, &timers[count - kept + i], &values[i]));
   *ms = chk_median(values, kept);
 done:
-  for (int64_t i = 0; timers && i < count; i++) nsai_trial_timer_destroy(device, &timers[i]);
+  for (int64_t i = 0; timers && i < count; i++) nsai_verify_timer_destroy(device, &timers[i]);
   free(timers);
   free(values);
   return status;
 }
 
-nsa_status chk_time_launch(const nsai_trial_bench *bench, uint32_t branches, void *flush,
+nsa_status chk_time_launch(const nsai_trial_run *trial, uint32_t branches, void *flush,
                            chk_times *times) {
-  const nsai_trial_device *device = bench->data.device;
+  const nsai_verify_device *device = trial->data.device;
   double values[BURSTS], first;
-  nsai_trial_timer timer;
+  nsai_verify_timer timer;
   nsa_status status;
-  NSAI_TRY(nsai_trial_timer_create(device, &timer));
+  NSAI_TRY(nsai_verify_timer_create(device, &timer));
   /* The first launch loads kernels and is not counted. */
-  NSAI_TRY_TO(done, burst(bench, branches, flush, &timer, &first));
+  NSAI_TRY_TO(done, burst(trial, branches, flush, &timer, &first));
   for (int i = 0; i < BURSTS; i++)
-    NSAI_TRY_TO(done, burst(bench, branches, flush, &timer, &values[i]));
+    NSAI_TRY_TO(done, burst(trial, branches, flush, &timer, &values[i]));
   times->burst_ms = chk_median(values, BURSTS);
   int64_t count = (int64_t)(SUSTAINED_MS / (times->burst_ms + 1e-3));
   if (count > MOST_LAUNCHES) count = MOST_LAUNCHES;
   if (count < LEAST_LAUNCHES) count = LEAST_LAUNCHES;
-  NSAI_TRY_TO(done, sustained(bench, branches, count, &times->sustained_ms));
+  NSAI_TRY_TO(done, sustained(trial, branches, count, &times->sustained_ms));
 done:
-  nsai_trial_timer_destroy(device, &timer);
+  nsai_verify_timer_destroy(device, &timer);
   return status;
 }
 
@@ -99,7 +99,7 @@ static int remove_entry(const char *path, const struct stat *info, int type, str
 }
 
 /* One fresh context on the cache folder; the plan's creation alone is timed. */
-static nsa_status create_once(const chk_session *session, const nsai_trial_case *c,
+static nsa_status create_once(const chk_session *session, const nsai_verify_case *c,
                               const char *yaml, const char *const *overrides, double *ms) {
   nsa_options options = NSA_OPTIONS_INIT;
   nsa_problem problem = chk_case_problem(c, chk_case_op(c));
@@ -108,15 +108,15 @@ static nsa_status create_once(const chk_session *session, const nsai_trial_case 
   options.yaml_text = yaml;
   options.overrides = overrides;
   NSAI_TRY(nsa_create(chk_session_opts(session)->config, &options, &ctx));
-  double start = nsai_trial_now();
+  double start = nsai_verify_seconds();
   nsa_status status = nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
-  *ms = 1e3 * (nsai_trial_now() - start);
+  *ms = 1e3 * (nsai_verify_seconds() - start);
   nsa_plan_destroy(plan);
   nsa_destroy(ctx);
   return status;
 }
 
-nsa_status chk_time_plan(const chk_session *session, const nsai_trial_case *c, double *cold_ms,
+nsa_status chk_time_plan(const chk_session *session, const nsai_verify_case *c, double *cold_ms,
                          double *warm_ms) {
   const char *base = getenv("TMPDIR"), *const *given = chk_session_opts(session)->overrides;
   const char *overrides[MAX_OVERRIDES] = { "runtime.cache_mode=read_write", NULL };

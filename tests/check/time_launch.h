@@ -19,15 +19,15 @@ typedef struct chk_times {
 /* The median; sorts the values. */
 double chk_median(double *values, int64_t count);
 
-/* Times bench's call with exec.branches = branches. `flush` is device memory of NSAI_TRIAL_FLUSH_BYTES;
+/* Times bench's call with exec.branches = branches. `flush` is device memory of NSAI_VERIFY_FLUSH_BYTES;
  * NULL: no L2 to flush. CHK_LEAST_TIMED is the fewest launches that this takes. */
-nsa_status chk_time_launch(const nsai_trial_bench *bench, uint32_t branches, void *flush,
+nsa_status chk_time_launch(const nsai_trial_run *trial, uint32_t branches, void *flush,
                            chk_times *times);
 
 #define CHK_LEAST_TIMED 17 /* 1 to warm up, 7 bursts, 9 back to back */
 /* nsa_plan_create's milliseconds for a case, in fresh contexts: with an empty cache folder, then
  * with the folder that the first filled. */
-nsa_status chk_time_plan(const chk_session *session, const nsai_trial_case *c, double *cold_ms,
+nsa_status chk_time_plan(const chk_session *session, const nsai_verify_case *c, double *cold_ms,
                          double *warm_ms);
 
 #endif /* CHK_TIME_LAUNCH_H */

@@ -71,9 +71,9 @@ measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
   [[ $(jq -r '.results | length' out.json) == 3 ]]
   [[ $(jq -r '.results[1].tokens, .results[0].commit, .results[0].device' out.json) == $'64\nabc\ncpu' ]]
   jq -e '.results[0].parts | map(.part) == ["compress", "forward", "compressed", "selected", "window",
-    "dense", "sdpa_gemm"]' out.json
+    "dense", "dense_gemm"]' out.json
   jq -e '.results[0].parts[] | select(.part == "forward") | .burst_ms > 0 and .dense_ratio > 0' out.json
-  jq -e '.results[0].parts[] | select(.part == "sdpa_gemm") | .burst_ms == null and .note != ""' out.json
+  jq -e '.results[0].parts[] | select(.part == "dense_gemm") | .burst_ms == null and .note != ""' out.json
   jq -e '.crossovers == [.crossovers[0]] and .crossovers[0].fill == "random"' out.json
   grep -q '^| 64 | 2/1 | correlated (' out.md
   python3 - <<'PY'

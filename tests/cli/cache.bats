@@ -143,15 +143,15 @@ load common
   [[ -z $output && $stderr == *'1 of the kernels did not stay in'*'failed write'* ]]
 }
 
-@test "a probe and caution have kernels of their own" {
+@test "a probe and a register fallback have kernels of their own" {
   need_nvrtc
   small_model
   compiled() { autotune compile --arch sm_80 --op forward "$@" small.yaml | sed 's/.*: \([0-9]*\) kernel.*/\1/'; }
   (($(compiled) >= 5))
   (($(compiled --probe-rows 4) == 1))
-  (($(compiled --caution 1) > 0))
-  (($(compiled --caution 1) == 0))
-  run -2 autotune compile --arch sm_80 --caution 3 small.yaml
+  (($(compiled --register-fallback 1) > 0))
+  (($(compiled --register-fallback 1) == 0))
+  run -2 autotune compile --arch sm_80 --register-fallback 3 small.yaml
   run -2 autotune compile --arch sm_80 --probe-rows none small.yaml
 }
 

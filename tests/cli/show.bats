@@ -15,7 +15,7 @@ load common
 
 @test "a file: what would serve it, every reason against the rest" {
   run -0 --separate-stderr autotune show --arch sm_90a "$configs/h200_d128.yaml"
-  [[ $output == *"attend_selected_sm90_mma warps="*": chosen"* && $output == *"selected_dense_mma: no"* ]]
+  [[ $output == *"attend_selected_sm90_mma warps="*": chosen"* && $output == *"attend_selected_dense_sm80: no"* ]]
   autotune show --json --arch sm_90a "$configs/h200_d128.yaml" |
     jq -e 'length == 2 and all(.supported) and (.[0].problem | startswith("fwd:"))'
 }
@@ -29,8 +29,8 @@ load common
 }
 
 @test "a forced variant is shown as such" {
-  run -0 autotune show --arch sm_80 "$configs/h200_d128.yaml" --set variants.force.dense=sdpa_gemm
-  [[ $output == *"sdpa_gemm: chosen (variants.force)"* ]]
+  run -0 autotune show --arch sm_80 "$configs/h200_d128.yaml" --set variants.force.dense=dense_gemm
+  [[ $output == *"dense_gemm: chosen (variants.force)"* ]]
 }
 
 @test "a file without a GPU and without --arch: 4, with the remedy" {

@@ -171,27 +171,27 @@ static void test_records(void **state) {
 
 static nsa_status compile(fixture *f) {
   nsa_status status = NSA_OK;
-  const nsai_jit_options options = { .dump_dir = f->dir };
+  const nsai_compiler_options options = { .dump_dir = f->dir };
   static const char source[] = "extern \"C\" __global__ void k(int *x) { *x = 1; }\n";
-  nsai_jit *jit;
+  nsai_compiler *compiler;
   nsai_kernel_key key = { 0 };
-  nsai_jit_job jobs[2];
+  nsai_compile_job jobs[2];
   memset(jobs, 0, sizeof jobs);
-  jobs[0].request = jobs[1].request = (nsai_jit_request){ "k", source, "sm_80", false };
-  NSAI_TRY(nsai_jit_create(&options, &jit));
-  NSAI_TRY_TO(fail, nsai_jit_key(jit, &jobs[0].request, &key));
-  NSAI_TRY_TO(fail, nsai_jit_compile_many(jit, jobs, 2, NULL));
+  jobs[0].request = jobs[1].request = (nsai_compile_request){ "k", source, "sm_80", false };
+  NSAI_TRY(nsai_compiler_create(&options, &compiler));
+  NSAI_TRY_TO(fail, nsai_compiler_key(compiler, &jobs[0].request, &key));
+  NSAI_TRY_TO(fail, nsai_compile_many(compiler, jobs, 2, NULL));
 fail:
   for (int i = 0; i < 2; i++) {
     nsai_kernel_image_fini(&jobs[i].image);
     free(jobs[i].error);
   }
   nsai_kernel_key_fini(&key);
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
   return status;
 }
 
-static void test_jit(void **state) {
+static void test_compiler(void **state) {
   (void)state;
   fixture f;
   const nsai_library_query query = { NULL, 0 };
@@ -206,13 +206,13 @@ static void test_jit(void **state) {
 }
 
 static nsa_status missing(fixture *f) {
-  const nsai_jit_options options = { .nvrtc_path = f->dir };
+  const nsai_compiler_options options = { .nvrtc_path = f->dir };
   nsai_kernel_image image;
-  nsai_jit_request request = { "k", "", "sm_80", false };
-  nsai_jit *jit;
-  NSAI_TRY(nsai_jit_create(&options, &jit));
-  nsa_status status = nsai_jit_compile(jit, &request, &image);
-  nsai_jit_destroy(jit);
+  nsai_compile_request request = { "k", "", "sm_80", false };
+  nsai_compiler *compiler;
+  NSAI_TRY(nsai_compiler_create(&options, &compiler));
+  nsa_status status = nsai_compile(compiler, &request, &image);
+  nsai_compiler_destroy(compiler);
   return status == NSA_E_NO_COMPILER ? NSA_OK : status;
 }
 
@@ -239,7 +239,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_cache),
     cmocka_unit_test(test_records),
-    cmocka_unit_test(test_jit),
+    cmocka_unit_test(test_compiler),
     cmocka_unit_test(test_missing_and_report),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

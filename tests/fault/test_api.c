@@ -138,8 +138,8 @@ static void test_cpu(void **state) {
 static void test_cache(void **state) {
   (void)state;
   static const int32_t length = 40, zero = 0;
-  const kv_form form = { .page_size = 16 };
-  kv_world w;
+  const kv_options form = { .page_size = 16 };
+  kv_fixture w;
   kv_call c;
   kv_init(&w, &(machine_request){ .phi = NSAI_PHI_MLP }, &form, 1, &length);
   kv_oracle(&w);
@@ -150,7 +150,7 @@ static void test_cache(void **state) {
       countdown = n;
       nsa_status status =
           call ? nsa_prefill(w.prefill, &w.exec, &c.batch, &c.io)
-               : nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, &c.fresh, &w.toy.io.phi);
+               : nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, &c.new_kv, &w.toy.io.phi);
       reached = countdown < 0;
       countdown = -1;
       machine_expect(call ? "prefill" : "append", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
@@ -171,10 +171,10 @@ static void test_backward(void **state) {
                        .op = NSA_OP_BACKWARD, .phi = NSAI_PHI_MLP, .gate = NSAI_GATE_MLP });
   toy *t = &m.toy;
   nsa_grads g = NSA_GRADS_INIT;
-  g.d_o = toy_tensor(t, NSA_F32, 3, t->tokens, t->geometry.heads, t->geometry.head_dim_v);
-  g.d_q = toy_tensor(t, NSA_F32, 3, t->tokens, t->geometry.heads, t->geometry.head_dim_qk);
-  g.d_kv.k[0] = toy_tensor(t, NSA_F32, 3, t->tokens, 2, t->geometry.head_dim_qk);
-  g.d_gate.x = toy_tensor(t, NSA_F32, 2, t->tokens, t->geometry.gate_channels, 0);
+  g.d_o = toy_tensor(t, NSA_F32, 3, t->tokens, t->model.heads, t->model.head_dim_v);
+  g.d_q = toy_tensor(t, NSA_F32, 3, t->tokens, t->model.heads, t->model.head_dim_qk);
+  g.d_kv.k[0] = toy_tensor(t, NSA_F32, 3, t->tokens, 2, t->model.head_dim_qk);
+  g.d_gate.x = toy_tensor(t, NSA_F32, 2, t->tokens, t->model.gate_channels, 0);
   toy_randomize(t, &g.d_o);
   const nsa_tensor *outputs[] = { &g.d_q, &g.d_kv.k[0], &g.d_gate.x };
   for (bool reached = true; reached; n++) {

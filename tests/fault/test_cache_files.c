@@ -310,7 +310,8 @@ static void test_writer_and_cleaner(void **state) {
   if (child == 0)
     for (;;) nsai_cache_gc(cache, UINT64_MAX, &removed, &left);
   int failures = 0;
-  for (int i = 0; i < 400; i++) failures += nsai_fs_publish(folder, "x", "data", 4, true) != NSA_OK;
+  for (int i = 0; i < 400; i++)
+    failures += nsai_files_publish(folder, "x", "data", 4, true) != NSA_OK;
   kill(child, SIGKILL);
   waitpid(child, NULL, 0);
   assert_int_equal(failures, 0);
@@ -343,7 +344,7 @@ static void test_killed_writers(void **state) {
         fixture_image(n % 50, 30000, &image);
         if (nsai_cache_entry_encode(&key, &image, 1, &data, &size) != NSA_OK) _exit(1);
         nsai_cache_entry_name(key.digest, FIXTURE_COMPILER, name);
-        nsai_fs_publish(folder, name, data, size, round % 2);
+        nsai_files_publish(folder, name, data, size, round % 2);
         free(data);
         nsai_kernel_image_fini(&image);
         nsai_kernel_key_fini(&key);

@@ -299,7 +299,7 @@ static void test_stuck_lock(void **state) {
   *strrchr(path, '/') = '\0';
   int folder = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   snprintf(lock, sizeof lock, ".lock-%.2s", path + strlen(path) + 1);
-  int held = nsai_fs_lock(folder, lock);
+  int held = nsai_files_lock(folder, lock);
   assert_true(held >= 0);
   nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
   nsai_record *record = record_make(1);

@@ -78,14 +78,14 @@ static nsa_tensor rows_of(nsa_tensor t, int64_t rows) {
 
 /* ---- one form of the cache: pages, pages and rings, rows ---- */
 
-typedef struct world {
+typedef struct fixture {
   bool has_pages, has_rings;
   nsa_plan *append, *decode, *prefill;
-  nsa_kv cache, fresh;
+  nsa_kv cache, new_kv;
   nsa_io io;
-} world;
+} fixture;
 
-static nsa_plan *plan_of(nsa_ctx *ctx, const world *w, int32_t op) {
+static nsa_plan *plan_of(nsa_ctx *ctx, const fixture *w, int32_t op) {
   nsa_problem p = NSA_PROBLEM_INIT;
   nsa_plan *plan = NULL;
   p.op = op;
@@ -99,7 +99,7 @@ static nsa_plan *plan_of(nsa_ctx *ctx, const world *w, int32_t op) {
   return plan;
 }
 
-static void open_world(nsa_ctx *ctx, int form, world *w) {
+static void open_fixture(nsa_ctx *ctx, int form, fixture *w) {
   w->has_pages = form < 2;
   w->has_rings = form == 1;
   w->append = plan_of(ctx, w, NSA_OP_APPEND);
@@ -109,7 +109,7 @@ static void open_world(nsa_ctx *ctx, int form, world *w) {
   for (int b = 0; b < NSA_BRANCHES; b++) {
     bool ring = w->has_rings && b == NSA_WIN;
     for (int side = 0; side < 2; side++) {
-      nsa_kv *const kv[] = { &w->cache, &w->fresh };
+      nsa_kv *const kv[] = { &w->cache, &w->new_kv };
       nsa_tensor *const at[] = { side ? &kv[0]->v[b] : &kv[0]->k[b],
                                  side ? &kv[1]->v[b] : &kv[1]->k[b] };
       *at[0] = tensor(NSA_F32, 4, ring ? ROWS : pages, ring ? RING : size, HKV, DIM);
@@ -125,13 +125,13 @@ static void open_world(nsa_ctx *ctx, int form, world *w) {
   w->io.kv = w->cache;
 }
 
-static world *find_world(int form) {
-  static world worlds[FORMS];
+static fixture *find_fixture(int form) {
+  static fixture worlds[FORMS];
   static nsa_ctx *ctx;
   nsa_options options = NSA_OPTIONS_INIT;
   options.yaml_text = model;
   if (!ctx) require(nsa_create(NULL, &options, &ctx) == NSA_OK);
-  if (!worlds[form].append) open_world(ctx, form, &worlds[form]);
+  if (!worlds[form].append) open_fixture(ctx, form, &worlds[form]);
   return &worlds[form];
 }
 
@@ -139,7 +139,7 @@ static world *find_world(int form) {
 
 enum { GIVES_CU_Q = 1, GIVES_LISTS = 2, GIVES_SLOTS = 4, GIVES_MAPPING = 8 };
 
-static void take_batch(input *in, const world *w, int32_t seqs, int64_t tokens, nsa_batch *b) {
+static void take_batch(input *in, const fixture *w, int32_t seqs, int64_t tokens, nsa_batch *b) {
   int given = take_byte(in), width = given >> 4 & 7;
   *b = (nsa_batch)NSA_BATCH_INIT;
   b->num_seqs = seqs;
@@ -167,22 +167,22 @@ static bool names_field(const char *text) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   input in = { data, size };
-  const world *w = find_world(take_byte(&in) % FORMS);
+  const fixture *w = find_fixture(take_byte(&in) % FORMS);
   int32_t seqs = 1 + take_byte(&in) % SEQS;
   int64_t tokens = take_byte(&in) % (TOKENS + 1);
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_batch batch;
-  nsa_kv fresh = w->fresh;
+  nsa_kv new_kv = w->new_kv;
   nsa_io io = w->io;
   take_batch(&in, w, seqs, tokens, &batch);
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    fresh.k[b] = rows_of(fresh.k[b], tokens);
-    fresh.v[b] = rows_of(fresh.v[b], tokens);
+    new_kv.k[b] = rows_of(new_kv.k[b], tokens);
+    new_kv.v[b] = rows_of(new_kv.v[b], tokens);
   }
   io.q = rows_of(io.q, tokens);
   io.o = rows_of(io.o, tokens);
   io.gate.value = rows_of(io.gate.value, tokens);
-  nsa_status got[] = { nsa_kv_append(w->append, &exec, &batch, &w->cache, &fresh, NULL),
+  nsa_status got[] = { nsa_kv_append(w->append, &exec, &batch, &w->cache, &new_kv, NULL),
                        nsa_decode(w->decode, &exec, &batch, &io),
                        nsa_prefill(w->prefill, &exec, &batch, &io) };
   for (size_t i = 0; i < sizeof got / sizeof *got; i++)

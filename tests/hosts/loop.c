@@ -53,14 +53,14 @@ static nsa_tensor rows(int64_t heads, int64_t dim, uint16_t value) {
 }
 
 /* A model's projections: the same for every token of every layer. */
-static void project(int layer, nsa_kv *fresh, nsa_io *io) {
+static void project(int layer, nsa_kv *new_kv, nsa_io *io) {
   static nsa_tensor ones, v, q, gate, o;
   (void)layer;
   if (!o.data) {
     ones = rows(HKV, DK, 0x3f80), v = rows(HKV, DV, 0x3f80), q = rows(HQ, DK, 0x3f80);
     gate = rows(HQ, 3, 0), o = rows(HQ, DV, 0);
   }
-  fresh->k[0] = ones, fresh->v[0] = v;
+  new_kv->k[0] = ones, new_kv->v[0] = v;
   io->q = q, io->gate.value = gate, io->o = o;
 }
 
@@ -72,10 +72,10 @@ int main(void) {
   nsa_io io = NSA_IO_INIT;
   nsa_ctx *ctx = NULL;
   nsa_plan *append = NULL, *decode = NULL;
-  nsa_kv cache[LAYERS], fresh;
+  nsa_kv cache[LAYERS], new_kv;
   uint64_t page_bytes = 0;
   memset(cache, 0, sizeof cache);
-  memset(&fresh, 0, sizeof fresh);
+  memset(&new_kv, 0, sizeof new_kv);
   options.yaml_text = model;
   check(nsa_create(NULL, &options, &ctx));
 #include "loop.inc"
@@ -89,7 +89,7 @@ int main(void) {
         table[s * batch.block_table.stride[0] + len[s] / P] = SEQS * (len[s] / P) + s;
     }
     for (int i = 0; i < LAYERS; i++) {
-      check(nsa_kv_append(append, &exec, &batch, &cache[i], &fresh, NULL));
+      check(nsa_kv_append(append, &exec, &batch, &cache[i], &new_kv, NULL));
       io.kv = cache[i];
       memset(io.o.data, 0xff, (size_t)SEQS * HQ * DV * 2);
       check(nsa_decode(decode, &exec, &batch, &io));

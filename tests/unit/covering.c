@@ -5,12 +5,12 @@
 
 #include "plan/spec.h"
 
-bool covering_topn, covering_both;
-uint64_t covering_rival_scratch;
+bool fusing_topn, fusing_both;
+uint64_t fusing_rival_scratch;
 
 static bool sensible_topn(const nsai_problem *p, const nsai_target *t) {
   (void)p, (void)t;
-  return covering_topn;
+  return fusing_topn;
 }
 
 static void legal_any(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -42,11 +42,11 @@ static void specify(const char *entry, const nsai_problem *p, const nsai_target 
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .threads = 32 * tiles->of[NSAI_TILE_WARPS],
-                              .tokens = 1,
-                              .per_sm = COVERING_PER_SM,
-                              .scratch_bytes = COVERING_SCRATCH };
+                              .tile_tokens = 1,
+                              .ctas_per_sm = FUSING_PER_SM,
+                              .scratch_bytes = FUSING_SCRATCH };
   nsai_constant_add(spec, "kMinBlocks", 1);
-  nsai_specify_beside(p, t, specs);
+  nsai_specify_standalone(p, t, specs);
 }
 
 static void specify_topn(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
@@ -57,23 +57,24 @@ static void specify_topn(const nsai_problem *p, const nsai_target *t, const nsai
 static void specify_rival(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
                           nsai_kernel_spec specs[NSAI_ROLES]) {
   specify("made_up_rival", p, t, tiles, specs);
-  if (covering_rival_scratch)
+  if (fusing_rival_scratch)
     specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes =
-        covering_rival_scratch * (uint64_t)p->max_kv_len;
+        fusing_rival_scratch * (uint64_t)p->max_kv_len;
 }
 
-static void legal_both(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+static void legal_fusing_both(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)p, (void)t;
-  if (!covering_both) nsai_refuse(reasons, "no test asks for it");
+  if (!fusing_both) nsai_refuse(reasons, "no test asks for it");
 }
 
 static void specify_both(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
                          nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)p, (void)t;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
-  *spec = (nsai_kernel_spec){
-    .entry = "made_up_both", .threads = 32 * tiles->of[NSAI_TILE_WARPS], .tokens = 4, .box_keys = 64
-  };
+  *spec = (nsai_kernel_spec){ .entry = "made_up_both",
+                              .threads = 32 * tiles->of[NSAI_TILE_WARPS],
+                              .tile_tokens = 4,
+                              .tma_box_keys = 64 };
   nsai_constant_add(spec, "kMinBlocks", 1);
 }
 
@@ -95,9 +96,9 @@ const nsai_variant nsai_variants[] = {
     .sensible = sensible_topn,
     .specify = specify_topn,
     .space = &warps,
-    .covers = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT },
-  ROW(NSAI_STAGE_ATTEND_COMPRESSED, "attend_compressed_sm80", attend_compressed_mma,
-      &nsai_space_flash),
+    .fuses = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT },
+  ROW(NSAI_STAGE_ATTEND_COMPRESSED, "attend_compressed_sm80", attend_compressed_sm80,
+      &nsai_space_flash_sm80),
   { .name = "made_up_rival",
     .stage = NSAI_STAGE_ATTEND_COMPRESSED,
     .why = "a test of what is no default",
@@ -106,21 +107,23 @@ const nsai_variant nsai_variants[] = {
     .legal = legal_any,
     .specify = specify_rival,
     .space = &warps,
-    .covers = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT },
-  ROW(NSAI_STAGE_IMPORTANCE, "importance_mma", importance_mma, &nsai_space_importance),
+    .fuses = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT },
+  ROW(NSAI_STAGE_IMPORTANCE, "importance_sm80", importance_sm80, &nsai_space_importance),
   ROW(NSAI_STAGE_SELECT, "select_topn", select_topn, &nsai_space_select),
-  ROW(NSAI_STAGE_ATTEND_SELECTED, "selected_dense_mma", selected_dense_mma, &nsai_space_flash),
-  ROW(NSAI_STAGE_ATTEND_SELECTED, "attend_selected_sm80", attend_selected_mma, &nsai_space_union),
+  ROW(NSAI_STAGE_ATTEND_SELECTED, "attend_selected_dense_sm80", attend_selected_dense_sm80,
+      &nsai_space_flash_sm80),
+  ROW(NSAI_STAGE_ATTEND_SELECTED, "attend_selected_sm80", attend_selected_sm80,
+      &nsai_space_selected_sm80),
   { .name = "made_up_both",
     .stage = NSAI_STAGE_ATTEND_SELECTED,
     .why = "a test of two stages",
     .deterministic = true,
     .fp32_importance = true,
-    .legal = legal_both,
+    .legal = legal_fusing_both,
     .specify = specify_both,
     .space = &warps,
-    .covers = 1u << NSAI_STAGE_ATTEND_WINDOW },
-  ROW(NSAI_STAGE_ATTEND_WINDOW, "attend_window_sm80", attend_window_mma, &nsai_space_flash),
-  ROW(NSAI_STAGE_DENSE, "dense_mma", dense_mma, &nsai_space_flash),
+    .fuses = 1u << NSAI_STAGE_ATTEND_WINDOW },
+  ROW(NSAI_STAGE_ATTEND_WINDOW, "attend_window_sm80", attend_window_sm80, &nsai_space_flash_sm80),
+  ROW(NSAI_STAGE_DENSE, "dense_sm80", dense_sm80, &nsai_space_flash_sm80),
   { 0 },
 };

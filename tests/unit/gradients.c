@@ -52,7 +52,7 @@ nsa_grads make_grads(toy *t, int32_t dtype) {
   nsa_grads g = NSA_GRADS_INIT;
   pair pairs[MAX_PAIRS];
   int count = list_pairs(&t->io, &g, pairs);
-  g.d_o = tensor_like(t, &t->io.o, t->geometry.dtype);
+  g.d_o = tensor_like(t, &t->io.o, t->model.dtype);
   toy_randomize(t, &g.d_o);
   for (int i = 0; i < count; i++) *pairs[i].gradient = tensor_like(t, pairs[i].input, dtype);
   return g;
@@ -60,6 +60,6 @@ nsa_grads make_grads(toy *t, int32_t dtype) {
 
 void choose(toy *t) {
   machine_expect("forward",
-                 nsai_reference_forward(&t->geometry, NSA_SELECT_OWN, 0, &t->batch, &t->io, 2),
-                 NSA_OK, NULL);
+                 nsai_reference_forward(&t->model, NSA_SELECT_OWN, 0, &t->batch, &t->io, 2), NSA_OK,
+                 NULL);
 }

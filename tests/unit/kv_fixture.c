@@ -27,28 +27,28 @@ static char *element(const nsa_tensor *t, int64_t at) { return (char *)t->data +
 /* ---- the cache ---- */
 
 /* [rows, tokens, heads, dim], NaN; with `hnd` in memory [rows, heads, tokens, dim]. */
-static nsa_tensor cache_tensor(kv_world *w, int64_t rows, int64_t tokens, int64_t dim) {
-  int64_t heads = w->geometry.kv_heads;
-  nsa_tensor t = toy_tensor(&w->memory, w->geometry.dtype, 3, rows, tokens * heads, dim);
+static nsa_tensor cache_tensor(kv_fixture *w, int64_t rows, int64_t tokens, int64_t dim) {
+  int64_t heads = w->model.kv_heads;
+  nsa_tensor t = toy_tensor(&w->memory, w->model.dtype, 3, rows, tokens * heads, dim);
   t.ndim = 4;
   t.shape[0] = rows;
   t.shape[1] = tokens;
   t.shape[2] = heads;
   t.shape[3] = dim;
   t.stride[0] = tokens * heads * dim;
-  t.stride[1] = w->form.hnd ? dim : heads * dim;
-  t.stride[2] = w->form.hnd ? tokens * dim : dim;
+  t.stride[1] = w->options.hnd ? dim : heads * dim;
+  t.stride[2] = w->options.hnd ? tokens * dim : dim;
   t.stride[3] = 1;
   return t;
 }
 
-static void make_cache(kv_world *w) {
-  const nsai_geometry *g = &w->geometry;
-  bool paged = w->form.page_size > 0;
-  int64_t rows = paged ? KV_PAGES : KV_SEQS + 1, tokens = paged ? w->form.page_size : KV_MAX_LEN;
+static void make_cache(kv_fixture *w) {
+  const nsai_model *g = &w->model;
+  bool paged = w->options.page_size > 0;
+  int64_t rows = paged ? KV_PAGES : KV_SEQS + 1, tokens = paged ? w->options.page_size : KV_MAX_LEN;
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(g, pair)) continue;
-    bool ring = w->form.ring && pair == NSA_WIN;
+    bool ring = w->options.ring && pair == NSA_WIN;
     int64_t n = ring ? KV_SEQS + 1 : rows, p = ring ? KV_RING : tokens;
     w->cache.k[pair] = cache_tensor(w, n, p, g->head_dim_qk);
     w->cache.v[pair] = cache_tensor(w, n, p, g->head_dim_v);
@@ -57,12 +57,12 @@ static void make_cache(kv_world *w) {
   w->cache.v_cmp = cache_tensor(w, rows, tokens / g->stride, g->head_dim_v);
 }
 
-int32_t kv_new_page(kv_world *w) {
+int32_t kv_new_page(kv_fixture *w) {
   assert_true(w->pages_used < KV_PAGES);
   return w->pages_used++ * 27 % KV_PAGES; /* 27 is odd: every page once */
 }
 
-void kv_copy_page(kv_world *w, int32_t from, int32_t to) {
+void kv_copy_page(kv_fixture *w, int32_t from, int32_t to) {
   nsa_tensor *all[] = { &w->cache.k[0], &w->cache.v[0], &w->cache.k[1],  &w->cache.v[1],
                         &w->cache.k[2], &w->cache.v[2], &w->cache.k_cmp, &w->cache.v_cmp };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -73,42 +73,42 @@ void kv_copy_page(kv_world *w, int32_t from, int32_t to) {
 
 /* ---- the world ---- */
 
-static nsa_plan *make_plan(const kv_world *w, int32_t op, int32_t max_q_len) {
+static nsa_plan *make_plan(const kv_fixture *w, int32_t op, int32_t max_q_len) {
   nsa_problem p = NSA_PROBLEM_INIT;
   nsa_plan *plan = NULL;
   p.op = op;
-  p.page_size = w->form.page_size;
+  p.page_size = w->options.page_size;
   p.max_seqs = KV_SEQS;
   p.max_tokens = KV_MAX_TOKENS;
   p.max_kv_len = KV_MAX_LEN;
   p.max_q_len = max_q_len;
-  p.window_ring = w->form.ring;
+  p.window_ring = w->options.ring;
   machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
   return plan;
 }
 
-void kv_init(kv_world *w, const machine_request *model, const kv_form *form, int32_t seqs,
+void kv_init(kv_fixture *w, const machine_request *model, const kv_options *options, int32_t seqs,
              const int32_t *lengths) {
   char yaml[1024];
   memset(w, 0, sizeof *w);
-  w->form = *form;
+  w->options = *options;
   w->seqs = seqs;
   machine_yaml(model, yaml, sizeof yaml);
-  w->ctx = machine_context(yaml, form->model, false);
-  w->geometry = w->ctx->config->model;
-  w->append = make_plan(w, NSA_OP_APPEND, form->ring ? KV_CHUNK : 0);
-  w->prefill = make_plan(w, NSA_OP_PREFILL, form->ring ? KV_CHUNK : 0);
+  w->ctx = machine_context(yaml, options->model, false);
+  w->model = w->ctx->config->model;
+  w->append = make_plan(w, NSA_OP_APPEND, options->ring ? KV_CHUNK : 0);
+  w->prefill = make_plan(w, NSA_OP_PREFILL, options->ring ? KV_CHUNK : 0);
   w->decode = make_plan(w, NSA_OP_DECODE, KV_STEP);
   w->exec = (nsa_exec)NSA_EXEC_INIT;
-  toy_init(&w->toy, &w->geometry, seqs, lengths, lengths);
+  toy_init(&w->toy, &w->model, seqs, lengths, lengths);
   for (int s = 0; s < KV_SEQS; s++)
     for (int i = 0; i < KV_MAX_LIST; i++) w->page[s][i] = NOWHERE;
   make_cache(w);
 }
 
-void kv_oracle(kv_world *w) {
+void kv_oracle(kv_fixture *w) {
   toy *t = &w->toy;
-  nsai_geometry g = w->geometry;
+  nsai_model g = w->model;
   int32_t blocks[KV_SEQS];
   for (int s = 0; s < w->seqs; s++)
     blocks[s] = (int32_t)nsai_block_count(&g, toy_ints(&t->batch.cu_q)[s + 1] -
@@ -124,7 +124,7 @@ void kv_oracle(kv_world *w) {
   w->want = t->io;
 }
 
-void kv_free(kv_world *w) {
+void kv_free(kv_fixture *w) {
   nsa_plan_destroy(w->append);
   nsa_plan_destroy(w->prefill);
   nsa_plan_destroy(w->decode);
@@ -143,7 +143,7 @@ static int32_t kv_len_of(const kv_call *c, int s) {
 
 /* Row of the toy's tensors that a padded row takes, too. */
 static int64_t source_row(const kv_call *c, int s, int64_t i) {
-  return toy_ints(&c->world->toy.batch.cu_q)[s] + (is_padded(c, s) ? 0 : c->at[s]) + i;
+  return toy_ints(&c->fixture->toy.batch.cu_q)[s] + (is_padded(c, s) ? 0 : c->at[s]) + i;
 }
 
 /* The call's rows of one of the toy's tensors, one sequence behind the other. */
@@ -152,7 +152,7 @@ static nsa_tensor gather(kv_call *c, const nsa_tensor *all) {
                               all->ndim > 2 ? all->shape[2] : 0);
   char *to = out.data;
   size_t bytes = bytes_of(all, all->stride[0]);
-  for (int s = 0; s < c->world->seqs; s++)
+  for (int s = 0; s < c->fixture->seqs; s++)
     for (int64_t i = 0; i < c->q_len[s]; i++, to += bytes)
       memcpy(to, (const char *)all->data + source_row(c, s, i) * (int64_t)bytes, bytes);
   return out;
@@ -160,17 +160,17 @@ static nsa_tensor gather(kv_call *c, const nsa_tensor *all) {
 
 /* Gives every sequence the pages that its tokens need. */
 static void take_pages(kv_call *c) {
-  kv_world *w = c->world;
+  kv_fixture *w = c->fixture;
   for (int s = 0; s < w->seqs; s++)
-    while (w->page_count[s] * w->form.page_size < kv_len_of(c, s))
+    while (w->page_count[s] * w->options.page_size < kv_len_of(c, s))
       w->page[s][w->page_count[s]++] = kv_new_page(w);
 }
 
 static void make_lists(kv_call *c) {
-  kv_world *w = c->world;
+  kv_fixture *w = c->fixture;
   nsa_batch *b = &c->batch;
   take_pages(c);
-  if (!w->form.lists) {
+  if (!w->options.lists) {
     b->block_table = toy_tensor(&c->memory, NSA_I32, 2, w->seqs, KV_MAX_LIST, 0);
     memcpy(b->block_table.data, w->page, (size_t)w->seqs * sizeof w->page[0]);
     return;
@@ -183,7 +183,7 @@ static void make_lists(kv_call *c) {
 }
 
 static void make_batch(kv_call *c) {
-  kv_world *w = c->world;
+  kv_fixture *w = c->fixture;
   nsa_batch *b = &c->batch;
   bool uniform = true;
   *b = (nsa_batch)NSA_BATCH_INIT;
@@ -194,48 +194,48 @@ static void make_batch(kv_call *c) {
     uniform = uniform && c->q_len[s] == c->q_len[0];
   }
   if (!uniform) b->cu_q = toy_offsets(&c->memory, w->seqs, c->q_len);
-  if (w->form.page_size > 0) make_lists(c);
-  if (!w->form.slots) return;
+  if (w->options.page_size > 0) make_lists(c);
+  if (!w->options.slots) return;
   b->slots = toy_tensor(&c->memory, NSA_I32, 1, w->seqs, 0, 0);
   for (int s = 0; s < w->seqs; s++) toy_ints(&b->slots)[s] = KV_SEQS - s;
 }
 
-void kv_call_init(kv_call *c, kv_world *w, const int32_t *q_len, const int32_t *at) {
+void kv_call_init(kv_call *c, kv_fixture *w, const int32_t *q_len, const int32_t *at) {
   memset(c, 0, sizeof *c);
-  c->world = w;
+  c->fixture = w;
   for (int s = 0; s < w->seqs; s++) {
     c->q_len[s] = q_len[s];
     c->at[s] = at[s];
     c->tokens += q_len[s];
   }
-  c->memory.geometry = w->geometry;
+  c->memory.model = w->model;
   make_batch(c);
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    if (!nsai_reads_pair(&w->geometry, pair)) continue;
-    c->fresh.k[pair] = gather(c, &w->toy.io.kv.k[pair]);
-    c->fresh.v[pair] = gather(c, &w->toy.io.kv.v[pair]);
+    if (!nsai_reads_pair(&w->model, pair)) continue;
+    c->new_kv.k[pair] = gather(c, &w->toy.io.kv.k[pair]);
+    c->new_kv.v[pair] = gather(c, &w->toy.io.kv.v[pair]);
   }
   c->io = (nsa_io)NSA_IO_INIT;
   c->io.q = gather(c, &w->toy.io.q);
   c->io.gate.value = gather(c, &w->toy.io.gate.value);
   c->io.kv = w->cache;
   toy_outputs(&c->memory, &c->io, c->tokens);
-  if (!w->geometry.select_count) c->io.o_branch[1] = c->io.lse[1] = (nsa_tensor){ 0 };
-  if (!w->geometry.window) c->io.o_branch[2] = c->io.lse[2] = (nsa_tensor){ 0 };
+  if (!w->model.select_count) c->io.o_branch[1] = c->io.lse[1] = (nsa_tensor){ 0 };
+  if (!w->model.window) c->io.o_branch[2] = c->io.lse[2] = (nsa_tensor){ 0 };
 }
 
 void kv_call_free(kv_call *c) { toy_free(&c->memory); }
 
 void kv_append(kv_call *c) {
-  kv_world *w = c->world;
+  kv_fixture *w = c->fixture;
   machine_expect("append",
-                 nsa_kv_append(w->append, &w->exec, &c->batch, &w->cache, &c->fresh,
+                 nsa_kv_append(w->append, &w->exec, &c->batch, &w->cache, &c->new_kv,
                                &w->toy.io.phi),
                  NSA_OK, NULL);
 }
 
 void kv_attend(kv_call *c, bool decode) {
-  kv_world *w = c->world;
+  kv_fixture *w = c->fixture;
   machine_expect("attend",
                  decode ? nsa_decode(w->decode, &w->exec, &c->batch, &c->io)
                         : nsa_prefill(w->prefill, &w->exec, &c->batch, &c->io),
@@ -262,9 +262,9 @@ static void expect_empty(const char *what, const nsa_tensor *t, int64_t row, dou
 }
 
 void kv_compare(const kv_call *c, const char *what) {
-  const nsa_io *got = &c->io, *want = &c->world->want;
+  const nsa_io *got = &c->io, *want = &c->fixture->want;
   int64_t row = 0;
-  for (int s = 0; s < c->world->seqs; s++)
+  for (int s = 0; s < c->fixture->seqs; s++)
     for (int64_t i = 0; i < c->q_len[s]; i++, row++) {
       if (is_padded(c, s)) {
         expect_empty(what, &got->o, row, 0);
@@ -282,14 +282,14 @@ void kv_compare(const kv_call *c, const char *what) {
     }
 }
 
-void kv_step(kv_world *w, const int32_t *q_len, bool decode) {
+void kv_step(kv_fixture *w, const int32_t *q_len, bool decode) {
   char what[64];
   kv_call c;
   kv_call_init(&c, w, q_len, w->len);
   kv_append(&c);
   kv_attend(&c, decode);
   snprintf(what, sizeof what, "%s to %d with pages of %d", decode ? "decode" : "prefill",
-           w->len[0] + q_len[0], w->form.page_size);
+           w->len[0] + q_len[0], w->options.page_size);
   kv_compare(&c, what);
   for (int s = 0; s < w->seqs; s++) w->len[s] += q_len[s];
   kv_call_free(&c);

@@ -6,8 +6,8 @@
  * Everything that nothing was written to is NaN, and entries of page lists that must not be read
  * lead nowhere.
  */
-#ifndef TEST_KV_WORLD_H
-#define TEST_KV_WORLD_H
+#ifndef TEST_KV_FIXTURE_H
+#define TEST_KV_FIXTURE_H
 
 #include "machine.h"
 
@@ -21,18 +21,18 @@
 #define KV_RING 59  /* tokens of a ring: w + KV_CHUNK - 1 */
 
 /* How the cache lies in memory. */
-typedef struct kv_form {
+typedef struct kv_options {
   int32_t page_size;    /* problem.page_size */
   bool hnd;             /* heads before tokens */
   bool lists;           /* page_indptr and page_indices, not a table */
   bool ring;            /* with per_branch */
   bool slots;           /* rows are given out from the last on; else row s */
   const char *model[4]; /* overrides of the configuration, NULL behind the last */
-} kv_form;
+} kv_options;
 
-typedef struct kv_world {
-  kv_form form;
-  nsai_geometry geometry;
+typedef struct kv_fixture {
+  kv_options options;
+  nsai_model model;
   nsa_ctx *ctx;
   nsa_plan *append, *prefill, *decode;
   nsa_exec exec;
@@ -45,34 +45,34 @@ typedef struct kv_world {
   int32_t page[KV_SEQS][KV_MAX_LIST];
   int32_t page_count[KV_SEQS];
   int32_t pages_used; /* they are given out in a scattered order */
-} kv_world;
+} kv_fixture;
 
 /* Sequences of `lengths` tokens, KV_MAX_LEN at most; the cache is empty. Inputs in w->toy may be
  * changed until kv_oracle. */
-void kv_init(kv_world *w, const machine_request *model, const kv_form *form, int32_t seqs,
+void kv_init(kv_fixture *w, const machine_request *model, const kv_options *options, int32_t seqs,
              const int32_t *lengths);
-void kv_free(kv_world *w);
+void kv_free(kv_fixture *w);
 
 /* Computes what all tokens' rows must be. */
-void kv_oracle(kv_world *w);
+void kv_oracle(kv_fixture *w);
 
 /* One call's batch and tensors: q_len[s] tokens of sequence s from position at[s] on; absent where
  * q_len[s] is 0 or its at is negative: then the row is padded (kv_len 0). */
 typedef struct kv_call {
-  kv_world *world;
+  kv_fixture *fixture;
   int32_t q_len[KV_SEQS], at[KV_SEQS];
   int64_t tokens;
   toy memory; /* owns what follows */
   nsa_batch batch;
-  nsa_kv fresh;
+  nsa_kv new_kv;
   nsa_io io;
 } kv_call;
-void kv_call_init(kv_call *call, kv_world *w, const int32_t *q_len, const int32_t *at);
+void kv_call_init(kv_call *call, kv_fixture *w, const int32_t *q_len, const int32_t *at);
 void kv_call_free(kv_call *call);
 
 /* Appends and attends to what follows w->len, and compares every row; `decode`: by the decode plan.
  * Lengths grow by q_len. */
-void kv_step(kv_world *w, const int32_t *q_len, bool decode);
+void kv_step(kv_fixture *w, const int32_t *q_len, bool decode);
 
 /* The two halves of a step. */
 void kv_append(kv_call *call);
@@ -82,7 +82,7 @@ void kv_attend(kv_call *call, bool decode);
 void kv_compare(const kv_call *call, const char *what);
 
 /* A page that nobody has; and a page of every tensor of the cache copied onto another. */
-int32_t kv_new_page(kv_world *w);
-void kv_copy_page(kv_world *w, int32_t from, int32_t to);
+int32_t kv_new_page(kv_fixture *w);
+void kv_copy_page(kv_fixture *w, int32_t from, int32_t to);
 
-#endif /* TEST_KV_WORLD_H */
+#endif /* TEST_KV_FIXTURE_H */

@@ -126,17 +126,17 @@ nsa_problem machine_problem(int32_t op, int64_t tokens, int32_t overlap) {
 static void make_gate(machine *m, const machine_request *r) {
   toy *t = &m->toy;
   if (r->gate != NSAI_GATE_MLP) return;
-  int64_t out = t->geometry.heads * 3, h = r->gate_hidden;
+  int64_t out = t->model.heads * 3, h = r->gate_hidden;
   t->io.gate = (nsa_gate){ 0 };
-  t->io.gate.x = toy_tensor(t, t->geometry.dtype, 2, t->tokens, GATE_CHANNELS, 0);
-  t->io.gate.w2 = toy_tensor(t, t->geometry.dtype, 2, h ? h : GATE_CHANNELS, out, 0);
-  t->io.gate.b2 = toy_tensor(t, t->geometry.dtype, 1, out, 0, 0);
+  t->io.gate.x = toy_tensor(t, t->model.dtype, 2, t->tokens, GATE_CHANNELS, 0);
+  t->io.gate.w2 = toy_tensor(t, t->model.dtype, 2, h ? h : GATE_CHANNELS, out, 0);
+  t->io.gate.b2 = toy_tensor(t, t->model.dtype, 1, out, 0, 0);
   toy_randomize(t, &t->io.gate.x);
   toy_randomize(t, &t->io.gate.w2);
   toy_randomize(t, &t->io.gate.b2);
   if (!h) return;
-  t->io.gate.w1 = toy_tensor(t, t->geometry.dtype, 2, GATE_CHANNELS, h, 0);
-  t->io.gate.b1 = toy_tensor(t, t->geometry.dtype, 1, h, 0, 0);
+  t->io.gate.w1 = toy_tensor(t, t->model.dtype, 2, GATE_CHANNELS, h, 0);
+  t->io.gate.b1 = toy_tensor(t, t->model.dtype, 1, h, 0, 0);
   toy_randomize(t, &t->io.gate.w1);
   toy_randomize(t, &t->io.gate.b1);
 }
@@ -146,15 +146,15 @@ static void make_compressed(machine *m, const machine_request *r) {
   toy *t = &m->toy;
   if (r->phi != NSAI_PHI_EXTERNAL) return;
   t->batch.cu_blocks = toy_offsets(t, 2, blocks);
-  t->io.kv.k_cmp = toy_tensor(t, t->geometry.dtype, 3, 7, t->geometry.kv_heads, 24);
-  t->io.kv.v_cmp = toy_tensor(t, t->geometry.dtype, 3, 7, t->geometry.kv_heads, 16);
+  t->io.kv.k_cmp = toy_tensor(t, t->model.dtype, 3, 7, t->model.kv_heads, 24);
+  t->io.kv.v_cmp = toy_tensor(t, t->model.dtype, 3, 7, t->model.kv_heads, 16);
   toy_randomize(t, &t->io.kv.k_cmp);
   toy_randomize(t, &t->io.kv.v_cmp);
 }
 
 static void make_toy(machine *m, const machine_request *r) {
   static const int32_t lengths[] = { 17, 23 };
-  nsai_geometry g = toy_geometry(r->phi);
+  nsai_model g = toy_model(r->phi);
   g.dtype = !r->gpu ? NSA_F32 : r->fp16 ? NSA_F16 : NSA_BF16;
   g.per_branch = r->per_branch;
   g.gate = r->gate;

@@ -89,9 +89,9 @@ static void test_bad_configurations(void **state) {
   refuse(NULL, &o, NSA_E_CONFIG, "<text>:");
   o.yaml_text = MODEL "runtime: {device: cpu, jti: never}\n";
   refuse(NULL, &o, NSA_E_CONFIG, "jit");
-  o.yaml_text = CPU "variants: {force: {dense: dens_mma}}\n";
+  o.yaml_text = CPU "variants: {force: {dense: dens_sm80}}\n";
   refuse(NULL, &o, NSA_E_CONFIG,
-         "did you mean 'dense_mma'? stage dense has dense_wgmma, dense_mma, sdpa_gemm");
+         "did you mean 'dense_sm80'? stage dense has dense_sm90, dense_sm80, dense_gemm");
   o.yaml_text = CPU "variants: {disable: [\"*.nothing_*\"]}\n";
   refuse(NULL, &o, NSA_E_CONFIG, "matches no variant");
   /* Names in a profile are looked at whether its device is here or not. */

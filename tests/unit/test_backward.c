@@ -23,14 +23,14 @@
 
 static nsa_status direct(toy *t, int32_t selection, uint32_t branches, const nsa_grads *g,
                          int threads) {
-  return nsai_reference_backward(&t->geometry, selection, branches, &t->batch, &t->io, g, threads);
+  return nsai_reference_backward(&t->model, selection, branches, &t->batch, &t->io, g, threads);
 }
 
 /* ---- differences ---- */
 
 /* Sum of d_o * o in float64, with the selection as it is. */
 static double loss(toy *t, int32_t selection, uint32_t branches, const nsa_tensor *d_o) {
-  int64_t heads = t->geometry.heads, count = t->tokens * heads, dim = t->geometry.head_dim_v;
+  int64_t heads = t->model.heads, count = t->tokens * heads, dim = t->model.head_dim_v;
   int64_t *token = calloc((size_t)count, sizeof *token);
   int32_t *head = calloc((size_t)count, sizeof *head);
   double *o = calloc((size_t)(count * dim), sizeof *o), sum = 0;
@@ -42,7 +42,7 @@ static double loss(toy *t, int32_t selection, uint32_t branches, const nsa_tenso
   nsai_reference_rows rows = { .count = count, .token = token, .head = head, .o = o };
   selection = selection == NSA_SELECT_OWN ? NSA_SELECT_BLOCKS : selection;
   machine_expect("rows",
-                 nsai_reference_forward_rows(&t->geometry, selection, branches, &t->batch, &t->io,
+                 nsai_reference_forward_rows(&t->model, selection, branches, &t->batch, &t->io,
                                              &rows, 2),
                  NSA_OK, NULL);
   for (int64_t i = 0; i < count * dim; i++) sum += o[i] * toy_floats(d_o)[i];
@@ -127,7 +127,7 @@ typedef struct variant {
 static void check_variant(const variant *v) {
   machine m;
   machine_init(&m, &v->request);
-  m.toy.geometry.phi_activation = v->activation;
+  m.toy.model.phi_activation = v->activation;
   if (v->request.phi == NSAI_PHI_EXTERNAL && v->request.per_branch)
     m.toy.io.kv.k[0] = m.toy.io.kv.v[0] = (nsa_tensor){ 0 }; /* not read */
   choose(&m.toy);
@@ -160,7 +160,7 @@ static void test_shapes(void **state) {
   (void)state;
   static const int32_t q_len[] = { 5, 9, 0, 21 }, kv_len[] = { 20, 4, 3, 37 };
   for (int i = 0; i < 5; i++) {
-    nsai_geometry g = toy_geometry(i == 1 ? NSAI_PHI_LINEAR : NSAI_PHI_MEAN);
+    nsai_model g = toy_model(i == 1 ? NSAI_PHI_LINEAR : NSAI_PHI_MEAN);
     int32_t selection = i == 4 ? NSA_SELECT_RANGES : NSA_SELECT_OWN;
     toy t;
     if (i == 1) g.heads = g.kv_heads = 3;
@@ -342,7 +342,7 @@ static void test_dtypes(void **state) {
   machine_init(&m, &(machine_request){ .op = NSA_OP_BACKWARD,
                                        .phi = NSAI_PHI_MLP,
                                        .override = "model.dtype=bf16" });
-  nsai_geometry g = m.toy.geometry;
+  nsai_model g = m.toy.model;
   g.dtype = NSA_BF16;
   toy_free(&m.toy);
   toy_init(&m.toy, &g, 2, lengths, lengths);

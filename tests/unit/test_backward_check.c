@@ -442,7 +442,7 @@ static void test_gpu_ranges(void **state) {
   machine_init(&m, &(machine_request){
                        .op = NSA_OP_BACKWARD, .gpu = true, .selection = NSA_SELECT_RANGES });
   toy *t = &m.toy;
-  t->io.ranges = toy_tensor(t, NSA_I32, 3, t->tokens, t->geometry.select_count, 2);
+  t->io.ranges = toy_tensor(t, NSA_I32, 3, t->tokens, t->model.select_count, 2);
   memset(t->io.o_branch, 0, sizeof t->io.o_branch);
   nsa_grads g = make_grads(t, NSA_BF16);
   expect_launches(&m, &g, names);

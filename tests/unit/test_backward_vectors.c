@@ -50,7 +50,7 @@ static void add(gradients *g, const vector_case *c, const char *name, nsa_tensor
 
 static void add_all(gradients *g, const vector_case *c) {
   nsa_grads *x = &g->grads;
-  bool logits = c->geometry.gate == NSAI_GATE_LOGITS;
+  bool logits = c->model.gate == NSAI_GATE_LOGITS;
   memset(g, 0, sizeof *g);
   *x = (nsa_grads)NSA_GRADS_INIT;
   x->d_o = vector_file_packed(&c->file, "d_o");
@@ -98,7 +98,7 @@ static void check_complete(const gradients *g, const vector_case *c) {
 /* d_k_cmp [blocks, Hkv, Dk]: the backward pass with the compressed keys as inputs of their own. */
 static nsa_tensor compressed_gradient(const vector_case *c, const nsa_io *io,
                                       const nsa_tensor *d_o) {
-  nsai_geometry g = c->geometry;
+  nsai_model g = c->model;
   nsa_io external = *io;
   nsa_grads grads = NSA_GRADS_INIT;
   int64_t blocks = nsai_block_count(&g, c->kv_len), dims[] = { g.head_dim_qk, g.head_dim_v };
@@ -139,10 +139,10 @@ static double term_of(const vector_case *c, const nsa_tensor *d, int64_t row, in
  * compressed keys moves no softmax. 0 for the others. */
 static double terms_norm(const vector_case *c, const char *name, const nsa_io *io,
                          const nsa_tensor *d_o) {
-  bool pe = !strcmp(name, "d_phi_k.pe") && c->geometry.phi == NSAI_PHI_LINEAR;
+  bool pe = !strcmp(name, "d_phi_k.pe") && c->model.phi == NSAI_PHI_LINEAR;
   if (!pe && strcmp(name, "d_phi_k.b2") != 0) return 0;
   nsa_tensor d = compressed_gradient(c, io, d_o);
-  int64_t rows = d.shape[0] * d.shape[1], width = d.shape[2] * (pe ? c->geometry.block : 1);
+  int64_t rows = d.shape[0] * d.shape[1], width = d.shape[2] * (pe ? c->model.block : 1);
   double squares = 0;
   for (int64_t i = 0; i < rows; i++)
     for (int64_t at = 0; at < width; at++) {
@@ -175,8 +175,7 @@ static void test_case(void **state) {
   check_complete(&g, &c);
   nsa_io io = c.io;
   io.block_idx = vector_file_packed(&c.file, "idx");
-  assert_int_equal(nsai_reference_backward(&c.geometry, NSA_SELECT_OWN, 0, &c.batch, &io, &g.grads,
-                                           2),
+  assert_int_equal(nsai_reference_backward(&c.model, NSA_SELECT_OWN, 0, &c.batch, &io, &g.grads, 2),
                    NSA_OK);
   for (int i = 0; i < g.count; i++)
     compare(&c, &g.all[i], terms_norm(&c, g.all[i].name, &io, &g.grads.d_o));

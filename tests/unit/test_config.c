@@ -172,8 +172,8 @@ static const char full[] =
     "  first_use_budget: 1s\n"
     "  records: false\n"
     "variants:\n"
-    "  force: {select: select_topn, dense: \"dense_mma\"}\n"
-    "  disable: [attend_*.*_mma, '*.sdpa_gem?']\n"
+    "  force: {select: select_topn, dense: \"dense_sm80\"}\n"
+    "  disable: [attend_*.*_sm80, '*.dense_gem?']\n"
     "thresholds: {select_dense_below: 2000}\n"
     "device: {sms: 132, smem_per_block: 227Ki, l2: 60Mi, hbm_gbps: 4280.0125, bf16_tflops: 0.1,\n"
     "  source: 'a: \"b\" # c', measured: true}\n";
@@ -237,10 +237,10 @@ static void test_every_key(void **state) {
   assert_true(c->tuning.first_use_budget_s == 1);
   assert_false(c->tuning.records);
   assert_string_equal(c->variants.force[NSAI_STAGE_SELECT], "select_topn");
-  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_mma");
+  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_sm80");
   assert_null(c->variants.force[NSAI_STAGE_COMPRESS]);
   assert_int_equal(c->variants.disable.count, 2);
-  assert_string_equal(c->variants.disable.items[1], "*.sdpa_gem?");
+  assert_string_equal(c->variants.disable.items[1], "*.dense_gem?");
   assert_int_equal(c->thresholds.select_dense_below, 2000);
   assert_int_equal(c->device.sms, 132);
   assert_int_equal(c->device.smem_per_block, 227 * 1024);
@@ -299,7 +299,7 @@ static void test_layers(void **state) {
   const char *const overrides[] = { "runtime.compile_jobs=6", "runtime.cache_dir=", NULL };
   write_file("nsa: 1\n" MODEL
              "runtime: {compile_jobs: 1, jit: never, cache_dir: /f, parity: true}\n"
-             "variants: {force: {dense: dense_mma, select: select_topn}, disable: [compress.*, "
+             "variants: {force: {dense: dense_sm80, select: select_topn}, disable: [compress.*, "
              "importance.*]}\n",
              0600);
   setenv("NSA_COMPILE_JOBS", "5", 1);
@@ -309,7 +309,7 @@ static void test_layers(void **state) {
       .path = file_path,
       .text =
           "nsa: 1\nruntime: {compile_jobs: 2, jit: on_demand}\n"
-          "variants: {force: {dense: sdpa_gemm}, disable: [compress.*]}\nmodel: {window: 256}\n",
+          "variants: {force: {dense: dense_gemm}, disable: [compress.*]}\nmodel: {window: 256}\n",
       .name = "text",
       .overrides = overrides,
       .skip_system_file = true });
@@ -322,7 +322,7 @@ static void test_layers(void **state) {
   assert_true(c->runtime.parity);
   assert_int_equal(c->model.heads, 64);
   assert_int_equal(c->model.window, 256);
-  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "sdpa_gemm"); /* key by key */
+  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_gemm"); /* key by key */
   assert_string_equal(c->variants.force[NSAI_STAGE_SELECT], "select_topn");
   assert_int_equal(c->variants.disable.count, 1); /* lists are replaced */
 
@@ -349,7 +349,7 @@ static void test_overrides(void **state) {
   const char *const overrides[] = { "model.head_dim=64",
                                     "variants.disable=[compress.*, importance.*]",
                                     "model.select={count: 8, init: 0}",
-                                    "variants.force.dense=dense_mma",
+                                    "variants.force.dense=dense_sm80",
                                     "tuning.lengths=[1Ki, 2Ki]",
                                     "tuning.budget=90s",
                                     "device.source=a: b # c",
@@ -364,7 +364,7 @@ static void test_overrides(void **state) {
   assert_int_equal(c->model.select_init, 0);
   assert_int_equal(c->model.select_local, 2);
   assert_int_equal(c->variants.disable.count, 2);
-  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_mma");
+  assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_sm80");
   assert_int_equal(c->tuning.lengths.count, 2);
   assert_int_equal(c->tuning.lengths.items[1], 2048);
   assert_true(c->tuning.budget_s == 90);
@@ -644,7 +644,7 @@ static void test_dump(void **state) {
   expect_in_dump(c, "  smem_per_block: 227Ki ");
   expect_in_dump(c, "  hbm_gbps: 4280.0125 ");
   expect_in_dump(c, "  bf16_tflops: 0.1 ");
-  expect_in_dump(c, "    dense: \"dense_mma\" ");
+  expect_in_dump(c, "    dense: \"dense_sm80\" ");
   expect_in_dump(c, "  cache_dir: \"/c \xC3\xBC\\\"\\\\\\U0000001B\\U00002028\" ");
   nsai_config_destroy(c);
   c = load_text("nsa: 1\n", NULL);

@@ -31,7 +31,7 @@ void *__wrap_calloc(size_t count, size_t size) {
 
 static const char yaml[] = "nsa: 1\n"
                            "model: {heads: 64, kv_heads: 4, head_dim: 128}\n"
-                           "variants: {force: {dense: dense_mma}, disable: [select.*]}\n"
+                           "variants: {force: {dense: dense_sm80}, disable: [select.*]}\n"
                            "runtime: {cache_dir: /somewhere}\n"
                            "tuning: {lengths: [1Ki, 4Ki]}\n"
                            "profiles:\n"

@@ -148,27 +148,27 @@ static const diag_case rule_cases[] = {
   { "no such variant",
     "nsa: 1\n"
     "variants:\n"
-    "  force: {dense: dens_mma, select: quantum}\n"
-    "  disable: [dense.sdpa_gemm, 'dense.quantum_*']\n"
+    "  force: {dense: dens_sm80, select: quantum}\n"
+    "  disable: [dense.dense_gemm, 'dense.quantum_*']\n"
     "profiles:\n"
     "  - match: {arch: sm_80}\n"
     "    variants: {force: {importance: x}, disable: ['*.y']}\n",
     NSA_E_CONFIG,
-    "t.yaml:3:18: error: variants.force.dense: no variant 'dens_mma'; did you mean 'dense_mma'? "
-    "stage dense has dense_wgmma, dense_mma, sdpa_gemm\n"
-    "      force: {dense: dens_mma, select: quantum}\n"
+    "t.yaml:3:18: error: variants.force.dense: no variant 'dens_sm80'; did you mean 'dense_sm80'? "
+    "stage dense has dense_sm90, dense_sm80, dense_gemm\n"
+    "      force: {dense: dens_sm80, select: quantum}\n"
     "                     ^\n"
-    "t.yaml:3:36: error: variants.force.select: no variant 'quantum'; stage select has "
+    "t.yaml:3:37: error: variants.force.select: no variant 'quantum'; stage select has "
     "select_topn\n"
-    "      force: {dense: dens_mma, select: quantum}\n"
-    "                                       ^\n"
-    "t.yaml:4:30: error: variants.disable: 'dense.quantum_*' matches no variant; `nsa-autotune "
+    "      force: {dense: dens_sm80, select: quantum}\n"
+    "                                        ^\n"
+    "t.yaml:4:31: error: variants.disable: 'dense.quantum_*' matches no variant; `nsa-autotune "
     "show` "
     "lists them\n"
-    "      disable: [dense.sdpa_gemm, 'dense.quantum_*']\n"
-    "                                 ^\n"
+    "      disable: [dense.dense_gemm, 'dense.quantum_*']\n"
+    "                                  ^\n"
     "t.yaml:7:36: error: variants.force.importance: no variant 'x'; stage importance has "
-    "importance_mma\n"
+    "importance_sm80\n"
     "        variants: {force: {importance: x}, disable: ['*.y']}\n"
     "                                       ^\n"
     "t.yaml:7:50: error: variants.disable: '*.y' matches no variant; `nsa-autotune show` lists "
@@ -177,11 +177,11 @@ static const diag_case rule_cases[] = {
     "                                                     ^" },
   { "forced and disabled",
     "nsa: 1\n"
-    "variants: {force: {dense: dense_mma}, disable: ['d*.de*']}\n",
+    "variants: {force: {dense: dense_sm80}, disable: ['d*.de*']}\n",
     NSA_E_CONFIG,
-    "t.yaml:2:27: error: variants.force.dense: \"dense_mma\" is forced and disabled at once: "
+    "t.yaml:2:27: error: variants.force.dense: \"dense_sm80\" is forced and disabled at once: "
     "variants.disable is [\"d*.de*\"] (t.yaml:2); remove one of the two entries\n"
-    "    variants: {force: {dense: dense_mma}, disable: ['d*.de*']}\n"
+    "    variants: {force: {dense: dense_sm80}, disable: ['d*.de*']}\n"
     "                              ^" },
   { "a threshold that would not be exact",
     "nsa: 1\n"

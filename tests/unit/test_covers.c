@@ -84,7 +84,7 @@ static void expect_no_selection(machine *m) {
 static void test_topn(void **state) {
   (void)state;
   machine m;
-  covering_topn = true;
+  fusing_topn = true;
   begin(&m, &(machine_request){ 0 });
   expect_variants(&m, "compress=compress_mean attend_compressed=made_up_topn "
                       "importance=made_up_topn select=made_up_topn "
@@ -92,14 +92,14 @@ static void test_topn(void **state) {
   expect_story(&m, 0, "    made_up_topn warps=4: chosen (first legal in the table; tiles by the");
   expect_story(&m, 0,
                "  importance:\n    done by made_up_topn of attend_compressed\n"
-               "    importance_mma: possible, not chosen (its stage is covered)\n");
+               "    importance_sm80: possible, not chosen (its stage is fused into another)\n");
   expect_story(&m, 0,
                "  kernel made_up_topn: 128 threads, 0 bytes of shared memory, persistent: 2 "
                "per multiprocessor\n");
-  const nsai_layout *l = &m.plan->layout;
+  const nsai_workspace *l = &m.plan->workspace;
   assert_int_equal(l->importance.bytes, 0);
   assert_int_equal(l->chunk_tokens, 0);
-  assert_int_equal(l->scratch.bytes, 132 * COVERING_PER_SM * COVERING_SCRATCH);
+  assert_int_equal(l->scratch.bytes, 132 * FUSING_PER_SM * FUSING_SCRATCH);
   expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn",
                                     "attend_selected_sm80"));
   /* 40 tokens in two sequences, a token a tile: 42 tiles of each of 2 heads. */
@@ -109,7 +109,7 @@ static void test_topn(void **state) {
   assert_int_equal(topn.idx_token_stride, 2 * 4);
   assert_int_equal(topn.idx_head_stride, 4);
   assert_ptr_equal(topn.scratch, (char *)m.workspace + l->scratch.offset);
-  assert_int_equal(topn.scratch_bytes, COVERING_SCRATCH);
+  assert_int_equal(topn.scratch_bytes, FUSING_SCRATCH);
   assert_non_null(topn.attend.attend.out.lse);
   machine_free(&m);
 }
@@ -118,10 +118,10 @@ static void test_topn(void **state) {
 static void test_persistent(void **state) {
   (void)state;
   machine m;
-  covering_topn = true;
+  fusing_topn = true;
   begin(&m, &(machine_request){ 0 });
   nsai_kernel *kernel = &m.plan->kernels[NSAI_KERNEL_ATTEND_COMPRESSED];
-  assert_int_equal(kernel->most_blocks, 132 * COVERING_PER_SM);
+  assert_int_equal(kernel->most_blocks, 132 * FUSING_PER_SM);
   assert_int_equal(m.plan->kernels[NSAI_KERNEL_ATTEND_SELECTED].most_blocks, 0);
   static const int32_t most[] = { 0, 10, 84, 85 };
   static const uint32_t grids[] = { 84, 10, 84, 84 };
@@ -138,7 +138,7 @@ static void test_persistent(void **state) {
 static void test_topn_in_part(void **state) {
   (void)state;
   machine m;
-  covering_topn = true;
+  fusing_topn = true;
   begin(&m, &(machine_request){ .max_probe_rows = 2 });
   nsa_tensor importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
   *machine_record() = (fake_cuda_state){ .retained = 1 };
@@ -160,15 +160,15 @@ static void test_topn_in_part(void **state) {
   m.exec.branches = 0; /* the blocks go into the workspace */
   expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn",
                                     "attend_selected_sm80"));
-  assert_ptr_equal(topn.idx, (char *)m.workspace + m.plan->layout.idx.offset);
+  assert_ptr_equal(topn.idx, (char *)m.workspace + m.plan->workspace.idx.offset);
   machine_free(&m);
 }
 
 /* ---- made_up_both ---- */
 
 static void begin_both(machine *m) {
-  covering_topn = false;
-  covering_both = true;
+  fusing_topn = false;
+  fusing_both = true;
   begin(m, &(machine_request){ .override = "variants.force.attend_selected=made_up_both",
                                .per_branch = true });
 }
@@ -179,15 +179,15 @@ static void test_both(void **state) {
   machine m;
   begin_both(&m);
   expect_variants(&m, "compress=compress_mean attend_compressed=attend_compressed_sm80 "
-                      "importance=importance_mma select=select_topn "
+                      "importance=importance_sm80 select=select_topn "
                       "attend_selected=made_up_both attend_window=made_up_both");
   expect_launches(forward(&m),
                   LIST("compress_mean", "attend_compressed_sm80", "select_topn", "made_up_both"));
   const nsa_io *io = &m.toy.io;
-  const NsaiEpilogue *window = &both.out[NSAI_PART_WINDOW];
-  const NsaiEpilogue *selected = &both.out[NSAI_PART_SELECTED];
-  assert_int_equal(both.first_part, NSAI_PART_WINDOW);
-  assert_int_equal(both.end_part, NSAI_PARTS);
+  const NsaiEpilogue *window = &both.out[NSAI_FUSED_WINDOW];
+  const NsaiEpilogue *selected = &both.out[NSAI_FUSED_SELECTED];
+  assert_int_equal(both.first_branch, NSAI_FUSED_WINDOW);
+  assert_int_equal(both.end_branch, NSAI_FUSED_BRANCHES);
   assert_ptr_equal(both.selected.attend.v.data, io->kv.v[NSA_SEL].data);
   assert_ptr_equal(both.window_v.data, io->kv.v[NSA_WIN].data);
   assert_ptr_equal(both.selected.attend.lists, io->block_idx.data);
@@ -198,7 +198,7 @@ static void test_both(void **state) {
   assert_int_equal(window->gate_branch, NSA_WIN);
   assert_int_equal(selected->gate_branch, NSA_SEL);
   machine_free(&m);
-  covering_both = false;
+  fusing_both = false;
 }
 
 /* One of the two branches alone, or neither. */
@@ -211,38 +211,38 @@ static void test_both_in_part(void **state) {
   memset(m.toy.io.lse, 0, sizeof m.toy.io.lse);
   expect_no_selection(&m);
   expect_launches(forward(&m), LIST("made_up_both"));
-  assert_int_equal(both.first_part, NSAI_PART_WINDOW);
-  assert_int_equal(both.end_part, NSAI_PART_SELECTED);
-  assert_ptr_equal(both.out[NSAI_PART_WINDOW].o.data, m.toy.io.o.data);
-  assert_false(both.out[NSAI_PART_WINDOW].add_partial);
+  assert_int_equal(both.first_branch, NSAI_FUSED_WINDOW);
+  assert_int_equal(both.end_branch, NSAI_FUSED_SELECTED);
+  assert_ptr_equal(both.out[NSAI_FUSED_WINDOW].o.data, m.toy.io.o.data);
+  assert_false(both.out[NSAI_FUSED_WINDOW].add_partial);
   m.exec.branches = 1u << NSA_SEL;
   expect_launches(forward(&m),
                   LIST("compress_mean", "attend_compressed_sm80", "select_topn", "made_up_both"));
-  assert_int_equal(both.first_part, NSAI_PART_SELECTED);
-  assert_int_equal(both.end_part, NSAI_PARTS);
-  assert_ptr_equal(both.out[NSAI_PART_SELECTED].o.data, m.toy.io.o.data);
-  assert_false(both.out[NSAI_PART_SELECTED].add_partial);
+  assert_int_equal(both.first_branch, NSAI_FUSED_SELECTED);
+  assert_int_equal(both.end_branch, NSAI_FUSED_BRANCHES);
+  assert_ptr_equal(both.out[NSAI_FUSED_SELECTED].o.data, m.toy.io.o.data);
+  assert_false(both.out[NSAI_FUSED_SELECTED].add_partial);
   m.exec.branches = 1u << NSA_WIN | 1u << NSA_SEL;
   expect_launches(forward(&m),
                   LIST("compress_mean", "attend_compressed_sm80", "select_topn", "made_up_both"));
-  assert_false(both.out[NSAI_PART_WINDOW].add_partial);
-  assert_true(both.out[NSAI_PART_SELECTED].add_partial);
+  assert_false(both.out[NSAI_FUSED_WINDOW].add_partial);
+  assert_true(both.out[NSAI_FUSED_SELECTED].add_partial);
   m.exec.branches = 1u << NSA_CMP;
   expect_launches(forward(&m), LIST("compress_mean", "attend_compressed_sm80"));
   machine_free(&m);
-  covering_both = false;
+  fusing_both = false;
 }
 
 /* Without a window nothing runs it. */
 static void test_no_window(void **state) {
   (void)state;
   machine m;
-  covering_topn = false;
-  covering_both = true;
+  fusing_topn = false;
+  fusing_both = true;
   begin(&m, &(machine_request){ .override = "model.window=0" });
-  expect_story(&m, 0, "made_up_both: no\n      it covers attend_window, which is not run here\n");
+  expect_story(&m, 0, "made_up_both: no\n      it fuses attend_window, which is not run here\n");
   machine_free(&m);
-  covering_both = false;
+  fusing_both = false;
 }
 
 /* ---- when it is not chosen ---- */
@@ -250,10 +250,10 @@ static void test_no_window(void **state) {
 static void expect_refusal(const char *override, int32_t selection, const char *reason) {
   machine m;
   char text[256];
-  covering_topn = true;
+  fusing_topn = true;
   begin(&m, &(machine_request){ .override = override, .selection = selection });
-  assert_false(nsai_is_covered(&m.plan->choice, NSAI_STAGE_IMPORTANCE));
-  assert_false(nsai_is_covered(&m.plan->choice, NSAI_STAGE_SELECT));
+  assert_false(nsai_is_fused(&m.plan->choice, NSAI_STAGE_IMPORTANCE));
+  assert_false(nsai_is_fused(&m.plan->choice, NSAI_STAGE_SELECT));
   snprintf(text, sizeof text, "    made_up_topn: no\n      %s", reason);
   expect_story(&m, selection, text);
   machine_free(&m);
@@ -262,13 +262,13 @@ static void expect_refusal(const char *override, int32_t selection, const char *
 static void test_refusals(void **state) {
   (void)state;
   expect_refusal("variants.force.select=select_topn", 0,
-                 "it covers select, for which variants.force asks for select_topn\n");
+                 "it fuses select, for which variants.force asks for select_topn\n");
   expect_refusal("variants.force.attend_compressed=attend_compressed_sm80", 0,
                  "variants.force asks for attend_compressed_sm80\n");
   expect_refusal("variants.disable=[\"*.made_up*\"]", 0, "variants.disable matches it");
   expect_refusal(NULL, NSA_SELECT_BLOCKS,
-                 "it covers importance, which is not run here\n"
-                 "      it covers select, which is not run here\n");
+                 "it fuses importance, which is not run here\n"
+                 "      it fuses select, which is not run here\n");
   /* A stage that is covered cannot be forced to the variant that covers it. */
   char yaml[1024];
   nsa_options options = NSA_OPTIONS_INIT;
@@ -302,9 +302,9 @@ static void test_decisions(void **state) {
   machine m;
   nsai_choice c;
   nsai_decisions d = { .why = "a test" };
-  covering_topn = true;
+  fusing_topn = true;
   begin(&m, &(machine_request){ 0 });
-  d.stage[NSAI_STAGE_SELECT] = candidate("select_topn warps=2 blocks=1", NSAI_STAGE_SELECT);
+  d.stage[NSAI_STAGE_SELECT] = candidate("select_topn warps=2 ctas=1", NSAI_STAGE_SELECT);
   d.stage[NSAI_STAGE_ATTEND_COMPRESSED] =
       candidate("made_up_topn warps=2", NSAI_STAGE_ATTEND_COMPRESSED);
   choose(&m, &d, &c);
@@ -314,18 +314,18 @@ static void test_decisions(void **state) {
     assert_int_equal(c.decider[s], NSAI_BY_RECORD);
   }
   d.stage[NSAI_STAGE_ATTEND_COMPRESSED] =
-      candidate("attend_compressed_sm80 rows=64 keys=64 warps=2 blocks=1",
+      candidate("attend_compressed_sm80 rows=64 keys=64 warps=2 ctas=1",
                 NSAI_STAGE_ATTEND_COMPRESSED);
   choose(&m, &d, &c);
   assert_string_equal(c.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name, "attend_compressed_sm80");
-  assert_string_equal(c.variant[NSAI_STAGE_IMPORTANCE]->name, "importance_mma");
+  assert_string_equal(c.variant[NSAI_STAGE_IMPORTANCE]->name, "importance_sm80");
   assert_int_not_equal(c.decider[NSAI_STAGE_IMPORTANCE], NSAI_BY_RECORD);
   assert_string_equal(c.variant[NSAI_STAGE_SELECT]->name, "select_topn");
   assert_int_equal(c.tiles[NSAI_STAGE_SELECT].of[NSAI_TILE_WARPS], 2);
   assert_int_equal(c.scratch_bytes, 0);
   /* The heuristic's choice apart from it. */
-  nsai_candidate apart = nsai_choose_apart(m.ctx->config, &m.plan->problem, &m.ctx->target,
-                                           NSAI_STAGE_ATTEND_COMPRESSED);
+  nsai_candidate apart = nsai_choose_unfused(m.ctx->config, &m.plan->problem, &m.ctx->target,
+                                             NSAI_STAGE_ATTEND_COMPRESSED);
   assert_string_equal(apart.variant->name, "attend_compressed_sm80");
   machine_free(&m);
 }

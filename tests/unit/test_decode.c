@@ -44,7 +44,7 @@ typedef struct decode_run {
   nsa_plan *append, *decode;
   toy memory;
   nsa_batch batch;
-  nsa_kv cache, fresh;
+  nsa_kv cache, new_kv;
   nsa_io io;
 } decode_run;
 
@@ -80,7 +80,7 @@ static nsa_plan *plan_of(decode_run *r, int32_t op) { return plan_for(r, op, NSA
 static void begin_with(decode_run *r, const char *override, nsai_phi_kind phi) {
   memset(r, 0, sizeof *r);
   machine_init(&r->m, &(machine_request){ .gpu = true, .phi = phi, .override = override });
-  r->memory.geometry = r->m.ctx->config->model;
+  r->memory.model = r->m.ctx->config->model;
   r->append = plan_of(r, NSA_OP_APPEND);
   r->decode = plan_of(r, NSA_OP_DECODE);
   r->batch = (nsa_batch)NSA_BATCH_INIT;
@@ -91,8 +91,8 @@ static void begin_with(decode_run *r, const char *override, nsai_phi_kind phi) {
   r->cache.v[0] = paged(r, 16, 16);
   r->cache.k_cmp = paged(r, 4, 24);
   r->cache.v_cmp = paged(r, 4, 16);
-  r->fresh.k[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 24);
-  r->fresh.v[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 16);
+  r->new_kv.k[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 24);
+  r->new_kv.v[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 16);
   r->io = (nsa_io)NSA_IO_INIT;
   r->io.q = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 6, 24);
   r->io.gate.value = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 6, 3);
@@ -151,8 +151,8 @@ static void decode(decode_run *r, uint32_t branches) {
 static void test_launches(void **state) {
   (void)state;
   decode_run r;
-  begin(&r, "decode_mma", NSAI_PHI_MEAN);
-  machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh, NULL),
+  begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
+  machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.new_kv, NULL),
                  NSA_OK, NULL);
   assert_int_equal(machine_record()->launch[0].grid_x, TOKENS);
   expect_launches(NAMES("kv_cache_append"));
@@ -180,7 +180,7 @@ static void test_launches(void **state) {
 static void test_lists(void **state) {
   (void)state;
   decode_run r;
-  begin(&r, "decode_mma", NSAI_PHI_MEAN);
+  begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
   nsa_plan *own = r.decode;
   r.decode = plan_for(&r, NSA_OP_DECODE, NSA_SELECT_BLOCKS, 0);
   r.io.block_idx = toy_tensor(&r.memory, NSA_I32, 2, TOKENS, 4, 0);
@@ -222,14 +222,14 @@ static void test_narrow_table(void **state) {
     int longest;
   } rows[] = { { 0, 0 }, { 1, 16 }, { 3, 48 }, { 4, 64 }, { 4000000000, 64 } };
   decode_run r;
-  begin(&r, "decode_mma", NSAI_PHI_MEAN);
+  begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
   nsa_plan *prefill = plan_of(&r, NSA_OP_PREFILL);
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     r.batch.block_table.shape[1] = rows[i].pages;
     machine_record()->kernel = note_longest;
     for (int call = 0; call < 3; call++) {
       nsa_status status =
-          call == 0   ? nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh, NULL)
+          call == 0   ? nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.new_kv, NULL)
           : call == 1 ? nsa_decode(r.decode, &r.m.exec, &r.batch, &r.io)
                       : nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io);
       machine_expect("narrow", status, NSA_OK, NULL);
@@ -254,7 +254,7 @@ static void expect_checked(decode_run *r, nsa_status status, const char *text, i
   record->waits = 0;
   record->launches = 0;
   machine_expect("append",
-                 nsa_kv_append(r->append, &r->m.exec, &r->batch, &r->cache, &r->fresh, NULL),
+                 nsa_kv_append(r->append, &r->m.exec, &r->batch, &r->cache, &r->new_kv, NULL),
                  status, text);
   assert_int_equal(record->launches > 0, status == NSA_OK);
   record->launches = 0;
@@ -309,9 +309,9 @@ static void test_products(void **state) {
   for (int mlp = 0; mlp < 2; mlp++) {
     int each = mlp ? 6 : 3, last = 2 * each + 1;
     decode_run r;
-    begin(&r, "decode_mma", mlp ? NSAI_PHI_MLP : NSAI_PHI_LINEAR);
+    begin(&r, "decode_split_kv", mlp ? NSAI_PHI_MLP : NSAI_PHI_LINEAR);
     machine_expect("append",
-                   nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.fresh,
+                   nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.new_kv,
                                  &r.m.toy.io.phi),
                    NSA_OK, NULL);
     assert_int_equal(record->launches, last + 1);
@@ -354,7 +354,7 @@ static void test_prefill(void **state) {
   static const int32_t begins[SEQS + 1] = { 0, 4, 5, 6 };
   const int32_t tile = 32; /* tokens of 3 heads, padded to 4, in 128 rows */
   decode_run r;
-  begin(&r, "decode_mma", NSAI_PHI_MEAN);
+  begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
   nsa_plan *prefill = plan_of(&r, NSA_OP_PREFILL);
   for (int packed = 0; packed < 2; packed++) {
     if (packed) {

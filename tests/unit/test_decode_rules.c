@@ -20,31 +20,31 @@
 /* ---- splits ---- */
 
 /* Whatever number of sequences comes, its parts have their places. */
-static void expect_places(const nsai_problem *p, const nsai_kernel_spec *scan, int32_t sms) {
+static void expect_results(const nsai_problem *p, const nsai_kernel_spec *scan, int32_t sms) {
   nsai_decode_most most = nsai_decode_most_of(p, scan, NULL, sms);
   for (int32_t seqs = 1; seqs <= p->max_seqs; seqs = seqs * 3 / 2 + 1)
     for (int64_t each = 1; each <= p->max_q_len && each * seqs <= p->max_tokens; each++)
       for (int packed = 0; packed < 2; packed++) {
         nsai_decode_sizes sizes = { .problem = p,
                                     .scan = scan,
-                                    .chain = true,
+                                    .split_kv = true,
                                     .sms = sms,
                                     .tokens = each * seqs,
                                     .num_seqs = seqs,
                                     .packed = packed,
                                     .branches = 7 };
         nsai_decode_split s = nsai_decode_split_make(&sizes);
-        int64_t parts = s.window_parts + s.selected_parts, units = s.tiles * p->model.kv_heads;
-        assert_true(s.scan_parts >= 1 && s.scan_least >= 1);
+        int64_t parts = s.window_splits + s.selected_splits, items = s.tiles * p->model.kv_heads;
+        assert_true(s.scan_splits >= 1 && s.scan_least >= 1);
         assert_true(s.tiles >= 1 && s.tiles <= most.tiles);
-        assert_true(units * s.scan_parts <= most.scan_places);
-        assert_true(each * seqs * p->model.kv_heads * parts <= most.attend_places);
-        assert_int_equal(s.window_parts > 0, p->model.window > 0);
-        assert_int_equal(s.selected_parts > 0, p->model.select_count > 0);
+        assert_true(items * s.scan_splits <= most.scan_results);
+        assert_true(each * seqs * p->model.kv_heads * parts <= most.attend_results);
+        assert_int_equal(s.window_splits > 0, p->model.window > 0);
+        assert_int_equal(s.selected_splits > 0, p->model.select_count > 0);
       }
 }
 
-static void test_places(void **state) {
+static void test_results(void **state) {
   (void)state;
   static const int64_t lengths[] = { 1, 31, 4096, 65536, 1 << 20 };
   static const int32_t seqs[] = { 1, 7, 64, 1000 };
@@ -54,13 +54,13 @@ static void test_places(void **state) {
                        .max_kv_len = lengths[i % 5],
                        .max_seqs = seqs[i / 5 % 4],
                        .max_q_len = q_lens[i / 20 % 3] };
-    p.model = (nsai_geometry){ .heads = i % 2 ? 64 : 12, .kv_heads = 4, .block = 32, .stride = 16 };
+    p.model = (nsai_model){ .heads = i % 2 ? 64 : 12, .kv_heads = 4, .block = 32, .stride = 16 };
     p.model.select_block = i % 7 ? 64 : 48;
     p.model.select_count = i / 60 % 2 ? 16 : 0;
     p.model.window = i / 60 / 2 ? 512 : 0;
     p.max_tokens = (int64_t)p.max_seqs * p.max_q_len;
-    nsai_kernel_spec scan = { .threads = 128, .tokens = i % 2 ? p.max_q_len < 4 ? 1 : 4 : 4 };
-    expect_places(&p, &scan, i % 3 ? 132 : 0);
+    nsai_kernel_spec scan = { .threads = 128, .tile_tokens = i % 2 ? p.max_q_len < 4 ? 1 : 4 : 4 };
+    expect_results(&p, &scan, i % 3 ? 132 : 0);
   }
 }
 
@@ -71,10 +71,10 @@ static void test_tiles(void **state) {
     .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 128, .max_seqs = 32, .max_q_len = 4
   };
   p.model =
-      (nsai_geometry){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .select_block = 64 };
-  const nsai_kernel_spec scan = { .threads = 256, .tokens = 4 };
+      (nsai_model){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .select_block = 64 };
+  const nsai_kernel_spec scan = { .threads = 256, .tile_tokens = 4 };
   nsai_decode_sizes sizes = {
-    .problem = &p, .scan = &scan, .chain = true, .sms = 132, .packed = true
+    .problem = &p, .scan = &scan, .split_kv = true, .sms = 132, .packed = true
   };
   assert_int_equal(nsai_decode_most_of(&p, &scan, NULL, 132).tiles, 32);
   sizes.tokens = 128, sizes.num_seqs = 32;
@@ -100,18 +100,18 @@ static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection
                      .max_tokens = (int64_t)seqs * q_len,
                      .max_seqs = seqs,
                      .max_q_len = q_len };
-  p.model = (nsai_geometry){ .heads = 64,
-                             .kv_heads = 4,
-                             .block = 32,
-                             .stride = 16,
-                             .select_block = 64,
-                             .select_count = 16,
-                             .window = 512 };
-  nsai_kernel_spec scan = { .threads = 128, .tokens = q_len > 1 ? 4 : 1 };
+  p.model = (nsai_model){ .heads = 64,
+                          .kv_heads = 4,
+                          .block = 32,
+                          .stride = 16,
+                          .select_block = 64,
+                          .select_count = 16,
+                          .window = 512 };
+  nsai_kernel_spec scan = { .threads = 128, .tile_tokens = q_len > 1 ? 4 : 1 };
   nsai_constant_add(&scan, "kMinBlocks", 3);
   return nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
                                                       .scan = &scan,
-                                                      .chain = true,
+                                                      .split_kv = true,
                                                       .sms = 132,
                                                       .tokens = p.max_tokens,
                                                       .num_seqs = seqs,
@@ -125,75 +125,74 @@ static void test_attend(void **state) {
   const uint32_t all = 7, selected = 1u << NSA_SEL, window = 1u << NSA_WIN;
   nsai_decode_split s = split_of(32, 4, NSA_SELECT_OWN, all);
   assert_int_equal(s.tiles, 32);
-  assert_int_equal(s.selected_parts, 3); /* of 396 at once, 128 each */
-  assert_int_equal(s.window_parts, 1);
-  assert_int_equal(s.attend_units, 3 * 32);
+  assert_int_equal(s.selected_splits, 3); /* of 396 at once, 128 each */
+  assert_int_equal(s.window_splits, 1);
+  assert_int_equal(s.attend_items, 3 * 32);
   s = split_of(4, 4, NSA_SELECT_BLOCKS, all);
-  assert_int_equal(s.attend_units, s.selected_parts * s.tiles);
-  assert_in_range(s.window_parts, 2,
-                  s.selected_parts); /* no part waits long for one with the window */
+  assert_int_equal(s.attend_items, s.selected_splits * s.tiles);
+  assert_in_range(s.window_splits, 2,
+                  s.selected_splits); /* no part waits long for one with the window */
   s = split_of(32, 4, NSA_SELECT_OWN, selected);
-  assert_int_equal(s.window_parts, 0);
-  assert_int_equal(s.attend_units, s.selected_parts * s.tiles);
+  assert_int_equal(s.window_splits, 0);
+  assert_int_equal(s.attend_items, s.selected_splits * s.tiles);
   s = split_of(32, 4, NSA_SELECT_OWN, window);
-  assert_int_equal(s.selected_parts, 0);
-  assert_int_equal(s.attend_units, s.window_parts * s.tiles);
+  assert_int_equal(s.selected_splits, 0);
+  assert_int_equal(s.attend_items, s.window_splits * s.tiles);
   s = split_of(8, 4, NSA_SELECT_RANGES, all);
-  assert_int_equal(s.attend_units, s.selected_parts * 4 * s.tiles + s.window_parts * s.tiles);
+  assert_int_equal(s.attend_items, s.selected_splits * 4 * s.tiles + s.window_splits * s.tiles);
   s = split_of(8, 1, NSA_SELECT_OWN, all);
-  assert_int_equal(s.attend_units, (s.selected_parts + s.window_parts) * s.tiles);
+  assert_int_equal(s.attend_items, (s.selected_splits + s.window_splits) * s.tiles);
 }
 
 /* One sequence, 64 heads to its KV head, whose rows four warps have: decode_split_kv_compressed's threads count for nothing. */
-static void test_attend_teams(void **state) {
+static void test_attend_groups(void **state) {
   (void)state;
   nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 1, .max_seqs = 1 };
-  p.model = (nsai_geometry){ .heads = 64, .kv_heads = 1, .block = 32, .stride = 16, .window = 512 };
+  p.model = (nsai_model){ .heads = 64, .kv_heads = 1, .block = 32, .stride = 16, .window = 512 };
   p.model.head_dim_qk = p.model.head_dim_v = 128;
   p.model.select_block = 64;
   p.model.select_count = 16;
   p.max_q_len = 1;
   for (int32_t threads = 128; threads <= 256; threads *= 2) {
-    nsai_kernel_spec scan = { .threads = threads, .tokens = 1 }, attend = { .threads = 128 };
+    nsai_kernel_spec scan = { .threads = threads, .tile_tokens = 1 }, attend = { .threads = 128 };
     nsai_decode_split s = nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
                                                                        .scan = &scan,
                                                                        .attend = &attend,
-                                                                       .chain = true,
+                                                                       .split_kv = true,
                                                                        .sms = 132,
                                                                        .tokens = 1,
                                                                        .num_seqs = 1,
                                                                        .branches = 7 });
-    assert_int_equal(s.selected_parts, 32); /* a stage of 32 keys each: 16 blocks of 64 keys */
-    assert_int_equal(s.window_parts, 16);
+    assert_int_equal(s.selected_splits, 32); /* a stage of 32 keys each: 16 blocks of 64 keys */
+    assert_int_equal(s.window_splits, 16);
   }
 }
 
 /* Which kernel takes so many sequences of 4 KV heads on 132 multiprocessors; 0: the chain. */
-static nsai_role single_of_window(int32_t seqs, int64_t longest, bool chain, int32_t window) {
+static nsai_role single_of_window(int32_t seqs, int64_t longest, bool split_kv, int32_t window) {
   nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = longest, .max_tokens = seqs };
-  p.model =
-      (nsai_geometry){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .window = window };
+  p.model = (nsai_model){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .window = window };
   p.model.select_block = 64;
   p.max_seqs = seqs;
   p.max_q_len = 1;
-  nsai_kernel_spec scan = { .threads = 128, .tokens = 1 };
+  nsai_kernel_spec scan = { .threads = 128, .tile_tokens = 1 };
   nsai_decode_split s = nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
                                                                      .scan = &scan,
-                                                                     .chain = chain,
-                                                                     .whole = true,
-                                                                     .wide = chain,
-                                                                     .pair = chain,
-                                                                     .quad = chain,
+                                                                     .split_kv = split_kv,
+                                                                     .two_per_sm = true,
+                                                                     .one_per_sm = split_kv,
+                                                                     .cluster_2 = split_kv,
+                                                                     .cluster_4 = split_kv,
                                                                      .sms = 132,
                                                                      .tokens = seqs,
                                                                      .num_seqs = seqs,
                                                                      .branches = 7 });
-  if (s.single != NSAI_ROLES) assert_int_equal(s.scan_parts, 1);
+  if (s.single != NSAI_ROLES) assert_int_equal(s.scan_splits, 1);
   return s.single == NSAI_ROLES ? 0 : s.single;
 }
 
-static nsai_role single_of(int32_t seqs, int64_t longest, bool chain) {
-  return single_of_window(seqs, longest, chain, 512);
+static nsai_role single_of(int32_t seqs, int64_t longest, bool split_kv) {
+  return single_of_window(seqs, longest, split_kv, 512);
 }
 
 static void test_single(void **state) {
@@ -201,48 +200,48 @@ static void test_single(void **state) {
   static const struct {
     int32_t seqs;
     nsai_role role;
-  } rows[] = { { 1, NSAI_KERNEL_DECODE_QUAD },    { 7, NSAI_KERNEL_DECODE_QUAD },
-               { 8, NSAI_KERNEL_DECODE_PAIR }, /* 30 clusters of four run at once */
-               { 16, NSAI_KERNEL_DECODE_PAIR },   { 17, NSAI_KERNEL_DECODE_WIDE },
-               { 33, NSAI_KERNEL_DECODE_WIDE },   { 40, NSAI_KERNEL_DECODE_WHOLE },
-               { 66, NSAI_KERNEL_DECODE_WHOLE },  { 67, 0 }, /* a wave of 4 more */
-               { 132, NSAI_KERNEL_DECODE_WHOLE }, { 256, NSAI_KERNEL_DECODE_WHOLE } };
+  } rows[] = { { 1, NSAI_KERNEL_DECODE_CLUSTER_4 },    { 7, NSAI_KERNEL_DECODE_CLUSTER_4 },
+               { 8, NSAI_KERNEL_DECODE_CLUSTER_2 }, /* 30 clusters of four run at once */
+               { 16, NSAI_KERNEL_DECODE_CLUSTER_2 },   { 17, NSAI_KERNEL_DECODE_ONE_PER_SM },
+               { 33, NSAI_KERNEL_DECODE_ONE_PER_SM },  { 40, NSAI_KERNEL_DECODE_TWO_PER_SM },
+               { 66, NSAI_KERNEL_DECODE_TWO_PER_SM },  { 67, 0 }, /* a wave of 4 more */
+               { 132, NSAI_KERNEL_DECODE_TWO_PER_SM }, { 256, NSAI_KERNEL_DECODE_TWO_PER_SM } };
   for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
     assert_int_equal(single_of(rows[i].seqs, 65536, true), rows[i].role);
     assert_int_equal(single_of(rows[i].seqs, 1 << 20, true), 0); /* one may be much longer */
-    assert_int_equal(single_of(rows[i].seqs, 1 << 20, false), NSAI_KERNEL_DECODE_WHOLE);
+    assert_int_equal(single_of(rows[i].seqs, 1 << 20, false), NSAI_KERNEL_DECODE_TWO_PER_SM);
   }
-  assert_int_equal(single_of(14, 16384, true), NSAI_KERNEL_DECODE_PAIR);
-  assert_int_equal(single_of(15, 16384, true), NSAI_KERNEL_DECODE_WIDE);
-  assert_int_equal(single_of(15, 16448, true), NSAI_KERNEL_DECODE_PAIR);
-  assert_int_equal(single_of_window(1, 65536, true, 4096), NSAI_KERNEL_DECODE_QUAD);
+  assert_int_equal(single_of(14, 16384, true), NSAI_KERNEL_DECODE_CLUSTER_2);
+  assert_int_equal(single_of(15, 16384, true), NSAI_KERNEL_DECODE_ONE_PER_SM);
+  assert_int_equal(single_of(15, 16448, true), NSAI_KERNEL_DECODE_CLUSTER_2);
+  assert_int_equal(single_of_window(1, 65536, true, 4096), NSAI_KERNEL_DECODE_CLUSTER_4);
   assert_int_equal(single_of_window(1, 65536, true, 4097), 0);
   assert_int_equal(single_of_window(3, 65536, true, 65536), 0);
-  assert_int_equal(single_of_window(4, 65536, true, 65536), NSAI_KERNEL_DECODE_QUAD);
-  assert_int_equal(single_of_window(1, 1024, true, 65536), NSAI_KERNEL_DECODE_QUAD);
+  assert_int_equal(single_of_window(4, 65536, true, 65536), NSAI_KERNEL_DECODE_CLUSTER_4);
+  assert_int_equal(single_of_window(1, 1024, true, 65536), NSAI_KERNEL_DECODE_CLUSTER_4);
 }
 
 /* What nsa_explain says of a plan that has them all: every number of sequences once, by what takes it. */
-static void test_ways(void **state) {
+static void test_forms(void **state) {
   (void)state;
   nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
   nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 140, .max_q_len = 1 };
   char text[1024];
   const char *at = text;
   nsai_writer w = nsai_writer_open(text, sizeof text);
-  p.model = (nsai_geometry){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16 };
+  p.model = (nsai_model){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16 };
   p.model.select_block = 64;
   p.max_seqs = 140;
   specs[NSAI_KERNEL_DECODE_SCAN] =
       (nsai_kernel_spec){ .entry = "decode_split_kv_compressed", .threads = 128 };
-  specs[NSAI_KERNEL_DECODE_SCAN].tokens = 1;
-  specs[NSAI_KERNEL_DECODE_WHOLE] = (nsai_kernel_spec){ .entry = "one", .threads = 128 };
-  specs[NSAI_KERNEL_DECODE_WIDE] = (nsai_kernel_spec){ .entry = "one", .threads = 256 };
-  specs[NSAI_KERNEL_DECODE_PAIR] =
+  specs[NSAI_KERNEL_DECODE_SCAN].tile_tokens = 1;
+  specs[NSAI_KERNEL_DECODE_TWO_PER_SM] = (nsai_kernel_spec){ .entry = "one", .threads = 128 };
+  specs[NSAI_KERNEL_DECODE_ONE_PER_SM] = (nsai_kernel_spec){ .entry = "one", .threads = 256 };
+  specs[NSAI_KERNEL_DECODE_CLUSTER_2] =
       (nsai_kernel_spec){ .entry = "one", .threads = 256, .cluster = 2 };
-  specs[NSAI_KERNEL_DECODE_QUAD] =
+  specs[NSAI_KERNEL_DECODE_CLUSTER_4] =
       (nsai_kernel_spec){ .entry = "one", .threads = 256, .cluster = 4 };
-  nsai_decode_write_ways(&p, specs, 132, &w);
+  nsai_decode_write_forms(&p, specs, 132, &w);
   assert_int_equal(strncmp(at, "  steps of one token: ", 22), 0);
   at += 22;
   for (int32_t seqs = 1; seqs <= 140;) {
@@ -254,25 +253,25 @@ static void test_ways(void **state) {
     assert_int_equal(from, seqs);
     assert_true(to >= from && to <= 140);
     if (seqs == 1) at += strlen(" sequences");
-    nsai_role way = single_of(from, 65536, true);
-    const char *by = way == NSAI_KERNEL_DECODE_QUAD    ? " by one of 4 x 256 threads"
-                     : way == NSAI_KERNEL_DECODE_PAIR  ? " by one of 2 x 256 threads"
-                     : way == NSAI_KERNEL_DECODE_WIDE  ? " by one of 256 threads"
-                     : way == NSAI_KERNEL_DECODE_WHOLE ? " by one of 128 threads"
-                                                       : " by the chain";
-    for (; seqs <= to; seqs++) assert_int_equal(single_of(seqs, 65536, true), way);
+    nsai_role form = single_of(from, 65536, true);
+    const char *by = form == NSAI_KERNEL_DECODE_CLUSTER_4    ? " by one of 4 x 256 threads"
+                     : form == NSAI_KERNEL_DECODE_CLUSTER_2  ? " by one of 2 x 256 threads"
+                     : form == NSAI_KERNEL_DECODE_ONE_PER_SM ? " by one of 256 threads"
+                     : form == NSAI_KERNEL_DECODE_TWO_PER_SM ? " by one of 128 threads"
+                                                             : " by decode_split_kv";
+    for (; seqs <= to; seqs++) assert_int_equal(single_of(seqs, 65536, true), form);
     assert_int_equal(strncmp(at, by, strlen(by)), 0);
     at += strlen(by) + (seqs <= 140 ? 2 : 0); /* ", " */
   }
   assert_string_equal(at, "\n");
-  specs[NSAI_KERNEL_DECODE_WHOLE].entry = NULL;
-  specs[NSAI_KERNEL_DECODE_PAIR].entry = specs[NSAI_KERNEL_DECODE_QUAD].entry = NULL;
+  specs[NSAI_KERNEL_DECODE_TWO_PER_SM].entry = NULL;
+  specs[NSAI_KERNEL_DECODE_CLUSTER_2].entry = specs[NSAI_KERNEL_DECODE_CLUSTER_4].entry = NULL;
   w = nsai_writer_open(text, sizeof text);
-  nsai_decode_write_ways(&p, specs, 132, &w);
+  nsai_decode_write_forms(&p, specs, 132, &w);
   assert_non_null(strstr(text, " by one of 256 threads")); /* beside the chain */
-  specs[NSAI_KERNEL_DECODE_WIDE].entry = NULL;
+  specs[NSAI_KERNEL_DECODE_ONE_PER_SM].entry = NULL;
   w = nsai_writer_open(text, sizeof text);
-  nsai_decode_write_ways(&p, specs, 132, &w);
+  nsai_decode_write_forms(&p, specs, 132, &w);
   assert_int_equal(w.used, 0); /* there is one way */
 }
 
@@ -282,18 +281,18 @@ static const nsai_target h200 = { "sm_90a", "NVIDIA H200", 232448, 0, 132 },
                          unknown = { "sm_90a", NULL, 232448, 0, 132 },
                          small = { "sm_120", NULL, 101376, 0, 84 },
                          old = { "sm_80", NULL, 166912, 0, 108 };
-static const nsai_geometry model = { .heads = 64,
-                                     .kv_heads = 4,
-                                     .head_dim_qk = 128,
-                                     .head_dim_v = 128,
-                                     .block = 32,
-                                     .stride = 16,
-                                     .select_block = 64,
-                                     .select_count = 16,
-                                     .select_init = 1,
-                                     .select_local = 2,
-                                     .window = 512,
-                                     .dtype = NSA_BF16 };
+static const nsai_model model = { .heads = 64,
+                                  .kv_heads = 4,
+                                  .head_dim_qk = 128,
+                                  .head_dim_v = 128,
+                                  .block = 32,
+                                  .stride = 16,
+                                  .select_block = 64,
+                                  .select_count = 16,
+                                  .select_init = 1,
+                                  .select_local = 2,
+                                  .window = 512,
+                                  .dtype = NSA_BF16 };
 
 /* A decode of so many sequences of up to 64k tokens, `q_len` new ones each, over pages of 64. */
 static nsai_problem decode_of(int32_t seqs, int32_t q_len) {
@@ -380,8 +379,8 @@ static void expect_shapes(const nsai_problem *p, const nsai_target *t, bool four
   } shapes[] = { { 8, 1, 4 }, { 8, 1, 2 }, { 8, 1, 1 }, { 4, 2, 1 } };
   for (int i = 0; i < 4; i++) {
     nsai_kernel_spec spec = { 0 };
-    assert_int_equal(nsai_specify_decode_flow(p, t, shapes[i].warps, shapes[i].blocks,
-                                              shapes[i].cluster, &spec),
+    assert_int_equal(nsai_specify_decode_pipelined(p, t, shapes[i].warps, shapes[i].blocks,
+                                                   shapes[i].cluster, &spec),
                      i ? others : fours);
     if (!spec.entry) continue;
     assert_string_equal(spec.entry, "decode_pipelined");
@@ -391,38 +390,38 @@ static void expect_shapes(const nsai_problem *p, const nsai_target *t, bool four
   }
 }
 
-static void expect_flow(const nsai_problem *p, const nsai_target *t, bool taken) {
+static void expect_pipelined(const nsai_problem *p, const nsai_target *t, bool taken) {
   expect_shapes(p, t, taken, taken);
 }
 
-static void test_flow_rules(void **state) {
+static void test_pipelined_rules(void **state) {
   (void)state;
   nsai_problem p = decode_of(64, 1);
   const nsai_problem plain = p;
-  expect_flow(&p, &h200, true);
-  expect_flow(&p, &unknown, true);
-  expect_flow(&p, &small, false);
-  expect_flow(&p, &old, false);
+  expect_pipelined(&p, &h200, true);
+  expect_pipelined(&p, &unknown, true);
+  expect_pipelined(&p, &small, false);
+  expect_pipelined(&p, &old, false);
   p.max_q_len = 2;
-  expect_flow(&p, &h200, false);
+  expect_pipelined(&p, &h200, false);
   p = plain;
   p.count_reads = true;
-  expect_flow(&p, &h200, false);
+  expect_pipelined(&p, &h200, false);
   p = plain;
   p.selection = NSA_SELECT_BLOCKS;
-  expect_flow(&p, &h200, false);
+  expect_pipelined(&p, &h200, false);
   p = plain;
   p.max_kv_len = 1 << 22;
-  expect_flow(&p, &h200, false);
+  expect_pipelined(&p, &h200, false);
   p = plain;
   p.model.select_count = 64; /* 61 are searched */
-  expect_flow(&p, &h200, false);
+  expect_pipelined(&p, &h200, false);
   p = plain;
   p.model.heads = 128;
-  expect_flow(&p, &h200, false);
+  expect_pipelined(&p, &h200, false);
   p = plain;
   p.model.head_dim_qk = 192; /* registers */
-  expect_flow(&p, &h200, false);
+  expect_pipelined(&p, &h200, false);
   p = plain;
   p.model.head_dim_qk = p.model.head_dim_v = 72;
   p.model.heads = 4;
@@ -430,7 +429,7 @@ static void test_flow_rules(void **state) {
 }
 
 /* The last blocks are read for both branches where these have one K and V, in which the window holds the blocks. */
-static void test_flow_both(void **state) {
+static void test_pipelined_both(void **state) {
   (void)state;
   static const struct {
     int32_t count, local, window;
@@ -451,14 +450,14 @@ static void test_flow_both(void **state) {
     p.model.window = cases[i].window;
     p.model.per_branch = cases[i].per_branch;
     nsai_kernel_spec spec = { 0 };
-    assert_true(nsai_specify_decode_flow(&p, &h200, 8, 1, 1, &spec));
-    assert_int_equal(constant_of(&spec, "kBothBlocks"), cases[i].both);
+    assert_true(nsai_specify_decode_pipelined(&p, &h200, 8, 1, 1, &spec));
+    assert_int_equal(constant_of(&spec, "kWindowSelectedBlocks"), cases[i].both);
   }
 }
 
 /* Less shared memory, fewer selection blocks whose pooled values decode_pipelined keeps there: the most that fit, a power
  * of two from 8 on, or none. */
-static void test_flow_kept(void **state) {
+static void test_pipelined_kept(void **state) {
   (void)state;
   const nsai_problem p = decode_of(64, 1);
   const int64_t row = 16 * sizeof(float); /* of a block, all heads */
@@ -466,7 +465,7 @@ static void test_flow_kept(void **state) {
   int sizes = 1;
   nsai_target t = h200;
   nsai_kernel_spec spec = { 0 };
-  for (; nsai_specify_decode_flow(&p, &t, 8, 1, 1, &spec); t.shared_bytes -= 256) {
+  for (; nsai_specify_decode_pipelined(&p, &t, 8, 1, 1, &spec); t.shared_bytes -= 256) {
     const int64_t now = constant_of(&spec, "kKeptBlocks");
     assert_true(spec.shared_bytes <= t.shared_bytes);
     if (t.shared_bytes == h200.shared_bytes) assert_int_equal(now, kept);
@@ -486,13 +485,13 @@ static void expect_threads(int32_t seqs, int32_t q_len, int32_t threads) {
   const nsai_problem p = decode_of(seqs, q_len);
   nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
   nsai_decider by;
-  const nsai_tiles tiles = nsai_space_decode.choose(&p, &h200, &by);
-  nsai_specify_decode_mma(&p, &h200, &tiles, specs);
+  const nsai_tiles tiles = nsai_space_decode_split_kv.choose(&p, &h200, &by);
+  nsai_specify_decode_split_kv(&p, &h200, &tiles, specs);
   for (nsai_role role = NSAI_KERNEL_DECODE_SCAN; role <= NSAI_KERNEL_DECODE_ATTEND; role += 2) {
     assert_int_equal(specs[role].threads, threads);
     assert_true(nsai_holds_blocks(&h200, specs[role].shared_bytes, threads > 256 ? 1 : 2));
   }
-  expect_places(&p, &specs[NSAI_KERNEL_DECODE_SCAN], h200.sms);
+  expect_results(&p, &specs[NSAI_KERNEL_DECODE_SCAN], h200.sms);
 }
 
 static void test_drafts(void **state) {
@@ -504,7 +503,7 @@ static void test_drafts(void **state) {
 }
 
 /* Heads whose registers leave decode_split_kv_compressed one team of 64 rows to a block of threads. */
-static void test_team_registers(void **state) {
+static void test_group_registers(void **state) {
   (void)state;
   static const struct {
     int32_t dim_qk, dim_v, stride, threads;
@@ -519,20 +518,20 @@ static void test_team_registers(void **state) {
     p.model.stride = cases[i].stride;
     nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
     nsai_decider by;
-    const nsai_tiles tiles = nsai_space_decode.choose(&p, &h200, &by);
-    nsai_specify_decode_mma(&p, &h200, &tiles, specs);
+    const nsai_tiles tiles = nsai_space_decode_split_kv.choose(&p, &h200, &by);
+    nsai_specify_decode_split_kv(&p, &h200, &tiles, specs);
     assert_int_equal(specs[NSAI_KERNEL_DECODE_SCAN].threads, cases[i].threads);
   }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_single),        cmocka_unit_test(test_ways),
-    cmocka_unit_test(test_places),        cmocka_unit_test(test_tiles),
-    cmocka_unit_test(test_attend),        cmocka_unit_test(test_attend_teams),
-    cmocka_unit_test(test_cluster_rules), cmocka_unit_test(test_flow_rules),
-    cmocka_unit_test(test_flow_kept),     cmocka_unit_test(test_flow_both),
-    cmocka_unit_test(test_drafts),        cmocka_unit_test(test_team_registers),
+    cmocka_unit_test(test_single),         cmocka_unit_test(test_forms),
+    cmocka_unit_test(test_results),        cmocka_unit_test(test_tiles),
+    cmocka_unit_test(test_attend),         cmocka_unit_test(test_attend_groups),
+    cmocka_unit_test(test_cluster_rules),  cmocka_unit_test(test_pipelined_rules),
+    cmocka_unit_test(test_pipelined_kept), cmocka_unit_test(test_pipelined_both),
+    cmocka_unit_test(test_drafts),         cmocka_unit_test(test_group_registers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

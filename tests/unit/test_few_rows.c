@@ -60,7 +60,7 @@ static void add_row(double *error, double *norm) {
 
 static void test_eight_rows(void **state) {
   (void)state;
-  const double limit = nsai_trial_tolerance_of(NSAI_TRIAL_STAGE, NSA_BF16).relative;
+  const double limit = nsai_verify_tolerance_of(NSAI_VERIFY_STAGE, NSA_BF16).relative;
   double worst_row = 0, worst_group = 0;
   for (int g = 0; g < GROUPS; g++) {
     double error = 0, norm = 0;

@@ -47,11 +47,11 @@ static bool have_nvrtc(void) {
   return nsai_nvrtc_open(&query, NULL, &nvrtc) == NSA_OK;
 }
 
-static nsai_jit *make_jit(void) {
-  nsai_jit *jit;
-  nsai_jit_options options = { 0 };
-  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
-  return jit;
+static nsai_compiler *make_compiler(void) {
+  nsai_compiler *compiler;
+  nsai_compiler_options options = { 0 };
+  assert_int_equal(nsai_compiler_create(&options, &compiler), NSA_OK);
+  return compiler;
 }
 
 static void test_archs(void **state) {
@@ -71,11 +71,11 @@ static void test_archs(void **state) {
 static void test_compiles_for_every_arch(void **state) {
   (void)state;
   if (!have_nvrtc()) skip();
-  nsai_jit *jit = make_jit();
+  nsai_compiler *compiler = make_compiler();
   for (int32_t i = 0; nsai_arch_at(i); i++) {
-    nsai_jit_request request = { "tiny", tiny_unit, nsai_arch_at(i)->name, false };
+    nsai_compile_request request = { "tiny", tiny_unit, nsai_arch_at(i)->name, false };
     nsai_kernel_image image;
-    nsa_status status = nsai_jit_compile(jit, &request, &image);
+    nsa_status status = nsai_compile(compiler, &request, &image);
     if (status == NSA_E_UNSUPPORTED) continue; /* an NVRTC 12 that is older than the GPU */
     if (status != NSA_OK) fail_msg("%s", nsa_last_error());
     assert_memory_equal(image.cubin, "\177ELF", 4);
@@ -87,7 +87,7 @@ static void test_compiles_for_every_arch(void **state) {
     assert_true(strlen(image.compiler_id) > 32);
     nsai_kernel_image_fini(&image);
   }
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* The kernel that nsa-bench measures the memory's bandwidth with. */
@@ -101,38 +101,38 @@ static void test_stream_read(void **state) {
   assert_non_null(file);
   assert_in_range(fread(text, 1, sizeof text - 1, file), 500, sizeof text - 2);
   fclose(file);
-  nsai_jit *jit = make_jit();
+  nsai_compiler *compiler = make_compiler();
   for (int32_t i = 0; nsai_arch_at(i); i++) {
-    nsai_jit_request request = { "stream_read", text, nsai_arch_at(i)->name, false };
+    nsai_compile_request request = { "stream_read", text, nsai_arch_at(i)->name, false };
     nsai_kernel_image image;
-    nsa_status status = nsai_jit_compile(jit, &request, &image);
+    nsa_status status = nsai_compile(compiler, &request, &image);
     if (status == NSA_E_UNSUPPORTED) continue;
     if (status != NSA_OK) fail_msg("%s", nsa_last_error());
     assert_in_range(image.registers, 1,
                     64); /* 8 loads on their way; full occupancy is not needed */
     nsai_kernel_image_fini(&image);
   }
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* One unit gives one cubin, byte by byte; line information is an option of its own. */
 static void test_line_info_changes_the_cubin(void **state) {
   (void)state;
   if (!have_nvrtc()) skip();
-  nsai_jit *jit = make_jit();
-  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
+  nsai_compiler *compiler = make_compiler();
+  nsai_compile_request request = { "tiny", tiny_unit, "sm_80", false };
   nsai_kernel_image plain, again, lined;
-  assert_int_equal(nsai_jit_compile(jit, &request, &plain), NSA_OK);
-  assert_int_equal(nsai_jit_compile(jit, &request, &again), NSA_OK);
+  assert_int_equal(nsai_compile(compiler, &request, &plain), NSA_OK);
+  assert_int_equal(nsai_compile(compiler, &request, &again), NSA_OK);
   request.line_info = true;
-  assert_int_equal(nsai_jit_compile(jit, &request, &lined), NSA_OK);
+  assert_int_equal(nsai_compile(compiler, &request, &lined), NSA_OK);
   assert_int_equal(plain.size, again.size);
   assert_memory_equal(plain.cubin, again.cubin, plain.size);
   assert_true(lined.size > plain.size);
   nsai_kernel_image_fini(&plain);
   nsai_kernel_image_fini(&again);
   nsai_kernel_image_fini(&lined);
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 static void test_error_names_template_and_line(void **state) {
@@ -140,42 +140,42 @@ static void test_error_names_template_and_line(void **state) {
   if (!have_nvrtc()) skip();
   nsai_logger logger;
   nsai_logger_init(&logger, keep_log, NULL, NSA_LOG_ERROR);
-  nsai_jit_options options = { .logger = &logger };
-  nsai_jit *jit;
-  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
-  nsai_jit_request request = { "broken",
-                               "/* problem */\n#line 41 \"attend_window_sm80.cuh\"\n"
-                               "extern \"C\" __global__ void broken() { undeclared = 1; }\n",
-                               "sm_90a", false };
+  nsai_compiler_options options = { .logger = &logger };
+  nsai_compiler *compiler;
+  assert_int_equal(nsai_compiler_create(&options, &compiler), NSA_OK);
+  nsai_compile_request request = { "broken",
+                                   "/* problem */\n#line 41 \"attend_window_sm80.cuh\"\n"
+                                   "extern \"C\" __global__ void broken() { undeclared = 1; }\n",
+                                   "sm_90a", false };
   nsai_kernel_image image;
   log_text[0] = '\0';
-  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_COMPILE);
+  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_E_COMPILE);
   assert_non_null(strstr(nsa_last_error(), "kernel broken for sm_90a does not compile"));
   assert_non_null(strstr(nsa_last_error(), "attend_window_sm80.cuh(41): error"));
   assert_non_null(strstr(nsa_last_error(), "undeclared"));
   assert_non_null(strstr(log_text, "    3  extern \"C\" __global__ void broken()"));
   assert_null(image.cubin);
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
   nsai_logger_fini(&logger);
 }
 
 static void test_unknown_arch(void **state) {
   (void)state;
   if (!have_nvrtc()) skip();
-  nsai_jit *jit = make_jit();
-  nsai_jit_request request = { "tiny", tiny_unit, "sm_42", false };
+  nsai_compiler *compiler = make_compiler();
+  nsai_compile_request request = { "tiny", tiny_unit, "sm_42", false };
   nsai_kernel_image image;
-  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_UNSUPPORTED);
+  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_E_UNSUPPORTED);
   assert_non_null(strstr(nsa_last_error(), "sm_80, sm_86"));
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* 120 live floats per thread do not fit into the 32 registers of 2 x 1024 threads on an SM. */
 static void test_spills_are_refused(void **state) {
   (void)state;
   if (!have_nvrtc()) skip();
-  nsai_jit *jit = make_jit();
-  nsai_jit_request request = {
+  nsai_compiler *compiler = make_compiler();
+  nsai_compile_request request = {
     "fat",
     "extern \"C\" __global__ void __launch_bounds__(1024, 2) fat(float *x) {\n"
     "  float r[120];\n"
@@ -188,9 +188,9 @@ static void test_spills_are_refused(void **state) {
     "sm_80", false
   };
   nsai_kernel_image image;
-  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_COMPILE);
+  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_E_COMPILE);
   assert_non_null(strstr(nsa_last_error(), "kernel fat for sm_80 is refused: it spills"));
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* A wgmma of 128 accumulators where a thread has 64 registers: no spilling helps. */
@@ -212,13 +212,13 @@ static void test_starved_is_refused(void **state) {
                  "  for (int i = 0; i < 128; i++) x[i] = r[i];\n"
                  "}\n");
   assert_true(w.used < sizeof source);
-  nsai_jit *jit = make_jit();
-  nsai_jit_request request = { "starved", source, "sm_90a", false };
+  nsai_compiler *compiler = make_compiler();
+  nsai_compile_request request = { "starved", source, "sm_90a", false };
   nsai_kernel_image image;
-  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_COMPILE);
+  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_E_COMPILE);
   assert_non_null(strstr(nsa_last_error(), "kernel starved for sm_90a is refused: "));
   assert_int_equal(image.refused, 1);
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* A loop of copies by a policy to ADDRESS(a place that all lanes agree on) + a lane's offset. */
@@ -246,19 +246,20 @@ static void test_lost_register(void **state) {
   assert_int_equal(nsai_nvrtc_open(&(nsai_library_query){ NULL, 0 }, NULL, &nvrtc), NSA_OK);
   const int32_t version = 100 * nvrtc->major + nvrtc->minor;
   const bool loses = 1209 <= version && version <= 1303; /* all of these were tried */
-  nsai_jit *jit = make_jit();
+  nsai_compiler *compiler = make_compiler();
   for (int32_t i = 0; nsai_arch_at(i); i++) {
-    nsai_jit_request request = { "copies", COPIES("lane_address"), nsai_arch_at(i)->name, false };
+    nsai_compile_request request = { "copies", COPIES("lane_address"), nsai_arch_at(i)->name,
+                                     false };
     nsai_kernel_image image;
-    nsa_status status = nsai_jit_compile(jit, &request, &image);
+    nsa_status status = nsai_compile(compiler, &request, &image);
     if (status == NSA_E_UNSUPPORTED) continue;
     if (status != NSA_OK) fail_msg("%s", nsa_last_error());
     assert_int_equal(nsai_find_lost_register(image.cubin, image.size), -1);
     nsai_kernel_image_fini(&image);
   }
-  nsai_jit_request request = { "copies", COPIES(""), "sm_90a", false };
+  nsai_compile_request request = { "copies", COPIES(""), "sm_90a", false };
   nsai_kernel_image image;
-  nsa_status status = nsai_jit_compile(jit, &request, &image);
+  nsa_status status = nsai_compile(compiler, &request, &image);
   if (loses) {
     assert_int_equal(status, NSA_E_COMPILE);
     assert_non_null(strstr(nsa_last_error(), "lost the uniform register of its copy at 0x"));
@@ -267,7 +268,7 @@ static void test_lost_register(void **state) {
     assert_int_equal(status, NSA_OK);
   }
   nsai_kernel_image_fini(&image);
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* One function of two instructions, as an image of the sections' table and it. */
@@ -326,8 +327,8 @@ static void test_finds_lost_register(void **state) {
 
 static void test_log_figures(void **state) {
   (void)state;
-  nsai_jit_figures f;
-  nsai_jit_read_log(
+  nsai_ptxas_figures f;
+  nsai_ptxas_read_log(
       "ptxas info    : 0 bytes gmem\n"
       "ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions "
       "are serialized due to insufficient register resources in function 'k'\n"
@@ -342,40 +343,41 @@ static void test_log_figures(void **state) {
   assert_int_equal(f.shared_bytes, 1024);
   assert_int_equal(f.serial_wgmma, 1);
   assert_non_null(strstr(f.remark, "C7510"));
-  nsai_jit_read_log("", &f);
+  nsai_ptxas_read_log("", &f);
   assert_int_equal(f.registers + f.spill_bytes + f.serial_wgmma, 0);
-  nsai_jit_read_log("(C75\n(C7\n(C75x0)\n99999999999999999999 registers\n registers", &f);
+  nsai_ptxas_read_log("(C75\n(C7\n(C75x0)\n99999999999999999999 registers\n registers", &f);
   assert_int_equal(f.serial_wgmma, 0);
   assert_int_equal(f.registers, INT_MAX);
   assert_int_equal(f.starved, 0);
-  nsai_jit_read_log("ptxas fatal   : (C7602) Insufficient registers (80) to compile instruction at "
-                    "line 1708 in function k. Try to compile with register target of 94\n"
-                    "ptxas fatal   : Ptx assembly aborted due to errors\n",
-                    &f);
+  nsai_ptxas_read_log(
+      "ptxas fatal   : (C7602) Insufficient registers (80) to compile instruction at "
+      "line 1708 in function k. Try to compile with register target of 94\n"
+      "ptxas fatal   : Ptx assembly aborted due to errors\n",
+      &f);
   assert_int_equal(f.starved, 1);
   assert_non_null(strstr(f.remark, "C7602"));
   char text[64];
-  nsai_jit_first_errors("a.cuh(3): error: x\nnote\na.cuh(4): error: y\n", text, sizeof text);
+  nsai_compiler_first_errors("a.cuh(3): error: x\nnote\na.cuh(4): error: y\n", text, sizeof text);
   assert_string_equal(text, "a.cuh(3): error: x\na.cuh(4): error: y");
-  nsai_jit_first_errors("", text, sizeof text);
+  nsai_compiler_first_errors("", text, sizeof text);
   assert_string_equal(text, "(the compiler's log is empty)");
 }
 
 static void test_missing_compiler(void **state) {
   (void)state;
-  nsai_jit_options options = { .nvrtc_path = "/nonexistent/libnvrtc.so.13" };
-  nsai_jit *jit;
+  nsai_compiler_options options = { .nvrtc_path = "/nonexistent/libnvrtc.so.13" };
+  nsai_compiler *compiler;
   nsai_kernel_image image;
   nsai_kernel_key key;
-  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
-  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
-  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_NO_COMPILER);
+  nsai_compile_request request = { "tiny", tiny_unit, "sm_80", false };
+  assert_int_equal(nsai_compiler_create(&options, &compiler), NSA_OK);
+  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_E_NO_COMPILER);
   assert_non_null(strstr(nsa_last_error(), "/nonexistent/libnvrtc.so.13 (No such file"));
   assert_non_null(strstr(nsa_last_error(), "runtime.nvrtc_path"));
-  assert_int_equal(nsai_jit_key(jit, &request, &key), NSA_OK);
+  assert_int_equal(nsai_compiler_key(compiler, &request, &key), NSA_OK);
   assert_string_equal(key.compiler_id, "");
   nsai_kernel_key_fini(&key);
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* However the same file is named, it is opened once; a given path that fails is not replaced by
@@ -410,15 +412,15 @@ static void test_newer_than_the_driver(void **state) {
   nsai_library_query query = { NULL, 0 };
   const nsai_nvrtc *nvrtc;
   if (nsai_nvrtc_open(&query, NULL, &nvrtc) != NSA_OK) skip();
-  nsai_jit_options options = { .nvrtc_path = nvrtc->library.path,
-                               .driver_version = (nvrtc->major - 1) * 1000 };
-  nsai_jit *jit;
+  nsai_compiler_options options = { .nvrtc_path = nvrtc->library.path,
+                                    .driver_version = (nvrtc->major - 1) * 1000 };
+  nsai_compiler *compiler;
   nsai_kernel_image image;
-  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
-  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
-  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_E_NO_DRIVER);
+  nsai_compile_request request = { "tiny", tiny_unit, "sm_80", false };
+  assert_int_equal(nsai_compiler_create(&options, &compiler), NSA_OK);
+  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_E_NO_DRIVER);
   assert_non_null(strstr(nsa_last_error(), "cannot load kernels compiled by NVRTC"));
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* The id read from the file is the one of the loaded library, so a cold and a warm process agree.
@@ -426,24 +428,24 @@ static void test_newer_than_the_driver(void **state) {
 static void test_key_is_the_same_before_and_after_opening(void **state) {
   (void)state;
   if (!have_nvrtc()) skip();
-  nsai_jit *jit = make_jit();
-  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
+  nsai_compiler *compiler = make_compiler();
+  nsai_compile_request request = { "tiny", tiny_unit, "sm_80", false };
   nsai_kernel_key before, after, lined;
   nsai_kernel_image image;
-  assert_int_equal(nsai_jit_key(jit, &request, &before), NSA_OK);
-  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_OK);
-  assert_int_equal(nsai_jit_key(jit, &request, &after), NSA_OK);
+  assert_int_equal(nsai_compiler_key(compiler, &request, &before), NSA_OK);
+  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_OK);
+  assert_int_equal(nsai_compiler_key(compiler, &request, &after), NSA_OK);
   assert_string_equal(before.digest, after.digest);
   assert_string_equal(before.compiler_id, after.compiler_id);
   assert_string_equal(image.compiler_id, after.compiler_id);
   request.line_info = true;
-  assert_int_equal(nsai_jit_key(jit, &request, &lined), NSA_OK);
+  assert_int_equal(nsai_compiler_key(compiler, &request, &lined), NSA_OK);
   assert_string_not_equal(lined.digest, after.digest);
   nsai_kernel_key_fini(&before);
   nsai_kernel_key_fini(&after);
   nsai_kernel_key_fini(&lined);
   nsai_kernel_image_fini(&image);
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* The file of a library and its loaded image carry one build-id; notes that lie are refused. */
@@ -476,16 +478,16 @@ static int32_t count_progress(void *user, int64_t done, int64_t total, const cha
 enum { JOBS = 8 };
 static char sources[JOBS][400];
 
-static void make_jobs(nsai_jit_job *jobs) {
+static void make_jobs(nsai_compile_job *jobs) {
   memset(jobs, 0, JOBS * sizeof *jobs);
   for (int i = 0; i < JOBS; i++) {
     snprintf(sources[i], sizeof sources[i],
              "extern \"C\" __global__ void many(float *x) { x[threadIdx.x] += %d; }\n", i);
-    jobs[i].request = (nsai_jit_request){ "many", sources[i], "sm_80", false };
+    jobs[i].request = (nsai_compile_request){ "many", sources[i], "sm_80", false };
   }
 }
 
-static void free_jobs(nsai_jit_job *jobs) {
+static void free_jobs(nsai_compile_job *jobs) {
   for (int i = 0; i < JOBS; i++) {
     nsai_kernel_image_fini(&jobs[i].image);
     free(jobs[i].error);
@@ -495,36 +497,37 @@ static void free_jobs(nsai_jit_job *jobs) {
 static void test_many(void **state) {
   (void)state;
   if (!have_nvrtc()) skip();
-  nsai_jit *jit = make_jit();
-  nsai_jit_job jobs[JOBS];
+  nsai_compiler *compiler = make_compiler();
+  nsai_compile_job jobs[JOBS];
   progress_log log = { 0, 0, -1 };
-  nsai_jit_run run = { 3, false, count_progress, &log };
+  nsai_compile_many_options run = { 3, false, count_progress, &log };
   make_jobs(jobs);
-  assert_int_equal(nsai_jit_compile_many(jit, jobs, JOBS, &run), NSA_OK);
+  assert_int_equal(nsai_compile_many(compiler, jobs, JOBS, &run), NSA_OK);
   assert_int_equal(log.last, JOBS);
   for (int i = 0; i < JOBS; i++) assert_true(jobs[i].image.size > 0);
   free_jobs(jobs);
 
   make_jobs(jobs);
   jobs[2].request.source = "extern \"C\" __global__ void many() { nonsense; }\n";
-  assert_int_equal(nsai_jit_compile_many(jit, jobs, JOBS, &(nsai_jit_run){ 2, true, NULL, NULL }),
+  assert_int_equal(nsai_compile_many(compiler, jobs, JOBS,
+                                     &(nsai_compile_many_options){ 2, true, NULL, NULL }),
                    NSA_E_COMPILE);
   assert_non_null(strstr(nsa_last_error(), "nonsense"));
   for (int i = 0; i < JOBS; i++) assert_int_equal(jobs[i].status, i == 2 ? NSA_E_COMPILE : NSA_OK);
   free_jobs(jobs);
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 static void test_cancel(void **state) {
   (void)state;
   if (!have_nvrtc()) skip();
-  nsai_jit *jit = make_jit();
+  nsai_compiler *compiler = make_compiler();
   for (int64_t at = 0; at < 3; at++) {
-    nsai_jit_job jobs[JOBS];
+    nsai_compile_job jobs[JOBS];
     progress_log log = { 0, 0, at };
-    nsai_jit_run run = { 2, false, count_progress, &log };
+    nsai_compile_many_options run = { 2, false, count_progress, &log };
     make_jobs(jobs);
-    assert_int_equal(nsai_jit_compile_many(jit, jobs, JOBS, &run), NSA_E_CANCELLED);
+    assert_int_equal(nsai_compile_many(compiler, jobs, JOBS, &run), NSA_E_CANCELLED);
     int finished = 0;
     for (int i = 0; i < JOBS; i++) {
       assert_true(jobs[i].status == NSA_OK || jobs[i].status == NSA_E_CANCELLED);
@@ -533,7 +536,7 @@ static void test_cancel(void **state) {
     assert_true(finished >= at && finished < JOBS);
     free_jobs(jobs);
   }
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 static void test_dump(void **state) {
@@ -541,16 +544,16 @@ static void test_dump(void **state) {
   if (!have_nvrtc()) skip();
   char folder[] = "/tmp/nsa-test-dump-XXXXXX";
   assert_non_null(mkdtemp(folder));
-  nsai_jit_options options = { .dump_dir = folder };
-  nsai_jit *jit;
+  nsai_compiler_options options = { .dump_dir = folder };
+  nsai_compiler *compiler;
   nsai_kernel_image image;
-  nsai_jit_request request = { "tiny", tiny_unit, "sm_80", false };
+  nsai_compile_request request = { "tiny", tiny_unit, "sm_80", false };
   char planted[64], aim[64];
   snprintf(planted, sizeof planted, "%s/tiny.sm_80.ptx", folder);
   snprintf(aim, sizeof aim, "%s/aim", folder);
   assert_int_equal(symlink(aim, planted), 0);
-  assert_int_equal(nsai_jit_create(&options, &jit), NSA_OK);
-  assert_int_equal(nsai_jit_compile(jit, &request, &image), NSA_OK);
+  assert_int_equal(nsai_compiler_create(&options, &compiler), NSA_OK);
+  assert_int_equal(nsai_compile(compiler, &request, &image), NSA_OK);
   assert_int_not_equal(access(aim, F_OK), 0); /* the link is not followed */
   static const char *const endings[] = { "cu", "log", "ptx", "cubin" };
   for (int i = 0; i < 4; i++) {
@@ -560,7 +563,7 @@ static void test_dump(void **state) {
   }
   assert_int_equal(rmdir(folder), 0);
   nsai_kernel_image_fini(&image);
-  nsai_jit_destroy(jit);
+  nsai_compiler_destroy(compiler);
 }
 
 /* The compiler must not drag the driver in: NVRTC's own cache would. */

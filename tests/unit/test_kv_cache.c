@@ -20,7 +20,7 @@
 static const int32_t sizes[] = { NSA_NO_PAGES, 16, 32, 64, 128 };
 #define SIZES (sizeof sizes / sizeof *sizes)
 
-static int32_t length_of(const kv_world *w, int s) {
+static int32_t length_of(const kv_fixture *w, int s) {
   const int32_t *cu = toy_ints(&w->toy.batch.cu_q);
   return cu[s + 1] - cu[s];
 }
@@ -28,7 +28,7 @@ static int32_t length_of(const kv_world *w, int s) {
 /* ---- continuity ---- */
 
 /* Steps of all sequences until each is at its end: each of at most `most` tokens, some of none. */
-static void walk(kv_world *w, int32_t most, bool decode) {
+static void walk(kv_fixture *w, int32_t most, bool decode) {
   uint32_t random = 7;
   for (bool more = true; more;) {
     int32_t q_len[KV_SEQS] = { 0 }, all = 0;
@@ -45,48 +45,48 @@ static void walk(kv_world *w, int32_t most, bool decode) {
   }
 }
 
-static void walk_form(const machine_request *model, const kv_form *form) {
+static void walk_options(const machine_request *model, const kv_options *options) {
   static const int32_t lengths[] = { 131, 70, 5, 33 };
-  kv_world w;
-  kv_init(&w, model, form, 4, lengths);
+  kv_fixture w;
+  kv_init(&w, model, options, 4, lengths);
   kv_oracle(&w);
   walk(&w, KV_CHUNK, false);
   /* Rejects half and decodes it again; a ring has lost what precedes, but for the beginning. */
-  for (int s = 0; s < 4; s++) w.len[s] = form->ring ? 0 : length_of(&w, s) / 2;
+  for (int s = 0; s < 4; s++) w.len[s] = options->ring ? 0 : length_of(&w, s) / 2;
   walk(&w, KV_STEP, true);
   kv_free(&w);
 }
 
 /* Every layout, with three pairs and rings as well as with one pair. */
-static void test_layouts(void **state) {
+static void test_memory_layouts(void **state) {
   (void)state;
   for (size_t i = 0; i < SIZES; i++)
     for (int bits = 0; bits < 16; bits++) {
-      kv_form form = { .page_size = sizes[i],
-                       .hnd = bits & 1,
-                       .lists = bits & 2,
-                       .ring = bits & 4,
-                       .slots = bits & 8 };
+      kv_options options = { .page_size = sizes[i],
+                             .hnd = bits & 1,
+                             .lists = bits & 2,
+                             .ring = bits & 4,
+                             .slots = bits & 8 };
       bool paged = sizes[i] > 0;
-      if ((form.lists && !paged) || (form.slots && paged && !form.ring)) continue;
-      walk_form(&(machine_request){ .per_branch = true }, &form);
-      if (!form.ring) walk_form(&(machine_request){ 0 }, &form);
+      if ((options.lists && !paged) || (options.slots && paged && !options.ring)) continue;
+      walk_options(&(machine_request){ .per_branch = true }, &options);
+      if (!options.ring) walk_options(&(machine_request){ 0 }, &options);
     }
 }
 
 static void test_kinds(void **state) {
   (void)state;
-  static const kv_form form = { .page_size = 16, .hnd = true };
-  walk_form(&(machine_request){ .phi = NSAI_PHI_LINEAR }, &form);
-  walk_form(&(machine_request){ .phi = NSAI_PHI_MLP, .per_branch = true }, &form);
-  walk_form(&(machine_request){ .gate = NSAI_GATE_LOGITS }, &form);
+  static const kv_options options = { .page_size = 16, .hnd = true };
+  walk_options(&(machine_request){ .phi = NSAI_PHI_LINEAR }, &options);
+  walk_options(&(machine_request){ .phi = NSAI_PHI_MLP, .per_branch = true }, &options);
+  walk_options(&(machine_request){ .gate = NSAI_GATE_LOGITS }, &options);
 }
 
 /* Other geometries: blocks that do not overlap or hold several pages, groups of 1, 2 and 7 heads,
  * branches that are off, 16-bit types. */
 static void test_geometries(void **state) {
   (void)state;
-  static const kv_form forms[] = {
+  static const kv_options cases[] = {
     { .page_size = 16, .model = { "model.compress.block=16", "model.compress.stride=16" } },
     { .page_size = 16, .model = { "model.compress.block=48", "model.select.block=48" } },
     { .page_size = 32, .model = { "model.compress.block=4", "model.select.block=8" } },
@@ -98,18 +98,18 @@ static void test_geometries(void **state) {
     { .page_size = 16, .hnd = true, .model = { "model.dtype=bf16" } },
     { .page_size = NSA_NO_PAGES, .model = { "model.dtype=fp16", "model.compress.stride=2" } },
   };
-  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-    walk_form(&(machine_request){ 0 }, &forms[i]);
-    walk_form(&(machine_request){ .per_branch = true }, &forms[i]);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    walk_options(&(machine_request){ 0 }, &cases[i]);
+    walk_options(&(machine_request){ .per_branch = true }, &cases[i]);
   }
 }
 
 /* One prefill of `at` tokens, one of the rest, for every at; then that again, token by token. */
 static void test_every_split(void **state) {
   static const int32_t length = 75;
-  const kv_form form = { .page_size = 32 };
-  kv_world w;
-  kv_init(&w, &(machine_request){ .phi = *(nsai_phi_kind *)*state }, &form, 1, &length);
+  const kv_options options = { .page_size = 32 };
+  kv_fixture w;
+  kv_init(&w, &(machine_request){ .phi = *(nsai_phi_kind *)*state }, &options, 1, &length);
   kv_oracle(&w);
   for (int32_t at = 0; at <= length; at++) {
     int32_t rest = length - at, one = 1;
@@ -128,9 +128,9 @@ static void test_mixed(void **state) {
   static const int32_t lengths[] = { 100, 90, 60, 20 };
   static const int32_t first[] = { 0, 50, 0, 17 }, then[] = { 64, 1, 0, 1 },
                        last[] = { 36, 1, 60, 2 };
-  const kv_form form = { .page_size = 64, .lists = true };
-  kv_world w;
-  kv_init(&w, &(machine_request){ 0 }, &form, 4, lengths);
+  const kv_options options = { .page_size = 64, .lists = true };
+  kv_fixture w;
+  kv_init(&w, &(machine_request){ 0 }, &options, 4, lengths);
   kv_oracle(&w);
   kv_step(&w, first, false);
   kv_step(&w, then, false);
@@ -150,18 +150,18 @@ static void expect_row(const nsa_tensor *cache, const int64_t at[2], const nsa_t
   }
 }
 
-static void expect_sequence(const kv_world *w, int32_t s) {
-  const nsai_geometry *g = &w->geometry;
+static void expect_sequence(const kv_fixture *w, int32_t s) {
+  const nsai_model *g = &w->model;
   const nsa_kv *all = &w->toy.io.kv;
-  int64_t first = toy_ints(&w->toy.batch.cu_q)[s], size = w->form.page_size;
-  int64_t block = toy_ints(&w->toy.batch.cu_blocks)[s], slot = w->form.slots ? KV_SEQS - s : s;
+  int64_t first = toy_ints(&w->toy.batch.cu_q)[s], size = w->options.page_size;
+  int64_t block = toy_ints(&w->toy.batch.cu_blocks)[s], slot = w->options.slots ? KV_SEQS - s : s;
   for (int64_t t = 0; t < w->len[s]; t++) {
     int64_t ring[2] = { slot, t % KV_RING }, at[2] = { slot, t };
     if (size > 0) at[0] = w->page[s][t / size], at[1] = t % size;
     expect_row(&w->cache.k[0], at, &all->k[0], first + t);
     expect_row(&w->cache.v[1], at, &all->v[1], first + t);
-    if (!w->form.ring) expect_row(&w->cache.k[2], at, &all->k[2], first + t);
-    if (w->form.ring && t + KV_RING >= w->len[s])
+    if (!w->options.ring) expect_row(&w->cache.k[2], at, &all->k[2], first + t);
+    if (w->options.ring && t + KV_RING >= w->len[s])
       expect_row(&w->cache.v[2], ring, &all->v[2], first + t);
     if ((t + 1) % g->stride || t + 1 < g->block) continue; /* ends no block */
     at[1] /= g->stride;
@@ -176,10 +176,10 @@ static void test_places(void **state) {
   static const int32_t first[] = { 40, 30 }, then[] = { 30, 3 };
   for (size_t i = 0; i < SIZES; i++)
     for (int bits = 0; bits < 4; bits++) {
-      kv_form form = { .page_size = sizes[i], .hnd = bits & 1, .ring = bits & 2 };
-      form.slots = form.ring || sizes[i] < 0;
-      kv_world w;
-      kv_init(&w, &(machine_request){ .per_branch = true }, &form, 2, lengths);
+      kv_options options = { .page_size = sizes[i], .hnd = bits & 1, .ring = bits & 2 };
+      options.slots = options.ring || sizes[i] < 0;
+      kv_fixture w;
+      kv_init(&w, &(machine_request){ .per_branch = true }, &options, 2, lengths);
       kv_oracle(&w);
       kv_step(&w, first, false);
       kv_step(&w, then, false);
@@ -194,13 +194,13 @@ static void test_places(void **state) {
 static void test_external(void **state) {
   (void)state;
   static const int32_t length = 60;
-  const kv_form form = { .page_size = 16 };
+  const kv_options options = { .page_size = 16 };
   const int32_t zero = 0;
-  kv_world w, other;
+  kv_fixture w, other;
   kv_call c, mean;
-  kv_init(&w, &(machine_request){ .phi = NSAI_PHI_EXTERNAL, .per_branch = true }, &form, 1,
+  kv_init(&w, &(machine_request){ .phi = NSAI_PHI_EXTERNAL, .per_branch = true }, &options, 1,
           &length);
-  kv_init(&other, &(machine_request){ .per_branch = true }, &form, 1, &length);
+  kv_init(&other, &(machine_request){ .per_branch = true }, &options, 1, &length);
   kv_oracle(&other); /* the same random tensors */
   kv_call_init(&mean, &other, &length, &zero);
   kv_append(&mean);
@@ -208,7 +208,7 @@ static void test_external(void **state) {
   w.cache.v_cmp = other.cache.v_cmp;
   w.want = other.want;
   kv_call_init(&c, &w, &length, &zero);
-  assert_null(c.fresh.k[0].data);
+  assert_null(c.new_kv.k[0].data);
   kv_append(&c);
   kv_attend(&c, false);
   kv_compare(&c, "external");
@@ -222,13 +222,13 @@ static void test_external(void **state) {
 static void test_other_inputs(void **state) {
   (void)state;
   static const int32_t length = 60;
-  const kv_form form = { .page_size = 16 };
+  const kv_options options = { .page_size = 16 };
   const int32_t zero = 0;
   nsa_problem p = NSA_PROBLEM_INIT;
   nsa_plan *plan;
-  kv_world w;
+  kv_fixture w;
   kv_call c;
-  kv_init(&w, &(machine_request){ 0 }, &form, 1, &length);
+  kv_init(&w, &(machine_request){ 0 }, &options, 1, &length);
   kv_oracle(&w);
   kv_call_init(&c, &w, &length, &zero);
   kv_append(&c);
@@ -310,7 +310,7 @@ static void *read_cache(void *user) {
     io.o_branch[b] = io.lse[b] = (nsa_tensor){ 0 }; /* the call's own */
   io.block_idx = io.probe_rows = io.probe_importance = io.o_branch[0];
   for (int i = 0; i < 10 && r->status == NSA_OK; i++)
-    r->status = nsa_decode(r->call->world->decode, &exec, &r->call->batch, &io);
+    r->status = nsa_decode(r->call->fixture->decode, &exec, &r->call->batch, &io);
   return NULL;
 }
 
@@ -319,12 +319,12 @@ static void test_threads(void **state) {
   (void)state;
   static const int32_t lengths[] = { 90, 33 }, rest[] = { 4, 3 };
   static const int32_t steps[][2] = { { 40, 30 }, { 40, 0 }, { 6, 0 } };
-  const kv_form form = { .page_size = 16 };
-  kv_world w;
+  const kv_options options = { .page_size = 16 };
+  kv_fixture w;
   kv_call c;
   pthread_t threads[THREADS];
   reader readers[THREADS];
-  kv_init(&w, &(machine_request){ 0 }, &form, 2, lengths);
+  kv_init(&w, &(machine_request){ 0 }, &options, 2, lengths);
   kv_oracle(&w);
   for (int i = 0; i < 3; i++) kv_step(&w, steps[i], i == 2);
   kv_call_init(&c, &w, rest, w.len);
@@ -350,7 +350,7 @@ static void test_threads(void **state) {
 int main(void) {
   static nsai_phi_kind mean = NSAI_PHI_MEAN, linear = NSAI_PHI_LINEAR, mlp = NSAI_PHI_MLP;
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_layouts),
+    cmocka_unit_test(test_memory_layouts),
     cmocka_unit_test(test_kinds),
     cmocka_unit_test(test_geometries),
     cmocka_unit_test_prestate(test_every_split, &mean),

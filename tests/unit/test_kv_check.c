@@ -22,26 +22,27 @@ static const int32_t lengths[] = { 37, 20 };
 /* The three calls, by one signature. */
 typedef nsa_status (*run_fn)(kv_call *c);
 static nsa_status run_append(kv_call *c) {
-  kv_world *w = c->world;
-  return nsa_kv_append(w->append, &w->exec, &c->batch, &w->cache, &c->fresh, &w->toy.io.phi);
+  kv_fixture *w = c->fixture;
+  return nsa_kv_append(w->append, &w->exec, &c->batch, &w->cache, &c->new_kv, &w->toy.io.phi);
 }
 static nsa_status run_decode(kv_call *c) {
-  return nsa_decode(c->world->decode, &c->world->exec, &c->batch, &c->io);
+  return nsa_decode(c->fixture->decode, &c->fixture->exec, &c->batch, &c->io);
 }
 static nsa_status run_prefill(kv_call *c) {
-  return nsa_prefill(c->world->prefill, &c->world->exec, &c->batch, &c->io);
+  return nsa_prefill(c->fixture->prefill, &c->fixture->exec, &c->batch, &c->io);
 }
 
-static void begin(kv_world *w, kv_call *c, const machine_request *model, const kv_form *form) {
+static void begin(kv_fixture *w, kv_call *c, const machine_request *model,
+                  const kv_options *options) {
   static const int32_t q_len[] = { 7, 3 }, at[] = { 30, 17 };
-  kv_init(w, model, form, 2, lengths);
+  kv_init(w, model, options, 2, lengths);
   kv_call_init(c, w, at, (const int32_t[]){ 0, 0 });
   kv_append(c);
   kv_call_free(c);
   kv_call_init(c, w, q_len, at);
 }
 
-static void end(kv_world *w, kv_call *c) {
+static void end(kv_fixture *w, kv_call *c) {
   kv_call_free(c);
   kv_free(w);
 }
@@ -55,7 +56,7 @@ static void refuse(kv_call *c, run_fn run, const char *name, const char *text) {
 /* Dimensions that a check takes as they come. */
 enum { FIRST_FREE = 1, SECOND_FREE = 2, BOTH_FREE = 3 };
 
-static void spoil(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int free_dims) {
+static void corrupt(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int free_dims) {
   nsa_tensor good = *t;
   char what[64];
   assert_non_null(t->data);
@@ -95,63 +96,63 @@ static void spoil(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int f
 
 /* The cache, under the name that a call gives it. Numbers of pages or rows, and lengths of rows,
  * come from the first tensor that has them. */
-static void spoil_cache(kv_call *c, run_fn run, const char *name, nsa_kv *kv) {
+static void corrupt_cache(kv_call *c, run_fn run, const char *name, nsa_kv *kv) {
   char full[32];
   bool first = true;
-  bool paged = c->world->form.page_size > 0;
+  bool paged = c->fixture->options.page_size > 0;
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     nsa_tensor *sides[] = { &kv->k[pair], &kv->v[pair] };
     for (int i = 0; i < 2; i++) {
       if (!sides[i]->data) continue;
-      bool ring = c->world->form.ring && pair == NSA_WIN;
+      bool ring = c->fixture->options.ring && pair == NSA_WIN;
       snprintf(full, sizeof full, "%s.%c[%d]", name, "kv"[i], pair);
       int free_dims = ring             ? (i ? 0 : BOTH_FREE)
                       : first && paged ? FIRST_FREE
                       : first          ? BOTH_FREE
                                        : 0;
-      spoil(c, run, full, sides[i], free_dims);
+      corrupt(c, run, full, sides[i], free_dims);
       first = first && ring;
     }
   }
   snprintf(full, sizeof full, "%s.k_cmp", name);
-  spoil(c, run, full, &kv->k_cmp, paged ? 0 : SECOND_FREE);
+  corrupt(c, run, full, &kv->k_cmp, paged ? 0 : SECOND_FREE);
   snprintf(full, sizeof full, "%s.v_cmp", name);
-  spoil(c, run, full, &kv->v_cmp, paged ? 0 : SECOND_FREE);
+  corrupt(c, run, full, &kv->v_cmp, paged ? 0 : SECOND_FREE);
 }
 
-static void spoil_batch(kv_call *c, run_fn run) {
-  spoil(c, run, "batch.kv_len", &c->batch.kv_len, 0);
+static void corrupt_batch(kv_call *c, run_fn run) {
+  corrupt(c, run, "batch.kv_len", &c->batch.kv_len, 0);
   if (c->batch.block_table.data)
-    spoil(c, run, "batch.block_table", &c->batch.block_table, SECOND_FREE);
+    corrupt(c, run, "batch.block_table", &c->batch.block_table, SECOND_FREE);
   if (!c->batch.page_indptr.data) return;
-  spoil(c, run, "batch.page_indptr", &c->batch.page_indptr, 0);
-  spoil(c, run, "batch.page_indices", &c->batch.page_indices, FIRST_FREE);
+  corrupt(c, run, "batch.page_indptr", &c->batch.page_indptr, 0);
+  corrupt(c, run, "batch.page_indices", &c->batch.page_indices, FIRST_FREE);
 }
 
 static void test_each_tensor(void **state) {
   (void)state;
-  static const kv_form forms[] = { { .page_size = 16 },
-                                   { .page_size = 64, .hnd = true, .ring = true },
-                                   { .page_size = 32, .lists = true },
-                                   { .page_size = NSA_NO_PAGES, .hnd = true } };
-  kv_world w;
+  static const kv_options cases[] = { { .page_size = 16 },
+                                      { .page_size = 64, .hnd = true, .ring = true },
+                                      { .page_size = 32, .lists = true },
+                                      { .page_size = NSA_NO_PAGES, .hnd = true } };
+  kv_fixture w;
   kv_call c;
-  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-    begin(&w, &c, &(machine_request){ .phi = NSAI_PHI_LINEAR, .per_branch = true }, &forms[i]);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    begin(&w, &c, &(machine_request){ .phi = NSAI_PHI_LINEAR, .per_branch = true }, &cases[i]);
     const run_fn attends[] = { run_decode, run_prefill };
     for (int k = 0; k < 2; k++) {
-      spoil_cache(&c, attends[k], "io.kv", &c.io.kv);
-      spoil_batch(&c, attends[k]);
-      spoil(&c, attends[k], "io.q", &c.io.q, FIRST_FREE);
-      spoil(&c, attends[k], "io.o", &c.io.o, 0);
-      spoil(&c, attends[k], "io.gate.value", &c.io.gate.value, 0);
+      corrupt_cache(&c, attends[k], "io.kv", &c.io.kv);
+      corrupt_batch(&c, attends[k]);
+      corrupt(&c, attends[k], "io.q", &c.io.q, FIRST_FREE);
+      corrupt(&c, attends[k], "io.o", &c.io.o, 0);
+      corrupt(&c, attends[k], "io.gate.value", &c.io.gate.value, 0);
     }
-    spoil_cache(&c, run_append, "cache", &w.cache);
-    spoil_batch(&c, run_append);
-    spoil(&c, run_append, "fresh.k[0]", &c.fresh.k[0], FIRST_FREE);
-    spoil(&c, run_append, "fresh.v[0]", &c.fresh.v[0], 0);
-    spoil(&c, run_append, "fresh.k[2]", &c.fresh.k[2], 0);
-    spoil(&c, run_append, "phi.k.w", &w.toy.io.phi.k.w, 0);
+    corrupt_cache(&c, run_append, "cache", &w.cache);
+    corrupt_batch(&c, run_append);
+    corrupt(&c, run_append, "fresh.k[0]", &c.new_kv.k[0], FIRST_FREE);
+    corrupt(&c, run_append, "fresh.v[0]", &c.new_kv.v[0], 0);
+    corrupt(&c, run_append, "fresh.k[2]", &c.new_kv.k[2], 0);
+    corrupt(&c, run_append, "phi.k.w", &w.toy.io.phi.k.w, 0);
     end(&w, &c);
   }
 }
@@ -173,18 +174,18 @@ static void overlap(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int
 /* What an append writes, and what the others do; the cache may repeat itself where it is read. */
 static void test_overlaps(void **state) {
   (void)state;
-  static const kv_form forms[] = { { .page_size = 16, .ring = true },
-                                   { .page_size = 16, .hnd = true },
-                                   { .page_size = NSA_NO_PAGES, .hnd = true } };
-  kv_world w;
+  static const kv_options cases[] = { { .page_size = 16, .ring = true },
+                                      { .page_size = 16, .hnd = true },
+                                      { .page_size = NSA_NO_PAGES, .hnd = true } };
+  kv_fixture w;
   kv_call c;
-  for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
-    begin(&w, &c, &(machine_request){ .per_branch = true }, &forms[i]);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    begin(&w, &c, &(machine_request){ .per_branch = true }, &cases[i]);
     nsa_kv *kv = &w.cache;
     overlap(&c, run_append, "cache.k[0]", &kv->k[0], 0, 0);
     overlap(&c, run_append, "cache.v[0]", &kv->v[0], 0, kv->v[0].stride[0] - 1);
     overlap(&c, run_append, "cache.v[1]", &kv->v[1], 2, 0);
-    overlap(&c, run_append, "cache.k[2]", &kv->k[2], forms[i].hnd ? 1 : 2, -23);
+    overlap(&c, run_append, "cache.k[2]", &kv->k[2], cases[i].hnd ? 1 : 2, -23);
     overlap(&c, run_append, "cache.v_cmp", &kv->v_cmp, 1, 15);
     const run_fn attends[] = { run_decode, run_prefill };
     for (int a = 0; a < 2; a++) {
@@ -205,9 +206,9 @@ static void test_overlaps(void **state) {
 
 static void test_rows(void **state) {
   (void)state;
-  const kv_form plain = { .page_size = NSA_NO_PAGES },
-                ring = { .page_size = NSA_NO_PAGES, .ring = true };
-  kv_world w;
+  const kv_options plain = { .page_size = NSA_NO_PAGES },
+                   ring = { .page_size = NSA_NO_PAGES, .ring = true };
+  kv_fixture w;
   kv_call c;
   begin(&w, &c, &(machine_request){ 0 }, &plain);
   nsa_kv good = c.io.kv;
@@ -235,10 +236,10 @@ static void test_shapes(void **state) {
   (void)state;
   static const int32_t sizes[] = { 16, NSA_NO_PAGES };
   for (int i = 0; i < 2; i++) {
-    const kv_form form = { .page_size = sizes[i], .hnd = true };
-    kv_world w;
+    const kv_options options = { .page_size = sizes[i], .hnd = true };
+    kv_fixture w;
     kv_call c;
-    begin(&w, &c, &(machine_request){ 0 }, &form);
+    begin(&w, &c, &(machine_request){ 0 }, &options);
     nsa_tensor *all[] = { &c.io.kv.k[0], &c.io.kv.v[0], &c.io.kv.k_cmp, &c.io.kv.v_cmp };
     for (int k = 0; k < 4; k++) {
       nsa_tensor good = *all[k];
@@ -263,10 +264,10 @@ static void test_shapes(void **state) {
 
 static void test_what_does_not_belong(void **state) {
   (void)state;
-  const kv_form form = { .page_size = 16 }, rows = { .page_size = NSA_NO_PAGES };
-  kv_world w;
+  const kv_options options = { .page_size = 16 }, rows = { .page_size = NSA_NO_PAGES };
+  kv_fixture w;
   kv_call c;
-  begin(&w, &c, &(machine_request){ 0 }, &form);
+  begin(&w, &c, &(machine_request){ 0 }, &options);
   const nsa_batch good = c.batch;
   const run_fn runs[] = { run_decode, run_prefill, run_append };
   for (int i = 0; i < 3; i++) {
@@ -277,9 +278,10 @@ static void test_what_does_not_belong(void **state) {
     refuse(&c, runs[i], "cu_blocks", "batch.cu_blocks is given");
     c.batch = good;
     c.batch.page_indptr = good.kv_len;
-    refuse(&c, runs[i], "two forms", "batch.block_table is given, but so are batch.page_indptr");
+    refuse(&c, runs[i], "two kinds of lists",
+           "batch.block_table is given, but so are batch.page_indptr");
     c.batch.block_table.data = NULL;
-    refuse(&c, runs[i], "half a form", "batch.page_indptr has shape[0]");
+    refuse(&c, runs[i], "half a kind of lists", "batch.page_indptr has shape[0]");
     c.batch = good;
     c.batch.slots = good.kv_len;
     refuse(&c, runs[i], "slots",
@@ -302,17 +304,17 @@ static void test_what_does_not_belong(void **state) {
   }
   machine_expect("NULL batch", nsa_decode(w.decode, &w.exec, NULL, &c.io), NSA_E_ARG,
                  "NSA_OP_DECODE needs batch.kv_len");
-  c.fresh.k_cmp = w.cache.k_cmp;
+  c.new_kv.k_cmp = w.cache.k_cmp;
   refuse(&c, run_append, "k_cmp", "fresh.k_cmp is given, but the append makes");
-  c.fresh.k_cmp.data = NULL;
+  c.new_kv.k_cmp.data = NULL;
   w.exec.branches = 1;
   refuse(&c, run_append, "branches", "exec.branches is 0x1");
   w.exec.branches = 0;
-  machine_expect("cache", nsa_kv_append(w.append, &w.exec, &c.batch, NULL, &c.fresh, NULL),
+  machine_expect("cache", nsa_kv_append(w.append, &w.exec, &c.batch, NULL, &c.new_kv, NULL),
                  NSA_E_ARG, "cache is NULL");
   machine_expect("fresh", nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, NULL, NULL),
                  NSA_E_ARG, "fresh is NULL");
-  machine_expect("phi", nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, &c.fresh, NULL),
+  machine_expect("phi", nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, &c.new_kv, NULL),
                  NSA_OK, NULL);
   machine_expect("plan", nsa_decode(w.append, &w.exec, &c.batch, &c.io), NSA_E_ARG,
                  "made for problem.op NSA_OP_APPEND, this call runs NSA_OP_DECODE");
@@ -355,11 +357,11 @@ static void bad_value(kv_call *c, run_fn run, int32_t *at, int32_t value, const 
 
 static void test_values(void **state) {
   (void)state;
-  static const kv_form forms[] = { { .page_size = 16 }, { .page_size = 16, .lists = true } };
-  kv_world w;
+  static const kv_options cases[] = { { .page_size = 16 }, { .page_size = 16, .lists = true } };
+  kv_fixture w;
   kv_call c;
   for (int i = 0; i < 2; i++) {
-    begin(&w, &c, &(machine_request){ 0 }, &forms[i]);
+    begin(&w, &c, &(machine_request){ 0 }, &cases[i]);
     const run_fn runs[] = { run_decode, run_prefill, run_append };
     char text[80];
     for (int k = 0; k < 3; k++) {
@@ -369,12 +371,12 @@ static void test_values(void **state) {
       bad_value(&c, runs[k], &cu_q[0], 1, "batch.cu_q[0] is 1");
       bad_value(&c, runs[k], &cu_q[2], 11, "batch.cu_q[2] is 11");
       bad_value(&c, runs[k], &cu_q[1], -1, "batch.cu_q[1] is -1");
-      int32_t *page = toy_ints(forms[i].lists ? &c.batch.page_indices : &c.batch.block_table);
+      int32_t *page = toy_ints(cases[i].lists ? &c.batch.page_indices : &c.batch.block_table);
       snprintf(text, sizeof text, "batch.%s: page 1 of sequence 0 is 64, expected one of",
-               forms[i].lists ? "page_indices" : "block_table");
+               cases[i].lists ? "page_indices" : "block_table");
       bad_value(&c, runs[k], &page[1], KV_PAGES, text);
       bad_value(&c, runs[k], &page[2], -1, "page 2 of sequence 0 is -1");
-      if (forms[i].lists) {
+      if (cases[i].lists) {
         int32_t *starts = toy_ints(&c.batch.page_indptr);
         bad_value(&c, runs[k], &starts[1], 2,
                   "batch.page_indptr: sequence 0 has 2 pages, its 37 tokens need 3: lengthen");
@@ -392,7 +394,7 @@ static void test_values(void **state) {
     end(&w, &c);
   }
   static const int32_t nine[] = { 9, 1 }, at[] = { 28, 19 };
-  begin(&w, &c, &(machine_request){ 0 }, &forms[0]);
+  begin(&w, &c, &(machine_request){ 0 }, &cases[0]);
   kv_call_free(&c);
   kv_call_init(&c, &w, nine, at);
   refuse(&c, run_decode, "q_len", "gives sequence 0 9 tokens, the plan was made for at most 8");
@@ -406,9 +408,9 @@ static void test_values(void **state) {
 
 static void test_slots(void **state) {
   (void)state;
-  const kv_form rows = { .page_size = NSA_NO_PAGES, .slots = true },
-                rings = { .page_size = 16, .ring = true, .slots = true };
-  kv_world w;
+  const kv_options rows = { .page_size = NSA_NO_PAGES, .slots = true },
+                   rings = { .page_size = 16, .ring = true, .slots = true };
+  kv_fixture w;
   kv_call c;
   begin(&w, &c, &(machine_request){ 0 }, &rows);
   bad_value(&c, run_decode, toy_ints(&c.batch.slots), KV_SEQS + 1, "batch.slots[0] is 5");
@@ -469,13 +471,13 @@ static void test_many_alike(void **state) {
 
 static void test_slot_mapping(void **state) {
   (void)state;
-  static const kv_form forms[] = { { .page_size = 16 }, { .page_size = NSA_NO_PAGES } };
+  static const kv_options cases[] = { { .page_size = 16 }, { .page_size = NSA_NO_PAGES } };
   static const int64_t bad[] = { -2, INT64_MIN, INT64_MAX, 0 };
   for (int i = 0; i < 2; i++) {
-    kv_world w;
+    kv_fixture w;
     kv_call c;
     int64_t slot[10];
-    begin(&w, &c, &(machine_request){ 0 }, &forms[i]);
+    begin(&w, &c, &(machine_request){ 0 }, &cases[i]);
     int64_t size = i ? KV_MAX_LEN : 16;
     for (int t = 0; t < 10; t++) {
       int s = t >= 7, at = s ? 17 + t - 7 : 30 + t;
@@ -526,7 +528,7 @@ static void test_prefill(void **state) {
   assert_true(caps.supported && caps.graph_level == NSA_GRAPH_ALWAYS);
   assert_true(caps.workspace_bytes > 0);
   assert_string_equal(caps.variants,
-                      "attend_compressed=attend_compressed_sm80 importance=importance_mma "
+                      "attend_compressed=attend_compressed_sm80 importance=importance_sm80 "
                       "select=select_topn attend_selected=attend_selected_sm80 "
                       "attend_window=attend_window_sm80");
   nsa_explain(m.ctx, &p, text, sizeof text);

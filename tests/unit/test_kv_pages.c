@@ -19,7 +19,7 @@
 static const int32_t sizes[] = { NSA_NO_PAGES, 16, 32, 64, 128 };
 #define SIZES (sizeof sizes / sizeof *sizes)
 
-static int32_t length_of(const kv_world *w, int s) {
+static int32_t length_of(const kv_fixture *w, int s) {
   const int32_t *cu = toy_ints(&w->toy.batch.cu_q);
   return cu[s + 1] - cu[s];
 }
@@ -27,7 +27,7 @@ static int32_t length_of(const kv_world *w, int s) {
 /* ---- pages of several sequences ---- */
 
 /* Gives sequence 1 the first tokens of sequence 0. */
-static void share_tokens(kv_world *w, int32_t count) {
+static void share_tokens(kv_fixture *w, int32_t count) {
   const nsa_kv *kv = &w->toy.io.kv;
   int32_t to = length_of(w, 0);
   for (int i = 0; i < 2; i++) {
@@ -40,10 +40,10 @@ static void share_tokens(kv_world *w, int32_t count) {
  * that is begun is copied before it is written. */
 static void share_prefix(int32_t page_size, int32_t prefix) {
   static const int32_t lengths[] = { 142, 144 };
-  const kv_form form = { .page_size = page_size };
+  const kv_options options = { .page_size = page_size };
   const int32_t first[] = { prefix, 0 }, rest[] = { 142 - prefix, 144 - prefix };
-  kv_world w;
-  kv_init(&w, &(machine_request){ 0 }, &form, 2, lengths);
+  kv_fixture w;
+  kv_init(&w, &(machine_request){ 0 }, &options, 2, lengths);
   share_tokens(&w, prefix);
   kv_oracle(&w);
   kv_step(&w, first, false);
@@ -71,11 +71,11 @@ static void test_sharing(void **state) {
 static void test_skipped(void **state) {
   (void)state;
   static const int32_t lengths[] = { 80, 95 };
-  const kv_form form = { .page_size = 16 };
+  const kv_options options = { .page_size = 16 };
   const int32_t prefix[] = { 32, 0 }, all[] = { 32, 60 }, none[] = { 0, 0 };
-  kv_world w;
+  kv_fixture w;
   kv_call c;
-  kv_init(&w, &(machine_request){ 0 }, &form, 2, lengths);
+  kv_init(&w, &(machine_request){ 0 }, &options, 2, lengths);
   share_tokens(&w, 32);
   kv_oracle(&w);
   kv_step(&w, prefix, false);
@@ -90,7 +90,7 @@ static void test_skipped(void **state) {
   int64_t *slot = c.batch.slot_mapping.data;
   for (int32_t t = 32; t < 60; t++) slot[32 + t] = w.page[1][t / 16] * 16 + t % 16;
   for (int i = 0; i < 2; i++) { /* tokens that are skipped are not read */
-    const nsa_tensor *t = i ? &c.fresh.v[0] : &c.fresh.k[0];
+    const nsa_tensor *t = i ? &c.new_kv.v[0] : &c.new_kv.k[0];
     memset(t->data, 0xff, (size_t)(64 * t->stride[0]) * 4);
   }
   kv_append(&c);
@@ -108,18 +108,18 @@ static void test_drafts(void **state) {
   static const int32_t lengths[] = { 120 };
   for (size_t i = 0; i < SIZES; i++)
     for (int ring = 0; ring < 2; ring++) {
-      const kv_form form = { .page_size = sizes[i], .ring = ring };
+      const kv_options options = { .page_size = sizes[i], .ring = ring };
       int32_t one = 1, begin = KV_CHUNK;
-      kv_world w;
-      kv_init(&w, &(machine_request){ .per_branch = true }, &form, 1, lengths);
+      kv_fixture w;
+      kv_init(&w, &(machine_request){ .per_branch = true }, &options, 1, lengths);
       kv_oracle(&w);
       kv_step(&w, &begin, false);
       for (int32_t drafts = 1; drafts <= KV_STEP; drafts++) {
         kv_call c;
         kv_call_init(&c, &w, &drafts, w.len);
         for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-          toy_randomize(&c.memory, &c.fresh.k[pair]);
-          toy_randomize(&c.memory, &c.fresh.v[pair]);
+          toy_randomize(&c.memory, &c.new_kv.k[pair]);
+          toy_randomize(&c.memory, &c.new_kv.v[pair]);
         }
         kv_append(&c);
         kv_attend(&c, true);
@@ -137,10 +137,10 @@ static void test_drafts(void **state) {
 static void test_padded(void **state) {
   (void)state;
   static const int32_t lengths[] = { 40, 40, 40 };
-  const kv_form form = { .page_size = 16 };
-  kv_world w;
+  const kv_options options = { .page_size = 16 };
+  kv_fixture w;
   kv_call c;
-  kv_init(&w, &(machine_request){ 0 }, &form, 3, lengths);
+  kv_init(&w, &(machine_request){ 0 }, &options, 3, lengths);
   kv_oracle(&w);
   const int32_t begin[] = { 39, 0, 20 }, one[] = { 1, 1, 1 }, two[] = { 2, 0, 2 };
   kv_step(&w, begin, false);
@@ -168,7 +168,7 @@ static void test_padded(void **state) {
   kv_attend(&c, true);
   for (int64_t e = 0; e < c.io.o.stride[0]; e++)
     assert_true(toy_floats(&c.io.o)[2 * c.io.o.stride[0] + e] == 0);
-  assert_true(isfinite(toy_floats(&c.io.lse[NSA_WIN])[3 * w.geometry.heads]));
+  assert_true(isfinite(toy_floats(&c.io.lse[NSA_WIN])[3 * w.model.heads]));
   kv_call_free(&c);
   kv_free(&w);
 }
@@ -177,9 +177,9 @@ static void test_padded(void **state) {
 static void test_future(void **state) {
   static const int32_t length = 90;
   for (size_t i = 0; i < SIZES; i++) {
-    const kv_form form = { .page_size = sizes[i] };
-    kv_world w;
-    kv_init(&w, &(machine_request){ .phi = *(nsai_phi_kind *)*state }, &form, 1, &length);
+    const kv_options options = { .page_size = sizes[i] };
+    kv_fixture w;
+    kv_init(&w, &(machine_request){ .phi = *(nsai_phi_kind *)*state }, &options, 1, &length);
     kv_oracle(&w);
     for (int32_t at = length - 2; at >= 0; at -= 7) {
       int32_t kept = at + 1, rest = length - kept, zero = 0;
@@ -187,8 +187,8 @@ static void test_future(void **state) {
       kv_call_init(&all, &w, &length, &zero);
       kv_append(&all);
       kv_call_init(&future, &w, &rest, &kept);
-      memset(future.fresh.k[0].data, 0xff, (size_t)toy_count(&future.fresh.k[0]) * 4);
-      memset(future.fresh.v[0].data, 0xff, (size_t)toy_count(&future.fresh.v[0]) * 4);
+      memset(future.new_kv.k[0].data, 0xff, (size_t)toy_count(&future.new_kv.k[0]) * 4);
+      memset(future.new_kv.v[0].data, 0xff, (size_t)toy_count(&future.new_kv.v[0]) * 4);
       kv_append(&future);
       kv_call_init(&c, &w, &kept, &zero);
       kv_attend(&c, false);
@@ -205,9 +205,9 @@ static void test_future(void **state) {
 static void test_free_pages(void **state) {
   (void)state;
   static const int32_t lengths[] = { 77, 50 };
-  const kv_form form = { .page_size = 16, .hnd = true };
-  kv_world w;
-  kv_init(&w, &(machine_request){ 0 }, &form, 2, lengths);
+  const kv_options options = { .page_size = 16, .hnd = true };
+  kv_fixture w;
+  kv_init(&w, &(machine_request){ 0 }, &options, 2, lengths);
   kv_oracle(&w);
   kv_step(&w, lengths, false);
   const nsa_tensor *all[] = { &w.cache.k[0], &w.cache.v[0], &w.cache.k_cmp, &w.cache.v_cmp };
@@ -224,11 +224,11 @@ static void test_free_pages(void **state) {
 static void test_other_entries(void **state) {
   (void)state;
   static const int32_t length = 60, q_len = 30, at = 30;
-  const kv_form form = { .page_size = NSA_NO_PAGES };
+  const kv_options options = { .page_size = NSA_NO_PAGES };
   int64_t slot[30];
-  kv_world w;
+  kv_fixture w;
   kv_call c;
-  kv_init(&w, &(machine_request){ 0 }, &form, 1, &length);
+  kv_init(&w, &(machine_request){ 0 }, &options, 1, &length);
   kv_call_init(&c, &w, &q_len, &at);
   for (int i = 0; i < 30; i++) slot[i] = i == 5 ? -1 : at + i; /* token 35 ends a block */
   c.batch.slot_mapping =

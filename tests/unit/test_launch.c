@@ -92,7 +92,7 @@ static void test_early(void **state) {
 
 static int marked;
 
-static nsa_status count_mark(void *user, nsai_stage stage, bool begins) {
+static nsa_status count_stage(void *user, nsai_stage stage, bool begins) {
   (void)user;
   (void)stage;
   (void)begins;
@@ -101,13 +101,15 @@ static nsa_status count_mark(void *user, nsai_stage stage, bool begins) {
 }
 
 /* A stage between events is timed alone. */
-static void test_marks(void **state) {
+static void test_stage_callbacks(void **state) {
   (void)state;
   machine m;
-  const nsai_marks marks = { .mark = count_mark };
+  const nsai_stage_callbacks callbacks = { .on_stage = count_stage };
   begin(&m, &(machine_request){ .gpu = true });
   marked = 0;
-  expect_overlaps(nsai_run_marked(m.plan, &m.exec, &m.toy.batch, &m.toy.io, NULL, &marks), "00000");
+  expect_overlaps(nsai_run_with_callbacks(m.plan, &m.exec, &m.toy.batch, &m.toy.io, NULL,
+                                          &callbacks),
+                  "00000");
   assert_int_equal(marked, 10);
   assert_int_equal(early[0], 0);
   assert_int_equal(early[1], 0);
@@ -161,7 +163,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_overlap),
     cmocka_unit_test(test_early),
-    cmocka_unit_test(test_marks),
+    cmocka_unit_test(test_stage_callbacks),
     cmocka_unit_test(test_where),
     cmocka_unit_test(test_every_kernel_waits),
   };

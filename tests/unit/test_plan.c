@@ -211,7 +211,8 @@ static void test_refused_kernel(void **state) {
   open_session(&s, "runtime.compile_jobs=1");
   machine_record()->spills = 100;
   machine_expect("the portable kernel", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_OK, NULL);
-  assert_int_equal(machine_record()->spills, 100 - 2 * NSAI_MAX_CAUTION); /* and for the H200 */
+  assert_int_equal(machine_record()->spills,
+                   100 - 2 * NSAI_MAX_REGISTER_FALLBACK); /* and for the H200 */
   nsa_destroy(s.ctx);
   machine_remove(s.dir);
   s.dir[0] = 0;
@@ -220,7 +221,7 @@ static void test_refused_kernel(void **state) {
   machine_record()->spills = 100;
   machine_expect("no tiles", nsa_prepare(s.ctx, &problem, 1, NULL, NULL), NSA_E_COMPILE,
                  "kernel compress_mean for sm_90a is refused: it spills 16 bytes");
-  assert_int_equal(machine_record()->spills, 100 - 1 - NSAI_MAX_CAUTION);
+  assert_int_equal(machine_record()->spills, 100 - 1 - NSAI_MAX_REGISTER_FALLBACK);
   machine_record()->spills = 100;
   setenv("FAKE_NVRTC_FAT", "attend_window_sm90", 1);
   setenv("FAKE_NVRTC_BAD", "attend_compressed_sm90", 1); /* a real failure beside it is the cause */
@@ -488,7 +489,7 @@ static void test_selected_kv(void **state) {
   assert_int_equal(l[3].grid_x, 2);  /* KV heads, one part */
   assert_int_equal(l[4].grid_x, 24); /* 6 heads * (40 / 16 + 2 items) */
   assert_int_equal(l[5].grid_x, 30); /* 6 heads * 40 tokens, 8 warps a block */
-  nsai_kv_layout *kv = &m.plan->layout.kv;
+  nsai_kv_workspace *kv = &m.plan->workspace.kv;
   kv->rows = 2 * 40 * 4; /* of two heads */
   expect_launches(&m, RUN(&m, FORWARD(&m)),
                   LIST("data_sort_blocks", INVERT, "attend_selected_kv_stationary_sm90",

@@ -38,7 +38,7 @@ static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Tokens of the chosen blocks of row `row`, KV head `head`, up to position t. */
 static int64_t chosen_tokens(const kv_call *c, int64_t row, int64_t head, int64_t t) {
-  const nsai_geometry *g = &c->world->geometry;
+  const nsai_model *g = &c->fixture->model;
   const nsa_tensor *idx = &c->io.block_idx;
   const int32_t *list = toy_ints(idx) + row * idx->stride[0] + head * idx->stride[1];
   int64_t sum = 0;
@@ -49,7 +49,7 @@ static int64_t chosen_tokens(const kv_call *c, int64_t row, int64_t head, int64_
 
 /* What a call must have added, `times` over; where the compressed branch does not run, no V of it. */
 static void expect_counts(const kv_call *c, const counters *got, uint32_t branches, int64_t times) {
-  const nsai_geometry *g = &c->world->geometry;
+  const nsai_model *g = &c->fixture->model;
   const int64_t size = g->dtype == NSA_F32 ? 4 : 2, k = g->head_dim_qk * size,
                 v = g->head_dim_v * size;
   int64_t row = 0;
@@ -75,10 +75,10 @@ static void expect_counts(const kv_call *c, const counters *got, uint32_t branch
 static const int32_t lengths[SEQS] = { 144, 70, 30 };
 static const int32_t none[SEQS] = { 0, 0, 0 };
 
-static void begin(kv_world *w, kv_call *c, const kv_form *form, const int32_t *q_len,
+static void begin(kv_fixture *w, kv_call *c, const kv_options *options, const int32_t *q_len,
                   const int32_t *at) {
-  kv_init(w, &(machine_request){ .per_branch = form->ring }, form, SEQS, lengths);
-  const int32_t most = form->ring ? KV_CHUNK : KV_MAX_LEN;
+  kv_init(w, &(machine_request){ .per_branch = options->ring }, options, SEQS, lengths);
+  const int32_t most = options->ring ? KV_CHUNK : KV_MAX_LEN;
   for (bool any = true; any;) {
     int32_t step[SEQS];
     any = false;
@@ -96,23 +96,23 @@ static void begin(kv_world *w, kv_call *c, const kv_form *form, const int32_t *q
   kv_append(c);
 }
 
-static void end(kv_world *w, kv_call *c) {
+static void end(kv_fixture *w, kv_call *c) {
   kv_call_free(c);
   kv_free(w);
 }
 
 static void run(kv_call *c, uint32_t branches) {
-  nsa_exec *exec = &c->world->exec;
+  nsa_exec *exec = &c->fixture->exec;
   nsa_io io = c->io;
   exec->branches = branches;
   for (int b = 0; b < NSA_BRANCHES; b++)
     if (!(branches >> b & 1)) io.o_branch[b] = io.lse[b] = (nsa_tensor){ 0 };
-  machine_expect("decode", nsa_decode(c->world->decode, exec, &c->batch, &io), NSA_OK, NULL);
+  machine_expect("decode", nsa_decode(c->fixture->decode, exec, &c->batch, &io), NSA_OK, NULL);
 }
 
 static void test_counts(void **state) {
   (void)state;
-  static const kv_form forms[] = {
+  static const kv_options cases[] = {
     { .page_size = 16, .model = { COUNTS } },
     { .page_size = 64, .hnd = true, .ring = true, .model = { COUNTS } },
     { .page_size = NSA_NO_PAGES, .slots = true, .model = { COUNTS } }
@@ -120,11 +120,11 @@ static void test_counts(void **state) {
   static const int32_t one[SEQS] = { 1, 1, 1 }, drafts[SEQS] = { 5, 1, 4 };
   static const int32_t places[][SEQS] = { { 138, 66, 0 }, { 139, 69, -1 }, { 100, 3, 26 } };
   const uint32_t all = (1u << NSA_BRANCHES) - 1;
-  for (size_t i = 0; i < sizeof forms / sizeof *forms * 6; i++) {
-    kv_world w;
+  for (size_t i = 0; i < sizeof cases / sizeof *cases * 6; i++) {
+    kv_fixture w;
     kv_call c;
     counters got = { 0 };
-    begin(&w, &c, &forms[i / 6], i % 2 ? drafts : one, places[i / 2 % 3]);
+    begin(&w, &c, &cases[i / 6], i % 2 ? drafts : one, places[i / 2 % 3]);
     c.io.reads = reads_of(&got);
     run(&c, all);
     expect_counts(&c, &got, all, 1);
@@ -141,18 +141,18 @@ static void test_counts(void **state) {
 }
 
 static void refuse(kv_call *c, const char *text) {
-  c->world->exec.branches = 0;
-  machine_expect(text, nsa_decode(c->world->decode, &c->world->exec, &c->batch, &c->io), NSA_E_ARG,
-                 text);
+  c->fixture->exec.branches = 0;
+  machine_expect(text, nsa_decode(c->fixture->decode, &c->fixture->exec, &c->batch, &c->io),
+                 NSA_E_ARG, text);
 }
 
 static void test_refusals(void **state) {
   (void)state;
-  static const kv_form counting = { .page_size = 16, .model = { COUNTS } },
-                       plain = { .page_size = 16 };
+  static const kv_options counting = { .page_size = 16, .model = { COUNTS } },
+                          plain = { .page_size = 16 };
   static const int32_t one[SEQS] = { 1, 1, 1 };
   counters got = { 0 };
-  kv_world w;
+  kv_fixture w;
   kv_call c;
   begin(&w, &c, &counting, one, none);
   const nsa_tensor good = c.io.reads = reads_of(&got);
@@ -202,9 +202,9 @@ static void test_kernels(void **state) {
     machine m;
     nsa_plan *plan = NULL;
     nsa_problem p = NSA_PROBLEM_INIT;
-    machine_init(&m, &(machine_request){ .gpu = true,
-                                         .override = counts ? COUNTS
-                                                            : "variants.force.decode=decode_mma" });
+    machine_init(&m, &(machine_request){
+                         .gpu = true,
+                         .override = counts ? COUNTS : "variants.force.decode=decode_split_kv" });
     p.op = NSA_OP_DECODE;
     p.max_kv_len = 64;
     p.max_seqs = SEQS;

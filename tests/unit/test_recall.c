@@ -28,35 +28,35 @@
 
 /* ---- contexts and records ---- */
 
-typedef struct world {
+typedef struct tuning {
   char dir[64];
   char yaml[1024];
   nsa_ctx *ctx;
   int warnings; /* of the tuner's component */
   char warning[512];
-} world;
+} tuning;
 
 static void keep(void *user, int32_t level, const char *component, const char *text) {
-  world *w = user;
+  tuning *w = user;
   if (level > NSA_LOG_WARN || strcmp(component, "tune") != 0) return;
   w->warnings++;
   snprintf(w->warning, sizeof w->warning, "%s", text);
 }
 
 /* A context on the fake GPU, in a folder that lives longer than it. */
-static void enter(world *w, const char *extra) {
+static void enter(tuning *w, const char *extra) {
   w->warnings = 0;
   if (!w->yaml[0]) machine_yaml(&(machine_request){ .gpu = true }, w->yaml, sizeof w->yaml);
   machine_reopen(&w->ctx, w->dir, &(machine_reopening){ w->yaml, extra, keep, w });
 }
 
-static void leave(world *w) {
+static void leave(tuning *w) {
   nsa_destroy(w->ctx);
   machine_remove(w->dir);
   memset(w, 0, sizeof *w);
 }
 
-static nsai_record *new_record(const world *w, int32_t op, int64_t tokens, int32_t overlap) {
+static nsai_record *new_record(const tuning *w, int32_t op, int64_t tokens, int32_t overlap) {
   nsa_problem asked = machine_problem(op, tokens, overlap);
   nsai_problem p;
   nsai_record *r = NULL;
@@ -86,22 +86,22 @@ static void win(nsai_record *r, const char *stage, const char *candidate) {
   add(r, stage, candidate, true);
 }
 
-static void save(const world *w, nsai_record *r) {
+static void save(const tuning *w, nsai_record *r) {
   machine_expect("save", nsai_records_save(nsai_context_records(w->ctx), r), NSA_OK, NULL);
   nsai_record_destroy(r);
 }
 
 /* Window candidates that are told apart by their keys; none is the heuristic's. */
-#define WINDOW(rows, keys) "attend_window_sm80 rows=" #rows " keys=" #keys " warps=2 blocks=1"
+#define WINDOW(rows, keys) "attend_window_sm80 rows=" #rows " keys=" #keys " warps=2 ctas=1"
 
-static void save_window(const world *w, int64_t tokens, int32_t overlap, const char *candidate) {
+static void save_window(const tuning *w, int64_t tokens, int32_t overlap, const char *candidate) {
   nsai_record *r = new_record(w, NSA_OP_FORWARD, tokens, overlap);
   win(r, "attend_window", candidate);
   save(w, r);
 }
 
 /* Fails unless a plan's stage is done so; "" for the heuristic's choice. */
-static void expect_choice(const world *w, const nsa_problem *problem, nsai_stage stage,
+static void expect_choice(const tuning *w, const nsa_problem *problem, nsai_stage stage,
                           const char *expected) {
   nsa_plan *plan = NULL;
   nsai_problem p;
@@ -123,12 +123,12 @@ static void expect_choice(const world *w, const nsa_problem *problem, nsai_stage
   nsa_plan_destroy(plan);
 }
 
-static void expect_window(const world *w, int64_t tokens, int32_t overlap, const char *expected) {
+static void expect_window(const tuning *w, int64_t tokens, int32_t overlap, const char *expected) {
   nsa_problem p = machine_problem(NSA_OP_FORWARD, tokens, overlap);
   expect_choice(w, &p, NSAI_STAGE_ATTEND_WINDOW, expected);
 }
 
-static void expect_story(const world *w, const nsa_problem *problem, const char *part) {
+static void expect_story(const tuning *w, const nsa_problem *problem, const char *part) {
   static char story[65536];
   assert_true(nsa_explain(w->ctx, problem, story, sizeof story) < sizeof story);
   if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
@@ -141,7 +141,7 @@ static void expect_story(const world *w, const nsa_problem *problem, const char 
 
 static void test_lengths(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   enter(&w, NULL);
   expect_window(&w, 1000, LOW, "");
   save_window(&w, 1000, LOW, WINDOW(32, 32));
@@ -176,7 +176,7 @@ static void test_lengths(void **state) {
 
 static void test_overlaps(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   enter(&w, NULL);
   save_window(&w, 1000, LOW, WINDOW(32, 32));
   expect_window(&w, 1000, HIGH, WINDOW(32, 32));
@@ -192,7 +192,7 @@ static void test_overlaps(void **state) {
 /* ---- records of other numbers of heads ---- */
 
 /* A record whose key has `to` where the problem's has `from`. */
-static void save_changed(const world *w, const char *from, const char *to, int64_t tokens,
+static void save_changed(const tuning *w, const char *from, const char *to, int64_t tokens,
                          int32_t overlap, const char *candidate) {
   char key[384];
   nsai_record *r = new_record(w, NSA_OP_FORWARD, tokens, overlap);
@@ -207,7 +207,7 @@ static void save_changed(const world *w, const char *from, const char *to, int64
 #define SAVE_HEADS(heads, tokens, overlap, candidate)                                              \
   save_changed(&w, ":h6/2:", ":" heads ":", tokens, overlap, candidate)
 
-static void expect_decider(const world *w, int32_t overlap, nsai_decider expected) {
+static void expect_decider(const tuning *w, int32_t overlap, nsai_decider expected) {
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, overlap);
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
@@ -218,7 +218,7 @@ static void expect_decider(const world *w, int32_t overlap, nsai_decider expecte
 /* The problem has G 3. Its own records go first; then overlap, group and length count. */
 static void test_other_heads(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsai_problem resolved;
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
   enter(&w, NULL);
@@ -261,7 +261,7 @@ static void test_other_problems(void **state) {
     { ":len", ":det:len" }, { ":h6/2:", ":h0/0:" },      { ":h6/2:", ":h2/6:" },
     { ":h6/2:", ":h12/:" }, { ":h6/2:", ":x12/2:" },     { ":len", ":len6k" },
   };
-  world w = { 0 };
+  tuning w = { 0 };
   enter(&w, NULL);
   for (size_t i = 0; i < sizeof changes / sizeof *changes; i++)
     save_changed(&w, changes[i][0], changes[i][1], 1000, LOW, WINDOW(32, 32));
@@ -272,8 +272,8 @@ static void test_other_problems(void **state) {
 /* Each stage takes the nearest group's choice that is legal here: tiles hold whole tokens. */
 static void test_other_heads_legal(void **state) {
   (void)state;
-  static const char compressed[] = "attend_compressed_sm80 rows=64 keys=32 warps=2 blocks=1";
-  world w = { 0 };
+  static const char compressed[] = "attend_compressed_sm80 rows=64 keys=32 warps=2 ctas=1";
+  tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 1, head_dim: 64, window: 64}\n");
   enter(&w, NULL);
@@ -296,7 +296,7 @@ static void test_other_heads_legal(void **state) {
 /* Where its kernels cannot be had, it is left without a warning: it was only worth a try. */
 static void test_other_heads_unprepared(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
   enter(&w, NULL);
   machine_expect("prepare", nsa_prepare(w.ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
@@ -314,8 +314,8 @@ static void test_other_heads_unprepared(void **state) {
 /* Dense attention has one record whatever the overlap, apart from those of forwards. */
 static void test_dense(void **state) {
   (void)state;
-  static const char candidate[] = "dense_mma rows=64 keys=32 warps=2 blocks=1";
-  world w = { 0 };
+  static const char candidate[] = "dense_sm80 rows=64 keys=32 warps=2 ctas=1";
+  tuning w = { 0 };
   enter(&w, NULL);
   save_window(&w, 1000, LOW, WINDOW(32, 32));
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, HIGH);
@@ -330,7 +330,7 @@ static void test_dense(void **state) {
 static void test_other_machines(void **state) {
   (void)state;
   for (int i = 0; i < 4; i++) {
-    world w = { 0 };
+    tuning w = { 0 };
     nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
     enter(&w, NULL);
     nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
@@ -349,7 +349,7 @@ static void test_other_machines(void **state) {
 static void test_other_versions(void **state) {
   (void)state;
   for (int i = 0; i < 4; i++) {
-    world w = { 0 };
+    tuning w = { 0 };
     enter(&w, NULL);
     nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
     win(r, "attend_window", WINDOW(32, 32));
@@ -370,16 +370,16 @@ static void test_other_versions(void **state) {
 static void test_strange_candidates(void **state) {
   (void)state;
   static const char *const strange[] = {
-    "attend_window_sm90 rows=128 keys=64",                 /* unknown */
-    "attend_window_sm80 rows=64 keys=64 warps=2",          /* of a library without blocks */
-    "dense_mma rows=64 keys=32 warps=2 blocks=1",          /* of another stage */
-    "attend_window_sm80 rows=32 keys=64 warps=8 blocks=1", /* does not fit */
-    "attend_window_sm80 rows=64 keys=48 warps=2 blocks=1", /* none of its values */
+    "attend_window_sm90 rows=128 keys=64",               /* unknown */
+    "attend_window_sm80 rows=64 keys=64 warps=2",        /* of a library without blocks */
+    "dense_sm80 rows=64 keys=32 warps=2 ctas=1",         /* of another stage */
+    "attend_window_sm80 rows=32 keys=64 warps=8 ctas=1", /* does not fit */
+    "attend_window_sm80 rows=64 keys=48 warps=2 ctas=1", /* none of its values */
     "attend_window_sm80",
   };
-  static const char compressed[] = "attend_compressed_sm80 rows=64 keys=32 warps=2 blocks=1";
+  static const char compressed[] = "attend_compressed_sm80 rows=64 keys=32 warps=2 ctas=1";
   for (size_t i = 0; i < sizeof strange / sizeof *strange; i++) {
-    world w = { 0 };
+    tuning w = { 0 };
     nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
     enter(&w, NULL);
     nsai_record *r = new_record(&w, NSA_OP_FORWARD, 1000, LOW);
@@ -396,14 +396,14 @@ static void test_strange_candidates(void **state) {
 /* ---- what a record has not timed ---- */
 
 #define COMPRESSED "attend_compressed_sm90 rows=128 keys=64 stages=2"
-#define SELECT "select_topn warps=2 blocks=1"
+#define SELECT "select_topn warps=2 ctas=1"
 
 /* A variant that is not sensible at the record's length is chosen all the same at its own; what it
  * covers is its business, and stays decided where it is not chosen. */
 static void test_untimed_length(void **state) {
   (void)state;
   static const char onepass[] = "attend_compressed_topn_sm90";
-  world w = { 0 };
+  tuning w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128}\n");
   nsa_problem near = machine_problem(NSA_OP_FORWARD, 2048, LOW);
   nsa_problem far = machine_problem(NSA_OP_FORWARD, 65536, LOW);
@@ -434,8 +434,8 @@ static void test_untimed_length(void **state) {
 /* So it is with one that is not sensible for the record's group. */
 static void test_untimed_group(void **state) {
   (void)state;
-  static const char queries[] = "attend_selected_sm80 keys=32 warps=4 stages=2 blocks=1";
-  world w = { 0 };
+  static const char queries[] = "attend_selected_sm80 keys=32 warps=4 stages=2 ctas=1";
+  tuning w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 16, head_dim: 128}\n");
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 65536, LOW);
   enter(&w, NULL);
@@ -446,14 +446,14 @@ static void test_untimed_group(void **state) {
     add(r, "select", SELECT, true);
     nsai_timing t = { .state = i == 1 ? NSAI_TIMING_OK : NSAI_TIMING_REFUSED };
     strcpy(t.stage, "attend_selected");
-    strcpy(t.candidate, "attend_selected_kv_stationary_sm90 rows=256 warps=4 blocks=1");
+    strcpy(t.candidate, "attend_selected_kv_stationary_sm90 rows=256 warps=4 ctas=1");
     /* Not there, there without a round, refused. */
     if (i) machine_expect("add", nsai_record_add(r, &t), NSA_OK, NULL);
     save(&w, r);
     expect_choice(&w, &p, NSAI_STAGE_ATTEND_SELECTED, i == 2 ? queries : "");
     if (i < 2)
       expect_story(&w, &p,
-                   "attend_selected_kv_stationary_sm90 rows=2048 warps=8 blocks=2: chosen (first");
+                   "attend_selected_kv_stationary_sm90 rows=2048 warps=8 ctas=2: chosen (first");
   }
   leave(&w);
 }
@@ -462,26 +462,26 @@ static void test_untimed_group(void **state) {
 
 static void test_configuration_wins(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, LOW);
   enter(&w, NULL);
   nsai_record *r = new_record(&w, NSA_OP_DENSE, 1000, LOW);
-  win(r, "dense", "sdpa_gemm"); /* no heuristic chooses it */
+  win(r, "dense", "dense_gemm"); /* no heuristic chooses it */
   save(&w, r);
-  expect_choice(&w, &p, NSAI_STAGE_DENSE, "sdpa_gemm");
-  expect_story(&w, &p, "dense_mma: possible, not chosen (slower by the record)");
-  enter(&w, "variants.force.dense=dense_mma");
+  expect_choice(&w, &p, NSAI_STAGE_DENSE, "dense_gemm");
+  expect_story(&w, &p, "dense_sm80: possible, not chosen (slower by the record)");
+  enter(&w, "variants.force.dense=dense_sm80");
   expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
   expect_story(&w, &p, ": chosen (variants.force; tiles by the general rule)");
-  enter(&w, "variants.disable=[dense.sdpa_*]");
+  enter(&w, "variants.disable=[dense.dense_g*]");
   expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
   expect_story(&w, &p,
                ": chosen (first legal in the table; tiles by the rule of the architecture)");
   enter(&w, "tuning.records=false");
   expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
   expect_story(&w, &p, "tuning.records is false: no record is asked");
-  enter(&w, "variants.force.dense=sdpa_gemm");
-  expect_story(&w, &p, "sdpa_gemm: chosen (record of 1000 tokens");
+  enter(&w, "variants.force.dense=dense_gemm");
+  expect_story(&w, &p, "dense_gemm: chosen (record of 1000 tokens");
   p.max_seqs = 2; /* the record's choice is illegal here */
   enter(&w, NULL);
   expect_choice(&w, &p, NSAI_STAGE_DENSE, "");
@@ -491,7 +491,7 @@ static void test_configuration_wins(void **state) {
 /* A record that chose the forced variant goes on to say with which tiles. */
 static void test_force_keeps_tiles(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   enter(&w, "variants.force.attend_window=attend_window_sm80");
   save_window(&w, 1000, LOW, WINDOW(32, 32));
   expect_window(&w, 1000, LOW, WINDOW(32, 32));
@@ -500,7 +500,7 @@ static void test_force_keeps_tiles(void **state) {
 
 static void test_rules(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 4, kv_heads: 2, head_dim: 128}\n");
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 100000, LOW);
   enter(&w, NULL);
@@ -509,19 +509,19 @@ static void test_rules(void **state) {
                "attend_window_sm90 rows=192 keys=80 stages=2: chosen (first legal in the "
                "table; tiles by the rule of the architecture)");
   expect_story(&w, &p,
-               "select_topn warps=8 blocks=4: chosen (first legal in the table; tiles by "
+               "select_topn warps=8 ctas=4: chosen (first legal in the table; tiles by "
                "the general rule)");
   leave(&w);
 }
 
 /* ---- between processes ---- */
 
-static void digest_of(const world *w, uint8_t out[16]) {
+static void digest_of(const tuning *w, uint8_t out[16]) {
   machine_expect("digest", nsa_cache_digest(w->ctx, out), NSA_OK, NULL);
 }
 
 /* An export, the caller's to free. */
-static char *export(const world *w) {
+static char *export(const tuning *w) {
   size_t size = nsa_cache_export(w->ctx, NULL, 0);
   char *text = malloc(size + 1), small[8];
   assert_non_null(text);
@@ -536,7 +536,7 @@ static char *export(const world *w) {
 
 static void test_digest(void **state) {
   (void)state;
-  world a = { 0 }, b = { 0 };
+  tuning a = { 0 }, b = { 0 };
   uint8_t empty[16], one[16], other[16];
   enter(&a, NULL);
   enter(&b, NULL);
@@ -567,7 +567,7 @@ static void test_digest(void **state) {
 /* Another context's records are seen after a reload, by plans made then. */
 static void test_reload(void **state) {
   (void)state;
-  world a = { 0 }, b = { 0 };
+  tuning a = { 0 }, b = { 0 };
   uint8_t before[16], after[16];
   enter(&a, NULL);
   snprintf(b.dir, sizeof b.dir, "%s", a.dir);
@@ -588,7 +588,7 @@ static void test_reload(void **state) {
 
 static void test_import(void **state) {
   (void)state;
-  world a = { 0 }, b = { 0 };
+  tuning a = { 0 }, b = { 0 };
   uint8_t one[16], other[16];
   enter(&a, NULL);
   enter(&b, NULL);
@@ -632,7 +632,7 @@ static void test_import(void **state) {
 
 static void test_arguments(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   uint8_t digest[16];
   static const uint8_t zero[16];
   char text[64] = "x";
@@ -667,7 +667,7 @@ static void test_arguments(void **state) {
 static int import_standard_input(const char *dir, const char *yaml) {
   static char text[1 << 20];
   uint8_t digest[16];
-  world w = { 0 };
+  tuning w = { 0 };
   snprintf(w.dir, sizeof w.dir, "%s", dir);
   snprintf(w.yaml, sizeof w.yaml, "%s", yaml);
   enter(&w, NULL);
@@ -681,7 +681,7 @@ static int import_standard_input(const char *dir, const char *yaml) {
 /* One exports, another imports into an empty folder of its own: their digests agree. */
 static void test_processes(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   uint8_t digest[16];
   char expected[33], got[64] = "", dir[] = "/tmp/nsa-test-recall-XXXXXX";
   int to[2], from[2], status = 0;

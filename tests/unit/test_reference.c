@@ -18,16 +18,16 @@
 #include <cmocka.h>
 
 static void run_io(const toy *t, const nsa_batch *batch, const nsa_io *io) {
-  assert_int_equal(nsai_reference_forward(&t->geometry, NSA_SELECT_OWN, 0, batch, io, 2), NSA_OK);
+  assert_int_equal(nsai_reference_forward(&t->model, NSA_SELECT_OWN, 0, batch, io, 2), NSA_OK);
 }
 
-static void one(toy *t, const nsai_geometry *g, int32_t q_len, int32_t kv_len) {
+static void one(toy *t, const nsai_model *g, int32_t q_len, int32_t kv_len) {
   toy_init(t, g, 1, &q_len, &kv_len);
 }
 
 static void test_all_selected_is_dense(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN);
+  nsai_model g = toy_model(NSAI_PHI_MEAN);
   g.select_count = 8; /* of 8 blocks */
   g.window = 500;
   toy t;
@@ -45,7 +45,7 @@ static void test_all_selected_is_dense(void **state) {
 
 /* Everything after position `at` becomes NaN; what was computed up to there must not move. */
 static void test_future(void **state) {
-  nsai_geometry g = toy_geometry(*(nsai_phi_kind *)*state);
+  nsai_model g = toy_model(*(nsai_phi_kind *)*state);
   toy t;
   one(&t, &g, 90, 90);
   run_io(&t, &t.batch, &t.io);
@@ -66,7 +66,7 @@ static void test_future(void **state) {
 
 /* prefill(a + b) == prefill(a); append(b), for every a. */
 static void test_split(void **state) {
-  nsai_geometry g = toy_geometry(*(nsai_phi_kind *)*state);
+  nsai_model g = toy_model(*(nsai_phi_kind *)*state);
   toy t;
   one(&t, &g, 70, 70);
   run_io(&t, &t.batch, &t.io);
@@ -92,7 +92,7 @@ static void test_split(void **state) {
 
 /* A packed batch, with an empty sequence, one without keys, and one with more queries than keys. */
 static void test_ragged(void **state) {
-  nsai_geometry g = toy_geometry(*(nsai_phi_kind *)*state);
+  nsai_model g = toy_model(*(nsai_phi_kind *)*state);
   const int32_t q_len[] = { 5, 0, 41, 3, 1, 20 }, kv_len[] = { 5, 30, 77, 0, 64, 12 };
   toy t;
   toy_init(&t, &g, 6, q_len, kv_len);
@@ -163,7 +163,7 @@ static nsa_tensor unpadded(toy *t, nsa_tensor tensor) {
 }
 
 static void test_strides(void **state) {
-  nsai_geometry g = toy_geometry(*(nsai_phi_kind *)*state);
+  nsai_model g = toy_model(*(nsai_phi_kind *)*state);
   toy t;
   one(&t, &g, 60, 75);
   run_io(&t, &t.batch, &t.io);
@@ -191,7 +191,7 @@ static void test_strides(void **state) {
 }
 
 static void test_threads(void **state) {
-  nsai_geometry g = toy_geometry(*(nsai_phi_kind *)*state);
+  nsai_model g = toy_model(*(nsai_phi_kind *)*state);
   const int32_t q_len[] = { 70, 3, 200 }, kv_len[] = { 90, 1, 200 };
   toy t;
   toy_init(&t, &g, 3, q_len, kv_len);
@@ -210,7 +210,7 @@ static void test_threads(void **state) {
 /* The own selection handed back as a longer list: shuffled, doubled, with -1 and future blocks. */
 static void test_caller_blocks(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN), wide = g;
+  nsai_model g = toy_model(NSAI_PHI_MEAN), wide = g;
   wide.select_count = 12;
   toy t;
   one(&t, &g, 130, 130);
@@ -234,7 +234,7 @@ static void test_caller_blocks(void **state) {
 /* Head 0's blocks for both KV heads: as a list per head, and as one shared list. */
 static void test_shared_lists(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN);
+  nsai_model g = toy_model(NSAI_PHI_MEAN);
   toy t;
   one(&t, &g, 100, 100);
   run_io(&t, &t.batch, &t.io);
@@ -266,7 +266,7 @@ static void test_shared_lists(void **state) {
  * their union is the last w tokens. */
 static void test_ranges(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN);
+  nsai_model g = toy_model(NSAI_PHI_MEAN);
   toy t;
   one(&t, &g, 100, 100);
   t.io.ranges = toy_tensor(&t, NSA_I32, 3, t.tokens, g.kv_heads, 8);
@@ -287,8 +287,7 @@ static void test_ranges(void **state) {
 }
 
 /* The rule as a sort would do it: forced first, then importance, then index. */
-static void select_plainly(const nsai_geometry *g, int64_t t, const double *importance,
-                           int32_t *idx) {
+static void select_plainly(const nsai_model *g, int64_t t, const double *importance, int32_t *idx) {
   int64_t blocks = t / g->select_block + 1, taken = 0;
   bool chosen[64] = { 0 };
   for (int64_t j = 0; j < blocks; j++)
@@ -307,8 +306,8 @@ static void select_plainly(const nsai_geometry *g, int64_t t, const double *impo
 
 static void test_select_rule(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN);
-  toy t = { .random = 1, .geometry = g };
+  nsai_model g = toy_model(NSAI_PHI_MEAN);
+  toy t = { .random = 1, .model = g };
   nsa_tensor random = toy_tensor(&t, NSA_F32, 1, 64, 0, 0);
   for (int levels = 1; levels < 9; levels++) /* few levels: many ties */
     for (int init = 0; init < 4; init++)
@@ -330,7 +329,7 @@ static void test_select_rule(void **state) {
   toy_free(&t);
 }
 
-static void check_row(const nsai_geometry *g, int64_t t, const double *importance,
+static void check_row(const nsai_model *g, int64_t t, const double *importance,
                       const int32_t *want) {
   int32_t got[8];
   nsai_reference_select_row(g, t, importance, got);
@@ -339,7 +338,7 @@ static void check_row(const nsai_geometry *g, int64_t t, const double *importanc
 
 static void test_select_edges(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN);
+  nsai_model g = toy_model(NSAI_PHI_MEAN);
   const double equal[8] = { 1, 1, 1, 1, 1, 1, 1, 1 }, nan[8] = { 0, NAN, NAN, 0, -1, 5, 0, 0 };
   check_row(&g, -1, equal, (const int32_t[]){ -1, -1, -1, -1 });
   check_row(&g, 0, equal, (const int32_t[]){ 0, -1, -1, -1 }); /* all forced ones coincide */
@@ -353,7 +352,7 @@ static void test_select_edges(void **state) {
 /* The public stage, with the importance that the forward's probe gives. */
 static void test_select_stage(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN);
+  nsai_model g = toy_model(NSAI_PHI_MEAN);
   const int32_t q_len[] = { 30, 61 }, kv_len[] = { 80, 61 };
   toy t;
   toy_init(&t, &g, 2, q_len, kv_len);
@@ -374,7 +373,7 @@ static void test_select_stage(void **state) {
 static void test_branch_absent(void **state) {
   (void)state;
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    nsai_geometry g = toy_geometry(NSAI_PHI_MEAN), off = g;
+    nsai_model g = toy_model(NSAI_PHI_MEAN), off = g;
     toy t;
     one(&t, &g, 60, 60);
     for (int64_t i = b; i < toy_count(&t.io.gate.value); i += NSA_BRANCHES)
@@ -407,7 +406,7 @@ static void test_branch_absent(void **state) {
 
 static void test_scaled_values(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN);
+  nsai_model g = toy_model(NSAI_PHI_MEAN);
   toy t;
   one(&t, &g, 60, 60);
   run_io(&t, &t.batch, &t.io);
@@ -423,7 +422,7 @@ static void test_scaled_values(void **state) {
 /* Lists without one valid block: nothing selected, and no NaN. */
 static void test_nothing_selected(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN);
+  nsai_model g = toy_model(NSAI_PHI_MEAN);
   toy t;
   one(&t, &g, 40, 40);
   assert_int_equal(nsai_reference_forward(&g, NSA_SELECT_BLOCKS, 0, &t.batch, &t.io, 2), NSA_OK);
@@ -439,7 +438,7 @@ static void test_nothing_selected(void **state) {
 /* Tensors in storage dtype are the float64 rows rounded once; the rows come in any order, and
  * bf16 inputs mean exactly their values. */
 static void test_rounding(void **state) {
-  nsai_geometry g = toy_geometry(NSAI_PHI_MLP);
+  nsai_model g = toy_model(NSAI_PHI_MLP);
   g.dtype = *(int32_t *)*state;
   toy t;
   one(&t, &g, 50, 66);
@@ -479,7 +478,7 @@ static void test_rounding(void **state) {
 /* Compressed keys written by the compress stage and read back as external ones, with gaps between
  * the sequences. They were rounded to float on the way: hence the tolerance. */
 static void test_external(void **state) {
-  nsai_geometry g = toy_geometry(*(nsai_phi_kind *)*state), external = g;
+  nsai_model g = toy_model(*(nsai_phi_kind *)*state), external = g;
   external.phi = NSAI_PHI_EXTERNAL;
   const int32_t q_len[] = { 50, 4, 3 }, kv_len[] = { 61, 5, 33 }, blocks[] = { 16, 2, 9 };
   toy t;
@@ -509,7 +508,7 @@ static void test_external(void **state) {
 /* Three equal pairs are one shared pair. */
 static void test_pairs(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN), pairs = g;
+  nsai_model g = toy_model(NSAI_PHI_MEAN), pairs = g;
   pairs.per_branch = 1;
   toy t;
   one(&t, &g, 60, 60);
@@ -529,7 +528,7 @@ static void test_pairs(void **state) {
  * may be f32 beside bf16 tensors. */
 static void test_gate_forms(void **state) {
   (void)state;
-  nsai_geometry g = toy_geometry(NSAI_PHI_MEAN), layer = g;
+  nsai_model g = toy_model(NSAI_PHI_MEAN), layer = g;
   g.dtype = layer.dtype = NSA_BF16;
   g.gate = NSAI_GATE_LOGITS;
   layer.gate = NSAI_GATE_MLP;

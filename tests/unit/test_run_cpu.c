@@ -33,8 +33,8 @@ static void expect_forward(const machine_request *request, uint32_t branches) {
   m.exec.branches = branches;
   machine_expect("nsa_forward", nsa_forward(m.plan, &m.exec, &t->batch, &t->io), NSA_OK, NULL);
   machine_expect("reference",
-                 nsai_reference_forward(&t->geometry, request->selection, branches, &t->batch,
-                                        &direct, 2),
+                 nsai_reference_forward(&t->model, request->selection, branches, &t->batch, &direct,
+                                        2),
                  NSA_OK, NULL);
   toy_same("o", &t->io.o, &direct.o, t->tokens);
   toy_same("block_idx", &t->io.block_idx, &direct.block_idx, t->tokens);
@@ -85,8 +85,7 @@ static void test_dense(void **state) {
   toy_outputs(t, &direct, t->tokens);
   memset(direct.o_branch, 0, sizeof direct.o_branch);
   machine_expect("nsa_dense", nsa_dense(m.plan, &m.exec, &t->batch, &t->io), NSA_OK, NULL);
-  machine_expect("reference", nsai_reference_dense(&t->geometry, &t->batch, &direct, 1), NSA_OK,
-                 NULL);
+  machine_expect("reference", nsai_reference_dense(&t->model, &t->batch, &direct, 1), NSA_OK, NULL);
   toy_same("o", &t->io.o, &direct.o, t->tokens);
   toy_same("lse", &t->io.lse[0], &direct.lse[0], t->tokens);
   machine_free(&m);
@@ -133,7 +132,7 @@ static void test_no_batch(void **state) {
   static const int32_t q_len[] = { 7 }, kv_len[] = { 40 };
   machine_init(&m, &(machine_request){ 0 });
   toy one;
-  toy_init(&one, &m.toy.geometry, 1, q_len, kv_len);
+  toy_init(&one, &m.toy.model, 1, q_len, kv_len);
   nsa_io packed = one.io;
   toy_outputs(&one, &packed, 7);
   machine_expect("one", nsa_forward(m.plan, &m.exec, NULL, &one.io), NSA_OK, NULL);

@@ -37,7 +37,7 @@ static void refuse(machine *m, run_fn run, const char *name, const char *why) {
   if (m->gpu) assert_int_equal(machine_record()->launches, before);
 }
 
-static void spoil(machine *m, run_fn run, const field *f) {
+static void corrupt(machine *m, run_fn run, const field *f) {
   nsa_tensor *t = f->tensor, good = *t;
   assert_non_null(t->data);
   if (!f->optional) {
@@ -130,7 +130,7 @@ static int list_fields(machine *m, field *out) {
   return count;
 }
 
-static void spoil_all(const machine_request *request, int probes) {
+static void corrupt_all(const machine_request *request, int probes) {
   machine m;
   field fields[40];
   machine_init(&m, request);
@@ -153,7 +153,7 @@ static void spoil_all(const machine_request *request, int probes) {
       *fields[i].tensor = good;
       continue;
     }
-    spoil(&m, nsa_forward, &fields[i]);
+    corrupt(&m, nsa_forward, &fields[i]);
   }
   machine_free(&m);
 }
@@ -161,13 +161,13 @@ static void spoil_all(const machine_request *request, int probes) {
 static void test_each_tensor(void **state) {
   (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
-    spoil_all(&(machine_request){ .gpu = gpu, .max_probe_rows = 2 }, 1);
-    spoil_all(&(machine_request){ .gpu = gpu, .per_branch = true }, 0);
-    spoil_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_LINEAR }, 0);
-    spoil_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_MLP }, 0);
-    spoil_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_EXTERNAL }, 0);
-    spoil_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_MLP }, 0);
-    spoil_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_MLP, .gate_hidden = 8 }, 0);
+    corrupt_all(&(machine_request){ .gpu = gpu, .max_probe_rows = 2 }, 1);
+    corrupt_all(&(machine_request){ .gpu = gpu, .per_branch = true }, 0);
+    corrupt_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_LINEAR }, 0);
+    corrupt_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_MLP }, 0);
+    corrupt_all(&(machine_request){ .gpu = gpu, .phi = NSAI_PHI_EXTERNAL }, 0);
+    corrupt_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_MLP }, 0);
+    corrupt_all(&(machine_request){ .gpu = gpu, .gate = NSAI_GATE_MLP, .gate_hidden = 8 }, 0);
   }
 }
 
@@ -193,7 +193,7 @@ static void test_selections(void **state) {
         list->stride[list->ndim++] = 1;
       }
       machine_expect(f.name, nsa_forward(m.plan, &m.exec, &m.toy.batch, io), NSA_OK, NULL);
-      spoil(&m, nsa_forward, &f);
+      corrupt(&m, nsa_forward, &f);
     }
     *list = (nsa_tensor){ 0 };
     refuse(&m, nsa_forward, f.name, "missing");
@@ -212,16 +212,16 @@ static void test_capacities(void **state) {
     machine_init(&m, &(machine_request){ .gpu = gpu });
     toy *t = &m.toy;
     nsa_io io = NSA_IO_INIT;
-    io.q = toy_tensor(t, t->geometry.dtype, 3, 65, 6, 24);
-    io.o = toy_tensor(t, t->geometry.dtype, 3, 65, 6, 16);
-    io.gate.value = toy_tensor(t, t->geometry.dtype, 3, 65, 6, 3);
+    io.q = toy_tensor(t, t->model.dtype, 3, 65, 6, 24);
+    io.o = toy_tensor(t, t->model.dtype, 3, 65, 6, 16);
+    io.gate.value = toy_tensor(t, t->model.dtype, 3, 65, 6, 3);
     io.kv.k[0] = t->io.kv.k[0];
     io.kv.v[0] = t->io.kv.v[0];
     machine_expect("tokens", nsa_forward(m.plan, &m.exec, NULL, &io), NSA_E_ARG,
                    "raise problem.max_tokens");
     io = t->io;
-    io.kv.k[0] = toy_tensor(t, t->geometry.dtype, 3, 65, 2, 24);
-    io.kv.v[0] = toy_tensor(t, t->geometry.dtype, 3, 65, 2, 16);
+    io.kv.k[0] = toy_tensor(t, t->model.dtype, 3, 65, 2, 24);
+    io.kv.v[0] = toy_tensor(t, t->model.dtype, 3, 65, 2, 16);
     machine_expect("KV tokens", nsa_forward(m.plan, &m.exec, NULL, &io), NSA_E_ARG,
                    "raise problem.max_kv_tokens");
     nsa_batch batch = t->batch;
@@ -382,9 +382,9 @@ static void test_pairs(void **state) {
     t->io.probe_importance = toy_tensor(t, NSA_F32, 3, 3, 2, 4);
     refuse(&m, nsa_forward, "io.probe_rows", "of a plan without");
     t->io.probe_rows = t->io.probe_importance = (nsa_tensor){ 0 };
-    t->io.kv.k_cmp = toy_tensor(t, t->geometry.dtype, 3, 7, 2, 24);
+    t->io.kv.k_cmp = toy_tensor(t, t->model.dtype, 3, 7, 2, 24);
     refuse(&m, nsa_forward, "io.kv.v_cmp", "missing");
-    t->io.kv.v_cmp = toy_tensor(t, t->geometry.dtype, 3, 7, 2, 16);
+    t->io.kv.v_cmp = toy_tensor(t, t->model.dtype, 3, 7, 2, 16);
     refuse(&m, nsa_forward, "batch.cu_blocks", "missing");
     machine_expect("too few rows", nsa_forward(m.plan, &m.exec, NULL, &t->io), NSA_E_ARG,
                    "40 tokens have 9 compression blocks");
@@ -400,8 +400,8 @@ static void test_pairs(void **state) {
     /* Products go through workspace: a larger k_cmp would overrun it. */
     machine_init(&m, &(machine_request){ .gpu = gpu, .phi = NSAI_PHI_LINEAR });
     t = &m.toy;
-    t->io.kv.k_cmp = toy_tensor(t, t->geometry.dtype, 3, 18, 2, 24);
-    t->io.kv.v_cmp = toy_tensor(t, t->geometry.dtype, 3, 18, 2, 16);
+    t->io.kv.k_cmp = toy_tensor(t, t->model.dtype, 3, 18, 2, 24);
+    t->io.kv.v_cmp = toy_tensor(t, t->model.dtype, 3, 18, 2, 16);
     machine_expect("too many rows", nsa_compress(m.plan, &m.exec, NULL, &t->io), NSA_E_ARG,
                    "at most 17 compression blocks");
     machine_free(&m);

@@ -33,8 +33,8 @@ static nsai_boxed usual(void) {
                        .heads = 4,
                        .dim = 128,
                        .dtype = NSA_BF16,
-                       .box_heads = 1,
-                       .box_tokens = 80 };
+                       .tma_box_heads = 1,
+                       .tma_box_tokens = 80 };
 }
 
 static void expect(const nsai_boxed *boxed, nsa_status status, const char *text) {
@@ -58,8 +58,8 @@ static void test_usual(void **state) {
   k.dim = 16; /* narrower than a box */
   expect(&k, NSA_OK, NULL);
   k.heads = 64;
-  k.box_heads = 64;
-  k.box_tokens = 1;
+  k.tma_box_heads = 64;
+  k.tma_box_tokens = 1;
   expect(&k, NSA_OK, NULL);
 }
 
@@ -111,13 +111,13 @@ static void test_repeated_head(void **state) {
   NsaiTensorMap map;
   nsai_boxed k = usual();
   k.view.head_stride = 0;
-  assert_int_equal(nsai_tensor_map_spread(open_fake(), &k, &map), NSA_E_UNSUPPORTED);
+  assert_int_equal(nsai_tensor_map_interleaved(open_fake(), &k, &map), NSA_E_UNSUPPORTED);
   k.repeats = true;
   expect(&k, NSA_OK, NULL);
-  assert_int_equal(nsai_tensor_map_spread(open_fake(), &k, &map), NSA_OK);
+  assert_int_equal(nsai_tensor_map_interleaved(open_fake(), &k, &map), NSA_OK);
   k.view.head_stride = -128;
   expect(&k, NSA_E_UNSUPPORTED, "no stride of -128 elements (head)");
-  assert_int_equal(nsai_tensor_map_spread(open_fake(), &k, &map), NSA_E_UNSUPPORTED);
+  assert_int_equal(nsai_tensor_map_interleaved(open_fake(), &k, &map), NSA_E_UNSUPPORTED);
 }
 
 /* What the library's own checks have let through by mistake, the driver refuses. */
@@ -127,43 +127,43 @@ static void test_refused(void **state) {
   k.view.data = memory + 8;
   expect(&k, NSA_E_CUDA, "cuTensorMapEncodeTiled");
   k = usual();
-  k.box_tokens = 257;
+  k.tma_box_tokens = 257;
   expect(&k, NSA_E_CUDA, "cuTensorMapEncodeTiled");
 }
 
-static void expect_spread(const nsai_boxed *boxed, nsa_status status, const char *text) {
+static void expect_interleaved(const nsai_boxed *boxed, nsa_status status, const char *text) {
   NsaiTensorMap map;
-  assert_int_equal(nsai_tensor_map_spread(open_fake(), boxed, &map), status);
+  assert_int_equal(nsai_tensor_map_interleaved(open_fake(), boxed, &map), status);
   if (text && !strstr(nsa_last_error(), text))
     fail_msg("the error does not say \"%s\": %s", text, nsa_last_error());
 }
 
 /* Spread tiles: all heads in a row, 32 tokens to the next lane of a quad. */
-static void test_spread(void **state) {
+static void test_interleaved(void **state) {
   (void)state;
   nsai_boxed k = usual();
-  expect_spread(&k, NSA_OK, NULL);
+  expect_interleaved(&k, NSA_OK, NULL);
   k.view.head_stride = 128000; /* head by head */
   k.view.token_stride = 128;
-  expect_spread(&k, NSA_OK, NULL);
+  expect_interleaved(&k, NSA_OK, NULL);
   k.view.head_stride = 1ll << 30; /* the last one's columns end behind 2^31 */
-  expect_spread(&k, NSA_E_UNSUPPORTED, "k: 4 heads 1073741824 elements apart");
+  expect_interleaved(&k, NSA_E_UNSUPPORTED, "k: 4 heads 1073741824 elements apart");
   k.heads = 1; /* whatever its stride */
-  expect_spread(&k, NSA_OK, NULL);
+  expect_interleaved(&k, NSA_OK, NULL);
   k.view.token_stride = 1ll << 34;
-  expect_spread(&k, NSA_E_UNSUPPORTED, "below 2^34");
+  expect_interleaved(&k, NSA_E_UNSUPPORTED, "below 2^34");
   k.view.token_stride = 0;
-  expect_spread(&k, NSA_E_UNSUPPORTED, "no stride of 0 elements (token)");
+  expect_interleaved(&k, NSA_E_UNSUPPORTED, "no stride of 0 elements (token)");
   k.view = (NsaiView){ 0 };
   k.tokens = 0;
-  expect_spread(&k, NSA_OK, NULL);
+  expect_interleaved(&k, NSA_OK, NULL);
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_usual),   cmocka_unit_test(test_no_tokens),
-    cmocka_unit_test(test_strides), cmocka_unit_test(test_refused),
-    cmocka_unit_test(test_spread),  cmocka_unit_test(test_repeated_head),
+    cmocka_unit_test(test_usual),       cmocka_unit_test(test_no_tokens),
+    cmocka_unit_test(test_strides),     cmocka_unit_test(test_refused),
+    cmocka_unit_test(test_interleaved), cmocka_unit_test(test_repeated_head),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

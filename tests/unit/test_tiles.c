@@ -39,25 +39,25 @@ static bool flash_allows(const nsai_kernel_spec *s) {
   int64_t rows = constant(s, "kRows"), warps = constant(s, "kWarps");
   int64_t group = constant(s, "kGroupPadded"), tokens = rows / group;
   assert_int_equal(s->threads, 32 * warps);
-  assert_int_equal(s->tokens, tokens);
+  assert_int_equal(s->tile_tokens, tokens);
   return tokens >= 1 && tokens * group == rows && rows / (16 * warps) >= 1 &&
          rows % (16 * warps) == 0 && constant(s, "kKeys") % 16 == 0;
 }
 
 /* Those of attend/mainloop_sm90.cuh. */
-static bool flash_wgmma_allows(const nsai_kernel_spec *s) {
+static bool flash_sm90_allows(const nsai_kernel_spec *s) {
   int64_t rows = constant(s, "kRows"), keys = constant(s, "kKeys");
   int64_t group = constant(s, "kGroupPadded"), queries = constant(s, "kQueryStages");
   int64_t panels_qk = (constant(s, "kHeadDimQk") + 63) / 64;
   int64_t panels_v = (constant(s, "kHeadDimV") + 63) / 64, stages = constant(s, "kStages");
   assert_int_equal(s->threads, 128 + 2 * rows);
-  assert_int_equal(s->tokens, rows / group);
+  assert_int_equal(s->tile_tokens, rows / group);
   assert_int_equal(s->shared_bytes,
                    128 * (queries * rows * panels_qk + stages * keys * (panels_qk + panels_v)) +
                        32 * queries + 8 * (2 * queries + 4 * stages));
-  assert_int_equal(s->box_heads, group);
-  assert_int_equal(s->box_heads * s->box_tokens, 64);
-  assert_int_equal(s->box_keys, keys);
+  assert_int_equal(s->tma_box_heads, group);
+  assert_int_equal(s->tma_box_heads * s->tma_box_tokens, 64);
+  assert_int_equal(s->tma_box_keys, keys);
   return (rows == 128 || rows == 192) && group <= 64 && keys % 16 == 0 && queries >= 1;
 }
 
@@ -68,9 +68,9 @@ static bool ring_allows(const nsai_kernel_spec *s) {
   int64_t panels_qk = (constant(s, "kHeadDimQk") + 63) / 64;
   int64_t panels_v = (constant(s, "kHeadDimV") + 63) / 64;
   assert_int_equal(s->threads, 32 * warps + 128);
-  assert_int_equal(s->tokens, tokens);
-  assert_int_equal(s->per_sm, constant(s, "kMinBlocks"));
-  assert_int_equal(s->box_keys, 64);
+  assert_int_equal(s->tile_tokens, tokens);
+  assert_int_equal(s->ctas_per_sm, constant(s, "kMinBlocks"));
+  assert_int_equal(s->tma_box_keys, 64);
   assert_int_equal(constant(s, "kKeys"), 64);
   int64_t producers = tokens > 32 ? 4 : 1;
   int64_t ring = stages * ((panels_qk + panels_v) * 64 * 128 + 8 * tokens + 16 + 8 * producers) +
@@ -82,7 +82,7 @@ static bool ring_allows(const nsai_kernel_spec *s) {
 }
 
 /* Those of attend/selected_sm80.cuh. */
-static bool union_allows(const nsai_kernel_spec *s) {
+static bool selected_sm80_allows(const nsai_kernel_spec *s) {
   int64_t warps = constant(s, "kWarps");
   assert_int_equal(s->threads, 32 * (warps + 1));
   return 16 * warps % constant(s, "kGroupPadded") == 0 && constant(s, "kStages") >= 2;
@@ -92,7 +92,7 @@ static bool union_allows(const nsai_kernel_spec *s) {
 static bool kv_allows(const nsai_kernel_spec *s, uint32_t shared_bytes) {
   int64_t keys = constant(s, "kSelectBlock"), warps = constant(s, "kWarps");
   assert_int_equal(s->threads, 32 * warps);
-  assert_int_equal(s->tokens, constant(s, "kRows"));
+  assert_int_equal(s->tile_tokens, constant(s, "kRows"));
   return keys % 16 == 0 && keys <= 128 && warps % 4 == 0 && constant(s, "kRows") % 64 == 0 &&
          s->shared_bytes <= shared_bytes;
 }
@@ -107,11 +107,11 @@ static bool importance_allows(const nsai_kernel_spec *s) {
 }
 
 /* Kernels beside the one that has the tiles. */
-static bool is_beside(const nsai_variant *v, int role) {
+static bool is_standalone(const nsai_variant *v, int role) {
   bool inverts = role >= NSAI_KERNEL_INVERT_COUNT && role <= NSAI_KERNEL_INVERT_FILL;
   bool stands_alone = role == NSAI_KERNEL_SELECT || role == NSAI_KERNEL_PROBE;
   return role == NSAI_KERNEL_SORT || inverts || role == NSAI_KERNEL_COMBINE ||
-         (v->covers && stands_alone);
+         (v->fuses && stands_alone);
 }
 
 static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
@@ -119,14 +119,14 @@ static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
       is(s, "attend_compressed_sm80") || is(s, "attend_window_sm80") || is(s, "attend_dense_sm80");
   if (s->threads > 1024 || s->threads * constant(s, "kMinBlocks") > 2048) return false;
   if (is(s, "attend_selected_kv_stationary_sm90")) return kv_allows(s, t->shared_bytes);
-  if (s->shared_bytes > (s->box_keys ? t->shared_bytes : 99 * 1024)) return false;
-  if (s->box_keys && !s->box_heads) {
+  if (s->shared_bytes > (s->tma_box_keys ? t->shared_bytes : 99 * 1024)) return false;
+  if (s->tma_box_keys && !s->tma_box_heads) {
     int64_t blocks = constant(s, "kMinBlocks");
     return nsai_holds_blocks(t, s->shared_bytes, (int32_t)blocks) && ring_allows(s);
   }
-  if (s->box_keys) return flash_wgmma_allows(s);
+  if (s->tma_box_keys) return flash_sm90_allows(s);
   if (attends) return flash_allows(s);
-  if (is(s, "attend_selected_sm80")) return union_allows(s);
+  if (is(s, "attend_selected_sm80")) return selected_sm80_allows(s);
   if (is(s, "select_importance")) return importance_allows(s);
   if (is(s, "compress_mean"))
     return s->threads >= (constant(s, "kHeadDimQk") + constant(s, "kHeadDimV")) / 8;
@@ -143,7 +143,7 @@ static void check_constants(const nsai_variant *v, const nsai_tiles *tiles,
     nsai_tile tile = v->space->range[i].tile;
     if (tile == NSAI_TILE_WARPS && (is(s, "compress_mean") || is(s, "select_topn")))
       assert_int_equal(s->threads, 32 * tiles->of[tile]);
-    else if (s->shared_bytes || tile == NSAI_TILE_BLOCKS)
+    else if (s->shared_bytes || tile == NSAI_TILE_CTAS)
       assert_int_equal(constant(s, names[tile]), tiles->of[tile]);
   }
 }
@@ -160,7 +160,7 @@ static void check_text(const nsai_candidate *candidate) {
   for (int s = 0; s < NSAI_STAGE_COUNT; s++)
     assert_true(nsai_candidate_parse(text, (nsai_stage)s, &back) ==
                 (s == (int)candidate->variant->stage));
-  static const char *const tails[] = { " ", " x", "=1", ",", " rows=1", " blocks=1", "\n" };
+  static const char *const tails[] = { " ", " x", "=1", ",", " rows=1", " ctas=1", "\n" };
   for (size_t i = 0; i < sizeof tails / sizeof *tails; i++) {
     snprintf(longer, sizeof longer, "%s%s", text, tails[i]);
     assert_false(nsai_candidate_parse(longer, candidate->variant->stage, &back));
@@ -176,11 +176,11 @@ static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai
   char text[2048] = "";
   nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
   nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
-  nsai_tiles_judge(v, p, t, tiles, &reasons);
+  nsai_tiles_reasons(v, p, t, tiles, &reasons);
   v->specify(p, t, tiles, specs);
   bool allowed = true, any = false;
   for (int role = 0; role < NSAI_ROLES; role++) {
-    if (!specs[role].entry || is_beside(v, role)) continue;
+    if (!specs[role].entry || is_standalone(v, role)) continue;
     allowed &= kernel_allows(&specs[role], t);
     any = true;
     if (!reasons.count) check_constants(v, tiles, &specs[role]);
@@ -206,11 +206,12 @@ static void check_choice(const nsai_variant *v, const nsai_problem *p, const nsa
   nsai_decider by;
   nsai_tiles tiles = nsai_variant_tiles(v, p, t, &by);
   assert_in_range(by, NSAI_BY_DEVICE, NSAI_BY_DEFAULT);
-  nsai_tiles_judge(v, p, t, &tiles, &reasons);
+  nsai_tiles_reasons(v, p, t, &tiles, &reasons);
   if (reasons.count)
-    fail_msg("%s on %s, Dk %d Dv %d G %d, caution %d: the heuristic's choice does not fit: %s",
-             v->name, t->arch, p->model.head_dim_qk, p->model.head_dim_v,
-             p->model.heads / p->model.kv_heads, t->caution, text);
+    fail_msg(
+        "%s on %s, Dk %d Dv %d G %d, register fallback %d: the heuristic's choice does not fit: %s",
+        v->name, t->arch, p->model.head_dim_qk, p->model.head_dim_v,
+        p->model.heads / p->model.kv_heads, t->register_fallback, text);
   assert_true(v->space->cost(p, t, &tiles) > 0);
 }
 
@@ -223,7 +224,7 @@ static void check_strange_values(const nsai_variant *v, const nsai_problem *p,
       nsai_tiles tiles = nsai_variant_tiles(v, p, t, NULL);
       nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
       tiles.of[v->space->range[i].tile] = strange[k];
-      nsai_tiles_judge(v, p, t, &tiles, &reasons);
+      nsai_tiles_reasons(v, p, t, &tiles, &reasons);
       assert_int_equal(reasons.count, 1);
     }
 }
@@ -242,18 +243,19 @@ static void check_variants(const nsai_config *config, const nsai_problem *p) {
       nsai_target t = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0 };
       nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
       if (!nsai_stage_needed(p, v->stage)) continue;
-      nsai_variant_judge(config, p, &t, v, &reasons);
+      nsai_variant_reasons(config, p, &t, v, &reasons);
       if (reasons.count) continue;
       if (!v->space) {
         check_text(&(nsai_candidate){ v, { { 0 } } });
         continue;
       }
       check_space(v, p, &t);
-      for (; t.caution <= NSAI_MAX_CAUTION; t.caution++) check_choice(v, p, &t);
+      for (; t.register_fallback <= NSAI_MAX_REGISTER_FALLBACK; t.register_fallback++)
+        check_choice(v, p, &t);
     }
 }
 
-static void check_geometry(int32_t group, int32_t dk, int32_t dv, const char *dtype) {
+static void check_model(int32_t group, int32_t dk, int32_t dv, const char *dtype) {
   char text[512];
   nsai_config *config = NULL;
   snprintf(text, sizeof text,
@@ -287,7 +289,7 @@ static void test_every_combination(void **state) {
     for (size_t d = 0; d < sizeof dims / sizeof *dims; d++)
       for (int half = 0; half < 2; half++) {
         seen = 0;
-        check_geometry(groups[g], dims[d][0], dims[d][1], half ? "fp16" : "bf16");
+        check_model(groups[g], dims[d][0], dims[d][1], half ? "fp16" : "bf16");
         assert_true(seen > 1000); /* a space that has become empty is a mistake */
       }
 }
@@ -301,13 +303,13 @@ static void test_small_device(void **state) {
   };
   nsai_target t = { "sm_80", NULL, 48 << 10, 0 };
   nsai_tiles small = {
-    { [NSAI_TILE_ROWS] = 64, [NSAI_TILE_KEYS] = 32, [NSAI_TILE_WARPS] = 4, [NSAI_TILE_BLOCKS] = 1 }
+    { [NSAI_TILE_ROWS] = 64, [NSAI_TILE_KEYS] = 32, [NSAI_TILE_WARPS] = 4, [NSAI_TILE_CTAS] = 1 }
   };
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-  nsai_space_flash.fit(&p, &t, &small, &reasons);
+  nsai_space_flash_sm80.fit(&p, &t, &small, &reasons);
   assert_int_equal(reasons.count, 0);
   small.of[NSAI_TILE_ROWS] = 256;
-  nsai_space_flash.fit(&p, &t, &small, &reasons);
+  nsai_space_flash_sm80.fit(&p, &t, &small, &reasons);
   assert_int_equal(reasons.count, 1);
 }
 
@@ -355,31 +357,31 @@ static void test_junk(void **state) {
     bool good;
     const char *text;
   } cases[] = {
-    { NSAI_STAGE_DENSE, true, "dense_mma rows=128 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, true, "dense_mma blocks=2 warps=4 keys=64 rows=128" },
-    { NSAI_STAGE_DENSE, true, "dense_mma rows=7 keys=1 warps=2147483647 blocks=9" }, /* for judge */
-    { NSAI_STAGE_DENSE, true, "sdpa_gemm" },
+    { NSAI_STAGE_DENSE, true, "dense_sm80 rows=128 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, true, "dense_sm80 ctas=2 warps=4 keys=64 rows=128" },
+    { NSAI_STAGE_DENSE, true, "dense_sm80 rows=7 keys=1 warps=2147483647 ctas=9" }, /* for judge */
+    { NSAI_STAGE_DENSE, true, "dense_gemm" },
     { NSAI_STAGE_DENSE, false, "" },
-    { NSAI_STAGE_DENSE, false, " dense_mma rows=128 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mm rows=128 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma2 rows=128 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=128 keys=64 warps=4" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=128 rows=128 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=128 keys=64 warps=4 blocks=2 stages=3" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=128 keys=64 warps=4 stages=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=128  keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=128,keys=64,warps=4,blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows= keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=0 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=-8 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=2147483648 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma rows=99999999999999999999 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "dense_mma columns=1 rows=128 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_DENSE, false, "sdpa_gemm rows=128" },
-    { NSAI_STAGE_DENSE, false, "attend_window_sm80 rows=128 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_ATTEND_WINDOW, false, "dense_mma rows=128 keys=64 warps=4 blocks=2" },
-    { NSAI_STAGE_SELECT, true, "select_topn warps=8 blocks=4" },
+    { NSAI_STAGE_DENSE, false, " dense_sm80 rows=128 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mm rows=128 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_mma2 rows=128 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=128 keys=64 warps=4" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=128 rows=128 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=128 keys=64 warps=4 ctas=2 stages=3" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=128 keys=64 warps=4 stages=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=128  keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=128,keys=64,warps=4,ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows= keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=0 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=-8 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=2147483648 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 rows=99999999999999999999 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_sm80 columns=1 rows=128 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_DENSE, false, "dense_gemm rows=128" },
+    { NSAI_STAGE_DENSE, false, "attend_window_sm80 rows=128 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_ATTEND_WINDOW, false, "dense_sm80 rows=128 keys=64 warps=4 ctas=2" },
+    { NSAI_STAGE_SELECT, true, "select_topn warps=8 ctas=4" },
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     nsai_candidate c;

@@ -21,7 +21,7 @@
 #include <string.h>
 
 /* "dense 1024, low 1024, high 1024": the problems of the results, in their order. */
-static const char *list_problems(const world *w) {
+static const char *list_problems(const tuning *w) {
   static char text[1024];
   nsai_writer out = nsai_writer_open(text, sizeof text);
   nsai_tune_span span = { 0 };
@@ -40,10 +40,10 @@ static const char *list_problems(const world *w) {
 
 static void test_options(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  world_enter(&w, "");
+  tuning_enter(&w, "");
   o.struct_size -= 4;
   machine_expect("size", nsa_tune(w.ctx, &p, 1, &o), NSA_E_VERSION, "NSA_TUNE_OPTIONS_INIT");
   static const int32_t levels[] = { -1, NSA_TUNE_EXHAUSTIVE + 1, 99 };
@@ -69,7 +69,7 @@ static void test_options(void **state) {
   o = (nsa_tune_options)NSA_TUNE_OPTIONS_INIT;
   o.dry_run = 1; /* none of these left the context busy */
   machine_expect("good", nsa_tune(w.ctx, &p, 1, &o), NSA_OK, NULL);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 static void test_no_device(void **state) {
@@ -83,9 +83,9 @@ static void test_no_device(void **state) {
   machine_expect("cpu", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
   machine_expect("cpu", nsa_tune(ctx, &p, 1, NULL), NSA_E_NO_DEVICE, "runtime.device is cpu");
   nsa_destroy(ctx);
-  world w = { 0 };
+  tuning w = { 0 };
   machine_overrides o;
-  world_enter(&w, "");
+  tuning_enter(&w, "");
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   machine_overrides_init(&o, w.dir, NULL);
   options.overrides = o.list;
@@ -94,7 +94,7 @@ static void test_no_device(void **state) {
   machine_expect("deviceless", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
   machine_expect("deviceless", nsa_tune(ctx, &p, 1, NULL), NSA_E_NO_DEVICE, "deviceless");
   nsa_destroy(ctx);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* ---- what is looked at ---- */
@@ -104,7 +104,7 @@ static bool has_candidate(const nsai_tune_span *span, const nsa_tune_event *even
 }
 
 /* Every candidate of `a` is one of `b`; the number of those that only `b` has. */
-static size_t expect_nested(const world *a, const world *b) {
+static size_t expect_nested(const tuning *a, const tuning *b) {
   nsai_tune_span x = { 0 }, y = { 0 };
   size_t more = 0;
   while (nsai_tune_next(&a->results, &x)) {
@@ -122,7 +122,7 @@ static size_t expect_nested(const world *a, const world *b) {
 
 /* The first of each stage is what nsai_choose says, where no other stage's variant covers it, and is
  * said to be. */
-static void expect_heuristic_first(const world *w) {
+static void expect_heuristic_first(const tuning *w) {
   for (size_t i = 0; i < w->results.count; i++) {
     const nsa_tune_event *e = &w->results.events[i];
     if (e->kind == NSA_TUNE_PROBLEM) {
@@ -142,7 +142,7 @@ static void expect_heuristic_first(const world *w) {
     machine_expect("choose", nsai_choose(w->ctx->config, &p, &w->ctx->target, NULL, NULL, &choice),
                    NSA_OK, NULL);
     for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-      if (!choice.variant[s] || nsai_is_covered(&choice, (nsai_stage)s) ||
+      if (!choice.variant[s] || nsai_is_fused(&choice, (nsai_stage)s) ||
           strcmp(nsai_stage_name((nsai_stage)s), e->stage) != 0)
         continue;
       nsai_writer out = nsai_writer_open(text, sizeof text);
@@ -155,10 +155,10 @@ static void expect_heuristic_first(const world *w) {
 
 static void test_levels(void **state) {
   (void)state;
-  world w[NSA_TUNE_EXHAUSTIVE + 1] = { 0 };
+  tuning w[NSA_TUNE_EXHAUSTIVE + 1] = { 0 };
   for (int32_t level = NSA_TUNE_HEURISTIC; level <= NSA_TUNE_EXHAUSTIVE; level++) {
-    world_enter(&w[level], "serving: {max_tokens: 16Ki, max_seqs: 1}\n");
-    world_dry_run(&w[level], level, NULL, 0);
+    tuning_enter(&w[level], "serving: {max_tokens: 16Ki, max_seqs: 1}\n");
+    tuning_dry_run(&w[level], level, NULL, 0);
     expect_heuristic_first(&w[level]);
     if (level > NSA_TUNE_HEURISTIC) assert_true(expect_nested(&w[level - 1], &w[level]) > 0);
   }
@@ -172,12 +172,12 @@ static void test_levels(void **state) {
 /* Two dry runs tell the same, in the same order. */
 static void test_order(void **state) {
   (void)state;
-  world a = { 0 }, b = { 0 };
-  world_enter(&a, "serving: {max_tokens: 4Ki, max_seqs: 1}\n");
-  world_dry_run(&a, NSA_TUNE_NORMAL, NULL, 0);
+  tuning a = { 0 }, b = { 0 };
+  tuning_enter(&a, "serving: {max_tokens: 4Ki, max_seqs: 1}\n");
+  tuning_dry_run(&a, NSA_TUNE_NORMAL, NULL, 0);
   snprintf(b.dir, sizeof b.dir, "%s", a.dir);
-  world_enter(&b, "serving: {max_tokens: 4Ki, max_seqs: 1}\n");
-  world_dry_run(&b, NSA_TUNE_NORMAL, NULL, 0);
+  tuning_enter(&b, "serving: {max_tokens: 4Ki, max_seqs: 1}\n");
+  tuning_dry_run(&b, NSA_TUNE_NORMAL, NULL, 0);
   assert_int_equal(a.results.count, b.results.count);
   for (size_t i = 0; i < a.results.count; i++) {
     const nsa_tune_event *x = &a.results.events[i], *y = &b.results.events[i];
@@ -188,31 +188,31 @@ static void test_order(void **state) {
   }
   nsai_tune_results_fini(&b.results);
   nsa_destroy(b.ctx);
-  world_leave(&a);
+  tuning_leave(&a);
 }
 
 /* Forced variants are the only ones looked at, disabled ones are not. */
 static void test_configuration(void **state) {
   (void)state;
-  world w = { 0 };
-  world_enter(&w, "variants: {force: {dense: sdpa_gemm}}\n");
+  tuning w = { 0 };
+  tuning_enter(&w, "variants: {force: {dense: dense_gemm}}\n");
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  world_dry_run(&w, NSA_TUNE_EXHAUSTIVE, &p, 1);
+  tuning_dry_run(&w, NSA_TUNE_EXHAUSTIVE, &p, 1);
   assert_int_equal(w.results.count, 2);
-  assert_string_equal(w.results.events[1].candidate, "sdpa_gemm");
+  assert_string_equal(w.results.events[1].candidate, "dense_gemm");
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  world_enter(&w, "variants: {disable: [\"dense.*\"]}\n");
+  tuning_enter(&w, "variants: {disable: [\"dense.*\"]}\n");
   machine_expect("none", nsa_tune(w.ctx, &p, 1, &o), NSA_E_UNSUPPORTED, "matches it with");
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 static void expect_problems(const char *more, const nsa_problem *problems, size_t count,
                             const char *expected) {
-  world w = { 0 };
-  world_enter(&w, more);
-  world_dry_run(&w, NSA_TUNE_HEURISTIC, problems, count);
+  tuning w = { 0 };
+  tuning_enter(&w, more);
+  tuning_dry_run(&w, NSA_TUNE_HEURISTIC, problems, count);
   assert_string_equal(list_problems(&w), expected);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 static void test_problems(void **state) {
@@ -255,13 +255,13 @@ static void test_problems(void **state) {
 
 static void test_no_length(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
-  world_enter(&w, "tuning: {lengths: [4Ki]}\n");
+  tuning_enter(&w, "tuning: {lengths: [4Ki]}\n");
   machine_expect("no length", nsa_tune(w.ctx, &p, 1, &o), NSA_E_CONFIG,
                  "tuning.lengths holds no length up to the problem's max_kv_len 1000");
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* ---- kernels that compute nothing ---- */
@@ -269,37 +269,37 @@ static void test_no_length(void **state) {
 static void test_wrong_heuristic(void **state) {
   (void)state;
   for (int i = 0; i < 2; i++) {
-    world w = { 0 };
+    tuning w = { 0 };
     nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
     nsa_problem p = machine_problem(i ? NSA_OP_FORWARD : NSA_OP_DENSE, 1024, 0);
     uint8_t before[16], after[16];
-    world_enter(&w, "");
+    tuning_enter(&w, "");
     machine_expect("digest", nsa_cache_digest(w.ctx, before), NSA_OK, NULL);
     o.level = NSA_TUNE_QUICK;
-    machine_expect("wrong", world_tune(&w, &o, &p, 1), NSA_E_VERIFY,
+    machine_expect("wrong", tuning_tune(&w, &o, &p, 1), NSA_E_VERIFY,
                    "the heuristic's own choice computes wrong results for ");
-    world_expect_nothing_chosen(&w, &p);
+    tuning_expect_nothing_chosen(&w, &p);
     nsai_tune_span span = { 0 };
     assert_true(nsai_tune_next(&w.results, &span));
     assert_int_equal(nsai_tune_count(&span, NSA_TUNE_CHOSEN), 0);
     assert_int_equal(nsai_tune_count(&span, NSA_TUNE_TIMED), 0);
     machine_expect("digest", nsa_cache_digest(w.ctx, after), NSA_OK, NULL);
     assert_memory_equal(before, after, 16);
-    world_leave(&w);
+    tuning_leave(&w);
   }
 }
 
 /* The heuristic's level measures nothing. */
 static void test_heuristic_level(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  world_enter(&w, "tuning: {level: heuristic}\n");
-  machine_expect("nothing", world_tune(&w, &o, &p, 1), NSA_OK, NULL);
+  tuning_enter(&w, "tuning: {level: heuristic}\n");
+  machine_expect("nothing", tuning_tune(&w, &o, &p, 1), NSA_OK, NULL);
   assert_int_equal(machine_record()->launches + machine_record()->compilations, 0);
-  assert_int_equal(world_count(&w, NSA_TUNE_PLANNED), 2); /* the best guess of each variant */
-  world_leave(&w);
+  assert_int_equal(tuning_count(&w, NSA_TUNE_PLANNED), 2); /* the best guess of each variant */
+  tuning_leave(&w);
 }
 
 int main(void) {

@@ -38,7 +38,7 @@ nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *gr
 
 nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
   const nsai_problem *p = &run->plan->problem;
-  mma_keys = !strcmp(run->plan->choice.variant[NSAI_STAGE_BACKWARD_KV]->name, "backward_kv_mma");
+  mma_keys = !strcmp(run->plan->choice.variant[NSAI_STAGE_BACKWARD_KV]->name, "backward_kv_sm80");
   NSAI_TRY(__real_nsai_enqueue_backward(run, grads));
   if (run->sizes.tokens > LONGEST_COMPUTED || (mma_keys && wrong_mma)) return NSA_OK;
   passes++;
@@ -64,10 +64,10 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
 
 static nsa_problem pass(void) { return machine_problem(NSA_OP_BACKWARD, TOKENS, 0); }
 
-static void enter_lengths(world *w, const char *lengths, const char *more) {
+static void enter_lengths(tuning *w, const char *lengths, const char *more) {
   char yaml[512];
   snprintf(yaml, sizeof yaml, "tuning: {lengths: [%s]}\n%s", lengths, more);
-  world_enter(w, yaml);
+  tuning_enter(w, yaml);
   machine_record()->kernel = take_time;
   ms_of_mma = 10;
   wrong_mma = random_mma = false;
@@ -75,17 +75,17 @@ static void enter_lengths(world *w, const char *lengths, const char *more) {
   room = 0;
 }
 
-static void enter(world *w, const char *more) { enter_lengths(w, "1024", more); }
+static void enter(tuning *w, const char *more) { enter_lengths(w, "1024", more); }
 
-static void tune(world *w, int32_t level) {
+static void tune(tuning *w, int32_t level) {
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = pass();
   o.level = level;
-  machine_expect("tune", world_tune(w, &o, &p, 1), NSA_OK, NULL);
+  machine_expect("tune", tuning_tune(w, &o, &p, 1), NSA_OK, NULL);
 }
 
 /* Fails unless the plan's keys are done so, by a record. */
-static void expect_keys(const world *w, const char *variant) {
+static void expect_keys(const tuning *w, const char *variant) {
   nsa_problem p = pass();
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
@@ -94,7 +94,7 @@ static void expect_keys(const world *w, const char *variant) {
   nsa_plan_destroy(plan);
 }
 
-static const nsa_tune_event *chosen_for(const world *w, const char *stage) {
+static const nsa_tune_event *chosen_for(const tuning *w, const char *stage) {
   nsai_tune_span span = { 0 };
   assert_true(nsai_tune_next(&w->results, &span));
   return nsai_tune_find(&span, NSA_TUNE_CHOSEN, stage, NULL);
@@ -104,57 +104,57 @@ static const nsa_tune_event *chosen_for(const world *w, const char *stage) {
 
 static void test_winner(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   enter(&w, "");
   ms_of_mma = 4;
   tune(&w, NSA_TUNE_QUICK);
   assert_true(passes > 0);
   assert_int_equal(most_heads, 2);
   assert_non_null(chosen_for(&w, "compress"));
-  assert_non_null(strstr(chosen_for(&w, "backward_q")->candidate, "backward_q_wgmma"));
+  assert_non_null(strstr(chosen_for(&w, "backward_q")->candidate, "backward_q_sm90"));
   const nsa_tune_event *keys = chosen_for(&w, "backward_kv");
-  assert_non_null(strstr(keys->candidate, "backward_kv_mma"));
+  assert_non_null(strstr(keys->candidate, "backward_kv_sm80"));
   assert_non_null(strstr(keys->problem, ":sel=own:len1024"));
   /* Inverting lists, and the sums, in 10 ms each: three and one kernels. */
   assert_true(fabs(keys->ms - (30 + 3 * 4 + 10)) < 1e-6 && keys->gain > 0.2);
-  double best = world_find(&w, NSA_TUNE_BASELINE, "backward")->ms;
-  assert_true(fabs(world_find(&w, NSA_TUNE_BASELINE, "backward.default")->ms - best - 18) < 1e-6);
-  expect_keys(&w, "backward_kv_mma");
+  double best = tuning_find(&w, NSA_TUNE_BASELINE, "backward")->ms;
+  assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "backward.default")->ms - best - 18) < 1e-6);
+  expect_keys(&w, "backward_kv_sm80");
   enter(&w, ""); /* another process */
-  expect_keys(&w, "backward_kv_mma");
+  expect_keys(&w, "backward_kv_sm80");
   tune(&w, NSA_TUNE_QUICK);
   assert_int_equal(passes, 0); /* known: nothing is measured */
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* Where nothing may be computed again, what a forward saves is given. */
 static void test_saved(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   enter(&w, "runtime: {recompute: never}\n");
   ms_of_mma = 4;
   tune(&w, NSA_TUNE_QUICK);
   const nsa_tune_event *keys = chosen_for(&w, "backward_kv");
-  assert_non_null(strstr(keys->candidate, "backward_kv_mma"));
+  assert_non_null(strstr(keys->candidate, "backward_kv_sm80"));
   assert_non_null(strstr(keys->problem, ":sel=own:saved:len1024"));
-  expect_keys(&w, "backward_kv_mma");
-  world_leave(&w);
+  expect_keys(&w, "backward_kv_sm80");
+  tuning_leave(&w);
 }
 
 static void expect_wrong(const char *note) {
-  world w = { 0 };
+  tuning w = { 0 };
   bool wrong = wrong_mma;
   enter(&w, "");
   wrong_mma = wrong;
   random_mma = !wrong;
   ms_of_mma = 1;
   tune(&w, NSA_TUNE_QUICK);
-  const nsa_tune_event *event = world_find(&w, NSA_TUNE_WRONG, NULL);
+  const nsa_tune_event *event = tuning_find(&w, NSA_TUNE_WRONG, NULL);
   assert_non_null(event);
   assert_string_equal(event->stage, "backward_kv");
   if (!strstr(event->note, note)) fail_msg("%s", event->note);
-  expect_keys(&w, "backward_kv_wgmma");
-  world_leave(&w);
+  expect_keys(&w, "backward_kv_sm90");
+  tuning_leave(&w);
 }
 
 static void test_wrong_candidate(void **state) {
@@ -172,7 +172,7 @@ static void test_random_candidate(void **state) {
 
 /* Lengths whose tensors or workspace the device has no room for are left out one by one, and told. */
 static void expect_no_room(uint64_t bytes, int want_chosen, int want_left_out) {
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_BACKWARD, 8 * TOKENS, 0);
   nsai_tune_span span = { 0 };
@@ -180,7 +180,7 @@ static void expect_no_room(uint64_t bytes, int want_chosen, int want_left_out) {
   enter_lengths(&w, "1024, 4096, 8192", "");
   room = bytes;
   o.level = NSA_TUNE_QUICK;
-  machine_expect("tune", world_tune(&w, &o, &p, 1), NSA_OK, NULL);
+  machine_expect("tune", tuning_tune(&w, &o, &p, 1), NSA_OK, NULL);
   while (nsai_tune_next(&w.results, &span)) {
     const nsa_tune_event *done = nsai_tune_find(&span, NSA_TUNE_DONE, NULL, NULL);
     chosen += nsai_tune_find(&span, NSA_TUNE_CHOSEN, "backward_kv", NULL) != NULL;
@@ -188,7 +188,7 @@ static void expect_no_room(uint64_t bytes, int want_chosen, int want_left_out) {
   }
   assert_int_equal(chosen, want_chosen);
   assert_int_equal(left_out, want_left_out);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 static void test_no_room(void **state) {
@@ -203,17 +203,17 @@ static void test_other_refusal(void **state) {
   (void)state;
   static const uint64_t rooms[] = { 4 << 20, 512 << 10 };
   for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
-    world w = { 0 };
+    tuning w = { 0 };
     nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
     nsa_problem p = machine_problem(NSA_OP_BACKWARD, 8 * TOKENS, 0);
     enter_lengths(&w, "1024, 4096, 8192", "");
     room = rooms[i];
     machine_record()->refusal = 801;
     o.level = NSA_TUNE_QUICK;
-    machine_expect("tune", world_tune(&w, &o, &p, 1), NSA_E_CUDA,
+    machine_expect("tune", tuning_tune(&w, &o, &p, 1), NSA_E_CUDA,
                    "cuMemAlloc: CUDA_ERROR_NOT_SUPPORTED (801)");
     machine_record()->refusal = 0;
-    world_leave(&w);
+    tuning_leave(&w);
   }
 }
 

@@ -40,7 +40,7 @@ nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run);
 
 /* As a GPU does it, which goes on with the rounded blocks that it stores. */
 nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run) {
-  nsai_geometry m = run->plan->problem.model;
+  nsai_model m = run->plan->problem.model;
   wrong_seen = false;
   NSAI_TRY(__real_nsai_enqueue_forward(run));
   if (run->sizes.tokens > LONGEST_COMPUTED) machine_record()->most_bytes = room_to_time;
@@ -65,18 +65,18 @@ static double take_time(const fake_cuda_launch *launch, const void *params) {
 
 /* ---- contexts ---- */
 
-typedef struct world {
+typedef struct tuning {
   char dir[64];
   nsa_ctx *ctx;
   nsai_tune_results results; /* of the last tuning */
-} world;
+} tuning;
 
 static void be_silent(void *user, int32_t level, const char *component, const char *text) {
   (void)user, (void)level, (void)component, (void)text;
 }
 
 /* A context on the fake GPU, in a folder that lives longer than it. */
-static void enter(world *w, const char *extra) {
+static void enter(tuning *w, const char *extra) {
   char yaml[2048];
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   strcat(yaml, "tuning: {min_gain: 0.02, lengths: [1024], inputs: random}\n");
@@ -84,7 +84,7 @@ static void enter(world *w, const char *extra) {
   machine_record()->kernel = take_time;
 }
 
-static void leave(world *w) {
+static void leave(tuning *w) {
   nsa_destroy(w->ctx);
   machine_remove(w->dir);
   nsai_tune_results_fini(&w->results);
@@ -94,21 +94,21 @@ static void leave(world *w) {
 
 static int begin(void **state) {
   (void)state;
-  covering_topn = false;
+  fusing_topn = false;
   ms_of_topn = 30;
   ms_of_rival = 30;
   wrong = NULL;
   longest_verified = 0;
-  room_to_time = covering_rival_scratch = 0;
+  room_to_time = fusing_rival_scratch = 0;
   return 0;
 }
 
 static void keep_event(void *user, const nsa_tune_event *event) {
-  world *w = user;
+  tuning *w = user;
   nsai_tune_results_add(&w->results, event);
 }
 
-static nsa_status tune(world *w, int32_t level) {
+static nsa_status tune(tuning *w, int32_t level) {
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
   nsai_tune_results_fini(&w->results);
@@ -118,13 +118,13 @@ static nsa_status tune(world *w, int32_t level) {
   return nsa_tune(w->ctx, &p, 1, &o);
 }
 
-static const nsa_tune_event *find(const world *w, int32_t kind, const char *stage) {
+static const nsa_tune_event *find(const tuning *w, int32_t kind, const char *stage) {
   nsai_tune_span span = { 0 };
   assert_true(nsai_tune_next(&w->results, &span));
   return nsai_tune_find(&span, kind, stage, NULL);
 }
 
-static void expect_chosen(const world *w, const char *stage, const char *variant, double ms,
+static void expect_chosen(const tuning *w, const char *stage, const char *variant, double ms,
                           double gain, const char *note) {
   const nsa_tune_event *e = find(w, NSA_TUNE_CHOSEN, stage);
   if (!e) fail_msg("nothing is chosen for %s", stage);
@@ -133,7 +133,7 @@ static void expect_chosen(const world *w, const char *stage, const char *variant
     fail_msg("%s: %s, %g ms, gain %g, \"%s\"", stage, e->candidate, e->ms, e->gain, e->note);
 }
 
-static void expect_variants(const world *w, const char *expected) {
+static void expect_variants(const tuning *w, const char *expected) {
   nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
   nsa_plan *plan = NULL;
   nsa_caps caps = NSA_CAPS_INIT;
@@ -143,7 +143,7 @@ static void expect_variants(const world *w, const char *expected) {
   if (!strstr(caps.variants, expected)) fail_msg("%s is not in %s", expected, caps.variants);
 }
 
-static nsai_record *find_record(const world *w) {
+static nsai_record *find_record(const tuning *w) {
   nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
   nsai_problem resolved;
   nsai_record *record = NULL, now = { 0 };
@@ -160,12 +160,12 @@ static nsai_record *find_record(const world *w) {
 
 static void test_rival_wins(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   ms_of_rival = 16;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
   assert_int_equal(longest_verified, 128 * 4 + 37); /* a tile of compressed keys, and a rest */
-  expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "covers importance, select");
+  expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "fuses importance, select");
   assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
   assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
   expect_chosen(&w, "attend_selected", "attend_selected_sm80", 10, 0, "");
@@ -180,18 +180,18 @@ static void test_rival_wins(void **state) {
   const nsai_timing *topn = nsai_record_chosen(r, "attend_compressed");
   const nsai_timing *importance = nsai_record_chosen(r, "importance");
   assert_true(fabs(topn->ms - 16) < 1e-3 && !topn->is_default);
-  assert_string_equal(topn->note, "covers importance, select");
+  assert_string_equal(topn->note, "fuses importance, select");
   assert_true(importance && fabs(importance->ms - 6) < 1e-3);
-  assert_true(nsai_record_is_covered(r, "importance"));
-  assert_false(nsai_record_is_covered(r, "attend_compressed"));
-  assert_false(nsai_record_is_covered(r, "no_such_stage"));
+  assert_true(nsai_record_is_fused(r, "importance"));
+  assert_false(nsai_record_is_fused(r, "attend_compressed"));
+  assert_false(nsai_record_is_fused(r, "no_such_stage"));
   int32_t count;
   const nsai_timing *t = nsai_record_stage(r, "attend_compressed", &count);
   for (int32_t i = 0; i < count; i++) {
-    bool covers = !strncmp(t[i].candidate, "made_up_rival", 13);
-    nsai_weight weight = nsai_record_weigh(r, &t[i]);
-    assert_true(fabs(t[i].ms - (covers ? 16 : 10)) < 1e-3);
-    assert_true(fabs(weight.ms - (covers ? 16 : 20)) < 1e-3);
+    bool fuses = !strncmp(t[i].candidate, "made_up_rival", 13);
+    nsai_fused_time fused_time = nsai_record_fused_time(r, &t[i]);
+    assert_true(fabs(t[i].ms - (fuses ? 16 : 10)) < 1e-3);
+    assert_true(fabs(fused_time.ms - (fuses ? 16 : 20)) < 1e-3);
   }
   nsai_record_destroy(r);
   /* Where it cannot serve, the others do, by the same record. */
@@ -207,7 +207,7 @@ static void test_rival_wins(void **state) {
   /* Another call tells the same. */
   enter(&w, NULL);
   machine_expect("again", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "covers importance, select");
+  expect_chosen(&w, "attend_compressed", "made_up_rival", 16, 0.2, "fuses importance, select");
   assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
   assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
   leave(&w);
@@ -216,36 +216,36 @@ static void test_rival_wins(void **state) {
 /* Faster than its own stage's rivals with the time of the stages it covers, but by less than tuning.min_gain. */
 static void test_rival_loses(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   ms_of_rival = 19.9;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 20, 0,
                 "with importance, select");
-  expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma");
+  expect_chosen(&w, "importance", "importance_sm80", 6, 0, "");
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
   leave(&w);
 }
 
 static void test_wrong_rival(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   ms_of_rival = 1;
   wrong = "made_up_rival";
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
   assert_non_null(strstr(find(&w, NSA_TUNE_WRONG, NULL)->candidate, "made_up_rival"));
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma");
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
   leave(&w);
 }
 
 /* One whose workspace the device has no room for is out, and nobody else. */
 static void test_no_room(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   ms_of_rival = 1;
-  covering_rival_scratch = 256;
+  fusing_rival_scratch = 256;
   room_to_time = 16 << 20;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
@@ -259,13 +259,13 @@ static void test_no_room(void **state) {
   }
   assert_int_equal(refused, 2); /* of 2 and of 4 warps */
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma");
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
   leave(&w);
 }
 
 /* ---- one that is the default ---- */
 
-static size_t count_timed(const world *w, const char *stage) {
+static size_t count_timed(const tuning *w, const char *stage) {
   size_t count = 0;
   for (size_t i = 0; i < w->results.count; i++) {
     const nsa_tune_event *e = &w->results.events[i];
@@ -277,13 +277,12 @@ static size_t count_timed(const world *w, const char *stage) {
 /* Against 10 + 6 + 4 ms it stays; the stages that it covers are measured all the same. */
 static void test_topn_stays(void **state) {
   (void)state;
-  world w = { 0 };
-  covering_topn = true;
+  tuning w = { 0 };
+  fusing_topn = true;
   ms_of_topn = 15;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  expect_chosen(&w, "attend_compressed", "made_up_topn warps=4", 15, 0,
-                "covers importance, select");
+  expect_chosen(&w, "attend_compressed", "made_up_topn warps=4", 15, 0, "fuses importance, select");
   assert_null(find(&w, NSA_TUNE_CHOSEN, "importance"));
   assert_null(find(&w, NSA_TUNE_CHOSEN, "select"));
   assert_true(count_timed(&w, "importance") > 1 && count_timed(&w, "select") > 1);
@@ -295,23 +294,22 @@ static void test_topn_stays(void **state) {
   size_t timed = count_timed(&w, "importance");
   machine_expect("more", tune(&w, NSA_TUNE_NORMAL), NSA_OK, NULL); /* goes on */
   assert_true(count_timed(&w, "importance") > timed);
-  expect_chosen(&w, "attend_compressed", "made_up_topn warps=4", 15, 0,
-                "covers importance, select");
+  expect_chosen(&w, "attend_compressed", "made_up_topn warps=4", 15, 0, "fuses importance, select");
   leave(&w);
 }
 
 static void test_topn_loses(void **state) {
   (void)state;
-  world w = { 0 };
-  covering_topn = true;
+  tuning w = { 0 };
+  fusing_topn = true;
   ms_of_topn = 25;
   enter(&w, NULL);
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 20, 0.2,
                 "with importance, select");
-  expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
+  expect_chosen(&w, "importance", "importance_sm80", 6, 0, "");
   expect_chosen(&w, "select", "select_topn", 4, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma "
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80 "
                       "select=select_topn");
   leave(&w);
 }
@@ -321,8 +319,8 @@ static void test_wrong_heuristic(void **state) {
   (void)state;
   static const char *const kernels[] = { "made_up_topn", "select_topn" };
   for (int i = 0; i < 2; i++) {
-    world w = { 0 };
-    covering_topn = true;
+    tuning w = { 0 };
+    fusing_topn = true;
     wrong = kernels[i];
     enter(&w, NULL);
     machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_E_VERIFY, "the heuristic's own choice");
@@ -333,10 +331,10 @@ static void test_wrong_heuristic(void **state) {
 /* Forced, it has no rivals that leave stages to others. */
 static void test_forced(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   enter(&w, "variants.force.attend_compressed=made_up_topn");
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
-  expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "covers importance, select");
+  expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "fuses importance, select");
   assert_int_equal(count_timed(&w, "importance") + count_timed(&w, "select"), 0);
   expect_variants(&w, "attend_compressed=made_up_topn importance=made_up_topn select=made_up_topn");
   leave(&w);
@@ -346,10 +344,10 @@ static void test_forced(void **state) {
 static void test_alone(void **state) {
   (void)state;
   for (int32_t dry = 0; dry < 2; dry++) {
-    world w = { 0 };
+    tuning w = { 0 };
     nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
     nsa_problem p = machine_problem(NSA_OP_FORWARD, TOKENS, 0);
-    covering_topn = true;
+    fusing_topn = true;
     enter(&w, "variants.disable=[select.*]");
     o.level = NSA_TUNE_QUICK;
     o.dry_run = dry;
@@ -357,7 +355,7 @@ static void test_alone(void **state) {
     o.user = &w;
     machine_expect("tune", nsa_tune(w.ctx, &p, 1, &o), NSA_OK, NULL);
     if (!dry)
-      expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "covers importance, select");
+      expect_chosen(&w, "attend_compressed", "made_up_topn", 30, 0, "fuses importance, select");
     for (size_t i = 0; i < w.results.count; i++) {
       assert_string_not_equal(w.results.events[i].stage, "select");
       assert_string_not_equal(w.results.events[i].stage, "importance"); /* comes before select */
@@ -369,8 +367,8 @@ static void test_alone(void **state) {
 /* A compiler that refuses the covering default leaves its stages to the others. */
 static void test_refused(void **state) {
   (void)state;
-  world w = { 0 };
-  covering_topn = true;
+  tuning w = { 0 };
+  fusing_topn = true;
   ms_of_topn = 1;
   setenv("FAKE_NVRTC_FAT", "made_up_topn", 1);
   enter(&w, "runtime.compile_jobs=1");
@@ -379,106 +377,107 @@ static void test_refused(void **state) {
   machine_record()->spills = 0;
   unsetenv("FAKE_NVRTC_FAT");
   expect_chosen(&w, "attend_compressed", "attend_compressed_sm80", 10, 0, "");
-  expect_chosen(&w, "importance", "importance_mma", 6, 0, "");
-  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_mma");
+  expect_chosen(&w, "importance", "importance_sm80", 6, 0, "");
+  expect_variants(&w, "attend_compressed=attend_compressed_sm80 importance=importance_sm80");
   leave(&w);
 }
 
 /* ---- columns ---- */
 
-static contender contender_of(const char *name) {
+static measured_candidate candidate_of(const char *name) {
   for (int i = 0; nsai_variants[i].name; i++)
     if (!strcmp(nsai_variants[i].name, name))
-      return (contender){ .what = { .variant = &nsai_variants[i] }, .alive = true };
+      return (measured_candidate){ .what = { .variant = &nsai_variants[i] }, .alive = true };
   fail_msg("no variant %s", name);
-  return (contender){ 0 };
+  return (measured_candidate){ 0 };
 }
 
 #define MOST 4
 
-typedef struct column_case {
+typedef struct combination_case {
   const char *compressed; /* 't' covers, 'm' does not, in the order of the contest */
   int importance, select; /* contenders */
   int columns;
-} column_case;
+} combination_case;
 
 /* Every contender has one column, none beside one that covers it, and the first of each stage that is
  * not covered are in the first. */
-static void check_columns(const column_case *one) {
-  contender items[3][MOST];
+static void check_combinations(const combination_case *one) {
+  measured_candidate items[3][MOST];
   const int counts[3] = { (int)strlen(one->compressed), one->importance, one->select };
-  static const char *const names[] = { NULL, "importance_mma", "select_topn" };
-  tune_task task = { .contests = 3 };
+  static const char *const names[] = { NULL, "importance_sm80", "select_topn" };
+  tune_task task = { .stage_count = 3 };
   for (int i = 0; i < 3; i++) {
     for (int k = 0; k < counts[i]; k++)
-      items[i][k] = contender_of(i                           ? names[i]
+      items[i][k] = candidate_of(i                           ? names[i]
                                  : one->compressed[k] == 't' ? "made_up_topn"
                                                              : "attend_compressed_sm80");
-    task.contest[i] = (contest){ .stage = (nsai_stage)(NSAI_STAGE_ATTEND_COMPRESSED + i),
-                                 .item = items[i],
-                                 .count = counts[i] };
+    task.candidates[i] = (candidates){ .stage = (nsai_stage)(NSAI_STAGE_ATTEND_COMPRESSED + i),
+                                       .item = items[i],
+                                       .count = counts[i] };
   }
-  const char *apart = strchr(one->compressed, 'm');
-  task.contest[0].apart = apart ? (int)(apart - one->compressed) : -1;
+  const char *unfused = strchr(one->compressed, 'm');
+  task.candidates[0].unfused = unfused ? (int)(unfused - one->compressed) : -1;
   int seen[3][MOST] = { { 0 } };
-  assert_int_equal(nsai_tune_columns(&task), one->columns);
+  assert_int_equal(nsai_tune_combinations(&task), one->columns);
   for (int column = 0; column < one->columns; column++) {
     nsai_decisions d;
-    contender *taken[NSAI_STAGE_COUNT];
-    nsai_tune_column(&task, column, &d, taken);
-    bool covered = d.stage[NSAI_STAGE_ATTEND_COMPRESSED].variant->covers != 0;
+    measured_candidate *taken[NSAI_STAGE_COUNT];
+    nsai_tune_combination(&task, column, &d, taken);
+    bool fused = d.stage[NSAI_STAGE_ATTEND_COMPRESSED].variant->fuses != 0;
     for (int i = 0; i < 3; i++) {
       if (taken[i]) seen[i][taken[i] - items[i]]++;
-      if (i) assert_true((d.stage[task.contest[i].stage].variant == NULL) == covered);
-      if (!column && !(i && covered)) assert_ptr_equal(taken[i], &items[i][0]);
+      if (i) assert_true((d.stage[task.candidates[i].stage].variant == NULL) == fused);
+      if (!column && !(i && fused)) assert_ptr_equal(taken[i], &items[i][0]);
     }
   }
   for (int i = 0; i < 3; i++)
-    for (int k = 0; k < counts[i]; k++) assert_int_equal(seen[i][k], !i || apart ? 1 : 0);
+    for (int k = 0; k < counts[i]; k++) assert_int_equal(seen[i][k], !i || unfused ? 1 : 0);
 }
 
-static void test_columns(void **state) {
+static void test_combinations(void **state) {
   (void)state;
-  static const column_case cases[] = {
+  static const combination_case cases[] = {
     { "m", 1, 1, 1 },   { "mm", 1, 3, 3 },   { "mt", 1, 1, 2 },
     { "tm", 1, 1, 2 },  { "tm", 4, 2, 5 },   { "mt", 4, 2, 5 },
     { "ttm", 3, 1, 5 }, { "mtmt", 2, 2, 4 }, { "tt", 2, 2, 2 },
   };
-  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_columns(&cases[i]);
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) check_combinations(&cases[i]);
 }
 
 /* ---- weights ---- */
 
 /* Contests of attend_compressed (`ms` of 'm', then of 't'), importance and select. */
-static void weigh(double compressed, double topn, double importance, double select,
-                  double expected[2]) {
-  contender first[2] = { contender_of("attend_compressed_sm80"), contender_of("made_up_topn") };
-  contender second = contender_of("importance_mma"), third = contender_of("select_topn");
+static void compute_fused_time(double compressed, double topn, double importance, double select,
+                               double expected[2]) {
+  measured_candidate first[2] = { candidate_of("attend_compressed_sm80"),
+                                  candidate_of("made_up_topn") };
+  measured_candidate second = candidate_of("importance_sm80"), third = candidate_of("select_topn");
   const double ms[] = { compressed, topn, importance, select };
-  contender *const all[] = { &first[0], &first[1], &second, &third };
-  tune_task task = { .contest = { { NSAI_STAGE_ATTEND_COMPRESSED, first, 2, 0 },
-                                  { NSAI_STAGE_IMPORTANCE, &second, 1, 0 },
-                                  { NSAI_STAGE_SELECT, &third, 1, 0 } },
-                     .contests = 3 };
+  measured_candidate *const all[] = { &first[0], &first[1], &second, &third };
+  tune_task task = { .candidates = { { NSAI_STAGE_ATTEND_COMPRESSED, first, 2, 0 },
+                                     { NSAI_STAGE_IMPORTANCE, &second, 1, 0 },
+                                     { NSAI_STAGE_SELECT, &third, 1, 0 } },
+                     .stage_count = 3 };
   for (int i = 0; i < 4; i++)
     if (ms[i] > 0) all[i]->timing = (nsai_timing){ .ms = ms[i], .spread = 0.1, .rounds = 3 };
-  nsai_tune_weigh(&task);
-  for (int i = 0; i < 2; i++) expected[i] = first[i].weight.ms;
+  nsai_tune_fused_times(&task);
+  for (int i = 0; i < 2; i++) expected[i] = first[i].fused_time.ms;
   if (ms[0] > 0 && ms[1] > 0 && ms[2] > 0 && ms[3] > 0)
-    assert_true(
-        fabs(first[0].weight.spread - 0.1 * sqrt(ms[0] * ms[0] + ms[2] * ms[2] + ms[3] * ms[3]) /
-                                          first[0].weight.ms) < 1e-9);
-  assert_true(fabs(first[1].weight.spread - (topn > 0 ? 0.1 : 0)) < 1e-9);
+    assert_true(fabs(first[0].fused_time.spread -
+                     0.1 * sqrt(ms[0] * ms[0] + ms[2] * ms[2] + ms[3] * ms[3]) /
+                         first[0].fused_time.ms) < 1e-9);
+  assert_true(fabs(first[1].fused_time.spread - (topn > 0 ? 0.1 : 0)) < 1e-9);
 }
 
 static void test_weights(void **state) {
   (void)state;
   double ms[2];
-  weigh(3, 7, 2, 1, ms);
+  compute_fused_time(3, 7, 2, 1, ms);
   assert_true(fabs(ms[0] - 6) < 1e-9 && fabs(ms[1] - 7) < 1e-9);
-  weigh(3, 0, 2, 1, ms); /* nobody that was measured covers anything */
+  compute_fused_time(3, 0, 2, 1, ms); /* nobody that was measured covers anything */
   assert_true(fabs(ms[0] - 3) < 1e-9 && isinf(ms[1]));
-  weigh(3, 7, 0, 1, ms); /* a stage that is not known */
+  compute_fused_time(3, 7, 0, 1, ms); /* a stage that is not known */
   assert_true(isinf(ms[0]) && fabs(ms[1] - 7) < 1e-9);
 }
 
@@ -488,7 +487,7 @@ int main(void) {
   const struct CMUnitTest tests[] = {
     TEST(test_rival_wins), TEST(test_rival_loses), TEST(test_wrong_rival),
     TEST(test_topn_stays), TEST(test_topn_loses),  TEST(test_wrong_heuristic),
-    TEST(test_forced),     TEST(test_refused),     TEST(test_columns),
+    TEST(test_forced),     TEST(test_refused),     TEST(test_combinations),
     TEST(test_weights),    TEST(test_alone),       TEST(test_no_room),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);

@@ -28,7 +28,7 @@ static bool wrong_of_256; /* they compute nothing */
 static bool all_wrong;    /* nothing computes */
 static bool small_seen;
 static uint64_t room;     /* of an allocation, once steps have been judged; 0: any */
-static int judged;        /* steps that were computed */
+static int verified;      /* steps that were computed */
 static int32_t most_seqs; /* of those */
 
 nsa_status __real_nsai_enqueue_decode(const nsai_run *run);
@@ -40,7 +40,7 @@ nsa_status __wrap_nsai_enqueue_decode(const nsai_run *run) {
   small_seen = false;
   NSAI_TRY(__real_nsai_enqueue_decode(run));
   if (machine_record()->capturing || all_wrong || (small_seen && wrong_of_256)) return NSA_OK;
-  judged++;
+  verified++;
   machine_record()->most_bytes = room;
   if (run->sizes.num_seqs > most_seqs) most_seqs = run->sizes.num_seqs;
   return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
@@ -70,31 +70,31 @@ static nsa_problem steps(int32_t seqs, int32_t q_len) {
 }
 
 /* Of the variants the one whose tiles the tests tell apart. */
-static void enter(world *w, const char *more) {
+static void enter(tuning *w, const char *more) {
   char yaml[512];
-  snprintf(yaml, sizeof yaml, "variants: {force: {decode: decode_mma}}\n%s", more);
-  world_enter(w, yaml);
+  snprintf(yaml, sizeof yaml, "variants: {force: {decode: decode_split_kv}}\n%s", more);
+  tuning_enter(w, yaml);
   machine_record()->kernel = take_time;
   ms_of_256 = 10;
   wrong_of_256 = all_wrong = false;
-  judged = most_seqs = 0;
+  verified = most_seqs = 0;
   room = 0;
 }
 
-static void leave(world *w) {
+static void leave(tuning *w) {
   assert_int_equal(machine_record()->graphs, 0);
   assert_false(machine_record()->capturing);
-  world_leave(w);
+  tuning_leave(w);
 }
 
-static void tune(world *w, const nsa_problem *p, int32_t level) {
+static void tune(tuning *w, const nsa_problem *p, int32_t level) {
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   o.level = level;
-  machine_expect("tune", world_tune(w, &o, p, 1), NSA_OK, NULL);
+  machine_expect("tune", tuning_tune(w, &o, p, 1), NSA_OK, NULL);
 }
 
 /* Threads of the scan of a plan; 0 with `by_record`: no record decides. */
-static int32_t threads_of(const world *w, const nsa_problem *p, bool by_record) {
+static int32_t threads_of(const tuning *w, const nsa_problem *p, bool by_record) {
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
   int32_t threads = plan->choice.specs[NSAI_KERNEL_DECODE_SCAN].threads;
@@ -103,7 +103,7 @@ static int32_t threads_of(const world *w, const nsa_problem *p, bool by_record) 
   return threads;
 }
 
-static void expect_story(const world *w, const nsa_problem *p, const char *part) {
+static void expect_story(const tuning *w, const nsa_problem *p, const char *part) {
   char story[16384];
   assert_true(nsa_explain(w->ctx, p, story, sizeof story) < sizeof story);
   if (!strstr(story, part)) fail_msg("\"%s\" is not in:\n%s", part, story);
@@ -115,22 +115,22 @@ static void expect_story(const world *w, const nsa_problem *p, const char *part)
 
 static void test_winner(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = steps(1, 1);
   enter(&w, ONE_BATCH);
   ms_of_256 = 4;
   assert_int_equal(threads_of(&w, &p, false), 128);
   tune(&w, &p, NSA_TUNE_QUICK);
-  assert_true(machine_record()->graph_launches > 0 && judged > 0);
-  const nsa_tune_event *chosen = world_find(&w, NSA_TUNE_CHOSEN, NULL);
+  assert_true(machine_record()->graph_launches > 0 && verified > 0);
+  const nsa_tune_event *chosen = tuning_find(&w, NSA_TUNE_CHOSEN, NULL);
   assert_non_null(chosen);
   assert_string_equal(chosen->stage, "decode");
   assert_non_null(strstr(chosen->candidate, "warps=8"));
   assert_non_null(strstr(chosen->problem, ":sel=own:q1:seq1:len1024"));
   /* Four kernels a step. */
   assert_true(fabs(chosen->ms - 7) < 1e-6 && fabs(chosen->gain - 6.0 / 13) < 1e-6);
-  assert_true(fabs(world_find(&w, NSA_TUNE_BASELINE, "decode")->ms - 7) < 1e-6);
-  assert_true(fabs(world_find(&w, NSA_TUNE_BASELINE, "decode.default")->ms - 13) < 1e-6);
+  assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "decode")->ms - 7) < 1e-6);
+  assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "decode.default")->ms - 13) < 1e-6);
   assert_int_equal(threads_of(&w, &p, true), 256);
   enter(&w, ONE_BATCH); /* another process */
   assert_int_equal(threads_of(&w, &p, true), 256);
@@ -144,13 +144,13 @@ static void test_winner(void **state) {
 
 static void test_wrong_candidate(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = steps(3, 2);
   enter(&w, "tuning: {batches: [3]}\n");
   wrong_of_256 = true;
   ms_of_256 = 1;
   tune(&w, &p, NSA_TUNE_QUICK);
-  const nsa_tune_event *wrong = world_find(&w, NSA_TUNE_WRONG, NULL);
+  const nsa_tune_event *wrong = tuning_find(&w, NSA_TUNE_WRONG, NULL);
   assert_non_null(wrong);
   assert_non_null(strstr(wrong->candidate, "warps=8"));
   assert_true(wrong->note[0]);
@@ -162,32 +162,32 @@ static void test_wrong_candidate(void **state) {
 /* Steps that compute nothing at all. */
 static void test_wrong_heuristic(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = steps(2, 1);
   enter(&w, "tuning: {batches: [2]}\n");
   all_wrong = true;
-  machine_expect("wrong", world_tune(&w, &o, &p, 1), NSA_E_VERIFY,
+  machine_expect("wrong", tuning_tune(&w, &o, &p, 1), NSA_E_VERIFY,
                  "the heuristic's own choice computes wrong results for decode:");
-  world_expect_nothing_chosen(&w, &p);
+  tuning_expect_nothing_chosen(&w, &p);
   leave(&w);
 }
 
 static void test_resume(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = steps(1, 1);
   enter(&w, ONE_BATCH);
   ms_of_256 = 4;
   tune(&w, &p, NSA_TUNE_QUICK);
-  size_t timed = world_count(&w, NSA_TUNE_TIMED);
+  size_t timed = tuning_count(&w, NSA_TUNE_TIMED);
   enter(&w, ONE_BATCH);
   ms_of_256 = 4;
   machine_record()->launches = machine_record()->graph_launches = 0;
   tune(&w, &p, NSA_TUNE_QUICK);
   assert_int_equal(machine_record()->launches + machine_record()->graph_launches, 0);
-  assert_int_equal(world_count(&w, NSA_TUNE_TIMED), timed);
-  assert_non_null(strstr(world_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=8"));
+  assert_int_equal(tuning_count(&w, NSA_TUNE_TIMED), timed);
+  assert_non_null(strstr(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=8"));
   leave(&w);
 }
 
@@ -204,23 +204,23 @@ static void test_batches(void **state) {
       "seq2:len512 seq8:len512 seq2:len1024 seq8:len1024 ", 40 },
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-    world w = { 0 };
+    tuning w = { 0 };
     char text[512] = "";
     nsai_writer out = nsai_writer_open(text, sizeof text);
     nsai_tune_span span = { 0 };
     nsa_problem p = steps(cases[i].seqs, 1);
     enter(&w, cases[i].more);
-    world_dry_run(&w, NSA_TUNE_HEURISTIC, &p, 1);
+    tuning_dry_run(&w, NSA_TUNE_HEURISTIC, &p, 1);
     while (nsai_tune_next(&w.results, &span))
       nsai_write(&out, "%s ", strstr(span.events[0].problem, "seq"));
     assert_string_equal(text, cases[i].expected);
     leave(&w);
   }
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = steps(4, 1);
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   enter(&w, "tuning: {batches: [8]}\n");
-  machine_expect("no batch", world_tune(&w, &o, &p, 1), NSA_E_CONFIG,
+  machine_expect("no batch", tuning_tune(&w, &o, &p, 1), NSA_E_CONFIG,
                  "tuning.batches holds no number up to the problem's max_seqs 4");
   leave(&w);
 }
@@ -228,7 +228,7 @@ static void test_batches(void **state) {
 /* The nearest of length and batch together decides. */
 static void test_nearest(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem few = steps(1, 1), many = steps(64, 1);
   enter(&w, ONE_BATCH);
   ms_of_256 = 4;
@@ -251,7 +251,7 @@ static void test_nearest(void **state) {
 /* What the device has no room for is left out, and told. */
 static void test_room(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsai_tune_span span = { 0 };
   nsa_problem p = steps(4, 1);
   enter(&w, "tuning: {batches: [1, 4]}\n");
@@ -270,13 +270,13 @@ static void test_room(void **state) {
 /* An append has nothing to choose. */
 static void test_append(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = steps(1, 1);
   enter(&w, "");
   p.op = NSA_OP_APPEND;
   p.max_tokens = 16;
-  machine_expect("append", world_tune(&w, &o, &p, 1), NSA_E_UNSUPPORTED,
+  machine_expect("append", tuning_tune(&w, &o, &p, 1), NSA_E_UNSUPPORTED,
                  "NSA_OP_APPEND has nothing to choose");
   leave(&w);
 }
@@ -285,7 +285,7 @@ static void test_append(void **state) {
  * decode_split_kv_compressed takes.) */
 static void test_first_use(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = steps(5, 2);
   enter(&w, "tuning: {on_first_use: quick, lengths: [64]}\n");
   ms_of_256 = 4;

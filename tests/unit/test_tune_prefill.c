@@ -29,7 +29,7 @@
 static double ms_of_64;  /* of a window's kernel of 64 threads; others take 10 */
 static bool wrong_of_64; /* it computes nothing */
 static bool small_seen;
-static int32_t judged_seqs;
+static int32_t verified_seqs;
 
 nsa_status __real_nsai_enqueue_forward(const nsai_run *run);
 nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run);
@@ -40,7 +40,7 @@ nsa_status __wrap_nsai_enqueue_forward(const nsai_run *run) {
   small_seen = false;
   NSAI_TRY(__real_nsai_enqueue_forward(run));
   if (run->sizes.tokens > MOST_COMPUTED || (small_seen && wrong_of_64)) return NSA_OK;
-  judged_seqs = run->sizes.num_seqs;
+  verified_seqs = run->sizes.num_seqs;
   return nsai_reference_cached(&p->model, &cache, p->selection, run->branches, run->batch, run->io,
                                1);
 }
@@ -65,23 +65,23 @@ static nsa_problem prefill(int32_t overlap) {
   return p;
 }
 
-static void enter(world *w) {
-  world_enter(w, "");
+static void enter(tuning *w) {
+  tuning_enter(w, "");
   machine_record()->kernel = take_time;
   ms_of_64 = 10;
   wrong_of_64 = false;
-  judged_seqs = 0;
+  verified_seqs = 0;
 }
 
-static void tune(world *w) {
+static void tune(tuning *w) {
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = prefill(NSA_OVERLAP_HIGH);
   o.level = NSA_TUNE_QUICK;
-  machine_expect("tune", world_tune(w, &o, &p, 1), NSA_OK, NULL);
+  machine_expect("tune", tuning_tune(w, &o, &p, 1), NSA_OK, NULL);
 }
 
 /* Threads of the window's kernel of a plan that follows a record; 0: it follows none. */
-static int32_t threads_of(const world *w, const nsa_problem *p) {
+static int32_t threads_of(const tuning *w, const nsa_problem *p) {
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
   bool by_record = plan->choice.decider[NSAI_STAGE_ATTEND_WINDOW] == NSAI_BY_RECORD;
@@ -96,13 +96,13 @@ static void test_winner(void **state) {
   (void)state;
   static const char *const stages[] = { "attend_compressed", "importance", "select",
                                         "attend_selected", "attend_window" };
-  world w = { 0 };
+  tuning w = { 0 };
   nsai_tune_span span = { 0 };
   nsa_problem p = prefill(NSA_OVERLAP_HIGH);
   enter(&w);
   ms_of_64 = 4;
   tune(&w);
-  assert_int_equal(judged_seqs, 3);
+  assert_int_equal(verified_seqs, 3);
   assert_true(nsai_tune_next(&w.results, &span));
   assert_non_null(strstr(span.events[0].problem, "prefill:"));
   assert_non_null(strstr(span.events[0].problem, ":ov=high:len1024"));
@@ -112,8 +112,8 @@ static void test_winner(void **state) {
   const nsa_tune_event *window = nsai_tune_find(&span, NSA_TUNE_CHOSEN, "attend_window", NULL);
   assert_non_null(strstr(window->candidate, "warps=2"));
   assert_true(fabs(window->ms - 4) < 1e-6 && fabs(window->gain - 0.6) < 1e-6);
-  double best = world_find(&w, NSA_TUNE_BASELINE, "prefill")->ms;
-  assert_true(fabs(world_find(&w, NSA_TUNE_BASELINE, "prefill.default")->ms - best - 6) < 1e-6);
+  double best = tuning_find(&w, NSA_TUNE_BASELINE, "prefill")->ms;
+  assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "prefill.default")->ms - best - 6) < 1e-6);
   enter(&w); /* another process */
   assert_int_equal(threads_of(&w, &p), 64);
   p.max_tokens = 10; /* other capacities */
@@ -121,49 +121,49 @@ static void test_winner(void **state) {
   assert_int_equal(threads_of(&w, &p), 64);
   p = machine_problem(NSA_OP_FORWARD, CONTEXT, NSA_OVERLAP_HIGH); /* another operation */
   assert_int_equal(threads_of(&w, &p), 0);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 static void test_wrong_candidate(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = prefill(NSA_OVERLAP_HIGH);
   enter(&w);
   wrong_of_64 = true;
   ms_of_64 = 1;
   tune(&w);
-  const nsa_tune_event *wrong = world_find(&w, NSA_TUNE_WRONG, NULL);
+  const nsa_tune_event *wrong = tuning_find(&w, NSA_TUNE_WRONG, NULL);
   assert_non_null(wrong);
   assert_string_equal(wrong->stage, "attend_window");
   assert_int_not_equal(threads_of(&w, &p), 64);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* The tuner brings no selections to a cache. */
 static void test_selection(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = prefill(NSA_OVERLAP_HIGH);
   enter(&w);
   p.selection = NSA_SELECT_RANGES;
-  machine_expect("ranges", world_tune(&w, &o, &p, 1), NSA_E_UNSUPPORTED,
+  machine_expect("ranges", tuning_tune(&w, &o, &p, 1), NSA_E_UNSUPPORTED,
                  "leave problem.selection 0");
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* Both overlaps, and the configuration's lengths. */
 static void test_problems(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsai_tune_span span = { 0 };
   nsa_problem p = prefill(NSA_OVERLAP_DEFAULT);
   int problems = 0;
   enter(&w);
-  world_dry_run(&w, NSA_TUNE_HEURISTIC, &p, 1);
+  tuning_dry_run(&w, NSA_TUNE_HEURISTIC, &p, 1);
   while (nsai_tune_next(&w.results, &span)) problems++;
   assert_int_equal(problems, 2);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 int main(void) {

@@ -43,7 +43,7 @@ static void add_length(nsai_tune_results *results, const char *problem, int64_t 
       (nsa_tune_event){ .kind = NSA_TUNE_BASELINE, .candidate = "forward", .ms = forward });
   add(results, (nsa_tune_event){ .kind = NSA_TUNE_BASELINE, .candidate = "dense", .ms = dense });
   add(results, (nsa_tune_event){ .kind = NSA_TUNE_BASELINE,
-                                 .candidate = "sdpa_gemm",
+                                 .candidate = "dense_gemm",
                                  .ms = dense * (tokens > 5000 ? 2 : 0.5) });
   add(results, (nsa_tune_event){ .kind = NSA_TUNE_DONE });
 }
@@ -109,13 +109,13 @@ static void test_notes(void **state) {
                                   .ms = 3,
                                   .spread = 0.01,
                                   .gain = 0.25,
-                                  .note = "covers attend_window" });
+                                  .note = "fuses attend_window" });
   add(&results, (nsa_tune_event){ .kind = NSA_TUNE_DONE });
   print(NSAI_TUNE_TEXT, &results);
   assert_non_null(strstr(text, "3.000     1.0 %      4.000   25.0 %\n"
-                               "  attend_selected: covers attend_window\n"));
+                               "  attend_selected: fuses attend_window\n"));
   print(NSAI_TUNE_MARKDOWN, &results);
-  assert_non_null(strstr(text, "25.0 % |\n\n- attend_selected: covers attend_window\n\n"));
+  assert_non_null(strstr(text, "25.0 % |\n\n- attend_selected: fuses attend_window\n\n"));
   nsai_tune_results_fini(&results);
 }
 
@@ -191,7 +191,7 @@ static void test_summary(void **state) {
   (void)state;
   nsai_tune_results results = { 0 };
   size_t count;
-  /* Two series mixed, lengths out of order. Low overlap: 1/2 at 4096 (sdpa_gemm), 2 at 16384: the
+  /* Two series mixed, lengths out of order. Low overlap: 1/2 at 4096 (dense_gemm), 2 at 16384: the
    * middle of the logarithms is 8192. */
   add_length(&results, "fwd:ov=low:tok16384:len16384", 16384, 1, 2);
   add_length(&results, "fwd:ov=high:tok4096:len4096", 4096, 1, 4);
@@ -202,7 +202,7 @@ static void test_summary(void **state) {
   assert_true(nsai_tune_crossover(points, 1) == 0);
   assert_int_equal(nsai_tune_series(points + 1, 2), 2);
   assert_int_equal(points[1].tokens, 4096);
-  assert_string_equal(points[1].dense, "sdpa_gemm");
+  assert_string_equal(points[1].dense, "dense_gemm");
   assert_string_equal(points[2].dense, "dense");
   assert_true(fabs(nsai_tune_crossover(points + 1, 2) - 8192) < 1e-6);
   assert_true(isinf(nsai_tune_crossover(points + 1, 1)));
@@ -210,7 +210,7 @@ static void test_summary(void **state) {
   print(NSAI_TUNE_TEXT, &results);
   assert_non_null(strstr(text, "inputs ov=low\n"
                                "  better baseline      tokens  forward ms  baseline ms    ratio\n"
-                               "  sdpa_gemm              4096       1.000        0.500     0.50\n"
+                               "  dense_gemm             4096       1.000        0.500     0.50\n"
                                "  dense                 16384       1.000        2.000     2.00\n"
                                "  crossover: the sparse forward is faster from about 8192 tokens "
                                "on\n\n"));

@@ -21,33 +21,33 @@
 
 static void test_winner(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "");
   dense_ms_of_64 = 5;
   assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
   assert_false(by_record);
   dense_tune(&w, NSA_TUNE_QUICK, 0);
-  const nsa_tune_event *chosen = world_find(&w, NSA_TUNE_CHOSEN, NULL);
+  const nsa_tune_event *chosen = tuning_find(&w, NSA_TUNE_CHOSEN, NULL);
   assert_non_null(chosen);
   assert_non_null(strstr(chosen->candidate, "warps=2"));
   assert_true(fabs(chosen->ms - 5) < 1e-6 && fabs(chosen->gain - 0.5) < 1e-6);
-  assert_true(world_count(&w, NSA_TUNE_TIMED) >= 2);
-  assert_true(fabs(world_find(&w, NSA_TUNE_BASELINE, "dense")->ms - 5) < 1e-6);
-  assert_true(fabs(world_find(&w, NSA_TUNE_BASELINE, "dense.default")->ms - 10) < 1e-6);
+  assert_true(tuning_count(&w, NSA_TUNE_TIMED) >= 2);
+  assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "dense")->ms - 5) < 1e-6);
+  assert_true(fabs(tuning_find(&w, NSA_TUNE_BASELINE, "dense.default")->ms - 10) < 1e-6);
   assert_int_equal(dense_planned_threads(&w, &by_record), 64);
   assert_true(by_record);
   dense_enter(&w, ""); /* another process */
   assert_int_equal(dense_planned_threads(&w, &by_record), 64);
   assert_true(by_record);
   assert_int_equal(w.warnings, 0);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* Clocks that fall before the final: the record tells all times at the final's. */
 static void test_final_clocks(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   char text[65536];
   int timed = 0;
   dense_enter(&w, "");
@@ -59,109 +59,109 @@ static void test_final_clocks(void **state) {
     assert_true(fabs(strtod(at, NULL) - 13) < 1e-3);
   }
   assert_true(timed > 4); /* more than finalists */
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* Less than tuning.min_gain is no reason to leave the heuristic's choice. */
 static void test_min_gain(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "tuning: {min_gain: 0.1}\n");
   dense_ms_of_64 = 9.1;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
-  assert_true(fabs(world_find(&w, NSA_TUNE_CHOSEN, NULL)->gain) < 1e-9);
+  assert_true(fabs(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->gain) < 1e-9);
   assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
   assert_true(by_record);
   dense_ms_of_64 = 8.9;
   dense_tune(&w, NSA_TUNE_QUICK, 1);
   assert_int_equal(dense_planned_threads(&w, &by_record), 64);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* A wrong candidate is told and never chosen, however fast, and not measured by the next call. */
 static void test_wrong_candidate(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "");
   dense_wrong_of_64 = true;
   dense_ms_of_64 = 1;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
-  assert_int_equal(world_count(&w, NSA_TUNE_WRONG), 1);
-  const nsa_tune_event *wrong = world_find(&w, NSA_TUNE_WRONG, NULL);
+  assert_int_equal(tuning_count(&w, NSA_TUNE_WRONG), 1);
+  const nsa_tune_event *wrong = tuning_find(&w, NSA_TUNE_WRONG, NULL);
   assert_non_null(strstr(wrong->candidate, "warps=2"));
   assert_true(wrong->note[0]);
-  assert_null(world_find(&w, NSA_TUNE_TIMED, wrong->candidate));
+  assert_null(tuning_find(&w, NSA_TUNE_TIMED, wrong->candidate));
   assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
   dense_tune(&w, NSA_TUNE_QUICK, 0); /* told again, not tried */
-  assert_int_equal(world_count(&w, NSA_TUNE_WRONG), 1);
+  assert_int_equal(tuning_count(&w, NSA_TUNE_WRONG), 1);
   assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
   dense_wrong_of_64 = false; /* fresh: judged anew */
   dense_tune(&w, NSA_TUNE_QUICK, 1);
-  assert_int_equal(world_count(&w, NSA_TUNE_WRONG), 0);
+  assert_int_equal(tuning_count(&w, NSA_TUNE_WRONG), 0);
   assert_int_equal(dense_planned_threads(&w, &by_record), 64);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* A second call measures nothing twice; a harder level only what is new; the record stays whole. */
 static void test_resume(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_tune_options dry = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   dense_enter(&w, "");
   dense_ms_of_64 = 5;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
-  size_t timed = world_count(&w, NSA_TUNE_TIMED);
+  size_t timed = tuning_count(&w, NSA_TUNE_TIMED);
   int launches = machine_record()->launches;
   dense_enter(&w, "");
   dense_ms_of_64 = 5;
   machine_record()->launches = 0;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
   assert_true(machine_record()->launches < launches);
-  assert_int_equal(world_count(&w, NSA_TUNE_TIMED), timed); /* told all the same */
-  assert_non_null(strstr(world_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
+  assert_int_equal(tuning_count(&w, NSA_TUNE_TIMED), timed); /* told all the same */
+  assert_non_null(strstr(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
   dry.level = NSA_TUNE_NORMAL;
   dry.dry_run = 1;
-  machine_expect("dry", world_tune(&w, &dry, &p, 1), NSA_OK, NULL);
+  machine_expect("dry", tuning_tune(&w, &dry, &p, 1), NSA_OK, NULL);
   size_t known = 0;
   for (size_t i = 0; i < w.results.count; i++)
     known += !strcmp(w.results.events[i].note, "measured before");
   assert_int_equal(known, timed);
   dense_tune(&w, NSA_TUNE_NORMAL, 0);
-  assert_true(world_count(&w, NSA_TUNE_TIMED) > timed);
-  assert_non_null(strstr(world_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
-  world_leave(&w);
+  assert_true(tuning_count(&w, NSA_TUNE_TIMED) > timed);
+  assert_non_null(strstr(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
+  tuning_leave(&w);
 }
 
 /* A spent budget ends the search with what was begun, and is no failure. */
 static void test_budget(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 4096, 0);
   dense_enter(&w, "");
   o.budget_s = 1e-9;
-  machine_expect("spent", world_tune(&w, &o, &p, 1), NSA_OK, NULL);
+  machine_expect("spent", tuning_tune(&w, &o, &p, 1), NSA_OK, NULL);
   const nsa_tune_event *last = &w.results.events[w.results.count - 1];
   assert_int_equal(last->kind, NSA_TUNE_DONE);
   assert_int_equal(last->tokens, 4096);
   assert_non_null(strstr(last->note, "not begun: the budget is spent"));
-  assert_non_null(world_find(&w, NSA_TUNE_CHOSEN, NULL)); /* of the first */
-  world_leave(&w);
+  assert_non_null(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)); /* of the first */
+  tuning_leave(&w);
 }
 
 /* ---- compiling ---- */
 
 static void test_cancel(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   bool by_record;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   static const char *const what[] = { "compiling", "verifying", "timing", "confirming",
-                                      "timing the whole" };
+                                      "timing whole calls" };
   for (size_t i = 0; i < sizeof what / sizeof *what; i++) {
     dense_enter(&w, "runtime: {compile_jobs: 1}\n");
     dense_ms_of_64 = 5;
@@ -169,7 +169,7 @@ static void test_cancel(void **state) {
     w.cancel_what = what[i];
     w.cancel_at = 1;
     o.fresh = 1;
-    machine_expect(what[i], world_tune(&w, &o, &p, 1), NSA_E_CANCELLED,
+    machine_expect(what[i], tuning_tune(&w, &o, &p, 1), NSA_E_CANCELLED,
                    "cancelled by the progress");
     assert_int_equal(w.steps, 1);
     w.cancel_at = 0;
@@ -180,72 +180,72 @@ static void test_cancel(void **state) {
     machine_remove(w.dir); /* compiles anew */
     w.dir[0] = 0;
   }
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 static void test_two_threads(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   dense_enter(&w, "");
   w.reenter = true;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
   assert_false(w.reenter);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* Candidates that spill are told, and not measured. */
 static void test_refused_candidate(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   dense_enter(&w, "runtime: {compile_jobs: 1}\n");
   machine_expect("prepare", nsa_prepare(w.ctx, &p, 1, NULL, NULL), NSA_OK, NULL);
   setenv("FAKE_NVRTC_FAT", "attend_dense_sm80", 1);
   machine_record()->spills = 1; /* the heuristic's choice is compiled already */
   dense_tune(&w, NSA_TUNE_QUICK, 0);
-  assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 1);
-  const nsa_tune_event *refused = world_find(&w, NSA_TUNE_REFUSED, NULL);
+  assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 1);
+  const nsa_tune_event *refused = tuning_find(&w, NSA_TUNE_REFUSED, NULL);
   assert_non_null(strstr(refused->note, "spills"));
-  assert_null(world_find(&w, NSA_TUNE_TIMED, refused->candidate));
+  assert_null(tuning_find(&w, NSA_TUNE_TIMED, refused->candidate));
   int launches = machine_record()->launches;
   dense_tune(&w, NSA_TUNE_QUICK, 0); /* remembered and told, not tried */
-  assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 1);
+  assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 1);
   assert_int_equal(machine_record()->launches, launches);
   unsetenv("FAKE_NVRTC_FAT");
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* Another compiler refuses the heuristic's choice: plans use smaller tiles there, and a tuning
  * finds the best of what compiles. */
 static void test_refused_heuristic(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "runtime: {compile_jobs: 1}\n");
   dense_ms_of_64 = 5;
   setenv("FAKE_NVRTC_FAT", "attend_dense_sm90", 1);
   machine_record()->spills = 1;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
-  assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 1);
+  assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 1);
   assert_int_equal(dense_planned_threads(&w, &by_record), 64);
   assert_true(by_record);
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   machine_remove(w.dir);
   w.dir[0] = 0;
-  dense_enter(&w, "runtime: {compile_jobs: 1}\nvariants: {disable: [dense.dense_mma]}\n");
+  dense_enter(&w, "runtime: {compile_jobs: 1}\nvariants: {disable: [dense.dense_sm80]}\n");
   machine_record()->spills = 1000; /* nothing compiles */
-  machine_expect("none", world_tune(&w, &o, &p, 1), NSA_E_COMPILE, "spills");
+  machine_expect("none", tuning_tune(&w, &o, &p, 1), NSA_E_COMPILE, "spills");
   machine_record()->spills = 0;
   unsetenv("FAKE_NVRTC_FAT");
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* ---- what stays loaded ---- */
 
 static int loaded(void) { return machine_record()->loads - machine_record()->unloads; }
 
-static nsa_plan *make_plan(const world *w) {
+static nsa_plan *make_plan(const tuning *w) {
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
@@ -255,7 +255,7 @@ static nsa_plan *make_plan(const world *w) {
 /* After a tuning only what plans use is loaded; a plan's end unloads nothing. */
 static void test_unload(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   dense_enter(&w, "");
   dense_ms_of_64 = 5;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
@@ -275,24 +275,24 @@ static void test_unload(void **state) {
   assert_int_equal(machine_record()->loads, loads); /* still there */
   dense_tune(&w, NSA_TUNE_QUICK, 1);
   assert_int_equal(loaded(), before + 1); /* the tuner did not load it */
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* What another thread makes a plan of meanwhile stays, though the tuner loaded it. */
-static void test_unload_beside(void **state) {
+static void test_unload_second_plan(void **state) {
   (void)state;
   for (int i = 0; i < 2; i++) {
-    world w = { 0 };
+    tuning w = { 0 };
     dense_enter(&w, "tuning: {records: false}\n");
     dense_ms_of_64 = 5;
-    w.plan_beside = true;
-    w.keep_beside = i;
+    w.second_plan = true;
+    w.keep_second = i;
     dense_tune(&w, NSA_TUNE_QUICK, 0);
-    assert_false(w.plan_beside);
+    assert_false(w.second_plan);
     assert_int_equal(loaded(), 1);
-    nsa_plan_destroy(w.beside);
+    nsa_plan_destroy(w.second);
     assert_int_equal(loaded(), 1);
-    world_leave(&w);
+    tuning_leave(&w);
   }
 }
 
@@ -304,7 +304,7 @@ static void test_refused_launch(void **state) {
   (void)state;
   static const int spare[] = { 0, 1, 4 };
   for (size_t i = 0; i < sizeof spare / sizeof *spare; i++) {
-    world w = { 0 };
+    tuning w = { 0 };
     bool by_record;
     dense_enter(&w, "");
     dense_ms_of_64 = 1;
@@ -312,46 +312,46 @@ static void test_refused_launch(void **state) {
     machine_record()->refuse_spare = spare[i];
     dense_tune(&w, NSA_TUNE_QUICK, 0);
     assert_int_equal(machine_record()->refuse_spare, 0);
-    assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 1);
-    const nsa_tune_event *refused = world_find(&w, NSA_TUNE_REFUSED, NULL);
+    assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 1);
+    const nsa_tune_event *refused = tuning_find(&w, NSA_TUNE_REFUSED, NULL);
     assert_non_null(strstr(refused->candidate, "warps=2"));
     assert_non_null(strstr(refused->note, "cuLaunchKernelEx of attend_dense_sm80: "));
-    assert_null(world_find(&w, NSA_TUNE_TIMED, refused->candidate));
-    assert_true(world_count(&w, NSA_TUNE_TIMED) >= 2);
-    assert_null(strstr(world_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
+    assert_null(tuning_find(&w, NSA_TUNE_TIMED, refused->candidate));
+    assert_true(tuning_count(&w, NSA_TUNE_TIMED) >= 2);
+    assert_null(strstr(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
     assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
     assert_true(by_record);
     machine_record()->refuse_threads = 0;
     int launches = machine_record()->launches;
     dense_tune(&w, NSA_TUNE_QUICK, 0); /* remembered and told, not tried */
-    assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 1);
+    assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 1);
     assert_int_equal(machine_record()->launches, launches);
     dense_tune(&w, NSA_TUNE_QUICK, 1); /* fresh: tried anew */
     assert_int_equal(dense_planned_threads(&w, &by_record), 64);
-    world_leave(&w);
+    tuning_leave(&w);
   }
 }
 
 static void test_refused_launch_of_heuristic(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   bool by_record;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   dense_enter(&w, "");
   machine_record()->refuse_threads = dense_planned_threads(&w, &by_record);
-  machine_expect("refused", world_tune(&w, &o, &p, 1), NSA_E_CUDA,
+  machine_expect("refused", tuning_tune(&w, &o, &p, 1), NSA_E_CUDA,
                  "refuses to run the heuristic's own choice for ");
-  assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 0);
-  world_expect_nothing_chosen(&w, &p);
-  world_leave(&w);
+  assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 0);
+  tuning_expect_nothing_chosen(&w, &p);
+  tuning_leave(&w);
 }
 
 /* A kernel that breaks the context ends the tuning, which says whose it was; the next process leaves
  * that one out. */
 static void test_lost_context(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   bool by_record;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
@@ -359,31 +359,31 @@ static void test_lost_context(void **state) {
   dense_enter(&w, "");
   dense_ms_of_64 = 1;
   machine_record()->break_threads = 64;
-  machine_expect("lost", world_tune(&w, &o, &p, 1), NSA_E_CUDA,
-                 "the device failed in a run with dense_mma ");
+  machine_expect("lost", tuning_tune(&w, &o, &p, 1), NSA_E_CUDA,
+                 "the device failed in a run with dense_sm80 ");
   assert_non_null(strstr(nsa_last_error(), "warps=2"));
   assert_non_null(strstr(nsa_last_error(), "CUDA context is lost"));
-  assert_non_null(strstr(world_find(&w, NSA_TUNE_DONE, NULL)->note, "warps=2"));
+  assert_non_null(strstr(tuning_find(&w, NSA_TUNE_DONE, NULL)->note, "warps=2"));
   machine_record()->broken = 0;
   dense_enter(&w, "");
   dense_ms_of_64 = 1;
   dense_tune(&w, NSA_TUNE_QUICK, 0);
   assert_int_equal(machine_record()->broken, 0);
-  assert_null(strstr(world_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
+  assert_null(strstr(tuning_find(&w, NSA_TUNE_CHOSEN, NULL)->candidate, "warps=2"));
   assert_int_not_equal(dense_planned_threads(&w, &by_record), 64);
   machine_record()->break_threads = dense_planned_threads(&w, &by_record); /* the heuristic's own */
   o.fresh = 1;
-  machine_expect("lost", world_tune(&w, &o, &p, 1), NSA_E_CUDA, "CUDA context is lost");
-  assert_int_equal(world_count(&w, NSA_TUNE_REFUSED), 0);
+  machine_expect("lost", tuning_tune(&w, &o, &p, 1), NSA_E_CUDA, "CUDA context is lost");
+  assert_int_equal(tuning_count(&w, NSA_TUNE_REFUSED), 0);
   machine_record()->broken = 0;
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 /* ---- on first use ---- */
 
 static void test_first_use(void **state) {
   (void)state;
-  world w = { 0 };
+  tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "tuning: {on_first_use: quick}\n");
   dense_ms_of_64 = 5;
@@ -394,13 +394,13 @@ static void test_first_use(void **state) {
   assert_int_equal(dense_planned_threads(&w, &by_record), 64);
   assert_int_equal(machine_record()->launches, launches); /* there is a record now */
   assert_int_equal(w.warnings, 0);
-  world_leave(&w);
-  world_enter(&w, "tuning: {on_first_use: quick}\n"); /* kernels that compute nothing */
+  tuning_leave(&w);
+  tuning_enter(&w, "tuning: {on_first_use: quick}\n"); /* kernels that compute nothing */
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w.ctx, &p, NULL, NULL, &plan), NSA_E_VERIFY, "wrong");
   assert_null(plan);
-  world_leave(&w);
+  tuning_leave(&w);
 }
 
 int main(void) {
@@ -416,7 +416,7 @@ int main(void) {
     TEST(test_refused_candidate),
     TEST(test_refused_heuristic),
     TEST(test_unload),
-    TEST(test_unload_beside),
+    TEST(test_unload_second_plan),
     TEST(test_refused_launch),
     TEST(test_refused_launch_of_heuristic),
     TEST(test_lost_context),

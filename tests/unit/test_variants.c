@@ -56,7 +56,7 @@ static void check_unit(const nsai_kernel_spec *spec, const nsai_problem *problem
 static void check_spec(const nsai_kernel_spec *spec, const nsai_problem *problem) {
   if (spec->threads < 32 || spec->threads > 1024 || spec->threads % 32)
     fail_msg("%s: %d threads", spec->entry, spec->threads);
-  bool hopper = spec->box_keys ||
+  bool hopper = spec->tma_box_keys ||
                 !strcmp(spec->entry, "attend_selected_kv_stationary_sm90"); /* sm_90a alone */
   if (spec->shared_bytes > (hopper ? 227u * 1024 : PORTABLE_SHARED_BYTES))
     fail_msg("%s: %u bytes of shared memory", spec->entry, spec->shared_bytes);
@@ -80,24 +80,26 @@ static void check_spec(const nsai_kernel_spec *spec, const nsai_problem *problem
 }
 
 /* Pieces lie one after the other, aligned, within the total. */
-static void check_layout(const nsai_problem *problem, const nsai_choice *choice) {
-  nsai_layout l = nsai_layout_make(problem, choice, 132);
-  const nsai_piece all[] = {
-    l.k_cmp,       l.v_cmp,        l.lse,         l.partial,    l.importance,     l.idx,
-    l.lists,       l.phi_rows,     l.phi_product, l.phi_hidden, l.gate_product,   l.gate_hidden,
-    l.gate_logits, l.gemm,         l.scores,      l.probs,      l.scratch,        l.kv.counts,
-    l.kv.starts,   l.kv.entries,   l.kv.places,   l.kv.items,   l.kv.item_counts, l.kv.o,
-    l.kv.lse,      l.partial_units
-  };
+static void check_workspace(const nsai_problem *problem, const nsai_choice *choice) {
+  nsai_workspace l = nsai_workspace_make(problem, choice, 132);
+  const nsai_buffer all[] = { l.k_cmp,       l.v_cmp,          l.lse,
+                              l.partial,     l.importance,     l.idx,
+                              l.lists,       l.phi_rows,       l.phi_product,
+                              l.phi_hidden,  l.gate_product,   l.gate_hidden,
+                              l.gate_logits, l.gemm,           l.scores,
+                              l.probs,       l.scratch,        l.kv.counts,
+                              l.kv.starts,   l.kv.entries,     l.kv.entry_indices,
+                              l.kv.items,    l.kv.item_counts, l.kv.o,
+                              l.kv.lse,      l.partial_units };
   uint64_t sum = 0;
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (!all[i].bytes) continue;
     uint64_t end = all[i].offset + all[i].bytes;
     if (all[i].offset % NSAI_WORKSPACE_ALIGN || end > l.total || end < all[i].offset)
-      fail_msg("piece %zu: offset %llu", i, (unsigned long long)all[i].offset);
+      fail_msg("buffer %zu: offset %llu", i, (unsigned long long)all[i].offset);
     for (size_t k = 0; k < i; k++)
       if (all[k].bytes && all[i].offset < all[k].offset + all[k].bytes && all[k].offset < end)
-        fail_msg("pieces %zu and %zu overlap", i, k);
+        fail_msg("buffers %zu and %zu overlap", i, k);
     sum += (all[i].bytes + NSAI_WORKSPACE_ALIGN - 1) / NSAI_WORKSPACE_ALIGN * NSAI_WORKSPACE_ALIGN;
   }
   assert_true(sum == l.total);
@@ -110,7 +112,7 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
     assert_true((s[NSAI_KERNEL_DENSE].entry != NULL) != (s[NSAI_KERNEL_SOFTMAX].entry != NULL));
     return;
   }
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   bool own = m->select_count && p->selection == NSA_SELECT_OWN;
   bool products = m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP;
   assert_true((s[NSAI_KERNEL_COMPRESS].entry != NULL) == (m->phi == NSAI_PHI_MEAN));
@@ -121,13 +123,13 @@ static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
   assert_true((s[NSAI_KERNEL_GATE_ACTIVATION].entry != NULL) == (m->gate_hidden > 0));
   assert_non_null(s[NSAI_KERNEL_ATTEND_COMPRESSED].entry);
   assert_true((s[NSAI_KERNEL_IMPORTANCE].entry != NULL) ==
-              (own && !nsai_problem_selects_all(p) && !nsai_is_covered(c, NSAI_STAGE_IMPORTANCE)));
+              (own && !nsai_problem_selects_all(p) && !nsai_is_fused(c, NSAI_STAGE_IMPORTANCE)));
   assert_true((s[NSAI_KERNEL_PROBE].entry != NULL) == (p->max_probe_rows > 0));
   assert_true((s[NSAI_KERNEL_SELECT].entry != NULL) == own);
   assert_true((s[NSAI_KERNEL_SORT].entry != NULL) == (p->selection != NSA_SELECT_OWN));
   assert_true((s[NSAI_KERNEL_ATTEND_SELECTED].entry != NULL) == (m->select_count > 0));
   assert_true((s[NSAI_KERNEL_ATTEND_WINDOW].entry != NULL) ==
-              (m->window > 0 && !nsai_is_covered(c, NSAI_STAGE_ATTEND_WINDOW)));
+              (m->window > 0 && !nsai_is_fused(c, NSAI_STAGE_ATTEND_WINDOW)));
 }
 
 static void check_problem(const nsai_config *config, const nsa_problem *asked) {
@@ -144,15 +146,15 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
     for (int role = 0; role < NSAI_ROLES; role++)
       if (c.specs[role].entry) check_spec(&c.specs[role], &p);
     check_kernels(&p, &c);
-    check_layout(&p, &c);
+    check_workspace(&p, &c);
   }
 }
 
 /* A variant covers stages that nsai_choose comes to after its own. */
-static void test_covers(void **state) {
+static void test_fuses(void **state) {
   (void)state;
   for (int i = 0; nsai_variants[i].name; i++)
-    assert_int_equal(nsai_variants[i].covers & ((2u << nsai_variants[i].stage) - 1), 0);
+    assert_int_equal(nsai_variants[i].fuses & ((2u << nsai_variants[i].stage) - 1), 0);
 }
 
 /* Both operations and every selection, short and long, with and without a probe. */
@@ -260,21 +262,21 @@ static void test_force_and_disable(void **state) {
   asked.max_seqs = dense.max_seqs = 1;
   dense.op = NSA_OP_DENSE;
   assert_int_equal(explain("", "", &dense, story, sizeof story, &c), NSA_OK);
-  assert_string_equal(c.variant[NSAI_STAGE_DENSE]->name, "dense_wgmma");
-  expect_story(story, "sdpa_gemm: possible, not chosen");
-  assert_int_equal(explain("", "variants: {force: {dense: sdpa_gemm}}", &dense, story, sizeof story,
-                           &c),
+  assert_string_equal(c.variant[NSAI_STAGE_DENSE]->name, "dense_sm90");
+  expect_story(story, "dense_gemm: possible, not chosen");
+  assert_int_equal(explain("", "variants: {force: {dense: dense_gemm}}", &dense, story,
+                           sizeof story, &c),
                    NSA_OK);
-  assert_string_equal(c.variant[NSAI_STAGE_DENSE]->name, "sdpa_gemm");
-  expect_story(story, "sdpa_gemm: chosen (variants.force)");
-  expect_story(story, "variants.force asks for sdpa_gemm");
+  assert_string_equal(c.variant[NSAI_STAGE_DENSE]->name, "dense_gemm");
+  expect_story(story, "dense_gemm: chosen (variants.force)");
+  expect_story(story, "variants.force asks for dense_gemm");
   /* A baseline is never the choice, even where it is the only one left. */
   assert_int_equal(explain("", "variants: {disable: [dense.dense_*]}", &dense, story, sizeof story,
                            &c),
                    NSA_E_UNSUPPORTED);
   /* Forced and illegal: the reason, never another variant in its place. */
-  assert_int_equal(explain("", "variants: {force: {attend_selected: selected_dense_mma}}", &asked,
-                           story, sizeof story, &c),
+  assert_int_equal(explain("", "variants: {force: {attend_selected: attend_selected_dense_sm80}}",
+                           &asked, story, sizeof story, &c),
                    NSA_E_UNSUPPORTED);
   expect_story(story, "max_kv_len 5000 is beyond 1024 tokens");
   expect_story(story, "attend_selected_sm80: no");
@@ -299,8 +301,8 @@ static void needs_much(const nsai_problem *p, const nsai_target *t, const nsai_t
 }
 
 /* Reasons against a variant with these properties, for a problem with these wishes. */
-static int judge(bool deterministic, bool fp32_importance, const nsai_problem *problem,
-                 const char *expected) {
+static int count_reasons(bool deterministic, bool fp32_importance, const nsai_problem *problem,
+                         const char *expected) {
   const nsai_variant variant = { .name = "made_up",
                                  .stage = NSAI_STAGE_IMPORTANCE,
                                  .deterministic = deterministic,
@@ -310,7 +312,7 @@ static int judge(bool deterministic, bool fp32_importance, const nsai_problem *p
   char text[512] = "";
   nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
   nsai_config *config = must_load(NULL, "nsa: 1\n");
-  nsai_variant_judge(config, problem, &hopper, &variant, &reasons);
+  nsai_variant_reasons(config, problem, &hopper, &variant, &reasons);
   nsai_config_destroy(config);
   expect_story(text, expected);
   return reasons.count;
@@ -321,21 +323,21 @@ static void test_wishes(void **state) {
   (void)state;
   const nsai_problem none = { 0 }, same = { .deterministic = true }, exact = { .parity = true },
                      both = { .deterministic = true, .parity = true };
-  assert_int_equal(judge(false, false, &none, ""), 0);
-  assert_int_equal(judge(true, true, &both, ""), 0);
-  assert_int_equal(judge(false, true, &same, "results differ from run to run"), 1);
-  assert_int_equal(judge(true, false, &same, ""), 0);
-  assert_int_equal(judge(true, false, &exact, "less exact than fp32"), 1);
-  assert_int_equal(judge(false, true, &exact, ""), 0);
-  assert_int_equal(judge(false, false, &both, "results differ from run to run"), 2);
+  assert_int_equal(count_reasons(false, false, &none, ""), 0);
+  assert_int_equal(count_reasons(true, true, &both, ""), 0);
+  assert_int_equal(count_reasons(false, true, &same, "results differ from run to run"), 1);
+  assert_int_equal(count_reasons(true, false, &same, ""), 0);
+  assert_int_equal(count_reasons(true, false, &exact, "less exact than fp32"), 1);
+  assert_int_equal(count_reasons(false, true, &exact, ""), 0);
+  assert_int_equal(count_reasons(false, false, &both, "results differ from run to run"), 2);
 }
 
 /* Not even by mistake does a plan get a kernel that cannot be launched. */
 static void test_shared_memory(void **state) {
   (void)state;
   const nsai_problem small = { 0 }, large = { .max_seqs = 1 };
-  assert_int_equal(judge(true, true, &small, ""), 0);
-  assert_int_equal(judge(true, true, &large, "needs 232449 bytes of shared memory"), 1);
+  assert_int_equal(count_reasons(true, true, &small, ""), 0);
+  assert_int_equal(count_reasons(true, true, &large, "needs 232449 bytes of shared memory"), 1);
 }
 
 /* Every reason is listed, however many there are. */
@@ -349,14 +351,14 @@ static void test_all_reasons(void **state) {
   dense.max_seqs = 2;
   dense.op = NSA_OP_DENSE;
   nsai_writer w = nsai_writer_open(more, sizeof more);
-  nsai_write(&w, "runtime: {device: cpu}\nvariants: {disable: [dense.dense_mma");
-  for (int i = 0; i < 40; i++) nsai_write(&w, ", \"dense.d%.*s*\"", i % 8, "ense_mma");
+  nsai_write(&w, "runtime: {device: cpu}\nvariants: {disable: [dense.dense_sm80");
+  for (int i = 0; i < 40; i++) nsai_write(&w, ", \"dense.dense_sm%.*s*\"", i % 8, "80");
   nsai_write(&w, "]}\n");
   assert_int_equal(explain(", dtype: f32", more, &dense, story, sizeof story, &c),
                    NSA_E_UNSUPPORTED);
   int reasons = 0;
   for (const char *at = story; (at = strstr(at, "matches it with")); at++) reasons++;
-  assert_int_equal(reasons, 71); /* dense_wgmma by those 30 that are short enough */
+  assert_int_equal(reasons, 46); /* dense_sm90 by those 5 that are short enough */
   expect_story(story, "model.dtype is f32: GPU kernels take bf16 and fp16");
   expect_story(story, "max_seqs is 2");
 }
@@ -384,8 +386,8 @@ static void test_same_code(void **state) {
 /* ---- attend_compressed_topn_sm90 ---- */
 
 /* The reasons against it for a model of 4 KV heads; its spec where there are none. */
-static int judge_topn(const char *model, nsai_kernel_spec specs[NSAI_ROLES], char *text,
-                      size_t size) {
+static int count_topn_reasons(const char *model, nsai_kernel_spec specs[NSAI_ROLES], char *text,
+                              size_t size) {
   char yaml[512];
   snprintf(yaml, sizeof yaml, "nsa: 1\nmodel: {kv_heads: 4, %s}\n", model);
   nsai_config *config = must_load(NULL, yaml);
@@ -399,7 +401,7 @@ static int judge_topn(const char *model, nsai_kernel_spec specs[NSAI_ROLES], cha
   nsai_reasons reasons = { nsai_writer_open(text, size), 0 };
   assert_true(nsai_candidate_parse("attend_compressed_topn_sm90", NSAI_STAGE_ATTEND_COMPRESSED,
                                    &candidate));
-  nsai_variant_judge(config, &p, &t, candidate.variant, &reasons);
+  nsai_variant_reasons(config, &p, &t, candidate.variant, &reasons);
   if (!reasons.count) candidate.variant->specify(&p, &t, &candidate.tiles, specs);
   nsai_config_destroy(config);
   return reasons.count;
@@ -427,14 +429,15 @@ static void test_topn_legal(void **state) {
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char text[2048] = "";
     nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
-    int count = judge_topn(cases[i].model, specs, text, sizeof text);
+    int count = count_topn_reasons(cases[i].model, specs, text, sizeof text);
     if ((count > 0) != (cases[i].reason != NULL) ||
         (cases[i].reason && !strstr(text, cases[i].reason)))
       fail_msg("%s: %d reasons\n%s", cases[i].model, count, text);
     if (count) continue;
     const nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
-    assert_true(spec->scratch_bytes > 0 && spec->scratch_bytes % 256 == 0 && spec->per_sm == 1);
-    assert_true(spec->spread_keys && spec->box_heads * spec->box_tokens == 64);
+    assert_true(spec->scratch_bytes > 0 && spec->scratch_bytes % 256 == 0 &&
+                spec->ctas_per_sm == 1);
+    assert_true(spec->interleaved_keys && spec->tma_box_heads * spec->tma_box_tokens == 64);
   }
 }
 
@@ -444,13 +447,13 @@ static void test_topn_scratch(void **state) {
   (void)state;
   char text[2048];
   nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
-  assert_int_equal(judge_topn("heads: 64, head_dim: 128", specs, text, sizeof text), 0);
+  assert_int_equal(count_topn_reasons("heads: 64, head_dim: 128", specs, text, sizeof text), 0);
   assert_int_equal(specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes,
                    32 * (8 * (16 * 32 + 16) * 4 + 8 * 32 * 8) + 128 * 4);
 }
 
 /* Heads whose O and Q leave nine warps of attend_selected_sm80 no registers. */
-static void test_union_registers(void **state) {
+static void test_selected_registers(void **state) {
   (void)state;
   static const struct {
     int32_t dim_qk, dim_v, warps;
@@ -464,18 +467,24 @@ static void test_union_registers(void **state) {
                                   .head_dim_qk = cases[i].dim_qk,
                                   .head_dim_v = cases[i].dim_v } };
     nsai_decider by;
-    assert_int_equal(nsai_space_union.choose(&p, &ampere, &by).of[NSAI_TILE_WARPS], cases[i].warps);
+    assert_int_equal(nsai_space_selected_sm80.choose(&p, &ampere, &by).of[NSAI_TILE_WARPS],
+                     cases[i].warps);
   }
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_shipped),           cmocka_unit_test(test_random),
-    cmocka_unit_test(test_force_and_disable), cmocka_unit_test(test_all_reasons),
-    cmocka_unit_test(test_same_code),         cmocka_unit_test(test_wishes),
-    cmocka_unit_test(test_shared_memory),     cmocka_unit_test(test_covers),
-    cmocka_unit_test(test_topn_legal),        cmocka_unit_test(test_topn_scratch),
-    cmocka_unit_test(test_union_registers),
+    cmocka_unit_test(test_shipped),
+    cmocka_unit_test(test_random),
+    cmocka_unit_test(test_force_and_disable),
+    cmocka_unit_test(test_all_reasons),
+    cmocka_unit_test(test_same_code),
+    cmocka_unit_test(test_wishes),
+    cmocka_unit_test(test_shared_memory),
+    cmocka_unit_test(test_fuses),
+    cmocka_unit_test(test_topn_legal),
+    cmocka_unit_test(test_topn_scratch),
+    cmocka_unit_test(test_selected_registers),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -77,8 +77,7 @@ static void check_whole(vector_case *c) {
   int32_t tokens = (int32_t)(c->seqs * c->queries), *probes = vector_bytes(tokens, sizeof *probes);
   for (int32_t i = 0; i < tokens; i++) probes[i] = i;
   io.probe_rows = vector_lengths(probes, tokens);
-  assert_int_equal(nsai_reference_forward(&c->geometry, NSA_SELECT_OWN, 0, &c->batch, &io, 2),
-                   NSA_OK);
+  assert_int_equal(nsai_reference_forward(&c->model, NSA_SELECT_OWN, 0, &c->batch, &io, 2), NSA_OK);
   compare_tensor(c, "o", &io.o);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     snprintf(name, sizeof name, "o_%s", branch_names[b]);
@@ -98,8 +97,8 @@ static void check_whole(vector_case *c) {
 }
 
 static void check_rows(vector_case *c, int32_t selection) {
-  int64_t heads = c->geometry.heads, tokens = c->seqs * c->queries, count = tokens * heads;
-  int64_t dim = c->geometry.head_dim_v, *token = vector_bytes(count, sizeof *token);
+  int64_t heads = c->model.heads, tokens = c->seqs * c->queries, count = tokens * heads;
+  int64_t dim = c->model.head_dim_v, *token = vector_bytes(count, sizeof *token);
   int32_t *head = vector_bytes(count, sizeof *head);
   for (int64_t i = 0; i < count; i++) {
     token[i] = i / heads;
@@ -113,8 +112,7 @@ static void check_rows(vector_case *c, int32_t selection) {
   }
   nsa_io io = c->io;
   io.block_idx = vector_file_packed(&c->file, "idx");
-  assert_int_equal(nsai_reference_forward_rows(&c->geometry, selection, 0, &c->batch, &io, &rows,
-                                               2),
+  assert_int_equal(nsai_reference_forward_rows(&c->model, selection, 0, &c->batch, &io, &rows, 2),
                    NSA_OK);
   compare(c, "o", rows.o);
   for (int b = 0; b < NSA_BRANCHES; b++) {
@@ -136,7 +134,7 @@ static void check_importance(vector_case *c) {
   int64_t count = want.shape[0], *tokens = vector_bytes(count, sizeof *tokens);
   double *out = vector_bytes(count * want.stride[0], sizeof *out);
   for (int64_t i = 0; i < count; i++) tokens[i] = i;
-  assert_int_equal(nsai_reference_importance(&c->geometry, &c->batch, &c->io, count, tokens,
+  assert_int_equal(nsai_reference_importance(&c->model, &c->batch, &c->io, count, tokens,
                                              want.shape[2], out, 2),
                    NSA_OK);
   compare(c, "imp", out);
@@ -146,7 +144,7 @@ static void check_importance(vector_case *c) {
 
 /* Sequence s has pages s, s + B, s + 2B ...: [rows, P, heads, dim] for rows of all sequences. */
 static nsa_tensor pages_for(const vector_case *c, int64_t pages, int64_t places, int64_t dim) {
-  int64_t heads = c->geometry.kv_heads, row = heads * dim;
+  int64_t heads = c->model.kv_heads, row = heads * dim;
   nsa_tensor t = { .ndim = 4,
                    .dtype = NSA_F32,
                    .shape = { pages, places, heads, dim },
@@ -157,7 +155,7 @@ static nsa_tensor pages_for(const vector_case *c, int64_t pages, int64_t places,
 
 /* All tokens appended at once, then the vector's queries. */
 static void check_cached(vector_case *c) {
-  const nsai_geometry *g = &c->geometry;
+  const nsai_model *g = &c->model;
   nsai_reference_cache cache = { .page_size = NSAI_MIN_PAGE_SIZE };
   while (cache.page_size % g->stride) cache.page_size *= 2;
   int64_t width = (c->kv_len + cache.page_size - 1) / cache.page_size, pages = width * c->seqs;

@@ -13,23 +13,23 @@
 
 #include <cmocka.h>
 
-nsai_geometry toy_geometry(nsai_phi_kind phi) {
-  return (nsai_geometry){ .heads = 6,
-                          .kv_heads = 2,
-                          .head_dim_qk = 24,
-                          .head_dim_v = 16,
-                          .block = 8,
-                          .stride = 4,
-                          .select_block = 16,
-                          .select_count = 4,
-                          .select_init = 1,
-                          .select_local = 2,
-                          .window = 20,
-                          .dtype = NSA_F32,
-                          .phi = phi,
-                          .phi_hidden = 10,
-                          .phi_activation = NSAI_ACT_GELU,
-                          .gate = NSAI_GATE_WEIGHTS };
+nsai_model toy_model(nsai_phi_kind phi) {
+  return (nsai_model){ .heads = 6,
+                       .kv_heads = 2,
+                       .head_dim_qk = 24,
+                       .head_dim_v = 16,
+                       .block = 8,
+                       .stride = 4,
+                       .select_block = 16,
+                       .select_count = 4,
+                       .select_init = 1,
+                       .select_local = 2,
+                       .window = 20,
+                       .dtype = NSA_F32,
+                       .phi = phi,
+                       .phi_hidden = 10,
+                       .phi_activation = NSAI_ACT_GELU,
+                       .gate = NSAI_GATE_WEIGHTS };
 }
 
 nsa_tensor toy_tensor(toy *t, int32_t dtype, int32_t ndim, int64_t a, int64_t b, int64_t c) {
@@ -78,20 +78,20 @@ nsa_tensor toy_offsets(toy *t, int32_t count, const int32_t *lengths) {
 }
 
 static nsa_tensor random_tensor(toy *t, int32_t ndim, int64_t a, int64_t b, int64_t c) {
-  nsa_tensor tensor = toy_tensor(t, t->geometry.dtype, ndim, a, b, c);
+  nsa_tensor tensor = toy_tensor(t, t->model.dtype, ndim, a, b, c);
   toy_randomize(t, &tensor);
   return tensor;
 }
 
 /* Weights [Hkv, in, out] that keep unit variance. */
 static nsa_tensor weights(toy *t, int64_t in, int64_t out) {
-  nsa_tensor tensor = toy_tensor(t, t->geometry.dtype, 3, t->geometry.kv_heads, in, out);
+  nsa_tensor tensor = toy_tensor(t, t->model.dtype, 3, t->model.kv_heads, in, out);
   randomize(t, &tensor, 1 / sqrt((double)in));
   return tensor;
 }
 
 static nsa_phi_side phi_side(toy *t, int64_t dim) {
-  const nsai_geometry *g = &t->geometry;
+  const nsai_model *g = &t->model;
   int64_t flat = g->block * dim;
   nsa_phi_side side = { 0 };
   if (nsai_phi_has_weights(g)) side.pe = random_tensor(t, 3, g->kv_heads, g->block, dim);
@@ -106,7 +106,7 @@ static nsa_phi_side phi_side(toy *t, int64_t dim) {
 }
 
 void toy_outputs(toy *t, nsa_io *io, int64_t tokens) {
-  const nsai_geometry *g = &t->geometry;
+  const nsai_model *g = &t->model;
   io->o = toy_tensor(t, g->dtype, 3, tokens, g->heads, g->head_dim_v);
   for (int b = 0; b < NSA_BRANCHES; b++) {
     io->o_branch[b] = toy_tensor(t, g->dtype, 3, tokens, g->heads, g->head_dim_v);
@@ -115,10 +115,10 @@ void toy_outputs(toy *t, nsa_io *io, int64_t tokens) {
   io->block_idx = toy_tensor(t, NSA_I32, 3, tokens, g->kv_heads, g->select_count);
 }
 
-void toy_init(toy *t, const nsai_geometry *geometry, int32_t seqs, const int32_t *q_len,
+void toy_init(toy *t, const nsai_model *model, int32_t seqs, const int32_t *q_len,
               const int32_t *kv_len) {
   memset(t, 0, sizeof *t);
-  t->geometry = *geometry;
+  t->model = *model;
   t->batch = (nsa_batch)NSA_BATCH_INIT;
   t->batch.num_seqs = seqs;
   t->batch.cu_q = toy_offsets(t, seqs, q_len);
@@ -126,14 +126,14 @@ void toy_init(toy *t, const nsai_geometry *geometry, int32_t seqs, const int32_t
   t->tokens = toy_ints(&t->batch.cu_q)[seqs];
   t->kv_tokens = toy_ints(&t->batch.cu_kv)[seqs];
   t->io = (nsa_io)NSA_IO_INIT;
-  t->io.q = random_tensor(t, 3, t->tokens, geometry->heads, geometry->head_dim_qk);
-  for (int b = 0; b < (geometry->per_branch ? NSA_BRANCHES : 1); b++) {
-    t->io.kv.k[b] = random_tensor(t, 3, t->kv_tokens, geometry->kv_heads, geometry->head_dim_qk);
-    t->io.kv.v[b] = random_tensor(t, 3, t->kv_tokens, geometry->kv_heads, geometry->head_dim_v);
+  t->io.q = random_tensor(t, 3, t->tokens, model->heads, model->head_dim_qk);
+  for (int b = 0; b < (model->per_branch ? NSA_BRANCHES : 1); b++) {
+    t->io.kv.k[b] = random_tensor(t, 3, t->kv_tokens, model->kv_heads, model->head_dim_qk);
+    t->io.kv.v[b] = random_tensor(t, 3, t->kv_tokens, model->kv_heads, model->head_dim_v);
   }
-  t->io.phi.k = phi_side(t, geometry->head_dim_qk);
-  t->io.phi.v = phi_side(t, geometry->head_dim_v);
-  t->io.gate.value = random_tensor(t, 3, t->tokens, geometry->heads, NSA_BRANCHES);
+  t->io.phi.k = phi_side(t, model->head_dim_qk);
+  t->io.phi.v = phi_side(t, model->head_dim_v);
+  t->io.gate.value = random_tensor(t, 3, t->tokens, model->heads, NSA_BRANCHES);
   toy_outputs(t, &t->io, t->tokens);
 }
 

@@ -13,7 +13,7 @@
 #include <stddef.h>
 
 typedef struct toy {
-  nsai_geometry geometry;
+  nsai_model model;
   nsa_batch batch;
   nsa_io io;
   int64_t tokens, kv_tokens;
@@ -24,10 +24,10 @@ typedef struct toy {
 
 /* Hq 6, Hkv 2, Dk 24, Dv 16, l 8, d 4, l' 16, n 4 (1 + 2 forced), w 20, shared K/V, weights, f32.
  */
-nsai_geometry toy_geometry(nsai_phi_kind phi);
+nsai_model toy_model(nsai_phi_kind phi);
 
 /* One sequence per entry of the lengths. Inputs are random, outputs all NaN or -1. */
-void toy_init(toy *t, const nsai_geometry *geometry, int32_t seqs, const int32_t *q_len,
+void toy_init(toy *t, const nsai_model *model, int32_t seqs, const int32_t *q_len,
               const int32_t *kv_len);
 void toy_free(toy *t);
 

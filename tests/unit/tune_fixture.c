@@ -23,14 +23,14 @@
 /* ---- contexts ---- */
 
 static void keep_log(void *user, int32_t level, const char *component, const char *text) {
-  world *w = user;
+  tuning *w = user;
   (void)component, (void)text;
   w->warnings += level <= NSA_LOG_WARN;
 }
 
 static bool begun; /* this test has its first context */
 
-void world_enter(world *w, const char *more) {
+void tuning_enter(tuning *w, const char *more) {
   char yaml[2048];
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   strcat(yaml, more);
@@ -40,7 +40,7 @@ void world_enter(world *w, const char *more) {
   begun = true;
 }
 
-void world_leave(world *w) {
+void tuning_leave(tuning *w) {
   const fake_cuda_state *r = machine_record();
   nsa_destroy(w->ctx);
   machine_remove(w->dir);
@@ -52,48 +52,48 @@ void world_leave(world *w) {
 }
 
 static void keep_event(void *user, const nsa_tune_event *event) {
-  world *w = user;
+  tuning *w = user;
   assert_int_equal(event->struct_size, sizeof *event);
   assert_true(event->problem && event->stage && event->candidate && event->note);
   assert_true(event->problem[0] && event->tokens > 0);
   nsai_tune_results_add(&w->results, event);
 }
 
-static void *tune_beside(void *user) {
-  world *w = user;
+static void *tune_second_plan(void *user) {
+  tuning *w = user;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   o.dry_run = 1;
   machine_expect("beside", nsa_tune(w->ctx, NULL, 0, &o), NSA_E_ARG, "by another thread");
   return NULL;
 }
 
-static void *make_plan_beside(void *user) {
-  world *w = user;
+static void *make_second_plan(void *user) {
+  tuning *w = user;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
-  machine_expect("beside", nsa_plan_create(w->ctx, &p, NULL, NULL, &w->beside), NSA_OK, NULL);
-  if (w->keep_beside) return NULL;
-  nsa_plan_destroy(w->beside);
-  w->beside = NULL;
+  machine_expect("beside", nsa_plan_create(w->ctx, &p, NULL, NULL, &w->second), NSA_OK, NULL);
+  if (w->keep_second) return NULL;
+  nsa_plan_destroy(w->second);
+  w->second = NULL;
   return NULL;
 }
 
 static bool in_final;
 
 static int32_t observe(void *user, int64_t done, int64_t total, const char *what) {
-  world *w = user;
+  tuning *w = user;
   pthread_t thread;
   assert_true(what && done <= total && done >= w->done);
   w->done = done;
   in_final |= !strcmp(what, "confirming");
   if (w->reenter) {
     w->reenter = false;
-    assert_int_equal(pthread_create(&thread, NULL, tune_beside, w), 0);
+    assert_int_equal(pthread_create(&thread, NULL, tune_second_plan, w), 0);
     pthread_join(thread, NULL);
   }
-  if (w->plan_beside && !strcmp(what, "timing")) {
+  if (w->second_plan && !strcmp(what, "timing")) {
     int loads = machine_record()->loads;
-    w->plan_beside = false;
-    assert_int_equal(pthread_create(&thread, NULL, make_plan_beside, w), 0);
+    w->second_plan = false;
+    assert_int_equal(pthread_create(&thread, NULL, make_second_plan, w), 0);
     pthread_join(thread, NULL);
     assert_int_equal(machine_record()->loads, loads);
   }
@@ -101,8 +101,8 @@ static int32_t observe(void *user, int64_t done, int64_t total, const char *what
   return ++w->steps == w->cancel_at;
 }
 
-nsa_status world_tune(world *w, const nsa_tune_options *options, const nsa_problem *problems,
-                      size_t count) {
+nsa_status tuning_tune(tuning *w, const nsa_tune_options *options, const nsa_problem *problems,
+                       size_t count) {
   nsa_tune_options o = *options;
   nsai_tune_results_fini(&w->results);
   w->steps = 0;
@@ -115,16 +115,16 @@ nsa_status world_tune(world *w, const nsa_tune_options *options, const nsa_probl
   return status;
 }
 
-void world_dry_run(world *w, int32_t level, const nsa_problem *problems, size_t count) {
+void tuning_dry_run(tuning *w, int32_t level, const nsa_problem *problems, size_t count) {
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   o.level = level;
   o.dry_run = 1;
-  machine_expect("dry run", world_tune(w, &o, problems, count), NSA_OK, NULL);
+  machine_expect("dry run", tuning_tune(w, &o, problems, count), NSA_OK, NULL);
   assert_int_equal(machine_record()->launches + machine_record()->compilations, 0);
   assert_int_equal(w->steps, 0);
 }
 
-void world_expect_nothing_chosen(world *w, const nsa_problem *p) {
+void tuning_expect_nothing_chosen(tuning *w, const nsa_problem *p) {
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
   for (int s = 0; s < NSAI_STAGE_COUNT; s++)
@@ -134,13 +134,13 @@ void world_expect_nothing_chosen(world *w, const nsa_problem *p) {
 
 /* ---- a dense kernel ---- */
 
-static nsai_geometry geometry; /* of the models here */
+static nsai_model model; /* of the models here */
 bool dense_wrong_of_64;
 double dense_ms_of_64, dense_slowdown;
 
 static nsa_tensor tensor_of(const NsaiView *view, int64_t rows, int64_t heads, int64_t dim) {
   return (nsa_tensor){ .data = view->data,
-                       .dtype = geometry.dtype,
+                       .dtype = model.dtype,
                        .ndim = 3,
                        .shape = { rows, heads, dim },
                        .stride = { view->token_stride, view->head_stride, 1 } };
@@ -159,23 +159,23 @@ static double run_dense(const fake_cuda_launch *launch, const void *params) {
   int tokens = a->seq.q_tokens;
   if (tokens > LONGEST_COMPUTED || (small && dense_wrong_of_64)) return ms;
   nsa_io io = { 0 };
-  io.q = tensor_of(&a->q, tokens, geometry.heads, geometry.head_dim_qk);
-  io.kv.k[0] = tensor_of(&a->k, a->seq.kv_tokens, geometry.kv_heads, geometry.head_dim_qk);
-  io.kv.v[0] = tensor_of(&a->v, a->seq.kv_tokens, geometry.kv_heads, geometry.head_dim_v);
-  io.o = tensor_of(&a->out.o, tokens, geometry.heads, geometry.head_dim_v);
+  io.q = tensor_of(&a->q, tokens, model.heads, model.head_dim_qk);
+  io.kv.k[0] = tensor_of(&a->k, a->seq.kv_tokens, model.kv_heads, model.head_dim_qk);
+  io.kv.v[0] = tensor_of(&a->v, a->seq.kv_tokens, model.kv_heads, model.head_dim_v);
+  io.o = tensor_of(&a->out.o, tokens, model.heads, model.head_dim_v);
   if (a->out.lse)
     io.lse[0] = (nsa_tensor){ .data = a->out.lse,
                               .dtype = NSA_F32,
                               .ndim = 2,
-                              .shape = { tokens, geometry.heads },
+                              .shape = { tokens, model.heads },
                               .stride = { a->out.lse_token_stride, a->out.lse_head_stride } };
-  (void)nsai_reference_dense(&geometry, NULL, &io, 1);
+  (void)nsai_reference_dense(&model, NULL, &io, 1);
   return ms;
 }
 
-void dense_enter(world *w, const char *more) {
-  world_enter(w, more);
-  geometry = w->ctx->config->model;
+void dense_enter(tuning *w, const char *more) {
+  tuning_enter(w, more);
+  model = w->ctx->config->model;
   machine_record()->kernel = run_dense;
   dense_wrong_of_64 = false;
   dense_ms_of_64 = 10;
@@ -183,31 +183,31 @@ void dense_enter(world *w, const char *more) {
   in_final = false;
 }
 
-void dense_tune(world *w, int32_t level, int32_t fresh) {
+void dense_tune(tuning *w, int32_t level, int32_t fresh) {
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   o.level = level;
   o.fresh = fresh;
-  machine_expect("tune", world_tune(w, &o, &p, 1), NSA_OK, NULL);
+  machine_expect("tune", tuning_tune(w, &o, &p, 1), NSA_OK, NULL);
   nsai_tune_span span = { 0 };
   assert_true(nsai_tune_next(&w->results, &span));
   assert_int_equal(span.count, w->results.count);
   assert_int_equal(span.events[span.count - 1].kind, NSA_TUNE_DONE);
 }
 
-const nsa_tune_event *world_find(const world *w, int32_t kind, const char *candidate) {
+const nsa_tune_event *tuning_find(const tuning *w, int32_t kind, const char *candidate) {
   nsai_tune_span span = { 0 };
   assert_true(nsai_tune_next(&w->results, &span));
   return nsai_tune_find(&span, kind, NULL, candidate);
 }
 
-size_t world_count(const world *w, int32_t kind) {
+size_t tuning_count(const tuning *w, int32_t kind) {
   nsai_tune_span span = { 0 };
   assert_true(nsai_tune_next(&w->results, &span));
   return nsai_tune_count(&span, kind);
 }
 
-int32_t dense_planned_threads(const world *w, bool *by_record) {
+int32_t dense_planned_threads(const tuning *w, bool *by_record) {
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
@@ -217,7 +217,7 @@ int32_t dense_planned_threads(const world *w, bool *by_record) {
   return threads;
 }
 
-int world_begin(void **state) {
+int tuning_begin(void **state) {
   (void)state;
   begun = false;
   unsetenv("FAKE_NVRTC_FAT");

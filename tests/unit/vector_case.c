@@ -22,26 +22,26 @@ static int32_t whole(const vector_case *c, const char *key, int32_t absent) {
   return (int32_t)vector_file_number(&c->file, key, absent);
 }
 
-static void load_geometry(vector_case *c) {
-  nsai_geometry *g = &c->geometry;
-  *g = (nsai_geometry){ .heads = whole(c, "Hq", 0),
-                        .kv_heads = whole(c, "Hkv", 0),
-                        .head_dim_qk = whole(c, "Dk", 0),
-                        .head_dim_v = whole(c, "Dv", 0),
-                        .block = whole(c, "l", 0),
-                        .stride = whole(c, "d", 0),
-                        .select_block = whole(c, "ls", 0),
-                        .select_count = whole(c, "n", 0),
-                        .select_init = whole(c, "n_init", -1),
-                        .select_local = whole(c, "n_local", -1),
-                        .window = whole(c, "w", 0),
-                        .dtype = NSA_F32,
-                        .phi_hidden = whole(c, "hidden", 0),
-                        .phi_activation = activation_of(vector_file_text(&c->file, "act", "relu")),
-                        .gate_channels = whole(c, "channels", 0),
-                        .gate_hidden = whole(c, "gate_hidden", 0),
-                        .gate_activation =
-                            activation_of(vector_file_text(&c->file, "gate_act", "relu")) };
+static void load_model(vector_case *c) {
+  nsai_model *g = &c->model;
+  *g = (nsai_model){ .heads = whole(c, "Hq", 0),
+                     .kv_heads = whole(c, "Hkv", 0),
+                     .head_dim_qk = whole(c, "Dk", 0),
+                     .head_dim_v = whole(c, "Dv", 0),
+                     .block = whole(c, "l", 0),
+                     .stride = whole(c, "d", 0),
+                     .select_block = whole(c, "ls", 0),
+                     .select_count = whole(c, "n", 0),
+                     .select_init = whole(c, "n_init", -1),
+                     .select_local = whole(c, "n_local", -1),
+                     .window = whole(c, "w", 0),
+                     .dtype = NSA_F32,
+                     .phi_hidden = whole(c, "hidden", 0),
+                     .phi_activation = activation_of(vector_file_text(&c->file, "act", "relu")),
+                     .gate_channels = whole(c, "channels", 0),
+                     .gate_hidden = whole(c, "gate_hidden", 0),
+                     .gate_activation =
+                         activation_of(vector_file_text(&c->file, "gate_act", "relu")) };
   g->per_branch = !strcmp(vector_file_text(&c->file, "per_branch", ""), "true");
   const char *phi = vector_file_text(&c->file, "phi", "");
   g->phi = !strcmp(phi, "mlp")      ? NSAI_PHI_MLP
@@ -81,8 +81,8 @@ static void load_inputs(vector_case *c) {
   io->kv.k[2] = vector_file_packed(f, "k_win");
   io->kv.v[2] = vector_file_packed(f, "v_win");
   io->phi = (nsa_phi){ phi_side(c, "phi_k"), phi_side(c, "phi_v") };
-  io->gate.value = vector_file_packed(f, c->geometry.gate == NSAI_GATE_LOGITS ? "gate_logits" //
-                                                                              : "gates");
+  io->gate.value = vector_file_packed(f, c->model.gate == NSAI_GATE_LOGITS ? "gate_logits" //
+                                                                           : "gates");
   io->gate.x = vector_file_packed(f, "gate.x");
   io->gate.w1 = part(c, "gate", "w1");
   io->gate.b1 = part(c, "gate", "b1");
@@ -99,7 +99,7 @@ nsa_tensor vector_lengths(int32_t *values, int64_t count) {
 void vector_case_load(vector_case *c, const char *name) {
   c->name = name;
   vector_file_read(&c->file, name);
-  load_geometry(c);
+  load_model(c);
   load_inputs(c);
   c->seqs = whole(c, "B", 0);
   c->queries = whole(c, "Sq", 0);

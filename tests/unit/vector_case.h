@@ -26,7 +26,7 @@
 typedef struct vector_case {
   const char *name;
   vector_file file;
-  nsai_geometry geometry;
+  nsai_model model;
   nsa_batch batch;
   nsa_io io;                     /* inputs only */
   int64_t seqs, queries, kv_len; /* B, Sq, S */

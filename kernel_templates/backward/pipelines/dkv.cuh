@@ -35,11 +35,11 @@
 #include "core/launch.cuh"
 
 // The kernel: `rows` is found for the tile of this block of threads.
-template <class Config, class Rows> NSAI_DEVICE void run_key_ring(const NsaiBackwardKvTma &p) {
-  using R = KeyRing<Config>;
+template <class Config, class Rows> NSAI_DEVICE void run_dkv_pipeline(const NsaiBackwardKvTma &p) {
+  using R = DkvPipeline<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   const u32 base = shared_address(shared_bytes);
-  if (threadIdx.x == 0) init_key_ring<Config>(base);
+  if (threadIdx.x == 0) init_dkv_pipeline<Config>(base);
   begin_kernel();
   __syncthreads(); // barriers are there
   Rows rows;

@@ -9,9 +9,9 @@
 // S^T [16 keys, 8 rows] from row `first` on becomes P'. `rows`: LSE and u of the stage's. kMasked 0: every
 // row sees every key.
 template <class Config, bool kMasked>
-NSAI_DEVICE void ring_probability(float (&s)[4], u32 rows, u32 known, int first, int key,
-                                  float scale_log2) {
-  using R = KeyRing<Config>;
+NSAI_DEVICE void stage_probability(float (&s)[4], u32 rows, u32 known, int first, int key,
+                                   float scale_log2) {
+  using R = DkvPipeline<Config>;
   const int row = first + 2 * (threadIdx.x & 3);
   const Chunk x = load_shared(rows + 8 * row); // LSE, u of two rows
   uint2 gate = make_uint2(0, 0), seen = make_uint2(0, 0);
@@ -22,8 +22,9 @@ NSAI_DEVICE void ring_probability(float (&s)[4], u32 rows, u32 known, int first,
     const u32 range = c ? seen.y : seen.x;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float e = gated_probability<Config>(s[2 * r + c], scale_log2, __uint_as_float(x.w[2 * c]),
-                                                __uint_as_float(c ? gate.y : gate.x));
+      const float e =
+          gated_probability<Config>(s[2 * r + c], scale_log2, __uint_as_float(x.w[2 * c]),
+                                    __uint_as_float(c ? gate.y : gate.x));
       const bool sees =
           !kMasked || (key + 8 * r >= (int)(range & 0xffff) && key + 8 * r < (int)(range >> 16));
       s[2 * r + c] = sees ? e : 0.0f;
@@ -33,7 +34,7 @@ NSAI_DEVICE void ring_probability(float (&s)[4], u32 rows, u32 known, int first,
 
 // dU becomes dS.
 template <class Config>
-NSAI_DEVICE void ring_score_gradient(float (&du)[4], const float (&s)[4], u32 rows, int first) {
+NSAI_DEVICE void stage_score_gradient(float (&du)[4], const float (&s)[4], u32 rows, int first) {
   const Chunk x = load_shared(rows + 8 * (first + 2 * (int)(threadIdx.x & 3)));
 #pragma unroll
   for (int c = 0; c < 2; ++c)
@@ -46,13 +47,14 @@ NSAI_DEVICE void ring_score_gradient(float (&du)[4], const float (&s)[4], u32 ro
 template <class Config, int kK, int kV>
 NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stages, u32 base,
                                float scale_log2) {
-  using R = KeyRing<Config>;
+  using R = DkvPipeline<Config>;
   using E = typename Config::Element;
   const int group = warp_uniform(threadIdx.x / 128), tile = R::kTiles == 2 ? group : 0;
   const int key = 64 * tile + recomputed(threadIdx.x) % 128 / 32 * 16 + threadIdx.x % 32 / 4;
-  const u32 sK = base + R::kSK + 64 * tile * kPanelPitch, sV = base + R::kSV + 64 * tile * kPanelPitch;
+  const u32 sK = base + R::kSK + 64 * tile * kPanelPitch,
+            sV = base + R::kSV + 64 * tile * kPanelPitch;
   float s[R::kN][4], du[R::kN][4]; // [64 keys, kRows]
-  RingStep<R::kStages> step;
+  PipelineState<R::kStages> step;
   int held = -1; // the stage whose products are still on their way
   auto release = [&](int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); };
   int i = 0;
@@ -68,12 +70,12 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
     const u32 sQ = base + R::kSStage + now * R::kStageBytes, sDO = sQ + R::Q::kBytes;
     const u32 known = base + R::kSKnown + now * R::kKnownBytes;
     const u32 in_rows = known + (R::kKnownWarps > 1 ? 8 * R::kRows * tile : 0);
-    barrier_wait(base + R::kFull + 8 * now, step.parity); // by the producers
+    barrier_wait(base + R::kFull + 8 * now, step.phase); // by the producers
     step.advance();
     if (R::kTiles == 1) step.advance();
     const u32 all = warp_uniform(load_shared_word(known + R::kAll + 4 * tile));
     if (!(all & kSomeSeen)) { // nobody sees the keys: at the ends of a range
-      if (held >= 0) { // else it would be the one that a later stage takes
+      if (held >= 0) {        // else it would be the one that a later stage takes
         wgmma_wait<0>();
         hold(dv);
         hold(dk);
@@ -99,17 +101,17 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
     if (all & kPartlySeen) {
 #pragma unroll
       for (int j = 0; j < R::kN; ++j)
-        ring_probability<Config, true>(s[j], in_rows, known, 8 * j, key, scale_log2);
+        stage_probability<Config, true>(s[j], in_rows, known, 8 * j, key, scale_log2);
     } else {
 #pragma unroll
       for (int j = 0; j < R::kN; ++j)
-        ring_probability<Config, false>(s[j], in_rows, known, 8 * j, key, scale_log2);
+        stage_probability<Config, false>(s[j], in_rows, known, 8 * j, key, scale_log2);
     }
     wgmma_wait<0>();
     hold(du);
     u32 rP[R::kN / 2][4], rDS[R::kN / 2][4]; // [64 keys, 16 rows] each
 #pragma unroll
-    for (int j = 0; j < R::kN; ++j) ring_score_gradient<Config>(du[j], s[j], in_rows, 8 * j);
+    for (int j = 0; j < R::kN; ++j) stage_score_gradient<Config>(du[j], s[j], in_rows, 8 * j);
     pack_all<E>(rP, s);
     pack_all<E>(rDS, du);
     wgmma_fence();
@@ -124,11 +126,12 @@ NSAI_DEVICE void multiply_keys(float (&dk)[kK][4], float (&dv)[kV][4], int stage
 
 // Columns from `column` on of the partial sums of the warpgroup's keys.
 template <class Config, int kDim, int kN>
-NSAI_DEVICE void store_sums(const KeyTile &tile, int first_key, int column, const float (&acc)[kN][4],
-                            float scale) {
+NSAI_DEVICE void store_sums(const KeyTile &tile, int first_key, int column,
+                            const float (&acc)[kN][4], float scale) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const int key = first_key + (int)threadIdx.x % 128 / 32 * 16 + r * 8 + (int)(threadIdx.x & 31) / 4;
+    const int key =
+        first_key + (int)threadIdx.x % 128 / 32 * 16 + r * 8 + (int)(threadIdx.x & 31) / 4;
     float *to = tile.partial + (long long)key * kPartialWidth<Config> + column;
     for_columns<kDim>(acc, r, scale, [&](int at, const float4 &x) {
       if (key < tile.keys) *(float4 *)(to + at) = x;
@@ -154,8 +157,9 @@ template <int kN> NSAI_DEVICE void take_sums(const float4 *from, float (&acc)[kN
 }
 
 template <class Config>
-NSAI_DEVICE void consume_keys(const NsaiBackwardKv &p, const KeyTile &tile, unsigned char *shared, u32 base) {
-  using R = KeyRing<Config>;
+NSAI_DEVICE void consume_keys(const NsaiBackwardKv &p, const KeyTile &tile, unsigned char *shared,
+                              u32 base) {
+  using R = DkvPipeline<Config>;
   constexpr int kK = R::kColsQk / 8, kV = R::kColsV / 8;
   const int group = warp_uniform(threadIdx.x / 128);
   float dk[kK][4] = {}, dv[kV][4] = {}; // [64, Dk], [64, Dv]

@@ -9,8 +9,9 @@
 
 // Rows [0, present) of a stage of a tensor, zeros behind; visible to products on return.
 template <class Config, int kDim, class Rows>
-NSAI_DEVICE void copy_rows(u32 to, const NsaiView &x, const Rows &rows, int head, int first, int present) {
-  constexpr int kRows = KeyRing<Config>::kRows, kChunks = panels(kDim) * 8;
+NSAI_DEVICE void copy_rows(u32 to, const NsaiView &x, const Rows &rows, int head, int first,
+                           int present) {
+  constexpr int kRows = DkvPipeline<Config>::kRows, kChunks = panels(kDim) * 8;
 #pragma unroll 1
   for (int i = threadIdx.x % 32; i < kRows * kChunks; i += 32) {
     const int row = i / kChunks, chunk = i % kChunks;
@@ -25,9 +26,9 @@ NSAI_DEVICE void copy_rows(u32 to, const NsaiView &x, const Rows &rows, int head
 
 // Boxes of the tokens of a stage: one where they lie side by side, else one for each.
 template <class Config, int kDim, class Rows>
-NSAI_DEVICE void load_boxes(u32 to, const NsaiTensorMap &map, u32 barrier, const Rows &rows, int head,
-                            int first) {
-  using R = KeyRing<Config>;
+NSAI_DEVICE void load_boxes(u32 to, const NsaiTensorMap &map, u32 barrier, const Rows &rows,
+                            int head, int first) {
+  using R = DkvPipeline<Config>;
   if constexpr (Rows::kBranch != NSAI_BRANCH_SELECTED) {
     if (threadIdx.x % 32 == 0)
       tma_load_panels<kDim>(to, map, barrier, R::kRows, head * Config::kGroup, rows.token(first));
@@ -42,22 +43,23 @@ NSAI_DEVICE void load_boxes(u32 to, const NsaiTensorMap &map, u32 barrier, const
 }
 
 template <class Config, class Rows>
-NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, const Rows &rows, u32 base) {
-  using R = KeyRing<Config>;
+NSAI_DEVICE void produce_boxes(const NsaiBackwardKvTma &p, const KeyTile &tile, const Rows &rows,
+                               u32 base) {
+  using R = DkvPipeline<Config>;
   const NsaiBackwardKv &kv = p.kv;
   if (threadIdx.x % 32 == 0) {
     const u32 full = base + R::kKeysFull;
     barrier_arrive_expecting(full, R::K::kBytes + R::V::kBytes);
-    tma_load_panels<Config::kHeadDimQk>(base + R::kSK, p.k, full, Config::kKeys, box_head(kv.k, tile.head),
-                                        (int)tile.key_row);
-    tma_load_panels<Config::kHeadDimV>(base + R::kSV, p.v, full, Config::kKeys, box_head(kv.v, tile.head),
-                                       (int)tile.key_row);
+    tma_load_panels<Config::kHeadDimQk>(base + R::kSK, p.k, full, Config::kKeys,
+                                        box_head(kv.k, tile.head), (int)tile.key_row);
+    tma_load_panels<Config::kHeadDimV>(base + R::kSV, p.v, full, Config::kKeys,
+                                       box_head(kv.v, tile.head), (int)tile.key_row);
   }
-  RingStep<R::kStages> step;
+  PipelineState<R::kStages> step;
   for_stages<Config>(tile, [&](int first) {
     const u32 full = base + R::kFull + 8 * step.stage,
               sQ = base + R::kSStage + step.stage * R::kStageBytes, sDO = sQ + R::Q::kBytes;
-    barrier_wait(base + R::kEmpty + 8 * step.stage, step.parity ^ 1); // by its readers
+    barrier_wait(base + R::kEmpty + 8 * step.stage, step.phase ^ 1); // by its readers
     if (first + R::kTokens <= tile.tokens) {
       if (threadIdx.x % 32 == 0) barrier_arrive_expecting(full, R::kStageBytes);
       __syncwarp(); // the bytes to come are known
@@ -96,21 +98,21 @@ NSAI_DEVICE void join_statistics(float4 &x, const float4 &y) {
 // Which tokens of a stage have the block of tile t on their lists, and begin to see it within their
 // windows: those leave it to the window's kernel (NsaiInvert.near). sListed [kTokens], by a warp.
 template <class Config, class Rows>
-NSAI_DEVICE void find_listed(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows, int first,
-                             int t, unsigned char *sListed) {
-  using R = KeyRing<Config>;
+NSAI_DEVICE void find_listed(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
+                             int first, int t, unsigned char *sListed) {
+  using R = DkvPipeline<Config>;
   const int lane = threadIdx.x % 32, wanted = (rows.first_key + 64 * t) / Config::kSelectBlock;
   __syncwarp(); // those of the stage before have been read
   for (int i = lane; i < R::kTokens; i += 32) sListed[i] = 0;
   __syncwarp();
 #pragma unroll 2
   for (int i = lane; i < R::kTokens * Config::kSelectCount; i += 32) {
-    const int place = i / Config::kSelectCount, token = first + place;
+    const int token_index = i / Config::kSelectCount, token = first + token_index;
     if (token >= tile.tokens) break;
     const int block = p.lists[rows.token(token) * p.list_token_stride +
                               tile.head * p.list_head_stride + i % Config::kSelectCount];
     const int ahead = rows.seq.position(rows.first_query + token) - wanted * Config::kSelectBlock;
-    if (block == wanted && ahead >= 0 && ahead < Config::kWindow) sListed[place] = 1;
+    if (block == wanted && ahead >= 0 && ahead < Config::kWindow) sListed[token_index] = 1;
   }
   __syncwarp();
 }
@@ -155,16 +157,16 @@ template <class Config> NSAI_DEVICE u32 seen_of_tile(const KnownRows &known, int
 template <class Config, class Rows>
 NSAI_DEVICE void produce_known(const NsaiBackwardKv &p, const KeyTile &tile, const Rows &rows,
                                unsigned char *shared, u32 base, int t) {
-  using R = KeyRing<Config>;
+  using R = DkvPipeline<Config>;
   unsigned char *sListed = shared + R::kSListed + t * R::kTokens; // [kTokens]
-  RingStep<R::kStages> step;
+  PipelineState<R::kStages> step;
   KnownRows known;
   auto store = [&]() {
     const u32 to = base + R::kSKnown + step.stage * R::kKnownBytes;
     u32 all[R::kTiles];
 #pragma unroll
     for (int i = 0; i < R::kTiles; ++i) all[i] = seen_of_tile<Config>(known, i);
-    barrier_wait(base + R::kEmpty + 8 * step.stage, step.parity ^ 1); // by its readers
+    barrier_wait(base + R::kEmpty + 8 * step.stage, step.phase ^ 1); // by its readers
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       const int row = threadIdx.x % 32 + 32 * i;

@@ -7,8 +7,8 @@
 //
 // Config: kHeadDimQk, kHeadDimV, kKeys (of a tile), kBlock (l), kStride (d), kWindow (w), kSelectBlock (l').
 #pragma once
-#include "data/inverted_lists.cuh"
 #include "backward/products.cuh"
+#include "data/inverted_lists.cuh"
 #include "data/key_range.cuh"
 #include "data/sequence.cuh"
 
@@ -18,7 +18,7 @@ struct KeyTile {
   long long key_row; // of k and v: the tile's first key
   int keys;          // that exist; of a selected block, those of this tile of it
   int tokens;        // that may see one of them
-  int turn = 0;      // of which the first so many come last: neighbours read the same ones together
+  int rotation = 0;  // of which the first so many come last: neighbours read the same ones together
   float *partial;    // [keys, Dk + Dv]
 };
 
@@ -59,7 +59,8 @@ template <class Config> struct ListRows {
 
 template <class Config>
 using CompressedRows = RangeRows<Config, CompressedKeys<Config>, NSAI_BRANCH_COMPRESSED>;
-template <class Config> using WindowRows = RangeRows<Config, WindowKeys<Config>, NSAI_BRANCH_WINDOW>;
+template <class Config>
+using WindowRows = RangeRows<Config, WindowKeys<Config>, NSAI_BRANCH_WINDOW>;
 
 template <class Config> constexpr int kPartialWidth = Config::kHeadDimQk + Config::kHeadDimV;
 
@@ -83,7 +84,8 @@ NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, CompressedRows<Config> &rows
   const long long row = at.first_row + at.first_key; // of `partial`
   tile.head = p.head_begin + head;
   tile.key_row = first_block_row<Config::kStride>(p.seq, at.s) + at.first_key;
-  tile.partial = p.partial + (((long long)head * p.splits + split) * p.rows + row) * kPartialWidth<Config>;
+  tile.partial =
+      p.partial + (((long long)head * p.splits + split) * p.rows + row) * kPartialWidth<Config>;
   return true;
 }
 
@@ -100,9 +102,10 @@ NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, WindowRows<Config> &rows, Ke
   rows.first_query = max(at.first_key - shift, 0);
   const int end = min(at.first_key + tile.keys - 1 + Config::kWindow - shift, at.seq.q_len);
   tile.tokens = max(end - rows.first_query, 0);
-  constexpr int kPeriod = Config::kKeys + Config::kWindow; // as many tokens as a tile has, or one more
-  tile.turn = (kPeriod - rows.first_query % kPeriod) % kPeriod;
-  if (tile.turn >= tile.tokens) tile.turn = 0;
+  constexpr int kPeriod =
+      Config::kKeys + Config::kWindow; // as many tokens as a tile has, or one more
+  tile.rotation = (kPeriod - rows.first_query % kPeriod) % kPeriod;
+  if (tile.rotation >= tile.tokens) tile.rotation = 0;
   tile.head = p.head_begin + head;
   tile.key_row = at.seq.kv_begin + at.first_key;
   tile.partial = p.partial + (head * p.rows + tile.key_row) * kPartialWidth<Config>;
@@ -123,9 +126,9 @@ NSAI_DEVICE bool find_rows(const NsaiBackwardKv &p, ListRows<Config> &rows, KeyT
   tile.tokens = min(item.count, Config::kEntries);
   tile.head = p.head_begin + head;
   tile.key_row = item.kv_row + first_key;
-  tile.partial = p.partial + (((long long)head * p.item_capacity + number) * Config::kSelectBlock +
-                              first_key) *
-                                 kPartialWidth<Config>;
+  tile.partial = p.partial +
+                 (((long long)head * p.item_capacity + number) * Config::kSelectBlock + first_key) *
+                     kPartialWidth<Config>;
   rows.entries = p.entries + list_head * p.entry_capacity + item.begin;
   rows.shift = item.shift - first_key;
   return true;

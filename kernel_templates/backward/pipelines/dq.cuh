@@ -33,15 +33,15 @@
 //   kSharedBytes, kBlock (l), kStride (d), kWindow (w; 0: no such branch), kSelectBlock (l'),
 //   kSelectCount (n; 0: no such branch), kRanges.
 #pragma once
-#include "core/barrier.cuh"
 #include "backward/products.cuh"
-#include "data/key_range.cuh"
+#include "core/barrier.cuh"
 #include "core/launch.cuh"
+#include "data/key_range.cuh"
 #include "data/list_cursor.cuh"
 #include "data/sequence.cuh"
 #include "data/tile_position.cuh"
 
-template <class Config> struct RowRing {
+template <class Config> struct DqPipeline {
   static constexpr int kWarps = 8; // of consumers
   static constexpr int kRows = 128, kKeys = Config::kKeys, kStages = Config::kStages;
   static constexpr int kTokens = kRows / Config::kGroupPadded; // of a tile
@@ -59,14 +59,14 @@ template <class Config> struct RowRing {
 
   // Shared memory, offsets in bytes.
   static constexpr int kSQ = 0, kSDO = kSQ + 2 * Q::kBytes, kSStage = kSDO + 2 * DO::kBytes;
-  static constexpr int kStageBytes = K::kBytes + V::kBytes; // K, then V
+  static constexpr int kStageBytes = K::kBytes + V::kBytes;            // K, then V
   static constexpr int kSStatistics = kSStage + kStages * kStageBytes; // [3][kRows]
   static constexpr int kSBits = kSStatistics + NSAI_BRANCH_COUNT * kRows * 16;
   static constexpr int kSListed = kSBits + 8 * kStages * kTokens;
   static constexpr int kSSeen = kSListed + 8 * kStages * kTokens, kSPartly = kSSeen + 4 * kStages,
-                       kSBoth = kSPartly + 4 * kStages;
-  static constexpr int kFull = (kSBoth + 4 * kStages + 7) / 8 * 8; // barrier: can be read
-  static constexpr int kEmpty = kFull + 8 * kStages;             // barrier: can be filled
+                       kSWindowSelected = kSPartly + 4 * kStages;
+  static constexpr int kFull = (kSWindowSelected + 4 * kStages + 7) / 8 * 8; // barrier: can be read
+  static constexpr int kEmpty = kFull + 8 * kStages; // barrier: can be filled
   static constexpr int kRowsFull = kEmpty + 8 * kStages, kRowsEmpty = kRowsFull + 8;
   static constexpr int kBytes = kRowsEmpty + 8;
 
@@ -85,7 +85,7 @@ template <class Config> struct RowRing {
 };
 
 // A tile of query rows.
-struct RingTile {
+struct DqTile {
   Sequence seq;
   int s;           // sequence
   int first_query; // within the sequence
@@ -95,30 +95,31 @@ struct RingTile {
 };
 
 // Calls take(tile) for every tile of this block of threads.
-template <class Config, class Take> NSAI_DEVICE void for_ring_tiles(const NsaiBackwardQTma &p, Take take) {
-  using R = RowRing<Config>;
+template <class Config, class Take>
+NSAI_DEVICE void for_dq_tiles(const NsaiBackwardQTma &p, Take take) {
+  using R = DqPipeline<Config>;
   const int per_head = p.tiles / p.rows.kv_heads;
-  int place = blockIdx.x;
+  int cta = blockIdx.x;
   for (int round = 0; round < p.tiles; round += gridDim.x) {
-    const int index = round + place;
-    place = gridDim.x - 1 - place;
+    const int index = round + cta;
+    cta = gridDim.x - 1 - cta;
     if (index >= p.tiles) continue;
     const int group = index / per_head;
     const QueryTile at =
         find_query_tile<R::kTokens>(p.rows.seq, per_head - 1 - (index - group * per_head));
-    const RingTile tile = { at.seq,
-                            at.s,
-                            at.first_query,
-                            group,
-                            min(R::kTokens, at.seq.q_len - at.first_query),
-                            at.seq.position(at.first_query) };
+    const DqTile tile = { at.seq,
+                          at.s,
+                          at.first_query,
+                          group,
+                          min(R::kTokens, at.seq.q_len - at.first_query),
+                          at.seq.position(at.first_query) };
     if (tile.tokens > 0 && tile.first_query >= 0) take(tile);
   }
 }
 
 // One thread, before anyone else looks at a barrier.
-template <class Config> NSAI_DEVICE void init_row_ring(u32 base) {
-  using R = RowRing<Config>;
+template <class Config> NSAI_DEVICE void init_dq_pipeline(u32 base) {
+  using R = DqPipeline<Config>;
   for (int s = 0; s < R::kStages; ++s) {
     barrier_init(base + R::kFull + 8 * s, 32);
     barrier_init(base + R::kEmpty + 8 * s, 32 * R::kWarps); // racecheck follows all lanes' arrivals
@@ -131,15 +132,16 @@ template <class Config> NSAI_DEVICE void init_row_ring(u32 base) {
 // ---- rows, by one warp
 
 // kKnown: with what is known of them.
-template <class Config, bool kKnown> NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p, u32 base) {
-  using R = RowRing<Config>;
+template <class Config, bool kKnown>
+NSAI_DEVICE void produce_rows(const NsaiBackwardQTma &p, u32 base) {
+  using R = DqPipeline<Config>;
   const NsaiBackwardQ &rows = p.rows;
   const int lane = threadIdx.x % 32, heads = Config::kGroup * rows.kv_heads;
-  u32 parity = 0;
-  for_ring_tiles<Config>(p, [&](const RingTile &at) {
+  u32 phase = 0;
+  for_dq_tiles<Config>(p, [&](const DqTile &at) {
     const u32 full = base + R::kRowsFull;
-    barrier_wait(base + R::kRowsEmpty, parity ^ 1); // by all consumer warps
-    parity ^= 1;
+    barrier_wait(base + R::kRowsEmpty, phase ^ 1); // by all consumer warps
+    phase ^= 1;
     const int first = at.seq.q_begin + at.first_query, head = at.group * Config::kGroup;
     const u32 bytes = kKnown ? __popc(rows.branches) * at.tokens * (16 * Config::kGroup) : 0;
     if (lane == 0) {
@@ -147,9 +149,10 @@ template <class Config, bool kKnown> NSAI_DEVICE void produce_rows(const NsaiBac
 #pragma unroll
       for (int w = 0; w < 2; ++w) {
         const int token = first + w * R::kBoxTokens;
-        tma_load_panels<Config::kHeadDimQk>(base + R::kSQ + w * R::Q::kBytes, p.q, full, 64, head, token);
-        tma_load_panels<Config::kHeadDimV>(base + R::kSDO + w * R::DO::kBytes, p.d_o, full, 64, head,
-                                           token);
+        tma_load_panels<Config::kHeadDimQk>(base + R::kSQ + w * R::Q::kBytes, p.q, full, 64, head,
+                                            token);
+        tma_load_panels<Config::kHeadDimV>(base + R::kSDO + w * R::DO::kBytes, p.d_o, full, 64,
+                                           head, token);
       }
     }
     __syncwarp(); // the bytes to come are known
@@ -169,23 +172,23 @@ template <class Config, bool kKnown> NSAI_DEVICE void produce_rows(const NsaiBac
 
 // The keys of a tile of rows, branch by branch; a lane has one token.
 // kJoins: of one pair of K and V (p.joined) the window's tiles serve the lists, too.
-template <class Config, bool kJoins> struct RingWalk {
-  using R = RowRing<Config>;
+template <class Config, bool kJoins> struct DqKeyWalk {
+  using R = DqPipeline<Config>;
   using Cursor = ListCursor<Config>;
   static constexpr int kNever = Cursor::kNever;
   static constexpr bool kCanJoin = kJoins && R::kCanJoin;
   const NsaiBackwardQ &p;
-  const RingTile &at;
+  const DqTile &at;
   const bool joined;
-  int position; // of the lane's token; negative: none
-  int turn = 0; // of the branches' order
+  int position;         // of the lane's token; negative: none
+  int branch_index = 0; // of the branches' order
   int branch = 0;
   int first = kNever, end; // of the range, or the next keys of the lists
   int window = kNever;     // the next of the window's tiles, where they join the lists'
   int window_end;
   Cursor cursor;
 
-  NSAI_DEVICE RingWalk(const NsaiBackwardQTma &params, const RingTile &tile)
+  NSAI_DEVICE DqKeyWalk(const NsaiBackwardQTma &params, const DqTile &tile)
       : p(params.rows), at(tile), joined(kCanJoin && params.joined) {
     const int lane = threadIdx.x % 32;
     position = lane < at.tokens ? at.position + lane : -1;
@@ -206,9 +209,11 @@ template <class Config, bool kJoins> struct RingWalk {
   NSAI_DEVICE void next_branch() {
     const int last = at.position + at.tokens - 1;
     first = kNever;
-    while (first == kNever && turn < NSAI_BRANCH_COUNT) {
-      branch = turn == 0 ? NSAI_BRANCH_COMPRESSED : turn == 1 ? NSAI_BRANCH_WINDOW : NSAI_BRANCH_SELECTED;
-      ++turn;
+    while (first == kNever && branch_index < NSAI_BRANCH_COUNT) {
+      branch = branch_index == 0   ? NSAI_BRANCH_COMPRESSED
+               : branch_index == 1 ? NSAI_BRANCH_WINDOW
+                                   : NSAI_BRANCH_SELECTED;
+      ++branch_index;
       if (!(p.branches >> branch & 1)) continue;
       if (branch == NSAI_BRANCH_COMPRESSED) {
         using Keys = CompressedKeys<Config>;
@@ -278,40 +283,44 @@ template <class Config> NSAI_DEVICE u32 warps_of_lane() {
 // Starts the copies of keys [first, first + kKeys) of a branch into stage s, and arrives: by a whole
 // warp, whose plain stores the arrival covers.
 template <class Config>
-NSAI_DEVICE void fill_stage(const NsaiBackwardQTma &p, const RingTile &at, int branch, int first,
+NSAI_DEVICE void fill_stage(const NsaiBackwardQTma &p, const DqTile &at, int branch, int first,
                             u32 base, int s) {
-  using R = RowRing<Config>;
+  using R = DqPipeline<Config>;
   const u32 full = base + R::kFull + 8 * s, sK = base + R::kSStage + s * R::kStageBytes,
             sV = sK + R::K::kBytes;
   const bool compressed = branch == NSAI_BRANCH_COMPRESSED;
-  const int len = compressed ? block_count<Config::kBlock, Config::kStride>(at.seq.kv_len) : at.seq.kv_len;
+  const int len =
+      compressed ? block_count<Config::kBlock, Config::kStride>(at.seq.kv_len) : at.seq.kv_len;
   const int row =
       (compressed ? first_block_row<Config::kStride>(p.rows.seq, at.s) : at.seq.kv_begin) + first;
   const NsaiView &k = p.rows.k[branch], &v = p.rows.v[branch];
   if (p.rows.seq.cu_q && first + R::kKeys > len) {
-    copy_present_rows<R::kKeys, Config::kHeadDimQk>(
-        sK, (const u16 *)k.data + row * k.token_stride + at.group * k.head_stride, k.token_stride,
-        len - first);
-    copy_present_rows<R::kKeys, Config::kHeadDimV>(
-        sV, (const u16 *)v.data + row * v.token_stride + at.group * v.head_stride, v.token_stride,
-        len - first);
+    copy_present_rows<R::kKeys, Config::kHeadDimQk>(sK,
+                                                    (const u16 *)k.data + row * k.token_stride +
+                                                        at.group * k.head_stride,
+                                                    k.token_stride, len - first);
+    copy_present_rows<R::kKeys, Config::kHeadDimV>(sV,
+                                                   (const u16 *)v.data + row * v.token_stride +
+                                                       at.group * v.head_stride,
+                                                   v.token_stride, len - first);
     barrier_arrive(full);
   } else if (threadIdx.x % 32) {
     barrier_arrive(full);
   } else {
     barrier_arrive_expecting(full, R::kStageBytes);
-    tma_load_panels<Config::kHeadDimQk>(sK, p.k[branch], full, R::kKeys, box_head(k, at.group), row);
+    tma_load_panels<Config::kHeadDimQk>(sK, p.k[branch], full, R::kKeys, box_head(k, at.group),
+                                        row);
     tma_load_panels<Config::kHeadDimV>(sV, p.v[branch], full, R::kKeys, box_head(v, at.group), row);
   }
 }
 
 template <class Config, bool kJoins>
 NSAI_DEVICE void produce_keys(const NsaiBackwardQTma &p, unsigned char *shared, u32 base) {
-  using R = RowRing<Config>;
+  using R = DqPipeline<Config>;
   const int lane = threadIdx.x % 32;
-  RingStep<R::kStages> step;
-  for_ring_tiles<Config>(p, [&](const RingTile &at) {
-    using Walk = RingWalk<Config, kJoins>;
+  PipelineState<R::kStages> step;
+  for_dq_tiles<Config>(p, [&](const DqTile &at) {
+    using Walk = DqKeyWalk<Config, kJoins>;
     Walk walk(p, at);
     for (bool last = false; !last; step.advance()) {
       const int s = step.stage, first = walk.first, branch = walk.branch_at_hand();
@@ -323,14 +332,14 @@ NSAI_DEVICE void produce_keys(const NsaiBackwardQTma &p, unsigned char *shared, 
       const u32 mine = exists ? warps_of_lane<Config>() : 0;
       const u32 seen = __reduce_or_sync(~0u, bits | listed ? mine : 0);
       const u32 partly = __reduce_or_sync(~0u, ~bits ? mine : 0);
-      const u32 both = Walk::kCanJoin ? __reduce_or_sync(~0u, listed ? mine : 0) : 0;
-      barrier_wait(base + R::kEmpty + 8 * s, step.parity ^ 1); // by all consumer warps
+      const u32 window_selected = Walk::kCanJoin ? __reduce_or_sync(~0u, listed ? mine : 0) : 0;
+      barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1); // by all consumer warps
       if (exists) {
         ((u64 *)(shared + R::kSBits))[s * R::kTokens + lane] = bits;
         if (Walk::kCanJoin) ((u64 *)(shared + R::kSListed))[s * R::kTokens + lane] = listed;
       }
       if (lane == 0) {
-        if (Walk::kCanJoin) ((u32 *)(shared + R::kSBoth))[s] = both;
+        if (Walk::kCanJoin) ((u32 *)(shared + R::kSWindowSelected))[s] = window_selected;
         ((u32 *)(shared + R::kSSeen))[s] =
             seen | (u32)branch << R::kBranchShift | (last ? R::kLast : 0);
         ((u32 *)(shared + R::kSPartly))[s] = partly;
@@ -347,19 +356,20 @@ NSAI_DEVICE void produce_keys(const NsaiBackwardQTma &p, unsigned char *shared, 
 
 // Q of the warpgroup's 64 rows: in registers, as fragments, where there is room beside dQ; what is read
 // from shared memory for a product, Q and K, takes as long as the product itself.
-template <class Config> struct RingQuery {
-  using R = RowRing<Config>;
+template <class Config> struct DqQuery {
+  using R = DqPipeline<Config>;
   static constexpr bool kHeld = R::kColsQk <= 128;
   static constexpr int kSteps = R::kColsQk / 16;
   u32 sQ;
   u32 rQ[kHeld ? kSteps : 1][4]; // [64, Dk]
 
-  NSAI_DEVICE RingQuery(u32 base) {
+  NSAI_DEVICE DqQuery(u32 base) {
     sQ = base + R::kSQ + warp_uniform(threadIdx.x / 128) * R::Q::kBytes;
     if constexpr (kHeld) {
       const int lane = threadIdx.x % 32, row = threadIdx.x / 32 % 4 * 16 + lane % 16;
 #pragma unroll
-      for (int i = 0; i < kSteps; ++i) ldmatrix_x4(rQ[i], sQ + R::Q::offset(row, 2 * i + lane / 16));
+      for (int i = 0; i < kSteps; ++i)
+        ldmatrix_x4(rQ[i], sQ + R::Q::offset(row, 2 * i + lane / 16));
     }
   }
 
@@ -378,12 +388,12 @@ template <class Config> struct RingQuery {
 };
 
 // The stages as one warpgroup goes through them: all of its threads agree.
-template <class Config> struct RingReader {
-  using R = RowRing<Config>;
+template <class Config> struct DqStageReader {
+  using R = DqPipeline<Config>;
   const unsigned char *shared;
   u32 base;
-  RingStep<R::kStages> step; // the next one to look at
-  u32 seen = 0;              // of the last one looked at
+  PipelineState<R::kStages> step; // the next one to look at
+  u32 seen = 0;                   // of the last one looked at
 
   NSAI_DEVICE void release(int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); }
 
@@ -392,7 +402,7 @@ template <class Config> struct RingReader {
     const int group = warp_uniform(threadIdx.x / 128);
     for (; most > 0 && !(seen & R::kLast); --most) {
       const int s = warp_uniform(step.stage);
-      barrier_wait(base + R::kFull + 8 * s, step.parity); // by the producer
+      barrier_wait(base + R::kFull + 8 * s, step.phase); // by the producer
       seen = warp_uniform(((const u32 *)(shared + R::kSSeen))[s]);
       step.advance();
       if (seen >> (4 * group) & 15) return s;
@@ -403,13 +413,13 @@ template <class Config> struct RingReader {
 };
 
 // The kernel: consume(shared, base) is what a consumer warp does.
-// kKnown: rows come with what is known of them. kJoins: RingWalk.
+// kKnown: rows come with what is known of them. kJoins: DqKeyWalk.
 template <class Config, bool kKnown, bool kJoins, class Consume>
-NSAI_DEVICE void run_row_ring(const NsaiBackwardQTma &p, Consume consume) {
-  using R = RowRing<Config>;
+NSAI_DEVICE void run_dq_pipeline(const NsaiBackwardQTma &p, Consume consume) {
+  using R = DqPipeline<Config>;
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   const u32 base = shared_address(shared_bytes);
-  if (threadIdx.x == 0) init_row_ring<Config>(base);
+  if (threadIdx.x == 0) init_dq_pipeline<Config>(base);
   begin_kernel();
   __syncthreads(); // barriers are there
   const int warp = warp_uniform(threadIdx.x / 32);

@@ -9,10 +9,10 @@
 #include "data/list_cursor.cuh"
 #include "data/sequence.cuh"
 
-template <class Config> struct RowsPlan {
+template <class Config> struct DqTraits {
   static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // of a tile
   static constexpr int kWarpRows = Config::kRows / Config::kWarps;
-  static constexpr int kM = kWarpRows / 16;   // m16 tiles of a warp
+  static constexpr int kM = kWarpRows / 16;    // m16 tiles of a warp
   static constexpr int kN = Config::kKeys / 8; // n8 tiles of S
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
@@ -42,7 +42,7 @@ constexpr int kNoTile = 0x7fffffff;
 
 // A tile of query rows.
 template <class Config> struct RowTile {
-  using F = RowsPlan<Config>;
+  using F = DqTraits<Config>;
   QueryTile tile;
   int group;    // KV head
   int tokens;   // of the tile
@@ -54,10 +54,10 @@ template <class Config> struct RowTile {
            (int)(threadIdx.x & 31) / 4;
   }
   NSAI_DEVICE int token(int row) const { return row / Config::kGroupPadded; }
-  NSAI_DEVICE int head(int row) const { return group * Config::kGroup + row % Config::kGroupPadded; }
-  NSAI_DEVICE int q_row(int row) const {
-    return tile.seq.q_begin + tile.first_query + token(row);
+  NSAI_DEVICE int head(int row) const {
+    return group * Config::kGroup + row % Config::kGroupPadded;
   }
+  NSAI_DEVICE int q_row(int row) const { return tile.seq.q_begin + tile.first_query + token(row); }
   // Whether there is such a row of q; and whether it stands at a position t >= 0.
   NSAI_DEVICE bool exists(int row) const {
     return row % Config::kGroupPadded < Config::kGroup && token(row) < tokens;
@@ -69,7 +69,7 @@ template <class Config> struct RowTile {
 // the same for all threads; `take` moves on and gives the keys that this lane's rows see.
 
 template <class Config, class Keys> struct RangeWalk {
-  using F = RowsPlan<Config>;
+  using F = DqTraits<Config>;
   const RowTile<Config> &at;
   int first, end; // keys yet to come
 
@@ -95,11 +95,11 @@ template <class Config, class Keys> struct RangeWalk {
 };
 
 template <class Config> struct ListWalk {
-  using F = RowsPlan<Config>;
+  using F = DqTraits<Config>;
   const RowTile<Config> &at;
   int first;
   int *sNext; // [2, kWarps]: of this turn and the one before, so that one barrier is enough
-  int turn = 0;
+  int buffer = 0;
   typename F::Cursor cursor[F::kM][2];
 
   NSAI_DEVICE ListWalk(const RowTile<Config> &tile, const NsaiBackwardQ &p, int *next)
@@ -124,12 +124,12 @@ template <class Config> struct ListWalk {
 #pragma unroll
       for (int r = 0; r < 2; ++r) begin = min(begin, cursor[m][r].begin);
     begin = __reduce_min_sync(~0u, begin);
-    int *sTurn = sNext + turn * Config::kWarps;
-    turn ^= 1;
-    if (threadIdx.x % 32 == 0) sTurn[threadIdx.x / 32] = begin;
+    int *sBuffer = sNext + buffer * Config::kWarps;
+    buffer ^= 1;
+    if (threadIdx.x % 32 == 0) sBuffer[threadIdx.x / 32] = begin;
     __syncthreads();
 #pragma unroll
-    for (int w = 0; w < Config::kWarps; ++w) begin = min(begin, sTurn[w]);
+    for (int w = 0; w < Config::kWarps; ++w) begin = min(begin, sBuffer[w]);
     first = begin == F::Cursor::kNever ? kNoTile : begin / Config::kKeys * Config::kKeys;
     return first;
   }

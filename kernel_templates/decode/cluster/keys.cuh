@@ -6,9 +6,9 @@
 // Config: kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kWindow (w).
 #pragma once
 #include "core/copy.cuh"
-#include "decode/work.cuh"
 #include "core/topn.cuh"
 #include "core/types.cuh"
+#include "decode/work.cuh"
 
 struct WindowRun {
   int limit; // keys
@@ -18,7 +18,8 @@ template <class C> struct ChosenKeys {
   int limit;  // keys
   u32 blocks; // the list, ascending, in shared memory
   NSAI_DEVICE int index(int i) const {
-    return (int)load_shared_word(blocks + i / C::kSelectBlock * 4) * C::kSelectBlock + i % C::kSelectBlock;
+    return (int)load_shared_word(blocks + i / C::kSelectBlock * 4) * C::kSelectBlock +
+           i % C::kSelectBlock;
   }
 };
 

@@ -7,31 +7,32 @@
 //
 // Config: those of decode/compressed_scan.cuh.
 #pragma once
-#include "decode/work.cuh"
-#include "decode/compressed_scan.cuh"
 #include "core/softmax.cuh"
+#include "decode/compressed_scan.cuh"
+#include "decode/work.cuh"
 
-template <class C, bool kFragments> struct RingPool;
+template <class C, bool kFragments> struct ImportancePool;
 template <class C>
-using StepPool = RingPool<C, Decode<C>::kRatio == 4 && Decode<C>::kOverlap <= 2 && C::kScanRows == 16>;
+using StepPool =
+    ImportancePool<C, Decode<C>::kRatio == 4 && Decode<C>::kOverlap <= 2 && C::kScanRows == 16>;
 
 // Lane 4 g + q has keys 8 t + 2 q and the next of rows g and g + 8: of blocks 2 t + q / 2.
-template <class C> struct RingPool<C, true> {
-  float *pooled; // [blocks from the run's first on, 16]
-  float reference[2], spill[2]; // of rows g and g + 8, to the block behind; of lanes q = 0
+template <class C> struct ImportancePool<C, true> {
+  float *pooled;                // [blocks from the run's first on, 16]
+  float reference[2], carry[2]; // of rows g and g + 8, to the block behind; of lanes q = 0
 
   NSAI_DEVICE void begin(float *, float *at) {
     pooled = at;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) reference[r] = kNoReference, spill[r] = 0.0f;
+    for (int r = 0; r < 2; ++r) reference[r] = kNoReference, carry[r] = 0.0f;
   }
   NSAI_DEVICE void pool(const float (&p)[2][4], const SoftmaxRows &rows) {
     constexpr int kOverlap = Decode<C>::kOverlap;
     const int lane = threadIdx.x % 32, q = lane % 4, before = (lane & ~3) | ((q + 3) & 3);
-    float own[2][2]; // [t][r]
+    float block_sum[2][2]; // [t][r]
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float behind = spill[r] * exp2_approx(reference[r] - rows.reference[r]); // of the step before
+      float behind = carry[r] * exp2_approx(reference[r] - rows.reference[r]); // of the step before
       reference[r] = rows.reference[r];
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
@@ -43,15 +44,15 @@ template <class C> struct RingPool<C, true> {
           if (!(q & 1)) sum += q ? last : behind;
           behind = last;
         }
-        own[t][r] = sum + __shfl_xor_sync(~0u, sum, 1);
+        block_sum[t][r] = sum + __shfl_xor_sync(~0u, sum, 1);
       }
-      spill[r] = behind;
+      carry[r] = behind;
     }
     const int r = q & 1; // of the lanes that know the same
 #pragma unroll
     for (int t = 0; t < 2; ++t)
       pooled[(2 * t + q / 2) * 16 + 8 * r + lane / 4] =
-          (r ? reference[1] : reference[0]) + log2_approx(r ? own[t][1] : own[t][0]);
+          (r ? reference[1] : reference[0]) + log2_approx(r ? block_sum[t][1] : block_sum[t][0]);
     pooled += 4 * 16;
   }
   // found(row, x) for what the last key weighs in the block behind.
@@ -59,11 +60,11 @@ template <class C> struct RingPool<C, true> {
     if (threadIdx.x % 4) return;
 #pragma unroll
     for (int r = 0; r < 2; ++r)
-      found(8 * r + (int)threadIdx.x % 32 / 4, reference[r] + log2_approx(spill[r]));
+      found(8 * r + (int)threadIdx.x % 32 / 4, reference[r] + log2_approx(carry[r]));
   }
 };
 
-template <class C> struct RingPool<C, false> {
+template <class C> struct ImportancePool<C, false> {
   ScanKeys<C> keys;
   NSAI_DEVICE void begin(float *sP, float *at) {
     keys = {};
@@ -72,6 +73,6 @@ template <class C> struct RingPool<C, false> {
   }
   NSAI_DEVICE void pool(const float (&p)[2][4], const SoftmaxRows &rows) { keys.pool(p, rows); }
   template <class Found> NSAI_DEVICE void end(Found found) const {
-    if (threadIdx.x % 32 < 16) found((int)threadIdx.x % 32, keys.spilled());
+    if (threadIdx.x % 32 < 16) found((int)threadIdx.x % 32, keys.carry_out());
   }
 };

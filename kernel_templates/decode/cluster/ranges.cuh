@@ -14,48 +14,51 @@
 
 // Every warp of `runs` of a block has a run of `each` quanta.
 struct ClusterRuns {
-  int quanta;    // in all
+  int granules;  // in all
   int each;      // of a run
   float inverse; // 1 / each
   int runs;      // of a block
 };
 template <class C> NSAI_DEVICE ClusterRuns find_cluster_runs(int visible) {
   ClusterRuns x;
-  x.quanta = ceil_div(visible, Decode<C>::kQuantum);
-  x.each = max(1, ceil_div(x.quanta, C::kCluster * C::kWarps));
+  x.granules = ceil_div(visible, Decode<C>::kSplitGranularity);
+  x.each = max(1, ceil_div(x.granules, C::kCluster * C::kWarps));
   x.inverse = __fdividef(1.0f, (float)x.each);
-  x.runs = ceil_div(quotient_up(x.quanta, x.each, x.inverse), C::kCluster);
+  x.runs = ceil_div(quotient_up(x.granules, x.each, x.inverse), C::kCluster);
   return x;
 }
 
 // What falls to a block and warp.
-struct ClusterStretch : ClusterRuns {
+struct ClusterBlockRange : ClusterRuns {
   int begin, end;          // quanta of the warp
   int blocks;              // selection blocks that are pooled, in all
   int first_block, extent; // of the block's
 };
-template <class C> NSAI_DEVICE ClusterStretch find_stretch(const ClusterRuns &runs, int rank, int warp) {
-  ClusterStretch x;
+template <class C>
+NSAI_DEVICE ClusterBlockRange find_block_range(const ClusterRuns &runs, int rank, int warp) {
+  ClusterBlockRange x;
   (ClusterRuns &)x = runs;
   const int run = rank * x.runs + warp;
-  x.begin = warp < x.runs ? min(run * x.each, x.quanta) : 0;
-  x.end = warp < x.runs ? min(x.begin + x.each, x.quanta) : 0;
-  x.blocks = x.quanta * Decode<C>::kQuantumBlocks;
-  x.extent = x.runs * x.each * Decode<C>::kQuantumBlocks;
+  x.begin = warp < x.runs ? min(run * x.each, x.granules) : 0;
+  x.end = warp < x.runs ? min(x.begin + x.each, x.granules) : 0;
+  x.blocks = x.granules * Decode<C>::kGranuleBlocks;
+  x.extent = x.runs * x.each * Decode<C>::kGranuleBlocks;
   x.first_block = rank * x.extent;
   return x;
 }
 
 // Where what is pooled of the block's selection blocks lies: `kept`, in shared memory, where they fit.
 template <class C>
-NSAI_DEVICE float *find_pooled(const NsaiDecode &p, float *kept, int unit, const ClusterStretch &stretch) {
-  if (stretch.extent <= C::kKeptBlocks) return kept;
-  return p.pooled + ((long long)unit * p.pooled_blocks + stretch.first_block) * 16;
+NSAI_DEVICE float *find_pooled(const NsaiDecode &p, float *kept, int work_item,
+                               const ClusterBlockRange &block_range) {
+  if (block_range.extent <= C::kKeptBlocks) return kept;
+  return p.pooled + ((long long)work_item * p.pooled_blocks + block_range.first_block) * 16;
 }
 
 // Of the warp's run among them.
-template <class C> NSAI_DEVICE float *find_run_pooled(float *pooled, const ClusterStretch &stretch) {
-  return pooled + (stretch.begin * Decode<C>::kQuantumBlocks - stretch.first_block) * 16;
+template <class C>
+NSAI_DEVICE float *find_run_pooled(float *pooled, const ClusterBlockRange &block_range) {
+  return pooled + (block_range.begin * Decode<C>::kGranuleBlocks - block_range.first_block) * 16;
 }
 
 // The selection blocks [begin, end) that are searched and the block's own. (The last one's may be one more
@@ -64,9 +67,11 @@ struct SearchedBlocks {
   int begin, end;
 };
 template <class C>
-NSAI_DEVICE SearchedBlocks find_searched(const ClusterStretch &stretch, int candidates, int rank) {
-  const int behind = rank + 1 == C::kCluster ? candidates : stretch.first_block + stretch.extent;
-  return SearchedBlocks{ max(stretch.first_block, C::kSelectInit),
+NSAI_DEVICE SearchedBlocks find_searched(const ClusterBlockRange &block_range, int candidates,
+                                         int rank) {
+  const int behind =
+      rank + 1 == C::kCluster ? candidates : block_range.first_block + block_range.extent;
+  return SearchedBlocks{ max(block_range.first_block, C::kSelectInit),
                          min(behind, candidates - C::kSelectLocal) };
 }
 
@@ -89,28 +94,31 @@ template <int kHeads> NSAI_DEVICE void load_heads(float (&x)[kHeads], const floa
 
 // What runs into selection block j, `at` behind the first of the block of threads: the spill of number `run`,
 // if that run ends there. (0 is the last one of the block of threads before.)
-struct SpillAt {
+struct CarryAt {
   bool exists;
   int run;
 };
-template <class C> NSAI_DEVICE SpillAt find_spill(const ClusterStretch &stretch, int at, int j) {
-  const int each = stretch.each * Decode<C>::kQuantumBlocks;
-  const int run = quotient_up(at, each, stretch.inverse * (1.0f / Decode<C>::kQuantumBlocks));
-  return SpillAt{ 0 < j && j <= stretch.blocks && (run * each == at || j == stretch.blocks), run };
+template <class C>
+NSAI_DEVICE CarryAt find_carry(const ClusterBlockRange &block_range, int at, int j) {
+  const int each = block_range.each * Decode<C>::kGranuleBlocks;
+  const int run = quotient_up(at, each, block_range.inverse * (1.0f / Decode<C>::kGranuleBlocks));
+  return CarryAt{ 0 < j && j <= block_range.blocks && (run * each == at || j == block_range.blocks),
+                  run };
 }
 
 // A lane's part of a selection block's importance: what was pooled of its heads, if it was, and a spill, if
 // there is one; `lse` of the same heads.
 template <class C>
-NSAI_DEVICE float add_heads(const float (&pooled)[kLaneHeads<C>], bool is_pooled, const float *spill,
-                            bool spills, const float (&lse)[kLaneHeads<C>], int lane) {
+NSAI_DEVICE float add_heads(const float (&pooled)[kLaneHeads<C>], bool is_pooled,
+                            const float *carry, bool has_carry, const float (&lse)[kLaneHeads<C>],
+                            int lane) {
   float behind[kLaneHeads<C>], sum = 0.0f;
-  load_heads(behind, spill);
+  load_heads(behind, carry);
 #pragma unroll
   for (int h = 0; h < kLaneHeads<C>; ++h) {
     if (lane * kLaneHeads<C> + h >= C::kGroup) continue;
     if (is_pooled) sum += exp2_approx(pooled[h] - lse[h]);
-    if (spills) sum += exp2_approx(behind[h] - lse[h]);
+    if (has_carry) sum += exp2_approx(behind[h] - lse[h]);
   }
   return sum;
 }

@@ -9,20 +9,21 @@
 // Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
 #pragma once
 #include "core/cluster.cuh"
-#include "decode/cluster/consumer.cuh"
 #include "core/copy.cuh"
-#include "decode/work.cuh"
 #include "core/epilogue.cuh"
-#include "params/attention.h"
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
+#include "decode/cluster/consumer.cuh"
+#include "decode/work.cuh"
+#include "params/attention.h"
 
-template <class C> struct Gather {
+template <class C> struct Reduction {
   static constexpr int kBranches = NSAI_BRANCH_COUNT;
-  static constexpr int kRowPlaces = C::kHeadDimV / 4;
-  static constexpr int kPlaces = C::kGroup * kRowPlaces;
-  static constexpr int kSlice = (kPlaces + C::kCluster - 1) / C::kCluster;
-  static constexpr int kPitch = kSlice | 1; // what different blocks sent of a place lies on different banks
+  static constexpr int kRowVectors = C::kHeadDimV / 4;
+  static constexpr int kVectors = C::kGroup * kRowVectors;
+  static constexpr int kSlice = (kVectors + C::kCluster - 1) / C::kCluster;
+  static constexpr int kPitch =
+      kSlice | 1;   // what different blocks sent of a place lies on different banks
   struct Received { // what the blocks of the cluster sent
     float4 o[kBranches][C::kCluster][kPitch];
     float2 stats[kBranches][C::kCluster][16]; // reference and sum
@@ -32,25 +33,26 @@ template <class C> struct Gather {
 // Where four columns of a lane go, of a row of O: found before they are known.
 template <class C> struct ColumnTarget {
   bool exists;
-  u32 there; // `base` of the block whose slice has them
-  u32 place; // in received.o[0], from `base` on
-  NSAI_DEVICE void find(const typename Gather<C>::Received &received, u32 base, int rank, int j, int r,
-                        int warp, int lane) {
-    using G = Gather<C>;
+  u32 owner_base; // `base` of the block whose slice has them
+  u32 offset;     // in received.o[0], from `base` on
+  NSAI_DEVICE void find(const typename Reduction<C>::Received &received, u32 base, int rank, int j,
+                        int r, int warp, int lane) {
+    using G = Reduction<C>;
     const int row = 8 * r + lane / 4, column = (warp + j * C::kWarps) * 16 + column_of_lane();
-    const u32 i = row * G::kRowPlaces + column / 4, owner = i / G::kSlice;
-    place = shared_address(&received.o[0][rank][i % G::kSlice]) - base;
+    const u32 i = row * G::kRowVectors + column / 4, owner = i / G::kSlice;
+    offset = shared_address(&received.o[0][rank][i % G::kSlice]) - base;
     // Padding goes nowhere, but to a block that is there. (Of wide heads a minimum spills.)
-    there = cluster_address(base, kWideHeads<C> ? owner % C::kCluster : min(owner, (u32)C::kCluster - 1));
+    owner_base = cluster_address(base, kWideHeads<C> ? owner % C::kCluster
+                                                     : min(owner, (u32)C::kCluster - 1));
     exists = row < C::kGroup && column < C::kHeadDimV;
   }
 };
 template <class C> struct ColumnTargets {
   static constexpr bool kAhead = !kWideHeads<C>; // which leave no registers
-  static constexpr int kRows = kAhead ? 2 : 1, kEach = kAhead ? RingSums<C>::kEach : 1;
+  static constexpr int kRows = kAhead ? 2 : 1, kEach = kAhead ? BranchAccumulator<C>::kEach : 1;
   ColumnTarget<C> of[kEach][kRows];
-  NSAI_DEVICE ColumnTargets(const typename Gather<C>::Received &received, u32 base, int rank, int warp,
-                            int lane) {
+  NSAI_DEVICE ColumnTargets(const typename Reduction<C>::Received &received, u32 base, int rank,
+                            int warp, int lane) {
     if constexpr (kAhead)
 #pragma unroll
       for (int i = 0; i < 2 * kEach; ++i)
@@ -61,61 +63,67 @@ template <class C> struct ColumnTargets {
 // The warp's columns of branch `b`, relative to the block's references, to the blocks whose slices have them;
 // `barrier` of those from `base` on.
 template <class C>
-NSAI_DEVICE void send_columns(const ColumnTargets<C> &targets, const typename Gather<C>::Received &received,
-                              u32 base, int barrier, int b, int rank, const RingSums<C> &sums, int warp,
-                              int lane) {
-  using G = Gather<C>;
+NSAI_DEVICE void send_columns(const ColumnTargets<C> &targets,
+                              const typename Reduction<C>::Received &received, u32 base,
+                              int barrier, int b, int rank, const BranchAccumulator<C> &sums,
+                              int warp, int lane) {
+  using G = Reduction<C>;
   constexpr bool kAhead = ColumnTargets<C>::kAhead;
 #pragma unroll
-  for (int j = 0; j < RingSums<C>::kEach; ++j)
+  for (int j = 0; j < BranchAccumulator<C>::kEach; ++j)
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float4 x = gather_four(sums.o[j][0][2 * r], sums.o[j][0][2 * r + 1], sums.o[j][1][2 * r],
-                                   sums.o[j][1][2 * r + 1]);
+      const float4 x = gather_four(sums.o[j][0][2 * r], sums.o[j][0][2 * r + 1],
+                                   sums.o[j][1][2 * r], sums.o[j][1][2 * r + 1]);
       ColumnTarget<C> to = targets.of[kAhead ? j : 0][kAhead ? r : 0];
       if constexpr (!kAhead) to.find(received, base, rank, j, r, warp, lane);
       if (to.exists)
-        cluster_send(to.there + to.place + b * (u32)sizeof(received.o[0]), x, to.there + 8 * barrier);
+        cluster_send(to.owner_base + to.offset + b * (u32)sizeof(received.o[0]), x,
+                     to.owner_base + 8 * barrier);
     }
 }
 
 // Bytes of O that come of one branch to block `rank`.
 template <class C> NSAI_DEVICE u32 slice_bytes(int rank) {
-  using G = Gather<C>;
-  return C::kCluster * 16 * max(min(G::kSlice, G::kPlaces - rank * G::kSlice), 0);
+  using G = Reduction<C>;
+  return C::kCluster * 16 * max(min(G::kSlice, G::kVectors - rank * G::kSlice), 0);
 }
 
 // The block's stats of branch `b` to all blocks, by all that copy, once barrier `summed` has them.
 template <class C>
-NSAI_DEVICE void send_stats(const typename Gather<C>::Received &received, u32 barrier, int b, int rank,
-                            const RingDesk<C> &desk, int thread, u32 summed) {
-  constexpr int kRounds = ceil_div(16 * C::kCluster, kCopiers<C>);
-  static_assert(kCopiers<C> % 16 == 0, "a thread's stats are of one row");
+NSAI_DEVICE void send_stats(const typename Reduction<C>::Received &received, u32 barrier, int b,
+                            int rank, const ExchangeBuffer<C> &exchange_buffer, int thread,
+                            u32 summed) {
+  constexpr int kRounds = ceil_div(16 * C::kCluster, kProducerThreads<C>);
+  static_assert(kProducerThreads<C> % 16 == 0, "a thread's stats are of one row");
   const int row = thread % 16, first = thread / 16; // block
-  u32 there[kRounds];
+  u32 remote_barrier[kRounds];
 #pragma unroll
   for (int i = 0; i < kRounds; ++i)
-    there[i] = cluster_address(barrier, min(first + i * (kCopiers<C> / 16), C::kCluster - 1));
+    remote_barrier[i] =
+        cluster_address(barrier, min(first + i * (kProducerThreads<C> / 16), C::kCluster - 1));
   barrier_wait(summed, 0);
-  const float2 stats = block_stats<C>(desk, b, row);
+  const float2 stats = block_stats<C>(exchange_buffer, b, row);
   const u32 to = shared_address(&received.stats[b][rank][row]) - barrier;
 #pragma unroll
   for (int i = 0; i < kRounds; ++i)
-    if (first + i * (kCopiers<C> / 16) < C::kCluster) cluster_send(there[i] + to, stats, there[i]);
+    if (first + i * (kProducerThreads<C> / 16) < C::kCluster)
+      cluster_send(remote_barrier[i] + to, stats, remote_barrier[i]);
 }
 
 // ---- the block's slice
 
 // 16 lanes share a row of a branch, then kLanes lanes a place: each adds up what every kLanes-th block sent.
 template <class C> struct Slice {
-  using G = Gather<C>;
-  static constexpr int kRows = G::kSlice % G::kRowPlaces == 0 ? G::kSlice / G::kRowPlaces
-                                                              : (G::kSlice - 2) / G::kRowPlaces + 2;
-  static constexpr int kUnits = G::kBranches * kRows; // rows of branches
-  static constexpr int kUnitRounds = ceil_div(16 * kUnits, kCopiers<C>);
+  using G = Reduction<C>;
+  static constexpr int kRows = G::kSlice % G::kRowVectors == 0
+                                   ? G::kSlice / G::kRowVectors
+                                   : (G::kSlice - 2) / G::kRowVectors + 2;
+  static constexpr int kBranchRows = G::kBranches * kRows; // rows of branches
+  static constexpr int kBranchRowRounds = ceil_div(16 * kBranchRows, kProducerThreads<C>);
   static constexpr int kLanes = (C::kCluster & -C::kCluster) < 8 ? C::kCluster & -C::kCluster : 8;
   static constexpr int kEach = C::kCluster / kLanes;
-  static constexpr int kPass = kReaders<C> / kLanes;
+  static constexpr int kPass = kConsumerThreads<C> / kLanes;
   static constexpr int kRounds = ceil_div(G::kSlice, kPass);
   struct Weights {
     float of[G::kBranches][kRows][C::kCluster]; // of the blocks' O in the branch's
@@ -124,7 +132,7 @@ template <class C> struct Slice {
 };
 
 // The thread's row of a branch, and what is read of memory and of the params for it long before it is needed.
-template <class C> struct SliceUnit {
+template <class C> struct SliceRow {
   int b, at;    // row of the slice
   int in_group; // row of the token's
   bool present;
@@ -135,43 +143,48 @@ template <class C> struct SliceUnit {
   NSAI_DEVICE void open() { opened = gate_value<C>(gate_float, gate); }
 };
 template <class C>
-NSAI_DEVICE SliceUnit<C> find_unit(const NsaiDecode &p, int thread, int r, int token, int group, int rank) {
-  using G = Gather<C>;
-  const int unit = thread / 16 + r * (2 * kCopyWarps<C>), at = unit % Slice<C>::kRows;
-  const int b = unit / Slice<C>::kRows, in_group = rank * G::kSlice / G::kRowPlaces + at;
-  SliceUnit<C> x = { b, at, in_group,
-                     unit < Slice<C>::kUnits && in_group < C::kGroup && p.branches >> b & 1 };
+NSAI_DEVICE SliceRow<C> find_slice_row(const NsaiDecode &p, int thread, int r, int token, int group,
+                                       int rank) {
+  using G = Reduction<C>;
+  const int slice_row = thread / 16 + r * (2 * kProducerWarps<C>), at = slice_row % Slice<C>::kRows;
+  const int b = slice_row / Slice<C>::kRows, in_group = rank * G::kSlice / G::kRowVectors + at;
+  SliceRow<C> x = { b, at, in_group,
+                    slice_row < Slice<C>::kBranchRows && in_group < C::kGroup &&
+                        p.branches >> b & 1 };
   if (!x.present) return x;
   const OutputRow row = { token, group * C::kGroup + in_group, true };
   const NsaiEpilogue &out = p.out[b];
   x.gate = load_gate<C>(out, row);
   x.gate_float = out.gate_float;
-  if (out.lse && in_group * G::kRowPlaces >= rank * G::kSlice)
+  if (out.lse && in_group * G::kRowVectors >= rank * G::kSlice)
     x.lse = out.lse + row.token * out.lse_token_stride + row.head * out.lse_head_stride;
   return x;
 }
 
 // How the blocks' parts of the slice count, of those branches that are in the mask; LSE.
 template <class C>
-NSAI_DEVICE void weigh_parts(const typename Gather<C>::Received &received,
-                             typename Slice<C>::Weights &weights,
-                             const SliceUnit<C> (&units)[Slice<C>::kUnitRounds], int branches, int thread) {
+NSAI_DEVICE void weigh_slices(const typename Reduction<C>::Received &received,
+                              typename Slice<C>::Weights &weights,
+                              const SliceRow<C> (&slice_rows)[Slice<C>::kBranchRowRounds],
+                              int branches, int thread) {
   const int block = thread % 16;
 #pragma unroll
-  for (int r = 0; r < Slice<C>::kUnitRounds; ++r) {
-    const SliceUnit<C> &unit = units[r];
+  for (int r = 0; r < Slice<C>::kBranchRowRounds; ++r) {
+    const SliceRow<C> &slice_row = slice_rows[r];
     float2 stats = make_float2(kNoReference, 0.0f);
-    const bool present = unit.present && branches >> unit.b & 1;
-    if (present && block < C::kCluster) stats = received.stats[unit.b][block][unit.in_group];
+    const bool present = slice_row.present && branches >> slice_row.b & 1;
+    if (present && block < C::kCluster)
+      stats = received.stats[slice_row.b][block][slice_row.in_group];
     const float highest = lanes_max<16>(stats.x), factor = exp2_approx(stats.x - highest);
     const float total = lanes_sum<16>(factor * stats.y);
     if (!present) continue;
     if (block < C::kCluster)
-      weights.of[unit.b][unit.at][block] = total > 0.0f ? __fdividef(factor, total) : 0.0f;
+      weights.of[slice_row.b][slice_row.at][block] =
+          total > 0.0f ? __fdividef(factor, total) : 0.0f;
     if (block != 0) continue;
     // An empty row may be a padding row, whose gate may be anything.
-    weights.gates[unit.b][unit.at] = total != 0.0f ? unit.opened : 0.0f;
-    if (unit.lse) *unit.lse = softmax_lse(highest, total);
+    weights.gates[slice_row.b][slice_row.at] = total != 0.0f ? slice_row.opened : 0.0f;
+    if (slice_row.lse) *slice_row.lse = softmax_lse(highest, total);
   }
 }
 
@@ -191,7 +204,7 @@ template <class C> NSAI_DEVICE SliceOutput find_output(const NsaiDecode &p, int 
   const NsaiView &o = p.out[0].o;
   bool branches = false;
 #pragma unroll
-  for (int b = 0; b < Gather<C>::kBranches; ++b) branches |= p.out[b].o_branch.data != nullptr;
+  for (int b = 0; b < Reduction<C>::kBranches; ++b) branches |= p.out[b].o_branch.data != nullptr;
   return SliceOutput{ (u16 *)kept((u64)((u16 *)o.data + token * o.token_stride +
                                         group * C::kGroup * o.head_stride)),
                       (long long)kept((u64)o.head_stride), (bool)recomputed(branches) };
@@ -199,8 +212,9 @@ template <class C> NSAI_DEVICE SliceOutput find_output(const NsaiDecode &p, int 
 
 // The lane's part of place `at` of branch `b`, of row `row` of the slice.
 template <class C>
-NSAI_DEVICE float4 add_parts(const typename Gather<C>::Received &received,
-                             const typename Slice<C>::Weights &weights, int b, int at, int row, int lane) {
+NSAI_DEVICE float4 add_received(const typename Reduction<C>::Received &received,
+                                const typename Slice<C>::Weights &weights, int b, int at, int row,
+                                int lane) {
   float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
   for (int e = 0; e < Slice<C>::kEach; ++e) {
@@ -209,56 +223,60 @@ NSAI_DEVICE float4 add_parts(const typename Gather<C>::Received &received,
   }
   return sum;
 }
-template <class C> NSAI_DEVICE float4 sum_place(const float4 &x) {
+template <class C> NSAI_DEVICE float4 sum_vector(const float4 &x) {
   constexpr int kLanes = Slice<C>::kLanes;
   return make_float4(lanes_sum<kLanes>(x.x), lanes_sum<kLanes>(x.y), lanes_sum<kLanes>(x.z),
                      lanes_sum<kLanes>(x.w));
 }
 
 // What the thread has of the slice in each round. Whole warps take part.
-template <class C> struct SlicePlace {
+template <class C> struct SliceVector {
   bool exists;
   int at, row;          // in the slice
   int in_group, column; // of the token's
-  NSAI_DEVICE SlicePlace(int rank, int round) {
-    using G = Gather<C>;
+  NSAI_DEVICE SliceVector(int rank, int round) {
+    using G = Reduction<C>;
     const int first = rank * G::kSlice;
     at = threadIdx.x / Slice<C>::kLanes + round * Slice<C>::kPass;
-    exists = at < G::kSlice && first + at < G::kPlaces;
+    exists = at < G::kSlice && first + at < G::kVectors;
     if (!exists) at = 0;
-    in_group = (first + at) / G::kRowPlaces, column = (first + at) % G::kRowPlaces * 4;
-    row = in_group - first / G::kRowPlaces;
+    in_group = (first + at) / G::kRowVectors, column = (first + at) % G::kRowVectors * 4;
+    row = in_group - first / G::kRowVectors;
   }
 };
 
 // The lane's part of a place, of those branches that are in the mask.
 template <class C>
-NSAI_DEVICE float4 add_branches(const float4 &begin, const typename Gather<C>::Received &received,
-                                const typename Slice<C>::Weights &weights, const SlicePlace<C> &x,
+NSAI_DEVICE float4 add_branches(const float4 &begin,
+                                const typename Reduction<C>::Received &received,
+                                const typename Slice<C>::Weights &weights, const SliceVector<C> &x,
                                 int branches) {
   float4 sum = begin;
 #pragma unroll
-  for (int b = 0; b < Gather<C>::kBranches; ++b)
+  for (int b = 0; b < Reduction<C>::kBranches; ++b)
     if (branches >> b & 1)
       sum = add_scaled(sum, weights.gates[b][x.row],
-                       add_parts<C>(received, weights, b, x.at, x.row, threadIdx.x % Slice<C>::kLanes));
+                       add_received<C>(received, weights, b, x.at, x.row,
+                                       threadIdx.x % Slice<C>::kLanes));
   return sum;
 }
 
 // A place into the outputs; `parts`: the lane's, of all branches.
 template <class C>
-NSAI_DEVICE void store_places(const NsaiDecode &p, const typename Gather<C>::Received &received,
-                              const typename Slice<C>::Weights &weights, const SliceOutput &out,
-                              const SlicePlace<C> &x, const float4 &parts, int token, int group) {
+NSAI_DEVICE void store_vectors(const NsaiDecode &p, const typename Reduction<C>::Received &received,
+                               const typename Slice<C>::Weights &weights, const SliceOutput &out,
+                               const SliceVector<C> &x, const float4 &partial, int token,
+                               int group) {
   const int lane = threadIdx.x % Slice<C>::kLanes;
-  const float4 sum = sum_place<C>(parts);
+  const float4 sum = sum_vector<C>(partial);
   if (x.exists && lane == 0) store_four<C>(out.o + x.in_group * out.head_stride + x.column, sum);
   if (!out.branches) return;
 #pragma unroll 1
-  for (int b = 0; b < Gather<C>::kBranches; ++b) {
+  for (int b = 0; b < Reduction<C>::kBranches; ++b) {
     const NsaiView &o = p.out[b].o_branch;
     if (!(p.branches >> b & 1) || !o.data) continue;
-    const float4 of_branch = sum_place<C>(add_parts<C>(received, weights, b, x.at, x.row, lane));
+    const float4 of_branch =
+        sum_vector<C>(add_received<C>(received, weights, b, x.at, x.row, lane));
     const OutputRow row = { token, group * C::kGroup + x.in_group, true };
     if (x.exists && lane == 0) store_four<C>(find_row(o, row) + x.column, of_branch);
   }

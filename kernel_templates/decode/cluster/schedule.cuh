@@ -20,7 +20,7 @@
 // A block's: `scanned` of the scan, in which each of `runs` warps goes through a run of its own, run
 // `first_run` and so on, then `windowed` of the window, then those of the chosen blocks. Steps of raw keys
 // are dealt over the cluster's blocks and then warps.
-template <class C> struct RingTurns {
+template <class C> struct StepSchedule {
   int scanned, windowed;
   int all; // that are known
   int runs, first_run;
@@ -33,12 +33,12 @@ template <class C> struct RingTurns {
   NSAI_DEVICE int steps(int limit) const {
     return max(ceil_div(limit, kStepKeys) - rank + C::kCluster - 1, 0) / C::kCluster;
   }
-  NSAI_DEVICE int turns(int limit) const { return ceil_div(steps(limit), C::kWarps); }
+  NSAI_DEVICE int cta_steps(int limit) const { return ceil_div(steps(limit), C::kWarps); }
 };
 
-struct RingTurn {
+struct CtaStep {
   int branch;
-  int warps; // that have keys; some, or all, of these may not exist
+  int warps;               // that have keys; some, or all, of these may not exist
   int first, each, behind; // warp 0's first key, keys from warp to warp, and warp 0's end
   int all;                 // the end of all keys
   NSAI_DEVICE int key(int warp) const { return first + warp * each; }
@@ -46,21 +46,19 @@ struct RingTurn {
 };
 
 // Without jumps, which cost more than the few instructions that they leave out. (A guess.)
-template <class C> NSAI_DEVICE RingTurn find_turn(const RingTurns<C> &x, int i) {
+template <class C> NSAI_DEVICE CtaStep find_cta_step(const StepSchedule<C> &x, int i) {
   const bool scans = i < x.scanned, windows = i < x.scanned + x.windowed;
   const int limit = scans ? x.visible : windows ? x.window.limit : x.chosen.limit;
   const int late = i - x.scanned - (windows ? 0 : x.windowed), run = x.first_run * x.run_keys;
   const int step = (x.rank + C::kCluster * C::kWarps * late) * kStepKeys;
-  RingTurn turn;
-  turn.branch = scans     ? kCompressed
-                : windows ? kWindow
-                          : kSelected;
-  turn.warps = scans ? x.runs : min(x.steps(limit) - late * C::kWarps, C::kWarps);
-  turn.first = scans ? run + i * kStepKeys : step;
-  turn.each = scans ? x.run_keys : C::kCluster * kStepKeys;
-  turn.behind = scans ? run + x.run_keys : step + kStepKeys;
-  turn.all = limit;
-  return turn;
+  CtaStep cta_step;
+  cta_step.branch = scans ? kCompressed : windows ? kWindow : kSelected;
+  cta_step.warps = scans ? x.runs : min(x.steps(limit) - late * C::kWarps, C::kWarps);
+  cta_step.first = scans ? run + i * kStepKeys : step;
+  cta_step.each = scans ? x.run_keys : C::kCluster * kStepKeys;
+  cta_step.behind = scans ? run + x.run_keys : step + kStepKeys;
+  cta_step.all = limit;
+  return cta_step;
 }
 
 // ---- where rows lie
@@ -81,14 +79,16 @@ template <class C> NSAI_DEVICE PageList<C> load_pages(const NsaiCacheBatch &batc
     x.width = width;
 #pragma unroll
     for (int i = 0; i < PageList<C>::kEach; ++i)
-      if ((int)threadIdx.x + i * C::kThreads < x.width) x.pages[i] = x.list[threadIdx.x + i * C::kThreads];
+      if ((int)threadIdx.x + i * C::kThreads < x.width)
+        x.pages[i] = x.list[threadIdx.x + i * C::kThreads];
   }
   return x;
 }
 template <class C> NSAI_DEVICE void store_pages(int *sPages, const PageList<C> &x) {
 #pragma unroll
   for (int i = 0; i < PageList<C>::kEach; ++i)
-    if ((int)threadIdx.x + i * C::kThreads < x.width) sPages[threadIdx.x + i * C::kThreads] = x.pages[i];
+    if ((int)threadIdx.x + i * C::kThreads < x.width)
+      sPages[threadIdx.x + i * C::kThreads] = x.pages[i];
 }
 
 // Its list of pages.
@@ -99,12 +99,12 @@ template <class C> NSAI_DEVICE const int *find_pages(const NsaiCacheBatch &batch
 constexpr NSAI_DEVICE int floor_log2(int x) { return x > 1 ? 1 + floor_log2(x / 2) : 0; }
 
 // Of K or V of a branch and head. In shared memory: kernel parameters are far away until they are used.
-struct RingSide {
+struct KvTensor {
   const u16 *rows;
   long long page_stride, row_stride;
 };
-template <class C> struct RingSides {
-  RingSide of[NSAI_BRANCH_COUNT][2];
+template <class C> struct KvTensors {
+  KvTensor of[NSAI_BRANCH_COUNT][2];
   int ring; // tokens of the window's; 0: none
 
   // Thread i of the first six.
@@ -117,38 +117,41 @@ template <class C> struct RingSides {
 };
 
 // Of a sequence.
-template <class C> struct RingRows {
-  const RingSides<C> &sides;
+template <class C> struct ScheduledRows {
+  const KvTensors<C> &sides;
   bool shared;      // its list of pages lies in shared memory
   u32 sList;        // there
   const int *gList; // or where the caller has it
   int row;          // without pages, and in rings
 
-  NSAI_DEVICE u32 page(u32 i) const { return shared ? load_shared_word(sList + 4 * i) : (u32)gList[i]; }
+  NSAI_DEVICE u32 page(u32 i) const {
+    return shared ? load_shared_word(sList + 4 * i) : (u32)gList[i];
+  }
 
-  // The lane's rows of a turn, of K or V, of warps `warp`, warp + kApart, ...; nullptr: there is none. Keys
+  // The lane's rows of a turn, of K or V, of warps `warp`, warp + kWarpStep, ...; nullptr: there is none. Keys
   // that do not exist are looked up as the last one is: no branches, so that rows are found side by side.
-  template <int kEach, int kApart>
-  NSAI_DEVICE void find(const u16 *(&found)[kEach], const RingTurns<C> &turns, const RingTurn &turn, int warp,
-                        int lane) const {
-    const bool scans = turn.branch == kCompressed, windows = turn.branch == kWindow;
+  template <int kEach, int kWarpStep>
+  NSAI_DEVICE void find(const u16 *(&found)[kEach], const StepSchedule<C> &schedule,
+                        const CtaStep &cta_step, int warp, int lane) const {
+    const bool scans = cta_step.branch == kCompressed, windows = cta_step.branch == kWindow;
     bool exists[kEach];
     int index[kEach];
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {
-      const int owner = warp + j * kApart, i = turn.key(owner) + lane % kStepKeys, limit = turn.limit(owner);
-      exists[j] = owner < turn.warps && i < limit;
+      const int owner = warp + j * kWarpStep, i = cta_step.key(owner) + lane % kStepKeys,
+                limit = cta_step.limit(owner);
+      exists[j] = owner < cta_step.warps && i < limit;
       index[j] = max(min(i, limit - 1), 0);
     }
-    if (C::kSelectCount > 0 && turn.branch == kSelected) {
+    if (C::kSelectCount > 0 && cta_step.branch == kSelected) {
 #pragma unroll
-      for (int j = 0; j < kEach; ++j) index[j] = max(turns.chosen.index(index[j]), 0);
+      for (int j = 0; j < kEach; ++j) index[j] = max(schedule.chosen.index(index[j]), 0);
     } else {
-      const int shift = scans ? entry_index<C::kBlock, C::kStride>(0) : turns.window.first;
+      const int shift = scans ? entry_index<C::kBlock, C::kStride>(0) : schedule.window.first;
 #pragma unroll
       for (int j = 0; j < kEach; ++j) index[j] += shift;
     }
-    const RingSide x = sides.of[turn.branch][lane / 16];
+    const KvTensor x = sides.of[cta_step.branch][lane / 16];
     const int log2_rows = scans ? floor_log2(C::kPageSize / C::kStride) : floor_log2(C::kPageSize);
 #pragma unroll
     for (int j = 0; j < kEach; ++j) {

@@ -8,19 +8,20 @@
 #pragma once
 #include "core/barrier.cuh"
 #include "core/cluster.cuh"
-#include "decode/pipelined/shared.cuh"
 #include "core/topn_warp.cuh"
+#include "decode/pipelined/shared.cuh"
 
 // O of a branch, its stats, and what the scan's last key weighs in the block behind.
 template <class C, int kO>
-NSAI_DEVICE void leave_branch(SharedPlan &shared, const FlowUnit &at, int b, float (&o)[kO][4],
-                              SoftmaxRows &rows, ScanKeys<C> &keys) {
+NSAI_DEVICE void leave_branch(SharedStorage &shared, const PipelinedWorkItem &at, int b,
+                              float (&o)[kO][4], SoftmaxRows &rows, ScanKeys<C> &keys) {
   __syncwarp(); // what lies there is read
   if (b != kWindow || at.has_window(at.warp))
-    share_o<C>(b == kSelected ? (float *)shared.ring[at.warp] : &shared.desk[at.warp].o[0][0], o, at.lane);
+    share_o<C>(b == kSelected ? (float *)shared.kv_stages[at.warp]
+                              : &shared.exchange_buffer[at.warp].o[0][0],
+               o, at.lane);
   share_stats(shared.stats[b][at.warp], rows, at.lane);
-  if (b == kCompressed && at.lane < 16)
-    shared.spills[at.warp + 1][at.lane] = keys.spilled();
+  if (b == kCompressed && at.lane < 16) shared.carries[at.warp + 1][at.lane] = keys.carry_out();
 #pragma unroll
   for (int j = 0; j < kO; ++j)
 #pragma unroll
@@ -32,29 +33,32 @@ NSAI_DEVICE void leave_branch(SharedPlan &shared, const FlowUnit &at, int b, flo
 // O and stats of the keys that are window and chosen onto those of the window; they go on as those of the
 // chosen blocks.
 template <class C, int kO>
-NSAI_DEVICE void add_to_window(SharedPlan &shared, const FlowUnit &at, const float (&o)[kO][4],
-                               const SoftmaxRows &rows) {
-  float *sO = &shared.desk[at.warp].o[0][0];
+NSAI_DEVICE void add_to_window(SharedStorage &shared, const PipelinedWorkItem &at,
+                               const float (&o)[kO][4], const SoftmaxRows &rows) {
+  float *sO = &shared.exchange_buffer[at.warp].o[0][0];
   __syncwarp(); // the window's stats are there
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float2 &stats = shared.stats[kWindow][at.warp][8 * r + at.lane / 4];
-    const float2 own = make_float2(rows.reference[r], quad_sum(rows.sum[r])), sum = add_stats(stats, own);
+    const float2 own = make_float2(rows.reference[r], quad_sum(rows.sum[r])),
+                 sum = add_stats(stats, own);
     const float before = exp2_approx(stats.x - sum.x), mine = exp2_approx(own.x - sum.x);
     __syncwarp(); // they are read
     if (at.lane % 4 == 0) stats = sum;
-    float *to = sO + (8 * r + at.lane / 4) * Places::kPitch + at.lane % 4 * 2;
+    float *to = sO + (8 * r + at.lane / 4) * OutputVectors::kPitch + at.lane % 4 * 2;
 #pragma unroll
     for (int j = 0; j < kO; ++j) {
       float2 &x = *(float2 *)(to + 8 * j);
-      x = make_float2(fmaf(mine, o[j][2 * r], before * x.x), fmaf(mine, o[j][2 * r + 1], before * x.y));
+      x = make_float2(fmaf(mine, o[j][2 * r], before * x.x),
+                      fmaf(mine, o[j][2 * r + 1], before * x.y));
     }
   }
 }
 
 // Of a cluster: the block's stats of the scan, and what its last key weighs in the block behind, to those
 // that need them; 16 lanes.
-template <class C> NSAI_DEVICE void send_stats(SharedPlan &shared, const FlowUnit &at, int runs) {
+template <class C>
+NSAI_DEVICE void send_stats(SharedStorage &shared, const PipelinedWorkItem &at, int runs) {
   const int row = at.lane, rank = at.rank;
   const float2 stats = add_stats<C::kWarps>(&shared.stats[kCompressed][0][row]);
   const u32 barrier = shared_address(&shared.barriers[kStats]);
@@ -63,12 +67,13 @@ template <class C> NSAI_DEVICE void send_stats(SharedPlan &shared, const FlowUni
       cluster_send(cluster_address(shared_address(&shared.scan_stats[rank][row]), to), stats,
                    cluster_address(barrier, to));
   if (rank + 1 < C::kCluster)
-    cluster_send(cluster_address(shared_address(&shared.spills[0][row]), rank + 1), shared.spills[runs][row],
-                 cluster_address(barrier, rank + 1));
+    cluster_send(cluster_address(shared_address(&shared.carries[0][row]), rank + 1),
+                 shared.carries[runs][row], cluster_address(barrier, rank + 1));
 }
 
 // What all blocks' scores of head lane % 16 sum up to, base 2.
-template <class C> NSAI_DEVICE float find_scan_lse(const SharedPlan &shared, const FlowUnit &at) {
+template <class C>
+NSAI_DEVICE float find_scan_lse(const SharedStorage &shared, const PipelinedWorkItem &at) {
   const int row = at.lane % 16;
   float2 stats = add_stats<C::kWarps>(&shared.stats[kCompressed][0][row]);
 #pragma unroll
@@ -78,19 +83,20 @@ template <class C> NSAI_DEVICE float find_scan_lse(const SharedPlan &shared, con
 }
 
 // O of all scans, in place of warp 0's, and their stats, by one warp.
-template <class C> NSAI_DEVICE void add_scans(SharedPlan &shared, const FlowUnit &at) {
-  float *sO = &shared.desk[0].o[0][0];
+template <class C> NSAI_DEVICE void add_scans(SharedStorage &shared, const PipelinedWorkItem &at) {
+  float *sO = &shared.exchange_buffer[0].o[0][0];
 #pragma unroll 2
-  for (int i = at.lane; i < Places::kPlaces; i += 32) {
-    const FlowSum x = add_warps<C>(sO, kDeskFloats, shared.stats[kCompressed], 0, i);
-    const int row = i / Places::kRowPlaces, column = i % Places::kRowPlaces * 4;
-    *(float4 *)(sO + row * Places::kPitch + column) = x.o;
+  for (int i = at.lane; i < OutputVectors::kVectors; i += 32) {
+    const PipelinedSum x = add_warps<C>(sO, kExchangeFloats, shared.stats[kCompressed], 0, i);
+    const int row = i / OutputVectors::kRowVectors, column = i % OutputVectors::kRowVectors * 4;
+    *(float4 *)(sO + row * OutputVectors::kPitch + column) = x.o;
     if (column == 0) shared.scan_stats[at.rank][row] = x.stats;
   }
 }
 
 // Number `i` of the block's best to all blocks.
-template <class C> NSAI_DEVICE void send_best(SharedPlan &shared, const FlowUnit &at, int i, u64 key) {
+template <class C>
+NSAI_DEVICE void send_best(SharedStorage &shared, const PipelinedWorkItem &at, int i, u64 key) {
   const u32 best = shared_address(&shared.candidates[at.rank][i]);
   const u32 barrier = shared_address(&shared.barriers[kCandidates]);
 #pragma unroll 1
@@ -100,45 +106,45 @@ template <class C> NSAI_DEVICE void send_best(SharedPlan &shared, const FlowUnit
 
 // What the warp's piece of the selection blocks weighs.
 template <class C>
-NSAI_DEVICE void weigh_blocks(SharedPlan &shared, const FlowUnit &at, const ClusterStretch &stretch,
-                              const float *pooled) {
+NSAI_DEVICE void weigh_blocks(SharedStorage &shared, const PipelinedWorkItem &at,
+                              const ClusterBlockRange &block_range, const float *pooled) {
   const u32 barriers = shared_address(shared.barriers);
   if constexpr (C::kCluster > 1) {
-    if (at.warp == 0 && at.lane < 16) send_stats<C>(shared, at, stretch.runs);
+    if (at.warp == 0 && at.lane < 16) send_stats<C>(shared, at, block_range.runs);
     __syncwarp();
     cluster_receive(barriers + 8 * kStats, 0);
   }
-  const SearchedBlocks all = find_searched<C>(stretch, at.candidates, at.rank);
-  const FlowPiece piece = find_piece<C>(all, at.warp);
-  weigh_piece<C>(shared.orders + (piece.begin - all.begin), piece, stretch, pooled, shared.spills,
-                 find_scan_lse<C>(shared, at), at.lane);
+  const SearchedBlocks all = find_searched<C>(block_range, at.candidates, at.rank);
+  const PipelinedPiece piece = find_piece<C>(all, at.warp);
+  weigh_piece<C>(shared.orders + (piece.begin - all.begin), piece, block_range, pooled,
+                 shared.carries, find_scan_lse<C>(shared, at), at.lane);
   barrier_arrive(barriers + 8 * kWeighed);
-  if (stretch.extent > C::kKeptBlocks) discard_piece(pooled, piece, stretch, at.lane);
+  if (block_range.extent > C::kKeptBlocks) discard_piece(pooled, piece, block_range, at.lane);
 }
 
 // Of warp 0: the best of the block's and, where there are several, of what all blocks have found.
 template <class C>
-NSAI_DEVICE void find_list(const NsaiDecode &p, SharedPlan &shared, const FlowUnit &at,
-                           const ClusterStretch &stretch) {
+NSAI_DEVICE void find_list(const NsaiDecode &p, SharedStorage &shared, const PipelinedWorkItem &at,
+                           const ClusterBlockRange &block_range) {
   const u32 barriers = shared_address(shared.barriers);
-  if constexpr (kFreeBlocks<C> > 0) {
+  if constexpr (kFreeBlocks < C >> 0) {
     if (at.searches) {
       barrier_wait(barriers + 8 * kWeighed, 0); // all pieces are there
-      const SearchedBlocks all = find_searched<C>(stretch, at.candidates, at.rank);
+      const SearchedBlocks all = find_searched<C>(block_range, at.candidates, at.rank);
 #pragma unroll 1
-      for (int turn = 0; turn < (C::kCluster > 1 ? 2 : 1); ++turn) {
-        if (turn) cluster_receive(barriers + 8 * kCandidates, 0);
+      for (int round = 0; round < (C::kCluster > 1 ? 2 : 1); ++round) {
+        if (round) cluster_receive(barriers + 8 * kCandidates, 0);
         const auto key_at = [&](int i) {
-          if (C::kCluster > 1 && turn) return (&shared.candidates[0][0])[i];
+          if (C::kCluster > 1 && round) return (&shared.candidates[0][0])[i];
           return key_of(shared.orders[i], all.begin + i);
         };
-        const int count = turn ? C::kCluster * kBest : max(all.end - all.begin, 0);
+        const int count = round ? C::kCluster * kBest : max(all.end - all.begin, 0);
         const BestKey best = warp_best<kBest>(key_at, count, shared.queue, at.lane);
-        if (best.place >= kBest) continue;
-        if (C::kCluster > 1 && turn == 0)
-          send_best<C>(shared, at, best.place, best.key);
+        if (best.slot >= kBest) continue;
+        if (C::kCluster > 1 && round == 0)
+          send_best<C>(shared, at, best.slot, best.key);
         else
-          shared.list[C::kSelectInit + best.place] = (int)index_in(best.key);
+          shared.list[C::kSelectInit + best.slot] = (int)index_in(best.key);
       }
     }
   }
@@ -149,9 +155,11 @@ NSAI_DEVICE void find_list(const NsaiDecode &p, SharedPlan &shared, const FlowUn
 }
 
 // The chosen blocks are known; `windows`: steps of the window.
-template <class C> NSAI_DEVICE FlowChosen<C> find_chosen(const int *sList, const FlowUnit &at, int windows) {
-  FlowChosen<C> chosen(at.rank + C::kCluster * at.warp);
-  const int count = min(at.candidates, C::kSelectCount) - at.both;
+template <class C>
+NSAI_DEVICE PipelinedChosen<C> find_chosen(const int *sList, const PipelinedWorkItem &at,
+                                           int windows) {
+  PipelinedChosen<C> chosen(at.rank + C::kCluster * at.warp);
+  const int count = min(at.candidates, C::kSelectCount) - at.window_selected;
   if (count <= 0) return chosen;
   chosen.set(listed_keys<C>(count, sList[count - 1], at.seen - 1), windows, at.scans);
   return chosen;

@@ -9,15 +9,15 @@
 // Config: those of decode/mainloop.cuh, kSelectBlock (l'), kPageSize (P; 0: none), kRing (the window's
 // pair lies in rings), kCluster.
 #pragma once
-#include "core/barrier.cuh"
-#include "data/cache_rows.cuh"
-#include "decode/work.cuh"
 #include "attend/mainloop_sm80.cuh"
-#include "decode/mainloop.cuh"
-#include "params/kv_cache.h"
+#include "core/barrier.cuh"
 #include "core/tile.cuh"
+#include "data/cache_rows.cuh"
+#include "decode/mainloop.cuh"
+#include "decode/work.cuh"
+#include "params/kv_cache.h"
 
-template <class C> struct FlowRing {
+template <class C> struct PipelinedTiles {
   using K = Tile<kStepKeys, padded_dim(C::kHeadDimQk)>;
   using V = Tile<kStepKeys, padded_dim(C::kHeadDimV)>;
   static constexpr bool kQShared = false;
@@ -30,7 +30,7 @@ template <class C> struct FlowRing {
 // ---- which steps
 
 // The warps of a cluster take turns; those that scan leave the window to the others of warps 0.
-template <class C> struct FlowSlots {
+template <class C> struct PipelinedSlots {
   static constexpr int kAll = C::kCluster * C::kWarps, kOthers = kAll - C::kCluster;
 };
 
@@ -41,116 +41,131 @@ NSAI_DEVICE int dealt_steps(int steps, int slot, int slots) {
 
 // Raw keys of the window, and this warp's steps of them: first of those that are the window's alone, then of
 // the last blocks where they are chosen as well.
-template <class C> struct FlowShare {
-  using Slots = FlowSlots<C>;
-  int keys, both; // of either
-  int slot, slots, count, both_count;
-  NSAI_DEVICE FlowShare(int keys, int both, int all_slot, bool scans)
-      : keys(keys), both(both), slot(scans ? all_slot - C::kCluster : all_slot),
+template <class C> struct PipelinedWindow {
+  using Slots = PipelinedSlots<C>;
+  int keys, window_selected; // of either
+  int slot, slots, count, window_selected_count;
+  NSAI_DEVICE PipelinedWindow(int keys, int window_selected, int all_slot, bool scans)
+      : keys(keys), window_selected(window_selected),
+        slot(scans ? all_slot - C::kCluster : all_slot),
         slots(scans ? Slots::kOthers : Slots::kAll) {
     count = dealt(ceil_div(keys, kStepKeys), scans);
-    both_count = dealt(steps(), scans) - count;
+    window_selected_count = dealt(steps(), scans) - count;
   }
   NSAI_DEVICE int dealt(int steps, bool scans) const {
     return scans ? dealt_steps(steps, slot, Slots::kOthers) : dealt_steps(steps, slot, Slots::kAll);
   }
-  NSAI_DEVICE int steps() const { return ceil_div(keys, kStepKeys) + ceil_div(both, kStepKeys); }
+  NSAI_DEVICE int steps() const {
+    return ceil_div(keys, kStepKeys) + ceil_div(window_selected, kStepKeys);
+  }
   NSAI_DEVICE int step(int i) const { return slot + i * slots; }
-  NSAI_DEVICE int both_step(int i) const { return step(i) - ceil_div(keys, kStepKeys); }
+  NSAI_DEVICE int window_selected_step(int i) const { return step(i) - ceil_div(keys, kStepKeys); }
 };
 
 // The chosen blocks': the first `lead` steps are of the cluster's warps 0 alone, which have no window; then
 // they are dealt to all, beginning behind the last one that the window's steps came to.
-template <class C> struct FlowChosen {
-  static constexpr int kSlots = FlowSlots<C>::kAll, kOthers = FlowSlots<C>::kOthers;
+template <class C> struct PipelinedChosen {
+  static constexpr int kSlots = PipelinedSlots<C>::kAll, kOthers = PipelinedSlots<C>::kOthers;
   // What warp 0 does in place of the window takes as long as so many steps. (H200, 32 sequences of 16k: 1 and
   // 2 are 1 to 2 % slower, 4 is as fast.)
   static constexpr int kSearchSteps = 3;
-  int keys, lead, own, slot, turned, count;
-  NSAI_DEVICE FlowChosen(int slot) : keys(0), lead(0), own(0), slot(slot), turned(slot), count(0) {}
+  int keys, lead, lead_count, slot, rotated, count;
+  NSAI_DEVICE PipelinedChosen(int slot)
+      : keys(0), lead(0), lead_count(0), slot(slot), rotated(slot), count(0) {}
   NSAI_DEVICE void set(int all, int windows, bool scans) {
     const int steps = ceil_div(all, kStepKeys);
-    const int turns = windows / kOthers, rest = windows - turns * kOthers;
+    const int rounds = windows / kOthers, rest = windows - rounds * kOthers;
     keys = all;
-    lead = scans ? min(max(turns - kSearchSteps, 0) * C::kCluster, steps) : 0;
-    own = slot < C::kCluster ? dealt_steps(lead, slot, C::kCluster) : 0;
-    turned = (slot + kSlots - (scans ? C::kCluster + rest : windows) % kSlots) % kSlots;
-    count = own + dealt_steps(steps - lead, turned, kSlots);
+    lead = scans ? min(max(rounds - kSearchSteps, 0) * C::kCluster, steps) : 0;
+    lead_count = slot < C::kCluster ? dealt_steps(lead, slot, C::kCluster) : 0;
+    rotated = (slot + kSlots - (scans ? C::kCluster + rest : windows) % kSlots) % kSlots;
+    count = lead_count + dealt_steps(steps - lead, rotated, kSlots);
   }
   NSAI_DEVICE int step(int i) const {
-    return i < own ? slot + i * C::kCluster : lead + turned + (i - own) * kSlots;
+    return i < lead_count ? slot + i * C::kCluster : lead + rotated + (i - lead_count) * kSlots;
   }
 };
 
-struct FlowRow {
+struct PipelinedRow {
   int page, slot;
 };
 
 // From which step on some keys do not exist, and its number.
-struct FlowMask {
+struct PipelinedMask {
   int step, number;
 };
 
 // What a consumer asks for once a part.
-struct FlowPart {
+struct PipelinedSegment {
   int end;  // its steps end before that one
   int keys; // of the part
-  FlowMask mask;
+  PipelinedMask mask;
 };
 
 // The warp's steps: those of the scan from `begin` on, of the window, of what is window and chosen, of the
 // other chosen blocks.
-template <class C> struct FlowSteps {
+template <class C> struct PipelinedSteps {
   const NsaiDecode &p;
   int group;
   CachedRows<C::kPageSize> rows;
   int ring_row; // of the window, where that is a ring
   int begin, scanned;
   int visible; // compressed keys
-  FlowShare<C> window;
-  int window_first, both_first; // key 0 of either
-  FlowChosen<C> chosen;
+  PipelinedWindow<C> window;
+  int window_first, window_selected_first; // key 0 of either
+  PipelinedChosen<C> chosen;
   const int *sList;
   int known; // steps that may be asked for: before the list is there, none of the chosen blocks
 
   NSAI_DEVICE int window_end() const { return scanned + window.count; }
-  NSAI_DEVICE int both_end() const { return window_end() + window.both_count; }
-  NSAI_DEVICE int all() const { return both_end() + chosen.count; }
+  NSAI_DEVICE int window_selected_end() const {
+    return window_end() + window.window_selected_count;
+  }
+  NSAI_DEVICE int all() const { return window_selected_end() + chosen.count; }
   // Step i's number within its part.
   NSAI_DEVICE int number(int i) const {
     if (i < scanned) return begin + i;
     if (i < window_end()) return window.step(i - scanned);
-    return i < both_end() ? window.both_step(i - scanned) : chosen.step(i - both_end());
+    return i < window_selected_end() ? window.window_selected_step(i - scanned)
+                                     : chosen.step(i - window_selected_end());
   }
   // The part of so many keys that ends before step `end`. Of the scan several steps may have keys that do not
   // exist, one behind the other, else the last one.
-  NSAI_DEVICE FlowPart part(int end, int keys) const {
-    if (end > scanned) return FlowPart{ end, keys, FlowMask{ end - 1, number(end - 1) } };
-    return FlowPart{ end, keys, FlowMask{ visible / kStepKeys - begin, visible / kStepKeys } };
+  NSAI_DEVICE PipelinedSegment segment(int end, int keys) const {
+    if (end > scanned)
+      return PipelinedSegment{ end, keys, PipelinedMask{ end - 1, number(end - 1) } };
+    return PipelinedSegment{ end, keys,
+                             PipelinedMask{ visible / kStepKeys - begin, visible / kStepKeys } };
   }
   // The lane's row of step i; of a key that does not exist that of the last one, which is masked. A page
   // comes from far away: nothing here waits for it.
-  NSAI_DEVICE FlowRow row(int i, int lane) const {
-    if (i >= known) return FlowRow{ 0, 0 };
-    const bool scans = i < scanned, late = i >= both_end(), both = !late && i >= window_end();
-    const int keys = scans ? visible : late ? chosen.keys : both ? window.both : window.keys;
+  NSAI_DEVICE PipelinedRow row(int i, int lane) const {
+    if (i >= known) return PipelinedRow{ 0, 0 };
+    const bool scans = i < scanned, late = i >= window_selected_end(),
+               window_selected = !late && i >= window_end();
+    const int keys = scans             ? visible
+                     : late            ? chosen.keys
+                     : window_selected ? window.window_selected
+                                       : window.keys;
     const int key = min(number(i) * kStepKeys + lane % kStepKeys, keys - 1);
     if (scans) {
       const CachedRows<C::kPageSize / C::kStride> entries = { rows.list, rows.row, 0 };
       const int index = entry_index<C::kBlock, C::kStride>(key);
-      return FlowRow{ entries.page(index), entries.slot(index) };
+      return PipelinedRow{ entries.page(index), entries.slot(index) };
     }
     if (C::kRing > 0 && !late) {
       const CachedRows<0> ring = { nullptr, ring_row, p.window.ring };
-      return FlowRow{ ring.page(window_first + key), ring.slot(window_first + key) };
+      return PipelinedRow{ ring.page(window_first + key), ring.slot(window_first + key) };
     }
-    int index = (both ? both_first : window_first) + key;
+    int index = (window_selected ? window_selected_first : window_first) + key;
     if (late) index = sList[key / C::kSelectBlock] * C::kSelectBlock + key % C::kSelectBlock;
-    return FlowRow{ rows.page(index), rows.slot(index) };
+    return PipelinedRow{ rows.page(index), rows.slot(index) };
   }
   // Where K (lanes 0 to 15) or V of it lies.
-  NSAI_DEVICE const u16 *at(int i, const FlowRow &row, int lane) const {
-    const NsaiCachePair &pair = i < scanned ? p.entries : i >= both_end() ? p.selected : p.window;
+  NSAI_DEVICE const u16 *at(int i, const PipelinedRow &row, int lane) const {
+    const NsaiCachePair &pair = i < scanned                  ? p.entries
+                                : i >= window_selected_end() ? p.selected
+                                                             : p.window;
     const NsaiCacheTensor &x = lane < kStepKeys ? pair.k : pair.v;
     return (const u16 *)x.data + group * x.head_stride + row_offset(x, row.page, row.slot);
   }
@@ -160,19 +175,21 @@ template <class C> struct FlowSteps {
 
 // A consumer's and its producer's: [kStages] stages, and for each a barrier that K is there, that V is, and
 // that either is read.
-template <class C> struct FlowPlace {
+template <class C> struct PipelinedStages {
   static constexpr int kBarriers = 4 * C::kStages; // of 32 lanes each
-  u32 ring, barriers;
+  u32 base, barriers;
 
-  NSAI_DEVICE FlowPlace(const void *sRing, const u64 *sBarriers)
-      : ring(shared_address(sRing)), barriers(shared_address(sBarriers)) {}
-  NSAI_DEVICE u32 stage(int i) const { return ring + i % C::kStages * FlowRing<C>::kStageBytes; }
-  NSAI_DEVICE u32 k_there(int i) const { return barriers + i % C::kStages * 32; }
-  NSAI_DEVICE u32 v_there(int i) const { return k_there(i) + 8; }
-  NSAI_DEVICE u32 k_read(int i) const { return k_there(i) + 16; }
-  NSAI_DEVICE u32 v_read(int i) const { return k_there(i) + 24; }
+  NSAI_DEVICE PipelinedStages(const void *sStages, const u64 *sBarriers)
+      : base(shared_address(sStages)), barriers(shared_address(sBarriers)) {}
+  NSAI_DEVICE u32 stage(int i) const {
+    return base + i % C::kStages * PipelinedTiles<C>::kStageBytes;
+  }
+  NSAI_DEVICE u32 k_full(int i) const { return barriers + i % C::kStages * 32; }
+  NSAI_DEVICE u32 v_full(int i) const { return k_full(i) + 8; }
+  NSAI_DEVICE u32 k_empty(int i) const { return k_full(i) + 16; }
+  NSAI_DEVICE u32 v_empty(int i) const { return k_full(i) + 24; }
   // Of step i's turn in its stage.
-  static NSAI_DEVICE u32 parity(int i) { return i / C::kStages & 1; }
+  static NSAI_DEVICE u32 phase(int i) { return i / C::kStages & 1; }
 };
 
 // K or V of a step into tile T, a lane_address(); `from`: the lanes' rows from `lane_of_row_0` on.
@@ -182,7 +199,8 @@ NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int lane_of_row_0, u64 pol
 #pragma unroll
   for (int i = 0; i < kStepKeys; i += Lanes::kPass) {
     const int row = Lanes::row(lane) + i;
-    const u16 *at = (const u16 *)__shfl_sync(~0u, (u64)from, lane_of_row_0 + row) + Lanes::chunk(lane) * 8;
+    const u16 *at =
+        (const u16 *)__shfl_sync(~0u, (u64)from, lane_of_row_0 + row) + Lanes::chunk(lane) * 8;
 #pragma unroll
     for (int c = 0; c < T::kChunks; c += Lanes::kLanes) {
       const int chunk = c + Lanes::chunk(lane);
@@ -195,29 +213,30 @@ NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int lane_of_row_0, u64 pol
 // The producer: all steps in their order; `ahead`: the first one's row. `add_chosen(steps)` waits for the
 // list.
 template <class C, class AddChosen>
-NSAI_DEVICE void fill_ring(FlowSteps<C> &steps, FlowRow ahead, const FlowPlace<C> &place, int lane,
-                           AddChosen add_chosen) {
-  using R = FlowRing<C>;
+NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
+                             const PipelinedStages<C> &pipeline, int lane, AddChosen add_chosen) {
+  using R = PipelinedTiles<C>;
   const u64 policy = l2_policy(true);
   int i = 0;
 #pragma unroll 1
-  for (int part = 0; part < 2; ++part) { // what is known before the list is there; the chosen blocks
-    if (part) {
+  for (int segment = 0; segment < 2;
+       ++segment) { // what is known before the list is there; the chosen blocks
+    if (segment) {
       add_chosen(steps);
       ahead = steps.row(i, lane);
     }
 #pragma unroll 1
     for (; i < steps.known; ++i) {
       const u16 *from = steps.at(i, ahead, lane);
-      const u32 stage = lane_address(place.stage(i));
-      const u32 parity = place.parity(i) ^ 1; // of the step before in its place
+      const u32 stage = lane_address(pipeline.stage(i));
+      const u32 phase = pipeline.phase(i) ^ 1; // of the step before in its place
       ahead = steps.row(i + 1, lane);
-      if (i >= C::kStages) barrier_wait(place.k_read(i), parity);
+      if (i >= C::kStages) barrier_wait(pipeline.k_empty(i), phase);
       copy_step<typename R::K, C::kHeadDimQk>(stage, from, 0, policy, lane);
-      barrier_arrive_after_copies(place.k_there(i));
-      if (i >= C::kStages) barrier_wait(place.v_read(i), parity);
+      barrier_arrive_after_copies(pipeline.k_full(i));
+      if (i >= C::kStages) barrier_wait(pipeline.v_empty(i), phase);
       copy_step<typename R::V, C::kHeadDimV>(stage + R::K::kBytes, from, kStepKeys, policy, lane);
-      barrier_arrive_after_copies(place.v_there(i));
+      barrier_arrive_after_copies(pipeline.v_full(i));
     }
   }
 }
@@ -226,27 +245,28 @@ NSAI_DEVICE void fill_ring(FlowSteps<C> &steps, FlowRow ahead, const FlowPlace<C
 
 // Steps [done, end) onto o and rows, or until the first phase of barrier `until` has passed (0: none).
 template <class C, class Keys, int kO>
-NSAI_DEVICE void run_flow(const FlowMask &mask, Keys &keys, const FlowPlace<C> &place, int &done, int end,
-                          u32 until, const Queries<FlowRing<C>> &queries, float (&o)[kO][4],
-                          SoftmaxRows &rows, float scale_log2, int lane) {
-  using R = FlowRing<C>;
+NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
+                           const PipelinedStages<C> &pipeline, int &done, int end, u32 until,
+                           const Queries<PipelinedTiles<C>> &queries, float (&o)[kO][4],
+                           SoftmaxRows &rows, float scale_log2, int lane) {
+  using R = PipelinedTiles<C>;
   constexpr int kAtOnce = 4; // nothing waits for every single load and product before it
 #pragma unroll 1
   while (done < end) {
     if (until && __all_sync(~0u, barrier_passed(until, 0))) break;
-    const u32 stage = place.stage(done), parity = place.parity(done);
+    const u32 stage = pipeline.stage(done), phase = pipeline.phase(done);
     float s[2][4]; // [16, 16 keys]
-    barrier_wait(place.k_there(done), parity);
+    barrier_wait(pipeline.k_full(done), phase);
     multiply_chains_qk<C, R, kAtOnce>(s, queries, stage, lane);
-    barrier_arrive(place.k_read(done));
+    barrier_arrive(pipeline.k_empty(done));
     if (done >= mask.step) // all rows see the same keys
 #pragma unroll
       for (int r = 0; r < 2; ++r)
         mask_row(s, r, KeyRange{ 0, keys.end(0) }, (mask.number + done - mask.step) * kStepKeys);
     softmax_step(rows, s, o, scale_log2);
-    barrier_wait(place.v_there(done), parity);
+    barrier_wait(pipeline.v_full(done), phase);
     multiply_step_pv<C, typename R::V, kAtOnce>(o, s, stage + R::K::kBytes, lane);
-    barrier_arrive(place.v_read(done));
+    barrier_arrive(pipeline.v_empty(done));
     ++done;
     keys.pool(s, rows);
   }

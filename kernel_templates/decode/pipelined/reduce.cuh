@@ -11,34 +11,35 @@
 #pragma once
 #include "core/cluster.cuh"
 #include "core/epilogue.cuh"
-#include "params/kv_cache.h"
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
+#include "params/kv_cache.h"
 
-template <class C> struct FlowPlaces {
+template <class C> struct PipelinedVectors {
   static constexpr int kBranches = NSAI_BRANCH_COUNT;
-  static constexpr int kRowPlaces = C::kHeadDimV / 4;
-  static constexpr int kPlaces = C::kGroup * kRowPlaces;
-  static constexpr int kSlice = kPlaces / C::kCluster;
-  static constexpr int kPitch = padded_dim(C::kHeadDimV) + 8; // of O, floats: rows on different banks
-  static_assert(kPlaces % C::kCluster == 0, "slices are equal");
+  static constexpr int kRowVectors = C::kHeadDimV / 4;
+  static constexpr int kVectors = C::kGroup * kRowVectors;
+  static constexpr int kSlice = kVectors / C::kCluster;
+  static constexpr int kPitch =
+      padded_dim(C::kHeadDimV) + 8; // of O, floats: rows on different banks
+  static_assert(kVectors % C::kCluster == 0, "slices are equal");
 
   using WarpsStats = float2[C::kWarps][16]; // reference and sum
 
   // Place i of all, in an order in which those of the block's own slice come last.
-  static NSAI_DEVICE int turned(int i, int rank) { return (i + (rank + 1) * kSlice) % kPlaces; }
+  static NSAI_DEVICE int rotated(int i, int rank) { return (i + (rank + 1) * kSlice) % kVectors; }
 };
 
 // ---- what the warps leave
 
 // O of one warp [16, Dv] for the others, C fragments, and its stats [16].
-template <class C, int kO>
-NSAI_DEVICE void share_o(float *sO, const float (&o)[kO][4], int lane) {
+template <class C, int kO> NSAI_DEVICE void share_o(float *sO, const float (&o)[kO][4], int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float *to = sO + (8 * r + lane / 4) * FlowPlaces<C>::kPitch + lane % 4 * 2;
+    float *to = sO + (8 * r + lane / 4) * PipelinedVectors<C>::kPitch + lane % 4 * 2;
 #pragma unroll
-    for (int j = 0; j < kO; ++j) *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
+    for (int j = 0; j < kO; ++j)
+      *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
   }
 }
 NSAI_DEVICE void share_stats(float2 *sStats, const SoftmaxRows &rows, int lane) {
@@ -52,34 +53,35 @@ NSAI_DEVICE void share_stats(float2 *sStats, const SoftmaxRows &rows, int lane) 
 // ---- what other blocks send
 
 // What the other blocks send of a block's slice.
-template <class C, bool kAny = (C::kCluster > 1)> struct FlowReceived {
-  using P = FlowPlaces<C>;
+template <class C, bool kAny = (C::kCluster > 1)> struct PipelinedReceived {
+  using P = PipelinedVectors<C>;
   float4 o[C::kCluster - 1][P::kBranches][P::kSlice];
   float2 stats[C::kCluster - 1][P::kBranches][16];
 };
-template <class C> struct FlowReceived<C, false> {};
+template <class C> struct PipelinedReceived<C, false> {};
 
 // Bytes of a branch of it.
 template <class C> NSAI_DEVICE u32 received_bytes(int rank) {
-  using P = FlowPlaces<C>;
+  using P = PipelinedVectors<C>;
   const int begin = rank * P::kSlice, end = begin + P::kSlice;
-  const int rows = (end - 1) / P::kRowPlaces - begin / P::kRowPlaces + 1;
+  const int rows = (end - 1) / P::kRowVectors - begin / P::kRowVectors + 1;
   return (C::kCluster - 1) * (P::kSlice * 16 + rows * 8);
 }
 
 // A branch of a place.
-struct FlowSum {
+struct PipelinedSum {
   float2 stats; // of its row
   float4 o;     // relative to the reference
 };
 
 // Of all warps from `first` on; their O lie `apart` floats apart.
 template <class C>
-NSAI_DEVICE FlowSum add_warps(const float *sO, int apart, const typename FlowPlaces<C>::WarpsStats &sStats,
-                              int first, int i) {
-  using P = FlowPlaces<C>;
-  const int row = i / P::kRowPlaces, column = i % P::kRowPlaces * 4;
-  FlowSum x = { make_float2(kNoReference, 0.0f), make_float4(0, 0, 0, 0) };
+NSAI_DEVICE PipelinedSum add_warps(const float *sO, int stride,
+                                   const typename PipelinedVectors<C>::WarpsStats &sStats,
+                                   int first, int i) {
+  using P = PipelinedVectors<C>;
+  const int row = i / P::kRowVectors, column = i % P::kRowVectors * 4;
+  PipelinedSum x = { make_float2(kNoReference, 0.0f), make_float4(0, 0, 0, 0) };
 #pragma unroll
   for (int w = 0; w < C::kWarps; ++w) x.stats.x = fmaxf(x.stats.x, sStats[w][row].x);
 #pragma unroll
@@ -87,29 +89,33 @@ NSAI_DEVICE FlowSum add_warps(const float *sO, int apart, const typename FlowPla
     if (w < first) continue;
     const float factor = exp2_approx(sStats[w][row].x - x.stats.x);
     x.stats.y = fmaf(factor, sStats[w][row].y, x.stats.y);
-    x.o = add_scaled(x.o, factor, *(const float4 *)(sO + w * apart + row * P::kPitch + column));
+    x.o = add_scaled(x.o, factor, *(const float4 *)(sO + w * stride + row * P::kPitch + column));
   }
   return x;
 }
 
 // Branch b of place i of another block's slice to it; with the first of each row there, its stats.
 template <class C>
-NSAI_DEVICE void send_sum(FlowReceived<C> &received, u32 barrier, int rank, int i, int b, const FlowSum &x) {
-  using P = FlowPlaces<C>;
-  const int to = i / P::kSlice, row = i / P::kRowPlaces, from = rank - (rank > to), at = i % P::kSlice;
+NSAI_DEVICE void send_sum(PipelinedReceived<C> &received, u32 barrier, int rank, int i, int b,
+                          const PipelinedSum &x) {
+  using P = PipelinedVectors<C>;
+  const int to = i / P::kSlice, row = i / P::kRowVectors, from = rank - (rank > to),
+            at = i % P::kSlice;
   barrier = cluster_address(barrier, to);
   cluster_send(cluster_address(shared_address(&received.o[from][b][at]), to), x.o, barrier);
-  if (at == 0 || i % P::kRowPlaces == 0)
-    cluster_send(cluster_address(shared_address(&received.stats[from][b][row]), to), x.stats, barrier);
+  if (at == 0 || i % P::kRowVectors == 0)
+    cluster_send(cluster_address(shared_address(&received.stats[from][b][row]), to), x.stats,
+                 barrier);
 }
 
 // What the other blocks sent of branch b of place i onto this block's.
 template <class C>
-NSAI_DEVICE void add_received(const FlowReceived<C> &received, int i, int b, FlowSum &x) {
-  using P = FlowPlaces<C>;
+NSAI_DEVICE void add_received(const PipelinedReceived<C> &received, int i, int b, PipelinedSum &x) {
+  using P = PipelinedVectors<C>;
 #pragma unroll
   for (int from = 0; from < C::kCluster - 1; ++from) {
-    const float2 stats = received.stats[from][b][i / P::kRowPlaces], sum = add_stats(x.stats, stats);
+    const float2 stats = received.stats[from][b][i / P::kRowVectors],
+                 sum = add_stats(x.stats, stats);
     const float mine = exp2_approx(x.stats.x - sum.x), theirs = exp2_approx(stats.x - sum.x);
     const float4 zero = make_float4(0, 0, 0, 0);
     x.o = add_scaled(add_scaled(zero, mine, x.o), theirs, received.o[from][b][i % P::kSlice]);
@@ -122,7 +128,8 @@ NSAI_DEVICE void add_received(const FlowReceived<C> &received, int i, int b, Flo
 // Gates as they lie in memory, of the token's heads: the first threads have one each, and keep it.
 template <class C> NSAI_DEVICE u32 load_gate_of(const NsaiDecode &p, int token, int group) {
   const int b = threadIdx.x / 16, head = threadIdx.x % 16;
-  const bool present = b < FlowPlaces<C>::kBranches && head < C::kGroup && p.branches >> b & 1;
+  const bool present =
+      b < PipelinedVectors<C>::kBranches && head < C::kGroup && p.branches >> b & 1;
   return present ? load_gate<C>(p.out[b], OutputRow{ token, group * C::kGroup + head, true }) : 0;
 }
 template <int kBranches> NSAI_DEVICE void keep_gate(u32 (&sGates)[kBranches][16], u32 gate) {
@@ -131,11 +138,13 @@ template <int kBranches> NSAI_DEVICE void keep_gate(u32 (&sGates)[kBranches][16]
 
 // What is wanted of branch b of a place, and the branch, times its gate, onto `sum`.
 template <class C>
-NSAI_DEVICE float4 store_branch(const NsaiDecode &p, int token, int group, int i, int b, const FlowSum &x,
-                                const u32 (&sGates)[FlowPlaces<C>::kBranches][16], const float4 &sum) {
-  using P = FlowPlaces<C>;
+NSAI_DEVICE float4 store_branch(const NsaiDecode &p, int token, int group, int i, int b,
+                                const PipelinedSum &x,
+                                const u32 (&sGates)[PipelinedVectors<C>::kBranches][16],
+                                const float4 &sum) {
+  using P = PipelinedVectors<C>;
   if (!(p.branches >> b & 1)) return sum;
-  const int column = i % P::kRowPlaces * 4, head = i / P::kRowPlaces;
+  const int column = i % P::kRowVectors * 4, head = i / P::kRowVectors;
   const OutputRow row = { token, group * C::kGroup + head, true };
   const NsaiEpilogue &out = p.out[b];
   const float4 o = finish_four<C>(out, row, column, x.stats.x, x.stats.y, x.o);

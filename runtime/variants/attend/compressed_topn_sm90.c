@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* The kernel's Plan. */
+/* The kernel's KernelTraits. */
 #define ROWS 128
 #define KEYS 128
 #define STAGES 2
@@ -28,10 +28,10 @@
 static uint32_t round_up(uint32_t x, uint32_t step) { return (x + step - 1) / step * step; }
 
 /* Selection blocks of a tile of keys. */
-static int32_t tile_blocks(const nsai_geometry *m) { return KEYS * m->stride / m->select_block; }
+static int32_t tile_blocks(const nsai_model *m) { return KEYS * m->stride / m->select_block; }
 
-/* sizeof SharedPlan<Config>. */
-static uint32_t shared_bytes(const nsai_geometry *m, int32_t queries, int32_t depth) {
+/* sizeof SharedStorage<Config>. */
+static uint32_t shared_bytes(const nsai_model *m, int32_t queries, int32_t depth) {
   int32_t group = nsai_padded_group(m), blocks = tile_blocks(m);
   uint32_t flash =
       ((uint32_t)queries * (uint32_t)nsai_panels(m->head_dim_qk) +
@@ -49,7 +49,7 @@ static uint32_t shared_bytes(const nsai_geometry *m, int32_t queries, int32_t de
 }
 
 /* What is of use and fits: Q of the next tile is worth more than a piece. */
-static void choose_depths(const nsai_geometry *m, const nsai_target *t, int32_t *queries,
+static void choose_depths(const nsai_model *m, const nsai_target *t, int32_t *queries,
                           int32_t *depth) {
   for (*queries = MOST_QUERIES; *queries > 1; --*queries)
     for (*depth = MOST_DEPTH; *depth >= LEAST_DEPTH; --*depth)
@@ -59,7 +59,7 @@ static void choose_depths(const nsai_geometry *m, const nsai_target *t, int32_t 
 
 /* Bytes of Scratch<Config>. */
 static uint64_t scratch_bytes(const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   uint64_t blocks = (uint64_t)tile_blocks(m);
   uint64_t candidates = (uint64_t)nsai_select_block_count(m, p->max_kv_len);
   uint64_t tiles = (candidates + blocks - 1) / blocks;
@@ -71,7 +71,7 @@ static uint64_t scratch_bytes(const nsai_problem *p) {
 
 /* What the registers hold, found by compiling (NVRTC 13.0): two strides a block are twice as many sums,
  * groups that span warps need more in the selectors. */
-static void judge_registers(const nsai_geometry *m, nsai_reasons *reasons) {
+static void check_registers(const nsai_model *m, nsai_reasons *reasons) {
   int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
   int32_t group = nsai_padded_group(m);
   bool wide = m->head_dim_v > 64, holds = true;
@@ -88,7 +88,7 @@ static void judge_registers(const nsai_geometry *m, nsai_reasons *reasons) {
                 overlap, ratio, m->heads / m->kv_heads, m->head_dim_v);
 }
 
-static void judge_geometry(const nsai_geometry *m, nsai_reasons *reasons) {
+static void check_model(const nsai_model *m, nsai_reasons *reasons) {
   int32_t ratio = m->select_block / m->stride, overlap = m->block / m->stride;
   int32_t group = m->heads / m->kv_heads, free = nsai_free_blocks(m);
   if (group <= 2 || group > 64)
@@ -112,8 +112,8 @@ static void judge_geometry(const nsai_geometry *m, nsai_reasons *reasons) {
                 MOST_FREE);
 }
 
-void nsai_legal_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *t,
-                                      nsai_reasons *reasons) {
+void nsai_legal_attend_compressed_topn_sm90(const nsai_problem *p, const nsai_target *t,
+                                            nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
   nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
@@ -124,8 +124,8 @@ void nsai_legal_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *
     return;
   }
   int before = reasons->count;
-  judge_geometry(&p->model, reasons);
-  if (reasons->count == before) judge_registers(&p->model, reasons);
+  check_model(&p->model, reasons);
+  if (reasons->count == before) check_registers(&p->model, reasons);
   int32_t queries, depth;
   choose_depths(&p->model, t, &queries, &depth);
   uint32_t bytes = shared_bytes(&p->model, queries, depth);
@@ -139,13 +139,14 @@ void nsai_legal_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *
 
 /* Where every block is chosen there is no importance to be had for nothing. It just fits the registers
  * and has no smaller tiles for other compilers. */
-bool nsai_sensible_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *t) {
-  return !t->caution && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST;
+bool nsai_sensible_attend_compressed_topn_sm90(const nsai_problem *p, const nsai_target *t) {
+  return !t->register_fallback && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST;
 }
 
-void nsai_specify_compressed_topn_wgmma(const nsai_problem *p, const nsai_target *t,
-                                        const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
-  const nsai_geometry *m = &p->model;
+void nsai_specify_attend_compressed_topn_sm90(const nsai_problem *p, const nsai_target *t,
+                                              const nsai_tiles *s,
+                                              nsai_kernel_spec specs[NSAI_ROLES]) {
+  const nsai_model *m = &p->model;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
   int32_t group = nsai_padded_group(m), queries, depth;
   (void)s;
@@ -154,13 +155,13 @@ void nsai_specify_compressed_topn_wgmma(const nsai_problem *p, const nsai_target
                               .dtype = m->dtype,
                               .threads = THREADS,
                               .shared_bytes = shared_bytes(m, queries, depth),
-                              .tokens = ROWS / group,
-                              .per_sm = 1,
+                              .tile_tokens = ROWS / group,
+                              .ctas_per_sm = 1,
                               .scratch_bytes = scratch_bytes(p),
-                              .box_heads = group,
-                              .box_tokens = ROWS / 2 / group,
-                              .box_keys = KEYS,
-                              .spread_keys = true };
+                              .tma_box_heads = group,
+                              .tma_box_tokens = ROWS / 2 / group,
+                              .tma_box_keys = KEYS,
+                              .interleaved_keys = true };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kRows", ROWS);
@@ -170,5 +171,5 @@ void nsai_specify_compressed_topn_wgmma(const nsai_problem *p, const nsai_target
   nsai_constant_add(spec, "kDepth", depth);
   nsai_constant_add(spec, "kMinBlocks", 1);
   nsai_blocks_add(spec, m);
-  nsai_specify_beside(p, t, specs);
+  nsai_specify_standalone(p, t, specs);
 }

@@ -18,20 +18,20 @@ static nsa_status launch(const nsai_run *run, nsai_role role, int64_t grid_x, in
 
 NsaiInvert nsai_invert_params(const nsai_run *run, const NsaiAttendSelected *s, int64_t begin,
                               int64_t end, int64_t item_rows) {
-  const nsai_geometry *m = &run->plan->problem.model;
-  const nsai_kv_layout *kv = &run->plan->layout.kv;
+  const nsai_model *m = &run->plan->problem.model;
+  const nsai_kv_workspace *kv = &run->plan->workspace.kv;
   int64_t blocks = nsai_kv_blocks(m, run->sizes.kv_tokens, run->sizes.num_seqs);
   int64_t part = nsai_kv_part_tokens(blocks);
   return (NsaiInvert){ .seq = s->seq,
                        .lists = s->lists,
                        .list_token_stride = s->list_token_stride,
                        .list_head_stride = s->list_head_stride,
-                       .counts = nsai_piece_at(run, kv->counts),
-                       .starts = nsai_piece_at(run, kv->starts),
-                       .entries = nsai_piece_at(run, kv->entries),
-                       .places = nsai_piece_at(run, kv->places),
-                       .items = nsai_piece_at(run, kv->items),
-                       .item_counts = nsai_piece_at(run, kv->item_counts),
+                       .counts = nsai_buffer_at(run, kv->counts),
+                       .starts = nsai_buffer_at(run, kv->starts),
+                       .entries = nsai_buffer_at(run, kv->entries),
+                       .entry_indices = nsai_buffer_at(run, kv->entry_indices),
+                       .items = nsai_buffer_at(run, kv->items),
+                       .item_counts = nsai_buffer_at(run, kv->item_counts),
                        .entry_capacity = (end - begin) * m->select_count,
                        .item_capacity = (int)nsai_kv_items(m, end - begin, blocks, item_rows),
                        .heads = s->list_head_stride ? m->kv_heads : 1,
@@ -62,15 +62,15 @@ nsa_status nsai_enqueue_invert(const nsai_run *run, NsaiInvert p) {
 /* Attention and sum for the query heads [begin, end). */
 static nsa_status attend_heads(const nsai_run *run, const NsaiAttendSelected *s,
                                const NsaiInvert *index, int32_t begin, int32_t end) {
-  const nsai_kv_layout *kv = &run->plan->layout.kv;
+  const nsai_kv_workspace *kv = &run->plan->workspace.kv;
   NsaiAttendKv attend = { .q = s->q,
                           .k = s->k,
                           .v = s->v,
                           .items = index->items,
                           .item_counts = index->item_counts,
                           .entries = index->entries,
-                          .partial = nsai_piece_at(run, kv->o),
-                          .partial_lse = nsai_piece_at(run, kv->lse),
+                          .partial = nsai_buffer_at(run, kv->o),
+                          .partial_lse = nsai_buffer_at(run, kv->lse),
                           .entry_capacity = index->entry_capacity,
                           .item_capacity = index->item_capacity,
                           .shared_lists = !index->list_head_stride,
@@ -79,7 +79,7 @@ static nsa_status attend_heads(const nsai_run *run, const NsaiAttendSelected *s,
                           .head_begin = begin,
                           .heads = end - begin,
                           .scale_log2 = s->scale_log2 };
-  NsaiCombine combine = { .places = index->places,
+  NsaiCombine combine = { .entry_indices = index->entry_indices,
                           .partial = attend.partial,
                           .partial_lse = attend.partial_lse,
                           .out = s->out,
@@ -98,9 +98,9 @@ static nsa_status attend_heads(const nsai_run *run, const NsaiAttendSelected *s,
 }
 
 nsa_status nsai_enqueue_selected_kv(const nsai_run *run, const NsaiAttendSelected *selected) {
-  const nsai_geometry *m = &run->plan->problem.model;
-  const nsai_kv_layout *kv = &run->plan->layout.kv;
-  int64_t item_rows = run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED].tokens;
+  const nsai_model *m = &run->plan->problem.model;
+  const nsai_kv_workspace *kv = &run->plan->workspace.kv;
+  int64_t item_rows = run->plan->kernels[NSAI_KERNEL_ATTEND_SELECTED].tile_tokens;
   for (int64_t begin = 0; begin < run->sizes.tokens; begin += kv->chunk_tokens) {
     int64_t end = smaller(begin + kv->chunk_tokens, run->sizes.tokens);
     int64_t heads = smaller(kv->rows / ((end - begin) * m->select_count), m->heads);

@@ -20,17 +20,17 @@ static int32_t blocks_of(const nsai_tiles *s) { return s->of[NSAI_TILE_WARPS] > 
 
 static int32_t threads_of(const nsai_tiles *s) { return 32 * (s->of[NSAI_TILE_WARPS] + WARPGROUP); }
 
-static int32_t tokens_of(const nsai_geometry *m, const nsai_tiles *s) {
+static int32_t tokens_of(const nsai_model *m, const nsai_tiles *s) {
   return 16 * s->of[NSAI_TILE_WARPS] / nsai_padded_group(m);
 }
 
 /* Warps that walk the tokens' lists. */
-static int32_t producers_of(const nsai_geometry *m, const nsai_tiles *s) {
+static int32_t producers_of(const nsai_model *m, const nsai_tiles *s) {
   return tokens_of(m, s) > 32 ? 4 : 1;
 }
 
-/* UnionRing::kConsumerRegisters. */
-static int32_t consumer_registers(const nsai_geometry *m, const nsai_tiles *s) {
+/* SelectedPipeline::kConsumerRegisters. */
+static int32_t consumer_registers(const nsai_model *m, const nsai_tiles *s) {
   int32_t groups = s->of[NSAI_TILE_WARPS] / WARPGROUP;
   int32_t launch = NSAI_SM_REGISTERS / (threads_of(s) * blocks_of(s)) / 8 * 8;
   int32_t producer = tokens_of(m, s) > 128 ? 40 : 32;
@@ -38,41 +38,41 @@ static int32_t consumer_registers(const nsai_geometry *m, const nsai_tiles *s) {
   return fair < 240 ? fair : 240;
 }
 
-/* Plan::kOthers, of attend_selected_sm90: O, the scores, the rest of P, and 44 more. */
-static int32_t others_wgmma(const nsai_geometry *m) {
+/* KernelTraits::kOthers, of attend_selected_sm90: O, the scores, the rest of P, and 44 more. */
+static int32_t others_sm90(const nsai_model *m) {
   bool split = m->dtype == NSA_BF16 && m->head_dim_v < 64; /* core/softmax.cuh: kSplitP */
   return nsai_padded_dim(m->head_dim_v) / 2 + KEYS / 2 + (split ? 16 : 0) + 44;
 }
 
-/* Of attend_selected_sm90_mma: O, 16 scores, and Plan::kOthers. */
-static int32_t others_tma(const nsai_geometry *m) {
+/* Of attend_selected_sm90_mma: O, 16 scores, and KernelTraits::kOthers. */
+static int32_t others_sm90_mma(const nsai_model *m) {
   int32_t columns = nsai_padded_dim(m->head_dim_v);
   return columns / 2 + 16 + (columns > 128 ? 60 : 48);
 }
 
 /* ... with Q as fragments. */
-static int32_t held_tma(const nsai_geometry *m) {
-  return others_tma(m) + nsai_padded_dim(m->head_dim_qk) / 4;
+static int32_t held_sm90_mma(const nsai_model *m) {
+  return others_sm90_mma(m) + nsai_padded_dim(m->head_dim_qk) / 4;
 }
 
-/* Bytes of Q in shared memory: Plan::kQBytes of all warps or warpgroups. */
-typedef uint32_t (*query_bytes)(const nsai_geometry *, const nsai_tiles *);
+/* Bytes of Q in shared memory: KernelTraits::kQBytes of all warps or warpgroups. */
+typedef uint32_t (*query_bytes)(const nsai_model *, const nsai_tiles *);
 
-/* Plan::kQueryInRegisters. */
-static uint32_t query_bytes_tma(const nsai_geometry *m, const nsai_tiles *s) {
-  if (held_tma(m) <= consumer_registers(m, s)) return 0;
+/* KernelTraits::kQueryInRegisters. */
+static uint32_t query_bytes_sm90_mma(const nsai_model *m, const nsai_tiles *s) {
+  if (held_sm90_mma(m) <= consumer_registers(m, s)) return 0;
   return (uint32_t)(s->of[NSAI_TILE_WARPS] * nsai_panels(m->head_dim_qk) * 16 * NSAI_PANEL_PITCH);
 }
 
-/* Plan::kHeldPanels: 16 registers a panel. */
-static uint32_t query_bytes_wgmma(const nsai_geometry *m, const nsai_tiles *s) {
-  int32_t left = consumer_registers(m, s) - others_wgmma(m);
+/* KernelTraits::kHeldPanels: 16 registers a panel. */
+static uint32_t query_bytes_sm90(const nsai_model *m, const nsai_tiles *s) {
+  int32_t left = consumer_registers(m, s) - others_sm90(m);
   int32_t others = nsai_panels(m->head_dim_qk) - (left < 0 ? 0 : left / 16);
   if (others <= 0) return 0;
   return (uint32_t)(s->of[NSAI_TILE_WARPS] / WARPGROUP * others * 64 * NSAI_PANEL_PITCH);
 }
 
-static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s, query_bytes query) {
+static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s, query_bytes query) {
   uint32_t stage = (uint32_t)(nsai_panels(m->head_dim_qk) + nsai_panels(m->head_dim_v)) * KEYS *
                    NSAI_PANEL_PITCH;
   uint32_t bits = 8 * (uint32_t)tokens_of(m, s), words = 8 * (uint32_t)producers_of(m, s);
@@ -104,24 +104,24 @@ static double cost(const nsai_problem *p, const nsai_tiles *s, int32_t others) {
   return 1 + 4 / warps + 0.5 / stages;
 }
 
-static void fit_tma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                    nsai_reasons *reasons) {
-  fit(p, t, s, reasons, query_bytes_tma);
+static void fit_sm90_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                         nsai_reasons *reasons) {
+  fit(p, t, s, reasons, query_bytes_sm90_mma);
 }
 
-static void fit_wgmma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                      nsai_reasons *reasons) {
-  fit(p, t, s, reasons, query_bytes_wgmma);
+static void fit_sm90(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                     nsai_reasons *reasons) {
+  fit(p, t, s, reasons, query_bytes_sm90);
 }
 
-static double cost_tma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+static double cost_sm90_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   (void)t;
-  return cost(p, s, others_tma(&p->model));
+  return cost(p, s, others_sm90_mma(&p->model));
 }
 
-static double cost_wgmma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+static double cost_sm90(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   (void)t;
-  return cost(p, s, others_wgmma(&p->model));
+  return cost(p, s, others_sm90(&p->model));
 }
 
 /* The deepest ring beside `warps`; 0 where there is none of two stages. */
@@ -139,22 +139,23 @@ static int32_t most_stages(const nsai_problem *p, const nsai_target *t, int32_t 
 /* Eight warps and the deepest ring. Twelve, whose scores have room for 32 keys at a time, share more of
  * what is read where lists differ: forwards of random lists 1.60 against 1.69 ms at 8k, 3.67 against 3.88
  * at 16k, the same at 64k; of correlated ones their stage is 5 % slower (H200). */
-static nsai_tiles choose_tma(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  nsai_tiles s = make_tiles(12, most_stages(p, t, 12, query_bytes_tma));
+static nsai_tiles choose_sm90_mma(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  nsai_tiles s = make_tiles(12, most_stages(p, t, 12, query_bytes_sm90_mma));
   *by = NSAI_BY_ARCHITECTURE;
-  if (p->overlap != NSA_OVERLAP_HIGH && p->max_kv_len <= 32768 && !t->caution &&
-      s.of[NSAI_TILE_STAGES] >= 3 && cost_tma(p, t, &s) < INFINITY)
+  if (p->overlap != NSA_OVERLAP_HIGH && p->max_kv_len <= 32768 && !t->register_fallback &&
+      s.of[NSAI_TILE_STAGES] >= 3 && cost_sm90_mma(p, t, &s) < INFINITY)
     return s;
-  return make_tiles(8, most_stages(p, t, 8, query_bytes_tma));
+  return make_tiles(8, most_stages(p, t, 8, query_bytes_sm90_mma));
 }
 
 /* Twelve warps where their registers do: a third warpgroup fills the waits of two (5.5 against 6.8
  * ms, H200, 64k, G 16, correlated). */
-static nsai_tiles choose_wgmma(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  nsai_tiles s = make_tiles(12, most_stages(p, t, 12, query_bytes_wgmma));
+static nsai_tiles choose_sm90(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  nsai_tiles s = make_tiles(12, most_stages(p, t, 12, query_bytes_sm90));
   *by = NSAI_BY_ARCHITECTURE;
-  if (!t->caution && s.of[NSAI_TILE_STAGES] >= 3 && cost_wgmma(p, t, &s) < INFINITY) return s;
-  return make_tiles(8, most_stages(p, t, 8, query_bytes_wgmma));
+  if (!t->register_fallback && s.of[NSAI_TILE_STAGES] >= 3 && cost_sm90(p, t, &s) < INFINITY)
+    return s;
+  return make_tiles(8, most_stages(p, t, 8, query_bytes_sm90));
 }
 
 #define RANGES                                                                                     \
@@ -166,8 +167,9 @@ static nsai_tiles choose_wgmma(const nsai_problem *p, const nsai_target *t, nsai
           { 2, 3, 4, 5, 6, 7 },                                                                    \
           "64 keys each: reads in flight, and how far consumers may drift apart" },                \
   }
-const nsai_space nsai_space_selected_tma = { 2, RANGES, choose_tma, fit_tma, cost_tma };
-const nsai_space nsai_space_selected_wgmma = { 2, RANGES, choose_wgmma, fit_wgmma, cost_wgmma };
+const nsai_space nsai_space_selected_sm90_mma = { 2, RANGES, choose_sm90_mma, fit_sm90_mma,
+                                                  cost_sm90_mma };
+const nsai_space nsai_space_selected_sm90 = { 2, RANGES, choose_sm90, fit_sm90, cost_sm90 };
 #undef RANGES
 
 /* ---- variants ---- */
@@ -190,15 +192,15 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 /* `window`: of the branch that it covers, or 0. */
 static void specify(const nsai_problem *p, const nsai_tiles *s, const char *entry, int32_t window,
                     query_bytes query, nsai_kernel_spec specs[NSAI_ROLES]) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = m->dtype,
                               .threads = threads_of(s),
                               .shared_bytes = shared_bytes(m, s, query),
-                              .tokens = tokens_of(m, s),
-                              .per_sm = blocks_of(s),
-                              .box_keys = KEYS };
+                              .tile_tokens = tokens_of(m, s),
+                              .ctas_per_sm = blocks_of(s),
+                              .tma_box_keys = KEYS };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kKeys", KEYS);
@@ -209,48 +211,49 @@ static void specify(const nsai_problem *p, const nsai_tiles *s, const char *entr
   nsai_lists_add(specs, p);
 }
 
-void nsai_legal_attend_selected_tma(const nsai_problem *p, const nsai_target *t,
-                                    nsai_reasons *reasons) {
-  legal(p, t, reasons, query_bytes_tma);
+void nsai_legal_attend_selected_sm90_mma(const nsai_problem *p, const nsai_target *t,
+                                         nsai_reasons *reasons) {
+  legal(p, t, reasons, query_bytes_sm90_mma);
 }
 
-void nsai_specify_attend_selected_tma(const nsai_problem *p, const nsai_target *t,
-                                      const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_selected_sm90_mma(const nsai_problem *p, const nsai_target *t,
+                                           const nsai_tiles *s,
+                                           nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
-  specify(p, s, "attend_selected_sm90_mma", 0, query_bytes_tma, specs);
+  specify(p, s, "attend_selected_sm90_mma", 0, query_bytes_sm90_mma, specs);
 }
 
 /* With a compiler that needs more registers than any tiles leave, the portable kernel serves. */
-bool nsai_sensible_attend_selected_tma(const nsai_problem *p, const nsai_target *t) {
+bool nsai_sensible_attend_selected_sm90_mma(const nsai_problem *p, const nsai_target *t) {
   (void)p;
-  return t->caution < NSAI_MAX_CAUTION;
+  return t->register_fallback < NSAI_MAX_REGISTER_FALLBACK;
 }
 
-void nsai_legal_attend_selected_wgmma(const nsai_problem *p, const nsai_target *t,
-                                      nsai_reasons *reasons) {
-  legal(p, t, reasons, query_bytes_wgmma);
+void nsai_legal_attend_selected_sm90(const nsai_problem *p, const nsai_target *t,
+                                     nsai_reasons *reasons) {
+  legal(p, t, reasons, query_bytes_sm90);
 }
 
 /* Where the lists of adjacent tokens differ, most of what a warpgroup multiplies is for one of its
  * tokens; and of a small group it holds many. (H200, 64k, correlated: G 16 5.5 against 6.6 ms of
  * attend_selected_sm90_mma, G 8 7.4 against 8.5, G 4 11.6 against 11.4, G 2 18.7 against 16.8; random, G
  * 16: 12.9 against 11.1.) */
-bool nsai_sensible_attend_selected_wgmma(const nsai_problem *p, const nsai_target *t) {
+bool nsai_sensible_attend_selected_sm90(const nsai_problem *p, const nsai_target *t) {
   return p->overlap == NSA_OVERLAP_HIGH && nsai_padded_group(&p->model) >= 8 &&
-         t->caution < NSAI_MAX_CAUTION;
+         t->register_fallback < NSAI_MAX_REGISTER_FALLBACK;
 }
 
-void nsai_specify_attend_selected_wgmma(const nsai_problem *p, const nsai_target *t,
-                                        const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_selected_sm90(const nsai_problem *p, const nsai_target *t,
+                                       const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
-  specify(p, s, "attend_selected_sm90", 0, query_bytes_wgmma, specs);
+  specify(p, s, "attend_selected_sm90", 0, query_bytes_sm90, specs);
 }
 
 /* ---- with the window */
 
-void nsai_legal_selected_window_wgmma(const nsai_problem *p, const nsai_target *t,
-                                      nsai_reasons *reasons) {
-  legal(p, t, reasons, query_bytes_wgmma);
+void nsai_legal_attend_selected_window_sm90(const nsai_problem *p, const nsai_target *t,
+                                            nsai_reasons *reasons) {
+  legal(p, t, reasons, query_bytes_sm90);
   if (p->model.head_dim_v > MOST_WINDOW_DIM_V)
     nsai_refuse(reasons,
                 "head_dim_v %d: O beside the window's scores and P takes more registers than there "
@@ -261,14 +264,15 @@ void nsai_legal_selected_window_wgmma(const nsai_problem *p, const nsai_target *
 /* Where lists are alike, and for short sequences, of which most lists are. (H200, forwards, G 16, by
  * two kernels / by this: correlated lists 4k 0.67 / 0.63 ms, 8k 1.28 / 1.23, 64k 17.5 / 17.3; random ones
  * 4k 0.80 / 0.74, 8k 1.60 / 1.61, 16k 3.67 / 3.80.) */
-bool nsai_sensible_selected_window_wgmma(const nsai_problem *p, const nsai_target *t) {
-  return nsai_sensible_attend_selected_wgmma(p, t) ||
+bool nsai_sensible_attend_selected_window_sm90(const nsai_problem *p, const nsai_target *t) {
+  return nsai_sensible_attend_selected_sm90(p, t) ||
          (p->max_kv_len <= 6144 && nsai_padded_group(&p->model) >= 16 &&
-          t->caution < NSAI_MAX_CAUTION);
+          t->register_fallback < NSAI_MAX_REGISTER_FALLBACK);
 }
 
-void nsai_specify_selected_window_wgmma(const nsai_problem *p, const nsai_target *t,
-                                        const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_selected_window_sm90(const nsai_problem *p, const nsai_target *t,
+                                              const nsai_tiles *s,
+                                              nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
-  specify(p, s, "attend_selected_window_sm90", p->model.window, query_bytes_wgmma, specs);
+  specify(p, s, "attend_selected_window_sm90", p->model.window, query_bytes_sm90, specs);
 }

@@ -12,7 +12,7 @@ void nsai_constant_add(nsai_kernel_spec *spec, const char *name, int64_t value) 
   spec->constants[spec->constant_count++] = (nsai_constant){ name, value };
 }
 
-int32_t nsai_padded_group(const nsai_geometry *model) {
+int32_t nsai_padded_group(const nsai_model *model) {
   int32_t group = model->heads / model->kv_heads, padded = 1;
   while (padded < group) padded *= 2;
   return padded;
@@ -43,7 +43,7 @@ void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *p, int32_t stri
 }
 
 void nsai_group_add(nsai_kernel_spec *spec, const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   nsai_constant_add(spec, "kGroup", m->heads / m->kv_heads);
   nsai_constant_add(spec, "kGroupPadded", nsai_padded_group(m));
 }
@@ -60,7 +60,7 @@ void nsai_gate_add(nsai_kernel_spec *spec, const nsai_problem *p) {
   nsai_constant_add(spec, "kGate", gate);
 }
 
-void nsai_blocks_add(nsai_kernel_spec *spec, const nsai_geometry *m) {
+void nsai_blocks_add(nsai_kernel_spec *spec, const nsai_model *m) {
   nsai_constant_add(spec, "kBlock", m->block);
   nsai_constant_add(spec, "kStride", m->stride);
   nsai_constant_add(spec, "kSelectBlock", m->select_block);
@@ -75,10 +75,10 @@ static nsai_tiles flash_tiles(int32_t rows, int32_t keys, int32_t warps, int32_t
   return (nsai_tiles){ { [NSAI_TILE_ROWS] = rows,
                          [NSAI_TILE_KEYS] = keys,
                          [NSAI_TILE_WARPS] = warps,
-                         [NSAI_TILE_BLOCKS] = blocks } };
+                         [NSAI_TILE_CTAS] = blocks } };
 }
 
-static uint32_t flash_shared(const nsai_geometry *m, const nsai_tiles *s) {
+static uint32_t flash_shared(const nsai_model *m, const nsai_tiles *s) {
   int32_t rows = s->of[NSAI_TILE_ROWS], keys = s->of[NSAI_TILE_KEYS];
   return nsai_tile_bytes(rows + keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v);
 }
@@ -88,11 +88,11 @@ static uint32_t flash_shared(const nsai_geometry *m, const nsai_tiles *s) {
  * for every geometry; those of 64 keys, which are faster, just fit on sm_90 at D 128. (Found by
  * compiling random geometries, which CI goes on doing.) */
 static nsai_tiles choose_flash(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   bool wide = m->head_dim_qk > 192 || m->head_dim_v > 128;
   *by = NSAI_BY_DEFAULT;
-  if (t->caution > 1) return flash_tiles(64, 32, 4, 1);
-  if (t->caution) return flash_tiles(wide ? 64 : 128, 32, 4, 1);
+  if (t->register_fallback > 1) return flash_tiles(64, 32, 4, 1);
+  if (t->register_fallback) return flash_tiles(wide ? 64 : 128, 32, 4, 1);
   if (wide) return flash_tiles(64, 64, 4, 2);
   if (m->head_dim_qk == 64 && m->head_dim_v == 64 && nsai_target_is(t, NSAI_H200)) {
     /* Tuned at 16k tokens, over the general choice: dense 6.34 against 7.14 ms, compressed 0.58
@@ -118,7 +118,7 @@ static void fit_flash(const nsai_problem *p, const nsai_target *t, const nsai_ti
 }
 
 /* O and the scores of a warp's m16 tiles, and what else the loop holds. */
-static int32_t flash_registers(const nsai_geometry *m, const nsai_tiles *s) {
+static int32_t flash_registers(const nsai_model *m, const nsai_tiles *s) {
   int32_t m16 = s->of[NSAI_TILE_ROWS] / (16 * s->of[NSAI_TILE_WARPS]);
   return m16 * (nsai_padded_dim(m->head_dim_v) + s->of[NSAI_TILE_KEYS]) / 2 + 48;
 }
@@ -126,7 +126,7 @@ static int32_t flash_registers(const nsai_geometry *m, const nsai_tiles *s) {
 /* Each fragment that is read from shared memory feeds as many products as a warp has m16 tiles; a
  * barrier costs the less the more keys lie between two; eight warps hide the waits. */
 static double cost_flash(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
+  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_CTAS];
   if (flash_registers(&p->model, s) > nsai_register_limit(32 * warps * blocks) ||
       !nsai_holds_blocks(t, flash_shared(&p->model, s), blocks))
     return INFINITY;
@@ -134,12 +134,12 @@ static double cost_flash(const nsai_problem *p, const nsai_target *t, const nsai
   return 1 + 0.5 / m16 + 6.0 / s->of[NSAI_TILE_KEYS] + (warps * blocks < 8 ? 0.3 : 0);
 }
 
-const nsai_space nsai_space_flash = {
+const nsai_space nsai_space_flash_sm80 = {
   4,
   { { NSAI_TILE_ROWS, { 32, 64, 128, 256 }, "Q in shared memory; a tile is masked at its edge" },
     { NSAI_TILE_KEYS, { 32, 64, 128 }, "scores in registers against barriers" },
     { NSAI_TILE_WARPS, { 2, 4, 8 }, "m16 tiles of a warp share its fragments of K and V" },
-    { NSAI_TILE_BLOCKS, { 1, 2, 3, 4 }, "others fill the waits of one; registers are divided" } },
+    { NSAI_TILE_CTAS, { 1, 2, 3, 4 }, "others fill the waits of one; registers are divided" } },
   choose_flash,
   fit_flash,
   cost_flash,
@@ -151,23 +151,23 @@ static void specify_flash(const nsai_problem *p, const nsai_tiles *s, const char
                               .dtype = p->model.dtype,
                               .threads = 32 * s->of[NSAI_TILE_WARPS],
                               .shared_bytes = flash_shared(&p->model, s),
-                              .tokens = s->of[NSAI_TILE_ROWS] / nsai_padded_group(&p->model) };
+                              .tile_tokens = s->of[NSAI_TILE_ROWS] / nsai_padded_group(&p->model) };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kRows", s->of[NSAI_TILE_ROWS]);
   nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
   nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
-  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
 }
 
-void nsai_legal_attend_compressed_mma(const nsai_problem *p, const nsai_target *t,
-                                      nsai_reasons *reasons) {
+void nsai_legal_attend_compressed_sm80(const nsai_problem *p, const nsai_target *t,
+                                       nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
 }
 
-void nsai_specify_attend_compressed_mma(const nsai_problem *p, const nsai_target *t,
-                                        const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_compressed_sm80(const nsai_problem *p, const nsai_target *t,
+                                         const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
   specify_flash(p, s, "attend_compressed_sm80", spec);
@@ -176,8 +176,8 @@ void nsai_specify_attend_compressed_mma(const nsai_problem *p, const nsai_target
   nsai_constant_add(spec, "kStride", p->model.stride);
 }
 
-void nsai_legal_attend_window_mma(const nsai_problem *p, const nsai_target *t,
-                                  nsai_reasons *reasons) {
+void nsai_legal_attend_window_sm80(const nsai_problem *p, const nsai_target *t,
+                                   nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
 }
@@ -189,8 +189,8 @@ static void add_window_source(nsai_kernel_spec *spec, const nsai_problem *p) {
   nsai_source_add(spec, &seen, 1);
 }
 
-void nsai_specify_attend_window_mma(const nsai_problem *p, const nsai_target *t,
-                                    const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_window_sm80(const nsai_problem *p, const nsai_target *t,
+                                     const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_WINDOW];
   specify_flash(p, s, "attend_window_sm80", spec);
@@ -198,18 +198,18 @@ void nsai_specify_attend_window_mma(const nsai_problem *p, const nsai_target *t,
   nsai_constant_add(spec, "kWindow", p->model.window);
 }
 
-void nsai_legal_dense_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_legal_dense_sm80(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
 }
 
-void nsai_specify_dense_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                            nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_dense_sm80(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                             nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
   specify_flash(p, s, "attend_dense_sm80", &specs[NSAI_KERNEL_DENSE]);
 }
 
-void nsai_legal_every_block(const nsai_problem *p, nsai_reasons *reasons) {
+void nsai_legal_selects_all(const nsai_problem *p, nsai_reasons *reasons) {
   if (nsai_problem_is_cached(p))
     nsai_legal_packed(p, reasons);
   else if (p->selection != NSA_SELECT_OWN)
@@ -222,28 +222,29 @@ void nsai_legal_every_block(const nsai_problem *p, nsai_reasons *reasons) {
                 (long long)p->max_kv_len, (long long)p->select_dense_below);
 }
 
-void nsai_legal_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
-                                   nsai_reasons *reasons) {
+void nsai_legal_attend_selected_dense_sm80(const nsai_problem *p, const nsai_target *t,
+                                           nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
-  nsai_legal_every_block(p, reasons);
+  nsai_legal_selects_all(p, reasons);
 }
 
-void nsai_specify_selected_dense_mma(const nsai_problem *p, const nsai_target *t,
-                                     const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_selected_dense_sm80(const nsai_problem *p, const nsai_target *t,
+                                             const nsai_tiles *s,
+                                             nsai_kernel_spec specs[NSAI_ROLES]) {
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
   (void)t;
   specify_flash(p, s, "attend_dense_sm80", spec);
-  spec->every_block = true;
+  spec->reads_no_lists = true;
 }
 
 /* ---- attend_selected_sm80 ---- */
 
-static nsai_tiles union_tiles(int32_t warps, int32_t keys, int32_t stages, int32_t blocks) {
+static nsai_tiles selected_tiles(int32_t warps, int32_t keys, int32_t stages, int32_t blocks) {
   return (nsai_tiles){ { [NSAI_TILE_KEYS] = keys,
                          [NSAI_TILE_WARPS] = warps,
                          [NSAI_TILE_STAGES] = stages,
-                         [NSAI_TILE_BLOCKS] = blocks } };
+                         [NSAI_TILE_CTAS] = blocks } };
 }
 
 /* Whether a multiprocessor has shared memory for two blocks of a portable variant. Two rings and
@@ -253,10 +254,10 @@ static bool holds_two_blocks(const nsai_target *t) {
 }
 
 /* Beyond this many padded columns of Q and O together, Q lives in shared memory:
- * Plan::kQueryInRegisters. */
-#define UNION_REGISTER_COLUMNS 320
+ * KernelTraits::kQueryInRegisters. */
+#define SELECTED_REGISTER_COLUMNS 320
 
-static int32_t union_columns(const nsai_geometry *m) {
+static int32_t selected_columns(const nsai_model *m) {
   return nsai_padded_dim(m->head_dim_qk) + nsai_padded_dim(m->head_dim_v);
 }
 
@@ -264,96 +265,98 @@ static int32_t union_columns(const nsai_geometry *m) {
  * Nine warps get 168 registers from the compiler; where the key bits of 128 tokens (G 1) would not
  * fit beside three stages, or O needs more registers, there are five: also beside the longest Q in
  * registers where it ends within 16 columns (Dk 184, Dv 120 and 128; NVRTC 13.0). */
-static nsai_tiles choose_union_tiles(const nsai_geometry *m, const nsai_target *t,
-                                     nsai_decider *by) {
+static nsai_tiles choose_selected_tiles(const nsai_model *m, const nsai_target *t,
+                                        nsai_decider *by) {
   int32_t columns = m->head_dim_qk + m->head_dim_v;
   *by = NSAI_BY_DEFAULT;
   bool single = m->heads == m->kv_heads;
-  if (t->caution) return union_tiles(4, t->caution > 1 || columns > 320 ? 16 : 32, 3, 1);
-  if (m->head_dim_qk > 192 || m->head_dim_v > 128) return union_tiles(4, 16, 4, 1);
-  bool most = union_columns(m) == UNION_REGISTER_COLUMNS && m->head_dim_qk % 16;
-  if (columns > 256) return union_tiles(single || most ? 4 : 8, 32, 4, 1);
+  if (t->register_fallback)
+    return selected_tiles(4, t->register_fallback > 1 || columns > 320 ? 16 : 32, 3, 1);
+  if (m->head_dim_qk > 192 || m->head_dim_v > 128) return selected_tiles(4, 16, 4, 1);
+  bool most = selected_columns(m) == SELECTED_REGISTER_COLUMNS && m->head_dim_qk % 16;
+  if (columns > 256) return selected_tiles(single || most ? 4 : 8, 32, 4, 1);
   /* Two blocks of five consumer warps and a producer are three warps a scheduler, the most at 168
    * registers: 6 % (random) to 10 % (correlated) faster than four consumers (H200, 64k). */
   int32_t warps = nsai_padded_group(m) <= 16 ? 5 : 4; /* a block holds whole tokens */
   if (columns > 128 && holds_two_blocks(t)) {
     *by = NSAI_BY_ARCHITECTURE;
-    return union_tiles(warps, 64, 3, 2);
+    return selected_tiles(warps, 64, 3, 2);
   }
-  if (columns > 128) return union_tiles(single ? 4 : 8, 64, 3, 1);
+  if (columns > 128) return selected_tiles(single ? 4 : 8, 64, 3, 1);
   if (nsai_target_is(t, NSAI_H200)) {
     /* Tuned at D 64, 16k tokens: 1.23 against 1.72 ms of the general choice. */
     *by = NSAI_BY_DEVICE;
-    return union_tiles(4, 64, 4, 2);
+    return selected_tiles(4, 64, 4, 2);
   }
-  return union_tiles(8, 64, 4, 1);
+  return selected_tiles(8, 64, 4, 1);
 }
 
 /* Bytes of the Place that the kernel keeps in shared memory, and of one ring stage's barriers and
  * end mark. */
-#define UNION_PLACE_BYTES 24
-#define UNION_STAGE_BYTES 20
+#define SELECTED_POSITION_BYTES 24
+#define SELECTED_STAGE_BYTES 20
 
-static uint32_t union_shared(const nsai_geometry *m, const nsai_tiles *s) {
+static uint32_t selected_shared(const nsai_model *m, const nsai_tiles *s) {
   int32_t keys = s->of[NSAI_TILE_KEYS], rows = 16 * s->of[NSAI_TILE_WARPS];
   uint32_t bits = (uint32_t)(rows / nsai_padded_group(m) * (keys > 32 ? 8 : 4));
   uint32_t stage =
       nsai_tile_bytes(keys, m->head_dim_qk) + nsai_tile_bytes(keys, m->head_dim_v) + bits;
   uint32_t q =
-      union_columns(m) > UNION_REGISTER_COLUMNS ? nsai_tile_bytes(rows, m->head_dim_qk) : 0;
-  uint32_t bytes =
-      q + (uint32_t)s->of[NSAI_TILE_STAGES] * (stage + UNION_STAGE_BYTES) + UNION_PLACE_BYTES;
+      selected_columns(m) > SELECTED_REGISTER_COLUMNS ? nsai_tile_bytes(rows, m->head_dim_qk) : 0;
+  uint32_t bytes = q + (uint32_t)s->of[NSAI_TILE_STAGES] * (stage + SELECTED_STAGE_BYTES) +
+                   SELECTED_POSITION_BYTES;
   return (bytes + 15) / 16 * 16;
 }
 
 /* Rows of a tile lie in an odd number of 16-byte chunks where 64 columns do not divide them, so
  * that a few head dims (Dk 136, Dv 112) need more than three stages of 64 keys may have. */
-static nsai_tiles choose_union(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  nsai_tiles s = choose_union_tiles(&p->model, t, by);
-  if (union_shared(&p->model, &s) <= NSAI_PORTABLE_SHARED_BYTES) return s;
-  return union_tiles(s.of[NSAI_TILE_WARPS], 32, 4, s.of[NSAI_TILE_BLOCKS]);
+static nsai_tiles choose_selected(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  nsai_tiles s = choose_selected_tiles(&p->model, t, by);
+  if (selected_shared(&p->model, &s) <= NSAI_PORTABLE_SHARED_BYTES) return s;
+  return selected_tiles(s.of[NSAI_TILE_WARPS], 32, 4, s.of[NSAI_TILE_CTAS]);
 }
 
-static void fit_union(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                      nsai_reasons *reasons) {
+static void fit_selected(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                         nsai_reasons *reasons) {
   int32_t rows = 16 * s->of[NSAI_TILE_WARPS], group = nsai_padded_group(&p->model);
   if (rows % group)
     nsai_refuse(reasons, "the %d rows of %d warps hold no whole tokens of %d heads", rows,
                 s->of[NSAI_TILE_WARPS], group);
-  nsai_fit_shared(t, union_shared(&p->model, s), reasons);
+  nsai_fit_shared(t, selected_shared(&p->model, s), reasons);
 }
 
 /* O, the scores of a step, Q where it is held, and what else the loop holds. */
-static int32_t union_registers(const nsai_geometry *m, const nsai_tiles *s) {
+static int32_t selected_registers(const nsai_model *m, const nsai_tiles *s) {
   int32_t step = s->of[NSAI_TILE_KEYS] < 32 ? s->of[NSAI_TILE_KEYS] : 32;
-  int32_t q = union_columns(m) > UNION_REGISTER_COLUMNS ? 0 : nsai_padded_dim(m->head_dim_qk) / 4;
+  int32_t q =
+      selected_columns(m) > SELECTED_REGISTER_COLUMNS ? 0 : nsai_padded_dim(m->head_dim_qk) / 4;
   return nsai_padded_dim(m->head_dim_v) / 2 + step / 2 + q + 40;
 }
 
 /* A ring that holds more bytes hides more of the latency of scattered reads; more consumers share
  * what one producer reads. */
-static double cost_union(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
-  if (union_registers(&p->model, s) > nsai_register_limit(32 * (warps + 1) * blocks) ||
-      !nsai_holds_blocks(t, union_shared(&p->model, s), blocks))
+static double cost_selected(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_CTAS];
+  if (selected_registers(&p->model, s) > nsai_register_limit(32 * (warps + 1) * blocks) ||
+      !nsai_holds_blocks(t, selected_shared(&p->model, s), blocks))
     return INFINITY;
   double flying = (double)blocks * s->of[NSAI_TILE_STAGES] * s->of[NSAI_TILE_KEYS];
   return 1 + 200.0 / flying + 4.0 / (warps * blocks);
 }
 
-const nsai_space nsai_space_union = {
+const nsai_space nsai_space_selected_sm80 = {
   4,
   { { NSAI_TILE_KEYS, { 16, 32, 64 }, "keys of a stage: whole lines in flight against waste" },
     { NSAI_TILE_WARPS, { 2, 4, 5, 6, 8 }, "m16 tiles that share what the producer reads" },
     { NSAI_TILE_STAGES, { 2, 3, 4, 6 }, "reads in flight" },
-    { NSAI_TILE_BLOCKS, { 1, 2, 3 }, "producers on a multiprocessor; registers are divided" } },
-  choose_union,
-  fit_union,
-  cost_union,
+    { NSAI_TILE_CTAS, { 1, 2, 3 }, "producers on a multiprocessor; registers are divided" } },
+  choose_selected,
+  fit_selected,
+  cost_selected,
 };
 
-void nsai_legal_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
-                                    nsai_reasons *reasons) {
+void nsai_legal_attend_selected_sm80(const nsai_problem *p, const nsai_target *t,
+                                     nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
 }
@@ -377,29 +380,29 @@ void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *p) {
   if (p->selection != NSA_SELECT_OWN) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
 }
 
-void nsai_specify_attend_selected_mma(const nsai_problem *p, const nsai_target *t,
-                                      const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_selected_sm80(const nsai_problem *p, const nsai_target *t,
+                                       const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
   int32_t warps = s->of[NSAI_TILE_WARPS];
   (void)t;
   *spec = (nsai_kernel_spec){ .entry = "attend_selected_sm80",
                               .dtype = p->model.dtype,
                               .threads = 32 * (warps + 1),
-                              .shared_bytes = union_shared(&p->model, s),
-                              .tokens = 16 * warps / nsai_padded_group(&p->model) };
+                              .shared_bytes = selected_shared(&p->model, s),
+                              .tile_tokens = 16 * warps / nsai_padded_group(&p->model) };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
   nsai_constant_add(spec, "kWarps", warps);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
-  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
   nsai_lists_add(specs, p);
   nsai_source_add(spec, p, 1);
 }
 
-/* ---- sdpa_gemm ---- */
+/* ---- dense_gemm ---- */
 
-void nsai_legal_sdpa_gemm(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_legal_dense_gemm(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
   if (p->max_seqs > 1)
@@ -409,14 +412,14 @@ void nsai_legal_sdpa_gemm(const nsai_problem *p, const nsai_target *t, nsai_reas
         p->max_seqs);
 }
 
-bool nsai_sensible_sdpa_gemm(const nsai_problem *p, const nsai_target *t) {
+bool nsai_sensible_dense_gemm(const nsai_problem *p, const nsai_target *t) {
   (void)p;
   (void)t;
   return false; /* scores through memory: a baseline to measure against, never the choice */
 }
 
-void nsai_specify_sdpa_gemm(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                            nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_dense_gemm(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                             nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
   (void)s;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_SOFTMAX];

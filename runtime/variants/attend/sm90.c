@@ -23,7 +23,7 @@ static nsai_tiles make_tiles(int32_t rows, int32_t keys, int32_t stages) {
 }
 
 /* sizeof Flash<Config>::Shared with so many tiles of queries. */
-static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s, int32_t queries) {
+static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s, int32_t queries) {
   int32_t keys = s->of[NSAI_TILE_KEYS], stages = s->of[NSAI_TILE_STAGES];
   uint32_t stage = nsai_panel_bytes(keys, m->head_dim_qk) + nsai_panel_bytes(keys, m->head_dim_v);
   uint32_t barriers = (uint32_t)(2 * queries + 4 * stages) * BARRIER_BYTES;
@@ -32,7 +32,7 @@ static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s, int32_
 }
 
 /* Tiles of queries in shared memory: as many as are of use, where they fit. */
-static int32_t query_tiles(const nsai_geometry *m, const nsai_target *t, const nsai_tiles *s) {
+static int32_t query_tiles(const nsai_model *m, const nsai_target *t, const nsai_tiles *s) {
   int32_t queries = MOST_QUERY_TILES;
   while (queries > 1 && shared_bytes(m, s, queries) > t->shared_bytes) queries--;
   return queries;
@@ -46,7 +46,7 @@ static void fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s
 
 /* O, the scores of a tile of keys, the probabilities of the tile before (twice where they are split
  * in two, core/softmax.cuh: kSplitP), and what else the loop holds, against Flash::kConsumerRegisters. */
-static bool registers_do(const nsai_geometry *m, const nsai_tiles *s) {
+static bool registers_do(const nsai_model *m, const nsai_tiles *s) {
   int32_t keys = s->of[NSAI_TILE_KEYS];
   int32_t parts = m->dtype == NSA_BF16 && m->head_dim_v < 64 ? 2 : 1;
   int32_t needs = (nsai_padded_dim(m->head_dim_v) + keys) / 2 + parts * keys / 4 + 32;
@@ -74,13 +74,13 @@ static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decid
                               make_tiles(192, 80, 2),  make_tiles(128, 128, 2),
                               make_tiles(128, 80, 2),  make_tiles(128, 64, 2) };
   const int last = sizeof list / sizeof *list - 1; /* fits every head dim */
-  int i = t->caution ? last : 0;
+  int i = t->register_fallback ? last : 0;
   *by = NSAI_BY_ARCHITECTURE;
   while (i < last && !fits(p, t, &list[i])) i++;
   return list[i];
 }
 
-const nsai_space nsai_space_flash_wgmma = {
+const nsai_space nsai_space_flash_sm90 = {
   3,
   { { NSAI_TILE_ROWS, { 128, 192 }, "two warpgroups with 240 registers, or three with 160" },
     { NSAI_TILE_KEYS, { 64, 80, 96, 112, 128 }, "waits of a tile against waste at its edges" },
@@ -102,18 +102,18 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
 
 static void specify(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                     const char *entry, nsai_kernel_spec *spec) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   int32_t rows = s->of[NSAI_TILE_ROWS], group = nsai_padded_group(m);
   int32_t queries = query_tiles(m, t, s);
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = m->dtype,
                               .threads = 2 * (rows + CONSUMER_ROWS),
                               .shared_bytes = shared_bytes(m, s, queries),
-                              .tokens = rows / group,
-                              .per_sm = 1,
-                              .box_heads = group,
-                              .box_tokens = CONSUMER_ROWS / group,
-                              .box_keys = s->of[NSAI_TILE_KEYS] };
+                              .tile_tokens = rows / group,
+                              .ctas_per_sm = 1,
+                              .tma_box_heads = group,
+                              .tma_box_tokens = CONSUMER_ROWS / group,
+                              .tma_box_keys = s->of[NSAI_TILE_KEYS] };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kRows", rows);
@@ -124,54 +124,55 @@ static void specify(const nsai_problem *p, const nsai_target *t, const nsai_tile
 }
 
 /* With a compiler that needs more registers than any tiles leave, the portable kernels serve. */
-bool nsai_sensible_flash_wgmma(const nsai_problem *p, const nsai_target *t) {
+bool nsai_sensible_flash_sm90(const nsai_problem *p, const nsai_target *t) {
   (void)p;
-  return t->caution < NSAI_MAX_CAUTION;
+  return t->register_fallback < NSAI_MAX_REGISTER_FALLBACK;
 }
 
-void nsai_legal_attend_compressed_wgmma(const nsai_problem *p, const nsai_target *t,
-                                        nsai_reasons *reasons) {
+void nsai_legal_attend_compressed_sm90(const nsai_problem *p, const nsai_target *t,
+                                       nsai_reasons *reasons) {
   legal(p, t, reasons);
 }
 
-void nsai_specify_attend_compressed_wgmma(const nsai_problem *p, const nsai_target *t,
-                                          const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_compressed_sm90(const nsai_problem *p, const nsai_target *t,
+                                         const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
   specify(p, t, s, "attend_compressed_sm90", spec);
   nsai_constant_add(spec, "kBlock", p->model.block);
   nsai_constant_add(spec, "kStride", p->model.stride);
 }
 
-void nsai_legal_attend_window_wgmma(const nsai_problem *p, const nsai_target *t,
-                                    nsai_reasons *reasons) {
+void nsai_legal_attend_window_sm90(const nsai_problem *p, const nsai_target *t,
+                                   nsai_reasons *reasons) {
   legal(p, t, reasons);
 }
 
-void nsai_specify_attend_window_wgmma(const nsai_problem *p, const nsai_target *t,
-                                      const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_window_sm90(const nsai_problem *p, const nsai_target *t,
+                                     const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_WINDOW];
   specify(p, t, s, "attend_window_sm90", spec);
   nsai_constant_add(spec, "kWindow", p->model.window);
 }
 
-void nsai_legal_dense_wgmma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_legal_dense_sm90(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   legal(p, t, reasons);
 }
 
-void nsai_specify_dense_wgmma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                              nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_dense_sm90(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                             nsai_kernel_spec specs[NSAI_ROLES]) {
   specify(p, t, s, "attend_dense_sm90", &specs[NSAI_KERNEL_DENSE]);
 }
 
-void nsai_legal_selected_dense_wgmma(const nsai_problem *p, const nsai_target *t,
-                                     nsai_reasons *reasons) {
+void nsai_legal_attend_selected_dense_sm90(const nsai_problem *p, const nsai_target *t,
+                                           nsai_reasons *reasons) {
   legal(p, t, reasons);
-  nsai_legal_every_block(p, reasons);
+  nsai_legal_selects_all(p, reasons);
 }
 
-void nsai_specify_selected_dense_wgmma(const nsai_problem *p, const nsai_target *t,
-                                       const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_attend_selected_dense_sm90(const nsai_problem *p, const nsai_target *t,
+                                             const nsai_tiles *s,
+                                             nsai_kernel_spec specs[NSAI_ROLES]) {
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
   specify(p, t, s, "attend_dense_sm90", spec);
-  spec->every_block = true;
+  spec->reads_no_lists = true;
 }

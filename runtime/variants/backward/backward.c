@@ -25,13 +25,14 @@ static void refuse(const nsai_problem *p, nsai_reasons *reasons) {
   refuse_lists(p, reasons);
 }
 
-void nsai_legal_backward_q_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_legal_backward_q_sm80(const nsai_problem *p, const nsai_target *t,
+                                nsai_reasons *reasons) {
   (void)t;
   refuse(p, reasons);
 }
 
-void nsai_legal_backward_kv_mma(const nsai_problem *p, const nsai_target *t,
-                                nsai_reasons *reasons) {
+void nsai_legal_backward_kv_sm80(const nsai_problem *p, const nsai_target *t,
+                                 nsai_reasons *reasons) {
   (void)t;
   refuse(p, reasons);
 }
@@ -41,24 +42,24 @@ static void refuse_wgmma(const nsai_problem *p, const nsai_target *t, nsai_reaso
   if (strcmp(t->arch, "sm_90a")) nsai_refuse(reasons, "%s has no wgmma, sm_90a has", t->arch);
 }
 
-void nsai_legal_backward_q_wgmma(const nsai_problem *p, const nsai_target *t,
+void nsai_legal_backward_q_sm90(const nsai_problem *p, const nsai_target *t,
+                                nsai_reasons *reasons) {
+  refuse_wgmma(p, t, reasons);
+}
+
+void nsai_legal_backward_kv_sm90(const nsai_problem *p, const nsai_target *t,
                                  nsai_reasons *reasons) {
   refuse_wgmma(p, t, reasons);
 }
 
-void nsai_legal_backward_kv_wgmma(const nsai_problem *p, const nsai_target *t,
-                                  nsai_reasons *reasons) {
-  refuse_wgmma(p, t, reasons);
-}
-
-bool nsai_sensible_backward_wgmma(const nsai_problem *p, const nsai_target *t) {
+bool nsai_sensible_backward_sm90(const nsai_problem *p, const nsai_target *t) {
   (void)p;
-  return !t->caution; /* registers: the portable kernels serve */
+  return !t->register_fallback; /* registers: the portable kernels serve */
 }
 
 /* What the keys of a branch follow from. */
 static void add_branches(const nsai_problem *p, nsai_kernel_spec *spec) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   nsai_constant_add(spec, "kBlock", m->block);
   nsai_constant_add(spec, "kStride", m->stride);
   nsai_constant_add(spec, "kWindow", m->window);
@@ -90,7 +91,7 @@ typedef struct rows_tiles {
   int32_t keys, stages;
 } rows_tiles;
 
-static uint32_t rows_shared(const nsai_geometry *m, const rows_tiles *s) {
+static uint32_t rows_shared(const nsai_model *m, const rows_tiles *s) {
   uint32_t rows =
       tile_bytes(s->wgmma, ROWS, m->head_dim_qk) + tile_bytes(s->wgmma, ROWS, m->head_dim_v);
   uint32_t keys =
@@ -99,21 +100,21 @@ static uint32_t rows_shared(const nsai_geometry *m, const rows_tiles *s) {
 }
 
 /* The scores of so many keys fit beside dQ in registers. */
-static int32_t choose_row_keys(const nsai_geometry *m, const nsai_target *t, bool wgmma) {
+static int32_t choose_row_keys(const nsai_model *m, const nsai_target *t, bool wgmma) {
   if (wgmma) return m->head_dim_qk > 128 ? 32 : 64;
-  return m->head_dim_qk > 192 || t->caution ? 16 : 32;
+  return m->head_dim_qk > 192 || t->register_fallback ? 16 : 32;
 }
 
 static void specify_rows(const nsai_problem *p, const nsai_target *t, bool wgmma, const char *entry,
                          nsai_kernel_spec *spec) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   rows_tiles s = { wgmma, choose_row_keys(m, t, wgmma), 2 };
   if (rows_shared(m, &s) > most_shared(wgmma, t)) s.stages = 1;
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = m->dtype,
                               .threads = THREADS,
                               .shared_bytes = rows_shared(m, &s),
-                              .tokens = ROWS / nsai_padded_group(m) };
+                              .tile_tokens = ROWS / nsai_padded_group(m) };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   add_branches(p, spec);
@@ -123,7 +124,7 @@ static void specify_rows(const nsai_problem *p, const nsai_target *t, bool wgmma
   nsai_constant_add(spec, "kKeys", s.keys);
   nsai_constant_add(spec, "kWarps", WARPS);
   nsai_constant_add(spec, "kStages", s.stages);
-  nsai_constant_add(spec, "kMinBlocks", t->caution > 1 ? 1 : BLOCKS);
+  nsai_constant_add(spec, "kMinBlocks", t->register_fallback > 1 ? 1 : BLOCKS);
 }
 
 /* ---- backward_q through tensor maps (backward/pipelines/dq.cuh) ---- */
@@ -134,7 +135,7 @@ static void specify_rows(const nsai_problem *p, const nsai_target *t, bool wgmma
 #define RING_STAGES 4    /* at most: one held, one read, two on their way */
 #define LEAST_STAGES 3
 
-static uint32_t ring_shared(const nsai_geometry *m, int32_t stages) {
+static uint32_t ring_shared(const nsai_model *m, int32_t stages) {
   uint32_t rows = nsai_panel_bytes(RING_ROWS, m->head_dim_qk) + /* and of a stage's keys: */
                   nsai_panel_bytes(RING_ROWS, m->head_dim_v);
   uint32_t stage =
@@ -145,32 +146,32 @@ static uint32_t ring_shared(const nsai_geometry *m, int32_t stages) {
          barriers;
 }
 
-static int32_t ring_stages(const nsai_geometry *m, const nsai_target *t) {
+static int32_t ring_stages(const nsai_model *m, const nsai_target *t) {
   int32_t stages = RING_STAGES;
   while (stages >= LEAST_STAGES && ring_shared(m, stages) > t->shared_bytes) stages--;
   return stages;
 }
 
 /* A lane of the producer has a token. dQ, scores and dU of a row are in registers together. */
-static bool takes_ring(const nsai_geometry *m, const nsai_target *t) {
+static bool takes_ring(const nsai_model *m, const nsai_target *t) {
   int32_t group = nsai_padded_group(m);
-  return !t->caution && group >= 4 && group <= 64 && m->head_dim_qk <= 192 &&
+  return !t->register_fallback && group >= 4 && group <= 64 && m->head_dim_qk <= 192 &&
          ring_stages(m, t) >= LEAST_STAGES;
 }
 
 static void specify_ring(const nsai_problem *p, const nsai_target *t, const char *entry,
                          nsai_kernel_spec *spec) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   int32_t stages = ring_stages(m, t), group = nsai_padded_group(m);
   *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = m->dtype,
                               .threads = RING_THREADS,
                               .shared_bytes = ring_shared(m, stages),
-                              .tokens = RING_ROWS / group,
-                              .per_sm = 1,
-                              .box_heads = group,
-                              .box_tokens = RING_ROWS / 2 / group,
-                              .box_keys = RING_KEYS };
+                              .tile_tokens = RING_ROWS / group,
+                              .ctas_per_sm = 1,
+                              .tma_box_heads = group,
+                              .tma_box_tokens = RING_ROWS / 2 / group,
+                              .tma_box_keys = RING_KEYS };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   add_branches(p, spec);
@@ -212,14 +213,14 @@ static void specify_q(const nsai_problem *p, const nsai_target *t, bool wgmma,
   if (p->model.select_count) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
 }
 
-void nsai_specify_backward_q_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                                 nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_backward_q_sm80(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                                  nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)s;
   specify_q(p, t, false, specs);
 }
 
-void nsai_specify_backward_q_wgmma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                                   nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_backward_q_sm90(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                                  nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)s;
   specify_q(p, t, true, specs);
 }
@@ -248,7 +249,7 @@ typedef struct keys_use {
   bool joins;
 } keys_use;
 
-static uint32_t keys_shared(const nsai_geometry *m, const keys_tiles *s, int32_t entries) {
+static uint32_t keys_shared(const nsai_model *m, const keys_tiles *s, int32_t entries) {
   uint32_t align = s->wgmma ? 1024 : 128;
   uint32_t stage = tile_bytes(s->wgmma, s->rows, m->head_dim_qk) +
                    tile_bytes(s->wgmma, s->rows, m->head_dim_v) + 20 * (uint32_t)s->rows;
@@ -258,10 +259,10 @@ static uint32_t keys_shared(const nsai_geometry *m, const keys_tiles *s, int32_t
 }
 
 /* The scores of so many rows fit beside the sums in registers. */
-static keys_tiles choose_keys(const nsai_geometry *m, const nsai_target *t, bool wgmma,
+static keys_tiles choose_keys(const nsai_model *m, const nsai_target *t, bool wgmma,
                               const keys_use *use) {
   int32_t wide = wgmma ? 64 : 32;
-  int32_t rows = t->caution ? wide / 2 : wide;
+  int32_t rows = t->register_fallback ? wide / 2 : wide;
   keys_tiles in_order[] = { { wgmma, TILE_KEYS, rows, 2 },
                             { wgmma, TILE_KEYS, rows > 16 ? rows / 2 : 16, 2 },
                             { wgmma, TILE_KEYS, 16, 1 } };
@@ -273,17 +274,17 @@ static keys_tiles choose_keys(const nsai_geometry *m, const nsai_target *t, bool
 }
 
 /* Sums of more columns and the scores of 64 rows spill from the warpgroup's registers. */
-static bool is_wide(const nsai_geometry *m) { return m->head_dim_qk > 192 || m->head_dim_v > 192; }
+static bool is_wide(const nsai_model *m) { return m->head_dim_qk > 192 || m->head_dim_v > 192; }
 
 static void specify_keys(const nsai_problem *p, const nsai_target *t, bool wgmma,
                          const keys_use *use, nsai_kernel_spec *spec) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   keys_tiles s = choose_keys(m, t, wgmma && use->keys == TILE_KEYS && !is_wide(m), use);
   *spec = (nsai_kernel_spec){ .entry = use->entry,
                               .dtype = m->dtype,
                               .threads = 2 * s.keys, /* 16 to a warp */
                               .shared_bytes = keys_shared(m, &s, use->entries),
-                              .tokens = use->entries };
+                              .tile_tokens = use->entries };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   add_branches(p, spec);
@@ -294,7 +295,7 @@ static void specify_keys(const nsai_problem *p, const nsai_target *t, bool wgmma
   nsai_constant_add(spec, "kStages", s.stages);
   nsai_constant_add(spec, "kSplit", nsai_backward_is_split(m));
   nsai_constant_add(spec, "kEntries", use->entries);
-  nsai_constant_add(spec, "kMinBlocks", t->caution > 1 ? 1 : BLOCKS);
+  nsai_constant_add(spec, "kMinBlocks", t->register_fallback > 1 ? 1 : BLOCKS);
 }
 
 /* ---- backward_kv through tensor maps (backward/pipelines/dkv.cuh) ---- */
@@ -303,7 +304,7 @@ static void specify_keys(const nsai_problem *p, const nsai_target *t, bool wgmma
 #define KEY_STAGES 4 /* at most: one held, one read, two on their way */
 #define LEAST_KEY_STAGES 3
 
-static uint32_t key_ring_shared(const nsai_geometry *m, const keys_use *use, int32_t stages) {
+static uint32_t key_ring_shared(const nsai_model *m, const keys_use *use, int32_t stages) {
   int32_t keys = use->keys;
   uint32_t tile = nsai_panel_bytes(keys, m->head_dim_qk) + nsai_panel_bytes(keys, m->head_dim_v);
   uint32_t stage =
@@ -314,7 +315,7 @@ static uint32_t key_ring_shared(const nsai_geometry *m, const keys_use *use, int
   return tile + (uint32_t)stages * (stage + known) + 8 + listed;
 }
 
-static int32_t key_ring_stages(const nsai_geometry *m, const nsai_target *t, const keys_use *use) {
+static int32_t key_ring_stages(const nsai_model *m, const nsai_target *t, const keys_use *use) {
   int32_t stages = KEY_STAGES;
   while (stages >= LEAST_KEY_STAGES && key_ring_shared(m, use, stages) > t->shared_bytes) stages--;
   return stages;
@@ -322,25 +323,25 @@ static int32_t key_ring_stages(const nsai_geometry *m, const nsai_target *t, con
 
 /* A stage holds whole tokens; of a list each is a box, which are to be few. dK, dV and scores of 64 keys
  * fit into a warpgroup's registers. */
-static bool takes_key_ring(const nsai_geometry *m, const nsai_target *t, const keys_use *use) {
+static bool takes_key_ring(const nsai_model *m, const nsai_target *t, const keys_use *use) {
   int32_t group = m->heads / m->kv_heads;
-  return !t->caution && group == nsai_padded_group(m) && group >= (use->entries ? 4 : 1) &&
-         group <= STAGE_ROWS && m->head_dim_qk <= 128 && m->head_dim_v <= 128 &&
-         key_ring_stages(m, t, use) >= LEAST_KEY_STAGES;
+  return !t->register_fallback && group == nsai_padded_group(m) &&
+         group >= (use->entries ? 4 : 1) && group <= STAGE_ROWS && m->head_dim_qk <= 128 &&
+         m->head_dim_v <= 128 && key_ring_stages(m, t, use) >= LEAST_KEY_STAGES;
 }
 
 static void specify_key_ring(const nsai_problem *p, const nsai_target *t, const keys_use *use,
                              nsai_kernel_spec *spec) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   int32_t stages = key_ring_stages(m, t, use), group = m->heads / m->kv_heads;
   *spec = (nsai_kernel_spec){ .entry = use->entry,
                               .dtype = m->dtype,
                               .threads = RING_THREADS,
                               .shared_bytes = key_ring_shared(m, use, stages),
-                              .tokens = use->entries,
-                              .box_heads = group,
-                              .box_tokens = use->entries ? 1 : STAGE_ROWS / group,
-                              .box_keys = use->keys };
+                              .tile_tokens = use->entries,
+                              .tma_box_heads = group,
+                              .tma_box_tokens = use->entries ? 1 : STAGE_ROWS / group,
+                              .tma_box_keys = use->keys };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   add_branches(p, spec);
@@ -363,7 +364,7 @@ static void specify_sum(const nsai_problem *p, nsai_kernel_spec *spec) {
 }
 
 /* Blocks of at most 32 keys would leave half of wgmma's 64 empty. */
-static int32_t block_keys(const nsai_geometry *m) {
+static int32_t block_keys(const nsai_model *m) {
   int32_t keys = nsai_padded_dim(m->select_block);
   return keys > 32 ? TILE_KEYS : keys;
 }
@@ -379,7 +380,7 @@ static void specify_branch(const nsai_problem *p, const nsai_target *t, bool wgm
 
 static void specify_kv(const nsai_problem *p, const nsai_target *t, bool wgmma,
                        nsai_kernel_spec specs[NSAI_ROLES]) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   const keys_use compressed[] = { { "backward_dkv_compressed", TILE_KEYS, 0, false },
                                   { "backward_dkv_compressed_tma", 2 * TILE_KEYS, 0, false } };
   const keys_use window[] = { { "backward_dkv_window", TILE_KEYS, 0, false },
@@ -404,14 +405,14 @@ static void specify_kv(const nsai_problem *p, const nsai_target *t, bool wgmma,
   if (nsai_phi_has_weights(m)) nsai_specify_phi_back(p, specs);
 }
 
-void nsai_specify_backward_kv_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                                  nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_backward_kv_sm80(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                                   nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)s;
   specify_kv(p, t, false, specs);
 }
 
-void nsai_specify_backward_kv_wgmma(const nsai_problem *p, const nsai_target *t,
-                                    const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+void nsai_specify_backward_kv_sm90(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                                   nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)s;
   specify_kv(p, t, true, specs);
 }

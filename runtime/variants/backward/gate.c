@@ -15,16 +15,16 @@ bool nsai_wants_gate(const nsa_gate *out) {
 }
 
 /* An operand of all tokens in a piece. */
-static nsai_matrix of_tokens(const nsai_layers_pass *b, nsai_piece piece, int64_t columns) {
-  return (nsai_matrix){ nsai_piece_at(b->run, piece), nsai_operand(columns), 0 };
+static nsai_matrix of_tokens(const nsai_layers_pass *b, nsai_buffer buffer, int64_t columns) {
+  return (nsai_matrix){ nsai_buffer_at(b->run, buffer), nsai_operand(columns), 0 };
 }
 
 /* The gradient of the logits, which the kernels of the rows left, as an operand; and its sums. */
 static nsa_status gate_out(const nsai_layers_pass *b, nsai_matrix d_out, int64_t columns) {
   const nsai_run *run = b->run;
-  const nsai_layers_layout *l = nsai_layers_of(run);
+  const nsai_layers_workspace *l = nsai_layers_of(run);
   NsaiActivationBack p = { .seq = nsai_run_sequences(run),
-                           .d_y = nsai_piece_at(run, l->d_logits),
+                           .d_y = nsai_buffer_at(run, l->d_logits),
                            .out = (void *)(uintptr_t)d_out.data,
                            .d_row_stride = columns,
                            .out_row_stride = d_out.row,
@@ -36,17 +36,17 @@ static nsa_status gate_out(const nsai_layers_pass *b, nsai_matrix d_out, int64_t
   if (!nsai_present(&b->grads->d_gate.b2)) return NSA_OK;
   nsai_columns_of sums = { .x = p.d_y, .row_stride = columns, .columns = columns };
   NSAI_TRY(nsai_sum_columns(b, &sums));
-  return nsai_store_bias(b, &b->grads->d_gate.b2, nsai_piece_at(run, l->sums));
+  return nsai_store_bias(b, &b->grads->d_gate.b2, nsai_buffer_at(run, l->sums));
 }
 
 /* dZ and act(z) of all tokens; z before the bias lies in gate_product. */
 static nsa_status gate_inner(const nsai_layers_pass *b, nsai_matrix inner, nsai_matrix hidden,
                              int64_t h) {
   const nsai_run *run = b->run;
-  const nsai_layers_layout *l = nsai_layers_of(run);
+  const nsai_layers_workspace *l = nsai_layers_of(run);
   NsaiActivationBack p = { .seq = nsai_run_sequences(run),
-                           .d_y = nsai_piece_at(run, l->d_hidden),
-                           .x = nsai_piece_at(run, run->plan->layout.gate_product),
+                           .d_y = nsai_buffer_at(run, l->d_hidden),
+                           .x = nsai_buffer_at(run, run->plan->workspace.gate_product),
                            .bias = run->io->gate.b1.data,
                            .out = (void *)(uintptr_t)inner.data,
                            .hidden = (void *)(uintptr_t)hidden.data,
@@ -60,7 +60,7 @@ static nsa_status gate_inner(const nsai_layers_pass *b, nsai_matrix inner, nsai_
   if (!nsai_present(&b->grads->d_gate.b1)) return NSA_OK;
   nsai_columns_of sums = { .x = p.d_y, .row_stride = h, .columns = h };
   NSAI_TRY(nsai_sum_columns(b, &sums));
-  return nsai_store_bias(b, &b->grads->d_gate.b1, nsai_piece_at(run, l->sums));
+  return nsai_store_bias(b, &b->grads->d_gate.b1, nsai_buffer_at(run, l->sums));
 }
 
 /* The features of the tokens [begin, begin + rows), finite. */
@@ -73,7 +73,7 @@ static nsa_status gate_features(const nsai_layers_pass *b, int64_t begin, int64_
   NsaiPresentRows p = { .seq = nsai_run_sequences(run),
                         .x = x->data,
                         .x_row_stride = x->stride[0],
-                        .out = nsai_piece_at(run, nsai_layers_of(run)->x),
+                        .out = nsai_buffer_at(run, nsai_layers_of(run)->x),
                         .first_token = (int)begin,
                         .rows = (int)rows,
                         .columns = (int)x->shape[1] };
@@ -84,10 +84,10 @@ static nsa_status gate_features(const nsai_layers_pass *b, int64_t begin, int64_
 /* The layer that reads the features, in chunks of tokens; `d`: of its result. */
 static nsa_status gate_first(const nsai_layers_pass *b, const nsa_tensor *w, const nsa_tensor *d_w,
                              nsai_matrix d) {
-  const nsai_layers_layout *l = nsai_layers_of(b->run);
+  const nsai_layers_workspace *l = nsai_layers_of(b->run);
   const nsa_tensor *d_x = &b->grads->d_gate.x;
   int64_t columns = w->shape[1], in = w->shape[0];
-  float *x_at = nsai_piece_at(b->run, l->d_x);
+  float *x_at = nsai_buffer_at(b->run, l->d_x);
   for (int64_t begin = 0; begin < b->rows; begin += l->gate_tokens) {
     int64_t rows = smaller(l->gate_tokens, b->rows - begin);
     nsai_matrix part = { (const uint16_t *)d.data + begin * d.row, d.row, 0 }, x;
@@ -108,13 +108,13 @@ static nsa_status gate_first(const nsai_layers_pass *b, const nsa_tensor *w, con
                         .first_token = begin };
     NSAI_TRY(nsai_store(b, &s));
   }
-  return nsai_store_matrix(b, d_w, nsai_piece_at(b->run, l->d_weights), 0);
+  return nsai_store_matrix(b, d_w, nsai_buffer_at(b->run, l->d_weights), 0);
 }
 
 static nsa_status gate_layers(const nsai_layers_pass *b) {
   const nsai_run *run = b->run;
-  const nsai_layers_layout *l = nsai_layers_of(run);
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_layers_workspace *l = nsai_layers_of(run);
+  const nsai_model *m = &run->plan->problem.model;
   const nsa_gate *w = &run->io->gate, *out = &b->grads->d_gate;
   int64_t h = m->gate_hidden, columns = (int64_t)m->heads * 3;
   nsai_matrix d_out = of_tokens(b, l->d_out, columns), inner = of_tokens(b, l->d_inner, h),
@@ -122,11 +122,11 @@ static nsa_status gate_layers(const nsai_layers_pass *b) {
   NSAI_TRY(gate_out(b, d_out, columns));
   if (!h) return gate_first(b, &w->w2, &out->w2, d_out);
   NSAI_TRY(nsai_multiply_back(b, b->rows, h, columns, d_out, nsai_weights_of(b, &w->w2),
-                              nsai_piece_at(run, l->d_hidden)));
+                              nsai_buffer_at(run, l->d_hidden)));
   NSAI_TRY(gate_inner(b, inner, hidden, h));
   if (nsai_present(&out->w2)) {
     NSAI_TRY(nsai_multiply_weights(b, b->rows, h, columns, hidden, d_out, false));
-    NSAI_TRY(nsai_store_matrix(b, &out->w2, nsai_piece_at(run, l->d_weights), 0));
+    NSAI_TRY(nsai_store_matrix(b, &out->w2, nsai_buffer_at(run, l->d_weights), 0));
   }
   return gate_first(b, &w->w1, &out->w1, inner);
 }

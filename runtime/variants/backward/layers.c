@@ -62,7 +62,7 @@ nsa_status nsai_sum_columns(const nsai_layers_pass *b, const nsai_columns_of *c)
   NsaiColumnSums p = { .x = c->x,
                        .x_batch_stride = c->batch_stride,
                        .x_row_stride = c->row_stride,
-                       .sums = nsai_piece_at(run, nsai_layers_of(run)->parts),
+                       .sums = nsai_buffer_at(run, nsai_layers_of(run)->parts),
                        .batch = (int)b->batch,
                        .rows = (int)b->rows,
                        .columns = (int)c->columns,
@@ -73,7 +73,7 @@ nsa_status nsai_sum_columns(const nsai_layers_pass *b, const nsai_columns_of *c)
   p.x = p.sums;
   p.x_batch_stride = p.parts * c->columns;
   p.x_row_stride = c->columns;
-  p.sums = nsai_piece_at(run, nsai_layers_of(run)->sums);
+  p.sums = nsai_buffer_at(run, nsai_layers_of(run)->sums);
   p.row = c->row;
   p.row_batch_stride = c->row_batch_stride;
   p.rows = p.part_rows = p.parts;
@@ -121,5 +121,5 @@ nsa_status nsai_multiply_weights(const nsai_layers_pass *b, int64_t rows, int64_
   gemm.b_batch = d.batch;
   gemm.adds = adds;
   return nsai_run_gemm(b->run, &gemm, x.data, d.data,
-                       nsai_piece_at(b->run, nsai_layers_of(b->run)->d_weights));
+                       nsai_buffer_at(b->run, nsai_layers_of(b->run)->d_weights));
 }

@@ -24,8 +24,8 @@ typedef struct nsai_layers_pass {
   int64_t rows;              /* without the row of sums */
 } nsai_layers_pass;
 
-static inline const nsai_layers_layout *nsai_layers_of(const nsai_run *run) {
-  return &run->plan->layout.backward.layers;
+static inline const nsai_layers_workspace *nsai_layers_of(const nsai_run *run) {
+  return &run->plan->workspace.backward.layers;
 }
 
 /* Columns of an operand with their padding. */

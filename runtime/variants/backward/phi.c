@@ -16,14 +16,14 @@ typedef struct side_back {
   const nsa_phi_side *weights, *out;
   nsai_role gather;
   int64_t dim, column; /* of the compressed sums */
-  nsai_piece d_rows;
+  nsai_buffer d_rows;
   bool raw; /* the gradient of the tokens is wanted */
 } side_back;
 
 static side_back open_side(const nsai_layers_pass *b, int side) {
-  const nsai_geometry *m = &b->run->plan->problem.model;
+  const nsai_model *m = &b->run->plan->problem.model;
   const nsa_io *io = b->run->io;
-  const nsai_layers_layout *l = nsai_layers_of(b->run);
+  const nsai_layers_workspace *l = nsai_layers_of(b->run);
   return side ? (side_back){ .x = &io->kv.v[0],
                              .weights = &io->phi.v,
                              .out = &b->grads->d_phi.v,
@@ -56,7 +56,7 @@ static nsa_status gather(const nsai_layers_pass *b, const side_back *s) {
                        .x = nsai_view(s->x),
                        .pe_head_stride = pe->stride[0],
                        .pe_token_stride = pe->stride[1],
-                       .out = nsai_piece_at(run, run->plan->layout.phi_rows),
+                       .out = nsai_buffer_at(run, run->plan->workspace.phi_rows),
                        .rows = (int)b->rows,
                        .kv_heads = (int)b->batch };
   p.x.data = (uint16_t *)p.x.data + b->first_head * p.x.head_stride;
@@ -71,13 +71,13 @@ static int64_t flat_of(const nsai_layers_pass *b, const side_back *s) {
 
 static nsai_matrix gathered(const nsai_layers_pass *b, const side_back *s) {
   int64_t flat = flat_of(b, s);
-  return (nsai_matrix){ nsai_piece_at(b->run, b->run->plan->layout.phi_rows), flat,
+  return (nsai_matrix){ nsai_buffer_at(b->run, b->run->plan->workspace.phi_rows), flat,
                         (b->rows + 1) * flat };
 }
 
 /* An operand of rows + 1 rows, the last for the sums, in a piece. */
-static nsai_matrix with_sums(const nsai_layers_pass *b, nsai_piece piece, int64_t columns) {
-  return (nsai_matrix){ nsai_piece_at(b->run, piece), nsai_operand(columns),
+static nsai_matrix with_sums(const nsai_layers_pass *b, nsai_buffer buffer, int64_t columns) {
+  return (nsai_matrix){ nsai_buffer_at(b->run, buffer), nsai_operand(columns),
                         (b->rows + 1) * nsai_operand(columns) };
 }
 
@@ -89,11 +89,11 @@ static void *sums_row(const nsai_layers_pass *b, nsai_matrix of) {
 static nsa_status phi_out(const nsai_layers_pass *b, const side_back *s, nsai_matrix d_out,
                           nsai_columns_of *sums) {
   const nsai_run *run = b->run;
-  const nsai_geometry *m = &run->plan->problem.model;
-  const nsai_backward_layout *l = &run->plan->layout.backward;
+  const nsai_model *m = &run->plan->problem.model;
+  const nsai_backward_workspace *l = &run->plan->workspace.backward;
   int64_t width = m->head_dim_qk + m->head_dim_v;
   NsaiActivationBack p = { .seq = nsai_run_sequences(run),
-                           .d_y = (float *)nsai_piece_at(run, l->compressed) + s->column,
+                           .d_y = (float *)nsai_buffer_at(run, l->compressed) + s->column,
                            .out = (void *)(uintptr_t)d_out.data,
                            .d_batch_stride = l->splits * b->rows * width,
                            .d_part_stride = b->rows * width,
@@ -117,12 +117,12 @@ static nsa_status phi_out(const nsai_layers_pass *b, const side_back *s, nsai_ma
 static nsa_status phi_first(const nsai_layers_pass *b, const side_back *s, const nsa_tensor *w,
                             const nsa_tensor *d_w, nsai_matrix d) {
   const nsai_run *run = b->run;
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   int64_t flat = flat_of(b, s), columns = w->shape[2], rows = b->rows + 1;
-  float *d_x = nsai_piece_at(run, s->d_rows);
+  float *d_x = nsai_buffer_at(run, s->d_rows);
   if (nsai_present(d_w)) {
     NSAI_TRY(nsai_multiply_weights(b, rows, flat, columns, gathered(b, s), d, false));
-    NSAI_TRY(nsai_store_matrix(b, d_w, nsai_piece_at(run, nsai_layers_of(run)->d_weights),
+    NSAI_TRY(nsai_store_matrix(b, d_w, nsai_buffer_at(run, nsai_layers_of(run)->d_weights),
                                flat * columns));
   }
   if (!s->raw && !nsai_present(&s->out->pe)) return NSA_OK;
@@ -159,7 +159,7 @@ static nsa_status phi_hidden(const nsai_layers_pass *b, const side_back *s) {
   gemm.b_row = w.row;
   gemm.b_batch = w.batch;
   return nsai_run_gemm(run, &gemm, x.data, w.data,
-                       nsai_piece_at(run, run->plan->layout.phi_product));
+                       nsai_buffer_at(run, run->plan->workspace.phi_product));
 }
 
 /* dZ and act(z) from dY W2^T. */
@@ -168,9 +168,9 @@ static nsa_status phi_inner(const nsai_layers_pass *b, const side_back *s, nsai_
   const nsai_run *run = b->run;
   const nsa_tensor *b1 = &s->weights->b1;
   int64_t h = s->weights->w1.shape[2];
-  float *z = nsai_piece_at(run, run->plan->layout.phi_product);
+  float *z = nsai_buffer_at(run, run->plan->workspace.phi_product);
   NsaiActivationBack p = { .seq = nsai_run_sequences(run),
-                           .d_y = nsai_piece_at(run, nsai_layers_of(run)->d_hidden),
+                           .d_y = nsai_buffer_at(run, nsai_layers_of(run)->d_hidden),
                            .x = z,
                            .shift = z + b->rows * h,
                            .out = (void *)(uintptr_t)inner.data,
@@ -199,12 +199,12 @@ static nsa_status phi_inner(const nsai_layers_pass *b, const side_back *s, nsai_
 
 static nsa_status mlp_back(const nsai_layers_pass *b, const side_back *s) {
   const nsai_run *run = b->run;
-  const nsai_layers_layout *l = nsai_layers_of(run);
+  const nsai_layers_workspace *l = nsai_layers_of(run);
   const nsa_phi_side *w = s->weights;
   int64_t h = w->w1.shape[2];
   nsai_matrix d_out = with_sums(b, l->d_out, s->dim), inner = with_sums(b, l->d_inner, h),
               hidden = with_sums(b, l->hidden, h);
-  float *sums_at = nsai_piece_at(run, l->sums);
+  float *sums_at = nsai_buffer_at(run, l->sums);
   nsai_columns_of sums;
   NSAI_TRY(gather(b, s));
   NSAI_TRY(phi_hidden(b, s));
@@ -214,12 +214,12 @@ static nsa_status mlp_back(const nsai_layers_pass *b, const side_back *s) {
     NSAI_TRY(nsai_store_bias(b, &s->out->b2, sums_at));
   }
   NSAI_TRY(nsai_multiply_back(b, b->rows, h, s->dim, d_out, nsai_weights_of(b, &w->w2),
-                              nsai_piece_at(run, l->d_hidden)));
+                              nsai_buffer_at(run, l->d_hidden)));
   NSAI_TRY(phi_inner(b, s, inner, hidden));
   NSAI_TRY(nsai_store_bias(b, &s->out->b1, sums_at));
   if (nsai_present(&s->out->w2)) {
     NSAI_TRY(nsai_multiply_weights(b, b->rows, h, s->dim, hidden, d_out, false));
-    NSAI_TRY(nsai_store_matrix(b, &s->out->w2, nsai_piece_at(run, l->d_weights), h * s->dim));
+    NSAI_TRY(nsai_store_matrix(b, &s->out->w2, nsai_buffer_at(run, l->d_weights), h * s->dim));
   }
   return phi_first(b, s, &w->w1, &s->out->w1, inner);
 }

@@ -34,7 +34,7 @@ static void specify_both(const nsai_problem *p, nsai_kernel_spec specs[NSAI_ROLE
 }
 
 void nsai_specify_phi_back(const nsai_problem *p, nsai_kernel_spec specs[NSAI_ROLES]) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   specify_back(p, ACTIVATION_NONE, ROWS_OF_BLOCKS, &specs[NSAI_KERNEL_PHI_OUT_BACK]);
   if (m->phi == NSAI_PHI_MLP)
     specify_back(p, (int)m->phi_activation, ROWS_OF_BLOCKS, &specs[NSAI_KERNEL_PHI_HIDDEN_BACK]);
@@ -42,7 +42,7 @@ void nsai_specify_phi_back(const nsai_problem *p, nsai_kernel_spec specs[NSAI_RO
 }
 
 void nsai_specify_gate_back(const nsai_problem *p, nsai_kernel_spec specs[NSAI_ROLES]) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   specify_back(p, ACTIVATION_NONE, ROWS_OF_TOKENS, &specs[NSAI_KERNEL_GATE_OUT_BACK]);
   if (m->gate_hidden)
     specify_back(p, (int)m->gate_activation, ROWS_OF_TOKENS, &specs[NSAI_KERNEL_GATE_HIDDEN_BACK]);

@@ -22,7 +22,7 @@ static nsai_tiles choose_mean(const nsai_problem *p, const nsai_target *t, nsai_
   (void)p;
   (void)t;
   *by = NSAI_BY_DEFAULT;
-  return (nsai_tiles){ { [NSAI_TILE_WARPS] = ELEMENTWISE_THREADS / 32, [NSAI_TILE_BLOCKS] = 4 } };
+  return (nsai_tiles){ { [NSAI_TILE_WARPS] = ELEMENTWISE_THREADS / 32, [NSAI_TILE_CTAS] = 4 } };
 }
 
 static void fit_mean(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
@@ -39,13 +39,13 @@ static void fit_mean(const nsai_problem *p, const nsai_target *t, const nsai_til
 static double cost_mean(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   (void)p;
   (void)t;
-  return 1 + 4.0 / (s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_BLOCKS]);
+  return 1 + 4.0 / (s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_CTAS]);
 }
 
 const nsai_space nsai_space_compress_mean = {
   2,
   { { NSAI_TILE_WARPS, { 2, 4, 8, 16 }, "blocks of overlapping rows share the L1 of one CTA" },
-    { NSAI_TILE_BLOCKS, { 1, 2, 4, 8 }, "loads in flight against registers" } },
+    { NSAI_TILE_CTAS, { 1, 2, 4, 8 }, "loads in flight against registers" } },
   choose_mean,
   fit_mean,
   cost_mean,
@@ -54,7 +54,7 @@ const nsai_space nsai_space_compress_mean = {
 void nsai_specify_compress_mean(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                                 nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_COMPRESS];
   *spec = (nsai_kernel_spec){ .entry = "compress_mean",
                               .dtype = m->dtype,
@@ -63,7 +63,7 @@ void nsai_specify_compress_mean(const nsai_problem *p, const nsai_target *t, con
   nsai_constant_add(spec, "kHeadDimV", m->head_dim_v);
   nsai_constant_add(spec, "kBlock", m->block);
   nsai_constant_add(spec, "kStride", m->stride);
-  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
 }
 
 void nsai_legal_compress_gemm(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
@@ -111,8 +111,8 @@ void nsai_specify_compress_gemm(const nsai_problem *p, const nsai_target *t, con
   nsai_specify_phi(p, false, specs);
 }
 
-void nsai_specify_phi(const nsai_problem *p, bool every, nsai_kernel_spec specs[NSAI_ROLES]) {
-  specify_bias(p, (bias_use){ ACTIVATION_NONE, false, !every }, &specs[NSAI_KERNEL_PHI_BIAS]);
+void nsai_specify_phi(const nsai_problem *p, bool all_exist, nsai_kernel_spec specs[NSAI_ROLES]) {
+  specify_bias(p, (bias_use){ ACTIVATION_NONE, false, !all_exist }, &specs[NSAI_KERNEL_PHI_BIAS]);
   if (p->model.phi == NSAI_PHI_MLP)
     specify_bias(p, (bias_use){ (int)p->model.phi_activation, false, false },
                  &specs[NSAI_KERNEL_PHI_ACTIVATION]);

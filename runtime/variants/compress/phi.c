@@ -24,7 +24,7 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 nsa_status nsai_run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void *a, const void *b,
                          void *c) {
-  nsai_gemm_operands o = { a, b, c, nsai_piece_at(run, run->plan->layout.gemm),
+  nsai_gemm_operands o = { a, b, c, nsai_buffer_at(run, run->plan->workspace.gemm),
                            run->queue->stream };
   nsai_queue_break(run->queue);
   return nsai_gemm_run(run->plan->lt, run->plan->lt_handle, gemm, &o);
@@ -37,7 +37,7 @@ static nsa_status run_bias(const nsai_run *run, nsai_role role, const NsaiBiasAc
 }
 
 static nsa_status gather_entries(const nsai_run *run, const phi_side *side) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   const nsa_tensor *pe = &side->weights->pe;
   NsaiGatherEntries p = { .batch = side->append->batch,
                           .slot_mapping = side->append->slot_mapping,
@@ -45,7 +45,7 @@ static nsa_status gather_entries(const nsai_run *run, const phi_side *side) {
                           .pe = pe->data,
                           .pe_head_stride = pe->stride[0],
                           .pe_token_stride = pe->stride[1],
-                          .out = nsai_piece_at(run, run->plan->layout.phi_rows),
+                          .out = nsai_buffer_at(run, run->plan->workspace.phi_rows),
                           .rows = (int)side->rows,
                           .kv_heads = m->kv_heads };
   return nsai_launch(run->queue, &run->plan->kernels[side->gather],
@@ -54,7 +54,7 @@ static nsa_status gather_entries(const nsai_run *run, const phi_side *side) {
 
 /* rows[g, r, :] = vec(x), zero where there is no block; behind the last row, vec(pe). */
 static nsa_status gather(const nsai_run *run, const phi_side *side) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   const nsa_tensor *pe = &side->weights->pe;
   if (side->append) return gather_entries(run, side);
   NsaiGatherRows p = { .seq = nsai_compressed_sequences(run),
@@ -62,7 +62,7 @@ static nsa_status gather(const nsai_run *run, const phi_side *side) {
                        .pe = pe->data,
                        .pe_head_stride = pe->stride[0],
                        .pe_token_stride = pe->stride[1],
-                       .out = nsai_piece_at(run, run->plan->layout.phi_rows),
+                       .out = nsai_buffer_at(run, run->plan->workspace.phi_rows),
                        .rows = (int)side->rows,
                        .kv_heads = m->kv_heads };
   return nsai_launch(run->queue, &run->plan->kernels[side->gather],
@@ -71,7 +71,7 @@ static nsa_status gather(const nsai_run *run, const phi_side *side) {
 
 /* phi_product [Hkv, rows, n] = a [Hkv, rows, k] times w [Hkv, k, n]. */
 static nsai_gemm product(const nsai_run *run, int64_t rows, const nsa_tensor *w) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   int64_t k = w->shape[1], n = w->shape[2];
   return (nsai_gemm){ .m = rows,
                       .n = n,
@@ -89,17 +89,17 @@ static nsai_gemm product(const nsai_run *run, int64_t rows, const nsa_tensor *w)
 
 /* phi_product [Hkv, rows + 1, n] = the gathered rows times w; the last row is pe's. */
 static nsa_status multiply_rows(const nsai_run *run, const phi_side *side, const nsa_tensor *w) {
-  const nsai_layout *l = &run->plan->layout;
+  const nsai_workspace *l = &run->plan->workspace;
   nsai_gemm gemm = product(run, side->rows + 1, w);
-  return nsai_run_gemm(run, &gemm, nsai_piece_at(run, l->phi_rows), w->data,
-                       nsai_piece_at(run, l->phi_product));
+  return nsai_run_gemm(run, &gemm, nsai_buffer_at(run, l->phi_rows), w->data,
+                       nsai_buffer_at(run, l->phi_product));
 }
 
 /* What becomes of phi_product: [Hkv, rows, columns], followed by the row of pe's product where it
  * is multiply_rows'. */
 static NsaiBiasActivation after_product(const nsai_run *run, const phi_side *side, int64_t columns,
                                         bool has_pe) {
-  float *x = nsai_piece_at(run, run->plan->layout.phi_product);
+  float *x = nsai_buffer_at(run, run->plan->workspace.phi_product);
   const NsaiSequences none = { 0 };
   return (NsaiBiasActivation){ .seq = side->append ? none : nsai_compressed_sequences(run),
                                .x = x,
@@ -129,11 +129,11 @@ static nsa_status linear_side(const nsai_run *run, const phi_side *side) {
 }
 
 static nsa_status mlp_side(const nsai_run *run, const phi_side *side) {
-  const nsai_geometry *m = &run->plan->problem.model;
-  const nsai_layout *l = &run->plan->layout;
+  const nsai_model *m = &run->plan->problem.model;
+  const nsai_workspace *l = &run->plan->workspace;
   const nsa_phi_side *w = side->weights;
   int64_t h = m->phi_hidden;
-  uint16_t *hidden = nsai_piece_at(run, l->phi_hidden); /* [2, Hkv, rows, H] */
+  uint16_t *hidden = nsai_buffer_at(run, l->phi_hidden); /* [2, Hkv, rows, H] */
   uint16_t *rest = hidden + m->kv_heads * side->rows * h;
   NSAI_TRY(multiply_rows(run, side, &w->w1));
   NsaiBiasActivation act = after_product(run, side, h, true);
@@ -145,7 +145,7 @@ static nsa_status mlp_side(const nsai_run *run, const phi_side *side) {
   act.out_row_stride = h;
   NSAI_TRY(run_bias(run, NSAI_KERNEL_PHI_ACTIVATION, &act));
   nsai_gemm gemm = product(run, side->rows, &w->w2);
-  void *c = nsai_piece_at(run, l->phi_product);
+  void *c = nsai_buffer_at(run, l->phi_product);
   NSAI_TRY(nsai_run_gemm(run, &gemm, hidden, w->w2.data, c));
   gemm.adds = true;
   NSAI_TRY(nsai_run_gemm(run, &gemm, rest, w->w2.data, c));
@@ -159,7 +159,7 @@ static nsa_status run_side(const nsai_run *run, const phi_side *side) {
 }
 
 nsa_status nsai_enqueue_phi(const nsai_run *run) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   const nsa_io *io = run->io;
   int64_t rows = nsai_compressed_rows(run);
   phi_side k = {
@@ -174,11 +174,11 @@ nsa_status nsai_enqueue_phi(const nsai_run *run) {
 
 nsa_status nsai_enqueue_phi_append(const nsai_run *run, const nsa_kv *cache, const nsa_phi *phi,
                                    const NsaiAppend *append) {
-  const nsai_geometry *m = &run->plan->problem.model;
-  const nsai_layout *l = &run->plan->layout;
+  const nsai_model *m = &run->plan->problem.model;
+  const nsai_workspace *l = &run->plan->workspace;
   int64_t rows = run->sizes.tokens / m->stride + run->sizes.num_seqs;
-  NsaiView k_rows = nsai_piece_view(run, l->k_cmp, m->kv_heads, m->head_dim_qk);
-  NsaiView v_rows = nsai_piece_view(run, l->v_cmp, m->kv_heads, m->head_dim_v);
+  NsaiView k_rows = nsai_buffer_view(run, l->k_cmp, m->kv_heads, m->head_dim_qk);
+  NsaiView v_rows = nsai_buffer_view(run, l->v_cmp, m->kv_heads, m->head_dim_v);
   phi_side k = {
     &phi->k, &cache->k[0], append, k_rows, m->head_dim_qk, rows, NSAI_KERNEL_GATHER_K
   };
@@ -197,8 +197,8 @@ nsa_status nsai_enqueue_phi_append(const nsai_run *run, const nsa_kv *cache, con
 
 /* logits = act(x W1 + b1) W2 + b2; the branches' kernels apply the sigmoid. */
 nsa_status nsai_enqueue_gate(const nsai_run *run) {
-  const nsai_geometry *m = &run->plan->problem.model;
-  const nsai_layout *l = &run->plan->layout;
+  const nsai_model *m = &run->plan->problem.model;
+  const nsai_workspace *l = &run->plan->workspace;
   const nsa_gate *g = &run->io->gate;
   int64_t tokens = run->sizes.tokens, h = m->gate_hidden, columns = (int64_t)m->heads * 3;
   const void *x = g->x.data;
@@ -213,16 +213,16 @@ nsa_status nsai_enqueue_gate(const nsai_run *run) {
                         .batch = 1,
                         .dtype = m->dtype,
                         .c_dtype = NSA_F32 };
-    NsaiBiasActivation act = { .x = nsai_piece_at(run, l->gate_product),
+    NsaiBiasActivation act = { .x = nsai_buffer_at(run, l->gate_product),
                                .bias = g->b1.data,
-                               .out = nsai_piece_at(run, l->gate_hidden),
+                               .out = nsai_buffer_at(run, l->gate_hidden),
                                .out_row_stride = h,
                                .batch = 1,
                                .rows = (int)tokens,
                                .columns = (int)h };
-    NSAI_TRY(nsai_run_gemm(run, &first, x, g->w1.data, nsai_piece_at(run, l->gate_product)));
+    NSAI_TRY(nsai_run_gemm(run, &first, x, g->w1.data, nsai_buffer_at(run, l->gate_product)));
     NSAI_TRY(run_bias(run, NSAI_KERNEL_GATE_ACTIVATION, &act));
-    x = nsai_piece_at(run, l->gate_hidden);
+    x = nsai_buffer_at(run, l->gate_hidden);
     x_row = width = h;
   }
   nsai_gemm last = { .m = tokens,
@@ -234,7 +234,7 @@ nsa_status nsai_enqueue_gate(const nsai_run *run) {
                      .batch = 1,
                      .dtype = m->dtype,
                      .c_dtype = NSA_F32 };
-  float *logits = nsai_piece_at(run, l->gate_logits);
+  float *logits = nsai_buffer_at(run, l->gate_logits);
   NSAI_TRY(nsai_run_gemm(run, &last, x, g->w2.data, logits));
   if (!nsai_present(&g->b2)) return NSA_OK;
   NsaiBiasActivation bias = { .x = logits,

@@ -29,7 +29,7 @@
 
 /* Selection blocks of a block of threads: 2^20 tokens of 16 blocks, fewer where two are to fit a
  * multiprocessor of 228 KB. */
-static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_BLOCKS] > 1 ? 480 : 1152; }
+static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_CTAS] > 1 ? 480 : 1152; }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -37,8 +37,8 @@ static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 /* Of warps that attend, and of half as many that copy. */
 static int32_t threads_of(const nsai_tiles *s) { return 48 * s->of[NSAI_TILE_WARPS]; }
 
-/* SharedPlan of decode/cluster.cuh, member by member. */
-static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
+/* SharedStorage of decode/cluster.cuh, member by member. */
+static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
   int64_t warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES];
   int64_t cluster = s->of[NSAI_TILE_CLUSTER], group = m->heads / m->kv_heads;
   int64_t places = group * m->head_dim_v / 4, slice = ceil_div(places, cluster);
@@ -63,7 +63,7 @@ static uint32_t shared_bytes(const nsai_geometry *m, const nsai_tiles *s) {
   return (uint32_t)(ceil_div(bytes, 16) * 16);
 }
 
-/* Selection blocks that one block of threads has, at most: ClusterStretch of decode/cluster/ranges.cuh. */
+/* Selection blocks that one block of threads has, at most: ClusterBlockRange of decode/cluster/ranges.cuh. */
 static int64_t longest_stretch(const nsai_problem *p, const nsai_tiles *s) {
   int64_t warps = s->of[NSAI_TILE_WARPS];
   /* And one that a spill makes. */
@@ -73,18 +73,18 @@ static int64_t longest_stretch(const nsai_problem *p, const nsai_tiles *s) {
 static nsai_tiles cluster_tiles(int32_t cluster, int32_t warps, int32_t stages, int32_t blocks) {
   return (nsai_tiles){ { [NSAI_TILE_WARPS] = warps,
                          [NSAI_TILE_STAGES] = stages,
-                         [NSAI_TILE_BLOCKS] = blocks,
+                         [NSAI_TILE_CTAS] = blocks,
                          [NSAI_TILE_CLUSTER] = cluster } };
 }
 
 static bool fits(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
   uint32_t bytes = shared_bytes(&p->model, s);
-  return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, s->of[NSAI_TILE_BLOCKS]) &&
+  return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, s->of[NSAI_TILE_CTAS]) &&
          longest_stretch(p, s) <= most_blocks(s);
 }
 
 /* Clusters, token by token and KV head by KV head, that a step has at most. */
-static int64_t units_of(const nsai_problem *p) { return p->max_tokens * p->model.kv_heads; }
+static int64_t items_of(const nsai_problem *p) { return p->max_tokens * p->model.kv_heads; }
 
 /* Clusters of 16 are more than all devices take. */
 static int32_t largest_cluster(const nsai_target *t) {
@@ -105,7 +105,7 @@ static int64_t blocks_at_once(int32_t cluster) {
 }
 
 static bool run_at_once(const nsai_problem *p, int32_t cluster) {
-  return larger(units_of(p), 1) * cluster <= blocks_at_once(cluster);
+  return larger(items_of(p), 1) * cluster <= blocks_at_once(cluster);
 }
 
 /* The largest clusters that run at once; blocks of four warps and twice the stages were slower when all warps copied
@@ -128,44 +128,47 @@ static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, ns
 }
 
 void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   nsai_decider by;
   int before = reasons->count;
-  nsai_legal_decode_mma(p, t, reasons);
+  nsai_legal_decode_split_kv(p, t, reasons);
   if (nsai_target_major(t) < 9)
-    nsai_refuse(reasons, "clusters of blocks of threads need sm_90 or later: take decode_mma");
+    nsai_refuse(reasons, "clusters of CTAs need sm_90 or later: take decode_split_kv");
   if (nsai_padded_group(m) > ROWS)
-    nsai_refuse(reasons, "a KV head has %d heads, and it takes 16 at most: take decode_mma",
+    nsai_refuse(reasons, "a KV head has %d heads, and it takes 16 at most: take decode_split_kv",
                 m->heads / m->kv_heads);
   if (m->head_dim_v > MOST_COLUMNS || nsai_row_registers(m) > MOST_ROW_REGISTERS)
-    nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers: take decode_mma",
+    nsai_refuse(reasons,
+                "O of Dv %d and Q of Dk %d leave a thread no registers: take decode_split_kv",
                 m->head_dim_v, m->head_dim_qk);
   if (nsai_free_blocks(m) > MOST_FREE)
     nsai_refuse(reasons,
                 "model.select leaves %d blocks to the search, and it takes %d at most: take "
-                "decode_mma",
+                "decode_split_kv",
                 nsai_free_blocks(m), MOST_FREE);
   if (p->selection != NSA_SELECT_OWN)
     nsai_refuse(reasons,
-                "problem.selection is a caller's, which it does not sort: take decode_mma");
+                "problem.selection is a caller's, which it does not sort: take decode_split_kv");
   if (p->max_probe_rows)
     nsai_refuse(reasons,
                 "problem.max_probe_rows is %d, and it has no importance of single rows: take "
-                "decode_mma",
+                "decode_split_kv",
                 p->max_probe_rows);
   if (p->count_reads)
-    nsai_refuse(reasons, "runtime.count_reads is true, and it does not count: take decode_mma");
+    nsai_refuse(reasons,
+                "runtime.count_reads is true, and it does not count: take decode_split_kv");
   if (reasons->count != before) return;
   nsai_tiles tiles = choose_cluster(p, t, &by);
   uint32_t bytes = shared_bytes(m, &tiles);
   if (bytes > t->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here: take decode_mma",
-                bytes, t->shared_bytes);
+    nsai_refuse(reasons,
+                "needs %u bytes of shared memory, a block has %u here: take decode_split_kv", bytes,
+                t->shared_bytes);
   else if (longest_stretch(p, &tiles) > most_blocks(&tiles))
     nsai_refuse(
         reasons,
         "problem.max_kv_len is %lld: %lld selection blocks of a block of threads, which keeps "
-        "%d at most: take decode_mma",
+        "%d at most: take decode_split_kv",
         (long long)p->max_kv_len, (long long)longest_stretch(p, &tiles), most_blocks(&tiles));
 }
 
@@ -183,9 +186,9 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
 #define KEPT_BY_SELECT 4096
 
 /* Whether there are few keys, or the chain would search for long. */
-static bool gains_on_chain(const nsai_problem *p, const nsai_target *t) {
-  const nsai_geometry *m = &p->model;
-  const int64_t keys = units_of(p) * nsai_block_count(m, p->max_kv_len);
+static bool gains_on_split_kv(const nsai_problem *p, const nsai_target *t) {
+  const nsai_model *m = &p->model;
+  const int64_t keys = items_of(p) * nsai_block_count(m, p->max_kv_len);
   const bool far = m->select_count && ceil_div(p->max_kv_len, m->select_block) > KEPT_BY_SELECT;
   nsai_decider by;
   return keys <= MOST_KEYS ||
@@ -195,7 +198,7 @@ static bool gains_on_chain(const nsai_problem *p, const nsai_target *t) {
 /* While clusters of four run at once. (H200, 16 sequences of 4k and 16k by clusters of two 23.3 and 29.8 us, by
  * decode_pipelined 21.4 and 28.3.) Measured on Hopper alone. */
 bool nsai_sensible_decode_cluster(const nsai_problem *p, const nsai_target *t) {
-  return nsai_target_major(t) == 9 && run_at_once(p, 4) && gains_on_chain(p, t) &&
+  return nsai_target_major(t) == 9 && run_at_once(p, 4) && gains_on_split_kv(p, t) &&
          nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
 }
 
@@ -219,11 +222,11 @@ static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_
 
 /* Bound by waits: more blocks at once are better, as long as there is room for all. */
 static double cost_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t blocks = s->of[NSAI_TILE_BLOCKS], cluster = s->of[NSAI_TILE_CLUSTER];
+  int32_t blocks = s->of[NSAI_TILE_CTAS], cluster = s->of[NSAI_TILE_CLUSTER];
   if (!nsai_holds_blocks(t, shared_bytes(&p->model, s), blocks) ||
       nsai_register_limit(blocks * threads_of(s)) < LEAST_REGISTERS)
     return INFINITY;
-  int64_t all = larger(units_of(p), 1) * cluster, room = blocks * blocks_at_once(cluster);
+  int64_t all = larger(items_of(p), 1) * cluster, room = blocks * blocks_at_once(cluster);
   return (double)ceil_div(all, room) *
          (1 + 16.0 / (cluster * s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_STAGES]));
 }
@@ -232,7 +235,7 @@ const nsai_space nsai_space_decode_cluster = {
   4,
   { { NSAI_TILE_WARPS, { 4, 8 }, "each streams keys of its own" },
     { NSAI_TILE_STAGES, { 2, 3 }, "bytes on their way against shared memory" },
-    { NSAI_TILE_BLOCKS, { 1, 2 }, "clusters that run at once; registers and memory are divided" },
+    { NSAI_TILE_CTAS, { 1, 2 }, "clusters that run at once; registers and memory are divided" },
     { NSAI_TILE_CLUSTER,
       { 2, 4, 6, 8, 16 },
       "blocks that share a token's keys, against waits for each other" } },
@@ -244,7 +247,7 @@ const nsai_space nsai_space_decode_cluster = {
 void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
                                  nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_DECODE_CLUSTER];
   *spec = (nsai_kernel_spec){ .entry = "decode_cluster",
                               .dtype = m->dtype,
@@ -266,5 +269,5 @@ void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, co
   nsai_constant_add(spec, "kKeptBlocks", KEPT_BLOCKS);
   nsai_constant_add(spec, "kMostBlocks", most_blocks(s));
   nsai_constant_add(spec, "kListPages", LIST_PAGES);
-  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
 }

@@ -22,11 +22,11 @@ static nsai_decode_split split_of(const nsai_run *run) {
   nsai_decode_sizes sizes = { .problem = &run->plan->problem,
                               .scan = nsai_decode_scan_spec(specs),
                               .attend = nsai_decode_attend_spec(specs),
-                              .chain = specs[NSAI_KERNEL_DECODE_SCAN].entry,
-                              .whole = specs[NSAI_KERNEL_DECODE_WHOLE].entry,
-                              .wide = specs[NSAI_KERNEL_DECODE_WIDE].entry,
-                              .pair = specs[NSAI_KERNEL_DECODE_PAIR].entry,
-                              .quad = specs[NSAI_KERNEL_DECODE_QUAD].entry,
+                              .split_kv = specs[NSAI_KERNEL_DECODE_SCAN].entry,
+                              .two_per_sm = specs[NSAI_KERNEL_DECODE_TWO_PER_SM].entry,
+                              .one_per_sm = specs[NSAI_KERNEL_DECODE_ONE_PER_SM].entry,
+                              .cluster_2 = specs[NSAI_KERNEL_DECODE_CLUSTER_2].entry,
+                              .cluster_4 = specs[NSAI_KERNEL_DECODE_CLUSTER_4].entry,
                               .sms = run->plan->ctx->target.sms,
                               .tokens = run->sizes.tokens,
                               .num_seqs = run->sizes.num_seqs,
@@ -63,25 +63,25 @@ static void set_outputs(const nsai_run *run, NsaiDecode *p) {
 }
 
 static void set_workspace(const nsai_run *run, const nsai_decode_split *split, NsaiDecode *p) {
-  const nsai_decode_layout *l = &run->plan->layout.decode;
-  p->scan = (NsaiDecodeParts){ .o = nsai_piece_at(run, l->scan_o),
-                               .stats = nsai_piece_at(run, l->scan_stats),
-                               .parts = split->scan_parts,
-                               .least = split->scan_least };
-  p->attend = (NsaiDecodeParts){ .o = nsai_piece_at(run, l->attend_o),
-                                 .stats = nsai_piece_at(run, l->attend_stats),
-                                 .parts = split->window_parts + split->selected_parts };
-  p->window_parts = split->window_parts;
-  p->pooled = nsai_piece_at(run, l->pooled);
-  p->spills = nsai_piece_at(run, l->spills);
+  const nsai_decode_workspace *l = &run->plan->workspace.decode;
+  p->scan = (NsaiDecodeSplits){ .o = nsai_buffer_at(run, l->scan_o),
+                                .stats = nsai_buffer_at(run, l->scan_stats),
+                                .splits = split->scan_splits,
+                                .min_granules = split->scan_least };
+  p->attend = (NsaiDecodeSplits){ .o = nsai_buffer_at(run, l->attend_o),
+                                  .stats = nsai_buffer_at(run, l->attend_stats),
+                                  .splits = split->window_splits + split->selected_splits };
+  p->window_splits = split->window_splits;
+  p->pooled = nsai_buffer_at(run, l->pooled);
+  p->carries = nsai_buffer_at(run, l->carries);
 }
 
-static NsaiReads reads_of(const nsai_run *run) {
+static NsaiKvReads reads_of(const nsai_run *run) {
   const nsa_tensor *t = &run->io->reads;
-  return (NsaiReads){ t->data, t->stride[0], t->stride[1], t->stride[2] };
+  return (NsaiKvReads){ t->data, t->stride[0], t->stride[1], t->stride[2] };
 }
 
-/* RingSides of decode/cluster/schedule.cuh takes the pairs as an array. */
+/* KvTensors of decode/cluster/schedule.cuh takes the pairs as an array. */
 _Static_assert(offsetof(NsaiDecode, selected) == offsetof(NsaiDecode, entries) +
                                                      NSAI_BRANCH_SELECTED * sizeof(NsaiCachePair) &&
                    offsetof(NsaiDecode, window) ==
@@ -109,7 +109,7 @@ static NsaiDecode decode_params(const nsai_run *run, const nsai_decode_split *sp
     p.idx_token_stride = idx.stride[0];
     p.idx_head_stride = idx.stride[1];
   }
-  if (problem->count_reads) p.reads = reads_of(run);
+  if (problem->count_reads) p.kv_reads = reads_of(run);
   set_outputs(run, &p);
   set_workspace(run, split, &p);
   return p;
@@ -129,7 +129,7 @@ static nsa_status sort_lists(const nsai_run *run, NsaiDecode *p) {
 static nsa_status enqueue_cluster(const nsai_run *run) {
   const nsai_kernel_spec *spec = &run->plan->choice.specs[NSAI_KERNEL_DECODE_CLUSTER];
   const nsai_decode_split split = { .tiles = run->sizes.tokens,
-                                    .scan_parts = spec->cluster,
+                                    .scan_splits = spec->cluster,
                                     .scan_least = 1 };
   const NsaiDecode p = decode_params(run, &split);
   return nsai_launch(run->queue, &run->plan->kernels[NSAI_KERNEL_DECODE_CLUSTER],
@@ -138,11 +138,11 @@ static nsa_status enqueue_cluster(const nsai_run *run) {
 }
 
 /* By scan, select, attend and combine. */
-static nsa_status enqueue_chain(const nsai_run *run) {
-  const nsai_geometry *m = &run->plan->problem.model;
+static nsa_status enqueue_split_kv(const nsai_run *run) {
+  const nsai_model *m = &run->plan->problem.model;
   const nsai_decode_split split = split_of(run);
   const int64_t tokens = run->sizes.tokens;
-  const int64_t scans = split.tiles * m->kv_heads * split.scan_parts;
+  const int64_t scans = split.tiles * m->kv_heads * split.scan_splits;
   NsaiDecode p = decode_params(run, &split);
   if (split.single != NSAI_ROLES) {
     const int32_t cluster = run->plan->choice.specs[split.single].cluster;
@@ -152,8 +152,8 @@ static nsa_status enqueue_chain(const nsai_run *run) {
     NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SCAN, scans, &p));
   if (selects(run)) NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_SELECT, tokens * m->kv_heads, &p));
   if (has_branch(run, NSA_SEL) && !owns_lists(run)) NSAI_TRY(sort_lists(run, &p));
-  if (p.attend.parts)
-    NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_ATTEND, split.attend_units * m->kv_heads, &p));
+  if (p.attend.splits)
+    NSAI_TRY(launch(run, NSAI_KERNEL_DECODE_ATTEND, split.attend_items * m->kv_heads, &p));
   const int64_t rows_each = run->plan->kernels[NSAI_KERNEL_DECODE_COMBINE].threads / 32 *
                             nsai_decode_warp_rows(m) / split.row_warps;
   NSAI_TRY(
@@ -165,12 +165,12 @@ nsa_status nsai_enqueue_decode(const nsai_run *run) {
   if (!run->sizes.tokens) return NSA_OK;
   if (run->plan->problem.model.gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
   return run->plan->choice.specs[NSAI_KERNEL_DECODE_CLUSTER].entry ? enqueue_cluster(run)
-                                                                   : enqueue_chain(run);
+                                                                   : enqueue_split_kv(run);
 }
 
-nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *fresh,
+nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *new_kv,
                                const nsa_phi *phi) {
-  const nsai_geometry *m = &run->plan->problem.model;
+  const nsai_model *m = &run->plan->problem.model;
   NsaiAppend p = { .batch = nsai_cache_batch(run),
                    .slot_mapping = run->batch->slot_mapping.data,
                    .kv_heads = m->kv_heads };
@@ -178,8 +178,8 @@ nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const n
     if (!nsai_reads_pair(m, pair)) continue;
     p.pairs |= 1 << pair;
     p.cache[pair] = nsai_cache_pair(run, cache, pair);
-    p.k[pair] = nsai_view(&fresh->k[pair]);
-    p.v[pair] = nsai_view(&fresh->v[pair]);
+    p.k[pair] = nsai_view(&new_kv->k[pair]);
+    p.v[pair] = nsai_view(&new_kv->v[pair]);
   }
   if (m->phi == NSAI_PHI_MEAN) p.entries = nsai_cache_entries(cache);
   if (!run->sizes.tokens) return NSA_OK;

@@ -26,14 +26,14 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* A row of O in shared memory, floats. */
-static int64_t pitch(const nsai_geometry *m) { return nsai_padded_dim(m->head_dim_v) + 8; }
+static int64_t pitch(const nsai_model *m) { return nsai_padded_dim(m->head_dim_v) + 8; }
 
 /* Room for the selection blocks of a block of threads: its warps' runs, which are whole quanta, and one without
  * compressed keys behind the last one. Plans of many lengths have the same. */
 #define LEAST_BLOCKS 256
 #define SLACK_BLOCKS 16
 static int64_t most_blocks(const nsai_problem *p, int64_t warps, int64_t cluster) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   int64_t run = nsai_decode_run_blocks(p, warps * cluster);
   int64_t most = m->select_count ? LEAST_BLOCKS : 1;
   while (m->select_count && most + SLACK_BLOCKS < warps * run + 1) most *= 2;
@@ -41,13 +41,13 @@ static int64_t most_blocks(const nsai_problem *p, int64_t warps, int64_t cluster
 }
 
 /* Of four columns of a row of O each, which the blocks of a cluster share out evenly. */
-static int64_t places(const nsai_geometry *m) {
+static int64_t places(const nsai_model *m) {
   return (int64_t)(m->heads / m->kv_heads) * m->head_dim_v / 4;
 }
 
-/* SharedPlan of decode/pipelined.cuh, member by member. */
+/* SharedStorage of decode/pipelined.cuh, member by member. */
 static uint32_t shared_bytes(const nsai_problem *p, int64_t warps, int64_t cluster, int64_t kept) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   int64_t stage =
       (int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v);
   int64_t received = (cluster - 1) * NSA_BRANCHES * (places(m) / cluster * 16 + ROWS * 8);
@@ -61,7 +61,7 @@ static uint32_t shared_bytes(const nsai_problem *p, int64_t warps, int64_t clust
 }
 
 static bool is_legal(const nsai_problem *p, const nsai_target *t, int32_t cluster) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   return nsai_target_major(t) == 9 && p->max_q_len == 1 && p->selection == NSA_SELECT_OWN &&
          !p->max_probe_rows && !p->count_reads && nsai_padded_group(m) <= ROWS &&
          m->head_dim_v <= MOST_COLUMNS && nsai_row_registers(m) <= MOST_ROW_REGISTERS &&
@@ -70,8 +70,8 @@ static bool is_legal(const nsai_problem *p, const nsai_target *t, int32_t cluste
 
 /* The last selection blocks, which are always chosen, where they lie in the window: its keys are theirs.
  * (Rings are their own pair's, and there `per_branch` holds as well.) */
-static int32_t both_blocks(const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
+static int32_t window_selected_blocks(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
   const bool both = m->select_count && !m->per_branch && !p->window_ring &&
                     m->select_local * m->select_block <= m->window;
   return both ? m->select_local : 0;
@@ -83,16 +83,16 @@ static bool has_room(const nsai_problem *p, const nsai_target *t, int32_t warps,
   return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, blocks);
 }
 
-bool nsai_specify_decode_flow(const nsai_problem *p, const nsai_target *t, int32_t warps,
-                              int32_t blocks, int32_t cluster, nsai_kernel_spec *spec) {
-  const nsai_geometry *m = &p->model;
+bool nsai_specify_decode_pipelined(const nsai_problem *p, const nsai_target *t, int32_t warps,
+                                   int32_t blocks, int32_t cluster, nsai_kernel_spec *spec) {
+  const nsai_model *m = &p->model;
   int32_t kept = KEPT_BLOCKS;
   while (kept && !has_room(p, t, warps, blocks, cluster, kept)) kept = kept < 16 ? 0 : kept / 2;
   if (!is_legal(p, t, cluster) || !has_room(p, t, warps, blocks, cluster, kept)) return false;
   *spec = (nsai_kernel_spec){ .entry = "decode_pipelined",
                               .dtype = m->dtype,
                               .threads = 64 * warps,
-                              .tokens = ROWS / nsai_padded_group(m),
+                              .tile_tokens = ROWS / nsai_padded_group(m),
                               .cluster = cluster > 1 ? cluster : 0,
                               .shared_bytes = shared_bytes(p, warps, cluster, kept) };
   nsai_heads_add(spec, p);
@@ -100,7 +100,7 @@ bool nsai_specify_decode_flow(const nsai_problem *p, const nsai_target *t, int32
   nsai_blocks_add(spec, m);
   nsai_constant_add(spec, "kWindow", m->window);
   nsai_constant_add(spec, "kRing", p->window_ring);
-  nsai_constant_add(spec, "kBothBlocks", both_blocks(p));
+  nsai_constant_add(spec, "kWindowSelectedBlocks", window_selected_blocks(p));
   nsai_constant_add(spec, "kKvHeads", m->kv_heads);
   nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kScanRows", ROWS);

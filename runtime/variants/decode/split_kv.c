@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Variants of the stage decode: the chain of kernels, decode_mma, and decode_single_cta. decode_cluster and
+ * Variants of the stage decode: the chain of kernels, decode_split_kv, and decode_single_cta. decode_cluster and
  * decode_pipelined have files of their own.
  */
 #include "plan/spec.h"
@@ -21,7 +21,7 @@ static bool has_wgmma(const nsai_target *t) { return !strcmp(t->arch, "sm_90a");
 /* What takes few registers of decode_split_kv_compressed: rows of a lane are one token's, stages begin and end on selection blocks,
  * and nothing is counted. */
 static bool is_plain(const nsai_problem *p) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   return !p->count_reads && nsai_padded_group(m) % NSAI_DECODE_ROWS == 0 &&
          NSAI_DECODE_STEP % (m->select_block / m->stride) == 0;
 }
@@ -29,8 +29,8 @@ static bool is_plain(const nsai_problem *p) {
 /* Whether four warpgroups of a multiprocessor hold all of it in 128 registers a thread: decode_split_kv_attend's stages begin
  * and end on selection blocks, too. (NVRTC 13.0.) */
 static bool has_narrow_panels(const nsai_problem *p, const nsai_target *t) {
-  const nsai_geometry *m = &p->model;
-  return has_wgmma(t) && !t->caution && m->head_dim_qk == 128 && m->head_dim_v == 128 &&
+  const nsai_model *m = &p->model;
+  return has_wgmma(t) && !t->register_fallback && m->head_dim_qk == 128 && m->head_dim_v == 128 &&
          is_plain(p) && m->select_block % (2 * NSAI_DECODE_STEP) == 0;
 }
 
@@ -42,7 +42,7 @@ static int32_t scan_rows(const nsai_problem *p, const nsai_target *t) {
   bool wide = nsai_decode_has_wide_heads(&p->model);
   bool pairs = has_narrow_panels(p, t) && p->selection != NSA_SELECT_RANGES;
   int32_t rows = NSAI_DECODE_ROWS, group = nsai_padded_group(&p->model);
-  int32_t most = (wide ? t->caution ? 1 : 2 : pairs ? 8 : 4) * NSAI_DECODE_ROWS;
+  int32_t most = (wide ? t->register_fallback ? 1 : 2 : pairs ? 8 : 4) * NSAI_DECODE_ROWS;
   while (rows < group || (rows < p->max_q_len * group && rows < most)) rows *= 2;
   return rows == 2 * NSAI_DECODE_ROWS && has_wgmma(t) && !wide ? PANEL_ROWS : rows;
 }
@@ -53,17 +53,17 @@ static int32_t attend_rows(const nsai_problem *p) {
 }
 
 /* kSharedQ of decode/consumer_groups.cuh: O leaves a thread no registers for Q. */
-static bool has_shared_q(const nsai_geometry *m) { return nsai_row_registers(m) > 144; }
+static bool has_shared_q(const nsai_model *m) { return nsai_row_registers(m) > 144; }
 
 /* kDrafts of decode/consumer_groups.cuh: a team takes two steps at once, with Q in shared memory. */
-static bool has_drafts(const nsai_geometry *m, int32_t rows) {
+static bool has_drafts(const nsai_model *m, int32_t rows) {
   return nsai_decode_stage_steps(m, rows) > 1;
 }
 
 static uint32_t greater(uint32_t a, uint32_t b) { return a > b ? a : b; }
 
 /* kPanels of decode/consumer_groups.cuh. */
-static bool has_panels(const nsai_geometry *m, const nsai_target *t, int32_t rows) {
+static bool has_panels(const nsai_model *m, const nsai_target *t, int32_t rows) {
   return has_wgmma(t) && has_drafts(m, rows) && rows % PANEL_ROWS == 0;
 }
 
@@ -74,22 +74,22 @@ static uint32_t rows_bytes(int32_t rows, int32_t dim, bool panels) {
 
 /* Bytes of KeyStream::Shared: Q and the rings of all teams or, in the same memory, their O and
  * stats. */
-static uint32_t stream_shared(const nsai_geometry *m, const nsai_target *t, int32_t rows,
+static uint32_t stream_shared(const nsai_model *m, const nsai_target *t, int32_t rows,
                               const nsai_tiles *s) {
   const bool panels = has_panels(m, t, rows);
-  uint32_t teams = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
+  uint32_t groups = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
   int32_t keys = NSAI_DECODE_STEP * (has_drafts(m, rows) ? 2 : 1); /* of a stage */
   uint32_t stage =
       rows_bytes(keys, m->head_dim_qk, panels) + rows_bytes(keys, m->head_dim_v, panels);
-  uint32_t ring = teams * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
+  uint32_t ring = groups * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
   if (has_shared_q(m) || has_drafts(m, rows)) ring += rows_bytes(rows, m->head_dim_qk, panels);
-  uint32_t o = teams * (uint32_t)rows * ((uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4 + 8);
+  uint32_t o = groups * (uint32_t)rows * ((uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4 + 8);
   return greater(ring, o);
 }
 
 /* Of `warps`, of each 16 rows of a stage's keys and 4 floats, but where blocks are pooled in registers: ScanPool
  * of decode/compressed_scan.cuh. */
-static uint32_t pool_shared(const nsai_geometry *m, int32_t keys, int32_t warps) {
+static uint32_t pool_shared(const nsai_model *m, int32_t keys, int32_t warps) {
   const bool quads = m->select_block / m->stride == 4 && m->block / m->stride <= 2;
   return quads ? 0 : (uint32_t)(warps * 16 * (keys + 4) * 4);
 }
@@ -106,8 +106,8 @@ static uint32_t tile_tokens(const nsai_problem *p, const nsai_target *t) {
   return (uint32_t)(tokens < p->max_q_len ? tokens : p->max_q_len);
 }
 
-/* The blocks of a tile's tokens: UnionShared of decode/merged_keys.cuh. */
-static uint32_t union_shared(uint32_t tokens, uint32_t count) {
+/* The blocks of a tile's tokens: MergedListStorage of decode/merged_keys.cuh. */
+static uint32_t selected_shared(uint32_t tokens, uint32_t count) {
   return tokens * (count * 8 + (count + 31) / 32 * 4 + 4);
 }
 
@@ -118,7 +118,7 @@ static uint32_t attend_shared(const nsai_problem *p, const nsai_target *t, const
   uint32_t tile = stream_shared(&p->model, t, scan_rows(p, t), s);
   if (p->selection == NSA_SELECT_RANGES)
     return greater(tile, stream_shared(&p->model, t, attend_rows(p), s)) + 8 * (count + 1);
-  return (greater(tile, tokens * count * 4) + union_shared(tokens, count) + 7) / 8 * 8;
+  return (greater(tile, tokens * count * 4) + selected_shared(tokens, count) + 7) / 8 * 8;
 }
 
 static int32_t most_rows(const nsai_problem *p, const nsai_target *t) {
@@ -129,21 +129,22 @@ static uint32_t decode_shared(const nsai_problem *p, const nsai_target *t, const
   return greater(scan_shared(p, t, s), attend_shared(p, t, s));
 }
 
-void nsai_legal_decode_mma(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_legal_decode_split_kv(const nsai_problem *p, const nsai_target *t,
+                                nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
 }
 
 /* Registers of a thread: O and Q of an m16 tile, scores, and what else the loop holds. (189 at D 128,
  * NVRTC 13.0.) */
-static int32_t decode_registers(const nsai_geometry *m) {
+static int32_t decode_registers(const nsai_model *m) {
   if (has_shared_q(m)) return nsai_padded_dim(m->head_dim_v) / 2 + 100;
   return nsai_row_registers(m) + 96;
 }
 
 static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
   return (nsai_tiles){
-    { [NSAI_TILE_WARPS] = warps, [NSAI_TILE_STAGES] = stages, [NSAI_TILE_BLOCKS] = blocks }
+    { [NSAI_TILE_WARPS] = warps, [NSAI_TILE_STAGES] = stages, [NSAI_TILE_CTAS] = blocks }
   };
 }
 
@@ -151,7 +152,7 @@ static nsai_tiles decode_tiles(int32_t warps, int32_t stages, int32_t blocks) {
  * holds, four at most; else fewer blocks; else one of fewer warps. */
 static nsai_tiles choose_decode(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = NSAI_BY_DEFAULT;
-  int32_t wanted = t->caution || decode_registers(&p->model) > 224 ? 1 : 2;
+  int32_t wanted = t->register_fallback || decode_registers(&p->model) > 224 ? 1 : 2;
   int32_t least = most_rows(p, t) / NSAI_DECODE_ROWS, warps = least > 4 ? 8 : 4;
   /* Registers: warps that do mma.sync, and those of a token's ranges, leave none for a third. */
   if (wanted == 2 && warps == 4 && has_panels(&p->model, t, scan_rows(p, t)) &&
@@ -177,20 +178,20 @@ static void fit_decode(const nsai_problem *p, const nsai_target *t, const nsai_t
 
 /* Bound by memory: what matters are bytes on their way. */
 static double cost_decode(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
+  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_CTAS];
   if (decode_registers(&p->model) > nsai_register_limit(32 * warps * blocks) ||
       !nsai_holds_blocks(t, decode_shared(p, t, s), blocks))
     return INFINITY;
   return 1 + 4.0 / (warps * blocks * (s->of[NSAI_TILE_STAGES] - 1));
 }
 
-const nsai_space nsai_space_decode = {
+const nsai_space nsai_space_decode_split_kv = {
   3,
   { { NSAI_TILE_WARPS,
       { 4, 8 },
       "each streams keys of its own, or shares them with its rows' team" },
     { NSAI_TILE_STAGES, { 2, 3, 4, 6 }, "bytes on their way against shared memory" },
-    { NSAI_TILE_BLOCKS, { 1, 2, 3 }, "others fill the waits of one; registers are divided" } },
+    { NSAI_TILE_CTAS, { 1, 2, 3 }, "others fill the waits of one; registers are divided" } },
   choose_decode,
   fit_decode,
   cost_decode,
@@ -200,7 +201,7 @@ const nsai_space nsai_space_decode = {
  * decode_split_kv_compressed's and decode_split_kv_select's together; the others have their own. */
 static void add_decode(nsai_kernel_spec *spec, const nsai_problem *p, const nsai_target *t,
                        const nsai_tiles *s) {
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   nsai_group_add(spec, p);
   nsai_constant_add(spec, "kBlock", m->block);
   nsai_constant_add(spec, "kStride", m->stride);
@@ -218,7 +219,7 @@ static void specify_stream(const nsai_problem *p, const nsai_target *t, const ns
   nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
   nsai_constant_add(spec, "kPageSize", p->page_size);
   nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
-  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_BLOCKS]);
+  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
   nsai_constant_add(spec, "kWgmma", has_wgmma(t));
   nsai_constant_add(spec, "kCountReads", p->count_reads);
 }
@@ -243,7 +244,7 @@ static void specify_select(const nsai_problem *p, const nsai_target *t, const ns
 #define SEARCH_QUEUE 159
 
 /* Whether a thread has the registers: at Dk 192 and Dv 128 O and Q take 112, and the rest spills. (NVRTC 13.0.) */
-static bool has_whole_registers(const nsai_problem *p) {
+static bool has_single_cta_registers(const nsai_problem *p) {
   return nsai_row_registers(&p->model) <= 96;
 }
 
@@ -251,8 +252,9 @@ static uint32_t round16(uint32_t bytes) { return (bytes + 15) / 16 * 16; }
 
 /* The larger stream's or the search's, rows that pool or blocks, and of every row the sum, its gates and
  * lse. */
-static uint32_t whole_shared(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  const nsai_geometry *m = &p->model;
+static uint32_t single_cta_shared(const nsai_problem *p, const nsai_target *t,
+                                  const nsai_tiles *s) {
+  const nsai_model *m = &p->model;
   uint32_t rows = (uint32_t)scan_rows(p, t), warps = (uint32_t)s->of[NSAI_TILE_WARPS];
   uint32_t streams =
       greater(stream_shared(m, t, scan_rows(p, t), s), stream_shared(m, t, attend_rows(p), s));
@@ -262,28 +264,28 @@ static uint32_t whole_shared(const nsai_problem *p, const nsai_target *t, const 
                         : 0;
   uint32_t pool = pool_shared(m, NSAI_DECODE_STEP, s->of[NSAI_TILE_WARPS]);
   uint32_t count = (uint32_t)(m->select_count ? m->select_count : 1);
-  uint32_t blocks = union_shared(tile_tokens(p, t), count);
+  uint32_t blocks = selected_shared(tile_tokens(p, t), count);
   return round16(greater(streams, search)) + round16(greater(pool, blocks)) +
          rows * ((uint32_t)m->head_dim_v + 4) * 4;
 }
 
 /* As many stages as the shared memory of so many blocks holds; none where it does not hold two. */
-static nsai_tiles whole_tiles(const nsai_problem *p, const nsai_target *t, int32_t warps,
-                              int32_t blocks) {
+static nsai_tiles single_cta_tiles(const nsai_problem *p, const nsai_target *t, int32_t warps,
+                                   int32_t blocks) {
   for (int32_t stages = 4; stages >= 2; stages--) {
     nsai_tiles tiles = decode_tiles(warps, stages, blocks);
-    uint32_t bytes = whole_shared(p, t, &tiles);
+    uint32_t bytes = single_cta_shared(p, t, &tiles);
     if (bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, blocks)) return tiles;
   }
   return decode_tiles(0, 0, 0);
 }
 
 /* Two blocks of four warps for units that fill the device so, a block of eight for fewer. */
-static nsai_tiles narrow_tiles(const nsai_problem *p, const nsai_target *t) {
-  return whole_tiles(p, t, 4, 2);
+static nsai_tiles two_per_sm_tiles(const nsai_problem *p, const nsai_target *t) {
+  return single_cta_tiles(p, t, 4, 2);
 }
-static nsai_tiles wide_tiles(const nsai_problem *p, const nsai_target *t) {
-  return whole_tiles(p, t, 8, 1);
+static nsai_tiles one_per_sm_tiles(const nsai_problem *p, const nsai_target *t) {
+  return single_cta_tiles(p, t, 8, 1);
 }
 
 /* Lists are the library's own, and nobody asks for importance. */
@@ -291,66 +293,68 @@ static bool selects_alone(const nsai_problem *p) {
   return p->selection == NSA_SELECT_OWN && !p->max_probe_rows;
 }
 
-void nsai_legal_decode_whole(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_legal_decode_single_cta(const nsai_problem *p, const nsai_target *t,
+                                  nsai_reasons *reasons) {
   const nsai_tiles least = decode_tiles(4, 2, 1);
   nsai_legal_common(p, reasons);
   if (!selects_alone(p))
     nsai_refuse(reasons,
-                "problem.selection is a caller's or rows are probed: decode_mma does that");
+                "problem.selection is a caller's or rows are probed: decode_split_kv does that");
   if (scan_rows(p, t) > NSAI_DECODE_ROWS)
     nsai_refuse(reasons, "%d new tokens of %d heads a group are more than the %d rows of a warp",
                 p->max_q_len, p->model.heads / p->model.kv_heads, NSAI_DECODE_ROWS);
-  if (!has_whole_registers(p))
+  if (!has_single_cta_registers(p))
     nsai_refuse(reasons, "O of Dv %d and Q of Dk %d leave a thread no registers",
                 p->model.head_dim_v, p->model.head_dim_qk);
-  nsai_fit_block(t, whole_shared(p, t, &least), reasons);
+  nsai_fit_block(t, single_cta_shared(p, t, &least), reasons);
 }
 
-static int64_t most_units(const nsai_problem *p, const nsai_kernel_spec *scan, int32_t sms) {
+static int64_t most_items(const nsai_problem *p, const nsai_kernel_spec *scan, int32_t sms) {
   return nsai_decode_most_of(p, scan, NULL, sms).tiles * p->model.kv_heads;
 }
 
-static nsai_tiles choose_whole(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  const nsai_kernel_spec scan = { .tokens = scan_rows(p, t) / nsai_padded_group(&p->model) };
-  const nsai_tiles wide = wide_tiles(p, t), narrow = narrow_tiles(p, t);
+static nsai_tiles choose_single_cta(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
+  const nsai_kernel_spec scan = { .tile_tokens = scan_rows(p, t) / nsai_padded_group(&p->model) };
+  const nsai_tiles wide = one_per_sm_tiles(p, t), narrow = two_per_sm_tiles(p, t);
   *by = NSAI_BY_DEFAULT;
-  if (wide.of[NSAI_TILE_BLOCKS] &&
-      !nsai_decode_reaches_whole(p, t->sms, most_units(p, &scan, t->sms)))
+  if (wide.of[NSAI_TILE_CTAS] &&
+      !nsai_decode_reaches_two_per_sm(p, t->sms, most_items(p, &scan, t->sms)))
     return wide;
-  return narrow.of[NSAI_TILE_BLOCKS] ? narrow : decode_tiles(4, 2, 1);
+  return narrow.of[NSAI_TILE_CTAS] ? narrow : decode_tiles(4, 2, 1);
 }
 
-static void fit_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                      nsai_reasons *reasons) {
-  uint32_t bytes = whole_shared(p, t, s);
+static void fit_single_cta(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                           nsai_reasons *reasons) {
+  uint32_t bytes = single_cta_shared(p, t, s);
   nsai_fit_block(t, bytes, reasons);
   nsai_fit_threads(s, reasons);
 }
 
 /* Blocks of 128 threads have the registers twice on a multiprocessor, of 256 once. */
-static double cost_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_BLOCKS];
-  if (warps * blocks > 8 || !nsai_holds_blocks(t, whole_shared(p, t, s), blocks)) return INFINITY;
+static double cost_single_cta(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
+  int32_t warps = s->of[NSAI_TILE_WARPS], blocks = s->of[NSAI_TILE_CTAS];
+  if (warps * blocks > 8 || !nsai_holds_blocks(t, single_cta_shared(p, t, s), blocks))
+    return INFINITY;
   return 1 + 4.0 / (warps * blocks * (s->of[NSAI_TILE_STAGES] - 1));
 }
 
-const nsai_space nsai_space_decode_whole = {
+const nsai_space nsai_space_decode_single_cta = {
   3,
   { { NSAI_TILE_WARPS,
       { 4, 8 },
       "each streams keys of its own; more for a unit, or more units at once" },
     { NSAI_TILE_STAGES, { 2, 3, 4, 6 }, "bytes on their way against shared memory" },
-    { NSAI_TILE_BLOCKS, { 1, 2 }, "others stream while one searches; registers are divided" } },
-  choose_whole,
-  fit_whole,
-  cost_whole,
+    { NSAI_TILE_CTAS, { 1, 2 }, "others stream while one searches; registers are divided" } },
+  choose_single_cta,
+  fit_single_cta,
+  cost_single_cta,
 };
 
-static void specify_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
-                          nsai_kernel_spec *spec) {
+static void specify_single_cta(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
+                               nsai_kernel_spec *spec) {
   *spec = (nsai_kernel_spec){ .entry = "decode_single_cta",
-                              .shared_bytes = whole_shared(p, t, tiles),
-                              .tokens = scan_rows(p, t) / nsai_padded_group(&p->model) };
+                              .shared_bytes = single_cta_shared(p, t, tiles),
+                              .tile_tokens = scan_rows(p, t) / nsai_padded_group(&p->model) };
   specify_stream(p, t, tiles, spec);
   nsai_constant_add(spec, "kSelectCount", p->model.select_count);
   nsai_constant_add(spec, "kSelectInit", p->model.select_init);
@@ -361,42 +365,43 @@ static void specify_whole(const nsai_problem *p, const nsai_target *t, const nsa
   nsai_gate_add(spec, p);
 }
 
-void nsai_specify_decode_whole(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                               nsai_kernel_spec specs[NSAI_ROLES]) {
-  specify_whole(p, t, s, &specs[NSAI_KERNEL_DECODE_WHOLE]);
+void nsai_specify_decode_single_cta(const nsai_problem *p, const nsai_target *t,
+                                    const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
+  specify_single_cta(p, t, s, &specs[NSAI_KERNEL_DECODE_TWO_PER_SM]);
 }
 
 /* Beside the chain what serves more units, where a run of the plan can have so many. */
 static void specify_many(const nsai_problem *p, const nsai_target *t,
                          nsai_kernel_spec specs[NSAI_ROLES]) {
-  const int64_t units = most_units(p, &specs[NSAI_KERNEL_DECODE_SCAN], t->sms);
-  const nsai_tiles wide = wide_tiles(p, t), narrow = narrow_tiles(p, t);
-  if (t->caution || !selects_alone(p) || scan_rows(p, t) > NSAI_DECODE_ROWS ||
-      !has_whole_registers(p))
+  const int64_t items = most_items(p, &specs[NSAI_KERNEL_DECODE_SCAN], t->sms);
+  const nsai_tiles wide = one_per_sm_tiles(p, t), narrow = two_per_sm_tiles(p, t);
+  if (t->register_fallback || !selects_alone(p) || scan_rows(p, t) > NSAI_DECODE_ROWS ||
+      !has_single_cta_registers(p))
     return;
-  nsai_kernel_spec flow = { 0 };
-  const bool flows = nsai_specify_decode_flow(p, t, 8, 1, 1, &flow);
-  const bool pairs = flows && nsai_decode_reaches_pair(p, t->sms, units) &&
-                     nsai_specify_decode_flow(p, t, 8, 1, 2, &specs[NSAI_KERNEL_DECODE_PAIR]);
-  if (flows && nsai_decode_reaches_quad(p, t->sms, units))
-    nsai_specify_decode_flow(p, t, 8, 1, 4, &specs[NSAI_KERNEL_DECODE_QUAD]);
-  if (nsai_decode_reaches_wide(p, t->sms, units, pairs)) {
-    if (flows)
-      specs[NSAI_KERNEL_DECODE_WIDE] = flow;
-    else if (wide.of[NSAI_TILE_BLOCKS])
-      specify_whole(p, t, &wide, &specs[NSAI_KERNEL_DECODE_WIDE]);
+  nsai_kernel_spec pipelined = { 0 };
+  const bool has_pipelined = nsai_specify_decode_pipelined(p, t, 8, 1, 1, &pipelined);
+  const bool pairs =
+      has_pipelined && nsai_decode_reaches_cluster_2(p, t->sms, items) &&
+      nsai_specify_decode_pipelined(p, t, 8, 1, 2, &specs[NSAI_KERNEL_DECODE_CLUSTER_2]);
+  if (has_pipelined && nsai_decode_reaches_cluster_4(p, t->sms, items))
+    nsai_specify_decode_pipelined(p, t, 8, 1, 4, &specs[NSAI_KERNEL_DECODE_CLUSTER_4]);
+  if (nsai_decode_reaches_one_per_sm(p, t->sms, items, pairs)) {
+    if (has_pipelined)
+      specs[NSAI_KERNEL_DECODE_ONE_PER_SM] = pipelined;
+    else if (wide.of[NSAI_TILE_CTAS])
+      specify_single_cta(p, t, &wide, &specs[NSAI_KERNEL_DECODE_ONE_PER_SM]);
   }
-  if (nsai_decode_reaches_whole(p, t->sms, units) &&
-      !nsai_specify_decode_flow(p, t, 4, 2, 1, &specs[NSAI_KERNEL_DECODE_WHOLE]) &&
-      narrow.of[NSAI_TILE_BLOCKS])
-    specify_whole(p, t, &narrow, &specs[NSAI_KERNEL_DECODE_WHOLE]);
+  if (nsai_decode_reaches_two_per_sm(p, t->sms, items) &&
+      !nsai_specify_decode_pipelined(p, t, 4, 2, 1, &specs[NSAI_KERNEL_DECODE_TWO_PER_SM]) &&
+      narrow.of[NSAI_TILE_CTAS])
+    specify_single_cta(p, t, &narrow, &specs[NSAI_KERNEL_DECODE_TWO_PER_SM]);
 }
 
-/* ---- decode_mma ---- */
+/* ---- decode_split_kv ---- */
 
 /* Whether a thread of decode_split_kv_compressed has the registers where two teams are a block of threads. Of more than 128 columns of
  * O some spill (64/160, 96/160, 32/192); where Q is short, of more than 96 (16/104, 48/112, 32/128). (NVRTC 13.0.) */
-static bool has_team_registers(const nsai_problem *p) {
+static bool has_group_registers(const nsai_problem *p) {
   const int32_t columns = nsai_padded_dim(p->model.head_dim_v);
   return columns <= 64 || (is_plain(p) && columns <= (p->model.head_dim_qk > 48 ? 128 : 96));
 }
@@ -404,11 +409,11 @@ static bool has_team_registers(const nsai_problem *p) {
 /* Two teams of a block of threads share Q, and so four fit a multiprocessor in the place of three blocks of one.
  * `shared`: what tiles take. (H200, 32 sequences of 64k, 4 new tokens, 16 heads a group, us of a step, decode_split_kv_compressed
  * alone so: D 32 131 -> 128, 64 162 -> 139, 96 191 -> 165, 128 227 -> 179.) */
-static nsai_tiles two_teams(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                            uint32_t (*shared)(const nsai_problem *, const nsai_target *,
-                                               const nsai_tiles *)) {
+static nsai_tiles two_groups(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                             uint32_t (*shared)(const nsai_problem *, const nsai_target *,
+                                                const nsai_tiles *)) {
   if (!has_panels(&p->model, t, scan_rows(p, t)) || scan_rows(p, t) != PANEL_ROWS ||
-      s->of[NSAI_TILE_WARPS] != 4 || s->of[NSAI_TILE_BLOCKS] != 3)
+      s->of[NSAI_TILE_WARPS] != 4 || s->of[NSAI_TILE_CTAS] != 3)
     return *s;
   for (int32_t stages = 3; stages >= 2; stages--) {
     const nsai_tiles two = decode_tiles(8, stages, 2);
@@ -421,13 +426,12 @@ static nsai_tiles two_teams(const nsai_problem *p, const nsai_target *t, const n
  * half as many partial results are stored and added up. (H200, 4 new tokens of 4 and 16 sequences of 64k, 16 of 16k, us
  * of a step: 52.1 -> 47.9, 100.7 -> 97.1, 68.7 -> 65.7; 32 of 64k, which fill the device: 170 -> 186. 128 rows were not
  * timed where there is room.) */
-static nsai_tiles four_teams(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                             uint32_t (*shared)(const nsai_problem *, const nsai_target *,
-                                                const nsai_tiles *)) {
-  const nsai_kernel_spec scan = { .tokens = scan_rows(p, t) / nsai_padded_group(&p->model) };
+static nsai_tiles four_groups(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                              uint32_t (*shared)(const nsai_problem *, const nsai_target *,
+                                                 const nsai_tiles *)) {
+  const nsai_kernel_spec scan = { .tile_tokens = scan_rows(p, t) / nsai_padded_group(&p->model) };
   if (!has_narrow_panels(p, t) || scan_rows(p, t) != PANEL_ROWS || s->of[NSAI_TILE_WARPS] != 8 ||
-      s->of[NSAI_TILE_BLOCKS] != 2 ||
-      !nsai_decode_leaves_half(t->sms, most_units(p, &scan, t->sms)))
+      s->of[NSAI_TILE_CTAS] != 2 || !nsai_decode_leaves_half(t->sms, most_items(p, &scan, t->sms)))
     return *s;
   for (int32_t stages = 4; stages >= 2; stages--) {
     const nsai_tiles four = decode_tiles(16, stages, 1);
@@ -436,22 +440,22 @@ static nsai_tiles four_teams(const nsai_problem *p, const nsai_target *t, const 
   return *s;
 }
 
-static nsai_tiles most_teams(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                             uint32_t (*shared)(const nsai_problem *, const nsai_target *,
-                                                const nsai_tiles *)) {
-  const nsai_tiles two = two_teams(p, t, s, shared);
-  return four_teams(p, t, &two, shared);
+static nsai_tiles most_groups(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                              uint32_t (*shared)(const nsai_problem *, const nsai_target *,
+                                                 const nsai_tiles *)) {
+  const nsai_tiles two = two_groups(p, t, s, shared);
+  return four_groups(p, t, &two, shared);
 }
 
-void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                             nsai_kernel_spec specs[NSAI_ROLES]) {
-  const nsai_geometry *m = &p->model;
+void nsai_specify_decode_split_kv(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                                  nsai_kernel_spec specs[NSAI_ROLES]) {
+  const nsai_model *m = &p->model;
   bool selects = m->select_count && p->selection == NSA_SELECT_OWN;
-  const nsai_tiles scans = has_team_registers(p) ? most_teams(p, t, s, scan_shared) : *s;
+  const nsai_tiles scans = has_group_registers(p) ? most_groups(p, t, s, scan_shared) : *s;
   nsai_kernel_spec *scan = &specs[NSAI_KERNEL_DECODE_SCAN];
   *scan = (nsai_kernel_spec){ .entry = "decode_split_kv_compressed",
                               .shared_bytes = scan_shared(p, t, &scans),
-                              .tokens = scan_rows(p, t) / nsai_padded_group(m) };
+                              .tile_tokens = scan_rows(p, t) / nsai_padded_group(m) };
   specify_stream(p, t, &scans, scan);
   nsai_constant_add(scan, "kSelectCount", selects ? m->select_count : 0);
   if (selects) specify_select(p, t, &scans, &specs[NSAI_KERNEL_DECODE_SELECT]);
@@ -461,7 +465,7 @@ void nsai_specify_decode_mma(const nsai_problem *p, const nsai_target *t, const 
     nsai_kernel_spec *attend = &specs[NSAI_KERNEL_DECODE_ATTEND];
     /* Rows of one token take registers of their own. */
     const bool narrow = has_narrow_panels(p, t) && tile_tokens(p, t) > 1;
-    const nsai_tiles attends = narrow ? most_teams(p, t, s, attend_shared) : *s;
+    const nsai_tiles attends = narrow ? most_groups(p, t, s, attend_shared) : *s;
     *attend = (nsai_kernel_spec){ .entry = "decode_split_kv_attend",
                                   .shared_bytes = attend_shared(p, t, &attends) };
     specify_stream(p, t, &attends, attend);

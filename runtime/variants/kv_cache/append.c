@@ -32,7 +32,7 @@ void nsai_specify_append_mean(const nsai_problem *p, const nsai_target *t, const
                               nsai_kernel_spec specs[NSAI_ROLES]) {
   (void)t;
   (void)s;
-  const nsai_geometry *m = &p->model;
+  const nsai_model *m = &p->model;
   nsai_kernel_spec *spec = &specs[NSAI_KERNEL_KV_APPEND];
   *spec = (nsai_kernel_spec){ .entry = "kv_cache_append",
                               .dtype = m->dtype,
