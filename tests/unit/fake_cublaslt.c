@@ -44,10 +44,10 @@ const char *cublasLtGetStatusString(nsai_cublas_status status) {
 
 /* What any descriptor remembers. */
 typedef struct descriptor {
-  uint64_t rows, columns; /* of a layout */
-  int64_t leading;
+  uint64_t rows, columns; /* of a layout, as what follows */
+  int64_t leading, stride;
+  int32_t type, batch;   /* batch 0: one */
   int32_t transposed[2]; /* of a product */
-  int32_t batch;         /* of a layout; 0: one */
 } descriptor;
 
 static nsai_cublas_status create(void **out) {
@@ -77,10 +77,11 @@ nsai_cublas_status cublasLtMatmulDescCreate(nsai_cublaslt_desc *out, int32_t com
 
 nsai_cublas_status cublasLtMatrixLayoutCreate(nsai_cublaslt_layout *out, int32_t type,
                                               uint64_t rows, uint64_t columns, int64_t leading) {
-  (void)type;
   if (!rows || !columns || leading < (int64_t)rows) return 7; /* CUBLAS_STATUS_INVALID_VALUE */
   nsai_cublas_status status = create(out);
-  if (!status) *(descriptor *)*out = (descriptor){ rows, columns, leading, { 0 }, 0 };
+  if (!status)
+    *(descriptor *)*out =
+        (descriptor){ .rows = rows, .columns = columns, .leading = leading, .type = type };
   return status;
 }
 
@@ -108,6 +109,7 @@ static nsai_cublas_status set_MatmulDesc(descriptor *d, int32_t attribute, const
 
 static nsai_cublas_status set_MatrixLayout(descriptor *d, int32_t attribute, const void *value) {
   if (attribute == NSAI_CUBLASLT_LAYOUT_BATCH_COUNT) memcpy(&d->batch, value, sizeof d->batch);
+  if (attribute == NSAI_CUBLASLT_LAYOUT_BATCH_STRIDE) memcpy(&d->stride, value, sizeof d->stride);
   return 0;
 }
 
@@ -143,6 +145,17 @@ nsai_cublas_status cublasLtMatmulAlgoGetHeuristic(nsai_cublaslt_handle handle,
   return *found ? 0 : 7;
 }
 
+static fake_matrix matrix_of(const void *data, const descriptor *layout, int32_t transposed) {
+  return (fake_matrix){ .data = data,
+                        .rows = layout->rows,
+                        .columns = layout->columns,
+                        .leading = layout->leading,
+                        .stride = layout->stride,
+                        .type = layout->type,
+                        .batch = layout->batch,
+                        .transposed = transposed };
+}
+
 nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_desc desc,
                                   const void *alpha, const void *a, nsai_cublaslt_layout a_layout,
                                   const void *b, nsai_cublaslt_layout b_layout, const void *beta,
@@ -154,6 +167,15 @@ nsai_cublas_status cublasLtMatmul(nsai_cublaslt_handle handle, nsai_cublaslt_des
       !c_layout || !d || !d_layout || !algo || !workspace || !workspace_bytes ||
       !fits(desc, a_layout, b_layout, d_layout))
     return 7;
+  const int32_t *transposed = ((const descriptor *)desc)->transposed;
+  fake_cuda_record()->product = (fake_product){ .a = matrix_of(a, a_layout, transposed[0]),
+                                                .b = matrix_of(b, b_layout, transposed[1]),
+                                                .c = matrix_of(c, c_layout, 0),
+                                                .d = matrix_of(d, d_layout, 0),
+                                                .alpha = *(const float *)alpha,
+                                                .beta = *(const float *)beta,
+                                                .workspace = workspace,
+                                                .workspace_bytes = workspace_bytes };
   fake_cuda_enqueue(&launch, NULL);
   return 0;
 }

@@ -4,7 +4,9 @@
  * A driver without hardware: GPU 0 is too old, GPU 1 is a Hopper. Kernels are loaded and launched
  * in name only and recorded (fake_cuda.h), unless a test gives them work and time; memory is the
  * host's. FAKE_CUDA_INIT is what cuInit returns; FAKE_CUDA_HIDE names a function that is missing;
- * FAKE_CUDA_CURRENT is the device of the current context.
+ * FAKE_CUDA_CURRENT is the device of the current context. FAKE_CUDA_GPU makes GPU 1 another one: its
+ * compute capability times 10, multiprocessors, bytes of shared memory and name ("80 108 166912 NVIDIA
+ * A100").
  */
 #include "fake_cuda.h"
 
@@ -40,6 +42,20 @@ static int number(const char *variable, int otherwise) {
   return text ? atoi(text) : otherwise;
 }
 
+/* GPU 1. */
+typedef struct gpu {
+  int capability, multiprocessors, shared_bytes;
+  char name[64];
+} gpu;
+
+static gpu gpu_1(void) {
+  gpu g = { 90, 132, 232448, "Fake H200" };
+  const char *text = getenv("FAKE_CUDA_GPU");
+  if (text)
+    sscanf(text, "%d %d %d %63[^\n]", &g.capability, &g.multiprocessors, &g.shared_bytes, g.name);
+  return g;
+}
+
 static nsai_cu_result init(unsigned flags) {
   (void)flags;
   return number("FAKE_CUDA_INIT", 0);
@@ -66,7 +82,8 @@ static nsai_cu_result get_device(nsai_cu_device *device, int ordinal) {
 }
 
 static nsai_cu_result get_name(char *name, int size, nsai_cu_device device) {
-  snprintf(name, (size_t)size, device ? "Fake H200" : "Fake T4");
+  const gpu g = gpu_1();
+  snprintf(name, (size_t)size, "%s", device ? g.name : "Fake T4");
   return 0;
 }
 
@@ -87,11 +104,12 @@ static nsai_cu_result by_pci(nsai_cu_device *device, const char *id) {
 }
 
 static nsai_cu_result get_attribute(int *value, int attribute, nsai_cu_device device) {
+  const gpu g = gpu_1();
   switch (attribute) {
-  case NSAI_CU_DEVICE_CC_MAJOR: *value = device ? 9 : 7; break;
-  case NSAI_CU_DEVICE_CC_MINOR: *value = device ? 0 : 5; break;
-  case NSAI_CU_DEVICE_SM_COUNT: *value = 132; break;
-  case NSAI_CU_DEVICE_MAX_SHARED_PER_BLOCK_OPTIN: *value = 232448; break;
+  case NSAI_CU_DEVICE_CC_MAJOR: *value = device ? g.capability / 10 : 7; break;
+  case NSAI_CU_DEVICE_CC_MINOR: *value = device ? g.capability % 10 : 5; break;
+  case NSAI_CU_DEVICE_SM_COUNT: *value = g.multiprocessors; break;
+  case NSAI_CU_DEVICE_MAX_SHARED_PER_BLOCK_OPTIN: *value = g.shared_bytes; break;
   case NSAI_CU_DEVICE_L2_BYTES: *value = 60 << 20; break;
   default: *value = 0;
   }
@@ -234,7 +252,8 @@ static nsai_cu_result launch(const nsai_cu_launch_config *config, nsai_cu_functi
       !(record.refuse_spare && record.refuse_spare--))
     return LAUNCH_OUT_OF_RESOURCES;
   if (!self || !params || !params[0] || extra || !config->grid_x || !config->block_x ||
-      config->block_x > 1024 || (int)config->shared_bytes > self->max_shared_bytes)
+      config->block_x > 1024 || config->grid_z != 1 || config->block_y != 1 ||
+      config->block_z != 1 || (int)config->shared_bytes > self->max_shared_bytes)
     return INVALID_VALUE;
   fake_cuda_launch l = { .grid_x = config->grid_x,
                          .grid_y = config->grid_y,
@@ -410,19 +429,37 @@ static nsai_cu_result wait_for_stream(nsai_cu_stream stream) {
   return record.broken;
 }
 
-/* Refuses what the driver refuses; the map says no more than where the tensor lies. */
+/* What a map of the fake driver holds: the arguments that it was made of. */
+typedef struct map_contents {
+  void *address;
+  int8_t type, rank, interleave, swizzle, promotion, fill;
+  uint16_t box[5];
+  uint64_t extents[5], strides[4];
+} map_contents;
+_Static_assert(sizeof(map_contents) <= 128, "CUtensorMap is 128 bytes");
+
+/* Refuses what the driver refuses. */
 static nsai_cu_result encode_map(void *map, int32_t type, uint32_t rank, void *address,
                                  const uint64_t *extents, const uint64_t *strides,
                                  const uint32_t *box, const uint32_t *steps, int32_t interleave,
                                  int32_t swizzle, int32_t promotion, int32_t fill_with) {
-  (void)type, (void)interleave, (void)swizzle, (void)promotion, (void)fill_with;
+  map_contents m = { .address = address,
+                     .type = (int8_t)type,
+                     .rank = (int8_t)rank,
+                     .interleave = (int8_t)interleave,
+                     .swizzle = (int8_t)swizzle,
+                     .promotion = (int8_t)promotion,
+                     .fill = (int8_t)fill_with };
   if (!address || (uintptr_t)address % 16 || (uintptr_t)map % 64 || rank > 5) return INVALID_VALUE;
   for (uint32_t i = 0; i < rank; i++) {
     if (!extents[i] || extents[i] > 1ull << 32 || !box[i] || box[i] > 256 || steps[i] != 1)
       return INVALID_VALUE;
     if (i && (strides[i - 1] % 16 || strides[i - 1] >= 1ull << 40)) return INVALID_VALUE;
+    m.box[i] = (uint16_t)box[i];
+    m.extents[i] = extents[i];
+    if (i) m.strides[i - 1] = strides[i - 1];
   }
-  memcpy(map, &address, sizeof address);
+  memcpy(map, &m, sizeof m);
   return 0;
 }
 

@@ -21,6 +21,22 @@ typedef struct fake_cuda_launch {
   int overlaps; /* it may begin before the one before it has ended */
 } fake_cuda_launch;
 
+/* A matrix of a product; `stride`: from one of its batch to the next, in elements. */
+typedef struct fake_matrix {
+  const void *data;
+  uint64_t rows, columns;
+  int64_t leading, stride;
+  int32_t type, batch, transposed;
+} fake_matrix;
+
+/* What the last product was told: d = alpha a b + beta c. */
+typedef struct fake_product {
+  fake_matrix a, b, c, d;
+  float alpha, beta;
+  const void *workspace;
+  uint64_t workspace_bytes;
+} fake_product;
+
 /* What a launch does, in place of nothing, and the milliseconds that it takes, in place of 1.
  * `params` is the kernel's struct; NULL for products. Memory is the host's, so it may be written. */
 typedef double (*fake_cuda_kernel)(const fake_cuda_launch *launch, const void *params);
@@ -28,6 +44,7 @@ typedef double (*fake_cuda_kernel)(const fake_cuda_launch *launch, const void *p
 typedef struct fake_cuda_state {
   fake_cuda_launch launch[FAKE_CUDA_LAUNCHES]; /* the first ones */
   int launches;
+  fake_product product;    /* the last one */
   int waits;               /* calls that wait for the device, or would break a capture */
   int memory_calls;        /* allocations, copies, fills */
   int loads, unloads;      /* libraries */
