@@ -5,7 +5,7 @@
 
   kernels.py digest [SET=]CACHE_DIR... -o FILE.tsv [--arch LIST]
   kernels.py compare OLD.tsv NEW.tsv [--moves moves.tsv] [--changed NAME,...] [--only SET]
-                     [--as-set]
+                     [--arch LIST] [--as-set]
   kernels.py quick PROGRAM -o FILE.tsv [--arch LIST] [--jobs N] [--no-sample]
   kernels.py self-test [PROGRAM]
 
@@ -20,14 +20,15 @@ covers no name, no position in the file and no index into the symbol table, so t
 moving a kernel, a function or a constant leaves it as it is (kernel_digest says how).
 
 `quick` compiles a representative part of the kernels with PROGRAM (nsa-autotune) into a temporary
-cache, in about a minute, and digests it. It compiles two sets: `choice`, the kernels that plans
-choose, and `sample`, candidates of the tuner. Candidates are drawn by the names of their variants:
-after variants were renamed, compare with `--only choice`.
+cache and digests it; two idle cores take a minute. It compiles two sets: `choice`, the kernels that
+plans choose, and `sample`, candidates of the tuner. Candidates are drawn by the names of their
+variants: after variants were renamed, compare with `--only choice`.
 
 `compare` compares two files as multisets, by entry name. --moves names a tab-separated file whose
 lines "kernel:OLD<TAB>kernel:NEW" rename entries; its other lines are ignored. Kernels of --changed
-(new names) may differ. --as-set ignores how often the same code occurs. The exit status is 1 when
-anything else differs, or when nothing was compared.
+(new names) may differ. --only and --arch leave out other sets and architectures, such as
+`quick --arch sm_90a --no-sample` has not compiled. --as-set ignores how often the same code occurs.
+The exit status is 1 when anything else differs, or when nothing was compared.
 """
 import argparse
 import collections
@@ -288,14 +289,14 @@ def read_moves(path):
     return names
 
 
-def read_digests(path, names, only, as_set):
+def read_digests(path, names, args):
     """Counts of (hash, registers, shared bytes) by (set, architecture, entry name)."""
-    kernels = collections.defaultdict(collections.Counter)
+    kernels, archs = collections.defaultdict(collections.Counter), split_archs(args.arch)
     for line in pathlib.Path(path).read_text().splitlines():
         group, arch, entry, *code = line.split('\t')
-        if only is None or group == only:
+        if args.only in (None, group) and (archs is None or arch in archs):
             kernels[group, arch, names.get(entry, entry)][tuple(code)] += 1
-    if as_set:
+    if args.as_set:
         for key, codes in kernels.items():
             kernels[key] = collections.Counter(set(codes))
     return kernels
@@ -322,8 +323,8 @@ def moved_names(old, new):
 
 def compare(args):
     names = read_moves(args.moves)
-    old = read_digests(args.old, names, args.only, args.as_set)
-    new = read_digests(args.new, {}, args.only, args.as_set)
+    old = read_digests(args.old, names, args)
+    new = read_digests(args.new, {}, args)
     allowed = set(args.changed.split(',')) if args.changed else set()
     same = differ = expected = 0
     for key in sorted(old.keys() | new.keys()):
@@ -416,6 +417,8 @@ def self_test(args):
                                   (0, ['old', 'renamed', *moves]), (1, ['old', 'other']),
                                   (0, ['old', 'other', '--changed', 'attend']),
                                   (1, ['old', 'other', '--changed', 'select']),
+                                  (0, ['old', 'old', '--arch', 'sm_80,sm_90a']),
+                                  (1, ['old', 'old', '--arch', 'sm_90a']),
                                   (1, ['old', 'old', '--only', 'sample'])):
             assert main(['compare', *(files.get(word, word) for word in command)]) == expected, command
     if args.program:
@@ -458,6 +461,7 @@ def main(words):
     one.add_argument('--moves', help='a file of new names')
     one.add_argument('--changed', help='entry names that may differ, separated by commas')
     one.add_argument('--only', help='compare this set alone')
+    one.add_argument('--arch', help='compare these architectures alone')
     one.add_argument('--as-set', action='store_true', help='ignore how often the same code occurs')
     one.set_defaults(run=compare)
     one = commands.add_parser('quick')
