@@ -7,8 +7,8 @@
 #ifndef BENCH_MEASURE_H
 #define BENCH_MEASURE_H
 
+#include "plans.h"
 #include "results.h"
-#include "session.h"
 
 typedef struct bench_rig {
   chk_session *session;

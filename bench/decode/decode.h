@@ -7,7 +7,7 @@
 #ifndef BENCH_DECODE_H
 #define BENCH_DECODE_H
 
-#include "session.h"
+#include "plans.h"
 
 #include <stdio.h>
 

@@ -7,7 +7,7 @@
 #ifndef CHK_CHECK_H
 #define CHK_CHECK_H
 
-#include "session.h"
+#include "plans.h"
 #include "verify/backward.h"
 #include "verify/forward.h"
 

@@ -4,7 +4,7 @@
  * nsakvcheck: nsa_kv_append, nsa_decode and nsa_prefill on a GPU against the CPU device, in random
  * worlds.
  */
-#include "kv_world.h"
+#include "cache/scenario.h"
 #include "option.h"
 
 #include <argp.h>

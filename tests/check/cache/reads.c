@@ -3,7 +3,7 @@
  *
  * The counters of a decode step (nsa_io.reads) against what follows from lengths and chosen blocks.
  */
-#include "kv_world_impl.h"
+#include "internal.h"
 #include "plan/plan.h"
 
 #include <stdlib.h>

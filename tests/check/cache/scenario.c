@@ -3,7 +3,7 @@
  *
  * The world's memory, and its walk: appends, decode steps, drafts that are rejected, ends.
  */
-#include "kv_world_impl.h"
+#include "internal.h"
 
 #include "base/float16.h"
 #include "verify/cache_tensors.h"

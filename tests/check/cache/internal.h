@@ -6,7 +6,7 @@
 #ifndef CHK_KV_SCENARIO_IMPL_H
 #define CHK_KV_SCENARIO_IMPL_H
 
-#include "kv_world.h"
+#include "scenario.h"
 
 enum {
   CHK_KV_K,

@@ -4,7 +4,7 @@
  * Lock rule: `lock` guards both lists and the entries' `state`; an entry's plan is written by the
  * one thread that found it missing and read by others after `state` became READY.
  */
-#include "session.h"
+#include "plans.h"
 
 #include <pthread.h>
 #include <stdatomic.h>

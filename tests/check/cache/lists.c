@@ -3,7 +3,7 @@
  *
  * A selection that the caller brings, and probed rows.
  */
-#include "kv_world_impl.h"
+#include "internal.h"
 
 #include <math.h>
 

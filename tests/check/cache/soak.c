@@ -9,7 +9,7 @@
  * within the device, so that a token is known by its row. From check to check nothing waits for the device:
  * integers lie in pinned memory, a slot for each step.
  */
-#include "kv_world_impl.h"
+#include "internal.h"
 
 #include <stdlib.h>
 #include <string.h>

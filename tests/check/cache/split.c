@@ -4,7 +4,7 @@
  * Continuity: what one nsa_prefill gives of whole sequences, in rows, nsa_prefill and nsa_decode give of them
  * in any pieces and in whatever layout: the same blocks, but for rows at the cut, and the same outputs.
  */
-#include "kv_world_impl.h"
+#include "internal.h"
 
 #include "verify/compare.h"
 

@@ -3,7 +3,7 @@
  *
  * The weights of a world: of phi, and of its gates. They are written once.
  */
-#include "kv_world_impl.h"
+#include "internal.h"
 
 #include <math.h>
 

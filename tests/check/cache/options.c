@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "kv_world.h"
+#include "scenario.h"
 
 #include <string.h>
 
@@ -215,11 +215,11 @@ static const large_scenario large_worlds[] = {
   { 14, 0, 6000, 1500, 1, 4, 16, 128, 32, 16, 64, 16, 512 },
   { 28, 0, 3000, 40, 1, 4, 8, 96, 32, 16, 64, 12, 200 }, /* some with a ring */
 };
-#define LARGE_SCENARIOS (sizeof large_worlds / sizeof *large_worlds)
+#define LARGE_WORLDS (sizeof large_worlds / sizeof *large_worlds)
 
 void chk_kv_options_large(int32_t op, chk_kv_options *out) {
-  const uint64_t number = out->seed - 1, layout = number / LARGE_SCENARIOS;
-  const large_scenario *x = &large_worlds[number % LARGE_SCENARIOS];
+  const uint64_t number = out->seed - 1, layout = number / LARGE_WORLDS;
+  const large_scenario *x = &large_worlds[number % LARGE_WORLDS];
   nsai_model *g = &out->model;
   g->kv_heads = x->kv_heads;
   g->heads = x->kv_heads * x->group;

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "base/float16.h"
-#include "kv_world_impl.h"
 #include "verify/compare.h"
+#include "base/float16.h"
+#include "internal.h"
 
 #include <math.h>
 #include <stdlib.h>
