@@ -50,7 +50,7 @@ static const uint32_t command_parts[COMMANDS] = {
 typedef struct arguments {
   command command;
   int named; /* the command was given */
-  chk_session_options session;
+  chk_plans_options plans;
   const char *overrides[MAX_OVERRIDES + 1];
   int override_count;
   const char *file; /* of plot and table */
@@ -190,19 +190,19 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_FILL: a->fill = parse_fill(value, state); break;
   case 'd':
-    if (nsai_verify_device_parse(value, &a->session.device))
+    if (nsai_verify_device_parse(value, &a->plans.device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
     break;
-  case 'c': a->session.config = value; break;
+  case 'c': a->plans.config = value; break;
   case 'S':
     if (!strchr(value, '=')) argp_error(state, "--set %s: expected KEY=VALUE", value);
     if (a->override_count == MAX_OVERRIDES) argp_error(state, "too many --set");
     a->overrides[a->override_count++] = value;
-    a->session.overrides = a->overrides;
+    a->plans.overrides = a->overrides;
     break;
-  case OPT_CACHE_DIR: a->session.cache_dir = value; break;
+  case OPT_CACHE_DIR: a->plans.cache_dir = value; break;
   case 't':
-    a->session.threads = (int32_t)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
+    a->plans.threads = (int32_t)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
     break;
   case OPT_CSV: a->csv = value; break;
   case OPT_JSON: a->json = value; break;
@@ -293,7 +293,7 @@ static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_ver
   NSAI_TRY(bench_results_add(results, c, &p));
   strftime(p->date, sizeof p->date, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &utc));
   snprintf(p->commit, sizeof p->commit, "%s", a->commit ? a->commit : "");
-  snprintf(p->device, sizeof p->device, "%s", chk_session_device(rig->session)->name);
+  snprintf(p->device, sizeof p->device, "%s", chk_plans_device(rig->plans)->name);
   nsa_status status = bench_measure(rig, parts, p);
   if (is_timed(p)) {
     bench_report_problem(stdout, p);
@@ -306,7 +306,7 @@ static nsa_status measure_one(const arguments *a, bench_rig *rig, const nsai_ver
 }
 
 /* Times the list, whatever becomes of single problems; *failed counts those that failed. */
-static nsa_status measure(const arguments *a, chk_session *session, const bench_cases *list,
+static nsa_status measure(const arguments *a, chk_plans *plans, const bench_cases *list,
                           bench_results *results, int64_t *failed) {
   char text[NSAI_VERIFY_CASE_TEXT];
   bench_rig rig = { 0 };
@@ -315,7 +315,7 @@ static nsa_status measure(const arguments *a, chk_session *session, const bench_
   int new_kv = 0;
   NSAI_TRY_TO(done, open_csv(a->csv, bench_csv_header, &csv, &new_kv));
   if (new_kv) bench_csv_header(csv);
-  NSAI_TRY_TO(done, bench_rig_create(session, &rig));
+  NSAI_TRY_TO(done, bench_rig_create(plans, &rig));
   for (int64_t i = 0; i < list->count; i++) {
     nsai_verify_case_print(&list->cases[i], text, sizeof text);
     fprintf(stderr, "%lld of %lld: %s\n", (long long)i + 1, (long long)list->count, text);
@@ -341,11 +341,11 @@ static nsa_status write_report(const char *path, report_fn report, const bench_r
   return status ? status : closed;
 }
 
-static nsa_status bench(const arguments *a, chk_session *session, const bench_cases *list) {
+static nsa_status bench(const arguments *a, chk_plans *plans, const bench_cases *list) {
   bench_results results = { 0 };
   int64_t failed = 0;
   nsa_status status;
-  NSAI_TRY_TO(done, measure(a, session, list, &results, &failed));
+  NSAI_TRY_TO(done, measure(a, plans, list, &results, &failed));
   if (!results.count) NSAI_TRY_TO(done, nsai_fail(NSA_E_UNSUPPORTED, "nothing could be timed"));
   NSAI_TRY_TO(done, bench_report_summary(stdout, &results));
   NSAI_TRY_TO(done, write_report(a->json, bench_report_json, &results));
@@ -369,19 +369,19 @@ static int fail(int exit_code) {
 /* forward, backward, window, compressed. */
 static int run_bench(const arguments *a) {
   bench_cases list = { 0 };
-  chk_session *session = NULL;
+  chk_plans *plans = NULL;
   int exit_code = 0;
   nsa_status status = make_list(a, &list);
   if (status) {
     exit_code = fail(status == NSA_E_ARG ? 2 : 1);
   } else if (a->list) {
     print_list(&list);
-  } else if ((status = chk_session_create(&a->session, &session)) != NSA_OK) {
+  } else if ((status = chk_plans_create(&a->plans, &plans)) != NSA_OK) {
     exit_code = fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
-  } else if (bench(a, session, &list)) {
+  } else if (bench(a, plans, &list)) {
     exit_code = fail(1);
   }
-  chk_session_destroy(session);
+  chk_plans_destroy(plans);
   bench_cases_free(&list);
   return exit_code;
 }
@@ -430,24 +430,23 @@ static nsa_status write_sheet(const arguments *a, const bench_decode_sheet *shee
 static int run_decode(const arguments *a) {
   bench_decode_options decode;
   bench_decode_sheet sheet = { 0 };
-  chk_session *session = NULL;
+  chk_plans *plans = NULL;
   FILE *csv = NULL;
   int new_kv = 0;
   nsa_status status = complete_decode(a, &decode);
   if (status) return fail(2);
-  status = chk_session_create(&a->session, &session);
+  status = chk_plans_create(&a->plans, &plans);
   if (status) return fail(status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1);
   status = open_csv(a->csv, bench_decode_csv_header, &csv, &new_kv);
   if (!status)
-    status =
-        bench_decode(session, &decode, a->commit ? a->commit : "", stdout, csv, new_kv, &sheet);
-  if (!status) status = write_sheet(a, &sheet, chk_session_device(session)->name);
+    status = bench_decode(plans, &decode, a->commit ? a->commit : "", stdout, csv, new_kv, &sheet);
+  if (!status) status = write_sheet(a, &sheet, chk_plans_device(plans)->name);
   if (csv) {
     nsa_status closed = close_file(csv, a->csv);
     if (!status) status = closed;
   }
   free(sheet.cells);
-  chk_session_destroy(session);
+  chk_plans_destroy(plans);
   return status ? fail(status == NSA_E_ARG ? 2 : 1) : 0;
 }
 
@@ -501,8 +500,8 @@ int main(int argc, char **argv) {
     NULL
   };
   arguments a = { .fill = NSAI_VERIFY_FILLS };
-  a.session.device = NSAI_VERIFY_DEVICE_AUTO;
-  a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  a.plans.device = NSAI_VERIFY_DEVICE_AUTO;
+  a.plans.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
   argp_err_exit_status = 2;
   argp_parse(&argp, argc, argv, 0, NULL, &a);
   if (a.command == DECODE) return run_decode(&a);

@@ -155,7 +155,7 @@ static nsa_status time_backward(const bench_rig *rig, const nsai_trial_run *tria
   nsa_status status;
   backward.kind = NSAI_VERIFY_BACKWARD;
   backward.saved = part == BENCH_BACKWARD_SAVED ? 2 : 0;
-  NSAI_TRY_TO(done, chk_bench_create(rig->session, &backward, &other));
+  NSAI_TRY_TO(done, chk_bench_create(rig->plans, &backward, &other));
   NSAI_TRY_TO(done, nsai_trial_run_hand_over(trial, &other));
   status = time_part(rig, &other, 0, backward_ratio(&p->c.model) * forward_flops(&p->c),
                      2 * attention_bytes(&p->c), &p->part[part]);
@@ -171,7 +171,7 @@ static nsa_status time_dense(const bench_rig *rig, nsai_trial_run *trial, bench_
   nsai_trial_plan sparse = trial->plan;
   dense.kind = NSAI_VERIFY_DENSE;
   dense.gemm = part == BENCH_DENSE_GEMM;
-  nsa_status status = chk_session_plan(rig->session, &dense, NSA_OP_DENSE, &trial->plan);
+  nsa_status status = chk_plans_get(rig->plans, &dense, NSA_OP_DENSE, &trial->plan);
   if (!status)
     status = nsai_verify_tensors_workspace(&trial->data, trial->plan.caps.workspace_bytes);
   trial->c = &dense;
@@ -187,7 +187,7 @@ static void time_gemm(const bench_rig *rig, nsai_trial_run *trial, bench_problem
   bench_time *time = &p->part[BENCH_DENSE_GEMM];
   double ms = GEMM_SLOWER * bench_ms(p, BENCH_DENSE), seconds = 1e-3 * ms * CHK_LEAST_TIMED;
   time->present = 1;
-  if (!chk_session_device(rig->session)->driver)
+  if (!chk_plans_device(rig->plans)->driver)
     snprintf(time->note, sizeof time->note, "the CPU device has no variants");
   else if (p->c.num_seqs > 1 || !p->c.no_batch)
     snprintf(time->note, sizeof time->note, "takes one sequence without a batch");
@@ -214,13 +214,13 @@ static nsa_status measure_overlap(nsai_trial_run *trial, bench_problem *p) {
 nsa_status bench_measure(bench_rig *rig, uint32_t parts, bench_problem *p) {
   nsai_trial_run trial;
   nsa_status status;
-  if (!chk_session_device(rig->session)->driver && nsai_verify_case_cost(&p->c) > CPU_COST)
+  if (!chk_plans_device(rig->plans)->driver && nsai_verify_case_cost(&p->c) > CPU_COST)
     return nsai_fail(NSA_E_UNSUPPORTED, "too large for the CPU device");
-  NSAI_TRY_TO(done, chk_bench_create(rig->session, &p->c, &trial));
+  NSAI_TRY_TO(done, chk_bench_create(rig->plans, &p->c, &trial));
   memcpy(p->variants, trial.plan.caps.variants, sizeof p->variants);
   NSAI_TRY_TO(done, measure_overlap(&trial, p));
   if (trial.data.device->driver)
-    NSAI_TRY_TO(done, chk_time_plan(rig->session, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
+    NSAI_TRY_TO(done, chk_time_plan(rig->plans, &p->c, &p->plan_cold_ms, &p->plan_warm_ms));
   if (parts >> BENCH_COMPRESS & 1) NSAI_TRY_TO(done, time_compress(rig, &trial, p));
   for (int part = BENCH_BACKWARD; part <= BENCH_BACKWARD_SAVED; part++)
     if (parts >> part & 1 && time_backward(rig, &trial, (bench_part)part, p))
@@ -234,14 +234,14 @@ done:
   return status;
 }
 
-nsa_status bench_rig_create(chk_session *session, bench_rig *rig) {
-  const nsai_verify_device *device = chk_session_device(session);
-  *rig = (bench_rig){ .session = session };
+nsa_status bench_rig_create(chk_plans *plans, bench_rig *rig) {
+  const nsai_verify_device *device = chk_plans_device(plans);
+  *rig = (bench_rig){ .plans = plans };
   return device->driver ? nsai_verify_device_alloc(device, NSAI_VERIFY_FLUSH_BYTES, &rig->flush)
                         : NSA_OK;
 }
 
 void bench_rig_destroy(bench_rig *rig) {
-  if (rig->flush) nsai_verify_device_free(chk_session_device(rig->session), rig->flush);
+  if (rig->flush) nsai_verify_device_free(chk_plans_device(rig->plans), rig->flush);
   *rig = (bench_rig){ 0 };
 }

@@ -11,11 +11,11 @@
 #include "results.h"
 
 typedef struct bench_rig {
-  chk_session *session;
+  chk_plans *plans;
   void *flush; /* device memory that empties L2; NULL on the CPU device */
 } bench_rig;
 
-nsa_status bench_rig_create(chk_session *session, bench_rig *rig);
+nsa_status bench_rig_create(chk_plans *plans, bench_rig *rig);
 void bench_rig_destroy(bench_rig *rig);
 
 /* Times those parts of p->c that `parts` has as bits (1 << BENCH_FORWARD | ...) and that its model

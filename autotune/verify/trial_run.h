@@ -26,8 +26,8 @@ typedef struct nsai_trial_run {
   nsai_trial_plan plan;
   int64_t *tokens; /* rows that are compared with the reference, ascending */
   int64_t token_count;
-  int threads;                 /* of the generator and of the reference; 1 and up */
-  struct chk_session *session; /* of nsacheck, for checks that make a second bench; else NULL */
+  int threads;             /* of the generator and of the reference; 1 and up */
+  struct chk_plans *plans; /* of nsacheck, for checks that make a second bench; else NULL */
 } nsai_trial_run;
 
 /* Samples the rows, makes, fills and uploads the tensors, takes a workspace; returns when the

@@ -80,11 +80,11 @@ done:
 
 /* ---- a cell ---------------------------------------------------------------------------------- */
 
-typedef struct plans {
+typedef struct step_plans {
   nsa_plan *fill, *append, *decode, *counted, *dense;
-} plans;
+} step_plans;
 
-static void destroy_plans(plans *p) {
+static void destroy_plans(step_plans *p) {
   nsa_plan_destroy(p->fill);
   nsa_plan_destroy(p->append);
   nsa_plan_destroy(p->decode);
@@ -93,7 +93,7 @@ static void destroy_plans(plans *p) {
 }
 
 static nsa_status make_plans(const bench_decode_contexts *c, const bench_decode_options *options,
-                             const bench_decode_cell *cell, plans *p) {
+                             const bench_decode_cell *cell, step_plans *p) {
   NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, 1, &p->fill));
   NSAI_TRY(make_plan(c->timed, NSA_OP_APPEND, options, cell, 0, &p->append));
   NSAI_TRY(make_plan(c->timed, NSA_OP_DECODE, options, cell, 0, &p->decode));
@@ -102,7 +102,7 @@ static nsa_status make_plans(const bench_decode_contexts *c, const bench_decode_
 }
 
 /* Device memory for the largest of the plans' workspaces. */
-static nsa_status make_workspace(nsai_verify_cache *w, const plans *p, nsa_exec *exec) {
+static nsa_status make_workspace(nsai_verify_cache *w, const step_plans *p, nsa_exec *exec) {
   const nsa_plan *all[] = { p->append, p->decode, p->counted, p->dense };
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
@@ -117,7 +117,8 @@ static nsa_status make_workspace(nsai_verify_cache *w, const plans *p, nsa_exec 
 }
 
 /* Counts first: what the counting kernels leave in L2 the first replay, which warms up, reads over. */
-static nsa_status measure_parts(nsai_verify_cache *w, const plans *p, bench_decode_cell *cell) {
+static nsa_status measure_parts(nsai_verify_cache *w, const step_plans *p,
+                                bench_decode_cell *cell) {
   static const bench_decode_part part_of[NSA_BRANCHES] = {
     [NSA_CMP] = BENCH_DECODE_CMP, [NSA_SEL] = BENCH_DECODE_SEL, [NSA_WIN] = BENCH_DECODE_WIN
   };
@@ -142,17 +143,17 @@ static nsa_status measure_parts(nsai_verify_cache *w, const plans *p, bench_deco
   return time_steps(&s, &cell->us[BENCH_DECODE_STEP]);
 }
 
-nsa_status bench_decode_measure(chk_session *session, const bench_decode_contexts *contexts,
+nsa_status bench_decode_measure(chk_plans *plans, const bench_decode_contexts *contexts,
                                 const bench_decode_options *options, bench_decode_cell *cell) {
   const nsai_model *g = &options->c.model;
   nsa_caps caps = NSA_CAPS_INIT;
-  plans p = { 0 };
+  step_plans p = { 0 };
   nsai_verify_cache caches = { 0 };
   nsa_status status;
   bench_decode_expect(g, cell, NULL, &cell->expected);
   cell->dense_bytes =
       2.0 * (double)(cell->batch * cell->context * g->kv_heads) * (g->head_dim_qk + g->head_dim_v);
-  const nsai_verify_device *device = chk_session_device(session);
+  const nsai_verify_device *device = chk_plans_device(plans);
   NSAI_TRY_TO(done, make_plans(contexts, options, cell, &p));
   NSAI_TRY_TO(done, nsa_plan_caps(p.decode, &caps));
   memcpy(cell->variants, caps.variants, sizeof cell->variants);
@@ -160,7 +161,7 @@ nsa_status bench_decode_measure(chk_session *session, const bench_decode_context
     .model = g,
     .fill = options->c.fill,
     .seed = options->c.seed,
-    .threads = chk_session_opts(session)->threads,
+    .threads = chk_plans_opts(plans)->threads,
     .context = cell->context,
     .batch = cell->batch,
     .q_len = cell->q_len,

@@ -64,7 +64,7 @@ typedef struct bench_decode_contexts {
 
 /* Counts and times one cell. What could not be has its reason in the cell's note; errors are those that
  * concern all cells. */
-nsa_status bench_decode_measure(chk_session *session, const bench_decode_contexts *contexts,
+nsa_status bench_decode_measure(chk_plans *plans, const bench_decode_contexts *contexts,
                                 const bench_decode_options *options, bench_decode_cell *cell);
 
 /* What the lines of one table have in common. */
@@ -118,8 +118,7 @@ nsa_status bench_decode_draw(const bench_decode_options *options, const bench_de
 /* All cells of the options: a line each on `out`, and on `csv` (NULL: none; `header`: it is new). `commit`
  * may be empty. On a GPU the bandwidth of its memory is measured first. `sheet->cells` is to be freed in any
  * case. */
-nsa_status bench_decode(chk_session *session, const bench_decode_options *options,
-                        const char *commit, FILE *out, FILE *csv, int header,
-                        bench_decode_sheet *sheet);
+nsa_status bench_decode(chk_plans *plans, const bench_decode_options *options, const char *commit,
+                        FILE *out, FILE *csv, int header, bench_decode_sheet *sheet);
 
 #endif /* BENCH_DECODE_H */

@@ -187,21 +187,21 @@ void bench_decode_json(FILE *out, const bench_decode_sheet *s, const char *devic
 /* ---- all cells ------------------------------------------------------------------------------- */
 
 /* A context of the model with one more setting; NULL: none. */
-static nsa_status make_context(chk_session *session, const nsai_verify_case *c, const char *setting,
+static nsa_status make_context(chk_plans *plans, const nsai_verify_case *c, const char *setting,
                                nsa_ctx **out) {
-  const char *const *given = chk_session_opts(session)->overrides;
+  const char *const *given = chk_plans_opts(plans)->overrides;
   size_t count = 0;
   nsa_options options = NSA_OPTIONS_INIT;
   nsa_status status;
   while (given && given[count]) count++;
   const char **overrides = calloc(count + 2, sizeof *overrides);
-  char *yaml = chk_session_yaml(session, c);
+  char *yaml = chk_plans_yaml(plans, c);
   if (!yaml || !overrides) NSAI_TRY_TO(done, nsai_fail_nomem("a configuration", 1024));
   if (count) memcpy(overrides, given, count * sizeof *overrides);
   overrides[count] = setting;
   options.yaml_text = yaml;
   options.overrides = overrides;
-  status = nsa_create(chk_session_opts(session)->config, &options, out);
+  status = nsa_create(chk_plans_opts(plans)->config, &options, out);
 done:
   free(overrides);
   free(yaml);
@@ -209,17 +209,17 @@ done:
 }
 
 /* The cells of one context. */
-static nsa_status measure_context(chk_session *session, bench_decode_contexts *contexts,
+static nsa_status measure_context(chk_plans *plans, bench_decode_contexts *contexts,
                                   const bench_decode_table *t, bench_decode_cell *cells, FILE *out,
                                   FILE *csv) {
   char window[64];
   nsa_status status = NSA_OK;
   snprintf(window, sizeof window, "model.window=%lld", (long long)cells->context);
-  if (chk_session_device(session)->driver) /* the CPU device has but one way to compute */
-    NSAI_TRY_TO(done, make_context(session, &t->options->c, window, &contexts->dense));
+  if (chk_plans_device(plans)->driver) /* the CPU device has but one way to compute */
+    NSAI_TRY_TO(done, make_context(plans, &t->options->c, window, &contexts->dense));
   for (int b = 0; b < t->options->batch_count; b++) {
     /* A failure stands in the cell; the next one may fit. */
-    (void)bench_decode_measure(session, contexts, t->options, &cells[b]);
+    (void)bench_decode_measure(plans, contexts, t->options, &cells[b]);
     put_cell(out, t, &cells[b]);
     fflush(out);
     if (csv) bench_decode_csv_line(csv, t, &cells[b]), fflush(csv);
@@ -240,17 +240,17 @@ static nsa_status refuse_model(const nsai_model *g) {
 }
 
 /* All contexts of plans that do not depend on the sequences' lengths, and the device's bandwidth. */
-static nsa_status prepare(chk_session *session, bench_decode_contexts *contexts,
+static nsa_status prepare(chk_plans *plans, bench_decode_contexts *contexts,
                           bench_decode_table *t) {
-  const nsai_verify_device *device = chk_session_device(session);
+  const nsai_verify_device *device = chk_plans_device(plans);
   NSAI_TRY(refuse_model(&t->options->c.model));
-  NSAI_TRY(make_context(session, &t->options->c, NULL, &contexts->timed));
-  NSAI_TRY(make_context(session, &t->options->c, "runtime.count_reads=true", &contexts->counting));
+  NSAI_TRY(make_context(plans, &t->options->c, NULL, &contexts->timed));
+  NSAI_TRY(make_context(plans, &t->options->c, "runtime.count_reads=true", &contexts->counting));
   t->device = device->name;
   return bench_bandwidth_measure(device, contexts->timed, &t->bandwidth);
 }
 
-nsa_status bench_decode(chk_session *session, const bench_decode_options *o, const char *commit,
+nsa_status bench_decode(chk_plans *plans, const bench_decode_options *o, const char *commit,
                         FILE *out, FILE *csv, int header, bench_decode_sheet *sheet) {
   const int count = o->context_count * o->batch_count;
   bench_decode_cell *cells = calloc((size_t)count, sizeof *cells);
@@ -260,7 +260,7 @@ nsa_status bench_decode(chk_session *session, const bench_decode_options *o, con
   nsa_status status;
   *sheet = (bench_decode_sheet){ .options = *o, .cells = cells, .count = count };
   if (!cells) return nsai_fail_nomem("cells", sizeof *cells);
-  NSAI_TRY_TO(done, prepare(session, &contexts, &table));
+  NSAI_TRY_TO(done, prepare(plans, &contexts, &table));
   if (csv && header) bench_decode_csv_header(csv);
   put_head(out, &table);
   for (int i = 0; i < o->context_count; i++) {
@@ -270,7 +270,7 @@ nsa_status bench_decode(chk_session *session, const bench_decode_options *o, con
                                     .batch = o->batches[b],
                                     .q_len = o->q_len,
                                     .bandwidth = table.bandwidth };
-    NSAI_TRY_TO(done, measure_context(session, &contexts, &table, row, out, csv));
+    NSAI_TRY_TO(done, measure_context(plans, &contexts, &table, row, out, csv));
   }
   for (int i = 0; i < count; i++) timed += cells[i].us[BENCH_DECODE_TOTAL] > 0;
   if (!timed)

@@ -7,15 +7,14 @@
 
 #include <string.h>
 
-nsa_status chk_bench_create(chk_session *session, const nsai_verify_case *c,
-                            nsai_trial_run *trial) {
+nsa_status chk_bench_create(chk_plans *plans, const nsai_verify_case *c, nsai_trial_run *trial) {
   nsai_trial_plan plan;
   *trial = (nsai_trial_run){ 0 };
   /* The plan first: what it refuses needs no tensors. */
-  NSAI_TRY(chk_session_plan(session, c, chk_case_op(c), &plan));
-  nsa_status status = nsai_trial_run_prepare(chk_session_device(session), c, &plan,
-                                             chk_session_opts(session)->threads, trial);
-  trial->session = session;
+  NSAI_TRY(chk_plans_get(plans, c, chk_case_op(c), &plan));
+  nsa_status status = nsai_trial_run_prepare(chk_plans_device(plans), c, &plan,
+                                             chk_plans_opts(plans)->threads, trial);
+  trial->plans = plans;
   return status;
 }
 
@@ -36,15 +35,15 @@ static nsa_status check_backward(nsai_trial_run *trial, nsai_verify_result *resu
   return status;
 }
 
-void chk_check(chk_session *session, const nsai_verify_case *c, nsai_verify_result *result) {
+void chk_check(chk_plans *plans, const nsai_verify_case *c, nsai_verify_result *result) {
   nsai_trial_run trial;
   double start = nsai_verify_seconds();
   *result = (nsai_verify_result){ .outcome = NSAI_VERIFY_PASSED };
-  if (!chk_session_device(session)->driver && nsai_verify_case_cost(c) > CPU_COST) {
+  if (!chk_plans_device(plans)->driver && nsai_verify_case_cost(c) > CPU_COST) {
     nsai_verify_skip(result, "too large for the CPU device");
     return;
   }
-  nsa_status status = chk_bench_create(session, c, &trial);
+  nsa_status status = chk_bench_create(plans, c, &trial);
   if (!status) {
     memcpy(result->variants, trial.plan.caps.variants, sizeof result->variants);
     switch (c->kind) {
@@ -57,7 +56,7 @@ void chk_check(chk_session *session, const nsai_verify_case *c, nsai_verify_resu
     default: status = chk_check_property(&trial, result);
     }
   }
-  int forced = chk_session_opts(session)->overrides != NULL;
+  int forced = chk_plans_opts(plans)->overrides != NULL;
   if (status && (is_missing(status) || (forced && status == NSA_E_UNSUPPORTED)))
     nsai_verify_skip(result, "%s: %s", nsa_status_name(status), nsa_last_error());
   else if (status)

@@ -11,12 +11,12 @@
 #include "verify/backward.h"
 #include "verify/forward.h"
 
-/* One case made ready: its plan from the session, its tensors, a workspace. On failure
+/* One case made ready: its plan, its tensors, a workspace. On failure
  * nsai_trial_run_destroy still has to be called. */
-nsa_status chk_bench_create(chk_session *session, const nsai_verify_case *c, nsai_trial_run *trial);
+nsa_status chk_bench_create(chk_plans *plans, const nsai_verify_case *c, nsai_trial_run *trial);
 
 /* Runs one case of any kind. */
-void chk_check(chk_session *session, const nsai_verify_case *c, nsai_verify_result *result);
+void chk_check(chk_plans *plans, const nsai_verify_case *c, nsai_verify_result *result);
 
 /* By kind. */
 nsa_status chk_check_forward(nsai_trial_run *trial, nsai_verify_result *result);
@@ -26,8 +26,8 @@ nsa_status chk_check_dense(nsai_trial_run *trial, nsai_verify_result *result);
 nsa_status chk_check_property(nsai_trial_run *trial, nsai_verify_result *result);
 nsa_status chk_check_needle(nsai_trial_run *trial, nsai_verify_result *result);
 
-/* Spoils results on purpose and demands that each kind of damage is reported; changes what a kept
+/* Damages results on purpose and demands that each kind of damage is reported; changes what a kept
  * truth rests on and demands that it is computed anew. Returns the number of failures. */
-int chk_self_test(chk_session *session, FILE *out);
+int chk_self_test(chk_plans *plans, FILE *out);
 
 #endif /* CHK_CHECK_H */

@@ -28,7 +28,7 @@ static nsa_status verify_alone(nsai_trial_run *trial, nsai_verify_result *result
   alone.kv_len[0] = alone.kv_len[last];
   int64_t rows = alone.kv_len[0], skip = trial->data.kv_tokens - rows;
   nsa_status status;
-  NSAI_TRY_TO(done, chk_bench_create(trial->session, &alone, &other));
+  NSAI_TRY_TO(done, chk_bench_create(trial->plans, &alone, &other));
   for (int slot = NSAI_VERIFY_K0; slot <= NSAI_VERIFY_V0; slot += NSAI_VERIFY_V0 - NSAI_VERIFY_K0) {
     nsa_tensor from = nsai_verify_tensors_view(&trial->data, slot, NSAI_VERIFY_HOST),
                to = nsai_verify_tensors_view(&other.data, slot, NSAI_VERIFY_HOST);

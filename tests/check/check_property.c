@@ -15,7 +15,7 @@
 /* A second bench of the same or a changed case. */
 static nsa_status twin(const nsai_trial_run *trial, const nsai_verify_case *c,
                        nsai_trial_run *out) {
-  return chk_bench_create(trial->session, c, out);
+  return chk_bench_create(trial->plans, c, out);
 }
 
 /* Fails for the first output in which two fetched runs differ. */

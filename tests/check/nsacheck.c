@@ -17,7 +17,7 @@
 #define MAX_OVERRIDES 32
 
 typedef struct arguments {
-  chk_session_options session;
+  chk_plans_options plans;
   const char *overrides[MAX_OVERRIDES + 1];
   int override_count;
   const char *filter, *problem;
@@ -65,25 +65,25 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case 's': a->seed = (uint64_t)chk_option_number("seed", value, 0, INT64_MAX, state); break;
   case 'n': a->count = chk_option_number("count", value, 0, INT64_MAX, state); break;
   case 't':
-    a->session.threads = (int)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
+    a->plans.threads = (int)chk_option_number("threads", value, 1, CHK_MAX_THREADS, state);
     break;
   case 'j': a->json = 1; break;
   case 'd':
-    if (nsai_verify_device_parse(value, &a->session.device))
+    if (nsai_verify_device_parse(value, &a->plans.device))
       argp_error(state, "--device: '%s' is neither auto, cpu nor an ordinal", value);
     remember(a, "--device", value);
     break;
   case 'c':
-    a->session.config = value;
+    a->plans.config = value;
     remember(a, "--config", value);
     break;
   case 'S':
     if (a->override_count == MAX_OVERRIDES) argp_error(state, "too many --set");
     a->overrides[a->override_count++] = value;
-    a->session.overrides = a->overrides;
+    a->plans.overrides = a->overrides;
     remember(a, "--set", value);
     break;
-  case OPT_CACHE_DIR: a->session.cache_dir = value; break;
+  case OPT_CACHE_DIR: a->plans.cache_dir = value; break;
   case OPT_TIME_LIMIT:
     if (nsai_verify_seconds_parse(value, &a->time_limit))
       argp_error(state, "--time-limit: '%s' is no number of seconds above 0", value);
@@ -129,7 +129,7 @@ static int add_text(case_list *list, const char *text, const char *filter) {
 static int make_list(const arguments *a, case_list *list) {
   if (a->problem) return add_text(list, a->problem, a->filter);
   int64_t count = a->count;
-  if (count < 0) count = a->brief ? 0 : a->session.device == NSAI_VERIFY_DEVICE_CPU ? 40 : 300;
+  if (count < 0) count = a->brief ? 0 : a->plans.device == NSAI_VERIFY_DEVICE_CPU ? 40 : 300;
   const char *const *texts = a->brief ? chk_short_cases : chk_fixed_cases;
   for (; *texts; texts++)
     if (add_text(list, *texts, a->filter)) return -1;
@@ -152,19 +152,19 @@ static void print_list(const case_list *list) {
 /* ---- running --------------------------------------------------------------------------------- */
 
 /* Runs the list; returns the number of failures. */
-static int64_t run_list(chk_session *session, const arguments *a, const case_list *list) {
+static int64_t run_list(chk_plans *plans, const arguments *a, const case_list *list) {
   int64_t outcomes[3] = { 0, 0, 0 }, done = 0;
   double start = nsai_verify_seconds();
   if (a->json) {
     printf("{\"device\": ");
-    nsai_verify_json_string(stdout, chk_session_device(session)->name);
+    nsai_verify_json_string(stdout, chk_plans_device(plans)->name);
     printf(", \"seed\": %llu, \"cases\": [", (unsigned long long)a->seed);
   }
-  chk_session_prefetch(session, list->cases, list->count);
+  chk_plans_prefetch(plans, list->cases, list->count);
   for (; done < list->count; done++) {
     nsai_verify_result result;
     if (a->time_limit > 0 && nsai_verify_seconds() - start > a->time_limit) break;
-    chk_check(session, &list->cases[done], &result);
+    chk_check(plans, &list->cases[done], &result);
     outcomes[result.outcome]++;
     if (a->json) {
       printf("%s\n", done ? "," : "");
@@ -184,7 +184,7 @@ static int64_t run_list(chk_session *session, const arguments *a, const case_lis
     fprintf(out, "time limit: %lld problems were not started\n", (long long)(list->count - done));
   fprintf(out, "%lld passed, %lld failed, %lld skipped (%s, %.1f s)\n",
           (long long)outcomes[NSAI_VERIFY_PASSED], (long long)outcomes[NSAI_VERIFY_FAILED],
-          (long long)outcomes[NSAI_VERIFY_SKIPPED], chk_session_device(session)->name,
+          (long long)outcomes[NSAI_VERIFY_SKIPPED], chk_plans_device(plans)->name,
           nsai_verify_seconds() - start);
   return outcomes[NSAI_VERIFY_FAILED];
 }
@@ -202,9 +202,9 @@ int main(int argc, char **argv) {
                                     NULL,
                                     NULL };
   arguments a = { .seed = 1, .count = -1 };
-  a.session.device = NSAI_VERIFY_DEVICE_AUTO;
-  a.session.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
-  chk_session *session = NULL;
+  a.plans.device = NSAI_VERIFY_DEVICE_AUTO;
+  a.plans.threads = (int)sysconf(_SC_NPROCESSORS_ONLN);
+  chk_plans *plans = NULL;
   case_list list = { 0 };
   int exit_code = 2;
   argp_err_exit_status = 2;
@@ -215,19 +215,19 @@ int main(int argc, char **argv) {
     exit_code = 0;
     goto done;
   }
-  nsa_status status = chk_session_create(&a.session, &session);
+  nsa_status status = chk_plans_create(&a.plans, &plans);
   if (status) {
     fprintf(stderr, "nsacheck: %s\n", nsa_last_error());
     exit_code = status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1;
     goto done;
   }
   if (a.self_test) {
-    exit_code = chk_self_test(session, stdout) ? 1 : 0;
+    exit_code = chk_self_test(plans, stdout) ? 1 : 0;
   } else {
-    exit_code = run_list(session, &a, &list) ? 1 : 0;
+    exit_code = run_list(plans, &a, &list) ? 1 : 0;
   }
 done:
-  chk_session_destroy(session);
+  chk_plans_destroy(plans);
   free(list.cases);
   return exit_code;
 }

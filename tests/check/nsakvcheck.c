@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * nsakvcheck: nsa_kv_append, nsa_decode and nsa_prefill on a GPU against the CPU device, in random
- * worlds.
+ * scenarios.
  */
 #include "cache/scenario.h"
 #include "option.h"
@@ -19,7 +19,7 @@ typedef struct arguments {
   uint64_t seed;
   int64_t count, soak, every;
   int32_t longest, device, op; /* op 0: one after the other */
-  int32_t steps, repeats;      /* -1: the world's */
+  int32_t steps, repeats;      /* -1: the scenario's */
   double time_limit;
   const char *cache_dir, *variant;
   bool verbose, self_test, spread, searched, large;
@@ -40,7 +40,7 @@ enum {
   OPT_REPEATS
 };
 
-static const struct argp_option options[] = {
+static const struct argp_option argp_options[] = {
   { "seed", 's', "N", 0, "Seed of the first scenario; the others follow (1)", 0 },
   { "count", 'n', "N", 0, "How many scenarios (60)", 0 },
   { "op", OPT_OP, "OP", 0,
@@ -58,7 +58,8 @@ static const struct argp_option options[] = {
   { "searched", OPT_SEARCHED, 0, 0,
     "Models alone that search up to 32 blocks of some thousands of tokens", 0 },
   { "large", OPT_LARGE, 0, 0,
-    "Scenarios of 256 and 1024 sequences, and of 128k and 1M tokens: 28 by their seeds from 1 "
+    "Scenarios alone of 256 and 1024 sequences, and of 128k and 1M tokens: 28 by their seeds from "
+    "1 "
     "on",
     0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Inject errors into results and demand failures",
@@ -128,10 +129,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   return 0;
 }
 
-/* The caller's numbers in place of the world's. */
-static void shorten(const arguments *a, chk_kv_options *opts) {
-  if (a->steps >= 0) opts->steps = a->steps;
-  if (a->repeats >= 0) opts->repeats = a->repeats;
+/* The caller's numbers in place of the scenario's. */
+static void shorten(const arguments *a, chk_cache_options *options) {
+  if (a->steps >= 0) options->steps = a->steps;
+  if (a->repeats >= 0) options->repeats = a->repeats;
 }
 
 /* What a reproduction needs of these. */
@@ -141,33 +142,33 @@ static void print_shortened(const arguments *a) {
   printf("\n");
 }
 
-static void make_options(const arguments *a, uint64_t seed, chk_kv_options *opts) {
-  chk_kv_options_random(seed, a->longest, opts);
-  if (a->searched) chk_kv_options_searched(opts);
+static void make_options(const arguments *a, uint64_t seed, chk_cache_options *options) {
+  chk_cache_options_random(seed, a->longest, options);
+  if (a->searched) chk_cache_options_searched(options);
   if (a->large)
-    chk_kv_options_large(a->op, opts);
+    chk_cache_options_large(a->op, options);
   else if (a->op ? a->op == OP_SPLIT : seed % 7 == 0)
-    chk_kv_options_split(opts);
+    chk_cache_options_split(options);
   else if (a->op ? a->op == NSA_OP_PREFILL : seed % 2 == 0)
-    chk_kv_options_prefill(opts);
-  opts->spread = a->spread;
-  opts->variant = a->variant;
-  if (a->variant) chk_kv_options_plain(opts);
-  shorten(a, opts);
+    chk_cache_options_prefill(options);
+  options->spread = a->spread;
+  options->variant = a->variant;
+  if (a->variant) chk_cache_options_plain(options);
+  shorten(a, options);
 }
 
 typedef struct counts {
   int64_t passed, failed, skipped, rows, counted;
 } counts;
 
-/* One world. A plan that the library refuses by name is no failure. */
+/* One scenario. A plan that the library refuses by name is no failure. */
 static void check(const arguments *a, const nsai_verify_device *device, uint64_t seed,
                   counts *all) {
-  chk_kv_options opts;
-  chk_kv_result r;
-  make_options(a, seed, &opts);
+  chk_cache_options options;
+  chk_cache_result r;
+  make_options(a, seed, &options);
   nsa_status status =
-      (opts.split ? chk_kv_split : chk_kv_walk)(device, &opts, a->cache_dir, NULL, &r);
+      (options.split ? chk_cache_split : chk_cache_walk)(device, &options, a->cache_dir, NULL, &r);
   bool skipped = status == NSA_E_UNSUPPORTED;
   if (status) snprintf(r.failure, sizeof r.failure, "%.200s", nsa_last_error());
   bool failed = r.failure[0] && !skipped;
@@ -176,15 +177,15 @@ static void check(const arguments *a, const nsai_verify_device *device, uint64_t
   *(skipped ? &all->skipped : failed ? &all->failed : &all->passed) += 1;
   if (!failed && !a->verbose) return;
   printf("%s: ", skipped ? "skipped" : failed ? "FAILED" : "passed");
-  chk_kv_options_print(&opts, stdout);
+  chk_cache_options_print(&options, stdout);
   printf(": o %.2f branch %.2f lse %.2f entry %.2f importance %.2f near_cut %lld rows %lld%s%s\n",
          r.o, r.branch, r.lse, r.entry, r.importance, (long long)r.near_cut, (long long)r.rows,
          r.failure[0] ? ": " : "", r.failure);
   if (failed) {
     printf("  again: nsakvcheck --op %s --seed %llu --count 1 --longest %d%s%s%s%s%s",
-           opts.split                  ? "split"
-           : opts.op == NSA_OP_PREFILL ? "prefill"
-                                       : "decode",
+           options.split                  ? "split"
+           : options.op == NSA_OP_PREFILL ? "prefill"
+                                          : "decode",
            (unsigned long long)seed, a->longest, a->searched ? " --searched" : "",
            a->large ? " --large" : "", a->spread ? " --spread" : "",
            a->variant ? " --variant " : "", a->variant ? a->variant : "");
@@ -194,25 +195,27 @@ static void check(const arguments *a, const nsai_verify_device *device, uint64_t
 }
 
 static nsa_status run_soak(const arguments *a, const nsai_verify_device *device, int inject,
-                           chk_kv_options *opts, chk_kv_soak_counts *n, chk_kv_result *r) {
-  chk_kv_soak_request request = {
-    .opts = opts, .cache_dir = a->cache_dir, .steps = a->soak, .every = a->every, .inject = inject
-  };
-  chk_kv_options_random(a->seed, a->longest, opts);
-  chk_kv_options_soak(opts, a->longest);
-  shorten(a, opts);
-  return chk_kv_soak(device, &request, n, r);
+                           chk_cache_options *options, chk_soak_counts *n, chk_cache_result *r) {
+  chk_soak_request request = { .options = options,
+                               .cache_dir = a->cache_dir,
+                               .steps = a->soak,
+                               .every = a->every,
+                               .inject = inject };
+  chk_cache_options_random(a->seed, a->longest, options);
+  chk_cache_options_soak(options, a->longest);
+  shorten(a, options);
+  return chk_cache_soak(device, &request, n, r);
 }
 
 static int soak(const arguments *a, const nsai_verify_device *device) {
-  chk_kv_options opts;
-  chk_kv_soak_counts n;
-  chk_kv_result r;
+  chk_cache_options options;
+  chk_soak_counts n;
+  chk_cache_result r;
   double start = nsai_verify_seconds();
-  nsa_status status = run_soak(a, device, CHK_KV_SOAK_INJECT_NOTHING, &opts, &n, &r);
+  nsa_status status = run_soak(a, device, CHK_SOAK_INJECT_NOTHING, &options, &n, &r);
   if (status) snprintf(r.failure, sizeof r.failure, "%.200s", nsa_last_error());
   printf("soak of ");
-  chk_kv_options_print(&opts, stdout);
+  chk_cache_options_print(&options, stdout);
   printf(": %lld of %lld steps (%s, %.1f s), %lld checks of %lld rows: o %.2f branch %.2f lse %.2f "
          "entry "
          "%.2f near_cut %lld; %lld tokens, %lld arrivals, %lld exits, %lld shared prefixes, %lld "
@@ -231,25 +234,25 @@ static int soak(const arguments *a, const nsai_verify_device *device) {
 
 /* What a piece has other than the whole. Returns how many were not found. */
 static int split_self_test(const arguments *a, const nsai_verify_device *device) {
-  static const int kinds[] = { CHK_KV_INJECT_O, CHK_KV_INJECT_NAN, CHK_KV_INJECT_BRANCH,
-                               CHK_KV_INJECT_LSE, CHK_KV_INJECT_CHOICE };
+  static const int kinds[] = { CHK_CACHE_INJECT_O, CHK_CACHE_INJECT_NAN, CHK_CACHE_INJECT_BRANCH,
+                               CHK_CACHE_INJECT_LSE, CHK_CACHE_INJECT_CHOICE };
   int failed = 0;
   for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
     int inject = kinds[i];
-    chk_kv_result r = { 0 };
+    chk_cache_result r = { 0 };
     nsa_status status = NSA_OK;
-    for (uint64_t seed = a->seed; !status && inject != CHK_KV_INJECTED && seed < a->seed + 50;
+    for (uint64_t seed = a->seed; !status && inject != CHK_CACHE_INJECTED && seed < a->seed + 50;
          seed++) {
-      chk_kv_options opts;
-      chk_kv_options_random(seed, 100, &opts);
-      chk_kv_options_split(&opts);
-      status = chk_kv_split(device, &opts, a->cache_dir, &inject, &r);
+      chk_cache_options options;
+      chk_cache_options_random(seed, 100, &options);
+      chk_cache_options_split(&options);
+      status = chk_cache_split(device, &options, a->cache_dir, &inject, &r);
     }
-    bool found = !status && inject == CHK_KV_INJECTED && r.failure[0];
+    bool found = !status && inject == CHK_CACHE_INJECTED && r.failure[0];
     printf("%s: damage %d of a whole: %s\n", found ? "ok" : "FAILED", kinds[i],
-           status                      ? nsa_last_error()
-           : inject != CHK_KV_INJECTED ? "no scenario has it"
-                                       : r.failure);
+           status                         ? nsa_last_error()
+           : inject != CHK_CACHE_INJECTED ? "no scenario has it"
+                                          : r.failure);
     failed += !found;
   }
   return failed;
@@ -261,13 +264,13 @@ static int soak_self_test(const arguments *a, const nsai_verify_device *device) 
   arguments own = *a;
   own.soak = 600;
   own.every = 20;
-  for (int kind = CHK_KV_SOAK_INJECT_NOTHING; kind < CHK_KV_SOAK_INJECTS; kind++) {
-    chk_kv_options opts;
-    chk_kv_soak_counts n;
-    chk_kv_result r;
-    nsa_status status = run_soak(&own, device, kind, &opts, &n, &r);
+  for (int kind = CHK_SOAK_INJECT_NOTHING; kind < CHK_SOAK_INJECT_KINDS; kind++) {
+    chk_cache_options options;
+    chk_soak_counts n;
+    chk_cache_result r;
+    nsa_status status = run_soak(&own, device, kind, &options, &n, &r);
     bool found = r.failure[0] || status == NSA_E_ARG; /* the CPU device reads a batch */
-    bool good = kind == CHK_KV_SOAK_INJECT_NOTHING ? !status && !found : found;
+    bool good = kind == CHK_SOAK_INJECT_NOTHING ? !status && !found : found;
     printf("%s: damage %d of a soak: %s\n", good ? "ok" : "FAILED", kind,
            status ? nsa_last_error() : r.failure);
     failed += !good;
@@ -275,24 +278,24 @@ static int soak_self_test(const arguments *a, const nsai_verify_device *device) 
   return failed;
 }
 
-/* Damage of every kind, in the first world that has it. Returns what was not found. */
+/* Damage of every kind, in the first scenario that has it. Returns what was not found. */
 static int self_test(const arguments *a, const nsai_verify_device *device) {
   int failed = 0;
-  for (int kind = CHK_KV_INJECT_NOTHING + 1; kind < CHK_KV_INJECTS; kind++) {
+  for (int kind = CHK_CACHE_INJECT_NOTHING + 1; kind < CHK_CACHE_INJECT_KINDS; kind++) {
     int inject = kind;
-    chk_kv_result r = { 0 };
-    for (uint64_t seed = a->seed; inject != CHK_KV_INJECTED && seed < a->seed + 400; seed++) {
-      chk_kv_options opts;
-      make_options(a, seed, &opts);
-      if (opts.model.heads > 16) continue;                            /* small ones will do */
-      if (kind == CHK_KV_INJECT_IMPORTANCE && !opts.probed) continue; /* few worlds are */
-      nsa_status status = chk_kv_walk(device, &opts, a->cache_dir, &inject, &r);
+    chk_cache_result r = { 0 };
+    for (uint64_t seed = a->seed; inject != CHK_CACHE_INJECTED && seed < a->seed + 400; seed++) {
+      chk_cache_options options;
+      make_options(a, seed, &options);
+      if (options.model.heads > 16) continue;                               /* small ones will do */
+      if (kind == CHK_CACHE_INJECT_IMPORTANCE && !options.probed) continue; /* few scenarios are */
+      nsa_status status = chk_cache_walk(device, &options, a->cache_dir, &inject, &r);
       if (status && status != NSA_E_UNSUPPORTED)
         printf("seed %llu: %s\n", (unsigned long long)seed, nsa_last_error());
     }
-    bool found = inject == CHK_KV_INJECTED && r.failure[0];
+    bool found = inject == CHK_CACHE_INJECTED && r.failure[0];
     printf("%s: damage %d: %s\n", found ? "ok" : "FAILED", kind,
-           inject != CHK_KV_INJECTED ? "no scenario has it" : r.failure);
+           inject != CHK_CACHE_INJECTED ? "no scenario has it" : r.failure);
     failed += !found;
   }
   return failed;
@@ -300,7 +303,7 @@ static int self_test(const arguments *a, const nsai_verify_device *device) {
 
 int main(int argc, char **argv) {
   static const struct argp argp = {
-    options,
+    argp_options,
     parse,
     NULL,
     "Check nsa_kv_append, nsa_decode and nsa_prefill on a GPU against the CPU device.\v"

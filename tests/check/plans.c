@@ -16,7 +16,7 @@
 
 typedef enum entry_state { BUSY, READY } entry_state;
 
-/* A context (problem.struct_size 0) or a plan. Never freed before the session. */
+/* A context (problem.struct_size 0) or a plan. Never freed before the plans. */
 typedef struct entry {
   struct entry *next;
   char *yaml;
@@ -27,8 +27,8 @@ typedef struct entry {
   nsai_trial_plan made;
 } entry;
 
-struct chk_session {
-  chk_session_options options;
+struct chk_plans {
+  chk_plans_options options;
   nsai_verify_device device;
   pthread_mutex_t lock;
   pthread_cond_t changed;
@@ -41,49 +41,45 @@ struct chk_session {
   int threads;
 };
 
-nsa_status chk_session_create(const chk_session_options *options, chk_session **out) {
+nsa_status chk_plans_create(const chk_plans_options *options, chk_plans **out) {
   nsa_status status;
   *out = NULL;
-  chk_session *session = calloc(1, sizeof *session);
-  if (!session) return nsai_fail_nomem("a session", sizeof *session);
-  session->options = *options;
-  pthread_mutex_init(&session->lock, NULL);
-  pthread_cond_init(&session->changed, NULL);
-  NSAI_TRY_TO(fail, nsai_verify_device_open(options->device, &session->device));
-  *out = session;
+  chk_plans *plans = calloc(1, sizeof *plans);
+  if (!plans) return nsai_fail_nomem("a plans", sizeof *plans);
+  plans->options = *options;
+  pthread_mutex_init(&plans->lock, NULL);
+  pthread_cond_init(&plans->changed, NULL);
+  NSAI_TRY_TO(fail, nsai_verify_device_open(options->device, &plans->device));
+  *out = plans;
   return NSA_OK;
 fail:
-  chk_session_destroy(session);
+  chk_plans_destroy(plans);
   return status;
 }
 
-void chk_session_destroy(chk_session *session) {
-  if (!session) return;
-  atomic_store(&session->stop, 1);
-  for (int i = 0; i < session->threads; i++) pthread_join(session->thread[i], NULL);
+void chk_plans_destroy(chk_plans *plans) {
+  if (!plans) return;
+  atomic_store(&plans->stop, 1);
+  for (int i = 0; i < plans->threads; i++) pthread_join(plans->thread[i], NULL);
   /* All plans first: a context must outlive its plans. */
-  for (entry *e = session->entries; e; e = e->next)
+  for (entry *e = plans->entries; e; e = e->next)
     if (e->problem.struct_size) nsa_plan_destroy(e->made.plan);
-  while (session->entries) {
-    entry *e = session->entries;
-    session->entries = e->next;
+  while (plans->entries) {
+    entry *e = plans->entries;
+    plans->entries = e->next;
     if (!e->problem.struct_size) nsa_destroy(e->made.ctx);
     free(e->yaml);
     free(e->error);
     free(e);
   }
-  nsai_verify_device_close(&session->device);
-  pthread_cond_destroy(&session->changed);
-  pthread_mutex_destroy(&session->lock);
-  free(session);
+  nsai_verify_device_close(&plans->device);
+  pthread_cond_destroy(&plans->changed);
+  pthread_mutex_destroy(&plans->lock);
+  free(plans);
 }
 
-const nsai_verify_device *chk_session_device(const chk_session *session) {
-  return &session->device;
-}
-const chk_session_options *chk_session_opts(const chk_session *session) {
-  return &session->options;
-}
+const nsai_verify_device *chk_plans_device(const chk_plans *plans) { return &plans->device; }
+const chk_plans_options *chk_plans_opts(const chk_plans *plans) { return &plans->options; }
 
 /* ---- what a case asks for -------------------------------------------------------------------- */
 
@@ -91,7 +87,7 @@ static const char *const phi_words[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_words[] = { "weights", "logits", "mlp" };
 static const char *const act_words[] = { "relu", "silu", "gelu" };
 
-char *chk_session_yaml(const chk_session *session, const nsai_verify_case *c) {
+char *chk_plans_yaml(const chk_plans *plans, const nsai_verify_case *c) {
   const nsai_model *g = &c->model;
   char *text = NULL;
   size_t size = 0;
@@ -112,12 +108,12 @@ char *chk_session_yaml(const chk_session *session, const nsai_verify_case *c) {
             g->gate_channels, g->gate_hidden, act_words[g->gate_activation]);
   fprintf(out, "  kv_sharing: %s\n  dtype: %s\nruntime:\n", g->per_branch ? "per_branch" : "shared",
           g->dtype == NSA_F16 ? "fp16" : "bf16");
-  if (session->options.device == NSAI_VERIFY_DEVICE_CPU)
+  if (plans->options.device == NSAI_VERIFY_DEVICE_CPU)
     fprintf(out, "  device: cpu\n");
   else
-    fprintf(out, "  device: %d\n", session->device.ordinal);
-  if (session->options.cache_dir)
-    fprintf(out, "  cache_dir: \"%s\"\n", session->options.cache_dir);
+    fprintf(out, "  device: %d\n", plans->device.ordinal);
+  if (plans->options.cache_dir)
+    fprintf(out, "  cache_dir: \"%s\"\n", plans->options.cache_dir);
   else
     fprintf(out, "  cache_mode: off\n");
   if (c->recompute)
@@ -160,22 +156,22 @@ nsa_problem chk_case_problem(const nsai_verify_case *c, int32_t op) {
 
 /* ---- making ---------------------------------------------------------------------------------- */
 
-static nsa_status make_context(chk_session *session, const char *yaml, nsa_ctx **out) {
+static nsa_status make_context(chk_plans *plans, const char *yaml, nsa_ctx **out) {
   nsa_options options = NSA_OPTIONS_INIT;
   options.yaml_text = yaml;
-  options.overrides = session->options.overrides;
-  return nsa_create(session->options.config, &options, out);
+  options.overrides = plans->options.overrides;
+  return nsa_create(plans->options.config, &options, out);
 }
 
-static nsa_status obtain(chk_session *session, const char *yaml, const nsa_problem *problem,
+static nsa_status obtain(chk_plans *plans, const char *yaml, const nsa_problem *problem,
                          nsai_trial_plan *out);
 
 /* Fills a new entry; the caller holds no lock. */
-static nsa_status make(chk_session *session, entry *e) {
-  if (!e->problem.struct_size) return make_context(session, e->yaml, &e->made.ctx);
+static nsa_status make(chk_plans *plans, entry *e) {
+  if (!e->problem.struct_size) return make_context(plans, e->yaml, &e->made.ctx);
   nsa_problem none = { 0 };
   nsai_trial_plan context;
-  NSAI_TRY(obtain(session, e->yaml, &none, &context));
+  NSAI_TRY(obtain(plans, e->yaml, &none, &context));
   e->made.ctx = context.ctx;
   NSAI_TRY(nsa_plan_create(context.ctx, &e->problem, NULL, NULL, &e->made.plan));
   e->made.caps = (nsa_caps)NSA_CAPS_INIT;
@@ -183,44 +179,44 @@ static nsa_status make(chk_session *session, entry *e) {
 }
 
 /* Finds or makes the context (problem->struct_size 0) or plan. */
-static nsa_status obtain(chk_session *session, const char *yaml, const nsa_problem *problem,
+static nsa_status obtain(chk_plans *plans, const char *yaml, const nsa_problem *problem,
                          nsai_trial_plan *out) {
-  pthread_mutex_lock(&session->lock);
-  entry *e = session->entries;
+  pthread_mutex_lock(&plans->lock);
+  entry *e = plans->entries;
   while (e && (strcmp(e->yaml, yaml) || memcmp(&e->problem, problem, sizeof *problem))) e = e->next;
   if (!e) {
     e = calloc(1, sizeof *e);
     char *copy = strdup(yaml);
     if (!e || !copy) {
-      pthread_mutex_unlock(&session->lock);
+      pthread_mutex_unlock(&plans->lock);
       free(e);
       free(copy);
-      return nsai_fail_nomem("a session entry", sizeof *e);
+      return nsai_fail_nomem("a plans entry", sizeof *e);
     }
     e->yaml = copy;
     e->problem = *problem;
-    e->next = session->entries;
-    session->entries = e;
-    pthread_mutex_unlock(&session->lock);
-    e->status = make(session, e);
+    e->next = plans->entries;
+    plans->entries = e;
+    pthread_mutex_unlock(&plans->lock);
+    e->status = make(plans, e);
     if (e->status) e->error = strdup(nsa_last_error());
-    pthread_mutex_lock(&session->lock);
+    pthread_mutex_lock(&plans->lock);
     e->state = READY;
-    pthread_cond_broadcast(&session->changed);
+    pthread_cond_broadcast(&plans->changed);
   }
-  while (e->state != READY) pthread_cond_wait(&session->changed, &session->lock);
-  pthread_mutex_unlock(&session->lock);
+  while (e->state != READY) pthread_cond_wait(&plans->changed, &plans->lock);
+  pthread_mutex_unlock(&plans->lock);
   *out = e->made;
   return e->status ? nsai_fail_text(e->status, e->error ? e->error : "(no memory for the text)")
                    : NSA_OK;
 }
 
-nsa_status chk_session_plan(chk_session *session, const nsai_verify_case *c, int32_t op,
-                            nsai_trial_plan *out) {
+nsa_status chk_plans_get(chk_plans *plans, const nsai_verify_case *c, int32_t op,
+                         nsai_trial_plan *out) {
   nsa_problem problem = chk_case_problem(c, op);
-  char *yaml = chk_session_yaml(session, c);
+  char *yaml = chk_plans_yaml(plans, c);
   if (!yaml) return nsai_fail_nomem("a configuration", 1024);
-  nsa_status status = obtain(session, yaml, &problem, out);
+  nsa_status status = obtain(plans, yaml, &problem, out);
   free(yaml);
   return status;
 }
@@ -228,25 +224,25 @@ nsa_status chk_session_plan(chk_session *session, const nsai_verify_case *c, int
 /* ---- ahead ----------------------------------------------------------------------------------- */
 
 static void *prefetch(void *argument) {
-  chk_session *session = argument;
-  if (nsai_verify_device_enter(&session->device)) return NULL;
-  while (!atomic_load(&session->stop)) {
-    int64_t i = atomic_fetch_add(&session->ahead_next, 1);
-    if (i >= session->ahead_count) break;
+  chk_plans *plans = argument;
+  if (nsai_verify_device_enter(&plans->device)) return NULL;
+  while (!atomic_load(&plans->stop)) {
+    int64_t i = atomic_fetch_add(&plans->ahead_next, 1);
+    if (i >= plans->ahead_count) break;
     nsai_trial_plan unused;
-    const nsai_verify_case *c = &session->ahead[i];
+    const nsai_verify_case *c = &plans->ahead[i];
     /* A failure is kept in the entry and told to the thread that runs the case. */
-    (void)chk_session_plan(session, c, chk_case_op(c), &unused);
+    (void)chk_plans_get(plans, c, chk_case_op(c), &unused);
   }
   return NULL;
 }
 
-void chk_session_prefetch(chk_session *session, const nsai_verify_case *cases, int64_t count) {
-  session->ahead = cases;
-  session->ahead_count = count;
-  int wanted = session->options.threads / 2;
+void chk_plans_prefetch(chk_plans *plans, const nsai_verify_case *cases, int64_t count) {
+  plans->ahead = cases;
+  plans->ahead_count = count;
+  int wanted = plans->options.threads / 2;
   if (wanted > PREFETCH_THREADS) wanted = PREFETCH_THREADS;
-  if (!session->device.driver) wanted = 0; /* the CPU device compiles nothing */
-  for (; session->threads < wanted; session->threads++)
-    if (pthread_create(&session->thread[session->threads], NULL, prefetch, session)) return;
+  if (!plans->device.driver) wanted = 0; /* the CPU device compiles nothing */
+  for (; plans->threads < wanted; plans->threads++)
+    if (pthread_create(&plans->thread[plans->threads], NULL, prefetch, plans)) return;
 }

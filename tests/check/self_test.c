@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A check that cannot fail proves nothing: results are spoiled on purpose, one way at a time, and
+ * A check that cannot fail proves nothing: results are damaged on purpose, one way at a time, and
  * every way has to be reported. Nor may a truth that is kept, or another plan in a bench, hide one.
  */
 #include "check.h"
@@ -208,7 +208,7 @@ static nsa_status verify(nsai_trial_run *trial, nsai_verify_expected *expected,
 }
 
 /* Whether the damage is reported; -1 when the case could not run. */
-static int noticed(chk_session *session, const damage *kind, nsai_verify_result *result) {
+static int noticed(chk_plans *plans, const damage *kind, nsai_verify_result *result) {
   char error[256];
   nsai_verify_case c;
   nsai_trial_run trial = { 0 };
@@ -216,9 +216,9 @@ static int noticed(chk_session *session, const damage *kind, nsai_verify_result 
   int seen = -1;
   *result = (nsai_verify_result){ 0 };
   if (nsai_verify_case_parse(kind->problem, &c, error, sizeof error)) return -1;
-  nsa_status status = chk_bench_create(session, &c, &trial);
+  nsa_status status = chk_bench_create(plans, &c, &trial);
   if (!status) status = nsai_trial_run_intact(&trial, result);
-  /* Unspoiled, everything has to pass: else any damage would seem to be noticed. */
+  /* Undamaged, everything has to pass: else any damage would seem to be noticed. */
   if (!status) status = verify(&trial, &expected, result);
   if (!status && result->outcome == NSAI_VERIFY_PASSED) {
     kind->inject(&trial);
@@ -252,7 +252,7 @@ typedef struct change {
 } change;
 
 static const change changes[] = {
-  { "first judgement", NULL, 4 },        { "nothing", NULL, 0 },
+  { "first verification", NULL, 4 },     { "nothing", NULL, 0 },
   { "a stored block", nudge_blocks, 2 }, { "that block back", nudge_blocks, 2 },
   { "chosen blocks", inject_choice, 2 }, { "fetched again", NULL, 2 },
   { "an input", nudge_input, 4 },
@@ -260,7 +260,7 @@ static const change changes[] = {
 
 /* Whether the truth computes anew what a change asks for, and nothing else. Returns the number of
  * changes after which it does not. */
-static int expected_follows(chk_session *session, FILE *out) {
+static int expected_follows(chk_plans *plans, FILE *out) {
   char error[256];
   nsai_verify_case c;
   nsai_trial_run trial = { 0 };
@@ -268,7 +268,7 @@ static int expected_follows(chk_session *session, FILE *out) {
   nsai_verify_result result = { 0 };
   int wrong = 0;
   if (nsai_verify_case_parse(FEW, &c, error, sizeof error)) return 1;
-  nsa_status status = chk_bench_create(session, &c, &trial);
+  nsa_status status = chk_bench_create(plans, &c, &trial);
   if (!status) status = nsai_trial_run_execute(&trial);
   for (size_t i = 0; i < sizeof changes / sizeof *changes && !status; i++) {
     int64_t before = expected.computed;
@@ -291,7 +291,7 @@ static int expected_follows(chk_session *session, FILE *out) {
 
 /* A bench that another plan was put into gives right results and has exactly that plan's workspace:
  * a write to the first byte behind it is noticed. Returns 0, or 1: it was not. */
-static int plan_is_used(chk_session *session, FILE *out) {
+static int plan_is_used(chk_plans *plans, FILE *out) {
   char error[256];
   nsai_verify_case c;
   nsai_trial_run trial = { 0 };
@@ -299,8 +299,8 @@ static int plan_is_used(chk_session *session, FILE *out) {
   nsai_verify_result result = { 0 };
   int seen = 0;
   if (nsai_verify_case_parse(FEW, &c, error, sizeof error)) return 1;
-  nsa_status status = chk_bench_create(session, &c, &trial);
-  if (!status) status = chk_session_plan(session, &c, chk_case_op(&c), &other);
+  nsa_status status = chk_bench_create(plans, &c, &trial);
+  if (!status) status = chk_plans_get(plans, &c, chk_case_op(&c), &other);
   /* As if the plan before had asked for more. */
   if (!status)
     status = nsai_verify_tensors_workspace(&trial.data, other.caps.workspace_bytes + 4096);
@@ -317,11 +317,11 @@ static int plan_is_used(chk_session *session, FILE *out) {
   return !seen;
 }
 
-int chk_self_test(chk_session *session, FILE *out) {
+int chk_self_test(chk_plans *plans, FILE *out) {
   int unnoticed = 0;
   for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
     nsai_verify_result result;
-    int seen = noticed(session, &damages[i], &result);
+    int seen = noticed(plans, &damages[i], &result);
     fprintf(out, "%-20s %s  %s\n", damages[i].name,
             seen > 0    ? "reported"
             : seen == 0 ? "UNNOTICED"
@@ -329,6 +329,6 @@ int chk_self_test(chk_session *session, FILE *out) {
             result.text);
     unnoticed += seen <= 0;
   }
-  unnoticed += expected_follows(session, out);
-  return unnoticed + plan_is_used(session, out);
+  unnoticed += expected_follows(plans, out);
+  return unnoticed + plan_is_used(plans, out);
 }

@@ -99,15 +99,15 @@ static int remove_entry(const char *path, const struct stat *info, int type, str
 }
 
 /* One fresh context on the cache folder; the plan's creation alone is timed. */
-static nsa_status create_once(const chk_session *session, const nsai_verify_case *c,
-                              const char *yaml, const char *const *overrides, double *ms) {
+static nsa_status create_once(const chk_plans *plans, const nsai_verify_case *c, const char *yaml,
+                              const char *const *overrides, double *ms) {
   nsa_options options = NSA_OPTIONS_INIT;
   nsa_problem problem = chk_case_problem(c, chk_case_op(c));
   nsa_ctx *ctx = NULL;
   nsa_plan *plan = NULL;
   options.yaml_text = yaml;
   options.overrides = overrides;
-  NSAI_TRY(nsa_create(chk_session_opts(session)->config, &options, &ctx));
+  NSAI_TRY(nsa_create(chk_plans_opts(plans)->config, &options, &ctx));
   double start = nsai_verify_seconds();
   nsa_status status = nsa_plan_create(ctx, &problem, NULL, NULL, &plan);
   *ms = 1e3 * (nsai_verify_seconds() - start);
@@ -116,9 +116,9 @@ static nsa_status create_once(const chk_session *session, const nsai_verify_case
   return status;
 }
 
-nsa_status chk_time_plan(const chk_session *session, const nsai_verify_case *c, double *cold_ms,
+nsa_status chk_time_plan(const chk_plans *plans, const nsai_verify_case *c, double *cold_ms,
                          double *warm_ms) {
-  const char *base = getenv("TMPDIR"), *const *given = chk_session_opts(session)->overrides;
+  const char *base = getenv("TMPDIR"), *const *given = chk_plans_opts(plans)->overrides;
   const char *overrides[MAX_OVERRIDES] = { "runtime.cache_mode=read_write", NULL };
   char folder[512], setting[600];
   int count = 1;
@@ -128,10 +128,10 @@ nsa_status chk_time_plan(const chk_session *session, const nsai_verify_case *c, 
   overrides[count++] = setting;
   for (; given && *given && count < MAX_OVERRIDES - 1; given++) overrides[count++] = *given;
   overrides[count] = NULL;
-  char *yaml = chk_session_yaml(session, c);
+  char *yaml = chk_plans_yaml(plans, c);
   nsa_status status = yaml ? NSA_OK : nsai_fail_nomem("a configuration", 1024);
-  if (!status) status = create_once(session, c, yaml, overrides, cold_ms);
-  if (!status) status = create_once(session, c, yaml, overrides, warm_ms);
+  if (!status) status = create_once(plans, c, yaml, overrides, cold_ms);
+  if (!status) status = create_once(plans, c, yaml, overrides, warm_ms);
   free(yaml);
   /* What cannot be removed stays in the temporary folder; the times are right all the same. */
   (void)nftw(folder, remove_entry, 16, FTW_DEPTH | FTW_PHYS);

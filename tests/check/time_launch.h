@@ -27,7 +27,7 @@ nsa_status chk_time_launch(const nsai_trial_run *trial, uint32_t branches, void 
 #define CHK_LEAST_TIMED 17 /* 1 to warm up, 7 bursts, 9 back to back */
 /* nsa_plan_create's milliseconds for a case, in fresh contexts: with an empty cache folder, then
  * with the folder that the first filled. */
-nsa_status chk_time_plan(const chk_session *session, const nsai_verify_case *c, double *cold_ms,
+nsa_status chk_time_plan(const chk_plans *plans, const nsai_verify_case *c, double *cold_ms,
                          double *warm_ms);
 
 #endif /* CHK_TIME_LAUNCH_H */

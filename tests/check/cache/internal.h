@@ -1,70 +1,70 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A world of kv_world.h between its two files: memory and walk, and what is compared.
+ * A scenario of scenario.h between the files of this folder.
  */
-#ifndef CHK_KV_SCENARIO_IMPL_H
-#define CHK_KV_SCENARIO_IMPL_H
+#ifndef CHK_CACHE_INTERNAL_H
+#define CHK_CACHE_INTERNAL_H
 
 #include "scenario.h"
 
 enum {
-  CHK_KV_K,
-  CHK_KV_V = CHK_KV_K + NSA_BRANCHES,
-  CHK_KV_K_CMP = CHK_KV_V + NSA_BRANCHES,
-  CHK_KV_V_CMP,
-  CHK_KV_CU_Q, /* from here on: what a call brings */
-  CHK_KV_LEN,
-  CHK_KV_TABLE,
-  CHK_KV_STARTS,
-  CHK_KV_LISTS,
-  CHK_KV_SLOTS,
-  CHK_KV_MAPPING,
-  CHK_KV_Q,
-  CHK_KV_GATE, /* or what a gate MLP reads */
-  CHK_KV_NEW_K,
-  CHK_KV_NEW_V = CHK_KV_NEW_K + NSA_BRANCHES,
-  CHK_KV_SELECTION = CHK_KV_NEW_V + NSA_BRANCHES, /* that the caller brings */
-  CHK_KV_SOME_ROWS,                               /* whose importance the GPU tells */
-  CHK_KV_READS,                                   /* counters, which a step adds to */
-  CHK_KV_FIRST_OUTPUT,
-  CHK_KV_O = CHK_KV_FIRST_OUTPUT,
-  CHK_KV_IDX,
-  CHK_KV_LSE,
-  CHK_KV_O_BRANCH = CHK_KV_LSE + NSA_BRANCHES,
-  CHK_KV_SOME = CHK_KV_O_BRANCH + NSA_BRANCHES,
-  CHK_KV_PROBE_ROWS, /* of the CPU device alone: every row */
-  CHK_KV_PROBE,
-  CHK_KV_OUTPUTS_END,
-  CHK_KV_WEIGHTS = CHK_KV_OUTPUTS_END, /* as below; written once */
-  CHK_KV_PHI_K = CHK_KV_WEIGHTS,
-  CHK_KV_PHI_V = CHK_KV_PHI_K + 6,
-  CHK_KV_GATE_W1 = CHK_KV_PHI_V + 6, /* and behind each its bias */
-  CHK_KV_GATE_W2 = CHK_KV_GATE_W1 + 2,
-  CHK_KV_TENSORS = CHK_KV_GATE_W2 + 2
+  CHK_CACHE_K,
+  CHK_CACHE_V = CHK_CACHE_K + NSA_BRANCHES,
+  CHK_CACHE_K_CMP = CHK_CACHE_V + NSA_BRANCHES,
+  CHK_CACHE_V_CMP,
+  CHK_CACHE_CU_Q, /* from here on: what a call brings */
+  CHK_CACHE_LEN,
+  CHK_CACHE_TABLE,
+  CHK_CACHE_STARTS,
+  CHK_CACHE_LISTS,
+  CHK_CACHE_SLOTS,
+  CHK_CACHE_MAPPING,
+  CHK_CACHE_Q,
+  CHK_CACHE_GATE, /* or what a gate MLP reads */
+  CHK_CACHE_FRESH_K,
+  CHK_CACHE_FRESH_V = CHK_CACHE_FRESH_K + NSA_BRANCHES,
+  CHK_CACHE_SELECTION = CHK_CACHE_FRESH_V + NSA_BRANCHES, /* that the caller brings */
+  CHK_CACHE_SOME_ROWS,                                    /* whose importance the GPU tells */
+  CHK_CACHE_READS,                                        /* counters, which a step adds to */
+  CHK_CACHE_FIRST_OUTPUT,
+  CHK_CACHE_O = CHK_CACHE_FIRST_OUTPUT,
+  CHK_CACHE_IDX,
+  CHK_CACHE_LSE,
+  CHK_CACHE_O_BRANCH = CHK_CACHE_LSE + NSA_BRANCHES,
+  CHK_CACHE_SOME = CHK_CACHE_O_BRANCH + NSA_BRANCHES,
+  CHK_CACHE_PROBE_ROWS, /* of the CPU device alone: every row */
+  CHK_CACHE_PROBE,
+  CHK_CACHE_OUTPUTS_END,
+  CHK_CACHE_WEIGHTS = CHK_CACHE_OUTPUTS_END, /* as below; written once */
+  CHK_CACHE_PHI_K = CHK_CACHE_WEIGHTS,
+  CHK_CACHE_PHI_V = CHK_CACHE_PHI_K + 6,
+  CHK_CACHE_GATE_W1 = CHK_CACHE_PHI_V + 6, /* and behind each its bias */
+  CHK_CACHE_GATE_W2 = CHK_CACHE_GATE_W1 + 2,
+  CHK_CACHE_TENSORS = CHK_CACHE_GATE_W2 + 2
 };
 
 /* Of one of K and V. */
-enum { CHK_KV_PE, CHK_KV_W, CHK_KV_W1, CHK_KV_B1, CHK_KV_W2, CHK_KV_B2 };
+enum { CHK_CACHE_PE, CHK_CACHE_W, CHK_CACHE_W1, CHK_CACHE_B1, CHK_CACHE_W2, CHK_CACHE_B2 };
 
 /* The CPU device's memory, and the GPU's with guards and an image. */
-typedef struct chk_kv_tensor {
+typedef struct chk_cache_tensor {
   nsa_tensor view; /* data NULL */
   size_t bytes;
   uint8_t *host;
   nsai_verify_buffer gpu;
   uint8_t *far; /* where the GPU's pages lie, page_stride elements apart; NULL: in `gpu` */
   int64_t page_stride;
-} chk_kv_tensor;
+} chk_cache_tensor;
 
 /* Sums of squares: of errors, of references, of a plain computation's errors; of so many rows. */
-typedef struct chk_kv_sums {
+typedef struct chk_cache_sums {
   double error, norm, plain;
   int64_t rows;
-} chk_kv_sums;
+} chk_cache_sums;
 
-typedef struct chk_kv_scenario {
-  chk_kv_options opts;
+typedef struct chk_scenario {
+  chk_cache_options options;
   const nsai_verify_device *device;
   uint64_t random;
   nsa_ctx *gpu, *cpu;
@@ -74,105 +74,106 @@ typedef struct chk_kv_scenario {
   nsa_exec gpu_exec, cpu_exec;
   nsai_verify_buffer workspace;
   nsai_cu_graph_exec graph;
-  chk_kv_tensor tensor[CHK_KV_TENSORS];
+  chk_cache_tensor tensor[CHK_CACHE_TENSORS];
   int32_t chunk; /* new tokens of a sequence in one append */
   int64_t ring, most_tokens, most_pages;
-  int32_t pages, *page[CHK_KV_MOST_SEQS], page_count[CHK_KV_MOST_SEQS], *free_page, free_count;
+  int32_t pages, *page[CHK_CACHE_MOST_SEQS], page_count[CHK_CACHE_MOST_SEQS], *free_page,
+      free_count;
   uint32_t branches; /* of the call */
   /* of the call */
-  int32_t len[CHK_KV_MOST_SEQS], q_len[CHK_KV_MOST_SEQS];
+  int32_t len[CHK_CACHE_MOST_SEQS], q_len[CHK_CACHE_MOST_SEQS];
   int64_t tokens;
-  int64_t rows;                        /* of q; those behind the tokens must stay untouched */
-  bool packed;                         /* cu_q is given */
-  int *inject;                         /* CHK_KV_SPOIL_*; NULL: nothing */
-  chk_kv_sums *sums[NSA_BRANCHES + 1]; /* of branches and o: [seqs, heads] */
-  chk_kv_result *result;
-} chk_kv_scenario;
+  int64_t rows;                           /* of q; those behind the tokens must stay untouched */
+  bool packed;                            /* cu_q is given */
+  int *inject;                            /* CHK_CACHE_INJECT_*; NULL: nothing */
+  chk_cache_sums *sums[NSA_BRANCHES + 1]; /* of branches and o: [seqs, heads] */
+  chk_cache_result *result;
+} chk_scenario;
 
-uint64_t chk_kv_next(chk_kv_scenario *w);
-/* Memory, contexts and plans of a world of which form, device, random, spoil and result are set. */
-nsa_status chk_kv_create(chk_kv_scenario *w, const char *cache_dir);
-void chk_kv_destroy(chk_kv_scenario *w);
+uint64_t chk_cache_next(chk_scenario *sc);
+/* Memory, contexts and plans of a scenario of which options, device, random, inject and result are set. */
+nsa_status chk_cache_create(chk_scenario *sc, const char *cache_dir);
+void chk_cache_destroy(chk_scenario *sc);
 /* A tensor of NaN on both sides. */
-nsa_status chk_kv_make(chk_kv_scenario *w, int what, int32_t dtype, int32_t ndim,
-                       const int64_t *shape);
-/* kv_weights.c: makes and uploads what the model has; views of it. `rows`: of the call. */
-nsa_status chk_kv_make_weights(chk_kv_scenario *w);
-nsa_gate chk_kv_gate(const chk_kv_scenario *w, bool gpu, int64_t rows);
-nsa_phi chk_kv_phi(const chk_kv_scenario *w, bool gpu);
+nsa_status chk_cache_make(chk_scenario *sc, int what, int32_t dtype, int32_t ndim,
+                          const int64_t *shape);
+/* weights.c: makes and uploads what the model has; views of it. `rows`: of the call. */
+nsa_status chk_cache_make_weights(chk_scenario *sc);
+nsa_gate chk_cache_gate(const chk_scenario *sc, bool gpu, int64_t rows);
+nsa_phi chk_cache_phi(const chk_scenario *sc, bool gpu);
 /* Random rows [0, rows) of a tensor on the host, about normal; of inputs, as the model wants them. */
-void chk_kv_fill_scaled(chk_kv_scenario *w, int what, int64_t rows, double deviation);
-void chk_kv_fill(chk_kv_scenario *w, int what, int64_t rows);
+void chk_cache_fill_scaled(chk_scenario *sc, int what, int64_t rows, double deviation);
+void chk_cache_fill(chk_scenario *sc, int what, int64_t rows);
 /* What a call's integers follow from len, q_len and the pages, on the host; sets tokens and rows. */
-void chk_kv_write_call(chk_kv_scenario *w);
+void chk_cache_write_call(chk_scenario *sc);
 /* That, pages, random inputs, all uploaded, and outputs poisoned; of an append alone, what it reads. */
-nsa_status chk_kv_prepare_call(chk_kv_scenario *w);
-nsa_status chk_kv_prepare_append(chk_kv_scenario *w);
-nsa_status chk_kv_poison_outputs(chk_kv_scenario *w);
+nsa_status chk_cache_prepare_call(chk_scenario *sc);
+nsa_status chk_cache_prepare_append(chk_scenario *sc);
+nsa_status chk_cache_poison_outputs(chk_scenario *sc);
 /* Gives every sequence the pages that its tokens need. */
-void chk_kv_take_pages(chk_kv_scenario *w);
+void chk_cache_take_pages(chk_scenario *sc);
 /* An element of a fetched tensor. */
-double chk_kv_value(const chk_kv_tensor *t, int64_t at);
-nsa_status chk_kv_upload(chk_kv_scenario *w, int what);
-nsa_status chk_kv_fetch(chk_kv_scenario *w, int what);
-uint8_t *chk_kv_fetched(const chk_kv_tensor *t);
-nsa_tensor chk_kv_view(const chk_kv_scenario *w, int what, bool gpu);
-nsa_batch chk_kv_batch(const chk_kv_scenario *w, bool gpu, bool append);
-nsa_io chk_kv_io(const chk_kv_scenario *w, bool gpu);
-nsa_status chk_kv_append(chk_kv_scenario *w, bool gpu);
+double chk_cache_value(const chk_cache_tensor *t, int64_t at);
+nsa_status chk_cache_upload(chk_scenario *sc, int what);
+nsa_status chk_cache_fetch(chk_scenario *sc, int what);
+uint8_t *chk_cache_fetched(const chk_cache_tensor *t);
+nsa_tensor chk_cache_view(const chk_scenario *sc, int what, bool gpu);
+nsa_batch chk_cache_batch(const chk_scenario *sc, bool gpu, bool append);
+nsa_io chk_cache_io(const chk_scenario *sc, bool gpu);
+nsa_status chk_cache_append(chk_scenario *sc, bool gpu);
 
-/* The attention of the form's steps. */
-static inline nsa_status chk_kv_attend(const chk_kv_scenario *w, const nsa_plan *plan,
-                                       const nsa_exec *exec, const nsa_batch *batch,
-                                       const nsa_io *io) {
-  return w->opts.op == NSA_OP_PREFILL ? nsa_prefill(plan, exec, batch, io)
-                                      : nsa_decode(plan, exec, batch, io);
+/* The attention of the options' steps. */
+static inline nsa_status chk_cache_attend(const chk_scenario *sc, const nsa_plan *plan,
+                                          const nsa_exec *exec, const nsa_batch *batch,
+                                          const nsa_io *io) {
+  return sc->options.op == NSA_OP_PREFILL ? nsa_prefill(plan, exec, batch, io)
+                                          : nsa_decode(plan, exec, batch, io);
 }
 
 /* Sequence of a token of the call, and its position; below 0 for padded sequences. */
-int chk_kv_sequence_of(const chk_kv_scenario *w, int64_t token);
-int64_t chk_kv_position_of(const chk_kv_scenario *w, int64_t token);
+int chk_cache_sequence_of(const chk_scenario *sc, int64_t token);
+int64_t chk_cache_position_of(const chk_scenario *sc, int64_t token);
 
-/* kv_lists.c: a selection of the caller's, and the rows to be probed, for the call. */
-void chk_kv_choose_selection(chk_kv_scenario *w);
+/* lists.c: a selection of the caller's, and the rows to be probed, for the call. */
+void chk_cache_choose_selection(chk_scenario *sc);
 
 /* What the GPU tells of the probed rows' importance, by what the CPU device does of all. */
-void chk_kv_compare_probes(chk_kv_scenario *w);
+void chk_cache_compare_probes(chk_scenario *sc);
 
-/* kv_overrun.c: append and attention with a sequence that is longer than the plan's. */
-nsa_status chk_kv_overrun(chk_kv_scenario *w);
+/* overrun.c: append and attention with a sequence that is longer than the plan's. */
+nsa_status chk_cache_overrun(chk_scenario *sc);
 
-/* kv_reads.c: what counters begin with, and what a step has added to them. */
-void chk_kv_start_reads(chk_kv_scenario *w);
-void chk_kv_compare_reads(chk_kv_scenario *w);
+/* reads.c: what counters begin with, and what a step has added to them. */
+void chk_cache_start_reads(chk_scenario *sc);
+void chk_cache_compare_reads(chk_scenario *sc);
 
-/* kv_repeat.c: after chk_kv_run_gpu, the same some times more, of the call's rows and the caches bit by bit. */
-nsa_status chk_kv_repeat(chk_kv_scenario *w);
+/* repeat.c: after chk_cache_run_gpu, the same some times more, of the call's rows and the caches bit by bit. */
+nsa_status chk_cache_repeat(chk_scenario *sc);
 
-/* kv_spoil.c: damages what the GPU gave. */
-void chk_kv_inject_cache(chk_kv_scenario *w);
-void chk_kv_inject_step(chk_kv_scenario *w);
-void chk_kv_inject_repeat(chk_kv_scenario *w);
+/* inject.c: damages what the GPU gave. */
+void chk_cache_inject_cache(chk_scenario *sc);
+void chk_cache_inject_step(chk_scenario *sc);
+void chk_cache_inject_repeat(chk_scenario *sc);
 
-/* kv_compare.c: append and attention on the GPU, by a captured graph where the form says so. */
-nsa_status chk_kv_run_gpu(chk_kv_scenario *w);
+/* compare.c: append and attention on the GPU, by a captured graph where the options say so. */
+nsa_status chk_cache_run_gpu(chk_scenario *sc);
 
 /* The caches: raw tokens bit by bit, entries to one rounding; the CPU's entries become the GPU's. */
-nsa_status chk_kv_compare_cache(chk_kv_scenario *w);
+nsa_status chk_cache_compare_cache(chk_scenario *sc);
 
-/* The step's outputs: by the CPU device on the GPU's blocks, which are judged by themselves. */
-nsa_status chk_kv_compare_step(chk_kv_scenario *w);
+/* The step's outputs: by the CPU device on the GPU's blocks, which are verified by themselves. */
+nsa_status chk_cache_compare_step(chk_scenario *sc);
 
-/* The same of the first w->tokens rows, whatever else was written. */
-nsa_status chk_kv_compare_rows(chk_kv_scenario *w);
+/* The same of the first sc->tokens rows, whatever else was written. */
+nsa_status chk_cache_compare_rows(chk_scenario *sc);
 
 /* Guards of a fetched tensor. */
-void chk_kv_check_guards(chk_kv_scenario *w, const nsai_verify_buffer *b, const char *name);
+void chk_cache_check_guards(chk_scenario *sc, const nsai_verify_buffer *b, const char *name);
 
 /* Elements [first, first + count) of fetched entries, by the host's; the host's become the GPU's. */
-void chk_kv_compare_entries(chk_kv_scenario *w, int what, int64_t first, int64_t count);
+void chk_cache_compare_entries(chk_scenario *sc, int what, int64_t first, int64_t count);
 
 /* At the end: every sequence's and head's norm. */
-void chk_kv_verify(chk_kv_scenario *w);
+void chk_cache_verify(chk_scenario *sc);
 
-#endif /* CHK_KV_SCENARIO_IMPL_H */
+#endif /* CHK_CACHE_INTERNAL_H */

@@ -11,35 +11,37 @@
 #define PROBE_TOLERANCE 1e-4
 
 /* Blocks or ranges of every kind: before, within and behind what may be seen, twice, none. */
-static void choose_lists(chk_kv_scenario *w, chk_kv_tensor *t) {
-  const nsai_model *g = &w->opts.model;
+static void choose_lists(chk_scenario *sc, chk_cache_tensor *t) {
+  const nsai_model *g = &sc->options.model;
   int32_t *out = (int32_t *)(void *)t->host;
-  uint64_t blocks = (uint64_t)nsai_select_block_count(g, w->opts.max_kv_len);
+  uint64_t blocks = (uint64_t)nsai_select_block_count(g, sc->options.max_kv_len);
   size_t count = t->bytes / sizeof *out;
-  for (size_t i = 0; w->opts.selection == NSA_SELECT_BLOCKS && i < count; i++)
-    out[i] = (int32_t)(chk_kv_next(w) % (blocks + 2)) - 1;
-  for (size_t i = 0; w->opts.selection == NSA_SELECT_RANGES && i < count; i += 2) {
+  for (size_t i = 0; sc->options.selection == NSA_SELECT_BLOCKS && i < count; i++)
+    out[i] = (int32_t)(chk_cache_next(sc) % (blocks + 2)) - 1;
+  for (size_t i = 0; sc->options.selection == NSA_SELECT_RANGES && i < count; i += 2) {
     /* every eighth of any length: more keys than so many blocks have, which splits are made for */
-    uint64_t most = chk_kv_next(w) % 8 ? 60 : (uint64_t)w->opts.max_kv_len;
-    out[i] = (int32_t)(chk_kv_next(w) % (uint64_t)w->opts.max_kv_len);
-    out[i + 1] = out[i] + (int32_t)(chk_kv_next(w) % most) - 5;
+    uint64_t most = chk_cache_next(sc) % 8 ? 60 : (uint64_t)sc->options.max_kv_len;
+    out[i] = (int32_t)(chk_cache_next(sc) % (uint64_t)sc->options.max_kv_len);
+    out[i + 1] = out[i] + (int32_t)(chk_cache_next(sc) % most) - 5;
   }
 }
 
-void chk_kv_choose_selection(chk_kv_scenario *w) {
-  chk_kv_tensor *lists = &w->tensor[CHK_KV_SELECTION], *rows = &w->tensor[CHK_KV_SOME_ROWS];
-  if (lists->host) choose_lists(w, lists);
-  for (int i = 0; rows->host && w->tokens && i < CHK_KV_PROBES; i++)
-    ((int32_t *)(void *)rows->host)[i] = (int32_t)(chk_kv_next(w) % (uint64_t)w->tokens);
+void chk_cache_choose_selection(chk_scenario *sc) {
+  chk_cache_tensor *lists = &sc->tensor[CHK_CACHE_SELECTION],
+                   *rows = &sc->tensor[CHK_CACHE_SOME_ROWS];
+  if (lists->host) choose_lists(sc, lists);
+  for (int i = 0; rows->host && sc->tokens && i < CHK_CACHE_PROBES; i++)
+    ((int32_t *)(void *)rows->host)[i] = (int32_t)(chk_cache_next(sc) % (uint64_t)sc->tokens);
 }
 
-void chk_kv_compare_probes(chk_kv_scenario *w) {
-  const chk_kv_tensor *rows = &w->tensor[CHK_KV_SOME_ROWS], *some = &w->tensor[CHK_KV_SOME];
-  const float *all = (const float *)(const void *)w->tensor[CHK_KV_PROBE].host;
-  const float *got = (const float *)(const void *)chk_kv_fetched(some);
+void chk_cache_compare_probes(chk_scenario *sc) {
+  const chk_cache_tensor *rows = &sc->tensor[CHK_CACHE_SOME_ROWS],
+                         *some = &sc->tensor[CHK_CACHE_SOME];
+  const float *all = (const float *)(const void *)sc->tensor[CHK_CACHE_PROBE].host;
+  const float *got = (const float *)(const void *)chk_cache_fetched(some);
   int64_t width = some->view.stride[0];
   double error = 0, norm = 0;
-  for (int64_t i = 0; i < CHK_KV_PROBES; i++) {
+  for (int64_t i = 0; i < CHK_CACHE_PROBES; i++) {
     int64_t token = ((const int32_t *)(const void *)rows->host)[i];
     for (int64_t x = 0; x < width; x++) {
       double want = (double)all[token * width + x];
@@ -48,8 +50,8 @@ void chk_kv_compare_probes(chk_kv_scenario *w) {
     }
   }
   double ratio = (norm > 0 ? sqrt(error / norm) : error) / PROBE_TOLERANCE;
-  if (ratio > w->result->importance) w->result->importance = ratio;
-  if (!(ratio <= 1) && !w->result->failure[0])
-    snprintf(w->result->failure, sizeof w->result->failure,
+  if (ratio > sc->result->importance) sc->result->importance = ratio;
+  if (!(ratio <= 1) && !sc->result->failure[0])
+    snprintf(sc->result->failure, sizeof sc->result->failure,
              "importance: error %.3g times its limit", ratio);
 }

@@ -51,7 +51,7 @@ static void random_model(uint64_t *random, nsai_model *g) {
  * as many compressed ones. */
 #define LONG_FROM 1000
 #define LONG_BLOCKS 4096
-static void make_long(chk_kv_options *out) {
+static void make_long(chk_cache_options *out) {
   nsai_model *g = &out->model;
   g->block = g->stride = g->select_block = 4;
   g->heads = g->heads / g->kv_heads < 8 ? g->heads / g->kv_heads : 8;
@@ -67,15 +67,15 @@ static void make_long(chk_kv_options *out) {
   if (!g->select_count) g->select_count = 16;
 }
 
-static bool has_probed_rows(const chk_kv_options *f) {
-  return f->seqs * f->max_q_len >= CHK_KV_PROBES;
+static bool has_probed_rows(const chk_cache_options *o) {
+  return o->seqs * o->max_q_len >= CHK_CACHE_PROBES;
 }
 
 /* More blocks to be searched than half a warp has lanes, in contexts of little more blocks than are chosen:
  * blocks of threads that share a search have few or none of them. */
 #define SEARCHED_FROM 2100
 #define SEARCHED_TO 4096
-void chk_kv_options_searched(chk_kv_options *out) {
+void chk_cache_options_searched(chk_cache_options *out) {
   static const int32_t counts[][3] = { { 32, 1, 2 }, { 16, 0, 1 }, { 18, 1, 2 }, { 34, 1, 1 } };
   nsai_model *g = &out->model;
   uint64_t random = out->seed * 0x9fb21c651e98df25ull + 1;
@@ -101,7 +101,7 @@ void chk_kv_options_searched(chk_kv_options *out) {
 }
 
 /* A selection of the caller's in every fifth, probes in half of the others. */
-static void choose_lists(uint64_t *random, chk_kv_options *out) {
+static void choose_lists(uint64_t *random, chk_cache_options *out) {
   bool selects = out->model.select_count > 0;
   out->shared_lists = next(random) % 2;
   out->selection = NSA_SELECT_OWN;
@@ -110,7 +110,7 @@ static void choose_lists(uint64_t *random, chk_kv_options *out) {
   out->probed = selects && !out->selection && next(random) % 2 && has_probed_rows(out);
 }
 
-void chk_kv_options_random(uint64_t seed, int32_t longest, chk_kv_options *out) {
+void chk_cache_options_random(uint64_t seed, int32_t longest, chk_cache_options *out) {
   static const int32_t pages[] = { NSA_NO_PAGES, 16, 32, 64, 64, 128 };
   static const int32_t q_lens[] = { 1, 1, 2, 4, 5, 16 };
   uint64_t random = seed * 0x2545f4914f6cdd1dull + 1;
@@ -125,7 +125,7 @@ void chk_kv_options_random(uint64_t seed, int32_t longest, chk_kv_options *out) 
   out->mapping = out->page_size > 0 && next(&random) % 3 == 0;
   out->graph = next(&random) % 2;
   out->ragged = !out->graph && next(&random) % 2;
-  out->seqs = (int32_t)(1 + next(&random) % CHK_KV_SEQS);
+  out->seqs = (int32_t)(1 + next(&random) % CHK_CACHE_SEQS);
   out->max_q_len = PICK(&random, q_lens);
   out->op = NSA_OP_DECODE;
   out->max_kv_len = (int32_t)(longest / 4 + (int64_t)(next(&random) % (uint64_t)longest));
@@ -140,15 +140,15 @@ void chk_kv_options_random(uint64_t seed, int32_t longest, chk_kv_options *out) 
   if (is_long)
     make_long(out);
   else if (takes_long && next(&random) % 12 == 0)
-    chk_kv_options_searched(out);
+    chk_cache_options_searched(out);
 }
 
-void chk_kv_options_plain(chk_kv_options *out) {
+void chk_cache_options_plain(chk_cache_options *out) {
   out->selection = NSA_SELECT_OWN;
   out->probed = out->counted = false;
 }
 
-void chk_kv_options_prefill(chk_kv_options *out) {
+void chk_cache_options_prefill(chk_cache_options *out) {
   uint64_t random = out->seed * 0xd1342543de82ef95ull + 1;
   out->op = NSA_OP_PREFILL;
   out->counted = false;
@@ -158,7 +158,7 @@ void chk_kv_options_prefill(chk_kv_options *out) {
   if (out->max_kv_len < 8 * out->max_q_len) out->max_kv_len = 8 * out->max_q_len;
 }
 
-void chk_kv_options_soak(chk_kv_options *out, int32_t longest) {
+void chk_cache_options_soak(chk_cache_options *out, int32_t longest) {
   nsai_model *g = &out->model;
   int32_t group = g->heads / g->kv_heads;
   g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
@@ -175,16 +175,16 @@ void chk_kv_options_soak(chk_kv_options *out, int32_t longest) {
   out->ring = out->slots = out->masks = out->probed = out->counted = false;
   out->graph = out->ragged = true;
   out->selection = NSA_SELECT_OWN;
-  out->seqs = CHK_KV_SEQS;
+  out->seqs = CHK_CACHE_SEQS;
   out->max_q_len = 16;
   out->chunk = 128;
   out->max_kv_len = longest;
 }
 
-void chk_kv_options_split(chk_kv_options *out) {
+void chk_cache_options_split(chk_cache_options *out) {
   nsai_model *g = &out->model;
   int32_t group = g->heads / g->kv_heads;
-  chk_kv_options_prefill(out);
+  chk_cache_options_prefill(out);
   out->split = true;
   g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
   g->heads = g->kv_heads * (group < 16 ? group : 16);
@@ -196,7 +196,7 @@ void chk_kv_options_split(chk_kv_options *out) {
   out->chunk = out->max_q_len;
 }
 
-/* What random worlds leave out: hundreds of sequences, long ones, and plans for many that all may be long:
+/* What random scenarios leave out: hundreds of sequences, long ones, and plans for many that all may be long:
  * what their kernels leave each other lies behind 2^31 elements. */
 typedef struct large_scenario {
   int32_t seqs, least, most; /* tokens of a sequence */
@@ -205,7 +205,7 @@ typedef struct large_scenario {
   int32_t block, stride, select_block, count, window;
   int32_t longest; /* 0: most */
 } large_scenario;
-static const large_scenario large_worlds[] = {
+static const large_scenario large_scenarios[] = {
   { 1024, 0, 300, 40, 4, 2, 4, 64, 16, 8, 16, 6, 33 },
   { 256, 0, 2000, 500, 4, 2, 8, 32, 32, 16, 64, 16, 512 },
   { 2, 3 << 18, 1 << 20, 1 << 17, 16, 1, 4, 16, 32, 16, 64, 16, 512 },
@@ -215,11 +215,11 @@ static const large_scenario large_worlds[] = {
   { 14, 0, 6000, 1500, 1, 4, 16, 128, 32, 16, 64, 16, 512 },
   { 28, 0, 3000, 40, 1, 4, 8, 96, 32, 16, 64, 12, 200 }, /* some with a ring */
 };
-#define LARGE_WORLDS (sizeof large_worlds / sizeof *large_worlds)
+#define LARGE_SCENARIOS (sizeof large_scenarios / sizeof *large_scenarios)
 
-void chk_kv_options_large(int32_t op, chk_kv_options *out) {
-  const uint64_t number = out->seed - 1, layout = number / LARGE_WORLDS;
-  const large_scenario *x = &large_worlds[number % LARGE_WORLDS];
+void chk_cache_options_large(int32_t op, chk_cache_options *out) {
+  const uint64_t number = out->seed - 1, layout = number / LARGE_SCENARIOS;
+  const large_scenario *x = &large_scenarios[number % LARGE_SCENARIOS];
   nsai_model *g = &out->model;
   g->kv_heads = x->kv_heads;
   g->heads = x->kv_heads * x->group;
@@ -255,25 +255,25 @@ void chk_kv_options_large(int32_t op, chk_kv_options *out) {
 
 static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 
-void chk_kv_options_print(const chk_kv_options *f, FILE *out) {
-  const nsai_model *g = &f->model;
+void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
+  const nsai_model *g = &o->model;
   fprintf(
       out,
       "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s "
       "scale %.2f seq%d q%d len%d",
-      f->split                  ? "split"
-      : f->op == NSA_OP_PREFILL ? "prefill"
+      o->split                  ? "split"
+      : o->op == NSA_OP_PREFILL ? "prefill"
                                 : "decode",
-      (unsigned long long)f->seed, g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block,
+      (unsigned long long)o->seed, g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block,
       g->stride, g->select_block, g->select_count, g->select_init, g->select_local, g->window,
       g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
-      g->gate == NSAI_GATE_MLP ? " gates" : "", phi_names[g->phi], f->page_size,
-      f->hnd ? " hnd" : "", f->lists ? " lists" : "", f->ring ? " ring" : "",
-      f->slots ? " slots" : "", f->mapping ? " mapping" : "", f->graph ? " graph" : "",
-      f->ragged ? " ragged" : "",
-      f->selection == NSA_SELECT_OWN      ? ""
-      : f->selection == NSA_SELECT_BLOCKS ? " blocks"
+      g->gate == NSAI_GATE_MLP ? " gates" : "", phi_names[g->phi], o->page_size,
+      o->hnd ? " hnd" : "", o->lists ? " lists" : "", o->ring ? " ring" : "",
+      o->slots ? " slots" : "", o->mapping ? " mapping" : "", o->graph ? " graph" : "",
+      o->ragged ? " ragged" : "",
+      o->selection == NSA_SELECT_OWN      ? ""
+      : o->selection == NSA_SELECT_BLOCKS ? " blocks"
                                           : " ranges",
-      f->probed ? " probed" : "", f->masks ? " masks" : "", f->counted ? " counted" : "",
-      (double)f->softmax_scale, f->seqs, f->max_q_len, f->max_kv_len);
+      o->probed ? " probed" : "", o->masks ? " masks" : "", o->counted ? " counted" : "",
+      (double)o->softmax_scale, o->seqs, o->max_q_len, o->max_kv_len);
 }

@@ -13,48 +13,48 @@
 
 static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-static bool runs(const chk_kv_scenario *w, int branch) { return w->branches >> branch & 1; }
+static bool runs(const chk_scenario *sc, int branch) { return sc->branches >> branch & 1; }
 
 /* What the counters hold before a step: no two alike. */
 static int64_t start_of(int64_t i) { return 1000003 * i; }
 
-void chk_kv_start_reads(chk_kv_scenario *w) {
-  chk_kv_tensor *t = &w->tensor[CHK_KV_READS];
+void chk_cache_start_reads(chk_scenario *sc) {
+  chk_cache_tensor *t = &sc->tensor[CHK_CACHE_READS];
   for (int64_t i = 0; t->host && i < (int64_t)(t->bytes / sizeof(int64_t)); i++)
     ((int64_t *)(void *)t->host)[i] = start_of(i);
 }
 
 /* New tokens that a block of threads takes, which share compressed entries and windows. */
-static int64_t tile_tokens(const chk_kv_scenario *w) {
+static int64_t tile_tokens(const chk_scenario *sc) {
   int64_t most = 1;
   for (int role = NSAI_KERNEL_DECODE_SCAN; role < NSAI_KERNEL_BACKWARD_SAVED; role++)
-    if (w->gpu_attend->choice.specs[role].tile_tokens > most)
-      most = w->gpu_attend->choice.specs[role].tile_tokens;
+    if (sc->gpu_attend->choice.specs[role].tile_tokens > most)
+      most = sc->gpu_attend->choice.specs[role].tile_tokens;
   return most;
 }
 
 /* Compressed entries of a sequence: by tiles of tokens, each up to its last one; on the CPU device at
  * once. */
-static int64_t entries_read(const chk_kv_scenario *w, int s) {
-  const nsai_model *g = &w->opts.model;
-  const int64_t tile = tile_tokens(w);
-  bool selects = g->select_count && w->opts.selection == NSA_SELECT_OWN;
+static int64_t entries_read(const chk_scenario *sc, int s) {
+  const nsai_model *g = &sc->options.model;
+  const int64_t tile = tile_tokens(sc);
+  bool selects = g->select_count && sc->options.selection == NSA_SELECT_OWN;
   int64_t sum = 0;
-  if (!runs(w, NSA_CMP) && !selects && !w->opts.probed) return 0;
-  if (!w->device->driver) return nsai_block_count(g, w->len[s]);
-  for (int64_t first = 0; first < w->q_len[s]; first += tile)
-    sum += nsai_block_count(g, w->len[s] - w->q_len[s] + least(first + tile, w->q_len[s]));
+  if (!runs(sc, NSA_CMP) && !selects && !sc->options.probed) return 0;
+  if (!sc->device->driver) return nsai_block_count(g, sc->len[s]);
+  for (int64_t first = 0; first < sc->q_len[s]; first += tile)
+    sum += nsai_block_count(g, sc->len[s] - sc->q_len[s] + least(first + tile, sc->q_len[s]));
   return sum;
 }
 
 /* Tokens of a sequence's windows: by tiles, each from its first token's first key on; on the CPU device by
  * tokens. */
-static int64_t windows_read(const chk_kv_scenario *w, int s) {
-  const int64_t tile = w->device->driver ? tile_tokens(w) : 1;
+static int64_t windows_read(const chk_scenario *sc, int s) {
+  const int64_t tile = sc->device->driver ? tile_tokens(sc) : 1;
   int64_t sum = 0;
-  for (int64_t first = 0; runs(w, NSA_WIN) && first < w->q_len[s]; first += tile) {
-    int64_t begin = w->len[s] - w->q_len[s] + first + 1 - w->opts.model.window;
-    int64_t end = w->len[s] - w->q_len[s] + least(first + tile, w->q_len[s]);
+  for (int64_t first = 0; runs(sc, NSA_WIN) && first < sc->q_len[s]; first += tile) {
+    int64_t begin = sc->len[s] - sc->q_len[s] + first + 1 - sc->options.model.window;
+    int64_t end = sc->len[s] - sc->q_len[s] + least(first + tile, sc->q_len[s]);
     if (end > 0) sum += end - (begin > 0 ? begin : 0);
   }
   return sum;
@@ -67,24 +67,25 @@ typedef struct entries {
   int64_t block;
 } entries;
 
-static entries entries_of(const chk_kv_scenario *w, int64_t token, int32_t head) {
-  const bool own = w->opts.selection == NSA_SELECT_OWN;
-  const chk_kv_tensor *t = &w->tensor[own ? CHK_KV_IDX : CHK_KV_SELECTION];
-  const int64_t heads = own || !w->opts.shared_lists ? head * t->view.stride[1] : 0;
-  return (entries){ (const int32_t *)(const void *)(own ? chk_kv_fetched(t) : t->host) +
+static entries entries_of(const chk_scenario *sc, int64_t token, int32_t head) {
+  const bool own = sc->options.selection == NSA_SELECT_OWN;
+  const chk_cache_tensor *t = &sc->tensor[own ? CHK_CACHE_IDX : CHK_CACHE_SELECTION];
+  const int64_t heads = own || !sc->options.shared_lists ? head * t->view.stride[1] : 0;
+  return (entries){ (const int32_t *)(const void *)(own ? chk_cache_fetched(t) : t->host) +
                         token * t->view.stride[0] + heads,
-                    w->opts.selection == NSA_SELECT_RANGES ? 2 : 1, w->opts.model.select_block };
+                    sc->options.selection == NSA_SELECT_RANGES ? 2 : 1,
+                    sc->options.model.select_block };
 }
 
 /* Tokens in the lists of rows [first, first + count) of q that are not seen yet, and now are: of ranges those
  * up to the row's position; of blocks that it may choose, those up to position `last`. */
-static int64_t listed_tokens(const chk_kv_scenario *w, int64_t first, int64_t count, int32_t head,
+static int64_t listed_tokens(const chk_scenario *sc, int64_t first, int64_t count, int32_t head,
                              int64_t last, char *seen) {
   int64_t sum = 0;
   for (int64_t token = first; token < first + count; token++) {
-    const int64_t t = chk_kv_position_of(w, token);
-    const entries e = entries_of(w, token, head);
-    for (int32_t i = 0; i < w->opts.model.select_count; i++) {
+    const int64_t t = chk_cache_position_of(sc, token);
+    const entries e = entries_of(sc, token, head);
+    for (int32_t i = 0; i < sc->options.model.select_count; i++) {
       const int32_t *at = e.at + i * e.width;
       int64_t begin = e.width == 2 ? at[0] : at[0] * e.block;
       int64_t end = e.width == 2 ? least(at[1], t + 1) : least(begin + e.block, last + 1);
@@ -97,56 +98,55 @@ static int64_t listed_tokens(const chk_kv_scenario *w, int64_t first, int64_t co
 }
 
 /* Chosen tokens of a sequence: blocks by tiles of tokens, ranges and on the CPU device by tokens. */
-static int64_t chosen_read(const chk_kv_scenario *w, int s, int64_t first, int32_t head,
-                           char *seen) {
-  const bool tiles = w->device->driver && w->opts.selection != NSA_SELECT_RANGES;
-  const int64_t tile = tiles ? tile_tokens(w) : 1;
+static int64_t chosen_read(const chk_scenario *sc, int s, int64_t first, int32_t head, char *seen) {
+  const bool tiles = sc->device->driver && sc->options.selection != NSA_SELECT_RANGES;
+  const int64_t tile = tiles ? tile_tokens(sc) : 1;
   int64_t sum = 0;
-  for (int64_t i = 0; runs(w, NSA_SEL) && i < w->q_len[s]; i += tile) {
-    const int64_t count = least(tile, w->q_len[s] - i);
-    const int64_t last = chk_kv_position_of(w, first + i + count - 1);
-    sum += listed_tokens(w, first + i, count, head, last, seen);
+  for (int64_t i = 0; runs(sc, NSA_SEL) && i < sc->q_len[s]; i += tile) {
+    const int64_t count = least(tile, sc->q_len[s] - i);
+    const int64_t last = chk_cache_position_of(sc, first + i + count - 1);
+    sum += listed_tokens(sc, first + i, count, head, last, seen);
   }
   return sum;
 }
 
 /* Tokens that a sequence's new ones, from row `first` of q on, read for one head and branch. */
-static int64_t tokens_read(const chk_kv_scenario *w, int s, int64_t first, int32_t head, int branch,
+static int64_t tokens_read(const chk_scenario *sc, int s, int64_t first, int32_t head, int branch,
                            char *seen) {
-  if (branch == NSA_CMP) return entries_read(w, s);
-  if (branch == NSA_WIN) return windows_read(w, s);
-  return chosen_read(w, s, first, head, seen);
+  if (branch == NSA_CMP) return entries_read(sc, s);
+  if (branch == NSA_WIN) return windows_read(sc, s);
+  return chosen_read(sc, s, first, head, seen);
 }
 
 /* Bytes of K and V of a token; the CPU device reads no V for the selection alone. */
-static int64_t row_bytes(const chk_kv_scenario *w, int branch) {
-  const nsai_model *g = &w->opts.model;
-  bool k_alone = !w->device->driver && branch == NSA_CMP && !runs(w, NSA_CMP);
+static int64_t row_bytes(const chk_scenario *sc, int branch) {
+  const nsai_model *g = &sc->options.model;
+  bool k_alone = !sc->device->driver && branch == NSA_CMP && !runs(sc, NSA_CMP);
   return ELEMENT * (int64_t)(g->head_dim_qk + (k_alone ? 0 : g->head_dim_v));
 }
 
-void chk_kv_compare_reads(chk_kv_scenario *w) {
-  const chk_kv_tensor *t = &w->tensor[CHK_KV_READS];
-  const int64_t *got = (const int64_t *)(const void *)chk_kv_fetched(t);
+void chk_cache_compare_reads(chk_scenario *sc) {
+  const chk_cache_tensor *t = &sc->tensor[CHK_CACHE_READS];
+  const int64_t *got = (const int64_t *)(const void *)chk_cache_fetched(t);
   int64_t first = 0, i = 0;
-  char *seen = calloc((size_t)w->opts.max_kv_len + 1, 1);
+  char *seen = calloc((size_t)sc->options.max_kv_len + 1, 1);
   if (!seen) {
-    snprintf(w->result->failure, sizeof w->result->failure, "no memory to judge reads");
+    snprintf(sc->result->failure, sizeof sc->result->failure, "no memory to verify reads");
     return;
   }
-  for (int s = 0; s < w->opts.seqs; first += w->q_len[s++])
-    for (int32_t head = 0; head < w->opts.model.kv_heads; head++)
+  for (int s = 0; s < sc->options.seqs; first += sc->q_len[s++])
+    for (int32_t head = 0; head < sc->options.model.kv_heads; head++)
       for (int branch = 0; branch < NSA_BRANCHES; branch++, i += 2) {
         int64_t tokens = got[i] - start_of(i), bytes = got[i + 1] - start_of(i + 1);
-        int64_t want = tokens_read(w, s, first, head, branch, seen);
-        w->result->counted += want;
-        if ((tokens == want && bytes == want * row_bytes(w, branch)) || w->result->failure[0])
+        int64_t want = tokens_read(sc, s, first, head, branch, seen);
+        sc->result->counted += want;
+        if ((tokens == want && bytes == want * row_bytes(sc, branch)) || sc->result->failure[0])
           continue;
-        snprintf(w->result->failure, sizeof w->result->failure,
+        snprintf(sc->result->failure, sizeof sc->result->failure,
                  "reads of sequence %d (%d of %d tokens new), head %d, branch %d: %lld tokens, "
                  "%lld bytes, expected %lld, %lld",
-                 s, w->q_len[s], w->len[s], head, branch, (long long)tokens, (long long)bytes,
-                 (long long)want, (long long)(want * row_bytes(w, branch)));
+                 s, sc->q_len[s], sc->len[s], head, branch, (long long)tokens, (long long)bytes,
+                 (long long)want, (long long)(want * row_bytes(sc, branch)));
       }
   free(seen);
 }

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The world's memory, and its walk: appends, decode steps, drafts that are rejected, ends.
+ * The scenario's memory, and its walk: appends, decode steps, drafts that are rejected, ends.
  */
 #include "internal.h"
 
@@ -14,8 +14,8 @@
 
 #define NOWHERE 0x7ffffff0 /* an id of a page that must not be looked at */
 
-uint64_t chk_kv_next(chk_kv_scenario *w) {
-  uint64_t z = w->random += 0x9e3779b97f4a7c15ull; /* splitmix64 */
+uint64_t chk_cache_next(chk_scenario *sc) {
+  uint64_t z = sc->random += 0x9e3779b97f4a7c15ull; /* splitmix64 */
   z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
   z = (z ^ z >> 27) * 0x94d049bb133111ebull;
   return z ^ z >> 31;
@@ -27,9 +27,9 @@ static size_t element_bytes(int32_t dtype) {
   return dtype == NSA_I64 ? 8 : dtype == NSA_F32 || dtype == NSA_I32 ? 4 : 2;
 }
 
-nsa_status chk_kv_make(chk_kv_scenario *w, int what, int32_t dtype, int32_t ndim,
-                       const int64_t *shape) {
-  chk_kv_tensor *t = &w->tensor[what];
+nsa_status chk_cache_make(chk_scenario *sc, int what, int32_t dtype, int32_t ndim,
+                          const int64_t *shape) {
+  chk_cache_tensor *t = &sc->tensor[what];
   int64_t count = 1;
   t->view = (nsa_tensor){ .dtype = dtype, .ndim = ndim };
   for (int i = ndim - 1; i >= 0; i--) {
@@ -41,39 +41,39 @@ nsa_status chk_kv_make(chk_kv_scenario *w, int what, int32_t dtype, int32_t ndim
   t->host = malloc(t->bytes + 1);
   if (!t->host) return nsai_fail_nomem("a tensor", t->bytes);
   memset(t->host, 0xff, t->bytes);
-  NSAI_TRY(nsai_verify_buffer_create(w->device, t->bytes, 0xff, &t->gpu));
+  NSAI_TRY(nsai_verify_buffer_create(sc->device, t->bytes, 0xff, &t->gpu));
   return nsai_verify_buffer_image(&t->gpu) ? NSA_OK : nsai_fail_nomem("an image", t->bytes);
 }
 
-uint8_t *chk_kv_fetched(const chk_kv_tensor *t) {
+uint8_t *chk_cache_fetched(const chk_cache_tensor *t) {
   return t->gpu.image ? t->gpu.image + NSAI_VERIFY_GUARD : NULL;
 }
 
 /* Pages that lie far apart from `gpu` to there, or back. */
-static nsa_status move_pages(const chk_kv_scenario *w, const chk_kv_tensor *t, bool out) {
+static nsa_status move_pages(const chk_scenario *sc, const chk_cache_tensor *t, bool out) {
   size_t bytes = (size_t)t->view.stride[0] * 2;
   for (int64_t page = 0; t->far && page < t->view.shape[0]; page++) {
     uint8_t *near = t->gpu.device + NSAI_VERIFY_GUARD + (size_t)page * bytes;
     uint8_t *far = t->far + page * t->page_stride * 2;
-    NSAI_TRY(nsai_verify_device_copy(w->device, out ? far : near, out ? near : far, bytes));
+    NSAI_TRY(nsai_verify_device_copy(sc->device, out ? far : near, out ? near : far, bytes));
   }
   return NSA_OK;
 }
 
-nsa_status chk_kv_upload(chk_kv_scenario *w, int what) {
-  chk_kv_tensor *t = &w->tensor[what];
-  memcpy(chk_kv_fetched(t), t->host, t->bytes);
-  NSAI_TRY(nsai_verify_buffer_upload(w->device, &t->gpu));
-  return move_pages(w, t, true);
+nsa_status chk_cache_upload(chk_scenario *sc, int what) {
+  chk_cache_tensor *t = &sc->tensor[what];
+  memcpy(chk_cache_fetched(t), t->host, t->bytes);
+  NSAI_TRY(nsai_verify_buffer_upload(sc->device, &t->gpu));
+  return move_pages(sc, t, true);
 }
 
-nsa_status chk_kv_fetch(chk_kv_scenario *w, int what) {
-  NSAI_TRY(move_pages(w, &w->tensor[what], false));
-  return nsai_verify_buffer_fetch(w->device, &w->tensor[what].gpu);
+nsa_status chk_cache_fetch(chk_scenario *sc, int what) {
+  NSAI_TRY(move_pages(sc, &sc->tensor[what], false));
+  return nsai_verify_buffer_fetch(sc->device, &sc->tensor[what].gpu);
 }
 
-nsa_tensor chk_kv_view(const chk_kv_scenario *w, int what, bool gpu) {
-  const chk_kv_tensor *t = &w->tensor[what];
+nsa_tensor chk_cache_view(const chk_scenario *sc, int what, bool gpu) {
+  const chk_cache_tensor *t = &sc->tensor[what];
   nsa_tensor view = t->view;
   if (!t->host) return (nsa_tensor){ 0 };
   view.data = gpu ? (void *)(t->gpu.device + NSAI_VERIFY_GUARD) : (void *)t->host;
@@ -85,43 +85,43 @@ nsa_tensor chk_kv_view(const chk_kv_scenario *w, int what, bool gpu) {
 }
 
 /* The last page begins behind 2^31 elements. */
-static nsa_status spread_pages(chk_kv_scenario *w, int what) {
-  chk_kv_tensor *t = &w->tensor[what];
+static nsa_status spread_pages(chk_scenario *sc, int what) {
+  chk_cache_tensor *t = &sc->tensor[what];
   int64_t last = t->view.shape[0] - 1;
   void *far;
   t->page_stride = (((int64_t)1 << 31) / last / 64 + 1) * 64;
   if (t->page_stride < t->view.stride[0]) t->page_stride = t->view.stride[0];
-  NSAI_TRY(nsai_verify_device_alloc(w->device,
+  NSAI_TRY(nsai_verify_device_alloc(sc->device,
                                     (size_t)(last * t->page_stride + t->view.stride[0]) * 2, &far));
   t->far = far;
-  return move_pages(w, t, true);
+  return move_pages(sc, t, true);
 }
 
 /* [rows, tokens, heads, dim]; with `hnd` in memory [rows, heads, tokens, dim]. */
-static nsa_status make_cache(chk_kv_scenario *w, int what, const nsa_tensor *t) {
-  NSAI_TRY(chk_kv_make(w, what, t->dtype, 4, t->shape));
-  if (w->opts.hnd) {
-    w->tensor[what].view.stride[1] = t->shape[3];
-    w->tensor[what].view.stride[2] = t->shape[1] * t->shape[3];
+static nsa_status make_cache(chk_scenario *sc, int what, const nsa_tensor *t) {
+  NSAI_TRY(chk_cache_make(sc, what, t->dtype, 4, t->shape));
+  if (sc->options.hnd) {
+    sc->tensor[what].view.stride[1] = t->shape[3];
+    sc->tensor[what].view.stride[2] = t->shape[1] * t->shape[3];
   }
-  return w->opts.spread ? spread_pages(w, what) : NSA_OK;
+  return sc->options.spread ? spread_pages(sc, what) : NSA_OK;
 }
 
-static bool is_ring(const chk_kv_scenario *w, int what) {
-  return w->opts.ring && (what == CHK_KV_K + NSA_WIN || what == CHK_KV_V + NSA_WIN);
+static bool is_ring(const chk_scenario *sc, int what) {
+  return sc->options.ring && (what == CHK_CACHE_K + NSA_WIN || what == CHK_CACHE_V + NSA_WIN);
 }
 
-static nsa_status make_caches(chk_kv_scenario *w) {
-  const chk_kv_options *f = &w->opts;
-  const int32_t stride = f->model.stride;
-  int64_t rows = f->page_size > 0 ? w->pages : f->seqs + 1;
-  int64_t tokens = f->page_size > 0 ? f->page_size : (f->max_kv_len + stride - 1) / stride * stride;
+static nsa_status make_caches(chk_scenario *sc) {
+  const chk_cache_options *o = &sc->options;
+  const int32_t stride = o->model.stride;
+  int64_t rows = o->page_size > 0 ? sc->pages : o->seqs + 1;
+  int64_t tokens = o->page_size > 0 ? o->page_size : (o->max_kv_len + stride - 1) / stride * stride;
   nsa_kv cache;
-  nsai_verify_cache_declare(&f->model, rows, tokens, &cache);
+  nsai_verify_cache_declare(&o->model, rows, tokens, &cache);
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++) {
     nsa_tensor *t = nsai_verify_cache_tensor(&cache, i);
-    if (is_ring(w, CHK_KV_K + i)) t->shape[0] = f->seqs + 1, t->shape[1] = w->ring;
-    if (t->ndim) NSAI_TRY(make_cache(w, CHK_KV_K + i, t));
+    if (is_ring(sc, CHK_CACHE_K + i)) t->shape[0] = o->seqs + 1, t->shape[1] = sc->ring;
+    if (t->ndim) NSAI_TRY(make_cache(sc, CHK_CACHE_K + i, t));
   }
   return NSA_OK;
 }
@@ -129,63 +129,66 @@ static nsa_status make_caches(chk_kv_scenario *w) {
 #define SHAPE(...) ((const int64_t[]){ __VA_ARGS__ })
 
 /* Of `t` rows, chosen or brought. */
-static nsa_status make_lists(chk_kv_scenario *w, int64_t t) {
-  const chk_kv_options *f = &w->opts;
-  int64_t heads = f->model.kv_heads, n = f->model.select_count;
-  int64_t blocks = nsai_select_block_count(&f->model, f->max_kv_len);
-  bool ranges = f->selection == NSA_SELECT_RANGES;
-  if (f->probed) {
-    NSAI_TRY(chk_kv_make(w, CHK_KV_SOME_ROWS, NSA_I32, 1, SHAPE(CHK_KV_PROBES)));
-    NSAI_TRY(chk_kv_make(w, CHK_KV_SOME, NSA_F32, 3, SHAPE(CHK_KV_PROBES, heads, blocks)));
+static nsa_status make_lists(chk_scenario *sc, int64_t t) {
+  const chk_cache_options *o = &sc->options;
+  int64_t heads = o->model.kv_heads, n = o->model.select_count;
+  int64_t blocks = nsai_select_block_count(&o->model, o->max_kv_len);
+  bool ranges = o->selection == NSA_SELECT_RANGES;
+  if (o->probed) {
+    NSAI_TRY(chk_cache_make(sc, CHK_CACHE_SOME_ROWS, NSA_I32, 1, SHAPE(CHK_CACHE_PROBES)));
+    NSAI_TRY(
+        chk_cache_make(sc, CHK_CACHE_SOME, NSA_F32, 3, SHAPE(CHK_CACHE_PROBES, heads, blocks)));
   }
-  if (f->selection == NSA_SELECT_OWN)
-    return chk_kv_make(w, CHK_KV_IDX, NSA_I32, 3, SHAPE(t, heads, n));
-  if (f->shared_lists)
-    return chk_kv_make(w, CHK_KV_SELECTION, NSA_I32, ranges ? 3 : 2, SHAPE(t, n, 2));
-  return chk_kv_make(w, CHK_KV_SELECTION, NSA_I32, ranges ? 4 : 3, SHAPE(t, heads, n, 2));
+  if (o->selection == NSA_SELECT_OWN)
+    return chk_cache_make(sc, CHK_CACHE_IDX, NSA_I32, 3, SHAPE(t, heads, n));
+  if (o->shared_lists)
+    return chk_cache_make(sc, CHK_CACHE_SELECTION, NSA_I32, ranges ? 3 : 2, SHAPE(t, n, 2));
+  return chk_cache_make(sc, CHK_CACHE_SELECTION, NSA_I32, ranges ? 4 : 3, SHAPE(t, heads, n, 2));
 }
 
-static nsa_status make_rest(chk_kv_scenario *w) {
-  const chk_kv_options *f = &w->opts;
-  const nsai_model *g = &f->model;
-  int64_t t = w->most_tokens, s = f->seqs, blocks = nsai_select_block_count(g, f->max_kv_len);
-  NSAI_TRY(chk_kv_make(w, CHK_KV_CU_Q, NSA_I32, 1, SHAPE(s + 1)));
-  NSAI_TRY(chk_kv_make(w, CHK_KV_LEN, NSA_I32, 1, SHAPE(s)));
-  NSAI_TRY(chk_kv_make(w, CHK_KV_TABLE, NSA_I32, 2, SHAPE(s, w->most_pages)));
-  NSAI_TRY(chk_kv_make(w, CHK_KV_STARTS, NSA_I32, 1, SHAPE(s + 1)));
-  NSAI_TRY(chk_kv_make(w, CHK_KV_LISTS, NSA_I32, 1, SHAPE(s * w->most_pages)));
-  NSAI_TRY(chk_kv_make(w, CHK_KV_SLOTS, NSA_I32, 1, SHAPE(s)));
-  NSAI_TRY(chk_kv_make(w, CHK_KV_MAPPING, NSA_I64, 1, SHAPE(t)));
-  NSAI_TRY(chk_kv_make(w, CHK_KV_Q, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_qk)));
+static nsa_status make_rest(chk_scenario *sc) {
+  const chk_cache_options *o = &sc->options;
+  const nsai_model *g = &o->model;
+  int64_t t = sc->most_tokens, s = o->seqs, blocks = nsai_select_block_count(g, o->max_kv_len);
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_CU_Q, NSA_I32, 1, SHAPE(s + 1)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_LEN, NSA_I32, 1, SHAPE(s)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_TABLE, NSA_I32, 2, SHAPE(s, sc->most_pages)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_STARTS, NSA_I32, 1, SHAPE(s + 1)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_LISTS, NSA_I32, 1, SHAPE(s * sc->most_pages)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_SLOTS, NSA_I32, 1, SHAPE(s)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_MAPPING, NSA_I64, 1, SHAPE(t)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_Q, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_qk)));
   if (g->gate == NSAI_GATE_MLP)
-    NSAI_TRY(chk_kv_make(w, CHK_KV_GATE, g->dtype, 2, SHAPE(t, g->gate_channels)));
+    NSAI_TRY(chk_cache_make(sc, CHK_CACHE_GATE, g->dtype, 2, SHAPE(t, g->gate_channels)));
   else
-    NSAI_TRY(chk_kv_make(w, CHK_KV_GATE, g->dtype, 3, SHAPE(t, g->heads, 3)));
+    NSAI_TRY(chk_cache_make(sc, CHK_CACHE_GATE, g->dtype, 3, SHAPE(t, g->heads, 3)));
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    NSAI_TRY(chk_kv_make(w, CHK_KV_LSE + pair, NSA_F32, 2, SHAPE(t, g->heads)));
-    NSAI_TRY(
-        chk_kv_make(w, CHK_KV_O_BRANCH + pair, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_v)));
+    NSAI_TRY(chk_cache_make(sc, CHK_CACHE_LSE + pair, NSA_F32, 2, SHAPE(t, g->heads)));
+    NSAI_TRY(chk_cache_make(sc, CHK_CACHE_O_BRANCH + pair, g->dtype, 3,
+                            SHAPE(t, g->heads, g->head_dim_v)));
     if (!nsai_reads_pair(g, pair)) continue;
-    NSAI_TRY(
-        chk_kv_make(w, CHK_KV_NEW_K + pair, g->dtype, 3, SHAPE(t, g->kv_heads, g->head_dim_qk)));
-    NSAI_TRY(
-        chk_kv_make(w, CHK_KV_NEW_V + pair, g->dtype, 3, SHAPE(t, g->kv_heads, g->head_dim_v)));
+    NSAI_TRY(chk_cache_make(sc, CHK_CACHE_FRESH_K + pair, g->dtype, 3,
+                            SHAPE(t, g->kv_heads, g->head_dim_qk)));
+    NSAI_TRY(chk_cache_make(sc, CHK_CACHE_FRESH_V + pair, g->dtype, 3,
+                            SHAPE(t, g->kv_heads, g->head_dim_v)));
   }
-  NSAI_TRY(chk_kv_make(w, CHK_KV_O, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_v)));
-  NSAI_TRY(chk_kv_make(w, CHK_KV_PROBE_ROWS, NSA_I32, 1, SHAPE(t)));
-  NSAI_TRY(chk_kv_make(w, CHK_KV_PROBE, NSA_F32, 3, SHAPE(s * f->max_q_len, g->kv_heads, blocks)));
-  if (f->counted)
-    NSAI_TRY(chk_kv_make(w, CHK_KV_READS, NSA_I64, 4, SHAPE(s, g->kv_heads, NSA_BRANCHES, 2)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_O, g->dtype, 3, SHAPE(t, g->heads, g->head_dim_v)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_PROBE_ROWS, NSA_I32, 1, SHAPE(t)));
+  NSAI_TRY(chk_cache_make(sc, CHK_CACHE_PROBE, NSA_F32, 3,
+                          SHAPE(s * o->max_q_len, g->kv_heads, blocks)));
+  if (o->counted)
+    NSAI_TRY(
+        chk_cache_make(sc, CHK_CACHE_READS, NSA_I64, 4, SHAPE(s, g->kv_heads, NSA_BRANCHES, 2)));
   if (!g->select_count) return NSA_OK;
-  return make_lists(w, t);
+  return make_lists(sc, t);
 }
 
-void chk_kv_fill_scaled(chk_kv_scenario *w, int what, int64_t rows, double deviation) {
-  chk_kv_tensor *t = &w->tensor[what];
+void chk_cache_fill_scaled(chk_scenario *sc, int what, int64_t rows, double deviation) {
+  chk_cache_tensor *t = &sc->tensor[what];
   uint16_t *to = (uint16_t *)(void *)t->host;
   int64_t count = rows * t->view.stride[0];
   for (int64_t i = 0; i < count; i++) {
-    uint64_t bits = chk_kv_next(w);
+    uint64_t bits = chk_cache_next(sc);
     double sum = 0;
     for (int k = 0; k < 4; k++) sum += (double)(bits >> 16 * k & 0xffff) / 65536.0 - 0.5;
     float x = (float)(sum * 1.7320508 * deviation);
@@ -195,15 +198,15 @@ void chk_kv_fill_scaled(chk_kv_scenario *w, int what, int64_t rows, double devia
 
 /* Gate weights are what a sigmoid gives: where signs let branches cancel, what is left has the errors of
  * much larger terms. */
-static void drop_signs(chk_kv_scenario *w, int64_t rows) {
-  chk_kv_tensor *t = &w->tensor[CHK_KV_GATE];
+static void drop_signs(chk_scenario *sc, int64_t rows) {
+  chk_cache_tensor *t = &sc->tensor[CHK_CACHE_GATE];
   uint16_t *gate = (uint16_t *)(void *)t->host;
   for (int64_t i = 0; i < rows * t->view.stride[0]; i++) gate[i] &= 0x7fff;
 }
 
-void chk_kv_fill(chk_kv_scenario *w, int what, int64_t rows) {
-  chk_kv_fill_scaled(w, what, rows, 1);
-  if (what == CHK_KV_GATE && w->opts.model.gate == NSAI_GATE_WEIGHTS) drop_signs(w, rows);
+void chk_cache_fill(chk_scenario *sc, int what, int64_t rows) {
+  chk_cache_fill_scaled(sc, what, rows, 1);
+  if (what == CHK_CACHE_GATE && sc->options.model.gate == NSAI_GATE_WEIGHTS) drop_signs(sc, rows);
 }
 
 /* ---- contexts and plans ---- */
@@ -215,8 +218,8 @@ static const char *const gate_words[] = {
   "weights", "logits", "mlp\n  gate_mlp: {channels: 64, hidden: 32, activation: silu}"
 };
 
-static nsa_status make_context(chk_kv_scenario *w, const char *cache_dir, bool gpu, nsa_ctx **out) {
-  const nsai_model *g = &w->opts.model;
+static nsa_status make_context(chk_scenario *sc, const char *cache_dir, bool gpu, nsa_ctx **out) {
+  const nsai_model *g = &sc->options.model;
   char text[1400];
   nsa_options options = NSA_OPTIONS_INIT;
   snprintf(text, sizeof text,
@@ -228,299 +231,305 @@ static nsa_status make_context(chk_kv_scenario *w, const char *cache_dir, bool g
            g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
            phi_words[g->phi], g->select_block, g->select_count, g->select_init, g->select_local,
            g->window, gate_words[g->gate], g->per_branch ? "per_branch" : "shared",
-           g->dtype == NSA_F16 ? "fp16" : "bf16", gpu && w->device->driver ? "auto" : "cpu",
-           w->opts.counted ? "true" : "false");
+           g->dtype == NSA_F16 ? "fp16" : "bf16", gpu && sc->device->driver ? "auto" : "cpu",
+           sc->options.counted ? "true" : "false");
   size_t used = strlen(text);
   if (cache_dir)
     snprintf(text + used, sizeof text - used, "  cache_dir: \"%s\"\n", cache_dir);
   else
     snprintf(text + used, sizeof text - used, "  cache_mode: off\n");
   used = strlen(text);
-  if (gpu && w->opts.variant && w->opts.op == NSA_OP_DECODE)
+  if (gpu && sc->options.variant && sc->options.op == NSA_OP_DECODE)
     snprintf(text + used, sizeof text - used, "variants:\n  force: {decode: %s}\n",
-             w->opts.variant);
+             sc->options.variant);
   options.yaml_text = text;
   return nsa_create(NULL, &options, out);
 }
 
-static nsa_status make_plan(chk_kv_scenario *w, nsa_ctx *ctx, int32_t op, int32_t selection,
+static nsa_status make_plan(chk_scenario *sc, nsa_ctx *ctx, int32_t op, int32_t selection,
                             int32_t probes, nsa_plan **out) {
   nsa_problem p = NSA_PROBLEM_INIT;
   p.op = op;
-  p.page_size = w->opts.page_size;
-  p.max_seqs = w->opts.seqs;
-  p.max_tokens = op == NSA_OP_APPEND ? w->most_tokens : w->opts.seqs * w->opts.max_q_len;
-  p.max_kv_len = w->opts.max_kv_len;
-  p.max_q_len = op == NSA_OP_APPEND ? w->chunk : w->opts.max_q_len;
-  p.window_ring = w->opts.ring;
+  p.page_size = sc->options.page_size;
+  p.max_seqs = sc->options.seqs;
+  p.max_tokens = op == NSA_OP_APPEND ? sc->most_tokens : sc->options.seqs * sc->options.max_q_len;
+  p.max_kv_len = sc->options.max_kv_len;
+  p.max_q_len = op == NSA_OP_APPEND ? sc->chunk : sc->options.max_q_len;
+  p.window_ring = sc->options.ring;
   p.selection = selection;
   p.max_probe_rows = probes < p.max_tokens ? probes : (int32_t)p.max_tokens;
   return nsa_plan_create(ctx, &p, NULL, NULL, out);
 }
 
-static nsa_status make_plans(chk_kv_scenario *w, const char *cache_dir) {
-  const int32_t op = w->opts.op, selection = w->opts.selection;
-  bool selects = w->opts.model.select_count > 0 && selection == NSA_SELECT_OWN;
+static nsa_status make_plans(chk_scenario *sc, const char *cache_dir) {
+  const int32_t op = sc->options.op, selection = sc->options.selection;
+  bool selects = sc->options.model.select_count > 0 && selection == NSA_SELECT_OWN;
   uint64_t bytes = 0;
-  NSAI_TRY(make_context(w, cache_dir, true, &w->gpu));
-  NSAI_TRY(make_context(w, cache_dir, false, &w->cpu));
-  NSAI_TRY(make_plan(w, w->gpu, NSA_OP_APPEND, 0, 0, &w->gpu_append));
-  NSAI_TRY(make_plan(w, w->gpu, op, selection, w->opts.probed ? CHK_KV_PROBES : 0, &w->gpu_attend));
-  NSAI_TRY(make_plan(w, w->cpu, NSA_OP_APPEND, 0, 0, &w->cpu_append));
-  NSAI_TRY(make_plan(w, w->cpu, op, selection, selects ? INT32_MAX : 0, &w->cpu_select));
-  NSAI_TRY(make_plan(w, w->cpu, op, selects ? NSA_SELECT_BLOCKS : selection, 0, &w->cpu_attend));
+  NSAI_TRY(make_context(sc, cache_dir, true, &sc->gpu));
+  NSAI_TRY(make_context(sc, cache_dir, false, &sc->cpu));
+  NSAI_TRY(make_plan(sc, sc->gpu, NSA_OP_APPEND, 0, 0, &sc->gpu_append));
+  NSAI_TRY(make_plan(sc, sc->gpu, op, selection, sc->options.probed ? CHK_CACHE_PROBES : 0,
+                     &sc->gpu_attend));
+  NSAI_TRY(make_plan(sc, sc->cpu, NSA_OP_APPEND, 0, 0, &sc->cpu_append));
+  NSAI_TRY(make_plan(sc, sc->cpu, op, selection, selects ? INT32_MAX : 0, &sc->cpu_select));
+  NSAI_TRY(make_plan(sc, sc->cpu, op, selects ? NSA_SELECT_BLOCKS : selection, 0, &sc->cpu_attend));
   for (int i = 0; i < 2; i++) {
     nsa_caps caps = NSA_CAPS_INIT;
-    NSAI_TRY(nsa_plan_caps(i ? w->gpu_append : w->gpu_attend, &caps));
+    NSAI_TRY(nsa_plan_caps(i ? sc->gpu_append : sc->gpu_attend, &caps));
     if (caps.workspace_bytes > bytes) bytes = caps.workspace_bytes;
   }
-  w->gpu_exec = w->cpu_exec = (nsa_exec)NSA_EXEC_INIT;
-  NSAI_TRY(nsai_verify_buffer_create(w->device, bytes, 0xff, &w->workspace));
-  w->gpu_exec.workspace = w->workspace.device + NSAI_VERIFY_GUARD;
-  w->gpu_exec.workspace_bytes = bytes;
-  w->gpu_exec.stream = w->device->stream;
+  sc->gpu_exec = sc->cpu_exec = (nsa_exec)NSA_EXEC_INIT;
+  NSAI_TRY(nsai_verify_buffer_create(sc->device, bytes, 0xff, &sc->workspace));
+  sc->gpu_exec.workspace = sc->workspace.device + NSAI_VERIFY_GUARD;
+  sc->gpu_exec.workspace_bytes = bytes;
+  sc->gpu_exec.stream = sc->device->stream;
   return NSA_OK;
 }
 
 /* ---- one call ---- */
 
-static int32_t *ints(chk_kv_scenario *w, int what) {
-  return (int32_t *)(void *)w->tensor[what].host;
+static int32_t *ints(chk_scenario *sc, int what) {
+  return (int32_t *)(void *)sc->tensor[what].host;
 }
 
-static void write_pages(chk_kv_scenario *w) {
-  int32_t *table = ints(w, CHK_KV_TABLE), *starts = ints(w, CHK_KV_STARTS);
-  int32_t *lists = ints(w, CHK_KV_LISTS), used = 0;
-  for (int s = 0; s < w->opts.seqs; s++) {
+static void write_pages(chk_scenario *sc) {
+  int32_t *table = ints(sc, CHK_CACHE_TABLE), *starts = ints(sc, CHK_CACHE_STARTS);
+  int32_t *lists = ints(sc, CHK_CACHE_LISTS), used = 0;
+  for (int s = 0; s < sc->options.seqs; s++) {
     starts[s] = used;
-    for (int i = 0; i < w->most_pages; i++)
-      table[s * w->most_pages + i] = i < w->page_count[s] ? w->page[s][i] : NOWHERE;
-    for (int i = 0; i < w->page_count[s]; i++) lists[used++] = w->page[s][i];
+    for (int i = 0; i < sc->most_pages; i++)
+      table[s * sc->most_pages + i] = i < sc->page_count[s] ? sc->page[s][i] : NOWHERE;
+    for (int i = 0; i < sc->page_count[s]; i++) lists[used++] = sc->page[s][i];
   }
-  starts[w->opts.seqs] = used;
+  starts[sc->options.seqs] = used;
 }
 
-void chk_kv_take_pages(chk_kv_scenario *w) {
-  for (int s = 0; w->opts.page_size > 0 && s < w->opts.seqs; s++)
-    while (w->page_count[s] * w->opts.page_size < w->len[s])
-      w->page[s][w->page_count[s]++] = w->free_page[--w->free_count];
+void chk_cache_take_pages(chk_scenario *sc) {
+  for (int s = 0; sc->options.page_size > 0 && s < sc->options.seqs; s++)
+    while (sc->page_count[s] * sc->options.page_size < sc->len[s])
+      sc->page[s][sc->page_count[s]++] = sc->free_page[--sc->free_count];
 }
 
 /* The place that a new token's page list says. */
-static int64_t mapped(const chk_kv_scenario *w, int s, int64_t position) {
-  int64_t size = w->opts.page_size;
-  return w->page[s][position / size] * size + position % size;
+static int64_t mapped(const chk_scenario *sc, int s, int64_t position) {
+  int64_t size = sc->options.page_size;
+  return sc->page[s][position / size] * size + position % size;
 }
 
-static void write_mapping(chk_kv_scenario *w) {
-  int64_t *to = (int64_t *)(void *)w->tensor[CHK_KV_MAPPING].host, token = 0;
-  for (int s = 0; s < w->opts.seqs; s++)
-    for (int i = 0; i < w->q_len[s]; i++, token++) {
-      int64_t position = w->len[s] - w->q_len[s] + i;
-      to[token] = w->len[s] && position >= 0 ? mapped(w, s, position) : -1;
+static void write_mapping(chk_scenario *sc) {
+  int64_t *to = (int64_t *)(void *)sc->tensor[CHK_CACHE_MAPPING].host, token = 0;
+  for (int s = 0; s < sc->options.seqs; s++)
+    for (int i = 0; i < sc->q_len[s]; i++, token++) {
+      int64_t position = sc->len[s] - sc->q_len[s] + i;
+      to[token] = sc->len[s] && position >= 0 ? mapped(sc, s, position) : -1;
     }
 }
 
 /* Contents of rows that belong to sequences that are there, from tensor `first` on; the others stay NaN. */
-static void fill_inputs(chk_kv_scenario *w, int first) {
-  for (int what = first; what < CHK_KV_SELECTION; what++) {
-    chk_kv_tensor *t = &w->tensor[what];
+static void fill_inputs(chk_scenario *sc, int first) {
+  for (int what = first; what < CHK_CACHE_SELECTION; what++) {
+    chk_cache_tensor *t = &sc->tensor[what];
     if (!t->host) continue;
-    chk_kv_fill(w, what, w->tokens);
+    chk_cache_fill(sc, what, sc->tokens);
     size_t row = (size_t)t->view.stride[0] * 2;
-    for (int s = 0, token = 0; s < w->opts.seqs; token += w->q_len[s++])
-      if (!w->len[s]) memset(t->host + (size_t)token * row, 0xff, (size_t)w->q_len[s] * row);
+    for (int s = 0, token = 0; s < sc->options.seqs; token += sc->q_len[s++])
+      if (!sc->len[s]) memset(t->host + (size_t)token * row, 0xff, (size_t)sc->q_len[s] * row);
   }
 }
 
-void chk_kv_write_call(chk_kv_scenario *w) {
-  w->tokens = 0;
-  for (int s = 0; s < w->opts.seqs; s++) {
-    ints(w, CHK_KV_CU_Q)[s] = (int32_t)w->tokens;
-    ints(w, CHK_KV_LEN)[s] = w->len[s];
-    ints(w, CHK_KV_SLOTS)[s] = w->opts.seqs - s;
-    w->tokens += w->q_len[s];
+void chk_cache_write_call(chk_scenario *sc) {
+  sc->tokens = 0;
+  for (int s = 0; s < sc->options.seqs; s++) {
+    ints(sc, CHK_CACHE_CU_Q)[s] = (int32_t)sc->tokens;
+    ints(sc, CHK_CACHE_LEN)[s] = sc->len[s];
+    ints(sc, CHK_CACHE_SLOTS)[s] = sc->options.seqs - s;
+    sc->tokens += sc->q_len[s];
   }
-  ints(w, CHK_KV_CU_Q)[w->opts.seqs] = (int32_t)w->tokens;
-  w->rows = w->tokens;
-  write_pages(w);
-  if (w->opts.mapping) write_mapping(w);
+  ints(sc, CHK_CACHE_CU_Q)[sc->options.seqs] = (int32_t)sc->tokens;
+  sc->rows = sc->tokens;
+  write_pages(sc);
+  if (sc->options.mapping) write_mapping(sc);
 }
 
-nsa_status chk_kv_poison_outputs(chk_kv_scenario *w) {
-  NSAI_TRY(nsai_verify_buffer_poison(w->device, &w->workspace));
-  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_PROBE_ROWS; what++)
-    if (w->tensor[what].host) NSAI_TRY(nsai_verify_buffer_poison(w->device, &w->tensor[what].gpu));
+nsa_status chk_cache_poison_outputs(chk_scenario *sc) {
+  NSAI_TRY(nsai_verify_buffer_poison(sc->device, &sc->workspace));
+  for (int what = CHK_CACHE_FIRST_OUTPUT; what < CHK_CACHE_PROBE_ROWS; what++)
+    if (sc->tensor[what].host)
+      NSAI_TRY(nsai_verify_buffer_poison(sc->device, &sc->tensor[what].gpu));
   return NSA_OK;
 }
 
-nsa_status chk_kv_prepare_append(chk_kv_scenario *w) {
-  chk_kv_take_pages(w);
-  chk_kv_write_call(w);
-  fill_inputs(w, CHK_KV_NEW_K);
-  for (int what = CHK_KV_CU_Q; what < CHK_KV_SELECTION; what++)
-    if (w->tensor[what].host && what != CHK_KV_Q && what != CHK_KV_GATE)
-      NSAI_TRY(chk_kv_upload(w, what));
+nsa_status chk_cache_prepare_append(chk_scenario *sc) {
+  chk_cache_take_pages(sc);
+  chk_cache_write_call(sc);
+  fill_inputs(sc, CHK_CACHE_FRESH_K);
+  for (int what = CHK_CACHE_CU_Q; what < CHK_CACHE_SELECTION; what++)
+    if (sc->tensor[what].host && what != CHK_CACHE_Q && what != CHK_CACHE_GATE)
+      NSAI_TRY(chk_cache_upload(sc, what));
   return NSA_OK;
 }
 
-nsa_status chk_kv_prepare_call(chk_kv_scenario *w) {
-  chk_kv_take_pages(w);
-  chk_kv_write_call(w);
-  fill_inputs(w, CHK_KV_Q);
-  chk_kv_choose_selection(w);
-  chk_kv_start_reads(w);
-  for (int what = CHK_KV_CU_Q; what < CHK_KV_FIRST_OUTPUT; what++)
-    if (w->tensor[what].host) NSAI_TRY(chk_kv_upload(w, what));
-  return chk_kv_poison_outputs(w);
+nsa_status chk_cache_prepare_call(chk_scenario *sc) {
+  chk_cache_take_pages(sc);
+  chk_cache_write_call(sc);
+  fill_inputs(sc, CHK_CACHE_Q);
+  chk_cache_choose_selection(sc);
+  chk_cache_start_reads(sc);
+  for (int what = CHK_CACHE_CU_Q; what < CHK_CACHE_FIRST_OUTPUT; what++)
+    if (sc->tensor[what].host) NSAI_TRY(chk_cache_upload(sc, what));
+  return chk_cache_poison_outputs(sc);
 }
 
 /* The rows of a tensor of the call. */
-static nsa_tensor rows_of(const chk_kv_scenario *w, int what, bool gpu) {
-  nsa_tensor t = chk_kv_view(w, what, gpu);
-  if (t.data) t.shape[0] = w->rows;
+static nsa_tensor rows_of(const chk_scenario *sc, int what, bool gpu) {
+  nsa_tensor t = chk_cache_view(sc, what, gpu);
+  if (t.data) t.shape[0] = sc->rows;
   return t;
 }
 
-nsa_batch chk_kv_batch(const chk_kv_scenario *w, bool gpu, bool append) {
-  const chk_kv_options *f = &w->opts;
+nsa_batch chk_cache_batch(const chk_scenario *sc, bool gpu, bool append) {
+  const chk_cache_options *o = &sc->options;
   nsa_batch b = NSA_BATCH_INIT;
-  b.num_seqs = f->seqs;
-  b.kv_len = chk_kv_view(w, CHK_KV_LEN, gpu);
-  if (w->packed) b.cu_q = chk_kv_view(w, CHK_KV_CU_Q, gpu);
-  if (f->page_size > 0 && f->lists) {
-    b.page_indptr = chk_kv_view(w, CHK_KV_STARTS, gpu);
-    b.page_indices = chk_kv_view(w, CHK_KV_LISTS, gpu);
-  } else if (f->page_size > 0) {
-    b.block_table = chk_kv_view(w, CHK_KV_TABLE, gpu);
+  b.num_seqs = o->seqs;
+  b.kv_len = chk_cache_view(sc, CHK_CACHE_LEN, gpu);
+  if (sc->packed) b.cu_q = chk_cache_view(sc, CHK_CACHE_CU_Q, gpu);
+  if (o->page_size > 0 && o->lists) {
+    b.page_indptr = chk_cache_view(sc, CHK_CACHE_STARTS, gpu);
+    b.page_indices = chk_cache_view(sc, CHK_CACHE_LISTS, gpu);
+  } else if (o->page_size > 0) {
+    b.block_table = chk_cache_view(sc, CHK_CACHE_TABLE, gpu);
   }
-  if (f->slots) b.slots = chk_kv_view(w, CHK_KV_SLOTS, gpu);
-  if (append && f->mapping) b.slot_mapping = rows_of(w, CHK_KV_MAPPING, gpu);
+  if (o->slots) b.slots = chk_cache_view(sc, CHK_CACHE_SLOTS, gpu);
+  if (append && o->mapping) b.slot_mapping = rows_of(sc, CHK_CACHE_MAPPING, gpu);
   return b;
 }
 
-static nsa_kv cache_of(const chk_kv_scenario *w, bool gpu) {
+static nsa_kv cache_of(const chk_scenario *sc, bool gpu) {
   nsa_kv kv = { 0 };
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++)
-    *nsai_verify_cache_tensor(&kv, i) = chk_kv_view(w, CHK_KV_K + i, gpu);
+    *nsai_verify_cache_tensor(&kv, i) = chk_cache_view(sc, CHK_CACHE_K + i, gpu);
   return kv;
 }
 
-nsa_io chk_kv_io(const chk_kv_scenario *w, bool gpu) {
+nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
   nsa_io io = NSA_IO_INIT;
-  io.softmax_scale = w->opts.softmax_scale;
-  io.q = rows_of(w, CHK_KV_Q, gpu);
-  io.gate = chk_kv_gate(w, gpu, w->rows);
-  io.kv = cache_of(w, gpu);
-  io.o = rows_of(w, CHK_KV_O, gpu);
+  io.softmax_scale = sc->options.softmax_scale;
+  io.q = rows_of(sc, CHK_CACHE_Q, gpu);
+  io.gate = chk_cache_gate(sc, gpu, sc->rows);
+  io.kv = cache_of(sc, gpu);
+  io.o = rows_of(sc, CHK_CACHE_O, gpu);
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    if (!(w->branches >> b & 1)) continue;
-    io.o_branch[b] = rows_of(w, CHK_KV_O_BRANCH + b, gpu);
-    io.lse[b] = rows_of(w, CHK_KV_LSE + b, gpu);
+    if (!(sc->branches >> b & 1)) continue;
+    io.o_branch[b] = rows_of(sc, CHK_CACHE_O_BRANCH + b, gpu);
+    io.lse[b] = rows_of(sc, CHK_CACHE_LSE + b, gpu);
   }
   io.block_idx =
-      rows_of(w, w->opts.selection == NSA_SELECT_OWN ? CHK_KV_IDX : CHK_KV_SELECTION, gpu);
-  if (w->opts.selection == NSA_SELECT_RANGES) io.ranges = io.block_idx, io.block_idx.data = NULL;
-  if (gpu && w->opts.probed) {
-    io.probe_rows = chk_kv_view(w, CHK_KV_SOME_ROWS, true);
-    io.probe_importance = chk_kv_view(w, CHK_KV_SOME, true);
+      rows_of(sc, sc->options.selection == NSA_SELECT_OWN ? CHK_CACHE_IDX : CHK_CACHE_SELECTION,
+              gpu);
+  if (sc->options.selection == NSA_SELECT_RANGES)
+    io.ranges = io.block_idx, io.block_idx.data = NULL;
+  if (gpu && sc->options.probed) {
+    io.probe_rows = chk_cache_view(sc, CHK_CACHE_SOME_ROWS, true);
+    io.probe_importance = chk_cache_view(sc, CHK_CACHE_SOME, true);
   }
-  if (gpu && w->opts.counted) io.reads = chk_kv_view(w, CHK_KV_READS, true);
+  if (gpu && sc->options.counted) io.reads = chk_cache_view(sc, CHK_CACHE_READS, true);
   return io;
 }
 
-nsa_status chk_kv_append(chk_kv_scenario *w, bool gpu) {
-  nsa_kv cache = cache_of(w, gpu), new_kv = { 0 };
-  nsa_batch batch = chk_kv_batch(w, gpu, true);
-  nsa_phi phi = chk_kv_phi(w, gpu);
+nsa_status chk_cache_append(chk_scenario *sc, bool gpu) {
+  nsa_kv cache = cache_of(sc, gpu), new_kv = { 0 };
+  nsa_batch batch = chk_cache_batch(sc, gpu, true);
+  nsa_phi phi = chk_cache_phi(sc, gpu);
   for (int i = 0; i < NSA_BRANCHES; i++) {
-    new_kv.k[i] = rows_of(w, CHK_KV_NEW_K + i, gpu);
-    new_kv.v[i] = rows_of(w, CHK_KV_NEW_V + i, gpu);
+    new_kv.k[i] = rows_of(sc, CHK_CACHE_FRESH_K + i, gpu);
+    new_kv.v[i] = rows_of(sc, CHK_CACHE_FRESH_V + i, gpu);
   }
-  return nsa_kv_append(gpu ? w->gpu_append : w->cpu_append, gpu ? &w->gpu_exec : &w->cpu_exec,
+  return nsa_kv_append(gpu ? sc->gpu_append : sc->cpu_append, gpu ? &sc->gpu_exec : &sc->cpu_exec,
                        &batch, &cache, &new_kv, &phi);
 }
 
 /* ---- the walk ---- */
 
 /* A sequence ends; whoever reads its pages from now on finds NaN. */
-static void end_sequence(chk_kv_scenario *w, int s) {
-  for (int i = 0; i < w->page_count[s]; i++) {
-    int32_t page = w->page[s][i];
-    w->free_page[w->free_count++] = page;
-    for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++) {
-      chk_kv_tensor *t = &w->tensor[what];
+static void end_sequence(chk_scenario *sc, int s) {
+  for (int i = 0; i < sc->page_count[s]; i++) {
+    int32_t page = sc->page[s][i];
+    sc->free_page[sc->free_count++] = page;
+    for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++) {
+      chk_cache_tensor *t = &sc->tensor[what];
       size_t bytes = (size_t)t->view.stride[0] * 2;
-      bool kept = what >= CHK_KV_K_CMP && w->opts.model.phi == NSAI_PHI_EXTERNAL;
-      if (t->host && !is_ring(w, what) && !kept)
+      bool kept = what >= CHK_CACHE_K_CMP && sc->options.model.phi == NSAI_PHI_EXTERNAL;
+      if (t->host && !is_ring(sc, what) && !kept)
         memset(t->host + (size_t)page * bytes, 0xff, bytes);
     }
   }
-  w->page_count[s] = w->len[s] = 0;
+  sc->page_count[s] = sc->len[s] = 0;
 }
 
 /* About half of them. */
-static nsa_status end_sequences(chk_kv_scenario *w) {
-  for (int s = 0; s < w->opts.seqs; s++)
-    if (chk_kv_next(w) % 2 && !w->opts.ring) end_sequence(w, s);
-  for (int what = CHK_KV_K; what <= CHK_KV_V_CMP; what++)
-    if (w->tensor[what].host) NSAI_TRY(chk_kv_upload(w, what));
+static nsa_status end_sequences(chk_scenario *sc) {
+  for (int s = 0; s < sc->options.seqs; s++)
+    if (chk_cache_next(sc) % 2 && !sc->options.ring) end_sequence(sc, s);
+  for (int what = CHK_CACHE_K; what <= CHK_CACHE_V_CMP; what++)
+    if (sc->tensor[what].host) NSAI_TRY(chk_cache_upload(sc, what));
   return NSA_OK;
 }
 
 /* Sequences that are not there get a beginning of any length, in one append of chunks. */
-static nsa_status begin_sequences(chk_kv_scenario *w) {
+static nsa_status begin_sequences(chk_scenario *sc) {
   bool any = true;
-  int32_t goal[CHK_KV_MOST_SEQS];
-  for (int s = 0; s < w->opts.seqs; s++) {
-    bool first = s == 0 && w->opts.least_kv_len > 0;
-    bool begins = !w->len[s] && (chk_kv_next(w) % 4 > 0 || first);
-    int64_t most = w->opts.short_kv_len ? w->opts.short_kv_len : w->opts.max_kv_len;
-    int64_t room = most - w->opts.max_q_len * w->opts.steps;
-    int64_t least = w->opts.least_kv_len < room ? w->opts.least_kv_len : 0;
+  int32_t goal[CHK_CACHE_MOST_SEQS];
+  for (int s = 0; s < sc->options.seqs; s++) {
+    bool first = s == 0 && sc->options.least_kv_len > 0;
+    bool begins = !sc->len[s] && (chk_cache_next(sc) % 4 > 0 || first);
+    int64_t most = sc->options.short_kv_len ? sc->options.short_kv_len : sc->options.max_kv_len;
+    int64_t room = most - sc->options.max_q_len * sc->options.steps;
+    int64_t least = sc->options.least_kv_len < room ? sc->options.least_kv_len : 0;
     uint64_t goals = (uint64_t)(room - least);
-    goal[s] = begins && room > 0 ? (int32_t)(least + (int64_t)(chk_kv_next(w) % goals)) : w->len[s];
-    if (begins && chk_kv_next(w) % 4 == 0 && room > 0) goal[s] = (int32_t)room;
+    goal[s] =
+        begins && room > 0 ? (int32_t)(least + (int64_t)(chk_cache_next(sc) % goals)) : sc->len[s];
+    if (begins && chk_cache_next(sc) % 4 == 0 && room > 0) goal[s] = (int32_t)room;
   }
-  w->packed = true;
+  sc->packed = true;
   while (any) {
     any = false;
-    for (int s = 0; s < w->opts.seqs; s++) {
-      int32_t rest = goal[s] - w->len[s];
-      w->q_len[s] = rest < w->chunk ? rest : w->chunk;
-      w->len[s] += w->q_len[s];
+    for (int s = 0; s < sc->options.seqs; s++) {
+      int32_t rest = goal[s] - sc->len[s];
+      sc->q_len[s] = rest < sc->chunk ? rest : sc->chunk;
+      sc->len[s] += sc->q_len[s];
       any |= rest > 0;
     }
     if (!any) break;
-    NSAI_TRY(chk_kv_prepare_append(w));
-    NSAI_TRY(chk_kv_append(w, false));
-    NSAI_TRY(chk_kv_append(w, true));
-    NSAI_TRY(chk_kv_compare_cache(w));
-    if (w->result->failure[0]) return NSA_OK;
+    NSAI_TRY(chk_cache_prepare_append(sc));
+    NSAI_TRY(chk_cache_append(sc, false));
+    NSAI_TRY(chk_cache_append(sc, true));
+    NSAI_TRY(chk_cache_compare_cache(sc));
+    if (sc->result->failure[0]) return NSA_OK;
   }
   return NSA_OK;
 }
 
 /* New tokens of a sequence: as many for each or, ragged, any number, and one where it decodes beside
  * chunks. */
-static int32_t choose_new(chk_kv_scenario *w) {
-  const chk_kv_options *f = &w->opts;
-  if (!f->ragged) return f->max_q_len;
-  if (f->op == NSA_OP_PREFILL && chk_kv_next(w) % 3 == 0) return 1;
-  return (int32_t)(chk_kv_next(w) % (uint64_t)(f->max_q_len + 1));
+static int32_t choose_new(chk_scenario *sc) {
+  const chk_cache_options *o = &sc->options;
+  if (!o->ragged) return o->max_q_len;
+  if (o->op == NSA_OP_PREFILL && chk_cache_next(sc) % 3 == 0) return 1;
+  return (int32_t)(chk_cache_next(sc) % (uint64_t)(o->max_q_len + 1));
 }
 
 /* New tokens for a step. */
-static void choose_step(chk_kv_scenario *w) {
-  const chk_kv_options *f = &w->opts;
-  w->packed = f->ragged;
-  for (int s = 0; s < f->seqs; s++) {
-    w->q_len[s] = choose_new(w);
-    bool absent = w->len[s] + w->q_len[s] > f->max_kv_len || (!w->len[s] && chk_kv_next(w) % 2);
-    bool new_kv = !w->len[s];
-    w->len[s] = absent ? 0 : w->len[s] + w->q_len[s];  /* 0: for this call */
-    if (new_kv && w->len[s] > 1 && chk_kv_next(w) % 2) /* rows before its first token */
-      w->len[s] = 1 + (int32_t)(chk_kv_next(w) % (uint64_t)(w->q_len[s] - 1));
+static void choose_step(chk_scenario *sc) {
+  const chk_cache_options *o = &sc->options;
+  sc->packed = o->ragged;
+  for (int s = 0; s < o->seqs; s++) {
+    sc->q_len[s] = choose_new(sc);
+    bool absent =
+        sc->len[s] + sc->q_len[s] > o->max_kv_len || (!sc->len[s] && chk_cache_next(sc) % 2);
+    bool new_kv = !sc->len[s];
+    sc->len[s] = absent ? 0 : sc->len[s] + sc->q_len[s];    /* 0: for this call */
+    if (new_kv && sc->len[s] > 1 && chk_cache_next(sc) % 2) /* rows before its first token */
+      sc->len[s] = 1 + (int32_t)(chk_cache_next(sc) % (uint64_t)(sc->q_len[s] - 1));
   }
 }
 
@@ -529,121 +538,125 @@ static uint32_t all_branches(const nsai_model *g) {
 }
 
 /* Some of the branches, one at least. */
-static void choose_branches(chk_kv_scenario *w) {
-  uint32_t all = all_branches(&w->opts.model);
-  do w->branches = all & (uint32_t)chk_kv_next(w);
-  while (!w->branches);
+static void choose_branches(chk_scenario *sc) {
+  uint32_t all = all_branches(&sc->options.model);
+  do sc->branches = all & (uint32_t)chk_cache_next(sc);
+  while (!sc->branches);
 }
 
 /* The CPU device has one order: it repeats a step where a self-test damages that. */
-static nsa_status step(chk_kv_scenario *w, bool first) {
-  int32_t before[CHK_KV_MOST_SEQS];
-  memcpy(before, w->len, sizeof before);
-  choose_step(w);
-  if (w->opts.masks) choose_branches(w);
-  NSAI_TRY(chk_kv_prepare_call(w));
-  if (w->packed && w->opts.op == NSA_OP_PREFILL) /* as many in each, for a graph */
-    w->rows = (int64_t)w->opts.seqs * w->opts.max_q_len;
-  NSAI_TRY(chk_kv_append(w, false));
-  NSAI_TRY(chk_kv_run_gpu(w));
-  if (w->device->driver ? w->opts.repeats > 0 : first && w->inject) NSAI_TRY(chk_kv_repeat(w));
-  if (!w->result->failure[0]) NSAI_TRY(chk_kv_compare_cache(w));
-  if (!w->result->failure[0]) NSAI_TRY(chk_kv_compare_step(w));
-  for (int s = 0; s < w->opts.seqs; s++) {
-    if (!w->len[s]) { /* it was padded */
-      w->len[s] = before[s];
+static nsa_status step(chk_scenario *sc, bool first) {
+  int32_t before[CHK_CACHE_MOST_SEQS];
+  memcpy(before, sc->len, sizeof before);
+  choose_step(sc);
+  if (sc->options.masks) choose_branches(sc);
+  NSAI_TRY(chk_cache_prepare_call(sc));
+  if (sc->packed && sc->options.op == NSA_OP_PREFILL) /* as many in each, for a graph */
+    sc->rows = (int64_t)sc->options.seqs * sc->options.max_q_len;
+  NSAI_TRY(chk_cache_append(sc, false));
+  NSAI_TRY(chk_cache_run_gpu(sc));
+  if (sc->device->driver ? sc->options.repeats > 0 : first && sc->inject)
+    NSAI_TRY(chk_cache_repeat(sc));
+  if (!sc->result->failure[0]) NSAI_TRY(chk_cache_compare_cache(sc));
+  if (!sc->result->failure[0]) NSAI_TRY(chk_cache_compare_step(sc));
+  for (int s = 0; s < sc->options.seqs; s++) {
+    if (!sc->len[s]) { /* it was padded */
+      sc->len[s] = before[s];
       continue;
     }
-    int32_t drafts = w->q_len[s] < w->len[s] ? w->q_len[s] : w->len[s];
-    if (w->opts.op == NSA_OP_DECODE) /* some of them are rejected */
-      w->len[s] -= (int32_t)(chk_kv_next(w) % (uint64_t)(drafts + 1));
+    int32_t drafts = sc->q_len[s] < sc->len[s] ? sc->q_len[s] : sc->len[s];
+    if (sc->options.op == NSA_OP_DECODE) /* some of them are rejected */
+      sc->len[s] -= (int32_t)(chk_cache_next(sc) % (uint64_t)(drafts + 1));
   }
   return NSA_OK;
 }
 
-static nsa_status walk(chk_kv_scenario *w) {
-  for (int i = 0; i < w->opts.steps; i++) {
-    if (i % 3 == 0) NSAI_TRY(begin_sequences(w));
-    if (w->result->failure[0]) return NSA_OK;
-    NSAI_TRY(step(w, i == 0));
-    if (w->result->failure[0]) return NSA_OK;
-    if (i % 3 == 2) NSAI_TRY(end_sequences(w));
+static nsa_status walk(chk_scenario *sc) {
+  for (int i = 0; i < sc->options.steps; i++) {
+    if (i % 3 == 0) NSAI_TRY(begin_sequences(sc));
+    if (sc->result->failure[0]) return NSA_OK;
+    NSAI_TRY(step(sc, i == 0));
+    if (sc->result->failure[0]) return NSA_OK;
+    if (i % 3 == 2) NSAI_TRY(end_sequences(sc));
   }
-  bool has_room = !w->opts.short_kv_len; /* for a sequence as long as the plan's */
-  return has_room && chk_kv_next(w) % 2 ? chk_kv_overrun(w) : NSA_OK;
+  bool has_room = !sc->options.short_kv_len; /* for a sequence as long as the plan's */
+  return has_room && chk_cache_next(sc) % 2 ? chk_cache_overrun(sc) : NSA_OK;
 }
 
-static void size_scenario(chk_kv_scenario *w) {
-  const chk_kv_options *f = &w->opts;
-  const nsai_model *g = &f->model;
-  int64_t seen = (int64_t)g->window + (f->max_q_len > 40 ? f->max_q_len : 40) - 1;
-  w->chunk = !f->ring ? f->max_kv_len : f->max_q_len > 40 ? f->max_q_len : 40;
-  if (f->chunk) w->chunk = f->chunk;
-  w->ring = seen < f->max_kv_len ? seen : f->max_kv_len;
-  w->most_tokens = (int64_t)f->seqs * (w->chunk > f->max_q_len ? w->chunk : f->max_q_len);
-  w->most_pages = f->page_size > 0 ? f->max_kv_len / f->page_size + 2 : 1;
-  w->pages =
-      (int32_t)(f->seqs * (f->short_kv_len ? f->short_kv_len / f->page_size + 2 : w->most_pages));
-  w->branches = all_branches(g);
+static void size_scenario(chk_scenario *sc) {
+  const chk_cache_options *o = &sc->options;
+  const nsai_model *g = &o->model;
+  int64_t seen = (int64_t)g->window + (o->max_q_len > 40 ? o->max_q_len : 40) - 1;
+  sc->chunk = !o->ring ? o->max_kv_len : o->max_q_len > 40 ? o->max_q_len : 40;
+  if (o->chunk) sc->chunk = o->chunk;
+  sc->ring = seen < o->max_kv_len ? seen : o->max_kv_len;
+  sc->most_tokens = (int64_t)o->seqs * (sc->chunk > o->max_q_len ? sc->chunk : o->max_q_len);
+  sc->most_pages = o->page_size > 0 ? o->max_kv_len / o->page_size + 2 : 1;
+  sc->pages =
+      (int32_t)(o->seqs * (o->short_kv_len ? o->short_kv_len / o->page_size + 2 : sc->most_pages));
+  sc->branches = all_branches(g);
 }
 
-nsa_status chk_kv_create(chk_kv_scenario *w, const char *cache_dir) {
-  size_scenario(w);
-  w->free_page = malloc((size_t)w->pages * sizeof *w->free_page);
-  if (!w->free_page) return nsai_fail_nomem("pages", (size_t)w->pages);
-  for (int s = 0; s < w->opts.seqs; s++) {
-    w->page[s] = malloc((size_t)w->most_pages * sizeof **w->page);
-    if (!w->page[s]) return nsai_fail_nomem("pages", (size_t)w->most_pages);
+nsa_status chk_cache_create(chk_scenario *sc, const char *cache_dir) {
+  size_scenario(sc);
+  sc->free_page = malloc((size_t)sc->pages * sizeof *sc->free_page);
+  if (!sc->free_page) return nsai_fail_nomem("pages", (size_t)sc->pages);
+  for (int s = 0; s < sc->options.seqs; s++) {
+    sc->page[s] = malloc((size_t)sc->most_pages * sizeof **sc->page);
+    if (!sc->page[s]) return nsai_fail_nomem("pages", (size_t)sc->most_pages);
   }
   for (int i = 0; i <= NSA_BRANCHES; i++) {
-    size_t count = (size_t)w->opts.seqs * (size_t)w->opts.model.heads;
-    w->sums[i] = calloc(count, sizeof **w->sums);
-    if (!w->sums[i]) return nsai_fail_nomem("sums", count);
+    size_t count = (size_t)sc->options.seqs * (size_t)sc->options.model.heads;
+    sc->sums[i] = calloc(count, sizeof **sc->sums);
+    if (!sc->sums[i]) return nsai_fail_nomem("sums", count);
   }
-  for (int32_t i = 0; i < w->pages; i++) w->free_page[w->free_count++] = i;
-  for (int32_t i = w->pages - 1; i > 0; i--) {
-    int32_t at = (int32_t)(chk_kv_next(w) % (uint64_t)(i + 1)), page = w->free_page[i];
-    w->free_page[i] = w->free_page[at];
-    w->free_page[at] = page;
+  for (int32_t i = 0; i < sc->pages; i++) sc->free_page[sc->free_count++] = i;
+  for (int32_t i = sc->pages - 1; i > 0; i--) {
+    int32_t at = (int32_t)(chk_cache_next(sc) % (uint64_t)(i + 1)), page = sc->free_page[i];
+    sc->free_page[i] = sc->free_page[at];
+    sc->free_page[at] = page;
   }
-  NSAI_TRY(make_caches(w));
-  NSAI_TRY(make_rest(w));
-  NSAI_TRY(chk_kv_make_weights(w));
-  if (w->opts.model.phi == NSAI_PHI_EXTERNAL)
-    for (int what = CHK_KV_K_CMP; what <= CHK_KV_V_CMP; what++) {
-      chk_kv_fill(w, what, w->tensor[what].view.shape[0]);
-      NSAI_TRY(chk_kv_upload(w, what));
+  NSAI_TRY(make_caches(sc));
+  NSAI_TRY(make_rest(sc));
+  NSAI_TRY(chk_cache_make_weights(sc));
+  if (sc->options.model.phi == NSAI_PHI_EXTERNAL)
+    for (int what = CHK_CACHE_K_CMP; what <= CHK_CACHE_V_CMP; what++) {
+      chk_cache_fill(sc, what, sc->tensor[what].view.shape[0]);
+      NSAI_TRY(chk_cache_upload(sc, what));
     }
-  return make_plans(w, cache_dir);
+  return make_plans(sc, cache_dir);
 }
 
-void chk_kv_destroy(chk_kv_scenario *w) {
-  nsai_verify_device_wait(w->device, NULL);
-  if (w->graph) w->device->driver->cuGraphExecDestroy(w->graph);
-  nsa_plan *plans[] = { w->gpu_append, w->gpu_attend, w->cpu_append, w->cpu_select, w->cpu_attend };
+void chk_cache_destroy(chk_scenario *sc) {
+  nsai_verify_device_wait(sc->device, NULL);
+  if (sc->graph) sc->device->driver->cuGraphExecDestroy(sc->graph);
+  nsa_plan *plans[] = { sc->gpu_append, sc->gpu_attend, sc->cpu_append, sc->cpu_select,
+                        sc->cpu_attend };
   for (size_t i = 0; i < sizeof plans / sizeof *plans; i++) nsa_plan_destroy(plans[i]);
-  nsa_destroy(w->gpu);
-  nsa_destroy(w->cpu);
-  for (int i = 0; i < CHK_KV_TENSORS; i++) {
-    free(w->tensor[i].host);
-    if (w->tensor[i].host) nsai_verify_buffer_destroy(w->device, &w->tensor[i].gpu);
-    nsai_verify_device_free(w->device, w->tensor[i].far);
+  nsa_destroy(sc->gpu);
+  nsa_destroy(sc->cpu);
+  for (int i = 0; i < CHK_CACHE_TENSORS; i++) {
+    free(sc->tensor[i].host);
+    if (sc->tensor[i].host) nsai_verify_buffer_destroy(sc->device, &sc->tensor[i].gpu);
+    nsai_verify_device_free(sc->device, sc->tensor[i].far);
   }
-  nsai_verify_buffer_destroy(w->device, &w->workspace);
-  for (int s = 0; s < CHK_KV_MOST_SEQS; s++) free(w->page[s]);
-  for (int i = 0; i <= NSA_BRANCHES; i++) free(w->sums[i]);
-  free(w->free_page);
+  nsai_verify_buffer_destroy(sc->device, &sc->workspace);
+  for (int s = 0; s < CHK_CACHE_MOST_SEQS; s++) free(sc->page[s]);
+  for (int i = 0; i <= NSA_BRANCHES; i++) free(sc->sums[i]);
+  free(sc->free_page);
 }
 
-nsa_status chk_kv_walk(const nsai_verify_device *device, const chk_kv_options *opts,
-                       const char *cache_dir, int *inject, chk_kv_result *result) {
-  chk_kv_scenario w = {
-    .opts = *opts, .device = device, .random = opts->seed, .inject = inject, .result = result
-  };
-  *result = (chk_kv_result){ 0 };
-  nsa_status status = chk_kv_create(&w, cache_dir);
-  if (!status) status = walk(&w);
-  if (!status) chk_kv_verify(&w);
-  chk_kv_destroy(&w);
+nsa_status chk_cache_walk(const nsai_verify_device *device, const chk_cache_options *options,
+                          const char *cache_dir, int *inject, chk_cache_result *result) {
+  chk_scenario sc = { .options = *options,
+                      .device = device,
+                      .random = options->seed,
+                      .inject = inject,
+                      .result = result };
+  *result = (chk_cache_result){ 0 };
+  nsa_status status = chk_cache_create(&sc, cache_dir);
+  if (!status) status = walk(&sc);
+  if (!status) chk_cache_verify(&sc);
+  chk_cache_destroy(&sc);
   return status;
 }

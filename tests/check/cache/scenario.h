@@ -6,8 +6,8 @@
  * Everything that nothing was written to is NaN, and entries of page lists that must not be read lead
  * nowhere.
  */
-#ifndef CHK_KV_SCENARIO_H
-#define CHK_KV_SCENARIO_H
+#ifndef CHK_CACHE_SCENARIO_H
+#define CHK_CACHE_SCENARIO_H
 
 #include "model/model.h"
 #include "verify/device.h"
@@ -16,16 +16,16 @@
 #include <stdbool.h>
 #include <stdio.h>
 
-#define CHK_KV_SEQS 8         /* of a random world */
-#define CHK_KV_MOST_SEQS 1024 /* of a large one */
-#define CHK_KV_PROBES 7       /* rows whose importance the GPU is asked for */
+#define CHK_CACHE_SEQS 8         /* of a random scenario */
+#define CHK_CACHE_MOST_SEQS 1024 /* of a large one */
+#define CHK_CACHE_PROBES 7       /* rows whose importance the GPU is asked for */
 
-/* How a world is made; one line of text. */
-typedef struct chk_kv_options {
+/* How a scenario is made; one line of text. */
+typedef struct chk_cache_options {
   uint64_t seed;
   nsai_model model;
   int32_t op;        /* of its steps' attention: NSA_OP_DECODE or NSA_OP_PREFILL */
-  bool split;        /* chk_kv_split's */
+  bool split;        /* chk_cache_split's */
   int32_t selection; /* NSA_SELECT_* */
   int32_t page_size; /* NSA_NO_PAGES: rows */
   bool hnd, lists, ring, slots, mapping, graph, ragged;
@@ -42,94 +42,94 @@ typedef struct chk_kv_options {
   bool counted;        /* steps of a decode count what they read */
   const char *variant; /* variants.force.decode on the GPU; NULL: the library chooses */
   bool spread;         /* the GPU's pages lie beyond 2^31 elements: 4.3 GB a tensor, up to eight */
-} chk_kv_options;
+} chk_cache_options;
 
 /* A random one; `longest`: of a sequence. */
-void chk_kv_options_random(uint64_t seed, int32_t longest, chk_kv_options *out);
+void chk_cache_options_random(uint64_t seed, int32_t longest, chk_cache_options *out);
 /* Leaves out what the variants of one launch refuse: a caller's selection, probes, counters. */
-void chk_kv_options_plain(chk_kv_options *opts);
+void chk_cache_options_plain(chk_cache_options *options);
 /* Makes the model of a random one one that searches many of few blocks: up to 32, in some thousands of
  * tokens. */
-void chk_kv_options_searched(chk_kv_options *opts);
+void chk_cache_options_searched(chk_cache_options *options);
 /* Makes a random one into one of many sequences, or of sequences of up to 2^20 tokens, in rows or in pages,
  * of steps of `op` or, where that is 0, of decode or prefill: 28 of them, by their seeds from 1 on. */
-void chk_kv_options_large(int32_t op, chk_kv_options *opts);
+void chk_cache_options_large(int32_t op, chk_cache_options *options);
 /* Makes steps of a random one into steps of a prefill. */
-void chk_kv_options_prefill(chk_kv_options *opts);
+void chk_cache_options_prefill(chk_cache_options *options);
 /* Makes a random one into a soak's: small, paged, of all branches, drafts of any number in one captured
  * graph. */
-void chk_kv_options_soak(chk_kv_options *opts, int32_t longest);
-void chk_kv_options_print(const chk_kv_options *opts, FILE *out);
+void chk_cache_options_soak(chk_cache_options *options, int32_t longest);
+void chk_cache_options_print(const chk_cache_options *options, FILE *out);
 
-/* What a world has found. */
-typedef struct chk_kv_result {
+/* What a scenario has found. */
+typedef struct chk_cache_result {
   double o, branch, lse;  /* worst error over its limit */
   double entry;           /* the same of compressed entries */
   int64_t rows, near_cut; /* rows compared; of those with other blocks, near the cut */
   double importance;      /* worst error of probed rows over its limit */
   int64_t counted;        /* tokens that counters had to have */
   char failure[256];      /* "": none */
-} chk_kv_result;
+} chk_cache_result;
 
-/* What a self-test does to the first step that has it; CHK_KV_INJECTED: it has been done. */
+/* What a self-test does to the first step that has it; CHK_CACHE_INJECTED: it has been done. */
 enum {
-  CHK_KV_INJECT_NOTHING,
-  CHK_KV_INJECT_O,
-  CHK_KV_INJECT_NAN,
-  CHK_KV_INJECT_BRANCH,
-  CHK_KV_INJECT_LSE,
-  CHK_KV_INJECT_LIST,
-  CHK_KV_INJECT_CHOICE,
-  CHK_KV_INJECT_IMPORTANCE,
-  CHK_KV_INJECT_READS,
-  CHK_KV_INJECT_CACHE,
-  CHK_KV_INJECT_ENTRY,
-  CHK_KV_INJECT_GUARD,
-  CHK_KV_INJECT_BEHIND,
-  CHK_KV_INJECT_WORKSPACE,
-  CHK_KV_INJECT_AGAIN,       /* a bit of o, of a repeated step alone */
-  CHK_KV_INJECT_CACHE_AGAIN, /* of the cache */
-  CHK_KV_INJECTS,
-  CHK_KV_INJECTED = CHK_KV_INJECTS
+  CHK_CACHE_INJECT_NOTHING,
+  CHK_CACHE_INJECT_O,
+  CHK_CACHE_INJECT_NAN,
+  CHK_CACHE_INJECT_BRANCH,
+  CHK_CACHE_INJECT_LSE,
+  CHK_CACHE_INJECT_LIST,
+  CHK_CACHE_INJECT_CHOICE,
+  CHK_CACHE_INJECT_IMPORTANCE,
+  CHK_CACHE_INJECT_READS,
+  CHK_CACHE_INJECT_CACHE,
+  CHK_CACHE_INJECT_ENTRY,
+  CHK_CACHE_INJECT_GUARD,
+  CHK_CACHE_INJECT_BEHIND,
+  CHK_CACHE_INJECT_WORKSPACE,
+  CHK_CACHE_INJECT_AGAIN,       /* a bit of o, of a repeated step alone */
+  CHK_CACHE_INJECT_CACHE_AGAIN, /* of the cache */
+  CHK_CACHE_INJECT_KINDS,
+  CHK_CACHE_INJECTED = CHK_CACHE_INJECT_KINDS
 };
 
-/* Walks through a world; the GPU takes every step more than once. `spoil`: what to damage, and whether it
+/* Walks through a scenario; the GPU takes every step more than once. `inject`: what to damage, and whether it
  * was; NULL: nothing. Not NSA_OK: something could not be tried at all. */
-nsa_status chk_kv_walk(const nsai_verify_device *device, const chk_kv_options *opts,
-                       const char *cache_dir, int *inject, chk_kv_result *result);
+nsa_status chk_cache_walk(const nsai_verify_device *device, const chk_cache_options *options,
+                          const char *cache_dir, int *inject, chk_cache_result *result);
 
-/* kv_split.c: whole sequences in one call, and the same in pieces; arguments and status as chk_kv_walk. */
-void chk_kv_options_split(chk_kv_options *opts);
-nsa_status chk_kv_split(const nsai_verify_device *device, const chk_kv_options *opts,
-                        const char *cache_dir, int *inject, chk_kv_result *result);
+/* split.c: whole sequences in one call, and the same in pieces; arguments and status as chk_cache_walk. */
+void chk_cache_options_split(chk_cache_options *options);
+nsa_status chk_cache_split(const nsai_verify_device *device, const chk_cache_options *options,
+                           const char *cache_dir, int *inject, chk_cache_result *result);
 
-/* kv_soak.c: what a soak has done. */
-typedef struct chk_kv_soak_counts {
+/* soak.c: what a soak has done. */
+typedef struct chk_soak_counts {
   int64_t steps, checks, tokens;
   int64_t arrivals, exits, forks, rollbacks, copies, poisoned; /* the last two: of pages */
-} chk_kv_soak_counts;
+} chk_soak_counts;
 
-typedef struct chk_kv_soak_request {
-  const chk_kv_options *opts;
+typedef struct chk_soak_request {
+  const chk_cache_options *options;
   const char *cache_dir;
   int64_t steps, every; /* every so many of them the device is waited for, and all is compared */
-  int inject;           /* CHK_KV_SOAK_SPOIL_* */
-} chk_kv_soak_request;
+  int inject;           /* CHK_SOAK_INJECT_* */
+} chk_soak_request;
 
 /* What a self-test damages. */
 enum {
-  CHK_KV_SOAK_INJECT_NOTHING,
-  CHK_KV_SOAK_INJECT_COPY,  /* shared pages are written to without a copy */
-  CHK_KV_SOAK_INJECT_FREE,  /* a byte of a free page */
-  CHK_KV_SOAK_INJECT_LEN,   /* a sequence's length on the device */
-  CHK_KV_SOAK_INJECT_AGAIN, /* a bit of o, of a repeated step alone */
-  CHK_KV_SOAK_INJECTS
+  CHK_SOAK_INJECT_NOTHING,
+  CHK_SOAK_INJECT_COPY,  /* shared pages are written to without a copy */
+  CHK_SOAK_INJECT_FREE,  /* a byte of a free page */
+  CHK_SOAK_INJECT_LEN,   /* a sequence's length on the device */
+  CHK_SOAK_INJECT_AGAIN, /* a bit of o, of a repeated step alone */
+  CHK_SOAK_INJECT_KINDS
 };
 
 /* Walks through a long course of appends, drafts, rollbacks, sequences that come, go and share prefixes.
  * Nothing waits for the device but every `every`-th step, which the GPU then repeats bit by bit and the CPU
  * device to rounding. Not NSA_OK: it could not be tried; result->failure: what was found. */
-nsa_status chk_kv_soak(const nsai_verify_device *device, const chk_kv_soak_request *request,
-                       chk_kv_soak_counts *counts, chk_kv_result *result);
+nsa_status chk_cache_soak(const nsai_verify_device *device, const chk_soak_request *request,
+                          chk_soak_counts *counts, chk_cache_result *result);
 
-#endif /* CHK_KV_SCENARIO_H */
+#endif /* CHK_CACHE_SCENARIO_H */

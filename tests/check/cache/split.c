@@ -15,13 +15,13 @@
 #define DECODED 16 /* new tokens of a sequence in a decode step at most */
 
 typedef struct split {
-  chk_kv_scenario whole, parts; /* with the same weights */
+  chk_scenario whole, parts; /* with the same weights */
   nsa_plan *decode;
   nsai_verify_buffer workspace;
   nsa_exec exec;
-  int32_t length[CHK_KV_MOST_SEQS];
+  int32_t length[CHK_CACHE_MOST_SEQS];
   bool has_importance;
-  chk_kv_result *result;
+  chk_cache_result *result;
 } split;
 
 static void fail(split *k, const char *what, int s, int32_t position, int32_t head) {
@@ -34,30 +34,30 @@ static void fail(split *k, const char *what, int s, int32_t position, int32_t he
 /* ---- the whole ---- */
 
 static nsa_status run_whole(split *k) {
-  chk_kv_scenario *v = &k->whole;
+  chk_scenario *v = &k->whole;
   memcpy(v->len, k->length, sizeof v->len);
   memcpy(v->q_len, k->length, sizeof v->q_len);
   v->packed = true;
-  NSAI_TRY(chk_kv_prepare_call(v));
-  nsa_batch batch = chk_kv_batch(v, true, false);
-  nsa_io io = chk_kv_io(v, true);
-  NSAI_TRY(chk_kv_append(v, false));
-  NSAI_TRY(chk_kv_append(v, true));
+  NSAI_TRY(chk_cache_prepare_call(v));
+  nsa_batch batch = chk_cache_batch(v, true, false);
+  nsa_io io = chk_cache_io(v, true);
+  NSAI_TRY(chk_cache_append(v, false));
+  NSAI_TRY(chk_cache_append(v, true));
   NSAI_TRY(nsa_prefill(v->gpu_attend, &v->gpu_exec, &batch, &io));
-  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_SOME; what++)
-    if (v->tensor[what].host) NSAI_TRY(chk_kv_fetch(v, what));
-  return chk_kv_compare_cache(v);
+  for (int what = CHK_CACHE_FIRST_OUTPUT; what < CHK_CACHE_SOME; what++)
+    if (v->tensor[what].host) NSAI_TRY(chk_cache_fetch(v, what));
+  return chk_cache_compare_cache(v);
 }
 
 /* Every row's importance, by the CPU device over the same entries; asked for when lists differ. */
 static nsa_status find_importance(split *k) {
-  chk_kv_scenario *v = &k->whole;
+  chk_scenario *v = &k->whole;
   if (k->has_importance) return NSA_OK;
   k->has_importance = true;
-  nsa_batch batch = chk_kv_batch(v, false, false);
-  nsa_io io = chk_kv_io(v, false);
-  io.probe_rows = chk_kv_view(v, CHK_KV_PROBE_ROWS, false);
-  io.probe_importance = chk_kv_view(v, CHK_KV_PROBE, false);
+  nsa_batch batch = chk_cache_batch(v, false, false);
+  nsa_io io = chk_cache_io(v, false);
+  io.probe_rows = chk_cache_view(v, CHK_CACHE_PROBE_ROWS, false);
+  io.probe_importance = chk_cache_view(v, CHK_CACHE_PROBE, false);
   io.probe_rows.shape[0] = io.probe_importance.shape[0] = v->tokens;
   for (int64_t i = 0; i < v->tokens; i++) ((int32_t *)io.probe_rows.data)[i] = (int32_t)i;
   return nsa_prefill(v->cpu_select, &v->cpu_exec, &batch, &io);
@@ -72,16 +72,16 @@ typedef struct place {
   int64_t token, part;
 } place;
 
-static const int32_t *list_of(const chk_kv_scenario *w, int64_t token, int32_t head) {
-  const chk_kv_tensor *t = &w->tensor[CHK_KV_IDX];
-  return (const int32_t *)(const void *)chk_kv_fetched(t) + token * t->view.stride[0] +
+static const int32_t *list_of(const chk_scenario *sc, int64_t token, int32_t head) {
+  const chk_cache_tensor *t = &sc->tensor[CHK_CACHE_IDX];
+  return (const int32_t *)(const void *)chk_cache_fetched(t) + token * t->view.stride[0] +
          head * t->view.stride[1];
 }
 
 /* Whether both chose the same blocks; if not, either's must lie at the cut. */
 static nsa_status compare_lists(split *k, const place *at, int32_t head, bool *same) {
-  const nsai_model *g = &k->whole.opts.model;
-  const chk_kv_tensor *probe = &k->whole.tensor[CHK_KV_PROBE];
+  const nsai_model *g = &k->whole.options.model;
+  const chk_cache_tensor *probe = &k->whole.tensor[CHK_CACHE_PROBE];
   const int32_t *lists[2] = { list_of(&k->whole, at->token, head),
                               list_of(&k->parts, at->part, head) };
   int64_t blocks = probe->view.shape[2];
@@ -109,13 +109,13 @@ static nsa_status compare_lists(split *k, const place *at, int32_t head, bool *s
 #define ROW_LIMIT 4
 
 static void compare_values(split *k, const place *at, int32_t head, int part, int what) {
-  chk_kv_scenario *v = &k->whole, *w = &k->parts;
-  const chk_kv_tensor *a = &v->tensor[what], *b = &w->tensor[what];
-  const nsai_model *g = &v->opts.model;
-  chk_kv_sums *all = &v->sums[part][at->s * g->heads + head], sum = { 0 };
+  chk_scenario *v = &k->whole, *sc = &k->parts;
+  const chk_cache_tensor *a = &v->tensor[what], *b = &sc->tensor[what];
+  const nsai_model *g = &v->options.model;
+  chk_cache_sums *all = &v->sums[part][at->s * g->heads + head], sum = { 0 };
   for (int32_t i = 0; i < g->head_dim_v; i++) {
-    double x = chk_kv_value(a, at->token * a->view.stride[0] + head * a->view.stride[1] + i);
-    double y = chk_kv_value(b, at->part * b->view.stride[0] + head * b->view.stride[1] + i);
+    double x = chk_cache_value(a, at->token * a->view.stride[0] + head * a->view.stride[1] + i);
+    double y = chk_cache_value(b, at->part * b->view.stride[0] + head * b->view.stride[1] + i);
     sum.error += (x - y) * (x - y) / (BOTH * BOTH);
     sum.norm += x * x;
   }
@@ -127,10 +127,10 @@ static void compare_values(split *k, const place *at, int32_t head, int part, in
 }
 
 static void compare_lse(split *k, const place *at, int32_t head, int branch) {
-  const chk_kv_tensor *a = &k->whole.tensor[CHK_KV_LSE + branch];
-  const chk_kv_tensor *b = &k->parts.tensor[CHK_KV_LSE + branch];
-  double x = chk_kv_value(a, at->token * a->view.stride[0] + head);
-  double y = chk_kv_value(b, at->part * b->view.stride[0] + head);
+  const chk_cache_tensor *a = &k->whole.tensor[CHK_CACHE_LSE + branch];
+  const chk_cache_tensor *b = &k->parts.tensor[CHK_CACHE_LSE + branch];
+  double x = chk_cache_value(a, at->token * a->view.stride[0] + head);
+  double y = chk_cache_value(b, at->part * b->view.stride[0] + head);
   if (isinf(x) && x == y) return;
   double ratio = fabs(x - y) / (BOTH * NSAI_VERIFY_LSE_TOLERANCE * fmax(1, fabs(x)));
   if (ratio > k->result->lse) k->result->lse = ratio;
@@ -138,7 +138,7 @@ static void compare_lse(split *k, const place *at, int32_t head, int branch) {
 }
 
 static nsa_status compare_row(split *k, const place *at) {
-  const nsai_model *g = &k->whole.opts.model;
+  const nsai_model *g = &k->whole.options.model;
   const int32_t group = g->heads / g->kv_heads;
   bool same = true;
   for (int32_t head = 0; head < g->heads; head++) {
@@ -147,9 +147,9 @@ static nsa_status compare_row(split *k, const place *at) {
     for (int b = 0; b < NSA_BRANCHES; b++) {
       if (!(k->whole.branches >> b & 1) || (b == NSA_SEL && !same)) continue;
       compare_lse(k, at, head, b);
-      compare_values(k, at, head, b, CHK_KV_O_BRANCH + b);
+      compare_values(k, at, head, b, CHK_CACHE_O_BRANCH + b);
     }
-    if (same) compare_values(k, at, head, NSA_BRANCHES, CHK_KV_O);
+    if (same) compare_values(k, at, head, NSA_BRANCHES, CHK_CACHE_O);
   }
   return NSA_OK;
 }
@@ -158,73 +158,73 @@ static nsa_status compare_row(split *k, const place *at) {
 
 /* The call's rows are those of the whole. */
 static nsa_status bring_rows(split *k) {
-  static const int inputs[] = {
-    CHK_KV_Q,         CHK_KV_GATE,  CHK_KV_NEW_K,     CHK_KV_NEW_K + 1,
-    CHK_KV_NEW_K + 2, CHK_KV_NEW_V, CHK_KV_NEW_V + 1, CHK_KV_NEW_V + 2
-  };
-  chk_kv_scenario *v = &k->whole, *w = &k->parts;
-  for (int what = CHK_KV_CU_Q; what <= CHK_KV_MAPPING; what++) NSAI_TRY(chk_kv_upload(w, what));
+  static const int inputs[] = { CHK_CACHE_Q,           CHK_CACHE_GATE,        CHK_CACHE_FRESH_K,
+                                CHK_CACHE_FRESH_K + 1, CHK_CACHE_FRESH_K + 2, CHK_CACHE_FRESH_V,
+                                CHK_CACHE_FRESH_V + 1, CHK_CACHE_FRESH_V + 2 };
+  chk_scenario *v = &k->whole, *sc = &k->parts;
+  for (int what = CHK_CACHE_CU_Q; what <= CHK_CACHE_MAPPING; what++)
+    NSAI_TRY(chk_cache_upload(sc, what));
   for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++) {
-    const chk_kv_tensor *from = &v->tensor[inputs[i]];
+    const chk_cache_tensor *from = &v->tensor[inputs[i]];
     size_t bytes = (size_t)from->view.stride[0] * 2, to = 0, first = 0;
     if (!from->host) continue;
-    for (int s = 0; s < w->opts.seqs; first += (size_t)k->length[s++]) {
-      size_t begin = first + (size_t)(w->len[s] - w->q_len[s]), count = (size_t)w->q_len[s];
-      memcpy(w->tensor[inputs[i]].host + to * bytes, from->host + begin * bytes, count * bytes);
+    for (int s = 0; s < sc->options.seqs; first += (size_t)k->length[s++]) {
+      size_t begin = first + (size_t)(sc->len[s] - sc->q_len[s]), count = (size_t)sc->q_len[s];
+      memcpy(sc->tensor[inputs[i]].host + to * bytes, from->host + begin * bytes, count * bytes);
       to += count;
     }
-    NSAI_TRY(chk_kv_upload(w, inputs[i]));
+    NSAI_TRY(chk_cache_upload(sc, inputs[i]));
   }
-  return chk_kv_poison_outputs(w);
+  return chk_cache_poison_outputs(sc);
 }
 
 static nsa_status compare_call(split *k) {
-  chk_kv_scenario *w = &k->parts;
+  chk_scenario *sc = &k->parts;
   place at = { 0 };
   int64_t first = 0;
-  for (int what = CHK_KV_FIRST_OUTPUT; what < CHK_KV_SOME; what++)
-    if (w->tensor[what].host) NSAI_TRY(chk_kv_fetch(w, what));
-  for (at.s = 0; at.s < w->opts.seqs; first += k->length[at.s++])
-    for (int32_t i = 0; i < w->q_len[at.s]; i++, at.part++) {
-      at.position = w->len[at.s] - w->q_len[at.s] + i;
+  for (int what = CHK_CACHE_FIRST_OUTPUT; what < CHK_CACHE_SOME; what++)
+    if (sc->tensor[what].host) NSAI_TRY(chk_cache_fetch(sc, what));
+  for (at.s = 0; at.s < sc->options.seqs; first += k->length[at.s++])
+    for (int32_t i = 0; i < sc->q_len[at.s]; i++, at.part++) {
+      at.position = sc->len[at.s] - sc->q_len[at.s] + i;
       at.token = first + at.position;
       NSAI_TRY(compare_row(k, &at));
     }
   return NSA_OK;
 }
 
-static int32_t most_decoded(const chk_kv_scenario *w) {
-  return w->chunk < DECODED ? w->chunk : DECODED;
+static int32_t most_decoded(const chk_scenario *sc) {
+  return sc->chunk < DECODED ? sc->chunk : DECODED;
 }
 
 /* Any piece of what is left of every sequence, by nsa_decode or nsa_prefill. */
 static nsa_status run_piece(split *k, bool *any) {
-  chk_kv_scenario *w = &k->parts;
-  bool decodes = chk_kv_next(w) % 2;
-  int32_t most = decodes ? most_decoded(w) : w->chunk;
+  chk_scenario *sc = &k->parts;
+  bool decodes = chk_cache_next(sc) % 2;
+  int32_t most = decodes ? most_decoded(sc) : sc->chunk;
   *any = false;
-  for (int s = 0; s < w->opts.seqs; s++) {
-    int32_t rest = k->length[s] - w->len[s];
+  for (int s = 0; s < sc->options.seqs; s++) {
+    int32_t rest = k->length[s] - sc->len[s];
     *any |= rest > 0;
-    w->q_len[s] = (int32_t)(chk_kv_next(w) % (uint64_t)((rest < most ? rest : most) + 1));
-    w->len[s] += w->q_len[s];
+    sc->q_len[s] = (int32_t)(chk_cache_next(sc) % (uint64_t)((rest < most ? rest : most) + 1));
+    sc->len[s] += sc->q_len[s];
   }
-  chk_kv_take_pages(w);
-  chk_kv_write_call(w);
-  if (!*any || !w->tokens) return NSA_OK;
+  chk_cache_take_pages(sc);
+  chk_cache_write_call(sc);
+  if (!*any || !sc->tokens) return NSA_OK;
   NSAI_TRY(bring_rows(k));
-  nsa_batch batch = chk_kv_batch(w, true, false);
-  nsa_io io = chk_kv_io(w, true);
-  NSAI_TRY(chk_kv_append(w, true));
+  nsa_batch batch = chk_cache_batch(sc, true, false);
+  nsa_io io = chk_cache_io(sc, true);
+  NSAI_TRY(chk_cache_append(sc, true));
   NSAI_TRY(decodes ? nsa_decode(k->decode, &k->exec, &batch, &io)
-                   : nsa_prefill(w->gpu_attend, &w->gpu_exec, &batch, &io));
+                   : nsa_prefill(sc->gpu_attend, &sc->gpu_exec, &batch, &io));
   return compare_call(k);
 }
 
 /* ---- memory ---- */
 
 static nsa_status make_decode(split *k) {
-  const chk_kv_options *f = &k->parts.opts;
+  const chk_cache_options *f = &k->parts.options;
   nsa_problem p = NSA_PROBLEM_INIT;
   nsa_caps caps = NSA_CAPS_INIT;
   p.op = NSA_OP_DECODE;
@@ -245,22 +245,22 @@ static nsa_status make_decode(split *k) {
 
 /* The whole lies in rows, in one append. */
 static nsa_status create(split *k, const char *cache_dir) {
-  chk_kv_scenario *v = &k->whole, *w = &k->parts;
-  chk_kv_options *f = &v->opts;
+  chk_scenario *v = &k->whole, *sc = &k->parts;
+  chk_cache_options *f = &v->options;
   f->ring = f->spread = f->hnd = f->lists = f->slots = f->mapping = false;
   f->page_size = NSA_NO_PAGES;
   f->chunk = 0;
   f->max_q_len = f->max_kv_len;
-  NSAI_TRY(chk_kv_create(v, cache_dir));
-  NSAI_TRY(chk_kv_create(w, cache_dir));
-  w->packed = true;
-  for (int what = CHK_KV_WEIGHTS; what < CHK_KV_TENSORS; what++) {
-    if (!w->tensor[what].host) continue;
-    memcpy(w->tensor[what].host, v->tensor[what].host, w->tensor[what].bytes);
-    NSAI_TRY(chk_kv_upload(w, what));
+  NSAI_TRY(chk_cache_create(v, cache_dir));
+  NSAI_TRY(chk_cache_create(sc, cache_dir));
+  sc->packed = true;
+  for (int what = CHK_CACHE_WEIGHTS; what < CHK_CACHE_TENSORS; what++) {
+    if (!sc->tensor[what].host) continue;
+    memcpy(sc->tensor[what].host, v->tensor[what].host, sc->tensor[what].bytes);
+    NSAI_TRY(chk_cache_upload(sc, what));
   }
-  for (int s = 0; s < w->opts.seqs; s++)
-    k->length[s] = 1 + (int32_t)(chk_kv_next(w) % (uint64_t)w->opts.max_kv_len);
+  for (int s = 0; s < sc->options.seqs; s++)
+    k->length[s] = 1 + (int32_t)(chk_cache_next(sc) % (uint64_t)sc->options.max_kv_len);
   return make_decode(k);
 }
 
@@ -268,25 +268,26 @@ static void destroy(split *k) {
   nsai_verify_device_wait(k->whole.device, NULL);
   nsa_plan_destroy(k->decode);
   nsai_verify_buffer_destroy(k->whole.device, &k->workspace);
-  chk_kv_destroy(&k->parts);
-  chk_kv_destroy(&k->whole);
+  chk_cache_destroy(&k->parts);
+  chk_cache_destroy(&k->whole);
 }
 
-nsa_status chk_kv_split(const nsai_verify_device *device, const chk_kv_options *opts,
-                        const char *cache_dir, int *inject, chk_kv_result *result) {
+nsa_status chk_cache_split(const nsai_verify_device *device, const chk_cache_options *options,
+                           const char *cache_dir, int *inject, chk_cache_result *result) {
   split *k = calloc(1, sizeof *k);
   bool any = true;
   if (!k) return nsai_fail_nomem("a split", sizeof *k);
-  *result = (chk_kv_result){ 0 };
+  *result = (chk_cache_result){ 0 };
   k->result = result;
-  k->whole = k->parts =
-      (chk_kv_scenario){ .opts = *opts, .device = device, .random = opts->seed, .result = result };
+  k->whole = k->parts = (chk_scenario){
+    .options = *options, .device = device, .random = options->seed, .result = result
+  };
   k->whole.inject = inject;
   nsa_status status = create(k, cache_dir);
   if (!status) status = run_whole(k);
-  if (!status) chk_kv_inject_step(&k->whole);
+  if (!status) chk_cache_inject_step(&k->whole);
   while (!status && any && !result->failure[0]) status = run_piece(k, &any);
-  if (!status) chk_kv_verify(&k->whole);
+  if (!status) chk_cache_verify(&k->whole);
   destroy(k);
   free(k);
   return status;
