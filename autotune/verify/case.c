@@ -3,6 +3,8 @@
  */
 #include "verify/case.h"
 
+#include "plan/variant.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -159,6 +161,7 @@ static int parse_named(const char *name, const char *value, nsai_verify_case *c,
   if (!strcmp(name, "branches")) return sscanf(value, "%u", &c->branches) == 1 ? 0 : -1;
   if (!strcmp(name, "again")) return sscanf(value, "%d", &c->again) == 1 && c->again > 0 ? 0 : -1;
   if (!strcmp(name, "wanted")) return sscanf(value, "%u", &c->wanted) == 1 ? 0 : -1;
+  if (!strcmp(name, "force")) return (c->force = nsai_variant_find(value)) ? 0 : -1;
   if (!strcmp(name, "scale")) return sscanf(value, "%f", &c->softmax_scale) == 1 ? 0 : -1;
   return -1;
 }
@@ -306,5 +309,6 @@ void nsai_verify_case_print(const nsai_verify_case *c, char *text, size_t size) 
   if (c->mma) fprintf(out, ":mma");
   if (c->wanted) fprintf(out, ":wanted=%u", c->wanted);
   if (c->again) fprintf(out, ":again=%d", c->again);
+  if (c->force) fprintf(out, ":force=%s", c->force->name);
   fclose(out);
 }

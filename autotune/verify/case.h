@@ -13,7 +13,8 @@
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
  * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
  * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen), f32grads,
- * f32dout, accumulate, saved, recompute=always|never, mma, wanted=MASK and again=N (bwd).
+ * f32dout, accumulate, saved, recompute=always|never, mma, wanted=MASK and again=N (bwd), force=NAME (of a row of
+ * the variant table).
  */
 #ifndef NSAI_VERIFY_CASE_H
 #define NSAI_VERIFY_CASE_H
@@ -83,6 +84,7 @@ typedef struct nsai_verify_case {
   int32_t accumulate; /* bwd: added to what the outputs hold */
   uint32_t branches;  /* exec.branches; 0: all */
   float softmax_scale;
+  const struct nsai_variant *force; /* a row that must run; NULL: the library chooses */
   uint64_t seed;
   nsai_verify_fill fill;
   nsai_verify_layout layout;

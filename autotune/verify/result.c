@@ -56,20 +56,6 @@ void nsai_verify_add_figure(nsai_verify_result *result, const char *name, double
   if (!(value <= limit)) nsai_verify_fail(result, "%s %.3g is above %.3g", name, value, limit);
 }
 
-static const char *const outcome_names[] = { "passed", "failed", "skipped" };
-
-void nsai_verify_result_print(FILE *out, const nsai_verify_case *c,
-                              const nsai_verify_result *result, const char *arguments) {
-  char text[NSAI_VERIFY_CASE_TEXT];
-  nsai_verify_case_print(c, text, sizeof text);
-  fprintf(out, "%-7s %6.2f s  %s\n", outcome_names[result->outcome], result->seconds, text);
-  if (result->text[0]) fprintf(out, "        %s\n", result->text);
-  if (result->outcome == NSAI_VERIFY_FAILED && result->variants[0])
-    fprintf(out, "        variants: %s\n", result->variants);
-  if (result->outcome == NSAI_VERIFY_FAILED)
-    fprintf(out, "        repeat: nsacheck%s --problem '%s'\n", arguments, text);
-}
-
 void nsai_verify_json_string(FILE *out, const char *text) {
   fputc('"', out);
   for (; *text; text++) {
@@ -89,29 +75,4 @@ void nsai_verify_json_number(FILE *out, double value) {
     fprintf(out, "%.6g", value);
   else
     fprintf(out, "null");
-}
-
-void nsai_verify_result_json(FILE *out, const nsai_verify_case *c,
-                             const nsai_verify_result *result) {
-  char text[NSAI_VERIFY_CASE_TEXT];
-  nsai_verify_case_print(c, text, sizeof text);
-  fprintf(out, "{\"problem\": ");
-  nsai_verify_json_string(out, text);
-  fprintf(out,
-          ", \"outcome\": \"%s\", \"seconds\": %.3f, \"text\": ", outcome_names[result->outcome],
-          result->seconds);
-  nsai_verify_json_string(out, result->text);
-  fprintf(out, ", \"variants\": ");
-  nsai_verify_json_string(out, result->variants);
-  fprintf(out, ", \"figures\": {");
-  for (int i = 0; i < result->figures; i++) {
-    fprintf(out, "%s", i ? ", " : "");
-    nsai_verify_json_string(out, result->figure[i].name);
-    fprintf(out, ": {\"value\": ");
-    nsai_verify_json_number(out, result->figure[i].value);
-    fprintf(out, ", \"limit\": ");
-    nsai_verify_json_number(out, result->figure[i].limit);
-    fprintf(out, "}");
-  }
-  fprintf(out, "}}");
 }

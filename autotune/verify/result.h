@@ -1,13 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What became of a case, and how it is told: one line a case, a summary, or one JSON document.
+ * What became of a case, and the numbers and strings of JSON.
  */
 #ifndef NSAI_VERIFY_RESULT_H
 #define NSAI_VERIFY_RESULT_H
 
 #include "base/error.h"
-#include "verify/case.h"
 
 #include <stdio.h>
 
@@ -49,13 +48,5 @@ void nsai_verify_json_string(FILE *out, const char *text);
 
 /* Writes a JSON number; JSON has no NaN and no inf: null. */
 void nsai_verify_json_number(FILE *out, double value);
-
-/* One line for people: outcome, seconds, problem; for a failure the reason and how to repeat it. */
-void nsai_verify_result_print(FILE *out, const nsai_verify_case *c,
-                              const nsai_verify_result *result, const char *arguments);
-
-/* One JSON object. */
-void nsai_verify_result_json(FILE *out, const nsai_verify_case *c,
-                             const nsai_verify_result *result);
 
 #endif /* NSAI_VERIFY_RESULT_H */

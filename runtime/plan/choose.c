@@ -201,6 +201,12 @@ bool nsai_variant_name_at(int32_t index, nsai_variant_name *out) {
   return v->name != NULL;
 }
 
+const nsai_variant *nsai_variant_find(const char *name) {
+  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++)
+    if (!strcmp(v->name, name)) return v;
+  return NULL;
+}
+
 /* Whatever the shapes were chosen by, a block must get the shared memory it asks for. */
 static void check_shared(const nsai_problem *problem, const nsai_target *target,
                          const nsai_variant *variant, nsai_reasons *reasons) {

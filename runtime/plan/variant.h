@@ -224,6 +224,9 @@ extern const nsai_variant nsai_variants[];
 /* Names of the library's variants for the configuration (config/config.h). */
 bool nsai_variant_name_at(int32_t index, nsai_variant_name *out);
 
+/* The row of a name; NULL: none. */
+const nsai_variant *nsai_variant_find(const char *name);
+
 /* The devices of an architecture for which some heuristic has a rule; NULL behind the last. */
 const char *nsai_named_device(const char *arch, int index);
 

@@ -18,10 +18,27 @@ nsa_status chk_bench_create(chk_plans *plans, const nsai_verify_case *c, nsai_tr
   return status;
 }
 
-/* Statuses that say the machine lacks something, not that the library is wrong. */
-static int is_missing(nsa_status status) {
-  return status == NSA_E_NO_CUBLASLT || status == NSA_E_NO_COMPILER || status == NSA_E_NO_DRIVER ||
-         status == NSA_E_NO_DEVICE;
+void chk_conclude(nsa_status status, bool may_refuse, nsai_verify_result *result) {
+  const bool lacks = status == NSA_E_NO_CUBLASLT || status == NSA_E_NO_COMPILER ||
+                     status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE;
+  if (lacks || (may_refuse && status == NSA_E_UNSUPPORTED))
+    nsai_verify_skip(result, "%s: %s", nsa_status_name(status), nsa_last_error());
+  else if (status)
+    nsai_verify_fail(result, "%s: %s", nsa_status_name(status), nsa_last_error());
+}
+
+bool chk_names_row(const char *variants, const nsai_variant *row) {
+  char pair[128];
+  const size_t length =
+      (size_t)snprintf(pair, sizeof pair, "%s=%s", nsai_stage_name(row->stage), row->name);
+  for (const char *at = variants; (at = strstr(at, pair)); at += length)
+    if ((at == variants || at[-1] == ' ') && (!at[length] || at[length] == ' ')) return true;
+  return false;
+}
+
+void chk_demand_row(const nsai_variant *row, nsai_verify_result *result) {
+  if (result->outcome == NSAI_VERIFY_PASSED && !chk_names_row(result->variants, row))
+    nsai_verify_fail(result, "%s did not run: %s", row->name, result->variants);
 }
 
 /* Multiply-adds that the CPU device may take for a case: some seconds of one core. */
@@ -56,11 +73,8 @@ void chk_check(chk_plans *plans, const nsai_verify_case *c, nsai_verify_result *
     default: status = chk_check_property(&trial, result);
     }
   }
-  int forced = chk_plans_opts(plans)->overrides != NULL;
-  if (status && (is_missing(status) || (forced && status == NSA_E_UNSUPPORTED)))
-    nsai_verify_skip(result, "%s: %s", nsa_status_name(status), nsa_last_error());
-  else if (status)
-    nsai_verify_fail(result, "%s: %s", nsa_status_name(status), nsa_last_error());
+  chk_conclude(status, c->force || chk_plans_opts(plans)->overrides, result);
+  if (c->force && chk_plans_device(plans)->driver) chk_demand_row(c->force, result);
   nsai_trial_run_destroy(&trial);
   result->seconds = nsai_verify_seconds() - start;
 }

@@ -7,6 +7,7 @@
 #ifndef CHK_CHECK_H
 #define CHK_CHECK_H
 
+#include "plan/variant.h"
 #include "plans.h"
 #include "verify/backward.h"
 #include "verify/forward.h"
@@ -17,6 +18,14 @@ nsa_status chk_bench_create(chk_plans *plans, const nsai_verify_case *c, nsai_tr
 
 /* Runs one case of any kind. */
 void chk_check(chk_plans *plans, const nsai_verify_case *c, nsai_verify_result *result);
+
+/* Turns the status of a check that could not be finished into a skip, where the machine lacks something or, with
+ * `may_refuse`, the library refuses the problem; else into a failure. NSA_OK changes nothing. */
+void chk_conclude(nsa_status status, bool may_refuse, nsai_verify_result *result);
+
+/* Whether a row is among "stage=variant ..." of nsa_caps; and a failure of a passed result where it is not. */
+bool chk_names_row(const char *variants, const nsai_variant *row);
+void chk_demand_row(const nsai_variant *row, nsai_verify_result *result);
 
 /* By kind. */
 nsa_status chk_check_forward(nsai_trial_run *trial, nsai_verify_result *result);
@@ -29,5 +38,9 @@ nsa_status chk_check_needle(nsai_trial_run *trial, nsai_verify_result *result);
 /* Damages results on purpose and demands that each kind of damage is reported; changes what a kept
  * truth rests on and demands that it is computed anew. Returns the number of failures. */
 int chk_self_test(chk_plans *plans, FILE *out);
+
+/* A line of the self-test. `seen`: whether the damage was reported; -1: it could not be made. Returns 1 for a failure,
+ * else 0. */
+int chk_report_damage(FILE *out, const char *name, int seen, const char *text);
 
 #endif /* CHK_CHECK_H */

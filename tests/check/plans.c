@@ -6,6 +6,8 @@
  */
 #include "plans.h"
 
+#include "plan/variant.h"
+
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -87,7 +89,25 @@ static const char *const phi_words[] = { "mean", "linear", "mlp", "external" };
 static const char *const gate_words[] = { "weights", "logits", "mlp" };
 static const char *const act_words[] = { "relu", "silu", "gelu" };
 
-char *chk_plans_yaml(const chk_plans *plans, const nsai_verify_case *c) {
+/* The rows of the variant table that a case asks for. */
+static void write_forced(FILE *out, const nsai_verify_case *c) {
+  if (!c->mma && !c->gemm && !c->lists && !c->force) return;
+  fprintf(out, "variants:\n  force:\n");
+  if (c->mma) fprintf(out, "    backward_q: backward_q_sm80\n    backward_kv: backward_kv_sm80\n");
+  if (c->gemm) fprintf(out, "    dense: dense_gemm\n");
+  if (c->lists) fprintf(out, "    attend_selected: attend_selected_sm80\n");
+  if (c->force) fprintf(out, "    %s: %s\n", nsai_stage_name(c->force->stage), c->force->name);
+}
+
+void chk_device_print(int32_t device, char *text, size_t size) {
+  if (device < 0)
+    snprintf(text, size, "%s", device == NSAI_VERIFY_DEVICE_CPU ? "cpu" : "auto");
+  else
+    snprintf(text, size, "%d", device);
+}
+
+char *chk_case_yaml(const nsai_verify_case *c, int32_t device, const char *cache_dir) {
+  char word[16];
   const nsai_model *g = &c->model;
   char *text = NULL;
   size_t size = 0;
@@ -108,23 +128,23 @@ char *chk_plans_yaml(const chk_plans *plans, const nsai_verify_case *c) {
             g->gate_channels, g->gate_hidden, act_words[g->gate_activation]);
   fprintf(out, "  kv_sharing: %s\n  dtype: %s\nruntime:\n", g->per_branch ? "per_branch" : "shared",
           g->dtype == NSA_F16 ? "fp16" : "bf16");
-  if (plans->options.device == NSAI_VERIFY_DEVICE_CPU)
-    fprintf(out, "  device: cpu\n");
-  else
-    fprintf(out, "  device: %d\n", plans->device.ordinal);
-  if (plans->options.cache_dir)
-    fprintf(out, "  cache_dir: \"%s\"\n", plans->options.cache_dir);
+  chk_device_print(device, word, sizeof word);
+  fprintf(out, "  device: %s\n", word);
+  if (cache_dir)
+    fprintf(out, "  cache_dir: \"%s\"\n", cache_dir);
   else
     fprintf(out, "  cache_mode: off\n");
   if (c->recompute)
     fprintf(out, "  recompute: %s\n", c->recompute == NSAI_RECOMPUTE_NEVER ? "never" : "always");
-  if (c->mma)
-    fprintf(out, "variants:\n  force:\n    backward_q: backward_q_sm80\n"
-                 "    backward_kv: backward_kv_sm80\n");
-  if (c->gemm) fprintf(out, "variants:\n  force:\n    dense: dense_gemm\n");
-  if (c->lists) fprintf(out, "variants:\n  force:\n    attend_selected: attend_selected_sm80\n");
+  write_forced(out, c);
   fclose(out);
   return text;
+}
+
+char *chk_plans_yaml(const chk_plans *plans, const nsai_verify_case *c) {
+  const bool cpu = plans->options.device == NSAI_VERIFY_DEVICE_CPU;
+  return chk_case_yaml(c, cpu ? NSAI_VERIFY_DEVICE_CPU : plans->device.ordinal,
+                       plans->options.cache_dir);
 }
 
 int32_t chk_case_op(const nsai_verify_case *c) {

@@ -40,7 +40,13 @@ void chk_plans_prefetch(chk_plans *plans, const nsai_verify_case *cases, int64_t
 /* The operation a case's main plan needs. */
 int32_t chk_case_op(const nsai_verify_case *c);
 
-/* The configuration text of a case; the caller frees it. NULL when memory is out. */
+/* "cpu", "auto" or the ordinal, as the configuration has it. */
+void chk_device_print(int32_t device, char *text, size_t size);
+
+/* The configuration of a case on a device; the caller frees it. NULL when memory is out. */
+char *chk_case_yaml(const nsai_verify_case *c, int32_t device, const char *cache_dir);
+
+/* The same on the device of the plans. */
 char *chk_plans_yaml(const chk_plans *plans, const nsai_verify_case *c);
 
 /* The problem of a case with its capacities. */

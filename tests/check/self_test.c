@@ -311,10 +311,18 @@ static int plan_is_used(chk_plans *plans, FILE *out) {
     poke(&trial, (uint8_t *)trial.data.workspace + other.caps.workspace_bytes);
     seen = nsai_verify_tensors_damaged(&trial.data) != NULL;
   }
-  fprintf(out, "another plan         %s  %s\n", seen ? "reported" : "UNNOTICED",
-          status ? nsa_last_error() : result.text);
+  seen = chk_report_damage(out, "another plan", seen, status ? nsa_last_error() : result.text);
   nsai_trial_run_destroy(&trial);
-  return !seen;
+  return seen;
+}
+
+int chk_report_damage(FILE *out, const char *name, int seen, const char *text) {
+  fprintf(out, "%-24s %s  %s\n", name,
+          seen > 0    ? "reported"
+          : seen == 0 ? "UNNOTICED"
+                      : "could not run",
+          text);
+  return seen <= 0;
 }
 
 int chk_self_test(chk_plans *plans, FILE *out) {
@@ -322,12 +330,7 @@ int chk_self_test(chk_plans *plans, FILE *out) {
   for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
     nsai_verify_result result;
     int seen = noticed(plans, &damages[i], &result);
-    fprintf(out, "%-20s %s  %s\n", damages[i].name,
-            seen > 0    ? "reported"
-            : seen == 0 ? "UNNOTICED"
-                        : "could not run",
-            result.text);
-    unnoticed += seen <= 0;
+    unnoticed += chk_report_damage(out, damages[i].name, seen, result.text);
   }
   unnoticed += expected_follows(plans, out);
   return unnoticed + plan_is_used(plans, out);

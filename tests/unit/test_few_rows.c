@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What rounding alone makes of a branch's rows: why nsakvcheck judges no fewer than eight together
+ * What rounding alone makes of a branch's rows: why nsacheck verifies no fewer than eight together
  * (LEAST_ROWS of tests/check/kv_compare.c).
  */
 #include <setjmp.h>

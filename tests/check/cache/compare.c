@@ -3,7 +3,7 @@
  */
 #include "verify/compare.h"
 #include "base/float16.h"
-#include "internal.h"
+#include "scenario.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -3,7 +3,7 @@
  *
  * Damage on purpose, to what was fetched from the GPU: every kind must be reported.
  */
-#include "internal.h"
+#include "scenario.h"
 
 /* The last token of the call that has a key, or -1. */
 static int64_t last_token(const chk_scenario *sc, int64_t position) {

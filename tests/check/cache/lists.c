@@ -3,7 +3,7 @@
  *
  * A selection that the caller brings, and probed rows.
  */
-#include "internal.h"
+#include "scenario.h"
 
 #include <math.h>
 

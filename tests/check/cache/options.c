@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include "scenario.h"
+#include "options.h"
 
 #include <string.h>
 
@@ -75,7 +75,7 @@ static bool has_probed_rows(const chk_cache_options *o) {
  * blocks of threads that share a search have few or none of them. */
 #define SEARCHED_FROM 2100
 #define SEARCHED_TO 4096
-void chk_cache_options_searched(chk_cache_options *out) {
+static void make_searched(chk_cache_options *out) {
   static const int32_t counts[][3] = { { 32, 1, 2 }, { 16, 0, 1 }, { 18, 1, 2 }, { 34, 1, 1 } };
   nsai_model *g = &out->model;
   uint64_t random = out->seed * 0x9fb21c651e98df25ull + 1;
@@ -110,7 +110,7 @@ static void choose_lists(uint64_t *random, chk_cache_options *out) {
   out->probed = selects && !out->selection && next(random) % 2 && has_probed_rows(out);
 }
 
-void chk_cache_options_random(uint64_t seed, int32_t longest, chk_cache_options *out) {
+static void make_random(uint64_t seed, int32_t longest, chk_cache_options *out) {
   static const int32_t pages[] = { NSA_NO_PAGES, 16, 32, 64, 64, 128 };
   static const int32_t q_lens[] = { 1, 1, 2, 4, 5, 16 };
   uint64_t random = seed * 0x2545f4914f6cdd1dull + 1;
@@ -140,15 +140,15 @@ void chk_cache_options_random(uint64_t seed, int32_t longest, chk_cache_options 
   if (is_long)
     make_long(out);
   else if (takes_long && next(&random) % 12 == 0)
-    chk_cache_options_searched(out);
+    make_searched(out);
 }
 
-void chk_cache_options_plain(chk_cache_options *out) {
+static void make_plain(chk_cache_options *out) {
   out->selection = NSA_SELECT_OWN;
   out->probed = out->counted = false;
 }
 
-void chk_cache_options_prefill(chk_cache_options *out) {
+static void make_prefill(chk_cache_options *out) {
   uint64_t random = out->seed * 0xd1342543de82ef95ull + 1;
   out->op = NSA_OP_PREFILL;
   out->counted = false;
@@ -158,7 +158,7 @@ void chk_cache_options_prefill(chk_cache_options *out) {
   if (out->max_kv_len < 8 * out->max_q_len) out->max_kv_len = 8 * out->max_q_len;
 }
 
-void chk_cache_options_soak(chk_cache_options *out, int32_t longest) {
+static void make_soak(chk_cache_options *out, int32_t longest) {
   nsai_model *g = &out->model;
   int32_t group = g->heads / g->kv_heads;
   g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
@@ -181,11 +181,10 @@ void chk_cache_options_soak(chk_cache_options *out, int32_t longest) {
   out->max_kv_len = longest;
 }
 
-void chk_cache_options_split(chk_cache_options *out) {
+static void make_split(chk_cache_options *out) {
   nsai_model *g = &out->model;
   int32_t group = g->heads / g->kv_heads;
-  chk_cache_options_prefill(out);
-  out->split = true;
+  make_prefill(out);
   g->kv_heads = g->kv_heads < 2 ? g->kv_heads : 2;
   g->heads = g->kv_heads * (group < 16 ? group : 16);
   g->phi = NSAI_PHI_MEAN; /* products of other shapes may round otherwise */
@@ -217,7 +216,7 @@ static const large_scenario large_scenarios[] = {
 };
 #define LARGE_SCENARIOS (sizeof large_scenarios / sizeof *large_scenarios)
 
-void chk_cache_options_large(int32_t op, chk_cache_options *out) {
+static void make_large(int32_t op, chk_cache_options *out) {
   const uint64_t number = out->seed - 1, layout = number / LARGE_SCENARIOS;
   const large_scenario *x = &large_scenarios[number % LARGE_SCENARIOS];
   nsai_model *g = &out->model;
@@ -246,34 +245,56 @@ void chk_cache_options_large(int32_t op, chk_cache_options *out) {
   out->max_kv_len = x->most;
   out->short_kv_len = x->longest;
   out->chunk = x->chunk;
-  out->op = op ? op : layout / 2 % 2 ? NSA_OP_PREFILL : NSA_OP_DECODE;
+  out->op = op;
   if (out->op == NSA_OP_PREFILL) out->counted = false;
   if (out->max_q_len > x->q_len) out->max_q_len = x->q_len;
   if (out->op == NSA_OP_PREFILL) out->max_q_len = 3 * x->q_len;
   out->steps = 3;
 }
 
+void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out) {
+  const int32_t op = c->kind == CHK_CACHE_PREFILL ? NSA_OP_PREFILL : NSA_OP_DECODE;
+  make_random(c->seed, c->longest, out);
+  if (c->searched) make_searched(out);
+  if (c->kind == CHK_CACHE_SOAK)
+    make_soak(out, c->longest);
+  else if (c->large)
+    make_large(op, out);
+  else if (c->kind == CHK_CACHE_SPLIT)
+    make_split(out);
+  else if (c->kind == CHK_CACHE_PREFILL)
+    make_prefill(out);
+  out->spread = c->spread;
+  out->force = c->force;
+  if (c->force && c->force->stage == NSAI_STAGE_DECODE) make_plain(out);
+  if (c->steps >= 0 && c->kind != CHK_CACHE_SOAK) out->steps = (int32_t)c->steps;
+  if (c->repeats >= 0) out->repeats = c->repeats;
+}
+
+chk_cache_kind chk_cache_case_kind(const chk_cache_case *c) {
+  if (c->large)
+    return (c->seed - 1) / LARGE_SCENARIOS / 2 % 2 ? CHK_CACHE_PREFILL : CHK_CACHE_DECODE;
+  if (c->seed % 7 == 0) return CHK_CACHE_SPLIT;
+  return c->seed % 2 == 0 ? CHK_CACHE_PREFILL : CHK_CACHE_DECODE;
+}
+
 static const char *const phi_names[] = { "", " linear", " mlp", " external" };
 
 void chk_cache_options_print(const chk_cache_options *o, FILE *out) {
   const nsai_model *g = &o->model;
-  fprintf(
-      out,
-      "%s seed=%llu h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s "
-      "scale %.2f seq%d q%d len%d",
-      o->split                  ? "split"
-      : o->op == NSA_OP_PREFILL ? "prefill"
-                                : "decode",
-      (unsigned long long)o->seed, g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block,
-      g->stride, g->select_block, g->select_count, g->select_init, g->select_local, g->window,
-      g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
-      g->gate == NSAI_GATE_MLP ? " gates" : "", phi_names[g->phi], o->page_size,
-      o->hnd ? " hnd" : "", o->lists ? " lists" : "", o->ring ? " ring" : "",
-      o->slots ? " slots" : "", o->mapping ? " mapping" : "", o->graph ? " graph" : "",
-      o->ragged ? " ragged" : "",
-      o->selection == NSA_SELECT_OWN      ? ""
-      : o->selection == NSA_SELECT_BLOCKS ? " blocks"
-                                          : " ranges",
-      o->probed ? " probed" : "", o->masks ? " masks" : "", o->counted ? " counted" : "",
-      (double)o->softmax_scale, o->seqs, o->max_q_len, o->max_kv_len);
+  fprintf(out,
+          "h%d/%d d%d/%d l%d/%d s%dx%d+%d+%d w%d %s%s%s%s page%d%s%s%s%s%s%s%s%s%s%s%s "
+          "scale %.2f seq%d q%d len%d",
+          g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
+          g->select_block, g->select_count, g->select_init, g->select_local, g->window,
+          g->dtype == NSA_F16 ? "fp16" : "bf16", g->per_branch ? " branch" : "",
+          g->gate == NSAI_GATE_MLP ? " gates" : "", phi_names[g->phi], o->page_size,
+          o->hnd ? " hnd" : "", o->lists ? " lists" : "", o->ring ? " ring" : "",
+          o->slots ? " slots" : "", o->mapping ? " mapping" : "", o->graph ? " graph" : "",
+          o->ragged ? " ragged" : "",
+          o->selection == NSA_SELECT_OWN      ? ""
+          : o->selection == NSA_SELECT_BLOCKS ? " blocks"
+                                              : " ranges",
+          o->probed ? " probed" : "", o->masks ? " masks" : "", o->counted ? " counted" : "",
+          (double)o->softmax_scale, o->seqs, o->max_q_len, o->max_kv_len);
 }

@@ -5,7 +5,7 @@
  * max_kv_len or the list's end and the others none, and nothing else is written; what attends to it leaves the
  * other sequences' results right. The CPU device refuses it.
  */
-#include "internal.h"
+#include "scenario.h"
 
 #include <stdio.h>
 #include <string.h>

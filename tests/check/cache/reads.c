@@ -3,8 +3,8 @@
  *
  * The counters of a decode step (nsa_io.reads) against what follows from lengths and chosen blocks.
  */
-#include "internal.h"
 #include "plan/plan.h"
+#include "scenario.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * The same append and attention once more: caches and outputs must have the same bits. On a GPU several times,
  * where blocks of threads meet in another order each time.
  */
-#include "internal.h"
+#include "scenario.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -3,7 +3,7 @@
  *
  * The scenario's memory, and its walk: appends, decode steps, drafts that are rejected, ends.
  */
-#include "internal.h"
+#include "scenario.h"
 
 #include "base/float16.h"
 #include "verify/cache_tensors.h"
@@ -218,11 +218,11 @@ static const char *const gate_words[] = {
   "weights", "logits", "mlp\n  gate_mlp: {channels: 64, hidden: 32, activation: silu}"
 };
 
-static nsa_status make_context(chk_scenario *sc, const char *cache_dir, bool gpu, nsa_ctx **out) {
-  const nsai_model *g = &sc->options.model;
-  char text[1400];
-  nsa_options options = NSA_OPTIONS_INIT;
-  snprintf(text, sizeof text,
+void chk_cache_yaml(const chk_cache_options *o, int32_t device, char *text, size_t size) {
+  const nsai_model *g = &o->model;
+  char word[16];
+  chk_device_print(device, word, sizeof word);
+  snprintf(text, size,
            "nsa: 1\nmodel:\n  heads: %d\n  kv_heads: %d\n  head_dim_qk: %d\n  head_dim_v: %d\n"
            "  compress:\n    block: %d\n    stride: %d\n    phi: %s\n"
            "  select:\n    block: %d\n    count: %d\n    init: %d\n    local: %d\n"
@@ -231,23 +231,34 @@ static nsa_status make_context(chk_scenario *sc, const char *cache_dir, bool gpu
            g->heads, g->kv_heads, g->head_dim_qk, g->head_dim_v, g->block, g->stride,
            phi_words[g->phi], g->select_block, g->select_count, g->select_init, g->select_local,
            g->window, gate_words[g->gate], g->per_branch ? "per_branch" : "shared",
-           g->dtype == NSA_F16 ? "fp16" : "bf16", gpu && sc->device->driver ? "auto" : "cpu",
-           sc->options.counted ? "true" : "false");
+           g->dtype == NSA_F16 ? "fp16" : "bf16", word, o->counted ? "true" : "false");
+}
+
+#define YAML_BYTES 6000 /* and a path among it */
+
+static nsa_status make_context(chk_scenario *sc, const chk_plans_options *given, bool gpu,
+                               nsa_ctx **out) {
+  char text[YAML_BYTES];
+  const int32_t device = gpu && sc->device->driver ? sc->device->ordinal : NSAI_VERIFY_DEVICE_CPU;
+  const nsai_variant *force = sc->options.force;
+  nsa_options options = NSA_OPTIONS_INIT;
+  chk_cache_yaml(&sc->options, device, text, sizeof text);
   size_t used = strlen(text);
-  if (cache_dir)
-    snprintf(text + used, sizeof text - used, "  cache_dir: \"%s\"\n", cache_dir);
+  if (given->cache_dir)
+    snprintf(text + used, sizeof text - used, "  cache_dir: \"%s\"\n", given->cache_dir);
   else
     snprintf(text + used, sizeof text - used, "  cache_mode: off\n");
   used = strlen(text);
-  if (gpu && sc->options.variant && sc->options.op == NSA_OP_DECODE)
-    snprintf(text + used, sizeof text - used, "variants:\n  force: {decode: %s}\n",
-             sc->options.variant);
+  if (gpu && force)
+    snprintf(text + used, sizeof text - used, "variants:\n  force: {%s: %s}\n",
+             nsai_stage_name(force->stage), force->name);
   options.yaml_text = text;
-  return nsa_create(NULL, &options, out);
+  if (gpu) options.overrides = given->overrides;
+  return nsa_create(gpu ? given->config : NULL, &options, out);
 }
 
-static nsa_status make_plan(chk_scenario *sc, nsa_ctx *ctx, int32_t op, int32_t selection,
-                            int32_t probes, nsa_plan **out) {
+static nsa_problem problem_of(const chk_scenario *sc, int32_t op, int32_t selection,
+                              int32_t probes) {
   nsa_problem p = NSA_PROBLEM_INIT;
   p.op = op;
   p.page_size = sc->options.page_size;
@@ -258,18 +269,27 @@ static nsa_status make_plan(chk_scenario *sc, nsa_ctx *ctx, int32_t op, int32_t 
   p.window_ring = sc->options.ring;
   p.selection = selection;
   p.max_probe_rows = probes < p.max_tokens ? probes : (int32_t)p.max_tokens;
+  return p;
+}
+
+static int32_t probes_of(const chk_scenario *sc) {
+  return sc->options.probed ? CHK_CACHE_PROBES : 0;
+}
+
+static nsa_status make_plan(chk_scenario *sc, nsa_ctx *ctx, int32_t op, int32_t selection,
+                            int32_t probes, nsa_plan **out) {
+  nsa_problem p = problem_of(sc, op, selection, probes);
   return nsa_plan_create(ctx, &p, NULL, NULL, out);
 }
 
-static nsa_status make_plans(chk_scenario *sc, const char *cache_dir) {
+static nsa_status make_plans(chk_scenario *sc, const chk_plans_options *given) {
   const int32_t op = sc->options.op, selection = sc->options.selection;
   bool selects = sc->options.model.select_count > 0 && selection == NSA_SELECT_OWN;
   uint64_t bytes = 0;
-  NSAI_TRY(make_context(sc, cache_dir, true, &sc->gpu));
-  NSAI_TRY(make_context(sc, cache_dir, false, &sc->cpu));
+  NSAI_TRY(make_context(sc, given, true, &sc->gpu));
+  NSAI_TRY(make_context(sc, given, false, &sc->cpu));
   NSAI_TRY(make_plan(sc, sc->gpu, NSA_OP_APPEND, 0, 0, &sc->gpu_append));
-  NSAI_TRY(make_plan(sc, sc->gpu, op, selection, sc->options.probed ? CHK_CACHE_PROBES : 0,
-                     &sc->gpu_attend));
+  NSAI_TRY(make_plan(sc, sc->gpu, op, selection, probes_of(sc), &sc->gpu_attend));
   NSAI_TRY(make_plan(sc, sc->cpu, NSA_OP_APPEND, 0, 0, &sc->cpu_append));
   NSAI_TRY(make_plan(sc, sc->cpu, op, selection, selects ? INT32_MAX : 0, &sc->cpu_select));
   NSAI_TRY(make_plan(sc, sc->cpu, op, selects ? NSA_SELECT_BLOCKS : selection, 0, &sc->cpu_attend));
@@ -277,6 +297,9 @@ static nsa_status make_plans(chk_scenario *sc, const char *cache_dir) {
     nsa_caps caps = NSA_CAPS_INIT;
     NSAI_TRY(nsa_plan_caps(i ? sc->gpu_append : sc->gpu_attend, &caps));
     if (caps.workspace_bytes > bytes) bytes = caps.workspace_bytes;
+    size_t used = strlen(sc->result->variants);
+    snprintf(sc->result->variants + used, sizeof sc->result->variants - used, "%s%.250s",
+             used ? " " : "", caps.variants);
   }
   sc->gpu_exec = sc->cpu_exec = (nsa_exec)NSA_EXEC_INIT;
   NSAI_TRY(nsai_verify_buffer_create(sc->device, bytes, 0xff, &sc->workspace));
@@ -597,7 +620,14 @@ static void size_scenario(chk_scenario *sc) {
   sc->branches = all_branches(g);
 }
 
-nsa_status chk_cache_create(chk_scenario *sc, const char *cache_dir) {
+nsa_problem chk_cache_problem(const chk_cache_options *options, int32_t op) {
+  chk_scenario sc = { .options = *options };
+  size_scenario(&sc);
+  return problem_of(&sc, op, op == NSA_OP_APPEND ? 0 : options->selection,
+                    op == NSA_OP_APPEND ? 0 : probes_of(&sc));
+}
+
+nsa_status chk_cache_create(chk_scenario *sc, const chk_plans_options *given) {
   size_scenario(sc);
   sc->free_page = malloc((size_t)sc->pages * sizeof *sc->free_page);
   if (!sc->free_page) return nsai_fail_nomem("pages", (size_t)sc->pages);
@@ -624,7 +654,7 @@ nsa_status chk_cache_create(chk_scenario *sc, const char *cache_dir) {
       chk_cache_fill(sc, what, sc->tensor[what].view.shape[0]);
       NSAI_TRY(chk_cache_upload(sc, what));
     }
-  return make_plans(sc, cache_dir);
+  return make_plans(sc, given);
 }
 
 void chk_cache_destroy(chk_scenario *sc) {
@@ -647,14 +677,14 @@ void chk_cache_destroy(chk_scenario *sc) {
 }
 
 nsa_status chk_cache_walk(const nsai_verify_device *device, const chk_cache_options *options,
-                          const char *cache_dir, int *inject, chk_cache_result *result) {
+                          const chk_plans_options *given, int *inject, chk_cache_result *result) {
   chk_scenario sc = { .options = *options,
                       .device = device,
                       .random = options->seed,
                       .inject = inject,
                       .result = result };
   *result = (chk_cache_result){ 0 };
-  nsa_status status = chk_cache_create(&sc, cache_dir);
+  nsa_status status = chk_cache_create(&sc, given);
   if (!status) status = walk(&sc);
   if (!status) chk_cache_verify(&sc);
   chk_cache_destroy(&sc);

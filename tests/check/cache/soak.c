@@ -9,7 +9,7 @@
  * within the device, so that a token is known by its row. From check to check nothing waits for the device:
  * integers lie in pinned memory, a slot for each step.
  */
-#include "internal.h"
+#include "scenario.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -374,7 +374,7 @@ static nsa_status make_pool(soak *k, int what) {
 
 static nsa_status create(soak *k) {
   chk_scenario *sc = &k->sc;
-  NSAI_TRY(chk_cache_create(sc, k->request->cache_dir));
+  NSAI_TRY(chk_cache_create(sc, k->request->given));
   sc->packed = true;
   k->users = calloc((size_t)sc->pages, sizeof *k->users);
   if (!k->users) return nsai_fail_nomem("pages", (size_t)sc->pages);

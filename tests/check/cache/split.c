@@ -4,7 +4,7 @@
  * Continuity: what one nsa_prefill gives of whole sequences, in rows, nsa_prefill and nsa_decode give of them
  * in any pieces and in whatever layout: the same blocks, but for rows at the cut, and the same outputs.
  */
-#include "internal.h"
+#include "scenario.h"
 
 #include "verify/compare.h"
 
@@ -244,15 +244,15 @@ static nsa_status make_decode(split *k) {
 }
 
 /* The whole lies in rows, in one append. */
-static nsa_status create(split *k, const char *cache_dir) {
+static nsa_status create(split *k, const chk_plans_options *given) {
   chk_scenario *v = &k->whole, *sc = &k->parts;
   chk_cache_options *f = &v->options;
   f->ring = f->spread = f->hnd = f->lists = f->slots = f->mapping = false;
   f->page_size = NSA_NO_PAGES;
   f->chunk = 0;
   f->max_q_len = f->max_kv_len;
-  NSAI_TRY(chk_cache_create(v, cache_dir));
-  NSAI_TRY(chk_cache_create(sc, cache_dir));
+  NSAI_TRY(chk_cache_create(v, given));
+  NSAI_TRY(chk_cache_create(sc, given));
   sc->packed = true;
   for (int what = CHK_CACHE_WEIGHTS; what < CHK_CACHE_TENSORS; what++) {
     if (!sc->tensor[what].host) continue;
@@ -273,7 +273,7 @@ static void destroy(split *k) {
 }
 
 nsa_status chk_cache_split(const nsai_verify_device *device, const chk_cache_options *options,
-                           const char *cache_dir, int *inject, chk_cache_result *result) {
+                           const chk_plans_options *given, int *inject, chk_cache_result *result) {
   split *k = calloc(1, sizeof *k);
   bool any = true;
   if (!k) return nsai_fail_nomem("a split", sizeof *k);
@@ -283,7 +283,7 @@ nsa_status chk_cache_split(const nsai_verify_device *device, const chk_cache_opt
     .options = *options, .device = device, .random = options->seed, .result = result
   };
   k->whole.inject = inject;
-  nsa_status status = create(k, cache_dir);
+  nsa_status status = create(k, given);
   if (!status) status = run_whole(k);
   if (!status) chk_cache_inject_step(&k->whole);
   while (!status && any && !result->failure[0]) status = run_piece(k, &any);

@@ -3,7 +3,7 @@
  *
  * The weights of a scenario: of phi, and of its gates. They are written once.
  */
-#include "internal.h"
+#include "scenario.h"
 
 #include <math.h>
 

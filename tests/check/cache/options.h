@@ -1,0 +1,93 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * A case of the KV cache as one line of text, and the options of the random scenario that it stands for.
+ *
+ *   cache:decode:seed=7:longest=1500      cache:soak:seed=1:longest=1500:steps=100000:every=250
+ *
+ * The kind is decode or prefill (steps of that attention), split (one prefill against any pieces of it) or soak.
+ * Further fields: searched, large, spread, steps=N, repeats=N, force=NAME; arguments.c explains them.
+ */
+#ifndef CHK_CACHE_OPTIONS_H
+#define CHK_CACHE_OPTIONS_H
+
+#include "plan/variant.h"
+
+#include <nsa/nsa.h>
+#include <stdbool.h>
+#include <stdio.h>
+
+typedef enum chk_cache_kind {
+  CHK_CACHE_DECODE,
+  CHK_CACHE_PREFILL,
+  CHK_CACHE_SPLIT,
+  CHK_CACHE_SOAK,
+  CHK_CACHE_KINDS /* none of these */
+} chk_cache_kind;
+
+typedef struct chk_cache_case {
+  chk_cache_kind kind;
+  uint64_t seed;
+  int32_t longest;           /* tokens of the longest sequences, about */
+  int64_t steps;             /* -1: the scenario's; a soak must say how many */
+  int64_t every;             /* steps of a soak from check to check */
+  int32_t repeats;           /* of a step on a GPU; -1: the scenario's */
+  bool searched;             /* many blocks to choose among, in some thousands of tokens */
+  bool large;                /* hundreds of sequences, or up to 2^20 tokens */
+  bool spread;               /* pages far apart in memory */
+  const nsai_variant *force; /* a row of the table that must run; NULL: the library chooses */
+} chk_cache_case;
+
+#define CHK_CACHE_CASE_INIT                                                                        \
+  ((chk_cache_case){ .seed = 1, .longest = 1500, .steps = -1, .every = 250, .repeats = -1 })
+#define CHK_CACHE_CASE_TEXT 192
+#define CHK_CACHE_LEAST_LONGEST 64
+
+/* "decode", "prefill" ...; back: CHK_CACHE_KINDS where there is none of the name. */
+const char *chk_cache_kind_name(chk_cache_kind kind);
+chk_cache_kind chk_cache_kind_find(const char *name);
+
+/* Whether a text means a case of the cache at all. */
+bool chk_cache_case_is(const char *text);
+
+/* Returns 0, or -1 with a sentence in `error`. */
+int chk_cache_case_parse(const char *text, chk_cache_case *c, char *error, size_t size);
+void chk_cache_case_print(const chk_cache_case *c, char *text, size_t size);
+
+/* The kind of a random case that may have any. */
+chk_cache_kind chk_cache_case_kind(const chk_cache_case *c);
+
+#define CHK_CACHE_SEQS 8         /* of a random scenario */
+#define CHK_CACHE_MOST_SEQS 1024 /* of a large one */
+#define CHK_CACHE_PROBES 7       /* rows whose importance the GPU is asked for */
+
+/* How a scenario is made. */
+typedef struct chk_cache_options {
+  uint64_t seed;
+  nsai_model model;
+  int32_t op;        /* of its steps' attention: NSA_OP_DECODE or NSA_OP_PREFILL */
+  int32_t selection; /* NSA_SELECT_* */
+  int32_t page_size; /* NSA_NO_PAGES: rows */
+  bool hnd, lists, ring, slots, mapping, graph, ragged;
+  bool shared_lists; /* a selection that the caller brings has no axis of KV heads */
+  bool probed;       /* some rows' importance is asked for */
+  int32_t seqs, max_q_len, max_kv_len;
+  int32_t least_kv_len; /* of a sequence that begins, the first one at once; 0: any number */
+  int32_t short_kv_len; /* none becomes longer, in pages; 0: up to what the plan is made for */
+  int32_t steps;
+  int32_t repeats; /* of a step on a GPU, which must give the same bits */
+  int32_t chunk;   /* new tokens of a sequence in one append; 0: any number, or what a ring holds */
+  float softmax_scale;
+  bool masks;                /* steps run some of the branches */
+  bool counted;              /* steps of a decode count what they read */
+  const nsai_variant *force; /* on the GPU; NULL: the library chooses */
+  bool spread; /* the GPU's pages lie beyond 2^31 elements: 4.3 GB a tensor, up to eight */
+} chk_cache_options;
+
+/* The scenario of a case, all determined by the case. */
+void chk_cache_options_make(const chk_cache_case *c, chk_cache_options *out);
+
+/* One line that describes it. */
+void chk_cache_options_print(const chk_cache_options *options, FILE *out);
+
+#endif /* CHK_CACHE_OPTIONS_H */

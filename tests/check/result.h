@@ -1,0 +1,19 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * How a result is printed: a line for people, or a JSON object.
+ */
+#ifndef CHK_RESULT_H
+#define CHK_RESULT_H
+
+#include "verify/result.h"
+
+/* Outcome, seconds, problem, what is worth saying; for a failure how to repeat it. `arguments`: what nsacheck
+ * needs for that beside the problem. */
+void chk_result_print(FILE *out, const char *problem, const nsai_verify_result *result,
+                      const char *arguments);
+
+/* One JSON object. */
+void chk_result_json(FILE *out, const char *problem, const nsai_verify_result *result);
+
+#endif /* CHK_RESULT_H */

@@ -1,0 +1,117 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Problems for each row of the variant table, found by asking the library which rows serve them: a new row needs no
+ * entry here.
+ */
+#include "cache/scenario.h"
+#include "cases.h"
+#include "check.h"
+#include "driver/arch.h"
+#include "list.h"
+#include "plan/parts.h"
+
+#include <stdlib.h>
+
+#define PER_ROW 3            /* problems */
+#define RANDOM_CASES 300     /* that are tried, of seed 1 */
+#define RANDOM_SCENARIOS 100 /* the same */
+#define LONGEST 600          /* tokens of a scenario's sequences */
+
+/* Where rows are looked for: a device, or every architecture in turn. */
+typedef struct finder {
+  const chk_arguments *a;
+  const nsai_variant *row;
+  chk_list *list;
+  int found;
+} finder;
+
+static bool runs(nsa_ctx *ctx, const nsa_problem *problem, const nsai_variant *row) {
+  nsa_caps caps = NSA_CAPS_INIT;
+  return !nsa_query(ctx, problem, &caps) && caps.supported && chk_names_row(caps.variants, row);
+}
+
+/* Whether the forced row runs the problem on the device or, for a list alone, on some architecture. */
+static bool can_run(const finder *f, const char *yaml, const nsa_problem *problem) {
+  char force[128];
+  const char *const overrides[] = { force, NULL };
+  bool found = false;
+  snprintf(force, sizeof force, "variants.force.%s=%s", nsai_stage_name(f->row->stage),
+           f->row->name);
+  for (int i = 0; !found && (f->a->list ? nsai_arch_at(i) != NULL : i < 1); i++) {
+    nsa_options options = NSA_OPTIONS_INIT;
+    nsa_ctx *ctx = NULL;
+    options.yaml_text = yaml;
+    options.overrides = overrides;
+    if (f->a->list) {
+      options.deviceless = 1;
+      options.arch = nsai_arch_at(i)->name;
+    }
+    found = !nsa_create(NULL, &options, &ctx) && runs(ctx, problem, f->row);
+    nsa_destroy(ctx);
+  }
+  return found;
+}
+
+static int try_case(finder *f, const nsai_verify_case *plain) {
+  nsai_verify_case c = *plain;
+  const nsa_problem problem = chk_case_problem(&c, chk_case_op(&c));
+  c.mma = c.gemm = c.lists = 0; /* rows of their own */
+  char *yaml = chk_case_yaml(&c, f->a->plans.device, NULL);
+  if (!yaml) return -1;
+  const bool fits = can_run(f, yaml, &problem);
+  free(yaml);
+  c.force = f->row;
+  if (!fits) return 0;
+  f->found++;
+  return chk_list_add(f->list, &c, f->a->filter);
+}
+
+static int try_scenario(finder *f, uint64_t seed) {
+  char yaml[2048];
+  chk_cache_options options;
+  chk_cache_case c = CHK_CACHE_CASE_INIT;
+  c.seed = seed;
+  c.longest = LONGEST;
+  c.kind = CHK_CACHE_DECODE;
+  c.force = f->row;
+  chk_cache_options_make(&c, &options);
+  const nsa_problem problem =
+      chk_cache_problem(&options,
+                        f->row->stage == NSAI_STAGE_APPEND ? NSA_OP_APPEND : NSA_OP_DECODE);
+  chk_cache_yaml(&options, f->a->plans.device, yaml, sizeof yaml);
+  if (!can_run(f, yaml, &problem)) return 0;
+  f->found++;
+  return chk_list_add_cache(f->list, &c, f->a->filter);
+}
+
+static int find_problems(finder *f) {
+  char error[256];
+  nsai_verify_case c;
+  int status = 0;
+  const bool cached = f->row->stage == NSAI_STAGE_APPEND || f->row->stage == NSAI_STAGE_DECODE;
+  for (uint64_t i = 1; cached && !status && f->found < PER_ROW && i <= RANDOM_SCENARIOS; i++)
+    status = try_scenario(f, i);
+  for (const char *const *text = chk_fixed_cases; !cached && *text && !status && f->found < PER_ROW;
+       text++)
+    if (!nsai_verify_case_parse(*text, &c, error, sizeof error)) status = try_case(f, &c);
+  for (int64_t i = 0; !cached && !status && f->found < PER_ROW && i < RANDOM_CASES; i++) {
+    chk_case_random(1, i, &c);
+    status = try_case(f, &c);
+  }
+  return status;
+}
+
+int chk_list_make_rows(const chk_arguments *a, chk_list *list) {
+  int without = 0;
+  for (const nsai_variant *row = nsai_library_parts.variants; row->name; row++) {
+    finder f = { .a = a, .row = row, .list = list };
+    if (a->force && a->force != f.row) continue;
+    if (find_problems(&f)) return -1;
+    if (f.found) continue;
+    fprintf(stderr, "nsacheck: no problem runs the row %s%s\n", f.row->name,
+            a->list ? "" : " on this GPU");
+    without += a->list;
+  }
+  return without ? -1 : 0;
+}
