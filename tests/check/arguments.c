@@ -16,6 +16,7 @@ enum {
   OPT_STOP,
   OPT_SHORT,
   OPT_ROWS,
+  OPT_TAP,
   OPT_FORCE,
   OPT_OP,
   OPT_LONGEST,
@@ -51,6 +52,7 @@ static const struct argp_option options[] = {
   { "time-limit", OPT_TIME_LIMIT, "SECONDS", 0, "Start no further problem after this time", 0 },
   { "stop-on-failure", OPT_STOP, 0, 0, "Stop at the first failure", 0 },
   { "json", 'j', 0, 0, "One JSON document on stdout", 0 },
+  { "tap", OPT_TAP, 0, 0, "A result of the Test Anything Protocol for each problem", 0 },
   { "self-test", OPT_SELF_TEST, 0, OPTION_HIDDEN, "Damage results and demand failures", 0 },
   { 0, 0, 0, 0, "Random scenarios of the KV cache:", 1 },
   { "op", OPT_OP, "OP", 0,
@@ -182,6 +184,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
     break;
   case OPT_STOP: a->stop_on_failure = true; break;
   case OPT_SHORT: a->brief = true; break;
+  case OPT_TAP: a->tap = true; break;
   case OPT_ROWS: a->rows = true; break;
   case OPT_FORCE:
     a->force = nsai_variant_find(value);
@@ -204,7 +207,7 @@ void chk_arguments_read(int argc, char **argv, chk_arguments *out) {
     "reference, and the KV cache (append, prefill, decode) against the CPU device.\v"
     "A problem is one line of text, which autotune/verify/case.h and tests/check/cache/options.h "
     "describe. Without forward, backward or cache all three are checked. Exit status: 0 all "
-    "passed, 1 failures, 2 usage, 77 no GPU, or nothing but skips.",
+    "passed, 1 failures, 2 usage, 77 no GPU, or nothing but skips (0 with --tap).",
     NULL,
     NULL,
     NULL

@@ -23,7 +23,7 @@ typedef struct chk_arguments {
   uint64_t seed;
   int64_t count; /* random problems of each area; -1: the default */
   double time_limit;
-  bool list, json, stop_on_failure, self_test, brief, rows;
+  bool list, json, tap, stop_on_failure, self_test, brief, rows;
   const nsai_variant *force;
   bool of_cache;        /* an option was given that only scenarios have */
   chk_cache_case cache; /* what every case of the cache begins with; kind CHK_CACHE_KINDS: any */

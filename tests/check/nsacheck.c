@@ -31,6 +31,8 @@ static nsai_verify_outcome run(chk_plans *plans, const chk_arguments *a, const c
   if (a->json) {
     printf("%s\n", i ? "," : "");
     chk_result_json(stdout, text, &result);
+  } else if (a->tap) {
+    chk_result_tap(stdout, i + 1, text, &result);
   } else {
     chk_result_print(stdout, text, &result, a->repeat);
   }
@@ -61,14 +63,15 @@ static int run_list(chk_plans *plans, const chk_arguments *a, const chk_list *li
     printf("],\n \"passed\": %lld, \"failed\": %lld, \"skipped\": %lld}\n",
            outcomes[NSAI_VERIFY_PASSED], outcomes[NSAI_VERIFY_FAILED],
            outcomes[NSAI_VERIFY_SKIPPED]);
-  FILE *out = a->json ? stderr : stdout;
+  if (a->tap) printf("1..%lld\n", (long long)done);
+  FILE *out = a->json || a->tap ? stderr : stdout;
   if (done < count && !outcomes[NSAI_VERIFY_FAILED])
     fprintf(out, "time limit: %lld problems were not started\n", (long long)(count - done));
   fprintf(out, "%lld passed, %lld failed, %lld skipped (%s, %.1f s)\n",
           outcomes[NSAI_VERIFY_PASSED], outcomes[NSAI_VERIFY_FAILED], outcomes[NSAI_VERIFY_SKIPPED],
           device, nsai_verify_seconds() - start);
   if (outcomes[NSAI_VERIFY_FAILED]) return 1;
-  return outcomes[NSAI_VERIFY_SKIPPED] && !outcomes[NSAI_VERIFY_PASSED] ? EXIT_SKIP : 0;
+  return !a->tap && outcomes[NSAI_VERIFY_SKIPPED] && !outcomes[NSAI_VERIFY_PASSED] ? EXIT_SKIP : 0;
 }
 
 static int self_test(chk_plans *plans, const chk_arguments *a) {
@@ -94,6 +97,10 @@ int main(int argc, char **argv) {
   if (status) {
     fprintf(stderr, "nsacheck: %s\n", nsa_last_error());
     exit_code = status == NSA_E_NO_DRIVER || status == NSA_E_NO_DEVICE ? EXIT_SKIP : 1;
+    if (a.tap && exit_code == EXIT_SKIP) {
+      puts("1..0 # SKIP no GPU");
+      exit_code = 0;
+    }
     goto done;
   }
   exit_code = 1;

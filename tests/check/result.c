@@ -36,3 +36,14 @@ void chk_result_json(FILE *out, const char *problem, const nsai_verify_result *r
   }
   fprintf(out, "}}");
 }
+
+void chk_result_tap(FILE *out, int64_t number, const char *problem,
+                    const nsai_verify_result *result) {
+  const bool skipped = result->outcome == NSAI_VERIFY_SKIPPED;
+  fprintf(out, "%sok %lld - %s%s", result->outcome == NSAI_VERIFY_FAILED ? "not " : "",
+          (long long)number, problem, skipped ? " # SKIP " : "\n");
+  if (!skipped && result->text[0]) fprintf(out, "# ");
+  for (const char *c = result->text; *c; c++) fputc(*c == '\n' ? ' ' : *c, out);
+  if (skipped || result->text[0]) fputc('\n', out);
+  if (result->outcome == NSAI_VERIFY_FAILED) fprintf(out, "# rows: %s\n", result->variants);
+}

@@ -1,12 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * How a result is printed: a line for people, or a JSON object.
+ * How a result is printed: for people, as a JSON object, or in TAP.
  */
 #ifndef CHK_RESULT_H
 #define CHK_RESULT_H
 
 #include "verify/result.h"
+
+#include <stdbool.h>
 
 /* Outcome, seconds, problem, what is worth saying; for a failure how to repeat it. `arguments`: what nsacheck
  * needs for that beside the problem. */
@@ -15,5 +17,9 @@ void chk_result_print(FILE *out, const char *problem, const nsai_verify_result *
 
 /* One JSON object. */
 void chk_result_json(FILE *out, const char *problem, const nsai_verify_result *result);
+
+/* Result `number`, from 1 on, of the Test Anything Protocol. */
+void chk_result_tap(FILE *out, int64_t number, const char *problem,
+                    const nsai_verify_result *result);
 
 #endif /* CHK_RESULT_H */
