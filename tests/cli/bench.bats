@@ -62,6 +62,7 @@ measured=$NSA_SOURCE/bench/results/h200-2026-11-20.csv
   ((${#lines[@]} == 10))
 }
 
+# bats test_tags=slow
 @test "forward on the CPU device: text, CSV, JSON, Markdown, SVG" {
   tiny_problems
   bench --device cpu --problems tiny.txt --commit abc --csv out.csv --json out.json --md out.md \
@@ -222,6 +223,7 @@ SH
   [[ $output == *'-12.0 %' ]]
 }
 
+# bats test_tags=slow
 @test "a problem that fails is told, the others are timed, 1" {
   tiny_problems
   echo 'fwd:h64/4:d128/128:q=65536:nobatch' >>tiny.txt
@@ -232,6 +234,7 @@ SH
   [[ $stderr == *'nothing could be timed'* ]]
 }
 
+# bats test_tags=slow
 @test "--csv appends, under one header" {
   problem=fwd:h2/1:d16/16:l8/4:s8x4+1+1:w16:q=32:nobatch
   bench --device cpu --branches --problem $problem --csv out.csv

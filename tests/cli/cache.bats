@@ -3,6 +3,7 @@
 bats_require_minimum_version 1.5.0
 load common
 
+# bats test_tags=slow
 @test "compile fills the cache without a GPU; a second time nothing is compiled" {
   need_nvrtc
   small_model
@@ -15,6 +16,7 @@ load common
   [[ $(autotune list --json | jq .count) == "$count" ]]
 }
 
+# bats test_tags=slow
 @test "both sides of select_dense_below are compiled, --max-kv-len bounds them" {
   need_nvrtc
   small_model
@@ -24,6 +26,7 @@ load common
   autotune list --json | jq -e '[.entries[].kernel] | index("attend_selected_sm80") != null'
 }
 
+# bats test_tags=slow
 @test "what other lengths and overlaps choose is compiled, too" {
   need_nvrtc
   compiled() { autotune list --json | jq -r '.entries[].kernel' | sort -u; }
@@ -47,6 +50,7 @@ load common
   done
 }
 
+# bats test_tags=slow
 @test "what decode steps of fewer sequences choose is compiled, too" {
   need_nvrtc
   small_model
@@ -143,6 +147,7 @@ load common
   [[ -z $output && $stderr == *'1 of the kernels did not stay in'*'failed write'* ]]
 }
 
+# bats test_tags=slow
 @test "a probe and a register fallback have kernels of their own" {
   need_nvrtc
   small_model
@@ -227,6 +232,7 @@ export_small() {
   [[ $output == "$((count - 1)) "* ]]
 }
 
+# bats test_tags=slow
 @test "a sample of the tuner's candidates: the seed decides, spills are no failure" {
   need_nvrtc
   small_model
@@ -245,6 +251,7 @@ export_small() {
   [[ $(kernels) == "$first" ]]
 }
 
+# bats test_tags=slow
 @test "a sample of candidates that do not compile: 5, and their names" {
   need_real_nvrtc
   small_model
