@@ -10,6 +10,7 @@
 
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
 #define NOBODY 65534 /* a user that is not root */
@@ -33,6 +34,22 @@ static inline int in_child(void (*body)(fixture *), fixture *f) {
   int status = 0;
   assert_int_equal(waitpid(child, &status, 0), child);
   return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+/* The same of a fixture of its own, where the body has to succeed, or to end with 77 for a skip. */
+static inline void expect_child(void (*body)(fixture *)) {
+  fixture f;
+  fixture_begin(&f);
+  int status = in_child(body, &f);
+  fixture_end(&f);
+  if (status == 77) skip();
+  assert_int_equal(status, 0);
+}
+
+/* In a child: files may have so many bytes. Beyond the limit a write raises SIGXFSZ, which would end the host. */
+static inline void limit_files(rlim_t bytes) {
+  const struct rlimit limit = { bytes, bytes };
+  CHILD_ASSERT(setrlimit(RLIMIT_FSIZE, &limit) == 0);
 }
 
 /* In a child: the fixture's folder becomes a disk of 128 KiB. Ends the child with 77, a skip, where

@@ -9,36 +9,7 @@
 
 #include "api/report.h"
 #include "compile/compiler.h"
-
-#include <stdatomic.h>
-
-/* Allocations until the one that fails; negative: none fails. Threads of the library allocate too.
- */
-static _Atomic long countdown = -1;
-
-static bool fails(void) {
-  long left = countdown;
-  if (left < 0) return false;
-  return atomic_fetch_sub(&countdown, 1) == 0;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *block, size_t size);
-char *__real_strdup(const char *text);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *block, size_t size);
-char *__wrap_strdup(const char *text);
-
-void *__wrap_malloc(size_t size) { return fails() ? NULL : __real_malloc(size); }
-void *__wrap_calloc(size_t count, size_t size) {
-  return fails() ? NULL : __real_calloc(count, size);
-}
-void *__wrap_realloc(void *block, size_t size) {
-  return fails() ? NULL : __real_realloc(block, size);
-}
-char *__wrap_strdup(const char *text) { return fails() ? NULL : __real_strdup(text); }
+#include "starve.h"
 
 typedef nsa_status (*scenario)(fixture *f);
 
@@ -46,10 +17,9 @@ typedef nsa_status (*scenario)(fixture *f);
 static void starve(scenario run, fixture *f) {
   for (long n = 0;; n++) {
     assert_true(n < 2000);
-    countdown = n;
+    starve_after(n);
     nsa_status status = run(f);
-    bool reached = countdown < 0;
-    countdown = -1;
+    bool reached = starved();
     if (!reached) {
       assert_int_equal(status, NSA_OK);
       return;

@@ -13,44 +13,12 @@
 #include <cmocka.h>
 
 #include "../unit/kv_fixture.h"
+#include "starve.h"
 
 #include <nsa/tune.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* Allocations until the one that fails; negative: none fails. */
-static _Atomic long countdown = -1;
-
-static bool fails(void) {
-  if (countdown < 0) return false;
-  return atomic_fetch_sub(&countdown, 1) == 0;
-}
-
-void *__real_malloc(size_t size);
-void *__real_calloc(size_t count, size_t size);
-void *__real_realloc(void *block, size_t size);
-char *__real_strdup(const char *text);
-void *__real_aligned_alloc(size_t alignment, size_t size);
-void *__wrap_malloc(size_t size);
-void *__wrap_calloc(size_t count, size_t size);
-void *__wrap_realloc(void *block, size_t size);
-char *__wrap_strdup(const char *text);
-void *__wrap_aligned_alloc(size_t alignment, size_t size);
-
-void *__wrap_malloc(size_t size) { return fails() ? NULL : __real_malloc(size); }
-void *__wrap_calloc(size_t count, size_t size) {
-  return fails() ? NULL : __real_calloc(count, size);
-}
-void *__wrap_realloc(void *block, size_t size) {
-  return fails() ? NULL : __real_realloc(block, size);
-}
-char *__wrap_strdup(const char *text) { return fails() ? NULL : __real_strdup(text); }
-
-void *__wrap_aligned_alloc(size_t alignment, size_t size) {
-  return fails() ? NULL : __real_aligned_alloc(alignment, size);
-}
 
 static void be_silent(void *user, int32_t level, const char *component, const char *text) {
   (void)user, (void)level, (void)component, (void)text;
@@ -108,10 +76,9 @@ static long starve(session *s) {
   for (long n = 0;; n++) {
     assert_true(n < 3000);
     machine_remove(s->dir); /* each session compiles anew */
-    countdown = n;
+    starve_after(n);
     nsa_status status = live(s);
-    bool reached = countdown < 0;
-    countdown = -1;
+    bool reached = starved();
     if (status != NSA_OK && (status != NSA_E_NOMEM || !strstr(nsa_last_error(), "memory")))
       fail_msg("allocation %ld: %s: %s", n, nsa_status_name(status), nsa_last_error());
     if (!reached) {
@@ -147,12 +114,11 @@ static void test_cache(void **state) {
   for (int call = 0; call < 2; call++) {
     long n = 0;
     for (bool reached = true; reached; n++) {
-      countdown = n;
+      starve_after(n);
       nsa_status status =
           call ? nsa_prefill(w.prefill, &w.exec, &c.batch, &c.io)
                : nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, &c.new_kv, &w.toy.io.phi);
-      reached = countdown < 0;
-      countdown = -1;
+      reached = starved();
       machine_expect(call ? "prefill" : "append", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
     }
     assert_true(n > 4);
@@ -178,10 +144,9 @@ static void test_backward(void **state) {
   toy_randomize(t, &g.d_o);
   const nsa_tensor *outputs[] = { &g.d_q, &g.d_kv.k[0], &g.d_gate.x };
   for (bool reached = true; reached; n++) {
-    countdown = n;
+    starve_after(n);
     nsa_status status = nsa_backward(m.plan, &m.exec, &t->batch, &t->io, &g);
-    reached = countdown < 0;
-    countdown = -1;
+    reached = starved();
     machine_expect("backward", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
     for (int i = 0; i < 3; i++)
       for (int64_t e = 0; e < toy_count(outputs[i]); e++)
@@ -216,10 +181,9 @@ static void test_values(void **state) {
   machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=full" });
   for (bool reached = true; reached; n++) {
     int launches = machine_record()->launches;
-    countdown = n;
+    starve_after(n);
     nsa_status status = nsa_forward(m.plan, &m.exec, &m.toy.batch, &m.toy.io);
-    reached = countdown < 0;
-    countdown = -1;
+    reached = starved();
     machine_expect("values", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
     assert_int_equal(machine_record()->launches > launches, !reached);
   }
@@ -241,10 +205,9 @@ static void test_tuning(void **state) {
   bool reached = true;
   for (long n = 0; reached; n += 1 + n / 20) {
     assert_true(n < 100000);
-    countdown = n;
+    starve_after(n);
     nsa_status status = nsa_tune(ctx, &s.problem, 1, &o);
-    reached = countdown < 0;
-    countdown = -1;
+    reached = starved();
     if (status != NSA_E_VERIFY && (status != NSA_E_NOMEM || !strstr(nsa_last_error(), "memory")))
       fail_msg("allocation %ld: %s: %s", n, nsa_status_name(status), nsa_last_error());
     if (!reached) assert_int_equal(status, NSA_E_VERIFY);

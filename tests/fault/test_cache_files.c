@@ -201,18 +201,11 @@ static void fill_tmpfs(fixture *f) {
 
 static void test_full_disk(void **state) {
   (void)state;
-  fixture f;
-  fixture_begin(&f);
-  int status = in_child(fill_tmpfs, &f);
-  fixture_end(&f);
-  if (status == 77) skip();
-  assert_int_equal(status, 0);
+  expect_child(fill_tmpfs);
 }
 
-/* Beyond the limit a write raises SIGXFSZ, which would end the host. */
 static void fill_limited(fixture *f) {
-  const struct rlimit limit = { 5000, 5000 };
-  CHILD_ASSERT(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  limit_files(5000);
   fill(f, 20000);
   sigset_t pending;
   sigpending(&pending);
@@ -221,10 +214,7 @@ static void fill_limited(fixture *f) {
 
 static void test_file_size_limit(void **state) {
   (void)state;
-  fixture f;
-  fixture_begin(&f);
-  assert_int_equal(in_child(fill_limited, &f), 0);
-  fixture_end(&f);
+  expect_child(fill_limited);
 }
 
 /* No descriptors left: a miss and no damage. */
