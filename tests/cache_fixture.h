@@ -6,12 +6,7 @@
 #ifndef NSA_TEST_CACHE_FIXTURE_H
 #define NSA_TEST_CACHE_FIXTURE_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "cache/cache.h"
 #include "cache/entry.h"

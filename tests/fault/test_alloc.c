@@ -77,7 +77,6 @@ static nsa_status read_disk(fixture *f) {
 }
 
 static void test_cache(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   starve(use_cache, &f);
@@ -130,7 +129,6 @@ fail:
 }
 
 static void test_records(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   starve(use_records, &f);
@@ -162,7 +160,6 @@ fail:
 }
 
 static void test_compiler(void **state) {
-  (void)state;
   fixture f;
   const nsai_library_query query = { NULL, 0 };
   const nsai_nvrtc *nvrtc;
@@ -197,7 +194,6 @@ static nsa_status report(fixture *f) {
 }
 
 static void test_missing_and_report(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   starve(missing, &f);

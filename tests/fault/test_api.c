@@ -5,12 +5,7 @@
  * the CPU device and on the fake GPU; and without NVIDIA's libraries. Nothing may be lost: the
  * leak checker counts the memory, the fake driver its kernels and contexts.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "../unit/kv_fixture.h"
 #include "starve.h"
@@ -89,7 +84,6 @@ static long starve(session *s) {
 }
 
 static void test_cpu(void **state) {
-  (void)state;
   machine m;
   session s;
   const machine_request request = { .phi = NSAI_PHI_MLP };
@@ -103,7 +97,6 @@ static void test_cpu(void **state) {
 
 /* An append that lacks memory can be repeated, and so can attention over the cache. */
 static void test_cache(void **state) {
-  (void)state;
   static const int32_t length = 40, zero = 0;
   const kv_options form = { .page_size = 16 };
   kv_fixture w;
@@ -130,7 +123,6 @@ static void test_cache(void **state) {
 
 /* A backward pass that lacks memory has written nothing. */
 static void test_backward(void **state) {
-  (void)state;
   machine m;
   long n = 0;
   machine_init(&m, &(machine_request){
@@ -157,7 +149,6 @@ static void test_backward(void **state) {
 }
 
 static void test_gpu(void **state) {
-  (void)state;
   machine m;
   session s;
   const machine_request request = { .gpu = true, .phi = NSAI_PHI_MLP };
@@ -175,7 +166,6 @@ static void test_gpu(void **state) {
 
 /* A run that lacks memory to look at the values of its batch enqueues nothing. */
 static void test_values(void **state) {
-  (void)state;
   machine m;
   long n = 0;
   machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=full" });
@@ -194,7 +184,6 @@ static void test_values(void **state) {
 /* A tuning that lacks memory says so, and gives everything back. Kernels compute nothing here, so that
  * one with enough memory ends where the heuristic's choice is found out. */
 static void test_tuning(void **state) {
-  (void)state;
   session s;
   nsa_ctx *ctx;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
@@ -221,7 +210,6 @@ static void test_tuning(void **state) {
 
 /* A missing library is named with its path, when it is needed and not before. */
 static void test_missing_libraries(void **state) {
-  (void)state;
   session s;
   nsa_ctx *ctx;
   nsa_plan *plan;

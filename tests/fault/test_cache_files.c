@@ -29,7 +29,6 @@ static size_t store_and_read(fixture *f, char path[PATH_MAX], unsigned char *dat
 }
 
 static void test_truncated_at_every_length(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX];
   unsigned char data[4096];
@@ -51,7 +50,6 @@ static void test_truncated_at_every_length(void **state) {
 }
 
 static void test_every_byte_flipped(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX];
   unsigned char data[4096];
@@ -70,7 +68,6 @@ static void test_every_byte_flipped(void **state) {
 
 /* A good entry under another kernel's name must not be taken for it. */
 static void test_copied_to_another_name(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX], other[PATH_MAX];
   unsigned char data[4096];
@@ -86,7 +83,6 @@ static void test_copied_to_another_name(void **state) {
 
 /* Links, folders, FIFOs and files that others may write in an entry's place. */
 static void test_planted_entries(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX], aside[PATH_MAX];
   unsigned char data[4096];
@@ -122,7 +118,6 @@ static void expect_refused(fixture *f, const char *why) {
 
 /* Folders into which somebody else could plant a cubin. */
 static void test_planted_folders(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX], aside[80];
   unsigned char data[4096];
@@ -164,7 +159,6 @@ static void use_read_only(fixture *f) {
 }
 
 static void test_read_only_folder(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX];
   unsigned char data[4096];
@@ -199,10 +193,7 @@ static void fill_tmpfs(fixture *f) {
   fill(f, 20000);
 }
 
-static void test_full_disk(void **state) {
-  (void)state;
-  expect_child(fill_tmpfs);
-}
+static void test_full_disk(void **state) { expect_child(fill_tmpfs); }
 
 static void fill_limited(fixture *f) {
   limit_files(5000);
@@ -212,10 +203,7 @@ static void fill_limited(fixture *f) {
   CHILD_ASSERT(sigismember(&pending, SIGXFSZ) == 0);
 }
 
-static void test_file_size_limit(void **state) {
-  (void)state;
-  expect_child(fill_limited);
-}
+static void test_file_size_limit(void **state) { expect_child(fill_limited); }
 
 /* No descriptors left: a miss and no damage. */
 static void starve_descriptors(fixture *f) {
@@ -229,7 +217,6 @@ static void starve_descriptors(fixture *f) {
 }
 
 static void test_no_descriptors(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX];
   unsigned char data[4096];
@@ -259,7 +246,6 @@ static void race(fixture *f) {
 }
 
 static void test_raced_by_16_processes(void **state) {
-  (void)state;
   fixture f;
   pid_t children[16];
   fixture_begin(&f);
@@ -288,7 +274,6 @@ static void test_raced_by_16_processes(void **state) {
 
 /* A cleaner that takes a file in the making for abandoned does not make its writer fail. */
 static void test_writer_and_cleaner(void **state) {
-  (void)state;
   fixture f;
   int64_t removed;
   uint64_t left;
@@ -313,7 +298,6 @@ static void test_writer_and_cleaner(void **state) {
 /* Writers killed at random points, by both ways of publishing: whatever lies under a final name is
  * whole, and what is left over is swept. */
 static void test_killed_writers(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   nsai_cache_close(fixture_open(&f, NSAI_CACHE_READ_WRITE, 0));

@@ -47,7 +47,6 @@ static void expect_bad(fixture *f, const char *path) {
 }
 
 static void test_damaged_files(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX], other[PATH_MAX], data[8192];
   fixture_begin(&f);
@@ -82,7 +81,6 @@ static void test_damaged_files(void **state) {
 
 /* Links, folders, FIFOs, large files and files that others may write in a record's place. */
 static void test_planted_files(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX], aside[PATH_MAX];
   fixture_begin(&f);
@@ -121,7 +119,6 @@ static void test_planted_files(void **state) {
 
 /* Folders in which somebody else could plant a record, and what is no folder. */
 static void test_unusable_folder(void **state) {
-  (void)state;
   fixture f;
   char tuning[80];
   fixture_begin(&f);
@@ -165,7 +162,6 @@ static void use_read_only(fixture *f) {
 }
 
 static void test_read_only_folder(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX], tuning[80];
   fixture_begin(&f);
@@ -201,20 +197,14 @@ static void fill_tmpfs(fixture *f) {
   fill(f);
 }
 
-static void test_full_disk(void **state) {
-  (void)state;
-  expect_child(fill_tmpfs);
-}
+static void test_full_disk(void **state) { expect_child(fill_tmpfs); }
 
 static void fill_limited(fixture *f) {
   limit_files(1000);
   fill(f);
 }
 
-static void test_file_size_limit(void **state) {
-  (void)state;
-  expect_child(fill_limited);
-}
+static void test_file_size_limit(void **state) { expect_child(fill_limited); }
 
 static void starve_descriptors(fixture *f) {
   nsai_records *records = records_open(f, NSAI_CACHE_READ_WRITE);
@@ -227,7 +217,6 @@ static void starve_descriptors(fixture *f) {
 }
 
 static void test_no_descriptors(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   save_on_disk(&f);
@@ -238,7 +227,6 @@ static void test_no_descriptors(void **state) {
 
 /* All of them save candidates of one problem at once; none is lost. */
 static void test_raced_by_16_processes(void **state) {
-  (void)state;
   enum { ROUNDS = 4 };
   fixture f;
   int gate[2];
@@ -280,7 +268,6 @@ static void test_raced_by_16_processes(void **state) {
 
 /* Somebody holds the lock and hangs: a save waits its time, and goes on. */
 static void test_stuck_lock(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX], lock[32];
   struct timespec before, after;
@@ -317,7 +304,6 @@ static bool count_bad(void *user, const nsai_record_item *item) {
 /* Writers killed at random points: what was saved stays, what is there is whole, and what is left
  * over is swept. */
 static void test_killed_writers(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   save_on_disk(&f);

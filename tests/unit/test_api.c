@@ -4,12 +4,7 @@
  * Contexts through the public API: every bad argument, the texts under snprintf's rule, logging,
  * fork, threads.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "machine.h"
 #include "plan/context.h"
@@ -39,7 +34,6 @@ static void refuse(const char *path, const nsa_options *options, nsa_status want
 }
 
 static void test_bad_options(void **state) {
-  (void)state;
   nsa_options o = options_of(CPU);
   assert_int_equal(nsa_create(NULL, &o, NULL), NSA_E_ARG);
   nsa_destroy(NULL);
@@ -78,7 +72,6 @@ static void test_bad_options(void **state) {
 }
 
 static void test_bad_configurations(void **state) {
-  (void)state;
   refuse("/nonexistent/nsa.yaml", NULL, NSA_E_IO, "/nonexistent/nsa.yaml");
   refuse("/", NULL, NSA_E_IO, "/: the configuration cannot be read");
   nsa_options o = options_of(NULL);
@@ -106,7 +99,6 @@ static void test_bad_configurations(void **state) {
 }
 
 static void test_overrides(void **state) {
-  (void)state;
   static const char *const list[] = { "model.heads=16", "runtime.jit=never", NULL };
   char text[8192];
   nsa_options o = options_of(CPU "x-anything: 1\nthis is beyond yaml_len: [");
@@ -132,7 +124,6 @@ static void expect_rule(const char *what, const char *whole, size_t length, cons
 }
 
 static void test_texts(void **state) {
-  (void)state;
   static char whole[65536], again[65536];
   char cut[17];
   char yaml[1024];
@@ -176,7 +167,6 @@ static void test_texts(void **state) {
 }
 
 static void test_names(void **state) {
-  (void)state;
   assert_int_equal(nsa_version(), NSA_VERSION);
   assert_ptr_equal(nsa_build_info(), nsa_build_info());
   assert_non_null(strstr(nsa_build_info(), "\"templates\": \""));
@@ -214,7 +204,6 @@ static lines count_lines(const char *yaml, int32_t level) {
 
 /* The options' level is stronger than the configuration's; a line is a line. */
 static void test_log(void **state) {
-  (void)state;
 #define WARNS CPU "device: {sms: 3}\n" /* a figure without a source */
   lines l = count_lines(WARNS, NSA_LOG_INFO);
   assert_int_equal(l.newlines, 0);
@@ -277,7 +266,6 @@ static int use_after_fork(machine *m) {
 }
 
 static void test_fork(void **state) {
-  (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
     machine_init(&m, &(machine_request){ .gpu = gpu });
@@ -296,7 +284,6 @@ static void test_fork(void **state) {
 
 /* A context whose plans outlive it: they run, and the last one frees it. */
 static void test_order(void **state) {
-  (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
     nsa_problem problem = NSA_PROBLEM_INIT;
@@ -351,7 +338,6 @@ static void *make_plans(void *user) {
 
 /* On the GPU all threads compile and load at once; each kernel is loaded once. */
 static void test_threads(void **state) {
-  (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
     pthread_t threads[THREADS];
@@ -373,7 +359,6 @@ static void test_threads(void **state) {
 }
 
 static void test_bad_plans(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ 0 });
   nsa_problem problem = NSA_PROBLEM_INIT;

@@ -4,12 +4,7 @@
  * nsa_backward on the CPU device: every gradient against differences of a float64 loss, sequences
  * together and alone, sums and dtypes of the outputs.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "base/float16.h"
 #include "gradients.h"
@@ -136,7 +131,6 @@ static void check_variant(const variant *v) {
 }
 
 static void test_models(void **state) {
-  (void)state;
   static const variant variants[] = {
     { { 0 }, 0, 0 },
     { { .per_branch = true, .gate = NSAI_GATE_LOGITS }, 0, 0 },
@@ -157,7 +151,6 @@ static void test_models(void **state) {
 /* Chunks, a sequence with rows before its start, an empty one, one head per group, uneven dims,
  * branches that the model does not have, ranges that overlap. */
 static void test_shapes(void **state) {
-  (void)state;
   static const int32_t q_len[] = { 5, 9, 0, 21 }, kv_len[] = { 20, 4, 3, 37 };
   for (int i = 0; i < 5; i++) {
     nsai_model g = toy_model(i == 1 ? NSAI_PHI_LINEAR : NSAI_PHI_MEAN);
@@ -184,7 +177,6 @@ static void test_shapes(void **state) {
 
 /* Through the API, on all processors, and directly on one thread: the same bits. */
 static void test_call(void **state) {
-  (void)state;
   static const machine_request requests[] = {
     { .op = NSA_OP_BACKWARD },
     { .op = NSA_OP_BACKWARD, .phi = NSAI_PHI_LINEAR, .gate = NSAI_GATE_LOGITS },
@@ -216,7 +208,6 @@ static void test_call(void **state) {
 
 /* Any subset of the outputs: the others' values do not depend on it. */
 static void test_subsets(void **state) {
-  (void)state;
   machine m;
   pair a[MAX_PAIRS], b[MAX_PAIRS];
   machine_init(&m, &(machine_request){ .phi = NSAI_PHI_MLP, .gate = NSAI_GATE_MLP });
@@ -238,7 +229,6 @@ static void test_subsets(void **state) {
 
 /* What a model does not read gets nothing; a branch that does not run gets zeros. */
 static void test_zeros(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){
                        .op = NSA_OP_BACKWARD, .phi = NSAI_PHI_LINEAR, .per_branch = true });
@@ -272,7 +262,6 @@ static double distance(const nsa_tensor *a, const nsa_tensor *b) {
 /* Sequence by sequence without a batch: rows are the same bits; the weights' gradients, added up by
  * `accumulate`, the same sums. */
 static void test_packed(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){
                        .op = NSA_OP_BACKWARD, .phi = NSAI_PHI_MLP, .gate = NSAI_GATE_LOGITS });
@@ -310,7 +299,6 @@ static void test_packed(void **state) {
 }
 
 static void test_accumulate(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .phi = NSAI_PHI_LINEAR, .gate = NSAI_GATE_MLP });
   toy *t = &m.toy;
@@ -335,7 +323,6 @@ static void test_accumulate(void **state) {
 
 /* A bf16 model: gradients in bf16 and in f32. */
 static void test_dtypes(void **state) {
-  (void)state;
   static const int32_t lengths[] = { 17, 23 };
   machine m;
   pair a[MAX_PAIRS], b[MAX_PAIRS];

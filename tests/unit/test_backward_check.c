@@ -3,12 +3,7 @@
  *
  * What nsa_backward refuses, each by its name; what it launches on a GPU.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "gradients.h"
 #include "plan/context.h"
@@ -39,7 +34,6 @@ static void refuse(machine *m, const nsa_io *io, const nsa_grads *g, const char 
 
 /* Gradients of what this model (mean, weights, shared) does not have. */
 static void test_absent(void **state) {
-  (void)state;
   machine m;
   nsa_grads g;
   toy *t = begin(&m, &(machine_request){ 0 }, NSA_F32, &g);
@@ -67,7 +61,6 @@ static void test_absent(void **state) {
 
 /* Every gradient of a model with all weights: wrong shape, dtype and stride are refused by name. */
 static void test_each_tensor(void **state) {
-  (void)state;
   machine m;
   nsa_grads g;
   pair pairs[MAX_PAIRS + 1];
@@ -101,7 +94,6 @@ static void test_each_tensor(void **state) {
 }
 
 static void test_arguments(void **state) {
-  (void)state;
   machine m, other;
   nsa_grads g;
   toy *t = begin(&m, &(machine_request){ 0 }, NSA_F32, &g);
@@ -136,7 +128,6 @@ static void test_arguments(void **state) {
 
 /* What a GPU has kernels for runs there: every launch of a backward pass, in order. */
 static void test_gpu(void **state) {
-  (void)state;
   static const char *const names[] = {
     "compress_mean",       "data_sort_blocks",       "data_invert_count", "data_invert_scan",
     "data_invert_fill",    "backward_row_stats_tma", "backward_dq_tma",   "backward_dkv_compressed",
@@ -159,7 +150,6 @@ static void test_gpu(void **state) {
 
 /* Kernels copy rows of 16-bit tensors in pieces of 16 bytes; f32 ones may lie anywhere. */
 static void test_gpu_alignment(void **state) {
-  (void)state;
   machine m;
   nsa_grads g;
   toy *t = begin(&m, &(machine_request){ .gpu = true }, NSA_BF16, &g);
@@ -226,7 +216,6 @@ static void expect_no_queries(const char *override) {
 }
 
 static void test_gpu_no_queries(void **state) {
-  (void)state;
   expect_no_queries("runtime.recompute=auto");
   expect_no_queries("runtime.recompute=never");
 }
@@ -254,7 +243,6 @@ static nsa_grads only(const nsa_grads *all, const nsa_phi *phi, const nsa_gate *
 
 /* phi linear: products of rows and of their sums, dW and dX, K and V; then the sums over the raw tokens. */
 static void test_gpu_linear(void **state) {
-  (void)state;
   static const char *const names[] = {
     "compress_gather_rows",
     "matmul",
@@ -327,7 +315,6 @@ static void test_gpu_linear(void **state) {
 
 /* phi mlp: the hidden layer again, and both layers' products. */
 static void test_gpu_mlp(void **state) {
-  (void)state;
   static const char *const names[] = {
     "backward_row_stats_tma",
     "backward_dkv_compressed",
@@ -373,7 +360,6 @@ static void test_gpu_mlp(void **state) {
 
 /* The gate MLP: logits first, their gradients through the layers, the features' rows that exist. */
 static void test_gpu_gate(void **state) {
-  (void)state;
   static const char *const one[] = {
     "matmul",
     "compress_bias_activation",
@@ -432,7 +418,6 @@ static void test_gpu_gate(void **state) {
 
 /* A caller's ranges have no lists of tokens. */
 static void test_gpu_ranges(void **state) {
-  (void)state;
   static const char *const names[] = {
     "compress_mean",       "data_sort_ranges",        "backward_row_stats_tma",
     "backward_dq_tma",     "backward_dkv_compressed", "backward_dkv_window",
@@ -453,7 +438,6 @@ static void test_gpu_ranges(void **state) {
 
 /* d_o in f32 takes workspace behind the plan's, and one launch. */
 static void test_gpu_f32_d_o(void **state) {
-  (void)state;
   machine m;
   nsa_caps caps = NSA_CAPS_INIT;
   nsa_grads g;
@@ -485,7 +469,6 @@ static int count_launches(const char *name) {
 
 /* What the forward left is read, must be there, or is ignored; which, nsa_explain says. */
 static void test_recompute(void **state) {
-  (void)state;
   static const struct {
     const char *override;
     int saved, statistics;

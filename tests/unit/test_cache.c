@@ -9,7 +9,6 @@
 #include <pthread.h>
 
 static void test_round_trip(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
@@ -28,7 +27,6 @@ static void test_round_trip(void **state) {
 
 /* Without a compiler, any compiler's image will do; with one, only its own. */
 static void test_unknown_compiler(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_WRITE, 0);
@@ -43,7 +41,6 @@ static void test_unknown_compiler(void **state) {
 }
 
 static void test_modes(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   nsai_cache *cache = fixture_open(&f, NSAI_CACHE_READ_ONLY, 0);
@@ -68,7 +65,6 @@ static void test_modes(void **state) {
 
 /* A folder filled by somebody else serves as a read-only tier and is never written. */
 static void test_system_tier(void **state) {
-  (void)state;
   fixture filled, f;
   fixture_begin(&filled);
   fixture_begin(&f);
@@ -97,7 +93,6 @@ static void test_system_tier(void **state) {
 }
 
 static void test_place_chain(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   static const char *const none[] = { NULL };
@@ -135,7 +130,6 @@ static void test_place_chain(void **state) {
 
 /* The cap holds, and the entry that was used last survives. */
 static void test_eviction(void **state) {
-  (void)state;
   enum { SIZE = 10000, LIMIT = 105000 };
   fixture f;
   fixture_begin(&f);
@@ -163,7 +157,6 @@ static void test_eviction(void **state) {
 
 /* A hit on an old entry notes the use; the entry stays valid. */
 static void test_use_is_noted(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX];
   unsigned char stamp[NSAI_CACHE_STAMP_BYTES] = { 0 };
@@ -207,7 +200,6 @@ static bool see(void *user, const nsai_cache_item *item) {
 }
 
 static void test_upkeep(void **state) {
-  (void)state;
   fixture f, g;
   char path[PATH_MAX];
   int64_t good, bad, removed;
@@ -251,7 +243,6 @@ static void test_upkeep(void **state) {
 
 /* A key that differs in one part has another digest, and parts cannot run into each other. */
 static void test_keys(void **state) {
-  (void)state;
   const nsai_kernel_key_parts base = { "entry", "source", "options", "sm_80", "templates", "id" };
   nsai_kernel_key_parts parts[7] = { base, base, base, base, base, base, base };
   parts[1].entry = "entry2";
@@ -271,7 +262,6 @@ static void test_keys(void **state) {
 }
 
 static void test_lock(void **state) {
-  (void)state;
   fixture f;
   nsai_kernel_key key;
   fixture_begin(&f);
@@ -295,7 +285,6 @@ static void test_lock(void **state) {
 
 /* A miss is an everyday answer: the thread's error text stays. */
 static void test_miss_is_no_failure(void **state) {
-  (void)state;
   fixture f;
   nsai_kernel_key key;
   nsai_kernel_image image;
@@ -313,7 +302,6 @@ static void test_miss_is_no_failure(void **state) {
 /* What does not load is dropped from memory and disk, unless the file holds something else by now.
  */
 static void test_drop(void **state) {
-  (void)state;
   fixture f;
   nsai_kernel_key key;
   nsai_kernel_image image;
@@ -341,7 +329,6 @@ static void test_drop(void **state) {
 
 /* Memory is capped; the newest images stay. */
 static void test_memory_cap(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   nsai_cache *cache = fixture_open(&f, NSAI_CACHE_OFF, 0);
@@ -361,7 +348,6 @@ static void *use_cache(void *user) {
 }
 
 static void test_threads(void **state) {
-  (void)state;
   fixture f;
   pthread_t threads[4];
   fixture_begin(&f);

@@ -92,7 +92,6 @@ static const char *source_root(void) {
 /* ---- values ---- */
 
 static void test_builtin(void **state) {
-  (void)state;
   nsai_config *c = load_text("nsa: 1\n" MODEL, NULL);
   assert_int_equal(c->model.block, 32);
   assert_int_equal(c->model.stride, 16);
@@ -179,7 +178,6 @@ static const char full[] =
     "  source: 'a: \"b\" # c', measured: true}\n";
 
 static void test_every_key(void **state) {
-  (void)state;
   nsai_config *c = load_text(full, NULL);
   assert_int_equal(c->model.heads, 32);
   assert_int_equal(c->model.kv_heads, 8);
@@ -253,7 +251,6 @@ static void test_every_key(void **state) {
 }
 
 static void test_devices(void **state) {
-  (void)state;
   static const struct {
     const char *text;
     bool good;
@@ -295,7 +292,6 @@ static void test_devices(void **state) {
 /* ---- layers ---- */
 
 static void test_layers(void **state) {
-  (void)state;
   const char *const overrides[] = { "runtime.compile_jobs=6", "runtime.cache_dir=", NULL };
   write_file("nsa: 1\n" MODEL
              "runtime: {compile_jobs: 1, jit: never, cache_dir: /f, parity: true}\n"
@@ -345,7 +341,6 @@ static void test_layers(void **state) {
 }
 
 static void test_overrides(void **state) {
-  (void)state;
   const char *const overrides[] = { "model.head_dim=64",
                                     "variants.disable=[compress.*, importance.*]",
                                     "model.select={count: 8, init: 0}",
@@ -373,7 +368,6 @@ static void test_overrides(void **state) {
 }
 
 static void test_bad_overrides(void **state) {
-  (void)state;
   const char *const overrides[] = { "runtime.jit",         "runtime.jti=never",
                                     "profiles=[]",         "model.select={count: 8, inti: 0}",
                                     "variants.disable=[a", "\xFF=1",
@@ -405,7 +399,6 @@ static void test_bad_overrides(void **state) {
 
 /* A rule broken between two sources is told at the stronger one. */
 static void test_rule_across_layers(void **state) {
-  (void)state;
   const char *const overrides[] = { "model.compress.block=24", NULL };
   expect_failure(&(nsai_config_request){ .variant = nsai_variant_name_at,
                                          .text = "nsa: 1\n" MODEL,
@@ -418,7 +411,6 @@ static void test_rule_across_layers(void **state) {
 }
 
 static void test_system_file(void **state) {
-  (void)state;
   nsai_config_request request = { .variant = nsai_variant_name_at,
                                   .text = "nsa: 1\nruntime: {parity: true}\n",
                                   .system_path = file_path,
@@ -444,7 +436,6 @@ static void test_system_file(void **state) {
 }
 
 static void test_files_that_cannot_be_read(void **state) {
-  (void)state;
   nsai_config_request request = { .variant = nsai_variant_name_at,
                                   .path = "/nonexistent/nsa.yaml",
                                   .skip_system_file = true };
@@ -462,7 +453,6 @@ static void test_files_that_cannot_be_read(void **state) {
 }
 
 static void test_need_model(void **state) {
-  (void)state;
   nsai_config_request request = { .variant = nsai_variant_name_at,
                                   .text = "nsa: 1\n",
                                   .name = "t.yaml",
@@ -480,7 +470,6 @@ static void test_need_model(void **state) {
 
 /* What came with weights may not say which libraries to open. */
 static void test_model_file(void **state) {
-  (void)state;
   nsai_config_request request = { .variant = nsai_variant_name_at,
                                   .path = file_path,
                                   .text = "nsa: 1\nruntime: {jit: never}\n",
@@ -514,7 +503,6 @@ static const char with_profiles[] = "nsa: 1\n"
                                     "    runtime: {compile_jobs: 7}\n";
 
 static void test_profile_matching(void **state) {
-  (void)state;
   static const struct {
     const char *arch, *name, *uuid;
     int32_t jobs;
@@ -539,7 +527,6 @@ static void test_profile_matching(void **state) {
 
 /* Above the file, below overrides; what it does not name stays. */
 static void test_profile_strength(void **state) {
-  (void)state;
   const char *const overrides[] = { "runtime.compile_jobs=9", NULL };
   nsai_config *c = load_text(with_profiles, overrides);
   assert_int_equal(nsai_config_apply_device(c, "sm_90a", "NVIDIA H200", NULL), NSA_OK);
@@ -554,7 +541,6 @@ static void test_profile_strength(void **state) {
 
 /* A device may be tuned in its own way; lists are replaced, and null is a value as well. */
 static void test_profile_tuning(void **state) {
-  (void)state;
   static const char text[] = "nsa: 1\n"
                              "tuning: {level: normal, budget: 2m, lengths: [1Ki, 4Ki]}\n"
                              "profiles:\n"
@@ -583,7 +569,6 @@ static void test_profile_tuning(void **state) {
 
 /* The rules are checked again with the profile's values. */
 static void test_profile_breaks_rule(void **state) {
-  (void)state;
   nsai_config *c = load_text("nsa: 1\nserving: {max_kv_tokens: 1k}\n"
                              "profiles:\n  - match: {arch: sm_80}\n    serving: {max_kv_len: 2k}\n",
                              NULL);
@@ -594,7 +579,6 @@ static void test_profile_breaks_rule(void **state) {
 
 /* A device file laid over a model's file, as its head says. */
 static void test_profiles_are_replaced(void **state) {
-  (void)state;
   char path[512];
   snprintf(path, sizeof path, "%s/configs/devices/h200.yaml", source_root());
   nsai_config *c = load(&(nsai_config_request){ .variant = nsai_variant_name_at,
@@ -631,7 +615,6 @@ static void expect_round_trip(const nsai_config *c) {
 }
 
 static void test_dump(void **state) {
-  (void)state;
   nsai_config *c = load_text(full, NULL);
   expect_round_trip(c);
   char small[8];
@@ -665,7 +648,6 @@ static void check_file(const char *path) {
 }
 
 static void test_shipped_files(void **state) {
-  (void)state;
   static const char *const patterns[] = { "configs/*.yaml", "configs/models/*.yaml",
                                           "configs/devices/*.yaml" };
   for (size_t i = 0; i < sizeof patterns / sizeof patterns[0]; i++) {
@@ -679,7 +661,6 @@ static void test_shipped_files(void **state) {
 }
 
 static void test_schema_file(void **state) {
-  (void)state;
   char path[512];
   size_t length = nsai_config_json_schema(NULL, 0);
   char *made = malloc(length + 1), *read = malloc(length + 2);
@@ -697,7 +678,6 @@ static void test_schema_file(void **state) {
 
 /* The table has no holes, and each built-in value is what its own type writes. */
 static void test_key_table(void **state) {
-  (void)state;
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
     const nsai_key *key = &nsai_keys[id];
     assert_non_null(key->path);

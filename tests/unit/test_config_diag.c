@@ -202,10 +202,7 @@ static const diag_case syntax_cases[] = {
     "                ^" },
 };
 
-static void test_syntax(void **state) {
-  (void)state;
-  RUN(syntax_cases);
-}
+static void test_syntax(void **state) { RUN(syntax_cases); }
 
 /* "nsa: 1\nx-a: " and `count` times `piece`. The caller frees it. */
 static char *repeat(const char *piece, size_t count) {
@@ -229,7 +226,6 @@ static void check_limit(char *text, nsa_status expected, const char *needle) {
 }
 
 static void test_depth_limit(void **state) {
-  (void)state;
   /* The root is a level of its own. */
   char *deep = repeat("[", 15);
   deep = realloc(deep, strlen(deep) + 16);
@@ -242,7 +238,6 @@ static void test_depth_limit(void **state) {
 
 /* libyaml 0.2.5 would take 10 s for this; stopping at the limit takes milliseconds. */
 static void test_depth_limit_is_fast(void **state) {
-  (void)state;
   char *text = repeat("[", 100000);
   clock_t start = clock();
   check_limit(text, NSA_E_CONFIG, "nested deeper than 16 levels");
@@ -250,7 +245,6 @@ static void test_depth_limit_is_fast(void **state) {
 }
 
 static void test_size_limit(void **state) {
-  (void)state;
   const size_t head = strlen("nsa: 1\nx-a: ");
   check_limit(repeat("a", NSAI_YAML_MAX_BYTES - head), NSA_OK, "");
   check_limit(repeat("a", NSAI_YAML_MAX_BYTES - head + 1), NSA_E_CONFIG,
@@ -258,14 +252,12 @@ static void test_size_limit(void **state) {
 }
 
 static void test_event_limit(void **state) {
-  (void)state;
   check_limit(repeat("\n- 1", 9900), NSA_OK, "");
   check_limit(repeat("\n- 1", 10000), NSA_E_CONFIG,
               "more than 10000 keys, values and brackets: no configuration needs that");
 }
 
 static void test_many_problems(void **state) {
-  (void)state;
   check_limit(repeat("1\nx-a: ", 60), NSA_E_CONFIG, "");
   char *diag = malloc(65536);
   assert_non_null(diag);
@@ -278,7 +270,6 @@ static void test_many_problems(void **state) {
 }
 
 static void test_long_text(void **state) {
-  (void)state;
   char *text = repeat("1\ndevice: {source: ", 1);
   text = realloc(text, strlen(text) + 5000);
   assert_non_null(text);
@@ -289,7 +280,6 @@ static void test_long_text(void **state) {
 }
 
 static void test_arguments(void **state) {
-  (void)state;
   char diag[16];
   assert_int_equal(nsa_config_check(NULL, 0, NULL, NULL, 0), NSA_E_ARG);
   assert_int_equal(nsa_config_check("nsa: 1", 0, NULL, NULL, 8), NSA_E_ARG);
@@ -303,7 +293,6 @@ static void test_arguments(void **state) {
 
 /* The byte order mark is no part of line 1. */
 static void test_byte_order_mark(void **state) {
-  (void)state;
   char diag[256];
   assert_int_equal(nsa_config_check("\xEF\xBB\xBFnsa: 1\n", 0, NULL, diag, sizeof diag), NSA_OK);
   assert_int_equal(nsa_config_check("\xEF\xBB\xBFnsa: 2\n", 0, NULL, diag, sizeof diag),

@@ -605,20 +605,11 @@ static const diag_case tuning_cases[] = {
     "                                                                                       ^" },
 };
 
-static void test_keys(void **state) {
-  (void)state;
-  RUN(key_cases);
-}
+static void test_keys(void **state) { RUN(key_cases); }
 
-static void test_values(void **state) {
-  (void)state;
-  RUN(value_cases);
-}
+static void test_values(void **state) { RUN(value_cases); }
 
-static void test_tuning(void **state) {
-  (void)state;
-  RUN(tuning_cases);
-}
+static void test_tuning(void **state) { RUN(tuning_cases); }
 
 int main(void) {
   const struct CMUnitTest tests[] = {

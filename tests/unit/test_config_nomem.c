@@ -67,14 +67,10 @@ static void run(const char *text, nsa_status expected) {
   assert_true(n > 1); /* the configuration itself, and its arena */
 }
 
-static void test_good(void **state) {
-  (void)state;
-  run(yaml, NSA_OK);
-}
+static void test_good(void **state) { run(yaml, NSA_OK); }
 
 /* Enough text and problems for several chunks. */
 static void test_bad(void **state) {
-  (void)state;
   char text[32768];
   int length = snprintf(text, sizeof text, "nsa: 1\n");
   for (int i = 0; i < 400; i++)
@@ -82,10 +78,7 @@ static void test_bad(void **state) {
   run(text, NSA_E_CONFIG);
 }
 
-static void test_destroy_null(void **state) {
-  (void)state;
-  nsai_config_destroy(NULL);
-}
+static void test_destroy_null(void **state) { nsai_config_destroy(NULL); }
 
 int main(void) {
   countdown = -1;

@@ -321,15 +321,9 @@ static const diag_case profile_cases[] = {
     "        ^" },
 };
 
-static void test_rules(void **state) {
-  (void)state;
-  RUN(rule_cases);
-}
+static void test_rules(void **state) { RUN(rule_cases); }
 
-static void test_profiles(void **state) {
-  (void)state;
-  RUN(profile_cases);
-}
+static void test_profiles(void **state) { RUN(profile_cases); }
 
 int main(void) {
   const struct CMUnitTest tests[] = {

@@ -84,7 +84,6 @@ static void test_midpoints(void **state) {
 }
 
 static void test_extremes(void **state) {
-  (void)state;
   assert_int_equal(nsai_bf16_from_double(1e300), 0x7f80);
   assert_int_equal(nsai_bf16_from_double(-1e-300), 0x8000);
   assert_int_equal(nsai_f16_from_double(1e300), 0x7c00);
@@ -117,7 +116,6 @@ static void test_widen(void **state) {
 
 /* Every shape around the block sizes, with strides, against the sum as it is written. */
 static void test_multiply(void **state) {
-  (void)state;
   enum { M = 9, K = 13, N = 24 };
   double a[M * K], b[K * N], c[M * N];
   for (int i = 0; i < M * K; i++) a[i] = (i * 37 % 101) - 50;

@@ -4,12 +4,7 @@
  * Variants that cover further stages: when they are chosen, what that says of the stages they cover,
  * and what runs launch, on the fake GPU.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "covering.h"
 #include "machine.h"
@@ -82,7 +77,6 @@ static void expect_no_selection(machine *m) {
 /* ---- made_up_topn ---- */
 
 static void test_topn(void **state) {
-  (void)state;
   machine m;
   fusing_topn = true;
   begin(&m, &(machine_request){ 0 });
@@ -116,7 +110,6 @@ static void test_topn(void **state) {
 
 /* No more blocks of threads than the device has at once; the kernel knows of all tiles. */
 static void test_persistent(void **state) {
-  (void)state;
   machine m;
   fusing_topn = true;
   begin(&m, &(machine_request){ 0 });
@@ -136,7 +129,6 @@ static void test_persistent(void **state) {
 
 /* What a run does not want is not asked of the kernel. */
 static void test_topn_in_part(void **state) {
-  (void)state;
   machine m;
   fusing_topn = true;
   begin(&m, &(machine_request){ .max_probe_rows = 2 });
@@ -175,7 +167,6 @@ static void begin_both(machine *m) {
 
 /* The window's sum comes after the compressed branch's and before the last. */
 static void test_both(void **state) {
-  (void)state;
   machine m;
   begin_both(&m);
   expect_variants(&m, "compress=compress_mean attend_compressed=attend_compressed_sm80 "
@@ -203,7 +194,6 @@ static void test_both(void **state) {
 
 /* One of the two branches alone, or neither. */
 static void test_both_in_part(void **state) {
-  (void)state;
   machine m;
   begin_both(&m);
   m.exec.branches = 1u << NSA_WIN;
@@ -235,7 +225,6 @@ static void test_both_in_part(void **state) {
 
 /* Without a window nothing runs it. */
 static void test_no_window(void **state) {
-  (void)state;
   machine m;
   fusing_topn = false;
   fusing_both = true;
@@ -260,7 +249,6 @@ static void expect_refusal(const char *override, int32_t selection, const char *
 }
 
 static void test_refusals(void **state) {
-  (void)state;
   expect_refusal("variants.force.select=select_topn", 0,
                  "it fuses select, for which variants.force asks for select_topn\n");
   expect_refusal("variants.force.attend_compressed=attend_compressed_sm80", 0,
@@ -298,7 +286,6 @@ static void choose(const machine *m, const nsai_decisions *decisions, nsai_choic
 /* A decision for the covering variant takes its stages, whatever was decided for them; one for a
  * separate variant leaves them to what was decided. */
 static void test_decisions(void **state) {
-  (void)state;
   machine m;
   nsai_choice c;
   nsai_decisions d = { .why = "a test" };

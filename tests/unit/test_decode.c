@@ -4,12 +4,7 @@
  * Append, decode and prefill on the fake GPU: what is launched for which sizes, that it fits the workspace, and
  * that nothing waits. By which rules: test_decode_rules.c.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "machine.h"
 #include "params/kv_cache.h"
@@ -149,7 +144,6 @@ static void decode(decode_run *r, uint32_t branches) {
 #define NAMES(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
 static void test_launches(void **state) {
-  (void)state;
   decode_run r;
   begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
   machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.new_kv, NULL),
@@ -178,7 +172,6 @@ static void test_launches(void **state) {
 
 /* A caller's lists are sorted, not chosen; and what a branch alone leaves out, a probe brings back. */
 static void test_lists(void **state) {
-  (void)state;
   decode_run r;
   begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
   nsa_plan *own = r.decode;
@@ -216,7 +209,6 @@ static void test_lists(void **state) {
 
 /* No kernel looks behind a row of the table, whatever lengths say. */
 static void test_narrow_table(void **state) {
-  (void)state;
   static const struct {
     int64_t pages;
     int longest;
@@ -265,7 +257,6 @@ static void expect_checked(decode_run *r, nsa_status status, const char *text, i
 
 /* The values that the CPU device checks are read back, but not into a capture. */
 static void test_full(void **state) {
-  (void)state;
   decode_run r;
   begin_with(&r, "runtime.check_inputs=full", NSAI_PHI_MEAN);
   int32_t *len = toy_ints(&r.batch.kv_len), *page = toy_ints(&r.batch.block_table);
@@ -299,7 +290,6 @@ static void test_full(void **state) {
 
 /* Products of the rows that an append may complete, K and then V, between gathering and scattering. */
 static void test_products(void **state) {
-  (void)state;
   static const char *const sides[2][6] = {
     { "kv_cache_gather_entries", "matmul", "compress_bias_activation" },
     { "kv_cache_gather_entries", "matmul", "compress_bias_activation", "matmul", "matmul",
@@ -329,7 +319,6 @@ static void test_products(void **state) {
 
 /* One launch whatever the branches, of a cluster for each token and KV head. */
 static void test_cluster(void **state) {
-  (void)state;
   decode_run r;
   begin(&r, "decode_cluster", NSAI_PHI_MEAN);
   const nsai_kernel_spec *spec = &r.decode->choice.specs[NSAI_KERNEL_DECODE_CLUSTER];
@@ -347,7 +336,6 @@ static void test_cluster(void **state) {
 
 /* The forward's kernels without compress, each over tiles of every sequence, with cu_q or without. */
 static void test_prefill(void **state) {
-  (void)state;
   static const char *const whole[] = { "attend_window_sm80",   "attend_compressed_sm80",
                                        "select_importance",    "select_topn",
                                        "attend_selected_sm80", NULL };

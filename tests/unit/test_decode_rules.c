@@ -4,12 +4,7 @@
  * The rules of a decode step: how it is split, which kernels take how many sequences, and which models and devices
  * these take, in which shapes.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "plan/spec.h"
 #include "variants/decode/decode.h"
@@ -45,7 +40,6 @@ static void expect_results(const nsai_problem *p, const nsai_kernel_spec *scan, 
 }
 
 static void test_results(void **state) {
-  (void)state;
   static const int64_t lengths[] = { 1, 31, 4096, 65536, 1 << 20 };
   static const int32_t seqs[] = { 1, 7, 64, 1000 };
   static const int32_t q_lens[] = { 1, 4, 16 };
@@ -66,7 +60,6 @@ static void test_results(void **state) {
 
 /* Sequences of up to 4 tokens have a tile each; as many as tokens allow, where few of them can be long. */
 static void test_tiles(void **state) {
-  (void)state;
   nsai_problem p = {
     .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 128, .max_seqs = 32, .max_q_len = 4
   };
@@ -121,7 +114,6 @@ static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection
 /* Blocks of threads that take a window and then some of their tile's blocks; or apart, of single tokens and of
  * ranges. */
 static void test_attend(void **state) {
-  (void)state;
   const uint32_t all = 7, selected = 1u << NSA_SEL, window = 1u << NSA_WIN;
   nsai_decode_split s = split_of(32, 4, NSA_SELECT_OWN, all);
   assert_int_equal(s.tiles, 32);
@@ -146,7 +138,6 @@ static void test_attend(void **state) {
 
 /* One sequence, 64 heads to its KV head, whose rows four warps have: decode_split_kv_compressed's threads count for nothing. */
 static void test_attend_groups(void **state) {
-  (void)state;
   nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 1, .max_seqs = 1 };
   p.model = (nsai_model){ .heads = 64, .kv_heads = 1, .block = 32, .stride = 16, .window = 512 };
   p.model.head_dim_qk = p.model.head_dim_v = 128;
@@ -196,7 +187,6 @@ static nsai_role single_of(int32_t seqs, int64_t longest, bool split_kv) {
 }
 
 static void test_single(void **state) {
-  (void)state;
   static const struct {
     int32_t seqs;
     nsai_role role;
@@ -223,7 +213,6 @@ static void test_single(void **state) {
 
 /* What nsa_explain says of a plan that has them all: every number of sequences once, by what takes it. */
 static void test_forms(void **state) {
-  (void)state;
   nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
   nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 140, .max_q_len = 1 };
   char text[1024];
@@ -330,7 +319,6 @@ static int64_t constant_of(const nsai_kernel_spec *spec, const char *name) {
 
 /* What it refuses, and the shapes that the rule chooses. */
 static void test_cluster_rules(void **state) {
-  (void)state;
   nsai_problem p = decode_of(1, 1);
   expect_cluster(&p, &h200, 16, NULL);
   expect_cluster(&p, &unknown, 8, NULL);
@@ -395,7 +383,6 @@ static void expect_pipelined(const nsai_problem *p, const nsai_target *t, bool t
 }
 
 static void test_pipelined_rules(void **state) {
-  (void)state;
   nsai_problem p = decode_of(64, 1);
   const nsai_problem plain = p;
   expect_pipelined(&p, &h200, true);
@@ -430,7 +417,6 @@ static void test_pipelined_rules(void **state) {
 
 /* The last blocks are read for both branches where these have one K and V, in which the window holds the blocks. */
 static void test_pipelined_both(void **state) {
-  (void)state;
   static const struct {
     int32_t count, local, window;
     bool ring, per_branch;
@@ -458,7 +444,6 @@ static void test_pipelined_both(void **state) {
 /* Less shared memory, fewer selection blocks whose pooled values decode_pipelined keeps there: the most that fit, a power
  * of two from 8 on, or none. */
 static void test_pipelined_kept(void **state) {
-  (void)state;
   const nsai_problem p = decode_of(64, 1);
   const int64_t row = 16 * sizeof(float); /* of a block, all heads */
   int64_t kept = 256;
@@ -495,7 +480,6 @@ static void expect_threads(int32_t seqs, int32_t q_len, int32_t threads) {
 }
 
 static void test_drafts(void **state) {
-  (void)state;
   expect_threads(16, 4, 512); /* 64 tiles on 132 multiprocessors */
   expect_threads(17, 4, 256);
   expect_threads(16, 8, 256); /* 128 rows */
@@ -504,7 +488,6 @@ static void test_drafts(void **state) {
 
 /* Heads whose registers leave decode_split_kv_compressed one team of 64 rows to a block of threads. */
 static void test_group_registers(void **state) {
-  (void)state;
   static const struct {
     int32_t dim_qk, dim_v, stride, threads;
   } cases[] = { { 16, 128, 16, 128 }, { 16, 104, 16, 128 }, { 48, 128, 32, 128 },

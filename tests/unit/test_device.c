@@ -4,12 +4,7 @@
  * Opening a driver and choosing a GPU, with a driver that has no hardware (fake_cuda.c); and the
  * report of a machine.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "api/report.h"
 #include "base/json.h"
@@ -34,7 +29,6 @@ static const nsai_driver *open_fake(void) {
 /* Every way in which a driver can be no good has its own sentence. Runs first: an opened driver
  * stays open. */
 static void test_bad_drivers(void **state) {
-  (void)state;
   const nsai_driver *driver;
   assert_int_equal(nsai_driver_open("/nonexistent/libcuda.so.1", NULL, &driver), NSA_E_NO_DRIVER);
   assert_non_null(strstr(nsa_last_error(), "/nonexistent/libcuda.so.1"));
@@ -63,7 +57,6 @@ static void test_bad_drivers(void **state) {
 }
 
 static void test_open_twice(void **state) {
-  (void)state;
   const nsai_driver *driver = open_fake();
   assert_ptr_equal(driver, open_fake());
   assert_int_equal(driver->version, 13000);
@@ -74,7 +67,6 @@ static void test_open_twice(void **state) {
 }
 
 static void test_foreign_codes(void **state) {
-  (void)state;
   const nsai_driver *driver = open_fake();
   assert_int_equal(NSAI_CUDA(driver, cuMemFree(0)), NSA_E_CUDA);
   assert_string_equal(nsa_last_error(),
@@ -82,7 +74,6 @@ static void test_foreign_codes(void **state) {
 }
 
 static void test_driver_major(void **state) {
-  (void)state;
   assert_int_equal(nsai_driver_check_major(13000, 13), NSA_OK);
   assert_int_equal(nsai_driver_check_major(13010, 12), NSA_OK);
   assert_int_equal(nsai_driver_check_major(12080, 13), NSA_E_NO_DRIVER);
@@ -90,7 +81,6 @@ static void test_driver_major(void **state) {
 }
 
 static void test_choice(void **state) {
-  (void)state;
   const nsai_driver *driver = open_fake();
   static const char *const good[] = { NULL, "auto", "1", "0000:11:00.0", "GPU-abab" };
   nsai_device device;
@@ -118,7 +108,6 @@ static void test_choice(void **state) {
 
 /* A host that has a current context has chosen its device, and keeps its context. */
 static void test_current_context(void **state) {
-  (void)state;
   nsai_device device;
   setenv("FAKE_CUDA_CURRENT", "1", 1);
   assert_int_equal(nsai_device_init(open_fake(), "auto", &device), NSA_OK);
@@ -135,7 +124,6 @@ static void test_current_context(void **state) {
 }
 
 static void test_deviceless(void **state) {
-  (void)state;
   nsai_device device;
   assert_int_equal(nsai_device_init_arch("sm_86", &device), NSA_OK);
   assert_int_equal(device.shared_bytes, 99 * 1024);
@@ -146,7 +134,6 @@ static void test_deviceless(void **state) {
 
 /* snprintf's rule, on a machine with the fake GPU and on one without a driver. */
 static void test_report(void **state) {
-  (void)state;
   static char text[65536], cut[100];
   nsai_report_inputs inputs = { .driver_path = fake_path(), .cache_dir = "/nonexistent/nsa" };
   size_t length = nsai_report_json(&inputs, text, sizeof text);
@@ -166,7 +153,6 @@ static void test_report(void **state) {
 }
 
 static void test_json_strings(void **state) {
-  (void)state;
   char text[64];
   nsai_writer writer = nsai_writer_open(text, sizeof text);
   nsai_write_json(&writer, "a\"\\\n\x7f\xc3\xa9\xff");
@@ -175,7 +161,6 @@ static void test_json_strings(void **state) {
 
 /* A file of library names as the loader writes it, whole and cut anywhere. */
 static void test_loader_cache(void **state) {
-  (void)state;
   unsigned char data[48 + 24 + 32] = "glibc-ld.so.cache1.1";
   char path[64];
   uint32_t count = 1, name = 72, file = 80;

@@ -14,7 +14,6 @@
 #include <cmocka.h>
 
 static void test_read(void **state) {
-  (void)state;
   static const struct {
     const char *text;
     int64_t ms;
@@ -49,7 +48,6 @@ static void test_read(void **state) {
 }
 
 static void test_refused(void **state) {
-  (void)state;
   static const struct {
     const char *text, *remedy;
   } cases[] = {
@@ -101,7 +99,6 @@ static void expect_written(int64_t ms, const char *expected) {
 }
 
 static void test_write(void **state) {
-  (void)state;
   expect_written(0, "0s");
   expect_written(1, "1ms");
   expect_written(20000, "20s");

@@ -29,7 +29,6 @@ static nsa_status load(const char *const *overrides, nsai_config **out) {
 
 /* Sorted, prefixed, each key once, and each has a built-in value to fall back to. */
 static void test_table(void **state) {
-  (void)state;
   const nsai_env_var *var, *before = NULL;
   bool seen[NSAI_KEY_COUNT] = { false };
   size_t count = 0;
@@ -44,7 +43,6 @@ static void test_table(void **state) {
 }
 
 static void test_describe(void **state) {
-  (void)state;
   char text[8192];
   size_t length = nsai_env_describe(text, sizeof text);
   assert_true(length < sizeof text);
@@ -56,7 +54,6 @@ static void test_describe(void **state) {
 }
 
 static void test_all_variables(void **state) {
-  (void)state;
   clear();
   setenv("NSA_CACHE_DIR", "/cache", 1);
   setenv("NSA_CACHE_MODE", "read_only", 1);
@@ -97,7 +94,6 @@ static void test_all_variables(void **state) {
 
 /* Above the text, below overrides; an empty variable counts as unset. */
 static void test_strength(void **state) {
-  (void)state;
   const char *const overrides[] = { "runtime.compile_jobs=5", NULL };
   nsai_config *config;
   clear();
@@ -114,7 +110,6 @@ static void test_strength(void **state) {
 }
 
 static void test_bad_values(void **state) {
-  (void)state;
   nsai_config *config;
   clear();
   setenv("NSA_CACHE_DIR", "null", 1); /* a value as it is, not YAML */

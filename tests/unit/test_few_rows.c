@@ -4,12 +4,7 @@
  * What rounding alone makes of a branch's rows: why nsacheck verifies no fewer than eight together
  * (LEAST_ROWS of tests/check/kv_compare.c).
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "base/float16.h"
 #include "verify/compare.h"
@@ -59,7 +54,6 @@ static void add_row(double *error, double *norm) {
 }
 
 static void test_eight_rows(void **state) {
-  (void)state;
   const double limit = nsai_verify_tolerance_of(NSAI_VERIFY_STAGE, NSA_BF16).relative;
   double worst_row = 0, worst_group = 0;
   for (int g = 0; g < GROUPS; g++) {

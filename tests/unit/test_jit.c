@@ -4,12 +4,7 @@
  * The compiler's side: opening NVRTC, options, keys, error texts, the log's figures, compiling many
  * units at once. Tests that need a real NVRTC skip without one.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "base/writer.h"
 #include "compile/compiler.h"
@@ -55,7 +50,6 @@ static nsai_compiler *make_compiler(void) {
 }
 
 static void test_archs(void **state) {
-  (void)state;
   assert_string_equal(nsai_arch_of_capability(9, 0)->name, "sm_90a");
   assert_string_equal(nsai_arch_of_capability(8, 0)->name, "sm_80");
   assert_string_equal(nsai_arch_of_capability(8, 8)->name, "sm_87");
@@ -69,7 +63,6 @@ static void test_archs(void **state) {
 }
 
 static void test_compiles_for_every_arch(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   nsai_compiler *compiler = make_compiler();
   for (int32_t i = 0; nsai_arch_at(i); i++) {
@@ -92,7 +85,6 @@ static void test_compiles_for_every_arch(void **state) {
 
 /* The kernel that nsa-bench measures the memory's bandwidth with. */
 static void test_stream_read(void **state) {
-  (void)state;
   const char *root = getenv("TEST_SOURCE_ROOT");
   char path[1024], text[8192] = "";
   if (!root || !have_nvrtc()) skip();
@@ -117,7 +109,6 @@ static void test_stream_read(void **state) {
 
 /* One unit gives one cubin, byte by byte; line information is an option of its own. */
 static void test_line_info_changes_the_cubin(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   nsai_compiler *compiler = make_compiler();
   nsai_compile_request request = { "tiny", tiny_unit, "sm_80", false };
@@ -136,7 +127,6 @@ static void test_line_info_changes_the_cubin(void **state) {
 }
 
 static void test_error_names_template_and_line(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   nsai_logger logger;
   nsai_logger_init(&logger, keep_log, NULL, NSA_LOG_ERROR);
@@ -160,7 +150,6 @@ static void test_error_names_template_and_line(void **state) {
 }
 
 static void test_unknown_arch(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   nsai_compiler *compiler = make_compiler();
   nsai_compile_request request = { "tiny", tiny_unit, "sm_42", false };
@@ -172,7 +161,6 @@ static void test_unknown_arch(void **state) {
 
 /* 120 live floats per thread do not fit into the 32 registers of 2 x 1024 threads on an SM. */
 static void test_spills_are_refused(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   nsai_compiler *compiler = make_compiler();
   nsai_compile_request request = {
@@ -195,7 +183,6 @@ static void test_spills_are_refused(void **state) {
 
 /* A wgmma of 128 accumulators where a thread has 64 registers: no spilling helps. */
 static void test_starved_is_refused(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   char source[8192];
   nsai_writer w = nsai_writer_open(source, sizeof source);
@@ -240,7 +227,6 @@ static void test_starved_is_refused(void **state) {
 
 /* Copies whose uniform register the compiler loses are refused; lane_address() gives them none. */
 static void test_lost_register(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   const nsai_nvrtc *nvrtc;
   assert_int_equal(nsai_nvrtc_open(&(nsai_library_query){ NULL, 0 }, NULL, &nvrtc), NSA_OK);
@@ -299,7 +285,6 @@ static small_image make_image(void) {
 static int64_t find_in(small_image x) { return nsai_find_lost_register(&x, sizeof x); }
 
 static void test_finds_lost_register(void **state) {
-  (void)state;
   small_image x = make_image();
   assert_int_equal(find_in(x), 16);
   x.code[24] = 0x50; /* UR16, as ptxas 13.4 writes it */
@@ -326,7 +311,6 @@ static void test_finds_lost_register(void **state) {
 }
 
 static void test_log_figures(void **state) {
-  (void)state;
   nsai_ptxas_figures f;
   nsai_ptxas_read_log(
       "ptxas info    : 0 bytes gmem\n"
@@ -364,7 +348,6 @@ static void test_log_figures(void **state) {
 }
 
 static void test_missing_compiler(void **state) {
-  (void)state;
   nsai_compiler_options options = { .nvrtc_path = "/nonexistent/libnvrtc.so.13" };
   nsai_compiler *compiler;
   nsai_kernel_image image;
@@ -383,7 +366,6 @@ static void test_missing_compiler(void **state) {
 /* However the same file is named, it is opened once; a given path that fails is not replaced by
  * what a search would find. */
 static void test_search(void **state) {
-  (void)state;
   nsai_library_query query = { NULL, 0 };
   const nsai_nvrtc *searched, *again;
   char folder[PATH_MAX];
@@ -408,7 +390,6 @@ static void test_search(void **state) {
 
 /* A given NVRTC that is newer than the driver is refused in words, before anything is compiled. */
 static void test_newer_than_the_driver(void **state) {
-  (void)state;
   nsai_library_query query = { NULL, 0 };
   const nsai_nvrtc *nvrtc;
   if (nsai_nvrtc_open(&query, NULL, &nvrtc) != NSA_OK) skip();
@@ -426,7 +407,6 @@ static void test_newer_than_the_driver(void **state) {
 /* The id read from the file is the one of the loaded library, so a cold and a warm process agree.
  */
 static void test_key_is_the_same_before_and_after_opening(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   nsai_compiler *compiler = make_compiler();
   nsai_compile_request request = { "tiny", tiny_unit, "sm_80", false };
@@ -450,7 +430,6 @@ static void test_key_is_the_same_before_and_after_opening(void **state) {
 
 /* The file of a library and its loaded image carry one build-id; notes that lie are refused. */
 static void test_build_id(void **state) {
-  (void)state;
   static const unsigned char good[] = "\4\0\0\0\3\0\0\0\3\0\0\0GNU\0\1\2\xab";
   static const unsigned char far[] = "\4\0\0\0\377\377\377\377\3\0\0\0GNU\0\1\2\3";
   char id[NSAI_BUILD_ID_CHARS];
@@ -495,7 +474,6 @@ static void free_jobs(nsai_compile_job *jobs) {
 }
 
 static void test_many(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   nsai_compiler *compiler = make_compiler();
   nsai_compile_job jobs[JOBS];
@@ -519,7 +497,6 @@ static void test_many(void **state) {
 }
 
 static void test_cancel(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   nsai_compiler *compiler = make_compiler();
   for (int64_t at = 0; at < 3; at++) {
@@ -540,7 +517,6 @@ static void test_cancel(void **state) {
 }
 
 static void test_dump(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   char folder[] = "/tmp/nsa-test-dump-XXXXXX";
   assert_non_null(mkdtemp(folder));
@@ -568,7 +544,6 @@ static void test_dump(void **state) {
 
 /* The compiler must not drag the driver in: NVRTC's own cache would. */
 static void test_leaves_the_process_alone(void **state) {
-  (void)state;
   if (!have_nvrtc()) skip();
   FILE *maps = fopen("/proc/self/maps", "re");
   assert_non_null(maps);

@@ -4,12 +4,7 @@
  * The KV cache on the CPU device, through the public API: appended to in any steps and laid out in
  * any way, it gives the rows of one forward, bit for bit.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "kv_fixture.h"
 
@@ -59,7 +54,6 @@ static void walk_options(const machine_request *model, const kv_options *options
 
 /* Every layout, with three pairs and rings as well as with one pair. */
 static void test_memory_layouts(void **state) {
-  (void)state;
   for (size_t i = 0; i < SIZES; i++)
     for (int bits = 0; bits < 16; bits++) {
       kv_options options = { .page_size = sizes[i],
@@ -75,7 +69,6 @@ static void test_memory_layouts(void **state) {
 }
 
 static void test_kinds(void **state) {
-  (void)state;
   static const kv_options options = { .page_size = 16, .hnd = true };
   walk_options(&(machine_request){ .phi = NSAI_PHI_LINEAR }, &options);
   walk_options(&(machine_request){ .phi = NSAI_PHI_MLP, .per_branch = true }, &options);
@@ -85,7 +78,6 @@ static void test_kinds(void **state) {
 /* Other geometries: blocks that do not overlap or hold several pages, groups of 1, 2 and 7 heads,
  * branches that are off, 16-bit types. */
 static void test_geometries(void **state) {
-  (void)state;
   static const kv_options cases[] = {
     { .page_size = 16, .model = { "model.compress.block=16", "model.compress.stride=16" } },
     { .page_size = 16, .model = { "model.compress.block=48", "model.select.block=48" } },
@@ -124,7 +116,6 @@ static void test_every_split(void **state) {
 
 /* Prefill chunks and decode rows in one batch. */
 static void test_mixed(void **state) {
-  (void)state;
   static const int32_t lengths[] = { 100, 90, 60, 20 };
   static const int32_t first[] = { 0, 50, 0, 17 }, then[] = { 64, 1, 0, 1 },
                        last[] = { 36, 1, 60, 2 };
@@ -171,7 +162,6 @@ static void expect_sequence(const kv_fixture *w, int32_t s) {
 }
 
 static void test_places(void **state) {
-  (void)state;
   static const int32_t lengths[] = { 70, 33 };
   static const int32_t first[] = { 40, 30 }, then[] = { 30, 3 };
   for (size_t i = 0; i < SIZES; i++)
@@ -192,7 +182,6 @@ static void test_places(void **state) {
 
 /* The caller's own compressed keys: phi external, entries written by the rule of kv_cache.h. */
 static void test_external(void **state) {
-  (void)state;
   static const int32_t length = 60;
   const kv_options options = { .page_size = 16 };
   const int32_t zero = 0;
@@ -220,7 +209,6 @@ static void test_external(void **state) {
 
 /* A caller's selection, single branches and the probe work over a cache as they do without one. */
 static void test_other_inputs(void **state) {
-  (void)state;
   static const int32_t length = 60;
   const kv_options options = { .page_size = 16 };
   const int32_t zero = 0;
@@ -284,7 +272,6 @@ static void expect_bytes(bool per_branch, int32_t page_size, bool ring, uint64_t
 /* Rows of 2 heads, 24 + 16 numbers of 4 bytes; a row for each token and pair, and one for each
  * stride. */
 static void test_page_bytes(void **state) {
-  (void)state;
   expect_bytes(false, 64, false, (64 + 16) * 320);
   expect_bytes(true, 64, false, (3 * 64 + 16) * 320);
   expect_bytes(true, 16, true, (2 * 16 + 4) * 320);
@@ -316,7 +303,6 @@ static void *read_cache(void *user) {
 
 /* Several threads run one plan over one cache. */
 static void test_threads(void **state) {
-  (void)state;
   static const int32_t lengths[] = { 90, 33 }, rest[] = { 4, 3 };
   static const int32_t steps[][2] = { { 40, 30 }, { 40, 0 }, { 6, 0 } };
   const kv_options options = { .page_size = 16 };

@@ -130,7 +130,6 @@ static void corrupt_batch(kv_call *c, run_fn run) {
 }
 
 static void test_each_tensor(void **state) {
-  (void)state;
   static const kv_options cases[] = { { .page_size = 16 },
                                       { .page_size = 64, .hnd = true, .ring = true },
                                       { .page_size = 32, .lists = true },
@@ -173,7 +172,6 @@ static void overlap(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int
 
 /* What an append writes, and what the others do; the cache may repeat itself where it is read. */
 static void test_overlaps(void **state) {
-  (void)state;
   static const kv_options cases[] = { { .page_size = 16, .ring = true },
                                       { .page_size = 16, .hnd = true },
                                       { .page_size = NSA_NO_PAGES, .hnd = true } };
@@ -205,7 +203,6 @@ static void test_overlaps(void **state) {
 /* ---- capacities of rows and rings ---- */
 
 static void test_rows(void **state) {
-  (void)state;
   const kv_options plain = { .page_size = NSA_NO_PAGES },
                    ring = { .page_size = NSA_NO_PAGES, .ring = true };
   kv_fixture w;
@@ -233,7 +230,6 @@ static void test_rows(void **state) {
 
 /* Heads before tokens as they lie in memory, and pages of another size than the plan's. */
 static void test_shapes(void **state) {
-  (void)state;
   static const int32_t sizes[] = { 16, NSA_NO_PAGES };
   for (int i = 0; i < 2; i++) {
     const kv_options options = { .page_size = sizes[i], .hnd = true };
@@ -263,7 +259,6 @@ static void test_shapes(void **state) {
 /* ---- the batch ---- */
 
 static void test_what_does_not_belong(void **state) {
-  (void)state;
   const kv_options options = { .page_size = 16 }, rows = { .page_size = NSA_NO_PAGES };
   kv_fixture w;
   kv_call c;
@@ -328,7 +323,6 @@ static void test_what_does_not_belong(void **state) {
 
 /* A cache's arrays where there is no cache. */
 static void test_forward(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ 0 });
   nsa_batch *b = &m.toy.batch;
@@ -356,7 +350,6 @@ static void bad_value(kv_call *c, run_fn run, int32_t *at, int32_t value, const 
 }
 
 static void test_values(void **state) {
-  (void)state;
   static const kv_options cases[] = { { .page_size = 16 }, { .page_size = 16, .lists = true } };
   kv_fixture w;
   kv_call c;
@@ -407,7 +400,6 @@ static void test_values(void **state) {
 }
 
 static void test_slots(void **state) {
-  (void)state;
   const kv_options rows = { .page_size = NSA_NO_PAGES, .slots = true },
                    rings = { .page_size = 16, .ring = true, .slots = true };
   kv_fixture w;
@@ -432,7 +424,6 @@ static void test_slots(void **state) {
 
 /* Sequences that share memory hold more tokens together than there is memory for. */
 static void test_many_alike(void **state) {
-  (void)state;
   enum { SEQS = 131072, LEN = 1 << 30, HEADS = 64, DIM = 256 };
   static const char yaml[] =
       "nsa: 1\n"
@@ -470,7 +461,6 @@ static void test_many_alike(void **state) {
 }
 
 static void test_slot_mapping(void **state) {
-  (void)state;
   static const kv_options cases[] = { { .page_size = 16 }, { .page_size = NSA_NO_PAGES } };
   static const int64_t bad[] = { -2, INT64_MIN, INT64_MAX, 0 };
   for (int i = 0; i < 2; i++) {
@@ -517,7 +507,6 @@ static nsa_problem gpu_problem(int32_t op) {
 
 /* The portable kernels serve a prefill; each of the others says why not. */
 static void test_prefill(void **state) {
-  (void)state;
   machine m;
   char text[8192];
   nsa_caps caps = NSA_CAPS_INIT;
@@ -540,7 +529,6 @@ static void test_prefill(void **state) {
 }
 
 static void test_gpu(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
   for (int32_t op = NSA_OP_PREFILL; op <= NSA_OP_APPEND; op++) {
@@ -554,7 +542,6 @@ static void test_gpu(void **state) {
 
 /* Heads of any width and any number of drafts have tiles. */
 static void test_wide_heads(void **state) {
-  (void)state;
   static const int32_t dims[][2] = { { 256, 256 }, { 256, 192 }, { 192, 256 }, { 128, 256 } };
   for (int i = 0; i < 4 * 3; i++) {
     machine m;

@@ -4,12 +4,7 @@
  * Pages of the KV cache on the CPU device: shared, copied, written over, free, and what of them must be
  * neither read nor written.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "kv_fixture.h"
 
@@ -60,7 +55,6 @@ static void share_prefix(int32_t page_size, int32_t prefix) {
 }
 
 static void test_sharing(void **state) {
-  (void)state;
   for (size_t i = 1; i < SIZES; i++) {
     share_prefix(sizes[i], 45);
     share_prefix(sizes[i], sizes[i]);
@@ -69,7 +63,6 @@ static void test_sharing(void **state) {
 
 /* The whole prompt in an append that skips what is there: shared pages are not touched. */
 static void test_skipped(void **state) {
-  (void)state;
   static const int32_t lengths[] = { 80, 95 };
   const kv_options options = { .page_size = 16 };
   const int32_t prefix[] = { 32, 0 }, all[] = { 32, 60 }, none[] = { 0, 0 };
@@ -104,7 +97,6 @@ static void test_skipped(void **state) {
 
 /* Wrong drafts of each number are written, rejected, and written over; in pages, rows and rings. */
 static void test_drafts(void **state) {
-  (void)state;
   static const int32_t lengths[] = { 120 };
   for (size_t i = 0; i < SIZES; i++)
     for (int ring = 0; ring < 2; ring++) {
@@ -135,7 +127,6 @@ static void test_drafts(void **state) {
 
 /* Padded rows beside others, and alone; queries that stand before their sequence. */
 static void test_padded(void **state) {
-  (void)state;
   static const int32_t lengths[] = { 40, 40, 40 };
   const kv_options options = { .page_size = 16 };
   kv_fixture w;
@@ -203,7 +194,6 @@ static void test_future(void **state) {
 
 /* Pages that no sequence has are neither read nor written. */
 static void test_free_pages(void **state) {
-  (void)state;
   static const int32_t lengths[] = { 77, 50 };
   const kv_options options = { .page_size = 16, .hnd = true };
   kv_fixture w;
@@ -222,7 +212,6 @@ static void test_free_pages(void **state) {
 
 /* Entries that end before the tokens written, or in one that is skipped, stay as they are. */
 static void test_other_entries(void **state) {
-  (void)state;
   static const int32_t length = 60, q_len = 30, at = 30;
   const kv_options options = { .page_size = NSA_NO_PAGES };
   int64_t slot[30];

@@ -4,12 +4,7 @@
  * Which kernels may begin before the one before them has ended, on the fake GPU, and that every
  * kernel waits where it may.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "compile/templates.h"
 #include "machine.h"
@@ -53,7 +48,6 @@ static void begin(machine *m, const machine_request *request) {
 
 /* All but the first; but nothing behind what is not a kernel of the run. */
 static void test_overlap(void **state) {
-  (void)state;
   machine m;
   begin(&m, &(machine_request){ .gpu = true });
   expect_overlaps(FORWARD(&m), "01111"); /* compress, window, compressed, select, dense */
@@ -72,7 +66,6 @@ static void test_overlap(void **state) {
 /* The window branch does not begin early behind what makes its gates; the compressed one not behind
  * what makes its keys. */
 static void test_early(void **state) {
-  (void)state;
   machine m;
   begin(&m, &(machine_request){
                 .gpu = true, .phi = NSAI_PHI_EXTERNAL, .gate = NSAI_GATE_MLP, .gate_hidden = 8 });
@@ -102,7 +95,6 @@ static nsa_status count_stage(void *user, nsai_stage stage, bool begins) {
 
 /* A stage between events is timed alone. */
 static void test_stage_callbacks(void **state) {
-  (void)state;
   machine m;
   const nsai_stage_callbacks callbacks = { .on_stage = count_stage };
   begin(&m, &(machine_request){ .gpu = true });
@@ -117,7 +109,6 @@ static void test_stage_callbacks(void **state) {
 }
 
 static void test_where(void **state) {
-  (void)state;
   nsai_device device = { .arch = nsai_arch_find("sm_90a"), .driver_version = 12030 };
   assert_true(nsai_queue_open(&device, NULL).overlaps);
   device.driver_version = 12020;
@@ -147,7 +138,6 @@ static bool includes_waiting(const char *text) {
 }
 
 static void test_every_kernel_waits(void **state) {
-  (void)state;
   int kernels = 0;
   for (size_t i = 0; i < nsai_embedded_template_count; i++) {
     const nsai_template *t = &nsai_embedded_templates[i];

@@ -4,12 +4,7 @@
  * Plans and their runs on the fake GPU: what is compiled, cached, loaded and launched, and that a
  * run does nothing but launch. One kernel goes through the real NVRTC where there is one.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "machine.h"
 #include "plan/context.h"
@@ -123,7 +118,6 @@ static int32_t observe(void *user, int64_t done, int64_t total, const char *what
 }
 
 static void test_prepare(void **state) {
-  (void)state;
   session s = { 0 };
   nsa_problem problem = small_problem();
   watch w = { 0 };
@@ -153,7 +147,6 @@ static void test_prepare(void **state) {
 }
 
 static void test_cancel(void **state) {
-  (void)state;
   session s = { 0 };
   nsa_problem problem = small_problem();
   open_session(&s, "runtime.compile_jobs=1");
@@ -177,7 +170,6 @@ static void test_cancel(void **state) {
 /* One kernel does not compile, the others are kept; the text names it, although the folder can no
  * longer be written and says so as well. */
 static void test_bad_kernel(void **state) {
-  (void)state;
   session s = { 0 };
   nsa_problem problem = small_problem();
   setenv("FAKE_NVRTC_BAD", "attend_window_sm90", 1);
@@ -196,7 +188,6 @@ static void test_bad_kernel(void **state) {
 
 /* A kernel that spills is refused, and smaller tiles are used; until there are none. */
 static void test_refused_kernel(void **state) {
-  (void)state;
   session s = { 0 };
   nsa_problem problem = small_problem();
   setenv("FAKE_NVRTC_FAT", "attend_window_sm90", 1);
@@ -243,7 +234,6 @@ static void test_refused_kernel(void **state) {
 /* Kernels of a plan that share a lock file do not wait for each other: the waits of 3 s each would
  * sum up over these plans. */
 static void test_no_waiting(void **state) {
-  (void)state;
   session s = { 0 };
   time_t start = time(NULL);
   open_session(&s, NULL);
@@ -291,7 +281,6 @@ static int32_t observe_waiting(void *user, int64_t done, int64_t total, const ch
 /* Waiting for others ends when they are done, when the host cancels, and once for all kernels when
  * the time is over. */
 static void test_waiting(void **state) {
-  (void)state;
   session s = { 0 };
   nsa_problem problem = small_problem();
   int fds[256];
@@ -317,7 +306,6 @@ static void test_waiting(void **state) {
 
 /* The real compiler, on the smallest kernel. */
 static void test_real_compiler(void **state) {
-  (void)state;
   session s = { 0 };
   nsa_options options = NSA_OPTIONS_INIT;
   nsa_problem problem = NSA_PROBLEM_INIT;
@@ -349,7 +337,6 @@ static void test_real_compiler(void **state) {
 /* ---- policies on a device ---- */
 
 static void test_policies(void **state) {
-  (void)state;
   static const char *const jits[] = { "runtime.jit=never", "runtime.jit=prepare_only" };
   for (int i = 0; i < 2; i++) {
     session s = { 0 };
@@ -410,7 +397,6 @@ static void begin(machine *m, const machine_request *request) {
 #define LIST(...) ((const char *const[]){ __VA_ARGS__, NULL })
 
 static void test_launch_lists(void **state) {
-  (void)state;
   machine m;
   begin(&m, &(machine_request){ .gpu = true });
   int calls = host_calls;
@@ -450,7 +436,6 @@ static void test_launch_lists(void **state) {
 
 /* A caller's selection is sorted first; a probe has its kernel there, too. */
 static void test_given_selection(void **state) {
-  (void)state;
   machine m;
   static const int32_t ends[] = { 39, 0 };
   begin(&m, &(machine_request){ .gpu = true, .selection = NSA_SELECT_BLOCKS, .max_probe_rows = 2 });
@@ -472,7 +457,6 @@ static void test_given_selection(void **state) {
 /* KV-stationary: the lists are inverted, then all heads pass through the workspace at once, or some
  * after the others, or few tokens at a time. */
 static void test_selected_kv(void **state) {
-  (void)state;
   machine m;
   machine_request request = {
     .gpu = true, .fp16 = true, .selection = NSA_SELECT_BLOCKS, .override = KV_STATIONARY
@@ -507,7 +491,6 @@ static void test_selected_kv(void **state) {
 
 /* phi mlp and the gate MLP go through cuBLASLt, on the same stream. */
 static void test_products(void **state) {
-  (void)state;
   machine m;
   begin(&m, &(machine_request){ .gpu = true, .phi = NSAI_PHI_MLP });
   static const char *const side[] = {
@@ -541,7 +524,6 @@ static void test_products(void **state) {
 
 /* Whatever context the host has current stays current, and the kernels find theirs. */
 static void test_contexts(void **state) {
-  (void)state;
   machine m;
   int other;
   begin(&m, &(machine_request){ .gpu = true });
@@ -562,7 +544,6 @@ static void test_contexts(void **state) {
 
 /* Kernels are loaded once for all plans of a context. */
 static void test_shared_kernels(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
   int loads = machine_record()->loads;
@@ -622,7 +603,6 @@ static nsa_status plan_with_bad_images(const char *dir, const char *extra, int b
 
 /* An image of the cache that does not load is compiled once more; a new one is not. */
 static void test_images_that_do_not_load(void **state) {
-  (void)state;
   char dir[] = "/tmp/nsa-test-plan-XXXXXX";
   warnings w;
   assert_non_null(mkdtemp(dir));

@@ -45,7 +45,6 @@ static bench_plot line_plot(const bench_line *lines, int count) {
 
 /* Places follow from the rectangle of plot.c: x 80 to 680, y 400 to 70. */
 static void test_lines(void **state) {
-  (void)state;
   bench_line line = { .name = "one", .x = tokens, .y = ms, .count = 3 };
   bench_plot plot = line_plot(&line, 1);
   char *text = draw(&plot, NSA_OK), *again = draw(&plot, NSA_OK);
@@ -63,7 +62,6 @@ static void test_lines(void **state) {
 }
 
 static void test_hidden_points(void **state) {
-  (void)state;
   const double broken[] = { 0, NAN, 10 }, none[] = { -1, INFINITY, 0 };
   bench_line lines[] = { { .name = "some", .x = tokens, .y = broken, .count = 3 },
                          { .name = "none", .x = tokens, .y = none, .count = 3 } };
@@ -79,7 +77,6 @@ static void test_hidden_points(void **state) {
 
 /* One point: the axes still have a width. */
 static void test_single_point(void **state) {
-  (void)state;
   static const bench_scale scales[] = { BENCH_LINEAR, BENCH_LOG2, BENCH_LOG10 };
   bench_line line = { .name = "one", .x = tokens, .y = tokens, .count = 1 };
   for (int i = 0; i < 3; i++) {
@@ -93,7 +90,6 @@ static void test_single_point(void **state) {
 }
 
 static void test_linear_axis(void **state) {
-  (void)state;
   const double x[] = { 0, 10 }, y[] = { 3, 47 };
   bench_line line = { .name = "one", .x = x, .y = y, .count = 2 };
   bench_plot plot = line_plot(&line, 1);
@@ -111,7 +107,6 @@ static void test_linear_axis(void **state) {
 }
 
 static void test_bars(void **state) {
-  (void)state;
   static const char *const names[] = { "low", "high" };
   static const int colors[] = { 0, 1 };
   const double first[] = { 25, 75 }, second[] = { 50, NAN };
@@ -137,7 +132,6 @@ static void test_bars(void **state) {
 }
 
 static void test_crossover(void **state) {
-  (void)state;
   double at;
   /* Dense grows with the square, sparse linearly: they meet at 3000, on the line between. */
   const bench_point power[] = { { 1000, 1, 1 / 3.0 }, { 2000, 2, 4 / 3.0 }, { 8000, 8, 64 / 3.0 } };

@@ -4,12 +4,7 @@
  * Problems: defaults from the serving section, limits, refusals, exact strings, and when the
  * selected branch is dense attention.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "plan/problem.h"
 
@@ -35,7 +30,6 @@ static nsai_problem resolve(const nsai_config *config, const nsa_problem *proble
 }
 
 static void test_defaults(void **state) {
-  (void)state;
   nsai_config *config = load(
       MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 1000, max_kv_len: 500, max_seqs: 3}");
   nsa_problem asked = NSA_PROBLEM_INIT;
@@ -68,7 +62,6 @@ static void test_defaults(void **state) {
 /* With a cache: pages and new tokens of a decode from the serving section, where they are not
  * given. */
 static void test_cached_defaults(void **state) {
-  (void)state;
   nsai_config *config =
       load(MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 200, max_kv_len: 150, "
                  "max_seqs: 3, max_q_len: 4, page_size: 32}");
@@ -115,7 +108,6 @@ typedef struct refusal {
   { .struct_size = sizeof(nsa_problem), __VA_ARGS__ }
 
 static void test_refusals(void **state) {
-  (void)state;
   nsai_config *config = load(MODEL "}");
   nsai_config *off =
       load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, select: {count: 0}}");
@@ -222,7 +214,6 @@ static void expect_text(const char *model, nsa_problem asked, const char *want) 
 
 /* The strings stand in caches and records: a change here is a change of format. */
 static void test_strings(void **state) {
-  (void)state;
   nsa_problem small = PROBLEM(.max_seqs = 2, .max_tokens = 100, .max_kv_tokens = 1000);
   expect_text(MODEL "}", small,
               "fwd:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:sel=own:"
@@ -265,7 +256,6 @@ static bool selects_all(const char *model, int64_t kv_len, int32_t selection, in
 
 /* 4 blocks of 64 tokens: exact up to 256, whatever is asked for. */
 static void test_selects_all(void **state) {
-  (void)state;
   assert_true(selects_all(MODEL "}", 256, NSA_SELECT_OWN, NSA_OP_FORWARD));
   assert_false(selects_all(MODEL "}", 257, NSA_SELECT_OWN, NSA_OP_FORWARD));
   assert_false(selects_all(MODEL "}", 256, NSA_SELECT_BLOCKS, NSA_OP_FORWARD));

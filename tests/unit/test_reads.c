@@ -4,12 +4,7 @@
  * The counters of a decode step: what the CPU device counts, that it is added, what is refused, and which
  * kernels of a GPU count.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "kv_fixture.h"
 #include "plan/context.h"
@@ -111,7 +106,6 @@ static void run(kv_call *c, uint32_t branches) {
 }
 
 static void test_counts(void **state) {
-  (void)state;
   static const kv_options cases[] = {
     { .page_size = 16, .model = { COUNTS } },
     { .page_size = 64, .hnd = true, .ring = true, .model = { COUNTS } },
@@ -147,7 +141,6 @@ static void refuse(kv_call *c, const char *text) {
 }
 
 static void test_refusals(void **state) {
-  (void)state;
   static const kv_options counting = { .page_size = 16, .model = { COUNTS } },
                           plain = { .page_size = 16 };
   static const int32_t one[SEQS] = { 1, 1, 1 };
@@ -197,7 +190,6 @@ static int64_t counts_of(const nsa_plan *plan, nsai_role role) {
 }
 
 static void test_kernels(void **state) {
-  (void)state;
   for (int counts = 0; counts < 2; counts++) {
     machine m;
     nsa_plan *plan = NULL;

@@ -6,12 +6,7 @@
  *
  *   test_recall DIR YAML    imports standard input into the folder DIR; prints the digest
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "machine.h"
 #include "plan/plan.h"
@@ -140,7 +135,6 @@ static void expect_story(const tuning *w, const nsa_problem *problem, const char
 /* ---- which record ---- */
 
 static void test_lengths(void **state) {
-  (void)state;
   tuning w = { 0 };
   enter(&w, NULL);
   expect_window(&w, 1000, LOW, "");
@@ -175,7 +169,6 @@ static void test_lengths(void **state) {
 }
 
 static void test_overlaps(void **state) {
-  (void)state;
   tuning w = { 0 };
   enter(&w, NULL);
   save_window(&w, 1000, LOW, WINDOW(32, 32));
@@ -217,7 +210,6 @@ static void expect_decider(const tuning *w, int32_t overlap, nsai_decider expect
 
 /* The problem has G 3. Its own records go first; then overlap, group and length count. */
 static void test_other_heads(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsai_problem resolved;
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
@@ -253,7 +245,6 @@ static void test_other_heads(void **state) {
 
 /* Whatever else differs makes another problem. */
 static void test_other_problems(void **state) {
-  (void)state;
   static const char *const changes[][2] = {
     { "fwd:", "dense:" },   { ":bf16:", ":fp16:" },      { ":d24/16:", ":d24/24:" },
     { ":l8/4:", ":l8/8:" }, { "s16x4+1+2", "s16x5" },    { ":w20:", ":w32:" },
@@ -271,7 +262,6 @@ static void test_other_problems(void **state) {
 
 /* Each stage takes the nearest group's choice that is legal here: tiles hold whole tokens. */
 static void test_other_heads_legal(void **state) {
-  (void)state;
   static const char compressed[] = "attend_compressed_sm80 rows=64 keys=32 warps=2 ctas=1";
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
@@ -295,7 +285,6 @@ static void test_other_heads_legal(void **state) {
 
 /* Where its kernels cannot be had, it is left without a warning: it was only worth a try. */
 static void test_other_heads_unprepared(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
   enter(&w, NULL);
@@ -313,7 +302,6 @@ static void test_other_heads_unprepared(void **state) {
 
 /* Dense attention has one record whatever the overlap, apart from those of forwards. */
 static void test_dense(void **state) {
-  (void)state;
   static const char candidate[] = "dense_sm80 rows=64 keys=32 warps=2 ctas=1";
   tuning w = { 0 };
   enter(&w, NULL);
@@ -328,7 +316,6 @@ static void test_dense(void **state) {
 }
 
 static void test_other_machines(void **state) {
-  (void)state;
   for (int i = 0; i < 4; i++) {
     tuning w = { 0 };
     nsa_problem p = machine_problem(NSA_OP_FORWARD, 1000, LOW);
@@ -347,7 +334,6 @@ static void test_other_machines(void **state) {
 }
 
 static void test_other_versions(void **state) {
-  (void)state;
   for (int i = 0; i < 4; i++) {
     tuning w = { 0 };
     enter(&w, NULL);
@@ -368,7 +354,6 @@ static void test_other_versions(void **state) {
 
 /* What this library does not know, or what does not fit, decides nothing; the other stages stay. */
 static void test_strange_candidates(void **state) {
-  (void)state;
   static const char *const strange[] = {
     "attend_window_sm90 rows=128 keys=64",               /* unknown */
     "attend_window_sm80 rows=64 keys=64 warps=2",        /* of a library without blocks */
@@ -401,7 +386,6 @@ static void test_strange_candidates(void **state) {
 /* A variant that is not sensible at the record's length is chosen all the same at its own; what it
  * covers is its business, and stays decided where it is not chosen. */
 static void test_untimed_length(void **state) {
-  (void)state;
   static const char onepass[] = "attend_compressed_topn_sm90";
   tuning w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 32, kv_heads: 2, head_dim: 128}\n");
@@ -433,7 +417,6 @@ static void test_untimed_length(void **state) {
 
 /* So it is with one that is not sensible for the record's group. */
 static void test_untimed_group(void **state) {
-  (void)state;
   static const char queries[] = "attend_selected_sm80 keys=32 warps=4 stages=2 ctas=1";
   tuning w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 64, kv_heads: 16, head_dim: 128}\n");
@@ -461,7 +444,6 @@ static void test_untimed_group(void **state) {
 /* ---- what wins over a record ---- */
 
 static void test_configuration_wins(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, LOW);
   enter(&w, NULL);
@@ -490,7 +472,6 @@ static void test_configuration_wins(void **state) {
 
 /* A record that chose the forced variant goes on to say with which tiles. */
 static void test_force_keeps_tiles(void **state) {
-  (void)state;
   tuning w = { 0 };
   enter(&w, "variants.force.attend_window=attend_window_sm80");
   save_window(&w, 1000, LOW, WINDOW(32, 32));
@@ -499,7 +480,6 @@ static void test_force_keeps_tiles(void **state) {
 }
 
 static void test_rules(void **state) {
-  (void)state;
   tuning w = { 0 };
   strcpy(w.yaml, "nsa: 1\nmodel: {heads: 4, kv_heads: 2, head_dim: 128}\n");
   nsa_problem p = machine_problem(NSA_OP_FORWARD, 100000, LOW);
@@ -535,7 +515,6 @@ static char *export(const tuning *w) {
 }
 
 static void test_digest(void **state) {
-  (void)state;
   tuning a = { 0 }, b = { 0 };
   uint8_t empty[16], one[16], other[16];
   enter(&a, NULL);
@@ -566,7 +545,6 @@ static void test_digest(void **state) {
 
 /* Another context's records are seen after a reload, by plans made then. */
 static void test_reload(void **state) {
-  (void)state;
   tuning a = { 0 }, b = { 0 };
   uint8_t before[16], after[16];
   enter(&a, NULL);
@@ -587,7 +565,6 @@ static void test_reload(void **state) {
 }
 
 static void test_import(void **state) {
-  (void)state;
   tuning a = { 0 }, b = { 0 };
   uint8_t one[16], other[16];
   enter(&a, NULL);
@@ -631,7 +608,6 @@ static void test_import(void **state) {
 }
 
 static void test_arguments(void **state) {
-  (void)state;
   tuning w = { 0 };
   uint8_t digest[16];
   static const uint8_t zero[16];
@@ -680,7 +656,6 @@ static int import_standard_input(const char *dir, const char *yaml) {
 
 /* One exports, another imports into an empty folder of its own: their digests agree. */
 static void test_processes(void **state) {
-  (void)state;
   tuning w = { 0 };
   uint8_t digest[16];
   char expected[33], got[64] = "", dir[] = "/tmp/nsa-test-recall-XXXXXX";

@@ -10,7 +10,6 @@
 #include <math.h>
 
 static void test_timings(void **state) {
-  (void)state;
   int32_t count;
   nsai_record *r = record_make(1), *copy;
   assert_null(nsai_record_chosen(r, "b"));
@@ -46,7 +45,6 @@ static void test_timings(void **state) {
 }
 
 static void test_baselines(void **state) {
-  (void)state;
   char name[32];
   nsai_record *r = record_make(1);
   for (int i = 0; i < NSAI_BASELINES_MAX; i++) {
@@ -70,7 +68,6 @@ static bool is_chosen(const nsai_record *r, const char *stage, int n) {
 }
 
 static void test_merge(void **state) {
-  (void)state;
   nsai_record *older = record_make(1), *r = record_make(1);
   for (int n = 0; n < 3; n++) record_add(older, "a", n);
   for (int n = 0; n < 3; n++) record_add(older, "b", n);
@@ -108,7 +105,6 @@ static void test_merge(void **state) {
 
 /* A winner that was found wrong meanwhile is none. */
 static void test_merge_failed_winner(void **state) {
-  (void)state;
   nsai_record *older = record_make(1), *r = record_make(1);
   record_add(older, "a", 1);
   record_choose(older, "a", 1);
@@ -123,7 +119,6 @@ static void test_merge_failed_winner(void **state) {
 
 /* Another environment or problem: nothing is taken over. */
 static void test_merge_mismatch(void **state) {
-  (void)state;
   for (int i = 0; i < 8; i++) {
     nsai_record *older = record_full(1), *r = record_make(1);
     char *const texts[] = { r->device, r->arch,     r->problem,  r->library,
@@ -143,7 +138,6 @@ static void test_merge_mismatch(void **state) {
 /* ---- the text ---- */
 
 static void test_round_trip(void **state) {
-  (void)state;
   size_t size;
   nsai_record *r = record_full(1), *again;
   /* Whatever the process's locale, the text has points. */
@@ -183,7 +177,6 @@ static void test_round_trip(void **state) {
 
 /* The writer's rule: the length is known without a buffer, and other text may stand before it. */
 static void test_write_behind(void **state) {
-  (void)state;
   char small[40], text[8192];
   size_t size;
   nsai_record *r = record_full(1), *again;
@@ -201,7 +194,6 @@ static void test_write_behind(void **state) {
 
 /* A note that was cut off in the middle of a character still makes a record. */
 static void test_not_utf8(void **state) {
-  (void)state;
   size_t size;
   nsai_record *r = record_full(1), *again;
   strcpy(r->timings[0].note, "cut \303");
@@ -223,7 +215,6 @@ static void expect_bad(const char *text, size_t size, const char *why) {
 }
 
 static void test_every_flip(void **state) {
-  (void)state;
   size_t size;
   nsai_record *r = record_full(1);
   char *text = record_text(r, &size);
@@ -260,7 +251,6 @@ static void expect_edit_bad(const char *from, const char *to, const char *why) {
 }
 
 static void test_refused_texts(void **state) {
-  (void)state;
   static const struct {
     const char *from, *to, *why;
   } edits[] = {
@@ -314,7 +304,6 @@ static void test_refused_texts(void **state) {
 }
 
 static void test_too_large(void **state) {
-  (void)state;
   size_t size = NSAI_RECORD_MAX_BYTES + 1;
   char *text = malloc(size);
   assert_non_null(text);
@@ -330,7 +319,6 @@ static void expect_unfit(nsai_record *r, const char *why) {
 }
 
 static void test_check(void **state) {
-  (void)state;
   nsai_record *r = record_full(1);
   assert_int_equal(nsai_record_check(r), NSA_OK);
   r->timings[0].ms = NAN;

@@ -23,7 +23,6 @@ static void expect_found(nsai_record *found, int n) {
 }
 
 static void test_save_and_find(void **state) {
-  (void)state;
   fixture f;
   struct stat st;
   char path[PATH_MAX];
@@ -49,7 +48,6 @@ static void test_save_and_find(void **state) {
 
 /* A key that is longer than any record's, and all but one part of a key. */
 static void test_find_misses(void **state) {
-  (void)state;
   fixture f;
   char longer[512];
   fixture_begin(&f);
@@ -72,7 +70,6 @@ static void test_find_misses(void **state) {
 }
 
 static void test_modes(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   for (int i = 0; i < 2; i++) {
@@ -93,7 +90,6 @@ static void test_modes(void **state) {
 }
 
 static void test_bad_record_is_refused(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   nsai_records *records = records_open(&f, NSAI_CACHE_READ_WRITE);
@@ -108,7 +104,6 @@ static void test_bad_record_is_refused(void **state) {
 
 /* Two stores that measure different candidates of one problem. */
 static void test_merged_on_disk(void **state) {
-  (void)state;
   fixture f;
   fixture_begin(&f);
   nsai_records *a = records_open(&f, NSAI_CACHE_READ_WRITE);
@@ -168,7 +163,6 @@ static bool see_one(void *user, const nsai_record_item *item) {
 }
 
 static void test_each(void **state) {
-  (void)state;
   fixture f;
   char path[PATH_MAX];
   fixture_begin(&f);
@@ -201,7 +195,6 @@ static void test_each(void **state) {
 
 /* Records of a read-only folder are found, hidden by the user's, never written or removed. */
 static void test_system_tier(void **state) {
-  (void)state;
   fixture filled, f;
   fixture_begin(&filled);
   fixture_begin(&f);
@@ -249,7 +242,6 @@ static void digest_of(nsai_records *records, char hex[NSAI_DIGEST_CHARS]) {
 }
 
 static void test_digest(void **state) {
-  (void)state;
   fixture f, g;
   char empty[NSAI_DIGEST_CHARS], one[NSAI_DIGEST_CHARS], other[NSAI_DIGEST_CHARS];
   fixture_begin(&f);
@@ -302,7 +294,6 @@ static char *export_of(nsai_records *records, size_t *size) {
 }
 
 static void test_export_import(void **state) {
-  (void)state;
   fixture f, g;
   char one[NSAI_DIGEST_CHARS], other[NSAI_DIGEST_CHARS];
   fixture_begin(&f);
@@ -349,7 +340,6 @@ static void expect_no_import(const char *text, size_t size, const char *why) {
 }
 
 static void test_import_all_or_nothing(void **state) {
-  (void)state;
   fixture f;
   size_t size;
   nsai_import import = { 0 };
@@ -398,7 +388,6 @@ static void test_import_all_or_nothing(void **state) {
 
 /* The least that a person may write. */
 static void test_import_by_hand(void **state) {
-  (void)state;
   static const char text[] = "# By hand.\n"
                              "nsa_records: 1\n"
                              "records:\n"
@@ -460,7 +449,6 @@ static void expect_dated(nsai_records *records, int n, const char *date, int tim
 
 /* What was measured here later stays, record by record; of one environment both are merged. */
 static void test_import_of_older(void **state) {
-  (void)state;
   enum { OLDER, NEWER, SAME_OLDER, SAME_NEWER, UNDATED, SYSTEM, PROBLEMS };
   fixture from, system, f;
   kept k = { 0 };
@@ -532,7 +520,6 @@ static void *work(void *user) {
 }
 
 static void test_threads(void **state) {
-  (void)state;
   enum { WORKERS = 4 };
   fixture f;
   pthread_t threads[WORKERS];

@@ -26,7 +26,6 @@ static void one(toy *t, const nsai_model *g, int32_t q_len, int32_t kv_len) {
 }
 
 static void test_all_selected_is_dense(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN);
   g.select_count = 8; /* of 8 blocks */
   g.window = 500;
@@ -209,7 +208,6 @@ static void test_threads(void **state) {
 
 /* The own selection handed back as a longer list: shuffled, doubled, with -1 and future blocks. */
 static void test_caller_blocks(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN), wide = g;
   wide.select_count = 12;
   toy t;
@@ -233,7 +231,6 @@ static void test_caller_blocks(void **state) {
 
 /* Head 0's blocks for both KV heads: as a list per head, and as one shared list. */
 static void test_shared_lists(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN);
   toy t;
   one(&t, &g, 100, 100);
@@ -265,7 +262,6 @@ static void test_shared_lists(void **state) {
 /* Ranges of any alignment, overlapping, reversed and over both ends, against the window branch:
  * their union is the last w tokens. */
 static void test_ranges(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN);
   toy t;
   one(&t, &g, 100, 100);
@@ -305,7 +301,6 @@ static void select_plainly(const nsai_model *g, int64_t t, const double *importa
 }
 
 static void test_select_rule(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN);
   toy t = { .random = 1, .model = g };
   nsa_tensor random = toy_tensor(&t, NSA_F32, 1, 64, 0, 0);
@@ -337,7 +332,6 @@ static void check_row(const nsai_model *g, int64_t t, const double *importance,
 }
 
 static void test_select_edges(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN);
   const double equal[8] = { 1, 1, 1, 1, 1, 1, 1, 1 }, nan[8] = { 0, NAN, NAN, 0, -1, 5, 0, 0 };
   check_row(&g, -1, equal, (const int32_t[]){ -1, -1, -1, -1 });
@@ -351,7 +345,6 @@ static void test_select_edges(void **state) {
 
 /* The public stage, with the importance that the forward's probe gives. */
 static void test_select_stage(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN);
   const int32_t q_len[] = { 30, 61 }, kv_len[] = { 80, 61 };
   toy t;
@@ -371,7 +364,6 @@ static void test_select_stage(void **state) {
 
 /* A gate of zero, a branch left out of the mask, and a branch switched off by n or w agree. */
 static void test_branch_absent(void **state) {
-  (void)state;
   for (int b = 0; b < NSA_BRANCHES; b++) {
     nsai_model g = toy_model(NSAI_PHI_MEAN), off = g;
     toy t;
@@ -405,7 +397,6 @@ static void test_branch_absent(void **state) {
 }
 
 static void test_scaled_values(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN);
   toy t;
   one(&t, &g, 60, 60);
@@ -421,7 +412,6 @@ static void test_scaled_values(void **state) {
 
 /* Lists without one valid block: nothing selected, and no NaN. */
 static void test_nothing_selected(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN);
   toy t;
   one(&t, &g, 40, 40);
@@ -507,7 +497,6 @@ static void test_external(void **state) {
 
 /* Three equal pairs are one shared pair. */
 static void test_pairs(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN), pairs = g;
   pairs.per_branch = 1;
   toy t;
@@ -527,7 +516,6 @@ static void test_pairs(void **state) {
 /* One layer over a single channel of ones is its row of weights as logits for every token; logits
  * may be f32 beside bf16 tensors. */
 static void test_gate_forms(void **state) {
-  (void)state;
   nsai_model g = toy_model(NSAI_PHI_MEAN), layer = g;
   g.dtype = layer.dtype = NSA_BF16;
   g.gate = NSAI_GATE_LOGITS;

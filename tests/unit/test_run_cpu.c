@@ -4,12 +4,7 @@
  * The run calls on the CPU device: each equals the reference called directly, bit for bit, and a
  * case of tests/vectors comes out through a YAML text.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "machine.h"
 #include "reference/reference.h"
@@ -48,7 +43,6 @@ static void expect_forward(const machine_request *request, uint32_t branches) {
 }
 
 static void test_forward(void **state) {
-  (void)state;
   expect_forward(&(machine_request){ 0 }, 0);
   expect_forward(&(machine_request){ 0 }, 1u << NSA_CMP | 1u << NSA_WIN);
   expect_forward(&(machine_request){ 0 }, 1u << NSA_SEL);
@@ -61,7 +55,6 @@ static void test_forward(void **state) {
 
 /* Given blocks: those that the library chose itself lead to the same output. */
 static void test_given_blocks(void **state) {
-  (void)state;
   machine own, given;
   machine_init(&own, &(machine_request){ 0 });
   machine_init(&given, &(machine_request){ .selection = NSA_SELECT_BLOCKS });
@@ -77,7 +70,6 @@ static void test_given_blocks(void **state) {
 }
 
 static void test_dense(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .op = NSA_OP_DENSE });
   toy *t = &m.toy;
@@ -94,7 +86,6 @@ static void test_dense(void **state) {
 /* The stages alone: phi, then the importance by a probe, then the top-n of it, are the forward's.
  */
 static void test_stages(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .phi = NSAI_PHI_MLP, .max_probe_rows = 40 });
   toy *t = &m.toy;
@@ -127,7 +118,6 @@ static void test_stages(void **state) {
 
 /* Without a batch: one sequence, whose queries stand at the end. */
 static void test_no_batch(void **state) {
-  (void)state;
   machine m;
   static const int32_t q_len[] = { 7 }, kv_len[] = { 40 };
   machine_init(&m, &(machine_request){ 0 });
@@ -144,7 +134,6 @@ static void test_no_batch(void **state) {
 
 /* The case shorter_than_block of tests/vectors, set up as a host would. */
 static void test_vector(void **state) {
-  (void)state;
   vector_file f;
   char yaml[1024];
   vector_file_read(&f, "shorter_than_block");

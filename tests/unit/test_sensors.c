@@ -3,12 +3,7 @@
  *
  * Clocks and temperature with an NVML that has no hardware (fake_nvml.c), and without any.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "driver/sensors.h"
 
@@ -71,7 +66,6 @@ static void expect(const char *pci_bus_id, nsai_reading expected) {
 
 /* Runs first: an opened library stays open. */
 static void test_missing(void **state) {
-  (void)state;
   nvml = NULL;
   expect(gpu, (nsai_reading){ 0 });
   assert_non_null(strstr(logged, "0000:11:00.0 are unknown"));
@@ -85,7 +79,6 @@ static void test_missing(void **state) {
 }
 
 static void test_reading(void **state) {
-  (void)state;
   expect(gpu, (nsai_reading){ 1980, 3201, 41, 118 });
   assert_string_equal(logged, "");
   assert_int_equal(fake_inits(), 0);
@@ -93,7 +86,6 @@ static void test_reading(void **state) {
 
 /* A figure that fails takes no other along. */
 static void test_partial(void **state) {
-  (void)state;
   static const struct {
     const char *fails;
     nsai_reading reading;
@@ -110,7 +102,6 @@ static void test_partial(void **state) {
 
 /* NVML is there and does not start, or does not know the GPU; and there is no GPU to ask for. */
 static void test_unknown(void **state) {
-  (void)state;
   setenv("FAKE_NVML_FAIL", "init", 1);
   expect(gpu, (nsai_reading){ 0 });
   assert_non_null(strstr(logged, "nvmlInit_v2: Not Supported (3)"));
@@ -125,7 +116,6 @@ static void test_unknown(void **state) {
 
 /* Two at once, each with an initialisation of its own. */
 static void test_pairs(void **state) {
-  (void)state;
   nsai_sensors *first = nsai_sensors_open(gpu, NULL), *second = nsai_sensors_open(gpu, NULL);
   assert_int_equal(fake_inits(), 2);
   nsai_sensors_close(first);
@@ -135,7 +125,6 @@ static void test_pairs(void **state) {
 }
 
 static void test_no_memory(void **state) {
-  (void)state;
   memory_is_out = true;
   nsai_sensors *sensors = nsai_sensors_open(gpu, NULL);
   memory_is_out = false;

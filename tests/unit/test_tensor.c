@@ -159,7 +159,6 @@ static void corrupt_all(const machine_request *request, int probes) {
 }
 
 static void test_each_tensor(void **state) {
-  (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
     corrupt_all(&(machine_request){ .gpu = gpu, .max_probe_rows = 2 }, 1);
     corrupt_all(&(machine_request){ .gpu = gpu, .per_branch = true }, 0);
@@ -173,7 +172,6 @@ static void test_each_tensor(void **state) {
 
 /* A caller's selection: with and without the axis of KV heads, every dim checked in both. */
 static void test_selections(void **state) {
-  (void)state;
   for (int i = 0; i < 4; i++) {
     bool ranges = i & 1, gpu = i & 2;
     machine m;
@@ -206,7 +204,6 @@ static void test_selections(void **state) {
 
 /* Capacities, one token above what the plan was made for. */
 static void test_capacities(void **state) {
-  (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
     machine_init(&m, &(machine_request){ .gpu = gpu });
@@ -243,7 +240,6 @@ static void test_capacities(void **state) {
 
 /* On the CPU device the offsets themselves are read first. */
 static void test_offsets(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ 0 });
   static const struct {
@@ -281,7 +277,6 @@ static void test_offsets(void **state) {
 /* runtime.check_inputs: off looks at nothing but what a run cannot do without; full asks whose
  * memory it is, and reads the values of offsets. */
 static void test_levels(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true, .override = "runtime.check_inputs=off" });
   m.toy.io.q.dtype = NSA_I64;
@@ -320,7 +315,6 @@ static void test_levels(void **state) {
 }
 
 static void test_exec(void **state) {
-  (void)state;
   machine m;
   machine_init(&m, &(machine_request){ .gpu = true });
   nsa_batch *batch = &m.toy.batch;
@@ -372,7 +366,6 @@ static void test_exec(void **state) {
 
 /* Pairs that go together, and outputs that an operation does not have. */
 static void test_pairs(void **state) {
-  (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
     machine_init(&m, &(machine_request){ .gpu = gpu });
@@ -409,7 +402,6 @@ static void test_pairs(void **state) {
 }
 
 static void test_external(void **state) {
-  (void)state;
   for (int gpu = 0; gpu < 2; gpu++) {
     machine m;
     machine_init(&m, &(machine_request){ .gpu = gpu, .phi = NSAI_PHI_EXTERNAL });

@@ -3,12 +3,7 @@
  *
  * Tensor maps, with a driver that has no hardware (fake_cuda.c) and refuses what the real one does.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "driver/tensor_map.h"
 
@@ -48,7 +43,6 @@ static void expect(const nsai_boxed *boxed, nsa_status status, const char *text)
 }
 
 static void test_usual(void **state) {
-  (void)state;
   NsaiTensorMap map;
   nsai_boxed k = usual();
   assert_int_equal(nsai_tensor_map(open_fake(), &k, &map), NSA_OK);
@@ -65,7 +59,6 @@ static void test_usual(void **state) {
 
 /* A sequence shorter than a compression block has no compressed keys, and perhaps no memory. */
 static void test_no_tokens(void **state) {
-  (void)state;
   NsaiTensorMap map;
   static const NsaiTensorMap empty;
   nsai_boxed k = usual();
@@ -78,7 +71,6 @@ static void test_no_tokens(void **state) {
 
 /* Strides of a dimension of one are never followed, whatever they are. */
 static void test_strides(void **state) {
-  (void)state;
   static const struct {
     int64_t tokens, token_stride, head_stride;
     int32_t heads;
@@ -107,7 +99,6 @@ static void test_strides(void **state) {
 
 /* One head for all is a map of one, of a tensor whose kernel asks for no other. */
 static void test_repeated_head(void **state) {
-  (void)state;
   NsaiTensorMap map;
   nsai_boxed k = usual();
   k.view.head_stride = 0;
@@ -122,7 +113,6 @@ static void test_repeated_head(void **state) {
 
 /* What the library's own checks have let through by mistake, the driver refuses. */
 static void test_refused(void **state) {
-  (void)state;
   nsai_boxed k = usual();
   k.view.data = memory + 8;
   expect(&k, NSA_E_CUDA, "cuTensorMapEncodeTiled");
@@ -140,7 +130,6 @@ static void expect_interleaved(const nsai_boxed *boxed, nsa_status status, const
 
 /* Spread tiles: all heads in a row, 32 tokens to the next lane of a quad. */
 static void test_interleaved(void **state) {
-  (void)state;
   nsai_boxed k = usual();
   expect_interleaved(&k, NSA_OK, NULL);
   k.view.head_stride = 128000; /* head by head */

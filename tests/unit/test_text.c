@@ -15,7 +15,6 @@
 #include <cmocka.h>
 
 static void test_utf8(void **state) {
-  (void)state;
   static const struct {
     const char *text;
     size_t step;
@@ -43,7 +42,6 @@ static void test_utf8(void **state) {
 }
 
 static void test_excerpt(void **state) {
-  (void)state;
   nsai_excerpt_text out;
   char longer[64];
   memset(longer, 'a', sizeof longer);
@@ -59,7 +57,6 @@ static void test_excerpt(void **state) {
 }
 
 static void test_distance(void **state) {
-  (void)state;
   assert_int_equal(nsai_edit_distance("window", "window"), 0);
   assert_int_equal(nsai_edit_distance("windw", "window"), 1);
   assert_int_equal(nsai_edit_distance("widnow", "window"), 1); /* neighbours swapped */
@@ -72,7 +69,6 @@ static void test_distance(void **state) {
 }
 
 static void test_glob(void **state) {
-  (void)state;
   assert_true(nsai_glob_match("NVIDIA H200*", "NVIDIA H200"));
   assert_true(nsai_glob_match("NVIDIA H200*", "NVIDIA H200 NVL"));
   assert_false(nsai_glob_match("NVIDIA H200", "NVIDIA H200 NVL"));
@@ -85,7 +81,6 @@ static void test_glob(void **state) {
 }
 
 static void test_writer(void **state) {
-  (void)state;
   char buf[8];
   nsai_writer w = nsai_writer_open(buf, sizeof buf);
   assert_string_equal(buf, "");
@@ -104,7 +99,6 @@ static void test_writer(void **state) {
 }
 
 static void test_arena(void **state) {
-  (void)state;
   nsai_arena arena = { 0 };
   char *large = nsai_arena_alloc(&arena, 100000);
   assert_non_null(large);
@@ -129,7 +123,6 @@ static void test_integer(void **state) {
     "1.0", "--1", "1e3", "one", "-4", "10", "99999999999999999999"
   };
   int64_t value;
-  (void)state;
   for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
     if (nsai_parse_integer(bad[i], -3, 9, &value)) fail_msg("'%s' is a number", bad[i]);
   assert_true(nsai_parse_integer("-3", -3, 9, &value) && value == -3);

@@ -4,12 +4,7 @@
  * Tiles: what fits is what the kernels' static_asserts allow, for every combination of every
  * variant over many geometries and all architectures; and candidates as text.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "driver/arch.h"
 #include "plan/spec.h"
@@ -281,7 +276,6 @@ static void check_model(int32_t group, int32_t dk, int32_t dv, const char *dtype
 }
 
 static void test_every_combination(void **state) {
-  (void)state;
   static const int32_t groups[] = { 1, 3, 16, 64 };
   static const int32_t dims[][2] = { { 16, 16 },   { 64, 64 },   { 128, 128 },
                                      { 192, 128 }, { 256, 256 }, { 136, 112 } };
@@ -296,7 +290,6 @@ static void test_every_combination(void **state) {
 
 /* A device with less shared memory than any architecture has, refuses what does not fit there. */
 static void test_small_device(void **state) {
-  (void)state;
   nsai_problem p = {
     .op = NSA_OP_DENSE,
     .model = { .heads = 2, .kv_heads = 1, .head_dim_qk = 128, .head_dim_v = 128, .dtype = NSA_BF16 }
@@ -315,7 +308,6 @@ static void test_small_device(void **state) {
 
 /* Ranges ascend, and every one says why. */
 static void test_ranges(void **state) {
-  (void)state;
   for (int i = 0; nsai_variants[i].name; i++)
     for (int k = 0; nsai_variants[i].space && k < nsai_variants[i].space->count; k++) {
       const nsai_range *r = &nsai_variants[i].space->range[k];
@@ -329,7 +321,6 @@ static void test_ranges(void **state) {
 
 /* Every combination comes once. */
 static void test_stepping(void **state) {
-  (void)state;
   for (int i = 0; nsai_variants[i].name; i++) {
     const nsai_space *space = nsai_variants[i].space;
     static nsai_tiles all[1024];
@@ -351,7 +342,6 @@ static void test_stepping(void **state) {
 }
 
 static void test_junk(void **state) {
-  (void)state;
   static const struct {
     nsai_stage stage;
     bool good;

@@ -4,12 +4,7 @@
  * nsa_tune on the fake GPU: its arguments and what it looks at, by dry runs. Kernels that compute
  * nothing are found out.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "plan/context.h"
 #include "plan/plan.h"
@@ -39,7 +34,6 @@ static const char *list_problems(const tuning *w) {
 /* ---- arguments ---- */
 
 static void test_options(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
@@ -73,7 +67,6 @@ static void test_options(void **state) {
 }
 
 static void test_no_device(void **state) {
-  (void)state;
   char yaml[1024];
   nsa_options options = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
@@ -154,7 +147,6 @@ static void expect_heuristic_first(const tuning *w) {
 }
 
 static void test_levels(void **state) {
-  (void)state;
   tuning w[NSA_TUNE_EXHAUSTIVE + 1] = { 0 };
   for (int32_t level = NSA_TUNE_HEURISTIC; level <= NSA_TUNE_EXHAUSTIVE; level++) {
     tuning_enter(&w[level], "serving: {max_tokens: 16Ki, max_seqs: 1}\n");
@@ -171,7 +163,6 @@ static void test_levels(void **state) {
 
 /* Two dry runs tell the same, in the same order. */
 static void test_order(void **state) {
-  (void)state;
   tuning a = { 0 }, b = { 0 };
   tuning_enter(&a, "serving: {max_tokens: 4Ki, max_seqs: 1}\n");
   tuning_dry_run(&a, NSA_TUNE_NORMAL, NULL, 0);
@@ -193,7 +184,6 @@ static void test_order(void **state) {
 
 /* Forced variants are the only ones looked at, disabled ones are not. */
 static void test_configuration(void **state) {
-  (void)state;
   tuning w = { 0 };
   tuning_enter(&w, "variants: {force: {dense: dense_gemm}}\n");
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
@@ -216,7 +206,6 @@ static void expect_problems(const char *more, const nsa_problem *problems, size_
 }
 
 static void test_problems(void **state) {
-  (void)state;
   static const char serving[] = "serving: {max_tokens: 16Ki, max_seqs: 1}\n";
   char more[256];
   expect_problems(serving, NULL, 0,
@@ -254,7 +243,6 @@ static void test_problems(void **state) {
 }
 
 static void test_no_length(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1000, 0);
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
@@ -267,7 +255,6 @@ static void test_no_length(void **state) {
 /* ---- kernels that compute nothing ---- */
 
 static void test_wrong_heuristic(void **state) {
-  (void)state;
   for (int i = 0; i < 2; i++) {
     tuning w = { 0 };
     nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
@@ -291,7 +278,6 @@ static void test_wrong_heuristic(void **state) {
 
 /* The heuristic's level measures nothing. */
 static void test_heuristic_level(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);

@@ -4,12 +4,7 @@
  * Tunings of backward passes on the fake GPU: what is timed, winners, wrong candidates, results that
  * differ from run to run. Passes compute on the host while they are judged.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "plan/plan.h"
 #include "reference/reference.h"
@@ -103,7 +98,6 @@ static const nsa_tune_event *chosen_for(const tuning *w, const char *stage) {
 /* ---- tests ---- */
 
 static void test_winner(void **state) {
-  (void)state;
   tuning w = { 0 };
   enter(&w, "");
   ms_of_mma = 4;
@@ -129,7 +123,6 @@ static void test_winner(void **state) {
 
 /* Where nothing may be computed again, what a forward saves is given. */
 static void test_saved(void **state) {
-  (void)state;
   tuning w = { 0 };
   enter(&w, "runtime: {recompute: never}\n");
   ms_of_mma = 4;
@@ -158,14 +151,12 @@ static void expect_wrong(const char *note) {
 }
 
 static void test_wrong_candidate(void **state) {
-  (void)state;
   wrong_mma = true;
   expect_wrong("d_q");
 }
 
 /* Gradients are the same bits from run to run. */
 static void test_random_candidate(void **state) {
-  (void)state;
   wrong_mma = false;
   expect_wrong("d_kv.k[0] has other bits");
 }
@@ -192,7 +183,6 @@ static void expect_no_room(uint64_t bytes, int want_chosen, int want_left_out) {
 }
 
 static void test_no_room(void **state) {
-  (void)state;
   expect_no_room(4 << 20, 1, 2);   /* the workspace of 1024 tokens fits */
   expect_no_room(512 << 10, 0, 3); /* the tensors of 1024 alone */
   expect_no_room(16 << 20, 2, 1);
@@ -200,7 +190,6 @@ static void test_no_room(void **state) {
 
 /* Any other refusal says nothing about room: the tuning ends with it. */
 static void test_other_refusal(void **state) {
-  (void)state;
   static const uint64_t rooms[] = { 4 << 20, 512 << 10 };
   for (size_t i = 0; i < sizeof rooms / sizeof *rooms; i++) {
     tuning w = { 0 };

@@ -5,12 +5,7 @@
  * compared with what, what is told and kept, and what plans make of it. Forwards compute on the host
  * here and take the time that a test says.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "cli/tune_results.h"
 #include "covering.h"
@@ -93,7 +88,6 @@ static void leave(tuning *w) {
 }
 
 static int begin(void **state) {
-  (void)state;
   fusing_topn = false;
   ms_of_topn = 30;
   ms_of_rival = 30;
@@ -159,7 +153,6 @@ static nsai_record *find_record(const tuning *w) {
 /* ---- one that is no default ---- */
 
 static void test_rival_wins(void **state) {
-  (void)state;
   tuning w = { 0 };
   ms_of_rival = 16;
   enter(&w, NULL);
@@ -215,7 +208,6 @@ static void test_rival_wins(void **state) {
 
 /* Faster than its own stage's rivals with the time of the stages it covers, but by less than tuning.min_gain. */
 static void test_rival_loses(void **state) {
-  (void)state;
   tuning w = { 0 };
   ms_of_rival = 19.9;
   enter(&w, NULL);
@@ -228,7 +220,6 @@ static void test_rival_loses(void **state) {
 }
 
 static void test_wrong_rival(void **state) {
-  (void)state;
   tuning w = { 0 };
   ms_of_rival = 1;
   wrong = "made_up_rival";
@@ -242,7 +233,6 @@ static void test_wrong_rival(void **state) {
 
 /* One whose workspace the device has no room for is out, and nobody else. */
 static void test_no_room(void **state) {
-  (void)state;
   tuning w = { 0 };
   ms_of_rival = 1;
   fusing_rival_scratch = 256;
@@ -276,7 +266,6 @@ static size_t count_timed(const tuning *w, const char *stage) {
 
 /* Against 10 + 6 + 4 ms it stays; the stages that it covers are measured all the same. */
 static void test_topn_stays(void **state) {
-  (void)state;
   tuning w = { 0 };
   fusing_topn = true;
   ms_of_topn = 15;
@@ -299,7 +288,6 @@ static void test_topn_stays(void **state) {
 }
 
 static void test_topn_loses(void **state) {
-  (void)state;
   tuning w = { 0 };
   fusing_topn = true;
   ms_of_topn = 25;
@@ -316,7 +304,6 @@ static void test_topn_loses(void **state) {
 
 /* The heuristic's choices for the stages it covers have to be right, too. */
 static void test_wrong_heuristic(void **state) {
-  (void)state;
   static const char *const kernels[] = { "made_up_topn", "select_topn" };
   for (int i = 0; i < 2; i++) {
     tuning w = { 0 };
@@ -330,7 +317,6 @@ static void test_wrong_heuristic(void **state) {
 
 /* Forced, it has no rivals that leave stages to others. */
 static void test_forced(void **state) {
-  (void)state;
   tuning w = { 0 };
   enter(&w, "variants.force.attend_compressed=made_up_topn");
   machine_expect("tune", tune(&w, NSA_TUNE_QUICK), NSA_OK, NULL);
@@ -342,7 +328,6 @@ static void test_forced(void **state) {
 
 /* So it is where nothing else can do one of its stages: the other's candidates are not even planned. */
 static void test_alone(void **state) {
-  (void)state;
   for (int32_t dry = 0; dry < 2; dry++) {
     tuning w = { 0 };
     nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
@@ -366,7 +351,6 @@ static void test_alone(void **state) {
 
 /* A compiler that refuses the covering default leaves its stages to the others. */
 static void test_refused(void **state) {
-  (void)state;
   tuning w = { 0 };
   fusing_topn = true;
   ms_of_topn = 1;
@@ -436,7 +420,6 @@ static void check_combinations(const combination_case *one) {
 }
 
 static void test_combinations(void **state) {
-  (void)state;
   static const combination_case cases[] = {
     { "m", 1, 1, 1 },   { "mm", 1, 3, 3 },   { "mt", 1, 1, 2 },
     { "tm", 1, 1, 2 },  { "tm", 4, 2, 5 },   { "mt", 4, 2, 5 },
@@ -471,7 +454,6 @@ static void compute_fused_time(double compressed, double topn, double importance
 }
 
 static void test_weights(void **state) {
-  (void)state;
   double ms[2];
   compute_fused_time(3, 7, 2, 1, ms);
   assert_true(fabs(ms[0] - 6) < 1e-9 && fabs(ms[1] - 7) < 1e-9);

@@ -4,12 +4,7 @@
  * Tunings of decode steps on the fake GPU: winners by graphs over caches, wrong candidates, batches, and
  * which record a plan follows. Steps compute on the host while they are judged.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "plan/context.h"
 #include "reference/reference.h"
@@ -114,7 +109,6 @@ static void expect_story(const tuning *w, const nsa_problem *p, const char *part
 /* ---- tests ---- */
 
 static void test_winner(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = steps(1, 1);
   enter(&w, ONE_BATCH);
@@ -143,7 +137,6 @@ static void test_winner(void **state) {
 }
 
 static void test_wrong_candidate(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = steps(3, 2);
   enter(&w, "tuning: {batches: [3]}\n");
@@ -161,7 +154,6 @@ static void test_wrong_candidate(void **state) {
 
 /* Steps that compute nothing at all. */
 static void test_wrong_heuristic(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = steps(2, 1);
@@ -174,7 +166,6 @@ static void test_wrong_heuristic(void **state) {
 }
 
 static void test_resume(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = steps(1, 1);
   enter(&w, ONE_BATCH);
@@ -193,7 +184,6 @@ static void test_resume(void **state) {
 
 /* Every length with every batch, the shortest first. */
 static void test_batches(void **state) {
-  (void)state;
   static const struct {
     const char *more, *expected;
     int32_t seqs;
@@ -227,7 +217,6 @@ static void test_batches(void **state) {
 
 /* The nearest of length and batch together decides. */
 static void test_nearest(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem few = steps(1, 1), many = steps(64, 1);
   enter(&w, ONE_BATCH);
@@ -250,7 +239,6 @@ static void test_nearest(void **state) {
 
 /* What the device has no room for is left out, and told. */
 static void test_room(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsai_tune_span span = { 0 };
   nsa_problem p = steps(4, 1);
@@ -269,7 +257,6 @@ static void test_room(void **state) {
 
 /* An append has nothing to choose. */
 static void test_append(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = steps(1, 1);
@@ -284,7 +271,6 @@ static void test_append(void **state) {
 /* Tuning on first use makes the record of the plan's own batch and length. (Of two new tokens, which
  * decode_split_kv_compressed takes.) */
 static void test_first_use(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = steps(5, 2);
   enter(&w, "tuning: {on_first_use: quick, lengths: [64]}\n");

@@ -4,12 +4,7 @@
  * Tunings of prefills on the fake GPU: every stage over a cache, winners, wrong candidates, and which
  * record a plan follows. Prefills compute on the host while they are judged.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "plan/plan.h"
 #include "reference/reference.h"
@@ -93,7 +88,6 @@ static int32_t threads_of(const tuning *w, const nsa_problem *p) {
 /* ---- tests ---- */
 
 static void test_winner(void **state) {
-  (void)state;
   static const char *const stages[] = { "attend_compressed", "importance", "select",
                                         "attend_selected", "attend_window" };
   tuning w = { 0 };
@@ -125,7 +119,6 @@ static void test_winner(void **state) {
 }
 
 static void test_wrong_candidate(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = prefill(NSA_OVERLAP_HIGH);
   enter(&w);
@@ -141,7 +134,6 @@ static void test_wrong_candidate(void **state) {
 
 /* The tuner brings no selections to a cache. */
 static void test_selection(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = prefill(NSA_OVERLAP_HIGH);
@@ -154,7 +146,6 @@ static void test_selection(void **state) {
 
 /* Both overlaps, and the configuration's lengths. */
 static void test_problems(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsai_tune_span span = { 0 };
   nsa_problem p = prefill(NSA_OVERLAP_DEFAULT);

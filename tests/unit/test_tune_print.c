@@ -82,7 +82,6 @@ static void add_stage(nsai_tune_results *results) {
 }
 
 static void test_text(void **state) {
-  (void)state;
   nsai_tune_results results = { 0 };
   add_stage(&results);
   assert_string_equal(print(NSAI_TUNE_TEXT, &results),
@@ -100,7 +99,6 @@ static void test_text(void **state) {
 
 /* A winner whose time contains that of other stages says so. */
 static void test_notes(void **state) {
-  (void)state;
   nsai_tune_results results = { 0 };
   add(&results, (nsa_tune_event){ .kind = NSA_TUNE_PROBLEM, .problem = "fwd", .tokens = 4096 });
   add(&results, (nsa_tune_event){ .kind = NSA_TUNE_CHOSEN,
@@ -120,7 +118,6 @@ static void test_notes(void **state) {
 }
 
 static void test_markdown(void **state) {
-  (void)state;
   nsai_tune_results results = { 0 };
   add_stage(&results);
   print(NSAI_TUNE_MARKDOWN, &results);
@@ -134,7 +131,6 @@ static void test_markdown(void **state) {
 }
 
 static void test_json(void **state) {
-  (void)state;
   nsai_tune_results results = { 0 };
   print(NSAI_TUNE_JSON, &results);
   assert_string_equal(text, "{\"file\": \"a \\\"b\\\".yaml\", \"problems\": [],\n"
@@ -151,7 +147,6 @@ static void test_json(void **state) {
 }
 
 static void test_csv(void **state) {
-  (void)state;
   nsai_tune_results results = { 0 };
   add_stage(&results);
   assert_string_equal(
@@ -172,7 +167,6 @@ static void test_csv(void **state) {
 }
 
 static void test_dry_run(void **state) {
-  (void)state;
   nsai_tune_results results = { 0 };
   add(&results, (nsa_tune_event){
                     .kind = NSA_TUNE_PROBLEM, .problem = "dense:h4", .tokens = 64, .ms = 12000 });
@@ -188,7 +182,6 @@ static void test_dry_run(void **state) {
 }
 
 static void test_summary(void **state) {
-  (void)state;
   nsai_tune_results results = { 0 };
   size_t count;
   /* Two series mixed, lengths out of order. Low overlap: 1/2 at 4096 (dense_gemm), 2 at 16384: the
@@ -223,7 +216,6 @@ static void test_summary(void **state) {
 }
 
 static void test_sort(void **state) {
-  (void)state;
   nsai_tune_results results = { 0 };
   nsai_tune_span span = { 0 };
   nsai_tune_results_sort(&results);
@@ -253,7 +245,6 @@ static void test_sort(void **state) {
 }
 
 static void test_series(void **state) {
-  (void)state;
   char inputs[NSAI_TUNE_INPUTS_BYTES];
   assert_true(nsai_tune_same_series("fwd:ov=low:tok8:kv8:len8:seq1", "fwd:ov=low:seq1"));
   assert_true(nsai_tune_same_series("len1", "len2"));
@@ -268,7 +259,6 @@ static void test_series(void **state) {
 }
 
 static void test_json_check(void **state) {
-  (void)state;
   static const char *const good[] = { "null", " [1, -2.5e+3, \"a\\u00e9\\n\", {}] ",
                                       "{\"a\": []}" };
   static const char *const bad[] = { "",       "{",       "[1,]", "{\"a\"}", "01",

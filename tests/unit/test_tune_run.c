@@ -4,12 +4,7 @@
  * Whole tunings of dense attention on the fake GPU: winners, failures of kernels, compilers and
  * launches, budgets and cancelling, what stays loaded, tuning on first use.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "plan/context.h"
 #include "plan/plan.h"
@@ -20,7 +15,6 @@
 #include <string.h>
 
 static void test_winner(void **state) {
-  (void)state;
   tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "");
@@ -46,7 +40,6 @@ static void test_winner(void **state) {
 
 /* Clocks that fall before the final: the record tells all times at the final's. */
 static void test_final_clocks(void **state) {
-  (void)state;
   tuning w = { 0 };
   char text[65536];
   int timed = 0;
@@ -64,7 +57,6 @@ static void test_final_clocks(void **state) {
 
 /* Less than tuning.min_gain is no reason to leave the heuristic's choice. */
 static void test_min_gain(void **state) {
-  (void)state;
   tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "tuning: {min_gain: 0.1}\n");
@@ -81,7 +73,6 @@ static void test_min_gain(void **state) {
 
 /* A wrong candidate is told and never chosen, however fast, and not measured by the next call. */
 static void test_wrong_candidate(void **state) {
-  (void)state;
   tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "");
@@ -106,7 +97,6 @@ static void test_wrong_candidate(void **state) {
 
 /* A second call measures nothing twice; a harder level only what is new; the record stays whole. */
 static void test_resume(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_tune_options dry = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
@@ -137,7 +127,6 @@ static void test_resume(void **state) {
 
 /* A spent budget ends the search with what was begun, and is no failure. */
 static void test_budget(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
   nsa_problem p = machine_problem(NSA_OP_DENSE, 4096, 0);
@@ -155,7 +144,6 @@ static void test_budget(void **state) {
 /* ---- compiling ---- */
 
 static void test_cancel(void **state) {
-  (void)state;
   tuning w = { 0 };
   bool by_record;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
@@ -184,7 +172,6 @@ static void test_cancel(void **state) {
 }
 
 static void test_two_threads(void **state) {
-  (void)state;
   tuning w = { 0 };
   dense_enter(&w, "");
   w.reenter = true;
@@ -195,7 +182,6 @@ static void test_two_threads(void **state) {
 
 /* Candidates that spill are told, and not measured. */
 static void test_refused_candidate(void **state) {
-  (void)state;
   tuning w = { 0 };
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   dense_enter(&w, "runtime: {compile_jobs: 1}\n");
@@ -218,7 +204,6 @@ static void test_refused_candidate(void **state) {
 /* Another compiler refuses the heuristic's choice: plans use smaller tiles there, and a tuning
  * finds the best of what compiles. */
 static void test_refused_heuristic(void **state) {
-  (void)state;
   tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "runtime: {compile_jobs: 1}\n");
@@ -254,7 +239,6 @@ static nsa_plan *make_plan(const tuning *w) {
 
 /* After a tuning only what plans use is loaded; a plan's end unloads nothing. */
 static void test_unload(void **state) {
-  (void)state;
   tuning w = { 0 };
   dense_enter(&w, "");
   dense_ms_of_64 = 5;
@@ -280,7 +264,6 @@ static void test_unload(void **state) {
 
 /* What another thread makes a plan of meanwhile stays, though the tuner loaded it. */
 static void test_unload_second_plan(void **state) {
-  (void)state;
   for (int i = 0; i < 2; i++) {
     tuning w = { 0 };
     dense_enter(&w, "tuning: {records: false}\n");
@@ -301,7 +284,6 @@ static void test_unload_second_plan(void **state) {
 /* A candidate that the device refuses to launch is told and left: when it is verified, when it warms
  * up, amid the rounds. */
 static void test_refused_launch(void **state) {
-  (void)state;
   static const int spare[] = { 0, 1, 4 };
   for (size_t i = 0; i < sizeof spare / sizeof *spare; i++) {
     tuning w = { 0 };
@@ -333,7 +315,6 @@ static void test_refused_launch(void **state) {
 }
 
 static void test_refused_launch_of_heuristic(void **state) {
-  (void)state;
   tuning w = { 0 };
   bool by_record;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
@@ -350,7 +331,6 @@ static void test_refused_launch_of_heuristic(void **state) {
 /* A kernel that breaks the context ends the tuning, which says whose it was; the next process leaves
  * that one out. */
 static void test_lost_context(void **state) {
-  (void)state;
   tuning w = { 0 };
   bool by_record;
   nsa_tune_options o = NSA_TUNE_OPTIONS_INIT;
@@ -382,7 +362,6 @@ static void test_lost_context(void **state) {
 /* ---- on first use ---- */
 
 static void test_first_use(void **state) {
-  (void)state;
   tuning w = { 0 };
   bool by_record;
   dense_enter(&w, "tuning: {on_first_use: quick}\n");

@@ -4,12 +4,7 @@
  * The choice of variants over the shipped configurations and random geometries on every
  * architecture: complete, within the limits, and written as one well-formed unit a kernel.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "compile/templates.h"
 #include "driver/arch.h"
@@ -152,7 +147,6 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
 
 /* A variant covers stages that nsai_choose comes to after its own. */
 static void test_fuses(void **state) {
-  (void)state;
   for (int i = 0; nsai_variants[i].name; i++)
     assert_int_equal(nsai_variants[i].fuses & ((2u << nsai_variants[i].stage) - 1), 0);
 }
@@ -177,7 +171,6 @@ static void check_config(const nsai_config *config) {
 }
 
 static void test_shipped(void **state) {
-  (void)state;
   const char *root = getenv("TEST_SOURCE_ROOT");
   int checked = 0;
   if (!root) fail_msg("TEST_SOURCE_ROOT is not set: run through meson test");
@@ -221,7 +214,6 @@ static void random_model(char *text, size_t size) {
 }
 
 static void test_random(void **state) {
-  (void)state;
   char text[1024];
   for (int i = 0; i < 300; i++) {
     random_model(text, sizeof text);
@@ -254,7 +246,6 @@ static void expect_story(const char *story, const char *part) {
 }
 
 static void test_force_and_disable(void **state) {
-  (void)state;
   static char story[65536];
   nsai_choice c;
   nsa_problem asked = NSA_PROBLEM_INIT, dense = NSA_PROBLEM_INIT;
@@ -320,7 +311,6 @@ static int count_reasons(bool deterministic, bool fp32_importance, const nsai_pr
 
 /* A wish is refused by a variant that lacks the property, and by no other. */
 static void test_wishes(void **state) {
-  (void)state;
   const nsai_problem none = { 0 }, same = { .deterministic = true }, exact = { .parity = true },
                      both = { .deterministic = true, .parity = true };
   assert_int_equal(count_reasons(false, false, &none, ""), 0);
@@ -334,7 +324,6 @@ static void test_wishes(void **state) {
 
 /* Not even by mistake does a plan get a kernel that cannot be launched. */
 static void test_shared_memory(void **state) {
-  (void)state;
   const nsai_problem small = { 0 }, large = { .max_seqs = 1 };
   assert_int_equal(count_reasons(true, true, &small, ""), 0);
   assert_int_equal(count_reasons(true, true, &large, "needs 232449 bytes of shared memory"), 1);
@@ -342,7 +331,6 @@ static void test_shared_memory(void **state) {
 
 /* Every reason is listed, however many there are. */
 static void test_all_reasons(void **state) {
-  (void)state;
   static char story[65536];
   char more[4096];
   nsai_choice c;
@@ -365,7 +353,6 @@ static void test_all_reasons(void **state) {
 
 /* Two roles with the same code have the same unit; different ones differ. */
 static void test_same_code(void **state) {
-  (void)state;
   static char story[65536];
   char k[UNIT_BYTES], v[UNIT_BYTES];
   nsai_choice c;
@@ -408,7 +395,6 @@ static int count_topn_reasons(const char *model, nsai_kernel_spec specs[NSAI_ROL
 }
 
 static void test_topn_legal(void **state) {
-  (void)state;
   static const struct {
     const char *model, *reason; /* NULL: it is legal */
   } cases[] = {
@@ -444,7 +430,6 @@ static void test_topn_legal(void **state) {
 /* At 64 heads: 32 tiles of keys, of each 8 pieces of 16 rows and 32 blocks with their references, a
  * row of 8 bytes a block for each of 8 tokens, and the LSE of 128 rows. */
 static void test_topn_scratch(void **state) {
-  (void)state;
   char text[2048];
   nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
   assert_int_equal(count_topn_reasons("heads: 64, head_dim: 128", specs, text, sizeof text), 0);
@@ -454,7 +439,6 @@ static void test_topn_scratch(void **state) {
 
 /* Heads whose O and Q leave nine warps of attend_selected_sm80 no registers. */
 static void test_selected_registers(void **state) {
-  (void)state;
   static const struct {
     int32_t dim_qk, dim_v, warps;
   } cases[] = {

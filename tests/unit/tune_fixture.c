@@ -1,12 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "support/cmocka_all.h"
 
 #include "tune_fixture.h"
 
@@ -218,7 +213,6 @@ int32_t dense_planned_threads(const tuning *w, bool *by_record) {
 }
 
 int tuning_begin(void **state) {
-  (void)state;
   begun = false;
   unsetenv("FAKE_NVRTC_FAT");
   unsetenv("FAKE_NVRTC_MS");

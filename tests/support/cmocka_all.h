@@ -1,0 +1,16 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * cmocka, with the headers that it wants before it.
+ */
+#ifndef NSA_TEST_CMOCKA_ALL_H
+#define NSA_TEST_CMOCKA_ALL_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#endif /* NSA_TEST_CMOCKA_ALL_H */
