@@ -3,7 +3,7 @@
  *
  * The KV cache: new tokens into it, and attention over it, for prefill in chunks and for decoding.
  *
- *   nsa_kv_append(append_plan, exec, batch, &cache, &fresh, &phi);  // K and V of the new tokens
+ *   nsa_kv_append(append_plan, exec, batch, &cache, &new_kv, &phi);  // K and V of the new tokens
  *   nsa_decode(decode_plan, exec, batch, &io);                      // their queries over the cache
  *
  * with the same batch. Prefill in any chunks and then decode gives what one nsa_forward over all
@@ -35,9 +35,9 @@
  *   batch.kv_len = tensor(NSA_I32, 1, (int64_t[]){ SEQS });
  *   batch.block_table = tensor(NSA_I32, 2, (int64_t[]){ SEQS, 4096 / P });
  *   for (int i = 0; i < LAYERS; i++) {
- *     project(i, &fresh, &io); // fresh.k[0], v[0], io.q, io.gate.value of SEQS tokens; io.o
+ *     project(i, &new_kv, &io); // new_kv.k[0], v[0], io.q, io.gate.value of SEQS tokens; io.o
  *     io.kv = cache[i];
- *     check(nsa_kv_append(append, &exec, &batch, &cache[i], &fresh, NULL));
+ *     check(nsa_kv_append(append, &exec, &batch, &cache[i], &new_kv, NULL));
  *     check(nsa_decode(decode, &exec, &batch, &io));
  *   }
  *   // ---- each step: kv_len grows by 1, a row without a sequence has 0; a sequence that fills its last
