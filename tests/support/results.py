@@ -55,11 +55,14 @@ def count(log, allowed=None):
     return counts, refused
 
 
+def gpu_skips():
+    """The patterns of gpu_skips.txt."""
+    text = pathlib.Path(__file__).with_name('gpu_skips.txt').read_text()
+    return [line for line in text.splitlines() if line and not line.startswith('#')]
+
+
 def main():
-    allowed = None
-    if '--gpu' in sys.argv[2:]:
-        text = pathlib.Path(__file__).with_name('gpu_skips.txt').read_text()
-        allowed = [line for line in text.splitlines() if line and not line.startswith('#')]
+    allowed = gpu_skips() if '--gpu' in sys.argv[2:] else None
     with open(sys.argv[1]) as log:
         counts, refused = count(log, allowed)
     for name in refused:

@@ -55,6 +55,17 @@ class Skips(unittest.TestCase):
         self.assertEqual(counts(('a', ['/x/tap.py'], 'ok 1 # SKIP test_b\n', 'OK'), allowed=['a/test_b: *']), (0, 0, 1))
 
 
+    def test_what_the_list_allows(self):
+        tests = [('check_cache', ['x', '--tap'],
+                  'ok 1 - cache:decode:seed=1:longest=1500 # SKIP h1/1; 0 rows; NSA_E_UNSUPPORTED: no variant\n', 'OK'),
+                 ('cli_tune', ['bats', '--tap'], 'ok 1 tune # skip a GPU is here\n', 'OK'),
+                 ('Python host', ['x'], '', 'SKIP')]
+        self.assertEqual(counts(*tests, allowed=results.gpu_skips()), (0, 0, 3))
+        tests = [('check_forward', ['x', '--tap'], '1..0 # SKIP no GPU\n', 'SKIP'),
+                 ('jit', ['/x/tap.py'], 'ok 1 # SKIP test_compile\n', 'OK')]
+        self.assertEqual(counts(*tests, allowed=results.gpu_skips()), (0, 2, 0))
+
+
 class Tap(unittest.TestCase):
     def run_tap(self, script):
         done = subprocess.run([sys.executable, FOLDER / 'tap.py', 'sh', '-c', script], capture_output=True, text=True)
