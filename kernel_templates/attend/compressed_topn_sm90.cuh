@@ -270,7 +270,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
       if (pools) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          float total = quad_sum(rows.sum[r]);
+          float total = lanes_sum<4>(rows.sum[r]);
           // An empty row's scale is 0.
           float lse = total > 0 ? rows.reference[r] + log2_approx(total) : -kMinusInf;
           if (lane % 4 == 0) scratch.lse[warp * 16 + r * 8 + lane / 4] = lse;

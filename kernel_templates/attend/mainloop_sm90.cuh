@@ -51,6 +51,7 @@
 #include "core/barrier.cuh"
 #include "core/epilogue.cuh"
 #include "core/launch.cuh"
+#include "core/pipeline.cuh"
 #include "core/softmax.cuh"
 #include "core/tile.cuh"
 #include "core/tma.cuh"
@@ -105,22 +106,6 @@ template <class Config> struct Flash {
                 "kGroupPadded is the next power of two");
   static_assert(Config::kKeys % 16 == 0, "P V takes 16 keys at a time");
   static_assert(sizeof(Shared) == Config::kSharedBytes, "the host's formula for shared memory");
-};
-
-// A place in a ring of kStages buffers, and the parity of its barriers' phase there.
-template <int kStages> struct PipelineState {
-  int stage = 0;
-  u32 phase = 0;
-  NSAI_DEVICE void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    phase ^= 1;
-  }
-  // advance() so many times.
-  NSAI_DEVICE void advance(int count) {
-    phase ^= (stage + count) / kStages & 1;
-    stage = (stage + count) % kStages;
-  }
 };
 
 // ---- tiles

@@ -185,7 +185,7 @@ NSAI_DEVICE void softmax_block(SoftmaxRows &rows, float (&rS)[kN][4], float scal
     softmax_exponentiate(odd, rS[j + 1], scale_log2);
   }
 #pragma unroll
-  for (int r = 0; r < 2; ++r) rows.sum[r] = quad_sum(rows.sum[r] + odd.sum[r]);
+  for (int r = 0; r < 2; ++r) rows.sum[r] = lanes_sum<4>(rows.sum[r] + odd.sum[r]);
 }
 
 // O = P V: rO [64, Dv]. Complete on return.

@@ -79,7 +79,7 @@ template <class Config> struct StatisticsPass {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
         const int row = at.row(m, r), token = at.q_row(row), head = at.head(row);
-        const float total = quad_sum(rows[m].sum[r]), sum = quad_sum(inner[m][r]);
+        const float total = lanes_sum<4>(rows[m].sum[r]), sum = lanes_sum<4>(inner[m][r]);
         if (!at.exists(row) || threadIdx.x % 4) continue;
         RowStatistics x = { kPlusInf, 0.0f, 0.0f, 0.0f };
         if (total > 0.0f) {

@@ -10,8 +10,8 @@
 //
 // so that dO needs no gated copy: a row has its LSE, g and u as RowStatistics.
 #pragma once
-#include "attend/mainloop_sm80.cuh"
 #include "core/copy.cuh"
+#include "core/copy_rows.cuh"
 #include "core/epilogue.cuh"
 #include "core/mma.cuh"
 #include "core/panel_tile.cuh"

@@ -48,7 +48,7 @@ NSAI_DEVICE void store_known(const NsaiBackwardQ &p, const DqTile &at, int branc
   for (int r = 0; r < 2; ++r) {
     const int row = recomputed(threadIdx.x) / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
     const int token_index = row / Config::kGroupPadded, index = row % Config::kGroupPadded;
-    const float total = quad_sum(sums.rows.sum[r]), inner = quad_sum(sums.inner[r]);
+    const float total = lanes_sum<4>(sums.rows.sum[r]), inner = lanes_sum<4>(sums.inner[r]);
     if (index >= Config::kGroup || token_index >= at.tokens || threadIdx.x % 4) continue;
     const int token = at.seq.q_begin + at.first_query + token_index,
               head = at.group * Config::kGroup + index;

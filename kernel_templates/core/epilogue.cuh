@@ -168,7 +168,7 @@ NSAI_DEVICE void store_sum(const NsaiEpilogue &out, int kv_heads, const OutputRo
 template <class Config, int kN>
 NSAI_DEVICE float finish_row(const NsaiEpilogue &out, const OutputRow &row,
                              const float (&acc)[kN][4], const SoftmaxRows &rows, int r, u32 gate) {
-  float total = quad_sum(rows.sum[r]);
+  float total = lanes_sum<4>(rows.sum[r]);
   float inverse = inverse_of(total);
   if (out.lse && row.present && threadIdx.x % 4 == 0) store_lse(out, row, rows.reference[r], total);
   if (out.o_branch.data) store_elements<Config>(out.o_branch, row, acc, r, inverse);

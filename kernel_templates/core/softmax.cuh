@@ -58,11 +58,6 @@ NSAI_DEVICE float warp_sum(float x) {
   return x;
 }
 
-NSAI_DEVICE float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 // Over kLanes lanes side by side, a power of two, which all get it.
 template <int kLanes> NSAI_DEVICE float lanes_sum(float x) {
 #pragma unroll

@@ -6,21 +6,11 @@
 //
 // Config: kHeadDimQk, kGroup, kGroupPadded.
 #pragma once
+#include "core/pipeline.cuh"
 #include "core/epilogue.cuh"
 #include "core/types.cuh"
 #include "data/sequence.cuh"
 #include "params/attention.h"
-
-// A stage of the ring and the parity that its barriers have this time round.
-template <int kStages> struct PipelineState {
-  int stage = 0;
-  u32 phase = 0;
-  NSAI_DEVICE void advance() {
-    if (++stage < kStages) return;
-    stage = 0;
-    phase ^= 1;
-  }
-};
 
 // Where a tile lies.
 struct TilePosition {

@@ -27,9 +27,10 @@
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kWgmma (64 rows
 // are a warpgroup's: decode/panel_stage.cuh), kCountReads.
 #pragma once
-#include "attend/mainloop_sm80.cuh"
+#include "core/copy_rows.cuh"
 #include "core/softmax.cuh"
 #include "data/cache_rows.cuh"
+#include "data/key_range.cuh"
 #include "data/read_counter.cuh"
 #include "decode/consumer_groups.cuh"
 #include "decode/mainloop_products.cuh"

@@ -16,7 +16,7 @@ NSAI_DEVICE void share_consumer_groups(typename KeyStream<C, kRowTiles>::Shared 
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = 16 * at.row_tile + 8 * r + at.lane / 4;
-    const float sum = quad_sum(rows.sum[r]);
+    const float sum = lanes_sum<4>(rows.sum[r]);
     if (at.lane % 4 == 0)
       shared.stats[at.consumer_group][row] = make_float2(rows.reference[r], sum);
     float *to = &shared.o[at.consumer_group][row][at.lane % 4 * 2];

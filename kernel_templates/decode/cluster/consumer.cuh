@@ -86,7 +86,7 @@ NSAI_DEVICE void share_sums(ExchangeBuffer<C> &exchange_buffer, const SoftmaxRow
                             int warp, int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float sum = quad_sum(rows.sum[r]);
+    const float sum = lanes_sum<4>(rows.sum[r]);
     if (lane % 4 == 0) exchange_buffer.sums[b][8 * r + lane / 4][warp] = sum;
     if (lane % 4 == 0 && warp == 0)
       exchange_buffer.references[b][8 * r + lane / 4] = rows.reference[r];

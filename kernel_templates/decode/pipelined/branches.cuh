@@ -40,7 +40,7 @@ NSAI_DEVICE void add_to_window(SharedStorage &shared, const PipelinedWorkItem &a
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float2 &stats = shared.stats[kWindow][at.warp][8 * r + at.lane / 4];
-    const float2 own = make_float2(rows.reference[r], quad_sum(rows.sum[r])),
+    const float2 own = make_float2(rows.reference[r], lanes_sum<4>(rows.sum[r])),
                  sum = add_stats(stats, own);
     const float before = exp2_approx(stats.x - sum.x), mine = exp2_approx(own.x - sum.x);
     __syncwarp(); // they are read

@@ -9,7 +9,7 @@
 // Config: those of decode/mainloop.cuh, kSelectBlock (l'), kPageSize (P; 0: none), kRing (the window's
 // pair lies in rings), kCluster.
 #pragma once
-#include "attend/mainloop_sm80.cuh"
+#include "core/copy_rows.cuh"
 #include "core/barrier.cuh"
 #include "core/tile.cuh"
 #include "data/cache_rows.cuh"

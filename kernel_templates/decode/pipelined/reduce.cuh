@@ -45,7 +45,7 @@ template <class C, int kO> NSAI_DEVICE void share_o(float *sO, const float (&o)[
 NSAI_DEVICE void share_stats(float2 *sStats, const SoftmaxRows &rows, int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    const float sum = quad_sum(rows.sum[r]);
+    const float sum = lanes_sum<4>(rows.sum[r]);
     if (lane % 4 == 0) sStats[8 * r + lane / 4] = make_float2(rows.reference[r], sum);
   }
 }
