@@ -5,6 +5,7 @@
  * by. A decode step is shorter than the host takes to launch it, and its reads are all that it costs: so
  * steps are timed in a graph, each over a copy of the caches that is no longer in L2.
  */
+#include "base/math.h"
 #include "tune/internal.h"
 
 #include <nsa/kv_cache.h>
@@ -13,16 +14,14 @@
 
 #define SEED 1
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* ---- caches ---- */
 
 /* Bytes that a step reads at least, where all of a sequence's new tokens choose alike. */
 static double step_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
   double rows = (double)nsai_block_count(m, p->max_kv_len) +
-                (double)least((int64_t)m->select_count * m->select_block, p->max_kv_len) +
-                (double)least(m->window, p->max_kv_len);
+                (double)nsai_smaller((int64_t)m->select_count * m->select_block, p->max_kv_len) +
+                (double)nsai_smaller(m->window, p->max_kv_len);
   return 2.0 * rows * p->max_seqs * m->kv_heads * (m->head_dim_qk + m->head_dim_v);
 }
 
@@ -41,7 +40,7 @@ static nsa_status plan_append(tuner *t, const nsai_problem *problem, nsai_trial_
   p.op = NSA_OP_APPEND;
   p.selection = NSA_SELECT_OWN;
   p.max_seqs = 1;
-  p.max_tokens = least(p.max_kv_len, NSAI_VERIFY_CACHE_PROMPT);
+  p.max_tokens = nsai_smaller(p.max_kv_len, NSAI_VERIFY_CACHE_PROMPT);
   p.max_q_len = (int32_t)p.max_tokens;
   if (p.model.phi != NSAI_PHI_MEAN) p.model.phi = NSAI_PHI_EXTERNAL;
   return nsai_tune_plan(t, &p, &none, out);
@@ -154,8 +153,8 @@ static void prefill_case(const nsai_problem *problem, nsai_verify_cache_case *ou
   int64_t tokens = (int64_t)(m->select_count + BLOCKS_LEFT_OUT) * m->select_block + RAGGED;
   if (!m->select_count) tokens = 4 * (m->window + m->block);
   out->seqs = 3;
-  out->len[0] = (int32_t)least(tokens, problem->max_kv_len);
-  out->q_len[0] = (int32_t)least(least(CHUNK, out->len[0]), problem->max_tokens);
+  out->len[0] = (int32_t)nsai_smaller(tokens, problem->max_kv_len);
+  out->q_len[0] = (int32_t)nsai_smaller(nsai_smaller(CHUNK, out->len[0]), problem->max_tokens);
   out->len[1] = out->q_len[1] = out->q_len[0] / 2;
   out->problem.max_q_len = out->q_len[0];
 }
@@ -163,9 +162,9 @@ static void prefill_case(const nsai_problem *problem, nsai_verify_cache_case *ou
 /* As many sequences as the problem has, so that a step is split as it will be: the first as long as the
  * problem's, the others short, some shorter than a block, the last one padded. */
 static void step_case(const nsai_problem *p, nsai_verify_cache_case *out) {
-  int64_t longest = least(p->max_kv_len, LONGEST_VERIFIED), q_len = p->max_q_len;
+  int64_t longest = nsai_smaller(p->max_kv_len, LONGEST_VERIFIED), q_len = p->max_q_len;
   if (longest > RAGGED + q_len) longest -= RAGGED;
-  out->seqs = (int32_t)least(p->max_seqs, NSAI_VERIFY_CACHE_SEQS);
+  out->seqs = (int32_t)nsai_smaller(p->max_seqs, NSAI_VERIFY_CACHE_SEQS);
   for (int32_t s = 0; s < out->seqs; s++) {
     int64_t len = s == 0 ? longest : s == 1 ? longest / 3 : q_len + 37 * s % SHORT;
     if (len > longest) len = longest;

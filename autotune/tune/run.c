@@ -10,6 +10,7 @@
  * partial sum that must be added to once.
  */
 #include "run/run.h"
+#include "base/math.h"
 #include "tune/internal.h"
 
 #include <string.h>
@@ -187,7 +188,7 @@ nsa_status nsai_tune_run_stages(tuner *t, const nsai_trial_plan *plan,
     return nsai_tune_kv_step(t, plan, &ms[NSAI_STAGE_DECODE]);
   }
   int64_t chunk = plan->plan->workspace.chunk_tokens, tokens = plan->plan->problem.max_tokens;
-  int64_t chunks = chunk ? (tokens + chunk - 1) / chunk : 1;
+  int64_t chunks = chunk ? nsai_ceil_div(tokens, chunk) : 1;
   spans s = { .t = t, .every = chunks / MOST_CHUNKS + 1 };
   nsai_stage_callbacks callbacks = { on_stage, &s };
   memset(ms, 0, NSAI_STAGE_COUNT * sizeof *ms);

@@ -9,6 +9,7 @@
  * column runs one candidate of every stage at once; only when it fails, by its results or by a launch
  * that the device refuses, does each of its candidates run alone.
  */
+#include "base/math.h"
 #include "tune/internal.h"
 #include "verify/backward.h"
 #include "verify/forward.h"
@@ -64,7 +65,7 @@ static nsai_problem verified_problem(const nsai_problem *problem) {
   } else {
     int64_t tiles = whole_tiles(problem);
     tokens += (int64_t)BLOCKS_LEFT_OUT * m->select_block;
-    tokens = (tokens > tiles ? tokens : tiles) + RAGGED;
+    tokens = nsai_larger(tokens, tiles) + RAGGED;
   }
   if (tokens > problem->max_kv_len) tokens = problem->max_kv_len;
   if (tokens < 1) tokens = 1;

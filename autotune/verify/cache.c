@@ -3,6 +3,7 @@
  */
 #include "verify/cache.h"
 
+#include "base/math.h"
 #include "reference/reference.h"
 #include "verify/cache_tensors.h"
 #include "verify/compare.h"
@@ -41,7 +42,7 @@ static int64_t page_tokens(const nsai_verify_cache_setup *w) {
 }
 
 static int64_t page_count(const nsai_verify_cache_setup *w, int32_t len) {
-  return (len + page_tokens(w) - 1) / page_tokens(w);
+  return nsai_ceil_div(len, page_tokens(w));
 }
 
 /* All pages, and one that nobody has; without pages a row for each sequence. */

@@ -3,6 +3,7 @@
  */
 #include "verify/cache_tensors.h"
 
+#include "base/math.h"
 #include "verify/inputs.h"
 
 #include <nsa/kv_cache.h>
@@ -15,8 +16,6 @@
 #define SCATTER 7919     /* a prime: page i lies at i * SCATTER mod their number */
 #define COLD_BYTES 256e6 /* that other steps read before one reads the same again */
 #define MOST_COPIES 96   /* nodes of a graph are not free either */
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 nsa_status nsai_verify_cache_alloc(nsai_verify_cache *w, size_t bytes, void **out) {
   if (w->owned_count == (int)(sizeof w->owned / sizeof *w->owned))
@@ -44,7 +43,7 @@ nsa_status nsai_verify_cache_workspace(nsai_verify_cache *w, uint64_t bytes) {
 }
 
 int64_t nsai_verify_cache_copies(double bytes) {
-  return least(1 + (int64_t)(COLD_BYTES / bytes), MOST_COPIES);
+  return nsai_smaller(1 + (int64_t)(COLD_BYTES / bytes), MOST_COPIES);
 }
 
 /* ---- tensors --------------------------------------------------------------------------------- */
@@ -199,7 +198,7 @@ nsa_batch nsai_verify_cache_batch(const nsai_verify_cache *w, int64_t copy) {
 /* Any numbers for compressed entries that no append makes. */
 static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *in, int side) {
   const nsa_tensor *t = side ? &w->cache.v_cmp : &w->cache.k_cmp;
-  const int64_t all = t->shape[0] * t->shape[1], rows = least(all, MOST_ENTRIES);
+  const int64_t all = t->shape[0] * t->shape[1], rows = nsai_smaller(all, MOST_ENTRIES);
   nsa_tensor host = nsai_verify_tensor(t->dtype, 3, (int64_t[]){ rows, t->shape[2], t->shape[3] });
   const size_t row = nsai_verify_tensor_bytes(&host) / (size_t)rows;
   nsa_status status = NSA_OK;
@@ -208,7 +207,7 @@ static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *i
   nsai_verify_fill_normal(in, STREAM_ENTRIES + (uint64_t)side, 1, &host);
   for (int64_t i = 0; i < all && !status; i += rows)
     status = nsai_verify_device_upload(w->device, (char *)t->data + (size_t)i * row, host.data,
-                                       (size_t)least(rows, all - i) * row);
+                                       (size_t)nsai_smaller(rows, all - i) * row);
   free(host.data);
   return status;
 }
@@ -216,13 +215,13 @@ static nsa_status fill_entries(nsai_verify_cache *w, const nsai_verify_inputs *i
 /* Appends `prompt` to every sequence, as often as the context is long. */
 static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const nsa_kv *prompt,
                              const nsa_exec *exec) {
-  const int64_t rows = least(w->options.context, NSAI_VERIFY_CACHE_PROMPT),
-                chunks = (w->options.context + rows - 1) / rows;
+  const int64_t rows = nsai_smaller(w->options.context, NSAI_VERIFY_CACHE_PROMPT),
+                chunks = nsai_ceil_div(w->options.context, rows);
   nsa_tensor ends;
   int32_t *values = malloc((size_t)chunks * sizeof *values);
   if (!values) return nsai_fail_nomem("lengths", (size_t)chunks * sizeof *values);
   for (int64_t i = 0; i < chunks; i++)
-    values[i] = (int32_t)least((i + 1) * rows, w->options.context);
+    values[i] = (int32_t)nsai_smaller((i + 1) * rows, w->options.context);
   nsa_status status = alloc_tensor(w, NSA_I32, 1, (int64_t[]){ chunks }, &ends);
   if (!status) status = upload_ints(w, values, &ends);
   for (int64_t i = 0; i < w->options.copies * w->options.batch * chunks && !status; i++) {
@@ -260,7 +259,7 @@ static nsa_status limit_copies(nsai_verify_cache *w) {
   if (bytes > memory)
     return nsai_fail(NSA_E_NOMEM, "a cache of %.1f GB does not fit, there are %.1f GB for it",
                      bytes * 1e-9, memory * 1e-9);
-  w->options.copies = least(w->options.copies, (int64_t)(memory / bytes));
+  w->options.copies = nsai_smaller(w->options.copies, (int64_t)(memory / bytes));
   return NSA_OK;
 }
 
@@ -319,13 +318,12 @@ nsa_status nsai_verify_cache_create(const nsai_verify_device *device,
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_kv prompt = { 0 };
   *w = (nsai_verify_cache){ .device = device, .options = *options };
-  w->pages =
-      options->page_size > 0 ? (options->context + options->page_size - 1) / options->page_size : 1;
+  w->pages = options->page_size > 0 ? nsai_ceil_div(options->context, options->page_size) : 1;
   NSAI_TRY(limit_copies(w));
   NSAI_TRY(alloc_cache(w));
   NSAI_TRY(make_tables(w));
   NSAI_TRY(make_step(w, &in));
-  NSAI_TRY(make_pairs(w, &in, least(options->context, NSAI_VERIFY_CACHE_PROMPT), &prompt));
+  NSAI_TRY(make_pairs(w, &in, nsai_smaller(options->context, NSAI_VERIFY_CACHE_PROMPT), &prompt));
   NSAI_TRY(nsa_plan_caps(append, &caps));
   NSAI_TRY(nsai_verify_cache_workspace(w, caps.workspace_bytes));
   exec.workspace = w->workspace;

@@ -3,6 +3,7 @@
  */
 #include "verify/compare.h"
 
+#include "base/math.h"
 #include "verify/inputs.h"
 
 #include <math.h>
@@ -226,7 +227,7 @@ static int contains(const int32_t *row, int32_t n, int32_t block) {
 
 const char *nsai_verify_selection_malformed(const nsai_model *g, int64_t t, const int32_t *row) {
   int64_t candidates = t < 0 ? 0 : t / g->select_block + 1;
-  int64_t expected = candidates < g->select_count ? candidates : g->select_count;
+  int64_t expected = nsai_smaller(candidates, g->select_count);
   for (int32_t i = 0; i < g->select_count; i++) {
     if (i >= expected) {
       if (row[i] != -1) return "more blocks than there are candidates, or no -1 behind them";

@@ -4,6 +4,7 @@
 #include "verify/rows.h"
 
 #include "base/error.h"
+#include "base/math.h"
 #include "verify/parallel.h"
 
 #include <stdlib.h>
@@ -63,7 +64,7 @@ int64_t nsai_verify_sample_tokens(const nsai_verify_case *c, int64_t **out) {
   int64_t tokens = nsai_verify_total(c->q_len, c->num_seqs), longest = 1, count = 0, first = 0;
   for (int32_t s = 0; s < c->num_seqs; s++)
     if (c->kv_len[s] > longest) longest = c->kv_len[s];
-  int64_t least = (LEAST_ROWS + c->model.heads - 1) / c->model.heads;
+  int64_t least = nsai_ceil_div(LEAST_ROWS, c->model.heads);
   if (least < LEAST_TOKENS) least = LEAST_TOKENS;
   int64_t wanted = (int64_t)(BUDGET / cost_of_token(&c->model, longest));
   if (wanted < least) wanted = least;

@@ -3,22 +3,22 @@
  */
 #include "decode/reads.h"
 
+#include "base/math.h"
+
 #include <stdlib.h>
 #include <string.h>
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* ---- expected -------------------------------------------------------------------------------- */
 
 /* Tokens of a block that a sequence has. */
 static int64_t block_tokens(const nsai_model *g, int64_t context, int64_t block) {
-  return least(g->select_block, context - block * g->select_block);
+  return nsai_smaller(g->select_block, context - block * g->select_block);
 }
 
 /* Of one token, or of several that choose alike: all blocks are whole but the current one. */
 static int64_t chosen_by_one(const nsai_model *g, int64_t context) {
   int64_t current = (context - 1) % g->select_block + 1;
-  return least(context, (int64_t)(g->select_count - 1) * g->select_block + current);
+  return nsai_smaller(context, (int64_t)(g->select_count - 1) * g->select_block + current);
 }
 
 /* Of the lists of a sequence's tokens for one head, each block once. `seen` [blocks]: zeros, and again
@@ -58,7 +58,8 @@ void bench_decode_expect(const nsai_model *g, const bench_decode_cell *cell, con
   *out = (bench_decode_reads){ 0 };
   out->tokens[NSA_CMP] = rows * nsai_block_count(g, cell->context);
   if (g->select_count) out->tokens[NSA_SEL] = chosen(g, cell, blocks);
-  if (g->window) out->tokens[NSA_WIN] = rows * least(g->window + cell->q_len - 1, cell->context);
+  if (g->window)
+    out->tokens[NSA_WIN] = rows * nsai_smaller(g->window + cell->q_len - 1, cell->context);
   for (int b = 0; b < NSA_BRANCHES; b++) out->bytes += out->tokens[b] * row_bytes(g);
 }
 

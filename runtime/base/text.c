@@ -3,6 +3,8 @@
  */
 #include "base/text.h"
 
+#include "base/math.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdlib.h>
@@ -87,8 +89,6 @@ void nsai_write_quoted(nsai_writer *writer, const char *text) {
   nsai_write(writer, "\"");
 }
 
-static uint32_t least(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
 uint32_t nsai_edit_distance(const char *a, const char *b) {
   size_t m = strlen(a), n = strlen(b);
   if (m > WORD_BYTES || n > WORD_BYTES) return UINT32_MAX;
@@ -97,10 +97,10 @@ uint32_t nsai_edit_distance(const char *a, const char *b) {
   for (size_t j = 0; j <= n; j++) d[0][j] = (uint32_t)j;
   for (size_t i = 1; i <= m; i++) {
     for (size_t j = 1; j <= n; j++) {
-      d[i][j] =
-          least(d[i - 1][j - 1] + (a[i - 1] != b[j - 1]), least(d[i - 1][j], d[i][j - 1]) + 1);
+      d[i][j] = nsai_smaller_u32(d[i - 1][j - 1] + (a[i - 1] != b[j - 1]),
+                                 nsai_smaller_u32(d[i - 1][j], d[i][j - 1]) + 1);
       if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1])
-        d[i][j] = least(d[i][j], d[i - 2][j - 2] + 1);
+        d[i][j] = nsai_smaller_u32(d[i][j], d[i - 2][j - 2] + 1);
     }
   }
   return d[m][n];

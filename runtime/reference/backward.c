@@ -5,6 +5,7 @@
  * Everything is allocated before the first output is written.
  */
 #include "reference/backward.h"
+#include "base/math.h"
 
 #include <stdlib.h>
 
@@ -140,7 +141,7 @@ static void store_side(const nsai_ref_back *back, int side) {
 static nsa_status execute(nsai_ref_back *back) {
   nsai_ref_problem *problem = back->problem;
   int64_t items = problem->sequences.count * problem->model->kv_heads, slabs = slabs_of(back);
-  int workers = nsai_ref_worker_count(problem->threads, items > slabs ? items : slabs);
+  int workers = nsai_ref_worker_count(problem->threads, nsai_larger(items, slabs));
   if (problem->run[NSA_CMP]) NSAI_TRY(nsai_ref_compress(problem, true));
   NSAI_TRY(take_all(back, workers));
   nsai_ref_parallel(workers, slabs, run_gates, back);

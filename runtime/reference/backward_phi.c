@@ -4,6 +4,7 @@
  * Gradients through phi: from those of the compressed blocks to the raw tokens', which blocks share,
  * and to the weights'.
  */
+#include "base/math.h"
 #include "reference/backward.h"
 
 #include <stdlib.h>
@@ -71,7 +72,7 @@ bool nsai_ref_phi_needs(const nsai_ref_back *back, int which) {
 
 nsa_status nsai_ref_phi_back_prepare(nsai_ref_back *back) {
   const nsai_model *g = back->problem->model;
-  int64_t widest = g->head_dim_qk > g->head_dim_v ? g->head_dim_qk : g->head_dim_v;
+  int64_t widest = nsai_larger(g->head_dim_qk, g->head_dim_v);
   buffers sizes;
   back->phi_workers = nsai_ref_worker_count(back->problem->threads, SIDES * (int64_t)g->kv_heads);
   if (!nsai_phi_has_weights(g)) return NSA_OK;

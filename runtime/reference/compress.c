@@ -5,6 +5,7 @@
  * [i*d, i*d + l). The result is float64 [Hkv, blocks of all sequences, D], not rounded. Compressed
  * keys that the caller has, as its own or in a cache, are widened to the same.
  */
+#include "base/math.h"
 #include "reference/internal.h"
 #include "reference/tensor.h"
 
@@ -47,8 +48,7 @@ static int64_t lay_out(const nsai_model *g, int64_t dim, double *memory, buffers
   b->x = nsai_ref_take(memory, &used, CHUNK * g->block * dim);
   b->hidden = nsai_ref_take(memory, &used, CHUNK * hidden);
   b->y = nsai_ref_take(memory, &used, CHUNK * columns);
-  b->weights =
-      nsai_ref_take(memory, &used, NSAI_REF_WEIGHT_ROWS * (hidden > columns ? hidden : columns));
+  b->weights = nsai_ref_take(memory, &used, NSAI_REF_WEIGHT_ROWS * nsai_larger(hidden, columns));
   b->pe = nsai_ref_take(memory, &used, dim);
   return used;
 }

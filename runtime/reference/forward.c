@@ -4,6 +4,7 @@
  * The whole forward and the dense baseline, for all rows into tensors or for a list of rows into
  * float64: the same computation, with two ways out.
  */
+#include "base/math.h"
 #include "reference/internal.h"
 #include "reference/tensor.h"
 
@@ -130,7 +131,7 @@ static nsa_status execute(run *self) {
   self->count = self->rows ? self->rows->count : problem->sequences.q[problem->sequences.count];
   int64_t items = (self->count + NSAI_REF_SLAB - 1) / NSAI_REF_SLAB;
   int64_t probes = probed ? io->probe_rows.shape[0] : 0;
-  int workers = nsai_ref_worker_count(problem->threads, items > probes ? items : probes);
+  int workers = nsai_ref_worker_count(problem->threads, nsai_larger(items, probes));
   int64_t keys = self->dense ? problem->sequences.max_kv : nsai_ref_most_keys(problem);
   NSAI_TRY(nsai_ref_scratch_create(problem, keys, workers, &self->scratch));
   if (stored) nsai_ref_compress_store(problem);

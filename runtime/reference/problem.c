@@ -3,6 +3,7 @@
  *
  * What every call of the CPU device sets up first.
  */
+#include "base/math.h"
 #include "reference/internal.h"
 
 #include <math.h>
@@ -33,7 +34,7 @@ int64_t nsai_ref_most_keys(const nsai_ref_problem *problem) {
   int64_t selected = (int64_t)g->select_count * g->select_block;
   if (problem->selection == NSA_SELECT_RANGES || selected > longest) selected = longest;
   if (problem->run[NSA_SEL] && selected > most) most = selected;
-  int64_t window = g->window < longest ? g->window : longest;
+  int64_t window = nsai_smaller(g->window, longest);
   if (problem->run[NSA_WIN] && window > most) most = window;
   return most;
 }

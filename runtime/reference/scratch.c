@@ -3,6 +3,7 @@
  *
  * The memory of the threads of one call: allocated before they start, so that they cannot fail.
  */
+#include "base/math.h"
 #include "reference/internal.h"
 
 #include <stdlib.h>
@@ -28,7 +29,7 @@ static int64_t lay_out(const nsai_ref_problem *problem, int64_t keys, double *me
                        nsai_ref_scratch *scratch) {
   const nsai_model *g = problem->model;
   int64_t lanes = problem->lanes, used = 0;
-  int64_t widest = g->head_dim_qk > g->head_dim_v ? g->head_dim_qk : g->head_dim_v;
+  int64_t widest = nsai_larger(g->head_dim_qk, g->head_dim_v);
   scratch->q = nsai_ref_take(memory, &used, g->head_dim_qk * lanes);
   scratch->scores = nsai_ref_take(memory, &used, keys * lanes);
   scratch->tile = nsai_ref_take(memory, &used, NSAI_REF_TILE * widest);
@@ -46,8 +47,7 @@ static int64_t lay_out(const nsai_ref_problem *problem, int64_t keys, double *me
       nsai_ref_take(memory, &used, mlp ? (int64_t)NSAI_REF_SLAB * g->gate_channels : 0);
   scratch->gate_hidden = nsai_ref_take(memory, &used, mlp ? NSAI_REF_SLAB * hidden : 0);
   scratch->gate_weights =
-      nsai_ref_take(memory, &used,
-                    mlp ? NSAI_REF_WEIGHT_ROWS * (gate_row > hidden ? gate_row : hidden) : 0);
+      nsai_ref_take(memory, &used, mlp ? NSAI_REF_WEIGHT_ROWS * nsai_larger(gate_row, hidden) : 0);
   return used;
 }
 

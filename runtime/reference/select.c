@@ -3,6 +3,7 @@
  *
  * Selection: the top-n of one row, and what a row attends to as a list of token ranges.
  */
+#include "base/math.h"
 #include "reference/internal.h"
 #include "reference/tensor.h"
 
@@ -39,7 +40,7 @@ void nsai_reference_select_row(const nsai_model *model, int64_t t, const double 
   int64_t n = model->select_count, count = 0;
   if (t >= 0) {
     int64_t blocks = t / model->select_block + 1;
-    int64_t first = model->select_init < blocks ? model->select_init : blocks;
+    int64_t first = nsai_smaller(model->select_init, blocks);
     int64_t last = blocks - model->select_local; /* forced from here on */
     if (last < first) last = first;              /* those that coincide count once */
     int64_t free_places = n - first - (blocks - last);

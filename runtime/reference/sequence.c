@@ -4,12 +4,11 @@
  * Rows to sequences: one packed view over a batch, a NULL batch, stored compressed keys, and a
  * cache.
  */
+#include "base/math.h"
 #include "reference/internal.h"
 #include "reference/tensor.h"
 
 #include <stdlib.h>
-
-static int64_t longer(int64_t a, int64_t b) { return a > b ? a : b; }
 
 /* KV tokens of a NULL batch. With phi external and a pair per branch the first pair may be absent.
  */
@@ -27,7 +26,7 @@ static int64_t count_blocks(const nsai_model *model, const nsa_batch *batch, con
   int64_t begin = sequences->stored[s];
   int64_t end = batch && batch->cu_blocks.data ? nsai_ref_load_i32(&batch->cu_blocks, s + 1)
                                                : io->kv.k_cmp.shape[0];
-  return end - begin < count ? longer(end - begin, 0) : count;
+  return end - begin < count ? nsai_larger(end - begin, 0) : count;
 }
 
 /* All arrays, zeroed. */
@@ -47,8 +46,8 @@ static nsa_status allocate(nsai_ref_sequences *sequences, int64_t count) {
 /* Counts `blocks` for sequence s, whose kv is filled. */
 static void add_blocks(nsai_ref_sequences *sequences, int64_t s, int64_t blocks) {
   sequences->blocks[s + 1] = sequences->blocks[s] + blocks;
-  sequences->max_cmp = longer(sequences->max_cmp, blocks);
-  sequences->max_kv = longer(sequences->max_kv, sequences->kv[s + 1] - sequences->kv[s]);
+  sequences->max_cmp = nsai_larger(sequences->max_cmp, blocks);
+  sequences->max_kv = nsai_larger(sequences->max_kv, sequences->kv[s + 1] - sequences->kv[s]);
 }
 
 nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_model *model,
@@ -78,7 +77,8 @@ nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences, const n
     int64_t *q = sequences->q, kv_len = nsai_ref_load_i32(&batch->kv_len, s);
     q[s + 1] =
         batch->cu_q.data ? nsai_ref_load_i32(&batch->cu_q, s + 1) : (s + 1) * (tokens / count);
-    int64_t old = longer(kv_len - (q[s + 1] - q[s]), 0); /* rows may stand before the sequence */
+    int64_t old =
+        nsai_larger(kv_len - (q[s + 1] - q[s]), 0); /* rows may stand before the sequence */
     sequences->kv[s + 1] = sequences->kv[s] + kv_len;
     if (appends) sequences->first[s] = nsai_block_count(model, old);
     add_blocks(sequences, s, nsai_block_count(model, kv_len) - sequences->first[s]);

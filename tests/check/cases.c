@@ -3,6 +3,7 @@
  */
 #include "cases.h"
 
+#include "base/math.h"
 #include "verify/parallel.h"
 
 /* The lengths and geometries that other projects' suites found worth testing, and the edge rows of
@@ -206,7 +207,7 @@ static void random_blocks(nsai_verify_random *random, nsai_model *g) {
   g->stride = choose(random, strides, 5);
   g->block =
       g->stride * (int32_t)nsai_verify_pick(random, 1, 64 / g->stride < 4 ? 64 / g->stride : 4);
-  int32_t least = (g->block + g->stride - 1) / g->stride, most = 128 / g->stride;
+  int32_t least = (int32_t)nsai_ceil_div(g->block, g->stride), most = 128 / g->stride;
   /* Mostly 16, 32, 64: what kernels have their tiles for; else any multiple of the stride. */
   g->select_block = 64;
   if (nsai_verify_pick(random, 0, 2) == 0 || g->select_block < g->block)

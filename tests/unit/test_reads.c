@@ -6,6 +6,7 @@
  */
 #include "support/cmocka_all.h"
 
+#include "base/math.h"
 #include "kv_fixture.h"
 #include "plan/context.h"
 #include "plan/plan.h"
@@ -29,8 +30,6 @@ static nsa_tensor reads_of(counters *c) {
                        .dtype = NSA_I64 };
 }
 
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
-
 /* Tokens of the chosen blocks of row `row`, KV head `head`, up to position t. */
 static int64_t chosen_tokens(const kv_call *c, int64_t row, int64_t head, int64_t t) {
   const nsai_model *g = &c->fixture->model;
@@ -38,7 +37,8 @@ static int64_t chosen_tokens(const kv_call *c, int64_t row, int64_t head, int64_
   const int32_t *list = toy_ints(idx) + row * idx->stride[0] + head * idx->stride[1];
   int64_t sum = 0;
   for (int32_t i = 0; i < g->select_count; i++)
-    if (list[i] >= 0) sum += least(g->select_block, t + 1 - (int64_t)list[i] * g->select_block);
+    if (list[i] >= 0)
+      sum += nsai_smaller(g->select_block, t + 1 - (int64_t)list[i] * g->select_block);
   return sum;
 }
 
@@ -53,7 +53,7 @@ static void expect_counts(const kv_call *c, const counters *got, uint32_t branch
       int64_t len = c->at[s] < 0 ? 0 : c->at[s] + c->q_len[s], sel = 0, win = 0;
       for (int64_t i = 0; i < c->q_len[s] && len; i++) {
         sel += chosen_tokens(c, row + i, head, len - c->q_len[s] + i);
-        win += least(g->window, len - c->q_len[s] + i + 1);
+        win += nsai_smaller(g->window, len - c->q_len[s] + i + 1);
       }
       const int64_t want[4][2] = {
         { nsai_block_count(g, len),

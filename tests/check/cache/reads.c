@@ -3,6 +3,7 @@
  *
  * The counters of a decode step (nsa_io.reads) against what follows from lengths and chosen blocks.
  */
+#include "base/math.h"
 #include "plan/plan.h"
 #include "scenario.h"
 
@@ -10,8 +11,6 @@
 #include <string.h>
 
 #define ELEMENT 2 /* bytes */
-
-static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static bool runs(const chk_scenario *sc, int branch) { return sc->branches >> branch & 1; }
 
@@ -43,7 +42,8 @@ static int64_t entries_read(const chk_scenario *sc, int s) {
   if (!runs(sc, NSA_CMP) && !selects && !sc->options.probed) return 0;
   if (!sc->device->driver) return nsai_block_count(g, sc->len[s]);
   for (int64_t first = 0; first < sc->q_len[s]; first += tile)
-    sum += nsai_block_count(g, sc->len[s] - sc->q_len[s] + least(first + tile, sc->q_len[s]));
+    sum +=
+        nsai_block_count(g, sc->len[s] - sc->q_len[s] + nsai_smaller(first + tile, sc->q_len[s]));
   return sum;
 }
 
@@ -54,7 +54,7 @@ static int64_t windows_read(const chk_scenario *sc, int s) {
   int64_t sum = 0;
   for (int64_t first = 0; runs(sc, NSA_WIN) && first < sc->q_len[s]; first += tile) {
     int64_t begin = sc->len[s] - sc->q_len[s] + first + 1 - sc->options.model.window;
-    int64_t end = sc->len[s] - sc->q_len[s] + least(first + tile, sc->q_len[s]);
+    int64_t end = sc->len[s] - sc->q_len[s] + nsai_smaller(first + tile, sc->q_len[s]);
     if (end > 0) sum += end - (begin > 0 ? begin : 0);
   }
   return sum;
@@ -88,7 +88,8 @@ static int64_t listed_tokens(const chk_scenario *sc, int64_t first, int64_t coun
     for (int32_t i = 0; i < sc->options.model.select_count; i++) {
       const int32_t *at = e.at + i * e.width;
       int64_t begin = e.width == 2 ? at[0] : at[0] * e.block;
-      int64_t end = e.width == 2 ? least(at[1], t + 1) : least(begin + e.block, last + 1);
+      int64_t end =
+          e.width == 2 ? nsai_smaller(at[1], t + 1) : nsai_smaller(begin + e.block, last + 1);
       if (e.width == 1 && (at[0] < 0 || begin > t)) continue;
       for (int64_t p = begin < 0 ? 0 : begin; p < end; p++) sum += !seen[p], seen[p] = 1;
     }
@@ -103,7 +104,7 @@ static int64_t chosen_read(const chk_scenario *sc, int s, int64_t first, int32_t
   const int64_t tile = tiles ? tile_tokens(sc) : 1;
   int64_t sum = 0;
   for (int64_t i = 0; runs(sc, NSA_SEL) && i < sc->q_len[s]; i += tile) {
-    const int64_t count = least(tile, sc->q_len[s] - i);
+    const int64_t count = nsai_smaller(tile, sc->q_len[s] - i);
     const int64_t last = chk_cache_position_of(sc, first + i + count - 1);
     sum += listed_tokens(sc, first + i, count, head, last, seen);
   }

@@ -6,6 +6,7 @@
 #include "scenario.h"
 
 #include "base/float16.h"
+#include "base/math.h"
 #include "verify/cache_tensors.h"
 
 #include <math.h>
@@ -115,7 +116,7 @@ static nsa_status make_caches(chk_scenario *sc) {
   const chk_cache_options *o = &sc->options;
   const int32_t stride = o->model.stride;
   int64_t rows = o->page_size > 0 ? sc->pages : o->seqs + 1;
-  int64_t tokens = o->page_size > 0 ? o->page_size : (o->max_kv_len + stride - 1) / stride * stride;
+  int64_t tokens = o->page_size > 0 ? o->page_size : nsai_round_up(o->max_kv_len, stride);
   nsa_kv cache;
   nsai_verify_cache_declare(&o->model, rows, tokens, &cache);
   for (int i = 0; i < NSAI_VERIFY_CACHE_TENSORS; i++) {
