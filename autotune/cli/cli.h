@@ -65,6 +65,9 @@ typedef struct nsai_cli_settings {
 } nsai_cli_settings;
 extern const struct argp nsai_cli_settings_argp;
 
+/* What --arch stands for: the file or NSA_DEVICE may ask for the CPU device, which compiles nothing. */
+#define NSAI_CLI_NO_DEVICE "runtime.device=auto"
+
 /* Adds an override that another option stands for; the strings are borrowed. */
 void nsai_cli_override(nsai_cli_settings *settings, const char *override, struct argp_state *state);
 

@@ -136,7 +136,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   arguments *a = state->input;
   switch (key) {
   case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
-  case 'a': parse_archs(a, value, state); break;
+  case 'a':
+    parse_archs(a, value, state);
+    nsai_cli_override(&a->settings, NSAI_CLI_NO_DEVICE, state);
+    break;
   case OPT_JOBS:
     snprintf(a->jobs, sizeof a->jobs, "runtime.compile_jobs=%s", value);
     nsai_cli_override(&a->settings, a->jobs, state);
@@ -289,7 +292,6 @@ static nsa_status open_context(const job *j, nsai_cli_progress *progress, int32_
                                nsa_ctx **ctx) {
   nsa_options o = NSA_OPTIONS_INIT;
   o.overrides = j->a->settings.overrides;
-  o.deviceless = j->arch != NULL;
   o.arch = j->arch;
   o.log = nsai_cli_log;
   o.log_user = progress;

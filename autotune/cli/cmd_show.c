@@ -38,7 +38,10 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   switch (key) {
   case ARGP_KEY_INIT: state->child_inputs[0] = &a->settings; break;
   case 'j': a->json = true; break;
-  case 'a': a->arch = value; break;
+  case 'a':
+    a->arch = value;
+    nsai_cli_override(&a->settings, NSAI_CLI_NO_DEVICE, state);
+    break;
   case 'o':
     a->op = nsai_cli_op(value);
     if (!a->op) argp_error(state, "--op: no operation \"%s\"; `--help` lists them", value);
@@ -252,7 +255,6 @@ static bool is_table(const char *what) {
 static nsa_status open_file(const arguments *a, nsa_ctx **ctx) {
   nsa_options o = NSA_OPTIONS_INIT;
   o.overrides = a->settings.overrides;
-  o.deviceless = a->arch != NULL;
   o.arch = a->arch;
   return nsa_create(a->what, &o, ctx);
 }

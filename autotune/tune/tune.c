@@ -567,7 +567,8 @@ static nsa_status check_device(const nsa_ctx *ctx) {
   if (ctx->cpu)
     return nsai_fail(NSA_E_NO_DEVICE, "runtime.device is cpu: the reference has no variants");
   if (ctx->deviceless)
-    return nsai_fail(NSA_E_NO_DEVICE, "the context is deviceless: there is nothing to measure on");
+    return nsai_fail(NSA_E_NO_DEVICE,
+                     "the context was made for options.arch: there is nothing to measure on");
   return NSA_OK;
 }
 

@@ -140,15 +140,15 @@ typedef struct nsa_plan nsa_plan;
  * NSA_E_NO_COMPILER, NSA_E_NO_DRIVER (NVRTC is newer than the driver), NSA_E_NO_CUBLASLT (phi
  * linear or mlp, gate mlp, dense_gemm), NSA_E_COMPILE, NSA_E_NOT_PREPARED (`runtime.jit: never` or
  * `prepare_only`, and a kernel is in no cache, or the cache's does not load), NSA_E_NO_DEVICE (a
- * deviceless context), NSA_E_VERIFY (tuning.on_first_use found the kernels computing wrong results),
+ * context of options.arch), NSA_E_VERIFY (tuning.on_first_use found the kernels computing wrong results),
  * NSA_E_ARG, NSA_E_VERSION, NSA_E_CUDA, NSA_E_NOMEM, NSA_E_CANCELLED,
  * NSA_E_FORKED. */
 NSA_API nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem,
                                    nsa_progress_fn progress, void *user, nsa_plan **out);
 
 /* Compiles what the plans of `count` problems would need into memory and disk cache, without making
- * the plans. Allowed under `runtime.jit: prepare_only`, and on a deviceless context (the only way
- * to use one); there for every device of the architecture that this library has rules for. Progress
+ * the plans. Allowed under `runtime.jit: prepare_only`, and on a context of options.arch (the only
+ * way to use one); there for every device of the architecture that this library has rules for. Progress
  * counts anew for each problem and device. Stops at the first failure; what was compiled stays
  * cached. Blocking; thread-safe. Errors as nsa_plan_create, without those of loading. */
 NSA_API nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,

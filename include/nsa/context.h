@@ -21,8 +21,8 @@ extern "C" {
  * nsa_config_dump and nsa_problem_string write "", nsa_report looks at the machine without a
  * configuration, and nsa_destroy frees the host's memory only. When CUDA was initialised before the
  * fork(), by a context or by the host, the child cannot make a GPU context either (NSA_E_FORKED):
- * create contexts after fork(), or exec the child. Contexts on the CPU device and deviceless ones
- * can be made anywhere. */
+ * create contexts after fork(), or exec the child. Contexts on the CPU device and those of
+ * options.arch can be made anywhere. */
 typedef struct nsa_ctx nsa_ctx;
 
 typedef struct nsa_options {
@@ -32,9 +32,11 @@ typedef struct nsa_options {
   size_t yaml_len;       /* bytes of yaml_text; 0: up to its NUL */
   const char *const
       *overrides;      /* "runtime.jit=never", NULL-terminated list, strongest; NULL: none */
-  int32_t device;      /* CUDA ordinal; -1: as runtime.device says */
-  int32_t deviceless;  /* 1: no driver is opened; plans compile for `arch` and cannot run */
-  const char *arch;    /* "sm_90a"; only when deviceless */
+  const char *device;  /* "cpu", "cuda:1" (an ordinal), a PCI bus id or a GPU's UUID; NULL: as
+                          runtime.device says */
+  const char *arch;    /* "sm_90a": no driver is opened; nsa_prepare compiles for this architecture,
+                          and nothing can run. Not with `device`, nor where runtime.device is cpu.
+                          NULL: the device's own */
   nsa_log_fn log;      /* NULL: lines of runtime.log_level and above go to stderr */
   void *log_user;      /* passed to `log` */
   int32_t log_level;   /* NSA_LOG_*; 0: as runtime.log_level says */
@@ -43,7 +45,7 @@ typedef struct nsa_options {
 
 #define NSA_OPTIONS_INIT                                                                           \
   {                                                                                                \
-    (uint32_t)sizeof(nsa_options), NSA_API_VERSION, NULL, 0, NULL, -1, 0, NULL, NULL, NULL, 0,     \
+    (uint32_t)sizeof(nsa_options), NSA_API_VERSION, NULL, 0, NULL, NULL, NULL, NULL, NULL, 0,      \
         NSA_ZERO                                                                                   \
   }
 
@@ -53,7 +55,7 @@ typedef struct nsa_options {
  * options    NULL: defaults.
  * out        receives the context; the caller owns it. Set to NULL on failure.
  *
- * Opens the driver (unless deviceless or `runtime.device: cpu`). When a CUDA context of the device
+ * Opens the driver (not on the CPU device, nor with options.arch). When a CUDA context of the device
  * is current on this thread, that one is shared: it belongs to the host and must outlive the
  * nsa_ctx. Otherwise the device's primary context is retained until nsa_destroy. What is current on
  * the thread stays so. Opens neither NVRTC nor cuBLASLt. Blocking; thread-safe.

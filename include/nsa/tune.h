@@ -94,7 +94,7 @@ typedef struct nsa_tune_options {
  * the search after what was begun; the next call resumes it.
  *
  * NSA_OK (a spent budget too), NSA_E_CANCELLED (kept: everything measured), NSA_E_NO_DEVICE (the
- * CPU device, a deviceless context), NSA_E_VERIFY (the heuristic's choice itself computes wrong
+ * CPU device, a context of options.arch), NSA_E_VERIFY (the heuristic's choice itself computes wrong
  * results), NSA_E_CUDA (the device refuses the heuristic's choice; or it failed in a run, then this
  * process's CUDA context is lost, and the text names what ran), NSA_E_NOT_PREPARED (`runtime.jit:
  * never`), NSA_E_CONFIG (no length of tuning.lengths fits), NSA_E_ARG (also: the context is being

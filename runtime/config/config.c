@@ -165,6 +165,18 @@ static void load_environment(loader *l) {
   }
 }
 
+/* Overrides follow it, and are stronger. */
+static void load_device(loader *l) {
+  static const char key[] = "runtime.device=";
+  const char *device = l->request->device;
+  size_t size = sizeof key + strlen(device);
+  char *text = nsai_arena_alloc(&l->config->arena, size);
+  if (!text) return;
+  snprintf(text, size, "%s%s", key, device);
+  nsai_source *source = add_source(l, "options.device", text, size - 1);
+  if (source) nsai_read_override(l->config, source, &l->diag);
+}
+
 static void load_overrides(loader *l) {
   const char *const *list = l->request->overrides;
   for (; list && *list; list++) {
@@ -197,6 +209,7 @@ static nsa_status load_layers(loader *l) {
   if (request->path) NSAI_TRY(load_file(l));
   if (request->text) load_text(l);
   if (!request->skip_environment) load_environment(l);
+  if (request->device) load_device(l);
   load_overrides(l);
   l->config->has_model = l->config->model_mark.source != NULL;
   /* Without memory values are missing, and complaints about them would mislead. */

@@ -233,6 +233,7 @@ typedef struct nsai_config_request {
   const char *text;             /* a YAML text, laid over the file; NULL: none */
   size_t length;                /* bytes of `text`; 0: up to its NUL */
   const char *name;             /* what diagnostics call the text; NULL: "<text>" */
+  const char *device;           /* runtime.device, above the environment; NULL: not given */
   const char *const *overrides; /* "runtime.jit=never", NULL-terminated; NULL: none */
   const char *system_path;      /* NULL: NSAI_SYSTEM_CONFIG */
   nsai_variant_name_fn variant; /* the names that `variants` may use; NULL: they are not checked */

@@ -22,7 +22,7 @@ static void write_origin(const nsai_origin *origin, nsai_writer *writer) {
     break;
   case NSAI_LAYER_ENVIRONMENT: nsai_write(writer, "env %.*s", (int)strcspn(text, "="), text); break;
   case NSAI_LAYER_OVERRIDE:
-    nsai_write(writer, "override %.*s", (int)strcspn(text, "="), text);
+    nsai_write(writer, "%s %.*s", origin->mark.source->name, (int)strcspn(text, "="), text);
     break;
   default: write_place(&origin->mark, writer); break;
   }

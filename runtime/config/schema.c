@@ -188,7 +188,8 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                            "compress.stride; 0: each problem says, else no pages" },
 
   [NSAI_KEY_DEVICE] = { "runtime.device", NSAI_TYPE_DEVICE, AT(runtime.device), 0, 0, 0, NULL,
-                        "auto", "auto, cpu, a CUDA ordinal, a PCI bus id, or a GPU's UUID" },
+                        "auto",
+                        "auto, cpu, a CUDA ordinal (cuda:1), a PCI bus id, or a GPU's UUID" },
   [NSAI_KEY_JIT] = { "runtime.jit", NSAI_TYPE_WORD, AT(runtime.jit), 0, 0, 0, jit_words,
                      "on_demand",
                      "when kernels may be compiled: making a plan too, in nsa_prepare only, or "

@@ -233,8 +233,9 @@ static bool is_bus_id(const char *text) {
 
 static bool is_device(const char *text) {
   if (strcmp(text, "auto") == 0 || strcmp(text, "cpu") == 0) return true;
-  size_t digits = strspn(text, "0123456789");
-  if (digits && digits <= 4 && !text[digits]) return true; /* no machine has 10000 devices */
+  const char *ordinal = strncmp(text, "cuda:", 5) ? text : text + 5;
+  size_t digits = strspn(ordinal, "0123456789");
+  if (digits && digits <= 4 && !ordinal[digits]) return true; /* no machine has 10000 devices */
   if (strncmp(text, "GPU-", 4) == 0) {
     size_t length = strspn(text + 4, "0123456789abcdefABCDEF-");
     return length >= 8 && !text[4 + length];

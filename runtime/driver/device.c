@@ -63,9 +63,10 @@ nsa_status nsai_device_describe(const nsai_driver *driver, nsai_cu_device ordina
 
 /* ---- choosing ---- */
 
-/* "3": an ordinal. */
+/* "3" or "cuda:3": an ordinal. */
 static bool parse_ordinal(const char *which, int *ordinal) {
   int64_t value;
+  if (!strncmp(which, "cuda:", 5)) which += 5;
   if (!nsai_parse_integer(which, 0, INT32_MAX, &value)) return false;
   *ordinal = (int)value;
   return true;
@@ -128,7 +129,7 @@ static nsa_status choose(const nsai_driver *driver, const char *which, nsai_cu_d
   if (driver->cuDeviceGetByPCIBusId(out, which) == NSAI_CUDA_SUCCESS) return NSA_OK;
   return nsai_fail(NSA_E_NO_DEVICE,
                    "runtime.device: \"%s\" is no visible GPU: give auto, cpu, an "
-                   "ordinal (0 to %d), a PCI bus id (0000:1b:00.0) or a UUID (GPU-...).",
+                   "ordinal (cuda:0 to cuda:%d), a PCI bus id (0000:1b:00.0) or a UUID (GPU-...).",
                    which, count - 1);
 }
 

@@ -29,22 +29,12 @@ static nsa_status check_options(const nsa_options *o) {
     return nsai_fail(NSA_E_ARG,
                      "options.yaml_len is %zu without options.yaml_text: give the text, or 0",
                      o->yaml_len);
-  if (o->deviceless && !o->arch)
+  if (o->device && o->arch)
     return nsai_fail(
         NSA_E_ARG,
-        "options.deviceless is set without options.arch: name the architecture, as \"sm_90a\"");
-  if (!o->deviceless && o->arch)
-    return nsai_fail(
-        NSA_E_ARG,
-        "options.arch is given without options.deviceless: a device has its own architecture");
-  if (o->deviceless && o->device >= 0)
-    return nsai_fail(NSA_E_ARG,
-                     "options.device is %d with options.deviceless: leave it -1, no device is used",
-                     o->device);
-  if (o->device < -1)
-    return nsai_fail(
-        NSA_E_ARG, "options.device is %d: give a CUDA ordinal, or -1 for what runtime.device says",
-        o->device);
+        "options.device is \"%s\" and options.arch is \"%s\": give one of them; a device "
+        "has its own architecture",
+        o->device, o->arch);
   if (o->log_level < 0 || o->log_level > NSA_LOG_TRACE)
     return nsai_fail(NSA_E_ARG,
                      "options.log_level is %d: give NSA_LOG_ERROR to NSA_LOG_TRACE (%d), or 0 for "
@@ -57,10 +47,20 @@ static nsa_status load_config(const char *path, const nsa_options *o, nsai_confi
   nsai_config_request request = { .path = path,
                                   .text = o->yaml_text,
                                   .length = o->yaml_len,
+                                  .device = o->device,
                                   .overrides = o->overrides,
                                   .variant = nsai_variant_name_at,
                                   .need_model = true };
   return nsai_config_load(&request, out);
+}
+
+/* An architecture is compiled for; the CPU device has nothing to compile. */
+static nsa_status check_arch(const nsa_ctx *ctx, const nsa_options *o) {
+  if (!o->arch || strcmp(ctx->config->runtime.device, "cpu")) return NSA_OK;
+  return nsai_fail(NSA_E_ARG,
+                   "options.arch is \"%s\", but runtime.device is cpu, which has no kernels to "
+                   "compile: give one of them (NSA_DEVICE is runtime.device, too)",
+                   o->arch);
 }
 
 /* Lays the profile of a device over the configuration. It can name variants and a log level, too,
@@ -79,21 +79,15 @@ static nsa_status apply_profile(nsa_ctx *ctx, const nsa_options *o, const char *
 /* The device, or what stands for it; fills ctx->target. */
 static nsa_status open_device(nsa_ctx *ctx, const nsa_options *o) {
   const nsai_config *c = ctx->config;
-  char ordinal[16];
-  const char *which = c->runtime.device;
-  if (o->deviceless) {
+  if (o->arch) {
     NSAI_TRY(nsai_device_init_arch(o->arch, &ctx->device));
   } else {
     const nsai_driver *driver = NULL;
-    if (o->device >= 0) {
-      snprintf(ordinal, sizeof ordinal, "%d", o->device);
-      which = ordinal;
-    }
     NSAI_TRY(nsai_driver_open(c->runtime.driver_path, &ctx->logger, &driver));
-    NSAI_TRY(nsai_device_init(driver, which, &ctx->device));
+    NSAI_TRY(nsai_device_init(driver, c->runtime.device, &ctx->device));
   }
-  return apply_profile(ctx, o, ctx->device.arch->name, o->deviceless ? NULL : ctx->device.name,
-                       o->deviceless ? NULL : ctx->device.uuid);
+  return apply_profile(ctx, o, ctx->device.arch->name, o->arch ? NULL : ctx->device.name,
+                       o->arch ? NULL : ctx->device.uuid);
 }
 
 /* Limits come from the device; without one, from the configuration's device section, else from the
@@ -138,13 +132,14 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
   if (!ctx) return nsai_fail_nomem("a context", sizeof *ctx);
   ctx->pid = getpid();
   ctx->users = 1;
-  ctx->deviceless = o->deviceless != 0;
+  ctx->deviceless = o->arch != NULL;
   nsai_logger_init(&ctx->logger, o->log, o->log_user, o->log_level);
   pthread_mutex_init(&ctx->lock, NULL);
   NSAI_TRY_TO(fail, load_config(yaml_path, o, &ctx->config));
   if (!o->log_level) ctx->logger.level = ctx->config->runtime.log_level;
   nsai_log_lines(&ctx->logger, NSA_LOG_WARN, "config", ctx->config->warnings);
-  ctx->cpu = !ctx->deviceless && o->device < 0 && !strcmp(ctx->config->runtime.device, "cpu");
+  NSAI_TRY_TO(fail, check_arch(ctx, o));
+  ctx->cpu = !strcmp(ctx->config->runtime.device, "cpu");
   if (ctx->cpu) {
     /* Profiles that ask for no device hold here, too. */
     NSAI_TRY_TO(fail, apply_profile(ctx, o, NULL, NULL, NULL));

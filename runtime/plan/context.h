@@ -23,7 +23,7 @@ struct nsa_ctx {
   nsai_logger logger;
   nsai_config *config;
   bool cpu;        /* runtime.device: cpu */
-  bool deviceless; /* compiles for an architecture, cannot run */
+  bool deviceless; /* options.arch: compiles for an architecture, cannot run */
   pid_t pid;       /* of the process that made it */
   int32_t users;   /* the host and each plan; changed by retain and release alone */
   nsai_device device;

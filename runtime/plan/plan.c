@@ -309,7 +309,8 @@ nsa_status nsa_plan_create(nsa_ctx *ctx, const nsa_problem *problem, nsa_progres
   NSAI_TRY(nsai_context_check(ctx));
   if (ctx->deviceless)
     return nsai_fail(NSA_E_NO_DEVICE,
-                     "the context is deviceless: it can compile (nsa_prepare), but not make plans");
+                     "the context was made for options.arch: it can compile (nsa_prepare), but not "
+                     "make plans");
   nsa_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);
   plan->ctx = ctx;

@@ -43,10 +43,7 @@ static bool can_run(const finder *f, const char *yaml, const nsa_problem *proble
     nsa_ctx *ctx = NULL;
     options.yaml_text = yaml;
     options.overrides = overrides;
-    if (f->a->list) {
-      options.deviceless = 1;
-      options.arch = nsai_arch_at(i)->name;
-    }
+    if (f->a->list) options.arch = nsai_arch_at(i)->name;
     found = !nsa_create(NULL, &options, &ctx) && runs(ctx, problem, f->row);
     nsa_destroy(ctx);
   }

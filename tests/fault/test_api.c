@@ -39,7 +39,7 @@ static void session_init(session *s, const machine_request *request) {
   s->options.log = be_silent;
   if (request->gpu) {
     s->options.overrides = s->overrides.list;
-    s->options.device = 1;
+    s->options.device = "cuda:1";
   }
   s->problem = (nsa_problem)NSA_PROBLEM_INIT;
   s->problem.max_tokens = 64;

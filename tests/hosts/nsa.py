@@ -14,8 +14,8 @@ class Tensor(C.Structure):
 
 class Options(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("api_version", C.c_uint32), ("yaml_text", C.c_char_p),
-                ("yaml_len", C.c_size_t), ("overrides", C.POINTER(C.c_char_p)), ("device", C.c_int32),
-                ("deviceless", C.c_int32), ("arch", C.c_char_p), ("log", C.c_void_p),
+                ("yaml_len", C.c_size_t), ("overrides", C.POINTER(C.c_char_p)), ("device", C.c_char_p),
+                ("arch", C.c_char_p), ("log", C.c_void_p),
                 ("log_user", C.c_void_p), ("log_level", C.c_int32), ("reserved", C.c_int32 * 3)]
 
 
@@ -108,7 +108,7 @@ class Library:
         for name in "nsa_plan_destroy", "nsa_destroy":
             getattr(self.lib, name).restype, getattr(self.lib, name).argtypes = None, [C.c_void_p]
         names = (C.c_char_p * (len(overrides) + 1))(*[o.encode() for o in overrides], None)
-        options = Options(struct_size=C.sizeof(Options), api_version=1, overrides=names, device=-1,
+        options = Options(struct_size=C.sizeof(Options), api_version=1, overrides=names,
                           yaml_text=text.encode() if text else None)
         self.ctx = C.c_void_p()
         self.check(self.lib.nsa_create(config.encode() if config else None, C.byref(options), C.byref(self.ctx)))

@@ -391,7 +391,7 @@ static void print_case(const char *config, const scenario *s, const char *settin
   list[n++] = setting;
   list[n] = NULL;
   options.overrides = list;
-  options.device = 1;
+  options.device = "cuda:1";
   options.log_level = NSA_LOG_ERROR;
   nsa_status status = nsa_create(config, &options, &ctx);
   if (status)

@@ -91,7 +91,7 @@ nsa_ctx *machine_context(const char *yaml, const char *const *overrides, bool gp
   nsa_ctx *ctx = NULL;
   options.yaml_text = yaml;
   options.overrides = overrides;
-  if (gpu) options.device = 1;
+  if (gpu) options.device = "cuda:1";
   machine_expect("nsa_create", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
   return ctx;
 }
@@ -108,7 +108,7 @@ void machine_reopen(nsa_ctx **ctx, char dir[64], const machine_reopening *how) {
   machine_overrides_init(&o, dir, how->extra);
   options.yaml_text = how->yaml;
   options.overrides = o.list;
-  options.device = 1;
+  options.device = "cuda:1";
   options.log = how->log;
   options.log_user = how->log_user;
   machine_expect("nsa_create", nsa_create(NULL, &options, ctx), NSA_OK, NULL);

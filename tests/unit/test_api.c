@@ -34,6 +34,7 @@ static void refuse(const char *path, const nsa_options *options, nsa_status want
 }
 
 static void test_bad_options(void **state) {
+  static const char *const bad_devices[] = { "", "cuda:", "cuda:x", "cuda:-1", "gpu", NULL };
   nsa_options o = options_of(CPU);
   assert_int_equal(nsa_create(NULL, &o, NULL), NSA_E_ARG);
   nsa_destroy(NULL);
@@ -42,22 +43,24 @@ static void test_bad_options(void **state) {
   o = options_of(CPU);
   o.api_version = 2;
   refuse(NULL, &o, NSA_E_VERSION, "api_version 2");
-  o = options_of(CPU);
-  o.deviceless = 1;
-  refuse(NULL, &o, NSA_E_ARG, "options.arch");
+  o = options_of(MODEL);
   o.arch = "sm_90";
   refuse(NULL, &o, NSA_E_UNSUPPORTED, "sm_90a");
   o.arch = "";
   refuse(NULL, &o, NSA_E_UNSUPPORTED, "unknown architecture");
   o.arch = "sm_90a";
-  o.device = 0;
-  refuse(NULL, &o, NSA_E_ARG, "options.device is 0");
+  o.device = "cuda:0";
+  refuse(NULL, &o, NSA_E_ARG, "options.device is \"cuda:0\" and options.arch is \"sm_90a\"");
+  o.device = "cpu";
+  refuse(NULL, &o, NSA_E_ARG, "options.device is \"cpu\"");
+  o.device = NULL;
+  o.yaml_text = CPU;
+  refuse(NULL, &o, NSA_E_ARG, "options.arch is \"sm_90a\", but runtime.device is cpu");
   o = options_of(CPU);
-  o.arch = "sm_90a";
-  refuse(NULL, &o, NSA_E_ARG, "options.deviceless");
-  o = options_of(CPU);
-  o.device = -2;
-  refuse(NULL, &o, NSA_E_ARG, "options.device is -2");
+  for (const char *const *bad = bad_devices; *bad; bad++) {
+    o.device = *bad;
+    refuse(NULL, &o, NSA_E_CONFIG, "options.device:1:16: error: runtime.device: expected auto");
+  }
   o = options_of(CPU);
   o.log_level = 6;
   refuse(NULL, &o, NSA_E_ARG, "options.log_level is 6");
@@ -89,7 +92,6 @@ static void test_bad_configurations(void **state) {
   refuse(NULL, &o, NSA_E_CONFIG, "matches no variant");
   /* Names in a profile are looked at whether its device is here or not. */
   o.yaml_text = MODEL "profiles:\n  - match: {arch: sm_90a}\n    variants: {force: {dense: no}}\n";
-  o.deviceless = 1;
   o.arch = "sm_90a";
   refuse(NULL, &o, NSA_E_CONFIG, "no variant 'no'");
   static const char *const unknown[] = { "runtime.colour=red", NULL };
@@ -113,6 +115,25 @@ static void test_overrides(void **state) {
   assert_true(nsa_config_dump(ctx, 1, text, sizeof text) > length);
   assert_non_null(strstr(text, "override"));
   nsa_destroy(ctx);
+}
+
+/* options.device stands above text and environment, below overrides. */
+static void test_device(void **state) {
+  static const char *const list[] = { "runtime.device=cpu", NULL };
+  char text[8192];
+  nsa_options o = options_of(MODEL "runtime: {device: cuda:7}\n");
+  nsa_ctx *ctx;
+  setenv("NSA_DEVICE", "cuda:6", 1);
+  o.device = "cpu";
+  machine_expect("device", nsa_create(NULL, &o, &ctx), NSA_OK, NULL);
+  nsa_config_dump(ctx, 1, text, sizeof text);
+  assert_non_null(strstr(text, "# options.device runtime.device\n"));
+  nsa_destroy(ctx);
+  o.device = "cuda:5";
+  o.overrides = list;
+  machine_expect("device", nsa_create(NULL, &o, &ctx), NSA_OK, NULL);
+  nsa_destroy(ctx);
+  unsetenv("NSA_DEVICE");
 }
 
 /* Never beyond the buffer, always ended, the whole length returned. */
@@ -254,7 +275,7 @@ static int use_after_fork(machine *m) {
   const char *const overrides[] = { path, "runtime.cache_mode=off", NULL };
   o = options_of(MODEL);
   o.overrides = overrides;
-  o.device = 1;
+  o.device = "cuda:1";
   nsa_status status = nsa_create(NULL, &o, &ctx);
   bad |= status != (m->gpu ? NSA_E_FORKED : NSA_OK);
   bad |= m->gpu && !strstr(nsa_last_error(), "create contexts after fork()");
@@ -393,10 +414,11 @@ static void test_bad_plans(void **state) {
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_bad_options), cmocka_unit_test(test_bad_configurations),
-    cmocka_unit_test(test_overrides),   cmocka_unit_test(test_texts),
-    cmocka_unit_test(test_names),       cmocka_unit_test(test_log),
-    cmocka_unit_test(test_fork),        cmocka_unit_test(test_order),
-    cmocka_unit_test(test_threads),     cmocka_unit_test(test_bad_plans),
+    cmocka_unit_test(test_overrides),   cmocka_unit_test(test_device),
+    cmocka_unit_test(test_texts),       cmocka_unit_test(test_names),
+    cmocka_unit_test(test_log),         cmocka_unit_test(test_fork),
+    cmocka_unit_test(test_order),       cmocka_unit_test(test_threads),
+    cmocka_unit_test(test_bad_plans),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

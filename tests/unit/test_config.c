@@ -271,7 +271,11 @@ static void test_devices(void **state) {
     { "3b:00.0.0", false },
     { "1:2:3:4", false },
     { "GPU-5fd4", false },
-    { "cuda:0", false },
+    { "cuda:0", true },
+    { "cuda:9999", true },
+    { "cuda:", false },
+    { "cuda", false },
+    { "cuda:10000", false },
     { "h200", false },
   };
   for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {

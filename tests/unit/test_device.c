@@ -82,7 +82,7 @@ static void test_driver_major(void **state) {
 
 static void test_choice(void **state) {
   const nsai_driver *driver = open_fake();
-  static const char *const good[] = { NULL, "auto", "1", "0000:11:00.0", "GPU-abab" };
+  static const char *const good[] = { NULL, "auto", "1", "cuda:1", "0000:11:00.0", "GPU-abab" };
   nsai_device device;
   for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
     if (nsai_device_init(driver, good[i], &device) != NSA_OK) fail_msg("%s", nsa_last_error());
@@ -99,6 +99,7 @@ static void test_choice(void **state) {
     const char *which;
     nsa_status status;
   } bad[] = { { "0", NSA_E_UNSUPPORTED },        { "2", NSA_E_NO_DEVICE },
+              { "cuda:0", NSA_E_UNSUPPORTED },   { "cuda:2", NSA_E_NO_DEVICE },
               { "GPU-a", NSA_E_NO_DEVICE },      { "GPU-0", NSA_E_NO_DEVICE },
               { "gpu", NSA_E_NO_DEVICE },        { "1x", NSA_E_NO_DEVICE },
               { "99999999999", NSA_E_NO_DEVICE } };

@@ -74,7 +74,6 @@ static void open_session(session *s, const char *extra) {
   machine_overrides_init(&o, s->dir, extra);
   options.yaml_text = yaml;
   options.overrides = o.list;
-  options.deviceless = 1;
   options.arch = "sm_90a";
   options.log = be_silent;
   machine_expect("nsa_create", nsa_create(NULL, &options, &s->ctx), NSA_OK, NULL);
@@ -316,7 +315,6 @@ static void test_real_compiler(void **state) {
   const char *const overrides[] = { cache, NULL };
   options.yaml_text = "nsa: 1\nmodel: {heads: 1, kv_heads: 1, head_dim: 16}\n";
   options.overrides = overrides;
-  options.deviceless = 1;
   options.arch = "sm_80";
   problem.op = NSA_OP_DENSE;
   problem.max_tokens = 64;
@@ -588,7 +586,7 @@ static nsa_status plan_with_bad_images(const char *dir, const char *extra, int b
   machine_overrides_init(&o, dir, extra);
   options.yaml_text = yaml;
   options.overrides = o.list;
-  options.device = 1;
+  options.device = "cuda:1";
   options.log = keep_warnings;
   options.log_user = w;
   machine_expect("nsa_create", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);

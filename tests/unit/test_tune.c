@@ -82,10 +82,9 @@ static void test_no_device(void **state) {
   machine_yaml(&(machine_request){ .gpu = true }, yaml, sizeof yaml);
   machine_overrides_init(&o, w.dir, NULL);
   options.overrides = o.list;
-  options.deviceless = 1;
   options.arch = "sm_90a";
-  machine_expect("deviceless", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
-  machine_expect("deviceless", nsa_tune(ctx, &p, 1, NULL), NSA_E_NO_DEVICE, "deviceless");
+  machine_expect("arch", nsa_create(NULL, &options, &ctx), NSA_OK, NULL);
+  machine_expect("arch", nsa_tune(ctx, &p, 1, NULL), NSA_E_NO_DEVICE, "options.arch");
   nsa_destroy(ctx);
   tuning_leave(&w);
 }
