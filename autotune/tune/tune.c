@@ -4,6 +4,7 @@
  * nsa_tune: which problems at which lengths, in which order, within which budget; what is told and
  * what is kept.
  */
+#include "base/struct.h"
 #include "plan/kernel_set.h"
 #include "tune/internal.h"
 
@@ -543,10 +544,6 @@ static void end_tuning(nsa_ctx *ctx) {
 }
 
 static nsa_status check_options(const nsa_tune_options *o) {
-  if (o->struct_size != sizeof *o)
-    return nsai_fail(NSA_E_VERSION,
-                     "options.struct_size is %u, expected %zu: use NSA_TUNE_OPTIONS_INIT",
-                     o->struct_size, sizeof *o);
   if (o->level < NSA_TUNE_DEFAULT || o->level > NSA_TUNE_EXHAUSTIVE)
     return nsai_fail(NSA_E_ARG,
                      "options.level is %d: expected NSA_TUNE_DEFAULT to "
@@ -555,11 +552,6 @@ static nsa_status check_options(const nsa_tune_options *o) {
   if (!(o->budget_s >= 0))
     return nsai_fail(NSA_E_ARG, "options.budget_s is %g: expected seconds, or 0 for tuning.budget",
                      o->budget_s);
-  for (size_t i = 0; i < sizeof o->reserved / sizeof *o->reserved; i++)
-    if (o->reserved[i])
-      return nsai_fail(NSA_E_ARG,
-                       "options.reserved[%zu] is %d, expected 0: use NSA_TUNE_OPTIONS_INIT", i,
-                       o->reserved[i]);
   return NSA_OK;
 }
 
@@ -589,14 +581,15 @@ static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t coun
   nsa_problem own[2] = { NSA_PROBLEM_INIT, NSA_PROBLEM_INIT };
   nsa_status status = NSA_OK;
   own[1].op = NSA_OP_DENSE;
-  if (count && !problems) return nsai_fail(NSA_E_ARG, "problems is NULL, count is %zu", count);
+  NSAI_TRY(nsai_problem_check_array(problems, count));
   if (!count) problems = own, count = 2;
   *out = calloc(count, sizeof **out);
   *out_count = count;
   if (!*out) return nsai_fail_nomem("problems", count * sizeof **out);
   for (size_t i = 0; i < count && !status; i++) {
-    status = nsai_problem_resolve(ctx->config, &problems[i], &(*out)[i].problem);
-    (*out)[i].any_overlap = problems[i].overlap == NSA_OVERLAP_DEFAULT;
+    const nsa_problem *problem = nsai_struct_at(problems, i);
+    status = nsai_problem_resolve(ctx->config, problem, &(*out)[i].problem);
+    (*out)[i].any_overlap = problem->overlap == NSA_OVERLAP_DEFAULT;
     if (!status) status = check_tunable(&(*out)[i].problem, i);
   }
   return status;
@@ -604,11 +597,16 @@ static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t coun
 
 nsa_status nsa_tune(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                     const nsa_tune_options *options) {
+  static const nsai_struct_type type = { "options", "NSA_TUNE_OPTIONS_INIT",
+                                         sizeof(nsa_tune_options) };
   static const nsa_tune_options defaults = NSA_TUNE_OPTIONS_INIT;
+  nsa_tune_options room;
+  const void *read;
   asked *list = NULL;
   size_t list_count = 0;
-  if (!options) options = &defaults;
   NSAI_TRY(nsai_context_check(ctx));
+  NSAI_TRY(nsai_struct_in(&type, options ? options : &defaults, &room, &read));
+  options = read;
   NSAI_TRY(check_options(options));
   NSAI_TRY(check_device(ctx));
   int32_t level = options->level ? options->level - NSA_TUNE_HEURISTIC + NSAI_LEVEL_HEURISTIC

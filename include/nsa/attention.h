@@ -73,20 +73,19 @@ typedef struct nsa_problem {
   int32_t
       overlap; /* NSA_OVERLAP_*: part of the problem and its string, for the choice of variants; every
                       variant is right for any input */
-  int32_t max_probe_rows; /* rows of io.probe_rows; 0: no probe */
-  int32_t deterministic;  /* 1: only variants whose results are bit-identical from run to run; also
+  int32_t deterministic; /* 1: only variants whose results are bit-identical from run to run; also
                              in the YAML */
-  int32_t parity;         /* 1: only variants with fp32 importance; also in the YAML */
+  int32_t parity;        /* 1: only variants with fp32 importance; also in the YAML */
   /* With a cache only, else 0: */
   int32_t page_size;   /* P, tokens of a page: 16, 32, 64 or 128, a multiple of compress.stride; or
                           NSA_NO_PAGES. 0: serving.page_size, and no pages where that is 0, too */
   int32_t max_q_len;   /* new tokens of one sequence; 0: max_tokens. NSA_OP_DECODE: at most
                           NSA_MAX_DECODE_LEN; 0: serving.max_q_len, and 1 where that is 0, too */
   int32_t window_ring; /* 1: the window's K and V lie in rings */
-  int32_t reserved[1]; /* 0 */
+  /* With a selection: */
+  int64_t max_probe_rows; /* rows of io.probe_rows; 0: no probe */
 } nsa_problem;
-#define NSA_PROBLEM_INIT                                                                           \
-  { (uint32_t)sizeof(nsa_problem), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, NSA_ZERO }
+#define NSA_PROBLEM_INIT NSA_INIT(nsa_problem)
 
 /* How far a plan's runs can be captured into a CUDA graph. */
 enum {
@@ -105,8 +104,7 @@ typedef struct nsa_caps {
   char variants[512]; /* "stage=variant stage=variant ...": can be pinned under `variants.force`, a
                          variant of several stages at the first of them */
 } nsa_caps;
-#define NSA_CAPS_INIT                                                                              \
-  { (uint32_t)sizeof(nsa_caps), 0, 0, 0, 0, 0, NSA_ZERO }
+#define NSA_CAPS_INIT NSA_INIT(nsa_caps)
 
 /* Whether and how a problem would be served. Compiles nothing, enqueues nothing. Returns NSA_OK
  * with caps->supported 0 when no variant can serve it (nsa_explain says why). May read cache files.
@@ -174,8 +172,7 @@ typedef struct nsa_exec {
   uint64_t workspace_bytes; /* what is there */
   nsa_stream stream;
 } nsa_exec;
-#define NSA_EXEC_INIT                                                                              \
-  { (uint32_t)sizeof(nsa_exec), 0, NULL, 0, NULL }
+#define NSA_EXEC_INIT NSA_INIT(nsa_exec)
 
 /* How tokens fall into sequences. All arrays lie on the device and are read there. NULL instead of
  * a batch: one sequence, q_len = T, kv_len = the KV tensors' first dimension. Query i of a sequence
@@ -202,11 +199,7 @@ typedef struct nsa_batch {
                               each new token goes to by the lists, which decide, or -1: not written;
                               absent: all are */
 } nsa_batch;
-#define NSA_BATCH_INIT                                                                             \
-  {                                                                                                \
-    (uint32_t)sizeof(nsa_batch), 0, NSA_ZERO, NSA_ZERO, NSA_ZERO, NSA_ZERO, NSA_ZERO, NSA_ZERO,    \
-        NSA_ZERO, NSA_ZERO, NSA_ZERO                                                               \
-  }
+#define NSA_BATCH_INIT NSA_INIT(nsa_batch)
 
 enum { NSA_CMP = 0, NSA_SEL = 1, NSA_WIN = 2, NSA_BRANCHES = 3 };
 
@@ -267,15 +260,7 @@ typedef struct nsa_io {
   nsa_tensor reads; /* in, out: i64 [num_seqs, Hkv, 3, 2], counters of what nsa_decode reads of the
                        cache, see kv_cache.h; only with runtime.count_reads */
 } nsa_io;
-#ifdef __cplusplus
-#define NSA_IO_INIT                                                                                \
-  {                                                                                                \
-    (uint32_t)sizeof(nsa_io), 0.0f, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}, {}                 \
-  }
-#else
-#define NSA_IO_INIT                                                                                \
-  { .struct_size = (uint32_t)sizeof(nsa_io) }
-#endif
+#define NSA_IO_INIT NSA_INIT(nsa_io)
 
 /* Enqueues the whole forward of a NSA_OP_FORWARD plan: compress, attend_compressed, select,
  * attend_selected, attend_window, gated sum. Allocates no device memory, waits for nothing,

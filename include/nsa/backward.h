@@ -70,15 +70,7 @@ typedef struct nsa_grads {
   nsa_phi d_phi;
   nsa_gate d_gate; /* `value`: of the weights or the logits; else x, w1, b1, w2, b2 */
 } nsa_grads;
-#ifdef __cplusplus
-#define NSA_GRADS_INIT                                                                             \
-  {                                                                                                \
-    (uint32_t)sizeof(nsa_grads), 0, {}, {}, {}, {}, {}                                             \
-  }
-#else
-#define NSA_GRADS_INIT                                                                             \
-  { .struct_size = (uint32_t)sizeof(nsa_grads) }
-#endif
+#define NSA_GRADS_INIT NSA_INIT(nsa_grads)
 
 /* Enqueues the backward pass.
  *

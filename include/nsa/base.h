@@ -6,9 +6,12 @@
  * Rules that hold for every public header:
  * - Handles are opaque. `_create` gives one, `_destroy` takes it back and accepts NULL.
  * - Parameter structs carry `struct_size`, set by their `*_INIT` macro; a field left zero has its
- *   default. They need to live only during the call. While the major version is 0 a struct may grow
- *   with a minor version, and one of another size, older or newer, is refused (NSA_E_VERSION):
- *   compile with the header of the library that is loaded. Reserved fields must be 0.
+ *   default. They need to live only during the call.
+ * - Structs with `struct_size` grow by appended fields. A struct of an older header is taken with the
+ *   fields that it lacks at zero. A struct of a newer header is taken while the fields that the loaded
+ *   library lacks are zero; else the call returns NSA_E_VERSION. Results are written as far as the
+ *   caller's struct reaches. All elements of an array have one size. Structs without `struct_size`
+ *   never change.
  * - Tensors are borrowed for the call (a run call: until the stream has passed it); the library
  *   never owns them.
  * - Every function that can fail returns an nsa_status; nsa_last_error() has the sentence. Nothing
@@ -29,22 +32,23 @@
   (((uint32_t)NSA_VERSION_MAJOR << 16) | ((uint32_t)NSA_VERSION_MINOR << 8) |                      \
    (uint32_t)NSA_VERSION_PATCH)
 
-/* Raised when a struct or a function of this API changes its meaning. */
-#define NSA_API_VERSION 1u
-
 #if defined(__GNUC__) || defined(__clang__)
 #define NSA_API __attribute__((visibility("default")))
 #else
 #define NSA_API
 #endif
 
-/* All zero, for a member of a struct, without a warning in C or C++. */
+/* A struct with its size set and every other field zero. Each struct has a macro made of this one. */
 #ifdef __cplusplus
-#define NSA_ZERO                                                                                   \
-  {}
+template <class nsa_struct> inline nsa_struct nsa_sized() {
+  nsa_struct empty = nsa_struct();
+  empty.struct_size = static_cast<uint32_t>(sizeof(nsa_struct));
+  return empty;
+}
+#define NSA_INIT(type) nsa_sized<type>()
 #else
-#define NSA_ZERO                                                                                   \
-  { 0 }
+#define NSA_INIT(type)                                                                             \
+  { .struct_size = (uint32_t)sizeof(type) }
 #endif
 
 #ifdef __cplusplus
@@ -71,7 +75,7 @@ typedef int32_t nsa_status;
   X(NSA_E_NOT_PREPARED, 12, "would have to compile, and policy forbids it")                        \
   X(NSA_E_CANCELLED, 13, "cancelled by the progress callback")                                     \
   X(NSA_E_VERIFY, 14, "a kernel computed a wrong result")                                          \
-  X(NSA_E_VERSION, 15, "struct or API version mismatch")                                           \
+  X(NSA_E_VERSION, 15, "a struct of another version")                                              \
   X(NSA_E_NO_CUBLASLT, 16, "cuBLASLt cannot be opened")                                            \
   X(NSA_E_IO, 17, "a file cannot be read or written")                                              \
   X(NSA_E_FORKED, 18, "the context or CUDA is older than this fork()")                             \
@@ -122,8 +126,7 @@ typedef struct nsa_tensor {
   int64_t shape[NSA_MAX_DIMS];  /* elements; the first `ndim` count */
   int64_t stride[NSA_MAX_DIMS]; /* elements */
   int32_t ndim;
-  int32_t dtype;       /* NSA_F16 ... */
-  int32_t reserved[2]; /* 0 */
+  int32_t dtype; /* NSA_F16 ... */
 } nsa_tensor;
 
 #ifdef __cplusplus

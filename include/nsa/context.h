@@ -26,28 +26,21 @@ extern "C" {
 typedef struct nsa_ctx nsa_ctx;
 
 typedef struct nsa_options {
-  uint32_t struct_size;  /* sizeof(nsa_options), set by NSA_OPTIONS_INIT */
-  uint32_t api_version;  /* NSA_API_VERSION, set by NSA_OPTIONS_INIT */
+  uint32_t struct_size;
+  int32_t log_level;     /* NSA_LOG_*; 0: as runtime.log_level says */
   const char *yaml_text; /* configuration text, laid over the file; NULL: none */
   size_t yaml_len;       /* bytes of yaml_text; 0: up to its NUL */
   const char *const
-      *overrides;      /* "runtime.jit=never", NULL-terminated list, strongest; NULL: none */
-  const char *device;  /* "cpu", "cuda:1" (an ordinal), a PCI bus id or a GPU's UUID; NULL: as
-                          runtime.device says */
-  const char *arch;    /* "sm_90a": no driver is opened; nsa_prepare compiles for this architecture,
-                          and nothing can run. Not with `device`, nor where runtime.device is cpu.
-                          NULL: the device's own */
-  nsa_log_fn log;      /* NULL: lines of runtime.log_level and above go to stderr */
-  void *log_user;      /* passed to `log` */
-  int32_t log_level;   /* NSA_LOG_*; 0: as runtime.log_level says */
-  int32_t reserved[3]; /* 0 */
+      *overrides;     /* "runtime.jit=never", NULL-terminated list, strongest; NULL: none */
+  const char *device; /* "cpu", "cuda:1" (an ordinal), a PCI bus id or a GPU's UUID; NULL: as
+                         runtime.device says */
+  const char *arch;   /* "sm_90a": no driver is opened; nsa_prepare compiles for this architecture,
+                         and nothing can run. Not with `device`, nor where runtime.device is cpu.
+                         NULL: the device's own */
+  nsa_log_fn log;     /* NULL: lines of runtime.log_level and above go to stderr */
+  void *log_user;     /* passed to `log` */
 } nsa_options;
-
-#define NSA_OPTIONS_INIT                                                                           \
-  {                                                                                                \
-    (uint32_t)sizeof(nsa_options), NSA_API_VERSION, NULL, 0, NULL, NULL, NULL, NULL, NULL, 0,      \
-        NSA_ZERO                                                                                   \
-  }
+#define NSA_OPTIONS_INIT NSA_INIT(nsa_options)
 
 /* Makes a context from a YAML file.
  *

@@ -64,10 +64,8 @@ typedef struct nsa_tune_options {
   nsa_progress_fn progress; /* NULL: none. Nonzero cancels; what was measured is kept */
   nsa_tune_event_fn event;  /* NULL: none */
   void *user;               /* of both */
-  int32_t reserved[4];      /* 0 */
 } nsa_tune_options;
-#define NSA_TUNE_OPTIONS_INIT                                                                      \
-  { (uint32_t)sizeof(nsa_tune_options), 0, 0, 0, 0, NULL, NULL, NULL, NSA_ZERO }
+#define NSA_TUNE_OPTIONS_INIT NSA_INIT(nsa_tune_options)
 
 /* Tunes `count` problems on the context's device. `problems` NULL with count 0: a forward and a
  * dense problem of the configuration's `serving` section. A problem is measured as one sequence at

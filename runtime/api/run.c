@@ -4,6 +4,7 @@
  * The run calls: check the arguments, then enqueue on the GPU or compute on the CPU device.
  */
 #include "run/run.h"
+#include "base/struct.h"
 #include "plan/context.h"
 #include "reference/reference.h"
 #include "run/check_cache.h"
@@ -14,11 +15,24 @@
 
 #define ALL_PROCESSORS 0 /* threads of the CPU device */
 
+/* What a run call keeps while it runs: its structs, where the caller's have another size than this
+ * library's, and its queue. */
+typedef struct call_structs {
+  nsa_exec exec;
+  nsa_batch batch;
+  nsa_io io;
+  nsa_grads grads;
+  nsai_queue queue;
+} call_structs;
+
+/* One struct of the call; `optional` ones may be NULL. */
+static nsa_status read_struct(const nsai_struct_type *type, bool optional, const void *given,
+                              void *room, const void **out) {
+  *out = NULL;
+  return optional && !given ? NSA_OK : nsai_struct_in(type, given, room, out);
+}
+
 static nsa_status check_exec(const nsa_plan *plan, const nsa_exec *exec) {
-  if (!exec) return nsai_fail(NSA_E_ARG, "exec is NULL");
-  if (exec->struct_size != sizeof *exec)
-    return nsai_fail(NSA_E_VERSION, "exec.struct_size is %u, expected %zu: use NSA_EXEC_INIT",
-                     exec->struct_size, sizeof *exec);
   if (!plan->workspace.total) return NSA_OK;
   if (!exec->workspace || exec->workspace_bytes < plan->workspace.total)
     return nsai_fail(NSA_E_WORKSPACE,
@@ -34,14 +48,22 @@ static nsa_status check_exec(const nsa_plan *plan, const nsa_exec *exec) {
 /* What every run call checks first; fills everything of `run` but the sizes, and its queue. On the
  * GPU the context's device is current from here to end_run, since the check of a pointer asks for
  * it. */
-static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *exec,
-                            const nsa_batch *batch, const nsa_io *io, nsai_run *run) {
-  nsai_queue *queue = run->queue;
+static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *given_exec,
+                            const nsa_batch *given_batch, const nsa_io *given_io,
+                            call_structs *call, nsai_run *run) {
+  static const nsai_struct_type exec_type = { "exec", "NSA_EXEC_INIT", sizeof(nsa_exec) };
+  static const nsai_struct_type batch_type = { "batch", "NSA_BATCH_INIT", sizeof(nsa_batch) };
+  static const nsai_struct_type io_type = { "io", "NSA_IO_INIT", sizeof(nsa_io) };
+  const void *exec_read, *batch, *io;
   if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
   NSAI_TRY(nsai_context_check(plan->ctx));
   if (plan->problem.op != op)
     return nsai_fail(NSA_E_ARG, "the plan was made for problem.op %s, this call runs %s",
                      nsai_op_name(plan->problem.op), nsai_op_name(op));
+  NSAI_TRY(read_struct(&exec_type, false, given_exec, &call->exec, &exec_read));
+  NSAI_TRY(read_struct(&batch_type, true, given_batch, &call->batch, &batch));
+  NSAI_TRY(read_struct(&io_type, op == NSA_OP_APPEND, given_io, &call->io, &io));
+  const nsa_exec *exec = exec_read;
   NSAI_TRY(check_exec(plan, exec));
   uint32_t branches =
       1u << NSA_CMP; /* of NSA_OP_DENSE: its outputs are o and lse[0]; an append's are none */
@@ -53,9 +75,9 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *ex
                      .io = io,
                      .workspace = exec->workspace,
                      .workspace_bytes = exec->workspace_bytes,
-                     .queue = queue,
+                     .queue = &call->queue,
                      .branches = branches };
-  if (run->driver) *queue = nsai_queue_open(&plan->ctx->device, exec->stream);
+  if (run->driver) call->queue = nsai_queue_open(&plan->ctx->device, exec->stream);
   return run->driver ? nsai_context_enter(plan->ctx, &run->pushed) : NSA_OK;
 }
 
@@ -116,7 +138,11 @@ static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *new_kv,
                                ALL_PROCESSORS);
 }
 
-static nsa_status backward(nsai_run *run, const nsa_grads *grads) {
+static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *given) {
+  static const nsai_struct_type type = { "grads", "NSA_GRADS_INIT", sizeof(nsa_grads) };
+  const void *read;
+  NSAI_TRY(read_struct(&type, false, given, &call->grads, &read));
+  const nsa_grads *grads = read;
   const nsai_problem *p = &run->plan->problem;
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
@@ -148,9 +174,9 @@ static nsa_status select_blocks(nsai_run *run, const nsa_tensor *importance) {
 /* A call that has no arguments but those of all. */
 static nsa_status run_call(const nsa_plan *plan, int32_t op, const nsa_exec *exec,
                            const nsa_batch *batch, const nsa_io *io, nsa_status (*fn)(nsai_run *)) {
-  nsai_queue queue;
-  nsai_run run = { .queue = &queue };
-  NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
+  call_structs call;
+  nsai_run run;
+  NSAI_TRY(begin_run(plan, op, exec, batch, io, &call, &run));
   return end_run(&run, fn(&run));
 }
 
@@ -176,9 +202,9 @@ nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batc
 
 nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                          const nsa_kv *cache, const nsa_kv *new_kv, const nsa_phi *phi) {
-  nsai_queue queue;
-  nsai_run run = { .queue = &queue };
-  NSAI_TRY(begin_run(plan, NSA_OP_APPEND, exec, batch, NULL, &run));
+  call_structs call;
+  nsai_run run;
+  NSAI_TRY(begin_run(plan, NSA_OP_APPEND, exec, batch, NULL, &call, &run));
   nsa_status status =
       exec->branches ? nsai_fail(NSA_E_ARG,
                                  "exec.branches is 0x%x, but an append writes for every branch: "
@@ -190,23 +216,23 @@ nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_b
 
 nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                         const nsa_io *io, const nsa_grads *grads) {
-  nsai_queue queue;
-  nsai_run run = { .queue = &queue };
-  NSAI_TRY(begin_run(plan, NSA_OP_BACKWARD, exec, batch, io, &run));
-  return end_run(&run, backward(&run, grads));
+  call_structs call;
+  nsai_run run;
+  NSAI_TRY(begin_run(plan, NSA_OP_BACKWARD, exec, batch, io, &call, &run));
+  return end_run(&run, backward(&run, &call, grads));
 }
 
 nsa_status nsai_run_with_callbacks(const nsa_plan *plan, const nsa_exec *exec,
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    const nsai_stage_callbacks *callbacks) {
-  nsai_queue queue;
-  nsai_run run = { .queue = &queue };
+  call_structs call;
+  nsai_run run;
   int32_t op = plan->problem.op;
   if (op == NSA_OP_DECODE || op == NSA_OP_APPEND)
     return nsai_fail(NSA_E_INTERNAL, "a run of %s has no stage callbacks", nsai_op_name(op));
-  NSAI_TRY(begin_run(plan, op, exec, batch, io, &run));
+  NSAI_TRY(begin_run(plan, op, exec, batch, io, &call, &run));
   run.callbacks = callbacks;
-  if (op == NSA_OP_BACKWARD) return end_run(&run, backward(&run, grads));
+  if (op == NSA_OP_BACKWARD) return end_run(&run, backward(&run, &call, grads));
   if (op == NSA_OP_PREFILL) return end_run(&run, cached(&run));
   return end_run(&run, op == NSA_OP_DENSE ? dense(&run) : forward(&run));
 }
@@ -218,8 +244,8 @@ nsa_status nsa_compress(const nsa_plan *plan, const nsa_exec *exec, const nsa_ba
 
 nsa_status nsa_select(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
                       const nsa_io *io, const nsa_tensor *importance) {
-  nsai_queue queue;
-  nsai_run run = { .queue = &queue };
-  NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &run));
+  call_structs call;
+  nsai_run run;
+  NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &call, &run));
   return end_run(&run, select_blocks(&run, importance));
 }

@@ -25,12 +25,12 @@ nsa_status nsai_struct_check(const nsai_struct_type *type, const void *given) {
                      type->name, size, type->size, type->init);
   for (size_t i = type->size; i < size; i++)
     if (bytes[i])
-      return nsai_fail(NSA_E_VERSION,
-                       "%s.struct_size is %zu, this library (version %d.%d.%d) knows %zu bytes, and "
-                       "byte %zu is not zero: leave the newer field zero, or load the library "
-                       "whose header the program was compiled with",
-                       type->name, size, NSA_VERSION_MAJOR, NSA_VERSION_MINOR, NSA_VERSION_PATCH,
-                       type->size, i);
+      return nsai_fail(
+          NSA_E_VERSION,
+          "%s.struct_size is %zu, this library (version %d.%d.%d) knows %zu bytes, and "
+          "byte %zu is not zero: leave the newer field zero, or load the library "
+          "whose header the program was compiled with",
+          type->name, size, NSA_VERSION_MAJOR, NSA_VERSION_MINOR, NSA_VERSION_PATCH, type->size, i);
   return NSA_OK;
 }
 

@@ -6,6 +6,7 @@
 #include "plan/context.h"
 
 #include "api/report.h"
+#include "base/struct.h"
 #include "plan/kernel_set.h"
 #include "plan/parts.h"
 
@@ -15,16 +16,6 @@
 #include <unistd.h>
 
 static nsa_status check_options(const nsa_options *o) {
-  if (o->struct_size != sizeof *o || o->api_version != NSA_API_VERSION)
-    return nsai_fail(
-        NSA_E_VERSION,
-        "options have struct_size %u and api_version %u, this library expects %zu and %u: use "
-        "NSA_OPTIONS_INIT and the header of this library's version",
-        o->struct_size, o->api_version, sizeof *o, NSA_API_VERSION);
-  for (size_t i = 0; i < sizeof o->reserved / sizeof *o->reserved; i++)
-    if (o->reserved[i])
-      return nsai_fail(NSA_E_ARG, "options.reserved[%zu] is %d, expected 0: use NSA_OPTIONS_INIT",
-                       i, o->reserved[i]);
   if (o->yaml_len && !o->yaml_text)
     return nsai_fail(NSA_E_ARG,
                      "options.yaml_len is %zu without options.yaml_text: give the text, or 0",
@@ -121,12 +112,8 @@ static nsa_status open_tools(nsa_ctx *ctx) {
   return NSA_OK;
 }
 
-nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out) {
-  static const nsa_options defaults = NSA_OPTIONS_INIT;
-  const nsa_options *o = options ? options : &defaults;
+static nsa_status create(const char *yaml_path, const nsa_options *o, nsa_ctx **out) {
   nsa_status status = NSA_OK;
-  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
-  *out = NULL;
   NSAI_TRY(check_options(o));
   nsa_ctx *ctx = calloc(1, sizeof *ctx);
   if (!ctx) return nsai_fail_nomem("a context", sizeof *ctx);
@@ -155,6 +142,17 @@ nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx
 fail:
   nsa_destroy(ctx);
   return status;
+}
+
+nsa_status nsa_create(const char *yaml_path, const nsa_options *options, nsa_ctx **out) {
+  static const nsai_struct_type type = { "options", "NSA_OPTIONS_INIT", sizeof(nsa_options) };
+  static const nsa_options defaults = NSA_OPTIONS_INIT;
+  nsa_options room;
+  const void *read;
+  if (!out) return nsai_fail(NSA_E_ARG, "out is NULL");
+  *out = NULL;
+  NSAI_TRY(nsai_struct_in(&type, options ? options : &defaults, &room, &read));
+  return create(yaml_path, read, out);
 }
 
 static void release_gemm_handle(nsa_ctx *ctx) {

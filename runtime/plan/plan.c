@@ -5,6 +5,7 @@
  */
 #include "plan/plan.h"
 
+#include "base/struct.h"
 #include "plan/kernel_set.h"
 #include "plan/parts.h"
 #include "variants/decode/decode.h"
@@ -13,30 +14,26 @@
 #include <string.h>
 
 static nsa_status check_caps(const nsa_caps *caps) {
-  if (!caps) return nsai_fail(NSA_E_ARG, "caps is NULL");
-  if (caps->struct_size != sizeof *caps)
-    return nsai_fail(NSA_E_VERSION, "caps.struct_size is %u, expected %zu: use NSA_CAPS_INIT",
-                     caps->struct_size, sizeof *caps);
-  return NSA_OK;
+  static const nsai_struct_type type = { "caps", "NSA_CAPS_INIT", sizeof(nsa_caps) };
+  return nsai_struct_check(&type, caps);
 }
 
+/* `missing`: kernels that would have to be compiled. */
 static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice,
-                      const nsai_workspace *workspace, nsa_caps *caps) {
-  *caps = (nsa_caps)NSA_CAPS_INIT;
-  caps->supported = 1;
-  caps->graph_level = ctx->cpu ? NSA_GRAPH_NEVER : NSA_GRAPH_ALWAYS;
-  caps->workspace_align = NSAI_WORKSPACE_ALIGN;
-  if (ctx->cpu) {
-    nsai_writer text = nsai_writer_open(caps->variants, sizeof caps->variants);
-    nsai_write(&text, "all=reference");
-    return;
-  }
-  caps->workspace_bytes = workspace->total;
-  nsai_writer text = nsai_writer_open(caps->variants, sizeof caps->variants);
-  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+                      const nsai_workspace *workspace, int32_t missing, nsa_caps *out) {
+  nsa_caps caps = NSA_CAPS_INIT;
+  nsai_writer text = nsai_writer_open(caps.variants, sizeof caps.variants);
+  caps.supported = 1;
+  caps.graph_level = ctx->cpu ? NSA_GRAPH_NEVER : NSA_GRAPH_ALWAYS;
+  caps.needs_compile = missing;
+  caps.workspace_bytes = ctx->cpu ? 0 : workspace->total;
+  caps.workspace_align = NSAI_WORKSPACE_ALIGN;
+  if (ctx->cpu) nsai_write(&text, "all=reference");
+  for (int s = 0; !ctx->cpu && s < NSAI_STAGE_COUNT; s++)
     if (choice->variant[s])
       nsai_write(&text, "%s%s=%s", text.used ? " " : "", nsai_stage_name((nsai_stage)s),
                  choice->variant[s]->name);
+  nsai_struct_out(&caps, sizeof caps, out);
 }
 
 /* What measurements say about the problem, where somebody remembers them. */
@@ -105,7 +102,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   nsai_choice choice = { 0 };
   NSAI_TRY(nsai_problem_resolve(ctx->config, problem, &resolved));
   if (ctx->cpu) {
-    fill_caps(ctx, &choice, NULL, caps);
+    fill_caps(ctx, &choice, NULL, 0, caps);
     return NSA_OK;
   }
   nsai_decisions decisions;
@@ -113,15 +110,15 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   plan_request request = { { .problem = &resolved }, &ctx->target, &decisions };
   nsa_status status = choose_level(ctx, ctx->target.register_fallback, &request, &choice);
   if (status == NSA_E_UNSUPPORTED) {
-    *caps = (nsa_caps)NSA_CAPS_INIT;
+    static const nsa_caps none = NSA_CAPS_INIT;
+    nsai_struct_out(&none, sizeof none, caps);
     return NSA_OK;
   }
   NSAI_TRY(status);
   int32_t missing = 0;
   NSAI_TRY(count_missing(ctx, &request, &choice, &missing)); /* leaves the choice that will serve */
   nsai_workspace workspace = nsai_workspace_make(&resolved, &choice, ctx->target.sms);
-  fill_caps(ctx, &choice, &workspace, caps);
-  caps->needs_compile = missing;
+  fill_caps(ctx, &choice, &workspace, missing, caps);
   return NSA_OK;
 }
 
@@ -354,8 +351,9 @@ static nsa_status prepare_one(nsa_ctx *ctx, const nsa_problem *problem, nsa_prog
 nsa_status nsa_prepare(nsa_ctx *ctx, const nsa_problem *problems, size_t count,
                        nsa_progress_fn progress, void *user) {
   NSAI_TRY(nsai_context_check(ctx));
-  if (count && !problems) return nsai_fail(NSA_E_ARG, "problems is NULL, count is %zu", count);
-  for (size_t i = 0; i < count; i++) NSAI_TRY(prepare_one(ctx, &problems[i], progress, user));
+  NSAI_TRY(nsai_problem_check_array(problems, count));
+  for (size_t i = 0; i < count; i++)
+    NSAI_TRY(prepare_one(ctx, nsai_struct_at(problems, i), progress, user));
   return NSA_OK;
 }
 
@@ -363,7 +361,7 @@ nsa_status nsa_plan_caps(const nsa_plan *plan, nsa_caps *caps) {
   if (!plan) return nsai_fail(NSA_E_ARG, "plan is NULL");
   NSAI_TRY(nsai_context_check(plan->ctx));
   NSAI_TRY(check_caps(caps));
-  fill_caps(plan->ctx, &plan->choice, &plan->workspace, caps);
+  fill_caps(plan->ctx, &plan->choice, &plan->workspace, 0, caps);
   return NSA_OK;
 }
 

@@ -3,6 +3,14 @@
  */
 #include "plan/problem.h"
 
+#include "base/struct.h"
+
+static const nsai_struct_type problem_type = { "problem", "NSA_PROBLEM_INIT", sizeof(nsa_problem) };
+
+nsa_status nsai_problem_check_array(const nsa_problem *problems, size_t count) {
+  return nsai_struct_check_array(&problem_type, problems, count);
+}
+
 static nsa_status check_capacity(const char *name, const char *serving_key, int64_t value,
                                  int64_t limit) {
   if (value < 1)
@@ -115,28 +123,17 @@ static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *p
         "problem.max_kv_tokens is %lld, but %s reads a cache of any size: leave it 0 and "
         "give max_kv_len",
         (long long)problem->max_kv_tokens, nsai_op_name(out->op));
-  if (out->op == NSA_OP_APPEND && (out->selection || out->max_probe_rows))
-    return nsai_fail(NSA_E_ARG, "problem.%s is %d, but NSA_OP_APPEND selects nothing: leave it 0",
+  if (out->op == NSA_OP_APPEND && (out->selection || problem->max_probe_rows))
+    return nsai_fail(NSA_E_ARG, "problem.%s is %lld, but NSA_OP_APPEND selects nothing: leave it 0",
                      out->selection ? "selection" : "max_probe_rows",
-                     out->selection ? out->selection : out->max_probe_rows);
+                     (long long)(out->selection ? out->selection : problem->max_probe_rows));
   NSAI_TRY(resolve_page_size(config, problem, out));
   NSAI_TRY(resolve_new_tokens(config, problem, out));
   return resolve_ring(config, problem, out);
 }
 
-nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *problem,
-                                nsai_problem *out) {
-  if (!problem || !out) return nsai_fail(NSA_E_ARG, "problem is NULL");
-  if (problem->struct_size != sizeof *problem)
-    return nsai_fail(
-        NSA_E_VERSION,
-        "problem.struct_size is %u, this library expects %zu: use NSA_PROBLEM_INIT and the "
-        "header of this library's version",
-        problem->struct_size, sizeof *problem);
-  for (size_t i = 0; i < sizeof problem->reserved / sizeof *problem->reserved; i++)
-    if (problem->reserved[i])
-      return nsai_fail(NSA_E_ARG, "problem.reserved[%zu] is %d, expected 0: use NSA_PROBLEM_INIT",
-                       i, problem->reserved[i]);
+static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
+                          nsai_problem *out) {
   const nsai_model *m = &config->model;
   *out = (nsai_problem){
     .model = *m,
@@ -144,7 +141,6 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
     .selection = problem->selection,
     .overlap = problem->overlap ? problem->overlap : NSA_OVERLAP_LOW,
     .max_seqs = problem->max_seqs ? problem->max_seqs : config->serving.max_seqs,
-    .max_probe_rows = problem->max_probe_rows,
     .max_tokens = problem->max_tokens ? problem->max_tokens : config->serving.max_tokens,
     .max_kv_len = problem->max_kv_len ? problem->max_kv_len : config->serving.max_kv_len,
     .deterministic = problem->deterministic || config->runtime.deterministic,
@@ -165,9 +161,10 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
     NSAI_TRY(resolve_packed(config, problem, out));
   }
   NSAI_TRY(check_capacity("max_kv_len", "max_kv_len", out->max_kv_len, NSAI_MAX_ROWS));
-  if (out->max_probe_rows < 0 || out->max_probe_rows > out->max_tokens)
-    return nsai_fail(NSA_E_ARG, "problem.max_probe_rows is %d: expected 0 to max_tokens (%lld)",
-                     out->max_probe_rows, (long long)out->max_tokens);
+  if (problem->max_probe_rows < 0 || problem->max_probe_rows > out->max_tokens)
+    return nsai_fail(NSA_E_ARG, "problem.max_probe_rows is %lld: expected 0 to max_tokens (%lld)",
+                     (long long)problem->max_probe_rows, (long long)out->max_tokens);
+  out->max_probe_rows = (int32_t)problem->max_probe_rows; /* tokens are counted in int32 */
   if ((out->op == NSA_OP_DENSE || out->op == NSA_OP_BACKWARD) && out->max_probe_rows)
     return nsai_fail(NSA_E_ARG,
                      "problem.max_probe_rows is %d, but %s has no importance: leave it 0",
@@ -183,6 +180,14 @@ nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *pr
   int64_t wanted = config->thresholds.select_dense_below;
   out->select_dense_below = wanted < 0 || wanted > exact ? exact : wanted;
   return NSA_OK;
+}
+
+nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *problem,
+                                nsai_problem *out) {
+  nsa_problem room;
+  const void *read;
+  NSAI_TRY(nsai_struct_in(&problem_type, problem, &room, &read));
+  return resolve(config, read, out);
 }
 
 static const char *activation_name(nsai_activation activation) {

@@ -32,8 +32,12 @@ typedef struct nsai_problem {
   int32_t recompute; /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
 } nsai_problem;
 
-/* Fills `out` from the caller's problem and the configuration; refuses what no plan could mean
- * (NSA_E_ARG, NSA_E_VERSION), naming the field. */
+/* Checks an array of callers' problems, which may have another size than this library's:
+ * nsai_struct_at steps through it. NSA_E_ARG, NSA_E_VERSION. */
+nsa_status nsai_problem_check_array(const nsa_problem *problems, size_t count);
+
+/* Fills `out` from the caller's problem, of any version, and the configuration; refuses what no plan
+ * could mean (NSA_E_ARG, NSA_E_VERSION), naming the field. */
 nsa_status nsai_problem_resolve(const nsai_config *config, const nsa_problem *problem,
                                 nsai_problem *out);
 

@@ -233,9 +233,6 @@ static nsa_status check_batch(const cached *c) {
   const nsa_batch *b = c->batch;
   const char *op = nsai_op_name(c->check->problem->op);
   if (!b) return nsai_fail(NSA_E_ARG, "batch is NULL: %s needs batch.kv_len", op);
-  if (b->struct_size != sizeof *b)
-    return nsai_fail(NSA_E_VERSION, "batch.struct_size is %u, expected %zu: use NSA_BATCH_INIT",
-                     b->struct_size, sizeof *b);
   if (b->num_seqs < 1)
     return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1", b->num_seqs);
   NSAI_TRY(refuse(&b->cu_kv, "cu_kv", "batch.kv_len says how long the cache's sequences are"));

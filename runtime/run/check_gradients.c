@@ -113,10 +113,6 @@ static nsa_status check_saved(const nsai_check *check, const nsa_io *io, int64_t
 nsa_status nsai_check_grads(const nsai_check *check, const nsa_io *io, const nsa_grads *grads,
                             const nsai_run_sizes *sizes) {
   const nsai_model *m = &check->problem->model;
-  if (!grads) return nsai_fail(NSA_E_ARG, "grads is NULL");
-  if (grads->struct_size != sizeof *grads)
-    return nsai_fail(NSA_E_VERSION, "grads.struct_size is %u, expected %zu: use NSA_GRADS_INIT",
-                     grads->struct_size, sizeof *grads);
   if (grads->accumulate > 1)
     return nsai_fail(NSA_E_ARG, "grads.accumulate is %u, expected 0 or 1", grads->accumulate);
   nsai_tensor_spec d_o = {

@@ -78,9 +78,6 @@ static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
   sizes->num_seqs = 1;
   sizes->packed = batch != NULL;
   if (!batch) return NSA_OK;
-  if (batch->struct_size != sizeof *batch)
-    return nsai_fail(NSA_E_VERSION, "batch.struct_size is %u, expected %zu: use NSA_BATCH_INIT",
-                     batch->struct_size, sizeof *batch);
   if (batch->num_seqs < 1)
     return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1", batch->num_seqs);
   NSAI_TRY(refuse_cache(check, batch));
@@ -392,10 +389,6 @@ static nsa_status check_reads(const nsai_check *check, const nsa_io *io, int32_t
 }
 
 static nsa_status check_io(const nsa_io *io) {
-  if (!io) return nsai_fail(NSA_E_ARG, "io is NULL");
-  if (io->struct_size != sizeof *io)
-    return nsai_fail(NSA_E_VERSION, "io.struct_size is %u, expected %zu: use NSA_IO_INIT",
-                     io->struct_size, sizeof *io);
   if (!(io->softmax_scale >= 0.0f) || io->softmax_scale > 1e4f)
     return nsai_fail(NSA_E_ARG,
                      "io.softmax_scale is %g, expected a number up to 1e4, or 0 for 1/sqrt(Dk)",

@@ -94,9 +94,6 @@ nsa_status nsai_check_tensor(const nsai_check *check, const nsa_tensor *t,
   if (!nsai_present(t) && !is_empty(t))
     return nsai_fail(NSA_E_ARG, "%s is missing (data is NULL)", e->name);
   if (check->level == NSAI_CHECK_OFF) return NSA_OK;
-  if (t->reserved[0] || t->reserved[1])
-    return nsai_fail(NSA_E_ARG, "%s.reserved is not 0: zero a tensor before you fill it in",
-                     e->name);
   NSAI_TRY(check_dtype(check, t, e));
   NSAI_TRY(check_shape(t, e));
   NSAI_TRY(check_strides(check, t, e));

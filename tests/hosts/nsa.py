@@ -9,22 +9,21 @@ F16, BF16, F32, I32, I64 = 1, 2, 3, 4, 5
 
 class Tensor(C.Structure):
     _fields_ = [("data", C.c_void_p), ("shape", C.c_int64 * 5), ("stride", C.c_int64 * 5),
-                ("ndim", C.c_int32), ("dtype", C.c_int32), ("reserved", C.c_int32 * 2)]
+                ("ndim", C.c_int32), ("dtype", C.c_int32)]
 
 
 class Options(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("api_version", C.c_uint32), ("yaml_text", C.c_char_p),
+    _fields_ = [("struct_size", C.c_uint32), ("log_level", C.c_int32), ("yaml_text", C.c_char_p),
                 ("yaml_len", C.c_size_t), ("overrides", C.POINTER(C.c_char_p)), ("device", C.c_char_p),
-                ("arch", C.c_char_p), ("log", C.c_void_p),
-                ("log_user", C.c_void_p), ("log_level", C.c_int32), ("reserved", C.c_int32 * 3)]
+                ("arch", C.c_char_p), ("log", C.c_void_p), ("log_user", C.c_void_p)]
 
 
 class Problem(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("op", C.c_int32), ("max_tokens", C.c_int64),
                 ("max_kv_tokens", C.c_int64), ("max_kv_len", C.c_int64), ("max_seqs", C.c_int32),
-                ("selection", C.c_int32), ("overlap", C.c_int32), ("max_probe_rows", C.c_int32),
-                ("deterministic", C.c_int32), ("parity", C.c_int32), ("page_size", C.c_int32),
-                ("max_q_len", C.c_int32), ("window_ring", C.c_int32), ("reserved", C.c_int32 * 1)]
+                ("selection", C.c_int32), ("overlap", C.c_int32), ("deterministic", C.c_int32),
+                ("parity", C.c_int32), ("page_size", C.c_int32), ("max_q_len", C.c_int32),
+                ("window_ring", C.c_int32), ("max_probe_rows", C.c_int64)]
 
 
 class Caps(C.Structure):
@@ -108,7 +107,7 @@ class Library:
         for name in "nsa_plan_destroy", "nsa_destroy":
             getattr(self.lib, name).restype, getattr(self.lib, name).argtypes = None, [C.c_void_p]
         names = (C.c_char_p * (len(overrides) + 1))(*[o.encode() for o in overrides], None)
-        options = Options(struct_size=C.sizeof(Options), api_version=1, overrides=names,
+        options = Options(struct_size=C.sizeof(Options), overrides=names,
                           yaml_text=text.encode() if text else None)
         self.ctx = C.c_void_p()
         self.check(self.lib.nsa_create(config.encode() if config else None, C.byref(options), C.byref(self.ctx)))

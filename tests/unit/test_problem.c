@@ -112,7 +112,7 @@ static void test_refusals(void **state) {
   nsai_config *off =
       load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, select: {count: 0}}");
   static const refusal cases[] = {
-    { { .struct_size = 8 }, NSA_E_VERSION, "problem.struct_size is 8" },
+    { { .struct_size = 0 }, NSA_E_VERSION, "problem.struct_size is 0" },
     { PROBLEM(.op = 0), NSA_E_ARG, "serving.max_seqs" },
     { PROBLEM(.max_seqs = 1), NSA_E_ARG, "problem.max_tokens is 0" },
     { PROBLEM(.max_seqs = -1, .max_tokens = 1), NSA_E_ARG, "problem.max_seqs is -1" },
@@ -145,8 +145,6 @@ static void test_refusals(void **state) {
       NSA_E_ARG, "NSA_OP_BACKWARD has no importance" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .page_size = 64, .op = NSA_OP_BACKWARD), NSA_E_ARG,
       "but NSA_OP_BACKWARD has no cache" },
-    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .reserved = { 7 }), NSA_E_ARG,
-      "problem.reserved[0] is 7" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .page_size = 64), NSA_E_ARG,
       "problem.page_size is 64, but NSA_OP_FORWARD has no cache" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_q_len = 1, .op = NSA_OP_DENSE), NSA_E_ARG,
