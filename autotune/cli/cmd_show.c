@@ -8,6 +8,7 @@
 
 #include "base/json.h"
 #include "config/env.h"
+#include "config/value.h"
 #include "plan/context.h"
 
 #include <stdio.h>
@@ -178,6 +179,39 @@ static void write_env(nsai_writer *out, bool json) {
   free(text);
 }
 
+/* The variable that stands for a key; NULL: none. */
+static const char *variable_of(nsai_key_id key) {
+  const nsai_env_var *var = NULL;
+  for (size_t i = 0; (var = nsai_env_at(i)); i++)
+    if (var->key == key) return var->name;
+  return NULL;
+}
+
+static void write_key(nsai_writer *out, nsai_key_id id, bool json) {
+  const nsai_key *key = &nsai_keys[id];
+  const char *variable = variable_of(id), *fallback = key->fallback ? key->fallback : "";
+  char type[256];
+  nsai_writer t = nsai_writer_open(type, sizeof type);
+  nsai_type_write(key, &t);
+  if (!json) {
+    nsai_write(out, "%-32s %s\n%-32s %s; ", key->path, key->help, "", type);
+    nsai_write(out, key->fallback ? "built-in: %s" : "must be given%s", fallback);
+    nsai_write(out, variable ? "; %s\n" : "%s\n", variable ? variable : "");
+    return;
+  }
+  member(out, id ? ",\n {" : "[{", "name", key->path);
+  member(out, ", ", "type", type);
+  if (key->fallback) member(out, ", ", "default", fallback);
+  if (variable) member(out, ", ", "variable", variable);
+  member(out, ", ", "help", key->help);
+  nsai_write(out, "}");
+}
+
+static void write_keys(nsai_writer *out, bool json) {
+  for (int id = 0; id < NSAI_KEY_COUNT; id++) write_key(out, (nsai_key_id)id, json);
+  if (json) nsai_write(out, "]\n");
+}
+
 /* ---- a file ---- */
 
 typedef struct explain_subject {
@@ -241,6 +275,8 @@ static size_t write_subject(const void *user, char *buf, size_t size) {
     *s->status = write_file(s->ctx, s->a->op, s->a->json, &out);
   else if (!strcmp(what, "env"))
     write_env(&out, s->a->json);
+  else if (!strcmp(what, "keys"))
+    write_keys(&out, s->a->json);
   else if (!strcmp(what, "arch"))
     write_archs(&out, s->a->json);
   else
@@ -249,7 +285,8 @@ static size_t write_subject(const void *user, char *buf, size_t size) {
 }
 
 static bool is_table(const char *what) {
-  return !strcmp(what, "variants") || !strcmp(what, "env") || !strcmp(what, "arch");
+  return !strcmp(what, "variants") || !strcmp(what, "keys") || !strcmp(what, "env") ||
+         !strcmp(what, "arch");
 }
 
 static nsa_status open_file(const arguments *a, nsa_ctx **ctx) {
@@ -276,9 +313,11 @@ int nsai_cmd_show(int argc, char **argv) {
   static const struct argp argp = {
     options,
     parse,
-    "[variants|env|arch|device [FILE]|FILE]",
-    "Shows the variant table with what each variant is good for, the environment variables, the "
-    "architectures; the limits and speeds of the device, and where they come from; or, for a "
+    "[variants|keys|env|arch|device [FILE]|FILE]",
+    "Shows the variant table with what each variant is good for, the keys of the configuration, "
+    "the "
+    "environment variables, the architectures; the limits and speeds of the device, and where they "
+    "come from; or, for a "
     "configuration FILE, which variants would serve its forward and its dense attention, and every "
     "reason against the others.",
     children,

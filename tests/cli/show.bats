@@ -3,8 +3,8 @@
 bats_require_minimum_version 1.5.0
 load common
 
-@test "variants, environment, architectures: JSON and text agree" {
-  for what in variants env arch; do
+@test "variants, keys, environment, architectures: JSON and text agree" {
+  for what in variants keys env arch; do
     json=$(autotune show $what --json)
     ((0 < $(jq length <<<"$json")))
     text=$(autotune show $what)
