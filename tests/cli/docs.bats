@@ -15,12 +15,6 @@ pages() { printf '%s\n' "$NSA_SOURCE"/README.md "$NSA_SOURCE"/CONTRIBUTING.md "$
   diff expected table
 }
 
-@test "everything on the repository map exists" {
-  sed -n '/^## Repository/,/^## [^R]/s/^| `\([^`]*\)`.*/\1/p' "$NSA_SOURCE/README.md" >map
-  [[ -s map ]]
-  while read -r path; do [[ -e $NSA_SOURCE/$path ]]; done <map
-}
-
 @test "every command that a page names exists" {
   pages | xargs grep -hoE 'nsa-autotune [a-z]+' 2>/dev/null | sort -u >commands
   (($(wc -l <commands) > 10))
