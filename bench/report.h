@@ -16,11 +16,11 @@ void bench_report_problem(FILE *out, const bench_problem *p);
 /* All problems in one table, sparse beside dense, and the crossovers. */
 nsa_status bench_report_summary(FILE *out, const bench_results *results);
 
-/* README's results table: problems that have forward, with empty cells for parts that were not
+/* the results table of docs/benchmarks.md: problems that have forward, with empty cells for parts that were not
  * timed. Returns the number of its rows. */
 int64_t bench_report_table(FILE *out, const bench_results *results);
 
-/* One Markdown document: README's table, a table of all parts, and the crossovers. */
+/* One Markdown document: the results table, a table of all parts, and the crossovers. */
 nsa_status bench_report_markdown(FILE *out, const bench_results *results);
 
 /* One JSON document. */

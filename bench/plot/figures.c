@@ -87,10 +87,15 @@ static void make_curve(const subject *s, bench_part part, nsai_verify_fill fill,
   snprintf(c->name, sizeof c->name, "%s, %s", bench_part_names[part], nsai_verify_fill_name(fill));
 }
 
-static nsa_status write_speed(const subject *s, const char *dir, const char *stem) {
+/* The part that the results are about; BENCH_PARTS: none. */
+static bench_part lead_of(const subject *s) {
   bench_part lead = BENCH_PARTS;
   for (int i = 0; i < s->count && lead == BENCH_PARTS; i++) lead = bench_lead(s->problem[i]);
-  const bench_part parts[] = { lead, BENCH_DENSE, BENCH_DENSE_GEMM };
+  return lead;
+}
+
+static nsa_status write_speed(const subject *s, const char *dir, const char *stem) {
+  const bench_part parts[] = { lead_of(s), BENCH_DENSE, BENCH_DENSE_GEMM };
   curve curves[3 * NSAI_VERIFY_FILLS];
   bench_line lines[3 * NSAI_VERIFY_FILLS];
   int count = 0;
@@ -107,6 +112,46 @@ static nsa_status write_speed(const subject *s, const char *dir, const char *ste
                       .lines = lines,
                       .line_count = count };
   return bench_figure_write(&plot, dir, stem, "speed");
+}
+
+/* ---- speed-up -------------------------------------------------------------------------------- */
+
+/* Makes the line of how many times as fast as dense attention a part is; it may have no point. */
+static void make_ratio(const subject *s, bench_part part, nsai_verify_fill fill, curve *c,
+                       bench_line *line) {
+  make_curve(s, part, fill, c, line);
+  line->count = 0;
+  for (int i = 0; i < s->count; i++) {
+    double ms = bench_ms(s->problem[i], part), dense = bench_ms(s->problem[i], BENCH_DENSE);
+    if (s->problem[i]->c.fill != fill || ms <= 0 || dense <= 0) continue;
+    c->x[line->count] = (double)bench_tokens(s->problem[i]);
+    c->y[line->count++] = dense / ms;
+  }
+}
+
+/* Nothing, where there is nothing to compare. */
+static nsa_status write_speedup(const subject *s, const char *dir, const char *stem) {
+  const bench_part lead = lead_of(s);
+  curve curves[NSAI_VERIFY_FILLS + 1];
+  bench_line lines[NSAI_VERIFY_FILLS + 1];
+  int count = 0;
+  if (lead == BENCH_PARTS || lead == BENCH_DENSE) return NSA_OK;
+  for (int fill = 0; fill < NSAI_VERIFY_FILLS; fill++) {
+    make_ratio(s, lead, (nsai_verify_fill)fill, &curves[count], &lines[count]);
+    if (lines[count].count) count++;
+  }
+  if (!count) return NSA_OK;
+  make_ratio(s, BENCH_DENSE, s->problem[0]->c.fill, &curves[count], &lines[count]);
+  snprintf(curves[count].name, sizeof curves[count].name, "%s", bench_part_names[BENCH_DENSE]);
+  lines[count++].marker = 1;
+  bench_plot plot = { .title = "Times as fast as dense attention: one launch after a pause, L2 "
+                               "flushed",
+                      .subtitle = s->subtitle,
+                      .x = { .label = "tokens (k = 1024)", .scale = BENCH_LOG2 },
+                      .y = { .label = "time of dense attention / time" },
+                      .lines = lines,
+                      .line_count = count };
+  return bench_figure_write(&plot, dir, stem, "speedup");
 }
 
 /* ---- stages ---------------------------------------------------------------------------------- */
@@ -167,5 +212,6 @@ nsa_status bench_figures_write(const bench_results *results, const char *dir, co
   if (!results->count) return nsai_fail(NSA_E_ARG, "there is nothing to draw");
   choose(results, &s);
   NSAI_TRY(write_speed(&s, dir, stem));
+  NSAI_TRY(write_speedup(&s, dir, stem));
   return write_stages(&s, dir, stem);
 }
