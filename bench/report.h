@@ -16,8 +16,8 @@ void bench_report_problem(FILE *out, const bench_problem *p);
 /* All problems in one table, sparse beside dense, and the crossovers. */
 nsa_status bench_report_summary(FILE *out, const bench_results *results);
 
-/* the results table of docs/benchmarks.md: problems that have forward, with empty cells for parts that were not
- * timed. Returns the number of its rows. */
+/* The results table of docs/benchmarks.md: problems that have forward, with empty cells for parts
+ * that were not timed. Returns the number of its rows. */
 int64_t bench_report_table(FILE *out, const bench_results *results);
 
 /* One Markdown document: the results table, a table of all parts, and the crossovers. */
