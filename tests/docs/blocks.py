@@ -23,6 +23,7 @@ to `build`. Programs of the build and an installed library with its pkg-config f
 """
 
 import argparse
+import json
 import os
 import pathlib
 import re
@@ -176,9 +177,9 @@ def check_words(desk, words):
             raise Wrong(f"{words[0]} has no option {option.group(1)}")
         build_option = re.match(r"-D(\w+)=", word)
         if words[0] == "meson" and build_option:
-            known = (desk.source / "meson_options.txt").read_text(encoding="utf-8")
-            if not re.search(rf"'{build_option.group(1)}'", known):
-                raise Wrong(f"meson_options.txt has no {build_option.group(1)}")
+            known = json.loads((desk.build / "meson-info/intro-buildoptions.json").read_text())
+            if build_option.group(1) not in [option["name"] for option in known]:
+                raise Wrong(f"the build has no option {build_option.group(1)}")
         top = word.split("/")[0]
         if "/" in word and top and (desk.source / top).is_dir() and top != "build" and \
                 not (desk.source / word).exists():

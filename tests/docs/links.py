@@ -22,10 +22,8 @@ import sys
 import pages
 
 ROOTS = ("", "runtime", "kernel_templates", "autotune")
-TO_COME = {f"docs/{page}.md" for page in (
-    "adding-a-variant", "algorithm", "backward", "benchmarks", "glossary", "kernels", "kv-cache",
-    "migrating-0.2", "numerics", "pipeline", "testing", "tuning")}
-LONGEST = {"README.md": 30000}
+TO_COME = {"docs/adding-a-variant.md", "docs/migrating-0.2.md"}  # other branches bring them
+LONGEST = {"README.md": 9216}
 LONGEST_PAGE = 12 * 1024
 GENERATED = re.compile(r"<!-- generated: \w+ -->.*?<!-- end -->", re.S)
 
