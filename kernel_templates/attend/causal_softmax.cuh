@@ -1,31 +1,32 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// attend_causal_softmax: between the two products of dense_gemm, the unfused baseline.
+// attend_causal_softmax: the causal softmax between the two GEMMs of dense_gemm, the unfused
+// baseline.
 //
-//   probs[h, r, k] = 2^(scale_log2 * scores[h, r, k] - top) / sum   k <= first_position + r, else 0
+//   probs[h, r, k] = 2^(scale_log2 * scores[h, r, k] - top) / sum, 0 if k > first_position + r
 //   lse[r, h]      = ln 2 * (top + log2 sum)
 //   top            = max of scale_log2 * scores over the row
 //
 //   scores f32 [heads, rows, keys] -> probs dtype [heads, rows, keys], lse f32 or NULL
-//   (scores and probs from and to cuBLASLt; both 16-byte aligned)
 //
-// A row that sees no key gets zeros and lse -inf. All `keys` columns are written.
+// cuBLASLt writes the scores and reads the probabilities; both are 16-byte aligned. A row that sees
+// no key gets zeros and an LSE of -inf. All `keys` columns are written.
 //
-// Grid: x = rows, y = heads, one CTA a row. Two passes over the scores, the second from L1 or L2:
-// top and sum online, then the probabilities. Reductions run in a fixed order. Bound by HBM.
+// Grid: x = rows, y = heads, one CTA per row. Two passes over the scores, the second from L1 or L2:
+// first top and sum online, then the probabilities. Reductions have a fixed order. Bound by HBM.
 //
-// Config: Element, kThreads, kMinBlocks. 8 bytes of shared memory a warp, static.
+// Config: Element, kThreads, kMinBlocks. Static shared memory: 8 bytes per warp.
 #pragma once
 #include "core/launch.cuh"
 #include "core/types.cuh"
 #include "params/attention.h"
 
 static_assert(Config::kThreads % 32 == 0 && Config::kThreads <= 1024,
-              "whole warps; one warp reduces them");
+              "whole warps, whose partial results one warp reduces");
 
-// Sum of 2^(x - top) over some of the scores x; top is the lowest float, not -inf, where there are
-// none: no inf - inf.
+// Sum of 2^(x - top) over some scores x. For an empty set top is the lowest float instead of -inf,
+// which avoids inf - inf.
 struct Partial {
   float top, sum;
 };
@@ -47,7 +48,7 @@ NSAI_DEVICE Partial join_warp(Partial x) {
   return x;
 }
 
-// Scaled scores of 8 columns from `column` on; those from `visible` on are `masked`. `whole`: rows
+// Loads and scales 8 scores from `column` on; those from `visible` on become -inf. `whole`: rows
 // are 16-byte aligned.
 NSAI_DEVICE void load_scores(float (&x)[8], const float *gS, int column, int visible,
                              float scale_log2, bool whole) {
@@ -101,7 +102,7 @@ template <class C> NSAI_DEVICE void softmax(const NsaiCausalSoftmax &p) {
   }
   mine = join_warp(mine);
   if (lane == 0) partials[warp] = mine;
-  __syncthreads(); // every warp's partial is there
+  __syncthreads(); // all warps' partial results are written
   const Partial all = join_warp(lane < kWarps ? partials[lane] : Partial{ kLowest, 0 });
 
   // ---- probabilities ----

@@ -1,13 +1,14 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Compressed branch: o[t, h] = softmax over blocks i with i * d + l - 1 <= t of (scale * q[t, h] .
-// k[i]) V, and its LSE, from which the importance kernel recomputes the probabilities.
+// attend_compressed_sm80: the compressed branch on mma.sync, and its LSE, from which
+// select_importance recomputes the probabilities.
 //
-// q [T, Hq, Dk]; k [rows, Hkv, Dk], v [rows, Hkv, Dv] compressed, block i of a sequence in row
-// first_block_row + i
-// -> NsaiEpilogue. Loop, grid, shared memory and Config: attend/mainloop_sm80.cuh, and Config::kBlock (l),
-// kStride (d).
+//   o[t, h] = softmax over blocks i with i * d + l - 1 <= t of (scale * q[t, h] . k[i]) V
+//
+// q [T, Hq, Dk]; compressed k [rows, Hkv, Dk], v [rows, Hkv, Dv], where block i of a sequence lies
+// in row first_block_row + i -> NsaiEpilogue. Main loop, grid and shared memory:
+// attend/mainloop_sm80.cuh. Config: the main loop's, kBlock (l) and kStride (d).
 #pragma once
 #include "attend/mainloop_sm80.cuh"
 

@@ -1,60 +1,65 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// attend_compressed_topn_sm90: the compressed branch, importance and top-n in one pass over the compressed
-// keys.
+// attend_compressed_topn_sm90: compressed attention, block importance and top-n selection in one
+// pass over the compressed keys (sm_90a).
 //
-//   o[t, h]    = softmax over blocks i with i * d + l - 1 <= t of (scale * q[t, h] . k[i]) V, and its
-//                LSE: NsaiEpilogue
+//   o[t, h]    = softmax over blocks i with i * d + l - 1 <= t of (scale * q[t, h] . k[i]) V,
+//                and its LSE (NsaiEpilogue)
 //   I[t, g, j] = sum over the group's heads h and compressed blocks i of w(i, j) * P[t, h, i]
-//   idx[t, g]  = the n blocks j by the rule of core/topn.cuh; w: attend/topn_pool.cuh
+//   idx[t, g]  = the n blocks j by the rule of core/topn.cuh; weights w: attend/topn_pool.cuh
 //
-// P of a tile of keys is known up to 2^(reference - LSE) of its row, and the LSE at the end alone. So
-// the consumers pool what they have, in fp32, and store it with the row's reference in a scratch of
-// this CTA, from where the selectors take it when the LSE is known:
+// During the loop P is known only up to the factor 2^(reference - LSE) of its row, because the LSE
+// is known only after the last key tile. The consumers therefore pool the unscaled P in fp32 and
+// store it with the row's reference in a scratch buffer of the CTA. The selectors read it from
+// there once the LSE is known:
 //
-//   producer   warpgroup 0      boxes of Q, K, V; keys spread over lanes: tma_load_interleaved()
+//   producer   warpgroup 0      TMA loads of Q, K, V; keys interleaved: tma_load_interleaved()
 //   consumers  warpgroups 1, 2  Q K^T | softmax, pool, store | P V, as in attend/mainloop_sm90.cuh
-//   selectors  warpgroup 3      a tile of queries behind: scale, sum over heads, list, choose
+//   selectors  warpgroup 3      one query tile behind: scale, sum over heads, list, choose
 //
-// The scratch is written in place: consumers store tile i of the keys once the selectors have read
-// what lay there of the queries before. Importance is as exact as that of select_importance; without
-// p.idx there is none.
+// The scratch buffer has no second copy: consumers overwrite the entry of key tile i once the
+// selectors have read what the previous query tile stored there. Importance is as exact as that of
+// select_importance. Without p.idx the kernel skips pooling and selection.
 //
-// Grid, shared memory of the flash loop, alignment: attend/mainloop_sm90.cuh. Scratch: attend/topn_pool.cuh,
-// at r 4 19 KB for every 128 keys of the longest sequence and CTA: 81 MB of all 132 at 64k tokens.
+// Grid, shared memory of the main loop, alignment: attend/mainloop_sm90.cuh. Scratch:
+// attend/topn_pool.cuh; at r = 4 it takes 19 KB per CTA for every 128 keys of the longest sequence,
+// which is 81 MB for 132 CTAs at 64k tokens.
 //
-// Measured on an H200: bf16, 64/4 heads, D 128, l 32, d 16, l' 64, n 16, launches apart from each
-// other, O in fp32; in brackets without lists.
+// Measured on an H200: bf16, 64/4 heads, D 128, l 32, d 16, l' 64, n 16, separate launches, O in
+// fp32; in brackets without lists.
 //
-//            8k 0.30 ms (0.22)   64k 9.2 ms (7.1)   128k 37.6 ms
+//     8k 0.30 ms (0.22)   64k 9.2 ms (7.1)   128k 37.6 ms
 //
-// One after the other 10.7 ms at 64k. The separate kernels take 6.0, 6.7 and 0.6 ms there.
+// Back-to-back launches take 10.7 ms at 64k. The unfused kernels take 6.0, 6.7 and 0.6 ms there.
 //
-// Bound    by latencies, not by a unit: at 128k tensor cores are busy for 57 % of the time, schedulers
-//          issue in 41 % of the clocks. With parts left out, ms, the least of five launches:
+// Bound by latencies, not by one unit: at 128k the tensor cores are busy 57 % of the time and the
+// schedulers issue in 41 % of the clocks. Time in ms when the kernel stops after each step, minimum
+// of five launches:
 //
-//                                       64k     128k
-//            attend_compressed_sm90    6.2     22.9
-//            this, nothing pooled       7.05    25.6
-//            pooled and stored          8.5     31.3
-//            fetched and summed         9.2     34.8
-//            listed and chosen: all     9.5     35.4
+//                                  64k     128k
+//     attend_compressed_sm90       6.2     22.9
+//     this kernel, no pooling      7.05    25.6
+//     + pool and store             8.5     31.3
+//     + fetch and sum              9.2     34.8
+//     + list and choose (all)      9.5     35.4
 //
-//          A scratch that stays in L2 would save 0.45 and 2.1 of it (at 128k 42 GB are written to
-//          memory). At 8k the selectors are busy for 85 % of the time, two thirds with choosing.
-// Tried    without gain: two pieces fetched ahead in the place of one (0); boxes in the natural order of
-//          the keys (0: spreading is free); 224 registers for the consumers, nothing pooled (-1 %); all
-//          exponentials before the first sum (+1 %). 64k took 11.3 ms with cp.async for pieces,
-//          importance in a row of memory that is read again, and sorting; 10.3 with bulk copies and
-//          ranks. Three warpgroups of 64 keys, three selectors beside the producer in 56 registers,
-//          lists in shared memory: 8k 0.34 ms (0.37), but 64k 9.8 to 10.2 (9.5) and 128k 36.6 (35.4),
-//          since the consumers wait for the selectors; without any 64k took 8.3, pooled and stored, and
-//          6.5 with nothing pooled. Pooling by a further wgmma, P times a constant matrix, would take P
-//          rounded to bf16: 1e-3 of a block's importance, against 1e-6 here.
+// A scratch buffer that stayed in L2 would save 0.45 and 2.1 ms of that (at 128k 42 GB go to DRAM).
+// At 8k the selectors are busy 85 % of the time, two thirds of it in the choice.
 //
-// Config: that of the flash loop with kRows 128, kKeys 128, kThreads 512; kBlock (l), kStride (d),
-// kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kDepth (pieces on their way to a
+// Tried without gain (time change in brackets): two pieces in flight per selector instead of one
+// (0); keys in natural order (0: interleaving is free); 224 registers for the consumers, without
+// pooling (1 % faster); all exponentials before the first sum (1 % slower). Earlier designs at 64k:
+// 11.3 ms with cp.async for pieces, an importance row in global memory that is read again, and
+// sorting; 10.3 ms with bulk copies and ranks. Three warpgroups of 64 keys with three selectors
+// beside the producer in 56 registers and lists in shared memory: 8k 0.34 ms (0.37), but 64k 9.8 to
+// 10.2 ms (9.5) and 128k 36.6 ms (35.4), because the consumers wait for the selectors; without
+// selectors 64k took 8.3 ms with pooling and storing, and 6.5 ms without pooling. Pooling by
+// another wgmma (P times a constant matrix) would use P rounded to bf16: an error of 1e-3 of a
+// block's importance, against 1e-6 here.
+//
+// Config: the main loop's with kRows 128, kKeys 128, kThreads 512; kBlock (l), kStride (d),
+// kSelectBlock (l'), kSelectCount (n), kSelectInit, kSelectLocal, kDepth (pieces in flight per
 // selector).
 #pragma once
 #include "attend/mainloop_sm90.cuh"
@@ -68,7 +73,7 @@ template <class C> struct SharedStorage {
 
 // ---- producer
 
-// Boxes of Q and of the tiles of keys that lie in the sequence as a whole. One thread.
+// Loads Q and the `whole` key tiles that lie entirely within the sequence. One thread.
 template <class C>
 NSAI_DEVICE void load_boxes(const NsaiAttendTma &p, const FlashTile &tile, int whole,
                             typename Flash<FlashConfig<C>>::Shared &shared,
@@ -99,8 +104,8 @@ NSAI_DEVICE void load_boxes(const NsaiAttendTma &p, const FlashTile &tile, int w
   }
 }
 
-// A tile of keys of which `present` are the sequence's. What lies behind them may be another's, NaN, or
-// no memory at all. The whole warpgroup.
+// Copies a key tile of which only `present` keys belong to the sequence. The rows behind them may
+// belong to another sequence, hold NaN, or be unmapped. The whole warpgroup takes part.
 template <class C>
 NSAI_DEVICE void copy_present(const NsaiAttend &p, int group, int row, int present,
                               typename Flash<FlashConfig<C>>::Shared &shared,
@@ -117,7 +122,7 @@ NSAI_DEVICE void copy_present(const NsaiAttend &p, int group, int row, int prese
                                          p.v.token_stride, present);
   copy_async_wait<0>();
   shared_proxy_fence();
-  threads_sync(1, 128); // every thread's part has come
+  threads_sync(1, 128); // all threads' copies have arrived
   if (threadIdx.x % 128 == 0) {
     barrier_arrive(shared_address(&shared.k_full[keys.stage]));
     barrier_arrive(shared_address(&shared.v_full[keys.stage]));
@@ -137,7 +142,8 @@ NSAI_DEVICE void produce(const NsaiCompressedTopn &p,
     queries.advance();
     keys.advance(whole);
     if (whole == tiles) return;
-    threads_sync(1, 128); // with the thread that has waited for the barriers' phases before
+    // Wait for thread 0, which has waited for the barriers' earlier phases.
+    threads_sync(1, 128);
 #pragma unroll 1
     for (; whole < tiles; ++whole, keys.advance())
       copy_present<C>(p.attend.attend, tile.group, tile.first_row + whole * C::kKeys,
@@ -147,19 +153,19 @@ NSAI_DEVICE void produce(const NsaiCompressedTopn &p,
 
 // ---- consumers
 
-// Token, of the tile, of row lane / 4 + 8 r of a warp.
+// Token within the tile of row lane / 4 + 8 r of a warp.
 template <class C> NSAI_DEVICE int token_of_row(int warp, int r, int lane) {
   int token = (warp * 16 + r * 8) / C::kGroupPadded;
   return C::kGroupPadded < 8 ? token + lane / 4 / C::kGroupPadded : token;
 }
 
-// Keys that a token of the tile sees; those past the last count as that.
+// Number of keys that a token of the tile sees. Tokens past the last take the last token's number.
 template <class C> NSAI_DEVICE int keys_seen(const FlashTile &tile, int token) {
   return CompressedKeys<C>::visible(tile.position + min(token, tile.tokens - 1)).end;
 }
 
-// Scores of tile `i` of the keys become probabilities, and pooled ones are stored. True: O has to
-// follow by `factor`.
+// Turns the scores of key tile `i` into probabilities, pools them and stores the pooled values.
+// Returns true if O must be rescaled by `factor`.
 template <class C>
 NSAI_DEVICE bool score(float (&s)[16][4], SoftmaxRows &rows, float (&factor)[2],
                        const FlashTile &tile, int all_see, int i, float scale_log2, bool pools,
@@ -170,7 +176,7 @@ NSAI_DEVICE bool score(float (&s)[16][4], SoftmaxRows &rows, float (&factor)[2],
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int seen = keys_seen<C>(tile, token_of_row<C>(warp, r, thread % 32)) -
-                 (i * C::kKeys + thread % 4 * 32); // of this lane's
+                 (i * C::kKeys + thread % 4 * 32); // relative to this lane's 32 keys
 #pragma unroll
       for (int k = 0; k < 32; ++k)
         if (k >= seen) s[k / 2][2 * r + k % 2] = kMinusInf;
@@ -206,7 +212,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
   const bool arrives = lane == 0;
   const u32 read = shared_address(&all.topn_storage.read[warp / P::kWorkItemWarps]);
   const Scratch<C> scratch(p);
-  int done = 0, last = 0; // tiles of keys pooled before the last queries, and of the last
+  int done = 0, last = 0; // key tiles pooled before the last query tile, and in it
   PipelineState<C::kQueryStages> queries;
   PipelineState<C::kStages> keys;
   auto stage_k = [&](int stage) { return shared_address(shared.k[warp_uniform(stage)]); };
@@ -215,7 +221,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
   for_each<C>(p, [&](const FlashTile &tile) {
     const bool pools = searches<C>(p, tile);
     const int tiles = key_tiles<C>(tile, pools);
-    const int all_see = keys_seen<C>(tile, token_of_row<C>(warp, 0, 0)); // of the warp's rows
+    const int all_see = keys_seen<C>(tile, token_of_row<C>(warp, 0, 0)); // seen by all rows
     float o[F::kO][4] = {};                                              // [64, Dv]
     SoftmaxRows rows;
 
@@ -225,7 +231,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
       float factor[2];
       Border<C> border = {};
       u32 sQ = shared_address(shared.q[warp_uniform(queries.stage)][consumer]);
-      // Until the selectors have read what lies in the place of tile i.
+      // Waits until the selectors have read the previous contents of tile i's piece.
       auto wait_read = [&](int i) {
         if (pools && last)
           while (published(read) < done + min(i + 1, last)) {}
@@ -251,13 +257,13 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
         multiply_pv<FlashConfig<C>>(o, probabilities, stage_v(before.stage)); // [64, Dv]
         wait_read(i);
 
-        wgmma_wait<1>(); // of Q K^T
+        wgmma_wait<1>(); // Q K^T is complete
         hold(s);
         if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
         bool grows = score<C>(s, rows, factor, tile, all_see, i, scale_log2, pools, border,
                               scratch.of(i, warp), lane);
 
-        wgmma_wait<0>(); // of P V
+        wgmma_wait<0>(); // P V is complete
         hold(o);
         if (arrives) barrier_arrive(shared_address(&shared.v_empty[before.stage]));
         if (grows) softmax_rescale(o, factor);
@@ -271,7 +277,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
           float total = lanes_sum<4>(rows.sum[r]);
-          // An empty row's scale is 0.
+          // An infinite LSE gives an empty row the scale 0.
           float lse = total > 0 ? rows.reference[r] + log2_approx(total) : -kMinusInf;
           if (lane % 4 == 0) scratch.lse[warp * 16 + r * 8 + lane / 4] = lse;
         }
@@ -296,7 +302,7 @@ NSAI_DEVICE void consume(const NsaiCompressedTopn &p, SharedStorage<C> &all, int
       output_row[r] = OutputRow{ tile.first_token + token, tile.group * C::kGroup + head,
                                  head < C::kGroup && token < tile.tokens };
     }
-    begin_kernel(); // the one before has the partial sum
+    begin_kernel(); // the partial sum comes from the previous kernel
     store_output<C>(p.attend.attend.out, p.attend.attend.kv_heads, o, rows, output_row);
   });
 }
@@ -308,7 +314,7 @@ template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p)
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage<C> &shared = *(SharedStorage<C> *)shared_bytes;
   static_assert(sizeof(SharedStorage<C>) == C::kSharedBytes,
-                "the host's formula for shared memory");
+                "the host computes another size of shared memory");
   const int warpgroup = warp_uniform(threadIdx.x / 128);
   if (threadIdx.x == 0) {
     tma_prefetch_map(p.attend.q);
@@ -323,7 +329,7 @@ template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p)
   }
   if (threadIdx.x < P::kWorkItems) shared.topn_storage.read[threadIdx.x] = 0;
   if (!p.attend.attend.early) wait_for_kernel_before();
-  __syncthreads(); // barriers are there
+  __syncthreads(); // barriers are initialised
 
   if (warpgroup == 0) {
     registers_drop<P::kProducerRegisters>();
@@ -340,5 +346,5 @@ template <class C> NSAI_DEVICE void compressed_topn(const NsaiCompressedTopn &p)
 extern "C" __global__ void __launch_bounds__(Config::kThreads, Config::kMinBlocks)
     attend_compressed_topn_sm90(const __grid_constant__ NsaiCompressedTopn p) {
   compressed_topn<Config>(p);
-  wait_for_kernel_before(); // where there was no tile
+  wait_for_kernel_before(); // for CTAs that had no tile
 }

@@ -1,12 +1,15 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Ordinary causal attention: o[t, h] = softmax over p <= t of (scale * q[t, h] . k[p]) V. The
-// baseline, the choice below the crossover length, and the exact form of the selected branch while
-// every block is selected.
+// attend_dense_sm90: ordinary causal attention on wgmma and TMA.
 //
-// q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> o [T, Hq, Dv], see NsaiEpilogue. Loop,
-// grid, shared memory and Config: attend/mainloop_sm90.cuh.
+//   o[t, h] = softmax over keys p <= t of (scale * q[t, h] . k[p]) V
+//
+// It is the baseline, the faster choice below the crossover length, and the exact selected branch
+// as long as every block is selected.
+//
+// q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> o [T, Hq, Dv] (NsaiEpilogue). Main
+// loop, grid, shared memory and Config: attend/mainloop_sm90.cuh.
 #pragma once
 #include "attend/mainloop_sm90.cuh"
 

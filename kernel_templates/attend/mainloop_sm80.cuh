@@ -1,34 +1,43 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Flash attention over contiguous key ranges with mma.sync: the loop of attend_compressed_sm80,
-// attend_window_sm80 and attend_dense_sm80, which differ in nothing but the keys a query sees (`Keys`,
-// data/key_range.cuh).
+// FlashAttention main loop on mma.sync and cp.async (sm_80 and later). attend_compressed_sm80,
+// attend_window_sm80 and attend_dense_sm80 share it; they differ only in the keys that a query
+// sees, which is the policy `Keys` (data/key_range.cuh).
 //
 //   o[t, h] = softmax over keys i in [begin(t), end(t)) of (scale * q[t, h] . k[i]) V
 //
-// Grid     x = kv_heads * tiles, KV head major, so that the K and V of one head at a time live in
-//          L2. tiles = seq.cu_q ? q_tokens / T + num_seqs : ceil(q_tokens / T), with T = kRows /
-//          kGroupPadded tokens of a tile.
-// CTA      kRows query rows of one KV head, token major: row r is head r % kGroupPadded of the
-//          group, token r / kGroupPadded of the tile. Every warp owns kRows / kWarps rows, kM tiles
-//          of 16, with their softmax and O in registers; each K and V fragment it reads from shared
-//          memory feeds kM products.
-// Shared   Q [kRows, Dk] | K [kKeys, Dk] | V [kKeys, Dv]. A row has C = ceil(D / 16) * 2 chunks of
-//          16 bytes and a pitch(D) of 16 * (C % 8 == 0 ? C : C | 1) bytes;
-//          kSharedBytes = (kRows + kKeys) * pitch(Dk) + kKeys * pitch(Dv).
-// Copies   cp.async by all threads: V of a tile arrives during Q K^T, K of the next tile during
-//          softmax and P V. One buffer each: a second CTA on the SM fills the waits at the two
-//          barriers of a tile.
-// Bound    by mma.sync issue where Dk, Dv >= 128; by exponentials at 64 and below.
+//   q [T, Hq, Dk], k [rows, Hkv, Dk], v [rows, Hkv, Dv] -> NsaiEpilogue
 //
-// Source   Packed tensors, or a cache, whose lists of pages are read for each tile: data/source.cuh.
-// Reads    q, k, v with 16-byte, o and o_branch with 8-byte alignment of base and strides.
+// Grid: x = kv_heads * tiles, KV head major, so that L2 holds the K and V of one head at a time.
+// tiles = seq.cu_q ? q_tokens / T + num_seqs : ceil(q_tokens / T), where a tile has T = kRows /
+// kGroupPadded tokens.
 //
-// Which shapes fit the registers: choose_flash in runtime/variants/attend/sm80.c.
+// CTA: kRows query rows of one KV head, token-major: row r is head r % kGroupPadded of the query
+// group and token r / kGroupPadded of the tile. Each warp owns kRows / kWarps rows, that is kM m16
+// tiles, and keeps their softmax state and O in registers. Each K or V fragment that a warp reads
+// from shared memory feeds kM products.
+//
+// Shared memory: Q [kRows, Dk] | K [kKeys, Dk] | V [kKeys, Dv]. A row has C = ceil(D / 16) * 2
+// chunks of 16 bytes and a pitch(D) of 16 * (C % 8 == 0 ? C : C | 1) bytes. kSharedBytes = (kRows +
+// kKeys) * pitch(Dk) + kKeys * pitch(Dv).
+//
+// Copies: all threads issue cp.async. V of a tile arrives during Q K^T; K of the next tile arrives
+// during softmax and P V. K and V have one buffer each; a second CTA on the SM hides the two waits
+// per key tile.
+//
+// Bound by the issue rate of mma.sync where Dk, Dv >= 128, and by exponentials at 64 and below.
+//
+// Source: packed tensors, or a KV cache whose block table is read for each key tile
+// (data/source.cuh). Alignment of base and strides: 16 bytes for q, k, v; 8 bytes for o and
+// o_branch.
+//
+// The host chooses kRows, kKeys and kWarps so that they fit the registers
+// (runtime/variants/attend).
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kWarps, kThreads,
-// kMinBlocks, kSharedBytes, kGate; data/source.cuh (attend_dense_sm80: packed tensors alone).
+// kMinBlocks, kSharedBytes, kGate; also those of data/source.cuh (attend_dense_sm80 takes packed
+// tensors only).
 #pragma once
 #include "core/copy.cuh"
 #include "core/copy_rows.cuh"
@@ -55,7 +64,7 @@ template <class Config> struct FlashShared {
 
 template <class Config> struct Flash {
   using Shared = FlashShared<Config>;
-  static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // of a tile
+  static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // tokens of a tile
   static constexpr int kWarpRows = Config::kRows / Config::kWarps;
   static constexpr int kM = kWarpRows / 16;                          // m16 tiles of a warp
   static constexpr int kN = Config::kKeys / 8;                       // n8 tiles of S
@@ -72,11 +81,12 @@ template <class Config> struct Flash {
                 "a warp owns whole m16 tiles");
   static_assert(Config::kKeys % 16 == 0, "P V takes 16 keys at a time");
   static_assert(Config::kThreads == 32 * Config::kWarps, "all warps compute");
-  static_assert(sizeof(Shared) == Config::kSharedBytes, "the host's formula for shared memory");
-  static_assert(sizeof(Shared) <= 101376, "99 KB is all that sm_86, sm_89 and sm_120 have");
+  static_assert(sizeof(Shared) == Config::kSharedBytes,
+                "the host computes another size of shared memory");
+  static_assert(sizeof(Shared) <= 101376, "sm_86, sm_89 and sm_120 have 99 KB of shared memory");
 };
 
-// Q of a tile [kRows, Dk]; padding heads and tokens from q_len on are zero.
+// Starts the copy of a tile's Q [kRows, Dk]. Padding heads and tokens from q_len on become zero.
 template <class Config>
 NSAI_DEVICE void load_queries(u32 tile, const NsaiView &q, const QueryTile &at, int group) {
   using T = typename FlashShared<Config>::Q;
@@ -96,7 +106,8 @@ NSAI_DEVICE void load_queries(u32 tile, const NsaiView &q, const QueryTile &at, 
   }
 }
 
-// This thread's first chunk of key `first`'s tile, in the [row, head, dim] tensor of K or V.
+// Address of this thread's first chunk in the tile that begins with key `first`; `view` is K or V
+// [rows, heads, dim].
 template <class Config, class T>
 NSAI_DEVICE const u16 *first_chunk(const NsaiView &view, long long first, int group) {
   using Lanes = CopyLanes<T, Config::kThreads>;
@@ -104,14 +115,15 @@ NSAI_DEVICE const u16 *first_chunk(const NsaiView &view, long long first, int gr
          group * view.head_stride + Lanes::chunk(threadIdx.x) * 8;
 }
 
-// Where a query tile's K or V lies in packed tensors: this thread's first chunk of the next tile of keys.
+// K or V of a query tile in packed tensors; `from` is this thread's first chunk of the next key
+// tile.
 struct PackedSide {
   const NsaiView &x;
   const u16 *from;
 };
 
-// The tile [kKeys, kDim] of K or V of the keys from first + ahead on, which is the next one; from `end` on
-// they are zero.
+// Starts the copy of the next tile [kKeys, kDim] of K or V, whose keys begin at first + ahead. Keys
+// from `end` on become zero.
 template <class Config, class T, int kDim>
 NSAI_DEVICE void load_keys(u32 tile, PackedSide &side, int first, int end, int ahead) {
   using Lanes = CopyLanes<T, Config::kThreads>;
@@ -127,7 +139,7 @@ NSAI_DEVICE void load_keys(u32 tile, PackedSide &side, int first, int end, int a
   }
 }
 
-// Where it lies in a cache.
+// K or V of a query tile in a KV cache.
 template <int kPageRows, int kFirstIndex> struct CachedSide {
   const NsaiCacheTensor &x;
   CachedRows<kPageRows> rows;
@@ -170,11 +182,11 @@ find_sides(const NsaiCachedAttend &p, const QueryTile &tile, int, int group) {
   return { { p.pair.k, rows, group }, { p.pair.v, rows, group } };
 }
 
-// What a kernel of this loop takes that serves a cache, too.
+// Parameters of a kernel that works on packed tensors or on a KV cache.
 template <class Config>
 using AttendParams = typename ParamsOf<Config::kCached, NsaiAttend, NsaiCachedAttend>::Type;
 
-// S = Q K^T: s[m] [16, kKeys] of every m16 tile of the warp.
+// S = Q K^T: s[m] [16, kKeys] for each m16 tile of the warp.
 template <class Config>
 NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4], u32 sQ, u32 sK) {
   using F = Flash<Config>;
@@ -209,8 +221,8 @@ NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kM][Flash<Config>::kN][4]
   }
 }
 
-// O += P V with P = 2^(s - reference), 16 keys at a time: exponentials of the next keys run beside
-// the products.
+// O += P V with P = 2^(s - reference), 16 keys at a time, so that the exponentials of the next keys
+// overlap with the products.
 template <class Config>
 NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kM][Flash<Config>::kO][4],
                              float (&s)[Flash<Config>::kM][Flash<Config>::kN][4],
@@ -262,14 +274,14 @@ NSAI_DEVICE void flash_attend(const Params &params) {
   int group = blockIdx.x / tiles, number = blockIdx.x % tiles;
   QueryTile tile = find_query_tile<F::kTokens>(sequences_of(params),
                                                Keys::kLongestFirst ? tiles - 1 - number : number);
-  int tokens = min(F::kTokens, tile.seq.q_len - tile.first_query); // of this tile
+  int tokens = min(F::kTokens, tile.seq.q_len - tile.first_query); // tokens of this tile
   if (tokens <= 0 || tile.first_query < 0) return;
   int position = tile.seq.position(tile.first_query);    // of the tile's first token
   int first_token = tile.seq.q_begin + tile.first_query; // its row of q and o
   int begin = Keys::visible(position).begin, end = Keys::visible(position + tokens - 1).end;
 
-  // Row `row` of this warp within the tile, and its token's position; rows past the last token
-  // count as that.
+  // tile_row: index within the tile of this warp's row `row`. position_of: position of that row's
+  // token; rows past the last token take the last token's position.
   auto tile_row = [](int row) { return recomputed(threadIdx.x) / 32 * F::kWarpRows + row; };
   auto position_of = [&](int row) {
     return position + min(tile_row(row) / Config::kGroupPadded, tokens - 1);
@@ -288,20 +300,22 @@ NSAI_DEVICE void flash_attend(const Params &params) {
   if (begin < end) load_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, begin, end, 0);
   copy_async_commit();
   for (int first = begin; first < end; first += kKeys) {
-    // Whether a row of this warp sees one of the keys. (The vote tells the compiler that all lanes
-    // agree.)
+    // Whether any row of this warp sees one of these keys. The vote tells the compiler that the
+    // result is warp-uniform.
     bool seen = __any_sync(~0u, first < Keys::visible(position_of(F::kWarpRows - 1)).end &&
                                     first + kKeys > Keys::visible(position_of(0)).begin);
     float s[F::kM][F::kN][4]; // [16, kKeys] each
 
     copy_async_wait<0>();
-    __syncthreads(); // K of this tile is there (and Q); everyone is done with V of the tile before
+    // K of this tile (and Q) has arrived, and all warps have finished with V of the previous tile.
+    __syncthreads();
     load_keys<Config, V, Config::kHeadDimV>(sV, sides.v, first, end, 0);
     copy_async_commit();
     if (seen) multiply_qk<Config>(s, sQ, sK);
 
     copy_async_wait<0>();
-    __syncthreads(); // V of this tile is there; everyone is done with K
+    // V of this tile has arrived, and all warps have finished with K.
+    __syncthreads();
     if (first + kKeys < end)
       load_keys<Config, K, Config::kHeadDimQk>(sK, sides.k, first, end, kKeys);
     copy_async_commit();
@@ -321,7 +335,8 @@ NSAI_DEVICE void flash_attend(const Params &params) {
     multiply_pv<Config>(o, s, rows, sV, p.scale_log2);
   }
 
-  copy_async_wait<0>(); // of Q, where no key was seen: a CTA does not end with copies on their way
+  // Drains the copy of Q when no key was visible: a CTA must not exit with cp.async in flight.
+  copy_async_wait<0>();
 
   // ---- epilogue
 #pragma unroll

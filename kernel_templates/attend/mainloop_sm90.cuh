@@ -1,52 +1,57 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Flash attention over contiguous key ranges with wgmma and tensor maps (sm_90a): the loop of
-// attend_compressed_sm90, attend_window_sm90 and attend_dense_sm90, which differ in nothing but the keys
-// a query sees (`Keys`, data/key_range.cuh).
+// Warp-specialised FlashAttention main loop on wgmma and TMA (sm_90a). attend_compressed_sm90,
+// attend_window_sm90 and attend_dense_sm90 share it; they differ only in the keys that a query
+// sees, which is the policy `Keys` (data/key_range.cuh).
 //
 //   o[t, h] = softmax over keys i in [begin(t), end(t)) of (scale * q[t, h] . k[i]) V
 //
-// Grid     x = any number of CTAs, which stay and take the tiles x, x + grid, ... of kv_heads *
-//          tiles, KV head major, so that the K and V of one head at a time live in L2. tiles =
-//          seq.cu_q ? q_tokens / T + num_seqs : ceil(q_tokens / T), with T = kRows / kGroupPadded
-//          tokens.
-// CTA      kRows / 64 consumer warpgroups of 64 query rows of one KV head, token major: row r is
-//          head r % kGroupPadded of the group, token r / kGroupPadded of the tile; and one
-//          warpgroup of which a single warp, the producer, asks for boxes. It runs ahead into the
-//          next tile while the consumers store this one.
-// Shared   kQueryStages of Q [kRows / 64][64, Dk], kStages of K [kKeys, Dk], of V [kKeys, Dv], all
-//          in panels (core/tma.cuh), what there is to know of each tile of queries, and two
-//          barriers for each: full and empty.
-// Consumer scores of a tile of keys are multiplied before P V of the tile before is, so that the
-//          tensor cores have P V to do during the softmax:
+//   q [T, Hq, Dk], k [rows, Hkv, Dk], v [rows, Hkv, Dv] -> NsaiEpilogue
 //
-//            Q K^T (0) | softmax (0) | Q K^T (1)  P V (0) | ...
-//                                              softmax (1) | Q K^T (2)  P V (1) ...
+// Grid: persistent. CTA x of any number of CTAs takes tiles x, x + grid, ... of kv_heads * tiles,
+// KV head major, so that L2 holds the K and V of one head at a time. tiles = seq.cu_q ? q_tokens /
+// T + num_seqs : ceil(q_tokens / T), where a tile has T = kRows / kGroupPadded tokens.
 //
-// Reads    q, k, v with 16-byte, o and o_branch with 8-byte alignment of base and strides.
+// CTA: kRows / 64 consumer warpgroups and one producer warpgroup. A consumer warpgroup has 64 query
+// rows of one KV head, token-major: row r is head r % kGroupPadded of the query group and token r /
+// kGroupPadded of the tile. In the producer warpgroup a single warp issues the TMA loads. It runs
+// ahead into the next tile while the consumers store the current one.
 //
-// Measured on an H200: bf16, 64/4 heads, D 128, launches apart from each other, products of visible
-// pairs in TFLOP/s (a plain product of 8192^3 has 799 there, cuDNN's dense attention 630):
+// Shared memory: kQueryStages stages of Q [kRows / 64][64, Dk] with the tile descriptor of each,
+// and kStages stages of K [kKeys, Dk] and V [kKeys, Dv], all as panels (core/tma.cuh). Each stage
+// has a full and an empty barrier.
 //
-//            dense causal      4k 0.40 ms (680)   16k 5.6 ms (785)
-//            compressed 32/16  16k 0.54 ms (510)  64k 6.0 ms (735)
-//            window 512        64k 2.0 ms (550; 10 % more are computed at the edges of tiles)
+// Consumer: Q K^T of a key tile is issued before P V of the previous tile, so that the tensor cores
+// work on P V during the softmax:
 //
-// Bound    by tensor cores and power in long tiles: 80 keys of three warpgroups take 2400 clocks,
-//          wgmma alone 1920. Short tiles pay about 6000 clocks from the last P V of one to the
-//          second Q K^T of the next, a third of them for stores. At D 64 (dense 16k: 530) by
-//          latencies around the exponentials, which keep their unit busy for half of the time.
-// Tried    without gain: two warpgroups of 128 keys (-8 %); three of 112 or 128 keys without the
-//          overlap above (-3 %); three stages (0). Q asked for a tile earlier, by the same warp or
-//          another (-2 to -5 %: its boxes come from memory and stand before those of K and V, which
-//          come from L2); Q brought to L2 earlier (0). A producer for each of Q, K and V (-2 to -7
-//          %; D 64 +4 %). The first Q K^T of the next tile issued before the stores of this one
-//          (window -1 to +2 %, dense -3 %, D 64 -9 %). Masks from bits, waits with a time limit
-//          (0).
+//     Q K^T (0) | softmax (0) | Q K^T (1)  P V (0) | ...
+//                                       softmax (1) | Q K^T (2)  P V (1) ...
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kStages, kQueryStages,
-// kThreads, kMinBlocks, kSharedBytes, kGate.
+// Alignment of base and strides: 16 bytes for q, k, v; 8 bytes for o and o_branch.
+//
+// Measured on an H200: bf16, 64/4 heads, D 128, separate launches. TFLOP/s count the products of
+// visible pairs; a plain 8192^3 GEMM reaches 799 there, and cuDNN's dense attention 630.
+//
+//     dense causal      4k 0.40 ms (680)   16k 5.6 ms (785)
+//     compressed 32/16  16k 0.54 ms (510)  64k 6.0 ms (735)
+//     window 512        64k 2.0 ms (550; tile edges compute 10 % more)
+//
+// Bound: in long tiles by tensor cores and power. With three warpgroups, 80 keys take 2400 clocks,
+// of which wgmma alone takes 1920. In short tiles, about 6000 clocks pass between the last P V of
+// one tile and the second Q K^T of the next; a third of that is stores. At D 64 (dense 16k: 530
+// TFLOP/s) by latencies around the exponentials, whose unit is busy half of the time.
+//
+// Tried without gain (time change in brackets): two warpgroups of 128 keys (8 % slower); three of
+// 112 or 128 keys without the overlap above (3 % slower); three stages (0). Loading Q one tile
+// earlier, by the same warp or another one (2 to 5 % slower: its boxes come from DRAM and delay
+// those of K and V, which come from L2); prefetching Q to L2 (0). One producer each for Q, K and V
+// (2 to 7 % slower; D 64 4 % faster). Issuing the first Q K^T of the next tile before the stores of
+// this one (window between 1 % slower and 2 % faster, dense 3 % slower, D 64 9 % slower). Masks
+// from bits, and barrier waits with a time limit (0).
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kRows, kKeys, kStages,
+// kQueryStages, kThreads, kMinBlocks, kSharedBytes, kGate.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/epilogue.cuh"
@@ -61,28 +66,29 @@
 #include "data/sequence.cuh"
 #include "params/attention.h"
 
-// A tile of queries and the keys it sees: what the producer tells the consumers.
+// A tile of queries and the keys that it sees. The producer writes it for the consumers.
 struct __align__(16) FlashTile {
   int group;       // KV head
-  int tokens;      // of this tile; 0: there are no more tiles
-  int first_token; // its row of q and o
-  int position;    // of its first token
-  int begin, end;  // keys that any of its tokens sees; none where begin >= end
-  int first_row;   // of k and v: key `begin`
-  int rows_left;   // of the sequence's k and v from there on
+  int tokens;      // tokens of this tile; 0 ends the consumers
+  int first_token; // row of q and o of the tile's first token
+  int position;    // of the first token
+  int begin, end;  // keys that any of its tokens sees; none when begin >= end
+  int first_row;   // row of k and v of key `begin`
+  int rows_left;   // rows of the sequence's k and v from there on
 };
 
 template <class Config> struct Flash {
-  static constexpr int kConsumers = Config::kRows / 64;                // warpgroups
-  static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // of a tile
-  static constexpr int kBoxTokens = 64 / Config::kGroupPadded;         // of a consumer's 64 rows
+  static constexpr int kConsumers = Config::kRows / 64;                // consumer warpgroups
+  static constexpr int kTokens = Config::kRows / Config::kGroupPadded; // tokens of a tile
+  static constexpr int kBoxTokens = 64 / Config::kGroupPadded;         // tokens of 64 rows
   static constexpr int kN = Config::kKeys / 8;                         // n8 tiles of S
   static constexpr int kO = padded_dim(Config::kHeadDimV) / 8;         // n8 tiles of O
   static constexpr int kSteps = padded_dim(Config::kHeadDimQk) / 16;   // k16 steps of Q K^T
   static constexpr int kQueryBytes = 64 * panels(Config::kHeadDimQk) * kPanelPitch;
   static constexpr int kKeyBytes = Config::kKeys * panels(Config::kHeadDimQk) * kPanelPitch;
   static constexpr int kValueBytes = Config::kKeys * panels(Config::kHeadDimV) * kPanelPitch;
-  // Of the launch's 65536 / kThreads registers each, rounded down to 8, what producers give away.
+  // The launch gives every thread 65536 / kThreads registers, rounded down to a multiple of 8. The
+  // producer warpgroup hands its surplus to the consumers.
   static constexpr int kProducerRegisters = kConsumers == 2 ? 24 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 240 : 160;
 
@@ -90,22 +96,25 @@ template <class Config> struct Flash {
     unsigned char q[Config::kQueryStages][kConsumers][kQueryBytes];
     unsigned char k[Config::kStages][kKeyBytes];
     unsigned char v[Config::kStages][kValueBytes];
-    FlashTile tile[Config::kQueryStages]; // of q
+    FlashTile tile[Config::kQueryStages]; // of each stage of q
     u64 q_full[Config::kQueryStages], q_empty[Config::kQueryStages];
     u64 k_full[Config::kStages], k_empty[Config::kStages];
     u64 v_full[Config::kStages], v_empty[Config::kStages];
   };
 
-  static_assert(kConsumers == 2 || kConsumers == 3, "the division of registers");
+  static_assert(kConsumers == 2 || kConsumers == 3,
+                "registers are divided between two or three consumer warpgroups");
   static_assert(kConsumers * 64 == Config::kRows, "whole warpgroups");
-  static_assert(Config::kThreads == 128 * (kConsumers + 1), "consumers and the producer's");
+  static_assert(Config::kThreads == 128 * (kConsumers + 1),
+                "consumer warpgroups and one producer warpgroup");
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
-                "tensor maps take strides of 16 bytes");
+                "tensor maps need strides of whole 16 bytes");
   static_assert((Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0 &&
                     Config::kGroup <= Config::kGroupPadded && Config::kGroupPadded <= 64,
                 "kGroupPadded is the next power of two");
   static_assert(Config::kKeys % 16 == 0, "P V takes 16 keys at a time");
-  static_assert(sizeof(Shared) == Config::kSharedBytes, "the host's formula for shared memory");
+  static_assert(sizeof(Shared) == Config::kSharedBytes,
+                "the host computes another size of shared memory");
 };
 
 // ---- tiles
@@ -126,12 +135,12 @@ NSAI_DEVICE FlashTile flash_tile(const NsaiAttendTma &p, int group, int number) 
   return t;
 }
 
-// Calls take(tile) for every tile of this CTA. Every other round of the grid goes backwards: where
-// tiles become ever shorter, no CTA gets the longer one each time.
+// Calls take(tile) for every tile of this CTA. Every other round of the grid runs backwards: when
+// tiles get ever shorter, no CTA gets the longer one each time.
 template <class Config, class Keys, class Take>
 NSAI_DEVICE void for_each_tile(const NsaiAttendTma &p, Take take) {
-  int tiles = p.attend.tiles / p.attend.kv_heads; // of one head
-  int group = 0, first = 0;                       // number of the head's first tile
+  int tiles = p.attend.tiles / p.attend.kv_heads; // tiles of one head
+  int group = 0, first = 0;                       // first: number of the head's first tile
   int output_row = blockIdx.x;
   for (int round = 0; round < p.attend.tiles; round += gridDim.x) {
     int index = round + output_row;
@@ -152,7 +161,7 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
   using F = Flash<Config>;
   constexpr int kKeys = Config::kKeys, kDk = Config::kHeadDimQk, kDv = Config::kHeadDimV;
   bool asks = threadIdx.x % 32 == 0;
-  bool packed = p.attend.seq.cu_q; // there are rows behind a sequence's own
+  bool packed = p.attend.seq.cu_q; // other sequences' rows follow a sequence's own
   PipelineState<Config::kQueryStages> queries;
   PipelineState<Config::kStages> keys;
   for_each_tile<Config, Keys>(p, [&](const FlashTile &tile) {
@@ -186,7 +195,8 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
       u32 v_full = shared_address(&shared.v_full[keys.stage]);
       barrier_wait(shared_address(&shared.v_empty[keys.stage]), keys.phase ^ 1);
       if (packed && first + kKeys > tile.rows_left) {
-        // P is 0 there, but what follows may be NaN. (Scores of such keys are overwritten.)
+        // P is 0 for the keys behind the sequence, but their V may be NaN, so copy zeros instead.
+        // (K needs no such care: its scores are overwritten by the mask.)
         const NsaiView &v = p.attend.v;
         copy_present_rows<kKeys, kDv>(sV,
                                       (const u16 *)v.data + row * v.token_stride +
@@ -209,7 +219,7 @@ NSAI_DEVICE void flash_produce(const NsaiAttendTma &p, typename Flash<Config>::S
 
 // ---- consumers
 
-// S = Q K^T [64, kKeys] of a warpgroup, issued.
+// Issues S = Q K^T [64, kKeys] of a warpgroup.
 template <class Config>
 NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kN][4], u32 sQ, u32 sK) {
   u64 q = wgmma_k_major(sQ), k = wgmma_k_major(sK);
@@ -222,13 +232,13 @@ NSAI_DEVICE void multiply_qk(float (&s)[Flash<Config>::kN][4], u32 sQ, u32 sK) {
   wgmma_commit();
 }
 
-// P of a tile of keys in fragments of 16 keys, and what its rounding left.
+// P of a key tile as A fragments of 16 keys each, and its rounding error where kSplitP asks for it.
 template <class Config> struct Probabilities {
   static constexpr int kTerms = kSplitP<Config> ? 2 : 1;
   u32 a[kTerms][Config::kKeys / 16][4];
 };
 
-// O [64, Dv] += P V, issued.
+// Issues O [64, Dv] += P V.
 template <class Config>
 NSAI_DEVICE void multiply_pv(float (&o)[Flash<Config>::kO][4], const Probabilities<Config> &p,
                              u32 sV) {
@@ -259,15 +269,15 @@ template <int kN> NSAI_DEVICE void hold(float (&d)[kN][4]) {
   for (int j = 0; j < kN; ++j) wgmma_hold(d[j]);
 }
 
-// What a lane knows of its two rows, and of its warp's.
+// Keys that the rows of a lane and of its warp see.
 struct FlashRows {
-  KeyRange seen[2]; // by rows group, group + 8
-  KeyRange all;     // by every row of the warp
+  KeyRange seen[2]; // seen by rows group and group + 8
+  KeyRange all;     // seen by every row of the warp
 };
 
 template <class Config, class Keys>
 NSAI_DEVICE FlashRows flash_rows(const FlashTile &tile, int warp_row) {
-  // Rows past the last token count as that.
+  // Rows past the last token take the last token's position.
   auto seen_by = [&](int row) {
     return Keys::visible(tile.position +
                          min((warp_row + row) / Config::kGroupPadded, tile.tokens - 1));
@@ -279,7 +289,8 @@ NSAI_DEVICE FlashRows flash_rows(const FlashTile &tile, int warp_row) {
   return rows;
 }
 
-// Scores of the keys from `first` on become probabilities. True: O has to follow by `factor`.
+// Turns the scores of the keys from `first` on into probabilities. Returns true if O must be
+// rescaled by `factor`.
 template <class Config>
 NSAI_DEVICE bool flash_softmax(float (&s)[Flash<Config>::kN][4], SoftmaxRows &softmax,
                                float (&factor)[2], const FlashRows &rows, int first,
@@ -294,7 +305,7 @@ NSAI_DEVICE bool flash_softmax(float (&s)[Flash<Config>::kN][4], SoftmaxRows &so
   return grows;
 }
 
-// O of one tile of queries, unnormalised.
+// Computes the unnormalised O of one tile of queries.
 template <class Config>
 NSAI_DEVICE void flash_multiply(const FlashTile &tile, const FlashRows &rows,
                                 typename Flash<Config>::Shared &shared, int consumer,
@@ -326,12 +337,12 @@ NSAI_DEVICE void flash_multiply(const FlashTile &tile, const FlashRows &rows,
     barrier_wait(shared_address(&shared.v_full[before.stage]), before.phase);
     multiply_pv<Config>(o, probabilities, stage_v(before.stage)); // [64, Dv]
 
-    wgmma_wait<1>(); // of Q K^T
+    wgmma_wait<1>(); // Q K^T is complete
     hold(s);
     if (arrives) barrier_arrive(shared_address(&shared.k_empty[keys.stage]));
     bool grows = flash_softmax<Config>(s, softmax, factor, rows, first, scale_log2);
 
-    wgmma_wait<0>(); // of P V
+    wgmma_wait<0>(); // P V is complete
     hold(o);
     if (arrives) barrier_arrive(shared_address(&shared.v_empty[before.stage]));
     if (grows) softmax_rescale(o, factor);
@@ -359,7 +370,7 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
     FlashTile tile = shared.tile[queries.stage];
     if (!tile.tokens) return;
     OutputRow output_row[2];
-    u32 gate[2]; // long before it is needed
+    u32 gate[2]; // loaded early: the epilogue needs it
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       int row = warp_row + r * 8 + threadIdx.x % 32 / 4;
@@ -376,7 +387,7 @@ NSAI_DEVICE void flash_consume(const NsaiAttendTma &p, typename Flash<Config>::S
     } else {
       barrier_arrive(shared_address(&shared.q_empty[queries.stage]));
     }
-    wait_for_kernel_before(); // has the partial sum
+    wait_for_kernel_before(); // the partial sum comes from the previous kernel
     store_output<Config>(p.attend.out, p.attend.kv_heads, o, softmax, output_row, gate);
   }
 }
@@ -387,7 +398,7 @@ template <class Config> NSAI_DEVICE void init_barriers(typename Flash<Config>::S
   constexpr int kConsumerWarps = 4 * Flash<Config>::kConsumers;
   for (int i = 0; i < Config::kQueryStages; ++i) {
     barrier_init(shared_address(&shared.q_full[i]), 1);
-    // Every lane arrives: one of each warp would do, but racecheck does not follow it.
+    // All lanes arrive. One lane per warp would suffice, but racecheck does not follow that.
     barrier_init(shared_address(&shared.q_empty[i]), 32 * kConsumerWarps);
   }
   for (int i = 0; i < Config::kStages; ++i) {
@@ -411,11 +422,12 @@ template <class Config, class Keys> NSAI_DEVICE void flash_attend(const NsaiAtte
     init_barriers<Config>(shared);
   }
   if (!p.attend.early) wait_for_kernel_before();
-  __syncthreads(); // barriers are there
+  __syncthreads(); // barriers are initialised
 
   if (warpgroup == 0) {
     registers_drop<F::kProducerRegisters>();
-    if (threadIdx.x >= 32) begin_kernel(); // for the next one's sake; there may be no tile here
+    // Lets the next kernel begin even if this CTA has no tile.
+    if (threadIdx.x >= 32) begin_kernel();
     if (threadIdx.x < 32) flash_produce<Config, Keys>(p, shared);
   } else {
     registers_raise<F::kConsumerRegisters>();

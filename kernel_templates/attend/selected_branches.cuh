@@ -1,14 +1,14 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What kernels of the selected branch on the ring of attend/selected_pipeline.cuh have to do: that branch
-// alone, or the window's as well.
+// Which branches a kernel on the pipeline of attend/selected_pipeline.cuh computes: the selected
+// branch alone, or the window branch as well.
 #pragma once
 #include "core/types.cuh"
 #include "params/attention.h"
 
-// Params of a kernel are NsaiAttendSelectedTma or, where it does the window's branch as well,
-// NsaiSelectedWindow.
+// A kernel takes NsaiAttendSelectedTma, or NsaiSelectedWindow if it can also compute the window
+// branch.
 template <class Params> constexpr bool kCanWindow = false;
 template <> constexpr bool kCanWindow<NsaiSelectedWindow> = true;
 
@@ -19,7 +19,7 @@ NSAI_DEVICE const NsaiAttendSelectedTma &selected_params(const NsaiSelectedWindo
   return p.selected;
 }
 
-// A part's epilogue.
+// The epilogue of a branch.
 NSAI_DEVICE const NsaiEpilogue &epilogue_of(const NsaiAttendSelectedTma &p, int) {
   return p.attend.out;
 }
@@ -27,7 +27,7 @@ NSAI_DEVICE const NsaiEpilogue &epilogue_of(const NsaiSelectedWindow &p, int bra
   return p.out[branch];
 }
 
-// The parts of a run: [first_branch, end_branch) of NSAI_PART_*.
+// The branches of a launch: [first_branch, end_branch) of NSAI_FUSED_*.
 template <class Params> NSAI_DEVICE int first_branch(const Params &p) {
   if constexpr (kCanWindow<Params>) return p.first_branch;
   return NSAI_FUSED_SELECTED;

@@ -1,18 +1,22 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// attend_selected_combine: what attend_selected_kv_stationary_sm90 left of every block of a token, into the token's output.
+// attend_selected_combine: combines the partial results that attend_selected_kv_stationary_sm90
+// wrote for each block of a token into the token's output.
 //
 //   LSE = log2 sum over slots i of 2^lse[i]
 //   O   = sum over slots i of 2^(lse[i] - LSE) partial[i]
 //
-//   partial [heads, chunk_tokens, n, Dv]; lse [heads, entries], which `places` leads to. Slots whose
-//   block the token does not see hold anything and are not read. A row without any: O 0, LSE -inf.
+//   partial [heads, chunk_tokens, n, Dv]; lse [heads, entries], indexed by entry_indices
 //
-// Grid: x = ceil(heads * chunk_tokens / (kThreads / 32)), a warp per row (head, token), a lane per
-// four columns. Bound by the read of `partial`: 16 slots are in flight at once.
-// Config: Element, kHeadDimV, kGroup, kGate, kSelectCount (n), kThreads,
-//   kMinBlocks, kSharedBytes (0).
+// A slot whose block the token does not see holds no result and is not read. A row without any
+// result gets O = 0 and LSE = -inf.
+//
+// Grid: x = ceil(heads * chunk_tokens / (kThreads / 32)), one warp per row (head, token); each lane
+// owns groups of four columns. Bound by reading `partial`: 16 slots are in flight at once.
+//
+// Config: Element, kHeadDimV, kGroup, kGate, kSelectCount (n), kThreads, kMinBlocks, kSharedBytes
+// (0).
 #pragma once
 #include "core/copy.cuh"
 #include "core/epilogue.cuh"
@@ -21,7 +25,7 @@
 #include "data/inverted_lists.cuh"
 #include "params/attention.h"
 
-// Adds `weight` times one slot's row: the lane's columns.
+// Adds `weight` times one slot's row, in the lane's columns.
 template <class Config, int kJ>
 NSAI_DEVICE void add_slot(float4 (&x)[kJ], const uint2 (&rPartial)[kJ], float weight) {
   using E = typename Config::Element;
@@ -34,7 +38,7 @@ NSAI_DEVICE void add_slot(float4 (&x)[kJ], const uint2 (&rPartial)[kJ], float we
   }
 }
 
-// Reads kAhead slots from gPartial [.., Dv] on; zeros where their bits in `seen` are not set.
+// Loads kAhead slots beginning at gPartial [.., Dv]. Slots whose bit in `seen` is 0 become zeros.
 template <class Config, int kAhead, int kJ>
 NSAI_DEVICE void load_slots(uint2 (&rPartial)[kAhead][kJ], const u16 *gPartial, u32 seen) {
 #pragma unroll
@@ -50,16 +54,16 @@ NSAI_DEVICE void load_slots(uint2 (&rPartial)[kAhead][kJ], const u16 *gPartial, 
 
 template <class Config> NSAI_DEVICE void combine(const NsaiCombine &p) {
   constexpr int kCount = Config::kSelectCount, kDim = Config::kHeadDimV;
-  constexpr int kPerLane = ceil_div(kCount, 32);              // slots
-  constexpr int kJ = ceil_div(kDim, 128);                     // runs of four columns of a lane
-  constexpr int kAhead = 16 / kJ < kCount ? 16 / kJ : kCount; // slots that are read at once
+  constexpr int kPerLane = ceil_div(kCount, 32);              // slots of a lane
+  constexpr int kJ = ceil_div(kDim, 128);                     // groups of four columns of a lane
+  constexpr int kAhead = 16 / kJ < kCount ? 16 / kJ : kCount; // slots in flight
   const int lane = threadIdx.x & 31;
   const long long row = (long long)blockIdx.x * (Config::kThreads / 32) + threadIdx.x / 32;
   if (row >= (long long)p.heads * p.chunk_tokens) return;
   const int head = p.head_begin + (int)(row / p.chunk_tokens);
   const int token = p.token_begin + (int)(row % p.chunk_tokens);
 
-  // The slots that hold a block, as bits; slot 32 j + i is bit i of word j.
+  // Bit i of seen[j] says whether slot 32 j + i holds a visible block.
   const int list_head = p.shared_lists ? 0 : head / Config::kGroup;
   const int *gEntryIndices = p.entry_indices + list_head * p.entry_capacity +
                              (long long)(row % p.chunk_tokens) * kCount; // [n]

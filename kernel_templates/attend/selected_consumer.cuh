@@ -1,10 +1,10 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What consumers of the ring of attend/selected_pipeline.cuh have in common: Q in shared memory, what the
-// producers say of a stage, and the end of a tile ahead of time.
+// What all consumers of the pipeline of attend/selected_pipeline.cuh share: Q in shared memory, the
+// producers' flags of a stage, score masks, and prefetching of what the epilogue reads.
 //
-// Config: that of attend/selected_pipeline.cuh, kGate.
+// Config: that of attend/selected_pipeline.cuh, and kGate.
 #pragma once
 #include "attend/selected_pipeline.cuh"
 #include "core/copy.cuh"
@@ -13,8 +13,8 @@
 #include "core/types.cuh"
 #include "params/attention.h"
 
-// Of a warp's 16 rows of Q the panels from kFirst on, into rows [at_row, at_row + 16) of a tile of
-// kRows rows, complete and visible to products on return. Padding is zero.
+// Copies a warp's 16 rows of Q, panels from kFirst on, into rows [at_row, at_row + 16) of a tile of
+// kRows rows. On return the copy is complete and visible to wgmma. Padding is zero.
 template <class Config, int kRows, int kFirst>
 NSAI_DEVICE void copy_query(u32 sQ, int at_row, const NsaiView &q, const TilePosition &at,
                             int row) {
@@ -34,8 +34,9 @@ NSAI_DEVICE void copy_query(u32 sQ, int at_row, const NsaiView &q, const TilePos
   __syncwarp();
 }
 
-// Fetches what the end of a tile reads, gates and the sum of the branches before, from DRAM: there
-// are no registers to hold it so long. place[r]: of row `row + 8 * r` of the lane.
+// Prefetches what a tile's epilogue reads, gates and the partial sum of earlier branches, from DRAM
+// to L2. There are no registers to hold them until then. output_row[r]: of row `row + 8 * r` of the
+// lane.
 template <class Config>
 NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
                                  const OutputRow (&output_row)[2]) {
@@ -57,7 +58,7 @@ NSAI_DEVICE void prefetch_output(const NsaiEpilogue &out, int kv_heads,
   }
 }
 
-// What the producers say of a stage, united: kSSeen or kSPartly. All lanes take part.
+// The flag word of a stage, kSSeen or kSPartly, combined over the producers. All lanes take part.
 template <class Config>
 NSAI_DEVICE u32 stage_word(const unsigned char *shared, int offset, int stage) {
   constexpr int kProducers = SelectedPipeline<Config>::kProducers;
@@ -66,16 +67,17 @@ NSAI_DEVICE u32 stage_word(const unsigned char *shared, int offset, int stage) {
   return __reduce_or_sync(~0u, sWords[threadIdx.x % kProducers]);
 }
 
-// Scores s [16, 8 * kN] of a warp become -inf where the row's token does not see the key; they
-// are those from 8 * kN * part on of a stage.
+// Masks scores s [16, 8 * kN] of a warp to -inf where the row's token does not see the key. The
+// scores are those of keys from 8 * kN * part on within the stage.
 template <class Config, int kN>
 NSAI_DEVICE void mask_scores(float (&s)[kN][4], const unsigned char *shared, int stage, int warp,
                              int part = 0) {
   using R = SelectedPipeline<Config>;
-  // Tokens of this lane's rows: one, or the other one kTokenStep further on.
+  // The lane's two rows belong to one token, or to two tokens kTokenStep apart.
   constexpr int kTokenStep = Config::kGroupPadded < 16 ? 8 / Config::kGroupPadded : 0;
   int lane = threadIdx.x % 32;
-  asm volatile("" : "+r"(lane)); // computed here: before the loop it would take registers
+  // Compute it here: hoisted out of the loop it would occupy registers.
+  asm volatile("" : "+r"(lane));
   const int token = (16 * warp + (kTokenStep ? lane / 4 : 0)) / Config::kGroupPadded;
   const u64 *sBits = (const u64 *)(shared + R::kSBits) + stage * R::kTokens + token;
 #pragma unroll

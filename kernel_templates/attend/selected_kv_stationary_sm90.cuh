@@ -1,46 +1,51 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// attend_selected_kv_stationary_sm90: attention of the tokens that selected a block over that block, KV-stationary,
-// on wgmma (sm_90a).
+// attend_selected_kv_stationary_sm90: KV-stationary attention over selected blocks on wgmma
+// (sm_90a). A CTA takes one block and the tokens that selected it.
 //
 //   partial[h, t, i] = sum over keys p of block list[t, g, i], p <= t, of
 //                      softmax_p(scale q[t, h] . k[p, g]) v[p, g]
-//   lse[h, e]        = log2 sum over the same keys of 2^(scale log2(e) q . k), where e is the place of
-//                      (t, i) in the inverted list: by token it would be stores of 4 bytes, which
-//                      cost L2 as much as whole sectors (0.5 ms of what is below)
+//   lse[h, e]        = log2 sum over the same keys of 2^(scale log2(e) q . k)
 //
-//   q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv]; the lists come inverted, as items
-//   (data/data_invert_scan.cuh): up to kRows tokens of one block. attend_selected_combine makes O of it.
+// Here e is the position of (t, i) in the inverted list. An LSE indexed by token would need
+// scattered 4-byte stores, which cost L2 as much as whole sectors (0.5 ms of the times below).
 //
-// However much the lists of adjacent tokens differ, no row is computed in vain: it is the form for
-// few heads per KV head, where a tile of 64 rows would hold the lists of as many tokens.
+//   q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv]
 //
-// Grid: x = heads * item_capacity, head-major, so that Q of one head, which is read n times, stays in
-//   L2 while K, V and the partial results pass through it. Those beyond item_counts leave at once.
+// The lists come inverted, as work items of up to kRows tokens of one block (data/invert_scan.cuh).
+// attend_selected_combine turns the partial results into O.
 //
-// The block's K and V are copied once and stay in shared memory. Each warpgroup takes tiles of 64
-// rows in turn, of which each warp reads and writes its own 16, without a barrier:
+// No row is computed in vain, however much the lists of adjacent tokens differ. The kernel is meant
+// for few query heads per KV head, where a 64-row tile of query-stationary kernels would merge the
+// lists of up to 64 tokens.
 //
-//   Q from shared memory into registers; gather Q of the next tile; S = Q K^T; P = softmax; O = P V;
-//   O into shared memory, and from there in whole rows to `partial`
+// Grid: x = heads * item_capacity, head-major, so that Q of one head, which is read n times, stays
+// in L2 while K, V and the partial results pass through it. CTAs beyond item_counts exit at once.
 //
-// Rows of Q and of `partial` pass through shared memory for L2's sake: a warp asks for whole lines.
-// (From and to registers it would be 64 bytes at a time: 20 % slower.)
+// The CTA copies the block's K and V once and keeps them in shared memory. The warpgroups take
+// tiles of 64 rows in turn; each warp reads and writes its own 16 rows, without a barrier:
 //
-// Bound by L2, which a tile asks for 16 KB of Q and gives 16 KB of O (D 128): two, three and four
-// warpgroups on a multiprocessor are equally fast. H200, 64k tokens, 64 heads, D 128, l' 64, n 16: 7.8 ms
-// at G 1 and 2, 8.1 at G 4, with the way between L2's halves 77 % busy; attend_selected_combine 5.0 to 5.3, and
-// the inverted lists 1.8 (G 1), 0.9 (G 2), 0.5 (G 4).
+//   Q from shared memory to registers; gather Q of the next tile; S = Q K^T; P = softmax; O = P V;
+//   O to shared memory, and from there in whole rows to `partial`
 //
-// Tried: Q as operand in shared memory, with barriers, 8.3 to 8.5. Chunks of 8k, 16k, 32k tokens, whose
-// partial results would be nearer to fit into L2, 11.2, 9.6, 8.8. L2 policies (Q evicted last, the rest
-// first): equal. The forced blocks in the combining kernel, for 64 tokens at once: 6.5 here, but 6.6
-// there in the place of 5.1, for lack of warps that read while others compute.
+// Rows of Q and of `partial` pass through shared memory so that a warp accesses whole lines of L2.
+// (Direct register accesses of 64 bytes each are 20 % slower.)
+//
+// Bound by L2: at D 128 a tile reads 16 KB of Q and writes 16 KB of O, so two, three and four
+// warpgroups per SM are equally fast. H200, 64k tokens, 64 heads, D 128, l' 64, n 16: 7.8 ms at G 1
+// and 2, 8.1 ms at G 4, with the link between the L2 partitions 77 % busy. attend_selected_combine
+// takes 5.0 to 5.3 ms, and inverting the lists 1.8 ms (G 1), 0.9 ms (G 2), 0.5 ms (G 4).
+//
+// Tried (same case): Q as a shared-memory operand of wgmma, with barriers, 8.3 to 8.5 ms. Chunks of
+// 8k, 16k and 32k tokens, whose partial results come closer to fitting into L2, 11.2, 9.6 and
+// 8.8 ms. L2 policies (Q evict_last, the rest evict_first): equal. Forced blocks computed in the
+// combining kernel for 64 tokens at once: 6.5 ms here, but 6.6 ms there instead of 5.1, because it
+// lacks warps that read while others compute.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kGroup, kSelectBlock (l', a multiple of 16 up to 128),
-//   kSelectCount (n), kRows (a multiple of 64), kWarps (4, 8, 12), kThreads = 32 * kWarps,
-//   kMinBlocks, kSharedBytes.
+// kSelectCount (n), kRows (a multiple of 64), kWarps (4, 8, 12), kThreads = 32 * kWarps,
+// kMinBlocks, kSharedBytes.
 #pragma once
 #include "core/launch.cuh"
 #include "core/mma.cuh"
@@ -60,9 +65,9 @@ static_assert(Config::kWarps % 4 == 0 && Config::kThreads == 32 * Config::kWarps
               "whole warpgroups");
 static_assert(Config::kRows % 64 == 0, "whole tiles");
 
-// Whether P V takes P as the sum of two Elements. What passes through `partial` is rounded once more,
-// so the rounding of P is spared where fewer than 128 columns average it (kSplitP in core/softmax.cuh
-// has the measure); the kernel is bound by memory, and it costs nothing.
+// Whether P V takes P as the sum of two Elements (see kSplitP in core/softmax.cuh). `partial`
+// rounds O once more, so the rounding of P is avoided whenever fewer than 128 columns average it
+// out. The kernel is bound by memory, so this costs nothing.
 template <class Config>
 constexpr bool kSplitBlockP = Config::Element::kPrecision < 11 && Config::kHeadDimV < 128;
 
@@ -73,7 +78,7 @@ template <class Config> struct KernelTraits {
   using QTile = Tile<16, kColsQk>; // of one warp
   using OTile = Tile<16, kColsV>;
 
-  // Shared memory, offsets in bytes; K and V as panels (core/tma.cuh).
+  // Shared memory layout: offsets in bytes; K and V as panels (core/tma.cuh).
   static constexpr int kSK = 0;                                                      // [kKeys, Dk]
   static constexpr int kSV = kSK + kKeys * panels(Config::kHeadDimQk) * kPanelPitch; // [kKeys, Dv]
   static constexpr int kSQ = kSV + kKeys * panels(Config::kHeadDimV) * kPanelPitch;
@@ -83,7 +88,7 @@ template <class Config> struct KernelTraits {
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
 
-// Starts the copy of the block's rows of one head; rows beyond the sequence and columns behind kDim
+// Starts the copy of the block's rows of one head. Rows beyond the sequence and columns beyond kDim
 // become zero.
 template <class Config, int kDim>
 NSAI_DEVICE void copy_block(u32 to_shared, const NsaiView &view, const NsaiKvItem &item, int head) {
@@ -98,8 +103,8 @@ NSAI_DEVICE void copy_block(u32 to_shared, const NsaiView &view, const NsaiKvIte
   }
 }
 
-// A warp's share of 16 rows of kCols columns, 16 bytes a lane and step: element i of the lane is chunk
-// `chunk(i)` of row `row(i)`.
+// How a warp copies 16 rows of kCols columns, 16 bytes per lane and step: step i of the lane is
+// chunk `chunk(i)` of row `row(i)`.
 template <int kCols> struct Share {
   static constexpr int kChunks = kCols / 8, kSteps = ceil_div(16 * kChunks, 32);
   static NSAI_DEVICE int at(int i) { return 32 * i + (int)(threadIdx.x & 31); }
@@ -108,8 +113,8 @@ template <int kCols> struct Share {
   static NSAI_DEVICE bool exists(int i) { return 32 * i + 32 <= 16 * kChunks || row(i) < 16; }
 };
 
-// Starts the copy of the warp's rows of a tile: those of sEntries [16]. Rows that are padding are
-// another's.
+// Starts the gather of the warp's 16 rows of a Q tile, given their entries sEntries [16]. Padding
+// entries read token 0's row.
 template <class Config>
 NSAI_DEVICE void gather_rows(u32 sQ, const NsaiAttendKv &p, const u16 *gHead, const u32 *sEntries) {
   using S = KernelTraits<Config>;
@@ -127,7 +132,7 @@ NSAI_DEVICE void gather_rows(u32 sQ, const NsaiAttendKv &p, const u16 *gHead, co
   }
 }
 
-// The warp's 16 rows of Q as A fragments.
+// Loads the warp's 16 rows of Q as A fragments.
 template <class Config>
 NSAI_DEVICE void load_query(u32 (&rQ)[KernelTraits<Config>::kColsQk / 16][4], u32 sQ) {
   using T = typename KernelTraits<Config>::QTile;
@@ -138,7 +143,7 @@ NSAI_DEVICE void load_query(u32 (&rQ)[KernelTraits<Config>::kColsQk / 16][4], u3
     ldmatrix_x4(rQ[k], T::along(at, 2 * k));
 }
 
-// S = Q K^T: rS [64, kKeys]. Complete on return.
+// S = Q K^T: rS [64, kKeys], complete on return.
 template <class Config>
 NSAI_DEVICE void score(float (&rS)[Config::kSelectBlock / 8][4],
                        const u32 (&rQ)[KernelTraits<Config>::kColsQk / 16][4], u32 sK) {
@@ -154,7 +159,7 @@ NSAI_DEVICE void score(float (&rS)[Config::kSelectBlock / 8][4],
   wgmma_hold((float(&)[S::kKeys / 2]) rS);
 }
 
-// Scores of the keys that a row's token does not see become -inf: keys beyond last[r] of row r.
+// Masks scores of keys that a row's token does not see: those beyond last[r] become -inf.
 template <int kN> NSAI_DEVICE void mask_scores(float (&rS)[kN][4], const int (&last)[2]) {
   const int column = 2 * (threadIdx.x & 3);
 #pragma unroll
@@ -165,12 +170,13 @@ template <int kN> NSAI_DEVICE void mask_scores(float (&rS)[kN][4], const int (&l
   }
 }
 
-// P of the whole of each row's keys, not yet divided by the sum: 2^(scale (s - highest)).
+// Softmax over each row's keys in one pass: P = 2^(scale (s - highest)), not yet divided by the
+// sum.
 template <int kN>
 NSAI_DEVICE void softmax_block(SoftmaxRows &rows, float (&rS)[kN][4], float scale_log2) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
-    float top0 = rS[0][2 * r], top1 = rS[0][2 * r + 1]; // two chains, for their latency
+    float top0 = rS[0][2 * r], top1 = rS[0][2 * r + 1]; // two dependency chains shorten the latency
 #pragma unroll
     for (int j = 1; j < kN; ++j) {
       top0 = fmaxf(top0, rS[j][2 * r]);
@@ -188,7 +194,7 @@ NSAI_DEVICE void softmax_block(SoftmaxRows &rows, float (&rS)[kN][4], float scal
   for (int r = 0; r < 2; ++r) rows.sum[r] = lanes_sum<4>(rows.sum[r] + odd.sum[r]);
 }
 
-// O = P V: rO [64, Dv]. Complete on return.
+// O = P V: rO [64, Dv], complete on return.
 template <class Config>
 NSAI_DEVICE void weigh(float (&rO)[KernelTraits<Config>::kColsV / 8][4],
                        const float (&rP)[Config::kSelectBlock / 8][4], u32 sV) {
@@ -217,12 +223,13 @@ NSAI_DEVICE void weigh(float (&rO)[KernelTraits<Config>::kColsV / 8][4],
   wgmma_hold((float(&)[S::kColsV / 2]) rO);
 }
 
-// Where the row of an entry lies in `partial`, counted from (head, token 0, slot 0).
+// Row of an entry in `partial`, counted from (head, token 0, slot 0).
 template <class Config> NSAI_DEVICE int slot_row(u32 entry) {
   return entry_token(entry) * Config::kSelectCount + entry_slot(entry);
 }
 
-// The warp's 16 rows of O, those of sEntries [16], through its tile sO to gPartial [rows, Dv].
+// Stores the warp's 16 rows of O to gPartial [rows, Dv] by way of its shared-memory tile sO. Their
+// entries are sEntries [16].
 template <class Config>
 NSAI_DEVICE void store_rows(u16 *gPartial, const float (&rO)[KernelTraits<Config>::kColsV / 8][4],
                             const SoftmaxRows &rows, u32 sO, const u32 *sEntries) {
@@ -235,7 +242,7 @@ NSAI_DEVICE void store_rows(u16 *gPartial, const float (&rO)[KernelTraits<Config
   const u32 to = sO + T::offset(lane & 15, lane >> 4);
 #pragma unroll
   for (int j = 0; j < KernelTraits<Config>::kColsV / 8; j += 2) {
-    // Matrices: rows 0 .. 7 and 8 .. 15 of columns 8j.., then both of columns 8j + 8...
+    // The four matrices: rows 0..7 and 8..15 of columns 8j.., then both of columns 8j + 8...
     const u32 c[4] = { E::pack(rO[j][0] * inverse[0], rO[j][1] * inverse[0]),
                        E::pack(rO[j][2] * inverse[1], rO[j][3] * inverse[1]),
                        E::pack(rO[j + 1][0] * inverse[0], rO[j + 1][1] * inverse[0]),
@@ -272,7 +279,7 @@ template <class Config> NSAI_DEVICE void attend_item(const NsaiAttendKv &p) {
   if (number >= p.item_counts[list_head]) return;
   const NsaiKvItem item = p.items[(long long)list_head * p.item_capacity + number];
 
-  // ---- the block's keys, and the tokens
+  // ---- load the block's keys and the entries
   copy_block<Config, Config::kHeadDimQk>(base + S::kSK, p.k, item, kv_head);
   copy_block<Config, Config::kHeadDimV>(base + S::kSV, p.v, item, kv_head);
   copy_async_commit();
@@ -292,7 +299,7 @@ template <class Config> NSAI_DEVICE void attend_item(const NsaiAttendKv &p) {
   copy_async_commit();
   copy_async_wait<1>();
   shared_proxy_fence();
-  __syncthreads(); // K and V come from all warps
+  __syncthreads(); // all warps' copies of K and V have arrived
 
   // ---- tiles
   const long long row0 =

@@ -1,13 +1,15 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Consumers of the ring of attend/selected_pipeline.cuh on mma.sync: attend_selected_sm90_mma.
+// Consumers of the pipeline of attend/selected_pipeline.cuh on mma.sync, for
+// attend_selected_sm90_mma.
 //
-// A consumer warp has one m16 tile: 16 / kGroupPadded tokens and their heads, or 16 of one token's
-// heads. It multiplies the keys that its own tokens see and nothing else: with 16 heads in a group no
-// product is wasted, however much the lists of adjacent tokens differ.
+// A consumer warp has one m16 tile: 16 / kGroupPadded tokens with all their heads, or 16 heads of
+// one token. It multiplies only keys that its own tokens see. With 16 heads in a group no product
+// is wasted, however much the lists of adjacent tokens differ.
 //
-// Config: Element, kGate, and attend/selected_pipeline.cuh's. kSharedBytes = KernelTraits::kBytes.
+// Config: Element, kGate, and those of attend/selected_pipeline.cuh. kSharedBytes =
+// KernelTraits::kBytes.
 #pragma once
 #include "attend/selected_consumer.cuh"
 #include "attend/selected_pipeline.cuh"
@@ -16,24 +18,24 @@
 
 template <class Config> struct KernelTraits : SelectedPipeline<Config> {
   using R = SelectedPipeline<Config>;
-  // What the loop holds beside O, Q and the scores of a step; found by compiling random geometries.
+  // Registers of the loop besides O, Q and the scores of a step. Found by compiling random models.
   static constexpr int kOthers = R::kColsV > 128 ? 60 : 48;
-  // Q as fragments, where 16 scores fit beside it: that saves a fifth of the reads of shared
-  // memory.
+  // Q stays in registers as fragments if 16 scores fit beside it. That saves a fifth of the shared
+  // memory reads.
   static constexpr bool kQueryInRegisters =
       R::kColsV / 2 + R::kColsQk / 4 + 16 + kOthers <= R::kConsumerRegisters;
   static constexpr int kHeld = R::kColsV / 2 + (kQueryInRegisters ? R::kColsQk / 4 : 0) + kOthers;
-  // Keys of one softmax step.
+  // Keys per softmax step.
   static constexpr int kStepKeys = kHeld + 32 <= R::kConsumerRegisters ? 64 : 32;
-  static constexpr int kParts = R::kKeys / kStepKeys; // steps of a stage
+  static constexpr int kParts = R::kKeys / kStepKeys; // steps per stage
   static constexpr int kQBytes =
       kQueryInRegisters ? 0 : panels(Config::kHeadDimQk) * 16 * kPanelPitch;
-  static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarps], or nothing
+  static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarps], or empty
   static constexpr int kBytes = kQBytes ? kSQ + R::kWarps * kQBytes : R::kEnd;
-  static_assert(kBytes == Config::kSharedBytes, "the host computes another size");
+  static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
 
-// S = Q K^T: rS [16, kStepKeys]. Q comes from rQ, or from sQ where registers do not hold it.
+// S = Q K^T: rS [16, kStepKeys]. Q comes from rQ, or from sQ if registers cannot hold it.
 template <class Config, int kSteps>
 NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
                        const u32 (&rQ)[kSteps][4], u32 sQ, u32 sK) {
@@ -52,7 +54,7 @@ NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
       ldmatrix_x4(a, panel_along<16>(q_at, 2 * k));
 #pragma unroll
     for (int j = 0; j < S::kStepKeys / 8; j += 2) {
-      // Matrices: keys 8j.. of columns 16k.. and 16k + 8.., then keys 8j + 8.. of both.
+      // The four matrices: keys 8j.. of columns 16k.. and 16k + 8.., then keys 8j + 8.. of both.
       u32 b[4];
       ldmatrix_x4(b, panel_along<S::kKeys>(k_at, 2 * k) + 8 * j * kPanelPitch);
       mma_m16n8k16(typename Config::Element{}, rS[j], a, b[0], b[1]);
@@ -76,7 +78,8 @@ NSAI_DEVICE void accumulate(float (&rO)[kO][4],
       softmax_pack_rest<typename Config::Element>(rest, a, rP[2 * k], rP[2 * k + 1]);
 #pragma unroll
     for (int j = 0; j < kO; j += 2) {
-      // Matrices, transposed: keys 16k.. and 16k + 8.. of columns 8j.., then of columns 8j + 8...
+      // The four matrices, transposed: keys 16k.. and 16k + 8.. of columns 8j.., then of columns 8j
+      // + 8...
       u32 b[4];
       ldmatrix_x4_trans(b, panel_along<S::kKeys>(v_at, j) + 16 * k * kPanelPitch);
       mma_m16n8k16(typename Config::Element{}, rO[j], a, b[0], b[1]);
@@ -89,17 +92,19 @@ NSAI_DEVICE void accumulate(float (&rO)[kO][4],
   }
 }
 
-// What a consumer warp does, for all tiles of its block.
+// The loop of a consumer warp over all tiles of its CTA.
 template <class Config>
 NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *shared) {
   using S = KernelTraits<Config>;
   u32 base = shared_address(shared);
-  asm volatile("" : "+r"(base)); // to be held, not computed for every stage
+  asm volatile("" : "+r"(base)); // keeps it in a register instead of recomputing it for every stage
   PipelineState<S::kStages> step;
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread)); // what follows from it takes no registers from tile to tile
+    // Recompute thread-derived indices for every tile: kept across tiles they would occupy
+    // registers.
+    asm volatile("" : "+r"(thread));
     const int lane = thread % 32, warp = warp_uniform(thread / 32);
     const u32 sQ = base + S::kSQ + warp * S::kQBytes;      // [16, Dk]
     const int row = 16 * warp + lane / 4;                  // this lane's rows: row, row + 8
@@ -120,7 +125,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
 
     for (bool last = false; !last; step.advance()) {
       const int s = step.stage;
-      barrier_wait(base + S::kFull + 8 * s, step.phase); // by the producers
+      barrier_wait(base + S::kFull + 8 * s, step.phase); // filled by the producers
       const u32 seen = stage_word<Config>(shared, S::kSSeen, s);
       last = seen & S::kLast;
       if (seen >> warp & 1) {
@@ -137,7 +142,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const unsigned char *share
           accumulate<Config>(rO, rS, sV + offset);
         }
       }
-      barrier_arrive(base + S::kEmpty + 8 * s); // for the producers
+      barrier_arrive(base + S::kEmpty + 8 * s); // released to the producers
     }
 
     const TilePosition at = find_tile_position<Config>(p, tile);

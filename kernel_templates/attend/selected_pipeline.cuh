@@ -1,39 +1,43 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The selected branch on sm_90: a warp that walks the union of adjacent tokens' lists and has the
-// copy engine bring its keys into a ring, for consumers of either instruction family
-// (attend/selected_mma.cuh, attend/selected_wgmma.cuh). Where the kernel does the window's branch as well
-// (attend/selected_window.cuh), its keys come through the same ring, before those of the lists.
+// The producer side of the selected branch on sm_90: a warp walks the merged lists of adjacent
+// tokens and loads their keys by TMA into a pipeline of stages. Consumers exist for mma.sync
+// (attend/selected_mma.cuh) and wgmma (attend/selected_wgmma.cuh). If the kernel also computes the
+// window branch (attend/selected_window.cuh), the window's keys pass through the same pipeline
+// before those of the lists.
 //
-// Work: tile i of p.tiles is tokens [kTokens * (i % per_group), ...) of KV head i / per_group, so
-// that blocks of threads that run together read one head's keys. A block takes every gridDim.x-th
+// Tiles: tile i of p.tiles is tokens [kTokens * (i % per_group), ...) of KV head i / per_group, so
+// that CTAs that run at the same time read the keys of one head. A CTA takes every gridDim.x-th
 // tile. Its kWarps consumer warps hold 16 rows each, token-major over kGroupPadded heads: 16 /
-// kGroupPadded tokens of a warp, or 16 heads of one.
+// kGroupPadded tokens, or 16 heads of one token.
 //
-// Keys are cut into tiles on a fixed grid of kKeys. The lanes of the producers hold cursors of the
-// tokens' lists (data/list_cursor.cuh); the least next key of all gives the next tile, and the
-// lists that have keys in it move on. So no list is ever stored, whatever n, l' and the alignment
-// of ranges. One warp does it for up to 32 tokens, else four do. A stage of the ring holds
+// Merged list: keys are cut into tiles on a fixed grid of kKeys. The producers' lanes hold cursors
+// into the tokens' lists (data/list_cursor.cuh). The smallest next key of all cursors determines
+// the next key tile, and every list that has keys in it advances. No list is ever stored, whatever
+// n, l' and the alignment of ranges are. One warp does this for up to 32 tokens, four warps for
+// more.
+//
+// A stage holds
 //
 //   K, V    [kKeys, Dk], [kKeys, Dv]: panels with the 128-byte swizzle (core/tma.cuh)
-//   bits    u64 [kTokens]: the keys that each token sees, selection and causality at once
-//   seen    u32 [kProducers], to be united: bit w: a token of warp w sees one of the keys. kLast in
-//           the first: it is the last stage of the tile of tokens. Nothing is told of the window's
-//           stages: positions say who sees which key
-//   partly  the same: not all of the keys are seen by all of the warp
+//   bits    u64 [kTokens]: the keys that each token sees (selection and causality combined)
+//   seen    u32 [kProducers], to be or-ed. Bit w: a token of warp w sees at least one key.
+//           kLast in the first word: last stage of the tile. Window stages carry no flags:
+//           positions say which row sees which key
+//   partly  u32 [kProducers], to be or-ed. Bit w: a token of warp w does not see all keys
 //
-//   producers: wait empty[s]; store what they know; start the copies of K and V; arrive full[s]
-//   consumer:  wait full[s]; work, or nothing where its bit is not set; arrive empty[s]
+//   producers: wait empty[s]; store the flags; start the copies of K and V; arrive full[s]
+//   consumer:  wait full[s]; multiply, unless its bit is 0; arrive empty[s]
 //
-// The producers go on to the next tile at once: while consumers store O, the ring fills.
+// The producers move on to the next tile at once: while consumers store O, the stages fill.
 //
-// V behind a sequence's end may be anything where further sequences follow; such tiles are copied
-// row by row, with zeros behind the end. (K may: its scores are masked.) Behind the tensor's end
-// the copy engine brings zeros.
+// V rows behind a sequence's end may hold anything if further sequences follow; such key tiles are
+// copied row by row, with zeros behind the end. (K needs no such care: its scores are masked.)
+// Behind the end of the tensor TMA supplies zeros.
 //
 // Config: kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kThreads = 32 * kWarps + 128,
-//   kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges; kWindow.
+// kMinBlocks, kKeys, kStages, kSharedBytes, kSelectBlock, kSelectCount, kRanges; kWindow.
 #pragma once
 #include "attend/selected_branches.cuh"
 #include "core/barrier.cuh"
@@ -52,35 +56,35 @@
 
 template <class Config> struct SelectedPipeline {
   static constexpr int kWarps = Config::kWarps, kStages = Config::kStages, kKeys = Config::kKeys;
-  static constexpr int kWarpgroups = kWarps / 4; // of consumers; the producer's is the last one
+  static constexpr int kWarpgroups = kWarps / 4; // consumers; the producers' comes last
   static constexpr int kTokens = 16 * kWarps / Config::kGroupPadded;
-  static constexpr int kProducers = kTokens <= 32 ? 1 : 4;          // warps
-  static constexpr int kLists = ceil_div(kTokens, 32 * kProducers); // of a lane
+  static constexpr int kProducers = kTokens <= 32 ? 1 : 4;          // producer warps
+  static constexpr int kLists = ceil_div(kTokens, 32 * kProducers); // lists per lane
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
   static constexpr int kPanelBytes = kKeys * kPanelPitch;
   static constexpr int kKBytes = panels(Config::kHeadDimQk) * kPanelBytes;
   static constexpr int kVBytes = panels(Config::kHeadDimV) * kPanelBytes;
 
-  // Registers of a thread. Of 65536 / kMinBlocks, a launch gives kLaunch to every thread; the
-  // producer's threads hand on what they do not need. A cursor takes 8.
+  // Registers per thread. The launch gives kLaunch to each thread; the producer warpgroup hands its
+  // surplus to the consumers. A cursor takes 8.
   static constexpr int kLaunch = 65536 / (Config::kThreads * Config::kMinBlocks) / 8 * 8;
   static constexpr int kProducerRegisters = kLists == 1 ? 32 : 40;
   static constexpr int kFair =
       (kLaunch * (kWarpgroups + 1) - kProducerRegisters) / kWarpgroups / 8 * 8;
   static constexpr int kConsumerRegisters = kFair < 240 ? kFair : 240;
 
-  // Shared memory from a multiple of 1024 bytes on; offsets in bytes. Buffers are [kStages].
+  // Shared memory layout from a multiple of 1024 bytes on; offsets in bytes. Buffers are [kStages].
   static constexpr int kSK = 0;
   static constexpr int kSV = kSK + kStages * kKBytes;
   static constexpr int kSBits = kSV + kStages * kVBytes;             // u64 [kTokens]
   static constexpr int kSSeen = kSBits + 8 * kStages * kTokens;      // u32 [kProducers]
   static constexpr int kSPartly = kSSeen + 4 * kStages * kProducers; // u32 [kProducers]
-  static constexpr int kFull = kSPartly + 4 * kStages * kProducers;  // barrier: can be read
-  static constexpr int kEmpty = kFull + 8 * kStages;                 // barrier: can be filled
-  static constexpr int kSLeast = kEmpty + 8 * kStages;               // int [2, kProducers], once
+  static constexpr int kFull = kSPartly + 4 * kStages * kProducers;  // barrier: stage is filled
+  static constexpr int kEmpty = kFull + 8 * kStages;                 // barrier: stage is free
+  static constexpr int kSLeast = kEmpty + 8 * kStages; // int [2, kProducers], not per stage
   static constexpr int kEnd = (kSLeast + 8 * kProducers + 15) / 16 * 16;
-  static constexpr u32 kLast = 1u << 31; // of kSSeen
+  static constexpr u32 kLast = 1u << 31; // flag in kSSeen
 
   static_assert(Config::kHeadDimQk % 8 == 0 && Config::kHeadDimV % 8 == 0,
                 "rows are copied 16 bytes at a time");
@@ -88,7 +92,8 @@ template <class Config> struct SelectedPipeline {
                     (Config::kGroupPadded & (Config::kGroupPadded - 1)) == 0,
                 "rows are token-major over a power of two of heads");
   static_assert(kWarps % 4 == 0 && kWarps <= 12, "whole warpgroups, which share 65536 registers");
-  static_assert(kWarps * Config::kMinBlocks >= 8, "one of four could not use its registers");
+  static_assert(kWarps * Config::kMinBlocks >= 8,
+                "four consumer warps alone would leave registers unused");
   static_assert(kKeys == 64, "the keys of a stage are the bits of a word");
   static_assert(Config::kGroupPadded <= 64, "a warpgroup holds whole tokens");
   static_assert(Config::kThreads == 32 * kWarps + 128, "one producer warpgroup");
@@ -103,28 +108,28 @@ NSAI_DEVICE TilePosition find_tile_position(const NsaiAttendSelected &p, int til
   return TilePosition{ at.seq, at.first_query, group };
 }
 
-// The window's keys of a tile fall into stages: a first one of kFirst keys, what w and the tile's
-// tokens have beyond whole stages, and further ones of kKeys.
+// How the window's keys of a tile fall into stages: a first stage of kFirst keys, the remainder of
+// w + kTokens - 1 modulo kKeys, and then stages of kKeys.
 template <class Config> struct WindowStages {
   using R = SelectedPipeline<Config>;
   static constexpr int kRest = (Config::kWindow + R::kTokens - 1) % R::kKeys;
   static constexpr int kFirst = kRest ? kRest : R::kKeys;
-  static constexpr int kFirstPadded = padded_dim(kFirst); // that are multiplied
+  static constexpr int kFirstPadded = padded_dim(kFirst); // keys that are multiplied
 };
 
-// Keys [begin, end) that the window of any token of the tile holds; none where begin >= end.
+// Keys [begin, end) in the window of any of the tile's tokens; none if begin >= end.
 template <class Config> NSAI_DEVICE KeyRange window_of_tile(const TilePosition &at) {
   const int next = min(at.first_query + SelectedPipeline<Config>::kTokens, at.seq.q_len);
   return KeyRange{ WindowKeys<Config>::visible(at.seq.position(at.first_query)).begin,
                    WindowKeys<Config>::visible(at.seq.position(next - 1)).end };
 }
 
-// One thread, before anyone else looks at a barrier.
+// Initialises the barriers. One thread, before any other uses them.
 template <class Config> NSAI_DEVICE void init_pipeline(u32 base) {
   using R = SelectedPipeline<Config>;
   for (int s = 0; s < R::kStages; ++s) {
-    // Every lane arrives: one of each warp would do and is no faster, but racecheck does not follow
-    // it.
+    // All lanes arrive. One lane per warp would suffice and is no faster, but racecheck does not
+    // follow that.
     barrier_init(base + R::kFull + 8 * s, 32 * R::kProducers);
     barrier_init(base + R::kEmpty + 8 * s, 32 * R::kWarps);
   }
@@ -133,22 +138,24 @@ template <class Config> NSAI_DEVICE void init_pipeline(u32 base) {
 
 // ---- producers
 
-// Consumer warps that hold a token's rows.
+// Bits of the consumer warps that hold a token's rows.
 template <class Config> NSAI_DEVICE u32 warps_of_token(int token) {
   constexpr int kWarpsOfToken = Config::kGroupPadded <= 16 ? 1 : Config::kGroupPadded / 16;
   return ((1u << kWarpsOfToken) - 1) << (token * Config::kGroupPadded / 16);
 }
 
-// Where a tile's keys lie, for the copies.
+// Where the copies find a tile's keys.
 struct KeyLocation {
-  int row;   // of k and v: key 0
+  int row;   // row of k and v that is key 0
   int group; // KV head
-  int rest;  // keys from here on must not come with a box: rows of another sequence, or behind the
-             // longest. Where none follow, the highest int
+  // Keys from here on must not come by TMA: they are rows of another sequence or beyond the longest
+  // one. The largest int if no sequence follows.
+  int rest;
 };
 
-// Starts the copies of keys [first, first + kKeys) of a sequence into stage s, and arrives. By a
-// whole warp, whose plain stores the arrival covers. `v`: what v_map maps.
+// Starts the copies of keys [first, first + kKeys) of a sequence into stage s and arrives on its
+// full barrier. Called by a whole warp; the arrival also covers the warp's plain stores. `v` is the
+// tensor that v_map describes.
 template <class Config>
 NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_map,
                             const NsaiView &k, const NsaiView &v, const KeyLocation &at, u32 base,
@@ -174,7 +181,7 @@ NSAI_DEVICE void fill_stage(const NsaiTensorMap &k_map, const NsaiTensorMap &v_m
     tma_load_panels<Config::kHeadDimV>(sV, v_map, full, R::kKeys, box_head(v, at.group), row);
 }
 
-// The next stage of the window's keys, those from `first` on.
+// Fills the next stage with the window's keys from `first` on.
 template <class Config>
 NSAI_DEVICE void produce_window(const NsaiSelectedWindow &p, const KeyLocation &keys, int first,
                                 unsigned char *shared, int producer,
@@ -182,7 +189,7 @@ NSAI_DEVICE void produce_window(const NsaiSelectedWindow &p, const KeyLocation &
   using R = SelectedPipeline<Config>;
   const u32 base = shared_address(shared);
   const int s = step.stage;
-  barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1); // by all consumer warps
+  barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1); // released by all consumer warps
   if (producer == 0)
     fill_stage<Config>(p.window_k_map, p.window_v_map, p.window_k, p.window_v, keys, base, s,
                        first);
@@ -191,7 +198,8 @@ NSAI_DEVICE void produce_window(const NsaiSelectedWindow &p, const KeyLocation &
   step.advance();
 }
 
-// The kProducers warps, for all tiles of the block; `producer`: which of them.
+// The loop of the kProducers producer warps over all tiles of the CTA; `producer` is this warp's
+// index.
 template <class Config, class Params>
 NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, int producer) {
   using R = SelectedPipeline<Config>;
@@ -200,7 +208,7 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
   const NsaiAttendSelected &p = selected.attend;
   const int lane = threadIdx.x % 32;
   const u32 base = shared_address(shared);
-  int buffer = 0; // of sLeast
+  int buffer = 0; // index of sLeast
   PipelineState<R::kStages> step;
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
@@ -215,7 +223,7 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
       for (int count = WindowStages<Config>::kFirst; window.begin < window.end;
            window.begin += count, count = R::kKeys)
         produce_window<Config>(params, keys, window.begin, shared, producer, step);
-      begin_kernel(); // for the lists
+      begin_kernel(); // the lists come from the previous kernel
       if (end_branch(params) == NSAI_FUSED_SELECTED) continue;
     }
     Cursor cursors[R::kLists];
@@ -229,7 +237,7 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
                       token < R::kTokens && query < at.seq.q_len &&
                           end_branch(params) > NSAI_FUSED_SELECTED);
     }
-    auto next = [&]() { // the least key that is not taken, of all producers
+    auto next = [&]() { // smallest key not yet taken, over all producers
       int least = cursors[0].begin;
 #pragma unroll
       for (int j = 1; j < R::kLists; ++j) least = min(least, cursors[j].begin);
@@ -237,7 +245,8 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
       if constexpr (R::kProducers > 1) {
         int *sLeast = (int *)(shared + R::kSLeast) + buffer * R::kProducers; // [kProducers]
         if (lane == 0) sLeast[producer] = least;
-        threads_sync(15, 32 * R::kProducers); // everyone's is there, and the turn before was read
+        // All producers have written this round's value and read the previous round's.
+        threads_sync(15, 32 * R::kProducers);
         const int4 all = *(const int4 *)sLeast;
         least = min(min(all.x, all.y), min(all.z, all.w));
         buffer ^= 1;
@@ -246,7 +255,7 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
     };
 
     for (int begin = next(), last = 0; !last; step.advance()) {
-      // Where no token sees a key, one stage without keys ends the tile.
+      // If no token sees any key, a single stage without keys ends the tile.
       const bool any = begin != Cursor::kNever;
       const int first = begin / R::kKeys * R::kKeys;
       typename Cursor::KeyBits bits[R::kLists];
@@ -263,9 +272,9 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
       begin = next();
       last = begin == Cursor::kNever;
 
-      // A fresh barrier lets the wait for the phase before its first one pass.
+      // On a fresh barrier the wait for the phase before the first one returns at once.
       const int s = step.stage;
-      barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1);    // by all consumer warps
+      barrier_wait(base + R::kEmpty + 8 * s, step.phase ^ 1);    // released by all consumer warps
       u64 *sBits = (u64 *)(shared + R::kSBits) + s * R::kTokens; // [kTokens]
 #pragma unroll
       for (int j = 0; j < R::kLists; ++j)
@@ -287,7 +296,7 @@ NSAI_DEVICE void produce_selected(const Params &params, unsigned char *shared, i
 
 // ---- body
 
-// The kernel: `consume(shared)` is what its consumer warps do, for all tiles of the block.
+// The kernel body; `consume(shared)` is the loop of a consumer warp over all tiles of the CTA.
 template <class Config, class Params, class Consume>
 NSAI_DEVICE void attend_pipeline(const Params &p, Consume consume) {
   using R = SelectedPipeline<Config>;
@@ -301,14 +310,15 @@ NSAI_DEVICE void attend_pipeline(const Params &p, Consume consume) {
     }
     init_pipeline<Config>(shared_address(shared));
   }
-  // Neither the window's keys nor their products wait for the kernel before: lists and sum do.
+  // The window's keys and products need nothing from the previous kernel; the lists and the partial
+  // sum do.
   if (!kCanWindow<Params>) begin_kernel();
-  __syncthreads(); // barriers are there
+  __syncthreads(); // barriers are initialised
   const int warp = warp_uniform(threadIdx.x / 32);
   if (warp >= R::kWarps) {
     registers_drop<R::kProducerRegisters>();
     if (warp < R::kWarps + R::kProducers) produce_selected<Config>(p, shared, warp - R::kWarps);
-    if (kCanWindow<Params>) begin_kernel(); // also where no tile has tokens
+    if (kCanWindow<Params>) begin_kernel(); // also if no tile has tokens
   } else {
     registers_raise<R::kConsumerRegisters>();
     consume(shared);

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Products of a warpgroup and a stage of the ring (attend/selected_pipeline.cuh), by wgmma: S = Q K^T with Q
-// in registers, in shared memory or partly in either, and O += P V.
+// Products of a warpgroup with one stage of attend/selected_pipeline.cuh on wgmma: S = Q K^T with Q
+// in registers, in shared memory or split between them, and O += P V.
 //
 // Config: Element, kHeadDimQk, kHeadDimV, kKeys.
 #pragma once
@@ -10,8 +10,8 @@
 #include "core/tile.cuh"
 #include "core/wgmma.cuh"
 
-// S = Q K^T: rS [64, 8 * kN] of the warpgroup, issued. Of Q: rQ what is held, kHeldSteps steps of 16
-// columns, sQ the other columns.
+// Issues S = Q K^T: rS [64, 8 * kN] of the warpgroup. rQ holds the first kHeldSteps steps of 16
+// columns of Q, sQ the remaining columns.
 template <class Config, int kHeldSteps, int kN, int kHeld>
 NSAI_DEVICE void multiply_qk(float (&rS)[kN][4], const u32 (&rQ)[kHeld][4], u32 sQ, u32 sK) {
   using Element = typename Config::Element;
@@ -28,13 +28,13 @@ NSAI_DEVICE void multiply_qk(float (&rS)[kN][4], const u32 (&rQ)[kHeld][4], u32 
   wgmma_commit();
 }
 
-// P of a stage in fragments of 16 keys, and what its rounding left.
+// P of a stage as A fragments of 16 keys each, and its rounding error where kSplitP asks for it.
 template <class Config> struct Probabilities {
   static constexpr int kTerms = kSplitP<Config> ? 2 : 1;
   u32 a[kTerms][Config::kKeys / 16][4];
 };
 
-// O += P V: rO [64, Dv], issued.
+// Issues O += P V: rO [64, Dv].
 template <class Config, int kO>
 NSAI_DEVICE void multiply_pv(float (&rO)[kO][4], const Probabilities<Config> &rP, u32 sV) {
   const u64 v = wgmma_mn_major<Config::kKeys>(sV);
@@ -48,7 +48,7 @@ NSAI_DEVICE void multiply_pv(float (&rO)[kO][4], const Probabilities<Config> &rP
   wgmma_commit();
 }
 
-// Of the first 8 * kN keys.
+// Packs P of the first 8 * kN keys.
 template <class Config, int kN>
 NSAI_DEVICE void pack_probabilities(Probabilities<Config> &rP, const float (&rS)[kN][4]) {
   using Element = typename Config::Element;

@@ -1,41 +1,46 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// attend_selected_sm80: attention of every token over its own selection, on mma.sync (sm_80 and up).
+// attend_selected_sm80: each token attends to its own selection, on mma.sync and cp.async (sm_80
+// and later).
 //
 //   O[t, h] = sum over keys p in list[t, g], p <= t, of softmax_p(scale q[t, h] . k[p, g]) v[p, g]
 //
 //   q     [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv]
 //   lists [T, Hkv, n] blocks of l' tokens, or [T, Hkv, n, 2] token ranges: ascending, disjoint, -1
 //
-// Grid: x = kv_heads * tiles, group-major, so that CTAs that run together read one group's keys.
-//   tiles = cu_q ? q_tokens / kTokens + num_seqs : ceil(q_tokens / kTokens), data/sequence.cuh.
-//   kTokens = 16 * kWarps / kGroupPadded adjacent tokens a CTA. A warp has one m16 tile:
-//   16 / kGroupPadded tokens and their heads, token-major, or 16 of one token's heads.
+// Grid: x = kv_heads * tiles, group-major, so that CTAs that run at the same time read the keys of
+// one group. tiles = cu_q ? q_tokens / kTokens + num_seqs : ceil(q_tokens / kTokens)
+// (data/sequence.cuh). A CTA has kTokens = 16 * kWarps / kGroupPadded adjacent tokens. A consumer
+// warp has one m16 tile: 16 / kGroupPadded tokens with their heads, token-major, or 16 heads of one
+// token.
 //
-// Keys are cut into tiles on a fixed grid of kKeys. The producer warp (the last one) walks the
-// union of the CTA's lists: its lanes hold cursors of the tokens' lists (data/list_cursor.cuh),
-// the least next key of all gives the next tile, and the lists that have keys in it move on. So no
-// list is ever stored, whatever n, l' and the alignment of ranges. With each tile go the keys that
-// each token sees, as bits: selection and causality at once. A consumer warp whose tokens see none
-// releases the stage untouched; where all bits are set, nothing is masked.
+// Merged list: keys are cut into tiles on a fixed grid of kKeys. The producer (the last warp) walks
+// the merged lists of the CTA's tokens: its lanes hold cursors into the lists
+// (data/list_cursor.cuh), the smallest next key of all cursors determines the next key tile, and
+// every list that has keys in it advances. No list is ever stored, whatever n, l' and the alignment
+// of ranges are. With each key tile the producer stores the keys that each token sees as bits
+// (selection and causality combined). A consumer warp whose tokens see none of them releases the
+// stage untouched; if all bits are set, nothing is masked.
 //
 //   producer: wait empty[s]; copy K and V; store bits; arrive full[s]
 //   consumer: wait full[s]; S = Q K^T; P = softmax; O += P V; arrive empty[s]
-//   s = 0 .. kStages - 1, round and round; a stage that says "no more" ends the consumers.
 //
-// Bound by L2 reads where the lists of adjacent tokens differ (8 tokens of 16 blocks: up to 128
-// tiles of 32 KB), else by ldmatrix, for every warp reads the whole tile for its 16 rows.
-// Registers: the compiler has 168 for 9 warps, up to 255 for 8 warps (kWarps 7) and less.
+// Stages s = 0 .. kStages - 1 are used in turn; a stage whose `more` flag is 0 ends the consumers.
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (power of two >= kGroup),
-//   kWarps (consumers), kThreads = 32 * (kWarps + 1), kMinBlocks, kKeys (16, 32, 64),
-//   kStages (2 and more), kSharedBytes, kSelectBlock (l'), kSelectCount (n), kRanges (lists hold
-//   ranges), kGate; data/source.cuh.
-// kSharedBytes, rounded up to 16 =
-//   kStages * (kKeys * (pitch(Dk) + pitch(Dv)) + kTokens * max(4, kKeys / 8) + 20) + 24
-//   + (padded(Dk) + padded(Dv) > 320 ? 16 * kWarps * pitch(Dk) : 0), where padded(D) is D rounded
-//   up to 16 and pitch(D) = 16 * (c % 8 == 0 ? c : c + 1) with c = padded(D) / 8.
+// Bound by L2 reads if the lists of adjacent tokens differ (8 tokens of 16 blocks: up to 128 tiles
+// of 32 KB), otherwise by ldmatrix, because every warp reads the whole key tile for its 16 rows.
+// Registers: the compiler has 168 for 9 warps, and up to 255 for 8 warps (kWarps 7) or fewer.
+//
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded (power of two >= kGroup), kWarps
+// (consumers), kThreads = 32 * (kWarps + 1), kMinBlocks, kKeys (16, 32, 64), kStages (2 or more),
+// kSharedBytes, kSelectBlock (l'), kSelectCount (n), kRanges (lists hold ranges), kGate; those of
+// data/source.cuh.
+//
+//   kSharedBytes, rounded up to 16 =
+//     kStages * (kKeys * (pitch(Dk) + pitch(Dv)) + kTokens * max(4, kKeys / 8) + 20) + 24
+//     + (padded(Dk) + padded(Dv) > 320 ? 16 * kWarps * pitch(Dk) : 0), where padded(D) is D rounded
+//     up to 16 and pitch(D) = 16 * (c % 8 == 0 ? c : c + 1) with c = padded(D) / 8
 #pragma once
 #include "core/barrier.cuh"
 #include "core/copy.cuh"
@@ -61,56 +66,56 @@ static_assert(16 * Config::kWarps % Config::kGroupPadded == 0, "a CTA holds whol
 static_assert(Config::kThreads == 32 * (Config::kWarps + 1), "one producer warp");
 static_assert(Config::kStages >= 2, "a stage is filled while another is read");
 
-// Where the CTA works lies in shared memory: read again behind the main loop, it holds no registers
-// there.
+// The tile position lies in shared memory and is read again after the main loop, so that it holds
+// no registers during the loop.
 template <class Config> struct KernelTraits {
   static constexpr int kKeys = Config::kKeys, kStages = Config::kStages, kWarps = Config::kWarps;
   static constexpr int kColsQk = padded_dim(Config::kHeadDimQk),
                        kColsV = padded_dim(Config::kHeadDimV);
   static constexpr int kTokens = 16 * kWarps / Config::kGroupPadded;
 
-  // Q as fragments in registers saves a fifth of the reads of shared memory. Beyond 320 columns of
-  // Q and O together the two do not fit beside each other: the compiler spills.
+  // Q stays in registers as fragments, which saves a fifth of the shared memory reads. Beyond 320
+  // columns of Q and O together the compiler would spill.
   static constexpr bool kQueryInRegisters = kColsQk + kColsV <= 320;
 
-  // Keys of one softmax step, at most 32: with 64 the 168 registers of nine warps spill at D 128.
+  // Keys per softmax step, at most 32: with 64, the 168 registers of nine warps spill at D 128.
   static constexpr int kStepKeys = kKeys < 32 ? kKeys : 32;
-  static constexpr int kParts = kKeys / kStepKeys; // steps of a tile
+  static constexpr int kParts = kKeys / kStepKeys; // steps per key tile
   static constexpr u32 kAllBits = ~0u >> (32 - kStepKeys);
 
   using KTile = Tile<kKeys, kColsQk>;
   using VTile = Tile<kKeys, kColsV>;
   using QTile = Tile<16, kColsQk>; // of one warp
 
-  // Shared memory, offsets in bytes. The buffers of the ring are [kStages].
-  static constexpr int kSQ = 0; // [kWarps] QTile, or nothing
+  // Shared memory layout: offsets in bytes. The buffers of the pipeline are [kStages].
+  static constexpr int kSQ = 0; // [kWarps] QTile, or empty
   static constexpr int kSK = kSQ + (kQueryInRegisters ? 0 : kWarps * QTile::kBytes); // KTile
   static constexpr int kSV = kSK + kStages * KTile::kBytes;                          // VTile
-  static constexpr int kFull = kSV + kStages * VTile::kBytes;            // barrier: can be read
-  static constexpr int kEmpty = kFull + 8 * kStages;                     // barrier: can be filled
+  static constexpr int kFull = kSV + kStages * VTile::kBytes;            // barrier: stage is filled
+  static constexpr int kEmpty = kFull + 8 * kStages;                     // barrier: stage is free
   static constexpr int kSBits = kEmpty + 8 * kStages;                    // u32 [kTokens, kParts]
-  static constexpr int kSMore = kSBits + 4 * kStages * kTokens * kParts; // int: 0 ends the ring
-  static constexpr int kSPosition = kSMore + 4 * kStages;                // Place
+  static constexpr int kSMore = kSBits + 4 * kStages * kTokens * kParts; // int: more
+  static constexpr int kSPosition = kSMore + 4 * kStages;                // TilePosition
   static constexpr int kBytes = (kSPosition + (int)sizeof(TilePosition) + 15) / 16 * 16;
-  static_assert(kBytes <= 101376, "99 KB is all that sm_86, sm_89 and sm_120 have");
+  static_assert(kBytes <= 101376, "sm_86, sm_89 and sm_120 have 99 KB of shared memory");
   static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
 
-// ---- producer: the walk over the lists ----
+// ---- producer: the walk over the lists
 
-// How a warp shares the copy of rows: eight lanes take a row's 128 bytes, so that it reads whole lines;
-// narrow rows take fewer.
+// How a warp shares the copy of rows: eight lanes take a row's 128 bytes, so that the warp reads
+// whole lines. Narrow rows take fewer lanes.
 template <int kDim> struct RowLanes {
   static constexpr int kChunks = Tile<1, padded_dim(kDim)>::kChunks;
   static constexpr int kLanes = kChunks >= 6 ? 8 : kChunks;
-  static constexpr int kRows = 32 / kLanes; // at once
+  static constexpr int kRows = 32 / kLanes; // rows at once
   static NSAI_DEVICE int row(int lane) { return lane / kLanes; }
   static NSAI_DEVICE int chunk(int lane) { return lane % kLanes; }
 };
 
-// Starts the copy of kCount rows, one behind the other in memory, into those of a tile from row `to` on;
-// `gRow`: this lane's first chunk of them. The first one is key `first`: keys from kv_len on become zero,
-// as do columns behind kDim.
+// Starts the copy of kCount consecutive rows into a tile from row `to` on. `gRow`: this lane's
+// first chunk of them. The first row is key `first`; keys from kv_len on and columns beyond kDim
+// become zero.
 template <int kKeys, int kCount, int kDim>
 NSAI_DEVICE void copy_rows(u32 sTile, int to, const u16 *gRow, long long stride, int first,
                            int kv_len) {
@@ -129,11 +134,11 @@ NSAI_DEVICE void copy_rows(u32 sTile, int to, const u16 *gRow, long long stride,
   }
 }
 
-// Rows of K or V of a sequence and head, in packed tensors.
+// Rows of K or V of one sequence and head in packed tensors.
 struct PackedRows {
   const NsaiView &x;
   const u16 *gRows; // [kv_len, kDim]
-  // The rows of keys [first, first + kKeys) into a tile.
+  // Starts the copy of keys [first, first + kKeys) into a tile.
   template <class Config, int kDim> NSAI_DEVICE void copy(u32 sTile, int first, int kv_len) const {
     using L = RowLanes<kDim>;
     const int lane = threadIdx.x & 31;
@@ -151,10 +156,11 @@ NSAI_DEVICE Sides<PackedRows> find_sides(const NsaiAttendSelected &p, const Tile
                       at.group * p.v.head_stride } };
 }
 
-// In a cache. A tile lies in one page as a whole, or holds whole pages: both are powers of two.
+// The same in a KV cache. A key tile lies within one page or covers whole pages, because both sizes
+// are powers of two.
 template <class C> struct CachedTileRows {
   static constexpr int kRun = C::kPageRows && C::kPageRows < C::kKeys ? C::kPageRows : C::kKeys;
-  static constexpr int kRuns = C::kKeys / kRun; // of rows one behind the other in memory
+  static constexpr int kRuns = C::kKeys / kRun; // runs of consecutive rows
   const NsaiCacheTensor &x;
   CachedRows<C::kPageRows> rows;
   int group;
@@ -185,7 +191,7 @@ template <class Config, class Params>
 NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned char *shared) {
   using S = KernelTraits<Config>;
   const NsaiAttendSelected &p = packed_of(params);
-  constexpr int kLists = (S::kTokens + 31) / 32; // a lane's: tokens lane, lane + 32, ...
+  constexpr int kLists = (S::kTokens + 31) / 32; // lists per lane: tokens lane, lane + 32, ...
   const int lane = threadIdx.x & 31;
   const u32 base = shared_address(shared);
   const auto sides = find_sides<Config>(params, at);
@@ -207,8 +213,8 @@ NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned 
     const int begin = __reduce_min_sync(~0u, least);
     const bool more = begin != ListCursor<Config>::kNever;
 
-    // A fresh barrier lets the wait for the phase before its first one pass.
-    barrier_wait(base + S::kEmpty + 8 * step.stage, step.phase ^ 1); // by all consumer warps
+    // On a fresh barrier the wait for the phase before the first one returns at once.
+    barrier_wait(base + S::kEmpty + 8 * step.stage, step.phase ^ 1); // released by all consumers
     if (more) {
       const int first = begin / S::kKeys * S::kKeys;
       sides.k.template copy<Config, Config::kHeadDimQk>(base + S::kSK +
@@ -230,7 +236,7 @@ NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned 
     }
     if (lane == 0) ((int *)(shared + S::kSMore))[step.stage] = more;
     const u32 full = base + S::kFull + 8 * step.stage;
-    barrier_arrive_after_copies(full); // every lane, for its own copies
+    barrier_arrive_after_copies(full); // each lane, for its own copies
     __syncwarp();
     if (lane == 0) barrier_arrive(full); // for the warp's plain stores
     if (!more) break;
@@ -239,9 +245,9 @@ NSAI_DEVICE void produce(const Params &params, const TilePosition &at, unsigned 
   copy_async_wait<0>();
 }
 
-// ---- consumers ----
+// ---- consumers
 
-// The warp's Q into its own tile of shared memory, complete on return. Padding is zero.
+// Copies the warp's Q into its own tile of shared memory; complete on return. Padding is zero.
 template <class Config>
 NSAI_DEVICE void copy_query(u32 sQ, const NsaiView &q, const TilePosition &at, int warp) {
   using T = typename KernelTraits<Config>::QTile;
@@ -258,7 +264,7 @@ NSAI_DEVICE void copy_query(u32 sQ, const NsaiView &q, const TilePosition &at, i
   __syncwarp();
 }
 
-// S = Q K^T: rS [16, kStepKeys]. Q comes from rQ, or from sQ where registers do not hold it.
+// S = Q K^T: rS [16, kStepKeys]. Q comes from rQ, or from sQ if registers cannot hold it.
 template <class Config, int kSteps>
 NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
                        const u32 (&rQ)[kSteps][4], u32 sQ, u32 sK) {
@@ -277,7 +283,7 @@ NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
       ldmatrix_x4(a, S::QTile::along(q_at, 2 * k));
 #pragma unroll
     for (int j = 0; j < S::kStepKeys / 8; j += 2) {
-      // Matrices: keys 8j.. of columns 16k.. and 16k + 8.., then keys 8j + 8.. of both.
+      // The four matrices: keys 8j.. of columns 16k.. and 16k + 8.., then keys 8j + 8.. of both.
       u32 b[4];
       ldmatrix_x4(b, S::KTile::along(k_at, 2 * k) + 8 * j * S::KTile::kPitch);
       mma_m16n8k16(typename Config::Element{}, rS[j], a, b[0], b[1]);
@@ -286,7 +292,8 @@ NSAI_DEVICE void score(float (&rS)[KernelTraits<Config>::kStepKeys / 8][4],
   }
 }
 
-// Scores of keys that the row's token does not see become -inf; bits[r] is of the lane's row r.
+// Masks scores of keys that the row's token does not see to -inf; bits[r] belongs to the lane's row
+// r.
 template <int kN> NSAI_DEVICE void mask_scores(float (&rS)[kN][4], const u32 (&bits)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -317,7 +324,8 @@ NSAI_DEVICE void accumulate(float (&rO)[kM][4],
       softmax_pack_rest<typename Config::Element>(rest, a, rP[2 * k], rP[2 * k + 1]);
 #pragma unroll
     for (int j = 0; j < kM; j += 2) {
-      // Matrices, transposed: keys 16k.. and 16k + 8.. of columns 8j.., then of columns 8j + 8...
+      // The four matrices, transposed: keys 16k.. and 16k + 8.. of columns 8j.., then of columns 8j
+      // + 8...
       u32 b[4];
       ldmatrix_x4_trans(b, T::along(v_at, j) + 16 * k * T::kPitch);
       mma_m16n8k16(typename Config::Element{}, rO[j], a, b[0], b[1]);
@@ -338,7 +346,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const TilePosition &at, in
   const u32 base = shared_address(shared);
   const u32 sQ = base + S::kSQ + warp * S::QTile::kBytes; // [16, Dk]
   const int row = 16 * warp + (lane >> 2);                // this lane's rows: row, row + 8
-  // Their tokens, within the CTA: token, token + kTokenStep.
+  // The rows' tokens within the CTA: token, and token + kTokenStep.
   constexpr int kTokenStep = Config::kGroupPadded < 16 ? 8 / Config::kGroupPadded : 0;
   const int token = (Config::kGroupPadded < 16 ? row : 16 * warp) / Config::kGroupPadded;
 
@@ -351,7 +359,7 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const TilePosition &at, in
   SoftmaxRows rows;
 
   for (PipelineState<S::kStages> step;; step.advance()) {
-    barrier_wait(base + S::kFull + 8 * step.stage, step.phase); // by the producer
+    barrier_wait(base + S::kFull + 8 * step.stage, step.phase); // filled by the producer
     if (!((const int *)(shared + S::kSMore))[step.stage]) break;
     const u32 sK = base + S::kSK + step.stage * S::KTile::kBytes; // [kKeys, Dk]
     const u32 sV = base + S::kSV + step.stage * S::VTile::kBytes; // [kKeys, Dv]
@@ -368,16 +376,16 @@ NSAI_DEVICE void consume(const NsaiAttendSelected &p, const TilePosition &at, in
       softmax_step(rows, rS, rO, p.scale_log2);
       accumulate<Config>(rO, rS, sV + part * S::kStepKeys * S::VTile::kPitch);
     }
-    // Every lane for its own reads: one lane behind __syncwarp would be as right and is no faster
-    // (H200), but racecheck does not follow it.
-    barrier_arrive(base + S::kEmpty + 8 * step.stage); // for the producer
+    // Each lane arrives for its own reads. One lane after __syncwarp would also be correct and is
+    // no faster (H200), but racecheck does not follow that.
+    barrier_arrive(base + S::kEmpty + 8 * step.stage); // released to the producer
   }
   const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                     find_output_row<Config>(at, row + 8) };
   store_output<Config>(p.out, p.kv_heads, rO, rows, output_row);
 }
 
-// ---- body ----
+// ---- body
 
 template <class Config, class Params> NSAI_DEVICE void attend_selected(const Params &params) {
   using S = KernelTraits<Config>;
@@ -390,7 +398,8 @@ template <class Config, class Params> NSAI_DEVICE void attend_selected(const Par
     const QueryTile tile = find_query_tile<S::kTokens>(sequences_of(params), blockIdx.x % tiles);
     at = TilePosition{ tile.seq, tile.first_query, (int)blockIdx.x / tiles };
     for (int s = 0; s < S::kStages; ++s) {
-      // Full: the producer's copies, lane by lane, and its plain stores.
+      // Arrivals on a full barrier: the producer's lanes for their copies, and lane 0 for plain
+      // stores.
       barrier_init(shared_address(shared) + S::kFull + 8 * s, 32 + 1);
       barrier_init(shared_address(shared) + S::kEmpty + 8 * s, 32 * S::kWarps);
     }

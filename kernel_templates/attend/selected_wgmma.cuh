@@ -1,19 +1,19 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Consumers of the ring of attend/selected_pipeline.cuh on wgmma: attend_selected_sm90 and
+// Consumers of the pipeline of attend/selected_pipeline.cuh on wgmma, for attend_selected_sm90 and
 // attend_selected_window_sm90.
 //
-// A consumer warpgroup has 64 rows, 64 / kGroupPadded adjacent tokens, and multiplies the union of
-// their blocks: rows whose token does not see a key have P = 0. All warpgroups of a block share the
-// stages; one whose tokens see none of a stage's keys releases it untouched. What one warpgroup waits
-// for, the others fill, so that the loop is in order: Q K^T, softmax, P V.
+// A consumer warpgroup has 64 rows, which are 64 / kGroupPadded adjacent tokens, and multiplies the
+// merged list of their blocks: rows whose token does not see a key have P = 0. All warpgroups of a
+// CTA share the stages; a warpgroup whose tokens see none of a stage's keys releases it untouched.
+// Each warpgroup runs Q K^T, softmax and P V in order: the other warpgroups fill its waits.
 //
-// The sum of the branches before the selected one, the window's among them, waits in `partial`: there
-// are no registers for it.
+// The partial sum of the earlier branches, the window's among them, stays in `partial` in global
+// memory, because there are no registers for it.
 //
-// Config: Element, kGate, and attend/selected_pipeline.cuh's; kWindow where the kernel does the window's
-// branch as well. kSharedBytes = KernelTraits::kBytes.
+// Config: Element, kGate, and those of attend/selected_pipeline.cuh; kWindow if the kernel computes
+// the window branch as well. kSharedBytes = KernelTraits::kBytes.
 #pragma once
 #include "attend/selected_consumer.cuh"
 #include "attend/selected_pipeline.cuh"
@@ -23,22 +23,23 @@
 
 template <class Config> struct KernelTraits : SelectedPipeline<Config> {
   using R = SelectedPipeline<Config>;
-  // Columns of Q in registers, as fragments, the others in shared memory: all panels for which
-  // there are registers beside O, the scores and what else the loop holds. What is read from shared
-  // memory for every tile of keys, Q and K, takes as long as the products that it feeds.
+  // Q's columns are split between registers (as fragments) and shared memory: as many panels as fit
+  // into registers beside O, the scores and the rest of the loop. Reading Q and K from shared
+  // memory for every key tile takes as long as the products that they feed.
   static constexpr int kOthers = R::kColsV / 2 + R::kKeys / 2 + (kSplitP<Config> ? 16 : 0) + 44;
   static constexpr int kFree = (R::kConsumerRegisters - kOthers) / 16;
   static constexpr int kQueryPanels = panels(Config::kHeadDimQk);
   static constexpr int kHeldPanels = kFree < 0 ? 0 : kFree < kQueryPanels ? kFree : kQueryPanels;
-  static constexpr int kQuerySteps = R::kColsQk / 16; // of 16 columns
+  static constexpr int kQuerySteps = R::kColsQk / 16; // steps of 16 columns
   static constexpr int kHeldSteps = kHeldPanels * 4 < kQuerySteps ? kHeldPanels * 4 : kQuerySteps;
   static constexpr int kQBytes = (kQueryPanels - kHeldPanels) * 64 * kPanelPitch;
-  static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarpgroups], or nothing
+  static constexpr int kSQ = (R::kEnd + 1023) / 1024 * 1024; // [kWarpgroups], or empty
   static constexpr int kBytes = kQBytes ? kSQ + R::kWarpgroups * kQBytes : R::kEnd;
-  static_assert(kBytes == Config::kSharedBytes, "the host computes another size");
+  static_assert(kBytes == Config::kSharedBytes, "the host computes another size of shared memory");
 };
 
-// O of the warpgroup's rows over their lists, unnormalised: rO [64, Dv], zeros before.
+// Computes the unnormalised O of the warpgroup's rows over their lists: rO [64, Dv], zeros on
+// entry.
 template <class Config, int kO, int kHeld>
 NSAI_DEVICE void multiply_selected(float (&rO)[kO][4], SoftmaxRows &rows, const u32 (&rQ)[kHeld][4],
                                    u32 sQ, const unsigned char *shared,
@@ -46,11 +47,11 @@ NSAI_DEVICE void multiply_selected(float (&rO)[kO][4], SoftmaxRows &rows, const 
   using S = KernelTraits<Config>;
   const int warp = warp_uniform(threadIdx.x / 32), group = warp / 4;
   const u32 base = shared_address(shared);
-  auto release = [&](int stage) { // for the producers
+  auto release = [&](int stage) { // to the producers
     barrier_arrive(base + S::kEmpty + 8 * stage);
   };
   int s = warp_uniform(step.stage);
-  barrier_wait(base + S::kFull + 8 * s, step.phase); // by the producers
+  barrier_wait(base + S::kFull + 8 * s, step.phase); // filled by the producers
   u32 seen = stage_word<Config>(shared, S::kSSeen, s);
   for (;;) {
     const int now = s;
@@ -72,23 +73,23 @@ NSAI_DEVICE void multiply_selected(float (&rO)[kO][4], SoftmaxRows &rows, const 
         rP = {};
       }
       multiply_pv<Config>(rO, rP, base + S::kSV + now * S::kVBytes);
-      // The next stage is looked for while P V runs.
+      // Poll the next stage while P V runs.
       const bool ready = !last && barrier_test(base + S::kFull + 8 * s, step.phase);
       wgmma_wait<0>();
       hold(rO);
       release(now);
       if (last) break;
-      if (!ready) barrier_wait(base + S::kFull + 8 * s, step.phase); // by the producers
+      if (!ready) barrier_wait(base + S::kFull + 8 * s, step.phase); // filled by the producers
     } else { // no token of the warpgroup sees these keys
       release(now);
       if (last) break;
-      barrier_wait(base + S::kFull + 8 * s, step.phase); // by the producers
+      barrier_wait(base + S::kFull + 8 * s, step.phase); // filled by the producers
     }
     seen = stage_word<Config>(shared, S::kSSeen, s);
   }
 }
 
-// What a consumer warp does, for all tiles of its block.
+// The loop of a consumer warp over all tiles of its CTA.
 template <class Config, class Params>
 NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
   using S = KernelTraits<Config>;
@@ -98,13 +99,15 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
 
   for (int tile = blockIdx.x; tile < p.tiles; tile += gridDim.x) {
     int thread = threadIdx.x;
-    asm volatile("" : "+r"(thread)); // what follows from it takes no registers from tile to tile
+    // Recompute thread-derived indices for every tile: kept across tiles they would occupy
+    // registers.
+    asm volatile("" : "+r"(thread));
     const int lane = thread % 32, warp = warp_uniform(thread / 32), group = warp / 4;
-    const u32 sQ = base + S::kSQ + group * S::kQBytes; // [64, columns that are not held]
+    const u32 sQ = base + S::kSQ + group * S::kQBytes; // [64, columns not held in rQ]
     const int row = 16 * warp + lane / 4;              // this lane's rows: row, row + 8
 
     // ---- queries
-    u32 rQ[S::kHeldSteps ? S::kHeldSteps : 1][4]; // [64, columns that are held]
+    u32 rQ[S::kHeldSteps ? S::kHeldSteps : 1][4]; // [64, columns held in registers]
     {
       const TilePosition at = find_tile_position<Config>(p, tile);
       if (at.empty()) continue;
@@ -113,13 +116,14 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
       prefetch_output<Config>(epilogue_of(params, first_branch(params)), p.kv_heads, output_row);
       if constexpr (S::kHeldSteps > 0) load_query<Config>(rQ, p.q, at, row);
       if constexpr (S::kQBytes > 0) {
-        threads_sync(1 + group, 128); // nobody multiplies by the tile before any more
+        // All four warps have finished multiplying with the previous tile's Q.
+        threads_sync(1 + group, 128);
         copy_query<Config, 64, S::kHeldPanels>(sQ, 16 * (warp % 4), p.q, at, 16 * warp);
-        threads_sync(1 + group, 128); // all four warps' rows are there
+        threads_sync(1 + group, 128); // all four warps' rows have arrived
       }
     }
 
-    // ---- parts
+    // ---- branches
 #pragma unroll 1
     for (int branch = first_branch(params); branch < end_branch(params); ++branch) {
       float rO[S::kColsV / 8][4] = {}; // [64, Dv]
@@ -132,12 +136,13 @@ NSAI_DEVICE void consume(const Params &params, const unsigned char *shared) {
       } else {
         multiply_selected<Config>(rO, rows, rQ, sQ, shared, step, p.scale_log2);
       }
-      if constexpr (kCanWindow<Params>) wait_for_kernel_before(); // for the sum
+      if constexpr (kCanWindow<Params>) wait_for_kernel_before(); // it wrote the partial sum
       const TilePosition at = find_tile_position<Config>(p, tile);
       const OutputRow output_row[2] = { find_output_row<Config>(at, row),
                                         find_output_row<Config>(at, row + 8) };
       store_output<Config>(epilogue_of(params, branch), p.kv_heads, rO, rows, output_row);
-      if constexpr (kCanWindow<Params>) __syncwarp(); // all of a quad read the unit that one wrote
+      // All lanes of a quad have read the partial sum's unit before one of them overwrites it.
+      if constexpr (kCanWindow<Params>) __syncwarp();
     }
   }
 }

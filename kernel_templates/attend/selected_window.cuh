@@ -1,18 +1,19 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The window's branch within a kernel of the selected branch (attend/selected_window_sm90.cuh), for consumers
-// of the ring of attend/selected_pipeline.cuh.
+// The window branch within a kernel of the selected branch (attend/selected_window_sm90.cuh), for
+// consumers of the pipeline of attend/selected_pipeline.cuh.
 //
 //   O[t, h] = sum over keys t - w < p <= t of softmax_p(scale q[t, h] . k[p, g]) v[p, g]
 //
-// The keys of a tile of tokens are adjacent, w + kTokens - 1 of them, and begin where its first
-// token's window does. They come before those of the lists; consumer warpgroups multiply them by their
-// 64 rows. As in attend/mainloop_sm90.cuh, the scores of a stage are multiplied before P V of the one
-// before is, so that the tensor cores have P V to do during the softmax. What w and the tokens have
-// beyond whole stages is the first of them: the one whose softmax nothing hides is the shortest.
+// A tile of tokens sees w + kTokens - 1 adjacent keys, beginning where the window of its first
+// token begins. They pass through the pipeline before the keys of the lists; consumer warpgroups
+// multiply them by their 64 rows. As in attend/mainloop_sm90.cuh, Q K^T of a stage is issued before
+// P V of the previous stage, so that the tensor cores work on P V during the softmax. The first
+// stage takes the remainder of the keys modulo the stage size: no product hides its softmax, so it
+// should be the shortest.
 //
-// Config: Element, kGate, kWindow, and attend/selected_pipeline.cuh's.
+// Config: Element, kGate, kWindow, and those of attend/selected_pipeline.cuh.
 #pragma once
 #include "attend/selected_pipeline.cuh"
 #include "attend/selected_products.cuh"
@@ -20,10 +21,10 @@
 #include "core/softmax.cuh"
 #include "data/key_range.cuh"
 
-// What a tile's rows see of the window's keys.
+// Which keys of the window the rows of a tile see.
 template <class Config> struct WindowRows {
   int position; // of the tile's first token
-  int last;     // token of the tile; rows past it count as its
+  int last;     // last token of the tile; rows past it count as it
 
   NSAI_DEVICE KeyRange seen(int row) const {
     return WindowKeys<Config>::visible(position + min(row / Config::kGroupPadded, last));
@@ -35,12 +36,14 @@ template <class Config> NSAI_DEVICE WindowRows<Config> window_rows(const TilePos
   return WindowRows<Config>{ at.seq.position(at.first_query), tokens - 1 };
 }
 
-// Scores of the kCount keys from `first` on become probabilities. True: O has to follow by `factor`.
+// Turns the scores of the kCount keys from `first` on into probabilities. Returns true if O must be
+// rescaled by `factor`.
 template <int kCount, class Config, int kN>
 NSAI_DEVICE bool window_softmax(float (&rS)[kN][4], SoftmaxRows &softmax, float (&factor)[2],
                                 WindowRows<Config> rows, int first, float scale_log2) {
-  asm volatile("" : "+r"(rows.position)); // computed here: before the loop it would take registers
-  const int row = threadIdx.x / 32 * 16, lane = threadIdx.x % 32; // row: of the warp
+  // Compute it here: hoisted out of the loop it would occupy registers.
+  asm volatile("" : "+r"(rows.position));
+  const int row = threadIdx.x / 32 * 16, lane = threadIdx.x % 32; // row: first row of the warp
   if (kCount < 8 * kN || first < rows.seen(row + 15).begin || first + kCount > rows.seen(row).end) {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -55,8 +58,8 @@ NSAI_DEVICE bool window_softmax(float (&rS)[kN][4], SoftmaxRows &softmax, float 
   return grows;
 }
 
-// O of the warpgroup's rows by all of the window's stages, which come one behind the other:
-// unnormalised, rO [64, Dv], zeros before. Q is as in multiply_qk().
+// Computes the unnormalised O of the warpgroup's rows over all stages of the window: rO [64, Dv],
+// zeros on entry. Q is passed as in multiply_qk().
 template <class Config, int kHeldSteps, int kO, int kHeld>
 NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
                                  const u32 (&rQ)[kHeld][4], u32 sQ, const TilePosition &at,
@@ -65,10 +68,11 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
   using Stages = WindowStages<Config>;
   constexpr int kLastRow = 16 * R::kWarps - 1; // of the tile
   const WindowRows<Config> rows = window_rows<Config>(at);
-  const int row = 64 * warp_uniform(threadIdx.x / 128); // of the warpgroup
+  const int row = 64 * warp_uniform(threadIdx.x / 128); // first row of the warpgroup
   const int end = row / Config::kGroupPadded <= rows.last ? rows.seen(row + 63).end : 0;
-  int first = rows.seen(0).begin; // key of the stage
-  // By the producers, and for them. What no token of the warpgroup sees is released untouched.
+  int first = rows.seen(0).begin; // first key of the stage
+  // wait: until the producers have filled the stage. release: to the producers. A stage of which no
+  // token of the warpgroup sees a key is released untouched.
   auto wait = [&]() { barrier_wait(base + R::kFull + 8 * step.stage, step.phase); };
   auto release = [&](int stage) { barrier_arrive(base + R::kEmpty + 8 * stage); };
   auto before = [&]() { return (step.stage ? step.stage : Config::kStages) - 1; };
@@ -80,25 +84,25 @@ NSAI_DEVICE void multiply_window(float (&rO)[kO][4], SoftmaxRows &softmax,
     float factor[2];
     {
       float rS[Stages::kFirstPadded / 8][4]; // [64, kFirstPadded]
-      wait();                                // for the producers
+      wait();                                // filled by the producers
       multiply_qk<Config, kHeldSteps>(rS, rQ, sQ, stage_k());
       wgmma_wait<0>();
       hold(rS);
       window_softmax<Stages::kFirst>(rS, softmax, factor, rows, first, scale_log2);
-      pack_probabilities<Config>(rP, rS); // O is zeros yet
+      pack_probabilities<Config>(rP, rS); // O is still zero: no rescaling
     }
     float rS[R::kKeys / 8][4]; // [64, kKeys]
 #pragma unroll 1
     for (first += Stages::kFirst, step.advance(); first < end; first += R::kKeys, step.advance()) {
-      wait(); // for the producers
+      wait(); // filled by the producers
       multiply_qk<Config, kHeldSteps>(rS, rQ, sQ, stage_k());
       multiply_pv<Config>(rO, rP, stage_v());
-      wgmma_wait<1>(); // of Q K^T
+      wgmma_wait<1>(); // Q K^T is complete
       hold(rS);
       const bool grows = window_softmax<R::kKeys>(rS, softmax, factor, rows, first, scale_log2);
-      wgmma_wait<0>(); // of P V
+      wgmma_wait<0>(); // P V is complete
       hold(rO);
-      release(before()); // for the producers
+      release(before()); // to the producers
       if (grows) softmax_rescale(rO, factor);
       pack_probabilities<Config>(rP, rS);
     }

@@ -1,18 +1,19 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The selectors of attend_compressed_topn_sm90: four warps that follow the consumers by a tile of queries.
-// They take its pooled probabilities, piece by piece and through shared memory, scale them by what is
-// known of the rows by then, sum them over the heads of each token, and find the top-n.
+// The selectors of attend_compressed_topn_sm90: four warps that run one query tile behind the
+// consumers. They load the tile's pooled probabilities into shared memory piece by piece, scale
+// them by 2^(reference - LSE), sum them over the heads of each token, and find the top-n blocks.
 //
-// A candidate that fewer than n_free earlier ones of the token reach is listed (the bound is a rough
-// one, from each lane's greatest), and core/topn.cuh chooses among the list, of 60 candidates or so
-// at any length. A candidate that is not listed costs a comparison.
+// A candidate goes on the token's list unless n_free earlier candidates are known to beat it. The
+// bound is rough: it comes from each lane's greatest value. core/topn.cuh then chooses from the
+// list, which has about 60 candidates at any length. A candidate that is not listed costs one
+// comparison.
 #pragma once
 #include "attend/topn_pool.cuh"
 
-// An order that as many of the candidates as are free to choose have, or a greater one, given each
-// lane's greatest: the least of their groups'. 0 where these are too few.
+// Returns an order that at least n_free candidates have reached, given the greatest order of each
+// lane: the smallest of the groups' maxima. Returns 0 if there are too few groups.
 template <class C> NSAI_DEVICE u32 order_reached_roughly(u32 greatest) {
   constexpr int kFree = Topn<C>::kFree;
   if constexpr (kFree == 0 || kFree > 32) return 0;
@@ -22,8 +23,8 @@ template <class C> NSAI_DEVICE u32 order_reached_roughly(u32 greatest) {
   return __reduce_min_sync(~0u, greatest);
 }
 
-// Adds pieces, of which this lane has one block each, over the heads of each token. `first`: their
-// rows' place among those of the tokens; lse: of row lane % 16 of the lane / 16-th piece.
+// Adds pieces over the heads of each token; this lane sums one block of each piece. `first`: index
+// of the pieces' first row among the work item's rows; lse: of row lane % 16 of piece lane / 16.
 template <class C>
 NSAI_DEVICE void sum_heads(float (&sum)[KernelTraits<C>::kMine][KernelTraits<C>::kWorkItemTokens],
                            typename KernelTraits<C>::ExchangeBuffer &exchange_buffer,
@@ -35,18 +36,18 @@ NSAI_DEVICE void sum_heads(float (&sum)[KernelTraits<C>::kMine][KernelTraits<C>:
         exp2_approx(pieces[lane / 16].references[lane % 16] - lse);
   int pair = lane % P::kBlocks / P::kLaneBlocks, block = lane % P::kLaneBlocks;
   int vector = block / P::kVector;
-  // Of group 0, and what leads from a group's own place to where this vector of it lies, by the
-  // group's bits that are exchanged.
+  // `from` is group 0's value. rows[i] adds the offset from a group's natural position to its
+  // swizzled one, for group bits i.
   const float *from =
       pieces[0].pooled + vector * 8 * P::kGroupPitch + pair * P::kVector + block % P::kVector;
   const float *rows[P::kSwizzle + 1];
 #pragma unroll
   for (int i = 0; i <= P::kSwizzle; ++i)
     rows[i] = from + ((i ^ (vector & P::kSwizzle)) - i) * P::kGroupPitch;
-  __syncwarp(); // the scales are there
+  __syncwarp(); // the scales are written
 #pragma unroll
   for (int row = 0; row < 16; ++row) {
-    if ((first + row) % C::kGroupPadded >= C::kGroup) continue; // a padding head
+    if ((first + row) % C::kGroupPadded >= C::kGroup) continue; // padding head
     int at = (row / 8 * P::kVectors * 8 + row % 8) * P::kGroupPitch;
 #pragma unroll
     for (int u = 0; u < P::kMine; ++u) {
@@ -58,13 +59,13 @@ NSAI_DEVICE void sum_heads(float (&sum)[KernelTraits<C>::kMine][KernelTraits<C>:
   }
 }
 
-// Importance of a tile of queries; lists what may be among the best.
+// Computes the importance of a query tile and lists the candidates that may be among the best.
 template <class C>
 NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratch,
                                  typename KernelTraits<C>::TopnStorage &topn_storage, int selector,
                                  int done, PipelineState<C::kDepth> &state) {
   using P = KernelTraits<C>;
-  constexpr int kSteps = P::kParts * P::kWorkItemWarps; // of a tile of keys
+  constexpr int kSteps = P::kParts * P::kWorkItemWarps; // pieces per work item and key tile
   const int lane = threadIdx.x % 32, tiles = key_tiles<C>(tile, true);
   typename P::ExchangeBuffer &exchange_buffer = topn_storage.exchange_buffers[selector];
 #pragma unroll
@@ -77,7 +78,7 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
     lse[w] = scratch.lse[(work_item * P::kWorkItemWarps + w) * 16 + lane % 16];
   }
 
-  // One piece of each unit, in the order tile, part, warp.
+  // Loads one piece of each work item, in the order tile, part, warp.
   auto fetch = [&](int i, int step, int stage) {
     if (i >= tiles || lane != 0) return;
     u32 full = shared_address(&exchange_buffer.full[stage]);
@@ -91,7 +92,7 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
                 full, sizeof(typename P::Piece));
   };
   shared_proxy_fence();
-  __syncwarp(); // what lies in the place of the pieces is read
+  __syncwarp(); // the union's earlier contents (the queue) have been read
   PipelineState<C::kDepth> ahead = state;
 #pragma unroll
   for (int k = 0; k < C::kDepth; ++k, ahead.advance()) fetch(k / kSteps, k % kSteps, ahead.stage);
@@ -107,7 +108,8 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
       barrier_wait(shared_address(&exchange_buffer.full[state.stage]), state.phase);
       sum_heads<C>(sum, exchange_buffer, exchange_buffer.pieces[state.stage], lse[w], w * 16, lane);
       shared_proxy_fence();
-      __syncwarp(); // the pieces are read, and may be overwritten by a bulk copy
+      // All lanes have read the pieces; a bulk copy may overwrite them.
+      __syncwarp();
       if (part + 1 == P::kParts && w + 1 == P::kWorkItemWarps && lane < P::kMine)
         publish(shared_address(&topn_storage.read[selector + lane * P::kSelectors]), done + i + 1);
       fetch(i + (step + C::kDepth) / kSteps, (step + C::kDepth) % kSteps, state.stage);
@@ -133,7 +135,7 @@ NSAI_DEVICE void find_candidates(const FlashTile &tile, const Scratch<C> &scratc
         if (wins) greatest = max(greatest, order);
         exchange_buffer.greatest[k][lane] = greatest;
         u32 bar = order_reached_roughly<C>(greatest);
-        __syncwarp(); // everyone has read them
+        __syncwarp(); // all lanes have read bar and listed
         if (lane == 0) {
           exchange_buffer.bar[k] = bar;
           exchange_buffer.listed[k] = listed + __popc(winners);
@@ -154,7 +156,7 @@ NSAI_DEVICE void select(const NsaiCompressedTopn &p,
   typename P::ExchangeBuffer &exchange_buffer = topn_storage.exchange_buffers[selector];
   PipelineState<C::kDepth> pieces;
   u32 phase = 0;
-  int done = 0; // tiles of keys of all earlier queries
+  int done = 0; // key tiles of all earlier query tiles
   if (selector >= P::kWorkItems || !p.idx) return;
 
   for_each<C>(p, [&](const FlashTile &tile) {

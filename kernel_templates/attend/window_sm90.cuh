@@ -1,11 +1,14 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Window branch: o[t, h] = softmax over t - w < p <= t of (scale * q[t, h] . k[p]) V, w keys with
-// the query's own.
+// attend_window_sm90: the sliding-window branch on wgmma and TMA.
 //
-// q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> NsaiEpilogue. Loop, grid, shared
-// memory and Config: attend/mainloop_sm90.cuh, and Config::kWindow.
+//   o[t, h] = softmax over keys p with t - w < p <= t of (scale * q[t, h] . k[p]) V
+//
+// The window holds w keys, the query's own among them.
+//
+// q [T, Hq, Dk], k [tokens, Hkv, Dk], v [tokens, Hkv, Dv] -> NsaiEpilogue. Main loop, grid and
+// shared memory: attend/mainloop_sm90.cuh. Config: the main loop's and kWindow.
 #pragma once
 #include "attend/mainloop_sm90.cuh"
 
