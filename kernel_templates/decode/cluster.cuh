@@ -1,30 +1,40 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// decode_cluster: a decode step in one launch, for few tokens (sm_90 and up). What decode_split_kv_compressed, _select,
-// _attend and _combine do, by a cluster of kCluster blocks for each token and KV head:
+// decode_cluster: a decode step in one launch, for few tokens (sm_90 and later). A cluster of
+// kCluster CTAs per token and KV head does the work of decode_split_kv_compressed,
+// decode_split_kv_select, decode_split_kv_attend and decode_split_kv_combine:
 //
-//   scan     every block a stretch of the compressed keys, every warp a run of it: O, reference and sum,
-//            and what the scores weigh in each selection block (decode/cluster/pool.cuh)
-//   lse      references and sums go to all blocks
-//   top-n    importance of the block's own selection blocks goes to all blocks, each of which finds the
-//            n_free best: decode/cluster/topn.cuh
-//   late     window, while these are searched, and chosen blocks: decode/cluster/keys.cuh
-//   gather   slices of every branch's O to their owners; gates, outputs: decode/cluster/reduce.cuh
+//   compressed  each CTA takes a range of the compressed keys, each warp a run of it: O, reference
+//               and sum, and probabilities pooled per selection block (decode/cluster/pool.cuh)
+//   lse         each CTA sends its references and sums to all CTAs
+//   top-n       each CTA sends the importance of its own selection blocks to all CTAs; each CTA
+//               then finds the n_free best (decode/cluster/topn.cuh)
+//   raw keys    the window, during the search, and then the selected blocks
+//               (decode/cluster/keys.cuh)
+//   reduce      each CTA sends slices of every branch's O to their owners, which apply the gates
+//               and store the outputs (decode/cluster/reduce.cuh)
 //
-// kWarps warps of a block attend to keys of all three in turns (decode/cluster/consumer.cuh), and wait for
-// nothing but keys; the others copy these (decode/cluster/producer.cuh), search, and tell other blocks how parts
-// weigh.
+//   q [T, Hq, Dk], compressed entries, K and V of the selected and the window branch -> o
+//   [T, Hq, Dv], idx [T, Hkv, n], lse and o_branch if wanted
 //
-// Grid   x = T * kCluster, y = kv_heads.
-// Waits  for the cluster once: all blocks have begun before anything is sent. Else for what comes alone:
-//        stats, candidates, slices, each to a place of its own; and nothing comes behind them, so that a
-//        block may end.
-// Bound  by the chain of waits: length and list of pages, keys, two exchanges, blocks, one exchange; and by
-//        instructions, of which every warp runs most once and which wait for each other.
+// Grid: x = T * kCluster, y = kv_heads.
 //
-// Config: those of decode/mainloop.cuh, decode/work.cuh, decode/cluster/schedule.cuh, decode/cluster/ranges.cuh and
-// decode/cluster/reduce.cuh; kMostBlocks (of a thread block), kMinBlocks, kSharedBytes.
+// CTA: kWarps consumer warps attend to the keys of all three branches in steps
+// (decode/cluster/consumer.cuh) and wait for nothing but keys. The producer warps copy the keys
+// (decode/cluster/producer.cuh), search, and exchange statistics and weights with other CTAs.
+//
+// Synchronisation: one barrier of the whole cluster, so that all CTAs have started before anything
+// is sent. After that each kind of message (statistics, candidates, slices) has its own buffer and
+// mbarrier at the receiver, and no CTA receives anything after its last wait, so that it may exit.
+//
+// Bound by the chain of waits (length and block table, keys, two exchanges, selected blocks, one
+// exchange) and by instructions: every warp executes most of them once, and they depend on each
+// other.
+//
+// Config: those of decode/mainloop.cuh, decode/work.cuh, decode/cluster/schedule.cuh,
+// decode/cluster/ranges.cuh and decode/cluster/reduce.cuh; kMostBlocks (most selection blocks of a
+// CTA), kMinBlocks, kSharedBytes.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/cluster.cuh"
@@ -43,16 +53,16 @@
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
-static_assert(Config::kCluster % 2 == 0, "candidates come in pairs, stats in halves");
+static_assert(Config::kCluster % 2 == 0, "find_lse() splits the CTAs between two halves of a warp");
 static_assert(Config::kScanRows == 16 && Config::kGroupPadded <= 16,
               "a token's heads are one m16 tile");
 
 using Stream = KeyStream<Config, 1>;
-static_assert(!Stream::kQShared, "Q lies in registers");
+static_assert(!Stream::kQShared, "Q must fit into registers");
 
-// Barriers. From other blocks: stats of each branch, candidates, slices of the early branches, which wait for
-// no search, and of the late one. From this block: sums of each branch, what is pooled, the list, weights of
-// early and of late slices; and turns.
+// Barriers. Fed by other CTAs: statistics of each branch; candidates; slices of the early branches,
+// which need no search; slices of the late branch. Fed by this CTA: sums of each branch; pooled
+// values; the list; weights of early and of late slices; the pipeline's stages.
 enum {
   kStats,
   kCandidates = kStats + NSAI_BRANCH_COUNT,
@@ -87,11 +97,12 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= Config::kSharedBytes &&
                   Config::kSharedBytes < sizeof(SharedStorage) + 128,
-              "the host's formula for shared memory");
+              "the host computes another size of shared memory");
 
 // ---- queries, barriers
 
-// Q [16, Dk] of the token into shared memory, by all that read it; heads behind the group's are zero.
+// Copies Q [16, Dk] of the token to shared memory, by the warps that read it. Padding heads are
+// zero.
 template <class C> NSAI_DEVICE void copy_queries(u32 sQ, const QueryRows<C> &rows) {
   using Q = typename Stream::Q;
 #pragma unroll 1
@@ -106,8 +117,8 @@ NSAI_DEVICE void read_queries(Queries<Stream> &queries, u32 sQ, int lane) {
     ldmatrix_x4(queries.fragment[k], Stream::Q::along(address, 2 * k));
 }
 
-// By the first lanes of the warps that copy, with addresses that all lanes know, and before they read memory,
-// for which this would wait.
+// Initialises the barriers. The first lane of each producer warp takes part, with addresses that
+// are compile-time offsets, before any global memory read, because the fence would wait for it.
 template <class C> NSAI_DEVICE void init_barriers(SharedStorage &shared) {
 #pragma unroll
   for (int producer_warp = 0; producer_warp < kProducerWarps<C>; ++producer_warp) {
@@ -135,14 +146,14 @@ NSAI_DEVICE void expect_all(SharedStorage &shared, int branches, bool searches, 
   barrier_arrive_expecting(address + 8 * kSlices, __popc(branches & kLate) * slice_bytes<C>(rank));
 }
 
-// ---- all
+// ---- the kernel body
 
 template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedStorage &shared = *(SharedStorage *)shared_bytes;
   using D = Decode<C>;
 
-  // ---- coordinates ----
+  // ---- coordinates
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, rank = cluster_rank();
   const int row = blockIdx.x / C::kCluster, group = blockIdx.y,
             work_item = row * p.kv_heads + group;
@@ -151,22 +162,22 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const int s = find_cached_sequence(p.batch, row);
   const int kv_len = p.batch.kv_len[s];
   const PageList<C> pages = load_pages<C>(p.batch, s);
-  if (warp == C::kWarps + 1) { // while these are on their way
+  if (warp == C::kWarps + 1) { // while these loads are in flight
     if (lane < 2 * NSAI_BRANCH_COUNT) shared.sides.fill(p, group, lane);
     clear_best(shared.search.best, lane);
   }
-  cluster_arrive(); // this block has begun
+  cluster_arrive(); // this CTA has started
   if (warp < C::kWarps)
     copy_queries<C>(shared_address(shared.q), QueryRows<C>{ p.q, row, 1, group });
   const DecodeToken token =
       find_token(load_cached_sequence(p.batch, s, recomputed(kv_len)), row, s);
-  if (!token.present) { // all blocks of the cluster
+  if (!token.present) { // uniform over the cluster
     cluster_wait();
     return;
   }
   store_pages<C>(shared.pages, pages);
 
-  // ---- whose keys are whose ----
+  // ---- which keys belong to this CTA
   const bool scans = p.branches >> kCompressed & 1 || p.idx;
   const bool windows = C::kWindow > 0 && p.branches >> kWindow & 1;
   const bool selects = C::kSelectCount > 0 && p.branches >> kSelected & 1;
@@ -186,9 +197,9 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
     shared.sides, pages.list != nullptr, shared_address(shared.pages), find_pages<C>(p.batch, s),
     C::kPageSize == 0 || C::kRing > 0 ? find_rows<0>(p.batch, s, 0).row : 0
   };
-  __syncthreads(); // the pages are there
-  // All blocks have begun, long ago. All warps at one place: racecheck has all of a block wait here for each
-  // other. Not before, where it would wait for the length.
+  __syncthreads(); // the page list is stored
+  // All CTAs have started long ago. All warps wait at the same point, because racecheck assumes
+  // that they wait for each other here; and not earlier, where they would wait for the length.
   cluster_wait();
 
   const int candidates = candidate_count<C>(token.position);
@@ -198,12 +209,14 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const u32 stages = shared_address(shared.stages);
   const StageBarriers<C> stage_barriers = { barriers + 8 * kStageBarriers };
 
-  // ---- copies; top-n; copies of what it has chosen; what other blocks wait for; the blocks' weights ----
+  // ---- producer warps: copy keys; search; copy selected blocks; exchange statistics; compute
+  // weights
   if (warp >= C::kWarps) {
     const int thread = threadIdx.x - kConsumerThreads<C>, producer_warp = warp - C::kWarps;
     SliceRow<C> slice_rows[Slice<C>::kBranchRowRounds];
     int copied = 0;
-    // What is found of the thread's number stands where it is used, and not before the first copies.
+    // Recompute thread-derived values at their use instead of before the first copies: it shortens
+    // the start-up.
     auto searchers = [&] { return ProducerThreads<C>{ recomputed(thread) }; };
     auto send_branch_stats = [&](int b) {
       send_stats<C>(shared.received, barriers + 8 * (kStats + b), b, rank, shared.exchange_buffer,
@@ -211,7 +224,8 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
     };
 #pragma unroll 1
     for (int round = 0; round < 2; ++round) {
-      // The search waits for the scan, so that its last turn need not be read before.
+      // The search waits for the scan, so it may start while the window's last steps are not yet
+      // copied.
       const int end =
           round || !searches ? schedule.all : min(schedule.all, schedule.scanned + C::kStages - 1);
 #pragma unroll 1
@@ -227,12 +241,12 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
       if (searches && cta_blocks.few()) {
         if (C::kCluster * cta_blocks.sent <= thread && thread < Search<C>::kAtOnce)
           shared.search.keys[thread] = 0;
-        sync_producers<C>(); // the zeros are there
+        sync_producers<C>(); // the zeros are written
       }
       if (scans) send_branch_stats(kCompressed);
       if (C::kSelectCount == 0 || !p.idx) break;
       if constexpr (C::kSelectCount > 0) {
-        if constexpr (kFreeBlocks < C >> 0)
+        if constexpr ((kFreeBlocks<C>) > 0)
           if (searches) {
             barrier_wait(barriers + 8 * kPooled, 0);
             cluster_receive(barriers + 8 * kStats, 0);
@@ -241,7 +255,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
             list_best<C>(searchers(), shared.search, barriers + 8 * kCandidates, cta_blocks, rank);
           }
         if (producer_warp == 0) write_forced<C>(shared.search.list, candidates, lane);
-        sync_producers<C>(); // the list is there
+        sync_producers<C>(); // the list is written
         barrier_arrive(barriers + 8 * kListed);
         schedule.chosen = chosen_keys<C>(shared_address(shared.search.list), token.position);
         if (selects) schedule.all += max(schedule.cta_steps(schedule.chosen.limit), 1);
@@ -269,8 +283,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
     return;
   }
 
-  // ---- scan; window; chosen blocks ----
-  // Of the warp.
+  // ---- consumer warps: compressed keys; window; selected blocks
   const int pooled_steps =
       searches ? (block_range.end - block_range.begin) * (D::kSplitGranularity / kStepKeys) : 0;
   Queries<Stream> queries; // [16, Dk]
@@ -280,9 +293,9 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const SliceOutput output = find_output<C>(p, row, group);
   const ColumnTargets<C> targets(shared.received, barriers, rank, warp, lane);
   copy_async_wait<0>();
-  sync_consumers<C>(); // Q is there
+  sync_consumers<C>(); // Q has arrived
   read_queries(queries, shared_address(shared.q), lane);
-  int done = 0; // turns
+  int done = 0; // steps
 #pragma unroll 1
   for (int phase = 0; phase < 3; ++phase) {
     const int b = phase == 0 ? kCompressed : phase == 1 ? kWindow : kSelected;
@@ -311,7 +324,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
                       b, rank, sums, warp, lane);
   }
 
-  // ---- slices ----
+  // ---- slices
   float4 partial[Slice<C>::kRounds];
 #pragma unroll
   for (int late = 0; late < 2; ++late) {

@@ -1,12 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The compressed branch of a tile of tokens, for decode_split_kv_compressed and decode_single_cta: teams of warps stream their
-// runs of keys (decode/mainloop.cuh) and, beside the attention, pool what scores weigh in each
-// selection block: decode/work.cuh. decode_pipelined and decode_cluster pool by ScanKeys, too.
+// The compressed branch of a tile of tokens, for decode_split_kv_compressed and decode_single_cta:
+// each consumer group streams its run of keys (decode/mainloop.cuh) and, beside the attention,
+// pools the probabilities per selection block (decode/work.cuh). decode_pipelined and
+// decode_cluster pool by ScanKeys as well.
 //
 // Config: those of decode/mainloop.cuh and decode/work.cuh, kSelectCount (n of the library's own
-// selection, 0: nothing is pooled), kPageSize (P; 0: none).
+// selection; 0: no pooling), kPageSize (P; 0: no pages).
 #pragma once
 #include "data/cache_rows.cuh"
 #include "decode/mainloop.cuh"
@@ -16,19 +17,20 @@
 
 template <class C> using ScanStream = KeyStream<C, C::kScanRows / 16>;
 
-// Probabilities of a stage on their way from C fragments to rows: its keys, and the row's reference.
-// Floats; 16-byte reads of 8 rows hit all banks.
+// Passes a stage's probabilities from C fragments to rows: the keys of a row, and then its
+// reference. The pitch is in floats; 16-byte reads of 8 rows touch all banks.
 constexpr int kPoolPitch = ScanStream<Config>::kStageKeys + 4;
 template <class C, bool kQuads = kPoolsQuads<C>> struct ScanPool {
   __align__(16) float of[C::kWarps][16][kPoolPitch];
   NSAI_DEVICE float *warp() { return &of[threadIdx.x / 32][0][0]; }
 };
-template <class C> struct ScanPool<C, true> { // in registers
+template <class C> struct ScanPool<C, true> { // pools in registers
   NSAI_DEVICE float *warp() { return nullptr; }
 };
 
-// The compressed keys of a run, and what they weigh. Lane l pools row l % 16 of its warp; of stages of more
-// than a step lanes 0 to 15 the first half and the others the second, where that begins with a block.
+// The compressed keys of a run and their pooled probabilities. Lane l pools row l % 16 of its warp.
+// If a stage has several steps and its second half begins with a block, lanes 0 to 15 pool the
+// first half and lanes 16 to 31 the second.
 template <class C> struct ScanKeys {
   static constexpr bool kOwned = false, kPools = true;
   static constexpr int kRatio = Decode<C>::kRatio, kOverlap = Decode<C>::kOverlap;
@@ -37,21 +39,23 @@ template <class C> struct ScanKeys {
   int limit;
   int ends[2];
   // ---- pooling
-  bool pools;             // else the selection is all blocks, and nobody asks
+  bool pools;             // false: the selection takes all blocks and needs no importance
   float *sP;              // [16, kPoolPitch] of the warp
-  float *gPooled;         // [blocks from the run's first on, 16], this lane's row
-  float reference;        // of own and spill
-  float block_sum, carry; // of the open selection block, and what the next one gets
-  int phase;         // keys of the open block that are done, where steps do not end on block ends
-  QuadPool<C> quads; // in the place of all that, where they serve
+  float *gPooled;         // [blocks from the run's first on, 16], at this lane's row
+  float reference;        // of block_sum and carry
+  float block_sum, carry; // of the open selection block; its contribution to the next block
+  // Keys of the open block that are done, if steps do not end at block ends.
+  int phase;
+  // Replaces all of the above where kPoolsQuads applies.
+  QuadPool<C> quads;
 
-  // The run's blocks to `gFirst` [blocks, 16].
+  // Begins a run, whose blocks go to `gFirst` [blocks, 16].
   NSAI_DEVICE void begin_pool(float *sRows, float *gFirst) {
     sP = sRows;
     gPooled = gFirst + threadIdx.x % 16;
     reference = kNoReference;
   }
-  // What the run's last keys weigh in the block behind it, of row lane % 16.
+  // Contribution of the run's last keys to the block behind it, for row lane % 16.
   NSAI_DEVICE float carry_out() const { return reference + log2_approx(block_sum); }
 
   NSAI_DEVICE int index(int i) const { return entry_index<C::kBlock, C::kStride>(i); }
@@ -65,7 +69,7 @@ template <class C> struct ScanKeys {
     carry = 0.0f;
   }
 
-  // A key of weight m, `at` keys from its selection block's begin.
+  // Adds a key of weight m that lies `at` keys after the begin of its selection block.
   NSAI_DEVICE void add(float p, int at) {
     const int inside = min(kOverlap, kRatio - at);
     block_sum = fmaf((float)inside, p, block_sum);
@@ -73,7 +77,8 @@ template <class C> struct ScanKeys {
     if (at == kRatio - 1) close_block();
   }
 
-  // Probabilities into rows; returns the lane's, the reference of which is now that of own and spill.
+  // Passes probabilities to rows and returns this lane's row. block_sum and carry are rescaled to
+  // the row's reference.
   template <int kN>
   NSAI_DEVICE const float *share(const float (&p)[kN][4], const SoftmaxRows &rows) {
     const int lane = threadIdx.x % 32;
@@ -94,20 +99,21 @@ template <class C> struct ScanKeys {
     return row;
   }
 
-  // Column `column` of a row of a stage: 8-byte writes of 4 rows, and 16-byte reads of 8, hit all banks.
+  // Offset of column `column` of a stage's row. The swizzle lets 8-byte writes of 4 rows and
+  // 16-byte reads of 8 rows touch all banks.
   static NSAI_DEVICE int pool_offset(int row, int column) {
     const int rotated = (row & 3) << 1 | (row >> 2 & 1);
     return row * 2 * kHalf + (((column / 4) ^ rotated) * 4 | column % 4);
   }
 
-  // A stage, the first `steps` steps of which are of the run.
+  // Pools a stage, of which the first `steps` steps belong to the run.
   template <int kN>
   NSAI_DEVICE void pool_stage(const float (&p)[kN][4], const SoftmaxRows &rows, int steps) {
     if (!pools) return;
     if constexpr (kPoolsQuads<C>) {
       quads.pool(p, rows, steps);
     } else if constexpr (kHalves) {
-      static_assert(kHalf == 16 && kN == 4, "pool_offset() is for 8 chunks a row");
+      static_assert(kHalf == 16 && kN == 4, "pool_offset() assumes 8 chunks per row");
       const int lane = threadIdx.x % 32;
       float *references = sP + 16 * 2 * kHalf; // [16]
 #pragma unroll
@@ -124,7 +130,7 @@ template <class C> struct ScanKeys {
       block_sum *= exp2_approx(reference - higher);
       reference = higher;
       if (second) {
-        block_sum = 0.0f; // what the first half's last keys weigh in the block
+        block_sum = 0.0f; // contribution of the first half's last keys
 #pragma unroll
         for (int at = kRatio - kOverlap + 1; at < kRatio; ++at)
           block_sum = fmaf((float)(kOverlap - kRatio + at),
@@ -137,7 +143,7 @@ template <class C> struct ScanKeys {
         const float4 v = *(const float4 *)(sP + (first ^ i));
         x[i] = v.x, x[i + 1] = v.y, x[i + 2] = v.z, x[i + 3] = v.w;
       }
-      float sums[kHalf / kRatio]; // of blocks
+      float sums[kHalf / kRatio]; // of the blocks
 #pragma unroll
       for (int i = 0; i < kHalf; ++i) {
         const int at = i % kRatio, inside = min(kOverlap, kRatio - at);
@@ -153,7 +159,7 @@ template <class C> struct ScanKeys {
       gPooled += 2 * kHalf / kRatio * kPoolRows;
       const float behind = __shfl_xor_sync(~0u, block_sum, 16);
       if (steps * kStepKeys > kHalf) block_sum = behind;
-      __syncwarp(); // the rows are read
+      __syncwarp(); // the rows were read
     } else {
 #pragma unroll
       for (int i = 0; i < kN / 2; ++i) {
@@ -183,18 +189,19 @@ template <class C> struct ScanKeys {
         }
       }
     }
-    __syncwarp(); // the rows are read
+    __syncwarp(); // the rows were read
   }
 };
 
-// This warp's keys: visible to rows of `tile`, run `run` of its unit.
+// This warp's keys, visible to the rows of `tile`; pooling begins with block `first_block` of the
+// work item.
 template <class C>
 NSAI_DEVICE ScanKeys<C> scan_keys(const NsaiDecode &p, ScanPool<C> &pool, const ScanStream<C> &at,
                                   const DecodeTile &tile, int tokens, int work_item,
                                   int first_block) {
   ScanKeys<C> keys = {};
   const int last = last_position<C>(tile.seq, tile.first_query);
-  const bool has_token = 16 * at.row_tile < tokens * C::kGroupPadded; // the warp
+  const bool has_token = 16 * at.row_tile < tokens * C::kGroupPadded; // this warp
   keys.limit = visible_entries<C>(last);
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -211,7 +218,8 @@ NSAI_DEVICE ScanKeys<C> scan_keys(const NsaiDecode &p, ScanPool<C> &pool, const 
   return keys;
 }
 
-// Run `run` of the unit's keys onto o and rows; the pooled values and the spill go to global memory.
+// Processes run `run` of the work item's keys, accumulating onto o and rows. Pooled values and the
+// carry go to global memory.
 template <class C, int kO>
 NSAI_DEVICE void scan_run(const NsaiDecode &p, typename ScanStream<C>::Shared &shared,
                           ScanPool<C> &pool, const ScanStream<C> &at, const DecodeTile &tile,
@@ -219,7 +227,7 @@ NSAI_DEVICE void scan_run(const NsaiDecode &p, typename ScanStream<C>::Shared &s
                           const ConsumerGroupRuns &runs, float (&o)[kO][4], SoftmaxRows &rows) {
   constexpr int kGranuleSteps = Decode<C>::kSplitGranularity / kStepKeys;
   const int begin = min(run * runs.each, runs.granules),
-            end = min(begin + runs.each, runs.granules); // quanta
+            end = min(begin + runs.each, runs.granules); // granules
   const QueryRows<C> query_rows = { p.q, tile.seq.q_begin + tile.first_query, tokens, group };
   const auto queries = load_row_queries<C, C::kScanRows / 16>(shared, at, query_rows); // [16, Dk]
   ScanKeys<C> keys =
@@ -229,7 +237,7 @@ NSAI_DEVICE void scan_run(const NsaiDecode &p, typename ScanStream<C>::Shared &s
       begin * kGranuleSteps, end * kGranuleSteps, queries, o, rows, p.scale_log2,
       find_kv_reads<C>(p.kv_reads, tile.s, group, NSAI_BRANCH_COMPRESSED), true);
 
-  // ---- what the run's last keys weigh in the block behind it ----
+  // ---- the carry: what the run's last keys contribute to the block behind it
   if (!keys.pools || begin == end) return;
   float *gCarry = p.carries + 16 * at.row_tile +
                   ((long long)work_item * p.scan.splits * ScanStream<C>::kConsumerGroups + run) *

@@ -1,15 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The division of decode/mainloop.cuh: the tiles of a CTA, its shared memory, and who waits for whom.
+// The layout of decode/mainloop.cuh: tile types, shared memory, and the barriers of consumer
+// groups.
 #pragma once
 #include "core/panel_tile.cuh"
 #include "core/tile.cuh"
 #include "core/wgmma.cuh"
 #include "decode/work.cuh"
 
-// Whether Q lies in shared memory: with O it would take a thread more registers than at D 192, 48 and 96.
-// (Dk 256 and Dv 192, 64 and 96, spill. NVRTC 13.0.)
+// Whether Q lies in shared memory. In registers, Q and O may take at most 144 per thread: D 192
+// needs 48 + 96. (Dk 256 with Dv 192, 64 + 96, spills. NVRTC 13.0.)
 template <class C>
 constexpr bool kSharedQ = padded_dim(C::kHeadDimV) / 2 + padded_dim(C::kHeadDimQk) / 4 > 144;
 
@@ -17,12 +18,12 @@ template <class C, int kRowTiles> struct KeyStream {
   static constexpr int kRows = 16 * kRowTiles;
   static constexpr int kConsumerGroups = C::kWarps / kRowTiles;
   static constexpr int kConsumerGroupThreads = 32 * kRowTiles;
-  // Drafts: a team of four warps or more takes two steps at once, so that it waits half as often; and Q lies
-  // in shared memory, so that a third CTA or a fourth team fits a multiprocessor.
+  // For drafts, a consumer group of four or more warps takes two steps at once, so that it waits
+  // half as often. Q lies in shared memory, so that a third CTA or a fourth group fits an SM.
   static constexpr bool kDrafts = kRowTiles >= 4 && !kWideHeads<C>;
   static constexpr bool kPanels =
-      kDrafts && kRowTiles % 4 == 0 && C::kWgmma; // a team is warpgroups
-  static constexpr int kAtOnce = kDrafts ? 2 : 1; // steps of a stage
+      kDrafts && kRowTiles % 4 == 0 && C::kWgmma; // a group is one or more warpgroups
+  static constexpr int kAtOnce = kDrafts ? 2 : 1; // steps per stage
   static constexpr int kStageKeys = kAtOnce * kStepKeys;
   using K = ProductTile<kPanels, kStageKeys, padded_dim(C::kHeadDimQk)>;
   using V = ProductTile<kPanels, kStageKeys, padded_dim(C::kHeadDimV)>;
@@ -32,13 +33,14 @@ template <class C, int kRowTiles> struct KeyStream {
   static constexpr int kStageBytes = K::kBytes + V::kBytes;
   static constexpr int kO = padded_dim(C::kHeadDimV) / 8;       // n8 tiles of O
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16; // k16 steps of Q K^T
-  static constexpr int kPitch = padded_dim(C::kHeadDimV) + 8;   // floats: rows on different banks
-  static_assert(kConsumerGroups >= 1 && kConsumerGroups * kRowTiles == C::kWarps, "whole teams");
-  static_assert(C::kStages >= 2, "a step arrives while another is computed");
+  static constexpr int kPitch = padded_dim(C::kHeadDimV) + 8;   // floats; other banks
+  static_assert(kConsumerGroups >= 1 && kConsumerGroups * kRowTiles == C::kWarps,
+                "consumer groups are complete");
+  static_assert(C::kStages >= 2, "one stage is filled while another is computed");
 
   struct Shared {
-    union { // Q and the ring are done with when O is written
-      unsigned char keys[kQBytes + kConsumerGroups * C::kStages * kStageBytes]; // Q, and the ring
+    union { // Q and the pipeline are no longer needed when O is written
+      unsigned char keys[kQBytes + kConsumerGroups * C::kStages * kStageBytes]; // Q | pipeline
       struct {
         float o[kConsumerGroups][kRows][kPitch];
         float2 stats[kConsumerGroups][kRows]; // reference and sum
@@ -46,7 +48,7 @@ template <class C, int kRowTiles> struct KeyStream {
     };
   };
 
-  // A warp's place.
+  // This warp's role.
   int lane, consumer_group, row_tile;
   NSAI_DEVICE KeyStream() {
     lane = threadIdx.x % 32;
@@ -58,9 +60,10 @@ template <class C, int kRowTiles> struct KeyStream {
   }
 };
 
-// The warps of a team. (racecheck reports rings that barriers keep apart, and sums that even __syncthreads()
-// does, where teams have different numbers of stages, as if it counted a warp's barriers, whichever they are:
-// it reports nothing where they have as many, or where all warps meet in the place of a team's.)
+// Synchronises the warps of a consumer group. (racecheck reports hazards on pipelines that these
+// barriers separate, and on sums that even __syncthreads() separates, if groups have different
+// numbers of stages, as if it counted a warp's barriers regardless of which ones they are. It
+// reports nothing if the groups have equally many, or if all warps meet at one barrier instead.)
 template <int kConsumerGroups, int kThreads, int kConsumerGroup = 0>
 NSAI_DEVICE void sync_consumer_group(int consumer_group) {
   if constexpr (kThreads == 32) {

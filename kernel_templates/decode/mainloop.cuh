@@ -1,31 +1,35 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Attention of few rows over many keys of a cache, for decode_split_kv_compressed, decode_split_kv_attend and decode_single_cta: bound by
-// memory.
+// Attention of a few query rows over many keys of a KV cache, for decode_split_kv_compressed,
+// decode_split_kv_attend and decode_single_cta. Bound by memory.
 //
-// A CTA has kRows = 16 * kRowTiles rows and kConsumerGroups teams of kRowTiles warps. A team runs through keys of
-// its own, a stage of kStageKeys (16; of drafts 32) at a time, through a ring of kStages stages of its own;
-// a warp of it has an m16 tile of rows. So nothing but a team waits, and kStages - 1 stages of every team
-// are on their way all the time: at D 128 with 4 teams of 3 stages of 16 64 KB a CTA. At the end the teams'
-// results are added up (decode/mainloop_splits.cuh).
+// A CTA has kRows = 16 * kRowTiles rows and kConsumerGroups consumer groups of kRowTiles warps;
+// each warp of a group has one m16 tile of rows. A consumer group streams its own keys through its
+// own pipeline of kStages stages. A stage holds kStageKeys keys (16, or 32 for drafts). Only the
+// warps of one group ever wait for each other, and each group keeps kStages - 1 stages in flight:
+// at D 128, with 4 groups of 3 stages of 16 keys, 64 KB per CTA. At the end the groups' results are
+// added up (decode/mainloop_splits.cuh).
 //
-//   ring   [kConsumerGroups][kStages] { K [keys, Dk] | V [keys, Dv] }, then the same memory as O [kConsumerGroups][kRows, Dv]
-//   Q      in registers or, where those of O leave no room, in shared memory before the ring
-//   rows   each lane finds one key's row a stage before its copy, and before the copies between: what is read
-//          of page lists behind copies would wait for them
+//   pipeline  [kConsumerGroups][kStages] { K [keys, Dk] | V [keys, Dv] }; the memory is reused for
+//             O [kConsumerGroups][kRows, Dv]
+//   Q         in registers, or in shared memory before the pipeline if O leaves no room
+//   rows      each lane looks up one key's row a stage before its copy, and before the copies in
+//             between are issued: a block table read behind them would have to wait for them
 //
-// Which keys a team sees, its caller says by a policy `Keys`:
+// The caller describes the keys of a group by a policy `Keys`:
 //
-//   int limit         keys from `limit` on do not exist
-//   int index(int i)  the row of key i < limit in its sequence: data/cache_rows.cuh
-//   int begin(int r), end(int r)  keys that row `group + 8 * r` of the warp sees
-//   u32 owners(int i)   where keys are not for all tokens of the rows (kOwned): whose key i is; as many as
-//                       kOwnedKeys on end are alike
-//   void pool_stage(p, rows, steps)  what becomes of a stage's probabilities beside P V (kPools)
+//   int limit            keys from `limit` on do not exist
+//   int index(int i)     row of key i < limit in its sequence (data/cache_rows.cuh)
+//   int begin(int r), end(int r)
+//                        keys that row `group + 8 * r` of the warp sees
+//   u32 owners(int i)    if kOwned (not every key belongs to all tokens): the tokens that own
+//                        key i, the same for kOwnedKeys consecutive keys
+//   void pool_stage(p, rows, steps)
+//                        if kPools: uses a stage's probabilities while P V runs
 //
-// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kWgmma (64 rows
-// are a warpgroup's: decode/panel_stage.cuh), kCountReads.
+// Config: Element, kHeadDimQk, kHeadDimV, kGroup, kGroupPadded, kWarps, kStages, kThreads, kWgmma
+// (a warpgroup takes 64 rows: decode/panel_stage.cuh), kCountReads.
 #pragma once
 #include "core/copy_rows.cuh"
 #include "core/softmax.cuh"
@@ -36,9 +40,9 @@
 #include "decode/mainloop_products.cuh"
 #include "decode/work.cuh"
 
-// Where one lane's key of a stage lies.
+// Cache location of one lane's key in a stage.
 struct KeyLocation {
-  int index; // negative: there is none
+  int index; // negative: no key
   int page;
 };
 
@@ -50,14 +54,15 @@ NSAI_DEVICE KeyLocation find_key(const Keys &keys, const Rows &rows, int step, i
   return KeyLocation{ index, index < 0 ? 0 : rows.page(index) };
 }
 
-// Rows of one head, the heads of which begin at `head`, of the keys that lanes have found: K or V of a stage.
-// Each lane finds its key's; or, where O of wide heads leaves few registers, those that it copies.
+// Addresses of the rows of K or V, of one head beginning at `head`, for the keys that the lanes
+// looked up. Each lane computes the address of its own key; with wide heads, where O leaves few
+// registers, it computes the addresses of the rows that it copies.
 template <class Rows, bool kWide> struct KeyRows {
-  const u16 *mine; // of no key some row
+  const u16 *mine; // valid memory even without a key
   NSAI_DEVICE KeyRows(const NsaiCacheTensor &x, const u16 *head, const Rows &rows,
                       const KeyLocation &location)
       : mine(head + row_offset(x, location.page, rows.slot(max(location.index, 0)))) {}
-  // From `column` of lane `lane`'s key on. All lanes take part.
+  // Row of lane `lane`'s key, from `column` on. All lanes take part.
   NSAI_DEVICE const u16 *of(int lane, int column) const {
     return (const u16 *)__shfl_sync(~0u, (u64)mine, lane) + column;
   }
@@ -76,18 +81,18 @@ template <class Rows> struct KeyRows<Rows, true> {
   }
 };
 
-// K (kToken) or V of a stage into tile T, a lane_address(); its first `present` keys exist. Lane i has
-// found key i. All lanes take part.
+// Starts the copy of K (kToken) or V of a stage into tile T, whose address comes from
+// lane_address(). Only the first `present` keys exist. Lane i has looked up key i. All lanes take
+// part.
 template <class T, int kKeys, int kDim, int kThreads, bool kToken, class KeyRows, class Counter>
 NSAI_DEVICE void copy_keys(u32 tile, const KeyRows &rows, int present, int thread, u64 policy,
                            Counter &counter) {
   using Lanes = CopyLanes<T, kThreads>;
-  constexpr int kAlike =
-      Lanes::kPass < 8 ? 8 / Lanes::kPass : 1; // passes that swizzle chunks unlike
+  constexpr int kAlike = Lanes::kPass < 8 ? 8 / Lanes::kPass : 1; // passes with different swizzles
 #pragma unroll
   for (int i = 0; i < ceil_div(kKeys, Lanes::kPass); ++i) {
     const int row = Lanes::row(thread) + i * Lanes::kPass;
-    const int near = Lanes::row(thread) + i % kAlike * Lanes::kPass; // swizzled as `row` is
+    const int near = Lanes::row(thread) + i % kAlike * Lanes::kPass; // same swizzle as `row`
     const u32 to = tile + (u32)(i / kAlike * kAlike * Lanes::kPass * T::kPitch);
     const u16 *from = rows.of(row % kKeys, Lanes::chunk(thread) * 8);
     if (kKeys % Lanes::kPass == 0 || row < kKeys) {
@@ -103,16 +108,16 @@ NSAI_DEVICE void copy_keys(u32 tile, const KeyRows &rows, int present, int threa
   }
 }
 
-// Whose the keys of a stage are: a lane knows key lane % kStageKeys. Where kStageKeys divides
-// Keys::kOwnedKeys, all keys of a stage are the same tokens'.
+// Which tokens own the keys of a stage; a lane knows those of key lane % kStageKeys. If kStageKeys
+// divides Keys::kOwnedKeys, all keys of a stage have the same owners.
 struct StageOwners {
   u32 mine;
-  bool none, all; // of the warp's tokens
+  bool none, all; // of the warp's tokens: none owns a key; all own all keys
 };
 template <class S, class Keys> constexpr bool kOwnedAlike = Keys::kOwnedKeys % S::kStageKeys == 0;
-// Then a warp of one token has none of them or all.
+// In that case a warp with a single token owns either no key or all keys of a stage.
 template <class C, class S, class Keys>
-constexpr bool kNoneOrAll = kOwnedAlike<S, Keys> &&C::kGroupPadded % 16 == 0;
+constexpr bool kNoneOrAll = C::kGroupPadded % 16 == 0 && kOwnedAlike<S, Keys>;
 
 template <class S, class Keys>
 NSAI_DEVICE StageOwners find_owners(const Keys &keys, int step, int limit, int lane) {
@@ -147,11 +152,12 @@ struct DoNothing {
   NSAI_DEVICE void operator()() const {}
 };
 
-// The team's steps [begin, end) of its keys onto o and rows, counted in gKvReads: data/read_counter.cuh.
-// Every thread of the block takes part, those of teams without steps too, straight behind load_row_queries(),
-// for whose copies this waits. `meanwhile` runs when the first keys have been asked for.
-// `once`: nobody reads these keys again soon, and L2 need not keep them. Else they drive out what the step
-// has left there for its own end and for the next step: pooled values, partial results, code.
+// Processes steps [begin, end) of the consumer group's keys, accumulating onto o and rows; reads
+// are counted in gKvReads (data/read_counter.cuh). All threads of the CTA call it directly after
+// load_row_queries(), for whose copies it waits, even those of groups without steps. `meanwhile`
+// runs after the first keys were requested. `once`: no other CTA reads these keys soon, so L2
+// should not keep them. Otherwise they would evict what the step has left in L2 for later: pooled
+// values, partial results, code.
 template <class C, int kRowTiles, class Keys, class Rows, int kO, class Meanwhile = DoNothing>
 NSAI_DEVICE void
 stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C, kRowTiles> &at,
@@ -159,8 +165,9 @@ stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C,
             const Queries<KeyStream<C, kRowTiles>> &queries, float (&o)[kO][4], SoftmaxRows &rows,
             float scale_log2, u64 *gKvReads, bool once, Meanwhile meanwhile = {}) {
   using S = KeyStream<C, kRowTiles>;
-  constexpr int kAhead = C::kStages - 1; // stages on their way while one is computed
-  // A warpgroup's products are all its warps'; and what is pooled of a run has no gaps.
+  constexpr int kAhead = C::kStages - 1; // stages in flight during computation
+  // Whether a warp may skip a stage. A wgmma needs all its warps, and pooling needs every stage of
+  // a run.
   constexpr bool kSkips = kRowTiles > 1 && !S::kPanels && !Keys::kPools;
   const int thread = threadIdx.x % S::kConsumerGroupThreads;
   const u16 *gK = (const u16 *)pair.k.data + group * pair.k.head_stride;
@@ -170,13 +177,14 @@ stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C,
   const u64 policy = l2_policy(once);
   ReadCounter<(bool)C::kCountReads> counter;
   const int limit = min(keys.limit, end * kStepKeys);
-  // Keys that all rows of the warp see; all of a token's see the same.
+  // Keys that all rows of the warp see. kAlike: the warp's rows belong to one token and see the
+  // same keys.
   constexpr bool kAlike = C::kGroupPadded % 16 == 0 && !kWideHeads<C>;
   const int all_begin =
       __reduce_max_sync(~0u, kAlike ? keys.begin(0) : max(keys.begin(0), keys.begin(1)));
   const int all_end =
       __reduce_min_sync(~0u, kAlike ? keys.end(0) : min(min(keys.end(0), keys.end(1)), limit));
-  // And, beside warps of other rows, where those end that some of them see.
+  // End of the keys that any row of the warp sees; matters only if other warps have other rows.
   const int any_end = kRowTiles == 1 ? limit
                       : kAlike       ? all_end
                                      : __reduce_max_sync(~0u, max(keys.end(0), keys.end(1)));
@@ -204,15 +212,15 @@ stream_keys(typename KeyStream<C, kRowTiles>::Shared &shared, const KeyStream<C,
   KeyLocation next = find(begin + kAhead * S::kAtOnce);
   meanwhile();
   if constexpr (S::kQShared) {
-    copy_async_wait<kAhead>(); // Q, which all teams have copied
+    copy_async_wait<kAhead>(); // Q, which all groups have copied
     if constexpr (S::kPanels) shared_proxy_fence();
-    __syncthreads(); // Q is there
+    __syncthreads(); // Q has arrived
   }
 
   for (int step = begin; step < end; step += S::kAtOnce) {
     copy_async_wait<kAhead - 1>();
     if constexpr (S::kPanels) shared_proxy_fence();
-    // Everyone's part of the stage has come, and the one before is read.
+    // All warps' copies of this stage have arrived, and all warps have read the previous stage.
     sync_consumer_group<S::kConsumerGroups, S::kConsumerGroupThreads>(at.consumer_group);
     const u32 stage = stages + (step - begin) / S::kAtOnce % C::kStages * S::kStageBytes;
     float s[2 * S::kAtOnce][4]; // [16, keys of the stage]

@@ -1,29 +1,30 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The products of decode/mainloop.cuh: rows of Q, and a stage against them by mma.sync or, of panels, by
-// wgmma.
+// The products of decode/mainloop.cuh: loading Q, and multiplying it with a stage by mma.sync or,
+// for panels, by wgmma.
 #pragma once
 #include "core/mma.cuh"
 #include "core/softmax.cuh"
 #include "decode/consumer_groups.cuh"
 #include "decode/panel_stage.cuh"
 
-// 16 rows of Q for a warp: A fragments, or where ldmatrix finds them; of panels where all rows lie.
+// 16 rows of Q of a warp: A fragments, or the address for ldmatrix. For panels: the address of all
+// of the warpgroup's rows.
 template <class S> struct Queries {
   u32 fragment[S::kQShared ? 1 : S::kSteps][4];
   u32 address;
 };
 
-// Rows of Q of a CTA: row r is head r % kGroupPadded of token r / kGroupPadded, of `tokens` ones from row
-// `first` of q on; others are zero.
+// The CTA's rows of Q: row r is head r % kGroupPadded of token r / kGroupPadded, for `tokens`
+// tokens from row `first` of q on. Other rows are zero.
 template <class C> struct QueryRows {
   const NsaiView &q;
   int first, tokens, group;
   NSAI_DEVICE bool present(int row) const {
     return row % C::kGroupPadded < C::kGroup && row / C::kGroupPadded < tokens;
   }
-  NSAI_DEVICE const u16 *at(int row) const { // [Dk], of a present row
+  NSAI_DEVICE const u16 *at(int row) const { // [Dk], `row` must be present
     return (const u16 *)q.data + (first + row / C::kGroupPadded) * q.token_stride +
            (group * C::kGroup + row % C::kGroupPadded) * q.head_stride;
   }
@@ -46,7 +47,7 @@ NSAI_DEVICE void load_row_fragments(u32 (&rQ)[kSteps][4], const QueryRows<C> &ro
   }
 }
 
-// Chunk `i` of the rows of Q into tile Q.
+// Starts the copy of chunk `i` of the rows of Q into tile Q.
 template <class C, class Q> NSAI_DEVICE void copy_query(u32 sQ, const QueryRows<C> &rows, int i) {
   const int row = i / Q::kChunks, chunk = i % Q::kChunks;
   const bool present = rows.present(row) && chunk * 8 < C::kHeadDimQk;
@@ -54,8 +55,8 @@ template <class C, class Q> NSAI_DEVICE void copy_query(u32 sQ, const QueryRows<
                 present);
 }
 
-// The warp's rows of Q. Copies to shared memory are yet on their way: stream_keys() waits for them when it
-// has asked for the first keys. Every thread takes part.
+// Loads the warp's rows of Q. Copies to shared memory are still in flight on return: stream_keys()
+// waits for them after it has requested the first keys. All threads take part.
 template <class C, int kRowTiles>
 NSAI_DEVICE Queries<KeyStream<C, kRowTiles>>
 load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared,
@@ -68,7 +69,7 @@ load_row_queries(typename KeyStream<C, kRowTiles>::Shared &shared,
     for (int i = threadIdx.x; i < S::kRows * Q::kChunks; i += C::kThreads)
       copy_query<C, Q>(sQ, rows, i);
     copy_async_commit();
-    queries.address = S::kPanels ? sQ + at.row_tile / 4 * 64 * kPanelPitch // of the warpgroup
+    queries.address = S::kPanels ? sQ + at.row_tile / 4 * 64 * kPanelPitch // the warpgroup's rows
                                  : sQ + Q::offset(16 * at.row_tile + at.lane % 16, at.lane / 16);
   } else {
     load_row_fragments<C>(queries.fragment, rows, 16 * at.row_tile, at.lane);
@@ -81,7 +82,8 @@ template <class C, class S>
 NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<S> &q, u32 sK,
                                   int lane) {
   using T = typename S::K;
-  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
+  // Matrices: columns 0, 8 | keys 0, 8.
+  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
 #pragma unroll
   for (int c = 0; c < 4; ++c) s0[c] = s1[c] = 0.0f;
 #pragma unroll
@@ -99,12 +101,13 @@ NSAI_DEVICE void multiply_step_qk(float (&s0)[4], float (&s1)[4], const Queries<
   }
 }
 
-// The same of Q in registers, where the step is waited for: two chains of products for each n8 tile, and
-// kAtOnce fragments of K on their way together.
+// The same with Q in registers, for steps that other warps wait for: two chains of products per n8
+// tile, and kAtOnce fragments of K in flight together.
 template <class C, class S, int kAtOnce>
 NSAI_DEVICE void multiply_chains_qk(float (&s)[2][4], const Queries<S> &q, u32 sK, int lane) {
   using T = typename S::K;
-  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2); // columns 0, 8 | keys 0, 8
+  // Matrices: columns 0, 8 | keys 0, 8.
+  const u32 k = sK + T::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
   float x[2][2][4] = {};
 #pragma unroll
   for (int first = 0; first < S::kSteps; first += kAtOnce) {
@@ -124,12 +127,12 @@ NSAI_DEVICE void multiply_chains_qk(float (&s)[2][4], const Queries<S> &q, u32 s
   for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = x[0][c / 4][c % 4] + x[1][c / 4][c % 4];
 }
 
-// O += P V, P [16, 16 keys]; kAtOnce fragments of V on their way together.
+// O += P V with P [16, 16 keys]; kAtOnce fragments of V are in flight together.
 template <class C, class T, int kAtOnce, int kO>
 NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32 sV, int lane) {
-  const u32 v = sV + T::offset(lane % 16, lane / 16); // keys 0, 8 | columns 0, 8
+  const u32 v = sV + T::offset(lane % 16, lane / 16); // matrices: keys 0, 8 | columns 0, 8
   constexpr int kTerms = kSplitP<C> ? 2 : 1;
-  u32 a[2][4]; // P, and what its rounding left
+  u32 a[2][4]; // P, and its rounding error
   softmax_pack<typename C::Element>(a[0], p[0], p[1]);
   if constexpr (kSplitP<C>) softmax_pack_rest<typename C::Element>(a[1], a[0], p[0], p[1]);
 #pragma unroll
@@ -148,7 +151,7 @@ NSAI_DEVICE void multiply_step_pv(float (&o)[kO][4], const float (&p)[2][4], u32
   }
 }
 
-// S of a stage; `meanwhile` runs before or while it is computed.
+// S = Q K^T of a stage. `meanwhile` runs before the products or while they run.
 template <class C, class S, class Meanwhile>
 NSAI_DEVICE void multiply_stage_qk(float (&s)[2 * S::kAtOnce][4], const Queries<S> &queries, u32 sK,
                                    int lane, Meanwhile meanwhile) {
@@ -163,7 +166,7 @@ NSAI_DEVICE void multiply_stage_qk(float (&s)[2 * S::kAtOnce][4], const Queries<
   }
 }
 
-// O += P V of a stage, the first `steps` steps of which are the team's.
+// O += P V of a stage, of which the first `steps` steps belong to the consumer group.
 template <class C, class S, class Keys, int kO>
 NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kAtOnce][4], u32 sV,
                                    Keys &keys, const SoftmaxRows &rows, int steps, int lane) {
@@ -176,8 +179,7 @@ NSAI_DEVICE void multiply_stage_pv(float (&o)[kO][4], const float (&s)[2 * S::kA
 #pragma unroll
       for (int c = 0; c < 4; ++c) p[0][c] = s[2 * i][c], p[1][c] = s[2 * i + 1][c];
       multiply_step_pv<C, typename S::V, 1>(o, p, sV + i * kStepKeys * S::V::kPitch, lane);
-      if constexpr (S::kAtOnce == 1)
-        keys.pool_stage(p, rows, 1); // while the products are on their way
+      if constexpr (S::kAtOnce == 1) keys.pool_stage(p, rows, 1); // while the products run
     }
     if constexpr (S::kAtOnce > 1) keys.pool_stage(s, rows, steps);
   }

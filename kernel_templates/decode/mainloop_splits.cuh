@@ -1,18 +1,18 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What teams of decode/mainloop.cuh end with: their results through shared memory, added up, and as a
-// part of a unit's in global memory.
+// The end of decode/mainloop.cuh: the consumer groups' results pass through shared memory, are
+// added up, and are stored as one split of a work item in global memory.
 #pragma once
 #include "core/softmax.cuh"
 #include "decode/consumer_groups.cuh"
 
-// The teams' results into shared memory. Every thread takes part.
+// Writes the consumer groups' results to shared memory. All threads take part.
 template <class C, int kRowTiles, int kO>
 NSAI_DEVICE void share_consumer_groups(typename KeyStream<C, kRowTiles>::Shared &shared,
                                        const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
                                        const SoftmaxRows &rows) {
-  __syncthreads(); // no team reads the ring any more
+  __syncthreads(); // all groups have finished with the pipeline
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     const int row = 16 * at.row_tile + 8 * r + at.lane / 4;
@@ -24,10 +24,10 @@ NSAI_DEVICE void share_consumer_groups(typename KeyStream<C, kRowTiles>::Shared 
     for (int j = 0; j < kO; ++j)
       *(float2 *)(to + 8 * j) = make_float2(o[j][2 * r], o[j][2 * r + 1]);
   }
-  __syncthreads(); // the teams' results are there
+  __syncthreads(); // the groups' results are written
 }
 
-// All teams' of four columns of a row.
+// Four columns of a row, summed over all consumer groups.
 struct ConsumerGroupSum {
   float reference, total;
   float4 o; // relative to `reference`
@@ -51,8 +51,8 @@ add_consumer_groups(const typename KeyStream<C, kRowTiles>::Shared &shared, int 
   return x;
 }
 
-// Adds up the teams' results and stores rows [0, stored) of the CTA's part: row r as row place(r) of all
-// parts, or nowhere, if that is negative. Every thread takes part.
+// Adds up the consumer groups' results and stores rows [0, stored) of the CTA's split. Row r goes
+// to row row_of(r) of the splits, or nowhere if that is negative. All threads take part.
 template <class C, int kRowTiles, int kO, class RowOf>
 NSAI_DEVICE void store_split(typename KeyStream<C, kRowTiles>::Shared &shared,
                              const KeyStream<C, kRowTiles> &at, const float (&o)[kO][4],
@@ -69,7 +69,7 @@ NSAI_DEVICE void store_split(typename KeyStream<C, kRowTiles>::Shared &shared,
   }
 }
 
-// The stats of a part without keys.
+// Stores the statistics of a split without keys.
 template <class RowOf>
 NSAI_DEVICE void store_empty_split(const NsaiDecodeSplits &to, int stored, int threads,
                                    RowOf row_of) {

@@ -1,13 +1,16 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The blocks that a tile's tokens have chosen, each once, as a policy of decode/mainloop.cuh: tokens of one
-// sequence mostly choose alike, and what they share is read once for all of them.
+// The merged list of a tile: all blocks that its tokens selected, each once, as a policy of
+// decode/mainloop.cuh. Tokens of one sequence select mostly the same blocks, and shared blocks are
+// read only once.
 //
-//   lists [tokens, n] ascending, then -1  ->  blocks ascending, with whose they are
+//   lists [tokens, n] ascending, then -1  ->  blocks ascending, each with the set of tokens that
+//   own it
 //
-// An entry is counted for the first token that has its block. So a block's place is the number of counted
-// entries below it, which a search in every list finds: no entry waits for another.
+// An entry is counted for the first token that lists its block. The index of a block in the merged
+// list is the number of counted entries below it, which a binary search in every list finds. No
+// entry has to wait for another one.
 //
 // Config: those of decode/work.cuh, kSelectCount (n), kMaxQLen (most new tokens of a sequence).
 #pragma once
@@ -25,10 +28,10 @@ template <class C> struct MergedListStorage {
       Decode<C>::kTileTokens < C::kMaxQLen ? Decode<C>::kTileTokens : C::kMaxQLen;
   static constexpr int kCount = C::kSelectCount > 0 ? C::kSelectCount : 1;
   static constexpr int kEntries = kTokens * kCount, kWords = (kCount + 31) / 32;
-  static_assert(kTokens <= 32, "a bit of a word for each");
+  static_assert(kTokens <= 32, "a word has a bit for each token of the tile");
   MergedBlock blocks[kEntries];
-  u32 counted[kTokens][kWords]; // a bit an entry
-  int ends[kTokens];            // of the keys that a token sees
+  u32 counted[kTokens][kWords]; // one bit per entry
+  int ends[kTokens];            // end of the keys that each token sees
 };
 
 template <class C> struct BlocksOfTile : NoPool {
@@ -36,13 +39,13 @@ template <class C> struct BlocksOfTile : NoPool {
   static constexpr int kOwnedKeys = C::kSelectBlock;
   int limit;
   const MergedBlock *sBlocks;
-  int ends[2];     // of the lane's rows
-  u32 warp_tokens; // bits of those that there are
+  int ends[2];     // of the lane's two rows
+  u32 warp_tokens; // bits of the warp's existing tokens
   NSAI_DEVICE int index(int i) const {
     return sBlocks[i / C::kSelectBlock].block * C::kSelectBlock + i % C::kSelectBlock;
   }
   NSAI_DEVICE u32 owners(int i) const { return sBlocks[i / C::kSelectBlock].tokens; }
-  // The bit of the lane's row `group + 8 * r`.
+  // The token bit of the lane's row `group + 8 * r`.
   static NSAI_DEVICE u32 row_token(int r) {
     const int row = 16 * (threadIdx.x / 32 % (C::kScanRows / 16)) + 8 * r + threadIdx.x % 32 / 4;
     return 1u << row / C::kGroupPadded;
@@ -52,11 +55,11 @@ template <class C> struct BlocksOfTile : NoPool {
 };
 
 struct FoundBlock {
-  int below; // entries of the list
+  int below; // entries of the list below the block
   bool exists;
 };
 
-// A block in an ascending list, the end of which is -1.
+// Finds a block in an ascending list that is padded with -1.
 template <int kCount> NSAI_DEVICE FoundBlock find_block(const int *sList, int block) {
   constexpr int kTop = kCount > 128  ? 256
                        : kCount > 64 ? 128
@@ -70,13 +73,15 @@ template <int kCount> NSAI_DEVICE FoundBlock find_block(const int *sList, int bl
   return FoundBlock{ below, below < kCount && sList[below] == block };
 }
 
-// The keys of the first `count` blocks, the last of which may hold tokens behind the tile's last, at `last`.
+// Number of keys in the first `count` blocks. The last block may extend beyond the tile's last
+// position `last`.
 template <class C>
 NSAI_DEVICE int count_keys(const MergedListStorage<C> &shared, int count, int last) {
   return count ? listed_keys<C>(count, shared.blocks[count - 1].block, last) : 0;
 }
 
-// The list of a tile of one token; returns how many blocks it has. Every thread takes part.
+// Loads the list of a tile with a single token and returns its number of blocks. All threads take
+// part.
 template <class C> NSAI_DEVICE int load_blocks(const int *gList, MergedListStorage<C> &shared) {
   int count = 0;
   for (int i = 0; i < C::kSelectCount; i += C::kThreads) {
@@ -88,8 +93,9 @@ template <class C> NSAI_DEVICE int load_blocks(const int *gList, MergedListStora
   return count;
 }
 
-// The union of a tile's lists, `stride` ints apart, and the ends of its tokens, the first of which is at
-// position `first`; returns how many blocks it has. `sLists` is free again after. Every thread takes part.
+// Merges the lists of a tile, which lie `stride` ints apart, and finds each token's end; the first
+// token is at position `first`. Returns the number of blocks. `sLists` is free again on return. All
+// threads take part.
 template <class C>
 NSAI_DEVICE int merge_lists(const int *gLists, long long stride, int tokens, int first,
                             MergedListStorage<C> &shared, int *sLists) {
@@ -101,16 +107,17 @@ NSAI_DEVICE int merge_lists(const int *gLists, long long stride, int tokens, int
   for (int i = threadIdx.x; i < kTokens * kWords; i += C::kThreads)
     shared.counted[i / kWords][i % kWords] = 0;
   for (int i = threadIdx.x; i < kTokens; i += C::kThreads) shared.ends[i] = 0;
-  __syncthreads(); // the lists are there, and zeros
+  __syncthreads(); // lists and zeros are written
 
   for (int i = threadIdx.x; i < kEntries; i += C::kThreads) {
     bool counts = sLists[i] >= 0;
-#pragma unroll 4 // searches of several lists at once
+// Searches several lists at once.
+#pragma unroll 4
     for (int t = 0; t < kTokens; ++t)
       counts &= t >= i / kCount || !find_block<kCount>(sLists + t * kCount, sLists[i]).exists;
     if (counts) atomicOr(&shared.counted[i / kCount][i % kCount / 32], 1u << i % kCount % 32);
   }
-  __syncthreads(); // what counts is known
+  __syncthreads(); // `counted` is complete
 
   for (int i = threadIdx.x; i < kEntries; i += C::kThreads) {
     const int block = sLists[i], token = i / kCount, entry = i % kCount;
@@ -123,7 +130,7 @@ NSAI_DEVICE int merge_lists(const int *gLists, long long stride, int tokens, int
       owners |= (u32)found.exists << t;
 #pragma unroll
       for (int w = 0; w < kWords; ++w) {
-        const int below = min(max(found.below - 32 * w, 0), 32); // entries of the word
+        const int below = min(max(found.below - 32 * w, 0), 32); // of this word
         merged_index += __popc(shared.counted[t][w] & (below < 32 ? (1u << below) - 1 : ~0u));
       }
     }
@@ -132,7 +139,7 @@ NSAI_DEVICE int merge_lists(const int *gLists, long long stride, int tokens, int
     if (entry + 1 == kCount || sLists[i + 1] < 0)
       shared.ends[token] = listed_keys<C>(merged_index + 1, block, first + token);
   }
-  __syncthreads(); // the blocks and ends are there
+  __syncthreads(); // blocks and ends are written
 
   int count = 0;
   for (int t = 0; t < kTokens; ++t)
@@ -141,8 +148,8 @@ NSAI_DEVICE int merge_lists(const int *gLists, long long stride, int tokens, int
   return count;
 }
 
-// What a tile's tokens attend to; `gLists`: the list of its first token and the group. Every thread takes
-// part.
+// The keys that a tile's tokens attend to. `gLists`: the list of its first token and this KV head.
+// All threads take part.
 template <class C>
 NSAI_DEVICE BlocksOfTile<C> merge_blocks(const DecodeTile &tile, int tokens, const int *gLists,
                                          long long stride, MergedListStorage<C> &shared,

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// A stage of keys of decode/mainloop.cuh against 64 rows by one warpgroup (sm_90a): both products read the
-// stage in shared memory once, and not once for each m16 tile of rows.
+// Products of one stage of decode/mainloop.cuh with 64 rows by one warpgroup (sm_90a). Both
+// products read the stage from shared memory once, instead of once per m16 tile of rows.
 //
 //   S [64, keys] = Q K^T     Q and K in shared memory
-//   O [64, Dv]  += P V       P in registers, as C fragments of S are A fragments
+//   O [64, Dv]  += P V       P in registers: C fragments of S are A fragments
 //
 // Config: Element, kHeadDimQk, kHeadDimV.
 #pragma once
@@ -18,7 +18,8 @@ template <int kN> NSAI_DEVICE void hold_fragments(float (&d)[kN][4]) {
   for (int j = 0; j < kN; ++j) wgmma_hold(d[j]);
 }
 
-// `meanwhile` runs while the product does. Q lies among kRows rows.
+// S = Q K^T, complete on return; `meanwhile` runs while the product does. Q is part of a tile of
+// kRows rows.
 template <class C, int kRows, int kN, class Meanwhile>
 NSAI_DEVICE void multiply_panels_qk(float (&s)[kN][4], u32 sQ, u32 sK, Meanwhile meanwhile) {
   constexpr int kKeys = 8 * kN;

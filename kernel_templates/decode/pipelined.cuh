@@ -1,30 +1,42 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// decode_pipelined: a decode step of a token a sequence in one launch, for many sequences (sm_90 and up).
+// decode_pipelined: a decode step with one new token per sequence in one launch, for many sequences
+// (sm_90 and later).
 //
-//   o = sum over branches b of gate_b O_b,   O_b = softmax over the branch's keys of (scale * q . k) v
+//   o = sum over branches b of gate_b O_b,   O_b = softmax over the branch's keys of (scale * q .
+//   k) v
 //
-//   q [T, Hq, Dk], compressed entries, K and V of the selected and the window branch -> o [T, Hq, Dv] and
-//   what else is wanted; idx [T, Hkv, n]
+//   q [T, Hq, Dk], compressed entries, K and V of the selected and the window branch -> o
+//   [T, Hq, Dv], idx [T, Hkv, n], lse and o_branch if wanted
 //
-// Grid   x = T * kv_heads * kCluster. A cluster of kCluster blocks has a token and KV head.
-// Warps  kWarps consumers, which share the compressed keys, the window and the chosen blocks, and for each a
-//        producer, which finds and copies its keys and keeps its ring full from one branch to the next
-//        (decode/pipelined/pipeline.cuh): what a wait between two takes, the copies that are on their way then make up
-//        for. (Consumers that copied as well never waited for a key: they were bound by their instructions.)
-//   scan    O, reference and sum, and what the scores weigh in each selection block (decode/compressed_scan.cuh)
-//   top-n   each warp weighs a piece of the selection blocks as soon as all have scanned, and goes on with
-//           the window; warp 0 of each block, which has none, searches them (decode/pipelined/weights.cuh)
-//   both    the window's last blocks are chosen ones: where the branches have the same K and V they are read
-//           once, behind the rest of the window, and O goes on as that of the chosen blocks
-//   gather  O of all warps and branches; gates, outputs (decode/pipelined/reduce.cuh): the scan's and the
-//           window's by the producers while the last chosen blocks are on their way, the others by all
-// Bound  by memory: 2 (Dk + Dv) bytes a key.
+// Grid: x = T * kv_heads * kCluster. A cluster of kCluster CTAs takes one token and KV head.
 //
-// Config: those of decode/pipelined/pipeline.cuh, decode/pipelined/weights.cuh and decode/pipelined/reduce.cuh, kWindow (w),
-// kWindowSelectedBlocks (selection blocks that are window and chosen), kMostBlocks (selection blocks of a block of
-// threads), kKvHeads, kThreads, kMinBlocks, kSharedBytes.
+// CTA: kWarps consumer warps share the compressed keys, the window and the selected blocks. Each
+// has its own producer warp, which looks up and copies its keys and keeps its pipeline filled from
+// one branch to the next (decode/pipelined/pipeline.cuh): copies in flight hide the waits between
+// branches. (In an earlier design consumers copied their own keys. They never waited for a key, but
+// were bound by instructions.)
+//
+//   compressed       O, reference and sum, and probabilities pooled per selection block
+//                    (decode/compressed_scan.cuh)
+//   top-n            once all warps have finished the compressed keys, each warp computes the
+//                    importance of a piece of the selection blocks and goes on with the window;
+//                    warp 0 of each CTA, which has no window, searches them
+//                    (decode/pipelined/weights.cuh)
+//   window-selected  the last blocks of the window are always selected. If the two branches share K
+//                    and V, these blocks are read once, after the rest of the window, and O
+//                    continues into the selected branch
+//   reduce           O of all warps and branches, gates, outputs (decode/pipelined/reduce.cuh). The
+//                    producers add up the compressed and window branches while the last selected
+//                    blocks are in flight; all warps add up the selected branch
+//
+// Bound by memory: 2 (Dk + Dv) bytes per key.
+//
+// Config: those of decode/pipelined/pipeline.cuh, decode/pipelined/weights.cuh and
+// decode/pipelined/reduce.cuh, kWindow (w), kWindowSelectedBlocks (selection blocks that are read
+// once for window and selected branch), kMostBlocks (most selection blocks of a CTA), kKvHeads,
+// kThreads, kMinBlocks, kSharedBytes.
 #pragma once
 #include "core/barrier.cuh"
 #include "core/cluster.cuh"
@@ -38,29 +50,30 @@
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
-// What a warp does: its scan; the window until all warps have scanned, and to its end; what is window and
-// chosen; the other chosen blocks.
+// The rounds of a consumer warp: its compressed keys; the window until all warps have finished
+// those; the rest of the window; the window-selected blocks; the other selected blocks.
 enum { kScan, kUntilScanned, kRestOfWindow, kWindowSelected, kChosen, kRounds };
 
-// Of a thread; the launch gives all of them 128. (NVRTC 13.0, D 128: consumers take 190.)
+// Per thread; the launch gives each thread 128. (NVRTC 13.0, D 128: consumers need 190.)
 constexpr int kProducerRegisters = 64, kConsumerRegisters = 192;
 static_assert(Config::kThreads == 64 * Config::kWarps && Config::kWarps % 4 == 0,
-              "whole warpgroups of both");
+              "producers and consumers are whole warpgroups, equally many");
 static_assert(Config::kWindowSelectedBlocks == 0 ||
                   (Config::kWindowSelectedBlocks == Config::kSelectLocal && Config::kRing == 0 &&
                    Config::kWindowSelectedBlocks * Config::kSelectBlock <= Config::kWindow),
-              "blocks that are always chosen, all of them in the window");
+              "window-selected blocks are always selected and lie in the window");
 
-// ---- begin
+// ---- start
 
-// What can be asked for before the sequence's length is known: its list of pages.
+// Prefetches the block table to L2: its address does not depend on the sequence's length.
 template <class C> NSAI_DEVICE void prefetch_list(const NsaiDecode &p, int s, int rank) {
-  constexpr int kLineInts = 32; // of 128 bytes
+  constexpr int kLineInts = 32; // ints in 128 bytes
   if constexpr (C::kPageSize > 0) {
     if (!p.batch.page_starts) {
       const int width = ceil_div(p.batch.max_kv_len, C::kPageSize);
       const int *list = p.batch.pages + s * p.batch.page_list_stride;
-#pragma unroll 1 // instructions come late
+// Not unrolled: code that runs once is bound by instruction fetch.
+#pragma unroll 1
       for (int i = (rank * C::kThreads + (int)threadIdx.x) * kLineInts; i < width;
            i += C::kCluster * C::kThreads * kLineInts)
         prefetch_line(list + i);
@@ -68,7 +81,8 @@ template <class C> NSAI_DEVICE void prefetch_list(const NsaiDecode &p, int s, in
   }
 }
 
-// One thread. What is not sent, because nothing is searched, nobody waits for.
+// Initialises the barriers. One thread. No one waits on the barriers of a search that is skipped,
+// although their messages never come.
 template <class C> NSAI_DEVICE void init_barriers(SharedStorage &shared, int rank) {
   const u32 address = shared_address(shared.barriers);
   for (int i = 0; i < kBarriers; ++i)
@@ -127,8 +141,8 @@ NSAI_DEVICE ScanKeys<C> find_scan_keys(SharedStorage &shared, const PipelinedWor
 
 // ---- end
 
-// A branch of place i over all blocks of the cluster; false: the place is another block's, which has been
-// sent its part.
+// Combines branch `b` of output vector i over the CTAs of the cluster. Returns false if another CTA
+// owns the vector; its sum was sent there.
 template <class C>
 NSAI_DEVICE bool exchange(SharedStorage &shared, const PipelinedWorkItem &at, int sum, int b, int i,
                           PipelinedSum &x) {
@@ -144,7 +158,8 @@ NSAI_DEVICE bool exchange(SharedStorage &shared, const PipelinedWorkItem &at, in
   return true;
 }
 
-// The producers', when all is copied: the sum of the other branches, in place of O of the scans.
+// The sum of the compressed and the window branch, by the producer warps after their last copy. It
+// replaces O of the compressed branch.
 template <class C>
 NSAI_DEVICE void reduce_branches(const NsaiDecode &p, SharedStorage &shared,
                                  const PipelinedWorkItem &at) {
@@ -168,12 +183,12 @@ NSAI_DEVICE void reduce_branches(const NsaiDecode &p, SharedStorage &shared,
   }
 }
 
-// O of the chosen blocks onto it.
+// Adds O of the selected blocks and stores the outputs.
 template <class C>
 NSAI_DEVICE void reduce_selected(const NsaiDecode &p, SharedStorage &shared,
                                  const PipelinedWorkItem &at) {
-  __syncthreads(); // O of all warps is there
-#pragma unroll 1   // instructions that run once come late
+  __syncthreads(); // O of all warps is written
+#pragma unroll 1   // code that runs once is bound by instruction fetch
   for (int i = threadIdx.x; i < OutputVectors::kVectors; i += C::kThreads) {
     const int vector = OutputVectors::rotated(i, at.rank);
     PipelinedSum x = add_warps<C>((const float *)shared.kv_stages, kStagesFloats,
@@ -189,9 +204,9 @@ NSAI_DEVICE void reduce_selected(const NsaiDecode &p, SharedStorage &shared,
   }
 }
 
-// ---- halves
+// ---- producer and consumer
 
-// The producer's: every step's keys into the ring.
+// Producer: copies the keys of all steps into the pipeline.
 template <class C>
 NSAI_DEVICE void produce(const NsaiDecode &p, SharedStorage &shared, const PipelinedWorkItem &at,
                          PipelinedSteps<C> &steps, const PipelinedRow &ahead) {
@@ -211,7 +226,7 @@ NSAI_DEVICE void produce(const NsaiDecode &p, SharedStorage &shared, const Pipel
   reduce_branches<C>(p, shared, at);
 }
 
-// What round kChosen attends to.
+// The segment of round kChosen.
 template <class C>
 NSAI_DEVICE PipelinedSegment find_chosen_segment(const SharedStorage &shared,
                                                  const PipelinedWorkItem &at) {
@@ -219,13 +234,13 @@ NSAI_DEVICE PipelinedSegment find_chosen_segment(const SharedStorage &shared,
                          &window_selected = shared.segments[at.warp][kWindowSelectedSegment];
   const int windows = ceil_div(window.keys, kStepKeys) + ceil_div(window_selected.keys, kStepKeys);
   const PipelinedChosen<C> chosen =
-      find_chosen<C>(shared.list, at, recomputed(windows)); // no uniform registers
+      find_chosen<C>(shared.list, at, recomputed(windows)); // recomputed() avoids uniform registers
   const int end = window_selected.end + chosen.count;
   return PipelinedSegment{ end, chosen.keys,
                            PipelinedMask{ end - 1, chosen.step(chosen.count - 1) } };
 }
 
-// The consumer's: O and stats of every branch, and the list.
+// Consumer: O and statistics of every branch, and the list.
 template <class C>
 NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const PipelinedWorkItem &at,
                          const ClusterBlockRange &block_range, const PipelinedSteps<C> &steps) {
@@ -237,7 +252,7 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const Pipel
     segments[kWindowSelectedSegment] =
         steps.segment(steps.window_selected_end(), steps.window.window_selected);
   }
-  __syncwarp(); // they are there
+  __syncwarp(); // the segments are written
   const u32 gate = load_gate_of<C>(p, at.row, at.group);
   Queries<Tiles> queries; // [16, Dk]
   load_row_fragments<C>(queries.fragment, QueryRows<C>{ p.q, at.row, 1, at.group }, 0, at.lane);
@@ -269,7 +284,7 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const Pipel
       const ClusterBlockRange again =
           find_block_range<C>(find_cluster_runs<C>(recomputed(segments[kScanSegment].keys)),
                               at.rank, at.warp);
-      if constexpr (kFreeBlocks < C >> 0)
+      if constexpr ((kFreeBlocks<C>) > 0)
         if (at.searches)
           weigh_blocks<C>(shared, at, again, find_pooled<C>(p, kept, at.work_item, again));
       if constexpr (C::kSelectCount > 0)
@@ -289,7 +304,7 @@ NSAI_DEVICE void consume(const NsaiDecode &p, SharedStorage &shared, const Pipel
                     o, rows, keys);
     if (round != kScan) continue;
     barrier_arrive(barriers + 8 * kScanned);
-    if constexpr (C::kCluster > 1) cluster_wait(); // all blocks have begun
+    if constexpr (C::kCluster > 1) cluster_wait(); // all CTAs have started
   }
 }
 
@@ -297,7 +312,7 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedStorage &shared = *(SharedStorage *)shared_bytes;
 
-  // ---- coordinates ----
+  // ---- coordinates
   const int warp = warp_uniform(threadIdx.x / 32);
   PipelinedWorkItem at;
   at.lane = threadIdx.x % 32, at.warp = warp % C::kWarps, at.rank = cluster_rank();
@@ -311,10 +326,10 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const int s = find_cached_sequence(p.batch, at.row);
   at.token = find_token(load_cached_sequence(p.batch, s), at.row, s);
   prefetch_list<C>(p, s, at.rank);
-  if (!at.token.present) return; // all blocks of the cluster
-  // ---- whose keys are whose ----
+  if (!at.token.present) return; // uniform over the cluster
+  // ---- which keys belong to this CTA and warp
   at.scans = p.branches >> kCompressed & 1 || p.idx;
-  at.seen = at.token.position + 1; // 0: a padded row
+  at.seen = at.token.position + 1; // 0 for a padded row
   at.candidates = candidate_count<C>(at.token.position);
   at.selects = C::kSelectCount > 0 && p.idx;
   constexpr int kWindowChosen = 1 << kSelected | 1 << kWindow;
@@ -326,10 +341,10 @@ template <class C> NSAI_DEVICE void decode(const NsaiDecode &p) {
   const ClusterBlockRange block_range = find_block_range<C>(runs, at.rank, at.warp);
   PipelinedSteps<C> steps = find_steps<C>(p, shared, at, block_range);
   const PipelinedRow ahead = warp >= C::kWarps ? steps.row(0, at.lane) : PipelinedRow{ 0, 0 };
-  __syncthreads();                                 // the barriers are there
-  if constexpr (C::kCluster > 1) cluster_arrive(); // this block has begun
+  __syncthreads();                                 // barriers are initialised
+  if constexpr (C::kCluster > 1) cluster_arrive(); // this CTA has started
 
-  // ---- producers and consumers ----
+  // ---- producers and consumers
   if (warp >= C::kWarps) {
     registers_drop<kProducerRegisters>();
     produce<C>(p, shared, at, steps, ahead);

@@ -1,12 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What probabilities weigh in selection blocks of four compressed keys, straight from C fragments: the four
-// lanes that share a row have two adjacent keys each of an n8 tile, so a pair of lanes has a block.
+// Pools probabilities over selection blocks of four compressed keys directly from C fragments. The
+// four lanes of a row hold two adjacent keys each of an n8 tile, so a pair of lanes holds one
+// block.
 //
-//   own    = 2 p[0] + 2 p[1] + 2 p[2] + p[3] + p[-1]    (m = 2; where m is 1 each key weighs 1)
-//   lanes  2 b and 2 b + 1 of a row's: block b of the tile; the even one ends with row `group`, the other
-//          with row `group + 8`
+//   own    = 2 p[0] + 2 p[1] + 2 p[2] + p[3] + p[-1]    (m = 2; if m = 1 each key has weight 1)
+//   lanes  2 b and 2 b + 1 of a row hold block b of the tile; the even one finishes row
+//          `group`, the odd one row `group + 8`
 //
 // Config: those of decode/work.cuh.
 #pragma once
@@ -18,22 +19,22 @@ template <class C> constexpr bool kPoolsQuads = Decode<C>::kRatio == 4 && Decode
 
 template <class C> struct QuadPool {
   static constexpr bool kCarries = Decode<C>::kOverlap == 2;
-  float *gPooled;  // [blocks from the lane's of the stage on, 16], the lane's row
-  float before[2]; // log2 of p[-1] of both rows, in the last of a row's lanes
+  float *gPooled;  // [blocks from this lane's first of the stage on, 16], at the lane's row
+  float before[2]; // log2 of p[-1] of both rows, in the last lane of a quad
 
-  // `gFirst`: the run's first block, the warp's first row.
+  // Begins a run. `gFirst`: the run's first block, at the warp's first row.
   NSAI_DEVICE void begin(float *gFirst, int lane) {
     gPooled = gFirst + lane % 4 / 2 * kPoolRows + lane % 2 * 8 + lane / 4;
     before[0] = before[1] = kMinusInf;
   }
 
-  // A stage, the first `steps` steps of which are of the run.
+  // Pools a stage, of which the first `steps` steps belong to the run.
   template <int kN>
   NSAI_DEVICE void pool(const float (&p)[kN][4], const SoftmaxRows &rows, int steps) {
     const int lane = threadIdx.x % 32;
     const bool odd = lane % 2, last = lane % 4 == 3;
     const float reference = odd ? rows.reference[1] : rows.reference[0];
-    float behind[2]; // the last key of the tile before
+    float behind[2]; // the previous n8 tile's last key
 #pragma unroll
     for (int r = 0; r < 2; ++r)
       behind[r] = kCarries ? exp2_approx(before[r] - rows.reference[r]) : 0.0f;
@@ -62,7 +63,7 @@ template <class C> struct QuadPool {
     gPooled += kN * 2 * kPoolRows;
   }
 
-  // What is left of the run for the block behind it, to row 0 of the warp's.
+  // Stores the carry of the run for the block behind it; `gCarry` points to the warp's row 0.
   NSAI_DEVICE void store_carry(float *gCarry, int lane) const {
     if (lane % 4 == 3) gCarry[lane / 4] = before[0], gCarry[lane / 4 + 8] = before[1];
   }

@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The raw keys that tokens of a decode step attend to, as policies of decode/mainloop.cuh: the windows of a
-// tile's tokens, and the selected blocks of one token.
+// The raw keys that tokens of a decode step attend to, as policies of decode/mainloop.cuh: the
+// windows of a tile's tokens, and the selected blocks of one token.
 //
 // Config: those of decode/work.cuh, kWindow (w).
 #pragma once
@@ -10,20 +10,20 @@
 #include "core/types.cuh"
 #include "decode/work.cuh"
 
-struct NoPool { // of a branch without importance
+struct NoPool { // for branches without importance
   static constexpr bool kPools = false;
   template <int kN>
   NSAI_DEVICE void pool_stage(const float (&)[kN][4], const SoftmaxRows &, int) const {}
 };
 
-struct EveryKey : NoPool { // of the branch is seen by every head
+struct EveryKey : NoPool { // every head sees every key
   static constexpr bool kOwned = false;
   int limit;
   NSAI_DEVICE int begin(int) const { return 0; }
   NSAI_DEVICE int end(int) const { return limit; }
 };
 
-// The windows of a tile's tokens, of which each sees its own.
+// The windows of a tile's tokens; each token sees its own.
 template <class C> struct WindowsOfTile : NoPool {
   static constexpr bool kOwned = false;
   int limit;
@@ -31,7 +31,7 @@ template <class C> struct WindowsOfTile : NoPool {
   int begins[2], ends[2];
   NSAI_DEVICE WindowsOfTile(const DecodeTile &tile, int tokens, int row_tile, int lane) {
     const int first = tile.seq.position(tile.first_query);
-    const bool has_token = 16 * row_tile < tokens * C::kGroupPadded; // the warp
+    const bool has_token = 16 * row_tile < tokens * C::kGroupPadded; // this warp
     base = max(first + 1 - C::kWindow, 0);
     limit = max(first + tokens - base, 0);
 #pragma unroll
@@ -58,7 +58,7 @@ struct BlocksOfToken : EveryKey {
   }
 };
 
-// The first `count` blocks of sList; the last of them may hold tokens behind the token's position.
+// The first `count` blocks of sList. The last block may extend beyond the token's position.
 NSAI_DEVICE BlocksOfToken find_blocks(const int *sList, int count, int position) {
   BlocksOfToken keys;
   keys.sList = sList;

@@ -1,24 +1,29 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// decode_single_cta: a decode step in one launch, for batches that fill the device with a CTA for each tile
-// of tokens and KV head.
+// decode_single_cta: a decode step in one launch, for batches that fill the device with one CTA per
+// tile of tokens and KV head.
 //
-//   o = sum over branches b of gate_b O_b,   O_b = softmax over the branch's keys of (scale * q . k) v
+//   o = sum over branches b of gate_b O_b,   O_b = softmax over the branch's keys of (scale * q .
+//   k) v
 //
-//   q [T, Hq, Dk], compressed entries, K and V of the selected and the window branch -> o [T, Hq, Dv] and
-//   what else is wanted; idx [T, Hkv, n]
+//   q [T, Hq, Dk], compressed entries, K and V of the selected and the window branch -> o
+//   [T, Hq, Dv], idx [T, Hkv, n], lse and o_branch if wanted
 //
-// Grid   x = tiles * kv_heads. A CTA does what decode_split_kv_compressed, decode_split_kv_select, decode_split_kv_attend and decode_split_kv_combine
-//        do, for all keys of its tile; its only partial results are pooled values and spills, which it
-//        reads from L2 again.
-// CTA    teams of warps: decode/mainloop.cuh. Every second CTA puts its window behind the selection, the
-//        others before the scan: so not all of them search at once, and some always stream. Branches
-//        join the sum in the order in which they come; the first two in either order give the same bits.
-// Bound  by memory: 2 (Dk + Dv) bytes a key.
+// Grid: x = tiles * kv_heads. A CTA does the work of decode_split_kv_compressed,
+// decode_split_kv_select, decode_split_kv_attend and decode_split_kv_combine for all keys of its
+// tile. Its only intermediate results in global memory are pooled values and carries, which it
+// reads back from L2.
 //
-// Config: those of decode/compressed_scan.cuh and decode/topn_token.cuh, kWindow (w), kRing (the window's
-// pair lies in rings), kGate, kMinBlocks, kSharedBytes.
+// CTA: consumer groups of warps (decode/mainloop.cuh). Every second CTA computes its window after
+// the selection, the others before the compressed branch. CTAs thus do not all search at the same
+// time, and some always stream keys. Branches are added in the order in which they are computed;
+// the first two give the same bits in either order.
+//
+// Bound by memory: 2 (Dk + Dv) bytes per key.
+//
+// Config: those of decode/compressed_scan.cuh and decode/topn_token.cuh, kWindow (w), kRing (the
+// window's K and V lie in a ring buffer), kGate, kMinBlocks, kSharedBytes.
 #pragma once
 #include "core/epilogue.cuh"
 #include "core/launch.cuh"
@@ -41,12 +46,12 @@ template <class C, bool kSearches> struct SearchShared { using type = SelectShar
 template <class C> struct SearchShared<C, false> { using type = NoSearch; };
 
 struct SharedStorage {
-  union { // one after the other
+  union { // used one after the other
     ScanStream<Config>::Shared scan;
     TokenStream<Config>::Shared token;
     SearchShared<Config, (Config::kSelectCount > 0)>::type search;
   };
-  union { // lists come when nothing is pooled any more, and are united when all have come
+  union { // lists are written after the last pooling, and merged after the last list
     ScanPool<Config> pool;
     int list[kListed];
     MergedListStorage<Config> merged;
@@ -57,17 +62,17 @@ struct SharedStorage {
 };
 static_assert(sizeof(SharedStorage) <= Config::kSharedBytes &&
                   Config::kSharedBytes < sizeof(SharedStorage) + 128,
-              "the host's formula for shared memory");
+              "the host computes another size of shared memory");
 
 // A tile of tokens and a KV head.
 struct WorkItem {
   int index, group;
   DecodeTile tile;
   int tokens;
-  NSAI_DEVICE int first_row() const { return tile.seq.q_begin + tile.first_query; } // of q
+  NSAI_DEVICE int first_row() const { return tile.seq.q_begin + tile.first_query; } // row of q
 };
 
-// The gates of all rows and branches into shared memory, and the sum zero.
+// Loads the gates of all rows and branches into shared memory and zeroes the sum.
 template <class C>
 NSAI_DEVICE void begin_sum(const NsaiDecode &p, SharedStorage &shared, const WorkItem &work_item) {
   for (int i = threadIdx.x; i < NSAI_BRANCH_COUNT * C::kScanRows; i += C::kThreads) {
@@ -82,11 +87,12 @@ NSAI_DEVICE void begin_sum(const NsaiDecode &p, SharedStorage &shared, const Wor
   }
   for (int i = threadIdx.x; i < C::kScanRows * C::kHeadDimV; i += C::kThreads)
     (&shared.sum[0][0])[i] = 0.0f;
-  __syncthreads(); // gates and zeros are there
+  __syncthreads(); // gates and zeros are written
 }
 
-// Rows [first, first + rows) of the unit's have a branch's O and stats in the teams' shared memory: what is
-// wanted of the branch by itself, and its share of the sum. Every thread takes part.
+// Finishes a branch for rows [first, first + rows) of the work item, whose O and statistics lie in
+// the consumer groups' shared memory: stores lse and o_branch if wanted and adds the gated O to the
+// sum. All threads take part.
 template <class C, int kRowTiles>
 NSAI_DEVICE void add_branch(const NsaiDecode &p, SharedStorage &shared, const WorkItem &work_item,
                             int b, int first, int rows,
@@ -101,15 +107,15 @@ NSAI_DEVICE void add_branch(const NsaiDecode &p, SharedStorage &shared, const Wo
     const OutputRow output_row = { work_item.first_row() + token,
                                    work_item.group * C::kGroup + head, true };
     const float4 o = finish_four<C>(out, output_row, column, x.reference, x.total, x.o);
-    if (x.total == 0.0f) continue; // a padding row, whose gate may be anything
+    if (x.total == 0.0f) continue; // a padding row, whose gate may hold anything
     const float gate = shared.gate[b][first + row];
     float4 &sum = *(float4 *)&shared.sum[first + row][column];
-    // Products by themselves: then two branches come to the same in either order.
+    // Separate products and sums (no fma): two branches then give the same bits in either order.
     sum =
         make_float4(__fadd_rn(sum.x, __fmul_rn(gate, o.x)), __fadd_rn(sum.y, __fmul_rn(gate, o.y)),
                     __fadd_rn(sum.z, __fmul_rn(gate, o.z)), __fadd_rn(sum.w, __fmul_rn(gate, o.w)));
   }
-  __syncthreads(); // the teams' memory is read
+  __syncthreads(); // all threads have read the groups' results
 }
 
 // ---- branches
@@ -129,7 +135,7 @@ NSAI_DEVICE void scan_work_item(const NsaiDecode &p, SharedStorage &shared,
   add_branch<C, C::kScanRows / 16>(p, shared, work_item, kCompressed, 0, C::kScanRows, shared.scan);
 }
 
-// Raw keys of a branch for `tokens` tokens from the unit's `token` on.
+// Attends to raw keys of a branch for `tokens` tokens from token `token` of the work item on.
 template <class C, int kRowTiles, class Keys, class Rows>
 NSAI_DEVICE void attend_rows(const NsaiDecode &p, SharedStorage &shared,
                              typename KeyStream<C, kRowTiles>::Shared &stream,
@@ -157,13 +163,13 @@ NSAI_DEVICE void attend_window_work_item(const NsaiDecode &p, SharedStorage &sha
                                          const WorkItem &work_item) {
   const ScanStream<C> at;
   const auto lists =
-      find_rows < C::kRing ? 0 : C::kPageSize > (p.batch, work_item.tile.s, p.window.ring);
+      find_rows<(C::kRing ? 0 : C::kPageSize)>(p.batch, work_item.tile.s, p.window.ring);
   WindowsOfTile<C> keys(work_item.tile, work_item.tokens, at.row_tile, at.lane);
   attend_rows<C, C::kScanRows / 16>(p, shared, shared.scan, work_item, 0, work_item.tokens, kWindow,
                                     p.window, lists, keys);
 }
 
-// The token's blocks into shared.list and idx; returns how many there are.
+// Selects the token's blocks into shared.list and idx and returns their number.
 template <class C>
 NSAI_DEVICE int select_token(const NsaiDecode &p, SharedStorage &shared, const WorkItem &work_item,
                              int token) {
@@ -185,12 +191,12 @@ NSAI_DEVICE int select_token(const NsaiDecode &p, SharedStorage &shared, const W
       };
       const auto rows = importance.load_rows(find_piece<C>(candidates, warp).begin, lane);
       search_blocks<C>(importance, rows, candidates, shared.search, shared.list, warp, lane);
-      __syncthreads(); // nothing that was pooled is read any more
+      __syncthreads(); // all warps have read the pooled values
       if (token == work_item.tokens - 1)
         discard_pooled<C>(importance.gPooled - row, importance.blocks);
     }
   }
-  __syncthreads(); // the list is there
+  __syncthreads(); // the list is written
   int *gOut = list_of(p, work_item.first_row() + token, work_item.group);
   for (int i = threadIdx.x; i < C::kSelectCount; i += C::kThreads) gOut[i] = shared.list[i];
   return min(candidates, C::kSelectCount);
@@ -200,11 +206,11 @@ template <class C>
 NSAI_DEVICE void attend_selected_work_item(const NsaiDecode &p, SharedStorage &shared,
                                            const WorkItem &work_item) {
   const auto lists = find_rows<C::kPageSize>(p.batch, work_item.tile.s, 0);
-  int count = 0; // blocks of the last token
+  int count = 0; // of the last token
 #pragma unroll 1
   for (int token = 0; token < work_item.tokens; ++token) {
     count = select_token<C>(p, shared, work_item, token);
-    if (token + 1 < work_item.tokens) __syncthreads(); // the list is read
+    if (token + 1 < work_item.tokens) __syncthreads(); // all threads have read the list
   }
   if (!(p.branches >> kSelected & 1)) return;
   if constexpr (MergedListStorage<C>::kTokens == 1) {
@@ -215,7 +221,7 @@ NSAI_DEVICE void attend_selected_work_item(const NsaiDecode &p, SharedStorage &s
   } else {
     const TokenStream<C> at;
     const int *gLists = list_of(p, work_item.first_row(), work_item.group);
-    __syncthreads(); // every list is written
+    __syncthreads(); // all lists are written
     BlocksOfTile<C> keys =
         merge_blocks<C>(work_item.tile, work_item.tokens, gLists, p.idx_token_stride, shared.merged,
                         (int *)&shared.token, at.row_tile, at.lane);
@@ -228,7 +234,7 @@ template <class C> NSAI_DEVICE void attend_work_item(const NsaiDecode &p) {
   extern __shared__ __align__(128) unsigned char shared_bytes[];
   SharedStorage &shared = *(SharedStorage *)shared_bytes;
 
-  // ---- coordinates ----
+  // ---- coordinates
   WorkItem work_item;
   work_item.index = blockIdx.x;
   work_item.group = work_item.index % p.kv_heads;
@@ -238,7 +244,7 @@ template <class C> NSAI_DEVICE void attend_work_item(const NsaiDecode &p) {
   if (work_item.tokens <= 0) return;
   begin_sum<C>(p, shared, work_item);
 
-  // ---- branches ----
+  // ---- branches
   const int late = work_item.index % 2;
 #pragma unroll 1
   for (int i = 0; i < 2; ++i) {
@@ -252,7 +258,7 @@ template <class C> NSAI_DEVICE void attend_work_item(const NsaiDecode &p) {
     }
   }
 
-  // ---- output ----
+  // ---- output
   for (int i = threadIdx.x; i < work_item.tokens * C::kGroupPadded * (C::kHeadDimV / 4);
        i += C::kThreads) {
     const int row = i / (C::kHeadDimV / 4), column = i % (C::kHeadDimV / 4) * 4;

@@ -1,26 +1,31 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// decode_split_kv_attend: window and selected branch of a decode step, split over keys.
+// decode_split_kv_attend: the window branch and the selected branch of a decode step, split over
+// keys (split-KV).
 //
-//   o[part, h] = sum over the part's tokens p of 2^(scale_log2 * q[h] . k_p - reference) v_p
-//   p: t - w < p <= t; or p <= t of the blocks in idx[t]; or the ranges there
+//   o[split, h] = sum over the split's tokens p of 2^(scale_log2 * q[h] . k_p - reference) v_p
+//   p: t - w < p <= t (window); p <= t in the blocks or ranges of idx[t] (selected)
 //
-//   q [T, Hq, Dk], the branches' pairs of the cache, idx [T, Hkv, n] (decode_split_kv_select, data_sort_blocks) or
-//   [T, Hkv, n, 2] (data_sort_ranges) -> parts (decode_split_kv_combine)
+//   q [T, Hq, Dk], K and V of both branches in the cache,
+//   idx [T, Hkv, n] (decode_split_kv_select, data_sort_blocks) or [T, Hkv, n, 2] (data_sort_ranges)
+//   -> splits (decode_split_kv_combine)
 //
-// Grid   x = parts * tiles * kv_heads, parts outermost, of the selected branch, where tiles are of several
-//        tokens; the first window_splits parts take the window before, which needs nothing of decode_split_kv_select
-//        and begins beside it. Where tiles are one token's, and where ranges are, CTAs of the window come
-//        first and those of the selected branch, of ranges parts * T * kv_heads, behind.
-// CTA    one tile's rows of one group, teams of a warp for 16 rows: decode/mainloop.cuh. Tokens of a tile
-//        share the keys of their windows and of blocks that several have chosen (decode/merged_keys.cuh);
-//        ranges are one token's.
-// Bound  by memory: 2 (Dk + Dv) bytes a key.
+// Grid: if tiles have several tokens, x = splits * tiles * kv_heads with the selected branch's
+// splits outermost. The first window_splits of them also take a split of the window, and take it
+// first: it needs nothing from decode_split_kv_select, so the two kernels overlap. If tiles have
+// one token, and for ranges, the CTAs of the window come first and those of the selected branch
+// follow (for ranges splits * T * kv_heads).
+//
+// CTA: the rows of one tile and KV head; consumer groups of one warp per 16 rows
+// (decode/mainloop.cuh). The tokens of a tile share the keys of their windows and of blocks that
+// several of them selected (decode/merged_keys.cuh). Ranges are never shared.
+//
+// Bound by memory: 2 (Dk + Dv) bytes per key.
 //
 // Config: those of decode/mainloop.cuh, kSelectBlock (l'), kSelectCount (n), kRanges, kWindow (w),
-// kPooled (lists are decode_split_kv_select's), kPageSize (P; 0: none), kRing (the window's pair lies in rings),
-// kMinBlocks, kSharedBytes.
+// kPooled (the lists come from decode_split_kv_select), kPageSize (P; 0: no pages), kRing (the
+// window's K and V lie in a ring buffer), kMinBlocks, kSharedBytes.
 #pragma once
 #include "core/launch.cuh"
 #include "data/cache_rows.cuh"
@@ -34,14 +39,14 @@
 constexpr int kTileTiles = Config::kScanRows / 16;
 constexpr int kListTiles = Config::kRanges ? (Config::kGroupPadded + 15) / 16 : kTileTiles;
 
-// Of a token's ranges: the number of a range's first key among all keys, and the steps from there to its
-// position.
+// One range of a token's selection: its first key's index among all selected keys, and the offset
+// from that index to the key's position in the sequence.
 struct KeyRun {
   int first, offset;
 };
 
 struct RunsShared {
-  KeyRun runs[Config::kSelectCount + 1]; // the one behind the last begins at all
+  KeyRun runs[Config::kSelectCount + 1]; // the extra one is load_ranges()'s result
 };
 
 template <class C, bool kRanges> struct ListsShared { using Type = MergedListStorage<C>; };
@@ -51,32 +56,32 @@ struct SharedStorage {
   union {
     KeyStream<Config, kTileTiles>::Shared tile;
     KeyStream<Config, kListTiles>::Shared listed;
-    int lists[Config::kRanges ? 1 : MergedListStorage<Config>::kEntries]; // done with when Q comes
+    int lists[Config::kRanges ? 1 : MergedListStorage<Config>::kEntries]; // free when Q is loaded
   };
   ListsShared<Config, Config::kRanges>::Type of;
 };
 static_assert(sizeof(SharedStorage) <= Config::kSharedBytes &&
                   Config::kSharedBytes < sizeof(SharedStorage) + 128,
-              "the host's formula for shared memory");
+              "the host computes another size of shared memory");
 
 struct RangesOfToken : EveryKey {
-  const KeyRun *sRuns; // ascending, none empty
+  const KeyRun *sRuns; // ascending, all non-empty
   int count;
   NSAI_DEVICE int index(int i) const {
     int run = 0;
 #pragma unroll
-    for (int half = 128; half; half /= 2) // 256 ranges at most
+    for (int half = 128; half; half /= 2) // at most 256 ranges
       if (run + half < count && sRuns[run + half].first <= i) run += half;
     return i + sRuns[run].offset;
   }
 };
-static_assert(Config::kSelectCount <= 256, "RangesOfToken::index");
+static_assert(Config::kSelectCount <= 256, "RangesOfToken::index() searches at most 256 ranges");
 
-// The ranges of idx, which ascend and are none but the last ones -1, into shared memory; returns how many
-// there are. Every thread takes part.
+// Loads the ranges of idx into shared memory and returns their number. They ascend; unused ones, at
+// the end, are -1. All threads take part.
 template <class C> NSAI_DEVICE int load_ranges(const int *gRanges, KeyRun *sRuns) {
   const int lane = threadIdx.x % 32;
-  int count = 0, keys = 0; // so far
+  int count = 0, keys = 0; // running totals
   if (threadIdx.x < 32)
     for (int i = 0; i < C::kSelectCount; i += 32) {
       const bool exists = i + lane < C::kSelectCount && gRanges[2 * (i + lane)] >= 0;
@@ -94,11 +99,11 @@ template <class C> NSAI_DEVICE int load_ranges(const int *gRanges, KeyRun *sRuns
       keys += __shfl_sync(~0u, sum, 31);
     }
   if (threadIdx.x == 0) sRuns[C::kSelectCount] = KeyRun{ keys, count };
-  __syncthreads(); // the runs are there
+  __syncthreads(); // the runs are written
   return sRuns[C::kSelectCount].offset;
 }
 
-// Stages of a branch's keys that a CTA takes, as many of them as there are.
+// The stages of a branch's keys that a CTA takes; beyond the last stage there is nothing to do.
 struct Share {
   int begin, count;
 };
@@ -110,8 +115,8 @@ NSAI_DEVICE Share even_share(int stages, int split, int splits) {
   return Share{ split * each, each };
 }
 
-// Part `part` of `parts` of a list, the first `window_splits` of which also have a part of the window each:
-// such that all have the same of both.
+// The share of split `split` of `splits` of the lists. The first `window_splits` splits also have a
+// share of the window; the shares are chosen so that all splits have equal work in total.
 NSAI_DEVICE Share share_beside_window(int stages, int split, int splits, int window_stages,
                                       int window_splits) {
   if (window_splits == 0 || window_splits == splits) return even_share(stages, split, splits);
@@ -122,8 +127,8 @@ NSAI_DEVICE Share share_beside_window(int stages, int split, int splits, int win
   return Share{ window_splits * beside + (split - window_splits) * each, each };
 }
 
-// A CTA's share of a branch for the rows of `query_rows`, as attend.parts' part `stored`; `meanwhile` runs
-// once.
+// Attends to a CTA's share of a branch for the rows `query_rows` and stores it as split `stored` of
+// p.attend. `meanwhile` runs exactly once.
 template <class C, int kRowTiles, class Keys, class Rows, class Meanwhile = DoNothing>
 NSAI_DEVICE void attend_share(const NsaiDecode &p, typename KeyStream<C, kRowTiles>::Shared &shared,
                               const KeyStream<C, kRowTiles> &at, const QueryRows<C> &query_rows,
@@ -169,11 +174,12 @@ template <class C> struct WorkItem {
     tile = find_decode_tile<Decode<C>::kTileTokens>(p, index / p.kv_heads);
     tokens = min(Decode<C>::kTileTokens, tile.seq.q_len - tile.first_query);
   }
-  NSAI_DEVICE int row() const { return tile.seq.q_begin + tile.first_query; } // of q
+  NSAI_DEVICE int row() const { return tile.seq.q_begin + tile.first_query; } // row of q
   NSAI_DEVICE bool alone() const { return tokens == tile.seq.q_len; }
 };
 
-// Returns the stages of the whole window.
+// Attends to this CTA's split of the window, if it has one. Returns the number of stages of the
+// whole window.
 template <class C>
 NSAI_DEVICE int attend_window(const NsaiDecode &p, SharedStorage &shared,
                               const WorkItem<C> &work_item) {
@@ -184,7 +190,7 @@ NSAI_DEVICE int attend_window(const NsaiDecode &p, SharedStorage &shared,
   if (work_item.split >= p.window_splits) return stages;
   const QueryRows<C> query_rows = { p.q, work_item.row(), work_item.tokens, work_item.group };
   const auto lists =
-      find_rows < C::kRing ? 0 : C::kPageSize > (p.batch, work_item.tile.s, p.window.ring);
+      find_rows<(C::kRing ? 0 : C::kPageSize)>(p.batch, work_item.tile.s, p.window.ring);
   attend_share<C, kTileTiles>(p, shared.tile, at, query_rows, p.window, lists, keys,
                               even_share(stages, work_item.split, p.window_splits), work_item.split,
                               work_item.alone(),
@@ -193,13 +199,14 @@ NSAI_DEVICE int attend_window(const NsaiDecode &p, SharedStorage &shared,
   return stages;
 }
 
-// Whether what was pooled is discarded when the first keys have been asked for, which would wait behind that:
-// where registers are left. (NVRTC 13.0. H200, 32 sequences of 64k, 4 new tokens, correlated: 138.0 -> 137.0
-// us.)
+// Whether pooled values are discarded from L2 after the first keys were requested, rather than
+// before, where the keys would have to wait for the discard. Requires spare registers. (NVRTC 13.0.
+// H200, 32 sequences of 64k, 4 new tokens, correlated lists: 138.0 -> 137.0 us per step.)
 template <class C>
-constexpr bool kDiscardsLate = C::kPooled &&MergedListStorage<C>::kTokens > 1 && !kWideHeads<C>;
+constexpr bool kDiscardsLate = !kWideHeads<C> && C::kPooled && (MergedListStorage<C>::kTokens > 1);
 
-// The CTA's part of what was pooled for its tile, which decode_split_kv_select has read.
+// Discards from L2 this CTA's part of the values that were pooled for its tile;
+// decode_split_kv_select has read them.
 template <class C>
 NSAI_DEVICE void discard_tile(const NsaiDecode &p, const WorkItem<C> &work_item) {
   const int entries =
@@ -209,7 +216,8 @@ NSAI_DEVICE void discard_tile(const NsaiDecode &p, const WorkItem<C> &work_item)
                       work_item.split, p.attend.splits - p.window_splits);
 }
 
-// The blocks of a tile's tokens; `window_stages`: what the first p.window_splits parts have done before.
+// Attends to the blocks of a tile's tokens. `window_stages` is the window's work that the first
+// `window_splits` splits have already done.
 template <class C>
 NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedStorage &shared,
                                const WorkItem<C> &work_item, int window_stages, int window_splits) {
@@ -217,7 +225,7 @@ NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedStorage &shared,
   const S at;
   const auto lists = find_rows<C::kPageSize>(p.batch, work_item.tile.s, 0);
   const int *gLists = list_of(p, work_item.row(), work_item.group); // [tokens, n]
-  __syncthreads(); // nothing of the window is read any more
+  __syncthreads(); // all warps have finished with the window
   BlocksOfTile<C> keys =
       merge_blocks<C>(work_item.tile, work_item.tokens, gLists, p.idx_token_stride, shared.of,
                       shared.lists, at.row_tile, at.lane);
@@ -234,7 +242,7 @@ NSAI_DEVICE void attend_blocks(const NsaiDecode &p, SharedStorage &shared,
                               });
 }
 
-// The ranges of a token.
+// Attends to the ranges of one token.
 template <class C>
 NSAI_DEVICE void attend_ranges(const NsaiDecode &p, SharedStorage &shared, int block) {
   const KeyStream<C, kListTiles> at;
@@ -259,7 +267,7 @@ NSAI_DEVICE void attend_ranges(const NsaiDecode &p, SharedStorage &shared, int b
                               find_kv_reads<C>(p.kv_reads, token.s, group, NSAI_BRANCH_SELECTED));
 }
 
-// A CTA has some of a window or some of a list.
+// One CTA takes a split of a window or a split of a list.
 template <class C>
 NSAI_DEVICE void attend_separate_branches(const NsaiDecode &p, SharedStorage &shared) {
   const int windows = p.window_splits * p.tiles * p.kv_heads;
@@ -279,7 +287,8 @@ NSAI_DEVICE void attend_separate_branches(const NsaiDecode &p, SharedStorage &sh
   }
 }
 
-// A CTA has some of its tile's blocks and, if it is one of the first, some of the window before.
+// One CTA takes a split of its tile's blocks and, if it is among the first, a split of the window
+// before that.
 template <class C>
 NSAI_DEVICE void attend_joint_branches(const NsaiDecode &p, SharedStorage &shared) {
   const WorkItem<C> work_item(p, blockIdx.x);

@@ -1,17 +1,19 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// decode_split_kv_combine: the parts of a decode step into branches, gates and outputs.
+// decode_split_kv_combine: combines the splits of a decode step into branches, applies the gates
+// and stores the outputs.
 //
-//   M = max over parts of reference, c = 2^(reference - M)
+//   M = max over splits of reference, c = 2^(reference - M)
 //   O_b = sum of c o / sum of c sum -> o_branch,   lse_b = (M + log2(sum of c sum)) ln 2 -> lse
 //   o = sum over branches of gate_b O_b
 //
-//   parts (decode_split_kv_compressed, decode_split_kv_attend) -> o [T, Hq, Dv] and what else is wanted
+//   splits (decode_split_kv_compressed, decode_split_kv_attend) -> o [T, Hq, Dv], lse, o_branch
 //
-// Grid: x = ceil(T * Hq / (r * 8 / row_warps)), 8 warps, r = 32 / kRowLanes rows to a warp; row_warps of them
-// add up the same rows' parts, every row_warps-th each, in a fixed order. Rows behind all sequences are
-// left alone. Bound by latency, where there are few rows, and by instructions.
+// Grid: x = ceil(T * Hq / (r * 8 / row_warps)); a CTA has 8 warps and a warp r = 32 / kRowLanes
+// rows. row_warps warps share the same rows: each adds up every row_warps-th split, in a fixed
+// order. Rows behind the last sequence are left untouched. Bound by latency if there are few rows,
+// otherwise by instructions.
 //
 // Config: those of decode/work.cuh, Element, kHeadDimV, kGate, kRowLanes, kThreads, kMinBlocks.
 #pragma once
@@ -22,24 +24,24 @@
 #include "params/attention.h"
 #include "params/kv_cache.h"
 
-static_assert(Config::kThreads == 256, "8 warps share 8, 4, 2 or 1 rows of each");
+static_assert(Config::kThreads == 256, "8 warps, of which 1, 2, 4 or 8 share a row");
 
 constexpr int kBranches = NSAI_BRANCH_COUNT, kWarps = Config::kThreads / 32;
-constexpr int kLanes = Config::kRowLanes, kWarpRows = 32 / kLanes; // of a row; of a warp
+constexpr int kLanes = Config::kRowLanes, kWarpRows = 32 / kLanes; // lanes per row; rows per warp
 constexpr int kJ =
-    (Config::kHeadDimV + 4 * kLanes - 1) / (4 * kLanes); // columns of a lane, by fours
+    (Config::kHeadDimV + 4 * kLanes - 1) / (4 * kLanes); // groups of four columns per lane
 
-// A branch of one row, or some of its parts.
+// The result of one row and branch, or of some of its splits.
 struct BranchRow {
   float reference, total;
   float4 o[kJ]; // relative to `reference`
 };
 
-// The parts of a row.
+// The splits of one row.
 struct RowSplits {
-  const float *gO; // of part 0
+  const float *gO; // of the first split
   const float *gStats;
-  long long stride; // rows from part to part
+  long long stride; // rows from one split to the next
   int count;
 };
 
@@ -50,13 +52,13 @@ NSAI_DEVICE RowSplits splits_of(const NsaiDecodeSplits &x, int rows, long long w
   return RowSplits{ x.o + at * C::kHeadDimV, x.stats + at * 2, rows, end - begin };
 }
 
-// Adds factor * o, of another reference.
+// Adds factor * o, where o has another reference.
 NSAI_DEVICE void add_scaled(float4 (&sum)[kJ], float factor, const float4 (&o)[kJ]) {
 #pragma unroll
   for (int j = 0; j < kJ; ++j) sum[j] = add_scaled(sum[j], factor, o[j]);
 }
 
-// The reference of `row` becomes `reference`, if that is higher.
+// Raises the reference of `row` to `reference` if that is higher.
 NSAI_DEVICE void raise_row(BranchRow &row, float reference) {
   const float higher = fmaxf(row.reference, reference),
               factor = exp2_approx(row.reference - higher);
@@ -68,8 +70,8 @@ NSAI_DEVICE void raise_row(BranchRow &row, float reference) {
   row.reference = higher;
 }
 
-// The warp's parts: those from `first` on, every `step`-th; kAtOnce of them in flight. O of a part without
-// keys is read and means nothing.
+// Combines the warp's splits: every `step`-th from `first` on, kAtOnce of them in flight. O of a
+// split without keys is loaded but has no meaning.
 constexpr int kAtOnce = kJ > 1 ? 2 : 4;
 template <class C>
 NSAI_DEVICE BranchRow combine_splits(const RowSplits &splits, int first, int step) {
@@ -103,9 +105,10 @@ NSAI_DEVICE BranchRow combine_splits(const RowSplits &splits, int first, int ste
   return out;
 }
 
-// Whether the parts' O need not go to memory, which is read here for the last time: whole lines of a row,
-// where registers are left. (H200, 32 sequences of 64k, 4 new tokens: while the next decode_split_kv_compressed runs 6 MB
-// are written for 20, and the compressed branch alone takes 84.4 us for 88.6.)
+// Whether to discard the splits' O from L2 after this last read, so that it is not written back to
+// DRAM. Requires rows of whole lines and spare registers. (H200, 32 sequences of 64k, 4 new tokens:
+// during the next decode_split_kv_compressed 6 MB instead of 20 MB are written back, and the
+// compressed branch takes 84.4 instead of 88.6 us.)
 constexpr int kLineFloats = 32;
 template <class C> constexpr bool kDiscards = C::kHeadDimV % kLineFloats == 0 && kWarpRows > 1;
 
@@ -120,11 +123,11 @@ NSAI_DEVICE void discard_splits(const float *gO, const NsaiDecodeSplits &x, int 
 struct SharedStorage {
   float4 o[kBranches][kWarps][kJ][32];
   float2 stats[kBranches][kWarps][kWarpRows];
-  const float *splits[kWarps][kWarpRows]
-                     [2]; // O of decode_split_kv_compressed's first and of decode_split_kv_attend's
+  // O of the row's first split from decode_split_kv_compressed and from decode_split_kv_attend.
+  const float *splits[kWarps][kWarpRows][2];
 };
 
-// The row of a branch from its warps', in their order.
+// Combines the results of the warps that share a row, in warp order.
 NSAI_DEVICE BranchRow gather_warps(const SharedStorage &shared, int b, int warp, int row_warps,
                                    int lane) {
   BranchRow out = { kNoReference, 0.0f, {} };
@@ -142,12 +145,13 @@ NSAI_DEVICE BranchRow gather_warps(const SharedStorage &shared, int b, int warp,
   return out;
 }
 
-// Normalises a branch, stores what is wanted of it by itself, and adds it to the sum where it counts.
+// Normalises a branch, stores its lse and o_branch if wanted, and adds it to the gated sum if the
+// branch is part of it.
 template <class C>
 NSAI_DEVICE void finish_branch(const NsaiEpilogue &out, const OutputRow &row, BranchRow &branch,
                                u32 loaded_gate, bool counts, float4 (&sum)[kJ], int lane) {
   const float inverse = inverse_of(branch.total);
-  // An empty row may be a padding row, whose gate may be anything.
+  // An empty row may be a padding row, whose gate may hold anything.
   const float gate = branch.total == 0.0f ? 0.0f : gate_value<C>(out, loaded_gate);
   if (out.lse && lane % kLanes == 0) store_lse(out, row, branch.reference, branch.total);
 #pragma unroll
@@ -164,7 +168,7 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
   __shared__ SharedStorage shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-  // ---- coordinates; warps without a row go along to the barriers ----
+  // ---- coordinates; warps without a row still take part in barriers
   const int heads = C::kGroup * p.kv_heads;
   const u32 index =
       (blockIdx.x * (kWarps / p.row_warps) + warp / p.row_warps) * kWarpRows + lane / kLanes;
@@ -177,9 +181,9 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
   const long long work_item = (long long)row * p.kv_heads + group;
   const OutputRow output_row = { row, head, works };
   const int wanted = p.branches | (p.probes ? 1 : 0);
-  const float **const sSplits = shared.splits[warp][lane / kLanes]; // there they take no registers
+  const float **const sSplits = shared.splits[warp][lane / kLanes]; // saves registers
   if (kDiscards<C> && lane % kLanes == 0) {
-    // Not those that find_scan_row() takes from another token.
+    // Skip rows that find_scan_row() maps to another token's tile.
     const bool own = !p.seq_tiles || token.query / Decode<C>::kTileTokens < p.seq_tiles;
     const RowSplits splits =
         splits_of<C>(p.scan, C::kScanRows, scanned.work_item, scanned.row + in_group, 0, 0);
@@ -190,11 +194,12 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
 #pragma unroll
   for (int b = 0; b < kBranches; ++b)
     gates[b] = p.branches >> b & 1 ? load_gate<C>(p.out[b], output_row) : 0;
-  // The batch and the gates lay there before decode_split_kv_compressed, and its parts before decode_split_kv_attend.
+  // The batch and the gates were written before decode_split_kv_compressed ran, and its splits
+  // before decode_split_kv_attend ran: they may be read before waiting for the previous kernel.
   const bool early = p.attend.splits > 0;
   if (!early) begin_kernel();
 
-  // ---- the warps' parts of every branch, in the order of the sum ----
+  // ---- each warp's splits of every branch, in the order of the sum
   float4 sum[kJ] = {};
 #pragma unroll
   for (int b = 0; b < kBranches; ++b) {
@@ -218,9 +223,9 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
       shared.stats[b][warp][lane / kLanes] = make_float2(mine.reference, mine.total);
   }
 
-  // ---- the row's, where several warps share it ----
+  // ---- rows that several warps share
   if (p.row_warps > 1) {
-    __syncthreads(); // every warp's part is there
+    __syncthreads(); // all warps' partial results are written
     if (warp % p.row_warps) return;
 #pragma unroll
     for (int b = 0; b < kBranches; ++b) {
@@ -229,7 +234,7 @@ template <class C> NSAI_DEVICE void combine(const NsaiDecode &p) {
       finish_branch<C>(p.out[b], output_row, all, gates[b], p.branches >> b & 1, sum, lane);
     }
   }
-  // sSplits is there, and no lane of the row reads its parts any more.
+  // sSplits is written, and all lanes of the row have read its splits.
   if constexpr (kDiscards<C>) __syncwarp();
   if (!works) return;
   store_row_elements<C, kLanes>(p.out[0].o, output_row, sum);

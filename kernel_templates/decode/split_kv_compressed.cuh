@@ -1,18 +1,24 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// decode_split_kv_compressed: the compressed branch of a decode step, split over keys, and what its scores weigh in
-// each selection block.
+// decode_split_kv_compressed: the compressed branch of a decode step, split over keys (split-KV),
+// and the sums of its probabilities over each selection block.
 //
-//   o[part, row] = sum over the part's blocks i of 2^(scale_log2 * q . kc_i - reference) vc_i
-//   pooled[j, row] = log2 of the sum over blocks i of selection block j of w_own(i) 2^(scale_log2 * q . kc_i)
+//   o[split, row]  = sum over the split's blocks i of 2^(scale_log2 * q . kc_i - reference) vc_i
+//   pooled[j, row] = log2 of the sum over blocks i of selection block j of
+//                    w_own(i) 2^(scale_log2 * q . kc_i)
 //
-//   q [T, Hq, Dk], entries [pages, P/d, Hkv, D] -> parts (decode_split_kv_combine), pooled and spills
-//   (decode_split_kv_select); decode/work.cuh says how tiles, runs and spills fit together.
+//   q [T, Hq, Dk], compressed entries [pages, P/d, Hkv, D] -> splits (decode_split_kv_combine),
+//   pooled values and carries (decode_split_kv_select)
 //
-// Grid   x = parts * tiles * kv_heads, parts outermost; parts without keys write that and end.
-// CTA    teams of kScanRows / 16 warps: decode/mainloop.cuh.
-// Bound  by memory: 2 (Dk + Dv) bytes a key, and 4 rows / r bytes written for it.
+// decode/work.cuh explains tiles, runs of keys and carries.
+//
+// Grid: x = splits * tiles * kv_heads, splits outermost. A split without keys stores empty
+// statistics and exits.
+//
+// CTA: consumer groups of kScanRows / 16 warps (decode/mainloop.cuh).
+//
+// Bound by memory: reads 2 (Dk + Dv) bytes per key, and writes 4 rows / r bytes per key.
 //
 // Config: those of decode/compressed_scan.cuh, kMinBlocks, kSharedBytes.
 #pragma once
@@ -30,19 +36,19 @@ template <class C, bool kQuads> struct ScanShared {
 template <class C> struct ScanShared<C, true> {
   union {
     typename ScanStream<C>::Shared stream;
-    ScanPool<C> pool; // nothing
+    ScanPool<C> pool; // empty
   };
 };
 using SharedStorage = ScanShared<Config, kPoolsQuads<Config>>;
 static_assert(sizeof(SharedStorage) == Config::kSharedBytes,
-              "the host's formula for shared memory");
+              "the host computes another size of shared memory");
 
 template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
   extern __shared__ __align__(1024) unsigned char shared_bytes[];
   SharedStorage &shared = *(SharedStorage *)shared_bytes;
   const ScanStream<C> at;
 
-  // ---- coordinates ----
+  // ---- coordinates
   const int work_items = p.tiles * p.kv_heads;
   const int split = blockIdx.x / work_items, work_item = blockIdx.x % work_items,
             group = work_item % p.kv_heads;
@@ -60,7 +66,7 @@ template <class C> NSAI_DEVICE void scan(const NsaiDecode &p) {
     return;
   }
 
-  // ---- keys ----
+  // ---- keys
   float o[ScanStream<C>::kO][4] = {}; // [16, Dv]
   SoftmaxRows rows;
   scan_run<C>(p, shared.stream, shared.pool, at, tile, tokens, work_item, group,

@@ -1,14 +1,17 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// decode_split_kv_select: importance from what decode_split_kv_compressed has pooled, and the top-n by it.
+// decode_split_kv_select: block importance from the values that decode_split_kv_compressed pooled,
+// and top-n selection.
 //
-//   lse[h]  = log2 of the sum over parts of 2^reference * sum
-//   I[j]    = sum over the group's heads h of 2^(pooled[j, h] - lse[h]), and of the spill where a run
-//             begins with block j
-//   pooled, spills, stats of parts (decode_split_kv_compressed) -> idx [T, Hkv, n] (decode_split_kv_attend)
+//   lse[h] = log2 of the sum over splits of 2^reference * sum
+//   I[j]   = sum over the group's heads h of 2^(pooled[j, h] - lse[h]); plus the carry,
+//            2^(carry[h] - lse[h]), if a run of keys begins with block j
 //
-// Grid: x = T * kv_heads, one CTA each: decode/topn_token.cuh.
+//   pooled values, carries, statistics of splits (decode_split_kv_compressed)
+//   -> idx [T, Hkv, n] (decode_split_kv_attend)
+//
+// Grid: x = T * kv_heads, one CTA each (decode/topn_token.cuh).
 //
 // Config: those of decode/topn_token.cuh, kMinBlocks.
 #pragma once
@@ -20,12 +23,12 @@
 #include "params/kv_cache.h"
 
 struct SharedStorage {
-  __align__(16) float lse[kSelectWarps][Config::kGroupPadded]; // the same
+  __align__(16) float lse[kSelectWarps][Config::kGroupPadded]; // each warp has its own copy
   SelectShared<Config> search;
 };
 
-// lse of the token's heads into shared memory by one warp: lanes have heads as they have those of a block's
-// row, and parts in the place of blocks.
+// Computes the lse of the token's heads into shared memory, by one warp. Lanes map to heads as they
+// do in ScanImportance, and to splits as they do there to blocks.
 template <class C>
 NSAI_DEVICE void combine_lse(const NsaiDecode &p, const ScanRow &at, float *sLse, int lane) {
   using I = ScanImportance<C>;
@@ -50,11 +53,11 @@ NSAI_DEVICE void combine_lse(const NsaiDecode &p, const ScanRow &at, float *sLse
 #pragma unroll
     for (int h = 0; h < I::kHeads; ++h)
       add(h, __shfl_xor_sync(~0u, highest[h], delta), __shfl_xor_sync(~0u, total[h], delta));
-  // Without keys nothing is pooled, and no block weighs anything.
+  // Without keys nothing was pooled, and every block has importance 0.
   if (lane < I::kLanes)
 #pragma unroll
     for (int h = 0; h < I::kHeads; ++h) sLse[head + h] = highest[h] + log2_approx(total[h]);
-  __syncwarp(); // every head's lse is there
+  __syncwarp(); // all heads' lse are written
 }
 
 template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
@@ -62,10 +65,10 @@ template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
   __shared__ SharedStorage shared;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
 
-  // ---- coordinates ----
+  // ---- coordinates
   const int row = blockIdx.x / p.kv_heads, group = blockIdx.x % p.kv_heads;
   const DecodeToken token = find_token(p.batch, row);
-  begin_kernel(); // the batch lay there before decode_split_kv_compressed
+  begin_kernel(); // so far only the batch was read, which is older
   if (!token.present) return;
   int *gOut = list_of(p, row, group); // [n]
   const int candidates = candidate_count<C>(token.position);
@@ -73,7 +76,7 @@ template <class C> NSAI_DEVICE void select(const NsaiDecode &p) {
   if (warp == 0) write_forced<C>(gOut, candidates, lane);
   if (!searches) return;
 
-  // ---- search ----
+  // ---- search
   if constexpr (kFree > 0) {
     const ScanRow at = find_scan_row<C>(p, token, group);
     const Sequence seq = load_cached_sequence(p.batch, token.s);

@@ -1,16 +1,17 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Importance of one token from what decode_split_kv_compressed has pooled, and the top-n by it, for decode_split_kv_select and
-// decode_single_cta; every thread of the CTA takes part.
+// Block importance of one token from pooled probabilities, and top-n selection, for
+// decode_split_kv_select and decode_single_cta. All threads of the CTA take part.
 //
-//   I[j] = sum over the group's heads h of 2^(pooled[j, h] - lse[h]), and of the spill where a run begins
-//          with block j
+//   I[j] = sum over the group's heads h of 2^(pooled[j, h] - lse[h]); plus the carry, 2^(carry[h] -
+//   lse[h]), if a run of keys begins with block j
 //
-// Each warp has a piece of the row. Its importance is computed once and kept in shared memory, as far as it
-// reaches; beyond kKept blocks a warp it is computed again, to the same bits. The greatest of every 32nd
-// block bound from below what can win: so 32 candidates or fewer are left of nearly every row, which are
-// ranked, not sorted. Of other rows each warp searches its piece, and one searches what they found.
+// Each warp owns a piece of the row of blocks. It computes their importance once and keeps it in
+// shared memory; beyond kKept blocks per warp it recomputes importance, bit-identically. The maxima
+// over every 32nd block give a lower bound for the winners. In nearly every row at most 32
+// candidates exceed it; these are ranked instead of sorted. Otherwise each warp searches its own
+// piece, and one warp searches what they found.
 //
 // Config: those of decode/work.cuh, kSelectCount (n), kSelectInit, kSelectLocal, kThreads.
 #pragma once
@@ -21,31 +22,31 @@
 
 constexpr int kSelectWarps = Config::kThreads / 32;
 constexpr int kKept =
-    ceil_div(4096, kSelectWarps); // floats of a warp; of all: 256k tokens where l' is 64
+    ceil_div(4096, kSelectWarps); // per warp, in floats; together enough for 256k tokens at l' = 64
 
 template <class C> struct SelectShared {
   float kept[kSelectWarps][kKept];
   u64 queue[kSelectWarps][kQueue];
-  u32 greatest[kSelectWarps][32]; // orders
-  int listed[kSelectWarps];       // in queues
+  u32 greatest[kSelectWarps][32]; // maxima, as orders
+  int listed[kSelectWarps];       // entries of the queues
   int found[kSelectWarps][Topn<C>::kFree > 0 ? Topn<C>::kFree : 1];
 };
 
-// One token's importance, block by block.
+// The importance of one token, block by block.
 template <class C> struct ScanImportance {
-  const float *gPooled;  // [blocks, 16] from the token's first row on
-  int stride;            // floats from 16 rows of a block to the next 16, but for these
-  const float *gCarries; // [runs, kScanRows], the same
-  const float *sLse;     // [kGroupPadded], base 2, at a multiple of 16 bytes
-  int blocks;            // that were pooled
-  int each;              // of a run
+  const float *gPooled;  // [blocks, 16], at the token's first row
+  int stride;            // floats between a block's groups of 16 rows, minus 16
+  const float *gCarries; // [runs, kScanRows], at the token's first row
+  const float *sLse;     // [kGroupPadded], base 2, 16-byte aligned
+  int blocks;            // number of pooled blocks
+  int each;              // blocks per run
 
-  // Lanes that share a block, each with kHeads of its heads: a warp reads whole sectors.
+  // Lanes that share a block, with kHeads heads each, so that a warp reads whole sectors.
   static constexpr int kHeads = C::kGroupPadded % 4 ? C::kGroupPadded : 4;
   static constexpr int kLanes = C::kGroupPadded / kHeads, kBlocks = 32 / kLanes;
-  // Blocks of a lane whose rows are on their way together, as registers allow. (NVRTC 13.0.)
+  // Blocks per lane whose rows are in flight together, as far as registers allow. (NVRTC 13.0.)
   static constexpr int kAtOnce = kHeads < 4 ? 8 : kLanes > 4 ? 4 : 6;
-  static_assert(kLanes <= 32, "a warp has a block");
+  static_assert(kLanes <= 32, "a warp holds at least one block");
 
   struct Heads {
     float x[kHeads];
@@ -61,7 +62,7 @@ template <class C> struct ScanImportance {
     }
     return v;
   }
-  // Of the heads from `first` on; those that pad a group are written as the others are, and left out here.
+  // Sums over the heads from `first` on. Padding heads hold values as well and are left out here.
   NSAI_DEVICE float add(const Heads &v, const Heads &lse, int first) const {
     float sum = 0.0f;
 #pragma unroll
@@ -70,7 +71,7 @@ template <class C> struct ScanImportance {
         sum += exp2_approx(v.x[h] - lse.x[h]);
     return sum;
   }
-  // Of a block's lanes, all of which get it.
+  // Sums over a block's lanes; all of them get the result.
   static NSAI_DEVICE float add_lanes(float partial) {
     if constexpr (kLanes == 1) return partial;
     float sum = 0.0f;
@@ -78,17 +79,18 @@ template <class C> struct ScanImportance {
     for (int i = 0; i < kLanes; ++i) sum += __shfl_sync(~0u, partial, i, kLanes);
     return sum;
   }
-  // Of a whole row by one lane, in the same order.
+  // Sums a whole row in one lane, in the same order.
   NSAI_DEVICE float add_row(const float *row, int stride) const {
     float sum = 0.0f;
-#pragma unroll 1 // what is seldom needed shall hold no registers
+// Not unrolled: this rare path should not cost registers.
+#pragma unroll 1
     for (int h = 0; h < C::kGroupPadded; h += kHeads)
       sum += add(load(row + h + (long long)(h / kPoolRows) * stride), load(sLse + h), h);
     return sum;
   }
   NSAI_DEVICE const float *pooled(int j) const { return gPooled + (long long)j * kPoolRows; }
   NSAI_DEVICE const float *carry(int run) const { return gCarries + (long long)run * C::kScanRows; }
-  // The block that a run's spill goes to.
+  // The block that receives a run's carry.
   NSAI_DEVICE int block_behind(int run) const { return min((run + 1) * each, blocks); }
 
   NSAI_DEVICE float of(int j) const {
@@ -112,7 +114,7 @@ template <class C> struct ScanImportance {
     return rows;
   }
 
-  // of(begin + i) to sKept[i], i < count, by a warp; `rows`: load_rows(begin).
+  // Stores of(begin + i) in sKept[i] for i < count. One warp; `rows` is load_rows(begin).
   NSAI_DEVICE void keep(Rows rows, float *sKept, int begin, int count, int lane) const {
     const int head = lane % kLanes * kHeads, lane_block = lane / kLanes;
     const int runs = ceil_div(blocks, each), first_run = max(ceil_div(begin, each) - 1, 0);
@@ -126,17 +128,18 @@ template <class C> struct ScanImportance {
         if (i < count && lane % kLanes == 0) sKept[i] = begin + i < blocks ? sum : 0.0f;
       }
     }
-    __syncwarp(); // what was pooled is kept
+    __syncwarp(); // sums without carries are written
     for (int from = first_run; from < runs && block_behind(from) - begin < count; from += kBlocks) {
       const int run = min(from + lane_block, runs - 1), i = block_behind(run) - begin;
       const float sum = add_lanes(add(load(carry(run) + head), lse, head));
       if (from + lane_block < runs && 0 <= i && i < count && lane % kLanes == 0) sKept[i] += sum;
     }
-    __syncwarp(); // with the spills
+    __syncwarp(); // carries are added
   }
 };
 
-// An order that kFree of the lanes' greatest have, less one: what is not above it cannot win.
+// One less than an order that kFree of the lanes' maxima reach: whatever is not above it cannot
+// win.
 template <int kFree> NSAI_DEVICE u32 bar_of(u32 greatest, int lane) {
   if constexpr (kFree > 32)
     return 0;
@@ -144,7 +147,7 @@ template <int kFree> NSAI_DEVICE u32 bar_of(u32 greatest, int lane) {
     return order_reached(greatest, kFree, lane) - 1;
 }
 
-// A warp's candidates: of [begin, begin + count) those that it keeps, or computes again.
+// A warp's candidates [begin, begin + count): kept in shared memory, or recomputed.
 template <class C> struct Piece {
   const ScanImportance<C> &importance;
   const float *sKept;
@@ -155,7 +158,8 @@ template <class C> struct Piece {
   NSAI_DEVICE u64 key(int i) const { return key_of(order(i), begin + i); }
 };
 
-// The first of a warp's candidates, and how many there are but for the last ones.
+// The first candidate of a warp, and the number of candidates per warp (the last warps may have
+// fewer).
 struct PieceRange {
   int begin, each;
 };
@@ -164,18 +168,19 @@ template <class C> NSAI_DEVICE PieceRange find_piece(int candidates, int warp) {
   return PieceRange{ C::kSelectInit + warp * each, each };
 }
 
-// The best of all warps' candidates, which are kept, by their indices to `list` [kFree], if no more than 32
-// can be among them; else nothing, and false. Every thread takes part.
+// If at most 32 candidates of all warps can win, writes the best of them to `list` [kFree], by
+// index, and returns true. Otherwise returns false. All candidates must be kept in shared memory.
+// All threads take part.
 template <class C>
 NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *list, int warp,
                           int lane) {
   constexpr int kFree = Topn<C>::kFree;
-  u32 greatest = 0; // of every 32nd candidate of all
+  u32 greatest = 0; // over every 32nd candidate of all warps
 #pragma unroll 2
   for (int i = (lane - piece.begin) & 31; i < piece.count; i += 32)
     greatest = max(greatest, order_of(piece.sKept[i]));
   shared.greatest[warp][lane] = greatest;
-  __syncthreads(); // all warps' greatest are there
+  __syncthreads(); // all warps' maxima are written
 #pragma unroll
   for (int w = 0; w < kSelectWarps; ++w) greatest = max(greatest, shared.greatest[w][lane]);
   const u32 bar = order_reached(greatest, kFree, lane) - 1;
@@ -190,12 +195,12 @@ NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *l
     listed += __popc(winners);
   }
   if (lane == 0) shared.listed[warp] = listed;
-  __syncthreads(); // all warps' candidates are there
+  __syncthreads(); // all warps' candidates are written
   const int mine = lane < kSelectWarps ? shared.listed[lane] : 0;
   const int all = __reduce_add_sync(~0u, mine);
   if (all > 32) return false;
   if (warp != 0) return true;
-  int from = 0, at = lane; // candidate `lane` is warp from's at
+  int from = 0, at = lane; // candidate `lane` is entry `at` of queue `from`
 #pragma unroll
   for (int w = 0; w < kSelectWarps; ++w) {
     const int count = __shfl_sync(~0u, mine, w);
@@ -208,7 +213,8 @@ NSAI_DEVICE bool list_few(const Piece<C> &piece, SelectShared<C> &shared, int *l
   return true;
 }
 
-// The best of a warp's candidates, by their indices, to sFound [kFree]; all where it has no more.
+// Writes the best of a warp's candidates to sFound [kFree], by index; all of them if there are no
+// more than kFree.
 template <class C>
 NSAI_DEVICE void search_piece(const Piece<C> &piece, int *sFound, u64 *sQueue, int lane) {
   constexpr int kFree = Topn<C>::kFree;
@@ -223,8 +229,8 @@ NSAI_DEVICE void search_piece(const Piece<C> &piece, int *sFound, u64 *sQueue, i
       sFound, piece.count, [&](int i) { return piece.key(i); }, sQueue, lane, bar);
 }
 
-// The free ones of the token's blocks into list [n]; more than n candidates. `importance` has what a barrier
-// stands behind, `rows` are the first of the warp's piece.
+// Writes the token's free blocks to list [n]; there are more than n candidates. The caller has put
+// a barrier after writing what `importance` reads; `rows` are the first of the warp's piece.
 template <class C>
 NSAI_DEVICE void search_blocks(const ScanImportance<C> &importance,
                                const typename ScanImportance<C>::Rows &rows, int candidates,
@@ -240,7 +246,7 @@ NSAI_DEVICE void search_blocks(const ScanImportance<C> &importance,
   search_piece<C>(piece, shared.found[warp], shared.queue[warp], lane);
   __syncthreads(); // all pieces are searched
   if (warp != 0) return;
-  // Every piece has `each` candidates, but the last one that has any.
+  // Every piece has `each` candidates, except the last non-empty one.
   constexpr int kMost = kFree;
   const int full = min(each, kMost);
   const int all = (last - first) / each * full + min((last - first) % each, kMost);

@@ -1,27 +1,32 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What the kernels of a decode step agree on. They run one behind the other:
+// What the kernels of a split-KV decode step agree on. They run in this order:
 //
-//   decode_split_kv_compressed     compressed branch, split over keys; per selection block and row what its scores
-//                   weigh
-//   decode_split_kv_select   importance and top-n
-//   decode_split_kv_attend   window and selected branch, split over keys; of a caller's lists, which data_sort_blocks or
-//                   data_sort_ranges has sorted in decode_split_kv_select's place
-//   decode_split_kv_combine  parts into branches, gates, outputs
+//   decode_split_kv_compressed  compressed branch, split over keys; pools probabilities per
+//                               selection block and row
+//   decode_split_kv_select      block importance and top-n; for a caller's lists data_sort_blocks
+//                               or data_sort_ranges takes its place
+//   decode_split_kv_attend      window and selected branch, split over keys
+//   decode_split_kv_combine     splits into branches, gates, outputs
 //
-// Tiles: kScanRows rows are kTileTokens tokens of one sequence times kGroupPadded heads, token-major, so
-// that drafts read compressed keys, windows and what they choose alike once. Every sequence has as many tile
-// numbers or, where that would be more in all, they follow from cu_q as in data/sequence.cuh.
+// Tiles: kScanRows rows are kTileTokens tokens of one sequence times kGroupPadded heads,
+// token-major. Drafts of one sequence thus read compressed keys, windows and blocks that they have
+// in common only once. Every sequence has the same number of tiles (seq_tiles) or, if that would
+// give more tiles in total, tile numbers follow from cu_q as in data/sequence.cuh.
 //
-// Keys of decode_split_kv_compressed come in quanta: whole steps of 16 keys and whole selection blocks' worth. A team of
-// warps takes a run of quanta, as long for every team of the unit. Importance of selection block j, the
-// keys of which are r = l'/d from j * r on, and the last m - 1 ones before, m = l/d:
+// The keys of decode_split_kv_compressed come in granules: the smallest number of keys that is a
+// multiple of both 16 (one step) and r (one selection block). A consumer group takes a run of
+// granules, of equal length for all groups of the work item. Selection block j covers r = l'/d
+// compressed keys from j * r on, and the last m - 1 keys before them, where m = l/d. Its importance
+// is
 //
-//   I[j] = sum over heads of 2^-lse * (pooled[j] + spill of block j - 1)
+//   I[j] = sum over heads of 2^-lse * (pooled[j] + carry of block j - 1)
 //
-// A run carries the spill from block to block; what is left at its end goes to `spills`, and the reader
-// adds it to the first block behind the run. Values are stored as log2, which needs no reference beside.
+// where the carry is what the keys of block j - 1 contribute to block j. Within a run it passes
+// from block to block; the carry at the end of a run is stored in `carries`, and the reader adds it
+// to the first block of the next run. Values are stored as log2, so they need no separate
+// reference.
 //
 // Config: kGroup, kGroupPadded, kBlock (l), kStride (d), kSelectBlock (l'), kScanRows, kWarps.
 #pragma once
@@ -30,17 +35,18 @@
 #include "data/cache_rows.cuh"
 #include "params/kv_cache.h"
 
-// Bits of NsaiDecode::branches, and indices of its outputs. (C::kWindow is another: tokens.)
+// Bits of NsaiDecode::branches, and indices of its outputs. (C::kWindow is something else: the
+// window's tokens.)
 constexpr int kCompressed = NSAI_BRANCH_COMPRESSED, kSelected = NSAI_BRANCH_SELECTED,
               kWindow = NSAI_BRANCH_WINDOW;
 
-constexpr int kStepKeys = 16; // keys of one step of a team: K of one mma of P V
+constexpr int kStepKeys = 16; // keys per step of a consumer group: K of one mma of P V
 
 constexpr NSAI_DEVICE int greatest_divisor(int a, int b) {
   return b ? greatest_divisor(b, a % b) : a;
 }
 
-// a / b rounded up, given 1 / b; of what fits 22 bits, the quotient 17.
+// a / b rounded up, given 1 / b. Exact if a + b fits into 22 bits and the quotient into 17.
 NSAI_DEVICE int quotient_up(int a, int b, float inverse) {
   return (int)(((float)(a + b) - 0.5f) * inverse);
 }
@@ -50,18 +56,19 @@ template <class C> struct Decode {
   static constexpr int kOverlap = C::kBlock / C::kStride;     // m
   static constexpr int kTileTokens = C::kScanRows / C::kGroupPadded;
   static constexpr int kConsumerGroups =
-      C::kWarps / (C::kScanRows / 16); // of decode_split_kv_compressed's CTA
+      C::kWarps / (C::kScanRows / 16); // of decode_split_kv_compressed
   static constexpr int kSplitGranularity =
-      kRatio / greatest_divisor(kStepKeys, kRatio) * kStepKeys; // keys
+      kRatio / greatest_divisor(kStepKeys, kRatio) * kStepKeys; // keys of a granule
   static constexpr int kGranuleBlocks = kSplitGranularity / kRatio;
-  // Of a warp's row `group + 8 * r`, where both rows of a lane are one token's: the same.
+  // Index of a lane's row `group + 8 * r` where per-token values are stored: 0 if both rows belong
+  // to one token.
   static constexpr NSAI_DEVICE int half(int r) { return C::kGroupPadded % 16 ? r : 0; }
   static_assert(C::kScanRows % 16 == 0 && C::kScanRows % C::kGroupPadded == 0,
                 "a tile holds whole tokens");
-  static_assert(kOverlap <= kRatio, "a compressed block lies in two selection blocks at most");
+  static_assert(kOverlap <= kRatio, "a compressed block lies in at most two selection blocks");
 };
 
-// O of these leaves a thread few registers.
+// O of such heads leaves a thread few registers.
 template <class C> constexpr bool kWideHeads = C::kHeadDimQk + C::kHeadDimV > 256;
 
 // ---- tiles
@@ -69,10 +76,10 @@ template <class C> constexpr bool kWideHeads = C::kHeadDimQk + C::kHeadDimV > 25
 struct DecodeTile {
   Sequence seq;
   int s;
-  int first_query; // of the tile; the tile is empty when >= seq.q_len
+  int first_query; // first query; the tile is empty if it is >= seq.q_len
 };
 
-// The first tile of sequence s.
+// Number of the first tile of sequence s.
 template <int kTokens> NSAI_DEVICE int first_tile(const NsaiDecode &p, int s) {
   if (p.seq_tiles) return s * p.seq_tiles;
   return kTokens == 1 ? p.batch.cu_q[s] : p.batch.cu_q[s] / kTokens + s;
@@ -90,12 +97,12 @@ template <int kTokens> NSAI_DEVICE DecodeTile find_decode_tile(const NsaiDecode 
 
 struct DecodeToken {
   int s, query;
-  int position; // negative: it sees nothing
-  bool present; // else the row lies behind all sequences
-  bool alone;   // the sequence's only one of the step
+  int position; // negative: it sees no key
+  bool present; // false: the row lies behind all sequences
+  bool alone;   // the sequence has no other token in this step
 };
 
-// Row `token` of q, which belongs to sequence s; `seq`: that, loaded.
+// Row `token` of q, which belongs to the loaded sequence `seq`, number s.
 NSAI_DEVICE DecodeToken find_token(const Sequence &seq, int token, int s) {
   const int query = token - seq.q_begin;
   const bool present = 0 <= query && query < seq.q_len;
@@ -106,51 +113,51 @@ NSAI_DEVICE DecodeToken find_token(const NsaiCacheBatch &batch, int token) {
   return find_token(load_cached_sequence(batch, s), token, s);
 }
 
-// The list of row `row` of q and a KV head [n], or of ranges [n, 2].
+// The list [n] (or [n, 2] for ranges) of row `row` of q and a KV head.
 NSAI_DEVICE int *list_of(const NsaiDecode &p, int row, int group) {
   return p.idx + row * p.idx_token_stride + group * p.idx_head_stride;
 }
 
-// By one warp, from shared memory.
+// Copies a list from shared memory to idx. One warp.
 template <class C>
 NSAI_DEVICE void store_list(const NsaiDecode &p, const int *sList, int row, int group, int lane) {
   int *gOut = list_of(p, row, group); // [n]
   for (int i = lane; i < C::kSelectCount; i += 32) gOut[i] = sList[i];
 }
 
-// Where decode_split_kv_compressed keeps a token's heads.
+// Rows of a token's heads in the results of decode_split_kv_compressed.
 struct ScanRow {
   int work_item;
-  int row; // of head 0 of the group
+  int row; // of the group's head 0
 };
 
 template <class C>
 NSAI_DEVICE ScanRow find_scan_row(const NsaiDecode &p, const DecodeToken &token, int group) {
   constexpr int kTokens = Decode<C>::kTileTokens;
-  int number =
-      token.query / kTokens; // of more tokens than the plan's sequences have, whose is another's
+  // A sequence with more tokens than the plan allows would reach another sequence's tiles: clamp.
+  int number = token.query / kTokens;
   if (p.seq_tiles) number = min(number, p.seq_tiles - 1);
   const int tile = first_tile<kTokens>(p, token.s) + number;
   return ScanRow{ tile * p.kv_heads + group, token.query % kTokens * C::kGroupPadded };
 }
 
-// A row's place among those of all parts.
+// Index of a row among the rows of all splits.
 NSAI_DEVICE long long split_row(const NsaiDecodeSplits &x, int rows, long long work_item, int split,
                                 int row) {
   return (work_item * x.splits + split) * rows + row;
 }
 
-// What was pooled for row `row` of a unit: of 16 rows all blocks lie together, so that a warp of decode_split_kv_compressed
-// writes whole lines.
+// The pooled values of row `row` of a work item. The values of 16 rows lie together for every
+// block, so that a warp of decode_split_kv_compressed writes whole lines.
 constexpr int kPoolRows = 16;
 template <class C> NSAI_DEVICE float *pooled_row(const NsaiDecode &p, int work_item, int row) {
   const long long tile = (long long)work_item * (C::kScanRows / kPoolRows) + row / kPoolRows;
   return p.pooled + tile * p.pooled_blocks * kPoolRows + row % kPoolRows;
 }
 
-// What was pooled for 16 rows is read for the last time, and need not go to memory: whole lines of it alone,
-// of which the CTA takes its part. Every thread takes part. (H200, 64k tokens: 64 sequences 190 -> 184 us,
-// 256 777 -> 710 us.)
+// Discards pooled values of 16 rows from L2 after their last read, so that they are not written
+// back to DRAM. Only whole lines; split `split` of `splits` takes its share of them. All threads
+// take part. (H200, 64k tokens, us per step: 64 sequences 190 -> 184, 256 sequences 777 -> 710.)
 template <class C>
 NSAI_DEVICE void discard_pooled(const float *gPooled, int blocks, int split = 0, int splits = 1) {
   const u64 begin = ((u64)gPooled + 127) / 128 * 128;
@@ -162,23 +169,24 @@ NSAI_DEVICE void discard_pooled(const float *gPooled, int blocks, int split = 0,
 
 // ---- keys of a tile
 
-// Raw keys of `count` listed blocks, the last of which, number `last`, may hold tokens behind position t.
+// Number of raw keys in `count` listed blocks; the last block, number `last`, may extend beyond
+// position t.
 template <class C> NSAI_DEVICE int listed_keys(int count, int last, int t) {
   return (count - 1) * C::kSelectBlock + min(C::kSelectBlock, t + 1 - last * C::kSelectBlock);
 }
 
-// Compressed blocks that position t sees.
+// Number of compressed blocks that position t sees.
 template <class C> NSAI_DEVICE int visible_entries(int t) {
   return block_count<C::kBlock, C::kStride>(t + 1);
 }
 
-// How a tile's keys fall to the teams of its unit.
+// How the keys of a tile are divided among the consumer groups of its work item.
 struct ConsumerGroupRuns {
-  int granules; // in all
-  int each;     // of a run
+  int granules; // total
+  int each;     // per run
 };
 
-// `visible`: entries that the tile's last token sees.
+// `visible`: compressed entries that the tile's last token sees.
 template <class C> NSAI_DEVICE ConsumerGroupRuns find_runs(const NsaiDecode &p, int visible) {
   const int granules = ceil_div(visible, Decode<C>::kSplitGranularity);
   return ConsumerGroupRuns{ granules,
@@ -186,7 +194,7 @@ template <class C> NSAI_DEVICE ConsumerGroupRuns find_runs(const NsaiDecode &p, 
                                 ceil_div(granules, p.scan.splits * Decode<C>::kConsumerGroups)) };
 }
 
-// The last token of the tile that holds query `query`, as a position.
+// Position of the last token of the tile that contains query `query`.
 template <class C> NSAI_DEVICE int last_position(const Sequence &seq, int query) {
   constexpr int kTokens = Decode<C>::kTileTokens;
   return seq.position(min(query / kTokens * kTokens + kTokens, seq.q_len) - 1);

@@ -1,15 +1,19 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// How a block of decode_cluster attends to its keys, a turn of 16 keys for each of its warps at a time:
+// The consumer side of decode_cluster: a CTA attends to its keys in steps of 16 keys per consumer
+// warp.
 //
-//   S     every warp of its own keys; maxima of all warps are exchanged, and give the turn's references
-//   P     every warp of its own keys, to all warps
-//   O     every warp its own columns, of the keys of all warps: so a block's O needs no sum, and little room
+//   S     each warp computes scores of its own keys; the warps exchange their maxima, which give
+//         the step's references
+//   P     each warp computes probabilities of its own keys and shares them with all warps
+//   O     each warp computes its own columns, for the keys of all warps; a CTA's O thus needs no
+//         final sum and few registers
 //
-// Turns are those of the scan, of the window, and of the chosen blocks, once these are known; their keys come
-// through a ring (decode/cluster/producer.cuh). All code is short and goes straight on: what runs once is bound
-// by the number of instructions that wait for each other, and by jumps.
+// Steps come from the compressed keys, then the window, then the selected blocks once these are
+// known. Their keys pass through a pipeline of stages (decode/cluster/producer.cuh). The code is
+// short and avoids branches: code that runs once is bound by the number of dependent instructions
+// and by jumps.
 //
 // Config: those of decode/cluster/producer.cuh.
 #pragma once
@@ -19,19 +23,19 @@
 #include "decode/cluster/schedule.cuh"
 #include "decode/mainloop.cuh"
 
-// ---- a block's attention
+// ---- a CTA's attention
 
-// What its warps tell each other in a turn.
+// What the warps of a CTA exchange in a step.
 template <class C> struct ExchangeBuffer {
-  static constexpr int kTerms = kSplitP<C> ? 2 : 1; // of P
+  static constexpr int kTerms = kSplitP<C> ? 2 : 1; // terms of P
   Chunk p[kTerms][C::kWarps][32];                   // A fragments
   float highest[16][C::kWarps];                     // scaled scores
   float sums[NSAI_BRANCH_COUNT][16][C::kWarps];
   float references[NSAI_BRANCH_COUNT][16];
 };
 
-// The warp's columns of a branch's O [16, 16 columns of each pair of n8 tiles], its references and its keys'
-// share of the sums.
+// A warp's columns of a branch's O ([16, 16] per pair of n8 tiles), the CTA's references, and the
+// sums over the warp's own keys.
 template <class C> struct BranchAccumulator {
   static constexpr int kPairs = padded_dim(C::kHeadDimV) / 16;
   static constexpr int kEach = ceil_div(kPairs, C::kWarps);
@@ -46,7 +50,7 @@ template <class C> struct BranchAccumulator {
   }
 };
 
-// Row 8 r + lane / 4's maximum over the warp's scores goes to all warps.
+// Shares the maximum over the warp's scores of row 8 r + lane / 4 with all warps.
 template <class C>
 NSAI_DEVICE void share_highest(ExchangeBuffer<C> &exchange_buffer, const float (&s)[2][4],
                                float scale_log2, int warp, int lane) {
@@ -59,7 +63,7 @@ NSAI_DEVICE void share_highest(ExchangeBuffer<C> &exchange_buffer, const float (
   }
 }
 
-// The references follow all warps' maxima, sums and O the references.
+// Raises the references to the maxima over all warps, and rescales sums and O.
 template <class C>
 NSAI_DEVICE void follow_highest(const ExchangeBuffer<C> &exchange_buffer,
                                 BranchAccumulator<C> &sums, int lane) {
@@ -80,7 +84,7 @@ NSAI_DEVICE void follow_highest(const ExchangeBuffer<C> &exchange_buffer,
   for (int j = 0; j < BranchAccumulator<C>::kEach; ++j) softmax_rescale(sums.o[j], factor);
 }
 
-// The warp's references and sums of branch `b` go to those that copy.
+// Shares the warp's references and sums of branch `b` with the producer warps.
 template <class C>
 NSAI_DEVICE void share_sums(ExchangeBuffer<C> &exchange_buffer, const SoftmaxRows &rows, int b,
                             int warp, int lane) {
@@ -93,7 +97,7 @@ NSAI_DEVICE void share_sums(ExchangeBuffer<C> &exchange_buffer, const SoftmaxRow
   }
 }
 
-// The warp's probabilities go to all warps.
+// Shares the warp's probabilities with all warps.
 template <class C>
 NSAI_DEVICE void share_probabilities(ExchangeBuffer<C> &exchange_buffer, const float (&p)[2][4],
                                      int warp, int lane) {
@@ -106,15 +110,17 @@ NSAI_DEVICE void share_probabilities(ExchangeBuffer<C> &exchange_buffer, const f
   }
 }
 
-// O += P V of the first `warps` warps, the warp's columns; `stage`: that of warp 0.
+// O += P V over the keys of the first `warps` warps, in this warp's columns; `stage` is that of
+// warp 0.
 template <class C>
 NSAI_DEVICE void add_values(const ExchangeBuffer<C> &exchange_buffer, BranchAccumulator<C> &sums,
                             u32 stage, int warps, int warp, int lane) {
   using S = KeyStream<C, 1>;
   using T = typename S::V;
-  constexpr int kAtOnce = 4; // warps whose P and V are loaded
-  static_assert(C::kWarps % kAtOnce == 0, "whole loads");
-  u32 v = stage + S::K::kBytes + T::offset(lane % 16, lane / 16); // keys 0, 8 | columns 0, 8
+  constexpr int kAtOnce = 4; // warps whose P and V are in flight together
+  static_assert(C::kWarps % kAtOnce == 0, "warps are loaded in groups");
+  // Matrices: keys 0, 8 | columns 0, 8.
+  u32 v = stage + S::K::kBytes + T::offset(lane % 16, lane / 16);
 #pragma unroll 1
   for (int first = 0; first < warps; first += kAtOnce, v += kAtOnce * S::kStageBytes) {
 #pragma unroll
@@ -134,7 +140,7 @@ NSAI_DEVICE void add_values(const ExchangeBuffer<C> &exchange_buffer, BranchAccu
       }
 #pragma unroll
       for (int w = 0; w < kAtOnce; ++w) {
-        if (first + w >= warps) break; // its V may be anything
+        if (first + w >= warps) break; // its V is undefined
 #pragma unroll
         for (int term = 0; term < ExchangeBuffer<C>::kTerms; ++term) {
           auto &o = w % 2 ? odd : sums.o[j];
@@ -148,7 +154,7 @@ NSAI_DEVICE void add_values(const ExchangeBuffer<C> &exchange_buffer, BranchAccu
   }
 }
 
-// The block's reference and sum of a row of branch `b`, once its last turn has been shared.
+// The CTA's reference and sum of a row of branch `b`, after its last step was shared.
 template <class C>
 NSAI_DEVICE float2 block_stats(const ExchangeBuffer<C> &exchange_buffer, int b, int row) {
   float total = 0.0f;
@@ -160,7 +166,8 @@ NSAI_DEVICE float2 block_stats(const ExchangeBuffer<C> &exchange_buffer, int b, 
   return make_float2(exchange_buffer.references[b][row], total);
 }
 
-// Scores [16, 16 keys] of turn i, once its keys are there; how many warps have some.
+// Computes scores [16, 16 keys] of step i after its keys have arrived. Returns the number of warps
+// that have keys.
 template <class C>
 NSAI_DEVICE int score_cta_step(const StepSchedule<C> &schedule, const StageBarriers<C> &barriers,
                                float (&s)[2][4], int i, u32 stages,
@@ -169,7 +176,8 @@ NSAI_DEVICE int score_cta_step(const StepSchedule<C> &schedule, const StageBarri
   const CtaStep cta_step = find_cta_step<C>(schedule, i);
 #pragma unroll
   for (int c = 0; c < 8; ++c) s[c / 4][c % 4] = kMinusInf;
-  // A phase that is left out is over: all wait for its values, which arrive behind it.
+  // A warp without keys may skip this barrier's phase: it has completed by the time all warps wait
+  // for the values, which arrive after the keys.
   if (warp < cta_step.warps) {
     barrier_wait(barriers.keys(i % C::kStages), i / C::kStages & 1);
     const u32 keys = stages + (i % C::kStages * C::kWarps + warp) * S::kStageBytes;
@@ -181,8 +189,9 @@ NSAI_DEVICE int score_cta_step(const StepSchedule<C> &schedule, const StageBarri
   return cta_step.warps;
 }
 
-// Turns [begin, end) of branch `b` onto `sums`; pool(i, p) of the warp's probabilities. `summed`: the barrier
-// of sums and references, for which other blocks wait: so these and what is pooled come before the values.
+// Processes steps [begin, end) of branch `b`, accumulating onto `sums`; pool(i, p) receives the
+// warp's probabilities. `summed` is the barrier for sums and references. Other CTAs wait for these,
+// so they are shared, and probabilities are pooled, before P V.
 template <class C, class Pool>
 NSAI_DEVICE void run_cta_steps(const StepSchedule<C> &schedule, ExchangeBuffer<C> &exchange_buffer,
                                const StageBarriers<C> &barriers, BranchAccumulator<C> &sums, int b,
@@ -190,14 +199,14 @@ NSAI_DEVICE void run_cta_steps(const StepSchedule<C> &schedule, ExchangeBuffer<C
                                const Queries<KeyStream<C, 1>> &queries, float scale_log2, int warp,
                                int lane, Pool pool) {
   using S = KeyStream<C, 1>;
-  float s[2][4]; // scores, probabilities
-  int warps = 0; // that have keys
+  float s[2][4]; // scores, then probabilities
+  int warps = 0; // warps that have keys
 #pragma unroll 1
-  for (int i = begin - 1; i < end; ++i) { // one turn ahead with the scores
+  for (int i = begin - 1; i < end; ++i) { // scores run one step ahead
     if (i >= begin) {
       const int at = i % C::kStages;
       share_highest(exchange_buffer, s, scale_log2, warp, lane);
-      sync_consumers<C>(); // all warps' maxima are there
+      sync_consumers<C>(); // all warps' maxima are written
       follow_highest(exchange_buffer, sums, lane);
       if (warp < warps) {
         softmax_exponentiate(sums.rows, s[0], scale_log2);
@@ -209,11 +218,11 @@ NSAI_DEVICE void run_cta_steps(const StepSchedule<C> &schedule, ExchangeBuffer<C
       }
       pool(i, s);
       if (warp < warps) share_probabilities(exchange_buffer, s, warp, lane);
-      sync_consumers<C>(); // all warps' probabilities are there
+      sync_consumers<C>(); // all warps' probabilities are written
       barrier_wait(barriers.values(at), i / C::kStages & 1);
       add_values(exchange_buffer, sums, stages + at * C::kWarps * S::kStageBytes, warps, warp,
                  lane);
-      // The phase before is long over: producer.cuh.
+      // The previous phase has completed long ago (see producer.cuh).
       if (i >= C::kStages) barrier_wait(barriers.read(at), i / C::kStages - 1 & 1);
       barrier_arrive(barriers.read(at));
     }

@@ -1,9 +1,10 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What the scores of decode_cluster's scan weigh in each selection block, as decode/work.cuh says, of one
-// warp's run of keys, a step of 16 at a time. Where a selection block is four keys, as by default, they are
-// added up where they lie, in C fragments; else a row at a time, as decode_split_kv_compressed does.
+// Pools the probabilities of decode_cluster's compressed keys per selection block
+// (decode/work.cuh), for one warp's run of keys and one step of 16 keys at a time. Selection blocks
+// of four compressed keys (the default model) are summed directly in C fragments, others row by row
+// as in decode_split_kv_compressed.
 //
 // Config: those of decode/compressed_scan.cuh.
 #pragma once
@@ -16,10 +17,11 @@ template <class C>
 using StepPool =
     ImportancePool<C, Decode<C>::kRatio == 4 && Decode<C>::kOverlap <= 2 && C::kScanRows == 16>;
 
-// Lane 4 g + q has keys 8 t + 2 q and the next of rows g and g + 8: of blocks 2 t + q / 2.
+// Lane 4 g + q holds keys 8 t + 2 q and 8 t + 2 q + 1 of rows g and g + 8; they belong to block 2 t
+// + q / 2.
 template <class C> struct ImportancePool<C, true> {
   float *pooled;                // [blocks from the run's first on, 16]
-  float reference[2], carry[2]; // of rows g and g + 8, to the block behind; of lanes q = 0
+  float reference[2], carry[2]; // of rows g and g + 8; the carry is valid in lanes q = 0
 
   NSAI_DEVICE void begin(float *, float *at) {
     pooled = at;
@@ -32,11 +34,12 @@ template <class C> struct ImportancePool<C, true> {
     float block_sum[2][2]; // [t][r]
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      float behind = carry[r] * exp2_approx(reference[r] - rows.reference[r]); // of the step before
+      // The carry of the previous step.
+      float behind = carry[r] * exp2_approx(reference[r] - rows.reference[r]);
       reference[r] = rows.reference[r];
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        // Of four keys the last one is half in the next block.
+        // The last of a block's four keys also contributes to the next block.
         const float a = p[t][2 * r], b = p[t][2 * r + 1];
         float sum = kOverlap * a + (q & 1 ? 1 : kOverlap) * b;
         if constexpr (kOverlap > 1) {
@@ -48,14 +51,14 @@ template <class C> struct ImportancePool<C, true> {
       }
       carry[r] = behind;
     }
-    const int r = q & 1; // of the lanes that know the same
+    const int r = q & 1; // both lanes of a pair know both rows' sums; each stores one row
 #pragma unroll
     for (int t = 0; t < 2; ++t)
       pooled[(2 * t + q / 2) * 16 + 8 * r + lane / 4] =
           (r ? reference[1] : reference[0]) + log2_approx(r ? block_sum[t][1] : block_sum[t][0]);
     pooled += 4 * 16;
   }
-  // found(row, x) for what the last key weighs in the block behind.
+  // Calls found(row, x) with the last key's contribution to the block behind the run.
   template <class Found> NSAI_DEVICE void end(Found found) const {
     if (threadIdx.x % 4) return;
 #pragma unroll

@@ -1,9 +1,9 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// How keys come to the turns of decode_cluster: by warps of their own, through a ring of kStages stages, each
-// with the keys of all attending warps of a turn. Addresses and copies of a turn are as many instructions as
-// its attention.
+// The producer side of decode_cluster: separate warps copy the keys through a pipeline of kStages
+// stages. A stage holds one step's keys of all consumer warps. Address computation and copies of a
+// step take as many instructions as its attention.
 //
 // Config: those of decode/cluster/schedule.cuh and decode/mainloop.cuh.
 #pragma once
@@ -13,18 +13,19 @@
 #include "decode/cluster/schedule.cuh"
 #include "decode/mainloop.cuh"
 
-// The block's first kWarps warps attend; those behind copy, search, and tell other blocks of it.
+// The first kWarps warps of a CTA are consumers. The producer warps behind them copy keys, search,
+// and communicate with other CTAs.
 template <class C> constexpr int kConsumerThreads = 32 * C::kWarps;
 template <class C> constexpr int kProducerWarps = C::kThreads / 32 - C::kWarps;
 template <class C> constexpr int kProducerThreads = 32 * kProducerWarps<C>;
 static_assert(2 * kProducerWarps<Config> == Config::kWarps && kProducerWarps<Config> % 2 == 0,
-              "halves of a turn");
+              "producer warps are half the consumers and can be halved again");
 
 template <class C> NSAI_DEVICE void sync_consumers() { sync_some<1, kConsumerThreads<C>>(); }
 template <class C> NSAI_DEVICE void sync_producers() { sync_some<2, kProducerThreads<C>>(); }
 
-// A block's barriers of its turns, from an address in shared memory on: of each stage, that a turn's keys are
-// there, its values, and that the stage is read.
+// The barriers of the pipeline, from an address in shared memory on. Per stage: the step's keys
+// have arrived, its values have arrived, and all consumers have read the stage.
 template <class C> struct StageBarriers {
   static constexpr int kCount = 3 * C::kStages;
   u32 base;
@@ -36,7 +37,8 @@ template <class C> struct StageBarriers {
   }
 };
 
-// K or V of a step into tile T; `rows`: the lanes' from `lane_of_row_0` on.
+// Starts the copy of K or V of one step into tile T. `rows`: each lane's row; lane `lane_of_row_0`
+// holds row 0.
 template <class T, int kDim>
 NSAI_DEVICE void copy_rows(u32 tile, const u16 *rows, int lane_of_row_0, int lane) {
   using Lanes = CopyLanes<T, 32>;
@@ -50,7 +52,7 @@ NSAI_DEVICE void copy_rows(u32 tile, const u16 *rows, int lane_of_row_0, int lan
   }
 }
 
-// A copying warp's part of turn i, once its stage is free.
+// Copies a producer warp's share of step i, after its stage has become free.
 template <class C>
 NSAI_DEVICE void copy_cta_step(const StepSchedule<C> &schedule, const ScheduledRows<C> &rows,
                                const StageBarriers<C> &barriers, int i, u32 stages,
@@ -58,8 +60,8 @@ NSAI_DEVICE void copy_cta_step(const StepSchedule<C> &schedule, const ScheduledR
   using S = KeyStream<C, 1>;
   constexpr int kEach = C::kWarps / kProducerWarps<C>, kHalf = kProducerWarps<C> / 2;
   const CtaStep cta_step = find_cta_step<C>(schedule, i);
-  const bool halves = cta_step.warps <= kHalf,
-             behind = halves && producer_warp >= kHalf; // then these copy V alone
+  // In a small step half of the warps copy K, and those behind copy V.
+  const bool halves = cta_step.warps <= kHalf, behind = halves && producer_warp >= kHalf;
   const int first = behind ? producer_warp - kHalf : producer_warp, at = i % C::kStages;
   const u32 stage = stages + at * C::kWarps * S::kStageBytes;
   const u16 *row[kEach];
@@ -67,7 +69,8 @@ NSAI_DEVICE void copy_cta_step(const StepSchedule<C> &schedule, const ScheduledR
   if (i >= C::kStages) {
     const u32 phase = i / C::kStages - 1 & 1;
     barrier_wait(barriers.read(at), phase);
-    // Long over; synccheck asks that who arrives has waited for the phase before.
+    // These phases have completed long ago; synccheck demands that a thread waits for a phase
+    // before it arrives for the next.
     barrier_wait(barriers.keys(at), phase);
     barrier_wait(barriers.values(at), phase);
   }

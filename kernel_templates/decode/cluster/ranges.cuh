@@ -1,23 +1,23 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// How a token's compressed keys fall to the blocks of threads of a cluster and to their warps, for
-// decode_cluster and decode_pipelined: in runs of quanta (decode/work.cuh), which follow each other over the
-// warps of a block and then over the blocks. And the selection blocks that follow: where what was pooled of
-// them lies, which are searched, and what they weigh.
+// How a token's compressed keys are divided among the CTAs of a cluster and their warps, for
+// decode_cluster and decode_pipelined: in runs of granules (decode/work.cuh), consecutive over the
+// warps of a CTA and then over the CTAs. Also the selection blocks that result from it: where their
+// pooled values lie, which of them are searched, and their importance.
 //
-// Config: those of decode/work.cuh, kSelectInit, kSelectLocal, kWarps, kCluster, kKeptBlocks (selection
-// blocks of a block of threads whose pooled values lie in shared memory).
+// Config: those of decode/work.cuh, kSelectInit, kSelectLocal, kWarps, kCluster, kKeptBlocks
+// (selection blocks of a CTA whose pooled values fit into shared memory).
 #pragma once
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
-// Every warp of `runs` of a block has a run of `each` quanta.
+// The first `runs` warps of each CTA have a run of `each` granules.
 struct ClusterRuns {
-  int granules;  // in all
-  int each;      // of a run
+  int granules;  // total
+  int each;      // per run
   float inverse; // 1 / each
-  int runs;      // of a block
+  int runs;      // per CTA
 };
 template <class C> NSAI_DEVICE ClusterRuns find_cluster_runs(int visible) {
   ClusterRuns x;
@@ -28,11 +28,11 @@ template <class C> NSAI_DEVICE ClusterRuns find_cluster_runs(int visible) {
   return x;
 }
 
-// What falls to a block and warp.
+// The share of a CTA and of a warp.
 struct ClusterBlockRange : ClusterRuns {
-  int begin, end;          // quanta of the warp
-  int blocks;              // selection blocks that are pooled, in all
-  int first_block, extent; // of the block's
+  int begin, end;          // granules of the warp
+  int blocks;              // pooled selection blocks in total
+  int first_block, extent; // of this CTA
 };
 template <class C>
 NSAI_DEVICE ClusterBlockRange find_block_range(const ClusterRuns &runs, int rank, int warp) {
@@ -47,7 +47,8 @@ NSAI_DEVICE ClusterBlockRange find_block_range(const ClusterRuns &runs, int rank
   return x;
 }
 
-// Where what is pooled of the block's selection blocks lies: `kept`, in shared memory, where they fit.
+// Where the pooled values of the CTA's selection blocks lie: `kept` in shared memory if they fit,
+// otherwise global memory.
 template <class C>
 NSAI_DEVICE float *find_pooled(const NsaiDecode &p, float *kept, int work_item,
                                const ClusterBlockRange &block_range) {
@@ -55,14 +56,14 @@ NSAI_DEVICE float *find_pooled(const NsaiDecode &p, float *kept, int work_item,
   return p.pooled + ((long long)work_item * p.pooled_blocks + block_range.first_block) * 16;
 }
 
-// Of the warp's run among them.
+// The pooled values of the warp's run.
 template <class C>
 NSAI_DEVICE float *find_run_pooled(float *pooled, const ClusterBlockRange &block_range) {
   return pooled + (block_range.begin * Decode<C>::kGranuleBlocks - block_range.first_block) * 16;
 }
 
-// The selection blocks [begin, end) that are searched and the block's own. (The last one's may be one more
-// than were pooled, of which there is a spill alone.)
+// The CTA's selection blocks [begin, end) that take part in the search. (The last CTA may have one
+// more block than were pooled; it consists of a carry alone.)
 struct SearchedBlocks {
   int begin, end;
 };
@@ -77,11 +78,11 @@ NSAI_DEVICE SearchedBlocks find_searched(const ClusterBlockRange &block_range, i
 
 // ---- importance
 
-// Lanes that share a selection block, and how many of its heads each of them has.
+// Lanes that share a selection block, and the number of heads per lane.
 template <class C> constexpr int kLaneHeads = C::kGroupPadded < 4 ? C::kGroupPadded : 4;
 template <class C> constexpr int kBlockLanes = C::kGroupPadded / kLaneHeads<C>;
 
-// Values of a lane's heads, which lie together; of four at a multiple of 16 bytes.
+// Loads the values of a lane's heads, which lie together; four of them are 16-byte aligned.
 template <int kHeads> NSAI_DEVICE void load_heads(float (&x)[kHeads], const float *from) {
   if constexpr (kHeads == 4) {
     const float4 all = *(const float4 *)from;
@@ -92,8 +93,8 @@ template <int kHeads> NSAI_DEVICE void load_heads(float (&x)[kHeads], const floa
   }
 }
 
-// What runs into selection block j, `at` behind the first of the block of threads: the spill of number `run`,
-// if that run ends there. (0 is the last one of the block of threads before.)
+// The carry into selection block j, which lies `at` blocks behind the CTA's first: that of number
+// `run`, if a run ends there. (Number 0 is the last run of the previous CTA.)
 struct CarryAt {
   bool exists;
   int run;
@@ -106,8 +107,8 @@ NSAI_DEVICE CarryAt find_carry(const ClusterBlockRange &block_range, int at, int
                   run };
 }
 
-// A lane's part of a selection block's importance: what was pooled of its heads, if it was, and a spill, if
-// there is one; `lse` of the same heads.
+// A lane's share of a selection block's importance: the pooled values of its heads and the carry,
+// where they exist. `lse` belongs to the same heads.
 template <class C>
 NSAI_DEVICE float add_heads(const float (&pooled)[kLaneHeads<C>], bool is_pooled,
                             const float *carry, bool has_carry, const float (&lse)[kLaneHeads<C>],

@@ -1,10 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// How decode_cluster's blocks add up a token's branches: every block sends each block of the cluster a slice
-// of its O, and its stats; every block adds up the slices it got, applies gates, and stores its slice of the
-// outputs. Branches join the sum in the order in which they come: compressed, window, selected. Four columns
-// of a row are a place; slice c has places [c * kSlice, (c + 1) * kSlice).
+// How the CTAs of decode_cluster add up a token's branches. Each CTA sends a slice of its O, and
+// its statistics, to every CTA of the cluster. Each CTA adds up the slices it received, applies the
+// gates and stores its slice of the outputs. Branches are added in the order in which they are
+// computed: compressed, window, selected. An output vector is four columns of a row; slice c has
+// vectors [c * kSlice, (c + 1) * kSlice).
 //
 // Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
 #pragma once
@@ -22,33 +23,34 @@ template <class C> struct Reduction {
   static constexpr int kRowVectors = C::kHeadDimV / 4;
   static constexpr int kVectors = C::kGroup * kRowVectors;
   static constexpr int kSlice = (kVectors + C::kCluster - 1) / C::kCluster;
-  static constexpr int kPitch =
-      kSlice | 1;   // what different blocks sent of a place lies on different banks
-  struct Received { // what the blocks of the cluster sent
+  // Odd, so that the CTAs' values of one vector fall on different banks.
+  static constexpr int kPitch = kSlice | 1;
+  struct Received { // from the CTAs of the cluster
     float4 o[kBranches][C::kCluster][kPitch];
     float2 stats[kBranches][C::kCluster][16]; // reference and sum
   };
 };
 
-// Where four columns of a lane go, of a row of O: found before they are known.
+// Where a lane sends four columns of a row of O. Computed before the values are known.
 template <class C> struct ColumnTarget {
   bool exists;
-  u32 owner_base; // `base` of the block whose slice has them
-  u32 offset;     // in received.o[0], from `base` on
+  u32 owner_base; // `base` of the CTA that owns the slice
+  u32 offset;     // in received.o[0], relative to `base`
   NSAI_DEVICE void find(const typename Reduction<C>::Received &received, u32 base, int rank, int j,
                         int r, int warp, int lane) {
     using G = Reduction<C>;
     const int row = 8 * r + lane / 4, column = (warp + j * C::kWarps) * 16 + column_of_lane();
     const u32 i = row * G::kRowVectors + column / 4, owner = i / G::kSlice;
     offset = shared_address(&received.o[0][rank][i % G::kSlice]) - base;
-    // Padding goes nowhere, but to a block that is there. (Of wide heads a minimum spills.)
+    // Padding is not sent, but the address must be that of an existing CTA. (With wide heads a
+    // minimum would spill registers.)
     owner_base = cluster_address(base, kWideHeads<C> ? owner % C::kCluster
                                                      : min(owner, (u32)C::kCluster - 1));
     exists = row < C::kGroup && column < C::kHeadDimV;
   }
 };
 template <class C> struct ColumnTargets {
-  static constexpr bool kAhead = !kWideHeads<C>; // which leave no registers
+  static constexpr bool kAhead = !kWideHeads<C>; // wide heads leave no registers for it
   static constexpr int kRows = kAhead ? 2 : 1, kEach = kAhead ? BranchAccumulator<C>::kEach : 1;
   ColumnTarget<C> of[kEach][kRows];
   NSAI_DEVICE ColumnTargets(const typename Reduction<C>::Received &received, u32 base, int rank,
@@ -60,8 +62,8 @@ template <class C> struct ColumnTargets {
   }
 };
 
-// The warp's columns of branch `b`, relative to the block's references, to the blocks whose slices have them;
-// `barrier` of those from `base` on.
+// Sends the warp's columns of branch `b`, relative to the CTA's references, to the CTAs that own
+// them. `barrier` is the index of the receiver's barrier from `base` on.
 template <class C>
 NSAI_DEVICE void send_columns(const ColumnTargets<C> &targets,
                               const typename Reduction<C>::Received &received, u32 base,
@@ -83,20 +85,21 @@ NSAI_DEVICE void send_columns(const ColumnTargets<C> &targets,
     }
 }
 
-// Bytes of O that come of one branch to block `rank`.
+// Bytes of O that CTA `rank` receives for one branch.
 template <class C> NSAI_DEVICE u32 slice_bytes(int rank) {
   using G = Reduction<C>;
   return C::kCluster * 16 * max(min(G::kSlice, G::kVectors - rank * G::kSlice), 0);
 }
 
-// The block's stats of branch `b` to all blocks, by all that copy, once barrier `summed` has them.
+// Sends the CTA's statistics of branch `b` to all CTAs, once barrier `summed` says that they are
+// complete. All producer threads take part.
 template <class C>
 NSAI_DEVICE void send_stats(const typename Reduction<C>::Received &received, u32 barrier, int b,
                             int rank, const ExchangeBuffer<C> &exchange_buffer, int thread,
                             u32 summed) {
   constexpr int kRounds = ceil_div(16 * C::kCluster, kProducerThreads<C>);
-  static_assert(kProducerThreads<C> % 16 == 0, "a thread's stats are of one row");
-  const int row = thread % 16, first = thread / 16; // block
+  static_assert(kProducerThreads<C> % 16 == 0, "a thread sends statistics of one row");
+  const int row = thread % 16, first = thread / 16; // first: CTA
   u32 remote_barrier[kRounds];
 #pragma unroll
   for (int i = 0; i < kRounds; ++i)
@@ -111,35 +114,37 @@ NSAI_DEVICE void send_stats(const typename Reduction<C>::Received &received, u32
       cluster_send(remote_barrier[i] + to, stats, remote_barrier[i]);
 }
 
-// ---- the block's slice
+// ---- this CTA's slice
 
-// 16 lanes share a row of a branch, then kLanes lanes a place: each adds up what every kLanes-th block sent.
+// To compute weights, 16 lanes share a row of a branch. To add up, kLanes lanes share an output
+// vector; each takes every kLanes-th CTA.
 template <class C> struct Slice {
   using G = Reduction<C>;
   static constexpr int kRows = G::kSlice % G::kRowVectors == 0
                                    ? G::kSlice / G::kRowVectors
                                    : (G::kSlice - 2) / G::kRowVectors + 2;
-  static constexpr int kBranchRows = G::kBranches * kRows; // rows of branches
+  static constexpr int kBranchRows = G::kBranches * kRows; // (row, branch) pairs
   static constexpr int kBranchRowRounds = ceil_div(16 * kBranchRows, kProducerThreads<C>);
   static constexpr int kLanes = (C::kCluster & -C::kCluster) < 8 ? C::kCluster & -C::kCluster : 8;
   static constexpr int kEach = C::kCluster / kLanes;
   static constexpr int kPass = kConsumerThreads<C> / kLanes;
   static constexpr int kRounds = ceil_div(G::kSlice, kPass);
   struct Weights {
-    float of[G::kBranches][kRows][C::kCluster]; // of the blocks' O in the branch's
+    float of[G::kBranches][kRows][C::kCluster]; // factor of each CTA's O in the branch
     float gates[G::kBranches][kRows];
   };
 };
 
-// The thread's row of a branch, and what is read of memory and of the params for it long before it is needed.
+// A thread's (row, branch) pair, and what is loaded for it from global memory and parameters long
+// before it is needed.
 template <class C> struct SliceRow {
-  int b, at;    // row of the slice
-  int in_group; // row of the token's
+  int b, at;    // at: row of the slice
+  int in_group; // row among the token's heads
   bool present;
   bool gate_float;
   u32 gate;
-  float *lse;   // nullptr: nobody asks, or another slice tells
-  float opened; // by the gate
+  float *lse;   // nullptr: not wanted, or another slice stores it
+  float opened; // value of the gate
   NSAI_DEVICE void open() { opened = gate_value<C>(gate_float, gate); }
 };
 template <class C>
@@ -161,7 +166,8 @@ NSAI_DEVICE SliceRow<C> find_slice_row(const NsaiDecode &p, int thread, int r, i
   return x;
 }
 
-// How the blocks' parts of the slice count, of those branches that are in the mask; LSE.
+// Computes the weights of all CTAs' contributions to the slice, for the branches in the mask, and
+// stores the LSE.
 template <class C>
 NSAI_DEVICE void weigh_slices(const typename Reduction<C>::Received &received,
                               typename Slice<C>::Weights &weights,
@@ -182,23 +188,24 @@ NSAI_DEVICE void weigh_slices(const typename Reduction<C>::Received &received,
       weights.of[slice_row.b][slice_row.at][block] =
           total > 0.0f ? __fdividef(factor, total) : 0.0f;
     if (block != 0) continue;
-    // An empty row may be a padding row, whose gate may be anything.
+    // An empty row may be a padding row, whose gate may hold anything.
     weights.gates[slice_row.b][slice_row.at] = total != 0.0f ? slice_row.opened : 0.0f;
     if (slice_row.lse) *slice_row.lse = softmax_lse(highest, total);
   }
 }
 
-// x in a register from here on: what it is made of lies in constant memory, which is far away.
+// Keeps x in a register from here on, because it is computed from constant memory, whose latency is
+// high.
 NSAI_DEVICE u64 kept(u64 x) {
   asm volatile("" : "+l"(x));
   return x;
 }
 
-// Where the token's group of heads goes, read as early.
+// Output address of the token's query group, also loaded early.
 struct SliceOutput {
   u16 *o;
   long long head_stride;
-  bool branches; // one's own output, at least, is wanted
+  bool branches; // some o_branch is wanted
 };
 template <class C> NSAI_DEVICE SliceOutput find_output(const NsaiDecode &p, int token, int group) {
   const NsaiView &o = p.out[0].o;
@@ -210,7 +217,7 @@ template <class C> NSAI_DEVICE SliceOutput find_output(const NsaiDecode &p, int 
                       (long long)kept((u64)o.head_stride), (bool)recomputed(branches) };
 }
 
-// The lane's part of place `at` of branch `b`, of row `row` of the slice.
+// The lane's share of output vector `at` of branch `b`, which lies in row `row` of the slice.
 template <class C>
 NSAI_DEVICE float4 add_received(const typename Reduction<C>::Received &received,
                                 const typename Slice<C>::Weights &weights, int b, int at, int row,
@@ -229,11 +236,11 @@ template <class C> NSAI_DEVICE float4 sum_vector(const float4 &x) {
                      lanes_sum<kLanes>(x.w));
 }
 
-// What the thread has of the slice in each round. Whole warps take part.
+// The output vector of a thread in each round. Whole warps take part.
 template <class C> struct SliceVector {
   bool exists;
-  int at, row;          // in the slice
-  int in_group, column; // of the token's
+  int at, row;          // within the slice
+  int in_group, column; // within the token
   NSAI_DEVICE SliceVector(int rank, int round) {
     using G = Reduction<C>;
     const int first = rank * G::kSlice;
@@ -245,7 +252,7 @@ template <class C> struct SliceVector {
   }
 };
 
-// The lane's part of a place, of those branches that are in the mask.
+// Adds the lane's share of an output vector for the branches in the mask.
 template <class C>
 NSAI_DEVICE float4 add_branches(const float4 &begin,
                                 const typename Reduction<C>::Received &received,
@@ -261,7 +268,7 @@ NSAI_DEVICE float4 add_branches(const float4 &begin,
   return sum;
 }
 
-// A place into the outputs; `parts`: the lane's, of all branches.
+// Stores an output vector; `partial` is the lane's share, over all branches.
 template <class C>
 NSAI_DEVICE void store_vectors(const NsaiDecode &p, const typename Reduction<C>::Received &received,
                                const typename Slice<C>::Weights &weights, const SliceOutput &out,

@@ -1,35 +1,37 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// Which keys fall to a block of decode_cluster, and where they lie.
+// Which keys belong to a CTA of decode_cluster, and where they lie in the cache.
 //
-// Compressed keys are dealt in runs (decode/cluster/ranges.cuh), raw keys, of the window and of the chosen
-// blocks, in steps of 16 over the blocks and then over the warps. A block takes a step for each of its warps
-// at a time: a turn.
+// Compressed keys are divided into runs (decode/cluster/ranges.cuh). Raw keys, of the window and of
+// the selected blocks, are dealt in steps of 16 over the CTAs and then over the warps. A CTA step
+// processes one such step for each of its warps.
 //
-// Config: those of decode/work.cuh and keys.cuh, kPageSize (P; 0: none), kListPages (of a list that
-// lies in shared memory), kRing (the window's pair lies in rings), kCluster, kWarps, kThreads.
+// Config: those of decode/work.cuh and keys.cuh, kPageSize (P; 0: no pages), kListPages (most pages
+// of a block table in shared memory), kRing (the window's K and V lie in a ring buffer), kCluster,
+// kWarps, kThreads.
 #pragma once
 #include "data/cache_rows.cuh"
 #include "decode/cluster/keys.cuh"
 #include "decode/work.cuh"
 #include "params/kv_cache.h"
 
-// ---- which turns
+// ---- the steps of a CTA
 
-// A block's: `scanned` of the scan, in which each of `runs` warps goes through a run of its own, run
-// `first_run` and so on, then `windowed` of the window, then those of the chosen blocks. Steps of raw keys
-// are dealt over the cluster's blocks and then warps.
+// First `scanned` steps over compressed keys, in which each of `runs` warps processes its own run,
+// beginning with number `first_run`; then `windowed` steps of the window; then those of the
+// selected blocks. Steps of raw keys are dealt over the CTAs of the cluster and then over the
+// warps.
 template <class C> struct StepSchedule {
   int scanned, windowed;
-  int all; // that are known
+  int all; // that are known so far
   int runs, first_run;
-  int run_keys, visible; // keys of a run, of all
+  int run_keys, visible; // keys per run, in total
   WindowRun window;
   ChosenKeys<C> chosen;
-  int rank; // of the block
+  int rank; // of the CTA
 
-  // Steps of raw keys that fall to the block, and turns that they take.
+  // Raw-key steps of this CTA's warps, and the CTA steps that they take.
   NSAI_DEVICE int steps(int limit) const {
     return max(ceil_div(limit, kStepKeys) - rank + C::kCluster - 1, 0) / C::kCluster;
   }
@@ -38,14 +40,14 @@ template <class C> struct StepSchedule {
 
 struct CtaStep {
   int branch;
-  int warps;               // that have keys; some, or all, of these may not exist
-  int first, each, behind; // warp 0's first key, keys from warp to warp, and warp 0's end
-  int all;                 // the end of all keys
+  int warps;               // that have keys; some of these may be masked
+  int first, each, behind; // warp 0's first key, distance between warps, warp 0's end
+  int all;                 // end of all keys
   NSAI_DEVICE int key(int warp) const { return first + warp * each; }
   NSAI_DEVICE int limit(int warp) const { return min(behind + warp * each, all); }
 };
 
-// Without jumps, which cost more than the few instructions that they leave out. (A guess.)
+// Free of branches, which would cost more than the few instructions they save. (A guess.)
 template <class C> NSAI_DEVICE CtaStep find_cta_step(const StepSchedule<C> &x, int i) {
   const bool scans = i < x.scanned, windows = i < x.scanned + x.windowed;
   const int limit = scans ? x.visible : windows ? x.window.limit : x.chosen.limit;
@@ -63,10 +65,11 @@ template <class C> NSAI_DEVICE CtaStep find_cta_step(const StepSchedule<C> &x, i
 
 // ---- where rows lie
 
-// What can be asked for before the sequence's length is known: its list of pages, where it fits.
+// The block table of a sequence, if it fits into shared memory. It can be loaded before the
+// sequence's length is known.
 template <class C> struct PageList {
   static constexpr int kEach = ceil_div(C::kListPages, C::kThreads);
-  const int *list; // nullptr: it stays where it is
+  const int *list; // nullptr: it stays in global memory
   int width;
   int pages[kEach];
 };
@@ -91,45 +94,47 @@ template <class C> NSAI_DEVICE void store_pages(int *sPages, const PageList<C> &
       sPages[threadIdx.x + i * C::kThreads] = x.pages[i];
 }
 
-// Its list of pages.
+// The sequence's block table in global memory.
 template <class C> NSAI_DEVICE const int *find_pages(const NsaiCacheBatch &batch, int s) {
   return find_rows<C::kPageSize>(batch, s, 0).list;
 }
 
 constexpr NSAI_DEVICE int floor_log2(int x) { return x > 1 ? 1 + floor_log2(x / 2) : 0; }
 
-// Of K or V of a branch and head. In shared memory: kernel parameters are far away until they are used.
+// K or V of a branch and head. Kept in shared memory, because the first read of kernel parameters
+// has a high latency.
 struct KvTensor {
   const u16 *rows;
   long long page_stride, row_stride;
 };
 template <class C> struct KvTensors {
   KvTensor of[NSAI_BRANCH_COUNT][2];
-  int ring; // tokens of the window's; 0: none
+  int ring; // tokens of the window's ring buffer; 0: none
 
-  // Thread i of the first six.
+  // Thread i of the first six fills one tensor.
   NSAI_DEVICE void fill(const NsaiDecode &p, int group, int i) {
-    const NsaiCachePair &pair = (&p.entries)[i / 2]; // in the order of branches
+    const NsaiCachePair &pair = (&p.entries)[i / 2]; // pairs lie in branch order
     const NsaiCacheTensor &x = i % 2 ? pair.v : pair.k;
     of[i / 2][i % 2] = { (const u16 *)x.data + group * x.head_stride, x.page_stride, x.row_stride };
     if (i == 0) ring = p.window.ring;
   }
 };
 
-// Of a sequence.
+// Finds the rows of a sequence's keys.
 template <class C> struct ScheduledRows {
   const KvTensors<C> &sides;
-  bool shared;      // its list of pages lies in shared memory
-  u32 sList;        // there
-  const int *gList; // or where the caller has it
-  int row;          // without pages, and in rings
+  bool shared;      // the block table lies in shared memory
+  u32 sList;        // its address there
+  const int *gList; // or in global memory
+  int row;          // without pages, and for rings
 
   NSAI_DEVICE u32 page(u32 i) const {
     return shared ? load_shared_word(sList + 4 * i) : (u32)gList[i];
   }
 
-  // The lane's rows of a turn, of K or V, of warps `warp`, warp + kWarpStep, ...; nullptr: there is none. Keys
-  // that do not exist are looked up as the last one is: no branches, so that rows are found side by side.
+  // Finds the lane's rows of K or V in a CTA step, for warps `warp`, warp + kWarpStep, ...; nullptr
+  // if there is no key. Missing keys are looked up like the last key: without branches the lookups
+  // overlap.
   template <int kEach, int kWarpStep>
   NSAI_DEVICE void find(const u16 *(&found)[kEach], const StepSchedule<C> &schedule,
                         const CtaStep &cta_step, int warp, int lane) const {

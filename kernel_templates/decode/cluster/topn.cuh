@@ -1,12 +1,13 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// How the blocks of a cluster of decode_cluster find a token's best selection blocks. Each finds the
-// importance of its own, from what was pooled of them (decode/cluster/pool.cuh) and all blocks' stats, and
-// tells it to all, or its best alone where there are many; then each finds the best of all
-// (core/topn_cta.cuh). By the warps that copy, while the others go on.
+// How the CTAs of decode_cluster find a token's best selection blocks. Each CTA computes the
+// importance of its own blocks from their pooled values (decode/cluster/pool.cuh) and all CTAs'
+// statistics, and sends it to all CTAs (only its best, if it has many blocks). Each CTA then finds
+// the best of all (core/topn_cta.cuh). The producer warps do this while the consumers go on.
 //
-// Config: those of decode/cluster/ranges.cuh and producer.cuh, kMostBlocks (of a thread block).
+// Config: those of decode/cluster/ranges.cuh and producer.cuh, kMostBlocks (most selection blocks
+// of a CTA).
 #pragma once
 #include "core/barrier.cuh"
 #include "core/cluster.cuh"
@@ -19,20 +20,21 @@
 
 template <class C> struct Search {
   static constexpr int kFree = kFreeBlocks<C> > 0 ? kFreeBlocks<C> : 1;
-  static constexpr int kSentBest = C::kCluster * kFree; // where blocks tell no more than these
+  static constexpr int kSentBest = C::kCluster * kFree; // if CTAs send only their best
   static constexpr int kKeys = kSentBest + C::kMostBlocks + 2;
   static constexpr int kMaxSent = kKeys / C::kCluster;
   static constexpr int kAtOnce =
-      kProducerThreads<C> / 2; // so few keys are ranked at once: zeros lie behind them
+      kProducerThreads<C> / 2; // most keys that are ranked at once; unused ones are zero
   float pooled[C::kKeptBlocks][16];
-  __align__(16) float carries[C::kWarps + 1][16]; // into the block's first run, and behind each
+  __align__(16) float carries[C::kWarps + 1][16]; // into the CTA's first run, and after each run
   FewBest<kFree, 256> best;                       // few enough to be ranked one by one
-  u64 keys[kKeys]; // that all blocks tell; behind them those of a block that tells its best alone
+  // Keys that all CTAs send; behind them this CTA's own, if it sends only its best.
+  u64 keys[kKeys];
   int list[C::kSelectCount + 1];
 };
 
-// What a warp's last key weighs in the block behind it; behind the last run to the next block, where it
-// counts on `barrier`.
+// Shares the carry behind the warp's run; that of the CTA's last run goes to the next CTA, where
+// its bytes count on `barrier`.
 template <class C>
 NSAI_DEVICE void share_carry(Search<C> &search, u32 barrier, const ClusterBlockRange &block_range,
                              const StepPool<C> &pool, int rank, int warp) {
@@ -45,23 +47,24 @@ NSAI_DEVICE void share_carry(Search<C> &search, u32 barrier, const ClusterBlockR
   });
 }
 
-// A block tells the others `told` keys: all of its own, whether they are searched or not, or its best.
+// A CTA sends `sent` keys: all of its own, whether they are searched or not, or only its best.
 template <class C> struct CtaBlocks : SearchedBlocks {
-  static constexpr int kBehind = C::kSelectLocal > 0 ? 0 : 1; // candidates that have a spill alone
+  // Candidates that consist of a carry alone.
+  static constexpr int kBehind = C::kSelectLocal > 0 ? 0 : 1;
   int all, sent;
   NSAI_DEVICE bool few() const { return sent == all && C::kCluster * sent <= Search<C>::kAtOnce; }
 };
 template <class C>
 NSAI_DEVICE CtaBlocks<C> find_cta_blocks(ClusterBlockRange block_range, int candidates, int rank) {
-  block_range.extent = recomputed(block_range.extent); // here, and not before the first copies
+  block_range.extent = recomputed(block_range.extent); // recompute: not before the first copies
   const int all = block_range.extent + CtaBlocks<C>::kBehind;
   return CtaBlocks<C>{ find_searched<C>(block_range, candidates, rank), all,
                        all > Search<C>::kMaxSent ? kFreeBlocks<C> : all };
 }
 
-// Head lane % 16's log-sum-exp over all blocks, in powers of two. Whole warps.
+// log-sum-exp of head lane % 16 over all CTAs, base 2. Whole warps take part.
 template <class C> NSAI_DEVICE float find_lse(const float2 (*sStats)[16], int lane) {
-  constexpr int kHalf = C::kCluster / 2; // of the blocks, for each half of the lanes
+  constexpr int kHalf = C::kCluster / 2; // CTAs for each half of the lanes
   const float2 half = add_stats<kHalf>(&sStats[lane / 16 * kHalf][lane % 16]);
   const float2 other =
       make_float2(__shfl_xor_sync(~0u, half.x, 16), __shfl_xor_sync(~0u, half.y, 16));
@@ -69,21 +72,21 @@ template <class C> NSAI_DEVICE float find_lse(const float2 (*sStats)[16], int la
   return all.x + log2_approx(all.y);
 }
 
-// Who searches.
+// The threads that search.
 template <class C> struct ProducerThreads {
   static constexpr int kThreads = kProducerThreads<C>;
-  int thread; // of these
+  int thread; // index among them
   NSAI_DEVICE void sync() const { sync_producers<C>(); }
 };
 
-// A lane's part in that, found before there are any values: kLanes of them share a block.
+// Precomputed per-lane state of send_keys(); kLanes lanes share a selection block.
 template <class C> struct KeySender {
   static constexpr int kHeads = kLaneHeads<C>, kLanes = kBlockLanes<C>;
-  static constexpr int kTo = ceil_div(C::kCluster, kLanes); // blocks of threads that it tells
+  static constexpr int kTo = ceil_div(C::kCluster, kLanes); // CTAs that a lane sends to
   int thread, lane;
-  int first;               // of the warp's blocks
-  u32 barrier;             // of candidates
-  u32 remote_barrier[kTo]; // that of the other blocks
+  int first;               // first block of the warp
+  u32 barrier;             // of the candidates
+  u32 remote_barrier[kTo]; // the same in other CTAs
   NSAI_DEVICE KeySender(const ProducerThreads<C> &searchers, u32 barrier)
       : thread(searchers.thread), lane(thread % kLanes), first(thread / 32 * (32 / kLanes)),
         barrier(barrier) {
@@ -93,7 +96,7 @@ template <class C> struct KeySender {
   }
 };
 
-// The block's keys to all blocks; or to where it searches its best.
+// Sends the CTA's keys to all CTAs, or stores them locally if it sends only its best.
 template <class C>
 NSAI_DEVICE void send_keys(const KeySender<C> &sender, Search<C> &search,
                            const float2 (*sStats)[16], const ClusterBlockRange &block_range,
@@ -132,7 +135,7 @@ NSAI_DEVICE void send_keys(const KeySender<C> &sender, Search<C> &search,
   }
 }
 
-// The best of this block's to all blocks.
+// Sends the CTA's best keys to all CTAs.
 template <class C>
 NSAI_DEVICE void send_best(const ProducerThreads<C> &searchers, Search<C> &search, u32 barrier,
                            const CtaBlocks<C> &cta_blocks, int rank) {
@@ -143,16 +146,16 @@ NSAI_DEVICE void send_best(const ProducerThreads<C> &searchers, Search<C> &searc
     const u32 to = shared_address(&search.keys[rank * cta_blocks.sent + slot]) - barrier;
     cluster_send(remote_barrier + to, search.best.best[slot], remote_barrier);
   }
-  sync_producers<C>(); // the best are read
+  sync_producers<C>(); // all threads have read the best keys
   if (searchers.thread < 32) clear_best(search.best, searchers.thread);
-  sync_producers<C>(); // all threads know it
+  sync_producers<C>(); // it is cleared
 }
 
-// The best of what all blocks told into the list, ascending: of few keys.
+// Writes the best of all CTAs' keys to the list in ascending order, if there are few keys.
 template <class C>
 NSAI_DEVICE void list_few(const ProducerThreads<C> &searchers, Search<C> &search) {
   const int producer_warp = searchers.thread / 32, lane = searchers.thread % 32;
-  const RankedKey x = rank_key(searchers, search.keys); // which lie by their indices
+  const RankedKey x = rank_key(searchers, search.keys); // keys lie in index order
   const bool wins = x.counts && x.rank < kFreeBlocks<C>;
   const u32 winners = __ballot_sync(kAllLanes, wins);
   if (lane == 0) search.best.groups[producer_warp] = __popc(winners);
@@ -163,7 +166,7 @@ NSAI_DEVICE void list_few(const ProducerThreads<C> &searchers, Search<C> &search
   if (wins) search.list[C::kSelectInit + slot] = (int)index_in(x.key);
 }
 
-// The same of any keys; where blocks tell their best alone, first of this block's.
+// The same for any number of keys. If CTAs send only their best, those are found first.
 template <class C>
 NSAI_DEVICE void list_best(const ProducerThreads<C> &searchers, Search<C> &search, u32 barrier,
                            const CtaBlocks<C> &cta_blocks, int rank) {
@@ -178,7 +181,7 @@ NSAI_DEVICE void list_best(const ProducerThreads<C> &searchers, Search<C> &searc
     if (all)
       cluster_receive(barrier, 0);
     else
-      sync_producers<C>(); // the block's own are there
+      sync_producers<C>(); // the CTA's own keys are written
     find_best<Search<C>::kKeys>(searchers, search.best,
                                 search.keys + (all ? 0 : Search<C>::kSentBest),
                                 all ? C::kCluster * cta_blocks.sent : cta_blocks.all);

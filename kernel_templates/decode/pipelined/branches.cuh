@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What the warps of decode_pipelined do between its branches: what they leave of one for the others, what the
-// selection blocks weigh, and which of them are chosen.
+// What the warps of decode_pipelined do between branches: store a branch's result for the others,
+// compute the importance of the selection blocks, and select.
 //
 // Config: those of decode/pipelined/shared.cuh.
 #pragma once
@@ -11,11 +11,12 @@
 #include "core/topn_warp.cuh"
 #include "decode/pipelined/shared.cuh"
 
-// O of a branch, its stats, and what the scan's last key weighs in the block behind.
+// Stores O and statistics of a branch in shared memory (and after the compressed branch the carry
+// behind the warp's last key), and resets o and rows.
 template <class C, int kO>
 NSAI_DEVICE void leave_branch(SharedStorage &shared, const PipelinedWorkItem &at, int b,
                               float (&o)[kO][4], SoftmaxRows &rows, ScanKeys<C> &keys) {
-  __syncwarp(); // what lies there is read
+  __syncwarp(); // earlier contents were read
   if (b != kWindow || at.has_window(at.warp))
     share_o<C>(b == kSelected ? (float *)shared.kv_stages[at.warp]
                               : &shared.exchange_buffer[at.warp].o[0][0],
@@ -30,20 +31,20 @@ NSAI_DEVICE void leave_branch(SharedStorage &shared, const PipelinedWorkItem &at
   keys.pools = false;
 }
 
-// O and stats of the keys that are window and chosen onto those of the window; they go on as those of the
-// chosen blocks.
+// Adds O and statistics of the window-selected keys to those of the window. The caller's o and rows
+// remain valid for the selected branch.
 template <class C, int kO>
 NSAI_DEVICE void add_to_window(SharedStorage &shared, const PipelinedWorkItem &at,
                                const float (&o)[kO][4], const SoftmaxRows &rows) {
   float *sO = &shared.exchange_buffer[at.warp].o[0][0];
-  __syncwarp(); // the window's stats are there
+  __syncwarp(); // the window's statistics are written
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
     float2 &stats = shared.stats[kWindow][at.warp][8 * r + at.lane / 4];
     const float2 own = make_float2(rows.reference[r], lanes_sum<4>(rows.sum[r])),
                  sum = add_stats(stats, own);
     const float before = exp2_approx(stats.x - sum.x), mine = exp2_approx(own.x - sum.x);
-    __syncwarp(); // they are read
+    __syncwarp(); // all lanes have read them
     if (at.lane % 4 == 0) stats = sum;
     float *to = sO + (8 * r + at.lane / 4) * OutputVectors::kPitch + at.lane % 4 * 2;
 #pragma unroll
@@ -55,8 +56,8 @@ NSAI_DEVICE void add_to_window(SharedStorage &shared, const PipelinedWorkItem &a
   }
 }
 
-// Of a cluster: the block's stats of the scan, and what its last key weighs in the block behind, to those
-// that need them; 16 lanes.
+// Sends the CTA's statistics of the compressed branch to the other CTAs, and the carry behind its
+// last key to the next CTA. 16 lanes.
 template <class C>
 NSAI_DEVICE void send_stats(SharedStorage &shared, const PipelinedWorkItem &at, int runs) {
   const int row = at.lane, rank = at.rank;
@@ -71,7 +72,7 @@ NSAI_DEVICE void send_stats(SharedStorage &shared, const PipelinedWorkItem &at, 
                  shared.carries[runs][row], cluster_address(barrier, rank + 1));
 }
 
-// What all blocks' scores of head lane % 16 sum up to, base 2.
+// log-sum-exp of head lane % 16 over all CTAs' compressed keys, base 2.
 template <class C>
 NSAI_DEVICE float find_scan_lse(const SharedStorage &shared, const PipelinedWorkItem &at) {
   const int row = at.lane % 16;
@@ -82,7 +83,7 @@ NSAI_DEVICE float find_scan_lse(const SharedStorage &shared, const PipelinedWork
   return stats.x + log2_approx(stats.y);
 }
 
-// O of all scans, in place of warp 0's, and their stats, by one warp.
+// Adds up O and statistics of all warps' compressed keys; O replaces warp 0's. One warp.
 template <class C> NSAI_DEVICE void add_scans(SharedStorage &shared, const PipelinedWorkItem &at) {
   float *sO = &shared.exchange_buffer[0].o[0][0];
 #pragma unroll 2
@@ -94,7 +95,7 @@ template <class C> NSAI_DEVICE void add_scans(SharedStorage &shared, const Pipel
   }
 }
 
-// Number `i` of the block's best to all blocks.
+// Sends entry `i` of the CTA's best keys to all CTAs.
 template <class C>
 NSAI_DEVICE void send_best(SharedStorage &shared, const PipelinedWorkItem &at, int i, u64 key) {
   const u32 best = shared_address(&shared.candidates[at.rank][i]);
@@ -104,7 +105,7 @@ NSAI_DEVICE void send_best(SharedStorage &shared, const PipelinedWorkItem &at, i
     cluster_send(cluster_address(best, to), key, cluster_address(barrier, to));
 }
 
-// What the warp's piece of the selection blocks weighs.
+// Computes the importance of the warp's piece of the selection blocks.
 template <class C>
 NSAI_DEVICE void weigh_blocks(SharedStorage &shared, const PipelinedWorkItem &at,
                               const ClusterBlockRange &block_range, const float *pooled) {
@@ -122,14 +123,15 @@ NSAI_DEVICE void weigh_blocks(SharedStorage &shared, const PipelinedWorkItem &at
   if (block_range.extent > C::kKeptBlocks) discard_piece(pooled, piece, block_range, at.lane);
 }
 
-// Of warp 0: the best of the block's and, where there are several, of what all blocks have found.
+// Finds the CTA's best blocks and, in a cluster, the best of all CTAs' candidates, and writes the
+// list. Warp 0.
 template <class C>
 NSAI_DEVICE void find_list(const NsaiDecode &p, SharedStorage &shared, const PipelinedWorkItem &at,
                            const ClusterBlockRange &block_range) {
   const u32 barriers = shared_address(shared.barriers);
-  if constexpr (kFreeBlocks < C >> 0) {
+  if constexpr ((kFreeBlocks<C>) > 0) {
     if (at.searches) {
-      barrier_wait(barriers + 8 * kWeighed, 0); // all pieces are there
+      barrier_wait(barriers + 8 * kWeighed, 0); // all pieces are written
       const SearchedBlocks all = find_searched<C>(block_range, at.candidates, at.rank);
 #pragma unroll 1
       for (int round = 0; round < (C::kCluster > 1 ? 2 : 1); ++round) {
@@ -149,12 +151,13 @@ NSAI_DEVICE void find_list(const NsaiDecode &p, SharedStorage &shared, const Pip
     }
   }
   write_forced<C>(shared.list, at.candidates, at.lane);
-  barrier_arrive(barriers + 8 * kList); // every lane: what it wrote of the list is there
-  __syncwarp();                         // and all of it for this warp
+  barrier_arrive(barriers + 8 * kList); // each lane's part of the list is written
+  __syncwarp();                         // the list is visible to this warp
   if (at.rank == 0) store_list<C>(p, shared.list, at.row, at.group, at.lane);
 }
 
-// The chosen blocks are known; `windows`: steps of the window.
+// The steps of the selected blocks, once the list is written; `windows` is the number of window
+// steps.
 template <class C>
 NSAI_DEVICE PipelinedChosen<C> find_chosen(const int *sList, const PipelinedWorkItem &at,
                                            int windows) {

@@ -1,16 +1,17 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// The keys of one warp of decode_pipelined: steps of 16, first of the scan, then of the window, of what is window
-// and chosen, and of the other chosen blocks, through a ring of kStages stages that does not run dry between
-// them. Another warp, with few registers, finds and copies them: lanes 0 to 15 a step's rows of K, lanes 16
-// to 31 those of V.
+// The key pipeline of one consumer warp of decode_pipelined and its producer warp. Steps of 16 keys
+// come first from the compressed branch, then from the window, the window-selected blocks and the
+// other selected blocks. They pass through kStages stages without draining in between. The producer
+// needs few registers: lanes 0 to 15 look up and copy a step's rows of K, lanes 16 to 31 those of
+// V.
 //
-// Config: those of decode/mainloop.cuh, kSelectBlock (l'), kPageSize (P; 0: none), kRing (the window's
-// pair lies in rings), kCluster.
+// Config: those of decode/mainloop.cuh, kSelectBlock (l'), kPageSize (P; 0: no pages), kRing (the
+// window's K and V lie in a ring buffer), kCluster.
 #pragma once
-#include "core/copy_rows.cuh"
 #include "core/barrier.cuh"
+#include "core/copy_rows.cuh"
 #include "core/tile.cuh"
 #include "data/cache_rows.cuh"
 #include "decode/mainloop.cuh"
@@ -24,26 +25,28 @@ template <class C> struct PipelinedTiles {
   static constexpr int kO = padded_dim(C::kHeadDimV) / 8;
   static constexpr int kSteps = padded_dim(C::kHeadDimQk) / 16;
   static constexpr int kStageBytes = K::kBytes + V::kBytes;
-  static constexpr int kBytes = (C::kStages * kStageBytes + 127) / 128 * 128; // of a warp
+  static constexpr int kBytes = (C::kStages * kStageBytes + 127) / 128 * 128; // per warp
 };
 
-// ---- which steps
+// ---- the steps of a warp
 
-// The warps of a cluster take turns; those that scan leave the window to the others of warps 0.
+// Steps are dealt to the cluster's warps in turn. If there is a compressed branch, the CTAs' warps
+// 0 take no step of the window.
 template <class C> struct PipelinedSlots {
   static constexpr int kAll = C::kCluster * C::kWarps, kOthers = kAll - C::kCluster;
 };
 
-// Of so many steps those of a slot: `slot`, slot + slots, ...; none of a negative one.
+// Number of steps that slot `slot` of `slots` gets out of `steps`: slot, slot + slots, ...; none if
+// `slot` is negative.
 NSAI_DEVICE int dealt_steps(int steps, int slot, int slots) {
   return 0 <= slot && slot < steps ? (steps - 1 - slot) / slots + 1 : 0;
 }
 
-// Raw keys of the window, and this warp's steps of them: first of those that are the window's alone, then of
-// the last blocks where they are chosen as well.
+// The raw keys of the window and this warp's steps of them: first keys that are only in the window,
+// then the window-selected blocks.
 template <class C> struct PipelinedWindow {
   using Slots = PipelinedSlots<C>;
-  int keys, window_selected; // of either
+  int keys, window_selected; // number of keys of each kind
   int slot, slots, count, window_selected_count;
   NSAI_DEVICE PipelinedWindow(int keys, int window_selected, int all_slot, bool scans)
       : keys(keys), window_selected(window_selected),
@@ -62,12 +65,12 @@ template <class C> struct PipelinedWindow {
   NSAI_DEVICE int window_selected_step(int i) const { return step(i) - ceil_div(keys, kStepKeys); }
 };
 
-// The chosen blocks': the first `lead` steps are of the cluster's warps 0 alone, which have no window; then
-// they are dealt to all, beginning behind the last one that the window's steps came to.
+// The keys of the selected blocks. The first `lead` steps go to the CTAs' warps 0, which have no
+// window; the others are dealt to all warps, continuing where the window's steps ended.
 template <class C> struct PipelinedChosen {
   static constexpr int kSlots = PipelinedSlots<C>::kAll, kOthers = PipelinedSlots<C>::kOthers;
-  // What warp 0 does in place of the window takes as long as so many steps. (H200, 32 sequences of 16k: 1 and
-  // 2 are 1 to 2 % slower, 4 is as fast.)
+  // The work of warp 0 in place of the window takes as long as this many steps. (H200, 32 sequences
+  // of 16k: 1 and 2 are 1 to 2 % slower, 4 is equal.)
   static constexpr int kSearchSteps = 3;
   int keys, lead, lead_count, slot, rotated, count;
   NSAI_DEVICE PipelinedChosen(int slot)
@@ -90,55 +93,56 @@ struct PipelinedRow {
   int page, slot;
 };
 
-// From which step on some keys do not exist, and its number.
+// First step with masked keys, and its number within the segment.
 struct PipelinedMask {
   int step, number;
 };
 
-// What a consumer asks for once a part.
+// What a consumer needs to know of a segment (the steps of one branch).
 struct PipelinedSegment {
-  int end;  // its steps end before that one
-  int keys; // of the part
+  int end;  // one past its last step
+  int keys; // keys of the branch
   PipelinedMask mask;
 };
 
-// The warp's steps: those of the scan from `begin` on, of the window, of what is window and chosen, of the
-// other chosen blocks.
+// The warp's steps: compressed keys (numbers from `begin` on), window, window-selected blocks,
+// other selected blocks.
 template <class C> struct PipelinedSteps {
   const NsaiDecode &p;
   int group;
   CachedRows<C::kPageSize> rows;
-  int ring_row; // of the window, where that is a ring
+  int ring_row; // row of the window's ring buffer
   int begin, scanned;
-  int visible; // compressed keys
+  int visible; // number of compressed keys
   PipelinedWindow<C> window;
-  int window_first, window_selected_first; // key 0 of either
+  int window_first, window_selected_first; // position of key 0 of each kind
   PipelinedChosen<C> chosen;
   const int *sList;
-  int known; // steps that may be asked for: before the list is there, none of the chosen blocks
+  // Steps that may be copied: those of the selected blocks are unknown until the list is written.
+  int known;
 
   NSAI_DEVICE int window_end() const { return scanned + window.count; }
   NSAI_DEVICE int window_selected_end() const {
     return window_end() + window.window_selected_count;
   }
   NSAI_DEVICE int all() const { return window_selected_end() + chosen.count; }
-  // Step i's number within its part.
+  // The number of step i within its branch.
   NSAI_DEVICE int number(int i) const {
     if (i < scanned) return begin + i;
     if (i < window_end()) return window.step(i - scanned);
     return i < window_selected_end() ? window.window_selected_step(i - scanned)
                                      : chosen.step(i - window_selected_end());
   }
-  // The part of so many keys that ends before step `end`. Of the scan several steps may have keys that do not
-  // exist, one behind the other, else the last one.
+  // The segment that ends before step `end`, of a branch with `keys` keys. Several steps at the end
+  // of the compressed branch may contain missing keys; in other branches only the last step may.
   NSAI_DEVICE PipelinedSegment segment(int end, int keys) const {
     if (end > scanned)
       return PipelinedSegment{ end, keys, PipelinedMask{ end - 1, number(end - 1) } };
     return PipelinedSegment{ end, keys,
                              PipelinedMask{ visible / kStepKeys - begin, visible / kStepKeys } };
   }
-  // The lane's row of step i; of a key that does not exist that of the last one, which is masked. A page
-  // comes from far away: nothing here waits for it.
+  // Cache location of the lane's row in step i; a missing key takes the last key's row and is
+  // masked. Reading the block table has a high latency, and nothing here depends on the result.
   NSAI_DEVICE PipelinedRow row(int i, int lane) const {
     if (i >= known) return PipelinedRow{ 0, 0 };
     const bool scans = i < scanned, late = i >= window_selected_end(),
@@ -161,7 +165,7 @@ template <class C> struct PipelinedSteps {
     if (late) index = sList[key / C::kSelectBlock] * C::kSelectBlock + key % C::kSelectBlock;
     return PipelinedRow{ rows.page(index), rows.slot(index) };
   }
-  // Where K (lanes 0 to 15) or V of it lies.
+  // Address of that row of K (lanes 0 to 15) or V (lanes 16 to 31).
   NSAI_DEVICE const u16 *at(int i, const PipelinedRow &row, int lane) const {
     const NsaiCachePair &pair = i < scanned                  ? p.entries
                                 : i >= window_selected_end() ? p.selected
@@ -171,12 +175,12 @@ template <class C> struct PipelinedSteps {
   }
 };
 
-// ---- the ring
+// ---- the pipeline
 
-// A consumer's and its producer's: [kStages] stages, and for each a barrier that K is there, that V is, and
-// that either is read.
+// The pipeline of a consumer and its producer: [kStages] stages, each with four barriers: K and V
+// have arrived, K and V have been read.
 template <class C> struct PipelinedStages {
-  static constexpr int kBarriers = 4 * C::kStages; // of 32 lanes each
+  static constexpr int kBarriers = 4 * C::kStages; // of 32 arrivals each
   u32 base, barriers;
 
   NSAI_DEVICE PipelinedStages(const void *sStages, const u64 *sBarriers)
@@ -188,11 +192,12 @@ template <class C> struct PipelinedStages {
   NSAI_DEVICE u32 v_full(int i) const { return k_full(i) + 8; }
   NSAI_DEVICE u32 k_empty(int i) const { return k_full(i) + 16; }
   NSAI_DEVICE u32 v_empty(int i) const { return k_full(i) + 24; }
-  // Of step i's turn in its stage.
+  // Phase of step i in its stage.
   static NSAI_DEVICE u32 phase(int i) { return i / C::kStages & 1; }
 };
 
-// K or V of a step into tile T, a lane_address(); `from`: the lanes' rows from `lane_of_row_0` on.
+// Starts the copy of K or V of a step into tile T, whose address comes from lane_address(). `from`:
+// each lane's row; lane `lane_of_row_0` holds row 0.
 template <class T, int kDim>
 NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int lane_of_row_0, u64 policy, int lane) {
   using Lanes = CopyLanes<T, 32>;
@@ -210,8 +215,8 @@ NSAI_DEVICE void copy_step(u32 tile, const u16 *from, int lane_of_row_0, u64 pol
   }
 }
 
-// The producer: all steps in their order; `ahead`: the first one's row. `add_chosen(steps)` waits for the
-// list.
+// Producer: copies all steps in order. `ahead`: the first step's row. `add_chosen(steps)` waits for
+// the list.
 template <class C, class AddChosen>
 NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
                              const PipelinedStages<C> &pipeline, int lane, AddChosen add_chosen) {
@@ -220,7 +225,8 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
   int i = 0;
 #pragma unroll 1
   for (int segment = 0; segment < 2;
-       ++segment) { // what is known before the list is there; the chosen blocks
+       // Segment 0: everything that is known before the list. Segment 1: the selected blocks.
+       ++segment) {
     if (segment) {
       add_chosen(steps);
       ahead = steps.row(i, lane);
@@ -229,7 +235,7 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
     for (; i < steps.known; ++i) {
       const u16 *from = steps.at(i, ahead, lane);
       const u32 stage = lane_address(pipeline.stage(i));
-      const u32 phase = pipeline.phase(i) ^ 1; // of the step before in its place
+      const u32 phase = pipeline.phase(i) ^ 1; // phase of the stage's previous step
       ahead = steps.row(i + 1, lane);
       if (i >= C::kStages) barrier_wait(pipeline.k_empty(i), phase);
       copy_step<typename R::K, C::kHeadDimQk>(stage, from, 0, policy, lane);
@@ -243,14 +249,15 @@ NSAI_DEVICE void fill_stages(PipelinedSteps<C> &steps, PipelinedRow ahead,
 
 // ---- products
 
-// Steps [done, end) onto o and rows, or until the first phase of barrier `until` has passed (0: none).
+// Processes steps [done, end), accumulating onto o and rows. Stops early when the first phase of
+// barrier `until` has completed (0: no barrier).
 template <class C, class Keys, int kO>
 NSAI_DEVICE void run_steps(const PipelinedMask &mask, Keys &keys,
                            const PipelinedStages<C> &pipeline, int &done, int end, u32 until,
                            const Queries<PipelinedTiles<C>> &queries, float (&o)[kO][4],
                            SoftmaxRows &rows, float scale_log2, int lane) {
   using R = PipelinedTiles<C>;
-  constexpr int kAtOnce = 4; // nothing waits for every single load and product before it
+  constexpr int kAtOnce = 4; // loads in flight before the products that use them
 #pragma unroll 1
   while (done < end) {
     if (until && __all_sync(~0u, barrier_passed(until, 0))) break;

@@ -1,11 +1,11 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// How decode_pipelined adds up a token's branches: the warps' O and stats lie in shared memory, every thread adds
-// up its places, of the scan and the window the producers' threads alone, and where a cluster shares the
-// token, sends those of other blocks' slices to them. Branches join the sum in the order in which they come:
-// compressed, window, selected. A place is four columns of a row; slice c has places [c * kSlice, (c + 1) *
-// kSlice).
+// How decode_pipelined adds up a token's branches. The warps' O and statistics lie in shared
+// memory. Each thread adds up its output vectors (for the compressed and the window branch only the
+// producers' threads do) and, in a cluster, sends those of other CTAs' slices to them. Branches are
+// added in the order in which they are computed: compressed, window, selected. An output vector is
+// four columns of a row; slice c has vectors [c * kSlice, (c + 1) * kSlice).
 //
 // Config: Element, kHeadDimV, kGroup, kGate, kWarps, kThreads, kCluster.
 #pragma once
@@ -21,18 +21,19 @@ template <class C> struct PipelinedVectors {
   static constexpr int kVectors = C::kGroup * kRowVectors;
   static constexpr int kSlice = kVectors / C::kCluster;
   static constexpr int kPitch =
-      padded_dim(C::kHeadDimV) + 8; // of O, floats: rows on different banks
-  static_assert(kVectors % C::kCluster == 0, "slices are equal");
+      padded_dim(C::kHeadDimV) + 8; // of O, in floats: rows fall on different banks
+  static_assert(kVectors % C::kCluster == 0, "slices have equal size");
 
   using WarpsStats = float2[C::kWarps][16]; // reference and sum
 
-  // Place i of all, in an order in which those of the block's own slice come last.
+  // Output vector number i, in an order in which the CTA's own slice comes last.
   static NSAI_DEVICE int rotated(int i, int rank) { return (i + (rank + 1) * kSlice) % kVectors; }
 };
 
-// ---- what the warps leave
+// ---- results of the warps
 
-// O of one warp [16, Dv] for the others, C fragments, and its stats [16].
+// Stores O [16, Dv] of one warp, given as C fragments, for the other warps, and its statistics
+// [16].
 template <class C, int kO> NSAI_DEVICE void share_o(float *sO, const float (&o)[kO][4], int lane) {
 #pragma unroll
   for (int r = 0; r < 2; ++r) {
@@ -50,9 +51,9 @@ NSAI_DEVICE void share_stats(float2 *sStats, const SoftmaxRows &rows, int lane) 
   }
 }
 
-// ---- what other blocks send
+// ---- messages from other CTAs
 
-// What the other blocks send of a block's slice.
+// What the other CTAs send for a CTA's slice.
 template <class C, bool kAny = (C::kCluster > 1)> struct PipelinedReceived {
   using P = PipelinedVectors<C>;
   float4 o[C::kCluster - 1][P::kBranches][P::kSlice];
@@ -60,7 +61,7 @@ template <class C, bool kAny = (C::kCluster > 1)> struct PipelinedReceived {
 };
 template <class C> struct PipelinedReceived<C, false> {};
 
-// Bytes of a branch of it.
+// Bytes of one branch of it.
 template <class C> NSAI_DEVICE u32 received_bytes(int rank) {
   using P = PipelinedVectors<C>;
   const int begin = rank * P::kSlice, end = begin + P::kSlice;
@@ -68,13 +69,13 @@ template <class C> NSAI_DEVICE u32 received_bytes(int rank) {
   return (C::kCluster - 1) * (P::kSlice * 16 + rows * 8);
 }
 
-// A branch of a place.
+// One branch of an output vector.
 struct PipelinedSum {
-  float2 stats; // of its row
+  float2 stats; // of the row
   float4 o;     // relative to the reference
 };
 
-// Of all warps from `first` on; their O lie `apart` floats apart.
+// Adds up the warps from `first` on; their O lie `stride` floats apart.
 template <class C>
 NSAI_DEVICE PipelinedSum add_warps(const float *sO, int stride,
                                    const typename PipelinedVectors<C>::WarpsStats &sStats,
@@ -94,7 +95,8 @@ NSAI_DEVICE PipelinedSum add_warps(const float *sO, int stride,
   return x;
 }
 
-// Branch b of place i of another block's slice to it; with the first of each row there, its stats.
+// Sends branch b of output vector i to the CTA whose slice it belongs to, and with the first vector
+// of each row there, the row's statistics.
 template <class C>
 NSAI_DEVICE void send_sum(PipelinedReceived<C> &received, u32 barrier, int rank, int i, int b,
                           const PipelinedSum &x) {
@@ -108,7 +110,7 @@ NSAI_DEVICE void send_sum(PipelinedReceived<C> &received, u32 barrier, int rank,
                  barrier);
 }
 
-// What the other blocks sent of branch b of place i onto this block's.
+// Adds what the other CTAs sent of branch b of output vector i.
 template <class C>
 NSAI_DEVICE void add_received(const PipelinedReceived<C> &received, int i, int b, PipelinedSum &x) {
   using P = PipelinedVectors<C>;
@@ -125,7 +127,8 @@ NSAI_DEVICE void add_received(const PipelinedReceived<C> &received, int i, int b
 
 // ---- outputs
 
-// Gates as they lie in memory, of the token's heads: the first threads have one each, and keep it.
+// Loads the gates of the token's heads as stored; each of the first threads loads one and stores it
+// with keep_gate().
 template <class C> NSAI_DEVICE u32 load_gate_of(const NsaiDecode &p, int token, int group) {
   const int b = threadIdx.x / 16, head = threadIdx.x % 16;
   const bool present =
@@ -136,7 +139,8 @@ template <int kBranches> NSAI_DEVICE void keep_gate(u32 (&sGates)[kBranches][16]
   if (threadIdx.x < kBranches * 16) sGates[threadIdx.x / 16][threadIdx.x % 16] = gate;
 }
 
-// What is wanted of branch b of a place, and the branch, times its gate, onto `sum`.
+// Stores lse and o_branch of branch b of an output vector if wanted, and returns `sum` plus the
+// gated branch.
 template <class C>
 NSAI_DEVICE float4 store_branch(const NsaiDecode &p, int token, int group, int i, int b,
                                 const PipelinedSum &x,

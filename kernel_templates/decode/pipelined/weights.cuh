@@ -1,7 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// What the selection blocks of a token weigh in decode_pipelined: each warp weighs a piece of its block's own.
+// Importance of a token's selection blocks in decode_pipelined: each warp computes a piece of its
+// CTA's own blocks.
 //
 // Config: those of decode/cluster/ranges.cuh.
 #pragma once
@@ -11,9 +12,9 @@
 #include "decode/cluster/ranges.cuh"
 
 template <class C>
-constexpr int kSentBest = kFreeBlocks<C> > 0 ? kFreeBlocks<C> : 1; // that a block sends
+constexpr int kSentBest = kFreeBlocks<C> > 0 ? kFreeBlocks<C> : 1; // that a CTA sends
 
-// A warp's piece of them.
+// A warp's piece of the CTA's blocks.
 struct PipelinedPiece {
   int begin, count;
 };
@@ -23,15 +24,15 @@ template <class C> NSAI_DEVICE PipelinedPiece find_piece(const SearchedBlocks &a
   return PipelinedPiece{ all.begin + begin, min(each, count - begin) };
 }
 
-// What a piece is ordered by to sOrders: importance, from `pooled` of the block's own [extent, 16], `spills`
-// of its runs [kWarps + 1, 16] and `mine`, lse of head lane % 16.
+// Stores the orders of a piece's importance in sOrders. `pooled` [extent, 16] belongs to the CTA's
+// own blocks, `carries` [kWarps + 1, 16] to its runs; `mine` is the lse of head lane % 16.
 template <class C>
 NSAI_DEVICE void weigh_piece(u32 *sOrders, const PipelinedPiece &piece,
                              const ClusterBlockRange &block_range, const float *pooled,
                              const float (&carries)[C::kWarps + 1][16], float mine, int lane) {
   constexpr int kHeads = kLaneHeads<C>, kLanes = kBlockLanes<C>;
   constexpr int kPass = 32 / kLanes; // blocks
-  constexpr int kAtOnce = 8;         // of a lane, whose rows are on their way together
+  constexpr int kAtOnce = 8;         // blocks of a lane in flight together
   const int sub = lane % kLanes;
   float lse[kHeads];
 #pragma unroll
@@ -41,7 +42,7 @@ NSAI_DEVICE void weigh_piece(u32 *sOrders, const PipelinedPiece &piece,
     float v[kAtOnce][kHeads];
 #pragma unroll
     for (int n = 0; n < kAtOnce; ++n) {
-      if (first + n * kPass >= piece.count) break; // instructions come late, too
+      if (first + n * kPass >= piece.count) break; // exit early: instruction fetch takes time, too
       const int j = min(piece.begin + first + n * kPass + lane / kLanes, block_range.blocks - 1);
       load_heads(v[n], pooled + max(j - block_range.first_block, 0) * 16 + sub * kHeads);
     }
@@ -58,11 +59,11 @@ NSAI_DEVICE void weigh_piece(u32 *sOrders, const PipelinedPiece &piece,
       if (sub == 0 && i < piece.count) sOrders[i] = order_of(sum);
     }
   }
-  __syncwarp(); // what was pooled is read
+  __syncwarp(); // all lanes have read the pooled values
 }
 
-// What was pooled of a piece in global memory need not go to memory: whole lines of it alone. (A candidate
-// behind all blocks has nothing pooled.)
+// Discards a piece's pooled values from L2, if they lie in global memory, so that they are not
+// written back to DRAM. Only whole lines. (A candidate behind the last pooled block has no values.)
 NSAI_DEVICE void discard_piece(const float *pooled, const PipelinedPiece &piece,
                                const ClusterBlockRange &block_range, int lane) {
   const int count = max(min(piece.count, block_range.blocks - piece.begin), 0);
