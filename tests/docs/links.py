@@ -11,10 +11,13 @@ Each page is one result of the Test Anything Protocol:
 - A path in backticks (`runtime/plan/plan.c`, `core/tma.cuh`) exists, from the root or from one of the
   include roots. `*` and `{a,b}` stand for what they mean in a shell; a part in capitals (FAMILY, X) is
   a placeholder, and the folder before it exists.
+- A name of the API or the library in backticks (`nsa_forward`, `NSA_JIT`, `nsai_tuning`) occurs in the
+  sources, and a member (`io.reads`, `problem.overlap`) in the public headers.
 - The page is no longer than LONGEST allows, generated parts left out.
 """
 
 import argparse
+import functools
 import pathlib
 import re
 import sys
@@ -89,6 +92,28 @@ def wrong_paths(source, text):
                 yield f"`{word}`: {path} does not exist"
 
 
+@functools.lru_cache
+def words_of(source, *folders):
+    """Every identifier of the C files below some folders."""
+    found = set()
+    for folder in folders:
+        for file in sorted((source / folder).rglob("*.[ch]")):
+            found.update(re.findall(r"\w+", file.read_text(encoding="utf-8")))
+    return found
+
+
+def wrong_names(source, text):
+    public = words_of(source, "include")
+    known = public | words_of(source, "runtime", "autotune")
+    for word in re.findall(r"`([^`\n]+)`", pages.prose(text)):
+        for name in re.findall(r"\b(?:nsai?_[a-z]\w+|NSAI?_[A-Z]\w+)", word):
+            if name not in known:
+                yield f"`{word}`: no source has {name}"
+        member = re.fullmatch(r"(?:io|exec|problem|batch|nsa_\w+)\.(\w+)", word)
+        if member and member.group(1) not in public:
+            yield f"`{word}`: no public header has {member.group(1)}"
+
+
 def wrong_length(source, page, text):
     longest = LONGEST.get(page.relative_to(source).as_posix(), LONGEST_PAGE)
     length = len(GENERATED.sub("", text).encode())
@@ -105,7 +130,7 @@ def main():
     for number, page in enumerate(listed, 1):
         text = page.read_text(encoding="utf-8")
         wrong = [*wrong_links(source, page, text), *wrong_paths(source, text),
-                 *wrong_length(source, page, text)]
+                 *wrong_names(source, text), *wrong_length(source, page, text)]
         failures += bool(wrong)
         print("not ok" if wrong else "ok", number, "-", page.relative_to(source))
         for line in wrong:

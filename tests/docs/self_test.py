@@ -27,6 +27,9 @@ LINKS = [
     ("`runtime/FAMILY/X.c` `either/or` `build/nsa-autotune`\n", None),
     ("`runtime/bass/X.c`\n", "does not exist"),
     ("```text\n`runtime/base/texts.c`\n```\n", None),
+    ("`nsa_forward(plan)` `NSA_JIT=never` `nsa_*` `io.q` `model.heads`\n", None),
+    ("`nsa_backwards`\n", "no source has nsa_backwards"),
+    ("`io.w`\n", "no public header has w"),
     ("x" * (links.LONGEST["README.md"] + 1), "at most"),
 ]
 BLOCKS = [
@@ -62,7 +65,7 @@ def first_complaint_of_links(root, text):
     page = root / "README.md"
     page.write_text(text, encoding="utf-8")
     wrong = [*links.wrong_links(root, page, text), *links.wrong_paths(root, text),
-             *links.wrong_length(root, page, text)]
+             *links.wrong_names(root, text), *links.wrong_length(root, page, text)]
     return wrong[0] if wrong else None
 
 
@@ -81,10 +84,11 @@ def main():
     build = pathlib.Path(sys.argv[1]).resolve()
     root = pathlib.Path(tempfile.mkdtemp()).resolve()
     try:
-        for folder in ("docs", "runtime/base", "kernel_templates", "autotune"):
+        for folder in ("docs", "include", "runtime/base", "kernel_templates", "autotune"):
             (root / folder).mkdir(parents=True)
         (root / "docs/a.md").write_text("# One\n## Two `words`\n", encoding="utf-8")
-        (root / "runtime/base/text.c").touch()
+        (root / "include/nsa.h").write_text("int nsa_forward(int q);\n", encoding="utf-8")
+        (root / "runtime/base/text.c").write_text('"NSA_JIT"\n', encoding="utf-8")
         (root / "runtime/base/text.h").write_text("int a;\n  int b;\n    int c;\n", encoding="utf-8")
         tried = [(text, wanted, first_complaint_of_links(root, text)) for text, wanted in LINKS]
         tried += [(text, wanted, first_complaint_of_blocks(root, build, text)) for text, wanted in BLOCKS]
