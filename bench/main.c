@@ -493,7 +493,8 @@ int main(int argc, char **argv) {
     "Time libnsa's forward beside dense attention, or the backward pass; the window or the "
     "compressed branch alone over many lengths; steps of decoding over a paged cache; draw the "
     "figures, or print the table, of a CSV written before.\v"
-    "A problem is one line of text; tests/check/case.h describes it. Exit status: 0 ok, 1 failure, "
+    "A problem is one line of text; autotune/verify/case.h describes it. Exit status: 0 ok, 1 "
+    "failure, "
     "2 usage, 77 no GPU.",
     NULL,
     NULL,
