@@ -186,7 +186,7 @@ static error_t parse(int key, char *value, struct argp_state *state) {
   case OPT_PAGE_SIZE:
     a->decode.page_size = strcmp(value, "0")
                               ? (int32_t)chk_option_number("page-size", value, 1, INT32_MAX, state)
-                              : NSA_NO_PAGES;
+                              : NSA_NONE;
     break;
   case OPT_FILL: a->fill = parse_fill(value, state); break;
   case 'd':

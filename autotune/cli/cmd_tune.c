@@ -18,7 +18,7 @@
 
 typedef struct arguments {
   nsai_cli_settings settings;
-  int32_t level; /* NSA_TUNE_DEFAULT: tuning.level */
+  int32_t level; /* 0: tuning.level */
   double budget; /* seconds; 0: tuning.budget */
   int32_t op;    /* NSA_OP_*; 0: forward and dense */
   bool all_ops;  /* every operation that the tuner times and that has kernels here */
@@ -65,7 +65,7 @@ static int32_t parse_level(const char *word, struct argp_state *state) {
   else
     argp_error(state, "--level: no level \"%s\"; there are heuristic, quick, normal and exhaustive",
                word);
-  return NSA_TUNE_DEFAULT;
+  return 0;
 }
 
 #define BUDGET_MOST_S (7 * 24 * 3600) /* a week; beyond, it is a mistake */

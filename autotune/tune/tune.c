@@ -544,11 +544,11 @@ static void end_tuning(nsa_ctx *ctx) {
 }
 
 static nsa_status check_options(const nsa_tune_options *o) {
-  if (o->level < NSA_TUNE_DEFAULT || o->level > NSA_TUNE_EXHAUSTIVE)
+  if (o->level < 0 || o->level > NSA_TUNE_EXHAUSTIVE)
     return nsai_fail(NSA_E_ARG,
-                     "options.level is %d: expected NSA_TUNE_DEFAULT to "
-                     "NSA_TUNE_EXHAUSTIVE (%d)",
-                     o->level, NSA_TUNE_EXHAUSTIVE);
+                     "options.level is %d: expected NSA_TUNE_HEURISTIC (%d) to NSA_TUNE_EXHAUSTIVE "
+                     "(%d), or 0 for tuning.level",
+                     o->level, NSA_TUNE_HEURISTIC, NSA_TUNE_EXHAUSTIVE);
   if (!(o->budget_s >= 0))
     return nsai_fail(NSA_E_ARG, "options.budget_s is %g: expected seconds, or 0 for tuning.budget",
                      o->budget_s);
@@ -589,7 +589,7 @@ static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t coun
   for (size_t i = 0; i < count && !status; i++) {
     const nsa_problem *problem = nsai_struct_at(problems, i);
     status = nsai_problem_resolve(ctx->config, problem, &(*out)[i].problem);
-    (*out)[i].any_overlap = problem->overlap == NSA_OVERLAP_DEFAULT;
+    (*out)[i].any_overlap = !problem->overlap;
     if (!status) status = check_tunable(&(*out)[i].problem, i);
   }
   return status;

@@ -19,7 +19,7 @@ typedef struct bench_decode_options {
   int64_t batches[BENCH_DECODE_SIZES];  /* sequences */
   int context_count, batch_count;
   int32_t q_len;     /* new tokens of a sequence in a step */
-  int32_t page_size; /* P; NSA_NO_PAGES: a row for each sequence */
+  int32_t page_size; /* P; NSA_NONE: a row for each sequence */
 } bench_decode_options;
 
 /* What of a step is timed; in the order of columns. */

@@ -43,23 +43,20 @@ enum {
 /* Most new tokens (drafts) of a sequence that NSA_OP_DECODE takes. */
 #define NSA_MAX_DECODE_LEN 16
 
-/* As problem.page_size: the cache has a row for each sequence in the place of pages. */
-#define NSA_NO_PAGES (-1)
-
 enum {
-  NSA_SELECT_OWN = 0,    /* the library selects by the compressed branch's importance */
-  NSA_SELECT_BLOCKS = 1, /* the caller gives block indices in io.block_idx */
-  NSA_SELECT_RANGES = 2  /* the caller gives token ranges in io.ranges */
+  NSA_SELECT_OWN = 1,    /* the library selects by the compressed branch's importance */
+  NSA_SELECT_BLOCKS = 2, /* the caller gives block indices in io.block_idx */
+  NSA_SELECT_RANGES = 3  /* the caller gives token ranges in io.ranges */
 };
 
 enum {
-  NSA_OVERLAP_DEFAULT = 0, /* low */
-  NSA_OVERLAP_LOW = 1,     /* adjacent tokens select mostly different blocks (random inputs) */
-  NSA_OVERLAP_HIGH = 2     /* adjacent tokens select mostly the same blocks (trained models) */
+  NSA_OVERLAP_LOW = 1, /* adjacent tokens select mostly different blocks (random inputs) */
+  NSA_OVERLAP_HIGH = 2 /* adjacent tokens select mostly the same blocks (trained models) */
 };
 
 /* What is to be computed, by capacity. True lengths are read on the device at each run and may be
- * anything up to these. Zero takes the value of the configuration's `serving` section. */
+ * anything up to these. Zero takes the value of the configuration's `serving` section; in
+ * max_kv_tokens, max_kv_len, max_seqs, max_q_len and page_size NSA_NONE leaves that section out. */
 typedef struct nsa_problem {
   uint32_t struct_size;
   int32_t op;            /* NSA_OP_*; 0: NSA_OP_FORWARD */
@@ -68,17 +65,18 @@ typedef struct nsa_problem {
   int64_t max_kv_tokens; /* KV tokens of one run, all sequences together; 0: max_tokens when that
                             is given, else serving.max_kv_tokens, else max_tokens; not with a cache */
   int64_t max_kv_len; /* KV tokens of one sequence; 0: serving.max_kv_len, at most max_kv_tokens */
-  int32_t max_seqs;   /* sequences of one run */
-  int32_t selection;  /* NSA_SELECT_* */
+  int32_t max_seqs;   /* sequences of one run; 0: serving.max_seqs, and 1 where that is 0, too */
+  int32_t selection;  /* NSA_SELECT_*; 0: NSA_SELECT_OWN */
   int32_t
-      overlap; /* NSA_OVERLAP_*: part of the problem and its string, for the choice of variants; every
+      overlap; /* NSA_OVERLAP_*, 0: NSA_OVERLAP_LOW: part of the problem and its string, for the choice of variants; every
                       variant is right for any input */
   int32_t deterministic; /* 1: only variants whose results are bit-identical from run to run; also
                              in the YAML */
   int32_t parity;        /* 1: only variants with fp32 importance; also in the YAML */
   /* With a cache only, else 0: */
   int32_t page_size;   /* P, tokens of a page: 16, 32, 64 or 128, a multiple of compress.stride; or
-                          NSA_NO_PAGES. 0: serving.page_size, and no pages where that is 0, too */
+                          NSA_NONE: the cache has a row for each sequence in the place of pages. 0:
+                          serving.page_size, and no pages where that is 0, too */
   int32_t max_q_len;   /* new tokens of one sequence; 0: max_tokens. NSA_OP_DECODE: at most
                           NSA_MAX_DECODE_LEN; 0: serving.max_q_len, and 1 where that is 0, too */
   int32_t window_ring; /* 1: the window's K and V lie in rings */
@@ -182,7 +180,7 @@ typedef struct nsa_exec {
  * results mean nothing. */
 typedef struct nsa_batch {
   uint32_t struct_size;
-  int32_t num_seqs;
+  int32_t num_seqs; /* 0: 1 */
   nsa_tensor cu_q;  /* i32 [num_seqs + 1], ascending from 0: query tokens of sequence s are cu_q[s]
                        .. cu_q[s+1]-1; with a cache, absent: T / num_seqs of each */
   nsa_tensor cu_kv; /* i32 [num_seqs + 1], the same for KV tokens; absent: cu_q */

@@ -6,7 +6,9 @@
  * Rules that hold for every public header:
  * - Handles are opaque. `_create` gives one, `_destroy` takes it back and accepts NULL.
  * - Parameter structs carry `struct_size`, set by their `*_INIT` macro; a field left zero has its
- *   default. They need to live only during the call.
+ *   default. They need to live only during the call. Enumerations begin at 1, so that 0 is free for
+ *   the default (but for status codes, branches and log levels). Where the default is not zero and zero
+ *   is a value, NSA_NONE says zero; the fields that take it say so.
  * - Structs with `struct_size` grow by appended fields. A struct of an older header is taken with the
  *   fields that it lacks at zero. A struct of a newer header is taken while the fields that the loaded
  *   library lacks are zero; else the call returns NSA_E_VERSION. Results are written as far as the
@@ -37,6 +39,10 @@
 #else
 #define NSA_API
 #endif
+
+/* A real zero in a field whose 0 stands for another default: problem.{max_kv_tokens, max_kv_len, max_seqs,
+ * max_q_len, page_size}, options.log_level. */
+#define NSA_NONE (-1)
 
 /* A struct with its size set and every other field zero. Each struct has a macro made of this one. */
 #ifdef __cplusplus
@@ -110,7 +116,7 @@ NSA_API const char *nsa_build_info(void);
  * a cast and without a CUDA header here. NULL is the default stream. Ignored on the CPU device. */
 typedef struct CUstream_st *nsa_stream;
 
-enum { NSA_DTYPE_NONE = 0, NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, NSA_I64 = 5 };
+enum { NSA_F16 = 1, NSA_BF16 = 2, NSA_F32 = 3, NSA_I32 = 4, NSA_I64 = 5 };
 
 #define NSA_MAX_DIMS 5
 

@@ -27,7 +27,7 @@ typedef struct nsa_ctx nsa_ctx;
 
 typedef struct nsa_options {
   uint32_t struct_size;
-  int32_t log_level;     /* NSA_LOG_*; 0: as runtime.log_level says */
+  int32_t log_level;     /* NSA_LOG_*; 0: as runtime.log_level says; NSA_NONE: NSA_LOG_OFF */
   const char *yaml_text; /* configuration text, laid over the file; NULL: none */
   size_t yaml_len;       /* bytes of yaml_text; 0: up to its NUL */
   const char *const

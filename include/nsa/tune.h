@@ -15,7 +15,6 @@ extern "C" {
 
 /* How hard to look. Each level contains the candidates of those before it. */
 enum {
-  NSA_TUNE_DEFAULT = 0,   /* tuning.level */
   NSA_TUNE_HEURISTIC = 1, /* measures nothing: tells what plans choose without a record */
   NSA_TUNE_QUICK = 2,     /* the heuristic's choice and its neighbours */
   NSA_TUNE_NORMAL = 3,    /* every candidate that is worth a try */
@@ -57,7 +56,7 @@ typedef void (*nsa_tune_event_fn)(void *user, const nsa_tune_event *event);
 
 typedef struct nsa_tune_options {
   uint32_t struct_size;
-  int32_t level;            /* NSA_TUNE_* */
+  int32_t level;            /* NSA_TUNE_*; 0: tuning.level */
   double budget_s;          /* seconds for all problems together; 0: tuning.budget */
   int32_t fresh;            /* 1: forgets earlier timings of these problems; 0: resumes */
   int32_t dry_run;          /* 1: tells what would be measured, measures nothing */

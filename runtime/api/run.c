@@ -64,6 +64,11 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
   NSAI_TRY(read_struct(&batch_type, true, given_batch, &call->batch, &batch));
   NSAI_TRY(read_struct(&io_type, op == NSA_OP_APPEND, given_io, &call->io, &io));
   const nsa_exec *exec = exec_read;
+  if (batch && !((const nsa_batch *)batch)->num_seqs) {
+    call->batch = *(const nsa_batch *)batch;
+    call->batch.num_seqs = 1;
+    batch = &call->batch;
+  }
   NSAI_TRY(check_exec(plan, exec));
   uint32_t branches =
       1u << NSA_CMP; /* of NSA_OP_DENSE: its outputs are o and lse[0]; an append's are none */

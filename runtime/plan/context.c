@@ -26,11 +26,12 @@ static nsa_status check_options(const nsa_options *o) {
         "options.device is \"%s\" and options.arch is \"%s\": give one of them; a device "
         "has its own architecture",
         o->device, o->arch);
-  if (o->log_level < 0 || o->log_level > NSA_LOG_TRACE)
-    return nsai_fail(NSA_E_ARG,
-                     "options.log_level is %d: give NSA_LOG_ERROR to NSA_LOG_TRACE (%d), or 0 for "
-                     "what runtime.log_level says",
-                     o->log_level, NSA_LOG_TRACE);
+  if (o->log_level < NSA_NONE || o->log_level > NSA_LOG_TRACE)
+    return nsai_fail(
+        NSA_E_ARG,
+        "options.log_level is %d: give NSA_LOG_ERROR to NSA_LOG_TRACE (%d), NSA_NONE for "
+        "no log, or 0 for what runtime.log_level says",
+        o->log_level, NSA_LOG_TRACE);
   return NSA_OK;
 }
 
@@ -120,7 +121,8 @@ static nsa_status create(const char *yaml_path, const nsa_options *o, nsa_ctx **
   ctx->pid = getpid();
   ctx->users = 1;
   ctx->deviceless = o->arch != NULL;
-  nsai_logger_init(&ctx->logger, o->log, o->log_user, o->log_level);
+  nsai_logger_init(&ctx->logger, o->log, o->log_user,
+                   o->log_level == NSA_NONE ? NSA_LOG_OFF : o->log_level);
   pthread_mutex_init(&ctx->lock, NULL);
   NSAI_TRY_TO(fail, load_config(yaml_path, o, &ctx->config));
   if (!o->log_level) ctx->logger.level = ctx->config->runtime.log_level;

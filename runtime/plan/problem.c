@@ -30,6 +30,11 @@ static nsa_status check_choice(const char *name, int32_t value, int32_t low, int
   return NSA_OK;
 }
 
+/* A capacity that `serving` has, too: 0 takes it from there, NSA_NONE does not. */
+static int64_t or_serving(int64_t value, int64_t serving) {
+  return value == NSA_NONE ? 0 : value ? value : serving;
+}
+
 const char *nsai_op_name(int32_t op) {
   static const char *const names[] = { "NSA_OP_FORWARD", "NSA_OP_DENSE",  "NSA_OP_PREFILL",
                                        "NSA_OP_DECODE",  "NSA_OP_APPEND", "NSA_OP_BACKWARD" };
@@ -50,9 +55,9 @@ static nsa_status resolve_packed(const nsai_config *config, const nsa_problem *p
     if (cache_only[i].value)
       return nsai_fail(NSA_E_ARG, "problem.%s is %d, but %s has no cache: leave it 0",
                        cache_only[i].name, cache_only[i].value, nsai_op_name(out->op));
-  out->max_kv_tokens = problem->max_kv_tokens ? problem->max_kv_tokens
-                       : problem->max_tokens  ? problem->max_tokens
-                                              : config->serving.max_kv_tokens;
+  out->max_kv_tokens =
+      or_serving(problem->max_kv_tokens,
+                 problem->max_tokens ? problem->max_tokens : config->serving.max_kv_tokens);
   if (!out->max_kv_tokens) out->max_kv_tokens = out->max_tokens;
   NSAI_TRY(check_capacity("max_kv_tokens", "max_kv_tokens", out->max_kv_tokens, NSAI_MAX_ROWS));
   if (!out->max_kv_len || out->max_kv_len > out->max_kv_tokens)
@@ -62,19 +67,18 @@ static nsa_status resolve_packed(const nsai_config *config, const nsa_problem *p
 
 static nsa_status resolve_page_size(const nsai_config *config, const nsa_problem *problem,
                                     nsai_problem *out) {
-  int32_t size = problem->page_size ? problem->page_size : config->serving.page_size;
-  out->page_size = size == NSA_NO_PAGES ? 0 : size;
+  out->page_size = (int32_t)or_serving(problem->page_size, config->serving.page_size);
   if (!nsai_page_size_exists(out->page_size))
     return nsai_fail(NSA_E_ARG,
-                     "problem.page_size is %d: expected 16, 32, 64, 128, NSA_NO_PAGES, or 0 for "
+                     "problem.page_size is %d: expected 16, 32, 64, 128, NSA_NONE, or 0 for "
                      "serving.page_size",
-                     size);
+                     out->page_size);
   if (out->page_size % config->model.stride)
     return nsai_fail(
         NSA_E_ARG,
         "problem.page_size is %d: expected a multiple of model.compress.stride (%d), so "
         "that compressed blocks end in pages evenly",
-        size, config->model.stride);
+        out->page_size, config->model.stride);
   return NSA_OK;
 }
 
@@ -82,9 +86,8 @@ static nsa_status resolve_page_size(const nsai_config *config, const nsa_problem
 static nsa_status resolve_new_tokens(const nsai_config *config, const nsa_problem *problem,
                                      nsai_problem *out) {
   bool decodes = out->op == NSA_OP_DECODE;
-  out->max_q_len = problem->max_q_len;
-  if (decodes && !out->max_q_len)
-    out->max_q_len = config->serving.max_q_len ? config->serving.max_q_len : 1;
+  out->max_q_len = (int32_t)or_serving(problem->max_q_len, decodes ? config->serving.max_q_len : 0);
+  if (decodes && !out->max_q_len) out->max_q_len = 1;
   if (decodes && (out->max_q_len < 1 || out->max_q_len > NSA_MAX_DECODE_LEN))
     return nsai_fail(NSA_E_ARG,
                      "problem.max_q_len is %d: NSA_OP_DECODE takes 1 to %d new tokens of a "
@@ -123,10 +126,11 @@ static nsa_status resolve_cached(const nsai_config *config, const nsa_problem *p
         "problem.max_kv_tokens is %lld, but %s reads a cache of any size: leave it 0 and "
         "give max_kv_len",
         (long long)problem->max_kv_tokens, nsai_op_name(out->op));
-  if (out->op == NSA_OP_APPEND && (out->selection || problem->max_probe_rows))
+  bool given = out->selection != NSA_SELECT_OWN;
+  if (out->op == NSA_OP_APPEND && (given || problem->max_probe_rows))
     return nsai_fail(NSA_E_ARG, "problem.%s is %lld, but NSA_OP_APPEND selects nothing: leave it 0",
-                     out->selection ? "selection" : "max_probe_rows",
-                     (long long)(out->selection ? out->selection : problem->max_probe_rows));
+                     given ? "selection" : "max_probe_rows",
+                     (long long)(given ? out->selection : problem->max_probe_rows));
   NSAI_TRY(resolve_page_size(config, problem, out));
   NSAI_TRY(resolve_new_tokens(config, problem, out));
   return resolve_ring(config, problem, out);
@@ -138,19 +142,20 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   *out = (nsai_problem){
     .model = *m,
     .op = problem->op ? problem->op : NSA_OP_FORWARD,
-    .selection = problem->selection,
+    .selection = problem->selection ? problem->selection : NSA_SELECT_OWN,
     .overlap = problem->overlap ? problem->overlap : NSA_OVERLAP_LOW,
-    .max_seqs = problem->max_seqs ? problem->max_seqs : config->serving.max_seqs,
+    .max_seqs = (int32_t)or_serving(problem->max_seqs, config->serving.max_seqs),
     .max_tokens = problem->max_tokens ? problem->max_tokens : config->serving.max_tokens,
-    .max_kv_len = problem->max_kv_len ? problem->max_kv_len : config->serving.max_kv_len,
+    .max_kv_len = or_serving(problem->max_kv_len, config->serving.max_kv_len),
     .deterministic = problem->deterministic || config->runtime.deterministic,
     .parity = problem->parity || config->runtime.parity,
     .recompute = config->runtime.recompute,
   };
+  if (!out->max_seqs) out->max_seqs = 1;
   out->count_reads = config->runtime.count_reads && out->op == NSA_OP_DECODE;
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_OWN, NSA_SELECT_RANGES));
-  NSAI_TRY(check_choice("overlap", problem->overlap, NSA_OVERLAP_DEFAULT, NSA_OVERLAP_HIGH));
+  NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
   NSAI_TRY(check_choice("deterministic", problem->deterministic, 0, 1));
   NSAI_TRY(check_choice("parity", problem->parity, 0, 1));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
@@ -215,7 +220,7 @@ void nsai_problem_add_model(nsai_writer *text, const nsai_problem *p) {
   if (m->gate == NSAI_GATE_MLP)
     nsai_write(text, ",%d,%d,%s", m->gate_channels, m->gate_hidden,
                activation_name(m->gate_activation));
-  nsai_write(text, ":sel=%s", selections[p->selection]);
+  nsai_write(text, ":sel=%s", selections[p->selection - NSA_SELECT_OWN]);
 }
 
 void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {

@@ -234,7 +234,8 @@ static nsa_status check_batch(const cached *c) {
   const char *op = nsai_op_name(c->check->problem->op);
   if (!b) return nsai_fail(NSA_E_ARG, "batch is NULL: %s needs batch.kv_len", op);
   if (b->num_seqs < 1)
-    return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1", b->num_seqs);
+    return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1, or 0 for 1",
+                     b->num_seqs);
   NSAI_TRY(refuse(&b->cu_kv, "cu_kv", "batch.kv_len says how long the cache's sequences are"));
   NSAI_TRY(refuse(&b->cu_blocks, "cu_blocks", "the cache's compressed entries lie in its pages"));
   NSAI_TRY(check_capacities(c));

@@ -79,7 +79,8 @@ static nsa_status check_batch(const nsai_check *check, const nsa_batch *batch,
   sizes->packed = batch != NULL;
   if (!batch) return NSA_OK;
   if (batch->num_seqs < 1)
-    return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1", batch->num_seqs);
+    return nsai_fail(NSA_E_ARG, "batch.num_seqs is %d, expected at least 1, or 0 for 1",
+                     batch->num_seqs);
   NSAI_TRY(refuse_cache(check, batch));
   sizes->num_seqs = batch->num_seqs;
   int64_t count = (int64_t)batch->num_seqs + 1;

@@ -93,7 +93,7 @@ static nsa_plan *plan_of(nsa_ctx *ctx, const fixture *w, int32_t op) {
   p.max_tokens = TOKENS;
   p.max_q_len = 6;
   p.max_kv_len = MAX_LEN;
-  p.page_size = w->has_pages ? P : NSA_NO_PAGES;
+  p.page_size = w->has_pages ? P : NSA_NONE;
   p.window_ring = w->has_rings;
   require(nsa_plan_create(ctx, &p, NULL, NULL, &plan) == NSA_OK);
   return plan;

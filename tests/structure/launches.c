@@ -409,7 +409,8 @@ static bool is_wanted(const char *only, const char *name) {
 static void print_forced(const char *config, const scenario *s) {
   for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
     char setting[128];
-    nsai_problem problem = { .op = s->op ? s->op : NSA_OP_FORWARD, .selection = s->selection };
+    nsai_problem problem = { .op = s->op ? s->op : NSA_OP_FORWARD,
+                             .selection = s->selection ? s->selection : NSA_SELECT_OWN };
     problem.model.select_count = problem.model.window = 1;
     if (!nsai_stage_needed(&problem, v->stage)) continue;
     snprintf(setting, sizeof setting, "variants.force.%s=%s", nsai_stage_name(v->stage), v->name);

@@ -61,8 +61,8 @@ static void test_bad_options(void **state) {
   o = options_of(CPU);
   o.log_level = 6;
   refuse(NULL, &o, NSA_E_ARG, "options.log_level is 6");
-  o.log_level = -1;
-  refuse(NULL, &o, NSA_E_ARG, "options.log_level is -1");
+  o.log_level = -2;
+  refuse(NULL, &o, NSA_E_ARG, "options.log_level is -2");
   o = options_of(NULL);
   o.yaml_len = 5;
   refuse("/nonexistent", &o, NSA_E_ARG, "options.yaml_len is 5 without options.yaml_text");

@@ -45,6 +45,7 @@ static void test_results(void **state) {
   static const int32_t q_lens[] = { 1, 4, 16 };
   for (int i = 0; i < 5 * 4 * 3 * 4; i++) {
     nsai_problem p = { .op = NSA_OP_DECODE,
+                       .selection = NSA_SELECT_OWN,
                        .max_kv_len = lengths[i % 5],
                        .max_seqs = seqs[i / 5 % 4],
                        .max_q_len = q_lens[i / 20 % 3] };
@@ -60,9 +61,12 @@ static void test_results(void **state) {
 
 /* Sequences of up to 4 tokens have a tile each; as many as tokens allow, where few of them can be long. */
 static void test_tiles(void **state) {
-  nsai_problem p = {
-    .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 128, .max_seqs = 32, .max_q_len = 4
-  };
+  nsai_problem p = { .op = NSA_OP_DECODE,
+                     .selection = NSA_SELECT_OWN,
+                     .max_kv_len = 65536,
+                     .max_tokens = 128,
+                     .max_seqs = 32,
+                     .max_q_len = 4 };
   p.model =
       (nsai_model){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .select_block = 64 };
   const nsai_kernel_spec scan = { .threads = 256, .tile_tokens = 4 };
@@ -138,7 +142,11 @@ static void test_attend(void **state) {
 
 /* One sequence, 64 heads to its KV head, whose rows four warps have: decode_split_kv_compressed's threads count for nothing. */
 static void test_attend_groups(void **state) {
-  nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 1, .max_seqs = 1 };
+  nsai_problem p = { .op = NSA_OP_DECODE,
+                     .selection = NSA_SELECT_OWN,
+                     .max_kv_len = 65536,
+                     .max_tokens = 1,
+                     .max_seqs = 1 };
   p.model = (nsai_model){ .heads = 64, .kv_heads = 1, .block = 32, .stride = 16, .window = 512 };
   p.model.head_dim_qk = p.model.head_dim_v = 128;
   p.model.select_block = 64;
@@ -161,7 +169,9 @@ static void test_attend_groups(void **state) {
 
 /* Which kernel takes so many sequences of 4 KV heads on 132 multiprocessors; 0: the chain. */
 static nsai_role single_of_window(int32_t seqs, int64_t longest, bool split_kv, int32_t window) {
-  nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = longest, .max_tokens = seqs };
+  nsai_problem p = {
+    .op = NSA_OP_DECODE, .selection = NSA_SELECT_OWN, .max_kv_len = longest, .max_tokens = seqs
+  };
   p.model = (nsai_model){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .window = window };
   p.model.select_block = 64;
   p.max_seqs = seqs;
@@ -214,7 +224,11 @@ static void test_single(void **state) {
 /* What nsa_explain says of a plan that has them all: every number of sequences once, by what takes it. */
 static void test_forms(void **state) {
   nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
-  nsai_problem p = { .op = NSA_OP_DECODE, .max_kv_len = 65536, .max_tokens = 140, .max_q_len = 1 };
+  nsai_problem p = { .op = NSA_OP_DECODE,
+                     .selection = NSA_SELECT_OWN,
+                     .max_kv_len = 65536,
+                     .max_tokens = 140,
+                     .max_q_len = 1 };
   char text[1024];
   const char *at = text;
   nsai_writer w = nsai_writer_open(text, sizeof text);
@@ -286,6 +300,7 @@ static const nsai_model model = { .heads = 64,
 /* A decode of so many sequences of up to 64k tokens, `q_len` new ones each, over pages of 64. */
 static nsai_problem decode_of(int32_t seqs, int32_t q_len) {
   return (nsai_problem){ .op = NSA_OP_DECODE,
+                         .selection = NSA_SELECT_OWN,
                          .model = model,
                          .max_kv_len = 65536,
                          .max_tokens = (int64_t)seqs * q_len,

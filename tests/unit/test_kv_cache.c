@@ -12,7 +12,7 @@
 #include <pthread.h>
 #include <string.h>
 
-static const int32_t sizes[] = { NSA_NO_PAGES, 16, 32, 64, 128 };
+static const int32_t sizes[] = { NSA_NONE, 16, 32, 64, 128 };
 #define SIZES (sizeof sizes / sizeof *sizes)
 
 static int32_t length_of(const kv_fixture *w, int s) {
@@ -88,7 +88,7 @@ static void test_geometries(void **state) {
     { .page_size = 32, .model = { "model.select.count=0" } },
     { .page_size = 32, .model = { "model.window=0", "model.head_dim_v=32" } },
     { .page_size = 16, .hnd = true, .model = { "model.dtype=bf16" } },
-    { .page_size = NSA_NO_PAGES, .model = { "model.dtype=fp16", "model.compress.stride=2" } },
+    { .page_size = NSA_NONE, .model = { "model.dtype=fp16", "model.compress.stride=2" } },
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     walk_options(&(machine_request){ 0 }, &cases[i]);
@@ -275,7 +275,7 @@ static void test_page_bytes(void **state) {
   expect_bytes(false, 64, false, (64 + 16) * 320);
   expect_bytes(true, 64, false, (3 * 64 + 16) * 320);
   expect_bytes(true, 16, true, (2 * 16 + 4) * 320);
-  expect_bytes(false, NSA_NO_PAGES, false, (1001 + 251) * 320);
+  expect_bytes(false, NSA_NONE, false, (1001 + 251) * 320);
 }
 
 /* ---- threads ---- */

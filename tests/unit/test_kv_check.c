@@ -129,7 +129,7 @@ static void test_each_tensor(void **state) {
   static const kv_options cases[] = { { .page_size = 16 },
                                       { .page_size = 64, .hnd = true, .ring = true },
                                       { .page_size = 32, .lists = true },
-                                      { .page_size = NSA_NO_PAGES, .hnd = true } };
+                                      { .page_size = NSA_NONE, .hnd = true } };
   kv_fixture w;
   kv_call c;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -170,7 +170,7 @@ static void overlap(kv_call *c, run_fn run, const char *name, nsa_tensor *t, int
 static void test_overlaps(void **state) {
   static const kv_options cases[] = { { .page_size = 16, .ring = true },
                                       { .page_size = 16, .hnd = true },
-                                      { .page_size = NSA_NO_PAGES, .hnd = true } };
+                                      { .page_size = NSA_NONE, .hnd = true } };
   kv_fixture w;
   kv_call c;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -199,8 +199,8 @@ static void test_overlaps(void **state) {
 /* ---- capacities of rows and rings ---- */
 
 static void test_rows(void **state) {
-  const kv_options plain = { .page_size = NSA_NO_PAGES },
-                   ring = { .page_size = NSA_NO_PAGES, .ring = true };
+  const kv_options plain = { .page_size = NSA_NONE },
+                   ring = { .page_size = NSA_NONE, .ring = true };
   kv_fixture w;
   kv_call c;
   begin(&w, &c, &(machine_request){ 0 }, &plain);
@@ -226,7 +226,7 @@ static void test_rows(void **state) {
 
 /* Heads before tokens as they lie in memory, and pages of another size than the plan's. */
 static void test_shapes(void **state) {
-  static const int32_t sizes[] = { 16, NSA_NO_PAGES };
+  static const int32_t sizes[] = { 16, NSA_NONE };
   for (int i = 0; i < 2; i++) {
     const kv_options options = { .page_size = sizes[i], .hnd = true };
     kv_fixture w;
@@ -255,7 +255,7 @@ static void test_shapes(void **state) {
 /* ---- the batch ---- */
 
 static void test_what_does_not_belong(void **state) {
-  const kv_options options = { .page_size = 16 }, rows = { .page_size = NSA_NO_PAGES };
+  const kv_options options = { .page_size = 16 }, rows = { .page_size = NSA_NONE };
   kv_fixture w;
   kv_call c;
   begin(&w, &c, &(machine_request){ 0 }, &options);
@@ -286,8 +286,8 @@ static void test_what_does_not_belong(void **state) {
     c.batch = good;
     c.batch.num_seqs = KV_SEQS + 1;
     refuse(&c, runs[i], "sequences", "raise problem.max_seqs");
-    c.batch.num_seqs = 0;
-    refuse(&c, runs[i], "no sequence", "batch.num_seqs is 0");
+    c.batch.num_seqs = -1;
+    refuse(&c, runs[i], "no sequence", "batch.num_seqs is -1");
     c.batch = good;
     c.batch.struct_size = 0;
     machine_expect("size", runs[i](&c), NSA_E_VERSION, "batch.struct_size");
@@ -396,7 +396,7 @@ static void test_values(void **state) {
 }
 
 static void test_slots(void **state) {
-  const kv_options rows = { .page_size = NSA_NO_PAGES, .slots = true },
+  const kv_options rows = { .page_size = NSA_NONE, .slots = true },
                    rings = { .page_size = 16, .ring = true, .slots = true };
   kv_fixture w;
   kv_call c;
@@ -439,7 +439,7 @@ static void test_many_alike(void **state) {
   problem.op = NSA_OP_DECODE;
   problem.max_seqs = SEQS;
   problem.max_kv_len = LEN;
-  problem.page_size = NSA_NO_PAGES;
+  problem.page_size = NSA_NONE;
   machine_expect("plan", nsa_plan_create(ctx, &problem, NULL, NULL, &plan), NSA_OK, NULL);
   for (int s = 0; s < SEQS; s++) len[s] = LEN, cu_q[s + 1] = 1;
   batch.num_seqs = SEQS;
@@ -456,7 +456,7 @@ static void test_many_alike(void **state) {
 }
 
 static void test_slot_mapping(void **state) {
-  static const kv_options cases[] = { { .page_size = 16 }, { .page_size = NSA_NO_PAGES } };
+  static const kv_options cases[] = { { .page_size = 16 }, { .page_size = NSA_NONE } };
   static const int64_t bad[] = { -2, INT64_MIN, INT64_MAX, 0 };
   for (int i = 0; i < 2; i++) {
     kv_fixture w;

@@ -11,7 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-static const int32_t sizes[] = { NSA_NO_PAGES, 16, 32, 64, 128 };
+static const int32_t sizes[] = { NSA_NONE, 16, 32, 64, 128 };
 #define SIZES (sizeof sizes / sizeof *sizes)
 
 static int32_t length_of(const kv_fixture *w, int s) {
@@ -213,7 +213,7 @@ static void test_free_pages(void **state) {
 /* Entries that end before the tokens written, or in one that is skipped, stay as they are. */
 static void test_other_entries(void **state) {
   static const int32_t length = 60, q_len = 30, at = 30;
-  const kv_options options = { .page_size = NSA_NO_PAGES };
+  const kv_options options = { .page_size = NSA_NONE };
   int64_t slot[30];
   kv_fixture w;
   kv_call c;

@@ -75,7 +75,7 @@ static void test_cached_defaults(void **state) {
   assert_int_equal(p.max_kv_len, 150);
   assert_int_equal(p.max_kv_tokens, 0);
   asked.max_q_len = 16;
-  asked.page_size = NSA_NO_PAGES;
+  asked.page_size = NSA_NONE;
   asked.window_ring = 1;
   asked.max_kv_len = 1000000; /* not bounded by what packed runs may have */
   p = resolve(config, &asked);
@@ -98,6 +98,38 @@ static void test_cached_defaults(void **state) {
   nsai_config_destroy(config);
 }
 
+/* What NSA_NONE leaves out of the serving section, and the defaults without one. */
+static void test_none(void **state) {
+  nsai_config *config =
+      load(MODEL "}\nserving: {max_tokens: 100, max_kv_tokens: 200, max_kv_len: 150, "
+                 "max_seqs: 3, max_q_len: 4, page_size: 32}");
+  nsa_problem asked = NSA_PROBLEM_INIT;
+  asked.max_kv_tokens = asked.max_kv_len = asked.max_seqs = NSA_NONE;
+  nsai_problem p = resolve(config, &asked);
+  assert_int_equal(p.max_tokens, 100);
+  assert_int_equal(p.max_kv_tokens, 100);
+  assert_int_equal(p.max_kv_len, 100);
+  assert_int_equal(p.max_seqs, 1);
+  asked = (nsa_problem)NSA_PROBLEM_INIT;
+  asked.op = NSA_OP_DECODE;
+  asked.max_q_len = asked.page_size = NSA_NONE;
+  p = resolve(config, &asked);
+  assert_int_equal(p.max_q_len, 1);
+  assert_int_equal(p.page_size, 0);
+  assert_int_equal(p.max_tokens, 3);
+  asked.op = NSA_OP_PREFILL;
+  assert_int_equal(resolve(config, &asked).max_q_len, 100);
+  nsai_config_destroy(config);
+  config = load(MODEL "}");
+  asked = (nsa_problem)NSA_PROBLEM_INIT;
+  asked.max_tokens = 7;
+  p = resolve(config, &asked);
+  assert_int_equal(p.max_seqs, 1);
+  assert_int_equal(p.selection, NSA_SELECT_OWN);
+  assert_int_equal(p.overlap, NSA_OVERLAP_LOW);
+  nsai_config_destroy(config);
+}
+
 typedef struct refusal {
   nsa_problem problem;
   nsa_status status;
@@ -113,9 +145,9 @@ static void test_refusals(void **state) {
       load("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64, select: {count: 0}}");
   static const refusal cases[] = {
     { { .struct_size = 0 }, NSA_E_VERSION, "problem.struct_size is 0" },
-    { PROBLEM(.op = 0), NSA_E_ARG, "serving.max_seqs" },
-    { PROBLEM(.max_seqs = 1), NSA_E_ARG, "problem.max_tokens is 0" },
-    { PROBLEM(.max_seqs = -1, .max_tokens = 1), NSA_E_ARG, "problem.max_seqs is -1" },
+    { PROBLEM(.op = 0), NSA_E_ARG, "problem.max_tokens is 0: give at least 1, or set serving.max" },
+    { PROBLEM(.max_tokens = NSA_NONE), NSA_E_ARG, "problem.max_tokens is -1" },
+    { PROBLEM(.max_seqs = -2, .max_tokens = 1), NSA_E_ARG, "problem.max_seqs is -2" },
     { PROBLEM(.max_seqs = 1000001, .max_tokens = 1), NSA_E_ARG, "at most 1000000" },
     { PROBLEM(.max_seqs = 1, .max_tokens = -1), NSA_E_ARG, "problem.max_tokens is -1" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 2000000001), NSA_E_ARG, "at most 2000000000" },
@@ -125,13 +157,16 @@ static void test_refusals(void **state) {
       "problem.max_kv_tokens is -9" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_kv_tokens = INT64_MAX), NSA_E_ARG,
       "problem.max_kv_tokens" },
-    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_kv_len = -1), NSA_E_ARG,
-      "problem.max_kv_len is -1" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_kv_len = -2), NSA_E_ARG,
+      "problem.max_kv_len is -2" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = 7), NSA_E_ARG, "problem.op is 7" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .op = -1), NSA_E_ARG, "problem.op is -1" },
-    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .selection = 3), NSA_E_ARG, "problem.selection" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .selection = 4), NSA_E_ARG,
+      "problem.selection is 4: expected 1 to 3" },
+    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .selection = -1), NSA_E_ARG,
+      "problem.selection is -1" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .overlap = 3), NSA_E_ARG,
-      "problem.overlap is 3: expected 0 to 2" },
+      "problem.overlap is 3: expected 1 to 2" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .deterministic = 2), NSA_E_ARG,
       "problem.deterministic is 2: expected 0 to 1" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .parity = -1), NSA_E_ARG,
@@ -156,7 +191,7 @@ static void test_refusals(void **state) {
 #define CACHED(...) PROBLEM(.max_seqs = 2, .max_tokens = 40, .max_kv_len = 9, __VA_ARGS__)
     { CACHED(.op = NSA_OP_APPEND, .max_kv_tokens = 9), NSA_E_ARG, "problem.max_kv_tokens is 9" },
     { CACHED(.op = NSA_OP_APPEND, .selection = NSA_SELECT_BLOCKS), NSA_E_ARG,
-      "problem.selection is 1, but NSA_OP_APPEND" },
+      "problem.selection is 2, but NSA_OP_APPEND" },
     { CACHED(.op = NSA_OP_APPEND, .max_probe_rows = 2), NSA_E_ARG, "problem.max_probe_rows is 2" },
     { CACHED(.op = NSA_OP_DECODE, .page_size = 24), NSA_E_ARG, "problem.page_size is 24" },
     { CACHED(.op = NSA_OP_DECODE, .page_size = 256), NSA_E_ARG, "problem.page_size is 256" },
@@ -164,7 +199,8 @@ static void test_refusals(void **state) {
     { CACHED(.op = NSA_OP_DECODE, .page_size = -2), NSA_E_ARG, "problem.page_size is -2" },
     { CACHED(.op = NSA_OP_DECODE, .page_size = INT32_MIN), NSA_E_ARG, "problem.page_size" },
     { CACHED(.op = NSA_OP_DECODE, .max_q_len = 17), NSA_E_ARG, "takes 1 to 16 new tokens" },
-    { CACHED(.op = NSA_OP_DECODE, .max_q_len = -1), NSA_E_ARG, "problem.max_q_len is -1" },
+    { CACHED(.op = NSA_OP_DECODE, .max_q_len = -2), NSA_E_ARG, "problem.max_q_len is -2" },
+    { PROBLEM(.op = NSA_OP_DECODE, .max_kv_len = NSA_NONE), NSA_E_ARG, "problem.max_kv_len is 0" },
     { CACHED(.op = NSA_OP_DECODE, .max_q_len = -5), NSA_E_ARG, "problem.max_q_len is -5" },
     { CACHED(.op = NSA_OP_PREFILL, .max_q_len = 41), NSA_E_ARG,
       "expected 1 to problem.max_tokens (40)" },
@@ -267,9 +303,9 @@ static void test_selects_all(void **state) {
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_defaults),    cmocka_unit_test(test_cached_defaults),
-    cmocka_unit_test(test_refusals),    cmocka_unit_test(test_strings),
-    cmocka_unit_test(test_selects_all),
+    cmocka_unit_test(test_defaults), cmocka_unit_test(test_cached_defaults),
+    cmocka_unit_test(test_none),     cmocka_unit_test(test_refusals),
+    cmocka_unit_test(test_strings),  cmocka_unit_test(test_selects_all),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

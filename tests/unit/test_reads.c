@@ -109,7 +109,7 @@ static void test_counts(void **state) {
   static const kv_options cases[] = {
     { .page_size = 16, .model = { COUNTS } },
     { .page_size = 64, .hnd = true, .ring = true, .model = { COUNTS } },
-    { .page_size = NSA_NO_PAGES, .slots = true, .model = { COUNTS } }
+    { .page_size = NSA_NONE, .slots = true, .model = { COUNTS } }
   };
   static const int32_t one[SEQS] = { 1, 1, 1 }, drafts[SEQS] = { 5, 1, 4 };
   static const int32_t places[][SEQS] = { { 138, 66, 0 }, { 139, 69, -1 }, { 100, 3, 26 } };

@@ -177,10 +177,10 @@ static void test_arrays(void **state) {
   nsa_problem *second = (nsa_problem *)(void *)(problems + size);
   const nsa_problem *first = (const nsa_problem *)(const void *)problems;
   machine_expect("newer", nsa_prepare(m.ctx, first, 3, NULL, NULL), NSA_OK, NULL);
-  second->max_seqs = -1;
+  second->max_seqs = -2;
   machine_expect("second", nsa_prepare(m.ctx, first, 3, NULL, NULL), NSA_E_ARG,
-                 "problem.max_seqs is -1");
-  machine_expect("second", nsa_tune(m.ctx, first, 3, NULL), NSA_E_ARG, "problem.max_seqs is -1");
+                 "problem.max_seqs is -2");
+  machine_expect("second", nsa_tune(m.ctx, first, 3, NULL), NSA_E_ARG, "problem.max_seqs is -2");
   second->max_seqs = 1;
   problems[2 * size - 1] = 1;
   machine_expect("tail", nsa_prepare(m.ctx, first, 3, NULL, NULL), NSA_E_VERSION, "is not zero");

@@ -51,7 +51,7 @@ static void corrupt(machine *m, run_fn run, const field *f) {
     refuse(m, run, f->name, "with another ndim");
   }
   *t = good;
-  static const int32_t dtypes[] = { NSA_DTYPE_NONE, NSA_I64, 99, -1 };
+  static const int32_t dtypes[] = { 0, NSA_I64, 99, -1 };
   for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
     t->dtype = dtypes[i];
     refuse(m, run, f->name, "with another dtype");
@@ -228,9 +228,9 @@ static void test_capacities(void **state) {
     batch.cu_kv = batch.cu_q;
     machine_expect("sequences", nsa_forward(m.plan, &m.exec, &batch, &t->io), NSA_E_ARG,
                    "raise problem.max_seqs");
-    batch.num_seqs = 0;
+    batch.num_seqs = -1;
     machine_expect("no sequence", nsa_forward(m.plan, &m.exec, &batch, &t->io), NSA_E_ARG,
-                   "batch.num_seqs is 0");
+                   "batch.num_seqs is -1");
     batch.num_seqs = INT32_MAX;
     machine_expect("2^31 sequences", nsa_forward(m.plan, &m.exec, &batch, &t->io), NSA_E_ARG,
                    "batch.cu_q");

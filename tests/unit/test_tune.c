@@ -55,7 +55,7 @@ static void test_options(void **state) {
   machine_expect("NULL", nsa_tune(w.ctx, NULL, 1, NULL), NSA_E_ARG, "problems is NULL");
   p.max_tokens = -1;
   machine_expect("problem", nsa_tune(w.ctx, &p, 1, NULL), NSA_E_ARG, "max_tokens");
-  machine_expect("no serving", nsa_tune(w.ctx, NULL, 0, NULL), NSA_E_ARG, "serving.max_seqs");
+  machine_expect("no serving", nsa_tune(w.ctx, NULL, 0, NULL), NSA_E_ARG, "serving.max_tokens");
   p = machine_problem(NSA_OP_DENSE, 1000, 0);
   o = (nsa_tune_options)NSA_TUNE_OPTIONS_INIT;
   o.dry_run = 1; /* none of these left the context busy */

@@ -129,7 +129,7 @@ static void test_winner(void **state) {
   enter(&w, ONE_BATCH); /* another process */
   assert_int_equal(threads_of(&w, &p, true), 256);
   expect_story(&w, &p, "record of 1 x 1024 tokens, level quick");
-  p.page_size = NSA_NO_PAGES; /* the same bytes are read */
+  p.page_size = NSA_NONE; /* the same bytes are read */
   assert_int_equal(threads_of(&w, &p, true), 256);
   p = steps(1, 2); /* another record's */
   assert_int_equal(threads_of(&w, &p, true), 0);

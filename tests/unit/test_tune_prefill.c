@@ -148,7 +148,7 @@ static void test_selection(void **state) {
 static void test_problems(void **state) {
   tuning w = { 0 };
   nsai_tune_span span = { 0 };
-  nsa_problem p = prefill(NSA_OVERLAP_DEFAULT);
+  nsa_problem p = prefill(0);
   int problems = 0;
   enter(&w);
   tuning_dry_run(&w, NSA_TUNE_HEURISTIC, &p, 1);

@@ -356,7 +356,7 @@ static void test_same_code(void **state) {
   static char story[65536];
   char k[UNIT_BYTES], v[UNIT_BYTES];
   nsai_choice c;
-  nsai_problem any = { .op = NSA_OP_FORWARD };
+  nsai_problem any = { .op = NSA_OP_FORWARD, .selection = NSA_SELECT_OWN };
   nsa_problem asked = NSA_PROBLEM_INIT;
   asked.max_tokens = 5000;
   asked.max_seqs = 1;

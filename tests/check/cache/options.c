@@ -107,11 +107,12 @@ static void choose_lists(uint64_t *random, chk_cache_options *out) {
   out->selection = NSA_SELECT_OWN;
   if (selects && next(random) % 5 == 0)
     out->selection = next(random) % 2 ? NSA_SELECT_BLOCKS : NSA_SELECT_RANGES;
-  out->probed = selects && !out->selection && next(random) % 2 && has_probed_rows(out);
+  out->probed =
+      selects && out->selection == NSA_SELECT_OWN && next(random) % 2 && has_probed_rows(out);
 }
 
 static void make_random(uint64_t seed, int32_t longest, chk_cache_options *out) {
-  static const int32_t pages[] = { NSA_NO_PAGES, 16, 32, 64, 64, 128 };
+  static const int32_t pages[] = { NSA_NONE, 16, 32, 64, 64, 128 };
   static const int32_t q_lens[] = { 1, 1, 2, 4, 5, 16 };
   uint64_t random = seed * 0x2545f4914f6cdd1dull + 1;
   memset(out, 0, sizeof *out);
@@ -232,7 +233,7 @@ static void make_large(int32_t op, chk_cache_options *out) {
   g->window = x->window;
   if (x->dim > 64 && g->phi != NSAI_PHI_EXTERNAL) g->phi = NSAI_PHI_MEAN;
   const int32_t pages = out->page_size > 16 ? out->page_size : 16;
-  out->page_size = layout % 2 || x->longest ? pages : NSA_NO_PAGES;
+  out->page_size = layout % 2 || x->longest ? pages : NSA_NONE;
   out->lists = out->lists && out->page_size > 0;
   out->mapping = out->mapping && out->page_size > 0;
   out->ring = out->ring && g->per_branch && x->chunk <= 40; /* what it holds beside the window */

@@ -67,7 +67,7 @@ typedef struct chk_cache_options {
   nsai_model model;
   int32_t op;        /* of its steps' attention: NSA_OP_DECODE or NSA_OP_PREFILL */
   int32_t selection; /* NSA_SELECT_* */
-  int32_t page_size; /* NSA_NO_PAGES: rows */
+  int32_t page_size; /* NSA_NONE: rows */
   bool hnd, lists, ring, slots, mapping, graph, ragged;
   bool shared_lists; /* a selection that the caller brings has no axis of KV heads */
   bool probed;       /* some rows' importance is asked for */

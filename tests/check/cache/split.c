@@ -248,7 +248,7 @@ static nsa_status create(split *k, const chk_plans_options *given) {
   chk_scenario *v = &k->whole, *sc = &k->parts;
   chk_cache_options *f = &v->options;
   f->ring = f->spread = f->hnd = f->lists = f->slots = f->mapping = false;
-  f->page_size = NSA_NO_PAGES;
+  f->page_size = NSA_NONE;
   f->chunk = 0;
   f->max_q_len = f->max_kv_len;
   NSAI_TRY(chk_cache_create(v, given));
