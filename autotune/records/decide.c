@@ -22,8 +22,6 @@ void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out
   if (problem->op == NSA_OP_DECODE) nsai_write(out, ":q%d", problem->max_q_len);
   if (problem->op == NSA_OP_BACKWARD && problem->recompute)
     nsai_write(out, ":%s", problem->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");
-  if (problem->deterministic) nsai_write(out, ":det");
-  if (problem->parity) nsai_write(out, ":parity");
   if (problem->op == NSA_OP_DECODE && tokens) nsai_write(out, ":seq%d", problem->max_seqs);
   nsai_write(out, ":len");
   if (tokens) nsai_write(out, "%lld", (long long)tokens);

@@ -34,7 +34,6 @@ void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_verify_fil
   c->q_len[0] = c->kv_len[0] = tokens;
   c->selection = problem->selection;
   c->no_batch = 1;
-  c->parity = problem->parity;
   c->overlap = problem->overlap == NSA_OVERLAP_HIGH;
   c->recompute = problem->recompute;
   c->saved = problem->op == NSA_OP_BACKWARD && problem->recompute == NSAI_RECOMPUTE_NEVER;

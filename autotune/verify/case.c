@@ -173,8 +173,7 @@ static int parse_bare(const char *field, nsai_verify_case *c) {
   static const struct {
     const char *name;
     size_t offset;
-  } flags[] = { { "parity", offsetof(nsai_verify_case, parity) },
-                { "overlap", offsetof(nsai_verify_case, overlap) },
+  } flags[] = { { "overlap", offsetof(nsai_verify_case, overlap) },
                 { "nobatch", offsetof(nsai_verify_case, no_batch) },
                 { "gemm", offsetof(nsai_verify_case, gemm) },
                 { "lists", offsetof(nsai_verify_case, lists) },
@@ -298,7 +297,6 @@ void nsai_verify_case_print(const nsai_verify_case *c, char *text, size_t size) 
   if (c->slack) fprintf(out, ":slack=%lld", (long long)c->slack);
   if (c->branches) fprintf(out, ":branches=%u", c->branches);
   if (c->softmax_scale != 0) fprintf(out, ":scale=%.9g", (double)c->softmax_scale);
-  if (c->parity) fprintf(out, ":parity");
   if (c->overlap) fprintf(out, ":overlap");
   if (c->no_batch) fprintf(out, ":nobatch");
   if (c->gemm) fprintf(out, ":gemm");

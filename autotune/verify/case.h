@@ -11,7 +11,7 @@
  * first field, the kind, has a fixed place; what is left out has the defaults of nsai_verify_case_init.
  * Further fields: phi=mlp.H.act, gate=weights.f32, gate=mlp.C.H.act, kv=branches,
  * sel=blocks.shared, sel=ranges, layout=strided|packed|heads|shared, slack=N (capacity beyond the true
- * lengths), branches=MASK, scale=X (softmax), parity, overlap, nobatch (no batch struct: one
+ * lengths), branches=MASK, scale=X (softmax), overlap, nobatch (no batch struct: one
  * sequence), gemm (dense by plain matrix products), lists (selected by lists, also where every block is chosen), f32grads,
  * f32dout, accumulate, saved, recompute=always|never, mma, wanted=MASK and again=N (bwd), force=NAME (of a row of
  * the variant table).
@@ -71,7 +71,7 @@ typedef struct nsai_verify_case {
   int64_t q_len[NSAI_VERIFY_MAX_SEQS], kv_len[NSAI_VERIFY_MAX_SEQS];
   int64_t slack; /* capacity beyond the lengths; those rows hold NaN or must stay untouched */
   int32_t selection, index_shared; /* NSA_SELECT_*; 1: rank without the Hkv axis */
-  int32_t gate_f32, no_batch, parity, overlap;
+  int32_t gate_f32, no_batch, overlap;
   int32_t gemm;       /* dense: by plain matrix products (the variant dense_gemm) */
   int32_t lists;      /* selected: by attend_selected_sm80, never by dense attention */
   int32_t grads_f32;  /* bwd: gradients in f32 */

@@ -70,9 +70,6 @@ typedef struct nsa_problem {
   int32_t
       overlap; /* NSA_OVERLAP_*, 0: NSA_OVERLAP_LOW: part of the problem and its string, for the choice of variants; every
                       variant is right for any input */
-  int32_t deterministic; /* 1: only variants whose results are bit-identical from run to run; also
-                             in the YAML */
-  int32_t parity;        /* 1: only variants with fp32 importance; also in the YAML */
   /* With a cache only, else 0: */
   int32_t page_size;   /* P, tokens of a page: 16, 32, 64 or 128, a multiple of compress.stride; or
                           NSA_NONE: the cache has a row for each sequence in the place of pages. 0:
@@ -85,20 +82,13 @@ typedef struct nsa_problem {
 } nsa_problem;
 #define NSA_PROBLEM_INIT NSA_INIT(nsa_problem)
 
-/* How far a plan's runs can be captured into a CUDA graph. */
-enum {
-  NSA_GRAPH_NEVER = 0,
-  NSA_GRAPH_ALWAYS = 3 /* captures cleanly; replays follow changed lengths on the device */
-};
-
 typedef struct nsa_caps {
   uint32_t struct_size;
   int32_t supported;        /* 1: there are kernels for it; whether they compile here, shows when
                                they are */
-  int32_t graph_level;      /* NSA_GRAPH_* */
   int32_t needs_compile;    /* kernels that neither memory nor disk tier has */
+  uint32_t workspace_align; /* bytes */
   uint64_t workspace_bytes; /* device memory a run needs; an f32 d_o adds to it */
-  uint64_t workspace_align; /* bytes */
   char variants[512]; /* "stage=variant stage=variant ...": can be pinned under `variants.force`, a
                          variant of several stages at the first of them */
 } nsa_caps;
@@ -262,7 +252,8 @@ typedef struct nsa_io {
 
 /* Enqueues the whole forward of a NSA_OP_FORWARD plan: compress, attend_compressed, select,
  * attend_selected, attend_window, gated sum. Allocates no device memory, waits for nothing,
- * compiles nothing; safe during stream capture. Products (phi linear and mlp, gate mlp, dense_gemm)
+ * compiles nothing. On a GPU it can be captured into a graph, whose replays follow the lengths that the
+ * device's memory then holds. Products (phi linear and mlp, gate mlp, dense_gemm)
  * go through cuBLASLt, which makes small allocations on the host; otherwise none are made there
  * either. On the CPU device it computes before it returns. Thread-safe.
  *

@@ -98,8 +98,6 @@ typedef enum nsai_key_id {
   NSAI_KEY_CACHE_MODE,
   NSAI_KEY_CACHE_LIMIT,
   NSAI_KEY_LOG_LEVEL,
-  NSAI_KEY_DETERMINISTIC,
-  NSAI_KEY_PARITY,
   NSAI_KEY_RECOMPUTE,
   NSAI_KEY_CHECK_INPUTS,
   NSAI_KEY_COMPILE_JOBS,
@@ -183,8 +181,7 @@ typedef struct nsai_config {
     char *cache_dir;      /* NULL: the default chain */
     uint64_t cache_limit; /* bytes */
     int32_t log_level;    /* NSA_LOG_* */
-    bool deterministic, parity;
-    int32_t recompute; /* NSAI_RECOMPUTE_* */
+    int32_t recompute;    /* NSAI_RECOMPUTE_* */
     int32_t check_inputs;
     int32_t compile_jobs;                           /* 0: min(cores, 4) */
     char *nvrtc_path, *cublaslt_path, *driver_path; /* NULL: searched for */

@@ -206,11 +206,6 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                              "first" },
   [NSAI_KEY_LOG_LEVEL] = { "runtime.log_level", NSAI_TYPE_WORD, AT(runtime.log_level), 0, 0, 0,
                            level_words, "warn", "lines up to this level are logged" },
-  [NSAI_KEY_DETERMINISTIC] = { "runtime.deterministic", NSAI_TYPE_BOOL, AT(runtime.deterministic),
-                               0, 0, 0, NULL, "false",
-                               "only variants whose results are bit-identical from run to run" },
-  [NSAI_KEY_PARITY] = { "runtime.parity", NSAI_TYPE_BOOL, AT(runtime.parity), 0, 0, 0, NULL,
-                        "false", "only variants with fp32 importance" },
   [NSAI_KEY_RECOMPUTE] = { "runtime.recompute", NSAI_TYPE_WORD, AT(runtime.recompute), 0, 0, 0,
                            recompute_words, "auto",
                            "outputs and LSE of the branches, in a backward pass: computed again "

@@ -122,6 +122,16 @@ static const struct {
   { "v_scale", fp8_cache },
 };
 
+/* Keys of earlier versions, by their path. */
+static const struct {
+  const char *path, *text;
+} removed[] = {
+  { "runtime.deterministic", "no longer a key: every variant computes the same bits in every run; "
+                             "remove the key" },
+  { "runtime.parity",
+    "no longer a key: every variant computes importance in fp32; remove the key" },
+};
+
 /* Values that others write, with the library's word; tried only where that word is allowed. */
 static const struct {
   const char *spelling, *word;
@@ -170,6 +180,16 @@ static bool suggest_missing(const char *word, nsai_suggestion *suggestion) {
     if (strcmp(missing[i].spelling, word) != 0) continue;
     nsai_writer w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
     nsai_write(&w, "unknown key; %s", missing[i].text);
+    return true;
+  }
+  return false;
+}
+
+static bool suggest_removal(const char *path, nsai_suggestion *suggestion) {
+  for (size_t i = 0; i < sizeof removed / sizeof removed[0]; i++) {
+    if (strcmp(removed[i].path, path) != 0) continue;
+    nsai_writer w = nsai_writer_open(suggestion->text, sizeof suggestion->text);
+    nsai_write(&w, "%s", removed[i].text);
     return true;
   }
   return false;
@@ -236,6 +256,7 @@ void nsai_key_suggest(const char *path, nsai_suggestion *suggestion) {
   nsai_writer w = nsai_writer_open(prefix, sizeof prefix);
   nsai_write_bytes(&w, path, length);
   suggestion->key = NSAI_KEY_COUNT;
+  if (suggest_removal(path, suggestion)) return;
   if (suggest_alias(prefix, word, suggestion) || suggest_missing(word, suggestion)) return;
   if (suggest_sibling(prefix, word, suggestion)) return;
   if (suggest_elsewhere(word, suggestion)) return;

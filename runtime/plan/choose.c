@@ -243,10 +243,6 @@ void nsai_variant_reasons(const nsai_config *config, const nsai_problem *problem
     if (nsai_variant_name_matches(&name, config->variants.disable.items[i]))
       nsai_refuse(reasons, "variants.disable matches it with \"%s\"",
                   config->variants.disable.items[i]);
-  if (problem->deterministic && !variant->deterministic)
-    nsai_refuse(reasons, "deterministic is asked for, and its results differ from run to run");
-  if (problem->parity && !variant->fp32_importance)
-    nsai_refuse(reasons, "parity is asked for, and its importance is less exact than fp32");
   fusing_reasons(config, problem, variant, reasons);
   int before = reasons->count;
   variant->legal(problem, target, reasons);

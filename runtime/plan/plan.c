@@ -24,7 +24,6 @@ static void fill_caps(const nsa_ctx *ctx, const nsai_choice *choice,
   nsa_caps caps = NSA_CAPS_INIT;
   nsai_writer text = nsai_writer_open(caps.variants, sizeof caps.variants);
   caps.supported = 1;
-  caps.graph_level = ctx->cpu ? NSA_GRAPH_NEVER : NSA_GRAPH_ALWAYS;
   caps.needs_compile = missing;
   caps.workspace_bytes = ctx->cpu ? 0 : workspace->total;
   caps.workspace_align = NSAI_WORKSPACE_ALIGN;

@@ -147,8 +147,6 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
     .max_seqs = (int32_t)or_serving(problem->max_seqs, config->serving.max_seqs),
     .max_tokens = problem->max_tokens ? problem->max_tokens : config->serving.max_tokens,
     .max_kv_len = or_serving(problem->max_kv_len, config->serving.max_kv_len),
-    .deterministic = problem->deterministic || config->runtime.deterministic,
-    .parity = problem->parity || config->runtime.parity,
     .recompute = config->runtime.recompute,
   };
   if (!out->max_seqs) out->max_seqs = 1;
@@ -156,8 +154,6 @@ static nsa_status resolve(const nsai_config *config, const nsa_problem *problem,
   NSAI_TRY(check_choice("op", out->op, NSA_OP_FORWARD, NSA_OP_BACKWARD));
   NSAI_TRY(check_choice("selection", out->selection, NSA_SELECT_OWN, NSA_SELECT_RANGES));
   NSAI_TRY(check_choice("overlap", out->overlap, NSA_OVERLAP_LOW, NSA_OVERLAP_HIGH));
-  NSAI_TRY(check_choice("deterministic", problem->deterministic, 0, 1));
-  NSAI_TRY(check_choice("parity", problem->parity, 0, 1));
   NSAI_TRY(check_capacity("max_seqs", "max_seqs", out->max_seqs, NSAI_MAX_SEQS));
   if (nsai_problem_is_cached(out)) {
     NSAI_TRY(resolve_cached(config, problem, out));
@@ -233,8 +229,6 @@ void nsai_problem_add_string(nsai_writer *text, const nsai_problem *p) {
     nsai_write(text, ":kv%lld", (long long)p->max_kv_tokens);
   nsai_write(text, ":len%lld:seq%d", (long long)p->max_kv_len, p->max_seqs);
   if (p->max_probe_rows) nsai_write(text, ":probe%d", p->max_probe_rows);
-  if (p->deterministic) nsai_write(text, ":det");
-  if (p->parity) nsai_write(text, ":parity");
   if (p->count_reads) nsai_write(text, ":reads");
   if (p->op == NSA_OP_BACKWARD && p->recompute)
     nsai_write(text, ":%s", p->recompute == NSAI_RECOMPUTE_ALWAYS ? "again" : "saved");

@@ -27,9 +27,8 @@ typedef struct nsai_problem {
   int32_t max_q_len;                             /* with a cache */
   bool window_ring;
   int64_t select_dense_below; /* the selected branch is exact dense attention up to this kv_len */
-  bool deterministic, parity;
-  bool count_reads;  /* of a decode step: its kernels count what they read */
-  int32_t recompute; /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
+  bool count_reads;           /* of a decode step: its kernels count what they read */
+  int32_t recompute;          /* NSAI_RECOMPUTE_*; of NSA_OP_BACKWARD */
 } nsai_problem;
 
 /* Checks an array of callers' problems, which may have another size than this library's:

@@ -198,9 +198,8 @@ typedef struct nsai_variant {
   const char *name;
   nsai_stage stage;
   const char *why;      /* what it is good for, for `nsa-autotune show` and nsa_explain */
-  bool deterministic;   /* bit-identical from run to run: what problem.deterministic asks for */
-  bool fp32_importance; /* importance is computed and compared in fp32, or not at all: what
-                           problem.parity asks for */
+  bool deterministic;   /* bit-identical from run to run */
+  bool fp32_importance; /* importance is computed and compared in fp32, or not at all */
   /* Adds a sentence for everything that forbids it here. No sentence: it is legal. */
   void (*legal)(const nsai_problem *, const nsai_target *, nsai_reasons *);
   /* Whether the heuristic may choose it. NULL: always. */

@@ -34,7 +34,7 @@ const char *const chk_fixed_cases[] = {
   "fwd:h16/2:d128/128:s64x8+1+2:w128:q=700:sel=blocks:fill=large:layout=strided",
   "fwd:h8/1:d64/64:s64x16+1+2:w512:q=5:kv=1000000", "fwd:h8/2:d64/64:q=300:layout=packed",
   /* the speed targets' and the paper's geometry, lengths at which rows are sampled */
-  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=8192:fill=correlated:parity",
+  "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=8192:fill=correlated",
   "fwd:h64/4:d192/128:l32/16:s64x16+1+2:w512:q=8192:kv=branches:fill=correlated",
   "fwd:h64/4:d128/128:l32/16:s64x16+1+2:w512:q=65536:fill=correlated:overlap",
   /* more than 2^31 elements in q and in o */
@@ -71,7 +71,7 @@ const char *const chk_fixed_cases[] = {
   /* fills in which rules, not averages, decide */
   "fwd:q=700:s32x6+1+2:fill=constant", "fwd:q=700:s32x6+0+0:fill=constant",
   "fwd:q=700:s32x6+1+2:fill=tiny", "fwd:q=700:s32x6+1+2:fill=large",
-  "fwd:q=700:s32x6+1+2:fill=correlated:parity", "fwd:q=700:s32x1+0+0:fill=correlated",
+  "fwd:q=700:s32x6+1+2:fill=correlated", "fwd:q=700:s32x1+0+0:fill=correlated",
   /* branches off, alone, and one pair of K and V each */
   "fwd:w0:q=200", "fwd:s64x0+0+0:q=200", "fwd:s64x0+0+0:w0:q=200", "fwd:branches=1:q=300",
   "fwd:branches=2:q=300", "fwd:branches=4:q=300", "fwd:branches=5:q=300:kv=branches",
@@ -270,7 +270,6 @@ static void random_backward(nsai_verify_random *random, nsai_verify_case *c) {
   nsai_model *g = &c->model;
   c->kind = NSAI_VERIFY_BACKWARD;
   bool layers = nsai_phi_has_weights(g) || g->gate == NSAI_GATE_MLP;
-  c->parity = 0;
   c->grads_f32 = (int32_t)nsai_verify_pick(random, 0, 1);
   c->accumulate = nsai_verify_pick(random, 0, 2) == 0;
   c->saved = nsai_verify_pick(random, 0, 2) == 0 && !layers;
@@ -304,7 +303,6 @@ void chk_case_random(uint64_t seed, int64_t number, nsai_verify_case *c) {
     for (int32_t s = 0; s < c->num_seqs; s++) c->q_len[s] = c->kv_len[s];
   }
   c->slack = nsai_verify_pick(&random, 0, 2) ? 0 : nsai_verify_pick(&random, 1, 100);
-  c->parity = nsai_verify_pick(&random, 0, 1) == 0;
   c->overlap = nsai_verify_pick(&random, 0, 1) == 0;
   c->no_batch = c->num_seqs == 1 && !c->slack && nsai_verify_pick(&random, 0, 1);
   int64_t selection = nsai_verify_pick(&random, 0, 5);

@@ -34,11 +34,11 @@ class Attention:
     "phi.k.w1" and "gate.x"; with the MLP there are no logits: None. The blocks that the last call chose are
     in `chosen` [T, Hkv, n]."""
 
-    def __init__(self, path, model, device, deterministic=True):
+    def __init__(self, path, model, device):
         self.model, self.device = model, device
         self.library = nsa.Library(path, text=MODEL.format(**DEFAULTS | model),
                                    overrides=["runtime.device=cpu"] if device == "cpu" else [])
-        self.deterministic, self.plans, self.batches, self.chosen = deterministic, {}, {}, None
+        self.plans, self.batches, self.chosen = {}, {}, None
 
     def __call__(self, q, k, v, gates, lengths, weights={}):
         inputs = dict(q=q, k=k, v=v) | ({} if gates is None else dict(gates=gates)) | weights
@@ -50,7 +50,7 @@ class Attention:
             empty = lambda bytes: torch.empty(bytes, dtype=torch.uint8, device=self.device)
             self.plans[key] = nsa.Plan(self.library, empty, op=op, max_tokens=sum(lengths),
                                        max_kv_len=max(lengths), max_seqs=len(lengths),
-                                       overlap=2, deterministic=self.deterministic)
+                                       overlap=2)
         return self.plans[key]
 
     def batch(self, lengths):

@@ -58,8 +58,7 @@ void run() {
   void *aligned = workspace.data();
   size_t space = workspace.size();
   nsa_exec exec = NSA_EXEC_INIT;
-  exec.workspace = std::align(caps.workspace_align ? caps.workspace_align : 1, caps.workspace_bytes,
-                              aligned, space);
+  exec.workspace = std::align(caps.workspace_align, caps.workspace_bytes, aligned, space);
   exec.workspace_bytes = caps.workspace_bytes;
   nsa_io io = NSA_IO_INIT;
   io.q = tensor(q, kHeads), io.o = tensor(o, kHeads);

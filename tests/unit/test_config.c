@@ -148,8 +148,6 @@ static const char full[] =
     "  cache_mode: off\n"
     "  cache_limit: 512Mi\n"
     "  log_level: trace\n"
-    "  deterministic: true\n"
-    "  parity: true\n"
     "  recompute: never\n"
     "  check_inputs: full\n"
     "  compile_jobs: 2\n"
@@ -211,7 +209,7 @@ static void test_every_key(void **state) {
   assert_int_equal(c->runtime.cache_mode, NSAI_CACHE_OFF);
   assert_int_equal(c->runtime.cache_limit, 512 << 20);
   assert_int_equal(c->runtime.log_level, NSA_LOG_TRACE);
-  assert_true(c->runtime.deterministic && c->runtime.parity && c->runtime.line_info);
+  assert_true(c->runtime.line_info);
   assert_true(c->runtime.count_reads);
   assert_int_equal(c->runtime.recompute, NSAI_RECOMPUTE_NEVER);
   assert_int_equal(c->runtime.check_inputs, NSAI_CHECK_FULL);
@@ -298,7 +296,7 @@ static void test_devices(void **state) {
 static void test_layers(void **state) {
   const char *const overrides[] = { "runtime.compile_jobs=6", "runtime.cache_dir=", NULL };
   write_file("nsa: 1\n" MODEL
-             "runtime: {compile_jobs: 1, jit: never, cache_dir: /f, parity: true}\n"
+             "runtime: {compile_jobs: 1, jit: never, cache_dir: /f, line_info: true}\n"
              "variants: {force: {dense: dense_sm80, select: select_topn}, disable: [compress.*, "
              "importance.*]}\n",
              0600);
@@ -319,7 +317,7 @@ static void test_layers(void **state) {
   assert_int_equal(c->runtime.jit, NSAI_JIT_ON_DEMAND);
   assert_null(c->runtime.cache_dir);
   assert_string_equal(c->runtime.dump_dir, "/env");
-  assert_true(c->runtime.parity);
+  assert_true(c->runtime.line_info);
   assert_int_equal(c->model.heads, 64);
   assert_int_equal(c->model.window, 256);
   assert_string_equal(c->variants.force[NSAI_STAGE_DENSE], "dense_gemm"); /* key by key */
@@ -327,7 +325,7 @@ static void test_layers(void **state) {
   assert_int_equal(c->variants.disable.count, 1); /* lists are replaced */
 
   char line[256];
-  snprintf(line, sizeof line, "  parity: true                                  # %s:3\n",
+  snprintf(line, sizeof line, "  line_info: true                               # %s:3\n",
            file_path);
   expect_in_dump(c, line);
   expect_in_dump(
@@ -416,14 +414,14 @@ static void test_rule_across_layers(void **state) {
 
 static void test_system_file(void **state) {
   nsai_config_request request = { .variant = nsai_variant_name_at,
-                                  .text = "nsa: 1\nruntime: {parity: true}\n",
+                                  .text = "nsa: 1\nruntime: {line_info: true}\n",
                                   .system_path = file_path,
                                   .skip_environment = true };
-  write_file("nsa: 1\nruntime: {jit: never, parity: false}\n", 0644);
+  write_file("nsa: 1\nruntime: {jit: never, line_info: false}\n", 0644);
   nsai_config *c = load(&request);
   bool is_root = geteuid() == 0;
   assert_int_equal(c->runtime.jit, is_root ? NSAI_JIT_NEVER : NSAI_JIT_ON_DEMAND);
-  assert_true(c->runtime.parity);
+  assert_true(c->runtime.line_info);
   assert_int_equal(strlen(c->warnings) == 0, is_root);
   nsai_config_destroy(c);
 

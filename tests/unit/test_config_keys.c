@@ -144,6 +144,19 @@ static const diag_case key_cases[] = {
     "t.yaml:2:24: error: serving.jit: unknown key here; did you mean runtime.jit?\n"
     "    serving: {window: 512, jit: never}\n"
     "                           ^" },
+  { "keys of earlier versions",
+    "nsa: 1\n"
+    "runtime: {deterministic: true}\n"
+    "profiles: [{match: {}, runtime: {parity: false}}]\n",
+    NSA_E_CONFIG,
+    "t.yaml:2:11: error: runtime.deterministic: no longer a key: every variant computes the same "
+    "bits in every run; remove the key\n"
+    "    runtime: {deterministic: true}\n"
+    "              ^\n"
+    "t.yaml:3:34: error: profiles[0].runtime.parity: no longer a key: every variant computes "
+    "importance in fp32; remove the key\n"
+    "    profiles: [{match: {}, runtime: {parity: false}}]\n"
+    "                                     ^" },
   { "nothing near",
     "nsa: 1\n"
     "serving: {colour: blue}\n"
@@ -275,19 +288,21 @@ static const diag_case key_cases[] = {
 static const diag_case value_cases[] = {
   { "booleans",
     "nsa: 1\n"
-    "runtime: {deterministic: yes, parity: 0, line_info: True}\n",
+    "runtime: {count_reads: yes, line_info: 0}\n"
+    "tuning: {records: True}\n",
     NSA_E_CONFIG,
-    "t.yaml:2:26: error: runtime.deterministic: expected true | false; found 'yes': did you mean "
+    "t.yaml:2:24: error: runtime.count_reads: expected true | false; found 'yes': did you mean "
     "'true'?\n"
-    "    runtime: {deterministic: yes, parity: 0, line_info: True}\n"
-    "                             ^\n"
-    "t.yaml:2:39: error: runtime.parity: expected true | false; found '0': did you mean 'false'?\n"
-    "    runtime: {deterministic: yes, parity: 0, line_info: True}\n"
-    "                                          ^\n"
-    "t.yaml:2:53: error: runtime.line_info: expected true | false; found 'True': did you mean "
+    "    runtime: {count_reads: yes, line_info: 0}\n"
+    "                           ^\n"
+    "t.yaml:2:40: error: runtime.line_info: expected true | false; found '0': did you mean "
+    "'false'?\n"
+    "    runtime: {count_reads: yes, line_info: 0}\n"
+    "                                           ^\n"
+    "t.yaml:3:19: error: tuning.records: expected true | false; found 'True': did you mean "
     "'true'?\n"
-    "    runtime: {deterministic: yes, parity: 0, line_info: True}\n"
-    "                                                        ^" },
+    "    tuning: {records: True}\n"
+    "                      ^" },
   { "words",
     "nsa: 1\n"
     "runtime: {jit: no, cache_mode: readonly, log_level: warning, check_inputs: [full]}\n",

@@ -50,10 +50,9 @@ static void test_defaults(void **state) {
   asked.max_kv_len = 2000;
   assert_int_equal(resolve(config, &asked).max_kv_len, 2000);
   nsai_config_destroy(config);
-  config = load(MODEL "}\nserving: {max_tokens: 100, max_seqs: 1}\nruntime: {parity: true}");
+  config = load(MODEL "}\nserving: {max_tokens: 100, max_seqs: 1}");
   asked = (nsa_problem)NSA_PROBLEM_INIT;
   p = resolve(config, &asked);
-  assert_true(p.parity && !p.deterministic);
   assert_int_equal(p.max_kv_tokens, 100);
   assert_int_equal(p.max_kv_len, 100);
   nsai_config_destroy(config);
@@ -167,10 +166,6 @@ static void test_refusals(void **state) {
       "problem.selection is -1" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .overlap = 3), NSA_E_ARG,
       "problem.overlap is 3: expected 1 to 2" },
-    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .deterministic = 2), NSA_E_ARG,
-      "problem.deterministic is 2: expected 0 to 1" },
-    { PROBLEM(.max_seqs = 1, .max_tokens = 9, .parity = -1), NSA_E_ARG,
-      "problem.parity is -1: expected 0 to 1" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = -1), NSA_E_ARG,
       "problem.max_probe_rows is -1" },
     { PROBLEM(.max_seqs = 1, .max_tokens = 9, .max_probe_rows = 10), NSA_E_ARG, "(9)" },
@@ -252,16 +247,15 @@ static void test_strings(void **state) {
   expect_text(MODEL "}", small,
               "fwd:bf16:h8/2:d64/64:l32/16:s64x4+1+2:w128:phi=mean:kv=branch:gate=logits:sel=own:"
               "ov=low:tok100:kv1000:len1000:seq2");
-  nsa_problem marked =
-      PROBLEM(.max_seqs = 1, .max_tokens = 100, .overlap = NSA_OVERLAP_HIGH, .max_probe_rows = 5,
-              .deterministic = 1, .parity = 1, .selection = NSA_SELECT_RANGES);
+  nsa_problem marked = PROBLEM(.max_seqs = 1, .max_tokens = 100, .overlap = NSA_OVERLAP_HIGH,
+                               .max_probe_rows = 5, .selection = NSA_SELECT_RANGES);
   expect_text("nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim_qk: 192, head_dim_v: 128, "
               "compress: {phi: mlp, hidden: 99, activation: gelu}, gate: mlp, "
               "gate_mlp: {channels: 7, hidden: 3, activation: relu}, kv_sharing: shared, "
               "dtype: fp16}",
               marked,
               "fwd:fp16:h8/2:d192/128:l32/16:s64x16+1+2:w512:phi=mlp,99,gelu:kv=shared:"
-              "gate=mlp,7,3,relu:sel=ranges:ov=high:tok100:kv100:len100:seq1:probe5:det:parity");
+              "gate=mlp,7,3,relu:sel=ranges:ov=high:tok100:kv100:len100:seq1:probe5");
   nsa_problem dense = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_DENSE);
   expect_text(MODEL "}", dense, "dense:bf16:h8/2:d64/64:ov=low:tok64:kv64:len64:seq1");
   nsa_problem backward = PROBLEM(.max_seqs = 1, .max_tokens = 64, .op = NSA_OP_BACKWARD);

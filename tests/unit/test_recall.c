@@ -159,10 +159,7 @@ static void test_lengths(void **state) {
                               "2026-11-20T10:00:00Z): ");
   /* Stages that the record does not know follow the rules. */
   expect_story(&w, &p, ": chosen (first legal in the table; tiles by the general rule): one warp");
-  p.parity = 1; /* a problem of its own */
-  expect_story(&w, &p, "no record of this device and problem: nsa_tune makes one");
-  p.parity = 0;
-  p.selection = NSA_SELECT_BLOCKS;
+  p.selection = NSA_SELECT_BLOCKS; /* a problem of its own */
   expect_story(&w, &p, "no record of this device and problem: nsa_tune makes one");
   assert_int_equal(w.warnings, 0);
   leave(&w);

@@ -291,13 +291,10 @@ static void needs_much(const nsai_problem *p, const nsai_target *t, const nsai_t
       (nsai_kernel_spec){ .entry = "made_up", .shared_bytes = p->max_seqs ? 232449 : 232448 };
 }
 
-/* Reasons against a variant with these properties, for a problem with these wishes. */
-static int count_reasons(bool deterministic, bool fp32_importance, const nsai_problem *problem,
-                         const char *expected) {
+/* Reasons against a variant that nothing but its shared memory speaks against. */
+static int count_reasons(const nsai_problem *problem, const char *expected) {
   const nsai_variant variant = { .name = "made_up",
                                  .stage = NSAI_STAGE_IMPORTANCE,
-                                 .deterministic = deterministic,
-                                 .fp32_importance = fp32_importance,
                                  .legal = nothing_against,
                                  .specify = needs_much };
   char text[512] = "";
@@ -309,24 +306,11 @@ static int count_reasons(bool deterministic, bool fp32_importance, const nsai_pr
   return reasons.count;
 }
 
-/* A wish is refused by a variant that lacks the property, and by no other. */
-static void test_wishes(void **state) {
-  const nsai_problem none = { 0 }, same = { .deterministic = true }, exact = { .parity = true },
-                     both = { .deterministic = true, .parity = true };
-  assert_int_equal(count_reasons(false, false, &none, ""), 0);
-  assert_int_equal(count_reasons(true, true, &both, ""), 0);
-  assert_int_equal(count_reasons(false, true, &same, "results differ from run to run"), 1);
-  assert_int_equal(count_reasons(true, false, &same, ""), 0);
-  assert_int_equal(count_reasons(true, false, &exact, "less exact than fp32"), 1);
-  assert_int_equal(count_reasons(false, true, &exact, ""), 0);
-  assert_int_equal(count_reasons(false, false, &both, "results differ from run to run"), 2);
-}
-
 /* Not even by mistake does a plan get a kernel that cannot be launched. */
 static void test_shared_memory(void **state) {
   const nsai_problem small = { 0 }, large = { .max_seqs = 1 };
-  assert_int_equal(count_reasons(true, true, &small, ""), 0);
-  assert_int_equal(count_reasons(true, true, &large, "needs 232449 bytes of shared memory"), 1);
+  assert_int_equal(count_reasons(&small, ""), 0);
+  assert_int_equal(count_reasons(&large, "needs 232449 bytes of shared memory"), 1);
 }
 
 /* Every reason is listed, however many there are. */
@@ -463,7 +447,6 @@ int main(void) {
     cmocka_unit_test(test_force_and_disable),
     cmocka_unit_test(test_all_reasons),
     cmocka_unit_test(test_same_code),
-    cmocka_unit_test(test_wishes),
     cmocka_unit_test(test_shared_memory),
     cmocka_unit_test(test_fuses),
     cmocka_unit_test(test_topn_legal),
