@@ -116,14 +116,15 @@ static void write_fuses_json(nsai_writer *out, uint32_t fuses) {
 }
 
 static void write_variants(nsai_writer *out, bool json) {
-  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
+  for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
+    const nsai_variant *v = *row;
     if (!json) {
       nsai_write(out, "%-18s %-34s %s\n", nsai_stage_name(v->stage), v->name, v->why);
       write_fuses(out, v->fuses);
       write_space(out, v->space);
       continue;
     }
-    member(out, v > nsai_library_parts.variants ? ",\n {" : "[{", "stage",
+    member(out, row > nsai_library_parts.variants ? ",\n {" : "[{", "stage",
            nsai_stage_name(v->stage));
     member(out, ", ", "name", v->name);
     member(out, ", ", "why", v->why);

@@ -76,20 +76,29 @@ static void offer_variant(sampler *s, const nsai_variant *v) {
   }
 }
 
-static nsa_status make(const sampler *s, const nsai_kernel_spec specs[NSAI_ROLES], bool *refused) {
-  nsai_kernel_request request = { .problem = &s->problem, .specs = specs, .may_compile = true };
+static nsa_status make(const sampler *s, const nsai_kernel_spec specs[NSAI_MAX_KERNELS],
+                       int32_t count, bool *refused) {
+  nsai_kernel_request request = {
+    .problem = &s->problem, .specs = specs, .count = count, .may_compile = true
+  };
   nsa_status status = nsai_kernel_set_make(s->ctx, &request, NULL);
   *refused = request.refused;
   return status;
 }
 
+static int32_t specify(const sampler *s, const nsai_candidate *candidate,
+                       nsai_kernel_spec specs[NSAI_MAX_KERNELS], int32_t first) {
+  const nsai_request request = { &s->problem, &s->ctx->target, &candidate->tiles, false };
+  return nsai_variant_specify(candidate->variant, &request, specs, first);
+}
+
 /* One candidate of a row that failed; those that compiled with it are in the cache. */
 static nsa_status make_alone(sampler *s, const nsai_candidate *candidate) {
-  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
   char text[128];
   bool refused;
-  candidate->variant->specify(&s->problem, &s->ctx->target, &candidate->tiles, specs);
-  nsa_status status = make(s, specs, &refused);
+  const int32_t count = specify(s, candidate, specs, NSAI_ROLES);
+  nsa_status status = make(s, specs, count, &refused);
   if (status != NSA_E_COMPILE) return status;
   candidate_text(candidate, text, sizeof text);
   nsai_cli_progress_clear(s->sample->progress);
@@ -102,15 +111,16 @@ static nsa_status make_alone(sampler *s, const nsai_candidate *candidate) {
 
 /* A candidate of every stage, their kernels at once. */
 static nsa_status make_row(sampler *s, int row, int32_t *bad) {
-  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
+  int32_t count = NSAI_ROLES;
   bool refused;
   for (int stage = 0; stage < NSAI_STAGE_COUNT; stage++) {
     const draw *d = &s->draws[stage];
     if (row >= d->count) continue;
-    d->item[row].variant->specify(&s->problem, &s->ctx->target, &d->item[row].tiles, specs);
+    count = specify(s, &d->item[row], specs, count);
     s->sample->taken++;
   }
-  nsa_status status = make(s, specs, &refused);
+  nsa_status status = make(s, specs, count, &refused);
   if (status != NSA_E_COMPILE) return status;
   for (int stage = 0; stage < NSAI_STAGE_COUNT; stage++) {
     if (row >= s->draws[stage].count) continue;
@@ -143,8 +153,8 @@ nsa_status nsai_sample_compile(nsa_ctx *ctx, const nsa_problem *problem, nsai_sa
   s->sample = sample;
   if (sample->count > MOST) sample->count = MOST;
   NSAI_TRY_TO(done, nsai_problem_resolve(ctx->config, problem, &s->problem));
-  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++)
-    if (nsai_stage_needed(&s->problem, v->stage)) offer_variant(s, v);
+  for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++)
+    if (nsai_stage_needed(&s->problem, (*row)->stage)) offer_variant(s, *row);
   status = compile_draws(s);
 done:
   free(s);

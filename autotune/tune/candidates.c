@@ -167,7 +167,8 @@ static nsa_status add_stage(tuner *t, tune_task *task, nsai_stage stage,
   candidates *c = &task->candidates[task->stage_count++];
   *c = (candidates){ .stage = stage };
   NSAI_TRY(add_variant(t, task, c, first));
-  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
+  for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
+    const nsai_variant *v = *row;
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
     if (v->stage != stage || v == first) continue;
     nsai_variant_reasons(t->ctx->config, &task->problem, &t->ctx->target, v, &reasons);
@@ -272,9 +273,10 @@ typedef struct compile_pool {
 
 static void compile_one(compile_pool *p, measured_candidate *c) {
   nsa_ctx *ctx = p->t->ctx;
-  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
   nsai_kernel_request request = { .problem = p->problem, .specs = specs, .may_compile = true };
-  c->what.variant->specify(p->problem, &ctx->target, &c->what.tiles, specs);
+  const nsai_request of = { p->problem, &ctx->target, &c->what.tiles, false };
+  request.count = nsai_variant_specify(c->what.variant, &of, specs, NSAI_ROLES);
   nsa_status status = nsai_kernel_set_make(ctx, &request, NULL);
   if (!status) return;
   c->alive = false;

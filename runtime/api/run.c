@@ -138,7 +138,11 @@ static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *new_kv,
   nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
   NSAI_TRY(nsai_check_append(&check, run->batch, kv, new_kv, phi, &run->sizes));
-  if (run->driver) return nsai_enqueue_append(run, kv, new_kv, phi);
+  nsa_io io = { .kv = *kv };
+  if (phi) io.phi = *phi;
+  run->io = &io;
+  run->new_kv = new_kv;
+  if (run->driver) return nsai_enqueue_append(run);
   return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, kv, new_kv, phi,
                                ALL_PROCESSORS);
 }
@@ -152,7 +156,8 @@ static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *g
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_run(&check, run->batch, run->io, &run->sizes));
   NSAI_TRY(nsai_check_grads(&check, run->io, grads, &run->sizes));
-  if (run->driver) return nsai_enqueue_backward(run, grads);
+  run->grads = grads;
+  if (run->driver) return nsai_enqueue_backward(run);
   return nsai_reference_backward(&p->model, p->selection, run->branches, run->batch, run->io, grads,
                                  ALL_PROCESSORS);
 }
@@ -171,7 +176,8 @@ static nsa_status select_blocks(nsai_run *run, const nsa_tensor *importance) {
         "the plan was made for a selection that the caller brings: there is no top-n in it");
   nsai_check check = check_of(run);
   NSAI_TRY(nsai_check_select(&check, run->batch, run->io, importance, &run->sizes));
-  if (run->driver) return nsai_enqueue_select(run, importance);
+  run->importance = importance;
+  if (run->driver) return nsai_enqueue_select(run);
   return nsai_reference_select(&run->plan->problem.model, run->batch, run->io, importance,
                                ALL_PROCESSORS);
 }

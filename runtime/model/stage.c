@@ -6,6 +6,7 @@
 #include <stddef.h>
 
 static const char *const names[NSAI_STAGE_COUNT] = {
+  [NSAI_STAGE_GATE] = "gate",
   [NSAI_STAGE_COMPRESS] = "compress",
   [NSAI_STAGE_ATTEND_COMPRESSED] = "attend_compressed",
   [NSAI_STAGE_IMPORTANCE] = "importance",

@@ -8,6 +8,7 @@
 #define NSAI_MODEL_STAGE_H
 
 typedef enum nsai_stage {
+  NSAI_STAGE_GATE, /* logits of the gate MLP */
   NSAI_STAGE_COMPRESS,
   NSAI_STAGE_ATTEND_COMPRESSED,
   NSAI_STAGE_IMPORTANCE,

@@ -1,30 +1,25 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Tiles, and the choice among the rows of the variant table.
+ * The choice among the rows of the variant table, and the forms that a plan gets from it.
  */
-#include "compile/templates.h"
 #include "plan/parts.h"
-#include "plan/variant.h"
-
-#include "driver/arch.h"
 #include "plan/spec.h"
 
-#include "base/text.h"
-
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   const nsai_model *m = &p->model;
   bool backward = stage == NSAI_STAGE_BACKWARD_Q || stage == NSAI_STAGE_BACKWARD_KV;
+  if (stage == NSAI_STAGE_GATE)
+    return m->gate == NSAI_GATE_MLP && p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND;
   if (p->op == NSA_OP_DENSE) return stage == NSAI_STAGE_DENSE;
   if (p->op == NSA_OP_BACKWARD)
     return backward || (stage == NSAI_STAGE_COMPRESS && m->phi != NSAI_PHI_EXTERNAL);
   if (p->op == NSA_OP_APPEND) return stage == NSAI_STAGE_APPEND;
   if (p->op == NSA_OP_DECODE) return stage == NSAI_STAGE_DECODE;
   switch (stage) {
+  case NSAI_STAGE_GATE: break; /* above */
   case NSAI_STAGE_COMPRESS: return m->phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(p);
   case NSAI_STAGE_ATTEND_COMPRESSED: return true;
   case NSAI_STAGE_IMPORTANCE:
@@ -42,181 +37,38 @@ bool nsai_stage_needed(const nsai_problem *p, nsai_stage stage) {
   return false;
 }
 
-int32_t nsai_target_major(const nsai_target *target) {
-  const nsai_arch *arch = nsai_arch_find(target->arch);
-  return arch ? arch->major : 0;
-}
-
-const char *nsai_named_device(const char *arch, int index) {
-  return index == 0 && !strcmp(arch, "sm_90a") ? NSAI_H200_NAME : NULL;
-}
-
-bool nsai_target_is(const nsai_target *target, const char *pattern) {
-  return target->device && nsai_glob_match(pattern, target->device);
-}
-
-void nsai_refuse(nsai_reasons *reasons, const char *format, ...) {
-  va_list args;
-  va_start(args, format);
-  nsai_write(&reasons->text, "      ");
-  nsai_write_args(&reasons->text, format, args);
-  nsai_write(&reasons->text, "\n");
-  va_end(args);
-  reasons->count++;
-}
-
-/* ---- tiles ---- */
-
-const char *nsai_tile_name(nsai_tile tile) {
-  static const char *const names[NSAI_TILE_COUNT] = { "rows",   "keys", "warps",
-                                                      "stages", "ctas", "cluster" };
-  return names[tile];
-}
-
-void nsai_fit_shared(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons) {
-  uint32_t most = target->shared_bytes < NSAI_PORTABLE_SHARED_BYTES ? target->shared_bytes
-                                                                    : NSAI_PORTABLE_SHARED_BYTES;
-  if (bytes > most)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, at most %u are taken", bytes, most);
-}
-
-/* What the driver keeps of each block's shared memory. */
-#define RESERVED_SHARED_BYTES 1024
-
-void nsai_fit_block(const nsai_target *target, uint32_t bytes, nsai_reasons *reasons) {
-  if (bytes > target->shared_bytes)
-    nsai_refuse(reasons, "needs %u bytes of shared memory, a block has %u here", bytes,
-                target->shared_bytes);
-}
-
-bool nsai_holds_blocks(const nsai_target *target, uint32_t bytes, int32_t blocks) {
-  uint64_t all = (uint64_t)target->shared_bytes + RESERVED_SHARED_BYTES;
-  return (uint64_t)blocks * (bytes + RESERVED_SHARED_BYTES) <= all;
-}
-
-/* Of a multiprocessor of sm_90 and sm_100. */
-#define MULTIPROCESSOR_THREADS 2048
-#define MOST_REGISTERS 255 /* of a thread */
-
-void nsai_fit_threads(const nsai_tiles *tiles, nsai_reasons *reasons) {
-  int32_t threads = 32 * tiles->of[NSAI_TILE_WARPS], blocks = tiles->of[NSAI_TILE_CTAS];
-  if (threads * blocks > MULTIPROCESSOR_THREADS)
-    nsai_refuse(reasons, "%d blocks of %d threads are more than a multiprocessor takes", blocks,
-                threads);
-}
-
-int32_t nsai_register_limit(int32_t threads) {
-  int32_t share = NSAI_SM_REGISTERS / threads / 8 * 8; /* they are given out by eights */
-  return share < MOST_REGISTERS ? share : MOST_REGISTERS;
-}
-
-nsai_tiles nsai_variant_tiles(const nsai_variant *variant, const nsai_problem *problem,
-                              const nsai_target *target, nsai_decider *by) {
-  nsai_decider unused;
-  if (!by) by = &unused;
-  *by = NSAI_BY_DEFAULT;
-  if (!variant->space) return (nsai_tiles){ { 0 } };
-  return variant->space->choose(problem, target, by);
-}
-
-static bool range_holds(const nsai_range *range, int32_t value) {
-  for (int i = 0; i < NSAI_MAX_RANGE && range->values[i]; i++)
-    if (range->values[i] == value) return true;
-  return false;
-}
-
-void nsai_tiles_reasons(const nsai_variant *variant, const nsai_problem *problem,
-                        const nsai_target *target, const nsai_tiles *tiles, nsai_reasons *reasons) {
-  const nsai_space *space = variant->space;
-  int before = reasons->count;
-  if (!space) return;
-  for (int i = 0; i < space->count; i++)
-    if (!range_holds(&space->range[i], tiles->of[space->range[i].tile]))
-      nsai_refuse(reasons, "%s=%d is none of its values", nsai_tile_name(space->range[i].tile),
-                  tiles->of[space->range[i].tile]);
-  if (reasons->count == before) space->fit(problem, target, tiles, reasons);
-}
-
-/* Like an odometer. */
-bool nsai_tiles_next(const nsai_space *space, nsai_tiles *tiles) {
-  bool begins = !tiles->of[space->range[0].tile];
-  for (int i = 0; i < space->count; i++) {
-    const nsai_range *r = &space->range[i];
-    int32_t *value = &tiles->of[r->tile];
-    int at = 0;
-    while (*value && r->values[at] != *value) at++;
-    at += *value != 0;
-    bool turns = at == NSAI_MAX_RANGE || !r->values[at];
-    *value = r->values[turns ? 0 : at];
-    if (!begins && !turns) return true;
-  }
-  return begins;
-}
-
-void nsai_candidate_print(const nsai_candidate *candidate, nsai_writer *out) {
-  nsai_write(out, "%s", candidate->variant->name);
-  for (int i = 0; i < NSAI_TILE_COUNT; i++)
-    if (candidate->tiles.of[i])
-      nsai_write(out, " %s=%d", nsai_tile_name((nsai_tile)i), candidate->tiles.of[i]);
-}
-
-/* Reads "name=value"; advances `text` behind it. */
-static bool parse_tile(const char **text, nsai_tiles *tiles) {
-  for (int i = 0; i < NSAI_TILE_COUNT; i++) {
-    const char *name = nsai_tile_name((nsai_tile)i);
-    size_t length = strlen(name);
-    char *end;
-    if (strncmp(*text, name, length) || (*text)[length] != '=') continue;
-    long value = strtol(*text + length + 1, &end, 10);
-    if (end == *text + length + 1 || value < 1 || value > INT32_MAX || tiles->of[i]) return false;
-    tiles->of[i] = (int32_t)value;
-    *text = end;
-    return true;
-  }
-  return false;
-}
-
-bool nsai_candidate_parse(const char *text, nsai_stage stage, nsai_candidate *out) {
-  size_t length = strcspn(text, " ");
-  *out = (nsai_candidate){ 0 };
-  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
-    if (v->stage == stage && strlen(v->name) == length && !strncmp(v->name, text, length))
-      out->variant = v;
-  }
-  if (!out->variant) return false;
-  int count = 0;
-  for (text += length; *text == ' '; count++)
-    if (text++, !parse_tile(&text, &out->tiles)) return false;
-  const nsai_space *space = out->variant->space;
-  for (int i = 0; space && i < space->count; i++)
-    if (!out->tiles.of[space->range[i].tile]) return false;
-  return !*text && count == (space ? space->count : 0);
-}
-
-/* ---- judging and choosing ---- */
-
 bool nsai_variant_name_at(int32_t index, nsai_variant_name *out) {
-  const nsai_variant *v = &nsai_library_parts.variants[index];
-  *out = (nsai_variant_name){ v->stage, v->name };
-  return v->name != NULL;
+  const nsai_variant *v = nsai_library_parts.variants[index];
+  if (v) *out = (nsai_variant_name){ v->stage, v->name };
+  return v != NULL;
 }
 
 const nsai_variant *nsai_variant_find(const char *name) {
-  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++)
-    if (!strcmp(v->name, name)) return v;
+  for (const nsai_variant *const *v = nsai_library_parts.variants; *v; v++)
+    if (!strcmp((*v)->name, name)) return *v;
   return NULL;
 }
 
-/* Whatever the shapes were chosen by, a block must get the shared memory it asks for. */
+int32_t nsai_variant_specify(const nsai_variant *variant, const nsai_request *request,
+                             nsai_kernel_spec specs[NSAI_MAX_KERNELS], int32_t first) {
+  if (variant->specify_roles)
+    variant->specify_roles(request->problem, request->target, request->tiles, specs);
+  else
+    variant->specify(request, &specs[first]);
+  return first + variant->kernels;
+}
+
+/* No kernel may ask for more shared memory than a CTA can have, whatever chose its tiles. */
 static void check_shared(const nsai_problem *problem, const nsai_target *target,
                          const nsai_variant *variant, nsai_reasons *reasons) {
-  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
   nsai_tiles tiles = nsai_variant_tiles(variant, problem, target, NULL);
-  variant->specify(problem, target, &tiles, specs);
-  for (int role = 0; role < NSAI_ROLES; role++)
-    if (specs[role].shared_bytes > target->shared_bytes)
+  const nsai_request request = { problem, target, &tiles, false };
+  nsai_variant_specify(variant, &request, specs, NSAI_ROLES);
+  for (int i = 0; i < NSAI_MAX_KERNELS; i++)
+    if (specs[i].shared_bytes > target->shared_bytes)
       nsai_refuse(reasons, "%s needs %u bytes of shared memory, a block has %u here",
-                  specs[role].entry, specs[role].shared_bytes, target->shared_bytes);
+                  specs[i].entry, specs[i].shared_bytes, target->shared_bytes);
 }
 
 /* A variant cannot leave out a stage that it covers, nor leave it to another. */
@@ -324,7 +176,8 @@ static void choose_stage(const chooser *c, nsai_stage stage) {
   if (fused)
     nsai_write(c->text, "    done by %s of %s\n", out->variant[stage]->name,
                nsai_stage_name(out->variant[stage]->stage));
-  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
+  for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
+    const nsai_variant *v = *row;
     if (v->stage != stage) continue;
     bool sensible = !v->sensible || v->sensible(c->problem, c->target) || forced;
     if (count_reasons(c, v)) {
@@ -345,34 +198,59 @@ static void choose_stage(const chooser *c, nsai_stage stage) {
   }
 }
 
-/* What a stage's choice brings: its kernels, and the stages that it covers. */
-static void take_chosen(const chooser *c, nsai_stage stage) {
+/* Adds a form of the plan. */
+static void add_form(const chooser *c, const nsai_variant *v, const nsai_tiles *tiles,
+                     bool standalone) {
   nsai_choice *out = c->out;
-  const nsai_variant *v = out->variant[stage];
-  v->specify(c->problem, c->target, &out->tiles[stage], out->specs);
+  const nsai_request request = { c->problem, c->target, tiles, standalone };
+  out->forms[out->form_count++] = (nsai_chosen_form){ .variant = v,
+                                                      .tiles = *tiles,
+                                                      .standalone = standalone,
+                                                      .first_kernel = out->kernel_count,
+                                                      .first_buffer = out->buffer_count,
+                                                      .first_number = out->number_count };
+  out->kernel_count = nsai_variant_specify(v, &request, out->specs, out->kernel_count);
+  out->buffer_count += v->buffers;
+  out->number_count += v->numbers;
+}
+
+/* Hands the chosen row the stages that it fuses. */
+static void take_fused(nsai_choice *out, nsai_stage stage) {
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
-    if (!nsai_fuses(v, (nsai_stage)s)) continue;
-    out->variant[s] = v;
+    if (!nsai_fuses(out->variant[stage], (nsai_stage)s)) continue;
+    out->variant[s] = out->variant[stage];
     out->tiles[s] = out->tiles[stage];
     out->decider[s] = out->decider[stage];
   }
 }
 
-/* One piece serves all, since the kernels of one stage alone have any: neighbours overlap
- * (core/launch.cuh), and attend_compressed fills its piece before attend_window has ended. */
-static uint64_t scratch_of(const nsai_choice *choice, const nsai_target *target) {
-  uint64_t most = 0;
-  for (int role = 0; role < NSAI_ROLES; role++) {
-    const nsai_kernel_spec *spec = &choice->specs[role];
-    uint64_t bytes = spec->scratch_bytes * (uint64_t)(spec->ctas_per_sm * target->sms);
-    if (spec->entry && bytes > most) most = bytes;
+/* The forms of a stage: its own, or the one that stands alone where another row fuses the stage. */
+static void add_forms(const chooser *c, nsai_stage stage) {
+  nsai_choice *out = c->out;
+  if (!nsai_is_fused(out, stage)) {
+    add_form(c, out->variant[stage], &out->tiles[stage], false);
+    return;
   }
-  return most;
+  const nsai_candidate alone = nsai_choose_unfused(c->config, c->problem, c->target, stage);
+  if (alone.variant && alone.variant->stands_alone) add_form(c, alone.variant, &alone.tiles, true);
+}
+
+const nsai_chosen_form *nsai_choice_form(const nsai_choice *choice, nsai_stage stage) {
+  for (int i = 0; i < choice->form_count; i++)
+    if (choice->forms[i].variant->stage == stage) return &choice->forms[i];
+  return NULL;
+}
+
+const nsai_kernel_spec *nsai_choice_kernel(const nsai_choice *choice, const char *entry) {
+  for (int i = 0; i < choice->kernel_count; i++)
+    if (choice->specs[i].entry && !strcmp(choice->specs[i].entry, entry)) return &choice->specs[i];
+  return NULL;
 }
 
 nsai_candidate nsai_choose_unfused(const nsai_config *config, const nsai_problem *problem,
                                    const nsai_target *target, nsai_stage stage) {
-  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
+  for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
+    const nsai_variant *v = *row;
     nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
     if (v->stage != stage || v->fuses) continue;
     nsai_variant_reasons(config, problem, target, v, &reasons);
@@ -391,37 +269,17 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   const chooser c = { config, problem, target, decisions, explain ? explain : &own, out };
   bool complete = true;
   memset(out, 0, sizeof *out);
+  out->kernel_count = NSAI_ROLES;
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     if (!nsai_stage_needed(problem, (nsai_stage)s)) continue;
     choose_stage(&c, (nsai_stage)s);
     if (!out->variant[s])
       complete = false;
     else if (!nsai_is_fused(out, (nsai_stage)s))
-      take_chosen(&c, (nsai_stage)s);
-  }
-  out->scratch_bytes = scratch_of(out, target);
-  bool gates = problem->op == NSA_OP_FORWARD || problem->op == NSA_OP_PREFILL ||
-               problem->op == NSA_OP_DECODE || problem->op == NSA_OP_BACKWARD;
-  if (complete && problem->model.gate == NSAI_GATE_MLP && gates) {
-    nsai_specify_gate(problem, out->specs);
-    if (problem->op == NSA_OP_BACKWARD) nsai_specify_gate_back(problem, out->specs);
+      take_fused(out, (nsai_stage)s);
+    if (out->variant[s]) add_forms(&c, (nsai_stage)s);
   }
   if (complete) return NSA_OK;
   return nsai_fail(NSA_E_UNSUPPORTED, "no variant can serve a stage of this problem on %s:\n%s",
                    target->arch, explain ? "(see the explanation)" : story);
-}
-
-void nsai_kernel_unit(const nsai_kernel_spec *spec, const nsai_problem *problem, nsai_writer *out) {
-  nsai_write(out, "// ");
-  nsai_problem_add_model(out, problem);
-  nsai_write(out, "\n#include \"core/types.cuh\"\n\nstruct Config {\n  using Element = %s;\n",
-             spec->dtype == NSA_F16 ? "Fp16" : "Bf16");
-  nsai_write(out,
-             "  static constexpr int kThreads = %d;\n  static constexpr int kSharedBytes = %u;\n",
-             spec->threads, spec->shared_bytes);
-  for (int i = 0; i < spec->constant_count; i++)
-    nsai_write(out, "  static constexpr int %s = %lld;\n", spec->constants[i].name,
-               (long long)spec->constants[i].value);
-  const nsai_template *file = nsai_template_of(spec->entry);
-  nsai_write(out, "};\n\n#include \"%s%s\"\n", file ? file->name : spec->entry, file ? "" : ".cuh");
 }

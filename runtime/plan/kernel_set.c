@@ -20,8 +20,7 @@
  * ask. */
 #define PORTABLE_CLUSTER 8
 
-/* Roles in the order they are compiled, the longest first (NVRTC 13, D 128: 0.7 s, 0.35 s, 0.1 s of
- * one core): with the short ones last the threads end together. */
+/* Kernels of the roles, the costly first. */
 static const nsai_role compile_order[NSAI_ROLES] = {
   NSAI_KERNEL_ATTEND_COMPRESSED,
   NSAI_KERNEL_ATTEND_WINDOW,
@@ -81,7 +80,7 @@ struct nsai_loaded {
   struct nsai_loaded *next;
 };
 
-/* One kernel on its way. Roles with equal code share an item. */
+/* One kernel on its way. Specs with equal code share an item. */
 typedef struct item {
   const nsai_kernel_spec *spec;
   char unit[UNIT_BYTES];
@@ -94,9 +93,9 @@ typedef struct item {
 } item;
 
 typedef struct work {
-  item items[NSAI_ROLES];
+  item items[NSAI_MAX_KERNELS];
   int count;
-  int of_role[NSAI_ROLES]; /* index into items, -1: no such kernel */
+  int of_spec[NSAI_MAX_KERNELS]; /* index into items, -1: no such kernel */
 } work;
 
 static void work_destroy(nsa_ctx *ctx, work *w) {
@@ -125,9 +124,9 @@ static const char *source_for_key(const item *it) {
   return line_end ? line_end + 1 : it->unit;
 }
 
-static nsa_status make_item(nsa_ctx *ctx, const nsai_kernel_request *request, int role, work *w) {
+static nsa_status make_item(nsa_ctx *ctx, const nsai_kernel_request *request, int index, work *w) {
   item *it = &w->items[w->count];
-  it->spec = &request->specs[role];
+  it->spec = &request->specs[index];
   nsai_writer unit = nsai_writer_open(it->unit, sizeof it->unit);
   nsai_kernel_unit(it->spec, request->problem, &unit);
   if (unit.used >= sizeof it->unit)
@@ -138,24 +137,40 @@ static nsa_status make_item(nsa_ctx *ctx, const nsai_kernel_request *request, in
   w->count++;
   for (int i = 0; i < w->count - 1; i++) {
     if (strcmp(w->items[i].key.digest, it->key.digest)) continue;
-    nsai_kernel_key_fini(&it->key); /* another role has the same code */
+    nsai_kernel_key_fini(&it->key); /* another spec has the same code */
     w->count--;
-    w->of_role[role] = i;
+    w->of_spec[index] = i;
     return NSA_OK;
   }
-  w->of_role[role] = w->count - 1;
+  w->of_spec[index] = w->count - 1;
   return NSA_OK;
+}
+
+/* What a kernel costs to compile where its row does not say. */
+static int32_t cost_of(const nsai_kernel_request *request, int index) {
+  for (int i = 0; index < NSAI_ROLES && i < NSAI_ROLES; i++)
+    if ((int)compile_order[i] == index) return 1000 - 20 * i;
+  return request->specs[index].compile_cost;
+}
+
+/* The costly kernels first: with the short ones last, the compiling threads end together. */
+static void sort_by_cost(const nsai_kernel_request *request, int order[NSAI_MAX_KERNELS]) {
+  for (int i = 0, at; i < request->count; i++) {
+    const int32_t cost = cost_of(request, i);
+    for (at = i; at && cost_of(request, order[at - 1]) < cost; at--) order[at] = order[at - 1];
+    order[at] = i;
+  }
 }
 
 static nsa_status work_create(nsa_ctx *ctx, const nsai_kernel_request *request, work **out) {
   work *w = calloc(1, sizeof *w);
   nsa_status status = NSA_OK;
   if (!w) return nsai_fail_nomem("the kernels of a plan", sizeof *w);
-  for (int role = 0; role < NSAI_ROLES; role++) w->of_role[role] = -1;
-  for (int i = 0; i < NSAI_ROLES; i++) {
-    int role = (int)compile_order[i];
-    if (request->specs[role].entry) NSAI_TRY_TO(fail, make_item(ctx, request, role, w));
-  }
+  int order[NSAI_MAX_KERNELS];
+  for (int i = 0; i < NSAI_MAX_KERNELS; i++) w->of_spec[i] = -1;
+  sort_by_cost(request, order);
+  for (int i = 0; i < request->count; i++)
+    if (request->specs[order[i]].entry) NSAI_TRY_TO(fail, make_item(ctx, request, order[i], w));
   *out = w;
   return NSA_OK;
 fail:
@@ -212,8 +227,8 @@ static nsa_status refuse_unprepared(const nsa_ctx *ctx, const work *w) {
 
 /* What is compiled here at once. */
 typedef struct batch {
-  nsai_compile_job jobs[NSAI_ROLES];
-  item *of_job[NSAI_ROLES];
+  nsai_compile_job jobs[NSAI_MAX_KERNELS];
+  item *of_job[NSAI_MAX_KERNELS];
   int count;
 } batch;
 
@@ -455,33 +470,33 @@ static nsa_status load_work(nsa_ctx *ctx, nsai_kernel_request *request, work *w)
   }
 }
 
-/* Hands the loaded kernels out: each role of the plan holds its own. */
+/* Hands the loaded kernels out: each spec holds its own. */
 static void hand_out(nsa_ctx *ctx, const nsai_kernel_request *request, const work *w,
-                     nsai_kernel out[NSAI_ROLES]) {
+                     nsai_kernel out[NSAI_MAX_KERNELS]) {
   pthread_mutex_lock(&ctx->lock);
-  for (int role = 0; role < NSAI_ROLES; role++) {
-    if (w->of_role[role] < 0) continue;
-    const nsai_kernel_spec *spec = &request->specs[role];
-    struct nsai_loaded *l = w->items[w->of_role[role]].loaded;
+  for (int i = 0; i < request->count; i++) {
+    if (w->of_spec[i] < 0) continue;
+    const nsai_kernel_spec *spec = &request->specs[i];
+    struct nsai_loaded *l = w->items[w->of_spec[i]].loaded;
     l->users++;
     l->temporary = l->temporary && request->temporary;
-    out[role] = (nsai_kernel){ .function = l->function,
-                               .loaded = l,
-                               .name = spec->entry,
-                               .threads = spec->threads,
-                               .shared_bytes = spec->shared_bytes,
-                               .tile_tokens = spec->tile_tokens,
-                               .most_blocks = spec->ctas_per_sm * ctx->target.sms,
-                               .tma_box_heads = spec->tma_box_heads,
-                               .tma_box_tokens = spec->tma_box_tokens,
-                               .tma_box_keys = spec->tma_box_keys,
-                               .interleaved_keys = spec->interleaved_keys };
+    out[i] = (nsai_kernel){ .function = l->function,
+                            .loaded = l,
+                            .name = spec->entry,
+                            .threads = spec->threads,
+                            .shared_bytes = spec->shared_bytes,
+                            .tile_tokens = spec->tile_tokens,
+                            .most_blocks = spec->ctas_per_sm * ctx->target.sms,
+                            .tma_box_heads = spec->tma_box_heads,
+                            .tma_box_tokens = spec->tma_box_tokens,
+                            .tma_box_keys = spec->tma_box_keys,
+                            .interleaved_keys = spec->interleaved_keys };
   }
   pthread_mutex_unlock(&ctx->lock);
 }
 
 nsa_status nsai_kernel_set_make(nsa_ctx *ctx, nsai_kernel_request *request,
-                                nsai_kernel out[NSAI_ROLES]) {
+                                nsai_kernel out[NSAI_MAX_KERNELS]) {
   work *w = NULL;
   nsa_status status = NSA_OK;
   request->refused = false;
@@ -496,12 +511,12 @@ done:
   return status;
 }
 
-void nsai_kernel_set_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_ROLES]) {
+void nsai_kernel_set_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_MAX_KERNELS]) {
   if (ctx->pid != getpid()) return; /* another thread of the parent may have held the lock */
   pthread_mutex_lock(&ctx->lock);
-  for (int role = 0; role < NSAI_ROLES; role++) {
-    if (kernels[role].loaded) kernels[role].loaded->users--;
-    kernels[role].loaded = NULL;
+  for (int i = 0; i < NSAI_MAX_KERNELS; i++) {
+    if (kernels[i].loaded) kernels[i].loaded->users--;
+    kernels[i].loaded = NULL;
   }
   pthread_mutex_unlock(&ctx->lock);
 }

@@ -11,7 +11,8 @@
 
 typedef struct nsai_kernel_request {
   const nsai_problem *problem;
-  const nsai_kernel_spec *specs; /* [NSAI_ROLES] */
+  const nsai_kernel_spec *specs; /* [count]; entry NULL: none */
+  int32_t count;                 /* at most NSAI_MAX_KERNELS */
   bool may_compile;              /* else a missing kernel is NSA_E_NOT_PREPARED */
   bool temporary; /* what is loaded for it goes with nsai_kernel_set_unload_temporary */
   nsa_progress_fn progress;
@@ -25,11 +26,11 @@ typedef struct nsai_kernel_request {
  * the caller's to release, and untouched after a failure.
  * NSA_E_NOT_PREPARED, NSA_E_CANCELLED, errors of compiling and loading. Thread-safe. */
 nsa_status nsai_kernel_set_make(nsa_ctx *ctx, nsai_kernel_request *request,
-                                nsai_kernel out[NSAI_ROLES]);
+                                nsai_kernel out[NSAI_MAX_KERNELS]);
 
 /* The kernels are used no more. They stay loaded: plans are made again. Thread-safe; does nothing in
  * a child of fork. */
-void nsai_kernel_set_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_ROLES]);
+void nsai_kernel_set_release(nsa_ctx *ctx, nsai_kernel kernels[NSAI_MAX_KERNELS]);
 
 /* Unloads what was loaded on trial, is not used, and was asked for by nobody else meanwhile. The
  * device must be current. Thread-safe. */

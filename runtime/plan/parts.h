@@ -28,8 +28,8 @@ typedef struct nsai_tuning {
 } nsai_tuning;
 
 typedef struct nsai_parts {
-  const nsai_variant *variants; /* by stage, then preference; a row without a name ends them */
-  const nsai_tuning *tuning;    /* NULL: heuristics alone */
+  const nsai_variant *const *variants; /* by stage, then preference; NULL ends them */
+  const nsai_tuning *tuning;           /* NULL: heuristics alone */
 } nsai_parts;
 
 /* The library's own; tests bring others. */

@@ -57,6 +57,7 @@ static nsa_status choose_level(nsa_ctx *ctx, int32_t register_fallback, plan_req
   target.register_fallback = register_fallback;
   NSAI_TRY(nsai_choose(ctx->config, request->kernels.problem, &target, decisions, NULL, choice));
   request->kernels.specs = choice->specs;
+  request->kernels.count = choice->kernel_count;
   return NSA_OK;
 }
 
@@ -116,7 +117,7 @@ nsa_status nsa_query(nsa_ctx *ctx, const nsa_problem *problem, nsa_caps *caps) {
   NSAI_TRY(status);
   int32_t missing = 0;
   NSAI_TRY(count_missing(ctx, &request, &choice, &missing)); /* leaves the choice that will serve */
-  nsai_workspace workspace = nsai_workspace_make(&resolved, &choice, ctx->target.sms);
+  nsai_workspace workspace = nsai_workspace_make(&resolved, &choice, &ctx->target);
   fill_caps(ctx, &choice, &workspace, missing, caps);
   return NSA_OK;
 }
@@ -145,6 +146,19 @@ static void write_saved(const nsai_problem *p, nsai_writer *text) {
              (unsigned long long)nsai_d_o_bytes(m, p->max_tokens));
 }
 
+/* A form of the choice with what is known about it. `kernels` may be NULL. */
+static nsai_form form_of(const nsai_choice *choice, const nsai_workspace *workspace,
+                         const nsai_kernel *kernels, int index) {
+  const nsai_chosen_form *f = &choice->forms[index];
+  return (nsai_form){ .variant = f->variant,
+                      .tiles = f->tiles,
+                      .standalone = f->standalone,
+                      .spec = &choice->specs[f->first_kernel],
+                      .kernel = kernels ? &kernels[f->first_kernel] : NULL,
+                      .buffer = &workspace->buffers[f->first_buffer],
+                      .number = &workspace->numbers[f->first_number] };
+}
+
 size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t size) {
   nsai_writer text = nsai_writer_open(buf, size);
   nsai_problem resolved;
@@ -166,18 +180,17 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
   if (nsai_problem_is_tunable(&resolved)) nsai_write(&text, "  %s\n", decisions.why);
   if (nsai_choose(ctx->config, &resolved, &ctx->target, &decisions, &text, &choice) != NSA_OK)
     return text.used;
-  nsai_workspace workspace = nsai_workspace_make(&resolved, &choice, ctx->target.sms);
+  nsai_workspace workspace = nsai_workspace_make(&resolved, &choice, &ctx->target);
   nsai_write(&text, "  workspace: %llu bytes\n", (unsigned long long)workspace.total);
-  if (workspace.kv.rows)
-    nsai_write(&text,
-               "  attend_selected_kv_stationary_sm90: %llu bytes of partial results at a time, of "
-               "%lld tokens' lists\n",
-               (unsigned long long)workspace.kv.o.bytes, (long long)workspace.kv.chunk_tokens);
+  for (int i = 0; i < choice.form_count; i++) {
+    const nsai_form form = form_of(&choice, &workspace, NULL, i);
+    if (form.variant->describe) form.variant->describe(&form, &text);
+  }
   if (resolved.op == NSA_OP_BACKWARD) write_saved(&resolved, &text);
   if (resolved.op == NSA_OP_DECODE)
     nsai_decode_write_forms(&resolved, choice.specs, ctx->target.sms, &text);
-  for (int role = 0; role < NSAI_ROLES; role++)
-    if (choice.specs[role].entry) write_kernel(&choice.specs[role], &text);
+  for (int i = 0; i < choice.kernel_count; i++)
+    if (choice.specs[i].entry) write_kernel(&choice.specs[i], &text);
   return text.used;
 }
 
@@ -236,13 +249,19 @@ static nsa_status make_kernels(nsa_ctx *ctx, plan_request *request, nsai_choice 
 
 /* What a plan holds beside problem and kernels. */
 static nsa_status complete_plan(nsa_ctx *ctx, nsa_plan *plan) {
-  plan->workspace = nsai_workspace_make(&plan->problem, &plan->choice, ctx->target.sms);
-  plan->selected_dense = plan->choice.specs[NSAI_KERNEL_ATTEND_SELECTED].reads_no_lists;
-  if (!nsai_needs_gemm(&plan->problem, &plan->choice)) return NSA_OK;
+  plan->workspace = nsai_workspace_make(&plan->problem, &plan->choice, &ctx->target);
+  for (int i = 0; i < plan->choice.form_count; i++)
+    plan->forms[i] = form_of(&plan->choice, &plan->workspace, plan->kernels, i);
+  if (!nsai_needs_gemm(&plan->choice)) return NSA_OK;
   NSAI_TRY(nsai_context_open_gemm(ctx));
   plan->lt = ctx->lt;
   plan->lt_handle = ctx->lt_handle;
   return NSA_OK;
+}
+
+const nsai_form *nsai_plan_form(const nsa_plan *plan, nsai_stage stage) {
+  const nsai_chosen_form *form = nsai_choice_form(&plan->choice, stage);
+  return form ? &plan->forms[form - plan->choice.forms] : NULL;
 }
 
 static nsa_status build_plan(nsa_ctx *ctx, nsa_progress_fn progress, void *user, nsa_plan *plan) {

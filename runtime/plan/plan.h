@@ -12,12 +12,7 @@
 #include "plan/problem.h"
 #include "plan/variant.h"
 
-/* A piece of the workspace; bytes 0: the plan has no need of it. */
-typedef struct nsai_buffer {
-  uint64_t offset, bytes;
-} nsai_buffer;
-
-/* Of attend_selected_kv_stationary_sm90; B numbers of blocks: data/inverted_lists.cuh. */
+/* Inverted lists; B numbers of blocks: data/inverted_lists.cuh. */
 typedef struct nsai_kv_workspace {
   nsai_buffer counts;        /* i32 [Hkv, parts, B] */
   nsai_buffer starts;        /* i32 [Hkv, B] */
@@ -25,9 +20,6 @@ typedef struct nsai_kv_workspace {
   nsai_buffer entry_indices; /* i32 [Hkv, chunk_tokens, n] */
   nsai_buffer items;         /* NsaiKvItem [Hkv, items of a head] */
   nsai_buffer item_counts;   /* i32 [Hkv] */
-  nsai_buffer o;             /* dtype [rows, Dv] of a (head, token, slot) each */
-  nsai_buffer lse;           /* f32 [rows] */
-  int64_t rows;              /* 0: the plan does not run attend_selected_kv_stationary_sm90 */
   int64_t chunk_tokens;      /* query tokens whose lists are inverted at once */
 } nsai_kv_workspace;
 
@@ -76,51 +68,51 @@ typedef struct nsai_decode_workspace {
   nsai_buffer attend_stats; /* f32 [T, Hkv, parts, G, 2] */
 } nsai_decode_workspace;
 
-/* Letters as in include/nsa/attention.h; R rows of compressed storage. */
+/* The workspace of a plan: what crosses stages, then what each form asked for. Letters as in
+ * include/nsa/attention.h; R rows of compressed storage. */
 typedef struct nsai_workspace {
   nsai_buffer k_cmp, v_cmp;  /* dtype [R, Hkv, D] */
   nsai_buffer lse;           /* f32 [T, Hq] of the compressed branch */
-  nsai_buffer partial;       /* fp16 [T, Hq, Dv]: gated sum of the branches, in its row's units */
+  nsai_buffer partial;       /* fp16 [T, Hq, Dv]: gated sum of the branches, in units of its row */
   nsai_buffer partial_units; /* f32 [T, Hq] */
-  nsai_buffer importance;    /* f32 [chunk_tokens, Hkv, importance_columns]; none where a variant
-                               covers the stage */
+  nsai_buffer importance;    /* f32 [chunk_tokens, Hkv, importance_columns]; none where the stage is
+                                fused */
   nsai_buffer idx;           /* i32 [T, Hkv, n] */
   nsai_buffer lists;         /* i32 [T, Hkv, n or 2n]: a caller's selection, sorted */
-  nsai_buffer phi_rows;      /* dtype [Hkv, R + 1, l*D]: of K, then of V; the last row: pe */
-  nsai_buffer phi_product;   /* f32 [Hkv, R + 1, max(H, D)]: a product before bias and activation */
-  nsai_buffer phi_hidden;    /* dtype [2, Hkv, R, H]: rounded, and what rounding left */
-  nsai_buffer gate_product;  /* f32 [T, H] */
-  nsai_buffer gate_hidden;   /* dtype [T, H] */
   nsai_buffer gate_logits;   /* f32 [T, Hq*3] */
   nsai_buffer gemm;          /* cuBLASLt's own */
-  nsai_kv_workspace
-      kv; /* attend_selected_kv_stationary_sm90, and lists alone of the backward pass */
+  nsai_kv_workspace kv;      /* lists of the backward pass */
   nsai_backward_workspace backward;
   nsai_decode_workspace decode;
-  nsai_buffer scores, probs; /* dense_gemm: f32 and dtype [G, chunk_tokens, max_kv_len] */
-  nsai_buffer scratch;       /* of persistent kernels, a part for each block of threads */
-  int64_t cmp_rows;          /* R */
-  int64_t chunk_tokens;      /* query tokens whose importance (or scores) exists at once */
+  int64_t cmp_rows;     /* R */
+  int64_t chunk_tokens; /* query tokens whose importance exists at once */
   int64_t importance_columns;
+  nsai_buffer buffers[NSAI_MAX_BUFFERS]; /* of the choice's forms */
+  int64_t numbers[NSAI_MAX_NUMBERS];
   uint64_t total;
 } nsai_workspace;
 
 #define NSAI_WORKSPACE_ALIGN 256u /* what cuBLASLt and 16-byte copies are happiest with */
 
-/* `sms`: the device's multiprocessors. */
 nsai_workspace nsai_workspace_make(const nsai_problem *problem, const nsai_choice *choice,
-                                   int32_t sms);
+                                   const nsai_target *target);
+
+/* Query tokens whose data fit `budget` bytes, at `bytes` for each token: whole tiles, and at least one. */
+int64_t nsai_chunk_tokens(int64_t budget, int64_t bytes, int64_t tokens);
 
 struct nsa_plan {
   nsa_ctx *ctx;
   nsai_problem problem;
   nsai_choice choice;
   nsai_workspace workspace;
-  nsai_kernel kernels[NSAI_ROLES]; /* of roles whose spec has an entry; GPU only */
-  bool selected_dense;             /* the selected branch reads no lists: every block is chosen */
-  const nsai_cublaslt *lt;         /* NULL: no product */
-  nsai_cublaslt_handle lt_handle;  /* the context's */
+  nsai_kernel kernels[NSAI_MAX_KERNELS]; /* of specs that have an entry; GPU only */
+  nsai_form forms[NSAI_MAX_FORMS];       /* of the choice, complete */
+  const nsai_cublaslt *lt;               /* NULL: no product */
+  nsai_cublaslt_handle lt_handle;        /* the context's */
 };
+
+/* The form that does the stage, or that stands alone for it; NULL: none. */
+const nsai_form *nsai_plan_form(const nsa_plan *plan, nsai_stage stage);
 
 /* Numbers of blocks that sequences of `kv_tokens` keys in all have: data/inverted_lists.cuh. */
 static inline int64_t nsai_kv_blocks(const nsai_model *m, int64_t kv_tokens, int64_t num_seqs) {
@@ -153,6 +145,6 @@ nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
                           const nsai_decisions *decisions, nsa_plan **out);
 
 /* Whether the plan runs products through cuBLASLt. */
-bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice);
+bool nsai_needs_gemm(const nsai_choice *choice);
 
 #endif /* NSAI_PLAN_PLAN_H */

@@ -1,9 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the files of the stages (variants/attend/sm80.c, variants/attend/sm90.c, variants/attend/compressed_topn_sm90.c, variants/attend/selected_sm90.c,
- * variants/attend/selected_kv_stationary_sm90.c, variants/select/selection.c, variants/compress/compress.c, variants/kv_cache/append.c, variants/decode/split_kv.c, variants/decode/cluster.c, variants/decode/pipelined.c, variants/backward/backward.c,
- * variants/backward/weights.c) give to the variant table.
+ * What variants build their specs from: constants, sizes, and the reasons that many of them have.
  */
 #ifndef NSAI_PLAN_SPEC_H
 #define NSAI_PLAN_SPEC_H
@@ -45,16 +43,6 @@ static inline int32_t nsai_free_blocks(const nsai_model *m) {
   return m->select_count ? m->select_count - m->select_init - m->select_local : 0;
 }
 
-/* Appends to attend_selected's what its lists are, and adds the kernel that sorts a caller's. */
-void nsai_lists_add(nsai_kernel_spec specs[NSAI_ROLES], const nsai_problem *problem);
-
-/* The kernel that sorts a caller's lists. */
-void nsai_specify_sort(const nsai_problem *problem, nsai_kernel_spec *spec);
-
-/* The kernels that make lists of tokens from lists of blocks, in items of at most item_rows. */
-void nsai_specify_invert(const nsai_problem *problem, int32_t item_rows,
-                         nsai_kernel_spec specs[NSAI_ROLES]);
-
 /* The next power of two at or above the group size: rows of a tile are token-major over that many
  * heads. */
 int32_t nsai_padded_group(const nsai_model *model);
@@ -83,9 +71,6 @@ uint32_t nsai_tile_bytes(int32_t rows, int32_t dim);
 /* Reasons that hold for every GPU kernel: storage type and group size. */
 void nsai_legal_common(const nsai_problem *, nsai_reasons *);
 
-/* Reasons against dense attention in the place of the selected branch: blocks may be left out. */
-void nsai_legal_selects_all(const nsai_problem *, nsai_reasons *);
-
 /* Appends how a kernel that serves packed tensors and caches finds its keys: Config::kCached and, with
  * a cache, kPageRows, the rows of a page that hold `stride` tokens each. */
 void nsai_source_add(nsai_kernel_spec *spec, const nsai_problem *problem, int32_t stride);
@@ -109,32 +94,12 @@ void nsai_fit_threads(const nsai_tiles *tiles, nsai_reasons *reasons);
 /* Registers that a thread gets when a multiprocessor holds this many threads. */
 int32_t nsai_register_limit(int32_t threads);
 
+/* Of rows that do not own their kernels yet. */
 #define NSAI_VARIANT_FUNCTIONS(name)                                                               \
   void nsai_legal_##name(const nsai_problem *, const nsai_target *, nsai_reasons *);               \
   void nsai_specify_##name(const nsai_problem *, const nsai_target *, const nsai_tiles *,          \
                            nsai_kernel_spec[NSAI_ROLES])
 
-NSAI_VARIANT_FUNCTIONS(compress_mean);
-NSAI_VARIANT_FUNCTIONS(compress_gemm);
-NSAI_VARIANT_FUNCTIONS(attend_compressed_topn_sm90);
-NSAI_VARIANT_FUNCTIONS(attend_compressed_sm90);
-NSAI_VARIANT_FUNCTIONS(attend_compressed_sm80);
-NSAI_VARIANT_FUNCTIONS(importance_sm80);
-NSAI_VARIANT_FUNCTIONS(select_topn);
-NSAI_VARIANT_FUNCTIONS(attend_selected_dense_sm90);
-NSAI_VARIANT_FUNCTIONS(attend_selected_dense_sm80);
-NSAI_VARIANT_FUNCTIONS(attend_selected_kv_stationary_sm90);
-NSAI_VARIANT_FUNCTIONS(attend_selected_sm90);
-NSAI_VARIANT_FUNCTIONS(attend_selected_sm90_mma);
-NSAI_VARIANT_FUNCTIONS(attend_selected_sm80);
-NSAI_VARIANT_FUNCTIONS(attend_selected_window_sm90);
-NSAI_VARIANT_FUNCTIONS(attend_window_sm90);
-NSAI_VARIANT_FUNCTIONS(attend_window_sm80);
-NSAI_VARIANT_FUNCTIONS(dense_sm90);
-NSAI_VARIANT_FUNCTIONS(dense_sm80);
-NSAI_VARIANT_FUNCTIONS(dense_gemm);
-NSAI_VARIANT_FUNCTIONS(append_mean);
-NSAI_VARIANT_FUNCTIONS(append_gemm);
 NSAI_VARIANT_FUNCTIONS(decode_cluster);
 NSAI_VARIANT_FUNCTIONS(decode_split_kv);
 NSAI_VARIANT_FUNCTIONS(decode_single_cta);
@@ -143,41 +108,15 @@ NSAI_VARIANT_FUNCTIONS(backward_q_sm80);
 NSAI_VARIANT_FUNCTIONS(backward_kv_sm90);
 NSAI_VARIANT_FUNCTIONS(backward_kv_sm80);
 
-bool nsai_sensible_flash_sm90(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_attend_selected_kv_stationary_sm90(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_attend_compressed_topn_sm90(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_attend_selected_sm90_mma(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_attend_selected_sm90(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_attend_selected_window_sm90(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_backward_sm90(const nsai_problem *, const nsai_target *);
+bool nsai_sensible_decode_cluster(const nsai_problem *, const nsai_target *);
 bool nsai_specify_decode_pipelined(const nsai_problem *problem, const nsai_target *target,
                                    int32_t warps, int32_t blocks, int32_t cluster,
                                    nsai_kernel_spec *spec);
 
-bool nsai_sensible_decode_cluster(const nsai_problem *, const nsai_target *);
-bool nsai_sensible_dense_gemm(const nsai_problem *, const nsai_target *);
+extern const nsai_space nsai_space_decode_split_kv, nsai_space_decode_single_cta,
+    nsai_space_decode_cluster;
 
-extern const nsai_space nsai_space_compress_mean, nsai_space_flash_sm80, nsai_space_flash_sm90,
-    nsai_space_selected_sm80, nsai_space_selected_sm90_mma, nsai_space_selected_sm90,
-    nsai_space_importance, nsai_space_select, nsai_space_selected_kv_stationary_sm90,
-    nsai_space_decode_split_kv, nsai_space_decode_single_cta, nsai_space_decode_cluster;
-
-/* For `specify` of a variant that covers importance and select: adds what calls ask of these stages
- * by themselves, the top-n of nsa_select and the importance of probed rows. */
-void nsai_specify_standalone(const nsai_problem *, const nsai_target *,
-                             nsai_kernel_spec[NSAI_ROLES]);
-
-/* The kernel that tells the importance of probed rows. */
-void nsai_specify_probe(const nsai_problem *, const nsai_target *, nsai_kernel_spec *);
-
-/* Adds the kernels that follow phi's products, over rows that all exist (`every`) or compressed storage. */
-void nsai_specify_phi(const nsai_problem *, bool all_exist, nsai_kernel_spec[NSAI_ROLES]);
-
-/* Adds the kernel the gate MLP needs beside its GEMMs. */
-void nsai_specify_gate(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
-
-/* The kernels beside the products of the backward pass through phi linear and mlp, and through the gate
- * MLP. */
 void nsai_specify_phi_back(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
 void nsai_specify_gate_back(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
 

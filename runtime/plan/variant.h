@@ -1,19 +1,17 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The variant table: every way to do every stage, in one place.
+ * The interface of variants. A variant is one way to do one stage, and one row of the variant table.
+ * Everything about it lies in its own file: whether it is legal (whether it can serve this problem on
+ * this device) and sensible (whether the heuristic may choose it), which tile sizes it has, its
+ * kernels, its part of the workspace, and its launches.
  *
- * A variant has a stable name, says whether it is legal (can it serve this problem on this device:
- * all reasons against it) and, apart from that, whether it is sensible (is it worth timing), and
- * turns a problem into the kernels it launches: template, named constants, threads, shared bytes.
- * Some of the constants, its tiles, may be chosen: the variant's space says from which values and
- * why, which combinations fit, and what they might cost. The table is ordered by preference: with no
- * record, the first legal and sensible variant of a stage is taken, with its heuristic's tiles.
+ * The table is ordered by stage and preference. Without a record, the first legal and sensible row of
+ * a stage serves, with the tiles that its heuristic chooses.
  *
- * A variant may cover stages behind its own: one kernel does them all. It is chosen at its own stage,
- * where forcing, disabling and preference count as always; once chosen it takes the stages it covers,
- * whatever was decided for them. What stands in the table for those stages alone goes on to serve
- * wherever the covering variant does not.
+ * A row may fuse later stages into its own. It is chosen at its own stage, where the configuration's
+ * force and disable lists count as always. Once chosen, it also does the stages that it fuses, whatever
+ * was decided for them.
  */
 #ifndef NSAI_PLAN_VARIANT_H
 #define NSAI_PLAN_VARIANT_H
@@ -21,80 +19,7 @@
 #include "base/writer.h"
 #include "config/config.h"
 #include "plan/problem.h"
-
-/* Kernels a plan can hold, by what they do in it. */
-typedef enum nsai_role {
-  NSAI_KERNEL_COMPRESS,
-  NSAI_KERNEL_GATHER_K,
-  NSAI_KERNEL_GATHER_V,
-  NSAI_KERNEL_PHI_ACTIVATION,
-  NSAI_KERNEL_PHI_BIAS,
-  NSAI_KERNEL_GATE_ACTIVATION,
-  NSAI_KERNEL_GATE_BIAS,
-  NSAI_KERNEL_ATTEND_COMPRESSED,
-  NSAI_KERNEL_IMPORTANCE,
-  NSAI_KERNEL_PROBE,
-  NSAI_KERNEL_SELECT,
-  NSAI_KERNEL_SORT,
-  NSAI_KERNEL_INVERT_COUNT,
-  NSAI_KERNEL_INVERT_SCAN,
-  NSAI_KERNEL_INVERT_FILL,
-  NSAI_KERNEL_ATTEND_SELECTED,
-  NSAI_KERNEL_COMBINE,
-  NSAI_KERNEL_ATTEND_WINDOW,
-  NSAI_KERNEL_DENSE,
-  NSAI_KERNEL_SOFTMAX,
-  NSAI_KERNEL_KV_APPEND,
-  NSAI_KERNEL_SCATTER,
-  NSAI_KERNEL_DECODE_SCAN,
-  NSAI_KERNEL_DECODE_SELECT,
-  NSAI_KERNEL_DECODE_ATTEND,
-  NSAI_KERNEL_DECODE_COMBINE,
-  NSAI_KERNEL_DECODE_TWO_PER_SM,
-  NSAI_KERNEL_DECODE_ONE_PER_SM,
-  NSAI_KERNEL_DECODE_CLUSTER_2,
-  NSAI_KERNEL_DECODE_CLUSTER_4,
-  NSAI_KERNEL_BACKWARD_ROUND,
-  NSAI_KERNEL_DECODE_CLUSTER,
-  NSAI_KERNEL_BACKWARD_SAVED,
-  NSAI_KERNEL_BACKWARD_STATISTICS,
-  NSAI_KERNEL_BACKWARD_Q,
-  NSAI_KERNEL_BACKWARD_COMPRESSED,
-  NSAI_KERNEL_BACKWARD_SELECTED,
-  NSAI_KERNEL_BACKWARD_WINDOW,
-  NSAI_KERNEL_BACKWARD_SUM,
-  NSAI_KERNEL_PHI_OUT_BACK,
-  NSAI_KERNEL_PHI_HIDDEN_BACK,
-  NSAI_KERNEL_GATE_OUT_BACK,
-  NSAI_KERNEL_GATE_HIDDEN_BACK,
-  NSAI_KERNEL_COLUMN_SUMS,
-  NSAI_KERNEL_STORE_GRADIENT,
-  NSAI_KERNEL_PRESENT_ROWS,
-  NSAI_ROLES
-} nsai_role;
-
-/* Blocks whose entries one block of threads counts; beyond, others read the lists again: 73,000 tokens
- * of 64. Four blocks of 16 warps fit on a multiprocessor. */
-#define NSAI_KV_COUNTERS 1152
-
-/* Most tokens whose lists are inverted at once: kEntryTokenBits of data/inverted_lists.cuh. */
-#define NSAI_KV_MOST_TOKENS ((int64_t)1 << 24)
-
-/* Whether dK and dV of a tile of keys are made by a block of threads each. 16 keys of a warp have (Dk +
- * Dv) / 2 floats in every thread; up to 128 of them fit beside the scores. */
-static inline bool nsai_backward_is_split(const nsai_model *m) {
-  return m->head_dim_qk + m->head_dim_v > 256;
-}
-
-/* Whether backward_dkv_window_tma may do the selected branch within the window: backward/pipelines/dkv.cuh. */
-static inline bool nsai_backward_joins(const nsai_model *m) {
-  return !m->per_branch && m->window && m->select_count > 0 && m->select_block % 64 == 0 &&
-         m->gate != NSAI_GATE_WEIGHTS && m->heads / m->kv_heads >= 8;
-}
-
-/* Rows of k and v that a thread of backward_dkv_sum adds up: as many as follow each other under the same
- * compressed blocks, at most 8, whose sums it holds. */
-static inline int32_t nsai_sum_run(const nsai_model *m) { return m->stride < 8 ? m->stride : 8; }
+#include "plan/roles.h"
 
 /* What kernels are made for: a device or, without one, an architecture. */
 typedef struct nsai_target {
@@ -133,7 +58,7 @@ typedef struct nsai_kernel_spec {
                        NsaiAttendSelectedTma) */
   bool
       interleaved_keys; /* boxes of k and v have the order of tma_load_interleaved() in core/tma.cuh */
-  bool reads_no_lists; /* attend_selected: dense attention, which reads no lists (NsaiAttend) */
+  int32_t compile_cost; /* milliseconds of one core, about: the costly kernels compile first */
   int32_t constant_count;
   nsai_constant constants[NSAI_MAX_CONSTANTS];
 } nsai_kernel_spec;
@@ -194,31 +119,83 @@ typedef struct nsai_space {
   double (*cost)(const nsai_problem *, const nsai_target *, const nsai_tiles *);
 } nsai_space;
 
+/* Bytes of the workspace. */
+typedef struct nsai_buffer {
+  uint64_t offset, bytes; /* bytes 0: the plan has no such buffer */
+} nsai_buffer;
+
+/* What a row makes its kernels and workspace for. */
+typedef struct nsai_request {
+  const nsai_problem *problem;
+  const nsai_target *target;
+  const nsai_tiles *tiles;
+  bool standalone; /* another row fuses the stage: only what nsa_select and probed rows need */
+} nsai_request;
+
+#define NSAI_MAX_FORM_KERNELS 20
+#define NSAI_MAX_FORM_BUFFERS 24
+#define NSAI_MAX_FORM_NUMBERS 4
+
+/* The workspace of a form, and the sizes that its launches share with it. */
+typedef struct nsai_form_sizes {
+  int64_t bytes[NSAI_MAX_FORM_BUFFERS];  /* by the row's enum of buffers */
+  int64_t number[NSAI_MAX_FORM_NUMBERS]; /* by the row's enum of numbers */
+} nsai_form_sizes;
+
+/* A row with its tile sizes, in a plan. */
+typedef struct nsai_form {
+  const struct nsai_variant *variant;
+  nsai_tiles tiles;
+  bool standalone;                  /* as in nsai_request */
+  const nsai_kernel_spec *spec;     /* by the row's enum of kernels; entry NULL: none needed */
+  const struct nsai_kernel *kernel; /* likewise, loaded; no function where the spec has no entry */
+  const nsai_buffer *buffer;        /* by the row's enum of buffers */
+  const int64_t *number;            /* by the row's enum of numbers */
+} nsai_form;
+
+/* The part of a stage that one call enqueues. */
+typedef struct nsai_span {
+  int64_t token_begin, token_end; /* query tokens */
+  int32_t head, heads;            /* of the backward pass: KV heads [head, head + heads) */
+  bool prepare; /* of the backward pass: what the other stages need from this one first */
+  bool probe;   /* of importance: the rows that io.probe_rows names, and nothing else */
+} nsai_span;
+
+struct nsai_run; /* run/run.h */
+
 typedef struct nsai_variant {
   const char *name;
   nsai_stage stage;
-  const char *why;      /* what it is good for, for `nsa-autotune show` and nsa_explain */
-  bool deterministic;   /* bit-identical from run to run */
-  bool fp32_importance; /* importance is computed and compared in fp32, or not at all */
+  const char *why;               /* what it is good for, for `nsa-autotune show` and nsa_explain */
+  uint32_t fuses;                /* 1 << stage for each later stage that it does itself */
+  int kernels, buffers, numbers; /* of the enums in its own file */
+  bool needs_gemm;               /* runs products through cuBLASLt */
+  bool reads_no_lists; /* attend_selected: every block is chosen, so the run makes no selection */
+  bool stands_alone;   /* calls may ask for the stage by itself, even where another row fuses it */
   /* Adds a sentence for everything that forbids it here. No sentence: it is legal. */
   void (*legal)(const nsai_problem *, const nsai_target *, nsai_reasons *);
   /* Whether the heuristic may choose it. NULL: always. */
   bool (*sensible)(const nsai_problem *, const nsai_target *);
-  /* Fills the specs of its kernels. Called for legal variants and tiles that fit only. */
-  void (*specify)(const nsai_problem *, const nsai_target *, const nsai_tiles *,
-                  nsai_kernel_spec specs[NSAI_ROLES]);
   const nsai_space *space; /* NULL: nothing to choose */
-  uint32_t fuses; /* 1 << stage for each further stage that it does itself, all behind its own;
-                      `specify` fills the kernels of them all, see nsai_specify_standalone */
+  /* Fills the specs of its kernels, which are zero before. Called for legal rows, with tiles that fit. */
+  void (*specify)(const nsai_request *, nsai_kernel_spec kernel[]);
+  /* Fills in what the form needs of the workspace; all is zero before. NULL: nothing. */
+  void (*workspace)(const nsai_request *, const nsai_kernel_spec kernel[], nsai_form_sizes *);
+  /* Enqueues its stage, and those that it fuses. Arguments have been checked. */
+  nsa_status (*enqueue)(const struct nsai_run *, const nsai_form *, const nsai_span *);
+  /* Writes lines for nsa_explain. NULL: none. */
+  void (*describe)(const nsai_form *, nsai_writer *);
+  /* Of rows that do not own their kernels yet. */
+  void (*specify_roles)(const nsai_problem *, const nsai_target *, const nsai_tiles *,
+                        nsai_kernel_spec specs[NSAI_ROLES]);
 } nsai_variant;
 
 static inline bool nsai_fuses(const nsai_variant *variant, nsai_stage stage) {
   return variant->fuses >> stage & 1;
 }
 
-/* The variants of all stages, ordered by stage and preference: variants/table.c. A row without a
- * name ends them. */
-extern const nsai_variant nsai_variants[];
+/* The rows of all stages, ordered by stage and preference; NULL ends them: variants/table.c. */
+extern const nsai_variant *const nsai_variants[];
 
 /* Names of the library's variants for the configuration (config/config.h). */
 bool nsai_variant_name_at(int32_t index, nsai_variant_name *out);
@@ -246,16 +223,40 @@ typedef struct nsai_decisions {
   char why[256]; /* "record of 65536 tokens, ...", "record of G 16, 65536 tokens, ..."; "" */
 } nsai_decisions;
 
-/* The choice for one problem: a variant per needed stage, NULL for the others. A covered stage has
- * the variant and the tiles of the one that covers it. */
+/* A form of a choice. */
+typedef struct nsai_chosen_form {
+  const nsai_variant *variant;
+  nsai_tiles tiles;
+  bool standalone;
+  int32_t first_kernel, first_buffer,
+      first_number; /* in the arrays of choice, plan and workspace */
+} nsai_chosen_form;
+
+#define NSAI_MAX_FORMS 20
+#define NSAI_MAX_KERNELS (NSAI_ROLES + 64)
+#define NSAI_MAX_BUFFERS 80
+#define NSAI_MAX_NUMBERS 32
+
+/* The choice for one problem: a row per needed stage, NULL for the others. A fused stage has the row
+ * and the tiles of the one that fuses it. */
 typedef struct nsai_choice {
   const nsai_variant *variant[NSAI_STAGE_COUNT];
   nsai_tiles tiles[NSAI_STAGE_COUNT];
   nsai_decider decider[NSAI_STAGE_COUNT]; /* of the tiles, or of the variant where there are none */
-  nsai_kernel_spec specs[NSAI_ROLES];
-  uint64_t scratch_bytes; /* of workspace, for the kernel that wants most; 0 where the target's
-                             multiprocessors are unknown */
+  int32_t form_count, kernel_count, buffer_count, number_count;
+  nsai_chosen_form forms[NSAI_MAX_FORMS]; /* by stage */
+  nsai_kernel_spec specs[NSAI_MAX_KERNELS];
 } nsai_choice;
+
+/* The form that does the stage, or that stands alone for it; NULL: none. */
+const nsai_chosen_form *nsai_choice_form(const nsai_choice *choice, nsai_stage stage);
+
+/* The kernel of this entry point, for tests and reports; NULL: the choice has none. */
+const nsai_kernel_spec *nsai_choice_kernel(const nsai_choice *choice, const char *entry);
+
+/* Fills the specs of a row, zero before, from `first` on. Returns the first slot behind them. */
+int32_t nsai_variant_specify(const nsai_variant *variant, const nsai_request *request,
+                             nsai_kernel_spec specs[NSAI_MAX_KERNELS], int32_t first);
 
 /* Whether the variant of another stage does this one. */
 static inline bool nsai_is_fused(const nsai_choice *choice, nsai_stage stage) {

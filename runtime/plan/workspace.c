@@ -16,14 +16,6 @@
  * fill the GPU for milliseconds, small beside the outputs. */
 #define IMPORTANCE_CHUNK_BYTES ((int64_t)512 << 20)
 
-/* Scores of dense_gemm, per chunk of query rows and group of heads. */
-#define SCORES_CHUNK_BYTES ((int64_t)1 << 30)
-
-/* Partial results of attend_selected_kv_stationary_sm90: a row of Dv for every head, token and slot would be 17 GB at
- * 64k tokens and 64 heads. In pieces of this many bytes the launches last milliseconds, which is
- * enough. */
-#define SLOT_CHUNK_BYTES ((int64_t)1 << 30)
-
 /* Partial sums of dK and dV: at 64k tokens and D 128 a KV head has 220 MB. In pieces of this many bytes
  * the launches last milliseconds. */
 #define GRADIENT_CHUNK_BYTES ((int64_t)1 << 30)
@@ -55,8 +47,7 @@ static nsai_buffer take(nsai_workspace *workspace, int64_t bytes) {
   return buffer;
 }
 
-/* Tokens per chunk when one token takes `bytes`. */
-static int64_t chunk_of(int64_t budget, int64_t bytes, int64_t tokens) {
+int64_t nsai_chunk_tokens(int64_t budget, int64_t bytes, int64_t tokens) {
   int64_t fit = budget / bytes / CHUNK_STEP * CHUNK_STEP;
   if (fit < CHUNK_STEP) fit = CHUNK_STEP;
   int64_t all = round_up(tokens, CHUNK_STEP);
@@ -68,46 +59,17 @@ static bool makes_blocks(const nsai_problem *problem) {
   return problem->model.phi != NSAI_PHI_EXTERNAL && !nsai_problem_is_cached(problem);
 }
 
-bool nsai_needs_gemm(const nsai_problem *problem, const nsai_choice *choice) {
-  if (problem->op == NSA_OP_APPEND) return nsai_phi_has_weights(&problem->model);
-  if (problem->op == NSA_OP_DECODE) return problem->model.gate == NSAI_GATE_MLP;
-  if (problem->op == NSA_OP_DENSE)
-    return !strcmp(choice->variant[NSAI_STAGE_DENSE]->name, "dense_gemm");
-  if (problem->model.gate == NSAI_GATE_MLP) return true;
-  return makes_blocks(problem) && nsai_phi_has_weights(&problem->model);
-}
-
-static void reserve_dense(nsai_workspace *out, const nsai_problem *p) {
-  int64_t group = p->model.heads / p->model.kv_heads;
-  out->chunk_tokens = chunk_of(SCORES_CHUNK_BYTES, group * p->max_kv_len * 4, p->max_tokens);
-  int64_t scores = group * out->chunk_tokens * round_up(p->max_kv_len, 8);
-  out->scores = take(out, scores * 4);
-  out->probs = take(out, scores * 2);
-}
-
-static void reserve_phi(nsai_workspace *out, const nsai_model *m) {
-  int64_t dim = larger(m->head_dim_qk, m->head_dim_v);
-  int64_t rows = (out->cmp_rows + 1) * m->kv_heads;
-  out->phi_rows = take(out, rows * m->block * dim * 2);
-  int64_t hidden = m->phi == NSAI_PHI_MLP ? m->phi_hidden : 0;
-  out->phi_product = take(out, rows * larger(hidden, dim) * 4);
-  if (hidden) out->phi_hidden = take(out, 2 * out->cmp_rows * m->kv_heads * hidden * 2);
-}
-
-static void reserve_gate(nsai_workspace *out, const nsai_problem *p) {
-  const nsai_model *m = &p->model;
-  if (m->gate_hidden) {
-    out->gate_product = take(out, p->max_tokens * m->gate_hidden * 4);
-    out->gate_hidden = take(out, p->max_tokens * m->gate_hidden * 2);
-  }
-  out->gate_logits = take(out, p->max_tokens * m->heads * 3 * 4);
+bool nsai_needs_gemm(const nsai_choice *choice) {
+  for (int i = 0; i < choice->form_count; i++)
+    if (choice->forms[i].variant->needs_gemm) return true;
+  return false;
 }
 
 static void reserve_importance(nsai_workspace *out, const nsai_problem *p) {
   const nsai_model *m = &p->model;
   out->importance_columns = round_up(nsai_select_block_count(m, p->max_kv_len), 4);
-  out->chunk_tokens =
-      chunk_of(IMPORTANCE_CHUNK_BYTES, m->kv_heads * out->importance_columns * 4, p->max_tokens);
+  out->chunk_tokens = nsai_chunk_tokens(IMPORTANCE_CHUNK_BYTES,
+                                        m->kv_heads * out->importance_columns * 4, p->max_tokens);
   if (!nsai_problem_selects_all(p))
     out->importance = take(out, out->chunk_tokens * m->kv_heads * out->importance_columns * 4);
 }
@@ -139,17 +101,6 @@ static void reserve_inverted(nsai_workspace *out, const nsai_problem *p, int64_t
   kv->items = take(out, m->kv_heads * nsai_kv_items(m, kv->chunk_tokens, blocks, item_rows) *
                             (int64_t)sizeof(NsaiKvItem));
   kv->item_counts = take(out, m->kv_heads * 4);
-}
-
-static void reserve_selected_kv(nsai_workspace *out, const nsai_problem *p, int64_t item_rows) {
-  const nsai_model *m = &p->model;
-  nsai_kv_workspace *kv = &out->kv;
-  int64_t fit = SLOT_CHUNK_BYTES / (m->head_dim_v * 2), n = m->select_count;
-  kv->chunk_tokens = smaller(larger(fit / n, 1), smaller(p->max_tokens, NSAI_KV_MOST_TOKENS));
-  kv->rows = larger(smaller(fit, p->max_tokens * n * m->heads), kv->chunk_tokens * n);
-  reserve_inverted(out, p, item_rows);
-  kv->o = take(out, kv->rows * m->head_dim_v * 2);
-  kv->lse = take(out, kv->rows * 4);
 }
 
 /* In fp32 it would be the largest piece by far: 2.1 GB at 64k tokens, 64 heads and Dv 128. */
@@ -220,7 +171,7 @@ static void reserve_layers(nsai_workspace *out, const nsai_problem *p) {
   if (m->gate == NSAI_GATE_MLP) {
     layers_need gate = { 1, tokens, m->gate_channels, m->gate_hidden, (int64_t)m->heads * 3 };
     need_layers(l, &gate);
-    l->gate_tokens = chunk_of(GATE_CHUNK_BYTES, (int64_t)m->gate_channels * 6, tokens);
+    l->gate_tokens = nsai_chunk_tokens(GATE_CHUNK_BYTES, (int64_t)m->gate_channels * 6, tokens);
     enlarge(&l->d_logits, tokens * m->heads * 3 * 4);
     enlarge(&l->x, l->gate_tokens * m->gate_channels * 2);
     enlarge(&l->d_x, l->gate_tokens * m->gate_channels * 4);
@@ -249,15 +200,6 @@ static void reserve_backward(nsai_workspace *out, const nsai_problem *p, int64_t
   b->compressed = take(out, b->heads * b->splits * compressed);
   b->selected = take(out, b->heads * selected);
   b->window = take(out, b->heads * window);
-}
-
-/* Rows of phi's products: data/new_entries.cuh. */
-static void reserve_append(nsai_workspace *out, const nsai_problem *p) {
-  const nsai_model *m = &p->model;
-  out->cmp_rows = p->max_tokens / m->stride + p->max_seqs;
-  out->k_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_qk * 2);
-  out->v_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_v * 2);
-  reserve_phi(out, m);
 }
 
 /* decode_cluster: what does not fit shared memory of long sequences, and the lists. */
@@ -297,42 +239,70 @@ static void reserve_decode(nsai_workspace *out, const nsai_problem *p, const nsa
   d->attend_stats = take(out, most.attend_results * group * 2 * 4);
 }
 
-nsai_workspace nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice, int32_t sms) {
+/* What crosses stages of a forward or backward pass, or a prefill. */
+static void reserve_branches(nsai_workspace *out, const nsai_problem *p,
+                             const nsai_choice *choice) {
   const nsai_model *m = &p->model;
+  out->cmp_rows = p->max_kv_tokens / m->stride + 1;
+  if (makes_blocks(p)) {
+    out->k_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_qk * 2);
+    out->v_cmp = take(out, out->cmp_rows * m->kv_heads * m->head_dim_v * 2);
+  }
+  if (p->op == NSA_OP_BACKWARD) {
+    reserve_backward(out, p, choice->specs[NSAI_KERNEL_BACKWARD_SELECTED].tile_tokens);
+    return;
+  }
+  out->lse = take(out, p->max_tokens * m->heads * 4);
+  if (m->select_count || m->window) reserve_partial(out, p);
+  if (m->select_count) reserve_selection(out, p, choice);
+}
+
+/* What a form asked for, from where the workspace ends. */
+static void reserve_form(nsai_workspace *out, const nsai_problem *p, const nsai_choice *choice,
+                         const nsai_target *target, const nsai_chosen_form *form) {
+  const nsai_variant *v = form->variant;
+  const nsai_request request = { p, target, &form->tiles, form->standalone };
+  nsai_form_sizes sizes = { { 0 }, { 0 } };
+  if (!v->workspace) return;
+  v->workspace(&request, &choice->specs[form->first_kernel], &sizes);
+  for (int i = 0; i < v->buffers; i++)
+    if (sizes.bytes[i]) out->buffers[form->first_buffer + i] = take(out, sizes.bytes[i]);
+  memcpy(&out->numbers[form->first_number], sizes.number,
+         (size_t)v->numbers * sizeof *sizes.number);
+}
+
+/* Forms of one stage never run in the same call, so they share the same bytes. Those of different
+ * stages never do: their launches overlap. */
+static void reserve_forms(nsai_workspace *out, const nsai_problem *p, const nsai_choice *choice,
+                          const nsai_target *target) {
+  for (int i = 0, next; i < choice->form_count; i = next) {
+    const nsai_stage stage = choice->forms[i].variant->stage;
+    const uint64_t begin = out->total;
+    uint64_t end = begin;
+    for (next = i; next < choice->form_count && choice->forms[next].variant->stage == stage;
+         next++) {
+      out->total = begin;
+      reserve_form(out, p, choice, target, &choice->forms[next]);
+      if (out->total > end) end = out->total;
+    }
+    out->total = end;
+  }
+}
+
+nsai_workspace nsai_workspace_make(const nsai_problem *p, const nsai_choice *choice,
+                                   const nsai_target *target) {
   nsai_workspace out = { 0 };
-  if (nsai_needs_gemm(p, choice)) out.gemm = take(&out, (int64_t)NSAI_GEMM_WORKSPACE_BYTES);
-  if (choice->scratch_bytes) out.scratch = take(&out, (int64_t)choice->scratch_bytes);
-  if (p->op == NSA_OP_DENSE) {
-    if (out.gemm.bytes) reserve_dense(&out, p);
-    return out;
-  }
-  if (p->op == NSA_OP_APPEND) {
-    if (out.gemm.bytes) reserve_append(&out, p);
-    return out;
-  }
+  if (nsai_needs_gemm(choice)) out.gemm = take(&out, (int64_t)NSAI_GEMM_WORKSPACE_BYTES);
+  if (choice->variant[NSAI_STAGE_GATE])
+    out.gate_logits = take(&out, p->max_tokens * p->model.heads * 3 * 4);
   if (p->op == NSA_OP_DECODE) {
-    if (m->gate == NSAI_GATE_MLP) reserve_gate(&out, p);
     if (choice->specs[NSAI_KERNEL_DECODE_CLUSTER].entry)
       reserve_cluster(&out, p);
     else
-      reserve_decode(&out, p, choice, sms);
-    return out;
+      reserve_decode(&out, p, choice, target->sms);
+  } else if (p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND) {
+    reserve_branches(&out, p, choice);
   }
-  out.cmp_rows = p->max_kv_tokens / m->stride + 1;
-  if (makes_blocks(p)) {
-    out.k_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_qk * 2);
-    out.v_cmp = take(&out, out.cmp_rows * m->kv_heads * m->head_dim_v * 2);
-  }
-  if (makes_blocks(p) && m->phi != NSAI_PHI_MEAN) reserve_phi(&out, m);
-  if (m->gate == NSAI_GATE_MLP) reserve_gate(&out, p);
-  if (p->op == NSA_OP_BACKWARD) {
-    reserve_backward(&out, p, choice->specs[NSAI_KERNEL_BACKWARD_SELECTED].tile_tokens);
-    return out;
-  }
-  out.lse = take(&out, p->max_tokens * m->heads * 4);
-  if (m->select_count || m->window) reserve_partial(&out, p);
-  if (m->select_count) reserve_selection(&out, p, choice);
-  if (choice->specs[NSAI_KERNEL_COMBINE].entry)
-    reserve_selected_kv(&out, p, choice->specs[NSAI_KERNEL_ATTEND_SELECTED].tile_tokens);
+  reserve_forms(&out, p, choice, target);
   return out;
 }

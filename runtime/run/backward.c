@@ -7,10 +7,11 @@
  * bits.
  */
 #include "params/backward.h"
-#include "run/run.h"
-
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+#include "base/math.h"
+#include "run/params.h"
+#include "variants/attend/invert.h"
+#include "variants/backward/layers.h"
+#include "variants/select/sort.h"
 
 /* One backward pass. */
 typedef struct pass {
@@ -126,7 +127,7 @@ static nsa_status read_saved(const pass *b, uint32_t saved) {
   }
   int64_t rows = run->sizes.tokens * p.heads, lanes = 1; /* of a row, 8 columns each */
   while (8 * lanes < b->model->head_dim_v) lanes *= 2;
-  return launch(b, NSAI_KERNEL_BACKWARD_SAVED, ceil_div(rows * lanes, kernel->threads), 1, &p);
+  return launch(b, NSAI_KERNEL_BACKWARD_SAVED, nsai_ceil_div(rows * lanes, kernel->threads), 1, &p);
 }
 
 /* Tiles of query tokens of all KV heads. */
@@ -155,7 +156,8 @@ static nsa_status launch_rows(const pass *b, nsai_role role, const NsaiBackwardQ
     if (rows->branches >> branch & 1)
       NSAI_TRY(nsai_map_keys(run, kernel, kv, keys, &p.k[branch], &p.v[branch]));
   }
-  return launch(b, role, tiles <= INT32_MAX ? smaller(kernel->most_blocks, tiles) : tiles, 1, &p);
+  return launch(b, role, tiles <= INT32_MAX ? nsai_smaller(kernel->most_blocks, tiles) : tiles, 1,
+                &p);
 }
 
 /* What the passes over the keys need to know of each row. */
@@ -210,7 +212,7 @@ static int64_t tile_keys(const pass *b, nsai_role role) {
 /* Tiles of keys that cover `rows` of all sequences: data/sequence.cuh. */
 static int64_t key_tiles(const pass *b, nsai_role role, int64_t rows) {
   int64_t keys = tile_keys(b, role);
-  return b->run->batch ? rows / keys + b->run->sizes.num_seqs : ceil_div(rows, keys);
+  return b->run->batch ? rows / keys + b->run->sizes.num_seqs : nsai_ceil_div(rows, keys);
 }
 
 /* Rows that compressed blocks of this run's sequences take: packed_block_row of data/sequence.cuh. */
@@ -301,7 +303,7 @@ static nsa_status selected_keys(const pass *b, int head, int heads) {
   p.entry_capacity = b->index.entry_capacity;
   p.item_capacity = b->index.item_capacity;
   p.shared_lists = !b->index.list_head_stride;
-  p.tiles = (int)ceil_div(b->model->select_block, tile_keys(b, NSAI_KERNEL_BACKWARD_SELECTED));
+  p.tiles = (int)nsai_ceil_div(b->model->select_block, tile_keys(b, NSAI_KERNEL_BACKWARD_SELECTED));
   return launch_keys(b, NSAI_KERNEL_BACKWARD_SELECTED, (int64_t)heads * p.item_capacity * p.tiles,
                      b->run->sizes.kv_tokens, &p);
 }
@@ -339,8 +341,8 @@ static nsa_status sum_pair(const pass *b, const nsa_tensor *k, const nsa_tensor 
   if (branches >> NSA_WIN & 1) p.window = nsai_buffer_at(run, l->window);
   int64_t columns = (b->model->head_dim_qk + b->model->head_dim_v) / 4;
   int64_t items = run->plan->kernels[NSAI_KERNEL_BACKWARD_SUM].threads / columns;
-  int64_t runs = ceil_div(p.rows, nsai_sum_run(b->model));
-  return launch(b, NSAI_KERNEL_BACKWARD_SUM, ceil_div(runs * heads, items), 1, &p);
+  int64_t runs = nsai_ceil_div(p.rows, nsai_sum_run(b->model));
+  return launch(b, NSAI_KERNEL_BACKWARD_SUM, nsai_ceil_div(runs * heads, items), 1, &p);
 }
 
 static nsa_status sum_pairs(const pass *b, int head, int heads) {
@@ -387,12 +389,13 @@ static nsa_status take_d_o(pass *b) {
   int64_t dim = b->model->head_dim_v, threads = run->sizes.tokens * p.heads * dim / 4;
   b->d_o = (NsaiView){ p.out, p.heads * dim, dim };
   return launch(b, NSAI_KERNEL_BACKWARD_ROUND,
-                ceil_div(threads, run->plan->kernels[NSAI_KERNEL_BACKWARD_ROUND].threads), 1, &p);
+                nsai_ceil_div(threads, run->plan->kernels[NSAI_KERNEL_BACKWARD_ROUND].threads), 1,
+                &p);
 }
 
 static nsa_status make_gates(pass *b) {
   NsaiEpilogue out = { 0 };
-  if (b->model->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(b->run));
+  NSAI_TRY(nsai_enqueue_gates(b->run));
   nsai_set_gate(b->run, &out);
   b->gate = out.gate;
   b->gate_float = out.gate_float;
@@ -404,25 +407,28 @@ static nsa_status make_lists(pass *b) {
   const nsai_run *run = b->run;
   b->selected.seq = nsai_run_sequences(run);
   if (!has_branch(b, NSA_SEL)) return NSA_OK;
-  NSAI_TRY(nsai_sort_selection(run, &b->selected));
+  NSAI_TRY(nsai_sort_enqueue(run, &run->plan->kernels[NSAI_KERNEL_SORT], &b->selected));
   if (!needs_branch(b, NSA_SEL) || has_ranges(b)) return NSA_OK;
   NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_KV, true));
-  b->index = nsai_invert_params(run, &b->selected, 0, run->sizes.tokens,
-                                run->plan->kernels[NSAI_KERNEL_BACKWARD_SELECTED].tile_tokens);
+  const nsai_kv_workspace *kv = &run->plan->workspace.kv;
+  const nsai_buffer lists[] = { kv->counts,        kv->starts, kv->entries,
+                                kv->entry_indices, kv->items,  kv->item_counts };
+  b->index =
+      nsai_invert_params(run, &b->selected, 0, run->sizes.tokens,
+                         run->plan->kernels[NSAI_KERNEL_BACKWARD_SELECTED].tile_tokens, lists);
   b->index.item_starts = nsai_buffer_at(run, run->plan->workspace.backward.starts);
   if (joins_keys(b)) b->index.near = b->model->window;
-  NSAI_TRY(nsai_enqueue_invert(run, b->index));
+  NSAI_TRY(nsai_invert_enqueue(run, &run->plan->kernels[NSAI_KERNEL_INVERT_COUNT], b->index));
   return nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_KV, false);
 }
 
-nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
+nsa_status nsai_enqueue_backward(const nsai_run *run) {
+  const nsa_grads *grads = run->grads;
   pass b = { .run = run, .model = &run->plan->problem.model, .grads = grads };
   NSAI_TRY(take_d_o(&b));
   NSAI_TRY(make_gates(&b));
   if (has_branch(&b, NSA_CMP) && !nsai_present(&run->io->kv.k_cmp)) {
-    NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_COMPRESS, true));
     NSAI_TRY(nsai_enqueue_compress(run));
-    NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_COMPRESS, false));
   }
   NSAI_TRY(make_lists(&b));
   NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_Q, true));
@@ -431,8 +437,8 @@ nsa_status nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
   if (b.model->gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate_back(run, grads));
   NSAI_TRY(nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_KV, true));
   for (int head = 0; head < b.model->kv_heads; head += run->plan->workspace.backward.heads)
-    NSAI_TRY(
-        key_heads(&b, head,
-                  (int)smaller(run->plan->workspace.backward.heads, b.model->kv_heads - head)));
+    NSAI_TRY(key_heads(&b, head,
+                       (int)nsai_smaller(run->plan->workspace.backward.heads,
+                                         b.model->kv_heads - head)));
   return nsai_run_stage_event(run, NSAI_STAGE_BACKWARD_KV, false);
 }

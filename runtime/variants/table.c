@@ -1,107 +1,87 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The variant table. To add a variant: a kernel file and one row here, with its functions in the
- * file of its stage (variants/attend/sm80.c, variants/attend/sm90.c, variants/attend/compressed_topn_sm90.c, variants/attend/selected_sm90.c, variants/attend/selected_kv_stationary_sm90.c,
- * variants/select/selection.c, variants/compress/compress.c, variants/decode/split_kv.c, variants/backward/backward.c). A row of a variant that covers further stages ends with
- * their bits.
- * Nothing else stands in this file, so that a test may bring a table of its own.
+ * The variant table. Its rows are defined in the files of their variants. Nothing else stands in this
+ * file, so that a test may bring a table of its own.
  */
 #include "plan/spec.h"
 
-const nsai_variant nsai_variants[] = {
-  { "compress_mean", NSAI_STAGE_COMPRESS, "phi mean in one pass over K and V", true, true,
-    nsai_legal_compress_mean, NULL, nsai_specify_compress_mean, &nsai_space_compress_mean },
-  { "compress_gemm", NSAI_STAGE_COMPRESS, "phi linear and mlp: gathered rows through cuBLASLt",
-    true, true, nsai_legal_compress_gemm, NULL, nsai_specify_compress_gemm, NULL },
-  { "attend_compressed_topn_sm90", NSAI_STAGE_ATTEND_COMPRESSED,
-    "compressed branch, importance and top-n in one pass, wgmma and tensor maps", true, true,
-    nsai_legal_attend_compressed_topn_sm90, nsai_sensible_attend_compressed_topn_sm90,
-    nsai_specify_attend_compressed_topn_sm90, NULL,
-    1 << NSAI_STAGE_IMPORTANCE | 1 << NSAI_STAGE_SELECT },
-  { "attend_compressed_sm90", NSAI_STAGE_ATTEND_COMPRESSED,
-    "flash attention over compressed tokens, wgmma and tensor maps", true, true,
-    nsai_legal_attend_compressed_sm90, nsai_sensible_flash_sm90,
-    nsai_specify_attend_compressed_sm90, &nsai_space_flash_sm90 },
-  { "attend_compressed_sm80", NSAI_STAGE_ATTEND_COMPRESSED,
-    "flash attention over compressed tokens, mma.sync", true, true,
-    nsai_legal_attend_compressed_sm80, NULL, nsai_specify_attend_compressed_sm80,
-    &nsai_space_flash_sm80 },
-  { "importance_sm80", NSAI_STAGE_IMPORTANCE,
-    "second pass over q k^T with the known LSE, exact in fp32", true, true,
-    nsai_legal_importance_sm80, NULL, nsai_specify_importance_sm80, &nsai_space_importance },
-  { "select_topn", NSAI_STAGE_SELECT, "one warp a row, running best in registers", true, true,
-    nsai_legal_select_topn, NULL, nsai_specify_select_topn, &nsai_space_select },
-  { "attend_selected_dense_sm90", NSAI_STAGE_ATTEND_SELECTED,
-    "dense causal attention, exact while every block is chosen, wgmma", true, true,
-    nsai_legal_attend_selected_dense_sm90, nsai_sensible_flash_sm90,
-    nsai_specify_attend_selected_dense_sm90, &nsai_space_flash_sm90 },
-  { "attend_selected_dense_sm80", NSAI_STAGE_ATTEND_SELECTED,
-    "dense causal attention, exact while every block is chosen", true, true,
-    nsai_legal_attend_selected_dense_sm80, NULL, nsai_specify_attend_selected_dense_sm80,
-    &nsai_space_flash_sm80 },
-  { "attend_selected_kv_stationary_sm90", NSAI_STAGE_ATTEND_SELECTED,
-    "KV-stationary over inverted lists, wgmma: small groups, lists that differ", true, true,
-    nsai_legal_attend_selected_kv_stationary_sm90, nsai_sensible_attend_selected_kv_stationary_sm90,
-    nsai_specify_attend_selected_kv_stationary_sm90, &nsai_space_selected_kv_stationary_sm90 },
-  { "attend_selected_window_sm90", NSAI_STAGE_ATTEND_SELECTED,
-    "merged list of adjacent tokens' blocks and their window in one pass, wgmma and tensor maps",
-    true, true, nsai_legal_attend_selected_window_sm90, nsai_sensible_attend_selected_window_sm90,
-    nsai_specify_attend_selected_window_sm90, &nsai_space_selected_sm90,
-    1 << NSAI_STAGE_ATTEND_WINDOW },
-  { "attend_selected_sm90", NSAI_STAGE_ATTEND_SELECTED,
-    "merged list of adjacent tokens' blocks, wgmma and tensor maps", true, true,
-    nsai_legal_attend_selected_sm90, nsai_sensible_attend_selected_sm90,
-    nsai_specify_attend_selected_sm90, &nsai_space_selected_sm90 },
-  { "attend_selected_sm90_mma", NSAI_STAGE_ATTEND_SELECTED,
-    "merged list of adjacent tokens' blocks, mma.sync and tensor maps", true, true,
-    nsai_legal_attend_selected_sm90_mma, nsai_sensible_attend_selected_sm90_mma,
-    nsai_specify_attend_selected_sm90_mma, &nsai_space_selected_sm90_mma },
-  { "attend_selected_sm80", NSAI_STAGE_ATTEND_SELECTED,
-    "merged list of adjacent tokens' blocks, mma.sync", true, true, nsai_legal_attend_selected_sm80,
-    NULL, nsai_specify_attend_selected_sm80, &nsai_space_selected_sm80 },
-  { "attend_window_sm90", NSAI_STAGE_ATTEND_WINDOW,
-    "flash attention over a sliding window, wgmma and tensor maps", true, true,
-    nsai_legal_attend_window_sm90, nsai_sensible_flash_sm90, nsai_specify_attend_window_sm90,
-    &nsai_space_flash_sm90 },
-  { "attend_window_sm80", NSAI_STAGE_ATTEND_WINDOW,
-    "flash attention over a sliding window, mma.sync", true, true, nsai_legal_attend_window_sm80,
-    NULL, nsai_specify_attend_window_sm80, &nsai_space_flash_sm80 },
-  { "dense_sm90", NSAI_STAGE_DENSE,
-    "flash attention over all earlier tokens, wgmma and tensor maps", true, true,
-    nsai_legal_dense_sm90, nsai_sensible_flash_sm90, nsai_specify_dense_sm90,
-    &nsai_space_flash_sm90 },
-  { "dense_sm80", NSAI_STAGE_DENSE, "flash attention over all earlier tokens, mma.sync", true, true,
-    nsai_legal_dense_sm80, NULL, nsai_specify_dense_sm80, &nsai_space_flash_sm80 },
-  { "dense_gemm", NSAI_STAGE_DENSE, "unfused baseline: q k^T, softmax and p v through cuBLASLt",
-    true, true, nsai_legal_dense_gemm, nsai_sensible_dense_gemm, nsai_specify_dense_gemm, NULL },
-  { "append_mean", NSAI_STAGE_APPEND, "new tokens and the means that they complete, one launch",
-    true, true, nsai_legal_append_mean, NULL, nsai_specify_append_mean, NULL },
-  { "append_gemm", NSAI_STAGE_APPEND,
-    "new tokens; linear and mlp of what they complete through cuBLASLt", true, true,
-    nsai_legal_append_gemm, NULL, nsai_specify_append_gemm, NULL },
-  { "decode_cluster", NSAI_STAGE_DECODE,
-    "one launch, a cluster of CTAs for each token and KV head, mma.sync", true, true,
-    nsai_legal_decode_cluster, nsai_sensible_decode_cluster, nsai_specify_decode_cluster,
-    &nsai_space_decode_cluster },
-  { "decode_split_kv", NSAI_STAGE_DECODE,
-    "scan, select, attend, combine: split over keys, mma.sync", true, true,
-    nsai_legal_decode_split_kv, NULL, nsai_specify_decode_split_kv, &nsai_space_decode_split_kv },
-  { "decode_single_cta", NSAI_STAGE_DECODE,
-    "a CTA for each token and KV head: for batches that leave split-KV without gain", true, true,
-    nsai_legal_decode_single_cta, NULL, nsai_specify_decode_single_cta,
-    &nsai_space_decode_single_cta },
-  { "backward_q_sm90", NSAI_STAGE_BACKWARD_Q,
-    "statistics of rows and dQ, row-stationary over all branches, wgmma", true, true,
-    nsai_legal_backward_q_sm90, nsai_sensible_backward_sm90, nsai_specify_backward_q_sm90, NULL },
-  { "backward_q_sm80", NSAI_STAGE_BACKWARD_Q,
-    "statistics of rows and dQ, row-stationary over all branches, mma.sync", true, true,
-    nsai_legal_backward_q_sm80, NULL, nsai_specify_backward_q_sm80, NULL },
-  { "backward_kv_sm90", NSAI_STAGE_BACKWARD_KV,
-    "dK and dV, KV-stationary over windows and inverted lists, wgmma", true, true,
-    nsai_legal_backward_kv_sm90, nsai_sensible_backward_sm90, nsai_specify_backward_kv_sm90, NULL },
-  { "backward_kv_sm80", NSAI_STAGE_BACKWARD_KV,
-    "dK and dV, KV-stationary over windows and inverted lists, mma.sync", true, true,
-    nsai_legal_backward_kv_sm80, NULL, nsai_specify_backward_kv_sm80, NULL },
-  { 0 },
+static const nsai_variant nsai_decode_cluster = {
+  .name = "decode_cluster",
+  .stage = NSAI_STAGE_DECODE,
+  .why = "one launch, a cluster of CTAs for each token and KV head, mma.sync",
+  .legal = nsai_legal_decode_cluster,
+  .sensible = nsai_sensible_decode_cluster,
+  .specify_roles = nsai_specify_decode_cluster,
+  .space = &nsai_space_decode_cluster
 };
+static const nsai_variant nsai_decode_split_kv = {
+  .name = "decode_split_kv",
+  .stage = NSAI_STAGE_DECODE,
+  .why = "scan, select, attend, combine: split over keys, mma.sync",
+  .legal = nsai_legal_decode_split_kv,
+  .specify_roles = nsai_specify_decode_split_kv,
+  .space = &nsai_space_decode_split_kv
+};
+static const nsai_variant nsai_decode_single_cta = {
+  .name = "decode_single_cta",
+  .stage = NSAI_STAGE_DECODE,
+  .why = "a CTA for each token and KV head: for batches that leave split-KV without gain",
+  .legal = nsai_legal_decode_single_cta,
+  .specify_roles = nsai_specify_decode_single_cta,
+  .space = &nsai_space_decode_single_cta
+};
+static const nsai_variant nsai_backward_q_sm90 = {
+  .name = "backward_q_sm90",
+  .stage = NSAI_STAGE_BACKWARD_Q,
+  .why = "statistics of rows and dQ, row-stationary over all branches, wgmma",
+  .legal = nsai_legal_backward_q_sm90,
+  .sensible = nsai_sensible_backward_sm90,
+  .specify_roles = nsai_specify_backward_q_sm90
+};
+static const nsai_variant nsai_backward_q_sm80 = {
+  .name = "backward_q_sm80",
+  .stage = NSAI_STAGE_BACKWARD_Q,
+  .why = "statistics of rows and dQ, row-stationary over all branches, mma.sync",
+  .legal = nsai_legal_backward_q_sm80,
+  .specify_roles = nsai_specify_backward_q_sm80
+};
+static const nsai_variant nsai_backward_kv_sm90 = {
+  .name = "backward_kv_sm90",
+  .stage = NSAI_STAGE_BACKWARD_KV,
+  .why = "dK and dV, KV-stationary over windows and inverted lists, wgmma",
+  .legal = nsai_legal_backward_kv_sm90,
+  .sensible = nsai_sensible_backward_sm90,
+  .specify_roles = nsai_specify_backward_kv_sm90
+};
+static const nsai_variant nsai_backward_kv_sm80 = {
+  .name = "backward_kv_sm80",
+  .stage = NSAI_STAGE_BACKWARD_KV,
+  .why = "dK and dV, KV-stationary over windows and inverted lists, mma.sync",
+  .legal = nsai_legal_backward_kv_sm80,
+  .specify_roles = nsai_specify_backward_kv_sm80
+};
+
+/* The rows by stage, then preference. */
+#define ROWS(row)                                                                                  \
+  row(gate_gemm) row(compress_mean) row(compress_gemm) row(attend_compressed_topn_sm90)            \
+      row(attend_compressed_sm90) row(attend_compressed_sm80) row(importance_sm80)                 \
+          row(select_topn) row(attend_selected_dense_sm90) row(attend_selected_dense_sm80)         \
+              row(attend_selected_kv_stationary_sm90) row(attend_selected_window_sm90)             \
+                  row(attend_selected_sm90) row(attend_selected_sm90_mma)                          \
+                      row(attend_selected_sm80) row(attend_window_sm90) row(attend_window_sm80)    \
+                          row(dense_sm90) row(dense_sm80) row(dense_gemm) row(append_mean)         \
+                              row(append_gemm)
+
+#define DECLARE(name) extern const nsai_variant nsai_##name;
+ROWS(DECLARE)
+
+#define ADDRESS(name) &nsai_##name,
+const nsai_variant *const nsai_variants[] = { ROWS(ADDRESS) & nsai_decode_cluster,
+                                              &nsai_decode_split_kv,
+                                              &nsai_decode_single_cta,
+                                              &nsai_backward_q_sm90,
+                                              &nsai_backward_q_sm80,
+                                              &nsai_backward_kv_sm90,
+                                              &nsai_backward_kv_sm80,
+                                              NULL };

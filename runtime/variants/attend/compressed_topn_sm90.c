@@ -1,14 +1,21 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * attend_compressed_topn_sm90, the variant of attend_compressed that covers importance and select (sm_90a).
+ * attend_compressed_topn_sm90: the compressed branch, importance and the top-n in one kernel (sm_90a).
  */
-#include "plan/spec.h"
+#include "base/math.h"
+#include "variants/attend/compressed.h"
 
 #include <string.h>
 
+enum { TOPN, KERNELS };
+enum { SCRATCH, BUFFERS };       /* of every CTA */
+enum { SCRATCH_BYTES, NUMBERS }; /* of one CTA */
+
+/* The kernel's KernelTraits. */
 /* The kernel's KernelTraits. */
 #define ROWS 128
+
 #define KEYS 128
 #define STAGES 2
 #define THREADS 512
@@ -25,8 +32,6 @@
 #define MOST_HEAD_DIM_V 128 /* O, in registers */
 #define MOST_FREE 32        /* the best, in registers: one a lane */
 
-static uint32_t round_up(uint32_t x, uint32_t step) { return (x + step - 1) / step * step; }
-
 /* Selection blocks of a tile of keys. */
 static int32_t tile_blocks(const nsai_model *m) { return KEYS * m->stride / m->select_block; }
 
@@ -42,10 +47,10 @@ static uint32_t shared_bytes(const nsai_model *m, int32_t queries, int32_t depth
   uint32_t mine = (units + SELECTORS - 1) / SELECTORS;
   uint32_t pieces = (uint32_t)depth * mine * 64 * (uint32_t)((blocks < 32 ? blocks : 32) + 1);
   uint32_t tokens = mine * (uint32_t)(group < 16 ? 16 / group : 1);
-  uint32_t first = round_up(pieces > QUEUE_BYTES ? pieces : QUEUE_BYTES, 16);
+  uint32_t first = nsai_round_up_u32(pieces > QUEUE_BYTES ? pieces : QUEUE_BYTES, 16);
   uint32_t found = 136 * tokens + 8 * (uint32_t)depth;
-  uint32_t desk = round_up(first + 64 * mine + found, 16);
-  return flash + round_up(SELECTORS * desk + units * 4 + 8, 16);
+  uint32_t desk = nsai_round_up_u32(first + 64 * mine + found, 16);
+  return flash + nsai_round_up_u32(SELECTORS * desk + units * 4 + 8, 16);
 }
 
 /* What is of use and fits: Q of the next tile is worth more than a piece. */
@@ -58,7 +63,7 @@ static void choose_depths(const nsai_model *m, const nsai_target *t, int32_t *qu
 }
 
 /* Bytes of Scratch<Config>. */
-static uint64_t scratch_bytes(const nsai_problem *p) {
+static int64_t scratch_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
   uint64_t blocks = (uint64_t)tile_blocks(m);
   uint64_t candidates = (uint64_t)nsai_select_block_count(m, p->max_kv_len);
@@ -66,7 +71,7 @@ static uint64_t scratch_bytes(const nsai_problem *p) {
   uint64_t tokens = (uint64_t)(ROWS / nsai_padded_group(m));
   uint64_t parts = blocks > 32 ? blocks / 32 : 1;
   uint64_t floats = ROWS + tiles * (ROWS * blocks + ROWS * parts + 2 * tokens * blocks);
-  return (4 * floats + 255) / 256 * 256;
+  return (int64_t)((4 * floats + 255) / 256 * 256);
 }
 
 /* What the registers hold, found by compiling (NVRTC 13.0): two strides a block are twice as many sums,
@@ -112,8 +117,7 @@ static void check_model(const nsai_model *m, nsai_reasons *reasons) {
                 MOST_FREE);
 }
 
-void nsai_legal_attend_compressed_topn_sm90(const nsai_problem *p, const nsai_target *t,
-                                            nsai_reasons *reasons) {
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
   nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
@@ -139,29 +143,27 @@ void nsai_legal_attend_compressed_topn_sm90(const nsai_problem *p, const nsai_ta
 
 /* Where every block is chosen there is no importance to be had for nothing. It just fits the registers
  * and has no smaller tiles for other compilers. */
-bool nsai_sensible_attend_compressed_topn_sm90(const nsai_problem *p, const nsai_target *t) {
+static bool sensible(const nsai_problem *p, const nsai_target *t) {
   return !t->register_fallback && !nsai_problem_selects_all(p) && p->max_kv_len > SHORTEST;
 }
 
-void nsai_specify_attend_compressed_topn_sm90(const nsai_problem *p, const nsai_target *t,
-                                              const nsai_tiles *s,
-                                              nsai_kernel_spec specs[NSAI_ROLES]) {
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
-  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
+  nsai_kernel_spec *spec = &kernel[TOPN];
   int32_t group = nsai_padded_group(m), queries, depth;
-  (void)s;
-  choose_depths(m, t, &queries, &depth);
+  choose_depths(m, r->target, &queries, &depth);
   *spec = (nsai_kernel_spec){ .entry = "attend_compressed_topn_sm90",
                               .dtype = m->dtype,
                               .threads = THREADS,
                               .shared_bytes = shared_bytes(m, queries, depth),
                               .tile_tokens = ROWS / group,
                               .ctas_per_sm = 1,
-                              .scratch_bytes = scratch_bytes(p),
                               .tma_box_heads = group,
                               .tma_box_tokens = ROWS / 2 / group,
                               .tma_box_keys = KEYS,
-                              .interleaved_keys = true };
+                              .interleaved_keys = true,
+                              .compile_cost = 700 };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_constant_add(spec, "kRows", ROWS);
@@ -171,5 +173,41 @@ void nsai_specify_attend_compressed_topn_sm90(const nsai_problem *p, const nsai_
   nsai_constant_add(spec, "kDepth", depth);
   nsai_constant_add(spec, "kMinBlocks", 1);
   nsai_blocks_add(spec, m);
-  nsai_specify_standalone(p, t, specs);
 }
+
+static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                      nsai_form_sizes *out) {
+  out->number[SCRATCH_BYTES] = scratch_bytes(r->problem);
+  out->bytes[SCRATCH] = out->number[SCRATCH_BYTES] * kernel[TOPN].ctas_per_sm * r->target->sms;
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_kernel *kernel = &form->kernel[TOPN];
+  NsaiCompressedTopn p = { .attend.attend = nsai_compressed_params(run, kernel),
+                           .scratch = nsai_buffer_at(run, form->buffer[SCRATCH]),
+                           .scratch_bytes = form->number[SCRATCH_BYTES] };
+  (void)span;
+  if (nsai_run_selects(run)) {
+    nsa_tensor idx = nsai_index_tensor(run);
+    p.idx = idx.data;
+    p.idx_token_stride = idx.stride[0];
+    p.idx_head_stride = idx.stride[1];
+  }
+  NSAI_TRY(nsai_map_attend(run, kernel, nsai_present_blocks(run), &p.attend));
+  return nsai_launch_tiles(run, kernel, &p);
+}
+
+const nsai_variant nsai_attend_compressed_topn_sm90 = {
+  .name = "attend_compressed_topn_sm90",
+  .stage = NSAI_STAGE_ATTEND_COMPRESSED,
+  .why = "compressed branch, importance and top-n in one pass, wgmma and tensor maps",
+  .fuses = 1u << NSAI_STAGE_IMPORTANCE | 1u << NSAI_STAGE_SELECT,
+  .kernels = KERNELS,
+  .buffers = BUFFERS,
+  .numbers = NUMBERS,
+  .legal = legal,
+  .sensible = sensible,
+  .specify = specify,
+  .workspace = workspace,
+  .enqueue = enqueue,
+};

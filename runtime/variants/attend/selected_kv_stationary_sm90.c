@@ -1,14 +1,28 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The KV-stationary variant of the selected branch.
+ * attend_selected_kv_stationary_sm90. For each chunk of tokens the lists of blocks become lists of tokens.
+ * Then, for as many query heads at a time as the workspace has rows for, each block is attended by its
+ * tokens, and the partial results of each token are combined. Nothing depends on what the lists hold.
  */
-#include "plan/spec.h"
+#include "base/math.h"
+#include "variants/attend/invert.h"
+#include "variants/attend/selected.h"
 
 #include <math.h>
 #include <string.h>
 
-#define TILE_ROWS 64 /* of a product */
+enum { INVERT = NSAI_SELECTED_KERNELS, COMBINE = INVERT + NSAI_INVERT_KERNELS, KERNELS };
+enum {
+  PARTIAL = NSAI_INVERT_BUFFERS, /* dtype [rows, Dv] of a (head, token, slot) each */
+  PARTIAL_LSE,                   /* f32 [rows] */
+  BUFFERS
+};
+enum { CHUNK_TOKENS, ROWS, NUMBERS };
+
+/* Partial results: a row of Dv for every head, token and slot would be 17 GB at 64k tokens and 64 heads.
+ * In pieces of this many bytes the launches last milliseconds, which is enough. */
+#define SLOT_CHUNK_BYTES ((int64_t)1 << 30)
 
 static nsai_tiles kv_tiles(int32_t rows, int32_t warps, int32_t blocks) {
   return (nsai_tiles){
@@ -69,7 +83,7 @@ static double cost_kv(const nsai_problem *p, const nsai_target *t, const nsai_ti
   return 1 + 2 / tiles + 64.0 / s->of[NSAI_TILE_ROWS];
 }
 
-const nsai_space nsai_space_selected_kv_stationary_sm90 = {
+static const nsai_space space = {
   3,
   { { NSAI_TILE_ROWS, { 256, 512, 1024, 2048 }, "what a block's keys are copied for, and balance" },
     { NSAI_TILE_WARPS, { 4, 8, 12 }, "warpgroups that share a block's keys" },
@@ -82,8 +96,7 @@ const nsai_space nsai_space_selected_kv_stationary_sm90 = {
 /* One row of 16 columns has been off by 4.8e-3 where blocks nearly cancel; 4e-3 is allowed. */
 #define LEAST_BF16_COLUMNS 64
 
-void nsai_legal_attend_selected_kv_stationary_sm90(const nsai_problem *p, const nsai_target *t,
-                                                   nsai_reasons *reasons) {
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
   nsai_legal_common(p, reasons);
   nsai_legal_packed(p, reasons);
@@ -109,7 +122,7 @@ void nsai_legal_attend_selected_kv_stationary_sm90(const nsai_problem *p, const 
  * 11.4 at G 4. */
 #define BREAK_EVEN_BLOCKS 64
 
-bool nsai_sensible_attend_selected_kv_stationary_sm90(const nsai_problem *p, const nsai_target *t) {
+static bool sensible(const nsai_problem *p, const nsai_target *t) {
   const nsai_model *m = &p->model;
   int32_t group = m->heads / m->kv_heads;
   if (t->register_fallback == NSAI_MAX_REGISTER_FALLBACK)
@@ -119,54 +132,125 @@ bool nsai_sensible_attend_selected_kv_stationary_sm90(const nsai_problem *p, con
   return group <= 2 || (group <= 8 && p->overlap == NSA_OVERLAP_LOW);
 }
 
-static nsai_kernel_spec standalone_spec(const nsai_problem *p, const char *entry, int32_t threads) {
-  nsai_kernel_spec spec = { .entry = entry, .dtype = p->model.dtype, .threads = threads };
-  nsai_constant_add(&spec, "kSelectBlock", p->model.select_block);
-  nsai_constant_add(&spec, "kSelectCount", p->model.select_count);
-  nsai_constant_add(&spec, "kMinBlocks", 1);
-  return spec;
+static void specify_combine(const nsai_problem *p, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = "attend_selected_combine",
+                              .dtype = p->model.dtype,
+                              .threads = 256 };
+  nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
+  nsai_constant_add(spec, "kSelectCount", p->model.select_count);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
 }
 
-/* A warp takes its tokens one by one: the more warps, the shorter. */
-#define FILL_THREADS 512
-
-void nsai_specify_invert(const nsai_problem *p, int32_t item_rows,
-                         nsai_kernel_spec specs[NSAI_ROLES]) {
-  nsai_kernel_spec count = standalone_spec(p, "data_invert_count", 256),
-                   scan = standalone_spec(p, "data_invert_scan", 1024),
-                   fill = standalone_spec(p, "data_invert_fill", FILL_THREADS);
-  nsai_constant_add(&count, "kCounters", NSAI_KV_COUNTERS);
-  nsai_constant_add(&scan, "kRows", item_rows);
-  nsai_constant_add(&fill, "kCounters", NSAI_KV_COUNTERS);
-  fill.shared_bytes = (FILL_THREADS / 16 + 4) * NSAI_KV_COUNTERS;
-  specs[NSAI_KERNEL_INVERT_COUNT] = count;
-  specs[NSAI_KERNEL_INVERT_SCAN] = scan;
-  specs[NSAI_KERNEL_INVERT_FILL] = fill;
-}
-
-static nsai_kernel_spec combine_spec(const nsai_problem *p) {
-  nsai_kernel_spec spec = standalone_spec(p, "attend_selected_combine", 256);
-  nsai_heads_add(&spec, p);
-  nsai_gate_add(&spec, p);
-  return spec;
-}
-
-void nsai_specify_attend_selected_kv_stationary_sm90(const nsai_problem *p, const nsai_target *t,
-                                                     const nsai_tiles *s,
-                                                     nsai_kernel_spec specs[NSAI_ROLES]) {
-  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
-  int32_t warps = s->of[NSAI_TILE_WARPS], rows = s->of[NSAI_TILE_ROWS];
-  (void)t;
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  const nsai_problem *p = r->problem;
+  nsai_kernel_spec *spec = &kernel[NSAI_SELECTED];
+  int32_t warps = r->tiles->of[NSAI_TILE_WARPS], rows = r->tiles->of[NSAI_TILE_ROWS];
   *spec = (nsai_kernel_spec){ .entry = "attend_selected_kv_stationary_sm90",
                               .dtype = p->model.dtype,
                               .threads = 32 * warps,
-                              .shared_bytes = kv_shared(&p->model, s),
-                              .tile_tokens = rows };
+                              .shared_bytes = kv_shared(&p->model, r->tiles),
+                              .tile_tokens = rows,
+                              .compile_cost = 400 };
   nsai_heads_add(spec, p);
-  nsai_lists_add(specs, p);
+  nsai_selected_add_lists(p, kernel);
   nsai_constant_add(spec, "kRows", rows);
   nsai_constant_add(spec, "kWarps", warps);
-  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
-  nsai_specify_invert(p, rows, specs);
-  specs[NSAI_KERNEL_COMBINE] = combine_spec(p);
+  nsai_constant_add(spec, "kMinBlocks", r->tiles->of[NSAI_TILE_CTAS]);
+  nsai_invert_specify(p, rows, &kernel[INVERT]);
+  specify_combine(p, &kernel[COMBINE]);
 }
+
+static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                      nsai_form_sizes *out) {
+  const nsai_problem *p = r->problem;
+  const nsai_model *m = &p->model;
+  const int64_t fit = SLOT_CHUNK_BYTES / (m->head_dim_v * 2), n = m->select_count;
+  const int64_t chunk =
+      nsai_smaller(nsai_larger(fit / n, 1), nsai_smaller(p->max_tokens, NSAI_KV_MOST_TOKENS));
+  const int64_t rows = nsai_larger(nsai_smaller(fit, p->max_tokens * n * m->heads), chunk * n);
+  out->number[CHUNK_TOKENS] = chunk;
+  out->number[ROWS] = rows;
+  nsai_invert_workspace(p, chunk, kernel[NSAI_SELECTED].tile_tokens, out->bytes);
+  out->bytes[PARTIAL] = rows * m->head_dim_v * 2;
+  out->bytes[PARTIAL_LSE] = rows * 4;
+}
+
+/* Attention and sum for the query heads [begin, end). */
+static nsa_status attend_heads(const nsai_run *run, const nsai_form *form,
+                               const NsaiAttendSelected *s, const NsaiInvert *index, int32_t begin,
+                               int32_t end) {
+  NsaiAttendKv attend = { .q = s->q,
+                          .k = s->k,
+                          .v = s->v,
+                          .items = index->items,
+                          .item_counts = index->item_counts,
+                          .entries = index->entries,
+                          .partial = nsai_buffer_at(run, form->buffer[PARTIAL]),
+                          .partial_lse = nsai_buffer_at(run, form->buffer[PARTIAL_LSE]),
+                          .entry_capacity = index->entry_capacity,
+                          .item_capacity = index->item_capacity,
+                          .shared_lists = !index->list_head_stride,
+                          .token_begin = index->token_begin,
+                          .chunk_tokens = index->token_end - index->token_begin,
+                          .head_begin = begin,
+                          .heads = end - begin,
+                          .scale_log2 = s->scale_log2 };
+  NsaiCombine combine = { .entry_indices = index->entry_indices,
+                          .partial = attend.partial,
+                          .partial_lse = attend.partial_lse,
+                          .out = s->out,
+                          .entry_capacity = attend.entry_capacity,
+                          .shared_lists = attend.shared_lists,
+                          .token_begin = attend.token_begin,
+                          .chunk_tokens = attend.chunk_tokens,
+                          .head_begin = begin,
+                          .heads = end - begin,
+                          .kv_heads = s->kv_heads };
+  const int64_t items = (int64_t)attend.heads * attend.item_capacity;
+  const int64_t rows = (int64_t)combine.heads * combine.chunk_tokens; /* a warp each */
+  NSAI_TRY(nsai_launch(run->queue, &form->kernel[NSAI_SELECTED], (uint64_t)items, 1, &attend));
+  return nsai_launch_elements(run, &form->kernel[COMBINE], 32 * rows, &combine);
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_model *m = &run->plan->problem.model;
+  const nsai_kernel *kernel = &form->kernel[NSAI_SELECTED];
+  NsaiAttendSelected selected = nsai_selected_params(run, kernel);
+  (void)span;
+  NSAI_TRY(nsai_selected_find_lists(run, form, &selected));
+  for (int64_t begin = 0; begin < run->sizes.tokens; begin += form->number[CHUNK_TOKENS]) {
+    int64_t end = nsai_smaller(begin + form->number[CHUNK_TOKENS], run->sizes.tokens);
+    int64_t heads = nsai_smaller(form->number[ROWS] / ((end - begin) * m->select_count), m->heads);
+    NsaiInvert index =
+        nsai_invert_params(run, &selected, begin, end, kernel->tile_tokens, form->buffer);
+    NSAI_TRY(nsai_invert_enqueue(run, &form->kernel[INVERT], index));
+    for (int64_t head = 0; head < m->heads; head += heads)
+      NSAI_TRY(attend_heads(run, form, &selected, &index, (int32_t)head,
+                            (int32_t)nsai_smaller(head + heads, m->heads)));
+  }
+  return NSA_OK;
+}
+
+static void describe(const nsai_form *form, nsai_writer *text) {
+  nsai_write(text, "  %s: %llu bytes of partial results at a time, of %lld tokens' lists\n",
+             form->variant->name, (unsigned long long)form->buffer[PARTIAL].bytes,
+             (long long)form->number[CHUNK_TOKENS]);
+}
+
+const nsai_variant nsai_attend_selected_kv_stationary_sm90 = {
+  .name = "attend_selected_kv_stationary_sm90",
+  .stage = NSAI_STAGE_ATTEND_SELECTED,
+  .why = "KV-stationary over inverted lists, wgmma: small groups, lists that differ",
+  .kernels = KERNELS,
+  .buffers = BUFFERS,
+  .numbers = NUMBERS,
+  .legal = legal,
+  .sensible = sensible,
+  .space = &space,
+  .specify = specify,
+  .workspace = workspace,
+  .enqueue = enqueue,
+  .describe = describe,
+};

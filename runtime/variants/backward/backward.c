@@ -5,6 +5,8 @@
  * and dV of every pair).
  */
 #include "plan/spec.h"
+#include "variants/attend/invert.h"
+#include "variants/select/sort.h"
 
 #include <string.h>
 
@@ -210,7 +212,7 @@ static void specify_q(const nsai_problem *p, const nsai_target *t, bool wgmma,
     specify_ring(p, t, "backward_dq_tma", &specs[NSAI_KERNEL_BACKWARD_Q]);
   else
     specify_rows(p, t, wgmma, "backward_dq", &specs[NSAI_KERNEL_BACKWARD_Q]);
-  if (p->model.select_count) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
+  if (p->model.select_count) nsai_sort_specify(p, &specs[NSAI_KERNEL_SORT]);
 }
 
 void nsai_specify_backward_q_sm80(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
@@ -399,10 +401,11 @@ static void specify_kv(const nsai_problem *p, const nsai_target *t, bool wgmma,
   } else if (m->select_count) {
     nsai_kernel_spec *spec = &specs[NSAI_KERNEL_BACKWARD_SELECTED];
     specify_branch(p, t, whole, &selected[0], &selected[1], spec);
-    nsai_specify_invert(p, ITEM_TOKENS, specs);
+    nsai_invert_specify(p, ITEM_TOKENS, &specs[NSAI_KERNEL_INVERT_COUNT]);
   }
   specify_sum(p, &specs[NSAI_KERNEL_BACKWARD_SUM]);
   if (nsai_phi_has_weights(m)) nsai_specify_phi_back(p, specs);
+  if (m->gate == NSAI_GATE_MLP) nsai_specify_gate_back(p, specs);
 }
 
 void nsai_specify_backward_kv_sm80(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,

@@ -6,6 +6,7 @@
  * in chunks of tokens.
  */
 #include "variants/backward/layers.h"
+#include "variants/gate/gemm.h"
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
@@ -32,7 +33,8 @@ static nsa_status gate_out(const nsai_layers_pass *b, nsai_matrix d_out, int64_t
                            .rows = (int)b->rows,
                            .columns = (int)columns,
                            .parts = 1 };
-  NSAI_TRY(nsai_launch_elements(run, NSAI_KERNEL_GATE_OUT_BACK, b->rows * columns, &p));
+  NSAI_TRY(nsai_launch_elements(run, &run->plan->kernels[NSAI_KERNEL_GATE_OUT_BACK],
+                                b->rows * columns, &p));
   if (!nsai_present(&b->grads->d_gate.b2)) return NSA_OK;
   nsai_columns_of sums = { .x = p.d_y, .row_stride = columns, .columns = columns };
   NSAI_TRY(nsai_sum_columns(b, &sums));
@@ -44,19 +46,22 @@ static nsa_status gate_inner(const nsai_layers_pass *b, nsai_matrix inner, nsai_
                              int64_t h) {
   const nsai_run *run = b->run;
   const nsai_layers_workspace *l = nsai_layers_of(run);
-  NsaiActivationBack p = { .seq = nsai_run_sequences(run),
-                           .d_y = nsai_buffer_at(run, l->d_hidden),
-                           .x = nsai_buffer_at(run, run->plan->workspace.gate_product),
-                           .bias = run->io->gate.b1.data,
-                           .out = (void *)(uintptr_t)inner.data,
-                           .hidden = (void *)(uintptr_t)hidden.data,
-                           .d_row_stride = h,
-                           .out_row_stride = inner.row,
-                           .batch = 1,
-                           .rows = (int)b->rows,
-                           .columns = (int)h,
-                           .parts = 1 };
-  NSAI_TRY(nsai_launch_elements(run, NSAI_KERNEL_GATE_HIDDEN_BACK, b->rows * h, &p));
+  NsaiActivationBack p = {
+    .seq = nsai_run_sequences(run),
+    .d_y = nsai_buffer_at(run, l->d_hidden),
+    .x = nsai_buffer_at(run, nsai_plan_form(run->plan, NSAI_STAGE_GATE)->buffer[NSAI_GATE_PRODUCT]),
+    .bias = run->io->gate.b1.data,
+    .out = (void *)(uintptr_t)inner.data,
+    .hidden = (void *)(uintptr_t)hidden.data,
+    .d_row_stride = h,
+    .out_row_stride = inner.row,
+    .batch = 1,
+    .rows = (int)b->rows,
+    .columns = (int)h,
+    .parts = 1
+  };
+  NSAI_TRY(nsai_launch_elements(run, &run->plan->kernels[NSAI_KERNEL_GATE_HIDDEN_BACK], b->rows * h,
+                                &p));
   if (!nsai_present(&b->grads->d_gate.b1)) return NSA_OK;
   nsai_columns_of sums = { .x = p.d_y, .row_stride = h, .columns = h };
   NSAI_TRY(nsai_sum_columns(b, &sums));
@@ -78,7 +83,8 @@ static nsa_status gate_features(const nsai_layers_pass *b, int64_t begin, int64_
                         .rows = (int)rows,
                         .columns = (int)x->shape[1] };
   *out = (nsai_matrix){ p.out, x->shape[1], 0 };
-  return nsai_launch_elements(run, NSAI_KERNEL_PRESENT_ROWS, rows * x->shape[1], &p);
+  return nsai_launch_elements(run, &run->plan->kernels[NSAI_KERNEL_PRESENT_ROWS],
+                              rows * x->shape[1], &p);
 }
 
 /* The layer that reads the features, in chunks of tokens; `d`: of its result. */

@@ -5,12 +5,6 @@
 
 static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-nsa_status nsai_launch_elements(const nsai_run *run, nsai_role role, int64_t count,
-                                const void *params) {
-  const nsai_kernel *kernel = &run->plan->kernels[role];
-  return nsai_launch(run->queue, kernel, (uint64_t)ceil_div(count, kernel->threads), 1, params);
-}
-
 nsa_status nsai_store(const nsai_layers_pass *b, const nsai_store_of *s) {
   NsaiStoreGradient p = { .seq = nsai_run_sequences(b->run),
                           .x = s->x,
@@ -26,8 +20,8 @@ nsa_status nsai_store(const nsai_layers_pass *b, const nsai_store_of *s) {
   p.out.view.token_stride = s->row_stride;
   p.out.view.head_stride = s->batch_stride;
   p.out.view.data = (char *)p.out.view.data + b->first_head * s->batch_stride * size;
-  return nsai_launch_elements(b->run, NSAI_KERNEL_STORE_GRADIENT, b->batch * s->rows * s->columns,
-                              &p);
+  return nsai_launch_elements(b->run, &b->run->plan->kernels[NSAI_KERNEL_STORE_GRADIENT],
+                              b->batch * s->rows * s->columns, &p);
 }
 
 nsa_status nsai_store_matrix(const nsai_layers_pass *b, const nsa_tensor *out, const float *x,

@@ -14,7 +14,7 @@
 #define NSAI_VARIANTS_BACKWARD_LAYERS_H
 
 #include "params/backward.h"
-#include "run/run.h"
+#include "run/params.h"
 
 /* One pass through one or two layers, for a batch of weights. */
 typedef struct nsai_layers_pass {
@@ -32,10 +32,6 @@ static inline const nsai_layers_workspace *nsai_layers_of(const nsai_run *run) {
 static inline int64_t nsai_operand(int64_t columns) {
   return (columns + NSAI_OPERAND_STEP - 1) / NSAI_OPERAND_STEP * NSAI_OPERAND_STEP;
 }
-
-/* Launches one thread for each element. */
-nsa_status nsai_launch_elements(const nsai_run *run, nsai_role role, int64_t count,
-                                const void *params);
 
 /* out [batch] = x, or plus x. */
 typedef struct nsai_store_of {
@@ -84,5 +80,12 @@ nsa_status nsai_multiply_back(const nsai_layers_pass *b, int64_t rows, int64_t i
 /* layers.d_weights [in, out] = x^T [in, rows] d [rows, out], or plus it. */
 nsa_status nsai_multiply_weights(const nsai_layers_pass *b, int64_t rows, int64_t in, int64_t out,
                                  nsai_matrix x, nsai_matrix d, bool adds);
+
+/* Of rows that do not own their kernels yet: the backward pass through phi, for the KV heads [head, head +
+ * heads), and through the gate MLP; and whether any of these gradients is wanted. */
+nsa_status nsai_enqueue_phi_back(const nsai_run *run, const nsa_grads *grads, int head, int heads);
+nsa_status nsai_enqueue_gate_back(const nsai_run *run, const nsa_grads *grads);
+bool nsai_wants_phi(const nsa_phi_side *out);
+bool nsai_wants_gate(const nsa_gate *out);
 
 #endif /* NSAI_VARIANTS_BACKWARD_LAYERS_H */

@@ -8,13 +8,19 @@
  * sum of the blocks', so that one product over rows and this sum gives dX and, as its last row, d_pe; and
  * one gives dW of x and pe together.
  */
+#include "variants/compress/phi.h"
 #include "variants/backward/layers.h"
+
+/* A buffer of compress_gemm, which has ended. */
+static nsai_buffer phi_buffer(const nsai_run *run, int buffer) {
+  return nsai_plan_form(run->plan, NSAI_STAGE_COMPRESS)->buffer[buffer];
+}
 
 /* K or V on its way back. */
 typedef struct side_back {
   const nsa_tensor *x;
   const nsa_phi_side *weights, *out;
-  nsai_role gather;
+  int gather;
   int64_t dim, column; /* of the compressed sums */
   nsai_buffer d_rows;
   bool raw; /* the gradient of the tokens is wanted */
@@ -27,7 +33,7 @@ static side_back open_side(const nsai_layers_pass *b, int side) {
   return side ? (side_back){ .x = &io->kv.v[0],
                              .weights = &io->phi.v,
                              .out = &b->grads->d_phi.v,
-                             .gather = NSAI_KERNEL_GATHER_V,
+                             .gather = NSAI_PHI_GATHER_V,
                              .dim = m->head_dim_v,
                              .column = m->head_dim_qk,
                              .d_rows = l->v_rows,
@@ -35,7 +41,7 @@ static side_back open_side(const nsai_layers_pass *b, int side) {
               : (side_back){ .x = &io->kv.k[0],
                              .weights = &io->phi.k,
                              .out = &b->grads->d_phi.k,
-                             .gather = NSAI_KERNEL_GATHER_K,
+                             .gather = NSAI_PHI_GATHER_K,
                              .dim = m->head_dim_qk,
                              .d_rows = l->k_rows,
                              .raw = nsai_present(&b->grads->d_kv.k[0]) };
@@ -56,12 +62,12 @@ static nsa_status gather(const nsai_layers_pass *b, const side_back *s) {
                        .x = nsai_view(s->x),
                        .pe_head_stride = pe->stride[0],
                        .pe_token_stride = pe->stride[1],
-                       .out = nsai_buffer_at(run, run->plan->workspace.phi_rows),
+                       .out = nsai_buffer_at(run, phi_buffer(run, NSAI_PHI_ROWS)),
                        .rows = (int)b->rows,
                        .kv_heads = (int)b->batch };
   p.x.data = (uint16_t *)p.x.data + b->first_head * p.x.head_stride;
   if (nsai_present(pe)) p.pe = (const uint16_t *)pe->data + b->first_head * pe->stride[0];
-  return nsai_launch(run->queue, &run->plan->kernels[s->gather],
+  return nsai_launch(run->queue, &nsai_plan_form(run->plan, NSAI_STAGE_COMPRESS)->kernel[s->gather],
                      (uint64_t)((b->rows + 1) * b->batch), 1, &p);
 }
 
@@ -71,7 +77,7 @@ static int64_t flat_of(const nsai_layers_pass *b, const side_back *s) {
 
 static nsai_matrix gathered(const nsai_layers_pass *b, const side_back *s) {
   int64_t flat = flat_of(b, s);
-  return (nsai_matrix){ nsai_buffer_at(b->run, b->run->plan->workspace.phi_rows), flat,
+  return (nsai_matrix){ nsai_buffer_at(b->run, phi_buffer(b->run, NSAI_PHI_ROWS)), flat,
                         (b->rows + 1) * flat };
 }
 
@@ -110,7 +116,8 @@ static nsa_status phi_out(const nsai_layers_pass *b, const side_back *s, nsai_ma
                              .columns = s->dim,
                              .row = sums_row(b, d_out),
                              .row_batch_stride = d_out.batch };
-  return nsai_launch_elements(run, NSAI_KERNEL_PHI_OUT_BACK, b->batch * b->rows * s->dim, &p);
+  return nsai_launch_elements(run, &run->plan->kernels[NSAI_KERNEL_PHI_OUT_BACK],
+                              b->batch * b->rows * s->dim, &p);
 }
 
 /* The first layer's weights, pe and the tokens; `d`: of its result, the sums in its last row. */
@@ -159,7 +166,7 @@ static nsa_status phi_hidden(const nsai_layers_pass *b, const side_back *s) {
   gemm.b_row = w.row;
   gemm.b_batch = w.batch;
   return nsai_run_gemm(run, &gemm, x.data, w.data,
-                       nsai_buffer_at(run, run->plan->workspace.phi_product));
+                       nsai_buffer_at(run, phi_buffer(run, NSAI_PHI_PRODUCT)));
 }
 
 /* dZ and act(z) from dY W2^T. */
@@ -168,7 +175,7 @@ static nsa_status phi_inner(const nsai_layers_pass *b, const side_back *s, nsai_
   const nsai_run *run = b->run;
   const nsa_tensor *b1 = &s->weights->b1;
   int64_t h = s->weights->w1.shape[2];
-  float *z = nsai_buffer_at(run, run->plan->workspace.phi_product);
+  float *z = nsai_buffer_at(run, phi_buffer(run, NSAI_PHI_PRODUCT));
   NsaiActivationBack p = { .seq = nsai_run_sequences(run),
                            .d_y = nsai_buffer_at(run, nsai_layers_of(run)->d_hidden),
                            .x = z,
@@ -187,7 +194,8 @@ static nsa_status phi_inner(const nsai_layers_pass *b, const side_back *s, nsai_
                            .columns = (int)h,
                            .parts = 1 };
   if (nsai_present(b1)) p.bias = (const uint16_t *)b1->data + b->first_head * b1->stride[0];
-  NSAI_TRY(nsai_launch_elements(run, NSAI_KERNEL_PHI_HIDDEN_BACK, b->batch * b->rows * h, &p));
+  NSAI_TRY(nsai_launch_elements(run, &run->plan->kernels[NSAI_KERNEL_PHI_HIDDEN_BACK],
+                                b->batch * b->rows * h, &p));
   nsai_columns_of sums = { .x = p.d_y,
                            .batch_stride = p.d_batch_stride,
                            .row_stride = h,

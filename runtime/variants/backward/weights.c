@@ -5,6 +5,8 @@
  * MLP.
  */
 #include "plan/spec.h"
+#include "variants/attend/invert.h"
+#include "variants/select/sort.h"
 
 #define THREADS 256 /* memory-bound kernels: enough loads in flight at any occupancy */
 

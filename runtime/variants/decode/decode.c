@@ -7,7 +7,9 @@
 #include "variants/decode/decode.h"
 
 #include "plan/context.h"
-#include "run/cached.h"
+#include "run/params.h"
+#include "variants/select/importance.h"
+#include "variants/select/sort.h"
 
 #include <stddef.h>
 
@@ -118,7 +120,7 @@ static NsaiDecode decode_params(const nsai_run *run, const nsai_decode_split *sp
 /* A caller's lists, sorted. */
 static nsa_status sort_lists(const nsai_run *run, NsaiDecode *p) {
   NsaiAttendSelected sorted;
-  NSAI_TRY(nsai_sort_selection(run, &sorted));
+  NSAI_TRY(nsai_sort_enqueue(run, &run->plan->kernels[NSAI_KERNEL_SORT], &sorted));
   p->idx = (int *)sorted.lists;
   p->idx_token_stride = sorted.list_token_stride;
   p->idx_head_stride = sorted.list_head_stride;
@@ -158,32 +160,12 @@ static nsa_status enqueue_split_kv(const nsai_run *run) {
                             nsai_decode_warp_rows(m) / split.row_warps;
   NSAI_TRY(
       launch(run, NSAI_KERNEL_DECODE_COMBINE, (tokens * m->heads + rows_each - 1) / rows_each, &p));
-  return probes(run) ? nsai_enqueue_probe(run) : NSA_OK;
+  return probes(run) ? nsai_probe_enqueue(run, &run->plan->kernels[NSAI_KERNEL_PROBE]) : NSA_OK;
 }
 
 nsa_status nsai_enqueue_decode(const nsai_run *run) {
   if (!run->sizes.tokens) return NSA_OK;
-  if (run->plan->problem.model.gate == NSAI_GATE_MLP) NSAI_TRY(nsai_enqueue_gate(run));
+  NSAI_TRY(nsai_enqueue_gates(run));
   return run->plan->choice.specs[NSAI_KERNEL_DECODE_CLUSTER].entry ? enqueue_cluster(run)
                                                                    : enqueue_split_kv(run);
-}
-
-nsa_status nsai_enqueue_append(const nsai_run *run, const nsa_kv *cache, const nsa_kv *new_kv,
-                               const nsa_phi *phi) {
-  const nsai_model *m = &run->plan->problem.model;
-  NsaiAppend p = { .batch = nsai_cache_batch(run),
-                   .slot_mapping = run->batch->slot_mapping.data,
-                   .kv_heads = m->kv_heads };
-  for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-    if (!nsai_reads_pair(m, pair)) continue;
-    p.pairs |= 1 << pair;
-    p.cache[pair] = nsai_cache_pair(run, cache, pair);
-    p.k[pair] = nsai_view(&new_kv->k[pair]);
-    p.v[pair] = nsai_view(&new_kv->v[pair]);
-  }
-  if (m->phi == NSAI_PHI_MEAN) p.entries = nsai_cache_entries(cache);
-  if (!run->sizes.tokens) return NSA_OK;
-  NSAI_TRY(launch(run, NSAI_KERNEL_KV_APPEND, run->sizes.tokens, &p));
-  if (m->phi == NSAI_PHI_MEAN || m->phi == NSAI_PHI_EXTERNAL) return NSA_OK;
-  return nsai_enqueue_phi_append(run, cache, phi, &p);
 }

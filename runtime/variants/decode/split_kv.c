@@ -7,6 +7,8 @@
 #include "plan/spec.h"
 
 #include "variants/decode/decode.h"
+#include "variants/select/importance.h"
+#include "variants/select/sort.h"
 
 #include <math.h>
 #include <string.h>
@@ -459,8 +461,8 @@ void nsai_specify_decode_split_kv(const nsai_problem *p, const nsai_target *t, c
   specify_stream(p, t, &scans, scan);
   nsai_constant_add(scan, "kSelectCount", selects ? m->select_count : 0);
   if (selects) specify_select(p, t, &scans, &specs[NSAI_KERNEL_DECODE_SELECT]);
-  if (p->selection != NSA_SELECT_OWN) nsai_specify_sort(p, &specs[NSAI_KERNEL_SORT]);
-  if (p->max_probe_rows) nsai_specify_probe(p, t, &specs[NSAI_KERNEL_PROBE]);
+  if (p->selection != NSA_SELECT_OWN) nsai_sort_specify(p, &specs[NSAI_KERNEL_SORT]);
+  if (p->max_probe_rows) nsai_probe_specify(p, t, &specs[NSAI_KERNEL_PROBE]);
   if (m->select_count || m->window) {
     nsai_kernel_spec *attend = &specs[NSAI_KERNEL_DECODE_ATTEND];
     /* Rows of one token take registers of their own. */

@@ -1,11 +1,15 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Variants of the stages importance and select.
+ * importance_sm80, and the importance of probed rows.
  */
-#include "plan/spec.h"
+#include "variants/select/importance.h"
+
+#include "base/math.h"
 
 #include <math.h>
+
+enum { IMPORTANCE, PROBE, KERNELS };
 
 /* Bytes of the kernel's SharedStorage: two tiles of keys, and per warp the head sums of one tile with
  * their history (the keys before a tile that still weigh in its first block, where tiles end on
@@ -56,7 +60,7 @@ static double cost_importance(const nsai_problem *p, const nsai_target *t, const
   return 1 + 6.0 / s->of[NSAI_TILE_KEYS] + (warps * blocks < 8 ? 0.3 : 0);
 }
 
-const nsai_space nsai_space_importance = {
+static const nsai_space space = {
   3,
   { { NSAI_TILE_KEYS, { 32, 64, 128 }, "barriers against shared memory" },
     { NSAI_TILE_WARPS, { 2, 4, 8 }, "each has 32 rows and all keys of a tile" },
@@ -66,8 +70,7 @@ const nsai_space nsai_space_importance = {
   cost_importance,
 };
 
-void nsai_legal_importance_sm80(const nsai_problem *p, const nsai_target *t,
-                                nsai_reasons *reasons) {
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)t;
   nsai_legal_common(p, reasons);
 }
@@ -80,7 +83,8 @@ static void specify_importance(const nsai_problem *p, const nsai_tiles *s, bool 
                               .dtype = m->dtype,
                               .threads = 32 * warps,
                               .shared_bytes = importance_shared(m, s),
-                              .tile_tokens = rows / nsai_padded_group(m) };
+                              .tile_tokens = rows / nsai_padded_group(m),
+                              .compile_cost = 300 };
   nsai_constant_add(spec, "kHeadDimQk", m->head_dim_qk);
   nsai_constant_add(spec, "kGroup", m->heads / m->kv_heads);
   nsai_constant_add(spec, "kGroupPadded", nsai_padded_group(m));
@@ -95,77 +99,80 @@ static void specify_importance(const nsai_problem *p, const nsai_tiles *s, bool 
   nsai_source_add(spec, p, m->stride);
 }
 
-void nsai_specify_importance_sm80(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                                  nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  bool selects = p->model.select_count && p->selection == NSA_SELECT_OWN;
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  const nsai_problem *p = r->problem;
+  bool selects = p->model.select_count && p->selection == NSA_SELECT_OWN && !r->standalone;
   if (selects && !nsai_problem_selects_all(p))
-    specify_importance(p, s, false, &specs[NSAI_KERNEL_IMPORTANCE]);
-  if (p->max_probe_rows) specify_importance(p, s, true, &specs[NSAI_KERNEL_PROBE]);
+    specify_importance(p, r->tiles, false, &kernel[IMPORTANCE]);
+  if (p->max_probe_rows) specify_importance(p, r->tiles, true, &kernel[PROBE]);
 }
 
-void nsai_legal_select_topn(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
-  (void)t;
-  (void)reasons; /* works on fp32 importance whatever the storage type; count is bounded by the
-                    configuration */
-  (void)p;
-}
-
-static nsai_tiles choose_select(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
-  /* The H200 at 8k to 32k tokens: 5 to 10 % faster with four warps. */
-  bool four = nsai_target_is(t, NSAI_H200);
-  (void)p;
-  *by = four ? NSAI_BY_DEVICE : NSAI_BY_DEFAULT;
-  return (nsai_tiles){ { [NSAI_TILE_WARPS] = four ? 4 : 8, [NSAI_TILE_CTAS] = 4 } };
-}
-
-static void fit_select(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                       nsai_reasons *reasons) {
-  (void)p;
-  (void)t;
-  nsai_fit_threads(s, reasons);
-}
-
-static double cost_select(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s) {
-  (void)p;
-  (void)t;
-  return 1 + 4.0 / (s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_CTAS]);
-}
-
-const nsai_space nsai_space_select = {
-  2,
-  { { NSAI_TILE_WARPS, { 2, 4, 8, 16 }, "rows of different length wait for each other in a block" },
-    { NSAI_TILE_CTAS, { 1, 2, 4, 8 }, "registers of the running best against loads in flight" } },
-  choose_select,
-  fit_select,
-  cost_select,
-};
-
-void nsai_specify_select_topn(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                              nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_SELECT];
-  *spec = (nsai_kernel_spec){ .entry = "select_topn",
-                              .dtype = p->model.dtype,
-                              .threads = 32 * s->of[NSAI_TILE_WARPS] };
-  nsai_constant_add(spec, "kSelectBlock", p->model.select_block);
-  nsai_constant_add(spec, "kSelectCount", p->model.select_count);
-  nsai_constant_add(spec, "kSelectInit", p->model.select_init);
-  nsai_constant_add(spec, "kSelectLocal", p->model.select_local);
-  nsai_constant_add(spec, "kCached", nsai_problem_is_cached(p));
-  nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
-}
-
-void nsai_specify_standalone(const nsai_problem *p, const nsai_target *t,
-                             nsai_kernel_spec specs[NSAI_ROLES]) {
-  nsai_decider by;
-  nsai_tiles tiles = choose_select(p, t, &by);
-  nsai_specify_select_topn(p, t, &tiles, specs);
-  if (p->max_probe_rows) nsai_specify_probe(p, t, &specs[NSAI_KERNEL_PROBE]);
-}
-
-void nsai_specify_probe(const nsai_problem *p, const nsai_target *t, nsai_kernel_spec *spec) {
+void nsai_probe_specify(const nsai_problem *p, const nsai_target *t, nsai_kernel_spec *spec) {
   nsai_decider by;
   nsai_tiles tiles = choose_importance(p, t, &by);
   specify_importance(p, &tiles, true, spec);
 }
+
+static NsaiImportance importance_params(const nsai_run *run) {
+  nsa_tensor lse = nsai_compressed_lse(run);
+  return (NsaiImportance){ .seq = nsai_compressed_sequences(run),
+                           .q = nsai_view(&run->io->q),
+                           .k = nsai_compressed_view(run, 0),
+                           .lse = lse.data,
+                           .lse_token_stride = lse.stride[0],
+                           .lse_head_stride = lse.stride[1],
+                           .scale_log2 = nsai_run_scale_log2(run),
+                           .kv_heads = run->plan->problem.model.kv_heads };
+}
+
+static nsa_status launch(const nsai_run *run, const nsai_kernel *kernel, int64_t tiles,
+                         const NsaiImportance *p) {
+  const uint64_t grid = (uint64_t)(tiles * p->kv_heads);
+  if (!nsai_problem_is_cached(&run->plan->problem))
+    return nsai_launch(run->queue, kernel, grid, 1, p);
+  NsaiCachedImportance cached = { .batch = nsai_cache_batch(run),
+                                  .k = nsai_cache_tensor(&run->io->kv.k_cmp),
+                                  .packed = *p };
+  return nsai_launch(run->queue, kernel, grid, 1, &cached);
+}
+
+nsa_status nsai_probe_enqueue(const nsai_run *run, const nsai_kernel *kernel) {
+  const nsa_tensor *out = &run->io->probe_importance;
+  NsaiImportance p = importance_params(run);
+  p.importance = out->data;
+  p.importance_token_stride = out->stride[0];
+  p.importance_head_stride = out->stride[1];
+  p.columns = (int)out->shape[2];
+  p.rows = run->io->probe_rows.data;
+  p.num_rows = (int)run->io->probe_rows.shape[0];
+  p.token_end = (int)run->sizes.tokens;
+  return launch(run, kernel, p.num_rows, &p);
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_workspace *w = &run->plan->workspace;
+  const int32_t tile = form->kernel[IMPORTANCE].tile_tokens;
+  if (span->probe) return nsai_probe_enqueue(run, &form->kernel[PROBE]);
+  NsaiImportance p = importance_params(run);
+  p.importance = nsai_buffer_at(run, w->importance);
+  p.importance_token_stride = p.kv_heads * w->importance_columns;
+  p.importance_head_stride = w->importance_columns;
+  p.token_begin = (int)span->token_begin;
+  p.token_end = (int)span->token_end;
+  /* With sequences a token lies at most one tile before and num_seqs - 1 tiles behind token / tile. */
+  int64_t first = nsai_larger(0, span->token_begin / tile - run->sizes.packed);
+  int64_t last = (span->token_end - 1) / tile + (run->sizes.packed ? run->sizes.num_seqs - 1 : 0);
+  return launch(run, &form->kernel[IMPORTANCE], last - first + 1, &p);
+}
+
+const nsai_variant nsai_importance_sm80 = {
+  .name = "importance_sm80",
+  .stage = NSAI_STAGE_IMPORTANCE,
+  .why = "second pass over q k^T with the known LSE, exact in fp32",
+  .kernels = KERNELS,
+  .stands_alone = true,
+  .legal = legal,
+  .space = &space,
+  .specify = specify,
+  .enqueue = enqueue,
+};

@@ -1,10 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
- *
- * Variants of the attention stages for sm_90a: compressed, window, dense through wgmma and tensor
- * maps (attend/mainloop_sm90.cuh).
  */
-#include "plan/spec.h"
+#include "variants/attend/flash_sm90.h"
 
 #include <math.h>
 #include <string.h>
@@ -80,7 +77,7 @@ static nsai_tiles choose(const nsai_problem *p, const nsai_target *t, nsai_decid
   return list[i];
 }
 
-const nsai_space nsai_space_flash_sm90 = {
+const nsai_space nsai_flash_sm90_space = {
   3,
   { { NSAI_TILE_ROWS, { 128, 192 }, "two warpgroups with 240 registers, or three with 160" },
     { NSAI_TILE_KEYS, { 64, 80, 96, 112, 128 }, "waits of a tile against waste at its edges" },
@@ -90,9 +87,9 @@ const nsai_space nsai_space_flash_sm90 = {
   cost,
 };
 
-/* ---- variants ---- */
+/* ---- rows ---- */
 
-static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_flash_sm90_legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   nsai_legal_common(p, reasons);
   nsai_legal_packed(p, reasons);
   if (strcmp(t->arch, "sm_90a"))
@@ -100,79 +97,32 @@ static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *rea
                 t->arch);
 }
 
-static void specify(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                    const char *entry, nsai_kernel_spec *spec) {
-  const nsai_model *m = &p->model;
-  int32_t rows = s->of[NSAI_TILE_ROWS], group = nsai_padded_group(m);
-  int32_t queries = query_tiles(m, t, s);
-  *spec = (nsai_kernel_spec){ .entry = entry,
-                              .dtype = m->dtype,
-                              .threads = 2 * (rows + CONSUMER_ROWS),
-                              .shared_bytes = shared_bytes(m, s, queries),
-                              .tile_tokens = rows / group,
-                              .ctas_per_sm = 1,
-                              .tma_box_heads = group,
-                              .tma_box_tokens = CONSUMER_ROWS / group,
-                              .tma_box_keys = s->of[NSAI_TILE_KEYS] };
-  nsai_heads_add(spec, p);
-  nsai_gate_add(spec, p);
-  nsai_constant_add(spec, "kRows", rows);
-  nsai_constant_add(spec, "kKeys", s->of[NSAI_TILE_KEYS]);
-  nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
-  nsai_constant_add(spec, "kQueryStages", queries);
-  nsai_constant_add(spec, "kMinBlocks", 1);
-}
-
 /* With a compiler that needs more registers than any tiles leave, the portable kernels serve. */
-bool nsai_sensible_flash_sm90(const nsai_problem *p, const nsai_target *t) {
+bool nsai_flash_sm90_sensible(const nsai_problem *p, const nsai_target *t) {
   (void)p;
   return t->register_fallback < NSAI_MAX_REGISTER_FALLBACK;
 }
 
-void nsai_legal_attend_compressed_sm90(const nsai_problem *p, const nsai_target *t,
-                                       nsai_reasons *reasons) {
-  legal(p, t, reasons);
-}
-
-void nsai_specify_attend_compressed_sm90(const nsai_problem *p, const nsai_target *t,
-                                         const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
-  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
-  specify(p, t, s, "attend_compressed_sm90", spec);
-  nsai_constant_add(spec, "kBlock", p->model.block);
-  nsai_constant_add(spec, "kStride", p->model.stride);
-}
-
-void nsai_legal_attend_window_sm90(const nsai_problem *p, const nsai_target *t,
-                                   nsai_reasons *reasons) {
-  legal(p, t, reasons);
-}
-
-void nsai_specify_attend_window_sm90(const nsai_problem *p, const nsai_target *t,
-                                     const nsai_tiles *s, nsai_kernel_spec specs[NSAI_ROLES]) {
-  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_WINDOW];
-  specify(p, t, s, "attend_window_sm90", spec);
-  nsai_constant_add(spec, "kWindow", p->model.window);
-}
-
-void nsai_legal_dense_sm90(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
-  legal(p, t, reasons);
-}
-
-void nsai_specify_dense_sm90(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                             nsai_kernel_spec specs[NSAI_ROLES]) {
-  specify(p, t, s, "attend_dense_sm90", &specs[NSAI_KERNEL_DENSE]);
-}
-
-void nsai_legal_attend_selected_dense_sm90(const nsai_problem *p, const nsai_target *t,
-                                           nsai_reasons *reasons) {
-  legal(p, t, reasons);
-  nsai_legal_selects_all(p, reasons);
-}
-
-void nsai_specify_attend_selected_dense_sm90(const nsai_problem *p, const nsai_target *t,
-                                             const nsai_tiles *s,
-                                             nsai_kernel_spec specs[NSAI_ROLES]) {
-  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_SELECTED];
-  specify(p, t, s, "attend_dense_sm90", spec);
-  spec->reads_no_lists = true;
+void nsai_flash_sm90_specify(const nsai_request *r, const char *entry, nsai_kernel_spec *spec) {
+  const nsai_problem *p = r->problem;
+  const nsai_model *m = &p->model;
+  int32_t rows = r->tiles->of[NSAI_TILE_ROWS], group = nsai_padded_group(m);
+  int32_t queries = query_tiles(m, r->target, r->tiles);
+  *spec = (nsai_kernel_spec){ .entry = entry,
+                              .dtype = m->dtype,
+                              .threads = 2 * (rows + CONSUMER_ROWS),
+                              .shared_bytes = shared_bytes(m, r->tiles, queries),
+                              .tile_tokens = rows / group,
+                              .ctas_per_sm = 1,
+                              .tma_box_heads = group,
+                              .tma_box_tokens = CONSUMER_ROWS / group,
+                              .tma_box_keys = r->tiles->of[NSAI_TILE_KEYS],
+                              .compile_cost = 700 };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  nsai_constant_add(spec, "kRows", rows);
+  nsai_constant_add(spec, "kKeys", r->tiles->of[NSAI_TILE_KEYS]);
+  nsai_constant_add(spec, "kStages", r->tiles->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kQueryStages", queries);
+  nsai_constant_add(spec, "kMinBlocks", 1);
 }

@@ -1,0 +1,300 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the launches of several variants have in common: views of the caller's tensors and of the
+ * workspace, grids, tensor maps, epilogues.
+ */
+#include "run/params.h"
+
+#include "base/math.h"
+#include "driver/tensor_map.h"
+
+#include <math.h>
+
+#define LOG2E 1.44269504088896340736
+
+NsaiSequences nsai_run_sequences(const nsai_run *run) {
+  NsaiSequences s = { .num_seqs = run->sizes.num_seqs,
+                      .q_tokens = (int)run->sizes.tokens,
+                      .kv_tokens = (int)run->sizes.kv_tokens,
+                      .max_kv_len = (int)run->plan->problem.max_kv_len };
+  if (!run->batch) return s;
+  s.cu_q = run->batch->cu_q.data;
+  s.cu_kv = nsai_present(&run->batch->cu_kv) ? run->batch->cu_kv.data : run->batch->cu_q.data;
+  return s;
+}
+
+NsaiView nsai_view(const nsa_tensor *t) {
+  return (NsaiView){ t->data, t->stride[0], t->stride[1] };
+}
+
+NsaiView nsai_buffer_view(const nsai_run *run, nsai_buffer buffer, int64_t heads, int64_t dim) {
+  return (NsaiView){ nsai_buffer_at(run, buffer), heads * dim, dim };
+}
+
+NsaiView nsai_compressed_view(const nsai_run *run, int side) {
+  const nsai_model *m = &run->plan->problem.model;
+  const nsa_tensor *given = side ? &run->io->kv.v_cmp : &run->io->kv.k_cmp;
+  if (nsai_present(given)) return nsai_view(given);
+  const nsai_workspace *l = &run->plan->workspace;
+  return nsai_buffer_view(run, side ? l->v_cmp : l->k_cmp, m->kv_heads,
+                          side ? m->head_dim_v : m->head_dim_qk);
+}
+
+NsaiSequences nsai_compressed_sequences(const nsai_run *run) {
+  NsaiSequences s = nsai_run_sequences(run);
+  if (run->batch && nsai_present(&run->io->kv.k_cmp) && nsai_present(&run->batch->cu_blocks))
+    s.cu_blocks = run->batch->cu_blocks.data;
+  return s;
+}
+
+int64_t nsai_compressed_rows(const nsai_run *run) {
+  if (nsai_present(&run->io->kv.k_cmp)) return run->sizes.cmp_rows;
+  return run->sizes.kv_tokens / run->plan->problem.model.stride + 1;
+}
+
+int64_t nsai_present_blocks(const nsai_run *run) {
+  int64_t rows = nsai_compressed_rows(run);
+  if (run->batch) return rows;
+  return nsai_smaller(rows, nsai_block_count(&run->plan->problem.model, run->sizes.kv_tokens));
+}
+
+double nsai_run_scale(const nsai_run *run) {
+  if (run->io->softmax_scale > 0) return (double)run->io->softmax_scale;
+  return 1.0 / sqrt((double)run->plan->problem.model.head_dim_qk);
+}
+
+float nsai_run_scale_log2(const nsai_run *run) { return (float)(nsai_run_scale(run) * LOG2E); }
+
+nsa_tensor nsai_compressed_lse(const nsai_run *run) {
+  if (nsai_present(&run->io->lse[NSA_CMP])) return run->io->lse[NSA_CMP];
+  return (nsa_tensor){ .data = nsai_buffer_at(run, run->plan->workspace.lse),
+                       .stride = { run->plan->problem.model.heads, 1 } };
+}
+
+nsa_tensor nsai_index_tensor(const nsai_run *run) {
+  const nsai_model *m = &run->plan->problem.model;
+  if (nsai_present(&run->io->block_idx)) return run->io->block_idx;
+  return (nsa_tensor){ .data = nsai_buffer_at(run, run->plan->workspace.idx),
+                       .stride = { (int64_t)m->kv_heads * m->select_count, m->select_count, 1 } };
+}
+
+/* ---- grids and tensor maps ---- */
+
+uint64_t nsai_tile_count(const nsai_run *run, int32_t tokens) {
+  const nsai_run_sizes *s = &run->sizes;
+  return (uint64_t)(s->packed ? s->tokens / tokens + s->num_seqs
+                              : nsai_ceil_div(s->tokens, tokens));
+}
+
+uint64_t nsai_grid_tiles(const nsai_run *run, const nsai_kernel *kernel) {
+  return nsai_tile_count(run, kernel->tile_tokens) * (uint64_t)run->plan->problem.model.kv_heads;
+}
+
+nsa_status nsai_launch_tiles(const nsai_run *run, const nsai_kernel *kernel, const void *params) {
+  uint64_t tiles = nsai_grid_tiles(run, kernel), most = (uint64_t)kernel->most_blocks;
+  uint64_t grid = most && most < tiles && tiles <= INT32_MAX ? most : tiles;
+  return nsai_launch(run->queue, kernel, grid, 1, params);
+}
+
+nsa_status nsai_launch_elements(const nsai_run *run, const nsai_kernel *kernel, int64_t count,
+                                const void *params) {
+  return nsai_launch(run->queue, kernel, (uint64_t)nsai_ceil_div(count, kernel->threads), 1,
+                     params);
+}
+
+nsa_status nsai_map_keys(const nsai_run *run, const nsai_kernel *kernel, const NsaiView kv[2],
+                         int64_t rows, NsaiTensorMap *k_map, NsaiTensorMap *v_map) {
+  const nsai_model *m = &run->plan->problem.model;
+  nsa_status (*map)(const nsai_driver *, const nsai_boxed *, NsaiTensorMap *) =
+      kernel->interleaved_keys ? nsai_tensor_map_interleaved : nsai_tensor_map;
+  nsai_boxed k = { .name = "k",
+                   .view = kv[0],
+                   .tokens = rows,
+                   .heads = m->kv_heads,
+                   .dim = m->head_dim_qk,
+                   .dtype = m->dtype,
+                   .tma_box_heads = 1,
+                   .tma_box_tokens = kernel->tma_box_keys,
+                   .repeats = true };
+  nsai_boxed v = k;
+  v.name = "v";
+  v.view = kv[1];
+  v.dim = m->head_dim_v;
+  NSAI_TRY(map(run->driver, &k, k_map));
+  return map(run->driver, &v, v_map);
+}
+
+nsa_status nsai_map_rows(const nsai_run *run, const nsai_kernel *kernel, const char *name,
+                         const NsaiView *view, int32_t dim, NsaiTensorMap *map) {
+  const nsai_model *m = &run->plan->problem.model;
+  nsai_boxed rows = { .name = name,
+                      .view = *view,
+                      .tokens = run->sizes.tokens,
+                      .heads = m->heads,
+                      .dim = dim,
+                      .dtype = m->dtype,
+                      .tma_box_heads = kernel->tma_box_heads,
+                      .tma_box_tokens = kernel->tma_box_tokens };
+  return nsai_tensor_map(run->driver, &rows, map);
+}
+
+nsa_status nsai_map_attend(const nsai_run *run, const nsai_kernel *kernel, int64_t rows,
+                           NsaiAttendTma *p) {
+  const NsaiView kv[2] = { p->attend.k, p->attend.v };
+  const int32_t dim = run->plan->problem.model.head_dim_qk;
+  NSAI_TRY(nsai_map_rows(run, kernel, "q", &p->attend.q, dim, &p->q));
+  return nsai_map_keys(run, kernel, kv, rows, &p->k, &p->v);
+}
+
+nsa_status nsai_launch_attend(const nsai_run *run, const nsai_kernel *kernel, const NsaiAttend *p,
+                              int64_t rows) {
+  if (!kernel->tma_box_keys) return nsai_launch_tiles(run, kernel, p);
+  NsaiAttendTma boxed = { .attend = *p };
+  NSAI_TRY(nsai_map_attend(run, kernel, rows, &boxed));
+  return nsai_launch_tiles(run, kernel, &boxed);
+}
+
+nsa_status nsai_run_gemm(const nsai_run *run, const nsai_gemm *gemm, const void *a, const void *b,
+                         void *c) {
+  nsai_gemm_operands o = { a, b, c, nsai_buffer_at(run, run->plan->workspace.gemm),
+                           run->queue->stream };
+  nsai_queue_break(run->queue);
+  return nsai_gemm_run(run->plan->lt, run->plan->lt_handle, gemm, &o);
+}
+
+/* ---- branches ---- */
+
+/* The branches in the order of their kernels. The window is first, where its kernel is its own: it
+ * has the least to compute beside the partial sum, which the first branch need not read. */
+static const int *branch_order(const nsai_run *run) {
+  static const int unfused[NSA_BRANCHES] = { NSA_WIN, NSA_CMP, NSA_SEL };
+  static const int fused[NSA_BRANCHES] = { NSA_CMP, NSA_WIN, NSA_SEL };
+  return nsai_run_fuses(run, NSAI_STAGE_ATTEND_WINDOW) ? fused : unfused;
+}
+
+static bool runs_before(const nsai_run *run, int branch) {
+  const int *order = branch_order(run);
+  for (int i = 0; order[i] != branch; i++)
+    if (run->branches >> order[i] & 1) return true;
+  return false;
+}
+
+static bool runs_after(const nsai_run *run, int branch) {
+  const int *order = branch_order(run);
+  bool seen = false;
+  for (int i = 0; i < NSA_BRANCHES; i++) {
+    if (seen && (run->branches >> order[i] & 1)) return true;
+    seen |= order[i] == branch;
+  }
+  return false;
+}
+
+void nsai_set_gate(const nsai_run *run, NsaiEpilogue *out) {
+  const nsai_model *m = &run->plan->problem.model;
+  if (m->gate == NSAI_GATE_MLP) {
+    out->gate = nsai_buffer_view(run, run->plan->workspace.gate_logits, m->heads, 3);
+    out->gate_float = 1;
+  } else {
+    out->gate = nsai_view(&run->io->gate.value);
+    out->gate_float = run->io->gate.value.dtype == NSA_F32;
+  }
+}
+
+NsaiEpilogue nsai_branch_epilogue(const nsai_run *run, int branch) {
+  NsaiEpilogue out = { .gate_branch = branch };
+  nsa_tensor lse = branch == NSA_CMP ? nsai_compressed_lse(run) : run->io->lse[branch];
+  out.lse = lse.data;
+  out.lse_token_stride = lse.stride[0];
+  out.lse_head_stride = lse.stride[1];
+  nsai_set_gate(run, &out);
+  if (!nsai_run_has(run, branch)) return out; /* the selection wants its LSE, and nothing else */
+  if (nsai_present(&run->io->o_branch[branch]))
+    out.o_branch = nsai_view(&run->io->o_branch[branch]);
+  out.add_partial = runs_before(run, branch);
+  bool last = !runs_after(run, branch);
+  if (last) out.o = nsai_view(&run->io->o);
+  if (out.add_partial || !last) {
+    out.partial = nsai_buffer_at(run, run->plan->workspace.partial);
+    out.partial_units = nsai_buffer_at(run, run->plan->workspace.partial_units);
+  }
+  return out;
+}
+
+NsaiAttend nsai_attend_params(const nsai_run *run, int branch, const nsai_kernel *kernel) {
+  int source = run->plan->problem.model.per_branch ? branch : 0;
+  return (NsaiAttend){ .seq = nsai_run_sequences(run),
+                       .q = nsai_view(&run->io->q),
+                       .k = nsai_view(&run->io->kv.k[source]),
+                       .v = nsai_view(&run->io->kv.v[source]),
+                       .out = nsai_branch_epilogue(run, branch),
+                       .scale_log2 = nsai_run_scale_log2(run),
+                       .kv_heads = run->plan->problem.model.kv_heads,
+                       .tiles = (int)nsai_grid_tiles(run, kernel) };
+}
+
+bool nsai_run_selects(const nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  if (!p->model.select_count || p->selection != NSA_SELECT_OWN) return false;
+  const nsai_variant *attend = run->plan->choice.variant[NSAI_STAGE_ATTEND_SELECTED];
+  bool branch = nsai_run_has(run, NSA_SEL) && !(attend && attend->reads_no_lists);
+  return branch || nsai_present(&run->io->block_idx);
+}
+
+bool nsai_run_is_behind(const nsai_run *run, nsai_stage stage) {
+  const nsai_form *form = nsai_plan_form(run->plan, stage);
+  const nsai_kernel *last = run->queue->last;
+  return form && last && last >= form->kernel && last < form->kernel + form->variant->kernels;
+}
+
+/* ---- over a cache ---- */
+
+/* Tokens that no sequence has more of: the plan's, and those that a row of the table has pages for. How many
+ * pages a list has is known on the device alone, where find_room() asks. */
+static int longest_sequence(const nsai_run *run) {
+  const nsai_problem *p = &run->plan->problem;
+  const nsa_batch *b = run->batch;
+  if (!p->page_size || nsai_present(&b->page_indptr)) return (int)p->max_kv_len;
+  int64_t pages = b->block_table.shape[1], all = (p->max_kv_len + p->page_size - 1) / p->page_size;
+  return (int)(pages < all ? pages * p->page_size : p->max_kv_len);
+}
+
+NsaiCacheBatch nsai_cache_batch(const nsai_run *run) {
+  const nsa_batch *b = run->batch;
+  bool lists = nsai_present(&b->page_indptr);
+  const nsa_tensor *pages = lists ? &b->page_indices : &b->block_table;
+  return (NsaiCacheBatch){ .cu_q = b->cu_q.data,
+                           .kv_len = b->kv_len.data,
+                           .pages = pages->data,
+                           .page_starts = lists ? b->page_indptr.data : NULL,
+                           .slots = b->slots.data,
+                           .page_list_stride = lists ? 0 : pages->stride[0],
+                           .num_seqs = b->num_seqs,
+                           .q_tokens = (int)run->sizes.tokens,
+                           .q_each = (int)(run->sizes.tokens / b->num_seqs),
+                           .max_kv_len = longest_sequence(run),
+                           .page_size = (int)run->plan->problem.page_size };
+}
+
+NsaiCacheTensor nsai_cache_tensor(const nsa_tensor *t) {
+  return (NsaiCacheTensor){ t->data, t->stride[0], t->stride[1], t->stride[2] };
+}
+
+NsaiCachePair nsai_cache_pair(const nsai_run *run, const nsa_kv *kv, int branch) {
+  const nsai_problem *p = &run->plan->problem;
+  int source = p->model.per_branch ? branch : 0;
+  NsaiCachePair pair = { nsai_cache_tensor(&kv->k[source]), nsai_cache_tensor(&kv->v[source]), 0,
+                         0 };
+  if (p->window_ring && branch == NSA_WIN) pair.ring = (int)kv->k[source].shape[1];
+  return pair;
+}
+
+NsaiCachePair nsai_cache_entries(const nsa_kv *kv) {
+  return (NsaiCachePair){ nsai_cache_tensor(&kv->k_cmp), nsai_cache_tensor(&kv->v_cmp), 0, 0 };
+}
+
+nsa_status nsai_launch_cached_attend(const nsai_run *run, const nsai_kernel *kernel,
+                                     const NsaiCachePair *pair, const NsaiAttend *p) {
+  NsaiCachedAttend cached = { .batch = nsai_cache_batch(run), .pair = *pair, .packed = *p };
+  return nsai_launch(run->queue, kernel, nsai_grid_tiles(run, kernel), 1, &cached);
+}

@@ -1,0 +1,20 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the rows over attend/mainloop_sm90.cuh share: tiles, what they serve, and all of a spec but what
+ * tells the keys.
+ */
+#ifndef NSAI_VARIANTS_ATTEND_FLASH_SM90_H
+#define NSAI_VARIANTS_ATTEND_FLASH_SM90_H
+
+#include "plan/spec.h"
+
+extern const nsai_space nsai_flash_sm90_space;
+
+void nsai_flash_sm90_legal(const nsai_problem *problem, const nsai_target *target,
+                           nsai_reasons *reasons);
+bool nsai_flash_sm90_sensible(const nsai_problem *problem, const nsai_target *target);
+void nsai_flash_sm90_specify(const nsai_request *request, const char *entry,
+                             nsai_kernel_spec *spec);
+
+#endif /* NSAI_VARIANTS_ATTEND_FLASH_SM90_H */

@@ -1,0 +1,132 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "variants/attend/selected_pipeline.h"
+
+#include <string.h>
+
+#define KEYS NSAI_SELECTED_KEYS
+#define WARPGROUP NSAI_WARPGROUP
+
+/* Blocks of threads for which a multiprocessor's registers are divided: one consumer warpgroup
+ * alone leaves too much waiting, four have no room for O. */
+static int32_t blocks_of(const nsai_tiles *s) { return s->of[NSAI_TILE_WARPS] > WARPGROUP ? 1 : 2; }
+
+static int32_t threads_of(const nsai_tiles *s) { return 32 * (s->of[NSAI_TILE_WARPS] + WARPGROUP); }
+
+static int32_t tokens_of(const nsai_model *m, const nsai_tiles *s) {
+  return 16 * s->of[NSAI_TILE_WARPS] / nsai_padded_group(m);
+}
+
+/* Warps that walk the tokens' lists. */
+static int32_t producers_of(const nsai_model *m, const nsai_tiles *s) {
+  return tokens_of(m, s) > 32 ? 4 : 1;
+}
+
+int32_t nsai_selected_consumer_registers(const nsai_model *m, const nsai_tiles *s) {
+  int32_t groups = s->of[NSAI_TILE_WARPS] / WARPGROUP;
+  int32_t launch = NSAI_SM_REGISTERS / (threads_of(s) * blocks_of(s)) / 8 * 8;
+  int32_t producer = tokens_of(m, s) > 128 ? 40 : 32;
+  int32_t fair = (launch * (groups + 1) - producer) / groups / 8 * 8;
+  return fair < 240 ? fair : 240;
+}
+
+static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s,
+                             const nsai_selected_products *products) {
+  uint32_t stage = (uint32_t)(nsai_panels(m->head_dim_qk) + nsai_panels(m->head_dim_v)) * KEYS *
+                   NSAI_PANEL_PITCH;
+  uint32_t bits = 8 * (uint32_t)tokens_of(m, s), words = 8 * (uint32_t)producers_of(m, s);
+  uint32_t barriers = 2 * 8;
+  uint32_t ring = (uint32_t)s->of[NSAI_TILE_STAGES] * (stage + bits + words + barriers) + words;
+  uint32_t q = products->query_bytes(m, s);
+  ring = (ring + 15) / 16 * 16;
+  return q ? (ring + 1023) / 1024 * 1024 + q : ring;
+}
+
+/* ---- tiles ---- */
+
+nsai_tiles nsai_selected_tiles(int32_t warps, int32_t stages) {
+  return (nsai_tiles){ { [NSAI_TILE_WARPS] = warps, [NSAI_TILE_STAGES] = stages } };
+}
+
+static bool holds(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                  const nsai_selected_products *products) {
+  uint32_t bytes = shared_bytes(&p->model, s, products);
+  return bytes <= t->shared_bytes && nsai_holds_blocks(t, bytes, blocks_of(s));
+}
+
+void nsai_selected_fit(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                       nsai_reasons *reasons, const nsai_selected_products *products) {
+  if (!holds(p, t, s, products))
+    nsai_refuse(reasons, "%d blocks of %u bytes of shared memory do not fit, there are %u",
+                blocks_of(s), shared_bytes(&p->model, s, products), t->shared_bytes);
+}
+
+/* More warps share what is read, while what they hold fits; a deeper pipeline hides more latency. */
+double nsai_selected_cost(const nsai_problem *p, const nsai_tiles *s,
+                          const nsai_selected_products *products) {
+  if (products->registers(&p->model) > nsai_selected_consumer_registers(&p->model, s))
+    return INFINITY;
+  double warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES] * blocks_of(s);
+  return 1 + 4 / warps + 0.5 / stages;
+}
+
+nsai_tiles nsai_selected_deepest(const nsai_problem *p, const nsai_target *t, int32_t warps,
+                                 const nsai_selected_products *products) {
+  for (int32_t stages = 7; stages >= 2; stages--) {
+    const nsai_tiles s = nsai_selected_tiles(warps, stages);
+    if (holds(p, t, &s, products)) return s;
+  }
+  return nsai_selected_tiles(warps, 0);
+}
+
+/* ---- rows ---- */
+
+void nsai_selected_legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons,
+                         const nsai_selected_products *products) {
+  nsai_legal_common(p, reasons);
+  nsai_legal_packed(p, reasons);
+  if (strcmp(t->arch, "sm_90a"))
+    nsai_refuse(reasons,
+                "needs the copy engine and the registers' division of sm_90a, the target is %s",
+                t->arch);
+  else if (!nsai_selected_deepest(p, t, 8, products).of[NSAI_TILE_STAGES])
+    nsai_refuse(
+        reasons,
+        "two stages of 64 keys of Dk %d and Dv %d do not fit into %u bytes of shared memory",
+        p->model.head_dim_qk, p->model.head_dim_v, t->shared_bytes);
+}
+
+void nsai_selected_specify(const nsai_request *r, const char *entry, int32_t window,
+                           const nsai_selected_products *products, nsai_kernel_spec kernel[]) {
+  const nsai_model *m = &r->problem->model;
+  const nsai_tiles *s = r->tiles;
+  nsai_kernel_spec *spec = &kernel[NSAI_SELECTED];
+  *spec = (nsai_kernel_spec){ .entry = entry,
+                              .dtype = m->dtype,
+                              .threads = threads_of(s),
+                              .shared_bytes = shared_bytes(m, s, products),
+                              .tile_tokens = tokens_of(m, s),
+                              .ctas_per_sm = blocks_of(s),
+                              .tma_box_keys = KEYS,
+                              .compile_cost = 400 };
+  nsai_heads_add(spec, r->problem);
+  nsai_gate_add(spec, r->problem);
+  nsai_constant_add(spec, "kKeys", KEYS);
+  nsai_constant_add(spec, "kWarps", s->of[NSAI_TILE_WARPS]);
+  nsai_constant_add(spec, "kStages", s->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kMinBlocks", blocks_of(s));
+  nsai_constant_add(spec, "kWindow", window);
+  nsai_selected_add_lists(r->problem, kernel);
+}
+
+nsa_status nsai_selected_enqueue(const nsai_run *run, const nsai_form *form,
+                                 const nsai_span *span) {
+  const nsai_kernel *kernel = &form->kernel[NSAI_SELECTED];
+  NsaiAttendSelectedTma p = { .attend = nsai_selected_params(run, kernel) };
+  const NsaiView kv[2] = { p.attend.k, p.attend.v };
+  (void)span;
+  NSAI_TRY(nsai_selected_find_lists(run, form, &p.attend));
+  NSAI_TRY(nsai_map_keys(run, kernel, kv, run->sizes.kv_tokens, &p.k, &p.v));
+  return nsai_launch_tiles(run, kernel, &p);
+}
