@@ -283,6 +283,7 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                                NULL,                                                               \
                                "null",                                                             \
                                "the variant of stage " name "; null: free choice" }
+  FORCE(NSAI_STAGE_GATE, "gate"),
   FORCE(NSAI_STAGE_COMPRESS, "compress"),
   FORCE(NSAI_STAGE_ATTEND_COMPRESSED, "attend_compressed"),
   FORCE(NSAI_STAGE_IMPORTANCE, "importance"),

@@ -407,7 +407,8 @@ static bool is_wanted(const char *only, const char *name) {
 
 /* Every row of the variant table that the operation has a stage for. */
 static void print_forced(const char *config, const scenario *s) {
-  for (const nsai_variant *v = nsai_library_parts.variants; v->name; v++) {
+  for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
+    const nsai_variant *v = *row;
     char setting[128];
     nsai_problem problem = { .op = s->op ? s->op : NSA_OP_FORWARD,
                              .selection = s->selection ? s->selection : NSA_SELECT_OWN };
