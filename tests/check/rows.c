@@ -101,8 +101,8 @@ static int find_problems(finder *f) {
 
 int chk_list_make_rows(const chk_arguments *a, chk_list *list) {
   int without = 0;
-  for (const nsai_variant *row = nsai_library_parts.variants; row->name; row++) {
-    finder f = { .a = a, .row = row, .list = list };
+  for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
+    finder f = { .a = a, .row = *row, .list = list };
     if (a->force && a->force != f.row) continue;
     if (find_problems(&f)) return -1;
     if (f.found) continue;

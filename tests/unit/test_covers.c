@@ -91,9 +91,10 @@ static void test_topn(void **state) {
                "  kernel made_up_topn: 128 threads, 0 bytes of shared memory, persistent: 2 "
                "per multiprocessor\n");
   const nsai_workspace *l = &m.plan->workspace;
+  const nsai_form *form = nsai_plan_form(m.plan, NSAI_STAGE_ATTEND_COMPRESSED);
   assert_int_equal(l->importance.bytes, 0);
   assert_int_equal(l->chunk_tokens, 0);
-  assert_int_equal(l->scratch.bytes, 132 * FUSING_PER_SM * FUSING_SCRATCH);
+  assert_int_equal(form->buffer[0].bytes, 132 * FUSING_PER_SM * FUSING_SCRATCH);
   expect_launches(forward(&m), LIST("compress_mean", "attend_window_sm80", "made_up_topn",
                                     "attend_selected_sm80"));
   /* 40 tokens in two sequences, a token a tile: 42 tiles of each of 2 heads. */
@@ -102,10 +103,15 @@ static void test_topn(void **state) {
   assert_ptr_equal(topn.idx, m.toy.io.block_idx.data);
   assert_int_equal(topn.idx_token_stride, 2 * 4);
   assert_int_equal(topn.idx_head_stride, 4);
-  assert_ptr_equal(topn.scratch, (char *)m.workspace + l->scratch.offset);
+  assert_ptr_equal(topn.scratch, (char *)m.workspace + form->buffer[0].offset);
   assert_int_equal(topn.scratch_bytes, FUSING_SCRATCH);
   assert_non_null(topn.attend.attend.out.lse);
   machine_free(&m);
+}
+
+/* The first kernel of a stage, to change. */
+static nsai_kernel *kernel_of(machine *m, nsai_stage stage) {
+  return &m->plan->kernels[nsai_choice_form(&m->plan->choice, stage)->first_kernel];
 }
 
 /* No more blocks of threads than the device has at once; the kernel knows of all tiles. */
@@ -113,9 +119,9 @@ static void test_persistent(void **state) {
   machine m;
   fusing_topn = true;
   begin(&m, &(machine_request){ 0 });
-  nsai_kernel *kernel = &m.plan->kernels[NSAI_KERNEL_ATTEND_COMPRESSED];
+  nsai_kernel *kernel = kernel_of(&m, NSAI_STAGE_ATTEND_COMPRESSED);
   assert_int_equal(kernel->most_blocks, 132 * FUSING_PER_SM);
-  assert_int_equal(m.plan->kernels[NSAI_KERNEL_ATTEND_SELECTED].most_blocks, 0);
+  assert_int_equal(kernel_of(&m, NSAI_STAGE_ATTEND_SELECTED)->most_blocks, 0);
   static const int32_t most[] = { 0, 10, 84, 85 };
   static const uint32_t grids[] = { 84, 10, 84, 84 };
   for (int i = 0; i < 4; i++) {
@@ -309,7 +315,6 @@ static void test_decisions(void **state) {
   assert_int_not_equal(c.decider[NSAI_STAGE_IMPORTANCE], NSAI_BY_RECORD);
   assert_string_equal(c.variant[NSAI_STAGE_SELECT]->name, "select_topn");
   assert_int_equal(c.tiles[NSAI_STAGE_SELECT].of[NSAI_TILE_WARPS], 2);
-  assert_int_equal(c.scratch_bytes, 0);
   /* The heuristic's choice apart from it. */
   nsai_candidate apart = nsai_choose_unfused(m.ctx->config, &m.plan->problem, &m.ctx->target,
                                              NSAI_STAGE_ATTEND_COMPRESSED);

@@ -470,15 +470,17 @@ static void test_selected_kv(void **state) {
   assert_int_equal(l[3].grid_x, 2);  /* KV heads, one part */
   assert_int_equal(l[4].grid_x, 24); /* 6 heads * (40 / 16 + 2 items) */
   assert_int_equal(l[5].grid_x, 30); /* 6 heads * 40 tokens, 8 warps a block */
-  nsai_kv_workspace *kv = &m.plan->workspace.kv;
-  kv->rows = 2 * 40 * 4; /* of two heads */
+  /* The row's numbers: tokens of a chunk, and rows of partial results. */
+  const nsai_form *form = nsai_plan_form(m.plan, NSAI_STAGE_ATTEND_SELECTED);
+  int64_t *number = m.plan->workspace.numbers + (form->number - m.plan->workspace.numbers);
+  number[1] = 2 * 40 * 4; /* of two heads */
   expect_launches(&m, RUN(&m, FORWARD(&m)),
                   LIST("data_sort_blocks", INVERT, "attend_selected_kv_stationary_sm90",
                        "attend_selected_combine", "attend_selected_kv_stationary_sm90",
                        "attend_selected_combine", "attend_selected_kv_stationary_sm90",
                        "attend_selected_combine"));
-  kv->chunk_tokens = 24;
-  kv->rows = 6 * 24 * 4; /* of all heads */
+  number[0] = 24;
+  number[1] = 6 * 24 * 4; /* of all heads */
   expect_launches(&m, RUN(&m, FORWARD(&m)),
                   LIST("data_sort_blocks", INVERT, "attend_selected_kv_stationary_sm90",
                        "attend_selected_combine", INVERT, "attend_selected_kv_stationary_sm90",

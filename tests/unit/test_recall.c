@@ -75,9 +75,9 @@ static void add(nsai_record *r, const char *stage, const char *candidate, bool w
 
 /* The candidate wins its stage, in which all other variants have been timed. */
 static void win(nsai_record *r, const char *stage, const char *candidate) {
-  for (int i = 0; nsai_variants[i].name; i++)
-    if (!strcmp(nsai_stage_name(nsai_variants[i].stage), stage))
-      add(r, stage, nsai_variants[i].name, false);
+  for (int i = 0; nsai_variants[i]; i++)
+    if (!strcmp(nsai_stage_name(nsai_variants[i]->stage), stage))
+      add(r, stage, nsai_variants[i]->name, false);
   add(r, stage, candidate, true);
 }
 

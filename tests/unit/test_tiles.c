@@ -7,7 +7,7 @@
 #include "support/cmocka_all.h"
 
 #include "driver/arch.h"
-#include "plan/spec.h"
+#include "variants/attend/flash_sm80.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -102,11 +102,8 @@ static bool importance_allows(const nsai_kernel_spec *s) {
 }
 
 /* Kernels beside the one that has the tiles. */
-static bool is_standalone(const nsai_variant *v, int role) {
-  bool inverts = role >= NSAI_KERNEL_INVERT_COUNT && role <= NSAI_KERNEL_INVERT_FILL;
-  bool stands_alone = role == NSAI_KERNEL_SELECT || role == NSAI_KERNEL_PROBE;
-  return role == NSAI_KERNEL_SORT || inverts || role == NSAI_KERNEL_COMBINE ||
-         (v->fuses && stands_alone);
+static bool has_no_tiles(const nsai_kernel_spec *s) {
+  return !strncmp(s->entry, "data_", 5) || is(s, "attend_selected_combine");
 }
 
 static bool kernel_allows(const nsai_kernel_spec *s, const nsai_target *t) {
@@ -170,15 +167,16 @@ static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai
                         const nsai_tiles *tiles) {
   char text[2048] = "";
   nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
-  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
+  nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
+  const nsai_request request = { p, t, tiles, false };
   nsai_tiles_reasons(v, p, t, tiles, &reasons);
-  v->specify(p, t, tiles, specs);
+  nsai_variant_specify(v, &request, specs, NSAI_ROLES);
   bool allowed = true, any = false;
-  for (int role = 0; role < NSAI_ROLES; role++) {
-    if (!specs[role].entry || is_standalone(v, role)) continue;
-    allowed &= kernel_allows(&specs[role], t);
+  for (int i = 0; i < NSAI_MAX_KERNELS; i++) {
+    if (!specs[i].entry || has_no_tiles(&specs[i])) continue;
+    allowed &= kernel_allows(&specs[i], t);
     any = true;
-    if (!reasons.count) check_constants(v, tiles, &specs[role]);
+    if (!reasons.count) check_constants(v, tiles, &specs[i]);
   }
   if (any && allowed != !reasons.count)
     fail_msg("%s on %s, Dk %d Dv %d G %d, rows %d keys %d warps %d stages %d blocks %d: the kernel "
@@ -232,9 +230,9 @@ static void check_space(const nsai_variant *v, const nsai_problem *p, const nsai
 
 static void check_variants(const nsai_config *config, const nsai_problem *p) {
   for (int32_t a = 0; nsai_arch_at(a); a++)
-    for (int i = 0; nsai_variants[i].name; i++) {
+    for (int i = 0; nsai_variants[i]; i++) {
       const nsai_arch *arch = nsai_arch_at(a);
-      const nsai_variant *v = &nsai_variants[i];
+      const nsai_variant *v = nsai_variants[i];
       nsai_target t = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0 };
       nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
       if (!nsai_stage_needed(p, v->stage)) continue;
@@ -299,30 +297,30 @@ static void test_small_device(void **state) {
     { [NSAI_TILE_ROWS] = 64, [NSAI_TILE_KEYS] = 32, [NSAI_TILE_WARPS] = 4, [NSAI_TILE_CTAS] = 1 }
   };
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
-  nsai_space_flash_sm80.fit(&p, &t, &small, &reasons);
+  nsai_flash_sm80_space.fit(&p, &t, &small, &reasons);
   assert_int_equal(reasons.count, 0);
   small.of[NSAI_TILE_ROWS] = 256;
-  nsai_space_flash_sm80.fit(&p, &t, &small, &reasons);
+  nsai_flash_sm80_space.fit(&p, &t, &small, &reasons);
   assert_int_equal(reasons.count, 1);
 }
 
 /* Ranges ascend, and every one says why. */
 static void test_ranges(void **state) {
-  for (int i = 0; nsai_variants[i].name; i++)
-    for (int k = 0; nsai_variants[i].space && k < nsai_variants[i].space->count; k++) {
-      const nsai_range *r = &nsai_variants[i].space->range[k];
+  for (int i = 0; nsai_variants[i]; i++)
+    for (int k = 0; nsai_variants[i]->space && k < nsai_variants[i]->space->count; k++) {
+      const nsai_range *r = &nsai_variants[i]->space->range[k];
       assert_true(r->why && *r->why && r->values[0] > 0);
       for (int n = 1; n < NSAI_MAX_RANGE && r->values[n]; n++)
         assert_true(r->values[n] > r->values[n - 1]);
       for (int n = 0; n < k; n++)
-        assert_int_not_equal(nsai_variants[i].space->range[n].tile, r->tile);
+        assert_int_not_equal(nsai_variants[i]->space->range[n].tile, r->tile);
     }
 }
 
 /* Every combination comes once. */
 static void test_stepping(void **state) {
-  for (int i = 0; nsai_variants[i].name; i++) {
-    const nsai_space *space = nsai_variants[i].space;
+  for (int i = 0; nsai_variants[i]; i++) {
+    const nsai_space *space = nsai_variants[i]->space;
     static nsai_tiles all[1024];
     nsai_tiles tiles = { { 0 } };
     int count = 0, expected = 1;

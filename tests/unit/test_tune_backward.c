@@ -28,13 +28,14 @@ static uint64_t room;    /* of an allocation, once passes have been judged; 0: a
 static int passes;       /* computed */
 static int32_t most_heads;
 
-nsa_status __real_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads);
-nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads);
+nsa_status __real_nsai_enqueue_backward(const nsai_run *run);
+nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run);
 
-nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run, const nsa_grads *grads) {
+nsa_status __wrap_nsai_enqueue_backward(const nsai_run *run) {
   const nsai_problem *p = &run->plan->problem;
+  const nsa_grads *grads = run->grads;
   mma_keys = !strcmp(run->plan->choice.variant[NSAI_STAGE_BACKWARD_KV]->name, "backward_kv_sm80");
-  NSAI_TRY(__real_nsai_enqueue_backward(run, grads));
+  NSAI_TRY(__real_nsai_enqueue_backward(run));
   if (run->sizes.tokens > LONGEST_COMPUTED || (mma_keys && wrong_mma)) return NSA_OK;
   passes++;
   machine_record()->most_bytes = room;

@@ -369,9 +369,9 @@ static void test_refused(void **state) {
 /* ---- columns ---- */
 
 static measured_candidate candidate_of(const char *name) {
-  for (int i = 0; nsai_variants[i].name; i++)
-    if (!strcmp(nsai_variants[i].name, name))
-      return (measured_candidate){ .what = { .variant = &nsai_variants[i] }, .alive = true };
+  for (int i = 0; nsai_variants[i]; i++)
+    if (!strcmp(nsai_variants[i]->name, name))
+      return (measured_candidate){ .what = { .variant = nsai_variants[i] }, .alive = true };
   fail_msg("no variant %s", name);
   return (measured_candidate){ 0 };
 }

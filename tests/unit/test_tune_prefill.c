@@ -80,7 +80,7 @@ static int32_t threads_of(const tuning *w, const nsa_problem *p) {
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
   bool by_record = plan->choice.decider[NSAI_STAGE_ATTEND_WINDOW] == NSAI_BY_RECORD;
-  int32_t threads = plan->choice.specs[NSAI_KERNEL_ATTEND_WINDOW].threads;
+  int32_t threads = nsai_plan_form(plan, NSAI_STAGE_ATTEND_WINDOW)->spec[0].threads;
   nsa_plan_destroy(plan);
   return by_record ? threads : 0;
 }

@@ -10,6 +10,7 @@
 #include "driver/arch.h"
 #include "plan/plan.h"
 #include "plan/spec.h"
+#include "variants/compress/phi.h"
 
 #include <glob.h>
 #include <stdio.h>
@@ -74,19 +75,15 @@ static void check_spec(const nsai_kernel_spec *spec, const nsai_problem *problem
   assert_string_equal(text, other);
 }
 
-/* Pieces lie one after the other, aligned, within the total. */
-static void check_workspace(const nsai_problem *problem, const nsai_choice *choice) {
-  nsai_workspace l = nsai_workspace_make(problem, choice, 132);
-  const nsai_buffer all[] = { l.k_cmp,       l.v_cmp,          l.lse,
-                              l.partial,     l.importance,     l.idx,
-                              l.lists,       l.phi_rows,       l.phi_product,
-                              l.phi_hidden,  l.gate_product,   l.gate_hidden,
-                              l.gate_logits, l.gemm,           l.scores,
-                              l.probs,       l.scratch,        l.kv.counts,
-                              l.kv.starts,   l.kv.entries,     l.kv.entry_indices,
-                              l.kv.items,    l.kv.item_counts, l.kv.o,
-                              l.kv.lse,      l.partial_units };
+/* Buffers lie one after the other, aligned, within the total. */
+static void check_workspace(const nsai_problem *problem, const nsai_target *target,
+                            const nsai_choice *choice) {
+  nsai_workspace l = nsai_workspace_make(problem, choice, target);
+  nsai_buffer all[NSAI_MAX_BUFFERS + 16] = { l.k_cmp,      l.v_cmp,        l.lse,   l.partial,
+                                             l.importance, l.idx,          l.lists, l.gate_logits,
+                                             l.gemm,       l.partial_units };
   uint64_t sum = 0;
+  memcpy(&all[10], l.buffers, sizeof l.buffers);
   for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
     if (!all[i].bytes) continue;
     uint64_t end = all[i].offset + all[i].bytes;
@@ -100,30 +97,40 @@ static void check_workspace(const nsai_problem *problem, const nsai_choice *choi
   assert_true(sum == l.total);
 }
 
-/* The kernel each launch of forward.c needs. */
+static bool has(const nsai_choice *c, const char *entry) {
+  return nsai_choice_kernel(c, entry) != NULL;
+}
+
+/* Whether the row of a stage has a kernel for the slot of its enum. */
+static bool has_slot(const nsai_choice *c, nsai_stage stage, int slot) {
+  const nsai_chosen_form *form = nsai_choice_form(c, stage);
+  return form && c->specs[form->first_kernel + slot].entry;
+}
+
+/* The kernel each launch of a forward needs. */
 static void check_kernels(const nsai_problem *p, const nsai_choice *c) {
-  const nsai_kernel_spec *s = c->specs;
   if (p->op == NSA_OP_DENSE) {
-    assert_true((s[NSAI_KERNEL_DENSE].entry != NULL) != (s[NSAI_KERNEL_SOFTMAX].entry != NULL));
+    assert_int_equal(c->kernel_count - NSAI_ROLES, 1);
     return;
   }
   const nsai_model *m = &p->model;
   bool own = m->select_count && p->selection == NSA_SELECT_OWN;
   bool products = m->phi == NSAI_PHI_LINEAR || m->phi == NSAI_PHI_MLP;
-  assert_true((s[NSAI_KERNEL_COMPRESS].entry != NULL) == (m->phi == NSAI_PHI_MEAN));
-  assert_true((s[NSAI_KERNEL_GATHER_K].entry && s[NSAI_KERNEL_GATHER_V].entry &&
-               s[NSAI_KERNEL_PHI_BIAS].entry) == products);
-  assert_true((s[NSAI_KERNEL_PHI_ACTIVATION].entry != NULL) == (m->phi == NSAI_PHI_MLP));
-  assert_true((s[NSAI_KERNEL_GATE_BIAS].entry != NULL) == (m->gate == NSAI_GATE_MLP));
-  assert_true((s[NSAI_KERNEL_GATE_ACTIVATION].entry != NULL) == (m->gate_hidden > 0));
-  assert_non_null(s[NSAI_KERNEL_ATTEND_COMPRESSED].entry);
-  assert_true((s[NSAI_KERNEL_IMPORTANCE].entry != NULL) ==
+  assert_true(has(c, "compress_mean") == (m->phi == NSAI_PHI_MEAN));
+  assert_true(has(c, "compress_gather_rows") == products);
+  if (products)
+    assert_true(has_slot(c, NSAI_STAGE_COMPRESS, NSAI_PHI_ACTIVATION) == (m->phi == NSAI_PHI_MLP));
+  assert_true(has_slot(c, NSAI_STAGE_GATE, 1) == (m->gate == NSAI_GATE_MLP));
+  assert_true(has_slot(c, NSAI_STAGE_GATE, 0) == (m->gate_hidden > 0));
+  assert_true(has_slot(c, NSAI_STAGE_ATTEND_COMPRESSED, 0));
+  assert_true(has_slot(c, NSAI_STAGE_IMPORTANCE, 0) ==
               (own && !nsai_problem_selects_all(p) && !nsai_is_fused(c, NSAI_STAGE_IMPORTANCE)));
-  assert_true((s[NSAI_KERNEL_PROBE].entry != NULL) == (p->max_probe_rows > 0));
-  assert_true((s[NSAI_KERNEL_SELECT].entry != NULL) == own);
-  assert_true((s[NSAI_KERNEL_SORT].entry != NULL) == (p->selection != NSA_SELECT_OWN));
-  assert_true((s[NSAI_KERNEL_ATTEND_SELECTED].entry != NULL) == (m->select_count > 0));
-  assert_true((s[NSAI_KERNEL_ATTEND_WINDOW].entry != NULL) ==
+  assert_true(has_slot(c, NSAI_STAGE_IMPORTANCE, 1) == (p->max_probe_rows > 0));
+  assert_true(has(c, "select_topn") == own);
+  assert_true((has(c, "data_sort_blocks") || has(c, "data_sort_ranges")) ==
+              (p->selection != NSA_SELECT_OWN));
+  assert_true(has_slot(c, NSAI_STAGE_ATTEND_SELECTED, 0) == (m->select_count > 0));
+  assert_true(has_slot(c, NSAI_STAGE_ATTEND_WINDOW, 0) ==
               (m->window > 0 && !nsai_is_fused(c, NSAI_STAGE_ATTEND_WINDOW)));
 }
 
@@ -133,22 +140,22 @@ static void check_problem(const nsai_config *config, const nsa_problem *asked) {
   if (nsai_problem_resolve(config, asked, &p) != NSA_OK) fail_msg("%s", nsa_last_error());
   for (int32_t a = 0; nsai_arch_at(a); a++) {
     const nsai_arch *arch = nsai_arch_at(a);
-    const nsai_target target = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0 };
+    const nsai_target target = { arch->name, NULL, (uint32_t)arch->shared_bytes, 0, 132 };
     if (nsai_choose(config, &p, &target, NULL, NULL, &c) != NSA_OK)
       fail_msg("%s", nsa_last_error());
     for (int s = 0; s < NSAI_STAGE_COUNT; s++)
       assert_true((c.variant[s] != NULL) == nsai_stage_needed(&p, (nsai_stage)s));
-    for (int role = 0; role < NSAI_ROLES; role++)
-      if (c.specs[role].entry) check_spec(&c.specs[role], &p);
+    for (int i = 0; i < c.kernel_count; i++)
+      if (c.specs[i].entry) check_spec(&c.specs[i], &p);
     check_kernels(&p, &c);
-    check_workspace(&p, &c);
+    check_workspace(&p, &target, &c);
   }
 }
 
 /* A variant covers stages that nsai_choose comes to after its own. */
 static void test_fuses(void **state) {
-  for (int i = 0; nsai_variants[i].name; i++)
-    assert_int_equal(nsai_variants[i].fuses & ((2u << nsai_variants[i].stage) - 1), 0);
+  for (int i = 0; nsai_variants[i]; i++)
+    assert_int_equal(nsai_variants[i]->fuses & ((2u << nsai_variants[i]->stage) - 1), 0);
 }
 
 /* Both operations and every selection, short and long, with and without a probe. */
@@ -283,18 +290,16 @@ static void nothing_against(const nsai_problem *p, const nsai_target *t, nsai_re
   (void)reasons;
 }
 
-static void needs_much(const nsai_problem *p, const nsai_target *t, const nsai_tiles *tiles,
-                       nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
-  (void)tiles;
-  specs[NSAI_KERNEL_IMPORTANCE] =
-      (nsai_kernel_spec){ .entry = "made_up", .shared_bytes = p->max_seqs ? 232449 : 232448 };
+static void needs_much(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  kernel[0] = (nsai_kernel_spec){ .entry = "made_up",
+                                  .shared_bytes = r->problem->max_seqs ? 232449 : 232448 };
 }
 
-/* Reasons against a variant that nothing but its shared memory speaks against. */
+/* Reasons against a row of this problem. */
 static int count_reasons(const nsai_problem *problem, const char *expected) {
   const nsai_variant variant = { .name = "made_up",
                                  .stage = NSAI_STAGE_IMPORTANCE,
+                                 .kernels = 1,
                                  .legal = nothing_against,
                                  .specify = needs_much };
   char text[512] = "";
@@ -335,7 +340,7 @@ static void test_all_reasons(void **state) {
   expect_story(story, "max_seqs is 2");
 }
 
-/* Two roles with the same code have the same unit; different ones differ. */
+/* Two specs with the same code have the same unit; different ones differ. */
 static void test_same_code(void **state) {
   static char story[65536];
   char k[UNIT_BYTES], v[UNIT_BYTES];
@@ -347,18 +352,19 @@ static void test_same_code(void **state) {
   assert_int_equal(explain(", compress: {phi: linear}", "", &asked, story, sizeof story, &c),
                    NSA_OK);
   any.model.dtype = NSA_BF16;
-  check_unit(&c.specs[NSAI_KERNEL_GATHER_K], &any, k);
-  check_unit(&c.specs[NSAI_KERNEL_GATHER_V], &any, v);
+  const nsai_kernel_spec *gather = nsai_choice_kernel(&c, "compress_gather_rows");
+  check_unit(&gather[0], &any, k);
+  check_unit(&gather[1], &any, v);
   assert_string_equal(k, v); /* Dk = Dv */
-  check_unit(&c.specs[NSAI_KERNEL_ATTEND_COMPRESSED], &any, v);
+  check_unit(nsai_choice_kernel(&c, c.variant[NSAI_STAGE_ATTEND_COMPRESSED]->name), &any, v);
   assert_string_not_equal(k, v);
 }
 
 /* ---- attend_compressed_topn_sm90 ---- */
 
 /* The reasons against it for a model of 4 KV heads; its spec where there are none. */
-static int count_topn_reasons(const char *model, nsai_kernel_spec specs[NSAI_ROLES], char *text,
-                              size_t size) {
+static int count_topn_reasons(const char *model, nsai_kernel_spec *spec, nsai_form_sizes *sizes,
+                              char *text, size_t size) {
   char yaml[512];
   snprintf(yaml, sizeof yaml, "nsa: 1\nmodel: {kv_heads: 4, %s}\n", model);
   nsai_config *config = must_load(NULL, yaml);
@@ -373,7 +379,11 @@ static int count_topn_reasons(const char *model, nsai_kernel_spec specs[NSAI_ROL
   assert_true(nsai_candidate_parse("attend_compressed_topn_sm90", NSAI_STAGE_ATTEND_COMPRESSED,
                                    &candidate));
   nsai_variant_reasons(config, &p, &t, candidate.variant, &reasons);
-  if (!reasons.count) candidate.variant->specify(&p, &t, &candidate.tiles, specs);
+  const nsai_request request = { &p, &t, &candidate.tiles, false };
+  if (!reasons.count) {
+    candidate.variant->specify(&request, spec);
+    candidate.variant->workspace(&request, spec, sizes);
+  }
   nsai_config_destroy(config);
   return reasons.count;
 }
@@ -398,16 +408,15 @@ static void test_topn_legal(void **state) {
   };
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     char text[2048] = "";
-    nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
-    int count = count_topn_reasons(cases[i].model, specs, text, sizeof text);
+    nsai_kernel_spec spec = { 0 };
+    nsai_form_sizes sizes = { { 0 }, { 0 } };
+    int count = count_topn_reasons(cases[i].model, &spec, &sizes, text, sizeof text);
     if ((count > 0) != (cases[i].reason != NULL) ||
         (cases[i].reason && !strstr(text, cases[i].reason)))
       fail_msg("%s: %d reasons\n%s", cases[i].model, count, text);
     if (count) continue;
-    const nsai_kernel_spec *spec = &specs[NSAI_KERNEL_ATTEND_COMPRESSED];
-    assert_true(spec->scratch_bytes > 0 && spec->scratch_bytes % 256 == 0 &&
-                spec->ctas_per_sm == 1);
-    assert_true(spec->interleaved_keys && spec->tma_box_heads * spec->tma_box_tokens == 64);
+    assert_true(sizes.bytes[0] > 0 && sizes.bytes[0] % 256 == 0 && spec.ctas_per_sm == 1);
+    assert_true(spec.interleaved_keys && spec.tma_box_heads * spec.tma_box_tokens == 64);
   }
 }
 
@@ -415,10 +424,13 @@ static void test_topn_legal(void **state) {
  * row of 8 bytes a block for each of 8 tokens, and the LSE of 128 rows. */
 static void test_topn_scratch(void **state) {
   char text[2048];
-  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
-  assert_int_equal(count_topn_reasons("heads: 64, head_dim: 128", specs, text, sizeof text), 0);
-  assert_int_equal(specs[NSAI_KERNEL_ATTEND_COMPRESSED].scratch_bytes,
-                   32 * (8 * (16 * 32 + 16) * 4 + 8 * 32 * 8) + 128 * 4);
+  nsai_kernel_spec spec = { 0 };
+  nsai_form_sizes sizes = { { 0 }, { 0 } };
+  assert_int_equal(count_topn_reasons("heads: 64, head_dim: 128", &spec, &sizes, text, sizeof text),
+                   0);
+  const int64_t each = 32 * (8 * (16 * 32 + 16) * 4 + 8 * 32 * 8) + 128 * 4;
+  assert_int_equal(sizes.number[0], each);
+  assert_int_equal(sizes.bytes[0], 132 * each);
 }
 
 /* Heads whose O and Q leave nine warps of attend_selected_sm80 no registers. */
@@ -435,8 +447,8 @@ static void test_selected_registers(void **state) {
                                   .head_dim_qk = cases[i].dim_qk,
                                   .head_dim_v = cases[i].dim_v } };
     nsai_decider by;
-    assert_int_equal(nsai_space_selected_sm80.choose(&p, &ampere, &by).of[NSAI_TILE_WARPS],
-                     cases[i].warps);
+    const nsai_variant *row = nsai_variant_find("attend_selected_sm80");
+    assert_int_equal(nsai_variant_tiles(row, &p, &ampere, &by).of[NSAI_TILE_WARPS], cases[i].warps);
   }
 }
 

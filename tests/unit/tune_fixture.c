@@ -206,7 +206,7 @@ int32_t dense_planned_threads(const tuning *w, bool *by_record) {
   nsa_problem p = machine_problem(NSA_OP_DENSE, 1024, 0);
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, &p, NULL, NULL, &plan), NSA_OK, NULL);
-  int32_t threads = plan->choice.specs[NSAI_KERNEL_DENSE].threads;
+  int32_t threads = nsai_plan_form(plan, NSAI_STAGE_DENSE)->spec[0].threads;
   *by_record = plan->choice.decider[NSAI_STAGE_DENSE] == NSAI_BY_RECORD;
   nsa_plan_destroy(plan);
   return threads;
