@@ -3,14 +3,14 @@
  *
  * select_topn.
  */
+#include "variants/select/topn.h"
+
 #include "base/math.h"
-#include "plan/spec.h"
-#include "run/params.h"
 
 enum { TOPN, KERNELS };
 
 /* It takes fp32 importance, whatever the storage type; the configuration bounds the count. */
-static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+void nsai_topn_legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   (void)p;
   (void)t;
   (void)reasons;
@@ -46,10 +46,9 @@ static const nsai_space space = {
   cost_select,
 };
 
-static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+void nsai_topn_specify(const nsai_request *r, const char *entry, nsai_kernel_spec *spec) {
   const nsai_problem *p = r->problem;
-  nsai_kernel_spec *spec = &kernel[TOPN];
-  *spec = (nsai_kernel_spec){ .entry = "select_topn",
+  *spec = (nsai_kernel_spec){ .entry = entry,
                               .dtype = p->model.dtype,
                               .threads = 32 * r->tiles->of[NSAI_TILE_WARPS],
                               .compile_cost = 250 };
@@ -61,6 +60,10 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
   nsai_constant_add(spec, "kMinBlocks", r->tiles->of[NSAI_TILE_CTAS]);
 }
 
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  nsai_topn_specify(r, "select_topn", &kernel[TOPN]);
+}
+
 /* The importance that the stage before has left in the workspace. */
 static nsa_tensor importance_of(const nsai_run *run) {
   const nsai_workspace *w = &run->plan->workspace;
@@ -69,8 +72,8 @@ static nsa_tensor importance_of(const nsai_run *run) {
                                    w->importance_columns, 1 } };
 }
 
-static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
-  const nsai_kernel *kernel = &form->kernel[TOPN];
+nsa_status nsai_topn_launch(const nsai_run *run, const nsai_kernel *kernel, int64_t grid,
+                            const nsai_span *span) {
   const nsa_tensor importance = run->importance ? *run->importance : importance_of(run);
   const nsa_tensor idx = nsai_index_tensor(run);
   const NsaiSelect p = { .seq = nsai_run_sequences(run),
@@ -83,11 +86,17 @@ static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai
                          .token_begin = (int)span->token_begin,
                          .token_end = (int)span->token_end,
                          .kv_heads = run->plan->problem.model.kv_heads };
-  const int64_t warps = (span->token_end - span->token_begin) * p.kv_heads;
   if (!nsai_problem_is_cached(&run->plan->problem))
-    return nsai_launch_elements(run, kernel, 32 * warps, &p);
+    return nsai_launch(run->queue, kernel, (uint64_t)grid, 1, &p);
   NsaiCachedSelect cached = { .batch = nsai_cache_batch(run), .packed = p };
-  return nsai_launch_elements(run, kernel, 32 * warps, &cached);
+  return nsai_launch(run->queue, kernel, (uint64_t)grid, 1, &cached);
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const nsai_kernel *kernel = &form->kernel[TOPN];
+  const int64_t warps =
+      (span->token_end - span->token_begin) * run->plan->problem.model.kv_heads; /* one a row */
+  return nsai_topn_launch(run, kernel, nsai_ceil_div(warps, kernel->threads / 32), span);
 }
 
 const nsai_variant nsai_select_topn = {
@@ -96,7 +105,7 @@ const nsai_variant nsai_select_topn = {
   .why = "one warp a row, running best in registers",
   .kernels = KERNELS,
   .stands_alone = true,
-  .legal = legal,
+  .legal = nsai_topn_legal,
   .space = &space,
   .specify = specify,
   .enqueue = enqueue,
