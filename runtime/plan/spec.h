@@ -103,12 +103,7 @@ int32_t nsai_register_limit(int32_t threads);
 NSAI_VARIANT_FUNCTIONS(decode_cluster);
 NSAI_VARIANT_FUNCTIONS(decode_split_kv);
 NSAI_VARIANT_FUNCTIONS(decode_single_cta);
-NSAI_VARIANT_FUNCTIONS(backward_q_sm90);
-NSAI_VARIANT_FUNCTIONS(backward_q_sm80);
-NSAI_VARIANT_FUNCTIONS(backward_kv_sm90);
-NSAI_VARIANT_FUNCTIONS(backward_kv_sm80);
 
-bool nsai_sensible_backward_sm90(const nsai_problem *, const nsai_target *);
 bool nsai_sensible_decode_cluster(const nsai_problem *, const nsai_target *);
 bool nsai_specify_decode_pipelined(const nsai_problem *problem, const nsai_target *target,
                                    int32_t warps, int32_t blocks, int32_t cluster,
@@ -116,8 +111,5 @@ bool nsai_specify_decode_pipelined(const nsai_problem *problem, const nsai_targe
 
 extern const nsai_space nsai_space_decode_split_kv, nsai_space_decode_single_cta,
     nsai_space_decode_cluster;
-
-void nsai_specify_phi_back(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
-void nsai_specify_gate_back(const nsai_problem *, nsai_kernel_spec[NSAI_ROLES]);
 
 #endif /* NSAI_PLAN_SPEC_H */

@@ -156,8 +156,8 @@ typedef struct nsai_form {
 /* The part of a stage that one call enqueues. */
 typedef struct nsai_span {
   int64_t token_begin, token_end; /* query tokens */
-  int32_t head, heads;            /* of the backward pass: KV heads [head, head + heads) */
-  bool prepare; /* of the backward pass: what the other stages need from this one first */
+  bool prepare; /* of the backward pass: only what other stages need from this one first */
+  bool gate;    /* of backward_kv: the backward pass of the gate MLP, and nothing else */
   bool probe;   /* of importance: the rows that io.probe_rows names, and nothing else */
 } nsai_span;
 

@@ -31,37 +31,6 @@ static const nsai_variant nsai_decode_single_cta = {
   .specify_roles = nsai_specify_decode_single_cta,
   .space = &nsai_space_decode_single_cta
 };
-static const nsai_variant nsai_backward_q_sm90 = {
-  .name = "backward_q_sm90",
-  .stage = NSAI_STAGE_BACKWARD_Q,
-  .why = "statistics of rows and dQ, row-stationary over all branches, wgmma",
-  .legal = nsai_legal_backward_q_sm90,
-  .sensible = nsai_sensible_backward_sm90,
-  .specify_roles = nsai_specify_backward_q_sm90
-};
-static const nsai_variant nsai_backward_q_sm80 = {
-  .name = "backward_q_sm80",
-  .stage = NSAI_STAGE_BACKWARD_Q,
-  .why = "statistics of rows and dQ, row-stationary over all branches, mma.sync",
-  .legal = nsai_legal_backward_q_sm80,
-  .specify_roles = nsai_specify_backward_q_sm80
-};
-static const nsai_variant nsai_backward_kv_sm90 = {
-  .name = "backward_kv_sm90",
-  .stage = NSAI_STAGE_BACKWARD_KV,
-  .why = "dK and dV, KV-stationary over windows and inverted lists, wgmma",
-  .legal = nsai_legal_backward_kv_sm90,
-  .sensible = nsai_sensible_backward_sm90,
-  .specify_roles = nsai_specify_backward_kv_sm90
-};
-static const nsai_variant nsai_backward_kv_sm80 = {
-  .name = "backward_kv_sm80",
-  .stage = NSAI_STAGE_BACKWARD_KV,
-  .why = "dK and dV, KV-stationary over windows and inverted lists, mma.sync",
-  .legal = nsai_legal_backward_kv_sm80,
-  .specify_roles = nsai_specify_backward_kv_sm80
-};
-
 /* The rows by stage, then preference. */
 #define ROWS(row)                                                                                  \
   row(gate_gemm) row(compress_mean) row(compress_gemm) row(attend_compressed_topn_sm90)            \
@@ -73,15 +42,15 @@ static const nsai_variant nsai_backward_kv_sm80 = {
                           row(dense_sm90) row(dense_sm80) row(dense_gemm) row(append_mean)         \
                               row(append_gemm)
 
+#define BACKWARD_ROWS(row)                                                                         \
+  row(backward_q_sm90_tma) row(backward_q_sm90) row(backward_q_sm80) row(backward_kv_sm90)         \
+      row(backward_kv_sm80)
+
 #define DECLARE(name) extern const nsai_variant nsai_##name;
 ROWS(DECLARE)
+BACKWARD_ROWS(DECLARE)
 
 #define ADDRESS(name) &nsai_##name,
 const nsai_variant *const nsai_variants[] = { ROWS(ADDRESS) & nsai_decode_cluster,
-                                              &nsai_decode_split_kv,
-                                              &nsai_decode_single_cta,
-                                              &nsai_backward_q_sm90,
-                                              &nsai_backward_q_sm80,
-                                              &nsai_backward_kv_sm90,
-                                              &nsai_backward_kv_sm80,
-                                              NULL };
+                                              &nsai_decode_split_kv, &nsai_decode_single_cta,
+                                              BACKWARD_ROWS(ADDRESS) NULL };

@@ -3,8 +3,6 @@
  */
 #include "variants/attend/invert.h"
 
-#include "base/math.h"
-
 #include "params/attention.h"
 
 static nsai_kernel_spec list_spec(const nsai_problem *p, const char *entry, int32_t threads) {

@@ -8,8 +8,35 @@
 #ifndef NSAI_VARIANTS_ATTEND_INVERT_H
 #define NSAI_VARIANTS_ATTEND_INVERT_H
 
+#include "base/math.h"
 #include "plan/spec.h"
 #include "run/params.h"
+
+/* Blocks whose entries one CTA counts; beyond, other CTAs read the lists again: 73,000 tokens
+ * of 64. Four CTAs of 16 warps fit on a multiprocessor. */
+#define NSAI_KV_COUNTERS 1152
+
+/* Most tokens whose lists are inverted at once: kEntryTokenBits of data/inverted_lists.cuh. */
+#define NSAI_KV_MOST_TOKENS ((int64_t)1 << 24)
+
+/* Numbers of blocks that sequences of `kv_tokens` keys in all have: data/inverted_lists.cuh. */
+static inline int64_t nsai_kv_blocks(const nsai_model *m, int64_t kv_tokens, int64_t num_seqs) {
+  return kv_tokens / m->select_block + num_seqs;
+}
+
+/* Most items of one head: runs of at most item_rows entries. */
+static inline int64_t nsai_kv_items(const nsai_model *m, int64_t tokens, int64_t blocks,
+                                    int64_t item_rows) {
+  return tokens * m->select_count / item_rows + blocks;
+}
+
+/* Tokens whose blocks are counted together: enough that the table of counts is no larger than the
+ * lists, few enough for 16-bit counters. */
+#define NSAI_KV_LEAST_PART 1024
+#define NSAI_KV_MOST_PART 32768
+static inline int64_t nsai_kv_part_tokens(int64_t blocks) {
+  return nsai_smaller(nsai_larger(blocks, NSAI_KV_LEAST_PART), NSAI_KV_MOST_PART);
+}
 
 enum { NSAI_INVERT_COUNT, NSAI_INVERT_SCAN, NSAI_INVERT_FILL, NSAI_INVERT_KERNELS };
 

@@ -1,16 +1,108 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
+ *
+ * What the passes through phi and through the gate share: specs, workspace, and steps.
  */
 #include "variants/backward/layers.h"
 
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+#include "variants/backward/backward.h"
+
+/* ---- specs ---- */
+
+/* Config::kActivation of backward_activation: the values of nsai_activation, and none. */
+#define ACTIVATION_NONE 3
+
+/* Config::kRowsOf of backward_activation. */
+enum { ROWS_OF_BLOCKS, ROWS_OF_TOKENS };
+
+static void specify(const nsai_problem *p, const char *entry, nsai_kernel_spec *spec) {
+  *spec = (nsai_kernel_spec){ .entry = entry,
+                              .dtype = p->model.dtype,
+                              .threads = NSAI_BACKWARD_ELEMENT_THREADS,
+                              .compile_cost = 100 };
+  nsai_constant_add(spec, "kMinBlocks", 4);
+}
+
+static void specify_back(const nsai_problem *p, int activation, int rows_of,
+                         nsai_kernel_spec *spec) {
+  specify(p, "backward_activation", spec);
+  nsai_constant_add(spec, "kActivation", activation);
+  nsai_constant_add(spec, "kRowsOf", rows_of);
+  nsai_constant_add(spec, "kBlock", p->model.block);
+  nsai_constant_add(spec, "kStride", p->model.stride);
+}
+
+void nsai_layers_specify(const nsai_problem *p, nsai_kernel_spec kernel[NSAI_LAYERS_KERNELS]) {
+  const nsai_model *m = &p->model;
+  const bool phi = nsai_phi_has_weights(m), gate = m->gate == NSAI_GATE_MLP;
+  if (phi) specify_back(p, ACTIVATION_NONE, ROWS_OF_BLOCKS, &kernel[NSAI_LAYERS_PHI_OUT]);
+  if (m->phi == NSAI_PHI_MLP)
+    specify_back(p, (int)m->phi_activation, ROWS_OF_BLOCKS, &kernel[NSAI_LAYERS_PHI_HIDDEN]);
+  if (gate) specify_back(p, ACTIVATION_NONE, ROWS_OF_TOKENS, &kernel[NSAI_LAYERS_GATE_OUT]);
+  if (gate && m->gate_hidden)
+    specify_back(p, (int)m->gate_activation, ROWS_OF_TOKENS, &kernel[NSAI_LAYERS_GATE_HIDDEN]);
+  if (gate) specify(p, "backward_present_rows", &kernel[NSAI_LAYERS_PRESENT_ROWS]);
+  if (!phi && !gate) return;
+  specify(p, "backward_column_sums", &kernel[NSAI_LAYERS_COLUMN_SUMS]);
+  specify(p, "backward_store_gradient", &kernel[NSAI_LAYERS_STORE]);
+}
+
+/* ---- workspace ---- */
+
+/* Features of tokens and their gradients on their way through the gate's first layer. */
+#define GATE_CHUNK_BYTES ((int64_t)256 << 20)
+
+#define PART_ROWS 256 /* of a column sum: enough to fill the device from 64k rows on */
+
+/* What one pass through layers needs. */
+typedef struct layers_need {
+  int64_t batch, rows;         /* of results; of phi the row of sums counts */
+  int64_t in, hidden, columns; /* of the layers; hidden 0: one layer */
+} layers_need;
+
+/* A buffer that serves several passes. */
+static void enlarge(int64_t *bytes, int64_t to) { *bytes = nsai_larger(*bytes, to); }
+
+static void need_layers(const layers_need *n, int64_t bytes[NSAI_LAYERS_BUFFERS]) {
+  int64_t rows = n->batch * n->rows, first = n->hidden ? n->hidden : n->columns;
+  int64_t widest = nsai_larger(n->hidden, n->columns);
+  enlarge(&bytes[NSAI_LAYERS_D_OUT], rows * nsai_operand(n->columns) * 2);
+  enlarge(&bytes[NSAI_LAYERS_D_HIDDEN], rows * n->hidden * 4);
+  enlarge(&bytes[NSAI_LAYERS_D_INNER], rows * nsai_operand(n->hidden) * 2);
+  enlarge(&bytes[NSAI_LAYERS_HIDDEN], rows * nsai_operand(n->hidden) * 2);
+  enlarge(&bytes[NSAI_LAYERS_D_WEIGHTS],
+          n->batch * nsai_larger(n->in * first, n->hidden * n->columns) * 4);
+  enlarge(&bytes[NSAI_LAYERS_PARTS], n->batch * (n->rows / PART_ROWS + 1) * widest * 4);
+  enlarge(&bytes[NSAI_LAYERS_SUMS], n->batch * widest * 4);
+}
+
+void nsai_layers_workspace(const nsai_problem *p, int64_t heads, int64_t bytes[NSAI_LAYERS_BUFFERS],
+                           int64_t *gate_tokens) {
+  const nsai_model *m = &p->model;
+  const int64_t rows = p->max_kv_tokens / m->stride + 2; /* with the row of sums */
+  const int64_t channels = m->gate_channels;
+  *gate_tokens = 0;
+  if (nsai_phi_has_weights(m)) {
+    int64_t dim = nsai_larger(m->head_dim_qk, m->head_dim_v);
+    int64_t hidden = m->phi == NSAI_PHI_MLP ? m->phi_hidden : 0;
+    need_layers(&(layers_need){ heads, rows, m->block * dim, hidden, dim }, bytes);
+    bytes[NSAI_LAYERS_K_ROWS] = heads * rows * m->block * m->head_dim_qk * 4;
+    bytes[NSAI_LAYERS_V_ROWS] = heads * rows * m->block * m->head_dim_v * 4;
+  }
+  if (m->gate != NSAI_GATE_MLP) return;
+  need_layers(&(layers_need){ 1, p->max_tokens, channels, m->gate_hidden, (int64_t)m->heads * 3 },
+              bytes);
+  *gate_tokens = nsai_chunk_tokens(GATE_CHUNK_BYTES, channels * 6, p->max_tokens);
+  bytes[NSAI_LAYERS_X] = *gate_tokens * channels * 2;
+  bytes[NSAI_LAYERS_D_X] = *gate_tokens * channels * 4;
+}
+
+/* ---- steps of a pass ---- */
 
 nsa_status nsai_store(const nsai_layers_pass *b, const nsai_store_of *s) {
   NsaiStoreGradient p = { .seq = nsai_run_sequences(b->run),
                           .x = s->x,
-                          .out = { .view = nsai_view(s->out),
-                                   .is_float = s->out->dtype == NSA_F32,
-                                   .accumulate = (int)b->grads->accumulate },
+                          .out = nsai_backward_gradient(b->run, s->out),
                           .x_batch_stride = s->x_batch,
                           .batch = (int)b->batch,
                           .rows = (int)s->rows,
@@ -20,7 +112,7 @@ nsa_status nsai_store(const nsai_layers_pass *b, const nsai_store_of *s) {
   p.out.view.token_stride = s->row_stride;
   p.out.view.head_stride = s->batch_stride;
   p.out.view.data = (char *)p.out.view.data + b->first_head * s->batch_stride * size;
-  return nsai_launch_elements(b->run, &b->run->plan->kernels[NSAI_KERNEL_STORE_GRADIENT],
+  return nsai_launch_elements(b->run, &b->kernel[NSAI_LAYERS_STORE],
                               b->batch * s->rows * s->columns, &p);
 }
 
@@ -52,22 +144,22 @@ nsa_status nsai_store_bias(const nsai_layers_pass *b, const nsa_tensor *out, con
 
 nsa_status nsai_sum_columns(const nsai_layers_pass *b, const nsai_columns_of *c) {
   const nsai_run *run = b->run;
-  int64_t groups = ceil_div(c->columns, 32);
+  int64_t groups = nsai_ceil_div(c->columns, 32);
   NsaiColumnSums p = { .x = c->x,
                        .x_batch_stride = c->batch_stride,
                        .x_row_stride = c->row_stride,
-                       .sums = nsai_buffer_at(run, nsai_layers_of(run)->parts),
+                       .sums = nsai_layers_at(b, NSAI_LAYERS_PARTS),
                        .batch = (int)b->batch,
                        .rows = (int)b->rows,
                        .columns = (int)c->columns,
-                       .part_rows = NSAI_COLUMN_SUM_ROWS,
-                       .parts = (int)ceil_div(b->rows, NSAI_COLUMN_SUM_ROWS) };
-  const nsai_kernel *kernel = &run->plan->kernels[NSAI_KERNEL_COLUMN_SUMS];
+                       .part_rows = PART_ROWS,
+                       .parts = (int)nsai_ceil_div(b->rows, PART_ROWS) };
+  const nsai_kernel *kernel = &b->kernel[NSAI_LAYERS_COLUMN_SUMS];
   NSAI_TRY(nsai_launch(run->queue, kernel, (uint64_t)(b->batch * p.parts * groups), 1, &p));
   p.x = p.sums;
   p.x_batch_stride = p.parts * c->columns;
   p.x_row_stride = c->columns;
-  p.sums = nsai_buffer_at(run, nsai_layers_of(run)->sums);
+  p.sums = nsai_layers_at(b, NSAI_LAYERS_SUMS);
   p.row = c->row;
   p.row_batch_stride = c->row_batch_stride;
   p.rows = p.part_rows = p.parts;
@@ -114,6 +206,5 @@ nsa_status nsai_multiply_weights(const nsai_layers_pass *b, int64_t rows, int64_
   gemm.b_row = d.row;
   gemm.b_batch = d.batch;
   gemm.adds = adds;
-  return nsai_run_gemm(b->run, &gemm, x.data, d.data,
-                       nsai_buffer_at(b->run, nsai_layers_of(b->run)->d_weights));
+  return nsai_run_gemm(b->run, &gemm, x.data, d.data, nsai_layers_at(b, NSAI_LAYERS_D_WEIGHTS));
 }

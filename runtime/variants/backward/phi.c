@@ -22,29 +22,29 @@ typedef struct side_back {
   const nsa_phi_side *weights, *out;
   int gather;
   int64_t dim, column; /* of the compressed sums */
-  nsai_buffer d_rows;
-  bool raw; /* the gradient of the tokens is wanted */
+  int d_rows;          /* NSAI_LAYERS_K_ROWS or _V_ROWS */
+  bool raw;            /* the gradient of the tokens is wanted */
 } side_back;
 
 static side_back open_side(const nsai_layers_pass *b, int side) {
   const nsai_model *m = &b->run->plan->problem.model;
   const nsa_io *io = b->run->io;
-  const nsai_layers_workspace *l = nsai_layers_of(b->run);
+  const nsa_grads *grads = b->run->grads;
   return side ? (side_back){ .x = &io->kv.v[0],
                              .weights = &io->phi.v,
-                             .out = &b->grads->d_phi.v,
+                             .out = &grads->d_phi.v,
                              .gather = NSAI_PHI_GATHER_V,
                              .dim = m->head_dim_v,
                              .column = m->head_dim_qk,
-                             .d_rows = l->v_rows,
-                             .raw = nsai_present(&b->grads->d_kv.v[0]) }
+                             .d_rows = NSAI_LAYERS_V_ROWS,
+                             .raw = nsai_present(&grads->d_kv.v[0]) }
               : (side_back){ .x = &io->kv.k[0],
                              .weights = &io->phi.k,
-                             .out = &b->grads->d_phi.k,
+                             .out = &grads->d_phi.k,
                              .gather = NSAI_PHI_GATHER_K,
                              .dim = m->head_dim_qk,
-                             .d_rows = l->k_rows,
-                             .raw = nsai_present(&b->grads->d_kv.k[0]) };
+                             .d_rows = NSAI_LAYERS_K_ROWS,
+                             .raw = nsai_present(&grads->d_kv.k[0]) };
 }
 
 bool nsai_wants_phi(const nsa_phi_side *out) {
@@ -81,9 +81,9 @@ static nsai_matrix gathered(const nsai_layers_pass *b, const side_back *s) {
                         (b->rows + 1) * flat };
 }
 
-/* An operand of rows + 1 rows, the last for the sums, in a piece. */
-static nsai_matrix with_sums(const nsai_layers_pass *b, nsai_buffer buffer, int64_t columns) {
-  return (nsai_matrix){ nsai_buffer_at(b->run, buffer), nsai_operand(columns),
+/* An operand of rows + 1 rows, the last for the sums, in a buffer. */
+static nsai_matrix with_sums(const nsai_layers_pass *b, int buffer, int64_t columns) {
+  return (nsai_matrix){ nsai_layers_at(b, buffer), nsai_operand(columns),
                         (b->rows + 1) * nsai_operand(columns) };
 }
 
@@ -96,12 +96,11 @@ static nsa_status phi_out(const nsai_layers_pass *b, const side_back *s, nsai_ma
                           nsai_columns_of *sums) {
   const nsai_run *run = b->run;
   const nsai_model *m = &run->plan->problem.model;
-  const nsai_backward_workspace *l = &run->plan->workspace.backward;
   int64_t width = m->head_dim_qk + m->head_dim_v;
   NsaiActivationBack p = { .seq = nsai_run_sequences(run),
-                           .d_y = (float *)nsai_buffer_at(run, l->compressed) + s->column,
+                           .d_y = (float *)nsai_buffer_at(run, b->compressed) + s->column,
                            .out = (void *)(uintptr_t)d_out.data,
-                           .d_batch_stride = l->splits * b->rows * width,
+                           .d_batch_stride = b->splits * b->rows * width,
                            .d_part_stride = b->rows * width,
                            .d_row_stride = width,
                            .out_batch_stride = d_out.batch,
@@ -109,15 +108,15 @@ static nsa_status phi_out(const nsai_layers_pass *b, const side_back *s, nsai_ma
                            .batch = (int)b->batch,
                            .rows = (int)b->rows,
                            .columns = (int)s->dim,
-                           .parts = l->splits };
+                           .parts = (int)b->splits };
   *sums = (nsai_columns_of){ .x = p.d_y,
                              .batch_stride = p.d_batch_stride,
                              .row_stride = p.d_row_stride,
                              .columns = s->dim,
                              .row = sums_row(b, d_out),
                              .row_batch_stride = d_out.batch };
-  return nsai_launch_elements(run, &run->plan->kernels[NSAI_KERNEL_PHI_OUT_BACK],
-                              b->batch * b->rows * s->dim, &p);
+  return nsai_launch_elements(run, &b->kernel[NSAI_LAYERS_PHI_OUT], b->batch * b->rows * s->dim,
+                              &p);
 }
 
 /* The first layer's weights, pe and the tokens; `d`: of its result, the sums in its last row. */
@@ -126,11 +125,10 @@ static nsa_status phi_first(const nsai_layers_pass *b, const side_back *s, const
   const nsai_run *run = b->run;
   const nsai_model *m = &run->plan->problem.model;
   int64_t flat = flat_of(b, s), columns = w->shape[2], rows = b->rows + 1;
-  float *d_x = nsai_buffer_at(run, s->d_rows);
+  float *d_x = nsai_layers_at(b, s->d_rows);
   if (nsai_present(d_w)) {
     NSAI_TRY(nsai_multiply_weights(b, rows, flat, columns, gathered(b, s), d, false));
-    NSAI_TRY(nsai_store_matrix(b, d_w, nsai_buffer_at(run, nsai_layers_of(run)->d_weights),
-                               flat * columns));
+    NSAI_TRY(nsai_store_matrix(b, d_w, nsai_layers_at(b, NSAI_LAYERS_D_WEIGHTS), flat * columns));
   }
   if (!s->raw && !nsai_present(&s->out->pe)) return NSA_OK;
   NSAI_TRY(nsai_multiply_back(b, rows, flat, columns, d, nsai_weights_of(b, w), d_x));
@@ -147,7 +145,7 @@ static nsa_status phi_first(const nsai_layers_pass *b, const side_back *s, const
 }
 
 static nsa_status linear_back(const nsai_layers_pass *b, const side_back *s) {
-  nsai_matrix d_out = with_sums(b, nsai_layers_of(b->run)->d_out, s->dim);
+  nsai_matrix d_out = with_sums(b, NSAI_LAYERS_D_OUT, s->dim);
   nsai_columns_of sums;
   NSAI_TRY(gather(b, s));
   NSAI_TRY(phi_out(b, s, d_out, &sums));
@@ -177,7 +175,7 @@ static nsa_status phi_inner(const nsai_layers_pass *b, const side_back *s, nsai_
   int64_t h = s->weights->w1.shape[2];
   float *z = nsai_buffer_at(run, phi_buffer(run, NSAI_PHI_PRODUCT));
   NsaiActivationBack p = { .seq = nsai_run_sequences(run),
-                           .d_y = nsai_buffer_at(run, nsai_layers_of(run)->d_hidden),
+                           .d_y = nsai_layers_at(b, NSAI_LAYERS_D_HIDDEN),
                            .x = z,
                            .shift = z + b->rows * h,
                            .out = (void *)(uintptr_t)inner.data,
@@ -194,8 +192,8 @@ static nsa_status phi_inner(const nsai_layers_pass *b, const side_back *s, nsai_
                            .columns = (int)h,
                            .parts = 1 };
   if (nsai_present(b1)) p.bias = (const uint16_t *)b1->data + b->first_head * b1->stride[0];
-  NSAI_TRY(nsai_launch_elements(run, &run->plan->kernels[NSAI_KERNEL_PHI_HIDDEN_BACK],
-                                b->batch * b->rows * h, &p));
+  NSAI_TRY(
+      nsai_launch_elements(run, &b->kernel[NSAI_LAYERS_PHI_HIDDEN], b->batch * b->rows * h, &p));
   nsai_columns_of sums = { .x = p.d_y,
                            .batch_stride = p.d_batch_stride,
                            .row_stride = h,
@@ -206,13 +204,12 @@ static nsa_status phi_inner(const nsai_layers_pass *b, const side_back *s, nsai_
 }
 
 static nsa_status mlp_back(const nsai_layers_pass *b, const side_back *s) {
-  const nsai_run *run = b->run;
-  const nsai_layers_workspace *l = nsai_layers_of(run);
   const nsa_phi_side *w = s->weights;
   int64_t h = w->w1.shape[2];
-  nsai_matrix d_out = with_sums(b, l->d_out, s->dim), inner = with_sums(b, l->d_inner, h),
-              hidden = with_sums(b, l->hidden, h);
-  float *sums_at = nsai_buffer_at(run, l->sums);
+  nsai_matrix d_out = with_sums(b, NSAI_LAYERS_D_OUT, s->dim),
+              inner = with_sums(b, NSAI_LAYERS_D_INNER, h),
+              hidden = with_sums(b, NSAI_LAYERS_HIDDEN, h);
+  float *sums_at = nsai_layers_at(b, NSAI_LAYERS_SUMS);
   nsai_columns_of sums;
   NSAI_TRY(gather(b, s));
   NSAI_TRY(phi_hidden(b, s));
@@ -222,12 +219,13 @@ static nsa_status mlp_back(const nsai_layers_pass *b, const side_back *s) {
     NSAI_TRY(nsai_store_bias(b, &s->out->b2, sums_at));
   }
   NSAI_TRY(nsai_multiply_back(b, b->rows, h, s->dim, d_out, nsai_weights_of(b, &w->w2),
-                              nsai_buffer_at(run, l->d_hidden)));
+                              nsai_layers_at(b, NSAI_LAYERS_D_HIDDEN)));
   NSAI_TRY(phi_inner(b, s, inner, hidden));
   NSAI_TRY(nsai_store_bias(b, &s->out->b1, sums_at));
   if (nsai_present(&s->out->w2)) {
     NSAI_TRY(nsai_multiply_weights(b, b->rows, h, s->dim, hidden, d_out, false));
-    NSAI_TRY(nsai_store_matrix(b, &s->out->w2, nsai_buffer_at(run, l->d_weights), h * s->dim));
+    NSAI_TRY(
+        nsai_store_matrix(b, &s->out->w2, nsai_layers_at(b, NSAI_LAYERS_D_WEIGHTS), h * s->dim));
   }
   return phi_first(b, s, &w->w1, &s->out->w1, inner);
 }
@@ -241,16 +239,15 @@ static nsa_status no_weights(const nsai_layers_pass *b, const nsa_phi_side *out)
   return nsai_store_bias(b, &out->b2, NULL);
 }
 
-nsa_status nsai_enqueue_phi_back(const nsai_run *run, const nsa_grads *grads, int head, int heads) {
+nsa_status nsai_phi_back_enqueue(const nsai_layers_pass *b) {
+  const nsai_run *run = b->run;
   bool is_linear = run->plan->problem.model.phi == NSAI_PHI_LINEAR;
-  nsai_layers_pass b = { run, grads, heads, head,
-                         run->sizes.kv_tokens / run->plan->problem.model.stride + 1 };
   for (int which = 0; which < 2; which++) {
-    side_back side = open_side(&b, which);
-    if (!(run->branches >> NSA_CMP & 1))
-      NSAI_TRY(no_weights(&b, side.out));
+    side_back side = open_side(b, which);
+    if (!nsai_run_has(run, NSA_CMP))
+      NSAI_TRY(no_weights(b, side.out));
     else if (side.raw || nsai_wants_phi(side.out))
-      NSAI_TRY(is_linear ? linear_back(&b, &side) : mlp_back(&b, &side));
+      NSAI_TRY(is_linear ? linear_back(b, &side) : mlp_back(b, &side));
   }
   return NSA_OK;
 }

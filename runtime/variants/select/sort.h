@@ -12,6 +12,9 @@
 
 void nsai_sort_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
 
+/* Sets where the sorted lists lie, and how far apart. */
+void nsai_sort_find(const nsai_run *run, NsaiAttendSelected *attend);
+
 /* Sorts into the workspace; sets where the lists lie. */
 nsa_status nsai_sort_enqueue(const nsai_run *run, const nsai_kernel *kernel,
                              NsaiAttendSelected *attend);

@@ -26,7 +26,7 @@ void chk_cache_start_reads(chk_scenario *sc) {
 /* New tokens that a block of threads takes, which share compressed entries and windows. */
 static int64_t tile_tokens(const chk_scenario *sc) {
   int64_t most = 1;
-  for (int role = NSAI_KERNEL_DECODE_SCAN; role < NSAI_KERNEL_BACKWARD_SAVED; role++)
+  for (int role = NSAI_KERNEL_DECODE_SCAN; role <= NSAI_KERNEL_DECODE_CLUSTER; role++)
     if (sc->gpu_attend->choice.specs[role].tile_tokens > most)
       most = sc->gpu_attend->choice.specs[role].tile_tokens;
   return most;

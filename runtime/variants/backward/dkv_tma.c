@@ -1,0 +1,68 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * The kernels over keys through tensor maps (backward/pipelines/dkv.cuh).
+ */
+#include "variants/backward/backward.h"
+#include "variants/backward/kv.h"
+
+#define STAGE_ROWS 64
+#define MOST_STAGES 4 /* one held, one read, two on their way */
+#define LEAST_STAGES 3
+
+bool nsai_dkv_may_join(const nsai_model *m) {
+  return !m->per_branch && m->window && m->select_count > 0 && m->select_block % 64 == 0 &&
+         m->gate != NSAI_GATE_WEIGHTS && m->heads / m->kv_heads >= 8;
+}
+
+static uint32_t shared_bytes(const nsai_model *m, const nsai_dkv_use *use, int32_t stages) {
+  int32_t keys = use->keys;
+  uint32_t tile = nsai_panel_bytes(keys, m->head_dim_qk) + nsai_panel_bytes(keys, m->head_dim_v);
+  uint32_t stage =
+      nsai_panel_bytes(STAGE_ROWS, m->head_dim_qk) + nsai_panel_bytes(STAGE_ROWS, m->head_dim_v);
+  uint32_t joined = use->joins; /* LSE and u of rows once more; a byte for each token and tile */
+  uint32_t known = (16 + 8 * joined) * STAGE_ROWS + 16 + 2 * 8;
+  uint32_t listed = joined * 2 * (uint32_t)(STAGE_ROWS * m->kv_heads / m->heads);
+  return tile + (uint32_t)stages * (stage + known) + 8 + listed;
+}
+
+static int32_t choose_stages(const nsai_request *r, const nsai_dkv_use *use) {
+  int32_t stages = MOST_STAGES;
+  while (stages >= LEAST_STAGES &&
+         shared_bytes(&r->problem->model, use, stages) > r->target->shared_bytes)
+    stages--;
+  return stages;
+}
+
+/* A stage holds whole tokens; of a list each is a box, which are to be few. dK, dV and scores of 64 keys
+ * fit into a warpgroup's registers. */
+bool nsai_dkv_tma_fits(const nsai_request *r, const nsai_dkv_use *use) {
+  const nsai_model *m = &r->problem->model;
+  int32_t group = m->heads / m->kv_heads;
+  return !r->target->register_fallback && group == nsai_padded_group(m) &&
+         group >= (use->entries ? 4 : 1) && group <= STAGE_ROWS && m->head_dim_qk <= 128 &&
+         m->head_dim_v <= 128 && choose_stages(r, use) >= LEAST_STAGES;
+}
+
+void nsai_dkv_tma_specify(const nsai_request *r, const nsai_dkv_use *use, nsai_kernel_spec *spec) {
+  const nsai_problem *p = r->problem;
+  const nsai_model *m = &p->model;
+  int32_t stages = choose_stages(r, use), group = m->heads / m->kv_heads;
+  *spec = (nsai_kernel_spec){ .entry = use->entry,
+                              .dtype = m->dtype,
+                              .threads = NSAI_BACKWARD_TMA_THREADS,
+                              .shared_bytes = shared_bytes(m, use, stages),
+                              .tile_tokens = use->entries,
+                              .tma_box_heads = group,
+                              .tma_box_tokens = use->entries ? 1 : STAGE_ROWS / group,
+                              .tma_box_keys = use->keys,
+                              .compile_cost = NSAI_DKV_COST };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  nsai_backward_branches_add(spec, p);
+  nsai_constant_add(spec, "kKeys", use->keys);
+  nsai_constant_add(spec, "kStages", stages);
+  nsai_constant_add(spec, "kEntries", use->entries);
+  nsai_constant_add(spec, "kJoins", use->joins);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}

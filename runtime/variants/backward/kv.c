@@ -1,0 +1,225 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * backward_kv as a whole: which kernels its branches have, its workspace, and the order of its launches.
+ * First, on its own: a caller's selection is sorted, for backward_q as well, and inverted. The gate MLP's
+ * pass is a part of its own, too. Then, group by group of KV heads: dK and dV of every branch, phi, and
+ * their sums.
+ */
+#include "variants/backward/kv.h"
+
+#include "variants/backward/backward.h"
+#include "variants/select/sort.h"
+
+/* ---- kernels ---- */
+
+/* Tokens of an item: so many that a block of average length is one item, so few that the blocks that
+ * every token selects are spread over the device. */
+#define ITEM_TOKENS 1024
+
+/* Words of shared memory of backward_dkv_ranges: a thousand rows, of a token and its keys each. */
+#define RANGE_WORDS 2048
+
+/* Blocks of at most 32 keys would leave half of wgmma's 64 empty. */
+static int32_t block_keys(const nsai_model *m) {
+  int32_t keys = nsai_padded_dim(m->select_block);
+  return keys > 32 ? NSAI_DKV_TILE_KEYS : keys;
+}
+
+/* One branch's kernel: through tensor maps where it can be. */
+static void specify_branch(const nsai_request *r, bool wgmma, const nsai_dkv_use *plain,
+                           const nsai_dkv_use *boxed, nsai_kernel_spec *spec) {
+  if (wgmma && nsai_dkv_tma_fits(r, boxed))
+    nsai_dkv_tma_specify(r, boxed, spec);
+  else
+    nsai_dkv_mainloop_specify(r, wgmma, plain, spec);
+}
+
+static void specify_selected(const nsai_request *r, bool wgmma,
+                             nsai_kernel_spec kernel[NSAI_DKV_KERNELS]) {
+  const int32_t keys = block_keys(&r->problem->model);
+  const nsai_dkv_use plain = { "backward_dkv_selected", keys, ITEM_TOKENS, false };
+  const nsai_dkv_use boxed = { "backward_dkv_selected_tma", NSAI_DKV_TILE_KEYS, ITEM_TOKENS,
+                               false };
+  const nsai_dkv_use ranges = { "backward_dkv_ranges", NSAI_DKV_TILE_KEYS, RANGE_WORDS, false };
+  nsai_sort_specify(r->problem, &kernel[NSAI_DKV_SORT]);
+  if (r->problem->selection == NSA_SELECT_RANGES) {
+    nsai_dkv_mainloop_specify(r, wgmma, &ranges, &kernel[NSAI_DKV_SELECTED]);
+    return;
+  }
+  nsai_invert_specify(r->problem, ITEM_TOKENS, &kernel[NSAI_DKV_INVERT]);
+  specify_branch(r, wgmma && keys == NSAI_DKV_TILE_KEYS, &plain, &boxed,
+                 &kernel[NSAI_DKV_SELECTED]);
+}
+
+void nsai_dkv_specify(const nsai_request *r, bool wgmma,
+                      nsai_kernel_spec kernel[NSAI_DKV_KERNELS]) {
+  const nsai_model *m = &r->problem->model;
+  const nsai_dkv_use compressed[] = {
+    { "backward_dkv_compressed", NSAI_DKV_TILE_KEYS, 0, false },
+    { "backward_dkv_compressed_tma", 2 * NSAI_DKV_TILE_KEYS, 0, false },
+  };
+  const nsai_dkv_use window[] = {
+    { "backward_dkv_window", NSAI_DKV_TILE_KEYS, 0, false },
+    { "backward_dkv_window_tma", 2 * NSAI_DKV_TILE_KEYS, 0, nsai_dkv_may_join(m) },
+  };
+  specify_branch(r, wgmma, &compressed[0], &compressed[1], &kernel[NSAI_DKV_COMPRESSED]);
+  if (m->window) specify_branch(r, wgmma, &window[0], &window[1], &kernel[NSAI_DKV_WINDOW]);
+  if (m->select_count) specify_selected(r, wgmma, kernel);
+  nsai_dkv_sum_specify(r->problem, &kernel[NSAI_DKV_SUM]);
+  nsai_layers_specify(r->problem, &kernel[NSAI_DKV_LAYERS]);
+}
+
+/* ---- workspace ---- */
+
+/* Partial sums of dK and dV: at 64k tokens and D 128 a KV head has 220 MB. In pieces of this many bytes
+ * the launches last milliseconds. */
+#define GRADIENT_CHUNK_BYTES ((int64_t)1 << 30)
+
+/* Few tiles of compressed keys have many query rows each: they are cut until there are so many CTAs,
+ * several for each place on the largest devices, so that unequal ones even out. */
+#define COMPRESSED_CTAS 2048
+#define MOST_SPLITS 32
+#define COMPRESSED_KEYS 128 /* of a tile */
+#define RANGE_KEYS 64       /* of a tile of a caller's ranges */
+
+/* At least so many runs where the caller brings ranges: all tokens may see the first tile of keys, and few
+ * the others. */
+#define LEAST_RANGE_SPLITS 4
+
+/* Runs that the query rows of so many tiles are cut into. */
+static int64_t choose_splits(int64_t tiles, int64_t least) {
+  return nsai_smaller(nsai_larger(COMPRESSED_CTAS / tiles, least), MOST_SPLITS);
+}
+
+/* Bytes of the partial sums of the selected branch, for each KV head; sizes the lists. */
+static int64_t size_selected(const nsai_problem *p, int64_t item_rows, nsai_form_sizes *out) {
+  const nsai_model *m = &p->model;
+  const int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
+  if (!m->select_count) return 0;
+  if (p->selection == NSA_SELECT_RANGES) {
+    int64_t tiles = (p->max_kv_tokens / RANGE_KEYS + p->max_seqs) * m->kv_heads;
+    out->number[NSAI_DKV_RANGE_SPLITS] = choose_splits(tiles, LEAST_RANGE_SPLITS);
+    return out->number[NSAI_DKV_RANGE_SPLITS] * p->max_kv_tokens * row;
+  }
+  int64_t blocks = nsai_kv_blocks(m, p->max_kv_tokens, p->max_seqs);
+  nsai_invert_workspace(p, p->max_tokens, item_rows, out->bytes);
+  out->bytes[NSAI_DKV_ITEM_STARTS] = m->kv_heads * blocks * 4;
+  return nsai_kv_items(m, p->max_tokens, blocks, item_rows) * m->select_block * row;
+}
+
+/* As many KV heads at a time as the budget has room for, at least one. */
+void nsai_dkv_workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                        nsai_form_sizes *out) {
+  const nsai_problem *p = r->problem;
+  const nsai_model *m = &p->model;
+  int64_t row = (int64_t)(m->head_dim_qk + m->head_dim_v) * 4;
+  int64_t cmp_rows = p->max_kv_tokens / m->stride + 1, compressed = cmp_rows * row;
+  int64_t window = m->window ? p->max_kv_tokens * row : 0;
+  int64_t selected = size_selected(p, kernel[NSAI_DKV_SELECTED].tile_tokens, out);
+  int64_t layers = nsai_phi_has_weights(m) ? (cmp_rows + 1) * m->block * row : 0;
+  int64_t fit = GRADIENT_CHUNK_BYTES / (window + selected + compressed + layers);
+  int64_t heads = nsai_smaller(nsai_larger(fit, 1), m->kv_heads);
+  int64_t splits = choose_splits((cmp_rows / COMPRESSED_KEYS + p->max_seqs) * heads, 1);
+  out->number[NSAI_DKV_HEADS] = heads;
+  out->number[NSAI_DKV_SPLITS] = splits;
+  out->bytes[NSAI_DKV_COMPRESSED_SUMS] = heads * splits * compressed;
+  out->bytes[NSAI_DKV_SELECTED_SUMS] = heads * selected;
+  out->bytes[NSAI_DKV_WINDOW_SUMS] = heads * window;
+  nsai_layers_workspace(p, heads, &out->bytes[NSAI_DKV_LAYERS_BUFFERS],
+                        &out->number[NSAI_DKV_GATE_TOKENS]);
+}
+
+/* ---- launches ---- */
+
+static bool wants_compressed(const nsai_run *run) {
+  const nsa_kv *kv = &run->grads->d_kv;
+  return nsai_present(&kv->k_cmp) || nsai_present(&kv->v_cmp);
+}
+
+static bool wants_weights(const nsai_run *run) {
+  return nsai_wants_phi(&run->grads->d_phi.k) || nsai_wants_phi(&run->grads->d_phi.v);
+}
+
+bool nsai_dkv_needs(const nsai_run *run, int branch) {
+  const nsa_kv *kv = &run->grads->d_kv;
+  const int pair = nsai_backward_pair(run, branch);
+  bool external = run->plan->problem.model.phi == NSAI_PHI_EXTERNAL;
+  if (!nsai_run_has(run, branch)) return false;
+  if (branch == NSA_CMP && external) return wants_compressed(run);
+  if (branch == NSA_CMP && wants_weights(run)) return true;
+  return nsai_present(&kv->k[pair]) || nsai_present(&kv->v[pair]);
+}
+
+/* Whether the window's kernel does the selected branch within the window. */
+static bool joins(const nsai_run *run, const nsai_form *form) {
+  return form->kernel[NSAI_DKV_WINDOW].tma_box_keys &&
+         nsai_dkv_may_join(&run->plan->problem.model) && nsai_backward_joined(run);
+}
+
+nsai_dkv_pass nsai_dkv_open(const nsai_run *run, const nsai_form *form) {
+  const nsai_problem *p = &run->plan->problem;
+  nsai_dkv_pass pass = {
+    .run = run, .form = form, .selected = nsai_backward_lists(run), .heads = p->model.kv_heads
+  };
+  if (!nsai_dkv_needs(run, NSA_SEL) || p->selection == NSA_SELECT_RANGES) return pass;
+  pass.index = nsai_invert_params(run, &pass.selected, 0, run->sizes.tokens,
+                                  form->kernel[NSAI_DKV_SELECTED].tile_tokens, form->buffer);
+  pass.index.item_starts = nsai_buffer_at(run, form->buffer[NSAI_DKV_ITEM_STARTS]);
+  if (joins(run, form)) pass.index.near = p->model.window;
+  return pass;
+}
+
+static nsa_status make_lists(const nsai_run *run, const nsai_form *form) {
+  nsai_dkv_pass pass = nsai_dkv_open(run, form);
+  if (!nsai_run_has(run, NSA_SEL)) return NSA_OK;
+  NSAI_TRY(nsai_sort_enqueue(run, &form->kernel[NSAI_DKV_SORT], &pass.selected));
+  if (!pass.index.items) return NSA_OK;
+  return nsai_invert_enqueue(run, &form->kernel[NSAI_DKV_INVERT], pass.index);
+}
+
+static nsai_layers_pass layers_pass(const nsai_run *run, const nsai_form *form) {
+  return (nsai_layers_pass){ .run = run,
+                             .kernel = &form->kernel[NSAI_DKV_LAYERS],
+                             .buffer = &form->buffer[NSAI_DKV_LAYERS_BUFFERS] };
+}
+
+static nsa_status gate_back(const nsai_run *run, const nsai_form *form) {
+  nsai_layers_pass gate = layers_pass(run, form);
+  gate.batch = 1;
+  gate.rows = run->sizes.tokens;
+  gate.gate_tokens = form->number[NSAI_DKV_GATE_TOKENS];
+  return nsai_gate_back_enqueue(&gate);
+}
+
+static nsa_status phi_back(const nsai_dkv_pass *b) {
+  nsai_layers_pass phi = layers_pass(b->run, b->form);
+  phi.batch = b->heads;
+  phi.first_head = b->head;
+  phi.rows = nsai_dkv_block_rows(b->run);
+  phi.compressed = b->form->buffer[NSAI_DKV_COMPRESSED_SUMS];
+  phi.splits = b->form->number[NSAI_DKV_SPLITS];
+  return nsai_phi_back_enqueue(&phi);
+}
+
+static nsa_status enqueue_heads(const nsai_dkv_pass *b) {
+  if (nsai_dkv_needs(b->run, NSA_CMP)) NSAI_TRY(nsai_dkv_compressed_enqueue(b));
+  if (nsai_phi_has_weights(&b->run->plan->problem.model)) NSAI_TRY(phi_back(b));
+  if (nsai_dkv_needs(b->run, NSA_WIN)) NSAI_TRY(nsai_dkv_window_enqueue(b));
+  if (nsai_dkv_needs(b->run, NSA_SEL)) NSAI_TRY(nsai_dkv_selected_enqueue(b));
+  return nsai_dkv_sum_enqueue(b);
+}
+
+nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const int heads = run->plan->problem.model.kv_heads;
+  const int most = (int)form->number[NSAI_DKV_HEADS];
+  if (span->prepare) return make_lists(run, form);
+  if (span->gate) return gate_back(run, form);
+  nsai_dkv_pass pass = nsai_dkv_open(run, form);
+  for (int head = 0; head < heads; head += most) {
+    pass.head = head;
+    pass.heads = (int)nsai_smaller(most, heads - head);
+    NSAI_TRY(enqueue_heads(&pass));
+  }
+  return NSA_OK;
+}

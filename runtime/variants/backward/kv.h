@@ -1,0 +1,116 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * What the rows of backward_kv share: kernels, workspace and launches. dK and dV of each branch are
+ * partial sums per tile of keys (dkv.c). The gradients of a pair are their sums in a fixed order
+ * (dkv_sum.c), so that every run gives the same bits. All of it works on as many KV heads at a time as
+ * the workspace has partial sums for.
+ */
+#ifndef NSAI_VARIANTS_BACKWARD_KV_H
+#define NSAI_VARIANTS_BACKWARD_KV_H
+
+#include "variants/attend/invert.h"
+#include "variants/backward/layers.h"
+
+enum {
+  NSAI_DKV_SORT,
+  NSAI_DKV_INVERT,
+  NSAI_DKV_COMPRESSED = NSAI_DKV_INVERT + NSAI_INVERT_KERNELS,
+  NSAI_DKV_WINDOW,
+  NSAI_DKV_SELECTED, /* by inverted lists, or by a caller's ranges */
+  NSAI_DKV_SUM,
+  NSAI_DKV_LAYERS,
+  NSAI_DKV_KERNELS = NSAI_DKV_LAYERS + NSAI_LAYERS_KERNELS
+};
+
+/* The inverted lists lie first. Partial sums have dK and dV side by side. B: nsai_kv_blocks. */
+enum {
+  NSAI_DKV_ITEM_STARTS = NSAI_INVERT_BUFFERS, /* i32 [Hkv, B]: each block's first item */
+  NSAI_DKV_COMPRESSED_SUMS,                   /* f32 [heads, splits, R, Dk + Dv] */
+  NSAI_DKV_SELECTED_SUMS, /* f32 [heads, items of a head, l', Dk + Dv]; of ranges
+                             [heads, range splits, KV tokens, Dk + Dv] */
+  NSAI_DKV_WINDOW_SUMS,   /* f32 [heads, KV tokens, Dk + Dv] */
+  NSAI_DKV_LAYERS_BUFFERS,
+  NSAI_DKV_BUFFERS = NSAI_DKV_LAYERS_BUFFERS + NSAI_LAYERS_BUFFERS
+};
+
+enum {
+  NSAI_DKV_HEADS,        /* KV heads at a time */
+  NSAI_DKV_SPLITS,       /* runs that the query rows of compressed blocks are cut into */
+  NSAI_DKV_RANGE_SPLITS, /* those of a caller's ranges */
+  NSAI_DKV_GATE_TOKENS,  /* tokens through the gate's first layer at once */
+  NSAI_DKV_NUMBERS
+};
+
+/* ---- rows of the table ---- */
+
+void nsai_dkv_specify(const nsai_request *request, bool wgmma,
+                      nsai_kernel_spec kernel[NSAI_DKV_KERNELS]);
+void nsai_dkv_workspace(const nsai_request *request, const nsai_kernel_spec kernel[],
+                        nsai_form_sizes *out);
+nsa_status nsai_dkv_enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span);
+
+/* ---- kernels of the branches ---- */
+
+#define NSAI_DKV_TILE_KEYS 64 /* of a CTA without tensor maps at most; all that wgmma takes */
+#define NSAI_DKV_COST 700     /* compile_cost */
+
+/* What one of the kernels is for. */
+typedef struct nsai_dkv_use {
+  const char *entry;
+  int32_t keys;    /* of a tile, at most */
+  int32_t entries; /* words of shared memory for the query rows of a tile */
+  bool joins;      /* it does the selected branch within the window as well */
+} nsai_dkv_use;
+
+/* Whether a CTA each makes dK and dV of a tile of keys. The 16 keys of a warp have (Dk + Dv) / 2 floats in
+ * every thread; up to 128 of them fit beside the scores. */
+static inline bool nsai_dkv_is_split(const nsai_model *m) {
+  return m->head_dim_qk + m->head_dim_v > 256;
+}
+
+/* By backward/dkv_mainloop.cuh. */
+void nsai_dkv_mainloop_specify(const nsai_request *request, bool wgmma, const nsai_dkv_use *use,
+                               nsai_kernel_spec *spec);
+
+/* Through tensor maps, by backward/pipelines/dkv.cuh, and whether that can be. */
+bool nsai_dkv_tma_fits(const nsai_request *request, const nsai_dkv_use *use);
+void nsai_dkv_tma_specify(const nsai_request *request, const nsai_dkv_use *use,
+                          nsai_kernel_spec *spec);
+
+/* Whether the window's kernel may do the selected branch within the window: backward/pipelines/dkv.cuh. */
+bool nsai_dkv_may_join(const nsai_model *model);
+
+void nsai_dkv_sum_specify(const nsai_problem *problem, nsai_kernel_spec *spec);
+
+/* ---- launches ---- */
+
+/* One group of KV heads. */
+typedef struct nsai_dkv_pass {
+  const nsai_run *run;
+  const nsai_form *form;
+  NsaiAttendSelected selected; /* seq and lists */
+  NsaiInvert index;            /* inverted lists of the selected branch; zero: it needs none */
+  int head, heads;             /* KV heads [head, head + heads) */
+} nsai_dkv_pass;
+
+/* The pass over all heads. */
+nsai_dkv_pass nsai_dkv_open(const nsai_run *run, const nsai_form *form);
+
+/* Whether an output depends on the branch's dK and dV. */
+bool nsai_dkv_needs(const nsai_run *run, int branch);
+
+/* Partial sums of a branch. */
+nsa_status nsai_dkv_compressed_enqueue(const nsai_dkv_pass *pass);
+nsa_status nsai_dkv_window_enqueue(const nsai_dkv_pass *pass);
+nsa_status nsai_dkv_selected_enqueue(const nsai_dkv_pass *pass);
+
+/* The gradients of every pair of K and V, and of the caller's compressed blocks. */
+nsa_status nsai_dkv_sum_enqueue(const nsai_dkv_pass *pass);
+
+/* Rows that compressed blocks of this run's sequences take: packed_block_row of data/sequence.cuh. */
+static inline int64_t nsai_dkv_block_rows(const nsai_run *run) {
+  return run->sizes.kv_tokens / run->plan->problem.model.stride + 1;
+}
+
+#endif /* NSAI_VARIANTS_BACKWARD_KV_H */

@@ -1,0 +1,86 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * backward_q_sm90_tma: persistent kernels with a producer (backward/pipelines/dq.cuh).
+ */
+#include "variants/backward/backward.h"
+#include "variants/backward/q.h"
+
+#define ROWS 128
+#define KEYS 64
+#define MOST_STAGES 4 /* one held, one read, two on their way */
+#define LEAST_STAGES 3
+#define MOST_HEAD_DIM_QK 192 /* dQ, scores and dU of a row are in registers together */
+#define LEAST_GROUP 4        /* padded: a lane of the producer has a token, of 128 rows / G */
+#define MOST_GROUP 64
+
+static uint32_t shared_bytes(const nsai_model *m, int32_t stages) {
+  uint32_t rows = nsai_panel_bytes(ROWS, m->head_dim_qk) + nsai_panel_bytes(ROWS, m->head_dim_v);
+  uint32_t stage = nsai_panel_bytes(KEYS, m->head_dim_qk) + nsai_panel_bytes(KEYS, m->head_dim_v);
+  uint32_t tokens = (uint32_t)(ROWS / nsai_padded_group(m));
+  uint32_t bits = (uint32_t)stages * (2 * 8 * tokens + 3 * 4), barriers = 2 * 8 * (stages + 1u);
+  return rows + (uint32_t)stages * stage + NSA_BRANCHES * ROWS * 16 + (bits + 7) / 8 * 8 + barriers;
+}
+
+static int32_t choose_stages(const nsai_model *m, const nsai_target *t) {
+  int32_t stages = MOST_STAGES;
+  while (stages >= LEAST_STAGES && shared_bytes(m, stages) > t->shared_bytes) stages--;
+  return stages;
+}
+
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+  const nsai_model *m = &p->model;
+  const int32_t group = nsai_padded_group(m);
+  nsai_backward_legal_sm90(p, t, reasons);
+  if (group < LEAST_GROUP || group > MOST_GROUP)
+    nsai_refuse(reasons, "a KV head has %d query heads: it takes %d to %d", m->heads / m->kv_heads,
+                LEAST_GROUP / 2 + 1, MOST_GROUP);
+  if (m->head_dim_qk > MOST_HEAD_DIM_QK)
+    nsai_refuse(reasons, "model.head_dim_qk is %d: it takes at most %d", m->head_dim_qk,
+                MOST_HEAD_DIM_QK);
+  if (choose_stages(m, t) < LEAST_STAGES)
+    nsai_refuse(reasons, "%d pipeline stages need %u bytes of shared memory, a block has %u here",
+                LEAST_STAGES, shared_bytes(m, LEAST_STAGES), t->shared_bytes);
+}
+
+static void specify_rows(const nsai_request *r, const char *entry, int32_t cost,
+                         nsai_kernel_spec *spec) {
+  const nsai_problem *p = r->problem;
+  const nsai_model *m = &p->model;
+  int32_t stages = choose_stages(m, r->target), group = nsai_padded_group(m);
+  *spec = (nsai_kernel_spec){ .entry = entry,
+                              .dtype = m->dtype,
+                              .threads = NSAI_BACKWARD_TMA_THREADS,
+                              .shared_bytes = shared_bytes(m, stages),
+                              .tile_tokens = ROWS / group,
+                              .ctas_per_sm = 1,
+                              .tma_box_heads = group,
+                              .tma_box_tokens = ROWS / 2 / group,
+                              .tma_box_keys = KEYS,
+                              .compile_cost = cost };
+  nsai_heads_add(spec, p);
+  nsai_gate_add(spec, p);
+  nsai_backward_branches_add(spec, p);
+  nsai_backward_lists_add(spec, p);
+  nsai_constant_add(spec, "kKeys", KEYS);
+  nsai_constant_add(spec, "kStages", stages);
+  nsai_constant_add(spec, "kMinBlocks", 1);
+}
+
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  nsai_q_specify(r->problem, kernel);
+  if (r->problem->recompute != NSAI_RECOMPUTE_NEVER)
+    specify_rows(r, "backward_row_stats_tma", NSAI_Q_STATISTICS_COST, &kernel[NSAI_Q_STATISTICS]);
+  specify_rows(r, "backward_dq_tma", NSAI_Q_COST, &kernel[NSAI_Q_DQ]);
+}
+
+const nsai_variant nsai_backward_q_sm90_tma = {
+  .name = "backward_q_sm90_tma",
+  .stage = NSAI_STAGE_BACKWARD_Q,
+  .why = "statistics of rows and dQ, row-stationary over all branches, wgmma and tensor maps",
+  .kernels = NSAI_Q_KERNELS,
+  .legal = legal,
+  .sensible = nsai_backward_sensible_sm90,
+  .specify = specify,
+  .enqueue = nsai_q_enqueue,
+};
