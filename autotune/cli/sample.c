@@ -86,10 +86,12 @@ static nsa_status make(const sampler *s, const nsai_kernel_spec specs[NSAI_MAX_K
   return status;
 }
 
+/* Fills the specs of a candidate from `first` on. Returns the first slot behind them. */
 static int32_t specify(const sampler *s, const nsai_candidate *candidate,
                        nsai_kernel_spec specs[NSAI_MAX_KERNELS], int32_t first) {
   const nsai_request request = { &s->problem, &s->ctx->target, &candidate->tiles, false };
-  return nsai_variant_specify(candidate->variant, &request, specs, first);
+  candidate->variant->specify(&request, &specs[first]);
+  return first + candidate->variant->kernels;
 }
 
 /* One candidate of a row that failed; those that compiled with it are in the cache. */
@@ -97,7 +99,7 @@ static nsa_status make_alone(sampler *s, const nsai_candidate *candidate) {
   nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
   char text[128];
   bool refused;
-  const int32_t count = specify(s, candidate, specs, NSAI_ROLES);
+  const int32_t count = specify(s, candidate, specs, 0);
   nsa_status status = make(s, specs, count, &refused);
   if (status != NSA_E_COMPILE) return status;
   candidate_text(candidate, text, sizeof text);
@@ -112,7 +114,7 @@ static nsa_status make_alone(sampler *s, const nsai_candidate *candidate) {
 /* A candidate of every stage, their kernels at once. */
 static nsa_status make_row(sampler *s, int row, int32_t *bad) {
   nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
-  int32_t count = NSAI_ROLES;
+  int32_t count = 0;
   bool refused;
   for (int stage = 0; stage < NSAI_STAGE_COUNT; stage++) {
     const draw *d = &s->draws[stage];

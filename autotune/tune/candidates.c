@@ -273,10 +273,12 @@ typedef struct compile_pool {
 
 static void compile_one(compile_pool *p, measured_candidate *c) {
   nsa_ctx *ctx = p->t->ctx;
-  nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
-  nsai_kernel_request request = { .problem = p->problem, .specs = specs, .may_compile = true };
+  nsai_kernel_spec specs[NSAI_MAX_FORM_KERNELS] = { 0 };
   const nsai_request of = { p->problem, &ctx->target, &c->what.tiles, false };
-  request.count = nsai_variant_specify(c->what.variant, &of, specs, NSAI_ROLES);
+  nsai_kernel_request request = {
+    .problem = p->problem, .specs = specs, .count = c->what.variant->kernels, .may_compile = true
+  };
+  c->what.variant->specify(&of, specs);
   nsa_status status = nsai_kernel_set_make(ctx, &request, NULL);
   if (!status) return;
   c->alive = false;

@@ -49,23 +49,14 @@ const nsai_variant *nsai_variant_find(const char *name) {
   return NULL;
 }
 
-int32_t nsai_variant_specify(const nsai_variant *variant, const nsai_request *request,
-                             nsai_kernel_spec specs[NSAI_MAX_KERNELS], int32_t first) {
-  if (variant->specify_roles)
-    variant->specify_roles(request->problem, request->target, request->tiles, specs);
-  else
-    variant->specify(request, &specs[first]);
-  return first + variant->kernels;
-}
-
 /* No kernel may ask for more shared memory than a CTA can have, whatever chose its tiles. */
 static void check_shared(const nsai_problem *problem, const nsai_target *target,
                          const nsai_variant *variant, nsai_reasons *reasons) {
-  nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
+  nsai_kernel_spec specs[NSAI_MAX_FORM_KERNELS] = { 0 };
   nsai_tiles tiles = nsai_variant_tiles(variant, problem, target, NULL);
   const nsai_request request = { problem, target, &tiles, false };
-  nsai_variant_specify(variant, &request, specs, NSAI_ROLES);
-  for (int i = 0; i < NSAI_MAX_KERNELS; i++)
+  variant->specify(&request, specs);
+  for (int i = 0; i < variant->kernels; i++)
     if (specs[i].shared_bytes > target->shared_bytes)
       nsai_refuse(reasons, "%s needs %u bytes of shared memory, a block has %u here",
                   specs[i].entry, specs[i].shared_bytes, target->shared_bytes);
@@ -161,41 +152,38 @@ static const char *why_not(const chooser *c, nsai_stage stage, bool by_record) {
   return c->out->variant[stage] ? "lower in the table" : "a baseline";
 }
 
-/* Chooses one stage's variant and tiles, unless it is covered, and appends the whole story to the
- * text. */
-static void choose_stage(const chooser *c, nsai_stage stage) {
-  const char *forced = c->config->variants.force[stage];
-  nsai_choice *out = c->out;
-  bool fused = nsai_is_fused(out, stage), by_record = !fused && decided(c, stage);
-  if (by_record) {
-    out->variant[stage] = c->decisions->stage[stage].variant;
-    out->tiles[stage] = c->decisions->stage[stage].tiles;
-    out->decider[stage] = c->decisions->other_heads ? NSAI_BY_OTHER_RECORD : NSAI_BY_RECORD;
-  }
-  nsai_write(c->text, "  %s:\n", nsai_stage_name(stage));
-  if (fused)
-    nsai_write(c->text, "    done by %s of %s\n", out->variant[stage]->name,
-               nsai_stage_name(out->variant[stage]->stage));
+static bool is_sensible(const chooser *c, const nsai_variant *v) {
+  return !v->sensible || v->sensible(c->problem, c->target) || c->config->variants.force[v->stage];
+}
+
+/* The first row that may serve the stage, of those that serve every number of items; where there is none,
+ * the last of the others. Where a row is forced, no other may serve. */
+static const nsai_variant *first_serving(const chooser *c, nsai_stage stage) {
+  const nsai_variant *last = NULL;
   for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
-    const nsai_variant *v = *row;
-    if (v->stage != stage) continue;
-    bool sensible = !v->sensible || v->sensible(c->problem, c->target) || forced;
-    if (count_reasons(c, v)) {
-      nsai_write(c->text, "    %s: no\n", v->name);
-      nsai_reasons reasons = { *c->text, 0 };
-      nsai_variant_reasons(c->config, c->problem, c->target, v, &reasons);
-      *c->text = reasons.text;
-    } else if (by_record ? v != out->variant[stage] : out->variant[stage] || !sensible) {
-      nsai_write(c->text, "    %s: possible, not chosen (%s)\n", v->name,
-                 why_not(c, stage, by_record));
-    } else {
-      out->variant[stage] = v;
-      if (!by_record)
-        out->tiles[stage] = nsai_variant_tiles(v, c->problem, c->target, &out->decider[stage]);
-      if (!by_record && forced && !v->space) out->decider[stage] = NSAI_BY_FORCE;
-      write_chosen(c, stage, forced != NULL);
-    }
+    if ((*row)->stage != stage || !is_sensible(c, *row) || count_reasons(c, *row)) continue;
+    if (!(*row)->suits) return *row;
+    last = *row;
   }
+  return last;
+}
+
+/* Chooses one stage's variant and tiles, unless it is fused; whether by a decision. */
+static bool choose_row(const chooser *c, nsai_stage stage) {
+  const nsai_variant **chosen = &c->out->variant[stage];
+  nsai_decider *by = &c->out->decider[stage];
+  if (nsai_is_fused(c->out, stage)) return false;
+  if (decided(c, stage)) {
+    *chosen = c->decisions->stage[stage].variant;
+    c->out->tiles[stage] = c->decisions->stage[stage].tiles;
+    *by = c->decisions->other_heads ? NSAI_BY_OTHER_RECORD : NSAI_BY_RECORD;
+    return true;
+  }
+  *chosen = first_serving(c, stage);
+  if (!*chosen) return false;
+  c->out->tiles[stage] = nsai_variant_tiles(*chosen, c->problem, c->target, by);
+  if (c->config->variants.force[stage] && !(*chosen)->space) *by = NSAI_BY_FORCE;
+  return false;
 }
 
 /* Adds a form of the plan. */
@@ -209,9 +197,63 @@ static void add_form(const chooser *c, const nsai_variant *v, const nsai_tiles *
                                                       .first_kernel = out->kernel_count,
                                                       .first_buffer = out->buffer_count,
                                                       .first_number = out->number_count };
-  out->kernel_count = nsai_variant_specify(v, &request, out->specs, out->kernel_count);
+  v->specify(&request, &out->specs[out->kernel_count]);
+  out->kernel_count += v->kernels;
   out->buffer_count += v->buffers;
   out->number_count += v->numbers;
+}
+
+/* Whether a row that may serve adds forms before those of the chosen row, which follows it. */
+static bool adds_forms(const chooser *c, nsai_stage stage, const nsai_variant *v) {
+  const nsai_variant *chosen = c->out->variant[stage];
+  const nsai_variant *const *row = nsai_library_parts.variants;
+  if (!v->forms || !chosen || chosen->stage != stage || chosen->suits) return false;
+  if ((c->decisions && c->decisions->alone) || !is_sensible(c, v)) return false;
+  while (*row != v && *row != chosen) row++;
+  return *row == v;
+}
+
+/* Adds and writes the forms of such a row. */
+static void add_row_forms(const chooser *c, const nsai_variant *v) {
+  nsai_tiles tiles[NSAI_MAX_STAGE_FORMS];
+  const int count = v->forms(c->problem, c->target, c->out, tiles);
+  if (!count)
+    nsai_write(c->text, "    %s: possible, not chosen (no batch size suits it)\n", v->name);
+  for (int i = 0; i < count; i++) {
+    const nsai_candidate candidate = { v, tiles[i] };
+    add_form(c, v, &tiles[i], false);
+    nsai_write(c->text, "    ");
+    nsai_candidate_print(&candidate, c->text);
+    nsai_write(c->text, ": chosen for the batch sizes that suit it: %s\n", v->why);
+  }
+}
+
+/* Chooses one stage's variant and tiles, unless it is fused, adds the forms of other rows, and appends
+ * the whole story to the text. */
+static void choose_stage(const chooser *c, nsai_stage stage) {
+  const nsai_choice *out = c->out;
+  const bool by_record = choose_row(c, stage), fused = nsai_is_fused(out, stage);
+  nsai_write(c->text, "  %s:\n", nsai_stage_name(stage));
+  if (fused)
+    nsai_write(c->text, "    done by %s of %s\n", out->variant[stage]->name,
+               nsai_stage_name(out->variant[stage]->stage));
+  for (const nsai_variant *const *row = nsai_library_parts.variants; *row; row++) {
+    const nsai_variant *v = *row;
+    if (v->stage != stage) continue;
+    if (count_reasons(c, v)) {
+      nsai_write(c->text, "    %s: no\n", v->name);
+      nsai_reasons reasons = { *c->text, 0 };
+      nsai_variant_reasons(c->config, c->problem, c->target, v, &reasons);
+      *c->text = reasons.text;
+    } else if (v == out->variant[stage]) {
+      write_chosen(c, stage, c->config->variants.force[stage] != NULL);
+    } else if (adds_forms(c, stage, v)) {
+      add_row_forms(c, v);
+    } else {
+      nsai_write(c->text, "    %s: possible, not chosen (%s)\n", v->name,
+                 why_not(c, stage, by_record));
+    }
+  }
 }
 
 /* Hands the chosen row the stages that it fuses. */
@@ -236,7 +278,7 @@ static void add_forms(const chooser *c, nsai_stage stage) {
 }
 
 const nsai_chosen_form *nsai_choice_form(const nsai_choice *choice, nsai_stage stage) {
-  for (int i = 0; i < choice->form_count; i++)
+  for (int i = choice->form_count - 1; i >= 0; i--)
     if (choice->forms[i].variant->stage == stage) return &choice->forms[i];
   return NULL;
 }
@@ -269,7 +311,6 @@ nsa_status nsai_choose(const nsai_config *config, const nsai_problem *problem,
   const chooser c = { config, problem, target, decisions, explain ? explain : &own, out };
   bool complete = true;
   memset(out, 0, sizeof *out);
-  out->kernel_count = NSAI_ROLES;
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     if (!nsai_stage_needed(problem, (nsai_stage)s)) continue;
     choose_stage(&c, (nsai_stage)s);

@@ -20,38 +20,6 @@
  * ask. */
 #define PORTABLE_CLUSTER 8
 
-/* Kernels of the roles, the costly first. */
-static const nsai_role compile_order[NSAI_ROLES] = {
-  NSAI_KERNEL_ATTEND_COMPRESSED,
-  NSAI_KERNEL_ATTEND_WINDOW,
-  NSAI_KERNEL_DENSE,
-  NSAI_KERNEL_ATTEND_SELECTED,
-  NSAI_KERNEL_DECODE_TWO_PER_SM,
-  NSAI_KERNEL_DECODE_ONE_PER_SM,
-  NSAI_KERNEL_DECODE_CLUSTER_2,
-  NSAI_KERNEL_DECODE_CLUSTER_4,
-  NSAI_KERNEL_DECODE_CLUSTER,
-  NSAI_KERNEL_DECODE_SCAN,
-  NSAI_KERNEL_DECODE_SELECT,
-  NSAI_KERNEL_DECODE_ATTEND,
-  NSAI_KERNEL_IMPORTANCE,
-  NSAI_KERNEL_PROBE,
-  NSAI_KERNEL_SELECT,
-  NSAI_KERNEL_COMPRESS,
-  NSAI_KERNEL_SORT,
-  NSAI_KERNEL_COMBINE,
-  NSAI_KERNEL_DECODE_COMBINE,
-  NSAI_KERNEL_KV_APPEND,
-  NSAI_KERNEL_SOFTMAX,
-  NSAI_KERNEL_GATHER_K,
-  NSAI_KERNEL_GATHER_V,
-  NSAI_KERNEL_SCATTER,
-  NSAI_KERNEL_PHI_ACTIVATION,
-  NSAI_KERNEL_PHI_BIAS,
-  NSAI_KERNEL_GATE_ACTIVATION,
-  NSAI_KERNEL_GATE_BIAS,
-};
-
 /* Guarded by the context's lock, but what its users read: library and function. */
 struct nsai_loaded {
   char digest[NSAI_DIGEST_CHARS];
@@ -128,18 +96,12 @@ static nsa_status make_item(nsa_ctx *ctx, const nsai_kernel_request *request, in
   return NSA_OK;
 }
 
-/* What a kernel costs to compile where its row does not say. */
-static int32_t cost_of(const nsai_kernel_request *request, int index) {
-  for (int i = 0; index < NSAI_ROLES && i < NSAI_ROLES; i++)
-    if ((int)compile_order[i] == index) return 1000 - 20 * i;
-  return request->specs[index].compile_cost;
-}
-
 /* The costly kernels first: with the short ones last, the compiling threads end together. */
 static void sort_by_cost(const nsai_kernel_request *request, int order[NSAI_MAX_KERNELS]) {
   for (int i = 0, at; i < request->count; i++) {
-    const int32_t cost = cost_of(request, i);
-    for (at = i; at && cost_of(request, order[at - 1]) < cost; at--) order[at] = order[at - 1];
+    const int32_t cost = request->specs[i].compile_cost;
+    for (at = i; at && request->specs[order[at - 1]].compile_cost < cost; at--)
+      order[at] = order[at - 1];
     order[at] = i;
   }
 }

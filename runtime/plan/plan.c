@@ -6,9 +6,9 @@
 #include "plan/plan.h"
 
 #include "base/struct.h"
+#include "plan/forms.h"
 #include "plan/kernel_set.h"
 #include "plan/parts.h"
-#include "variants/decode/decode.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -187,8 +187,8 @@ size_t nsa_explain(nsa_ctx *ctx, const nsa_problem *problem, char *buf, size_t s
     if (form.variant->describe) form.variant->describe(&form, &text);
   }
   if (resolved.op == NSA_OP_BACKWARD) write_saved(&resolved, &text);
-  if (resolved.op == NSA_OP_DECODE)
-    nsai_decode_write_forms(&resolved, choice.specs, ctx->target.sms, &text);
+  for (int s = 0; s < NSAI_STAGE_COUNT; s++)
+    nsai_forms_write(&choice, (nsai_stage)s, &resolved, &ctx->target, &text);
   for (int i = 0; i < choice.kernel_count; i++)
     if (choice.specs[i].entry) write_kernel(&choice.specs[i], &text);
   return text.used;
@@ -294,10 +294,12 @@ static nsa_status check_decided(const nsai_decisions *decisions, const nsai_choi
 nsa_status nsai_plan_make(nsa_ctx *ctx, const nsai_problem *problem,
                           const nsai_decisions *decisions, nsa_plan **out) {
   nsa_status status = NSA_OK;
+  nsai_decisions timed = *decisions;
   plan_request request = { { .may_compile = ctx->config->runtime.jit != NSAI_JIT_NEVER,
                              .temporary = true },
                            &ctx->target,
-                           decisions };
+                           &timed };
+  timed.alone = true;
   *out = NULL;
   nsa_plan *plan = calloc(1, sizeof *plan);
   if (!plan) return nsai_fail_nomem("a plan", sizeof *plan);

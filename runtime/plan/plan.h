@@ -12,16 +12,6 @@
 #include "plan/problem.h"
 #include "plan/variant.h"
 
-/* Of a decode step; units and parts: decode/work.cuh. */
-typedef struct nsai_decode_workspace {
-  nsai_buffer scan_o;       /* f32 [units, parts, rows, Dv] */
-  nsai_buffer scan_stats;   /* f32 [units, parts, rows, 2] */
-  nsai_buffer pooled;       /* f32 [units, blocks, rows] */
-  nsai_buffer carries;      /* f32 [units, parts, teams, rows] */
-  nsai_buffer attend_o;     /* f32 [T, Hkv, parts, G, Dv] */
-  nsai_buffer attend_stats; /* f32 [T, Hkv, parts, G, 2] */
-} nsai_decode_workspace;
-
 /* The workspace of a plan: what crosses stages, then what each form asked for. Letters as in
  * include/nsa/attention.h; R rows of compressed storage. */
 typedef struct nsai_workspace {
@@ -32,16 +22,14 @@ typedef struct nsai_workspace {
   nsai_buffer importance;    /* f32 [chunk_tokens, Hkv, importance_columns]; none where the stage is
                                 fused */
   nsai_buffer idx;           /* i32 [T, Hkv, n] */
-  nsai_buffer
-      lists; /* i32 [T, Hkv, n or 2n]: a caller's selection, or the one saved for the backward
-                                pass, sorted */
+  nsai_buffer lists; /* i32 [T, Hkv, n or 2n]: a caller's selection, sorted; of a backward pass,
+                                 the saved one */
   nsai_buffer gate_logits;    /* f32 [T, Hq*3] */
   nsai_buffer gemm;           /* cuBLASLt's own */
   nsai_buffer row_statistics; /* f32 [3, T, Hq, 4]: RowStatistics of backward/products.cuh */
   nsai_buffer d_logits;       /* f32 [T, Hq*3]: gradients of the gate MLP's logits */
-  nsai_decode_workspace decode;
-  int64_t cmp_rows;     /* R */
-  int64_t chunk_tokens; /* query tokens whose importance exists at once */
+  int64_t cmp_rows;           /* R */
+  int64_t chunk_tokens;       /* query tokens whose importance exists at once */
   int64_t importance_columns;
   nsai_buffer buffers[NSAI_MAX_BUFFERS]; /* of the choice's forms */
   int64_t numbers[NSAI_MAX_NUMBERS];
@@ -67,7 +55,7 @@ struct nsa_plan {
   nsai_cublaslt_handle lt_handle;        /* the context's */
 };
 
-/* The form that does the stage, or that stands alone for it; NULL: none. */
+/* As nsai_choice_form. */
 const nsai_form *nsai_plan_form(const nsa_plan *plan, nsai_stage stage);
 
 /* Workspace that a run takes behind the plan's where d_o is f32. */

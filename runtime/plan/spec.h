@@ -94,22 +94,4 @@ void nsai_fit_threads(const nsai_tiles *tiles, nsai_reasons *reasons);
 /* Registers that a thread gets when a multiprocessor holds this many threads. */
 int32_t nsai_register_limit(int32_t threads);
 
-/* Of rows that do not own their kernels yet. */
-#define NSAI_VARIANT_FUNCTIONS(name)                                                               \
-  void nsai_legal_##name(const nsai_problem *, const nsai_target *, nsai_reasons *);               \
-  void nsai_specify_##name(const nsai_problem *, const nsai_target *, const nsai_tiles *,          \
-                           nsai_kernel_spec[NSAI_ROLES])
-
-NSAI_VARIANT_FUNCTIONS(decode_cluster);
-NSAI_VARIANT_FUNCTIONS(decode_split_kv);
-NSAI_VARIANT_FUNCTIONS(decode_single_cta);
-
-bool nsai_sensible_decode_cluster(const nsai_problem *, const nsai_target *);
-bool nsai_specify_decode_pipelined(const nsai_problem *problem, const nsai_target *target,
-                                   int32_t warps, int32_t blocks, int32_t cluster,
-                                   nsai_kernel_spec *spec);
-
-extern const nsai_space nsai_space_decode_split_kv, nsai_space_decode_single_cta,
-    nsai_space_decode_cluster;
-
 #endif /* NSAI_PLAN_SPEC_H */

@@ -19,7 +19,6 @@
 #include "base/writer.h"
 #include "config/config.h"
 #include "plan/problem.h"
-#include "plan/roles.h"
 
 /* What kernels are made for: a device or, without one, an architecture. */
 typedef struct nsai_target {
@@ -162,6 +161,9 @@ typedef struct nsai_span {
 } nsai_span;
 
 struct nsai_run; /* run/run.h */
+struct nsai_choice;
+
+#define NSAI_MAX_STAGE_FORMS 8 /* of one row */
 
 typedef struct nsai_variant {
   const char *name;
@@ -177,6 +179,16 @@ typedef struct nsai_variant {
   /* Whether the heuristic may choose it. NULL: always. */
   bool (*sensible)(const nsai_problem *, const nsai_target *);
   const nsai_space *space; /* NULL: nothing to choose */
+  /* Of a row that is the fastest for some numbers of items only, where an item is a tile of tokens of a KV
+   * head. Such a row is not chosen: it adds forms to the plan, before those of the chosen row that follows
+   * it in the table. Forced, decided or timed, it stands alone, and serves every number. Both NULL: the row
+   * serves every number. */
+  /* The tiles of its forms, each of which suits some number that a run of the plan can have and that no
+   * form of `before` suits. Returns how many. */
+  int (*forms)(const nsai_problem *, const nsai_target *, const struct nsai_choice *before,
+               nsai_tiles out[NSAI_MAX_STAGE_FORMS]);
+  /* Whether the form takes so many items. They are of tiles of the first kernel's tile_tokens. */
+  bool (*suits)(const nsai_request *, int64_t items);
   /* Fills the specs of its kernels, which are zero before. Called for legal rows, with tiles that fit. */
   void (*specify)(const nsai_request *, nsai_kernel_spec kernel[]);
   /* Fills in what the form needs of the workspace; all is zero before. NULL: nothing. */
@@ -185,9 +197,6 @@ typedef struct nsai_variant {
   nsa_status (*enqueue)(const struct nsai_run *, const nsai_form *, const nsai_span *);
   /* Writes lines for nsa_explain. NULL: none. */
   void (*describe)(const nsai_form *, nsai_writer *);
-  /* Of rows that do not own their kernels yet. */
-  void (*specify_roles)(const nsai_problem *, const nsai_target *, const nsai_tiles *,
-                        nsai_kernel_spec specs[NSAI_ROLES]);
 } nsai_variant;
 
 static inline bool nsai_fuses(const nsai_variant *variant, nsai_stage stage) {
@@ -220,6 +229,7 @@ typedef struct nsai_candidate {
 typedef struct nsai_decisions {
   nsai_candidate stage[NSAI_STAGE_COUNT]; /* variant NULL: nothing */
   bool other_heads;                       /* by records of another number of heads */
+  bool alone;    /* rows are timed by themselves: none adds forms beside what is decided */
   char why[256]; /* "record of 65536 tokens, ...", "record of G 16, 65536 tokens, ..."; "" */
 } nsai_decisions;
 
@@ -233,7 +243,7 @@ typedef struct nsai_chosen_form {
 } nsai_chosen_form;
 
 #define NSAI_MAX_FORMS 20
-#define NSAI_MAX_KERNELS (NSAI_ROLES + 64)
+#define NSAI_MAX_KERNELS 64
 #define NSAI_MAX_BUFFERS 80
 #define NSAI_MAX_NUMBERS 32
 
@@ -248,15 +258,12 @@ typedef struct nsai_choice {
   nsai_kernel_spec specs[NSAI_MAX_KERNELS];
 } nsai_choice;
 
-/* The form that does the stage, or that stands alone for it; NULL: none. */
+/* The form that does the stage, or that stands alone for it; of several, the last, which serves every
+ * number of items. NULL: none. */
 const nsai_chosen_form *nsai_choice_form(const nsai_choice *choice, nsai_stage stage);
 
 /* The kernel of this entry point, for tests and reports; NULL: the choice has none. */
 const nsai_kernel_spec *nsai_choice_kernel(const nsai_choice *choice, const char *entry);
-
-/* Fills the specs of a row, zero before, from `first` on. Returns the first slot behind them. */
-int32_t nsai_variant_specify(const nsai_variant *variant, const nsai_request *request,
-                             nsai_kernel_spec specs[NSAI_MAX_KERNELS], int32_t first);
 
 /* Whether the variant of another stage does this one. */
 static inline bool nsai_is_fused(const nsai_choice *choice, nsai_stage stage) {

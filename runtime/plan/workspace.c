@@ -7,8 +7,6 @@
 
 #include "base/math.h"
 
-#include "variants/decode/decode.h"
-
 #include "params/attention.h"
 
 #include <string.h>
@@ -83,41 +81,15 @@ static void reserve_backward(nsai_workspace *out, const nsai_problem *p) {
   out->row_statistics = take(out, NSA_BRANCHES * p->max_tokens * m->heads * 16);
 }
 
-/* decode_cluster: what does not fit shared memory of long sequences, and the lists. */
-static void reserve_cluster(nsai_workspace *out, const nsai_problem *p) {
+/* Of a decode step: lists, and the LSE that probed rows need. */
+static void reserve_step(nsai_workspace *out, const nsai_problem *p) {
   const nsai_model *m = &p->model;
-  int64_t units = p->max_tokens * m->kv_heads;
-  if (!m->select_count) return;
-  out->decode.pooled = take(out, units * nsai_decode_pooled_blocks(p) * NSAI_DECODE_ROWS * 4);
-  out->idx = take(out, units * m->select_count * 4);
-}
-
-static void reserve_decode(nsai_workspace *out, const nsai_problem *p, const nsai_choice *choice,
-                           int32_t sms) {
-  const nsai_model *m = &p->model;
-  const nsai_kernel_spec *scan = nsai_decode_scan_spec(choice->specs);
-  nsai_decode_workspace *d = &out->decode;
-  nsai_decode_most most = nsai_decode_most_of(p, scan, nsai_decode_attend_spec(choice->specs), sms);
-  int64_t rows = nsai_decode_scan_rows(p, scan), group = m->heads / m->kv_heads;
-  d->scan_o = take(out, most.scan_results * rows * m->head_dim_v * 4);
-  d->scan_stats = take(out, most.scan_results * rows * 2 * 4);
-  if (p->selection != NSA_SELECT_OWN) {
-    reserve_selection(out, p, choice);
-  } else if (m->select_count) {
-    d->pooled = take(out, most.tiles * m->kv_heads * nsai_decode_pooled_blocks(p) * rows * 4);
-    int64_t carries = most.scan_results * nsai_decode_scan_groups(p, scan);
-    for (nsai_role role = NSAI_KERNEL_DECODE_TWO_PER_SM; role <= NSAI_KERNEL_DECODE_CLUSTER_4;
-         role++)
-      if (choice->specs[role].entry)
-        carries = nsai_larger(carries, most.tiles * m->kv_heads *
-                                           nsai_decode_scan_groups(p, &choice->specs[role]));
-    d->carries = take(out, carries * rows * 4);
-    out->idx = take(out, p->max_tokens * m->kv_heads * m->select_count * 4);
-  }
+  const int64_t lists = p->max_tokens * m->kv_heads * m->select_count * 4;
+  if (p->selection == NSA_SELECT_OWN)
+    out->idx = lists ? take(out, lists) : out->idx;
+  else
+    out->lists = take(out, p->selection == NSA_SELECT_RANGES ? 2 * lists : lists);
   if (p->max_probe_rows) out->lse = take(out, p->max_tokens * m->heads * 4);
-  if (!m->select_count && !m->window) return;
-  d->attend_o = take(out, most.attend_results * group * m->head_dim_v * 4);
-  d->attend_stats = take(out, most.attend_results * group * 2 * 4);
 }
 
 /* What crosses stages of a forward or backward pass, or a prefill. */
@@ -176,14 +148,10 @@ nsai_workspace nsai_workspace_make(const nsai_problem *p, const nsai_choice *cho
   if (nsai_needs_gemm(choice)) out.gemm = take(&out, (int64_t)NSAI_GEMM_WORKSPACE_BYTES);
   if (choice->variant[NSAI_STAGE_GATE])
     out.gate_logits = take(&out, p->max_tokens * p->model.heads * 3 * 4);
-  if (p->op == NSA_OP_DECODE) {
-    if (choice->specs[NSAI_KERNEL_DECODE_CLUSTER].entry)
-      reserve_cluster(&out, p);
-    else
-      reserve_decode(&out, p, choice, target->sms);
-  } else if (p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND) {
+  if (p->op == NSA_OP_DECODE)
+    reserve_step(&out, p);
+  else if (p->op != NSA_OP_DENSE && p->op != NSA_OP_APPEND)
     reserve_branches(&out, p, choice);
-  }
   reserve_forms(&out, p, choice, target);
   return out;
 }

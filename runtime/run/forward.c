@@ -12,6 +12,7 @@
  * nsa_decode and nsa_kv_append run one stage, behind the gates.
  */
 #include "base/math.h"
+#include "plan/context.h"
 #include "run/params.h"
 
 nsa_status nsai_run_stage_event(const nsai_run *run, nsai_stage stage, bool begins) {
@@ -20,8 +21,17 @@ nsa_status nsai_run_stage_event(const nsai_run *run, nsai_stage stage, bool begi
   return run->callbacks->on_stage(run->callbacks->user, stage, begins);
 }
 
+/* The form that takes as many items as the run has. */
+static const nsai_form *form_for(const nsai_run *run, nsai_stage stage) {
+  const nsa_plan *plan = run->plan;
+  const nsai_step step = nsai_run_step(run);
+  const nsai_chosen_form *form =
+      nsai_choice_form_for(&plan->choice, stage, &plan->problem, &plan->ctx->target, &step);
+  return &plan->forms[form - plan->choice.forms];
+}
+
 nsa_status nsai_enqueue_stage(const nsai_run *run, nsai_stage stage, const nsai_span *span) {
-  const nsai_form *form = nsai_plan_form(run->plan, stage);
+  const nsai_form *form = form_for(run, stage);
   NSAI_TRY(nsai_run_stage_event(run, stage, true));
   NSAI_TRY(form->variant->enqueue(run, form, span));
   return nsai_run_stage_event(run, stage, false);
@@ -89,4 +99,10 @@ nsa_status nsai_enqueue_dense(const nsai_run *run) { return whole(run, NSAI_STAG
 
 nsa_status nsai_enqueue_append(const nsai_run *run) {
   return run->sizes.tokens ? whole(run, NSAI_STAGE_APPEND) : NSA_OK;
+}
+
+nsa_status nsai_enqueue_decode(const nsai_run *run) {
+  if (!run->sizes.tokens) return NSA_OK;
+  NSAI_TRY(nsai_enqueue_gates(run));
+  return whole(run, NSAI_STAGE_DECODE);
 }

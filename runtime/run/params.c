@@ -24,6 +24,12 @@ NsaiSequences nsai_run_sequences(const nsai_run *run) {
   return s;
 }
 
+nsai_step nsai_run_step(const nsai_run *run) {
+  return (nsai_step){ .tokens = run->sizes.tokens,
+                      .num_seqs = run->sizes.num_seqs,
+                      .packed = run->batch && nsai_present(&run->batch->cu_q) };
+}
+
 NsaiView nsai_view(const nsa_tensor *t) {
   return (NsaiView){ t->data, t->stride[0], t->stride[1] };
 }

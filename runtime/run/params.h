@@ -7,6 +7,7 @@
 #define NSAI_RUN_PARAMS_H
 
 #include "params/kv_cache.h"
+#include "plan/forms.h"
 #include "run/run.h"
 
 /* ---- the run ---- */
@@ -30,6 +31,9 @@ bool nsai_run_is_behind(const nsai_run *run, nsai_stage stage);
 /* Softmax scale of this run; and times log2(e), as the kernels take it. */
 double nsai_run_scale(const nsai_run *run);
 float nsai_run_scale_log2(const nsai_run *run);
+
+/* The new tokens of a run over a cache. */
+nsai_step nsai_run_step(const nsai_run *run);
 
 NsaiSequences nsai_run_sequences(const nsai_run *run);
 

@@ -11,7 +11,6 @@
 #include "plan/context.h"
 #include "plan/plan.h"
 #include "plan/spec.h"
-#include "variants/decode/decode.h"
 
 #include <nsa/kv_cache.h>
 #include <stdio.h>
@@ -320,7 +319,7 @@ static void test_products(void **state) {
 static void test_cluster(void **state) {
   decode_run r;
   begin(&r, "decode_cluster", NSAI_PHI_MEAN);
-  const nsai_kernel_spec *spec = &r.decode->choice.specs[NSAI_KERNEL_DECODE_CLUSTER];
+  const nsai_kernel_spec *spec = nsai_choice_kernel(&r.decode->choice, "decode_cluster");
   assert_true(spec->cluster >= 2 && spec->cluster <= 8); /* not an H200 */
   assert_int_equal(machine_record()->large_clusters, 0);
   for (uint32_t branches = 0; branches < 8; branches++) {

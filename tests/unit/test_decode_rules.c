@@ -6,8 +6,9 @@
  */
 #include "support/cmocka_all.h"
 
-#include "plan/spec.h"
-#include "variants/decode/decode.h"
+#include "config/config.h"
+#include "variants/decode/batch.h"
+#include "variants/decode/split.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -22,11 +23,8 @@ static void expect_results(const nsai_problem *p, const nsai_kernel_spec *scan, 
       for (int packed = 0; packed < 2; packed++) {
         nsai_decode_sizes sizes = { .problem = p,
                                     .scan = scan,
-                                    .split_kv = true,
                                     .sms = sms,
-                                    .tokens = each * seqs,
-                                    .num_seqs = seqs,
-                                    .packed = packed,
+                                    .step = { each * seqs, seqs, packed },
                                     .branches = 7 };
         nsai_decode_split s = nsai_decode_split_make(&sizes);
         int64_t parts = s.window_splits + s.selected_splits, items = s.tiles * p->model.kv_heads;
@@ -70,21 +68,18 @@ static void test_tiles(void **state) {
   p.model =
       (nsai_model){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .select_block = 64 };
   const nsai_kernel_spec scan = { .threads = 256, .tile_tokens = 4 };
-  nsai_decode_sizes sizes = {
-    .problem = &p, .scan = &scan, .split_kv = true, .sms = 132, .packed = true
-  };
+  nsai_decode_sizes sizes = { .problem = &p, .scan = &scan, .sms = 132, .step = { 128, 32, true } };
   assert_int_equal(nsai_decode_most_of(&p, &scan, NULL, 132).tiles, 32);
-  sizes.tokens = 128, sizes.num_seqs = 32;
   assert_int_equal(nsai_decode_split_make(&sizes).tiles, 32);
   assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 1);
   p.max_q_len = 16;
   assert_int_equal(nsai_decode_most_of(&p, &scan, NULL, 132).tiles, 128 / 4 + 32);
   assert_int_equal(nsai_decode_split_make(&sizes).tiles, 128 / 4 + 32);
   assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 0);
-  sizes.num_seqs = 8;
+  sizes.step.num_seqs = 8;
   assert_int_equal(nsai_decode_split_make(&sizes).tiles, 8 * 4);
   assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 4);
-  sizes.packed = false;
+  sizes.step.packed = false;
   assert_int_equal(nsai_decode_split_make(&sizes).seq_tiles, 4);
 }
 
@@ -108,10 +103,8 @@ static nsai_decode_split split_of(int32_t seqs, int32_t q_len, int32_t selection
   nsai_constant_add(&scan, "kMinBlocks", 3);
   return nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
                                                       .scan = &scan,
-                                                      .split_kv = true,
                                                       .sms = 132,
-                                                      .tokens = p.max_tokens,
-                                                      .num_seqs = seqs,
+                                                      .step = { p.max_tokens, seqs, false },
                                                       .branches = branches });
 }
 
@@ -157,128 +150,18 @@ static void test_attend_groups(void **state) {
     nsai_decode_split s = nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
                                                                        .scan = &scan,
                                                                        .attend = &attend,
-                                                                       .split_kv = true,
                                                                        .sms = 132,
-                                                                       .tokens = 1,
-                                                                       .num_seqs = 1,
+                                                                       .step = { 1, 1, false },
                                                                        .branches = 7 });
     assert_int_equal(s.selected_splits, 32); /* a stage of 32 keys each: 16 blocks of 64 keys */
     assert_int_equal(s.window_splits, 16);
   }
 }
 
-/* Which kernel takes so many sequences of 4 KV heads on 132 multiprocessors; 0: the chain. */
-static nsai_role single_of_window(int32_t seqs, int64_t longest, bool split_kv, int32_t window) {
-  nsai_problem p = {
-    .op = NSA_OP_DECODE, .selection = NSA_SELECT_OWN, .max_kv_len = longest, .max_tokens = seqs
-  };
-  p.model = (nsai_model){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16, .window = window };
-  p.model.select_block = 64;
-  p.max_seqs = seqs;
-  p.max_q_len = 1;
-  nsai_kernel_spec scan = { .threads = 128, .tile_tokens = 1 };
-  nsai_decode_split s = nsai_decode_split_make(&(nsai_decode_sizes){ .problem = &p,
-                                                                     .scan = &scan,
-                                                                     .split_kv = split_kv,
-                                                                     .two_per_sm = true,
-                                                                     .one_per_sm = split_kv,
-                                                                     .cluster_2 = split_kv,
-                                                                     .cluster_4 = split_kv,
-                                                                     .sms = 132,
-                                                                     .tokens = seqs,
-                                                                     .num_seqs = seqs,
-                                                                     .branches = 7 });
-  if (s.single != NSAI_ROLES) assert_int_equal(s.scan_splits, 1);
-  return s.single == NSAI_ROLES ? 0 : s.single;
-}
-
-static nsai_role single_of(int32_t seqs, int64_t longest, bool split_kv) {
-  return single_of_window(seqs, longest, split_kv, 512);
-}
-
-static void test_single(void **state) {
-  static const struct {
-    int32_t seqs;
-    nsai_role role;
-  } rows[] = { { 1, NSAI_KERNEL_DECODE_CLUSTER_4 },    { 7, NSAI_KERNEL_DECODE_CLUSTER_4 },
-               { 8, NSAI_KERNEL_DECODE_CLUSTER_2 }, /* 30 clusters of four run at once */
-               { 16, NSAI_KERNEL_DECODE_CLUSTER_2 },   { 17, NSAI_KERNEL_DECODE_ONE_PER_SM },
-               { 33, NSAI_KERNEL_DECODE_ONE_PER_SM },  { 40, NSAI_KERNEL_DECODE_TWO_PER_SM },
-               { 66, NSAI_KERNEL_DECODE_TWO_PER_SM },  { 67, 0 }, /* a wave of 4 more */
-               { 132, NSAI_KERNEL_DECODE_TWO_PER_SM }, { 256, NSAI_KERNEL_DECODE_TWO_PER_SM } };
-  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-    assert_int_equal(single_of(rows[i].seqs, 65536, true), rows[i].role);
-    assert_int_equal(single_of(rows[i].seqs, 1 << 20, true), 0); /* one may be much longer */
-    assert_int_equal(single_of(rows[i].seqs, 1 << 20, false), NSAI_KERNEL_DECODE_TWO_PER_SM);
-  }
-  assert_int_equal(single_of(14, 16384, true), NSAI_KERNEL_DECODE_CLUSTER_2);
-  assert_int_equal(single_of(15, 16384, true), NSAI_KERNEL_DECODE_ONE_PER_SM);
-  assert_int_equal(single_of(15, 16448, true), NSAI_KERNEL_DECODE_CLUSTER_2);
-  assert_int_equal(single_of_window(1, 65536, true, 4096), NSAI_KERNEL_DECODE_CLUSTER_4);
-  assert_int_equal(single_of_window(1, 65536, true, 4097), 0);
-  assert_int_equal(single_of_window(3, 65536, true, 65536), 0);
-  assert_int_equal(single_of_window(4, 65536, true, 65536), NSAI_KERNEL_DECODE_CLUSTER_4);
-  assert_int_equal(single_of_window(1, 1024, true, 65536), NSAI_KERNEL_DECODE_CLUSTER_4);
-}
-
-/* What nsa_explain says of a plan that has them all: every number of sequences once, by what takes it. */
-static void test_forms(void **state) {
-  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
-  nsai_problem p = { .op = NSA_OP_DECODE,
-                     .selection = NSA_SELECT_OWN,
-                     .max_kv_len = 65536,
-                     .max_tokens = 140,
-                     .max_q_len = 1 };
-  char text[1024];
-  const char *at = text;
-  nsai_writer w = nsai_writer_open(text, sizeof text);
-  p.model = (nsai_model){ .heads = 64, .kv_heads = 4, .block = 32, .stride = 16 };
-  p.model.select_block = 64;
-  p.max_seqs = 140;
-  specs[NSAI_KERNEL_DECODE_SCAN] =
-      (nsai_kernel_spec){ .entry = "decode_split_kv_compressed", .threads = 128 };
-  specs[NSAI_KERNEL_DECODE_SCAN].tile_tokens = 1;
-  specs[NSAI_KERNEL_DECODE_TWO_PER_SM] = (nsai_kernel_spec){ .entry = "one", .threads = 128 };
-  specs[NSAI_KERNEL_DECODE_ONE_PER_SM] = (nsai_kernel_spec){ .entry = "one", .threads = 256 };
-  specs[NSAI_KERNEL_DECODE_CLUSTER_2] =
-      (nsai_kernel_spec){ .entry = "one", .threads = 256, .cluster = 2 };
-  specs[NSAI_KERNEL_DECODE_CLUSTER_4] =
-      (nsai_kernel_spec){ .entry = "one", .threads = 256, .cluster = 4 };
-  nsai_decode_write_forms(&p, specs, 132, &w);
-  assert_int_equal(strncmp(at, "  steps of one token: ", 22), 0);
-  at += 22;
-  for (int32_t seqs = 1; seqs <= 140;) {
-    int32_t from = 0, to = 0;
-    int length = 0;
-    assert_int_equal(sscanf(at, "%d%n to %d%n", &from, &length, &to, &length) >= 1, 1);
-    at += length;
-    if (!to) to = from;
-    assert_int_equal(from, seqs);
-    assert_true(to >= from && to <= 140);
-    if (seqs == 1) at += strlen(" sequences");
-    nsai_role form = single_of(from, 65536, true);
-    const char *by = form == NSAI_KERNEL_DECODE_CLUSTER_4    ? " by one of 4 x 256 threads"
-                     : form == NSAI_KERNEL_DECODE_CLUSTER_2  ? " by one of 2 x 256 threads"
-                     : form == NSAI_KERNEL_DECODE_ONE_PER_SM ? " by one of 256 threads"
-                     : form == NSAI_KERNEL_DECODE_TWO_PER_SM ? " by one of 128 threads"
-                                                             : " by decode_split_kv";
-    for (; seqs <= to; seqs++) assert_int_equal(single_of(seqs, 65536, true), form);
-    assert_int_equal(strncmp(at, by, strlen(by)), 0);
-    at += strlen(by) + (seqs <= 140 ? 2 : 0); /* ", " */
-  }
-  assert_string_equal(at, "\n");
-  specs[NSAI_KERNEL_DECODE_TWO_PER_SM].entry = NULL;
-  specs[NSAI_KERNEL_DECODE_CLUSTER_2].entry = specs[NSAI_KERNEL_DECODE_CLUSTER_4].entry = NULL;
-  w = nsai_writer_open(text, sizeof text);
-  nsai_decode_write_forms(&p, specs, 132, &w);
-  assert_non_null(strstr(text, " by one of 256 threads")); /* beside the chain */
-  specs[NSAI_KERNEL_DECODE_ONE_PER_SM].entry = NULL;
-  w = nsai_writer_open(text, sizeof text);
-  nsai_decode_write_forms(&p, specs, 132, &w);
-  assert_int_equal(w.used, 0); /* there is one way */
-}
-
 /* ---- what kernels take ---- */
+
+extern const nsai_variant nsai_decode_cluster, nsai_decode_pipelined, nsai_decode_single_cta,
+    nsai_decode_split_kv;
 
 static const nsai_target h200 = { "sm_90a", "NVIDIA H200", 232448, 0, 132 },
                          unknown = { "sm_90a", NULL, 232448, 0, 132 },
@@ -315,13 +198,13 @@ static void expect_cluster(const nsai_problem *p, const nsai_target *t, int32_t 
   char story[2048];
   nsai_reasons reasons = { nsai_writer_open(story, sizeof story), 0 };
   nsai_decider by;
-  nsai_legal_decode_cluster(p, t, &reasons);
+  nsai_decode_cluster.legal(p, t, &reasons);
   if (text && !strstr(story, text)) fail_msg("no '%s' in: %s", text, story);
   if ((reasons.count > 0) != (cluster == 0)) fail_msg("%d reasons: %s", reasons.count, story);
   if (!cluster) return;
-  nsai_tiles tiles = nsai_space_decode_cluster.choose(p, t, &by);
+  nsai_tiles tiles = nsai_decode_cluster.space->choose(p, t, &by);
   assert_int_equal(tiles.of[NSAI_TILE_CLUSTER], cluster);
-  nsai_space_decode_cluster.fit(p, t, &tiles, &reasons);
+  nsai_decode_cluster.space->fit(p, t, &tiles, &reasons);
   assert_int_equal(reasons.count, 0);
 }
 
@@ -346,25 +229,25 @@ static void test_cluster_rules(void **state) {
   p.max_kv_len = 65536;
   p.max_tokens = 1000;
   expect_cluster(&p, &h200, 2, NULL);
-  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  assert_false(nsai_decode_cluster.sensible(&p, &h200));
   p.max_tokens = 16;
   expect_cluster(&p, &h200, 2, NULL);
   p.max_kv_len = 16384;
-  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  assert_false(nsai_decode_cluster.sensible(&p, &h200));
   p.max_kv_len = 65536;
   p.max_tokens = 1;
-  assert_true(nsai_sensible_decode_cluster(&p, &h200));
+  assert_true(nsai_decode_cluster.sensible(&p, &h200));
   p.max_kv_len = 1 << 19; /* 32767 compressed keys of four KV heads */
-  assert_true(nsai_sensible_decode_cluster(&p, &h200));
+  assert_true(nsai_decode_cluster.sensible(&p, &h200));
   p.max_tokens = 4; /* more than run at once */
-  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  assert_false(nsai_decode_cluster.sensible(&p, &h200));
   p.max_kv_len = 1 << 18; /* 4096 selection blocks */
-  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  assert_false(nsai_decode_cluster.sensible(&p, &h200));
   p.max_tokens = 1;
   p.max_kv_len = 1 << 20; /* 16384, which decode_split_kv_select does not keep */
-  assert_true(nsai_sensible_decode_cluster(&p, &h200));
+  assert_true(nsai_decode_cluster.sensible(&p, &h200));
   p.max_tokens = 2; /* clusters of 16 alone hold these */
-  assert_false(nsai_sensible_decode_cluster(&p, &h200));
+  assert_false(nsai_decode_cluster.sensible(&p, &h200));
   p.max_kv_len = 65536;
   p.max_tokens = 1;
   p.model.select_count = 64;
@@ -374,22 +257,37 @@ static void test_cluster_rules(void **state) {
   expect_cluster(&p, &h200, 0, "32 heads");
 }
 
-/* Whether decode_pipelined takes the problem in each of its shapes: clusters of four wide blocks, pairs of them, these
- * alone, two narrow ones to a multiprocessor. */
+static nsai_tiles pipelined_tiles(int32_t warps, int32_t ctas, int32_t cluster) {
+  return (nsai_tiles){
+    { [NSAI_TILE_WARPS] = warps, [NSAI_TILE_CTAS] = ctas, [NSAI_TILE_CLUSTER] = cluster }
+  };
+}
+
+/* Whether decode_pipelined takes the problem with these tiles; then the kernel is in `spec`. */
+static bool specify_pipelined(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
+                              nsai_kernel_spec *spec) {
+  const nsai_request request = { p, t, s, false };
+  nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
+  nsai_decode_pipelined.legal(p, t, &reasons);
+  if (!reasons.count) nsai_tiles_reasons(&nsai_decode_pipelined, p, t, s, &reasons);
+  *spec = (nsai_kernel_spec){ 0 };
+  if (!reasons.count) nsai_decode_pipelined.specify(&request, spec);
+  return !reasons.count;
+}
+
+/* Whether decode_pipelined takes the problem in each of its shapes: clusters of four wide CTAs, pairs of
+ * them, these alone, two narrow ones to a multiprocessor. */
 static void expect_shapes(const nsai_problem *p, const nsai_target *t, bool fours, bool others) {
-  static const struct {
-    int32_t warps, blocks, cluster;
-  } shapes[] = { { 8, 1, 4 }, { 8, 1, 2 }, { 8, 1, 1 }, { 4, 2, 1 } };
+  static const int32_t shapes[][3] = { { 8, 1, 4 }, { 8, 1, 2 }, { 8, 1, 1 }, { 4, 2, 1 } };
   for (int i = 0; i < 4; i++) {
-    nsai_kernel_spec spec = { 0 };
-    assert_int_equal(nsai_specify_decode_pipelined(p, t, shapes[i].warps, shapes[i].blocks,
-                                                   shapes[i].cluster, &spec),
-                     i ? others : fours);
+    const nsai_tiles tiles = pipelined_tiles(shapes[i][0], shapes[i][1], shapes[i][2]);
+    nsai_kernel_spec spec;
+    assert_int_equal(specify_pipelined(p, t, &tiles, &spec), i ? others : fours);
     if (!spec.entry) continue;
     assert_string_equal(spec.entry, "decode_pipelined");
-    assert_int_equal(spec.threads, 64 * shapes[i].warps);
-    assert_int_equal(spec.cluster, shapes[i].cluster > 1 ? shapes[i].cluster : 0);
-    assert_true(nsai_holds_blocks(t, spec.shared_bytes, shapes[i].blocks));
+    assert_int_equal(spec.threads, 64 * shapes[i][0]);
+    assert_int_equal(spec.cluster, shapes[i][2] > 1 ? shapes[i][2] : 0);
+    assert_true(nsai_holds_blocks(t, spec.shared_bytes, shapes[i][1]));
   }
 }
 
@@ -450,8 +348,9 @@ static void test_pipelined_both(void **state) {
     p.model.select_local = cases[i].local;
     p.model.window = cases[i].window;
     p.model.per_branch = cases[i].per_branch;
-    nsai_kernel_spec spec = { 0 };
-    assert_true(nsai_specify_decode_pipelined(&p, &h200, 8, 1, 1, &spec));
+    nsai_kernel_spec spec;
+    const nsai_tiles wide = pipelined_tiles(8, 1, 1);
+    assert_true(specify_pipelined(&p, &h200, &wide, &spec));
     assert_int_equal(constant_of(&spec, "kWindowSelectedBlocks"), cases[i].both);
   }
 }
@@ -464,8 +363,9 @@ static void test_pipelined_kept(void **state) {
   int64_t kept = 256;
   int sizes = 1;
   nsai_target t = h200;
-  nsai_kernel_spec spec = { 0 };
-  for (; nsai_specify_decode_pipelined(&p, &t, 8, 1, 1, &spec); t.shared_bytes -= 256) {
+  const nsai_tiles wide = pipelined_tiles(8, 1, 1);
+  nsai_kernel_spec spec;
+  for (; specify_pipelined(&p, &t, &wide, &spec); t.shared_bytes -= 256) {
     const int64_t now = constant_of(&spec, "kKeptBlocks");
     assert_true(spec.shared_bytes <= t.shared_bytes);
     if (t.shared_bytes == h200.shared_bytes) assert_int_equal(now, kept);
@@ -479,19 +379,33 @@ static void test_pipelined_kept(void **state) {
   assert_int_equal(sizes, 7);
 }
 
+/* The kernels of decode_split_kv with the heuristic's tiles. */
+static const nsai_kernel_spec *kernel_of(nsai_kernel_spec *specs, const char *entry) {
+  for (int i = 0; i < nsai_decode_split_kv.kernels; i++)
+    if (specs[i].entry && !strcmp(specs[i].entry, entry)) return &specs[i];
+  fail_msg("no %s", entry);
+  return NULL;
+}
+
+static void specify_split_kv(const nsai_problem *p, nsai_kernel_spec *specs) {
+  const nsai_tiles tiles = nsai_variant_tiles(&nsai_decode_split_kv, p, &h200, NULL);
+  const nsai_request request = { p, &h200, &tiles, false };
+  nsai_decode_split_kv.specify(&request, specs);
+}
+
 /* Threads of decode_split_kv_compressed and decode_split_kv_attend for drafts of 64/4 heads of 128; a multiprocessor has the shared memory
  * of two of their blocks, or of a wide one. */
 static void expect_threads(int32_t seqs, int32_t q_len, int32_t threads) {
   const nsai_problem p = decode_of(seqs, q_len);
-  nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
-  nsai_decider by;
-  const nsai_tiles tiles = nsai_space_decode_split_kv.choose(&p, &h200, &by);
-  nsai_specify_decode_split_kv(&p, &h200, &tiles, specs);
-  for (nsai_role role = NSAI_KERNEL_DECODE_SCAN; role <= NSAI_KERNEL_DECODE_ATTEND; role += 2) {
-    assert_int_equal(specs[role].threads, threads);
-    assert_true(nsai_holds_blocks(&h200, specs[role].shared_bytes, threads > 256 ? 1 : 2));
+  nsai_kernel_spec specs[NSAI_MAX_FORM_KERNELS] = { 0 };
+  specify_split_kv(&p, specs);
+  static const char *const entries[] = { "decode_split_kv_compressed", "decode_split_kv_attend" };
+  for (int i = 0; i < 2; i++) {
+    const nsai_kernel_spec *spec = kernel_of(specs, entries[i]);
+    assert_int_equal(spec->threads, threads);
+    assert_true(nsai_holds_blocks(&h200, spec->shared_bytes, threads > 256 ? 1 : 2));
   }
-  expect_results(&p, &specs[NSAI_KERNEL_DECODE_SCAN], h200.sms);
+  expect_results(&p, kernel_of(specs, entries[0]), h200.sms);
 }
 
 static void test_drafts(void **state) {
@@ -514,17 +428,195 @@ static void test_group_registers(void **state) {
     p.model.head_dim_qk = cases[i].dim_qk;
     p.model.head_dim_v = cases[i].dim_v;
     p.model.stride = cases[i].stride;
-    nsai_kernel_spec specs[NSAI_ROLES] = { 0 };
-    nsai_decider by;
-    const nsai_tiles tiles = nsai_space_decode_split_kv.choose(&p, &h200, &by);
-    nsai_specify_decode_split_kv(&p, &h200, &tiles, specs);
-    assert_int_equal(specs[NSAI_KERNEL_DECODE_SCAN].threads, cases[i].threads);
+    nsai_kernel_spec specs[NSAI_MAX_FORM_KERNELS] = { 0 };
+    specify_split_kv(&p, specs);
+    assert_int_equal(kernel_of(specs, "decode_split_kv_compressed")->threads, cases[i].threads);
   }
+}
+
+/* ---- forms by batch size ---- */
+
+/* The forms of a plan. */
+static void choose(const nsai_problem *p, const nsai_target *t, const char *force,
+                   const nsai_decisions *decisions, nsai_choice *out) {
+  nsai_config config = { 0 };
+  config.variants.force[NSAI_STAGE_DECODE] = (char *)force;
+  assert_int_equal(nsai_choose(&config, p, t, decisions, NULL, out), NSA_OK);
+}
+
+/* What takes a step of so many sequences: its name, cluster and threads; cluster and threads are 0 of
+ * decode_split_kv. */
+typedef struct taker {
+  const char *name;
+  int32_t cluster, threads;
+} taker;
+
+static taker taker_of(const nsai_choice *choice, const nsai_problem *p, const nsai_target *t,
+                      int32_t seqs) {
+  const nsai_step step = { seqs, seqs, false };
+  const nsai_chosen_form *form = nsai_choice_form_for(choice, NSAI_STAGE_DECODE, p, t, &step);
+  const nsai_kernel_spec *spec = &choice->specs[form->first_kernel];
+  if (!form->variant->suits) return (taker){ form->variant->name, 0, 0 };
+  return (taker){ form->variant->name, spec->cluster, spec->threads };
+}
+
+static void expect_taker(const nsai_choice *choice, const nsai_problem *p, const nsai_target *t,
+                         int32_t seqs, taker expected) {
+  const taker got = taker_of(choice, p, t, seqs);
+  if (strcmp(got.name, expected.name) || got.cluster != expected.cluster ||
+      got.threads != expected.threads)
+    fail_msg("%d sequences go by %s of %d x %d threads", seqs, got.name, got.cluster, got.threads);
+}
+
+#define FOURS                                                                                      \
+  { "decode_pipelined", 4, 512 }
+#define PAIRS                                                                                      \
+  { "decode_pipelined", 2, 512 }
+#define WIDE                                                                                       \
+  { "decode_pipelined", 0, 512 }
+#define NARROW                                                                                     \
+  { "decode_pipelined", 0, 256 }
+#define SPLIT                                                                                      \
+  { "decode_split_kv", 0, 0 }
+
+/* Of 4 KV heads on 132 multiprocessors. */
+static void test_takers(void **state) {
+  static const struct {
+    int32_t seqs;
+    taker by;
+  } rows[] = { { 1, FOURS },    { 7, FOURS },   { 8, PAIRS }, /* 30 clusters of four run at once */
+               { 16, PAIRS },   { 17, WIDE },   { 33, WIDE },
+               { 40, NARROW },  { 66, NARROW }, { 67, SPLIT }, /* a wave of 4 more */
+               { 132, NARROW }, { 256, NARROW } };
+  nsai_choice all, longer;
+  nsai_problem p = decode_of(256, 1), q = p;
+  choose(&p, &h200, NULL, NULL, &all);
+  assert_int_equal(all.form_count, 5);
+  q.max_kv_len = 1 << 19; /* one sequence may be much longer than the others */
+  choose(&q, &h200, NULL, NULL, &longer);
+  assert_int_equal(longer.form_count, 1);
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    expect_taker(&all, &p, &h200, rows[i].seqs, rows[i].by);
+    expect_taker(&longer, &q, &h200, rows[i].seqs, (taker)SPLIT);
+  }
+}
+
+/* How the length and what a token attends to move the ends. */
+static void test_taker_lengths(void **state) {
+  static const struct {
+    int64_t longest;
+    int32_t window, seqs;
+    taker by;
+  } rows[] = { { 16384, 512, 14, PAIRS },  { 16384, 512, 15, WIDE },  { 16448, 512, 15, PAIRS },
+               { 65536, 3072, 1, FOURS },  { 65536, 3073, 1, SPLIT }, { 65536, 65536, 3, SPLIT },
+               { 65536, 65536, 4, FOURS }, { 1024, 65536, 1, FOURS } };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    nsai_choice choice;
+    nsai_problem p = decode_of(140, 1);
+    p.max_kv_len = rows[i].longest;
+    p.model.window = rows[i].window;
+    choose(&p, &h200, NULL, NULL, &choice);
+    expect_taker(&choice, &p, &h200, rows[i].seqs, rows[i].by);
+  }
+}
+
+/* Plans hold the forms that some step of theirs takes, and no other. */
+static void test_held_forms(void **state) {
+  static const struct {
+    int32_t seqs, forms;
+  } rows[] = { { 5, 2 }, { 6, 2 }, { 7, 3 }, { 16, 3 }, { 17, 4 }, { 33, 4 }, { 34, 5 } };
+  for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+    nsai_choice choice;
+    nsai_problem p = decode_of(rows[i].seqs, 1);
+    p.model.window = 8193; /* else decode_cluster serves the smallest */
+    p.model.select_count = 0;
+    choose(&p, &h200, NULL, NULL, &choice);
+    assert_int_equal(choice.form_count, rows[i].forms);
+    assert_string_equal(choice.variant[NSAI_STAGE_DECODE]->name, "decode_split_kv");
+  }
+}
+
+/* decode_single_cta where decode_pipelined is not legal. */
+static void test_single_cta_forms(void **state) {
+  const nsai_problem p = decode_of(256, 1);
+  nsai_choice choice;
+  choose(&p, &old, NULL, NULL, &choice);
+  assert_int_equal(choice.form_count, 3);
+  expect_taker(&choice, &p, &old, 16, (taker)SPLIT);
+  expect_taker(&choice, &p, &old, 17, (taker){ "decode_single_cta", 0, 256 }); /* 3/5 of 108 */
+  expect_taker(&choice, &p, &old, 27, (taker){ "decode_single_cta", 0, 256 });
+  expect_taker(&choice, &p, &old, 54, (taker){ "decode_single_cta", 0, 128 });
+}
+
+/* Forced, decided or timed, a row stands alone, but for a record of decode_split_kv. */
+static void test_alone(void **state) {
+  static const char *const names[] = { "decode_cluster", "decode_pipelined", "decode_single_cta",
+                                       "decode_split_kv" };
+  const nsai_problem p = decode_of(64, 1);
+  for (int i = 0; i < 4; i++) {
+    const nsai_variant *v = nsai_variant_find(names[i]);
+    nsai_decisions decisions = { 0 };
+    nsai_choice choice;
+    choose(&p, &h200, names[i], NULL, &choice);
+    assert_int_equal(choice.form_count, 1);
+    assert_ptr_equal(choice.forms[0].variant, v);
+    decisions.stage[NSAI_STAGE_DECODE] =
+        (nsai_candidate){ v, nsai_variant_tiles(v, &p, &h200, NULL) };
+    choose(&p, &h200, NULL, &decisions, &choice);
+    assert_int_equal(choice.form_count, i == 3 ? 5 : 1);
+    assert_ptr_equal(choice.variant[NSAI_STAGE_DECODE], v);
+    decisions.alone = true;
+    choose(&p, &h200, NULL, &decisions, &choice);
+    assert_int_equal(choice.form_count, 1);
+    for (int32_t seqs = 1; seqs <= 64; seqs++) /* whatever suits it */
+      assert_string_equal(taker_of(&choice, &p, &h200, seqs).name, names[i]);
+  }
+}
+
+/* What nsa_explain says: every number of sequences once, by what takes it. */
+static void test_forms_text(void **state) {
+  nsai_problem p = decode_of(140, 1);
+  char text[1024], by[80];
+  const char *at = text;
+  nsai_choice choice;
+  nsai_writer w = nsai_writer_open(text, sizeof text);
+  choose(&p, &h200, NULL, NULL, &choice);
+  nsai_forms_write(&choice, NSAI_STAGE_DECODE, &p, &h200, &w);
+  assert_int_equal(strncmp(at, "  steps of one token: ", 22), 0);
+  at += 22;
+  for (int32_t seqs = 1; seqs <= 140;) {
+    int32_t from = 0, to = 0;
+    int length = 0;
+    assert_true(sscanf(at, "%d%n to %d%n", &from, &length, &to, &length) >= 1);
+    at += length;
+    if (!to) to = from;
+    assert_int_equal(from, seqs);
+    assert_in_range(to, from, 140);
+    if (seqs == 1) at += strlen(" sequences");
+    const taker expected = taker_of(&choice, &p, &h200, from);
+    if (expected.cluster)
+      snprintf(by, sizeof by, " by %s of %d x %d threads", expected.name, expected.cluster,
+               expected.threads);
+    else if (expected.threads)
+      snprintf(by, sizeof by, " by %s of %d threads", expected.name, expected.threads);
+    else
+      snprintf(by, sizeof by, " by %s", expected.name);
+    for (; seqs <= to; seqs++) expect_taker(&choice, &p, &h200, seqs, expected);
+    assert_int_equal(strncmp(at, by, strlen(by)), 0);
+    at += strlen(by) + (seqs <= 140 ? 2 : 0); /* ", " */
+  }
+  assert_string_equal(at, "\n");
+  choose(&p, &h200, "decode_split_kv", NULL, &choice);
+  w = nsai_writer_open(text, sizeof text);
+  nsai_forms_write(&choice, NSAI_STAGE_DECODE, &p, &h200, &w);
+  assert_int_equal(w.used, 0); /* there is one way */
 }
 
 int main(void) {
   const struct CMUnitTest tests[] = {
-    cmocka_unit_test(test_single),         cmocka_unit_test(test_forms),
+    cmocka_unit_test(test_takers),         cmocka_unit_test(test_taker_lengths),
+    cmocka_unit_test(test_held_forms),     cmocka_unit_test(test_single_cta_forms),
+    cmocka_unit_test(test_alone),          cmocka_unit_test(test_forms_text),
     cmocka_unit_test(test_results),        cmocka_unit_test(test_tiles),
     cmocka_unit_test(test_attend),         cmocka_unit_test(test_attend_groups),
     cmocka_unit_test(test_cluster_rules),  cmocka_unit_test(test_pipelined_rules),

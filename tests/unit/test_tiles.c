@@ -167,12 +167,12 @@ static void check_tiles(const nsai_variant *v, const nsai_problem *p, const nsai
                         const nsai_tiles *tiles) {
   char text[2048] = "";
   nsai_reasons reasons = { nsai_writer_open(text, sizeof text), 0 };
-  nsai_kernel_spec specs[NSAI_MAX_KERNELS] = { 0 };
+  nsai_kernel_spec specs[NSAI_MAX_FORM_KERNELS] = { 0 };
   const nsai_request request = { p, t, tiles, false };
   nsai_tiles_reasons(v, p, t, tiles, &reasons);
-  nsai_variant_specify(v, &request, specs, NSAI_ROLES);
+  v->specify(&request, specs);
   bool allowed = true, any = false;
-  for (int i = 0; i < NSAI_MAX_KERNELS; i++) {
+  for (int i = 0; i < v->kernels; i++) {
     if (!specs[i].entry || has_no_tiles(&specs[i])) continue;
     allowed &= kernel_allows(&specs[i], t);
     any = true;

@@ -92,7 +92,7 @@ static void tune(tuning *w, const nsa_problem *p, int32_t level) {
 static int32_t threads_of(const tuning *w, const nsa_problem *p, bool by_record) {
   nsa_plan *plan = NULL;
   machine_expect("plan", nsa_plan_create(w->ctx, p, NULL, NULL, &plan), NSA_OK, NULL);
-  int32_t threads = plan->choice.specs[NSAI_KERNEL_DECODE_SCAN].threads;
+  int32_t threads = nsai_choice_kernel(&plan->choice, "decode_split_kv_compressed")->threads;
   if (by_record && plan->choice.decider[NSAI_STAGE_DECODE] != NSAI_BY_RECORD) threads = 0;
   nsa_plan_destroy(plan);
   return threads;

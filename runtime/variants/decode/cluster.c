@@ -1,38 +1,42 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The variant decode_cluster of the stage decode: one launch, for few tokens.
+ * decode_cluster: one launch, a cluster for each token and KV head.
  */
-#include "plan/spec.h"
-
-#include "variants/decode/decode.h"
+#include "base/math.h"
+#include "variants/decode/batch.h"
+#include "variants/decode/params.h"
 
 #include <math.h>
+
+enum { CLUSTER, KERNELS };
+enum {
+  POOLED, /* f32 [items, blocks, 16]: where shared memory does not hold them */
+  BUFFERS
+};
 
 #define ROWS NSAI_DECODE_ROWS
 #define STEP NSAI_DECODE_STEP
 #define MOST_FREE 32 /* core/topn_cta.cuh */
 #define FEW 256      /* Search::best */
 
-/* Registers of a thread for O and Q of an m16 tile, and columns of O: of 255, which a block of 4 warps leaves a
- * thread, 128 (192/160) and 192 columns (96/192) spill, 120 (160/160) does not. Those that fit as 8 warps have 168, of
- * which 256/48 takes 167 and 256/32 168: .ci/run compiles the former. (NVRTC 13.0.) */
+/* Registers of a thread for O and Q of an m16 tile, and columns of O: of 255, which a block of 4
+ * warps leaves a thread, 128 (192/160) and 192 columns (96/192) spill, 120 (160/160) does not.
+ * Those that fit as 8 warps have 168, of which 256/48 takes 167 and 256/32 168: .ci/run compiles
+ * the former. (NVRTC 13.0.) */
 #define MOST_ROW_REGISTERS 120
 #define MOST_COLUMNS 160
 
-/* Selection blocks of a block of threads whose pooled values lie in shared memory: 64k tokens of 6 blocks have
+/* Selection blocks of a CTA whose pooled values lie in shared memory: 64k tokens of 6 blocks have
  * 192. Those of more lie in the workspace. */
 #define KEPT_BLOCKS 256
 
 /* Pages of a sequence whose list lies in shared memory. */
 #define LIST_PAGES 1024
 
-/* Selection blocks of a block of threads: 2^20 tokens of 16 blocks, fewer where two are to fit a
+/* Selection blocks of a CTA: 2^20 tokens of 16 blocks, fewer where two are to fit a
  * multiprocessor of 228 KB. */
 static int32_t most_blocks(const nsai_tiles *s) { return s->of[NSAI_TILE_CTAS] > 1 ? 480 : 1152; }
-
-static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
-static int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* Of warps that attend, and of half as many that copy. */
 static int32_t threads_of(const nsai_tiles *s) { return 48 * s->of[NSAI_TILE_WARPS]; }
@@ -41,8 +45,8 @@ static int32_t threads_of(const nsai_tiles *s) { return 48 * s->of[NSAI_TILE_WAR
 static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
   int64_t warps = s->of[NSAI_TILE_WARPS], stages = s->of[NSAI_TILE_STAGES];
   int64_t cluster = s->of[NSAI_TILE_CLUSTER], group = m->heads / m->kv_heads;
-  int64_t places = group * m->head_dim_v / 4, slice = ceil_div(places, cluster);
-  int64_t candidates = larger(nsai_free_blocks(m), 1);
+  int64_t places = group * m->head_dim_v / 4, slice = nsai_ceil_div(places, cluster);
+  int64_t candidates = nsai_larger(nsai_free_blocks(m), 1);
   int64_t ring =
       warps * stages *
       ((int64_t)nsai_tile_bytes(STEP, m->head_dim_qk) + nsai_tile_bytes(STEP, m->head_dim_v));
@@ -51,19 +55,19 @@ static uint32_t shared_bytes(const nsai_model *m, const nsai_tiles *s) {
   int64_t received = NSA_BRANCHES * cluster * ((slice | 1) * 16 + ROWS * 8);
   int64_t row = m->head_dim_v / 4; /* places */
   int64_t rows = slice % row == 0 ? slice / row : (slice - 2) / row + 2;
-  int64_t weights = ceil_div(NSA_BRANCHES * rows * (cluster + 1) * 4, 16) * 16;
+  int64_t weights = nsai_ceil_div(NSA_BRANCHES * rows * (cluster + 1) * 4, 16) * 16;
   int64_t sides = NSA_BRANCHES * 2 * 24 + 16, best = (FEW + candidates + 1) * 8 + 32 * 4 + 8;
   int64_t keys = (most_blocks(s) + 2 + cluster * candidates) * 8;
   int64_t search =
       KEPT_BLOCKS * ROWS * 4 + (warps + 1) * ROWS * 4 + best + keys + (m->select_count + 1) * 4;
   int64_t barriers = (13 + 3 * stages) * 8;
   int64_t bytes = ring + nsai_tile_bytes(ROWS, m->head_dim_qk) + desk + sides + received + weights +
-                  warps * ROWS * (STEP + 4) * 4 + ceil_div(search, 16) * 16 + barriers +
+                  warps * ROWS * (STEP + 4) * 4 + nsai_ceil_div(search, 16) * 16 + barriers +
                   LIST_PAGES * 4;
-  return (uint32_t)(ceil_div(bytes, 16) * 16);
+  return (uint32_t)(nsai_ceil_div(bytes, 16) * 16);
 }
 
-/* Selection blocks that one block of threads has, at most: ClusterBlockRange of decode/cluster/ranges.cuh. */
+/* Selection blocks that one CTA has, at most: ClusterBlockRange of decode/cluster/ranges.cuh. */
 static int64_t longest_stretch(const nsai_problem *p, const nsai_tiles *s) {
   int64_t warps = s->of[NSAI_TILE_WARPS];
   /* And one that a spill makes. */
@@ -91,8 +95,9 @@ static int32_t largest_cluster(const nsai_target *t) {
   return nsai_target_is(t, NSAI_H200) ? 16 : 8;
 }
 
-/* Clusters of so many blocks of threads, and how many of these blocks run at once where a multiprocessor
- * holds one: 7 clusters of 16, 15 of 8, 17 of 6, 30 of 4, 66 of 2. (H200: cudaOccupancyMaxActiveClusters.) */
+/* Clusters of so many CTAs, and how many of these blocks run at once where a multiprocessor
+ * holds one: 7 clusters of 16, 15 of 8, 17 of 6, 30 of 4, 66 of 2. (H200:
+ * cudaOccupancyMaxActiveClusters.) */
 static const struct {
   int32_t cluster, blocks;
 } sizes[] = { { 16, 112 }, { 8, 120 }, { 6, 102 }, { 4, 120 }, { 2, 132 } };
@@ -105,12 +110,12 @@ static int64_t blocks_at_once(int32_t cluster) {
 }
 
 static bool run_at_once(const nsai_problem *p, int32_t cluster) {
-  return larger(items_of(p), 1) * cluster <= blocks_at_once(cluster);
+  return nsai_larger(items_of(p), 1) * cluster <= blocks_at_once(cluster);
 }
 
-/* The largest clusters that run at once; blocks of four warps and twice the stages were slower when all warps copied
- * (H200, 1 and 4 sequences of 64k: 20.5 and 35.6 us, 17.9 and 29.8). Where they do not fit or do not hold the longest
- * sequence, whatever does. */
+/* The largest clusters that run at once; blocks of four warps and twice the stages were slower
+ * when all warps copied (H200, 1 and 4 sequences of 64k: 20.5 and 35.6 us, 17.9 and 29.8). Where
+ * they do not fit or do not hold the longest sequence, whatever does. */
 static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, nsai_decider *by) {
   *by = nsai_target_is(t, NSAI_H200) ? NSAI_BY_DEVICE : NSAI_BY_ARCHITECTURE;
   for (int i = 0; i < SIZES; i++) {
@@ -127,11 +132,11 @@ static nsai_tiles choose_cluster(const nsai_problem *p, const nsai_target *t, ns
   return cluster_tiles(largest_cluster(t), 4, 2, 1);
 }
 
-void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
+static void legal(const nsai_problem *p, const nsai_target *t, nsai_reasons *reasons) {
   const nsai_model *m = &p->model;
   nsai_decider by;
   int before = reasons->count;
-  nsai_legal_decode_split_kv(p, t, reasons);
+  nsai_legal_common(p, reasons);
   if (nsai_target_major(t) < 9)
     nsai_refuse(reasons, "clusters of CTAs need sm_90 or later: take decode_split_kv");
   if (nsai_padded_group(m) > ROWS)
@@ -165,39 +170,42 @@ void nsai_legal_decode_cluster(const nsai_problem *p, const nsai_target *t, nsai
                 "needs %u bytes of shared memory, a block has %u here: take decode_split_kv", bytes,
                 t->shared_bytes);
   else if (longest_stretch(p, &tiles) > most_blocks(&tiles))
-    nsai_refuse(
-        reasons,
-        "problem.max_kv_len is %lld: %lld selection blocks of a block of threads, which keeps "
-        "%d at most: take decode_split_kv",
-        (long long)p->max_kv_len, (long long)longest_stretch(p, &tiles), most_blocks(&tiles));
+    nsai_refuse(reasons,
+                "problem.max_kv_len is %lld: %lld selection blocks of a CTA, which keeps "
+                "%d at most: take decode_split_kv",
+                (long long)p->max_kv_len, (long long)longest_stretch(p, &tiles),
+                most_blocks(&tiles));
 }
 
 /* Raw keys of a token up to which waits, and not bytes, are what a step is bound by. (A guess.) */
 #define MOST_RAW_KEYS 8192
 
-/* Compressed keys of all units up to which a step rather waits than streams: behind them the chain gains,
- * which has all multiprocessors. (H200, us of the chain, and of this: 5 and 7 sequences of 64k 41.1 and 46.0, 26.3
- * and 29.5; 1 and 2 of 128k 34.2 and 38.0, 17.6 and 25.5; 4 of 128k 48.5 and, of a build before, 37.7.) */
+/* Compressed keys of all items up to which a step rather waits than streams: behind them
+ * decode_split_kv gains, which has all multiprocessors. (H200, us of decode_split_kv, and of
+ * this: 5 and 7 sequences of 64k 41.1 and 46.0, 26.3 and 29.5; 1 and 2 of 128k 34.2 and 38.0,
+ * 17.6 and 25.5; 4 of 128k 48.5 and, of a build before, 37.7.) */
 #define MOST_KEYS (1 << 17)
 
-/* kKept of decode/topn_token.cuh: of sequences with more selection blocks the chain computes importance again for
- * each look at it. (H200, 1 sequence of 1M tokens: 221 us, 43 of them the compressed branch. By this one of 128k
- * takes 17.6, of 256k, by an older build, 26; it was not timed at 1M.) */
+/* kKept of decode/topn_token.cuh: of sequences with more selection blocks decode_split_kv
+ * computes importance again for each look at it. (H200, 1 sequence of 1M tokens: 221 us, 43 of
+ * them the compressed branch. By this one of 128k takes 17.6, of 256k, by an older build, 26; it
+ * was not timed at 1M.) */
 #define KEPT_BY_SELECT 4096
 
-/* Whether there are few keys, or the chain would search for long. */
+/* Whether there are few keys, or decode_split_kv would search for long. */
 static bool gains_on_split_kv(const nsai_problem *p, const nsai_target *t) {
   const nsai_model *m = &p->model;
   const int64_t keys = items_of(p) * nsai_block_count(m, p->max_kv_len);
-  const bool far = m->select_count && ceil_div(p->max_kv_len, m->select_block) > KEPT_BY_SELECT;
+  const bool far =
+      m->select_count && nsai_ceil_div(p->max_kv_len, m->select_block) > KEPT_BY_SELECT;
   nsai_decider by;
   return keys <= MOST_KEYS ||
          (far && run_at_once(p, choose_cluster(p, t, &by).of[NSAI_TILE_CLUSTER]));
 }
 
-/* While clusters of four run at once. (H200, 16 sequences of 4k and 16k by clusters of two 23.3 and 29.8 us, by
- * decode_pipelined 21.4 and 28.3.) Measured on Hopper alone. */
-bool nsai_sensible_decode_cluster(const nsai_problem *p, const nsai_target *t) {
+/* While clusters of four run at once. (H200, 16 sequences of 4k and 16k by clusters of two 23.3
+ * and 29.8 us, by decode_pipelined 21.4 and 28.3.) Measured on Hopper alone. */
+static bool sensible(const nsai_problem *p, const nsai_target *t) {
   return nsai_target_major(t) == 9 && run_at_once(p, 4) && gains_on_split_kv(p, t) &&
          nsai_decode_raw_keys(p) <= MOST_RAW_KEYS;
 }
@@ -208,7 +216,7 @@ static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_
   int64_t stretch = longest_stretch(p, s);
   nsai_fit_block(t, bytes, reasons);
   if (stretch > most_blocks(s))
-    nsai_refuse(reasons, "%lld selection blocks of a block of threads, which keeps %d at most",
+    nsai_refuse(reasons, "%lld selection blocks of a CTA, which keeps %d at most",
                 (long long)stretch, most_blocks(s));
   if (s->of[NSAI_TILE_CLUSTER] > largest_cluster(t))
     nsai_refuse(reasons, "clusters of %d are more than every device takes",
@@ -216,8 +224,8 @@ static void fit_cluster(const nsai_problem *p, const nsai_target *t, const nsai_
   nsai_fit_threads(s, reasons);
 }
 
-/* Registers of a thread below which some models spill: blocks of 8 warps have 80 where two fit a multiprocessor.
- * (NVRTC 13.0, D 32.) */
+/* Registers of a thread below which some models spill: blocks of 8 warps have 80 where two fit a
+ * multiprocessor. (NVRTC 13.0, D 32.) */
 #define LEAST_REGISTERS 128
 
 /* Bound by waits: more blocks at once are better, as long as there is room for all. */
@@ -226,12 +234,12 @@ static double cost_cluster(const nsai_problem *p, const nsai_target *t, const ns
   if (!nsai_holds_blocks(t, shared_bytes(&p->model, s), blocks) ||
       nsai_register_limit(blocks * threads_of(s)) < LEAST_REGISTERS)
     return INFINITY;
-  int64_t all = larger(items_of(p), 1) * cluster, room = blocks * blocks_at_once(cluster);
-  return (double)ceil_div(all, room) *
+  int64_t all = nsai_larger(items_of(p), 1) * cluster, room = blocks * blocks_at_once(cluster);
+  return (double)nsai_ceil_div(all, room) *
          (1 + 16.0 / (cluster * s->of[NSAI_TILE_WARPS] * s->of[NSAI_TILE_STAGES]));
 }
 
-const nsai_space nsai_space_decode_cluster = {
+static const nsai_space space = {
   4,
   { { NSAI_TILE_WARPS, { 4, 8 }, "each streams keys of its own" },
     { NSAI_TILE_STAGES, { 2, 3 }, "bytes on their way against shared memory" },
@@ -244,16 +252,17 @@ const nsai_space nsai_space_decode_cluster = {
   cost_cluster,
 };
 
-void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, const nsai_tiles *s,
-                                 nsai_kernel_spec specs[NSAI_ROLES]) {
-  (void)t;
+static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
+  const nsai_problem *p = r->problem;
   const nsai_model *m = &p->model;
-  nsai_kernel_spec *spec = &specs[NSAI_KERNEL_DECODE_CLUSTER];
+  const nsai_tiles *s = r->tiles;
+  nsai_kernel_spec *spec = &kernel[CLUSTER];
   *spec = (nsai_kernel_spec){ .entry = "decode_cluster",
                               .dtype = m->dtype,
                               .threads = threads_of(s),
                               .shared_bytes = shared_bytes(m, s),
-                              .cluster = s->of[NSAI_TILE_CLUSTER] };
+                              .cluster = s->of[NSAI_TILE_CLUSTER],
+                              .compile_cost = 700 };
   nsai_heads_add(spec, p);
   nsai_gate_add(spec, p);
   nsai_blocks_add(spec, m);
@@ -271,3 +280,35 @@ void nsai_specify_decode_cluster(const nsai_problem *p, const nsai_target *t, co
   nsai_constant_add(spec, "kListPages", LIST_PAGES);
   nsai_constant_add(spec, "kMinBlocks", s->of[NSAI_TILE_CTAS]);
 }
+
+static void workspace(const nsai_request *r, const nsai_kernel_spec kernel[],
+                      nsai_form_sizes *out) {
+  (void)kernel;
+  out->bytes[POOLED] = nsai_decode_pooled_bytes(r->problem, r->problem->max_tokens, ROWS);
+}
+
+static nsa_status enqueue(const nsai_run *run, const nsai_form *form, const nsai_span *span) {
+  const int32_t cluster = form->spec[CLUSTER].cluster;
+  const nsai_decode_split split = { .tiles = run->sizes.tokens,
+                                    .scan_splits = cluster,
+                                    .scan_least = 1 };
+  NsaiDecode p = nsai_decode_params(run, &split);
+  (void)span;
+  p.pooled = nsai_decode_at(run, form->buffer[POOLED]);
+  return nsai_launch(run->queue, &form->kernel[CLUSTER], (uint64_t)(run->sizes.tokens * cluster),
+                     (uint32_t)p.kv_heads, &p);
+}
+
+const nsai_variant nsai_decode_cluster = {
+  .name = "decode_cluster",
+  .stage = NSAI_STAGE_DECODE,
+  .why = "one launch, a cluster of CTAs for each token and KV head, mma.sync",
+  .kernels = KERNELS,
+  .buffers = BUFFERS,
+  .legal = legal,
+  .sensible = sensible,
+  .space = &space,
+  .specify = specify,
+  .workspace = workspace,
+  .enqueue = enqueue,
+};

@@ -25,10 +25,11 @@ void chk_cache_start_reads(chk_scenario *sc) {
 
 /* New tokens that a block of threads takes, which share compressed entries and windows. */
 static int64_t tile_tokens(const chk_scenario *sc) {
+  const nsa_plan *plan = sc->gpu_attend;
   int64_t most = 1;
-  for (int role = NSAI_KERNEL_DECODE_SCAN; role <= NSAI_KERNEL_DECODE_CLUSTER; role++)
-    if (sc->gpu_attend->choice.specs[role].tile_tokens > most)
-      most = sc->gpu_attend->choice.specs[role].tile_tokens;
+  for (int i = 0; i < plan->choice.form_count; i++)
+    if (plan->forms[i].variant->stage == NSAI_STAGE_DECODE)
+      most = nsai_larger(most, plan->forms[i].spec[0].tile_tokens);
   return most;
 }
 

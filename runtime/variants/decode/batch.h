@@ -1,0 +1,39 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ *
+ * Which numbers of items the rows that take a step by one launch are the fastest for. An item is
+ * a tile of tokens of a KV head.
+ */
+#ifndef NSAI_VARIANTS_DECODE_BATCH_H
+#define NSAI_VARIANTS_DECODE_BATCH_H
+
+#include "plan/forms.h"
+
+/* How many multiprocessors an item takes. */
+typedef enum nsai_decode_share {
+  NSAI_DECODE_FOUR_SMS, /* a cluster of four CTAs, each with a multiprocessor of its own */
+  NSAI_DECODE_TWO_SMS,
+  NSAI_DECODE_ONE_SM,
+  NSAI_DECODE_HALF_SM
+} nsai_decode_share;
+
+/* That of a form, by its CTAs and their cluster. */
+nsai_decode_share nsai_decode_share_of(const nsai_tiles *tiles);
+
+/* Whether this share is the fastest for so many items; and whether it is for some number up to
+ * `items`. `pairs`: clusters of two take what is too little for a multiprocessor each. */
+bool nsai_decode_suits(const nsai_problem *problem, int32_t sms, nsai_decode_share share,
+                       bool pairs, int64_t items);
+bool nsai_decode_reaches(const nsai_problem *problem, int32_t sms, nsai_decode_share share,
+                         bool pairs, int64_t items);
+
+/* Most raw keys that a token attends to: of its window and of its chosen blocks. */
+int64_t nsai_decode_raw_keys(const nsai_problem *problem);
+
+/* Whether the items are no more than half the multiprocessors. */
+bool nsai_decode_leaves_half(int32_t sms, int64_t items);
+
+/* Most items of a plan, in tiles of so many tokens. */
+int64_t nsai_decode_most_items(const nsai_problem *problem, int32_t tile_tokens);
+
+#endif /* NSAI_VARIANTS_DECODE_BATCH_H */

@@ -1,0 +1,118 @@
+/* SPDX-FileCopyrightText: 2026 the libnsa authors
+ * SPDX-License-Identifier: MIT
+ */
+#include "variants/decode/stream.h"
+
+#include "base/math.h"
+
+#include <string.h>
+
+bool nsai_decode_has_wgmma(const nsai_target *t) { return !strcmp(t->arch, "sm_90a"); }
+
+bool nsai_decode_is_plain(const nsai_problem *p) {
+  const nsai_model *m = &p->model;
+  return !p->count_reads && nsai_padded_group(m) % NSAI_DECODE_ROWS == 0 &&
+         NSAI_DECODE_STEP % (m->select_block / m->stride) == 0;
+}
+
+bool nsai_decode_has_narrow_panels(const nsai_problem *p, const nsai_target *t) {
+  const nsai_model *m = &p->model;
+  return nsai_decode_has_wgmma(t) && !t->register_fallback && m->head_dim_qk == 128 &&
+         m->head_dim_v == 128 && nsai_decode_is_plain(p) &&
+         m->select_block % (2 * NSAI_DECODE_STEP) == 0;
+}
+
+/* All heads of as many drafts as fit 64 rows, or 128 of two warpgroups. Of wide heads 32, so
+ * that two warps hold them: two stages of four fit no CTA of 99 KB. A warpgroup takes 64,
+ * whoever is there of more than a warp's. With register_fallback wide heads have a warp's 16,
+ * whose tokens each attend alone: those of many take all registers. */
+int32_t nsai_decode_tile_rows(const nsai_problem *p, const nsai_target *t) {
+  bool wide = nsai_decode_has_wide_heads(&p->model);
+  bool pairs = nsai_decode_has_narrow_panels(p, t) && p->selection != NSA_SELECT_RANGES;
+  int32_t rows = NSAI_DECODE_ROWS, group = nsai_padded_group(&p->model);
+  int32_t most = (wide ? t->register_fallback ? 1 : 2 : pairs ? 8 : 4) * NSAI_DECODE_ROWS;
+  while (rows < group || (rows < p->max_q_len * group && rows < most)) rows *= 2;
+  return rows == 2 * NSAI_DECODE_ROWS && nsai_decode_has_wgmma(t) && !wide ? NSAI_DECODE_PANEL_ROWS
+                                                                           : rows;
+}
+
+int32_t nsai_decode_tile_room(const nsai_problem *p, const nsai_target *t) {
+  return nsai_decode_tile_rows(p, t) / nsai_padded_group(&p->model);
+}
+
+uint32_t nsai_decode_tile_tokens(const nsai_problem *p, const nsai_target *t) {
+  return (uint32_t)nsai_smaller(nsai_decode_tile_room(p, t), p->max_q_len);
+}
+
+int32_t nsai_decode_token_rows(const nsai_problem *p) {
+  return (int32_t)nsai_larger(nsai_padded_group(&p->model), NSAI_DECODE_ROWS);
+}
+
+nsai_tiles nsai_decode_stream_tiles(int32_t warps, int32_t stages, int32_t ctas) {
+  return (nsai_tiles){
+    { [NSAI_TILE_WARPS] = warps, [NSAI_TILE_STAGES] = stages, [NSAI_TILE_CTAS] = ctas }
+  };
+}
+
+/* kDrafts of decode/consumer_groups.cuh: a group takes two steps at once, with Q in shared
+ * memory. */
+static bool has_drafts(const nsai_model *m, int32_t rows) {
+  return nsai_decode_stage_steps(m, rows) > 1;
+}
+
+bool nsai_decode_has_panels(const nsai_model *m, const nsai_target *t, int32_t rows) {
+  return nsai_decode_has_wgmma(t) && has_drafts(m, rows) && rows % NSAI_DECODE_PANEL_ROWS == 0;
+}
+
+/* Rows in shared memory, as tiles or as panels of 64 columns. */
+static uint32_t rows_bytes(int32_t rows, int32_t dim, bool panels) {
+  return panels ? nsai_panel_bytes(rows, dim) : nsai_tile_bytes(rows, dim);
+}
+
+uint32_t nsai_decode_stream_bytes(const nsai_model *m, const nsai_target *t, int32_t rows,
+                                  const nsai_tiles *s) {
+  const bool panels = nsai_decode_has_panels(m, t, rows);
+  uint32_t groups = (uint32_t)(s->of[NSAI_TILE_WARPS] / (rows / NSAI_DECODE_ROWS));
+  int32_t keys = NSAI_DECODE_STEP * nsai_decode_stage_steps(m, rows); /* of a stage */
+  uint32_t stage =
+      rows_bytes(keys, m->head_dim_qk, panels) + rows_bytes(keys, m->head_dim_v, panels);
+  uint32_t ring = groups * (uint32_t)s->of[NSAI_TILE_STAGES] * stage;
+  if (nsai_decode_has_shared_q(m) || has_drafts(m, rows))
+    ring += rows_bytes(rows, m->head_dim_qk, panels);
+  uint32_t o = groups * (uint32_t)rows * ((uint32_t)(nsai_padded_dim(m->head_dim_v) + 8) * 4 + 8);
+  return nsai_larger_u32(ring, o);
+}
+
+/* Of each warp 16 rows of a stage's keys and 4 floats, but where blocks are pooled in registers. */
+uint32_t nsai_decode_pool_bytes(const nsai_model *m, int32_t keys, int32_t warps) {
+  const bool quads = m->select_block / m->stride == 4 && m->block / m->stride <= 2;
+  return quads ? 0 : (uint32_t)(warps * 16 * (keys + 4) * 4);
+}
+
+uint32_t nsai_decode_list_bytes(uint32_t tokens, uint32_t count) {
+  return tokens * (count * 8 + (count + 31) / 32 * 4 + 4);
+}
+
+void nsai_decode_work_add(nsai_kernel_spec *spec, const nsai_request *r) {
+  const nsai_model *m = &r->problem->model;
+  nsai_group_add(spec, r->problem);
+  nsai_constant_add(spec, "kBlock", m->block);
+  nsai_constant_add(spec, "kStride", m->stride);
+  nsai_constant_add(spec, "kSelectBlock", m->select_block);
+  nsai_constant_add(spec, "kScanRows", nsai_decode_tile_rows(r->problem, r->target));
+  nsai_constant_add(spec, "kWarps", r->tiles->of[NSAI_TILE_WARPS]);
+}
+
+void nsai_decode_stream_add(nsai_kernel_spec *spec, const nsai_request *r) {
+  const nsai_problem *p = r->problem;
+  spec->dtype = p->model.dtype;
+  spec->threads = 32 * r->tiles->of[NSAI_TILE_WARPS];
+  nsai_decode_work_add(spec, r);
+  nsai_constant_add(spec, "kHeadDimQk", p->model.head_dim_qk);
+  nsai_constant_add(spec, "kHeadDimV", p->model.head_dim_v);
+  nsai_constant_add(spec, "kPageSize", p->page_size);
+  nsai_constant_add(spec, "kStages", r->tiles->of[NSAI_TILE_STAGES]);
+  nsai_constant_add(spec, "kMinBlocks", r->tiles->of[NSAI_TILE_CTAS]);
+  nsai_constant_add(spec, "kWgmma", nsai_decode_has_wgmma(r->target));
+  nsai_constant_add(spec, "kCountReads", p->count_reads);
+}
