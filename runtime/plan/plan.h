@@ -22,10 +22,9 @@ typedef struct nsai_workspace {
   nsai_buffer importance;    /* f32 [chunk_tokens, Hkv, importance_columns]; none where the stage is
                                 fused */
   nsai_buffer idx;           /* i32 [T, Hkv, n] */
-  nsai_buffer lists; /* i32 [T, Hkv, n or 2n]: a caller's selection, sorted; of a backward pass,
-                                 the saved one */
-  nsai_buffer gate_logits;    /* f32 [T, Hq*3] */
-  nsai_buffer gemm;           /* cuBLASLt's own */
+  nsai_buffer lists;         /* i32 [T, Hkv, n or 2n]: a given selection, sorted */
+  nsai_buffer gate_logits;   /* f32 [T, Hq*3] */
+  nsai_buffer gemm;          /* cuBLASLt's own */
   nsai_buffer row_statistics; /* f32 [3, T, Hq, 4]: RowStatistics of backward/products.cuh */
   nsai_buffer d_logits;       /* f32 [T, Hq*3]: gradients of the gate MLP's logits */
   int64_t cmp_rows;           /* R */

@@ -7,8 +7,6 @@
 
 #include "base/math.h"
 
-#include "params/attention.h"
-
 #include <string.h>
 
 /* Importance of all tokens at once would be T * Hkv * S/l' floats: 1 GB at 64k and 4 KV heads, 275

@@ -498,6 +498,38 @@ static void test_recompute(void **state) {
   }
 }
 
+/* Which row of backward_q a forced name gets, and what nsa_explain says of one that does not fit. */
+static void test_rows_of_q(void **state) {
+  static const struct {
+    const char *override;
+    int tma, plain;
+  } cases[] = {
+    { "runtime.recompute=always", 1, 0 },
+    { "variants.force.backward_q=backward_q_sm90_tma", 1, 0 },
+    { "variants.force.backward_q=backward_q_sm90", 0, 1 },
+    { "variants.force.backward_q=backward_q_sm80", 0, 1 },
+  };
+  for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+    machine m;
+    nsa_grads g;
+    begin(&m, &(machine_request){ .gpu = true, .override = cases[i].override }, NSA_BF16, &g);
+    accept(&m, cases[i].override, &g);
+    assert_int_equal(count_launches("backward_dq_tma"), cases[i].tma);
+    assert_int_equal(count_launches("backward_dq"), cases[i].plain);
+    machine_free(&m);
+  }
+  char story[16384];
+  machine m;
+  nsa_problem p = machine_problem(NSA_OP_BACKWARD, 64, 0);
+  machine_init(&m, &(machine_request){
+                       .op = NSA_OP_BACKWARD, .gpu = true, .override = "model.head_dim_qk=256" });
+  nsa_explain(m.ctx, &p, story, sizeof story);
+  assert_non_null(strstr(story, "backward_q_sm90_tma: no\n"));
+  assert_non_null(strstr(story, "model.head_dim_qk is 256: it takes at most 192"));
+  assert_non_null(strstr(story, "backward_q_sm90: chosen"));
+  machine_free(&m);
+}
+
 int main(void) {
   const struct CMUnitTest tests[] = {
     cmocka_unit_test(test_absent),        cmocka_unit_test(test_each_tensor),
@@ -506,6 +538,7 @@ int main(void) {
     cmocka_unit_test(test_gpu_linear),    cmocka_unit_test(test_gpu_mlp),
     cmocka_unit_test(test_gpu_gate),      cmocka_unit_test(test_gpu_ranges),
     cmocka_unit_test(test_gpu_f32_d_o),   cmocka_unit_test(test_recompute),
+    cmocka_unit_test(test_rows_of_q),
   };
   return cmocka_run_group_tests(tests, NULL, NULL);
 }

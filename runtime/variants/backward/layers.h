@@ -21,10 +21,10 @@
 #include "run/params.h"
 
 enum {
-  NSAI_LAYERS_PHI_OUT,     /* what comes into the last layer of phi: backward_activation */
-  NSAI_LAYERS_PHI_HIDDEN,  /* through its activation: likewise */
-  NSAI_LAYERS_GATE_OUT,    /* the same of the gate MLP */
-  NSAI_LAYERS_GATE_HIDDEN, /* likewise */
+  NSAI_LAYERS_PHI_OUT,    /* the gradient of phi, as an operand: backward_activation */
+  NSAI_LAYERS_PHI_HIDDEN, /* through the activation: likewise */
+  NSAI_LAYERS_GATE_OUT,   /* the same two of the gate MLP */
+  NSAI_LAYERS_GATE_HIDDEN,
   NSAI_LAYERS_COLUMN_SUMS,
   NSAI_LAYERS_STORE,
   NSAI_LAYERS_PRESENT_ROWS, /* features of the tokens that exist */
