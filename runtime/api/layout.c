@@ -13,6 +13,7 @@
   _Static_assert(offsetof(type, last) + sizeof(((type *)0)->last) == sizeof(type),                 \
                  #type " ends with " #last)
 
+GROWS(nsa_model, kv_sharing);
 GROWS(nsa_options, log_user);
 GROWS(nsa_problem, max_probe_rows);
 GROWS(nsa_caps, variants);

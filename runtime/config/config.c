@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "config/env.h"
+#include "config/from_model.h"
 #include "config/layers.h"
 #include "config/rules.h"
 
@@ -151,6 +152,19 @@ static void load_text(loader *l) {
   if (text) read_layer(l, NSAI_LAYER_TEXT, name, text, length);
 }
 
+/* What files and texts said about the model no longer counts; what is wrong in them stays reported. */
+static nsa_status load_model(loader *l) {
+  nsai_writer count = nsai_writer_open(NULL, 0);
+  NSAI_TRY(nsai_model_write(l->request->model, &count));
+  char *text = nsai_arena_alloc(&l->config->arena, count.used + 1);
+  if (!text) return NSA_OK; /* the arena has failed, which is seen at the end */
+  nsai_writer writer = nsai_writer_open(text, count.used + 1);
+  NSAI_TRY(nsai_model_write(l->request->model, &writer));
+  nsai_read_builtin(l->config, "model");
+  read_layer(l, NSAI_LAYER_MODEL, "options.model", text, count.used);
+  return NSA_OK;
+}
+
 static void load_environment(loader *l) {
   const nsai_env_var *var;
   for (size_t i = 0; (var = nsai_env_at(i)); i++) {
@@ -204,10 +218,11 @@ static nsa_status conclude(nsai_config *config, const nsai_diag *diag) {
 
 static nsa_status load_layers(loader *l) {
   const nsai_config_request *request = l->request;
-  nsai_read_builtin(l->config);
+  nsai_read_builtin(l->config, "");
   if (!request->skip_system_file) NSAI_TRY(load_system_file(l));
   if (request->path) NSAI_TRY(load_file(l));
   if (request->text) load_text(l);
+  if (request->model) NSAI_TRY(load_model(l));
   if (!request->skip_environment) load_environment(l);
   if (request->device) load_device(l);
   load_overrides(l);

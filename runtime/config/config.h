@@ -3,9 +3,10 @@
  *
  * The configuration: every key typed, defaulted, checked, with the place it came from.
  *
- * Layers, weakest first: built-in, system file, file, text, matching profile, environment,
- * overrides. A later layer replaces key by key; lists (tuning.lengths, variants.disable, profiles)
- * are replaced whole. The keys themselves are declared in schema.c.
+ * Layers, weakest first: built-in, system file, file, text, the host's nsa_model, matching profile,
+ * environment, overrides. A later layer replaces key by key; lists (tuning.lengths, variants.disable,
+ * profiles) are replaced whole, and so is the section `model` by a nsa_model. The keys themselves are
+ * declared in schema.c.
  */
 #ifndef NSAI_CONFIG_CONFIG_H
 #define NSAI_CONFIG_CONFIG_H
@@ -137,6 +138,7 @@ typedef enum nsai_layer {
   NSAI_LAYER_SYSTEM,
   NSAI_LAYER_FILE,
   NSAI_LAYER_TEXT,
+  NSAI_LAYER_MODEL,
   NSAI_LAYER_PROFILE,
   NSAI_LAYER_ENVIRONMENT,
   NSAI_LAYER_OVERRIDE
@@ -226,14 +228,15 @@ typedef struct nsai_config {
 
 /* What to load. All zero: the system file and the environment alone. */
 typedef struct nsai_config_request {
-  const char *path;             /* a YAML file; NULL: none */
-  const char *text;             /* a YAML text, laid over the file; NULL: none */
-  size_t length;                /* bytes of `text`; 0: up to its NUL */
-  const char *name;             /* what diagnostics call the text; NULL: "<text>" */
-  const char *device;           /* runtime.device, above the environment; NULL: not given */
-  const char *const *overrides; /* "runtime.jit=never", NULL-terminated; NULL: none */
-  const char *system_path;      /* NULL: NSAI_SYSTEM_CONFIG */
-  nsai_variant_name_fn variant; /* the names that `variants` may use; NULL: they are not checked */
+  const char *path;              /* a YAML file; NULL: none */
+  const char *text;              /* a YAML text, laid over the file; NULL: none */
+  size_t length;                 /* bytes of `text`; 0: up to its NUL */
+  const char *name;              /* what diagnostics call the text; NULL: "<text>" */
+  const struct nsa_model *model; /* in the place of every text's `model` section; NULL: none */
+  const char *device;            /* runtime.device, above the environment; NULL: not given */
+  const char *const *overrides;  /* "runtime.jit=never", NULL-terminated; NULL: none */
+  const char *system_path;       /* NULL: NSAI_SYSTEM_CONFIG */
+  nsai_variant_name_fn variant;  /* the names that `variants` may use; NULL: they are not checked */
   bool skip_system_file;
   bool skip_environment;
   bool need_model;                 /* a configuration without `model` is refused */

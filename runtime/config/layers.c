@@ -352,16 +352,19 @@ void nsai_read_variable(nsai_config *config, nsai_key_id id, const nsai_source *
   read_value(&r, id, &scalar);
 }
 
-void nsai_read_builtin(nsai_config *config) {
+void nsai_read_builtin(nsai_config *config, const char *section) {
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
-    const char *text = nsai_keys[id].fallback;
-    if (!text || nsai_type_is_list(nsai_keys[id].type)) continue; /* all zero is none */
+    const nsai_key *key = &nsai_keys[id];
+    const char *text = key->fallback, *step;
+    if (!nsai_key_step((nsai_key_id)id, section, &step) || key->type == NSAI_TYPE_ALIAS) continue;
     nsai_node node = {
-      .kind = NSAI_NODE_SCALAR, .plain = true, .text = text, .length = strlen(text)
+      .kind = NSAI_NODE_SCALAR, .plain = true, .text = text, .length = text ? strlen(text) : 0
     };
-    nsai_value value;
+    nsai_value value = { 0 }; /* lists, and what must be given */
     nsai_writer nowhere = nsai_writer_open(NULL, 0);
-    if (nsai_value_read((nsai_key_id)id, &node, &config->arena, &value, &nowhere))
+    config->origin[id] = (nsai_origin){ 0 };
+    bool read = text && !nsai_type_is_list(key->type);
+    if (!read || nsai_value_read((nsai_key_id)id, &node, &config->arena, &value, &nowhere))
       nsai_value_store(config, (nsai_key_id)id, &value);
   }
 }

@@ -37,8 +37,8 @@ void nsai_read_override(nsai_config *config, const nsai_source *source, nsai_dia
 void nsai_read_variable(nsai_config *config, nsai_key_id id, const nsai_source *source,
                         nsai_diag *diag);
 
-/* Gives every key its built-in value. */
-void nsai_read_builtin(nsai_config *config);
+/* Gives every key of a section, "" the root, its built-in value, or zero where it has none. */
+void nsai_read_builtin(nsai_config *config, const char *section);
 
 /* Sets a key unless a stronger layer did. */
 void nsai_assign(nsai_config *config, const nsai_origin *origin, nsai_key_id id,

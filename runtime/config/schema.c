@@ -177,7 +177,7 @@ const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
                             NSAI_MAX_ROWS, 0, NULL, "0",
                             "KV tokens of one sequence; 0: each problem says" },
   [NSAI_KEY_MAX_SEQS] = { "serving.max_seqs", NSAI_TYPE_INT, AT(serving.max_seqs), 0, NSAI_MAX_SEQS,
-                          0, NULL, "0", "sequences of one run; 0: each problem says" },
+                          0, NULL, "0", "sequences of one run; 0: each problem says, else 1" },
   [NSAI_KEY_MAX_Q_LEN] = { "serving.max_q_len", NSAI_TYPE_INT, AT(serving.max_q_len), 0,
                            NSA_MAX_DECODE_LEN, 0, NULL, "0",
                            "new tokens of a sequence in one decode step, drafts included; 0: each "

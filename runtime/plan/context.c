@@ -36,9 +36,14 @@ static nsa_status check_options(const nsa_options *o) {
 }
 
 static nsa_status load_config(const char *path, const nsa_options *o, nsai_config **out) {
+  static const nsai_struct_type type = { "options.model", "NSA_MODEL_INIT", sizeof(nsa_model) };
+  nsa_model room;
+  const void *model = NULL;
+  if (o->model) NSAI_TRY(nsai_struct_in(&type, o->model, &room, &model));
   nsai_config_request request = { .path = path,
                                   .text = o->yaml_text,
                                   .length = o->yaml_len,
+                                  .model = model,
                                   .device = o->device,
                                   .overrides = o->overrides,
                                   .variant = nsai_variant_name_at,

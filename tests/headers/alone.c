@@ -8,6 +8,8 @@
 
 /* The INIT macros of whatever the header brought must be usable in a pedantic host. */
 #ifdef NSA_OPTIONS_INIT
+extern nsa_model model;
+nsa_model model = NSA_MODEL_INIT;
 extern nsa_options options;
 nsa_options options = NSA_OPTIONS_INIT;
 #endif

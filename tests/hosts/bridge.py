@@ -7,22 +7,19 @@ import torch
 
 import nsa
 
-MODEL = """
-nsa: 1
-model:
-  heads: {heads}
-  kv_heads: {kv_heads}
-  head_dim: {dim}
-  compress: {{block: {block}, stride: {stride}, phi: {phi}, hidden: {hidden}, activation: gelu}}
-  select: {{block: {select}, count: {count}, init: {init}, local: {local}}}
-  window: {window}
-  gate: {gate}
-  gate_mlp: {{channels: {channels}, hidden: {gate_hidden}}}
-  kv_sharing: shared
-  dtype: bf16
-"""
+PHIS, GATES = dict(mean=1, linear=2, mlp=3), dict(logits=2, mlp=3)
+GELU, SHARED, NONE = 3, 2, -1  # NSA_ACT_GELU, NSA_KV_SHARED, NSA_NONE
 
-DEFAULTS = dict(phi="mean", hidden=0, gate="logits", channels=0, gate_hidden=0)
+
+def model_of(heads, kv_heads, dim, block, stride, select, count, init, local, window, phi="mean", hidden=0,
+             gate="logits", channels=0, gate_hidden=0):
+    """The fields of nsa_model."""
+    return dict(heads=heads, kv_heads=kv_heads, head_dim_qk=dim, dtype=nsa.BF16, compress_block=block,
+                compress_stride=stride, phi=PHIS[phi], phi_hidden=hidden, phi_activation=GELU, select_block=select,
+                select_count=count, select_init=init or NONE, select_local=local or NONE, window=window or NONE,
+                gate=GATES[gate], gate_channels=channels, gate_hidden=gate_hidden, kv_sharing=SHARED)
+
+
 PHI = "pe", "w", "w1", "b1", "w2", "b2"
 GATE = "x", "w1", "b1", "w2", "b2"
 
@@ -36,8 +33,7 @@ class Attention:
 
     def __init__(self, path, model, device):
         self.model, self.device = model, device
-        self.library = nsa.Library(path, text=MODEL.format(**DEFAULTS | model),
-                                   overrides=["runtime.device=cpu"] if device == "cpu" else [])
+        self.library = nsa.Library(path, model=model_of(**model), device="cpu" if device == "cpu" else None)
         self.plans, self.batches, self.chosen = {}, {}, None
 
     def __call__(self, q, k, v, gates, lengths, weights={}):

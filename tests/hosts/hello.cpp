@@ -1,8 +1,8 @@
 // SPDX-FileCopyrightText: 2026 the libnsa authors
 // SPDX-License-Identifier: MIT
 //
-// A C++ host that knows the installed headers alone: the configuration as text, ordinary causal
-// attention on the CPU device, errors turned into exceptions.
+// A C++ host that knows the installed headers alone: a model, ordinary causal attention on the CPU
+// device, errors turned into exceptions.
 #include <nsa/nsa.h>
 
 #include <cmath>
@@ -13,11 +13,6 @@
 
 namespace {
 
-const char kModel[] =
-    "nsa: 1\n"
-    "model: {heads: 2, kv_heads: 1, head_dim: 16, dtype: f32,\n"
-    "  compress: {block: 16, stride: 8}, select: {block: 16, count: 4}, window: 16}\n"
-    "runtime: {device: cpu}\n";
 constexpr int64_t kTokens = 40, kHeads = 2, kDim = 16;
 
 void check(nsa_status status) {
@@ -35,8 +30,13 @@ nsa_tensor tensor(std::vector<float> &data, int64_t heads) {
 }
 
 void run() {
+  nsa_model model = NSA_MODEL_INIT;
+  model.heads = kHeads, model.kv_heads = 1, model.head_dim_qk = kDim, model.dtype = NSA_F32;
+  model.compress_block = 16, model.compress_stride = 8;
+  model.select_block = 16, model.select_count = 4, model.window = 16;
   nsa_options options = NSA_OPTIONS_INIT;
-  options.yaml_text = kModel;
+  options.model = &model;
+  options.device = "cpu";
   nsa_ctx *made = nullptr;
   check(nsa_create(nullptr, &options, &made));
   std::unique_ptr<nsa_ctx, decltype(&nsa_destroy)> ctx(made, nsa_destroy);

@@ -14,11 +14,17 @@
 enum { SEQS = 3, LAYERS = 2, HQ = 4, HKV = 2, DK = 32, DV = 16, STRIDE = 8, BLOCK = 16, P = 16 };
 enum { STEPS = 3 * P };
 
-static const char model[] =
-    "nsa: 1\n"
-    "model: {heads: 4, kv_heads: 2, head_dim_qk: 32, head_dim_v: 16, kv_sharing: shared,\n"
-    "  compress: {block: 16, stride: 8}, select: {block: 16, count: 3}, window: 16}\n"
-    "runtime: {device: cpu}\n";
+static const nsa_model model = { .struct_size = sizeof(nsa_model),
+                                 .heads = HQ,
+                                 .kv_heads = HKV,
+                                 .head_dim_qk = DK,
+                                 .head_dim_v = DV,
+                                 .compress_block = BLOCK,
+                                 .compress_stride = STRIDE,
+                                 .select_block = BLOCK,
+                                 .select_count = 3,
+                                 .window = 16,
+                                 .kv_sharing = NSA_KV_SHARED };
 
 static const int64_t pool_bytes = 1 << 20;
 
@@ -76,7 +82,8 @@ int main(void) {
   uint64_t page_bytes = 0;
   memset(cache, 0, sizeof cache);
   memset(&new_kv, 0, sizeof new_kv);
-  options.yaml_text = model;
+  options.model = &model;
+  options.device = "cpu";
   check(nsa_create(NULL, &options, &ctx));
 #include "loop.inc"
 

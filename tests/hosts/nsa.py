@@ -12,10 +12,19 @@ class Tensor(C.Structure):
                 ("ndim", C.c_int32), ("dtype", C.c_int32)]
 
 
+class Model(C.Structure):
+    """The fields of nsa_model; what is left out has its default. Enumerations as in nsa/context.h."""
+    _fields_ = [("struct_size", C.c_uint32)] + [(name, C.c_int32) for name in (
+        "heads", "kv_heads", "head_dim_qk", "head_dim_v", "dtype", "compress_block", "compress_stride", "phi",
+        "phi_hidden", "phi_activation", "select_block", "select_count", "select_init", "select_local", "window",
+        "gate", "gate_channels", "gate_hidden", "gate_activation", "kv_sharing")]
+
+
 class Options(C.Structure):
-    _fields_ = [("struct_size", C.c_uint32), ("log_level", C.c_int32), ("yaml_text", C.c_char_p),
-                ("yaml_len", C.c_size_t), ("overrides", C.POINTER(C.c_char_p)), ("device", C.c_char_p),
-                ("arch", C.c_char_p), ("log", C.c_void_p), ("log_user", C.c_void_p)]
+    _fields_ = [("struct_size", C.c_uint32), ("log_level", C.c_int32), ("model", C.POINTER(Model)),
+                ("device", C.c_char_p), ("arch", C.c_char_p), ("yaml_text", C.c_char_p),
+                ("yaml_len", C.c_size_t), ("overrides", C.POINTER(C.c_char_p)), ("log", C.c_void_p),
+                ("log_user", C.c_void_p)]
 
 
 class Problem(C.Structure):
@@ -97,16 +106,19 @@ class Error(RuntimeError):
 
 
 class Library:
-    """A context. `overrides` as in the command line tools: "model.heads=32"."""
+    """A context on a device: "cpu", "cuda:1", or None for the configuration's. `model`: fields of Model, in the
+    place of a file `config`; `overrides` as in the command line tools: "model.heads=32"."""
 
-    def __init__(self, path, config=None, text=None, overrides=()):
+    def __init__(self, path, config=None, model=None, device=None, overrides=()):
         self.lib = C.CDLL(path)
         self.lib.nsa_last_error.restype = C.c_char_p
         for name in "nsa_plan_destroy", "nsa_destroy":
             getattr(self.lib, name).restype, getattr(self.lib, name).argtypes = None, [C.c_void_p]
         names = (C.c_char_p * (len(overrides) + 1))(*[o.encode() for o in overrides], None)
         options = Options(struct_size=C.sizeof(Options), overrides=names,
-                          yaml_text=text.encode() if text else None)
+                          device=device.encode() if device else None)
+        if model:
+            options.model = C.pointer(Model(struct_size=C.sizeof(Model), **model))
         self.ctx = C.c_void_p()
         self.check(self.lib.nsa_create(config.encode() if config else None, C.byref(options), C.byref(self.ctx)))
 

@@ -26,7 +26,7 @@ HEADS, KV_HEADS, DIM = 32, 2, 128
 
 def open_library(path, config, device):
     overrides = [f"model.heads={HEADS}", f"model.kv_heads={KV_HEADS}"]
-    return nsa.Library(path, config, overrides=overrides + (["runtime.device=cpu"] if device == "cpu" else []))
+    return nsa.Library(path, config, device="cpu" if device == "cpu" else None, overrides=overrides)
 
 
 def forward(library, q, k, v, gates):

@@ -36,10 +36,16 @@ enum {
 };
 enum { PAGES = 24, MAX_LEN = 384, LIST = MAX_LEN / PAGE, REQUESTS = 9, WIDTH = HQ * DIM };
 
-static const char model[] = "nsa: 1\n"
-                            "model: {heads: 8, kv_heads: 2, head_dim: 64, kv_sharing: shared,\n"
-                            "  compress: {block: 32, stride: 16}, window: 64,\n"
-                            "  select: {block: 32, count: 6, init: 1, local: 2}}\n";
+static const nsa_model model = { .struct_size = sizeof(nsa_model),
+                                 .heads = HQ,
+                                 .kv_heads = HKV,
+                                 .head_dim_qk = DIM,
+                                 .compress_block = 32,
+                                 .compress_stride = STRIDE,
+                                 .select_block = 32,
+                                 .select_count = 6,
+                                 .window = 64,
+                                 .kv_sharing = NSA_KV_SHARED };
 
 static void fail(const char *what) {
   fprintf(stderr, "serve: %s\n", what);
@@ -202,11 +208,10 @@ static nsa_plan *make_plan(layer *l, int32_t op, int32_t seqs, int32_t tokens, i
 }
 
 static void open_layer(layer *l, const machine *m, int32_t seqs, int32_t tokens, int32_t q_len) {
-  const char *const on_cpu[] = { "runtime.device=cpu", NULL };
   nsa_options o = NSA_OPTIONS_INIT;
   *l = (layer){ .m = m, .exec = NSA_EXEC_INIT };
-  o.yaml_text = model;
-  if (!m->gpu) o.overrides = on_cpu;
+  o.model = &model;
+  if (!m->gpu) o.device = "cpu";
   check(nsa_create(NULL, &o, &l->ctx));
   l->append = make_plan(l, NSA_OP_APPEND, seqs, tokens, q_len);
   l->prefill = make_plan(l, NSA_OP_PREFILL, seqs, tokens, q_len);

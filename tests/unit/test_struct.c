@@ -202,11 +202,11 @@ static void test_options(void **state) {
   nsa_options o = NSA_OPTIONS_INIT;
   nsa_ctx *ctx = NULL;
   o.yaml_text = "nsa: 1\nmodel: {heads: 8, kv_heads: 2, head_dim: 64}\nruntime: {device: cpu}\n";
-  o.struct_size = offsetof(nsa_options, device); /* what follows is not read */
-  o.device = "nothing";
+  o.struct_size = offsetof(nsa_options, overrides); /* what follows is not read */
+  o.overrides = (const char *const *)(const void *)o.yaml_text;
   machine_expect("older", nsa_create(NULL, &o, &ctx), NSA_OK, NULL);
   nsa_destroy(ctx);
-  o.device = NULL;
+  o.overrides = NULL;
   o.struct_size = sizeof o;
   char *larger = grow(&o, sizeof o);
   machine_expect("newer", nsa_create(NULL, (nsa_options *)(void *)larger, &ctx), NSA_OK, NULL);
