@@ -227,14 +227,16 @@ static nsa_status fill_cache(nsai_verify_cache *w, const nsa_plan *plan, const n
   for (int64_t i = 0; i < w->options.copies * w->options.batch * chunks && !status; i++) {
     const int64_t chunk = i % chunks, tokens = values[chunk] - chunk * rows;
     nsa_batch batch = NSA_BATCH_INIT;
-    nsa_kv new_kv = *prompt;
+    nsa_io io = NSA_IO_INIT;
+    io.kv = w->cache;
+    io.new_kv = *prompt;
     set_rows(w, i / chunks, 1, &batch);
     batch.kv_len = ends;
     batch.kv_len.data = (int32_t *)ends.data + chunk;
     batch.kv_len.shape[0] = 1;
     for (int b = 0; b < NSA_BRANCHES; b++)
-      if (new_kv.k[b].data) new_kv.k[b].shape[0] = new_kv.v[b].shape[0] = tokens;
-    status = nsa_kv_append(plan, exec, &batch, &w->cache, &new_kv, NULL);
+      if (io.new_kv.k[b].data) io.new_kv.k[b].shape[0] = io.new_kv.v[b].shape[0] = tokens;
+    status = nsa_kv_append(plan, exec, &batch, &io);
   }
   free(values);
   return status ? status : nsai_verify_device_wait(w->device, NULL);
@@ -299,7 +301,7 @@ static nsa_status make_step(nsai_verify_cache *w, const nsai_verify_inputs *in) 
   NSAI_TRY(make_filled(w, in, fill_queries, 0, tokens, g->heads, g->head_dim_qk, &w->io.q));
   NSAI_TRY(make_gate(w, in, tokens));
   NSAI_TRY(alloc_tensor(w, g->dtype, 3, (int64_t[]){ tokens, g->heads, g->head_dim_v }, &w->io.o));
-  NSAI_TRY(make_pairs(w, in, tokens, &w->new_kv));
+  NSAI_TRY(make_pairs(w, in, tokens, &w->io.new_kv));
   w->io.kv = w->cache;
   int32_t *lengths = malloc((size_t)w->options.batch * sizeof *lengths);
   if (!lengths) return nsai_fail_nomem("lengths", (size_t)w->options.batch * sizeof *lengths);

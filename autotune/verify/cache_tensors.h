@@ -28,7 +28,6 @@ typedef struct nsai_verify_cache {
   int64_t pages;                     /* of one sequence; 1 without pages */
   nsa_kv cache;                      /* of all copies */
   nsa_io io;                         /* of a step; its kv is the cache */
-  nsa_kv new_kv;                     /* of a step: the first rows of the prompt */
   nsa_tensor lengths,
       tables; /* i32 [batch], i32 [copies * batch, pages] or slots [copies * batch] */
   void *owned[32];

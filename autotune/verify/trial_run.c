@@ -61,11 +61,11 @@ nsa_status nsai_trial_run_enqueue(const nsai_trial_run *trial, uint32_t branches
   exec.stream = stream ? stream : trial->data.device->stream;
   nsai_verify_tensors_io(&trial->data, NSAI_VERIFY_ON_DEVICE, &batch, &io);
   const nsa_batch *given = nsai_verify_tensors_batch(&trial->data, &batch);
-  nsa_tensor importance =
+  io.importance =
       nsai_verify_tensors_view(&trial->data, NSAI_VERIFY_IMPORTANCE_IN, NSAI_VERIFY_ON_DEVICE);
   switch (trial->c->kind) {
   case NSAI_VERIFY_COMPRESS: return nsa_compress(trial->plan.plan, &exec, given, &io);
-  case NSAI_VERIFY_SELECT: return nsa_select(trial->plan.plan, &exec, given, &io, &importance);
+  case NSAI_VERIFY_SELECT: return nsa_select(trial->plan.plan, &exec, given, &io);
   case NSAI_VERIFY_DENSE: return nsa_dense(trial->plan.plan, &exec, given, &io);
   case NSAI_VERIFY_BACKWARD:
     nsai_verify_tensors_grads(&trial->data, NSAI_VERIFY_ON_DEVICE, &grads);

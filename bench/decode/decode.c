@@ -45,9 +45,7 @@ static nsa_status enqueue(void *user) {
     nsa_batch batch = nsai_verify_cache_batch(s->caches, copy);
     nsa_exec append = s->exec;
     append.branches = 0;
-    if (s->append)
-      NSAI_TRY(
-          nsa_kv_append(s->append, &append, &batch, &s->caches->cache, &s->caches->new_kv, NULL));
+    if (s->append) NSAI_TRY(nsa_kv_append(s->append, &append, &batch, &s->caches->io));
     NSAI_TRY(nsa_decode(s->decode, &s->exec, &batch, &s->caches->io));
   }
   return NSA_OK;

@@ -231,7 +231,8 @@ typedef struct nsa_io {
   float softmax_scale; /* 0: Dk^-1/2 */
   nsa_tensor q;        /* dtype [T, Hq, Dk] */
   nsa_tensor o;        /* out: dtype [T, Hq, Dv] */
-  nsa_kv kv;
+  nsa_kv kv;           /* K and V: packed, or the cache, which nsa_kv_append writes */
+  nsa_kv new_kv;       /* the new tokens' K and V of nsa_kv_append, see kv_cache.h */
   nsa_phi phi;
   nsa_gate gate;        /* not read by NSA_OP_DENSE */
   nsa_tensor block_idx; /* i32 [T, Hkv, n] or [T, n] (shared by all KV heads). NSA_SELECT_BLOCKS:
@@ -239,6 +240,8 @@ typedef struct nsa_io {
                            NSA_SELECT_OWN: optional out [T, Hkv, n], ascending, then -1 */
   nsa_tensor
       ranges; /* NSA_SELECT_RANGES: in, i32 [T, Hkv, n, 2] or [T, n, 2], half-open token ranges */
+  nsa_tensor importance; /* of nsa_select: in, f32 [T, Hkv, >= ceil(max_kv_len / l')], rows in token
+                            order */
   nsa_tensor o_branch[NSA_BRANCHES]; /* out: dtype [T, Hq, Dv], ungated */
   nsa_tensor lse[NSA_BRANCHES];      /* out: f32 [T, Hq], natural log; -inf for an empty row.
                                         NSA_OP_DENSE: lse[0] */
@@ -290,13 +293,12 @@ NSA_API nsa_status nsa_compress(const nsa_plan *plan, const nsa_exec *exec, cons
 /* Enqueues the top-n alone, by a given importance, with the forced blocks and the tie rule of the
  * forward.
  *
- * importance  f32 [T, Hkv, >= ceil(max_kv_len / l')], rows in token order, last stride 1.
- * io          only q's first dimension (T), kv.k's first dimension when batch is NULL, and
- *             block_idx (out) are used.
+ * io  only importance, q's first dimension (T), kv.k's first dimension when batch is NULL, and
+ *     block_idx (out) are used.
  *
  * Errors as nsa_forward. */
 NSA_API nsa_status nsa_select(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                              const nsa_io *io, const nsa_tensor *importance);
+                              const nsa_io *io);
 
 #ifdef __cplusplus
 }

@@ -3,10 +3,10 @@
  *
  * The KV cache: new tokens into it, and attention over it, for prefill in chunks and for decoding.
  *
- *   nsa_kv_append(append_plan, exec, batch, &cache, &new_kv, &phi);  // K and V of the new tokens
- *   nsa_decode(decode_plan, exec, batch, &io);                      // their queries over the cache
+ *   nsa_kv_append(append_plan, exec, batch, &io); // io.new_kv: K and V of the new tokens
+ *   nsa_decode(decode_plan, exec, batch, &io);    // io.q: their queries over the cache, io.kv
  *
- * with the same batch. Prefill in any chunks and then decode gives what one nsa_forward over all
+ * with the same batch, and the same io where the host likes. Prefill in any chunks and then decode gives what one nsa_forward over all
  * tokens gives: the same function, whose compressed keys are read as the cache holds them.
  *
  * A host that decodes, `model.kv_sharing: shared`; dev() gives device memory, tensor() one of this shape,
@@ -35,9 +35,9 @@
  *   batch.kv_len = tensor(NSA_I32, 1, (int64_t[]){ SEQS });
  *   batch.block_table = tensor(NSA_I32, 2, (int64_t[]){ SEQS, 4096 / P });
  *   for (int i = 0; i < LAYERS; i++) {
- *     project(i, &new_kv, &io); // new_kv.k[0], v[0], io.q, io.gate.value of SEQS tokens; io.o
+ *     project(i, &io); // io.new_kv.k[0], v[0], io.q, io.gate.value of SEQS tokens; io.o
  *     io.kv = cache[i];
- *     check(nsa_kv_append(append, &exec, &batch, &cache[i], &new_kv, NULL));
+ *     check(nsa_kv_append(append, &exec, &batch, &io));
  *     check(nsa_decode(decode, &exec, &batch, &io));
  *   }
  *   // ---- each step: kv_len grows by 1, a row without a sequence has 0; a sequence that fills its last
@@ -115,19 +115,20 @@ NSA_API nsa_status nsa_kv_page_bytes(nsa_ctx *ctx, const nsa_problem *problem, u
  *
  * plan   of NSA_OP_APPEND.
  * exec   its `branches` must be 0: every pair is written.
- * batch  kv_len and, with pages, their lists are required; cu_q (of the tokens in `fresh`), slots and
+ * batch  kv_len and, with pages, their lists are required; cu_q (of the tokens in io.new_kv), slots and
  *        slot_mapping (-1 for tokens of padded rows and for those with t < 0) may be absent.
- * cache  out: the pairs that the model reads, and k_cmp, v_cmp. With phi external the caller writes
- *        the compressed entries, and k_cmp, v_cmp are not touched. Strides that lay two elements on
- *        each other are refused.
- * fresh  the same pairs without k_cmp, v_cmp: dtype [T, Hkv, Dk], [T, Hkv, Dv].
- * phi    the weights of phi linear or mlp; else NULL or empty.
+ * io     kv, new_kv and phi are used, nothing else.
+ *        io.kv      out: the pairs that the model reads, and k_cmp, v_cmp. With phi external the caller
+ *                   writes the compressed entries, and k_cmp, v_cmp are not touched. Strides that lay
+ *                   two elements on each other are refused.
+ *        io.new_kv  the same pairs without k_cmp, v_cmp: dtype [T, Hkv, Dk], [T, Hkv, Dv].
+ *        io.phi     the weights of phi linear or mlp.
  *
  * The arrays of the batch lie where the tensors do: in device memory, on the CPU device in host
  * memory. Errors and behaviour as nsa_forward; where it checks the batch's values, those that lead out of
  * the cache are NSA_E_ARG: lengths, pages, slots. */
 NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                                 const nsa_kv *cache, const nsa_kv *fresh, const nsa_phi *phi);
+                                 const nsa_io *io);
 
 /* Enqueues the attention of every sequence's new tokens over the cache. Their own K and V must have
  * been appended.
@@ -136,7 +137,7 @@ NSA_API nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, con
  *        max_kv_len, since every selection block of every token is ranked (nsa_plan_caps, nsa_explain).
  * batch  kv_len and, with pages, their lists are required; cu_q and slots may be absent.
  * io     as nsa_forward has it, but that io.kv is the cache (k_cmp and v_cmp are read) and that
- *        io.phi is not read. io.reads is optional where the configuration has `runtime.count_reads:
+ *        io.phi and io.new_kv are not read. io.reads is optional where the configuration has `runtime.count_reads:
  *        true`, and refused elsewhere.
  *
  * Counters. io.reads is i64 [num_seqs, Hkv, NSA_BRANCHES, 2] and lies where the cache does: of each

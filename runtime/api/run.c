@@ -62,7 +62,7 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
                      nsai_op_name(plan->problem.op), nsai_op_name(op));
   NSAI_TRY(read_struct(&exec_type, false, given_exec, &call->exec, &exec_read));
   NSAI_TRY(read_struct(&batch_type, true, given_batch, &call->batch, &batch));
-  NSAI_TRY(read_struct(&io_type, op == NSA_OP_APPEND, given_io, &call->io, &io));
+  NSAI_TRY(read_struct(&io_type, false, given_io, &call->io, &io));
   const nsa_exec *exec = exec_read;
   if (batch && !((const nsa_batch *)batch)->num_seqs) {
     call->batch = *(const nsa_batch *)batch;
@@ -72,6 +72,10 @@ static nsa_status begin_run(const nsa_plan *plan, int32_t op, const nsa_exec *gi
   NSAI_TRY(check_exec(plan, exec));
   uint32_t branches =
       1u << NSA_CMP; /* of NSA_OP_DENSE: its outputs are o and lse[0]; an append's are none */
+  if (op == NSA_OP_APPEND && exec->branches)
+    return nsai_fail(NSA_E_ARG,
+                     "exec.branches is 0x%x, but an append writes for every branch: leave it 0",
+                     exec->branches);
   if (op != NSA_OP_DENSE && op != NSA_OP_APPEND)
     NSAI_TRY(nsai_check_branches(&plan->problem, exec->branches, &branches));
   *run = (nsai_run){ .plan = plan,
@@ -133,18 +137,14 @@ static nsa_status cached(nsai_run *run) {
                                ALL_PROCESSORS);
 }
 
-static nsa_status append(nsai_run *run, const nsa_kv *kv, const nsa_kv *new_kv,
-                         const nsa_phi *phi) {
+static nsa_status append(nsai_run *run) {
+  const nsa_io *io = run->io;
   nsai_check check = check_of(run);
   nsai_reference_cache cache = cache_of(run);
-  NSAI_TRY(nsai_check_append(&check, run->batch, kv, new_kv, phi, &run->sizes));
-  nsa_io io = { .kv = *kv };
-  if (phi) io.phi = *phi;
-  run->io = &io;
-  run->new_kv = new_kv;
+  NSAI_TRY(nsai_check_append(&check, run->batch, io, &run->sizes));
   if (run->driver) return nsai_enqueue_append(run);
-  return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, kv, new_kv, phi,
-                               ALL_PROCESSORS);
+  return nsai_reference_append(&run->plan->problem.model, &cache, run->batch, &io->kv, &io->new_kv,
+                               &io->phi, ALL_PROCESSORS);
 }
 
 static nsa_status backward(nsai_run *run, call_structs *call, const nsa_grads *given) {
@@ -169,13 +169,14 @@ static nsa_status compress(nsai_run *run) {
   return nsai_reference_compress(&run->plan->problem.model, run->batch, run->io, ALL_PROCESSORS);
 }
 
-static nsa_status select_blocks(nsai_run *run, const nsa_tensor *importance) {
+static nsa_status select_blocks(nsai_run *run) {
+  const nsa_tensor *importance = &run->io->importance;
   if (run->plan->problem.selection != NSA_SELECT_OWN)
     return nsai_fail(
         NSA_E_ARG,
         "the plan was made for a selection that the caller brings: there is no top-n in it");
   nsai_check check = check_of(run);
-  NSAI_TRY(nsai_check_select(&check, run->batch, run->io, importance, &run->sizes));
+  NSAI_TRY(nsai_check_select(&check, run->batch, run->io, &run->sizes));
   run->importance = importance;
   if (run->driver) return nsai_enqueue_select(run);
   return nsai_reference_select(&run->plan->problem.model, run->batch, run->io, importance,
@@ -212,17 +213,8 @@ nsa_status nsa_decode(const nsa_plan *plan, const nsa_exec *exec, const nsa_batc
 }
 
 nsa_status nsa_kv_append(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                         const nsa_kv *cache, const nsa_kv *new_kv, const nsa_phi *phi) {
-  call_structs call;
-  nsai_run run;
-  NSAI_TRY(begin_run(plan, NSA_OP_APPEND, exec, batch, NULL, &call, &run));
-  nsa_status status =
-      exec->branches ? nsai_fail(NSA_E_ARG,
-                                 "exec.branches is 0x%x, but an append writes for every branch: "
-                                 "leave it 0",
-                                 exec->branches)
-                     : append(&run, cache, new_kv, phi);
-  return end_run(&run, status);
+                         const nsa_io *io) {
+  return run_call(plan, NSA_OP_APPEND, exec, batch, io, append);
 }
 
 nsa_status nsa_backward(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
@@ -254,9 +246,6 @@ nsa_status nsa_compress(const nsa_plan *plan, const nsa_exec *exec, const nsa_ba
 }
 
 nsa_status nsa_select(const nsa_plan *plan, const nsa_exec *exec, const nsa_batch *batch,
-                      const nsa_io *io, const nsa_tensor *importance) {
-  call_structs call;
-  nsai_run run;
-  NSAI_TRY(begin_run(plan, NSA_OP_FORWARD, exec, batch, io, &call, &run));
-  return end_run(&run, select_blocks(&run, importance));
+                      const nsa_io *io) {
+  return run_call(plan, NSA_OP_FORWARD, exec, batch, io, select_blocks);
 }

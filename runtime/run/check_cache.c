@@ -19,7 +19,6 @@
 typedef struct cached {
   const nsai_check *check;
   const nsa_batch *batch;
-  const char *name;  /* of the cache in messages: "io.kv", "cache" */
   int64_t tokens;    /* rows of q, or new tokens */
   int64_t pages;     /* of the cache's tensors, or their rows; NSAI_ANY: none lies in either */
   int64_t page_size; /* or the capacity of a row; NSAI_ANY as above */
@@ -27,11 +26,10 @@ typedef struct cached {
   int64_t ring_size; /* tokens of each */
 } cached;
 
-static cached cached_begin(const nsai_check *check, const nsa_batch *batch, const char *name) {
+static cached cached_begin(const nsai_check *check, const nsa_batch *batch) {
   int32_t page_size = check->problem->page_size;
   return (cached){ .check = check,
                    .batch = batch,
-                   .name = name,
                    .pages = NSAI_ANY,
                    .page_size = page_size ? page_size : NSAI_ANY,
                    .rings = NSAI_ANY,
@@ -117,7 +115,7 @@ static nsa_status check_ring(cached *c, const nsa_tensor *t, const char *name, i
 static nsa_status check_entries(cached *c, const nsa_tensor *t, const char *side, int32_t dim) {
   const nsai_problem *p = c->check->problem;
   char name[24];
-  snprintf(name, sizeof name, "%s.%s_cmp", c->name, side);
+  snprintf(name, sizeof name, "io.kv.%s_cmp", side);
   int64_t entries = p->page_size ? p->page_size / p->model.stride : NSAI_ANY;
   nsai_tensor_spec e = { name, 4, { c->pages, entries, p->model.kv_heads, dim }, NSAI_DTYPE_MODEL };
   NSAI_TRY(check_cache_tensor(c, t, &e,
@@ -134,8 +132,7 @@ static nsa_status check_pair(cached *c, const nsa_kv *kv, int pair) {
   nsa_status (*check)(cached *, const nsa_tensor *, const char *, int32_t) =
       ring ? check_ring : check_raw;
   char names[2][24];
-  for (int i = 0; i < 2; i++)
-    snprintf(names[i], sizeof names[i], "%s.%c[%d]", c->name, "kv"[i], pair);
+  for (int i = 0; i < 2; i++) snprintf(names[i], sizeof names[i], "io.kv.%c[%d]", "kv"[i], pair);
   NSAI_TRY(check(c, &kv->k[pair], names[0], m->head_dim_qk));
   return check(c, &kv->v[pair], names[1], m->head_dim_v);
 }
@@ -187,8 +184,9 @@ static nsa_status check_slots(const cached *c) {
   if (nsai_present(&b->slots)) return nsai_check_tensor(c->check, &b->slots, &slots);
   if ((rows && c->pages < b->num_seqs) || (rings && c->rings < b->num_seqs))
     return nsai_fail(
-        NSA_E_ARG, "%s has %lld rows for %d sequences: give batch.slots, which says whose they are",
-        c->name, (long long)(rows && c->pages < b->num_seqs ? c->pages : c->rings), b->num_seqs);
+        NSA_E_ARG,
+        "io.kv has %lld rows for %d sequences: give batch.slots, which says whose they are",
+        (long long)(rows && c->pages < b->num_seqs ? c->pages : c->rings), b->num_seqs);
   return NSA_OK;
 }
 
@@ -216,7 +214,7 @@ static nsa_status check_capacities(const cached *c) {
   const nsai_problem *p = c->check->problem;
   if (c->tokens < 0) /* runtime.check_inputs: off */
     return nsai_fail(NSA_E_ARG, "%s has a negative shape[0]",
-                     p->op == NSA_OP_APPEND ? "fresh.k" : "io.q");
+                     p->op == NSA_OP_APPEND ? "io.new_kv.k" : "io.q");
   if (c->tokens > p->max_tokens)
     return nsai_fail(NSA_E_ARG,
                      "there are %lld new tokens, the plan was made for at most %lld: raise "
@@ -279,11 +277,12 @@ static nsa_status check_pages(const cached *c, int32_t s, int64_t kv_len) {
                      table ? "widen the table" : "lengthen its list", s);
   for (int64_t i = 0; i < needed; i++)
     if (list.page[i] < 0 || (c->pages != NSAI_ANY && list.page[i] >= c->pages))
-      return nsai_fail(NSA_E_ARG,
-                       "%s: page %lld of sequence %d is %d, expected one of %s's %lld pages, which "
-                       "are numbered from 0",
-                       table ? "batch.block_table" : "batch.page_indices", (long long)i, s,
-                       list.page[i], c->name, (long long)c->pages);
+      return nsai_fail(
+          NSA_E_ARG,
+          "%s: page %lld of sequence %d is %d, expected one of io.kv's %lld pages, which "
+          "are numbered from 0",
+          table ? "batch.block_table" : "batch.page_indices", (long long)i, s, list.page[i],
+          (long long)c->pages);
   return NSA_OK;
 }
 
@@ -291,8 +290,8 @@ static nsa_status check_slot(const cached *c, int32_t s) {
   int32_t slot = ((const int32_t *)c->batch->slots.data)[s];
   int64_t rows = c->check->problem->page_size ? NSAI_ANY : c->pages;
   if (slot < 0 || (rows != NSAI_ANY && slot >= rows) || (c->rings != NSAI_ANY && slot >= c->rings))
-    return nsai_fail(NSA_E_ARG, "batch.slots[%d] is %d, expected one of %s's %lld rows", s, slot,
-                     c->name, (long long)(rows != NSAI_ANY && slot >= rows ? rows : c->rings));
+    return nsai_fail(NSA_E_ARG, "batch.slots[%d] is %d, expected one of io.kv's %lld rows", s, slot,
+                     (long long)(rows != NSAI_ANY && slot >= rows ? rows : c->rings));
   return NSA_OK;
 }
 
@@ -372,7 +371,7 @@ done:
 
 nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, const nsa_kv *kv,
                              nsai_run_sizes *sizes) {
-  cached c = cached_begin(check, batch, "io.kv");
+  cached c = cached_begin(check, batch);
   c.tokens = sizes->tokens;
   NSAI_TRY(check_cache(&c, kv, true));
   NSAI_TRY(check_batch(&c));
@@ -388,7 +387,7 @@ static nsa_status check_new_kv(cached *c, const nsa_kv *new_kv) {
   bool any = false;
   char names[2][24];
   if (nsai_present(&new_kv->k_cmp) || nsai_present(&new_kv->v_cmp))
-    return nsai_fail(NSA_E_ARG, "fresh.%s is given, but %s: leave it out",
+    return nsai_fail(NSA_E_ARG, "io.new_kv.%s is given, but %s: leave it out",
                      nsai_present(&new_kv->k_cmp) ? "k_cmp" : "v_cmp",
                      m->phi == NSAI_PHI_EXTERNAL
                          ? "with phi external the caller writes the cache's "
@@ -396,7 +395,8 @@ static nsa_status check_new_kv(cached *c, const nsa_kv *new_kv) {
                          : "the append makes the compressed entries");
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(m, pair)) continue;
-    for (int i = 0; i < 2; i++) snprintf(names[i], sizeof names[i], "fresh.%c[%d]", "kv"[i], pair);
+    for (int i = 0; i < 2; i++)
+      snprintf(names[i], sizeof names[i], "io.new_kv.%c[%d]", "kv"[i], pair);
     nsai_tensor_spec k = { names[0], 3, { rows, m->kv_heads, m->head_dim_qk }, NSAI_DTYPE_MODEL };
     NSAI_TRY(nsai_check_tensor(c->check, &new_kv->k[pair], &k));
     rows = new_kv->k[pair].shape[0];
@@ -408,17 +408,14 @@ static nsa_status check_new_kv(cached *c, const nsa_kv *new_kv) {
   return NSA_OK;
 }
 
-nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, const nsa_kv *cache,
-                             const nsa_kv *new_kv, const nsa_phi *phi, nsai_run_sizes *sizes) {
-  static const nsa_phi none;
+nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                             nsai_run_sizes *sizes) {
   const nsai_model *m = &check->problem->model;
-  cached c = cached_begin(check, batch, "cache");
+  cached c = cached_begin(check, batch);
   *sizes = (nsai_run_sizes){ 0 };
-  if (!cache) return nsai_fail(NSA_E_ARG, "cache is NULL");
-  if (!new_kv) return nsai_fail(NSA_E_ARG, "fresh is NULL");
-  NSAI_TRY(check_cache(&c, cache, m->phi != NSAI_PHI_EXTERNAL));
-  NSAI_TRY(check_new_kv(&c, new_kv));
-  NSAI_TRY(nsai_check_phi(check, phi ? phi : &none, "phi"));
+  NSAI_TRY(check_cache(&c, &io->kv, m->phi != NSAI_PHI_EXTERNAL));
+  NSAI_TRY(check_new_kv(&c, &io->new_kv));
+  NSAI_TRY(nsai_check_phi(check, &io->phi));
   NSAI_TRY(check_batch(&c));
   sizes->tokens = c.tokens;
   sizes->num_seqs = batch->num_seqs;

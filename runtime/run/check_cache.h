@@ -14,8 +14,8 @@
 nsa_status nsai_check_cached(const nsai_check *check, const nsa_batch *batch, const nsa_kv *kv,
                              nsai_run_sizes *sizes);
 
-/* Everything that nsa_kv_append brings. `phi` may be NULL. */
-nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, const nsa_kv *cache,
-                             const nsa_kv *new_kv, const nsa_phi *phi, nsai_run_sizes *sizes);
+/* Everything that nsa_kv_append reads of the batch and `io`. */
+nsa_status nsai_check_append(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
+                             nsai_run_sizes *sizes);
 
 #endif /* NSAI_RUN_CHECK_CACHE_H */

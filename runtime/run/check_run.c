@@ -227,14 +227,13 @@ static nsa_status check_kv(const nsai_check *check, const nsa_io *io, nsai_run_s
   return NSA_OK;
 }
 
-static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side, const char *phi,
-                                 const char *which, int32_t dim) {
+static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *side,
+                                 const char *name, int32_t dim) {
   const nsai_model *m = &check->problem->model;
   int64_t g = m->kv_heads, wide = (int64_t)m->block * dim, h = m->phi_hidden;
   char names[6][24];
   static const char *const fields[] = { "pe", "w", "w1", "b1", "w2", "b2" };
-  for (int i = 0; i < 6; i++)
-    snprintf(names[i], sizeof names[i], "%s.%s.%s", phi, which, fields[i]);
+  for (int i = 0; i < 6; i++) snprintf(names[i], sizeof names[i], "%s.%s", name, fields[i]);
   nsai_tensor_spec pe = { names[0], 3, { g, m->block, dim }, NSAI_DTYPE_MODEL },
                    w = { names[1], 3, { g, wide, dim }, NSAI_DTYPE_WEIGHT };
   nsai_tensor_spec w1 = { names[2], 3, { g, wide, h }, NSAI_DTYPE_WEIGHT },
@@ -249,11 +248,11 @@ static nsa_status check_phi_side(const nsai_check *check, const nsa_phi_side *si
   return nsai_check_optional_tensor(check, &side->b2, &b2);
 }
 
-nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi, const char *name) {
+nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi) {
   const nsai_model *m = &check->problem->model;
   if (!nsai_phi_has_weights(m)) return NSA_OK;
-  NSAI_TRY(check_phi_side(check, &phi->k, name, "k", m->head_dim_qk));
-  return check_phi_side(check, &phi->v, name, "v", m->head_dim_v);
+  NSAI_TRY(check_phi_side(check, &phi->k, "io.phi.k", m->head_dim_qk));
+  return check_phi_side(check, &phi->v, "io.phi.v", m->head_dim_v);
 }
 
 static nsa_status check_gate(const nsai_check *check, const nsa_io *io, int64_t tokens) {
@@ -419,7 +418,7 @@ nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const
   NSAI_TRY(check_outputs(check, io, sizes->tokens));
   if (nsai_problem_is_packed(p)) {
     NSAI_TRY(check_compressed(check, batch, io, p->model.phi == NSAI_PHI_EXTERNAL, sizes));
-    NSAI_TRY(nsai_check_phi(check, &io->phi, "io.phi"));
+    NSAI_TRY(nsai_check_phi(check, &io->phi));
     NSAI_TRY(check_attention(check, io, sizes));
   }
   NSAI_TRY(check_sizes(p, sizes));
@@ -440,13 +439,13 @@ nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, 
   NSAI_TRY(check_pair(check, io, 0, NSAI_ANY));
   sizes->kv_tokens = io->kv.k[0].shape[0];
   NSAI_TRY(check_compressed(check, batch, io, true, sizes));
-  NSAI_TRY(nsai_check_phi(check, &io->phi, "io.phi"));
+  NSAI_TRY(nsai_check_phi(check, &io->phi));
   NSAI_TRY(check_sizes(p, sizes));
   return check_values(check, batch, INT32_MAX, sizes->kv_tokens, sizes);
 }
 
 nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
-                             const nsa_tensor *importance, nsai_run_sizes *sizes) {
+                             nsai_run_sizes *sizes) {
   const nsai_problem *p = check->problem;
   const nsai_model *m = &p->model;
   *sizes = (nsai_run_sizes){ 0 };
@@ -459,19 +458,18 @@ nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, co
   if (sizes->tokens < 0 || sizes->kv_tokens < 0)
     return nsai_fail(NSA_E_ARG, "io.q or io.kv.k[0] has a negative shape[0]");
   nsai_tensor_spec given = {
-    "importance", 3, { sizes->tokens, m->kv_heads, NSAI_ANY }, NSAI_DTYPE_F32
+    "io.importance", 3, { sizes->tokens, m->kv_heads, NSAI_ANY }, NSAI_DTYPE_F32
   };
   nsai_tensor_spec idx = {
     "io.block_idx", 3, { sizes->tokens, m->kv_heads, m->select_count }, NSAI_DTYPE_I32
   };
-  if (!importance) return nsai_fail(NSA_E_ARG, "importance is NULL");
-  NSAI_TRY(nsai_check_tensor(check, importance, &given));
+  NSAI_TRY(nsai_check_tensor(check, &io->importance, &given));
   NSAI_TRY(nsai_check_tensor(check, &io->block_idx, &idx));
   NSAI_TRY(nsai_check_tensor_memory(check, &io->block_idx, idx.name));
   int64_t blocks = nsai_select_block_count(m, sizes->packed ? p->max_kv_len : sizes->kv_tokens);
-  if (importance->shape[2] < blocks)
-    return nsai_fail(NSA_E_ARG, "importance has %lld columns, a sequence has up to %lld blocks",
-                     (long long)importance->shape[2], (long long)blocks);
+  if (io->importance.shape[2] < blocks)
+    return nsai_fail(NSA_E_ARG, "io.importance has %lld columns, a sequence has up to %lld blocks",
+                     (long long)io->importance.shape[2], (long long)blocks);
   NSAI_TRY(check_sizes(p, sizes));
   return check_values(check, batch, sizes->tokens, INT32_MAX, sizes);
 }

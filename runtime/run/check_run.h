@@ -36,8 +36,8 @@ nsa_status nsai_check_branches(const nsai_problem *problem, uint32_t wanted, uin
 nsa_status nsai_check_run(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
                           nsai_run_sizes *sizes);
 
-/* Weights of phi, where it has some; `name` is what messages call it. */
-nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi, const char *name);
+/* The weights of phi, io.phi, where it has some. */
+nsa_status nsai_check_phi(const nsai_check *check, const nsa_phi *phi);
 
 /* Those of nsa_compress. */
 nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
@@ -45,6 +45,6 @@ nsa_status nsai_check_compress(const nsai_check *check, const nsa_batch *batch, 
 
 /* Those of nsa_select. */
 nsa_status nsai_check_select(const nsai_check *check, const nsa_batch *batch, const nsa_io *io,
-                             const nsa_tensor *importance, nsai_run_sizes *sizes);
+                             nsai_run_sizes *sizes);
 
 #endif /* NSAI_RUN_CHECK_RUN_H */

@@ -31,8 +31,7 @@ typedef struct nsai_run {
   const nsai_driver *driver;
   const nsa_batch *batch; /* NULL: one sequence */
   const nsa_io *io;
-  const nsa_kv *new_kv;         /* of nsa_kv_append */
-  const nsa_tensor *importance; /* of nsa_select; NULL: the workspace's */
+  const nsa_tensor *importance; /* nsa_select's; NULL: the workspace's */
   const nsa_grads *grads;       /* of nsa_backward */
   char *workspace;
   uint64_t workspace_bytes;

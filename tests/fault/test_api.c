@@ -108,9 +108,8 @@ static void test_cache(void **state) {
     long n = 0;
     for (bool reached = true; reached; n++) {
       starve_after(n);
-      nsa_status status =
-          call ? nsa_prefill(w.prefill, &w.exec, &c.batch, &c.io)
-               : nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, &c.new_kv, &w.toy.io.phi);
+      nsa_status status = call ? nsa_prefill(w.prefill, &w.exec, &c.batch, &c.io)
+                               : nsa_kv_append(w.append, &w.exec, &c.batch, &c.io);
       reached = starved();
       machine_expect(call ? "prefill" : "append", status, reached ? NSA_E_NOMEM : NSA_OK, NULL);
     }

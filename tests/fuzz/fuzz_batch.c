@@ -81,7 +81,6 @@ static nsa_tensor rows_of(nsa_tensor t, int64_t rows) {
 typedef struct fixture {
   bool has_pages, has_rings;
   nsa_plan *append, *decode, *prefill;
-  nsa_kv cache, new_kv;
   nsa_io io;
 } fixture;
 
@@ -105,24 +104,23 @@ static void open_fixture(nsa_ctx *ctx, int form, fixture *w) {
   w->append = plan_of(ctx, w, NSA_OP_APPEND);
   w->decode = plan_of(ctx, w, NSA_OP_DECODE);
   w->prefill = plan_of(ctx, w, NSA_OP_PREFILL);
+  w->io = (nsa_io)NSA_IO_INIT;
   int64_t pages = w->has_pages ? N : ROWS, size = w->has_pages ? P : MAX_LEN;
   for (int b = 0; b < NSA_BRANCHES; b++) {
     bool ring = w->has_rings && b == NSA_WIN;
     for (int side = 0; side < 2; side++) {
-      nsa_kv *const kv[] = { &w->cache, &w->new_kv };
+      nsa_kv *const kv[] = { &w->io.kv, &w->io.new_kv };
       nsa_tensor *const at[] = { side ? &kv[0]->v[b] : &kv[0]->k[b],
                                  side ? &kv[1]->v[b] : &kv[1]->k[b] };
       *at[0] = tensor(NSA_F32, 4, ring ? ROWS : pages, ring ? RING : size, HKV, DIM);
       *at[1] = tensor(NSA_F32, 3, TOKENS, HKV, DIM, 0);
     }
   }
-  w->cache.k_cmp = tensor(NSA_F32, 4, pages, size / STRIDE, HKV, DIM);
-  w->cache.v_cmp = tensor(NSA_F32, 4, pages, size / STRIDE, HKV, DIM);
-  w->io = (nsa_io)NSA_IO_INIT;
+  w->io.kv.k_cmp = tensor(NSA_F32, 4, pages, size / STRIDE, HKV, DIM);
+  w->io.kv.v_cmp = tensor(NSA_F32, 4, pages, size / STRIDE, HKV, DIM);
   w->io.q = tensor(NSA_F32, 3, TOKENS, HQ, DIM, 0);
   w->io.o = tensor(NSA_F32, 3, TOKENS, HQ, DIM, 0);
   w->io.gate.value = tensor(NSA_F32, 3, TOKENS, HQ, 3, 0);
-  w->io.kv = w->cache;
 }
 
 static fixture *find_fixture(int form) {
@@ -172,17 +170,16 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
   int64_t tokens = take_byte(&in) % (TOKENS + 1);
   nsa_exec exec = NSA_EXEC_INIT;
   nsa_batch batch;
-  nsa_kv new_kv = w->new_kv;
   nsa_io io = w->io;
   take_batch(&in, w, seqs, tokens, &batch);
   for (int b = 0; b < NSA_BRANCHES; b++) {
-    new_kv.k[b] = rows_of(new_kv.k[b], tokens);
-    new_kv.v[b] = rows_of(new_kv.v[b], tokens);
+    io.new_kv.k[b] = rows_of(io.new_kv.k[b], tokens);
+    io.new_kv.v[b] = rows_of(io.new_kv.v[b], tokens);
   }
   io.q = rows_of(io.q, tokens);
   io.o = rows_of(io.o, tokens);
   io.gate.value = rows_of(io.gate.value, tokens);
-  nsa_status got[] = { nsa_kv_append(w->append, &exec, &batch, &w->cache, &new_kv, NULL),
+  nsa_status got[] = { nsa_kv_append(w->append, &exec, &batch, &io),
                        nsa_decode(w->decode, &exec, &batch, &io),
                        nsa_prefill(w->prefill, &exec, &batch, &io) };
   for (size_t i = 0; i < sizeof got / sizeof *got; i++)

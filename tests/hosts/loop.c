@@ -59,14 +59,14 @@ static nsa_tensor rows(int64_t heads, int64_t dim, uint16_t value) {
 }
 
 /* A model's projections: the same for every token of every layer. */
-static void project(int layer, nsa_kv *new_kv, nsa_io *io) {
+static void project(int layer, nsa_io *io) {
   static nsa_tensor ones, v, q, gate, o;
   (void)layer;
   if (!o.data) {
     ones = rows(HKV, DK, 0x3f80), v = rows(HKV, DV, 0x3f80), q = rows(HQ, DK, 0x3f80);
     gate = rows(HQ, 3, 0), o = rows(HQ, DV, 0);
   }
-  new_kv->k[0] = ones, new_kv->v[0] = v;
+  io->new_kv.k[0] = ones, io->new_kv.v[0] = v;
   io->q = q, io->gate.value = gate, io->o = o;
 }
 
@@ -78,10 +78,9 @@ int main(void) {
   nsa_io io = NSA_IO_INIT;
   nsa_ctx *ctx = NULL;
   nsa_plan *append = NULL, *decode = NULL;
-  nsa_kv cache[LAYERS], new_kv;
+  nsa_kv cache[LAYERS];
   uint64_t page_bytes = 0;
   memset(cache, 0, sizeof cache);
-  memset(&new_kv, 0, sizeof new_kv);
   options.model = &model;
   options.device = "cpu";
   check(nsa_create(NULL, &options, &ctx));
@@ -96,8 +95,8 @@ int main(void) {
         table[s * batch.block_table.stride[0] + len[s] / P] = SEQS * (len[s] / P) + s;
     }
     for (int i = 0; i < LAYERS; i++) {
-      check(nsa_kv_append(append, &exec, &batch, &cache[i], &new_kv, NULL));
       io.kv = cache[i];
+      check(nsa_kv_append(append, &exec, &batch, &io));
       memset(io.o.data, 0xff, (size_t)SEQS * HQ * DV * 2);
       check(nsa_decode(decode, &exec, &batch, &io));
     }

@@ -63,7 +63,8 @@ class Gate(C.Structure):
 
 class Io(C.Structure):
     _fields_ = [("struct_size", C.c_uint32), ("softmax_scale", C.c_float), ("q", Tensor), ("o", Tensor),
-                ("kv", Kv), ("phi", Phi), ("gate", Gate), ("block_idx", Tensor), ("ranges", Tensor),
+                ("kv", Kv), ("new_kv", Kv), ("phi", Phi), ("gate", Gate), ("block_idx", Tensor), ("ranges", Tensor),
+                ("importance", Tensor),
                 ("o_branch", Tensor * 3), ("lse", Tensor * 3), ("probe_rows", Tensor),
                 ("probe_importance", Tensor), ("reads", Tensor)]
 

@@ -173,7 +173,7 @@ typedef struct layer {
   nsa_ctx *ctx;
   nsa_plan *append, *prefill, *decode;
   nsa_exec exec;
-  nsa_kv cache, new_kv;
+  nsa_kv cache;
   nsa_tensor in[KINDS], o, cu_q, kv_len, table;
   void *graph[2]; /* of decoding alone, of steps with prompts */
 } layer;
@@ -224,8 +224,6 @@ static void open_layer(layer *l, const machine *m, int32_t seqs, int32_t tokens,
   l->cache.v_cmp = tensor(m, NSA_BF16, 4, PAGES, PAGE / STRIDE, HKV, DIM);
   for (int kind = 0; kind < KINDS; kind++)
     l->in[kind] = tensor(m, NSA_BF16, 3, tokens, heads_of[kind], dim_of[kind], 0);
-  l->new_kv.k[0] = l->in[K];
-  l->new_kv.v[0] = l->in[V];
   l->o = tensor(m, NSA_BF16, 3, tokens, HQ, DIM, 0);
   l->cu_q = tensor(m, NSA_I32, 1, seqs + 1, 0, 0, 0);
   l->kv_len = tensor(m, NSA_I32, 1, seqs, 0, 0, 0);
@@ -253,19 +251,18 @@ static nsa_tensor rows_of(nsa_tensor t, int64_t rows) {
 static void enqueue(layer *l, bool prompts) {
   nsa_batch batch = NSA_BATCH_INIT;
   nsa_io io = NSA_IO_INIT;
-  nsa_kv new_kv = l->new_kv;
   int64_t tokens = prompts ? l->o.shape[0] : l->kv_len.shape[0];
   batch.num_seqs = (int32_t)l->kv_len.shape[0];
   if (prompts) batch.cu_q = l->cu_q; /* else one token of each row */
   batch.kv_len = l->kv_len;
   batch.block_table = l->table;
-  new_kv.k[0] = rows_of(new_kv.k[0], tokens);
-  new_kv.v[0] = rows_of(new_kv.v[0], tokens);
+  io.new_kv.k[0] = rows_of(l->in[K], tokens);
+  io.new_kv.v[0] = rows_of(l->in[V], tokens);
   io.q = rows_of(l->in[Q], tokens);
   io.gate.value = rows_of(l->in[GATE], tokens);
   io.o = rows_of(l->o, tokens);
   io.kv = l->cache;
-  check(nsa_kv_append(l->append, &l->exec, &batch, &l->cache, &new_kv, NULL));
+  check(nsa_kv_append(l->append, &l->exec, &batch, &io));
   check(prompts ? nsa_prefill(l->prefill, &l->exec, &batch, &io)
                 : nsa_decode(l->decode, &l->exec, &batch, &io));
 }

@@ -277,14 +277,12 @@ static void print_failure(const char *what, nsa_status status) {
 
 static nsa_status run(subject *x, const nsa_plan *plan, const nsa_exec *exec) {
   const nsa_batch *batch = is_cached(x->s->op) || x->s->seqs ? &x->batch : NULL;
-  nsa_kv new_kv = { 0 };
-  nsa_tensor importance;
   switch (x->s->call) {
   case CALL_COMPRESS: return nsa_compress(plan, exec, batch, &x->io);
   case CALL_SELECT:
-    importance = TENSOR("importance", NSA_F32, x->tokens, x->m->kv_heads,
-                        nsai_select_block_count(x->m, x->max_kv_len));
-    return nsa_select(plan, exec, batch, &x->io, &importance);
+    x->io.importance = TENSOR("importance", NSA_F32, x->tokens, x->m->kv_heads,
+                              nsai_select_block_count(x->m, x->max_kv_len));
+    return nsa_select(plan, exec, batch, &x->io);
   default: break;
   }
   switch (x->s->op) {
@@ -294,8 +292,8 @@ static nsa_status run(subject *x, const nsa_plan *plan, const nsa_exec *exec) {
   case NSA_OP_DECODE: return nsa_decode(plan, exec, batch, &x->io);
   case NSA_OP_APPEND:
     x->kv_tokens = x->tokens;
-    make_kv(x, &new_kv, false);
-    return nsa_kv_append(plan, exec, batch, &x->io.kv, &new_kv, &x->io.phi);
+    make_kv(x, &x->io.new_kv, false);
+    return nsa_kv_append(plan, exec, batch, &x->io);
   default: return nsa_forward(plan, exec, batch, &x->io);
   }
 }

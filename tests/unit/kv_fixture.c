@@ -210,15 +210,16 @@ void kv_call_init(kv_call *c, kv_fixture *w, const int32_t *q_len, const int32_t
   }
   c->memory.model = w->model;
   make_batch(c);
+  c->io = (nsa_io)NSA_IO_INIT;
   for (int pair = 0; pair < NSA_BRANCHES; pair++) {
     if (!nsai_reads_pair(&w->model, pair)) continue;
-    c->new_kv.k[pair] = gather(c, &w->toy.io.kv.k[pair]);
-    c->new_kv.v[pair] = gather(c, &w->toy.io.kv.v[pair]);
+    c->io.new_kv.k[pair] = gather(c, &w->toy.io.kv.k[pair]);
+    c->io.new_kv.v[pair] = gather(c, &w->toy.io.kv.v[pair]);
   }
-  c->io = (nsa_io)NSA_IO_INIT;
   c->io.q = gather(c, &w->toy.io.q);
   c->io.gate.value = gather(c, &w->toy.io.gate.value);
   c->io.kv = w->cache;
+  c->io.phi = w->toy.io.phi;
   toy_outputs(&c->memory, &c->io, c->tokens);
   if (!w->model.select_count) c->io.o_branch[1] = c->io.lse[1] = (nsa_tensor){ 0 };
   if (!w->model.window) c->io.o_branch[2] = c->io.lse[2] = (nsa_tensor){ 0 };
@@ -228,10 +229,7 @@ void kv_call_free(kv_call *c) { toy_free(&c->memory); }
 
 void kv_append(kv_call *c) {
   kv_fixture *w = c->fixture;
-  machine_expect("append",
-                 nsa_kv_append(w->append, &w->exec, &c->batch, &w->cache, &c->new_kv,
-                               &w->toy.io.phi),
-                 NSA_OK, NULL);
+  machine_expect("append", nsa_kv_append(w->append, &w->exec, &c->batch, &c->io), NSA_OK, NULL);
 }
 
 void kv_attend(kv_call *c, bool decode) {

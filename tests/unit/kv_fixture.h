@@ -64,8 +64,7 @@ typedef struct kv_call {
   int64_t tokens;
   toy memory; /* owns what follows */
   nsa_batch batch;
-  nsa_kv new_kv;
-  nsa_io io;
+  nsa_io io; /* of all calls */
 } kv_call;
 void kv_call_init(kv_call *call, kv_fixture *w, const int32_t *q_len, const int32_t *at);
 void kv_call_free(kv_call *call);

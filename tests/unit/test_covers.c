@@ -138,10 +138,9 @@ static void test_topn_in_part(void **state) {
   machine m;
   fusing_topn = true;
   begin(&m, &(machine_request){ .max_probe_rows = 2 });
-  nsa_tensor importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
+  m.toy.io.importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
   *machine_record() = (fake_cuda_state){ .retained = 1 };
-  expect_launches(nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io, &importance),
-                  LIST("select_topn"));
+  expect_launches(nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io), LIST("select_topn"));
   static const int32_t ends[] = { 39, 0 };
   m.toy.io.probe_rows = toy_offsets(&m.toy, 1, ends);
   m.toy.io.probe_importance = toy_tensor(&m.toy, NSA_F32, 3, 2, 2, 4);

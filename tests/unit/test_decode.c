@@ -38,7 +38,6 @@ typedef struct decode_run {
   nsa_plan *append, *decode;
   toy memory;
   nsa_batch batch;
-  nsa_kv cache, new_kv;
   nsa_io io;
 } decode_run;
 
@@ -81,17 +80,16 @@ static void begin_with(decode_run *r, const char *override, nsai_phi_kind phi) {
   r->batch.num_seqs = SEQS;
   r->batch.kv_len = toy_tensor(&r->memory, NSA_I32, 1, SEQS, 0, 0);
   r->batch.block_table = toy_tensor(&r->memory, NSA_I32, 2, SEQS, 4, 0);
-  r->cache.k[0] = paged(r, 16, 24);
-  r->cache.v[0] = paged(r, 16, 16);
-  r->cache.k_cmp = paged(r, 4, 24);
-  r->cache.v_cmp = paged(r, 4, 16);
-  r->new_kv.k[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 24);
-  r->new_kv.v[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 16);
   r->io = (nsa_io)NSA_IO_INIT;
+  r->io.kv.k[0] = paged(r, 16, 24);
+  r->io.kv.v[0] = paged(r, 16, 16);
+  r->io.kv.k_cmp = paged(r, 4, 24);
+  r->io.kv.v_cmp = paged(r, 4, 16);
+  r->io.new_kv.k[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 24);
+  r->io.new_kv.v[0] = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 2, 16);
   r->io.q = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 6, 24);
   r->io.gate.value = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 6, 3);
   r->io.o = toy_tensor(&r->memory, NSA_BF16, 3, TOKENS, 6, 16);
-  r->io.kv = r->cache;
   nsa_caps caps = NSA_CAPS_INIT;
   machine_expect("caps", nsa_plan_caps(r->decode, &caps), NSA_OK, NULL);
   assert_true(caps.workspace_bytes <= WORKSPACE);
@@ -144,8 +142,7 @@ static void decode(decode_run *r, uint32_t branches) {
 static void test_launches(void **state) {
   decode_run r;
   begin(&r, "decode_split_kv", NSAI_PHI_MEAN);
-  machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.new_kv, NULL),
-                 NSA_OK, NULL);
+  machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
   assert_int_equal(machine_record()->launch[0].grid_x, TOKENS);
   expect_launches(NAMES("kv_cache_append"));
   decode(&r, 0);
@@ -218,10 +215,9 @@ static void test_narrow_table(void **state) {
     r.batch.block_table.shape[1] = rows[i].pages;
     machine_record()->kernel = note_longest;
     for (int call = 0; call < 3; call++) {
-      nsa_status status =
-          call == 0   ? nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.new_kv, NULL)
-          : call == 1 ? nsa_decode(r.decode, &r.m.exec, &r.batch, &r.io)
-                      : nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io);
+      nsa_status status = call == 0   ? nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.io)
+                          : call == 1 ? nsa_decode(r.decode, &r.m.exec, &r.batch, &r.io)
+                                      : nsa_prefill(prefill, &r.m.exec, &r.batch, &r.io);
       machine_expect("narrow", status, NSA_OK, NULL);
       assert_int_equal(longest, rows[i].longest);
     }
@@ -243,9 +239,7 @@ static void expect_checked(decode_run *r, nsa_status status, const char *text, i
   fake_cuda_state *record = machine_record();
   record->waits = 0;
   record->launches = 0;
-  machine_expect("append",
-                 nsa_kv_append(r->append, &r->m.exec, &r->batch, &r->cache, &r->new_kv, NULL),
-                 status, text);
+  machine_expect("append", nsa_kv_append(r->append, &r->m.exec, &r->batch, &r->io), status, text);
   assert_int_equal(record->launches > 0, status == NSA_OK);
   record->launches = 0;
   machine_expect("decode", nsa_decode(r->decode, &r->m.exec, &r->batch, &r->io), status, text);
@@ -298,10 +292,8 @@ static void test_products(void **state) {
     int each = mlp ? 6 : 3, last = 2 * each + 1;
     decode_run r;
     begin(&r, "decode_split_kv", mlp ? NSAI_PHI_MLP : NSAI_PHI_LINEAR);
-    machine_expect("append",
-                   nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.cache, &r.new_kv,
-                                 &r.m.toy.io.phi),
-                   NSA_OK, NULL);
+    r.io.phi = r.m.toy.io.phi;
+    machine_expect("append", nsa_kv_append(r.append, &r.m.exec, &r.batch, &r.io), NSA_OK, NULL);
     assert_int_equal(record->launches, last + 1);
     assert_string_equal(record->launch[0].name, "kv_cache_append");
     for (int i = 0; i < 2 * each; i++)

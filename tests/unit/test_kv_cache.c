@@ -197,7 +197,7 @@ static void test_external(void **state) {
   w.cache.v_cmp = other.cache.v_cmp;
   w.want = other.want;
   kv_call_init(&c, &w, &length, &zero);
-  assert_null(c.new_kv.k[0].data);
+  assert_null(c.io.new_kv.k[0].data);
   kv_append(&c);
   kv_attend(&c, false);
   kv_compare(&c, "external");

@@ -22,8 +22,7 @@ static const int32_t lengths[] = { 37, 20 };
 /* The three calls, by one signature. */
 typedef nsa_status (*run_fn)(kv_call *c);
 static nsa_status run_append(kv_call *c) {
-  kv_fixture *w = c->fixture;
-  return nsa_kv_append(w->append, &w->exec, &c->batch, &w->cache, &c->new_kv, &w->toy.io.phi);
+  return nsa_kv_append(c->fixture->append, &c->fixture->exec, &c->batch, &c->io);
 }
 static nsa_status run_decode(kv_call *c) {
   return nsa_decode(c->fixture->decode, &c->fixture->exec, &c->batch, &c->io);
@@ -142,12 +141,12 @@ static void test_each_tensor(void **state) {
       corrupt(&c, attends[k], "io.o", &c.io.o, 0);
       corrupt(&c, attends[k], "io.gate.value", &c.io.gate.value, 0);
     }
-    corrupt_cache(&c, run_append, "cache", &w.cache);
+    corrupt_cache(&c, run_append, "io.kv", &c.io.kv);
     corrupt_batch(&c, run_append);
-    corrupt(&c, run_append, "fresh.k[0]", &c.new_kv.k[0], FIRST_FREE);
-    corrupt(&c, run_append, "fresh.v[0]", &c.new_kv.v[0], 0);
-    corrupt(&c, run_append, "fresh.k[2]", &c.new_kv.k[2], 0);
-    corrupt(&c, run_append, "phi.k.w", &w.toy.io.phi.k.w, 0);
+    corrupt(&c, run_append, "io.new_kv.k[0]", &c.io.new_kv.k[0], FIRST_FREE);
+    corrupt(&c, run_append, "io.new_kv.v[0]", &c.io.new_kv.v[0], 0);
+    corrupt(&c, run_append, "io.new_kv.k[2]", &c.io.new_kv.k[2], 0);
+    corrupt(&c, run_append, "io.phi.k.w", &c.io.phi.k.w, 0);
     end(&w, &c);
   }
 }
@@ -175,12 +174,12 @@ static void test_overlaps(void **state) {
   kv_call c;
   for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
     begin(&w, &c, &(machine_request){ .per_branch = true }, &cases[i]);
-    nsa_kv *kv = &w.cache;
-    overlap(&c, run_append, "cache.k[0]", &kv->k[0], 0, 0);
-    overlap(&c, run_append, "cache.v[0]", &kv->v[0], 0, kv->v[0].stride[0] - 1);
-    overlap(&c, run_append, "cache.v[1]", &kv->v[1], 2, 0);
-    overlap(&c, run_append, "cache.k[2]", &kv->k[2], cases[i].hnd ? 1 : 2, -23);
-    overlap(&c, run_append, "cache.v_cmp", &kv->v_cmp, 1, 15);
+    nsa_kv *kv = &c.io.kv;
+    overlap(&c, run_append, "io.kv.k[0]", &kv->k[0], 0, 0);
+    overlap(&c, run_append, "io.kv.v[0]", &kv->v[0], 0, kv->v[0].stride[0] - 1);
+    overlap(&c, run_append, "io.kv.v[1]", &kv->v[1], 2, 0);
+    overlap(&c, run_append, "io.kv.k[2]", &kv->k[2], cases[i].hnd ? 1 : 2, -23);
+    overlap(&c, run_append, "io.kv.v_cmp", &kv->v_cmp, 1, 15);
     const run_fn attends[] = { run_decode, run_prefill };
     for (int a = 0; a < 2; a++) {
       nsa_tensor cached = c.io.kv.k[0];
@@ -216,11 +215,11 @@ static void test_rows(void **state) {
   refuse(&c, run_decode, "few rows", "io.kv has 1 rows for 2 sequences: give batch.slots");
   end(&w, &c);
   begin(&w, &c, &(machine_request){ .per_branch = true }, &ring);
-  w.cache.k[2].shape[1] = KV_RING - 1;
+  c.io.kv.k[2].shape[1] = KV_RING - 1;
   refuse(&c, run_append, "short ring", "expected at least 59: a ring holds the window");
-  w.cache.k[2].shape[1] = KV_RING;
-  w.cache.k[2].shape[0] = w.cache.v[2].shape[0] = 1;
-  refuse(&c, run_append, "few rings", "cache has 1 rows for 2 sequences");
+  c.io.kv.k[2].shape[1] = KV_RING;
+  c.io.kv.k[2].shape[0] = c.io.kv.v[2].shape[0] = 1;
+  refuse(&c, run_append, "few rings", "io.kv has 1 rows for 2 sequences");
   end(&w, &c);
 }
 
@@ -295,18 +294,17 @@ static void test_what_does_not_belong(void **state) {
   }
   machine_expect("NULL batch", nsa_decode(w.decode, &w.exec, NULL, &c.io), NSA_E_ARG,
                  "NSA_OP_DECODE needs batch.kv_len");
-  c.new_kv.k_cmp = w.cache.k_cmp;
-  refuse(&c, run_append, "k_cmp", "fresh.k_cmp is given, but the append makes");
-  c.new_kv.k_cmp.data = NULL;
+  c.io.new_kv.k_cmp = w.cache.k_cmp;
+  refuse(&c, run_append, "k_cmp", "io.new_kv.k_cmp is given, but the append makes");
+  c.io.new_kv.k_cmp.data = NULL;
   w.exec.branches = 1;
   refuse(&c, run_append, "branches", "exec.branches is 0x1");
   w.exec.branches = 0;
-  machine_expect("cache", nsa_kv_append(w.append, &w.exec, &c.batch, NULL, &c.new_kv, NULL),
-                 NSA_E_ARG, "cache is NULL");
-  machine_expect("fresh", nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, NULL, NULL),
-                 NSA_E_ARG, "fresh is NULL");
-  machine_expect("phi", nsa_kv_append(w.append, &w.exec, &c.batch, &w.cache, &c.new_kv, NULL),
-                 NSA_OK, NULL);
+  machine_expect("io", nsa_kv_append(w.append, &w.exec, &c.batch, NULL), NSA_E_ARG, "io is NULL");
+  nsa_io least = NSA_IO_INIT; /* an append reads no more */
+  least.kv = c.io.kv;
+  least.new_kv = c.io.new_kv;
+  machine_expect("least", nsa_kv_append(w.append, &w.exec, &c.batch, &least), NSA_OK, NULL);
   machine_expect("plan", nsa_decode(w.append, &w.exec, &c.batch, &c.io), NSA_E_ARG,
                  "made for problem.op NSA_OP_APPEND, this call runs NSA_OP_DECODE");
   machine_expect("plan", nsa_forward(w.decode, &w.exec, NULL, &c.io), NSA_E_ARG, "NSA_OP_FORWARD");

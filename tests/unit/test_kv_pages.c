@@ -83,7 +83,7 @@ static void test_skipped(void **state) {
   int64_t *slot = c.batch.slot_mapping.data;
   for (int32_t t = 32; t < 60; t++) slot[32 + t] = w.page[1][t / 16] * 16 + t % 16;
   for (int i = 0; i < 2; i++) { /* tokens that are skipped are not read */
-    const nsa_tensor *t = i ? &c.new_kv.v[0] : &c.new_kv.k[0];
+    const nsa_tensor *t = i ? &c.io.new_kv.v[0] : &c.io.new_kv.k[0];
     memset(t->data, 0xff, (size_t)(64 * t->stride[0]) * 4);
   }
   kv_append(&c);
@@ -110,8 +110,8 @@ static void test_drafts(void **state) {
         kv_call c;
         kv_call_init(&c, &w, &drafts, w.len);
         for (int pair = 0; pair < NSA_BRANCHES; pair++) {
-          toy_randomize(&c.memory, &c.new_kv.k[pair]);
-          toy_randomize(&c.memory, &c.new_kv.v[pair]);
+          toy_randomize(&c.memory, &c.io.new_kv.k[pair]);
+          toy_randomize(&c.memory, &c.io.new_kv.v[pair]);
         }
         kv_append(&c);
         kv_attend(&c, true);
@@ -178,8 +178,8 @@ static void test_future(void **state) {
       kv_call_init(&all, &w, &length, &zero);
       kv_append(&all);
       kv_call_init(&future, &w, &rest, &kept);
-      memset(future.new_kv.k[0].data, 0xff, (size_t)toy_count(&future.new_kv.k[0]) * 4);
-      memset(future.new_kv.v[0].data, 0xff, (size_t)toy_count(&future.new_kv.v[0]) * 4);
+      memset(future.io.new_kv.k[0].data, 0xff, (size_t)toy_count(&future.io.new_kv.k[0]) * 4);
+      memset(future.io.new_kv.v[0].data, 0xff, (size_t)toy_count(&future.io.new_kv.v[0]) * 4);
       kv_append(&future);
       kv_call_init(&c, &w, &kept, &zero);
       kv_attend(&c, false);

@@ -415,9 +415,9 @@ static void test_launch_lists(void **state) {
   m.exec.branches = 1u << NSA_SEL;
   m.toy.io.o_branch[2] = m.toy.io.lse[2] = (nsa_tensor){ 0 };
   expect_launches(&m, RUN(&m, FORWARD(&m)), LIST("attend_dense_sm90"));
-  nsa_tensor importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
+  m.toy.io.importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
   m.toy.io.block_idx = toy_tensor(&m.toy, NSA_I32, 3, m.toy.tokens, 2, 4);
-  expect_launches(&m, RUN(&m, nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io, &importance)),
+  expect_launches(&m, RUN(&m, nsa_select(m.plan, &m.exec, &m.toy.batch, &m.toy.io)),
                   LIST("select_topn"));
   machine_free(&m);
   begin(&m, &(machine_request){ .gpu = true, .override = "thresholds.select_dense_below=0" });

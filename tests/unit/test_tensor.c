@@ -195,9 +195,9 @@ static void test_selections(void **state) {
     }
     *list = (nsa_tensor){ 0 };
     refuse(&m, nsa_forward, f.name, "missing");
-    nsa_tensor importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
-    machine_expect("nsa_select", nsa_select(m.plan, &m.exec, &m.toy.batch, io, &importance),
-                   NSA_E_ARG, "the caller brings");
+    io->importance = toy_tensor(&m.toy, NSA_F32, 3, m.toy.tokens, 2, 4);
+    machine_expect("nsa_select", nsa_select(m.plan, &m.exec, &m.toy.batch, io), NSA_E_ARG,
+                   "the caller brings");
     machine_free(&m);
   }
 }
@@ -347,9 +347,9 @@ static void test_exec(void **state) {
   machine_expect("NULL exec", nsa_forward(m.plan, NULL, batch, io), NSA_E_ARG, "exec is NULL");
   machine_expect("NULL io", nsa_forward(m.plan, &m.exec, batch, NULL), NSA_E_ARG, "io is NULL");
   machine_expect("other op", nsa_dense(m.plan, &m.exec, batch, io), NSA_E_ARG, "problem.op");
-  machine_expect("NULL importance", nsa_select(m.plan, &m.exec, batch, io, NULL), NSA_E_ARG,
-                 "importance is NULL");
-  machine_expect("NULL io", nsa_select(m.plan, &m.exec, batch, NULL, NULL), NSA_E_ARG, "io");
+  machine_expect("no importance", nsa_select(m.plan, &m.exec, batch, io), NSA_E_ARG,
+                 "io.importance is missing");
+  machine_expect("NULL io", nsa_select(m.plan, &m.exec, batch, NULL), NSA_E_ARG, "io is NULL");
   machine_expect("NULL io", nsa_compress(m.plan, &m.exec, batch, NULL), NSA_E_ARG, "io");
   machine_free(&m);
 }

@@ -39,7 +39,7 @@ static void specify(const nsai_request *r, nsai_kernel_spec kernel[]) {
 
 NsaiAppend nsai_append_params(const nsai_run *run) {
   const nsai_model *m = &run->plan->problem.model;
-  const nsa_kv *cache = &run->io->kv, *new_kv = run->new_kv;
+  const nsa_kv *cache = &run->io->kv, *new_kv = &run->io->new_kv;
   NsaiAppend p = { .batch = nsai_cache_batch(run),
                    .slot_mapping = run->batch->slot_mapping.data,
                    .kv_heads = m->kv_heads };

@@ -461,15 +461,16 @@ nsa_io chk_cache_io(const chk_scenario *sc, bool gpu) {
 }
 
 nsa_status chk_cache_append(chk_scenario *sc, bool gpu) {
-  nsa_kv cache = cache_of(sc, gpu), new_kv = { 0 };
+  nsa_io io = NSA_IO_INIT;
   nsa_batch batch = chk_cache_batch(sc, gpu, true);
-  nsa_phi phi = chk_cache_phi(sc, gpu);
+  io.kv = cache_of(sc, gpu);
+  io.phi = chk_cache_phi(sc, gpu);
   for (int i = 0; i < NSA_BRANCHES; i++) {
-    new_kv.k[i] = rows_of(sc, CHK_CACHE_FRESH_K + i, gpu);
-    new_kv.v[i] = rows_of(sc, CHK_CACHE_FRESH_V + i, gpu);
+    io.new_kv.k[i] = rows_of(sc, CHK_CACHE_FRESH_K + i, gpu);
+    io.new_kv.v[i] = rows_of(sc, CHK_CACHE_FRESH_V + i, gpu);
   }
   return nsa_kv_append(gpu ? sc->gpu_append : sc->cpu_append, gpu ? &sc->gpu_exec : &sc->cpu_exec,
-                       &batch, &cache, &new_kv, &phi);
+                       &batch, &io);
 }
 
 /* ---- the walk ---- */
