@@ -1,9 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Problems over a KV cache: the caches that steps are timed on, the steps, and what candidates are judged
- * by. A decode step is shorter than the host takes to launch it, and its reads are all that it costs: so
- * steps are timed in a graph, each over a copy of the caches that is no longer in L2.
+ * Problems over a KV cache: the caches that decode steps are timed on, the timed steps, and the
+ * cases that verify candidates.
+ *
+ * The host needs longer to launch a decode step than the device needs to run it, and the step's
+ * cost is its reads. Steps are therefore timed in a CUDA graph, and each step uses another copy
+ * of the caches that is no longer in L2.
  */
 #include "base/math.h"
 #include "tune/internal.h"
@@ -16,7 +19,8 @@
 
 /* ---- caches ---- */
 
-/* Bytes that a step reads at least, where all of a sequence's new tokens choose alike. */
+/* Lower bound of the bytes that a step reads: all new tokens of a sequence select the same
+ * blocks. */
 static double step_bytes(const nsai_problem *p) {
   const nsai_model *m = &p->model;
   double rows = (double)nsai_block_count(m, p->max_kv_len) +
@@ -33,7 +37,8 @@ static bool kv_serves(const tuner *t, const tune_task *task) {
          !memcmp(&t->kv_model, &p->model, sizeof p->model);
 }
 
-/* The plan that fills the caches, one sequence at a time. Entries that follow from weights it leaves. */
+/* The plan that fills the caches, one sequence at a time. It leaves out entries that are
+ * computed from weights. */
 static nsa_status plan_append(tuner *t, const nsai_problem *problem, nsai_trial_plan *out) {
   const nsai_decisions none = { .why = "the tuner" };
   nsai_problem p = *problem;
@@ -111,7 +116,7 @@ static nsa_status enqueue_steps(void *user) {
   return NSA_OK;
 }
 
-/* The first launch of a graph brings it to the device; the second one is timed. */
+/* The first launch uploads the graph to the device; the second one is timed. */
 static nsa_status time_graph(tuner *t, nsai_cu_graph_exec graph, double *ms) {
   const nsai_driver *driver = t->device.driver;
   nsai_cu_stream stream = t->device.stream;
@@ -139,15 +144,16 @@ nsa_status nsai_tune_kv_step(tuner *t, const nsai_trial_plan *plan, double *ms) 
 
 /* ---- cases ---- */
 
-#define RAGGED 5               /* tokens short of the longest */
-#define LONGEST_VERIFIED 65536 /* the reference takes seconds for more */
-#define SHORT 300              /* tokens of the other sequences at most */
+#define RAGGED 5               /* tokens that a sequence is shorter than the longest */
+#define LONGEST_VERIFIED 65536 /* the reference takes seconds for a longer sequence */
+#define SHORT 300              /* longest of the other sequences, in tokens */
 
-#define CHUNK 100 /* tokens of a prefill that are judged */
+#define CHUNK 100 /* tokens of a prefill that are verified */
 #define BLOCKS_LEFT_OUT 4
 
-/* A chunk at the end of a sequence so long that blocks are left out, as far as the problem is so long, a
- * shorter one from its beginning, and a padded row. */
+/* Three sequences: a chunk at the end of a long one, so that the selection leaves blocks out
+ * where the problem is long enough for that; a chunk at the beginning of a shorter one; and a
+ * padded row. */
 static void prefill_case(const nsai_problem *problem, nsai_verify_cache_case *out) {
   const nsai_model *m = &problem->model;
   int64_t tokens = (int64_t)(m->select_count + BLOCKS_LEFT_OUT) * m->select_block + RAGGED;
@@ -159,8 +165,9 @@ static void prefill_case(const nsai_problem *problem, nsai_verify_cache_case *ou
   out->problem.max_q_len = out->q_len[0];
 }
 
-/* As many sequences as the problem has, so that a step is split as it will be: the first as long as the
- * problem's, the others short, some shorter than a block, the last one padded. */
+/* As many sequences as the problem has, so that work is split as it will be in use. The first is
+ * as long as the problem's, the others are short (some shorter than a block), and the last one
+ * is padded. */
 static void step_case(const nsai_problem *p, nsai_verify_cache_case *out) {
   int64_t longest = nsai_smaller(p->max_kv_len, LONGEST_VERIFIED), q_len = p->max_q_len;
   if (longest > RAGGED + q_len) longest -= RAGGED;

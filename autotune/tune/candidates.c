@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Which candidates a level looks at, and their kernels.
+ * Selects the candidates of each tuning level and compiles their kernels.
  */
 #include "plan/kernel_set.h"
 #include "plan/parts.h"
@@ -14,20 +14,20 @@
 #include <string.h>
 #include <unistd.h>
 
-#define QUICK_MOST 5    /* neighbours of a variant's heuristic choice */
-#define NORMAL_MOST 20  /* of a variant, the cheapest */
-#define NORMAL_COST 1.6 /* times the cheapest guess */
+#define QUICK_MOST 5    /* at most so many neighbours of a variant's heuristic choice */
+#define NORMAL_MOST 20  /* at most so many of a variant, the cheapest by the cost estimate */
+#define NORMAL_COST 1.6 /* at most so many times the lowest cost estimate */
 #define EXHAUSTIVE_MOST 400
 
 /* ---- candidates ---- */
 
-/* One candidate that fits, with its guess. */
+/* A combination of tile sizes that fits the device, with its cost estimate. */
 typedef struct option {
   nsai_tiles tiles;
   double cost;
 } option;
 
-/* All tiles of a variant that fit. */
+/* All tile sizes of a variant that fit the device. */
 typedef struct options {
   option item[EXHAUSTIVE_MOST];
   int count;
@@ -36,7 +36,7 @@ typedef struct options {
 static int by_cost(const void *a, const void *b) {
   const option *x = a, *y = b;
   if (x->cost != y->cost) return x->cost < y->cost ? -1 : 1;
-  return memcmp(&x->tiles, &y->tiles, sizeof x->tiles); /* ties in a fixed order */
+  return memcmp(&x->tiles, &y->tiles, sizeof x->tiles); /* equal costs: a fixed order */
 }
 
 static int index_of(const nsai_range *range, int32_t value) {
@@ -45,7 +45,7 @@ static int index_of(const nsai_range *range, int32_t value) {
   return -1;
 }
 
-/* Whether two choices differ by one step of one range. */
+/* Whether two choices differ by one step in one range. */
 static bool are_neighbours(const nsai_space *space, const nsai_tiles *a, const nsai_tiles *b) {
   int steps = 0;
   for (int i = 0; i < space->count; i++) {
@@ -69,7 +69,7 @@ static void collect(const tuner *t, const nsai_variant *v, const nsai_problem *p
   qsort(out->item, (size_t)out->count, sizeof *out->item, by_cost);
 }
 
-/* Not by memcmp of the whole, which has padding. */
+/* Compares field by field: memcmp of the structs would compare padding. */
 static bool same_candidate(const nsai_candidate *a, const nsai_candidate *b) {
   return a->variant == b->variant && !memcmp(&a->tiles, &b->tiles, sizeof a->tiles);
 }
@@ -98,7 +98,7 @@ static nsa_status add(tune_task *task, candidates *c, const nsai_candidate *what
   return NSA_OK;
 }
 
-/* Whether a level looks at an option because of itself; those of the levels before it are there. */
+/* Whether a level adds an option. The options of lower levels are already in the list. */
 static bool takes(int32_t level, const nsai_candidate *heuristic, const options *all,
                   const option *o) {
   if (level >= NSAI_LEVEL_EXHAUSTIVE) return true;
@@ -108,7 +108,7 @@ static bool takes(int32_t level, const nsai_candidate *heuristic, const options 
   return o->cost <= NORMAL_COST * all->item[0].cost;
 }
 
-/* Adds what one level brings, the cheapest first. */
+/* Adds the candidates that are new at one level, the cheapest first. */
 static nsa_status add_level(tune_task *task, candidates *c, int32_t level,
                             const nsai_candidate *heuristic, const options *all) {
   nsai_candidate what = *heuristic;
@@ -139,7 +139,7 @@ static nsa_status add_variant(tuner *t, tune_task *task, candidates *c, const ns
   return status;
 }
 
-/* What earlier calls measured takes part, whatever their level was. */
+/* Adds the candidates that earlier calls measured, whatever their level was. */
 static nsa_status add_known(tuner *t, tune_task *task, candidates *c) {
   for (int32_t i = 0; i < task->record->timing_count; i++) {
     const nsai_timing *timing = &task->record->timings[i];
@@ -154,14 +154,14 @@ static nsa_status add_known(tuner *t, tune_task *task, candidates *c) {
   return NSA_OK;
 }
 
-/* The first alive that covers no other stage. */
+/* The first live candidate that fuses no other stage. */
 static int find_unfused(const candidates *c) {
   for (int k = 0; k < c->count; k++)
     if (c->item[k].alive && !c->item[k].what.variant->fuses) return k;
   return -1;
 }
 
-/* The heuristic's choice first, then what else the level looks at. */
+/* Adds the heuristic's choice first, then the other candidates of the level. */
 static nsa_status add_stage(tuner *t, tune_task *task, nsai_stage stage,
                             const nsai_variant *first) {
   candidates *c = &task->candidates[task->stage_count++];
@@ -180,7 +180,7 @@ static nsa_status add_stage(tuner *t, tune_task *task, nsai_stage stage,
   return NSA_OK;
 }
 
-/* Whether the stage can be done by itself: whoever covers it has rivals that do not. */
+/* Whether the stage needs candidates of its own: each variant that fuses it has unfused rivals. */
 static bool runs_unfused(const tune_task *task, nsai_stage stage) {
   for (int i = 0; i < task->stage_count; i++) {
     const candidates *c = &task->candidates[i];
@@ -195,12 +195,12 @@ static bool all_fuse(const candidates *c, nsai_stage stage) {
   return true;
 }
 
-/* Contests of stages that every contender of another one covers have no column. */
+/* Drops stages whose work every candidate of another stage fuses: they would never run. */
 static void drop_fused(tune_task *task) {
   int count = 0;
   for (int i = 0; i < task->stage_count; i++) {
     bool reached = true;
-    /* What covers a stage lies before it, and has been kept. */
+    /* The stage that fuses this one comes earlier in the list and has been kept. */
     for (int k = 0; k < count; k++)
       reached &= !all_fuse(&task->candidates[k], task->candidates[i].stage);
     if (reached)
@@ -211,7 +211,8 @@ static void drop_fused(tune_task *task) {
   task->stage_count = count;
 }
 
-/* Nobody else can do the stage: of those that run before it, only what covers it is left. */
+/* No variant of its own can do this stage, so only candidates of earlier stages that fuse it
+ * stay. */
 static void keep_fusing(tune_task *task, nsai_stage stage) {
   for (int i = 0; i < task->stage_count; i++) {
     candidates *c = &task->candidates[i];
@@ -225,8 +226,8 @@ static void keep_fusing(tune_task *task, nsai_stage stage) {
   drop_fused(task);
 }
 
-/* The heuristic's choice for a stage that its choice for another one covers; NULL: it has no contest.
- */
+/* The heuristic's choice for a stage that another stage's heuristic choice fuses. NULL: the
+ * stage has no candidates of its own. */
 static const nsai_variant *first_unfused(const tuner *t, tune_task *task, nsai_stage stage) {
   const nsa_ctx *ctx = t->ctx;
   if (!runs_unfused(task, stage)) return NULL;
@@ -242,7 +243,7 @@ nsa_status nsai_tune_candidates(tuner *t, tune_task *task) {
     nsai_stage s = (nsai_stage)i;
     const nsai_variant *first = choice.variant[s];
     bool lists = s == NSAI_STAGE_IMPORTANCE || s == NSAI_STAGE_SELECT;
-    /* Where every block is chosen there is no importance to rank, and next to nothing to select. */
+    /* When every block is selected, no importance is computed and selection is almost free. */
     if (!first || (lists && nsai_problem_selects_all(&task->problem))) continue;
     if (nsai_is_fused(&choice, s)) first = first_unfused(t, task, s);
     if (first) NSAI_TRY(add_stage(t, task, s, first));
@@ -258,15 +259,16 @@ void nsai_tune_candidates_free(tune_task *task) {
 
 /* ---- kernels ---- */
 
-/* Compiling threads take contenders from one counter. The first failure that is no refusal ends
- * it, and a spent budget; contenders that were not reached are out. */
+/* The compiling threads take candidates from one shared counter. They stop at the first failure
+ * other than a refused candidate, and when the budget is spent. Candidates that were not reached
+ * are dropped. */
 typedef struct compile_pool {
   tuner *t;
   const nsai_problem *problem;
   measured_candidate **item;
-  int count, needed;        /* needed: the first, whatever the budget */
-  atomic_int next, running; /* running: threads */
-  pthread_mutex_t lock;     /* guards status and error */
+  int count, needed;        /* needed: the first ones, compiled whatever the budget */
+  atomic_int next, running; /* running: number of threads */
+  pthread_mutex_t lock;     /* protects status and error */
   nsa_status status;
   char error[1024];
 } compile_pool;
@@ -310,8 +312,8 @@ static void *compile_thread(void *argument) {
 #define MOST_THREADS 16
 #define POLL_US 20000
 
-/* Threads that compile: runtime.compile_jobs, else as many as processors. Each has one kernel or
- * two at a time. */
+/* Number of compiling threads: runtime.compile_jobs, else one per processor. Each thread holds
+ * one or two kernels in memory at a time. */
 static int compile_threads(const tuner *t, int count) {
   long wanted = t->ctx->config->runtime.compile_jobs;
   if (!wanted) wanted = sysconf(_SC_NPROCESSORS_ONLN);
@@ -334,7 +336,7 @@ static nsa_status run_pool(compile_pool *p) {
   while (atomic_load(&p->running) > 0) {
     usleep(POLL_US);
     if (!status) status = nsai_tune_poll(p->t, "compiling");
-    /* What runs is finished and kept. */
+    /* Compilations that have begun are finished and kept. */
     bool spent = nsai_tune_spent(p->t) && atomic_load(&p->next) >= p->needed;
     if (status || spent) atomic_store(&p->next, p->count);
   }
@@ -343,8 +345,9 @@ static nsa_status run_pool(compile_pool *p) {
   return p->status ? nsai_fail_text(p->status, p->error) : NSA_OK;
 }
 
-/* Where this compiler refuses the heuristic's choice, the next candidate stands in for it: the first
- * of each stage is what others are measured against, and what runs beside them. */
+/* Where the compiler refuses the heuristic's choice, the next candidate replaces it. The first
+ * candidate of a stage is the reference for the others, and it runs while other stages are
+ * measured. */
 static nsa_status stand_in(tune_task *task) {
   for (int i = 0; i < task->stage_count; i++) {
     candidates *c = &task->candidates[i];
@@ -361,7 +364,8 @@ static nsa_status stand_in(tune_task *task) {
   return NSA_OK;
 }
 
-/* Hands the heuristic's choices over, or all the others; they are out until they are taken. */
+/* Collects the heuristic's choices, or all the others. A candidate counts as dropped until a
+ * thread takes it. */
 static void collect_work(tune_task *task, bool heuristic, compile_pool *p) {
   for (int i = 0; i < task->stage_count; i++) {
     const candidates *c = &task->candidates[i];
@@ -374,7 +378,8 @@ static void collect_work(tune_task *task, bool heuristic, compile_pool *p) {
 }
 
 nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
-  nsai_problem probed = task->problem; /* verifying looks at importance: its kernel, too */
+  /* verification reads importance: compile its kernel as well */
+  nsai_problem probed = task->problem;
   compile_pool p = { .t = t, .problem = &probed };
   int count = 0;
   if (probed.op == NSA_OP_FORWARD && probed.selection == NSA_SELECT_OWN) probed.max_probe_rows = 1;
@@ -382,7 +387,7 @@ nsa_status nsai_tune_compile(tuner *t, tune_task *task) {
   for (int i = 0; i < task->stage_count; i++) count += task->candidates[i].count;
   p.item = calloc((size_t)count + 1, sizeof(measured_candidate *));
   if (!p.item) return nsai_fail_nomem("candidates", (size_t)count * sizeof(measured_candidate *));
-  /* The heuristic's choices first: they are needed whatever the budget. */
+  /* The heuristic's choices come first: they are needed whatever the budget. */
   collect_work(task, true, &p);
   p.needed = p.count;
   collect_work(task, false, &p);

@@ -1,25 +1,25 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Which candidates run together. A column is one run: of every stage a contender that has had none
- * yet, or a stand-in. Contenders of a stage that another contender covers wait for a column without
- * that one.
+ * Which candidates run together. A combination is one run: of every stage it has a candidate
+ * that has not run yet, or a substitute once all have run. Candidates of a stage that another
+ * candidate fuses wait for a combination without the fusing one.
  */
 #include "tune/internal.h"
 
-/* How far each contest has been gone through. */
+/* The position in each stage's list of candidates. */
 typedef struct walk {
   int next[NSAI_STAGE_COUNT];
 } walk;
 
-/* The next contender alive; `*at` goes behind it. */
+/* Returns the next live candidate and moves `*at` past it. */
 static measured_candidate *take_next(const candidates *c, int *at) {
   while (*at < c->count)
     if (c->item[(*at)++].alive) return &c->item[*at - 1];
   return NULL;
 }
 
-/* Whether contenders of these stages wait for a column. */
+/* Whether candidates of these stages wait for a combination. */
 static bool waits(const tune_task *task, const walk *w, uint32_t stages) {
   for (int i = 0; i < task->stage_count; i++) {
     int at = w->next[i];
@@ -36,7 +36,7 @@ static const measured_candidate *stand_in(const tune_task *task, const candidate
                                                                        : first;
 }
 
-/* Makes the next column; false: it has stand-ins only. */
+/* Makes the next combination. Returns false when it would consist of substitutes only. */
 static bool step(const tune_task *task, walk *w, nsai_decisions *out,
                  measured_candidate *taken[NSAI_STAGE_COUNT]) {
   uint32_t fused = 0;

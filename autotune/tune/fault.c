@@ -1,15 +1,15 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Candidates that fail on the device. CUDA has two kinds of errors: a launch that is refused leaves
- * everything as it was, and only the candidate is out; an error of a kernel that ran (an illegal
- * address) stays with the context, and every later call of the process gets it.
+ * Candidates that fail on the device. CUDA has two kinds of errors. A launch that is refused
+ * changes nothing: only the candidate is dropped. An error of a kernel that ran (for example an
+ * illegal address) is sticky: every later call of the process in this context returns it.
  */
 #include "tune/internal.h"
 
 #include <string.h>
 
-/* Sticky errors come back from every call. The thread's error text stays the first one. */
+/* Sticky errors come back from every call. The thread's error text keeps the first one. */
 bool nsai_tune_survived(const tuner *t) {
   return t->device.driver->cuStreamSynchronize(t->device.stream) == NSAI_CUDA_SUCCESS;
 }

@@ -1,17 +1,17 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What candidates of one stage are compared by. One that covers further stages saves the time of
- * these; so where there is such a one, each is compared by its own time and that of the stages which
- * a rival covers and it does not, as these take by their best candidates. Nothing else is changed by
- * it: a record says of each candidate what was measured of its own stage.
+ * The time by which candidates of one stage are compared. A candidate that fuses further stages
+ * saves their separate time. So where a stage has such a candidate, each candidate is compared
+ * by its own time plus the best times of those stages that a rival fuses and it does not.
+ * Records keep the measured time of each candidate's own launches, not this sum.
  */
 #include "tune/internal.h"
 
 #include <math.h>
 #include <string.h>
 
-/* What a stage takes by its best candidate. All zero: the stage takes no part. */
+/* The time of a stage by its best candidate. All zero: the stage takes no part. */
 typedef struct alone {
   double ms, spread;
   uint32_t fuses;
@@ -19,7 +19,7 @@ typedef struct alone {
 
 static bool is_measured(const nsai_timing *t) { return t->rounds && t->state == NSAI_TIMING_OK; }
 
-/* `all`: the stages that some candidate covers. */
+/* `all`: the stages that at least one candidate fuses. */
 static nsai_fused_time compute_fused_time(const nsai_timing *timing, uint32_t fuses, uint32_t all,
                                           const alone stages[NSAI_STAGE_COUNT]) {
   nsai_fused_time out = { .ms = timing->rounds ? timing->ms : (double)INFINITY, .fuses = fuses };
@@ -30,15 +30,15 @@ static nsai_fused_time compute_fused_time(const nsai_timing *timing, uint32_t fu
     out.rest |= 1u << s;
     out.ms += stages[s].ms;
     square += stages[s].ms * stages[s].spread * stages[s].ms * stages[s].spread;
-    left &= ~stages[s].fuses; /* stages behind this one */
+    left &= ~stages[s].fuses; /* stages after this one */
   }
   out.spread = isfinite(out.ms) && out.ms > 0 ? sqrt(square) / out.ms : 0;
   return out;
 }
 
-/* ---- contests ---- */
+/* ---- candidates ---- */
 
-/* The winner where there is one. */
+/* The winner if there is one, else the fastest. */
 static alone best_of(const candidates *c) {
   const measured_candidate *best = NULL;
   for (int k = 0; k < c->count; k++) {
@@ -54,7 +54,7 @@ static alone best_of(const candidates *c) {
 
 void nsai_tune_fused_times(tune_task *task) {
   alone stages[NSAI_STAGE_COUNT] = { 0 };
-  /* What is covered lies behind what covers it. */
+  /* A fused stage comes after the stage that fuses it. */
   for (int i = task->stage_count - 1; i >= 0; i--) {
     candidates *c = &task->candidates[i];
     uint32_t all = 0;

@@ -1,13 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * One timed run: a whole forward with an event on either side of every stage, so that each stage has
- * the inputs and the neighbours of real runs, and one run times a candidate of every stage at once.
- * Before each stage the L2 is flushed, outside the timed span. Decode steps are cache_inputs.c's.
+ * One timed run: a complete forward with an event before and after every stage. Each stage thus
+ * sees the inputs and the neighbours that it has in use, and one run times a candidate of every
+ * stage. Before each stage the L2 is flushed, outside the timed span. cache_inputs.c times
+ * decode steps.
  *
- * A sample is one launch of a stage, however short. Launching it again within the span would measure
- * another thing: the second launch finds in the L2 what the first has read, and attention adds to a
- * partial sum that must be added to once.
+ * A sample is one launch of a stage, however short. A second launch within the span would
+ * measure something else: it would find in L2 what the first one has read, and attention would
+ * add to a partial sum twice.
  */
 #include "run/run.h"
 #include "base/math.h"
@@ -15,7 +16,8 @@
 
 #include <string.h>
 
-#define MOST_CHUNKS 64 /* of importance and select that are timed, evenly spread */
+/* at most so many evenly spread chunks of importance and selection are timed */
+#define MOST_CHUNKS 64
 
 /* ---- data ---- */
 
@@ -27,7 +29,7 @@ void nsai_tune_data_free(tuner *t) {
   t->has_data = t->has_kv = false;
 }
 
-/* Whether the tensors that are there serve the task: dense attention reads those of any forward. */
+/* Whether the existing tensors serve the task. Dense attention can read those of any forward. */
 static bool data_serves(const tuner *t, const tune_task *task) {
   if (!t->has_data || t->c.kv_len[0] != task->tokens) return false;
   if (memcmp(&t->c.model, &task->problem.model, sizeof t->c.model)) return false;
@@ -42,7 +44,7 @@ static void drop_slot(nsai_verify_tensors *d, int slot) {
   d->view[slot].ndim = 0;
 }
 
-/* How much the selections overlap, by one run. */
+/* Measures how much the selections of neighbouring tokens overlap, by one run. */
 static nsa_status measure_overlap(tuner *t) {
   nsai_verify_tensors *d = &t->trial.data;
   nsai_verify_overlap overlap = { 0 };
@@ -56,8 +58,8 @@ static nsa_status measure_overlap(tuner *t) {
   return NSA_OK;
 }
 
-/* A backward pass goes over the blocks that a forward has chosen, and takes its outputs where it may not
- * compute them again. */
+/* A backward pass uses the blocks that a forward selected. Where it must not recompute the
+ * outputs, it reads those of that forward. */
 static nsa_status run_forward(tuner *t, const tune_task *task) {
   nsai_problem p = task->problem;
   nsai_decisions decisions;
@@ -109,7 +111,7 @@ nsa_status nsai_tune_data(tuner *t, const tune_task *task) {
   else
     nsai_verify_tensors_drop_optional(&t->trial.data);
 done:
-  t->trial.plan = (nsai_trial_plan){ 0 }; /* each run brings its own */
+  t->trial.plan = (nsai_trial_plan){ 0 }; /* each run brings its own plan */
   nsa_plan_destroy(plan.plan);
   return status;
 }
@@ -121,14 +123,14 @@ nsa_status nsai_tune_workspace(tuner *t, uint64_t bytes) {
 
 /* ---- one run ---- */
 
-/* Spans of one run: events come in pairs. */
+/* The events of one run, two for each timed span. */
 typedef struct spans {
   tuner *t;
-  int used; /* events */
+  int used; /* number of events */
   nsai_stage stage[TUNE_MAX_EVENTS / 2];
   bool flushed[NSAI_STAGE_COUNT];
-  int64_t every;                      /* of a stage's pieces, one so often is timed */
-  int64_t launches[NSAI_STAGE_COUNT]; /* begun so far */
+  int64_t every;                      /* every so many launches of a stage, one is timed */
+  int64_t launches[NSAI_STAGE_COUNT]; /* launches begun so far */
 } spans;
 
 static nsa_status record_event(tuner *t, int index) {
@@ -162,7 +164,7 @@ static nsa_status elapsed(const tuner *t, int first, double *ms) {
   return NSA_OK;
 }
 
-/* Enqueues the plan's call on the tensors that are there. */
+/* Enqueues the plan's call on the existing tensors. */
 static nsa_status enqueue(tuner *t, const nsai_trial_plan *plan,
                           const nsai_stage_callbacks *callbacks) {
   nsai_verify_tensors *d = &t->trial.data;

@@ -1,13 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * How fast: rounds over all columns in turn, each a run of run.c, so that clocks and temperature
- * drift for all alike. Candidates are compared by their weights. A final among the best may find other
- * clocks than the rounds before it, where slow candidates let the device rest; what was measured
- * before is told at the final's clocks.
+ * How fast candidates are. A round runs all combinations in turn (run.c), so that changes of
+ * clocks and temperature affect all alike. Candidates are compared by their fused times. The
+ * best then run a final. Slow candidates no longer let the device rest there, so its clocks may
+ * differ; times measured before are rescaled to the final's clocks.
  *
- * Events tell times apart to 0.5 us (CUDA's documentation of cuEventElapsedTime), and what differs by
- * less than TICK_MS counts as equal, so that for the shortest stages the heuristic's choice stays.
+ * Events resolve 0.5 us (CUDA's documentation of cuEventElapsedTime). Differences below TICK_MS
+ * count as equal, so the heuristic's choice stays for the shortest stages.
  */
 #include "tune/internal.h"
 
@@ -15,12 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_ROUNDS 3 /* then the slow ones are dropped */
-#define ROUNDS 4       /* of the others */
+#define FIRST_ROUNDS 3 /* rounds before slow candidates are dropped */
+#define ROUNDS 4       /* rounds after that */
 #define FINALISTS 3
-#define DROP 1.25     /* times the best after the first rounds */
-#define TIE 0.01      /* of the fastest: as fast */
-#define TICK_MS 0.001 /* two events' uncertainty of 0.5 us each */
+#define DROP 1.25     /* dropped: slower than the best by this factor after the first rounds */
+#define TIE 0.01      /* within this share of the fastest, a candidate counts as equally fast */
+#define TICK_MS 0.001 /* two events with an uncertainty of 0.5 us each */
 
 /* ---- statistics ---- */
 
@@ -46,12 +46,12 @@ static void take_median(measured_candidate *c) {
 
 /* ---- rounds ---- */
 
-/* A stage that launched nothing (importance, where every block is chosen) has no time. */
+/* A stage without launches (importance, when every block is selected) has no time. */
 static void keep_sample(measured_candidate *c, double ms) {
   if (ms > 0 && c->rounds < TUNE_MAX_ROUNDS) c->samples[c->rounds++] = ms;
 }
 
-/* Makes the plans of all columns. */
+/* Makes the plans of all combinations. */
 static nsa_status make_plans(tuner *t, tune_task *task, int combinations, nsai_trial_plan *plans) {
   for (int i = 0; i < combinations; i++) {
     nsai_decisions decisions;
@@ -69,7 +69,7 @@ static void take_medians(tune_task *task) {
   nsai_tune_fused_times(task);
 }
 
-/* Widens a range by a reading; 0 is unknown. */
+/* Extends a range to include a reading; 0 is unknown. */
 static void widen(int32_t range[2], int32_t value) {
   if (!value) return;
   if (!range[0] || value < range[0]) range[0] = value;
@@ -82,10 +82,10 @@ static void read_sensors(const tuner *t, nsai_record *record) {
   widen(record->temperature_c, now.temperature_c);
 }
 
-/* The heuristic's choices stay whatever they take. */
+/* The heuristic's choices stay, however slow they are. */
 static bool is_kept(const candidates *c, int index) { return !index || index == c->unfused; }
 
-/* Bytes of workspace with one contender, and the heuristic's choices around it. */
+/* Bytes of workspace with one candidate and the heuristic's choices for the other stages. */
 static nsa_status ask_room(tuner *t, const tune_task *task, const measured_candidate *one,
                            uint64_t *bytes) {
   nsai_decisions decisions;
@@ -97,8 +97,9 @@ static nsa_status ask_room(tuner *t, const tune_task *task, const measured_candi
   return NSA_OK;
 }
 
-/* The device has no room for a column's workspace: contenders that want more of it than the heuristic's
- * choices are out, or all if none does by itself. Where there is nobody to blame the task has no room. */
+/* The device has no memory for a combination's workspace. Drops the candidates that need more of
+ * it than the heuristic's choices do, or all of them if none needs more by itself. If there is
+ * no candidate to drop, the task fails for lack of memory. */
 static nsa_status refuse_roomless(tuner *t, tune_task *task,
                                   measured_candidate *const taken[NSAI_STAGE_COUNT],
                                   bool *refused) {
@@ -123,9 +124,9 @@ static nsa_status refuse_roomless(tuner *t, tune_task *task,
   return *refused ? NSA_OK : nsai_fail_text(NSA_E_CUDA, why);
 }
 
-/* Times one run of a column. A contender whose launch the device refuses, or for whose workspace it
- * has no room, at this length as it was not when it was verified, is out, and `*refused` says so; the
- * heuristic's choices are needed. */
+/* Times one run of a combination. A candidate that passed verification may still fail at this
+ * length: the device refuses its launch or has no memory for its workspace. It is then dropped
+ * and `*refused` is set. The heuristic's choices are required to run. */
 static nsa_status time_combination(tuner *t, tune_task *task, int combination,
                                    const nsai_trial_plan *plan, bool keeps, bool *refused) {
   nsai_decisions decisions;
@@ -135,7 +136,7 @@ static nsa_status time_combination(tuner *t, tune_task *task, int combination,
   nsa_status status = nsai_tune_room(t, nsai_tune_workspace(t, plan->caps.workspace_bytes));
   if (t->no_room) return refuse_roomless(t, task, taken, refused);
   if (status && (status != NSA_E_CUDA || nsai_tune_survived(t)))
-    return status; /* of no candidate */
+    return status; /* not the fault of a candidate */
   if (!status) status = nsai_tune_run_stages(t, plan, ms);
   if (status == NSA_E_CUDA && !nsai_tune_survived(t)) return nsai_tune_lost(t, task, taken);
   for (int k = 0; k < task->stage_count; k++) {
@@ -150,7 +151,8 @@ static nsa_status time_combination(tuner *t, tune_task *task, int combination,
   return *refused ? NSA_OK : status;
 }
 
-/* One try of run_rounds; `*refused`: a contender is out now, so that the columns are others. */
+/* One attempt at run_rounds. `*refused`: a candidate was dropped, so the combinations have
+ * changed. */
 static nsa_status try_rounds(tuner *t, tune_task *task, int rounds, const char *what,
                              bool *refused) {
   int combinations = nsai_tune_combinations(task);
@@ -170,14 +172,15 @@ static nsa_status try_rounds(tuner *t, tune_task *task, int rounds, const char *
     read_sensors(t, task->record);
   }
 done:
-  take_medians(task); /* also what an interrupted round has */
+  take_medians(task); /* includes the samples of an interrupted round */
   for (int i = 0; i < combinations; i++) nsa_plan_destroy(plans[i].plan);
   free(plans);
   return status;
 }
 
-/* `rounds` rounds over all columns, each beginning one further; the first run of each column only
- * warms up. Ends early, after a whole round, when the budget does. */
+/* Runs `rounds` rounds over all combinations; each round begins one combination later. The first
+ * run of each combination is only a warm-up. Stops early, after a complete round, when the
+ * budget is spent. */
 static nsa_status run_rounds(tuner *t, tune_task *task, int rounds, const char *what) {
   bool refused;
   do {
@@ -215,8 +218,8 @@ static int faster(const void *a, const void *b) {
   return strcmp(x->timing.candidate, y->timing.candidate);
 }
 
-/* Leaves the best of each stage and the heuristic's choices, with fresh samples to come: the best of
- * many noisy samples is partly the luckiest. */
+/* Keeps the best of each stage and the heuristic's choices, and clears their samples: the best
+ * of many noisy samples is partly the luckiest. */
 static nsa_status leave_finalists(tune_task *task) {
   for (int i = 0; i < task->stage_count; i++) {
     candidates *c = &task->candidates[i];
@@ -238,7 +241,7 @@ static nsa_status leave_finalists(tune_task *task) {
   return NSA_OK;
 }
 
-/* How much longer the finalists took than in the rounds before: the median; 1: nothing is known. */
+/* Median ratio of the finalists' times in the final to those before it; 1: nothing is known. */
 static double final_ratio(const candidates *c) {
   double ratios[TUNE_MAX_ROUNDS], median = 1, spread;
   int count = 0;
@@ -251,7 +254,7 @@ static double final_ratio(const candidates *c) {
   return median;
 }
 
-/* What was measured in this call before the final, at the final's clocks. */
+/* Rescales the times measured in this call before the final to the final's clocks. */
 static void restate_others(tune_task *task) {
   for (int i = 0; i < task->stage_count; i++) {
     candidates *c = &task->candidates[i];
@@ -263,8 +266,8 @@ static void restate_others(tune_task *task) {
 
 static bool takes_part(const measured_candidate *c) { return c->alive && c->timing.rounds; }
 
-/* The first, in the order of the contest, that is as fast as the fastest: two runs that measure the
- * same must choose the same. */
+/* The first candidate, in list order, that is as fast as the fastest. Two runs with equal
+ * measurements must choose the same. */
 static measured_candidate *first_of_best(const candidates *c) {
   double best = INFINITY;
   for (int k = 0; k < c->count; k++)
@@ -275,8 +278,8 @@ static measured_candidate *first_of_best(const candidates *c) {
   return &c->item[0];
 }
 
-/* By how much x is faster than y, and how sure that is. Where both stand for the same stages, the two of
- * each round are compared: what drifts between rounds drifts for both. */
+/* By how much x is faster than y, and how certain that is. Candidates that stand for the same
+ * stages are compared round by round, which cancels drift between rounds. */
 static double measure_gain(const measured_candidate *x, const measured_candidate *y,
                            double *spread) {
   double ratios[TUNE_MAX_ROUNDS], median;
@@ -300,7 +303,8 @@ static void choose_winner(const tuner *t, candidates *c) {
   for (int k = 0; k < c->count; k++) c->item[k].timing.chosen = &c->item[k] == best;
 }
 
-/* What is covered lies behind what covers it, and is weighed by its winner. */
+/* A fused stage comes after the stage that fuses it, whose fused time uses the winner of that
+ * stage. */
 static void choose_winners(const tuner *t, tune_task *task) {
   for (int i = task->stage_count - 1; i >= 0; i--) {
     nsai_tune_fused_times(task);
@@ -315,7 +319,8 @@ const measured_candidate *nsai_tune_winner(const candidates *c) {
   return NULL;
 }
 
-/* Candidates that are no contenders any more, of another library's record, win no longer. */
+/* Timings in the record whose candidates no longer exist (it was made by another version of the
+ * library) lose their winner mark. */
 static nsa_status copy_timings(tune_task *task) {
   for (int i = 0; i < task->stage_count; i++) {
     const candidates *c = &task->candidates[i];
@@ -336,8 +341,8 @@ static nsa_status copy_timings(tune_task *task) {
   return NSA_OK;
 }
 
-/* Whether saving would put timings without winners in the place of another environment's winners,
- * which still serve. */
+/* Whether saving would replace another environment's winners, which are still usable, by timings
+ * without winners. */
 static bool would_lose(const tuner *t, const tune_task *task) {
   const nsai_record *r = task->record;
   nsai_record *old = NULL;
@@ -356,7 +361,8 @@ static bool would_lose(const tuner *t, const tune_task *task) {
 nsa_status nsai_tune_keep(tuner *t, tune_task *task) {
   NSAI_TRY(copy_timings(task));
   if (!task->record->timing_count || would_lose(t, task)) return NSA_OK;
-  /* Where the old one stays, in a folder that cannot be written, it is merged with the new. */
+  /* If the old record cannot be removed (its folder is read-only), it is merged with the new
+   * one. */
   if (task->replaces) (void)nsai_records_remove(nsai_context_records(t->ctx), task->record);
   task->replaces = false;
   return nsai_records_save(nsai_context_records(t->ctx), task->record);
@@ -371,8 +377,8 @@ static void emit_timed(tuner *t, tune_task *task) {
 }
 
 nsa_status nsai_tune_time(tuner *t, tune_task *task) {
-  /* What an earlier call measured is not measured again, but for the heuristic's choices, which
-   * later rounds compare with. */
+  /* Candidates that an earlier call measured are not measured again. The heuristic's choices
+   * are, because later rounds compare with them. */
   for (int i = 0; i < task->stage_count; i++)
     for (int k = 0; k < task->candidates[i].count; k++)
       if (task->candidates[i].item[k].timing.rounds && !is_kept(&task->candidates[i], k))
@@ -381,7 +387,7 @@ nsa_status nsai_tune_time(tuner *t, tune_task *task) {
   drop_slow(task);
   NSAI_TRY(nsai_tune_keep(t, task));
   if (!nsai_tune_spent(t)) NSAI_TRY(run_rounds(t, task, ROUNDS, "timing"));
-  /* Those of earlier calls are back for the final. */
+  /* Candidates measured by earlier calls return for the final. */
   for (int i = 0; i < task->stage_count; i++)
     for (int k = 1; k < task->candidates[i].count; k++) {
       measured_candidate *c = &task->candidates[i].item[k];

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * nsa_tune: which problems at which lengths, in which order, within which budget; what is told and
- * what is kept.
+ * nsa_tune: which problems at which lengths are tuned, in which order and within which budget;
+ * what is reported and what is recorded.
  */
 #include "base/struct.h"
 #include "plan/kernel_set.h"
@@ -14,9 +14,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SHORTEST_TOKENS 1024 /* of the lengths that are chosen when none are given */
+#define SHORTEST_TOKENS 1024 /* of the lengths used when none are given */
 
-/* ---- telling ---- */
+/* ---- progress and events ---- */
 
 bool nsai_tune_spent(const tuner *t) { return nsai_verify_seconds() > t->deadline; }
 
@@ -34,7 +34,7 @@ nsa_status nsai_tune_step(tuner *t, const char *what) {
   return nsai_tune_poll(t, what);
 }
 
-/* A winner is told by its weight, and by what that contains. */
+/* The event of a winner reports its fused time and the stages it includes. */
 static void add_fused_time(const tune_task *task, const measured_candidate *c, nsai_writer *note,
                            nsa_tune_event *event) {
   const nsai_fused_time *first = NULL;
@@ -82,8 +82,8 @@ static int rank_of(const char *level) {
   return -1;
 }
 
-/* The record that is gone on with, or a new one. A higher level that came to its end stays what the
- * record says. */
+/* Opens the record to continue, or makes a new one. If a higher level was completed before, the
+ * record keeps saying so. */
 static nsa_status open_record(tuner *t, tune_task *task) {
   nsa_ctx *ctx = t->ctx;
   nsai_record *fresh = NULL, *old = NULL;
@@ -117,15 +117,15 @@ static void close_task(tune_task *task) {
   nsai_record_destroy(task->record);
 }
 
-/* The problem as it is timed: one sequence of `tokens`, a prefill of its last max_tokens, or a decode step
- * of max_seqs of them. */
+/* The problem as it is timed: one sequence of `tokens`, a prefill of its last max_tokens tokens,
+ * or a decode step of max_seqs such sequences. */
 static nsai_problem timed_problem(const nsai_problem *problem, int64_t tokens) {
   nsai_problem p = *problem;
   p.max_probe_rows = 0;
   p.max_kv_len = tokens;
   if (p.op == NSA_OP_DECODE) {
     p.max_tokens = (int64_t)p.max_seqs * p.max_q_len;
-    p.window_ring = false; /* the same tokens are read */
+    p.window_ring = false; /* a ring reads the same tokens */
     return p;
   }
   p.max_seqs = 1;
@@ -143,8 +143,8 @@ static bool knows_overlap(const nsai_problem *p) {
   return p->op == NSA_OP_FORWARD || p->op == NSA_OP_PREFILL;
 }
 
-/* Decode steps and backward passes are timed on one kind of inputs, as trained models' where these are
- * asked for. */
+/* Decode steps and backward passes are timed on one kind of inputs: those of trained models
+ * where these are requested. */
 static nsai_verify_fill fill_of(const tuner *t, const nsai_problem *p) {
   bool correlated = knows_overlap(p) && p->overlap == NSA_OVERLAP_HIGH;
   if (p->op == NSA_OP_DECODE || p->op == NSA_OP_BACKWARD)
@@ -166,7 +166,7 @@ static nsa_status begin_task(tuner *t, const nsai_problem *problem, int64_t toke
   return nsai_tune_candidates(t, task);
 }
 
-/* Contenders that no earlier call has measured. */
+/* Number of candidates that no earlier call has measured. */
 static int count_open(const tune_task *task) {
   int count = 0;
   for (int i = 0; i < task->stage_count; i++)
@@ -179,12 +179,12 @@ static int count_open(const tune_task *task) {
 
 /* ---- estimates ---- */
 
-#define TFLOPS_PER_SM 1.5 /* what these kernels reach, roughly: 200 on 132 multiprocessors */
+#define TFLOPS_PER_SM 1.5 /* rough throughput of these kernels: 200 TFLOPS on 132 multiprocessors */
 #define COMPILE_SECONDS 0.8
 #define RUNS_PER_COMBINATION 9
-#define RUNS_OF_WHOLE_CALL 40 /* finals, wholes and baselines, counted as forwards */
-#define BYTES_PER_SECOND 4e8  /* of inputs that are made and copied */
-#define BACKWARD_RATIO 4      /* times a forward */
+#define RUNS_OF_WHOLE_CALL 40 /* finals, complete calls and baselines, counted in forwards */
+#define BYTES_PER_SECOND 4e8  /* rate at which inputs are made and copied */
+#define BACKWARD_RATIO 4      /* a backward pass takes this many times a forward */
 #define STEPS_SECONDS 0.01    /* a graph of decode steps, captured and launched twice */
 
 static double run_seconds(const tuner *t, const tune_task *task) {
@@ -209,13 +209,13 @@ static double estimate(const tuner *t, const tune_task *task) {
 
 /* ---- running ---- */
 
-/* Everything about one task but what is kept. */
+/* All of one task except saving the result. */
 static nsa_status work(tuner *t, tune_task *task, tune_task *donor) {
   NSAI_TRY(nsai_tune_compile(t, task));
-  NSAI_TRY(nsai_tune_keep(t, task)); /* who was refused */
+  NSAI_TRY(nsai_tune_keep(t, task)); /* saves which candidates were refused */
   NSAI_TRY(nsai_tune_verify(t, task));
-  NSAI_TRY(nsai_tune_keep(t, task)); /* who is wrong */
-  /* A donor that cannot give is asked for nothing: the task makes its own. */
+  NSAI_TRY(nsai_tune_keep(t, task)); /* saves which candidates were wrong */
+  /* When the donor's tensors cannot be made, the task makes its own. */
   if (donor && nsai_tune_data(t, donor) != NSA_OK) nsai_tune_data_free(t);
   NSAI_TRY(nsai_tune_data(t, task));
   task->record->overlap_r = t->overlap.r;
@@ -225,7 +225,7 @@ static nsa_status work(tuner *t, tune_task *task, tune_task *donor) {
   return nsai_tune_whole_call(t, task);
 }
 
-/* What an earlier call found, told as if it had been now. */
+/* Reports the results of an earlier call as events. */
 static void emit_known(tuner *t, const tune_task *task) {
   const nsai_record *r = task->record;
   for (int i = 0; i < task->stage_count; i++)
@@ -262,21 +262,21 @@ static nsa_status run_task(tuner *t, tune_task *task, tune_task *donor) {
   nsa_status status = work(t, task, donor);
   if (status) snprintf(error, sizeof error, "%s", nsa_last_error());
   task->record->complete = !status && !nsai_tune_spent(t);
-  /* What was measured is kept whatever ended it; the failure stays the one that is told. */
+  /* Measurements are saved whatever ended the task. The task's own failure is the one reported. */
   nsa_status kept = nsai_tune_keep(t, task);
-  /* What this device has no room for says nothing about other lengths, batches and operations. */
+  /* A lack of device memory here does not rule out other lengths, batches and operations. */
   bool roomless = status == NSA_E_CUDA && t->no_room;
-  if (roomless) nsai_tune_data_free(t); /* some of it may be there */
+  if (roomless) nsai_tune_data_free(t); /* a part of the tensors may exist */
   if (status && !roomless) kept = nsai_fail_text(status, error);
   error[strcspn(error, "\n")] = 0;
   nsai_tune_emit(t, NSA_TUNE_DONE, task, NULL,
                  status                    ? error
-                 : !task->record->complete ? "the budget is spent; the next call goes on"
+                 : !task->record->complete ? "the budget is spent; the next call continues"
                                            : "");
   return kept;
 }
 
-/* Plans without a record choose the heuristic's candidates: there is nothing to measure. */
+/* Plans without a record choose the heuristic's candidates, so there is nothing to measure. */
 static bool measures(const tuner *t) {
   return !t->options->dry_run && t->level != NSAI_LEVEL_HEURISTIC;
 }
@@ -293,7 +293,7 @@ static void emit_plan(const tuner *t, const tune_task *task) {
     }
 }
 
-/* The forward whose tensors dense attention can read, so that they are made once. */
+/* The forward whose tensors dense attention can read, so that they are made only once. */
 static tune_task *donor_of(tune_task *tasks, int count, const tune_task *task) {
   if (task->problem.op != NSA_OP_DENSE) return NULL;
   for (int i = 0; i < count; i++)
@@ -329,7 +329,7 @@ typedef struct task_list {
   int count;
 } task_list;
 
-/* Problems that differ in capacities alone are one. */
+/* Problems that differ only in capacities are the same. */
 static bool is_listed(const task_list *list, const nsai_problem *problem, int64_t tokens) {
   char key[512];
   nsai_writer text = nsai_writer_open(key, sizeof key);
@@ -350,8 +350,8 @@ static nsa_status add_task(tuner *t, task_list *list, const nsai_problem *proble
   return begin_task(t, problem, tokens, task);
 }
 
-/* A list of the configuration up to `most`; where there is none, powers of four times `least`, and the
- * most itself where it lies far beyond the last of them. */
+/* The counts of a configured list up to `most`. Without a list: powers of four times `least`,
+ * and `most` itself if it is far beyond the last of them. */
 static int counts_up_to(const nsai_counts *given, int64_t least, int64_t most,
                         int64_t out[NSAI_MAX_COUNTS]) {
   int count = 0;
@@ -367,8 +367,8 @@ static int lengths_up_to(const nsai_config *c, int64_t longest, int64_t out[NSAI
   return counts_up_to(&c->tuning.lengths, SHORTEST_TOKENS, longest, out);
 }
 
-/* The tasks of one problem at one length: dense attention has one, a forward one for each kind of
- * inputs that is asked for. */
+/* The tasks of one problem at one length. Dense attention has one; a forward has one for each
+ * requested kind of inputs. */
 static nsa_status add_problem(tuner *t, task_list *list, const nsai_problem *problem,
                               bool any_overlap, int64_t tokens) {
   int32_t inputs = t->ctx->config->tuning.inputs;
@@ -382,7 +382,7 @@ static nsa_status add_problem(tuner *t, task_list *list, const nsai_problem *pro
   return NSA_OK;
 }
 
-/* A decode step's with each of tuning.batches up to its max_seqs. */
+/* The tasks of a decode step, one for each of tuning.batches up to its max_seqs. */
 static nsa_status add_batches(tuner *t, task_list *list, const nsai_problem *problem,
                               int64_t tokens) {
   int64_t batches[NSAI_MAX_COUNTS];
@@ -416,7 +416,7 @@ static bool has_length(const nsai_config *c, const nsai_problem *problem, int64_
   return false;
 }
 
-/* The next length behind `last` that any of the problems is measured at; 0: none. */
+/* The next length after `last` at which any of the problems is measured; 0: none. */
 static int64_t next_length(const nsai_config *c, const asked *problems, size_t count,
                            int64_t last) {
   int64_t next = 0, own[NSAI_MAX_COUNTS];
@@ -428,8 +428,8 @@ static int64_t next_length(const nsai_config *c, const asked *problems, size_t c
   return next;
 }
 
-/* The tasks of one length: dense attention before the forwards, which compare themselves with it.
- * `any`: of all problems as they are, whatever their lengths. */
+/* The tasks of one length. Dense attention comes before the forwards, which are compared with
+ * it. `any`: list all problems as they are, whatever their lengths. */
 static nsa_status list_length(tuner *t, const asked *problems, size_t count, int64_t tokens,
                               bool any, task_list *list) {
   static const int32_t order[] = { NSA_OP_DENSE, NSA_OP_FORWARD, NSA_OP_PREFILL, NSA_OP_DECODE,
@@ -446,7 +446,7 @@ static nsa_status list_length(tuner *t, const asked *problems, size_t count, int
   return NSA_OK;
 }
 
-/* All tasks, the shortest first. `only` > 0: at that length alone. */
+/* All tasks, the shortest length first. `only` > 0: that length alone. */
 static nsa_status list_tasks(tuner *t, const asked *problems, size_t count, int64_t only,
                              task_list *list) {
   const nsai_config *c = t->ctx->config;
@@ -471,7 +471,7 @@ static nsa_status open_tuner(tuner *t) {
   long processors = sysconf(_SC_NPROCESSORS_ONLN);
   t->trial.threads = processors < 1 ? 1 : (int)processors;
   NSAI_TRY(nsai_context_enter(ctx, &t->pushed));
-  /* As in loading: another thread may be capturing a stream. */
+  /* As when loading kernels: another thread may be capturing a stream. */
   driver->cuThreadExchangeStreamCaptureMode(&t->capture_mode);
   t->device = (nsai_verify_device){ .driver = driver,
                                     .context = ctx->device.context,
@@ -495,7 +495,7 @@ static void close_tuner(tuner *t) {
   const nsai_driver *driver = t->ctx->device.driver;
   nsai_tune_data_free(t);
   nsai_tune_passed_free(t);
-  nsai_kernel_set_unload_temporary(t->ctx); /* kernels of candidates that lost, above all */
+  nsai_kernel_set_unload_temporary(t->ctx); /* above all the kernels of candidates that lost */
   for (int i = 0; i < t->event_count; i++) driver->cuEventDestroy(t->events[i]);
   nsai_sensors_close(t->sensors);
   nsai_verify_device_free(&t->device, t->flush);
@@ -527,7 +527,7 @@ done:
   return status;
 }
 
-/* One at a time per context. */
+/* A context runs one call of the tuner at a time. */
 static nsa_status begin_tuning(nsa_ctx *ctx) {
   pthread_mutex_lock(&ctx->lock);
   bool busy = ctx->tuning;
@@ -575,7 +575,7 @@ static nsa_status check_tunable(const nsai_problem *p, size_t index) {
                    index, nsai_op_name(p->op));
 }
 
-/* The host's problems resolved; none: a forward and a dense one of the configuration. */
+/* Resolves the host's problems. Without any: a forward and a dense problem of the configuration. */
 static nsa_status resolve(nsa_ctx *ctx, const nsa_problem *problems, size_t count, asked **out,
                           size_t *out_count) {
   nsa_problem own[2] = { NSA_PROBLEM_INIT, NSA_PROBLEM_INIT };

@@ -1,13 +1,15 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Right before fast: no time counts of a candidate that has not been held against the float64
- * reference. A short case does, since the kernels' constants do not depend on lengths: long enough
- * that blocks are left out (or not, as in the problem), and where they are, that what goes over the
- * compressed keys goes round its loop more than once, as far as the problem is so long; of a ragged
- * length, every output between red zones. A verdict holds for the length that it was found at. A
- * column runs one candidate of every stage at once; only when it fails, by its results or by a launch
- * that the device refuses, does each of its candidates run alone.
+ * Verifies candidates before they are timed: no time counts unless the candidate's results match
+ * the float64 reference. A short case is enough because the kernels' constants do not depend on
+ * lengths. Where the problem leaves blocks out, the case is long enough to do so too, and long
+ * enough that loops over compressed keys run more than once. Its length is ragged, and every
+ * output lies between guard bands. A result of the verification is valid for the length at which
+ * it was found.
+ *
+ * A run verifies one candidate of every stage at once. Only when it fails, by its results or by
+ * a launch that the device refuses, does each of its candidates run alone.
  */
 #include "base/math.h"
 #include "tune/internal.h"
@@ -17,11 +19,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define RAGGED 37         /* tokens beyond a multiple of anything */
-#define BLOCKS_LEFT_OUT 4 /* where the problem leaves blocks out, the case does, too */
-#define TILE_KEYS 128     /* compressed keys: the largest tile of attend_compressed's variants */
-#define MOST_TILES 3      /* a first, one in the middle and a last; then the ragged one */
-#define MOST_GROUPS 2     /* KV heads of a backward pass: its reference is asked for every row */
+#define RAGGED 37         /* tokens beyond a multiple of any tile or block */
+#define BLOCKS_LEFT_OUT 4 /* blocks that the case leaves out, where the problem does so */
+#define TILE_KEYS 128     /* compressed keys; the largest tile of attend_compressed's variants */
+#define MOST_TILES 3      /* a first, a middle and a last tile, before the ragged one */
+#define MOST_GROUPS 2     /* KV heads of a backward pass: its reference computes every row */
 
 void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_verify_fill fill,
                     nsai_verify_case *c) {
@@ -40,7 +42,8 @@ void nsai_tune_case(const nsai_problem *problem, int64_t tokens, nsai_verify_fil
   c->fill = fill;
 }
 
-/* Tokens of as many whole tiles of compressed keys as are of use and leave the ragged rest room. */
+/* Tokens of whole tiles of compressed keys: as many as are useful and leave room for the ragged
+ * rest. */
 static int64_t whole_tiles(const nsai_problem *problem) {
   int64_t tile = (int64_t)TILE_KEYS * problem->model.stride;
   if (problem->op != NSA_OP_FORWARD || tile < 1 || problem->max_kv_len < RAGGED) return 0;
@@ -48,7 +51,7 @@ static int64_t whole_tiles(const nsai_problem *problem) {
   return (count < MOST_TILES ? count : MOST_TILES) * tile;
 }
 
-/* The problem at another length, with rows whose importance can be looked at. */
+/* The problem at the case's length, with probe rows that show their importance. */
 static nsai_problem verified_problem(const nsai_problem *problem) {
   if (nsai_problem_is_cached(problem)) {
     nsai_verify_cache_case kv;
@@ -89,7 +92,7 @@ nsa_status nsai_tune_plan(tuner *t, const nsai_problem *problem, const nsai_deci
   return status;
 }
 
-/* ---- what is known already ---- */
+/* ---- candidates that passed ---- */
 
 /* "key at the case's length|stage|candidate". */
 static void passed_key(const tune_task *task, const measured_candidate *c, nsai_writer *out) {
@@ -134,22 +137,22 @@ void nsai_tune_passed_free(tuner *t) {
   t->passed_count = 0;
 }
 
-/* ---- judging ---- */
+/* ---- verification ---- */
 
 typedef struct verification {
   tuner *t;
   tune_task *task;
-  nsai_problem problem; /* the short one */
+  nsai_problem problem; /* the problem at the case's length */
   nsai_verify_case c;
   nsai_trial_run trial;
   nsai_verify_expected expected;
-  nsai_verify_expected_grads *wanted; /* of a backward pass, in the place of truth */
-  nsai_verify_cache_setup kv;         /* in the place of case, bench and truth, over a cache */
+  nsai_verify_expected_grads *wanted; /* of a backward pass; replaces `expected` */
+  nsai_verify_cache_setup kv;         /* over a cache; replaces case, bench and expected */
   bool ready;
-  bool refused; /* the last run did not fail by its results: the device refused it */
+  bool refused; /* the device refused the last run; its results are not at fault */
 } verification;
 
-/* A failure to load or to launch that the device survives is a result. */
+/* A failure to load or to launch that leaves the device usable is a result, not an error. */
 static nsa_status blame(verification *c, nsa_status status, nsai_verify_result *result) {
   const char *text = nsa_last_error();
   if (status != NSA_E_CUDA || !nsai_tune_survived(c->t)) return status;
@@ -158,13 +161,13 @@ static nsa_status blame(verification *c, nsa_status status, nsai_verify_result *
   return NSA_OK;
 }
 
-/* Two runs: the second one must give the same bits. */
+/* Runs twice: the second run must give the same bits. */
 static nsa_status verify_gradients(verification *c, nsai_verify_result *result) {
   if (!c->wanted) NSAI_TRY(nsai_verify_expected_grads_create(&c->trial, &c->wanted));
   return blame(c, nsai_verify_check_backward(&c->trial, c->wanted, result), result);
 }
 
-/* Runs one plan on the bench and compares. */
+/* Runs one plan on packed tensors and compares. */
 static nsa_status verify_packed(verification *c, const nsai_trial_plan *plan,
                                 nsai_verify_result *result) {
   if (!c->ready)
@@ -190,7 +193,7 @@ static nsa_status verify_cached(verification *c, const nsai_trial_plan *plan,
   return blame(c, nsai_verify_cache_check(&c->kv, plan, result), result);
 }
 
-/* Runs one plan and compares; `result` says what came of it. */
+/* Runs one plan and compares; `result` says how it ended. */
 static nsa_status verify(verification *c, const nsai_decisions *decisions,
                          nsai_verify_result *result) {
   nsai_trial_plan plan = { 0 };
@@ -207,7 +210,7 @@ static nsa_status verify(verification *c, const nsai_decisions *decisions,
   return status;
 }
 
-/* The judgement of one contender that is out. */
+/* Drops a wrong candidate and records what was wrong. */
 static void find_wrong(verification *c, measured_candidate *wrong,
                        const nsai_verify_result *result) {
   if (c->refused) {
@@ -221,7 +224,7 @@ static void find_wrong(verification *c, measured_candidate *wrong,
   nsai_tune_emit(c->t, NSA_TUNE_WRONG, c->task, wrong, wrong->timing.note);
 }
 
-/* The same, and a context that is lost is said to be so. */
+/* The same, and reports a context that is lost. */
 static nsa_status verify_suspects(verification *c, const nsai_decisions *decisions,
                                   measured_candidate *const suspects[NSAI_STAGE_COUNT],
                                   nsai_verify_result *result) {
@@ -230,7 +233,7 @@ static nsa_status verify_suspects(verification *c, const nsai_decisions *decisio
   return nsai_tune_lost(c->t, c->task, suspects);
 }
 
-/* One candidate with the heuristic's choices around it. */
+/* One candidate with the heuristic's choices for the other stages. */
 static nsa_status verify_alone(verification *c, measured_candidate *one) {
   nsai_decisions decisions;
   measured_candidate *suspects[NSAI_STAGE_COUNT] = { NULL };
@@ -244,8 +247,8 @@ static nsa_status verify_alone(verification *c, measured_candidate *one) {
   return NSA_OK;
 }
 
-/* Judges contenders that run together, unless all are verified; `suspects` gets those that are not.
- */
+/* Verifies candidates that run together, unless all have passed before. `suspects` gets those
+ * that have not. */
 static nsa_status verify_taken(verification *c, const nsai_decisions *decisions,
                                measured_candidate *const taken[NSAI_STAGE_COUNT],
                                measured_candidate *suspects[NSAI_STAGE_COUNT],
@@ -264,7 +267,8 @@ static nsa_status verify_taken(verification *c, const nsai_decisions *decisions,
   return NSA_OK;
 }
 
-/* The heuristic's choices, also those that other contenders cover: all others build on them. */
+/* Verifies the heuristic's choices first, including those whose stages other candidates fuse:
+ * every other run uses them. */
 static nsa_status verify_heuristic(verification *c) {
   measured_candidate *taken[NSAI_STAGE_COUNT], *suspects[NSAI_STAGE_COUNT];
   nsai_decisions decisions;
@@ -300,7 +304,7 @@ static nsa_status verify_combination(verification *c, int combination) {
       found |= !suspects[i]->alive;
     }
   if (found) return NSA_OK;
-  /* Wrong together, or wrong once in a while, as races are: none of them is trusted. */
+  /* Wrong only together, or wrong only at times as with a race: drop all of them. */
   c->refused = refused;
   for (int i = 0; i < task->stage_count; i++) {
     const candidates *k = &task->candidates[i];
@@ -310,7 +314,7 @@ static nsa_status verify_combination(verification *c, int combination) {
   return NSA_OK;
 }
 
-/* The budget is spent: what has not been verified is not timed. */
+/* The budget is spent: candidates that were not verified are not timed. */
 static void leave_out(verification *c, int combination) {
   measured_candidate *taken[NSAI_STAGE_COUNT];
   nsai_decisions decisions;
@@ -326,8 +330,8 @@ nsa_status nsai_tune_verify(tuner *t, tune_task *task) {
   *c = (verification){ .t = t, .task = task, .problem = verified_problem(&task->problem) };
   c->trial.threads = t->trial.threads;
   nsai_tune_case(&c->problem, c->problem.max_kv_len, NSAI_VERIFY_FILL_CORRELATED, &c->c);
-  /* From the last column on: a wrong candidate leaves its column, and those before stay as they
-   * are. The heuristic's choices come first all the same. */
+  /* From the last combination to the first: a wrong candidate leaves its combination, and the
+   * earlier ones keep theirs. The heuristic's choices come before all. */
   int combinations = nsai_tune_combinations(task);
   NSAI_TRY_TO(done, verify_heuristic(c));
   for (int combination = combinations - 1; combination > 0; combination--) {

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The whole: the call by the winners, by the heuristic's choices, and the baselines, in turn. The parts
- * may be faster and the whole not.
+ * Times the complete call: with the winners, with the heuristic's choices, and the baselines, in
+ * turn. Winners of the single stages can be faster while the complete call is not.
  */
 #include "tune/internal.h"
 
@@ -10,14 +10,14 @@
 #include <stdio.h>
 #include <string.h>
 
-#define LONG_MS 100.0 /* runs of this length are noisy by far less than their differences */
+#define LONG_MS 100.0 /* for runs of this length the noise is far smaller than the differences */
 
-/* A plan whose whole runs are compared with those of others. */
+/* A plan whose complete runs are compared with those of others. */
 typedef struct entrant {
   nsai_trial_plan plan;
   nsai_baseline base;
-  bool optional; /* where the device has no room for it, it is left out */
-  int rounds;    /* 0: left out */
+  bool optional; /* skipped when the device has no memory for it */
+  int rounds;    /* 0: skipped */
   double samples[TUNE_FINAL_ROUNDS];
 } entrant;
 
@@ -31,10 +31,11 @@ static nsa_status warm_up(tuner *t, entrant *e) {
   return status;
 }
 
-/* All in turn, and back: none of them always follows the same other, which may leave the device warm
- * or its clocks low. They share one workspace, which is that of the largest. */
+/* Runs all in turn, forwards and then backwards. No plan always follows the same other one,
+ * which may leave the device warm or its clocks low. All share one workspace, as large as the
+ * largest needs. */
 static nsa_status time_entrants(tuner *t, entrant *e, int count) {
-  /* The optional ones first: one that has failed leaves no workspace. */
+  /* The optional ones first: one that fails leaves no workspace behind. */
   for (int i = count; i-- > 0;) NSAI_TRY(warm_up(t, &e[i]));
   for (int r = 0; r < TUNE_FINAL_ROUNDS; r++)
     for (int i = 0; i < count; i++) {
@@ -65,7 +66,7 @@ static void emit_baseline(tuner *t, tune_task *task, const nsai_baseline *base) 
   nsai_tune_emit(t, NSA_TUNE_BASELINE, task, &emitted, "");
 }
 
-/* Adds the unfused baseline on the same tensors; where it cannot serve, there is none. */
+/* Adds the unfused baseline on the same tensors, where it can run. */
 static nsa_status add_gemm(tuner *t, const nsai_problem *dense, entrant *e, int *count) {
   nsai_decisions decisions = { .why = "the tuner" };
   nsai_candidate *gemm = &decisions.stage[NSAI_STAGE_DENSE];
@@ -80,7 +81,7 @@ static nsa_status add_gemm(tuner *t, const nsai_problem *dense, entrant *e, int 
   return NSA_OK;
 }
 
-/* Adds dense attention by its record, and unfused. */
+/* Adds dense attention as its record decides, and the unfused baseline. */
 static nsa_status add_baselines(tuner *t, const tune_task *task, entrant *e, int *count) {
   nsai_problem dense = task->problem;
   nsai_decisions decisions;
@@ -93,7 +94,7 @@ static nsa_status add_baselines(tuner *t, const tune_task *task, entrant *e, int
   return add_gemm(t, &dense, e, count);
 }
 
-/* The baselines of a length are measured once, beside its first forward. */
+/* The baselines of a length are measured once, together with its first forward. */
 static void take_baselines(tuner *t, const tune_task *task, const entrant *e, int count) {
   t->base_count = 0;
   t->base_tokens = task->tokens;
@@ -101,7 +102,8 @@ static void take_baselines(tuner *t, const tune_task *task, const entrant *e, in
     if (e[i].rounds) t->base[t->base_count++] = e[i].base;
 }
 
-/* Whether another stage's winner covers this one, or with `first` the heuristic's choice for it. */
+/* Whether another stage's winner fuses this one; with `first`, whether the heuristic's choice
+ * does. */
 static bool is_fused(const tune_task *task, nsai_stage stage, bool first) {
   for (int i = 0; i < task->stage_count; i++) {
     const candidates *c = &task->candidates[i];
@@ -111,7 +113,7 @@ static bool is_fused(const tune_task *task, nsai_stage stage, bool first) {
   return false;
 }
 
-/* Whether the winners are the heuristic's choices, and the two wholes one. */
+/* Whether the winners are the heuristic's choices, so that both calls are the same. */
 static bool all_first(const tune_task *task) {
   for (int i = 0; i < task->stage_count; i++) {
     const candidates *c = &task->candidates[i];
@@ -122,8 +124,9 @@ static bool all_first(const tune_task *task) {
   return true;
 }
 
-/* The parts may be faster and the whole not: then the heuristic's choices stay, and their time is
- * the forward's. What they cover has not run; its winners stay. */
+/* Single stages can be faster with the winners while the complete call is slower. Then the
+ * heuristic's choices stay, and the call's time is theirs. Stages that they fuse have not run by
+ * themselves; the winners of those stages stay. */
 static bool prefer_whole_call(tune_task *task, nsai_baseline both[2]) {
   double noise = TUNE_NOISE * hypot(both[0].spread, both[1].spread);
   if (all_first(task) || both[0].ms <= both[1].ms * (1 + noise)) return false;
@@ -138,7 +141,7 @@ static bool prefer_whole_call(tune_task *task, nsai_baseline both[2]) {
   return true;
 }
 
-/* There are fewer names than places. */
+/* There are fewer names than entries in the array. */
 static void set_baselines(tune_task *task, const nsai_baseline *base, int count) {
   for (int i = 0; i < count; i++)
     (void)nsai_record_set_baseline(task->record, base[i].name, base[i].ms, base[i].spread);
@@ -183,7 +186,7 @@ nsa_status nsai_tune_whole_call(tuner *t, tune_task *task) {
   bool back = prefer_whole_call(task, both);
   set_baselines(task, both, 2);
   if (compares) set_baselines(task, t->base, t->base_count);
-  NSAI_TRY_TO(done, nsai_tune_keep(t, task)); /* what is told has been saved */
+  NSAI_TRY_TO(done, nsai_tune_keep(t, task)); /* results are saved before they are reported */
   emit_winners(t, task, back ? "whole calls were slower with the winners" : "");
   for (int i = 0; i < 2; i++) emit_baseline(t, task, &both[i]);
   for (int i = 0; compares && i < t->base_count; i++) emit_baseline(t, task, &t->base[i]);
