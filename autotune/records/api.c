@@ -9,7 +9,7 @@
 
 #include <string.h>
 
-/* Why a context has no records. */
+/* Reports why a context of the CPU device has no records. */
 static nsa_status refuse_cpu(void) {
   return nsai_fail(NSA_E_NO_DEVICE, "runtime.device is cpu: the reference has no variants");
 }

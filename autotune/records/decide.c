@@ -1,11 +1,11 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * From records to decisions. A record says nothing against what it has not timed: where the heuristic
- * chooses a variant that was no candidate of the record, as another length's or another group's may
- * not have been, the record does not decide the stage. Stages that a winner covers have decisions of
- * their own all the same: nsai_choose follows them where it is not the winner that serves, and leaves
- * them where the heuristic's choice covers them.
+ * From records to decisions. A record decides only among the variants that it timed. Where the
+ * heuristic chooses a variant that was not a candidate of the record (at another length or group
+ * size it may not have been legal), the record does not decide the stage. Stages that a winner
+ * fuses have decisions of their own as well: nsai_choose uses them where the winner cannot run,
+ * and ignores them where the heuristic's choice fuses the stage.
  */
 #include "records/decide.h"
 
@@ -29,7 +29,7 @@ void nsai_tune_key(const nsai_problem *problem, int64_t tokens, nsai_writer *out
 
 /* ---- keys ---- */
 
-/* Reads digits and steps over them; false: there are none. */
+/* Reads digits and moves past them; false: there are none. */
 static bool take_number(const char **text, int64_t *out) {
   char *end;
   if (!isdigit((unsigned char)**text)) return false;
@@ -96,28 +96,30 @@ bool nsai_tune_key_parse(const char *key, nsai_tune_key_parts *out) {
 
 /* ---- the search ---- */
 
-/* Where a choice comes from, and how far that is from the problem. */
+/* The record a choice comes from, and how far its problem is from this one. */
 typedef struct source {
   bool there;
   bool other_heads, other_overlap;
-  double group_distance, length_distance; /* |log(ratio)|; of lengths and sequences together */
+  /* |log(ratio)|; of length and number of sequences together */
+  double group_distance, length_distance;
   int32_t group, seqs;
   int64_t tokens;
 } source;
 
-/* Of each stage, the nearest record whose winner can serve here. */
+/* For each stage, the nearest record whose winner can run here. */
 typedef struct decision_search {
   nsa_ctx *ctx;
   const nsai_problem *problem;
   nsai_tune_key_parts asked;
   nsai_decisions *out;
-  /* The heuristic's choices, for a stage that another's covers the one apart from it; NULL: none. */
+  /* The heuristic's choice for each stage; for a stage that another choice fuses, its choice
+   * among unfused variants. NULL: none. */
   const nsai_variant *heuristic[NSAI_STAGE_COUNT];
   source stage[NSAI_STAGE_COUNT];
-  source nearest;           /* of all; what follows is of its record */
+  source nearest;           /* the nearest record of all; the next fields are copied from it */
   char level[16], date[32]; /* ... */
-  bool complete;            /* it came to its end */
-  bool old;                 /* it is of another environment */
+  bool complete;            /* its tuning run was completed */
+  bool old;                 /* it was measured in another environment */
   char library[32], driver[32];
 } decision_search;
 
@@ -128,7 +130,8 @@ static bool same_device(const nsa_ctx *ctx, const nsai_record *r) {
 
 static double log_ratio(double a, double b) { return fabs(log(a / b)); }
 
-/* Whether a record's problem is this one but for heads, overlap and length, and how far it is. */
+/* Whether a record's problem differs from this one at most in heads, overlap and length; if so,
+ * how far it is. */
 static bool is_related(const decision_search *r, const nsai_record *record, source *out) {
   nsai_tune_key_parts key;
   if (!nsai_tune_key_parse(record->problem, &key) || !key.tokens || record->bucket < 1 ||
@@ -149,7 +152,8 @@ static bool is_related(const decision_search *r, const nsai_record *record, sour
   return true;
 }
 
-/* Records of the problem go before others; among those, what differs first decides. */
+/* Records of the same problem come first. Among those, the first difference in this order
+ * decides. */
 static bool is_nearer(const source *a, const source *b) {
   if (!b->there) return true;
   if (a->other_heads != b->other_heads) return b->other_heads;
@@ -159,8 +163,8 @@ static bool is_nearer(const source *a, const source *b) {
   return a->length_distance < b->length_distance;
 }
 
-/* Whether a candidate of a record, which may be another library's, another length's or another
- * group's, is one here. */
+/* Whether a candidate of a record is a candidate here. The record may come from another version
+ * of the library, another length or another group size. */
 static bool serves(const decision_search *r, const nsai_timing *t, nsai_stage stage,
                    nsai_candidate *out) {
   nsai_reasons reasons = { nsai_writer_open(NULL, 0), 0 };
@@ -170,7 +174,8 @@ static bool serves(const decision_search *r, const nsai_timing *t, nsai_stage st
   return !reasons.count;
 }
 
-/* Where the winner covers further stages and cannot serve here, the fastest that covers none. */
+/* The fastest candidate that fuses no stage, for a winner that fuses several and cannot run
+ * here. */
 static bool serves_unfused(const decision_search *r, const nsai_record *record, nsai_stage stage,
                            nsai_candidate *out) {
   const nsai_timing *winner = nsai_record_chosen(record, nsai_stage_name(stage));
@@ -188,14 +193,13 @@ static bool serves_unfused(const decision_search *r, const nsai_record *record, 
   return isfinite(best);
 }
 
-/* Whether a record can say something against a variant: it has been a candidate there, be it a wrong or
- * a refused one. */
+/* Whether a variant was a candidate in the record, including wrong and refused ones. */
 static bool knows(const nsai_record *record, nsai_stage stage, const nsai_variant *variant) {
   int32_t count;
   const nsai_timing *t = nsai_record_stage(record, nsai_stage_name(stage), &count);
   size_t length = strlen(variant->name);
   for (int32_t i = 0; i < count; i++) {
-    /* By its name: another library's tiles may be others. */
+    /* Compare names only: another version of the library may have other tile sizes. */
     bool same =
         strcspn(t[i].candidate, " ") == length && !strncmp(t[i].candidate, variant->name, length);
     if (same && (t[i].rounds || t[i].state != NSAI_TIMING_OK)) return true;
@@ -203,7 +207,7 @@ static bool knows(const nsai_record *record, nsai_stage stage, const nsai_varian
   return false;
 }
 
-/* Whether the record may put the candidate in the place of the heuristic's choice. */
+/* Whether the record may replace the heuristic's choice by this candidate. */
 static bool may_decide(const decision_search *r, const nsai_record *record, nsai_stage stage,
                        const nsai_candidate *candidate) {
   const nsai_variant *heuristic_variant = r->heuristic[stage];
@@ -241,8 +245,8 @@ static bool visit(void *user, const nsai_record_item *item) {
   return true;
 }
 
-/* The stages are decided by records of one kind: where there are records of the problem and its
- * overlap, others say nothing. */
+/* Keeps records of one kind for all stages: when there are records of the problem with its
+ * overlap, others are ignored. */
 static void drop_weaker(decision_search *r) {
   for (int s = 0; s < NSAI_STAGE_COUNT; s++) {
     source *from = &r->stage[s];
@@ -254,7 +258,7 @@ static void drop_weaker(decision_search *r) {
   }
 }
 
-/* Where the problem cannot be served, whoever makes the plan finds out. */
+/* If no variant can serve the problem, the code that makes the plan reports it. */
 static void find_heuristic(decision_search *r) {
   const nsa_ctx *ctx = r->ctx;
   nsai_choice choice;
@@ -267,8 +271,8 @@ static void find_heuristic(decision_search *r) {
   }
 }
 
-/* Fills `r` and its decisions; false: no record decides anything. Out of memory is no reason to fail
- * a plan: it is made as without a record. */
+/* Fills `r` and its decisions; false: no record decides anything. Lack of memory does not fail
+ * the plan: it is made as without a record. */
 static bool search(nsa_ctx *ctx, const nsai_problem *problem, nsai_decisions *decisions,
                    decision_search *r) {
   char key[NSAI_TUNE_KEY_BYTES];
@@ -297,8 +301,8 @@ static bool stop_at_first(void *user, const nsai_record_item *item) {
 nsa_status nsai_records_attach(nsa_ctx *ctx, const nsai_cache_options *folders, void **state) {
   nsai_records *records = NULL;
   NSAI_TRY(nsai_records_open(folders, &records));
-  /* The files are read here, once, and plans find the records in memory. Where there is no memory for
-   * them, a plan tries again. */
+  /* Reads the files once, here; plans find the records in memory. If there is not enough memory
+   * for them, the next plan tries again. */
   if (ctx->config->tuning.records && !ctx->deviceless)
     (void)nsai_records_each(records, stop_at_first, NULL);
   *state = records;
@@ -307,7 +311,7 @@ nsa_status nsai_records_attach(nsa_ctx *ctx, const nsai_cache_options *folders, 
 
 void nsai_records_detach(void *state) { nsai_records_close(state); }
 
-/* Once a context: timings of other versions may have other winners. */
+/* Once per context: timings of other versions may have other winners. */
 static void warn_of_age(nsa_ctx *ctx, const decision_search *r) {
   pthread_mutex_lock(&ctx->lock);
   bool say = r->old && !ctx->warned_record;
@@ -322,7 +326,7 @@ static void warn_of_age(nsa_ctx *ctx, const decision_search *r) {
            r->library, r->driver, now.library, now.driver);
 }
 
-/* Whether what was decided for another stage covers this one. */
+/* Whether the decision for another stage fuses this one. */
 static bool is_fused(const decision_search *r, int stage) {
   for (int s = 0; s < stage; s++) {
     const nsai_variant *v = r->out->stage[s].variant;
@@ -331,10 +335,10 @@ static bool is_fused(const decision_search *r, int stage) {
   return false;
 }
 
-/* "record of 1024, 4096 tokens, level quick, 2026-11-20T...", "record of G 16, 4096 tokens, ...", or of
- * decode steps "record of 64 x 4096 tokens, ...". */
+/* "record of 1024, 4096 tokens, level quick, 2026-11-20T...", "record of G 16, 4096 tokens,
+ * ...", or of decode steps "record of 64 x 4096 tokens, ...". */
 static void write_why(const decision_search *r, nsai_writer *why) {
-  int32_t group = 0; /* the last one that was told */
+  int32_t group = 0; /* the last group size that was written */
   nsai_write(why, "record of ");
   for (int s = 0, count = 0; s < NSAI_STAGE_COUNT; s++) {
     const source *from = &r->stage[s];

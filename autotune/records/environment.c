@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* All but the compiler. */
+/* Everything except the compiler. */
 static void describe_environment(const nsa_ctx *ctx, nsai_record *r) {
   const nsai_device *d = &ctx->device;
   snprintf(r->device, sizeof r->device, "%s", d->name);
@@ -34,7 +34,8 @@ void nsai_tune_environment(const nsa_ctx *ctx, nsai_record *r) {
   nsai_kernel_key key;
   nsai_compile_request request = { .name = "none", .source = "", .arch = ctx->target.arch };
   describe_environment(ctx, r);
-  if (nsai_compiler_key(ctx->compiler, &request, &key) != NSA_OK) return; /* unknown, then */
+  /* the compiler stays unknown */
+  if (nsai_compiler_key(ctx->compiler, &request, &key) != NSA_OK) return;
   snprintf(r->compiler, sizeof r->compiler, "%.63s", key.compiler_id);
   nsai_kernel_key_fini(&key);
 }

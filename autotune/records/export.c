@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * All records as one document, to carry decisions from where they were made to other machines.
+ * All records as one document, which carries decisions to other machines.
  *
  *   nsa_records: 1
  *   records:
@@ -10,8 +10,8 @@
  *   ...
  *   # checksum: 0123456789abcdef0123456789abcdef
  *
- * The line of three points is YAML's end of a document. It tells a text whose checksum a person has
- * removed from one that was cut off.
+ * The line of three dots is YAML's end of a document. It distinguishes a file whose checksum was
+ * removed on purpose from one that was truncated.
  */
 #include "records/internal.h"
 
@@ -64,7 +64,7 @@ static nsa_status read_pack(const char *text, size_t size, nsai_record_document 
                    "it again, or close what was written by hand with a line `...`");
 }
 
-/* Adds one record of a document, and tells when it is not taken. */
+/* Adds one record of a document and reports it if it is not imported. */
 static nsa_status add(nsai_records *records, const nsai_record *record, nsai_import *import) {
   nsai_record *here;
   NSAI_TRY(nsai_records_add(records, record, &here));

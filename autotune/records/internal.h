@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the record's files share: schema.c (the keys of the text), text.c (writing),
- * parse.c and reader.c (reading), store.c (folders, looking up),
- * save.c (changing), export.c (export, import).
+ * What the files of the records share: schema.c (the keys of the text), text.c (writing),
+ * parse.c and reader.c (reading), store.c (folders, lookup), save.c (changes), export.c (export,
+ * import).
  */
 #ifndef NSAI_RECORDS_INTERNAL_H
 #define NSAI_RECORDS_INTERNAL_H
@@ -24,16 +24,16 @@ typedef enum nsai_record_type {
   NSAI_RECORD_STATE, /* int32_t: nsai_timing_state */
 } nsai_record_type;
 
-/* One key and where its value lies: in the record, a baseline, or a timing. */
+/* One key and where its value is stored: in the record, a baseline, or a timing. */
 typedef struct nsai_record_field {
   const char *key; /* NULL: end of the list */
   nsai_record_type type;
   size_t offset, size;
-  bool needed;      /* must be given; text must not be empty, and be UTF-8 */
+  bool needed;      /* must be present; text must not be empty and must be UTF-8 */
   int64_t min, max; /* of numbers */
 } nsai_record_field;
 
-/* A mapping of the record's top level. */
+/* A mapping at the record's top level. */
 typedef struct nsai_record_section {
   const char *key; /* NULL: end of the list */
   const nsai_record_field *fields;
@@ -41,12 +41,13 @@ typedef struct nsai_record_section {
 
 extern const nsai_record_section nsai_record_sections[];
 extern const nsai_record_field nsai_record_baseline_fields[];
-extern const nsai_record_field nsai_record_timing_fields[]; /* but the stage */
+extern const nsai_record_field nsai_record_timing_fields[]; /* all fields except the stage */
 
-/* One clause on what is wrong with something. */
+/* A clause that says what is wrong. */
 #define NSAI_RECORD_FAULT_CHARS 256
 
-/* Whether the fields at `base` have values that the text can hold. False: `fault` names the key. */
+/* Whether the fields at `base` have values that the text can represent. False: `fault` names the
+ * key. */
 bool nsai_record_check_fields(const nsai_record_field *fields, const void *base,
                               char fault[NSAI_RECORD_FAULT_CHARS]);
 
@@ -58,87 +59,89 @@ bool nsai_record_check_flags(const nsai_record *record, char fault[NSAI_RECORD_F
 
 /* ---- the text ---- */
 
-/* The keys that begin a document of one record, and one of many. */
+/* The first keys of a document with one record, and of a document with many. */
 #define NSAI_RECORD_KEY "nsa_record"
 #define NSAI_RECORDS_KEY "nsa_records"
 #define NSAI_RECORD_VERSION 1
 
-/* Writes a record's keys, each line but the first behind `indent` spaces. */
+/* Writes a record's keys. Each line except the first is indented by `indent` spaces. */
 void nsai_record_write_keys(const nsai_record *record, int indent, nsai_writer *writer);
 
-/* The closing line: "# checksum: ", hexadecimal digits, newline. */
+/* The last line: "# checksum: ", hexadecimal digits, newline. */
 #define NSAI_RECORD_CHECKSUM "# checksum: "
 #define NSAI_RECORD_CHECKSUM_BYTES                                                                 \
-  (sizeof NSAI_RECORD_CHECKSUM - 1 + NSAI_DIGEST_CHARS - 1 + 1) /* with the newline */
+  (sizeof NSAI_RECORD_CHECKSUM - 1 + NSAI_DIGEST_CHARS - 1 + 1) /* including the newline */
 
-/* Writes the closing line for what the writer got from byte `begin` on. */
+/* Writes the last line for what the writer received from byte `begin` on. */
 void nsai_record_write_checksum(nsai_writer *writer, size_t begin);
 
 typedef enum nsai_record_seal {
   NSAI_SEAL_GOOD,
-  NSAI_SEAL_MISSING, /* the last line is no checksum */
+  NSAI_SEAL_MISSING, /* the last line is not a checksum */
   NSAI_SEAL_WRONG
 } nsai_record_seal;
 
-/* Compares the closing line with the text before it. */
+/* Compares the checksum of the last line with the text before it. */
 nsai_record_seal nsai_record_check_seal(const char *text, size_t size);
 
-/* A document that is read. */
+/* A document that was read. */
 typedef struct nsai_record_document {
   nsai_record **records; /* owned */
   int32_t count;
-  bool ended; /* by a line "..." */
+  bool ended; /* it ends with a line "..." */
 } nsai_record_document;
 
-/* Reads a document of one record or, when `many`, of a list. The checksum is the caller's matter.
- * NSA_E_CACHE with `fault` ("line 3: ..."), NSA_E_NOMEM with `fault`; the thread's error text is
- * left alone. */
+/* Reads a document with one record or, when `many`, with a list. The caller checks the checksum.
+ * NSA_E_CACHE with `fault` ("line 3: ..."), NSA_E_NOMEM with `fault`. The thread's error text
+ * does not change. */
 nsa_status nsai_record_read(const char *text, size_t size, bool many, nsai_record_document *out,
                             char fault[NSAI_RECORD_FAULT_CHARS]);
 void nsai_record_document_fini(nsai_record_document *document);
 
-/* nsai_record_parse without the thread's error text. */
+/* nsai_record_parse that does not set the thread's error text. */
 nsa_status nsai_record_decode(const char *text, size_t size, nsai_record **out,
                               char fault[NSAI_RECORD_FAULT_CHARS]);
 
 /* ---- the store ---- */
 
 #define NSAI_RECORD_ENDING ".yaml"
-#define NSAI_RECORD_FILE_CHARS 256 /* NAME_MAX and NUL */
+#define NSAI_RECORD_FILE_CHARS 256 /* NAME_MAX and the final NUL */
 
-/* A record or a bad file. */
+/* A record or an invalid file. */
 typedef struct nsai_record_entry {
   char file[NSAI_RECORD_FILE_CHARS];
-  int32_t tier;        /* of the place; NSAI_RECORD_IN_MEMORY: could not be written */
-  nsai_record *record; /* NULL: a bad file */
+  int32_t tier;        /* index of its folder; NSAI_RECORD_IN_MEMORY: it could not be written */
+  nsai_record *record; /* NULL: an invalid file */
   char problem[NSAI_RECORD_FAULT_CHARS];
 } nsai_record_entry;
 #define NSAI_RECORD_IN_MEMORY (-1)
 
-/* Lock rule: `saving` is held over a whole change, waits included; `lock` guards the rest but the
- * place, and is taken after it. */
+/* Lock rule: `saving` is held during a complete change, including waits. `lock` protects all
+ * other fields except the folders, and is taken after `saving`. */
 struct nsai_records {
   nsai_dirs folders;
   pthread_mutex_t saving, lock;
   bool loaded;
-  nsai_record_entry *entries; /* sorted by file, then tier: what counts comes first */
+  /* sorted by file name, then tier, so that the entry in effect comes first */
+  nsai_record_entry *entries;
   int32_t count, capacity;
 };
 
-/* Reads the folders unless that is done. Lock held. NSA_E_NOMEM: to be tried again. */
+/* Reads the folders unless they have been read. Lock held. NSA_E_NOMEM: try again later. */
 nsa_status nsai_records_load(nsai_records *records);
 
-/* The index of the first entry of a file name, or of where it would be. Lock held. */
+/* Index of the first entry with this file name, or the index at which it would be inserted. Lock
+ * held. */
 int32_t nsai_records_lower_bound(const nsai_records *records, const char *file);
 
-/* The entry that counts for a file name, or NULL. Lock held. */
+/* The entry in effect for a file name, or NULL. Lock held. */
 const nsai_record_entry *nsai_records_visible(const nsai_records *records, const char *file);
 
-/* Puts an entry in, in place of one of the same file and tier, and takes its record over, also when
- * it fails. Lock held. NSA_E_NOMEM. */
+/* Inserts an entry or replaces the one with the same file name and tier. Takes ownership of its
+ * record, also on failure. Lock held. NSA_E_NOMEM. */
 nsa_status nsai_records_put(nsai_records *records, const nsai_record_entry *entry);
 
-/* Takes the entry at `index` out. Lock held. */
+/* Removes the entry at `index`. Lock held. */
 void nsai_records_take_out(nsai_records *records, int32_t index);
 
 #endif /* NSAI_RECORDS_INTERNAL_H */

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Reading records, by functions in the shape of the text. Whatever does not belong where it stands
- * ends the reading at once, so that nesting is bounded by the shape, far below libyaml's quadratic
+ * Reads records with one function for each level of the text. Anything unexpected ends the
+ * reading at once, so nesting is bounded by the format and never reaches libyaml's quadratic
  * cases.
  */
 #include "records/reader.h"
@@ -81,7 +81,7 @@ static bool read_version(nsai_reader *r, const char *key) {
                             NSAI_RECORD_VERSION);
 }
 
-/* Indices of the keys that are no section; the sections follow. */
+/* Indices of the keys that are not sections; the sections follow. */
 enum { VERSION_KEY, BASELINES_KEY, STAGES_KEY, SECTION_KEYS };
 
 static int find_record_key(const char *key, bool versioned) {
@@ -104,7 +104,7 @@ static bool read_record_key(nsai_reader *r, int index, nsai_record *record) {
   }
 }
 
-/* Reads a record whose mapping has begun; `versioned`: it must say its version. */
+/* Reads a record whose mapping has begun. `versioned`: it must contain its version. */
 static bool read_record(nsai_reader *r, bool versioned, nsai_record *record) {
   uint32_t seen = 0;
   char key[NSAI_READER_KEY_CHARS], fault[NSAI_RECORD_FAULT_CHARS];

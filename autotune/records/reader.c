@@ -64,7 +64,7 @@ static bool refuse_syntax(nsai_reader *r, const char *format, ...) {
   return false;
 }
 
-/* What makes an event more than plain data; NULL: nothing. */
+/* A property beyond plain data that an event has (anchor, tag, alias); NULL: none. */
 static const char *extra_of(const yaml_event_t *event) {
   const yaml_char_t *anchor = NULL, *tag = NULL;
   switch (event->type) {
@@ -159,7 +159,8 @@ static bool read_int(nsai_reader *r, const nsai_record_field *field, void *place
   return true;
 }
 
-/* Digits, a point, an exponent; infinities and hexadecimal numbers, which strtod takes, are not. */
+/* Accepts digits, a point and an exponent. Rejects infinities and hexadecimal numbers, which
+ * strtod accepts. */
 static bool read_real(nsai_reader *r, const nsai_record_field *field, double *out) {
   const char *text = nsai_reader_scalar(r);
   char *end;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A record in memory: its timings in order, its winners, and what two records know together.
+ * A record in memory: its sorted timings, its winners, and how two records are merged.
  */
 #include "records/record.h"
 
@@ -66,7 +66,7 @@ nsai_timing *nsai_record_find(const nsai_record *record, const char *stage, cons
 }
 
 nsa_status nsai_record_add(nsai_record *record, const nsai_timing *timing) {
-  const nsai_timing copy = *timing; /* it may lie in the array that moves */
+  const nsai_timing copy = *timing; /* it may point into the array, which moves */
   nsai_timing *there = nsai_record_find(record, copy.stage, copy.candidate);
   if (there) {
     *there = copy;
@@ -89,7 +89,7 @@ nsa_status nsai_record_add(nsai_record *record, const nsai_timing *timing) {
 }
 
 nsai_timing *nsai_record_stage(const nsai_record *record, const char *stage, int32_t *count) {
-  /* No candidate's name is empty: this is the stage's first. */
+  /* No candidate has an empty name, so this is the first of the stage. */
   int32_t begin = lower_bound(record, stage, ""), end = begin;
   while (end < record->timing_count && strcmp(record->timings[end].stage, stage) == 0) end++;
   *count = end - begin;
@@ -145,7 +145,7 @@ bool nsai_record_same_environment(const nsai_record *a, const nsai_record *b) {
          strcmp(a->driver, b->driver) == 0 && strcmp(a->compiler, b->compiler) == 0;
 }
 
-/* Widens a range by another; two zeros are no range. */
+/* Extends a range to include another one; two zeros mean no range. */
 static void widen(int32_t range[2], const int32_t other[2]) {
   if (!other[0] && !other[1]) return;
   bool unknown = !range[0] && !range[1];
@@ -153,8 +153,9 @@ static void widen(int32_t range[2], const int32_t other[2]) {
   if (unknown || other[1] > range[1]) range[1] = other[1];
 }
 
-/* Adds what `older` timed. Winners are looked up before they can come from `older` itself: a stage
- * lies in one piece, and its winner and default are settled at its first timing. */
+/* Adds the timings of `older`. Winners are looked up before any can come from `older`: the
+ * timings of a stage are contiguous, and its winner and default are determined at the first of
+ * them. */
 static nsa_status merge_timings(nsai_record *record, const nsai_record *older) {
   const char *stage = NULL;
   bool take_chosen = false, take_default = false;
@@ -169,7 +170,7 @@ static nsa_status merge_timings(nsai_record *record, const nsai_record *older) {
     timing.is_default = timing.is_default && take_default;
     nsai_timing *there = nsai_record_find(record, timing.stage, timing.candidate);
     if (there) {
-      /* What fails by now is no winner any more. */
+      /* A candidate that now fails cannot stay the winner. */
       there->chosen = there->chosen || (timing.chosen && there->state == NSAI_TIMING_OK);
       there->is_default = there->is_default || timing.is_default;
     } else {
@@ -191,7 +192,7 @@ nsa_status nsai_record_merge(nsai_record *record, const nsai_record *older) {
   NSAI_TRY(merge_timings(record, older));
   for (int32_t i = 0; i < older->baseline_count; i++) {
     const nsai_baseline *baseline = &older->baselines[i];
-    /* Without room for it the older one is left out. */
+    /* If there is no space for it, the older baseline is dropped. */
     if (!has_baseline(record, baseline->name))
       nsai_record_set_baseline(record, baseline->name, baseline->ms, baseline->spread);
   }

@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Changing the store. A save reads the file that stands there, merges and replaces it by rename, so
- * that readers see one record or the other. The lock between reading and replacing keeps what
- * several processes measure at once; without it, on network folders, the last one wins.
+ * Changes of the store. A save reads the current file, merges, and replaces the file by rename,
+ * so that readers see either the old record or the new one. A lock between reading and replacing
+ * keeps what several processes measure at once. Without the lock, on network folders, the last
+ * writer wins.
  */
 #include "records/internal.h"
 
@@ -16,12 +17,12 @@
 #include <time.h>
 #include <unistd.h>
 
-/* Somebody else's save takes some milliseconds, on slow disks some ten. Who holds the lock longer
- * is stopped or hangs, and is not waited for. */
+/* A save takes some milliseconds, on slow disks some ten. A process that holds the lock for
+ * longer is stopped or hangs; do not wait for it. */
 #define LOCK_WAIT_MS 2000
 #define LOCK_STEP_MS 2
 
-/* Whether the file has been replaced since `*last`, which becomes what it is now. */
+/* Whether the file has been replaced since `*last`, which becomes its current state. */
 static bool has_changed(nsai_records *records, const char *file, struct stat *last) {
   struct stat before = *last;
   if (fstatat(records->folders.fd[0], file, last, AT_SYMLINK_NOFOLLOW) != 0)
@@ -30,8 +31,8 @@ static bool has_changed(nsai_records *records, const char *file, struct stat *la
          before.st_ctim.tv_nsec != last->st_ctim.tv_nsec;
 }
 
-/* Returns a descriptor to be closed, or -1: no lock. The wait begins anew whenever another process
- * has saved: a queue that moves loses nothing. */
+/* Returns a descriptor to close, or -1: no lock. The wait starts again whenever another process
+ * has saved, so that no measurement is lost while the queue moves. */
 static int wait_for_lock(nsai_records *records, const char *file) {
   const struct timespec step = { 0, LOCK_STEP_MS * 1000000L };
   struct stat last = { 0 };
@@ -45,8 +46,8 @@ static int wait_for_lock(nsai_records *records, const char *file) {
   return token;
 }
 
-/* What the user's file holds now, the caller's to destroy; NULL: nothing. A bad file was or will be
- * warned of by the index. */
+/* The content of the user's file, for the caller to destroy; NULL: nothing. The index warns of
+ * invalid files. */
 static nsa_status read_file(nsai_records *records, const char *file, nsai_record **out) {
   struct stat st;
   char *data, fs_fault[NSAI_FILES_FAULT_CHARS], fault[NSAI_RECORD_FAULT_CHARS];
@@ -61,7 +62,7 @@ static nsa_status read_file(nsai_records *records, const char *file, nsai_record
   return status == NSA_E_CACHE ? NSA_OK : status;
 }
 
-/* Adds what memory and the folders that are not written hold. Lock held. */
+/* Merges the records in memory and in the read-only folders. Lock held. */
 static nsa_status merge_index(nsai_records *records, const char *file, bool writable,
                               nsai_record *record) {
   NSAI_TRY(nsai_records_load(records));
@@ -74,7 +75,7 @@ static nsa_status merge_index(nsai_records *records, const char *file, bool writ
   return NSA_OK;
 }
 
-/* Writes the user's file. `*stored` tells whether it stands there. */
+/* Writes the user's file. `*stored` says whether that succeeded. */
 static nsa_status write_file(nsai_records *records, const char *file, const nsai_record *record,
                              bool *stored) {
   nsai_writer writer = nsai_writer_open(NULL, 0);
@@ -98,7 +99,7 @@ static nsa_status write_file(nsai_records *records, const char *file, const nsai
   return NSA_OK;
 }
 
-/* Puts the saved record into the index; a copy in memory only is out of date now. */
+/* Puts the saved record into the index and removes a copy that was in memory only. */
 static nsa_status keep(nsai_records *records, const char *file, nsai_record *record, bool stored) {
   nsai_record_entry entry = { .tier = stored ? 0 : NSAI_RECORD_IN_MEMORY, .record = record };
   memcpy(entry.file, file, strlen(file) + 1);
@@ -111,7 +112,8 @@ static nsa_status keep(nsai_records *records, const char *file, nsai_record *rec
   return status;
 }
 
-/* The record that counts now, of the user's file or the index, the caller's to destroy; NULL: none. */
+/* The record in effect, from the user's file or the index, for the caller to destroy; NULL:
+ * none. */
 static nsa_status find_standing(nsai_records *records, const char *file, nsai_record *in_file,
                                 nsai_record **out) {
   *out = NULL;
@@ -124,13 +126,13 @@ static nsa_status find_standing(nsai_records *records, const char *file, nsai_re
   return status;
 }
 
-/* Dates are ISO 8601 in UTC: their order is that of their texts. */
+/* Dates are ISO 8601 in UTC, so their texts sort in order of time. */
 static bool is_newer(const nsai_record *a, const nsai_record *b) {
   return a->date[0] && b->date[0] && strcmp(a->date, b->date) > 0;
 }
 
-/* Puts a newer record that stands here in the place of `*record`, which is added to it, or into
- * `*kept` when they cannot be merged. */
+/* If a newer record exists here, `*record` is added to it and replaced by it; if they cannot be
+ * merged, the newer one goes into `*kept`. */
 static nsa_status yield_to_newer(nsai_records *records, const char *file, nsai_record *in_file,
                                  nsai_record **record, nsai_record **kept) {
   nsai_record *here;
@@ -147,8 +149,8 @@ static nsa_status yield_to_newer(nsai_records *records, const char *file, nsai_r
   return status;
 }
 
-/* Under `saving`. Takes `merged` over. `kept` as nsai_records_add has it, and NULL; or NULL: what
- * stands here yields. */
+/* Runs while `saving` is held. Takes ownership of `merged`. `kept` as in nsai_records_add,
+ * initially NULL; or NULL: existing records have lower precedence. */
 static nsa_status save(nsai_records *records, const char *file, nsai_record *merged,
                        nsai_record **kept) {
   nsa_status status = NSA_OK;
@@ -198,7 +200,7 @@ nsa_status nsai_records_add(nsai_records *records, const nsai_record *record, ns
 
 /* ---- removing ---- */
 
-/* Takes what can be removed out of the index. Lock held. */
+/* Removes from the index what can be removed. Lock held. */
 static nsa_status forget(nsai_records *records, const char *file, bool writable) {
   NSAI_TRY(nsai_records_load(records));
   for (int32_t i = nsai_records_lower_bound(records, file);

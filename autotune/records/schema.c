@@ -1,8 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The keys of a record's text, in the order in which they are written, and what their values may
- * be.
+ * The keys of a record's text, in the order in which they are written, and their allowed values.
  */
 #include "records/internal.h"
 
@@ -13,8 +12,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Bounds that no measurement reaches; they keep numbers exact in a double. */
-#define MAX_REAL 1000000000000 /* milliseconds of thirty years */
+/* Bounds that no measurement reaches. They keep numbers exact in a double. */
+#define MAX_REAL 1000000000000 /* milliseconds of about thirty years */
 #define MAX_LONG (INT64_C(1) << 53)
 
 #define TEXT(key, type, member)                                                                    \
@@ -156,7 +155,7 @@ bool nsai_record_check_stage(const char stage[32], char fault[NSAI_RECORD_FAULT_
   return check_text(&stage_field, stage, fault);
 }
 
-/* At most one winner and one default of a stage: `timing` and all before it. */
+/* At most one winner and one default per stage, counting this timing and all before it. */
 static bool check_flags(const nsai_record *record, int32_t at, char *fault) {
   const nsai_timing *timing = &record->timings[at];
   for (int32_t i = at - 1; i >= 0 && strcmp(record->timings[i].stage, timing->stage) == 0; i--) {

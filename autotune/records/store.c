@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * The store: an index of all records in memory, read from the folders once. Records of several
- * folders stand side by side in it, and the first that is good counts.
+ * folders with the same key are adjacent, and the first valid one is in effect.
  */
 #include "records/internal.h"
 
@@ -54,7 +54,7 @@ int32_t nsai_records_lower_bound(const nsai_records *records, const char *file) 
   return begin;
 }
 
-/* Whether the entry at `index` is one of the file. */
+/* Whether the entry at `index` has this file name. */
 static bool is_of(const nsai_records *records, int32_t index, const char *file) {
   return index < records->count && strcmp(records->entries[index].file, file) == 0;
 }
@@ -100,7 +100,7 @@ void nsai_records_take_out(nsai_records *records, int32_t index) {
 
 /* ---- loading ---- */
 
-/* Takes one file into the index, good or bad. A file that is gone is no error. */
+/* Loads one file, valid or not, into the index. A file that no longer exists is no error. */
 static nsa_status load_file(nsai_records *records, int32_t tier, const char *file) {
   struct stat st;
   nsai_record_entry entry = { .tier = tier };
@@ -202,7 +202,7 @@ bool nsai_records_find(nsai_records *records, const char *device, const char *ar
 
 /* Lock held. */
 static void visit(const nsai_records *records, nsai_record_item_fn fn, void *user) {
-  const char *good = ""; /* the last file name of which a good record was seen */
+  const char *good = ""; /* the last file name with a valid record */
   bool go_on = true;
   for (int32_t i = 0; i < records->count && go_on; i++) {
     const nsai_record_entry *entry = &records->entries[i];
@@ -231,7 +231,7 @@ nsa_status nsai_records_each(nsai_records *records, nsai_record_item_fn fn, void
 
 static void digest_record(const nsai_record *record, nsai_digest_state *state) {
   char file[NSAI_RECORD_NAME_CHARS];
-  nsai_record_name(record, file); /* stands for the key */
+  nsai_record_name(record, file); /* the file name is a digest of the key */
   nsai_digest_field(state, "record", file, strlen(file));
   for (int32_t i = 0; i < record->timing_count; i++) {
     const nsai_timing *timing = &record->timings[i];

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Writing a record as YAML: a section per matter, then one candidate per line.
+ * Writes a record as YAML: one section per subject, then one candidate per line.
  *
  *   nsa_record: 1
  *   device:
@@ -12,7 +12,7 @@
  *       - {candidate: "attend_window_sm80 rows=128", state: ok, ms: 1.25, ...}
  *   # checksum: 0123456789abcdef0123456789abcdef
  *
- * All text is quoted, so that every YAML reader takes it for text.
+ * All text is quoted, so that every YAML reader parses it as text.
  */
 #include "records/internal.h"
 
@@ -23,13 +23,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The fewest digits, from six on, that read as the same number. */
+/* Writes the fewest digits, at least six, that read back as the same number. */
 static void write_real(double value, nsai_writer *writer) {
   char text[40];
   int digits = 6;
   do snprintf(text, sizeof text, "%.*g", digits, value);
   while (strtod(text, NULL) != value && ++digits <= 17);
-  /* Whatever the locale puts in its place is a point here; it may have several bytes. */
+  /* Replaces the locale's decimal separator, which may have several bytes, by a point. */
   size_t before = strspn(text, "-0123456789");
   size_t point = strcspn(text + before, "0123456789e");
   nsai_write_bytes(writer, text, before);
@@ -56,7 +56,7 @@ static void write_value(const nsai_record_field *field, const void *base, nsai_w
   }
 }
 
-/* "- {key: value, ...}", for one line of a list. */
+/* Writes "- {key: value, ...}", one line of a list. */
 static void write_line(const nsai_record_field *fields, const void *base, int indent,
                        nsai_writer *writer) {
   nsai_write(writer, "%*s- {", indent, "");
@@ -107,7 +107,7 @@ void nsai_record_write(const nsai_record *record, nsai_writer *writer) {
 
 void nsai_record_write_checksum(nsai_writer *writer, size_t begin) {
   char digits[NSAI_DIGEST_CHARS];
-  /* A text that does not fit has no digest, but its length is known. */
+  /* A text that does not fit has no digest; only its length is computed. */
   bool whole = writer->used < writer->size;
   nsai_digest_hex(whole ? writer->buf + begin : "", whole ? writer->used - begin : 0, digits);
   nsai_write(writer, NSAI_RECORD_CHECKSUM "%s\n", digits);
