@@ -1,12 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Finding and storing. One file per entry (entry.h), named by digests; the file is believed
- * only after its checksum, its full key and its compiler id have been compared. So a truncated
- * file, a collision of names or a file copied to another name is a miss.
+ * Lookup and storage. There is one file per entry (entry.h), named by digests. A file is used
+ * only after its checksum, its full key and its compiler id match. A truncated file, a collision
+ * of names or a file copied to another name is thus a miss.
  *
- * The compiler is a part of the name beside the key's digest, because it can be unknown: NVRTC need
- * not be installed where a filled cache is used. Then any entry of the key will do.
+ * The compiler id is in the name beside the key's digest, because it can be unknown: a machine
+ * with a filled cache need not have NVRTC. Then any entry of the key is accepted.
  */
 #include "cache/internal.h"
 
@@ -18,13 +18,13 @@
 #include <time.h>
 #include <unistd.h>
 
-/* A plan has about ten kernels of 40 to 160 KB; this holds the kernels of dozens of plans. */
+/* A plan has about ten kernels of 40 to 160 KB, so this holds the kernels of dozens of plans. */
 #define MEMORY_LIMIT ((uint64_t)32 << 20)
 
-/* Use is noted to the hour: enough to tell old from young, and a hit writes next to never. */
+/* Uses are recorded to the hour: enough to distinguish old from new, and few hits cause a write. */
 #define STAMP_SECONDS 3600
 
-/* Entries live in a folder of their own, so that tuning records may lie beside it. */
+/* Entries have a subfolder of their own; tuning records have another one beside it. */
 static const nsai_dirs_kind kernels = { "kernels", "cache", "compiled kernels", "new kernels" };
 
 /* ---- open, close ---- */
@@ -86,7 +86,7 @@ static bool find_in_memory(nsai_cache *cache, const nsai_kernel_key *key, nsai_k
   return found;
 }
 
-/* Cuts the tail off until the list fits; the newest entry always stays. Lock held. */
+/* Removes entries from the tail until the list fits; the newest entry always stays. Lock held. */
 static void shrink_memory(nsai_cache *cache) {
   uint64_t kept = 0;
   for (memory_entry *entry = cache->memory; entry; entry = entry->next) {
@@ -106,7 +106,7 @@ static bool is_in_memory(const nsai_cache *cache, const char *digest, const char
   return false;
 }
 
-/* Without memory for it, the entry is simply not kept. */
+/* If memory is exhausted, the entry is not kept. */
 static void keep_in_memory(nsai_cache *cache, const nsai_kernel_key *key,
                            const nsai_kernel_image *image) {
   memory_entry *entry = calloc(1, sizeof *entry);
@@ -136,13 +136,13 @@ static void touch(nsai_cache *cache, const char *name, int64_t used_at) {
   nsai_cache_stamp_encode(now, stamp);
   int fd = openat(cache->folders.fd[0], name, O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;
-  /* A failure costs only the entry's place in the order of eviction. */
+  /* If this fails, the entry only loses its rank in the order of eviction. */
   if (pwrite(fd, stamp, sizeof stamp, NSAI_CACHE_STAMP_AT) != (ssize_t)sizeof stamp)
     nsai_log(cache->logger, NSA_LOG_DEBUG, "cache", "the use of %s is not noted", name);
   close(fd);
 }
 
-/* NULL when the entry is the key's; else what is wrong. */
+/* NULL when the entry belongs to the key; else what is wrong. */
 static const char *check_entry(const nsai_kernel_key *key, const nsai_cache_entry *entry,
                                const char *name) {
   char expected[NSAI_CACHE_NAME_CHARS];
@@ -170,7 +170,7 @@ static bool image_of_entry(const nsai_cache_entry *entry, nsai_kernel_image *out
   return true;
 }
 
-/* Reads, verifies and copies one entry. A bad one is removed where this cache may write. */
+/* Reads, verifies and copies one entry. Removes an invalid one if this cache may write. */
 static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
                        const nsai_kernel_key *key, nsai_kernel_image *out) {
   struct stat st;
@@ -180,7 +180,7 @@ static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
   bool writable = tier == 0 && nsai_dirs_writable(&cache->folders);
   if (!nsai_files_read_trusted(cache->folders.fd[tier], name, NSAI_CACHE_ENTRY_MAX, &data, &st,
                                fault)) {
-    if (st.st_ino == 0) return false; /* missing, or nothing that the file could help */
+    if (st.st_ino == 0) return false; /* missing, or an error that the file itself did not cause */
     problem = fault;
   } else {
     problem = nsai_cache_entry_decode(data, (size_t)st.st_size, &entry);
@@ -202,7 +202,7 @@ static bool load_entry(nsai_cache *cache, int32_t tier, const char *name,
   return copied;
 }
 
-/* Any entry of the key, whatever compiler made it. */
+/* Loads an entry of the key made by any compiler. */
 static bool load_any(nsai_cache *cache, int32_t tier, const nsai_kernel_key *key,
                      nsai_kernel_image *out) {
   char **names;
@@ -262,7 +262,7 @@ bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
   return stored;
 }
 
-/* ---- an image that does not load ---- */
+/* ---- images that do not load ---- */
 
 static void drop_from_memory(nsai_cache *cache, const char *digest, const char *compiler_id) {
   memory_entry *dropped = NULL;
@@ -280,7 +280,7 @@ static void drop_from_memory(nsai_cache *cache, const char *digest, const char *
   free_memory(dropped);
 }
 
-/* Another process may have put a better image into the file's place: that one stays. */
+/* Another process may have replaced the file by a good image, which must stay. */
 static bool drop_from_disk(nsai_cache *cache, const char *name, const nsai_kernel_key *key,
                            const nsai_kernel_image *image) {
   struct stat st;
@@ -305,9 +305,9 @@ void nsai_cache_drop(nsai_cache *cache, const nsai_kernel_key *key, const nsai_k
                  name, gone ? "was removed" : "stays where it is");
 }
 
-/* ---- the courtesy lock ---- */
+/* ---- the advisory lock ---- */
 
-/* Two keys that share one wait for each other now and then. */
+/* Two keys with the same lock sometimes wait for each other. */
 bool nsai_cache_same_lock(const nsai_kernel_key *a, const nsai_kernel_key *b) {
   return !strncmp(a->digest, b->digest, NSAI_DIRS_LOCK_CHARS);
 }

@@ -1,12 +1,12 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The kernel cache: compiled kernels in memory, in the user's folder, and in read-only folders of
- * the system. It never fails a run: whatever is wrong with a folder, a file or the disk is one
+ * The kernel cache: compiled kernels in memory, in the user's folder, and in read-only folders
+ * of the system. It never fails a run: trouble with a folder, a file or the disk gives one
  * warning, and the kernel is compiled again.
  *
- * All functions are thread-safe but close. Several processes may share a folder; no lock is needed
- * for correctness.
+ * All functions except close are thread-safe. Several processes may share a folder; correctness
+ * needs no lock.
  */
 #ifndef NSAI_CACHE_CACHE_H
 #define NSAI_CACHE_CACHE_H
@@ -20,68 +20,70 @@ typedef struct nsai_cache nsai_cache;
 
 typedef enum nsai_cache_mode {
   NSAI_CACHE_READ_WRITE,
-  NSAI_CACHE_READ_ONLY, /* disk entries are used, none is written, touched or removed */
-  NSAI_CACHE_OFF        /* memory only */
+  /* entries on disk are used, but none is written, removed, or marked as used */
+  NSAI_CACHE_READ_ONLY,
+  NSAI_CACHE_OFF /* memory only */
 } nsai_cache_mode;
 
 typedef struct nsai_cache_options {
   const char *dir; /* NULL or "": $NSA_CACHE_DIR, $XDG_CACHE_HOME/nsa, $HOME/.cache/nsa */
   nsai_cache_mode mode;
   uint64_t limit;                 /* bytes in the user's folder: runtime.cache_limit */
-  const char *const *system_dirs; /* read-only folders, NULL-terminated; NULL: the usual two */
+  const char *const *system_dirs; /* read-only folders, NULL-terminated; NULL: the default two */
   nsai_logger *logger;            /* borrowed; NULL: silent */
-  bool look;                      /* make no folder: only see what a run would find */
+  bool look;                      /* create no folder: only report what a run would find */
 } nsai_cache_options;
 
-/* Opens the folders, making the user's when it is missing. A folder that cannot be used is a
+/* Opens the folders and creates the user's if it is missing. A folder that cannot be used is a
  * warning, not a failure. NSA_E_NOMEM only. */
 nsa_status nsai_cache_open(const nsai_cache_options *options, nsai_cache **out);
 
 /* NULL is fine. */
 void nsai_cache_close(nsai_cache *cache);
 
-/* Looks in memory, the user's folder, the read-only folders. True: `out` holds a copy, the caller's
- * to free. Reads one file and opens no compiler. A key whose compiler is "" takes the image of any
- * compiler, of several the one whose file name sorts first. */
+/* Looks in memory, in the user's folder, then in the read-only folders. True: `out` holds a copy
+ * that the caller frees. Reads one file and does not open the compiler. A key whose compiler is
+ * "" takes the image of any compiler; of several, the one whose file name sorts first. */
 bool nsai_cache_find(nsai_cache *cache, const nsai_kernel_key *key, nsai_kernel_image *out);
 
-/* Keeps an image under the key and the image's compiler id, in memory and on disk. True when it
- * stands on the disk (also when another process was faster). */
+/* Stores an image under the key and the image's compiler id, in memory and on disk. True when it
+ * is on disk, also when another process has stored it first. */
 bool nsai_cache_store(nsai_cache *cache, const nsai_kernel_key *key,
                       const nsai_kernel_image *image);
 
-/* Forgets an image that was found, matches its key and yet does not load, in memory and, where this
- * cache may write and the file still holds the same image, on disk; warns. `why` is one clause. */
+/* Removes an image that matches its key but does not load: from memory, and from disk if this
+ * cache may write and the file still holds the same image. Warns; `why` is one clause. */
 void nsai_cache_drop(nsai_cache *cache, const nsai_kernel_key *key, const nsai_kernel_image *image,
                      const char *why);
 
-/* Saves a double compilation: tells others that this key is being compiled here. Does not wait.
- * Returns a token for unlock; `*busy`: another thread or process has the lock, and is worth a wait.
- * Without a lock (network folder, no folder) nobody is busy, since the lock is a courtesy. Call
- * nsai_cache_find once more when you have it. */
+/* Avoids compiling a key twice: tells other threads and processes that it is being compiled
+ * here. Does not wait. Returns a token for unlock. `*busy`: another thread or process holds the
+ * lock, so waiting is worthwhile. The lock is only advisory: where no lock can be taken (network
+ * folder, no folder), `*busy` is false. Call nsai_cache_find again once you hold it. */
 int nsai_cache_lock(nsai_cache *cache, const nsai_kernel_key *key, bool *busy);
 void nsai_cache_unlock(int token);
 
-/* Whether two keys have one lock: who holds it for the one must not wait for the other. */
+/* Whether two keys share a lock. A thread that holds it for one must not wait for the other. */
 bool nsai_cache_same_lock(const nsai_kernel_key *a, const nsai_kernel_key *b);
 
-/* One folder, for the report. */
+/* One folder, for reports. */
 typedef struct nsai_cache_tier_info {
   char path[4096];
   char state[256]; /* "read-write", "read-only", or why it is not used */
   bool used, writable, network;
-  bool missing; /* not used because it is not there */
+  bool missing; /* not used because it does not exist */
 } nsai_cache_tier_info;
 
-/* The folder at `index`, the user's first; false behind the last. */
+/* The folder at `index`, the user's first; false after the last. */
 bool nsai_cache_tier(nsai_cache *cache, int32_t index, nsai_cache_tier_info *out);
 
 /* One file of a folder, for `ls`, `verify`, `export`. Valid during the callback. */
 typedef struct nsai_cache_item {
   const char *folder, *file;
-  const char *problem; /* NULL: good; else what is wrong, and only folder, file, bytes count */
-  uint64_t bytes;      /* of the file */
-  int64_t used_at;     /* seconds since 1970; 0: unknown */
+  /* NULL: valid; else what is wrong, and only folder, file and bytes are set */
+  const char *problem;
+  uint64_t bytes;  /* of the file */
+  int64_t used_at; /* seconds since 1970; 0: unknown */
   const char *entry, *arch, *compiler_id;
   const char *key; /* full key text */
   size_t key_length;
@@ -92,14 +94,14 @@ typedef struct nsai_cache_item {
 /* Return false to stop. */
 typedef bool (*nsai_cache_item_fn)(void *user, const nsai_cache_item *item);
 
-/* Visits and verifies every entry of all folders, by name. NSA_E_NOMEM. */
+/* Visits and verifies every entry of all folders, ordered by name. NSA_E_NOMEM. */
 nsa_status nsai_cache_each(nsai_cache *cache, nsai_cache_item_fn fn, void *user);
 
-/* Verifies every entry and removes bad ones from the user's folder. */
+/* Verifies every entry and removes invalid ones from the user's folder. */
 nsa_status nsai_cache_verify(nsai_cache *cache, int64_t *good, int64_t *bad);
 
-/* Removes the least recently used entries of the user's folder until at most `limit` bytes are
- * left, and temporary files of dead processes. NSA_E_CACHE when the folder is not writable. */
+/* Removes temporary files of dead processes, and the least recently used entries of the user's
+ * folder until at most `limit` bytes remain. NSA_E_CACHE when the folder is not writable. */
 nsa_status nsai_cache_gc(nsai_cache *cache, uint64_t limit, int64_t *removed, uint64_t *bytes_left);
 
 /* Checks the bytes of an exported entry and adds it to the user's folder. NSA_E_CACHE. */

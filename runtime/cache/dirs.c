@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Which folders are used, and what lies in them. A cubin runs with the rights of the process that
- * loads it, so a folder into which somebody else could plant one is refused, and /tmp is never
+ * Chooses the folders and lists their files. A cubin runs with the rights of the process that
+ * loads it, so a folder in which somebody else could put one is refused, and /tmp is never
  * chosen.
  */
 #include "cache/dirs.h"
@@ -20,7 +20,7 @@
 static const char temporary_prefix[] = ".tmp-";
 static const char *const usual_system_dirs[] = { "/var/cache/nsa", "/usr/share/nsa/cache", NULL };
 
-/* The first place that is set. False when none is. */
+/* Takes the first location that is set. False when none is. */
 static bool choose_dirs(const char *given, char *path, size_t size) {
   const struct {
     const char *root, *below;
@@ -33,16 +33,16 @@ static bool choose_dirs(const char *given, char *path, size_t size) {
   for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
     const char *root = places[i].root;
     if (!root || !root[0]) continue;
-    /* From the environment absolute paths only: a relative one would move with the host's working
-     * directory. */
+    /* The environment may give absolute paths only: a relative one would depend on the host's
+     * working directory. */
     if (i > 0 && root[0] != '/') continue;
     return snprintf(path, size, "%s%s", root, places[i].below) < (int)size;
   }
   return false;
 }
 
-/* Opens <path>/<folder> of one tier; fills the tier's state. False: not usable, `missing` tells
- * whether it just is not there. */
+/* Opens <path>/<folder> of one tier and fills the tier's state. False: not usable; `missing`
+ * says whether it merely does not exist. */
 static bool open_tier(nsai_dirs *folders, const char *path, bool own, bool *missing) {
   nsai_cache_tier_info *tier = &folders->info[folders->tiers];
   int *fd = &folders->fd[folders->tiers];
@@ -59,7 +59,7 @@ static bool open_tier(nsai_dirs *folders, const char *path, bool own, bool *miss
   int folder = nsai_files_open_folder(AT_FDCWD, path, owner, tier->state, sizeof tier->state);
   if (folder >= 0) {
     if (write && !folders->look)
-      mkdirat(folder, folders->kind->folder, 0700); /* a failure shows in the open below */
+      mkdirat(folder, folders->kind->folder, 0700); /* the open below reports a failure */
     *fd = nsai_files_open_folder(folder, folders->kind->folder, owner, tier->state,
                                  sizeof tier->state);
   }
@@ -221,7 +221,7 @@ nsa_status nsai_dirs_list(int folder, const char *ending, bool all, char ***name
   size_t room = 0;
   *names = NULL;
   *count = 0;
-  /* A descriptor of its own: the folder's shared one has one position for all readers. */
+  /* Opens the folder again: readers of the shared descriptor would share its position. */
   int fd = openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   DIR *dir = fd >= 0 ? fdopendir(fd) : NULL;
   if (!dir) {

@@ -93,7 +93,7 @@ nsa_status nsai_cache_entry_encode(const nsai_kernel_key *key, const nsai_kernel
   return NSA_OK;
 }
 
-/* Copies a name out of the entry; false when it does not fit or holds a NUL. */
+/* Copies a name from the entry; false when it does not fit or contains a NUL. */
 static bool take_name(const unsigned char **at, size_t length, char *out, size_t size) {
   if (length >= size || memchr(*at, '\0', length)) return false;
   memcpy(out, *at, length);
@@ -139,6 +139,7 @@ void nsai_cache_entry_name(const char *key_digest, const char *compiler_id,
                            char name[NSAI_CACHE_NAME_CHARS]) {
   char compiler[NSAI_DIGEST_CHARS];
   nsai_digest_hex(compiler_id, strlen(compiler_id), compiler);
-  /* Half of the second digest is enough: few compilers meet one key, and the entry holds the id. */
+  /* Half of the second digest is enough: a key meets few compilers, and the entry contains the
+   * full id. */
   snprintf(name, NSAI_CACHE_NAME_CHARS, "%s-%.16s.nsak", key_digest, compiler);
 }

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The bytes of one cache entry. Knows no files.
+ * The bytes of one cache entry. No file access here.
  *
  *    0  8  magic "NSAKERN\n"
  *    8  4  format version
@@ -15,7 +15,7 @@
  *   80  16 checksum (XXH3-128) over all bytes but 16..31 and its own
  *   96     key, entry name, architecture, compiler id, cubin
  *
- * Numbers are little-endian. Code and launch figures travel in one file, so that they cannot be
+ * Numbers are little-endian. Code and launch figures are in one file, so that they cannot be
  * mixed up.
  */
 #ifndef NSAI_CACHE_ENTRY_H
@@ -23,13 +23,13 @@
 
 #include "cache/kernel_image.h"
 
-/* Far above any cubin (the largest measured has 162 KB); a bound for reading unknown files. */
+/* Far above any cubin (the largest measured has 162 KB); bounds the reading of unknown files. */
 #define NSAI_CACHE_ENTRY_MAX ((size_t)64 << 20)
 
 #define NSAI_CACHE_STAMP_AT 16
 #define NSAI_CACHE_STAMP_BYTES 16
 
-/* An entry taken apart; the pointers lead into its bytes. */
+/* A parsed entry; the pointers point into its bytes. */
 typedef struct nsai_cache_entry {
   const char *key;
   size_t key_length;
@@ -44,7 +44,7 @@ typedef struct nsai_cache_entry {
 nsa_status nsai_cache_entry_encode(const nsai_kernel_key *key, const nsai_kernel_image *image,
                                    int64_t used_at, unsigned char **data, size_t *size);
 
-/* Checks everything and takes the bytes apart. NULL, or what is wrong ("checksum mismatch"). */
+/* Checks and parses the bytes. Returns NULL, or what is wrong ("checksum mismatch"). */
 const char *nsai_cache_entry_decode(const void *data, size_t size, nsai_cache_entry *out);
 
 /* The file name of an entry: digest of the key, digest of the compiler id. */
@@ -52,7 +52,7 @@ const char *nsai_cache_entry_decode(const void *data, size_t size, nsai_cache_en
 void nsai_cache_entry_name(const char *key_digest, const char *compiler_id,
                            char name[NSAI_CACHE_NAME_CHARS]);
 
-/* The stamp's two numbers. */
+/* Encodes the two numbers of the time stamp. */
 void nsai_cache_stamp_encode(int64_t used_at, unsigned char out[NSAI_CACHE_STAMP_BYTES]);
 int64_t nsai_cache_stamp_decode(const unsigned char in[NSAI_CACHE_STAMP_BYTES]);
 

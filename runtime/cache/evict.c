@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Visiting, verifying and evicting entries. Other processes may add and remove files meanwhile: a
- * file that is gone is no error.
+ * Visiting, verifying and evicting entries. Other processes may add and remove files meanwhile,
+ * so a file that has disappeared is no error.
  */
 #include "cache/internal.h"
 
@@ -14,7 +14,8 @@
 
 /* ---- visiting ---- */
 
-/* Verifies one file without knowing its key: the entry must be whole, and belong under its name. */
+/* Verifies one file without knowing its key: the entry must be complete and match the file's
+ * name. */
 static const char *check_file(const char *name, const void *data, size_t size,
                               nsai_cache_entry *entry) {
   char digest[NSAI_DIGEST_CHARS], expected[NSAI_CACHE_NAME_CHARS];
@@ -122,15 +123,15 @@ static int64_t read_stamp(int folder, const char *name) {
   return used_at;
 }
 
-/* Oldest first; equal stamps in the order of names, so that all processes agree. */
+/* Oldest first; equal stamps are ordered by name, so that all processes agree. */
 static int compare_age(const void *a, const void *b) {
   const aged_file *x = a, *y = b;
   if (x->used_at != y->used_at) return x->used_at < y->used_at ? -1 : 1;
   return strcmp(x->name, y->name);
 }
 
-/* Sums the sizes; with `aged`, fills the list of what may be evicted. Removes temporary files of
- * dead processes on the way. */
+/* Sums the sizes; with `aged`, lists what may be evicted. Also removes temporary files of dead
+ * processes. */
 static uint64_t measure(int folder, char **names, size_t count, aged_file *aged, size_t *files) {
   uint64_t total = 0;
   *files = 0;
@@ -160,8 +161,8 @@ static uint64_t evict(int folder, aged_file *aged, size_t files, uint64_t total,
   return total;
 }
 
-/* Brings the user's folder under `limit`; reads the stamps only when there is something to evict.
- */
+/* Reduces the user's folder to `limit` bytes. Reads the time stamps only when there is something
+ * to evict. */
 static nsa_status collect(nsai_cache *cache, uint64_t limit, int64_t *removed, uint64_t *left) {
   char **names;
   size_t count, files;
@@ -205,7 +206,7 @@ void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes) {
   bool full = !cache->scanned || cache->disk_bytes > cache->limit;
   pthread_mutex_unlock(&cache->lock);
   if (!full) return;
-  /* A tenth is freed beyond need, so that a full cache is not listed again at every store. */
+  /* Frees a tenth more than needed, so that a full cache is not listed again at every store. */
   uint64_t target = cache->limit > bytes ? cache->limit - bytes : 0;
   if (collect(cache, target, &removed, &left) == NSA_OK && removed > 0)
     collect(cache, target - target / 10, &removed, &left);

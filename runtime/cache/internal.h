@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the cache's files share: cache.c (find, store), evict.c (visiting, eviction).
+ * What the files of the cache share: cache.c (find, store), evict.c (visiting, eviction).
  */
 #ifndef NSAI_CACHE_INTERNAL_H
 #define NSAI_CACHE_INTERNAL_H
@@ -13,7 +13,7 @@
 
 #include <pthread.h>
 
-/* Of the entries' files. */
+/* Ending of the entries' file names. */
 #define CACHE_ENDING ".nsak"
 
 typedef struct memory_entry {
@@ -22,8 +22,8 @@ typedef struct memory_entry {
   nsai_kernel_image image;
 } memory_entry;
 
-/* Lock rule: `lock` guards memory, memory_bytes, disk_bytes, scanned; the place has its own. File
- * operations run without both. */
+/* Lock rule: `lock` protects memory, memory_bytes, disk_bytes, scanned; `dirs` has its own lock.
+ * File operations hold neither. */
 struct nsai_cache {
   nsai_dirs folders;
   nsai_logger *logger;
@@ -31,11 +31,12 @@ struct nsai_cache {
   pthread_mutex_t lock;
   memory_entry *memory; /* most recently used first */
   uint64_t memory_bytes;
-  uint64_t disk_bytes; /* estimate of the user's folder: counted once, own stores added */
+  /* estimated size of the user's folder: counted once, then own stores are added */
+  uint64_t disk_bytes;
   bool scanned;
 };
 
-/* Makes room before `bytes` more are written. */
+/* Evicts entries before `bytes` more are written. */
 void nsai_cache_make_room(nsai_cache *cache, uint64_t bytes);
 
 #endif /* NSAI_CACHE_INTERNAL_H */

@@ -25,8 +25,8 @@ nsa_status nsai_kernel_image_copy(nsai_kernel_image *out, const nsai_kernel_imag
   return NSA_OK;
 }
 
-/* The key text, one field after the other: "tag length\nvalue\n". Readable with a pager, and
- * without two ways to read it, because every length is given. */
+/* The key text, one field after the other: "tag length\nvalue\n". It is readable in a pager and
+ * unambiguous, because every length is given. */
 static size_t write_key(const nsai_kernel_key_parts *parts, char *text, size_t size) {
   char version[32];
   snprintf(version, sizeof version, "%d.%d.%d", NSA_VERSION_MAJOR, NSA_VERSION_MINOR,

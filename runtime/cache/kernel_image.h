@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the compiler makes and the cache keeps: the image of one kernel, and the key that names it.
+ * The image of one kernel, which the compiler makes and the cache stores, and the key that names
+ * it.
  */
 #ifndef NSAI_CACHE_KERNEL_IMAGE_H
 #define NSAI_CACHE_KERNEL_IMAGE_H
@@ -11,45 +12,46 @@
 
 #include <stdbool.h>
 
-/* Which compiler build: NVRTC's build-id, or what stands for it. */
+/* Identifies the compiler build: NVRTC's build-id, or a replacement for it. */
 #define NSAI_COMPILER_ID_CHARS 128
 
-/* One compiled kernel. Owned by whoever holds the struct; nsai_kernel_image_fini frees it. */
+/* One compiled kernel. The owner of the struct owns its contents; nsai_kernel_image_fini frees
+ * them. */
 typedef struct nsai_kernel_image {
   void *cubin;
   size_t size;          /* bytes of cubin */
   int32_t registers;    /* per thread */
-  int32_t spill_bytes;  /* stores and loads of spilled registers; 0 in every accepted kernel */
+  int32_t spill_bytes;  /* bytes of register spill stores and loads; 0 in every accepted kernel */
   int32_t stack_bytes;  /* local stack frame per thread */
   int32_t shared_bytes; /* static shared memory per block */
   int32_t serial_wgmma; /* 1: ptxas serialised wgmma (C75xx); 0 in every accepted kernel */
   double compile_ms;    /* 0 when the image came from the disk cache */
   char *log;            /* the compiler's log; NULL when the image came from the cache */
   char compiler_id[NSAI_COMPILER_ID_CHARS];
-  bool refused; /* it compiled, but not well: not given out, see compile/compiler.h */
+  bool refused; /* it compiled, but is not usable: see compile/compiler.h */
 } nsai_kernel_image;
 
-/* Frees the contents and zeroes the struct; a zeroed struct is fine. */
+/* Frees the contents and zeroes the struct; a zeroed struct is allowed. */
 void nsai_kernel_image_fini(nsai_kernel_image *image);
 
-/* Copies everything but the log. NSA_E_NOMEM. */
+/* Copies everything except the log. NSA_E_NOMEM. */
 nsa_status nsai_kernel_image_copy(nsai_kernel_image *out, const nsai_kernel_image *image);
 
-/* Everything that decides the bytes of a cubin. Lengths of sequences are never part of it. */
+/* Everything that determines the bytes of a cubin. Lengths of sequences are never part of it. */
 typedef struct nsai_kernel_key_parts {
   const char *entry;            /* kernel entry, extern "C" */
   const char *source;           /* the generated unit */
-  const char *options;          /* compiler options as they are wanted, in canonical order */
+  const char *options;          /* the requested compiler options, in canonical order */
   const char *arch;             /* "sm_90a" */
-  const char *templates_digest; /* of the templates that the unit includes from */
-  const char *compiler_id;      /* "": any compiler's image will do (none is installed here) */
+  const char *templates_digest; /* digest of the templates that the unit includes */
+  const char *compiler_id;      /* "": accept an image of any compiler (none is installed here) */
 } nsai_kernel_key_parts;
 
-/* The key of one image. The compiler is kept beside the digest of all other parts, because it is
- * the one part that may be unknown: a machine without NVRTC can still use a filled cache. */
+/* The key of one image. The compiler id is stored beside the digest of all other parts, because
+ * it is the only part that may be unknown: a machine without NVRTC can use a filled cache. */
 typedef struct nsai_kernel_key {
   char digest[NSAI_DIGEST_CHARS]; /* over `text` */
-  char *text;                     /* all parts but the compiler, tagged and length-prefixed */
+  char *text;                     /* all parts except the compiler id, tagged and length-prefixed */
   size_t length;
   char entry[128];
   char arch[16];

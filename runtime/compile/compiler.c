@@ -1,14 +1,15 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Lock rule: `lock` guards `nvrtc` and `compiler_id`; everything else is constant after create.
- * NVRTC itself is thread-safe with one program per thread and truly parallel from 12 on.
+ * Lock rule: `lock` protects `nvrtc` and `compiler_id`; everything else is constant after
+ * create. NVRTC itself is thread-safe with one program per thread, and runs in parallel from
+ * version 12 on.
  *
- * Why each option:
+ * The reason for each option:
  *   --gpu-architecture=sm_XY   a cubin, never PTX: no second compiler in the driver at load time
  *   --std=c++17                `if constexpr` instead of preprocessor switches
- *   --no-cache                 NVRTC 12.9 and later keep a disk cache of their own, and for it load
- *                              the driver and call cuInit; ours has the manners
+ *   --no-cache                 NVRTC 12.9 and later have a disk cache of their own, for which they
+ *                              load the driver and call cuInit; this library's cache does neither
  *   --no-source-include        otherwise the host's working directory is searched for headers
  *   --modify-stack-limit=false otherwise the process's stack limit is raised
  *   --minimal                  leaves out textures and the device runtime: shorter compile time
@@ -29,11 +30,12 @@
 
 #define OPTIONS_MAX 10
 
-/* What messages call the generated unit. Fixed, so that it does not make cubins differ. */
+/* The name of the generated unit in messages. It is constant because the cubin may contain it. */
 static const char unit_name[] = "nsa_unit.cu";
 
-/* `since`: the NVRTC that brought the option, 100 * major + minor; an older one is not asked, for
- * it would refuse to compile. --no-cache: older ones have no cache; --minimal saves time only. */
+/* `since`: the first NVRTC with the option, 100 * major + minor. An older one would refuse to
+ * compile, so it does not get the option. Older ones have no cache that --no-cache would
+ * disable; --minimal only saves time. */
 static const struct {
   const char *text;
   int32_t since;
@@ -48,10 +50,10 @@ struct nsai_compiler {
   int32_t driver_version;      /* 0: no limit */
   nsai_logger *logger;
   nsai_templates templates;
-  const char **header_names, **header_texts; /* the templates, as NVRTC takes them */
+  const char **header_names, **header_texts; /* the templates, in the form that NVRTC takes */
   pthread_mutex_t lock;
   const nsai_nvrtc *nvrtc; /* NULL: not opened yet */
-  bool located;            /* compiler_id holds the answer of a search */
+  bool located;            /* compiler_id holds the result of a search */
   char compiler_id[NSAI_COMPILER_ID_CHARS];
 };
 
@@ -109,7 +111,7 @@ void nsai_compiler_destroy(nsai_compiler *compiler) {
 
 /* ---- which compiler ---- */
 
-/* The build-id; NVRTC 12 carries none and is known by a sample of its file. */
+/* The build-id. NVRTC 12 has none and is identified by a sample of its file. */
 static void name_compiler(const nsai_library *library, char id[NSAI_COMPILER_ID_CHARS]) {
   char sample[NSAI_BUILD_ID_CHARS];
   if (library->build_id[0])
@@ -118,13 +120,13 @@ static void name_compiler(const nsai_library *library, char id[NSAI_COMPILER_ID_
     snprintf(id, NSAI_COMPILER_ID_CHARS, "sample:%s", sample);
 }
 
-/* Opens NVRTC and notes its id. Lock held. */
+/* Opens NVRTC and stores its id. Lock held. */
 static nsa_status open_locked(nsai_compiler *compiler) {
   const nsai_nvrtc *nvrtc;
   const nsai_library_query query = { compiler->nvrtc_path, compiler->driver_version / 1000 };
   char id[NSAI_COMPILER_ID_CHARS] = "";
   NSAI_TRY(nsai_nvrtc_open(&query, compiler->logger, &nvrtc));
-  /* The search kept newer majors out; a path that was given is taken as it is. */
+  /* The search excludes newer major versions; a path that was given is used as it is. */
   if (compiler->driver_version)
     NSAI_TRY(nsai_driver_check_major(compiler->driver_version, nvrtc->major));
   name_compiler(&nvrtc->library, id);
@@ -149,7 +151,7 @@ static nsa_status open_compiler(nsai_compiler *compiler, const nsai_nvrtc **out)
   return status;
 }
 
-/* Writes the id of the compiler that is open, or would be opened; "" when there is none. */
+/* Writes the id of the compiler that is open or would be opened; "" when there is none. */
 static nsa_status locate_compiler(nsai_compiler *compiler, char id[NSAI_COMPILER_ID_CHARS]) {
   nsa_status status = NSA_OK;
   pthread_mutex_lock(&compiler->lock);
@@ -187,7 +189,7 @@ nsa_status nsai_compiler_key(nsai_compiler *compiler, const nsai_compile_request
                              nsai_kernel_key *out) {
   char options[512], id[NSAI_COMPILER_ID_CHARS];
   write_arch_option(request, options, sizeof options);
-  /* All options, whether or not this compiler knows them: its build-id tells which it takes. */
+  /* All options, whether or not this compiler knows them: its build-id determines which it gets. */
   size_t used = strlen(options);
   for (size_t i = 0; i < sizeof fixed_options / sizeof fixed_options[0]; i++)
     used += (size_t)snprintf(options + used, sizeof options - used, " %s", fixed_options[i].text);
@@ -204,8 +206,8 @@ nsa_status nsai_compiler_key(nsai_compiler *compiler, const nsai_compile_request
   return nsai_kernel_key_init(out, &parts);
 }
 
-/* Refuses an architecture that this NVRTC is too old for, in words; its own message names an
- * "invalid value for --gpu-architecture" only. */
+/* Refuses an architecture that this NVRTC does not know yet. NVRTC's own message only says
+ * "invalid value for --gpu-architecture". */
 static nsa_status check_arch(const nsai_nvrtc *nvrtc, const nsai_compile_request *request) {
   const nsai_arch *arch = nsai_arch_find(request->arch);
   if (!arch)
@@ -246,7 +248,7 @@ static nsa_status take_cubin(const nsai_nvrtc *nvrtc, nsai_nvrtc_program program
   return NSAI_NVRTC(nvrtc, nvrtcGetCUBIN(program, out->cubin));
 }
 
-/* There is nothing that a user has to set: plans turn to smaller tiles. */
+/* The user need not change anything: plans try smaller tiles. */
 static nsa_status fail_refused(const nsai_compile_request *request, const char *why) {
   return nsai_fail(NSA_E_COMPILE,
                    "kernel %s for %s is refused: %s; smaller tiles are "
@@ -255,8 +257,8 @@ static nsa_status fail_refused(const nsai_compile_request *request, const char *
                    nsai_nvrtc_spec.env);
 }
 
-/* Puts the first errors into the error text; the whole log and the numbered unit into the log. A
- * kernel that does not compile for want of registers alone is refused, as one that spills. */
+/* Puts the first errors into the error text, and the complete log and the numbered unit into the
+ * log. A kernel that only lacks registers counts as refused, like one that spills. */
 static nsa_status fail_compile(nsai_compiler *compiler, const nsai_compile_request *request,
                                nsai_kernel_image *image) {
   char errors[4096], why[640];
@@ -278,7 +280,7 @@ static nsa_status fail_compile(nsai_compiler *compiler, const nsai_compile_reque
                    request->arch, errors);
 }
 
-/* The first NVRTC that loses no copy's register: sass_check.h. */
+/* The first NVRTC without the error that sass_check.h detects. */
 #define KEEPS_REGISTERS_SINCE 1304
 
 static int64_t find_lost_register(const nsai_nvrtc *nvrtc, const nsai_compile_request *request,
@@ -289,7 +291,8 @@ static int64_t find_lost_register(const nsai_nvrtc *nvrtc, const nsai_compile_re
   return nsai_find_lost_register(image->cubin, image->size);
 }
 
-/* A kernel that spills, whose wgmma run one after the other, or whose machine code is wrong, is refused. */
+/* Refuses a kernel that spills registers, whose wgmma instructions are serialised, or whose
+ * machine code is wrong. */
 static nsa_status check_image(nsai_compiler *compiler, const nsai_nvrtc *nvrtc,
                               const nsai_compile_request *request, nsai_kernel_image *image) {
   nsai_ptxas_figures figures;
@@ -365,7 +368,7 @@ nsa_status nsai_compile(nsai_compiler *compiler, const nsai_compile_request *req
   NSAI_TRY_TO(fail, nsai_nvrtc_status(nvrtc, result, "nvrtcCompileProgram"));
   NSAI_TRY_TO(fail, take_cubin(nvrtc, program, out));
   NSAI_TRY_TO(fail, check_image(compiler, nvrtc, request, out));
-  /* The id is written once, by the open above, and constant from then on. */
+  /* The open above wrote the id; it does not change afterwards. */
   memcpy(out->compiler_id, compiler->compiler_id, sizeof out->compiler_id);
   nvrtc->nvrtcDestroyProgram(&program);
   return NSA_OK;

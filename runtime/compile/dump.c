@@ -27,8 +27,8 @@ typedef struct dump_target {
   const nsai_compile_request *request;
 } dump_target;
 
-/* The folder may be one that others can write to: a link planted there is not followed, and a FIFO
- * does not hang the compilation. */
+/* Others may be able to write to the folder: do not follow a link that was planted there, and do
+ * not let a FIFO block the compilation. */
 static int open_dump(const char *path) {
   return open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0666);
 }
@@ -55,7 +55,7 @@ typedef nsai_nvrtc_result (*data_fn)(nsai_nvrtc_program, char *);
 static void dump_part(const dump_target *target, nsai_nvrtc_program program, const char *ending,
                       size_fn get_size, data_fn get_data) {
   size_t size = 0;
-  /* NVRTC answers with a size of 0 or 1 (a NUL) for what it does not have. */
+  /* For output that it does not have, NVRTC returns a size of 0 or 1 (a NUL). */
   if (get_size(program, &size) != NSAI_NVRTC_SUCCESS || size <= 1) return;
   char *data = malloc(size);
   if (!data) {

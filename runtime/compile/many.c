@@ -1,11 +1,11 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Compiling many units at once. Loader threads take jobs in order from one counter; the calling
- * thread reports progress and waits. When no thread can be started it compiles itself.
+ * Compiles many units in parallel. The threads take jobs in order from one counter; the calling
+ * thread reports progress and waits. When no thread can be started, it compiles itself.
  *
- * Lock rule: `lock` guards next, done, last, stop and a job's outputs from the moment it is taken
- * until it is counted as done; jobs are otherwise touched by the one thread that took them.
+ * Lock rule: `lock` protects next, done, last, stop, and a job's outputs from the time it is
+ * taken until it is counted as done. Otherwise only the thread that took a job uses it.
  */
 #include "compile/compiler.h"
 
@@ -15,14 +15,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* NVRTC 13 scales to about four threads; beyond that the longest kernel sets the time (measured on
- * 16 cores: 10 jobs in 7.8, 4.8, 2.7, 2.3, 2.7 s on 1, 2, 4, 8, 16 threads). */
+/* NVRTC 13 scales to about four threads; with more, the longest kernel determines the time
+ * (measured on 16 cores: 10 jobs in 7.8, 4.8, 2.7, 2.3, 2.7 s on 1, 2, 4, 8, 16 threads). */
 #define DEFAULT_THREADS_MAX 4
 #define THREADS_MAX 64
 
-/* The compiler front end recurses on templates; NVRTC asks for a raised stack limit by default, and
- * that is switched off, so its threads get a roomy stack of their own (touched pages count only).
- */
+/* The compiler front end recurses on templates. NVRTC would raise the process's stack limit,
+ * which an option disables, so its threads get a large stack (only touched pages use memory). */
 #define STACK_BYTES ((size_t)64 << 20)
 
 typedef struct pool {
@@ -34,7 +33,7 @@ typedef struct pool {
   pthread_cond_t changed;
   size_t next, done; /* jobs taken, jobs finished */
   size_t last;       /* the job that finished last */
-  bool stop;         /* take no more */
+  bool stop;         /* take no more jobs */
 } pool;
 
 static void compile_job(nsai_compiler *compiler, nsai_compile_job *job) {
@@ -71,8 +70,8 @@ static int32_t default_threads(void) {
   return cores < DEFAULT_THREADS_MAX ? cores : DEFAULT_THREADS_MAX;
 }
 
-/* Starts up to `wanted` threads with all signals blocked: the host's handlers belong to its own
- * threads. Returns how many run. */
+/* Starts up to `wanted` threads with all signals blocked, because the host's handlers belong to
+ * its own threads. Returns how many were started. */
 static int32_t start_threads(pool *p, pthread_t *threads, int32_t wanted) {
   pthread_attr_t attributes;
   sigset_t all, before;
@@ -88,7 +87,7 @@ static int32_t start_threads(pool *p, pthread_t *threads, int32_t wanted) {
   return started;
 }
 
-/* Asks the host whether to go on. The name is that of the job that finished last. */
+/* Asks the host whether to continue, with the name of the job that finished last. */
 static void report(pool *p, const nsai_compile_many_options *run, size_t done, size_t last) {
   if (!run->progress) return;
   if (run->progress(run->user, (int64_t)done, (int64_t)p->count, p->jobs[last].request.name) == 0)
@@ -98,7 +97,8 @@ static void report(pool *p, const nsai_compile_many_options *run, size_t done, s
   pthread_mutex_unlock(&p->lock);
 }
 
-/* Waits for the threads, reporting each finished job; ends when every job taken is done. */
+/* Waits for the threads and reports each finished job. Returns when every job that was taken is
+ * done. */
 static void supervise(pool *p, const nsai_compile_many_options *run) {
   size_t seen = 0;
   pthread_mutex_lock(&p->lock);
@@ -149,7 +149,7 @@ nsa_status nsai_compile_many(nsai_compiler *compiler, nsai_compile_job *jobs, si
   if (wanted > THREADS_MAX) wanted = THREADS_MAX;
   if ((size_t)wanted > count) wanted = (int32_t)count;
   report(&p, run, 0, 0);
-  /* One thread is started even for one job: the compiler needs the roomy stack. */
+  /* Even a single job runs on a thread of its own: the compiler needs the large stack. */
   int32_t started = start_threads(&p, threads, wanted);
   if (started == 0)
     while (work_once(&p)) report(&p, run, p.done, p.last);

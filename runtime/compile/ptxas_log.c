@@ -1,13 +1,14 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The lines that matter, as NVRTC 12.0 to 13.0 write them:
+ * The relevant lines, as NVRTC 12.0 to 13.0 write them:
  *
  *   ptxas info    : Function properties for name
  *   ptxas         .     0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
  *   ptxas info    : Used 10 registers, used 1 barriers, 256 bytes smem
  *   ptxas info    : (C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized
- *   ptxas fatal   : (C7602) Insufficient registers (80) to compile instruction at line 1708 in ...
+ *   ptxas fatal   : (C7602) Insufficient registers (80) to compile instruction at line 1708 in
+ *   ...
  */
 #include "compile/ptxas_log.h"
 
@@ -15,10 +16,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* How many errors are worth showing: the first ones have the cause, the rest follow from it. */
+/* The first errors contain the cause; later ones follow from them. */
 #define ERROR_LINES_MAX 5
 
-/* The decimal number right before `phrase` in the line, -1 when the phrase is not there. */
+/* The decimal number immediately before `phrase` in the line; -1 when the phrase does not occur. */
 static int32_t number_before(const char *line, const char *phrase) {
   const char *at = strstr(line, phrase);
   int64_t value = 0, scale = 1;
@@ -59,7 +60,7 @@ static void read_line(const char *line, nsai_ptxas_figures *out) {
   }
 }
 
-/* Copies the line at `*log` and steps over it; false at the end. */
+/* Copies the line at `*log` and moves past it; false at the end. */
 static bool next_line(const char **log, char *line, size_t size) {
   if (!**log) return false;
   size_t length = strcspn(*log, "\n");

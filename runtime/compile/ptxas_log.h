@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Reading the compiler's log: what ptxas says about a kernel's resources, and the first errors.
+ * Reads the compiler's log: what ptxas says about a kernel's resources, and the first errors.
  */
 #ifndef NSAI_COMPILE_PTXAS_LOG_H
 #define NSAI_COMPILE_PTXAS_LOG_H
@@ -15,15 +15,15 @@ typedef struct nsai_ptxas_figures {
   int32_t stack_bytes;  /* the largest frame */
   int32_t shared_bytes; /* static, the largest */
   int32_t serial_wgmma; /* 1: a C75xx remark was found */
-  int32_t starved;      /* 1: an instruction alone needs more registers than a thread has (C7602) */
-  char remark[512];     /* the line of the one or the other */
+  int32_t starved;      /* 1: a single instruction needs more registers than a thread has (C7602) */
+  char remark[512];     /* the line that reported serial_wgmma or starved */
 } nsai_ptxas_figures;
 
-/* Reads the log of a compilation with --ptxas-options=-v. Lines it does not know are skipped. */
+/* Reads the log of a compilation with --ptxas-options=-v. Skips unknown lines. */
 void nsai_ptxas_read_log(const char *log, nsai_ptxas_figures *out);
 
-/* Copies the first error lines of a failed compilation, each with its file and line, cut at `size`;
- * without any, the head of the log. */
+/* Copies the first error lines of a failed compilation, each with its file and line, cut at
+ * `size`. Without such lines, copies the head of the log. */
 void nsai_compiler_first_errors(const char *log, char *out, size_t size);
 
 #endif /* NSAI_COMPILE_PTXAS_LOG_H */

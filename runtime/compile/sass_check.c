@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * An instruction is 16 bytes. Of LDGSTS with a uniform register in its address (sm_90 to sm_120, as
- * nvdisasm 13.5 reads what ptxas 13.0 and 13.4 make of one text):
+ * An instruction has 16 bytes. The bits of LDGSTS with a uniform register in its address (sm_90
+ * to sm_120, from nvdisasm 13.5 on the output of ptxas 13.0 and 13.4 for the same text):
  *
  *   bits  0 .. 11  0xdae
  *   bits 64 .. 69  the uniform register

@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Templates are at most 450 lines; a file beyond this is not one. */
+/* Templates have at most 450 lines; a larger file is no template. */
 #define TEMPLATE_BYTES_MAX (1u << 20)
 
 static bool names_kernel(const char *path, const char *kernel) {

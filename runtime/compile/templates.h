@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The kernel templates: CUDA source text by name. Embedded at build time; while developing, a
- * folder replaces them without a rebuild.
+ * The kernel templates: CUDA source text by name. They are embedded at build time; during
+ * development a folder can replace them without a rebuild.
  */
 #ifndef NSAI_COMPILE_TEMPLATES_H
 #define NSAI_COMPILE_TEMPLATES_H
@@ -17,13 +17,13 @@ typedef struct nsai_template {
   size_t length;    /* bytes without the NUL */
 } nsai_template;
 
-/* Written by kernel_templates/embed.py, sorted by name, closed by an empty entry. */
+/* Written by kernel_templates/embed.py, sorted by name; an empty entry ends the array. */
 extern const nsai_template nsai_embedded_templates[];
 extern const size_t nsai_embedded_template_count;
 extern const char nsai_embedded_digest[]; /* SHA-256 over names and contents, hex */
 
-/* The embedded template of a kernel: the one whose path without its ending, with '_' for '/', is the
- * kernel's name. NULL: there is none. */
+/* The embedded template of a kernel: the one whose path without its ending, with '_' for '/', is
+ * the kernel's name. NULL: none. */
 const nsai_template *nsai_template_of(const char *kernel);
 
 typedef struct nsai_templates {
@@ -33,9 +33,9 @@ typedef struct nsai_templates {
   nsai_template *owned; /* NULL: the embedded ones */
 } nsai_templates;
 
-/* Fills `out`. folder NULL or "": the embedded templates. Otherwise the files of the same names are
- * read from `folder` now; their digest differs even when their contents do not, so that
- * experiments stay apart in the cache. NSA_E_IO (names the file), NSA_E_NOMEM. */
+/* Initialises `out`. folder NULL or "": the embedded templates. Otherwise reads the files of the
+ * same names from `folder`. Their digest differs even when their contents do not, so that the
+ * cache keeps experiments separate. NSA_E_IO (names the file), NSA_E_NOMEM. */
 nsa_status nsai_templates_init(nsai_templates *out, const char *folder);
 
 /* Frees what init allocated; a zeroed struct is fine. */

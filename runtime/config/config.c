@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Layers: which texts are read, in which order, and what becomes of the diagnostics. All memory of
- * a configuration lies in its arena.
+ * Layers: which texts are read, in which order, and how diagnostics become an error or warnings.
+ * All memory of a configuration belongs to its arena.
  */
 #include "config/config.h"
 
@@ -26,8 +26,8 @@ typedef struct loader {
   const nsai_config_request *request;
   nsai_config *config;
   nsai_diag diag;
-  int32_t sources; /* made so far */
-  nsai_mark main;  /* the first text: where a missing section is reported */
+  int32_t sources; /* number of sources so far */
+  nsai_mark main;  /* the first text: a missing section is reported there */
 } loader;
 
 static bool is_printable(const char *name) {
@@ -41,7 +41,7 @@ static bool is_printable(const char *name) {
   return true;
 }
 
-/* `text` must lie in the arena. A byte order mark in front is dropped. */
+/* `text` must be in the arena. A byte order mark at its start is skipped. */
 static nsai_source *add_source(loader *l, const char *name, const char *text, size_t length) {
   nsai_arena *arena = &l->config->arena;
   nsai_source *source = nsai_arena_alloc(arena, sizeof *source);
@@ -71,8 +71,8 @@ static nsa_status fail_io(const char *path, int error) {
                    strerror_r(error, text, sizeof text));
 }
 
-/* Reads an open file into the arena, one byte more than allowed at most, so that the parser sees
- * and reports what is too long. */
+/* Reads an open file into the arena: at most one byte more than allowed, so that the parser
+ * detects and reports a file that is too long. */
 static nsa_status read_file(loader *l, int fd, const char *path, nsai_layer layer) {
   const size_t limit = NSAI_YAML_MAX_BYTES + 1;
   char *text = nsai_arena_alloc(&l->config->arena, limit);
@@ -89,7 +89,8 @@ static nsa_status read_file(loader *l, int fd, const char *path, nsai_layer laye
   return NSA_OK;
 }
 
-/* A pipe would be waited for without end, so opening does not block, and only files are read. */
+/* Opening a pipe could block forever, so the file is opened non-blocking, and only regular files
+ * are read. */
 static nsa_status load_file(loader *l) {
   const char *path = l->request->path;
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -117,8 +118,8 @@ static void ignore_system_file(loader *l, const char *path, const char *why) {
     nsai_diag_add(&l->diag, NSAI_WARNING, (nsai_mark){ source, 0, 0 }, NULL, "ignored: %s", why);
 }
 
-/* The system file counts when only root can have written it; otherwise it is passed over with a
- * warning, since anybody could have put it there. */
+/* The system file is used only when nobody but root can have written it; otherwise it is skipped
+ * with a warning. */
 static nsa_status load_system_file(loader *l) {
   const char *path = l->request->system_path ? l->request->system_path : NSAI_SYSTEM_CONFIG;
   int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
@@ -145,7 +146,7 @@ static nsa_status load_system_file(loader *l) {
 static void load_text(loader *l) {
   const nsai_config_request *request = l->request;
   size_t length = request->length ? request->length : strlen(request->text);
-  /* What is too long is refused by its length alone: its text need not be copied whole. */
+  /* A text that is too long is refused by its length alone, so it need not be copied completely. */
   if (length > NSAI_YAML_MAX_BYTES) length = NSAI_YAML_MAX_BYTES + 1;
   char *text = nsai_arena_copy(&l->config->arena, request->text, length);
   const char *name = request->name ? request->name : "<text>";
@@ -179,7 +180,7 @@ static void load_environment(loader *l) {
   }
 }
 
-/* Overrides follow it, and are stronger. */
+/* Overrides are read later and take precedence. */
 static void load_device(loader *l) {
   static const char key[] = "runtime.device=";
   const char *device = l->request->device;
@@ -201,8 +202,8 @@ static void load_overrides(loader *l) {
   }
 }
 
-/* Turns what was found into a status: the text of all diagnostics goes to the error, or, when there
- * are only warnings, to the configuration. */
+/* Turns the diagnostics into a status. Errors go into the error text; if there are only
+ * warnings, they go into the configuration. */
 static nsa_status conclude(nsai_config *config, const nsai_diag *diag) {
   nsai_writer count = nsai_writer_open(NULL, 0);
   nsai_diag_write(diag, &count);
@@ -227,7 +228,7 @@ static nsa_status load_layers(loader *l) {
   if (request->device) load_device(l);
   load_overrides(l);
   l->config->has_model = l->config->model_mark.source != NULL;
-  /* Without memory values are missing, and complaints about them would mislead. */
+  /* Without memory some values are missing, and diagnostics about them would mislead. */
   if (!l->config->arena.failed) nsai_config_check_rules(l->config, l->main, &l->diag);
   nsa_status status = conclude(l->config, &l->diag);
   if (request->diagnostics) nsai_diag_write(&l->diag, request->diagnostics);

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The configuration: every key typed, defaulted, checked, with the place it came from.
+ * The configuration: every key with its type, default, checks, and the origin of its value.
  *
  * Layers, weakest first: built-in, system file, file, text, the host's nsa_model, matching profile,
  * environment, overrides. A later layer replaces key by key; lists (tuning.lengths, variants.disable,
@@ -21,49 +21,51 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The machine's own defaults; read when it is root's and nobody else can write it. */
+/* The machine's defaults. Read only if root owns it and nobody else can write it. */
 #define NSAI_SYSTEM_CONFIG "/etc/nsa/nsa.yaml"
 
 enum { NSAI_JIT_ON_DEMAND, NSAI_JIT_PREPARE_ONLY, NSAI_JIT_NEVER };
 enum { NSAI_CHECK_OFF, NSAI_CHECK_BASIC, NSAI_CHECK_FULL };
 
-/* What a backward pass on a GPU does about o_branch and lse of the forward. */
+/* Whether a backward pass on a GPU recomputes o_branch and lse of the forward. */
 enum { NSAI_RECOMPUTE_AUTO, NSAI_RECOMPUTE_ALWAYS, NSAI_RECOMPUTE_NEVER };
 
-/* The tuner's effort; the heuristic times nothing. */
+/* The tuner's effort. At the level "heuristic" it times nothing. */
 enum { NSAI_LEVEL_HEURISTIC, NSAI_LEVEL_QUICK, NSAI_LEVEL_NORMAL, NSAI_LEVEL_EXHAUSTIVE };
 
-/* "heuristic" ... as the configuration writes them; NULL beyond the last. Static storage. */
+/* "heuristic" and so on, as the configuration writes them; NULL for an unknown level. Static
+ * storage. */
 const char *nsai_level_name(int32_t level);
 
-/* The inputs that are timed: a bit for each kind. */
+/* The kinds of inputs that are timed, one bit each. */
 enum {
   NSAI_INPUTS_RANDOM = 1,
   NSAI_INPUTS_CORRELATED = 2,
   NSAI_INPUTS_BOTH = NSAI_INPUTS_RANDOM | NSAI_INPUTS_CORRELATED
 };
 
-#define NSAI_MAX_COUNTS 16 /* of tuning.lengths, of tuning.batches; each is timed for itself */
+/* of tuning.lengths and of tuning.batches; each entry is timed separately */
+#define NSAI_MAX_COUNTS 16
 
-/* Numbers of a list, ascending; the configuration's arena owns them. */
+/* The numbers of a list, ascending. The configuration's arena owns them. */
 typedef struct nsai_counts {
-  const int64_t *items; /* NULL: null */
-  size_t count;         /* 1 to NSAI_MAX_COUNTS; 0 with NULL */
+  const int64_t *items; /* NULL: the key is null */
+  size_t count;         /* 1 to NSAI_MAX_COUNTS; 0 if items is NULL */
 } nsai_counts;
 
-/* A variant by its name: what variants.force and variants.disable speak of. */
+/* The name of a variant, as variants.force and variants.disable use it. */
 typedef struct nsai_variant_name {
   nsai_stage stage;
   const char *name;
 } nsai_variant_name;
 
-/* Gives the name of the variant at `index`; false behind the last one. */
+/* Returns the name of the variant at `index`; false after the last one. */
 typedef bool (*nsai_variant_name_fn)(int32_t index, nsai_variant_name *out);
 
 /* Whether a glob of variants.disable matches "stage.name". */
 bool nsai_variant_name_matches(const nsai_variant_name *name, const char *pattern);
 
-/* Every key, in the order of the dump. Their paths, types and defaults: schema.c. */
+/* Every key, in the order of the dump. schema.c has their paths, types and defaults. */
 typedef enum nsai_key_id {
   NSAI_KEY_MODEL_HEADS,
   NSAI_KEY_MODEL_KV_HEADS,
@@ -118,7 +120,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_TUNING_ON_FIRST_USE,
   NSAI_KEY_TUNING_FIRST_USE_BUDGET,
   NSAI_KEY_TUNING_RECORDS,
-  NSAI_KEY_FORCE, /* of the first stage; the others follow in the order of nsai_stage */
+  NSAI_KEY_FORCE, /* of the first stage; the other stages follow in the order of nsai_stage */
   NSAI_KEY_FORCE_LAST = NSAI_KEY_FORCE + NSAI_STAGE_COUNT - 1,
   NSAI_KEY_DISABLE,
   NSAI_KEY_SELECT_DENSE_BELOW,
@@ -132,7 +134,7 @@ typedef enum nsai_key_id {
   NSAI_KEY_COUNT
 } nsai_key_id;
 
-/* The layers, weakest first. */
+/* The layers, from lowest to highest precedence. */
 typedef enum nsai_layer {
   NSAI_LAYER_BUILTIN,
   NSAI_LAYER_SYSTEM,
@@ -144,36 +146,36 @@ typedef enum nsai_layer {
   NSAI_LAYER_OVERRIDE
 } nsai_layer;
 
-/* A place in a source text. */
+/* A position in a source text. */
 struct nsai_source;
 typedef struct nsai_mark {
   const struct nsai_source *source; /* NULL: nowhere (a built-in value) */
-  int32_t line, column;             /* from 1; columns count characters */
+  int32_t line, column;             /* from 1; columns count characters, not bytes */
 } nsai_mark;
 
 /* Where a value came from. */
 typedef struct nsai_origin {
   nsai_layer layer;
   nsai_mark mark;
-  bool broken; /* a value was given and refused: checks that need it stay silent */
+  bool broken; /* a value was given and refused: checks that need it are skipped */
 } nsai_origin;
 
 typedef struct nsai_list {
   const char *const *items;
-  const nsai_mark *marks; /* where each item stands */
+  const nsai_mark *marks; /* the position of each list item */
   size_t count;
 } nsai_list;
 
 struct nsai_profile;
 struct nsai_writer;
 
-/* Read-only after loading; then safe to share between threads. All strings belong to it. */
+/* Does not change after loading, so threads may share it. It owns all its strings. */
 typedef struct nsai_config {
-  nsai_model model; /* meaningful when has_model */
+  nsai_model model; /* valid if has_model */
   bool has_model;
   bool causal; /* always true in a valid configuration */
   struct {
-    int64_t max_tokens, max_kv_tokens, max_kv_len; /* tokens; 0: not given */
+    int64_t max_tokens, max_kv_tokens, max_kv_len; /* in tokens; 0: not given */
     int32_t max_seqs, max_q_len;                   /* 0: not given */
     int32_t page_size;                             /* tokens; 0: no pages */
   } serving;
@@ -186,20 +188,20 @@ typedef struct nsai_config {
     int32_t recompute;    /* NSAI_RECOMPUTE_* */
     int32_t check_inputs;
     int32_t compile_jobs;                           /* 0: min(cores, 4) */
-    char *nvrtc_path, *cublaslt_path, *driver_path; /* NULL: searched for */
+    char *nvrtc_path, *cublaslt_path, *driver_path; /* NULL: search for the library */
     bool line_info, count_reads;
     char *dump_dir, *templates_dir; /* NULL: none */
   } runtime;
   struct {
-    int32_t level;        /* NSAI_LEVEL_*: of a tuning that is not told otherwise */
+    int32_t level;        /* NSAI_LEVEL_*: the tuner's level when its options name none */
     double budget_s;      /* seconds, a whole number of milliseconds, as first_use_budget_s */
-    double min_gain;      /* a share of the time, 0 to 0.5 */
+    double min_gain;      /* fraction of the time, 0 to 0.5 */
     int32_t inputs;       /* NSAI_INPUTS_* */
-    nsai_counts lengths;  /* tokens; null: powers of four up to serving's largest */
-    nsai_counts batches;  /* sequences of a decode step; likewise */
+    nsai_counts lengths;  /* tokens; null: powers of four up to the largest of serving */
+    nsai_counts batches;  /* sequences of a decode step; null: likewise */
     int32_t on_first_use; /* NSAI_LEVEL_*, never EXHAUSTIVE; HEURISTIC: off */
     double first_use_budget_s;
-    bool records; /* false: plans are made as if there were none, and on_first_use is off */
+    bool records; /* false: plans ignore records, and on_first_use is off */
   } tuning;
   struct {
     char *force[NSAI_STAGE_COUNT]; /* variant by stage; NULL: free choice */
@@ -209,24 +211,24 @@ typedef struct nsai_config {
     int64_t select_dense_below; /* tokens; -1: auto = count * block */
   } thresholds;
   struct {
-    int32_t sms;                  /* 0: not given, as all figures here */
+    int32_t sms;                  /* 0: not given; the same holds for all figures here */
     uint64_t smem_per_block, l2;  /* bytes */
     double hbm_gbps, bf16_tflops; /* 1e9 bytes/s, 1e12 operations/s */
-    char *source;                 /* where the figures come from; NULL: not said */
+    char *source;                 /* where the figures come from; NULL: unknown */
     bool measured;
   } device;
 
   nsai_origin origin[NSAI_KEY_COUNT];
   const char *warnings;          /* one or more lines, "" when there are none */
-  struct nsai_profile *profiles; /* of the strongest layer that has some, in their order */
-  nsai_mark profile;             /* the one that was applied; source NULL: none */
-  nsai_mark model_mark;          /* the strongest `model` section; source NULL: none */
-  bool need_model;               /* as requested; checked again with the profile */
-  nsai_variant_name_fn variant;  /* likewise */
+  struct nsai_profile *profiles; /* those of the highest layer that has any, in their order */
+  nsai_mark profile;             /* the profile that was applied; source NULL: none */
+  nsai_mark model_mark;          /* the `model` section of the highest layer; source NULL: none */
+  bool need_model;               /* as in the request; checked again together with the profile */
+  nsai_variant_name_fn variant;  /* as in the request */
   nsai_arena arena;
 } nsai_config;
 
-/* What to load. All zero: the system file and the environment alone. */
+/* What to load. All zero: only the system file and the environment. */
 typedef struct nsai_config_request {
   const char *path;              /* a YAML file; NULL: none */
   const char *text;              /* a YAML text, laid over the file; NULL: none */
@@ -239,38 +241,42 @@ typedef struct nsai_config_request {
   nsai_variant_name_fn variant;  /* the names that `variants` may use; NULL: they are not checked */
   bool skip_system_file;
   bool skip_environment;
-  bool need_model;                 /* a configuration without `model` is refused */
-  bool model_file;                 /* the file came with weights: it may hold `model` only */
-  struct nsai_writer *diagnostics; /* receives all problems, warnings too; NULL: nobody */
+  bool need_model; /* refuse a configuration without `model` */
+  /* the file belongs to a model's weights: it may contain `model` only */
+  bool model_file;
+  struct nsai_writer *diagnostics; /* receives all errors and warnings; may be NULL */
 } nsai_config_request;
 
-/* Loads, merges and checks. Profiles wait for nsai_config_apply_device.
+/* Loads, merges and checks. nsai_config_apply_device applies profiles later.
  *
  * out  receives the configuration; the caller owns it. Set to NULL on failure.
  *
- * NSA_E_CONFIG (all diagnostics, one below the other, in the error text), NSA_E_IO (a file cannot
+ * NSA_E_CONFIG (the error text has all diagnostics, one per paragraph), NSA_E_IO (a file cannot
  * be read), NSA_E_NOMEM. Thread-safe. */
 nsa_status nsai_config_load(const nsai_config_request *request, nsai_config **out);
 
-/* Lays the first profile that matches the device below environment and overrides, then checks
- * again. Once per configuration, before it is shared. No match is no error.
+/* Merges the first profile that matches the device, with less precedence than environment and
+ * overrides, then checks again. Call once per configuration, before it is shared. It is no error
+ * if no profile matches.
  *
- * arch, name, uuid  "sm_90a", "NVIDIA H200", "GPU-..."; NULL: unknown, which only a profile that
- *                   does not ask for it matches.
+ * arch, name, uuid  "sm_90a", "NVIDIA H200", "GPU-..."; NULL: unknown, which matches only a
+ * profile
+ *                   that does not ask for it.
  *
- * NSA_E_CONFIG, NSA_E_NOMEM; then the configuration can only be destroyed. */
+ * NSA_E_CONFIG, NSA_E_NOMEM; the configuration can then only be destroyed. */
 nsa_status nsai_config_apply_device(nsai_config *config, const char *arch, const char *name,
                                     const char *uuid);
 
 /* NULL is fine. */
 void nsai_config_destroy(nsai_config *config);
 
-/* Writes the effective values as YAML that loads again to the same values (profiles are resolved,
- * not repeated); with_origin adds to each line where its value came from. snprintf's rule. */
+/* Writes the effective values as YAML that loads again to the same values. Profiles appear as
+ * their effect, not as a section. with_origin adds to each line the origin of its value. Returns
+ * a length as snprintf does. */
 size_t nsai_config_dump(const nsai_config *config, bool with_origin, char *buf, size_t size);
 
-/* Writes the JSON Schema of the format, made from the declared keys: configs/nsa.schema.json.
- * snprintf's rule. */
+/* Writes the JSON Schema of the format, generated from the declared keys:
+ * configs/nsa.schema.json. Returns a length as snprintf does. */
 size_t nsai_config_json_schema(char *buf, size_t size);
 
 #endif /* NSAI_CONFIG_CONFIG_H */

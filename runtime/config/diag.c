@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Lines are cut where libyaml cuts them (CR, LF, CRLF, NEL, LS, PS), so that its marks fit.
+ * Lines end where libyaml ends them (CR, LF, CRLF, NEL, LS, PS), so that its positions agree.
  */
 #include "config/diag.h"
 
@@ -11,9 +11,10 @@
 #include <string.h>
 
 #define MAX_NOTES 50       /* more do not fit the error text, and nobody reads them */
-#define MESSAGE_BYTES 1024 /* excerpts keep messages far below */
-#define SHOWN_COLUMNS 110  /* of a source line; longer ones are cut around the caret */
-#define SHOWN_BEFORE 70    /* columns kept before the caret when a line is cut */
+#define MESSAGE_BYTES 1024 /* excerpts keep messages far shorter */
+/* longest part of a source line; longer lines are cut around the caret */
+#define SHOWN_COLUMNS 110
+#define SHOWN_BEFORE 70 /* columns kept before the caret when a line is cut */
 
 struct nsai_problem_note {
   struct nsai_problem_note *next;
@@ -33,7 +34,7 @@ static bool comes_before(const nsai_mark *a, const nsai_mark *b) {
   return a->column < b->column;
 }
 
-/* A text that was cut may end within a character: drops what is left of it. */
+/* Drops an incomplete UTF-8 character at the end of a text that was cut. */
 static void trim_character(char *text) {
   size_t length = strlen(text), back = 0;
   uint32_t code;
@@ -95,7 +96,7 @@ nsai_mark nsai_source_mark(const nsai_source *source, size_t offset) {
   return mark;
 }
 
-/* The bytes [*begin, *end) of a line, counted from 1; empty beyond the last. */
+/* The bytes [*begin, *end) of a line, counted from 1; empty after the last line. */
 static void find_line(const nsai_source *source, int32_t line, size_t *begin, size_t *end) {
   size_t at = 0;
   while (line > 1 && at < source->length) {
@@ -108,7 +109,8 @@ static void find_line(const nsai_source *source, int32_t line, size_t *begin, si
   *end = at;
 }
 
-/* Writes the source line, and under it the caret. Tabs stay tabs in both, so that they line up. */
+/* Writes the source line, and below it the caret. Both lines keep tabs, so that the caret is
+ * aligned. */
 static void write_line(const nsai_mark *mark, nsai_writer *writer) {
   const nsai_source *source = mark->source;
   size_t at, end;

@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-/* Where a comment with the origin begins, so that they stand in one column. */
+/* The column at which the comments with the origins begin. */
 #define ORIGIN_COLUMN 48
 
 static void write_place(const nsai_mark *mark, nsai_writer *writer) {
@@ -28,8 +28,8 @@ static void write_origin(const nsai_origin *origin, nsai_writer *writer) {
   }
 }
 
-/* Writes the sections that lead to a key and that the key before it was not in yet; returns the
- * depth of the key. */
+/* Writes the sections that contain this key and did not contain the key before it. Returns the
+ * key's depth. */
 static int open_sections(nsai_key_id id, const char *before, nsai_writer *writer) {
   const char *path = nsai_keys[id].path;
   int depth = 0;

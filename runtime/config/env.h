@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The environment variables of the library: one table. Each stands for a key of the configuration,
- * lies above every file and below overrides, and has that key's type and built-in value.
+ * The environment variables of the library, in one table. Each sets one key of the
+ * configuration. It takes precedence over every file but not over overrides, and has that key's
+ * type and built-in value.
  */
 #ifndef NSAI_CONFIG_ENV_H
 #define NSAI_CONFIG_ENV_H
@@ -14,15 +15,15 @@ typedef struct nsai_env_var {
   nsai_key_id key;
 } nsai_env_var;
 
-/* The variable at `index`; NULL beyond the last. Static storage. */
+/* The variable at `index`; NULL after the last. Static storage. */
 const nsai_env_var *nsai_env_at(size_t index);
 
-/* The variable's value, or NULL when it is unset, empty, or the process runs with raised privileges
- * (set-user-id and the like). Thread-safe as getenv is: while nobody calls setenv. */
+/* The variable's value, or NULL when it is unset or empty, or when the process runs with raised
+ * privileges (for example set-user-id). Thread-safe like getenv: as long as nobody calls setenv. */
 const char *nsai_env_get(const nsai_env_var *var);
 
-/* Writes the table: a line each with name, key, type, built-in value and help, separated by tabs.
- * snprintf's rule. */
+/* Writes the table: one line per variable with name, key, type, built-in value and help,
+ * separated by tabs. Returns a length as snprintf does. */
 size_t nsai_env_describe(char *buf, size_t size);
 
 #endif /* NSAI_CONFIG_ENV_H */

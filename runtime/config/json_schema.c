@@ -1,18 +1,19 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The JSON Schema of the format, for editors. It says what one key takes; rules between keys are
- * rules.c's.
+ * The JSON Schema of the format, for editors. It describes the values of single keys; rules.c
+ * checks rules between keys.
  */
 #include "config/value.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* Numbers may carry a unit, and then are strings to JSON. */
+/* Numbers may carry a unit, which makes them strings in JSON. */
 #define COUNT_PATTERN "^(0|[1-9][0-9]*)([kMGT]|[KMGT]i)?$"
 
-/* Its backslashes are JSON's. The look-ahead refuses the empty text, which the rest allows. */
+/* The backslashes are those of JSON. The look-ahead rejects the empty text, which the other
+ * parts of the pattern allow. */
 #define DECIMAL "[0-9]+(\\\\.[0-9]{1,3})?"
 #define DURATION_PATTERN "^(?=.)(" DECIMAL "h)?(" DECIMAL "m)?(" DECIMAL "s)?([0-9]+ms)?$"
 
@@ -89,7 +90,7 @@ static void write_key(const nsai_key *key, nsai_writer *w) {
 
 static void write_mapping(int first, const char *prefix, int depth, nsai_writer *w);
 
-/* One key or section of the mapping `prefix`, whose name is `length` bytes at `step`. */
+/* Writes one key or section of the mapping `prefix`. Its name is the `length` bytes at `step`. */
 static void write_member(int id, const char *step, size_t length, int depth, nsai_writer *w) {
   write_line(w, depth);
   nsai_write(w, "\"%.*s\": ", (int)length, step);
@@ -97,13 +98,13 @@ static void write_member(int id, const char *step, size_t length, int depth, nsa
     write_key(&nsai_keys[id], w);
     return;
   }
-  char prefix[64]; /* longer than any section */
+  char prefix[64]; /* longer than any section's path */
   nsai_writer p = nsai_writer_open(prefix, sizeof prefix);
   nsai_write_bytes(&p, nsai_keys[id].path, (size_t)(step + length - nsai_keys[id].path));
   write_mapping(id, prefix, depth, w);
 }
 
-/* The schema of the section `prefix`; its keys begin at `first`. */
+/* The schema of the section `prefix`, whose keys begin at `first`. */
 static void write_mapping(int first, const char *prefix, int depth, nsai_writer *w) {
   const char *before = "", *step;
   size_t before_length = 0;

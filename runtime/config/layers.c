@@ -14,8 +14,8 @@ typedef struct reader {
   nsai_config *config;
   nsai_layer layer;
   nsai_diag *diag;
-  nsai_profile *profile; /* values go into it; NULL: into the configuration */
-  char shown[32];        /* what paths begin with in messages: "profiles[0]." or "" */
+  nsai_profile *profile; /* receives the values; NULL: the configuration receives them */
+  char shown[32];        /* the start of paths in messages: "profiles[0]." or "" */
   bool model_file;
 } reader;
 
@@ -26,7 +26,7 @@ void nsai_assign(nsai_config *config, const nsai_origin *origin, nsai_key_id id,
   if (!origin->broken) nsai_value_store(config, id, value);
 }
 
-/* Hands a value, good or broken, to the profile or the configuration. */
+/* Passes a value, valid or refused, to the profile or the configuration. */
 static void put(reader *r, nsai_key_id id, nsai_mark mark, const nsai_value *value) {
   if (nsai_keys[id].type == NSAI_TYPE_ALIAS) {
     put(r, (nsai_key_id)(id + 1), mark, value);
@@ -86,13 +86,13 @@ static void report_unknown(reader *r, nsai_mark mark, const char *path) {
 
 static void read_section(reader *r, const char *prefix, const nsai_node *node);
 
-/* One key of a mapping. `prefix` is the mapping's path, "" the root's. */
+/* Reads one key of a mapping. `prefix` is the mapping's path; "" for the root. */
 static void read_entry(reader *r, const char *prefix, const nsai_node *node) {
   const nsai_node *key = node->key;
   nsai_excerpt_text excerpt;
   char path[PATH_BYTES];
   nsai_writer w = nsai_writer_open(path, sizeof path);
-  nsai_excerpt(key->text, key->length, &excerpt); /* no known key is changed by it */
+  nsai_excerpt(key->text, key->length, &excerpt); /* leaves every known key unchanged */
   nsai_write(&w, "%s%s%s", prefix, *prefix ? "." : "", excerpt.text);
   if (strncmp(key->text, "x-", 2) == 0) return;
   if (strchr(key->text, '.')) {
@@ -153,7 +153,7 @@ static bool is_arch(const char *text) {
          (!*suffix || strcmp(suffix, "a") == 0 || strcmp(suffix, "f") == 0);
 }
 
-/* One of match.arch, match.name, match.uuid. */
+/* Reads one of match.arch, match.name, match.uuid. */
 static void read_criterion(reader *r, const nsai_node *node) {
   const char *name = node->key->text;
   nsai_profile *profile = r->profile;
@@ -292,7 +292,7 @@ void nsai_read_text(nsai_config *config, nsai_layer layer, const nsai_source *so
   for (const nsai_node *entry = root->first; entry; entry = entry->next) read_root_entry(&r, entry);
 }
 
-/* The part of "name=value" behind the '=' as a scalar. */
+/* The part of "name=value" after the '=', as a scalar. */
 static nsai_node rest_as_scalar(const nsai_source *source, size_t at, bool plain) {
   return (nsai_node){ .kind = NSAI_NODE_SCALAR,
                       .plain = plain,
@@ -335,7 +335,7 @@ void nsai_read_override(nsai_config *config, const nsai_source *source, nsai_dia
   nsai_node empty = rest_as_scalar(source, source->length, true);
   if (!root && diag->errors != errors) return;
   if (!root) root = &empty;
-  char prefix[64]; /* longer than any section */
+  char prefix[64]; /* longer than any section's path */
   nsai_writer w = nsai_writer_open(prefix, sizeof prefix);
   nsai_write_bytes(&w, source->text, length);
   if (is_section)

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * One short function per rule or family of rules. A message stands at the first of the two keys
- * that was written by somebody, the stronger layer first.
+ * One short function per rule or family of rules. A message points at the first of the two keys
+ * that was written by somebody, checking the layer of higher precedence first.
  */
 #include "config/rules.h"
 
@@ -24,7 +24,7 @@ static bool both_good(const checker *c, nsai_key_id a, nsai_key_id b) {
   return is_good(c, a) && is_good(c, b);
 }
 
-/* "model.select.block is 64 (nsa.yaml:7)", or "(built-in)". */
+/* Writes "model.select.block is 64 (nsa.yaml:7)", or "(built-in)". */
 static void describe(const checker *c, nsai_key_id id, nsai_writer *writer) {
   const nsai_mark *mark = &c->config->origin[id].mark;
   nsai_write(writer, "%s is ", nsai_keys[id].path);
@@ -35,7 +35,7 @@ static void describe(const checker *c, nsai_key_id id, nsai_writer *writer) {
     nsai_write(writer, " (built-in)");
 }
 
-/* "<key>: <value> <what>: <other> is <value> (<place>); <remedy>" */
+/* Reports "<key>: <value> <what>: <other> is <value> (<position>); <remedy>". */
 static void report(const checker *c, nsai_key_id key, nsai_key_id other, const char *what,
                    const char *remedy) {
   const nsai_origin *origin = &c->config->origin[key];
@@ -110,7 +110,7 @@ static void check_blocks(const checker *c) {
   }
 }
 
-/* A width that only one kind of layer has must be given with it and not without it. */
+/* A width that only one kind of layer has must be given with that kind, and only then. */
 static void check_layer(const checker *c, nsai_key_id width, int32_t value, nsai_key_id kind,
                         bool wanted) {
   if (!both_good(c, width, kind)) return;
@@ -156,7 +156,7 @@ static void check_serving(const checker *c) {
            "lower max_kv_len, or raise max_kv_tokens to at least as much");
 }
 
-/* Pages of the cache hold whole strides: their compressed entries have places of their own. */
+/* A page holds a whole number of strides, so that its compressed entries fit into it. */
 static void check_pages(const checker *c) {
   const nsai_config *config = c->config;
   int32_t size = config->serving.page_size;
@@ -170,7 +170,7 @@ static void check_pages(const checker *c) {
            "use larger pages, or a stride that divides them");
 }
 
-/* A threshold beyond count * block would not be exact: nsai_problem_resolve clamps it. */
+/* A threshold above count * block would not be exact: nsai_problem_resolve clamps it. */
 static void check_threshold(const checker *c) {
   const nsai_config *config = c->config;
   int64_t exact = (int64_t)config->model.select_count * config->model.select_block;
@@ -195,7 +195,8 @@ static bool is_variant(const checker *c, nsai_stage stage, const char *name) {
   return false;
 }
 
-/* "no variant has this name; did you mean 'dense_sm80'? stage dense has dense_sm80, dense_gemm" */
+/* Reports "no variant has this name; did you mean 'dense_sm80'? stage dense has dense_sm80,
+ * dense_gemm". */
 static void check_forced(const checker *c, nsai_key_id key, const char *name, nsai_mark mark) {
   nsai_stage stage = (nsai_stage)(key - NSAI_KEY_FORCE);
   nsai_variant_name known;
@@ -243,7 +244,7 @@ static void check_disabled(const checker *c, const nsai_list *globs) {
   }
 }
 
-/* A variant that is forced and disabled at once could never be chosen. */
+/* A variant that is both forced and disabled could never be chosen. */
 static void check_contradiction(const checker *c, nsai_key_id key,
                                 const nsai_variant_name *forced) {
   const nsai_list *globs = &c->config->variants.disable;
@@ -270,7 +271,7 @@ static void check_variants(const checker *c) {
   }
 }
 
-/* The names in profiles, whether or not their device is here. */
+/* Checks the names in all profiles, whether or not their device is present. */
 static void check_profile_variants(const checker *c, const nsai_profile *profile) {
   for (const nsai_setting *s = profile->settings; s; s = s->next) {
     if (s->broken) continue;

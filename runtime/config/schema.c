@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Everything known about the keys, once: parser, defaults, dump, JSON Schema, environment table and
- * suggestions all read this table.
+ * The table of all keys. Parser, defaults, dump, JSON Schema, environment table and suggestions
+ * read it, so each fact about a key is written once.
  */
 #include "config/schema.h"
 
@@ -18,7 +18,7 @@
 #define MIB (1024 * KIB)
 #define GIB (1024 * MIB)
 
-/* Bounds that only catch slips of the pen; the kernels' own limits are in model/model.h. */
+/* Bounds that only catch typing errors; the kernels' own limits are in model/model.h. */
 #define MAX_HEADS 4096
 #define MAX_BLOCK 4096
 #define MAX_WINDOW (1024 * 1024)
@@ -26,9 +26,10 @@
 #define MAX_JOBS 256
 #define MAX_SMS 4096
 #define MAX_FIGURE 1000000 /* GB/s and TFLOP/s: far above any device */
-#define MIN_LENGTH 64      /* tokens: the paper's selected block; a guess at what is worth timing */
+/* tokens: the paper's selected block; a guess at the shortest length worth timing */
+#define MIN_LENGTH 64
 
-/* Durations, in milliseconds. */
+/* Durations are in milliseconds. */
 #define SECOND INT64_C(1000)
 #define MINUTE (60 * SECOND)
 #define HOUR (60 * MINUTE)
@@ -85,7 +86,7 @@ static const nsai_word input_words[] = { { "random", NSAI_INPUTS_RANDOM },
                                          { "correlated", NSAI_INPUTS_CORRELATED },
                                          { "both", NSAI_INPUTS_BOTH },
                                          { NULL, 0 } };
-/* An exhaustive search may take hours: nobody means it to happen by itself. */
+/* An exhaustive search may take hours, so it cannot be started implicitly. */
 static const nsai_word first_use_words[] = { { "off", NSAI_LEVEL_HEURISTIC },
                                              { "quick", NSAI_LEVEL_QUICK },
                                              { "normal", NSAI_LEVEL_NORMAL },
@@ -94,8 +95,9 @@ static const nsai_word auto_words[] = { { "auto", -1 }, { NULL, 0 } };
 
 #define AT(field) offsetof(nsai_config, field)
 
-/* One line per key: path, type, place; then range and step, words, built-in value, help. The
- * model's built-in values are the paper's (arXiv 2502.11089, section 4.1), with the mean as phi. */
+/* One entry per key: path, type, offset; then range and step, words, built-in value, help. The
+ * model's built-in values are those of the paper (arXiv 2502.11089, section 4.1), with the mean
+ * as phi. */
 const nsai_key nsai_keys[NSAI_KEY_COUNT] = {
   [NSAI_KEY_MODEL_HEADS] = { "model.heads", NSAI_TYPE_INT, AT(model.heads), 1, MAX_HEADS, 0, NULL,
                              NULL, "query heads (Hq)" },

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The declared keys of the configuration, and what to suggest for words that are none.
+ * The declared keys of the configuration, and suggestions for unknown words.
  */
 #ifndef NSAI_CONFIG_SCHEMA_H
 #define NSAI_CONFIG_SCHEMA_H
@@ -25,7 +25,7 @@ typedef enum nsai_type {
   NSAI_TYPE_VARIANT,  /* char *: the name of a variant; may be null */
   NSAI_TYPE_GLOBS,    /* nsai_list: globs over "stage.variant" */
   NSAI_TYPE_COUNTS,   /* nsai_counts: ascending, each min to max; may be null */
-  NSAI_TYPE_ALIAS     /* an int that stands for the two keys that follow it */
+  NSAI_TYPE_ALIAS     /* an integer that sets the two keys that follow it */
 } nsai_type;
 
 typedef struct nsai_word {
@@ -36,11 +36,11 @@ typedef struct nsai_word {
 typedef struct nsai_key {
   const char *path; /* "model.select.count" */
   nsai_type type;
-  size_t offset; /* of the value in nsai_config; not for NSAI_TYPE_ALIAS */
+  size_t offset; /* byte offset of the value in nsai_config; unused for NSAI_TYPE_ALIAS */
   int64_t min, max;
-  int64_t step;           /* values are multiples of it; 0: any */
+  int64_t step;           /* values are multiples of it; 0: any value */
   const nsai_word *words; /* NULL: none */
-  const char *fallback;   /* the built-in value, as it would be written; NULL: must be given */
+  const char *fallback;   /* the built-in value as text; NULL: the key must be given */
   const char *help;       /* one phrase, without a full stop */
 } nsai_key;
 
@@ -52,31 +52,32 @@ static inline bool nsai_type_is_list(nsai_type type) {
   return type == NSAI_TYPE_GLOBS || type == NSAI_TYPE_COUNTS;
 }
 
-/* The key with this path, or NSAI_KEY_COUNT. `length` bytes of `path` count. */
+/* The key with this path, given by its first `length` bytes, or NSAI_KEY_COUNT. */
 nsai_key_id nsai_key_find(const char *path, size_t length);
 
-/* Whether `length` bytes of `path` name a mapping that holds keys ("model.select"). */
+/* Whether the first `length` bytes of `path` name a mapping that contains keys ("model.select"). */
 bool nsai_section_exists(const char *path, size_t length);
 
-/* The part of key `id`'s path below the section `prefix` ("" is the root), up to the next dot.
- * Returns its length, 0 when the key is not in that section. */
+/* The part of key `id`'s path after the section `prefix` ("" is the root), up to the next dot.
+ * Returns its length; 0 when the key is not in that section. */
 size_t nsai_key_step(nsai_key_id id, const char *prefix, const char **step);
 
-/* What an unknown path may have meant. */
+/* What the author of an unknown path may have meant. */
 typedef struct nsai_suggestion {
-  nsai_key_id key; /* the key meant; NSAI_KEY_COUNT: none, or a section */
-  char text[512];  /* what to tell the user; the longest lists the keys of runtime */
+  nsai_key_id key; /* the key; NSAI_KEY_COUNT: none, or a section */
+  char text[512];  /* text for the user; the longest one lists the keys of `runtime` */
 } nsai_suggestion;
 void nsai_key_suggest(const char *path, nsai_suggestion *suggestion);
 
-/* The word of `words` that `text` may have meant, by spelling or by other projects' habit; NULL:
- * none. */
+/* The word of `words` that `text` may mean, by similar spelling or because other projects write
+ * it so; NULL: none. */
 const char *nsai_word_suggest(const nsai_word *words, const char *text);
 
-/* A sentence about `text`, where other projects know such a value and no kernel does; NULL: none. */
+/* A sentence about a value `text` that other projects support and no kernel here does; NULL:
+ * none. */
 const char *nsai_word_missing(const char *text);
 
-/* The text of `value` in `words`; NULL: it has none. */
+/* The text of `value` in `words`; NULL: there is none. */
 const char *nsai_word_text(const nsai_word *words, int64_t value);
 
 #endif /* NSAI_CONFIG_SCHEMA_H */

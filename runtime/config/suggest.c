@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What an unknown word may have meant: other projects' spellings first, then the nearest sibling,
- * then the same word in another section, then the nearest path of all.
+ * Suggestions for an unknown word, in this order: other projects' spellings, the nearest
+ * sibling, the same word in another section, the nearest path of all.
  */
 #include "base/text.h"
 #include "base/writer.h"
@@ -10,11 +10,12 @@
 
 #include <string.h>
 
-/* Spellings of NSA implementations, of transformer and of serving configurations. */
+/* Spellings in other NSA implementations, and in configurations of transformers and serving
+ * engines. */
 static const struct {
   const char *spelling;
   nsai_key_id key;
-  const char *section; /* where it means this; NULL: anywhere else */
+  const char *section; /* the section where it has this meaning; NULL: all others */
 } aliases[] = {
   { "attention_heads", NSAI_KEY_MODEL_HEADS },
   { "autotune", NSAI_KEY_TUNING_ON_FIRST_USE },
@@ -79,7 +80,8 @@ static const struct {
   { "window_size", NSAI_KEY_MODEL_WINDOW },
 };
 
-/* What other projects' configurations ask for and no kernel does, or what has another count here. */
+/* Features that other projects' configurations request and no kernel here supports, or that are
+ * counted differently here. */
 static const char fp8_cache[] =
     "a KV cache has model.dtype: fp8 and other dtypes are not supported yet";
 static const char sinks[] = "attention sinks are not supported yet";
@@ -132,7 +134,8 @@ static const struct {
     "no longer a key: every variant computes importance in fp32; remove the key" },
 };
 
-/* Values that others write, with the library's word; tried only where that word is allowed. */
+/* Values of other projects and the library's word for them; tried only where that word is
+ * allowed. */
 static const struct {
   const char *spelling, *word;
 } synonyms[] = {
@@ -146,7 +149,7 @@ static const struct {
   { "patient", "normal" },   { "full", "exhaustive" },    { "all", "both" },
 };
 
-/* Beginnings of values that others write and no kernel takes. */
+/* Prefixes of other projects' values that no kernel here supports. */
 static const struct {
   const char *begin, *text;
 } missing_words[] = {
@@ -155,7 +158,7 @@ static const struct {
   { "fp8", "fp8 is not supported yet" },    { "int8", "int8 is not supported yet" },
 };
 
-/* The last part of a path, and in *length the bytes before its dot. */
+/* The last part of a path; *length gets the number of bytes before its dot. */
 static const char *last_part(const char *path, size_t *length) {
   const char *dot = strrchr(path, '.');
   *length = dot ? (size_t)(dot - path) : 0;
@@ -215,7 +218,7 @@ static bool suggest_sibling(const char *prefix, const char *word, nsai_suggestio
   return best != UINT32_MAX;
 }
 
-/* The one key of another section that has this very name. */
+/* The only key of another section with exactly this name. */
 static bool suggest_elsewhere(const char *word, nsai_suggestion *suggestion) {
   int found = 0;
   for (int id = 0; id < NSAI_KEY_COUNT; id++) {
@@ -252,7 +255,7 @@ static void list_siblings(const char *prefix, nsai_suggestion *suggestion) {
 void nsai_key_suggest(const char *path, nsai_suggestion *suggestion) {
   size_t length;
   const char *word = last_part(path, &length);
-  char prefix[64]; /* longer ones are no section */
+  char prefix[64]; /* a longer path is no section */
   nsai_writer w = nsai_writer_open(prefix, sizeof prefix);
   nsai_write_bytes(&w, path, length);
   suggestion->key = NSAI_KEY_COUNT;

@@ -10,9 +10,10 @@
 #include <math.h>
 #include <string.h>
 
-#define MAX_TEXT_BYTES 4096 /* PATH_MAX of Linux; longer text is a mistake in any key */
-#define FRACTION_DIGITS 6   /* so that a number and its text round-trip exactly in a double */
-#define FRACTION_ONE 1e6    /* 10 ^ FRACTION_DIGITS */
+#define MAX_TEXT_BYTES 4096 /* PATH_MAX of Linux; a longer text is a mistake for any key */
+/* few enough that a number and its text round-trip exactly in a double */
+#define FRACTION_DIGITS 6
+#define FRACTION_ONE 1e6 /* 10 ^ FRACTION_DIGITS */
 #define MS_PER_SECOND 1000.0
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
@@ -56,7 +57,7 @@ void nsai_type_write(const nsai_key *key, nsai_writer *writer) {
   }
 }
 
-/* "expected X, found Y". Returns false, as the readers do. */
+/* Writes "expected X, found Y". Returns false, as the readers do. */
 static bool refuse(const nsai_key *key, const nsai_node *node, nsai_writer *why) {
   nsai_excerpt_text excerpt;
   nsai_write(why, "expected ");
@@ -72,7 +73,7 @@ static bool refuse(const nsai_key *key, const nsai_node *node, nsai_writer *why)
   return false;
 }
 
-/* The factor of "", k, M, G, T, Ki, Mi, Gi, Ti; 0: none of them. */
+/* The factor of "", k, M, G, T, Ki, Mi, Gi, Ti; 0: unknown unit. */
 static int64_t unit_factor(const char *unit) {
   static const char letters[] = "kMGT";
   if (!*unit) return 1;
@@ -84,7 +85,7 @@ static int64_t unit_factor(const char *unit) {
   return factor;
 }
 
-/* Why a text is no whole number, for the mistakes that other notations invite. */
+/* Explains why a text is not a whole number, for mistakes that other notations suggest. */
 static bool refuse_integer(const nsai_key *key, const nsai_node *node, nsai_writer *why) {
   const char *text = node->text;
   refuse(key, node, why);
@@ -274,7 +275,7 @@ static bool read_text(const nsai_key *key, const nsai_node *node, nsai_arena *ar
   return value->text != NULL;
 }
 
-/* A glob must be able to name a variant of at least one stage. */
+/* A glob must be able to match a variant of at least one stage. */
 static bool is_variant_glob(const char *text) {
   size_t dot = strcspn(text, ".");
   char stage[64];
@@ -323,7 +324,7 @@ static bool read_counts(const nsai_key *key, const nsai_node *node, nsai_arena *
     nsai_write(why, "an empty list: give at least one number, or write null");
     return false;
   }
-  nsai_key item_key = *key; /* an item is read and refused as a number */
+  nsai_key item_key = *key; /* an item is read, and refused, like a single number */
   item_key.type = NSAI_TYPE_LONG;
   int64_t *items = nsai_arena_alloc(arena, NSAI_MAX_COUNTS * sizeof *items);
   if (!items) return false;
@@ -380,7 +381,7 @@ void nsai_value_store(nsai_config *config, nsai_key_id id, const nsai_value *val
   case NSAI_TYPE_BOOL: *(bool *)place = value->integer != 0; break;
   case NSAI_TYPE_INT:
   case NSAI_TYPE_WORD: {
-    /* By bytes: a word's place may be an enum, of the same size but another type. */
+    /* Copied as bytes: the destination may be an enum, which has the same size but another type. */
     int32_t small = (int32_t)value->integer;
     memcpy(place, &small, sizeof small);
     break;

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * libyaml's event API drives a small stack machine. Parsing stops at the depth limit at once:
- * libyaml 0.2.5 needs quadratic time for nested brackets.
+ * libyaml's event API drives a small stack machine. Parsing stops at the depth limit at once,
+ * because libyaml 0.2.5 needs quadratic time for nested brackets.
  */
 #include "config/yaml.h"
 
@@ -17,13 +17,14 @@ typedef struct builder {
   size_t offset;
   nsai_arena *arena;
   nsai_diag *diag;
-  nsai_node *open[NSAI_YAML_MAX_DEPTH];    /* collections that have begun and not ended */
-  nsai_node *pending[NSAI_YAML_MAX_DEPTH]; /* per open mapping: the key whose value comes next */
-  int depth;                               /* of `open` */
+  nsai_node *open[NSAI_YAML_MAX_DEPTH]; /* collections that have begun and not ended */
+  /* for each open mapping, the key whose value comes next */
+  nsai_node *pending[NSAI_YAML_MAX_DEPTH];
+  int depth; /* number of entries in `open` */
   int events;
   int documents;
   nsai_node *root;
-  bool stop; /* a problem that makes going on pointless */
+  bool stop; /* a problem after which parsing further is useless */
 } builder;
 
 static nsai_mark mark_at(const builder *b, yaml_mark_t mark) {
@@ -36,7 +37,7 @@ static void stop_at(builder *b, yaml_mark_t mark, const char *message) {
   b->stop = true;
 }
 
-/* Reports what makes a node more than plain data. */
+/* Reports properties of a node beyond plain data (anchor, tag, alias). */
 static bool is_refused(builder *b, yaml_mark_t mark, const yaml_char_t *anchor,
                        const yaml_char_t *tag) {
   nsai_excerpt_text excerpt;
@@ -67,7 +68,7 @@ static void append(nsai_node *parent, nsai_node *node) {
   parent->last = node;
 }
 
-/* Gives the pending key of the innermost mapping its value, unless the key is refused. */
+/* Assigns a value to the pending key of the innermost mapping, unless that key was refused. */
 static void append_value(builder *b, nsai_node *mapping, nsai_node *node) {
   nsai_node *key = b->pending[b->depth - 1];
   b->pending[b->depth - 1] = NULL;
@@ -87,7 +88,7 @@ static void append_value(builder *b, nsai_node *mapping, nsai_node *node) {
   }
 }
 
-/* Puts a finished scalar or a beginning collection where it belongs. */
+/* Attaches a scalar, or a collection that begins, to its parent. */
 static void place(builder *b, nsai_node *node, yaml_mark_t mark) {
   nsai_node *parent = b->depth ? b->open[b->depth - 1] : NULL;
   if (!parent) {
@@ -118,7 +119,8 @@ static void take_scalar(builder *b, const yaml_event_t *event) {
   const char *value = (const char *)event->data.scalar.value;
   nsai_node *node = make_node(b, NSAI_NODE_SCALAR, event->start_mark);
   if (!node) return;
-  /* A refused scalar that is a key would leave its mapping out of step: it stays a word. */
+  /* A refused scalar that is a key stays a word; otherwise keys and values of its mapping would
+   * be confused. */
   bool is_key =
       b->depth && b->open[b->depth - 1]->kind == NSAI_NODE_MAPPING && !b->pending[b->depth - 1];
   bool refused =
@@ -189,13 +191,13 @@ static bool take_event(builder *b, const yaml_event_t *event) {
   case YAML_SEQUENCE_END_EVENT:
   case YAML_MAPPING_END_EVENT: b->depth--; break;
   case YAML_STREAM_END_EVENT: return false;
-  default: break; /* stream start and document end carry nothing */
+  default: break; /* stream start and document end carry no data */
   }
   return !b->stop;
 }
 
-/* libyaml puts the end of a text on a line of its own; what one can see is the end of the last line
- * that holds something. */
+/* libyaml reports the end of a text on a line of its own. The user sees the end of the last line
+ * with content, so that is reported. */
 static nsai_mark visible_mark(const builder *b, yaml_mark_t mark) {
   size_t length = b->source->length;
   while (length && strchr("\r\n", b->source->text[length - 1])) length--;

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The model geometry: what `model` of the configuration says, typed and checked. Shared by
+ * The model's dimensions: section `model` of the configuration, typed and checked. Shared by
  * configuration, problems, the CPU reference and the kernels' constants.
  */
 #ifndef NSAI_MODEL_MODEL_H
@@ -18,16 +18,16 @@ typedef enum nsai_phi_kind {
 typedef enum nsai_gate_kind { NSAI_GATE_WEIGHTS, NSAI_GATE_LOGITS, NSAI_GATE_MLP } nsai_gate_kind;
 typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsai_activation;
 
-/* Limits of the kernels; the configuration refuses what lies beyond, by name. */
-/* Rows are counted in int32 on the device, with room for a tile and one tile per sequence beyond the
- * last; tiles of a launch, rows / 1 + sequences, too. */
+/* Limits of the kernels. The configuration refuses larger values and names the key. */
+/* Rows are counted in int32 on the device, with reserve for a tile and for one more tile per
+ * sequence after the last row. The tiles of a launch (at most rows + sequences) fit as well. */
 #define NSAI_MAX_ROWS INT64_C(2000000000)
 #define NSAI_MAX_SEQS 1000000
 
 #define NSAI_MAX_GROUP 64 /* query heads per KV head */
 #define NSAI_MAX_HEAD_DIM 256
 #define NSAI_MIN_HEAD_DIM 16
-#define NSAI_HEAD_DIM_STEP 8 /* 16 bytes of bf16: the unit of cp.async */
+#define NSAI_HEAD_DIM_STEP 8 /* 16 bytes of bf16: the granularity of cp.async */
 #define NSAI_MAX_SELECTED 256
 #define NSAI_MIN_PAGE_SIZE 16
 #define NSAI_MAX_PAGE_SIZE 128
@@ -35,10 +35,10 @@ typedef enum nsai_activation { NSAI_ACT_RELU, NSAI_ACT_SILU, NSAI_ACT_GELU } nsa
 typedef struct nsai_model {
   int32_t heads, kv_heads;           /* Hq, Hkv; Hkv divides Hq */
   int32_t head_dim_qk, head_dim_v;   /* Dk, Dv */
-  int32_t block, stride;             /* l, d: d | l */
-  int32_t select_block;              /* l': d | l', l <= l' */
-  int32_t select_count;              /* n, forced ones included; 0: branch off */
-  int32_t select_init, select_local; /* forced: n_init + n_local <= n */
+  int32_t block, stride;             /* d divides l */
+  int32_t select_block;              /* d divides l', l <= l' */
+  int32_t select_count;              /* n, including the forced ones; 0: branch off */
+  int32_t select_init, select_local; /* forced blocks: n_init + n_local <= n */
   int32_t window;                    /* w; 0: branch off */
   int32_t per_branch;                /* 1: three K/V pairs, 0: one shared */
   int32_t dtype;                     /* NSA_BF16, NSA_F16; NSA_F32 on the CPU device only */
@@ -50,7 +50,8 @@ typedef struct nsai_model {
   nsai_activation gate_activation;
 } nsai_model;
 
-/* Whether phi has weights: products of every compressed block. With `external` the caller makes those. */
+/* Whether phi has weights, that is a product for every compressed block. With `external` the
+ * caller computes the compressed blocks. */
 static inline int nsai_phi_has_weights(const nsai_model *g) {
   return g->phi == NSAI_PHI_LINEAR || g->phi == NSAI_PHI_MLP;
 }
@@ -61,7 +62,7 @@ static inline int nsai_reads_pair(const nsai_model *g, int pair) {
   return g->per_branch ? reads[pair] : !pair && (reads[0] || reads[1] || reads[2]);
 }
 
-/* Whether a KV cache can have pages of so many tokens; 0: none. */
+/* Whether the pages of a KV cache can have this many tokens; 0: no pages. */
 static inline int nsai_page_size_exists(int32_t size) {
   return !size ||
          (size >= NSAI_MIN_PAGE_SIZE && size <= NSAI_MAX_PAGE_SIZE && !(size & (size - 1)));
@@ -72,7 +73,7 @@ static inline int64_t nsai_block_count(const nsai_model *g, int64_t len) {
   return len < g->block ? 0 : (len - g->block) / g->stride + 1;
 }
 
-/* Selection blocks of a sequence of `len` tokens, the incomplete last one included. */
+/* Selection blocks of a sequence of `len` tokens, including the incomplete last one. */
 static inline int64_t nsai_select_block_count(const nsai_model *g, int64_t len) {
   return (len + g->select_block - 1) / g->select_block;
 }

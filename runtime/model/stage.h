@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The stages that a problem is computed in. Each is done by one variant, or by a variant of an
- * earlier stage that fuses it.
+ * The stages of a problem. Each is done by one variant, or by a variant of an earlier stage that
+ * fuses it.
  */
 #ifndef NSAI_MODEL_STAGE_H
 #define NSAI_MODEL_STAGE_H
@@ -23,7 +23,7 @@ typedef enum nsai_stage {
   NSAI_STAGE_COUNT
 } nsai_stage;
 
-/* "attend_selected"; NULL beyond the last. Static storage. */
+/* "attend_selected"; NULL for an unknown stage. Static storage. */
 const char *nsai_stage_name(nsai_stage stage);
 
 #endif /* NSAI_MODEL_STAGE_H */
