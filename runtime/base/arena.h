@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * An arena: many small allocations with one life and one release. A failed allocation is
- * remembered, so that a long piece of work checks once at its end. Not thread-safe.
+ * An arena: many small allocations that live equally long and are released together. The arena
+ * remembers a failed allocation, so that a long computation checks once at its end. Not
+ * thread-safe.
  */
 #ifndef NSAI_BASE_ARENA_H
 #define NSAI_BASE_ARENA_H
@@ -11,16 +12,17 @@
 
 struct nsai_arena_chunk;
 
-/* All zero is an empty arena. */
+/* A zeroed struct is an empty arena. */
 typedef struct nsai_arena {
   struct nsai_arena_chunk *chunks; /* newest first */
-  size_t failed;                   /* bytes of the last request that was refused; 0: none was */
+  size_t failed;                   /* bytes of the last request that failed; 0: none failed */
 } nsai_arena;
 
-/* `size` zeroed bytes, aligned for any type. NULL without memory; then arena->failed is set. */
+/* Returns `size` zeroed bytes, aligned for any type. Without memory: returns NULL and sets
+ * arena->failed. */
 void *nsai_arena_alloc(nsai_arena *arena, size_t size);
 
-/* A NUL-terminated copy of `length` bytes. NULL as nsai_arena_alloc. */
+/* A NUL-terminated copy of `length` bytes. NULL as in nsai_arena_alloc. */
 char *nsai_arena_copy(nsai_arena *arena, const char *text, size_t length);
 
 /* Releases everything; the arena is empty again. */

@@ -23,7 +23,7 @@ static void to_hex(const unsigned char *bytes, char hex[NSAI_DIGEST_CHARS]) {
 void nsai_digest_begin(nsai_digest_state *state) { XXH3_128bits_reset(inner(state)); }
 
 void nsai_digest_field(nsai_digest_state *state, const char *tag, const void *data, size_t size) {
-  /* Lengths as fixed little-endian bytes: the digest is the same on every host. */
+  /* Lengths are hashed as little-endian bytes, so that the digest is the same on every host. */
   unsigned char length[8];
   for (int i = 0; i < 8; i++) length[i] = (unsigned char)((uint64_t)size >> (8 * i));
   XXH3_128bits_update(inner(state), tag, strlen(tag) + 1);

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Digests for cache keys and checksums: XXH3-128. Every field goes in with its tag and its length,
- * so that no two lists of fields give the same bytes.
+ * Digests for cache keys and checksums: XXH3-128. Every field is hashed with its tag and its
+ * length, so that different lists of fields never give the same bytes.
  */
 #ifndef NSAI_BASE_DIGEST_H
 #define NSAI_BASE_DIGEST_H
@@ -13,7 +13,7 @@
 #define NSAI_DIGEST_BYTES 16
 #define NSAI_DIGEST_CHARS 33 /* hex digits and NUL */
 
-/* The state of a running digest; 64-byte aligned and 576 bytes, as XXH3 wants it. */
+/* The state of a running digest: 576 bytes with 64-byte alignment, as XXH3 requires. */
 typedef struct nsai_digest_state {
   _Alignas(64) unsigned char opaque[640];
 } nsai_digest_state;
@@ -25,7 +25,7 @@ void nsai_digest_end(nsai_digest_state *state, char hex[NSAI_DIGEST_CHARS]);
 /* The digest of one block of bytes, in canonical (big-endian) order. */
 void nsai_digest_bytes(const void *data, size_t size, unsigned char out[NSAI_DIGEST_BYTES]);
 
-/* The same as hex. */
+/* The same as hexadecimal digits. */
 void nsai_digest_hex(const void *data, size_t size, char hex[NSAI_DIGEST_CHARS]);
 
 #endif /* NSAI_BASE_DIGEST_H */

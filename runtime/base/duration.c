@@ -15,7 +15,8 @@ static const struct {
 } units[] = { { "h", 3600000 }, { "m", 60000 }, { "s", 1000 }, { "ms", 1 } };
 #define UNITS (sizeof units / sizeof units[0])
 
-#define FRACTION_DIGITS 3 /* 0.001m is the last that is a whole number of milliseconds */
+/* 0.001m is the smallest fraction that is a whole number of milliseconds */
+#define FRACTION_DIGITS 3
 #define FRACTION_ONE 1000 /* 10 ^ FRACTION_DIGITS */
 
 typedef struct part {
@@ -29,7 +30,7 @@ static const char nothing_between[] =
 
 static bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
-/* "1.5" of "1.5h30m"; *text moves behind it. Returns as nsai_duration_read does. */
+/* Reads "1.5" of "1.5h30m" and moves *text past it. Returns as nsai_duration_read does. */
 static const char *read_number(const char **text, part *p) {
   const char *at = *text;
   if (!is_digit(*at)) return nothing_between;
@@ -50,7 +51,7 @@ static const char *read_number(const char **text, part *p) {
   return NULL;
 }
 
-/* "h" of "h30m"; *text moves behind it. Returns as nsai_duration_read does. */
+/* Reads "h" of "h30m" and moves *text past it. Returns as nsai_duration_read does. */
 static const char *read_unit(const char **text, part *p) {
   size_t length = strcspn(*text, "0123456789. ,:");
   if (**text == ' ') return nothing_between;

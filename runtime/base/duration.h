@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Durations as people write them: "90s", "1.5h", "1h30m". Whole milliseconds inside; locale-free.
+ * Durations as people write them: "90s", "1.5h", "1h30m". Stored as whole milliseconds;
+ * independent of the locale.
  */
 #ifndef NSAI_BASE_DURATION_H
 #define NSAI_BASE_DURATION_H
@@ -10,14 +11,15 @@
 
 #include <stdint.h>
 
-/* Reads decimal numbers, each with its unit h, m, s or ms, from the largest unit down.
+/* Reads decimal numbers, each with a unit (h, m, s or ms), from the largest unit to the
+ * smallest.
  *
- * ms  receives the milliseconds, INT64_MAX when they are more than it holds.
+ * ms  receives the milliseconds; INT64_MAX if they exceed its range.
  *
- * Returns NULL, or what to do about a text that is no duration; static storage. */
+ * Returns NULL, or advice about a text that is not a duration (static storage). */
 const char *nsai_duration_read(const char *text, int64_t *ms);
 
-/* Writes `ms`, which must not be negative, as nsai_duration_read reads it. */
+/* Writes `ms`, which must not be negative, in the format of nsai_duration_read. */
 void nsai_duration_write(int64_t ms, nsai_writer *writer);
 
 #endif /* NSAI_BASE_DURATION_H */

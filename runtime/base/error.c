@@ -9,12 +9,12 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Enough for a NVRTC log's first errors or a dozen YAML diagnostics with their source lines; longer
- * texts are cut. */
+/* Enough for the first errors of an NVRTC log, or for a dozen YAML diagnostics with their source
+ * lines; longer texts are cut. */
 #define ERROR_TEXT_BYTES 16384
 
 static _Thread_local char error_text[ERROR_TEXT_BYTES];
-static _Thread_local int foreign_code; /* behind it */
+static _Thread_local int foreign_code; /* the foreign code that belongs to it */
 
 const char *nsa_status_name(nsa_status status) {
   switch (status) {

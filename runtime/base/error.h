@@ -4,8 +4,8 @@
  * Errors inside the library: the thread-local text behind nsa_last_error and the two propagation
  * macros.
  *
- * A failing function sets the text once, with nsai_fail, at the place that knows the cause; frames
- * above add one trace line each through NSAI_TRY or NSAI_TRY_TO.
+ * A failing function sets the text once, with nsai_fail, where the cause is known. Each caller
+ * above it adds one trace line through NSAI_TRY or NSAI_TRY_TO.
  */
 #ifndef NSAI_BASE_ERROR_H
 #define NSAI_BASE_ERROR_H
@@ -30,14 +30,15 @@ nsa_status nsai_fail(nsa_status status, const char *format, ...) NSAI_PRINTF(2, 
 nsa_status nsai_trace(nsa_status status, const char *file, int line,
                       const char *function) NSAI_COLD;
 
-/* Sets the text of a failed call to `text` as it is (a text carried over from another thread). */
+/* Sets the text of a failed call to `text` without formatting (text carried over from another
+ * thread). */
 nsa_status nsai_fail_text(nsa_status status, const char *text) NSAI_COLD;
 
-/* nsai_fail of a foreign call that returned `code`, which is kept beside the text. */
+/* nsai_fail for a foreign call that returned `code`; the code is stored beside the text. */
 nsa_status nsai_fail_foreign(nsa_status status, int code, const char *format, ...)
     NSAI_PRINTF(3, 4) NSAI_COLD;
 
-/* The code that this thread's last failure was set with; 0: none. */
+/* The foreign code of this thread's last failure; 0: none. */
 int nsai_last_foreign(void);
 
 /* Shorthand for a failed allocation of `bytes` bytes for `what`. */

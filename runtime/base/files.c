@@ -62,7 +62,7 @@ nsa_status nsai_files_read(int folder, const char *path, size_t limit, char **da
   struct stat st;
   char fault[NSAI_FILES_FAULT_CHARS];
   *data = NULL;
-  /* O_NONBLOCK: a FIFO in the file's place must not hang the open; it is refused afterwards. */
+  /* O_NONBLOCK: opening must not block when the file is a FIFO, which is refused afterwards. */
   int fd = openat(folder, path, O_RDONLY | O_CLOEXEC | O_NOCTTY | O_NONBLOCK);
   if (fd < 0) return nsai_fail(NSA_E_IO, "%s cannot be opened: %s", path, strerror(errno));
   nsa_status status = read_open_file(fd, limit, data, &st, fault);
@@ -139,8 +139,8 @@ bool nsai_files_make_folders(const char *path) {
     if (path[i] != '/' && path[i] != '\0') continue;
     memcpy(part, path, i);
     part[i] = '\0';
-    /* An existing part may answer with another code than EEXIST (read-only, automounted); whether
-     * the last one is a folder shows when it is opened. */
+    /* For an existing part mkdir may return another code than EEXIST (read-only, automounted).
+     * Opening the last part shows whether it is a folder. */
     if (mkdir(part, 0700) != 0 && errno != EEXIST && access(part, F_OK) != 0) return false;
   }
   return true;
@@ -163,7 +163,7 @@ bool nsai_files_is_network(int folder) {
     0x7461636f, /* OCFS2 */
     0x01161970, /* GFS2 */
     0x20030528, /* OrangeFS */
-    0x65735546, /* FUSE: sshfs, glusterfs and the like */
+    0x65735546, /* FUSE: sshfs, glusterfs and similar */
   };
   struct statfs fs;
   if (fstatfs(folder, &fs) != 0) return true;
@@ -174,8 +174,9 @@ bool nsai_files_is_network(int folder) {
 
 /* ---- publishing ---- */
 
-/* A write beyond RLIMIT_FSIZE raises SIGXFSZ, which ends the process by default. It is blocked here
- * and taken back, so that the write fails with EFBIG and the host's handler never sees it. */
+/* A write beyond RLIMIT_FSIZE raises SIGXFSZ, which ends the process by default. The signal is
+ * blocked and consumed here, so that the write fails with EFBIG and the host's handler never
+ * runs. */
 typedef struct signal_guard {
   sigset_t before;
   bool was_pending;
@@ -217,8 +218,8 @@ static bool write_synced(int fd, const char *data, size_t size) {
   return done == size && fsync(fd) == 0;
 }
 
-/* Through a file without a name: nothing is left behind when this process dies. 1: published, 0:
- * failed with errno, -1: this file system (or a missing /proc) cannot do it. */
+/* Publishes through a file without a name, so that nothing remains if this process dies. 1:
+ * published, 0: failed with errno, -1: not possible on this file system (or without /proc). */
 static int publish_by_link(int folder, const char *name, const void *data, size_t size) {
   char path[64];
   int fd = openat(folder, ".", O_TMPFILE | O_WRONLY | O_CLOEXEC, 0600);
@@ -230,23 +231,24 @@ static int publish_by_link(int folder, const char *name, const void *data, size_
       result = errno == ENOENT ? -1 : 0;
   }
   int cause = errno;
-  /* The data is on the disk since fsync; local file systems have nothing left to report here. */
+  /* The data has been on disk since fsync; closing cannot fail on local file systems. */
   close(fd);
   errno = cause;
   return result;
 }
 
-/* Whether a cleaner has taken the new file for abandoned, before it was locked here: it holds the
- * lock now, or has removed the file already. Where locks do not work there is no telling. */
+/* Whether a cleaner took the new file for abandoned before it was locked here: the cleaner holds
+ * the lock now, or has removed the file. Undetectable where locks do not work. */
 static bool was_swept(int fd) {
   struct stat st;
   if (flock(fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) return true;
   return fstat(fd, &st) == 0 && st.st_nlink == 0;
 }
 
-/* Through a named temporary file. Its lock marks it as alive, so that a cleaner leaves it alone;
- * the duplicate holds the lock while the first descriptor's close is checked (network file systems
- * report write errors there). ENOENT: a cleaner has taken the file. */
+/* Publishes through a named temporary file. Its lock marks it as in use, so that a cleaner does
+ * not remove it. The duplicated descriptor holds the lock while the first one is closed and
+ * checked: network file systems report write errors on close. ENOENT: a cleaner has removed the
+ * file. */
 static bool rename_once(int folder, const char *name, const void *data, size_t size) {
   char temporary[64];
   struct timespec now;
@@ -281,8 +283,8 @@ static bool rename_once(int folder, const char *name, const void *data, size_t s
 }
 
 static bool publish_by_rename(int folder, const char *name, const void *data, size_t size) {
-  /* Each needs a cleaner within the microseconds between making and locking; on a crowded machine a
-   * writer may be stopped there again and again. */
+  /* A retry is needed only if a cleaner runs within the microseconds between creating and
+   * locking. On a busy machine a writer may be preempted there repeatedly. */
   enum { TRIES = 20, PAUSE_US = 200 };
   bool done = false;
   for (int i = 0; i < TRIES && !done; i++) {
@@ -323,7 +325,7 @@ int nsai_files_lock(int folder, const char *name) {
 void nsai_files_remove_abandoned(int folder, const char *name) {
   int fd = openat(folder, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) return;
-  /* The lock is held until the file is gone, so that its writer cannot take it in between. */
+  /* Hold the lock until the file is removed, so that its writer cannot lock it in between. */
   if (flock(fd, LOCK_EX | LOCK_NB) == 0) unlinkat(folder, name, 0);
   close(fd);
 }

@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * File operations that do not trust what they find: private folders, regular files of bounded size,
- * publication in one step. Relative to a folder's descriptor wherever a folder has been checked.
+ * File operations that do not trust what they find: private folders, regular files of bounded
+ * size, publication in one step. Paths are relative to a folder's descriptor wherever a folder
+ * has been checked.
  */
 #ifndef NSAI_BASE_FILES_H
 #define NSAI_BASE_FILES_H
@@ -12,18 +13,19 @@
 #include <stdbool.h>
 #include <sys/stat.h>
 
-/* Reads a whole regular file of at most `limit` bytes; follows symbolic links. `*data` gets a NUL
- * behind it; the caller frees it. NSA_E_IO (names the file and the cause), NSA_E_NOMEM. */
+/* Reads a complete regular file of at most `limit` bytes; follows symbolic links. `*data` ends
+ * with an additional NUL; the caller frees it. NSA_E_IO (names the file and the cause),
+ * NSA_E_NOMEM. */
 nsa_status nsai_files_read(int folder, const char *path, size_t limit, char **data, size_t *size);
 
 /* One clause about a file: "is not a regular file". */
 #define NSAI_FILES_FAULT_CHARS 160
 
-/* The same for a file in a checked folder: no symbolic link, owned by this user or root, writable
- * by nobody else. `*st` describes the file that was read. False: `fault` says why, and `*st`
- * describes the file that is at fault, or is all zero when none is: then errno tells the cause
- * (ENOENT: missing, EMFILE, ENOMEM). That is an everyday answer, so the thread's error text is left
- * alone. */
+/* The same for a file in a checked folder: no symbolic link, owned by this user or root,
+ * writable by nobody else. `*st` describes the file that was read. False: `fault` says why, and
+ * `*st` describes the file at fault. If no file is at fault, `*st` is all zero and errno has the
+ * cause (ENOENT: missing, EMFILE, ENOMEM). This happens in normal use, so the thread's error
+ * text does not change. */
 bool nsai_files_read_trusted(int folder, const char *name, size_t limit, char **data,
                              struct stat *st, char fault[NSAI_FILES_FAULT_CHARS]);
 
@@ -32,33 +34,35 @@ typedef enum nsai_files_owner {
   NSAI_FILES_OWN_OR_ROOT /* this user's or root's: read only */
 } nsai_files_owner;
 
-/* Opens a folder and checks it: not a symbolic link, of the given owner, writable by neither group
- * nor others. Returns the descriptor, or -1 with one clause in `why`; errno ENOENT: missing. */
+/* Opens a folder and checks that it is not a symbolic link, has the given owner, and is writable
+ * by neither group nor others. Returns the descriptor, or -1 with one clause in `why`; errno
+ * ENOENT: missing. */
 int nsai_files_open_folder(int parent, const char *path, nsai_files_owner owner, char *why,
                            size_t size);
 
-/* Makes a folder and its missing parents, mode 0700. False with errno. */
+/* Creates a folder and its missing parents with mode 0700. False with errno. */
 bool nsai_files_make_folders(const char *path);
 
-/* Writes a file and makes it visible under `name` in one step, complete and on the disk: a reader
- * sees all of it or nothing, whenever this process dies. An existing file of that name is kept
- * (`by_rename`: replaced). Temporary files of the second way are named ".tmp-*". NSA_E_IO with
- * errno. */
+/* Writes a file and makes it visible under `name` in one step, complete and on disk: a reader
+ * sees all of it or nothing, even if this process dies. An existing file of that name is kept
+ * (`by_rename`: replaced). Without unnamed files, temporary files are named ".tmp-*". NSA_E_IO
+ * with errno. */
 nsa_status nsai_files_publish(int folder, const char *name, const void *data, size_t size,
                               bool by_rename);
 
 /* Removes `name` if it still is the file that `st` describes. */
 bool nsai_files_unlink_same(int folder, const char *name, const struct stat *st);
 
-/* Takes an exclusive lock on the file `name`, made when missing, never removed (removing would let
- * two processes lock two files). Does not wait. Returns the descriptor, which unlocks when closed,
- * or -1 with errno; EWOULDBLOCK: somebody else holds it. */
+/* Takes an exclusive lock on the file `name`, which is created if missing and never removed
+ * (otherwise two processes could lock two files). Does not wait. Returns a descriptor that holds
+ * the lock until it is closed, or -1 with errno; EWOULDBLOCK: somebody else holds it. */
 int nsai_files_lock(int folder, const char *name);
 
-/* Removes the temporary file `name` unless its writer lives. */
+/* Removes the temporary file `name` unless its writer is alive. */
 void nsai_files_remove_abandoned(int folder, const char *name);
 
-/* Whether the folder lies on a network or user-space file system, where locks may hang or lie. */
+/* Whether the folder is on a network or user-space file system, where locks may hang or have no
+ * effect. */
 bool nsai_files_is_network(int folder);
 
 #endif /* NSAI_BASE_FILES_H */

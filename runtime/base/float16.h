@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * bf16 and fp16 to and from float and double. Rounding is to nearest, ties to even; subnormals are
- * kept; what is too large becomes inf; NaN stays NaN (quiet). To and from float it is integer work,
- * untouched by a rounding mode or flush-to-zero that the host may have set.
+ * Conversions of bf16 and fp16 to and from float and double. They round to nearest, ties to
+ * even, and keep subnormals; values that are too large become inf; NaN stays a (quiet) NaN.
+ * Conversions to and from float use integer arithmetic, so a rounding mode or flush-to-zero set
+ * by the host has no effect.
  */
 #ifndef NSAI_BASE_FLOAT16_H
 #define NSAI_BASE_FLOAT16_H
@@ -30,8 +31,8 @@ static inline float nsai_float_from_bf16(uint16_t half) {
 static inline uint16_t nsai_bf16_from_float(float value) {
   uint32_t bits = nsai_bits_from_float(value);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)((bits >> 16) | 0x40u);
-  /* Adds just under half a unit, or half a unit where the kept part is odd; the carry may run into
-   * the exponent, up to inf, which is what rounding asks for. */
+  /* Adds slightly less than half a unit, or exactly half where the kept part is odd. The carry
+   * may reach the exponent, up to inf, as rounding requires. */
   return (uint16_t)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
@@ -63,9 +64,9 @@ static inline uint16_t nsai_f16_from_float(float value) {
   return (uint16_t)(sign | kept);
 }
 
-/* The float next to `value` towards zero, its last bit set when anything was cut off ("round to
- * odd"): rounding that once more to a format at least two bits shorter gives the same as rounding
- * `value` directly, where rounding to nearest twice would not. */
+/* The float next to `value` towards zero, with its last bit set when anything was cut off
+ * ("round to odd"). Rounding it again to a format at least two bits shorter gives the same as
+ * rounding `value` directly; rounding to nearest twice would not. */
 static inline float nsai_float_from_double_odd(double value) {
   float nearest = (float)value;
   if ((double)nearest == value || nearest != nearest) return nearest;

@@ -66,8 +66,8 @@ void nsai_log(nsai_logger *logger, int32_t level, const char *component, const c
     emit(logger, level, component, line);
     return;
   }
-  /* Longer than the stack buffer (a list of paths): format again on the heap; without memory, the
-   * cut line. */
+  /* Longer than the stack buffer (for example a list of paths): format again on the heap.
+   * Without memory, log the cut line. */
   char *text = malloc((size_t)length + 1);
   if (text) {
     va_start(args, format);

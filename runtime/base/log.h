@@ -14,9 +14,8 @@
 typedef struct nsai_logger {
   nsa_log_fn fn; /* NULL: stderr */
   void *user;
-  int32_t level; /* lines above it are dropped */
-  pthread_mutex_t
-      lock; /* held while `fn` runs, so that it is never called from two threads at once */
+  int32_t level;        /* lines of a higher level are dropped */
+  pthread_mutex_t lock; /* held while `fn` runs, so that two threads never call it at once */
 } nsai_logger;
 
 void nsai_logger_init(nsai_logger *logger, nsa_log_fn fn, void *user, int32_t level);
@@ -26,10 +25,10 @@ void nsai_logger_fini(nsai_logger *logger);
 void nsai_log(nsai_logger *logger, int32_t level, const char *component, const char *format, ...)
     NSAI_PRINTF(4, 5);
 
-/* Logs a text of several lines one by one, with no line of another thread in between. */
+/* Logs each line of a text, without lines of other threads in between. */
 void nsai_log_lines(nsai_logger *logger, int32_t level, const char *component, const char *text);
 
-/* Whether a line of `level` would be seen; for callers that build long texts. */
+/* Whether a line of `level` would be logged; for callers that build long texts. */
 int nsai_log_enabled(const nsai_logger *logger, int32_t level);
 
 /* "error", "warn", "info", "debug", "trace"; "off" for 0. */

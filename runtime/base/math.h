@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Integer arithmetic that the standard library lacks. The functions check no overflow: callers pass
- * sizes that nsai_problem or the tensor checks have bounded.
+ * Integer arithmetic that the standard library lacks. The functions do not check for overflow:
+ * callers pass sizes that nsai_problem or the tensor checks have bounded.
  */
 #ifndef NSAI_BASE_MATH_H
 #define NSAI_BASE_MATH_H

@@ -5,11 +5,12 @@
 
 #include <string.h>
 
-/* A struct_size far beyond what this library knows is memory that nobody set. Its tail is not read. A
- * guess: no struct of the API is as large as this, and none may come to be in a minor version. */
+/* A struct_size far beyond what this library knows is uninitialised memory, so its tail is not
+ * read. The bound is a guess: no struct of the API is as large, and none may become so in a
+ * minor version. */
 #define MAX_GROWTH 16384
 
-/* `given` may lie at any address: the size of an array's elements is the caller's. */
+/* `given` may be at any address: the caller chooses the element size of an array. */
 static uint32_t size_of(const void *given) {
   uint32_t size;
   memcpy(&size, given, sizeof size);

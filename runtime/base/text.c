@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define EXCERPT_CHARACTERS 40 /* a value longer than this says nothing more in a message */
+#define EXCERPT_CHARACTERS 40 /* characters; a longer excerpt adds nothing to a message */
 #define WORD_BYTES 32         /* the longest key has 17 */
 
 static bool is_continuation(char byte) { return ((unsigned char)byte & 0xC0) == 0x80; }
@@ -107,13 +107,15 @@ uint32_t nsai_edit_distance(const char *a, const char *b) {
 }
 
 bool nsai_is_near(const char *word, uint32_t distance) {
-  /* A third of the word may be wrong: beyond, suggestions are noise (as compilers do it). */
+  /* A third of the letters may be wrong, as in compilers' suggestions: beyond that they are
+   * noise. */
   size_t allowed = strlen(word) / 3;
   return distance <= (allowed ? allowed : 1);
 }
 
 bool nsai_glob_match(const char *pattern, const char *text) {
-  const char *star = NULL, *resume = NULL; /* the last * seen, and where its run ends for now */
+  /* the last * seen, and the current end of the text that it matches */
+  const char *star = NULL, *resume = NULL;
   while (*text) {
     if (*pattern == '*') {
       star = pattern++;

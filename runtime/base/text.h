@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Small text tools: UTF-8 stepping, printable excerpts of foreign text, edit distance, globs, numbers.
+ * Small text functions: UTF-8 stepping, printable excerpts of foreign text, edit distance,
+ * globs, numbers.
  */
 #ifndef NSAI_BASE_TEXT_H
 #define NSAI_BASE_TEXT_H
@@ -12,42 +13,41 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Steps over one character of `text`, of which `left` > 0 bytes remain, and returns its bytes. An
- * invalid byte is one character with the code NSAI_UTF8_INVALID. */
+/* Decodes one character of `text`, of which `left` > 0 bytes remain, and returns its number of
+ * bytes. An invalid byte counts as one character with the code NSAI_UTF8_INVALID. */
 #define NSAI_UTF8_INVALID UINT32_MAX
 size_t nsai_utf8_step(const char *text, size_t left, uint32_t *code);
 
 /* Whether all of `text` is valid UTF-8. */
 bool nsai_utf8_valid(const char *text, size_t length);
 
-/* Whether a character may stand in a message as it is: no control character, nothing that a
+/* Whether a character may appear in a message unchanged: no control character, nothing that a
  * terminal could take for a command or that breaks a line. */
 bool nsai_printable(uint32_t code);
 
-/* Copies at most 40 characters for a message: '?' for what is not printable, "..." where cut.
- * Returns `out`. */
+/* Copies at most 40 characters for a message, with '?' for unprintable ones and "..." where it
+ * cuts. Returns `out`. */
 #define NSAI_EXCERPT_BYTES 168 /* 40 characters of 4 bytes, "...", NUL, rounded up */
 typedef struct nsai_excerpt_text {
   char text[NSAI_EXCERPT_BYTES];
 } nsai_excerpt_text;
 const char *nsai_excerpt(const char *text, size_t length, nsai_excerpt_text *out);
 
-/* Appends the text as a double-quoted YAML scalar. A byte that is not UTF-8 becomes '?', one for
- * one. */
+/* Appends the text as a double-quoted YAML scalar. Each byte that is not UTF-8 becomes '?'. */
 void nsai_write_quoted(nsai_writer *writer, const char *text);
 
-/* Edits that turn one word into the other: insert, delete, replace, swap neighbours. Words beyond
- * 32 bytes are infinitely far: UINT32_MAX. */
+/* Number of edits that turn one word into the other: insertions, deletions, replacements, swaps
+ * of neighbours. Words of more than 32 bytes have distance UINT32_MAX. */
 uint32_t nsai_edit_distance(const char *a, const char *b);
 
-/* Whether a suggestion at `distance` edits from `word` is worth making. */
+/* Whether a suggestion at `distance` edits from `word` is close enough to be useful. */
 bool nsai_is_near(const char *word, uint32_t distance);
 
 /* Whether all of `text` matches `pattern`: * is any run of bytes, ? any one byte. */
 bool nsai_glob_match(const char *pattern, const char *text);
 
-/* Reads a whole decimal number from `least` to `most`: digits alone, behind a minus if any. False: the text
- * is none; *out means nothing then. */
+/* Reads a whole decimal number from `least` to `most`: an optional minus, then digits only.
+ * False: the text is no such number, and *out is undefined. */
 bool nsai_parse_integer(const char *text, int64_t least, int64_t most, int64_t *out);
 
 #endif /* NSAI_BASE_TEXT_H */

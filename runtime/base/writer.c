@@ -7,7 +7,7 @@
 #include <string.h>
 
 nsai_writer nsai_writer_open(char *buf, size_t size) {
-  if (!buf) size = 0; /* a host that passes a size without a buffer wants the length */
+  if (!buf) size = 0; /* a host that passes a size without a buffer only wants the length */
   if (size) buf[0] = '\0';
   return (nsai_writer){ buf, size, 0 };
 }

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Writes text piece by piece under snprintf's rule: nothing beyond the buffer, always terminated,
- * and the length the whole text would have is known at the end.
+ * Writes text in pieces by snprintf's rule: nothing beyond the buffer, always NUL-terminated,
+ * and at the end the length of the complete text is known.
  */
 #ifndef NSAI_BASE_WRITER_H
 #define NSAI_BASE_WRITER_H
@@ -14,7 +14,7 @@
 typedef struct nsai_writer {
   char *buf;   /* NULL with size 0: only the length is wanted */
   size_t size; /* bytes of `buf` */
-  size_t used; /* bytes the text has so far without its NUL; may exceed `size` */
+  size_t used; /* length of the text so far without its NUL; may exceed `size` */
 } nsai_writer;
 
 /* Starts an empty text in `buf`. */

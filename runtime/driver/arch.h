@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * GPU architectures as kernels are compiled for them. NVRTC lists bare numbers only; which of them
- * need the suffix "a" (instructions of exactly one architecture: wgmma, tcgen05) is known here.
+ * The GPU architectures that kernels are compiled for. NVRTC lists bare numbers only. This table
+ * knows which of them need the suffix "a" for instructions of exactly one architecture (wgmma,
+ * tcgen05).
  */
 #ifndef NSAI_DRIVER_ARCH_H
 #define NSAI_DRIVER_ARCH_H
@@ -18,14 +19,15 @@ typedef struct nsai_arch {
 /* By name; NULL when unknown. */
 const nsai_arch *nsai_arch_find(const char *name);
 
-/* What to compile for on a device of this compute capability: the entry itself, or the nearest
- * lower one of the same major without suffix, whose cubins run there too. NULL: not supported. */
+/* The architecture to compile for on a device of this compute capability: the entry itself, or
+ * the nearest lower one of the same major version without a suffix, whose cubins run there too.
+ * NULL: not supported. */
 const nsai_arch *nsai_arch_of_capability(int32_t major, int32_t minor);
 
 /* "sm_80, sm_86, ...", for messages. */
 const char *nsai_arch_names(void);
 
-/* The entry at `index`, NULL behind the last. */
+/* The entry at `index`; NULL after the last. */
 const nsai_arch *nsai_arch_at(int32_t index);
 
 #endif /* NSAI_DRIVER_ARCH_H */

@@ -14,7 +14,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* A note segment holds a few dozen bytes; one beyond this is not worth reading. */
+/* A note segment has a few dozen bytes; a larger one than this is not read. */
 #define NOTE_BYTES_MAX 65536
 
 /* Real libraries have about a dozen program headers. */
@@ -117,7 +117,7 @@ static int match_loaded(struct dl_phdr_info *info, size_t size, void *user) {
         (const unsigned char *)(uintptr_t)(info->dlpi_addr + segment->p_vaddr);
     if (nsai_build_id_in_notes(notes, segment->p_memsz, query->id)) return 1;
   }
-  return -1; /* the library was found but carries no build-id: stop looking */
+  return -1; /* the library was found but has no build-id: stop looking */
 }
 
 bool nsai_build_id_of_loaded(void *handle, char id[NSAI_BUILD_ID_CHARS]) {

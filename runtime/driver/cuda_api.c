@@ -1,13 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Lock rule: `opened.lock` guards the list of opened tables below and is held while a library is
- * opened, so that two threads do not initialise the driver at once. A published table is never
- * written again and is read without the lock.
+ * Lock rule: `opened.lock` protects the list of opened tables below. It is held while a library
+ * is opened, so that two threads do not initialise the driver at once. A published table is
+ * never written again and is read without the lock.
  *
- * After fork(): CUDA does not survive it, and a thread that is gone may have held the lock. A
- * handler gives the child a new lock, with a list that is whole (an entry joins it by one store),
- * and notes that CUDA was in use.
+ * fork(): CUDA does not survive it, and a thread that does not exist in the child may have held
+ * the lock. A handler gives the child a new lock and notes that CUDA was in use. The child's
+ * list is intact, because a single store adds an entry.
  */
 #include "driver/cuda_api.h"
 
@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- what is known about each library ---- */
+/* ---- the libraries ---- */
 
 static const char *const driver_names[] = { "libcuda.so.1", NULL };
 static const char *const driver_folders[] = {
@@ -31,8 +31,8 @@ static const char *const nvml_names[] = { "libnvidia-ml.so.1", NULL };
 static const char *const nvrtc_names[] = { "libnvrtc.so.13", "libnvrtc.so.12", NULL };
 static const char *const cublaslt_names[] = { "libcublasLt.so.13", "libcublasLt.so.12", NULL };
 
-/* The vendor's wheels: nvidia/cuda_nvrtc/lib, nvidia/cublas/lib (CUDA 12), nvidia/cu13/lib; conda
- * puts libraries into lib itself. */
+/* NVIDIA's Python wheels: nvidia/cuda_nvrtc/lib, nvidia/cublas/lib (CUDA 12), nvidia/cu13/lib.
+ * Conda puts libraries directly into lib. */
 static const char *const wheel_folders[] = { "/lib/python3.*/site-packages/nvidia/*/lib", "/lib",
                                              NULL };
 static const char *const toolkit_folders[] = { "/usr/local/cuda/lib64",
@@ -72,7 +72,8 @@ const nsai_library_spec nsai_cublaslt_spec = {
   NSA_E_NO_CUBLASLT,   "install the CUDA toolkit's cuBLAS package of the driver's major version",
 };
 
-/* Part of the driver, so its folders; only figures hang on it, so nobody needs to say where it is. */
+/* NVML belongs to the driver and is in the same folders. It only supplies figures, so there is
+ * no setting for its path. */
 static const nsai_library_spec nvml_spec = {
   "the NVIDIA management library NVML",
   nvml_names,
@@ -86,15 +87,15 @@ static const nsai_library_spec nvml_spec = {
 
 /* ---- opened tables ---- */
 
-/* What differs between the libraries: where the table keeps its parts, and what is to be done once
- * the file is open. */
+/* How the libraries differ: where the table keeps its members, and what follows once the file is
+ * open. */
 typedef struct library_kind {
   const nsai_library_spec *spec;
-  size_t size, library_at, tried_at; /* of the table; offsets in it */
-  nsa_status (*start)(void *api);    /* resolves the symbols, asks for the version */
+  size_t size, library_at, tried_at; /* of the table; offsets of members in it */
+  nsa_status (*start)(void *api);    /* resolves the symbols and queries the version */
 } library_kind;
 
-/* One table. There is one per library file that was ever opened, usually one of each kind. */
+/* One table. There is one per library file that was opened, usually one of each kind. */
 typedef struct node {
   struct node *next;
   const library_kind *kind;
@@ -105,7 +106,7 @@ static struct {
   pthread_mutex_t lock;
   node *first;
   bool started; /* a cuInit is running or has succeeded */
-  bool forked;  /* this is the child of a process that had called it */
+  bool forked;  /* this process is the child of one that had called it */
   pthread_once_t watched;
 } opened = { .lock = PTHREAD_MUTEX_INITIALIZER, .watched = PTHREAD_ONCE_INIT };
 
@@ -114,8 +115,8 @@ static void after_fork(void) {
   opened.forked = opened.forked || opened.started;
 }
 
-/* Without memory for the handler, only a fork in the middle of an open is at risk: cuInit itself
- * refuses to start in a child. */
+/* If there is no memory for the handler, only a fork in the middle of an open is at risk: cuInit
+ * itself refuses to start in a child. */
 static void watch_forks(void) { pthread_atfork(NULL, NULL, after_fork); }
 
 static void log_tried(nsai_logger *logger, const nsai_tried *tried) {
@@ -151,8 +152,8 @@ static nsa_status resolve_driver(nsai_driver *api) {
                      "(no cuGetProcAddress_v2); install driver 525 or newer.",
                      api->library.path);
   memcpy(&get_proc, &symbol, sizeof get_proc);
-  /* `found` tells a symbol that is there in an older form only (2) from one that is missing (1);
-   * either way the form asked for cannot be called. */
+  /* `found` distinguishes a symbol that exists only in an older form (2) from a missing one (1).
+   * In both cases the requested form cannot be called. */
 #define RESOLVE(need, name, version, params)                                                       \
   {                                                                                                \
     int32_t found = 0;                                                                             \
@@ -205,7 +206,7 @@ nsa_status nsai_driver_status(const nsai_driver *driver, nsai_cu_result result, 
 
 nsa_status nsai_nvrtc_status(const nsai_nvrtc *nvrtc, nsai_nvrtc_result result, const char *call) {
   if (result == NSAI_NVRTC_SUCCESS) return NSA_OK;
-  /* NVRTC's only allocations are host memory: a distinct cause with a status of its own. */
+  /* NVRTC only allocates host memory: this cause has a status of its own. */
   return nsai_fail(result == NSAI_NVRTC_OUT_OF_MEMORY ? NSA_E_NOMEM : NSA_E_COMPILE,
                    "%.*s: %s (%d)", name_length(call), call, nvrtc->nvrtcGetErrorString(result),
                    (int)result);
@@ -245,11 +246,11 @@ static nsa_status fail_forked(void) {
                    "\"spawn\"); `runtime.device: cpu` works.");
 }
 
-/* cuInit's failures are told apart: a machine without a GPU, a stub for linking, a broken driver, a
- * child of a process whose host had initialised CUDA. */
+/* Distinguishes the causes of a cuInit failure: a machine without a GPU, a stub library for
+ * linking, a broken driver, a child of a process that had initialised CUDA. */
 static nsa_status init_driver(nsai_driver *api) {
   const bool before = opened.started;
-  opened.started = true; /* a fork while it runs counts, too */
+  opened.started = true; /* a fork while cuInit runs counts, too */
   nsai_cu_result result = api->cuInit(0);
   opened.started = before || result == NSAI_CUDA_SUCCESS;
   if (result == NSAI_CUDA_ERROR_NOT_INITIALIZED) return fail_forked();
@@ -277,9 +278,9 @@ static nsa_status init_driver(nsai_driver *api) {
   return NSA_OK;
 }
 
-/* NVRTC opens libnvrtc-builtins by its bare name, which the loader cannot find when NVRTC itself
- * came from a folder the loader does not know (a wheel). A library that is already loaded answers
- * to its name. Failing here is not final: NVRTC may still find it. */
+/* NVRTC opens libnvrtc-builtins by its bare name. The loader cannot find it when NVRTC came from
+ * a folder that the loader does not know (a wheel), but finds a library that is already loaded.
+ * A failure here is not final: NVRTC may still find the library. */
 static void preload_builtins(const char *nvrtc_path, nsai_tried *tried) {
   char pattern[PATH_MAX + 32];
   const char *slash = strrchr(nvrtc_path, '/');
@@ -341,7 +342,7 @@ static void *handle_of(node *n) {
   return ((nsai_library *)(void *)(n->api + n->kind->library_at))->handle;
 }
 
-/* The table of the same file, opened before; NULL without one. Lock held. */
+/* The table of the same file if it was opened before, else NULL. Lock held. */
 static node *find_known(node *new_kv) {
   for (node *known = opened.first; known; known = known->next)
     if (known->kind == new_kv->kind && handle_of(known) == handle_of(new_kv)) return known;

@@ -1,13 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * NVIDIA's libraries: the driver, NVRTC, cuBLASLt and NVML, opened at run time. One table per
- * library declares each function once: X(need, result, name, version, parameters). The rest of the
- * code calls through the tables and never sees the loader.
+ * NVIDIA's libraries (the driver, NVRTC, cuBLASLt and NVML), opened at run time. One table per
+ * library declares each function once: X(need, result, name, version, parameters). All other
+ * code calls through the tables and never uses the loader.
  *
- * An opened table lives as long as the process and is immutable: functions of it may be running in
- * other threads, and unloading a driver is not safe. A failed open leaves nothing behind and may be
- * repeated with another path.
+ * An opened table lives as long as the process and does not change: other threads may be running
+ * its functions, and unloading a driver is not safe. A failed open has no side effects and may
+ * be repeated with another path.
  */
 #ifndef NSAI_DRIVER_CUDA_API_H
 #define NSAI_DRIVER_CUDA_API_H
@@ -18,8 +18,8 @@
 
 /* clang-format off */
 
-/* `version` is the CUDA version that brought this form of the function, as cuGetProcAddress asks
- * for it; so that a newer driver does not hand out a newer form with other parameters. */
+/* `version` is the CUDA version that introduced this form of the function, as cuGetProcAddress
+ * expects it. Thus a newer driver does not return a newer form with other parameters. */
 #define NSAI_DRIVER_TABLE(X)                                                                       \
   X(REQUIRED, cuGetErrorName, 6000, (nsai_cu_result, const char **))                               \
   X(REQUIRED, cuGetErrorString, 6000, (nsai_cu_result, const char **))                             \
@@ -150,13 +150,13 @@
 #define NSAI_DRIVER_MEMBER(need, name, version, params) nsai_cu_result(*name) params;
 #define NSAI_LIBRARY_MEMBER(need, result, name, params) result(*name) params;
 
-/* Functions marked OPTIONAL may be NULL: only tests and benchmarks call them. `version` as the
- * vendor counts: 13000 is CUDA 13.0. */
+/* Functions marked OPTIONAL may be NULL: only tests and benchmarks call them. `version` is in
+ * the vendor's notation: 13000 is CUDA 13.0. */
 typedef struct nsai_driver {
   NSAI_DRIVER_TABLE(NSAI_DRIVER_MEMBER)
   nsai_library library;
   nsai_tried tried;
-  int32_t version; /* the newest CUDA version the driver serves */
+  int32_t version; /* the newest CUDA version that the driver supports */
 } nsai_driver;
 
 typedef struct nsai_nvrtc {
@@ -195,7 +195,7 @@ extern const nsai_library_spec nsai_driver_spec, nsai_nvrtc_spec, nsai_cublaslt_
  * Thread-safe, as are the three below, which work in a child, too. */
 nsa_status nsai_driver_open(const char *path, nsai_logger *logger, const nsai_driver **out);
 
-/* Opens NVRTC, its builtins library before it. `query->max_major` keeps out an NVRTC whose cubins
+/* Opens NVRTC, and its builtins library first. `query->max_major` excludes an NVRTC whose cubins
  * the driver could not load. NSA_E_NO_COMPILER, NSA_E_NOMEM. */
 nsa_status nsai_nvrtc_open(const nsai_library_query *query, nsai_logger *logger,
                            const nsai_nvrtc **out);
@@ -211,8 +211,8 @@ nsa_status nsai_nvml_open(nsai_logger *logger, const nsai_nvml **out);
  * driver of the same major version or newer. NSA_E_NO_DRIVER. */
 nsa_status nsai_driver_check_major(int32_t driver_version, int32_t toolkit_major);
 
-/* Foreign codes become a status with the call's name and the vendor's text, here and nowhere else.
- * `call` is the text of the call; its name ends at the parenthesis. */
+/* Converts a foreign code to a status with the call's name and the vendor's text. No other code
+ * does this. `call` is the text of the call; its name ends at the parenthesis. */
 nsa_status nsai_driver_status(const nsai_driver *driver, nsai_cu_result result, const char *call);
 nsa_status nsai_nvrtc_status(const nsai_nvrtc *nvrtc, nsai_nvrtc_result result, const char *call);
 nsa_status nsai_cublaslt_status(const nsai_cublaslt *lt, nsai_cublas_status result,

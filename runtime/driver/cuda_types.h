@@ -1,9 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The few types and constants of NVIDIA's binary interfaces that the library uses, declared here so
- * that it builds without any CUDA header. Names: the vendor's, lower case with nsai_cu_ for types,
- * NSAI_ in front for constants. Sizes that the drivers rely on are asserted.
+ * The few types and constants of NVIDIA's binary interfaces that the library uses, declared here
+ * so that it builds without CUDA headers. Names are the vendor's: types in lower case with
+ * nsai_cu_, constants with the prefix NSAI_. Assertions check the sizes that the drivers rely
+ * on.
  */
 #ifndef NSAI_DRIVER_CUDA_TYPES_H
 #define NSAI_DRIVER_CUDA_TYPES_H
@@ -69,7 +70,7 @@ enum { NSAI_CU_TENSOR_MAP_SWIZZLE_128B = 3 };
 enum { NSAI_CU_TENSOR_MAP_PROMOTE_128B = 2 };
 enum { NSAI_CU_TENSOR_MAP_FILL_ZERO = 0 };
 
-/* CUlaunchAttributeID: the kernel may begin before the one before it in the stream has ended. */
+/* CUlaunchAttributeID: the kernel may begin before the previous one in the stream has ended. */
 enum { NSAI_CU_LAUNCH_PROGRAMMATIC_SERIALIZATION = 6 };
 
 /* CUlaunchAttribute */
@@ -157,8 +158,8 @@ enum {
   NSAI_CUBLASLT_PREF_ALIGN_D = 8
 };
 
-/* cublasLtReductionScheme_t: parts of a long k lie in the workspace, as fp32, and are summed in their
- * order. */
+/* cublasLtReductionScheme_t: partial sums over a long k are stored in the workspace as fp32 and
+ * added in order. */
 enum { NSAI_CUBLASLT_REDUCTION_COMPUTE_TYPE = 2 };
 
 #endif /* NSAI_DRIVER_CUDA_TYPES_H */

@@ -93,7 +93,7 @@ static nsa_status choose_uuid(const nsai_driver *driver, const char *which, int 
                    which, matches ? "more than one" : "none", count);
 }
 
-/* The device of the thread's current context: a host that has set up CUDA has chosen already. */
+/* The device of the thread's current context: a host that has set up CUDA has already chosen. */
 static bool current_device(const nsai_driver *driver, nsai_cu_device *out) {
   nsai_cu_context context = NULL;
   return driver->cuCtxGetCurrent(&context) == NSAI_CUDA_SUCCESS && context &&
@@ -108,7 +108,7 @@ static nsa_status choose_first_usable(const nsai_driver *driver, int count, nsai
     status = nsai_device_describe(driver, *out, &candidate);
     if (status == NSA_OK) return NSA_OK;
   }
-  NSAI_TRY(status); /* the text is that of the last one: with one GPU, the reason */
+  NSAI_TRY(status); /* the text of the last one: with a single GPU it is the reason */
   return NSA_OK;
 }
 
@@ -136,7 +136,7 @@ static nsa_status choose(const nsai_driver *driver, const char *which, nsai_cu_d
 /* ---- init, fini ---- */
 
 /* Shares a current context of the same device, so that the host's pointers and streams belong to
- * the context the kernels are loaded into; else retains the primary one. */
+ * the context into which kernels are loaded; otherwise retains the primary one. */
 static nsa_status take_context(nsai_device *device) {
   const nsai_driver *driver = device->driver;
   nsai_cu_device current = -1;

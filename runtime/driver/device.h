@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * One GPU: chosen by the host, described once, with its primary CUDA context retained. Or no GPU at
- * all, only an architecture to compile for.
+ * One GPU: chosen by the host, queried once, with its primary CUDA context retained. Or no GPU,
+ * only an architecture to compile for ("deviceless").
  */
 #ifndef NSAI_DRIVER_DEVICE_H
 #define NSAI_DRIVER_DEVICE_H
@@ -11,17 +11,18 @@
 #include "driver/cuda_api.h"
 
 typedef struct nsai_device {
-  const nsai_driver *driver;  /* NULL: deviceless */
-  nsai_cu_device ordinal;     /* -1: deviceless */
-  nsai_cu_context context;    /* the current one where it fits, else the retained primary one */
-  bool retained;              /* the primary context is ours to release */
+  const nsai_driver *driver; /* NULL: deviceless */
+  nsai_cu_device ordinal;    /* -1: deviceless */
+  /* the current context if it belongs to this device, else the retained primary one */
+  nsai_cu_context context;
+  bool retained;              /* nsai_device_fini must release the primary context */
   const nsai_arch *arch;      /* what kernels are compiled for */
   char name[128];             /* "NVIDIA H200"; "sm_90a (no device)" */
   char uuid[48];              /* "GPU-xxxxxxxx-xxxx-...", as nvidia-smi prints it */
   char pci_id[16];            /* "0000:1b:00.0" */
   int32_t cc_major, cc_minor; /* compute capability */
   int32_t sm_count;           /* 0: deviceless */
-  int32_t shared_bytes;       /* most dynamic shared memory of one block, by opt-in */
+  int32_t shared_bytes;       /* most dynamic shared memory of a CTA, by opt-in */
   int64_t l2_bytes;           /* 0: deviceless */
   uint64_t memory_bytes;      /* device memory; 0: deviceless */
   int32_t driver_version;     /* 13000 is CUDA 13.0; 0: deviceless */
@@ -45,7 +46,7 @@ nsa_status nsai_device_init_arch(const char *arch, nsai_device *out);
 /* Releases the context; a zeroed or deviceless struct is fine. */
 void nsai_device_fini(nsai_device *device);
 
-/* Fills everything but the context, for lists of devices. NSA_E_UNSUPPORTED, NSA_E_CUDA. */
+/* Fills everything except the context, for lists of devices. NSA_E_UNSUPPORTED, NSA_E_CUDA. */
 nsa_status nsai_device_describe(const nsai_driver *driver, nsai_cu_device ordinal,
                                 nsai_device *out);
 

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * cuBLASLt is column-major: row-major C = A B is its C^T = B^T A^T, so A and B trade places and
+ * cuBLASLt is column-major. Row-major C = A B is its C^T = B^T A^T, so A and B swap roles and
  * nothing is transposed.
  */
 #include "driver/gemm.h"
@@ -25,7 +25,7 @@ static int32_t data_type(int32_t dtype) {
 static nsa_status make_layout(const nsai_cublaslt *lt, int32_t dtype, const int64_t shape[2],
                               int64_t leading, int32_t batch, int64_t batch_stride,
                               nsai_cublaslt_layout *out) {
-  if (shape[1] == 1) leading = shape[0]; /* the stride of a single row means nothing */
+  if (shape[1] == 1) leading = shape[0]; /* the stride of a single row is never used */
   NSAI_TRY(NSAI_CUBLASLT(lt, cublasLtMatrixLayoutCreate(out, data_type(dtype), (uint64_t)shape[0],
                                                         (uint64_t)shape[1], leading)));
   if (batch == 1) return NSA_OK;
@@ -37,7 +37,7 @@ static nsa_status make_layout(const nsai_cublaslt *lt, int32_t dtype, const int6
 }
 
 static nsa_status make_descriptors(const nsai_cublaslt *lt, const nsai_gemm *g, descriptors *d) {
-  /* They trade places: cuBLASLt's A is B. */
+  /* They swap roles: cuBLASLt's A is B. */
   int32_t first = g->b_transposed ? NSAI_CUBLAS_OP_T : NSAI_CUBLAS_OP_N,
           second = g->a_transposed ? NSAI_CUBLAS_OP_T : NSAI_CUBLAS_OP_N;
   NSAI_TRY(NSAI_CUBLASLT(lt, cublasLtMatmulDescCreate(&d->desc, NSAI_CUBLAS_COMPUTE_32F,
@@ -55,8 +55,8 @@ static nsa_status make_descriptors(const nsai_cublaslt *lt, const nsai_gemm *g, 
   return NSAI_CUBLASLT(lt, cublasLtMatmulPreferenceCreate(&d->preference));
 }
 
-/* The largest power of two up to 16 that divides the address. Not more: where a tensor happens to
- * lie must not decide the algorithm, and with it the last bits. */
+/* The largest power of two up to 16 that divides the address. Larger alignments are ignored: the
+ * address of a tensor must not decide the algorithm and with it the last bits. */
 static uint32_t alignment_of(const void *p) {
   uintptr_t bits = (uintptr_t)p | 16u;
   return (uint32_t)(bits & (~bits + 1u));
@@ -79,7 +79,7 @@ static nsa_status set_preference(const nsai_cublaslt *lt, const nsai_gemm *g,
   const struct {
     int32_t attribute;
     const void *pointer;
-  } operands[] = { { NSAI_CUBLASLT_PREF_ALIGN_A, o->b }, /* they trade places */
+  } operands[] = { { NSAI_CUBLASLT_PREF_ALIGN_A, o->b }, /* they swap roles */
                    { NSAI_CUBLASLT_PREF_ALIGN_B, o->a },
                    { NSAI_CUBLASLT_PREF_ALIGN_C, o->c },
                    { NSAI_CUBLASLT_PREF_ALIGN_D, o->c } };
@@ -106,7 +106,7 @@ static nsa_status enqueue(const nsai_cublaslt *lt, nsai_cublaslt_handle handle, 
     return nsai_fail(NSA_E_UNSUPPORTED,
                      "cuBLASLt has no algorithm for a product of m %lld, n %lld, k %lld, batch %d",
                      (long long)g->m, (long long)g->n, (long long)g->k, g->batch);
-  const float one = 1.0f, kept = g->adds ? 1.0f : 0.0f; /* of C */
+  const float one = 1.0f, kept = g->adds ? 1.0f : 0.0f; /* beta: the factor of C */
   return NSAI_CUBLASLT(lt, cublasLtMatmul(handle, d->desc, &one, o->b, d->b, o->a, d->a, &kept,
                                           o->c, d->c, o->c, d->c, &found.algo, o->workspace,
                                           NSAI_GEMM_WORKSPACE_BYTES, o->stream));

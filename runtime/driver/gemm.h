@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Dense products through cuBLASLt: C [m, n] = A [m, k] B [k, n], row-major, batched, fp32
- * accumulation; or C += A B. The same bits in every run on one device: the algorithm follows from the
- * shapes, and where a long k is cut its parts are summed in a fixed order.
+ * Dense products through cuBLASLt: C [m, n] = A [m, k] B [k, n], row-major, batched, with fp32
+ * accumulation; or C += A B. Every run on one device gives the same bits: the algorithm depends
+ * only on the shapes, and if a long k is split, the partial sums are added in a fixed order.
  */
 #ifndef NSAI_DRIVER_GEMM_H
 #define NSAI_DRIVER_GEMM_H
@@ -12,7 +12,7 @@
 
 #include <stdbool.h>
 
-/* What cuBLASLt may use beside the operands: NVIDIA's advice for Hopper is 32 MiB. */
+/* Workspace of cuBLASLt: NVIDIA recommends 32 MiB for Hopper. */
 #define NSAI_GEMM_WORKSPACE_BYTES ((uint64_t)32 << 20)
 
 typedef struct nsai_gemm {
@@ -20,13 +20,14 @@ typedef struct nsai_gemm {
   int64_t a_row, b_row, c_row; /* elements from one row to the next */
   int32_t batch;
   int64_t a_batch, b_batch,
-      c_batch;       /* elements from one batch entry to the next; 0 repeats the operand */
+      /* elements from one batch entry to the next; 0: all entries share the operand */
+      c_batch;
   bool a_transposed; /* A is given as [k, m] */
   bool b_transposed; /* B is given as [n, k] */
   bool
-      ordered; /* parts of a long k are added in fp32 and in a fixed order, by no algorithm that adds in
-                   place */
-  bool adds;       /* to C, which is fp32 */
+      /* if k is split, the partial sums are added in fp32 and in a fixed order, never in place */
+      ordered;
+  bool adds;       /* add to C, which is fp32 */
   int32_t dtype;   /* of A and B: NSA_BF16, NSA_F16 */
   int32_t c_dtype; /* dtype, or NSA_F32 */
 } nsai_gemm;
@@ -38,8 +39,8 @@ typedef struct nsai_gemm_operands {
   nsa_stream stream;
 } nsai_gemm_operands;
 
-/* Enqueues the product. The algorithm comes from cuBLASLt's heuristic (host work only, cached by
- * the library), since the number of rows may differ at each run. Thread-safe; capturable.
+/* Enqueues the product. cuBLASLt's heuristic chooses the algorithm at each run, since the number
+ * of rows may differ (host work only, cached by cuBLASLt). Thread-safe; can be captured.
  * NSA_E_CUDA, NSA_E_UNSUPPORTED. */
 nsa_status nsai_gemm_run(const nsai_cublaslt *lt, nsai_cublaslt_handle handle,
                          const nsai_gemm *gemm, const nsai_gemm_operands *operands);

@@ -7,8 +7,8 @@
 
 #define MAX_GRID_X ((uint64_t)INT32_MAX) /* CUDA's limit on the first grid dimension */
 
-/* Of architectures whose kernels wait for each other. Before CUDA 12.3 the driver captures no overlap
- * into a graph. */
+/* The first major version whose kernels wait for each other (programmatic dependent launch).
+ * Before CUDA 12.3 the driver does not capture the overlap into a graph. */
 #define OVERLAP_MAJOR 9
 #define OVERLAP_DRIVER 12030
 

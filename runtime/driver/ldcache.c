@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The format of /etc/ld.so.cache (glibc 2.2 and later): a header with this magic, the number of
- * entries, then entries of 24 bytes whose name and path are offsets from the header. Old files put
- * another table in front, so the magic is searched for. A file of another format gives no answer,
- * and the caller goes on to the next place.
+ * The format of /etc/ld.so.cache (glibc 2.2 and later): a header with this magic and the number
+ * of entries, then entries of 24 bytes whose name and path are offsets from the header. Old
+ * files have another table before it, so the magic is searched for. A file of another format
+ * yields nothing, and the caller continues with the next location.
  */
 #include "driver/ldcache.h"
 
@@ -27,7 +27,7 @@ static uint32_t load_u32(const unsigned char *at) {
   return value;
 }
 
-/* The NUL-terminated string at `offset`, NULL when it leaves the file. */
+/* The NUL-terminated string at `offset`; NULL when it exceeds the file. */
 static const char *string_at(const unsigned char *data, size_t length, uint32_t offset) {
   if (offset >= length || !memchr(data + offset, '\0', length - offset)) return NULL;
   return (const char *)data + offset;

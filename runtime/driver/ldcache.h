@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Where the dynamic loader would find a library, without loading it.
+ * Finds the file that the dynamic loader would use for a library, without loading it.
  */
 #ifndef NSAI_DRIVER_LDCACHE_H
 #define NSAI_DRIVER_LDCACHE_H
@@ -9,8 +9,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* Looks `name` ("libnvrtc.so.13") up in the folders of LD_LIBRARY_PATH, then in /etc/ld.so.cache.
- * Writes the path of an existing file. */
+/* Searches `name` ("libnvrtc.so.13") in the folders of LD_LIBRARY_PATH, then in
+ * /etc/ld.so.cache. Writes the path of an existing file. */
 bool nsai_ldcache_find(const char *name, char *path, size_t size);
 
 /* The same lookup in the bytes of a cache file; the path need not exist. */

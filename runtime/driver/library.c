@@ -1,10 +1,10 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The search walks one list of candidates, and one function, `consider`, either opens a candidate
- * or (when locating) only looks whether its file exists. So both take the same file, save for two
- * cases that cannot be foreseen: a file that exists and does not load, and a host whose executable
- * carries an rpath.
+ * The search goes through one list of candidates. `consider` either opens a candidate or, when
+ * only locating, checks that its file exists. So opening and locating choose the same file,
+ * except in two cases that cannot be predicted: a file that exists but does not load, and a host
+ * whose executable has an rpath.
  */
 #include "driver/library.h"
 
@@ -28,7 +28,7 @@ typedef struct search {
   bool load;
 } search;
 
-/* Copies what fits: the record shows long paths cut, the search itself uses them whole. */
+/* Copies what fits. The record shows long paths cut; the search uses them in full. */
 static void copy_cut(char *to, size_t size, const char *from) {
   size_t length = strnlen(from, size - 1);
   memcpy(to, from, length);
@@ -45,7 +45,7 @@ void nsai_tried_add(nsai_tried *tried, const char *path, const char *outcome) {
   tried->count++;
 }
 
-/* The N of "libx.so.N", 0 without one. */
+/* The N of "libx.so.N"; 0 without one. */
 static int major_of(const char *name) {
   const char *so = strstr(name, ".so.");
   return so ? atoi(so + 4) : 0;
@@ -55,7 +55,7 @@ static bool name_allowed(const search *s, const char *name) {
   return s->query->max_major == 0 || major_of(name) <= s->query->max_major;
 }
 
-/* Fills `out` from an open handle: the path the loader really took, and the build-id in memory. */
+/* Fills `out` from an open handle: the path that the loader used, and the build-id in memory. */
 static void describe_handle(nsai_library *out, void *handle, const char *asked) {
   const struct link_map *map = NULL;
   const char *path = asked;
@@ -95,8 +95,8 @@ static bool consider(search *s, const char *path) {
   return true;
 }
 
-/* A copy that the host has loaded already: sharing it saves its memory, and two NVRTC builds in one
- * process are asking for trouble. */
+/* Uses a copy that the host has loaded already. This saves memory, and two NVRTC builds in one
+ * process could conflict. */
 static bool share_loaded(search *s) {
   for (const char *const *name = s->spec->names; *name; name++) {
     if (!name_allowed(s, *name)) continue;
@@ -113,7 +113,7 @@ static bool share_loaded(search *s) {
   return false;
 }
 
-/* An explicit path: a file, or a folder that holds one of the names. */
+/* An explicit path: a file, or a folder that contains one of the names. */
 static bool consider_given(search *s, const char *given) {
   struct stat st;
   if (stat(given, &st) != 0 || !S_ISDIR(st.st_mode)) return consider(s, given);
@@ -125,7 +125,7 @@ static bool consider_given(search *s, const char *given) {
   return false;
 }
 
-/* The loader's search: by name when opening; followed by hand when locating. */
+/* The loader's search: by name when opening; reimplemented here when locating. */
 static bool search_loader(search *s) {
   for (const char *const *name = s->spec->names; *name; name++) {
     char path[PATH_MAX];
@@ -182,7 +182,7 @@ static bool search_folders(search *s) {
   return false;
 }
 
-/* One sentence: what is missing, where it was looked for, what to do. */
+/* One sentence: what is missing, which locations were searched, what to do. */
 static nsa_status fail_missing(const search *s, const char *given) {
   char tried[4096];
   size_t used = 0;
@@ -205,7 +205,7 @@ static nsa_status run(search *s) {
   memset(s->out, 0, sizeof *s->out);
   const char *given = s->query->path && s->query->path[0] ? s->query->path : NULL;
   if (!given && s->spec->env) given = secure_getenv(s->spec->env);
-  /* A given path is a decision: something else in its place would hide a mistake. */
+  /* A given path is binding: using another file would hide a mistake. */
   if (given && given[0]) return consider_given(s, given) ? NSA_OK : fail_missing(s, given);
   if (share_loaded(s) || search_loader(s) || search_folders(s)) return NSA_OK;
   return fail_missing(s, NULL);

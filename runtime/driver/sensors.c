@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * NVML counts nvmlInit and nvmlShutdown: each open pairs with one close, whatever the host does.
+ * NVML counts calls of nvmlInit and nvmlShutdown: each open is paired with one close, whatever
+ * the host does.
  */
 #include "driver/sensors.h"
 

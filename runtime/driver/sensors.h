@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * A GPU's clocks, temperature and power through NVML, so that a measured time can be judged. Figures
- * only: nothing that the library computes depends on them.
+ * A GPU's clocks, temperature and power through NVML, as context for measured times. Nothing
+ * that the library computes depends on them.
  */
 #ifndef NSAI_DRIVER_SENSORS_H
 #define NSAI_DRIVER_SENSORS_H
@@ -13,7 +13,7 @@
 
 typedef struct nsai_sensors nsai_sensors;
 
-/* At one moment; 0: unknown. */
+/* The figures at one moment; 0: unknown. */
 typedef struct nsai_reading {
   int32_t sm_mhz, memory_mhz; /* current clocks */
   int32_t temperature_c;      /* of the GPU's die */
@@ -32,9 +32,9 @@ nsai_sensors *nsai_sensors_open(const char *pci_bus_id, nsai_logger *logger);
 /* NULL is fine. */
 void nsai_sensors_close(nsai_sensors *sensors);
 
-/* Reads all figures; one that the GPU does not report is unknown, the others are read all the same.
- * NULL is fine: all unknown. Takes about 5 ms, or microseconds soon after another reading; opening
- * takes 12 ms (measured on an idle H200, through the same calls). Thread-safe. */
+/* Reads all figures. A figure that the GPU does not report is unknown; the others are still
+ * read. NULL is fine: all unknown. Takes about 5 ms, or microseconds soon after another reading;
+ * opening takes 12 ms (measured on an idle H200, through the same calls). Thread-safe. */
 nsai_reading nsai_sensors_read(const nsai_sensors *sensors);
 
 #endif /* NSAI_DRIVER_SENSORS_H */

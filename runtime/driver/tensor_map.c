@@ -4,14 +4,14 @@
 #include "driver/tensor_map.h"
 
 #define ELEMENT_BYTES 2
-#define BOX_COLUMNS 64          /* 128 bytes: a row of the swizzle */
+#define BOX_COLUMNS 64          /* 128 bytes: a row of the swizzle pattern */
 #define MOST_STRIDE (1ll << 39) /* elements, exclusive: 2^40 bytes */
 #define MOST_EXTENT (1ll << 32) /* inclusive */
 #define MOST_DIMS 5
-#define INTERLEAVED_LANES 4 /* of a quad, 32 keys each: core/tma.cuh */
+#define INTERLEAVED_LANES 4 /* lanes of a quad, 32 keys each: core/tma.cuh */
 #define INTERLEAVED_KEYS 32
 
-/* The stride of a dimension of one element is never followed, but must be one. */
+/* A dimension with one element never uses its stride, but the stride must be valid. */
 static int64_t stride_of(int64_t stride, int64_t extent) {
   return extent > 1 ? stride : BOX_COLUMNS;
 }
@@ -32,7 +32,8 @@ static nsa_status check_stride(const nsai_boxed *t, const char *what, int64_t st
                    63 - __builtin_clzll((unsigned long long)most));
 }
 
-/* Dimension 0 is of adjacent elements; strides [dims - 1] of the others, in elements. */
+/* Dimension 0 has adjacent elements; strides [dims - 1] are those of the other dimensions, in
+ * elements. */
 static nsa_status encode(const nsai_driver *driver, const nsai_boxed *t, int dims,
                          const uint64_t *extents, const int64_t *strides, const uint32_t *box,
                          NsaiTensorMap *out) {
@@ -75,7 +76,8 @@ nsa_status nsai_tensor_map_interleaved(const nsai_driver *driver, const nsai_box
                      "most; copy the tensor, or "
                      "disable the variant (variants.disable: [\"*attend_compressed_topn_sm90\"])",
                      t->name, t->heads, (long long)head);
-  /* Heads in a row, 2 keys, lanes, pairs of keys, first key: these overlap. */
+  /* Columns of all heads, 2 keys, lanes, pairs of keys, first key. These dimensions overlap in
+   * memory. */
   const uint64_t extents[] = { (uint64_t)columns, 2, INTERLEAVED_LANES, INTERLEAVED_KEYS / 2,
                                (uint64_t)t->tokens };
   const int64_t strides[] = { token, INTERLEAVED_KEYS * token, 2 * token, token };

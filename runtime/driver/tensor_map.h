@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Tensor maps: what the copy engine of sm_90 (TMA) needs to know of a tensor before a kernel can ask
- * it for boxes of rows. Made on the host for every launch; costs about a microsecond and no call of
- * the device.
+ * Tensor maps: the descriptors that the copy engine of sm_90 (TMA) needs before a kernel can
+ * load boxes of rows from a tensor. They are encoded on the host for every launch, which costs
+ * about a microsecond and no call to the device.
  */
 #ifndef NSAI_DRIVER_TENSOR_MAP_H
 #define NSAI_DRIVER_TENSOR_MAP_H
@@ -11,26 +11,27 @@
 #include "driver/cuda_api.h"
 #include "params/attention.h"
 
-/* A tensor [tokens, heads, dim] of 16-bit elements, and the boxes that are read of it. */
+/* A tensor [tokens, heads, dim] of 16-bit elements, and the boxes that kernels load from it. */
 typedef struct nsai_boxed {
   const char *name; /* for errors: "q" */
   NsaiView view;
-  int64_t tokens; /* from here on rows arrive as zeros */
+  int64_t tokens; /* rows from here on are read as zeros */
   int32_t heads, dim;
-  int32_t dtype;                         /* NSA_BF16, NSA_F16 */
-  int32_t tma_box_heads, tma_box_tokens; /* of a box, at most 256 each; its columns are always 64 */
-  bool repeats; /* where the head stride is 0, the kernel asks for boxes of head 0 alone */
+  int32_t dtype; /* NSA_BF16, NSA_F16 */
+  /* of a box, at most 256 each; a box always has 64 columns */
+  int32_t tma_box_heads, tma_box_tokens;
+  bool repeats; /* if the head stride is 0, the kernel loads boxes of head 0 only */
 } nsai_boxed;
 
-/* NSA_E_UNSUPPORTED: the engine cannot express the tensor (a stride that is not positive or beyond
- * 2^39 elements). A tensor without tokens, which may be NULL, gets an empty map,
- * of which no box may be asked. */
+/* NSA_E_UNSUPPORTED: the engine cannot express the tensor (a stride that is not positive or
+ * exceeds 2^39 elements). A tensor without tokens, whose pointer may be NULL, gets an empty map,
+ * from which nothing may be loaded. */
 nsa_status nsai_tensor_map(const nsai_driver *driver, const nsai_boxed *tensor, NsaiTensorMap *out);
 
-/* The same for tiles of 128 keys that are spread over the lanes of a quad (core/tma.cuh); tma_box_heads
- * and tma_box_tokens are not looked at. A box is asked for by its column among those of all heads and its
- * first key; all of its 128 rows must be there. NSA_E_UNSUPPORTED also where the heads lie 2^31
- * elements apart in all. */
+/* The same for tiles of 128 keys that are interleaved over the lanes of a quad (core/tma.cuh).
+ * tma_box_heads and tma_box_tokens are not used. A box is addressed by its column among those of
+ * all heads and by its first key; all of its 128 rows must exist. Also NSA_E_UNSUPPORTED if the
+ * heads together span 2^31 elements or more. */
 nsa_status nsai_tensor_map_interleaved(const nsai_driver *driver, const nsai_boxed *tensor,
                                        NsaiTensorMap *out);
 

@@ -1,30 +1,31 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * New tokens into a cache: first the raw rows, then every compressed block whose last token is
- * among them, from what the cache holds by then. A block is written again when its last token is:
- * so a rejected draft needs no call of its own.
+ * Appends new tokens to a cache: first the raw rows, then every compressed block whose last
+ * token is among them, computed from the cache's contents at that point. A block is written
+ * again whenever its last token is, so rejecting a draft needs no call of its own.
  */
 #include "reference/internal.h"
 #include "reference/tensor.h"
 
 #include <string.h>
 
-/* One call. */
+/* State of one call. */
 typedef struct append {
   nsai_ref_problem problem;
-  nsa_io io; /* the cache's tensors and phi, as the rest of the CPU device wants them */
+  /* the cache's tensors and phi, in the form that the other files of the CPU device expect */
+  nsa_io io;
   const nsa_kv *new_kv;
 } append;
 
-/* Whether the caller wants a new token written. */
+/* Whether the caller wants a new token to be written. */
 static bool is_kept(const append *self, int64_t token) {
   const nsa_tensor *slots = &self->problem.batch->slot_mapping;
   return !slots->data || ((const int64_t *)slots->data)[token] >= 0;
 }
 
-/* One row of every head from `source` [T, Hkv, D] into `target`, K or V of pair `pair` in the
- * cache. */
+/* Copies one row of every head from `source` [T, Hkv, D] to `target`, K or V of pair `pair` in
+ * the cache. */
 static void copy_row(const append *self, const nsa_tensor *source, const nsa_tensor *target,
                      int pair, int64_t token, nsai_ref_position position) {
   size_t bytes = (size_t)(source->shape[2] * nsai_ref_size(source));
@@ -82,7 +83,7 @@ static nsa_status run(append *self) {
   NSAI_TRY(nsai_ref_sequences_init_cached(&problem->sequences, g, problem->batch,
                                           count_tokens(g, self->new_kv), true));
   copy_tokens(self);
-  if (g->phi == NSAI_PHI_EXTERNAL) return NSA_OK; /* the caller writes its entries itself */
+  if (g->phi == NSAI_PHI_EXTERNAL) return NSA_OK; /* the caller writes the compressed entries */
   NSAI_TRY(nsai_ref_compress(problem, true));
   store_entries(self, &self->io.kv.k_cmp, g->head_dim_qk, problem->k_cmp);
   store_entries(self, &self->io.kv.v_cmp, g->head_dim_v, problem->v_cmp);

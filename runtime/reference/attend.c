@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Attention of one (token, KV group): scores over a list of key ranges, softmax, values. Scores of
- * all keys are kept (keys x lanes doubles per thread), so that the maximum is exact and no
- * rescaling happens; the importance needs them anyway.
+ * Attention of one (token, KV group): scores over a list of key ranges, softmax, values. The
+ * scores of all keys are kept (keys x lanes doubles per thread), so that the maximum is exact
+ * and no rescaling is needed. The importance needs all scores anyway.
  */
 #include "reference/internal.h"
 #include "reference/tensor.h"
@@ -137,7 +137,7 @@ void nsai_ref_values(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
     for (int64_t h = 0; h < heads; h++) out[e * lanes + h] *= scratch->inverse[h];
 }
 
-/* The result of a branch that is off, or of a row before its sequence. */
+/* The result of a branch that is off, or of a row without keys. */
 static void clear(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int branch) {
   int64_t size = problem->model->head_dim_v * problem->lanes;
   memset(scratch->out[branch], 0, (size_t)size * sizeof(double));

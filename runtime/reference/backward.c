@@ -103,7 +103,7 @@ static int64_t slabs_of(const nsai_ref_back *back) {
   return (tokens_of(back) + NSAI_REF_SLAB - 1) / NSAI_REF_SLAB;
 }
 
-/* The gates of a slab of tokens, as the forward had them. */
+/* The gates of a slab of tokens, as in the forward. */
 static void run_gates(void *context, int worker, int64_t item) {
   const nsai_ref_back *back = context;
   nsai_ref_scratch *scratch = &back->scratch[worker];
@@ -115,7 +115,7 @@ static void run_gates(void *context, int worker, int64_t item) {
   for (int64_t i = 0; i < count * row; i++) back->gates[begin * row + i] = scratch->gates[i];
 }
 
-/* One KV head of a sequence: nobody else adds to its rows of the sums. */
+/* One KV head of a sequence: no other worker adds to its rows of the sums. */
 static void run_attention(void *context, int worker, int64_t item) {
   const nsai_ref_back *back = context;
   const nsai_ref_problem *problem = back->problem;
@@ -159,7 +159,7 @@ nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, u
   nsai_ref_back back = { .problem = &problem, .grads = grads };
   nsa_status status;
   NSAI_TRY_TO(done, nsai_ref_problem_init(&problem, model, batch, io, threads));
-  /* What the forward chose is given now. */
+  /* Use the blocks that the forward selected. */
   problem.selection = selection == NSA_SELECT_OWN ? NSA_SELECT_BLOCKS : selection;
   problem.gated = true;
   nsai_ref_problem_run(&problem, branches);

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the files of the backward pass share. All sums are float64 and of one owner: attention of one
- * (sequence, KV head) is an item, and so is one KV head of a side of phi. The gate MLP runs on one
- * thread.
+ * What the files of the backward pass share. All sums are float64 and have one owner each: a
+ * work item is the attention of one (sequence, KV head), or one KV head of K or V in phi. The
+ * gate MLP runs on one thread.
  */
 #ifndef NSAI_REFERENCE_BACKWARD_H
 #define NSAI_REFERENCE_BACKWARD_H
@@ -13,31 +13,31 @@
 
 #include <nsa/backward.h>
 
-/* Sums over K or V: of the raw pairs, and behind them of the compressed blocks. */
+/* Sums over K or V: those of the raw pairs, then those of the compressed blocks. */
 #define NSAI_REF_SUMS (NSA_BRANCHES + 1)
 #define NSAI_REF_CMP_SUM NSA_BRANCHES
 
-/* One thread's memory beside nsai_ref_scratch; rows are rounded up to lanes. */
+/* One thread's memory in addition to nsai_ref_scratch; rows are rounded up to lanes. */
 typedef struct nsai_ref_back_scratch {
   double *q;           /* [G, Dk], scaled */
   double *d_o;         /* [G, Dv] */
   double *gated;       /* [G, Dv]: gate * d_o */
-  double *gated_lanes; /* [Dv, lanes]: the same */
+  double *gated_lanes; /* [Dv, lanes]: the same, transposed */
   double *d_scores;    /* [most keys of a branch, lanes] */
-  double *d_q;         /* [Dk, lanes]: yet to be scaled */
+  double *d_q;         /* [Dk, lanes]: not yet scaled */
 } nsai_ref_back_scratch;
 
 typedef struct nsai_ref_back {
   nsai_ref_problem *problem;
   const nsa_grads *grads;
-  nsai_ref_scratch *scratch;  /* of the workers */
-  nsai_ref_back_scratch *own; /* of the workers */
+  nsai_ref_scratch *scratch;  /* one per worker */
+  nsai_ref_back_scratch *own; /* one per worker */
   double *memory;             /* what `own` points into */
   double *gates, *d_gates;    /* [T, Hq * 3, rounded up to lanes] */
   double *d_k[NSAI_REF_SUMS]; /* [Hkv, rows, Dk rounded up to lanes]; NULL: not needed */
   double *d_v[NSAI_REF_SUMS];
   double *phi;      /* memory of the workers of backward_phi.c */
-  int64_t phi_size; /* doubles of each */
+  int64_t phi_size; /* doubles per worker */
   int phi_workers;
   double *gate; /* memory of backward_gate.c */
 } nsai_ref_back;
@@ -48,20 +48,20 @@ static inline int64_t nsai_ref_sum_rows(const nsai_ref_problem *problem, int sum
   return sum == NSAI_REF_CMP_SUM ? s->blocks[s->count] : s->kv[s->count];
 }
 
-/* Rounds a result into an output, or its sum with what that holds. */
+/* Rounds a result into an output, or adds it to the output's value and rounds. */
 static inline void nsai_ref_grad(const nsai_ref_back *back, const nsa_tensor *x, int64_t offset,
                                  double value) {
   nsai_ref_store(x, offset, back->grads->accumulate ? nsai_ref_load(x, offset) + value : value);
 }
 
-/* Rounds rows, `row` doubles apart, into the last two dimensions of an output from offset `at` on.
- * An absent output is fine. */
+/* Rounds rows, `row` doubles apart, into the last two dimensions of an output, starting at
+ * offset `at`. An absent output is allowed. */
 void nsai_ref_grad_rows(const nsai_ref_back *back, const nsa_tensor *x, int64_t at, int64_t rows,
                         const double *values, int64_t row);
 
 /* ---- backward_attend.c ---- */
 
-/* One (token, KV group): adds to the sums, fills its d_gates and d_q. */
+/* One (token, KV group): adds to the sums and fills its d_gates and d_q. */
 void nsai_ref_attend_back(const nsai_ref_back *back, int worker, int64_t token, int64_t group);
 
 /* ---- backward_phi.c ---- */
@@ -71,14 +71,15 @@ bool nsai_ref_phi_needs(const nsai_ref_back *back, int side);
 
 nsa_status nsai_ref_phi_back_prepare(nsai_ref_back *back);
 
-/* From the compressed sums to the raw ones and to phi's weights, or to d_kv.k_cmp and v_cmp. */
+/* From the gradients of the compressed blocks to those of the raw tokens and of phi's weights,
+ * or to d_kv.k_cmp and v_cmp. */
 void nsai_ref_phi_back(nsai_ref_back *back);
 
 /* ---- backward_gate.c ---- */
 
 nsa_status nsai_ref_gate_back_prepare(nsai_ref_back *back);
 
-/* From d_gates to the weights, logits, or the gate MLP. */
+/* From d_gates to the gradients of the weights, the logits, or the gate MLP. */
 void nsai_ref_gate_back(nsai_ref_back *back);
 
 #endif /* NSAI_REFERENCE_BACKWARD_H */

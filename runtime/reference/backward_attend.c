@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Gradients of the attention of one (token, KV group): the probabilities of the forward again, then
- * per branch the formulas of include/nsa/backward.h as products over tiles of keys.
+ * Gradients of the attention of one (token, KV group): recomputes the probabilities of the
+ * forward, then evaluates for each branch the formulas of include/nsa/backward.h as products
+ * over tiles of keys.
  */
 #include "reference/backward.h"
 
@@ -22,7 +23,7 @@ static int64_t heads_of(const nsai_ref_problem *problem) {
   return problem->model->heads / problem->model->kv_heads;
 }
 
-/* The group's d_o as it is, and q by heads. */
+/* Loads the group's d_o unchanged, and q by heads. */
 static void load_rows(const nsai_ref_back *back, const nsai_ref_scratch *scratch,
                       nsai_ref_back_scratch *own, int64_t token, int64_t group) {
   const nsai_ref_problem *problem = back->problem;
@@ -110,7 +111,7 @@ static void d_probabilities(const branch_back *b) {
   }
 }
 
-/* What P and dS of all keys add to d_q, d_k and d_v. */
+/* Adds the contributions of P and dS of all keys to d_q, d_k and d_v. */
 static void add_products(const branch_back *b) {
   const nsai_model *g = b->back->problem->model;
   int64_t first = 0, lanes = b->back->problem->lanes;
@@ -140,7 +141,7 @@ static double gate_head(const branch_back *b, int64_t h, double gate, const doub
   return sum;
 }
 
-/* A branch; `gates` and `d_gates` are those of the group's first head for it. */
+/* One branch; `gates` and `d_gates` point to the values of the group's first head for it. */
 static void run_branch(const branch_back *b, int branch, const double *gates, double *d_gates) {
   const nsai_ref_problem *problem = b->back->problem;
   nsai_ref_scratch *scratch = b->scratch;

@@ -7,7 +7,7 @@
 
 #include <string.h>
 
-/* Memory of the gate MLP; rows are rounded up to lanes but for x's. */
+/* Memory of the gate MLP; rows are rounded up to lanes, except those of x. */
 typedef struct buffers {
   double *x;                 /* [SLAB, C] */
   double *inputs, *hidden;   /* [SLAB, H]: before and after the activation */
@@ -65,7 +65,7 @@ static void run_hidden(const nsai_ref_problem *problem, const buffers *b, int64_
   nsai_ref_activate(g->gate_activation, b->hidden, values);
 }
 
-/* Both layers back for `count` rows, whose gradient at the logits is d_y. */
+/* Backpropagates through both layers for `count` rows, whose gradient at the logits is d_y. */
 static void layers_back(const nsai_ref_problem *problem, const buffers *b, int64_t count,
                         const double *d_y) {
   const nsai_model *g = problem->model;
@@ -140,7 +140,7 @@ void nsai_ref_gate_back(nsai_ref_back *back) {
   const nsai_model *g = back->problem->model;
   const nsai_ref_sequences *sequences = &back->problem->sequences;
   int64_t tokens = sequences->q[sequences->count], count = tokens * nsai_ref_gate_row(g);
-  /* Through the sigmoid; the logit of a row without keys may be anything. */
+  /* Through the sigmoid. The logit of a row without keys may be any value. */
   if (g->gate != NSAI_GATE_WEIGHTS)
     for (int64_t i = 0; i < count; i++)
       if (back->d_gates[i] != 0) back->d_gates[i] *= back->gates[i] * (1 - back->gates[i]);

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Gradients through phi: from those of the compressed blocks to the raw tokens', which blocks share,
- * and to the weights'.
+ * Gradients through phi: from the compressed blocks to the raw tokens, which blocks share, and
+ * to the weights.
  */
 #include "base/math.h"
 #include "reference/backward.h"
@@ -10,27 +10,27 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK 32 /* blocks whose layers run at once */
+#define CHUNK 32 /* blocks whose layers are computed together */
 #define SIDES 2
 
 /* One KV head of K or V. */
 typedef struct side {
   const nsai_ref_back *back;
   nsai_ref_phi_input input;
-  const nsa_phi_side *out;    /* gradients wanted */
+  const nsa_phi_side *out;    /* requested gradients */
   const nsa_tensor *external; /* the same with phi external */
   double *d_cmp, *d_raw;      /* rows of this head; NULL: none */
   int64_t head, row;          /* row: D rounded up to lanes */
   int64_t blocks;             /* 0 where d_cmp is NULL */
 } side;
 
-/* One worker's doubles; rows are rounded up to lanes but for x's. */
+/* One worker's doubles; rows are rounded up to lanes, except those of x. */
 typedef struct buffers {
   double *x, *d_x;           /* [CHUNK, l * D] */
   double *inputs, *hidden;   /* [CHUNK, H]: before and after the activation */
   double *d_hidden;          /* [CHUNK, H] */
   double *weights;           /* [WEIGHT_ROWS, H] */
-  double *w1_back, *w2_back; /* [H or D, l * D], [D, H]; linear has w in the place of w1 */
+  double *w1_back, *w2_back; /* [H or D, l * D], [D, H]; a linear phi has w instead of w1 */
   double *d_w1, *d_w2;       /* [l * D, H or D], [H, D] */
   double *d_b1, *d_b2;       /* [H or D], [D] */
   double *d_pe, *pe;         /* [l, D], [D] */
@@ -124,7 +124,7 @@ static void mean_back(const side *s) {
   }
 }
 
-/* Rows of the output that hold no block get 0. */
+/* Rows of the output that contain no block become 0. */
 static void external_back(const side *s) {
   const nsa_tensor *out = s->external;
   const nsai_ref_sequences *sequences = &s->back->problem->sequences;
@@ -140,7 +140,8 @@ static void external_back(const side *s) {
   }
 }
 
-/* d_hidden of a chunk, before the activation, and what the second layer's weights get. */
+/* Computes d_hidden of a chunk (before the activation) and the gradients of the second layer's
+ * weights. */
 static void second_layer_back(const side *s, const buffers *b, int64_t first, int64_t count) {
   const nsai_ref_problem *problem = s->back->problem;
   const nsai_model *g = problem->model;
@@ -172,7 +173,7 @@ static void second_layer_back(const side *s, const buffers *b, int64_t first, in
   nsai_ref_activate_back(g->phi_activation, b->inputs, b->d_hidden, count * h_row);
 }
 
-/* What a block's d_x adds to the raw tokens and to pe. */
+/* Adds a block's d_x to the raw tokens and to pe. */
 static void add_block(const side *s, const buffers *b, nsai_ref_block block, const double *d_x) {
   int64_t dim = s->input.dim;
   for (int64_t r = 0; r < s->back->problem->model->block; r++) {

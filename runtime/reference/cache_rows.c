@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Where tokens and compressed blocks lie: packed one sequence behind the other, or in a cache. There a
- * compressed block has its place in the page of its last token e = i*d + l - 1, slot (e mod P) / d: a
- * page's entries depend on nothing but the tokens up to its end.
+ * Finds tokens and compressed blocks: packed one sequence after the other, or in a cache. In a
+ * cache a compressed block is stored in the page of its last token e = i*d + l - 1, at slot (e
+ * mod P) / d. The entries of a page thus depend only on tokens up to the page's end.
  *
  *   P 16, d 4, l 8        page 0               page 1
  *   tokens           0 1 2 3 .. 14 15    16 17 .. 19 .. 31
@@ -17,7 +17,7 @@ static int64_t slot_of(const nsa_batch *batch, int64_t sequence) {
   return batch->slots.data ? nsai_ref_load_i32(&batch->slots, sequence) : sequence;
 }
 
-/* Page `index` of a sequence, by whichever form its list has. */
+/* Page `index` of a sequence, from a block table or a list of pages. */
 static int64_t page_of(const nsa_batch *batch, int64_t sequence, int64_t index) {
   const nsa_tensor *table = &batch->block_table;
   if (table->data) return nsai_ref_load_i32(table, sequence * table->stride[0] + index);

@@ -1,9 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * phi: raw keys and values to compressed ones. Block i of a sequence covers its tokens
- * [i*d, i*d + l). The result is float64 [Hkv, blocks of all sequences, D], not rounded. Compressed
- * keys that the caller has, as its own or in a cache, are widened to the same.
+ * phi: from raw keys and values to compressed ones. Block i of a sequence contains its tokens
+ * [i*d, i*d + l). The result is float64 [Hkv, blocks of all sequences, D], not rounded.
+ * Compressed keys that the caller supplies, packed or in a cache, are widened to the same form.
  */
 #include "base/math.h"
 #include "reference/internal.h"
@@ -12,12 +12,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK 32 /* blocks of one item: the weights are widened once for them */
+#define CHUNK 32 /* blocks per work item: weights are widened once for all of them */
 
 /* One of K and V. */
 typedef struct side {
   const nsai_ref_problem *problem;
-  bool load;                         /* from `stored`, not by phi */
+  bool load;                         /* read from `stored` instead of computing phi */
   const nsa_tensor *source, *stored; /* raw tokens; compressed ones of the caller */
   const nsa_phi_side *phi;
   int64_t dim;
@@ -59,7 +59,7 @@ nsai_ref_block nsai_ref_find_block(const nsai_ref_problem *problem, int64_t at) 
   return (nsai_ref_block){ s, sequences->first[s] + at - sequences->blocks[s] };
 }
 
-/* Where token r of a block lies in the source. */
+/* The offset of token r of a block in the source. */
 static int64_t token_at(const side *self, nsai_ref_block block, int64_t r, int64_t head) {
   int64_t position = block.index * self->problem->model->stride + r;
   return nsai_ref_token_at(self->problem, self->source, NSA_CMP, block.sequence, position, head);
@@ -189,7 +189,7 @@ static nsa_status run_side(side *self, double **out) {
   const nsai_model *g = problem->model;
   int64_t blocks = problem->sequences.blocks[problem->sequences.count];
   int64_t row = g->kv_heads * self->dim;
-  /* The sequences of a cache may share memory, so that nothing bounds the sum of their blocks. */
+  /* The sequences of a cache may share memory, so no tensor size bounds the sum of their blocks. */
   if (blocks > INT64_MAX / 16 / row) return nsai_fail_nomem("compressed keys in float64", SIZE_MAX);
   int64_t size = row * blocks, items = g->kv_heads * chunks_of(problem);
   int workers = nsai_ref_worker_count(problem->threads, items);

@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The whole forward and the dense baseline, for all rows into tensors or for a list of rows into
- * float64: the same computation, with two ways out.
+ * The complete forward and the dense baseline. One computation has two kinds of output: tensors
+ * for all rows, or float64 for a list of rows.
  */
 #include "base/math.h"
 #include "reference/internal.h"
@@ -10,7 +10,8 @@
 
 #include <math.h>
 
-/* One call. An item is a slab of NSAI_REF_SLAB tokens, or of as many rows of the list. */
+/* State of one call. A work item is a slab of NSAI_REF_SLAB tokens, or of as many rows of the
+ * list. */
 typedef struct run {
   nsai_ref_problem *problem;
   const nsai_reference_rows *rows; /* NULL: all tokens, into io's tensors */
@@ -19,14 +20,15 @@ typedef struct run {
   int64_t count;             /* tokens or rows */
 } run;
 
-/* Element e of head h's output: dense, or the gated sum of the branches that ran. */
+/* Element e of head h's output: dense attention, or the gated sum of the branches that ran. */
 static double output_of(const run *self, const nsai_ref_scratch *scratch, const double *gates,
                         int64_t h, int64_t e) {
   const nsai_ref_problem *problem = self->problem;
   int64_t at = e * problem->lanes + h;
   if (self->dense) return scratch->out[0][at];
   double sum = 0;
-  for (int b = 0; b < NSA_BRANCHES; b++) /* without keys the row may be padded, its gate anything */
+  /* a row without keys may be padding whose gate has any value */
+  for (int b = 0; b < NSA_BRANCHES; b++)
     if (problem->run[b] && scratch->lse[b][h] != -INFINITY) sum += gates[b] * scratch->out[b][at];
   return sum;
 }
@@ -120,7 +122,7 @@ static nsa_status execute(run *self) {
   const nsa_io *io = problem->io;
   bool probed = !self->dense && !self->rows && io->probe_rows.data && io->probe_importance.data;
   bool want_v = problem->run[NSA_CMP];
-  /* A caller's k_cmp and v_cmp are filled whatever branches run; those of a cache are read. */
+  /* The caller's k_cmp and v_cmp are filled whatever branches run; those of a cache are inputs. */
   bool stored = !self->dense && !self->rows && !problem->cache &&
                 problem->model->phi != NSAI_PHI_EXTERNAL &&
                 (io->kv.k_cmp.data || io->kv.v_cmp.data);

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Gates of a slab of tokens: given weights, sigmoid of given logits, or the gate MLP.
+ * Gates of a slab of tokens: given weights, the sigmoid of given logits, or the gate MLP.
  */
 #include "reference/internal.h"
 #include "reference/tensor.h"

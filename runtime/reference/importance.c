@@ -1,8 +1,9 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Importance of selection blocks: the compressed branch's probabilities, summed over the heads of
- * the group, each compressed block counted once per stride that it shares with a selection block.
+ * Importance of selection blocks: the probabilities of the compressed branch, summed over the
+ * heads of the group. Each compressed block counts once for every stride that it shares with a
+ * selection block.
  *
  *   strides of d      0   1   2   3   4   5   6   7
  *   compressed 0     [-----]                            l/d = 2 strides
@@ -40,12 +41,12 @@ void nsai_ref_importance(const nsai_ref_problem *problem, nsai_ref_scratch *scra
     const double *row = scratch->scores + i * problem->lanes;
     double sum = 0;
     for (int64_t h = 0; h < heads; h++) sum += row[h] * scratch->inverse[h];
-    /* A visible block ends at t or before, so that its last stride lies in a candidate. */
+    /* A visible block ends at or before t, so its last stride is in a candidate. */
     for (int64_t s = 0; s < strides; s++) scratch->importance[(i + s) / per_block] += sum;
   }
 }
 
-/* Importance rows are wanted as float64 or in io->probe_importance. */
+/* A request for importance rows, as float64 or in io->probe_importance. */
 typedef struct probe {
   const nsai_ref_problem *problem;
   nsai_ref_scratch *scratch;

@@ -1,12 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What the files of the CPU device share: the problem of one call, the sequences of its batch, the
- * compressed keys, a thread's scratch, and the steps over one (token, KV group).
+ * What the files of the CPU device share: the problem of one call, the sequences of its batch,
+ * the compressed keys, a thread's scratch memory, and the steps for one (token, KV group).
  *
- * A call builds one nsai_ref_problem, which is read-only while threads run. Work is cut into items
- * of a fixed size, and an item's result depends on nothing but its inputs: hence the independence
- * of the thread count. All heads of a KV group go together, as the lanes of vectors:
+ * A call builds one nsai_ref_problem, which is read-only while threads run. Work is divided into
+ * items of a fixed size, and an item's result depends only on its inputs, so results do not
+ * depend on the number of threads. The heads of a KV group are processed together, as the lanes
+ * of vectors:
  *
  *   scores [keys, lanes] = K [keys, Dk] . q [Dk, lanes]       lanes = G rounded up to 8, the rest 0
  *   out    [Dv, lanes]   = V^T [Dv, keys] . scores [keys, lanes]
@@ -23,14 +24,14 @@
 
 typedef void (*nsai_ref_item_fn)(void *context, int worker, int64_t item);
 
-/* How many workers `threads` and the number of items come to: at least 1. */
+/* Number of workers for this many threads and items: at least 1. */
 int nsai_ref_worker_count(int threads, int64_t items);
 
-/* Runs items 0 .. items-1 on `workers` threads, the caller's included, and returns when all are
- * done. `worker` tells the item which scratch is its own. */
+/* Runs items 0 .. items-1 on `workers` threads, including the caller's, and returns when all are
+ * done. `worker` tells the item which scratch memory to use. */
 void nsai_ref_parallel(int workers, int64_t items, nsai_ref_item_fn run, void *context);
 
-/* ---- multiply.c: the two functions that the time goes into ---- */
+/* ---- multiply.c: the two functions that take most of the time ---- */
 
 #define NSAI_REF_LANES 8 /* doubles of one AVX-512 register */
 
@@ -51,7 +52,8 @@ typedef struct nsai_ref_ops {
   void (*widen)(int32_t dtype, const void *source, int64_t count, double *target);
 } nsai_ref_ops;
 
-/* The forms that this processor runs, by speed: rank 0 the fastest, NULL beyond the last. */
+/* The implementations that this processor can run, by speed: rank 0 is the fastest, NULL after
+ * the last. */
 const nsai_ref_ops *nsai_ref_ops_get(int rank);
 
 static inline int64_t nsai_ref_lanes(int64_t count) {
@@ -60,14 +62,14 @@ static inline int64_t nsai_ref_lanes(int64_t count) {
 
 /* ---- sequence.c ---- */
 
-/* How the rows fall into sequences. Arrays of count + 1, one allocation that `q` owns. With a cache
- * `kv` counts tokens that lie elsewhere: cache_rows.c finds them. */
+/* How the rows are divided into sequences. Arrays of count + 1 in one allocation that `q` owns.
+ * With a cache `kv` only counts tokens; cache_rows.c locates them. */
 typedef struct nsai_ref_sequences {
   int64_t count;
   int64_t *q, *kv; /* first token of each sequence in q and in the KV tensors */
-  int64_t *blocks; /* compressed blocks that this call reads or makes, packed without gaps */
-  int64_t *first;  /* which block of its sequence the first of them is: 0, but for an append */
-  int64_t *stored; /* first compressed block in io.kv.k_cmp and v_cmp; not with a cache */
+  int64_t *blocks; /* compressed blocks that this call reads or writes, packed without gaps */
+  int64_t *first;  /* index of the first of them within its sequence: 0 except in an append */
+  int64_t *stored; /* first compressed block in io.kv.k_cmp and v_cmp; not used with a cache */
   int64_t max_kv;  /* longest sequence, KV tokens */
   int64_t max_cmp; /* most compressed blocks of a sequence */
 } nsai_ref_sequences;
@@ -75,22 +77,21 @@ typedef struct nsai_ref_sequences {
 nsa_status nsai_ref_sequences_init(nsai_ref_sequences *sequences, const nsai_model *model,
                                    const nsa_batch *batch, const nsa_io *io);
 
-/* The sequences of a batch over a cache, of `tokens` rows of q. The blocks are those of all its
- * tokens, or with `appends` those that the new tokens complete. */
+/* The sequences of a batch over a cache, with `tokens` rows of q. The blocks are those of all
+ * its tokens; with `appends`, those that the new tokens complete. */
 nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences, const nsai_model *model,
                                           const nsa_batch *batch, int64_t tokens, bool appends);
 void nsai_ref_sequences_fini(nsai_ref_sequences *sequences);
 
-/* A query row: its sequence and its position there; t < 0 has no keys, nor has a row beyond the
- * last sequence. */
+/* A query row: its sequence and its position in it. A row with t < 0 has no keys, nor has a row
+ * after the last sequence. */
 typedef struct nsai_ref_position {
   int64_t sequence, t;
 } nsai_ref_position;
 
 nsai_ref_position nsai_ref_sequences_find(const nsai_ref_sequences *sequences, int64_t token);
 
-/* The sequence of element `at` of ascending `starts` [count + 1]; empty sequences are passed over.
- */
+/* The sequence of element `at`, from ascending `starts` [count + 1]; skips empty sequences. */
 int64_t nsai_ref_sequence_of(const int64_t *starts, int64_t count, int64_t at);
 
 /* ---- problem.c: the problem of one call ---- */
@@ -103,8 +104,8 @@ typedef struct nsai_ref_problem {
   const nsai_ref_ops *ops;
   int32_t selection;
   bool run[NSA_BRANCHES];
-  bool select;   /* by the library: needs the importance */
-  bool gated;    /* o is wanted */
+  bool select;   /* the library selects blocks: needs the importance */
+  bool gated;    /* o is requested */
   double scale;  /* of the softmax */
   int64_t lanes; /* of a KV group */
   nsai_ref_sequences sequences;
@@ -112,36 +113,36 @@ typedef struct nsai_ref_problem {
   int threads;
 } nsai_ref_problem;
 
-/* Fills what every call needs. `problem` is zero before, but for `cache`; fini is right after a
- * failure too. */
+/* Initialises what every call needs. `problem` must be zero except for `cache`.
+ * nsai_ref_problem_fini is valid after a failure too. */
 nsa_status nsai_ref_problem_init(nsai_ref_problem *problem, const nsai_model *model,
                                  const nsa_batch *batch, const nsa_io *io, int threads);
 void nsai_ref_problem_fini(nsai_ref_problem *problem);
 
-/* Fills which branches run: bit b, 0: all that the model has. */
+/* Sets which branches run: bit b is branch b; 0: all that the model has. */
 void nsai_ref_problem_run(nsai_ref_problem *problem, uint32_t branches);
 
-/* The most keys that a branch of this call sees. */
+/* The largest number of keys that a branch of this call reads. */
 int64_t nsai_ref_most_keys(const nsai_ref_problem *problem);
 
-/* Fills all but the sequences. */
+/* Initialises everything except the sequences. */
 void nsai_ref_problem_begin(nsai_ref_problem *problem, const nsai_model *model,
                             const nsa_batch *batch, const nsa_io *io, int threads);
 
-/* ---- cache_rows.c: where a token lies, as offsets in elements ---- */
+/* ---- cache_rows.c: offsets of tokens, in elements ---- */
 
 /* KV head `head` of the token at `position` of a sequence, in `x`: K or V of pair `pair`. */
 int64_t nsai_ref_token_at(const nsai_ref_problem *problem, const nsa_tensor *x, int pair,
                           int64_t sequence, int64_t position, int64_t head);
 
-/* The same of compressed block `block` in `x`, K or V of a cache. */
+/* The same for compressed block `block` in `x`, K or V of a cache. */
 int64_t nsai_ref_entry_at(const nsai_ref_problem *problem, const nsa_tensor *x, int64_t sequence,
                           int64_t block, int64_t head);
 
 /* ---- scratch.c: a thread's memory ---- */
 
 #define NSAI_REF_TILE 32 /* keys widened at once: a tile of D 192 and the group's q fit into L2 */
-#define NSAI_REF_SLAB 16 /* rows of one item: gate weights are widened once for them */
+#define NSAI_REF_SLAB 16 /* rows of one work item: gate weights are widened once for all of them */
 
 typedef struct nsai_ref_range {
   int64_t begin, end; /* tokens or compressed blocks, within the sequence */
@@ -161,17 +162,17 @@ typedef struct nsai_ref_scratch {
   int32_t *idx;                                /* [n] */
 } nsai_ref_scratch;
 
-/* Allocates the scratch of `workers` threads, an array, zeroed; destroy takes NULL.
- * `keys`: the most keys that a branch sees. */
+/* Allocates an array with the zeroed scratch of `workers` threads; destroy accepts NULL. `keys`:
+ * the largest number of keys that a branch reads. */
 nsa_status nsai_ref_scratch_create(const nsai_ref_problem *problem, int64_t keys, int workers,
                                    nsai_ref_scratch **out);
 void nsai_ref_scratch_destroy(nsai_ref_scratch *scratch);
 
-/* `count` doubles on a cache line boundary, zeroed; NULL without memory. Freed with free. */
+/* `count` zeroed doubles on a cache line boundary; NULL without memory. Free with free. */
 double *nsai_ref_doubles(int64_t count);
 
-/* Hands out the next `count` doubles of `memory` on a cache line boundary and adds them to `used`;
- * with memory NULL it only counts, so that one layout gives both size and pointers. */
+/* Returns the next `count` doubles of `memory` on a cache line boundary and adds them to `used`.
+ * With memory NULL it only counts, so that one layout function gives both size and pointers. */
 double *nsai_ref_take(double *memory, int64_t *used, int64_t count);
 
 /* ---- compress.c ---- */
@@ -182,14 +183,14 @@ nsa_status nsai_ref_compress(nsai_ref_problem *problem, bool want_v);
 /* Fills problem->k_cmp (and v_cmp) from the cache. */
 nsa_status nsai_ref_compress_load(nsai_ref_problem *problem, bool want_v);
 
-/* One of K and V on its way through phi. */
+/* K or V as an input of phi. */
 typedef struct nsai_ref_phi_input {
   const nsa_tensor *source; /* raw tokens */
   const nsa_phi_side *phi;
   int64_t dim;
 } nsai_ref_phi_input;
 
-/* A block: its sequence, and its index there. */
+/* A block: its sequence, and its index within it. */
 typedef struct nsai_ref_block {
   int64_t sequence, index;
 } nsai_ref_block;
@@ -201,7 +202,7 @@ nsai_ref_block nsai_ref_find_block(const nsai_ref_problem *problem, int64_t at);
 void nsai_ref_gather_block(const nsai_ref_problem *problem, const nsai_ref_phi_input *input,
                            nsai_ref_block block, int64_t head, double *x, double *pe);
 
-/* Rounds k_cmp and v_cmp into those of io's that are present. */
+/* Rounds k_cmp and v_cmp into the tensors of io that are present. */
 void nsai_ref_compress_store(const nsai_ref_problem *problem);
 
 /* ---- project.c: dense products with weights in storage dtype ---- */
@@ -223,7 +224,7 @@ typedef struct nsai_ref_projection {
 /* y = x . weights + bias */
 void nsai_ref_project(const nsai_ref_projection *projection);
 
-/* What a layer's gradients are made from and go to; NULL: not wanted. Sums are added to. */
+/* Inputs and outputs of a layer's gradients; NULL: not wanted. Sums are added to the outputs. */
 typedef struct nsai_ref_projection_back {
   const nsai_ref_ops *ops;
   int64_t rows, in, out;
@@ -239,7 +240,7 @@ typedef struct nsai_ref_projection_back {
 /* d_x = d_y . weights^T, d_weights += x^T . d_y, d_bias += sum of d_y's rows */
 void nsai_ref_project_back(const nsai_ref_projection_back *layer);
 
-/* Widens weights [.., in, out] of `head` to [out, in rounded up to lanes]; `out` is zero before. */
+/* Widens weights [.., in, out] of `head` to [out, in rounded up to lanes]; `out` must be zero. */
 void nsai_ref_transpose(const nsa_tensor *weights, int64_t head, double *out);
 
 /* gradient [count] *= act'(inputs [count]) */
@@ -252,11 +253,11 @@ double nsai_ref_sigmoid(double value);
 
 /* ---- attend.c ---- */
 
-/* Keys and values of one (sequence, KV head), in storage dtype or already widened. */
+/* Keys and values of one (sequence, KV head), in storage dtype or widened. */
 typedef struct nsai_ref_keys {
   const nsa_tensor *k, *v; /* read when k64 is NULL */
-  int branch;              /* that reads them */
-  int pair;                /* which of io.kv's pairs they are */
+  int branch;              /* the branch that reads them */
+  int pair;                /* their pair in io.kv */
   int64_t sequence, head;  /* KV head */
   const double *k64, *v64; /* [keys, D] without gaps */
 } nsai_ref_keys;
@@ -265,9 +266,9 @@ typedef struct nsai_ref_keys {
 void nsai_ref_load_query(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
                          int64_t group);
 
-/* Leaves exp(score - max) of all keys of `ranges` in scratch->scores, the sums' reciprocals in
- * scratch->inverse, and the log-sum-exp in `lse`. Returns the number of keys; with none, lse is
- * -inf. */
+/* Writes exp(score - max) of all keys of `ranges` to scratch->scores, the reciprocals of the
+ * sums to scratch->inverse, and the log-sum-exp to `lse`. Returns the number of keys; without
+ * keys, lse is -inf. */
 int64_t nsai_ref_probabilities(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                                const nsai_ref_keys *keys, int64_t range_count, double *lse);
 
@@ -280,14 +281,15 @@ const double *nsai_ref_widen_rows(const nsai_ref_problem *problem, nsai_ref_scra
                                   const nsai_ref_keys *keys, const nsa_tensor *source, int64_t dim,
                                   nsai_ref_range rows);
 
-/* The next tile of at most TILE keys of a range, from *begin on; false at its end. */
+/* The next tile of at most TILE keys of a range, starting at *begin; false at its end. */
 bool nsai_ref_next_tile(const nsai_ref_range *range, int64_t *begin, nsai_ref_range *tile);
 
-/* All branches of one (token, KV group) into scratch->out, lse and, where selected, idx. */
+/* Computes all branches of one (token, KV group) into scratch->out, lse and, with selection,
+ * idx. */
 void nsai_ref_attend(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t token,
                      nsai_ref_position position, int64_t group);
 
-/* Dense causal attention of the same into scratch->out[0], lse[0]. */
+/* Computes dense causal attention of one (token, KV group) into scratch->out[0], lse[0]. */
 void nsai_ref_attend_dense(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                            int64_t token, nsai_ref_position position, int64_t group);
 
@@ -300,12 +302,12 @@ nsai_ref_keys nsai_ref_compressed_keys(const nsai_ref_problem *problem, int64_t 
 /* How many compressed blocks the query at `position` sees. */
 int64_t nsai_ref_visible_blocks(const nsai_ref_problem *problem, nsai_ref_position position);
 
-/* scratch->importance [t / l' + 1] from the compressed branch's probabilities over `visible` blocks
- * in scratch->scores. */
+/* Computes scratch->importance [t / l' + 1] from the compressed branch's probabilities of
+ * `visible` blocks in scratch->scores. */
 void nsai_ref_importance(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int64_t t,
                          int64_t visible);
 
-/* Importance of the rows in io->probe_rows into io->probe_importance. */
+/* Computes the importance of the rows in io->probe_rows into io->probe_importance. */
 void nsai_ref_probe(const nsai_ref_problem *problem, nsai_ref_scratch *scratch, int workers);
 
 /* ---- reads.c ---- */
@@ -321,14 +323,14 @@ typedef struct nsai_ref_reads {
 /* Adds them to io->reads where that is present. Threads may count at once. */
 void nsai_ref_count_reads(const nsai_ref_problem *problem, const nsai_ref_reads *reads);
 
-/* ---- select.c ---- */
+/* Adds them to io->reads if it is present. Threads may count concurrently. */
 
 /* Writes scratch->idx to io->block_idx [T, Hkv, n]. */
 void nsai_ref_store_idx(const nsai_ref_problem *problem, const nsai_ref_scratch *scratch,
                         int64_t token, int64_t group);
 
-/* The token ranges that a row attends to, ascending and apart, into scratch->ranges: from
- * scratch->idx or the caller's blocks or ranges. Returns their number. */
+/* Writes the token ranges that a row attends to, ascending and disjoint, to scratch->ranges:
+ * from scratch->idx or the caller's blocks or ranges. Returns their number. */
 int64_t nsai_ref_selected_ranges(const nsai_ref_problem *problem, nsai_ref_scratch *scratch,
                                  int64_t token, int64_t t, int64_t group);
 

@@ -2,9 +2,9 @@
  * SPDX-License-Identifier: MIT
  *
  * The matrix product and the widening of storage dtypes, written once with compiler vectors
- * (multiply.inc) and compiled for the instruction sets that x86-64 processors have. Each element
- * of a product is one chain of sums over k in ascending order, whatever its place in a block:
- * results do not depend on how rows are grouped.
+ * (multiply.inc) and compiled for several x86-64 instruction sets. Each element of a product is
+ * summed over k in ascending order, whatever its position in a block, so results do not depend
+ * on how rows are grouped.
  */
 #include "reference/internal.h"
 #include "reference/tensor.h"

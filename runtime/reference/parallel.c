@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Threads for one call: started, fed from a counter, joined. Nothing is kept between calls, so that
- * a host may fork, or unload the library, at any time between them.
+ * Threads of one call: they are started, take items from a counter, and are joined. Nothing
+ * persists between calls, so a host may fork or unload the library between them.
  */
 #include "reference/internal.h"
 
@@ -11,7 +11,7 @@
 #include <stdatomic.h>
 #include <unistd.h>
 
-#define MAX_WORKERS 256 /* bounds the array of threads on the stack; far above any gain */
+#define MAX_WORKERS 256 /* bounds an array on the stack; more threads bring no gain */
 
 typedef struct job {
   nsai_ref_item_fn run;
@@ -47,13 +47,13 @@ void nsai_ref_parallel(int workers, int64_t items, nsai_ref_item_fn run, void *c
   job shared = { run, context, items, 0 };
   worker pool[MAX_WORKERS];
   int started = 1;
-  /* The host's signal handlers do not belong onto our threads. */
+  /* The host's signal handlers must not run on these threads. */
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);
   for (; started < workers; started++) {
     pool[started] = (worker){ .job = &shared, .index = started };
-    /* Where the system gives no more threads, those that run do all the work. */
+    /* If the system allows no more threads, those that run do all the work. */
     if (pthread_create(&pool[started].thread, NULL, work, &pool[started])) break;
   }
   pthread_sigmask(SIG_SETMASK, &before, NULL);

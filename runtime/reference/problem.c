@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * What every call of the CPU device sets up first.
+ * Sets up what every call of the CPU device needs.
  */
 #include "base/math.h"
 #include "reference/internal.h"

@@ -1,13 +1,13 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * io.reads: what a decode step reads of the cache, counted where its rows are widened.
+ * io.reads: counts what a decode step reads of the cache, at the place where rows are widened.
  */
 #include "reference/internal.h"
 #include "reference/tensor.h"
 
 static void add(int64_t *counter, int64_t count) {
-  __atomic_fetch_add(counter, count, __ATOMIC_RELAXED); /* threads share a sequence's */
+  __atomic_fetch_add(counter, count, __ATOMIC_RELAXED); /* threads may share a sequence's counter */
 }
 
 void nsai_ref_count_reads(const nsai_ref_problem *problem, const nsai_ref_reads *reads) {

@@ -1,23 +1,23 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The CPU device: every stage and the whole forward in plain C and float64. It is the oracle of the
- * tests, the backend of `device: cpu`, and the tuner's check of a candidate. It shares no code with
- * the kernels.
+ * The CPU device: every stage and the complete forward in plain C and float64. It is the oracle
+ * of the tests, the backend of `device: cpu`, and the reference for the tuner's verification. It
+ * shares no code with the kernels.
  *
  * Rules for all functions:
- * - Tensors and the batch's arrays lie in host memory; float tensors may be f32, bf16 or fp16 with
- *   any outer strides. Values are widened exactly, everything is computed in float64, and a stored
- *   result is rounded once.
- * - Shapes are taken as valid: the API layer checks them.
+ * - Tensors and the batch's arrays are in host memory; float tensors may be f32, bf16 or fp16
+ *   with any outer strides. Values are widened exactly, everything is computed in float64, and a
+ *   stored result is rounded once.
+ * - Shapes are assumed valid: the API layer checks them.
  * - `threads` < 1 means one per processor. Results do not depend on it, bit for bit.
- * - NSA_OK, or NSA_E_NOMEM with nothing written (an append may have written, and can be repeated).
- *   Thread-safe: no state outlives a call.
- * - Memory: the compressed K and V in float64, and per thread the scores of one token and KV group
- *   over the keys of one branch. Nothing is quadratic in the length.
- * - geometry.phi = NSAI_PHI_EXTERNAL makes io.kv.k_cmp and v_cmp inputs. A caller who wants a
- *   kernel's later stages judged on the kernel's own compressed keys passes such a copy.
- * - kv_len of a NULL batch is the first dimension of the first present of io.kv.k.
+ * - NSA_OK, or NSA_E_NOMEM with nothing written (an append may have written, and can be
+ *   repeated). Thread-safe: no state outlives a call.
+ * - Memory: the compressed K and V in float64, and per thread the scores of one token and KV
+ *   group over the keys of one branch. Nothing is quadratic in the length.
+ * - model.phi = NSAI_PHI_EXTERNAL makes io.kv.k_cmp and v_cmp inputs. To verify a kernel's later
+ *   stages on its own compressed keys, pass these.
+ * - kv_len of a NULL batch is the first dimension of the first tensor present in io.kv.k.
  */
 #ifndef NSAI_REFERENCE_REFERENCE_H
 #define NSAI_REFERENCE_REFERENCE_H
@@ -28,19 +28,20 @@
 #include <nsa/backward.h>
 #include <stdbool.h>
 
-/* How a KV cache lies in memory: include/nsa/kv_cache.h. */
+/* How a KV cache is laid out in memory: include/nsa/kv_cache.h. */
 typedef struct nsai_reference_cache {
-  int32_t page_size; /* tokens; 0: a row of the tensors for each sequence */
-  bool window_ring;  /* the window's pair lies in rings */
+  int32_t page_size; /* tokens; 0: no pages, one row of the tensors for each sequence */
+  bool window_ring;  /* the window's pair is stored in rings */
 } nsai_reference_cache;
 
-/* A list of (token, head) rows and where their float64 results go. Rows of one token and KV group
- * that stand next to each other are computed together: sort by token, then head. */
+/* A list of (token, head) rows and the memory for their float64 results. Adjacent rows of one
+ * token and KV group are computed together: sort by token, then head. */
 typedef struct nsai_reference_rows {
   int64_t count;
-  const int64_t *token;           /* [count]: rows of q, over all sequences */
-  const int32_t *head;            /* [count]: query heads */
-  double *o;                      /* [count, Dv], or NULL: not wanted, and then no gates are read */
+  const int64_t *token; /* [count]: rows of q, over all sequences */
+  const int32_t *head;  /* [count]: query heads */
+  /* [count, Dv], or NULL: not wanted, and then the gates are not read */
+  double *o;
   double *o_branch[NSA_BRANCHES]; /* [count, Dv] each, ungated, or NULL */
   double *lse[NSA_BRANCHES];      /* [count] each, or NULL */
 } nsai_reference_rows;
@@ -54,26 +55,27 @@ nsa_status nsai_reference_forward(const nsai_model *model, int32_t selection, ui
                                   const nsa_batch *batch, const nsa_io *io, int threads);
 
 /* Computes the same for a list of rows, in float64, and writes no tensor of io. With
- * NSA_SELECT_BLOCKS the blocks are io->block_idx: so a kernel is judged on its own indices. */
+ * NSA_SELECT_BLOCKS the blocks are io->block_idx, so that a kernel can be verified on the blocks
+ * it selected. */
 nsa_status nsai_reference_forward_rows(const nsai_model *model, int32_t selection,
                                        uint32_t branches, const nsa_batch *batch, const nsa_io *io,
                                        const nsai_reference_rows *rows, int threads);
 
-/* nsa_decode and nsa_prefill: the whole forward over a cache, by the compressed keys that are stored
- * there. phi is not read. */
+/* nsa_decode and nsa_prefill: the complete forward over a cache, using the compressed keys
+ * stored there. phi is not read. */
 nsa_status nsai_reference_cached(const nsai_model *model, const nsai_reference_cache *cache,
                                  int32_t selection, uint32_t branches, const nsa_batch *batch,
                                  const nsa_io *io, int threads);
 
-/* nsa_kv_append: `fresh` tokens into `kv`, and every compressed block that they complete. Where
- * batch->slot_mapping is not -1 it agrees with the page lists. */
+/* nsa_kv_append: writes `new_kv` into `kv`, and every compressed block that these tokens
+ * complete. Where batch->slot_mapping is not -1, it must agree with the page lists. */
 nsa_status nsai_reference_append(const nsai_model *model, const nsai_reference_cache *cache,
                                  const nsa_batch *batch, const nsa_kv *kv, const nsa_kv *new_kv,
                                  const nsa_phi *phi, int threads);
 
-/* nsa_backward. With NSA_SELECT_OWN io->block_idx holds what the forward chose. Other memory than the
- * forward's: the gradients of K and V in float64, and per thread of phi its weights and their
- * gradients. */
+/* nsa_backward. With NSA_SELECT_OWN io->block_idx contains the blocks that the forward selected.
+ * Memory in addition to the forward's: the gradients of K and V in float64, and for each thread
+ * of phi its weights and their gradients. */
 nsa_status nsai_reference_backward(const nsai_model *model, int32_t selection, uint32_t branches,
                                    const nsa_batch *batch, const nsa_io *io, const nsa_grads *grads,
                                    int threads);

@@ -1,7 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * The memory of the threads of one call: allocated before they start, so that they cannot fail.
+ * The memory of the threads of one call. It is allocated before they start, so that they cannot
+ * fail.
  */
 #include "base/math.h"
 #include "reference/internal.h"
@@ -24,7 +25,7 @@ double *nsai_ref_take(double *memory, int64_t *used, int64_t count) {
   return piece;
 }
 
-/* Lays out one thread's doubles and returns how many there are. */
+/* Divides one thread's doubles into arrays and returns how many there are. */
 static int64_t lay_out(const nsai_ref_problem *problem, int64_t keys, double *memory,
                        nsai_ref_scratch *scratch) {
   const nsai_model *g = problem->model;
@@ -56,7 +57,8 @@ nsa_status nsai_ref_scratch_create(const nsai_ref_problem *problem, int64_t keys
   int64_t n = problem->model->select_count > 0 ? problem->model->select_count : 1;
   nsai_ref_scratch sizes;
   int64_t doubles = lay_out(problem, keys, NULL, &sizes);
-  /* One piece: the structs' array with its integers behind it, and the doubles of each thread. */
+  /* Two allocations: the array of structs followed by its integers, and the doubles of all
+   * threads. */
   size_t integers = (size_t)n * (sizeof(nsai_ref_range) + sizeof(int32_t));
   size_t head = (size_t)workers * (sizeof(nsai_ref_scratch) + integers);
   nsai_ref_scratch *all = calloc(1, head);
@@ -80,6 +82,6 @@ nsa_status nsai_ref_scratch_create(const nsai_ref_problem *problem, int64_t keys
 
 void nsai_ref_scratch_destroy(nsai_ref_scratch *scratch) {
   if (!scratch) return;
-  free(scratch[0].q); /* the first piece of the doubles */
+  free(scratch[0].q); /* the start of the second allocation */
   free(scratch);
 }

@@ -1,7 +1,7 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Selection: the top-n of one row, and what a row attends to as a list of token ranges.
+ * Selection: the top-n of one row, and the token ranges that a row attends to.
  */
 #include "base/math.h"
 #include "reference/internal.h"
@@ -11,8 +11,8 @@
 
 static double rank_of(double importance) { return isnan(importance) ? -INFINITY : importance; }
 
-/* Enters block j into the best `capacity` ones, descending; blocks come in ascending order, so that
- * an equal one already there stays ahead. Returns the new count. */
+/* Inserts block j into the list of the best `capacity` ones, in descending order. Blocks arrive
+ * in ascending order, so an equal one already in the list stays ahead. Returns the new count. */
 static int64_t enter(int32_t *best, int64_t count, int64_t capacity, const double *importance,
                      int64_t j) {
   double rank = rank_of(importance[j]);
@@ -41,8 +41,8 @@ void nsai_reference_select_row(const nsai_model *model, int64_t t, const double 
   if (t >= 0) {
     int64_t blocks = t / model->select_block + 1;
     int64_t first = nsai_smaller(model->select_init, blocks);
-    int64_t last = blocks - model->select_local; /* forced from here on */
-    if (last < first) last = first;              /* those that coincide count once */
+    int64_t last = blocks - model->select_local; /* blocks from here on are forced */
+    if (last < first) last = first;              /* blocks forced for both reasons count once */
     int64_t free_places = n - first - (blocks - last);
     for (int64_t j = first; j < last; j++) count = enter(idx, count, free_places, importance, j);
     for (int64_t j = 0; j < first; j++) idx[count++] = (int32_t)j;
@@ -71,13 +71,13 @@ static nsai_ref_range entry(const nsai_ref_problem *problem, const nsai_ref_scra
   return range;
 }
 
-/* Where the caller's row of (token, group) begins; without the Hkv axis it is shared. */
+/* The offset of the caller's row of (token, group); without the Hkv axis all groups share it. */
 static int64_t row_offset(const nsa_tensor *tensor, int with_heads, int64_t token, int64_t group) {
   return tensor->ndim == with_heads ? nsai_ref_offset2(tensor, token, group)
                                     : token * tensor->stride[0];
 }
 
-/* Inserts by begin. Almost always at the end: callers mostly give ascending lists. */
+/* Inserts a range by its begin, nearly always at the end: most callers give ascending lists. */
 static void insert(nsai_ref_range *ranges, int64_t count, nsai_ref_range range) {
   int64_t at = count;
   for (; at > 0 && ranges[at - 1].begin > range.begin; at--) ranges[at] = ranges[at - 1];
@@ -96,7 +96,7 @@ int64_t nsai_ref_selected_ranges(const nsai_ref_problem *problem, nsai_ref_scrat
     nsai_ref_range range = entry(problem, scratch, row, t, i);
     if (range.begin < range.end) insert(scratch->ranges, count++, range);
   }
-  /* Ranges that touch or overlap become one: each token counts once, and tiles stay long. */
+  /* Merges ranges that touch or overlap, so that each token counts once and tiles stay long. */
   for (int64_t i = 0; i < count; i++) {
     nsai_ref_range *last = merged ? &scratch->ranges[merged - 1] : NULL;
     if (last && scratch->ranges[i].begin <= last->end) {

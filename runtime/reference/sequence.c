@@ -1,8 +1,8 @@
 /* SPDX-FileCopyrightText: 2026 the libnsa authors
  * SPDX-License-Identifier: MIT
  *
- * Rows to sequences: one packed view over a batch, a NULL batch, stored compressed keys, and a
- * cache.
+ * Maps rows to sequences: one packed view of a batch, a NULL batch, stored compressed keys, and
+ * a cache.
  */
 #include "base/math.h"
 #include "reference/internal.h"
@@ -18,7 +18,7 @@ static int64_t single_kv_len(const nsa_io *io) {
   return io->q.shape[0];
 }
 
-/* Compressed blocks of sequence s. External ones exist as far as the caller brought them. */
+/* Compressed blocks of sequence s. External ones exist as far as the caller supplied them. */
 static int64_t count_blocks(const nsai_model *model, const nsa_batch *batch, const nsa_io *io,
                             const nsai_ref_sequences *sequences, int64_t s) {
   int64_t count = nsai_block_count(model, sequences->kv[s + 1] - sequences->kv[s]);
@@ -29,7 +29,7 @@ static int64_t count_blocks(const nsai_model *model, const nsa_batch *batch, con
   return end - begin < count ? nsai_larger(end - begin, 0) : count;
 }
 
-/* All arrays, zeroed. */
+/* Allocates all arrays, zeroed. */
 static nsa_status allocate(nsai_ref_sequences *sequences, int64_t count) {
   size_t bytes = (size_t)(count + 1) * 5 * sizeof(int64_t);
   int64_t *memory = calloc(1, bytes);
@@ -78,7 +78,8 @@ nsa_status nsai_ref_sequences_init_cached(nsai_ref_sequences *sequences, const n
     q[s + 1] =
         batch->cu_q.data ? nsai_ref_load_i32(&batch->cu_q, s + 1) : (s + 1) * (tokens / count);
     int64_t old =
-        nsai_larger(kv_len - (q[s + 1] - q[s]), 0); /* rows may stand before the sequence */
+        /* rows may come before the sequence's first token */
+        nsai_larger(kv_len - (q[s + 1] - q[s]), 0);
     sequences->kv[s + 1] = sequences->kv[s] + kv_len;
     if (appends) sequences->first[s] = nsai_block_count(model, old);
     add_blocks(sequences, s, nsai_block_count(model, kv_len) - sequences->first[s]);
